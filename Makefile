@@ -1,0 +1,3 @@
+.PHONY: native
+native:
+	@scripts/build_native.sh

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Builds sok/_native/libsok_ops.so for the TensorFlow of $PYTHON (default: .venv's, or else python3).
+# Needs: g++, make. cmake is taken from beside $PYTHON, or else from PATH. Incremental.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+if [[ -z "${PYTHON:-}" ]]; then
+  PYTHON=python3
+  [[ -x .venv/bin/python ]] && PYTHON="$PWD/.venv/bin/python"
+fi
+PYTHON=$(command -v "$PYTHON")
+
+CMAKE="$(dirname "$PYTHON")/cmake"
+[[ -x "$CMAKE" ]] || CMAKE=$(command -v cmake) || {
+  echo "cmake was not found. Install it: $PYTHON -m pip install 'cmake<4'" >&2
+  exit 1
+}
+
+build=build/native
+# Another Python or TensorFlow means other headers: configure again. (Metadata only, so this takes no time.)
+identity="$PYTHON $("$PYTHON" -c 'from importlib.metadata import version; print(version("tensorflow"))' 2>/dev/null || echo none)"
+if [[ ! -f $build/Makefile || "$(cat $build/identity 2>/dev/null)" != "$identity" ]]; then
+  mkdir -p $build
+  rm -f $build/CMakeCache.txt
+  "$CMAKE" -S . -B $build -G "Unix Makefiles" -DPython3_EXECUTABLE="$PYTHON" -DSOK_CUDA="${SOK_CUDA:-OFF}"
+  echo "$identity" > $build/identity
+fi
+
+# One TensorFlow op file takes about 1.5 GB to compile.
+jobs=${SOK_BUILD_JOBS:-$(nproc)}
+memory_gb=$(awk '/MemAvailable/ {print int($2 / 1048576)}' /proc/meminfo)
+limit=$((memory_gb * 2 / 3))
+((limit < 1)) && limit=1
+((jobs > limit)) && jobs=$limit
+"$CMAKE" --build $build -j "$jobs"
+echo "built $(pwd)/sok/_native/libsok_ops.so"
