@@ -16,6 +16,9 @@ CMAKE="$(dirname "$PYTHON")/cmake"
   exit 1
 }
 
+# Under make these would change how the inner make prints and counts its jobs.
+unset MAKEFLAGS MAKELEVEL MFLAGS
+
 build=build/native
 # Another Python or TensorFlow means other headers: configure again. (Metadata only, so this takes no time.)
 identity="$PYTHON $("$PYTHON" -c 'from importlib.metadata import version; print(version("tensorflow"))' 2>/dev/null || echo none)"

@@ -1,0 +1,117 @@
+"""The only file that loads the native library; everything else asks `lib()` for it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+LIBRARY_NAME = "libsok_ops.so"
+BUILD_INFO_NAME = "build_info.json"
+
+_NATIVE_DIR = Path(__file__).resolve().parent / "_native"
+_GRADIENTS_MODULE = "sok._gradients"
+
+# Reentrant: the gradient module may call lib() while lib() imports it.
+_lock = threading.RLock()
+_library: Any = None
+_is_ready = False
+
+
+class NativeLibraryError(ImportError):
+    """The native library is missing, broken, or built for another TensorFlow. The message says how to fix it."""
+
+
+def lib() -> Any:
+    """Returns the module of native ops, loading the library and registering its gradients on the first call.
+
+    Op `Sok>TableLookup` is its function `sok_table_lookup`, and so on. Safe from several threads.
+
+    Raises:
+        NativeLibraryError: the library is missing, cannot be loaded, or was built for another TensorFlow
+            (major.minor). A subclass of `ImportError`.
+
+    Example:
+        >>> from sok import _ops
+        >>> _ops.lib() is _ops.lib()
+        True
+    """
+    global _library, _is_ready
+    # Callers without the lock must not see the library before its gradients are registered.
+    if _is_ready:
+        return _library
+    with _lock:
+        if _library is None:
+            _library = _load()
+            try:
+                importlib.import_module(_GRADIENTS_MODULE)
+            except BaseException:
+                _library = None
+                raise
+            _is_ready = True
+        return _library
+
+
+def library_path() -> Path:
+    """Where the native library is expected, whether it exists or not."""
+    return _NATIVE_DIR / LIBRARY_NAME
+
+
+def build_info() -> dict[str, Any] | None:
+    """What the native library was built with, or None if that is not recorded.
+
+    Returns:
+        `sok_version`, `tensorflow_version`, `tensorflow_git_version`, `cxx11_abi`, `compiler`, `system`,
+        `git_version` and `date`, as the build wrote them.
+    """
+    try:
+        return json.loads((_NATIVE_DIR / BUILD_INFO_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def remedy() -> str:
+    """How to get a native library that fits, for this kind of installation."""
+    source = _NATIVE_DIR.parent.parent
+    if (source / "CMakeLists.txt").exists():
+        return f"Build it for this Python: run `PYTHON=$(command -v python) make native` in {source}"
+    return (
+        "Build it for this TensorFlow: run `pip install --no-build-isolation --no-deps --no-cache-dir "
+        "--force-reinstall` on the sok source (its folder or sdist); it needs g++ and make"
+    )
+
+
+def _load() -> Any:
+    try:
+        import tensorflow as tf
+    except ImportError as error:
+        raise NativeLibraryError(
+            f"sok needs TensorFlow, which this Python cannot import ({error}). "
+            "Install it: pip install 'tensorflow==2.21.*'"
+        ) from error
+
+    path = library_path()
+    if not path.exists():
+        raise NativeLibraryError(f"The native library of sok is missing: {path} does not exist. {remedy()}.")
+
+    info = build_info() or {}
+    built_for = str(info.get("tensorflow_version", ""))
+    # TensorFlow's C++ interface changes with each minor version. Loading across one may crash instead of failing.
+    if built_for and _major_minor(built_for) != _major_minor(tf.__version__):
+        raise NativeLibraryError(
+            f"The native library of sok was built for TensorFlow {built_for}, but this is TensorFlow "
+            f"{tf.__version__}: {path}. {remedy()}."
+        )
+    try:
+        return tf.load_op_library(str(path))
+    except (tf.errors.OpError, OSError) as error:
+        raise NativeLibraryError(
+            f"The native library of sok does not load into TensorFlow {tf.__version__} (built for "
+            f"{built_for or 'an unknown version'}): {error}. {remedy()}."
+        ) from error
+
+
+def _major_minor(version: str) -> tuple[str, ...]:
+    return tuple(version.split(".")[:2])
