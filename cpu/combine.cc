@@ -1,0 +1,113 @@
+#include "sok/combine.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "sok/error.h"
+#include "sok/segment_sum.h"
+
+namespace sok {
+
+Combiner ParseCombiner(const std::string& name) {
+  if (name == "sum") return Combiner::kSum;
+  if (name == "mean") return Combiner::kMean;
+  if (name == "sqrtn") return Combiner::kSqrtn;
+  throw InvalidArgument("combiner must be 'sum', 'mean' or 'sqrtn'. Received: '" + name + "'.");
+}
+
+float SegmentScale(Combiner combiner, const float* weights, int64_t count) {
+  if (combiner == Combiner::kSum || count == 0) return 1.0f;
+  float divisor = 0.0f;
+  if (weights == nullptr) {
+    divisor = static_cast<float>(count);
+  } else if (combiner == Combiner::kMean) {
+    for (int64_t i = 0; i < count; ++i) divisor += weights[i];
+  } else {
+    for (int64_t i = 0; i < count; ++i) divisor += weights[i] * weights[i];
+  }
+  if (divisor == 0.0f) return 0.0f;  // weights that cancel: zeros, as tf.nn's division without NaN
+  return 1.0f / (combiner == Combiner::kSqrtn ? std::sqrt(divisor) : divisor);
+}
+
+void Combine(const Cpu& cpu, const float* rows, const int64_t* index, const int64_t* row_splits, const float* weights,
+             int64_t segments, int64_t dim, Combiner combiner, float* output) {
+  const int64_t n = segments > 0 ? row_splits[segments] : 0;
+  cpu.executor.For(segments, 20 + 2 * dim * (segments > 0 ? n / segments + 1 : 1), [&](int64_t begin, int64_t end) {
+    for (int64_t s = begin; s < end; ++s) {
+      float* out = output + s * dim;
+      std::fill(out, out + dim, 0.0f);
+      for (int64_t i = row_splits[s]; i < row_splits[s + 1]; ++i) {
+        const float* row = rows + index[i] * dim;
+        const float w = weights == nullptr ? 1.0f : weights[i];
+        for (int64_t j = 0; j < dim; ++j) out[j] += w * row[j];
+      }
+      const int64_t first = row_splits[s];
+      const float scale = SegmentScale(combiner, weights == nullptr ? nullptr : weights + first, row_splits[s + 1] - first);
+      if (scale != 1.0f)
+        for (int64_t j = 0; j < dim; ++j) out[j] *= scale;
+    }
+  });
+}
+
+void ExpandSegments(const Cpu& cpu, const int64_t* row_splits, const float* weights, int64_t segments,
+                    Combiner combiner, uint32_t* segment_of, float* factor) {
+  cpu.executor.For(segments, 30, [&](int64_t begin, int64_t end) {
+    for (int64_t s = begin; s < end; ++s) {
+      const int64_t first = row_splits[s], last = row_splits[s + 1];
+      const float scale = SegmentScale(combiner, weights == nullptr ? nullptr : weights + first, last - first);
+      for (int64_t i = first; i < last; ++i) {
+        segment_of[i] = static_cast<uint32_t>(s);
+        factor[i] = weights == nullptr ? scale : scale * weights[i];
+      }
+    }
+  });
+}
+
+void CombineGradRows(const Cpu& cpu, Scratch* scratch, const float* grad, const int64_t* index,
+                     const int64_t* row_splits, const float* weights, int64_t n, int64_t segments, int64_t num_rows,
+                     int64_t dim, Combiner combiner, float* grad_rows) {
+  uint32_t* segment_of = scratch->Get<uint32_t>(n);
+  float* factor = scratch->Get<float>(n);
+  ExpandSegments(cpu, row_splits, weights, segments, combiner, segment_of, factor);
+  const uint32_t* offsets;
+  const uint32_t* positions;
+  SortById(scratch, index, n, num_rows, &offsets, &positions);
+  cpu.executor.For(num_rows, 20 + 2 * dim, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      float* sum = grad_rows + r * dim;
+      std::fill(sum, sum + dim, 0.0f);
+      for (uint32_t i = offsets[r]; i < offsets[r + 1]; ++i) {
+        const uint32_t p = positions[i];
+        const float* g = grad + int64_t{segment_of[p]} * dim;
+        for (int64_t j = 0; j < dim; ++j) sum[j] += factor[p] * g[j];
+      }
+    }
+  });
+}
+
+void CombineGradWeights(const Cpu& cpu, const float* grad, const float* rows, const int64_t* index,
+                        const int64_t* row_splits, const float* weights, int64_t segments, int64_t dim,
+                        Combiner combiner, float* grad_weights) {
+  cpu.executor.For(segments, 40 + 4 * dim, [&](int64_t begin, int64_t end) {
+    for (int64_t s = begin; s < end; ++s) {
+      const int64_t first = row_splits[s], last = row_splits[s + 1];
+      const float* g = grad + s * dim;
+      const float scale = SegmentScale(combiner, weights + first, last - first);
+      float out_dot = 0.0f;  // output . g
+      for (int64_t i = first; i < last; ++i) {
+        const float* row = rows + index[i] * dim;
+        float dot = 0.0f;
+        for (int64_t j = 0; j < dim; ++j) dot += row[j] * g[j];
+        grad_weights[i] = dot * scale;
+        out_dot += weights[i] * dot * scale;
+      }
+      // d scale / d w_i: -1 / (sum w)^2 for mean, -w_i / (sum w^2)^{3/2} for sqrtn.
+      if (combiner == Combiner::kSum) continue;
+      for (int64_t i = first; i < last; ++i) {
+        grad_weights[i] -= combiner == Combiner::kMean ? out_dot * scale : out_dot * weights[i] * scale * scale;
+      }
+    }
+  });
+}
+
+}  // namespace sok

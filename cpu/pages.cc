@@ -1,0 +1,38 @@
+#include "pages.h"
+
+#include <sys/mman.h>
+
+#include <string>
+
+#include "sok/error.h"
+
+namespace sok {
+namespace {
+
+constexpr int64_t kHugePage = int64_t{2} << 20;
+
+}  // namespace
+
+void* AllocatePages(int64_t bytes, bool huge, const char* what) {
+  // mmap aligns to 4 KiB; large arrays are cut out of a larger mapping so that they start on a huge page.
+  const int64_t slack = bytes >= kHugePage ? kHugePage : 0;
+  void* raw = mmap(nullptr, static_cast<size_t>(bytes + slack), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (raw == MAP_FAILED) {
+    throw OutOfMemory("the system has no memory for " + std::to_string(bytes) + " bytes of " + what);
+  }
+  if (slack == 0) return raw;
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(raw);
+  const uintptr_t aligned = (begin + kHugePage - 1) & ~static_cast<uintptr_t>(kHugePage - 1);
+  if (aligned != begin) munmap(raw, aligned - begin);
+  const uintptr_t end = begin + static_cast<uintptr_t>(bytes + slack);
+  const uintptr_t kept_end = (aligned + static_cast<uintptr_t>(bytes) + 4095) & ~uintptr_t{4095};
+  if (kept_end < end) munmap(reinterpret_cast<void*>(kept_end), end - kept_end);
+  if (huge) madvise(reinterpret_cast<void*>(aligned), static_cast<size_t>(bytes), MADV_HUGEPAGE);  // a hint: may fail
+  return reinterpret_cast<void*>(aligned);
+}
+
+void FreePages(void* p, int64_t bytes) {
+  if (p != nullptr) munmap(p, static_cast<size_t>(bytes));
+}
+
+}  // namespace sok

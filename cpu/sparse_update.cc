@@ -1,0 +1,117 @@
+#include "sok/sparse_update.h"
+
+#include <algorithm>
+
+#include "sok/error.h"
+
+namespace sok {
+
+UpdateRule MakeUpdateRule(const std::string& name, const double* hyper, int64_t hyper_size, int64_t step) {
+  UpdateRule rule;
+  int64_t expected = 0;
+  if (name == "sgd") {
+    rule.rule = Rule::kSgd;
+    expected = 1;
+  } else if (name == "adagrad") {
+    rule.rule = Rule::kAdagrad;
+    expected = 3;
+  } else if (name == "adam" || name == "lazy_adam") {
+    rule.rule = name == "adam" ? Rule::kAdam : Rule::kLazyAdam;
+    expected = 4;
+  } else {
+    throw InvalidArgument("rule must be 'sgd', 'adagrad', 'adam' or 'lazy_adam'. Received: '" + name + "'.");
+  }
+  if (hyper_size != expected) {
+    throw InvalidArgument("hyper for rule '" + name + "' must have " + std::to_string(expected) +
+                          " values. Received: " + std::to_string(hyper_size) + ".");
+  }
+  rule.lr = static_cast<float>(hyper[0]);
+  if (rule.rule == Rule::kAdagrad) {
+    rule.slot_init = static_cast<float>(hyper[1]);
+    rule.epsilon = static_cast<float>(hyper[2]);
+  } else if (rule.rule != Rule::kSgd) {
+    if (step < 1) throw InvalidArgument("step must be at least 1. Received: " + std::to_string(step) + ".");
+    for (int i = 1; i <= 2; ++i) {
+      if (!(hyper[i] >= 0.0 && hyper[i] < 1.0)) {
+        throw InvalidArgument("beta_" + std::to_string(i) + " must lie in [0, 1). Received: " +
+                              std::to_string(hyper[i]) + ".");
+      }
+    }
+    rule.beta_1 = static_cast<float>(hyper[1]);
+    rule.beta_2 = static_cast<float>(hyper[2]);
+    rule.one_minus_beta_1 = static_cast<float>(1.0 - hyper[1]);
+    rule.one_minus_beta_2 = static_cast<float>(1.0 - hyper[2]);
+    rule.epsilon = static_cast<float>(hyper[3]);
+    // In float32, as Keras works it out: 1 - beta_2^t loses digits at small t, and we must lose the same.
+    const float t = static_cast<float>(step);
+    rule.lr *= std::sqrt(1.0f - std::pow(rule.beta_2, t)) / (1.0f - std::pow(rule.beta_1, t));
+  }
+  return rule;
+}
+
+Nonfinite ParseNonfinite(const std::string& name) {
+  if (name == "allow") return Nonfinite::kAllow;
+  if (name == "skip") return Nonfinite::kSkip;
+  if (name == "raise") return Nonfinite::kRaise;
+  throw InvalidArgument("nonfinite must be 'allow', 'skip' or 'raise'. Received: '" + name + "'.");
+}
+
+void AlphaHistory::Append(float alpha) {
+  ++calls_;
+  if (runs_.empty() || runs_.back().alpha != alpha) runs_.push_back({calls_, alpha});
+  max_ = std::max(max_, std::fabs(alpha));
+}
+
+AlphaHistory::Cursor::Cursor(const AlphaHistory& history, int64_t first) : history_(&history), call_(first) {
+  const auto after = std::upper_bound(history.runs_.begin(), history.runs_.end(), first,
+                                      [](int64_t call, const Run& run) { return call < run.first_call; });
+  run_ = after == history.runs_.begin() ? 0 : static_cast<size_t>(after - history.runs_.begin()) - 1;
+}
+
+namespace {
+
+// After this many replayed calls the rest of the sum is below float32 resolution of what was added already.
+// Term j is at most max_alpha r^j |m| / sqrt(v) with r = beta_1 / sqrt(beta_2); the tail is that over 1 - r.
+int64_t ReplayLength(const UpdateRule& rule, float first_alpha, float max_alpha) {
+  constexpr int64_t kAll = INT64_MAX;
+  const double r = rule.beta_1 / std::sqrt(static_cast<double>(rule.beta_2));
+  if (!(r < 1.0) || first_alpha == 0.0f) return kAll;
+  if (r == 0.0) return 1;
+  const double ratio = std::max(1.0, static_cast<double>(max_alpha) / std::fabs(first_alpha));
+  const double tail = std::ldexp(1.0, -26) * (1.0 - r) / ratio;
+  return static_cast<int64_t>(std::log(tail) / std::log(r)) + 1;
+}
+
+}  // namespace
+
+void ReplayDecay(const AlphaHistory& history, const UpdateRule& rule, int64_t from, int64_t to, int64_t dim, float* w,
+                 float* m, float* v) {
+  if (from >= to || std::all_of(m, m + dim, [](float x) { return x == 0.0f; })) {
+    // Without momentum nothing moves; only v fades.
+    if (from < to) {
+      const float fade = static_cast<float>(std::pow(static_cast<double>(rule.beta_2), static_cast<double>(to - from)));
+      for (int64_t j = 0; j < dim; ++j) v[j] *= fade;
+    }
+    return;
+  }
+  AlphaHistory::Cursor cursor(history, from + 1);
+  AlphaHistory::Cursor peek = cursor;
+  const int64_t steps = std::min(to - from, ReplayLength(rule, peek.Next(), history.max_alpha()));
+  for (int64_t k = 0; k < steps; ++k) {
+    const float alpha = cursor.Next();
+    for (int64_t j = 0; j < dim; ++j) {
+      AdamDecayElement(alpha, rule.one_minus_beta_1, rule.one_minus_beta_2, rule.epsilon, &w[j], &m[j], &v[j]);
+    }
+  }
+  const int64_t rest = to - from - steps;
+  if (rest > 0) {
+    const float fade_m = static_cast<float>(std::pow(static_cast<double>(rule.beta_1), static_cast<double>(rest)));
+    const float fade_v = static_cast<float>(std::pow(static_cast<double>(rule.beta_2), static_cast<double>(rest)));
+    for (int64_t j = 0; j < dim; ++j) {
+      m[j] *= fade_m;
+      v[j] *= fade_v;
+    }
+  }
+}
+
+}  // namespace sok

@@ -1,0 +1,34 @@
+// What a promise runs on: the device tag of every kernel.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+namespace sok {
+
+// Splits a loop over threads. Implemented by ops/ on TensorFlow's pool, and by tests on plain threads.
+class Executor {
+ public:
+  virtual ~Executor() = default;
+
+  // Calls body(begin, end) over disjoint ranges that cover [0, n), possibly at the same time; returns when all are done.
+  // cost is a rough number of CPU cycles per item. body must not throw.
+  virtual void For(int64_t n, int64_t cost, const std::function<void(int64_t, int64_t)>& body) const = 0;
+
+  virtual int num_threads() const = 0;
+};
+
+// Runs on the calling thread.
+class SerialExecutor final : public Executor {
+ public:
+  void For(int64_t n, int64_t /*cost*/, const std::function<void(int64_t, int64_t)>& body) const override {
+    if (n > 0) body(0, n);
+  }
+  int num_threads() const override { return 1; }
+};
+
+struct Cpu {
+  const Executor& executor;
+};
+
+}  // namespace sok

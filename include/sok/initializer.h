@@ -1,0 +1,83 @@
+// What a fresh row holds: a pure function of (seed, key), so it is the same at any world size, in any order of arrival.
+// The formulas are stated in docs/design/initial_values.md.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "sok/philox.h"
+
+namespace sok {
+
+enum class InitKind { kConstant, kUniform, kNormal, kTruncatedNormal, kBank };
+
+struct Initializer {
+  InitKind kind = InitKind::kUniform;
+  float a = -0.05f;  // constant: value; uniform: minval; normal: mean
+  float b = 0.05f;   // uniform: maxval; normal: stddev
+  uint64_t seed = 0;
+  std::vector<float> bank;  // [bank_rows, dim], for kBank
+  int64_t bank_rows = 0;
+};
+
+// Uniform in [0, 1) with 24 random bits.
+SOK_HOST_DEVICE float UnitUniform(uint32_t word) { return static_cast<float>(word >> 8) * 5.9604644775390625e-8f; }
+
+// Standard normal pair by Box and Muller (1958). The radius draws from (0, 1], so log never sees zero.
+SOK_HOST_DEVICE void NormalPair(uint32_t word0, uint32_t word1, float* z0, float* z1) {
+  const float u = (static_cast<float>(word0 >> 8) + 1.0f) * 5.9604644775390625e-8f;
+  const float radius = sqrtf(-2.0f * logf(u));
+  const float angle = 6.283185307179586f * UnitUniform(word1);
+  *z0 = radius * cosf(angle);
+  *z1 = radius * sinf(angle);
+}
+
+// Inverse of erf, single precision. Source: M. Giles, "Approximating the erfinv function", GPU Computing Gems 2 (2010).
+SOK_HOST_DEVICE float ErfInv(float x) {
+  float w = -logf((1.0f - x) * (1.0f + x));
+  float p;
+  if (w < 5.0f) {
+    w -= 2.5f;
+    p = 2.81022636e-08f;
+    p = 3.43273939e-07f + p * w;
+    p = -3.5233877e-06f + p * w;
+    p = -4.39150654e-06f + p * w;
+    p = 0.00021858087f + p * w;
+    p = -0.00125372503f + p * w;
+    p = -0.00417768164f + p * w;
+    p = 0.246640727f + p * w;
+    p = 1.50140941f + p * w;
+  } else {
+    w = sqrtf(w) - 3.0f;
+    p = -0.000200214257f;
+    p = 0.000100950558f + p * w;
+    p = 0.00134934322f + p * w;
+    p = -0.00367342844f + p * w;
+    p = 0.00573950773f + p * w;
+    p = -0.0076224613f + p * w;
+    p = 0.00943887047f + p * w;
+    p = 1.00167406f + p * w;
+    p = 2.83297682f + p * w;
+  }
+  return p * x;
+}
+
+// Standard normal cut off at two standard deviations, by inverting its distribution function: one word, no rejection.
+SOK_HOST_DEVICE float TruncatedNormal(uint32_t word) {
+  constexpr float kErf2 = 0.9544997361036416f;  // erf(2 / sqrt(2)): the mass inside two standard deviations
+  const float u = (static_cast<float>(word >> 8) + 0.5f) * 5.9604644775390625e-8f;
+  const float z = 1.4142135623730951f * ErfInv(kErf2 * (2.0f * u - 1.0f));
+  return z < -2.0f ? -2.0f : (z > 2.0f ? 2.0f : z);
+}
+
+// The initializer named `name` ("constant", "uniform", "normal", "truncated_normal", "bank").
+// Throws InvalidArgument for any other name.
+InitKind ParseInitKind(const std::string& name);
+
+// Writes the fresh row of `key`. Thread-safe; repeats bit for bit.
+void FillRow(const Initializer& init, uint64_t key, int64_t dim,
+             float* row);  // [dim]
+
+}  // namespace sok

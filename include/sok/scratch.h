@@ -1,0 +1,63 @@
+// Caller-owned temporary memory: kernels take what they need from here and never allocate on their own.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "sok/error.h"
+
+namespace sok {
+
+// A bump allocator that keeps its blocks between uses, so that a training step at a steady size allocates nothing
+// and touches no fresh page. Not thread-safe: one per call. Memory is 64-byte aligned and uninitialised.
+class Scratch {
+ public:
+  template <class T>
+  T* Get(int64_t n) {
+    const size_t bytes = (static_cast<size_t>(n < 1 ? 1 : n) * sizeof(T) + 63) & ~size_t{63};
+    while (block_ < blocks_.size() && used_ + bytes > blocks_[block_].bytes) {
+      ++block_;
+      used_ = 0;
+    }
+    if (block_ == blocks_.size()) {
+      const size_t last = blocks_.empty() ? kFirstBytes / 2 : blocks_.back().bytes;
+      AddBlock(bytes > 2 * last ? bytes : 2 * last);
+    }
+    char* p = blocks_[block_].data + used_;
+    used_ += bytes;
+    return reinterpret_cast<T*>(p);
+  }
+
+  // Makes all memory available again; pointers given out so far die.
+  void Reset() {
+    block_ = 0;
+    used_ = 0;
+  }
+
+ private:
+  static constexpr size_t kFirstBytes = size_t{64} << 10;
+
+  struct Block {
+    std::unique_ptr<char[]> owner;
+    char* data;
+    size_t bytes;
+  };
+
+  void AddBlock(size_t bytes) {
+    std::unique_ptr<char[]> owner(new (std::nothrow) char[bytes + 64]);
+    if (!owner) throw OutOfMemory("no memory for " + std::to_string(bytes) + " bytes of scratch");
+    char* data = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(owner.get()) + 63) & ~uintptr_t{63});
+    blocks_.push_back({std::move(owner), data, bytes});
+    used_ = 0;
+  }
+
+  std::vector<Block> blocks_;
+  size_t block_ = 0;
+  size_t used_ = 0;
+};
+
+}  // namespace sok

@@ -1,0 +1,101 @@
+// Optimizer rules: how one row changes. Each rule is stated once, for host and device.
+//
+// Formulas are those of Keras 3 (keras.optimizers), in float32. w: weights, g: summed gradient of the row.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "sok/philox.h"
+
+namespace sok {
+
+enum class Rule { kSgd, kAdagrad, kLazyAdam, kAdam };
+
+// What to do with a gradient row that holds a NaN or an infinity.
+enum class Nonfinite { kAllow, kSkip, kRaise };
+
+struct UpdateRule {
+  Rule rule = Rule::kSgd;
+  float lr = 0.0f;       // for the Adam rules: alpha = lr sqrt(1 - beta_2^t) / (1 - beta_1^t), t the step
+  float beta_1 = 0.0f;
+  float beta_2 = 0.0f;
+  float one_minus_beta_1 = 1.0f;  // rounded from double, as Keras does
+  float one_minus_beta_2 = 1.0f;
+  float epsilon = 0.0f;
+  float slot_init = 0.0f;
+
+  int num_slots() const { return rule == Rule::kSgd ? 0 : rule == Rule::kAdagrad ? 1 : 2; }
+  bool decays() const { return rule == Rule::kAdam; }
+};
+
+// Reads `hyper` (docs/design/native_ops.md) and works out alpha for `step`. Throws InvalidArgument.
+UpdateRule MakeUpdateRule(const std::string& name, const double* hyper, int64_t hyper_size, int64_t step);
+Nonfinite ParseNonfinite(const std::string& name);
+
+SOK_HOST_DEVICE void SgdElement(float g, float lr, float* w) { *w -= lr * g; }
+
+// Duchi, Hazan, Singer (2011).
+SOK_HOST_DEVICE void AdagradElement(float g, float lr, float epsilon, float* w, float* accumulator) {
+  *accumulator += g * g;
+  *w -= lr * g / sqrtf(*accumulator + epsilon);
+}
+
+// Kingma and Ba (2015), in the form of Keras (epsilon beside the uncorrected root).
+SOK_HOST_DEVICE void AdamElement(float g, float alpha, float one_minus_beta_1, float one_minus_beta_2, float epsilon,
+                                 float* w, float* m, float* v) {
+  *m += (g - *m) * one_minus_beta_1;
+  *v += (g * g - *v) * one_minus_beta_2;
+  *w -= alpha * *m / (sqrtf(*v) + epsilon);
+}
+
+// One step of the same with g = 0: what every untouched row of a dense Adam goes through.
+SOK_HOST_DEVICE void AdamDecayElement(float alpha, float one_minus_beta_1, float one_minus_beta_2, float epsilon,
+                                      float* w, float* m, float* v) {
+  *m -= *m * one_minus_beta_1;
+  *v -= *v * one_minus_beta_2;
+  *w -= alpha * *m / (sqrtf(*v) + epsilon);
+}
+
+// The alpha of every call so far, run-length coded: after bias correction has settled, a constant learning rate adds nothing.
+// Call c (counted from 1) had alpha At(c).
+class AlphaHistory {
+ public:
+  void Append(float alpha);
+  int64_t calls() const { return calls_; }
+  float max_alpha() const { return max_; }
+
+  // Walks calls from `first` on: Next() gives the alpha of each in turn.
+  class Cursor {
+   public:
+    Cursor(const AlphaHistory& history, int64_t first);
+    float Next() {
+      while (run_ + 1 < history_->runs_.size() && history_->runs_[run_ + 1].first_call <= call_) ++run_;
+      ++call_;
+      return history_->runs_[run_].alpha;
+    }
+
+   private:
+    const AlphaHistory* history_;
+    size_t run_;
+    int64_t call_;
+  };
+
+ private:
+  struct Run {
+    int64_t first_call;
+    float alpha;
+  };
+  std::vector<Run> runs_;
+  int64_t calls_ = 0;
+  float max_ = 0.0f;
+};
+
+// Brings one row from the state after call `from` to the state after call `to` by replaying steps with g = 0.
+// The part of the sum that cannot change a float32 weight any more is left out; the moments then decay in closed form.
+void ReplayDecay(const AlphaHistory& history, const UpdateRule& rule, int64_t from, int64_t to, int64_t dim, float* w,
+                 float* m, float* v);
+
+}  // namespace sok
