@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Builds Horovod with Gloo for the TensorFlow of $PYTHON from its sdist, and installs it there.
+# Needs: g++, make, cmake<4 beside $PYTHON, and requirements/build.txt and horovod.txt installed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+PYTHON=${PYTHON:-$PWD/.venv/bin/python}
+version=0.28.1
+sha256=92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0
+work=build/horovod
+# Horovod looks for cmake on PATH.
+PATH="$(dirname "$PYTHON"):$PATH"
+
+mkdir -p $work
+rm -rf "$work/horovod-$version"
+if [[ ! -f $work/horovod-$version.tar.gz ]]; then
+  "$PYTHON" -m pip download --no-deps --no-binary=:all: --no-build-isolation -d $work "horovod==$version"
+fi
+echo "$sha256  $work/horovod-$version.tar.gz" | sha256sum --check --status || {
+  echo "$work/horovod-$version.tar.gz is not the release that this was tried with. Delete it and try again." >&2
+  exit 1
+}
+tar -xf "$work/horovod-$version.tar.gz" -C $work
+
+# XLA's headers moved: this source no longer compiles with TensorFlow 2.21. It only serves HOROVOD_ENABLE_XLA_OPS.
+list="$work/horovod-$version/horovod/tensorflow/CMakeLists.txt"
+[[ $(grep -c 'xla_mpi_ops\.cc' "$list") == 1 ]] || {
+  echo "$list does not name xla_mpi_ops.cc exactly once; it is not the file that this script knows how to change." >&2
+  exit 1
+}
+sed -i '/xla_mpi_ops\.cc/d' "$list"
+
+# A caller may set these to get MPI or NCCL; the default needs nothing that pip does not bring.
+export HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1
+export HOROVOD_WITH_GLOO=${HOROVOD_WITH_GLOO-1}
+[[ -n "${HOROVOD_WITH_MPI:-}" ]] || export HOROVOD_WITHOUT_MPI=1
+unset MAKELEVEL MFLAGS
+export MAKEFLAGS="-j${SOK_BUILD_JOBS:-$(nproc)}"
+# -v: the build takes minutes, and its log shows where it is.
+"$PYTHON" -m pip install -v --no-build-isolation --no-deps --force-reinstall "./$work/horovod-$version"
+"$PYTHON" -c 'import horovod.tensorflow as hvd; assert hvd.gloo_built() or hvd.mpi_built()'
