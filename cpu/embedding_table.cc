@@ -273,22 +273,25 @@ std::vector<int64_t> Missing(const uint32_t* rows, int64_t n) {
   return missing;
 }
 
-void WriteRowIds(const uint32_t* rows, int64_t n, int64_t* row_ids) {
-  for (int64_t i = 0; i < n; ++i) row_ids[i] = rows[i] == kNoRow ? -1 : static_cast<int64_t>(rows[i]);
+void WriteRowIds(const uint32_t* rows, int64_t n, const int64_t* place, int64_t* row_ids) {
+  for (int64_t i = 0; i < n; ++i) {
+    row_ids[place == nullptr ? i : place[i]] = rows[i] == kNoRow ? -1 : static_cast<int64_t>(rows[i]);
+  }
 }
 
 }  // namespace
 
 void EmbeddingTable::Lookup(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, int64_t n, bool insert,
-                            float* out, int64_t* row_ids) {
+                            const int64_t* place, float* out, int64_t* row_ids) {
   CheckOwned(keys, n);
   uint32_t* rows = scratch->Get<uint32_t>(n);
   const int64_t dim = config_.dim;
+  auto out_row = [&](int64_t i) { return out + (place == nullptr ? i : place[i]) * dim; };
   auto gather = [&](int64_t begin, int64_t end, const int64_t* which) {
     std::vector<float> buffer(static_cast<size_t>(3 * dim));
     for (int64_t k = begin; k < end; ++k) {
       const int64_t i = which == nullptr ? k : which[k];
-      std::memcpy(out + i * dim, ReadRow(rows[i], keys[i], buffer.data()), static_cast<size_t>(dim) * sizeof(float));
+      std::memcpy(out_row(i), ReadRow(rows[i], keys[i], buffer.data()), static_cast<size_t>(dim) * sizeof(float));
     }
   };
   int64_t erasures;
@@ -312,7 +315,7 @@ void EmbeddingTable::Lookup(const Cpu& cpu, Scratch* scratch, const uint64_t* ke
             continue;
           }
           const float* row = rows[i] == kNoRow || decays ? ReadRow(rows[i], keys[i], buffer.data()) : rows_.Record(rows[i]);
-          std::memcpy(out + i * dim, row, static_cast<size_t>(dim) * sizeof(float));
+          std::memcpy(out_row(i), row, static_cast<size_t>(dim) * sizeof(float));
         }
       }
       if (missing) any_missing.store(true, std::memory_order_relaxed);
@@ -331,7 +334,7 @@ void EmbeddingTable::Lookup(const Cpu& cpu, Scratch* scratch, const uint64_t* ke
                        [&](int64_t begin, int64_t end) { gather(begin, end, missing.data()); });
     }
   }
-  WriteRowIds(rows, n, row_ids);
+  WriteRowIds(rows, n, place, row_ids);
 }
 
 void EmbeddingTable::Pool(const Cpu& cpu, const uint64_t* keys, const uint32_t* rows, const int64_t* row_splits,
@@ -392,7 +395,7 @@ void EmbeddingTable::LookupCombine(const Cpu& cpu, Scratch* scratch, const uint6
     InsertMissing(cpu, keys, missing, rows);
     Pool(cpu, keys, rows, row_splits, weights, segments, combiner, output);
   }
-  WriteRowIds(rows, n, row_ids);
+  WriteRowIds(rows, n, nullptr, row_ids);
 }
 
 const EmbeddingTable::SlotSet* EmbeddingTable::FindSet(const std::string& slot_set) const {
@@ -426,7 +429,7 @@ EmbeddingTable::SlotSet* EmbeddingTable::FindOrAttach(const UpdateRule& rule, co
 }
 
 void EmbeddingTable::Apply(const Cpu& cpu, Scratch* scratch, const UpdateRule& rule, const std::string& slot_set,
-                           Nonfinite nonfinite, int64_t /*step*/, const int64_t* row_ids, const float* grads, int64_t n) {
+                           Nonfinite nonfinite, const int64_t* row_ids, const float* grads, int64_t n) {
   const int64_t dim = config_.dim;
   // Row ids of -1 (unseen keys read without inserting, header rows) form one group that is skipped.
   uint64_t* ids = scratch->Get<uint64_t>(n);

@@ -22,7 +22,7 @@ void FillRow(const Initializer& init, uint64_t key, int64_t dim, float* row) {
   const float width = init.b - init.a;
   for (int64_t first = 0; first < dim; first += 4) {
     const PhiloxWords words = RowWords(init.seed, key, static_cast<uint32_t>(first / 4));
-    float value[4];
+    float value[4] = {};
     switch (init.kind) {
       case InitKind::kUniform:
         for (int j = 0; j < 4; ++j) value[j] = init.a + UnitUniform(words.word[j]) * width;

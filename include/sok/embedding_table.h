@@ -57,8 +57,9 @@ class EmbeddingTable {
   // throws TableFull, and nothing changed. Without, it reads as its fresh row, row id -1, and nothing is stored.
   // Waits for nothing but the table. Repeats bit for bit.
   void Lookup(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, int64_t n, bool insert,
-              float* rows,        // [n, dim]
-              int64_t* row_ids);  // [n]
+              const int64_t* place,  // [n]: where in the outputs each answer goes; null: in order
+              float* rows,           // [n, dim]
+              int64_t* row_ids);     // [n]
 
   // The same, pooled: output[s] combines the rows of keys[row_splits[s] .. row_splits[s + 1]). Empty segments give zeros.
   void LookupCombine(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, int64_t n,
@@ -72,7 +73,7 @@ class EmbeddingTable {
   // set on first use. Throws InvalidArgument for row ids that do not exist and, with Nonfinite::kRaise, for a gradient
   // that is not finite; nothing changed then.
   void Apply(const Cpu& cpu, Scratch* scratch, const UpdateRule& rule, const std::string& slot_set,
-             Nonfinite nonfinite, int64_t step,
+             Nonfinite nonfinite,
              const int64_t* row_ids,  // [n]
              const float* grads,      // [n, dim]
              int64_t n);

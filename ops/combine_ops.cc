@@ -1,0 +1,205 @@
+// Pooling of rows that came home from their owners, and its gradients.
+#include <cstring>
+#include <string>
+
+#include "guard.h"
+#include "scratch_tf.h"
+#include "sok/combine.h"
+#include "tensor_args.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace sok {
+namespace {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::shape_inference::DimensionHandle;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+void CheckIndex(const int64_t* index, int64_t n, int64_t num_rows) {
+  for (int64_t i = 0; i < n; ++i) {
+    if (static_cast<uint64_t>(index[i]) < static_cast<uint64_t>(num_rows)) continue;
+    throw InvalidArgument("index[" + std::to_string(i) + "] = " + std::to_string(index[i]) + " must lie in [0, " +
+                          std::to_string(num_rows) + "), the number of rows.");
+  }
+}
+
+// What the four ops below share: the combiner attribute.
+class CombinerOp : public OpKernel {
+ public:
+  explicit CombinerOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    Guard(ctx, [&] {
+      std::string combiner;
+      Check(ctx->GetAttr("combiner", &combiner));
+      combiner_ = ParseCombiner(combiner);
+    });
+  }
+
+ protected:
+  Combiner combiner_ = Combiner::kSum;
+};
+
+REGISTER_OP("Sok>Combine")
+    .Input("rows: float")
+    .Input("index: int64")
+    .Input("row_splits: int64")
+    .Input("weights: float")
+    .Output("output: float")
+    .Attr("combiner: {'sum', 'mean', 'sqrtn'}")
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle rows, splits;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &rows));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 1, &splits));
+      DimensionHandle segments;
+      TF_RETURN_IF_ERROR(c->Subtract(c->Dim(splits, 0), 1, &segments));
+      c->set_output(0, c->Matrix(segments, c->Dim(rows, 1)));
+      return absl::OkStatus();
+    });
+
+class CombineOp : public CombinerOp {
+ public:
+  using CombinerOp::CombinerOp;
+  void Compute(OpKernelContext* ctx) override {
+    Guard(ctx, [&] {
+      const Tensor &rows = ctx->input(0), &index = ctx->input(1);
+      CheckRank(rows, 2, "rows");
+      CheckRank(index, 1, "index");
+      const int64_t n = index.NumElements(), dim = rows.dim_size(1);
+      const int64_t segments = CheckRowSplits(ctx->input(2), n);
+      const float* weights = WeightsOrNull(ctx->input(3), n);
+      CheckIndex(Int64(index), n, rows.dim_size(0));
+      Tensor* output;
+      Check(ctx->allocate_output(0, TensorShape({segments, dim}), &output));
+      const TfExecutor executor(ctx);
+      Combine({executor}, rows.flat<float>().data(), Int64(index), Int64(ctx->input(2)), weights, segments, dim,
+              combiner_, output->flat<float>().data());
+    });
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("Sok>Combine").Device(tensorflow::DEVICE_CPU), CombineOp);
+
+REGISTER_OP("Sok>CombineGradRows")
+    .Input("grad: float")
+    .Input("index: int64")
+    .Input("row_splits: int64")
+    .Input("weights: float")
+    .Input("num_rows: int64")
+    .Output("grad_rows: float")
+    .Attr("combiner: {'sum', 'mean', 'sqrtn'}")
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle grad;
+      DimensionHandle num_rows;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &grad));
+      TF_RETURN_IF_ERROR(c->MakeDimForScalarInput(4, &num_rows));
+      c->set_output(0, c->Matrix(num_rows, c->Dim(grad, 1)));
+      return absl::OkStatus();
+    });
+
+class CombineGradRowsOp : public CombinerOp {
+ public:
+  using CombinerOp::CombinerOp;
+  void Compute(OpKernelContext* ctx) override {
+    Guard(ctx, [&] {
+      const Tensor &grad = ctx->input(0), &index = ctx->input(1);
+      CheckRank(grad, 2, "grad");
+      CheckRank(index, 1, "index");
+      const int64_t n = index.NumElements(), dim = grad.dim_size(1);
+      const int64_t segments = CheckRowSplits(ctx->input(2), n);
+      CheckShape(grad, TensorShape({segments, dim}), "grad");
+      const float* weights = WeightsOrNull(ctx->input(3), n);
+      const int64_t num_rows = ScalarArg<int64_t>(ctx->input(4), "num_rows");
+      CheckIndex(Int64(index), n, num_rows);
+      Tensor* out;
+      Check(ctx->allocate_output(0, TensorShape({num_rows, dim}), &out));
+      const TfExecutor executor(ctx);
+      const ScratchLease scratch;
+      CombineGradRows({executor}, scratch.get(), grad.flat<float>().data(), Int64(index), Int64(ctx->input(2)), weights,
+                      n, segments, num_rows, dim, combiner_, out->flat<float>().data());
+    });
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("Sok>CombineGradRows").Device(tensorflow::DEVICE_CPU), CombineGradRowsOp);
+
+REGISTER_OP("Sok>CombineGradWeights")
+    .Input("grad: float")
+    .Input("rows: float")
+    .Input("index: int64")
+    .Input("row_splits: int64")
+    .Input("weights: float")
+    .Output("grad_weights: float")
+    .Attr("combiner: {'sum', 'mean', 'sqrtn'}")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->input(4));
+      return absl::OkStatus();
+    });
+
+class CombineGradWeightsOp : public CombinerOp {
+ public:
+  using CombinerOp::CombinerOp;
+  void Compute(OpKernelContext* ctx) override {
+    Guard(ctx, [&] {
+      const Tensor &grad = ctx->input(0), &rows = ctx->input(1), &index = ctx->input(2);
+      CheckRank(grad, 2, "grad");
+      CheckRank(rows, 2, "rows");
+      CheckRank(index, 1, "index");
+      const int64_t n = index.NumElements(), dim = rows.dim_size(1);
+      const int64_t segments = CheckRowSplits(ctx->input(3), n);
+      CheckShape(grad, TensorShape({segments, dim}), "grad");
+      const float* weights = WeightsOrNull(ctx->input(4), n);
+      CheckIndex(Int64(index), n, rows.dim_size(0));
+      Tensor* out;
+      Check(ctx->allocate_output(0, ctx->input(4).shape(), &out));
+      if (weights == nullptr) return;  // no weights, or no keys
+      const TfExecutor executor(ctx);
+      CombineGradWeights({executor}, grad.flat<float>().data(), rows.flat<float>().data(), Int64(index),
+                         Int64(ctx->input(3)), weights, segments, dim, combiner_, out->flat<float>().data());
+    });
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("Sok>CombineGradWeights").Device(tensorflow::DEVICE_CPU), CombineGradWeightsOp);
+
+REGISTER_OP("Sok>GatherRows")
+    .Input("rows: float")
+    .Input("index: int64")
+    .Output("output: float")
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle rows, output;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &rows));
+      TF_RETURN_IF_ERROR(c->Concatenate(c->input(1), c->Vector(c->Dim(rows, 1)), &output));
+      c->set_output(0, output);
+      return absl::OkStatus();
+    });
+
+class GatherRowsOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* ctx) override {
+    Guard(ctx, [&] {
+      const Tensor &rows = ctx->input(0), &index = ctx->input(1);
+      CheckRank(rows, 2, "rows");
+      const int64_t n = index.NumElements(), dim = rows.dim_size(1);
+      CheckIndex(Int64(index), n, rows.dim_size(0));
+      TensorShape shape = index.shape();
+      shape.AddDim(dim);
+      Tensor* output;
+      Check(ctx->allocate_output(0, shape, &output));
+      const float* from = rows.flat<float>().data();
+      const int64_t* at = Int64(index);
+      float* to = output->flat<float>().data();
+      TfExecutor(ctx).For(n, 20 + dim, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+          std::memcpy(to + i * dim, from + at[i] * dim, static_cast<size_t>(dim) * sizeof(float));
+        }
+      });
+    });
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("Sok>GatherRows").Device(tensorflow::DEVICE_CPU), GatherRowsOp);
+
+}  // namespace
+}  // namespace sok

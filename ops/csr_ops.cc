@@ -1,0 +1,94 @@
+// From (segment of each key, any order) to row splits.
+#include "guard.h"
+#include "scratch_tf.h"
+#include "sok/segment_sum.h"
+#include "tensor_args.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace sok {
+namespace {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::shape_inference::DimensionHandle;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+REGISTER_OP("Sok>SparseToCsr")
+    .Input("row: int64")
+    .Input("keys: Tkey")
+    .Input("weights: float")
+    .Input("num_rows: int64")
+    .Output("row_splits: int64")
+    .Output("csr_keys: Tkey")
+    .Output("csr_weights: float")
+    .Output("order: int64")
+    .Attr("Tkey: {int64, int32, uint32, uint64}")
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle row, keys;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &row));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &keys));
+      DimensionHandle segments, splits;
+      TF_RETURN_IF_ERROR(c->MakeDimForScalarInput(3, &segments));
+      TF_RETURN_IF_ERROR(c->Add(segments, 1, &splits));
+      c->set_output(0, c->Vector(splits));
+      c->set_output(1, keys);
+      c->set_output(2, c->input(2));
+      c->set_output(3, row);
+      return absl::OkStatus();
+    });
+
+class SparseToCsrOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* ctx) override {
+    Guard(ctx, [&] {
+      const Tensor &row = ctx->input(0), &keys = ctx->input(1), &weights = ctx->input(2);
+      CheckRank(row, 1, "row");
+      const int64_t n = row.NumElements();
+      CheckShape(keys, TensorShape({n}), "keys");
+      const float* w = WeightsOrNull(weights, n);
+      const int64_t segments = ScalarArg<int64_t>(ctx->input(3), "num_rows");
+      if (segments < 0) throw InvalidArgument("`num_rows` must not be negative.");
+      const int64_t* rows = Int64(row);
+      bool sorted = true;
+      for (int64_t i = 0; i < n; ++i) {
+        if (rows[i] < 0 || rows[i] >= segments) {
+          throw InvalidArgument("the row index of key " + std::to_string(i) + " must lie in [0, " +
+                                std::to_string(segments) + "). Received: " + std::to_string(rows[i]) +
+                                ". Check the SparseTensor's indices and dense_shape.");
+        }
+        sorted = sorted && (i == 0 || rows[i - 1] <= rows[i]);
+      }
+      const ScratchLease scratch;
+      const uint32_t *offsets, *positions;
+      SortById(scratch.get(), rows, n, segments, &offsets, &positions);
+      Tensor *splits, *order;
+      Check(ctx->allocate_output(0, TensorShape({segments + 1}), &splits));
+      Check(ctx->allocate_output(3, TensorShape({n}), &order));
+      std::copy(offsets, offsets + segments + 1, splits->flat<int64_t>().data());
+      std::copy(positions, positions + n, order->flat<int64_t>().data());
+      if (sorted) {  // the usual case: nothing moves
+        ctx->set_output(1, keys);
+        ctx->set_output(2, weights);
+        return;
+      }
+      Tensor *csr_keys, *csr_weights;
+      Check(ctx->allocate_output(1, keys.shape(), &csr_keys));
+      Check(ctx->allocate_output(2, weights.shape(), &csr_weights));
+      const uint64_t* words = KeyWords(keys, scratch.get());
+      uint64_t* moved = scratch.get()->Get<uint64_t>(n);
+      for (int64_t i = 0; i < n; ++i) moved[i] = words[positions[i]];
+      StoreKeys(moved, n, csr_keys);
+      if (w != nullptr)
+        for (int64_t i = 0; i < n; ++i) csr_weights->flat<float>()(i) = w[positions[i]];
+    });
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("Sok>SparseToCsr").Device(tensorflow::DEVICE_CPU), SparseToCsrOp);
+
+}  // namespace
+}  // namespace sok

@@ -1,0 +1,42 @@
+// The only bridge from our exceptions to TensorFlow's statuses.
+#pragma once
+
+#include <new>
+#include <stdexcept>
+
+#include "sok/error.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace sok {
+
+// Runs body; an exception becomes the status of ctx, so none leaves Compute and no check ends the process.
+template <class Context, class Body>
+void Guard(Context* ctx, Body&& body) {
+  absl::Status status;
+  try {
+    body();
+    return;
+  } catch (const InvalidArgument& e) {
+    status = absl::InvalidArgumentError(e.what());
+  } catch (const TableFull& e) {
+    status = absl::ResourceExhaustedError(e.what());
+  } catch (const OutOfMemory& e) {
+    status = absl::ResourceExhaustedError(e.what());
+  } catch (const FailedPrecondition& e) {
+    status = absl::FailedPreconditionError(e.what());
+  } catch (const std::bad_alloc&) {
+    status = absl::ResourceExhaustedError("out of memory");
+  } catch (const std::exception& e) {
+    status = absl::InternalError(e.what());
+  }
+  ctx->CtxFailure(__FILE__, __LINE__, status);
+}
+
+// For TensorFlow calls inside a guarded body.
+inline void Check(const absl::Status& status) {
+  if (status.ok()) return;
+  if (absl::IsResourceExhausted(status)) throw OutOfMemory(std::string(status.message()));
+  throw InvalidArgument(std::string(status.message()));
+}
+
+}  // namespace sok

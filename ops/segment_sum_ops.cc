@@ -1,0 +1,86 @@
+// Grouped sum, as tf.math.unsorted_segment_sum.
+#include "guard.h"
+#include "scratch_tf.h"
+#include "sok/segment_sum.h"
+#include "tensor_args.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace sok {
+namespace {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+REGISTER_OP("Sok>UnsortedSegmentSum")
+    .Input("data: T")
+    .Input("segment_ids: Tindices")
+    .Input("num_segments: Tnumsegments")
+    .Output("output: T")
+    .Attr("T: {float, double, half, bfloat16}")
+    .Attr("Tindices: {int32, int64}")
+    .Attr("Tnumsegments: {int32, int64} = DT_INT32")
+    .SetShapeFn(tensorflow::shape_inference::SegmentReductionWithNumSegmentsShapeFn);
+
+template <class T>
+class UnsortedSegmentSumOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* ctx) override {
+    Guard(ctx, [&] {
+      const Tensor &data = ctx->input(0), &ids = ctx->input(1), &num = ctx->input(2);
+      const int64_t segments = num.dtype() == tensorflow::DT_INT32 ? ScalarArg<int32_t>(num, "num_segments")
+                                                                   : ScalarArg<int64_t>(num, "num_segments");
+      if (segments < 0) {
+        throw InvalidArgument("`num_segments` must not be negative. Received: " + std::to_string(segments) + ".");
+      }
+      if (!tensorflow::TensorShapeUtils::StartsWith(data.shape(), ids.shape())) {
+        throw InvalidArgument("`data` must have a shape that starts with that of `segment_ids`. Received: data " +
+                              data.shape().DebugString() + ", segment_ids " + ids.shape().DebugString() + ".");
+      }
+      TensorShape shape({segments});
+      int64_t dim = 1;
+      for (int d = ids.dims(); d < data.dims(); ++d) {
+        shape.AddDim(data.dim_size(d));
+        dim *= data.dim_size(d);
+      }
+      Tensor* out;
+      Check(ctx->allocate_output(0, shape, &out));
+      const TfExecutor executor(ctx);
+      const ScratchLease scratch;
+      Sum({executor}, scratch.get(), data.flat<T>().data(), AsInt64(ids, scratch.get()), ids.NumElements(), dim,
+          segments, out->flat<T>().data());
+    });
+  }
+
+ private:
+  template <class U>
+  static void Sum(const Cpu& cpu, Scratch* scratch, const U* data, const int64_t* ids, int64_t n, int64_t dim,
+                  int64_t segments, U* out) {
+    if constexpr (std::is_same_v<U, float> || std::is_same_v<U, double>) {
+      UnsortedSegmentSum(cpu, scratch, data, ids, n, dim, segments, out);
+    } else {
+      // 16-bit sums lose whole addends: widen, sum in float, round once.
+      float* wide = scratch->Get<float>(n * dim);
+      float* sums = scratch->Get<float>(segments * dim);
+      for (int64_t i = 0; i < n * dim; ++i) wide[i] = static_cast<float>(data[i]);
+      UnsortedSegmentSum(cpu, scratch, wide, ids, n, dim, segments, sums);
+      for (int64_t i = 0; i < segments * dim; ++i) out[i] = static_cast<U>(sums[i]);
+    }
+  }
+};
+
+#define SOK_REGISTER(T)                                                                                            \
+  REGISTER_KERNEL_BUILDER(Name("Sok>UnsortedSegmentSum").Device(tensorflow::DEVICE_CPU).TypeConstraint<T>("T"), \
+                          UnsortedSegmentSumOp<T>)
+SOK_REGISTER(float);
+SOK_REGISTER(double);
+SOK_REGISTER(Eigen::half);
+SOK_REGISTER(tensorflow::bfloat16);
+#undef SOK_REGISTER
+
+}  // namespace
+}  // namespace sok

@@ -1,0 +1,352 @@
+// Making tables, and everything that looks at one from outside: size, export, slots, assign, erase.
+#include <memory>
+#include <vector>
+
+#include "guard.h"
+#include "scratch_tf.h"
+#include "table_resource.h"
+#include "tensor_args.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace sok {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::ResourceHandle;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::core::RefCountPtr;
+using tensorflow::shape_inference::DimensionHandle;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+RefCountPtr<TableResource> TableArg(OpKernelContext* ctx, int index) {
+  RefCountPtr<TableResource> resource;
+  Check(tensorflow::LookupResource(ctx, tensorflow::HandleFromInput(ctx, index), &resource));
+  return resource;
+}
+
+namespace {
+
+#define SOK_KEY_TYPES "{int64, int32, uint32, uint64}"
+
+REGISTER_OP("Sok>TableHandle")
+    .Output("handle: resource")
+    .Attr("container: string = ''")
+    .Attr("shared_name: string = ''")
+    .Attr("anonymous: bool = false")
+    .Attr("table: string")
+    .Attr("key_dtype: " SOK_KEY_TYPES)
+    .Attr("dtype: {float} = DT_FLOAT")
+    .Attr("dim: int >= 1")
+    .Attr("capacity: int >= 1")
+    .Attr("hashed: bool")
+    .Attr("world_size: int >= 1")
+    .Attr("rank: int >= 0")
+    .Attr("seed: int")
+    .Attr("initializer: string")
+    .Attr("init_a: float")
+    .Attr("init_b: float")
+    .Attr("bank: tensor")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    });
+
+// Reads the attributes that say what a fresh row holds.
+Initializer InitializerAttrs(OpKernelConstruction* ctx) {
+  Initializer init;
+  std::string kind;
+  int64_t seed;
+  Check(ctx->GetAttr("initializer", &kind));
+  Check(ctx->GetAttr("init_a", &init.a));
+  Check(ctx->GetAttr("init_b", &init.b));
+  Check(ctx->GetAttr("seed", &seed));
+  init.kind = ParseInitKind(kind);
+  init.seed = static_cast<uint64_t>(seed);
+  return init;
+}
+
+class TableHandleOp : public OpKernel {
+ public:
+  explicit TableHandleOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    Guard(ctx, [&] {
+      Check(ctx->GetAttr("container", &container_));
+      Check(ctx->GetAttr("shared_name", &shared_name_));
+      Check(ctx->GetAttr("anonymous", &anonymous_));
+      Check(ctx->GetAttr("key_dtype", &key_dtype_));
+      Check(ctx->GetAttr("table", &config_.name));
+      Check(ctx->GetAttr("dim", &config_.dim));
+      Check(ctx->GetAttr("capacity", &config_.capacity));
+      Check(ctx->GetAttr("hashed", &config_.hashed));
+      Check(ctx->GetAttr("world_size", &config_.world_size));
+      Check(ctx->GetAttr("rank", &config_.rank));
+      config_.is_unsigned = IsUnsigned(key_dtype_);
+      config_.initializer = InitializerAttrs(ctx);
+      Tensor bank;
+      Check(ctx->GetAttr("bank", &bank));
+      if (bank.dtype() != tensorflow::DT_FLOAT || bank.dims() != 2) {
+        throw InvalidArgument("`bank` must be a float32 matrix [P, dim], or [0, 0] for none.");
+      }
+      config_.initializer.bank_rows = bank.dim_size(0);
+      config_.initializer.bank.assign(bank.flat<float>().data(), bank.flat<float>().data() + bank.NumElements());
+      if (shared_name_.empty()) shared_name_ = name();
+    });
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    Guard(ctx, [&] {
+      Tensor* handle;
+      Check(ctx->allocate_output(0, TensorShape({}), &handle));
+      auto make = [this] { return new TableResource(config_, key_dtype_); };
+      if (anonymous_) {
+        // The handle counts references: the table lives as long as a variable or a traced function holds it.
+        handle->scalar<ResourceHandle>()() = ResourceHandle::MakeRefCountingHandle(make(), ctx->device()->name());
+        return;
+      }
+      const ResourceHandle by_name = tensorflow::MakeResourceHandle<TableResource>(ctx, container_, shared_name_);
+      RefCountPtr<TableResource> resource;
+      Check(tensorflow::LookupOrCreateResource<TableResource>(ctx, by_name, &resource, [&](TableResource** made) {
+        *made = make();
+        return absl::OkStatus();
+      }));
+      handle->scalar<ResourceHandle>()() = by_name;
+    });
+  }
+
+ private:
+  std::string container_, shared_name_;
+  bool anonymous_ = false;
+  tensorflow::DataType key_dtype_ = tensorflow::DT_INT64;
+  TableConfig config_;
+};
+REGISTER_KERNEL_BUILDER(Name("Sok>TableHandle").Device(tensorflow::DEVICE_CPU), TableHandleOp);
+
+REGISTER_OP("Sok>TableSize")
+    .Input("handle: resource")
+    .Output("size: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    });
+
+class TableSizeOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* ctx) override {
+    Guard(ctx, [&] {
+      Tensor* size;
+      Check(ctx->allocate_output(0, TensorShape({}), &size));
+      size->scalar<int64_t>()() = TableArg(ctx, 0)->table().size();
+    });
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("Sok>TableSize").Device(tensorflow::DEVICE_CPU), TableSizeOp);
+
+REGISTER_OP("Sok>TableExport")
+    .Input("handle: resource")
+    .Output("keys: key_dtype")
+    .Output("rows: float")
+    .Attr("key_dtype: " SOK_KEY_TYPES)
+    .Attr("dim: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      int64_t dim;
+      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
+      const DimensionHandle n = c->UnknownDim();
+      c->set_output(0, c->Vector(n));
+      c->set_output(1, c->Matrix(n, dim));
+      return absl::OkStatus();
+    });
+
+class TableExportOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* ctx) override {
+    Guard(ctx, [&] {
+      const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
+      EmbeddingTable& table = resource->table();
+      Tensor probe(ctx->expected_output_dtype(0), TensorShape({0}));
+      resource->CheckKeyType(probe);
+      const std::vector<uint64_t> words = table.Keys();
+      const int64_t n = static_cast<int64_t>(words.size());
+      Tensor *keys, *rows;
+      Check(ctx->allocate_output(0, TensorShape({n}), &keys));
+      Check(ctx->allocate_output(1, TensorShape({n, table.dim()}), &rows));
+      StoreKeys(words.data(), n, keys);
+      const TfExecutor executor(ctx);
+      const ScratchLease scratch;
+      int64_t* row_ids = scratch.get()->Get<int64_t>(n);
+      table.Lookup({executor}, scratch.get(), words.data(), n, /*insert=*/false, nullptr, rows->flat<float>().data(),
+                   row_ids);
+    });
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("Sok>TableExport").Device(tensorflow::DEVICE_CPU), TableExportOp);
+
+REGISTER_OP("Sok>TableSlots")
+    .Input("handle: resource")
+    .Output("keys: key_dtype")
+    .Output("slots: float")
+    .Output("stamps: int64")
+    .Attr("key_dtype: " SOK_KEY_TYPES)
+    .Attr("slot_set: string")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      const DimensionHandle n = c->UnknownDim();
+      c->set_output(0, c->Vector(n));
+      c->set_output(1, c->Matrix(n, c->UnknownDim()));
+      c->set_output(2, c->Vector(n));
+      return absl::OkStatus();
+    });
+
+class TableSlotsOp : public OpKernel {
+ public:
+  explicit TableSlotsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("slot_set", &slot_set_));
+  }
+  void Compute(OpKernelContext* ctx) override {
+    Guard(ctx, [&] {
+      const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
+      EmbeddingTable& table = resource->table();
+      Tensor probe(ctx->expected_output_dtype(0), TensorShape({0}));
+      resource->CheckKeyType(probe);
+      const int64_t floats = table.SlotFloats(slot_set_);
+      const std::vector<uint64_t> words = table.Keys();
+      const int64_t n = static_cast<int64_t>(words.size());
+      Tensor *keys, *slots, *stamps;
+      Check(ctx->allocate_output(0, TensorShape({n}), &keys));
+      Check(ctx->allocate_output(1, TensorShape({n, floats}), &slots));
+      Check(ctx->allocate_output(2, TensorShape({n}), &stamps));
+      StoreKeys(words.data(), n, keys);
+      table.Slots(slot_set_, words.data(), n, slots->flat<float>().data(),
+                  reinterpret_cast<int64_t*>(stamps->flat<int64_t>().data()));
+    });
+  }
+
+ private:
+  std::string slot_set_;
+};
+REGISTER_KERNEL_BUILDER(Name("Sok>TableSlots").Device(tensorflow::DEVICE_CPU), TableSlotsOp);
+
+REGISTER_OP("Sok>TableAssign")
+    .Input("handle: resource")
+    .Input("keys: Tkey")
+    .Input("rows: float")
+    .Attr("Tkey: " SOK_KEY_TYPES)
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle unused;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));
+      return c->WithRank(c->input(2), 2, &unused);
+    });
+
+class TableAssignOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* ctx) override {
+    Guard(ctx, [&] {
+      const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
+      EmbeddingTable& table = resource->table();
+      resource->CheckKeyType(ctx->input(1));
+      CheckRank(ctx->input(1), 1, "keys");
+      const int64_t n = ctx->input(1).NumElements();
+      CheckShape(ctx->input(2), TensorShape({n, table.dim()}), "rows");
+      const TfExecutor executor(ctx);
+      const ScratchLease scratch;
+      table.Assign({executor}, KeyWords(ctx->input(1), scratch.get()), ctx->input(2).flat<float>().data(), n);
+    });
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("Sok>TableAssign").Device(tensorflow::DEVICE_CPU), TableAssignOp);
+
+REGISTER_OP("Sok>TableErase")
+    .Input("handle: resource")
+    .Input("keys: Tkey")
+    .Output("erased: int64")
+    .Attr("Tkey: " SOK_KEY_TYPES)
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle unused;
+      c->set_output(0, c->Scalar());
+      return c->WithRank(c->input(1), 1, &unused);
+    });
+
+class TableEraseOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* ctx) override {
+    Guard(ctx, [&] {
+      const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
+      resource->CheckKeyType(ctx->input(1));
+      CheckRank(ctx->input(1), 1, "keys");
+      Tensor* erased;
+      Check(ctx->allocate_output(0, TensorShape({}), &erased));
+      const ScratchLease scratch;
+      erased->scalar<int64_t>()() =
+          resource->table().Erase(KeyWords(ctx->input(1), scratch.get()), ctx->input(1).NumElements());
+    });
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("Sok>TableErase").Device(tensorflow::DEVICE_CPU), TableEraseOp);
+
+REGISTER_OP("Sok>Philox")
+    .Input("keys: Tkey")
+    .Input("seed: int64")
+    .Output("rows: float")
+    .Attr("Tkey: " SOK_KEY_TYPES)
+    .Attr("initializer: string")
+    .Attr("init_a: float")
+    .Attr("init_b: float")
+    .Attr("dim: int >= 1")
+    .SetShapeFn([](InferenceContext* c) {
+      int64_t dim;
+      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
+      ShapeHandle keys;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &keys));
+      c->set_output(0, c->Matrix(c->Dim(keys, 0), dim));
+      return absl::OkStatus();
+    });
+
+class PhiloxOp : public OpKernel {
+ public:
+  explicit PhiloxOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    Guard(ctx, [&] {
+      std::string kind;
+      Check(ctx->GetAttr("initializer", &kind));
+      Check(ctx->GetAttr("init_a", &init_.a));
+      Check(ctx->GetAttr("init_b", &init_.b));
+      Check(ctx->GetAttr("dim", &dim_));
+      init_.kind = ParseInitKind(kind);
+      if (init_.kind == InitKind::kBank) throw InvalidArgument("initializer 'bank' needs a table.");
+    });
+  }
+  void Compute(OpKernelContext* ctx) override {
+    Guard(ctx, [&] {
+      CheckRank(ctx->input(0), 1, "keys");
+      Initializer init = init_;
+      init.seed = static_cast<uint64_t>(ScalarArg<int64_t>(ctx->input(1), "seed"));
+      const int64_t n = ctx->input(0).NumElements();
+      Tensor* rows;
+      Check(ctx->allocate_output(0, TensorShape({n, dim_}), &rows));
+      const ScratchLease scratch;
+      const uint64_t* keys = KeyWords(ctx->input(0), scratch.get());
+      float* out = rows->flat<float>().data();
+      TfExecutor(ctx).For(n, 50 + 20 * dim_, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) FillRow(init, keys[i], dim_, out + i * dim_);
+      });
+    });
+  }
+
+ private:
+  Initializer init_;
+  int64_t dim_ = 1;
+};
+REGISTER_KERNEL_BUILDER(Name("Sok>Philox").Device(tensorflow::DEVICE_CPU), PhiloxOp);
+
+}  // namespace
+}  // namespace sok

@@ -1,0 +1,76 @@
+// Distinct values with inverse and counts, as tf.unique_with_counts.
+#include "guard.h"
+#include "scratch_tf.h"
+#include "sok/unique.h"
+#include "tensor_args.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace sok {
+namespace {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::shape_inference::DimensionHandle;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+REGISTER_OP("Sok>Unique")
+    .Input("x: T")
+    .Output("y: T")
+    .Output("idx: out_idx")
+    .Output("counts: out_idx")
+    .Attr("T: {int64, int32, uint32, uint64}")
+    .Attr("out_idx: {int32, int64} = DT_INT32")
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle x;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &x));
+      const DimensionHandle distinct = c->UnknownDim();
+      c->set_output(0, c->Vector(distinct));
+      c->set_output(1, x);
+      c->set_output(2, c->Vector(distinct));
+      return absl::OkStatus();
+    });
+
+void StoreNumbers(const uint32_t* from, int64_t n, Tensor* to) {
+  if (to->dtype() == tensorflow::DT_INT32) {
+    std::copy(from, from + n, to->flat<int32_t>().data());
+  } else {
+    std::copy(from, from + n, to->flat<int64_t>().data());
+  }
+}
+
+class UniqueOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* ctx) override {
+    Guard(ctx, [&] {
+      const Tensor& x = ctx->input(0);
+      CheckRank(x, 1, "x");
+      const int64_t n = x.NumElements();
+      if (n > INT32_MAX && ctx->expected_output_dtype(1) == tensorflow::DT_INT32) {
+        throw InvalidArgument("`x` has " + std::to_string(n) + " elements: use out_idx=int64.");
+      }
+      const TfExecutor executor(ctx);
+      const ScratchLease lease;
+      Scratch* scratch = lease.get();
+      uint64_t* distinct = scratch->Get<uint64_t>(n);
+      uint32_t* inverse = scratch->Get<uint32_t>(n);
+      uint32_t* counts = scratch->Get<uint32_t>(n);
+      const int64_t found = Unique({executor}, scratch, KeyWords(x, scratch), n, distinct, inverse, counts);
+      Tensor *y, *idx, *count;
+      Check(ctx->allocate_output(0, TensorShape({found}), &y));
+      Check(ctx->allocate_output(1, TensorShape({n}), &idx));
+      Check(ctx->allocate_output(2, TensorShape({found}), &count));
+      StoreKeys(distinct, found, y);
+      StoreNumbers(inverse, n, idx);
+      StoreNumbers(counts, found, count);
+    });
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("Sok>Unique").Device(tensorflow::DEVICE_CPU), UniqueOp);
+
+}  // namespace
+}  // namespace sok

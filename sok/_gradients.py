@@ -1,0 +1,79 @@
+"""Gradients of the native ops. Imported once, by `sok._ops.lib()`, after the library is loaded."""
+
+import tensorflow as tf
+
+from sok import _ops
+
+
+def _slices(values: tf.Tensor, row_ids: tf.Tensor) -> tf.IndexedSlices:
+    # No dense_shape: whatever would turn these into a dense matrix of the whole table must fail, not allocate it.
+    return tf.IndexedSlices(values, row_ids)
+
+
+@tf.RegisterGradient("Sok>TableLookup")
+def _table_lookup_grad(op, grad, _):
+    # The handle itself must not be touched here: inside a function it would become an intermediate tensor of the
+    # backward graph, which no tape can follow. The identity keeps row ids a tensor that the backward graph may capture.
+    row_ids = tf.identity(op.outputs[1])
+    return _slices(tf.reshape(grad, [-1, op.get_attr("dim")]), tf.reshape(row_ids, [-1])), None, None
+
+
+@tf.RegisterGradient("Sok>ServeKeys")
+def _serve_keys_grad(op, grad, *_):
+    return _slices(grad, tf.identity(op.outputs[1])), None, None, None
+
+
+@tf.RegisterGradient("Sok>TableLookupCombine")
+def _table_lookup_combine_grad(op, grad, _):
+    row_ids, sums = _ops.lib().sok_combine_grad_sparse(
+        grad, tf.identity(op.outputs[1]), op.inputs[2], op.inputs[3], combiner=op.get_attr("combiner")
+    )
+    return _slices(sums, row_ids), None, None, None, None
+
+
+@tf.RegisterGradient("Sok>CheckServed")
+def _check_served_grad(op, grad):
+    return None, grad, None
+
+
+@tf.RegisterGradient("Sok>GatherRows")
+def _gather_rows_grad(op, grad):
+    num_rows = tf.shape(op.inputs[0], out_type=tf.int64)[0]
+    return _ops.lib().sok_unsorted_segment_sum(grad, op.inputs[1], num_rows), None
+
+
+@tf.RegisterGradient("Sok>Combine")
+def _combine_grad(op, grad):
+    rows, index, row_splits, weights = op.inputs
+    combiner = op.get_attr("combiner")
+    num_rows = tf.shape(rows, out_type=tf.int64)[0]
+    lib = _ops.lib()
+    grad_rows = lib.sok_combine_grad_rows(grad, index, row_splits, weights, num_rows, combiner=combiner)
+    grad_weights = lib.sok_combine_grad_weights(grad, rows, index, row_splits, weights, combiner=combiner)
+    return grad_rows, None, None, grad_weights
+
+
+@tf.RegisterGradient("Sok>SparseToCsr")
+def _sparse_to_csr_grad(op, _splits, _keys, grad_weights, _order):
+    # Output i came from input order[i]. With no weights at all both are empty.
+    weights = op.inputs[2]
+    order = op.outputs[3][: tf.shape(weights)[0]]
+    return None, None, tf.scatter_nd(order[:, None], grad_weights, tf.shape(weights, out_type=tf.int64)), None
+
+
+@tf.RegisterGradient("Sok>UnsortedSegmentSum")
+def _unsorted_segment_sum_grad(op, grad):
+    # Dropped rows (negative ids) get zeros, as in TensorFlow.
+    ids = op.inputs[1]
+    gathered = tf.gather(grad, tf.maximum(ids, tf.zeros_like(ids)))
+    kept = tf.reshape(ids >= 0, tf.concat([tf.shape(ids), tf.ones([tf.rank(gathered) - tf.rank(ids)], tf.int32)], 0))
+    return tf.where(kept, gathered, tf.zeros_like(gathered)), None, None
+
+
+@tf.RegisterGradient("Sok>TraceCollective")
+def _trace_collective_grad(op, grad):
+    return grad
+
+
+for _name in ("RouteKeys", "ValidateCsr", "SumDuplicates", "Unique", "TableExport", "TableSize", "Philox"):
+    tf.no_gradient(f"Sok>{_name}")
