@@ -1,0 +1,8 @@
+"""`python -m sok` is the `sok` command."""
+
+import sys
+
+from sok.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

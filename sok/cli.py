@@ -1,0 +1,53 @@
+"""The `sok` command: `sok COMMAND ...`, the same as `python -m sok COMMAND ...`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command of `sok` and returns its exit status.
+
+    Args:
+        arguments: the words after `sok`; `None` takes the command line's.
+
+    Returns:
+        0 for success; 1 where the command found something wrong; 2 (from argparse, as `SystemExit`) for a command
+        line that makes no sense.
+    """
+    parser = build_parser()
+    options = parser.parse_args(arguments)
+    run: Callable[[argparse.Namespace], int] | None = getattr(options, "run", None)
+    if run is None:
+        parser.print_help(sys.stderr)
+        return 2
+    return run(options)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Returns the parser; each command adds itself and names the function that runs it."""
+    parser = argparse.ArgumentParser(prog="sok", description="Tools for sharded embedding tables in TensorFlow.")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    _add_doctor(commands)
+    return parser
+
+
+def _add_doctor(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="say whether sok works on this machine, and what to do if not",
+        description="Checks versions, the native library, devices and memory, and trains a small table against NumPy. "
+        "Exit status 0 only if sok is usable.",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
+    parser.add_argument("--horovod", action="store_true", help="also start two Horovod workers and let them talk")
+    parser.set_defaults(run=_run_doctor)
+
+
+def _run_doctor(options: argparse.Namespace) -> int:
+    # Here, so that other commands do not pay for what this one imports.
+    from sok import doctor
+
+    return doctor.main(as_json=options.json, with_horovod=options.horovod)
