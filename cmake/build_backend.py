@@ -1,7 +1,8 @@
 """The PEP 517 backend: setuptools, plus the build requirements that depend on the machine.
 
-A library of TensorFlow ops fits only the TensorFlow it was built for. So a build takes the TensorFlow of the environment
-that pip installs into, even when pip isolates the build from it, and asks for a download only where there is none.
+A library of TensorFlow ops fits only the TensorFlow that it was built for. So a build takes the TensorFlow of the
+environment that pip installs into, even when pip isolates the build from it, and has one downloaded only where there
+is none.
 """
 
 from __future__ import annotations

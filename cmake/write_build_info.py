@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 
 def git_version() -> str:
@@ -24,11 +25,8 @@ def main(path: str, pairs: list[str]) -> None:
     info["cxx11_abi"] = int(info["cxx11_abi"])
     info["git_version"] = git_version()
     # SOURCE_DATE_EPOCH is how packagers ask for a build that repeats bit for bit.
-    epoch = os.environ.get("SOURCE_DATE_EPOCH")
-    now = datetime.datetime.fromtimestamp(int(epoch), datetime.timezone.utc) if epoch else datetime.datetime.now(
-        datetime.timezone.utc
-    )
-    info["date"] = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    seconds = int(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
+    info["date"] = datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     with open(path, "w", encoding="utf-8") as file:
         json.dump(info, file, indent=2)
         file.write("\n")
