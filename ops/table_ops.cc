@@ -49,7 +49,7 @@ REGISTER_OP("Sok>TableHandle")
     .Attr("initializer: string")
     .Attr("init_a: float")
     .Attr("init_b: float")
-    .Attr("bank: tensor")
+    .Attr("bank: list(float) = []")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->Scalar());
@@ -86,13 +86,8 @@ class TableHandleOp : public OpKernel {
       Check(ctx->GetAttr("rank", &config_.rank));
       config_.is_unsigned = IsUnsigned(key_dtype_);
       config_.initializer = InitializerAttrs(ctx);
-      Tensor bank;
-      Check(ctx->GetAttr("bank", &bank));
-      if (bank.dtype() != tensorflow::DT_FLOAT || bank.dims() != 2) {
-        throw InvalidArgument("`bank` must be a float32 matrix [P, dim], or [0, 0] for none.");
-      }
-      config_.initializer.bank_rows = bank.dim_size(0);
-      config_.initializer.bank.assign(bank.flat<float>().data(), bank.flat<float>().data() + bank.NumElements());
+      Check(ctx->GetAttr("bank", &config_.initializer.bank));
+      config_.initializer.bank_rows = static_cast<int64_t>(config_.initializer.bank.size()) / config_.dim;
       if (shared_name_.empty()) shared_name_ = name();
     });
   }

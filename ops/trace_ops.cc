@@ -49,7 +49,7 @@ REGISTER_OP("Sok>TraceCollective")
     .Input("x: T")
     .Output("y: T")
     .Attr("T: type")
-    .Attr("name: string")
+    .Attr("collective: string")
     .Attr("kind: string")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::UnchangedShape);
@@ -57,7 +57,7 @@ REGISTER_OP("Sok>TraceCollective")
 class TraceCollectiveOp : public OpKernel {
  public:
   explicit TraceCollectiveOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("name", &name_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("collective", &name_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("kind", &kind_));
   }
   void Compute(OpKernelContext* ctx) override {
