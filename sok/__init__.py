@@ -1,0 +1,66 @@
+"""Training and serving models whose embedding tables are the model, in TensorFlow.
+
+    import sok
+
+    sok.Init(global_batch_size=4096)
+    layer = sok.DistributedEmbedding("sum", max_vocabulary_size_per_gpu=10_000_000, embedding_vec_size=16,
+                                     slot_num=26, max_nnz=1)
+
+Names load on first use: importing `sok` prints nothing, changes no environment variable and needs no GPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+# Where each public name lives. A value without a colon is a module.
+_PUBLIC = {
+    # The job: one call at the start, and who we are in it.
+    "Init": "sok.context:Init",
+    "rank": "sok.context:rank",
+    "size": "sok.context:size",
+    "local_rank": "sok.context:local_rank",
+    "shutdown": "sok.context:shutdown",
+    # Layers and their variables.
+    "DistributedEmbedding": "sok.layers:DistributedEmbedding",
+    "All2AllDenseEmbedding": "sok.layers:All2AllDenseEmbedding",
+    "get_embedding": "sok.layers:get_embedding",
+    "EmbeddingVariable": "sok.table:EmbeddingVariable",
+    "split_embedding_variable_from_others": "sok.table:split_embedding_variable_from_others",
+    # Training.
+    "optimizers": "sok.optimizers",
+    "OptimizerScope": "sok.optimizer_scope:OptimizerScope",
+    "DistributedGradientTape": "sok.distributed:DistributedGradientTape",
+    "DistributedOptimizer": "sok.distributed:DistributedOptimizer",
+    "broadcast_variables": "sok.distributed:broadcast_variables",
+    "Average": "sok.distributed:Average",
+    "Sum": "sok.distributed:Sum",
+    "callbacks": "sok.callbacks",
+    "hooks": "sok.hooks",
+    # Looking inside.
+    "trace": "sok.tracing:trace",
+    "collective_counts": "sok.tracing:collective_counts",
+    # Drop-ins for TensorFlow's own.
+    "tf": "sok.tf",
+    "layers": "sok.layers",
+}
+
+__all__ = sorted([*_PUBLIC, "__version__"])
+
+
+def __getattr__(name: str) -> Any:
+    target = _PUBLIC.get(name)
+    if target is None:
+        raise AttributeError(f"module 'sok' has no attribute {name!r}")
+    module_name, _, attribute = target.partition(":")
+    module = importlib.import_module(module_name)
+    value = getattr(module, attribute) if attribute else module
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})
