@@ -29,6 +29,9 @@ if [[ ! -f $build/Makefile || "$(cat $build/identity 2>/dev/null)" != "$identity
   echo "$identity" > $build/identity
 fi
 
+# The last step of a build puts the library in place; make it happen again if someone deleted the result.
+[[ -f sok/_native/libsok_ops.so ]] || rm -f $build/libsok_ops.so
+
 # One TensorFlow op file takes about 1.5 GB to compile.
 jobs=${SOK_BUILD_JOBS:-$(nproc)}
 memory_gb=$(awk '/MemAvailable/ {print int($2 / 1048576)}' /proc/meminfo)

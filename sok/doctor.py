@@ -54,7 +54,7 @@ def all_checks(with_horovod: bool) -> list[Callable[[], list[Finding]]]:
         _machine_checks.check_horovod,
         _machine_checks.check_native_library,
         _machine_checks.check_devices,
-        check_training,
+        check_self_test,
     ]
     if with_horovod:
         checks.append(_machine_checks.check_horovod_workers)
@@ -72,7 +72,7 @@ def run_check(check: Callable[[], list[Finding]]) -> list[Finding]:
         return [Finding(name, FAIL, text, remedy="Repair first what the lines above name.")]
 
 
-def check_training() -> list[Finding]:
+def check_self_test() -> list[Finding]:
     """Trains a small table for a few steps and compares it with the same steps in NumPy."""
     from sok import _self_test
 
