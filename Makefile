@@ -1,3 +1,34 @@
-.PHONY: native
-native:
+# What can be done here, one line each; the work is in scripts/. `make` alone prints this list.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-fast lint format native wheel clean
+
+help:  ## print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup:  ## .venv with TensorFlow, Horovod (SOK_WITH_HOROVOD=0: without), the native library and sok
+	@scripts/setup.sh
+
+demo:  ## set up, then train a click model on two workers with generated data
+	@scripts/demo.sh
+
+test:  ## set up, then lint, C++ tests under three sanitizers, all Python tests and doctests
+	@scripts/test.sh all
+
+test-fast:  ## the Python tests that start no workers, doctests, and the C++ tests without sanitizers
+	@scripts/test.sh fast
+
+lint:  ## say what is not formatted or looks wrong
+	@scripts/lint.sh
+
+format:  ## format Python and C++
+	@scripts/format.sh
+
+native:  ## build sok/_native for the TensorFlow of $PYTHON (default: .venv)
 	@scripts/build_native.sh
+
+wheel:  ## sdist and wheel, into dist/
+	@scripts/build_wheel.sh
+
+clean:  ## remove what was built; .venv stays
+	@rm -rf build dist sok/_native *.egg-info .pytest_cache .ruff_cache .hypothesis

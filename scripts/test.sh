@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Runs the tests: test.sh all|fast. Goes on after a failure, sums up at the end; exit status 0 only if all passed.
+#   SOK_CRITEO_SAMPLE, SOK_AVAZU_SAMPLE, SOK_MOVIELENS_DIR   real data for the tests that can use them
+set -euo pipefail
+source "$(dirname "$0")/common.sh"
+which=${1:-all}
+
+env -u PYTHON scripts/setup.sh
+need_modules pytest hypothesis
+
+export TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-2}
+mkdir -p build/test
+names=() results=()
+
+stage() {
+  local name=$1 start=$SECONDS result=passed
+  shift
+  echo
+  echo "== $name"
+  "$@" || result=FAILED
+  names+=("$name")
+  results+=("$result ($((SECONDS - start)) s)")
+}
+
+python_tests() {
+  # Doctests of the library and the tests, in one run: TensorFlow is imported once, and there is one closing line.
+  "$PYTHON" -m pytest --doctest-modules sok tests "$@" 2>&1 | tee build/test/pytest.log
+}
+
+case $which in
+  all)
+    stage "lint" scripts/lint.sh
+    for kind in address undefined thread; do
+      stage "C++ tests, $kind sanitizer" scripts/test_cpp.sh $kind
+    done
+    stage "Python tests and doctests" python_tests
+    ;;
+  fast)
+    stage "C++ tests" scripts/test_cpp.sh plain
+    stage "Python tests and doctests" python_tests -m "not multiprocess"
+    ;;
+  *)
+    echo "test.sh takes all or fast. Received: '$which'." >&2
+    exit 2
+    ;;
+esac
+
+echo
+for i in "${!names[@]}"; do
+  printf '%-34s %s\n' "${names[$i]}" "${results[$i]}"
+done
+[[ "${results[*]}" != *FAILED* ]]

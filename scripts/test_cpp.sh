@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Builds and runs the C++ tests: test_cpp.sh plain|address|undefined|thread
+set -euo pipefail
+source "$(dirname "$0")/common.sh"
+unset MAKEFLAGS MAKELEVEL MFLAGS
+
+kind=${1:?plain, address, undefined or thread}
+bin=$(dirname "$(command -v "$PYTHON")")
+cmake=cmake ctest=ctest
+[[ -x $bin/cmake ]] && cmake=$bin/cmake ctest=$bin/ctest
+
+build=build/cpp-$kind
+sanitize=$kind
+[[ $kind == plain ]] && sanitize=""
+mkdir -p "$build"
+"$cmake" -S . -B "$build" -G "Unix Makefiles" -DSOK_OPS=OFF -DSOK_TESTS=ON -DSOK_SANITIZE="$sanitize" >"$build/configure.log" || {
+  cat "$build/configure.log"
+  exit 1
+}
+"$cmake" --build "$build" -j "${SOK_BUILD_JOBS:-$(nproc)}" >"$build/build.log" 2>&1 || {
+  tail -40 "$build/build.log"
+  exit 1
+}
+export UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1
+# ThreadSanitizer's shadow memory does not fit the layout that kernels with many random bits choose.
+run=()
+[[ $kind == thread ]] && run=(setarch "$(uname -m)" -R)
+"${run[@]}" "$ctest" --test-dir "$build" --output-on-failure --no-tests=error
