@@ -1,0 +1,1 @@
+"""Click-through-rate models on Criteo's log: reader, generator, models, training script."""

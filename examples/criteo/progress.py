@@ -1,0 +1,69 @@
+"""A progress bar for people, and a line every few seconds for log files."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from typing import TextIO
+
+
+class Progress:
+    """Shows how far a loop is and how fast it goes.
+
+    On a terminal one line is rewritten in place; elsewhere (a pipe, a file, under horovodrun) a line is written every
+    `interval` seconds. With `enabled=False`, on all ranks but one, nothing is written.
+    """
+
+    def __init__(self, label: str, unit: str = "rows", enabled: bool = True, interval: float = 5.0,
+                 stream: TextIO | None = None):  # fmt: skip
+        self._label, self._unit, self._enabled = label, unit, enabled
+        self._stream = stream or sys.stdout
+        self._in_place = self._stream.isatty()
+        self._interval = 0.1 if self._in_place else interval
+        self._begin = self._shown = time.monotonic()
+        self._was_shown = False
+
+    def update(self, done: int, total: int, note: str = "") -> None:
+        """Say that `done` of `total` units are done; written only when it is time to."""
+        now = time.monotonic()
+        if self._enabled and now - self._shown >= self._interval:
+            self._shown, self._was_shown = now, True
+            self._write(self._line(done, total, note, now - self._begin))
+
+    def _line(self, done: int, total: int, note: str, seconds: float) -> str:
+        fraction = min(done / total, 1.0) if total else 1.0
+        rate = done / seconds if seconds > 0 else 0.0
+        left = (total - done) / rate if rate > 0 else 0.0
+        filled = int(fraction * 20)
+        bar = f"[{'#' * filled}{'.' * (20 - filled)}] " if self._in_place else ""
+        text = f"{self._label} {bar}{fraction:4.0%}  {human(rate)} {self._unit}/s  {left:.0f} s left"
+        return f"{text}  {note}".rstrip()
+
+    def _write(self, text: str) -> None:
+        if self._in_place:
+            width = shutil.get_terminal_size().columns - 1
+            self._stream.write("\r" + text[:width].ljust(width))
+        else:
+            self._stream.write(text + "\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Clear the bar, so that the next line starts at the left."""
+        if self._enabled and self._in_place and self._was_shown:
+            width = shutil.get_terminal_size().columns - 1
+            self._stream.write("\r" + " " * width + "\r")
+            self._stream.flush()
+
+
+def human(number: float) -> str:
+    """Return a number with three digits or so.
+
+    >>> human(950), human(81_234), human(45_840_617)
+    ('950', '81.2k', '45.8M')
+    """
+    for unit in ("", "k", "M"):
+        if abs(number) < 1000:
+            return f"{number:.0f}" if not unit else f"{number:.1f}{unit}"
+        number /= 1000
+    return f"{number:.1f}G"
