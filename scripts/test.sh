@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Runs the tests: test.sh all|fast. Goes on after a failure, sums up at the end; exit status 0 only if all passed.
 #   SOK_CRITEO_SAMPLE, SOK_AVAZU_SAMPLE, SOK_MOVIELENS_DIR   real data for the tests that can use them
+#   PYTHON   an environment that is ready; without it, .venv is used and set up first
 set -euo pipefail
+[[ -n "${PYTHON:-}" ]] || "$(dirname "$0")/setup.sh"
 source "$(dirname "$0")/common.sh"
 which=${1:-all}
 
-env -u PYTHON scripts/setup.sh
 need_modules pytest hypothesis
 
 export TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-2}
