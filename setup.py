@@ -19,7 +19,7 @@ except ImportError:
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "cmake"))
 
-import build_backend  # noqa: E402  found through the line above
+from build_environment import tensorflow_requirement  # noqa: E402  found through the line above
 
 NATIVE_FILES = ("libsok_ops.so", "build_info.json")
 
@@ -83,5 +83,5 @@ class PlatformWheel(bdist_wheel):
 setup(
     ext_modules=[Extension("sok._native.libsok_ops", sources=[])],
     cmdclass={"build_ext": CMakeBuild, "bdist_wheel": PlatformWheel},
-    install_requires=["numpy>=2.0", build_backend.tensorflow_requirement()],
+    install_requires=["numpy>=2.0", tensorflow_requirement()],
 )

@@ -4,7 +4,14 @@ import glob
 import os
 import sys
 
-import tensorflow as tf
+from build_environment import environment_paths
+
+try:
+    import tensorflow as tf
+except ImportError:
+    # In pip's isolated build: the environment that is built for has it.
+    sys.path += environment_paths()
+    import tensorflow as tf
 
 compile_flags = tf.sysconfig.get_compile_flags()
 # The include path and the ABI become target properties; the standard is CMake's business.

@@ -173,7 +173,7 @@ def all_steps() -> list[Step]:
             "sok",
             "sok itself, editable",
             [*pip, "install", "--no-build-isolation", "--no-deps", "-e", str(ROOT)],
-            inputs=[contents([ROOT / name for name in ("setup.py", "pyproject.toml", "cmake/build_backend.py")])],
+            inputs=[contents([ROOT / name for name in ("setup.py", "pyproject.toml")])],
             # The step before has built the library, and shown its progress.
             env={"SOK_SKIP_NATIVE_BUILD": "1"},
         ),
