@@ -1,0 +1,52 @@
+"""Fixtures of the whole suite: seed, device marks, eager and graph execution."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+
+# Before TensorFlow is imported. Four threads even on a small machine, so that what is split over threads gets split.
+os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "4")
+os.environ.setdefault("TF_NUM_INTEROP_THREADS", "4")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
+    """Skips, with a reason, what this machine cannot run."""
+    for item in items:
+        if item.get_closest_marker("gpu") and not _gpus():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device that TensorFlow sees"))
+        if item.get_closest_marker("multiprocess") and importlib.util.find_spec("horovod") is None:
+            item.add_marker(pytest.mark.skip(reason="needs Horovod"))
+
+
+def _gpus() -> list[Any]:
+    import tensorflow as tf
+
+    return tf.config.list_physical_devices("GPU")
+
+
+@pytest.fixture
+def seed() -> int:
+    """The one seed of a test's random numbers. Set SOK_TEST_SEED to try another."""
+    return int(os.environ.get("SOK_TEST_SEED", "20260101"))
+
+
+@pytest.fixture
+def rng(seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+@pytest.fixture(params=["eager", "function"])
+def call(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Calls a TensorFlow function as it stands, or inside a `tf.function`: call(f, *tensors)."""
+    import tensorflow as tf
+
+    if request.param == "eager":
+        return lambda f, *args: f(*args)
+    return lambda f, *args: tf.function(f)(*args)
