@@ -27,30 +27,26 @@ def rows(values, splits):
 
 
 def test_a_row_knows_only_what_was_liked_before_it(small_movielens):
-    train, test = load(small_movielens, holdout=0.25)
-    assert (train.singles[:, 1] - (1 << 20)).tolist() == [
-        1,
-        2,
-        3,
-        4,
-    ]  # in the order of time: user 1 three times, user 2
-    assert train.labels.tolist() == [1.0, 0.0, 1.0, 1.0]
-    assert rows(train.history, train.history_splits) == [[], [1], [1], []]
-    assert rows(test.history, test.history_splits) == [[4], [1, 3]]
-    assert test.singles[:, 0].tolist() == [2, 1]  # the last of each user
-    assert rows(train.genres, train.genre_splits) == [[0], [1, 5], [2], [0, 1, 18]]
-    assert train.singles[0, 4] == train.singles[3, 4]  # both are writers
-    assert train.singles[0, 3] != train.singles[3, 3]
+    train, test = load(small_movielens, holdout=0.5)
+    assert (train.singles[:, 1] - (1 << 20)).tolist() == [1, 2, 4]  # in the order of time
+    assert train.labels.tolist() == [1.0, 0.0, 1.0]
+    assert rows(train.history, train.history_splits) == [[], [1], []]
+    assert rows(train.genres, train.genre_splits) == [[0], [1, 5], [0, 1, 18]]
+    assert test.singles[:, 0].tolist() == [1, 2, 1]  # the last half of each user's ratings
+    assert (test.singles[:, 1] - (1 << 20)).tolist() == [3, 3, 4]
+    assert rows(test.history, test.history_splits) == [[1], [4], [1, 3]]
+    assert train.singles[0, 4] == train.singles[2, 4]  # both are writers
+    assert train.singles[0, 3] != train.singles[2, 3]
 
 
 def test_history_is_the_latest_movies(small_movielens):
-    _, test = load(small_movielens, max_history=1, holdout=0.25)
-    assert rows(test.history, test.history_splits) == [[4], [3]]
+    _, test = load(small_movielens, max_history=1, holdout=0.5)
+    assert rows(test.history, test.history_splits) == [[1], [4], [3]]
 
 
 def test_take_gives_rows_in_the_order_asked_for(small_movielens):
-    train, _ = load(small_movielens, holdout=0.25)
-    taken = train.take(np.array([3, 1, 1]))
+    train, _ = load(small_movielens, holdout=0.5)
+    taken = train.take(np.array([2, 1, 1]))
     assert rows(taken.genres, taken.genre_splits) == [[0, 1, 18], [1, 5], [1, 5]]
     assert len(train.take(np.empty(0, dtype=np.int64))) == 0
 
