@@ -15,7 +15,7 @@ for candidate in "${candidates[@]}"; do
   if "$candidate" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))'; then
     exec "$candidate" scripts/setup_env.py "$@"
   fi
-  seen+="  $candidate is $("$candidate" --version 2>&1)"$'\n'
+  seen+="  $candidate is $("$candidate" --version 2>&1 || true)"$'\n'
 done
 
 {

@@ -259,12 +259,12 @@ class Progress:
                 return
             self._begin()
         if self._is_terminal:
-            line = f"{self._title}  {elapsed(self._started)}  {last_line(self._log_path)}"
+            line = f"{self._title}  {elapsed(self._started)}  {latest_news(self._log_path)}"
             width = shutil.get_terminal_size().columns - 1
             print(f"\r\033[K{line[:width]}", end="", flush=True)
         elif now - self._last >= 15:
             self._last = now
-            print(f"      {elapsed(self._started)}  {last_line(self._log_path)[:100]}", flush=True)
+            print(f"      {elapsed(self._started)}  {latest_news(self._log_path)[:100]}", flush=True)
 
     def end(self, word: str) -> None:
         if word != "done":
@@ -292,10 +292,15 @@ def log_of(step: Step) -> Path:
     return LOGS / f"{step.name}.log"
 
 
-def last_line(path: Path) -> str:
+def latest_news(path: Path) -> str:
+    """The end of a log in a few words: what make builds now, or else the last line."""
     with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 2000))
-        lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+        file.seek(max(0, path.stat().st_size - 65536))
+        text = file.read().decode(errors="replace")
+    # A compiler's warnings and command lines are long and say nothing about how far it is.
+    if targets := re.findall(r"(\[ *\d+%\]) \w+ .*?([^/\s]+)$", text, re.MULTILINE):
+        return " ".join(targets[-1])
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else ""
 
 

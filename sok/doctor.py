@@ -82,9 +82,9 @@ def check_self_test() -> list[Finding]:
     if worst > _self_test.TOLERANCE:
         text = f"a trained table differs from NumPy by {worst:.2g} (at most {_self_test.TOLERANCE:.0e} is rounding)"
         remedy = "Build the native library anew: make clean native"
-        return [Finding("self-test", FAIL, text, remedy, {"difference": worst})]
+        return [Finding("self test", FAIL, text, remedy, {"difference": worst})]
     text = f"a small table trains as NumPy says (difference {worst:.1e}, {seconds:.1f} s)"
-    return [Finding("self-test", OK, text, details={"difference": worst, "seconds": round(seconds, 2)})]
+    return [Finding("self test", OK, text, details={"difference": worst, "seconds": round(seconds, 2)})]
 
 
 @contextlib.contextmanager

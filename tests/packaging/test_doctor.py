@@ -1,0 +1,180 @@
+"""`sok doctor`: what it finds, what it advises, and its exit status."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from sok import _machine_checks, _ops, _self_test, cli, doctor
+from sok._finding import FAIL, OK, WARN, Finding
+
+
+def run_doctor(*arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "sok", "doctor", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+def test_doctor_says_usable_in_json_with_exit_status_0():
+    answer = run_doctor("--json")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    report = json.loads(answer.stdout)
+    assert report["usable"] is True
+    checks = {check["name"]: check for check in report["checks"]}
+    assert set(checks) == {
+        *("python", "cpu", "memory", "huge pages", "tensorflow", "keras", "horovod", "native library", "devices"),
+        "self test",
+    }
+    assert checks["self test"]["status"] == OK
+    assert checks["self test"]["details"]["difference"] <= _self_test.TOLERANCE
+    assert checks["native library"]["details"]["path"] == str(_ops.library_path())
+
+
+@pytest.mark.multiprocess
+def test_two_horovod_workers_pass_the_self_test():
+    (finding,) = _machine_checks.check_horovod_workers()
+    assert finding.status == OK, finding.text
+
+
+@pytest.mark.parametrize(
+    ("status", "exit_status", "last_line"),
+    [(OK, 0, "sok is usable."), (WARN, 0, "sok is usable."), (FAIL, 1, "sok is NOT usable")],
+)
+def test_exit_status_is_0_unless_a_check_failed(monkeypatch, capsys, status, exit_status, last_line):
+    finding = Finding("weather", status, "it rains", remedy="Take an umbrella.")
+    monkeypatch.setattr(doctor, "all_checks", lambda with_horovod: [lambda: [finding]])
+    assert cli.main(["doctor"]) == exit_status
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == [status, "weather", "it", "rains"]
+    assert lines[1].strip() == "-> Take an umbrella."
+    assert lines[-1].startswith(last_line)
+
+
+def test_json_of_a_failure_is_one_object_and_exit_status_1(monkeypatch, capsys):
+    finding = Finding("weather", FAIL, "it rains", details={"mm": 3})
+    monkeypatch.setattr(doctor, "all_checks", lambda with_horovod: [lambda: [finding]])
+    assert doctor.main(as_json=True) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["usable"] is False
+    assert report["checks"] == [
+        {"name": "weather", "status": FAIL, "text": "it rains", "remedy": "", "details": {"mm": 3}}
+    ]
+
+
+def test_check_that_raises_is_a_failure_and_the_others_still_run(monkeypatch, capfd):
+    def check_something_else():
+        os.write(2, b"noise from C++\n")
+        raise RuntimeError("out of order")
+
+    finding = Finding("weather", OK, "the sun shines")
+    monkeypatch.setattr(doctor, "all_checks", lambda with_horovod: [check_something_else, lambda: [finding]])
+    assert doctor.main() == 1
+    out, err = capfd.readouterr()
+    assert "something else   RuntimeError: out of order" in out
+    assert "the sun shines" in out
+    assert "noise from C++" in err, "what a failing check wrote must not be lost"
+
+
+def test_noise_of_a_check_that_succeeds_is_kept_back(capfd):
+    def check_noisy():
+        os.write(2, b"noise from C++\n")
+        return [Finding("noisy", OK, "fine")]
+
+    assert doctor.run_check(check_noisy)[0].status == OK
+    assert capfd.readouterr().err == ""
+
+
+def test_missing_library_fails_with_the_remedy(tmp_path, monkeypatch):
+    monkeypatch.setattr(_ops, "_NATIVE_DIR", tmp_path)
+    monkeypatch.setattr(_ops, "_library", None)
+    monkeypatch.setattr(_ops, "_is_ready", False)
+    (finding,) = _machine_checks.check_native_library()
+    assert finding.status == FAIL
+    assert "pip install" in finding.text
+
+
+def test_self_test_sees_a_wrong_optimizer(monkeypatch):
+    monkeypatch.setattr(_self_test, "EPSILON", 1e-7)
+    right = _self_test._train_in_numpy
+
+    def wrong(keys, rows, slopes, num_workers):
+        return right(keys, rows, slopes * np.float32(1.001), num_workers)
+
+    monkeypatch.setattr(_self_test, "_train_in_numpy", wrong)
+    (finding,) = doctor.check_self_test()
+    assert finding.status == FAIL
+    assert "differs from NumPy" in finding.text
+    assert "make clean native" in finding.remedy
+
+
+def test_huge_pages_that_are_off_get_a_command(tmp_path, monkeypatch):
+    setting = tmp_path / "enabled"
+    setting.write_text("always madvise [never]\n")
+    monkeypatch.setattr(_machine_checks, "HUGE_PAGES", setting)
+    (finding,) = _machine_checks.check_huge_pages()
+    assert finding.status == WARN
+    assert "sudo tee" in finding.remedy
+    setting.write_text("always [madvise] never\n")
+    assert _machine_checks.check_huge_pages()[0].status == OK
+
+
+def test_memory_limit_of_a_container_counts(tmp_path, monkeypatch):
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(_machine_checks, "CGROUP_MEMORY", limit)
+    limit.write_text(str(512 << 20))
+    (finding,) = _machine_checks.check_memory()
+    assert finding.status == WARN
+    assert "container limit 0.5 GiB" in finding.text
+    limit.write_text("max\n")
+    assert "container limit" not in _machine_checks.check_memory()[0].text
+
+
+def test_python_that_is_too_new_fails(monkeypatch):
+    monkeypatch.setattr(_machine_checks.sys, "version_info", (3, 14, 0))
+    assert _machine_checks.check_python()[0].status == FAIL
+
+
+def test_missing_horovod_is_a_warning(monkeypatch):
+    monkeypatch.setattr(_machine_checks, "_version", lambda name: None)
+    (finding,) = _machine_checks.check_horovod()
+    assert finding.status == WARN
+    assert "one worker only" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("question", "expected"),
+    [
+        ("raise ImportError('undefined symbol: xyz')", "ImportError: undefined symbol: xyz"),
+        ("import os; os.abort()", "exit status -6"),
+    ],
+)
+def test_horovod_that_does_not_load_is_a_warning_with_the_reason(monkeypatch, question, expected):
+    monkeypatch.setattr(_machine_checks, "_version", lambda name: "0.28.1")
+    monkeypatch.setattr(_machine_checks, "HOROVOD_QUESTION", question)
+    (finding,) = _machine_checks.check_horovod()
+    assert finding.status == WARN
+    assert expected in finding.text
+    assert "build_horovod.sh" in finding.remedy
+
+
+def test_horovod_without_a_controller_is_a_warning(monkeypatch):
+    answer = 'print(\'{"gloo": false, "mpi": false, "nccl": false, "cuda": false}\')'
+    monkeypatch.setattr(_machine_checks, "_version", lambda name: "0.28.1")
+    monkeypatch.setattr(_machine_checks, "HOROVOD_QUESTION", answer)
+    (finding,) = _machine_checks.check_horovod()
+    assert finding.status == WARN
+    assert "workers cannot meet" in finding.text
+
+
+def test_command_without_a_name_prints_help_and_fails(capsys):
+    assert cli.main([]) == 2
+    assert "doctor" in capsys.readouterr().err
+
+
+def test_unknown_command_is_refused(capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["surgeon"])
+    assert caught.value.code == 2
+    assert "surgeon" in capsys.readouterr().err

@@ -1,0 +1,99 @@
+"""Loading the native library: once, and with errors that say how to repair what is wrong."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from sok import _ops
+
+
+@pytest.fixture
+def native_dir(tmp_path, monkeypatch):
+    """An empty folder where sok looks for its library, in a process that has loaded none."""
+    monkeypatch.setattr(_ops, "_NATIVE_DIR", tmp_path)
+    monkeypatch.setattr(_ops, "_library", None)
+    monkeypatch.setattr(_ops, "_is_ready", False)
+    return tmp_path
+
+
+def write_build_info(folder: Path, tensorflow_version: str) -> None:
+    (folder / "build_info.json").write_text(json.dumps({"tensorflow_version": tensorflow_version}))
+
+
+def test_missing_library_says_where_it_should_be_and_what_to_run(native_dir):
+    with pytest.raises(ImportError) as caught:
+        _ops.lib()
+    assert isinstance(caught.value, _ops.NativeLibraryError)
+    message = str(caught.value)
+    assert str(native_dir / "libsok_ops.so") in message
+    assert "does not exist" in message
+    assert "pip install --no-build-isolation" in message
+
+
+def test_remedy_in_a_checkout_is_make_native(tmp_path, monkeypatch):
+    (tmp_path / "CMakeLists.txt").touch()
+    monkeypatch.setattr(_ops, "_NATIVE_DIR", tmp_path / "sok" / "_native")
+    assert "make native" in _ops.remedy()
+    assert str(tmp_path) in _ops.remedy()
+
+
+def test_library_for_another_tensorflow_is_refused_before_it_is_loaded(native_dir):
+    # Not a library at all: had it been loaded, the message would be another.
+    (native_dir / "libsok_ops.so").write_text("not a library")
+    write_build_info(native_dir, "1.15.5")
+    with pytest.raises(_ops.NativeLibraryError) as caught:
+        _ops.lib()
+    message = str(caught.value)
+    assert f"was built for TensorFlow 1.15.5, but this is TensorFlow {tf.__version__}" in message
+    assert "pip install" in message
+
+
+def test_library_for_another_patch_release_is_not_refused_for_that(native_dir):
+    (native_dir / "libsok_ops.so").write_text("not a library")
+    write_build_info(native_dir, ".".join([*tf.__version__.split(".")[:2], "999"]))
+    with pytest.raises(_ops.NativeLibraryError, match="does not load into TensorFlow"):
+        _ops.lib()
+
+
+def test_file_that_is_no_library_says_what_the_loader_said(native_dir):
+    (native_dir / "libsok_ops.so").write_text("not a library")
+    with pytest.raises(_ops.NativeLibraryError, match="built for an unknown version") as caught:
+        _ops.lib()
+    assert "invalid ELF header" in str(caught.value) or "file too short" in str(caught.value)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_library_with_an_undefined_symbol_names_it(native_dir):
+    source = native_dir / "broken.cc"
+    source.write_text("int sok_symbol_of_another_tensorflow();\nint value = sok_symbol_of_another_tensorflow();\n")
+    library = native_dir / "libsok_ops.so"
+    subprocess.run(["g++", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    write_build_info(native_dir, tf.__version__)
+    with pytest.raises(_ops.NativeLibraryError) as caught:
+        _ops.lib()
+    assert "sok_symbol_of_another_tensorflow" in str(caught.value)
+    assert f"built for {tf.__version__}" in str(caught.value)
+
+
+def test_failed_load_can_be_tried_again(native_dir):
+    for _ in range(2):
+        with pytest.raises(_ops.NativeLibraryError, match="is missing"):
+            _ops.lib()
+
+
+def test_build_info_tells_what_the_library_was_built_with():
+    info = _ops.build_info()
+    assert info is not None
+    assert info["tensorflow_version"] == tf.__version__
+    assert info["cxx11_abi"] == tf.sysconfig.CXX11_ABI_FLAG
+    assert set(info) >= {"sok_version", "compiler", "git_version", "date", "system"}
+
+
+def test_unreadable_build_info_is_none(native_dir):
+    assert _ops.build_info() is None
+    (native_dir / "build_info.json").write_text("{")
+    assert _ops.build_info() is None
