@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <mutex>
+#include <type_traits>
 #include <utility>
 
 #include "sok/error.h"
@@ -16,6 +17,27 @@ namespace {
 
 constexpr int64_t kLookupCycles = 100;  // per key: two cache misses, mostly hidden by prefetching
 constexpr uint32_t kNoRow = HashTable::kNoRow;
+
+// The `use` of a search that wants row numbers only.
+struct Nothing {
+  void operator()(int64_t, int64_t) const {}
+};
+
+void CopyRow(float* to, const float* from, int64_t dim) {
+  switch (dim) {  // constant sizes become a few vector moves
+    case 8:
+      std::memcpy(to, from, 8 * sizeof(float));
+      break;
+    case 16:
+      std::memcpy(to, from, 16 * sizeof(float));
+      break;
+    case 32:
+      std::memcpy(to, from, 32 * sizeof(float));
+      break;
+    default:
+      std::memcpy(to, from, static_cast<size_t>(dim) * sizeof(float));
+  }
+}
 
 bool AllFinite(const float* x, int64_t n) {
   float sum = 0.0f;  // x * 0 is zero for a finite x, NaN for anything else
@@ -130,25 +152,50 @@ uint32_t EmbeddingTable::FindRow(uint64_t key) const {
   return row;
 }
 
-void EmbeddingTable::FindRows(const uint64_t* keys, int64_t n, uint32_t* rows) const {
-  if (!config_.hashed) {
-    const uint64_t world = static_cast<uint64_t>(config_.world_size);
-    for (int64_t i = 0; i < n; ++i) {
-      const uint64_t row = world == 1 ? keys[i] : keys[i] / world;
-      rows[i] = InUse(static_cast<int64_t>(row)) ? static_cast<uint32_t>(row) : kNoRow;
+template <class Use>
+void EmbeddingTable::FindAndUse(const uint64_t* keys, int64_t n, uint32_t* rows, const Use& use) const {
+  // Three blocks in flight: the buckets of the one after next, the records of the next, and the one in use. Each stage
+  // asks the memory for what the next stage needs, so that the latencies of many keys overlap.
+  constexpr int64_t kBlock = HashTable::kBlock;
+  const HashTable::Bucket* homes[2][kBlock];
+  const uint64_t world = static_cast<uint64_t>(config_.world_size);
+  const int64_t num_blocks = (n + kBlock - 1) / kBlock;
+  auto size_of = [&](int64_t block) { return static_cast<int>(std::min<int64_t>(kBlock, n - block * kBlock)); };
+  auto prepare = [&](int64_t block) {
+    if (index_) index_->Prepare(keys + block * kBlock, size_of(block), homes[block & 1]);
+  };
+  auto resolve = [&](int64_t block) {
+    const uint64_t* from = keys + block * kBlock;
+    uint32_t* to = rows + block * kBlock;
+    if (index_) {
+      index_->Resolve(from, homes[block & 1], size_of(block), to);
+    } else {
+      for (int i = 0; i < size_of(block); ++i) {
+        const uint64_t row = world == 1 ? from[i] : from[i] / world;
+        to[i] = InUse(static_cast<int64_t>(row)) ? static_cast<uint32_t>(row) : kNoRow;
+      }
     }
-    return;
+    constexpr bool kTouchRows = !std::is_same_v<Use, Nothing>;
+    if constexpr (kTouchRows) {
+      for (int i = 0; i < size_of(block); ++i) {
+        if (to[i] == kNoRow) continue;
+        const char* record = reinterpret_cast<const char*>(rows_.Record(to[i]));
+        for (int64_t at = 0; at < config_.dim * 4; at += 64) __builtin_prefetch(record + at);
+      }
+    }
+  };
+  if (num_blocks > 0) prepare(0);
+  if (num_blocks > 1) prepare(1);
+  if (num_blocks > 0) resolve(0);
+  for (int64_t block = 0; block < num_blocks; ++block) {
+    if (block + 2 < num_blocks) prepare(block + 2);
+    if (block + 1 < num_blocks) resolve(block + 1);
+    use(block * kBlock, block * kBlock + size_of(block));
   }
-  // Two blocks in flight: the buckets of the next one travel while this one is compared.
-  constexpr int kBlock = HashTable::kBlock;
-  uint64_t hashes[2][kBlock];
-  auto size_of = [n](int64_t begin) { return static_cast<int>(std::min<int64_t>(kBlock, n - begin)); };
-  if (n > 0) index_->Prepare(keys, size_of(0), hashes[0]);
-  for (int64_t begin = 0, block = 0; begin < n; begin += kBlock, ++block) {
-    const int64_t next = begin + kBlock;
-    if (next < n) index_->Prepare(keys + next, size_of(next), hashes[(block + 1) & 1]);
-    index_->Resolve(keys + begin, hashes[block & 1], size_of(begin), rows + begin);
-  }
+}
+
+void EmbeddingTable::FindRows(const uint64_t* keys, int64_t n, uint32_t* rows) const {
+  FindAndUse(keys, n, rows, Nothing{});
 }
 
 bool EmbeddingTable::HasDecay() const {
@@ -205,7 +252,16 @@ void EmbeddingTable::InsertHashed(const uint64_t* keys, const std::vector<int64_
     next_row_ = old_next;
   };
   try {
-    for (const int64_t i : missing) {
+    constexpr size_t kBlock = HashTable::kBlock;
+    uint64_t ahead[kBlock];
+    const HashTable::Bucket* homes[kBlock];
+    for (size_t k = 0; k < missing.size(); ++k) {
+      if (k % kBlock == 0) {  // ask for the buckets of the next block of keys together
+        const size_t block = std::min(kBlock, missing.size() - k);
+        for (size_t j = 0; j < block; ++j) ahead[j] = keys[missing[k + j]];
+        index_->Prepare(ahead, static_cast<int>(block), homes);
+      }
+      const int64_t i = missing[k];
       const bool has_free = taken < old_free;
       // With every row taken, the key may still be there (a duplicate of one just added): look before giving up.
       const bool full = !has_free && next_row_ == config_.capacity;
@@ -273,10 +329,8 @@ std::vector<int64_t> Missing(const uint32_t* rows, int64_t n) {
   return missing;
 }
 
-void WriteRowIds(const uint32_t* rows, int64_t n, const int64_t* place, int64_t* row_ids) {
-  for (int64_t i = 0; i < n; ++i) {
-    row_ids[place == nullptr ? i : place[i]] = rows[i] == kNoRow ? -1 : static_cast<int64_t>(rows[i]);
-  }
+void WriteRowIds(const uint32_t* rows, int64_t n, int64_t* row_ids) {
+  for (int64_t i = 0; i < n; ++i) row_ids[i] = rows[i] == kNoRow ? -1 : static_cast<int64_t>(rows[i]);
 }
 
 }  // namespace
@@ -291,6 +345,7 @@ void EmbeddingTable::Lookup(const Cpu& cpu, Scratch* scratch, const uint64_t* ke
     std::vector<float> buffer(static_cast<size_t>(3 * dim));
     for (int64_t k = begin; k < end; ++k) {
       const int64_t i = which == nullptr ? k : which[k];
+      row_ids[place == nullptr ? i : place[i]] = rows[i];
       std::memcpy(out_row(i), ReadRow(rows[i], keys[i], buffer.data()), static_cast<size_t>(dim) * sizeof(float));
     }
   };
@@ -301,23 +356,19 @@ void EmbeddingTable::Lookup(const Cpu& cpu, Scratch* scratch, const uint64_t* ke
     erasures = erasures_;
     const bool decays = HasDecay();
     cpu.executor.For(n, kLookupCycles + dim, [&](int64_t begin, int64_t end) {
-      constexpr int64_t kBlock = 4 * HashTable::kBlock;
       std::vector<float> buffer(static_cast<size_t>(3 * dim));
       bool missing = false;
-      for (int64_t from = begin; from < end; from += kBlock) {
-        const int64_t to = std::min(from + kBlock, end);
-        FindRows(keys + from, to - from, rows + from);
-        for (int64_t i = from; i < to; ++i)
-          if (rows[i] != kNoRow) __builtin_prefetch(rows_.Record(rows[i]));
-        for (int64_t i = from; i < to; ++i) {
+      FindAndUse(keys + begin, end - begin, rows + begin, [&](int64_t from, int64_t to) {
+        for (int64_t i = begin + from; i < begin + to; ++i) {
+          row_ids[place == nullptr ? i : place[i]] = rows[i] == kNoRow ? -1 : static_cast<int64_t>(rows[i]);
           if (rows[i] == kNoRow && insert) {
             missing = true;
             continue;
           }
           const float* row = rows[i] == kNoRow || decays ? ReadRow(rows[i], keys[i], buffer.data()) : rows_.Record(rows[i]);
-          std::memcpy(out_row(i), row, static_cast<size_t>(dim) * sizeof(float));
+          CopyRow(out_row(i), row, dim);
         }
-      }
+      });
       if (missing) any_missing.store(true, std::memory_order_relaxed);
     });
   }
@@ -334,7 +385,6 @@ void EmbeddingTable::Lookup(const Cpu& cpu, Scratch* scratch, const uint64_t* ke
                        [&](int64_t begin, int64_t end) { gather(begin, end, missing.data()); });
     }
   }
-  WriteRowIds(rows, n, place, row_ids);
 }
 
 void EmbeddingTable::Pool(const Cpu& cpu, const uint64_t* keys, const uint32_t* rows, const int64_t* row_splits,
@@ -395,7 +445,7 @@ void EmbeddingTable::LookupCombine(const Cpu& cpu, Scratch* scratch, const uint6
     InsertMissing(cpu, keys, missing, rows);
     Pool(cpu, keys, rows, row_splits, weights, segments, combiner, output);
   }
-  WriteRowIds(rows, n, nullptr, row_ids);
+  WriteRowIds(rows, n, row_ids);
 }
 
 const EmbeddingTable::SlotSet* EmbeddingTable::FindSet(const std::string& slot_set) const {

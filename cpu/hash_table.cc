@@ -2,17 +2,26 @@
 
 #include <algorithm>
 
+#include "cpu_features.h"
 #include "pages.h"
 #include "sok/error.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 namespace sok {
 namespace {
 
-constexpr int kBucket = 8;
+using Bucket = HashTable::Bucket;
+constexpr uint32_t kNoRow = HashTable::kNoRow;
+constexpr int kPlaces = HashTable::kPlaces;
 constexpr int64_t kKeysPerSegment = int64_t{1} << 19;  // a rebuild of this many takes 10 to 20 ms
 constexpr int kMaxSegmentBits = 12;
-constexpr int64_t kPlaceBytes = sizeof(uint64_t) + sizeof(uint32_t);
 constexpr int64_t kHugeBytes = int64_t{2} << 20;
+
+// Every segment without buckets points here: an empty bucket that nobody passed ends any probe at once.
+const Bucket kEmptyBucket = {{}, {kNoRow, kNoRow, kNoRow, kNoRow, kNoRow}, 0};
 
 // Two rounds of xor-shift and multiply: every output bit depends on every key bit (finaliser after Stafford, 2011).
 inline uint64_t Hash(uint64_t x) {
@@ -26,10 +35,86 @@ inline uint32_t Home(uint64_t hash, uint32_t num_buckets) {
   return static_cast<uint32_t>((uint64_t{static_cast<uint32_t>(hash)} * num_buckets) >> 32);
 }
 
-// At most 7/8 of the places are used or erased: longer and probes run through several buckets.
-inline uint64_t MaxFilled(uint64_t num_buckets) { return num_buckets * kBucket * 7 / 8; }
+// Seven eighths: above, more and more keys live outside their home bucket.
+inline uint64_t MaxUsed(uint64_t num_buckets) { return num_buckets * kPlaces * 7 / 8; }
 
-inline uint64_t BucketsFor(uint64_t n) { return std::max<uint64_t>(1, (n * 8 + 7) / 7 / kBucket + 1); }
+inline uint64_t BucketsFor(uint64_t n) { return n * 8 / (7 * kPlaces) + 1; }
+
+// The place of key in one bucket, or -1. A free place may still hold the key that was erased from it.
+inline int FindInBucket(const Bucket& bucket, uint64_t key) {
+  for (int i = 0; i < kPlaces; ++i)
+    if (bucket.keys[i] == key && bucket.rows[i] != kNoRow) return i;
+  return -1;
+}
+
+// Answers from the home bucket alone; left[] gets the keys for which that bucket was not the end of the search.
+using ResolveHome = int (*)(const uint64_t* keys, const Bucket* const* homes, int n, uint32_t* rows, int* left);
+
+int ResolveHomeGeneric(const uint64_t* keys, const Bucket* const* homes, int n, uint32_t* rows, int* left) {
+  int num_left = 0;
+  for (int i = 0; i < n; ++i) {
+    const Bucket& bucket = *homes[i];
+    uint32_t row = kNoRow;
+    for (int j = 0; j < kPlaces; ++j) row = bucket.keys[j] == keys[i] && bucket.rows[j] != kNoRow ? bucket.rows[j] : row;
+    rows[i] = row;
+    left[num_left] = i;
+    num_left += row == kNoRow && bucket.passed != 0;
+  }
+  return num_left;
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx2"))) int ResolveHomeAvx2(const uint64_t* keys, const Bucket* const* homes, int n,
+                                                    uint32_t* rows, int* left) {
+  int num_left = 0;
+  for (int i = 0; i < n; ++i) {
+    const Bucket& bucket = *homes[i];
+    const __m256i four = _mm256_load_si256(reinterpret_cast<const __m256i*>(bucket.keys));
+    const __m256i wanted = _mm256_set1_epi64x(static_cast<int64_t>(keys[i]));
+    int found = _mm256_movemask_pd(_mm256_castsi256_pd(_mm256_cmpeq_epi64(four, wanted)));
+    found |= (bucket.keys[4] == keys[i]) << 4;
+    uint32_t row = kNoRow;
+    for (; found != 0 && row == kNoRow; found &= found - 1) row = bucket.rows[__builtin_ctz(static_cast<unsigned>(found))];
+    rows[i] = row;
+    left[num_left] = i;
+    num_left += row == kNoRow && bucket.passed != 0;
+  }
+  return num_left;
+}
+
+__attribute__((target("avx512f"))) int ResolveHomeAvx512(const uint64_t* keys, const Bucket* const* homes, int n,
+                                                         uint32_t* rows, int* left) {
+  const __m512i no_row = _mm512_set1_epi32(-1);
+  int num_left = 0;
+  for (int i = 0; i < n; ++i) {
+    // Keys are the 64-bit lanes 0 to 4 of the line, rows its 32-bit lanes 10 to 14.
+    const __m512i line = _mm512_load_si512(homes[i]);
+    const unsigned same = _mm512_cmpeq_epi64_mask(line, _mm512_set1_epi64(static_cast<int64_t>(keys[i]))) & 0x1Fu;
+    const unsigned used = (static_cast<unsigned>(_mm512_cmpneq_epi32_mask(line, no_row)) >> 10) & 0x1Fu;
+    const unsigned found = same & used;
+    const uint32_t at_place = homes[i]->rows[__builtin_ctz(found | 0x10u)];
+    const uint32_t row = found != 0 ? at_place : kNoRow;
+    rows[i] = row;
+    left[num_left] = i;
+    num_left += row == kNoRow && homes[i]->passed != 0;
+  }
+  return num_left;
+}
+#endif
+
+ResolveHome ChooseResolveHome() {
+#if defined(__x86_64__)
+  switch (ChosenIsa()) {
+    case Isa::kAvx512:
+      return ResolveHomeAvx512;
+    case Isa::kAvx2:
+      return ResolveHomeAvx2;
+    case Isa::kGeneric:
+      break;
+  }
+#endif
+  return ResolveHomeGeneric;
+}
 
 }  // namespace
 
@@ -39,96 +124,79 @@ HashTable::HashTable(int64_t max_keys) {
 }
 
 HashTable::~HashTable() {
-  for (Segment& s : segments_) FreePages(s.keys, int64_t{s.num_buckets} * kBucket * kPlaceBytes);
+  for (Segment& s : segments_) FreePages(s.buckets, int64_t{s.num_buckets} * static_cast<int64_t>(sizeof(Bucket)));
 }
 
-void HashTable::Prepare(const uint64_t* keys, int n, uint64_t* hashes) const {
+void HashTable::Prepare(const uint64_t* keys, int n, const Bucket** homes) const {
   for (int i = 0; i < n; ++i) {
-    hashes[i] = Hash(keys[i]);
-    const Segment& s = SegmentOf(hashes[i]);
-    const uint64_t place = uint64_t{Home(hashes[i], s.num_buckets)} * kBucket;
-    __builtin_prefetch(s.keys + place);
-    __builtin_prefetch(s.rows + place);
+    const uint64_t hash = Hash(keys[i]);
+    const Segment& s = SegmentOf(hash);
+    homes[i] = s.num_buckets == 0 ? &kEmptyBucket : s.buckets + Home(hash, s.num_buckets);
+    __builtin_prefetch(homes[i]);
   }
 }
 
-uint32_t HashTable::Probe(const Segment& s, uint64_t hash, uint64_t key) {
+// The whole search, for the few keys that are not in their home bucket.
+uint32_t HashTable::FindFrom(uint64_t key) const {
+  const uint64_t hash = Hash(key);
+  const Segment& s = SegmentOf(hash);
   if (s.num_buckets == 0) return kNoRow;
   for (uint32_t b = Home(hash, s.num_buckets);;) {
-    const uint64_t* bucket = s.keys + uint64_t{b} * kBucket;
-    bool has_free = false;
-    for (int i = 0; i < kBucket; ++i) {
-      if (bucket[i] == key) return s.rows[uint64_t{b} * kBucket + static_cast<uint64_t>(i)];
-      has_free |= bucket[i] == kMarker[0];
-    }
-    if (has_free) return kNoRow;
+    const int place = FindInBucket(s.buckets[b], key);
+    if (place >= 0) return s.buckets[b].rows[place];
+    if (s.buckets[b].passed == 0) return kNoRow;
     if (++b == s.num_buckets) b = 0;
   }
 }
 
-void HashTable::Resolve(const uint64_t* keys, const uint64_t* hashes, int n, uint32_t* rows) const {
-  for (int i = 0; i < n; ++i) {
-    if (keys[i] == kMarker[0] || keys[i] == kMarker[1]) {
-      rows[i] = marker_row_[keys[i] == kMarker[1]];
-    } else {
-      rows[i] = Probe(SegmentOf(hashes[i]), hashes[i], keys[i]);
-    }
-  }
+void HashTable::Resolve(const uint64_t* keys, const Bucket* const* homes, int n, uint32_t* rows) const {
+  static const ResolveHome resolve_home = ChooseResolveHome();
+  int left[kBlock + 1];
+  const int num_left = resolve_home(keys, homes, n, rows, left);
+  for (int i = 0; i < num_left; ++i) rows[left[i]] = FindFrom(keys[left[i]]);
 }
 
-uint32_t HashTable::Find(uint64_t key) const {
-  uint64_t hash = Hash(key);
-  uint32_t row;
-  Resolve(&key, &hash, 1, &row);
-  return row;
-}
+uint32_t HashTable::Find(uint64_t key) const { return FindFrom(key); }
 
 void HashTable::Place(const Segment& s, uint64_t hash, uint64_t key, uint32_t row) {
   for (uint32_t b = Home(hash, s.num_buckets);;) {
-    for (uint64_t i = uint64_t{b} * kBucket; i < uint64_t{b} * kBucket + kBucket; ++i) {
-      if (s.keys[i] == kMarker[0]) {
-        s.keys[i] = key;
-        s.rows[i] = row;
-        return;
-      }
+    Bucket& bucket = s.buckets[b];
+    for (int i = 0; i < kPlaces; ++i) {
+      if (bucket.rows[i] != kNoRow) continue;
+      bucket.keys[i] = key;
+      bucket.rows[i] = row;
+      return;
     }
+    ++bucket.passed;
     if (++b == s.num_buckets) b = 0;
   }
 }
 
 void HashTable::Rebuild(Segment* s, uint64_t num_buckets) {
-  if (num_buckets >= (uint64_t{1} << 32)) throw OutOfMemory("a hash table segment cannot hold this many keys");
+  if (num_buckets >= (uint64_t{1} << 31)) throw OutOfMemory("a hash table segment cannot hold this many keys");
   Segment bigger;
-  const int64_t bytes = static_cast<int64_t>(num_buckets) * kBucket * kPlaceBytes;
-  bigger.keys = static_cast<uint64_t*>(AllocatePages(bytes, bytes >= kHugeBytes, "the key index"));
-  bigger.rows = reinterpret_cast<uint32_t*>(bigger.keys + num_buckets * kBucket);
+  const int64_t bytes = static_cast<int64_t>(num_buckets * sizeof(Bucket));
+  bigger.buckets = static_cast<Bucket*>(AllocatePages(bytes, bytes >= kHugeBytes, "the key index"));
   bigger.num_buckets = static_cast<uint32_t>(num_buckets);
   bigger.used = s->used;
-  std::fill(bigger.keys, bigger.keys + num_buckets * kBucket, kMarker[0]);
-  for (uint64_t i = 0; i < uint64_t{s->num_buckets} * kBucket; ++i) {
-    const uint64_t key = s->keys[i];
-    if (key != kMarker[0] && key != kMarker[1]) Place(bigger, Hash(key), key, s->rows[i]);
+  std::fill(bigger.buckets, bigger.buckets + num_buckets, kEmptyBucket);
+  for (uint32_t b = 0; b < s->num_buckets; ++b) {
+    for (int i = 0; i < kPlaces; ++i) {
+      const Bucket& from = s->buckets[b];
+      if (from.rows[i] != kNoRow) Place(bigger, Hash(from.keys[i]), from.keys[i], from.rows[i]);
+    }
   }
-  FreePages(s->keys, int64_t{s->num_buckets} * kBucket * kPlaceBytes);
+  FreePages(s->buckets, int64_t{s->num_buckets} * static_cast<int64_t>(sizeof(Bucket)));
   *s = bigger;
 }
 
 std::pair<uint32_t, bool> HashTable::FindOrInsert(uint64_t key, uint32_t row) {
-  if (key == kMarker[0] || key == kMarker[1]) {
-    uint32_t& held = marker_row_[key == kMarker[1]];
-    if (held != kNoRow) return {held, false};
-    held = row;
-    ++size_;
-    return {row, true};
-  }
+  const uint32_t found = FindFrom(key);
+  if (found != kNoRow) return {found, false};
   const uint64_t hash = Hash(key);
   Segment& s = SegmentOf(hash);
-  const uint32_t found = Probe(s, hash, key);
-  if (found != kNoRow) return {found, false};
-  if (s.used + s.erased + 1 > MaxFilled(s.num_buckets)) {
-    // Many erased places: rebuild at the same size to get rid of them; else a quarter larger.
-    const bool crowded = s.used + 1 > MaxFilled(s.num_buckets) * 3 / 4;
-    Rebuild(&s, crowded ? s.num_buckets + std::max<uint64_t>(1, s.num_buckets / 4) : s.num_buckets);
+  if (s.used + 1 > MaxUsed(s.num_buckets)) {
+    Rebuild(&s, s.num_buckets + std::max<uint64_t>(1, s.num_buckets / 4));
   }
   Place(s, hash, key, row);
   ++s.used;
@@ -137,30 +205,19 @@ std::pair<uint32_t, bool> HashTable::FindOrInsert(uint64_t key, uint32_t row) {
 }
 
 uint32_t HashTable::Erase(uint64_t key) {
-  if (key == kMarker[0] || key == kMarker[1]) {
-    uint32_t& held = marker_row_[key == kMarker[1]];
-    const uint32_t row = held;
-    if (row != kNoRow) --size_;
-    held = kNoRow;
-    return row;
-  }
+  if (FindFrom(key) == kNoRow) return kNoRow;
   const uint64_t hash = Hash(key);
   Segment& s = SegmentOf(hash);
-  if (s.num_buckets == 0) return kNoRow;
   for (uint32_t b = Home(hash, s.num_buckets);;) {
-    uint64_t* bucket = s.keys + uint64_t{b} * kBucket;
-    const uint64_t* end = bucket + kBucket;
-    const bool has_free = std::find(bucket, bucket + kBucket, kMarker[0]) != end;
-    uint64_t* place = std::find(bucket, bucket + kBucket, key);
-    if (place != end) {
-      // A bucket that never overflowed stops every probe anyway, so its place can simply become free.
-      *place = has_free ? kMarker[0] : kMarker[1];
-      if (!has_free) ++s.erased;
+    const int place = FindInBucket(s.buckets[b], key);
+    if (place >= 0) {
+      const uint32_t row = s.buckets[b].rows[place];
+      s.buckets[b].rows[place] = kNoRow;
       --s.used;
       --size_;
-      return s.rows[place - s.keys];
+      return row;
     }
-    if (has_free) return kNoRow;
+    --s.buckets[b].passed;  // this key no longer lives beyond
     if (++b == s.num_buckets) b = 0;
   }
 }
@@ -171,14 +228,14 @@ void HashTable::Reserve(int64_t n) {
   const uint64_t per_segment = segments_.size() == 1 ? static_cast<uint64_t>(n)
                                                      : static_cast<uint64_t>(mean + 5.0 * __builtin_sqrt(mean) + 8.0);
   for (Segment& s : segments_) {
-    const uint64_t wanted = BucketsFor(per_segment + s.erased);
+    const uint64_t wanted = BucketsFor(per_segment);
     if (wanted > s.num_buckets) Rebuild(&s, wanted);
   }
 }
 
 int64_t HashTable::memory_bytes() const {
   int64_t bytes = static_cast<int64_t>(segments_.size() * sizeof(Segment));
-  for (const Segment& s : segments_) bytes += int64_t{s.num_buckets} * kBucket * kPlaceBytes;
+  for (const Segment& s : segments_) bytes += int64_t{s.num_buckets} * static_cast<int64_t>(sizeof(Bucket));
   return bytes;
 }
 

@@ -111,6 +111,9 @@ class EmbeddingTable {
   // All below expect the lock to be held (shared for const members).
   uint32_t FindRow(uint64_t key) const;
   void FindRows(const uint64_t* keys, int64_t n, uint32_t* rows) const;
+  // The same, and calls use(begin, end) for each block of positions once its records are on their way to the cache.
+  template <class Use>
+  void FindAndUse(const uint64_t* keys, int64_t n, uint32_t* rows, const Use& use) const;
   // Gives a row to each of the m positions listed in `missing` (ascending); all or none, then throws TableFull.
   void InsertMissing(const Cpu& cpu, const uint64_t* keys, const std::vector<int64_t>& missing, uint32_t* rows);
   void InsertHashed(const uint64_t* keys, const std::vector<int64_t>& missing, uint32_t* rows,

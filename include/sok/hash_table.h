@@ -1,9 +1,9 @@
 // Hash table from 64-bit keys to row numbers. Every key is legal; none is reserved.
 //
-// Layout: a directory of segments chosen by the top hash bits, each an open-addressed array of buckets of eight keys
-// (one cache line) beside their eight row numbers. A full segment is rebuilt 1.25 times as large, alone: growing stops
-// the caller for one segment (at most about half a million keys), never for the whole table, and memory stays within
-// 12 bytes per key / load factor 0.7 .. 0.875.
+// Layout: a directory of segments chosen by the top hash bits, each an open-addressed array of buckets. A bucket is one
+// cache line: five keys, their row numbers, and how many keys had to pass it by because it was full. So a find touches
+// one line, and a miss stops at the first bucket that nobody passed. A full segment is rebuilt 1.25 times as large,
+// alone: growing stops the caller for one segment (at most about half a million keys), never for the whole table.
 //
 // Thread safety: const members may run at the same time; anything else needs the table to itself.
 #pragma once
@@ -19,17 +19,26 @@ class HashTable {
   static constexpr uint32_t kNoRow = 0xFFFFFFFFu;
   static constexpr int kBlock = 32;  // keys per software-pipelined block
 
+  static constexpr int kPlaces = 5;
+  struct alignas(64) Bucket {
+    uint64_t keys[kPlaces];
+    uint32_t rows[kPlaces];  // kNoRow: the place is free
+    uint32_t passed;         // keys that belong here or before and live after
+  };
+  static_assert(sizeof(Bucket) == 64, "a bucket is one cache line");
+
   // max_keys sizes the directory only; no bucket is allocated before the first insert. More keys than that work too.
   explicit HashTable(int64_t max_keys);
   ~HashTable();
   HashTable(const HashTable&) = delete;
   HashTable& operator=(const HashTable&) = delete;
 
-  // Hashes up to kBlock keys and asks the memory for their buckets. Call Resolve for the same keys a little later.
-  void Prepare(const uint64_t* keys, int n, uint64_t* hashes) const;
+  // Finds the home buckets of up to kBlock keys and asks the memory for them. Call Resolve for the same keys a little
+  // later, with no change of the table in between.
+  void Prepare(const uint64_t* keys, int n, const Bucket** homes) const;
 
-  // rows[i] = row of keys[i], or kNoRow. hashes as written by Prepare for the same keys.
-  void Resolve(const uint64_t* keys, const uint64_t* hashes, int n, uint32_t* rows) const;
+  // rows[i] = row of keys[i], or kNoRow. homes as written by Prepare for the same keys.
+  void Resolve(const uint64_t* keys, const Bucket* const* homes, int n, uint32_t* rows) const;
 
   uint32_t Find(uint64_t key) const;
 
@@ -48,37 +57,30 @@ class HashTable {
   // f(key, row) for every key, in an order that is unspecified but the same for the same history.
   template <class F>
   void ForEach(F&& f) const {
-    for (int i = 0; i < 2; ++i)
-      if (marker_row_[i] != kNoRow) f(kMarker[i], marker_row_[i]);
     for (const Segment& s : segments_)
-      for (uint64_t i = 0; i < uint64_t{s.num_buckets} * 8; ++i)
-        if (s.keys[i] != kMarker[0] && s.keys[i] != kMarker[1]) f(s.keys[i], s.rows[i]);
+      for (uint32_t b = 0; b < s.num_buckets; ++b)
+        for (int i = 0; i < kPlaces; ++i)
+          if (s.buckets[b].rows[i] != kNoRow) f(s.buckets[b].keys[i], s.buckets[b].rows[i]);
   }
 
  private:
-  // Two arbitrary key values mark free and erased places; the rows of these two keys themselves live in marker_row_.
-  static constexpr uint64_t kMarker[2] = {0xB5C0FBCFEC4D3B2Full, 0xE9B5DBA58189DBBCull};
-
   struct Segment {
-    uint64_t* keys = nullptr;  // [num_buckets * 8], 64-byte aligned
-    uint32_t* rows = nullptr;  // [num_buckets * 8]
+    Bucket* buckets = nullptr;
     uint32_t num_buckets = 0;
-    uint32_t used = 0;    // places that hold a key
-    uint32_t erased = 0;  // places marked erased
+    uint32_t used = 0;  // places that hold a key
   };
 
-  Segment& SegmentOf(uint64_t hash) { return segments_[segment_bits_ == 0 ? 0 : hash >> (64 - segment_bits_)]; }
   const Segment& SegmentOf(uint64_t hash) const {
     return segments_[segment_bits_ == 0 ? 0 : hash >> (64 - segment_bits_)];
   }
-  static uint32_t Probe(const Segment& s, uint64_t hash, uint64_t key);
+  Segment& SegmentOf(uint64_t hash) { return const_cast<Segment&>(std::as_const(*this).SegmentOf(hash)); }
+  uint32_t FindFrom(uint64_t key) const;
   static void Place(const Segment& s, uint64_t hash, uint64_t key, uint32_t row);
   static void Rebuild(Segment* s, uint64_t num_buckets);
 
   std::vector<Segment> segments_;
   int segment_bits_ = 0;
   int64_t size_ = 0;
-  uint32_t marker_row_[2] = {kNoRow, kNoRow};
 };
 
 }  // namespace sok
