@@ -9,8 +9,8 @@ help:  ## print this list
 setup:  ## .venv with TensorFlow, Horovod (SOK_WITH_HOROVOD=0: without), the native library and sok
 	@scripts/setup.sh
 
-demo:  ## set up, then train a click model on two workers with generated data
-	@scripts/demo.sh
+demo:  ## set up, then train a click model on two workers with generated data (ARGS="--model deepfm": other flags)
+	@scripts/demo.sh $(ARGS)
 
 test:  ## set up, then lint, C++ tests under three sanitizers, all Python tests and doctests
 	@scripts/test.sh all
