@@ -177,7 +177,12 @@ def all_steps() -> list[Step]:
             # The step before has built the library, and shown its progress.
             env={"SOK_SKIP_NATIVE_BUILD": "1"},
         ),
-        Step("doctor", "self-test (sok doctor)", [python, "-m", "sok", "doctor"]),
+        Step(
+            "doctor",
+            "self-test (sok doctor)",
+            [python, "-m", "sok", "doctor"],
+            advice="Each line that says FAIL is followed by its remedy.",
+        ),
     ]
     return steps
 
