@@ -10,6 +10,8 @@ namespace sok {
 
 void SortById(Scratch* scratch, const int64_t* ids, int64_t n, int64_t num_segments, const uint32_t** offsets,
               const uint32_t** positions) {
+  // Sizes whose bytes no address can count: found here, where they would overflow.
+  if (num_segments > (INT64_MAX >> 4)) throw OutOfMemory("no memory for " + std::to_string(num_segments) + " segments");
   uint32_t* begin = scratch->Get<uint32_t>(num_segments + 2);
   std::memset(begin, 0, static_cast<size_t>(num_segments + 2) * sizeof(uint32_t));
   // Counts are kept two places up, so that after the scatter begin[] has moved on to be the offsets themselves.

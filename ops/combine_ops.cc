@@ -115,7 +115,7 @@ class CombineGradRowsOp : public CombinerOp {
       const int64_t num_rows = ScalarArg<int64_t>(ctx->input(4), "num_rows");
       CheckIndex(Int64(index), n, num_rows);
       Tensor* out;
-      Check(ctx->allocate_output(0, TensorShape({num_rows, dim}), &out));
+      Check(ctx->allocate_output(0, CheckedShape({num_rows, dim}), &out));
       const TfExecutor executor(ctx);
       const ScratchLease scratch;
       CombineGradRows({executor}, scratch.get(), grad.flat<float>().data(), Int64(index), Int64(ctx->input(2)), weights,

@@ -41,10 +41,10 @@ class UnsortedSegmentSumOp : public OpKernel {
         throw InvalidArgument("`data` must have a shape that starts with that of `segment_ids`. Received: data " +
                               data.shape().DebugString() + ", segment_ids " + ids.shape().DebugString() + ".");
       }
-      TensorShape shape({segments});
+      TensorShape shape = CheckedShape({segments});
       int64_t dim = 1;
       for (int d = ids.dims(); d < data.dims(); ++d) {
-        shape.AddDim(data.dim_size(d));
+        Check(shape.AddDimWithStatus(data.dim_size(d)));
         dim *= data.dim_size(d);
       }
       Tensor* out;

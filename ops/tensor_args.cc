@@ -80,6 +80,13 @@ const float* WeightsOrNull(const Tensor& weights, int64_t n) {
   return weights.flat<float>().data();
 }
 
+tensorflow::TensorShape CheckedShape(std::initializer_list<int64_t> sizes) {
+  tensorflow::TensorShape shape;
+  const absl::Status status = tensorflow::TensorShape::BuildTensorShape(sizes, &shape);
+  if (!status.ok()) throw InvalidArgument(std::string(status.message()));
+  return shape;
+}
+
 const int64_t* AsInt64(const Tensor& t, Scratch* scratch) {
   return t.dtype() == tensorflow::DT_INT64 ? Int64(t) : Widen<int32_t, int64_t>(t, scratch);
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 
 #include "sok/error.h"
@@ -50,6 +51,9 @@ inline const int64_t* Int64(const tensorflow::Tensor& t) {
 
 // int32 or int64 numbers as int64; the latter in place.
 const int64_t* AsInt64(const tensorflow::Tensor& t, Scratch* scratch);
+
+// A shape of sizes that came in tensors: TensorShape's constructors end the process where a size makes no sense.
+tensorflow::TensorShape CheckedShape(std::initializer_list<int64_t> sizes);
 
 template <class T>
 T ScalarArg(const tensorflow::Tensor& t, const char* name) {
