@@ -1,0 +1,201 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.reference import combine, segment_sum, sparse_update
+from tests.reference.judge import assert_close, assert_same
+
+NO_WEIGHTS = np.zeros(0, np.float32)
+
+
+def make_case(rng, n, segments, num_rows, dim, weighted):
+    """Segments of all lengths, some empty, rows used several times."""
+    rows = rng.normal(size=(num_rows, dim)).astype(np.float32)
+    index = rng.integers(0, num_rows, n) if num_rows else np.zeros(0, np.int64)
+    splits = np.concatenate([[0], np.sort(rng.integers(0, n + 1, segments - 1)), [n]]) if segments else np.zeros(1)
+    weights = rng.uniform(0.1, 2.0, n).astype(np.float32) if weighted else NO_WEIGHTS
+    return rows, index, splits.astype(np.int64), weights
+
+
+SIZES = {
+    "no_segments": (0, 0, 3, 2),
+    "no_keys": (0, 4, 0, 2),
+    "one": (1, 1, 1, 1),
+    "all_in_one_segment": (40, 1, 5, 3),
+    "mixed": (60, 25, 9, 7),
+    "split_over_threads": (5_000, 2_000, 300, 16),
+}
+
+
+@pytest.mark.parametrize("combiner", combine.COMBINERS)
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("size", SIZES)
+def test_pooled_rows_and_gradients_agree_with_numpy(lib, call, rng, combiner, weighted, size):
+    rows, index, splits, weights = make_case(rng, *SIZES[size], weighted)
+    upstream = rng.normal(size=(len(splits) - 1, rows.shape[1])).astype(np.float32)
+
+    def step(rows, weights):
+        with tf.GradientTape() as tape:
+            tape.watch([rows, weights])
+            output = lib.sok_combine(rows, index, splits, weights, combiner=combiner)
+            loss = tf.reduce_sum(output * upstream)
+        return output, *tape.gradient(loss, [rows, weights])
+
+    output, grad_rows, grad_weights = call(step, tf.constant(rows), tf.constant(weights))
+    # Addends of size 1 may cancel, up to some hundred per row.
+    assert_close(output, combine.combine(rows, index, splits, weights, combiner), scale=10)
+    expected = combine.combine_grad_rows(upstream, index, splits, weights, len(rows), combiner)
+    assert_close(grad_rows, expected, scale=10)
+    if weighted:
+        expected = combine.combine_grad_weights(upstream, rows, index, splits, weights, combiner)
+        assert_close(grad_weights, expected, scale=20)
+    else:
+        assert grad_weights.shape == [0]
+
+
+@pytest.mark.parametrize("combiner", combine.COMBINERS)
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+def test_pooled_rows_agree_with_embedding_lookup_sparse(lib, rng, combiner, weighted):
+    rows, index, splits, weights = make_case(rng, 50, 12, 9, 4, weighted)
+    segment = np.repeat(np.arange(12), np.diff(splits))
+    places = np.stack([segment, np.arange(50) - splits[segment]], axis=1)
+    ids = tf.SparseTensor(places, index, [12, 50])
+    theirs = tf.nn.embedding_lookup_sparse(
+        rows, ids, tf.SparseTensor(places, weights, [12, 50]) if weighted else None, combiner=combiner
+    ).numpy()
+    ours = lib.sok_combine(rows, index, splits, weights, combiner=combiner).numpy()
+    # tf.nn leaves trailing empty segments out.
+    assert_close(ours[: len(theirs)], theirs, scale=10)
+    assert not ours[len(theirs) :].any()
+
+
+@pytest.mark.parametrize("combiner", ["mean", "sqrtn"])
+def test_weights_that_cancel_give_zeros_and_no_gradient(lib, combiner):
+    weights = tf.constant([0.0, 0.0] if combiner == "sqrtn" else [1.0, -1.0])
+    rows = tf.constant([[1.0], [2.0]])
+    with tf.GradientTape() as tape:
+        tape.watch([rows, weights])
+        output = lib.sok_combine(rows, [0, 1], [0, 2], weights, combiner=combiner)
+    assert_same(output, [[0.0]])
+    grad_rows, grad_weights = tape.gradient(output, [rows, weights])
+    assert_same(grad_rows, [[0.0], [0.0]])
+    assert_same(grad_weights, [0.0, 0.0])
+
+
+@pytest.mark.parametrize("combiner", combine.COMBINERS)
+def test_gradients_agree_with_differences(lib, rng, combiner):
+    rows, index, splits, weights = make_case(rng, 7, 4, 5, 2, weighted=True)
+    # Float32 differences of step 1e-2: the error of the method is about 1e-4.
+    for f, x in (
+        (lambda rows: lib.sok_combine(rows, index, splits, weights, combiner=combiner), rows),
+        (lambda weights: lib.sok_combine(rows, index, splits, weights, combiner=combiner), weights),
+    ):
+        theory, numeric = tf.test.compute_gradient(f, [tf.constant(x)], delta=1e-2)
+        np.testing.assert_allclose(theory[0], numeric[0], atol=5e-3)
+
+
+@pytest.mark.parametrize("combiner", combine.COMBINERS)
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("size", ["no_segments", "no_keys", "mixed", "split_over_threads"])
+def test_sparse_gradient_is_summed_per_row(lib, rng, combiner, weighted, size):
+    _, index, splits, weights = make_case(rng, *SIZES[size], weighted)
+    row_ids = np.where(index % 5 == 3, -1, index)
+    grad = rng.normal(size=(len(splits) - 1, 6)).astype(np.float32)
+    got_ids, got_sums = lib.sok_combine_grad_sparse(grad, row_ids, splits, weights, combiner=combiner)
+    ids, sums = sparse_update.combine_grad_sparse(grad, row_ids, splits, weights, combiner)
+    assert_same(got_ids, ids)
+    assert_close(got_sums, sums, scale=10)
+
+
+@pytest.mark.parametrize("index_shape", [(0,), (1,), (30,), (4, 5), (2, 0, 3), ()])
+def test_gather_rows_and_its_gradient(lib, call, rng, index_shape):
+    rows, index = rng.normal(size=(6, 3)).astype(np.float32), rng.integers(0, 6, index_shape)
+    upstream = rng.normal(size=(*index_shape, 3)).astype(np.float32)
+
+    def step(rows):
+        with tf.GradientTape() as tape:
+            tape.watch(rows)
+            output = lib.sok_gather_rows(rows, index)
+            loss = tf.reduce_sum(output * upstream)
+        return output, tape.gradient(loss, rows)
+
+    output, grad = call(step, tf.constant(rows))
+    assert_same(output, rows[index])
+    assert_close(grad, segment_sum.unsorted_segment_sum(upstream, index, 6), scale=5)
+
+
+def test_gather_rows_split_over_threads(lib, rng):
+    rows, index = rng.normal(size=(1000, 33)).astype(np.float32), rng.integers(0, 1000, 20_000)
+    assert_same(lib.sok_gather_rows(rows, index), rows[index])
+
+
+def test_shapes_are_inferred(lib):
+    with tf.Graph().as_default():
+        p = tf.compat.v1.placeholder
+        rows, weights = p(tf.float32, [None, 5]), p(tf.float32, [None])
+        assert lib.sok_combine(rows, p(tf.int64, [9]), p(tf.int64, [4]), weights, combiner="sum").shape == [3, 5]
+        unknown = lib.sok_combine(rows, p(tf.int64, [9]), p(tf.int64, [None]), weights, combiner="sum")
+        assert unknown.shape.as_list() == [None, 5]
+        assert lib.sok_gather_rows(rows, p(tf.int64, [2, 3])).shape == [2, 3, 5]
+        ids, sums = lib.sok_combine_grad_sparse(rows, p(tf.int64, [9]), p(tf.int64, [4]), weights, combiner="sum")
+        assert ids.shape.as_list() == [None] and sums.shape.as_list() == [None, 5]
+        grad_rows = lib.sok_combine_grad_rows(rows, p(tf.int64, [9]), p(tf.int64, [4]), weights, 8, combiner="sum")
+        assert grad_rows.shape == [8, 5]
+        with pytest.raises(ValueError, match="rank 2"):
+            lib.sok_combine(weights, p(tf.int64, [9]), p(tf.int64, [4]), weights, combiner="sum")
+
+
+GOOD = {"rows": np.zeros((3, 2), np.float32), "index": [0, 2], "row_splits": [0, 1, 2], "weights": NO_WEIGHTS}
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"index": [0, 3]}, r"index\[1\] = 3 must lie in \[0, 3\)"),
+        ({"index": [-1, 0]}, r"index\[0\] = -1 must lie in \[0, 3\)"),
+        ({"row_splits": [1, 1, 2]}, "`row_splits` must start with 0"),
+        ({"row_splits": np.zeros(0, np.int64)}, "`row_splits` must start with 0"),
+        ({"row_splits": [0, 2, 1, 2]}, "`row_splits` must not fall. Received: 2 then 1 at 2"),
+        ({"row_splits": [0, 1]}, "`row_splits` must end with the number of keys, 2. Received: 1"),
+        ({"row_splits": [[0, 2]]}, "`row_splits` must have rank 1"),
+        ({"weights": [1.0]}, r"`weights` must have one value per key \(2\) or none. Received: 1"),
+        ({"weights": [[1.0, 2.0]]}, "`weights` must have rank 1"),
+        ({"rows": np.zeros(3, np.float32)}, "`rows` must have rank 2"),
+        ({"index": [[0, 2]]}, "`index` must have rank 1"),
+    ],
+)
+def test_bad_arguments_are_named(lib, change, text):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=text):
+        lib.sok_combine(**(GOOD | change), combiner="sum")
+
+
+def test_other_combiners_are_refused(lib):
+    with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match="max"):
+        lib.sok_combine(**GOOD, combiner="max")
+
+
+@pytest.mark.parametrize(("index", "text"), [([[3]], r"index\[0\] = 3"), (-1, r"index\[0\] = -1")])
+def test_gather_rows_refuses_places_that_do_not_exist(lib, index, text):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=text):
+        lib.sok_gather_rows(np.zeros((3, 2), np.float32), index)
+
+
+def test_gradient_ops_check_their_arguments(lib):
+    grad, index, splits = np.zeros((2, 2), np.float32), [0, 1], [0, 1, 2]
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"index\[1\] = 1 must lie in \[0, 1\)"):
+        lib.sok_combine_grad_rows(grad, index, splits, NO_WEIGHTS, 1, combiner="sum")
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"`grad` must have shape \[2,2\]. Received: \[1,2\]"):
+        lib.sok_combine_grad_rows(grad[:1], index, splits, NO_WEIGHTS, 2, combiner="sum")
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"`grad` must have shape \[2,2\]. Received: \[1,2\]"):
+        lib.sok_combine_grad_sparse(grad[:1], index, splits, NO_WEIGHTS, combiner="sum")
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"index\[1\] = 1 must lie in \[0, 1\)"):
+        lib.sok_combine_grad_weights(grad, grad[:1], index, splits, [1.0, 1.0], combiner="sum")
+
+
+@pytest.mark.parametrize("num_rows", [-1, 2**62])
+def test_gradient_for_an_absurd_number_of_rows_is_an_error(lib, num_rows):
+    with pytest.raises((tf.errors.InvalidArgumentError, tf.errors.ResourceExhaustedError)):
+        none = np.zeros(0, np.int64)
+        lib.sok_combine_grad_rows(
+            np.zeros((0, 4), np.float32), none, [0], NO_WEIGHTS, tf.constant(num_rows, tf.int64), combiner="sum"
+        )

@@ -1,0 +1,119 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sok import _ops
+from tests.reference.csr import sparse_to_csr
+from tests.reference.judge import assert_same
+from tests.reference.keys import KEY_DTYPES, extreme_keys
+
+ROWS = {
+    "no_keys": ([], 3),
+    "no_rows": ([], 0),
+    "one": ([0], 1),
+    "sorted": ([0, 0, 2, 2, 4], 5),
+    "unsorted": ([4, 0, 2, 0, 4, 2, 1], 6),
+    "all_in_one_row": ([2] * 9, 4),
+}
+
+
+@pytest.mark.parametrize("dtype", KEY_DTYPES)
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("case", ROWS)
+def test_keys_come_row_by_row_in_stable_order(lib, rng, dtype, weighted, case):
+    row, num_rows = np.array(ROWS[case][0], np.int64), ROWS[case][1]
+    keys = rng.choice(extreme_keys(dtype), len(row))
+    weights = rng.normal(size=len(row) if weighted else 0).astype(np.float32)
+    splits, order = sparse_to_csr(row, num_rows)
+    got = lib.sok_sparse_to_csr(row, keys, weights, num_rows)
+    assert_same(got.row_splits, splits)
+    assert_same(got.csr_keys, keys[order])
+    assert_same(got.csr_weights, weights[order] if weighted else weights)
+    assert_same(got.order, order)
+
+
+def test_large_input_agrees_with_a_stable_sort(lib, call, rng):
+    row = rng.integers(0, 3_000, 50_000)
+    keys, weights = rng.integers(0, 99, 50_000), rng.normal(size=50_000).astype(np.float32)
+    order = np.argsort(row, kind="stable")
+    splits, csr_keys, csr_weights, got_order = call(
+        lambda *args: tuple(lib.sok_sparse_to_csr(*args)), tf.constant(row), keys, weights, tf.constant(3_000, tf.int64)
+    )
+    assert_same(splits, np.searchsorted(row[order], np.arange(3_001)))
+    assert_same(csr_keys, keys[order])
+    assert_same(csr_weights, weights[order])
+    assert_same(got_order, order)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 5), max_size=40))
+def test_order_is_a_permutation_that_sorts(row):
+    row = np.array(row, np.int64)
+    got = _ops.lib().sok_sparse_to_csr(row, np.arange(len(row)), np.zeros(0, np.float32), 6)
+    order = got.order.numpy()
+    assert sorted(order.tolist()) == list(range(len(row)))
+    assert np.all(np.diff(row[order]) >= 0)
+    assert_same(np.diff(got.row_splits), np.bincount(row, minlength=6))
+
+
+@pytest.mark.parametrize("row", [[0, 1, 1, 3], [3, 1, 0, 1], []])
+def test_gradient_goes_back_to_where_each_weight_came_from(lib, call, rng, row):
+    upstream = rng.normal(size=len(row)).astype(np.float32)
+
+    def gradient(weights):
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            got = lib.sok_sparse_to_csr(np.array(row, np.int64), np.arange(len(row)), weights, 4)
+            loss = tf.reduce_sum(got.csr_weights * upstream)
+        return tape.gradient(loss, weights)
+
+    order = sparse_to_csr(np.array(row), 4)[1]
+    expected = np.zeros(len(row), np.float32)
+    expected[order] = upstream
+    assert_same(call(gradient, tf.zeros(len(row))), expected)
+
+
+def test_gradient_without_weights_is_empty(lib):
+    weights = tf.zeros(0)
+    with tf.GradientTape() as tape:
+        tape.watch(weights)
+        got = lib.sok_sparse_to_csr([1, 0], [7, 8], weights, 2)
+        loss = tf.reduce_sum(got.csr_weights)
+    assert tape.gradient(loss, weights).shape == [0]
+
+
+def test_shapes_are_inferred(lib):
+    with tf.Graph().as_default():
+        p = tf.compat.v1.placeholder
+        got = lib.sok_sparse_to_csr(p(tf.int64, [6]), p(tf.int32, [6]), p(tf.float32, [0]), 3)
+        assert got.row_splits.shape == [4] and got.csr_keys.shape == got.order.shape == [6]
+        assert got.csr_weights.shape == [0] and got.csr_keys.dtype == tf.int32
+        got = lib.sok_sparse_to_csr(p(tf.int64, [None]), p(tf.int32, [None]), p(tf.float32, [None]), p(tf.int64, []))
+        assert got.row_splits.shape.as_list() == [None]
+        with pytest.raises(ValueError, match="rank 1"):
+            lib.sok_sparse_to_csr(p(tf.int64, [6, 1]), p(tf.int32, [6]), p(tf.float32, [0]), 3)
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (([0, 3], [1, 2], [], 3), r"row index of key 1 must lie in \[0, 3\). Received: 3"),
+        (([-1, 0], [1, 2], [], 3), r"row index of key 0 must lie in \[0, 3\). Received: -1"),
+        (([0, 1], [1, 2, 3], [], 3), r"`keys` must have shape \[2\]. Received: \[3\]"),
+        (([0, 1], [1, 2], [1.0], 3), r"`weights` must have one value per key \(2\) or none. Received: 1"),
+        (([0, 1], [1, 2], [], -1), "`num_rows` must not be negative"),
+        (([[0, 1]], [1, 2], [], 3), "`row` must have rank 1"),
+    ],
+)
+def test_bad_arguments_are_named(lib, args, text):
+    row, keys, weights, num_rows = args
+    with pytest.raises(tf.errors.InvalidArgumentError, match=text):
+        lib.sok_sparse_to_csr(row, np.array(keys, np.int64), np.array(weights, np.float32), num_rows)
+
+
+@pytest.mark.parametrize("num_rows", [2**45, 2**63 - 1])
+def test_more_rows_than_memory_is_an_error(lib, num_rows):
+    with pytest.raises((tf.errors.ResourceExhaustedError, tf.errors.InvalidArgumentError)):
+        lib.sok_sparse_to_csr([0], np.array([1]), np.zeros(0, np.float32), tf.constant(num_rows, tf.int64))
