@@ -496,10 +496,22 @@ void EmbeddingTable::Apply(const Cpu& cpu, Scratch* scratch, const UpdateRule& r
                             ", which this shard does not have. Row ids come from a lookup of the same table on the same worker.");
     }
   }
+  auto sum_group = [&](int64_t group, float* g) {
+    const uint32_t first = groups.offsets[group], last = groups.offsets[group + 1];
+    std::memcpy(g, grads + int64_t{groups.positions[first]} * dim, static_cast<size_t>(dim) * sizeof(float));
+    for (uint32_t i = first + 1; i < last; ++i) {
+      const float* more = grads + int64_t{groups.positions[i]} * dim;
+      for (int64_t j = 0; j < dim; ++j) g[j] += more[j];
+    }
+  };
   if (nonfinite == Nonfinite::kRaise) {
-    for (int64_t i = 0; i < n; ++i) {
-      if (row_ids[i] < 0 || AllFinite(grads + i * dim, dim)) continue;
-      throw InvalidArgument(Label() + ": the gradient of key " + KeyText(KeyOfRow(row_ids[i])) +
+    // The sums, not the addends: finite duplicates may overflow together.
+    std::vector<float> g(static_cast<size_t>(dim));
+    for (int64_t group = 0; group < groups.num_groups; ++group) {
+      if (row_of(group) < 0) continue;
+      sum_group(group, g.data());
+      if (AllFinite(g.data(), dim)) continue;
+      throw InvalidArgument(Label() + ": the gradient of key " + KeyText(KeyOfRow(row_of(group))) +
                             " holds NaN or infinity; nothing was updated (nonfinite_gradients='raise').");
     }
   }
@@ -515,12 +527,7 @@ void EmbeddingTable::Apply(const Cpu& cpu, Scratch* scratch, const UpdateRule& r
       if (group + kAhead < end && row_of(group + kAhead) >= 0) __builtin_prefetch(rows_.Record(row_of(group + kAhead)), 1);
       const int64_t row = row_of(group);
       if (row < 0) continue;
-      const uint32_t first = groups.offsets[group], last = groups.offsets[group + 1];
-      std::memcpy(g, grads + int64_t{groups.positions[first]} * dim, static_cast<size_t>(dim) * sizeof(float));
-      for (uint32_t i = first + 1; i < last; ++i) {
-        const float* more = grads + int64_t{groups.positions[i]} * dim;
-        for (int64_t j = 0; j < dim; ++j) g[j] += more[j];
-      }
+      sum_group(group, g);
       if (nonfinite == Nonfinite::kSkip && !AllFinite(g, dim)) continue;
       float* w = rows_.Record(row);
       float* slots = w + set->offset;

@@ -302,9 +302,13 @@ class ServeKeysOp : public OpKernel {
       throw InvalidArgument(table->Label() + ": `splits` must sum to the number of words, " +
                             std::to_string(words.NumElements()) + ". Received: " + std::to_string(total) + ".");
     }
+    auto key_of = [is_unsigned](Word word) {
+      return is_unsigned ? static_cast<uint64_t>(static_cast<std::make_unsigned_t<Word>>(word))
+                         : static_cast<uint64_t>(static_cast<int64_t>(word));
+    };
     int64_t at = 0;
     for (int r = 0; r < world; ++r) {
-      if (in[at] != kFine) limits_->Raise(*table, r, {in[at], in[at + 1]});
+      if (in[at] != kFine) limits_->Raise(*table, r, {in[at], static_cast<int64_t>(key_of(in[at + 1]))});
       at += splits.flat<int32_t>()(r);
     }
 
@@ -329,9 +333,7 @@ class ServeKeysOp : public OpKernel {
       std::fill(out + answer * dim_, out + (answer + 1) * dim_, static_cast<float>(kServed));
       ++answer;
       for (int64_t i = kHeaderWords; i < size; ++i) {
-        const Word word = in[at + i];
-        keys[count] = is_unsigned ? static_cast<uint64_t>(static_cast<std::make_unsigned_t<Word>>(word))
-                                  : static_cast<uint64_t>(static_cast<int64_t>(word));
+        keys[count] = key_of(in[at + i]);
         place[count++] = answer++;
       }
       at += size;

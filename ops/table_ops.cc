@@ -160,13 +160,16 @@ REGISTER_OP("Sok>TableExport")
 
 class TableExportOp : public OpKernel {
  public:
-  using OpKernel::OpKernel;
+  explicit TableExportOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
+  }
   void Compute(OpKernelContext* ctx) override {
     Guard(ctx, [&] {
       const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
       EmbeddingTable& table = resource->table();
       Tensor probe(ctx->expected_output_dtype(0), TensorShape({0}));
       resource->CheckKeyType(probe);
+      resource->CheckDim(dim_);
       const std::vector<uint64_t> words = table.Keys();
       const int64_t n = static_cast<int64_t>(words.size());
       Tensor *keys, *rows;
@@ -180,6 +183,9 @@ class TableExportOp : public OpKernel {
                    row_ids);
     });
   }
+
+ private:
+  int64_t dim_;
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>TableExport").Device(tensorflow::DEVICE_CPU), TableExportOp);
 
