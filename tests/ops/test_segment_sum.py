@@ -15,7 +15,15 @@ DTYPES = (tf.float32, tf.float64, tf.float16, tf.bfloat16)
 @pytest.mark.parametrize("ids_dtype", [np.int32, np.int64])
 @pytest.mark.parametrize(
     ("ids_shape", "inner", "num_segments"),
-    [((0,), (3,), 4), ((1,), (1,), 1), ((50,), (7,), 9), ((6, 5), (4,), 3), ((20,), (), 5), ((9,), (2, 3), 4), ((5,), (0,), 2)],
+    [
+        ((0,), (3,), 4),
+        ((1,), (1,), 1),
+        ((50,), (7,), 9),
+        ((6, 5), (4,), 3),
+        ((20,), (), 5),
+        ((9,), (2, 3), 4),
+        ((5,), (0,), 2),
+    ],
 )
 def test_sums_agree_with_numpy(lib, rng, dtype, ids_dtype, ids_shape, inner, num_segments):
     data = rng.normal(size=ids_shape + inner).astype(dtype.as_numpy_dtype)
@@ -114,7 +122,7 @@ def test_other_dtypes_are_refused(lib):
         lib.sok_unsorted_segment_sum(tf.zeros([2, 3], tf.int32), tf.zeros([2], tf.int32), 3)
 
 
-@pytest.mark.parametrize("num_segments", [2**40, 2**62, 2**63 - 1])
+@pytest.mark.parametrize("num_segments", [2**62, 2**63 - 1])
 def test_more_segments_than_memory_is_an_error(lib, num_segments):
     with pytest.raises((tf.errors.ResourceExhaustedError, tf.errors.InvalidArgumentError)):
         lib.sok_unsorted_segment_sum(tf.zeros([2, 3]), tf.zeros([2], tf.int64), tf.constant(num_segments, tf.int64))
