@@ -1,0 +1,124 @@
+"""Ids of fixed number, one row each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from sok import lookup
+from sok.inputs import describe
+from sok.layers.base import EmbeddingLayerMixin, check_positive
+from sok.table import as_keys
+
+
+class All2AllDenseEmbeddingMixin(EmbeddingLayerMixin):
+    """Looks up `nnz_per_slot` ids for each of `slot_num` features per sample and gives each its row.
+
+    The table is sharded over the workers of the job: the row of `key` lives on rank `key % sok.size()`.
+    Equal to `tf.nn.embedding_lookup`. An id that occurs many times in a batch travels once.
+
+    Args:
+        max_vocabulary_size_per_gpu: rows that each worker's shard may hold.
+        embedding_vec_size: length D of a row.
+        slot_num: features F per sample.
+        nnz_per_slot: ids per feature.
+        dynamic_input: False: the input is [B, F, nnz_per_slot]. True: any shape.
+        use_hashtable: True: any id. False: ids are row numbers, 0 <= id < max_vocabulary_size_per_gpu * sok.size().
+        key_dtype: int64 (default), int32, uint32 or uint64. Every value is a legal id.
+        embedding_initializer: None (uniform in [-0.05, 0.05]), a Keras name, a Keras initializer or `f(shape, dtype)`.
+        **kwargs: of the Keras layer (name, trainable, dtype, ...).
+
+    Call args:
+        inputs: integers: dense [B, F, nnz_per_slot], or [B, F] if nnz_per_slot is 1; Sparse and Ragged tensors of that
+            shape if they are full. With `dynamic_input`, any dense shape.
+        training: whether unseen ids get a row. None is what Keras says, and True in a bare call.
+
+    Returns:
+        [B, F, nnz_per_slot, D], or with `dynamic_input` the shape of the input with D appended, in the compute dtype.
+
+    Raises:
+        ValueError: an argument or the form of the input is not one of these.
+        tf.errors.InvalidArgumentError: an id is outside an identity table; on every worker.
+        tf.errors.ResourceExhaustedError: a shard is full; on every worker, nothing stored.
+
+    Collective, as `sok.DistributedEmbedding`.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import sok
+        >>> layer = sok.All2AllDenseEmbedding(1000, 4, slot_num=2, nnz_per_slot=3)
+        >>> layer(tf.zeros([5, 2, 3], tf.int64)).shape
+        TensorShape([5, 2, 3, 4])
+
+    Source: `All2AllDenseEmbedding` of SOK v1; differences are listed in docs/migrating.md.
+    """
+
+    def __init__(
+        self,
+        max_vocabulary_size_per_gpu: int,
+        embedding_vec_size: int,
+        slot_num: int,
+        nnz_per_slot: int,
+        dynamic_input: bool = False,
+        use_hashtable: bool = True,
+        key_dtype: Any = None,
+        embedding_initializer: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self._init_table(
+            max_vocabulary_size_per_gpu, embedding_vec_size, slot_num, use_hashtable, key_dtype, embedding_initializer
+        )
+        check_positive(nnz_per_slot=nnz_per_slot)
+        self.nnz_per_slot = int(nnz_per_slot)
+        self.dynamic_input = bool(dynamic_input)
+
+    def _to_dense(self, inputs: Any) -> tf.Tensor:
+        if isinstance(inputs, tf.SparseTensor):
+            full = tf.debugging.assert_equal(
+                tf.size(inputs.values, out_type=tf.int64),
+                tf.reduce_prod(inputs.dense_shape),
+                message="`inputs`: All2AllDenseEmbedding takes a fixed number of ids; the SparseTensor has gaps",
+            )
+            with tf.control_dependencies([] if full is None else [full]):
+                return tf.reshape(tf.sparse.reorder(inputs).values, inputs.dense_shape)
+        if isinstance(inputs, tf.RaggedTensor):
+            dense = inputs.to_tensor()
+            full = tf.debugging.assert_equal(
+                tf.size(inputs.flat_values),
+                tf.size(dense),
+                message="`inputs`: All2AllDenseEmbedding takes a fixed number of ids; the RaggedTensor is uneven",
+            )
+            with tf.control_dependencies([] if full is None else [full]):
+                return tf.identity(dense)
+        return inputs if tf.is_tensor(inputs) else tf.convert_to_tensor(inputs)
+
+    def call(self, inputs: Any, training: Any = None) -> tf.Tensor:
+        variable = self.embedding_variable
+        dense = as_keys(self._to_dense(inputs), variable.key_dtype, variable.table_name)
+        if not self.dynamic_input:
+            wanted = [self.slot_num, self.nnz_per_slot]
+            shape = dense.shape
+            if shape.rank == 2 and self.nnz_per_slot == 1 and shape[1] in (self.slot_num, None):
+                dense = dense[:, :, None]
+            elif shape.rank != 3 or any(have not in (want, None) for have, want in zip(shape[1:], wanted, strict=True)):
+                raise ValueError(
+                    f"`inputs` must have shape [batch, {self.slot_num}, {self.nnz_per_slot}] = [batch, slot_num, "
+                    f"nnz_per_slot]; for other shapes use dynamic_input=True. Received: {describe(inputs)}."
+                )
+            dense = tf.ensure_shape(dense, [None, *wanted])
+        return self._to_compute_dtype(lookup.lookup_rows(variable, dense, self._inserts(training)))
+
+    def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
+        dim = self._table_options["embedding_vec_size"]
+        if self.dynamic_input:
+            return (*input_shape, dim)
+        return (input_shape[0], self.slot_num, self.nnz_per_slot, dim)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "nnz_per_slot": self.nnz_per_slot,
+            "dynamic_input": self.dynamic_input,
+        }

@@ -1,0 +1,187 @@
+"""One lookup: ids to rows or pooled vectors, whoever owns them.
+
+On one worker a lookup is one native op. On many it is three steps, each a function from values to values:
+
+    input exchange    distinct keys go to their owners              collective 1
+    local lookup      owners find (or make) rows
+    output exchange   rows come home                                collective 2; its gradient is collective 3
+
+then the answers are gathered or pooled. docs/design/exchange.md has the layout of the messages.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from sok import _ops, context
+from sok.table import EmbeddingVariable, as_keys
+
+
+@dataclasses.dataclass(frozen=True)
+class Csr:
+    """Ids of S segments, back to back: segment s holds keys[row_splits[s]:row_splits[s + 1]]."""
+
+    keys: tf.Tensor  # [N]
+    row_splits: tf.Tensor  # [S + 1] int64
+    weights: tf.Tensor | None = None  # [N] float32
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What the input of a layer may be; 0 means no limit."""
+
+    slot_num: int = 1
+    max_nnz: int = 0
+    max_feature_num: int = 0
+
+    def attributes(self) -> dict[str, int]:
+        return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Request:
+    """This rank as an owner: what its peers ask of it. And where this rank's own answers will lie."""
+
+    words: tf.Tensor  # [2R + n] header and keys of each peer
+    splits: tf.Tensor  # [R] int32
+    index: tf.Tensor  # [N] place of each local key's row in the answers
+    asked: tf.Tensor  # [R] int32, rows this rank will get from each peer, its header row included
+
+
+def _word_dtype(key_dtype: tf.DType) -> tf.DType:
+    return tf.int64 if key_dtype.size == 8 else tf.int32
+
+
+def _input_exchange(variable: EmbeddingVariable, keys: tf.Tensor, row_splits: tf.Tensor, limits: Limits) -> _Request:
+    words, splits, index = _ops.lib().sok_route_keys(
+        variable.handle, keys, row_splits, Tword=_word_dtype(variable.key_dtype), **limits.attributes()
+    )
+    name = context.unique_collective_name(f"sok/{variable.table_name}/keys")
+    received, received_splits = context.get_transport().all_to_all(words, splits, name)
+    header_words = 2
+    return _Request(received, received_splits, index, splits - header_words + 1)
+
+
+def _local_lookup(
+    variable: EmbeddingVariable, request: _Request, training: Any, limits: Limits
+) -> tuple[tf.Tensor, tf.Tensor]:
+    rows, _, row_splits = _ops.lib().sok_serve_keys(
+        variable.handle, request.words, request.splits, training, dim=variable.dim, **limits.attributes()
+    )
+    return rows, row_splits
+
+
+def _output_exchange(variable: EmbeddingVariable, rows: tf.Tensor, splits: tf.Tensor, asked: tf.Tensor) -> tf.Tensor:
+    """Sends rows [R + n, D] to the peers that asked, `splits` to each; gives the answers of all owners, [R + U, D]."""
+    transport = context.get_transport()
+
+    @tf.custom_gradient
+    def exchange(rows: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        name = context.unique_collective_name(f"sok/{variable.table_name}/rows")
+        answers, _ = transport.all_to_all(rows, splits, name)
+
+        def grad(upstream: tf.Tensor) -> tf.Tensor:
+            name = context.unique_collective_name(f"sok/{variable.table_name}/grads")
+            gradients, _ = transport.all_to_all(tf.convert_to_tensor(upstream), asked, name)
+            return tf.reshape(gradients, [-1, variable.dim])
+
+        return tf.reshape(answers, [-1, variable.dim]), grad
+
+    return _ops.lib().sok_check_served(variable.handle, exchange(rows), asked)
+
+
+def _fetch(
+    variable: EmbeddingVariable, keys: tf.Tensor, row_splits: tf.Tensor, training: Any, limits: Limits
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Answers [R + U, D] and, for each key, the place of its row in them."""
+    request = _input_exchange(variable, keys, row_splits, limits)
+    rows, splits = _local_lookup(variable, request, training, limits)
+    return _output_exchange(variable, rows, splits, request.asked), request.index
+
+
+def _watch(variable: EmbeddingVariable) -> None:
+    # Without it a tape does not know that the handle stands for this variable and its gradient is silently None.
+    from tensorflow.python.ops import resource_variable_ops
+
+    resource_variable_ops.variable_accessed(variable)
+
+
+def lookup_rows(variable: EmbeddingVariable, keys: Any, training: Any = True) -> tf.Tensor:
+    """The row of each key.
+
+    Args:
+        variable: the table.
+        keys: [...] integers of the table's key dtype.
+        training: whether keys without a row get one; bool or bool scalar tensor. Without, they read as their initial value.
+
+    Returns:
+        [..., D] float32. Collective; differentiable with respect to the variable.
+
+    Raises:
+        tf.errors.InvalidArgumentError: a key is outside an identity table, on every rank.
+        tf.errors.ResourceExhaustedError: an owner's shard is full, on every rank.
+
+    Example:
+        >>> from sok.table import EmbeddingVariable
+        >>> v = EmbeddingVariable(2, 10, initializer="ones", name="rows")
+        >>> lookup_rows(v, tf.constant([[5], [6]], tf.int64)).shape
+        TensorShape([2, 1, 2])
+    """
+    _watch(variable)
+    keys = as_keys(keys, variable.key_dtype, variable.table_name)
+    if variable.world_size == 1:
+        return _ops.lib().sok_table_lookup(variable.handle, keys, training, dim=variable.dim)[0]
+    flat = tf.reshape(keys, [-1])
+    answers, index = _fetch(variable, flat, tf.zeros([0], tf.int64), training, Limits())
+    rows = _ops.lib().sok_gather_rows(answers, tf.reshape(index, tf.shape(keys)))
+    rows.set_shape(keys.shape.concatenate([variable.dim]))
+    return rows
+
+
+def lookup_pooled(
+    variable: EmbeddingVariable,
+    csr: Csr,
+    combiner: str,
+    training: Any = True,
+    slot_num: int = 1,
+    max_nnz: int = 0,
+    max_feature_num: int = 0,
+) -> tf.Tensor:
+    """One vector per segment: its keys' rows combined by tf.nn.embedding_lookup_sparse's rules.
+
+    Args:
+        variable: the table.
+        csr: keys, segments and optional weights.
+        combiner: 'sum', 'mean' or 'sqrtn'.
+        training: as in `lookup_rows`.
+        slot_num: segments per sample, for `max_feature_num` and messages.
+        max_nnz: keys a segment may have; 0: any number.
+        max_feature_num: keys a sample may have; 0: any number.
+
+    Returns:
+        [S, D] float32; an empty segment gives zeros. Collective; differentiable in the variable and the weights.
+
+    Raises:
+        tf.errors.InvalidArgumentError: the input breaks a limit, or a key is outside an identity table, on every rank.
+        tf.errors.ResourceExhaustedError: an owner's shard is full, on every rank.
+    """
+    _watch(variable)
+    lib, limits = _ops.lib(), Limits(slot_num, max_nnz, max_feature_num)
+    keys = as_keys(csr.keys, variable.key_dtype, variable.table_name)
+    no_weights = tf.zeros([0], tf.float32)
+    if variable.world_size > 1:
+        answers, index = _fetch(variable, keys, csr.row_splits, training, limits)
+        weights = no_weights if csr.weights is None else csr.weights
+        return lib.sok_combine(answers, index, csr.row_splits, weights, combiner=combiner)
+    keys = lib.sok_validate_csr(variable.handle, keys, csr.row_splits, **limits.attributes())
+    if csr.weights is None:
+        return lib.sok_table_lookup_combine(
+            variable.handle, keys, csr.row_splits, no_weights, training, dim=variable.dim, combiner=combiner
+        )[0]
+    # Not fused: the fused op keeps no rows, and weights may want a gradient.
+    rows = lib.sok_table_lookup(variable.handle, keys, training, dim=variable.dim)[0]
+    index = tf.range(tf.size(keys, out_type=tf.int64))
+    return lib.sok_combine(rows, index, csr.row_splits, csr.weights, combiner=combiner)

@@ -1,0 +1,387 @@
+"""`EmbeddingVariable`: one shard of a table of rows, trainable like any TensorFlow variable."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import warnings
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.framework import types_pb2
+from tensorflow.python.framework import cpp_shape_inference_pb2, ops
+from tensorflow.python.ops import resource_variable_ops
+
+from sok import _ops, context
+from sok import initializers as sok_initializers
+
+KEY_DTYPES = (tf.int64, tf.int32, tf.uint32, tf.uint64)
+
+_eager_names: dict[str, itertools.count] = {}
+_graph_names: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+def check_key_dtype(key_dtype: Any, argument: str = "key_dtype") -> tf.DType:
+    """The key dtype meant by a tf dtype or its name; `ValueError` for others. None means int64."""
+    try:
+        dtype = tf.int64 if key_dtype is None else tf.as_dtype(key_dtype)
+    except TypeError:
+        dtype = None
+    if dtype not in KEY_DTYPES:
+        names = ", ".join(d.name for d in KEY_DTYPES)
+        raise ValueError(f"`{argument}` must be one of {names}. Received: {key_dtype!r}.")
+    return dtype
+
+
+def _unique_name(name: str) -> str:
+    """`name`, `name_1`, ...: per process in eager mode, per graph in v1, so the same on all ranks of one program."""
+    with ops.init_scope():
+        if tf.executing_eagerly():
+            counters = _eager_names
+        else:
+            counters = _graph_names.setdefault(tf.compat.v1.get_default_graph(), {})
+    n = next(counters.setdefault(name, itertools.count()))
+    return name if n == 0 else f"{name}_{n}"
+
+
+def _derive_seed(*parts: Any) -> int:
+    """A stable signed 64-bit number made of `parts`; Python's own hash changes from process to process."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
+    """This worker's shard of a table that maps keys to rows of `dim` floats.
+
+    It is a trainable variable: `tape.gradient` gives `tf.IndexedSlices` whose indices are row ids of this shard, which
+    `sok.optimizers` apply. Its declared TensorFlow `shape` is `(0, dim)`: nothing may read it as a dense matrix.
+    The rows of `key` live on rank `key % world_size`. A row that was never seen holds its initial value, a pure
+    function of the table's seed and the key.
+
+    Args:
+        dim: length D of a row, at least 1.
+        capacity: rows that this worker's shard may hold, at least 1.
+        name: for messages and collectives; made unique (`name`, `name_1`, ...). Equal on all workers.
+        key_dtype: int64 (default), int32, uint32 or uint64. Every value is a legal key.
+        initializer: None (uniform in [-0.05, 0.05]), a Keras name, a Keras initializer, or `f(shape, dtype)`.
+        hashed: True: any key, rows are given out as keys appear. False: keys are row numbers, legal are
+            0 <= key < capacity * world_size.
+        trainable: False keeps it out of the gradients that a tape watches by itself.
+        seed: of the initial values; default from `sok.Init(seed=...)` and the name.
+
+    Raises:
+        ValueError: an argument is out of range.
+
+    Making one with an initializer that is not one of Keras' random or constant ones is collective.
+
+    Example:
+        >>> v = EmbeddingVariable(dim=2, capacity=10, name="doc", initializer="ones")
+        >>> v.sparse_read(tf.constant([3, -7], tf.int64)).numpy().tolist()
+        [[1.0, 1.0], [1.0, 1.0]]
+        >>> v.size()
+        0
+
+    Source: the role of SOK v1's `EmbeddingVariable`; see docs/migrating.md for differences.
+    """
+
+    # The metaclass of tf.Variable would bind positional arguments to its own signature first.
+    @classmethod
+    def _variable_call(cls, *args: Any, **kwargs: Any) -> None:
+        return None
+
+    def __init__(
+        self,
+        dim: int,
+        capacity: int,
+        *,
+        name: str | None = None,
+        key_dtype: Any = tf.int64,
+        initializer: Any = None,
+        hashed: bool = True,
+        trainable: bool = True,
+        seed: int | None = None,
+    ) -> None:
+        for argument, value, top in (("dim", dim, 2**20), ("capacity", capacity, 2**32 - 2)):
+            if isinstance(value, bool) or int(value) != value or not 1 <= value <= top:
+                raise ValueError(f"`{argument}` must be a whole number in [1, {top}]. Received: {value!r}.")
+        self._dim, self._capacity, self._hashed = int(dim), int(capacity), bool(hashed)
+        self._key_dtype = check_key_dtype(key_dtype)
+        transport = context.get_transport()
+        self._world_size, self._rank = transport.size, transport.rank
+        self._table_name = _unique_name(name or "embedding_variable")
+        spec = sok_initializers.to_spec(initializer, self._capacity, self._dim)
+        if seed is not None:
+            self._seed = _derive_seed("variable", int(seed))
+        elif spec.seed is not None:
+            self._seed = _derive_seed("initializer", spec.seed)
+        else:
+            self._seed = _derive_seed("table", context.get_seed(), self._table_name)
+        self._initializer_spec = spec
+        with ops.init_scope():
+            graph_mode = not tf.executing_eagerly()
+            handle = _ops.lib().sok_table_handle(
+                shared_name=f"sok/{self._table_name}" if graph_mode else "",
+                anonymous=not graph_mode,
+                table=self._table_name,
+                key_dtype=self._key_dtype,
+                dim=self._dim,
+                capacity=self._capacity,
+                hashed=self._hashed,
+                world_size=self._world_size,
+                rank=self._rank,
+                seed=self._seed,
+                initializer=spec.kind,
+                init_a=spec.a,
+                init_b=spec.b,
+                bank=spec.bank,
+                name=self._table_name if graph_mode else None,
+            )
+            _set_handle_data(handle, self._dim, graph_mode)
+            super().__init__(
+                trainable=trainable,
+                shape=tf.TensorShape([0, self._dim]),
+                dtype=tf.float32,
+                handle=handle,
+                handle_name=self._table_name,
+                unique_id=f"sok_{self._table_name}_{id(self)}" if not graph_mode else self._table_name,
+                initial_value=None,
+                initializer_op=tf.no_op() if graph_mode else None,
+                is_initialized_op=None,
+                cached_value=None,
+                name=self._table_name,
+            )
+            if graph_mode and trainable:
+                # Not a global variable: initialisers, Savers and broadcasts of v1 would try to read it as a matrix.
+                tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES, self)
+        self._warned_not_saved = False
+        self.regularizer = None
+        self.overwrite_with_gradient = False
+        self.path = self._table_name
+
+    # What it is.
+
+    @property
+    def dim(self) -> int:
+        """Length of a row."""
+        return self._dim
+
+    @property
+    def capacity(self) -> int:
+        """Rows this worker's shard may hold."""
+        return self._capacity
+
+    @property
+    def key_dtype(self) -> tf.DType:
+        """Dtype of keys."""
+        return self._key_dtype
+
+    @property
+    def hashed(self) -> bool:
+        """False if keys are row numbers (`use_hashtable=False`)."""
+        return self._hashed
+
+    @property
+    def table_name(self) -> str:
+        """The unique name, the same on all workers."""
+        return self._table_name
+
+    @property
+    def world_size(self) -> int:
+        """Workers that share the table."""
+        return self._world_size
+
+    @property
+    def rank(self) -> int:
+        """Which of them holds this shard."""
+        return self._rank
+
+    @property
+    def seed(self) -> int:
+        """Seed of the initial values."""
+        return self._seed
+
+    @property
+    def trainable(self) -> bool:
+        return self._trainable
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        self._trainable = bool(value)
+
+    def __repr__(self) -> str:
+        kind = "hashed" if self._hashed else "identity"
+        used = ""
+        if tf.executing_eagerly() and not self._in_graph_mode:
+            used = f", rows {int(self.size()):,} of {self._capacity:,}"
+        return (
+            f"<EmbeddingVariable '{self._table_name}' dim={self._dim}, {kind} {self._key_dtype.name} keys{used}, "
+            f"shard {self._rank} of {self._world_size}>"
+        )
+
+    __str__ = __repr__
+
+    # What it holds.
+
+    def size(self) -> tf.Tensor:
+        """Rows in use in this worker's shard: int64 scalar. Not collective."""
+        return _ops.lib().sok_table_size(self.handle)
+
+    def sparse_read(self, keys: Any, name: str | None = None) -> tf.Tensor:
+        """The rows of `keys` as they stand, without inserting any. Collective; differentiable.
+
+        Args:
+            keys: [...] of the table's key dtype. A key without a row reads as its initial value.
+            name: ignored; here for `tf.Variable`'s signature.
+
+        Returns:
+            [..., D] float32.
+        """
+        from sok import lookup  # lookup is built on tables
+
+        return lookup.lookup_rows(self, keys, training=False)
+
+    def assign(self, keys: Any, values: Any, use_locking: Any = None, name: str | None = None) -> tf.Operation | None:
+        """Stores rows, making those that are missing.
+
+        Args:
+            keys: [n] of the table's key dtype. Keys that other workers own are ignored, so all workers may make the
+                same call with all keys. Of equal keys the last one counts.
+            values: [n, D] float32.
+
+        Returns:
+            None, or in a v1 graph the op to run. Not collective.
+
+        Raises:
+            tf.errors.ResourceExhaustedError: the shard has no room; nothing was stored.
+            tf.errors.InvalidArgumentError: shapes do not fit, or a key is outside an identity table.
+        """
+        return _ops.lib().sok_table_assign(self.handle, self._as_keys(keys), tf.convert_to_tensor(values, tf.float32))
+
+    def export(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """All rows in use in this worker's shard. Not collective.
+
+        Returns:
+            keys [n] of the key dtype and values [n, D] float32, in the order the rows were made.
+        """
+        return _ops.lib().sok_table_export(self.handle, key_dtype=self._key_dtype, dim=self._dim)
+
+    def slots(self, slot_set: str) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Optimizer state of all rows in use: keys [n], slots [n, K * D], stamps [n] (-1: none). Not collective."""
+        return _ops.lib().sok_table_slots(self.handle, key_dtype=self._key_dtype, slot_set=slot_set)
+
+    def erase(self, keys: Any) -> tf.Tensor:
+        """Removes rows of this shard; keys of other workers are ignored. Gives how many there were, int64 scalar."""
+        return _ops.lib().sok_table_erase(self.handle, self._as_keys(keys))
+
+    def _as_keys(self, keys: Any) -> tf.Tensor:
+        return as_keys(keys, self._key_dtype, self._table_name)
+
+    # What TensorFlow and Keras ask a variable.
+
+    def _ref(self) -> tf.Tensor:
+        return self.handle
+
+    def to_proto(self, export_scope: str | None = None) -> None:
+        return None
+
+    def is_initialized(self, name: str | None = None) -> tf.Tensor:
+        return tf.constant(True)
+
+    def _read_variable_op(self, no_copy: bool = False) -> Any:
+        raise TypeError(
+            f"The embedding table '{self._table_name}' cannot be read as a dense matrix: it has rows only where keys have "
+            "been seen. Use a layer, `variable.sparse_read(keys)`, or `variable.export()`. If an optimizer asked for "
+            "it, hand embedding variables to `sok.optimizers` or wrap the optimizer in `sok.DistributedOptimizer`."
+        )
+
+    def numpy(self) -> Any:
+        return self._read_variable_op()
+
+    def _serialize_to_tensors(self) -> dict[str, Any]:
+        self.warn_not_saved()
+        return {}
+
+    def _restore_from_tensors(self, restored_tensors: Any) -> None:
+        return None
+
+    def _copy_trackable_to_cpu(self, object_map: dict) -> None:
+        object_map.setdefault(self, self)
+
+    def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(
+            f"The embedding table '{self._table_name}' cannot go into a SavedModel in this version of sok."
+        )
+
+    def warn_not_saved(self) -> None:
+        """Says once per variable that a checkpoint does not hold its rows."""
+        if not self._warned_not_saved:
+            self._warned_not_saved = True
+            warnings.warn(
+                f"The rows of embedding table '{self._table_name}' are not saved here: this version of sok saves dense "
+                "variables only. Use `variable.export()` and `variable.assign(keys, values)`.",
+                stacklevel=3,
+            )
+
+
+def _set_handle_data(handle: tf.Tensor, dim: int, graph_mode: bool) -> None:
+    # Without it gradients through control flow are silently None. Zero rows make any dense use small and loud.
+    data = cpp_shape_inference_pb2.CppShapeInferenceResult.HandleData(is_set=True)
+    data.shape_and_type.append(
+        cpp_shape_inference_pb2.CppShapeInferenceResult.HandleShapeAndType(
+            shape=tf.TensorShape([0, dim]).as_proto(), dtype=types_pb2.DT_FLOAT
+        )
+    )
+    resource_variable_ops._set_handle_shapes_and_types(handle, data, graph_mode)
+
+
+def as_keys(keys: Any, key_dtype: tf.DType, table_name: str) -> tf.Tensor:
+    """`keys` as a tensor of `key_dtype`; integers of another dtype are cast if no value can be lost."""
+    if not tf.is_tensor(keys):
+        return tf.convert_to_tensor(keys, key_dtype)
+    if keys.dtype == key_dtype:
+        return keys
+    wider = {
+        tf.int64: (tf.int32, tf.uint32, tf.int16, tf.uint16, tf.int8, tf.uint8),
+        tf.int32: (tf.int16, tf.uint16, tf.int8, tf.uint8),
+        tf.uint32: (tf.uint16, tf.uint8),
+        tf.uint64: (tf.uint32, tf.uint16, tf.uint8),
+    }
+    if keys.dtype in wider[key_dtype]:
+        return tf.cast(keys, key_dtype)
+    raise ValueError(
+        f"table '{table_name}': keys must be {key_dtype.name}, or an integer dtype that fits into it. "
+        f"Received: {keys.dtype.name}. Cast them, or make the table with key_dtype={keys.dtype.name!r}."
+    )
+
+
+def is_embedding_variable(variable: Any) -> bool:
+    """Whether `variable` is an `EmbeddingVariable`."""
+    return isinstance(variable, EmbeddingVariable)
+
+
+def split_embedding_variable_from_others(variables: Sequence[Any]) -> tuple[list[EmbeddingVariable], list[Any]]:
+    """Splits variables into tables and the rest, which are trained in different ways.
+
+    Args:
+        variables: list or tuple of variables.
+
+    Returns:
+        (embedding variables, other variables), each in the order given.
+
+    Raises:
+        ValueError: `variables` is not a list or tuple.
+
+    Example:
+        >>> table, weight = EmbeddingVariable(2, 10, name="split"), tf.Variable(1.0)
+        >>> embeddings, others = split_embedding_variable_from_others([weight, table])
+        >>> embeddings[0] is table, others[0] is weight
+        (True, True)
+
+    Source: `split_embedding_variable_from_others` of SOK v1.
+    """
+    if not isinstance(variables, (list, tuple)):
+        raise ValueError(f"`variables` must be a list or tuple. Received: {type(variables).__name__}.")
+    embeddings = [v for v in variables if is_embedding_variable(v)]
+    return embeddings, [v for v in variables if not is_embedding_variable(v)]

@@ -1,0 +1,1 @@
+"""How workers talk to each other: `base` is the interface, `local` one process, `horovod` many."""
