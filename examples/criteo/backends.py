@@ -36,7 +36,10 @@ class Sok:
             embedding_vec_size=dim,
             slot_num=self._num_features,
             max_nnz=1,
-            embedding_initializer=tf.keras.initializers.RandomUniform(-_RANGE, _RANGE),
+            # A seed of its own, so that a table starts alike whatever it is called and in whichever backend.
+            embedding_initializer=tf.keras.initializers.RandomUniform(
+                -_RANGE, _RANGE, seed=2 * self._options.seed + (dim == 1)
+            ),
             name=name,
         )
 
@@ -68,7 +71,8 @@ class Stock:
     def embed(self, dim: int, name: str) -> tf.keras.layers.Layer:
         """Return a layer from keys [B, F] to rows [B, F, dim]."""
         twin = Sok(self._options, num_features=1).embed(dim, name)
-        return DenseTable(self._keys, initial_rows(twin, self._keys), name=name)
+        rows = twin.embedding_variable.sparse_read(self._keys)  # initial values: nothing is in that table
+        return DenseTable(self._keys, rows.numpy(), name=name)
 
     def optimizer(self, model: tf.keras.Model) -> tf.keras.optimizers.Optimizer:
         """Return TensorFlow's own optimizer."""

@@ -53,7 +53,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     model.add_argument("--epochs", type=_positive, default=1, help="passes over the training part")
     model.add_argument("--optimizer", choices=("adam", "lazyadam", "adagrad", "sgd"), default="adam", help="which rule")
     model.add_argument("--learning-rate", type=float, default=0.002, help="for embeddings and dense weights")
-    model.add_argument("--seed", type=int, default=0, help="of the generated log and of all initial values")
+    model.add_argument("--seed", type=_not_negative, default=0, help="of the generated log and of all initial values")
     model.add_argument(
         "--max-vocabulary-size-per-gpu", type=_positive, default=1 << 24, metavar="ROWS",
         help="most rows of a table on one worker (memory is taken as rows appear)",
@@ -76,6 +76,13 @@ def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1. Received: {text}")
+    return value
+
+
+def _not_negative(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must not be negative. Received: {text}")
     return value
 
 

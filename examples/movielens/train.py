@@ -133,7 +133,7 @@ def main(arguments: list[str] | None = None) -> int:
         dataset(train, options.batch_size, options.epochs, options.seed),
         epochs=options.epochs,
         steps_per_epoch=-(-len(train) // options.batch_size),
-        callbacks=[sok.callbacks.BroadcastVariables(), sok.callbacks.MetricAverage()],
+        callbacks=[sok.callbacks.BroadcastVariablesCallback(), sok.callbacks.MetricAverageCallback()],
         verbose=2 if sok.rank() == 0 else 0,
     )
     result = {
