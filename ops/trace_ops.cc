@@ -51,6 +51,7 @@ REGISTER_OP("Sok>TraceCollective")
     .Attr("T: type")
     .Attr("collective: string")
     .Attr("kind: string")
+    .Attr("more_bytes: int = 0")  // of the other tensors of a grouped collective
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::UnchangedShape);
 
@@ -59,6 +60,7 @@ class TraceCollectiveOp : public OpKernel {
   explicit TraceCollectiveOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("collective", &name_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("kind", &kind_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("more_bytes", &more_bytes_));
   }
   void Compute(OpKernelContext* ctx) override {
     {
@@ -67,13 +69,14 @@ class TraceCollectiveOp : public OpKernel {
       Count& count = counts.by_name[name_];
       count.kind = kind_;
       ++count.calls;
-      count.bytes += static_cast<int64_t>(ctx->input(0).TotalBytes());
+      count.bytes += static_cast<int64_t>(ctx->input(0).TotalBytes()) + more_bytes_;
     }
     ctx->set_output(0, ctx->input(0));
   }
 
  private:
   std::string name_, kind_;
+  int64_t more_bytes_;
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>TraceCollective").Device(tensorflow::DEVICE_CPU), TraceCollectiveOp);
 
