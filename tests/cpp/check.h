@@ -1,0 +1,60 @@
+// A few lines of testing: TEST(Name) { ... } with CHECK, CHECK_EQ, CHECK_THROWS. One program per file; 0 means all passed.
+#pragma once
+
+#include <cstdio>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace check {
+
+struct Test {
+  const char* name;
+  void (*body)();
+};
+
+inline std::vector<Test> tests;
+inline int failures = 0;
+
+inline bool Register(const char* name, void (*body)()) { return tests.push_back({name, body}), true; }
+
+inline void Fail(const char* file, int line, const std::string& text) {
+  ++failures;
+  std::fprintf(stderr, "%s:%d: %s\n", file, line, text.c_str());
+}
+
+template <class A, class B>
+void Equal(const A& a, const B& b, const char* text, const char* file, int line) {
+  if (a == b) return;
+  std::ostringstream message;
+  message << text << ": " << a << " != " << b;
+  Fail(file, line, message.str());
+}
+
+}  // namespace check
+
+#define TEST(name)                                                                        \
+  static void name();                                                                     \
+  [[maybe_unused]] static const bool name##_is_registered = check::Register(#name, name); \
+  static void name()
+#define CHECK(condition) ((condition) ? void() : check::Fail(__FILE__, __LINE__, "not true: " #condition))
+#define CHECK_EQ(a, b) check::Equal(a, b, #a " == " #b, __FILE__, __LINE__)
+// The statement throws Type, and its text holds `part`.
+#define CHECK_THROWS(statement, Type, part)                                                                 \
+  do {                                                                                                      \
+    try {                                                                                                   \
+      statement;                                                                                            \
+      check::Fail(__FILE__, __LINE__, "did not throw " #Type ": " #statement);                              \
+    } catch (const Type& e) {                                                                               \
+      if (std::string(e.what()).find(part) == std::string::npos) check::Fail(__FILE__, __LINE__, e.what()); \
+    }                                                                                                       \
+  } while (false)
+
+int main() {
+  for (const check::Test& test : check::tests) {
+    const int before = check::failures;
+    test.body();
+    std::printf("%s %s\n", check::failures == before ? "ok    " : "FAILED", test.name);
+  }
+  return check::failures == 0 && !check::tests.empty() ? 0 : 1;
+}

@@ -1,0 +1,183 @@
+#include "sok/hash_table.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <random>
+#include <unordered_map>
+#include <vector>
+
+#include "check.h"
+#include "threads.h"
+
+namespace {
+
+using sok::HashTable;
+
+// Batched find, as the table does it.
+std::vector<uint32_t> FindAll(const HashTable& table, const std::vector<uint64_t>& keys) {
+  std::vector<uint32_t> rows(keys.size());
+  const HashTable::Bucket* homes[HashTable::kBlock];
+  for (size_t begin = 0; begin < keys.size(); begin += HashTable::kBlock) {
+    const int n = static_cast<int>(std::min<size_t>(HashTable::kBlock, keys.size() - begin));
+    table.Prepare(keys.data() + begin, n, homes);
+    table.Resolve(keys.data() + begin, homes, n, rows.data() + begin);
+  }
+  return rows;
+}
+
+void CheckHolds(const HashTable& table, const std::unordered_map<uint64_t, uint32_t>& expected) {
+  CHECK_EQ(table.size(), static_cast<int64_t>(expected.size()));
+  std::vector<uint64_t> keys;
+  for (const auto& [key, row] : expected) keys.push_back(key);
+  const std::vector<uint32_t> rows = FindAll(table, keys);
+  int64_t wrong = 0;
+  for (size_t i = 0; i < keys.size(); ++i) wrong += rows[i] != expected.at(keys[i]) || table.Find(keys[i]) != rows[i];
+  CHECK_EQ(wrong, 0);
+  std::unordered_map<uint64_t, uint32_t> seen;
+  table.ForEach([&](uint64_t key, uint32_t row) { CHECK(seen.emplace(key, row).second); });
+  CHECK(seen == expected);
+}
+
+}  // namespace
+
+TEST(AnEmptyTableFindsNothing) {
+  HashTable table(100);
+  CHECK_EQ(table.Find(0), HashTable::kNoRow);
+  CHECK_EQ(table.Erase(0), HashTable::kNoRow);
+  CHECK_EQ(FindAll(table, {1, 2, 3})[2], HashTable::kNoRow);
+  CheckHolds(table, {});
+}
+
+TEST(EveryKeyIsLegal) {
+  HashTable table(1000);
+  std::unordered_map<uint64_t, uint32_t> expected;
+  auto add = [&](uint64_t key) {
+    const uint32_t row = static_cast<uint32_t>(expected.size());
+    if (!expected.emplace(key, row).second) return;
+    CHECK_EQ(table.Find(key), HashTable::kNoRow);
+    const auto [got, added] = table.FindOrInsert(key, row);
+    CHECK(added);
+    CHECK_EQ(got, row);
+  };
+  for (int bit = 0; bit < 64; ++bit) {
+    const uint64_t power = uint64_t{1} << bit;
+    for (const uint64_t key : {power - 1, power, power + 1, ~power, ~(power - 1)}) add(key);
+  }
+  // Round constants of well-known hashes: what an implementation might have reserved.
+  for (const uint64_t key : {0xB5C0FBCFEC4D3B2Full, 0xE9B5DBA58189DBBCull, 0xBF58476D1CE4E5B9ull}) add(key);
+  CheckHolds(table, expected);
+  for (auto it = expected.begin(); it != expected.end(); it = expected.erase(it)) {
+    CHECK_EQ(table.Erase(it->first), it->second);
+  }
+  CheckHolds(table, expected);
+}
+
+TEST(InsertingTwiceKeepsTheFirstRow) {
+  HashTable table(10);
+  CHECK(table.FindOrInsert(5, 1).second);
+  const auto [row, added] = table.FindOrInsert(5, 2);
+  CHECK(!added);
+  CHECK_EQ(row, 1u);
+  CHECK_EQ(table.size(), 1);
+}
+
+TEST(GrowingLosesNothing) {
+  // One segment, several segments, and keys that agree in their low or high bits.
+  const int64_t n = 300000;
+  for (const int64_t max_keys : {int64_t{1}, n, int64_t{1} << 24}) {
+    for (const int shift : {0, 20, 40}) {
+      HashTable table(max_keys);
+      int64_t wrong = 0;
+      for (int64_t i = 0; i < n; ++i) {
+        wrong += !table.FindOrInsert(static_cast<uint64_t>(i) << shift, static_cast<uint32_t>(i)).second;
+      }
+      for (int64_t i = 0; i < n; ++i) wrong += table.Find(static_cast<uint64_t>(i) << shift) != i;
+      for (int64_t i = n; i < 2 * n; ++i) wrong += table.Find(static_cast<uint64_t>(i) << shift) != HashTable::kNoRow;
+      CHECK_EQ(wrong, 0);
+      CHECK_EQ(table.size(), n);
+      if (max_keys > 1) break;  // the pattern of keys matters most where segments overflow
+    }
+  }
+}
+
+TEST(MemoryStaysNearWhatKeysNeed) {
+  HashTable table(1 << 20);
+  for (uint64_t i = 0; i < 1 << 20; ++i) table.FindOrInsert(i * 0x9E3779B97F4A7C15ull, static_cast<uint32_t>(i));
+  // 64 bytes hold five keys; a load of two thirds is the least that 1.25-fold growth may leave.
+  CHECK(table.memory_bytes() < (int64_t{1} << 20) * 64 / 5 * 3 / 2);
+}
+
+TEST(ReservingRebuildsNothingLater) {
+  for (const int64_t n : {1, 100, 100000, 3000000}) {
+    HashTable table(n);
+    table.Reserve(n);
+    const int64_t bytes = table.memory_bytes();
+    for (int64_t i = 0; i < n; ++i) table.FindOrInsert(static_cast<uint64_t>(i) * 77, static_cast<uint32_t>(i));
+    CHECK_EQ(table.memory_bytes(), bytes);
+    table.Reserve(1);
+    CHECK_EQ(table.memory_bytes(), bytes);
+    CHECK_EQ(table.size(), n);
+  }
+}
+
+TEST(BehavesAsAMapUnderRandomUse) {
+  std::mt19937_64 random(1);
+  HashTable table(1000);
+  std::unordered_map<uint64_t, uint32_t> expected;
+  for (int step = 0; step < 200000; ++step) {
+    // A drifting window of keys: most get erased again, so that erased places pile up and are reclaimed.
+    const uint64_t key = static_cast<uint64_t>(step / 40) + random() % 3000;
+    if (random() % 2 == 0) {
+      const uint32_t row = static_cast<uint32_t>(step);
+      const auto [at, added] = expected.emplace(key, row);
+      const auto [got, was_added] = table.FindOrInsert(key, row);
+      CHECK_EQ(got, at->second);
+      CHECK_EQ(was_added, added);
+    } else {
+      const auto at = expected.find(key);
+      CHECK_EQ(table.Erase(key), at == expected.end() ? HashTable::kNoRow : at->second);
+      if (at != expected.end()) expected.erase(at);
+    }
+    if (step % 40000 == 0) CheckHolds(table, expected);
+  }
+  CheckHolds(table, expected);
+}
+
+TEST(EndlessTurnoverDoesNotGrowTheTable) {
+  HashTable table(1 << 16);
+  const uint64_t live = 10000;
+  for (uint64_t i = 0; i < live; ++i) table.FindOrInsert(i, static_cast<uint32_t>(i));
+  const int64_t bytes = table.memory_bytes();
+  for (uint64_t i = live; i < 60 * live; ++i) {
+    CHECK(table.Erase(i - live) != HashTable::kNoRow);
+    table.FindOrInsert(i, static_cast<uint32_t>(i % live));
+  }
+  CHECK_EQ(table.size(), static_cast<int64_t>(live));
+  CHECK(table.memory_bytes() <= 2 * bytes);
+}
+
+TEST(TheOrderOfKeysRepeats) {
+  std::vector<uint64_t> order[2];
+  for (auto& keys : order) {
+    HashTable table(5000);
+    for (uint64_t i = 0; i < 5000; ++i) table.FindOrInsert(i * i, static_cast<uint32_t>(i));
+    table.ForEach([&](uint64_t key, uint32_t) { keys.push_back(key); });
+  }
+  CHECK(order[0] == order[1]);
+}
+
+TEST(ManyThreadsFindAtTheSameTime) {
+  HashTable table(100000);
+  std::vector<uint64_t> keys;
+  for (uint64_t i = 0; i < 100000; ++i) {
+    keys.push_back(i * 0x9E3779B97F4A7C15ull);
+    table.FindOrInsert(keys.back(), static_cast<uint32_t>(i));
+  }
+  std::vector<int64_t> wrong(4);
+  RunTogether(4, [&](int thread) {
+    const std::vector<uint32_t> rows = FindAll(table, keys);
+    for (size_t i = 0; i < keys.size(); ++i) wrong[static_cast<size_t>(thread)] += rows[i] != i;
+  });
+  for (const int64_t count : wrong) CHECK_EQ(count, 0);
+}

@@ -1,0 +1,68 @@
+#include "sok/row_store.h"
+
+#include <cstdint>
+
+#include "check.h"
+
+using sok::RowStore;
+
+TEST(NewRowsReadAsZeroAndKeepWhatIsWritten) {
+  for (const int64_t dim : {1, 3, 5, 7, 16, 17, 64, 1000}) {
+    RowStore store(dim, 1 << 20);
+    const int64_t rows[] = {0, 1, store.rows_per_slab() - 1, store.rows_per_slab(), (1 << 20) - 1};
+    for (const int64_t row : rows) {
+      store.Touch(row);
+      CHECK(store.Has(row));
+      for (int64_t j = 0; j < dim; ++j) CHECK_EQ(store.Record(row)[j], 0.0f);
+    }
+    for (const int64_t row : rows)
+      for (int64_t j = 0; j < dim; ++j) store.Record(row)[j] = static_cast<float>(row * 10 + j);
+    for (const int64_t row : rows)
+      for (int64_t j = 0; j < dim; ++j) CHECK_EQ(store.Record(row)[j], static_cast<float>(row * 10 + j));
+  }
+}
+
+TEST(OnlySlabsOfTouchedRowsAreAllocated) {
+  RowStore store(16, int64_t{1} << 31);
+  const int64_t empty = store.memory_bytes();
+  CHECK(!store.Has(0));
+  store.Touch(store.rows_per_slab() * 3);
+  CHECK(!store.Has(0) && store.Has(store.rows_per_slab() * 3 + 1));
+  const int64_t one = store.memory_bytes() - empty;
+  CHECK(one > 0 && one <= int64_t{4} << 20);
+  store.Touch(store.rows_per_slab() * 3 + 5);
+  CHECK_EQ(store.memory_bytes() - empty, one);
+}
+
+TEST(WideRecordsStartOnSixteenBytes) {
+  for (const int64_t dim : {4, 5, 17, 64}) {
+    RowStore store(dim, 1000);
+    store.Touch(0);
+    for (int64_t row = 0; row < 60; ++row) CHECK_EQ(reinterpret_cast<uintptr_t>(store.Record(row)) % 16, 0u);
+  }
+}
+
+TEST(WideningKeepsRowsAndFillsTheNewFloats) {
+  for (const int64_t dim : {1, 3, 5, 7, 16, 17, 64}) {
+    RowStore store(dim, 1 << 21);
+    const int64_t far = store.rows_per_slab() + 7;
+    const int64_t rows[] = {0, 63, far};
+    for (const int64_t row : rows) {
+      store.Touch(row);
+      for (int64_t j = 0; j < dim; ++j) store.Record(row)[j] = static_cast<float>(row + j);
+    }
+    CHECK_EQ(store.AddFloats(dim, 0.1f), dim);
+    CHECK_EQ(store.AddFloats(2 * dim, 0.0f), 2 * dim);
+    CHECK_EQ(store.floats(), 4 * dim);
+    for (const int64_t row : rows) {
+      const float* record = store.Record(row);
+      for (int64_t j = 0; j < dim; ++j) {
+        CHECK_EQ(record[j], static_cast<float>(row + j));
+        CHECK_EQ(record[dim + j], 0.1f);
+        CHECK_EQ(record[2 * dim + j], 0.0f);
+        CHECK_EQ(record[3 * dim + j], 0.0f);
+      }
+    }
+    CHECK(store.Has(1) == true && store.Has(2 * store.rows_per_slab()) == false);
+  }
+}
