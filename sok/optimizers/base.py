@@ -1,0 +1,338 @@
+"""What every optimizer of embedding tables shares: checks, counting steps, clipping, one native call per table."""
+
+from __future__ import annotations
+
+import collections
+import re
+import threading
+import warnings
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+
+import tensorflow as tf
+
+from sok import _ops
+from sok.optimizers import gradients
+from sok.optimizers.learning_rate import LearningRate, as_learning_rate, checked_number
+
+
+class Optimizer(tf.__internal__.tracking.Trackable):
+    """Changes the rows of embedding tables by their gradients; the base class of `sok.optimizers`.
+
+    It is not a Keras optimizer and needs none. `apply_gradients` works in eager mode, inside `tf.function` and in a v1
+    graph, there as an op to run. Gradients of duplicate row ids are summed before the rule runs, and each table is
+    updated by one fused op on the rank that owns its rows. `sok.DistributedOptimizer` puts such an optimizer beside a
+    stock one.
+
+    Args:
+        learning_rate: a number; a tf or Keras variable; a Keras 3 or tf_keras `LearningRateSchedule` or any function of
+            the number of steps done; a function without arguments; in a v1 graph also a tensor or placeholder. A number
+            is kept in a variable, so that setting `learning_rate` acts inside compiled functions too, except in a v1
+            graph, where it becomes a constant. A function without arguments is called in eager mode at each step, but
+            in a `tf.function` or graph only when that is traced: let it return a variable for its value to be followed.
+        name: base of the name of this optimizer's slots; numbered if taken. The same on all ranks if they make
+            their optimizers in the same order, which checkpoints and collectives rely on.
+        clipnorm, clipvalue, global_clipnorm: as in Keras, at most one of them, of the gradient of the equivalent dense
+            table: duplicates summed first, norms over all shards. `global_clipnorm` spans the tables given in one call.
+        nonfinite_gradients: what a row with a NaN or an infinity does. "allow": it is applied; "skip": the row is
+            left as it is; "raise": `tf.errors.InvalidArgumentError` on every rank, naming table and key on the rank
+            that has it; that table is not changed, others of the same call may have been.
+
+    With several ranks `clipnorm`, `global_clipnorm` and "raise" cost one small collective a step, together and for all
+    tables.
+
+    A `tf.train.Checkpoint` of the optimizer holds its `iterations` and, if it is a variable, its learning rate.
+    **Slots (moments, accumulators) live in the tables and are not saved yet.**
+    """
+
+    # What the native op calls the rule. Set by each subclass.
+    rule: ClassVar[str]
+
+    def __init__(
+        self,
+        learning_rate: Any,
+        name: str | None = None,
+        clipnorm: float | None = None,
+        clipvalue: float | None = None,
+        global_clipnorm: float | None = None,
+        nonfinite_gradients: str = "allow",
+    ) -> None:
+        if nonfinite_gradients not in gradients.NONFINITE_POLICIES:
+            raise ValueError(
+                f"`nonfinite_gradients` must be one of {gradients.NONFINITE_POLICIES}. "
+                f"Received: {nonfinite_gradients!r}."
+            )
+        self.name = type(self).__name__ if name is None else _checked_name(name)
+        self.nonfinite_gradients = nonfinite_gradients
+        self._clipping = gradients.Clipping(clipnorm, clipvalue, global_clipnorm)
+        self._rate = as_learning_rate(learning_rate)
+        # Outside functions: those hold a step of an optimizer, not the optimizer.
+        with tf.init_scope(), tf.device("CPU:0"):
+            graph = _v1_graph()
+            self._graph = None if graph is None else weakref.ref(graph)
+            self._slot_set = _unique_name(self.name)
+            self._iterations = tf.compat.v1.Variable(
+                0, dtype=tf.int64, trainable=False, use_resource=True, name=f"{self._slot_set}/iterations"
+            )
+        self._track_trackable(self._iterations, "iterations")
+        if self._rate.trackable is not None:
+            self._track_trackable(self._rate.trackable, "learning_rate")
+
+    # What a subclass says about its rule.
+
+    def _hyper(self) -> list[float]:
+        """What the native rule takes after the learning rate."""
+        return []
+
+    def _rule_config(self) -> dict[str, Any]:
+        """The subclass' own constructor arguments."""
+        return {}
+
+    # State.
+
+    @property
+    def learning_rate(self) -> Any:
+        """The variable, tensor or (in a v1 graph) number that was given or made; of a schedule or function its value.
+
+        Set it to a number at any time; or to anything else that the constructor accepts, which functions compiled
+        before do not see.
+        """
+        return self._rate.visible(self._iterations)
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        try:
+            number = checked_number(value)
+        except TypeError:
+            self._rate = as_learning_rate(value)
+            if self._rate.trackable is not None:
+                self._track_trackable(self._rate.trackable, "learning_rate", overwrite=True)
+            return
+        self._rate.assign(number)
+
+    @property
+    def iterations(self) -> tf.Variable:
+        """Number of `apply_gradients` calls so far: int64 []."""
+        return self._iterations
+
+    @property
+    def slot_set(self) -> str:
+        """The name under which tables keep this optimizer's slots."""
+        return self._slot_set
+
+    @property
+    def clipnorm(self) -> float | None:
+        return self._clipping.clipnorm
+
+    @property
+    def clipvalue(self) -> float | None:
+        return self._clipping.clipvalue
+
+    @property
+    def global_clipnorm(self) -> float | None:
+        return self._clipping.global_clipnorm
+
+    @property
+    def variables(self) -> list[Any]:
+        """The step counter, and the learning rate if it is a variable. Slots are in the tables, not here."""
+        rate = self._rate.trackable
+        return [self._iterations] if rate is None else [self._iterations, rate]
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Checks that all `variables` are embedding variables; that is all, the first step makes the slots."""
+        for variable in variables:
+            _check_variable(variable)
+
+    # Steps.
+
+    def apply_gradients(
+        self, grads_and_vars: Iterable[tuple[Any, Any]], name: str | None = None, gradient_scale: Any = None
+    ) -> tf.Operation | None:
+        """Runs one step of the optimizer on the tables given. Collective if it clips norms or raises (see the class).
+
+        Args:
+            grads_and_vars: pairs (`tf.IndexedSlices` with local row ids, `EmbeddingVariable`), as `tape.gradient` gives
+                them. A pair whose gradient is None is left out; slices without rows still count as a step of their
+                table, which under `Adam` decays every row.
+            name: name scope of the ops.
+            gradient_scale: a number or scalar tensor that gradients are multiplied with, before they are clipped.
+
+        Returns:
+            In a graph, the op that does the step; None in eager mode, where it is done.
+
+        Raises:
+            TypeError: a variable that is not an embedding variable, or a gradient that is not `tf.IndexedSlices`.
+            ValueError: the same variable twice.
+            RuntimeError: the optimizer belongs to another graph.
+            tf.errors.InvalidArgumentError: see `nonfinite_gradients`; nothing is counted then.
+        """
+        return self._apply(_checked_pairs(grads_and_vars), name, gradient_scale)
+
+    def _apply(
+        self,
+        pairs: list[tuple[Any, Any]],
+        name: str | None = None,
+        gradient_scale: Any = None,
+        counts_step: bool = True,
+    ) -> tf.Operation | None:
+        self._check_graph()
+        with tf.name_scope(name or self.name):
+            ready, guards = gradients.prepare(
+                [gradients.from_slices(grad, variable, gradient_scale) for grad, variable in pairs],
+                self._clipping,
+                self.nonfinite_gradients,
+                self._slot_set,
+            )
+            done = tf.convert_to_tensor(self._iterations)
+            step = tf.cast(done, tf.int64) + 1
+            hyper = tf.concat([[self._rate.at(done)], tf.constant(self._hyper(), tf.float64)], 0)
+            with tf.control_dependencies([guard for guard in guards if guard is not None]):
+                updates = [self._update(g, step, hyper) for g in ready]
+            if counts_step:
+                # After the updates: in a v1 graph nothing else keeps them from reading the next step's number.
+                with tf.control_dependencies([op for op in updates if op is not None] + [step, hyper]):
+                    updates.append(self._count_step())
+            return None if tf.executing_eagerly() else tf.group(*updates)
+
+    def _update(self, g: gradients.TableGradient, step: tf.Tensor, hyper: tf.Tensor) -> Any:
+        return _ops.lib().sok_table_apply(
+            g.variable.handle,
+            g.row_ids,
+            g.values,
+            step,
+            hyper,
+            rule=self.rule,
+            slot_set=self._slot_set,
+            nonfinite=self.nonfinite_gradients,
+        )
+
+    def _count_step(self) -> Any:
+        added = self._iterations.assign_add(1)
+        return None if tf.executing_eagerly() else tf.convert_to_tensor(added).op
+
+    def _adopt_iterations(self, variable: Any) -> None:
+        """Counts in another optimizer's variable from now on."""
+        self._iterations = variable
+        self._track_trackable(variable, "iterations", overwrite=True)
+
+    def _check_graph(self) -> None:
+        with tf.init_scope():
+            now = _v1_graph()
+        is_home = now is None if self._graph is None else now is not None and now is self._graph()
+        if not is_home:
+            made = "in eager mode" if self._graph is None else "in a v1 graph"
+            used = "in eager mode" if now is None else "in a v1 graph" if self._graph is None else "in another one"
+            raise RuntimeError(
+                f"Optimizer '{self._slot_set}' was made {made} and is used {used}, where its step counter does not "
+                "exist. Make the optimizer where it is used."
+            )
+
+    # Reading and writing its settings.
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments, as `from_config` takes them. State is not in it.
+
+        Raises:
+            TypeError: the learning rate is a function or tensor, which cannot be written down.
+        """
+        return {
+            "name": self.name,
+            "learning_rate": self._rate.config(),
+            **self._rule_config(),
+            "clipnorm": self.clipnorm,
+            "clipvalue": self.clipvalue,
+            "global_clipnorm": self.global_clipnorm,
+            "nonfinite_gradients": self.nonfinite_gradients,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Optimizer:
+        """Makes an optimizer from what `get_config` gave."""
+        return cls(**config)
+
+    def __repr__(self) -> str:
+        settings = {"learning_rate": _shown(self._rate), **self._rule_config()}
+        settings |= {k: getattr(self, k) for k in ("clipnorm", "clipvalue", "global_clipnorm") if getattr(self, k)}
+        if self.nonfinite_gradients != "allow":
+            settings["nonfinite_gradients"] = repr(self.nonfinite_gradients)
+        shown = ", ".join(f"{key}={value}" for key, value in settings.items())
+        return f"<sok.optimizers.{type(self).__name__} '{self._slot_set}': {shown}>"
+
+
+_names_lock = threading.Lock()
+_process_names: collections.Counter[str] = collections.Counter()
+_graph_names: weakref.WeakKeyDictionary[tf.Graph, collections.Counter[str]] = weakref.WeakKeyDictionary()
+
+
+def _v1_graph() -> tf.Graph | None:
+    """The v1 graph that is being built, or None when executing eagerly. Call it in an init_scope."""
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
+def _unique_name(base: str) -> str:
+    """`base`, or `base_1` and so on: a table tells optimizers apart by it. Counted per v1 graph, or per process."""
+    graph = _v1_graph()
+    with _names_lock:
+        taken = _process_names if graph is None else _graph_names.setdefault(graph, collections.Counter())
+        name = base
+        while taken[name]:
+            name = f"{base}_{taken[base]}"
+            taken[base] += 1
+        taken[name] += 1
+        return name
+
+
+def _checked_name(name: Any) -> str:
+    # What TensorFlow takes as a name scope.
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*", name):
+        raise ValueError(
+            "`name` must be None or a string of letters, digits and ._/>- that starts with a letter or digit. "
+            f"Received: {name!r}."
+        )
+    return name
+
+
+def _shown(rate: LearningRate) -> str:
+    try:
+        config = rate.config()
+    except TypeError:
+        return rate.describe()
+    return f"{config:g}" if isinstance(config, float) else rate.describe()
+
+
+def _check_variable(variable: Any) -> None:
+    from sok.table import is_embedding_variable
+
+    if not is_embedding_variable(variable):
+        raise TypeError(
+            "sok.optimizers update embedding variables only: divide the variables with "
+            "sok.split_embedding_variable_from_others(variables) and give the others to a stock optimizer, or let "
+            "sok.DistributedOptimizer(stock_optimizer) do both. "
+            f"Received: {getattr(variable, 'name', variable)!r} of type {type(variable).__name__}."
+        )
+
+
+def _checked_pairs(grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """The pairs that have a gradient."""
+    pairs = [tuple(pair) for pair in grads_and_vars]
+    for pair in pairs:
+        if len(pair) != 2:
+            raise ValueError(f"`grads_and_vars` must hold pairs (gradient, variable). Received: {pair!r}.")
+        _check_variable(pair[1])
+    seen: set[int] = set()
+    for _, variable in pairs:
+        if id(variable) in seen:
+            raise ValueError(
+                f"`grads_and_vars` must name each variable once: table '{variable.table_name}' is there twice. "
+                "Ask the tape for its gradient once; it covers all lookups."
+            )
+        seen.add(id(variable))
+    kept = [(grad, variable) for grad, variable in pairs if grad is not None]
+    if pairs and not kept:
+        warnings.warn(
+            "None of the embedding variables given to apply_gradients has a gradient: "
+            f"{[variable.table_name for _, variable in pairs]}. Were they looked up under the tape?",
+            stacklevel=3,
+        )
+    return kept

@@ -1,0 +1,178 @@
+"""What happens to gradients before a rule runs: scaling, summing duplicates, clipping, finding what is not finite.
+
+A gradient is that of the equivalent dense table, so duplicates are summed before anything is measured or cut, and the
+norm of a table is the norm over all its shards.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from sok import _ops
+
+NONFINITE_POLICIES = ("allow", "skip", "raise")
+
+
+@dataclasses.dataclass(frozen=True)
+class TableGradient:
+    """Gradient rows of the shard of one table."""
+
+    variable: Any
+    row_ids: tf.Tensor  # [N] int64
+    values: tf.Tensor  # [N, D] float32
+
+
+@dataclasses.dataclass(frozen=True)
+class Clipping:
+    """At most one limit is set, as in Keras."""
+
+    clipnorm: float | None = None
+    clipvalue: float | None = None
+    global_clipnorm: float | None = None
+
+    def __post_init__(self) -> None:
+        given = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        if len(given) > 1:
+            raise ValueError(
+                f"Only one of `clipnorm`, `clipvalue` and `global_clipnorm` may be given. Received: {given}."
+            )
+        for name, value in given.items():
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+                raise ValueError(f"`{name}` must be a number above 0, or None. Received: {value!r}.")
+
+    @property
+    def needs_norms(self) -> bool:
+        return self.clipnorm is not None or self.global_clipnorm is not None
+
+    @property
+    def is_active(self) -> bool:
+        return self.needs_norms or self.clipvalue is not None
+
+
+def from_slices(grad: Any, variable: Any, scale: Any = None) -> TableGradient:
+    """Checks and converts one gradient that a tape gave.
+
+    Args:
+        grad: `tf.IndexedSlices` with local row ids: values `[..., D]` of any float dtype, as many rows as ids.
+        scale: a factor for the values, or None.
+
+    Raises:
+        TypeError: not IndexedSlices.
+    """
+    if not isinstance(grad, tf.IndexedSlices):
+        raise TypeError(
+            f"The gradient of embedding table '{variable.table_name}' must be tf.IndexedSlices with the row ids that "
+            f"a lookup gave, as tape.gradient returns. Received: {grad!r}."
+        )
+    # float16 and bfloat16 come from layers that compute in them; the table and its optimizer are float32.
+    values = tf.reshape(tf.cast(grad.values, tf.float32), [-1, variable.dim])
+    if scale is not None:
+        values = values * tf.cast(scale, tf.float32)
+    return TableGradient(variable, tf.reshape(tf.cast(grad.indices, tf.int64), [-1]), values)
+
+
+def prepare(
+    gradients: list[TableGradient], clipping: Clipping, nonfinite: str, label: str
+) -> tuple[list[TableGradient], list[Any]]:
+    """Clips the gradients of one step. Collective if there are several ranks and a norm or 'raise' is asked for.
+
+    Args:
+        label: makes the collective's name; the same on all ranks.
+
+    Returns:
+        The gradients, and ops that fail when another rank's gradient is not finite (empty unless that is asked for).
+    """
+    transport = _transport_of_several(clipping, nonfinite)
+    if not gradients or not (clipping.is_active or transport is not None):
+        return gradients, []
+    summed = [_sum_duplicates(g) for g in gradients]
+    finite = [tf.reduce_all(tf.math.is_finite(g.values), axis=1) for g in summed]
+
+    squares, bad_ranks = None, None
+    if clipping.needs_norms:
+        # Rows that will be skipped or reported take no part: one NaN would otherwise spoil every row of the table.
+        counted = summed if nonfinite == "allow" else [_only(g, rows) for g, rows in zip(summed, finite, strict=True)]
+        squares = tf.stack([tf.reduce_sum(tf.square(g.values)) for g in counted])
+    if transport is not None:
+        squares, bad_ranks = _exchange(transport, squares, finite, nonfinite, label)
+
+    guards = [] if bad_ranks is None else [_check_peers(summed, finite, bad_ranks)]
+    if clipping.is_active:
+        summed = _clip(summed, clipping, squares, nonfinite)
+    return summed, guards
+
+
+def _transport_of_several(clipping: Clipping, nonfinite: str) -> Any:
+    """The transport if this step has something to tell other ranks, else None."""
+    if not (clipping.needs_norms or nonfinite == "raise"):
+        return None
+    from sok import context
+
+    transport = context.get_transport()
+    return transport if transport.size > 1 else None
+
+
+def _sum_duplicates(g: TableGradient) -> TableGradient:
+    row_ids, sums = _ops.lib().sok_sum_duplicates(g.row_ids, g.values)
+    return dataclasses.replace(g, row_ids=row_ids, values=sums)
+
+
+def _only(g: TableGradient, rows: tf.Tensor) -> TableGradient:
+    return dataclasses.replace(g, values=tf.where(rows[:, None], g.values, tf.zeros_like(g.values)))
+
+
+def _exchange(
+    transport: Any, squares: tf.Tensor | None, finite: list[tf.Tensor], nonfinite: str, label: str
+) -> tuple[tf.Tensor | None, tf.Tensor | None]:
+    """Adds up squares over ranks, and tells who has bad rows of which table [R, T]; both in one collective."""
+    from sok import context
+
+    told = [] if squares is None else [squares]
+    if nonfinite == "raise":
+        told.append(tf.stack([tf.cast(tf.reduce_any(~rows), tf.float32) for rows in finite]))
+    name = context.unique_collective_name(f"sok/{label}/gradients")
+    # A gather, not a sum: it says which rank is bad, and every rank adds in the same order.
+    answers = transport.all_gather(tf.concat(told, 0)[None, :], name)
+    num_tables = len(finite)
+    if squares is not None:
+        squares = tf.reduce_sum(answers[:, :num_tables], axis=0)
+    return squares, answers[:, -num_tables:] > 0 if nonfinite == "raise" else None
+
+
+def _check_peers(gradients: list[TableGradient], finite: list[tf.Tensor], bad_ranks: tf.Tensor) -> Any:
+    """Fails if another rank has a bad row and this one does not: here the native op has nothing to complain about."""
+    is_good_here = tf.reduce_all(tf.stack([tf.reduce_all(rows) for rows in finite]))
+    names = [g.variable.table_name for g in gradients]
+    return tf.debugging.Assert(
+        tf.logical_not(tf.logical_and(is_good_here, tf.reduce_any(bad_ranks))),
+        [
+            "nonfinite_gradients='raise': another rank has a gradient that is not finite; its own message names the "
+            f"key. Tables: {names}. Bad (rank, table number):",
+            tf.where(bad_ranks),
+        ],
+        summarize=16,
+    )
+
+
+def _clip(
+    gradients: list[TableGradient], clipping: Clipping, squares: tf.Tensor | None, nonfinite: str
+) -> list[TableGradient]:
+    if clipping.clipvalue is not None:
+        return [dataclasses.replace(g, values=_clip_values(g.values, clipping.clipvalue, nonfinite)) for g in gradients]
+    if clipping.clipnorm is not None:
+        limit, norms = clipping.clipnorm, tf.unstack(tf.sqrt(squares))
+    else:
+        limit, norms = clipping.global_clipnorm, [tf.sqrt(tf.reduce_sum(squares))] * len(gradients)
+    return [
+        dataclasses.replace(g, values=g.values * (limit / tf.maximum(norm, limit)))
+        for g, norm in zip(gradients, norms, strict=True)
+    ]
+
+
+def _clip_values(values: tf.Tensor, limit: float, nonfinite: str) -> tf.Tensor:
+    clipped = tf.clip_by_value(values, -limit, limit)
+    # An infinity must still be one when the native op looks for it.
+    return clipped if nonfinite == "allow" else tf.where(tf.math.is_finite(values), clipped, values)

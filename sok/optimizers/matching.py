@@ -1,0 +1,249 @@
+"""Our equivalent of a stock optimizer: same rule, same numbers, same learning rate from then on."""
+
+from __future__ import annotations
+
+import functools
+import numbers
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok.optimizers.adagrad import Adagrad
+from sok.optimizers.adam import Adam
+from sok.optimizers.base import Optimizer
+from sok.optimizers.learning_rate import LearningRate, as_learning_rate
+from sok.optimizers.sgd import SGD
+
+
+def matching_optimizer(stock: Any, share_iterations: bool = False) -> Optimizer:
+    """Returns the optimizer that does to embedding tables what `stock` would do to the equivalent dense tables.
+
+    It uses the stock optimizer's learning rate itself, not its present value: a variable that is assigned later, or a
+    schedule, acts on both. `clipnorm` and `clipvalue` are taken over.
+
+    Args:
+        stock: a Keras 3 or tf_keras SGD, Adagrad or Adam, a legacy one (`tf_keras.optimizers.legacy`), or a
+            `tf.compat.v1.train` GradientDescentOptimizer, AdagradOptimizer or AdamOptimizer. Exactly these classes:
+            a subclass may do anything. A tf_keras LossScaleOptimizer with a fixed scale is looked through. An
+            optimizer of ours is returned as it is.
+        share_iterations: False: counts its own steps, starting from what `stock` has counted, so that it does not
+            matter which of the two runs first in a step. True: counts in the `iterations` of `stock`
+            itself (which v1 optimizers do not have).
+
+    Raises:
+        ValueError: the optimizer, or an option of it, has no equivalent here; the message says what to pass instead.
+
+    Example:
+        >>> import keras, sok
+        >>> stock = keras.optimizers.Adam(1e-3)
+        >>> ours = sok.optimizers.matching_optimizer(stock)
+        >>> stock.learning_rate = 0.5
+        >>> float(ours.learning_rate.numpy())
+        0.5
+    """
+    if isinstance(stock, Optimizer):
+        return stock
+    try:
+        return _match(stock, share_iterations)
+    except _NoMatch as reason:
+        raise ValueError(
+            f"No optimizer of embedding tables does what {type(stock).__module__}.{type(stock).__name__} would do: "
+            f"{reason} Pass one: embedding_optimizer=sok.optimizers.X(...), where X is SGD, Adagrad, Adam or "
+            "LazyAdam; it trains the tables, and the stock optimizer everything else."
+        ) from None
+
+
+class _NoMatch(Exception):
+    """Why there is no equivalent; one sentence."""
+
+
+def _match(stock: Any, share_iterations: bool) -> Optimizer:
+    stock = _without_loss_scale(stock)
+    for library, name, reader in _READERS:
+        if type(stock) is _class_of(library, name):
+            # Where variables are made: legacy ones make theirs on first use, perhaps inside a function.
+            with tf.init_scope():
+                matched = reader(stock)
+                if library != "tensorflow":
+                    _follow_iterations(matched, stock, share_iterations)
+            return matched
+    raise _NoMatch(
+        "known are exactly SGD, Adagrad and Adam of Keras 3, tf_keras and tf_keras.optimizers.legacy, and "
+        "GradientDescentOptimizer, AdagradOptimizer and AdamOptimizer of tf.compat.v1.train."
+    )
+
+
+def _class_of(library: str, name: str) -> Any:
+    # An optimizer of a library that nobody has imported cannot have come in; importing it would take seconds.
+    return functools.reduce(lambda found, part: getattr(found, part, None), name.split("."), sys.modules.get(library))
+
+
+def _without_loss_scale(stock: Any) -> Any:
+    if isinstance(stock, _class_of("keras", "optimizers.LossScaleOptimizer") or ()):
+        raise _NoMatch(
+            "its gradients are scaled, and a step with one that is not finite must be left out everywhere. Compute in "
+            "bfloat16, which needs no scaling, or unscale the gradients of tables yourself (gradient_scale=...)."
+        )
+    if isinstance(stock, _class_of("tf_keras", "mixed_precision.LossScaleOptimizer") or ()):
+        # Its apply_gradients takes gradients that are unscaled already, so a fixed scale changes nothing for us. A
+        # moving one makes infinities on purpose, to find its bound, and drops those steps.
+        if stock.dynamic:
+            raise _NoMatch("a dynamic loss scale drops whole steps, those of dense variables and of tables together.")
+        return stock.inner_optimizer
+    return stock
+
+
+def _follow_iterations(matched: Optimizer, stock: Any, share: bool) -> None:
+    if share:
+        matched._adopt_iterations(stock.iterations)
+    elif tf.executing_eagerly() and getattr(stock, "_iterations", None) is not None:
+        matched.iterations.assign(int(np.asarray(stock.iterations)))
+
+
+# Keras 3, and tf_keras' optimizers that took its shape.
+
+
+def _keras_options(stock: Any) -> dict[str, Any]:
+    _refuse(stock, "weight_decay", "use_ema", "loss_scale_factor", "gradient_accumulation_steps")
+    clipnorm, clipvalue = _limit(stock.clipnorm), _limit(stock.clipvalue)
+    if _limit(stock.global_clipnorm):
+        raise _NoMatch("`global_clipnorm` measures dense gradients and those of tables together.")
+    # With both, tf_keras looks at clipnorm only.
+    return {"clipnorm": clipnorm, "clipvalue": None if clipnorm else clipvalue}
+
+
+def _keras_sgd(stock: Any) -> Optimizer:
+    _refuse(stock, "momentum", "nesterov")
+    return SGD(stock._learning_rate, **_keras_options(stock))
+
+
+def _keras_adagrad(stock: Any) -> Optimizer:
+    return Adagrad(
+        stock._learning_rate, stock.initial_accumulator_value, epsilon=stock.epsilon, **_keras_options(stock)
+    )
+
+
+def _keras_adam(stock: Any) -> Optimizer:
+    _refuse(stock, "amsgrad")
+    return Adam(stock._learning_rate, stock.beta_1, stock.beta_2, stock.epsilon, **_keras_options(stock))
+
+
+# tf_keras.optimizers.legacy: numbers become variables when first used.
+
+
+class _DecayedRate(LearningRate):
+    """`decay` of legacy optimizers: the rate falls as 1 / (1 + decay * iterations)."""
+
+    def __init__(self, rate: LearningRate, decay: float) -> None:
+        self.rate = rate
+        self.decay = decay
+        self.trackable = rate.trackable
+
+    def at(self, iterations: tf.Tensor) -> tf.Tensor:
+        return self.rate.at(iterations) / (1.0 + self.decay * tf.cast(iterations, tf.float64))
+
+    def visible(self, iterations: Any) -> Any:
+        return self.rate.visible(iterations)
+
+    def assign(self, value: float) -> None:
+        self.rate.assign(value)
+
+    def describe(self) -> str:
+        return f"{self.rate.describe()} with decay"
+
+
+def _legacy_rate(stock: Any) -> LearningRate:
+    stock._create_hypers()
+    rate = as_learning_rate(stock._hyper["learning_rate"])
+    return _DecayedRate(rate, stock._initial_decay) if stock._initial_decay else rate
+
+
+def _legacy_number(stock: Any, name: str) -> float:
+    value = stock._hyper[name]
+    if isinstance(value, tf.Variable) and tf.executing_eagerly():
+        return float(value.numpy())
+    return _number(name, value)
+
+
+def _legacy_options(stock: Any) -> dict[str, Any]:
+    _refuse(stock, "gradient_transformers", "global_clipnorm")
+    if getattr(stock.gradient_aggregator, "__name__", "") != "all_reduce_sum_gradients":
+        raise _NoMatch("it has a `gradient_aggregator` of its own.")
+    if stock.clipnorm is not None and stock.clipvalue is not None:
+        raise _NoMatch("it clips twice, by `clipvalue` and by `clipnorm`.")
+    return {"clipnorm": stock.clipnorm, "clipvalue": stock.clipvalue}
+
+
+def _legacy_sgd(stock: Any) -> Optimizer:
+    _refuse(stock, "_momentum", "nesterov")
+    return SGD(_legacy_rate(stock), **_legacy_options(stock))
+
+
+def _legacy_adagrad(stock: Any) -> Optimizer:
+    start, epsilon = stock._initial_accumulator_value, stock.epsilon
+    # It adds epsilon to the root where we add it under the root. Without any, we differ by epsilon / sqrt(accumulator),
+    # which float32 hardly sees for the usual values.
+    if not start > 0 or epsilon > 1e-6 * start**0.5:
+        raise _NoMatch("its `epsilon` stands outside the root and is too large beside `initial_accumulator_value`.")
+    return Adagrad(_legacy_rate(stock), start, epsilon=0.0, **_legacy_options(stock))
+
+
+def _legacy_adam(stock: Any) -> Optimizer:
+    _refuse(stock, "amsgrad")
+    # Numbers first: _legacy_rate turns them into variables, which in a v1 graph have no value yet.
+    beta_1, beta_2 = _legacy_number(stock, "beta_1"), _legacy_number(stock, "beta_2")
+    return Adam(_legacy_rate(stock), beta_1, beta_2, stock.epsilon, **_legacy_options(stock))
+
+
+# tf.compat.v1.train.
+
+
+def _v1_sgd(stock: Any) -> Optimizer:
+    return SGD(stock._learning_rate)
+
+
+def _v1_adagrad(stock: Any) -> Optimizer:
+    return Adagrad(stock._learning_rate, _number("initial_accumulator_value", stock._initial_accumulator_value), 0.0)
+
+
+def _v1_adam(stock: Any) -> Optimizer:
+    # Its epsilon is the paper's "epsilon hat", beside the uncorrected root: the form Keras uses too.
+    numbers_of = (("beta1", stock._beta1), ("beta2", stock._beta2), ("epsilon", stock._epsilon))
+    return Adam(stock._lr, *(_number(name, value) for name, value in numbers_of))
+
+
+_READERS: list[tuple[str, str, Callable[[Any], Optimizer]]] = [
+    ("keras", "optimizers.SGD", _keras_sgd),
+    ("keras", "optimizers.Adagrad", _keras_adagrad),
+    ("keras", "optimizers.Adam", _keras_adam),
+    ("tf_keras", "optimizers.SGD", _keras_sgd),
+    ("tf_keras", "optimizers.Adagrad", _keras_adagrad),
+    ("tf_keras", "optimizers.Adam", _keras_adam),
+    ("tf_keras", "optimizers.legacy.SGD", _legacy_sgd),
+    ("tf_keras", "optimizers.legacy.Adagrad", _legacy_adagrad),
+    ("tf_keras", "optimizers.legacy.Adam", _legacy_adam),
+    ("tensorflow", "compat.v1.train.GradientDescentOptimizer", _v1_sgd),
+    ("tensorflow", "compat.v1.train.AdagradOptimizer", _v1_adagrad),
+    ("tensorflow", "compat.v1.train.AdamOptimizer", _v1_adam),
+]
+
+
+def _refuse(stock: Any, *options: str) -> None:
+    for option in options:
+        value = getattr(stock, option, None)
+        if value:
+            raise _NoMatch(f"`{option.lstrip('_')}` is {value!r}, which embedding tables do not have.")
+
+
+def _limit(value: Any) -> Any:
+    """Keras takes a limit of 0 as none."""
+    return value if value is not None and value > 0 else None
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise _NoMatch(f"`{name}` must be a number known now, and is {value!r}.")
+    return float(value)
