@@ -1,196 +1,299 @@
-"""The job: who we are in it, and how we talk to the others."""
+"""The job: who this worker is in it, and how it reaches the others."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
-import sys
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework import ops
 
+from sok import dead_peers, tracing
+from sok.transport import horovod
 from sok.transport.base import Transport
 from sok.transport.local import LocalTransport
 
+# How launchers tell a process how many of it they started: horovodrun, Open MPI, other MPIs.
 _LAUNCHER_VARIABLES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
+@dataclasses.dataclass
 class _Job:
-    """What `Init` decided. One per process."""
+    transport: Transport
+    leave: Callable[[], None]
+    global_batch_size: Any = None
+    seed: Any = 0
+    is_explicit: bool = False  # made by Init, not by the first table of a single process
+    seed_was_read: bool = False
+    ranks_agree: bool = False
 
-    transport: Transport | None = None
-    arguments: tuple[int | None, int] | None = None
 
-
-_job = _Job()
+_job: _Job | None = None
 _lock = threading.RLock()
-_graph_counters: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_graph_counters: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 
 
-def _launched_size() -> int:
-    """Workers that a launcher says there are; 1 without one."""
+def Init(global_batch_size: int | None = None, seed: int | None = None) -> tf.Tensor:  # noqa: N802 (SOK's name)
+    """Starts the job: call it once on every worker, before the first layer.
+
+    Joins the other workers when this process is one of several: it was launched by `horovodrun` or `mpirun`, or
+    `hvd.init()` was called before. Otherwise this is a world of one worker, with or without Horovod installed.
+
+    Args:
+        global_batch_size: samples of all workers in one step: at least `size()` and divisible by it. None says nothing.
+            It is checked and remembered, no more.
+        seed: of the initial values of tables. None means 0: the same model in every run, at any number of workers.
+
+    Returns:
+        A string tensor 'OK'. In a v1 graph it is what to `session.run` once before training: running it checks that all
+        workers passed the same arguments (running it again checks nothing); everything else happened when it was built.
+
+    Raises:
+        ValueError: `global_batch_size` cannot be split over the workers; an argument is not a whole number; arguments
+            other than those of the first call (a second call without arguments, or with the same, does nothing).
+        tf.errors.InvalidArgumentError: workers passed different arguments. Raised on all of them.
+        ImportError: several workers were launched and Horovod is not installed.
+        RuntimeError: a launcher started several processes that Horovod does not see as one job.
+
+    Collective. On several workers it also adds a line to the report of an exception that a dead peer caused
+    (`sys.excepthook`), and with SOK_TRACE=1 in the environment a count of collectives when the process ends.
+
+    Example:
+        >>> import sok
+        >>> sok.shutdown()
+        >>> sok.Init(global_batch_size=64, seed=7).numpy()
+        b'OK'
+        >>> sok.rank(), sok.size()
+        (0, 1)
+        >>> sok.shutdown()
+
+    Source: `Init` of SOK v1, which fails when called twice and draws a seed when given none.
+    """
+    global _job
+    with _lock:
+        if _job is not None and _job.is_explicit:
+            _check_repeated(_job, global_batch_size, seed)
+            return _check_agreement(_job)
+        job = _join(0 if seed is None else seed, global_batch_size)
+        try:
+            # First what the ranks say to each other, so that all of them fail if one does; then what each says.
+            ok = _check_agreement(job)
+            job.seed = _whole_number("seed", job.seed)
+            job.global_batch_size = _check_batch(job.global_batch_size, job.transport.size)
+            _check_seed_is_in_time(_job, job.seed)
+        except Exception:
+            job.leave()
+            raise
+        _job = job
+    if job.transport.size > 1:
+        dead_peers.explain_on_exit(job.transport.rank)
+        tracing.summarize_at_exit(job.transport.rank)
+    return ok
+
+
+def get_transport() -> Transport:
+    """Returns how this worker reaches the others. A single process needs no `Init` for it.
+
+    Raises:
+        RuntimeError: this process is one of several workers, and `sok.Init` has not been called.
+    """
+    return _get_job().transport
+
+
+def get_seed() -> int:
+    """Returns the seed of the initial values: what `Init` was given, or 0."""
+    job = _get_job()
+    job.seed_was_read = True
+    return job.seed
+
+
+def get_global_batch_size() -> int | None:
+    """Returns what `Init` was given, or None."""
+    return _get_job().global_batch_size
+
+
+def rank() -> int:
+    """Returns this worker's number, from 0 to `size() - 1`."""
+    return get_transport().rank
+
+
+def size() -> int:
+    """Returns the number of workers."""
+    return get_transport().size
+
+
+def local_rank() -> int:
+    """Returns this worker's number among those of its host."""
+    return get_transport().local_rank
+
+
+def shutdown() -> None:
+    """Ends the job, and Horovod with it if `Init` started it; `Init` may then start another.
+
+    Call it on all workers: collectives that others still run fail. Tables of a finished job of several workers are of no
+    further use. Does nothing without a job.
+    """
+    global _job
+    with _lock:
+        if _job is not None:
+            _job.leave()
+        _job = None
+
+
+def unique_collective_name(base: str) -> str:
+    """Returns `base` with a number that no other collective of this base has in the graph under construction.
+
+    The number depends only on the program being traced and so is equal on all ranks: it counts in the outermost
+    function (or v1 graph), whatever else a rank has traced before. Eager calls run one by one and get `base` as it is.
+    """
+    if tf.executing_eagerly():
+        return base
+    with _lock:
+        counters = _graph_counters.setdefault(_root_graph(), {})
+        return f"{base}/{next(counters.setdefault(base, itertools.count()))}"
+
+
+def _root_graph() -> Any:
+    graph = ops.get_default_graph()
+    # In TF2 the outermost function stands in an eager context, which also poses as a graph: of all functions at once.
+    is_eager_outside = tf.compat.v1.executing_eagerly_outside_functions()
+    while graph.building_function:
+        outer = graph.outer_graph
+        if outer is None or (is_eager_outside and not outer.building_function):
+            return graph
+        graph = outer
+    return graph
+
+
+def _get_job() -> _Job:
+    global _job
+    if _job is None:
+        with _lock:
+            if _job is None:
+                launcher = _launcher_of_many()
+                if launcher or horovod.running_size() > 1:
+                    raise RuntimeError(
+                        f"This process is one of several workers ({launcher or 'hvd.init() was called'}), and sok.Init has "
+                        "not been called. Call sok.Init(global_batch_size=...) once on every worker, before the first layer."
+                    )
+                _job = _alone()
+    return _job
+
+
+def _alone() -> _Job:
+    transport = LocalTransport()
+    return _Job(transport, leave=transport.shutdown)
+
+
+def _join(seed: Any, global_batch_size: Any) -> _Job:
+    launcher = _launcher_of_many()
+    if launcher or horovod.running_size() > 0 or "HOROVOD_SIZE" in os.environ:
+        transport: Transport = horovod.HorovodTransport()
+        leave = transport.shutdown
+        if launcher and launcher != f"{launcher.partition('=')[0]}={transport.size}":
+            leave()
+            raise RuntimeError(
+                f"The launcher says {launcher}, but Horovod sees {transport.size} worker(s). A Horovod that was built "
+                "without MPI does not understand mpirun: use `horovodrun --gloo -np N ...`."
+            )
+        if transport.size == 1:
+            # horovodrun -np 1: Horovod is there for the user's own calls; we need no collectives.
+            transport = LocalTransport()
+    else:
+        transport = LocalTransport()
+        leave = transport.shutdown
+    return _Job(transport, leave, global_batch_size, seed, is_explicit=True)
+
+
+def _launcher_of_many() -> str:
+    """Which environment variable says that there are several workers, as 'NAME=N'; empty if none does."""
     for variable in _LAUNCHER_VARIABLES:
         text = os.environ.get(variable, "")
-        if text.isdigit():
-            return int(text)
-    return 1
+        if text.isdigit() and int(text) > 1:
+            return f"{variable}={int(text)}"
+    return ""
 
 
-def _user_started_horovod() -> bool:
-    hvd = sys.modules.get("horovod.tensorflow")
+def _is_whole_number(value: Any) -> bool:
     try:
-        return hvd is not None and hvd.is_initialized() and hvd.size() > 1
-    except (AttributeError, ValueError):
+        return not isinstance(value, bool) and int(value) == value and -(2**63) <= value < 2**63
+    except (TypeError, ValueError, OverflowError):
         return False
 
 
-def _make_transport() -> Transport:
-    if _launched_size() == 1 and not _user_started_horovod():
-        return LocalTransport()
-    from sok.transport.horovod import HorovodTransport  # Horovod is optional
-
-    return HorovodTransport()
+def _whole_number(argument: str, value: Any) -> int:
+    if not _is_whole_number(value):
+        raise ValueError(f"`{argument}` must be a whole number of 64 bits. Received: {value!r}.")
+    return int(value)
 
 
 def _check_batch(global_batch_size: Any, size: int) -> int | None:
     if global_batch_size is None:
         return None
-    if isinstance(global_batch_size, bool) or int(global_batch_size) != global_batch_size or global_batch_size < size:
-        raise ValueError(
-            f"`global_batch_size` must be a whole number of at least the number of workers, {size}. "
-            f"Received: {global_batch_size!r}."
-        )
-    if global_batch_size % size:
-        raise ValueError(
-            f"`global_batch_size` must be divisible by the number of workers, {size}. Received: {global_batch_size!r}."
-        )
-    return int(global_batch_size)
+    batch = _whole_number("global_batch_size", global_batch_size)
+    if batch < size:
+        raise ValueError(f"`global_batch_size` must be at least the number of workers, {size}. Received: {batch}.")
+    if batch % size:
+        raise ValueError(f"`global_batch_size` must be divisible by the number of workers, {size}. Received: {batch}.")
+    return batch
 
 
-def Init(global_batch_size: int | None = None, seed: int | None = None) -> tf.Tensor:  # noqa: N802 (SOK's name)
-    """Starts sok: call it once, before the first layer.
-
-    Starts Horovod if a launcher (`horovodrun`, `mpirun`) started this process; else this is a world of one worker.
-
-    Args:
-        global_batch_size: samples of all workers in one step, divisible by their number. Optional; only checked.
-        seed: of the initial values of tables. None means 0: the same model in every run, at any number of workers.
-
-    Returns:
-        A string tensor 'OK'; in a v1 graph, the op for `session.run`. Calling again does nothing.
-
-    Raises:
-        ValueError: a batch that cannot be split, or arguments other than those of the first call.
-        tf.errors.InvalidArgumentError: workers passed different arguments; on every worker.
-
-    Collective.
-
-    Example:
-        >>> Init(global_batch_size=64).numpy()
-        b'OK'
-
-    Source: `Init` of SOK v1, which fails when called twice and has no default seed.
-    """
-    with _lock:
-        transport = _job.transport or _make_transport()
-        arguments = (_check_batch(global_batch_size, transport.size), 0 if seed is None else int(seed))
-        if _job.arguments is not None and arguments != _job.arguments:
+def _check_repeated(job: _Job, global_batch_size: Any, seed: Any) -> None:
+    for argument, before, now in (
+        ("global_batch_size", job.global_batch_size, global_batch_size),
+        ("seed", job.seed, seed),
+    ):
+        if now is not None and now != before:
             raise ValueError(
-                f"sok.Init was called with (global_batch_size, seed) = {_job.arguments} before. "
-                f"Received: {arguments}. Call sok.shutdown() first to start anew."
+                f"sok.Init was called before with {argument}={before}. Received: {argument}={now!r}. "
+                "Call sok.shutdown() first to start anew."
             )
-        is_first = _job.arguments is None
-        _job.transport, _job.arguments = transport, arguments
-        if is_first and transport.size > 1:
-            _explain_dead_peers(transport.rank)
-    if transport.size == 1:
-        return tf.constant("OK")
-    mine = tf.constant([[-1 if arguments[0] is None else arguments[0], arguments[1]]], tf.int64)
-    everyone = transport.all_gather(mine, unique_collective_name("sok/init"))
-    same = tf.reduce_all(tf.equal(everyone, everyone[:1]))
+
+
+def _check_seed_is_in_time(implicit: _Job | None, seed: int) -> None:
+    if implicit is not None and implicit.seed_was_read and implicit.seed != seed:
+        raise ValueError(
+            f"sok.Init(seed=...) must be called before the first table: there are tables made with seed {implicit.seed}. "
+            f"Received: seed={seed}."
+        )
+
+
+def _check_agreement(job: _Job) -> tf.Tensor:
+    """Gives 'OK' if all ranks passed the same arguments to Init, else raises on all of them. Asks once per job."""
+    with tf.init_scope():
+        if job.transport.size == 1 or job.ranks_agree:
+            return tf.constant("OK")
+        if tf.executing_eagerly():
+            ok = _gather_and_compare(job)
+            job.ranks_agree = True
+            return ok
+
+        # In a v1 graph the session decides whether and how often this runs.
+        def has_to_ask() -> bool:
+            asked, job.ranks_agree = job.ranks_agree, True
+            return not asked
+
+        ask = tf.numpy_function(has_to_ask, [], tf.bool)
+        return tf.cond(ask, lambda: _gather_and_compare(job), lambda: tf.constant("OK"))
+
+
+def _gather_and_compare(job: _Job) -> tf.Tensor:
+    words = [_word(job.global_batch_size, none=-1), _word(job.seed, none=0)]
+    everyone = job.transport.all_gather(tf.constant([words], tf.int64), unique_collective_name("sok/init"))
     check = tf.debugging.Assert(
-        same, ["sok.Init: workers passed different (global_batch_size, seed); -1 stands for None:", everyone], summarize=64
+        tf.reduce_all(tf.equal(everyone, everyone[:1])),
+        ["sok.Init: all workers must pass the same [global_batch_size, seed] (-1: None). Received, by rank:", everyone],
+        summarize=2 * job.transport.size,
     )
-    with tf.control_dependencies([check] if check is not None else []):
+    with tf.control_dependencies([] if check is None else [check]):
         return tf.constant("OK")
 
 
-def get_transport() -> Transport:
-    """How this worker talks to the others. Without `Init`, a world of one starts by itself."""
-    if _job.transport is None:
-        with _lock:
-            if _job.transport is None:
-                if _launched_size() > 1 or _user_started_horovod():
-                    raise RuntimeError(
-                        "sok.Init has not been called. Under horovodrun, call sok.Init(global_batch_size=...) once on "
-                        "every worker before the first layer."
-                    )
-                _job.transport = LocalTransport()
-    return _job.transport
-
-
-def get_seed() -> int:
-    """Seed of the initial values; 0 unless `Init` got another."""
-    return _job.arguments[1] if _job.arguments else 0
-
-
-def get_global_batch_size() -> int | None:
-    """What `Init` was told, or None."""
-    return _job.arguments[0] if _job.arguments else None
-
-
-def rank() -> int:
-    """This worker's number, 0 to `size()` - 1."""
-    return get_transport().rank
-
-
-def size() -> int:
-    """Number of workers."""
-    return get_transport().size
-
-
-def local_rank() -> int:
-    """This worker's number on its host."""
-    return get_transport().local_rank
-
-
-def shutdown() -> None:
-    """Ends the job: stops Horovod if `Init` started it, and lets `Init` run anew. Tables made before stay usable alone."""
-    with _lock:
-        if _job.transport is not None:
-            _job.transport.shutdown()
-        _job.transport = _job.arguments = None
-
-
-def unique_collective_name(base: str) -> str:
-    """`base` and a number that depends only on the program being traced, so equal on all workers.
-
-    Horovod matches collectives by name. The counter lives in the outermost graph under construction: whatever else a
-    worker has traced before does not matter. Eager calls run one by one and need no number.
-    """
-    if tf.executing_eagerly():
-        return base
-    graph = ops.get_default_graph()
-    while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
-        graph = graph.outer_graph
-    counters = _graph_counters.setdefault(graph, {})
-    return f"{base}/{next(counters.setdefault(base, itertools.count()))}"
-
-
-def _explain_dead_peers(this_rank: int) -> None:
-    previous = sys.excepthook
-
-    def hook(kind: type, error: BaseException, traceback: Any) -> None:
-        previous(kind, error, traceback)
-        text = f"{kind.__name__}: {error}"
-        if "Horovod" in text or "Connection closed by peer" in text or "gloo" in text.lower():
-            print(
-                f"sok: rank {this_rank}: another worker stopped (see its output above); this one cannot go on alone.",
-                file=sys.stderr,
-                flush=True,
-            )
-
-    sys.excepthook = hook
+def _word(argument: Any, none: int) -> int:
+    # What is no number fails its own check afterwards, on the rank that passed it; the others must not wait for that.
+    return none if argument is None else int(argument) if _is_whole_number(argument) else -(2**63)

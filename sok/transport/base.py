@@ -1,4 +1,4 @@
-"""The interface that everything above knows. Collectives work eagerly, in `tf.function` and in v1 graphs."""
+"""The interface through which everything above reaches other workers. It knows no tables and no layers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,16 @@ import tensorflow as tf
 
 
 class Transport(abc.ABC):
-    """A group of workers. Every method but the properties is collective: all ranks call it, with equal names.
+    """A group of `size` workers, of which this process is number `rank`.
 
-    None is differentiable; `sok.lookup` knows how gradients travel.
+    Its methods are collective: every rank calls them with equal `name`, dtype and trailing dimensions, as often as the
+    others do. They work eagerly, in `tf.function` and in v1 graphs, and are not differentiable: who needs gradients says
+    how they travel (`sok.lookup` does).
+
+    `name` tells collectives apart that may run at the same time. Inside a graph take it from
+    `sok.context.unique_collective_name`, so that it is equal on all ranks and unique in the graph.
+
+    A call may block until all ranks have made theirs. When a rank is gone, the others get a `tf.errors.OpError`.
     """
 
     name: str
@@ -22,34 +29,54 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def all_to_all(self, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
-        """Sends splits[r] rows of tensor [n, ...] to each rank r; gives the rows received and how many from each."""
+        """Sends to each rank its rows and gives the rows that all ranks sent here.
+
+        Args:
+            tensor: [n, ...], any number or bool dtype. The first splits[0] rows go to rank 0, the next splits[1] to 1, ...
+            splits: [R] int32, not negative, with sum n. All may be 0.
+            name: see the class.
+
+        Returns:
+            received [m, ...], rank 0's rows first, and received_splits [R] int32: how many came from each rank.
+        """
 
     @abc.abstractmethod
     def grouped_all_reduce(self, tensors: Sequence[tf.Tensor], name: str, average: bool) -> list[tf.Tensor]:
-        """Sums (or averages) each tensor over all ranks, all in one collective."""
+        """Sums or averages each tensor over all ranks, in one collective for all (one for each dtype among them).
+
+        Args:
+            tensors: any number of dense number tensors, of shapes equal on all ranks. None at all: no collective.
+            name: see the class.
+            average: whether to divide the sums by R; floating point only.
+
+        Returns:
+            Tensors of the same shapes and dtypes, bit for bit equal on all ranks.
+        """
 
     @abc.abstractmethod
     def all_gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        """All ranks' rows, rank 0's first; numbers of rows may differ."""
+        """Gives all ranks' rows [m, ...], rank 0's first. `tensor` is [n, ...] with n as each rank likes, also 0."""
 
     @abc.abstractmethod
     def broadcast(self, tensor: tf.Tensor, root_rank: int, name: str) -> tf.Tensor:
-        """Rank `root_rank`'s tensor."""
+        """Gives rank `root_rank`'s tensor to all; the others pass one of the same shape and dtype."""
 
     @abc.abstractmethod
-    def barrier(self, name: str) -> None:
-        """Waits until all ranks have come here."""
+    def barrier(self, name: str) -> tf.Tensor:
+        """Waits until all ranks are here. Eagerly on return; in a graph when the returned scalar is there."""
 
     @abc.abstractmethod
     def shutdown(self) -> None:
-        """Leaves the group."""
+        """Leaves the group, if this object joined it. Collectives of the others then fail."""
 
     def broadcast_numpy(self, array: np.ndarray, name: str, root_rank: int = 0) -> np.ndarray:
-        """Rank `root_rank`'s array, at once, also while a v1 graph is being built."""
+        """Gives rank `root_rank`'s array to all at once, also while a graph is being built."""
         if self.size == 1:
             return array
         with tf.init_scope():
             if tf.executing_eagerly():
                 return self.broadcast(tf.constant(array), root_rank, name).numpy()
-            with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-                return session.run(self.broadcast(tf.constant(array), root_rank, name))
+        # Threads of its own: the first session of a process would otherwise decide those of all later ones.
+        config = tf.compat.v1.ConfigProto(use_per_session_threads=True, device_count={"GPU": 0})
+        with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
+            return session.run(self.broadcast(tf.constant(array), root_rank, name))

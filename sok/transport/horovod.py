@@ -1,17 +1,39 @@
-"""Many workers through Horovod: the only file that imports it."""
+"""Many workers through Horovod: the only file that imports it, on first use."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from sok import tracing
 from sok.transport.base import Transport
 
+# What Horovod moves as it is; of the rest we move the bits.
+_MOVED = (tf.uint8, tf.int8, tf.uint16, tf.int16, tf.int32, tf.int64, tf.float16, tf.float32, tf.float64, tf.bool)
+_MOVED_AS = {tf.bfloat16: tf.uint16, tf.uint32: tf.int32, tf.uint64: tf.int64}
+# What Horovod adds as it is; of the rest we add wider numbers.
+_ADDED = (tf.uint8, tf.int8, tf.int32, tf.int64, tf.float16, tf.float32, tf.float64)
+_ADDED_AS = {tf.bfloat16: tf.float32}
+
+
+def running_size() -> int:
+    """How many workers a Horovod that runs in this process has; 0 if none runs. Does not import it."""
+    hvd = sys.modules.get("horovod.tensorflow")
+    is_initialized = getattr(hvd, "is_initialized", None)
+    return hvd.size() if is_initialized is not None and is_initialized() else 0
+
 
 class HorovodTransport(Transport):
-    """Horovod's processes and collectives, as Horovod was built (Gloo, MPI or NCCL). Starts Horovod if need be."""
+    """The processes and collectives of Horovod, as it was built (Gloo or MPI). Starts Horovod if nobody has.
+
+    Tensors are staged through the CPU.
+
+    Raises:
+        ImportError: Horovod is not installed.
+    """
 
     name = "horovod"
 
@@ -20,42 +42,110 @@ class HorovodTransport(Transport):
             import horovod.tensorflow as hvd
         except ImportError as error:
             raise ImportError(
-                "This process was launched as one of many workers, but Horovod cannot be imported here "
-                f"({error}). Install it (`make setup` does), or start a single process without horovodrun."
+                "This process was launched as one of several workers, but Horovod cannot be imported here "
+                f"({error}). Install Horovod (docs/install.md), or start one process without horovodrun or mpirun."
             ) from error
         self._hvd = hvd
-        try:
-            self._is_ours = not hvd.is_initialized()
-        except (AttributeError, ValueError):
-            self._is_ours = True
+        self._is_ours = not hvd.is_initialized()
         if self._is_ours:
             hvd.init()
         self.rank, self.size, self.local_rank = hvd.rank(), hvd.size(), hvd.local_rank()
 
     def all_to_all(self, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
-        tensor = tracing.count(tensor, name, "all_to_all")
-        received, received_splits = self._hvd.alltoall(tensor, splits=splits, name=name)
-        received.set_shape(tf.TensorShape([None]).concatenate(tensor.shape[1:]))
-        received_splits.set_shape([self.size])
-        return received, received_splits
+        with tf.device("/CPU:0"):
+            tensor = tf.convert_to_tensor(tensor)
+            wire = tracing.count(_to_wire(tensor, "all_to_all"), name, "all_to_all")
+            splits = tf.convert_to_tensor(splits, tf.int32)
+            received, received_splits = self._hvd.alltoall(wire, splits, **_named(name))
+            received.set_shape([None, *tensor.shape[1:]])
+            received_splits.set_shape([self.size])
+            return _from_wire(received, tensor.dtype), received_splits
 
     def grouped_all_reduce(self, tensors: Sequence[tf.Tensor], name: str, average: bool) -> list[tf.Tensor]:
-        tensors = list(tensors)
-        if not tensors:
-            return []
-        tensors = tracing.count_group(tensors, name, "grouped_all_reduce")
+        with tf.device("/CPU:0"):
+            tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+            groups: dict[tf.DType, list[int]] = {}
+            for place, tensor in enumerate(tensors):
+                _check_addable(tensor.dtype, average)
+                groups.setdefault(_ADDED_AS.get(tensor.dtype, tensor.dtype), []).append(place)
+            results: list[Any] = [None] * len(tensors)
+            for dtype, places in groups.items():
+                group = [tf.cast(tensors[place], dtype) for place in places]
+                group_name = name if len(groups) == 1 else f"{name}/{dtype.name}"
+                for place, result in zip(places, self._reduce_group(group, group_name, average), strict=True):
+                    result.set_shape(tensors[place].shape)
+                    results[place] = tf.cast(result, tensors[place].dtype)
+            return results
+
+    def _reduce_group(self, group: list[tf.Tensor], name: str, average: bool) -> list[tf.Tensor]:
         op = self._hvd.Average if average else self._hvd.Sum
-        return self._hvd.grouped_allreduce(tensors, op=op, name=name)
+        group = tracing.count_group(group, name, "all_reduce")
+        return self._hvd.grouped_allreduce(group, op=op, **_named(name))
 
     def all_gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        return self._hvd.allgather(tracing.count(tensor, name, "all_gather"), name=name)
+        with tf.device("/CPU:0"):
+            tensor = tf.convert_to_tensor(tensor)
+            if tensor.shape.rank == 0:
+                raise ValueError(
+                    f"all_gather '{name}': the tensor must have rows, that is rank >= 1. Received: a scalar."
+                )
+            wire = tracing.count(_to_wire(tensor, "all_gather"), name, "all_gather")
+            gathered = self._hvd.allgather(wire, **_named(name))
+            if tensor.shape.rank is not None:
+                gathered.set_shape([None, *tensor.shape[1:]])
+            return _from_wire(gathered, tensor.dtype)
 
     def broadcast(self, tensor: tf.Tensor, root_rank: int, name: str) -> tf.Tensor:
-        return self._hvd.broadcast(tracing.count(tensor, name, "broadcast"), root_rank, name=name)
+        if not 0 <= root_rank < self.size:
+            raise ValueError(
+                f"`root_rank` must be in [0, {self.size}), the ranks of this job. Received: {root_rank!r}."
+            )
+        with tf.device("/CPU:0"):
+            tensor = tf.convert_to_tensor(tensor)
+            wire = tracing.count(_to_wire(tensor, "broadcast"), name, "broadcast")
+            received = self._hvd.broadcast(wire, root_rank, **_named(name))
+            received.set_shape(tensor.shape)
+            return _from_wire(received, tensor.dtype)
 
-    def barrier(self, name: str) -> None:
-        self._hvd.allreduce(tf.zeros([1]), name=name)
+    def barrier(self, name: str) -> tf.Tensor:
+        with tf.device("/CPU:0"):
+            here = tracing.count(tf.constant(1), name, "barrier")
+            everyone = self._hvd.allreduce(here, op=self._hvd.Sum, **_named(name))
+            # Stateful, so that tf.function runs it (and with it the collective) though nobody reads the result.
+            check = tf.debugging.Assert(tf.equal(everyone, self.size), [f"barrier '{name}': ranks missing", everyone])
+            with tf.control_dependencies([] if check is None else [check]):
+                return tf.identity(everyone)
 
     def shutdown(self) -> None:
         if self._is_ours and self._hvd.is_initialized():
             self._hvd.shutdown()
+
+
+def _named(name: str) -> dict[str, Any]:
+    """How Horovod is told the name: the last part of the node's name, so '/' must not occur in it.
+
+    The scopes before it are ignored: they hold counters of what else this rank has traced.
+    """
+    legal = "".join(c if c.isascii() and (c.isalnum() or c in "_.-") else ">" if c == "/" else "_" for c in name)
+    return {"name": legal, "ignore_name_scope": True}
+
+
+def _to_wire(tensor: tf.Tensor, what: str) -> tf.Tensor:
+    if tensor.dtype in _MOVED:
+        return tensor
+    if tensor.dtype not in _MOVED_AS:
+        accepted = ", ".join(dtype.name for dtype in (*_MOVED, *_MOVED_AS))
+        raise TypeError(f"{what}: the dtype must be one of {accepted}. Received: {tensor.dtype.name}.")
+    return tf.bitcast(tensor, _MOVED_AS[tensor.dtype])
+
+
+def _from_wire(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    return tensor if tensor.dtype == dtype else tf.bitcast(tensor, dtype)
+
+
+def _check_addable(dtype: tf.DType, average: bool) -> None:
+    accepted = [d for d in (*_ADDED, *_ADDED_AS) if d.is_floating or not average]
+    if dtype not in accepted:
+        names = ", ".join(d.name for d in accepted)
+        what = "to average" if average else "to sum"
+        raise TypeError(f"grouped_all_reduce: a dtype {what} must be one of {names}. Received: {dtype.name}.")
