@@ -16,34 +16,32 @@ from tensorflow.python.ops import resource_variable_ops
 
 from sok import _ops, context
 from sok import initializers as sok_initializers
+from sok.keys import as_keys, check_key_dtype
 
-KEY_DTYPES = (tf.int64, tf.int32, tf.uint32, tf.uint64)
+_MAX_DIM = 2**20
+_MAX_CAPACITY = 2**32 - 2  # row numbers are 32-bit words in the index, and two of them mean "no row"
 
-_eager_names: dict[str, itertools.count] = {}
+_eager_names: set[str] = set()
 _graph_names: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-
-
-def check_key_dtype(key_dtype: Any, argument: str = "key_dtype") -> tf.DType:
-    """The key dtype meant by a tf dtype or its name; `ValueError` for others. None means int64."""
-    try:
-        dtype = tf.int64 if key_dtype is None else tf.as_dtype(key_dtype)
-    except TypeError:
-        dtype = None
-    if dtype not in KEY_DTYPES:
-        names = ", ".join(d.name for d in KEY_DTYPES)
-        raise ValueError(f"`{argument}` must be one of {names}. Received: {key_dtype!r}.")
-    return dtype
 
 
 def _unique_name(name: str) -> str:
     """`name`, `name_1`, ...: per process in eager mode, per graph in v1, so the same on all ranks of one program."""
     with ops.init_scope():
         if tf.executing_eagerly():
-            counters = _eager_names
+            taken = _eager_names
         else:
-            counters = _graph_names.setdefault(tf.compat.v1.get_default_graph(), {})
-    n = next(counters.setdefault(name, itertools.count()))
-    return name if n == 0 else f"{name}_{n}"
+            taken = _graph_names.setdefault(tf.compat.v1.get_default_graph(), set())
+    candidates = itertools.chain([name], (f"{name}_{n}" for n in itertools.count(1)))
+    unique = next(candidate for candidate in candidates if candidate not in taken)
+    taken.add(unique)
+    return unique
+
+
+def _whole_number(argument: str, value: Any, top: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__") or not 1 <= value <= top:
+        raise ValueError(f"`{argument}` must be a whole number in [1, {top}]. Received: {value!r}.")
+    return int(value)
 
 
 def _derive_seed(*parts: Any) -> int:
@@ -103,10 +101,9 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         trainable: bool = True,
         seed: int | None = None,
     ) -> None:
-        for argument, value, top in (("dim", dim, 2**20), ("capacity", capacity, 2**32 - 2)):
-            if isinstance(value, bool) or int(value) != value or not 1 <= value <= top:
-                raise ValueError(f"`{argument}` must be a whole number in [1, {top}]. Received: {value!r}.")
-        self._dim, self._capacity, self._hashed = int(dim), int(capacity), bool(hashed)
+        self._dim = _whole_number("dim", dim, _MAX_DIM)
+        self._capacity = _whole_number("capacity", capacity, _MAX_CAPACITY)
+        self._hashed = bool(hashed)
         self._key_dtype = check_key_dtype(key_dtype)
         transport = context.get_transport()
         self._world_size, self._rank = transport.size, transport.rank
@@ -222,11 +219,27 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
 
     __str__ = __repr__
 
+    # A table is equal to itself only: tf.Variable's comparison would read two dense matrices.
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __ne__(self, other: object) -> bool:
+        return self is not other
+
+    def __hash__(self) -> int:
+        return id(self)
+
     # What it holds.
 
     def size(self) -> tf.Tensor:
         """Rows in use in this worker's shard: int64 scalar. Not collective."""
         return _ops.lib().sok_table_size(self.handle)
+
+    def total_size(self) -> tf.Tensor:
+        """Rows in use in all shards: int64 scalar. Collective."""
+        transport = context.get_transport()
+        name = context.unique_collective_name(f"sok/{self._table_name}/size")
+        return transport.grouped_all_reduce([self.size()], name, average=False)[0]
 
     def sparse_read(self, keys: Any, name: str | None = None) -> tf.Tensor:
         """The rows of `keys` as they stand, without inserting any. Collective; differentiable.
@@ -289,15 +302,21 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
     def is_initialized(self, name: str | None = None) -> tf.Tensor:
         return tf.constant(True)
 
-    def _read_variable_op(self, no_copy: bool = False) -> Any:
+    def _no_dense_value(self, *_: Any, **__: Any) -> Any:
         raise TypeError(
-            f"The embedding table '{self._table_name}' cannot be read as a dense matrix: it has rows only where keys have "
-            "been seen. Use a layer, `variable.sparse_read(keys)`, or `variable.export()`. If an optimizer asked for "
-            "it, hand embedding variables to `sok.optimizers` or wrap the optimizer in `sok.DistributedOptimizer`."
+            f"The embedding table '{self._table_name}' is not a dense matrix: it has rows only where keys have been "
+            "seen. Read it with a layer, `sok.lookup`, `variable.sparse_read(keys)` or `variable.export()`; write it "
+            "with `variable.assign(keys, values)`. If an optimizer asked for it: give embedding variables to "
+            "`sok.optimizers`, or wrap the optimizer in `sok.DistributedOptimizer`."
         )
 
-    def numpy(self) -> Any:
-        return self._read_variable_op()
+    # Every dense read of the base class goes through this one.
+    _read_variable_op = _no_dense_value
+    numpy = eval = gather_nd = _as_graph_element = _no_dense_value
+    # What stock optimizers and others write with; row ids are not rows of a matrix.
+    assign_add = assign_sub = batch_scatter_update = _no_dense_value
+    scatter_add = scatter_sub = scatter_update = scatter_min = scatter_max = scatter_mul = scatter_div = _no_dense_value
+    scatter_nd_add = scatter_nd_sub = scatter_nd_update = scatter_nd_min = scatter_nd_max = _no_dense_value
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
         self.warn_not_saved()
@@ -311,7 +330,8 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
 
     def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(
-            f"The embedding table '{self._table_name}' cannot go into a SavedModel in this version of sok."
+            f"The embedding table '{self._table_name}' cannot go into a SavedModel: this version of sok does not "
+            "export tables. Save the rows with `variable.export()`."
         )
 
     def warn_not_saved(self) -> None:
@@ -334,26 +354,6 @@ def _set_handle_data(handle: tf.Tensor, dim: int, graph_mode: bool) -> None:
         )
     )
     resource_variable_ops._set_handle_shapes_and_types(handle, data, graph_mode)
-
-
-def as_keys(keys: Any, key_dtype: tf.DType, table_name: str) -> tf.Tensor:
-    """`keys` as a tensor of `key_dtype`; integers of another dtype are cast if no value can be lost."""
-    if not tf.is_tensor(keys):
-        return tf.convert_to_tensor(keys, key_dtype)
-    if keys.dtype == key_dtype:
-        return keys
-    wider = {
-        tf.int64: (tf.int32, tf.uint32, tf.int16, tf.uint16, tf.int8, tf.uint8),
-        tf.int32: (tf.int16, tf.uint16, tf.int8, tf.uint8),
-        tf.uint32: (tf.uint16, tf.uint8),
-        tf.uint64: (tf.uint32, tf.uint16, tf.uint8),
-    }
-    if keys.dtype in wider[key_dtype]:
-        return tf.cast(keys, key_dtype)
-    raise ValueError(
-        f"table '{table_name}': keys must be {key_dtype.name}, or an integer dtype that fits into it. "
-        f"Received: {keys.dtype.name}. Cast them, or make the table with key_dtype={keys.dtype.name!r}."
-    )
 
 
 def is_embedding_variable(variable: Any) -> bool:
