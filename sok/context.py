@@ -38,7 +38,7 @@ _lock = threading.RLock()
 _graph_counters: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 
 
-def Init(global_batch_size: int | None = None, seed: int | None = None) -> tf.Tensor:  # noqa: N802 (SOK's name)
+def Init(global_batch_size: int | None = None, seed: int | None = None) -> tf.Tensor:
     """Starts the job: call it once on every worker, before the first layer.
 
     Joins the other workers when this process is one of several: it was launched by `horovodrun` or `mpirun`, or
@@ -135,8 +135,8 @@ def local_rank() -> int:
 def shutdown() -> None:
     """Ends the job, and Horovod with it if `Init` started it; `Init` may then start another.
 
-    Call it on all workers: collectives that others still run fail. Tables of a finished job of several workers are of no
-    further use. Does nothing without a job.
+    Call it on all workers: collectives that others still run fail. Tables of a finished job of several workers are of
+    no further use. Does nothing without a job.
     """
     global _job
     with _lock:
@@ -178,8 +178,9 @@ def _get_job() -> _Job:
                 launcher = _launcher_of_many()
                 if launcher or horovod.running_size() > 1:
                     raise RuntimeError(
-                        f"This process is one of several workers ({launcher or 'hvd.init() was called'}), and sok.Init has "
-                        "not been called. Call sok.Init(global_batch_size=...) once on every worker, before the first layer."
+                        f"This process is one of several workers ({launcher or 'hvd.init() was called'}), and sok.Init "
+                        "has not been called. Call sok.Init(global_batch_size=...) once on every worker, before the "
+                        "first layer."
                     )
                 _job = _alone()
     return _job
@@ -258,8 +259,8 @@ def _check_repeated(job: _Job, global_batch_size: Any, seed: Any) -> None:
 def _check_seed_is_in_time(implicit: _Job | None, seed: int) -> None:
     if implicit is not None and implicit.seed_was_read and implicit.seed != seed:
         raise ValueError(
-            f"sok.Init(seed=...) must be called before the first table: there are tables made with seed {implicit.seed}. "
-            f"Received: seed={seed}."
+            "sok.Init(seed=...) must be called before the first table: there are tables made with seed "
+            f"{implicit.seed}. Received: seed={seed}."
         )
 
 

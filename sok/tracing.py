@@ -46,11 +46,11 @@ def collective_counts(reset: bool = False) -> dict[str, Any]:
         return json.loads(session.run(_ops.lib().sok_trace_read(reset)))
 
 
-class trace:  # noqa: N801 (used as a statement: `with sok.trace() as t:`)
+class trace:
     """Counts the collectives that run inside a `with`, also those of functions that were traced before.
 
-    After the `with` (or inside it, up to now): `collectives`, `bytes` and `by_name`, as `collective_counts` returns them.
-    Do not reset the counts inside.
+    After the `with` (or inside it, up to now): `collectives`, `bytes` and `by_name`, as `collective_counts` returns
+    them. Do not reset the counts inside.
 
     Example:
         >>> with trace() as t:

@@ -13,8 +13,8 @@ class Transport(abc.ABC):
     """A group of `size` workers, of which this process is number `rank`.
 
     Its methods are collective: every rank calls them with equal `name`, dtype and trailing dimensions, as often as the
-    others do. They work eagerly, in `tf.function` and in v1 graphs, and are not differentiable: who needs gradients says
-    how they travel (`sok.lookup` does).
+    others do. They work eagerly, in `tf.function` and in v1 graphs, and are not differentiable: who needs gradients
+    says how they travel (`sok.lookup` does).
 
     `name` tells collectives apart that may run at the same time. Inside a graph take it from
     `sok.context.unique_collective_name`, so that it is equal on all ranks and unique in the graph.
@@ -32,7 +32,7 @@ class Transport(abc.ABC):
         """Sends to each rank its rows and gives the rows that all ranks sent here.
 
         Args:
-            tensor: [n, ...], any number or bool dtype. The first splits[0] rows go to rank 0, the next splits[1] to 1, ...
+            tensor: [n, ...], any number or bool dtype. The first splits[0] rows go to rank 0, then splits[1] to 1, ...
             splits: [R] int32, not negative, with sum n. All may be 0.
             name: see the class.
 
