@@ -1,5 +1,6 @@
 // From (segment of each key, any order) to row splits.
 #include "guard.h"
+#include "input_status.h"
 #include "scratch_tf.h"
 #include "sok/segment_sum.h"
 #include "tensor_args.h"
@@ -56,11 +57,7 @@ class SparseToCsrOp : public OpKernel {
       const int64_t* rows = Int64(row);
       bool sorted = true;
       for (int64_t i = 0; i < n; ++i) {
-        if (rows[i] < 0 || rows[i] >= segments) {
-          throw InvalidArgument("the row index of key " + std::to_string(i) + " must lie in [0, " +
-                                std::to_string(segments) + "). Received: " + std::to_string(rows[i]) +
-                                ". Check the SparseTensor's indices and dense_shape.");
-        }
+        if (rows[i] < 0 || rows[i] >= segments) return Report(ctx, i);
         sorted = sorted && (i == 0 || rows[i - 1] <= rows[i]);
       }
       const ScratchLease scratch;
@@ -86,6 +83,19 @@ class SparseToCsrOp : public OpKernel {
       if (w != nullptr)
         for (int64_t i = 0; i < n; ++i) csr_weights->flat<float>()(i) = w[positions[i]];
     });
+  }
+
+ private:
+  // In place of splits: [-status, which key]. The op that reads them raises, on every rank where there are several; to
+  // raise here would leave the other ranks waiting.
+  static void Report(OpKernelContext* ctx, int64_t which) {
+    Tensor *splits, *keys, *weights, *order;
+    Check(ctx->allocate_output(0, TensorShape({2}), &splits));
+    Check(ctx->allocate_output(1, TensorShape({0}), &keys));
+    Check(ctx->allocate_output(2, TensorShape({0}), &weights));
+    Check(ctx->allocate_output(3, TensorShape({0}), &order));
+    splits->flat<int64_t>()(0) = -kRowOutOfRange;
+    splits->flat<int64_t>()(1) = which;
   }
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>SparseToCsr").Device(tensorflow::DEVICE_CPU), SparseToCsrOp);

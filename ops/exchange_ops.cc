@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "guard.h"
+#include "input_status.h"
 #include "scratch_tf.h"
 #include "sok/partition.h"
 #include "table_resource.h"
@@ -29,15 +30,34 @@ using tensorflow::shape_inference::DimensionHandle;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
-// First header word of a rank's keys.
-enum KeyStatus : int64_t { kFine = 0, kKeyOutOfRange = 1, kTooManyInSegment = 2, kTooManyInSample = 3 };
 // First float of a header row of answers.
 enum ServeStatus { kServed = 0, kFull = 1, kNoMemory = 2 };
 
 struct InputStatus {
   int64_t status = kFine;
-  int64_t detail = 0;  // the key, the segment, or the sample
+  int64_t detail = 0;
 };
+
+// What row_splits hold: segments, nothing (shape [0]: keys are not grouped), or a report that the input is bad:
+// [-status, detail], written by SparseToCsr and CheckInput in place of splits that make no sense.
+struct Splits {
+  const int64_t* begin = nullptr;
+  int64_t segments = 0;
+  InputStatus status;
+};
+
+Splits ReadSplits(const Tensor& row_splits, int64_t n) {
+  CheckRank(row_splits, 1, "row_splits");
+  Splits splits;
+  if (row_splits.NumElements() == 0) return splits;
+  if (row_splits.NumElements() == 2 && Int64(row_splits)[0] < 0) {
+    splits.status = {-Int64(row_splits)[0], Int64(row_splits)[1]};
+    return splits;
+  }
+  splits.segments = CheckRowSplits(row_splits, n);
+  splits.begin = Int64(row_splits);
+  return splits;
+}
 
 struct InputLimits {
   int64_t slot_num = 1;
@@ -50,15 +70,15 @@ struct InputLimits {
     Check(ctx->GetAttr("max_feature_num", &max_feature_num));
   }
 
-  InputStatus Inspect(const EmbeddingTable& table, const uint64_t* keys, int64_t n, const int64_t* row_splits,
-                      int64_t segments) const {
+  InputStatus Inspect(const EmbeddingTable& table, const uint64_t* keys, int64_t n, const Splits& row_splits) const {
+    if (row_splits.status.status != kFine) return row_splits.status;
     for (int64_t i = 0; i < n; ++i)
       if (!table.IsLegal(keys[i])) return {kKeyOutOfRange, static_cast<int64_t>(keys[i])};
-    if (row_splits == nullptr) return {};
-    for (int64_t s = 0; max_nnz > 0 && s < segments; ++s)
-      if (row_splits[s + 1] - row_splits[s] > max_nnz) return {kTooManyInSegment, s};
-    for (int64_t s = 0; max_feature_num > 0 && s < segments; s += slot_num)
-      if (row_splits[std::min(s + slot_num, segments)] - row_splits[s] > max_feature_num) {
+    const int64_t* begin = row_splits.begin;
+    for (int64_t s = 0; max_nnz > 0 && s < row_splits.segments; ++s)
+      if (begin[s + 1] - begin[s] > max_nnz) return {kTooManyInSegment, s};
+    for (int64_t s = 0; max_feature_num > 0 && s < row_splits.segments; s += slot_num)
+      if (begin[std::min(s + slot_num, row_splits.segments)] - begin[s] > max_feature_num) {
         return {kTooManyInSample, s / slot_num};
       }
     return {};
@@ -83,22 +103,65 @@ struct InputLimits {
       case kTooManyInSample:
         throw InvalidArgument(where + "sample " + at + " has more than max_feature_num = " +
                               std::to_string(max_feature_num) + " keys. Raise max_feature_num, or cut the input.");
+      case kBadSplits:
+        throw InvalidArgument(where + "`row_splits` must start with 0, never fall, and end with the number of keys.");
+      case kRowOutOfRange:
+        throw InvalidArgument(where + "the row index of key number " + at +
+                              " is outside the dense_shape. Check the SparseTensor's indices and dense_shape.");
+      case kRowsNotWhole:
+        throw InvalidArgument(where + "the number of rows must be batch * slot_num, a multiple of " +
+                              std::to_string(slot_num) + ". Received: " + at + ".");
+      case kWrongSlotNum:
+        throw InvalidArgument(where + "every sample must have slot_num = " + std::to_string(slot_num) +
+                              " features. Received: " + at + ".");
+      case kUneven:
+        throw InvalidArgument(where + "every feature must have the same number of ids (nnz_per_slot), without gaps.");
     }
     throw InvalidArgument(where + "unknown status " + std::to_string(bad.status) +
                           ". All workers must run the same version of sok and the same program.");
   }
 };
 
-// row_splits of [0] means that the keys are not grouped.
-const int64_t* SplitsOrNull(const Tensor& row_splits, int64_t n, int64_t* segments) {
-  CheckRank(row_splits, 1, "row_splits");
-  *segments = 0;
-  if (row_splits.NumElements() == 0) return nullptr;
-  *segments = CheckRowSplits(row_splits, n);
-  return Int64(row_splits);
-}
-
 bool IsWide(tensorflow::DataType key) { return key == tensorflow::DT_INT64 || key == tensorflow::DT_UINT64; }
+
+REGISTER_OP("Sok>CheckInput")
+    .Input("row_splits: int64")
+    .Input("ok: bool")
+    .Input("detail: int64")
+    .Output("checked_splits: int64")
+    .Attr("problem: {'rows_not_whole', 'wrong_slot_num', 'uneven'}")
+    .SetShapeFn([](InferenceContext* c) {
+      // Splits, or a report of two numbers: but whatever follows a report is never run.
+      c->set_output(0, c->input(0));
+      return absl::OkStatus();
+    });
+
+class CheckInputOp : public OpKernel {
+ public:
+  explicit CheckInputOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    std::string problem;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("problem", &problem));
+    status_ = problem == "rows_not_whole" ? kRowsNotWhole : problem == "uneven" ? kUneven : kWrongSlotNum;
+  }
+  void Compute(OpKernelContext* ctx) override {
+    Guard(ctx, [&] {
+      const Tensor& row_splits = ctx->input(0);
+      const bool is_report = row_splits.NumElements() == 2 && Int64(row_splits)[0] < 0;
+      if (ScalarArg<bool>(ctx->input(1), "ok") || is_report) {
+        ctx->set_output(0, row_splits);
+        return;
+      }
+      Tensor* report;
+      Check(ctx->allocate_output(0, TensorShape({2}), &report));
+      report->flat<int64_t>()(0) = -status_;
+      report->flat<int64_t>()(1) = ScalarArg<int64_t>(ctx->input(2), "detail");
+    });
+  }
+
+ private:
+  KeyStatus status_;
+};
+REGISTER_KERNEL_BUILDER(Name("Sok>CheckInput").Device(tensorflow::DEVICE_CPU), CheckInputOp);
 
 REGISTER_OP("Sok>RouteKeys")
     .Input("handle: resource")
@@ -141,8 +204,12 @@ class RouteKeysOp : public OpKernel {
       }
       const int64_t n = keys.NumElements();
       const int world = table.config().world_size;
-      int64_t segments;
-      const int64_t* row_splits = SplitsOrNull(ctx->input(2), n, &segments);
+      Splits row_splits;
+      try {
+        row_splits = ReadSplits(ctx->input(2), n);
+      } catch (const InvalidArgument&) {
+        row_splits.status = {kBadSplits, 0};  // peers wait: tell them rather than stop
+      }
       const TfExecutor executor(ctx);
       const ScratchLease scratch;
       const uint64_t* key_words = KeyWords(keys, scratch.get());
@@ -150,7 +217,7 @@ class RouteKeysOp : public OpKernel {
       Check(ctx->allocate_output(2, TensorShape({n}), &index));
       int64_t* index_out = reinterpret_cast<int64_t*>(index->flat<int64_t>().data());
 
-      const InputStatus status = limits_->Inspect(table, key_words, n, row_splits, segments);
+      const InputStatus status = limits_->Inspect(table, key_words, n, row_splits);
       Route route;
       if (status.status == kFine) {
         route = RouteKeys({executor}, scratch.get(), key_words, n, world, table.config().is_unsigned, index_out);
@@ -214,11 +281,10 @@ class ValidateCsrOp : public OpKernel {
       resource->CheckKeyType(keys);
       CheckRank(keys, 1, "keys");
       const ScratchLease scratch;
-      int64_t segments;
-      const int64_t* row_splits = SplitsOrNull(ctx->input(2), keys.NumElements(), &segments);
+      const Splits row_splits = ReadSplits(ctx->input(2), keys.NumElements());
       const EmbeddingTable& table = resource->table();
       const InputStatus status =
-          limits_->Inspect(table, KeyWords(keys, scratch.get()), keys.NumElements(), row_splits, segments);
+          limits_->Inspect(table, KeyWords(keys, scratch.get()), keys.NumElements(), row_splits);
       if (status.status != kFine) limits_->Raise(table, table.config().rank, status);
       ctx->set_output(0, keys);
     });

@@ -36,19 +36,11 @@ def _from_sparse(sparse: tf.SparseTensor, weights: Any, slot_num: int, key_dtype
     rank = sparse.shape.rank if sparse.shape.rank is not None else sparse.dense_shape.shape[0]
     if rank == 2:
         row, num_rows = sparse.indices[:, 0], sparse.dense_shape[0]
-        whole = tf.debugging.assert_equal(
-            num_rows % slot_num,
-            tf.constant(0, tf.int64),
-            message=f"`inputs`: the rows of a rank-2 SparseTensor must be batch * slot_num (slot_num = {slot_num})",
-        )
+        problem = ("rows_not_whole", num_rows % slot_num == 0, num_rows)
     elif rank == 3:
         row = sparse.indices[:, 0] * slot_num + sparse.indices[:, 1]
         num_rows = sparse.dense_shape[0] * slot_num
-        whole = tf.debugging.assert_equal(
-            sparse.dense_shape[1],
-            tf.constant(slot_num, tf.int64),
-            message="`inputs`: the second dimension of a rank-3 SparseTensor must be slot_num",
-        )
+        problem = ("wrong_slot_num", tf.equal(sparse.dense_shape[1], slot_num), sparse.dense_shape[1])
     else:
         raise _error(sparse, slot_num)
     if weights is None:
@@ -56,40 +48,39 @@ def _from_sparse(sparse: tf.SparseTensor, weights: Any, slot_num: int, key_dtype
     else:
         values = weights.values if isinstance(weights, tf.SparseTensor) else weights
         values = tf.cast(values, tf.float32)
-    with tf.control_dependencies([] if whole is None else [whole]):
-        keys = as_keys(sparse.values, key_dtype, table)
-        splits, keys, values, _ = _ops.lib().sok_sparse_to_csr(row, keys, values, num_rows)
-    return Csr(keys, splits, None if weights is None else values)
+    keys = as_keys(sparse.values, key_dtype, table)
+    splits, keys, values, _ = _ops.lib().sok_sparse_to_csr(row, keys, values, num_rows)
+    return Csr(keys, _check(splits, *problem), None if weights is None else values)
 
 
 def _from_ragged(ragged: tf.RaggedTensor, weights: Any, slot_num: int, key_dtype: tf.DType, table: str) -> Csr:
-    if ragged.ragged_rank == 1 and ragged.shape.rank == 3:
-        # [batch, (slots), n]: the slots of all samples, each with n ids
-        _check_lengths(ragged, slot_num)
-        return _from_dense(tf.reshape(ragged.values, [-1, slot_num, ragged.values.shape[-1]]), None, slot_num, key_dtype, table)
-    flat_weights = None if weights is None else getattr(weights, "flat_values", weights)
-    if ragged.ragged_rank == 2 and ragged.shape.rank == 3:
-        check = _check_lengths(ragged, slot_num)
-        ragged = ragged.values
-    elif ragged.ragged_rank == 1 and ragged.shape.rank == 2:
-        check = tf.debugging.assert_equal(
-            ragged.nrows() % slot_num,
-            tf.zeros([], ragged.row_splits.dtype),
-            message=f"`inputs`: the rows of a rank-2 RaggedTensor must be batch * slot_num (slot_num = {slot_num})",
-        )
+    rank = ragged.shape.rank
+    if rank == 3:
+        lengths = tf.cast(ragged.row_lengths(), tf.int64)
+        fits = tf.equal(lengths, slot_num)
+        # The first sample that does not fit says what came; 0 if there is none.
+        came = tf.reduce_max(tf.where(fits, tf.zeros_like(lengths), lengths))
+        problem = ("wrong_slot_num", tf.reduce_all(fits), came)
+        inner = ragged.values
+    elif rank == 2 and ragged.ragged_rank == 1:
+        rows = tf.cast(ragged.nrows(), tf.int64)
+        problem = ("rows_not_whole", rows % slot_num == 0, rows)
+        inner = ragged
     else:
         raise _error(ragged, slot_num)
-    with tf.control_dependencies([] if check is None else [check]):
-        keys = as_keys(tf.identity(ragged.values), key_dtype, table)
-    return Csr(keys, tf.cast(ragged.row_splits, tf.int64), None if weights is None else tf.cast(flat_weights, tf.float32))
+    if isinstance(inner, tf.RaggedTensor):
+        keys, splits = inner.values, tf.cast(inner.row_splits, tf.int64)
+        flat_weights = None if weights is None else tf.cast(getattr(weights, "flat_values", weights), tf.float32)
+    else:  # [batch, (slots), n]: uniform inside, its values are [batch * slots, n]
+        shape = tf.shape(inner, out_type=tf.int64)
+        keys, splits = tf.reshape(inner, [-1]), tf.range(shape[0] + 1) * shape[1]
+        flat_weights = None if weights is None else tf.reshape(tf.cast(getattr(weights, "flat_values", weights), tf.float32), [-1])
+    return Csr(as_keys(keys, key_dtype, table), _check(splits, *problem), flat_weights)
 
 
-def _check_lengths(ragged: tf.RaggedTensor, slot_num: int) -> Any:
-    return tf.debugging.assert_equal(
-        ragged.row_lengths(),
-        tf.constant(slot_num, ragged.row_splits.dtype),
-        message="`inputs`: every sample of a RaggedTensor must have slot_num rows",
-    )
+def _check(splits: tf.Tensor, problem: str, ok: tf.Tensor, detail: tf.Tensor) -> tf.Tensor:
+    """`splits`, or a report of the problem in their place: raising here would leave the other workers waiting."""
+    return _ops.lib().sok_check_input(splits, ok, detail, problem=problem)
 
 
 def _from_dense(dense: tf.Tensor, padding_key: Any, slot_num: int, key_dtype: tf.DType, table: str) -> Csr:
@@ -113,6 +104,29 @@ def _from_dense(dense: tf.Tensor, padding_key: Any, slot_num: int, key_dtype: tf
     return Csr(tf.boolean_mask(keys, kept), tf.concat([tf.zeros([1], tf.int64), tf.cumsum(lengths)], 0))
 
 
+def to_dense(inputs: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    """Ids of a fixed number per feature as a dense tensor, and row splits that are empty or report that they are not."""
+    splits = tf.zeros([0], tf.int64)
+    if isinstance(inputs, tf.SparseTensor):
+        size = tf.reduce_prod(inputs.dense_shape)
+        full = tf.equal(tf.size(inputs.values, out_type=tf.int64), size)
+        # With gaps there are fewer values than places: fill up, the report stops the lookup anyway.
+        values = tf.sparse.reorder(inputs).values
+        padded = tf.concat([values, tf.zeros([tf.maximum(size - tf.size(values, out_type=tf.int64), 0)], values.dtype)], 0)
+        return tf.reshape(padded[:size], inputs.dense_shape), _check(splits, "uneven", full, size)
+    if isinstance(inputs, tf.RaggedTensor):
+        dense = inputs.to_tensor()
+        full = tf.equal(tf.size(inputs.flat_values), tf.size(dense))
+        return dense, _check(splits, "uneven", full, tf.constant(0, tf.int64))
+    return inputs if tf.is_tensor(inputs) else tf.convert_to_tensor(inputs), splits
+
+
+def check_sizes(splits: tf.Tensor, dense: tf.Tensor, wanted: list[int]) -> tf.Tensor:
+    """`splits`, or a report if dense [B, ...] has other sizes than `wanted` after the first."""
+    sizes = tf.shape(dense, out_type=tf.int64)[1:]
+    return _check(splits, "uneven", tf.reduce_all(tf.equal(sizes, wanted)), sizes[0])
+
+
 def to_csr(
     inputs: Any, slot_num: int, key_dtype: tf.DType, table: str, weights: Any = None, padding_key: Any = None
 ) -> Csr:
@@ -127,8 +141,8 @@ def to_csr(
         padding_key: in dense inputs, ids equal to it are left out.
 
     Raises:
-        ValueError: the form, rank or dtype is not one of these.
-        tf.errors.InvalidArgumentError: sizes that are only known when it runs do not fit.
+        ValueError: the form, rank or dtype is not one of these. Sizes that are only known when it runs become a report
+            in place of the row splits, which the lookup raises on every worker.
     """
     if isinstance(inputs, tf.SparseTensor):
         return _from_sparse(inputs, weights, slot_num, key_dtype, table)

@@ -109,13 +109,16 @@ def _watch(variable: EmbeddingVariable) -> None:
     resource_variable_ops.variable_accessed(variable)
 
 
-def lookup_rows(variable: EmbeddingVariable, keys: Any, training: Any = True) -> tf.Tensor:
+def lookup_rows(
+    variable: EmbeddingVariable, keys: Any, training: Any = True, report: tf.Tensor | None = None
+) -> tf.Tensor:
     """The row of each key.
 
     Args:
         variable: the table.
         keys: [...] integers of the table's key dtype.
         training: whether keys without a row get one; bool or bool scalar tensor. Without, they read as their initial value.
+        report: empty, or what `sok.inputs` found wrong with the input, to be raised on every rank.
 
     Returns:
         [..., D] float32. Collective; differentiable with respect to the variable.
@@ -132,10 +135,14 @@ def lookup_rows(variable: EmbeddingVariable, keys: Any, training: Any = True) ->
     """
     _watch(variable)
     keys = as_keys(keys, variable.key_dtype, variable.table_name)
-    if variable.world_size == 1:
-        return _ops.lib().sok_table_lookup(variable.handle, keys, training, dim=variable.dim)[0]
     flat = tf.reshape(keys, [-1])
-    answers, index = _fetch(variable, flat, tf.zeros([0], tf.int64), training, Limits())
+    if variable.world_size == 1:
+        if report is not None:
+            with tf.control_dependencies([_ops.lib().sok_validate_csr(variable.handle, flat, report)]):
+                keys = tf.identity(keys)
+        return _ops.lib().sok_table_lookup(variable.handle, keys, training, dim=variable.dim)[0]
+    splits = tf.zeros([0], tf.int64) if report is None else report
+    answers, index = _fetch(variable, flat, splits, training, Limits())
     rows = _ops.lib().sok_gather_rows(answers, tf.reshape(index, tf.shape(keys)))
     rows.set_shape(keys.shape.concatenate([variable.dim]))
     return rows

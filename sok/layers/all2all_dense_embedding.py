@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok import lookup
-from sok.inputs import describe
+from sok.inputs import check_sizes, describe, to_dense
 from sok.layers.base import EmbeddingLayerMixin, check_positive
 from sok.table import as_keys
 
@@ -74,41 +74,25 @@ class All2AllDenseEmbeddingMixin(EmbeddingLayerMixin):
         self.nnz_per_slot = int(nnz_per_slot)
         self.dynamic_input = bool(dynamic_input)
 
-    def _to_dense(self, inputs: Any) -> tf.Tensor:
-        if isinstance(inputs, tf.SparseTensor):
-            full = tf.debugging.assert_equal(
-                tf.size(inputs.values, out_type=tf.int64),
-                tf.reduce_prod(inputs.dense_shape),
-                message="`inputs`: All2AllDenseEmbedding takes a fixed number of ids; the SparseTensor has gaps",
-            )
-            with tf.control_dependencies([] if full is None else [full]):
-                return tf.reshape(tf.sparse.reorder(inputs).values, inputs.dense_shape)
-        if isinstance(inputs, tf.RaggedTensor):
-            dense = inputs.to_tensor()
-            full = tf.debugging.assert_equal(
-                tf.size(inputs.flat_values),
-                tf.size(dense),
-                message="`inputs`: All2AllDenseEmbedding takes a fixed number of ids; the RaggedTensor is uneven",
-            )
-            with tf.control_dependencies([] if full is None else [full]):
-                return tf.identity(dense)
-        return inputs if tf.is_tensor(inputs) else tf.convert_to_tensor(inputs)
-
     def call(self, inputs: Any, training: Any = None) -> tf.Tensor:
         variable = self.embedding_variable
-        dense = as_keys(self._to_dense(inputs), variable.key_dtype, variable.table_name)
-        if not self.dynamic_input:
-            wanted = [self.slot_num, self.nnz_per_slot]
-            shape = dense.shape
-            if shape.rank == 2 and self.nnz_per_slot == 1 and shape[1] in (self.slot_num, None):
-                dense = dense[:, :, None]
-            elif shape.rank != 3 or any(have not in (want, None) for have, want in zip(shape[1:], wanted, strict=True)):
-                raise ValueError(
-                    f"`inputs` must have shape [batch, {self.slot_num}, {self.nnz_per_slot}] = [batch, slot_num, "
-                    f"nnz_per_slot]; for other shapes use dynamic_input=True. Received: {describe(inputs)}."
-                )
-            dense = tf.ensure_shape(dense, [None, *wanted])
-        return self._to_compute_dtype(lookup.lookup_rows(variable, dense, self._inserts(training)))
+        dense, report = to_dense(inputs)
+        dense = as_keys(dense, variable.key_dtype, variable.table_name)
+        if self.dynamic_input:
+            return self._to_compute_dtype(lookup.lookup_rows(variable, dense, self._inserts(training), report))
+        shape, wanted = dense.shape, [self.slot_num, self.nnz_per_slot]
+        if shape.rank == 2 and self.nnz_per_slot == 1 and shape[1] in (self.slot_num, None):
+            dense = dense[:, :, None]
+        elif shape.rank != 3 or any(have not in (want, None) for have, want in zip(shape[1:], wanted, strict=True)):
+            raise ValueError(
+                f"`inputs` must have shape [batch, {self.slot_num}, {self.nnz_per_slot}] = [batch, slot_num, "
+                f"nnz_per_slot]; for other shapes use dynamic_input=True. Received: {describe(inputs)}."
+            )
+        if dense.shape[1:] != wanted:
+            report = check_sizes(report, dense, wanted)
+        # Flat until the lookup has judged the report: a reshape that fails would stop this worker alone.
+        rows = lookup.lookup_rows(variable, tf.reshape(dense, [-1]), self._inserts(training), report)
+        return self._to_compute_dtype(tf.reshape(rows, [-1, *wanted, variable.dim]))
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         dim = self._table_options["embedding_vec_size"]

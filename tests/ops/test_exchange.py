@@ -275,7 +275,6 @@ def test_wrong_arguments_are_named(lib):
         (lambda: lib.sok_route_keys(shard, np.zeros(2, np.int64), none, Tword=tf.int32), "`Tword` must be int64 for"),
         (lambda: lib.sok_route_keys(shard, np.zeros(2, np.int32), none, Tword=tf.int32), "keys must be int64"),
         (lambda: world.route(0, [[1]]), "`keys` must have rank 1"),
-        (lambda: world.route(0, [1], np.array([0, 2])), "`row_splits` must end with the number of keys, 1"),
         (lambda: world.serve(0, i32(0, 0, 0, 0), i32(2, 2)), "`words` must be int64 for 64-bit keys"),
         (lambda: world.serve(0, np.zeros(4, np.int64), i32(4)), r"`splits` must have shape \[2\]. Received: \[1\]"),
         (lambda: world.serve(0, np.zeros(4, np.int64), i32(3, 1)), "message of rank 1 has no header"),
@@ -303,3 +302,41 @@ def test_no_memory_of_an_owner_is_reported(lib):
     rows[1, 0] = 2.0  # the header row of rank 1 says: no memory
     with pytest.raises(tf.errors.ResourceExhaustedError, match="rank 1 has no memory for new rows"):
         lib.sok_check_served(world.shards[0].handle, rows, np.array([1, 1], np.int32))
+
+
+REPORTS = [
+    (np.array([-5, 3]), "the row index of key number 3 is outside the dense_shape"),
+    (np.array([-6, 5]), "the number of rows must be batch * slot_num, a multiple of 2. Received: 5"),
+    (np.array([-7, 3]), "every sample must have slot_num = 2 features. Received: 3"),
+    (np.array([-8, 0]), "the same number of ids"),
+    (np.array([0, 2]), "`row_splits` must start with 0, never fall, and end with the number of keys"),
+]
+
+
+@pytest.mark.parametrize(("row_splits", "text"), REPORTS)
+def test_a_malformed_input_raises_on_every_rank(row_splits, text):
+    world = World(2)
+    routed = [world.route(0, [1, 2], slot_num=2), world.route(1, [3], row_splits, slot_num=2)]
+    received = all_to_all([t.words.numpy() for t in routed], [t.splits.numpy() for t in routed])
+    for rank, message in enumerate(zip(*received, strict=True)):
+        with pytest.raises(tf.errors.InvalidArgumentError) as error:
+            world.serve(rank, *message, slot_num=2)
+        assert text in error.value.message and "input of rank 1: " in error.value.message
+    assert all(shard.size() == 0 for shard in world.shards)
+
+
+@pytest.mark.parametrize(("row_splits", "text"), REPORTS[:4])
+def test_a_report_raises_at_once_with_one_rank(lib, row_splits, text):
+    with pytest.raises(tf.errors.InvalidArgumentError) as error:
+        lib.sok_validate_csr(NativeTable(name="shop").handle, np.zeros(1, np.int64), row_splits, slot_num=2)
+    assert text in error.value.message and "table 'shop'" in error.value.message
+
+
+@pytest.mark.parametrize("problem", ["rows_not_whole", "wrong_slot_num", "uneven"])
+def test_check_input_passes_splits_or_reports(lib, problem):
+    splits = tf.constant([0, 1, 4], tf.int64)
+    assert_same(lib.sok_check_input(splits, True, 9, problem=problem), splits)
+    report = lib.sok_check_input(splits, False, 9, problem=problem)
+    assert_same(report, [{"rows_not_whole": -6, "wrong_slot_num": -7, "uneven": -8}[problem], 9])
+    # An earlier report is not written over.
+    assert_same(lib.sok_check_input(tf.constant([-5, 2], tf.int64), False, 9, problem=problem), [-5, 2])

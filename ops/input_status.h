@@ -1,0 +1,21 @@
+// What can be wrong with a rank's input, as it travels between ops and ranks (docs/design/exchange.md).
+#pragma once
+
+#include <cstdint>
+
+namespace sok {
+
+// First header word of a rank's keys; negated, the first number of a report in place of row splits.
+enum KeyStatus : int64_t {
+  kFine = 0,
+  kKeyOutOfRange = 1,     // detail: the key
+  kTooManyInSegment = 2,  // the segment
+  kTooManyInSample = 3,   // the sample
+  kBadSplits = 4,         // -
+  kRowOutOfRange = 5,     // which key of a sparse input
+  kRowsNotWhole = 6,      // rows of the input
+  kWrongSlotNum = 7,      // features of the input
+  kUneven = 8,            // -
+};
+
+}  // namespace sok
