@@ -6,7 +6,8 @@
     layer = sok.DistributedEmbedding("sum", max_vocabulary_size_per_gpu=10_000_000, embedding_vec_size=16,
                                      slot_num=26, max_nnz=1)
 
-Names load on first use: importing `sok` prints nothing, changes no environment variable and needs no GPU.
+Names load on first use: importing `sok` prints nothing, changes no environment variable and needs no GPU. The first one
+raises `ImportError` if the native library is missing or built for another TensorFlow, and says how to repair that.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ def __getattr__(name: str) -> Any:
     target = _PUBLIC.get(name)
     if target is None:
         raise AttributeError(f"module 'sok' has no attribute {name!r}")
+    # Before anything else, so that a newcomer's first line says what is missing. (`sok doctor` imports no public name.)
+    importlib.import_module("sok._ops").check()
     module_name, _, attribute = target.partition(":")
     module = importlib.import_module(module_name)
     value = getattr(module, attribute) if attribute else module

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import json
 import threading
 from pathlib import Path
@@ -83,6 +84,35 @@ def remedy() -> str:
     )
 
 
+def check() -> None:
+    """Raises `NativeLibraryError` if the library is missing or built for another TensorFlow than the installed one.
+
+    Loads neither the library nor TensorFlow, so that `import sok` can afford it on the first public name.
+    """
+    tensorflow_version = ""
+    for distribution in ("tensorflow", "tensorflow-cpu"):
+        try:
+            tensorflow_version = importlib.metadata.version(distribution)
+            break
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    _check_file(library_path(), tensorflow_version)
+
+
+def _check_file(path: Path, tensorflow_version: str) -> str:
+    """The TensorFlow that the library was built for ("" if not recorded), after refusing one that cannot fit."""
+    if not path.exists():
+        raise NativeLibraryError(f"The native library of sok is missing: {path} does not exist. {remedy()}.")
+    built_for = str((build_info() or {}).get("tensorflow_version", ""))
+    # TensorFlow's C++ interface changes with each minor version. Loading across one may crash instead of failing.
+    if built_for and tensorflow_version and _major_minor(built_for) != _major_minor(tensorflow_version):
+        raise NativeLibraryError(
+            f"The native library of sok was built for TensorFlow {built_for}, but this is TensorFlow "
+            f"{tensorflow_version}: {path}. {remedy()}."
+        )
+    return built_for
+
+
 def _load() -> Any:
     try:
         import tensorflow as tf
@@ -93,17 +123,7 @@ def _load() -> Any:
         ) from error
 
     path = library_path()
-    if not path.exists():
-        raise NativeLibraryError(f"The native library of sok is missing: {path} does not exist. {remedy()}.")
-
-    info = build_info() or {}
-    built_for = str(info.get("tensorflow_version", ""))
-    # TensorFlow's C++ interface changes with each minor version. Loading across one may crash instead of failing.
-    if built_for and _major_minor(built_for) != _major_minor(tf.__version__):
-        raise NativeLibraryError(
-            f"The native library of sok was built for TensorFlow {built_for}, but this is TensorFlow "
-            f"{tf.__version__}: {path}. {remedy()}."
-        )
+    built_for = _check_file(path, tf.__version__)
     try:
         return tf.load_op_library(str(path))
     except (tf.errors.OpError, OSError) as error:
