@@ -646,6 +646,15 @@ void EmbeddingTable::Assign(const Cpu& cpu, const uint64_t* keys, const float* v
   }
 }
 
+void EmbeddingTable::Reserve(int64_t n) {
+  if (n < 0 || n > config_.capacity) {
+    throw InvalidArgument(Label() + ": can reserve 0 to " + std::to_string(config_.capacity) +
+                          " rows (its capacity). Received: " + std::to_string(n) + ".");
+  }
+  Lock lock(mutex_);
+  if (index_) index_->Reserve(n);
+}
+
 int64_t EmbeddingTable::Erase(const uint64_t* keys, int64_t n) {
   CheckKeys(keys, n);
   Lock lock(mutex_);

@@ -295,6 +295,24 @@ class TableEraseOp : public OpKernel {
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>TableErase").Device(tensorflow::DEVICE_CPU), TableEraseOp);
 
+REGISTER_OP("Sok>TableReserve")
+    .Input("handle: resource")
+    .Input("num_rows: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle unused;
+      return c->WithRank(c->input(1), 0, &unused);
+    });
+
+class TableReserveOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* ctx) override {
+    Guard(ctx, [&] { TableArg(ctx, 0)->table().Reserve(ScalarArg<int64_t>(ctx->input(1), "num_rows")); });
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("Sok>TableReserve").Device(tensorflow::DEVICE_CPU), TableReserveOp);
+
 REGISTER_OP("Sok>Philox")
     .Input("keys: Tkey")
     .Input("seed: int64")

@@ -94,6 +94,10 @@ class EmbeddingTable {
               const float* rows,  // [n, dim]
               int64_t n);
 
+  // Makes room in the key index for n rows in all, so that filling up to there rebuilds nothing. Memory for rows is still
+  // taken as they appear. Throws InvalidArgument for more than the capacity.
+  void Reserve(int64_t n);
+
   // Removes keys; their row numbers may be used again. Gives how many existed.
   int64_t Erase(const uint64_t* keys, int64_t n);
 

@@ -221,3 +221,20 @@ def test_unknown_slot_set_is_a_failed_precondition():
     table.apply([], np.zeros((0, 1)), slot_set="sgd")
     with pytest.raises(tf.errors.FailedPreconditionError, match="Known: 'sgd'"):
         table.slots("adam")
+
+
+@pytest.mark.parametrize("hashed", [True, False])
+def test_reserving_room_changes_nothing_that_can_be_seen(lib, hashed):
+    table = NativeTable(capacity=50_000, hashed=hashed)
+    before = table.lookup(range(100))[0]
+    lib.sok_table_reserve(table.handle, 50_000)
+    assert_same(table.lookup(range(100), insert=False)[0], before)
+    assert table.size() == 100
+    table.lookup(range(50_000))
+    assert table.size() == 50_000
+
+
+@pytest.mark.parametrize("rows", [-1, 11])
+def test_more_than_the_capacity_cannot_be_reserved(lib, rows):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"can reserve 0 to 10 rows .* Received: {rows}"):
+        lib.sok_table_reserve(NativeTable(capacity=10).handle, rows)
