@@ -159,7 +159,7 @@ class Optimizer(tf.__internal__.tracking.Trackable):
             gradient_scale: a number or scalar tensor that gradients are multiplied with, before they are clipped.
 
         Returns:
-            In a graph, the op that does the step; None in eager mode, where it is done.
+            In a v1 graph, the op that does the step; None in eager mode and inside a `tf.function`, where it is done.
 
         Raises:
             TypeError: a variable that is not an embedding variable, or a gradient that is not `tf.IndexedSlices`.
@@ -193,7 +193,8 @@ class Optimizer(tf.__internal__.tracking.Trackable):
                 # After the updates: in a v1 graph nothing else keeps them from reading the next step's number.
                 with tf.control_dependencies([op for op in updates if op is not None] + [step, hyper]):
                     updates.append(self._count_step())
-            return None if tf.executing_eagerly() else tf.group(*updates)
+            # A function runs all that is in it, and cannot return an op.
+            return tf.group(*updates) if _is_v1_graph() else None
 
     def _update(self, g: gradients.TableGradient, step: tf.Tensor, hyper: tf.Tensor) -> Any:
         return _ops.lib().sok_table_apply(
@@ -268,6 +269,10 @@ _graph_names: weakref.WeakKeyDictionary[tf.Graph, collections.Counter[str]] = we
 def _v1_graph() -> tf.Graph | None:
     """The v1 graph that is being built, or None when executing eagerly. Call it in an init_scope."""
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
+def _is_v1_graph() -> bool:
+    return not tf.executing_eagerly() and not tf.compat.v1.get_default_graph().building_function
 
 
 def _unique_name(base: str) -> str:
