@@ -11,7 +11,7 @@ import tf_keras
 import sok
 from sok.lookup import lookup_rows
 from sok.optimizers.learning_rate import as_learning_rate
-from tests.sok.optimizer_cases import DIM, gradient, stepper, table_of
+from tests.sok.optimizer_cases import DIM, stepper, table_of
 
 ONES = np.ones((1, DIM), np.float32)
 
