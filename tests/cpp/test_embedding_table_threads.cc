@@ -1,7 +1,9 @@
 // Several threads on one table; the thread sanitizer watches. Rows are written whole, with equal elements, so a torn
 // row would show.
 #include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <thread>
 #include <vector>
 
 #include "check.h"
@@ -126,4 +128,47 @@ TEST(IdentityTablesTakeThreadsToo) {
   const int64_t size = table.native().size();
   CHECK(size >= 960 && size <= 1000);
   CHECK_EQ(static_cast<int64_t>(table.native().Keys().size()), size);
+}
+
+// A lookup finds known keys under the shared lock and adds new ones under the exclusive one. Whoever erases in between
+// frees a row number that was just found; the lookup must not give it to a new key and keep it for the old one too.
+TEST(RowsErasedInTheMiddleOfALookupAreFoundAgain) {
+  class ErasingExecutor final : public sok::Executor {
+   public:
+    explicit ErasingExecutor(Table* table) : table_(table) {}
+    ~ErasingExecutor() override { eraser_.join(); }
+    void For(int64_t n, int64_t /*cost*/, const std::function<void(int64_t, int64_t)>& body) const override {
+      body(0, n);
+      if (eraser_.joinable()) return;
+      // Called under the shared lock: the eraser waits for it, first in line.
+      eraser_ = std::thread([this] { table_->Erase({1}); });
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+    int num_threads() const override { return 1; }
+
+   private:
+    Table* const table_;
+    mutable std::thread eraser_;
+  };
+
+  for (const bool pooled : {false, true}) {
+    Table table(Config(3, 10));
+    table.Lookup({1, 2});
+    const uint64_t keys[] = {1, 2, 3};
+    const int64_t splits[] = {0, 3};
+    float rows[9];
+    int64_t ids[3];
+    {
+      const ErasingExecutor executor(&table);
+      sok::Scratch scratch;
+      if (pooled) {
+        table.native().LookupCombine({executor}, &scratch, keys, 3, splits, nullptr, 1, sok::Combiner::kSum, true, rows,
+                                     ids);
+      } else {
+        table.native().Lookup({executor}, &scratch, keys, 3, true, nullptr, rows, ids);
+      }
+    }
+    CHECK(ids[0] != ids[2]);
+    CHECK_EQ(ids[1], 1);
+  }
 }
