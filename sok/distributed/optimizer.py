@@ -1,0 +1,91 @@
+"""`DistributedOptimizer`: a stock optimizer that trains dense weights and tables on all workers."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import tensorflow as tf
+
+from sok import optimizers
+from sok.distributed.reduction import Average, check_op
+
+
+def DistributedOptimizer(
+    optimizer: Any, embedding_optimizer: optimizers.Optimizer | None = None, op: str = Average, name: str | None = None
+) -> Any:
+    """Returns an optimizer of the same family that trains a model with tables on all workers as on one.
+
+    Gradients of ordinary variables are averaged (or summed) over the workers in one collective and go to `optimizer`;
+    those of embedding variables stay with the workers that own the rows, are scaled alike, and go to
+    `embedding_optimizer`. So N workers whose losses are means over local batches of equal size train as one worker with
+    the mean over the whole batch. On one worker it does the same without collectives.
+
+    Args:
+        optimizer: a Keras 3 optimizer, a tf_keras one (new or `legacy`), or a `tf.compat.v1.train.Optimizer`. It is
+            used, not copied.
+        embedding_optimizer: one of `sok.optimizers` for the tables, with its own learning rate and step count. None:
+            the one that matches (`sok.optimizers.matching_optimizer`), which shares `optimizer`'s learning rate, so
+            that schedules and `LearningRateScheduler` act on both, and (but for v1 optimizers) its step count.
+        op: `sok.Average` ('average', the default) or `sok.Sum` ('sum', for losses that are sums).
+        name: of the optimizer returned.
+
+    Returns:
+        For Keras 3 a `keras.optimizers.Optimizer`, for tf_keras a `tf_keras.optimizers.Optimizer` or
+        `tf_keras.optimizers.legacy.Optimizer`, else a `tf.compat.v1.train.Optimizer`: for `compile`, `apply_gradients`
+        and `minimize`. Its `inner` is `optimizer`, its `embedding_optimizer` that of the tables.
+
+    Raises:
+        TypeError: `optimizer` is none of these.
+        ValueError: it is distributed already; or, at the first step with a table, no optimizer matches.
+
+    Things to know:
+        - Collective: every worker makes the same number of steps. `fit` with more batches on one worker than on another
+          waits for ever: give all the same number (`steps_per_epoch=...`).
+        - `clipnorm`, `global_clipnorm` and `clipvalue` of `optimizer` see dense gradients only, after they were
+          reduced. A matching optimizer clips tables by `clipnorm` and `clipvalue` too; with `global_clipnorm` none
+          matches.
+        - Which gradients are None must not depend on the worker; if it does, all workers raise.
+        - Replicas must start alike: `sok.callbacks.BroadcastVariablesCallback`, `sok.hooks.BroadcastVariablesHook` or
+          `sok.broadcast_variables`.
+        - It reduces in `apply_gradients`. But a v1 optimizer whose `compute_gradients` was called in this graph has
+          done it there, so that what you do to gradients in between (clipping) sees those of all workers.
+        - Do not use it with `sok.DistributedGradientTape`, which reduces too.
+        - Not for Keras' `mixed_float16`: its loss scaling looks at gradients as matrices. `mixed_bfloat16` works.
+
+    Example:
+        >>> import keras, sok
+        >>> optimizer = sok.DistributedOptimizer(keras.optimizers.Adam(1e-3))
+        >>> isinstance(optimizer, keras.optimizers.Optimizer)
+        True
+
+    Source: the role of Horovod's `DistributedOptimizer`, which under Keras 3 reduces nothing.
+    """
+    check_op(op)
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        from sok.distributed.v1_optimizer import V1DistributedOptimizer as family
+    elif _is_of("keras", "Optimizer", optimizer):
+        from sok.distributed.keras_optimizer import KerasDistributedOptimizer as family
+    elif _is_of("tf_keras", "Optimizer", optimizer):
+        from sok.distributed.tf_keras_optimizer import TfKerasDistributedOptimizer as family
+    elif _is_of("tf_keras", "legacy.Optimizer", optimizer):
+        from sok.distributed.tf_keras_legacy_optimizer import TfKerasLegacyDistributedOptimizer as family
+    else:
+        raise TypeError(
+            "`optimizer` must be a Keras 3, tf_keras or tf.compat.v1.train optimizer. For tables alone use "
+            f"sok.optimizers with a sok.DistributedGradientTape. Received: {optimizer!r}."
+        )
+    if hasattr(optimizer, "inner") and type(optimizer).__module__.startswith("sok."):
+        raise ValueError(f"`optimizer` is distributed already. Received: {optimizer!r}.")
+    return family(optimizer, embedding_optimizer, op, name)
+
+
+def _is_of(library: str, name: str, optimizer: Any) -> bool:
+    # An optimizer of a library that nobody has imported cannot have come in; importing it would take seconds.
+    module = sys.modules.get(library)
+    if module is None:
+        return False
+    kind: Any = module.optimizers
+    for part in name.split("."):
+        kind = getattr(kind, part)
+    return isinstance(optimizer, kind)

@@ -1,0 +1,106 @@
+"""How gradients of several workers become one: dense ones in one collective, rows of tables where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sok import context
+from sok.table import is_embedding_variable
+
+Average = "average"
+Sum = "sum"
+
+Pair = tuple[Any, Any]  # (gradient, variable)
+
+
+def check_op(op: Any) -> str:
+    """Returns `op` as 'average' or 'sum', given in any capitalisation."""
+    lowered = op.lower() if isinstance(op, str) else op
+    if lowered not in (Average, Sum):
+        raise ValueError(f"`op` must be sok.Average ('average') or sok.Sum ('sum'). Received: {op!r}.")
+    return lowered
+
+
+def split_pairs(grads_and_vars: Iterable[Pair]) -> tuple[list[Pair], list[Pair]]:
+    """Splits (gradient, variable) pairs into those of tables and the others, in order."""
+    pairs = [(grad, variable) for grad, variable in grads_and_vars]
+    tables = [pair for pair in pairs if is_embedding_variable(pair[1])]
+    return tables, [pair for pair in pairs if not is_embedding_variable(pair[1])]
+
+
+def table_scale(op: str) -> float:
+    """The factor for gradients of rows.
+
+    Owners hold the sum over all workers of what each of them sent, so an average is that divided by R.
+    """
+    return 1.0 / context.size() if op == Average else 1.0
+
+
+def reduce_dense(pairs: Sequence[Pair], op: str) -> list[Any]:
+    """Sums or averages the gradients of ordinary variables over all workers, in one collective.
+
+    Args:
+        pairs: (gradient, variable): dense, `tf.IndexedSlices` (which become dense: other workers have other rows), or
+            None.
+        op: 'average' or 'sum'.
+
+    Returns:
+        Gradients in the order of `pairs`; None where it was None. With one worker, what came.
+
+    Raises:
+        tf.errors.InvalidArgumentError: a gradient is None on some workers only; on all workers.
+
+    Collective: the same variables in the same order on all workers.
+    """
+    pairs = list(pairs)
+    transport = context.get_transport()
+    if transport.size == 1 or not pairs:
+        return [grad for grad, _ in pairs]
+    # What is None here still takes part, as zeros: a worker that left it out would leave its peers waiting for it.
+    dense = [_dense(grad, variable) for grad, variable in pairs]
+    is_present = tf.constant([float(grad is not None) for grad, _ in pairs], dense[0].dtype)
+    name = context.unique_collective_name("sok/dense_gradients")
+    present, *reduced = transport.grouped_all_reduce([is_present, *dense], name, average=op == Average)
+    check = _check_present(present, is_present, 1 if op == Average else transport.size, [v for _, v in pairs])
+    with tf.control_dependencies([] if check is None else [check]):
+        return [
+            None if grad is None else tf.ensure_shape(new, variable.shape)
+            for new, (grad, variable) in zip(reduced, pairs, strict=True)
+        ]
+
+
+def _dense(grad: Any, variable: Any) -> tf.Tensor:
+    shape = tf.TensorShape(variable.shape)
+    if grad is None:
+        return tf.zeros(shape, variable.dtype)
+    if not isinstance(grad, tf.IndexedSlices):
+        return tf.convert_to_tensor(grad)
+    # Not tf.convert_to_tensor: that warns, and needs a dense_shape, which not all slices have.
+    dense = tf.math.unsorted_segment_sum(grad.values, grad.indices, shape[0])
+    dense.set_shape(shape)
+    return dense
+
+
+def _check_present(present: tf.Tensor, mine: tf.Tensor, workers: int, variables: Sequence[Any]) -> Any:
+    """Fails unless the workers agree. `present` is 0 or `workers`, up to rounding in short floats, if they do."""
+    expected = tf.cast(mine, tf.float32) * workers
+    is_same = tf.abs(tf.cast(present, tf.float32) - expected) < 0.5 / context.size()
+    names = [_name(variable) for variable in variables]
+    return tf.debugging.Assert(
+        tf.reduce_all(is_same),
+        [
+            "The gradient of a variable is None on some workers and not on others. All must run the same program. "
+            "Variables:",
+            tf.boolean_mask(tf.constant(names), tf.logical_not(is_same)),
+        ],
+        summarize=8,
+    )
+
+
+def _name(variable: Any) -> str:
+    # Keras 3 has paths. Eager tensors, which may be sources of a tape too, have no name at all.
+    is_variable = isinstance(variable, tf.Variable) or hasattr(variable, "path")
+    return (getattr(variable, "path", None) or variable.name) if is_variable else "(a tensor)"

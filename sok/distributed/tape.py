@@ -1,0 +1,112 @@
+"""`DistributedGradientTape`: gradients as one worker on all samples would have them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from sok.distributed.reduction import Average, check_op, reduce_dense, split_pairs, table_scale
+from sok.table import is_embedding_variable
+
+_REDUCED = "_sok_is_reduced"
+
+
+class DistributedGradientTape:
+    """A `tf.GradientTape` whose `gradient` is that of all workers together.
+
+    Gradients of ordinary variables are averaged (or summed) over the workers in one collective, and are dense; those of
+    embedding variables stay `tf.IndexedSlices` of this worker's own rows, which already hold the sum over all workers
+    (the lookup brought it home) and are divided by their number for the average. With `op=sok.Average`, losses that
+    are means over local batches of equal size, and R workers, this gives the gradients of one worker with the mean over
+    the whole batch; with `sok.Sum` and losses that are sums, also for local batches of different sizes.
+
+    **Without it** a bare tape gives table rows the sum over all workers, and dense weights only their own worker's
+    gradient; Horovod's tape averages dense ones and leaves rows summed.
+
+    Args:
+        tape: a `tf.GradientTape`, entered or not, persistent or not.
+        op: `sok.Average` ('average', the default) or `sok.Sum` ('sum').
+
+    Use stock optimizers and `sok.optimizers` with its gradients. `sok.DistributedOptimizer` reduces by itself and
+    refuses rows that this tape has reduced.
+
+    Example:
+        >>> import sok, tensorflow as tf
+        >>> weight = tf.Variable([1.0, 2.0])
+        >>> with sok.DistributedGradientTape(tf.GradientTape()) as tape:
+        ...     loss = tf.reduce_sum(weight * weight)
+        >>> tape.gradient(loss, [weight])[0].numpy().tolist()
+        [2.0, 4.0]
+
+    Source: the role of Horovod's `DistributedGradientTape`, which knows no sharded tables and no Keras 3 variables.
+    """
+
+    def __init__(self, tape: tf.GradientTape, op: str = Average) -> None:
+        if not isinstance(tape, tf.GradientTape):
+            raise TypeError(f"`tape` must be a tf.GradientTape. Received: {tape!r}.")
+        self._tape = tape
+        self._op = check_op(op)
+
+    def __enter__(self) -> DistributedGradientTape:
+        self._tape.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._tape.__exit__(*error)
+
+    def gradient(self, target: Any, sources: Any, output_gradients: Any = None, **kwargs: Any) -> Any:
+        """Returns the gradients of `target` with respect to `sources`, of all workers together.
+
+        Args:
+            target, output_gradients, unconnected_gradients: as in `tf.GradientTape.gradient`. ('zero' cannot be asked
+                of embedding variables.)
+            sources: a variable, or a list or nest of them, in the same order on all workers. Tensors are reduced like
+                ordinary variables. Which sources have no gradient (None) must not depend on the worker.
+
+        Raises:
+            TypeError: a source is the handle of a variable, which does not say whose it is.
+            tf.errors.InvalidArgumentError: a gradient is None on some workers only; on all workers.
+
+        Collective, if there are ordinary variables among the sources.
+        """
+        flat_sources = tf.nest.flatten(sources)
+        for source in flat_sources:
+            if getattr(source, "dtype", None) == tf.resource:
+                raise TypeError(f"`sources` must be variables, not their handles. Received: {source!r}.")
+        gradients = self._tape.gradient(target, flat_sources, output_gradients, **kwargs)
+        _, others = split_pairs(zip(gradients, flat_sources, strict=True))
+        reduced = iter(reduce_dense(others, self._op))
+        results = [
+            _scaled(grad, table_scale(self._op)) if is_embedding_variable(source) else next(reduced)
+            for grad, source in zip(gradients, flat_sources, strict=True)
+        ]
+        return tf.nest.pack_sequence_as(sources, results)
+
+    def jacobian(self, *args: Any, **kwargs: Any) -> Any:
+        """Not offered: reducing it over workers has no use that we know. Use the `tf.GradientTape` itself."""
+        raise NotImplementedError(
+            "sok.DistributedGradientTape reduces what gradient() returns, nothing else. For the jacobian of this "
+            "worker alone, call jacobian() of the tf.GradientTape that it was made with."
+        )
+
+    batch_jacobian = jacobian
+
+    def __getattr__(self, name: str) -> Any:
+        # watch, stop_recording, reset, watched_variables
+        if name.startswith("__") or "_tape" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self._tape, name)
+
+
+def is_reduced(grad: Any) -> bool:
+    """Returns whether `grad` is that of a table, as a `DistributedGradientTape` gave it."""
+    return getattr(grad, _REDUCED, False)
+
+
+def _scaled(grad: Any, scale: float) -> Any:
+    if grad is None:
+        return None
+    slices = tf.IndexedSlices(grad.values if scale == 1.0 else grad.values * scale, grad.indices)
+    setattr(slices, _REDUCED, True)
+    return slices
