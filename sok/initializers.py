@@ -38,7 +38,6 @@ _ALIASES = {
     "uniform": "random_uniform",
     "normal": "random_normal",
     "truncatednormal": "truncated_normal",
-    "truncated_normal": "truncated_normal",
 }
 
 # name: (scale, mode, distribution) of VarianceScaling
@@ -100,7 +99,8 @@ def _own_seed(initializer: Any) -> int | None:
 
 def _from_object(initializer: Any, rows: int, dim: int) -> InitializerSpec | None:
     """The spec of an initializer object of Keras 3, tf_keras or tf.compat.v1, by its class name."""
-    if not type(initializer).__module__.split(".")[0] in ("keras", "tf_keras", "tensorflow"):
+    # A subclass of one's own may do anything under a familiar name.
+    if type(initializer).__module__.split(".")[0] not in ("keras", "tf_keras", "tensorflow"):
         return None
     kind = _snake(type(initializer).__name__)
     config = initializer.get_config() if hasattr(initializer, "get_config") else {}
@@ -111,7 +111,8 @@ def _from_object(initializer: Any, rows: int, dim: int) -> InitializerSpec | Non
         value = config.get("value", 0.0)
         return InitializerSpec("constant", float(value)) if isinstance(value, numbers.Real) else None
     if kind == "random_uniform":
-        return InitializerSpec("uniform", float(config["minval"]), float(config["maxval"]), seed=seed)
+        top = config["maxval"]
+        return InitializerSpec("uniform", float(config["minval"]), 1.0 if top is None else float(top), seed=seed)
     if kind in ("random_normal", "truncated_normal"):
         native = "normal" if kind == "random_normal" else kind
         return InitializerSpec(native, float(config["mean"]), float(config["stddev"]), seed=seed)
@@ -129,49 +130,84 @@ def _from_object(initializer: Any, rows: int, dim: int) -> InitializerSpec | Non
 def _draw_bank(initializer: Callable[..., Any], rows: int, dim: int) -> np.ndarray:
     """`initializer([n, dim])` of rank 0, as every rank's bank. Collective."""
     shape = (min(BANK_ROWS, rows), dim)
+    # Every rank calls it, so that an initializer that fails does so everywhere and nobody waits in the broadcast.
     with ops.init_scope():
         if tf.executing_eagerly():
-            value = np.asarray(initializer(shape, dtype=tf.float32))
+            value = np.asarray(initializer(shape, tf.float32))
         else:
             with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-                value = initializer(shape, dtype=tf.float32)
+                value = initializer(shape, tf.float32)
                 value = session.run(value) if tf.is_tensor(value) else np.asarray(value)
-    if value.shape != shape or not np.issubdtype(value.dtype, np.floating) or not np.isfinite(value).all():
+    if value.shape != shape or value.dtype.kind not in "fiu":
         raise ValueError(
-            f"`initializer` must return finite float32 values of the shape it is given, {shape}. "
+            f"The initializer must return numbers of the shape it is given, {shape}. "
             f"Received: shape {value.shape}, {value.dtype}."
         )
-    return context.get_transport().broadcast_numpy(value.astype(np.float32), name=f"sok/bank/{dim}")
+    value = value.astype(np.float32)
+    if not np.isfinite(value).all():
+        raise ValueError(
+            f"The initializer must return finite float32 numbers. Received: {np.count_nonzero(~np.isfinite(value))} of "
+            f"{value.size} that are not."
+        )
+    return context.get_transport().broadcast_numpy(value, name=f"sok/bank/{dim}")
+
+
+def resolve(initializer: Any, argument: str = "initializer") -> str | Callable[..., Any]:
+    """What `initializer` means: the name of one that the native table knows, or a callable `f(shape, dtype)`.
+
+    Args:
+        initializer: None (uniform in [-0.05, 0.05]), a Keras name in any spelling, a Keras initializer or its class, or
+            a callable.
+        argument: what messages call it.
+
+    Raises:
+        ValueError: a name that Keras does not know.
+        TypeError: neither a name nor callable.
+    """
+    if initializer is None:
+        return "random_uniform"
+    if isinstance(initializer, str):
+        if _from_name(initializer, 1, 1) is not None:
+            return initializer
+        try:
+            return tf.keras.initializers.get(initializer)
+        except ValueError as error:
+            raise ValueError(
+                f"`{argument}` must be a name that Keras knows, an initializer or a callable f(shape, dtype). "
+                f"Received: {initializer!r}."
+            ) from error
+    if isinstance(initializer, type):
+        initializer = initializer()
+    if not callable(initializer):
+        raise TypeError(
+            f"`{argument}` must be a Keras name, a Keras initializer or a callable f(shape, dtype). "
+            f"Received: {initializer!r}."
+        )
+    return initializer
 
 
 def to_spec(initializer: Any, rows: int, dim: int) -> InitializerSpec:
     """What fresh rows are made from.
 
+    Constants, uniform and (truncated) normal distributions, and Keras' variance-scaling family become a formula. Of
+    anything else `initializer([n, dim])` is called once, n = 4096 or fewer; element j of a fresh row is then element j
+    of one of these n rows, drawn for each j by itself: the distribution of the elements is kept, what ties the elements
+    of a row together (orthogonal rows, for instance) is not.
+
     Args:
-        initializer: None, a Keras name in any spelling, a Keras initializer or a callable `f(shape, dtype)`.
+        initializer: as `resolve` takes it.
         rows, dim: the shape that fans are computed from: the shard's capacity and the row length.
 
     Raises:
-        ValueError: an unknown name, or a callable whose values do not fit.
-        TypeError: neither a name nor callable.
+        ValueError, TypeError: as `resolve`, or what a callable returned does not fit.
+
+    Example:
+        >>> to_spec("he_uniform", rows=600, dim=8)
+        InitializerSpec(kind='uniform', a=-0.1, b=0.1, bank=(), seed=None)
     """
-    if initializer is None:
-        return InitializerSpec("uniform", -0.05, 0.05)
+    initializer = resolve(initializer)
     if isinstance(initializer, str):
-        spec = _from_name(initializer, rows, dim)
-        if spec is not None:
-            return spec
-        try:
-            initializer = tf.keras.initializers.get(initializer)
-        except ValueError as error:
-            raise ValueError(f"`initializer` is not a name that Keras knows. Received: {initializer!r}.") from error
-    if isinstance(initializer, type):
-        initializer = initializer()
-    if not callable(initializer):
-        raise TypeError(
-            "`initializer` must be a Keras name, a Keras initializer or a callable f(shape, dtype). "
-            f"Received: {type(initializer).__name__}."
-        )
+        return _from_name(initializer, rows, dim)
     spec = _from_object(initializer, rows, dim)
     if spec is not None:
         return spec
