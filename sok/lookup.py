@@ -17,7 +17,8 @@ from typing import Any
 import tensorflow as tf
 
 from sok import _ops, context
-from sok.table import EmbeddingVariable, as_keys
+from sok.keys import as_keys
+from sok.table import EmbeddingVariable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +118,8 @@ def lookup_rows(
     Args:
         variable: the table.
         keys: [...] integers of the table's key dtype.
-        training: whether keys without a row get one; bool or bool scalar tensor. Without, they read as their initial value.
+        training: whether keys without a row get one; bool or bool scalar tensor. Without, they read as their initial
+            value.
         report: empty, or what `sok.inputs` found wrong with the input, to be raised on every rank.
 
     Returns:

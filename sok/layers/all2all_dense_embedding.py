@@ -7,9 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from sok import lookup
-from sok.inputs import check_sizes, describe, to_dense
+from sok.inputs import check_sizes, describe, sizes, to_dense
 from sok.layers.base import EmbeddingLayerMixin, check_positive
-from sok.table import as_keys
 
 
 class All2AllDenseEmbeddingMixin(EmbeddingLayerMixin):
@@ -30,9 +29,9 @@ class All2AllDenseEmbeddingMixin(EmbeddingLayerMixin):
         **kwargs: of the Keras layer (name, trainable, dtype, ...).
 
     Call args:
-        inputs: integers: dense [B, F, nnz_per_slot], or [B, F] if nnz_per_slot is 1; Sparse and Ragged tensors of that
-            shape if they are full. With `dynamic_input`, any dense shape.
-        training: whether unseen ids get a row. None is what Keras says, and True in a bare call.
+        inputs: integers: dense [B, F, nnz_per_slot]; also [B, F] if nnz_per_slot is 1, and [B, nnz_per_slot] if F is 1;
+            Sparse and Ragged tensors of that shape if they are full. With `dynamic_input`, any shape.
+        training: whether unseen ids get a row; see `sok.DistributedEmbedding`.
 
     Returns:
         [B, F, nnz_per_slot, D], or with `dynamic_input` the shape of the input with D appended, in the compute dtype.
@@ -76,26 +75,33 @@ class All2AllDenseEmbeddingMixin(EmbeddingLayerMixin):
 
     def call(self, inputs: Any, training: Any = None) -> tf.Tensor:
         variable = self.embedding_variable
-        dense, report = to_dense(inputs)
-        dense = as_keys(dense, variable.key_dtype, variable.table_name)
+        dense, report = to_dense(inputs, variable.key_dtype, variable.table_name)
         if self.dynamic_input:
             return self._to_compute_dtype(lookup.lookup_rows(variable, dense, self._inserts(training), report))
-        shape, wanted = dense.shape, [self.slot_num, self.nnz_per_slot]
-        if shape.rank == 2 and self.nnz_per_slot == 1 and shape[1] in (self.slot_num, None):
-            dense = dense[:, :, None]
-        elif shape.rank != 3 or any(have not in (want, None) for have, want in zip(shape[1:], wanted, strict=True)):
+        static, wanted = sizes(dense), [self.slot_num, self.nnz_per_slot]
+        if static is not None and len(static) == 2 and 1 in wanted:
+            axis = 2 if self.nnz_per_slot == 1 else 1
+            dense = tf.expand_dims(dense, axis)
+            static = [*static[:axis], 1, *static[axis:]]
+        if (
+            static is None
+            or len(static) != 3
+            or any(c not in (w, None) for c, w in zip(static[1:], wanted, strict=True))
+        ):
             raise ValueError(
                 f"`inputs` must have shape [batch, {self.slot_num}, {self.nnz_per_slot}] = [batch, slot_num, "
                 f"nnz_per_slot]; for other shapes use dynamic_input=True. Received: {describe(inputs)}."
             )
-        if dense.shape[1:] != wanted:
+        if static[1:] != wanted:
             report = check_sizes(report, dense, wanted)
         # Flat until the lookup has judged the report: a reshape that fails would stop this worker alone.
         rows = lookup.lookup_rows(variable, tf.reshape(dense, [-1]), self._inserts(training), report)
-        return self._to_compute_dtype(tf.reshape(rows, [-1, *wanted, variable.dim]))
+        rows = tf.reshape(rows, [-1, *wanted, variable.dim])
+        rows.set_shape([static[0], *wanted, variable.dim])
+        return self._to_compute_dtype(rows)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
-        dim = self._table_options["embedding_vec_size"]
+        dim = self._options.embedding_vec_size
         if self.dynamic_input:
             return (*input_shape, dim)
         return (input_shape[0], self.slot_num, self.nnz_per_slot, dim)

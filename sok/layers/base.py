@@ -1,12 +1,16 @@
-"""What the embedding layers share: the table, Keras' hooks, configuration. A mixin, so that it fits Keras 3 and tf_keras."""
+"""What the embedding layers share, as a mixin for Keras 3 and tf_keras: the table, Keras' hooks, configuration."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from sok.table import EmbeddingVariable, check_key_dtype
+from sok.initializers import resolve
+from sok.keys import as_keys, check_key_dtype
+from sok.table import EmbeddingVariable
 
 _COMBINERS = ("sum", "mean", "sqrtn")
 
@@ -26,8 +30,23 @@ def check_positive(**values: Any) -> None:
             raise ValueError(f"`{name}` must be a whole number of at least 1. Received: {value!r}.")
 
 
+@dataclasses.dataclass(frozen=True)
+class TableOptions:
+    """A layer's arguments about its table. Not a dict: Keras would wrap it, and track what is in it."""
+
+    max_vocabulary_size_per_gpu: int
+    embedding_vec_size: int
+    slot_num: int
+    use_hashtable: bool
+    key_dtype: str
+    embedding_initializer: Any
+
+
 class EmbeddingLayerMixin:
     """Set up by `_init_table` in a layer's constructor; stands before Keras' Layer among its bases."""
+
+    # Of the Keras that the class is made for: see sok.layers.for_keras.
+    _keras_initializers: Any = None
 
     def _init_table(
         self,
@@ -43,31 +62,34 @@ class EmbeddingLayerMixin:
             embedding_vec_size=embedding_vec_size,
             slot_num=slot_num,
         )
-        # XLA has no kernels of ours; Keras decides in compile(), and only looks at this flag if it was set here.
+        resolve(embedding_initializer, "embedding_initializer")
+        # XLA has no kernels of ours. Keras 3 heeds this flag only if it was set before the first compile().
         self.supports_jit = False
-        self._table_options = {
-            "max_vocabulary_size_per_gpu": int(max_vocabulary_size_per_gpu),
-            "embedding_vec_size": int(embedding_vec_size),
-            "slot_num": int(slot_num),
-            "use_hashtable": bool(use_hashtable),
-            "key_dtype": check_key_dtype(key_dtype).name,
-            "embedding_initializer": embedding_initializer,
-        }
+        # Weights of ids stay float32: only the output has the compute dtype. (Keras 3's and tf_keras' name for it.)
+        self.autocast = self._autocast = False
         self.slot_num = int(slot_num)
+        self._options = TableOptions(
+            max_vocabulary_size_per_gpu=int(max_vocabulary_size_per_gpu),
+            embedding_vec_size=int(embedding_vec_size),
+            slot_num=int(slot_num),
+            use_hashtable=bool(use_hashtable),
+            key_dtype=check_key_dtype(key_dtype).name,
+            embedding_initializer=embedding_initializer,
+        )
         self._table: EmbeddingVariable | None = None
 
     @property
     def embedding_variable(self) -> EmbeddingVariable:
         """The layer's table. Asking makes it, if no input has yet."""
         if self._table is None:
-            options = self._table_options
+            options = self._options
             table = EmbeddingVariable(
-                options["embedding_vec_size"],
-                options["max_vocabulary_size_per_gpu"],
+                options.embedding_vec_size,
+                options.max_vocabulary_size_per_gpu,
                 name=self.name,
-                key_dtype=options["key_dtype"],
-                initializer=options["embedding_initializer"],
-                hashed=options["use_hashtable"],
+                key_dtype=options.key_dtype,
+                initializer=options.embedding_initializer,
+                hashed=options.use_hashtable,
                 trainable=self.trainable,
             )
             # Keras 3 does not find variables that are not its own; tf_keras finds the attribute by itself.
@@ -85,6 +107,13 @@ class EmbeddingLayerMixin:
         self.embedding_variable  # noqa: B018 (made here)
         self.built = True
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # Keras takes a list for several inputs, and lets NumPy's int64 meet a table of int32 keys.
+        if args and isinstance(args[0], (list, tuple, np.ndarray)) and not _holds_tensors(args[0]):
+            ids = as_keys(args[0], tf.as_dtype(self._options.key_dtype), self.name)
+            args = (ids, *args[1:])
+        return super().__call__(*args, **kwargs)
+
     def save_own_variables(self, store: Any) -> None:
         self.embedding_variable.warn_not_saved()
 
@@ -92,24 +121,29 @@ class EmbeddingLayerMixin:
         self.embedding_variable.warn_not_saved()
 
     def get_config(self) -> dict[str, Any]:
-        config = super().get_config()
-        config.update(self._table_options)
-        initializer = config["embedding_initializer"]
+        options = {field.name: getattr(self._options, field.name) for field in dataclasses.fields(self._options)}
+        initializer = options["embedding_initializer"]
         if initializer is not None and not isinstance(initializer, str):
-            config["embedding_initializer"] = tf.keras.initializers.serialize(initializer)
-        return config
+            options["embedding_initializer"] = self._keras_initializers.serialize(initializer)
+        return {**super().get_config(), **options}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
         config = dict(config)
         if isinstance(config.get("embedding_initializer"), dict):
-            config["embedding_initializer"] = tf.keras.initializers.deserialize(config["embedding_initializer"])
-        return cls(**config)
+            config["embedding_initializer"] = cls._keras_initializers.deserialize(config["embedding_initializer"])
+        return super().from_config(config)
 
     @staticmethod
     def _inserts(training: Any) -> Any:
         # Outside fit, evaluate and predict Keras says nothing: a bare call in a custom loop trains, as in SOK.
-        return True if training is None else training if tf.is_tensor(training) else bool(training)
+        if training is None:
+            return True
+        return tf.cast(training, tf.bool) if tf.is_tensor(training) else bool(training)
 
     def _to_compute_dtype(self, rows: tf.Tensor) -> tf.Tensor:
         return tf.cast(rows, self.compute_dtype or tf.float32)
+
+
+def _holds_tensors(inputs: Any) -> bool:
+    return any(hasattr(x, "dtype") and not isinstance(x, (np.ndarray, np.generic)) for x in tf.nest.flatten(inputs))

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok import lookup
-from sok.inputs import to_csr
+from sok.inputs import static_batch, to_csr
 from sok.layers.base import EmbeddingLayerMixin, check_combiner, check_positive
 
 
@@ -35,8 +35,9 @@ class DistributedEmbeddingMixin(EmbeddingLayerMixin):
             SparseTensor with dense_shape [B * F, max_nnz] (SOK's form: row b * F + f) or [B, F, n];
             RaggedTensor [B, F, None] or [B * F, None];
             dense [B, F, n], [B, F] (one id each), or with one feature [B, n].
-        training: whether unseen ids get a row. None is what Keras says, and True in a bare call.
-        weights: one float per id in the form of `inputs` (Sparse and Ragged): tf.nn's rule,
+        training: whether unseen ids get a row; without, they read as the row they would get. None: what Keras says
+            (True in fit, False in evaluate and predict), and True where it says nothing, as in a custom loop.
+        weights: one float per id in the form of `inputs`: tf.nn's rule,
             mean = sum(w e) / sum(w), sqrtn = sum(w e) / sqrt(sum(w^2)).
 
     Returns:
@@ -48,8 +49,8 @@ class DistributedEmbeddingMixin(EmbeddingLayerMixin):
             every worker.
         tf.errors.ResourceExhaustedError: a shard is full; on every worker, nothing stored.
 
-    Collective: every worker calls it in every step. Two collectives forward, one backward. In a bare custom loop a row receives
-    the sum of the gradients of all workers: see `sok.DistributedGradientTape`.
+    Collective: every worker calls it in every step. Two collectives forward, one backward. In a bare custom loop a row
+    receives the sum of the gradients of all workers: see `sok.DistributedGradientTape`.
 
     Example:
         >>> import tensorflow as tf
@@ -102,11 +103,13 @@ class DistributedEmbeddingMixin(EmbeddingLayerMixin):
             max_nnz=self.max_nnz,
             max_feature_num=self.slot_num * self.max_nnz if self.max_feature_num == 1 else self.max_feature_num,
         )
-        return self._to_compute_dtype(tf.reshape(pooled, [-1, self.slot_num, variable.dim]))
+        pooled = tf.reshape(pooled, [-1, self.slot_num, variable.dim])
+        pooled.set_shape([static_batch(inputs, self.slot_num), self.slot_num, variable.dim])
+        return self._to_compute_dtype(pooled)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, int, int]:
         batch = input_shape[0] if len(input_shape) == 3 or self.slot_num == 1 else None
-        return (batch, self.slot_num, self._table_options["embedding_vec_size"])
+        return (batch, self.slot_num, self._options.embedding_vec_size)
 
     def get_config(self) -> dict[str, Any]:
         own = ("combiner", "max_nnz", "max_feature_num", "padding_key")
