@@ -78,7 +78,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         >>> v = EmbeddingVariable(dim=2, capacity=10, name="doc", initializer="ones")
         >>> v.sparse_read(tf.constant([3, -7], tf.int64)).numpy().tolist()
         [[1.0, 1.0], [1.0, 1.0]]
-        >>> v.size()
+        >>> int(v.size())
         0
 
     Source: the role of SOK v1's `EmbeddingVariable`; see docs/migrating.md for differences.
@@ -317,6 +317,11 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
     assign_add = assign_sub = batch_scatter_update = _no_dense_value
     scatter_add = scatter_sub = scatter_update = scatter_min = scatter_max = scatter_mul = scatter_div = _no_dense_value
     scatter_nd_add = scatter_nd_sub = scatter_nd_update = scatter_nd_min = scatter_nd_max = _no_dense_value
+
+    @property
+    def _layout(self) -> Any:
+        # Asked for by Keras 3's optimizers when they make slots of a variable's shape, which would be of no use here.
+        return self._no_dense_value()
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
         self.warn_not_saved()
