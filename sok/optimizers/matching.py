@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import numbers
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -103,7 +104,49 @@ def _follow_iterations(matched: Optimizer, stock: Any, share: bool) -> None:
         matched.iterations.assign(int(np.asarray(stock.iterations)))
 
 
+class _StockRate(LearningRate):
+    """The learning rate of a stock optimizer as it is now: a number may be replaced by a schedule at any time."""
+
+    def __init__(self, stock: Any, read: Callable[[Any], Any], decay: float = 0.0) -> None:
+        # Weakly: who remembers our optimizer by the stock one must not keep the stock one alive through it.
+        self._stock, self._read, self._decay = weakref.ref(stock), read, decay
+        self._source = read(stock)
+        self._rate = as_learning_rate(self._source)
+
+    def _now(self) -> LearningRate:
+        stock = self._stock()
+        if stock is not None and self._read(stock) is not self._source:
+            self._source = self._read(stock)
+            self._rate = as_learning_rate(self._source)
+        return self._rate
+
+    @property
+    def trackable(self) -> tf.Variable | None:
+        return self._now().trackable
+
+    def at(self, iterations: tf.Tensor) -> tf.Tensor:
+        rate = self._now().at(iterations)
+        # `decay` of legacy optimizers.
+        return rate / (1.0 + self._decay * tf.cast(iterations, tf.float64)) if self._decay else rate
+
+    def visible(self, iterations: Any) -> Any:
+        return self._now().visible(iterations)
+
+    def assign(self, value: float) -> None:
+        self._now().assign(value)
+
+    def describe(self) -> str:
+        return self._now().describe()
+
+    def config(self) -> Any:
+        return super().config() if self._decay else self._now().config()
+
+
 # Keras 3, and tf_keras' optimizers that took its shape.
+
+
+def _keras_rate(stock: Any) -> LearningRate:
+    return _StockRate(stock, lambda optimizer: optimizer._learning_rate)
 
 
 def _keras_options(stock: Any) -> dict[str, Any]:
@@ -117,48 +160,24 @@ def _keras_options(stock: Any) -> dict[str, Any]:
 
 def _keras_sgd(stock: Any) -> Optimizer:
     _refuse(stock, "momentum", "nesterov")
-    return SGD(stock._learning_rate, **_keras_options(stock))
+    return SGD(_keras_rate(stock), **_keras_options(stock))
 
 
 def _keras_adagrad(stock: Any) -> Optimizer:
-    return Adagrad(
-        stock._learning_rate, stock.initial_accumulator_value, epsilon=stock.epsilon, **_keras_options(stock)
-    )
+    return Adagrad(_keras_rate(stock), stock.initial_accumulator_value, epsilon=stock.epsilon, **_keras_options(stock))
 
 
 def _keras_adam(stock: Any) -> Optimizer:
     _refuse(stock, "amsgrad")
-    return Adam(stock._learning_rate, stock.beta_1, stock.beta_2, stock.epsilon, **_keras_options(stock))
+    return Adam(_keras_rate(stock), stock.beta_1, stock.beta_2, stock.epsilon, **_keras_options(stock))
 
 
 # tf_keras.optimizers.legacy: numbers become variables when first used.
 
 
-class _DecayedRate(LearningRate):
-    """`decay` of legacy optimizers: the rate falls as 1 / (1 + decay * iterations)."""
-
-    def __init__(self, rate: LearningRate, decay: float) -> None:
-        self.rate = rate
-        self.decay = decay
-        self.trackable = rate.trackable
-
-    def at(self, iterations: tf.Tensor) -> tf.Tensor:
-        return self.rate.at(iterations) / (1.0 + self.decay * tf.cast(iterations, tf.float64))
-
-    def visible(self, iterations: Any) -> Any:
-        return self.rate.visible(iterations)
-
-    def assign(self, value: float) -> None:
-        self.rate.assign(value)
-
-    def describe(self) -> str:
-        return f"{self.rate.describe()} with decay"
-
-
 def _legacy_rate(stock: Any) -> LearningRate:
     stock._create_hypers()
-    rate = as_learning_rate(stock._hyper["learning_rate"])
-    return _DecayedRate(rate, stock._initial_decay) if stock._initial_decay else rate
+    return _StockRate(stock, lambda optimizer: optimizer._hyper["learning_rate"], stock._initial_decay)
 
 
 def _legacy_number(stock: Any, name: str) -> float:
