@@ -142,7 +142,9 @@ class EmbeddingLayerMixin:
         return tf.cast(training, tf.bool) if tf.is_tensor(training) else bool(training)
 
     def _to_compute_dtype(self, rows: tf.Tensor) -> tf.Tensor:
-        return tf.cast(rows, self.compute_dtype or tf.float32)
+        # With v2 behaviour off, tf_keras takes the dtype of the first input, integers here, for the layer's own.
+        dtype = tf.as_dtype(self.compute_dtype or tf.float32)
+        return tf.cast(rows, dtype) if dtype.is_floating else rows
 
 
 def _holds_tensors(inputs: Any) -> bool:
