@@ -42,7 +42,8 @@ void Combine(const Cpu& cpu, const float* rows, const int64_t* index, const int6
         for (int64_t j = 0; j < dim; ++j) out[j] += w * row[j];
       }
       const int64_t first = row_splits[s];
-      const float scale = SegmentScale(combiner, weights == nullptr ? nullptr : weights + first, row_splits[s + 1] - first);
+      const float scale =
+          SegmentScale(combiner, weights == nullptr ? nullptr : weights + first, row_splits[s + 1] - first);
       if (scale != 1.0f)
         for (int64_t j = 0; j < dim; ++j) out[j] *= scale;
     }

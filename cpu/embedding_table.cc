@@ -125,9 +125,7 @@ void EmbeddingTable::CheckOwned(const uint64_t* keys, int64_t n) const {
   }
 }
 
-bool EmbeddingTable::InUse(int64_t row) const {
-  return (in_use_[static_cast<size_t>(row >> 6)] >> (row & 63)) & 1;
-}
+bool EmbeddingTable::InUse(int64_t row) const { return (in_use_[static_cast<size_t>(row >> 6)] >> (row & 63)) & 1; }
 
 void EmbeddingTable::MarkInUse(int64_t row, bool used) {
   const uint64_t bit = uint64_t{1} << (row & 63);
@@ -265,11 +263,14 @@ void EmbeddingTable::InsertHashed(const uint64_t* keys, const std::vector<int64_
       const bool has_free = taken < old_free;
       // With every row taken, the key may still be there (a duplicate of one just added): look before giving up.
       const bool full = !has_free && next_row_ == config_.capacity;
-      const uint32_t candidate = full ? kNoRow : has_free ? free_rows_[old_free - 1 - taken] : static_cast<uint32_t>(next_row_);
-      const auto [row, added] = full ? std::make_pair(index_->Find(keys[i]), false) : index_->FindOrInsert(keys[i], candidate);
+      const uint32_t candidate = full       ? kNoRow
+                                 : has_free ? free_rows_[old_free - 1 - taken]
+                                            : static_cast<uint32_t>(next_row_);
+      const auto [row, added] =
+          full ? std::make_pair(index_->Find(keys[i]), false) : index_->FindOrInsert(keys[i], candidate);
       if (row == kNoRow) {
-        throw TableFull(Label() + ": full: all " + std::to_string(config_.capacity) +
-                        " rows are in use and key " + KeyText(keys[i]) +
+        throw TableFull(Label() + ": full: all " + std::to_string(config_.capacity) + " rows are in use and key " +
+                        KeyText(keys[i]) +
                         " is new. Nothing of this step was stored. Raise max_vocabulary_size_per_gpu (the capacity of "
                         "each worker's shard).");
       }
@@ -315,7 +316,8 @@ void EmbeddingTable::InsertMissing(const Cpu& cpu, const uint64_t* keys, const s
     }
   }
   cpu.executor.For(static_cast<int64_t>(fresh.size()), 50 + 20 * config_.dim, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) InitRow(fresh[static_cast<size_t>(i)].first, fresh[static_cast<size_t>(i)].second);
+    for (int64_t i = begin; i < end; ++i)
+      InitRow(fresh[static_cast<size_t>(i)].first, fresh[static_cast<size_t>(i)].second);
   });
 }
 
@@ -365,7 +367,8 @@ void EmbeddingTable::Lookup(const Cpu& cpu, Scratch* scratch, const uint64_t* ke
             missing = true;
             continue;
           }
-          const float* row = rows[i] == kNoRow || decays ? ReadRow(rows[i], keys[i], buffer.data()) : rows_.Record(rows[i]);
+          const float* row =
+              rows[i] == kNoRow || decays ? ReadRow(rows[i], keys[i], buffer.data()) : rows_.Record(rows[i]);
           CopyRow(out_row(i), row, dim);
         }
       });
@@ -401,7 +404,8 @@ void EmbeddingTable::Pool(const Cpu& cpu, const uint64_t* keys, const uint32_t* 
       const int64_t first = row_splits[s], last = row_splits[s + 1];
       for (int64_t i = first; i < last; ++i) {
         if (i + kAhead < n && rows[i + kAhead] != kNoRow) __builtin_prefetch(rows_.Record(rows[i + kAhead]));
-        const float* row = rows[i] == kNoRow || decays ? ReadRow(rows[i], keys[i], buffer.data()) : rows_.Record(rows[i]);
+        const float* row =
+            rows[i] == kNoRow || decays ? ReadRow(rows[i], keys[i], buffer.data()) : rows_.Record(rows[i]);
         if (weights == nullptr) {
           for (int64_t j = 0; j < dim; ++j) out[j] += row[j];
         } else {
@@ -421,7 +425,8 @@ void EmbeddingTable::LookupCombine(const Cpu& cpu, Scratch* scratch, const uint6
   CheckOwned(keys, n);
   uint32_t* rows = scratch->Get<uint32_t>(n);
   auto find_all = [&] {
-    cpu.executor.For(n, kLookupCycles, [&](int64_t begin, int64_t end) { FindRows(keys + begin, end - begin, rows + begin); });
+    cpu.executor.For(n, kLookupCycles,
+                     [&](int64_t begin, int64_t end) { FindRows(keys + begin, end - begin, rows + begin); });
   };
   std::vector<int64_t> missing;
   int64_t erasures;
@@ -458,7 +463,8 @@ EmbeddingTable::SlotSet* EmbeddingTable::FindOrAttach(const UpdateRule& rule, co
   for (const auto& set : sets_) {
     if (set->name != slot_set) continue;
     if (set->rule.rule != rule.rule) {
-      throw InvalidArgument(Label() + ": slot set '" + slot_set + "' belongs to another rule. Give each optimizer its own name.");
+      throw InvalidArgument(Label() + ": slot set '" + slot_set +
+                            "' belongs to another rule. Give each optimizer its own name.");
     }
     set->rule = rule;
     return set.get();
@@ -492,8 +498,9 @@ void EmbeddingTable::Apply(const Cpu& cpu, Scratch* scratch, const UpdateRule& r
   for (int64_t g = 0; g < groups.num_groups; ++g) {
     const int64_t row = row_of(g);
     if (row >= limit || (row >= 0 && !rows_.Has(row))) {
-      throw InvalidArgument(Label() + ": gradient for row id " + std::to_string(row) +
-                            ", which this shard does not have. Row ids come from a lookup of the same table on the same worker.");
+      throw InvalidArgument(
+          Label() + ": gradient for row id " + std::to_string(row) +
+          ", which this shard does not have. Row ids come from a lookup of the same table on the same worker.");
     }
   }
   auto sum_group = [&](int64_t group, float* g) {
@@ -524,7 +531,8 @@ void EmbeddingTable::Apply(const Cpu& cpu, Scratch* scratch, const UpdateRule& r
     float* g = buffer.data();
     constexpr int64_t kAhead = 8;
     for (int64_t group = begin; group < end; ++group) {
-      if (group + kAhead < end && row_of(group + kAhead) >= 0) __builtin_prefetch(rows_.Record(row_of(group + kAhead)), 1);
+      if (group + kAhead < end && row_of(group + kAhead) >= 0)
+        __builtin_prefetch(rows_.Record(row_of(group + kAhead)), 1);
       const int64_t row = row_of(group);
       if (row < 0) continue;
       sum_group(group, g);
@@ -581,37 +589,59 @@ std::vector<uint64_t> EmbeddingTable::Keys() const {
   return keys;
 }
 
+void EmbeddingTable::Export(const Cpu& cpu, const std::string& slot_set,
+                            const std::function<ExportTarget(int64_t, int64_t)>& allocate) const {
+  SharedLock lock(mutex_);
+  const SlotSet* set = slot_set.empty() ? nullptr : &RequireSet(slot_set);
+  const int64_t dim = config_.dim, slot_floats = set == nullptr ? 0 : set->rule.num_slots() * dim;
+  const std::vector<std::pair<uint32_t, uint64_t>> rows = RowsInOrder();
+  const ExportTarget to = allocate(static_cast<int64_t>(rows.size()), slot_floats);
+  cpu.executor.For(static_cast<int64_t>(rows.size()), kLookupCycles + dim, [&](int64_t begin, int64_t end) {
+    std::vector<float> buffer(static_cast<size_t>(3 * dim));
+    for (int64_t i = begin; i < end; ++i) {
+      const auto [row, key] = rows[static_cast<size_t>(i)];
+      if (to.keys != nullptr) to.keys[i] = key;
+      if (to.rows != nullptr) CopyRow(to.rows + i * dim, ReadRow(row, key, buffer.data()), dim);
+      if (to.stamps != nullptr) ReadSlots(*set, row, to.slots + i * slot_floats, to.stamps + i);
+    }
+  });
+}
+
+const EmbeddingTable::SlotSet& EmbeddingTable::RequireSet(const std::string& slot_set) const {
+  const SlotSet* set = FindSet(slot_set);
+  if (set != nullptr) return *set;
+  std::string known;
+  for (const auto& s : sets_) known += (known.empty() ? "'" : ", '") + s->name + "'";
+  throw FailedPrecondition(Label() + ": no optimizer has used slot set '" + slot_set +
+                           "' yet. Known: " + (known.empty() ? "none" : known) + ".");
+}
+
 int64_t EmbeddingTable::SlotFloats(const std::string& slot_set) const {
   SharedLock lock(mutex_);
-  const SlotSet* set = FindSet(slot_set);
-  if (set == nullptr) {
-    std::string known;
-    for (const auto& s : sets_) known += (known.empty() ? "'" : ", '") + s->name + "'";
-    throw FailedPrecondition(Label() + ": no optimizer has used slot set '" + slot_set + "' yet. Known: " +
-                             (known.empty() ? "none" : known) + ".");
-  }
-  return set->rule.num_slots() * config_.dim;
+  return RequireSet(slot_set).rule.num_slots() * config_.dim;
+}
+
+void EmbeddingTable::ReadSlots(const SlotSet& set, uint32_t row, float* slots, int64_t* stamp) const {
+  const int64_t dim = config_.dim;
+  const float* record = rows_.Record(row);
+  std::memcpy(slots, record + set.offset, static_cast<size_t>(set.rule.num_slots() * dim) * sizeof(float));
+  *stamp = -1;
+  if (!set.rule.decays()) return;
+  std::vector<float> weights(record, record + dim);  // the replay moves them too; the row itself stays as it is
+  Replay(set, row, weights.data(), slots, slots + dim);
+  *stamp = set.history.calls();
 }
 
 void EmbeddingTable::Slots(const std::string& slot_set, const uint64_t* keys, int64_t n, float* slots,
                            int64_t* stamps) const {
-  const int64_t floats = SlotFloats(slot_set);
   CheckKeys(keys, n);
   SharedLock lock(mutex_);
-  const SlotSet* set = FindSet(slot_set);
-  const int64_t dim = config_.dim;
-  std::vector<float> weights(static_cast<size_t>(dim));
+  const SlotSet& set = RequireSet(slot_set);
+  const int64_t floats = set.rule.num_slots() * config_.dim;
   for (int64_t i = 0; i < n; ++i) {
     const uint32_t row = FindRow(keys[i]);
     if (row == kNoRow) throw InvalidArgument(Label() + ": key " + KeyText(keys[i]) + " has no row.");
-    const float* record = rows_.Record(row);
-    float* out = slots + i * floats;
-    std::memcpy(out, record + set->offset, static_cast<size_t>(floats) * sizeof(float));
-    stamps[i] = -1;
-    if (!set->rule.decays()) continue;
-    std::memcpy(weights.data(), record, static_cast<size_t>(dim) * sizeof(float));
-    Replay(*set, row, weights.data(), out, out + dim);
-    stamps[i] = set->history.calls();
+    ReadSlots(set, row, slots + i * floats, stamps + i);
   }
 }
 

@@ -55,7 +55,8 @@ int ResolveHomeGeneric(const uint64_t* keys, const Bucket* const* homes, int n, 
   for (int i = 0; i < n; ++i) {
     const Bucket& bucket = *homes[i];
     uint32_t row = kNoRow;
-    for (int j = 0; j < kPlaces; ++j) row = bucket.keys[j] == keys[i] && bucket.rows[j] != kNoRow ? bucket.rows[j] : row;
+    for (int j = 0; j < kPlaces; ++j)
+      row = bucket.keys[j] == keys[i] && bucket.rows[j] != kNoRow ? bucket.rows[j] : row;
     rows[i] = row;
     left[num_left] = i;
     num_left += row == kNoRow && bucket.passed != 0;
@@ -74,7 +75,8 @@ __attribute__((target("avx2"))) int ResolveHomeAvx2(const uint64_t* keys, const 
     int found = _mm256_movemask_pd(_mm256_castsi256_pd(_mm256_cmpeq_epi64(four, wanted)));
     found |= (bucket.keys[4] == keys[i]) << 4;
     uint32_t row = kNoRow;
-    for (; found != 0 && row == kNoRow; found &= found - 1) row = bucket.rows[__builtin_ctz(static_cast<unsigned>(found))];
+    for (; found != 0 && row == kNoRow; found &= found - 1)
+      row = bucket.rows[__builtin_ctz(static_cast<unsigned>(found))];
     rows[i] = row;
     left[num_left] = i;
     num_left += row == kNoRow && bucket.passed != 0;
@@ -225,8 +227,8 @@ uint32_t HashTable::Erase(uint64_t key) {
 void HashTable::Reserve(int64_t n) {
   // Keys spread over segments like balls over bins: a few standard deviations above the mean are enough.
   const double mean = static_cast<double>(n) / static_cast<double>(segments_.size());
-  const uint64_t per_segment = segments_.size() == 1 ? static_cast<uint64_t>(n)
-                                                     : static_cast<uint64_t>(mean + 5.0 * __builtin_sqrt(mean) + 8.0);
+  const uint64_t per_segment =
+      segments_.size() == 1 ? static_cast<uint64_t>(n) : static_cast<uint64_t>(mean + 5.0 * __builtin_sqrt(mean) + 8.0);
   for (Segment& s : segments_) {
     const uint64_t wanted = BucketsFor(per_segment);
     if (wanted > s.num_buckets) Rebuild(&s, wanted);

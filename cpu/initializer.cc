@@ -10,8 +10,8 @@ InitKind ParseInitKind(const std::string& name) {
   if (name == "normal") return InitKind::kNormal;
   if (name == "truncated_normal") return InitKind::kTruncatedNormal;
   if (name == "bank") return InitKind::kBank;
-  throw InvalidArgument("initializer must be 'constant', 'uniform', 'normal', 'truncated_normal' or 'bank'. Received: '" +
-                        name + "'.");
+  throw InvalidArgument(
+      "initializer must be 'constant', 'uniform', 'normal', 'truncated_normal' or 'bank'. Received: '" + name + "'.");
 }
 
 void FillRow(const Initializer& init, uint64_t key, int64_t dim, float* row) {

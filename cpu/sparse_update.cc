@@ -33,8 +33,8 @@ UpdateRule MakeUpdateRule(const std::string& name, const double* hyper, int64_t 
     if (step < 1) throw InvalidArgument("step must be at least 1. Received: " + std::to_string(step) + ".");
     for (int i = 1; i <= 2; ++i) {
       if (!(hyper[i] >= 0.0 && hyper[i] < 1.0)) {
-        throw InvalidArgument("beta_" + std::to_string(i) + " must lie in [0, 1). Received: " +
-                              std::to_string(hyper[i]) + ".");
+        throw InvalidArgument("beta_" + std::to_string(i) +
+                              " must lie in [0, 1). Received: " + std::to_string(hyper[i]) + ".");
       }
     }
     rule.beta_1 = static_cast<float>(hyper[1]);

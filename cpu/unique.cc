@@ -27,7 +27,8 @@ struct Entry {
 
 // Cuts [0, n) into equal chunks; the number depends on the threads, results must not.
 struct Chunks {
-  Chunks(const Cpu& cpu, int64_t n) : n(n), count(std::max<int64_t>(1, std::min<int64_t>(cpu.executor.num_threads() * 2, n / 4096))) {}
+  Chunks(const Cpu& cpu, int64_t n)
+      : n(n), count(std::max<int64_t>(1, std::min<int64_t>(cpu.executor.num_threads() * 2, n / 4096))) {}
   int64_t Begin(int64_t chunk) const { return n * chunk / count; }
   const int64_t n;
   const int64_t count;

@@ -283,8 +283,7 @@ class ValidateCsrOp : public OpKernel {
       const ScratchLease scratch;
       const Splits row_splits = ReadSplits(ctx->input(2), keys.NumElements());
       const EmbeddingTable& table = resource->table();
-      const InputStatus status =
-          limits_->Inspect(table, KeyWords(keys, scratch.get()), keys.NumElements(), row_splits);
+      const InputStatus status = limits_->Inspect(table, KeyWords(keys, scratch.get()), keys.NumElements(), row_splits);
       if (status.status != kFine) limits_->Raise(table, table.config().rank, status);
       ctx->set_output(0, keys);
     });
@@ -361,7 +360,8 @@ class ServeKeysOp : public OpKernel {
     int64_t total = 0;
     for (int r = 0; r < world; ++r) {
       const int32_t size = splits.flat<int32_t>()(r);
-      if (size < kHeaderWords) throw InvalidArgument(table->Label() + ": message of rank " + std::to_string(r) + " has no header.");
+      if (size < kHeaderWords)
+        throw InvalidArgument(table->Label() + ": message of rank " + std::to_string(r) + " has no header.");
       total += size;
     }
     if (total != words.NumElements()) {

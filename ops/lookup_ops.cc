@@ -41,9 +41,7 @@ REGISTER_OP("Sok>TableLookup")
 
 class TableLookupOp : public OpKernel {
  public:
-  explicit TableLookupOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
-  }
+  explicit TableLookupOp(OpKernelConstruction* ctx) : OpKernel(ctx) { OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_)); }
 
   void Compute(OpKernelContext* ctx) override {
     Guard(ctx, [&] {

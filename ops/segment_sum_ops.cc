@@ -73,7 +73,7 @@ class UnsortedSegmentSumOp : public OpKernel {
   }
 };
 
-#define SOK_REGISTER(T)                                                                                            \
+#define SOK_REGISTER(T)                                                                                         \
   REGISTER_KERNEL_BUILDER(Name("Sok>UnsortedSegmentSum").Device(tensorflow::DEVICE_CPU).TypeConstraint<T>("T"), \
                           UnsortedSegmentSumOp<T>)
 SOK_REGISTER(float);

@@ -160,9 +160,7 @@ REGISTER_OP("Sok>TableExport")
 
 class TableExportOp : public OpKernel {
  public:
-  explicit TableExportOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
-  }
+  explicit TableExportOp(OpKernelConstruction* ctx) : OpKernel(ctx) { OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_)); }
   void Compute(OpKernelContext* ctx) override {
     Guard(ctx, [&] {
       const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
@@ -170,17 +168,17 @@ class TableExportOp : public OpKernel {
       Tensor probe(ctx->expected_output_dtype(0), TensorShape({0}));
       resource->CheckKeyType(probe);
       resource->CheckDim(dim_);
-      const std::vector<uint64_t> words = table.Keys();
-      const int64_t n = static_cast<int64_t>(words.size());
-      Tensor *keys, *rows;
-      Check(ctx->allocate_output(0, TensorShape({n}), &keys));
-      Check(ctx->allocate_output(1, TensorShape({n, table.dim()}), &rows));
-      StoreKeys(words.data(), n, keys);
+      Tensor *keys = nullptr, *rows = nullptr;
       const TfExecutor executor(ctx);
       const ScratchLease scratch;
-      int64_t* row_ids = scratch.get()->Get<int64_t>(n);
-      table.Lookup({executor}, scratch.get(), words.data(), n, /*insert=*/false, nullptr, rows->flat<float>().data(),
-                   row_ids);
+      uint64_t* words = nullptr;
+      table.Export({executor}, "", [&](int64_t n, int64_t) {
+        Check(ctx->allocate_output(0, TensorShape({n}), &keys));
+        Check(ctx->allocate_output(1, TensorShape({n, dim_}), &rows));
+        words = scratch.get()->Get<uint64_t>(n);
+        return EmbeddingTable::ExportTarget{words, rows->flat<float>().data(), nullptr, nullptr};
+      });
+      StoreKeys(words, keys->NumElements(), keys);
     });
   }
 
@@ -216,16 +214,20 @@ class TableSlotsOp : public OpKernel {
       EmbeddingTable& table = resource->table();
       Tensor probe(ctx->expected_output_dtype(0), TensorShape({0}));
       resource->CheckKeyType(probe);
-      const int64_t floats = table.SlotFloats(slot_set_);
-      const std::vector<uint64_t> words = table.Keys();
-      const int64_t n = static_cast<int64_t>(words.size());
-      Tensor *keys, *slots, *stamps;
-      Check(ctx->allocate_output(0, TensorShape({n}), &keys));
-      Check(ctx->allocate_output(1, TensorShape({n, floats}), &slots));
-      Check(ctx->allocate_output(2, TensorShape({n}), &stamps));
-      StoreKeys(words.data(), n, keys);
-      table.Slots(slot_set_, words.data(), n, slots->flat<float>().data(),
-                  reinterpret_cast<int64_t*>(stamps->flat<int64_t>().data()));
+      if (slot_set_.empty()) throw InvalidArgument("`slot_set` must not be empty.");
+      Tensor *keys = nullptr, *slots = nullptr, *stamps = nullptr;
+      const TfExecutor executor(ctx);
+      const ScratchLease scratch;
+      uint64_t* words = nullptr;
+      table.Export({executor}, slot_set_, [&](int64_t n, int64_t floats) {
+        Check(ctx->allocate_output(0, TensorShape({n}), &keys));
+        Check(ctx->allocate_output(1, TensorShape({n, floats}), &slots));
+        Check(ctx->allocate_output(2, TensorShape({n}), &stamps));
+        words = scratch.get()->Get<uint64_t>(n);
+        return EmbeddingTable::ExportTarget{words, nullptr, slots->flat<float>().data(),
+                                            reinterpret_cast<int64_t*>(stamps->flat<int64_t>().data())};
+      });
+      StoreKeys(words, keys->NumElements(), keys);
     });
   }
 

@@ -14,7 +14,8 @@ namespace sok {
 
 class TableResource : public tensorflow::ResourceBase {
  public:
-  TableResource(TableConfig config, tensorflow::DataType key_dtype) : table_(std::move(config)), key_dtype_(key_dtype) {}
+  TableResource(TableConfig config, tensorflow::DataType key_dtype)
+      : table_(std::move(config)), key_dtype_(key_dtype) {}
 
   std::string DebugString() const override { return table_.Label(); }
   int64_t MemoryUsed() const override { return table_.memory_bytes(); }
@@ -30,8 +31,8 @@ class TableResource : public tensorflow::ResourceBase {
 
   void CheckDim(int64_t dim) const {
     if (dim == table_.dim()) return;
-    throw InvalidArgument(table_.Label() + ": rows have dim " + std::to_string(table_.dim()) + ". Received: " +
-                          std::to_string(dim) + ".");
+    throw InvalidArgument(table_.Label() + ": rows have dim " + std::to_string(table_.dim()) +
+                          ". Received: " + std::to_string(dim) + ".");
   }
 
  private:

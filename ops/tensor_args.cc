@@ -34,8 +34,8 @@ const uint64_t* KeyWords(const Tensor& keys, Scratch* scratch) {
     case tensorflow::DT_UINT32:
       return Widen<uint32_t, uint64_t>(keys, scratch);
     default:
-      throw InvalidArgument("keys must be int64, int32, uint32 or uint64. Received: " +
-                            tensorflow::DataTypeString(keys.dtype()) + ".");
+      throw InvalidArgument(
+          "keys must be int64, int32, uint32 or uint64. Received: " + tensorflow::DataTypeString(keys.dtype()) + ".");
   }
 }
 
@@ -64,8 +64,8 @@ int64_t CheckRowSplits(const Tensor& row_splits, int64_t n) {
     }
   }
   if (splits[size - 1] != n) {
-    throw InvalidArgument("`row_splits` must end with the number of keys, " + std::to_string(n) + ". Received: " +
-                          std::to_string(splits[size - 1]) + ".");
+    throw InvalidArgument("`row_splits` must end with the number of keys, " + std::to_string(n) +
+                          ". Received: " + std::to_string(splits[size - 1]) + ".");
   }
   return size - 1;
 }
@@ -74,8 +74,8 @@ const float* WeightsOrNull(const Tensor& weights, int64_t n) {
   CheckRank(weights, 1, "weights");
   if (weights.NumElements() == 0) return nullptr;
   if (weights.NumElements() != n) {
-    throw InvalidArgument("`weights` must have one value per key (" + std::to_string(n) + ") or none. Received: " +
-                          std::to_string(weights.NumElements()) + ".");
+    throw InvalidArgument("`weights` must have one value per key (" + std::to_string(n) +
+                          ") or none. Received: " + std::to_string(weights.NumElements()) + ".");
   }
   return weights.flat<float>().data();
 }

@@ -19,8 +19,8 @@ inline void CheckRank(const tensorflow::Tensor& t, int rank, const char* name) {
 
 inline void CheckShape(const tensorflow::Tensor& t, const tensorflow::TensorShape& shape, const char* name) {
   if (t.shape() == shape) return;
-  throw InvalidArgument(std::string("`") + name + "` must have shape " + shape.DebugString() + ". Received: " +
-                        t.shape().DebugString() + ".");
+  throw InvalidArgument(std::string("`") + name + "` must have shape " + shape.DebugString() +
+                        ". Received: " + t.shape().DebugString() + ".");
 }
 
 // Keys of any of the four dtypes as 64-bit words: signed ones sign-extended, unsigned ones zero-extended.
@@ -35,9 +35,7 @@ inline bool IsKeyType(tensorflow::DataType t) {
          t == tensorflow::DT_UINT64;
 }
 
-inline bool IsUnsigned(tensorflow::DataType t) {
-  return t == tensorflow::DT_UINT32 || t == tensorflow::DT_UINT64;
-}
+inline bool IsUnsigned(tensorflow::DataType t) { return t == tensorflow::DT_UINT32 || t == tensorflow::DT_UINT64; }
 
 // row_splits [S + 1] over n values: starts at 0, never falls, ends at n. Gives S.
 int64_t CheckRowSplits(const tensorflow::Tensor& row_splits, int64_t n);

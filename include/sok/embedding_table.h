@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
@@ -25,11 +26,11 @@
 namespace sok {
 
 struct TableConfig {
-  std::string name;         // for messages
+  std::string name;  // for messages
   int64_t dim = 0;
-  int64_t capacity = 0;     // rows of this shard
-  bool hashed = true;       // false: row = key / world_size
-  bool is_unsigned = false; // how keys are printed, and what `mod` means for them
+  int64_t capacity = 0;      // rows of this shard
+  bool hashed = true;        // false: row = key / world_size
+  bool is_unsigned = false;  // how keys are printed, and what `mod` means for them
   int world_size = 1;
   int rank = 0;
   Initializer initializer;
@@ -72,8 +73,7 @@ class EmbeddingTable {
   // Sums duplicate row ids (negative ones are ignored), then applies the rule once per distinct row. Attaches the slot
   // set on first use. Throws InvalidArgument for row ids that do not exist and, with Nonfinite::kRaise, for a gradient
   // that is not finite; nothing changed then.
-  void Apply(const Cpu& cpu, Scratch* scratch, const UpdateRule& rule, const std::string& slot_set,
-             Nonfinite nonfinite,
+  void Apply(const Cpu& cpu, Scratch* scratch, const UpdateRule& rule, const std::string& slot_set, Nonfinite nonfinite,
              const int64_t* row_ids,  // [n]
              const float* grads,      // [n, dim]
              int64_t n);
@@ -82,6 +82,18 @@ class EmbeddingTable {
 
   // Keys in use, in row order (deterministic for a fixed history).
   std::vector<uint64_t> Keys() const;
+
+  // Everything in use at one point in time, in row order: no update or erasure falls in between. allocate is called once,
+  // with the number of rows and of slot floats per row (0 without a slot set), and gives where to write; null: not wanted.
+  // Throws FailedPrecondition for an unknown set. An empty name means no slots.
+  struct ExportTarget {
+    uint64_t* keys = nullptr;   // [n]
+    float* rows = nullptr;      // [n, dim]
+    float* slots = nullptr;     // [n, slot_floats]
+    int64_t* stamps = nullptr;  // [n]
+  };
+  void Export(const Cpu& cpu, const std::string& slot_set,
+              const std::function<ExportTarget(int64_t n, int64_t slot_floats)>& allocate) const;
 
   // Slots of one set for the given keys: slots [n, num_slots * dim], stamps [n] (-1 where the rule keeps none).
   // Missed decay is included. Throws FailedPrecondition for an unknown set, InvalidArgument for an unknown key.
@@ -122,8 +134,8 @@ class EmbeddingTable {
   void InsertMissing(const Cpu& cpu, const uint64_t* keys, const std::vector<int64_t>& missing, uint32_t* rows);
   void InsertHashed(const uint64_t* keys, const std::vector<int64_t>& missing, uint32_t* rows,
                     std::vector<std::pair<uint32_t, uint64_t>>* fresh);
-  void Pool(const Cpu& cpu, const uint64_t* keys, const uint32_t* rows, const int64_t* row_splits,
-            const float* weights, int64_t segments, Combiner combiner, float* output) const;
+  void Pool(const Cpu& cpu, const uint64_t* keys, const uint32_t* rows, const int64_t* row_splits, const float* weights,
+            int64_t segments, Combiner combiner, float* output) const;
   bool InUse(int64_t row) const;
   void MarkInUse(int64_t row, bool used);
   uint64_t KeyOfRow(int64_t row) const;
@@ -131,6 +143,8 @@ class EmbeddingTable {
   const float* ReadRow(uint32_t row, uint64_t key, float* buffer) const;
   SlotSet* FindOrAttach(const UpdateRule& rule, const std::string& slot_set);
   const SlotSet* FindSet(const std::string& slot_set) const;
+  const SlotSet& RequireSet(const std::string& slot_set) const;
+  void ReadSlots(const SlotSet& set, uint32_t row, float* slots, int64_t* stamp) const;
   void InitRow(uint32_t row, uint64_t key);
   std::vector<std::pair<uint32_t, uint64_t>> RowsInOrder() const;
   void Replay(const SlotSet& set, int64_t row, float* w, float* m, float* v) const;
@@ -139,11 +153,11 @@ class EmbeddingTable {
   mutable std::shared_mutex mutex_;
   std::unique_ptr<HashTable> index_;  // null for an identity table
   RowStore rows_;
-  std::vector<uint64_t> in_use_;      // identity: one bit per row
-  int64_t num_rows_ = 0;              // rows in use
-  int64_t erasures_ = 0;              // calls of Erase: row numbers found before the last one may be stale
-  int64_t next_row_ = 0;              // hashed: row numbers given out so far
-  std::vector<uint32_t> free_rows_;   // hashed: erased row numbers
+  std::vector<uint64_t> in_use_;     // identity: one bit per row
+  int64_t num_rows_ = 0;             // rows in use
+  int64_t erasures_ = 0;             // calls of Erase: row numbers found before the last one may be stale
+  int64_t next_row_ = 0;             // hashed: row numbers given out so far
+  std::vector<uint32_t> free_rows_;  // hashed: erased row numbers
   std::vector<std::unique_ptr<SlotSet>> sets_;
 };
 

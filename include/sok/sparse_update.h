@@ -19,7 +19,7 @@ enum class Nonfinite { kAllow, kSkip, kRaise };
 
 struct UpdateRule {
   Rule rule = Rule::kSgd;
-  float lr = 0.0f;       // for the Adam rules: alpha = lr sqrt(1 - beta_2^t) / (1 - beta_1^t), t the step
+  float lr = 0.0f;  // for the Adam rules: alpha = lr sqrt(1 - beta_2^t) / (1 - beta_1^t), t the step
   float beta_1 = 0.0f;
   float beta_2 = 0.0f;
   float one_minus_beta_1 = 1.0f;  // rounded from double, as Keras does

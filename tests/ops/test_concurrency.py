@@ -139,3 +139,22 @@ def test_parallel_branches_of_one_function_use_two_tables():
         assert_same(got[0], first.lookup(keys)[0])
         assert_same(got[1], second.lookup(keys)[0])
     assert not np.array_equal(got[0], got[1])
+
+
+def test_an_export_is_one_point_in_time():
+    # An erasure between the keys and their rows would show as initial values: zeros.
+    table = NativeTable(dim=DIM, init=ZERO)
+    keys = np.arange(2_000)
+    table.assign(keys, np.full((2_000, DIM), 7.0))
+
+    def erase():
+        for part in np.split(keys, 200):
+            table.erase(part)
+
+    def export():
+        for _ in range(60):
+            exported, rows = table.export()
+            assert_same(rows, np.full((len(exported), DIM), 7.0))
+
+    run_together(erase, export, export)
+    assert table.size() == 0
