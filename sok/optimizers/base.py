@@ -37,7 +37,7 @@ class Optimizer(tf.__internal__.tracking.Trackable):
             table: duplicates summed first, norms over all shards. `global_clipnorm` spans the tables given in one call.
         nonfinite_gradients: what a row with a NaN or an infinity does. "allow": it is applied; "skip": the row is
             left as it is; "raise": `tf.errors.InvalidArgumentError` on every rank, naming table and key on the rank
-            that has it; that table is not changed, others of the same call may have been.
+            that has it, and no table is changed on any rank.
 
     With several ranks `clipnorm`, `global_clipnorm` and "raise" cost one small collective a step, together and for all
     tables.

@@ -83,10 +83,13 @@ def prepare(
         label: makes the collective's name; the same on all ranks.
 
     Returns:
-        The gradients, and ops that fail when another rank's gradient is not finite (empty unless that is asked for).
+        The gradients, and what must have run before the first of them is applied: with 'raise', ops that fail if any
+        row of any table on any rank is not finite.
     """
     transport = _transport_of_several(clipping, nonfinite)
-    if not gradients or not (clipping.is_active or transport is not None):
+    # One table on one rank: the op that applies checks it all before it changes anything.
+    needs_check = nonfinite == "raise" and (len(gradients) > 1 or transport is not None)
+    if not gradients or not (clipping.is_active or needs_check):
         return gradients, []
     summed = [_sum_duplicates(g) for g in gradients]
     finite = [tf.reduce_all(tf.math.is_finite(g.values), axis=1) for g in summed]
@@ -99,7 +102,13 @@ def prepare(
     if transport is not None:
         squares, bad_ranks = _exchange(transport, squares, finite, nonfinite, label)
 
-    guards = [] if bad_ranks is None else [_check_peers(summed, finite, bad_ranks)]
+    guards = []
+    if needs_check:
+        # After the exchange: a rank that fails before it would leave the others waiting.
+        with tf.control_dependencies([] if bad_ranks is None else [bad_ranks]):
+            guards = [_check_rows(g, rows) for g, rows in zip(summed, finite, strict=True)]
+            if bad_ranks is not None:
+                guards.append(_check_peers(summed, finite, bad_ranks))
     if clipping.is_active:
         summed = _clip(summed, clipping, squares, nonfinite)
     return summed, guards
@@ -142,8 +151,22 @@ def _exchange(
     return squares, answers[:, -num_tables:] > 0 if nonfinite == "raise" else None
 
 
+def _check_rows(g: TableGradient, finite: tf.Tensor) -> Any:
+    """Fails, naming table and key, if a row is not finite. Changes nothing: the op is given those rows only."""
+    return _ops.lib().sok_table_apply(
+        g.variable.handle,
+        tf.boolean_mask(g.row_ids, ~finite),
+        tf.boolean_mask(g.values, ~finite),
+        1,
+        [0.0],
+        rule="sgd",
+        slot_set="nonfinite_check",
+        nonfinite="raise",
+    )
+
+
 def _check_peers(gradients: list[TableGradient], finite: list[tf.Tensor], bad_ranks: tf.Tensor) -> Any:
-    """Fails if another rank has a bad row and this one does not: here the native op has nothing to complain about."""
+    """Fails if another rank has a bad row and this one does not, so that `_check_rows` has nothing to say here."""
     is_good_here = tf.reduce_all(tf.stack([tf.reduce_all(rows) for rows in finite]))
     names = [g.variable.table_name for g in gradients]
     return tf.debugging.Assert(

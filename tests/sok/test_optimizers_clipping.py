@@ -96,6 +96,7 @@ def test_options_that_make_no_sense_are_errors(options, text):
 # Gradients that are not finite. Key 4 has one; keys 1 and 2 are fine.
 
 KEYS = [1, 4, 2, 1]
+ONES = np.ones((4, DIM), np.float32)
 
 
 def spoiled(table, bad):
@@ -141,6 +142,22 @@ def test_raise_names_table_and_key_and_changes_nothing(clipping, bad, rng, call)
     assert int(optimizer.iterations) == 0
     optimizer.apply_gradients([(gradient(table, [1], np.ones((1, DIM))), table)])
     assert int(optimizer.iterations) == 1
+
+
+def test_raise_changes_no_other_table_of_the_call(bad, rng, call):
+    weights = initial_rows(rng)
+    tables = [table_of(weights, "before"), table_of(weights, "spoiled"), table_of(weights, "after")]
+    optimizer = sok.optimizers.Adam(0.5, nonfinite_gradients="raise")
+
+    def step():
+        grads = [gradient(tables[0], KEYS, ONES), spoiled(tables[1], bad), gradient(tables[2], KEYS, ONES)]
+        optimizer.apply_gradients(zip(grads, tables, strict=True))
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match=rf"(?s){tables[1].table_name}.*\b4\b"):
+        call(step)
+    for table in tables:
+        np.testing.assert_array_equal(rows_of(table), weights)
+    assert int(optimizer.iterations) == 0
 
 
 # Several ranks: this process is rank 0 of two, and the other one's part of the collective is given.
@@ -202,12 +219,19 @@ def test_raise_tells_every_rank(two_ranks, rng, call):
     assert int(optimizer.iterations) == 0
 
 
-def test_the_rank_with_the_bad_row_names_the_key(two_ranks, rng):
-    table = table_of(initial_rows(rng), "bad_here")
+def test_the_rank_with_the_bad_row_names_the_key(two_ranks, rng, call):
+    weights = initial_rows(rng)
+    good, table = table_of(weights, "good"), table_of(weights, "bad_here")
     optimizer = sok.optimizers.SGD(0.5, nonfinite_gradients="raise")
-    two_ranks([0.0])
+    transport = two_ranks([0.0, 0.0])
+
+    def step():
+        optimizer.apply_gradients([(gradient(good, KEYS, ONES), good), (spoiled(table, np.nan), table)])
+
     with pytest.raises(tf.errors.InvalidArgumentError, match=rf"(?s){table.table_name}.*\b4\b"):
-        optimizer.apply_gradients([(spoiled(table, np.nan), table)])
+        call(step)
+    assert len(transport.calls) == 1
+    np.testing.assert_array_equal(rows_of(good), weights)
 
 
 def test_norms_and_flags_share_one_collective(two_ranks, rng):
