@@ -56,10 +56,12 @@ def _checked_array(keys: Any, key_dtype: tf.DType, table_name: str) -> np.ndarra
     array = np.asarray(keys)
     if array.size == 0:
         return np.zeros(array.shape, key_dtype.as_numpy_dtype)
-    # Python integers on both sides of 2^63 make an array of objects.
+    given = array.dtype
+    if given.kind == "f" and not isinstance(keys, np.ndarray):
+        array = np.asarray(keys, object)  # NumPy makes floats of Python integers on both sides of 2^63
     is_integer = array.dtype.kind in "iu" or array.dtype == object and all(type(k) is int for k in array.ravel())
     if not is_integer:
-        raise ValueError(f"table '{table_name}': keys must be integers. Received: an array of {array.dtype}.")
+        raise ValueError(f"table '{table_name}': keys must be integers. Received: an array of {given}.")
     for key in (int(array.min()), int(array.max())):
         if not key_dtype.min <= key <= key_dtype.max:
             raise ValueError(
