@@ -241,7 +241,7 @@ def test_use_in_another_graph_is_an_error(rng):
         in_graph.apply_gradients([])
 
 
-def test_a_table_of_another_optimizers_graph_can_be_used_in_a_function_of_it():
+def test_a_function_inside_a_v1_graph_uses_an_optimizer_of_that_graph():
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         table = sok.EmbeddingVariable(1, 4, initializer="ones", name="in_function")
         optimizer = sok.optimizers.SGD(0.5)

@@ -1,0 +1,83 @@
+"""What ranks do together in test_optimizers_multiprocess.py; each check gives the same on any number of them."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok
+from sok.lookup import lookup_rows
+
+KEYS, STEPS = 20, 8
+CASES = [
+    *((rule, clipping) for rule in ("SGD", "Adam") for clipping in ({}, {"clipnorm": 0.5}, {"global_clipnorm": 0.5})),
+    ("Adagrad", {"clipvalue": 0.2}),
+    ("LazyAdam", {"clipnorm": 0.5, "nonfinite_gradients": "raise"}),
+]
+
+
+def check_join(world):
+    sok.Init()
+    assert sok.size() == world.size
+
+
+def check_training(world):
+    """Rows of two tables after some steps on uneven parts of the same batches."""
+    return {f"{rule} {more}": _train(world, getattr(sok.optimizers, rule)(0.05, **more)) for rule, more in CASES}
+
+
+def _train(world, optimizer):
+    tables = [
+        sok.EmbeddingVariable(dim, 2 * KEYS, name="checked", initializer="normal", seed=dim, key_dtype="int64")
+        for dim in (3, 2)
+    ]
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)] * 2)
+    def step(first, second):
+        with tf.GradientTape() as tape:
+            loss = 3.0 * tf.reduce_sum(lookup_rows(tables[0], first) ** 2)
+            loss += tf.reduce_sum(lookup_rows(tables[1], second) ** 3)
+        optimizer.apply_gradients(zip(tape.gradient(loss, tables), tables, strict=True))
+
+    # The cuts need numbers of their own: how many there are depends on the world, and the batches must not.
+    rng, cutter = np.random.default_rng(5), np.random.default_rng(6)
+    for _ in range(STEPS):
+        batches = [rng.integers(0, KEYS, rng.integers(0, 9)) for _ in tables]
+        # Cut anywhere: a rank may have no keys.
+        cuts = [[0, *np.sort(cutter.integers(0, len(b) + 1, world.size - 1)), len(b)] for b in batches]
+        step(*(b[c[world.rank] : c[world.rank + 1]] for b, c in zip(batches, cuts, strict=True)))
+    return [table.sparse_read(np.arange(KEYS)).numpy() for table in tables]
+
+
+def check_a_bad_gradient_on_the_last_rank_raises_on_all(world):
+    good, bad = (sok.EmbeddingVariable(1, 8, name=name, initializer="ones") for name in ("good", "bad"))
+    optimizer = sok.optimizers.Adam(0.5, nonfinite_gradients="raise")
+    is_last = world.rank == world.size - 1
+
+    def step(factor):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(lookup_rows(good, [3]))
+            # Key world.rank lives on this rank; what it gets, it gets from here.
+            loss += factor * tf.reduce_sum(lookup_rows(bad, [world.rank]))
+        optimizer.apply_gradients(zip(tape.gradient(loss, [good, bad]), [good, bad], strict=True))
+
+    text = rf"(?s)table 'bad.*key {world.rank} " if is_last else "(?s)another rank has a gradient.*'bad"
+    for run in (step, tf.function(step)):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=text):
+            run(tf.constant(np.nan if is_last else 1.0))
+    assert int(optimizer.iterations) == 0
+    everyone = range(world.size)
+    np.testing.assert_array_equal(bad.sparse_read(everyone).numpy(), np.ones((world.size, 1)))
+    np.testing.assert_array_equal(good.sparse_read([3]).numpy(), [[1.0]])
+    step(tf.constant(1.0))
+    np.testing.assert_allclose(bad.sparse_read(everyone).numpy(), 0.5, rtol=1e-4)  # few digits in 1 - beta_2
+
+
+def check_clipping_costs_one_collective_for_all_tables(world):
+    tables = [sok.EmbeddingVariable(1, 8, name="counted", initializer="ones") for _ in range(3)]
+    optimizer = sok.optimizers.SGD(0.5, clipnorm=1.0, nonfinite_gradients="raise")
+    with tf.GradientTape() as tape:
+        loss = sum(tf.reduce_sum(lookup_rows(table, [1])) for table in tables)
+    gradients = tape.gradient(loss, tables)
+    with sok.trace() as trace:
+        optimizer.apply_gradients(zip(gradients, tables, strict=True))
+    assert trace.collectives == (1 if world.size > 1 else 0)
