@@ -180,7 +180,7 @@ def to_csr(
         flat = None if weights is None else _flat_weights(weights, inputs)
         return _from_ragged(inputs, flat, slot_num, key_dtype, table)
     dense = as_keys(inputs, key_dtype, table)
-    flat = None if weights is None else _flat_weights(tf.convert_to_tensor(weights), dense)
+    flat = None if weights is None else _flat_weights(weights, dense)
     return _from_dense(dense, flat, padding_key, slot_num, key_dtype)
 
 
