@@ -20,9 +20,9 @@ mine = slice(sok.rank(), None, sok.size())  # each worker takes its own part of 
 embedding = sok.DistributedEmbedding(
     combiner="sum", max_vocabulary_size_per_gpu=100_000, embedding_vec_size=8, slot_num=3, max_nnz=1
 )
-model = tf.keras.Sequential(
-    [embedding, tf.keras.layers.Flatten(), tf.keras.layers.Dense(16, "relu"), tf.keras.layers.Dense(1, "sigmoid")]
-)
+inputs = tf.keras.Input([3], dtype="int64")
+hidden = tf.keras.layers.Dense(16, "relu")(tf.keras.layers.Flatten()(embedding(inputs)))
+model = tf.keras.Model(inputs, tf.keras.layers.Dense(1, "sigmoid")(hidden))
 model.compile(optimizer=sok.DistributedOptimizer(tf.keras.optimizers.Adam(0.01)), loss="binary_crossentropy")
 history = model.fit(ids[mine], labels[mine], batch_size=256 // sok.size(), epochs=3, verbose=0, shuffle=False)
 print(f"worker {sok.rank()} of {sok.size()}: loss {history.history['loss'][-1]:.4f},", embedding.embedding_variable)

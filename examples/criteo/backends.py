@@ -51,6 +51,10 @@ class Sok:
         stock = _stock_optimizer(options.optimizer, options.learning_rate)
         return sok.DistributedOptimizer(stock, embedding_optimizer=own, op=sok.Sum)
 
+    def prepare(self, gradients: list) -> list:
+        """Return the gradients as the optimizer wants them."""
+        return gradients
+
     def rows_per_shard(self, model: tf.keras.Model) -> list[int]:
         """Return the rows in use on each worker. Collective."""
         mine = tf.reshape(tf.cast(model.embedding.embedding_variable.size(), tf.int64), [1])
@@ -77,6 +81,14 @@ class Stock:
     def optimizer(self, model: tf.keras.Model) -> tf.keras.optimizers.Optimizer:
         """Return TensorFlow's own optimizer."""
         return _stock_optimizer(self._options.optimizer, self._options.learning_rate)
+
+    def prepare(self, gradients: list) -> list:
+        """Return the gradients as the optimizer wants them: dense.
+
+        Adam of Keras 3.15 squares each duplicate of a sparse gradient by itself, in place of their sum, and so takes
+        other steps than with the same gradient in dense form. tf_keras does not.
+        """
+        return [tf.convert_to_tensor(gradient) for gradient in gradients]
 
     def rows_per_shard(self, model: tf.keras.Model) -> list[int]:
         """Return the number of rows, all on the only worker."""

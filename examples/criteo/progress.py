@@ -21,24 +21,27 @@ class Progress:
         self._stream = stream or sys.stdout
         self._in_place = self._stream.isatty()
         self._interval = 0.1 if self._in_place else interval
-        self._begin = self._shown = time.monotonic()
+        self._shown = time.monotonic()
+        self._first: tuple[float, int] | None = None  # rates count from the first call, which comes after any set-up
         self._was_shown = False
 
     def update(self, done: int, total: int, note: str = "") -> None:
         """Say that `done` of `total` units are done; written only when it is time to."""
         now = time.monotonic()
+        if self._first is None:
+            self._first = now, done
         if self._enabled and now - self._shown >= self._interval:
             self._shown, self._was_shown = now, True
-            self._write(self._line(done, total, note, now - self._begin))
+            self._write(self._line(done, total, note, now))
 
-    def _line(self, done: int, total: int, note: str, seconds: float) -> str:
+    def _line(self, done: int, total: int, note: str, now: float) -> str:
         fraction = min(done / total, 1.0) if total else 1.0
-        rate = done / seconds if seconds > 0 else 0.0
-        left = (total - done) / rate if rate > 0 else 0.0
+        begin, before = self._first or (now, done)
+        rate = (done - before) / (now - begin) if now > begin else 0.0
+        speed = f"  {human(rate)} {self._unit}/s  {(total - done) / rate:.0f} s left" if rate > 0 else ""
         filled = int(fraction * 20)
         bar = f"[{'#' * filled}{'.' * (20 - filled)}] " if self._in_place else ""
-        text = f"{self._label} {bar}{fraction:4.0%}  {human(rate)} {self._unit}/s  {left:.0f} s left"
-        return f"{text}  {note}".rstrip()
+        return f"{self._label} {bar}{fraction:4.0%}{speed}  {note}".rstrip()
 
     def _write(self, text: str) -> None:
         if self._in_place:

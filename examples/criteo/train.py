@@ -52,7 +52,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     model.add_argument("--batch-size", type=_positive, default=1024, help="rows of a batch over all workers together")
     model.add_argument("--epochs", type=_positive, default=1, help="passes over the training part")
     model.add_argument("--optimizer", choices=("adam", "lazyadam", "adagrad", "sgd"), default="adam", help="which rule")
-    model.add_argument("--learning-rate", type=float, default=0.002, help="for embeddings and dense weights")
+    model.add_argument("--learning-rate", type=float, default=0.001, help="for embeddings and dense weights")
     model.add_argument("--seed", type=_not_negative, default=0, help="of the generated log and of all initial values")
     model.add_argument(
         "--max-vocabulary-size-per-gpu", type=_positive, default=1 << 24, metavar="ROWS",
@@ -122,7 +122,7 @@ class Trainer:
                 # Each worker's share of the mean over the global batch: the optimizer adds the shares up, so uneven and
                 # even empty parts count for what they are.
                 loss = total / global_rows
-            gradients = tape.gradient(loss, model.trainable_variables)
+            gradients = backend.prepare(tape.gradient(loss, model.trainable_variables))
             optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
             return total
 
@@ -351,6 +351,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     except tf.errors.ResourceExhaustedError as error:
         print(f"train.py: error: {error.message}\nGive --max-vocabulary-size-per-gpu a higher value.", file=sys.stderr)
+        return 1
+    except tf.errors.OpError as error:
+        if "Horovod has been shut down" not in str(error):
+            raise
+        print("train.py: error: another worker stopped; its own message says why.", file=sys.stderr)
         return 1
     if result is None:
         return 0

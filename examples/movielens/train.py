@@ -40,7 +40,7 @@ class LikesModel(tf.keras.Model):
         # A movie has one to six genres; their sum says more than their mean.
         self.genres = sok.DistributedEmbedding("sum", NUM_GENRES, dim, slot_num=1, max_nnz=NUM_GENRES)
         # None to twenty movies; the mean does not depend on how many. No movie at all gives zeros.
-        self.history = sok.DistributedEmbedding("mean", 100_000, dim, slot_num=1, max_nnz=MAX_HISTORY)
+        self.liked = sok.DistributedEmbedding("mean", 100_000, dim, slot_num=1, max_nnz=MAX_HISTORY)
         self.deep = tf.keras.Sequential([tf.keras.layers.Dense(width, "relu") for width in (64, 32)])
         self.logit = tf.keras.layers.Dense(1)
         self._width = dim * (len(SINGLE_FEATURES) + 2)
@@ -50,7 +50,7 @@ class LikesModel(tf.keras.Model):
             [
                 self.single(inputs["singles"], training=training),  # [B, 5, D]
                 self.genres(inputs["genres"], training=training),  # [B, 1, D]
-                self.history(inputs["history"], training=training),  # [B, 1, D]
+                self.liked(inputs["history"], training=training),  # [B, 1, D]
             ],
             axis=1,
         )
@@ -125,6 +125,7 @@ def main(arguments: list[str] | None = None) -> int:
     sok.Init(global_batch_size=options.batch_size, seed=options.seed)
     tf.keras.utils.set_random_seed(options.seed)
     model = LikesModel(options.embedding_dim)
+    model(inputs_of(train.take(np.arange(0))), training=False)  # an empty batch is enough to make the weights
     model.compile(
         optimizer=sok.DistributedOptimizer(tf.keras.optimizers.Adam(options.learning_rate)),
         loss=tf.keras.losses.BinaryCrossentropy(from_logits=True),
@@ -132,6 +133,7 @@ def main(arguments: list[str] | None = None) -> int:
     history = model.fit(
         dataset(train, options.batch_size, options.epochs, options.seed),
         epochs=options.epochs,
+        shuffle=False,  # the dataset does it
         steps_per_epoch=-(-len(train) // options.batch_size),
         callbacks=[sok.callbacks.BroadcastVariablesCallback(), sok.callbacks.MetricAverageCallback()],
         verbose=2 if sok.rank() == 0 else 0,
