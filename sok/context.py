@@ -7,7 +7,6 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -25,7 +24,6 @@ _LAUNCHER_VARIABLES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 @dataclasses.dataclass
 class _Job:
     transport: Transport
-    leave: Callable[[], None]
     global_batch_size: Any = None
     seed: Any = 0
     is_explicit: bool = False  # made by Init, not by the first table of a single process
@@ -80,15 +78,11 @@ def Init(global_batch_size: int | None = None, seed: int | None = None) -> tf.Te
             _check_repeated(_job, global_batch_size, seed)
             return _check_agreement(_job)
         job = _join(0 if seed is None else seed, global_batch_size)
-        try:
-            # First what the ranks say to each other, so that all of them fail if one does; then what each says.
-            ok = _check_agreement(job)
-            job.seed = _whole_number("seed", job.seed)
-            job.global_batch_size = _check_batch(job.global_batch_size, job.transport.size)
-            _check_seed_is_in_time(_job, job.seed)
-        except Exception:
-            job.leave()
-            raise
+        # First what the ranks say to each other, so that all of them fail if one does; then what each says.
+        ok = _check_agreement(job)
+        job.seed = _whole_number("seed", job.seed)
+        job.global_batch_size = _check_batch(job.global_batch_size, job.transport.size)
+        _check_seed_is_in_time(_job, job.seed)
         _job = job
     if job.transport.size > 1:
         dead_peers.explain_on_exit(job.transport.rank)
@@ -133,15 +127,15 @@ def local_rank() -> int:
 
 
 def shutdown() -> None:
-    """Ends the job, and Horovod with it if `Init` started it; `Init` may then start another.
+    """Ends the job; `Init` may then start another. Does nothing without a job.
 
-    Call it on all workers: collectives that others still run fail. Tables of a finished job of several workers are of
-    no further use. Does nothing without a job.
+    Call it on all workers, and make new tables afterwards. Horovod keeps running until the process ends: it cannot be
+    started a second time reliably, since workers that are early would find the addresses of the first time.
     """
     global _job
     with _lock:
         if _job is not None:
-            _job.leave()
+            _job.transport.shutdown()
         _job = None
 
 
@@ -182,33 +176,23 @@ def _get_job() -> _Job:
                         "has not been called. Call sok.Init(global_batch_size=...) once on every worker, before the "
                         "first layer."
                     )
-                _job = _alone()
+                _job = _Job(LocalTransport())
     return _job
-
-
-def _alone() -> _Job:
-    transport = LocalTransport()
-    return _Job(transport, leave=transport.shutdown)
 
 
 def _join(seed: Any, global_batch_size: Any) -> _Job:
     launcher = _launcher_of_many()
+    transport: Transport = LocalTransport()
     if launcher or horovod.running_size() > 0 or "HOROVOD_SIZE" in os.environ:
-        transport: Transport = horovod.HorovodTransport()
-        leave = transport.shutdown
-        if launcher and launcher != f"{launcher.partition('=')[0]}={transport.size}":
-            leave()
+        found = horovod.HorovodTransport()
+        if launcher and launcher != f"{launcher.partition('=')[0]}={found.size}":
             raise RuntimeError(
-                f"The launcher says {launcher}, but Horovod sees {transport.size} worker(s). A Horovod that was built "
+                f"The launcher says {launcher}, but Horovod sees {found.size} worker(s). A Horovod that was built "
                 "without MPI does not understand mpirun: use `horovodrun --gloo -np N ...`."
             )
-        if transport.size == 1:
-            # horovodrun -np 1: Horovod is there for the user's own calls; we need no collectives.
-            transport = LocalTransport()
-    else:
-        transport = LocalTransport()
-        leave = transport.shutdown
-    return _Job(transport, leave, global_batch_size, seed, is_explicit=True)
+        # horovodrun -np 1: Horovod is there for the user's own calls; we need no collectives.
+        transport = found if found.size > 1 else transport
+    return _Job(transport, global_batch_size, seed, is_explicit=True)
 
 
 def _launcher_of_many() -> str:

@@ -67,7 +67,7 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def shutdown(self) -> None:
-        """Leaves the group, if this object joined it. Collectives of the others then fail."""
+        """Says that this object will not be used any more."""
 
     def broadcast_numpy(self, array: np.ndarray, name: str, root_rank: int = 0) -> np.ndarray:
         """Gives rank `root_rank`'s array to all at once, also while a graph is being built."""

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from sok import tracing
 from sok.transport.base import Transport
+from sok.transport.ordering import in_turn
 
 # What Horovod moves as it is; of the rest we move the bits.
 _MOVED = (tf.uint8, tf.int8, tf.uint16, tf.int16, tf.int32, tf.int64, tf.float16, tf.float32, tf.float64, tf.bool)
@@ -46,17 +47,19 @@ class HorovodTransport(Transport):
                 f"({error}). Install Horovod (docs/install.md), or start one process without horovodrun or mpirun."
             ) from error
         self._hvd = hvd
-        self._is_ours = not hvd.is_initialized()
-        if self._is_ours:
+        if not hvd.is_initialized():
             hvd.init()
         self.rank, self.size, self.local_rank = hvd.rank(), hvd.size(), hvd.local_rank()
 
     def all_to_all(self, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
         with tf.device("/CPU:0"):
             tensor = tf.convert_to_tensor(tensor)
-            wire = tracing.count(_to_wire(tensor, "all_to_all"), name, "all_to_all")
-            splits = tf.convert_to_tensor(splits, tf.int32)
-            received, received_splits = self._hvd.alltoall(wire, splits, **_named(name))
+            wire, splits = _to_wire(tensor, "all_to_all"), tf.convert_to_tensor(splits, tf.int32)
+
+            def collective() -> tuple[tf.Tensor, tf.Tensor]:
+                return self._hvd.alltoall(tracing.count(wire, name, "all_to_all"), splits, **_named(name))
+
+            received, received_splits = in_turn(name, collective)
             received.set_shape([None, *tensor.shape[1:]])
             received_splits.set_shape([self.size])
             return _from_wire(received, tensor.dtype), received_splits
@@ -79,8 +82,11 @@ class HorovodTransport(Transport):
 
     def _reduce_group(self, group: list[tf.Tensor], name: str, average: bool) -> list[tf.Tensor]:
         op = self._hvd.Average if average else self._hvd.Sum
-        group = tracing.count_group(group, name, "all_reduce")
-        return self._hvd.grouped_allreduce(group, op=op, **_named(name))
+
+        def collective() -> list[tf.Tensor]:
+            return self._hvd.grouped_allreduce(tracing.count_group(group, name, "all_reduce"), op=op, **_named(name))
+
+        return in_turn(name, collective)
 
     def all_gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         with tf.device("/CPU:0"):
@@ -89,8 +95,12 @@ class HorovodTransport(Transport):
                 raise ValueError(
                     f"all_gather '{name}': the tensor must have rows, that is rank >= 1. Received: a scalar."
                 )
-            wire = tracing.count(_to_wire(tensor, "all_gather"), name, "all_gather")
-            gathered = self._hvd.allgather(wire, **_named(name))
+            wire = _to_wire(tensor, "all_gather")
+
+            def collective() -> tf.Tensor:
+                return self._hvd.allgather(tracing.count(wire, name, "all_gather"), **_named(name))
+
+            gathered = in_turn(name, collective)
             if tensor.shape.rank is not None:
                 gathered.set_shape([None, *tensor.shape[1:]])
             return _from_wire(gathered, tensor.dtype)
@@ -102,23 +112,28 @@ class HorovodTransport(Transport):
             )
         with tf.device("/CPU:0"):
             tensor = tf.convert_to_tensor(tensor)
-            wire = tracing.count(_to_wire(tensor, "broadcast"), name, "broadcast")
-            received = self._hvd.broadcast(wire, root_rank, **_named(name))
+            wire = _to_wire(tensor, "broadcast")
+
+            def collective() -> tf.Tensor:
+                return self._hvd.broadcast(tracing.count(wire, name, "broadcast"), root_rank, **_named(name))
+
+            received = in_turn(name, collective)
             received.set_shape(tensor.shape)
             return _from_wire(received, tensor.dtype)
 
     def barrier(self, name: str) -> tf.Tensor:
         with tf.device("/CPU:0"):
-            here = tracing.count(tf.constant(1), name, "barrier")
-            everyone = self._hvd.allreduce(here, op=self._hvd.Sum, **_named(name))
-            # Stateful, so that tf.function runs it (and with it the collective) though nobody reads the result.
-            check = tf.debugging.Assert(tf.equal(everyone, self.size), [f"barrier '{name}': ranks missing", everyone])
-            with tf.control_dependencies([] if check is None else [check]):
-                return tf.identity(everyone)
+
+            def collective() -> tf.Tensor:
+                here = tracing.count(tf.constant(1), name, "barrier")
+                return self._hvd.allreduce(here, op=self._hvd.Sum, **_named(name))
+
+            return in_turn(name, collective)
 
     def shutdown(self) -> None:
-        if self._is_ours and self._hvd.is_initialized():
-            self._hvd.shutdown()
+        # Horovod ends with the process. Ended here, it could not be started again: horovodrun's rendezvous keeps the
+        # addresses of the first time until all ranks have left, and a rank that is early connects to those and aborts.
+        return None
 
 
 def _named(name: str) -> dict[str, Any]:

@@ -1,0 +1,93 @@
+"""Starting a job: what Init checks, how ranks agree, how a job ends and another begins. Runs first."""
+
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok
+from sok import context
+
+keras.utils.set_random_seed(7)
+
+
+def check_a_worker_that_has_not_called_init_is_told_to(world):
+    if world.size > 1:
+        with pytest.raises(RuntimeError, match=rf"HOROVOD_SIZE={world.size}.*Call sok.Init"):
+            sok.size()
+    assert not hvd.is_initialized()
+
+
+def check_init_joins_the_job(world):
+    ok = sok.Init(global_batch_size=24, seed=3)
+    assert ok.numpy() == b"OK"
+    assert (sok.rank(), sok.size(), sok.local_rank()) == (world.rank, world.size, world.rank)
+    assert context.get_global_batch_size() == 24 and context.get_seed() == 3
+    assert hvd.is_initialized() and hvd.size() == world.size
+    assert context.get_transport().name == ("local" if world.size == 1 else "horovod")
+
+
+def check_init_again_does_nothing(world):
+    with sok.trace() as t:
+        assert sok.Init(global_batch_size=24, seed=3).numpy() == b"OK"
+        assert sok.Init().numpy() == b"OK"
+    assert t.collectives == 0
+    with pytest.raises(ValueError, match=r"seed=3\. Received: seed=4"):
+        sok.Init(seed=4)
+
+
+def check_init_refuses_a_batch_that_cannot_be_split(world):
+    sok.shutdown()
+    if world.size > 1:
+        for batch, message in ((world.size + 1, "divisible by"), (world.size - 1, "at least the number of workers")):
+            with pytest.raises(ValueError, match=rf"{message}.*Received: {batch}"):
+                sok.Init(global_batch_size=batch)
+
+
+def check_ranks_that_pass_different_arguments_all_raise(world):
+    if world.size == 1:
+        return
+    for first, others in (({"seed": 1}, {"seed": 2}), ({"global_batch_size": 24}, {}), ({"seed": "x"}, {"seed": 1})):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="sok.Init: all workers must pass the same"):
+            sok.Init(**(others if world.rank else first))
+
+
+def check_in_a_v1_graph_init_is_checked_when_it_is_run(world):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        init = sok.Init(seed=5)
+        with sok.trace() as t:
+            assert [session.run(init), session.run(init)] == [b"OK", b"OK"]
+        assert t.collectives == (world.size > 1), "the second run is a no-op"
+    sok.shutdown()
+    if world.size > 1:
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            init = sok.Init(seed=world.rank)
+            with pytest.raises(tf.errors.InvalidArgumentError, match="sok.Init: all workers"):
+                session.run(init)
+        sok.shutdown()
+
+
+def check_init_joins_a_job_that_the_user_started(world, monkeypatch):
+    # No launcher is seen now, but Horovod runs in this process.
+    monkeypatch.delenv("HOROVOD_SIZE")
+    if world.size > 1:
+        with pytest.raises(RuntimeError, match="hvd.init.. was called"):
+            sok.size()
+    sok.Init()
+    assert sok.size() == world.size
+    sok.shutdown()
+    assert hvd.is_initialized()
+
+
+def check_a_launcher_that_horovod_does_not_understand_is_an_error(world, monkeypatch):
+    monkeypatch.setenv("HOROVOD_SIZE", "")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", str(world.size + 1))
+    with pytest.raises(RuntimeError, match=rf"OMPI_COMM_WORLD_SIZE={world.size + 1}, but Horovod sees {world.size}"):
+        sok.Init()
+
+
+def check_the_job_of_all_following_checks_starts(world):
+    sok.Init(global_batch_size=24, seed=3)
+    everyone = context.get_transport().all_gather(tf.constant([world.rank]), "here")
+    np.testing.assert_array_equal(everyone, range(world.size))

@@ -1,0 +1,146 @@
+"""Runs a program on R real workers under `horovodrun`, with a deadline, and leaves none of them behind.
+
+Starting TensorFlow R times is what a job costs, so one job runs many checks: functions `check_*(world)` (and pytest's
+`monkeypatch`, if they name it) of the modules given, in order, on every rank. What each rank says comes back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pickle
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+_MARK = "SOK_TEST_JOB"
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """Who a worker is; what a check is given."""
+
+    rank: int
+    size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What one rank says of one check: what it returned, or the traceback of what it raised."""
+
+    check: str
+    value: Any = None
+    error: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A job that has ended, by itself or at its deadline."""
+
+    ranks: int
+    returncode: int
+    output: str
+    seconds: float
+    timed_out: bool
+    outcomes: tuple[dict[str, Outcome], ...] = ()  # by rank
+
+    def values(self, check: str) -> list[Any]:
+        """What the ranks returned. Raises AssertionError with every rank's error if one failed or did not get there."""
+        said = [outcomes.get(check) for outcomes in self.outcomes]
+        complaints = [
+            f"rank {rank}: " + ("did not finish the check" if outcome is None else outcome.error or "")
+            for rank, outcome in enumerate(said)
+            if outcome is None or outcome.error
+        ]
+        if complaints or len(said) != self.ranks:
+            ended = "was stopped at its deadline" if self.timed_out else f"ended with status {self.returncode}"
+            raise AssertionError(
+                f"{check} failed on {self.ranks} ranks; the job {ended} after {self.seconds:.0f} s.\n"
+                + "\n".join(complaints or ["no rank has reported anything"])
+                + f"\n--- the end of the job's output\n{self.output[-4000:]}"
+            )
+        return [outcome.value for outcome in said if outcome is not None]
+
+
+def run_checks(modules: Sequence[str], ranks: int, folder: Path, deadline: float) -> Job:
+    """Runs all checks of `modules` on `ranks` workers."""
+    job = run([sys.executable, "-m", "tests.multiprocess.worker", str(folder), *modules], ranks, deadline)
+    outcomes = []
+    for rank in range(ranks):
+        with contextlib.suppress(FileNotFoundError):
+            outcomes.append({said.check: said for said in pickle.loads((folder / f"{rank}.pickle").read_bytes())})
+    return dataclasses.replace(job, outcomes=tuple(outcomes))
+
+
+def run(command: Sequence[str], ranks: int, deadline: float) -> Job:
+    """Runs a command on `ranks` workers and waits until all of them have ended, for `deadline` seconds at the most."""
+    mark = uuid.uuid4().hex
+    environment = {
+        **os.environ,
+        _MARK: mark,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        # Several TensorFlows share few cores.
+        "TF_NUM_INTRAOP_THREADS": "1",
+        "TF_NUM_INTEROP_THREADS": "2",
+        "OMP_NUM_THREADS": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "CUDA_VISIBLE_DEVICES": "-1",
+        "HOROVOD_CYCLE_TIME": "0.5",
+    }
+    start = time.monotonic()
+    process = subprocess.Popen(
+        [_horovodrun(), "--gloo", "-np", str(ranks), *command],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    timed_out = False
+    try:
+        output, _ = process.communicate(timeout=deadline)
+    except subprocess.TimeoutExpired:
+        timed_out = True
+        _kill(mark)
+        output, _ = process.communicate()
+    finally:
+        _kill(mark)
+    # TensorFlow's greetings would fill what is shown of a failure.
+    told = [line for line in output.splitlines() if not re.search(r"port\.cc|cuda|absl::InitializeLog|oneDNN", line)]
+    return Job(ranks, process.returncode, "\n".join(told), time.monotonic() - start, timed_out)
+
+
+def processes_of(mark: str) -> list[int]:
+    """Processes of a job that still run. Workers leave the launcher's process group, so their environment tells."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                if f"{_MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append(int(folder.name))
+    return found
+
+
+def _kill(mark: str) -> None:
+    for pid in processes_of(mark):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _horovodrun() -> str:
+    beside = Path(sys.executable).parent / "horovodrun"
+    found = str(beside) if beside.exists() else shutil.which("horovodrun")
+    if found is None:
+        raise FileNotFoundError(f"horovodrun is neither beside {sys.executable} nor in PATH.")
+    return found

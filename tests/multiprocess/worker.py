@@ -1,0 +1,90 @@
+"""What runs on each rank: `python -m tests.multiprocess.worker FOLDER MODULE...` runs the checks of the modules."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import os
+import pickle
+import sys
+import threading
+import traceback
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.multiprocess.harness import Outcome, World
+
+# A check takes a few seconds on two idle cores.
+CHECK_SECONDS = float(os.environ.get("SOK_TEST_CHECK_SECONDS", "60"))
+
+
+def checks_of(module: types.ModuleType) -> dict[str, Callable[..., Any]]:
+    """The checks of a module, in the order they are written."""
+    return {name: value for name, value in vars(module).items() if name.startswith("check_") and callable(value)}
+
+
+def run_check(name: str, check: Callable[..., Any], world: World) -> Outcome:
+    try:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            wanted = {"world": world, "monkeypatch": monkeypatch}
+            arguments = [wanted[parameter] for parameter in inspect.signature(check).parameters]
+            return Outcome(name, value=check(*arguments))
+    except BaseException:  # also SystemExit and failed asserts: the report is what counts
+        return Outcome(name, error=traceback.format_exc())
+
+
+class Report:
+    """What this rank has said so far, on disk after each check: a job that is stopped has then said how far it came."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._outcomes: list[Outcome] = []
+
+    def add(self, outcome: Outcome) -> None:
+        self._outcomes.append(outcome)
+        partial = self._path.with_suffix(".partial")
+        partial.write_bytes(pickle.dumps(self._outcomes))
+        partial.rename(self._path)
+
+
+@contextlib.contextmanager
+def deadline(seconds: float, name: str, report: Report) -> Iterator[None]:
+    """Ends this process if the body takes longer, and says where it was.
+
+    A check that failed on one rank leaves its peers in a collective that never comes. Only leaving the process gets a
+    thread out of there; Horovod then ends the other ranks.
+    """
+    here = threading.main_thread().ident
+
+    def give_up() -> None:
+        stack = "".join(traceback.format_stack(sys._current_frames()[here]))
+        report.add(Outcome(name, error=f"did not finish in {seconds:.0f} s. It was here:\n{stack}"))
+        os._exit(3)
+
+    timer = threading.Timer(seconds, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def main(folder: str, modules: list[str]) -> int:
+    world = World(int(os.environ.get("HOROVOD_RANK", "0")), int(os.environ.get("HOROVOD_SIZE", "1")))
+    report = Report(Path(folder) / f"{world.rank}.pickle")
+    for module_name in modules:
+        for name, check in checks_of(importlib.import_module(module_name)).items():
+            with deadline(CHECK_SECONDS, name, report):
+                outcome = run_check(name, check, world)
+            report.add(outcome)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))
