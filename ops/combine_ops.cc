@@ -2,24 +2,10 @@
 #include <cstring>
 #include <string>
 
-#include "guard.h"
-#include "scratch_tf.h"
-#include "sok/combine.h"
-#include "tensor_args.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
+#include "op.h"
 
 namespace sok {
 namespace {
-
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-using tensorflow::shape_inference::DimensionHandle;
-using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
 
 void CheckIndex(const int64_t* index, int64_t n, int64_t num_rows) {
   for (int64_t i = 0; i < n; ++i) {
@@ -29,28 +15,13 @@ void CheckIndex(const int64_t* index, int64_t n, int64_t num_rows) {
   }
 }
 
-// What the four ops below share: the combiner attribute.
-class CombinerOp : public OpKernel {
- public:
-  explicit CombinerOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    Guard(ctx, [&] {
-      std::string combiner;
-      Check(ctx->GetAttr("combiner", &combiner));
-      combiner_ = ParseCombiner(combiner);
-    });
-  }
-
- protected:
-  Combiner combiner_ = Combiner::kSum;
-};
-
 REGISTER_OP("Sok>Combine")
     .Input("rows: float")
     .Input("index: int64")
     .Input("row_splits: int64")
     .Input("weights: float")
     .Output("output: float")
-    .Attr("combiner: {'sum', 'mean', 'sqrtn'}")
+    .Attr("combiner: " SOK_COMBINERS)
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle rows, splits;
       TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &rows));
@@ -90,7 +61,7 @@ REGISTER_OP("Sok>CombineGradRows")
     .Input("weights: float")
     .Input("num_rows: int64")
     .Output("grad_rows: float")
-    .Attr("combiner: {'sum', 'mean', 'sqrtn'}")
+    .Attr("combiner: " SOK_COMBINERS)
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle grad;
       DimensionHandle num_rows;
@@ -132,7 +103,7 @@ REGISTER_OP("Sok>CombineGradWeights")
     .Input("row_splits: int64")
     .Input("weights: float")
     .Output("grad_weights: float")
-    .Attr("combiner: {'sum', 'mean', 'sqrtn'}")
+    .Attr("combiner: " SOK_COMBINERS)
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->input(4));
       return absl::OkStatus();

@@ -1,22 +1,10 @@
 // From (segment of each key, any order) to row splits.
-#include "guard.h"
 #include "input_status.h"
-#include "scratch_tf.h"
+#include "op.h"
 #include "sok/segment_sum.h"
-#include "tensor_args.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace sok {
 namespace {
-
-using tensorflow::OpKernel;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-using tensorflow::shape_inference::DimensionHandle;
-using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
 
 REGISTER_OP("Sok>SparseToCsr")
     .Input("row: int64")
@@ -27,7 +15,7 @@ REGISTER_OP("Sok>SparseToCsr")
     .Output("csr_keys: Tkey")
     .Output("csr_weights: float")
     .Output("order: int64")
-    .Attr("Tkey: {int64, int32, uint32, uint64}")
+    .Attr("Tkey: " SOK_KEY_TYPES)
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle row, keys;
       TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &row));

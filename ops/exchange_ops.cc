@@ -8,27 +8,13 @@
 #include <type_traits>
 #include <vector>
 
-#include "guard.h"
 #include "input_status.h"
-#include "scratch_tf.h"
+#include "op.h"
 #include "sok/partition.h"
 #include "table_resource.h"
-#include "tensor_args.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace sok {
 namespace {
-
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-using tensorflow::core::RefCountPtr;
-using tensorflow::shape_inference::DimensionHandle;
-using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
 
 // First float of a header row of answers.
 enum ServeStatus { kServed = 0, kFull = 1, kNoMemory = 2 };
@@ -170,7 +156,7 @@ REGISTER_OP("Sok>RouteKeys")
     .Output("words: Tword")
     .Output("splits: int32")
     .Output("index: int64")
-    .Attr("Tkey: {int64, int32, uint32, uint64}")
+    .Attr("Tkey: " SOK_KEY_TYPES)
     .Attr("Tword: {int64, int32}")
     .Attr("slot_num: int >= 1 = 1")
     .Attr("max_nnz: int >= 0 = 0")
@@ -259,7 +245,7 @@ REGISTER_OP("Sok>ValidateCsr")
     .Input("keys: Tkey")
     .Input("row_splits: int64")
     .Output("checked_keys: Tkey")
-    .Attr("Tkey: {int64, int32, uint32, uint64}")
+    .Attr("Tkey: " SOK_KEY_TYPES)
     .Attr("slot_num: int >= 1 = 1")
     .Attr("max_nnz: int >= 0 = 0")
     .Attr("max_feature_num: int >= 0 = 0")

@@ -1,23 +1,9 @@
 // Keys to rows, and keys to pooled vectors, in one table on one rank.
-#include "guard.h"
-#include "scratch_tf.h"
+#include "op.h"
 #include "table_resource.h"
-#include "tensor_args.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace sok {
 namespace {
-
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-using tensorflow::core::RefCountPtr;
-using tensorflow::shape_inference::DimensionHandle;
-using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
 
 REGISTER_OP("Sok>TableLookup")
     .Input("handle: resource")
@@ -25,7 +11,7 @@ REGISTER_OP("Sok>TableLookup")
     .Input("insert: bool")
     .Output("rows: float")
     .Output("row_ids: int64")
-    .Attr("Tkey: {int64, int32, uint32, uint64}")
+    .Attr("Tkey: " SOK_KEY_TYPES)
     .Attr("dim: int >= 1")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
@@ -76,9 +62,9 @@ REGISTER_OP("Sok>TableLookupCombine")
     .Input("insert: bool")
     .Output("output: float")
     .Output("row_ids: int64")
-    .Attr("Tkey: {int64, int32, uint32, uint64}")
+    .Attr("Tkey: " SOK_KEY_TYPES)
     .Attr("dim: int >= 1")
-    .Attr("combiner: {'sum', 'mean', 'sqrtn'}")
+    .Attr("combiner: " SOK_COMBINERS)
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       int64_t dim;
@@ -95,15 +81,10 @@ REGISTER_OP("Sok>TableLookupCombine")
       return absl::OkStatus();
     });
 
-class TableLookupCombineOp : public OpKernel {
+class TableLookupCombineOp : public CombinerOp {
  public:
-  explicit TableLookupCombineOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    Guard(ctx, [&] {
-      std::string combiner;
-      Check(ctx->GetAttr("dim", &dim_));
-      Check(ctx->GetAttr("combiner", &combiner));
-      combiner_ = ParseCombiner(combiner);
-    });
+  explicit TableLookupCombineOp(OpKernelConstruction* ctx) : CombinerOp(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -130,7 +111,6 @@ class TableLookupCombineOp : public OpKernel {
 
  private:
   int64_t dim_ = 1;
-  Combiner combiner_ = Combiner::kSum;
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>TableLookupCombine").Device(tensorflow::DEVICE_CPU), TableLookupCombineOp);
 

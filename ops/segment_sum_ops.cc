@@ -1,19 +1,9 @@
 // Grouped sum, as tf.math.unsorted_segment_sum.
-#include "guard.h"
-#include "scratch_tf.h"
+#include "op.h"
 #include "sok/segment_sum.h"
-#include "tensor_args.h"
-#include "tensorflow/core/framework/common_shape_fns.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace sok {
 namespace {
-
-using tensorflow::OpKernel;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
 
 REGISTER_OP("Sok>UnsortedSegmentSum")
     .Input("data: T")

@@ -2,25 +2,12 @@
 #include <memory>
 #include <vector>
 
-#include "guard.h"
-#include "scratch_tf.h"
+#include "op.h"
 #include "table_resource.h"
-#include "tensor_args.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace sok {
 
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
 using tensorflow::ResourceHandle;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-using tensorflow::core::RefCountPtr;
-using tensorflow::shape_inference::DimensionHandle;
-using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
 
 RefCountPtr<TableResource> TableArg(OpKernelContext* ctx, int index) {
   RefCountPtr<TableResource> resource;
@@ -29,8 +16,6 @@ RefCountPtr<TableResource> TableArg(OpKernelContext* ctx, int index) {
 }
 
 namespace {
-
-#define SOK_KEY_TYPES "{int64, int32, uint32, uint64}"
 
 REGISTER_OP("Sok>TableHandle")
     .Output("handle: resource")

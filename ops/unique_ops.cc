@@ -1,28 +1,16 @@
 // Distinct values with inverse and counts, as tf.unique_with_counts.
-#include "guard.h"
-#include "scratch_tf.h"
+#include "op.h"
 #include "sok/unique.h"
-#include "tensor_args.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace sok {
 namespace {
-
-using tensorflow::OpKernel;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-using tensorflow::shape_inference::DimensionHandle;
-using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
 
 REGISTER_OP("Sok>Unique")
     .Input("x: T")
     .Output("y: T")
     .Output("idx: out_idx")
     .Output("counts: out_idx")
-    .Attr("T: {int64, int32, uint32, uint64}")
+    .Attr("T: " SOK_KEY_TYPES)
     .Attr("out_idx: {int32, int64} = DT_INT32")
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle x;

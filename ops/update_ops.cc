@@ -2,26 +2,12 @@
 #include <algorithm>
 #include <vector>
 
-#include "guard.h"
-#include "scratch_tf.h"
+#include "op.h"
 #include "sok/unique.h"
 #include "table_resource.h"
-#include "tensor_args.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace sok {
 namespace {
-
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-using tensorflow::core::RefCountPtr;
-using tensorflow::shape_inference::DimensionHandle;
-using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
 
 REGISTER_OP("Sok>TableApply")
     .Input("handle: resource")
@@ -152,18 +138,12 @@ REGISTER_OP("Sok>CombineGradSparse")
     .Input("weights: float")
     .Output("unique_row_ids: int64")
     .Output("sums: float")
-    .Attr("combiner: {'sum', 'mean', 'sqrtn'}")
+    .Attr("combiner: " SOK_COMBINERS)
     .SetShapeFn(SumByRowShape);
 
-class CombineGradSparseOp : public OpKernel {
+class CombineGradSparseOp : public CombinerOp {
  public:
-  explicit CombineGradSparseOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    Guard(ctx, [&] {
-      std::string combiner;
-      Check(ctx->GetAttr("combiner", &combiner));
-      combiner_ = ParseCombiner(combiner);
-    });
-  }
+  using CombinerOp::CombinerOp;
   void Compute(OpKernelContext* ctx) override {
     Guard(ctx, [&] {
       const Tensor &grad = ctx->input(0), &row_ids = ctx->input(1);
@@ -181,9 +161,6 @@ class CombineGradSparseOp : public OpKernel {
       SumByRow(ctx, scratch.get(), Int64(row_ids), n, grad.flat<float>().data(), segment_of, factor, dim);
     });
   }
-
- private:
-  Combiner combiner_ = Combiner::kSum;
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>CombineGradSparse").Device(tensorflow::DEVICE_CPU), CombineGradSparseOp);
 
