@@ -142,11 +142,16 @@ class MetricAverageCallback(_Callback):
 
 
 def _variables_of(model: Any) -> Iterator[Any]:
-    yield from model.variables
+    # tf_keras raises for a model that is not built, Keras 3 gives an empty list.
+    if model.built:
+        yield from model.variables
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None:
         variables = optimizer.variables
         yield from variables() if callable(variables) else variables
+        # tf_keras does not count it among them.
+        if isinstance(optimizer.learning_rate, tf.Variable):
+            yield optimizer.learning_rate
 
 
 def _checked_weight(argument: str, value: Any) -> float:

@@ -1,7 +1,8 @@
 """Runs a program on R real workers under `horovodrun`, with a deadline, and leaves none of them behind.
 
-Starting TensorFlow R times is what a job costs, so one job runs many checks: functions `check_*(world)` (and pytest's
-`monkeypatch`, if they name it) of the modules given, in order, on every rank. What each rank says comes back.
+Starting TensorFlow R times is what a job costs, so one job runs many checks: functions `check_*(world)` of the modules
+given, in order, on every rank (with pytest's `monkeypatch` and a folder `tmp_path_of_rank`, if they name them). What
+each rank says of each check comes back.
 """
 
 from __future__ import annotations
@@ -116,8 +117,12 @@ def run(command: Sequence[str], ranks: int, deadline: float) -> Job:
         output, _ = process.communicate()
     finally:
         _kill(mark)
-    # TensorFlow's greetings would fill what is shown of a failure.
-    told = [line for line in output.splitlines() if not re.search(r"port\.cc|cuda|absl::InitializeLog|oneDNN", line)]
+    # TensorFlow's greetings and advice would fill what is shown of a failure.
+    told = [
+        line
+        for line in output.splitlines()
+        if not re.search(r"port\.cc|cuda|absl::InitializeLog|oneDNN|WARNING:tensorflow", line)
+    ]
     return Job(ranks, process.returncode, "\n".join(told), time.monotonic() - start, timed_out)
 
 

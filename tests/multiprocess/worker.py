@@ -28,10 +28,10 @@ def checks_of(module: types.ModuleType) -> dict[str, Callable[..., Any]]:
     return {name: value for name, value in vars(module).items() if name.startswith("check_") and callable(value)}
 
 
-def run_check(name: str, check: Callable[..., Any], world: World) -> Outcome:
+def run_check(name: str, check: Callable[..., Any], world: World, folder: Path) -> Outcome:
     try:
         with pytest.MonkeyPatch.context() as monkeypatch:
-            wanted = {"world": world, "monkeypatch": monkeypatch}
+            wanted = {"world": world, "monkeypatch": monkeypatch, "tmp_path_of_rank": folder}
             arguments = [wanted[parameter] for parameter in inspect.signature(check).parameters]
             return Outcome(name, value=check(*arguments))
     except BaseException:  # also SystemExit and failed asserts: the report is what counts
@@ -78,10 +78,12 @@ def deadline(seconds: float, name: str, report: Report) -> Iterator[None]:
 def main(folder: str, modules: list[str]) -> int:
     world = World(int(os.environ.get("HOROVOD_RANK", "0")), int(os.environ.get("HOROVOD_SIZE", "1")))
     report = Report(Path(folder) / f"{world.rank}.pickle")
+    own_folder = Path(folder) / f"files_of_rank_{world.rank}"
+    own_folder.mkdir()
     for module_name in modules:
         for name, check in checks_of(importlib.import_module(module_name)).items():
             with deadline(CHECK_SECONDS, name, report):
-                outcome = run_check(name, check, world)
+                outcome = run_check(name, check, world, own_folder)
             report.add(outcome)
     return 0
 

@@ -1,0 +1,361 @@
+"""Tape, optimizers, broadcast, callbacks and hooks on dense models; tables come in checks_training."""
+
+import contextlib
+
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import sok
+from sok import context
+from sok.distributed.reduction import reduce_dense
+from sok.lookup import lookup_rows
+
+v1 = tf.compat.v1
+LIBRARIES = {"keras": keras, "tf_keras": tf_keras}
+BATCH, WIDTH = 24, 6  # a batch of all ranks: 24 can be divided by 1, 2, 3 and 4
+
+
+def samples(seed=0, batches=1):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(batches * BATCH, WIDTH)).astype(np.float32)
+    return x, (x.sum(axis=1, keepdims=True) > 0).astype(np.float32)
+
+
+def share(world, x):
+    """This rank's part of each batch, batch after batch."""
+    parts = x.reshape(-1, world.size, BATCH // world.size, *x.shape[1:])
+    return parts[:, world.rank].reshape(-1, *x.shape[1:])
+
+
+def gathered(array, name="test/gathered"):
+    """What all ranks have, [R, ...]."""
+    return context.get_transport().all_gather(tf.constant(np.asarray(array))[None], name).numpy()
+
+
+def assert_equal_on_all_ranks(array):
+    everyone = gathered(array)
+    np.testing.assert_array_equal(everyone, np.broadcast_to(everyone[0], everyone.shape))
+
+
+# The tape.
+
+
+def check_tape_averages_and_sums_dense_gradients(world):
+    total = sum(range(1, world.size + 1))
+    weight, unused, rows = tf.Variable([2.0, 3.0]), tf.Variable(1.0), tf.Variable(tf.ones([4, 2]))
+    for op, expected in ((sok.Average, total / world.size), (sok.Sum, total), ("AVERAGE", total / world.size)):
+        with sok.DistributedGradientTape(tf.GradientTape(), op=op) as tape:
+            # tf.gather makes IndexedSlices, of other rows on each rank
+            loss = tf.reduce_sum(weight * (world.rank + 1.0)) + tf.reduce_sum(tf.gather(rows, [world.rank, 0, 0]))
+        with sok.trace() as t:
+            grads = tape.gradient(loss, {"w": weight, "none": unused, "rows": [rows]})
+        assert t.collectives == (world.size > 1)
+        np.testing.assert_allclose(grads["w"], [expected, expected], rtol=1e-6)
+        assert grads["none"] is None
+        scale = 1 if op == sok.Sum else world.size
+        by_row = 2.0 * world.size * np.eye(4)[0] + np.eye(4)[: world.size].sum(axis=0)
+        np.testing.assert_allclose(tf.convert_to_tensor(grads["rows"][0])[:, 0], by_row / scale, rtol=1e-6)
+
+
+def check_tape_works_in_functions_with_single_sources_and_persistently(world):
+    weight = tf.Variable(3.0)
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape(persistent=True) as tape:
+            loss = weight * weight * x
+        distributed = sok.DistributedGradientTape(tape, op="sum")
+        return distributed.gradient(loss, weight), distributed.gradient([loss, loss], [weight])
+
+    total = sum(range(1, world.size + 1))
+    one, (two,) = step(tf.constant(float(world.rank + 1)))
+    np.testing.assert_allclose([one, two], [6.0 * total, 12.0 * total], rtol=1e-6)
+
+
+def check_a_gradient_that_only_some_ranks_have_is_an_error_on_all(world):
+    if world.size == 1:
+        return
+    first, second = tf.Variable([1.0], name="first"), tf.Variable([1.0], name="second")
+    grads = [(tf.constant([1.0]), first), (None if world.rank == 0 else tf.constant([1.0]), second)]
+    for op in (sok.Average, sok.Sum):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="(?s)is None on some workers.*second"):
+            reduce_dense(grads, op)
+    np.testing.assert_array_equal(reduce_dense(grads[:1], sok.Sum)[0], [world.size])
+
+
+def check_sixteen_bit_gradients_are_reduced(world):
+    for dtype in (tf.float16, tf.bfloat16):
+        variable = tf.Variable(tf.zeros([3], dtype))
+        (grad,) = reduce_dense([(tf.cast([1.0, 2.0, world.rank], dtype), variable)], sok.Average)
+        assert grad.dtype == dtype
+        np.testing.assert_allclose(tf.cast(grad, tf.float32), [1.0, 2.0, (world.size - 1) / 2], rtol=1e-2)
+
+
+def check_horovod_s_own_tape_works_beside_us(world):
+    if world.size == 1:
+        return
+    table = sok.EmbeddingVariable(2, 100, name="beside", initializer="ones")
+    weight = tf.Variable([1.0, 2.0])
+    with tf.GradientTape() as tape:
+        rows = lookup_rows(table, tf.constant([world.rank, 7], tf.int64))
+        loss = tf.reduce_sum(rows * weight) * (world.rank + 1.0)
+    tape = hvd.DistributedGradientTape(tape, scale_local_gradients=False)
+    tape.register_local_source(table)
+    of_table, of_weight = tape.gradient(loss, [table, weight])
+    total = sum(range(1, world.size + 1))
+    np.testing.assert_allclose(of_weight, [2.0 * total / world.size] * 2, rtol=1e-6)
+    # Owned rows hold the sum over ranks, untouched: in all, each rank asked for two rows.
+    everyone = gathered(tf.reduce_sum(of_table.values, axis=0))
+    np.testing.assert_allclose(everyone.sum(axis=0), 2.0 * total * np.array([1.0, 2.0]), rtol=1e-6)
+
+
+# The optimizers.
+
+
+def dense_model(library, seed):
+    library.utils.set_random_seed(seed)
+    return library.Sequential(
+        [
+            library.layers.Input((WIDTH,)),
+            library.layers.Dense(4, activation="tanh"),
+            library.layers.Dense(1, activation="sigmoid"),
+        ]
+    )
+
+
+def stock_optimizers(library):
+    yield "sgd", library.optimizers.SGD(0.5, momentum=0.9)
+    yield "adam", library.optimizers.Adam(0.05, clipnorm=0.1)
+    yield "clipped", library.optimizers.SGD(0.5, global_clipnorm=0.05)
+    if library is tf_keras:
+        yield "legacy", library.optimizers.legacy.Adam(0.05, decay=0.01)
+
+
+def check_fit_trains_dense_models_as_one_rank_does(world):
+    x, y = samples(batches=5)
+    results = {}
+    for library_name, library in LIBRARIES.items():
+        for name, stock in stock_optimizers(library):
+            # Other weights on each rank: the broadcast makes them rank 0's.
+            model = dense_model(library, seed=1 + world.rank)
+            model.compile(optimizer=sok.DistributedOptimizer(stock), loss="binary_crossentropy")
+            history = model.fit(
+                share(world, x),
+                share(world, y),
+                batch_size=BATCH // world.size,
+                epochs=2,
+                shuffle=False,
+                verbose=0,
+                callbacks=[sok.callbacks.BroadcastVariablesCallback(), sok.callbacks.MetricAverageCallback()],
+            )
+            weights = np.concatenate([w.ravel() for w in model.get_weights()])
+            assert_equal_on_all_ranks(weights)
+            assert int(np.asarray(model.optimizer.iterations)) == 10
+            results[f"{library_name} {name}"] = {"weights": weights, "losses": np.array(history.history["loss"])}
+    return results
+
+
+def check_fit_works_in_every_way_that_keras_runs_steps(world):
+    x, y = samples(batches=4)
+    for library in LIBRARIES.values():
+        trained = []
+        for options in ({}, {"run_eagerly": True}, {"steps_per_execution": 2}):
+            model = dense_model(library, seed=3)
+            model.compile(
+                optimizer=sok.DistributedOptimizer(library.optimizers.Adam(0.05)),
+                loss="binary_crossentropy",
+                **options,
+            )
+            model.fit(share(world, x), share(world, y), batch_size=BATCH // world.size, shuffle=False, verbose=0)
+            trained.append(np.concatenate([w.ravel() for w in model.get_weights()]))
+            assert_equal_on_all_ranks(trained[-1])
+        np.testing.assert_allclose(trained[1], trained[0], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(trained[2], trained[0], rtol=1e-5, atol=1e-6)
+
+
+def check_without_us_replicas_diverge(world):
+    # The judge of the checks above: a stock optimizer must fail them.
+    if world.size == 1:
+        return
+    x, y = samples()
+    model = dense_model(keras, seed=1)
+    model.compile(optimizer=keras.optimizers.SGD(0.5), loss="binary_crossentropy")
+    model.fit(share(world, x), share(world, y), batch_size=BATCH, verbose=0)
+    with pytest.raises(AssertionError):
+        assert_equal_on_all_ranks(np.concatenate([w.ravel() for w in model.get_weights()]))
+
+
+def check_a_dense_step_is_one_collective(world):
+    x, y = samples()
+    for library in LIBRARIES.values():
+        model = dense_model(library, seed=1)
+        optimizer = sok.DistributedOptimizer(library.optimizers.SGD(0.5))
+        model.compile(optimizer=optimizer, loss="binary_crossentropy")
+        for _ in range(2):  # the first traces
+            with sok.trace() as t:
+                model.train_on_batch(share(world, x), share(world, y))
+        assert t.collectives == (world.size > 1), t.by_name
+
+
+def check_a_learning_rate_schedule_callback_acts(world):
+    x, y = samples()
+    for library in LIBRARIES.values():
+        model = dense_model(library, seed=1)
+        model.compile(optimizer=sok.DistributedOptimizer(library.optimizers.SGD(0.5)), loss="binary_crossentropy")
+        callbacks = [library.callbacks.LearningRateScheduler(lambda epoch, rate: 0.0 if epoch else rate)]
+        arguments = {"batch_size": BATCH // world.size, "verbose": 0, "callbacks": callbacks}
+        model.fit(share(world, x), share(world, y), epochs=1, **arguments)
+        before = model.get_weights()
+        model.fit(share(world, x), share(world, y), initial_epoch=1, epochs=2, **arguments)
+        for was, now in zip(before, model.get_weights(), strict=True):
+            np.testing.assert_array_equal(was, now)
+
+
+@contextlib.contextmanager
+def v1_session():
+    with tf.Graph().as_default(), v1.Session() as session:
+        yield session
+
+
+def check_v1_optimizers_reduce_once_wherever_gradients_come_from(world):
+    x, y = samples()
+    results = {}
+    for way in ("minimize", "compute_and_clip", "tf.gradients"):
+        with v1_session() as session:
+            weight = v1.get_variable("weight", initializer=tf.zeros([WIDTH, 1]))
+            logits = tf.matmul(tf.constant(share(world, x)), weight)
+            loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(tf.constant(share(world, y)), logits))
+            optimizer = sok.DistributedOptimizer(v1.train.AdamOptimizer(0.1))
+            step_number = v1.train.get_or_create_global_step()
+            if way == "minimize":
+                train = optimizer.minimize(loss, global_step=step_number)
+            elif way == "tf.gradients":
+                train = optimizer.apply_gradients([(tf.gradients(loss, weight)[0], weight)], step_number)
+            else:
+                pairs = [(tf.clip_by_norm(grad, 0.01), v) for grad, v in optimizer.compute_gradients(loss)]
+                train = optimizer.apply_gradients(pairs, step_number)
+            session.run(v1.global_variables_initializer())
+            with sok.trace() as t:
+                for _ in range(3):
+                    session.run(train)
+            assert t.collectives == (3 if world.size > 1 else 0)
+            assert session.run(step_number) == 3
+            assert optimizer.get_slot(weight, "m") is not None
+            results[way] = session.run(weight)
+        assert_equal_on_all_ranks(results[way])
+    return results
+
+
+# Broadcast.
+
+
+def check_broadcast_copies_bits_of_every_dtype(world):
+    root = world.size - 1
+    values = {
+        tf.float32: [np.nan, -0.0],
+        tf.float16: [0.5, 1.0],
+        tf.bfloat16: [0.5, 1.0],
+        tf.int64: [-1, 2**40],
+        tf.uint32: [1, 2**32 - 1],
+        tf.bool: [True, False],
+        tf.int8: [-1, 3],
+        tf.complex64: [1j, 2.0],
+    }
+    if world.rank == root:
+        variables = [tf.Variable(tf.constant(value, dtype)) for dtype, value in values.items()]
+    else:
+        variables = [tf.Variable(tf.zeros([2], dtype)) for dtype in values]
+    scalar = keras.Variable(float(world.rank), dtype="float64")
+    table = sok.EmbeddingVariable(2, 10, name="not_broadcast")
+    with sok.trace() as t:
+        assert sok.broadcast_variables([*variables, scalar, table, variables[0]], root_rank=root) is None
+    assert t.collectives == (world.size > 1)
+    for variable, (dtype, value) in zip(variables, values.items(), strict=True):
+        assert variable.numpy().tobytes() == tf.constant(value, dtype).numpy().tobytes(), dtype
+    assert float(scalar.numpy()) == root
+
+
+def check_broadcast_names_what_it_cannot_do(world):
+    with pytest.raises(ValueError, match=r"`root_rank` must be in.*Received: -1"):
+        sok.broadcast_variables([], root_rank=-1)
+    with pytest.raises(TypeError, match="words.*dtype is string"):
+        sok.broadcast_variables([tf.Variable("a", name="words")])
+    if world.size > 1:
+        with pytest.raises(tf.errors.OpError):
+            sok.broadcast_variables([tf.Variable(tf.zeros([1 + world.rank]))])
+
+
+def check_broadcast_is_an_op_in_v1_graphs(world):
+    with v1_session() as session:
+        variable = v1.get_variable("v", initializer=float(world.rank))
+        op = sok.broadcast_variables(v1.global_variables(), root_rank=world.size - 1)
+        session.run(v1.global_variables_initializer())
+        session.run(op)
+        assert session.run(variable) == world.size - 1
+
+
+def check_the_hook_broadcasts_what_rank_0_restored(world, tmp_path_of_rank):
+    folder = str(tmp_path_of_rank) if world.rank == 0 else None
+    for run, expected in ((0, 0.0), (1, 10.0)):
+        with tf.Graph().as_default():
+            variable = v1.get_variable("v", initializer=float(world.rank))
+            # Without a step the session has nothing new to save.
+            add = tf.group(v1.assign_add(variable, 10.0), v1.assign_add(v1.train.get_or_create_global_step(), 1))
+            hooks = [sok.hooks.BroadcastVariablesHook(root_rank=0)]
+            with v1.train.MonitoredTrainingSession(
+                checkpoint_dir=folder, hooks=hooks, save_summaries_steps=None, save_summaries_secs=None
+            ) as session:
+                assert session.run(variable) == expected, f"run {run}"
+                session.run(add)
+
+
+# Callbacks.
+
+
+def check_callbacks_broadcast_models_that_fit_builds(world):
+    x, y = samples(batches=2)
+    for library in LIBRARIES.values():
+        library.utils.set_random_seed(20 + world.rank)
+        model = library.Sequential([library.layers.Dense(3), library.layers.Dense(1, activation="sigmoid")])
+        optimizer = library.optimizers.Adam(0.01 * (1 + world.rank))
+        model.compile(optimizer=sok.DistributedOptimizer(optimizer), loss="binary_crossentropy")
+        callbacks = [sok.callbacks.BroadcastVariablesCallback(root_rank=world.size - 1)]
+        model.fit(share(world, x), share(world, y), batch_size=BATCH // world.size, verbose=0, callbacks=callbacks)
+        for value in [*model.get_weights(), *[np.asarray(v) for v in optimizer.variables]]:
+            assert_equal_on_all_ranks(value)
+
+
+def check_metrics_are_averaged_for_later_callbacks(world):
+    x, y = samples(batches=2)
+    for library in LIBRARIES.values():
+        seen = []
+        model = dense_model(library, seed=2)
+        model.compile(optimizer=sok.DistributedOptimizer(library.optimizers.SGD(0.0)), loss="binary_crossentropy")
+        history = model.fit(
+            share(world, x),
+            share(world, y),
+            validation_data=(share(world, x), share(world, y)),
+            batch_size=BATCH // world.size,
+            verbose=0,
+            callbacks=[
+                sok.callbacks.MetricAverageCallback(),
+                library.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs, seen=seen: seen.append(dict(logs))),
+            ],
+        )
+        whole = model.evaluate(x, y, batch_size=BATCH, verbose=0)
+        for logs in (seen[0], {name: values[0] for name, values in history.history.items()}):
+            np.testing.assert_allclose([logs["loss"], logs["val_loss"]], [whole, whole], rtol=1e-5)
+
+
+def check_metric_average_weighs_by_samples(world):
+    logs = {"loss": float(world.rank), "val_loss": float(world.rank), "note": "not a number"}
+    sok.callbacks.MetricAverageCallback(num_samples=world.rank).on_epoch_end(0, logs)
+    total = sum(range(world.size))
+    if world.size > 1:
+        np.testing.assert_allclose(logs["loss"], sum(rank * rank for rank in range(world.size)) / total)
+        np.testing.assert_allclose(logs["val_loss"], total / world.size)
+    assert logs["note"] == "not a number"
