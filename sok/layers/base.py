@@ -112,6 +112,7 @@ class EmbeddingLayerMixin:
         if args and isinstance(args[0], (list, tuple, np.ndarray)) and not _holds_tensors(args[0]):
             ids = as_keys(args[0], tf.as_dtype(self._options.key_dtype), self.name)
             args = (ids, *args[1:])
+        _check_integers(args[0] if args else kwargs.get("inputs"))
         return super().__call__(*args, **kwargs)
 
     def save_own_variables(self, store: Any) -> None:
@@ -145,6 +146,16 @@ class EmbeddingLayerMixin:
         # With v2 behaviour off, tf_keras takes the dtype of the first input, integers here, for the layer's own.
         dtype = tf.as_dtype(self.compute_dtype or tf.float32)
         return tf.cast(rows, dtype) if dtype.is_floating else rows
+
+
+def _check_integers(inputs: Any) -> None:
+    dtype = getattr(inputs, "dtype", None)
+    name = getattr(dtype, "name", dtype)  # Keras 3's symbolic tensors have names for dtypes
+    if isinstance(name, str) and not name.startswith(("int", "uint")):
+        raise ValueError(
+            f"`inputs` must be integers. Received: {name}. Keras makes inputs float32 unless told otherwise, also that "
+            "of a Sequential model which does not begin with one: use keras.Input(shape, dtype='int64')."
+        )
 
 
 def _holds_tensors(inputs: Any) -> bool:

@@ -1,0 +1,292 @@
+"""The layers under `tf.keras`, whichever Keras that is: run by test_keras3.py here, by test_tf_keras.py in a process of
+its own with TF_USE_LEGACY_KERAS=1. Functions named check_* are the questions.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok
+
+keras = tf.keras
+IS_KERAS_3 = not keras.layers.Layer.__module__.startswith("tf_keras")
+IDS = np.array([[1, 2], [3, 4], [1, 4], [5, 6]] * 4)
+LABELS = (IDS.sum(axis=1, keepdims=True) % 2).astype("float32")
+
+
+def embedding(name="e", **kwargs):
+    options = dict(combiner="sum", max_vocabulary_size_per_gpu=100, embedding_vec_size=4, slot_num=2, max_nnz=3)
+    return sok.DistributedEmbedding(**{**options, **kwargs}, name=name)
+
+
+def head():
+    return [
+        keras.layers.Flatten(),
+        keras.layers.Dense(8, "tanh", kernel_initializer=keras.initializers.GlorotUniform(seed=1)),
+        keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(seed=2)),
+    ]
+
+
+class Subclassed(keras.Model):
+    def __init__(self, layer):
+        super().__init__()
+        self.embedding = layer
+        self.head = head()
+
+    def call(self, ids, training=None):  # Keras 3 says whether it trains only to models that ask
+        x = self.embedding(ids)
+        for layer in self.head:
+            x = layer(x)
+        return x
+
+
+def functional(layer):
+    ids = keras.Input((2,), dtype="int64")
+    x = layer(ids)
+    for part in head():
+        x = part(x)
+    return keras.Model(ids, x)
+
+
+STYLES = {
+    "functional": functional,
+    "sequential": lambda layer: keras.Sequential([keras.Input((2,), dtype="int64"), layer, *head()]),
+    "subclassed": Subclassed,
+}
+
+
+def compiled(style, layer, learning_rate=0.05, **kwargs):
+    model = STYLES[style](layer)
+    model.compile(sok.DistributedOptimizer(keras.optimizers.Adam(learning_rate)), "mse", **kwargs)
+    return model
+
+
+class DenseTwin(keras.layers.Layer):
+    """The same lookup in an ordinary variable of ten rows."""
+
+    def __init__(self, rows):
+        super().__init__()
+        self._rows = rows
+
+    def build(self, shape):
+        rows = self._rows
+        self.table = self.add_weight(shape=rows.shape, initializer=lambda *_, **__: tf.constant(rows), name="table")
+
+    def call(self, ids):
+        # A product, not a gather: Keras 3's Adam squares the gradients of equal ids one by one before it adds them.
+        return tf.tensordot(tf.one_hot(ids, len(self._rows)), tf.convert_to_tensor(self.table), axes=1)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def check_fit_trains_as_a_stock_model_on_a_dense_table(style):
+    layer = embedding()
+    rows = layer.var.sparse_read(np.arange(10)).numpy()
+    stock = STYLES[style](DenseTwin(rows))
+    stock.compile(keras.optimizers.Adam(0.05), "mse")
+    model = compiled(style, layer)
+    options = dict(batch_size=4, epochs=3, shuffle=False, verbose=0)
+    losses, expected = (m.fit(IDS, LABELS, **options).history["loss"] for m in (model, stock))
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)  # of 12 steps of Adam, each from where the last one ended
+    assert losses[-1] < losses[0]
+    assert sorted(layer.var.export()[0].numpy().tolist()) == [1, 2, 3, 4, 5, 6]
+    np.testing.assert_allclose(model.predict(IDS, verbose=0), stock.predict(IDS, verbose=0), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def check_only_training_inserts(style):
+    layer = embedding()
+    model = compiled(style, layer)
+    model.predict(IDS, verbose=0)
+    model.evaluate(IDS, LABELS, verbose=0)
+    assert int(layer.var.size()) == 0
+    model.fit(IDS[:1], LABELS[:1], verbose=0)
+    assert int(layer.var.size()) == 2
+    model(tf.constant([[20, 21]], tf.int64), training=False)
+    assert int(layer.var.size()) == 2
+    model(tf.constant([[30, 31]], tf.int64), training=True)
+    assert int(layer.var.size()) == 4
+
+
+def check_a_bare_layer_inserts_and_does_not_turn_others_to_training():
+    layer = embedding()
+    layer(tf.constant([[1, 2]], tf.int64))
+    assert int(layer.var.size()) == 2
+    ids = keras.Input((2,), dtype="int64")
+    model = keras.Model(ids, keras.layers.Dropout(0.9)(layer(ids)))
+    assert not np.any(model(tf.constant([[3, 4]], tf.int64)).numpy() == 0)  # dropout stays off in a bare call
+
+
+def check_the_fixed_layer_trains():
+    layer = sok.All2AllDenseEmbedding(100, 4, slot_num=2, nnz_per_slot=1, name="fixed")
+    model = compiled("sequential", layer)
+    losses = model.fit(IDS, LABELS, epochs=5, verbose=0).history["loss"]
+    assert losses[-1] < losses[0]
+    assert layer.output.shape[1:] == (2, 1, 4) if IS_KERAS_3 else True
+
+
+@pytest.mark.parametrize("kind", ["sparse", "ragged"])
+def check_sparse_and_ragged_inputs(kind):
+    layer = embedding(combiner="mean")
+    ids = keras.Input((2, 3 if kind == "sparse" else None), dtype="int64", **{kind: True})
+    out = layer(ids)
+    assert tuple(out.shape) == (None, 2, 4)
+    model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(out)))
+    ragged = tf.ragged.constant([[[1], [2, 3]], [[], [4]], [[5], []], [[6, 6, 6], [1]]], dtype=tf.int64)
+    given = ragged.to_sparse() if kind == "sparse" else ragged
+    given = tf.sparse.reset_shape(given, [4, 2, 3]) if kind == "sparse" else given
+    model.compile(sok.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    data = tf.data.Dataset.from_tensor_slices((given, np.ones([4, 1], "float32"))).batch(2)
+    losses = model.fit(data, epochs=3, verbose=0).history["loss"]
+    assert losses[-1] < losses[0]
+    assert int(layer.var.size()) == 6
+    assert model.predict(data, verbose=0).shape == (4, 1)
+
+
+def check_one_layer_used_twice_in_a_model():
+    layer = embedding()
+    a, b = keras.Input((2,), dtype="int64"), keras.Input((2,), dtype="int64")
+    x = keras.layers.Concatenate()([keras.layers.Flatten()(layer(a)), keras.layers.Flatten()(layer(b))])
+    model = keras.Model([a, b], keras.layers.Dense(1)(x))
+    assert sum(v is layer.var for v in model.trainable_variables) == 1
+    model.compile(sok.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    losses = model.fit([IDS, IDS[:, ::-1]], LABELS, epochs=3, verbose=0).history["loss"]
+    assert losses[-1] < losses[0]
+
+
+def check_several_layers_are_several_tables():
+    layers = [embedding(name=n) for n in ("wide", "deep")]
+    ids = keras.Input((2,), dtype="int64")
+    x = keras.layers.Concatenate()([keras.layers.Flatten()(layer(ids)) for layer in layers])
+    model = keras.Model(ids, keras.layers.Dense(1)(x))
+    embeddings, others = sok.split_embedding_variable_from_others(model.trainable_variables)
+    assert [e is layer.var for e, layer in zip(embeddings, layers, strict=True)] == [True, True]
+    assert len(others) == 2
+
+
+def check_summary_and_parameter_counts():
+    layer = embedding()
+    model = functional(layer)
+    lines = []
+    model.summary(print_fn=lambda line, **_: lines.append(line))
+    text = "\n".join(lines)
+    assert "(None, 2, 4)" in text
+    assert model.count_params() == 8 * 8 + 8 + 8 + 1  # of the dense layers: rows are no fixed number
+    assert layer.count_params() == 0
+
+
+def check_frozen_layers_stay_as_they_are():
+    layer = embedding()
+    model = compiled("functional", layer)
+    model.fit(IDS, LABELS, verbose=0)
+    layer.trainable = False
+    model.compile(sok.DistributedOptimizer(keras.optimizers.Adam(0.1)), "mse")
+    before = layer.var.sparse_read(np.arange(10)).numpy()
+    assert not any(v is layer.var for v in model.trainable_variables)
+    model.fit(IDS, LABELS, verbose=0)
+    np.testing.assert_array_equal(layer.var.sparse_read(np.arange(10)), before)
+    layer.trainable = True
+    assert any(v is layer.var for v in model.trainable_variables)
+
+
+@pytest.mark.parametrize("file", ["m.weights.h5", "m.keras"])
+def check_files_hold_the_rest_and_say_what_they_do_not_hold(file, tmp_path):
+    layer = embedding(embedding_initializer=keras.initializers.RandomNormal(0.0, 0.5, seed=3), key_dtype="int32")
+    ids = keras.Input((2,), dtype="int32")
+    model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(layer(ids))))
+    model.compile(sok.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    model.fit(IDS.astype("int32"), LABELS, verbose=0)
+    path = str(tmp_path / file)
+    save = model.save_weights if file.endswith("h5") else model.save
+    if not IS_KERAS_3 and not file.endswith("h5"):
+        # An optimizer of ours is no part of this check: see the optimizers' own.
+        model = keras.Model(model.input, model.output)
+        save = model.save
+    with pytest.warns(UserWarning, match=f"rows of embedding table '{layer.var.table_name}' are not saved here"):
+        save(path)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="The rows of embedding table")
+        save(path)  # said once
+    weights = [w.numpy() for w in model.layers[-1].weights]
+    rows = layer.var.sparse_read(np.arange(10)).numpy()
+    if file.endswith("h5"):
+        for w in model.layers[-1].weights:
+            w.assign(tf.zeros_like(w))
+        model.load_weights(path)
+        loaded = model
+        np.testing.assert_array_equal(layer.var.sparse_read(np.arange(10)), rows)  # what is there stays
+    else:
+        with pytest.warns(UserWarning, match="are not saved here"):
+            loaded = keras.models.load_model(path, compile=False)
+        again = loaded.layers[1]
+        assert type(again) is type(layer)
+        assert again.get_config() == layer.get_config()
+        assert (int(again.var.size()), again.var.key_dtype, again.var.seed) == (0, tf.int32, layer.var.seed)
+    for w, expected in zip(loaded.layers[-1].weights, weights, strict=True):
+        np.testing.assert_array_equal(w.numpy(), expected)
+
+
+def check_dense_copies_and_exports_are_refused(tmp_path):
+    model = functional(embedding())
+    with pytest.raises(TypeError, match="not a dense matrix"):
+        model.get_weights()
+    with pytest.raises(NotImplementedError, match="cannot go into a SavedModel"):
+        model.export(str(tmp_path / "e"))
+    assert not Path(tmp_path / "e" / "saved_model.pb").exists()
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam", "Adagrad"])
+def check_a_stock_optimizer_alone_says_what_to_use(optimizer):
+    model = functional(embedding())
+    model.compile(getattr(keras.optimizers, optimizer)(0.1), "mse")
+    with pytest.raises((TypeError, ValueError, tf.errors.OpError)) as error:
+        model.fit(IDS, LABELS, verbose=0)
+    assert "sok.DistributedOptimizer" in str(error.value)
+
+
+def check_mixed_precision():
+    layer = embedding(dtype="mixed_bfloat16" if IS_KERAS_3 else keras.mixed_precision.Policy("mixed_bfloat16"))
+    model = functional(layer)
+    model.compile(sok.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    losses = model.fit(IDS, LABELS, epochs=3, verbose=0).history["loss"]
+    assert layer(tf.constant(IDS)).dtype == tf.bfloat16
+    assert layer.var.dtype == tf.float32
+    assert losses[-1] < losses[0]
+
+
+def check_run_eagerly_and_several_steps_per_execution():
+    for options in (dict(run_eagerly=True), dict(steps_per_execution=2)):
+        layer = embedding()
+        losses = compiled("functional", layer, **options).fit(IDS, LABELS, batch_size=4, epochs=3, verbose=0).history
+        assert losses["loss"][-1] < losses["loss"][0]
+        assert int(layer.var.size()) == 6
+
+
+@pytest.mark.parametrize("start", ["input", "sequential", "array"])
+def check_floating_point_ids_are_refused(start):
+    layer = embedding()
+    with pytest.raises(ValueError, match="`inputs` must be integers. Received: float32.*dtype='int64'"):
+        if start == "input":
+            layer(keras.Input((2,)))  # Keras' default dtype
+        elif start == "sequential":
+            model = keras.Sequential([layer, keras.layers.Flatten()])
+            # Keras 3 makes a Sequential model's input floating, whatever comes.
+            model.predict(IDS if IS_KERAS_3 else IDS.astype("float32"), verbose=0)
+        else:
+            layer(tf.constant(IDS, tf.float32))
+
+
+def check_in_a_graph():
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        layer, ids = embedding(), tf.compat.v1.placeholder(tf.int64, [None, 2])
+        out = layer(ids, training=True)
+        gradient = tf.gradients(tf.reduce_sum(out), tf.compat.v1.trainable_variables())
+        assert tf.compat.v1.trainable_variables() == [layer.var]
+        session.run(tf.compat.v1.global_variables_initializer())
+        rows, slices = session.run([out, gradient[0]], {ids: [[7, 8], [7, 7]]})
+        assert rows.shape == (2, 2, 4) and rows.dtype == np.float32
+        assert sorted(slices.indices.tolist()) == [0, 1]
