@@ -1,6 +1,7 @@
 """The main job from end to end: as a user starts it, in processes of its own, and (faster) called from here."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,19 @@ JSON_KEYS = {
 }
 
 
+BATCH = 201
+"""Leaves a last batch of an odd number of rows, so that two workers' parts of it differ in length."""
+
+
 @pytest.fixture(scope="module")
 def log_path(tmp_path_factory):
     return str(generate.cached_log(tmp_path_factory.mktemp("log"), 20_000, 0))
+
+
+@pytest.fixture(scope="module")
+def some_log(log_path):
+    """The real log if it is there, else a generated one."""
+    return os.environ.get("SOK_CRITEO_SAMPLE") or log_path
 
 
 @pytest.fixture
@@ -100,46 +111,29 @@ def results():
 
 
 @pytest.fixture
-def one_worker(train, log_path, results):
-    """One worker on 16,000 rows. The last batch of 301 has 47 rows, 23 and 24 for two workers."""
+def one_worker(train, some_log, results):
     if "one" not in results:
-        results["one"] = train("--data", log_path, "--batch-size", 301)
+        results["one"] = train("--data", some_log, "--batch-size", BATCH)
     return results["one"]
 
 
-def test_stock_tensorflow_reaches_the_same_auc(train, one_worker, log_path):
-    stock = train("--data", log_path, "--batch-size", 301, "--backend", "stock")
+def test_stock_tensorflow_reaches_the_same_auc(train, one_worker, some_log):
+    stock = train("--data", some_log, "--batch-size", BATCH, "--backend", "stock")
     assert_same_model(one_worker, stock)
-    assert one_worker["auc"] > 0.68
+    assert one_worker["auc"] > 0.65
 
 
-def test_legacy_keras_reaches_the_same_auc(train, one_worker, log_path):
-    assert_same_model(one_worker, train("--data", log_path, "--batch-size", 301, TF_USE_LEGACY_KERAS="1"))
-
-
-def assert_shared_by_two(one, two):
-    assert two["workers"] == 2
-    assert two["rows"] == one["rows"]
-    assert min(two["rows_per_shard"]) > 0.4 * two["rows"]
+def test_legacy_keras_reaches_the_same_auc(train, one_worker, some_log):
+    assert_same_model(one_worker, train("--data", some_log, "--batch-size", BATCH, TF_USE_LEGACY_KERAS="1"))
 
 
 @pytest.mark.multiprocess
-def test_two_workers_reach_the_same_auc(train, one_worker, log_path):
-    two = train("--data", log_path, "--batch-size", 301, workers=2)
+def test_two_workers_reach_the_same_auc(train, one_worker, some_log):
+    two = train("--data", some_log, "--batch-size", BATCH, workers=2)
     assert_same_model(one_worker, two)
-    assert_shared_by_two(one_worker, two)
-
-
-@pytest.mark.multiprocess
-def test_real_criteo_log_gives_one_two_and_stock_the_same_auc(train, criteo_sample):
-    flags = ("--data", criteo_sample, "--batch-size", 128)
-    one, two, stock = train(*flags), train(*flags, workers=2), train(*flags, "--backend", "stock")
-    assert_same_model(one, two)
-    assert_same_model(one, stock)
-    assert_shared_by_two(one, two)
-    assert one["train_rows"] == 6400
-    assert one["best_auc"] is None
-    assert one["auc"] > 0.65
+    assert two["workers"] == 2
+    assert two["rows"] == one_worker["rows"]
+    assert min(two["rows_per_shard"]) > 0.4 * two["rows"]
 
 
 def test_real_avazu_log_trains(train, avazu_sample):
