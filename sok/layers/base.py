@@ -63,6 +63,8 @@ class EmbeddingLayerMixin:
             slot_num=slot_num,
         )
         resolve(embedding_initializer, "embedding_initializer")
+        if isinstance(embedding_initializer, type):
+            embedding_initializer = embedding_initializer()
         # XLA has no kernels of ours. Keras 3 heeds this flag only if it was set before the first compile().
         self.supports_jit = False
         # Weights of ids stay float32: only the output has the compute dtype. (Keras 3's and tf_keras' name for it.)
@@ -125,7 +127,7 @@ class EmbeddingLayerMixin:
         options = {field.name: getattr(self._options, field.name) for field in dataclasses.fields(self._options)}
         initializer = options["embedding_initializer"]
         if initializer is not None and not isinstance(initializer, str):
-            options["embedding_initializer"] = self._keras_initializers.serialize(initializer)
+            options["embedding_initializer"] = _serialized(initializer, self._keras_initializers)
         return {**super().get_config(), **options}
 
     @classmethod
@@ -146,6 +148,14 @@ class EmbeddingLayerMixin:
         # With v2 behaviour off, tf_keras takes the dtype of the first input, integers here, for the layer's own.
         dtype = tf.as_dtype(self.compute_dtype or tf.float32)
         return tf.cast(rows, dtype) if dtype.is_floating else rows
+
+
+def _serialized(initializer: Any, keras_initializers: Any) -> Any:
+    config = keras_initializers.serialize(initializer)
+    if isinstance(config, dict) and str(config.get("module")).startswith("tensorflow."):
+        # An initializer of tf.compat.v1 comes back as Keras' own of that name, which takes no dtype.
+        config["config"].pop("dtype", None)
+    return config
 
 
 def _check_integers(inputs: Any) -> None:

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import sok
+from sok.initializers import to_spec
 from sok.table import EmbeddingVariable
 from tests.reference.judge import assert_close, assert_same
 
@@ -280,6 +281,28 @@ class TestConfig:
         assert again.var.key_dtype == tf.int32 and not again.var.hashed
         if initializer is not None and not isinstance(initializer, str):
             assert again.get_config()["embedding_initializer"]["config"] == initializer.get_config()
+
+    @pytest.mark.parametrize(
+        "initializer",
+        [
+            tf.compat.v1.glorot_normal_initializer(seed=4),
+            tf.random_normal_initializer(1, 2),
+            tf.keras.initializers.HeUniform,
+        ],
+    )
+    def test_initializers_of_tensorflow_and_classes_come_back_as_keras_knows_them(self, initializer):
+        layer = distributed(embedding_initializer=initializer)
+        again = type(layer).from_config(json.loads(json.dumps(layer.get_config())))
+        specs = [to_spec(x._options.embedding_initializer, 100, 4) for x in (layer, again)]
+        assert specs[0] == specs[1] == to_spec(initializer, 100, 4)
+
+    def test_registered_functions_come_back(self):
+        @tf.keras.utils.register_keras_serializable("test_layers")
+        def threes(shape, dtype=None):
+            return tf.fill(shape, 3.0)
+
+        again = type(distributed()).from_config(distributed(embedding_initializer=threes).get_config())
+        assert again.var.sparse_read([1]).numpy().tolist() == [[3.0] * 4]
 
     def test_says_what_was_given(self):
         config = distributed("Sqrtn", max_feature_num=4, padding_key=-1).get_config()
