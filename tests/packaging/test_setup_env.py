@@ -105,3 +105,13 @@ def test_the_file_that_make_setup_runs_first_rejects_an_unsupported_python(tmp_p
     assert answer.returncode == 1
     assert "is Python 3.9.2" in answer.stderr
     assert "apt-get install python3" in answer.stderr
+
+
+@pytest.mark.parametrize(("setting", "expected"), [("0", False), ("1", True), (None, True)])
+def test_horovod_is_built_unless_it_is_declined(setup_env, monkeypatch, setting, expected):
+    monkeypatch.delenv("SOK_WITH_HOROVOD", raising=False)
+    if setting is not None:
+        monkeypatch.setenv("SOK_WITH_HOROVOD", setting)
+    names = [step.name for step in setup_env.all_steps()]
+    assert ("horovod" in names) is expected
+    assert names.index("packages") < names.index("native") < names.index("sok") < names.index("doctor")
