@@ -1,0 +1,68 @@
+"""What ends a job: a worker that is killed, one that raises, one that never comes. And the harness that watches them."""
+
+import os
+import re
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.multiprocess.harness import Job, Outcome, World, processes_of, run, run_checks
+from tests.multiprocess.worker import run_check
+
+pytestmark = pytest.mark.multiprocess
+
+PROGRAM = Path(__file__).with_name("program_that_loses_a_worker.py")
+
+
+@pytest.mark.parametrize(
+    "way, told",
+    [
+        ("kill", r"exit with status code 137"),
+        ("raise", r"\[1\]<stderr>:ValueError: the worker's own mistake"),
+    ],
+)
+def test_a_lost_worker_ends_the_job_with_a_clear_message(way, told):
+    job = run([sys.executable, str(PROGRAM), way], ranks=2, deadline=120)
+    assert not job.timed_out and job.returncode != 0
+    assert re.search(told, job.output), job.output
+    assert re.search(r"sok: rank 0: a peer stopped .*cannot go on without it", job.output), job.output
+    # The survivor does not finish, and is not ended by a deadline of its own.
+    assert "finished" not in job.output
+    seconds = float(re.search(r"lost at ([\d.]+)", job.output).group(1))
+    assert time.time() - seconds < 60
+
+
+def test_the_deadline_ends_a_job_and_all_its_processes():
+    # A launcher that waits for ever, with a child of its own session.
+    job = run(["/bin/bash", "-c", "echo mark=$SOK_TEST_JOB; setsid sleep 1000 & sleep 1000"], ranks=2, deadline=10)
+    assert job.timed_out
+    mark = re.search(r"mark=(\w+)", job.output)
+    assert mark, job.output
+    assert processes_of(mark.group(1)) == []
+
+
+def test_a_job_reports_what_each_rank_said(tmp_path):
+    job = run_checks(["tests.multiprocess.checks_of_the_harness"], 2, tmp_path, deadline=120)
+    assert job.values("check_returns_its_rank") == [0, 1]
+    with pytest.raises(AssertionError, match=r"(?s)on 2 ranks.*rank 1: Traceback.*only on rank 1") as failure:
+        job.values("check_fails_on_rank_1")
+    assert "rank 0:" not in str(failure.value)
+    with pytest.raises(AssertionError, match="rank 0: did not finish the check"):
+        job.values("check_that_does_not_exist")
+
+
+def test_values_complain_about_jobs_without_reports():
+    job = Job(ranks=2, returncode=1, output="horovodrun: no such host", seconds=1.0, timed_out=False)
+    with pytest.raises(AssertionError, match=r"(?s)ended with status 1.*no rank has reported anything.*no such host"):
+        job.values("check_x")
+
+
+def test_a_check_that_leaves_the_process_is_a_failure(tmp_path):
+    outcome = run_check("check_x", lambda world: sys.exit(0), World(0, 1), tmp_path)
+    assert isinstance(outcome, Outcome) and "SystemExit" in outcome.error
+
+
+def test_workers_are_found_by_their_environment():
+    assert os.getpid() not in processes_of("no such mark")
