@@ -41,6 +41,7 @@ class Outcome:
     check: str
     value: Any = None
     error: str | None = None
+    seconds: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,4 +34,4 @@ for number in range(10**9):
         if way == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         raise ValueError("the worker's own mistake")
-print("finished")
+print("trained to the end")

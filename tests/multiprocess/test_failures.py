@@ -1,4 +1,4 @@
-"""What ends a job: a worker that is killed, one that raises, one that never comes. And the harness that watches them."""
+"""What ends a job: a worker that is killed, that raises, that never comes. And the harness that watches them."""
 
 import os
 import re
@@ -27,9 +27,10 @@ def test_a_lost_worker_ends_the_job_with_a_clear_message(way, told):
     job = run([sys.executable, str(PROGRAM), way], ranks=2, deadline=120)
     assert not job.timed_out and job.returncode != 0
     assert re.search(told, job.output), job.output
-    assert re.search(r"sok: rank 0: a peer stopped .*cannot go on without it", job.output), job.output
-    # The survivor does not finish, and is not ended by a deadline of its own.
-    assert "finished" not in job.output
+    # The survivor says why it ends, unless horovodrun was quicker, which then says so.
+    survivor = r"sok: rank 0: a peer stopped .*cannot go on without it|Terminating remaining workers after failure"
+    assert re.search(survivor, job.output), job.output
+    assert "trained to the end" not in job.output
     seconds = float(re.search(r"lost at ([\d.]+)", job.output).group(1))
     assert time.time() - seconds < 60
 

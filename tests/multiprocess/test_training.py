@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.multiprocess import checks_distributed, checks_lookup, checks_training
+from tests.multiprocess import checks_distributed, checks_fit, checks_lookup, checks_loops, training
 from tests.multiprocess.worker import checks_of
 
 pytestmark = pytest.mark.multiprocess
@@ -23,8 +23,9 @@ def merged(shards):
 
 
 def assert_same_training(results, expected):
-    assert len(expected["losses"]) == checks_training.STEPS
-    assert expected["losses"][-1] < expected["losses"][0], "nothing was learned"
+    losses = expected["losses"]
+    assert len(losses) in (training.STEPS, training.STEPS // training.STEPS_AT_ONCE)
+    assert np.mean(losses[-len(losses) // 4 :]) < np.mean(losses[: len(losses) // 4]), "nothing was learned"
     for result in results:
         np.testing.assert_allclose(result["losses"], expected["losses"], **TOLERANCE)
         np.testing.assert_allclose(result["dense"], expected["dense"], **TOLERANCE)
@@ -38,8 +39,11 @@ def assert_same_training(results, expected):
         np.testing.assert_allclose(actual, wanted, err_msg=name, **TOLERANCE)
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("check", checks_of(checks_training))
+@pytest.mark.parametrize(
+    "ranks, check",
+    [(ranks, check) for ranks in (2, 3, 4) for check in checks_of(checks_loops)]
+    + [(ranks, check) for ranks in (2, 4) for check in checks_of(checks_fit)],
+)
 def test_n_ranks_train_like_one(job, ranks, check):
     assert_same_training(job(ranks).values(check), job(1).values(check)[0])
 
@@ -55,7 +59,7 @@ def test_all_modes_train_alike(job, check):
 
 def test_the_judge_of_training_sees_differences():
     row = np.ones(3)
-    losses = np.linspace(1.0, 0.5, checks_training.STEPS)
+    losses = np.linspace(1.0, 0.5, training.STEPS)
     expected = {"losses": losses, "dense": row, "tables": {"t": {1: row, 2: row}}}
     halves = [{**expected, "tables": {"t": {key: row}}} for key in (1, 2)]
     assert_same_training(halves, expected)
@@ -70,7 +74,7 @@ def test_the_judge_of_training_sees_differences():
             assert_same_training(wrong, expected)
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [2])
 def test_n_ranks_fit_dense_models_like_one(job, ranks):
     check = "check_fit_trains_dense_models_as_one_rank_does"
     (expected,) = job(1).values(check)
@@ -81,7 +85,7 @@ def test_n_ranks_fit_dense_models_like_one(job, ranks):
                 np.testing.assert_allclose(result[name][kind], values[kind], err_msg=f"{name} {kind}", **TOLERANCE)
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [2])
 def test_n_ranks_train_v1_models_like_one(job, ranks):
     check = "check_v1_optimizers_reduce_once_wherever_gradients_come_from"
     (expected,) = job(1).values(check)
@@ -105,4 +109,4 @@ def test_n_ranks_look_up_what_one_does(job, ranks, check):
 
 
 def test_modules_of_checks_have_checks():
-    assert all(checks_of(module) for module in (checks_distributed, checks_lookup, checks_training))
+    assert all(checks_of(module) for module in (checks_distributed, checks_fit, checks_lookup, checks_loops))

@@ -1,49 +1,30 @@
-"""Twenty steps with tables in every mode. What each check returns must not depend on the number of ranks."""
+"""Twenty steps in loops of one's own. What each check returns must not depend on the number of ranks."""
 
 import horovod.tensorflow as hvd
 import keras
 import numpy as np
 import tensorflow as tf
-import tf_keras
 
 import sok
-from sok import context
-from sok.layers import for_keras
+from tests.multiprocess.training import (
+    BATCH,
+    DIM,
+    IDS_PER_SLOT,
+    SLOTS,
+    even_shares,
+    samples,
+    shards,
+    sum_over_ranks,
+    uneven_shares,
+)
 
 v1 = tf.compat.v1
-STEPS, BATCH, SLOTS, IDS_PER_SLOT, DIM = 20, 24, 3, 2, 4
 OPTIMIZERS = {
     "sgd": lambda: sok.optimizers.SGD(0.5),
     "adagrad": lambda: sok.optimizers.Adagrad(0.1),
     "adam": lambda: sok.optimizers.Adam(0.02),
     "lazy_adam": lambda: sok.optimizers.LazyAdam(0.02),
 }
-
-
-def samples():
-    """Ids [STEPS * BATCH, SLOTS, IDS_PER_SLOT], of which some are seen often and most seldom, and labels."""
-    rng = np.random.default_rng(42)
-    ids = (rng.zipf(1.3, (STEPS * BATCH, SLOTS, IDS_PER_SLOT)) % 97 - 48).astype(np.int64)
-    return ids, (ids.sum(axis=(1, 2)) % 3 == 0).astype(np.float32)
-
-
-def even_shares(world):
-    """This rank's samples of each step: as many on every rank."""
-    part = BATCH // world.size
-    return [slice(step * BATCH + world.rank * part, step * BATCH + (world.rank + 1) * part) for step in range(STEPS)]
-
-
-def uneven_shares(world):
-    """As a ragged last batch, and worse: any number of samples, often none."""
-    rng = np.random.default_rng(7)
-    shares = []
-    for step in range(STEPS):
-        cuts = np.sort(rng.integers(0, BATCH + 1, 3))[: world.size - 1]
-        if step % 5 == 0:
-            cuts = np.zeros_like(cuts)  # all samples on the last rank
-        bounds = step * BATCH + np.concatenate([[0], cuts, [BATCH]])
-        shares.append(slice(bounds[world.rank], bounds[world.rank + 1]))
-    return shares
 
 
 def make_layers(prefix):
@@ -76,25 +57,6 @@ def head_values(layers):
 def loss_of(logits, labels, divisor):
     losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=labels[:, None], logits=logits)
     return tf.reduce_sum(losses) / tf.cast(divisor, tf.float32)
-
-
-def shards(variables, slot_sets, run=lambda x: [t.numpy() for t in x]):
-    """By table: this rank's keys with row, slots and stamp."""
-    result = {}
-    for name, variable in variables.items():
-        keys, rows = run(variable.export())
-        slot_keys, slots, stamps = run(variable.slots(slot_sets[name]))
-        np.testing.assert_array_equal(keys, slot_keys)
-        assert all(int(key) % context.size() == context.rank() for key in keys)
-        result[name] = {
-            int(key): np.concatenate([row, slot, [stamp]])
-            for key, row, slot, stamp in zip(keys, rows, slots, stamps, strict=True)
-        }
-    return result
-
-
-def sum_over_ranks(values):
-    return context.get_transport().all_gather(tf.constant([values], tf.float64), "test/losses").numpy().sum(axis=0)
 
 
 def loop(world, name, shares, compiled, mean):
@@ -208,64 +170,3 @@ def check_v1_session_with_horovod_s_optimizer_beside_ours(world):
         return train, dict.fromkeys(layers, ours.slot_set)
 
     return session_loop(world, "session_horovod", make_train)
-
-
-def fit(world, name, library, stock, embedding_optimizer=None, **options):
-    ids, labels = samples()
-    library.utils.set_random_seed(11)
-    layers = for_keras(library)
-    ids_in = library.Input((SLOTS, IDS_PER_SLOT), dtype="int64")
-    pooled = layers.DistributedEmbedding("mean", 200, DIM, SLOTS, IDS_PER_SLOT, name=f"{name}_pooled")
-    dense = layers.All2AllDenseEmbedding(200, DIM, SLOTS, IDS_PER_SLOT, name=f"{name}_dense")
-    x = library.layers.Concatenate()(
-        [library.layers.Flatten()(pooled(ids_in)), library.layers.Flatten()(dense(ids_in))]
-    )
-    x = library.layers.Dense(5, activation="tanh")(x)
-    model = library.Model(ids_in, library.layers.Dense(1, activation="sigmoid")(x))
-    optimizer = sok.DistributedOptimizer(stock, embedding_optimizer=embedding_optimizer)
-    model.compile(optimizer=optimizer, loss="binary_crossentropy", **options)
-    running_means = []
-    record = library.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: running_means.append(logs["loss"]))
-    shares = even_shares(world)
-    model.fit(
-        np.concatenate([ids[share] for share in shares]),
-        np.concatenate([labels[share] for share in shares]),
-        batch_size=BATCH // world.size,
-        shuffle=False,
-        verbose=0,
-        callbacks=[sok.callbacks.BroadcastVariablesCallback(), record],
-    )
-    tables = {"pooled": pooled.embedding_variable, "dense": dense.embedding_variable}
-    weights = [np.asarray(v) for v in model.trainable_variables if v not in tables.values()]
-    assert int(np.asarray(optimizer.iterations)) == STEPS
-    return {
-        "losses": sum_over_ranks([float(x) for x in running_means]) / world.size,
-        "dense": np.concatenate([w.ravel() for w in weights]),
-        "tables": shards(tables, dict.fromkeys(tables, optimizer.embedding_optimizer.slot_set)),
-    }
-
-
-def check_keras_3_fit(world):
-    return fit(world, "keras", keras, keras.optimizers.Adam(0.02))
-
-
-def check_keras_3_fit_in_several_steps_at_once(world):
-    return fit(world, "keras_steps", keras, keras.optimizers.Adagrad(0.1), steps_per_execution=4)
-
-
-def check_keras_3_fit_with_an_optimizer_for_tables(world):
-    stock = keras.optimizers.AdamW(0.02, global_clipnorm=0.05)
-    return fit(world, "keras_given", keras, stock, sok.optimizers.LazyAdam(0.02), run_eagerly=True)
-
-
-def check_tf_keras_fit(world):
-    return fit(world, "tf_keras", tf_keras, tf_keras.optimizers.Adam(0.02))
-
-
-def check_tf_keras_legacy_fit(world):
-    return fit(world, "tf_keras_legacy", tf_keras, tf_keras.optimizers.legacy.Adagrad(0.1), steps_per_execution=4)
-
-
-def check_tf_keras_fit_with_clipping(world):
-    # The norm of a table is measured over all shards.
-    return fit(world, "tf_keras_clip", tf_keras, tf_keras.optimizers.SGD(0.5, clipnorm=0.01))
