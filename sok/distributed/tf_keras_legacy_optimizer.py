@@ -27,6 +27,11 @@ class TfKerasLegacyDistributedOptimizer(tf_keras.optimizers.legacy.Optimizer):
         self.op = check_op(op)
         self._given = embedding_optimizer
         self._tables = tables.TableTrainer(optimizer, embedding_optimizer, self.op)
+        # For checkpoints: legacy optimizers do not look for children among their attributes. Slots are the inner one's
+        # alone, so the methods that list slots are not handed on: what is listed twice cannot be saved.
+        self._track_trackable(optimizer, "inner")
+        if embedding_optimizer is not None:
+            self._track_trackable(embedding_optimizer, "embedding_optimizer")
 
     @property
     def embedding_optimizer(self) -> Any:
@@ -87,12 +92,6 @@ class TfKerasLegacyDistributedOptimizer(tf_keras.optimizers.legacy.Optimizer):
     def _create_all_weights(self, var_list: Sequence[Any]) -> None:
         _, others = split_pairs((v, v) for v in var_list)
         self.inner._create_all_weights([v for v, _ in others])
-
-    def get_slot(self, var: Any, slot_name: str) -> Any:
-        return self.inner.get_slot(var, slot_name)
-
-    def get_slot_names(self) -> list[str]:
-        return self.inner.get_slot_names()
 
     def get_config(self) -> dict[str, Any]:
         return {

@@ -28,15 +28,13 @@ def in_turn(name: str, collective: Callable[[], T]) -> T:
     if tf.executing_eagerly() or not tf.compat.v1.executing_eagerly_outside_functions():
         return collective()
     turn = _turn(name)
-    with tf.control_dependencies([_touch(turn)]):
+    # Made out here: a constant inside would take over the dependency, which the graph optimizer may drop with it.
+    one = tf.constant(1, tf.int64)
+    with tf.control_dependencies([tf.raw_ops.AssignAddVariableOp(resource=turn, value=one)]):
         result = collective()
     with tf.control_dependencies(tf.nest.flatten(result)):
-        _touch(turn)
+        tf.raw_ops.AssignAddVariableOp(resource=turn, value=one)
     return result
-
-
-def _touch(turn: tf.Tensor) -> tf.Operation:
-    return tf.raw_ops.AssignAddVariableOp(resource=turn, value=tf.constant(1, tf.int64))
 
 
 def _turn(name: str) -> tf.Tensor:

@@ -1,0 +1,120 @@
+"""The transport of one worker, and counting. Several workers: tests/multiprocess/checks_transport.py."""
+
+import functools
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok
+from sok import tracing
+from sok.transport.horovod import HorovodTransport, _named
+from sok.transport.local import LocalTransport
+from sok.transport.ordering import in_turn
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_world_of_one_gives_everything_back_uncounted(call):
+    transport = LocalTransport()
+    x = tf.reshape(tf.range(6.0), [3, 2])
+    with sok.trace() as t:
+        received, splits = call(lambda x: transport.all_to_all(x, tf.constant([3]), "a"), x)
+        (summed,) = call(lambda x: transport.grouped_all_reduce([x], "b", average=True), x)
+        gathered = call(lambda x: transport.all_gather(x, "c"), x)
+        sent = call(lambda x: transport.broadcast(x, 0, "d"), x)
+        transport.barrier("e")
+    for result in (received, summed, gathered, sent, transport.broadcast_numpy(x.numpy(), "f")):
+        np.testing.assert_array_equal(result, x)
+    assert splits.numpy().tolist() == [3] and t.collectives == 0
+    with pytest.raises(ValueError, match=r"`root_rank` must be 0.*Received: 1"):
+        transport.broadcast(x, 1, "g")
+
+
+def test_both_transports_have_the_whole_interface():
+    for kind in (LocalTransport, HorovodTransport):
+        assert not kind.__abstractmethods__
+
+
+@pytest.mark.parametrize("name, legal", [("sok/a b/keys/0", "sok>a_b>keys>0"), ("é.x-1", "_.x-1")])
+def test_names_are_made_legal_for_nodes_of_a_graph(name, legal):
+    assert _named(name)["name"] == legal
+    with tf.Graph().as_default():
+        assert tf.constant(1, name="x" + legal).op.name == "x" + legal
+
+
+def test_collectives_of_one_name_run_in_program_order():
+    order = []
+
+    def note(number):
+        time.sleep(0.01 * (8 - number))  # the first take longest: run at once, they would end last
+        order.append(int(number))
+        return number
+
+    def collective(number):
+        # Not stateful, as Horovod's ops are not.
+        return in_turn("test/turn", lambda: tf.numpy_function(note, [number], tf.int32, stateful=False))
+
+    inner = tf.function(collective, autograph=False)
+
+    @functools.partial(tf.function, autograph=False)
+    def step(start):
+        return [(inner if i % 3 else collective)(start + i) for i in range(8)]
+
+    for _ in range(3):
+        order.clear()
+        step(tf.constant(0))
+        assert order == list(range(8))
+
+
+# Counting.
+
+
+def test_counts_are_those_inside_the_with_also_of_functions_traced_before():
+    @tf.function
+    def step(x):
+        first, second = tracing.count_group([x, tf.zeros([4, 2])], "test/group", "all_reduce")
+        return tracing.count(first, "test/one", "all_to_all") + tf.reduce_sum(second)
+
+    step(tf.ones([3]))
+    with sok.trace() as t:
+        step(tf.ones([3]))
+        inside = t.collectives
+        step(tf.ones([3]))
+    step(tf.ones([3]))
+    assert (inside, t.collectives, t.bytes) == (2, 4, 2 * (12 + 32 + 12))
+    assert t.by_name == {
+        "test/group": {"kind": "all_reduce", "collectives": 2, "bytes": 88},
+        "test/one": {"kind": "all_to_all", "collectives": 2, "bytes": 24},
+    }
+
+
+def test_counts_can_be_read_and_reset_anywhere():
+    sok.collective_counts(reset=True)
+    tracing.count(tf.ones([2]), "test/reset", "barrier")
+    with tf.Graph().as_default():
+        assert sok.collective_counts()["collectives"] == 1
+    assert sok.collective_counts(reset=True)["by_name"]["test/reset"]["bytes"] == 8
+    assert sok.collective_counts() == {"collectives": 0, "bytes": 0, "by_name": {}}
+
+
+def test_a_trace_that_was_not_entered_says_so():
+    with pytest.raises(RuntimeError, match="inside a `with`"):
+        _ = sok.trace().collectives
+
+
+@pytest.mark.parametrize("value, is_told", [("1", True), ("0", False)])
+def test_the_environment_asks_for_a_summary_at_the_end(value, is_told):
+    code = (
+        "import tensorflow as tf; from sok import tracing; tracing.summarize_at_exit(3);"
+        "tracing.count(tf.ones([4]), 'test/end', 'all_to_all')"
+    )
+    environment = {"SOK_TRACE": value, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    assert told.returncode == 0
+    assert ("sok: rank 3: 1 collectives, 16 bytes" in told.stderr) is is_told
+    assert ("all_to_all  test/end" in told.stderr) is is_told
