@@ -50,3 +50,12 @@ def call(request: pytest.FixtureRequest) -> Callable[..., Any]:
     if request.param == "eager":
         return lambda f, *args: f(*args)
     return lambda f, *args: tf.function(f)(*args)
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Keeps --doctest-modules to files that hold tests: it imports what it looks at, and scripts that tests start in
+    processes of their own (they switch TensorFlow to graphs, or train for ever) must not run in this one."""
+    name = collection_path.name
+    if collection_path.suffix == ".py" and not name.startswith("test_") and name not in ("conftest.py", "__init__.py"):
+        return True
+    return None
