@@ -51,7 +51,8 @@ def DistributedOptimizer(
         - It reduces in `apply_gradients`. But a v1 optimizer whose `compute_gradients` was called in this graph has
           done it there, so that what you do to gradients in between (clipping) sees those of all workers.
         - Do not use it with `sok.DistributedGradientTape`, which reduces too.
-        - Not for Keras' `mixed_float16`: its loss scaling looks at gradients as matrices. `mixed_bfloat16` works.
+        - Not for `mixed_float16`: its loss scaling needs gradients as matrices (Keras 3), and lets each worker decide
+          alone which steps to leave out (tf_keras), so that the others wait for ever. `mixed_bfloat16` works.
 
     Example:
         >>> import keras, sok

@@ -7,6 +7,7 @@ import tensorflow as tf
 import tf_keras
 
 import sok
+from sok.layers import for_keras
 from sok.lookup import lookup_rows
 
 v1 = tf.compat.v1
@@ -224,6 +225,22 @@ def test_a_fixed_loss_scale_is_undone_for_tables_too():
     distributed.apply_gradients([(of_table, table), (of_weight * 8.0, weight)])
     np.testing.assert_allclose(weight, [2.0 - 0.5 * 3, 3.0 - 0.5 * 3])
     np.testing.assert_allclose(table.sparse_read([2]), [[1 - 0.5 * 2, 1 - 0.5 * 3]])
+
+
+@pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
+def test_models_that_compute_in_bfloat16_train(library):
+    library.mixed_precision.set_global_policy("mixed_bfloat16")
+    try:
+        layer = for_keras(library).DistributedEmbedding("sum", 100, 4, slot_num=3, max_nnz=2)
+        ids = library.Input((3, 2), dtype="int64")
+        x = library.layers.Dense(1, dtype="float32")(library.layers.Flatten()(layer(ids)))
+        model = library.Model(ids, x)
+        model.compile(sok.DistributedOptimizer(library.optimizers.Adam(0.05)), "mse")
+    finally:
+        library.mixed_precision.set_global_policy("float32")
+    rng = np.random.default_rng(0)
+    losses = model.fit(rng.integers(0, 9, (32, 3, 2)), rng.normal(size=(32, 1)), epochs=5, verbose=0).history["loss"]
+    assert layer.compute_dtype == "bfloat16" and losses[-1] < losses[0]
 
 
 # Refusals.
