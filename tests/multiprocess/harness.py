@@ -96,7 +96,7 @@ def run(command: Sequence[str], ranks: int, deadline: float) -> Job:
         "OMP_NUM_THREADS": "1",
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "CUDA_VISIBLE_DEVICES": "-1",
-        "HOROVOD_CYCLE_TIME": "0.5",
+        "HOROVOD_CYCLE_TIME": "1",
     }
     start = time.monotonic()
     process = subprocess.Popen(
