@@ -66,8 +66,8 @@ def test_bad_arguments_are_named(arguments, text):
 
 
 def test_names_are_never_given_twice():
-    names = [table(name=name).table_name for name in ("twice", "twice_1", "twice", "twice")]
-    assert names == ["twice", "twice_1", "twice_2", "twice_3"]
+    names = [table(name=name).table_name for name in ("unheard_of", "unheard_of_1", "unheard_of", "unheard_of")]
+    assert names == ["unheard_of", "unheard_of_1", "unheard_of_2", "unheard_of_3"]
 
 
 def test_fresh_rows_are_the_stated_function_of_seed_and_key():
