@@ -1,10 +1,12 @@
 #include "sok/hash_table.h"
 
 #include <algorithm>
+#include <atomic>
 
 #include "cpu_features.h"
 #include "pages.h"
 #include "sok/error.h"
+#include "tasks.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -143,12 +145,8 @@ uint32_t HashTable::FindFrom(uint64_t key) const {
   const uint64_t hash = Hash(key);
   const Segment& s = SegmentOf(hash);
   if (s.num_buckets == 0) return kNoRow;
-  for (uint32_t b = Home(hash, s.num_buckets);;) {
-    const int place = FindInBucket(s.buckets[b], key);
-    if (place >= 0) return s.buckets[b].rows[place];
-    if (s.buckets[b].passed == 0) return kNoRow;
-    if (++b == s.num_buckets) b = 0;
-  }
+  const uint32_t* place = FindPlace(s, hash, key);
+  return place == nullptr ? kNoRow : *place;
 }
 
 void HashTable::Resolve(const uint64_t* keys, const Bucket* const* homes, int n, uint32_t* rows) const {
@@ -160,14 +158,23 @@ void HashTable::Resolve(const uint64_t* keys, const Bucket* const* homes, int n,
 
 uint32_t HashTable::Find(uint64_t key) const { return FindFrom(key); }
 
-void HashTable::Place(const Segment& s, uint64_t hash, uint64_t key, uint32_t row) {
+uint32_t* HashTable::FindPlace(const Segment& s, uint64_t hash, uint64_t key) {
+  for (uint32_t b = Home(hash, s.num_buckets);;) {
+    const int place = FindInBucket(s.buckets[b], key);
+    if (place >= 0) return &s.buckets[b].rows[place];
+    if (s.buckets[b].passed == 0) return nullptr;
+    if (++b == s.num_buckets) b = 0;
+  }
+}
+
+uint32_t* HashTable::Place(const Segment& s, uint64_t hash, uint64_t key, uint32_t row) {
   for (uint32_t b = Home(hash, s.num_buckets);;) {
     Bucket& bucket = s.buckets[b];
     for (int i = 0; i < kPlaces; ++i) {
       if (bucket.rows[i] != kNoRow) continue;
       bucket.keys[i] = key;
       bucket.rows[i] = row;
-      return;
+      return &bucket.rows[i];
     }
     ++bucket.passed;
     if (++b == s.num_buckets) b = 0;
@@ -204,6 +211,78 @@ std::pair<uint32_t, bool> HashTable::FindOrInsert(uint64_t key, uint32_t row) {
   ++s.used;
   ++size_;
   return {row, true};
+}
+
+void HashTable::InsertMissing(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, int64_t m, uint32_t* rows,
+                              const std::function<void(const bool*, int64_t)>& number_rows) {
+  // Stable order by segment: segments are then filled side by side, each in order of position.
+  const int64_t num_segments = static_cast<int64_t>(segments_.size());
+  uint64_t* hashes = scratch->Get<uint64_t>(m);
+  int64_t* begin = scratch->Get<int64_t>(num_segments + 1);
+  uint32_t* order = scratch->Get<uint32_t>(m);
+  std::fill(begin, begin + num_segments + 1, int64_t{0});
+  auto segment_of = [&](int64_t k) { return segment_bits_ == 0 ? 0 : static_cast<int64_t>(hashes[k] >> (64 - segment_bits_)); };
+  for (int64_t k = 0; k < m; ++k) {
+    hashes[k] = Hash(keys[k]);
+    ++begin[segment_of(k) + 1];
+  }
+  for (int64_t s = 0; s < num_segments; ++s) begin[s + 1] += begin[s];
+  for (int64_t k = 0; k < m; ++k) order[begin[segment_of(k)]++] = static_cast<uint32_t>(k);
+  for (int64_t s = num_segments; s > 0; --s) begin[s] = begin[s - 1];
+  begin[0] = 0;
+
+  // Room first, so that no bucket moves while keys are placed.
+  std::atomic<bool> no_memory{false};
+  ForTasks(cpu, num_segments, m * 20, [&](int64_t, int64_t s) {
+    Segment& segment = segments_[static_cast<size_t>(s)];
+    const uint64_t used = static_cast<uint64_t>(segment.used) + static_cast<uint64_t>(begin[s + 1] - begin[s]);
+    if (begin[s] == begin[s + 1] || used <= MaxUsed(segment.num_buckets)) return;
+    try {
+      Rebuild(&segment, std::max<uint64_t>(BucketsFor(used), segment.num_buckets + segment.num_buckets / 4));
+    } catch (const OutOfMemory&) {
+      no_memory.store(true);
+    }
+  });
+  if (no_memory.load()) throw OutOfMemory("the system has no memory for the key index");
+
+  // Until rows are numbered, a place holds the position of its key.
+  uint32_t** places = scratch->Get<uint32_t*>(m);
+  bool* first = scratch->Get<bool>(m);
+  std::atomic<int64_t> num_new{0};
+  ForTasks(cpu, num_segments, m * 60, [&](int64_t, int64_t s) {
+    Segment& segment = segments_[static_cast<size_t>(s)];
+    constexpr int64_t kAhead = 12;
+    int64_t fresh = 0;
+    for (int64_t i = begin[s]; i < begin[s + 1]; ++i) {
+      if (i + kAhead < begin[s + 1]) {
+        __builtin_prefetch(segment.buckets + Home(hashes[order[i + kAhead]], segment.num_buckets), 1);
+      }
+      const uint32_t k = order[i];
+      places[k] = FindPlace(segment, hashes[k], keys[k]);
+      first[k] = places[k] == nullptr;
+      if (!first[k]) continue;
+      places[k] = Place(segment, hashes[k], keys[k], k);
+      ++segment.used;
+      ++fresh;
+    }
+    num_new.fetch_add(fresh, std::memory_order_relaxed);
+  });
+  size_ += num_new.load();
+  try {
+    number_rows(first, num_new.load());
+  } catch (...) {
+    for (int64_t k = 0; k < m; ++k)
+      if (first[k]) Erase(keys[k]);
+    throw;
+  }
+  cpu.executor.For(m, 20, [&](int64_t from, int64_t to) {
+    for (int64_t k = from; k < to; ++k)
+      if (first[k]) *places[k] = rows[k];
+  });
+  cpu.executor.For(m, 20, [&](int64_t from, int64_t to) {
+    for (int64_t k = from; k < to; ++k)
+      if (!first[k]) rows[k] = *places[k];
+  });
 }
 
 uint32_t HashTable::Erase(uint64_t key) {

@@ -1,5 +1,6 @@
 #include "sok/initializer.h"
 
+#include "row_kernels.h"
 #include "sok/error.h"
 
 namespace sok {
@@ -45,6 +46,14 @@ void FillRow(const Initializer& init, uint64_t key, int64_t dim, float* row) {
     }
     for (int64_t j = 0; j < 4 && first + j < dim; ++j) row[first + j] = value[j];
   }
+}
+
+void FillRows(const Initializer& init, const uint64_t* keys, int64_t count, int64_t dim, float* const* rows) {
+  if (init.kind == InitKind::kUniform) {
+    ChosenRowKernels().fill_uniform(init.seed, init.a, init.b - init.a, keys, count, dim, rows);
+    return;
+  }
+  for (int64_t i = 0; i < count; ++i) FillRow(init, keys[i], dim, rows[i]);
 }
 
 }  // namespace sok

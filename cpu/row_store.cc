@@ -35,7 +35,7 @@ RowStore::~RowStore() {
 void RowStore::Touch(int64_t row) {
   float*& slab = slabs_[static_cast<size_t>(row >> shift_)];
   // The first slab stays in small pages: a job may have a thousand tables of a few rows.
-  if (slab == nullptr) slab = static_cast<float*>(AllocatePages(SlabBytes(), (row >> shift_) != 0, "embedding rows"));
+  if (slab == nullptr) slab = static_cast<float*>(AllocatePages(SlabBytes(), true, "embedding rows"));
 }
 
 int64_t RowStore::AddFloats(int64_t count, float init) {
@@ -46,7 +46,7 @@ int64_t RowStore::AddFloats(int64_t count, float init) {
   try {
     for (size_t i = 0; i < slabs_.size(); ++i) {
       if (slabs_[i] == nullptr) continue;
-      moved[i] = static_cast<float*>(AllocatePages(new_bytes, i != 0, "embedding rows"));
+      moved[i] = static_cast<float*>(AllocatePages(new_bytes, true, "embedding rows"));
     }
   } catch (...) {
     for (float* slab : moved) FreePages(slab, new_bytes);

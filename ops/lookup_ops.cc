@@ -1,5 +1,6 @@
 // Keys to rows, and keys to pooled vectors, in one table on one rank.
 #include "op.h"
+#include "output_pool.h"
 #include "table_resource.h"
 
 namespace sok {
@@ -38,9 +39,8 @@ class TableLookupOp : public OpKernel {
       const bool insert = ScalarArg<bool>(ctx->input(2), "insert");
       TensorShape shape = keys.shape();
       shape.AddDim(dim_);
-      Tensor *rows, *row_ids;
-      Check(ctx->allocate_output(0, shape, &rows));
-      Check(ctx->allocate_output(1, keys.shape(), &row_ids));
+      Tensor* rows = AllocateOutput(ctx, 0, shape);
+      Tensor* row_ids = AllocateOutput(ctx, 1, keys.shape());
       const TfExecutor executor(ctx);
       const ScratchLease scratch;
       resource->table().Lookup({executor}, scratch.get(), KeyWords(keys, scratch.get()), keys.NumElements(), insert,
@@ -98,9 +98,8 @@ class TableLookupCombineOp : public CombinerOp {
       const int64_t segments = CheckRowSplits(ctx->input(2), n);
       const float* weights = WeightsOrNull(ctx->input(3), n);
       const bool insert = ScalarArg<bool>(ctx->input(4), "insert");
-      Tensor *output, *row_ids;
-      Check(ctx->allocate_output(0, TensorShape({segments, dim_}), &output));
-      Check(ctx->allocate_output(1, TensorShape({n}), &row_ids));
+      Tensor* output = AllocateOutput(ctx, 0, TensorShape({segments, dim_}));
+      Tensor* row_ids = AllocateOutput(ctx, 1, TensorShape({n}));
       const TfExecutor executor(ctx);
       const ScratchLease scratch;
       resource->table().LookupCombine({executor}, scratch.get(), KeyWords(keys, scratch.get()), n, Int64(ctx->input(2)),

@@ -1,98 +1,99 @@
 // Gradients into the table: the fused sparse update, and summing what belongs to one row.
-#include <algorithm>
+#include <string>
 #include <vector>
 
 #include "op.h"
-#include "sok/unique.h"
+#include "output_pool.h"
+#include "sok/sum_rows.h"
 #include "table_resource.h"
 
 namespace sok {
 namespace {
 
-REGISTER_OP("Sok>TableApply")
-    .Input("handle: resource")
-    .Input("row_ids: int64")
-    .Input("grads: float")
+REGISTER_OP("Sok>GroupApply")
+    .Input("handles: M * resource")
+    .Input("row_ids: M * int64")
+    .Input("grads: M * float")
     .Input("step: int64")
     .Input("hyper: double")
+    .Attr("M: int >= 1")
     .Attr("rule: {'sgd', 'adagrad', 'adam', 'lazy_adam'}")
     .Attr("slot_set: string")
     .Attr("nonfinite: {'allow', 'skip', 'raise'} = 'allow'")
+    .Attr("distinct: list(bool)")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
+      int64_t m;
+      TF_RETURN_IF_ERROR(c->GetAttr("M", &m));
       ShapeHandle unused;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 2, &unused));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(3), 0, &unused));
-      return c->WithRank(c->input(4), 1, &unused);
+      for (int t = 0; t < m; ++t) {
+        TF_RETURN_IF_ERROR(c->WithRank(c->input(static_cast<int>(m) + t), 1, &unused));
+        TF_RETURN_IF_ERROR(c->WithRank(c->input(static_cast<int>(2 * m) + t), 2, &unused));
+      }
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(static_cast<int>(3 * m)), 0, &unused));
+      return c->WithRank(c->input(static_cast<int>(3 * m + 1)), 1, &unused);
     });
 
-class TableApplyOp : public OpKernel {
+class GroupApplyOp : public OpKernel {
  public:
-  explicit TableApplyOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+  explicit GroupApplyOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     Guard(ctx, [&] {
       std::string nonfinite;
+      int64_t num_tables;
+      Check(ctx->GetAttr("M", &num_tables));
       Check(ctx->GetAttr("rule", &rule_));
       Check(ctx->GetAttr("slot_set", &slot_set_));
       Check(ctx->GetAttr("nonfinite", &nonfinite));
+      Check(ctx->GetAttr("distinct", &distinct_));
       nonfinite_ = ParseNonfinite(nonfinite);
+      if (static_cast<int64_t>(distinct_.size()) != num_tables) {
+        throw InvalidArgument("`distinct` must have " + std::to_string(num_tables) +
+                              " values. Received: " + std::to_string(distinct_.size()) + ".");
+      }
     });
   }
 
   void Compute(OpKernelContext* ctx) override {
     Guard(ctx, [&] {
-      const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
-      const Tensor &row_ids = ctx->input(1), &grads = ctx->input(2);
-      CheckRank(row_ids, 1, "row_ids");
-      const int64_t n = row_ids.NumElements();
-      CheckShape(grads, TensorShape({n, resource->table().dim()}), "grads");
-      const int64_t step = ScalarArg<int64_t>(ctx->input(3), "step");
-      CheckRank(ctx->input(4), 1, "hyper");
-      const UpdateRule rule =
-          MakeUpdateRule(rule_, ctx->input(4).flat<double>().data(), ctx->input(4).NumElements(), step);
+      const int m = static_cast<int>(distinct_.size());
+      std::vector<RefCountPtr<TableResource>> tables;
+      std::vector<EmbeddingTable::Gradients> gradients;
+      for (int t = 0; t < m; ++t) {
+        tables.push_back(TableArg(ctx, t));
+        EmbeddingTable& table = tables.back()->table();
+        const Tensor &row_ids = ctx->input(m + t), &grads = ctx->input(2 * m + t);
+        CheckRank(row_ids, 1, "row_ids");
+        const int64_t n = row_ids.NumElements();
+        CheckShape(grads, TensorShape({n, table.dim()}), "grads");
+        gradients.push_back({&table, Int64(row_ids), grads.flat<float>().data(), n, distinct_[static_cast<size_t>(t)]});
+      }
+      const int64_t step = ScalarArg<int64_t>(ctx->input(3 * m), "step");
+      const Tensor& hyper = ctx->input(3 * m + 1);
+      CheckRank(hyper, 1, "hyper");
+      const UpdateRule rule = MakeUpdateRule(rule_, hyper.flat<double>().data(), hyper.NumElements(), step);
       const TfExecutor executor(ctx);
       const ScratchLease scratch;
-      resource->table().Apply({executor}, scratch.get(), rule, slot_set_, nonfinite_, Int64(row_ids),
-                              grads.flat<float>().data(), n);
+      EmbeddingTable::ApplyGroup({executor}, scratch.get(), rule, slot_set_, nonfinite_, gradients.data(), m);
     });
   }
 
  private:
   std::string rule_, slot_set_;
   Nonfinite nonfinite_ = Nonfinite::kAllow;
+  std::vector<bool> distinct_;
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>TableApply").Device(tensorflow::DEVICE_CPU), TableApplyOp);
+REGISTER_KERNEL_BUILDER(Name("Sok>GroupApply").Device(tensorflow::DEVICE_CPU), GroupApplyOp);
 
-// Writes distinct row ids in order of first appearance and, for each, the sum over its positions p of
-// factor[p] * values[source[p]] (nulls: 1 and p). Negative row ids are dropped.
-void SumByRow(OpKernelContext* ctx, Scratch* scratch, const int64_t* row_ids, int64_t n, const float* values,
-              const uint32_t* source, const float* factor, int64_t dim) {
+// Writes distinct row ids and, for each, the sum of its addends. Negative row ids are dropped.
+void SumByRow(OpKernelContext* ctx, Scratch* scratch, const RowAddends& addends, int64_t dim) {
   const TfExecutor executor(ctx);
-  int64_t kept = n;
-  if (std::any_of(row_ids, row_ids + n, [](int64_t id) { return id < 0; })) {
-    int64_t* ids = scratch->Get<int64_t>(n);
-    uint32_t* from = scratch->Get<uint32_t>(n);
-    float* scale = factor == nullptr ? nullptr : scratch->Get<float>(n);
-    kept = 0;
-    for (int64_t i = 0; i < n; ++i) {
-      if (row_ids[i] < 0) continue;
-      ids[kept] = row_ids[i];
-      from[kept] = source == nullptr ? static_cast<uint32_t>(i) : source[i];
-      if (scale != nullptr) scale[kept] = factor[i];
-      ++kept;
-    }
-    row_ids = ids;
-    source = from;
-    factor = scale;
-  }
-  const Groups groups = GroupKeys({executor}, scratch, reinterpret_cast<const uint64_t*>(row_ids), kept);
-  const uint32_t* order = FirstAppearance({executor}, scratch, groups, kept);
-  Tensor *unique, *sums;
-  Check(ctx->allocate_output(0, TensorShape({groups.num_groups}), &unique));
-  Check(ctx->allocate_output(1, TensorShape({groups.num_groups, dim}), &sums));
-  auto unique_ids = unique->flat<int64_t>();
-  for (int64_t g = 0; g < groups.num_groups; ++g) unique_ids(order[g]) = row_ids[groups.positions[groups.offsets[g]]];
-  SumGroups({executor}, groups, values, source, factor, order, dim, sums->flat<float>().data());
+  const RowSums table = {dim, &addends, 1};
+  SumRows({executor}, scratch, &table, 1, [&](int64_t, int64_t rows) {
+    RowSumsTarget target;
+    target.row_ids = reinterpret_cast<int64_t*>(AllocateOutput(ctx, 0, TensorShape({rows}))->flat<int64_t>().data());
+    target.sums = AllocateOutput(ctx, 1, TensorShape({rows, dim}))->flat<float>().data();
+    return target;
+  });
 }
 
 absl::Status SumByRowShape(InferenceContext* c) {
@@ -122,8 +123,12 @@ class SumDuplicatesOp : public OpKernel {
       CheckRank(values, 2, "values");
       const int64_t n = row_ids.NumElements(), dim = values.dim_size(1);
       CheckShape(values, TensorShape({n, dim}), "values");
+      RowAddends addends;
+      addends.row_ids = Int64(row_ids);
+      addends.n = n;
+      addends.values = values.flat<float>().data();
       const ScratchLease scratch;
-      SumByRow(ctx, scratch.get(), Int64(row_ids), n, values.flat<float>().data(), nullptr, nullptr, dim);
+      SumByRow(ctx, scratch.get(), addends, dim);
     });
   }
 };
@@ -153,12 +158,16 @@ class CombineGradSparseOp : public CombinerOp {
       const int64_t segments = CheckRowSplits(ctx->input(2), n);
       CheckShape(grad, TensorShape({segments, dim}), "grad");
       const float* weights = WeightsOrNull(ctx->input(3), n);
-      const TfExecutor executor(ctx);
+      RowAddends addends;
+      addends.row_ids = Int64(row_ids);
+      addends.n = n;
+      addends.values = grad.flat<float>().data();
+      addends.row_splits = Int64(ctx->input(2));
+      addends.segments = segments;
+      addends.weights = weights;
+      addends.combiner = combiner_;
       const ScratchLease scratch;
-      uint32_t* segment_of = scratch.get()->Get<uint32_t>(n);
-      float* factor = scratch.get()->Get<float>(n);
-      ExpandSegments({executor}, Int64(ctx->input(2)), weights, segments, combiner_, segment_of, factor);
-      SumByRow(ctx, scratch.get(), Int64(row_ids), n, grad.flat<float>().data(), segment_of, factor, dim);
+      SumByRow(ctx, scratch.get(), addends, dim);
     });
   }
 };

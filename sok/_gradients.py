@@ -10,6 +10,17 @@ def _slices(values: tf.Tensor, row_ids: tf.Tensor) -> tf.IndexedSlices:
     return tf.IndexedSlices(values, row_ids)
 
 
+def _summed_slices(values: tf.Tensor, row_ids: tf.Tensor) -> tf.IndexedSlices:
+    """Slices in which no row comes twice."""
+    row_ids._sok_distinct = True
+    return _slices(values, row_ids)
+
+
+def are_distinct(slices: tf.IndexedSlices) -> bool:
+    """Whether it is known that no row comes twice. The mark is lost, at no harm, where a function hands slices on."""
+    return getattr(slices.indices, "_sok_distinct", False)
+
+
 @tf.RegisterGradient("Sok>TableLookup")
 def _table_lookup_grad(op, grad, _):
     # The handle itself must not be touched here: inside a function it would become an intermediate tensor of the
@@ -28,7 +39,25 @@ def _table_lookup_combine_grad(op, grad, _):
     row_ids, sums = _ops.lib().sok_combine_grad_sparse(
         grad, tf.identity(op.outputs[1]), op.inputs[2], op.inputs[3], combiner=op.get_attr("combiner")
     )
-    return _slices(sums, row_ids), None, None, None, None
+    return _summed_slices(sums, row_ids), None, None, None, None
+
+
+@tf.RegisterGradient("Sok>GroupLookup")
+def _group_lookup_grad(op, *grads):
+    table_of, dims, combiners = (op.get_attr(name) for name in ("table_of", "dims", "combiners"))
+    num_tables, num_features = len(dims), len(table_of)
+    row_splits = op.inputs[num_tables + num_features : num_tables + 2 * num_features]
+    row_ids, sums = _ops.lib().sok_group_lookup_grad(
+        list(grads[:num_features]),
+        [tf.identity(ids) for ids in op.outputs[num_features:]],
+        list(row_splits),
+        M=num_tables,
+        table_of=table_of,
+        dims=dims,
+        combiners=combiners,
+    )
+    slices = [_summed_slices(s, ids) for s, ids in zip(sums, row_ids, strict=True)]
+    return [*slices, *[None] * (2 * num_features + 1)]
 
 
 @tf.RegisterGradient("Sok>CheckServed")

@@ -12,6 +12,7 @@ then the answers are gathered or pooled. docs/design/exchange.md has the layout 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -40,6 +41,17 @@ class Limits:
 
     def attributes(self) -> dict[str, int]:
         return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Feature:
+    """One of the lookups of a group: ids of one table, pooled per segment."""
+
+    table: EmbeddingVariable
+    csr: Csr
+    combiner: str  # 'sum', 'mean' or 'sqrtn'
+    limits: Limits = Limits()
+    checked: bool = False  # row splits make sense and no limit is set: nothing to validate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,20 +189,65 @@ def lookup_pooled(
         tf.errors.InvalidArgumentError: the input breaks a limit, or a key is outside an identity table, on every rank.
         tf.errors.ResourceExhaustedError: an owner's shard is full, on every rank.
     """
-    _watch(variable)
-    lib, limits = _ops.lib(), Limits(slot_num, max_nnz, max_feature_num)
-    keys = as_keys(csr.keys, variable.key_dtype, variable.table_name)
-    no_weights = tf.zeros([0], tf.float32)
-    if variable.world_size > 1:
-        answers, index = _fetch(variable, keys, csr.row_splits, training, limits)
-        weights = no_weights if csr.weights is None else csr.weights
-        return lib.sok_combine(answers, index, csr.row_splits, weights, combiner=combiner)
-    keys = lib.sok_validate_csr(variable.handle, keys, csr.row_splits, **limits.attributes())
-    if csr.weights is None:
-        return lib.sok_table_lookup_combine(
-            variable.handle, keys, csr.row_splits, no_weights, training, dim=variable.dim, combiner=combiner
-        )[0]
+    limits = Limits(slot_num, max_nnz, max_feature_num)
+    return lookup_group([Feature(variable, csr, combiner, limits)], training)[0]
+
+
+def lookup_group(features: Sequence[Feature], training: Any = True) -> list[tf.Tensor]:
+    """`lookup_pooled` of many features and tables, all in one op.
+
+    Args:
+        features: what to look up; several may share a table.
+        training: as in `lookup_rows`.
+
+    Returns:
+        For each feature [S, D] float32. Collective; differentiable in the variables and the weights.
+
+    Raises:
+        As `lookup_pooled`. On one worker, features are validated one after the other, before any is looked up.
+    """
+    features = [
+        dataclasses.replace(f, csr=dataclasses.replace(f.csr, keys=as_keys(f.csr.keys, f.table.key_dtype, f.table.table_name)))
+        for f in features
+    ]
+    for table in {id(f.table): f.table for f in features}.values():
+        _watch(table)
+    if features and features[0].table.world_size > 1:
+        return [_pooled_from_owners(f, training) for f in features]
+    features = [f if f.checked else _validated(f) for f in features]
+    fused = [f for f in features if f.csr.weights is None]
+    outputs = iter(_lookup_fused(fused, training) if fused else [])
+    return [next(outputs) if f.csr.weights is None else _lookup_weighted(f, training) for f in features]
+
+
+def _validated(f: Feature) -> Feature:
+    keys = _ops.lib().sok_validate_csr(f.table.handle, f.csr.keys, f.csr.row_splits, **f.limits.attributes())
+    return dataclasses.replace(f, csr=dataclasses.replace(f.csr, keys=keys))
+
+
+def _lookup_fused(features: Sequence[Feature], training: Any) -> list[tf.Tensor]:
+    tables = list({id(f.table): f.table for f in features}.values())
+    number = {id(table): i for i, table in enumerate(tables)}
+    outputs, _ = _ops.lib().sok_group_lookup(
+        [table.handle for table in tables],
+        [f.csr.keys for f in features],
+        [f.csr.row_splits for f in features],
+        training,
+        table_of=[number[id(f.table)] for f in features],
+        dims=[table.dim for table in tables],
+        combiners=[f.combiner for f in features],
+    )
+    return outputs
+
+
+def _lookup_weighted(f: Feature, training: Any) -> tf.Tensor:
     # Not fused: the fused op keeps no rows, and weights may want a gradient.
-    rows = lib.sok_table_lookup(variable.handle, keys, training, dim=variable.dim)[0]
-    index = tf.range(tf.size(keys, out_type=tf.int64))
-    return lib.sok_combine(rows, index, csr.row_splits, csr.weights, combiner=combiner)
+    rows = _ops.lib().sok_table_lookup(f.table.handle, f.csr.keys, training, dim=f.table.dim)[0]
+    index = tf.range(tf.size(f.csr.keys, out_type=tf.int64))
+    return _ops.lib().sok_combine(rows, index, f.csr.row_splits, f.csr.weights, combiner=f.combiner)
+
+
+def _pooled_from_owners(f: Feature, training: Any) -> tf.Tensor:
+    answers, index = _fetch(f.table, f.csr.keys, f.csr.row_splits, training, f.limits)
+    weights = tf.zeros([0], tf.float32) if f.csr.weights is None else f.csr.weights
+    return _ops.lib().sok_combine(answers, index, f.csr.row_splits, weights, combiner=f.combiner)

@@ -12,6 +12,7 @@
 #include <mutex>
 #include <shared_mutex>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -54,15 +55,34 @@ class EmbeddingTable {
   void CheckKey(uint64_t key) const;
   bool IsLegal(uint64_t key) const;
 
-  // Rows of n keys, as they stand after every update so far. With insert, a missing key gets a fresh row, all or none:
-  // throws TableFull, and nothing changed. Without, it reads as its fresh row, row id -1, and nothing is stored.
-  // Waits for nothing but the table. Repeats bit for bit.
+  // One feature of a lookup: keys of one table, and where its answers go.
+  struct Feature {
+    EmbeddingTable* table = nullptr;
+    const uint64_t* keys = nullptr;  // [n]
+    int64_t n = 0;
+    const int64_t* row_splits = nullptr;  // [segments + 1], checked by the caller; null: nothing is pooled
+    int64_t segments = 0;
+    const float* weights = nullptr;  // [n] or null; only with row_splits
+    Combiner combiner = Combiner::kSum;
+    const int64_t* place = nullptr;  // [n], only without row_splits: where in the outputs each answer goes; null: in order
+    float* output = nullptr;         // [segments, dim], or [n, dim]: a segment's rows combined, or each key's row
+    int64_t* row_ids = nullptr;      // [n]; -1: the key has no row
+  };
+
+  // Rows of the features' keys, as they stand after every update so far; all features in one parallel loop. Empty
+  // segments give zeros. With insert, a missing key gets a fresh row, all or none in each table: throws TableFull, and
+  // that table has not changed. Without, it reads as its fresh row, row id -1, and nothing is stored.
+  // Throws InvalidArgument for a key that its table cannot hold; then nothing is stored in any.
+  // Waits for nothing but the tables. Repeats bit for bit.
+  static void LookupGroup(const Cpu& cpu, Scratch* scratch, const Feature* features, int64_t num_features, bool insert);
+
+  // LookupGroup of one feature that is not pooled.
   void Lookup(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, int64_t n, bool insert,
               const int64_t* place,  // [n]: where in the outputs each answer goes; null: in order
               float* rows,           // [n, dim]
               int64_t* row_ids);     // [n]
 
-  // The same, pooled: output[s] combines the rows of keys[row_splits[s] .. row_splits[s + 1]). Empty segments give zeros.
+  // LookupGroup of one feature that is pooled.
   void LookupCombine(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, int64_t n,
                      const int64_t* row_splits,  // [segments + 1], checked by the caller
                      const float* weights,       // [n] or null
@@ -70,9 +90,23 @@ class EmbeddingTable {
                      float* output,      // [segments, dim]
                      int64_t* row_ids);  // [n]
 
-  // Sums duplicate row ids (negative ones are ignored), then applies the rule once per distinct row. Attaches the slot
-  // set on first use. Throws InvalidArgument for row ids that do not exist and, with Nonfinite::kRaise, for a gradient
-  // that is not finite; nothing changed then.
+  // Gradients of one table's rows.
+  struct Gradients {
+    EmbeddingTable* table = nullptr;
+    const int64_t* row_ids = nullptr;  // [n], of lookups in this table; negative ones are ignored
+    const float* grads = nullptr;      // [n, dim]
+    int64_t n = 0;
+    bool distinct = false;  // no row id comes twice: spares the search for duplicates
+  };
+
+  // Sums duplicate row ids, then applies the rule once per distinct row; all tables in one parallel loop. Attaches the
+  // slot set on first use. A gradient for a row that was erased since its lookup is ignored. Throws InvalidArgument for a
+  // table given twice, for row ids that do not exist and, with Nonfinite::kRaise, for a gradient that is not finite;
+  // nothing changed then in any table.
+  static void ApplyGroup(const Cpu& cpu, Scratch* scratch, const UpdateRule& rule, const std::string& slot_set,
+                         Nonfinite nonfinite, const Gradients* gradients, int64_t num_tables);
+
+  // ApplyGroup of this table.
   void Apply(const Cpu& cpu, Scratch* scratch, const UpdateRule& rule, const std::string& slot_set, Nonfinite nonfinite,
              const int64_t* row_ids,  // [n]
              const float* grads,      // [n, dim]
@@ -102,7 +136,7 @@ class EmbeddingTable {
 
   // Stores rows (making them if needed) for the keys this rank owns; others are ignored. Optimizer slots of rows
   // that exist stay. All or none.
-  void Assign(const Cpu& cpu, const uint64_t* keys,
+  void Assign(const Cpu& cpu, Scratch* scratch, const uint64_t* keys,
               const float* rows,  // [n, dim]
               int64_t n);
 
@@ -117,7 +151,11 @@ class EmbeddingTable {
   int64_t memory_bytes() const;
 
  private:
+  static constexpr int kCountShift = 12;  // identity tables count unused rows in stretches of 4,096
+
   struct SlotSet;
+  struct Task;
+  struct Stretch;
   using Lock = std::unique_lock<std::shared_mutex>;
   using SharedLock = std::shared_lock<std::shared_mutex>;
 
@@ -126,36 +164,56 @@ class EmbeddingTable {
 
   // All below expect the lock to be held (shared for const members).
   uint32_t FindRow(uint64_t key) const;
-  void FindRows(const uint64_t* keys, int64_t n, uint32_t* rows) const;
-  // The same, and calls use(begin, end) for each block of positions once its records are on their way to the cache.
-  template <class Use>
-  void FindAndUse(const uint64_t* keys, int64_t n, uint32_t* rows, const Use& use) const;
+  // rows of keys, or kNoRow; *bad becomes true for a key that this shard cannot hold.
+  void FindRows(const uint64_t* keys, int64_t n, uint32_t* rows, bool* bad) const;
+  // Looks up what `task` covers, or with `find` false only reads what rows already says. buffer: [kBlock, dim].
+  void Run(const Feature& feature, Task* task, bool find, uint32_t* rows, float* buffer) const;
+  void Resolve(const uint64_t* keys, const HashTable::Bucket* const* homes, int64_t n, uint32_t* rows, bool* bad) const;
+  void Locate(const uint32_t* rows, int64_t n, bool decays, const float** records) const;
+  static void CollectMissing(Scratch* scratch, const Task* tasks, int64_t num_tasks, const uint32_t* rows,
+                             int64_t** missing, int64_t* count);
+  static void FinishFeature(const Cpu& cpu, Scratch* scratch, const Feature& feature, Task* tasks, int64_t num_tasks,
+                            int64_t changes, uint32_t* rows, float* buffers);
   // Gives a row to each of the m positions listed in `missing` (ascending); all or none, then throws TableFull.
-  void InsertMissing(const Cpu& cpu, const uint64_t* keys, const std::vector<int64_t>& missing, uint32_t* rows);
-  void InsertHashed(const uint64_t* keys, const std::vector<int64_t>& missing, uint32_t* rows,
-                    std::vector<std::pair<uint32_t, uint64_t>>* fresh);
-  void Pool(const Cpu& cpu, const uint64_t* keys, const uint32_t* rows, const int64_t* row_splits, const float* weights,
-            int64_t segments, Combiner combiner, float* output) const;
-  bool InUse(int64_t row) const;
+  void InsertMissing(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, const int64_t* missing, int64_t m,
+                     uint32_t* rows);
+  void InsertHashed(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, const int64_t* missing, int64_t m,
+                    uint32_t* rows, std::vector<std::pair<uint32_t, uint64_t>>* fresh);
+  void MakeRoom(int64_t row);
+  void InitRows(const std::pair<uint32_t, uint64_t>* fresh, int64_t n);
+  int64_t RowId(uint32_t row) const { return row == HashTable::kNoRow ? -1 : (epoch_ << 32) | row; }
+  bool CheckGradients(const Gradients& gradients, int64_t begin, int64_t end, Nonfinite nonfinite, bool* stale) const;
+  [[noreturn]] void RaiseBadGradient(const Gradients& gradients, Nonfinite nonfinite) const;
+  void DropStale(Scratch* scratch, Gradients* gradients) const;
+  void Update(const Gradients& gradients, int64_t begin, int64_t end, SlotSet* set, Nonfinite nonfinite);
+  bool InUse(int64_t row) const {
+    // A table in full use pays for no bits: the counts of a million rows are one kilobyte.
+    return unused_[static_cast<size_t>(row >> kCountShift)] == 0 ||
+           ((in_use_[static_cast<size_t>(row >> 6)] >> (row & 63)) & 1) != 0;
+  }
   void MarkInUse(int64_t row, bool used);
   uint64_t KeyOfRow(int64_t row) const;
   bool HasDecay() const;
-  const float* ReadRow(uint32_t row, uint64_t key, float* buffer) const;
+  // The weights of a row after every update so far: in its record, or worked out in out [dim]. scratch: [2 * dim].
+  const float* ReadRow(uint32_t row, uint64_t key, float* out, float* scratch) const;
   SlotSet* FindOrAttach(const UpdateRule& rule, const std::string& slot_set);
   const SlotSet* FindSet(const std::string& slot_set) const;
   const SlotSet& RequireSet(const std::string& slot_set) const;
   void ReadSlots(const SlotSet& set, uint32_t row, float* slots, int64_t* stamp) const;
-  void InitRow(uint32_t row, uint64_t key);
   std::vector<std::pair<uint32_t, uint64_t>> RowsInOrder() const;
-  void Replay(const SlotSet& set, int64_t row, float* w, float* m, float* v) const;
 
   const TableConfig config_;
   mutable std::shared_mutex mutex_;
   std::unique_ptr<HashTable> index_;  // null for an identity table
   RowStore rows_;
-  std::vector<uint64_t> in_use_;     // identity: one bit per row
-  int64_t num_rows_ = 0;             // rows in use
-  int64_t erasures_ = 0;             // calls of Erase: row numbers found before the last one may be stale
+  std::vector<uint64_t> in_use_;  // identity: one bit per row
+  std::vector<uint32_t> unused_;  // identity: rows not in use in each stretch of 4,096; where 0, no bit is read
+  int64_t num_rows_ = 0;          // rows in use
+  int64_t changes_ = 0;           // of the set of keys: row numbers found before the last one may be stale
+  // Calls of Erase that erased something, modulo 2^31: the upper half of row ids. An id with an older epoch may mean a
+  // row that was erased since; erased_ tells, for rows erased so far, in which epoch they were last.
+  int64_t epoch_ = 0;
+  std::unordered_map<uint32_t, int64_t> erased_;
   int64_t next_row_ = 0;             // hashed: row numbers given out so far
   std::vector<uint32_t> free_rows_;  // hashed: erased row numbers
   std::vector<std::unique_ptr<SlotSet>> sets_;

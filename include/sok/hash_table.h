@@ -9,8 +9,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <utility>
 #include <vector>
+
+#include "sok/device.h"
+#include "sok/scratch.h"
 
 namespace sok {
 
@@ -45,6 +49,13 @@ class HashTable {
   // The row of key, and whether it was added just now with row number `row`. Throws OutOfMemory, then nothing changed.
   std::pair<uint32_t, bool> FindOrInsert(uint64_t key, uint32_t row);
 
+  // Adds m keys that are not in the table, but may repeat among themselves. number_rows(first, num_new) is called once
+  // all are placed: first[k] says whether position k is the first of its key, num_new how many are. It gives the row of
+  // each such position by writing rows[k]; all others then get the row of the first. If it throws, the table is as it
+  // was. Throws OutOfMemory, then nothing changed either. Serial order of k decides who is first, not threads.
+  void InsertMissing(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, int64_t m, uint32_t* rows,
+                     const std::function<void(const bool* first, int64_t num_new)>& number_rows);
+
   // Removes key; gives the row it had, or kNoRow.
   uint32_t Erase(uint64_t key);
 
@@ -75,7 +86,9 @@ class HashTable {
   }
   Segment& SegmentOf(uint64_t hash) { return const_cast<Segment&>(std::as_const(*this).SegmentOf(hash)); }
   uint32_t FindFrom(uint64_t key) const;
-  static void Place(const Segment& s, uint64_t hash, uint64_t key, uint32_t row);
+  // Where the row of key is written, or null. The segment must have buckets.
+  static uint32_t* FindPlace(const Segment& s, uint64_t hash, uint64_t key);
+  static uint32_t* Place(const Segment& s, uint64_t hash, uint64_t key, uint32_t row);
   static void Rebuild(Segment* s, uint64_t num_buckets);
 
   std::vector<Segment> segments_;

@@ -80,4 +80,7 @@ InitKind ParseInitKind(const std::string& name);
 void FillRow(const Initializer& init, uint64_t key, int64_t dim,
              float* row);  // [dim]
 
+// The same for many keys: rows[i] = fresh row of keys[i].
+void FillRows(const Initializer& init, const uint64_t* keys, int64_t count, int64_t dim, float* const* rows);
+
 }  // namespace sok

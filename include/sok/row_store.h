@@ -35,7 +35,15 @@ class RowStore {
   // nothing changed.
   int64_t AddFloats(int64_t count, float init);
 
+  // Whether no record of 16 floats or fewer lies across two cache lines.
+  bool IsLineAligned() const { return stride_ % 16 == 0 || 16 % stride_ == 0; }
+
   int64_t floats() const { return floats_; }
+  // The parts of Record, for loops that cannot call it.
+  float* const* slabs() const { return slabs_.data(); }
+  int shift() const { return shift_; }
+  int64_t stride() const { return stride_; }
+
   int64_t rows_per_slab() const { return mask_ + 1; }
   int64_t num_slabs() const { return static_cast<int64_t>(slabs_.size()); }
   int64_t memory_bytes() const;

@@ -3,19 +3,20 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <new>
-#include <string>
 #include <vector>
-
-#include "sok/error.h"
 
 namespace sok {
 
 // A bump allocator that keeps its blocks between uses, so that a training step at a steady size allocates nothing
-// and touches no fresh page. Not thread-safe: one per call. Memory is 64-byte aligned and uninitialised.
+// and touches no fresh page. Large blocks lie in huge pages. Not thread-safe: one per call. Memory is 64-byte aligned and
+// uninitialised. Get throws OutOfMemory.
 class Scratch {
  public:
+  Scratch() = default;
+  ~Scratch();
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+
   template <class T>
   T* Get(int64_t n) {
     const size_t bytes = (static_cast<size_t>(n < 1 ? 1 : n) * sizeof(T) + 63) & ~size_t{63};
@@ -42,18 +43,11 @@ class Scratch {
   static constexpr size_t kFirstBytes = size_t{64} << 10;
 
   struct Block {
-    std::unique_ptr<char[]> owner;
     char* data;
     size_t bytes;
   };
 
-  void AddBlock(size_t bytes) {
-    std::unique_ptr<char[]> owner(new (std::nothrow) char[bytes + 64]);
-    if (!owner) throw OutOfMemory("no memory for " + std::to_string(bytes) + " bytes of scratch");
-    char* data = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(owner.get()) + 63) & ~uintptr_t{63});
-    blocks_.push_back({std::move(owner), data, bytes});
-    used_ = 0;
-  }
+  void AddBlock(size_t bytes);
 
   std::vector<Block> blocks_;
   size_t block_ = 0;

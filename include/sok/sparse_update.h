@@ -71,6 +71,14 @@ class AlphaHistory {
   class Cursor {
    public:
     Cursor(const AlphaHistory& history, int64_t first);
+    // The alpha of the next n calls if they share one, else NaN.
+    float SteadyFor(int64_t n) const {
+      size_t run = run_;
+      while (run + 1 < history_->runs_.size() && history_->runs_[run + 1].first_call <= call_) ++run;
+      const bool steady = run + 1 == history_->runs_.size() || history_->runs_[run + 1].first_call >= call_ + n;
+      return steady ? history_->runs_[run].alpha : NAN;
+    }
+
     float Next() {
       while (run_ + 1 < history_->runs_.size() && history_->runs_[run_ + 1].first_call <= call_) ++run_;
       ++call_;

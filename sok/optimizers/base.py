@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from sok import _ops
 from sok.optimizers import gradients
 from sok.optimizers.learning_rate import LearningRate, as_learning_rate, checked_number
 
@@ -188,7 +187,7 @@ class Optimizer(tf.__internal__.tracking.Trackable):
             step = tf.cast(done, tf.int64) + 1
             hyper = tf.concat([[self._rate.at(done)], tf.constant(self._hyper(), tf.float64)], 0)
             with tf.control_dependencies([guard for guard in guards if guard is not None]):
-                updates = [self._update(g, step, hyper) for g in ready]
+                updates = [self._update(ready, step, hyper)] if ready else []
             if counts_step:
                 # After the updates: in a v1 graph nothing else keeps them from reading the next step's number.
                 with tf.control_dependencies([op for op in updates if op is not None] + [step, hyper]):
@@ -196,17 +195,8 @@ class Optimizer(tf.__internal__.tracking.Trackable):
             # A function runs all that is in it, and cannot return an op.
             return tf.group(*updates) if _is_v1_graph() else None
 
-    def _update(self, g: gradients.TableGradient, step: tf.Tensor, hyper: tf.Tensor) -> Any:
-        return _ops.lib().sok_table_apply(
-            g.variable.handle,
-            g.row_ids,
-            g.values,
-            step,
-            hyper,
-            rule=self.rule,
-            slot_set=self._slot_set,
-            nonfinite=self.nonfinite_gradients,
-        )
+    def _update(self, ready: list[gradients.TableGradient], step: tf.Tensor, hyper: tf.Tensor) -> Any:
+        return gradients.apply(ready, step, hyper, self.rule, self._slot_set, self.nonfinite_gradients)
 
     def _count_step(self) -> Any:
         added = self._iterations.assign_add(1)

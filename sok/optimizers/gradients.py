@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok import _ops
+from sok._gradients import are_distinct
 
 NONFINITE_POLICIES = ("allow", "skip", "raise")
 
@@ -23,6 +24,7 @@ class TableGradient:
     variable: Any
     row_ids: tf.Tensor  # [N] int64
     values: tf.Tensor  # [N, D] float32
+    distinct: bool = False  # it is known that no row id comes twice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +73,25 @@ def from_slices(grad: Any, variable: Any, scale: Any = None) -> TableGradient:
     values = tf.reshape(tf.cast(grad.values, tf.float32), [-1, variable.dim])
     if scale is not None:
         values = values * tf.cast(scale, tf.float32)
-    return TableGradient(variable, tf.reshape(tf.cast(grad.indices, tf.int64), [-1]), values)
+    row_ids = tf.reshape(tf.cast(grad.indices, tf.int64), [-1])
+    return TableGradient(variable, row_ids, values, are_distinct(grad))
+
+
+def apply(
+    ready: list[TableGradient], step: Any, hyper: Any, rule: str, slot_set: str, nonfinite: str
+) -> tf.Operation | None:
+    """Updates all tables in one op. Returns it in a graph."""
+    return _ops.lib().sok_group_apply(
+        [g.variable.handle for g in ready],
+        [g.row_ids for g in ready],
+        [g.values for g in ready],
+        step,
+        hyper,
+        rule=rule,
+        slot_set=slot_set,
+        nonfinite=nonfinite,
+        distinct=[g.distinct for g in ready],
+    )
 
 
 def prepare(
@@ -125,8 +145,10 @@ def _transport_of_several(clipping: Clipping, nonfinite: str) -> Any:
 
 
 def _sum_duplicates(g: TableGradient) -> TableGradient:
+    if g.distinct:
+        return g
     row_ids, sums = _ops.lib().sok_sum_duplicates(g.row_ids, g.values)
-    return dataclasses.replace(g, row_ids=row_ids, values=sums)
+    return dataclasses.replace(g, row_ids=row_ids, values=sums, distinct=True)
 
 
 def _only(g: TableGradient, rows: tf.Tensor) -> TableGradient:
@@ -153,16 +175,10 @@ def _exchange(
 
 def _check_rows(g: TableGradient, finite: tf.Tensor) -> Any:
     """Fails, naming table and key, if a row is not finite. Changes nothing: the op is given those rows only."""
-    return _ops.lib().sok_table_apply(
-        g.variable.handle,
-        tf.boolean_mask(g.row_ids, ~finite),
-        tf.boolean_mask(g.values, ~finite),
-        1,
-        [0.0],
-        rule="sgd",
-        slot_set="nonfinite_check",
-        nonfinite="raise",
+    bad = dataclasses.replace(
+        g, row_ids=tf.boolean_mask(g.row_ids, ~finite), values=tf.boolean_mask(g.values, ~finite)
     )
+    return apply([bad], 1, [0.0], "sgd", "nonfinite_check", "raise")
 
 
 def _check_peers(gradients: list[TableGradient], finite: list[tf.Tensor], bad_ranks: tf.Tensor) -> Any:

@@ -48,7 +48,8 @@ class Table {
 
   void Assign(const std::vector<uint64_t>& keys, float value) {
     const std::vector<float> values(keys.size() * Dim(), value);
-    table_.Assign({executor_}, keys.data(), values.data(), Size(keys));
+    sok::Scratch scratch;
+    table_.Assign({executor_}, &scratch, keys.data(), values.data(), Size(keys));
   }
 
   int64_t Erase(const std::vector<uint64_t>& keys) { return table_.Erase(keys.data(), Size(keys)); }

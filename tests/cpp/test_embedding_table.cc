@@ -94,7 +94,7 @@ TEST(ErasedRowsAreUsedAgainAndFresh) {
   CHECK_EQ(table.Erase({1, 1, 7}), 1);
   CHECK_EQ(table.native().size(), 2);
   const Rows rows = table.Lookup({4});
-  CHECK_EQ(rows.ids[0], 0);
+  CHECK_EQ(rows.ids[0] & 0xFFFFFFFF, 0);
   CheckFresh(config, {4}, rows.values);
   float slots[5];
   int64_t stamp = 0;
@@ -103,6 +103,20 @@ TEST(ErasedRowsAreUsedAgainAndFresh) {
   for (const float slot : slots) CHECK_EQ(slot, 0.5f);
   CHECK_EQ(stamp, -1);
   CHECK_THROWS(table.Lookup({5}), sok::TableFull, "key 5");
+}
+
+TEST(AGradientOfAnErasedKeyReachesNoOther) {
+  Table table(Config(2, 3));
+  const Rows before = table.Lookup({1, 2});
+  table.Erase({1});
+  const Rows after = table.Lookup({7});  // takes the row that key 1 had
+  CHECK_EQ(after.ids[0] & 0xFFFFFFFF, before.ids[0]);
+  table.Apply("sgd", {1.0}, before.ids, {1, 1, 1, 1});
+  CHECK(table.Lookup({7}).values == after.values);
+  const Rows other = table.Lookup({2});  // not erased: its gradient counts, though the id is as old
+  CHECK_EQ(other.values[0], before.values[2] - 1.0f);
+  table.Apply("sgd", {1.0}, after.ids, {1, 1});
+  CHECK_EQ(table.Lookup({7}).values[0], after.values[0] - 1.0f);
 }
 
 TEST(BehavesAsAMapUnderRandomUse) {

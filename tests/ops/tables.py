@@ -82,15 +82,16 @@ class NativeTable:
         step: int = 1,
         nonfinite: str = "allow",
     ) -> Any:
-        return _ops.lib().sok_table_apply(
-            self.handle,
-            tf.cast(row_ids, tf.int64),
-            tf.cast(grads, tf.float32),
+        return _ops.lib().sok_group_apply(
+            [self.handle],
+            [tf.cast(row_ids, tf.int64)],
+            [tf.cast(grads, tf.float32)],
             tf.constant(step, tf.int64),
             tf.constant(hyper, tf.float64),
             rule=rule,
             slot_set=slot_set,
             nonfinite=nonfinite,
+            distinct=[False],
         )
 
     def assign(self, keys: Any, rows: Any) -> Any:

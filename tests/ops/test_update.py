@@ -311,14 +311,15 @@ def test_lookup_gradient_and_update_train_a_row(call):
             loss = tf.reduce_sum((table.lookup(keys)[0] - 3.0) ** 2)
         grad = tape.gradient(loss, table.handle)
         with tf.control_dependencies([loss]):
-            done = lib.sok_table_apply(
-                table.handle,
-                grad.indices,
-                grad.values,
+            done = lib.sok_group_apply(
+                [table.handle],
+                [grad.indices],
+                [grad.values],
                 tf.constant(1, tf.int64),
                 tf.constant([0.125], tf.float64),
                 rule="sgd",
                 slot_set="sgd",
+                distinct=[False],
             )
         with tf.control_dependencies([done] if done is not None else []):
             return tf.identity(loss)

@@ -1,0 +1,72 @@
+// Arithmetic on rows of floats: the inner loops of lookups, gradients and updates, compiled once per instruction set and
+// chosen at run time (cpu_features.h). All versions give the same bits: every element goes through the same operations in
+// the same order, and none of them is contracted.
+#pragma once
+
+#include <cstdint>
+
+#include "sok/adam_decay.h"
+#include "sok/combine.h"
+#include "sok/sparse_update.h"
+
+namespace sok {
+
+// Where records lie: row r at slabs[r >> shift] + (r & mask) * stride.
+struct RowView {
+  float* const* slabs;
+  int shift;
+  int64_t mask;
+  int64_t stride;
+};
+
+struct RowKernels {
+  // Gathers the first dim floats of rows[0 .. n) into to, asking the memory ahead. False, and nothing done, for a dim
+  // that has no loop of its own. With stream as in copy.
+  bool (*gather)(const RowView& view, const uint32_t* rows, int64_t n, int64_t dim, bool stream, float* to);
+
+  // The same, pooled: out[s] = the rows of positions [row_splits[s], row_splits[s + 1]) combined, for segments
+  // [first, last). rows[0] is position row_splits[first].
+  bool (*pool)(const RowView& view, const uint32_t* rows, const int64_t* row_splits, int64_t first, int64_t last,
+               Combiner combiner, int64_t dim, float* out);
+
+  // to[i] = from[i], `count` rows of dim floats. With stream the stores go past the cache: for outputs larger than it.
+  // After the last such copy call fence, before other threads may read.
+  void (*copy)(const float* const* from, int64_t count, int64_t dim, bool stream, float* to);
+  void (*fence)();
+
+  // out = sum_i weights[i] * rows[i] in order of i; weights null: 1. With fresh, out starts from zero.
+  void (*accumulate)(const float* const* rows, const float* weights, int64_t count, int64_t dim, bool fresh, float* out);
+
+  // x *= factor.
+  void (*scale)(float factor, int64_t dim, float* x);
+
+  // sums[slot[i]] += factor[i] * source[i] in order of i; factor null: 1. Slots are numbered by first appearance: the
+  // first time that a slot comes up its sum is set, not added to.
+  void (*sum_by_slot)(const float* const* source, const float* factor, const uint32_t* slot, int64_t n, int64_t dim,
+                      float* sums);
+
+  // Runs the rule on `count` records with gradients [count, dim]; slots begin at records[i] + slot_offset.
+  void (*update)(const UpdateRule& rule, float* const* records, int64_t slot_offset, const float* grads, int64_t count,
+                 int64_t dim);
+
+  // Brings one row over missed decays: out (may be w) = the weights now. m and v stay as they are.
+  void (*read_decayed)(const Decay& decay, float epsilon, const float* w, const float* m, const float* v, int64_t dim,
+                       float* out);
+
+  // The same in place, moments too.
+  void (*settle)(const Decay& decay, float epsilon, int64_t dim, float* w, float* m, float* v);
+
+  // Fresh uniform rows: records[i] = the first dim floats of the row of keys[i] (initializer.h).
+  void (*fill_uniform)(uint64_t seed, float a, float width, const uint64_t* keys, int64_t count, int64_t dim,
+                       float* const* records);
+};
+
+// Those of ChosenIsa().
+const RowKernels& ChosenRowKernels();
+
+// One per translation unit; null where the build does not have it.
+const RowKernels* GenericRowKernels();
+const RowKernels* Avx2RowKernels();
+const RowKernels* Avx512RowKernels();
+
+}  // namespace sok

@@ -1,0 +1,375 @@
+// The bodies of RowKernels. Included by one file per instruction set, each compiled with its own flags, so nothing here
+// may have external linkage: the linker would keep one copy for all.
+#include <cstdint>
+#include <cstring>
+
+#include "row_kernels.h"
+#include "sok/initializer.h"
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+namespace sok {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int64_t kLanes = 16;
+typedef float Vector __attribute__((vector_size(64), aligned(4), may_alias));
+#elif defined(__AVX2__)
+constexpr int64_t kLanes = 8;
+typedef float Vector __attribute__((vector_size(32), aligned(4), may_alias));
+#else
+constexpr int64_t kLanes = 4;
+typedef float Vector __attribute__((vector_size(16), aligned(4), may_alias));
+#endif
+constexpr int64_t kAlign = kLanes * 4;
+
+#define SOK_INLINE inline __attribute__((always_inline))
+
+SOK_INLINE const Vector* At(const float* p) { return reinterpret_cast<const Vector*>(p); }
+SOK_INLINE Vector* At(float* p) { return reinterpret_cast<Vector*>(p); }
+
+SOK_INLINE void StreamVector(float* to, const float* from) {
+#if defined(__AVX512F__)
+  _mm512_stream_ps(to, _mm512_loadu_ps(from));
+#elif defined(__AVX2__)
+  _mm256_stream_ps(to, _mm256_loadu_ps(from));
+#elif defined(__SSE2__)
+  _mm_stream_ps(to, _mm_loadu_ps(from));
+#else
+  *At(to) = *At(from);
+#endif
+}
+
+template <int64_t kVectors>
+SOK_INLINE void CopyFixed(const float* const* from, int64_t count, bool stream, float* to) {
+  constexpr int64_t kDim = kVectors * kLanes;
+  if (stream && reinterpret_cast<uintptr_t>(to) % kAlign == 0) {
+    for (int64_t i = 0; i < count; ++i)
+      for (int64_t v = 0; v < kVectors; ++v) StreamVector(to + i * kDim + v * kLanes, from[i] + v * kLanes);
+    return;
+  }
+  for (int64_t i = 0; i < count; ++i)
+    for (int64_t v = 0; v < kVectors; ++v) *At(to + i * kDim + v * kLanes) = *At(from[i] + v * kLanes);
+}
+
+// The widest vector that a row of kDim floats fills.
+template <int64_t kDim>
+struct Wide {
+  static constexpr int64_t kWidth = kDim < kLanes ? kDim : kLanes;
+  typedef float Type __attribute__((vector_size(kWidth * 4), aligned(4), may_alias));
+  static constexpr int64_t kVectors = kDim / kWidth;
+};
+
+SOK_INLINE const float* RecordAt(const RowView& view, uint32_t row) {
+  return view.slabs[row >> view.shift] + (row & view.mask) * view.stride;
+}
+
+template <int64_t kDim>
+SOK_INLINE void PrefetchRecord(const float* record) {
+  for (int64_t at = 0; at < kDim; at += 16) __builtin_prefetch(record + at);
+  if (kDim % 16 != 0) __builtin_prefetch(record + kDim - 1);
+}
+
+// How many rows ahead the memory is asked: enough to hide its latency, not more lines than it can bring at once.
+template <int64_t kDim>
+constexpr int64_t kAheadRows = kDim <= 16 ? 24 : kDim <= 32 ? 16 : 8;
+
+template <int64_t kDim>
+void GatherFixed(const RowView view, const uint32_t* rows, int64_t n, bool stream, float* to) {
+  using Vec = typename Wide<kDim>::Type;
+  constexpr int64_t kWidth = Wide<kDim>::kWidth, kVectors = Wide<kDim>::kVectors, kAhead = kAheadRows<kDim>;
+  stream = stream && kDim % kLanes == 0 && reinterpret_cast<uintptr_t>(to) % kAlign == 0;
+  for (int64_t i = 0; i < n; ++i) {
+    if (i + kAhead < n) PrefetchRecord<kDim>(RecordAt(view, rows[i + kAhead]));
+    const float* from = RecordAt(view, rows[i]);
+    if (stream) {
+      for (int64_t v = 0; v < kVectors; ++v) StreamVector(to + i * kDim + v * kWidth, from + v * kWidth);
+    } else {
+      for (int64_t v = 0; v < kVectors; ++v) {
+        *reinterpret_cast<Vec*>(to + i * kDim + v * kWidth) = *reinterpret_cast<const Vec*>(from + v * kWidth);
+      }
+    }
+  }
+}
+
+template <int64_t kDim>
+void PoolFixed(const RowView view, const uint32_t* rows, const int64_t* row_splits, int64_t first, int64_t last,
+               Combiner combiner, float* out) {
+  using Vec = typename Wide<kDim>::Type;
+  constexpr int64_t kWidth = Wide<kDim>::kWidth, kVectors = Wide<kDim>::kVectors, kAhead = kAheadRows<kDim>;
+  const int64_t base = row_splits[first], n = row_splits[last] - base;
+  for (int64_t i = 0; i < (n < kAhead ? n : kAhead); ++i) PrefetchRecord<kDim>(RecordAt(view, rows[i]));
+  int64_t i = 0;
+  for (int64_t s = first; s < last; ++s) {
+    const int64_t end = row_splits[s + 1] - base, count = end - i;
+    Vec sum[kVectors] = {};
+    for (; i < end; ++i) {
+      if (i + kAhead < n) PrefetchRecord<kDim>(RecordAt(view, rows[i + kAhead]));
+      const float* from = RecordAt(view, rows[i]);
+      for (int64_t v = 0; v < kVectors; ++v) sum[v] += *reinterpret_cast<const Vec*>(from + v * kWidth);
+    }
+    if (combiner != Combiner::kSum && count > 1) {
+      const float divisor = static_cast<float>(count);
+      const float scale = 1.0f / (combiner == Combiner::kMean ? divisor : sqrtf(divisor));
+      for (int64_t v = 0; v < kVectors; ++v) sum[v] *= scale;
+    }
+    for (int64_t v = 0; v < kVectors; ++v) *reinterpret_cast<Vec*>(out + s * kDim + v * kWidth) = sum[v];
+  }
+}
+
+#define SOK_FOR_DIMS(call) \
+  switch (dim) {           \
+    case 4:                \
+      call(4);             \
+      return true;         \
+    case 8:                \
+      call(8);             \
+      return true;         \
+    case 16:               \
+      call(16);            \
+      return true;         \
+    case 32:               \
+      call(32);            \
+      return true;         \
+    case 64:               \
+      call(64);            \
+      return true;         \
+    case 128:              \
+      call(128);           \
+      return true;         \
+    default:               \
+      return false;        \
+  }
+
+bool Gather(const RowView& view, const uint32_t* rows, int64_t n, int64_t dim, bool stream, float* to) {
+#define SOK_CALL(kDim) GatherFixed<kDim>(view, rows, n, stream, to)
+  SOK_FOR_DIMS(SOK_CALL)
+#undef SOK_CALL
+}
+
+bool Pool(const RowView& view, const uint32_t* rows, const int64_t* row_splits, int64_t first, int64_t last,
+          Combiner combiner, int64_t dim, float* out) {
+#define SOK_CALL(kDim) PoolFixed<kDim>(view, rows, row_splits, first, last, combiner, out)
+  SOK_FOR_DIMS(SOK_CALL)
+#undef SOK_CALL
+}
+
+void Copy(const float* const* from, int64_t count, int64_t dim, bool stream, float* to) {
+  switch (dim % kLanes == 0 ? dim / kLanes : 0) {
+    case 1:
+      return CopyFixed<1>(from, count, stream, to);
+    case 2:
+      return CopyFixed<2>(from, count, stream, to);
+    case 4:
+      return CopyFixed<4>(from, count, stream, to);
+    case 8:
+      return CopyFixed<8>(from, count, stream, to);
+    case 16:
+      return CopyFixed<16>(from, count, stream, to);
+    case 32:
+      return CopyFixed<32>(from, count, stream, to);
+    default:
+      for (int64_t i = 0; i < count; ++i) {
+        std::memcpy(to + i * dim, from[i], static_cast<size_t>(dim) * sizeof(float));
+      }
+  }
+}
+
+// Columns [at, at + kVectors * kLanes) of the sum, kept in registers.
+template <int64_t kVectors, bool kWeighted>
+SOK_INLINE void AccumulateStrip(const float* const* rows, const float* weights, int64_t count, int64_t at, bool fresh,
+                                float* out) {
+  Vector sum[kVectors];
+  for (int64_t v = 0; v < kVectors; ++v) sum[v] = fresh ? Vector{} : *At(out + at + v * kLanes);
+  for (int64_t i = 0; i < count; ++i) {
+    const float* row = rows[i] + at;
+    for (int64_t v = 0; v < kVectors; ++v) {
+      sum[v] += kWeighted ? weights[i] * *At(row + v * kLanes) : *At(row + v * kLanes);
+    }
+  }
+  for (int64_t v = 0; v < kVectors; ++v) *At(out + at + v * kLanes) = sum[v];
+}
+
+template <bool kWeighted>
+SOK_INLINE void AccumulateAll(const float* const* rows, const float* weights, int64_t count, int64_t dim, bool fresh,
+                              float* out) {
+  int64_t at = 0;
+  for (; at + 8 * kLanes <= dim; at += 8 * kLanes) AccumulateStrip<8, kWeighted>(rows, weights, count, at, fresh, out);
+  if (at + 4 * kLanes <= dim) {
+    AccumulateStrip<4, kWeighted>(rows, weights, count, at, fresh, out);
+    at += 4 * kLanes;
+  }
+  if (at + 2 * kLanes <= dim) {
+    AccumulateStrip<2, kWeighted>(rows, weights, count, at, fresh, out);
+    at += 2 * kLanes;
+  }
+  if (at + kLanes <= dim) {
+    AccumulateStrip<1, kWeighted>(rows, weights, count, at, fresh, out);
+    at += kLanes;
+  }
+  for (; at < dim; ++at) {
+    float sum = fresh ? 0.0f : out[at];
+    for (int64_t i = 0; i < count; ++i) sum += kWeighted ? weights[i] * rows[i][at] : rows[i][at];
+    out[at] = sum;
+  }
+}
+
+void Accumulate(const float* const* rows, const float* weights, int64_t count, int64_t dim, bool fresh, float* out) {
+  if (weights == nullptr) {
+    AccumulateAll<false>(rows, weights, count, dim, fresh, out);
+  } else {
+    AccumulateAll<true>(rows, weights, count, dim, fresh, out);
+  }
+}
+
+void Fence() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
+
+void Scale(float factor, int64_t dim, float* x) {
+  for (int64_t j = 0; j < dim; ++j) x[j] *= factor;
+}
+
+template <int64_t kVectors, bool kScaled>
+SOK_INLINE void SumStrip(const float* const* source, const float* factor, const uint32_t* slot, int64_t n, int64_t dim,
+                         int64_t at, float* sums) {
+  constexpr int64_t kAhead = 8;
+  uint32_t next = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    if (i + kAhead < n) {
+      for (int64_t line = 0; line < kVectors * kLanes; line += 16) {
+        __builtin_prefetch(source[i + kAhead] + at + line);
+        __builtin_prefetch(sums + int64_t{slot[i + kAhead]} * dim + at + line, 1);
+      }
+    }
+    const float* from = source[i] + at;
+    float* to = sums + int64_t{slot[i]} * dim + at;
+    const bool first = slot[i] == next;
+    next += first;
+    for (int64_t v = 0; v < kVectors; ++v) {
+      const Vector add = kScaled ? factor[i] * *At(from + v * kLanes) : *At(from + v * kLanes);
+      *At(to + v * kLanes) = (first ? Vector{} : *At(to + v * kLanes)) + add;
+    }
+  }
+}
+
+template <bool kScaled>
+SOK_INLINE void SumAll(const float* const* source, const float* factor, const uint32_t* slot, int64_t n, int64_t dim,
+                       float* sums) {
+  int64_t at = 0;
+  for (; at + 8 * kLanes <= dim; at += 8 * kLanes) SumStrip<8, kScaled>(source, factor, slot, n, dim, at, sums);
+  if (at + 4 * kLanes <= dim) {
+    SumStrip<4, kScaled>(source, factor, slot, n, dim, at, sums);
+    at += 4 * kLanes;
+  }
+  if (at + 2 * kLanes <= dim) {
+    SumStrip<2, kScaled>(source, factor, slot, n, dim, at, sums);
+    at += 2 * kLanes;
+  }
+  if (at + kLanes <= dim) {
+    SumStrip<1, kScaled>(source, factor, slot, n, dim, at, sums);
+    at += kLanes;
+  }
+  for (; at < dim; ++at) {
+    uint32_t next = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      float* to = sums + int64_t{slot[i]} * dim + at;
+      const bool first = slot[i] == next;
+      next += first;
+      *to = (first ? 0.0f : *to) + (kScaled ? factor[i] * source[i][at] : source[i][at]);
+    }
+  }
+}
+
+void SumBySlot(const float* const* source, const float* factor, const uint32_t* slot, int64_t n, int64_t dim,
+               float* sums) {
+  if (factor == nullptr) {
+    SumAll<false>(source, factor, slot, n, dim, sums);
+  } else {
+    SumAll<true>(source, factor, slot, n, dim, sums);
+  }
+}
+
+void Update(const UpdateRule& rule, float* const* records, int64_t slot_offset, const float* grads, int64_t count,
+            int64_t dim) {
+  const float lr = rule.lr, epsilon = rule.epsilon, c1 = rule.one_minus_beta_1, c2 = rule.one_minus_beta_2;
+  for (int64_t i = 0; i < count; ++i) {
+    const float* __restrict__ g = grads + i * dim;
+    float* __restrict__ w = records[i];
+    float* __restrict__ a = w + slot_offset;
+    float* __restrict__ b = a + dim;
+    switch (rule.rule) {
+      case Rule::kSgd:
+        for (int64_t j = 0; j < dim; ++j) SgdElement(g[j], lr, &w[j]);
+        break;
+      case Rule::kAdagrad:
+        for (int64_t j = 0; j < dim; ++j) AdagradElement(g[j], lr, epsilon, &w[j], &a[j]);
+        break;
+      case Rule::kAdam:
+      case Rule::kLazyAdam:
+        for (int64_t j = 0; j < dim; ++j) AdamElement(g[j], lr, c1, c2, epsilon, &w[j], &a[j], &b[j]);
+        break;
+    }
+  }
+}
+
+void ReadDecayed(const Decay& decay, float epsilon, const float* w, const float* m, const float* v, int64_t dim,
+                 float* out) {
+  for (int64_t j = 0; j < dim; ++j) out[j] = w[j] - DecayedStep(decay, epsilon, m[j], v[j]);
+}
+
+void Settle(const Decay& decay, float epsilon, int64_t dim, float* __restrict__ w, float* __restrict__ m,
+            float* __restrict__ v) {
+  for (int64_t j = 0; j < dim; ++j) {
+    w[j] -= DecayedStep(decay, epsilon, m[j], v[j]);
+    m[j] *= decay.fade_m;
+    v[j] *= decay.fade_v;
+  }
+}
+
+// Sixteen Philox blocks side by side: one block gives four floats, so four rows of 16 floats at a time.
+void FillUniform(uint64_t seed, float a, float width, const uint64_t* keys, int64_t count, int64_t dim,
+                 float* const* records) {
+  constexpr int64_t kBlocks = 16;
+  const int64_t per_row = (dim + 3) / 4, total = count * per_row;
+  for (int64_t first = 0; first < total; first += kBlocks) {
+    uint32_t c0[kBlocks], c1[kBlocks], c2[kBlocks], c3[kBlocks];
+    const int64_t n = total - first < kBlocks ? total - first : kBlocks;
+    for (int64_t l = 0; l < kBlocks; ++l) {
+      const int64_t block = first + (l < n ? l : n - 1);
+      const uint64_t key = keys[block / per_row];
+      const PhiloxWords counter = RowCounter(key, static_cast<uint32_t>(block % per_row));
+      c0[l] = counter.word[0];
+      c1[l] = counter.word[1];
+      c2[l] = counter.word[2];
+      c3[l] = counter.word[3];
+    }
+    uint32_t key0 = static_cast<uint32_t>(seed), key1 = static_cast<uint32_t>(seed >> 32);
+    for (int round = 0; round < kPhiloxRounds; ++round) {
+      for (int64_t l = 0; l < kBlocks; ++l) PhiloxRound(&c0[l], &c1[l], &c2[l], &c3[l], key0, key1);
+      key0 += kPhiloxWeyl0;
+      key1 += kPhiloxWeyl1;
+    }
+    float value[4][kBlocks];
+    for (int64_t l = 0; l < kBlocks; ++l) {
+      value[0][l] = a + UnitUniform(c0[l]) * width;
+      value[1][l] = a + UnitUniform(c1[l]) * width;
+      value[2][l] = a + UnitUniform(c2[l]) * width;
+      value[3][l] = a + UnitUniform(c3[l]) * width;
+    }
+    for (int64_t l = 0; l < n; ++l) {
+      const int64_t block = first + l, at = block % per_row * 4;
+      float* to = records[block / per_row] + at;
+      for (int64_t j = 0; j < 4 && at + j < dim; ++j) to[j] = value[j][l];
+    }
+  }
+}
+
+constexpr RowKernels kKernels = {Gather, Pool, Copy, Fence, Accumulate, Scale, SumBySlot, Update, ReadDecayed, Settle, FillUniform};
+
+}  // namespace
+}  // namespace sok

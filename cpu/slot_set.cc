@@ -1,0 +1,51 @@
+#include "slot_set.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "row_kernels.h"
+
+namespace sok {
+
+void EmbeddingTable::SlotSet::SetRule(const UpdateRule& next) {
+  const bool same_betas = next.beta_1 == rule.beta_1 && next.beta_2 == rule.beta_2;
+  rule = next;
+  if (!rule.decays() || (sums && same_betas)) return;
+  sums.reset();
+  if (!DecaySums::Fits(rule)) return;
+  sums = std::make_unique<DecaySums>(rule);
+  const int64_t first = std::max<int64_t>(0, history.calls() - sums->length()) + 1;
+  AlphaHistory::Cursor cursor(history, first);
+  for (int64_t call = first; call <= history.calls(); ++call) sums->Append(cursor.Next());
+}
+
+void EmbeddingTable::SlotSet::Append() {
+  history.Append(rule.lr);
+  if (sums) sums->Append(rule.lr);
+}
+
+void EmbeddingTable::SlotSet::Read(int64_t row, const float* w, const float* slots, int64_t dim, float* out,
+                                   float* scratch) const {
+  const int64_t stamp = *Stamp(row), calls = history.calls();
+  if (stamp == calls) {
+    if (w != out) std::memcpy(out, w, static_cast<size_t>(dim) * sizeof(float));
+  } else if (sums) {
+    ChosenRowKernels().read_decayed(sums->Of(history, stamp, calls), rule.epsilon, w, slots, slots + dim, dim, out);
+  } else {
+    if (w != out) std::memcpy(out, w, static_cast<size_t>(dim) * sizeof(float));
+    std::memcpy(scratch, slots, static_cast<size_t>(2 * dim) * sizeof(float));
+    ReplayDecay(history, rule, stamp, calls, dim, out, scratch, scratch + dim);
+  }
+}
+
+void EmbeddingTable::SlotSet::Settle(int64_t row, int64_t dim, float* w, float* slots) const {
+  const int64_t stamp = *Stamp(row), calls = history.calls();
+  if (stamp == calls) return;
+  if (sums) {
+    ChosenRowKernels().settle(sums->Of(history, stamp, calls), rule.epsilon, dim, w, slots, slots + dim);
+  } else {
+    ReplayDecay(history, rule, stamp, calls, dim, w, slots, slots + dim);
+  }
+}
+
+}  // namespace sok

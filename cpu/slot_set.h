@@ -1,0 +1,45 @@
+// One optimizer's share of every record of a table, and what it remembers beside the records.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "sok/adam_decay.h"
+#include "sok/embedding_table.h"
+#include "sok/sparse_update.h"
+
+namespace sok {
+
+struct EmbeddingTable::SlotSet {
+  std::string name;
+  UpdateRule rule;  // of the last call
+  int64_t offset = 0;
+
+  // The rest is for decaying rules only.
+  AlphaHistory history;
+  std::unique_ptr<DecaySums> sums;                  // null: these betas need step by step replay
+  std::vector<std::unique_ptr<uint32_t[]>> stamps;  // [slabs][rows_per_slab]: call up to which a row is current
+  int64_t rows_per_slab = 1;
+
+  uint32_t* Stamp(int64_t row) const {
+    return stamps[static_cast<size_t>(row / rows_per_slab)].get() + row % rows_per_slab;
+  }
+  bool IsCurrent(int64_t row) const { return *Stamp(row) == history.calls(); }
+
+  // Takes over the rule of the next call. Slots keep their place.
+  void SetRule(const UpdateRule& next);
+
+  // One more call with the present rule has been applied.
+  void Append();
+
+  // Weights of a row as they stand after every call: from w (may be out) and the row's slots. out: [dim];
+  // scratch: [2 * dim].
+  void Read(int64_t row, const float* w, const float* slots, int64_t dim, float* out, float* scratch) const;
+
+  // Brings weights and slots of a row up to the last call, in place.
+  void Settle(int64_t row, int64_t dim, float* w, float* slots) const;
+};
+
+}  // namespace sok

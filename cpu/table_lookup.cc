@@ -1,0 +1,427 @@
+// Keys to rows: the reading half of EmbeddingTable, and rows that appear on the way.
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <mutex>
+#include <utility>
+
+#include "row_kernels.h"
+#include "slot_set.h"
+#include "sok/embedding_table.h"
+#include "sok/error.h"
+#include "tasks.h"
+
+namespace sok {
+namespace {
+
+constexpr uint32_t kNoRow = HashTable::kNoRow;
+constexpr int64_t kBlock = HashTable::kBlock;
+constexpr int64_t kKeysPerTask = 4096;
+constexpr int64_t kKeyCycles = 40;  // per key: cache misses, mostly hidden by prefetching
+// Outputs above this go past the cache: they would push out everything else before anyone reads them.
+constexpr int64_t kStreamBytes = int64_t{32} << 20;
+
+}  // namespace
+
+// A stretch of one feature: keys [begin, end), and the segments they fill if the feature is pooled.
+struct EmbeddingTable::Task {
+  int64_t feature = 0;
+  int64_t begin = 0, end = 0;
+  int64_t first_segment = 0, last_segment = 0;
+  int64_t missing = 0;  // keys without a row, if they shall get one
+  bool bad = false;     // a key that the table cannot hold
+};
+
+uint32_t EmbeddingTable::FindRow(uint64_t key) const {
+  uint32_t row;
+  bool bad = false;
+  FindRows(&key, 1, &row, &bad);
+  return row;
+}
+
+void EmbeddingTable::Resolve(const uint64_t* keys, const HashTable::Bucket* const* homes, int64_t n, uint32_t* rows,
+                             bool* bad) const {
+  const uint64_t world = static_cast<uint64_t>(config_.world_size);
+  if (index_) {
+    if (world > 1)
+      for (int64_t i = 0; i < n; ++i) *bad = *bad || OwnerOf(keys[i]) != config_.rank;
+    return index_->Resolve(keys, homes, static_cast<int>(n), rows);
+  }
+  const uint64_t capacity = static_cast<uint64_t>(config_.capacity), rank = static_cast<uint64_t>(config_.rank);
+  uint64_t illegal = 0;
+  if (world == 1) {
+    for (int64_t i = 0; i < n; ++i) {
+      const bool over = keys[i] >= capacity;
+      illegal |= over;
+      rows[i] = over ? kNoRow : static_cast<uint32_t>(keys[i]);
+    }
+  } else {
+    for (int64_t i = 0; i < n; ++i) {
+      const uint64_t row = keys[i] / world;
+      const bool over = row >= capacity || keys[i] - row * world != rank;
+      illegal |= over;
+      rows[i] = over ? kNoRow : static_cast<uint32_t>(row);
+    }
+  }
+  *bad = *bad || illegal != 0;
+  if (num_rows_ == config_.capacity) return;
+  for (int64_t i = 0; i < n; ++i)
+    if (rows[i] != kNoRow && !InUse(rows[i])) rows[i] = kNoRow;
+}
+
+void EmbeddingTable::FindRows(const uint64_t* keys, int64_t n, uint32_t* rows, bool* bad) const {
+  // While the buckets of one block of keys are searched, those of the next are on their way to the cache.
+  const HashTable::Bucket* homes[2][kBlock];
+  auto prepare = [&](int64_t at) {
+    if (index_ && at < n) index_->Prepare(keys + at, static_cast<int>(std::min(kBlock, n - at)), homes[at / kBlock & 1]);
+  };
+  prepare(0);
+  for (int64_t at = 0; at < n; at += kBlock) {
+    prepare(at + kBlock);
+    Resolve(keys + at, homes[at / kBlock & 1], std::min(kBlock, n - at), rows + at, bad);
+  }
+}
+
+// Where the record of each row lies (null: no row), and asks the memory for what reading it will touch.
+void EmbeddingTable::Locate(const uint32_t* rows, int64_t n, bool decays, const float** records) const {
+  const int64_t floats = decays ? rows_.floats() : config_.dim;
+  if (!decays && floats <= 16) {  // one line, or two
+    const int64_t last = rows_.IsLineAligned() ? 0 : floats - 1;
+    for (int64_t i = 0; i < n; ++i) {
+      records[i] = rows[i] == kNoRow ? nullptr : rows_.Record(rows[i]);
+      __builtin_prefetch(records[i]);
+      if (last != 0) __builtin_prefetch(records[i] + last);
+    }
+    return;
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    records[i] = rows[i] == kNoRow ? nullptr : rows_.Record(rows[i]);
+    if (records[i] == nullptr) continue;
+    for (int64_t at = 0; at < floats; at += 16) __builtin_prefetch(records[i] + at);
+    __builtin_prefetch(records[i] + floats - 1);  // records need not begin on a cache line
+    if (!decays) continue;
+    for (const auto& set : sets_)
+      if (set->rule.decays()) __builtin_prefetch(set->Stamp(rows[i]));
+  }
+}
+
+void EmbeddingTable::Run(const Feature& feature, Task* task, bool find, uint32_t* rows, float* buffer) const {
+  const RowKernels& kernels = ChosenRowKernels();
+  const int64_t dim = config_.dim, n = task->end - task->begin;
+  const bool decays = HasDecay(), pooled = feature.row_splits != nullptr, insert = task->missing >= 0;
+  rows += task->begin;
+  if (find) FindRows(feature.keys + task->begin, n, rows, &task->bad);
+  int64_t missing = 0;
+  if (feature.place == nullptr) {
+    int64_t* row_ids = feature.row_ids + task->begin;
+    for (int64_t i = 0; i < n; ++i) {
+      row_ids[i] = RowId(rows[i]);
+      missing += rows[i] == kNoRow;
+    }
+  } else {
+    for (int64_t i = 0; i < n; ++i) {
+      feature.row_ids[feature.place[task->begin + i]] = RowId(rows[i]);
+      missing += rows[i] == kNoRow;
+    }
+  }
+  task->missing = insert ? missing : 0;
+  if (pooled && task->missing > 0) return;  // all of it once every key has its row
+
+  const bool stream = !pooled && feature.place == nullptr && feature.n * dim * 4 >= kStreamBytes;
+  if (missing == 0 && !decays && feature.weights == nullptr && feature.place == nullptr) {
+    const RowView view = {rows_.slabs(), rows_.shift(), rows_.rows_per_slab() - 1, rows_.stride()};
+    const bool done = pooled ? kernels.pool(view, rows, feature.row_splits, task->first_segment, task->last_segment,
+                                            feature.combiner, dim, feature.output)
+                             : kernels.gather(view, rows, n, dim, stream, feature.output + task->begin * dim);
+    if (stream) kernels.fence();
+    if (done) return;
+  }
+  // Whatever else there is: a few rows ahead are on their way to the cache while those before them are used.
+  constexpr int64_t kStep = kBlock / 2;
+  const float* records[2][kStep];
+  auto size_of = [&](int64_t at) { return std::max<int64_t>(0, std::min(kStep, n - at)); };
+  int64_t segment = task->first_segment;
+  auto zero_empty = [&](int64_t at) {  // segments that end at or before position `at` and were not filled
+    for (; segment < task->last_segment && feature.row_splits[segment + 1] <= at; ++segment)
+      std::fill_n(feature.output + segment * dim, dim, 0.0f);
+  };
+  Locate(rows, size_of(0), decays, records[0]);
+  for (int64_t at = 0; at < n; at += kStep) {
+    const int64_t count = size_of(at), first = task->begin + at;
+    const float** from = records[at / kStep & 1];
+    Locate(rows + at + kStep, size_of(at + kStep), decays, records[(at / kStep + 1) & 1]);
+    for (int64_t i = 0; i < count; ++i) {
+      if (from[i] != nullptr && !decays) continue;
+      float* own = buffer + i * dim;  // the last 2 * dim floats behind the block are scratch of ReadRow
+      from[i] = rows[at + i] == kNoRow && insert
+                    ? own
+                    : ReadRow(rows[at + i], feature.keys[first + i], own, buffer + kBlock * dim);
+    }
+    if (!pooled) {
+      for (int64_t i = 0; i < count; ++i) {
+        if (rows[at + i] == kNoRow && insert) continue;  // filled in once it has its row
+        const int64_t place = feature.place == nullptr ? first + i : feature.place[first + i];
+        kernels.copy(from + i, 1, dim, false, feature.output + place * dim);
+      }
+      continue;
+    }
+    for (int64_t i = first; i < first + count;) {
+      zero_empty(i);
+      const int64_t segment_begin = feature.row_splits[segment], segment_end = feature.row_splits[segment + 1];
+      const int64_t end = std::min(first + count, segment_end);
+      float* out = feature.output + segment * dim;
+      const float* weights = feature.weights == nullptr ? nullptr : feature.weights + i;
+      kernels.accumulate(from + (i - first), weights, end - i, dim, i == segment_begin, out);
+      i = end;
+      if (end != segment_end) break;
+      const float scale = SegmentScale(feature.combiner, feature.weights == nullptr ? nullptr : feature.weights + segment_begin,
+                                       segment_end - segment_begin);
+      if (scale != 1.0f) kernels.scale(scale, dim, out);
+      ++segment;
+    }
+  }
+  if (pooled) zero_empty(task->end);
+}
+
+bool EmbeddingTable::HasDecay() const {
+  return std::any_of(sets_.begin(), sets_.end(), [](const auto& set) { return set->rule.decays(); });
+}
+
+// The row itself is left alone (readers share it); the next update settles it for good.
+const float* EmbeddingTable::ReadRow(uint32_t row, uint64_t key, float* out, float* scratch) const {
+  if (row == kNoRow) {
+    FillRow(config_.initializer, key, config_.dim, out);
+    return out;
+  }
+  const float* record = rows_.Record(row);
+  const float* weights = record;
+  for (const auto& set : sets_) {
+    if (!set->rule.decays() || set->IsCurrent(row)) continue;
+    set->Read(row, weights, record + set->offset, config_.dim, out, scratch);
+    weights = out;
+  }
+  return weights;
+}
+
+// What must be there before a row can be written.
+void EmbeddingTable::MakeRoom(int64_t row) {
+  rows_.Touch(row);
+  for (const auto& set : sets_) {
+    if (!set->rule.decays()) continue;
+    auto& stamps = set->stamps[static_cast<size_t>(row / set->rows_per_slab)];
+    if (!stamps) stamps = std::make_unique<uint32_t[]>(static_cast<size_t>(set->rows_per_slab));
+  }
+}
+
+void EmbeddingTable::InitRows(const std::pair<uint32_t, uint64_t>* fresh, int64_t n) {
+  uint64_t keys[kBlock];
+  float* records[kBlock];
+  for (int64_t begin = 0; begin < n; begin += kBlock) {
+    const int64_t count = std::min(kBlock, n - begin);
+    for (int64_t i = 0; i < count; ++i) {
+      const auto [row, key] = fresh[begin + i];
+      keys[i] = key;
+      records[i] = rows_.Record(row);
+      for (const auto& set : sets_) {
+        std::fill_n(records[i] + set->offset, set->rule.num_slots() * config_.dim, set->rule.slot_init);
+        if (set->rule.decays()) *set->Stamp(row) = static_cast<uint32_t>(set->history.calls());
+      }
+    }
+    FillRows(config_.initializer, keys, count, config_.dim, records);
+  }
+}
+
+void EmbeddingTable::InsertHashed(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, const int64_t* missing,
+                                  int64_t m, uint32_t* rows, std::vector<std::pair<uint32_t, uint64_t>>* fresh) {
+  uint64_t* wanted = scratch->Get<uint64_t>(m);
+  uint32_t* found = scratch->Get<uint32_t>(m);
+  for (int64_t k = 0; k < m; ++k) wanted[k] = keys[missing[k]];
+  index_->InsertMissing(cpu, scratch, wanted, m, found, [&](const bool* first, int64_t num_new) {
+    const size_t old_free = free_rows_.size();
+    const int64_t room = static_cast<int64_t>(old_free) + config_.capacity - next_row_;
+    fresh->reserve(static_cast<size_t>(std::min(num_new, room)));
+    size_t taken = 0;  // from the end of free_rows_, which is only cut when all went well
+    int64_t next = next_row_;
+    for (int64_t k = 0; k < m; ++k) {
+      if (!first[k]) continue;
+      if (taken == old_free && next == config_.capacity) {
+        throw TableFull(Label() + ": full: all " + std::to_string(config_.capacity) + " rows are in use and key " +
+                        KeyText(wanted[k]) +
+                        " is new. Nothing of this step was stored. Raise max_vocabulary_size_per_gpu (the capacity of "
+                        "each worker's shard).");
+      }
+      found[k] = taken < old_free ? free_rows_[old_free - 1 - taken] : static_cast<uint32_t>(next);
+      taken < old_free ? static_cast<void>(++taken) : static_cast<void>(++next);
+      MakeRoom(found[k]);
+      fresh->emplace_back(found[k], wanted[k]);
+    }
+    next_row_ = next;
+    free_rows_.resize(old_free - taken);
+  });
+  for (int64_t k = 0; k < m; ++k) rows[missing[k]] = found[k];
+}
+
+void EmbeddingTable::InsertMissing(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, const int64_t* missing,
+                                   int64_t m, uint32_t* rows) {
+  if (m == 0) return;
+  std::vector<std::pair<uint32_t, uint64_t>> fresh;
+  if (config_.hashed) {
+    InsertHashed(cpu, scratch, keys, missing, m, rows, &fresh);
+  } else {
+    const uint64_t world = static_cast<uint64_t>(config_.world_size);
+    fresh.reserve(static_cast<size_t>(m));
+    for (int64_t k = 0; k < m; ++k) MakeRoom(static_cast<int64_t>(keys[missing[k]] / world));
+    for (int64_t k = 0; k < m; ++k) {
+      const int64_t i = missing[k];
+      rows[i] = static_cast<uint32_t>(keys[i] / world);
+      if (InUse(rows[i])) continue;
+      MarkInUse(rows[i], true);
+      fresh.emplace_back(rows[i], keys[i]);
+    }
+  }
+  num_rows_ += static_cast<int64_t>(fresh.size());
+  if (!fresh.empty()) ++changes_;
+  cpu.executor.For(static_cast<int64_t>(fresh.size()), 50 + 10 * config_.dim,
+                   [&](int64_t begin, int64_t end) { InitRows(fresh.data() + begin, end - begin); });
+}
+
+// Positions without a row in the tasks of one feature, ascending.
+void EmbeddingTable::CollectMissing(Scratch* scratch, const Task* tasks, int64_t num_tasks, const uint32_t* rows,
+                                    int64_t** missing, int64_t* count) {
+  int64_t total = 0;
+  for (int64_t t = 0; t < num_tasks; ++t) total += tasks[t].missing;
+  *missing = scratch->Get<int64_t>(total);
+  *count = 0;
+  for (int64_t t = 0; t < num_tasks; ++t) {
+    if (tasks[t].missing == 0) continue;
+    for (int64_t i = tasks[t].begin; i < tasks[t].end; ++i)
+      if (rows[i] == kNoRow) (*missing)[(*count)++] = i;
+  }
+}
+
+// Gives rows to the missing keys of one feature and fills in what the search had to leave out.
+void EmbeddingTable::FinishFeature(const Cpu& cpu, Scratch* scratch, const Feature& feature, Task* tasks,
+                                   int64_t num_tasks, int64_t changes, uint32_t* rows, float* buffers) {
+  EmbeddingTable* table = feature.table;
+  const int64_t dim = table->dim(), buffer_floats = (kBlock + 2) * dim;
+  Lock lock(table->mutex_);
+  const bool stale = changes != table->changes_;
+  if (stale) {  // row numbers found before may have been given to other keys since
+    ForTasks(cpu, num_tasks, feature.n * kKeyCycles, [&](int64_t, int64_t t) {
+      Task& task = tasks[t];
+      table->FindRows(feature.keys + task.begin, task.end - task.begin, rows + task.begin, &task.bad);
+      task.missing = std::count(rows + task.begin, rows + task.end, kNoRow);
+    });
+  }
+  int64_t *missing, count;
+  CollectMissing(scratch, tasks, num_tasks, rows, &missing, &count);
+  table->InsertMissing(cpu, scratch, feature.keys, missing, count, rows);
+  if (stale || feature.row_splits != nullptr) {
+    ForTasks(cpu, num_tasks, feature.n * (kKeyCycles + dim), [&](int64_t worker, int64_t t) {
+      if (stale || tasks[t].missing > 0) table->Run(feature, &tasks[t], false, rows, buffers + worker * buffer_floats);
+    });
+    return;
+  }
+  const RowKernels& kernels = ChosenRowKernels();
+  cpu.executor.For(count, kKeyCycles + dim, [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; ++k) {  // just made, so no decay is missing
+      const int64_t at = feature.place == nullptr ? missing[k] : feature.place[missing[k]];
+      const float* record = table->rows_.Record(rows[missing[k]]);
+      kernels.copy(&record, 1, dim, false, feature.output + at * dim);
+      feature.row_ids[at] = table->RowId(rows[missing[k]]);
+    }
+  });
+}
+
+void EmbeddingTable::LookupGroup(const Cpu& cpu, Scratch* scratch, const Feature* features, int64_t num_features,
+                                 bool insert) {
+  // Every feature is cut into tasks of about equal size, at segments if it is pooled.
+  int64_t num_tasks = 0, cost = 0, max_dim = 1;
+  int64_t* first_task = scratch->Get<int64_t>(num_features + 1);
+  for (int64_t f = 0; f < num_features; ++f) {
+    const Feature& feature = features[f];
+    const int64_t items = feature.row_splits == nullptr ? feature.n : feature.segments;
+    first_task[f] = num_tasks;
+    num_tasks += std::max<int64_t>(1, std::min(items, (feature.n + items) / kKeysPerTask));
+    cost += feature.n * (kKeyCycles + feature.table->dim()) + items * 10;
+    max_dim = std::max(max_dim, feature.table->dim());
+  }
+  first_task[num_features] = num_tasks;
+  Task* tasks = scratch->Get<Task>(num_tasks);
+  uint32_t** rows = scratch->Get<uint32_t*>(num_features);
+  for (int64_t f = 0; f < num_features; ++f) {
+    const Feature& feature = features[f];
+    rows[f] = scratch->Get<uint32_t>(feature.n);
+    const bool pooled = feature.row_splits != nullptr;
+    const int64_t items = pooled ? feature.segments : feature.n, pieces = first_task[f + 1] - first_task[f];
+    for (int64_t p = 0; p < pieces; ++p) {
+      Task& task = tasks[first_task[f] + p];
+      const int64_t begin = items * p / pieces, end = items * (p + 1) / pieces;
+      task = Task();
+      task.feature = f;
+      task.begin = pooled ? feature.row_splits[begin] : begin;
+      task.end = pooled ? feature.row_splits[end] : end;
+      task.first_segment = begin;
+      task.last_segment = end;
+      task.missing = insert ? 0 : -1;
+    }
+  }
+  float* buffers = scratch->Get<float>(MaxWorkers(cpu, num_tasks) * (kBlock + 2) * max_dim);
+  int64_t* changes = scratch->Get<int64_t>(num_features);
+  {
+    // In the order of addresses, and each once: two calls that share tables cannot wait for one another.
+    std::vector<EmbeddingTable*> tables;
+    for (int64_t f = 0; f < num_features; ++f) tables.push_back(features[f].table);
+    std::sort(tables.begin(), tables.end());
+    tables.erase(std::unique(tables.begin(), tables.end()), tables.end());
+    std::vector<SharedLock> locks;
+    for (EmbeddingTable* table : tables) locks.emplace_back(table->mutex_);
+    for (int64_t f = 0; f < num_features; ++f) changes[f] = features[f].table->changes_;
+    ForTasks(cpu, num_tasks, cost, [&](int64_t worker, int64_t t) {
+      const int64_t f = tasks[t].feature;
+      features[f].table->Run(features[f], &tasks[t], true, rows[f], buffers + worker * (kBlock + 2) * max_dim);
+    });
+  }
+  for (int64_t t = 0; t < num_tasks; ++t) {
+    const Feature& feature = features[tasks[t].feature];
+    if (tasks[t].bad) feature.table->CheckOwned(feature.keys, feature.n);
+  }
+  if (!insert) return;
+  for (int64_t f = 0; f < num_features; ++f) {
+    bool any = false;
+    for (int64_t t = first_task[f]; t < first_task[f + 1]; ++t) any = any || tasks[t].missing > 0;
+    if (!any) continue;
+    FinishFeature(cpu, scratch, features[f], tasks + first_task[f], first_task[f + 1] - first_task[f], changes[f],
+                  rows[f], buffers);
+  }
+}
+
+void EmbeddingTable::Lookup(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, int64_t n, bool insert,
+                            const int64_t* place, float* out, int64_t* row_ids) {
+  Feature feature;
+  feature.table = this;
+  feature.keys = keys;
+  feature.n = n;
+  feature.place = place;
+  feature.output = out;
+  feature.row_ids = row_ids;
+  LookupGroup(cpu, scratch, &feature, 1, insert);
+}
+
+void EmbeddingTable::LookupCombine(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, int64_t n,
+                                   const int64_t* row_splits, const float* weights, int64_t segments, Combiner combiner,
+                                   bool insert, float* output, int64_t* row_ids) {
+  Feature feature;
+  feature.table = this;
+  feature.keys = keys;
+  feature.n = n;
+  feature.row_splits = row_splits;
+  feature.segments = segments;
+  feature.weights = weights;
+  feature.combiner = combiner;
+  feature.output = output;
+  feature.row_ids = row_ids;
+  LookupGroup(cpu, scratch, &feature, 1, insert);
+}
+
+}  // namespace sok

@@ -1,0 +1,245 @@
+// Gradients to rows: the writing half of EmbeddingTable.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <mutex>
+
+#include "row_kernels.h"
+#include "slot_set.h"
+#include "sok/embedding_table.h"
+#include "sok/error.h"
+#include "sok/sum_rows.h"
+#include "tasks.h"
+
+namespace sok {
+namespace {
+
+constexpr int64_t kRowsPerTask = 2048;
+constexpr int64_t kRowCycles = 60;
+
+bool AllFinite(const float* x, int64_t n) {
+  float sum = 0.0f;  // x * 0 is zero for a finite x, NaN for anything else
+  for (int64_t i = 0; i < n; ++i) sum += x[i] * 0.0f;
+  return sum == 0.0f;
+}
+
+uint32_t RowOf(int64_t row_id) { return static_cast<uint32_t>(row_id); }
+int64_t EpochOf(int64_t row_id) { return row_id >> 32; }
+
+}  // namespace
+
+// Rows [begin, end) of one table's gradients.
+struct EmbeddingTable::Stretch {
+  int64_t table;
+  int64_t begin, end;
+};
+
+const EmbeddingTable::SlotSet* EmbeddingTable::FindSet(const std::string& slot_set) const {
+  for (const auto& set : sets_)
+    if (set->name == slot_set) return set.get();
+  return nullptr;
+}
+
+EmbeddingTable::SlotSet* EmbeddingTable::FindOrAttach(const UpdateRule& rule, const std::string& slot_set) {
+  for (const auto& set : sets_) {
+    if (set->name != slot_set) continue;
+    if (set->rule.rule != rule.rule) {
+      throw InvalidArgument(Label() + ": slot set '" + slot_set +
+                            "' belongs to another rule. Give each optimizer its own name.");
+    }
+    set->SetRule(rule);
+    return set.get();
+  }
+  auto set = std::make_unique<SlotSet>();
+  set->name = slot_set;
+  set->rows_per_slab = rows_.rows_per_slab();
+  set->SetRule(rule);
+  if (rule.decays()) {
+    const size_t per_slab = static_cast<size_t>(set->rows_per_slab);
+    set->stamps.resize(static_cast<size_t>(rows_.num_slabs()));
+    for (size_t i = 0; i < set->stamps.size(); ++i)
+      if (rows_.Has(static_cast<int64_t>(i * per_slab))) set->stamps[i] = std::make_unique<uint32_t[]>(per_slab);
+  }
+  sets_.reserve(sets_.size() + 1);
+  if (rule.num_slots() > 0) set->offset = rows_.AddFloats(rule.num_slots() * config_.dim, rule.slot_init);
+  sets_.push_back(std::move(set));
+  return sets_.back().get();
+}
+
+// Whether gradients [begin, end) may be applied. *stale: some are older than the last erasure.
+bool EmbeddingTable::CheckGradients(const Gradients& gradients, int64_t begin, int64_t end, Nonfinite nonfinite,
+                                    bool* stale) const {
+  const int64_t limit = config_.hashed ? next_row_ : config_.capacity;
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t id = gradients.row_ids[i];
+    if (id < 0) continue;
+    if (RowOf(id) >= limit || !rows_.Has(RowOf(id)) || EpochOf(id) > epoch_) return false;
+    *stale = *stale || EpochOf(id) != epoch_;
+    if (nonfinite == Nonfinite::kRaise && !AllFinite(gradients.grads + i * config_.dim, config_.dim)) return false;
+  }
+  return true;
+}
+
+void EmbeddingTable::RaiseBadGradient(const Gradients& gradients, Nonfinite nonfinite) const {
+  bool stale = false;
+  for (int64_t i = 0; i < gradients.n; ++i) {
+    const int64_t id = gradients.row_ids[i];
+    if (CheckGradients(gradients, i, i + 1, Nonfinite::kAllow, &stale)) {
+      if (CheckGradients(gradients, i, i + 1, nonfinite, &stale)) continue;
+      throw InvalidArgument(Label() + ": the gradient of key " + KeyText(KeyOfRow(RowOf(id))) +
+                            " holds NaN or infinity; nothing was updated (nonfinite_gradients='raise').");
+    }
+    throw InvalidArgument(
+        Label() + ": gradient for row id " + std::to_string(id) +
+        ", which this shard does not have. Row ids come from a lookup of the same table on the same worker.");
+  }
+  throw InvalidArgument(Label() + ": bad gradient");
+}
+
+// Leaves out gradients of rows that were erased since they were looked up: their numbers may be other keys' by now.
+void EmbeddingTable::DropStale(Scratch* scratch, Gradients* gradients) const {
+  int64_t* kept = scratch->Get<int64_t>(gradients->n);
+  for (int64_t i = 0; i < gradients->n; ++i) {
+    const int64_t id = gradients->row_ids[i];
+    kept[i] = id;
+    if (id < 0 || EpochOf(id) == epoch_) continue;
+    const auto erased = erased_.find(RowOf(id));
+    if (erased != erased_.end() && erased->second > EpochOf(id)) kept[i] = -1;
+  }
+  gradients->row_ids = kept;
+}
+
+void EmbeddingTable::Update(const Gradients& gradients, int64_t begin, int64_t end, SlotSet* set,
+                            Nonfinite nonfinite) {
+  const RowKernels& kernels = ChosenRowKernels();
+  const int64_t dim = config_.dim, floats = set->offset + set->rule.num_slots() * dim;
+  const bool decays = set->rule.decays();
+  const uint32_t next_call = static_cast<uint32_t>(set->history.calls() + 1);
+  constexpr int64_t kStep = 16;
+  auto prefetch = [&](int64_t from) {
+    for (int64_t i = from; i < std::min(from + kStep, end); ++i) {
+      if (gradients.row_ids[i] < 0) continue;
+      const float* record = rows_.Record(RowOf(gradients.row_ids[i]));
+      for (int64_t at = 0; at < dim; at += 16) __builtin_prefetch(record + at, 1);
+      for (int64_t at = set->offset; at < floats; at += 16) __builtin_prefetch(record + at, 1);
+      __builtin_prefetch(record + floats - 1, 1);
+      if (decays) __builtin_prefetch(set->Stamp(RowOf(gradients.row_ids[i])), 1);
+    }
+  };
+  prefetch(begin);
+  for (int64_t first = begin; first < end; first += kStep) {
+    prefetch(first + kStep);
+    const int64_t last = std::min(first + kStep, end);
+    float* records[kStep];
+    int64_t run = first;  // rows [run, i) are ready and wait for the rule
+    auto flush = [&](int64_t to) {
+      if (to > run) {
+        kernels.update(set->rule, records + (run - first), set->offset, gradients.grads + run * dim, to - run, dim);
+      }
+      run = to + 1;
+    };
+    for (int64_t i = first; i < last; ++i) {
+      const int64_t id = gradients.row_ids[i];
+      if (id < 0 || (nonfinite == Nonfinite::kSkip && !AllFinite(gradients.grads + i * dim, dim))) {
+        flush(i);
+        continue;
+      }
+      float* record = rows_.Record(RowOf(id));
+      if (decays) {
+        set->Settle(RowOf(id), dim, record, record + set->offset);
+        *set->Stamp(RowOf(id)) = next_call;
+      }
+      records[i - first] = record;
+    }
+    flush(last);
+  }
+}
+
+void EmbeddingTable::ApplyGroup(const Cpu& cpu, Scratch* scratch, const UpdateRule& rule, const std::string& slot_set,
+                                Nonfinite nonfinite, const Gradients* gradients, int64_t num_tables) {
+  // Duplicates of every table that may have some are summed first.
+  Gradients* ready = scratch->Get<Gradients>(num_tables);
+  RowSums* sums = scratch->Get<RowSums>(num_tables);
+  RowAddends* addends = scratch->Get<RowAddends>(num_tables);
+  int64_t* summed = scratch->Get<int64_t>(num_tables);
+  int64_t num_sums = 0;
+  for (int64_t t = 0; t < num_tables; ++t) {
+    ready[t] = gradients[t];
+    if (gradients[t].distinct) continue;
+    addends[num_sums] = RowAddends();
+    addends[num_sums].row_ids = gradients[t].row_ids;
+    addends[num_sums].n = gradients[t].n;
+    addends[num_sums].values = gradients[t].grads;
+    sums[num_sums].dim = gradients[t].table->dim();
+    sums[num_sums].addends = addends + num_sums;
+    sums[num_sums].num_addends = 1;
+    summed[num_sums++] = t;
+  }
+  SumRows(cpu, scratch, sums, num_sums, [&](int64_t s, int64_t n) {
+    Gradients& g = ready[summed[s]];
+    const RowSumsTarget target{scratch->Get<int64_t>(n), scratch->Get<float>(n * g.table->dim())};
+    g.row_ids = target.row_ids;
+    g.grads = target.sums;
+    g.n = n;
+    return target;
+  });
+
+  std::vector<EmbeddingTable*> tables;
+  int64_t num_stretches = 0, cost = 0;
+  for (int64_t t = 0; t < num_tables; ++t) {
+    tables.push_back(ready[t].table);
+    num_stretches += (ready[t].n + kRowsPerTask - 1) / kRowsPerTask;
+    cost += ready[t].n * (kRowCycles + 2 * ready[t].table->dim());
+  }
+  std::sort(tables.begin(), tables.end());
+  const auto twice = std::adjacent_find(tables.begin(), tables.end());
+  if (twice != tables.end()) throw InvalidArgument((*twice)->Label() + ": gradients given twice in one call.");
+  Stretch* stretches = scratch->Get<Stretch>(num_stretches);
+  int64_t count = 0;
+  for (int64_t t = 0; t < num_tables; ++t)
+    for (int64_t i = 0; i < ready[t].n; i += kRowsPerTask)
+      stretches[count++] = {t, i, std::min(i + kRowsPerTask, ready[t].n)};
+
+  std::vector<Lock> locks;  // in the order of addresses, as lookups take them
+  for (EmbeddingTable* table : tables) locks.emplace_back(table->mutex_);
+  std::atomic<bool> any_bad{false}, any_stale{false};
+  ForTasks(cpu, count, cost / 8, [&](int64_t, int64_t s) {
+    const Gradients& g = ready[stretches[s].table];
+    bool stale = false;
+    if (!g.table->CheckGradients(g, stretches[s].begin, stretches[s].end, nonfinite, &stale)) any_bad.store(true);
+    if (stale) any_stale.store(true);
+  });
+  if (any_bad.load()) {
+    for (int64_t t = 0; t < num_tables; ++t) {
+      bool stale = false;
+      if (!ready[t].table->CheckGradients(ready[t], 0, ready[t].n, nonfinite, &stale)) {
+        ready[t].table->RaiseBadGradient(ready[t], nonfinite);
+      }
+    }
+  }
+  if (any_stale.load())
+    for (int64_t t = 0; t < num_tables; ++t) ready[t].table->DropStale(scratch, &ready[t]);
+
+  SlotSet** sets = scratch->Get<SlotSet*>(num_tables);
+  for (int64_t t = 0; t < num_tables; ++t) sets[t] = ready[t].table->FindOrAttach(rule, slot_set);
+  ForTasks(cpu, count, cost, [&](int64_t, int64_t s) {
+    const Stretch& stretch = stretches[s];
+    const Gradients& g = ready[stretch.table];
+    g.table->Update(g, stretch.begin, stretch.end, sets[stretch.table], nonfinite);
+  });
+  if (rule.decays())
+    for (int64_t t = 0; t < num_tables; ++t) sets[t]->Append();
+}
+
+void EmbeddingTable::Apply(const Cpu& cpu, Scratch* scratch, const UpdateRule& rule, const std::string& slot_set,
+                           Nonfinite nonfinite, const int64_t* row_ids, const float* grads, int64_t n) {
+  Gradients gradients;
+  gradients.table = this;
+  gradients.row_ids = row_ids;
+  gradients.grads = grads;
+  gradients.n = n;
+  ApplyGroup(cpu, scratch, rule, slot_set, nonfinite, &gradients, 1);
+}
+
+}  // namespace sok

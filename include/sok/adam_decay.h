@@ -1,0 +1,72 @@
+// What an exact Adam does to a row that no gradient reaches, for many steps at once.
+//
+// A dense Adam moves every row at every step: i steps after a row's last gradient its moments are m beta_1^i and
+// v beta_2^i, and the row moves by alpha_i m beta_1^i / (sqrt(v) beta_2^(i/2) + epsilon). With s = sqrt(v),
+// r = beta_1 / sqrt(beta_2) and 1 + d_i = beta_2^(-i/2) that term is alpha_i m r^i / (s + epsilon (1 + d_i)), and d_i is
+// small where r^i is not. Expanded around d = 0, with u = epsilon / (s + epsilon) in [0, 1], k missed steps together are
+//
+//   m / (s + epsilon) (A_0 - A_1 u + A_2 u^2 - A_3 u^3),   A_p = sum_i alpha_i r^i d_i^p
+//
+// and the A_p depend on the row only through k. So a row pays the same for one missed step and for a thousand.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "sok/philox.h"
+#include "sok/sparse_update.h"
+
+namespace sok {
+
+// What k missed steps do to any row.
+struct Decay {
+  float a[4] = {};  // A_0 .. A_3
+  float fade_m = 1.0f;
+  float fade_v = 1.0f;
+};
+
+// How far one weight moves.
+SOK_HOST_DEVICE float DecayedStep(const Decay& decay, float epsilon, float m, float v) {
+  const float inverse = 1.0f / (sqrtf(v) + epsilon);
+  const float u = epsilon * inverse;
+  const float sum = decay.a[0] - u * (decay.a[1] - u * (decay.a[2] - u * decay.a[3]));
+  // A row that never had a gradient has no momentum, and with epsilon 0 no inverse either.
+  return m == 0.0f ? 0.0f : m * inverse * sum;
+}
+
+// The Decay for any number of missed steps, kept up to date step by step.
+class DecaySums {
+ public:
+  // Whether the expansion is good to float32 for these betas; where not, steps must be replayed one by one.
+  static bool Fits(const UpdateRule& rule);
+
+  explicit DecaySums(const UpdateRule& rule);
+
+  // Call after history.Append: one more step that all rows have missed until they are updated.
+  void Append(float alpha);
+
+  // Steps after which nothing is left to add.
+  int64_t length() const { return length_; }
+
+  // Steps from + 1 .. to, where to is history.calls(), of which Append has been told. 0 <= from < to.
+  Decay Of(const AlphaHistory& history, int64_t from, int64_t to) const;
+
+ private:
+  static constexpr int kPowers = 4;
+  struct Sums {
+    double b[kPowers];  // sum_i alpha_i q_j^i with q_j = r beta_2^(-j/2)
+  };
+  Decay Make(const Sums& sums, double fade_m, double fade_v) const;
+
+  double beta_1_, beta_2_;
+  double q_[kPowers];
+  int64_t length_;
+  std::vector<Sums> powers_;  // [length + 1] q_j^i
+  std::vector<Sums> recent_;  // [min(calls, length) + 1] over the last k steps
+  std::vector<Decay> ready_;  // the same as Decay
+  std::vector<float> fade_m_, fade_v_;  // [length + 1]
+  Sums steady_;                         // over `length` steps with alpha 1
+};
+
+}  // namespace sok

@@ -1,0 +1,223 @@
+// Many tables at once, on one rank: one op looks all of them up, one sums their gradients, one updates them.
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "op.h"
+#include "output_pool.h"
+#include "sok/sum_rows.h"
+#include "table_resource.h"
+
+namespace sok {
+namespace {
+
+// Which table each feature reads, and how it is pooled.
+struct GroupAttributes {
+  std::vector<int64_t> table_of;  // [N], in [0, M)
+  std::vector<int64_t> dims;      // [M]
+  std::vector<Combiner> combiners;  // [N]
+
+  explicit GroupAttributes(OpKernelConstruction* ctx) {
+    int64_t num_tables, num_features;
+    std::vector<std::string> names;
+    Check(ctx->GetAttr("M", &num_tables));
+    Check(ctx->GetAttr("N", &num_features));
+    Check(ctx->GetAttr("table_of", &table_of));
+    Check(ctx->GetAttr("dims", &dims));
+    Check(ctx->GetAttr("combiners", &names));
+    auto check_size = [](const char* name, size_t size, int64_t expected) {
+      if (static_cast<int64_t>(size) == expected) return;
+      throw InvalidArgument(std::string("`") + name + "` must have " + std::to_string(expected) +
+                            " values. Received: " + std::to_string(size) + ".");
+    };
+    check_size("table_of", table_of.size(), num_features);
+    check_size("combiners", names.size(), num_features);
+    check_size("dims", dims.size(), num_tables);
+    for (const int64_t table : table_of) {
+      if (table >= 0 && table < num_tables) continue;
+      throw InvalidArgument("`table_of` must lie in [0, " + std::to_string(num_tables) +
+                            "). Received: " + std::to_string(table) + ".");
+    }
+    for (const std::string& name : names) combiners.push_back(ParseCombiner(name));
+  }
+
+  int num_tables() const { return static_cast<int>(dims.size()); }
+  int num_features() const { return static_cast<int>(table_of.size()); }
+};
+
+absl::Status ReadAttributes(InferenceContext* c, std::vector<int64_t>* table_of, std::vector<int64_t>* dims) {
+  TF_RETURN_IF_ERROR(c->GetAttr("table_of", table_of));
+  TF_RETURN_IF_ERROR(c->GetAttr("dims", dims));
+  for (const int64_t table : *table_of) {
+    if (table < 0 || table >= static_cast<int64_t>(dims->size())) {
+      return absl::InvalidArgumentError("`table_of` must lie in [0, M) and `dims` have M values.");
+    }
+  }
+  return absl::OkStatus();
+}
+
+REGISTER_OP("Sok>GroupLookup")
+    .Input("handles: M * resource")
+    .Input("keys: Tkeys")
+    .Input("row_splits: N * int64")
+    .Input("insert: bool")
+    .Output("outputs: N * float")
+    .Output("row_ids: N * int64")
+    .Attr("M: int >= 1")
+    .Attr("N: int >= 1")
+    .Attr("Tkeys: list(" SOK_KEY_TYPES ") >= 1")
+    .Attr("table_of: list(int)")
+    .Attr("dims: list(int)")
+    .Attr("combiners: list(string)")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      std::vector<int64_t> table_of, dims;
+      TF_RETURN_IF_ERROR(ReadAttributes(c, &table_of, &dims));
+      const int m = static_cast<int>(dims.size()), n = static_cast<int>(table_of.size());
+      if (c->num_inputs() != m + 2 * n + 1) {
+        return absl::InvalidArgumentError("`table_of` must have a value for each feature, `dims` for each table.");
+      }
+      for (int f = 0; f < n; ++f) {
+        ShapeHandle keys, splits;
+        TF_RETURN_IF_ERROR(c->WithRank(c->input(m + f), 1, &keys));
+        TF_RETURN_IF_ERROR(c->WithRank(c->input(m + n + f), 1, &splits));
+        DimensionHandle segments;
+        TF_RETURN_IF_ERROR(c->Subtract(c->Dim(splits, 0), 1, &segments));
+        c->set_output(f, c->Matrix(segments, dims[static_cast<size_t>(table_of[static_cast<size_t>(f)])]));
+        c->set_output(n + f, keys);
+      }
+      ShapeHandle unused;
+      return c->WithRank(c->input(m + 2 * n), 0, &unused);
+    });
+
+class GroupLookupOp : public OpKernel {
+ public:
+  explicit GroupLookupOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    Guard(ctx, [&] { group_ = std::make_unique<GroupAttributes>(ctx); });
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    Guard(ctx, [&] {
+      const int m = group_->num_tables(), n = group_->num_features();
+      std::vector<RefCountPtr<TableResource>> tables;
+      for (int t = 0; t < m; ++t) {
+        tables.push_back(TableArg(ctx, t));
+        tables.back()->CheckDim(group_->dims[static_cast<size_t>(t)]);
+      }
+      const bool insert = ScalarArg<bool>(ctx->input(m + 2 * n), "insert");
+      const ScratchLease scratch;
+      std::vector<EmbeddingTable::Feature> features(static_cast<size_t>(n));
+      for (int f = 0; f < n; ++f) {
+        EmbeddingTable::Feature& feature = features[static_cast<size_t>(f)];
+        TableResource& table = *tables[static_cast<size_t>(group_->table_of[static_cast<size_t>(f)])];
+        const Tensor &keys = ctx->input(m + f), &row_splits = ctx->input(m + n + f);
+        table.CheckKeyType(keys);
+        CheckRank(keys, 1, "keys");
+        feature.table = &table.table();
+        feature.n = keys.NumElements();
+        feature.segments = CheckRowSplits(row_splits, feature.n);
+        feature.row_splits = Int64(row_splits);
+        feature.combiner = group_->combiners[static_cast<size_t>(f)];
+        feature.keys = KeyWords(keys, scratch.get());
+        feature.output =
+            AllocateOutput(ctx, f, TensorShape({feature.segments, feature.table->dim()}))->flat<float>().data();
+        feature.row_ids = reinterpret_cast<int64_t*>(
+            AllocateOutput(ctx, n + f, TensorShape({feature.n}))->flat<int64_t>().data());
+      }
+      const TfExecutor executor(ctx);
+      EmbeddingTable::LookupGroup({executor}, scratch.get(), features.data(), n, insert);
+    });
+  }
+
+ private:
+  std::unique_ptr<GroupAttributes> group_;
+};
+REGISTER_KERNEL_BUILDER(Name("Sok>GroupLookup").Device(tensorflow::DEVICE_CPU), GroupLookupOp);
+
+// The gradient of GroupLookup: for each table the rows that were read, each once, with what came back for it. The matrix
+// of gradients per key never exists.
+REGISTER_OP("Sok>GroupLookupGrad")
+    .Input("grads: N * float")
+    .Input("row_ids: N * int64")
+    .Input("row_splits: N * int64")
+    .Output("unique_row_ids: M * int64")
+    .Output("sums: M * float")
+    .Attr("M: int >= 1")
+    .Attr("N: int >= 1")
+    .Attr("table_of: list(int)")
+    .Attr("dims: list(int)")
+    .Attr("combiners: list(string)")
+    .SetShapeFn([](InferenceContext* c) {
+      std::vector<int64_t> table_of, dims;
+      TF_RETURN_IF_ERROR(ReadAttributes(c, &table_of, &dims));
+      const int m = static_cast<int>(dims.size());
+      for (int t = 0; t < m; ++t) {
+        const DimensionHandle rows = c->UnknownDim();
+        c->set_output(t, c->Vector(rows));
+        c->set_output(m + t, c->Matrix(rows, dims[static_cast<size_t>(t)]));
+      }
+      return absl::OkStatus();
+    });
+
+class GroupLookupGradOp : public OpKernel {
+ public:
+  explicit GroupLookupGradOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    Guard(ctx, [&] { group_ = std::make_unique<GroupAttributes>(ctx); });
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    Guard(ctx, [&] {
+      const int m = group_->num_tables(), n = group_->num_features();
+      std::vector<std::vector<RowAddends>> addends(static_cast<size_t>(m));
+      for (int f = 0; f < n; ++f) {
+        const size_t t = static_cast<size_t>(group_->table_of[static_cast<size_t>(f)]);
+        const Tensor &grad = ctx->input(f), &row_ids = ctx->input(n + f), &row_splits = ctx->input(2 * n + f);
+        CheckRank(row_ids, 1, "row_ids");
+        RowAddends a;
+        a.n = row_ids.NumElements();
+        a.segments = CheckRowSplits(row_splits, a.n);
+        CheckShape(grad, TensorShape({a.segments, group_->dims[t]}), "grad");
+        a.row_ids = Int64(row_ids);
+        a.values = grad.flat<float>().data();
+        a.row_splits = Int64(row_splits);
+        a.combiner = group_->combiners[static_cast<size_t>(f)];
+        addends[t].push_back(a);
+      }
+      std::vector<RowSums> tables;
+      int64_t bytes = 0;
+      for (int t = 0; t < m; ++t) {
+        const auto& of_table = addends[static_cast<size_t>(t)];
+        const int64_t dim = group_->dims[static_cast<size_t>(t)];
+        tables.push_back({dim, of_table.data(), static_cast<int64_t>(of_table.size())});
+        for (const RowAddends& a : of_table) bytes += a.n * (dim * 4 + 8) + 128;
+      }
+      // One block for all tables, as if no row came twice: what is not written is never touched.
+      const std::shared_ptr<PooledBlock> block = PooledBlock::Take(bytes + 128 * m);
+      int64_t used = 0;
+      auto place = [&](int index, const TensorShape& shape) {
+        const tensorflow::DataType dtype = ctx->expected_output_dtype(index);
+        ctx->set_output(index, TensorInBlock(block, used, dtype, shape));
+        used += (shape.num_elements() * tensorflow::DataTypeSize(dtype) + 63) & ~int64_t{63};
+        return ctx->mutable_output(index);
+      };
+      const TfExecutor executor(ctx);
+      const ScratchLease scratch;
+      SumRows({executor}, scratch.get(), tables.data(), m, [&](int64_t t, int64_t rows) {
+        RowSumsTarget target;
+        target.row_ids = reinterpret_cast<int64_t*>(
+            place(static_cast<int>(t), TensorShape({rows}))->flat<int64_t>().data());
+        target.sums = place(static_cast<int>(m + t), TensorShape({rows, group_->dims[static_cast<size_t>(t)]}))
+                          ->flat<float>()
+                          .data();
+        return target;
+      });
+    });
+  }
+
+ private:
+  std::unique_ptr<GroupAttributes> group_;
+};
+REGISTER_KERNEL_BUILDER(Name("Sok>GroupLookupGrad").Device(tensorflow::DEVICE_CPU), GroupLookupGradOp);
+
+}  // namespace
+}  // namespace sok

@@ -1,0 +1,135 @@
+#include "output_pool.h"
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "../cpu/pages.h"
+#include "guard.h"
+#include "tensorflow/core/framework/allocation_description.pb.h"
+
+namespace sok {
+namespace {
+
+constexpr int64_t kMinBytes = int64_t{1} << 20;  // below, the system's allocator reuses memory well enough
+
+struct Idle {
+  char* data;
+  int64_t bytes;
+};
+
+struct Pool {
+  std::mutex mutex;
+  std::vector<Idle> idle;  // oldest first
+  PoolBytes bytes;
+  int64_t peak = 0;  // of bytes in use
+};
+
+// Leaked on purpose: tensors may outlive everything else in the process.
+Pool& ThePool() {
+  static Pool* pool = new Pool;
+  return *pool;
+}
+
+// Sizes differ a little from step to step: eight sizes per power of two let them share memory.
+int64_t RoundUp(int64_t bytes) {
+  int64_t step = kMinBytes;
+  while (step * 16 <= bytes) step *= 2;
+  return (bytes + step - 1) / step * step;
+}
+
+class PooledBuffer final : public tensorflow::TensorBuffer {
+ public:
+  PooledBuffer(std::shared_ptr<PooledBlock> block, int64_t offset, size_t size)
+      : TensorBuffer(block->data() + offset), block_(std::move(block)), size_(size) {}
+  size_t size() const override { return size_; }
+  TensorBuffer* root_buffer() override { return this; }
+  void FillAllocationDescription(tensorflow::AllocationDescription* proto) const override {
+    proto->set_requested_bytes(static_cast<int64_t>(size_));
+    proto->set_allocator_name("sok");
+  }
+
+ private:
+  const std::shared_ptr<PooledBlock> block_;
+  const size_t size_;
+};
+
+}  // namespace
+
+std::shared_ptr<PooledBlock> PooledBlock::Take(int64_t bytes) {
+  bytes = RoundUp(bytes);
+  Pool& pool = ThePool();
+  char* data = nullptr;
+  std::vector<Idle> drop;
+  {
+    std::lock_guard<std::mutex> lock(pool.mutex);
+    auto best = pool.idle.end();
+    for (auto it = pool.idle.begin(); it != pool.idle.end(); ++it) {
+      if (it->bytes < bytes || it->bytes > bytes + bytes / 4) continue;
+      if (best == pool.idle.end() || it->bytes <= best->bytes) best = it;  // of equal ones the last used: it is warm
+    }
+    if (best != pool.idle.end()) {
+      data = best->data;
+      bytes = best->bytes;
+      pool.idle.erase(best);
+      pool.bytes.idle -= bytes;
+    }
+    pool.bytes.in_use += bytes;
+    pool.peak = std::max(pool.peak, pool.bytes.in_use);
+    size_t dropped = 0;
+    while (dropped < pool.idle.size() && pool.bytes.in_use + pool.bytes.idle > pool.peak) {
+      pool.bytes.idle -= pool.idle[dropped].bytes;
+      drop.push_back(pool.idle[dropped++]);
+    }
+    pool.idle.erase(pool.idle.begin(), pool.idle.begin() + static_cast<int64_t>(dropped));
+  }
+  for (const Idle& old : drop) FreePages(old.data, old.bytes);
+  if (data == nullptr) {
+    try {
+      data = static_cast<char*>(AllocatePages(bytes, true, "an output"));
+    } catch (...) {
+      std::lock_guard<std::mutex> lock(pool.mutex);
+      pool.bytes.in_use -= bytes;
+      throw;
+    }
+  }
+  return std::shared_ptr<PooledBlock>(new PooledBlock(data, bytes));
+}
+
+PooledBlock::~PooledBlock() {
+  Pool& pool = ThePool();
+  std::lock_guard<std::mutex> lock(pool.mutex);
+  pool.bytes.in_use -= bytes_;
+  pool.bytes.idle += bytes_;
+  pool.idle.push_back({data_, bytes_});
+}
+
+tensorflow::Tensor TensorInBlock(std::shared_ptr<PooledBlock> block, int64_t offset, tensorflow::DataType dtype,
+                                 const tensorflow::TensorShape& shape) {
+  const size_t size = static_cast<size_t>(shape.num_elements()) * tensorflow::DataTypeSize(dtype);
+  auto* buffer = new PooledBuffer(std::move(block), offset, size);
+  tensorflow::Tensor tensor(dtype, shape, buffer);
+  buffer->Unref();  // the tensor holds it now
+  return tensor;
+}
+
+tensorflow::Tensor* AllocateOutput(tensorflow::OpKernelContext* ctx, int index, const tensorflow::TensorShape& shape) {
+  const tensorflow::DataType dtype = ctx->expected_output_dtype(index);
+  const int64_t bytes = shape.num_elements() * tensorflow::DataTypeSize(dtype);
+  if (bytes >= kMinBytes) {
+    ctx->set_output(index, TensorInBlock(PooledBlock::Take(bytes), 0, dtype, shape));
+    return ctx->mutable_output(index);
+  }
+  tensorflow::Tensor* output;
+  Check(ctx->allocate_output(index, shape, &output));
+  return output;
+}
+
+PoolBytes OutputPoolBytes() {
+  Pool& pool = ThePool();
+  std::lock_guard<std::mutex> lock(pool.mutex);
+  return pool.bytes;
+}
+
+}  // namespace sok

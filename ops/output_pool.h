@@ -1,0 +1,49 @@
+// Large outputs of kernels, in memory that is used again.
+//
+// A lookup may write a hundred megabytes per step. Fresh from the system, that memory costs more to clear, page by page,
+// than the lookup itself, and small pages cost it again in address translation. So large outputs come from a pool of
+// huge pages: a tensor gives its memory back when the last reference to it dies. The pool never holds more than what
+// was in use at the same time at some point, so a process' memory is bounded by its own peak.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace sok {
+
+// One stretch of pooled memory; goes back to the pool with the last owner.
+class PooledBlock {
+ public:
+  // Throws OutOfMemory.
+  static std::shared_ptr<PooledBlock> Take(int64_t bytes);
+  ~PooledBlock();
+  PooledBlock(const PooledBlock&) = delete;
+  PooledBlock& operator=(const PooledBlock&) = delete;
+
+  char* data() const { return data_; }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  PooledBlock(char* data, int64_t bytes) : data_(data), bytes_(bytes) {}
+  char* const data_;
+  const int64_t bytes_;
+};
+
+// A tensor in part of a block, from `offset` on (a multiple of 64).
+tensorflow::Tensor TensorInBlock(std::shared_ptr<PooledBlock> block, int64_t offset, tensorflow::DataType dtype,
+                                 const tensorflow::TensorShape& shape);
+
+// As ctx->allocate_output, from the pool where the output is large. Throws OutOfMemory.
+tensorflow::Tensor* AllocateOutput(tensorflow::OpKernelContext* ctx, int index, const tensorflow::TensorShape& shape);
+
+// Bytes of the pool: in use, and kept for the next call.
+struct PoolBytes {
+  int64_t in_use = 0;
+  int64_t idle = 0;
+};
+PoolBytes OutputPoolBytes();
+
+}  // namespace sok
