@@ -29,6 +29,23 @@ struct RowKernels {
   bool (*pool)(const RowView& view, const uint32_t* rows, const int64_t* row_splits, int64_t first, int64_t last,
                Combiner combiner, int64_t dim, float* out);
 
+  // rows[i] = keys[i], or kNoRow for keys[i] >= limit (at most 2^32 - 1). Whether there was one.
+  bool (*narrow)(const uint64_t* keys, int64_t n, uint64_t limit, uint32_t* rows);
+
+  // row_ids[i] = rows[i] + base, or -1 for kNoRow. How many of those there are.
+  int64_t (*widen)(const uint32_t* rows, int64_t n, int64_t base, int64_t* row_ids);
+
+  // sums[slot[i]] += values[s] * scale(s) for positions i of segments s in [0, segments), without row_splits
+  // sums[slot[i]] += values[i]; in order of i. scale as in pool. Slots are numbered by first appearance, *next of them
+  // before: the first time that a slot comes up its sum is set. Positions with slot kNoRow are left out. False, and
+  // nothing done, for a dim that has no loop of its own.
+  bool (*sum_segments)(const uint32_t* slot, const int64_t* row_splits, int64_t segments, Combiner combiner,
+                       const float* values, int64_t dim, uint32_t* next, float* sums);
+
+  // update for records of rows row_ids[i] (lower 32 bits), none negative, asking the memory ahead.
+  void (*update_rows)(const RowView& view, const UpdateRule& rule, const int64_t* row_ids, int64_t slot_offset,
+                      const float* grads, int64_t count, int64_t dim);
+
   // to[i] = from[i], `count` rows of dim floats. With stream the stores go past the cache: for outputs larger than it.
   // After the last such copy call fence, before other threads may read.
   void (*copy)(const float* const* from, int64_t count, int64_t dim, bool stream, float* to);

@@ -156,6 +156,68 @@ bool Pool(const RowView& view, const uint32_t* rows, const int64_t* row_splits, 
 #undef SOK_CALL
 }
 
+bool Narrow(const uint64_t* keys, int64_t n, uint64_t limit, uint32_t* rows) {
+  uint64_t over = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t is_over = keys[i] >= limit ? ~uint64_t{0} : 0;
+    over |= is_over;
+    rows[i] = static_cast<uint32_t>(keys[i] | is_over);
+  }
+  return over != 0;
+}
+
+int64_t Widen(const uint32_t* rows, int64_t n, int64_t base, int64_t* row_ids) {
+  int64_t missing = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const bool none = rows[i] == 0xFFFFFFFFu;
+    missing += none;
+    row_ids[i] = none ? -1 : base + static_cast<int64_t>(rows[i]);
+  }
+  return missing;
+}
+
+template <int64_t kDim>
+void SumSegmentsFixed(const uint32_t* slot, const int64_t* row_splits, int64_t segments, Combiner combiner,
+                      const float* values, uint32_t* next, float* sums) {
+  using Vec = typename Wide<kDim>::Type;
+  constexpr int64_t kWidth = Wide<kDim>::kWidth, kVectors = Wide<kDim>::kVectors, kAhead = 16;
+  const int64_t n = row_splits == nullptr ? segments : row_splits[segments];
+  uint32_t seen = *next;
+  int64_t i = 0;
+  for (int64_t s = 0; s < segments; ++s) {
+    const int64_t end = row_splits == nullptr ? s + 1 : row_splits[s + 1], count = end - i;
+    Vec add[kVectors];
+    for (int64_t v = 0; v < kVectors; ++v) add[v] = *reinterpret_cast<const Vec*>(values + s * kDim + v * kWidth);
+    if (combiner != Combiner::kSum && count > 1) {
+      const float divisor = static_cast<float>(count);
+      const float scale = 1.0f / (combiner == Combiner::kMean ? divisor : sqrtf(divisor));
+      for (int64_t v = 0; v < kVectors; ++v) add[v] = scale * add[v];
+    }
+    for (; i < end; ++i) {
+      if (i + kAhead < n) {  // a slot that is left out points nowhere, which a prefetch may
+        const float* ahead = sums + int64_t{slot[i + kAhead]} * kDim;
+        for (int64_t at = 0; at < kDim; at += 16) __builtin_prefetch(ahead + at, 1);
+      }
+      if (slot[i] == 0xFFFFFFFFu) continue;
+      float* to = sums + int64_t{slot[i]} * kDim;
+      if (slot[i] == seen) {
+        ++seen;
+        for (int64_t v = 0; v < kVectors; ++v) *reinterpret_cast<Vec*>(to + v * kWidth) = Vec{} + add[v];
+      } else {
+        for (int64_t v = 0; v < kVectors; ++v) *reinterpret_cast<Vec*>(to + v * kWidth) += add[v];
+      }
+    }
+  }
+  *next = seen;
+}
+
+bool SumSegments(const uint32_t* slot, const int64_t* row_splits, int64_t segments, Combiner combiner,
+                 const float* values, int64_t dim, uint32_t* next, float* sums) {
+#define SOK_CALL(kDim) SumSegmentsFixed<kDim>(slot, row_splits, segments, combiner, values, next, sums)
+  SOK_FOR_DIMS(SOK_CALL)
+#undef SOK_CALL
+}
+
 void Copy(const float* const* from, int64_t count, int64_t dim, bool stream, float* to) {
   switch (dim % kLanes == 0 ? dim / kLanes : 0) {
     case 1:
@@ -294,27 +356,50 @@ void SumBySlot(const float* const* source, const float* factor, const uint32_t* 
   }
 }
 
+SOK_INLINE void UpdateRecord(const UpdateRule& rule, const float* __restrict__ g, float* __restrict__ w,
+                             float* __restrict__ a, int64_t dim) {
+  const float lr = rule.lr, epsilon = rule.epsilon, c1 = rule.one_minus_beta_1, c2 = rule.one_minus_beta_2;
+  float* __restrict__ b = a + dim;
+  switch (rule.rule) {
+    case Rule::kSgd:
+      for (int64_t j = 0; j < dim; ++j) SgdElement(g[j], lr, &w[j]);
+      break;
+    case Rule::kAdagrad:
+      for (int64_t j = 0; j < dim; ++j) AdagradElement(g[j], lr, epsilon, &w[j], &a[j]);
+      break;
+    case Rule::kAdam:
+    case Rule::kLazyAdam:
+      for (int64_t j = 0; j < dim; ++j) AdamElement(g[j], lr, c1, c2, epsilon, &w[j], &a[j], &b[j]);
+      break;
+  }
+}
+
 void Update(const UpdateRule& rule, float* const* records, int64_t slot_offset, const float* grads, int64_t count,
             int64_t dim) {
-  const float lr = rule.lr, epsilon = rule.epsilon, c1 = rule.one_minus_beta_1, c2 = rule.one_minus_beta_2;
+  for (int64_t i = 0; i < count; ++i) UpdateRecord(rule, grads + i * dim, records[i], records[i] + slot_offset, dim);
+}
+
+template <int64_t kDim>
+SOK_INLINE void UpdateRowsOf(const RowView& view, const UpdateRule& rule, const int64_t* row_ids, int64_t slot_offset,
+                             const float* grads, int64_t count, int64_t dim) {
+  if (kDim != 0) dim = kDim;
+  const int64_t floats = rule.num_slots() * dim, lines = (slot_offset + floats + 15) / 16;
+  const int64_t ahead = lines <= 4 ? 12 : lines <= 12 ? 6 : 3;
   for (int64_t i = 0; i < count; ++i) {
-    const float* __restrict__ g = grads + i * dim;
-    float* __restrict__ w = records[i];
-    float* __restrict__ a = w + slot_offset;
-    float* __restrict__ b = a + dim;
-    switch (rule.rule) {
-      case Rule::kSgd:
-        for (int64_t j = 0; j < dim; ++j) SgdElement(g[j], lr, &w[j]);
-        break;
-      case Rule::kAdagrad:
-        for (int64_t j = 0; j < dim; ++j) AdagradElement(g[j], lr, epsilon, &w[j], &a[j]);
-        break;
-      case Rule::kAdam:
-      case Rule::kLazyAdam:
-        for (int64_t j = 0; j < dim; ++j) AdamElement(g[j], lr, c1, c2, epsilon, &w[j], &a[j], &b[j]);
-        break;
+    if (i + ahead < count) {
+      const float* next = RecordAt(view, static_cast<uint32_t>(row_ids[i + ahead]));
+      for (int64_t at = 0; at < dim; at += 16) __builtin_prefetch(next + at, 1);
+      for (int64_t at = slot_offset; at < slot_offset + floats; at += 16) __builtin_prefetch(next + at, 1);
     }
+    float* w = const_cast<float*>(RecordAt(view, static_cast<uint32_t>(row_ids[i])));
+    UpdateRecord(rule, grads + i * dim, w, w + slot_offset, dim);
   }
+}
+
+void UpdateRows(const RowView& view, const UpdateRule& rule, const int64_t* row_ids, int64_t slot_offset,
+                const float* grads, int64_t count, int64_t dim) {
+  if (dim == 16) return UpdateRowsOf<16>(view, rule, row_ids, slot_offset, grads, count, dim);
+  UpdateRowsOf<0>(view, rule, row_ids, slot_offset, grads, count, dim);
 }
 
 void ReadDecayed(const Decay& decay, float epsilon, const float* w, const float* m, const float* v, int64_t dim,
@@ -369,7 +454,7 @@ void FillUniform(uint64_t seed, float a, float width, const uint64_t* keys, int6
   }
 }
 
-constexpr RowKernels kKernels = {Gather, Pool, Copy, Fence, Accumulate, Scale, SumBySlot, Update, ReadDecayed, Settle, FillUniform};
+constexpr RowKernels kKernels = {Gather, Pool, Narrow, Widen, SumSegments, UpdateRows, Copy, Fence, Accumulate, Scale, SumBySlot, Update, ReadDecayed, Settle, FillUniform};
 
 }  // namespace
 }  // namespace sok

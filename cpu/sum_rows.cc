@@ -22,6 +22,12 @@ struct Slot {
 };
 constexpr uint32_t kFree = 0xFFFFFFFFu;  // no row has this number
 
+// Whether RowKernels::sum_segments does this dim.
+bool HasOwnLoop(int64_t dim) {
+  uint32_t next = 0;
+  return ChosenRowKernels().sum_segments(nullptr, nullptr, 0, Combiner::kSum, nullptr, dim, &next, nullptr);
+}
+
 // A stretch of addends: segments, or single addends where nothing was pooled.
 struct Chunk {
   int64_t table;
@@ -34,6 +40,7 @@ struct Work {
   int bits = 0;  // 2^bits parts
   int64_t n = 0;
   bool scaled = false;
+  bool direct = false;  // one part, no weights, a dim with a loop of its own: entries are never written out
   int64_t* ids = nullptr;
   const float** source = nullptr;
   float* factor = nullptr;  // null: 1
@@ -95,30 +102,45 @@ void Write(const Work& w, uint32_t at, int64_t id, const float* source, float fa
   if (w.scaled) w.factor[at] = factor;
 }
 
-// Numbers the distinct rows of one part by first appearance.
-void NumberRows(const Work& w, int64_t part, Slot* slots) {
-  const int64_t begin = w.part_begin[part], n = w.part_begin[part + 1] - begin;
-  int log_size = 4;
-  while ((int64_t{1} << log_size) < 2 * n) ++log_size;
-  const uint32_t mask = (uint32_t{1} << log_size) - 1;
-  std::memset(slots, 0xFF, (size_t{1} << log_size) * sizeof(Slot));
-  const int64_t* ids = w.ids + begin;
-  int64_t* distinct = w.distinct + begin;
-  uint32_t* slot = w.slot + begin;
-  uint32_t count = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    const uint32_t row = static_cast<uint32_t>(ids[i]);
-    uint32_t at = (row * 0x85EBCA77u) >> (32 - log_size);
-    while (slots[at].row != row && slots[at].row != kFree) at = (at + 1) & mask;
-    const bool fresh = slots[at].row == kFree;
-    const uint32_t number = fresh ? count : slots[at].number;
-    slots[at] = {row, number};
-    distinct[count] = ids[i];
-    count += fresh;
-    slot[i] = number;
+// Numbers distinct rows by first appearance.
+class Numbering {
+ public:
+  // For at most n rows. slots: room for TableSize(n) of them. distinct [n] gets the ids.
+  Numbering(int64_t n, Slot* slots, int64_t* distinct) : slots_(slots), distinct_(distinct) {
+    while ((int64_t{1} << log_size_) < 2 * n) ++log_size_;
+    mask_ = (uint32_t{1} << log_size_) - 1;
+    std::memset(slots, 0xFF, (size_t{1} << log_size_) * sizeof(Slot));
   }
-  w.part_rows[part] = count;
-}
+
+  // numbers[i] of ids[i]; kFree for negative ids.
+  void Number(const int64_t* ids, int64_t n, uint32_t* numbers) {
+    uint32_t count = count_;
+    for (int64_t i = 0; i < n; ++i) {
+      const uint32_t row = static_cast<uint32_t>(ids[i]);
+      if (ids[i] < 0) {
+        numbers[i] = kFree;
+        continue;
+      }
+      uint32_t at = (row * 0x85EBCA77u) >> (32 - log_size_);
+      while (slots_[at].row != row && slots_[at].row != kFree) at = (at + 1) & mask_;
+      const bool fresh = slots_[at].row == kFree;
+      const uint32_t number = fresh ? count : slots_[at].number;
+      slots_[at] = {row, number};
+      if (fresh) distinct_[count++] = ids[i];
+      numbers[i] = number;
+    }
+    count_ = count;
+  }
+
+  uint32_t count() const { return count_; }
+
+ private:
+  Slot* const slots_;
+  int64_t* const distinct_;
+  int log_size_ = 4;
+  uint32_t mask_ = 0;
+  uint32_t count_ = 0;
+};
 
 }  // namespace
 
@@ -129,18 +151,21 @@ void SumRows(const Cpu& cpu, Scratch* scratch, const RowSums* tables, int64_t nu
   for (int64_t t = 0; t < num_tables; ++t) {
     Work& w = work[t];
     w = Work();
+    bool weighted = false;
     for (int64_t k = 0; k < tables[t].num_addends; ++k) {
       const RowAddends& a = tables[t].addends[k];
       w.n += a.n;
+      weighted = weighted || a.weights != nullptr;
       w.scaled = w.scaled || a.weights != nullptr || (a.row_splits != nullptr && a.combiner != Combiner::kSum);
     }
     if (w.n >= INT64_C(0xFFFFFFFF)) {
       throw InvalidArgument("at most 2^32 - 2 gradient rows in one call. Received: " + std::to_string(w.n) + ".");
     }
     while (w.bits < kMaxPartBits && (kEntriesPerPart << w.bits) < w.n) ++w.bits;
-    w.ids = scratch->Get<int64_t>(w.n);
-    w.source = scratch->Get<const float*>(w.n);
-    w.factor = w.scaled ? scratch->Get<float>(w.n) : nullptr;
+    w.direct = w.bits == 0 && !weighted && HasOwnLoop(tables[t].dim);
+    w.ids = w.direct ? nullptr : scratch->Get<int64_t>(w.n);
+    w.source = w.direct ? nullptr : scratch->Get<const float*>(w.n);
+    w.factor = w.direct || !w.scaled ? nullptr : scratch->Get<float>(w.n);
     w.slot = scratch->Get<uint32_t>(w.n);
     w.distinct = scratch->Get<int64_t>(w.n);
     w.part_begin = scratch->Get<uint32_t>(w.parts() + 1);
@@ -212,6 +237,18 @@ void SumRows(const Cpu& cpu, Scratch* scratch, const RowSums* tables, int64_t nu
   Slot* slots = scratch->Get<Slot>(MaxWorkers(cpu, units) * table_size);
   ForTasks(cpu, units, total * kHashCycles, [&](int64_t worker, int64_t u) {
     const Work& w = work[unit[u].table];
+    Slot* mine = slots + worker * table_size;
+    if (w.direct) {
+      const RowSums& table = tables[unit[u].table];
+      Numbering numbering(w.n, mine, w.distinct);
+      uint32_t* slot = w.slot;
+      for (int64_t k = 0; k < table.num_addends; slot += table.addends[k++].n) {
+        numbering.Number(table.addends[k].row_ids, table.addends[k].n, slot);
+      }
+      w.part_begin[0] = 0;
+      w.part_rows[0] = numbering.count();
+      return;
+    }
     if (w.bits == 0) {
       uint32_t n = 0;
       for (int64_t c = w.first_chunk; c < w.first_chunk + w.num_chunks; ++c) {
@@ -221,7 +258,10 @@ void SumRows(const Cpu& cpu, Scratch* scratch, const RowSums* tables, int64_t nu
       w.part_begin[0] = 0;
       w.part_begin[1] = n;
     }
-    NumberRows(w, unit[u].part, slots + worker * table_size);
+    const int64_t begin = w.part_begin[unit[u].part], n = w.part_begin[unit[u].part + 1] - begin;
+    Numbering numbering(n, mine, w.distinct + begin);
+    numbering.Number(w.ids + begin, n, w.slot + begin);
+    w.part_rows[unit[u].part] = numbering.count();
   });
 
   for (int64_t t = 0; t < num_tables; ++t) {
@@ -236,6 +276,19 @@ void SumRows(const Cpu& cpu, Scratch* scratch, const RowSums* tables, int64_t nu
   const RowKernels& kernels = ChosenRowKernels();
   ForTasks(cpu, units, cost, [&](int64_t, int64_t u) {
     const Work& w = work[unit[u].table];
+    if (w.direct) {
+      const RowSums& table = tables[unit[u].table];
+      std::memcpy(w.target.row_ids, w.distinct, w.part_rows[0] * sizeof(int64_t));
+      uint32_t next = 0;
+      const uint32_t* slot = w.slot;
+      for (int64_t k = 0; k < table.num_addends; slot += table.addends[k++].n) {
+        const RowAddends& a = table.addends[k];
+        const bool pooled = a.row_splits != nullptr;
+        kernels.sum_segments(slot, a.row_splits, pooled ? a.segments : a.n, pooled ? a.combiner : Combiner::kSum,
+                             a.values, table.dim, &next, w.target.sums);
+      }
+      return;
+    }
     const int64_t begin = w.part_begin[unit[u].part], n = w.part_begin[unit[u].part + 1] - begin;
     const int64_t dim = tables[unit[u].table].dim, first = unit[u].first_row;
     std::memcpy(w.target.row_ids + first, w.distinct + begin, w.part_rows[unit[u].part] * sizeof(int64_t));

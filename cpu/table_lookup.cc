@@ -48,22 +48,16 @@ void EmbeddingTable::Resolve(const uint64_t* keys, const HashTable::Bucket* cons
     return index_->Resolve(keys, homes, static_cast<int>(n), rows);
   }
   const uint64_t capacity = static_cast<uint64_t>(config_.capacity), rank = static_cast<uint64_t>(config_.rank);
-  uint64_t illegal = 0;
   if (world == 1) {
-    for (int64_t i = 0; i < n; ++i) {
-      const bool over = keys[i] >= capacity;
-      illegal |= over;
-      rows[i] = over ? kNoRow : static_cast<uint32_t>(keys[i]);
-    }
+    if (ChosenRowKernels().narrow(keys, n, capacity, rows)) *bad = true;
   } else {
     for (int64_t i = 0; i < n; ++i) {
       const uint64_t row = keys[i] / world;
       const bool over = row >= capacity || keys[i] - row * world != rank;
-      illegal |= over;
+      *bad = *bad || over;
       rows[i] = over ? kNoRow : static_cast<uint32_t>(row);
     }
   }
-  *bad = *bad || illegal != 0;
   if (num_rows_ == config_.capacity) return;
   for (int64_t i = 0; i < n; ++i)
     if (rows[i] != kNoRow && !InUse(rows[i])) rows[i] = kNoRow;
@@ -73,8 +67,9 @@ void EmbeddingTable::FindRows(const uint64_t* keys, int64_t n, uint32_t* rows, b
   // While the buckets of one block of keys are searched, those of the next are on their way to the cache.
   const HashTable::Bucket* homes[2][kBlock];
   auto prepare = [&](int64_t at) {
-    if (index_ && at < n) index_->Prepare(keys + at, static_cast<int>(std::min(kBlock, n - at)), homes[at / kBlock & 1]);
+    if (at < n) index_->Prepare(keys + at, static_cast<int>(std::min(kBlock, n - at)), homes[at / kBlock & 1]);
   };
+  if (!index_) return Resolve(keys, nullptr, n, rows, bad);
   prepare(0);
   for (int64_t at = 0; at < n; at += kBlock) {
     prepare(at + kBlock);
@@ -113,11 +108,7 @@ void EmbeddingTable::Run(const Feature& feature, Task* task, bool find, uint32_t
   if (find) FindRows(feature.keys + task->begin, n, rows, &task->bad);
   int64_t missing = 0;
   if (feature.place == nullptr) {
-    int64_t* row_ids = feature.row_ids + task->begin;
-    for (int64_t i = 0; i < n; ++i) {
-      row_ids[i] = RowId(rows[i]);
-      missing += rows[i] == kNoRow;
-    }
+    missing = kernels.widen(rows, n, epoch_ << 32, feature.row_ids + task->begin);
   } else {
     for (int64_t i = 0; i < n; ++i) {
       feature.row_ids[feature.place[task->begin + i]] = RowId(rows[i]);

@@ -115,6 +115,11 @@ void EmbeddingTable::Update(const Gradients& gradients, int64_t begin, int64_t e
   const RowKernels& kernels = ChosenRowKernels();
   const int64_t dim = config_.dim, floats = set->offset + set->rule.num_slots() * dim;
   const bool decays = set->rule.decays();
+  const int64_t* ids = gradients.row_ids;
+  if (!decays && nonfinite != Nonfinite::kSkip && std::all_of(ids + begin, ids + end, [](int64_t id) { return id >= 0; })) {
+    const RowView view = {rows_.slabs(), rows_.shift(), rows_.rows_per_slab() - 1, rows_.stride()};
+    return kernels.update_rows(view, set->rule, ids + begin, set->offset, gradients.grads + begin * dim, end - begin, dim);
+  }
   const uint32_t next_call = static_cast<uint32_t>(set->history.calls() + 1);
   constexpr int64_t kStep = 16;
   auto prefetch = [&](int64_t from) {
