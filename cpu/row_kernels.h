@@ -29,6 +29,16 @@ struct RowKernels {
   bool (*pool)(const RowView& view, const uint32_t* rows, const int64_t* row_splits, int64_t first, int64_t last,
                Combiner combiner, int64_t dim, float* out);
 
+  // pool with 64-bit row numbers.
+  bool (*pool_keys)(const RowView& view, const uint64_t* keys, const int64_t* row_splits, int64_t first, int64_t last,
+                    Combiner combiner, int64_t dim, float* out);
+
+  // Whether keys[i] < limit for all i.
+  bool (*all_below)(const uint64_t* keys, int64_t n, uint64_t limit);
+
+  // Whether 0 <= x[i - 1] <= x[i] for 0 < i < n; x[0] is not negative.
+  bool (*never_falls)(const int64_t* x, int64_t n);
+
   // rows[i] = keys[i], or kNoRow for keys[i] >= limit (at most 2^32 - 1). Whether there was one.
   bool (*narrow)(const uint64_t* keys, int64_t n, uint64_t limit, uint32_t* rows);
 

@@ -94,20 +94,26 @@ void GatherFixed(const RowView view, const uint32_t* rows, int64_t n, bool strea
   }
 }
 
-template <int64_t kDim>
-void PoolFixed(const RowView view, const uint32_t* rows, const int64_t* row_splits, int64_t first, int64_t last,
+template <int64_t kDim, class Row>
+void PoolFixed(const RowView view, const Row* rows, const int64_t* row_splits, int64_t first, int64_t last,
                Combiner combiner, float* out) {
   using Vec = typename Wide<kDim>::Type;
   constexpr int64_t kWidth = Wide<kDim>::kWidth, kVectors = Wide<kDim>::kVectors, kAhead = kAheadRows<kDim>;
+  constexpr int64_t kRing = 32;  // records on their way; kAhead of them at a time
+  const float* ring[kRing];
   const int64_t base = row_splits[first], n = row_splits[last] - base;
-  for (int64_t i = 0; i < (n < kAhead ? n : kAhead); ++i) PrefetchRecord<kDim>(RecordAt(view, rows[i]));
+  auto ask = [&](int64_t i) {
+    ring[i % kRing] = RecordAt(view, static_cast<uint32_t>(rows[i]));
+    PrefetchRecord<kDim>(ring[i % kRing]);
+  };
+  for (int64_t i = 0; i < (n < kAhead ? n : kAhead); ++i) ask(i);
   int64_t i = 0;
   for (int64_t s = first; s < last; ++s) {
     const int64_t end = row_splits[s + 1] - base, count = end - i;
     Vec sum[kVectors] = {};
     for (; i < end; ++i) {
-      if (i + kAhead < n) PrefetchRecord<kDim>(RecordAt(view, rows[i + kAhead]));
-      const float* from = RecordAt(view, rows[i]);
+      const float* from = ring[i % kRing];
+      if (i + kAhead < n) ask(i + kAhead);
       for (int64_t v = 0; v < kVectors; ++v) sum[v] += *reinterpret_cast<const Vec*>(from + v * kWidth);
     }
     if (combiner != Combiner::kSum && count > 1) {
@@ -154,6 +160,25 @@ bool Pool(const RowView& view, const uint32_t* rows, const int64_t* row_splits, 
 #define SOK_CALL(kDim) PoolFixed<kDim>(view, rows, row_splits, first, last, combiner, out)
   SOK_FOR_DIMS(SOK_CALL)
 #undef SOK_CALL
+}
+
+bool PoolKeys(const RowView& view, const uint64_t* keys, const int64_t* row_splits, int64_t first, int64_t last,
+              Combiner combiner, int64_t dim, float* out) {
+#define SOK_CALL(kDim) PoolFixed<kDim>(view, keys, row_splits, first, last, combiner, out)
+  SOK_FOR_DIMS(SOK_CALL)
+#undef SOK_CALL
+}
+
+bool AllBelow(const uint64_t* keys, int64_t n, uint64_t limit) {
+  uint64_t over = 0;
+  for (int64_t i = 0; i < n; ++i) over |= keys[i] >= limit ? ~uint64_t{0} : 0;
+  return over == 0;
+}
+
+bool NeverFalls(const int64_t* x, int64_t n) {
+  int64_t falls = 0;  // its sign bit
+  for (int64_t i = 1; i < n; ++i) falls |= (x[i] - x[i - 1]) | x[i];
+  return falls >= 0;
 }
 
 bool Narrow(const uint64_t* keys, int64_t n, uint64_t limit, uint32_t* rows) {
@@ -454,7 +479,7 @@ void FillUniform(uint64_t seed, float a, float width, const uint64_t* keys, int6
   }
 }
 
-constexpr RowKernels kKernels = {Gather, Pool, Narrow, Widen, SumSegments, UpdateRows, Copy, Fence, Accumulate, Scale, SumBySlot, Update, ReadDecayed, Settle, FillUniform};
+constexpr RowKernels kKernels = {Gather, Pool, PoolKeys, AllBelow, NeverFalls, Narrow, Widen, SumSegments, UpdateRows, Copy, Fence, Accumulate, Scale, SumBySlot, Update, ReadDecayed, Settle, FillUniform};
 
 }  // namespace
 }  // namespace sok

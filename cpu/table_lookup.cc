@@ -16,6 +16,7 @@ namespace {
 
 constexpr uint32_t kNoRow = HashTable::kNoRow;
 constexpr int64_t kBlock = HashTable::kBlock;
+constexpr int64_t kNoSplits[1] = {0};
 constexpr int64_t kKeysPerTask = 4096;
 constexpr int64_t kKeyCycles = 40;  // per key: cache misses, mostly hidden by prefetching
 // Outputs above this go past the cache: they would push out everything else before anyone reads them.
@@ -100,10 +101,27 @@ void EmbeddingTable::Locate(const uint32_t* rows, int64_t n, bool decays, const 
   }
 }
 
+bool EmbeddingTable::KeysAreRowIds(const Feature& feature) const {
+  return feature.keys_are_row_ids != nullptr && feature.row_splits != nullptr && feature.weights == nullptr &&
+         !config_.hashed && config_.world_size == 1 && num_rows_ == config_.capacity && epoch_ == 0 && !HasDecay() &&
+         ChosenRowKernels().pool_keys({}, nullptr, kNoSplits, 0, 0, Combiner::kSum, config_.dim, nullptr);
+}
+
 void EmbeddingTable::Run(const Feature& feature, Task* task, bool find, uint32_t* rows, float* buffer) const {
   const RowKernels& kernels = ChosenRowKernels();
   const int64_t dim = config_.dim, n = task->end - task->begin;
   const bool decays = HasDecay(), pooled = feature.row_splits != nullptr, insert = task->missing >= 0;
+  const RowView view = {rows_.slabs(), rows_.shift(), rows_.rows_per_slab() - 1, rows_.stride()};
+  if (rows == nullptr) {  // KeysAreRowIds
+    const uint64_t* keys = feature.keys + task->begin;
+    task->missing = 0;
+    task->bad = !kernels.all_below(keys, n, static_cast<uint64_t>(config_.capacity));
+    if (!task->bad) {
+      kernels.pool_keys(view, keys, feature.row_splits, task->first_segment, task->last_segment, feature.combiner, dim,
+                        feature.output);
+    }
+    return;
+  }
   rows += task->begin;
   if (find) FindRows(feature.keys + task->begin, n, rows, &task->bad);
   int64_t missing = 0;
@@ -120,7 +138,6 @@ void EmbeddingTable::Run(const Feature& feature, Task* task, bool find, uint32_t
 
   const bool stream = !pooled && feature.place == nullptr && feature.n * dim * 4 >= kStreamBytes;
   if (missing == 0 && !decays && feature.weights == nullptr && feature.place == nullptr) {
-    const RowView view = {rows_.slabs(), rows_.shift(), rows_.rows_per_slab() - 1, rows_.stride()};
     const bool done = pooled ? kernels.pool(view, rows, feature.row_splits, task->first_segment, task->last_segment,
                                             feature.combiner, dim, feature.output)
                              : kernels.gather(view, rows, n, dim, stream, feature.output + task->begin * dim);
@@ -367,7 +384,11 @@ void EmbeddingTable::LookupGroup(const Cpu& cpu, Scratch* scratch, const Feature
     tables.erase(std::unique(tables.begin(), tables.end()), tables.end());
     std::vector<SharedLock> locks;
     for (EmbeddingTable* table : tables) locks.emplace_back(table->mutex_);
-    for (int64_t f = 0; f < num_features; ++f) changes[f] = features[f].table->changes_;
+    for (int64_t f = 0; f < num_features; ++f) {
+      changes[f] = features[f].table->changes_;
+      if (features[f].table->KeysAreRowIds(features[f])) rows[f] = nullptr;
+      if (features[f].keys_are_row_ids != nullptr) *features[f].keys_are_row_ids = rows[f] == nullptr;
+    }
     ForTasks(cpu, num_tasks, cost, [&](int64_t worker, int64_t t) {
       const int64_t f = tasks[t].feature;
       features[f].table->Run(features[f], &tasks[t], true, rows[f], buffers + worker * (kBlock + 2) * max_dim);

@@ -1,4 +1,6 @@
 // Many tables at once, on one rank: one op looks all of them up, one sums their gradients, one updates them.
+#include <algorithm>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -107,6 +109,9 @@ class GroupLookupOp : public OpKernel {
       const bool insert = ScalarArg<bool>(ctx->input(m + 2 * n), "insert");
       const ScratchLease scratch;
       std::vector<EmbeddingTable::Feature> features(static_cast<size_t>(n));
+      std::vector<Tensor> row_ids(static_cast<size_t>(n));
+      bool* are_keys = scratch.get()->Get<bool>(n);
+      std::fill_n(are_keys, n, false);
       for (int f = 0; f < n; ++f) {
         EmbeddingTable::Feature& feature = features[static_cast<size_t>(f)];
         TableResource& table = *tables[static_cast<size_t>(group_->table_of[static_cast<size_t>(f)])];
@@ -121,11 +126,13 @@ class GroupLookupOp : public OpKernel {
         feature.keys = KeyWords(keys, scratch.get());
         feature.output =
             AllocateOutput(ctx, f, TensorShape({feature.segments, feature.table->dim()}))->flat<float>().data();
-        feature.row_ids = reinterpret_cast<int64_t*>(
-            AllocateOutput(ctx, n + f, TensorShape({feature.n}))->flat<int64_t>().data());
+        Check(ctx->allocate_temp(tensorflow::DT_INT64, keys.shape(), &row_ids[static_cast<size_t>(f)]));
+        feature.row_ids = reinterpret_cast<int64_t*>(row_ids[static_cast<size_t>(f)].flat<int64_t>().data());
+        if (keys.dtype() == tensorflow::DT_INT64) feature.keys_are_row_ids = &are_keys[f];
       }
       const TfExecutor executor(ctx);
       EmbeddingTable::LookupGroup({executor}, scratch.get(), features.data(), n, insert);
+      for (int f = 0; f < n; ++f) ctx->set_output(n + f, are_keys[f] ? ctx->input(m + f) : row_ids[static_cast<size_t>(f)]);
     });
   }
 

@@ -1,5 +1,7 @@
 #include "tensor_args.h"
 
+#include "../cpu/row_kernels.h"
+
 namespace sok {
 
 using tensorflow::Tensor;
@@ -57,9 +59,8 @@ int64_t CheckRowSplits(const Tensor& row_splits, int64_t n) {
   const int64_t size = row_splits.NumElements();
   const int64_t* splits = Int64(row_splits);
   if (size < 1 || splits[0] != 0) throw InvalidArgument("`row_splits` must start with 0.");
-  int64_t falls = 0;  // its sign bit: no branch, so that the compiler can take many at once
-  for (int64_t i = 1; i < size; ++i) falls |= (splits[i] - splits[i - 1]) | splits[i];
-  for (int64_t i = 1; falls < 0 && i < size; ++i) {
+  const bool falls = !ChosenRowKernels().never_falls(splits, size);
+  for (int64_t i = 1; falls && i < size; ++i) {
     if (splits[i] < splits[i - 1]) {
       throw InvalidArgument("`row_splits` must not fall. Received: " + std::to_string(splits[i - 1]) + " then " +
                             std::to_string(splits[i]) + " at " + std::to_string(i) + ".");

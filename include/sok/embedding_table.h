@@ -67,6 +67,9 @@ class EmbeddingTable {
     const int64_t* place = nullptr;  // [n], only without row_splits: where in the outputs each answer goes; null: in order
     float* output = nullptr;         // [segments, dim], or [n, dim]: a segment's rows combined, or each key's row
     int64_t* row_ids = nullptr;      // [n]; -1: the key has no row
+    // If given and set to true by the lookup, the keys are the row ids, and row_ids was not written: so it is in an
+    // identity table that is full, with one worker, never erased from.
+    bool* keys_are_row_ids = nullptr;
   };
 
   // Rows of the features' keys, as they stand after every update so far; all features in one parallel loop. Empty
@@ -181,6 +184,7 @@ class EmbeddingTable {
                     uint32_t* rows, std::vector<std::pair<uint32_t, uint64_t>>* fresh);
   void MakeRoom(int64_t row);
   void InitRows(const std::pair<uint32_t, uint64_t>* fresh, int64_t n);
+  bool KeysAreRowIds(const Feature& feature) const;
   int64_t RowId(uint32_t row) const { return row == HashTable::kNoRow ? -1 : (epoch_ << 32) | row; }
   bool CheckGradients(const Gradients& gradients, int64_t begin, int64_t end, Nonfinite nonfinite, bool* stale) const;
   [[noreturn]] void RaiseBadGradient(const Gradients& gradients, Nonfinite nonfinite) const;
