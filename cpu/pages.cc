@@ -32,6 +32,12 @@ void* AllocatePages(int64_t bytes, bool huge, const char* what) {
   return reinterpret_cast<void*>(aligned);
 }
 
+void MakeHuge(void* p, int64_t bytes) {
+  constexpr int kCollapse = 25;  // MADV_COLLAPSE (Linux 6.1): at once, where the first call alone leaves it for later
+  madvise(p, static_cast<size_t>(bytes), MADV_HUGEPAGE);
+  madvise(p, static_cast<size_t>(bytes), kCollapse);
+}
+
 void FreePages(void* p, int64_t bytes) {
   if (p != nullptr) munmap(p, static_cast<size_t>(bytes));
 }

@@ -10,6 +10,9 @@ namespace sok {
 // Throws OutOfMemory naming `what`.
 void* AllocatePages(int64_t bytes, bool huge, const char* what);
 
+// Asks for huge pages under memory that AllocatePages gave without; contents stay. A hint: it may do nothing.
+void MakeHuge(void* p, int64_t bytes);
+
 // Takes back what AllocatePages gave for the same number of bytes.
 void FreePages(void* p, int64_t bytes);
 

@@ -20,8 +20,8 @@ struct RowView {
 };
 
 struct RowKernels {
-  // Gathers the first dim floats of rows[0 .. n) into to, asking the memory ahead. False, and nothing done, for a dim
-  // that has no loop of its own. With stream as in copy.
+  // Gathers the first dim floats of rows[0 .. n) into to, asking the memory ahead; kNoRow reads as row 0, which must
+  // exist then. False, and nothing done, for a dim that has no loop of its own. With stream as in copy.
   bool (*gather)(const RowView& view, const uint32_t* rows, int64_t n, int64_t dim, bool stream, float* to);
 
   // The same, pooled: out[s] = the rows of positions [row_splits[s], row_splits[s + 1]) combined, for segments

@@ -81,9 +81,10 @@ void GatherFixed(const RowView view, const uint32_t* rows, int64_t n, bool strea
   using Vec = typename Wide<kDim>::Type;
   constexpr int64_t kWidth = Wide<kDim>::kWidth, kVectors = Wide<kDim>::kVectors, kAhead = kAheadRows<kDim>;
   stream = stream && kDim % kLanes == 0 && reinterpret_cast<uintptr_t>(to) % kAlign == 0;
+  auto record = [&](int64_t i) { return RecordAt(view, rows[i] == 0xFFFFFFFFu ? 0 : rows[i]); };
   for (int64_t i = 0; i < n; ++i) {
-    if (i + kAhead < n) PrefetchRecord<kDim>(RecordAt(view, rows[i + kAhead]));
-    const float* from = RecordAt(view, rows[i]);
+    if (i + kAhead < n) PrefetchRecord<kDim>(record(i + kAhead));
+    const float* from = record(i);
     if (stream) {
       for (int64_t v = 0; v < kVectors; ++v) StreamVector(to + i * kDim + v * kWidth, from + v * kWidth);
     } else {

@@ -33,9 +33,17 @@ RowStore::~RowStore() {
 }
 
 void RowStore::Touch(int64_t row) {
-  float*& slab = slabs_[static_cast<size_t>(row >> shift_)];
-  // The first slab stays in small pages: a job may have a thousand tables of a few rows.
-  if (slab == nullptr) slab = static_cast<float*>(AllocatePages(SlabBytes(), true, "embedding rows"));
+  const size_t number = static_cast<size_t>(row >> shift_);
+  float*& slab = slabs_[number];
+  if (slab != nullptr) return;
+  // A job may have a thousand tables of a few rows: the first slab stays in small pages until there is a second one.
+  slab = static_cast<float*>(AllocatePages(SlabBytes(), number != 0, "embedding rows"));
+  if (number == 1 && slabs_[0] != nullptr) MakeHuge(slabs_[0], SlabBytes());
+}
+
+void RowStore::TakePages(int64_t slab) {
+  volatile char* memory = reinterpret_cast<volatile char*>(slabs_[static_cast<size_t>(slab)]);
+  for (int64_t at = 0; at < SlabBytes(); at += 4096) memory[at] = memory[at];
 }
 
 int64_t RowStore::AddFloats(int64_t count, float init) {
@@ -46,7 +54,7 @@ int64_t RowStore::AddFloats(int64_t count, float init) {
   try {
     for (size_t i = 0; i < slabs_.size(); ++i) {
       if (slabs_[i] == nullptr) continue;
-      moved[i] = static_cast<float*>(AllocatePages(new_bytes, true, "embedding rows"));
+      moved[i] = static_cast<float*>(AllocatePages(new_bytes, i != 0 || (slabs_.size() > 1 && slabs_[1] != nullptr), "embedding rows"));
     }
   } catch (...) {
     for (float* slab : moved) FreePages(slab, new_bytes);

@@ -137,7 +137,9 @@ void EmbeddingTable::Run(const Feature& feature, Task* task, bool find, uint32_t
   if (pooled && task->missing > 0) return;  // all of it once every key has its row
 
   const bool stream = !pooled && feature.place == nullptr && feature.n * dim * 4 >= kStreamBytes;
-  if (missing == 0 && !decays && feature.weights == nullptr && feature.place == nullptr) {
+  // Rows that are still to be made are filled in later: until then any row may stand for them.
+  const bool readable = missing == 0 || (insert && rows_.Has(0));
+  if (readable && !decays && feature.weights == nullptr && feature.place == nullptr) {
     const bool done = pooled ? kernels.pool(view, rows, feature.row_splits, task->first_segment, task->last_segment,
                                             feature.combiner, dim, feature.output)
                              : kernels.gather(view, rows, n, dim, stream, feature.output + task->begin * dim);
@@ -243,7 +245,9 @@ void EmbeddingTable::InsertHashed(const Cpu& cpu, Scratch* scratch, const uint64
                                   int64_t m, uint32_t* rows, std::vector<std::pair<uint32_t, uint64_t>>* fresh) {
   uint64_t* wanted = scratch->Get<uint64_t>(m);
   uint32_t* found = scratch->Get<uint32_t>(m);
-  for (int64_t k = 0; k < m; ++k) wanted[k] = keys[missing[k]];
+  cpu.executor.For(m, 10, [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; ++k) wanted[k] = keys[missing[k]];
+  });
   index_->InsertMissing(cpu, scratch, wanted, m, found, [&](const bool* first, int64_t num_new) {
     const size_t old_free = free_rows_.size();
     const int64_t room = static_cast<int64_t>(old_free) + config_.capacity - next_row_;
@@ -266,7 +270,9 @@ void EmbeddingTable::InsertHashed(const Cpu& cpu, Scratch* scratch, const uint64
     next_row_ = next;
     free_rows_.resize(old_free - taken);
   });
-  for (int64_t k = 0; k < m; ++k) rows[missing[k]] = found[k];
+  cpu.executor.For(m, 10, [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; ++k) rows[missing[k]] = found[k];
+  });
 }
 
 void EmbeddingTable::InsertMissing(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, const int64_t* missing,
@@ -294,17 +300,21 @@ void EmbeddingTable::InsertMissing(const Cpu& cpu, Scratch* scratch, const uint6
 }
 
 // Positions without a row in the tasks of one feature, ascending.
-void EmbeddingTable::CollectMissing(Scratch* scratch, const Task* tasks, int64_t num_tasks, const uint32_t* rows,
-                                    int64_t** missing, int64_t* count) {
-  int64_t total = 0;
-  for (int64_t t = 0; t < num_tasks; ++t) total += tasks[t].missing;
-  *missing = scratch->Get<int64_t>(total);
+void EmbeddingTable::CollectMissing(const Cpu& cpu, Scratch* scratch, const Task* tasks, int64_t num_tasks,
+                                    const uint32_t* rows, int64_t** missing, int64_t* count) {
+  int64_t* first = scratch->Get<int64_t>(num_tasks);
   *count = 0;
   for (int64_t t = 0; t < num_tasks; ++t) {
-    if (tasks[t].missing == 0) continue;
-    for (int64_t i = tasks[t].begin; i < tasks[t].end; ++i)
-      if (rows[i] == kNoRow) (*missing)[(*count)++] = i;
+    first[t] = *count;
+    *count += tasks[t].missing;
   }
+  int64_t* out = *missing = scratch->Get<int64_t>(*count);
+  ForTasks(cpu, num_tasks, (tasks[num_tasks - 1].end - tasks[0].begin) * 4, [&](int64_t, int64_t t) {
+    if (tasks[t].missing == 0) return;
+    int64_t* to = out + first[t];
+    for (int64_t i = tasks[t].begin; i < tasks[t].end; ++i)
+      if (rows[i] == kNoRow) *to++ = i;
+  });
 }
 
 // Gives rows to the missing keys of one feature and fills in what the search had to leave out.
@@ -322,7 +332,7 @@ void EmbeddingTable::FinishFeature(const Cpu& cpu, Scratch* scratch, const Featu
     });
   }
   int64_t *missing, count;
-  CollectMissing(scratch, tasks, num_tasks, rows, &missing, &count);
+  CollectMissing(cpu, scratch, tasks, num_tasks, rows, &missing, &count);
   table->InsertMissing(cpu, scratch, feature.keys, missing, count, rows);
   if (stale || feature.row_splits != nullptr) {
     ForTasks(cpu, num_tasks, feature.n * (kKeyCycles + dim), [&](int64_t worker, int64_t t) {

@@ -295,7 +295,10 @@ class TableReserveOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
   void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] { TableArg(ctx, 0)->table().Reserve(ScalarArg<int64_t>(ctx->input(1), "num_rows")); });
+    Guard(ctx, [&] {
+      const TfExecutor executor(ctx);
+      TableArg(ctx, 0)->table().Reserve({executor}, ScalarArg<int64_t>(ctx->input(1), "num_rows"));
+    });
   }
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>TableReserve").Device(tensorflow::DEVICE_CPU), TableReserveOp);

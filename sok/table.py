@@ -284,6 +284,26 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         """Optimizer state of all rows in use: keys [n], slots [n, K * D], stamps [n] (-1: none). Not collective."""
         return _ops.lib().sok_table_slots(self.handle, key_dtype=self._key_dtype, slot_set=slot_set)
 
+    def reserve(self, num_rows: int) -> tf.Operation | None:
+        """Takes the memory for `num_rows` rows of this worker's shard now, so that no later step waits for it.
+
+        Args:
+            num_rows: rows in all, at most `capacity`.
+
+        Returns:
+            None, or in a v1 graph the op to run. Not collective. Slots that an optimizer has not made yet are not
+            counted: reserve after its first step, or let the first step take them.
+
+        Raises:
+            tf.errors.InvalidArgumentError: more than the capacity.
+            tf.errors.ResourceExhaustedError: the system has no such memory.
+
+        Example:
+            >>> v = EmbeddingVariable(dim=2, capacity=1000, name="reserved")
+            >>> v.reserve(500)
+        """
+        return _ops.lib().sok_table_reserve(self.handle, tf.cast(num_rows, tf.int64))
+
     def erase(self, keys: Any) -> tf.Tensor:
         """Removes rows of this shard; keys of other workers are ignored. Gives how many there were, int64 scalar."""
         return _ops.lib().sok_table_erase(self.handle, self._as_keys(keys))

@@ -143,9 +143,9 @@ class EmbeddingTable {
               const float* rows,  // [n, dim]
               int64_t n);
 
-  // Makes room in the key index for n rows in all, so that filling up to there rebuilds nothing. Memory for rows is still
-  // taken as they appear. Throws InvalidArgument for more than the capacity.
-  void Reserve(int64_t n);
+  // Makes room for n rows in all: filling up to there rebuilds nothing, and the system has been asked for the memory.
+  // Throws InvalidArgument for more than the capacity, OutOfMemory.
+  void Reserve(const Cpu& cpu, int64_t n);
 
   // Removes keys; their row numbers may be used again. Gives how many existed.
   int64_t Erase(const uint64_t* keys, int64_t n);
@@ -173,7 +173,7 @@ class EmbeddingTable {
   void Run(const Feature& feature, Task* task, bool find, uint32_t* rows, float* buffer) const;
   void Resolve(const uint64_t* keys, const HashTable::Bucket* const* homes, int64_t n, uint32_t* rows, bool* bad) const;
   void Locate(const uint32_t* rows, int64_t n, bool decays, const float** records) const;
-  static void CollectMissing(Scratch* scratch, const Task* tasks, int64_t num_tasks, const uint32_t* rows,
+  static void CollectMissing(const Cpu& cpu, Scratch* scratch, const Task* tasks, int64_t num_tasks, const uint32_t* rows,
                              int64_t** missing, int64_t* count);
   static void FinishFeature(const Cpu& cpu, Scratch* scratch, const Feature& feature, Task* tasks, int64_t num_tasks,
                             int64_t changes, uint32_t* rows, float* buffers);

@@ -23,6 +23,9 @@ class RowStore {
   // Allocates the slab of `row` if it has none. New memory reads as zero. Throws OutOfMemory.
   void Touch(int64_t row);
 
+  // Has the system back every page of a slab now, not when it is first written. The slab must have been allocated.
+  void TakePages(int64_t slab);
+
   bool Has(int64_t row) const { return slabs_[static_cast<size_t>(row >> shift_)] != nullptr; }
 
   // [floats()], valid until the next AddFloats.

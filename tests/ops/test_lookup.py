@@ -200,7 +200,7 @@ def test_a_full_table_keeps_rows_of_erased_keys_free():
     with pytest.raises(tf.errors.ResourceExhaustedError):
         table.lookup([4, 5, 6])
     assert table.size() == 1
-    assert sorted(table.lookup([4, 5])[1].numpy().tolist()) == [0, 2]
+    assert sorted(table.lookup([4, 5])[1].numpy() % 2**32) == [0, 2]  # the upper half counts erasures
     with pytest.raises(tf.errors.ResourceExhaustedError, match="all 3 rows"):
         table.lookup([7])
 
