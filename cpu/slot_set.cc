@@ -38,8 +38,8 @@ void EmbeddingTable::SlotSet::Read(int64_t row, const float* w, const float* slo
   }
 }
 
-void EmbeddingTable::SlotSet::Settle(int64_t row, int64_t dim, float* w, float* slots) const {
-  const int64_t stamp = *Stamp(row), calls = history.calls();
+void EmbeddingTable::SlotSet::SettleFrom(int64_t stamp, int64_t dim, float* w, float* slots) const {
+  const int64_t calls = history.calls();
   if (stamp == calls) return;
   if (sums) {
     ChosenRowKernels().settle(sums->Of(history, stamp, calls), rule.epsilon, dim, w, slots, slots + dim);

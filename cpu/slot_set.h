@@ -38,8 +38,9 @@ struct EmbeddingTable::SlotSet {
   // scratch: [2 * dim].
   void Read(int64_t row, const float* w, const float* slots, int64_t dim, float* out, float* scratch) const;
 
-  // Brings weights and slots of a row up to the last call, in place.
-  void Settle(int64_t row, int64_t dim, float* w, float* slots) const;
+  // Brings weights and slots of a row up to the last call, in place. The stamp is the caller's business.
+  void Settle(int64_t row, int64_t dim, float* w, float* slots) const { SettleFrom(*Stamp(row), dim, w, slots); }
+  void SettleFrom(int64_t stamp, int64_t dim, float* w, float* slots) const;
 };
 
 }  // namespace sok

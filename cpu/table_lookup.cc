@@ -101,6 +101,38 @@ void EmbeddingTable::Locate(const uint32_t* rows, int64_t n, bool decays, const 
   }
 }
 
+void EmbeddingTable::SettleRows(const uint32_t* rows, int64_t n) const {
+  constexpr int64_t kStampAhead = 24, kRecordAhead = 8;
+  constexpr uint32_t kBusy = 0xFFFFFFFFu;  // a thread is at work on the row
+  const int64_t floats = rows_.floats();
+  for (const auto& set : sets_) {
+    if (!set->rule.decays()) continue;
+    const uint32_t calls = static_cast<uint32_t>(set->history.calls());
+    for (int64_t i = 0; i < n; ++i) {
+      if (i + kStampAhead < n && rows[i + kStampAhead] != kNoRow) __builtin_prefetch(set->Stamp(rows[i + kStampAhead]));
+      if (i + kRecordAhead < n && rows[i + kRecordAhead] != kNoRow &&
+          __atomic_load_n(set->Stamp(rows[i + kRecordAhead]), __ATOMIC_RELAXED) != calls) {
+        const float* record = rows_.Record(rows[i + kRecordAhead]);
+        for (int64_t at = 0; at < floats; at += 16) __builtin_prefetch(record + at, 1);
+      }
+      if (rows[i] == kNoRow) continue;
+      uint32_t* stamp = set->Stamp(rows[i]);
+      uint32_t seen = __atomic_load_n(stamp, __ATOMIC_ACQUIRE);
+      while (seen != calls) {
+        if (seen == kBusy ||
+            !__atomic_compare_exchange_n(stamp, &seen, kBusy, false, __ATOMIC_ACQUIRE, __ATOMIC_ACQUIRE)) {
+          seen = __atomic_load_n(stamp, __ATOMIC_ACQUIRE);
+          continue;
+        }
+        float* record = const_cast<float*>(rows_.Record(rows[i]));
+        set->SettleFrom(seen, config_.dim, record, record + set->offset);
+        __atomic_store_n(stamp, calls, __ATOMIC_RELEASE);
+        break;
+      }
+    }
+  }
+}
+
 bool EmbeddingTable::KeysAreRowIds(const Feature& feature) const {
   return feature.keys_are_row_ids != nullptr && feature.row_splits != nullptr && feature.weights == nullptr &&
          !config_.hashed && config_.world_size == 1 && num_rows_ == config_.capacity && epoch_ == 0 && !HasDecay() &&
@@ -110,7 +142,8 @@ bool EmbeddingTable::KeysAreRowIds(const Feature& feature) const {
 void EmbeddingTable::Run(const Feature& feature, Task* task, bool find, uint32_t* rows, float* buffer) const {
   const RowKernels& kernels = ChosenRowKernels();
   const int64_t dim = config_.dim, n = task->end - task->begin;
-  const bool decays = HasDecay(), pooled = feature.row_splits != nullptr, insert = task->missing >= 0;
+  const bool pooled = feature.row_splits != nullptr, insert = task->missing >= 0;
+  bool decays = HasDecay();
   const RowView view = {rows_.slabs(), rows_.shift(), rows_.rows_per_slab() - 1, rows_.stride()};
   if (rows == nullptr) {  // KeysAreRowIds
     const uint64_t* keys = feature.keys + task->begin;
@@ -132,6 +165,10 @@ void EmbeddingTable::Run(const Feature& feature, Task* task, bool find, uint32_t
       feature.row_ids[feature.place[task->begin + i]] = RowId(rows[i]);
       missing += rows[i] == kNoRow;
     }
+  }
+  if (decays && insert) {  // the table is ours alone, see LookupGroup: what is read for training is settled once
+    SettleRows(rows, n);
+    decays = false;
   }
   task->missing = insert ? missing : 0;
   if (pooled && task->missing > 0) return;  // all of it once every key has its row
@@ -392,8 +429,17 @@ void EmbeddingTable::LookupGroup(const Cpu& cpu, Scratch* scratch, const Feature
     for (int64_t f = 0; f < num_features; ++f) tables.push_back(features[f].table);
     std::sort(tables.begin(), tables.end());
     tables.erase(std::unique(tables.begin(), tables.end()), tables.end());
-    std::vector<SharedLock> locks;
-    for (EmbeddingTable* table : tables) locks.emplace_back(table->mutex_);
+    std::vector<SharedLock> shared;
+    std::vector<Lock> exclusive;
+    for (EmbeddingTable* table : tables) {
+      SharedLock lock(table->mutex_);
+      if (insert && table->HasDecay()) {  // reading for training settles rows; a set once attached stays
+        lock.unlock();
+        exclusive.emplace_back(table->mutex_);
+      } else {
+        shared.push_back(std::move(lock));
+      }
+    }
     for (int64_t f = 0; f < num_features; ++f) {
       changes[f] = features[f].table->changes_;
       if (features[f].table->KeysAreRowIds(features[f])) rows[f] = nullptr;

@@ -115,12 +115,20 @@ void EmbeddingTable::Update(const Gradients& gradients, int64_t begin, int64_t e
   const RowKernels& kernels = ChosenRowKernels();
   const int64_t dim = config_.dim, floats = set->offset + set->rule.num_slots() * dim;
   const bool decays = set->rule.decays();
+  const uint32_t next_call = static_cast<uint32_t>(set->history.calls() + 1);
   const int64_t* ids = gradients.row_ids;
-  if (!decays && nonfinite != Nonfinite::kSkip && std::all_of(ids + begin, ids + end, [](int64_t id) { return id >= 0; })) {
+  if (nonfinite != Nonfinite::kSkip && std::all_of(ids + begin, ids + end, [](int64_t id) { return id >= 0; })) {
+    for (int64_t i = begin; decays && i < end; ++i) {  // a lookup for training has settled all of these
+      constexpr int64_t kStampAhead = 24;
+      if (i + kStampAhead < end) __builtin_prefetch(set->Stamp(RowOf(ids[i + kStampAhead])), 1);
+      uint32_t* stamp = set->Stamp(RowOf(ids[i]));
+      float* record = rows_.Record(RowOf(ids[i]));
+      if (*stamp + 1 != next_call) set->SettleFrom(*stamp, dim, record, record + set->offset);
+      *stamp = next_call;
+    }
     const RowView view = {rows_.slabs(), rows_.shift(), rows_.rows_per_slab() - 1, rows_.stride()};
     return kernels.update_rows(view, set->rule, ids + begin, set->offset, gradients.grads + begin * dim, end - begin, dim);
   }
-  const uint32_t next_call = static_cast<uint32_t>(set->history.calls() + 1);
   constexpr int64_t kStep = 16;
   auto prefetch = [&](int64_t from) {
     for (int64_t i = from; i < std::min(from + kStep, end); ++i) {
