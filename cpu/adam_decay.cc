@@ -6,7 +6,9 @@ namespace sok {
 namespace {
 
 // r^length is far below what a float32 can add to any sum before it.
-int64_t Length(double r) { return r <= 0.0 ? 1 : static_cast<int64_t>(std::log(std::ldexp(1.0 - r, -36)) / std::log(r)) + 1; }
+int64_t Length(double r) {
+  return r <= 0.0 ? 1 : static_cast<int64_t>(std::log(std::ldexp(1.0 - r, -36)) / std::log(r)) + 1;
+}
 
 }  // namespace
 

@@ -221,7 +221,9 @@ void HashTable::InsertMissing(const Cpu& cpu, Scratch* scratch, const uint64_t* 
   int64_t* begin = scratch->Get<int64_t>(num_segments + 1);
   uint32_t* order = scratch->Get<uint32_t>(m);
   std::fill(begin, begin + num_segments + 1, int64_t{0});
-  auto segment_of = [&](int64_t k) { return segment_bits_ == 0 ? 0 : static_cast<int64_t>(hashes[k] >> (64 - segment_bits_)); };
+  auto segment_of = [&](int64_t k) {
+    return segment_bits_ == 0 ? 0 : static_cast<int64_t>(hashes[k] >> (64 - segment_bits_));
+  };
   for (int64_t k = 0; k < m; ++k) {
     hashes[k] = Hash(keys[k]);
     ++begin[segment_of(k) + 1];

@@ -62,7 +62,8 @@ struct RowKernels {
   void (*fence)();
 
   // out = sum_i weights[i] * rows[i] in order of i; weights null: 1. With fresh, out starts from zero.
-  void (*accumulate)(const float* const* rows, const float* weights, int64_t count, int64_t dim, bool fresh, float* out);
+  void (*accumulate)(const float* const* rows, const float* weights, int64_t count, int64_t dim, bool fresh,
+                     float* out);
 
   // x *= factor.
   void (*scale)(float factor, int64_t dim, float* x);
@@ -71,6 +72,9 @@ struct RowKernels {
   // first time that a slot comes up its sum is set, not added to.
   void (*sum_by_slot)(const float* const* source, const float* factor, const uint32_t* slot, int64_t n, int64_t dim,
                       float* sums);
+
+  // to[i] += source[i], in order of i; where fresh[i], to[i] = 0 + source[i].
+  void (*add_rows)(const float* const* source, float* const* to, const uint8_t* fresh, int64_t n, int64_t dim);
 
   // Runs the rule on `count` records with gradients [count, dim]; slots begin at records[i] + slot_offset.
   void (*update)(const UpdateRule& rule, float* const* records, int64_t slot_offset, const float* grads, int64_t count,

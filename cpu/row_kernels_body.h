@@ -74,7 +74,9 @@ SOK_INLINE void PrefetchRecord(const float* record) {
 
 // How many rows ahead the memory is asked: enough to hide its latency, not more lines than it can bring at once.
 template <int64_t kDim>
-constexpr int64_t kAheadRows = kDim <= 16 ? 24 : kDim <= 32 ? 16 : 8;
+constexpr int64_t kAheadRows = kDim <= 16   ? 24
+                               : kDim <= 32 ? 16
+                                            : 8;
 
 template <int64_t kDim>
 void GatherFixed(const RowView view, const uint32_t* rows, int64_t n, bool stream, float* to) {
@@ -382,6 +384,32 @@ void SumBySlot(const float* const* source, const float* factor, const uint32_t* 
   }
 }
 
+template <int64_t kVectors>
+SOK_INLINE void AddStrip(const float* const* source, float* const* to, const uint8_t* fresh, int64_t n, int64_t at) {
+  constexpr int64_t kAhead = 8;
+  for (int64_t i = 0; i < n; ++i) {
+    if (i + kAhead < n) {
+      for (int64_t line = 0; line < kVectors * kLanes; line += 16) {
+        __builtin_prefetch(source[i + kAhead] + at + line);
+        __builtin_prefetch(to[i + kAhead] + at + line, 1);
+      }
+    }
+    const float* from = source[i] + at;
+    float* sum = to[i] + at;
+    for (int64_t v = 0; v < kVectors; ++v) {
+      *At(sum + v * kLanes) = (fresh[i] ? Vector{} : *At(sum + v * kLanes)) + *At(from + v * kLanes);
+    }
+  }
+}
+
+void AddRows(const float* const* source, float* const* to, const uint8_t* fresh, int64_t n, int64_t dim) {
+  int64_t at = 0;
+  for (; at + 4 * kLanes <= dim; at += 4 * kLanes) AddStrip<4>(source, to, fresh, n, at);
+  for (; at + kLanes <= dim; at += kLanes) AddStrip<1>(source, to, fresh, n, at);
+  for (; at < dim; ++at)
+    for (int64_t i = 0; i < n; ++i) to[i][at] = (fresh[i] ? 0.0f : to[i][at]) + source[i][at];
+}
+
 SOK_INLINE void UpdateRecord(const UpdateRule& rule, const float* __restrict__ g, float* __restrict__ w,
                              float* __restrict__ a, int64_t dim) {
   const float lr = rule.lr, epsilon = rule.epsilon, c1 = rule.one_minus_beta_1, c2 = rule.one_minus_beta_2;
@@ -480,7 +508,9 @@ void FillUniform(uint64_t seed, float a, float width, const uint64_t* keys, int6
   }
 }
 
-constexpr RowKernels kKernels = {Gather, Pool, PoolKeys, AllBelow, NeverFalls, Narrow, Widen, SumSegments, UpdateRows, Copy, Fence, Accumulate, Scale, SumBySlot, Update, ReadDecayed, Settle, FillUniform};
+constexpr RowKernels kKernels = {Gather,      Pool,       PoolKeys,    AllBelow, NeverFalls, Narrow, Widen,
+                                 SumSegments, UpdateRows, Copy,        Fence,    Accumulate, Scale,  SumBySlot,
+                                 AddRows,     Update,     ReadDecayed, Settle,   FillUniform};
 
 }  // namespace
 }  // namespace sok

@@ -54,7 +54,8 @@ int64_t RowStore::AddFloats(int64_t count, float init) {
   try {
     for (size_t i = 0; i < slabs_.size(); ++i) {
       if (slabs_[i] == nullptr) continue;
-      moved[i] = static_cast<float*>(AllocatePages(new_bytes, i != 0 || (slabs_.size() > 1 && slabs_[1] != nullptr), "embedding rows"));
+      moved[i] = static_cast<float*>(
+          AllocatePages(new_bytes, i != 0 || (slabs_.size() > 1 && slabs_[1] != nullptr), "embedding rows"));
     }
   } catch (...) {
     for (float* slab : moved) FreePages(slab, new_bytes);

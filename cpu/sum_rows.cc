@@ -45,7 +45,7 @@ struct Work {
   const float** source = nullptr;
   float* factor = nullptr;  // null: 1
   uint32_t* slot = nullptr;
-  int64_t* distinct = nullptr;    // part p writes at part_begin[p]
+  int64_t* distinct = nullptr;     // part p writes at part_begin[p]
   uint32_t* part_begin = nullptr;  // [parts + 1]
   uint32_t* part_rows = nullptr;   // [parts]
   uint32_t* cursor = nullptr;      // [chunks of the table, parts]; null for one part
@@ -194,8 +194,7 @@ void SumRows(const Cpu& cpu, Scratch* scratch, const RowSums* tables, int64_t nu
       const Work& w = work[chunks[c].table];
       if (w.bits == 0) return;
       uint32_t* mine = cursor_of(w, c);
-      ForAddends(tables[chunks[c].table], chunks[c],
-                 [&](int64_t id, const float*, float) { ++mine[w.PartOf(id)]; });
+      ForAddends(tables[chunks[c].table], chunks[c], [&](int64_t id, const float*, float) { ++mine[w.PartOf(id)]; });
     });
     for (int64_t t = 0; t < num_tables; ++t) {
       Work& w = work[t];

@@ -221,8 +221,9 @@ void EmbeddingTable::Run(const Feature& feature, Task* task, bool find, uint32_t
       kernels.accumulate(from + (i - first), weights, end - i, dim, i == segment_begin, out);
       i = end;
       if (end != segment_end) break;
-      const float scale = SegmentScale(feature.combiner, feature.weights == nullptr ? nullptr : feature.weights + segment_begin,
-                                       segment_end - segment_begin);
+      const float scale =
+          SegmentScale(feature.combiner, feature.weights == nullptr ? nullptr : feature.weights + segment_begin,
+                       segment_end - segment_begin);
       if (scale != 1.0f) kernels.scale(scale, dim, out);
       ++segment;
     }

@@ -110,8 +110,7 @@ void EmbeddingTable::DropStale(Scratch* scratch, Gradients* gradients) const {
   gradients->row_ids = kept;
 }
 
-void EmbeddingTable::Update(const Gradients& gradients, int64_t begin, int64_t end, SlotSet* set,
-                            Nonfinite nonfinite) {
+void EmbeddingTable::Update(const Gradients& gradients, int64_t begin, int64_t end, SlotSet* set, Nonfinite nonfinite) {
   const RowKernels& kernels = ChosenRowKernels();
   const int64_t dim = config_.dim, floats = set->offset + set->rule.num_slots() * dim;
   const bool decays = set->rule.decays();
@@ -127,7 +126,8 @@ void EmbeddingTable::Update(const Gradients& gradients, int64_t begin, int64_t e
       *stamp = next_call;
     }
     const RowView view = {rows_.slabs(), rows_.shift(), rows_.rows_per_slab() - 1, rows_.stride()};
-    return kernels.update_rows(view, set->rule, ids + begin, set->offset, gradients.grads + begin * dim, end - begin, dim);
+    return kernels.update_rows(view, set->rule, ids + begin, set->offset, gradients.grads + begin * dim, end - begin,
+                               dim);
   }
   constexpr int64_t kStep = 16;
   auto prefetch = [&](int64_t from) {

@@ -15,8 +15,8 @@ namespace {
 
 // Which table each feature reads, and how it is pooled.
 struct GroupAttributes {
-  std::vector<int64_t> table_of;  // [N], in [0, M)
-  std::vector<int64_t> dims;      // [M]
+  std::vector<int64_t> table_of;    // [N], in [0, M)
+  std::vector<int64_t> dims;        // [M]
   std::vector<Combiner> combiners;  // [N]
 
   explicit GroupAttributes(OpKernelConstruction* ctx) {
@@ -132,7 +132,8 @@ class GroupLookupOp : public OpKernel {
       }
       const TfExecutor executor(ctx);
       EmbeddingTable::LookupGroup({executor}, scratch.get(), features.data(), n, insert);
-      for (int f = 0; f < n; ++f) ctx->set_output(n + f, are_keys[f] ? ctx->input(m + f) : row_ids[static_cast<size_t>(f)]);
+      for (int f = 0; f < n; ++f)
+        ctx->set_output(n + f, are_keys[f] ? ctx->input(m + f) : row_ids[static_cast<size_t>(f)]);
     });
   }
 
@@ -211,8 +212,8 @@ class GroupLookupGradOp : public OpKernel {
       const ScratchLease scratch;
       SumRows({executor}, scratch.get(), tables.data(), m, [&](int64_t t, int64_t rows) {
         RowSumsTarget target;
-        target.row_ids = reinterpret_cast<int64_t*>(
-            place(static_cast<int>(t), TensorShape({rows}))->flat<int64_t>().data());
+        target.row_ids =
+            reinterpret_cast<int64_t*>(place(static_cast<int>(t), TensorShape({rows}))->flat<int64_t>().data());
         target.sums = place(static_cast<int>(m + t), TensorShape({rows, group_->dims[static_cast<size_t>(t)]}))
                           ->flat<float>()
                           .data();

@@ -1,5 +1,6 @@
 // Grouped sum, as tf.math.unsorted_segment_sum.
 #include "op.h"
+#include "output_pool.h"
 #include "sok/segment_sum.h"
 
 namespace sok {
@@ -37,8 +38,7 @@ class UnsortedSegmentSumOp : public OpKernel {
         Check(shape.AddDimWithStatus(data.dim_size(d)));
         dim *= data.dim_size(d);
       }
-      Tensor* out;
-      Check(ctx->allocate_output(0, shape, &out));
+      Tensor* out = AllocateOutput(ctx, 0, shape);
       const TfExecutor executor(ctx);
       const ScratchLease scratch;
       Sum({executor}, scratch.get(), data.flat<T>().data(), AsInt64(ids, scratch.get()), ids.NumElements(), dim,

@@ -246,7 +246,8 @@ class TableAssignOp : public OpKernel {
       CheckShape(ctx->input(2), TensorShape({n, table.dim()}), "rows");
       const TfExecutor executor(ctx);
       const ScratchLease scratch;
-      table.Assign({executor}, scratch.get(), KeyWords(ctx->input(1), scratch.get()), ctx->input(2).flat<float>().data(), n);
+      table.Assign({executor}, scratch.get(), KeyWords(ctx->input(1), scratch.get()),
+                   ctx->input(2).flat<float>().data(), n);
     });
   }
 };

@@ -1,5 +1,6 @@
 // Distinct values with inverse and counts, as tf.unique_with_counts.
 #include "op.h"
+#include "output_pool.h"
 #include "sok/unique.h"
 
 namespace sok {
@@ -45,15 +46,17 @@ class UniqueOp : public OpKernel {
       const ScratchLease lease;
       Scratch* scratch = lease.get();
       uint64_t* distinct = scratch->Get<uint64_t>(n);
-      uint32_t* inverse = scratch->Get<uint32_t>(n);
       uint32_t* counts = scratch->Get<uint32_t>(n);
+      Tensor* idx = AllocateOutput(ctx, 1, TensorShape({n}));
+      // int32 numbers are written where they are wanted.
+      const bool in_place = idx->dtype() == tensorflow::DT_INT32;
+      uint32_t* inverse =
+          in_place ? reinterpret_cast<uint32_t*>(idx->flat<int32_t>().data()) : scratch->Get<uint32_t>(n);
       const int64_t found = Unique({executor}, scratch, KeyWords(x, scratch), n, distinct, inverse, counts);
-      Tensor *y, *idx, *count;
-      Check(ctx->allocate_output(0, TensorShape({found}), &y));
-      Check(ctx->allocate_output(1, TensorShape({n}), &idx));
-      Check(ctx->allocate_output(2, TensorShape({found}), &count));
+      Tensor* y = AllocateOutput(ctx, 0, TensorShape({found}));
+      Tensor* count = AllocateOutput(ctx, 2, TensorShape({found}));
       StoreKeys(distinct, found, y);
-      StoreNumbers(inverse, n, idx);
+      if (!in_place) StoreNumbers(inverse, n, idx);
       StoreNumbers(counts, found, count);
     });
   }

@@ -207,7 +207,9 @@ def lookup_group(features: Sequence[Feature], training: Any = True) -> list[tf.T
         As `lookup_pooled`. On one worker, features are validated one after the other, before any is looked up.
     """
     features = [
-        dataclasses.replace(f, csr=dataclasses.replace(f.csr, keys=as_keys(f.csr.keys, f.table.key_dtype, f.table.table_name)))
+        dataclasses.replace(
+            f, csr=dataclasses.replace(f.csr, keys=as_keys(f.csr.keys, f.table.key_dtype, f.table.table_name))
+        )
         for f in features
     ]
     for table in {id(f.table): f.table for f in features}.values():

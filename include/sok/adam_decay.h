@@ -62,9 +62,9 @@ class DecaySums {
   double beta_1_, beta_2_;
   double q_[kPowers];
   int64_t length_;
-  std::vector<Sums> powers_;  // [length + 1] q_j^i
-  std::vector<Sums> recent_;  // [min(calls, length) + 1] over the last k steps
-  std::vector<Decay> ready_;  // the same as Decay
+  std::vector<Sums> powers_;            // [length + 1] q_j^i
+  std::vector<Sums> recent_;            // [min(calls, length) + 1] over the last k steps
+  std::vector<Decay> ready_;            // the same as Decay
   std::vector<float> fade_m_, fade_v_;  // [length + 1]
   Sums steady_;                         // over `length` steps with alpha 1
 };

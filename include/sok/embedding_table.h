@@ -64,9 +64,10 @@ class EmbeddingTable {
     int64_t segments = 0;
     const float* weights = nullptr;  // [n] or null; only with row_splits
     Combiner combiner = Combiner::kSum;
-    const int64_t* place = nullptr;  // [n], only without row_splits: where in the outputs each answer goes; null: in order
-    float* output = nullptr;         // [segments, dim], or [n, dim]: a segment's rows combined, or each key's row
-    int64_t* row_ids = nullptr;      // [n]; -1: the key has no row
+    const int64_t* place =
+        nullptr;                 // [n], only without row_splits: where in the outputs each answer goes; null: in order
+    float* output = nullptr;     // [segments, dim], or [n, dim]: a segment's rows combined, or each key's row
+    int64_t* row_ids = nullptr;  // [n]; -1: the key has no row
     // If given and set to true by the lookup, the keys are the row ids, and row_ids was not written: so it is in an
     // identity table that is full, with one worker, never erased from.
     bool* keys_are_row_ids = nullptr;
@@ -176,8 +177,8 @@ class EmbeddingTable {
   void SettleRows(const uint32_t* rows, int64_t n) const;
   void Resolve(const uint64_t* keys, const HashTable::Bucket* const* homes, int64_t n, uint32_t* rows, bool* bad) const;
   void Locate(const uint32_t* rows, int64_t n, bool decays, const float** records) const;
-  static void CollectMissing(const Cpu& cpu, Scratch* scratch, const Task* tasks, int64_t num_tasks, const uint32_t* rows,
-                             int64_t** missing, int64_t* count);
+  static void CollectMissing(const Cpu& cpu, Scratch* scratch, const Task* tasks, int64_t num_tasks,
+                             const uint32_t* rows, int64_t** missing, int64_t* count);
   static void FinishFeature(const Cpu& cpu, Scratch* scratch, const Feature& feature, Task* tasks, int64_t num_tasks,
                             int64_t changes, uint32_t* rows, float* buffers);
   // Gives a row to each of the m positions listed in `missing` (ascending); all or none, then throws TableFull.

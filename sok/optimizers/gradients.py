@@ -175,9 +175,7 @@ def _exchange(
 
 def _check_rows(g: TableGradient, finite: tf.Tensor) -> Any:
     """Fails, naming table and key, if a row is not finite. Changes nothing: the op is given those rows only."""
-    bad = dataclasses.replace(
-        g, row_ids=tf.boolean_mask(g.row_ids, ~finite), values=tf.boolean_mask(g.values, ~finite)
-    )
+    bad = dataclasses.replace(g, row_ids=tf.boolean_mask(g.row_ids, ~finite), values=tf.boolean_mask(g.values, ~finite))
     return apply([bad], 1, [0.0], "sgd", "nonfinite_check", "raise")
 
 

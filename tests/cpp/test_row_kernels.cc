@@ -41,7 +41,8 @@ TEST(CopiesAreExactAtAnyAlignment) {
           std::vector<const float*> from;
           for (int64_t i = 0; i < 5; ++i) from.push_back(rows.data() + (4 - i) * dim);
           std::vector<float> space(static_cast<size_t>(5 * dim + 40), 7.0f);
-          float* to = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(space.data()) + 63) & ~uintptr_t{63}) + shift;
+          float* to =
+              reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(space.data()) + 63) & ~uintptr_t{63}) + shift;
           kernels->copy(from.data(), 5, dim, stream, to);
           kernels->fence();
           int64_t wrong = 0;
@@ -179,7 +180,8 @@ TEST(MissedDecayAtOnceIsMissedDecayStepByStep) {
           CHECK(read == settled);
           for (size_t j = 0; j < read.size(); ++j) {
             const double moved = std::fabs(exact_w[j] - static_cast<double>(before[j]));
-            CHECK(std::fabs(static_cast<double>(read[j]) - exact_w[j]) <= 1e-6 * moved + 1.5e-7 * std::fabs(exact_w[j]) + 1e-12);
+            CHECK(std::fabs(static_cast<double>(read[j]) - exact_w[j]) <=
+                  1e-6 * moved + 1.5e-7 * std::fabs(exact_w[j]) + 1e-12);
             CHECK(std::fabs(static_cast<double>(m2[j]) - exact_m[j]) <= 1e-6 * std::fabs(exact_m[j]) + 1e-37);
             CHECK(std::fabs(static_cast<double>(v2[j]) - exact_v[j]) <= 1e-6 * std::fabs(exact_v[j]) + 1e-37);
           }

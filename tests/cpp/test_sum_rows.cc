@@ -95,7 +95,8 @@ void CheckAgainstPlainSums(const std::vector<Lookup>& lookups, int64_t dim, cons
       std::vector<float>& sum = expected[lookup.ids[i]];
       sum.resize(static_cast<size_t>(dim));
       for (int64_t j = 0; j < dim; ++j)
-        sum[static_cast<size_t>(j)] += factor * lookup.values[source * static_cast<size_t>(dim) + static_cast<size_t>(j)];
+        sum[static_cast<size_t>(j)] +=
+            factor * lookup.values[source * static_cast<size_t>(dim) + static_cast<size_t>(j)];
     }
   }
   CHECK_EQ(got.ids.size(), expected.size());
