@@ -35,15 +35,22 @@ std::string JsonText(const std::string& text) {
   return out + "\"";
 }
 
+// TensorFlow runs the stateful ops of a function one after the other, except for those that touch resources, which wait
+// for their own resource only: `turns` keeps one layer's exchange from waiting for another's.
 REGISTER_OP("Sok>TraceCollective")
     .Input("x: T")
+    .Input("turns: num_turns * resource")
     .Output("y: T")
+    .Attr("num_turns: int >= 0")
     .Attr("T: type")
     .Attr("collective: string")
     .Attr("kind: string")
     .Attr("more_bytes: int = 0")  // of the other tensors of a grouped collective
     .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::UnchangedShape);
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->input(0));
+      return absl::OkStatus();
+    });
 
 class TraceCollectiveOp : public OpKernel {
  public:

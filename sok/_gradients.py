@@ -101,7 +101,7 @@ def _unsorted_segment_sum_grad(op, grad):
 
 @tf.RegisterGradient("Sok>TraceCollective")
 def _trace_collective_grad(op, grad):
-    return grad
+    return grad, *[None] * (len(op.inputs) - 1)
 
 
 for _name in ("RouteKeys", "ValidateCsr", "SumDuplicates", "Unique", "TableExport", "TableSize", "Philox"):

@@ -107,12 +107,12 @@ def _difference(after: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]
     }
 
 
-def count(tensor: tf.Tensor, name: str, kind: str) -> tf.Tensor:
-    """Returns `tensor`, counted as one collective whenever it passes."""
-    return _ops.lib().sok_trace_collective(tensor, collective=name, kind=kind)
+def count(tensor: tf.Tensor, name: str, kind: str, turns: Sequence[tf.Tensor] = ()) -> tf.Tensor:
+    """Returns `tensor`, counted as one collective whenever it passes. `turns`: see `sok.transport.ordering`."""
+    return _ops.lib().sok_trace_collective(tensor, list(turns), collective=name, kind=kind)
 
 
-def count_group(tensors: Sequence[tf.Tensor], name: str, kind: str) -> list[tf.Tensor]:
+def count_group(tensors: Sequence[tf.Tensor], name: str, kind: str, turns: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
     """Returns `tensors` (at least one), counted together as one collective.
 
     Of the second to last only those whose shape is known when the graph is built add to the bytes; dense gradients have
@@ -120,10 +120,8 @@ def count_group(tensors: Sequence[tf.Tensor], name: str, kind: str) -> list[tf.T
     """
     first, *others = tensors
     more_bytes = sum((other.shape.num_elements() or 0) * other.dtype.size for other in others)
-    return [
-        _ops.lib().sok_trace_collective(first, collective=name, kind=kind, more_bytes=more_bytes),
-        *others,
-    ]
+    counted = _ops.lib().sok_trace_collective(first, list(turns), collective=name, kind=kind, more_bytes=more_bytes)
+    return [counted, *others]
 
 
 def summarize_at_exit(rank: int) -> None:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from sok import tracing
 from sok.transport.base import Transport
-from sok.transport.ordering import in_turn
+from sok.transport.ordering import in_turn, turns_of
 
 # What Horovod moves as it is; of the rest we move the bits.
 _MOVED = (tf.uint8, tf.int8, tf.uint16, tf.int16, tf.int32, tf.int64, tf.float16, tf.float32, tf.float64, tf.bool)
@@ -57,7 +57,8 @@ class HorovodTransport(Transport):
             wire, splits = _to_wire(tensor, "all_to_all"), tf.convert_to_tensor(splits, tf.int32)
 
             def collective() -> tuple[tf.Tensor, tf.Tensor]:
-                return self._hvd.alltoall(tracing.count(wire, name, "all_to_all"), splits, **_named(name))
+                counted = tracing.count(wire, name, "all_to_all", turns_of(name))
+                return self._hvd.alltoall(counted, splits, **_named(name))
 
             received, received_splits = in_turn(name, collective)
             received.set_shape([None, *tensor.shape[1:]])
@@ -84,7 +85,8 @@ class HorovodTransport(Transport):
         op = self._hvd.Average if average else self._hvd.Sum
 
         def collective() -> list[tf.Tensor]:
-            return self._hvd.grouped_allreduce(tracing.count_group(group, name, "all_reduce"), op=op, **_named(name))
+            counted = tracing.count_group(group, name, "all_reduce", turns_of(name))
+            return self._hvd.grouped_allreduce(counted, op=op, **_named(name))
 
         return in_turn(name, collective)
 
@@ -98,7 +100,8 @@ class HorovodTransport(Transport):
             wire = _to_wire(tensor, "all_gather")
 
             def collective() -> tf.Tensor:
-                return self._hvd.allgather(tracing.count(wire, name, "all_gather"), **_named(name))
+                counted = tracing.count(wire, name, "all_gather", turns_of(name))
+                return self._hvd.allgather(counted, **_named(name))
 
             gathered = in_turn(name, collective)
             if tensor.shape.rank is not None:
@@ -115,7 +118,8 @@ class HorovodTransport(Transport):
             wire = _to_wire(tensor, "broadcast")
 
             def collective() -> tf.Tensor:
-                return self._hvd.broadcast(tracing.count(wire, name, "broadcast"), root_rank, **_named(name))
+                counted = tracing.count(wire, name, "broadcast", turns_of(name))
+                return self._hvd.broadcast(counted, root_rank, **_named(name))
 
             received = in_turn(name, collective)
             received.set_shape(tensor.shape)
@@ -125,7 +129,7 @@ class HorovodTransport(Transport):
         with tf.device("/CPU:0"):
 
             def collective() -> tf.Tensor:
-                here = tracing.count(tf.constant(1), name, "barrier")
+                here = tracing.count(tf.constant(1), name, "barrier", turns_of(name))
                 return self._hvd.allreduce(here, op=self._hvd.Sum, **_named(name))
 
             return in_turn(name, collective)

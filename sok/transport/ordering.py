@@ -25,9 +25,9 @@ def in_turn(name: str, collective: Callable[[], T]) -> T:
 
     Eager calls run one by one as they are, and in a v1 graph every name is unique.
     """
-    if tf.executing_eagerly() or not tf.compat.v1.executing_eagerly_outside_functions():
+    if not turns_of(name):
         return collective()
-    turn = _turn(name)
+    (turn,) = turns_of(name)
     # Made out here: a constant inside would take over the dependency, which the graph optimizer may drop with it.
     one = tf.constant(1, tf.int64)
     with tf.control_dependencies([tf.raw_ops.AssignAddVariableOp(resource=turn, value=one)]):
@@ -35,6 +35,12 @@ def in_turn(name: str, collective: Callable[[], T]) -> T:
     with tf.control_dependencies(tf.nest.flatten(result)):
         tf.raw_ops.AssignAddVariableOp(resource=turn, value=one)
     return result
+
+
+def turns_of(name: str) -> list[tf.Tensor]:
+    """The resource that orders the collectives of this name; none where they are in order anyhow."""
+    is_ordered = tf.executing_eagerly() or not tf.compat.v1.executing_eagerly_outside_functions()
+    return [] if is_ordered else [_turn(name)]
 
 
 def _turn(name: str) -> tf.Tensor:

@@ -21,12 +21,12 @@ def read(lib, reset=False):
 def test_collectives_and_bytes_are_counted_when_they_run(lib):
     @tf.function
     def step(x):
-        return lib.sok_trace_collective(x, collective="sok/item/keys", kind="all_to_all")
+        return lib.sok_trace_collective(x, [], collective="sok/item/keys", kind="all_to_all")
 
     x = tf.ones([3, 2])
     for _ in range(2):
         assert_same(step(x), x)
-    lib.sok_trace_collective(tf.zeros([5], tf.int64), collective='a "quoted" \\ name', kind="barrier")
+    lib.sok_trace_collective(tf.zeros([5], tf.int64), [], collective='a "quoted" \\ name', kind="barrier")
     counts = read(lib)
     assert counts == {
         "collectives": 3,
@@ -39,7 +39,7 @@ def test_collectives_and_bytes_are_counted_when_they_run(lib):
 
 
 def test_reading_with_reset_starts_again(lib):
-    lib.sok_trace_collective(1.0, collective="a", kind="k")
+    lib.sok_trace_collective(1.0, [], collective="a", kind="k")
     assert read(lib, reset=True)["collectives"] == 1
     assert read(lib) == {"collectives": 0, "bytes": 0, "by_name": {}}
 
@@ -47,7 +47,7 @@ def test_reading_with_reset_starts_again(lib):
 @pytest.mark.parametrize("dtype", [tf.float32, tf.int32, tf.bool, tf.float64])
 def test_tensors_of_any_type_pass_unchanged(lib, call, dtype):
     x = tf.cast(np.array([[0, 1, 2]]), dtype)
-    y = call(lambda x: lib.sok_trace_collective(x, collective="a", kind="k"), x)
+    y = call(lambda x: lib.sok_trace_collective(x, [], collective="a", kind="k"), x)
     assert y.dtype == dtype and y.shape == [1, 3]
     assert_same(y, x)
 
@@ -56,7 +56,7 @@ def test_gradients_pass(lib):
     x = tf.constant(3.0)
     with tf.GradientTape() as tape:
         tape.watch(x)
-        y = 2.0 * lib.sok_trace_collective(x, collective="a", kind="k")
+        y = 2.0 * lib.sok_trace_collective(x, [], collective="a", kind="k")
     assert tape.gradient(y, x) == 2.0
 
 

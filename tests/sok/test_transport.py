@@ -14,7 +14,7 @@ import sok
 from sok import tracing
 from sok.transport.horovod import HorovodTransport, _named
 from sok.transport.local import LocalTransport
-from sok.transport.ordering import in_turn
+from sok.transport.ordering import in_turn, turns_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -69,6 +69,23 @@ def test_collectives_of_one_name_run_in_program_order():
         order.clear()
         step(tf.constant(0))
         assert order == list(range(8))
+
+
+def test_collectives_of_other_names_do_not_wait_for_each_other():
+    def collective(x, name):
+        return in_turn(name, lambda: tracing.count(x, name, "all_to_all", turns_of(name)))
+
+    @tf.function
+    def step(x):
+        return collective(x, "test/a"), collective(2.0 * x, "test/b")
+
+    graph = step.get_concrete_function(tf.TensorSpec([2])).graph
+    ahead = [op for op in graph.get_operations() if op.type == "Sok>TraceCollective"]
+    assert [op.get_attr("collective") for op in ahead] == [b"test/a", b"test/b"]
+    before_b = [ahead[1]]
+    for op in before_b:
+        before_b += [other for other in (*(i.op for i in op.inputs), *op.control_inputs) if other not in before_b]
+    assert ahead[0] not in before_b
 
 
 # Counting.
