@@ -3,6 +3,7 @@
 #include <string>
 
 #include "op.h"
+#include "sok/profile.h"
 
 namespace sok {
 namespace {
@@ -43,6 +44,7 @@ class CombineOp : public CombinerOp {
       const int64_t n = index.NumElements(), dim = rows.dim_size(1);
       const int64_t segments = CheckRowSplits(ctx->input(2), n);
       const float* weights = WeightsOrNull(ctx->input(3), n);
+      const ProfileSpan span("combine", name(), {n, segments, segments * dim * int64_t{sizeof(float)}}, "op");
       CheckIndex(Int64(index), n, rows.dim_size(0));
       Tensor* output;
       Check(ctx->allocate_output(0, TensorShape({segments, dim}), &output));
@@ -84,6 +86,7 @@ class CombineGradRowsOp : public CombinerOp {
       CheckShape(grad, TensorShape({segments, dim}), "grad");
       const float* weights = WeightsOrNull(ctx->input(3), n);
       const int64_t num_rows = ScalarArg<int64_t>(ctx->input(4), "num_rows");
+      const ProfileSpan span("backward", name(), {n, num_rows, num_rows * dim * int64_t{sizeof(float)}}, "op");
       CheckIndex(Int64(index), n, num_rows);
       Tensor* out;
       Check(ctx->allocate_output(0, CheckedShape({num_rows, dim}), &out));
@@ -122,6 +125,7 @@ class CombineGradWeightsOp : public CombinerOp {
       const int64_t segments = CheckRowSplits(ctx->input(3), n);
       CheckShape(grad, TensorShape({segments, dim}), "grad");
       const float* weights = WeightsOrNull(ctx->input(4), n);
+      const ProfileSpan span("backward", name(), {n, -1, n * int64_t{sizeof(float)}}, "op");
       CheckIndex(Int64(index), n, rows.dim_size(0));
       Tensor* out;
       Check(ctx->allocate_output(0, ctx->input(4).shape(), &out));
@@ -154,6 +158,7 @@ class GatherRowsOp : public OpKernel {
       const Tensor &rows = ctx->input(0), &index = ctx->input(1);
       CheckRank(rows, 2, "rows");
       const int64_t n = index.NumElements(), dim = rows.dim_size(1);
+      const ProfileSpan span("combine", name(), {n, n, n * dim * int64_t{sizeof(float)}}, "op");
       CheckIndex(Int64(index), n, rows.dim_size(0));
       TensorShape shape = index.shape();
       shape.AddDim(dim);

@@ -11,6 +11,7 @@
 #include "input_status.h"
 #include "op.h"
 #include "sok/partition.h"
+#include "sok/profile.h"
 #include "table_resource.h"
 
 namespace sok {
@@ -189,6 +190,7 @@ class RouteKeysOp : public OpKernel {
         throw InvalidArgument("`Tword` must be int64 for 64-bit keys and int32 for 32-bit ones.");
       }
       const int64_t n = keys.NumElements();
+      const ProfileSpan span("route", table.config().name, {n});
       const int world = table.config().world_size;
       Splits row_splits;
       try {
@@ -269,6 +271,7 @@ class ValidateCsrOp : public OpKernel {
       const ScratchLease scratch;
       const Splits row_splits = ReadSplits(ctx->input(2), keys.NumElements());
       const EmbeddingTable& table = resource->table();
+      const ProfileSpan span("route", table.config().name, {keys.NumElements()});
       const InputStatus status = limits_->Inspect(table, KeyWords(keys, scratch.get()), keys.NumElements(), row_splits);
       if (status.status != kFine) limits_->Raise(table, table.config().rank, status);
       ctx->set_output(0, keys);
@@ -366,6 +369,7 @@ class ServeKeysOp : public OpKernel {
 
     const ScratchLease scratch;
     const int64_t n = total - world * kHeaderWords, answers = n + world;
+    const ProfileSpan span("find", table->config().name, {n, n, answers * dim_ * int64_t{sizeof(float)}});
     uint64_t* keys = scratch.get()->Get<uint64_t>(n);
     int64_t* place = scratch.get()->Get<int64_t>(n);
     Tensor *rows, *row_ids, *row_splits;

@@ -7,6 +7,7 @@
 
 #include "op.h"
 #include "output_pool.h"
+#include "sok/profile.h"
 #include "sok/sum_rows.h"
 #include "table_resource.h"
 
@@ -130,6 +131,10 @@ class GroupLookupOp : public OpKernel {
         feature.row_ids = reinterpret_cast<int64_t*>(row_ids[static_cast<size_t>(f)].flat<int64_t>().data());
         if (keys.dtype() == tensorflow::DT_INT64) feature.keys_are_row_ids = &are_keys[f];
       }
+      const ProfileGroup described = DescribeGroup(features, [](const EmbeddingTable::Feature& f) {
+        return ProfileCounts{f.n, f.segments, f.segments * f.table->dim() * int64_t{sizeof(float)}};
+      });
+      const ProfileSpan span("find+combine", described.tables, described.counts);
       const TfExecutor executor(ctx);
       EmbeddingTable::LookupGroup({executor}, scratch.get(), features.data(), n, insert);
       for (int f = 0; f < n; ++f)
@@ -199,6 +204,7 @@ class GroupLookupGradOp : public OpKernel {
         tables.push_back({dim, of_table.data(), static_cast<int64_t>(of_table.size())});
         for (const RowAddends& a : of_table) bytes += a.n * (dim * 4 + 8) + 128;
       }
+      const ProfileSpan span("backward", name(), {}, "op");
       // One block for all tables, as if no row came twice: what is not written is never touched.
       const std::shared_ptr<PooledBlock> block = PooledBlock::Take(bytes + 128 * m);
       int64_t used = 0;

@@ -1,6 +1,7 @@
 // Keys to rows, and keys to pooled vectors, in one table on one rank.
 #include "op.h"
 #include "output_pool.h"
+#include "sok/profile.h"
 #include "table_resource.h"
 
 namespace sok {
@@ -41,6 +42,8 @@ class TableLookupOp : public OpKernel {
       shape.AddDim(dim_);
       Tensor* rows = AllocateOutput(ctx, 0, shape);
       Tensor* row_ids = AllocateOutput(ctx, 1, keys.shape());
+      const ProfileSpan span("find", resource->table().config().name,
+                             {keys.NumElements(), keys.NumElements(), static_cast<int64_t>(rows->TotalBytes())});
       const TfExecutor executor(ctx);
       const ScratchLease scratch;
       resource->table().Lookup({executor}, scratch.get(), KeyWords(keys, scratch.get()), keys.NumElements(), insert,
@@ -100,6 +103,8 @@ class TableLookupCombineOp : public CombinerOp {
       const bool insert = ScalarArg<bool>(ctx->input(4), "insert");
       Tensor* output = AllocateOutput(ctx, 0, TensorShape({segments, dim_}));
       Tensor* row_ids = AllocateOutput(ctx, 1, TensorShape({n}));
+      const ProfileSpan span("find+combine", resource->table().config().name,
+                             {n, segments, static_cast<int64_t>(output->TotalBytes())});
       const TfExecutor executor(ctx);
       const ScratchLease scratch;
       resource->table().LookupCombine({executor}, scratch.get(), KeyWords(keys, scratch.get()), n, Int64(ctx->input(2)),

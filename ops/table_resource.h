@@ -1,11 +1,14 @@
 // The table as a TensorFlow resource.
 #pragma once
 
+#include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "sok/embedding_table.h"
 #include "sok/error.h"
+#include "sok/profile.h"
 #include "tensor_args.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
@@ -39,6 +42,25 @@ class TableResource : public tensorflow::ResourceBase {
   EmbeddingTable table_;
   const tensorflow::DataType key_dtype_;
 };
+
+// What a profile says of an op on several tables.
+struct ProfileGroup {
+  std::string tables;
+  ProfileCounts counts;
+};
+
+// Of items with a `table` each: their tables' names and the sums of count(item); nothing while no profile runs.
+template <class Item, class Count>
+ProfileGroup DescribeGroup(const std::vector<Item>& items, const Count& count) {
+  ProfileGroup group;
+  if (!ProfileRuns()) return group;
+  std::set<const EmbeddingTable*> seen;
+  for (const Item& item : items) {
+    if (seen.insert(item.table).second) group.tables += (seen.size() > 1 ? "," : "") + item.table->config().name;
+    group.counts += count(item);
+  }
+  return group;
+}
 
 // The table behind input `index`. Throws InvalidArgument if there is none.
 tensorflow::core::RefCountPtr<TableResource> TableArg(tensorflow::OpKernelContext* ctx, int index);

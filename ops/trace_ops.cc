@@ -1,10 +1,12 @@
-// Counting collectives and their bytes as they run.
+// Counting collectives and their bytes as they run, and the profile of where time goes.
 #include <map>
 #include <mutex>
 #include <sstream>
 #include <string>
 
 #include "op.h"
+#include "sok/json.h"
+#include "sok/profile.h"
 
 namespace sok {
 namespace {
@@ -23,16 +25,6 @@ struct Counts {
 Counts& TheCounts() {
   static Counts* counts = new Counts;  // leaked: kernels may run while the process ends
   return *counts;
-}
-
-// Names are ours (table and layer names): quotes and control characters are all that JSON minds.
-std::string JsonText(const std::string& text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') out += '\\';
-    out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
-  }
-  return out + "\"";
 }
 
 // TensorFlow runs the stateful ops of a function one after the other, except for those that touch resources, which wait
@@ -60,14 +52,16 @@ class TraceCollectiveOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("more_bytes", &more_bytes_));
   }
   void Compute(OpKernelContext* ctx) override {
+    const int64_t bytes = static_cast<int64_t>(ctx->input(0).TotalBytes()) + more_bytes_;
     {
       Counts& counts = TheCounts();
       std::lock_guard<std::mutex> lock(counts.mutex);
       Count& count = counts.by_name[name_];
       count.kind = kind_;
       ++count.calls;
-      count.bytes += static_cast<int64_t>(ctx->input(0).TotalBytes()) + more_bytes_;
+      count.bytes += bytes;
     }
+    ProfileBegin(kind_ == "all_to_all" ? "exchange" : "collective", name_, {-1, -1, bytes});
     ctx->set_output(0, ctx->input(0));
   }
 
@@ -76,6 +70,35 @@ class TraceCollectiveOp : public OpKernel {
   int64_t more_bytes_;
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>TraceCollective").Device(tensorflow::DEVICE_CPU), TraceCollectiveOp);
+
+// Stands after a collective, as TraceCollective before it: Horovod's op between them is not ours to time.
+REGISTER_OP("Sok>TraceCollectiveDone")
+    .Input("x: T")
+    .Input("turns: num_turns * resource")
+    .Output("y: T")
+    .Attr("num_turns: int >= 0")
+    .Attr("T: type")
+    .Attr("collective: string")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->input(0));
+      return absl::OkStatus();
+    });
+
+class TraceCollectiveDoneOp : public OpKernel {
+ public:
+  explicit TraceCollectiveDoneOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("collective", &name_));
+  }
+  void Compute(OpKernelContext* ctx) override {
+    ProfileEnd("", name_, {-1, -1, static_cast<int64_t>(ctx->input(0).TotalBytes())});
+    ctx->set_output(0, ctx->input(0));
+  }
+
+ private:
+  std::string name_;
+};
+REGISTER_KERNEL_BUILDER(Name("Sok>TraceCollectiveDone").Device(tensorflow::DEVICE_CPU), TraceCollectiveDoneOp);
 
 REGISTER_OP("Sok>TraceRead")
     .Input("reset: bool")
@@ -109,6 +132,45 @@ class TraceReadOp : public OpKernel {
   }
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>TraceRead").Device(tensorflow::DEVICE_CPU), TraceReadOp);
+
+REGISTER_OP("Sok>Profile")
+    .Input("path: string")
+    .Input("max_spans: int64")
+    .Output("json: string")
+    .Attr("action: {'start', 'stop'}")
+    .Attr("rank: int >= 0 = 0")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+
+class ProfileOp : public OpKernel {
+ public:
+  explicit ProfileOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    std::string action;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("action", &action));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("rank", &rank_));
+    starts_ = action == "start";
+  }
+  void Compute(OpKernelContext* ctx) override {
+    Guard(ctx, [&] {
+      Tensor* json;
+      Check(ctx->allocate_output(0, TensorShape({}), &json));
+      ProfileSummary summary;
+      if (starts_) {
+        const std::string path = ScalarArg<tensorflow::tstring>(ctx->input(0), "path");
+        StartProfile(path, rank_, ScalarArg<int64_t>(ctx->input(1), "max_spans"));
+      } else {
+        summary = StopProfile();
+      }
+      json->scalar<tensorflow::tstring>()() =
+          "{\"spans\": " + std::to_string(summary.spans) + ", \"dropped\": " + std::to_string(summary.dropped) + "}";
+    });
+  }
+
+ private:
+  bool starts_ = false;
+  int rank_ = 0;
+};
+REGISTER_KERNEL_BUILDER(Name("Sok>Profile").Device(tensorflow::DEVICE_CPU), ProfileOp);
 
 }  // namespace
 }  // namespace sok

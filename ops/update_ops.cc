@@ -4,6 +4,7 @@
 
 #include "op.h"
 #include "output_pool.h"
+#include "sok/profile.h"
 #include "sok/sum_rows.h"
 #include "table_resource.h"
 
@@ -71,6 +72,10 @@ class GroupApplyOp : public OpKernel {
       const Tensor& hyper = ctx->input(3 * m + 1);
       CheckRank(hyper, 1, "hyper");
       const UpdateRule rule = MakeUpdateRule(rule_, hyper.flat<double>().data(), hyper.NumElements(), step);
+      const ProfileGroup group = DescribeGroup(gradients, [](const EmbeddingTable::Gradients& g) {
+        return ProfileCounts{-1, g.n, g.n * g.table->dim() * int64_t{sizeof(float)}};
+      });
+      const ProfileSpan span("update", group.tables, group.counts);
       const TfExecutor executor(ctx);
       const ScratchLease scratch;
       EmbeddingTable::ApplyGroup({executor}, scratch.get(), rule, slot_set_, nonfinite_, gradients.data(), m);
@@ -127,6 +132,7 @@ class SumDuplicatesOp : public OpKernel {
       addends.row_ids = Int64(row_ids);
       addends.n = n;
       addends.values = values.flat<float>().data();
+      const ProfileSpan span("backward", name(), {-1, n, static_cast<int64_t>(values.TotalBytes())}, "op");
       const ScratchLease scratch;
       SumByRow(ctx, scratch.get(), addends, dim);
     });
@@ -166,6 +172,7 @@ class CombineGradSparseOp : public CombinerOp {
       addends.segments = segments;
       addends.weights = weights;
       addends.combiner = combiner_;
+      const ProfileSpan span("backward", name(), {n, segments, static_cast<int64_t>(grad.TotalBytes())}, "op");
       const ScratchLease scratch;
       SumByRow(ctx, scratch.get(), addends, dim);
     });

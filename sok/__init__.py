@@ -45,6 +45,7 @@ _PUBLIC = {
     # Looking inside.
     "trace": "sok.tracing:trace",
     "collective_counts": "sok.tracing:collective_counts",
+    "profile": "sok.profiling:profile",
     # Drop-ins for TensorFlow's own.
     "tf": "sok.tf",
     "layers": "sok.layers",

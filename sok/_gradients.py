@@ -100,6 +100,7 @@ def _unsorted_segment_sum_grad(op, grad):
 
 
 @tf.RegisterGradient("Sok>TraceCollective")
+@tf.RegisterGradient("Sok>TraceCollectiveDone")
 def _trace_collective_grad(op, grad):
     return grad, *[None] * (len(op.inputs) - 1)
 

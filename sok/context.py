@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework import ops
 
-from sok import dead_peers, tracing
+from sok import dead_peers, profiling, tracing
 from sok.transport import horovod
 from sok.transport.base import Transport
 from sok.transport.local import LocalTransport
@@ -59,7 +59,8 @@ def Init(global_batch_size: int | None = None, seed: int | None = None) -> tf.Te
         RuntimeError: a launcher started several processes that Horovod does not see as one job.
 
     Collective. On several workers it also adds a line to the report of an exception that a dead peer caused
-    (`sys.excepthook`), and with SOK_TRACE=1 in the environment a count of collectives when the process ends.
+    (`sys.excepthook`), and with SOK_TRACE=1 in the environment a count of collectives when the process ends. With
+    SOK_TRACE=FILE it starts a profile that is written then (`sok.profile`), on one worker too.
 
     Example:
         >>> import sok
@@ -83,6 +84,7 @@ def Init(global_batch_size: int | None = None, seed: int | None = None) -> tf.Te
         job.seed = _whole_number("seed", job.seed)
         job.global_batch_size = _check_batch(job.global_batch_size, job.transport.size)
         _check_seed_is_in_time(_job, job.seed)
+        profiling.follow_environment(job.transport.rank, job.transport.size)
         _job = job
     if job.transport.size > 1:
         dead_peers.explain_on_exit(job.transport.rank)
@@ -176,6 +178,7 @@ def _get_job() -> _Job:
                         "has not been called. Call sok.Init(global_batch_size=...) once on every worker, before the "
                         "first layer."
                     )
+                profiling.follow_environment(rank=0, size=1)
                 _job = _Job(LocalTransport())
     return _job
 

@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -37,13 +37,18 @@ def collective_counts(reset: bool = False) -> dict[str, Any]:
         >>> collective_counts()
         {'collectives': 0, 'bytes': 0, 'by_name': {}}
     """
+    return json.loads(run_now(lambda: _ops.lib().sok_trace_read(reset)))
+
+
+def run_now(make: Callable[[], tf.Tensor]) -> Any:
+    """The value of `make()`, also while a graph is being built."""
     with tf.init_scope():
         if tf.executing_eagerly():
-            return json.loads(_ops.lib().sok_trace_read(reset).numpy())
+            return make().numpy()
     # A session of its own, with threads of its own: the first session of a process would decide those of all others.
     config = tf.compat.v1.ConfigProto(use_per_session_threads=True, device_count={"GPU": 0})
     with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
-        return json.loads(session.run(_ops.lib().sok_trace_read(reset)))
+        return session.run(make())
 
 
 class trace:
@@ -120,13 +125,19 @@ def count_group(tensors: Sequence[tf.Tensor], name: str, kind: str, turns: Seque
     """
     first, *others = tensors
     more_bytes = sum((other.shape.num_elements() or 0) * other.dtype.size for other in others)
-    counted = _ops.lib().sok_trace_collective(first, list(turns), collective=name, kind=kind, more_bytes=more_bytes)
+    with tf.control_dependencies(others):  # a profile shows it from when it can begin
+        counted = _ops.lib().sok_trace_collective(first, list(turns), collective=name, kind=kind, more_bytes=more_bytes)
     return [counted, *others]
 
 
+def done(result: tf.Tensor, name: str, turns: Sequence[tf.Tensor] = ()) -> tf.Tensor:
+    """Returns what the collective of this name gave, and tells a running `sok.profile` that it is there."""
+    return _ops.lib().sok_trace_collective_done(result, list(turns), collective=name)
+
+
 def summarize_at_exit(rank: int) -> None:
-    """With SOK_TRACE=1 in the environment, writes to stderr what ran when the process ends."""
-    if os.environ.get("SOK_TRACE", "0") in ("", "0"):
+    """With SOK_TRACE=1 in the environment, writes to stderr what ran when the process ends. (Files: sok.profiling.)"""
+    if os.environ.get("SOK_TRACE") != "1":
         return
 
     def summarize() -> None:

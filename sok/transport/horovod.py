@@ -58,7 +58,8 @@ class HorovodTransport(Transport):
 
             def collective() -> tuple[tf.Tensor, tf.Tensor]:
                 counted = tracing.count(wire, name, "all_to_all", turns_of(name))
-                return self._hvd.alltoall(counted, splits, **_named(name))
+                received, received_splits = self._hvd.alltoall(counted, splits, **_named(name))
+                return tracing.done(received, name, turns_of(name)), received_splits
 
             received, received_splits = in_turn(name, collective)
             received.set_shape([None, *tensor.shape[1:]])
@@ -86,7 +87,8 @@ class HorovodTransport(Transport):
 
         def collective() -> list[tf.Tensor]:
             counted = tracing.count_group(group, name, "all_reduce", turns_of(name))
-            return self._hvd.grouped_allreduce(counted, op=op, **_named(name))
+            first, *others = self._hvd.grouped_allreduce(counted, op=op, **_named(name))
+            return [tracing.done(first, name, turns_of(name)), *others]
 
         return in_turn(name, collective)
 
@@ -101,7 +103,7 @@ class HorovodTransport(Transport):
 
             def collective() -> tf.Tensor:
                 counted = tracing.count(wire, name, "all_gather", turns_of(name))
-                return self._hvd.allgather(counted, **_named(name))
+                return tracing.done(self._hvd.allgather(counted, **_named(name)), name, turns_of(name))
 
             gathered = in_turn(name, collective)
             if tensor.shape.rank is not None:
@@ -119,7 +121,8 @@ class HorovodTransport(Transport):
 
             def collective() -> tf.Tensor:
                 counted = tracing.count(wire, name, "broadcast", turns_of(name))
-                return self._hvd.broadcast(counted, root_rank, **_named(name))
+                sent = self._hvd.broadcast(counted, root_rank, **_named(name))
+                return tracing.done(sent, name, turns_of(name))
 
             received = in_turn(name, collective)
             received.set_shape(tensor.shape)
@@ -130,7 +133,8 @@ class HorovodTransport(Transport):
 
             def collective() -> tf.Tensor:
                 here = tracing.count(tf.constant(1), name, "barrier", turns_of(name))
-                return self._hvd.allreduce(here, op=self._hvd.Sum, **_named(name))
+                all_here = self._hvd.allreduce(here, op=self._hvd.Sum, **_named(name))
+                return tracing.done(all_here, name, turns_of(name))
 
             return in_turn(name, collective)
 
