@@ -103,6 +103,8 @@ struct InputLimits {
                               " features. Received: " + at + ".");
       case kUneven:
         throw InvalidArgument(where + "every feature must have the same number of ids (nnz_per_slot), without gaps.");
+      case kWeightsDiffer:
+        throw InvalidArgument(where + "`weights` must have one weight for each id, at the same places as the ids.");
     }
     throw InvalidArgument(where + "unknown status " + std::to_string(bad.status) +
                           ". All workers must run the same version of sok and the same program.");
@@ -116,7 +118,7 @@ REGISTER_OP("Sok>CheckInput")
     .Input("ok: bool")
     .Input("detail: int64")
     .Output("checked_splits: int64")
-    .Attr("problem: {'rows_not_whole', 'wrong_slot_num', 'uneven'}")
+    .Attr("problem: {'rows_not_whole', 'wrong_slot_num', 'uneven', 'weights_differ'}")
     .SetShapeFn([](InferenceContext* c) {
       // Splits, or a report of two numbers: but whatever follows a report is never run.
       c->set_output(0, c->input(0));
@@ -128,7 +130,10 @@ class CheckInputOp : public OpKernel {
   explicit CheckInputOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     std::string problem;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("problem", &problem));
-    status_ = problem == "rows_not_whole" ? kRowsNotWhole : problem == "uneven" ? kUneven : kWrongSlotNum;
+    status_ = problem == "rows_not_whole"   ? kRowsNotWhole
+              : problem == "wrong_slot_num" ? kWrongSlotNum
+              : problem == "uneven"         ? kUneven
+                                            : kWeightsDiffer;
   }
   void Compute(OpKernelContext* ctx) override {
     Guard(ctx, [&] {

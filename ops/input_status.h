@@ -16,6 +16,7 @@ enum KeyStatus : int64_t {
   kRowsNotWhole = 6,      // rows of the input
   kWrongSlotNum = 7,      // features of the input
   kUneven = 8,            // -
+  kWeightsDiffer = 9,     // -
 };
 
 }  // namespace sok

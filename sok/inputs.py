@@ -6,6 +6,8 @@ leaves its peers waiting. They become a report in place of the row splits, which
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -56,18 +58,63 @@ def _check_whole(splits: tf.Tensor, num_rows: tf.Tensor, slot_num: int) -> tf.Te
     return _check(splits, "rows_not_whole", tf.equal(num_rows % slot_num, 0), num_rows)
 
 
-def _flat_weights(weights: Any, inputs: Any) -> tf.Tensor:
-    """The weights [N] of the ids of `inputs`, in the order in which they lie there."""
-    for form, values in ((tf.SparseTensor, "values"), (tf.RaggedTensor, "flat_values")):
+@dataclasses.dataclass(frozen=True)
+class _Weights:
+    """Weights in the order in which the ids lie there, and whether they stand where the ids do."""
+
+    flat: tf.Tensor  # [N] float32
+    fit: tf.Tensor  # []
+
+
+def _weights_of(weights: Any, inputs: Any, num_ids: tf.Tensor) -> _Weights | None:
+    if weights is None:
+        return None
+    for form in (tf.SparseTensor, tf.RaggedTensor):
         if isinstance(inputs, form) != isinstance(weights, form):
-            raise ValueError(
-                f"`weights` must have the form of `inputs`. Received: inputs {describe(inputs)}, "
-                f"weights {describe(weights)}."
-            )
-        if isinstance(inputs, form):
-            weights = getattr(weights, values)
-            break
-    return tf.reshape(tf.cast(weights, tf.float32), [-1])
+            raise _wrong_weights(weights, inputs)
+    if isinstance(inputs, tf.SparseTensor):
+        values, pairs = weights.values, [(weights.dense_shape, inputs.dense_shape), (weights.indices, inputs.indices)]
+    elif isinstance(inputs, tf.RaggedTensor):
+        values, pairs = weights.flat_values, list(_splits_of(weights, inputs))
+    else:
+        values = weights = tf.convert_to_tensor(weights)
+        if not weights.shape.is_compatible_with(inputs.shape):
+            raise _wrong_weights(weights, inputs)
+        pairs = [(tf.shape(weights), tf.shape(inputs))]
+    flat = tf.reshape(tf.cast(values, tf.float32), [-1])
+    fit = tf.equal(tf.size(flat, out_type=tf.int64), num_ids)
+    for of_weights, of_inputs in pairs:
+        fit = tf.logical_and(fit, _are_equal(of_weights, of_inputs))
+    return _Weights(_of_size(flat, num_ids), fit)
+
+
+def _splits_of(weights: tf.RaggedTensor, inputs: tf.RaggedTensor) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
+    """The row splits of both, level by level."""
+    if weights.ragged_rank != inputs.ragged_rank:
+        raise _wrong_weights(weights, inputs)
+    for of_weights, of_inputs in zip(weights.nested_row_splits, inputs.nested_row_splits, strict=True):
+        is_same = of_weights is of_inputs or of_weights.dtype == of_inputs.dtype
+        yield (of_weights, of_inputs) if is_same else (tf.cast(of_weights, tf.int64), tf.cast(of_inputs, tf.int64))
+
+
+def _wrong_weights(weights: Any, inputs: Any) -> ValueError:
+    return ValueError(
+        f"`weights` must have the form of `inputs`. Received: inputs {describe(inputs)}, weights {describe(weights)}."
+    )
+
+
+def _are_equal(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    """Whether two tensors of the same rank have the same shape and values; raises for none."""
+    if a is b or not a.shape.is_compatible_with(b.shape):
+        return tf.constant(a is b)
+    have_one_shape = tf.reduce_all(tf.equal(tf.shape(a), tf.shape(b)))
+    return tf.cond(have_one_shape, lambda: tf.reduce_all(tf.equal(a, b)), lambda: tf.constant(False))
+
+
+def _of_size(values: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+    """`values` [n], cut off or filled up where a report will stop the lookup anyhow."""
+    missing = tf.maximum(size - tf.size(values, out_type=tf.int64), 0)
+    return tf.concat([values, tf.zeros([missing], values.dtype)], 0)[:size]
 
 
 def _sparse_rows(sparse: tf.SparseTensor, rank: int | None, slot_num: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -162,7 +209,7 @@ def to_csr(
         slot_num: features F per sample.
         key_dtype: of the table; integers that fit into it are cast.
         table: name, for messages.
-        weights: one weight per id, in the form and order of `inputs`.
+        weights: one weight per id, in the form of `inputs` and at the same places (indices, row splits).
         padding_key: in dense inputs, ids equal to it are left out. None: none is.
 
     Raises:
@@ -174,26 +221,34 @@ def to_csr(
         ([3, 5], [0, 1, 1, 1, 2])
     """
     if isinstance(inputs, tf.SparseTensor):
-        flat = None if weights is None else _flat_weights(weights, inputs)
-        return _from_sparse(inputs, flat, slot_num, as_keys(inputs.values, key_dtype, table))
-    if isinstance(inputs, tf.RaggedTensor):
-        flat = None if weights is None else _flat_weights(weights, inputs)
-        return _from_ragged(inputs, flat, slot_num, key_dtype, table)
-    dense = as_keys(inputs, key_dtype, table)
-    flat = None if weights is None else _flat_weights(weights, dense)
-    return _from_dense(dense, flat, padding_key, slot_num, key_dtype)
+        given = _weights_of(weights, inputs, tf.size(inputs.values, out_type=tf.int64))
+        csr = _from_sparse(inputs, given and given.flat, slot_num, as_keys(inputs.values, key_dtype, table))
+    elif isinstance(inputs, tf.RaggedTensor):
+        given = _weights_of(weights, inputs, tf.size(inputs.flat_values, out_type=tf.int64))
+        csr = _from_ragged(inputs, given and given.flat, slot_num, key_dtype, table)
+    else:
+        dense = as_keys(inputs, key_dtype, table)
+        given = _weights_of(weights, dense, tf.size(dense, out_type=tf.int64))
+        csr = _from_dense(dense, given and given.flat, padding_key, slot_num, key_dtype)
+    if given is None:
+        return csr
+    splits = _check(csr.row_splits, "weights_differ", given.fit, tf.zeros([], tf.int64))
+    return dataclasses.replace(csr, row_splits=splits)
 
 
 def to_dense(inputs: Any, key_dtype: tf.DType, table: str) -> tuple[tf.Tensor, tf.Tensor | None]:
     """Ids of a fixed number per feature as a dense tensor, and None or row splits that are empty or a report."""
     empty = tf.zeros([0], tf.int64)
     if isinstance(inputs, tf.SparseTensor):
-        size = tf.reduce_prod(inputs.dense_shape)
-        values = as_keys(tf.sparse.reorder(inputs).values, key_dtype, table)
-        given = tf.size(values, out_type=tf.int64)
-        # With gaps there are fewer values than places. Fill up: the report stops the lookup anyway.
-        values = tf.concat([values, tf.zeros([tf.maximum(size - given, 0)], key_dtype)], 0)[:size]
-        return tf.reshape(values, inputs.dense_shape), _check(empty, "uneven", tf.equal(given, size), size)
+        indices, shape = inputs.indices, inputs.dense_shape
+        size = tf.reduce_prod(shape)
+        place = tf.reduce_sum(indices * tf.math.cumprod(shape, exclusive=True, reverse=True), 1)
+        # Not tf.sparse.reorder, which raises for what is outside, and this worker alone.
+        order = tf.argsort(place, stable=True)
+        is_inside = tf.reduce_all(tf.logical_and(indices >= 0, indices < shape))
+        is_full = tf.logical_and(is_inside, _are_equal(tf.gather(place, order), tf.range(size)))
+        values = _of_size(tf.gather(as_keys(inputs.values, key_dtype, table), order), size)
+        return tf.reshape(values, shape), _check(empty, "uneven", is_full, size)
     if isinstance(inputs, tf.RaggedTensor):
         dense = as_keys(inputs.to_tensor(), key_dtype, table)
         is_full = tf.equal(tf.size(inputs.flat_values), tf.size(dense))

@@ -149,6 +149,20 @@ def check_too_many_keys_on_one_rank_raise_on_all(world):
     assert layer(tf.ones([2, 1, 2], tf.int64)).shape == [2, 1, DIM]
 
 
+def check_weights_and_indices_that_do_not_fit_on_one_rank_raise_on_all(world):
+    is_bad = world.rank == world.size - 1
+    pooled = sok.DistributedEmbedding("sum", 100, DIM, slot_num=1, max_nnz=2, name="weighted")
+    ids = tf.RaggedTensor.from_row_lengths(tf.constant([1, 2], tf.int64), [2, 0])
+    weights = tf.RaggedTensor.from_row_lengths([1.0, 2.0], [1, 1] if is_bad else [2, 0])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="weighted.*`weights` must have one weight"):
+        pooled(ids, weights=weights)
+    fixed = sok.All2AllDenseEmbedding(100, DIM, slot_num=2, nnz_per_slot=1, name="full")
+    sparse = tf.SparseTensor([[0, 0], [0, 0 if is_bad else 1]], tf.constant([5, 6], tf.int64), [1, 2])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="full.*without gaps"):
+        fixed(sparse)
+    assert pooled(ids).shape == [2, 1, DIM] and fixed(tf.ones([1, 2], tf.int64)).shape == [1, 2, 1, DIM]
+
+
 def check_a_full_shard_raises_on_all_and_changes_nothing(world):
     small = table("small", capacity=4)
     before = 12 * np.arange(3)  # of rank 0, whose shard has room for one more

@@ -279,7 +279,7 @@ def test_wrong_arguments_are_named(lib):
         (lambda: world.serve(0, np.zeros(4, np.int64), i32(4)), r"`splits` must have shape \[2\]. Received: \[1\]"),
         (lambda: world.serve(0, np.zeros(4, np.int64), i32(3, 1)), "message of rank 1 has no header"),
         (lambda: world.serve(0, np.zeros(4, np.int64), i32(3, 2)), "`splits` must sum to the number of words, 4"),
-        (lambda: world.serve(0, np.array([9, 0, 0, 0]), i32(2, 2)), "unknown status 9"),
+        (lambda: world.serve(0, np.array([99, 0, 0, 0]), i32(2, 2)), "unknown status 99"),
         (lambda: world.serve(0, np.array([0, 0, 3, 0, 0]), i32(3, 2)), "key 3 belongs to rank 1"),
         (lambda: lib.sok_serve_keys(shard, np.zeros(4, np.int64), i32(2, 2), True, dim=4), "rows have dim 3"),
         (lambda: lib.sok_check_served(shard, rows, i32(3)), r"`splits` must have shape \[2\]"),
@@ -332,11 +332,11 @@ def test_a_report_raises_at_once_with_one_rank(lib, row_splits, text):
     assert text in error.value.message and "table 'shop'" in error.value.message
 
 
-@pytest.mark.parametrize("problem", ["rows_not_whole", "wrong_slot_num", "uneven"])
+@pytest.mark.parametrize("problem", ["rows_not_whole", "wrong_slot_num", "uneven", "weights_differ"])
 def test_check_input_passes_splits_or_reports(lib, problem):
     splits = tf.constant([0, 1, 4], tf.int64)
     assert_same(lib.sok_check_input(splits, True, 9, problem=problem), splits)
     report = lib.sok_check_input(splits, False, 9, problem=problem)
-    assert_same(report, [{"rows_not_whole": -6, "wrong_slot_num": -7, "uneven": -8}[problem], 9])
+    assert_same(report, [{"rows_not_whole": -6, "wrong_slot_num": -7, "uneven": -8, "weights_differ": -9}[problem], 9])
     # An earlier report is not written over.
     assert_same(lib.sok_check_input(tf.constant([-5, 2], tf.int64), False, 9, problem=problem), [-5, 2])

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from sok.inputs import static_batch, to_csr, to_dense
+from sok.layers import All2AllDenseEmbedding
 from sok.lookup import Csr, lookup_pooled
 from sok.table import EmbeddingVariable
 
@@ -183,6 +184,73 @@ def test_weights_must_have_the_form_of_the_ids():
     with pytest.raises(ValueError, match="`weights` must have the form of `inputs`"):
         csr(tf.zeros([1, 2], tf.int64), weights=forms(WEIGHTS, tf.float32)["sparse cube"])
 
+    with pytest.raises(ValueError, match=r"`weights` must .* inputs a dense tensor of shape \(1, 2\), .*shape \(2,\)"):
+        csr(tf.zeros([1, 2], tf.int64), weights=[1.0, 2.0])
+    cube = forms(KEYS, tf.int64)["ragged cube"]
+    with pytest.raises(ValueError, match="`weights` must have the form of `inputs`"):
+        csr(cube, weights=cube.values.with_values(tf.constant(WEIGHTS)))
+
+
+ELSEWHERE = {
+    "sparse, other places": (
+        sparse([(0, 0), (1, 0)], [5, 6], [2, 3], tf.int64),
+        sparse([(0, 0), (1, 1)], [1, 2], [2, 3], tf.float32),
+    ),
+    "sparse, other order": (
+        sparse([(0, 0), (1, 0)], [5, 6], [2, 3], tf.int64),
+        sparse([(1, 0), (0, 0)], [1, 2], [2, 3], tf.float32),
+    ),
+    "sparse, other shape": (
+        sparse([(0, 0), (1, 0)], [5, 6], [2, 3], tf.int64),
+        sparse([(0, 0), (1, 0)], [1, 2], [4, 3], tf.float32),
+    ),
+    "sparse, other rank": (
+        sparse([(0, 0), (1, 0)], [5, 6], [2, 3], tf.int64),
+        sparse([(0, 0, 0), (0, 1, 0)], [1, 2], [1, 2, 3], tf.float32),
+    ),
+    "sparse, too few": (
+        sparse([(0, 0), (1, 0)], [5, 6], [2, 3], tf.int64),
+        sparse([(0, 0)], [1], [2, 3], tf.float32),
+    ),
+    "ragged, other rows": (
+        tf.ragged.constant([[5, 6], []], dtype=tf.int64),
+        tf.ragged.constant([[1.0], [2.0]]),
+    ),
+    "ragged, too many": (
+        tf.ragged.constant([[5, 6], []], dtype=tf.int64),
+        tf.ragged.constant([[1.0, 1.0], [2.0]]),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ELSEWHERE)
+def test_weights_elsewhere_than_the_ids_are_raised_by_the_lookup(case, call):
+    inputs, weights = ELSEWHERE[case]
+    v = EmbeddingVariable(2, 10, name="judge")
+    with pytest.raises(tf.errors.InvalidArgumentError, match="`weights` must have one weight for each id"):
+        call(lambda i, w: lookup_pooled(v, csr(i, weights=w), "sum", slot_num=2), inputs, weights)
+    assert int(v.size()) == 0
+
+
+@pytest.mark.parametrize("padding_key", [None, 0])
+def test_dense_weights_of_unknown_shape_are_compared_when_it_runs(padding_key):
+    v = EmbeddingVariable(2, 10, name="judge")
+    specs = [tf.TensorSpec([None, None], dtype) for dtype in (tf.int64, tf.float32)]
+
+    @tf.function(input_signature=specs)
+    def read(ids, weights):
+        return lookup_pooled(v, csr(ids, 1, weights=weights, padding_key=padding_key), "sum")
+
+    assert read([[1, 0], [0, 2]], tf.ones([2, 2])).shape == [2, 2]
+    for shape in ([4, 1], [1, 4], [2, 1], [2, 3], [0, 0]):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="`weights` must have one weight for each id"):
+            read([[1, 0], [0, 2]], tf.ones(shape))
+
+
+def test_equal_weights_of_other_tensors_are_as_good():
+    ragged, weights = forms(KEYS, tf.int64)["ragged cube"], forms(WEIGHTS, tf.float32)["ragged, int32 splits"]
+    assert_csr(csr(ragged, weights=weights), KEYS, SPLITS, WEIGHTS)
+
 
 BAD_WHEN_IT_RUNS = {
     "row beyond the shape": (
@@ -237,3 +305,22 @@ class TestToDense:
     def test_gaps_are_reported(self, form):
         _, report = to_dense(forms(KEYS, tf.int64)[form], tf.int64, "doc")
         assert report.numpy()[0] < 0
+
+    @pytest.mark.parametrize(
+        "places",
+        [
+            [(0, 0), (0, 1), (1, 0), (1, 0)],
+            [(0, 0), (0, 1), (1, 0), (0, 3)],  # (1, 1) by another name
+            [(0, 0), (0, 1), (1, 0), (2, 0)],
+            [(0, 0), (0, 1), (1, 0), (-1, 3)],
+            [(0, 0), (0, 1), (1, 0)],
+            [(0, 0), (0, 1), (1, 0), (1, 1), (1, 1)],
+        ],
+    )
+    def test_a_sparse_tensor_has_one_id_at_every_place(self, places, call):
+        inputs = sparse(places, range(len(places)), [2, 2], tf.int64)
+        dense, report = call(lambda i: to_dense(i, tf.int64, "doc"), inputs)
+        assert report.numpy()[0] < 0 and dense.shape == [2, 2]
+        layer = All2AllDenseEmbedding(10, 4, slot_num=2, nnz_per_slot=1)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="every feature must have the same number of ids"):
+            call(layer, inputs)
