@@ -9,14 +9,16 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import types_pb2
 from tensorflow.python.framework import cpp_shape_inference_pb2, ops
 from tensorflow.python.ops import resource_variable_ops
 
-from sok import _ops, context
+from sok import _ops, context, keras_calls
 from sok import initializers as sok_initializers
 from sok.keys import as_keys, check_key_dtype
+from sok.table_rows import TableRows, rows_behind
 
 _MAX_DIM = 2**20
 _MAX_CAPACITY = 2**32 - 2  # row numbers are 32-bit words in the index, and two of them mean "no row"
@@ -255,12 +257,15 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
 
         return lookup.lookup_rows(self, keys, training=False)
 
-    def assign(self, keys: Any, values: Any, use_locking: Any = None, name: str | None = None) -> tf.Operation | None:
+    def assign(
+        self, keys: Any, values: Any = None, use_locking: Any = None, name: str | None = None
+    ) -> tf.Operation | None:
         """Stores rows, making those that are missing.
 
         Args:
             keys: [n] of the table's key dtype. Keys that other workers own are ignored, so all workers may make the
-                same call with all keys. Of equal keys the last one counts.
+                same call with all keys. Of equal keys the last one counts. Alone, what stands for this table in
+                `model.get_weights()`: the table then holds those rows and no others (`set_weights` calls it so).
             values: [n, D] float32.
 
         Returns:
@@ -270,7 +275,31 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
             tf.errors.ResourceExhaustedError: the shard has no room; nothing was stored.
             tf.errors.InvalidArgumentError: shapes do not fit, or a key is outside an identity table.
         """
+        if values is None:
+            return self._assign_copy(keys)
         return _ops.lib().sok_table_assign(self.handle, self._as_keys(keys), tf.convert_to_tensor(values, tf.float32))
+
+    def numpy(self) -> Any:
+        """For Keras' `get_weights`, and for nothing else: a copy of this shard's rows."""
+        keras_functions = keras_calls.running()
+        if any("hdf5" in name for name in keras_functions):
+            self.warn_not_saved()
+            return np.zeros([0, self._dim], np.float32)
+        if "get_weights" in keras_functions and tf.executing_eagerly():
+            return TableRows(*(tensor.numpy() for tensor in self.export()))
+        return self._no_dense_value()
+
+    def _assign_copy(self, array: Any) -> None:
+        rows = rows_behind(array)
+        if rows is None:
+            if np.shape(array) != (0, self._dim):
+                raise TypeError("assign takes keys and values: variable.assign(keys, values).")
+            # Weights that were calculated with, or came from a file.
+            self.warn_not_saved()
+            return
+        stale = np.setdiff1d(self.export()[0].numpy(), rows.keys)
+        self.erase(stale.astype(self._key_dtype.as_numpy_dtype))
+        self.assign(rows.keys, rows.values)
 
     def export(self) -> tuple[tf.Tensor, tf.Tensor]:
         """All rows in use in this worker's shard. Not collective.
@@ -317,6 +346,8 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         return self.handle
 
     def to_proto(self, export_scope: str | None = None) -> None:
+        # Asked for when a meta graph is written, as tf.compat.v1.train.Saver.save does beside a checkpoint.
+        self.warn_not_saved()
         return None
 
     def is_initialized(self, name: str | None = None) -> tf.Tensor:
@@ -325,14 +356,14 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
     def _no_dense_value(self, *_: Any, **__: Any) -> Any:
         raise TypeError(
             f"The embedding table '{self._table_name}' is not a dense matrix: it has rows only where keys have been "
-            "seen. Read it with a layer, `sok.lookup`, `variable.sparse_read(keys)` or `variable.export()`; write it "
+            "seen. Read it with a layer, `variable.sparse_read(keys)` or `variable.export()`; write it "
             "with `variable.assign(keys, values)`. If an optimizer asked for it: give embedding variables to "
             "`sok.optimizers`, or wrap the optimizer in `sok.DistributedOptimizer`."
         )
 
     # Every dense read of the base class goes through this one.
     _read_variable_op = _no_dense_value
-    numpy = eval = gather_nd = _as_graph_element = _no_dense_value
+    eval = gather_nd = _as_graph_element = _no_dense_value
     # What stock optimizers and others write with; row ids are not rows of a matrix.
     assign_add = assign_sub = batch_scatter_update = _no_dense_value
     scatter_add = scatter_sub = scatter_update = scatter_min = scatter_max = scatter_mul = scatter_div = _no_dense_value
@@ -360,7 +391,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         )
 
     def warn_not_saved(self) -> None:
-        """Says once per variable that a checkpoint does not hold its rows."""
+        """Says once per variable that a file or other copy does not hold its rows."""
         if not self._warned_not_saved:
             self._warned_not_saved = True
             warnings.warn(

@@ -4,6 +4,8 @@ its own with TF_USE_LEGACY_KERAS=1. Functions named check_* are the questions.
 
 from __future__ import annotations
 
+import copy
+import pickle
 import warnings
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 import sok
+from sok.table_rows import TableRows
 
 keras = tf.keras
 IS_KERAS_3 = not keras.layers.Layer.__module__.startswith("tf_keras")
@@ -230,10 +233,77 @@ def check_files_hold_the_rest_and_say_what_they_do_not_hold(file, tmp_path):
         np.testing.assert_array_equal(w.numpy(), expected)
 
 
-def check_dense_copies_and_exports_are_refused(tmp_path):
+def rows_of(layer):
+    """The table as a dictionary."""
+    keys, rows = layer.var.export()
+    return dict(zip(keys.numpy().tolist(), rows.numpy().tolist(), strict=True))
+
+
+def check_weights_that_were_got_can_be_set_again():
+    layer = embedding()
+    model = compiled("functional", layer)
+    model.fit(IDS, LABELS, verbose=0)
+    weights, rows, predicted = model.get_weights(), rows_of(layer), model.predict(IDS, verbose=0)
+    assert [w.shape for w in weights] == [w.shape for w in model.weights]
+    table = next(w for w in weights if isinstance(w, TableRows))
+    assert repr(table) == "TableRows(6 rows of 4)"
+    for kept in (weights, copy.deepcopy(weights), pickle.loads(pickle.dumps(weights))):
+        model.fit(IDS + 3, LABELS, verbose=0)  # other rows, and others of the same keys
+        assert rows_of(layer) != rows and int(layer.var.size()) == 9
+        model.set_weights(kept)
+        assert rows_of(layer) == rows
+        np.testing.assert_array_equal(model.predict(IDS, verbose=0), predicted)
+    clone = keras.models.clone_model(model)
+    clone.set_weights(weights)
+    assert rows_of(clone.layers[1]) == rows and clone.layers[1].var is not layer.var
+    np.testing.assert_allclose(clone.predict(IDS, verbose=0), predicted, rtol=1e-6)
+
+
+def check_weights_that_were_calculated_with_leave_rows_and_say_so():
+    layer = embedding()
+    model = compiled("functional", layer)
+    model.fit(IDS, LABELS, verbose=0)
+    rows = rows_of(layer)
+    averaged = [0.5 * w for w in model.get_weights()]
+    with pytest.warns(UserWarning, match="The rows of embedding table .* are not saved here"):
+        model.set_weights(averaged)
+    assert rows_of(layer) == rows
+    np.testing.assert_array_equal(model.layers[-1].get_weights()[0], averaged[-2])
+
+
+def check_early_stopping_brings_the_best_rows_back():
+    layer = embedding()
+    model = compiled("functional", layer)
+    at_end_of_epoch = []
+    note = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: at_end_of_epoch.append(rows_of(layer)))
+    # The first epoch is the best there is if losses that fall are bad.
+    stop = keras.callbacks.EarlyStopping("loss", mode="max", patience=2, restore_best_weights=True)
+    history = model.fit(IDS, LABELS, epochs=9, verbose=0, callbacks=[note, stop]).history
+    assert len(history["loss"]) == 3
+    assert rows_of(layer) == at_end_of_epoch[0] != at_end_of_epoch[-1]
+
+
+def check_hdf5_files_leave_rows_out_and_say_so(tmp_path):
+    layer = embedding()
+    model = functional(layer)
+    model.compile(sok.DistributedOptimizer(keras.optimizers.SGD(0.1)), keras.losses.MeanSquaredError())
+    model.fit(IDS, LABELS, verbose=0)
+    path = str(tmp_path / "m.h5")
+    with pytest.warns(UserWarning, match=f"rows of embedding table '{layer.var.table_name}' are not saved here"):
+        model.save(path)
+    with pytest.warns(UserWarning, match="are not saved here"):
+        loaded = keras.models.load_model(path, compile=False)
+    np.testing.assert_array_equal(loaded.layers[-1].get_weights()[0], model.layers[-1].get_weights()[0])
+    assert rows_of(loaded.layers[1]) == {}
+    if not IS_KERAS_3:  # which has this format no more
+        rows = rows_of(layer)
+        model.save_weights(path)
+        model.load_weights(path)
+        assert rows_of(layer) == rows
+
+
+def check_exports_are_refused(tmp_path):
     model = functional(embedding())
-    with pytest.raises(TypeError, match="not a dense matrix"):
-        model.get_weights()
     with pytest.raises(NotImplementedError, match="cannot go into a SavedModel"):
         model.export(str(tmp_path / "e"))
     assert not Path(tmp_path / "e" / "saved_model.pb").exists()

@@ -1,0 +1,51 @@
+"""The rows of a table where Keras wants an array: `get_weights` and `set_weights`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+class TableRows(np.ndarray):
+    """What stands for a table among the arrays of `model.get_weights()`: a copy of this worker's rows.
+
+    As an array it is empty, [0, D], which is the shape of an embedding variable. The copy is in `keys` [n] and `values`
+    [n, D]. It is not to be calculated with: what NumPy makes of it has no rows.
+    """
+
+    keys: np.ndarray | None
+    values: np.ndarray | None
+
+    def __new__(cls, keys: np.ndarray, values: np.ndarray) -> TableRows:
+        # Not a view: tf_keras makes plain arrays of weights, whose `base` is the array that owns the memory.
+        self = super().__new__(cls, (0, values.shape[1]), np.float32)
+        self.keys, self.values = keys, values
+        return self
+
+    def __array_finalize__(self, source: Any) -> None:
+        self.keys = self.values = None
+
+    def copy(self, order: Any = "C") -> TableRows:
+        return self if self.keys is None else TableRows(self.keys, self.values)
+
+    def __deepcopy__(self, memo: Any) -> TableRows:
+        return self.copy()
+
+    def __reduce__(self) -> Any:
+        return super().__reduce__() if self.keys is None else (TableRows, (self.keys, self.values))
+
+    def __repr__(self) -> str:
+        return (
+            "TableRows(without rows)" if self.keys is None else f"TableRows({len(self.keys)} rows of {self.shape[1]})"
+        )
+
+    __str__ = __repr__
+
+
+def rows_behind(array: Any) -> TableRows | None:
+    """The rows that `array` stands for, itself or as a plain array made of one; None if there are none."""
+    for candidate in (array, getattr(array, "base", None)):
+        if isinstance(candidate, TableRows) and candidate.keys is not None:
+            return candidate
+    return None
