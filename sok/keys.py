@@ -53,7 +53,13 @@ def as_keys(keys: Any, key_dtype: tf.DType, table_name: str) -> tf.Tensor:
 
 def _checked_array(keys: Any, key_dtype: tf.DType, table_name: str) -> np.ndarray:
     # TensorFlow would wrap values that do not fit, and cut the fraction off floats, without a word.
-    array = np.asarray(keys)
+    try:
+        array = np.asarray(keys)
+    except ValueError as error:
+        raise ValueError(
+            f"table '{table_name}': nested lists of keys must be even. For features with different numbers of ids pass "
+            f"tf.ragged.constant(ids, dtype=tf.{key_dtype.name}) to the layer. ({error})"
+        ) from None
     if array.size == 0:
         return np.zeros(array.shape, key_dtype.as_numpy_dtype)
     given = array.dtype

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from sok import keras_calls
 from sok.initializers import resolve
 from sok.keys import as_keys, check_key_dtype
 from sok.table import EmbeddingVariable
 
 _COMBINERS = ("sum", "mean", "sqrtn")
+
+# Two threads may call a layer, or two layers, for the first time. One lock for all: layers are copied and pickled.
+_making_tables = threading.RLock()
 
 
 def check_combiner(combiner: Any) -> str:
@@ -84,21 +89,26 @@ class EmbeddingLayerMixin:
     def embedding_variable(self) -> EmbeddingVariable:
         """The layer's table. Asking makes it, if no input has yet."""
         if self._table is None:
-            options = self._options
-            table = EmbeddingVariable(
-                options.embedding_vec_size,
-                options.max_vocabulary_size_per_gpu,
-                name=self.name,
-                key_dtype=options.key_dtype,
-                initializer=options.embedding_initializer,
-                hashed=options.use_hashtable,
-                trainable=self.trainable,
-            )
-            # Keras 3 does not find variables that are not its own; tf_keras finds the attribute by itself.
-            if hasattr(self, "_track_variable"):
-                self._track_variable(table)
-            self._table = table
+            with _making_tables:
+                if self._table is None:
+                    self._table = self._make_table()
         return self._table
+
+    def _make_table(self) -> EmbeddingVariable:
+        options = self._options
+        table = EmbeddingVariable(
+            options.embedding_vec_size,
+            options.max_vocabulary_size_per_gpu,
+            name=self.name,
+            key_dtype=options.key_dtype,
+            initializer=options.embedding_initializer,
+            hashed=options.use_hashtable,
+            trainable=self.trainable,
+        )
+        # Keras 3 does not find variables that are not its own; tf_keras finds the attribute by itself.
+        if hasattr(self, "_track_variable"):
+            self._track_variable(table)
+        return table
 
     @property
     def var(self) -> EmbeddingVariable:
@@ -140,8 +150,9 @@ class EmbeddingLayerMixin:
     @staticmethod
     def _inserts(training: Any) -> Any:
         # Outside fit, evaluate and predict Keras says nothing: a bare call in a custom loop trains, as in SOK.
+        # Keras 3 says nothing either to the layers of a model whose own call takes no `training`.
         if training is None:
-            return True
+            return not {"test_step", "predict_step"} & keras_calls.running()
         return tf.cast(training, tf.bool) if tf.is_tensor(training) else bool(training)
 
     def _to_compute_dtype(self, rows: tf.Tensor) -> tf.Tensor:

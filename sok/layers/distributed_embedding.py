@@ -36,9 +36,11 @@ class DistributedEmbeddingMixin(EmbeddingLayerMixin):
             RaggedTensor [B, F, None] or [B * F, None];
             dense [B, F, n], [B, F] (one id each), or with one feature [B, n].
         training: whether unseen ids get a row; without, they read as the row they would get. None: what Keras says
-            (True in fit, False in evaluate and predict), and True where it says nothing, as in a custom loop. Keras 3
-            tells the layers of a subclassed model only if the model's own `call` takes `training`.
-        weights: one float per id in the form of `inputs`: tf.nn's rule,
+            (True in fit, False in evaluate and predict), and True where it says nothing, as in a custom loop. **Keras 3
+            tells the layers of a model only if the model's own `call` takes `training`**: `model(ids, training=False)`
+            needs that, and so do a `test_step` or `predict_step` of your own. Without it Keras' own evaluate and
+            predict are still recognized.
+        weights: one float per id in the form of `inputs` and at the same places: tf.nn's rule,
             mean = sum(w e) / sum(w), sqrtn = sum(w e) / sqrt(sum(w^2)).
 
     Returns:

@@ -115,6 +115,24 @@ def check_only_training_inserts(style):
     assert int(layer.var.size()) == 4
 
 
+@pytest.mark.parametrize("options", [{}, {"run_eagerly": True}])
+def check_evaluate_and_predict_do_not_insert_though_the_model_does_not_ask(options):
+    class Untold(Subclassed):
+        def call(self, ids):
+            return super().call(ids)
+
+    layer = embedding()
+    model = Untold(layer)
+    model.compile(sok.DistributedOptimizer(keras.optimizers.Adam(0.1)), "mse", **options)
+    model.predict(IDS, verbose=0)
+    model.evaluate(IDS, LABELS, verbose=0)
+    assert int(layer.var.size()) == 0
+    model.fit(IDS[:1], LABELS[:1], validation_data=(IDS, LABELS), verbose=0)
+    model.predict_on_batch(IDS)
+    model.test_on_batch(IDS, LABELS)
+    assert int(layer.var.size()) == 2
+
+
 def check_a_bare_layer_inserts_and_does_not_turn_others_to_training():
     layer = embedding()
     layer(tf.constant([[1, 2]], tf.int64))

@@ -1,7 +1,9 @@
 """The two layers: arguments, outputs, errors, configuration. Their arithmetic is judged in test_layers_against_*."""
 
+import concurrent.futures
 import inspect
 import json
+import time
 
 import numpy as np
 import pytest
@@ -347,3 +349,26 @@ def test_classes_are_made_once_per_keras():
     assert isinstance(layer, tf_keras.layers.Layer)
     assert layer(IDS).shape == [2, 2, 4]
     assert int(layer.var.size()) == 9
+
+
+def test_threads_that_call_a_layer_first_share_its_table(monkeypatch):
+    made = []
+
+    def slowly(*args, **kwargs):
+        made.append(kwargs["name"])
+        time.sleep(0.05)
+        return EmbeddingVariable(*args, **kwargs)
+
+    monkeypatch.setattr("sok.layers.base.EmbeddingVariable", slowly)
+    layer = sok.DistributedEmbedding("sum", 100, 4, slot_num=1, max_nnz=1, name="threaded")
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        outputs = list(pool.map(lambda _: layer(tf.constant([[7]], tf.int64)), range(4)))
+    assert made == ["threaded"] and int(layer.var.size()) == 1
+    assert sum(v is layer.var for v in layer.trainable_variables) == len(layer.trainable_variables) == 1
+    assert len({out.numpy().tobytes() for out in outputs}) == 1
+
+
+def test_an_uneven_list_is_told_of_ragged_tensors():
+    layer = sok.DistributedEmbedding("sum", 100, 4, slot_num=2, max_nnz=2, key_dtype="int32", name="uneven")
+    with pytest.raises(ValueError, match=r"'uneven': nested lists .* even.*tf.ragged.constant\(ids, dtype=tf.int32\)"):
+        layer([[[1, 2], [3]], [[], [4]]])
