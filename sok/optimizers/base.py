@@ -35,8 +35,9 @@ class Optimizer(tf.__internal__.tracking.Trackable):
         clipnorm, clipvalue, global_clipnorm: as in Keras, at most one of them, of the gradient of the equivalent dense
             table: duplicates summed first, norms over all shards. `global_clipnorm` spans the tables given in one call.
         nonfinite_gradients: what a row with a NaN or an infinity does. "allow": it is applied; "skip": the row is
-            left as it is; "raise": `tf.errors.InvalidArgumentError` on every rank, naming table and key on the rank
-            that has it, and no table is changed on any rank.
+            treated as if it were not in the batch: it is left as it is, but for `Adam`, whose rows decay in every step;
+            "raise": `tf.errors.InvalidArgumentError` on every rank, naming table and key on the rank that has it, and
+            no table is changed on any rank.
 
     With several ranks `clipnorm`, `global_clipnorm` and "raise" cost one small collective a step, together and for all
     tables.

@@ -131,6 +131,19 @@ def test_skip_leaves_that_row_and_trains_the_others(rule, clipping, bad, rng):
     np.testing.assert_array_equal(rows_of(table)[4], weights[4])
 
 
+def test_a_row_that_adam_skips_decays_as_if_it_were_not_in_the_batch(bad, rng):
+    weights = initial_rows(rng)
+    table, absent = table_of(weights, "spoiled"), table_of(weights, "absent")
+    optimizers = [sok.optimizers.Adam(0.5, nonfinite_gradients="skip") for _ in range(2)]
+    for optimizer, variable in zip(optimizers, (table, absent), strict=True):
+        optimizer.apply_gradients([(gradient(variable, [4], np.ones((1, DIM))), variable)])
+    before = rows_of(table)[4].copy()
+    optimizers[0].apply_gradients([(spoiled(table, bad), table)])
+    optimizers[1].apply_gradients([(gradient(absent, [1, 2, 1], np.ones((3, DIM))), absent)])
+    np.testing.assert_array_equal(rows_of(table), rows_of(absent))
+    assert np.all(rows_of(table)[4] != before)
+
+
 @pytest.mark.parametrize("clipping", ({}, *CLIPPINGS), ids=lambda options: name_of(options or {"unclipped": 0}))
 def test_raise_names_table_and_key_and_changes_nothing(clipping, bad, rng, call):
     weights = initial_rows(rng)
