@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from sok import keras_calls
 from sok.distributed import tables
 from sok.distributed.reduction import Average, check_op, reduce_dense, split_pairs
 
@@ -37,6 +38,11 @@ class KerasDistributedOptimizer(keras.optimizers.Optimizer):
         embeddings, others = split_pairs((v, v) for v in variables)
         if embeddings:
             self._refuse_accumulation()
+            if keras_calls.loss_scaler() is not None:
+                raise ValueError(
+                    "Embedding tables do not train under the policy 'mixed_float16', whose loss scaling needs "
+                    "gradients as matrices. Use 'mixed_bfloat16', which needs no scaling."
+                )
             self.embedding_optimizer.build([v for v, _ in embeddings])
         self.inner.build([v for v, _ in others])
         self._trainable_variables = variables

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok import optimizers
+from sok import context, optimizers
 from sok.distributed.reduction import Average, check_op
 
 
@@ -23,7 +23,7 @@ def DistributedOptimizer(
 
     Args:
         optimizer: a Keras 3 optimizer, a tf_keras one (new or `legacy`), or a `tf.compat.v1.train.Optimizer`. It is
-            used, not copied.
+            used, not copied. A name ('adam') or configuration is what `tf.keras.optimizers.get` makes of it.
         embedding_optimizer: one of `sok.optimizers` for the tables, with its own learning rate and step count. None:
             the one that matches (`sok.optimizers.matching_optimizer`), which shares `optimizer`'s learning rate, so
             that schedules and `LearningRateScheduler` act on both, and (but for v1 optimizers) its step count.
@@ -37,11 +37,14 @@ def DistributedOptimizer(
 
     Raises:
         TypeError: `optimizer` is none of these.
-        ValueError: it is distributed already; or, at the first step with a table, no optimizer matches.
+        ValueError: it is distributed already, or scales losses; a name that Keras does not know; or, at the first step
+            with a table, no optimizer matches.
+        RuntimeError: this process is one of several workers, and `sok.Init` has not been called.
 
     Things to know:
-        - Collective: every worker makes the same number of steps. `fit` with more batches on one worker than on another
-          waits for ever: give all the same number (`steps_per_epoch=...`).
+        - Collective: every worker makes the same number of steps. With fewer batches on one worker than on another,
+          `fit` ends there, while the other waits for it until that process ends, and then fails (Horovod: shut down):
+          give all the same number (`steps_per_epoch=...`).
         - `clipnorm`, `global_clipnorm` and `clipvalue` of `optimizer` see dense gradients only, after they were
           reduced. A matching optimizer clips tables by `clipnorm` and `clipvalue` too; with `global_clipnorm` none
           matches.
@@ -52,7 +55,8 @@ def DistributedOptimizer(
           done it there, so that what you do to gradients in between (clipping) sees those of all workers.
         - Do not use it with `sok.DistributedGradientTape`, which reduces too.
         - Not for `mixed_float16`: its loss scaling needs gradients as matrices (Keras 3), and lets each worker decide
-          alone which steps to leave out (tf_keras), so that the others wait for ever. `mixed_bfloat16` works.
+          alone which steps to leave out (tf_keras on several workers). Both are refused at the first step.
+          `mixed_bfloat16` works.
 
     Example:
         >>> import keras, sok
@@ -63,6 +67,14 @@ def DistributedOptimizer(
     Source: the role of Horovod's `DistributedOptimizer`, which under Keras 3 reduces nothing.
     """
     check_op(op)
+    context.get_transport()  # says so if it is too early
+    if isinstance(optimizer, (str, dict)):
+        optimizer = tf.keras.optimizers.get(optimizer)
+    if type(optimizer).__name__.startswith("LossScaleOptimizer"):
+        raise ValueError(
+            "`optimizer` must not scale losses. Compute in bfloat16 (policy 'mixed_bfloat16'), which needs no scaling. "
+            f"Received: {optimizer!r}."
+        )
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         from sok.distributed.v1_optimizer import V1DistributedOptimizer as family
     elif _is_of("keras", "Optimizer", optimizer):

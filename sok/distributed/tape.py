@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok import context
 from sok.distributed.reduction import Average, check_op, reduce_dense, split_pairs, table_scale
 from sok.table import is_embedding_variable
 
@@ -31,6 +32,10 @@ class DistributedGradientTape:
     Use stock optimizers and `sok.optimizers` with its gradients. `sok.DistributedOptimizer` reduces by itself and
     refuses rows that this tape has reduced.
 
+    Raises:
+        TypeError: `tape` is none.
+        RuntimeError: this process is one of several workers, and `sok.Init` has not been called.
+
     Example:
         >>> import sok, tensorflow as tf
         >>> weight = tf.Variable([1.0, 2.0])
@@ -45,6 +50,7 @@ class DistributedGradientTape:
     def __init__(self, tape: tf.GradientTape, op: str = Average) -> None:
         if not isinstance(tape, tf.GradientTape):
             raise TypeError(f"`tape` must be a tf.GradientTape. Received: {tape!r}.")
+        context.get_transport()  # says so if it is too early
         self._tape = tape
         self._op = check_op(op)
 

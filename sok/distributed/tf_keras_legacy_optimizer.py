@@ -43,6 +43,7 @@ class TfKerasLegacyDistributedOptimizer(tf_keras.optimizers.legacy.Optimizer):
     ) -> Any:
         """As in tf_keras. Without `experimental_aggregate_gradients` they are those of all workers already."""
         reduces = experimental_aggregate_gradients
+        tables.refuse_dynamic_loss_scale()
         of_tables, others = split_pairs(grads_and_vars)
         reduced = reduce_dense(others, self.op) if reduces else [grad for grad, _ in others]
         has_table_step = any(grad is not None for grad, _ in of_tables)

@@ -49,6 +49,7 @@ class TfKerasDistributedOptimizer(tf_keras.optimizers.Optimizer):
     ) -> Any:
         """As in tf_keras. With `skip_gradients_aggregation` the gradients are those of all workers already."""
         reduces = not skip_gradients_aggregation and kwargs.pop("experimental_aggregate_gradients", True)
+        tables.refuse_dynamic_loss_scale()
         of_tables, others = split_pairs(grads_and_vars)
         reduced = reduce_dense(others, self.op) if reduces else [grad for grad, _ in others]
         has_table_step = any(grad is not None for grad, _ in of_tables)

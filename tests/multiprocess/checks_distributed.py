@@ -359,3 +359,17 @@ def check_metric_average_weighs_by_samples(world):
         np.testing.assert_allclose(logs["loss"], sum(rank * rank for rank in range(world.size)) / total)
         np.testing.assert_allclose(logs["val_loss"], total / world.size)
     assert logs["note"] == "not a number"
+
+
+def check_a_loss_scale_that_each_worker_moves_alone_is_refused(world):
+    weight = tf.Variable(1.0)
+    for dynamic in (True, False):
+        optimizer = sok.DistributedOptimizer(tf_keras.optimizers.SGD(1.0))
+        scaling = tf_keras.mixed_precision.LossScaleOptimizer(optimizer, dynamic=dynamic, initial_scale=2.0)
+        if dynamic and world.size > 1:
+            with pytest.raises(ValueError, match="Several workers cannot train under the policy 'mixed_float16'"):
+                scaling.apply_gradients([(tf.constant(2.0), weight)])
+        else:
+            weight.assign(1.0)
+            scaling.apply_gradients([(tf.constant(2.0), weight)])
+            assert weight.numpy() == -1.0
