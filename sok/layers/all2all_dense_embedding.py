@@ -30,7 +30,8 @@ class All2AllDenseEmbeddingMixin(EmbeddingLayerMixin):
 
     Call args:
         inputs: integers: dense [B, F, nnz_per_slot]; also [B, F] if nnz_per_slot is 1, and [B, nnz_per_slot] if F is 1;
-            Sparse and Ragged tensors of that shape if they are full. With `dynamic_input`, any shape.
+            Sparse and Ragged tensors of that shape if they are full: an id at every place, in any order. With
+            `dynamic_input`, any shape.
         training: whether unseen ids get a row; see `sok.DistributedEmbedding`.
 
     Returns:

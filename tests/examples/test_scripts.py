@@ -69,6 +69,26 @@ def test_loop_on_two_workers_reaches_the_auc_of_one(loop_auc, script):
     assert abs(loop_auc(script, workers=1) - loop_auc(script, workers=2)) < 0.003
 
 
+def losses_of_monitored_session(finish, *arguments, **kwargs):
+    out = finish("monitored_session.py", *arguments, **kwargs)
+    return [float(loss) for loss in re.findall(r"worker \d of \d: loss (\d\.\d+) after \d+ steps", out)]
+
+
+def test_monitored_session_learns_and_goes_on_from_a_checkpoint(finish, tmp_path):
+    arguments = ("--checkpoint-dir", tmp_path, "--steps")
+    (first,) = losses_of_monitored_session(finish, *arguments, "100")
+    assert first < 0.3
+    out = finish("monitored_session.py", *arguments, "120")
+    assert "after 20 steps" in out
+
+
+@pytest.mark.multiprocess
+def test_monitored_session_on_two_workers_reaches_the_loss_of_one(finish):
+    (one,) = losses_of_monitored_session(finish)
+    two = losses_of_monitored_session(finish, workers=2)  # each the loss of its half of the samples
+    assert len(two) == 2 and abs(sum(two) / 2 - one) < 0.003
+
+
 def test_movielens_learns(movielens_auc):
     assert movielens_auc(workers=1) > 0.72
 
