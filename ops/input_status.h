@@ -16,6 +16,7 @@ enum KeyStatus : int64_t {
   kRowsNotWhole = 6,      // rows of the input
   kWrongSlotNum = 7,      // features of the input
   kUneven = 8,            // -
+  kRefused = 9,           // bytes of a text that follows
 };
 
 }  // namespace sok
