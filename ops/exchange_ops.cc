@@ -259,6 +259,7 @@ class ExchangeRouteOp : public GroupOp {
           bad = Inspect(*tables[table_of_[f]], keys[f], row_splits[f], weights[f], limits_[f]);
         }
         if (bad.status == kFine) {
+          bad_feature = 0;
           route = RouteKeys({executor}, scratch.get(), route_tables.data(), static_cast<int>(tables.size()),
                             features.data(), num_features, world);
           if (!route.is_legal) {
@@ -320,8 +321,9 @@ class ExchangeRouteOp : public GroupOp {
     try {
       table.CheckKeyType(keys);
       CheckRank(keys, 1, "keys");
+      CheckRank(row_splits, 1, "row_splits");
       const int64_t n = keys.NumElements();
-      if (row_splits.dims() == 1 && row_splits.NumElements() == 2 && Int64(row_splits)[0] < 0) {
+      if (row_splits.NumElements() == 2 && Int64(row_splits)[0] < 0) {
         return ReadSplits(row_splits, n).status;
       }
       WeightsOrNull(weights, n);
@@ -482,11 +484,11 @@ class ExchangeServeOp : public GroupOp {
           first.Label() + ": the workers are in different calls of this lookup: by rank, call " + by_rank(kCallWord) +
           ". One of them has left a call out, perhaps after an error. All must run the same program.");
     }
+    for (int r = 0; r < world; ++r) RaiseBadInput(tables, messages[r], r);
     if (differs(kInsertWord, insert ? 1 : 0)) {
       throw FailedPrecondition(first.Label() + ": `training` must be the same on all workers. Received, by rank: " +
                                by_rank(kInsertWord) + ".");
     }
-    for (int r = 0; r < world; ++r) RaiseBadInput(tables, messages[r], r);
     return messages;
   }
 

@@ -143,18 +143,19 @@ def lookup_group(features: Sequence[Feature], training: Any = True) -> list[tf.T
 
 
 @contextlib.contextmanager
-def told_to_peers(table: EmbeddingVariable) -> Iterator[None]:
-    """Around what prepares the input of a lookup in `table` alone: what it raises is raised by the peers' lookup too.
+def told_to_peers(*tables: EmbeddingVariable) -> Iterator[None]:
+    """Around what prepares the input of one lookup in `tables`: what it raises, the peers' lookups raise too.
 
-    Eagerly with several workers; elsewhere it does nothing. The body must not look anything up.
+    Eagerly with several workers; elsewhere it does nothing. The body must not look anything up. `tables` are those of
+    the lookup's features, in their order.
     """
-    if table.world_size == 1 or not tf.executing_eagerly():
+    if tables[0].world_size == 1 or not tf.executing_eagerly():
         yield
         return
     try:
         yield
     except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
-        group = _Group((table,))
+        group = _Group(tuple(dict.fromkeys(tables)))
         _refuse(error, group, _count_call(group), None)
         raise
 
