@@ -7,10 +7,12 @@
 #include <memory>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "input_limits.h"
 #include "op.h"
+#include "output_pool.h"
 #include "sok/exchange.h"
 #include "table_resource.h"
 
@@ -43,6 +45,15 @@ Word* WriteHeader(int64_t program, int64_t call, bool insert, const InputStatus&
   static_assert(sizeof(header) / sizeof(header[0]) == kHeaderWords);
   for (const int64_t word : header) *out++ = static_cast<Word>(word);
   return out;
+}
+
+// Not an output yet: what goes wrong on the way is answered with other outputs.
+Tensor AllocateTemp(OpKernelContext* ctx, tensorflow::DataType dtype, const TensorShape& shape) {
+  const int64_t bytes = shape.num_elements() * tensorflow::DataTypeSize(dtype);
+  if (bytes >= int64_t{1} << 20) return TensorInBlock(PooledBlock::Take(bytes), 0, dtype, shape);
+  Tensor tensor;
+  Check(ctx->allocate_temp(dtype, shape, &tensor));
+  return tensor;
 }
 
 std::string Cut(const std::string& text) { return text.substr(0, kMaxText); }
@@ -243,9 +254,8 @@ class ExchangeRouteOp : public GroupOp {
       }
       std::vector<RouteFeature> features(num_features);
       for (int f = 0; f < num_features; ++f) {
-        Tensor* index;
         const int64_t n = keys[f].NumElements();
-        Check(ctx->allocate_output(3 + f, TensorShape({n}), &index));
+        Tensor* index = AllocateOutput(ctx, 3 + f, TensorShape({n}));
         features[f] = {static_cast<int>(table_of_[f]), keys[f].data(), IsWide(keys[f].dtype()), n,
                        index->flat<int32_t>().data()};
       }
@@ -279,9 +289,9 @@ class ExchangeRouteOp : public GroupOp {
         if (bad.status == kRefused) return Refuse(ctx, refusal, program_, call, insert, bad_feature, world);
         route = {};
       }
-      Tensor *words, *splits;
+      Tensor* splits;
       const int64_t count_words = bad.status == kFine ? static_cast<int64_t>(tables.size()) : 0;
-      Check(ctx->allocate_output(0, CheckedShape({world * (kHeaderWords + count_words) + route.num_keys}), &words));
+      Tensor* words = AllocateOutput(ctx, 0, CheckedShape({world * (kHeaderWords + count_words) + route.num_keys}));
       Check(ctx->allocate_output(1, TensorShape({world}), &splits));
       int64_t* key_begin = scratch.get()->Get<int64_t>(world);
       int64_t at = 0;
@@ -538,76 +548,103 @@ class ExchangeServeOp : public GroupOp {
       if (floats - begin > kPlaceMask) throw InvalidArgument("an answer would have 2^31 floats or more.");
       answer_splits.flat<int32_t>()(r) = static_cast<int32_t>(floats - begin);
     }
-    Check(ctx->allocate_temp(tensorflow::DT_FLOAT, CheckedShape({floats}), &answers));
+    answers = AllocateTemp(ctx, tensorflow::DT_FLOAT, CheckedShape({floats}));
     float* out = answers.flat<float>().data();
     for (int r = 0; r < world; ++r) std::fill_n(out + row_begin[r * num_tables] - kAnswerHeader, kAnswerHeader, 0.0f);
     static_assert(kServed == 0);
 
     std::vector<const Word*> next;  // keys not yet served, by rank
     for (const auto& message : messages) next.push_back(message.keys);
+    std::vector<EmbeddingTable::Feature> features;
     std::vector<Tensor> row_ids(num_tables);
-    const TfExecutor executor(ctx);
-    std::vector<Request> requests(world);
     for (int t = 0; t < num_tables; ++t) {
       int64_t n = 0;
       for (int r = 0; r < world; ++r) n += counts.matrix<int64_t>()(r, t);
-      Check(ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({n}), &row_ids[t]));
-      const ScratchLease of_table;
-      uint64_t* keys = of_table.get()->Get<uint64_t>(n);
-      const bool is_unsigned = tables[t]->table().config().is_unsigned;
-      int64_t at = 0;
+      row_ids[t] = AllocateTemp(ctx, tensorflow::DT_INT64, TensorShape({n}));
+      int64_t* ids = reinterpret_cast<int64_t*>(row_ids[t].flat<int64_t>().data());
+      EmbeddingTable* table = &tables[t]->table();
       for (int r = 0; r < world; ++r) {
-        const int64_t count = counts.matrix<int64_t>()(r, t);
-        requests[r] = {keys + at, count, out + row_begin[r * num_tables + t],
-                       reinterpret_cast<int64_t*>(row_ids[t].flat<int64_t>().data()) + at};
-        for (int64_t i = 0; i < count; ++i) keys[at + i] = KeyOf(next[r][i], is_unsigned);
-        next[r] += count;
-        at += count;
+        EmbeddingTable::Feature feature;
+        feature.table = table;
+        feature.n = feature.segments = counts.matrix<int64_t>()(r, t);
+        feature.keys = KeysOf(next[r], feature.n, table->config().is_unsigned, scratch.get());
+        feature.output = out + row_begin[r * num_tables + t];
+        feature.row_ids = ids;
+        features.push_back(feature);
+        next[r] += feature.n;
+        ids += feature.n;
       }
-      Find({executor}, of_table.get(), &tables[t]->table(), requests, n, insert);
     }
+    const TfExecutor executor(ctx);
+    Find({executor}, scratch.get(), std::move(features), insert);
     ctx->set_output(0, answers);
     ctx->set_output(1, answer_splits);
     ctx->set_output(2, counts);
     for (int t = 0; t < num_tables; ++t) ctx->set_output(3 + t, row_ids[t]);
   }
 
-  // What one rank wants of one table.
-  struct Request {
-    const uint64_t* keys;  // [n]
-    int64_t n;
-    float* rows;  // [n, dim]
-    int64_t* row_ids;
-  };
-
-  // Looks up all requests in place. New keys are added for all ranks or for none.
-  static void Find(const Cpu& cpu, Scratch* scratch, EmbeddingTable* table, const std::vector<Request>& requests,
-                   int64_t n, bool insert) {
-    const bool has_room = !table->config().hashed || table->size() + n <= table->config().capacity;
-    for (const Request& request : requests) {
-      table->Lookup(cpu, scratch, request.keys, request.n, insert && has_room, nullptr, request.rows, request.row_ids);
+  // Looks all features up; those of one table lie side by side. New keys of a table are added for all ranks or for none.
+  static void Find(const Cpu& cpu, Scratch* scratch, std::vector<EmbeddingTable::Feature> features, bool insert) {
+    // A shard that may become full is first searched, and then gets what is missing in one piece.
+    auto is_tight = [](const EmbeddingTable::Feature* begin, const EmbeddingTable::Feature* end) {
+      int64_t n = 0;
+      for (const auto* f = begin; f != end; ++f) n += f->n;
+      const EmbeddingTable* table = begin->table;
+      return table->config().hashed && table->size() + n > table->config().capacity;
+    };
+    std::vector<EmbeddingTable::Feature> tight;
+    for (size_t f = 0; insert && f < features.size();) {
+      size_t end = f;
+      while (end < features.size() && features[end].table == features[f].table) ++end;
+      if (is_tight(&features[f], features.data() + end)) {
+        tight.insert(tight.end(), features.begin() + f, features.begin() + end);
+        features.erase(features.begin() + f, features.begin() + end);
+      } else {
+        f = end;
+      }
     }
-    if (!insert || has_room) return;
-    // The shard may become full: the keys that are missing go in together.
+    EmbeddingTable::LookupGroup(cpu, scratch, features.data(), static_cast<int64_t>(features.size()), insert);
+    EmbeddingTable::LookupGroup(cpu, scratch, tight.data(), static_cast<int64_t>(tight.size()), false);
+    for (size_t f = 0; f < tight.size();) {
+      const size_t begin = f;
+      while (f < tight.size() && tight[f].table == tight[begin].table) ++f;
+      AddMissing(cpu, scratch, &tight[begin], tight.data() + f);
+    }
+  }
+
+  static void AddMissing(const Cpu& cpu, Scratch* scratch, const EmbeddingTable::Feature* begin,
+                         const EmbeddingTable::Feature* end) {
     int64_t missing = 0;
-    for (const Request& request : requests) missing += std::count(request.row_ids, request.row_ids + request.n, -1);
+    for (const auto* f = begin; f != end; ++f) missing += std::count(f->row_ids, f->row_ids + f->n, -1);
     if (missing == 0) return;
-    const int64_t dim = table->dim();
+    const int64_t dim = begin->table->dim();
     uint64_t* keys = scratch->Get<uint64_t>(missing);
     int64_t* row_ids = scratch->Get<int64_t>(missing);
     float* rows = scratch->Get<float>(missing * dim);
     int64_t at = 0;
-    for (const Request& request : requests)
-      for (int64_t i = 0; i < request.n; ++i)
-        if (request.row_ids[i] < 0) keys[at++] = request.keys[i];
-    table->Lookup(cpu, scratch, keys, missing, true, nullptr, rows, row_ids);
+    for (const auto* f = begin; f != end; ++f)
+      for (int64_t i = 0; i < f->n; ++i)
+        if (f->row_ids[i] < 0) keys[at++] = f->keys[i];
+    begin->table->Lookup(cpu, scratch, keys, missing, true, nullptr, rows, row_ids);
     at = 0;
-    for (const Request& request : requests) {
-      for (int64_t i = 0; i < request.n; ++i) {
-        if (request.row_ids[i] >= 0) continue;
-        std::memcpy(request.rows + i * dim, rows + at * dim, static_cast<size_t>(dim) * sizeof(float));
-        request.row_ids[i] = row_ids[at++];
+    for (const auto* f = begin; f != end; ++f) {
+      for (int64_t i = 0; i < f->n; ++i) {
+        if (f->row_ids[i] >= 0) continue;
+        std::memcpy(f->output + i * dim, rows + at * dim, static_cast<size_t>(dim) * sizeof(float));
+        f->row_ids[i] = row_ids[at++];
       }
+    }
+  }
+
+  // Words as keys; 64-bit ones in place.
+  template <class Word>
+  static const uint64_t* KeysOf(const Word* words, int64_t n, bool is_unsigned, Scratch* scratch) {
+    if constexpr (sizeof(Word) == sizeof(uint64_t)) {
+      return reinterpret_cast<const uint64_t*>(words);
+    } else {
+      uint64_t* keys = scratch->Get<uint64_t>(n);
+      for (int64_t i = 0; i < n; ++i) keys[i] = KeyOf(words[i], is_unsigned);
+      return keys;
     }
   }
 
@@ -764,9 +801,8 @@ class ExchangeCombineOp : public PoolOp {
       const std::vector<PooledFeature> features = Features(ctx, size);
       std::vector<float*> outputs;
       for (size_t f = 0; f < features.size(); ++f) {
-        Tensor* output;
-        Check(
-            ctx->allocate_output(static_cast<int>(f), CheckedShape({features[f].segments, features[f].dim}), &output));
+        const TensorShape shape = CheckedShape({features[f].segments, features[f].dim});
+        Tensor* output = AllocateOutput(ctx, static_cast<int>(f), shape);
         outputs.push_back(output->flat<float>().data());
       }
       const TfExecutor executor(ctx);
@@ -809,8 +845,7 @@ class ExchangeCombineGradOp : public PoolOp {
         CheckShape(grads[f], CheckedShape({features[f].segments, features[f].dim}), "grads");
         from.push_back(grads[f].flat<float>().data());
       }
-      Tensor* packed;
-      Check(ctx->allocate_output(0, CheckedShape({size}), &packed));
+      Tensor* packed = AllocateOutput(ctx, 0, CheckedShape({size}));
       float* out = packed->flat<float>().data();
       int64_t at = 0;
       for (int64_t r = 0; r < splits.NumElements(); ++r) {
@@ -906,8 +941,7 @@ class ExchangeSplitGradOp : public OpKernel {
         throw InvalidArgument("`packed` does not have the gradients that `counts` say.");
       std::vector<float*> to;
       for (int64_t t = 0; t < num_tables; ++t) {
-        Tensor* values;
-        Check(ctx->allocate_output(static_cast<int>(t), CheckedShape({rows[t], dims_[t]}), &values));
+        Tensor* values = AllocateOutput(ctx, static_cast<int>(t), CheckedShape({rows[t], dims_[t]}));
         to.push_back(values->flat<float>().data());
       }
       struct Piece {
