@@ -17,6 +17,7 @@ enum KeyStatus : int64_t {
   kWrongSlotNum = 7,      // features of the input
   kUneven = 8,            // -
   kWeightsDiffer = 9,     // -
+  kRefused = 10,          // bytes of a text that follows
 };
 
 }  // namespace sok

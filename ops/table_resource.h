@@ -32,6 +32,9 @@ class TableResource : public tensorflow::ResourceBase {
                           ". Received: " + tensorflow::DataTypeString(keys.dtype()) + ".");
   }
 
+  // How messages name the table alone, without the shard: for text that every rank shows.
+  std::string Name() const { return "table '" + table_.config().name + "': "; }
+
   void CheckDim(int64_t dim) const {
     if (dim == table_.dim()) return;
     throw InvalidArgument(table_.Label() + ": rows have dim " + std::to_string(table_.dim()) +

@@ -29,9 +29,11 @@ def _table_lookup_grad(op, grad, _):
     return _slices(tf.reshape(grad, [-1, op.get_attr("dim")]), tf.reshape(row_ids, [-1])), None, None
 
 
-@tf.RegisterGradient("Sok>ServeKeys")
-def _serve_keys_grad(op, grad, *_):
-    return _slices(grad, tf.identity(op.outputs[1])), None, None, None
+@tf.RegisterGradient("Sok>ExchangeServe")
+def _exchange_serve_grad(op, grad, _splits, _counts, *_row_ids):
+    values = _ops.lib().sok_exchange_split_grad(grad, op.outputs[2], T=op.get_attr("T"), dims=op.get_attr("dims"))
+    slices = [_slices(v, tf.identity(row_ids)) for v, row_ids in zip(values, op.outputs[3:], strict=True)]
+    return [*slices, None, None, None, None]
 
 
 @tf.RegisterGradient("Sok>TableLookupCombine")
@@ -60,9 +62,25 @@ def _group_lookup_grad(op, *grads):
     return [*slices, *[None] * (2 * num_features + 1)]
 
 
-@tf.RegisterGradient("Sok>CheckServed")
-def _check_served_grad(op, grad):
-    return None, grad, None
+@tf.RegisterGradient("Sok>ExchangeCombine")
+def _exchange_combine_grad(op, *grads):
+    # Takes the splits that came with the answers, so that collective 3 cannot run before collective 2 is done.
+    lib, num_features = _ops.lib(), len(grads)
+    of_features = op.inputs[3:]
+    index, row_splits, weights = (of_features[i * num_features : (i + 1) * num_features] for i in range(3))
+    combiners, dims = [tf.compat.as_str(c) for c in op.get_attr("combiners")], op.get_attr("dims")
+    packed = lib.sok_exchange_combine_grad(
+        grads, op.inputs[1], index, row_splits, weights, combiners=combiners, dims=dims
+    )
+    of_weights = [
+        tf.zeros_like(weights[f])
+        if weights[f].shape.num_elements() == 0
+        else lib.sok_exchange_combine_grad_weights(
+            grads[f], op.inputs[0], [index[f]], [row_splits[f]], [weights[f]], combiners=[combiners[f]], dims=[dims[f]]
+        )
+        for f in range(num_features)
+    ]
+    return [packed, None, None, *[None] * 2 * num_features, *of_weights]
 
 
 @tf.RegisterGradient("Sok>GatherRows")
@@ -105,5 +123,5 @@ def _trace_collective_grad(op, grad):
     return grad, *[None] * (len(op.inputs) - 1)
 
 
-for _name in ("RouteKeys", "ValidateCsr", "SumDuplicates", "Unique", "TableExport", "TableSize", "Philox"):
+for _name in ("ExchangeRoute", "ValidateCsr", "SumDuplicates", "Unique", "TableExport", "TableSize", "Philox"):
     tf.no_gradient(f"Sok>{_name}")

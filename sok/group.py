@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok import lookup
+from sok import exchange, lookup
 from sok.inputs import to_csr
 from sok.table import EmbeddingVariable, is_embedding_variable
 
@@ -25,8 +25,9 @@ def group_embedding_lookup_sparse(
 ) -> list[tf.Tensor]:
     """Looks up and pools the ids of many features, each in its own table, in one op.
 
-    Same as `tf.nn.embedding_lookup_sparse` for each of them, but that an empty sample gives zeros. Where stock TensorFlow
-    pays for kernels and Python calls per table, this pays once for the group, and all processors work on all tables.
+    Same as `tf.nn.embedding_lookup_sparse` for each of them, but that an empty sample gives zeros. Where stock
+    TensorFlow pays for kernels and Python calls per table, this pays once for the group, and all processors work on all
+    tables. On several workers the group is one exchange: two collectives forward, one backward.
 
     Args:
         params: tables of any widths and key dtypes. The same table may come several times.
@@ -68,15 +69,19 @@ def group_embedding_lookup_sparse(
     for argument, values in (("sp_ids", sp_ids), ("sp_weights", weights)):
         if len(values) != len(params):
             raise ValueError(f"`{argument}` must have one entry per table, {len(params)}. Received: {len(values)}.")
+    for i, table in enumerate(params):
+        if not is_embedding_variable(table):
+            raise TypeError(f"`params[{i}]` must be a sok.EmbeddingVariable. Received: {table!r}.")
+    if not params:
+        return []
     features = []
-    with tf.name_scope(name or "group_embedding_lookup_sparse"):
+    with tf.name_scope(name or "group_embedding_lookup_sparse"), exchange.told_to_peers(*params):
         for i, (table, ids) in enumerate(zip(params, sp_ids, strict=True)):
-            if not is_embedding_variable(table):
-                raise TypeError(f"`params[{i}]` must be a sok.EmbeddingVariable. Received: {table!r}.")
             # 64-bit splits of a RaggedTensor are fit to be used as they are: the op checks them once more.
             csr = to_csr(ids, 1, table.key_dtype, table.table_name, weights[i])
             checked = isinstance(ids, tf.RaggedTensor) and table.world_size == 1
             features.append(lookup.Feature(table, csr, combiners[i], checked=checked))
+    with tf.name_scope(name or "group_embedding_lookup_sparse"):
         return lookup.lookup_group(features, training)
 
 

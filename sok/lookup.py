@@ -1,12 +1,6 @@
 """One lookup: ids to rows or pooled vectors, whoever owns them.
 
-On one worker a lookup is one native op. On many it is three steps, each a function from values to values:
-
-    input exchange    distinct keys go to their owners              collective 1
-    local lookup      owners find (or make) rows
-    output exchange   rows come home                                collective 2; its gradient is collective 3
-
-then the answers are gathered or pooled. docs/design/exchange.md has the layout of the messages.
+On one worker a lookup is one native op; on many, `sok.exchange`.
 """
 
 from __future__ import annotations
@@ -17,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok import _ops, context
+from sok import _ops, exchange
 from sok.keys import as_keys
 from sok.table import EmbeddingVariable
 
@@ -54,67 +48,6 @@ class Feature:
     checked: bool = False  # row splits make sense and no limit is set: nothing to validate
 
 
-@dataclasses.dataclass(frozen=True)
-class _Request:
-    """This rank as an owner: what its peers ask of it. And where this rank's own answers will lie."""
-
-    words: tf.Tensor  # [2R + n] header and keys of each peer
-    splits: tf.Tensor  # [R] int32
-    index: tf.Tensor  # [N] place of each local key's row in the answers
-    asked: tf.Tensor  # [R] int32, rows this rank will get from each peer, its header row included
-
-
-def _word_dtype(key_dtype: tf.DType) -> tf.DType:
-    return tf.int64 if key_dtype.size == 8 else tf.int32
-
-
-def _input_exchange(variable: EmbeddingVariable, keys: tf.Tensor, row_splits: tf.Tensor, limits: Limits) -> _Request:
-    words, splits, index = _ops.lib().sok_route_keys(
-        variable.handle, keys, row_splits, Tword=_word_dtype(variable.key_dtype), **limits.attributes()
-    )
-    name = context.unique_collective_name(f"sok/{variable.table_name}/keys")
-    received, received_splits = context.get_transport().all_to_all(words, splits, name)
-    header_words = 2
-    return _Request(received, received_splits, index, splits - header_words + 1)
-
-
-def _local_lookup(
-    variable: EmbeddingVariable, request: _Request, training: Any, limits: Limits
-) -> tuple[tf.Tensor, tf.Tensor]:
-    rows, _, row_splits = _ops.lib().sok_serve_keys(
-        variable.handle, request.words, request.splits, training, dim=variable.dim, **limits.attributes()
-    )
-    return rows, row_splits
-
-
-def _output_exchange(variable: EmbeddingVariable, rows: tf.Tensor, splits: tf.Tensor, asked: tf.Tensor) -> tf.Tensor:
-    """Sends rows [R + n, D] to the peers that asked, `splits` to each; gives the answers of all owners, [R + U, D]."""
-    transport = context.get_transport()
-
-    @tf.custom_gradient
-    def exchange(rows: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        name = context.unique_collective_name(f"sok/{variable.table_name}/rows")
-        answers, _ = transport.all_to_all(rows, splits, name)
-
-        def grad(upstream: tf.Tensor) -> tf.Tensor:
-            name = context.unique_collective_name(f"sok/{variable.table_name}/grads")
-            gradients, _ = transport.all_to_all(tf.convert_to_tensor(upstream), asked, name)
-            return tf.reshape(gradients, [-1, variable.dim])
-
-        return tf.reshape(answers, [-1, variable.dim]), grad
-
-    return _ops.lib().sok_check_served(variable.handle, exchange(rows), asked)
-
-
-def _fetch(
-    variable: EmbeddingVariable, keys: tf.Tensor, row_splits: tf.Tensor, training: Any, limits: Limits
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Answers [R + U, D] and, for each key, the place of its row in them."""
-    request = _input_exchange(variable, keys, row_splits, limits)
-    rows, splits = _local_lookup(variable, request, training, limits)
-    return _output_exchange(variable, rows, splits, request.asked), request.index
-
-
 def _watch(variable: EmbeddingVariable) -> None:
     # Without it a tape does not know that the handle stands for this variable and its gradient is silently None.
     from tensorflow.python.ops import resource_variable_ops
@@ -148,7 +81,8 @@ def lookup_rows(
         TensorShape([2, 1, 2])
     """
     _watch(variable)
-    keys = as_keys(keys, variable.key_dtype, variable.table_name)
+    with exchange.told_to_peers(variable):
+        keys = as_keys(keys, variable.key_dtype, variable.table_name)
     flat = tf.reshape(keys, [-1])
     if variable.world_size == 1:
         if report is not None:
@@ -156,8 +90,8 @@ def lookup_rows(
                 keys = tf.identity(keys)
         return _ops.lib().sok_table_lookup(variable.handle, keys, training, dim=variable.dim)[0]
     splits = tf.zeros([0], tf.int64) if report is None else report
-    answers, index = _fetch(variable, flat, splits, training, Limits())
-    rows = _ops.lib().sok_gather_rows(answers, tf.reshape(index, tf.shape(keys)))
+    (rows,) = exchange.lookup_group([Feature(variable, Csr(flat, splits), exchange.ROWS)], training)
+    rows = tf.reshape(rows, tf.concat([tf.shape(keys), [variable.dim]], 0))
     rows.set_shape(keys.shape.concatenate([variable.dim]))
     return rows
 
@@ -206,25 +140,24 @@ def lookup_group(features: Sequence[Feature], training: Any = True) -> list[tf.T
     Raises:
         As `lookup_pooled`. On one worker, features are validated one after the other, before any is looked up.
     """
-    features = [
-        dataclasses.replace(
-            f, csr=dataclasses.replace(f.csr, keys=as_keys(f.csr.keys, f.table.key_dtype, f.table.table_name))
-        )
-        for f in features
-    ]
+    if features and features[0].table.world_size > 1:
+        return exchange.lookup_group(features, training)
+    features = [_with_keys(f, as_keys(f.csr.keys, f.table.key_dtype, f.table.table_name)) for f in features]
     for table in {id(f.table): f.table for f in features}.values():
         _watch(table)
-    if features and features[0].table.world_size > 1:
-        return [_pooled_from_owners(f, training) for f in features]
     features = [f if f.checked else _validated(f) for f in features]
     fused = [f for f in features if f.csr.weights is None]
     outputs = iter(_lookup_fused(fused, training) if fused else [])
     return [next(outputs) if f.csr.weights is None else _lookup_weighted(f, training) for f in features]
 
 
-def _validated(f: Feature) -> Feature:
-    keys = _ops.lib().sok_validate_csr(f.table.handle, f.csr.keys, f.csr.row_splits, **f.limits.attributes())
+def _with_keys(f: Feature, keys: tf.Tensor) -> Feature:
     return dataclasses.replace(f, csr=dataclasses.replace(f.csr, keys=keys))
+
+
+def _validated(f: Feature) -> Feature:
+    checked = _ops.lib().sok_validate_csr(f.table.handle, f.csr.keys, f.csr.row_splits, **f.limits.attributes())
+    return _with_keys(f, checked)
 
 
 def _lookup_fused(features: Sequence[Feature], training: Any) -> list[tf.Tensor]:
@@ -247,9 +180,3 @@ def _lookup_weighted(f: Feature, training: Any) -> tf.Tensor:
     rows = _ops.lib().sok_table_lookup(f.table.handle, f.csr.keys, training, dim=f.table.dim)[0]
     index = tf.range(tf.size(f.csr.keys, out_type=tf.int64))
     return _ops.lib().sok_combine(rows, index, f.csr.row_splits, f.csr.weights, combiner=f.combiner)
-
-
-def _pooled_from_owners(f: Feature, training: Any) -> tf.Tensor:
-    answers, index = _fetch(f.table, f.csr.keys, f.csr.row_splits, training, f.limits)
-    weights = tf.zeros([0], tf.float32) if f.csr.weights is None else f.csr.weights
-    return _ops.lib().sok_combine(answers, index, f.csr.row_splits, weights, combiner=f.combiner)

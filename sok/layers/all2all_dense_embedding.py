@@ -76,9 +76,21 @@ class All2AllDenseEmbeddingMixin(EmbeddingLayerMixin):
 
     def call(self, inputs: Any, training: Any = None) -> tf.Tensor:
         variable = self.embedding_variable
-        dense, report = to_dense(inputs, variable.key_dtype, variable.table_name)
+        with self._told_to_peers(inputs):
+            dense, report = to_dense(inputs, variable.key_dtype, variable.table_name)
+            if not self.dynamic_input:
+                dense, report = self._checked(inputs, dense, report)
         if self.dynamic_input:
             return self._to_compute_dtype(lookup.lookup_rows(variable, dense, self._inserts(training), report))
+        # Flat until the lookup has judged the report: a reshape that fails would stop this worker alone.
+        rows = lookup.lookup_rows(variable, tf.reshape(dense, [-1]), self._inserts(training), report)
+        wanted, static = [self.slot_num, self.nnz_per_slot], sizes(dense)
+        rows = tf.reshape(rows, [-1, *wanted, variable.dim])
+        rows.set_shape([static[0] if static else None, *wanted, variable.dim])
+        return self._to_compute_dtype(rows)
+
+    def _checked(self, inputs: Any, dense: tf.Tensor, report: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """`dense` as [B, F, nnz_per_slot], and the report, to which a wrong size that is seen late is added."""
         static, wanted = sizes(dense), [self.slot_num, self.nnz_per_slot]
         if static is not None and len(static) == 2 and 1 in wanted:
             axis = 2 if self.nnz_per_slot == 1 else 1
@@ -95,11 +107,7 @@ class All2AllDenseEmbeddingMixin(EmbeddingLayerMixin):
             )
         if static[1:] != wanted:
             report = check_sizes(report, dense, wanted)
-        # Flat until the lookup has judged the report: a reshape that fails would stop this worker alone.
-        rows = lookup.lookup_rows(variable, tf.reshape(dense, [-1]), self._inserts(training), report)
-        rows = tf.reshape(rows, [-1, *wanted, variable.dim])
-        rows.set_shape([static[0], *wanted, variable.dim])
-        return self._to_compute_dtype(rows)
+        return dense, report
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         dim = self._options.embedding_vec_size

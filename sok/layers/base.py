@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok import keras_calls
+from sok import context, exchange, keras_calls
 from sok.initializers import resolve
 from sok.keys import as_keys, check_key_dtype
 from sok.table import EmbeddingVariable
@@ -121,11 +122,21 @@ class EmbeddingLayerMixin:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # Keras takes a list for several inputs, and lets NumPy's int64 meet a table of int32 keys.
-        if args and isinstance(args[0], (list, tuple, np.ndarray)) and not _holds_tensors(args[0]):
-            ids = as_keys(args[0], tf.as_dtype(self._options.key_dtype), self.name)
-            args = (ids, *args[1:])
-        _check_integers(args[0] if args else kwargs.get("inputs"))
+        given = args[0] if args else kwargs.get("inputs")
+        with self._told_to_peers(given):
+            if args and isinstance(given, (list, tuple, np.ndarray)) and not _holds_tensors(given):
+                args = (as_keys(given, tf.as_dtype(self._options.key_dtype), self.name), *args[1:])
+            else:
+                _check_integers(given)
         return super().__call__(*args, **kwargs)
+
+    def _told_to_peers(self, inputs: Any) -> contextlib.AbstractContextManager[None]:
+        """For the body that makes keys of `inputs`: what it refuses here, the layer refuses on all workers."""
+        # Symbolic inputs are looked up by nobody; and one worker needs no table before it is built.
+        is_symbolic = any(_is_symbolic(part) for part in tf.nest.flatten(inputs, expand_composites=True))
+        if is_symbolic or context.size() == 1:
+            return contextlib.nullcontext()
+        return exchange.told_to_peers(self.embedding_variable)
 
     def save_own_variables(self, store: Any) -> None:
         self.embedding_variable.warn_not_saved()
@@ -177,6 +188,11 @@ def _check_integers(inputs: Any) -> None:
             f"`inputs` must be integers. Received: {name}. Keras makes inputs float32 unless told otherwise, also that "
             "of a Sequential model which does not begin with one: use keras.Input(shape, dtype='int64')."
         )
+
+
+def _is_symbolic(part: Any) -> bool:
+    is_array = isinstance(part, (np.ndarray, np.generic, int, float))
+    return not is_array and (not tf.is_tensor(part) or not hasattr(part, "numpy"))
 
 
 def _holds_tensors(inputs: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -73,10 +73,15 @@ class Transport(abc.ABC):
         """Gives rank `root_rank`'s array to all at once, also while a graph is being built."""
         if self.size == 1:
             return array
-        with tf.init_scope():
-            if tf.executing_eagerly():
-                return self.broadcast(tf.constant(array), root_rank, name).numpy()
-        # Threads of its own: the first session of a process would otherwise decide those of all later ones.
-        config = tf.compat.v1.ConfigProto(use_per_session_threads=True, device_count={"GPU": 0})
-        with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
-            return session.run(self.broadcast(tf.constant(array), root_rank, name))
+        return run_now(lambda: self.broadcast(tf.constant(array), root_rank, name))
+
+
+def run_now(build: Callable[[], tf.Tensor]) -> np.ndarray:
+    """The value of the tensor that `build()` makes, also while a graph is being built."""
+    with tf.init_scope():
+        if tf.executing_eagerly():
+            return build().numpy()
+    # Threads of its own: the first session of a process would otherwise decide those of all later ones.
+    config = tf.compat.v1.ConfigProto(use_per_session_threads=True, device_count={"GPU": 0})
+    with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
+        return session.run(build())

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from sok import tracing
-from sok.transport.base import Transport
+from sok import _ops, tracing
+from sok.transport.base import Transport, run_now
 from sok.transport.ordering import in_turn, turns_of
 
 # What Horovod moves as it is; of the rest we move the bits.
 _MOVED = (tf.uint8, tf.int8, tf.uint16, tf.int16, tf.int32, tf.int64, tf.float16, tf.float32, tf.float64, tf.bool)
+_SHARED = (tf.int32, tf.int64, tf.float32, tf.float64)  # vectors of these, through shared memory on one host
 _MOVED_AS = {tf.bfloat16: tf.uint16, tf.uint32: tf.int32, tf.uint64: tf.int64}
 # What Horovod adds as it is; of the rest we add wider numbers.
 _ADDED = (tf.uint8, tf.int8, tf.int32, tf.int64, tf.float16, tf.float32, tf.float64)
@@ -30,7 +32,8 @@ def running_size() -> int:
 class HorovodTransport(Transport):
     """The processes and collectives of Horovod, as it was built (Gloo or MPI). Starts Horovod if nobody has.
 
-    Tensors are staged through the CPU.
+    Tensors are staged through the CPU. Where all workers are on one host, what `all_to_all` moves lies in memory that
+    they share, and Horovod only tells where (SOK_SHARED_MEMORY=0 in the environment of any worker turns that off).
 
     Raises:
         ImportError: Horovod is not installed.
@@ -50,6 +53,20 @@ class HorovodTransport(Transport):
         if not hvd.is_initialized():
             hvd.init()
         self.rank, self.size, self.local_rank = hvd.rank(), hvd.size(), hvd.local_rank()
+        self.shares_memory = self._can_share_memory()
+
+    def _can_share_memory(self) -> bool:
+        """Whether all ranks can read one another's shared memory, as on one host. The same on all ranks."""
+        if self.size == 1:
+            return False
+        lib, wanted = _ops.lib(), os.environ.get("SOK_SHARED_MEMORY", "1") != "0"
+
+        def ask() -> tf.Tensor:
+            offers = self.all_gather(lib.sok_shared_offer(self.size - 1)[tf.newaxis], "sok/shared_memory/offers")
+            can = tf.logical_and(lib.sok_shared_can_read(offers, rank=self.rank), wanted)
+            return tf.reduce_all(self.all_gather(can[tf.newaxis], "sok/shared_memory/answers"))
+
+        return bool(run_now(ask))
 
     def all_to_all(self, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
         with tf.device("/CPU:0"):
@@ -58,7 +75,15 @@ class HorovodTransport(Transport):
 
             def collective() -> tuple[tf.Tensor, tf.Tensor]:
                 counted = tracing.count(wire, name, "all_to_all", turns_of(name))
-                received, received_splits = self._hvd.alltoall(counted, splits, **_named(name))
+                if not (self.shares_memory and wire.shape.rank == 1 and wire.dtype in _SHARED):
+                    received, received_splits = self._hvd.alltoall(counted, splits, **_named(name))
+                    return tracing.done(received, name, turns_of(name)), received_splits
+                # The data lie in shared memory; where, and that they are there, Horovod tells.
+                posted, sizes = _ops.lib().sok_shared_post(counted, splits, rank=self.rank)
+                envelopes, sizes = self._hvd.alltoall(posted, sizes, **_named(name))
+                received, received_splits = _ops.lib().sok_shared_collect(
+                    envelopes, sizes, counted, splits, rank=self.rank
+                )
                 return tracing.done(received, name, turns_of(name)), received_splits
 
             received, received_splits = in_turn(name, collective)

@@ -241,3 +241,33 @@ def check_a_job_can_end_and_begin_again(world):
     sok.shutdown()
     sok.Init(global_batch_size=24, seed=3)
     context.get_transport().barrier("again")
+
+
+def check_what_is_large_goes_through_shared_memory(world, monkeypatch):
+    """Ranks of one host; envelopes and inline data, large and small and nothing, against Horovod's own way."""
+    if world.size == 1:
+        return
+    transport = context.get_transport()
+    assert transport.shares_memory
+    rng = np.random.default_rng(world.rank)
+
+    @tf.function
+    def send(x, splits):
+        return transport.all_to_all(x, splits, "test/shared")
+
+    for step in range(12):
+        top = (0, 3, 5_000, 300_000)[step % 4]  # below and above what travels inline
+        splits = rng.integers(0, top + 1, world.size).astype(np.int32)
+        for dtype in (np.float32, np.int64, np.int32, np.float64):
+            x = rng.integers(-(2**31), 2**31, splits.sum()).astype(dtype)
+            received, sizes = send(tf.constant(x), tf.constant(splits))
+            with monkeypatch.context() as m:
+                m.setattr(transport, "shares_memory", False)
+                expected, expected_sizes = transport.all_to_all(tf.constant(x), tf.constant(splits), "test/not_shared")
+            np.testing.assert_array_equal(received, expected)
+            np.testing.assert_array_equal(sizes, expected_sizes)
+            assert received.dtype == dtype
+    with sok.trace() as trace:
+        send(tf.zeros([world.size * 50_000], tf.float32), tf.fill([world.size], 50_000))
+    # One collective, of the bytes that were handed over and not of the envelopes.
+    assert (trace.collectives, trace.bytes) == (1, 4 * 50_000 * world.size)

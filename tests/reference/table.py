@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tests.reference import combine as _combine
+from tests.reference.exchange import owner
 from tests.reference.initial_values import Initializer, initial_row
-from tests.reference.partition import owner
 
 
 class TableFull(Exception):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.reference import combine, csr, initial_values, judge, partition, segment_sum, sparse_update, unique
+from tests.reference import combine, csr, exchange, initial_values, judge, segment_sum, sparse_update, unique
 from tests.reference.initial_values import Initializer
 from tests.reference.keys import KEY_DTYPES, extreme_keys, word
 from tests.reference.philox import KNOWN_ANSWERS, philox4x32
@@ -56,26 +56,35 @@ def test_segment_sum_agrees_with_numpy_add_at(rng):
 
 
 def test_owner_is_never_negative():
-    assert [partition.owner(k, 3) for k in (-4, -3, -1, 0, 5)] == [2, 0, 2, 0, 2]
+    assert [exchange.owner(k, 3) for k in (-4, -3, -1, 0, 5)] == [2, 0, 2, 0, 2]
 
 
 def test_route_lays_answers_out_behind_headers():
-    to_owner, index = partition.route(np.array([5, 2, 5, 3, 4]), 2)
-    assert to_owner == [[2, 4], [5, 3]]
-    # header, 2, 4, header, 5, 3
-    np.testing.assert_array_equal(index, [4, 1, 4, 5, 2])
-    np.testing.assert_array_equal(partition.words([[2**32 - 1], []], 32), [0, 0, -1, 0, 0])
+    # Two features share the first table, of dim 2; the second has dim 3.
+    features = [(0, np.array([5, 2, 5])), (1, np.array([2])), (0, np.array([4, 2, 3]))]
+    asked, places, first = exchange.route(features, [2, 3], 2)
+    assert asked == [[[2, 4], [2]], [[5, 3], []]]
+    # 16 floats of header, 2, 4 (2 floats each), 2 (3 floats), header, 5, 3
+    np.testing.assert_array_equal(places[0], [39, 16, 39])
+    np.testing.assert_array_equal(places[1], [20])
+    np.testing.assert_array_equal(places[2], [18, 16, 41])
+    assert [f.tolist() for f in first] == [[True, True, False], [True], [True, False, True]]
+
+
+def test_messages_are_bit_patterns():
+    sent = exchange.message([[2**32 - 1], [], [7]], 32, program=3, call=9, insert=False)
+    np.testing.assert_array_equal(sent, [exchange.MAGIC, 3, 9, 0, 0, 0, 0, 1, 0, 1, -1, 7])
 
 
 def test_all_to_all_is_its_own_inverse(rng):
     splits = [rng.integers(0, 4, 3) for _ in range(3)]
     messages = [rng.normal(size=(s.sum(), 2)) for s in splits]
-    back, back_splits = partition.all_to_all(*partition.all_to_all(messages, splits))
+    back, back_splits = exchange.all_to_all(*exchange.all_to_all(messages, splits))
     for r in range(3):
         np.testing.assert_array_equal(back[r], messages[r])
         np.testing.assert_array_equal(back_splits[r], splits[r])
     with pytest.raises(ValueError, match="rank 0 sends"):
-        partition.all_to_all([np.zeros(3)], [np.array([2])])
+        exchange.all_to_all([np.zeros(3)], [np.array([2])])
 
 
 @pytest.mark.parametrize("combiner", combine.COMBINERS)

@@ -1,0 +1,161 @@
+#include "sok/shared_memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "sok/error.h"
+
+namespace sok {
+namespace {
+
+constexpr int64_t kHeaderBytes = 4096;  // one page, so that the data begin on one
+constexpr int64_t kMinBytes = int64_t{1} << 20;
+
+// The first page of a region.
+struct Header {
+  std::atomic<int64_t> id;      // 0: the sender has given the region up
+  std::atomic<int32_t> unread;  // readers that are still to come
+};
+
+std::atomic<int64_t> last_id{0};
+
+// Sizes differ a little from step to step: eight sizes per power of two let them share memory.
+int64_t RoundUp(int64_t bytes) {
+  int64_t step = kMinBytes;
+  while (step * 16 <= bytes) step *= 2;
+  return (bytes + step - 1) / step * step;
+}
+
+}  // namespace
+
+struct SharedPool::Region {
+  int fd = -1;
+  int64_t id = 0;
+  int64_t bytes = 0;  // of data
+  Header* header = nullptr;
+
+  explicit Region(int64_t data_bytes) : id(++last_id), bytes(data_bytes) {
+    const int64_t total = bytes + kHeaderBytes;
+    fd = static_cast<int>(syscall(SYS_memfd_create, "sok", MFD_CLOEXEC));
+    void* at = MAP_FAILED;
+    if (fd >= 0 && ftruncate(fd, total) == 0) {
+      at = mmap(nullptr, static_cast<size_t>(total), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    }
+    if (at == MAP_FAILED) {
+      const std::string why = std::strerror(errno);
+      if (fd >= 0) close(fd);
+      throw OutOfMemory("no shared memory of " + std::to_string(total) + " bytes: " + why);
+    }
+    header = static_cast<Header*>(at);
+    header->id.store(id, std::memory_order_relaxed);
+    header->unread.store(0, std::memory_order_relaxed);
+  }
+  ~Region() {
+    header->id.store(0, std::memory_order_release);  // readers that still have it mapped may let it go
+    munmap(header, static_cast<size_t>(bytes + kHeaderBytes));
+    close(fd);
+  }
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+
+  bool IsFree() const { return header->unread.load(std::memory_order_acquire) <= 0; }
+};
+
+SharedPool::SharedPool() = default;
+SharedPool::~SharedPool() = default;
+
+SharedPool::Lease SharedPool::Take(int64_t bytes, int readers) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto best = regions_.end(), too_small = regions_.end(), oldest_unread = regions_.end();
+  size_t unread = 0;
+  for (auto it = regions_.begin(); it != regions_.end(); ++it) {
+    if (!(*it)->IsFree()) {
+      if (unread++ == 0) oldest_unread = it;
+      continue;
+    }
+    const bool fits = (*it)->bytes >= bytes && (*it)->bytes <= std::max(4 * bytes, 4 * kMinBytes);
+    auto& candidate = fits ? best : too_small;
+    if (candidate == regions_.end() || (fits && (*it)->bytes < (*best)->bytes)) candidate = it;
+  }
+  if (best == regions_.end()) {
+    // In place of one of another size, so that there are never more than were in use at the same time.
+    if (too_small != regions_.end()) regions_.erase(too_small);
+    if (unread > kMaxUnread) regions_.erase(oldest_unread);
+    regions_.push_back(std::make_unique<Region>(RoundUp(bytes)));
+    best = std::prev(regions_.end());
+  } else {
+    regions_.splice(regions_.end(), regions_, best);
+  }
+  Region& region = **best;
+  region.header->unread.store(readers, std::memory_order_relaxed);
+  return {{getpid(), region.fd, region.id}, reinterpret_cast<char*>(region.header) + kHeaderBytes};
+}
+
+int64_t SharedPool::num_regions() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return static_cast<int64_t>(regions_.size());
+}
+
+int64_t SharedPool::bytes() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  int64_t sum = 0;
+  for (const auto& region : regions_) sum += region->bytes;
+  return sum;
+}
+
+struct SharedReader::Mapping {
+  SharedRegion region;
+  Header* header = nullptr;
+  int64_t bytes = 0;  // header included
+
+  ~Mapping() {
+    if (header != nullptr) munmap(header, static_cast<size_t>(bytes));
+  }
+  bool IsAlive() const { return header->id.load(std::memory_order_acquire) == region.id; }
+};
+
+std::shared_ptr<SharedReader::Mapping> SharedReader::Open(const SharedRegion& region) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& mapping : mappings_) {
+    if (mapping->region.pid == region.pid && mapping->region.id == region.id) return mapping;
+  }
+  mappings_.erase(std::remove_if(mappings_.begin(), mappings_.end(), [](const auto& m) { return !m->IsAlive(); }),
+                  mappings_.end());
+  const std::string path = "/proc/" + std::to_string(region.pid) + "/fd/" + std::to_string(region.fd);
+  auto mapping = std::make_shared<Mapping>();
+  mapping->region = region;
+  const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  struct stat info;
+  void* at = MAP_FAILED;
+  if (fd >= 0 && fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_size >= kHeaderBytes) {
+    at = mmap(nullptr, static_cast<size_t>(info.st_size), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  }
+  const std::string why = at == MAP_FAILED ? std::strerror(errno) : "";
+  if (fd >= 0) close(fd);
+  if (at == MAP_FAILED) throw FailedPrecondition("shared memory of process " + path + " cannot be opened: " + why);
+  mapping->header = static_cast<Header*>(at);
+  mapping->bytes = info.st_size;
+  if (!mapping->IsAlive()) throw FailedPrecondition("shared memory of process " + path + " is no longer there.");
+  mappings_.push_back(mapping);
+  return mapping;
+}
+
+void SharedReader::Read(const SharedRegion& region, int64_t offset, int64_t bytes, char* to) {
+  const std::shared_ptr<Mapping> mapping = Open(region);
+  if (offset < 0 || bytes < 0 || offset + bytes > mapping->bytes - kHeaderBytes || !mapping->IsAlive()) {
+    throw FailedPrecondition("shared memory of process " + std::to_string(region.pid) +
+                             " does not hold what it should.");
+  }
+  std::memcpy(to, reinterpret_cast<const char*>(mapping->header) + kHeaderBytes + offset, static_cast<size_t>(bytes));
+  mapping->header->unread.fetch_sub(1, std::memory_order_acq_rel);
+}
+
+}  // namespace sok

@@ -1,0 +1,68 @@
+// Bytes for other processes of this host, without a socket in between.
+//
+// A sender takes a region, writes into it, and tells its readers by other means where it lies. Each of them copies what
+// is for it and says so in the region; when all have, the sender may use it again. Regions have no names and need no
+// file system: readers open them through /proc, and the kernel takes them back when the last process that has them ends.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace sok {
+
+// Where a region lies: what travels to the readers.
+struct SharedRegion {
+  int64_t pid = 0;
+  int64_t fd = 0;
+  int64_t id = 0;  // never used twice by a process; not 0
+};
+
+// The sender's side. Safe from several threads.
+class SharedPool {
+ public:
+  SharedPool();
+  ~SharedPool();
+  SharedPool(const SharedPool&) = delete;
+  SharedPool& operator=(const SharedPool&) = delete;
+
+  struct Lease {
+    SharedRegion region;
+    char* data = nullptr;  // [bytes], 64-byte aligned; write it before the readers are told
+  };
+
+  // Memory that `readers` processes will read, each once. Throws OutOfMemory.
+  Lease Take(int64_t bytes, int readers);
+
+  // Regions that exist, and their bytes.
+  int64_t num_regions() const;
+  int64_t bytes() const;
+
+ private:
+  struct Region;
+  // A reader that failed never reads. What has been waiting longest for its readers is given up beyond so many.
+  static constexpr size_t kMaxUnread = 64;
+
+  mutable std::mutex mutex_;
+  std::list<std::unique_ptr<Region>> regions_;  // oldest use first
+};
+
+// The readers' side. Safe from several threads.
+class SharedReader {
+ public:
+  // Copies `bytes` bytes from `offset` on, and counts as this reader's reading of the region.
+  // Throws FailedPrecondition if the region cannot be opened, or does not hold that.
+  void Read(const SharedRegion& region, int64_t offset, int64_t bytes, char* to);
+
+ private:
+  struct Mapping;
+  std::shared_ptr<Mapping> Open(const SharedRegion& region);
+
+  std::mutex mutex_;
+  std::vector<std::shared_ptr<Mapping>> mappings_;
+};
+
+}  // namespace sok

@@ -1,0 +1,75 @@
+#include "input_limits.h"
+
+#include <algorithm>
+#include <string>
+
+#include "sok/error.h"
+#include "tensor_args.h"
+
+namespace sok {
+
+Splits ReadSplits(const tensorflow::Tensor& row_splits, int64_t n) {
+  CheckRank(row_splits, 1, "row_splits");
+  Splits splits;
+  if (row_splits.NumElements() == 0) return splits;
+  if (row_splits.NumElements() == 2 && Int64(row_splits)[0] < 0) {
+    splits.status = {-Int64(row_splits)[0], Int64(row_splits)[1]};
+    return splits;
+  }
+  splits.segments = CheckRowSplits(row_splits, n);
+  splits.begin = Int64(row_splits);
+  return splits;
+}
+
+InputStatus InputLimits::Inspect(const Splits& row_splits) const {
+  if (row_splits.status.status != kFine) return row_splits.status;
+  const int64_t* begin = row_splits.begin;
+  for (int64_t s = 0; max_nnz > 0 && s < row_splits.segments; ++s)
+    if (begin[s + 1] - begin[s] > max_nnz) return {kTooManyInSegment, s};
+  for (int64_t s = 0; max_feature_num > 0 && s < row_splits.segments; s += slot_num)
+    if (begin[std::min(s + slot_num, row_splits.segments)] - begin[s] > max_feature_num) {
+      return {kTooManyInSample, s / slot_num};
+    }
+  return {};
+}
+
+void InputLimits::Raise(const EmbeddingTable& table, int from, const InputStatus& bad) const {
+  const std::string who = table.config().world_size == 1 ? "" : "input of rank " + std::to_string(from) + ": ";
+  const std::string where = table.Label() + ": " + who;
+  const std::string at = std::to_string(bad.detail);
+  switch (bad.status) {
+    case kKeyOutOfRange:
+      try {
+        table.CheckKey(static_cast<uint64_t>(bad.detail));
+      } catch (const InvalidArgument& e) {
+        throw InvalidArgument(who.empty() ? e.what() : who + e.what());
+      }
+      break;
+    case kTooManyInSegment:
+      throw InvalidArgument(where + "sample " + std::to_string(bad.detail / slot_num) + ", feature " +
+                            std::to_string(bad.detail % slot_num) + " has more than max_nnz = " +
+                            std::to_string(max_nnz) + " keys. Raise max_nnz, or cut the input.");
+    case kTooManyInSample:
+      throw InvalidArgument(where + "sample " + at + " has more than max_feature_num = " +
+                            std::to_string(max_feature_num) + " keys. Raise max_feature_num, or cut the input.");
+    case kBadSplits:
+      throw InvalidArgument(where + "`row_splits` must start with 0, never fall, and end with the number of keys.");
+    case kRowOutOfRange:
+      throw InvalidArgument(where + "the row index of key number " + at +
+                            " is outside the dense_shape. Check the SparseTensor's indices and dense_shape.");
+    case kRowsNotWhole:
+      throw InvalidArgument(where + "the number of rows must be batch * slot_num, a multiple of " +
+                            std::to_string(slot_num) + ". Received: " + at + ".");
+    case kWrongSlotNum:
+      throw InvalidArgument(where + "every sample must have slot_num = " + std::to_string(slot_num) +
+                            " features. Received: " + at + ".");
+    case kUneven:
+      throw InvalidArgument(where + "every feature must have the same number of ids (nnz_per_slot), without gaps.");
+    case kWeightsDiffer:
+      throw InvalidArgument(where + "`weights` must have one weight for each id, at the same places as the ids.");
+  }
+  throw InvalidArgument(where + "unknown status " + std::to_string(bad.status) +
+                        ". All workers must run the same version of sok and the same program.");
+}
+
+}  // namespace sok

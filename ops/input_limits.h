@@ -1,0 +1,40 @@
+// What the input of a lookup may be, and what is said when it is not.
+#pragma once
+
+#include <cstdint>
+
+#include "input_status.h"
+#include "sok/embedding_table.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace sok {
+
+struct InputStatus {
+  int64_t status = kFine;
+  int64_t detail = 0;
+};
+
+// What row_splits hold: segments, nothing (shape [0]: keys are not grouped), or a report that the input is bad:
+// [-status, detail], written by SparseToCsr and CheckInput in place of splits that make no sense.
+struct Splits {
+  const int64_t* begin = nullptr;
+  int64_t segments = 0;
+  InputStatus status;
+};
+
+// Throws InvalidArgument for splits that are none of these.
+Splits ReadSplits(const tensorflow::Tensor& row_splits, int64_t n);
+
+struct InputLimits {
+  int64_t slot_num = 1;
+  int64_t max_nnz = 0;          // keys per segment; 0: unlimited
+  int64_t max_feature_num = 0;  // keys per sample; 0: unlimited
+
+  // The first limit that the segments break, if any.
+  InputStatus Inspect(const Splits& row_splits) const;
+
+  // Throws InvalidArgument that says what is wrong with the input of rank `from`.
+  [[noreturn]] void Raise(const EmbeddingTable& table, int from, const InputStatus& bad) const;
+};
+
+}  // namespace sok

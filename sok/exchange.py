@@ -1,0 +1,290 @@
+"""Lookups whose rows live on several workers: any number of tables by one exchange.
+
+Three steps, each a function from values to values:
+
+    input exchange    distinct keys of all tables go to their owners     collective 1
+    local lookup      owners find (or make) rows
+    output exchange   rows of all tables come home                       collective 2; its gradient is collective 3
+
+then the answers are pooled, or gathered as they are. docs/design/exchange.md has the layout of the messages.
+
+A worker that stopped before a collective would leave its peers waiting. So what is wrong with an input travels in the
+messages and is raised on all workers. What Python itself refuses (a dtype, a rank, a form) is told to the peers when
+executing eagerly; inside a function such an error comes while it is traced, before anything is sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import weakref
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from sok import _ops, context
+from sok.keys import as_keys
+from sok.table import EmbeddingVariable
+
+if TYPE_CHECKING:
+    from sok.lookup import Feature
+
+# A feature with this for a combiner gives the rows of its keys.
+ROWS = "rows"
+
+_MARK = "_sok_peers_know"
+_lock = threading.Lock()
+# Eager calls of each exchange, by transport: a job that starts anew counts anew.
+_calls: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Group:
+    """The distinct tables of some features, in order of first use."""
+
+    tables: tuple[EmbeddingVariable, ...]
+
+    @property
+    def name(self) -> str:
+        more = f"+{len(self.tables) - 1}" if len(self.tables) > 1 else ""
+        return f"sok/{self.tables[0].table_name}{more}"
+
+    @property
+    def handles(self) -> list[tf.Tensor]:
+        return [table.handle for table in self.tables]
+
+    @property
+    def dims(self) -> list[int]:
+        return [table.dim for table in self.tables]
+
+    @property
+    def word_dtype(self) -> tf.DType:
+        return tf.int64 if any(table.key_dtype.size == 8 for table in self.tables) else tf.int32
+
+    @property
+    def program(self) -> int:
+        """A number that differs for other tables, so that workers notice that they run different programs."""
+        text = ";".join(f"{t.table_name},{t.dim},{t.key_dtype.name},{t.capacity},{t.hashed}" for t in self.tables)
+        return zlib.crc32(text.encode()) & 0x7FFFFFFF
+
+
+@dataclasses.dataclass(frozen=True)
+class _Request:
+    """This rank as an owner: what its peers ask of it. And where this rank's own answers will lie."""
+
+    words: tf.Tensor  # header and keys of each peer
+    splits: tf.Tensor  # [R] int32
+    index: list[tf.Tensor]  # of each feature [N] int32: place of each key's row in the answers
+    asked: tf.Tensor  # [R] int32, floats this rank will get from each peer
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """One lookup of a group."""
+
+    group: _Group
+    number: int  # among the eager calls; 0 inside a graph
+    insert: tf.Tensor
+    attributes: dict[str, Any]  # what the native ops are told of group and features
+
+    def collective(self, what: str) -> str:
+        return context.unique_collective_name(f"{self.group.name}/{what}")
+
+
+def lookup_group(features: Sequence[Feature], training: Any = True) -> list[tf.Tensor]:
+    """One pooled vector per segment of each feature, from any number of tables.
+
+    Args:
+        features: at least one; several may share a table. All of the same job.
+        training: whether keys without a row get one; bool or bool scalar tensor, equal on all workers. Without, they
+            read as their initial value.
+
+    Returns:
+        For each feature [S, D] float32 of its table; an empty segment gives zeros. With the combiner `ROWS`, one row
+        per key, [N, D].
+
+    Raises:
+        tf.errors.InvalidArgumentError: the input of a worker is not what it should be; on all workers.
+        tf.errors.ResourceExhaustedError: a shard is full; on all workers.
+        tf.errors.FailedPreconditionError: the workers are in different calls, or `training` differs; on all workers.
+        ValueError, TypeError: of what Python refuses; the peers get an InvalidArgumentError with its text when
+            executing eagerly.
+
+    Collective: 2 collectives, and 1 for the gradient. Differentiable in the tables and weights. If an output of a group
+    contributes to the loss on one worker, one must on every worker: the gradient is a collective too.
+    """
+    group = _Group(tuple(dict.fromkeys(feature.table for feature in features)))
+    for table in group.tables:
+        _watch(table)
+    training = tf.convert_to_tensor(training, tf.bool)
+    number = _count_call(group)
+    with _told_to_peers(group, number, training):
+        keys = [as_keys(f.csr.keys, f.table.key_dtype, f.table.table_name) for f in features]
+        row_splits = [tf.convert_to_tensor(f.csr.row_splits, tf.int64) for f in features]
+        weights = [_weights(f.csr.weights) for f in features]
+        _check_ranks(features, keys, row_splits, weights)
+    call = _Call(group, number, training, _attributes(group, features))
+    request = _input_exchange(call, keys, row_splits, weights)
+    answers, answer_splits = _local_lookup(call, request)
+    home, home_splits = _output_exchange(call, answers, answer_splits)
+    return _ops.lib().sok_exchange_combine(
+        home,
+        home_splits,
+        request.asked,
+        request.index,
+        row_splits,
+        weights,
+        combiners=[f.combiner for f in features],
+        dims=[f.table.dim for f in features],
+    )
+
+
+@contextlib.contextmanager
+def told_to_peers(*tables: EmbeddingVariable) -> Iterator[None]:
+    """Around what prepares the input of one lookup in `tables`: what it raises, the peers' lookups raise too.
+
+    Eagerly with several workers; elsewhere it does nothing. The body must not look anything up. `tables` are those of
+    the lookup's features, in their order.
+    """
+    if tables[0].world_size == 1 or not tf.executing_eagerly():
+        yield
+        return
+    try:
+        yield
+    except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
+        group = _Group(tuple(dict.fromkeys(tables)))
+        _refuse(error, group, _count_call(group), None)
+        raise
+
+
+@contextlib.contextmanager
+def _told_to_peers(group: _Group, number: int, insert: tf.Tensor) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
+        if tf.executing_eagerly():
+            _refuse(error, group, number, insert)
+        raise
+
+
+def _refuse(error: Exception, group: _Group, number: int, insert: tf.Tensor | None) -> None:
+    """Takes part in collective 1 of a lookup, with nothing but bad news."""
+    if getattr(error, _MARK, False):
+        return
+    with contextlib.suppress(AttributeError):
+        setattr(error, _MARK, True)
+    words, splits = _ops.lib().sok_exchange_refuse(
+        tf.constant(number, tf.int64),
+        insert is None or insert,
+        Tword=group.word_dtype,
+        program=group.program,
+        world_size=group.tables[0].world_size,
+        text=f"{type(error).__name__}: {error}".encode(),
+    )
+    context.get_transport().all_to_all(words, splits, context.unique_collective_name(f"{group.name}/keys"))
+
+
+def _count_call(group: _Group) -> int:
+    """Which eager call of the group's exchange this is: the same on all ranks that have made the same calls.
+
+    Inside a graph a number that is known when it is traced would say nothing.
+    """
+    if not tf.executing_eagerly():
+        return 0
+    with _lock:
+        calls = _calls.setdefault(context.get_transport(), {})
+        number = calls.get(group.name, 0) % 0x7FFFFFFF
+        calls[group.name] = number + 1
+        return number
+
+
+def _forget_calls(group: _Group) -> None:
+    with _lock:
+        _calls.setdefault(context.get_transport(), {}).pop(group.name, None)
+
+
+def _attributes(group: _Group, features: Sequence[Feature]) -> dict[str, Any]:
+    return {
+        "program": group.program,
+        "table_of": [group.tables.index(feature.table) for feature in features],
+        "slot_num": [feature.limits.slot_num for feature in features],
+        "max_nnz": [feature.limits.max_nnz for feature in features],
+        "max_feature_num": [feature.limits.max_feature_num for feature in features],
+    }
+
+
+def _input_exchange(
+    call: _Call, keys: list[tf.Tensor], row_splits: list[tf.Tensor], weights: list[tf.Tensor]
+) -> _Request:
+    routed = _ops.lib().sok_exchange_route(
+        call.group.handles,
+        call.number,
+        call.insert,
+        keys,
+        row_splits,
+        weights,
+        Tword=call.group.word_dtype,
+        **call.attributes,
+    )
+    words, splits = context.get_transport().all_to_all(routed.words, routed.splits, call.collective("keys"))
+    return _Request(words, splits, routed.index, routed.asked)
+
+
+def _local_lookup(call: _Call, request: _Request) -> tuple[tf.Tensor, tf.Tensor]:
+    try:
+        served = _ops.lib().sok_exchange_serve(
+            call.group.handles,
+            request.words,
+            request.splits,
+            call.number,
+            call.insert,
+            dims=call.group.dims,
+            **call.attributes,
+        )
+    except tf.errors.FailedPreconditionError:
+        # All ranks are here, and may count from here on.
+        _forget_calls(call.group)
+        raise
+    return served.answers, served.answer_splits
+
+
+def _output_exchange(call: _Call, answers: tf.Tensor, splits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Sends answers to the peers that asked, `splits` floats to each; gives those of all owners, and their sizes."""
+    transport = context.get_transport()
+
+    @tf.custom_gradient
+    def exchange(answers: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Any]:
+        home, home_splits = transport.all_to_all(answers, splits, call.collective("rows"))
+
+        def grad(upstream: tf.Tensor, _: Any) -> tf.Tensor:
+            gradients, _ = transport.all_to_all(tf.convert_to_tensor(upstream), home_splits, call.collective("grads"))
+            return gradients
+
+        return (home, home_splits), grad
+
+    return exchange(answers)
+
+
+def _watch(table: EmbeddingVariable) -> None:
+    # Without it a tape does not know that the handle stands for this variable and its gradient is silently None.
+    from tensorflow.python.ops import resource_variable_ops
+
+    resource_variable_ops.variable_accessed(table)
+
+
+def _weights(weights: Any) -> tf.Tensor:
+    return tf.zeros([0], tf.float32) if weights is None else tf.convert_to_tensor(weights, tf.float32)
+
+
+def _check_ranks(
+    features: Sequence[Feature], keys: list[tf.Tensor], row_splits: list[tf.Tensor], weights: list[tf.Tensor]
+) -> None:
+    for f, feature in enumerate(features):
+        for what, tensor in (("keys", keys[f]), ("row_splits", row_splits[f]), ("weights", weights[f])):
+            if tensor.shape.rank not in (1, None):
+                raise ValueError(
+                    f"table '{feature.table.table_name}': `{what}` must have rank 1. Received: shape {tensor.shape}."
+                )
