@@ -159,7 +159,9 @@ def test_every_form_of_ids_and_every_key_dtype():
     for dtype in (tf.int64, tf.int32, tf.uint32, tf.uint64):
         tables = [make_table(4, key_dtype=dtype, full=True, hashed=h) for h in (True, False, True)]
         dense = tf.cast(tf.constant(rows), dtype)
-        sparse = tf.sparse.reorder(tf.SparseTensor([[2, 1], [0, 0], [0, 1], [1, 0], [1, 1], [2, 0]], [9, 3, 1, 4, 1, 5], [3, 2]))
+        sparse = tf.sparse.reorder(
+            tf.SparseTensor([[2, 1], [0, 0], [0, 1], [1, 0], [1, 1], [2, 0]], [9, 3, 1, 4, 1, 5], [3, 2])
+        )
         forms = [ragged(rows, dtype), dense, tf.cast(sparse, dtype)]
         outputs = sok.group_embedding_lookup_sparse(tables, forms, "Sum")
         for table, output in zip(tables, outputs, strict=True):
