@@ -122,7 +122,9 @@ class Numbering {
         continue;
       }
       uint32_t at = (row * 0x85EBCA77u) >> (32 - log_size_);
-      while (slots_[at].row != row && slots_[at].row != kFree) at = (at + 1) & mask_;
+      while (slots_[at].row != kFree && (slots_[at].row != row || distinct_[slots_[at].number] != ids[i])) {
+        at = (at + 1) & mask_;
+      }
       const bool fresh = slots_[at].row == kFree;
       const uint32_t number = fresh ? count : slots_[at].number;
       slots_[at] = {row, number};

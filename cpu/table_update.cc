@@ -102,12 +102,12 @@ void EmbeddingTable::DropStale(Scratch* scratch, Gradients* gradients) const {
   int64_t* kept = scratch->Get<int64_t>(gradients->n);
   for (int64_t i = 0; i < gradients->n; ++i) {
     const int64_t id = gradients->row_ids[i];
-    kept[i] = id;
-    if (id < 0 || EpochOf(id) == epoch_) continue;
-    const auto erased = erased_.find(RowOf(id));
-    if (erased != erased_.end() && erased->second > EpochOf(id)) kept[i] = -1;
+    const auto erased = id < 0 ? erased_.end() : erased_.find(RowOf(id));
+    const bool is_gone = id < 0 || (erased != erased_.end() && erased->second > EpochOf(id));
+    kept[i] = is_gone ? -1 : RowId(RowOf(id));
   }
   gradients->row_ids = kept;
+  gradients->distinct = false;  // one row may have come under two ids
 }
 
 void EmbeddingTable::Update(const Gradients& gradients, int64_t begin, int64_t end, SlotSet* set, Nonfinite nonfinite) {
@@ -169,22 +169,19 @@ void EmbeddingTable::Update(const Gradients& gradients, int64_t begin, int64_t e
   }
 }
 
-void EmbeddingTable::ApplyGroup(const Cpu& cpu, Scratch* scratch, const UpdateRule& rule, const std::string& slot_set,
-                                Nonfinite nonfinite, const Gradients* gradients, int64_t num_tables) {
-  // Duplicates of every table that may have some are summed first.
-  Gradients* ready = scratch->Get<Gradients>(num_tables);
+// Where a row id may come more than once, sums what belongs to it; the sums live in scratch.
+void EmbeddingTable::SumDuplicates(const Cpu& cpu, Scratch* scratch, Gradients* ready, int64_t num_tables) {
   RowSums* sums = scratch->Get<RowSums>(num_tables);
   RowAddends* addends = scratch->Get<RowAddends>(num_tables);
   int64_t* summed = scratch->Get<int64_t>(num_tables);
   int64_t num_sums = 0;
   for (int64_t t = 0; t < num_tables; ++t) {
-    ready[t] = gradients[t];
-    if (gradients[t].distinct) continue;
+    if (ready[t].distinct) continue;
     addends[num_sums] = RowAddends();
-    addends[num_sums].row_ids = gradients[t].row_ids;
-    addends[num_sums].n = gradients[t].n;
-    addends[num_sums].values = gradients[t].grads;
-    sums[num_sums].dim = gradients[t].table->dim();
+    addends[num_sums].row_ids = ready[t].row_ids;
+    addends[num_sums].n = ready[t].n;
+    addends[num_sums].values = ready[t].grads;
+    sums[num_sums].dim = ready[t].table->dim();
     sums[num_sums].addends = addends + num_sums;
     sums[num_sums].num_addends = 1;
     summed[num_sums++] = t;
@@ -195,8 +192,16 @@ void EmbeddingTable::ApplyGroup(const Cpu& cpu, Scratch* scratch, const UpdateRu
     g.row_ids = target.row_ids;
     g.grads = target.sums;
     g.n = n;
+    g.distinct = true;
     return target;
   });
+}
+
+void EmbeddingTable::ApplyGroup(const Cpu& cpu, Scratch* scratch, const UpdateRule& rule, const std::string& slot_set,
+                                Nonfinite nonfinite, const Gradients* gradients, int64_t num_tables) {
+  Gradients* ready = scratch->Get<Gradients>(num_tables);
+  std::copy(gradients, gradients + num_tables, ready);
+  SumDuplicates(cpu, scratch, ready, num_tables);
 
   std::vector<EmbeddingTable*> tables;
   int64_t num_stretches = 0, cost = 0;
@@ -231,8 +236,14 @@ void EmbeddingTable::ApplyGroup(const Cpu& cpu, Scratch* scratch, const UpdateRu
       }
     }
   }
-  if (any_stale.load())
+  if (any_stale.load()) {  // rare: some table lost keys between lookup and update
     for (int64_t t = 0; t < num_tables; ++t) ready[t].table->DropStale(scratch, &ready[t]);
+    SumDuplicates(cpu, scratch, ready, num_tables);
+    count = 0;  // there are no more rows now, so the stretches fit where they are
+    for (int64_t t = 0; t < num_tables; ++t)
+      for (int64_t i = 0; i < ready[t].n; i += kRowsPerTask)
+        stretches[count++] = {t, i, std::min(i + kRowsPerTask, ready[t].n)};
+  }
 
   SlotSet** sets = scratch->Get<SlotSet*>(num_tables);
   for (int64_t t = 0; t < num_tables; ++t) sets[t] = ready[t].table->FindOrAttach(rule, slot_set);

@@ -74,8 +74,8 @@ class EmbeddingTable {
   };
 
   // Rows of the features' keys, as they stand after every update so far; all features in one parallel loop. Empty
-  // segments give zeros. With insert, a missing key gets a fresh row, all or none in each table: throws TableFull, and
-  // that table has not changed. Without, it reads as its fresh row, row id -1, and nothing is stored.
+  // segments give zeros. With insert, a missing key gets a fresh row, all or none in each feature: throws TableFull, and
+  // no key of that feature was stored. Without, it reads as its fresh row, row id -1, and nothing is stored.
   // Throws InvalidArgument for a key that its table cannot hold; then nothing is stored in any.
   // Waits for nothing but the tables. Repeats bit for bit.
   static void LookupGroup(const Cpu& cpu, Scratch* scratch, const Feature* features, int64_t num_features, bool insert);
@@ -192,6 +192,7 @@ class EmbeddingTable {
   int64_t RowId(uint32_t row) const { return row == HashTable::kNoRow ? -1 : (epoch_ << 32) | row; }
   bool CheckGradients(const Gradients& gradients, int64_t begin, int64_t end, Nonfinite nonfinite, bool* stale) const;
   [[noreturn]] void RaiseBadGradient(const Gradients& gradients, Nonfinite nonfinite) const;
+  static void SumDuplicates(const Cpu& cpu, Scratch* scratch, Gradients* gradients, int64_t num_tables);
   void DropStale(Scratch* scratch, Gradients* gradients) const;
   void Update(const Gradients& gradients, int64_t begin, int64_t end, SlotSet* set, Nonfinite nonfinite);
   bool InUse(int64_t row) const {

@@ -119,6 +119,20 @@ TEST(AGradientOfAnErasedKeyReachesNoOther) {
   CHECK_EQ(table.Lookup({7}).values[0], after.values[0] - 1.0f);
 }
 
+TEST(OneRowUnderTwoIdsIsUpdatedOnce) {
+  Table table(Config(2, 9));
+  const Rows before = table.Lookup({1, 2});
+  table.Erase({2});
+  const Rows after = table.Lookup({1});  // the same row, another id
+  CHECK(after.ids[0] != before.ids[0]);
+  table.Apply("adagrad", {1.0, 0.0, 0.0}, {before.ids[0], before.ids[1], after.ids[0]}, {1, 1, 9, 9, 2, 2});
+  float slots[2];
+  int64_t stamp = 0;
+  const uint64_t key = 1;
+  table.native().Slots("adagrad", &key, 1, slots, &stamp);
+  CHECK_EQ(slots[0], 9.0f);  // (1 + 2)^2: one update with the sum
+}
+
 TEST(BehavesAsAMapUnderRandomUse) {
   for (const bool hashed : {true, false}) {
     Table table(Config(3, 400, hashed));
