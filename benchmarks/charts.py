@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -142,3 +143,51 @@ def svg(figure: Any) -> str:
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
     return re.sub(r'(<svg[^>]*?) width="[^"]*" height="[^"]*"', r"\1", text[text.index("<svg") :], count=1)
+
+
+def draw_growth(context: dict[str, Any], measured: Sequence[Any]) -> Any:
+    """One plot for each sweep: milliseconds a step, and beside it in grey what growth in proportion would be."""
+    from benchmarks import growth
+
+    count = max(1, len(measured))
+    figure, grid = plt.subplots(count, 1, figsize=(10, 3.5 * count), squeeze=False)
+    for axes, (sweep, points, left_out) in zip(grid[:, 0], measured, strict=True):
+        axes.set_title(f"{sweep.name}: time of a training step", loc="left", fontweight="bold", color=INK, fontsize=12)
+        if points:
+            _draw_sweep(axes, sweep, points)
+        text = growth.explanation(sweep, points, context)
+        text += "".join(f"  Left out: {one}." for one in left_out)
+        lines = textwrap.wrap(text, 118)
+        axes.set_xlabel(sweep.axis + "\n" + "\n".join(lines), color=FAINT, fontsize=9, loc="left")
+    m = context["machine"]
+    what = f"{m['usable_cores']} cores, {context['date'][:10]}, sok {context['versions']['sok']}"
+    title = f"How cost grows: {m['cpu']}, {what}"
+    figure.suptitle(title, x=0.01, ha="left", color=FAINT, fontsize=10)
+    figure.tight_layout(rect=(0, 0, 1, 0.99), h_pad=2.0)
+    return figure
+
+
+def _draw_sweep(axes: Any, sweep: Any, points: Sequence[Any]) -> None:
+    values = [point.value for point in points]
+    times = [point.figure.ms for point in points]
+    low = [point.figure.ms - point.figure.low_ms for point in points]
+    high = [point.figure.high_ms - point.figure.ms for point in points]
+    axes.set_xscale("log", base=10 if values[-1] > 4 else 2)
+    axes.set_yscale("log")
+    grows = -1 if sweep.name == "workers" else 1
+    proportional = [times[0] * (value / values[0]) ** grows for value in values]
+    axes.plot(values, proportional, color="#c5cedb", linestyle="--", linewidth=1.2, zorder=1)
+    axes.errorbar(values, times, yerr=[low, high], color=STYLES["sok"][0], marker="o", linewidth=2, capsize=3, zorder=3)
+    for value, ms in zip(values, times, strict=True):
+        label = report.milliseconds(ms)
+        axes.annotate(label, (value, ms), textcoords="offset points", xytext=(0, 8), ha="center", fontsize=9, color=INK)
+    axes.set_xticks(values, [f"{value:,}" for value in values], color=FAINT, fontsize=9)
+    axes.minorticks_off()
+    axes.set_ylabel("ms (grey: in proportion)", color=FAINT, fontsize=9)
+    # Room for the labels; a grey line far above must not flatten the blue one.
+    bottom, top = min([*times, *(proportional if grows < 0 else [])]), max(times)
+    axes.set_ylim(bottom / 1.6, max(top * 2.0, bottom * 4))
+    axes.tick_params(length=0, colors=FAINT)
+    axes.grid(axis="y", color=GRID)
+    for side in axes.spines.values():
+        side.set_visible(False)

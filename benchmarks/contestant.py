@@ -17,6 +17,7 @@ import gc
 import importlib
 import json
 import os
+import re
 import socket
 import sys
 import time
@@ -28,13 +29,22 @@ from typing import Any
 MODULES: dict[str, tuple[str, dict[str, Any]]] = {
     "sok": ("ours", {}),
     "sok-lazyadam": ("ours", {"optimizer": "lazyadam"}),
-    "sok-1x2": ("ours", {}),
-    "sok-2x1": ("ours", {}),
     "tf": ("stock_tf", {}),
     "torch": ("torch_bags", {}),
     "fbgemm": ("fbgemm", {}),
     "tfra": ("tfra", {}),
 }
+
+
+def module_of(name: str) -> tuple[str, dict[str, Any]]:
+    """Module and parameters of a contestant. 'sok-2x1' is sok on 2 workers with 1 thread each."""
+    return ("ours", {}) if shape_of(name) else MODULES[name]
+
+
+def shape_of(name: str) -> tuple[int, int] | None:
+    """Workers and threads that a name like 'sok-2x1' asks for."""
+    found = re.fullmatch(r"sok-(\d+)x(\d+)", name)
+    return (int(found.group(1)), int(found.group(2))) if found else None
 
 
 class Unsupported(Exception):
@@ -93,7 +103,7 @@ def serve(prepared: Prepared, lines: Any, say: Callable[[dict[str, Any]], None])
 
 def main(arguments: list[str]) -> int:
     name, job = arguments[0], json.loads(arguments[1])
-    module_name, extra = MODULES[name]
+    module_name, extra = module_of(name)
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(os.environ["SOK_BENCH_SOCKET"])
     stream = connection.makefile("rw", encoding="utf-8")

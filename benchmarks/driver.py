@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import jobs, limits, machine, peers
+from benchmarks.contestant import shape_of
 from benchmarks.jobs import Case, Job
 from benchmarks.judge import Result, make_result
 from benchmarks.machine import CpuClock
@@ -49,7 +50,7 @@ class Contestant:
 
     def __init__(self, name: str, job: Job, threads: int) -> None:
         self.name, self._job = name, job
-        self.ranks = 2 if name == "sok-2x1" else 1
+        self.ranks, threads = shape_of(name) or (1, threads)
         self.about: dict[str, str] = {}
         self.measures: list[str] = []
         self.once: set[str] = set()
@@ -63,7 +64,6 @@ class Contestant:
         path = os.path.join(self._folder, "socket")
         self._listener.bind(path)
         self._listener.listen(self.ranks)
-        threads = 1 if name == "sok-2x1" else threads
         environment = {
             **os.environ,
             "SOK_BENCH_SOCKET": path,
@@ -270,8 +270,11 @@ def run_job(job: Job, threads: int, pace: Pace, wanted: Iterable[str], report: C
     for case in job.cases:
         got = {name: windows.get((case.name, name)) for name in job.contestants}
         figures = summarize_together({name: some for name, some in got.items() if some})
-        missing = {name: absent.get(name, "does not measure this") for name in job.contestants}
-        missing = {name: reason for name, reason in missing.items() if name not in figures}
+        missing = {
+            name: absent.get(name, "does not measure this")
+            for name in job.contestants
+            if name not in figures and (name in absent or not (name == job.subject and inspected.get(case.name)))
+        }
         results.append(make_result(job, case, figures, missing, about, inspected.get(case.name, {}), list(notes)))
     return results
 

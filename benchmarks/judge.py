@@ -9,8 +9,10 @@ from typing import Any
 from benchmarks.jobs import Case, Check, Job
 from benchmarks.statistics import Figure
 
-# What is compared but is no peer: the machine, and other ways of ours.
-NOT_PEERS = ("ref", "sok", "sok-lazyadam", "sok-1x2", "sok-2x1")
+
+def is_peer(name: str) -> bool:
+    """What is compared but is no peer: the machine, and other ways of ours."""
+    return name != "ref" and not name.startswith("sok")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Result:
 
 def best_peer(figures: Mapping[str, Figure]) -> str | None:
     """The fastest peer that took part."""
-    peers = [name for name in figures if name not in NOT_PEERS]
+    peers = [name for name in figures if is_peer(name)]
     return min(peers, key=lambda name: figures[name].ms, default=None)
 
 

@@ -7,7 +7,7 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.judge import NOT_PEERS, Finding, Result, best_peer
+from benchmarks.judge import Finding, Result, best_peer
 
 # How contestants are called in tables and charts.
 TITLES = {
@@ -44,10 +44,14 @@ def finding_text(finding: Finding) -> str:
     return f"{finding.text}:{value} {'met' if finding.is_met else 'NOT MET'}"
 
 
-def inspected_text(result: Result) -> str:
-    """Figures that are not times, on one line."""
+def inspected_lines(result: Result) -> list[str]:
+    """Figures that are not times of steps: one line, and one for each collective of a step."""
     pairs = {key: value for key, value in result.inspected.items() if isinstance(value, (int, float)) and value}
-    return ", ".join(f"{key} {value:,.6g}" for key, value in pairs.items())
+    lines = [", ".join(f"{key} {value:,.6g}" for key, value in pairs.items())] if pairs else []
+    for name, one in sorted(result.inspected.get("by_name", {}).items()):
+        took = "".join(f", {key} {one[key]:.2f}" for key in ("wait_ms", "move_ms") if key in one)
+        lines.append(f"  {one['collectives']:g} {one['kind']} of {one['bytes']:,.0f} bytes{took}: {name}")
+    return lines
 
 
 def row(result: Result) -> list[str]:
@@ -66,7 +70,7 @@ def row(result: Result) -> list[str]:
         f"{mine.spread:.0%}" if mine else "-",
         f"{milliseconds(result.figures['ref'].ms)} ({times(ref)})" if ref is not None else "-",
         f"{milliseconds(result.figures[best].ms)} {best}" if best else "-",
-        " ".join(others) or inspected_text(result) or "-",
+        " ".join(others) or "-",
         "; ".join(finding.text for finding in result.findings) or "-",
         MARKS[result.verdict],
     ]
@@ -93,6 +97,10 @@ def table(results: Sequence[Result]) -> str:
     if missed:
         text += ["", "Not met:"]
         text += [f"  {result.case}: {finding_text(finding)}" for result, finding in missed]
+    beside = [(result.case, inspected_lines(result)) for result in results]
+    if any(lines for _, lines in beside):
+        text += ["", "Beside times:"]
+        text += [f"  {case}: {line}" for case, lines in beside for line in lines]
     text += ["", *absent_lines(results)]
     counts = {word: sum(result.verdict == word for result in results) for word in MARKS}
     text.append("Targets: " + ", ".join(f"{count} {word}" for word, count in counts.items() if count) + ".")
@@ -196,6 +204,3 @@ def page(context: dict[str, Any], results: Sequence[Result], chart_svg: str) -> 
 
 def _css(is_met: bool | None) -> str:
     return "open" if is_met is None else "met" if is_met else "miss"
-
-
-__all__ = ["NOT_PEERS", "TITLES", "absent_lines", "footer", "header", "now", "page", "table"]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 import sok
-from benchmarks import machine, probes, synthetic, workloads
+from benchmarks import machine, probes, synthetic, timeline, workloads
 from benchmarks.contestant import Prepared
 from benchmarks.contestants import tensors
 from sok.lookup import Csr, lookup_pooled, lookup_rows
@@ -150,18 +153,35 @@ def _w2(job: dict[str, Any]) -> Prepared:
 
 
 def _traffic(run: Any, steps: int = 8) -> dict[str, Any]:
-    """Collectives and bytes of a step, by name; nothing on one worker."""
+    """Collectives, bytes and time of a step, by name; nothing on one worker."""
+    if sok.size() == 1:
+        return {}
     with sok.trace() as counts:
         for i in range(steps):
             run(i)
-    return {
-        "collectives": counts.collectives / steps,
-        "bytes": counts.bytes / steps,
-        "by_name": {
-            name: {"kind": one["kind"], "collectives": one["collectives"] / steps, "bytes": one["bytes"] / steps}
-            for name, one in counts.by_name.items()
-        },
+    by_name = {
+        name: {"kind": one["kind"], "collectives": one["collectives"] / steps, "bytes": one["bytes"] / steps}
+        for name, one in counts.by_name.items()
     }
+    for name, took in _times_of_collectives(run, steps).items():
+        by_name.setdefault(name, {"kind": "-", "collectives": 1.0, "bytes": 0.0}).update(took)
+    return {"collectives": counts.collectives / steps, "bytes": counts.bytes / steps, "by_name": by_name}
+
+
+def _times_of_collectives(run: Any, steps: int) -> dict[str, dict[str, float]]:
+    """Milliseconds a step that each collective waits for the other workers, and then moves data: Horovod's timeline."""
+    import horovod.tensorflow as hvd
+
+    path = Path(tempfile.gettempdir()) / f"sok-bench-timeline-{os.getpid()}.json"
+    hvd.start_timeline(str(path))
+    for i in range(steps):
+        run(i)
+    hvd.stop_timeline()
+    time.sleep(0.5)  # a thread of Horovod writes the file
+    try:
+        return timeline.by_tensor(path.read_text(), steps) if path.exists() else {}
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def _w3(job: dict[str, Any]) -> Prepared:
