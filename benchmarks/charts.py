@@ -24,6 +24,7 @@ GOOD, BAD, OPEN = "#1a7f4b", "#b42318", "#8a6d1a"
 STYLES: dict[str, tuple[str, str]] = {
     "sok": ("#0b63ce", "o"),
     "ref": (INK, "|"),
+    "limits": (FAINT, "|"),
     "tf": ("#f2871f", "o"),
     "torch": ("#d6336c", "s"),
     "fbgemm": ("#7b4fd6", "D"),
@@ -184,10 +185,11 @@ def _draw_sweep(axes: Any, sweep: Any, points: Sequence[Any]) -> None:
     axes.set_xticks(values, [f"{value:,}" for value in values], color=FAINT, fontsize=9)
     axes.minorticks_off()
     axes.set_ylabel("ms (grey: in proportion)", color=FAINT, fontsize=9)
+    axes.set_yticks([])  # each point says its figure
     # Room for the labels; a grey line far above must not flatten the blue one.
     bottom, top = min([*times, *(proportional if grows < 0 else [])]), max(times)
     axes.set_ylim(bottom / 1.6, max(top * 2.0, bottom * 4))
     axes.tick_params(length=0, colors=FAINT)
-    axes.grid(axis="y", color=GRID)
+    axes.grid(axis="x", color=GRID)
     for side in axes.spines.values():
         side.set_visible(False)

@@ -20,6 +20,7 @@ from benchmarks import jobs, limits, machine, peers
 from benchmarks.contestant import shape_of
 from benchmarks.jobs import Case, Job
 from benchmarks.judge import Result, make_result
+from benchmarks.limits import external
 from benchmarks.machine import CpuClock
 from benchmarks.statistics import Window, summarize_together
 from benchmarks.workloads import ROOT, W1_NEW_STEPS, data_dir
@@ -233,6 +234,15 @@ def run_job(job: Job, threads: int, pace: Pace, wanted: Iterable[str], report: C
     else:
         groups = batches_of(others, job.gib_for, room) or [[]]
 
+    outside: dict[str, Any] = {}
+    if "ref" in present:
+        try:
+            report(f"{job.name}: the program of {external.VARIABLE}")
+            measures = [case.measure for case in job.cases]
+            outside = external.figures({**job.parameters, "threads": threads}, measures, pace.window_s)
+        except external.Absent as reason:
+            absent[external.NAME] = str(reason)
+
     alive: dict[str, Contestant] = {}
 
     def start(names: Sequence[str]) -> None:
@@ -270,9 +280,13 @@ def run_job(job: Job, threads: int, pace: Pace, wanted: Iterable[str], report: C
     for case in job.cases:
         got = {name: windows.get((case.name, name)) for name in job.contestants}
         figures = summarize_together({name: some for name, some in got.items() if some})
+        if case.measure in outside:
+            figures[external.NAME] = outside[case.measure]
+        elif external.NAME in absent:
+            got[external.NAME] = None
         missing = {
             name: absent.get(name, "does not measure this")
-            for name in job.contestants
+            for name in got
             if name not in figures and (name in absent or not (name == job.subject and inspected.get(case.name)))
         }
         results.append(make_result(job, case, figures, missing, about, inspected.get(case.name, {}), list(notes)))

@@ -12,7 +12,7 @@ from benchmarks.statistics import Figure
 
 def is_peer(name: str) -> bool:
     """What is compared but is no peer: the machine, and other ways of ours."""
-    return name != "ref" and not name.startswith("sok")
+    return name not in ("ref", "limits") and not name.startswith("sok")
 
 
 @dataclasses.dataclass(frozen=True)

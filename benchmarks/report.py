@@ -13,6 +13,7 @@ from benchmarks.judge import Finding, Result, best_peer
 TITLES = {
     "sok": "sok",
     "ref": "machine's limit (ref)",
+    "limits": "another limit program",
     "tf": "TensorFlow",
     "torch": "PyTorch",
     "fbgemm": "FBGEMM CPU",

@@ -44,7 +44,7 @@ class Line:
 
     @property
     def is_worse(self) -> bool:
-        return self.change > SLACK
+        return self.before is not None and self.now - self.before > SLACK * self.before
 
     def text(self) -> str:
         if self.before is None:
