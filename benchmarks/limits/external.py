@@ -1,7 +1,7 @@
 """Another program that measures the machine's limits, if SOK_BENCH_LIMITS names one: its source (C++) or the program.
 
 It is run beside, alone and before the contestants, once for each of 'w1', 'w2', 'w3' that is wanted. It reads our files
-(SOKBENCH_DATA) and prints JSON lines with `case`, `dim`, `dist`, `combiner`, `optimizer`, `ms`, `ms_min`, `n`, `ext_cpu`.
+(SOKBENCH_DATA), prints JSON lines: `case`, `dim`, `dist`, `combiner`, `optimizer`, `ms`, `ms_min`, `n`, `ext_cpu`.
 """
 
 from __future__ import annotations
