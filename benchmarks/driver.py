@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -41,8 +42,15 @@ class Pace:
         self.windows, self.window_s = windows, window_s
         # A contestant whose steps are so slow that it has used this many seconds stops early, after three windows.
         self.case_s = case_s
+        # When (time.monotonic) the run has to be over; nothing is begun after that.
+        self.deadline = math.inf
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self.deadline - time.monotonic())
 
 
+TIME_IS_UP = "left out: the time of this run was up"
 FULL, QUICK = Pace(9, 0.4, 20.0), Pace(5, 0.2, 4.0)
 
 
@@ -55,6 +63,7 @@ class Contestant:
         self.about: dict[str, str] = {}
         self.measures: list[str] = []
         self.once: set[str] = set()
+        self._is_ready = False
         self._next: dict[str, int] = {}
         self._streams: list[Any] = []
         LOGS.mkdir(parents=True, exist_ok=True)
@@ -123,6 +132,7 @@ class Contestant:
             self.about = {"how": answer["about"], "version": answer["version"]}
         for _, connection in streams.values():
             connection.settimeout(600.0)
+        self._is_ready = True
 
     def steps(self, measure: str, count: int) -> Window:
         """Runs `count` more steps."""
@@ -177,7 +187,8 @@ class Contestant:
             self._say("quit")
         self._listener.close()
         try:
-            self._process.wait(20)
+            # One that is not prepared does not listen.
+            self._process.wait(20.0 if self._is_ready else 0.5)
         except subprocess.TimeoutExpired:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -246,23 +257,26 @@ def run_job(job: Job, threads: int, pace: Pace, wanted: Iterable[str], report: C
     alive: dict[str, Contestant] = {}
 
     def start(names: Sequence[str]) -> None:
+        # All at once: most of a preparation is waiting for imports and files.
+        started = {}
         for name in names:
-            if name in alive or name in absent:
-                continue
-            report(f"{job.name}: preparing {name}")
-            contestant = Contestant(name, job, threads)
+            if pace.left_s <= 0:
+                absent[name] = TIME_IS_UP
+            elif name not in alive and name not in absent:
+                report(f"{job.name}: preparing {name}")
+                started[name] = Contestant(name, job, threads)
+        for name, contestant in started.items():
             try:
-                contestant.wait_ready(600.0)
+                contestant.wait_ready(min(600.0, pace.left_s))
                 alive[name] = contestant
                 about[name] = f"{contestant.about['version']}: {contestant.about['how']}"
             except Failed as failure:
-                absent[name] = str(failure)
+                absent[name] = str(failure) if pace.left_s > 0 else TIME_IS_UP
                 contestant.close()
 
     try:
-        start(anchors)
         for group in groups:
-            start(group)
+            start([*anchors, *group])
             for case in job.cases:
                 report(f"{job.name}: {case.name}")
                 _take_turns(case, alive, pace, windows, absent)
@@ -303,7 +317,9 @@ def _take_turns(
     """Rounds of one window for each contestant, until all have their windows."""
     counts: dict[str, int] = {}
     used: dict[str, float] = {}
-    for _ in range(pace.windows):
+    for turn in range(pace.windows):
+        if turn > 0 and pace.left_s <= 0:
+            return
         for name, contestant in list(alive.items()):
             measure = case.measure_for(name)
             if measure not in contestant.measures:

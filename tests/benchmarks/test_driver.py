@@ -189,3 +189,12 @@ def test_limit_program_that_is_not_named_is_absent(monkeypatch, tmp_path):
     monkeypatch.setenv(external.VARIABLE, str(tmp_path / "none.cpp"))
     with pytest.raises(external.Absent, match="does not exist"):
         external.program()
+
+
+def test_nothing_is_begun_when_the_time_is_up(run, monkeypatch):
+    over = driver.Pace(windows=3, window_s=0.02, case_s=1.0)
+    over.deadline = 0.0
+    monkeypatch.setitem(globals(), "PACE", over)
+    (result,) = run(job("sok", "tf"), sok=(1, "-"), tf=(1, "-"))
+    assert result.figures == {}
+    assert result.absent == {"sok": driver.TIME_IS_UP, "tf": driver.TIME_IS_UP}
