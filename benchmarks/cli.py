@@ -104,10 +104,11 @@ def run(options: argparse.Namespace, selected: Sequence[jobs.Job]) -> int:
         file.write(json.dumps({"context": context}) + "\n")
         for job in selected:
             if pace.left_s <= 0:
-                print(f"{job.name}: {driver.TIME_IS_UP}", flush=True)
-                continue
-            workloads.ensure(job.parameters["kind"])
-            for result in driver.run_job(job, options.threads, pace, wanted, _progress):
+                got = driver.left_out(job, driver.TIME_IS_UP)
+            else:
+                workloads.ensure(job.parameters["kind"])
+                got = driver.run_job(job, options.threads, pace, wanted, _progress)
+            for result in got:
                 results.append(result)
                 line = json.dumps(result.as_json())
                 print(line, flush=True)

@@ -209,6 +209,12 @@ def batches_of(peers_: Sequence[str], gib_of: Callable[[str], float], room_gib: 
     return groups
 
 
+def left_out(job: Job, reason: str) -> list[Result]:
+    """The results of a job that did not run."""
+    absent = {name: reason for name in job.contestants}
+    return [make_result(job, case, {}, dict(absent), {}, {}, []) for case in job.cases]
+
+
 def run_job(job: Job, threads: int, pace: Pace, wanted: Iterable[str], report: Callable[[str], None]) -> list[Result]:
     """Measures all cases of a job. What goes wrong with a contestant makes it absent, with the reason."""
     absent: dict[str, str] = {}
@@ -233,9 +239,7 @@ def run_job(job: Job, threads: int, pace: Pace, wanted: Iterable[str], report: C
     fits_anchors = sum(job.gib_for(name) for name in anchors) <= available
     if job.gib_for(job.subject) > available:
         reason = f"needs {job.gib_for(job.subject):.0f} GiB, {max(0.0, available):.0f} are free"
-        return [
-            make_result(job, case, {}, {name: reason for name in job.contestants}, {}, {}, []) for case in job.cases
-        ]
+        return left_out(job, reason)
     room = available - sum(job.gib_for(name) for name in anchors)
     if not fits_anchors or any(job.gib_for(name) > room for name in others):
         # Not all side by side: each in turn alone, the subject first and last.

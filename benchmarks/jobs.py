@@ -131,7 +131,7 @@ def _w2_forward(combiner: str, hashed: bool) -> Job:
             f"W2 forward, {kind}, {combiner}, {distribution}",
             distribution,
             checks,
-            quick=combiner == "sum" and not hashed,
+            quick=combiner == "sum" and not hashed and distribution == "zipf",
             measure_of=(("ref", f"{combiner}/{distribution}"),),
         )
         for distribution in workloads.DISTRIBUTIONS
@@ -300,6 +300,13 @@ def all_jobs() -> list[Job]:
     ]
 
 
+def _parameters_for(job: Job, cases: Sequence[Case]) -> dict[str, Any]:
+    """Those of the job, with the distributions that its cases want: others need not be prepared."""
+    named = {word for case in cases for word in case.measure.split("/")}
+    wanted = [distribution for distribution in workloads.DISTRIBUTIONS if distribution in named]
+    return {**job.parameters, "distributions": wanted} if wanted else job.parameters
+
+
 def select(jobs: Sequence[Job], only: Sequence[str], quick: bool) -> Iterator[Job]:
     """The jobs with those of their cases that are asked for: `only` holds beginnings of job or case names."""
     for job in jobs:
@@ -310,4 +317,4 @@ def select(jobs: Sequence[Job], only: Sequence[str], quick: bool) -> Iterator[Jo
             if is_wanted if only else case.quick or not quick:
                 cases.append(case)
         if cases:
-            yield dataclasses.replace(job, cases=tuple(cases))
+            yield dataclasses.replace(job, cases=tuple(cases), parameters=_parameters_for(job, cases))

@@ -62,7 +62,7 @@ def _w1(job: dict[str, Any]) -> Prepared:
         torch.index_select(rows, 0, numbers, out=output)
 
     prepared = Prepared("pruned_hashmap, index_select")
-    for distribution in workloads.DISTRIBUTIONS:
+    for distribution in job.get("distributions", workloads.DISTRIBUTIONS):
         batches = [torch.from_numpy(batch.copy()) for batch in workloads.load(f"w1_{distribution}")]
         new = [torch.from_numpy(batch.copy()) for batch in workloads.load(f"w1_new_{distribution}")]
         prepared[f"find/{distribution}"] = lambda i, b=batches: find(b[i % len(b)])
@@ -104,7 +104,7 @@ def _w2(job: dict[str, Any]) -> Prepared:
     tables = _tables(job, _rule(name) if name else OptimType.EXACT_SGD, job["combiner"])
     upstream = 1e-3 * torch.randn(job["batch"], job["tables"] * job["dim"])
     prepared = Prepared("table-batched embeddings" + (", fused exact Adagrad" if name else ""))
-    for distribution in workloads.DISTRIBUTIONS:
+    for distribution in job.get("distributions", workloads.DISTRIBUTIONS):
         batches = _batches(job, distribution)
 
         @torch.no_grad()

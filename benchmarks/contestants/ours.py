@@ -77,7 +77,7 @@ def _w1(job: dict[str, Any]) -> Prepared:
     find = tf.function(lambda k: lookup_rows(table, k, training=False), input_signature=signature)
     find_or_insert = tf.function(lambda k: lookup_rows(table, k, training=True), input_signature=signature)
     prepared = Prepared("EmbeddingVariable, lookup_rows")
-    for distribution in workloads.DISTRIBUTIONS:
+    for distribution in job.get("distributions", workloads.DISTRIBUTIONS):
         batches = [tf.constant(batch) for batch in workloads.load(f"w1_{distribution}")]
         new = [tf.constant(batch) for batch in workloads.load(f"w1_new_{distribution}")]
         prepared[f"find/{distribution}"] = lambda i, b=batches: find(b[i % len(b)])

@@ -66,7 +66,7 @@ def _w1(job: dict[str, Any]) -> Prepared:
             return tf.identity(rows)
 
     prepared = Prepared("cuckoo hash table, lookup + upsert")
-    for distribution in workloads.DISTRIBUTIONS:
+    for distribution in job.get("distributions", workloads.DISTRIBUTIONS):
         batches = [tf.constant(batch) for batch in workloads.load(f"w1_{distribution}")]
         new = [tf.constant(batch) for batch in workloads.load(f"w1_new_{distribution}")]
         prepared[f"find/{distribution}"] = lambda i, b=batches: find(b[i % len(b)])

@@ -56,7 +56,7 @@ def _w2(job: dict[str, Any]) -> Prepared:
         # All tables in one: the fastest forward of PyTorch.
         bag = torch.nn.EmbeddingBag(job["rows"] * job["tables"], job["dim"], **options)
         prepared.about = "one stacked EmbeddingBag"
-        for distribution in workloads.DISTRIBUTIONS:
+        for distribution in job.get("distributions", workloads.DISTRIBUTIONS):
             batches = [bags_of(job, distribution, i).stacked(job["rows"]) for i in range(workloads.W2_BATCHES)]
             batches = [(torch.from_numpy(ids), torch.from_numpy(offsets)) for ids, offsets in batches]
 
@@ -71,7 +71,7 @@ def _w2(job: dict[str, Any]) -> Prepared:
     rule = _row_optimizer(name, [bag.weight for bag in bags])
     upstream = 1e-3 * torch.randn(job["batch"], job["tables"] * job["dim"])
     prepared.about = f"{len(bags)} EmbeddingBags(sparse) + {type(rule).__name__}"
-    for distribution in workloads.DISTRIBUTIONS:
+    for distribution in job.get("distributions", workloads.DISTRIBUTIONS):
         batches = separate_batches(job, distribution)
 
         def train(i: int, b: Any = batches) -> None:

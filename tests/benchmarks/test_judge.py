@@ -97,3 +97,12 @@ def test_quick_selects_marked_cases_and_only_overrules_it():
     quick = [case for job in select(all_jobs(), [], True) for case in job.cases]
     assert quick and all(case.quick for case in quick)
     assert [job.name for job in select(all_jobs(), ["w2-train/identity-adam"], True)] == ["w2-train/identity-adam"]
+
+
+def test_only_wanted_distributions_are_prepared():
+    (job,) = select(all_jobs(), ["W2 train, identity, adagrad, uni"], False)
+    assert job.parameters["distributions"] == ["uniform"]
+    (job,) = select(all_jobs(), ["w1/16"], False)
+    assert job.parameters["distributions"] == ["zipf", "uniform"]
+    (job,) = select(all_jobs(), ["w3"], False)
+    assert "distributions" not in job.parameters
