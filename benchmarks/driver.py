@@ -83,6 +83,8 @@ class Contestant:
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "TF_USE_LEGACY_KERAS": "1" if name == "tfra" else "0",
             "CUDA_VISIBLE_DEVICES": "",
+            # Recorded for some steps after the measurement (contestants/ours.py).
+            **({"HOROVOD_TIMELINE": "DYNAMIC"} if self.ranks > 1 else {}),
         }
         with self._log_path.open("wb") as log:
             self._process = subprocess.Popen(
@@ -173,8 +175,10 @@ class Contestant:
                     self._process.wait(5)
                 raise Failed(f"ended with status {self._process.poll()}: {self._last_words()}")
             answers.append(json.loads(line))
-            if "error" in answers[-1]:
-                raise Failed(answers[-1]["error"])
+        # Not before all have answered: the next answers belong to the next command.
+        for answer in answers:
+            if "error" in answer:
+                raise Failed(answer["error"])
         return answers
 
     def _last_words(self) -> str:
@@ -286,7 +290,11 @@ def run_job(job: Job, threads: int, pace: Pace, wanted: Iterable[str], report: C
                 _take_turns(case, alive, pace, windows, absent)
                 subject = alive.get(job.subject)
                 if subject is not None and case.name not in inspected:
-                    inspected[case.name] = subject.inspect(case.measure_for(job.subject))
+                    try:
+                        inspected[case.name] = subject.inspect(case.measure_for(job.subject))
+                    except Failed as failure:
+                        inspected[case.name] = {}
+                        notes.append(f"{case.name}: no figures beside times: {failure}")
             for name in group:
                 if name in alive:
                     alive.pop(name).close()

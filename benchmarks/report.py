@@ -102,7 +102,8 @@ def table(results: Sequence[Result]) -> str:
     if any(lines for _, lines in beside):
         text += ["", "Beside times:"]
         text += [f"  {case}: {line}" for case, lines in beside for line in lines]
-    text += ["", *absent_lines(results)]
+    notes = sorted({note for result in results for note in result.notes})
+    text += ["", *(f"note: {note}" for note in notes), *absent_lines(results)]
     counts = {word: sum(result.verdict == word for result in results) for word in MARKS}
     text.append("Targets: " + ", ".join(f"{count} {word}" for word, count in counts.items() if count) + ".")
     return "\n".join(text)
