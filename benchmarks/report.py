@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import html
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,9 +50,15 @@ def inspected_lines(result: Result) -> list[str]:
     """Figures that are not times of steps: one line, and one for each collective of a step."""
     pairs = {key: value for key, value in result.inspected.items() if isinstance(value, (int, float)) and value}
     lines = [", ".join(f"{key} {value:,.6g}" for key, value in pairs.items())] if pairs else []
+    # Collectives of many tables under one name: 'sok/table7/keys/0' and 'sok/table8/keys/0' are 'sok/table*/keys/*'.
+    kinds: dict[str, dict[str, Any]] = {}
     for name, one in sorted(result.inspected.get("by_name", {}).items()):
-        took = "".join(f", {key} {one[key]:.2f}" for key in ("wait_ms", "move_ms") if key in one)
-        lines.append(f"  {one['collectives']:g} {one['kind']} of {one['bytes']:,.0f} bytes{took}: {name}")
+        total = kinds.setdefault(re.sub(r"\d+", "*", name), {"kind": one["kind"]})
+        for key in ("collectives", "bytes", "wait_ms", "move_ms"):
+            total[key] = total.get(key, 0) + one.get(key, 0)
+    for name, one in kinds.items():
+        took = f"waits {one['wait_ms']:.2f} ms, moves {one['move_ms']:.2f} ms"
+        lines.append(f"{one['collectives']:g} {one['kind']}, {one['bytes']:,.0f} bytes, {took}: {name}")
     return lines
 
 

@@ -22,8 +22,8 @@ def by_tensor(text: str, steps: int) -> dict[str, dict[str, float]]:
     for event in events(text):
         who = event.get("pid")
         if event.get("ph") == "M" and event.get("name") == "process_name":
-            # The first one says when the timeline began instead of a name.
-            names[who] = event.get("args", {}).get("name", str(who))
+            # Horovod writes '/' as '>'. The first one says when the timeline began instead of a name.
+            names[who] = event.get("args", {}).get("name", str(who)).replace(">", "/")
         elif event.get("ph") == "B":
             opened.setdefault(who, []).append((event.get("name", ""), event["ts"]))
         elif event.get("ph") == "E" and opened.get(who):

@@ -111,7 +111,7 @@ def test_timeline_gives_wait_and_move_of_each_tensor():
     text = json.dumps(
         [
             {"ph": "M", "name": "process_name", "pid": 0, "args": {"start_time_since_epoch_in_micros": 5}},
-            {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "sok/keys"}},
+            {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "sok>keys"}},
             event("B", 0, "NEGOTIATE_ALLTOALL"),
             event("E", 3000),
             event("B", 3000, "ALLTOALL"),
