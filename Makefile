@@ -1,10 +1,10 @@
 # What can be done here, one line each; the work is in scripts/. `make` alone prints this list.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast lint format native wheel clean
+.PHONY: help setup demo test test-fast bench bench-quick bench-peers lint format native wheel clean
 
 help:  ## print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup:  ## .venv with TensorFlow, Horovod (SOK_WITH_HOROVOD=0: without), the native library and sok
 	@scripts/setup.sh
@@ -17,6 +17,15 @@ test:  ## set up, then lint, C++ tests under three sanitizers, all Python tests 
 
 test-fast:  ## the Python tests that start no workers, doctests, and the C++ tests without sanitizers
 	@scripts/test.sh fast
+
+bench:  ## sok beside the machine's limit and every installed peer (ARGS="--only w2": other flags); docs/performance.md
+	@$${PYTHON:-.venv/bin/python} -m benchmarks $(ARGS)
+
+bench-quick:  ## a few of the cases, within three minutes
+	@$${PYTHON:-.venv/bin/python} -m benchmarks --quick $(ARGS)
+
+bench-peers:  ## PyTorch, FBGEMM and TFRA for make bench, in environments of their own under build/ (6 GB)
+	@scripts/bench_peers.sh
 
 lint:  ## say what is not formatted or looks wrong
 	@scripts/lint.sh
