@@ -43,8 +43,10 @@ def check_each_rank_writes_a_file_with_its_exchanges(world, tmp_path_of_rank):
     assert sorted(e[:2] for e in exchanges) == [(n, what) for n in range(STEPS) for what in ("grads", "keys", "rows")]
 
     spans = sorted((event["args"]["step"], event["name"]) for event in events if event["ph"] == "X")
-    assert spans == [(n, what) for n in range(STEPS) for what in ("backward", "combine", "find", "route", "update")]
+    # Backward twice: this rank's gradients into a message, and the peers' messages into rows.
+    expected = ("backward", "backward", "combine", "find", "route", "update")
+    assert spans == [(n, what) for n in range(STEPS) for what in expected]
     # One after the other, on whatever threads.
     first = sorted((e["ts"], e["name"]) for e in events if e["ph"] in "Xb" and e["args"]["step"] == 0)
-    order = ["route", "exchange", "find", "exchange", "combine", "backward", "exchange", "update"]
+    order = ["route", "exchange", "find", "exchange", "combine", "backward", "exchange", "backward", "update"]
     assert [name for _, name in first] == order
