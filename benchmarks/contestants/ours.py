@@ -146,9 +146,11 @@ def _w2(job: dict[str, Any]) -> Prepared:
     tracing_s = time.perf_counter() - start
     for distribution in job.get("distributions", workloads.DISTRIBUTIONS):
         batches = _batches(job, distribution)
-        run = lambda i, b=batches: step(*b[i % len(b)])  # noqa: E731  one per distribution
-        prepared[distribution] = run
-        prepared.inspections[distribution] = lambda run=run: {"tracing_s": tracing_s, **_traffic(run)}
+        together = tensors.in_one_call(step, batches)
+        prepared[distribution] = lambda i, run=together: run()
+        prepared.steps_per_call[distribution] = len(batches)
+        one = lambda i, b=batches: step(*b[i % len(b)])  # noqa: E731  one per distribution
+        prepared.inspections[distribution] = lambda run=one: {"tracing_s": tracing_s, **_traffic(run)}
     return prepared
 
 

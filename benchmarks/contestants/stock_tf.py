@@ -133,7 +133,9 @@ def _w2(job: dict[str, Any]) -> Prepared:
     )
     for distribution in job.get("distributions", workloads.DISTRIBUTIONS):
         batches = _batches(job, distribution)
-        prepared[distribution] = lambda i, b=batches: step(*b[i % len(b)])
+        together = tensors.in_one_call(step, batches)
+        prepared[distribution] = lambda i, run=together: run()
+        prepared.steps_per_call[distribution] = len(batches)
     return prepared
 
 

@@ -45,6 +45,19 @@ def as_ragged(tensors: Sequence[tf.Tensor]) -> list[tf.RaggedTensor]:
     ]
 
 
+def in_one_call(step: Any, batches: Sequence[Sequence[tf.Tensor]]) -> Any:
+    """A function that runs `step` on each of the batches in turn: Keras' steps_per_execution.
+
+    A call of a function with 52 tensors costs a millisecond in Python, before any TensorFlow op runs.
+    """
+
+    @tf.function
+    def run() -> list[Any]:
+        return [step(*flat) for flat in batches]
+
+    return run
+
+
 def gradients_for(shapes: Sequence[Sequence[int]]) -> list[tf.Tensor]:
     """What comes back to the lookups of W2 from a model that is not there."""
     return [tf.random.stateless_normal(shape, [5, i], stddev=1e-3) for i, shape in enumerate(shapes)]
