@@ -59,7 +59,9 @@ def test_many_duplicates_are_summed_over_threads(lib, rng):
     ids, sums = sum_duplicates(row_ids, values)
     order, got_order = np.argsort(ids), np.argsort(got_ids)  # so many are not in order of first appearance
     assert_same(got_ids.numpy()[got_order], ids[order])
-    assert_close(got_sums.numpy()[got_order], sums[order], scale=200)  # the most frequent id has thousands of addends of size 1, which cancel
+    assert_close(
+        got_sums.numpy()[got_order], sums[order], scale=200
+    )  # the most frequent id has thousands of addends of size 1, which cancel
     assert_same(lib.sok_sum_duplicates(row_ids, values)[1], got_sums)
 
 
