@@ -2,8 +2,8 @@
 //
 // A lookup may write a hundred megabytes per step. Fresh from the system, that memory costs more to clear, page by page,
 // than the lookup itself, and small pages cost it again in address translation. So large outputs come from a pool of
-// huge pages: a tensor gives its memory back when the last reference to it dies. The pool never holds more than what
-// was in use at the same time at some point, so a process' memory is bounded by its own peak.
+// huge pages: a tensor gives its memory back when the last reference to it dies. The pool keeps no more for later than was
+// in use at the same time at some point. (Not less: what a step needs in its two halves, it does not need at once.)
 #pragma once
 
 #include <cstddef>

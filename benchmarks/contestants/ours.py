@@ -72,6 +72,7 @@ def _w1(job: dict[str, Any]) -> Prepared:
     keys = workloads.load("keys")
     room = len(keys) + 2 * workloads.W1_NEW_STEPS * workloads.W1_LOOKUPS // workloads.W1_NEW_SHARE
     table = sok.EmbeddingVariable(dim, room, name="w1")
+    table.reserve(room)  # ref and the peers are given room for all keys, too
     fill(table, keys)
     signature = [tf.TensorSpec([workloads.W1_LOOKUPS], tf.int64)]
     find = tf.function(lambda k: lookup_rows(table, k, training=False), input_signature=signature)
