@@ -279,7 +279,7 @@ void SumRows(const Cpu& cpu, Scratch* scratch, const RowSums* tables, int64_t nu
     const Work& w = work[unit[u].table];
     if (w.direct) {
       const RowSums& table = tables[unit[u].table];
-      std::memcpy(w.target.row_ids, w.distinct, w.part_rows[0] * sizeof(int64_t));
+      std::copy_n(w.distinct, w.part_rows[0], w.target.row_ids);
       uint32_t next = 0;
       const uint32_t* slot = w.slot;
       for (int64_t k = 0; k < table.num_addends; slot += table.addends[k++].n) {
@@ -292,7 +292,7 @@ void SumRows(const Cpu& cpu, Scratch* scratch, const RowSums* tables, int64_t nu
     }
     const int64_t begin = w.part_begin[unit[u].part], n = w.part_begin[unit[u].part + 1] - begin;
     const int64_t dim = tables[unit[u].table].dim, first = unit[u].first_row;
-    std::memcpy(w.target.row_ids + first, w.distinct + begin, w.part_rows[unit[u].part] * sizeof(int64_t));
+    std::copy_n(w.distinct + begin, w.part_rows[unit[u].part], w.target.row_ids + first);
     kernels.sum_by_slot(w.source + begin, w.scaled ? w.factor + begin : nullptr, w.slot + begin, n, dim,
                         w.target.sums + first * dim);
   });
