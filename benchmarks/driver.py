@@ -83,8 +83,6 @@ class Contestant:
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "TF_USE_LEGACY_KERAS": "1" if name == "tfra" else "0",
             "CUDA_VISIBLE_DEVICES": "",
-            # Recorded for some steps after the measurement (contestants/ours.py).
-            **({"HOROVOD_TIMELINE": "DYNAMIC"} if self.ranks > 1 else {}),
         }
         with self._log_path.open("wb") as log:
             self._process = subprocess.Popen(
@@ -288,16 +286,16 @@ def run_job(job: Job, threads: int, pace: Pace, wanted: Iterable[str], report: C
             for case in job.cases:
                 report(f"{job.name}: {case.name}")
                 _take_turns(case, alive, pace, windows, absent)
-                subject = alive.get(job.subject)
-                if subject is not None and case.name not in inspected:
-                    try:
-                        inspected[case.name] = subject.inspect(case.measure_for(job.subject))
-                    except Failed as failure:
-                        inspected[case.name] = {}
-                        notes.append(f"{case.name}: no figures beside times: {failure}")
             for name in group:
                 if name in alive:
                     alive.pop(name).close()
+        # When all times are taken.
+        subject = alive.get(job.subject)
+        for case in job.cases if subject is not None else ():
+            try:
+                inspected[case.name] = subject.inspect(case.measure_for(job.subject))
+            except Failed as failure:
+                notes.append(f"{case.name}: no figures beside times: {failure}")
     finally:
         for contestant in alive.values():
             contestant.close()

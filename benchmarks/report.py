@@ -54,10 +54,10 @@ def inspected_lines(result: Result) -> list[str]:
     kinds: dict[str, dict[str, Any]] = {}
     for name, one in sorted(result.inspected.get("by_name", {}).items()):
         total = kinds.setdefault(re.sub(r"\d+", "*", name), {"kind": one["kind"]})
-        for key in ("collectives", "bytes", "wait_ms", "move_ms"):
+        for key in ("collectives", "bytes", "took_ms"):
             total[key] = total.get(key, 0) + one.get(key, 0)
     for name, one in kinds.items():
-        took = f"waits {one['wait_ms']:.2f} ms, moves {one['move_ms']:.2f} ms"
+        took = f"took {one['took_ms']:.2f} ms"
         lines.append(f"{one['collectives']:g} {one['kind']}, {one['bytes']:,.0f} bytes, {took}: {name}")
     return lines
 

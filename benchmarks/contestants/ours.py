@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from collections.abc import Sequence
@@ -172,19 +171,12 @@ def _traffic(run: Any, steps: int = 8) -> dict[str, Any]:
 
 
 def _times_of_collectives(run: Any, steps: int) -> dict[str, dict[str, float]]:
-    """Milliseconds a step that each collective waits for the other workers, and then moves data: Horovod's timeline."""
-    import horovod.tensorflow as hvd
-
-    path = Path(tempfile.gettempdir()) / f"sok-bench-timeline-{os.getpid()}.json"
-    hvd.start_timeline(str(path))
-    for i in range(steps):
-        run(i)
-    hvd.stop_timeline()
-    time.sleep(0.5)  # a thread of Horovod writes the file
-    try:
-        return timeline.by_tensor(path.read_text(), steps) if path.exists() else {}
-    finally:
-        path.unlink(missing_ok=True)
+    """Milliseconds a step from where this worker hands a collective over to where its answer is there."""
+    with tempfile.TemporaryDirectory() as folder:
+        with sok.profile(Path(folder) / "profile.json") as profile:
+            for i in range(steps):
+                run(i)
+        return timeline.by_collective(Path(profile.path).read_text(), steps)
 
 
 def _w3(job: dict[str, Any]) -> Prepared:

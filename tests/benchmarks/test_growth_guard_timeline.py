@@ -1,4 +1,4 @@
-"""How cost grows, the instruction guard, and Horovod's timeline: their arithmetic."""
+"""How cost grows, the instruction guard, and times of collectives: their arithmetic."""
 
 import json
 
@@ -106,20 +106,11 @@ def test_recorded_baseline_has_all_kernels():
             assert set(kernels) == set(guard.KERNELS)
 
 
-def test_timeline_gives_wait_and_move_of_each_tensor():
-    event = lambda ph, ts=0, name="", pid=1: {"ph": ph, "ts": ts, "name": name, "pid": pid}  # noqa: E731
-    text = json.dumps(
-        [
-            {"ph": "M", "name": "process_name", "pid": 0, "args": {"start_time_since_epoch_in_micros": 5}},
-            {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "sok>keys"}},
-            event("B", 0, "NEGOTIATE_ALLTOALL"),
-            event("E", 3000),
-            event("B", 3000, "ALLTOALL"),
-            event("B", 3500, "MEMCPY"),
-            event("E", 4000),
-            event("E", 8000),
-        ]
-    )
-    assert timeline.by_tensor(text, 2) == {"sok/keys": {"wait_ms": 1.5, "move_ms": 2.5}}
-    # A file whose writer has not closed it.
-    assert timeline.by_tensor(text[:-1] + ",\n", 2) == {"sok/keys": {"wait_ms": 1.5, "move_ms": 2.5}}
+def test_profile_gives_the_time_of_each_collective():
+    pair = lambda n, begin, end: [  # noqa: E731
+        {"ph": "b", "ts": begin, "id2": {"local": n}, "args": {"collective": "sok/keys"}},
+        {"ph": "e", "ts": end, "id2": {"local": n}},
+    ]
+    others = [{"ph": "X", "ts": 5.0, "dur": 1.0}, {"ph": "M"}, {"ph": "b", "ts": 9e6, "id2": {"local": "open"}}]
+    text = json.dumps({"traceEvents": pair("2", 2e6, 2e6 + 3000) + others + pair("1", 0.0, 1000.0)})
+    assert timeline.by_collective(text, 2) == {"sok/keys": {"took_ms": 2.0}}

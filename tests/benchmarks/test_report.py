@@ -73,11 +73,11 @@ def test_table_says_what_is_absent_in_one_case_only():
 
 
 def test_figures_that_are_not_times_get_lines_of_their_own():
-    one = {"kind": "all_to_all", "collectives": 3.0, "bytes": 1e6, "wait_ms": 0.5, "move_ms": 1.25}
+    one = {"kind": "all_to_all", "collectives": 3.0, "bytes": 1e6, "took_ms": 1.25}
     by_name = {"sok/table1/keys/0": one, "sok/table12/keys/0": one}
     text = report.table([result(inspected={"collectives": 6.0, "by_name": by_name}, sok=1.0)])
     assert "W2 forward: collectives 6" in text
-    assert "6 all_to_all, 2,000,000 bytes, waits 1.00 ms, moves 2.50 ms: sok/table*/keys/*" in text
+    assert "6 all_to_all, 2,000,000 bytes, took 2.50 ms: sok/table*/keys/*" in text
 
 
 @pytest.mark.parametrize(
