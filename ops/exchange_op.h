@@ -1,0 +1,114 @@
+// What the ops of the exchange share: the layout of the messages, and a group's tables and features as attributes say.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "input_limits.h"
+#include "op.h"
+#include "sok/exchange.h"
+#include "sok/profile.h"
+#include "table_resource.h"
+
+namespace sok {
+
+// The words before the keys of a message. All ranks get the same from one.
+enum HeaderWord {
+  kMagicWord,    // kMagic
+  kProgramWord,  // the group's tables, as one number
+  kCallWord,     // which call this is
+  kInsertWord,   // 0 or 1
+  kStatusWord,   // KeyStatus
+  kFeatureWord,  // whose input it is about
+  kDetailWord,
+  kHeaderWords
+};
+constexpr int64_t kMagic = 0x534f4b32;  // "SOK2": changes when the layout does
+
+// First float of an answer. The second is the length of a text that follows the header: one float for each byte.
+enum AnswerStatus { kServed, kFull, kNoMemory, kBadRequest, kBadState, kInternal };
+constexpr int64_t kMaxText = 2000;
+
+// What fits a message, of a text about what is wrong.
+inline std::string Cut(const std::string& text) { return text.substr(0, kMaxText); }
+
+inline bool IsWide(tensorflow::DataType key) { return key == tensorflow::DT_INT64 || key == tensorflow::DT_UINT64; }
+
+// For the profile: the tables' names, where one runs.
+inline std::string NamesOf(const std::vector<RefCountPtr<TableResource>>& tables) {
+  std::string names;
+  for (size_t t = 0; ProfileRuns() && t < tables.size(); ++t) {
+    names += (t > 0 ? "," : "") + tables[t]->table().config().name;
+  }
+  return names;
+}
+
+// The tables and features of a group, as attributes say.
+class GroupOp : public OpKernel {
+ public:
+  explicit GroupOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    Guard(ctx, [&] {
+      Check(ctx->GetAttr("program", &program_));
+      std::vector<int64_t> slot_num, max_nnz, max_feature_num;
+      Check(ctx->GetAttr("table_of", &table_of_));
+      Check(ctx->GetAttr("slot_num", &slot_num));
+      Check(ctx->GetAttr("max_nnz", &max_nnz));
+      Check(ctx->GetAttr("max_feature_num", &max_feature_num));
+      const size_t n = table_of_.size();
+      if (slot_num.size() != n || max_nnz.size() != n || max_feature_num.size() != n) {
+        throw InvalidArgument(
+            "`table_of`, `slot_num`, `max_nnz` and `max_feature_num` must have one value per feature.");
+      }
+      for (size_t f = 0; f < n; ++f) {
+        if (slot_num[f] < 1) throw InvalidArgument("`slot_num` must be at least 1.");
+        limits_.push_back({slot_num[f], max_nnz[f], max_feature_num[f]});
+      }
+    });
+  }
+
+ protected:
+  using Tables = std::vector<RefCountPtr<TableResource>>;
+
+  Tables GetTables(OpKernelContext* ctx) const {
+    const int num_tables = ctx->num_inputs() == 0 ? 0 : NumTables(ctx);
+    Tables tables;
+    bool any_wide = false;
+    for (int t = 0; t < num_tables; ++t) {
+      tables.push_back(TableArg(ctx, t));
+      any_wide = any_wide || IsWide(tables[t]->key_dtype());
+      if (tables[t]->table().config().world_size != tables[0]->table().config().world_size ||
+          tables[t]->table().config().rank != tables[0]->table().config().rank) {
+        throw InvalidArgument("all tables of a group must belong to the same workers.");
+      }
+    }
+    for (const int64_t table : table_of_)
+      if (table < 0 || table >= num_tables) throw InvalidArgument("`table_of` must name one of the tables.");
+    if (any_wide != is_wide_) {
+      throw InvalidArgument(tables[0]->table().Label() +
+                            ": words must be int64 if a table of the group has 64-bit keys, else int32.");
+    }
+    return tables;
+  }
+
+  static int NumTables(OpKernelContext* ctx) {
+    int begin, end;
+    Check(ctx->op_kernel().InputRange("handles", &begin, &end));
+    return end - begin;
+  }
+
+  int64_t program_ = 0;
+  bool is_wide_ = true;
+  std::vector<int64_t> table_of_;  // [F]
+  std::vector<InputLimits> limits_;
+};
+
+#define SOK_GROUP_ATTRS              \
+  Attr("T: int >= 1")                \
+      .Attr("Tword: {int64, int32}") \
+      .Attr("program: int = 0")      \
+      .Attr("table_of: list(int)")   \
+      .Attr("slot_num: list(int)")   \
+      .Attr("max_nnz: list(int)")    \
+      .Attr("max_feature_num: list(int)")
+
+}  // namespace sok
