@@ -199,20 +199,6 @@ void HashTable::Rebuild(Segment* s, uint64_t num_buckets) {
   *s = bigger;
 }
 
-std::pair<uint32_t, bool> HashTable::FindOrInsert(uint64_t key, uint32_t row) {
-  const uint32_t found = FindFrom(key);
-  if (found != kNoRow) return {found, false};
-  const uint64_t hash = Hash(key);
-  Segment& s = SegmentOf(hash);
-  if (s.used + 1 > MaxUsed(s.num_buckets)) {
-    Rebuild(&s, s.num_buckets + std::max<uint64_t>(1, s.num_buckets / 4));
-  }
-  Place(s, hash, key, row);
-  ++s.used;
-  ++size_;
-  return {row, true};
-}
-
 void HashTable::InsertMissing(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, int64_t m, uint32_t* rows,
                               const std::function<void(const bool*, int64_t)>& number_rows) {
   // Stable order by segment: segments are then filled side by side, each in order of position.

@@ -21,8 +21,10 @@ struct RowView {
 
 struct RowKernels {
   // Gathers the first dim floats of rows[0 .. n) into to, asking the memory ahead; kNoRow reads as row 0, which must
-  // exist then. False, and nothing done, for a dim that has no loop of its own. With stream as in copy.
+  // exist then. False, and nothing done, for a dim that has no loop of its own. With stream the stores go past the
+  // cache, for outputs larger than it: call fence before other threads may read.
   bool (*gather)(const RowView& view, const uint32_t* rows, int64_t n, int64_t dim, bool stream, float* to);
+  void (*fence)();
 
   // The same, pooled: out[s] = the rows of positions [row_splits[s], row_splits[s + 1]) combined, for segments
   // [first, last). rows[0] is position row_splits[first].
@@ -55,11 +57,6 @@ struct RowKernels {
   // update for records of rows row_ids[i] (lower 32 bits), none negative, asking the memory ahead.
   void (*update_rows)(const RowView& view, const UpdateRule& rule, const int64_t* row_ids, int64_t slot_offset,
                       const float* grads, int64_t count, int64_t dim);
-
-  // to[i] = from[i], `count` rows of dim floats. With stream the stores go past the cache: for outputs larger than it.
-  // After the last such copy call fence, before other threads may read.
-  void (*copy)(const float* const* from, int64_t count, int64_t dim, bool stream, float* to);
-  void (*fence)();
 
   // out = sum_i weights[i] * rows[i] in order of i; weights null: 1. With fresh, out starts from zero.
   void (*accumulate)(const float* const* rows, const float* weights, int64_t count, int64_t dim, bool fresh,

@@ -42,18 +42,6 @@ SOK_INLINE void StreamVector(float* to, const float* from) {
 #endif
 }
 
-template <int64_t kVectors>
-SOK_INLINE void CopyFixed(const float* const* from, int64_t count, bool stream, float* to) {
-  constexpr int64_t kDim = kVectors * kLanes;
-  if (stream && reinterpret_cast<uintptr_t>(to) % kAlign == 0) {
-    for (int64_t i = 0; i < count; ++i)
-      for (int64_t v = 0; v < kVectors; ++v) StreamVector(to + i * kDim + v * kLanes, from[i] + v * kLanes);
-    return;
-  }
-  for (int64_t i = 0; i < count; ++i)
-    for (int64_t v = 0; v < kVectors; ++v) *At(to + i * kDim + v * kLanes) = *At(from[i] + v * kLanes);
-}
-
 // The widest vector that a row of kDim floats fills.
 template <int64_t kDim>
 struct Wide {
@@ -179,9 +167,11 @@ bool AllBelow(const uint64_t* keys, int64_t n, uint64_t limit) {
 }
 
 bool NeverFalls(const int64_t* x, int64_t n) {
-  int64_t falls = 0;  // its sign bit
-  for (int64_t i = 1; i < n; ++i) falls |= (x[i] - x[i - 1]) | x[i];
-  return falls >= 0;
+  uint64_t falls = 0;  // its highest bit
+  for (int64_t i = 1; i < n; ++i) {
+    falls |= (static_cast<uint64_t>(x[i]) - static_cast<uint64_t>(x[i - 1])) | static_cast<uint64_t>(x[i]);
+  }
+  return falls >> 63 == 0;
 }
 
 bool Narrow(const uint64_t* keys, int64_t n, uint64_t limit, uint32_t* rows) {
@@ -244,27 +234,6 @@ bool SumSegments(const uint32_t* slot, const int64_t* row_splits, int64_t segmen
 #define SOK_CALL(kDim) SumSegmentsFixed<kDim>(slot, row_splits, segments, combiner, values, next, sums)
   SOK_FOR_DIMS(SOK_CALL)
 #undef SOK_CALL
-}
-
-void Copy(const float* const* from, int64_t count, int64_t dim, bool stream, float* to) {
-  switch (dim % kLanes == 0 ? dim / kLanes : 0) {
-    case 1:
-      return CopyFixed<1>(from, count, stream, to);
-    case 2:
-      return CopyFixed<2>(from, count, stream, to);
-    case 4:
-      return CopyFixed<4>(from, count, stream, to);
-    case 8:
-      return CopyFixed<8>(from, count, stream, to);
-    case 16:
-      return CopyFixed<16>(from, count, stream, to);
-    case 32:
-      return CopyFixed<32>(from, count, stream, to);
-    default:
-      for (int64_t i = 0; i < count; ++i) {
-        std::memcpy(to + i * dim, from[i], static_cast<size_t>(dim) * sizeof(float));
-      }
-  }
 }
 
 // Columns [at, at + kVectors * kLanes) of the sum, kept in registers.
@@ -508,9 +477,9 @@ void FillUniform(uint64_t seed, float a, float width, const uint64_t* keys, int6
   }
 }
 
-constexpr RowKernels kKernels = {Gather,      Pool,       PoolKeys,    AllBelow, NeverFalls, Narrow, Widen,
-                                 SumSegments, UpdateRows, Copy,        Fence,    Accumulate, Scale,  SumBySlot,
-                                 AddRows,     Update,     ReadDecayed, Settle,   FillUniform};
+constexpr RowKernels kKernels = {Gather,    Fence,   Pool,        PoolKeys,    AllBelow,   NeverFalls,
+                                 Narrow,    Widen,   SumSegments, UpdateRows,  Accumulate, Scale,
+                                 SumBySlot, AddRows, Update,      ReadDecayed, Settle,     FillUniform};
 
 }  // namespace
 }  // namespace sok

@@ -81,15 +81,6 @@ void EmbeddingTable::FindRows(const uint64_t* keys, int64_t n, uint32_t* rows, b
 // Where the record of each row lies (null: no row), and asks the memory for what reading it will touch.
 void EmbeddingTable::Locate(const uint32_t* rows, int64_t n, bool decays, const float** records) const {
   const int64_t floats = decays ? rows_.floats() : config_.dim;
-  if (!decays && floats <= 16) {  // one line, or two
-    const int64_t last = rows_.IsLineAligned() ? 0 : floats - 1;
-    for (int64_t i = 0; i < n; ++i) {
-      records[i] = rows[i] == kNoRow ? nullptr : rows_.Record(rows[i]);
-      __builtin_prefetch(records[i]);
-      if (last != 0) __builtin_prefetch(records[i] + last);
-    }
-    return;
-  }
   for (int64_t i = 0; i < n; ++i) {
     records[i] = rows[i] == kNoRow ? nullptr : rows_.Record(rows[i]);
     if (records[i] == nullptr) continue;
@@ -208,7 +199,7 @@ void EmbeddingTable::Run(const Feature& feature, Task* task, bool find, uint32_t
       for (int64_t i = 0; i < count; ++i) {
         if (rows[at + i] == kNoRow && insert) continue;  // filled in once it has its row
         const int64_t place = feature.place == nullptr ? first + i : feature.place[first + i];
-        kernels.copy(from + i, 1, dim, false, feature.output + place * dim);
+        std::memcpy(feature.output + place * dim, from[i], static_cast<size_t>(dim) * sizeof(float));
       }
       continue;
     }
@@ -235,7 +226,7 @@ bool EmbeddingTable::HasDecay() const {
   return std::any_of(sets_.begin(), sets_.end(), [](const auto& set) { return set->rule.decays(); });
 }
 
-// The row itself is left alone (readers share it); the next update settles it for good.
+// The row itself is left alone, because readers share it; lookups for training and updates settle it for good.
 const float* EmbeddingTable::ReadRow(uint32_t row, uint64_t key, float* out, float* scratch) const {
   if (row == kNoRow) {
     FillRow(config_.initializer, key, config_.dim, out);
@@ -378,12 +369,11 @@ void EmbeddingTable::FinishFeature(const Cpu& cpu, Scratch* scratch, const Featu
     });
     return;
   }
-  const RowKernels& kernels = ChosenRowKernels();
   cpu.executor.For(count, kKeyCycles + dim, [&](int64_t begin, int64_t end) {
     for (int64_t k = begin; k < end; ++k) {  // just made, so no decay is missing
       const int64_t at = feature.place == nullptr ? missing[k] : feature.place[missing[k]];
-      const float* record = table->rows_.Record(rows[missing[k]]);
-      kernels.copy(&record, 1, dim, false, feature.output + at * dim);
+      std::memcpy(feature.output + at * dim, table->rows_.Record(rows[missing[k]]),
+                  static_cast<size_t>(dim) * sizeof(float));
       feature.row_ids[at] = table->RowId(rows[missing[k]]);
     }
   });

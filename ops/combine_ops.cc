@@ -1,5 +1,4 @@
 // Pooling of rows that came home from their owners, and its gradients.
-#include <cstring>
 #include <string>
 
 #include "op.h"
@@ -137,45 +136,6 @@ class CombineGradWeightsOp : public CombinerOp {
   }
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>CombineGradWeights").Device(tensorflow::DEVICE_CPU), CombineGradWeightsOp);
-
-REGISTER_OP("Sok>GatherRows")
-    .Input("rows: float")
-    .Input("index: int64")
-    .Output("output: float")
-    .SetShapeFn([](InferenceContext* c) {
-      ShapeHandle rows, output;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &rows));
-      TF_RETURN_IF_ERROR(c->Concatenate(c->input(1), c->Vector(c->Dim(rows, 1)), &output));
-      c->set_output(0, output);
-      return absl::OkStatus();
-    });
-
-class GatherRowsOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const Tensor &rows = ctx->input(0), &index = ctx->input(1);
-      CheckRank(rows, 2, "rows");
-      const int64_t n = index.NumElements(), dim = rows.dim_size(1);
-      const ProfileSpan span("combine", name(), {n, n, n * dim * int64_t{sizeof(float)}}, "op");
-      CheckIndex(Int64(index), n, rows.dim_size(0));
-      TensorShape shape = index.shape();
-      shape.AddDim(dim);
-      Tensor* output;
-      Check(ctx->allocate_output(0, shape, &output));
-      const float* from = rows.flat<float>().data();
-      const int64_t* at = Int64(index);
-      float* to = output->flat<float>().data();
-      TfExecutor(ctx).For(n, 20 + dim, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) {
-          std::memcpy(to + i * dim, from + at[i] * dim, static_cast<size_t>(dim) * sizeof(float));
-        }
-      });
-    });
-  }
-};
-REGISTER_KERNEL_BUILDER(Name("Sok>GatherRows").Device(tensorflow::DEVICE_CPU), GatherRowsOp);
 
 }  // namespace
 }  // namespace sok

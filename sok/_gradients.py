@@ -83,12 +83,6 @@ def _exchange_combine_grad(op, *grads):
     return [packed, None, None, *[None] * 2 * num_features, *of_weights]
 
 
-@tf.RegisterGradient("Sok>GatherRows")
-def _gather_rows_grad(op, grad):
-    num_rows = tf.shape(op.inputs[0], out_type=tf.int64)[0]
-    return _ops.lib().sok_unsorted_segment_sum(grad, op.inputs[1], num_rows), None
-
-
 @tf.RegisterGradient("Sok>Combine")
 def _combine_grad(op, grad):
     rows, index, row_splits, weights = op.inputs

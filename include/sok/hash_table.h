@@ -46,9 +46,6 @@ class HashTable {
 
   uint32_t Find(uint64_t key) const;
 
-  // The row of key, and whether it was added just now with row number `row`. Throws OutOfMemory, then nothing changed.
-  std::pair<uint32_t, bool> FindOrInsert(uint64_t key, uint32_t row);
-
   // Adds m keys that are not in the table, but may repeat among themselves. number_rows(first, num_new) is called once
   // all are placed: first[k] says whether position k is the first of its key, num_new how many are. It gives the row of
   // each such position by writing rows[k]; all others then get the row of the first. If it throws, the table is as it

@@ -38,9 +38,6 @@ class RowStore {
   // nothing changed.
   int64_t AddFloats(int64_t count, float init);
 
-  // Whether no record of 16 floats or fewer lies across two cache lines.
-  bool IsLineAligned() const { return stride_ % 16 == 0 || 16 % stride_ == 0; }
-
   int64_t floats() const { return floats_; }
   // The parts of Record, for loops that cannot call it.
   float* const* slabs() const { return slabs_.data(); }

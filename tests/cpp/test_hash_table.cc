@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "check.h"
+#include "sok/error.h"
 #include "threads.h"
 
 namespace {
@@ -39,6 +40,18 @@ void CheckHolds(const HashTable& table, const std::unordered_map<uint64_t, uint3
   CHECK(seen == expected);
 }
 
+// One key at a time: the row of key, and whether it was added just now with row number `row`.
+std::pair<uint32_t, bool> FindOrInsert(HashTable* table, uint64_t key, uint32_t row) {
+  static sok::Scratch scratch;
+  const uint32_t found = table->Find(key);
+  if (found != HashTable::kNoRow) return {found, false};
+  scratch.Reset();
+  const sok::SerialExecutor executor;
+  uint32_t got = HashTable::kNoRow;
+  table->InsertMissing({executor}, &scratch, &key, 1, &got, [&](const bool*, int64_t) { got = row; });
+  return {got, true};
+}
+
 }  // namespace
 
 TEST(AnEmptyTableFindsNothing) {
@@ -56,7 +69,7 @@ TEST(EveryKeyIsLegal) {
     const uint32_t row = static_cast<uint32_t>(expected.size());
     if (!expected.emplace(key, row).second) return;
     CHECK_EQ(table.Find(key), HashTable::kNoRow);
-    const auto [got, added] = table.FindOrInsert(key, row);
+    const auto [got, added] = FindOrInsert(&table, key, row);
     CHECK(added);
     CHECK_EQ(got, row);
   };
@@ -75,8 +88,8 @@ TEST(EveryKeyIsLegal) {
 
 TEST(InsertingTwiceKeepsTheFirstRow) {
   HashTable table(10);
-  CHECK(table.FindOrInsert(5, 1).second);
-  const auto [row, added] = table.FindOrInsert(5, 2);
+  CHECK(FindOrInsert(&table, 5, 1).second);
+  const auto [row, added] = FindOrInsert(&table, 5, 2);
   CHECK(!added);
   CHECK_EQ(row, 1u);
   CHECK_EQ(table.size(), 1);
@@ -90,7 +103,7 @@ TEST(GrowingLosesNothing) {
       HashTable table(max_keys);
       int64_t wrong = 0;
       for (int64_t i = 0; i < n; ++i) {
-        wrong += !table.FindOrInsert(static_cast<uint64_t>(i) << shift, static_cast<uint32_t>(i)).second;
+        wrong += !FindOrInsert(&table, static_cast<uint64_t>(i) << shift, static_cast<uint32_t>(i)).second;
       }
       for (int64_t i = 0; i < n; ++i) wrong += table.Find(static_cast<uint64_t>(i) << shift) != i;
       for (int64_t i = n; i < 2 * n; ++i) wrong += table.Find(static_cast<uint64_t>(i) << shift) != HashTable::kNoRow;
@@ -103,7 +116,7 @@ TEST(GrowingLosesNothing) {
 
 TEST(MemoryStaysNearWhatKeysNeed) {
   HashTable table(1 << 20);
-  for (uint64_t i = 0; i < 1 << 20; ++i) table.FindOrInsert(i * 0x9E3779B97F4A7C15ull, static_cast<uint32_t>(i));
+  for (uint64_t i = 0; i < 1 << 20; ++i) FindOrInsert(&table, i * 0x9E3779B97F4A7C15ull, static_cast<uint32_t>(i));
   // 64 bytes hold five keys; a load of two thirds is the least that 1.25-fold growth may leave.
   CHECK(table.memory_bytes() < (int64_t{1} << 20) * 64 / 5 * 3 / 2);
 }
@@ -113,7 +126,7 @@ TEST(ReservingRebuildsNothingLater) {
     HashTable table(n);
     table.Reserve(n);
     const int64_t bytes = table.memory_bytes();
-    for (int64_t i = 0; i < n; ++i) table.FindOrInsert(static_cast<uint64_t>(i) * 77, static_cast<uint32_t>(i));
+    for (int64_t i = 0; i < n; ++i) FindOrInsert(&table, static_cast<uint64_t>(i) * 77, static_cast<uint32_t>(i));
     CHECK_EQ(table.memory_bytes(), bytes);
     table.Reserve(1);
     CHECK_EQ(table.memory_bytes(), bytes);
@@ -131,7 +144,7 @@ TEST(BehavesAsAMapUnderRandomUse) {
     if (random() % 2 == 0) {
       const uint32_t row = static_cast<uint32_t>(step);
       const auto [at, added] = expected.emplace(key, row);
-      const auto [got, was_added] = table.FindOrInsert(key, row);
+      const auto [got, was_added] = FindOrInsert(&table, key, row);
       CHECK_EQ(got, at->second);
       CHECK_EQ(was_added, added);
     } else {
@@ -147,11 +160,11 @@ TEST(BehavesAsAMapUnderRandomUse) {
 TEST(EndlessTurnoverDoesNotGrowTheTable) {
   HashTable table(1 << 16);
   const uint64_t live = 10000;
-  for (uint64_t i = 0; i < live; ++i) table.FindOrInsert(i, static_cast<uint32_t>(i));
+  for (uint64_t i = 0; i < live; ++i) FindOrInsert(&table, i, static_cast<uint32_t>(i));
   const int64_t bytes = table.memory_bytes();
   for (uint64_t i = live; i < 60 * live; ++i) {
     CHECK(table.Erase(i - live) != HashTable::kNoRow);
-    table.FindOrInsert(i, static_cast<uint32_t>(i % live));
+    FindOrInsert(&table, i, static_cast<uint32_t>(i % live));
   }
   CHECK_EQ(table.size(), static_cast<int64_t>(live));
   CHECK(table.memory_bytes() <= 2 * bytes);
@@ -161,7 +174,7 @@ TEST(TheOrderOfKeysRepeats) {
   std::vector<uint64_t> order[2];
   for (auto& keys : order) {
     HashTable table(5000);
-    for (uint64_t i = 0; i < 5000; ++i) table.FindOrInsert(i * i, static_cast<uint32_t>(i));
+    for (uint64_t i = 0; i < 5000; ++i) FindOrInsert(&table, i * i, static_cast<uint32_t>(i));
     table.ForEach([&](uint64_t key, uint32_t) { keys.push_back(key); });
   }
   CHECK(order[0] == order[1]);
@@ -172,7 +185,7 @@ TEST(ManyThreadsFindAtTheSameTime) {
   std::vector<uint64_t> keys;
   for (uint64_t i = 0; i < 100000; ++i) {
     keys.push_back(i * 0x9E3779B97F4A7C15ull);
-    table.FindOrInsert(keys.back(), static_cast<uint32_t>(i));
+    FindOrInsert(&table, keys.back(), static_cast<uint32_t>(i));
   }
   std::vector<int64_t> wrong(4);
   RunTogether(4, [&](int thread) {
@@ -180,4 +193,44 @@ TEST(ManyThreadsFindAtTheSameTime) {
     for (size_t i = 0; i < keys.size(); ++i) wrong[static_cast<size_t>(thread)] += rows[i] != i;
   });
   for (const int64_t count : wrong) CHECK_EQ(count, 0);
+}
+
+TEST(ManyKeysAtOnceGetTheRowsOfTheirFirstPositions) {
+  for (const int threads : {1, 4}) {
+    const ThreadExecutor executor(threads);
+    HashTable table(1 << 21);  // four segments
+    std::unordered_map<uint64_t, uint32_t> expected;
+    std::mt19937_64 rng(11);
+    for (int batch = 0; batch < 8; ++batch) {
+      std::vector<uint64_t> keys;  // new to the table, with repeats among themselves
+      for (int k = 0; k < 20000; ++k)
+        keys.push_back((rng() % 15000 * 8 + static_cast<uint64_t>(batch)) * 0x9E3779B97F4A7C15ull);
+      std::vector<uint32_t> rows(keys.size(), 12345);
+      std::unordered_map<uint64_t, uint32_t> fresh;
+      sok::Scratch scratch;
+      const int64_t m = static_cast<int64_t>(keys.size());
+      auto number = [&](const bool* first, int64_t num_new) {
+        int64_t count = 0;
+        for (size_t k = 0; k < keys.size(); ++k) {
+          const uint32_t row = static_cast<uint32_t>(expected.size() + fresh.size());
+          CHECK_EQ(first[k], fresh.emplace(keys[k], row).second);
+          if (first[k]) rows[k] = row;
+          count += first[k];
+        }
+        CHECK_EQ(count, num_new);
+      };
+      if (batch % 2 == 1) {  // refused at the last moment: nothing must be left
+        auto refuse = [&](const bool*, int64_t) { throw sok::TableFull("no"); };
+        CHECK_THROWS(table.InsertMissing({executor}, &scratch, keys.data(), m, rows.data(), refuse), sok::TableFull,
+                     "no");
+        CheckHolds(table, expected);
+      }
+      table.InsertMissing({executor}, &scratch, keys.data(), m, rows.data(), number);
+      int64_t wrong = 0;
+      for (size_t k = 0; k < keys.size(); ++k) wrong += rows[k] != fresh[keys[k]];
+      CHECK_EQ(wrong, 0);
+      expected.insert(fresh.begin(), fresh.end());
+      CheckHolds(table, expected);
+    }
+  }
 }

@@ -1,4 +1,6 @@
 // Every instruction set that this processor has gives the bits that plain loops give.
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <random>
 #include <vector>
@@ -29,29 +31,178 @@ std::vector<float> Random(std::mt19937* rng, int64_t n, float scale = 1.0f) {
   return x;
 }
 
+// Records of `dim` floats with slots behind, in slabs of four.
+struct Records {
+  Records(std::mt19937* rng, int64_t dim, int64_t rows, int64_t stride)
+      : values(Random(rng, (rows + 3) / 4 * 4 * stride)), stride(stride) {
+    for (int64_t row = 0; row < rows; row += 4) slabs.push_back(values.data() + row * stride);
+    view = {slabs.data(), 2, 3, stride};
+    CHECK(stride >= dim);
+  }
+  const float* At(uint64_t row) const { return values.data() + static_cast<int64_t>(row) * stride; }
+
+  std::vector<float> values;
+  std::vector<float*> slabs;
+  int64_t stride;
+  sok::RowView view;
+};
+
+bool HasOwnLoop(int64_t dim) { return dim == 4 || dim == 8 || dim == 16 || dim == 32 || dim == 64 || dim == 128; }
+
+constexpr uint32_t kNoRow = 0xFFFFFFFFu;
+
 }  // namespace
 
-TEST(CopiesAreExactAtAnyAlignment) {
+TEST(GathersAreExactAtAnyAlignmentPastTheCacheOrNot) {
   std::mt19937 rng(1);
   for (const sok::RowKernels* kernels : All()) {
     for (const int64_t dim : kDims) {
-      for (const bool stream : {false, true}) {
-        for (const int64_t shift : {0, 1}) {
-          const std::vector<float> rows = Random(&rng, 5 * dim);
-          std::vector<const float*> from;
-          for (int64_t i = 0; i < 5; ++i) from.push_back(rows.data() + (4 - i) * dim);
-          std::vector<float> space(static_cast<size_t>(5 * dim + 40), 7.0f);
-          float* to =
-              reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(space.data()) + 63) & ~uintptr_t{63}) + shift;
-          kernels->copy(from.data(), 5, dim, stream, to);
-          kernels->fence();
-          int64_t wrong = 0;
-          for (int64_t i = 0; i < 5; ++i)
-            for (int64_t j = 0; j < dim; ++j) wrong += to[i * dim + j] != from[static_cast<size_t>(i)][j];
-          CHECK_EQ(wrong, 0);
-          CHECK_EQ(to[5 * dim], 7.0f);
+      for (const int64_t extra : {0, 4, 20}) {
+        const Records records(&rng, dim, 30, dim + extra);
+        std::vector<uint32_t> rows;
+        for (int i = 0; i < 53; ++i) rows.push_back(i == 7 ? kNoRow : static_cast<uint32_t>(rng() % 30));
+        for (const bool stream : {false, true}) {
+          for (const int64_t shift : {0, 1}) {
+            std::vector<float> space(static_cast<size_t>(53 * dim + 40), 7.0f);
+            float* to =
+                reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(space.data()) + 63) & ~uintptr_t{63}) + shift;
+            const bool done = kernels->gather(records.view, rows.data(), 53, dim, stream, to);
+            kernels->fence();
+            CHECK_EQ(done, HasOwnLoop(dim));
+            int64_t wrong = 0;
+            for (int64_t i = 0; i < 53 * dim; ++i) {
+              const uint32_t row = rows[static_cast<size_t>(i / dim)];
+              wrong += to[i] != (done ? records.At(row == kNoRow ? 0 : row)[i % dim] : 7.0f);
+            }
+            CHECK_EQ(wrong, 0);
+            CHECK_EQ(to[53 * dim], 7.0f);
+          }
         }
       }
+    }
+  }
+}
+
+TEST(PoolingIsInOrderForEveryCombiner) {
+  std::mt19937 rng(6);
+  for (const sok::RowKernels* kernels : All()) {
+    for (const int64_t dim : kDims) {
+      const Records records(&rng, dim, 30, dim + 4);
+      // A task in the middle: empty segments at both ends and one longer than the look-ahead.
+      const std::vector<int64_t> splits = {0, 2, 2, 5, 5, 6, 46, 48, 48};
+      std::vector<uint32_t> rows;
+      for (int64_t i = 2; i < 48; ++i) rows.push_back(static_cast<uint32_t>(rng() % 30));
+      const std::vector<uint64_t> keys(rows.begin(), rows.end());
+      for (const sok::Combiner combiner : {sok::Combiner::kSum, sok::Combiner::kMean, sok::Combiner::kSqrtn}) {
+        std::vector<float> out(static_cast<size_t>(8 * dim), 7.0f), by_key = out, expected = out;
+        const bool done = kernels->pool(records.view, rows.data(), splits.data(), 1, 8, combiner, dim, out.data());
+        CHECK_EQ(kernels->pool_keys(records.view, keys.data(), splits.data(), 1, 8, combiner, dim, by_key.data()),
+                 done);
+        CHECK_EQ(done, HasOwnLoop(dim));
+        for (size_t s = 1; done && s < 8; ++s) {
+          const float scale = sok::SegmentScale(combiner, nullptr, splits[s + 1] - splits[s]);
+          for (int64_t j = 0; j < dim; ++j) {
+            float sum = 0.0f;
+            for (int64_t i = splits[s]; i < splits[s + 1]; ++i) sum += records.At(rows[static_cast<size_t>(i - 2)])[j];
+            expected[s * static_cast<size_t>(dim) + static_cast<size_t>(j)] = sum * scale;
+          }
+        }
+        CHECK(out == expected);
+        CHECK(by_key == expected);
+      }
+    }
+  }
+}
+
+TEST(NumbersAreCheckedAndConverted) {
+  for (const sok::RowKernels* kernels : All()) {
+    for (const int64_t n : {0, 1, 7, 8, 33}) {
+      const size_t size = static_cast<size_t>(n);
+      std::vector<uint64_t> keys(size);
+      for (size_t i = 0; i < size; ++i) keys[i] = i * 3;
+      CHECK(kernels->all_below(keys.data(), n, 100));
+      std::vector<uint32_t> rows(size);
+      CHECK(!kernels->narrow(keys.data(), n, 100, rows.data()));
+      for (size_t i = 0; i < size; ++i) CHECK_EQ(rows[i], static_cast<uint32_t>(i * 3));
+      std::vector<int64_t> ids(size);
+      CHECK_EQ(kernels->widen(rows.data(), n, int64_t{5} << 32, ids.data()), 0);
+      for (size_t i = 0; i < size; ++i) CHECK_EQ(ids[i], (int64_t{5} << 32) + static_cast<int64_t>(i * 3));
+      for (size_t bad = 0; bad < size; ++bad) {
+        for (const uint64_t key : {uint64_t{100}, uint64_t{1} << 32, ~uint64_t{0}}) {
+          std::vector<uint64_t> with = keys;
+          with[bad] = key;
+          CHECK(!kernels->all_below(with.data(), n, 100));
+          CHECK(kernels->narrow(with.data(), n, 100, rows.data()));
+          CHECK_EQ(rows[bad], kNoRow);
+          CHECK_EQ(kernels->widen(rows.data(), n, 0, ids.data()), 1);
+          CHECK_EQ(ids[bad], -1);
+        }
+        std::vector<int64_t> splits(keys.begin(), keys.end());
+        CHECK(kernels->never_falls(splits.data(), n));
+        if (bad == 0) continue;
+        splits[bad] = splits[bad - 1] - 1;
+        CHECK(!kernels->never_falls(splits.data(), n));
+        splits[bad] = INT64_MIN;  // the difference alone would overflow
+        CHECK(!kernels->never_falls(splits.data(), n));
+      }
+    }
+  }
+}
+
+TEST(SegmentsGoToTheirSlots) {
+  std::mt19937 rng(7);
+  const std::vector<int64_t> splits = {0, 3, 3, 4, 24};
+  const std::vector<uint32_t> first = {0, 1, 0, kNoRow, 2, 1, 3, 3, 0, 4, 5, 6, 7, 8, 9, 0, 1, 2, 10, 11, 4, 4, 4, 12};
+  for (const sok::RowKernels* kernels : All()) {
+    for (const int64_t dim : kDims) {
+      const std::vector<float> values = Random(&rng, 24 * dim);
+      for (const sok::Combiner combiner : {sok::Combiner::kSum, sok::Combiner::kMean, sok::Combiner::kSqrtn}) {
+        for (const bool pooled : {true, false}) {
+          if (!pooled && combiner != sok::Combiner::kSum) continue;
+          std::vector<float> sums(static_cast<size_t>(14 * dim), 7.0f), expected(sums.size(), 7.0f);
+          std::fill_n(expected.begin(), 13 * dim, 0.0f);
+          uint32_t next = 0;
+          const bool done = kernels->sum_segments(first.data(), pooled ? splits.data() : nullptr, pooled ? 4 : 24,
+                                                  combiner, values.data(), dim, &next, sums.data());
+          CHECK_EQ(done, HasOwnLoop(dim));
+          if (!done) continue;
+          CHECK_EQ(next, 13u);
+          for (int64_t i = 0; i < 24; ++i) {
+            int64_t s = pooled ? 0 : i;
+            while (pooled && splits[static_cast<size_t>(s + 1)] <= i) ++s;
+            const int64_t count = pooled ? splits[static_cast<size_t>(s + 1)] - splits[static_cast<size_t>(s)] : 1;
+            const float scale = sok::SegmentScale(combiner, nullptr, count);
+            for (int64_t j = 0; j < dim && first[static_cast<size_t>(i)] != kNoRow; ++j) {
+              const float add = scale * values[static_cast<size_t>(s * dim + j)];
+              expected[static_cast<size_t>(int64_t{first[static_cast<size_t>(i)]} * dim + j)] += add;
+            }
+          }
+          CHECK(sums == expected);
+        }
+      }
+    }
+  }
+}
+
+TEST(RowsAreAddedWhereTheyBelong) {
+  std::mt19937 rng(8);
+  const std::vector<size_t> where = {0, 1, 0, 2, 1, 0, 3, 3, 0, 1, 2, 3};
+  for (const sok::RowKernels* kernels : All()) {
+    for (const int64_t dim : kDims) {
+      const std::vector<float> values = Random(&rng, 12 * dim);
+      std::vector<float> sums(static_cast<size_t>(4 * dim), 7.0f), expected(sums.size(), 0.0f);
+      std::vector<const float*> from;
+      std::vector<float*> to;
+      std::vector<uint8_t> fresh;
+      for (size_t i = 0; i < where.size(); ++i) {
+        from.push_back(values.data() + static_cast<int64_t>(i) * dim);
+        to.push_back(sums.data() + static_cast<int64_t>(where[i]) * dim);
+        fresh.push_back(std::find(where.begin(), where.end(), where[i]) == where.begin() + static_cast<int64_t>(i));
+        for (int64_t j = 0; j < dim; ++j)
+          expected[where[i] * static_cast<size_t>(dim) + static_cast<size_t>(j)] += from.back()[j];
+      }
+      kernels->add_rows(from.data(), to.data(), fresh.data(), 12, dim);
+      CHECK(sums == expected);
     }
   }
 }
@@ -100,6 +251,10 @@ TEST(UpdatesFollowTheRule) {
         std::vector<float> records = start, expected = start;
         float* at[3] = {records.data() + 2 * floats, records.data(), records.data() + floats};
         kernels->update(rule, at, dim, grads.data(), 3, dim);
+        std::vector<float> by_row = start;  // the same by row number, all in one slab
+        float* slab = by_row.data();
+        const int64_t ids[3] = {2, 0 | (int64_t{9} << 32), 1};
+        kernels->update_rows({&slab, 2, 3, floats}, rule, ids, dim, grads.data(), 3, dim);
         for (int64_t i = 0; i < 3; ++i) {
           float* w = expected.data() + (at[i] - records.data());
           for (int64_t j = 0; j < dim; ++j) {
@@ -113,6 +268,7 @@ TEST(UpdatesFollowTheRule) {
           }
         }
         CHECK(records == expected);
+        CHECK(by_row == expected);
       }
     }
   }

@@ -1,6 +1,7 @@
 """What people look at: the progress lines and the HTML report."""
 
 import io
+import math
 from html.parser import HTMLParser
 
 import pytest
@@ -107,7 +108,10 @@ def test_report_is_one_well_formed_page_without_outside_references(tmp_path):
 )
 def test_report_of_a_short_run_without_known_truth(tmp_path, history):
     result = {**RESULT, "auc": None, "best_auc": None, "best_logloss": None, "rows_per_shard": [0], "workers": 1}
-    Checker(report.write_report(tmp_path / "report.html", result, history).read_text())
+    checker = Checker(report.write_report(tmp_path / "report.html", result, history).read_text())
+    drawn = [attrs["points"] for tag, attrs in checker.seen if tag == "polyline"]
+    assert all(math.isfinite(float(x)) for points in drawn for pair in points.split() for x in pair.split(","))
+    assert [tag for tag, _ in checker.seen].count("html") == 1
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (0.4137, 0.6921), (5, 5), (0, 313), (1e-4, 9e-4), (0.75, 0.8381)])

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.reference import combine, segment_sum, sparse_update
+from tests.reference import combine, sparse_update
 from tests.reference.judge import assert_close, assert_same
 
 NO_WEIGHTS = np.zeros(0, np.float32)
@@ -107,28 +107,6 @@ def test_sparse_gradient_is_summed_per_row(lib, rng, combiner, weighted, size):
     assert_close(got_sums, sums, scale=10)
 
 
-@pytest.mark.parametrize("index_shape", [(0,), (1,), (30,), (4, 5), (2, 0, 3), ()])
-def test_gather_rows_and_its_gradient(lib, call, rng, index_shape):
-    rows, index = rng.normal(size=(6, 3)).astype(np.float32), rng.integers(0, 6, index_shape)
-    upstream = rng.normal(size=(*index_shape, 3)).astype(np.float32)
-
-    def step(rows):
-        with tf.GradientTape() as tape:
-            tape.watch(rows)
-            output = lib.sok_gather_rows(rows, index)
-            loss = tf.reduce_sum(output * upstream)
-        return output, tape.gradient(loss, rows)
-
-    output, grad = call(step, tf.constant(rows))
-    assert_same(output, rows[index])
-    assert_close(grad, segment_sum.unsorted_segment_sum(upstream, index, 6), scale=5)
-
-
-def test_gather_rows_split_over_threads(lib, rng):
-    rows, index = rng.normal(size=(1000, 33)).astype(np.float32), rng.integers(0, 1000, 20_000)
-    assert_same(lib.sok_gather_rows(rows, index), rows[index])
-
-
 def test_shapes_are_inferred(lib):
     with tf.Graph().as_default():
         p = tf.compat.v1.placeholder
@@ -136,7 +114,6 @@ def test_shapes_are_inferred(lib):
         assert lib.sok_combine(rows, p(tf.int64, [9]), p(tf.int64, [4]), weights, combiner="sum").shape == [3, 5]
         unknown = lib.sok_combine(rows, p(tf.int64, [9]), p(tf.int64, [None]), weights, combiner="sum")
         assert unknown.shape.as_list() == [None, 5]
-        assert lib.sok_gather_rows(rows, p(tf.int64, [2, 3])).shape == [2, 3, 5]
         ids, sums = lib.sok_combine_grad_sparse(rows, p(tf.int64, [9]), p(tf.int64, [4]), weights, combiner="sum")
         assert ids.shape.as_list() == [None] and sums.shape.as_list() == [None, 5]
         grad_rows = lib.sok_combine_grad_rows(rows, p(tf.int64, [9]), p(tf.int64, [4]), weights, 8, combiner="sum")
@@ -172,12 +149,6 @@ def test_bad_arguments_are_named(lib, change, text):
 def test_other_combiners_are_refused(lib):
     with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match="max"):
         lib.sok_combine(**GOOD, combiner="max")
-
-
-@pytest.mark.parametrize(("index", "text"), [([[3]], r"index\[0\] = 3"), (-1, r"index\[0\] = -1")])
-def test_gather_rows_refuses_places_that_do_not_exist(lib, index, text):
-    with pytest.raises(tf.errors.InvalidArgumentError, match=text):
-        lib.sok_gather_rows(np.zeros((3, 2), np.float32), index)
 
 
 def test_gradient_ops_check_their_arguments(lib):
