@@ -29,6 +29,9 @@ EmbeddingTable::EmbeddingTable(TableConfig config)
         check(config.world_size >= 1 && config.rank >= 0 && config.rank < config.world_size,
               "rank must lie in [0, world_size). Received: rank " + std::to_string(config.rank) + " of " +
                   std::to_string(config.world_size) + ".");
+        check(config.owner >= kByKey && config.owner < config.world_size,
+              "owner must be a rank in [0, " + std::to_string(config.world_size) +
+                  "), or -1: each row on the rank of " + "its key. Received: " + std::to_string(config.owner) + ".");
         if (config.initializer.kind == InitKind::kBank) {
           check(config.initializer.bank_rows >= 1 &&
                     static_cast<int64_t>(config.initializer.bank.size()) == config.initializer.bank_rows * config.dim,
@@ -58,18 +61,18 @@ std::string EmbeddingTable::KeyText(uint64_t key) const {
   return config_.is_unsigned ? std::to_string(key) : std::to_string(static_cast<int64_t>(key));
 }
 
-int EmbeddingTable::OwnerOf(uint64_t key) const { return Owner(key, config_.world_size, config_.is_unsigned); }
+int EmbeddingTable::OwnerOf(uint64_t key) const { return config_.partition().OwnerOf(key); }
 
 bool EmbeddingTable::IsLegal(uint64_t key) const {
   // A negative key is huge as an unsigned word, so one comparison serves both.
-  return config_.hashed || key < static_cast<uint64_t>(config_.capacity) * static_cast<uint64_t>(config_.world_size);
+  return config_.hashed || key < config_.num_legal();
 }
 
 void EmbeddingTable::CheckKey(uint64_t key) const {
   if (IsLegal(key)) return;
-  throw InvalidArgument(Label() + ": key " + KeyText(key) + " is outside [0, " +
-                        std::to_string(config_.capacity * config_.world_size) +
-                        ") = [0, capacity per worker * workers). A table with use_hashtable=False uses keys as row "
+  throw InvalidArgument(Label() + ": key " + KeyText(key) + " is outside [0, " + std::to_string(config_.num_legal()) +
+                        ") = [0, capacity per worker" + (config_.owner == kByKey ? " * workers" : "") +
+                        "). A table with use_hashtable=False uses keys as row "
                         "numbers; raise its capacity or use use_hashtable=True.");
 }
 
@@ -86,7 +89,8 @@ void EmbeddingTable::CheckOwned(const uint64_t* keys, int64_t n) const {
     const int owner = OwnerOf(keys[i]);
     if (owner == config_.rank) continue;
     throw InvalidArgument(Label() + ": key " + KeyText(keys[i]) + " belongs to rank " + std::to_string(owner) +
-                          " (key mod workers). Look keys of all ranks up through sok.lookup or a layer.");
+                          (config_.owner == kByKey ? " (key mod workers)" : ", as the whole table") +
+                          ". Look keys of all ranks up through sok.lookup or a layer.");
   }
 }
 
@@ -99,7 +103,8 @@ void EmbeddingTable::MarkInUse(int64_t row, bool used) {
 
 uint64_t EmbeddingTable::KeyOfRow(int64_t row) const {
   if (!config_.hashed) {
-    return static_cast<uint64_t>(row) * static_cast<uint64_t>(config_.world_size) + static_cast<uint64_t>(config_.rank);
+    const uint64_t shards = static_cast<uint64_t>(config_.partition().num_shards());
+    return static_cast<uint64_t>(row) * shards + (shards > 1 ? static_cast<uint64_t>(config_.rank) : 0);
   }
   uint64_t found = 0;  // only error messages ask: a scan will do
   index_->ForEach([&](uint64_t key, uint32_t r) {

@@ -5,7 +5,6 @@
 #include <string>
 
 #include "sok/error.h"
-#include "sok/partition.h"
 
 namespace sok {
 namespace {
@@ -109,9 +108,10 @@ void Deduplicate(const Plan& plan, Part* part, uint32_t* slots) {
     });
   }
   part->num_keys = num_keys;
+  const Partition partition = {plan.world, plan.tables[part->table].owner, is_unsigned};
   std::fill(part->counts, part->counts + plan.world, 0);
   for (uint32_t u = 0; u < num_keys; ++u) {
-    const int owner = Owner(keys[u], plan.world, is_unsigned);
+    const int owner = partition.OwnerOf(keys[u]);
     part->place[u] = static_cast<uint32_t>(owner);
     ++part->counts[owner];
   }

@@ -42,19 +42,20 @@ uint32_t EmbeddingTable::FindRow(uint64_t key) const {
 
 void EmbeddingTable::Resolve(const uint64_t* keys, const HashTable::Bucket* const* homes, int64_t n, uint32_t* rows,
                              bool* bad) const {
-  const uint64_t world = static_cast<uint64_t>(config_.world_size);
   if (index_) {
-    if (world > 1)
+    if (config_.world_size > 1)
       for (int64_t i = 0; i < n; ++i) *bad = *bad || OwnerOf(keys[i]) != config_.rank;
     return index_->Resolve(keys, homes, static_cast<int>(n), rows);
   }
   const uint64_t capacity = static_cast<uint64_t>(config_.capacity), rank = static_cast<uint64_t>(config_.rank);
-  if (world == 1) {
+  const uint64_t shards = static_cast<uint64_t>(config_.partition().num_shards());
+  if (config_.owner != kByKey && config_.owner != config_.rank && n > 0) *bad = true;
+  if (shards == 1) {
     if (ChosenRowKernels().narrow(keys, n, capacity, rows)) *bad = true;
   } else {
     for (int64_t i = 0; i < n; ++i) {
-      const uint64_t row = keys[i] / world;
-      const bool over = row >= capacity || keys[i] - row * world != rank;
+      const uint64_t row = keys[i] / shards;
+      const bool over = row >= capacity || keys[i] - row * shards != rank;
       *bad = *bad || over;
       rows[i] = over ? kNoRow : static_cast<uint32_t>(row);
     }
@@ -311,12 +312,12 @@ void EmbeddingTable::InsertMissing(const Cpu& cpu, Scratch* scratch, const uint6
   if (config_.hashed) {
     InsertHashed(cpu, scratch, keys, missing, m, rows, &fresh);
   } else {
-    const uint64_t world = static_cast<uint64_t>(config_.world_size);
+    const uint64_t shards = static_cast<uint64_t>(config_.partition().num_shards());
     fresh.reserve(static_cast<size_t>(m));
-    for (int64_t k = 0; k < m; ++k) MakeRoom(static_cast<int64_t>(keys[missing[k]] / world));
+    for (int64_t k = 0; k < m; ++k) MakeRoom(static_cast<int64_t>(keys[missing[k]] / shards));
     for (int64_t k = 0; k < m; ++k) {
       const int64_t i = missing[k];
-      rows[i] = static_cast<uint32_t>(keys[i] / world);
+      rows[i] = static_cast<uint32_t>(keys[i] / shards);
       if (InUse(rows[i])) continue;
       MarkInUse(rows[i], true);
       fresh.emplace_back(rows[i], keys[i]);

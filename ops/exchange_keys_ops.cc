@@ -143,8 +143,7 @@ class ExchangeRouteOp : public GroupOp {
       std::vector<RouteTable> route_tables;
       for (const auto& table : tables) {
         const TableConfig& config = table->table().config();
-        const uint64_t bound = static_cast<uint64_t>(config.capacity) * static_cast<uint64_t>(config.world_size);
-        route_tables.push_back({config.dim, config.is_unsigned, config.hashed ? 0 : bound});
+        route_tables.push_back({config.dim, config.is_unsigned, config.hashed ? 0 : config.num_legal(), config.owner});
       }
       std::vector<RouteFeature> features(num_features);
       for (int f = 0; f < num_features; ++f) {

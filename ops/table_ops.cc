@@ -30,6 +30,7 @@ REGISTER_OP("Sok>TableHandle")
     .Attr("hashed: bool")
     .Attr("world_size: int >= 1")
     .Attr("rank: int >= 0")
+    .Attr("owner: int >= -1 = -1")
     .Attr("seed: int")
     .Attr("initializer: string")
     .Attr("init_a: float")
@@ -69,6 +70,7 @@ class TableHandleOp : public OpKernel {
       Check(ctx->GetAttr("hashed", &config_.hashed));
       Check(ctx->GetAttr("world_size", &config_.world_size));
       Check(ctx->GetAttr("rank", &config_.rank));
+      Check(ctx->GetAttr("owner", &config_.owner));
       config_.is_unsigned = IsUnsigned(key_dtype_);
       config_.initializer = InitializerAttrs(ctx);
       Check(ctx->GetAttr("bank", &config_.initializer.bank));

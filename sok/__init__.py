@@ -31,6 +31,7 @@ _PUBLIC = {
     "get_embedding": "sok.layers:get_embedding",
     "group_embedding_lookup_sparse": "sok.group:group_embedding_lookup_sparse",
     "EmbeddingVariable": "sok.table:EmbeddingVariable",
+    "balance_tables": "sok.placement:balance_tables",
     "split_embedding_variable_from_others": "sok.table:split_embedding_variable_from_others",
     # Training.
     "optimizers": "sok.optimizers",

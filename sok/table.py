@@ -46,6 +46,14 @@ def _whole_number(argument: str, value: Any, top: int) -> int:
     return int(value)
 
 
+def _check_owner(owner: Any, world_size: int) -> int:
+    if isinstance(owner, bool) or not hasattr(owner, "__index__") or not 0 <= owner < world_size:
+        raise ValueError(
+            f"`owner` must be None or a rank in [0, {world_size}): there are {world_size} worker(s). Received: {owner!r}."
+        )
+    return int(owner)
+
+
 def _derive_seed(*parts: Any) -> int:
     """A stable signed 64-bit number made of `parts`; Python's own hash changes from process to process."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
@@ -57,7 +65,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
 
     It is a trainable variable: `tape.gradient` gives `tf.IndexedSlices` whose indices are row ids of this shard, which
     `sok.optimizers` apply. Its declared TensorFlow `shape` is `(0, dim)`: nothing may read it as a dense matrix.
-    The rows of `key` live on rank `key % world_size`. A row that was never seen holds its initial value, a pure
+    The row of `key` lives on rank `key % world_size`, or all rows on rank `owner`. A row that was never seen holds its initial value, a pure
     function of the table's seed and the key.
 
     Args:
@@ -67,9 +75,11 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         key_dtype: int64 (default), int32, uint32 or uint64. Every value is a legal key.
         initializer: None (uniform in [-0.05, 0.05]), a Keras name, a Keras initializer, or `f(shape, dtype)`.
         hashed: True: any key, rows are given out as keys appear. False: keys are row numbers, legal are
-            0 <= key < capacity * world_size.
+            0 <= key < capacity * world_size (with `owner`: 0 <= key < capacity).
         trainable: False keeps it out of the gradients that a tape watches by itself.
         seed: of the initial values; default from `sok.Init(seed=...)` and the name.
+        owner: the rank that holds all rows (table-wise placement: small tables, spread over workers as whole tables).
+            None: every worker holds the rows of its keys. Equal on all workers; results do not depend on it.
 
     Raises:
         ValueError: an argument is out of range.
@@ -102,6 +112,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         hashed: bool = True,
         trainable: bool = True,
         seed: int | None = None,
+        owner: int | None = None,
     ) -> None:
         self._dim = _whole_number("dim", dim, _MAX_DIM)
         self._capacity = _whole_number("capacity", capacity, _MAX_CAPACITY)
@@ -109,6 +120,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         self._key_dtype = check_key_dtype(key_dtype)
         transport = context.get_transport()
         self._world_size, self._rank = transport.size, transport.rank
+        self._owner = None if owner is None else _check_owner(owner, transport.size)
         self._table_name = _unique_name(name or "embedding_variable")
         spec = sok_initializers.to_spec(initializer, self._capacity, self._dim)
         if seed is not None:
@@ -130,6 +142,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
                 hashed=self._hashed,
                 world_size=self._world_size,
                 rank=self._rank,
+                owner=-1 if self._owner is None else self._owner,
                 seed=self._seed,
                 initializer=spec.kind,
                 init_a=spec.a,
@@ -197,6 +210,11 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         return self._rank
 
     @property
+    def owner(self) -> int | None:
+        """The rank that holds all rows; None if each row is on the rank of its key."""
+        return self._owner
+
+    @property
     def seed(self) -> int:
         """Seed of the initial values."""
         return self._seed
@@ -214,9 +232,12 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         used = ""
         if tf.executing_eagerly() and not self._in_graph_mode:
             used = f", rows {int(self.size()):,} of {self._capacity:,}"
+        place = f"shard {self._rank} of {self._world_size}"
+        if self._owner is not None:
+            place = f"all on rank {self._owner} of {self._world_size}"
         return (
             f"<EmbeddingVariable '{self._table_name}' dim={self._dim}, {kind} {self._key_dtype.name} keys{used}, "
-            f"shard {self._rank} of {self._world_size}>"
+            f"{place}>"
         )
 
     __str__ = __repr__

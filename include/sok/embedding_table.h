@@ -20,6 +20,7 @@
 #include "sok/device.h"
 #include "sok/hash_table.h"
 #include "sok/initializer.h"
+#include "sok/partition.h"
 #include "sok/row_store.h"
 #include "sok/scratch.h"
 #include "sok/sparse_update.h"
@@ -30,11 +31,18 @@ struct TableConfig {
   std::string name;  // for messages
   int64_t dim = 0;
   int64_t capacity = 0;      // rows of this shard
-  bool hashed = true;        // false: row = key / world_size
+  bool hashed = true;        // false: row = key / number of ranks that hold rows
   bool is_unsigned = false;  // how keys are printed, and what `mod` means for them
   int world_size = 1;
   int rank = 0;
+  int owner = kByKey;  // the rank that holds all rows; kByKey: each row is on the rank of its key
   Initializer initializer;
+
+  Partition partition() const { return {world_size, owner, is_unsigned}; }
+  // Keys of an identity table are below it.
+  uint64_t num_legal() const {
+    return static_cast<uint64_t>(capacity) * static_cast<uint64_t>(partition().num_shards());
+  }
 };
 
 class EmbeddingTable {

@@ -9,6 +9,7 @@
 
 #include "sok/combine.h"
 #include "sok/device.h"
+#include "sok/partition.h"
 #include "sok/scratch.h"
 
 namespace sok {
@@ -20,6 +21,7 @@ struct RouteTable {
   int64_t dim = 0;
   bool is_unsigned = false;
   uint64_t num_legal = 0;  // keys in [0, num_legal) are legal; 0: every key is
+  int owner = kByKey;      // the rank of all keys; kByKey: each has its own
 };
 
 // The keys of one feature, in any of the four key dtypes.
