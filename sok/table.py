@@ -49,7 +49,7 @@ def _whole_number(argument: str, value: Any, top: int) -> int:
 def _check_owner(owner: Any, world_size: int) -> int:
     if isinstance(owner, bool) or not hasattr(owner, "__index__") or not 0 <= owner < world_size:
         raise ValueError(
-            f"`owner` must be None or a rank in [0, {world_size}): there are {world_size} worker(s). Received: {owner!r}."
+            f"`owner` must be None or a rank in [0, {world_size}), the workers of this job. Received: {owner!r}."
         )
     return int(owner)
 
@@ -65,8 +65,8 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
 
     It is a trainable variable: `tape.gradient` gives `tf.IndexedSlices` whose indices are row ids of this shard, which
     `sok.optimizers` apply. Its declared TensorFlow `shape` is `(0, dim)`: nothing may read it as a dense matrix.
-    The row of `key` lives on rank `key % world_size`, or all rows on rank `owner`. A row that was never seen holds its initial value, a pure
-    function of the table's seed and the key.
+    The row of `key` lives on rank `key % world_size`, or all rows on rank `owner`. A row that was never seen holds its
+    initial value, a pure function of the table's seed and the key.
 
     Args:
         dim: length D of a row, at least 1.
