@@ -10,12 +10,12 @@
 namespace sok {
 namespace {
 
-// Keys are first scattered into parts that fit the L2 cache, and told apart there: a table for all of them would miss the
-// cache at every probe.
-constexpr int64_t kKeysPerPart = 16384;
-constexpr int kMaxPartBits = 10;
-constexpr int64_t kKeysPerChunk = 16384;
-constexpr uint32_t kFree = 0xFFFFFFFFu;
+// Keys are dealt to parts by hash, one part per thread, and each part tells its own apart in one pass over all keys: no
+// key is moved. Its table misses the cache, which asking for places ahead hides.
+constexpr int64_t kKeysPerChunk = 4096;
+constexpr int64_t kMinKeysPerPart = 8192;
+constexpr int kMaxPartBits = 4;
+constexpr int64_t kAhead = 16;
 
 inline uint64_t Mix(uint64_t x) {
   x = (x ^ (x >> 32)) * 0xD6E8FEB86659FD93ull;
@@ -23,7 +23,62 @@ inline uint64_t Mix(uint64_t x) {
   return x;
 }
 
-constexpr uint32_t kFirst = 0x80000000u;  // beside a number: here the key appears first
+// Numbers keys by first appearance. A slot holds 1 + the number of its key, and above it bits of the hash: most keys
+// that differ are told apart by those.
+class Numbering {
+ public:
+  static int64_t SlotsFor(int64_t n) {
+    int64_t size = 16;
+    while (size < 2 * n) size *= 2;
+    return size;
+  }
+
+  // For at most n keys. slots [SlotsFor(n)]; distinct [n] gets the keys; counts [n] how often each came, or null.
+  Numbering(int64_t n, uint32_t* slots, uint64_t* distinct, uint32_t* counts)
+      : slots_(slots), distinct_(distinct), counts_(counts), mask_(static_cast<uint64_t>(SlotsFor(n)) - 1) {
+    std::memset(slots, 0, (mask_ + 1) * sizeof(uint32_t));
+  }
+
+  void Number(const uint64_t* keys, int64_t n, uint32_t* numbers) {
+    for (int64_t i = 0; i < std::min(n, kAhead); ++i) Ask(keys[i]);
+    int64_t i = 0;
+    for (; i + kAhead < n; ++i) {
+      Ask(keys[i + kAhead]);
+      numbers[i] = NumberOf(keys[i]);
+    }
+    for (; i < n; ++i) numbers[i] = NumberOf(keys[i]);
+  }
+
+  uint32_t count() const { return count_; }
+
+ private:
+  void Ask(uint64_t key) const { __builtin_prefetch(slots_ + (Mix(key) & mask_), 1); }
+
+  uint32_t NumberOf(uint64_t key) {
+    const uint64_t hash = Mix(key);
+    const uint32_t id_mask = static_cast<uint32_t>(mask_), tag = static_cast<uint32_t>(hash >> 28) & ~id_mask;
+    for (uint64_t at = hash & mask_;; at = (at + 1) & mask_) {
+      const uint32_t slot = slots_[at];
+      if (slot == 0) {
+        distinct_[count_] = key;
+        if (counts_ != nullptr) counts_[count_] = 1;
+        slots_[at] = (count_ + 1) | tag;
+        return count_++;
+      }
+      const uint32_t number = (slot & id_mask) - 1;
+      if ((slot & ~id_mask) == tag && distinct_[number] == key) {
+        if (counts_ != nullptr) ++counts_[number];
+        return number;
+      }
+    }
+  }
+
+  uint32_t* const slots_;
+  uint64_t* const distinct_;
+  uint32_t* const counts_;
+  const uint64_t mask_;
+  uint32_t count_ = 0;
+};
 
 }  // namespace
 
@@ -33,106 +88,110 @@ int64_t Unique(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, int64_t n
     throw InvalidArgument("at most 2^31 - 1 keys in one call. Received: " + std::to_string(n) + ".");
   }
   int bits = 0;
-  while (bits < kMaxPartBits && (kKeysPerPart << bits) < n) ++bits;
-  const int64_t parts = int64_t{1} << bits;
-  const int64_t chunks = std::max<int64_t>(1, n / kKeysPerChunk);
-  auto chunk_begin = [&](int64_t c) { return n * c / chunks; };
-  auto part_of = [bits](uint64_t hash) { return static_cast<uint16_t>(bits == 0 ? 0 : hash >> (64 - bits)); };
+  while (bits < kMaxPartBits && (1 << bits) < cpu.executor.num_threads() && (kMinKeysPerPart << bits) < n) ++bits;
+  if (bits == 0) {
+    Numbering numbering(n, scratch->Get<uint32_t>(Numbering::SlotsFor(n)), unique_keys, counts);
+    numbering.Number(keys, n, inverse);
+    return numbering.count();
+  }
+  const int64_t parts = int64_t{1} << bits, chunks = (n + kKeysPerChunk - 1) / kKeysPerChunk;
+  auto part_of = [bits](uint64_t key) { return static_cast<int64_t>((key * 0x9E3779B97F4A7C15ull) >> (64 - bits)); };
+  auto chunk_end = [&](int64_t c) { return std::min(n, (c + 1) * kKeysPerChunk); };
 
-  // Stable scatter: count per chunk, prefix sums over (part, chunk), move. Positions need not be moved: whoever walks
-  // through a chunk again meets the keys of each part in the same order.
-  uint32_t* cursor = scratch->Get<uint32_t>((chunks + 1) * parts);  // [part of a key, chunk]; the last chunk: the end
+  // cursor[c, p]: keys of part p in earlier chunks.
+  uint32_t* cursor = scratch->Get<uint32_t>((chunks + 1) * parts);
   std::memset(cursor, 0, static_cast<size_t>((chunks + 1) * parts) * sizeof(uint32_t));
-  uint16_t* part = scratch->Get<uint16_t>(n);
-  uint64_t* moved = scratch->Get<uint64_t>(n);
-  ForTasks(cpu, chunks, n * 4, [&](int64_t, int64_t c) {
-    uint32_t* mine = cursor + c * parts;
-    for (int64_t i = chunk_begin(c); i < chunk_begin(c + 1); ++i) {
-      part[i] = part_of(Mix(keys[i]));
-      ++mine[part[i]];
-    }
+  ForTasks(cpu, chunks, n * 2, [&](int64_t, int64_t c) {
+    uint32_t* mine = cursor + (c + 1) * parts;
+    uint32_t count[4][1 << kMaxPartBits] = {};  // four, since neighbours often fall into the same part
+    for (int64_t i = c * kKeysPerChunk; i < chunk_end(c); ++i) ++count[i & 3][part_of(keys[i])];
+    for (int64_t p = 0; p < parts; ++p) mine[p] = count[0][p] + count[1][p] + count[2][p] + count[3][p];
   });
-  uint32_t total = 0, largest = 0;
-  for (int64_t p = 0; p < parts; ++p) {
-    const uint32_t begin = total;
-    for (int64_t c = 0; c < chunks; ++c) {
-      const uint32_t count = cursor[c * parts + p];
-      cursor[c * parts + p] = total;
-      total += count;
-    }
-    cursor[chunks * parts + p] = total;
-    largest = std::max(largest, total - begin);
-  }
-  // Calls visit(i, place) for the positions i of chunk c and the places of their keys among those moved.
-  auto walk = [&](int64_t worker, int64_t c, uint32_t* places, const auto& visit) {
-    uint32_t* at = places + worker * parts;
-    std::memcpy(at, cursor + c * parts, static_cast<size_t>(parts) * sizeof(uint32_t));
-    for (int64_t i = chunk_begin(c); i < chunk_begin(c + 1); ++i) visit(i, at[part[i]]++);
+  for (int64_t at = parts; at < (chunks + 1) * parts; ++at) cursor[at] += cursor[at - parts];
+
+  struct Part {
+    uint32_t* numbers;   // [keys of the part], in order
+    uint16_t* places;    // the same: where in its chunk
+    uint64_t* distinct;  // [num_distinct]
+    uint32_t* firsts;    // the same: position of the first appearance
+    uint32_t* counts;    // the same, or null
+    uint32_t* answers;   // the same: number among all parts' keys
+    uint32_t* slots;
+    uint64_t* is_first;  // a bit for each position
+    uint32_t num_distinct;
   };
-  uint32_t* places = scratch->Get<uint32_t>(MaxWorkers(cpu, chunks) * parts);
-  ForTasks(cpu, chunks, n * 6, [&](int64_t worker, int64_t c) {
-    walk(worker, c, places, [&](int64_t i, uint32_t place) { moved[place] = keys[i]; });
+  const int64_t words = (n + 63) / 64;
+  Part* part = scratch->Get<Part>(parts);
+  for (int64_t p = 0; p < parts; ++p) {
+    const int64_t m = cursor[chunks * parts + p];
+    part[p] = {scratch->Get<uint32_t>(m),
+               scratch->Get<uint16_t>(m + 1),
+               scratch->Get<uint64_t>(m),
+               scratch->Get<uint32_t>(m),
+               counts == nullptr ? nullptr : scratch->Get<uint32_t>(m),
+               scratch->Get<uint32_t>(m),
+               scratch->Get<uint32_t>(Numbering::SlotsFor(m)),
+               scratch->Get<uint64_t>(words),
+               0};
+  }
+  uint64_t* buffers = scratch->Get<uint64_t>(parts * (kKeysPerChunk + 1));
+  ForTasks(cpu, parts, n * 20, [&](int64_t, int64_t p) {
+    Part& mine = part[p];
+    uint64_t* own = buffers + p * (kKeysPerChunk + 1);
+    Numbering numbering(cursor[chunks * parts + p], mine.slots, mine.distinct, mine.counts);
+    std::memset(mine.is_first, 0, static_cast<size_t>(words) * sizeof(uint64_t));
+    for (int64_t c = 0; c < chunks; ++c) {
+      const int64_t begin = c * kKeysPerChunk, at = cursor[c * parts + p];
+      uint16_t* places = mine.places + at;
+      int64_t m = 0;
+      for (int64_t i = begin; i < chunk_end(c); ++i) {
+        own[m] = keys[i];
+        places[m] = static_cast<uint16_t>(i - begin);
+        m += part_of(keys[i]) == p;
+      }
+      uint32_t next = numbering.count();
+      numbering.Number(own, m, mine.numbers + at);
+      // A key whose number is the next one appears first.
+      for (int64_t k = 0; next < numbering.count(); ++k) {
+        mine.firsts[next] = static_cast<uint32_t>(begin) + places[k];
+        next += mine.numbers[at + k] == next;
+      }
+    }
+    mine.num_distinct = numbering.count();
+    for (uint32_t k = 0; k < mine.num_distinct; ++k)
+      mine.is_first[mine.firsts[k] >> 6] |= uint64_t{1} << (mine.firsts[k] & 63);
   });
 
-  // Each part: number its keys by first appearance, and mark where each appears first.
-  int64_t table_size = 16;
-  while (table_size < 2 * int64_t{largest}) table_size *= 2;
-  uint32_t* tables = scratch->Get<uint32_t>(MaxWorkers(cpu, parts) * table_size);  // place of the key's first, or kFree
-  uint32_t* number = scratch->Get<uint32_t>(n);  // of a place: its key's number, with kFirst where it is first
-  uint32_t* answer = scratch->Get<uint32_t>(n);  // part's begin + number: place in the answer
-  uint32_t* often = counts == nullptr ? nullptr : scratch->Get<uint32_t>(n);
-  uint32_t* firsts = scratch->Get<uint32_t>(parts * chunks);  // first appearances per part and chunk
-  ForTasks(cpu, parts, n * 20, [&](int64_t worker, int64_t p) {
-    uint32_t* table = tables + worker * table_size;
-    const uint32_t begin = cursor[p], end = cursor[chunks * parts + p];
-    uint64_t mask = 15;
-    while (mask + 1 < 2 * uint64_t{end - begin}) mask = 2 * mask + 1;
-    std::memset(table, 0xFF, (mask + 1) * sizeof(uint32_t));
-    uint32_t numbers = 0;
-    for (int64_t c = 0; c < chunks; ++c) {
-      const uint32_t before = numbers, chunk_end = cursor[(c + 1 < chunks ? c + 1 : chunks) * parts + p];
-      for (uint32_t i = cursor[c * parts + p]; i < chunk_end; ++i) {
-        const uint64_t key = moved[i];
-        uint64_t at = Mix(key) & mask;
-        while (table[at] != kFree && moved[table[at]] != key) at = (at + 1) & mask;
-        if (table[at] == kFree) {
-          table[at] = i;
-          if (often != nullptr) often[begin + numbers] = 0;
-          number[i] = numbers++ | kFirst;
-        } else {
-          number[i] = number[table[at]] & ~kFirst;
-        }
-        if (often != nullptr) ++often[begin + (number[i] & ~kFirst)];
-      }
-      firsts[p * chunks + c] = numbers - before;
+  // Keys are answered in order of first appearance: a key's answer is how many first appearances there were before.
+  uint64_t* is_first = part[0].is_first;
+  uint32_t* rank = scratch->Get<uint32_t>(words);  // before each word
+  uint32_t found = 0;
+  for (int64_t w = 0; w < words; ++w) {
+    for (int64_t p = 1; p < parts; ++p) is_first[w] |= part[p].is_first[w];
+    rank[w] = found;
+    found += static_cast<uint32_t>(__builtin_popcountll(is_first[w]));
+  }
+  ForTasks(cpu, parts, int64_t{found} * 4, [&](int64_t, int64_t p) {
+    const Part& mine = part[p];
+    for (uint32_t k = 0; k < mine.num_distinct; ++k) {
+      const uint32_t at = mine.firsts[k];
+      const uint64_t earlier = is_first[at >> 6] & ((uint64_t{1} << (at & 63)) - 1);
+      const uint32_t answer = rank[at >> 6] + static_cast<uint32_t>(__builtin_popcountll(earlier));
+      mine.answers[k] = answer;
+      unique_keys[answer] = mine.distinct[k];
+      if (counts != nullptr) counts[answer] = mine.counts[k];
     }
   });
-
-  // Keys are answered in order of first appearance: chunk after chunk, and inside a chunk as they come.
-  int64_t* rank = scratch->Get<int64_t>(chunks + 1);
-  rank[0] = 0;
-  for (int64_t c = 0; c < chunks; ++c) {
-    rank[c + 1] = rank[c];
-    for (int64_t p = 0; p < parts; ++p) rank[c + 1] += firsts[p * chunks + c];
-  }
-  ForTasks(cpu, chunks, n * 4, [&](int64_t worker, int64_t c) {
-    uint32_t next = static_cast<uint32_t>(rank[c]);
-    uint64_t no_key;  // where what is not a first appearance is written: a branch would be guessed wrong too often
-    uint32_t no_answer, no_count;
-    walk(worker, c, places, [&](int64_t i, uint32_t place) {
-      const bool is_first = (number[place] & kFirst) != 0;
-      const uint32_t at = cursor[part[i]] + (number[place] & ~kFirst);
-      *(is_first ? answer + at : &no_answer) = next;
-      *(is_first ? unique_keys + next : &no_key) = keys[i];
-      if (counts != nullptr) *(is_first ? counts + next : &no_count) = often[at];
-      next += is_first;
-    });
+  ForTasks(cpu, chunks, n * 3, [&](int64_t, int64_t c) {
+    uint32_t* out = inverse + c * kKeysPerChunk;
+    for (int64_t p = 0; p < parts; ++p) {
+      const Part& from = part[p];
+      for (uint32_t k = cursor[c * parts + p]; k < cursor[(c + 1) * parts + p]; ++k) {
+        out[from.places[k]] = from.answers[from.numbers[k]];
+      }
+    }
   });
-  ForTasks(cpu, chunks, n * 5, [&](int64_t worker, int64_t c) {
-    walk(worker, c, places,
-         [&](int64_t i, uint32_t place) { inverse[i] = answer[cursor[part[i]] + (number[place] & ~kFirst)]; });
-  });
-  return rank[chunks];
+  return found;
 }
 
 }  // namespace sok

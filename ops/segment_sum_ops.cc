@@ -41,14 +41,18 @@ class UnsortedSegmentSumOp : public OpKernel {
       Tensor* out = AllocateOutput(ctx, 0, shape);
       const TfExecutor executor(ctx);
       const ScratchLease scratch;
-      Sum({executor}, scratch.get(), data.flat<T>().data(), AsInt64(ids, scratch.get()), ids.NumElements(), dim,
-          segments, out->flat<T>().data());
+      auto sum = [&](const auto* of_ids) {
+        Sum({executor}, scratch.get(), data.flat<T>().data(), of_ids, ids.NumElements(), dim, segments,
+            out->flat<T>().data());
+      };
+      if (ids.dtype() == tensorflow::DT_INT32) return sum(ids.flat<int32_t>().data());
+      sum(Int64(ids));
     });
   }
 
  private:
-  template <class U>
-  static void Sum(const Cpu& cpu, Scratch* scratch, const U* data, const int64_t* ids, int64_t n, int64_t dim,
+  template <class U, class Id>
+  static void Sum(const Cpu& cpu, Scratch* scratch, const U* data, const Id* ids, int64_t n, int64_t dim,
                   int64_t segments, U* out) {
     if constexpr (std::is_same_v<U, float> || std::is_same_v<U, double>) {
       UnsortedSegmentSum(cpu, scratch, data, ids, n, dim, segments, out);

@@ -1,4 +1,4 @@
-// Distinct values with inverse and counts, as tf.unique_with_counts.
+// Distinct values with inverse and counts, as tf.unique_with_counts; without counts the third output is empty.
 #include "op.h"
 #include "output_pool.h"
 #include "sok/unique.h"
@@ -13,13 +13,16 @@ REGISTER_OP("Sok>Unique")
     .Output("counts: out_idx")
     .Attr("T: " SOK_KEY_TYPES)
     .Attr("out_idx: {int32, int64} = DT_INT32")
+    .Attr("with_counts: bool = true")
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle x;
       TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &x));
+      bool with_counts;
+      TF_RETURN_IF_ERROR(c->GetAttr("with_counts", &with_counts));
       const DimensionHandle distinct = c->UnknownDim();
       c->set_output(0, c->Vector(distinct));
       c->set_output(1, x);
-      c->set_output(2, c->Vector(distinct));
+      c->set_output(2, c->Vector(with_counts ? distinct : c->MakeDim(0)));
       return absl::OkStatus();
     });
 
@@ -33,7 +36,10 @@ void StoreNumbers(const uint32_t* from, int64_t n, Tensor* to) {
 
 class UniqueOp : public OpKernel {
  public:
-  using OpKernel::OpKernel;
+  explicit UniqueOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("with_counts", &with_counts_));
+  }
+
   void Compute(OpKernelContext* ctx) override {
     Guard(ctx, [&] {
       const Tensor& x = ctx->input(0);
@@ -46,7 +52,7 @@ class UniqueOp : public OpKernel {
       const ScratchLease lease;
       Scratch* scratch = lease.get();
       uint64_t* distinct = scratch->Get<uint64_t>(n);
-      uint32_t* counts = scratch->Get<uint32_t>(n);
+      uint32_t* counts = with_counts_ ? scratch->Get<uint32_t>(n) : nullptr;
       Tensor* idx = AllocateOutput(ctx, 1, TensorShape({n}));
       // int32 numbers are written where they are wanted.
       const bool in_place = idx->dtype() == tensorflow::DT_INT32;
@@ -54,12 +60,15 @@ class UniqueOp : public OpKernel {
           in_place ? reinterpret_cast<uint32_t*>(idx->flat<int32_t>().data()) : scratch->Get<uint32_t>(n);
       const int64_t found = Unique({executor}, scratch, KeyWords(x, scratch), n, distinct, inverse, counts);
       Tensor* y = AllocateOutput(ctx, 0, TensorShape({found}));
-      Tensor* count = AllocateOutput(ctx, 2, TensorShape({found}));
+      Tensor* count = AllocateOutput(ctx, 2, TensorShape({with_counts_ ? found : 0}));
       StoreKeys(distinct, found, y);
       if (!in_place) StoreNumbers(inverse, n, idx);
-      StoreNumbers(counts, found, count);
+      if (with_counts_) StoreNumbers(counts, found, count);
     });
   }
+
+ private:
+  bool with_counts_ = true;
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>Unique").Device(tensorflow::DEVICE_CPU), UniqueOp);
 

@@ -49,7 +49,7 @@ def unique(x: Any, out_idx: tf.DType = tf.int32, name: str | None = None) -> Uni
         >>> y.numpy().tolist(), idx.numpy().tolist()
         ([7, 3], [0, 1, 0])
     """
-    return Unique(*_unique(x, out_idx, name)[:2])
+    return Unique(*_unique(x, out_idx, name, with_counts=False)[:2])
 
 
 def unique_with_counts(x: Any, out_idx: tf.DType = tf.int32, name: str | None = None) -> UniqueWithCounts:
@@ -67,13 +67,13 @@ def unique_with_counts(x: Any, out_idx: tf.DType = tf.int32, name: str | None = 
         >>> unique_with_counts(tf.constant([7, 3, 7])).count.numpy().tolist()
         [2, 1]
     """
-    return UniqueWithCounts(*_unique(x, out_idx, name))
+    return UniqueWithCounts(*_unique(x, out_idx, name, with_counts=True))
 
 
-def _unique(x: Any, out_idx: tf.DType, name: str | None) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+def _unique(x: Any, out_idx: tf.DType, name: str | None, with_counts: bool) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     x, out_idx = tf.convert_to_tensor(x), tf.as_dtype(out_idx)
     if x.dtype in KEY_DTYPES and out_idx in _INDEX:
-        return _ops.lib().sok_unique(x, out_idx=out_idx, name=name)
+        return _ops.lib().sok_unique(x, out_idx=out_idx, with_counts=with_counts, name=name)
     return tf.unique_with_counts(x, out_idx=out_idx, name=name)
 
 

@@ -8,13 +8,13 @@
 
 namespace sok {
 
-// sums[s] = sum of data[i] with ids[i] == s; negative ids are dropped. T: float, double, or a 16-bit type through its own
-// instantiation (ops/), accumulated in float. Repeats bit for bit: a segment is summed in order by one thread.
+// sums[s] = sum of data[i] with ids[i] == s; negative ids are dropped. T: float or double;
+// ops/ widens 16-bit types. Repeats bit for bit: a segment is summed in order by one thread.
 // Throws InvalidArgument for an id >= num_segments.
-template <class T>
+template <class T, class Id>
 void UnsortedSegmentSum(const Cpu& cpu, Scratch* scratch,
-                        const T* data,       // [n, dim]
-                        const int64_t* ids,  // [n]
+                        const T* data,  // [n, dim]
+                        const Id* ids,  // [n], int32_t or int64_t
                         int64_t n, int64_t dim, int64_t num_segments,
                         T* sums);  // [num_segments, dim]
 
