@@ -1,9 +1,9 @@
 #include "sok/exchange.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 
+#include "numbering.h"
 #include "sok/error.h"
 
 namespace sok {
@@ -14,11 +14,6 @@ constexpr int64_t kKeysPerPart = 128 << 10;
 constexpr int kMaxParts = 16;
 constexpr int64_t kCyclesPerKey = 20;
 constexpr uint32_t kFirst = 0x80000000u;
-
-inline uint64_t Mix(uint64_t x) {
-  x = (x ^ (x >> 32)) * 0xD6E8FEB86659FD93ull;
-  return x ^ (x >> 29);
-}
 
 // A table's keys are one part, or several by hash if they are many. Each part is deduplicated by itself.
 struct Part {
@@ -67,46 +62,23 @@ void ForEachKey(const RouteFeature& f, bool is_unsigned, const Use& use) {
   }
 }
 
-// A slot holds 1 + the number of its key, and above it bits of the hash: most keys that differ are told apart by those.
-int SlotBits(int64_t n) {
-  int bits = 4;
-  while ((int64_t{1} << bits) < 2 * n) ++bits;
-  return bits;
-}
-
 void Deduplicate(const Plan& plan, Part* part, uint32_t* slots) {
   const TableKeys& table = plan.of_table[part->table];
   const bool is_unsigned = plan.tables[part->table].is_unsigned;
-  const int bits = SlotBits(part->n);
-  const uint64_t mask = (uint64_t{1} << bits) - 1;
-  const uint32_t id_mask = static_cast<uint32_t>(mask), tag_mask = ~id_mask;
-  std::memset(slots, 0, (mask + 1) * sizeof(uint32_t));
   uint64_t* keys = part->keys;
   const uint32_t base = part->base;
-  uint32_t num_keys = 0;
+  Numbering numbering(part->n, slots, keys);
   for (int f = 0; f < plan.num_features; ++f) {
     const RouteFeature& feature = plan.features[f];
     if (feature.table != part->table) continue;
     int32_t* index = feature.index;
     ForEachKey(feature, is_unsigned, [&](int64_t i, uint64_t key) {
-      const uint64_t hash = Mix(key);
-      if (PartOf(hash, table.shift) != part->number) return;
-      const uint32_t tag = static_cast<uint32_t>(hash >> 24) & tag_mask;
-      for (uint64_t at = hash & mask;; at = (at + 1) & mask) {
-        const uint32_t slot = slots[at];
-        if (slot == 0) {
-          keys[num_keys] = key;
-          index[i] = static_cast<int32_t>((base + num_keys) | kFirst);
-          slots[at] = ++num_keys | tag;
-          return;
-        }
-        if ((slot & tag_mask) == tag && keys[(slot & id_mask) - 1] == key) {
-          index[i] = static_cast<int32_t>(base + (slot & id_mask) - 1);
-          return;
-        }
-      }
+      if (PartOf(Numbering::Hash(key), table.shift) != part->number) return;
+      const uint32_t next = numbering.count(), number = numbering.NumberOf(key);
+      index[i] = static_cast<int32_t>((base + number) | (number == next ? kFirst : 0));
     });
   }
+  const uint32_t num_keys = numbering.count();
   part->num_keys = num_keys;
   const Partition partition = {plan.world, plan.tables[part->table].owner, is_unsigned};
   std::fill(part->counts, part->counts + plan.world, 0);
@@ -196,7 +168,7 @@ Route RouteKeys(const Cpu& cpu, Scratch* scratch, const RouteTable* tables, int 
       for (int f = 0; f < num_features; ++f) {
         if (features[f].table != t) continue;
         ForEachKey(features[f], tables[t].is_unsigned,
-                   [&](int64_t, uint64_t key) { ++in_part[PartOf(Mix(key), table.shift)]; });
+                   [&](int64_t, uint64_t key) { ++in_part[PartOf(Numbering::Hash(key), table.shift)]; });
       }
     }
     int64_t base = 0;
@@ -217,7 +189,7 @@ Route RouteKeys(const Cpu& cpu, Scratch* scratch, const RouteTable* tables, int 
   const Runs runs(cpu, *plan);
   int64_t largest = 0;
   for (int p = 0; p < plan->num_parts; ++p) largest = std::max(largest, plan->parts[p].n);
-  const int64_t num_slots = int64_t{1} << SlotBits(largest);
+  const int64_t num_slots = Numbering::SlotsFor(largest);
   uint32_t* slots = scratch->Get<uint32_t>(runs.count * num_slots);  // one per run: scratch serves one thread
   cpu.executor.For(runs.count, runs.Cost(), [&](int64_t begin, int64_t end) {
     for (int64_t run = begin; run < end; ++run)

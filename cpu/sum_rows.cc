@@ -4,6 +4,7 @@
 #include <cstring>
 #include <string>
 
+#include "numbering.h"
 #include "row_kernels.h"
 #include "sok/error.h"
 #include "tasks.h"
@@ -11,16 +12,12 @@
 namespace sok {
 namespace {
 
-constexpr int64_t kEntriesPerPart = 32768;  // a part's hash table then has 512 KiB: it fits the L2 cache
+constexpr int64_t kEntriesPerPart = 32768;  // a part's hash table then has 256 KiB: it fits the L2 cache
 constexpr int64_t kEntriesPerChunk = 8192;
 constexpr int kMaxPartBits = 14;
 constexpr int64_t kHashCycles = 20;
 
-struct Slot {
-  uint32_t row;  // kFree: none
-  uint32_t number;
-};
-constexpr uint32_t kFree = 0xFFFFFFFFu;  // no row has this number
+constexpr uint32_t kDropped = 0xFFFFFFFFu;  // no row has this number
 
 // Whether RowKernels::sum_segments does this dim.
 bool HasOwnLoop(int64_t dim) {
@@ -102,47 +99,12 @@ void Write(const Work& w, uint32_t at, int64_t id, const float* source, float fa
   if (w.scaled) w.factor[at] = factor;
 }
 
-// Numbers distinct rows by first appearance.
-class Numbering {
- public:
-  // For at most n rows. slots: room for TableSize(n) of them. distinct [n] gets the ids.
-  Numbering(int64_t n, Slot* slots, int64_t* distinct) : slots_(slots), distinct_(distinct) {
-    while ((int64_t{1} << log_size_) < 2 * n) ++log_size_;
-    mask_ = (uint32_t{1} << log_size_) - 1;
-    std::memset(slots, 0xFF, (size_t{1} << log_size_) * sizeof(Slot));
+// numbers[i] of ids[i]; kDropped for negative ids.
+void NumberRows(const int64_t* ids, int64_t n, Numbering* numbering, uint32_t* numbers) {
+  for (int64_t i = 0; i < n; ++i) {
+    numbers[i] = ids[i] < 0 ? kDropped : numbering->NumberOf(static_cast<uint64_t>(ids[i]));
   }
-
-  // numbers[i] of ids[i]; kFree for negative ids.
-  void Number(const int64_t* ids, int64_t n, uint32_t* numbers) {
-    uint32_t count = count_;
-    for (int64_t i = 0; i < n; ++i) {
-      const uint32_t row = static_cast<uint32_t>(ids[i]);
-      if (ids[i] < 0) {
-        numbers[i] = kFree;
-        continue;
-      }
-      uint32_t at = (row * 0x85EBCA77u) >> (32 - log_size_);
-      while (slots_[at].row != kFree && (slots_[at].row != row || distinct_[slots_[at].number] != ids[i])) {
-        at = (at + 1) & mask_;
-      }
-      const bool fresh = slots_[at].row == kFree;
-      const uint32_t number = fresh ? count : slots_[at].number;
-      slots_[at] = {row, number};
-      if (fresh) distinct_[count++] = ids[i];
-      numbers[i] = number;
-    }
-    count_ = count;
-  }
-
-  uint32_t count() const { return count_; }
-
- private:
-  Slot* const slots_;
-  int64_t* const distinct_;
-  int log_size_ = 4;
-  uint32_t mask_ = 0;
-  uint32_t count_ = 0;
-};
+}
 
 }  // namespace
 
@@ -160,8 +122,8 @@ void SumRows(const Cpu& cpu, Scratch* scratch, const RowSums* tables, int64_t nu
       weighted = weighted || a.weights != nullptr;
       w.scaled = w.scaled || a.weights != nullptr || (a.row_splits != nullptr && a.combiner != Combiner::kSum);
     }
-    if (w.n >= INT64_C(0xFFFFFFFF)) {
-      throw InvalidArgument("at most 2^32 - 2 gradient rows in one call. Received: " + std::to_string(w.n) + ".");
+    if (w.n >= INT64_C(0x80000000)) {
+      throw InvalidArgument("at most 2^31 - 1 gradient rows in one call. Received: " + std::to_string(w.n) + ".");
     }
     while (w.bits < kMaxPartBits && (kEntriesPerPart << w.bits) < w.n) ++w.bits;
     w.direct = w.bits == 0 && !weighted && HasOwnLoop(tables[t].dim);
@@ -233,18 +195,17 @@ void SumRows(const Cpu& cpu, Scratch* scratch, const RowSums* tables, int64_t nu
     for (int64_t p = 0; p < w.parts(); ++p)
       largest = std::max<int64_t>(largest, w.bits == 0 ? w.n : w.part_begin[p + 1] - w.part_begin[p]);
   }
-  int64_t table_size = 16;
-  while (table_size < 2 * largest) table_size *= 2;
-  Slot* slots = scratch->Get<Slot>(MaxWorkers(cpu, units) * table_size);
+  const int64_t table_size = Numbering::SlotsFor(largest);
+  uint32_t* slots = scratch->Get<uint32_t>(MaxWorkers(cpu, units) * table_size);
   ForTasks(cpu, units, total * kHashCycles, [&](int64_t worker, int64_t u) {
     const Work& w = work[unit[u].table];
-    Slot* mine = slots + worker * table_size;
+    uint32_t* mine = slots + worker * table_size;
     if (w.direct) {
       const RowSums& table = tables[unit[u].table];
-      Numbering numbering(w.n, mine, w.distinct);
+      Numbering numbering(w.n, mine, reinterpret_cast<uint64_t*>(w.distinct));
       uint32_t* slot = w.slot;
       for (int64_t k = 0; k < table.num_addends; slot += table.addends[k++].n) {
-        numbering.Number(table.addends[k].row_ids, table.addends[k].n, slot);
+        NumberRows(table.addends[k].row_ids, table.addends[k].n, &numbering, slot);
       }
       w.part_begin[0] = 0;
       w.part_rows[0] = numbering.count();
@@ -260,8 +221,8 @@ void SumRows(const Cpu& cpu, Scratch* scratch, const RowSums* tables, int64_t nu
       w.part_begin[1] = n;
     }
     const int64_t begin = w.part_begin[unit[u].part], n = w.part_begin[unit[u].part + 1] - begin;
-    Numbering numbering(n, mine, w.distinct + begin);
-    numbering.Number(w.ids + begin, n, w.slot + begin);
+    Numbering numbering(n, mine, reinterpret_cast<uint64_t*>(w.distinct + begin));
+    NumberRows(w.ids + begin, n, &numbering, w.slot + begin);
     w.part_rows[unit[u].part] = numbering.count();
   });
 

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <string>
 
+#include "numbering.h"
 #include "sok/error.h"
 #include "tasks.h"
 
@@ -15,70 +16,6 @@ namespace {
 constexpr int64_t kKeysPerChunk = 4096;
 constexpr int64_t kMinKeysPerPart = 8192;
 constexpr int kMaxPartBits = 4;
-constexpr int64_t kAhead = 16;
-
-inline uint64_t Mix(uint64_t x) {
-  x = (x ^ (x >> 32)) * 0xD6E8FEB86659FD93ull;
-  x = (x ^ (x >> 29)) * 0x9E3779B97F4A7C15ull;
-  return x;
-}
-
-// Numbers keys by first appearance. A slot holds 1 + the number of its key, and above it bits of the hash: most keys
-// that differ are told apart by those.
-class Numbering {
- public:
-  static int64_t SlotsFor(int64_t n) {
-    int64_t size = 16;
-    while (size < 2 * n) size *= 2;
-    return size;
-  }
-
-  // For at most n keys. slots [SlotsFor(n)]; distinct [n] gets the keys; counts [n] how often each came, or null.
-  Numbering(int64_t n, uint32_t* slots, uint64_t* distinct, uint32_t* counts)
-      : slots_(slots), distinct_(distinct), counts_(counts), mask_(static_cast<uint64_t>(SlotsFor(n)) - 1) {
-    std::memset(slots, 0, (mask_ + 1) * sizeof(uint32_t));
-  }
-
-  void Number(const uint64_t* keys, int64_t n, uint32_t* numbers) {
-    for (int64_t i = 0; i < std::min(n, kAhead); ++i) Ask(keys[i]);
-    int64_t i = 0;
-    for (; i + kAhead < n; ++i) {
-      Ask(keys[i + kAhead]);
-      numbers[i] = NumberOf(keys[i]);
-    }
-    for (; i < n; ++i) numbers[i] = NumberOf(keys[i]);
-  }
-
-  uint32_t count() const { return count_; }
-
- private:
-  void Ask(uint64_t key) const { __builtin_prefetch(slots_ + (Mix(key) & mask_), 1); }
-
-  uint32_t NumberOf(uint64_t key) {
-    const uint64_t hash = Mix(key);
-    const uint32_t id_mask = static_cast<uint32_t>(mask_), tag = static_cast<uint32_t>(hash >> 28) & ~id_mask;
-    for (uint64_t at = hash & mask_;; at = (at + 1) & mask_) {
-      const uint32_t slot = slots_[at];
-      if (slot == 0) {
-        distinct_[count_] = key;
-        if (counts_ != nullptr) counts_[count_] = 1;
-        slots_[at] = (count_ + 1) | tag;
-        return count_++;
-      }
-      const uint32_t number = (slot & id_mask) - 1;
-      if ((slot & ~id_mask) == tag && distinct_[number] == key) {
-        if (counts_ != nullptr) ++counts_[number];
-        return number;
-      }
-    }
-  }
-
-  uint32_t* const slots_;
-  uint64_t* const distinct_;
-  uint32_t* const counts_;
-  const uint64_t mask_;
-  uint32_t count_ = 0;
-};
 
 }  // namespace
 
@@ -90,8 +27,12 @@ int64_t Unique(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, int64_t n
   int bits = 0;
   while (bits < kMaxPartBits && (1 << bits) < cpu.executor.num_threads() && (kMinKeysPerPart << bits) < n) ++bits;
   if (bits == 0) {
-    Numbering numbering(n, scratch->Get<uint32_t>(Numbering::SlotsFor(n)), unique_keys, counts);
+    Numbering numbering(n, scratch->Get<uint32_t>(Numbering::SlotsFor(n)), unique_keys);
     numbering.Number(keys, n, inverse);
+    if (counts != nullptr) {
+      std::fill_n(counts, numbering.count(), 0u);
+      for (int64_t i = 0; i < n; ++i) ++counts[inverse[i]];
+    }
     return numbering.count();
   }
   const int64_t parts = int64_t{1} << bits, chunks = (n + kKeysPerChunk - 1) / kKeysPerChunk;
@@ -138,8 +79,9 @@ int64_t Unique(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, int64_t n
   ForTasks(cpu, parts, n * 20, [&](int64_t, int64_t p) {
     Part& mine = part[p];
     uint64_t* own = buffers + p * (kKeysPerChunk + 1);
-    Numbering numbering(cursor[chunks * parts + p], mine.slots, mine.distinct, mine.counts);
+    Numbering numbering(cursor[chunks * parts + p], mine.slots, mine.distinct);
     std::memset(mine.is_first, 0, static_cast<size_t>(words) * sizeof(uint64_t));
+    if (counts != nullptr) std::fill_n(mine.counts, cursor[chunks * parts + p], 0u);
     for (int64_t c = 0; c < chunks; ++c) {
       const int64_t begin = c * kKeysPerChunk, at = cursor[c * parts + p];
       uint16_t* places = mine.places + at;
@@ -156,6 +98,7 @@ int64_t Unique(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, int64_t n
         mine.firsts[next] = static_cast<uint32_t>(begin) + places[k];
         next += mine.numbers[at + k] == next;
       }
+      for (int64_t k = 0; counts != nullptr && k < m; ++k) ++mine.counts[mine.numbers[at + k]];
     }
     mine.num_distinct = numbering.count();
     for (uint32_t k = 0; k < mine.num_distinct; ++k)

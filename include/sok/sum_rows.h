@@ -35,10 +35,10 @@ struct RowSumsTarget {
   float* sums = nullptr;       // [num_rows, dim]
 };
 
-// For each table, distinct row ids and their sums. The lower 32 bits of no id may be all ones. Their order depends on the row ids alone: that of first appearance up to 32,768 addends. Each sum
-// is taken in order of the addends, so results repeat bit for bit, whatever the number of threads.
+// For each table, distinct row ids and their sums. Their order depends on the row ids alone: that of first appearance up
+// to 32,768 addends. Each sum is taken in order of the addends, so results repeat bit for bit, whatever the number of threads.
 // allocate(table, num_rows) is called once per table, in order, when the sizes are known.
-// Throws InvalidArgument for 2^32 - 1 addends or more in one table.
+// Throws InvalidArgument for 2^31 addends or more in one table.
 void SumRows(const Cpu& cpu, Scratch* scratch, const RowSums* tables, int64_t num_tables,
              const std::function<RowSumsTarget(int64_t table, int64_t num_rows)>& allocate);
 
