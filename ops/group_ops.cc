@@ -1,6 +1,7 @@
 // Many tables at once, on one rank: one op looks all of them up, one sums their gradients, one updates them.
 #include <algorithm>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -63,6 +64,7 @@ REGISTER_OP("Sok>GroupLookup")
     .Input("handles: M * resource")
     .Input("keys: Tkeys")
     .Input("row_splits: N * int64")
+    .Input("weights: N * float")
     .Input("insert: bool")
     .Output("outputs: N * float")
     .Output("row_ids: N * int64")
@@ -77,7 +79,7 @@ REGISTER_OP("Sok>GroupLookup")
       std::vector<int64_t> table_of, dims;
       TF_RETURN_IF_ERROR(ReadAttributes(c, &table_of, &dims));
       const int m = static_cast<int>(dims.size()), n = static_cast<int>(table_of.size());
-      if (c->num_inputs() != m + 2 * n + 1) {
+      if (c->num_inputs() != m + 3 * n + 1) {
         return absl::InvalidArgumentError("`table_of` must have a value for each feature, `dims` for each table.");
       }
       for (int f = 0; f < n; ++f) {
@@ -90,7 +92,7 @@ REGISTER_OP("Sok>GroupLookup")
         c->set_output(n + f, keys);
       }
       ShapeHandle unused;
-      return c->WithRank(c->input(m + 2 * n), 0, &unused);
+      return c->WithRank(c->input(m + 3 * n), 0, &unused);
     });
 
 class GroupLookupOp : public OpKernel {
@@ -107,7 +109,7 @@ class GroupLookupOp : public OpKernel {
         tables.push_back(TableArg(ctx, t));
         tables.back()->CheckDim(group_->dims[static_cast<size_t>(t)]);
       }
-      const bool insert = ScalarArg<bool>(ctx->input(m + 2 * n), "insert");
+      const bool insert = ScalarArg<bool>(ctx->input(m + 3 * n), "insert");
       const ScratchLease scratch;
       std::vector<EmbeddingTable::Feature> features(static_cast<size_t>(n));
       std::vector<Tensor> row_ids(static_cast<size_t>(n));
@@ -123,6 +125,7 @@ class GroupLookupOp : public OpKernel {
         feature.n = keys.NumElements();
         feature.segments = CheckRowSplits(row_splits, feature.n);
         feature.row_splits = Int64(row_splits);
+        feature.weights = WeightsOrNull(ctx->input(m + 2 * n + f), feature.n);
         feature.combiner = group_->combiners[static_cast<size_t>(f)];
         feature.keys = KeyWords(keys, scratch.get());
         feature.output =
@@ -153,6 +156,7 @@ REGISTER_OP("Sok>GroupLookupGrad")
     .Input("grads: N * float")
     .Input("row_ids: N * int64")
     .Input("row_splits: N * int64")
+    .Input("weights: N * float")
     .Output("unique_row_ids: M * int64")
     .Output("sums: M * float")
     .Attr("M: int >= 1")
@@ -193,6 +197,7 @@ class GroupLookupGradOp : public OpKernel {
         a.row_ids = Int64(row_ids);
         a.values = grad.flat<float>().data();
         a.row_splits = Int64(row_splits);
+        a.weights = WeightsOrNull(ctx->input(3 * n + f), a.n);
         a.combiner = group_->combiners[static_cast<size_t>(f)];
         addends[t].push_back(a);
       }
@@ -232,6 +237,77 @@ class GroupLookupGradOp : public OpKernel {
   std::unique_ptr<GroupAttributes> group_;
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>GroupLookupGrad").Device(tensorflow::DEVICE_CPU), GroupLookupGradOp);
+
+// The gradient of GroupLookup in its weights. Reads the rows once more, so it belongs before their update.
+REGISTER_OP("Sok>GroupLookupGradWeights")
+    .Input("handles: M * resource")
+    .Input("grads: N * float")
+    .Input("keys: Tkeys")
+    .Input("row_splits: N * int64")
+    .Input("weights: N * float")
+    .Output("grad_weights: N * float")
+    .Attr("M: int >= 1")
+    .Attr("N: int >= 1")
+    .Attr("Tkeys: list(" SOK_KEY_TYPES ") >= 1")
+    .Attr("table_of: list(int)")
+    .Attr("dims: list(int)")
+    .Attr("combiners: list(string)")
+    .SetShapeFn([](InferenceContext* c) {
+      const int n = c->num_outputs();
+      for (int f = 0; f < n; ++f) c->set_output(f, c->input(c->num_inputs() - n + f));
+      return absl::OkStatus();
+    });
+
+class GroupLookupGradWeightsOp : public OpKernel {
+ public:
+  explicit GroupLookupGradWeightsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    Guard(ctx, [&] { group_ = std::make_unique<GroupAttributes>(ctx); });
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    Guard(ctx, [&] {
+      const int m = group_->num_tables(), n = group_->num_features();
+      const ProfileSpan span("backward", name(), {}, "op");
+      const TfExecutor executor(ctx);
+      const ScratchLease lease;
+      Scratch* scratch = lease.get();
+      std::vector<RefCountPtr<TableResource>> tables;
+      std::vector<EmbeddingTable::Feature> features;
+      for (int t = 0; t < m; ++t) tables.push_back(TableArg(ctx, t));
+      for (int f = 0; f < n; ++f) {
+        TableResource& table = *tables[static_cast<size_t>(group_->table_of[static_cast<size_t>(f)])];
+        const Tensor& keys = ctx->input(m + n + f);
+        table.CheckKeyType(keys);
+        CheckRank(keys, 1, "keys");
+        EmbeddingTable::Feature feature;
+        feature.table = &table.table();
+        feature.n = keys.NumElements();
+        feature.keys = KeyWords(keys, scratch);
+        feature.output = scratch->Get<float>(feature.n * feature.table->dim());
+        feature.row_ids = scratch->Get<int64_t>(feature.n);
+        features.push_back(feature);
+      }
+      EmbeddingTable::LookupGroup({executor}, scratch, features.data(), n, /*insert=*/false);
+      for (int f = 0; f < n; ++f) {
+        const EmbeddingTable::Feature& feature = features[static_cast<size_t>(f)];
+        const Tensor &grad = ctx->input(m + f), &row_splits = ctx->input(m + 2 * n + f);
+        const int64_t segments = CheckRowSplits(row_splits, feature.n), dim = feature.table->dim();
+        CheckShape(grad, TensorShape({segments, dim}), "grad");
+        const float* weights = WeightsOrNull(ctx->input(m + 3 * n + f), feature.n);
+        Tensor* out = AllocateOutput(ctx, f, ctx->input(m + 3 * n + f).shape());
+        if (weights == nullptr) continue;
+        int64_t* index = scratch->Get<int64_t>(feature.n);
+        std::iota(index, index + feature.n, int64_t{0});
+        CombineGradWeights({executor}, grad.flat<float>().data(), feature.output, index, Int64(row_splits), weights,
+                           segments, dim, group_->combiners[static_cast<size_t>(f)], out->flat<float>().data());
+      }
+    });
+  }
+
+ private:
+  std::unique_ptr<GroupAttributes> group_;
+};
+REGISTER_KERNEL_BUILDER(Name("Sok>GroupLookupGradWeights").Device(tensorflow::DEVICE_CPU), GroupLookupGradWeightsOp);
 
 }  // namespace
 }  // namespace sok

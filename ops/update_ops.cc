@@ -140,45 +140,5 @@ class SumDuplicatesOp : public OpKernel {
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>SumDuplicates").Device(tensorflow::DEVICE_CPU), SumDuplicatesOp);
 
-// The gradient of TableLookupCombine: spreads each segment's gradient over its keys and sums it per row, in one pass,
-// so that the [N, D] matrix of per-key gradients never exists.
-REGISTER_OP("Sok>CombineGradSparse")
-    .Input("grad: float")
-    .Input("row_ids: int64")
-    .Input("row_splits: int64")
-    .Input("weights: float")
-    .Output("unique_row_ids: int64")
-    .Output("sums: float")
-    .Attr("combiner: " SOK_COMBINERS)
-    .SetShapeFn(SumByRowShape);
-
-class CombineGradSparseOp : public CombinerOp {
- public:
-  using CombinerOp::CombinerOp;
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const Tensor &grad = ctx->input(0), &row_ids = ctx->input(1);
-      CheckRank(grad, 2, "grad");
-      CheckRank(row_ids, 1, "row_ids");
-      const int64_t n = row_ids.NumElements(), dim = grad.dim_size(1);
-      const int64_t segments = CheckRowSplits(ctx->input(2), n);
-      CheckShape(grad, TensorShape({segments, dim}), "grad");
-      const float* weights = WeightsOrNull(ctx->input(3), n);
-      RowAddends addends;
-      addends.row_ids = Int64(row_ids);
-      addends.n = n;
-      addends.values = grad.flat<float>().data();
-      addends.row_splits = Int64(ctx->input(2));
-      addends.segments = segments;
-      addends.weights = weights;
-      addends.combiner = combiner_;
-      const ProfileSpan span("backward", name(), {n, segments, static_cast<int64_t>(grad.TotalBytes())}, "op");
-      const ScratchLease scratch;
-      SumByRow(ctx, scratch.get(), addends, dim);
-    });
-  }
-};
-REGISTER_KERNEL_BUILDER(Name("Sok>CombineGradSparse").Device(tensorflow::DEVICE_CPU), CombineGradSparseOp);
-
 }  // namespace
 }  // namespace sok

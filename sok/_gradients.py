@@ -36,30 +36,48 @@ def _exchange_serve_grad(op, grad, _splits, _counts, *_row_ids):
     return [*slices, None, None, None, None]
 
 
-@tf.RegisterGradient("Sok>TableLookupCombine")
-def _table_lookup_combine_grad(op, grad, _):
-    row_ids, sums = _ops.lib().sok_combine_grad_sparse(
-        grad, tf.identity(op.outputs[1]), op.inputs[2], op.inputs[3], combiner=op.get_attr("combiner")
-    )
-    return _summed_slices(sums, row_ids), None, None, None, None
-
-
 @tf.RegisterGradient("Sok>GroupLookup")
 def _group_lookup_grad(op, *grads):
     table_of, dims, combiners = (op.get_attr(name) for name in ("table_of", "dims", "combiners"))
     num_tables, num_features = len(dims), len(table_of)
-    row_splits = op.inputs[num_tables + num_features : num_tables + 2 * num_features]
-    row_ids, sums = _ops.lib().sok_group_lookup_grad(
-        list(grads[:num_features]),
-        [tf.identity(ids) for ids in op.outputs[num_features:]],
-        list(row_splits),
-        M=num_tables,
-        table_of=table_of,
-        dims=dims,
-        combiners=combiners,
-    )
+    handles, of_features = op.inputs[:num_tables], op.inputs[num_tables:-1]
+    keys, row_splits, weights = (list(of_features[i * num_features : (i + 1) * num_features]) for i in range(3))
+    grads = list(grads[:num_features])
+    # In a v1 graph nothing else keeps the update of the rows behind this, which reads them.
+    of_weights = _group_lookup_grad_weights(op, handles, grads, keys, row_splits, weights)
+    with tf.control_dependencies([g for g in of_weights if g is not None]):
+        row_ids, sums = _ops.lib().sok_group_lookup_grad(
+            grads,
+            [tf.identity(ids) for ids in op.outputs[num_features:]],
+            row_splits,
+            weights,
+            M=num_tables,
+            table_of=table_of,
+            dims=dims,
+            combiners=combiners,
+        )
     slices = [_summed_slices(s, ids) for s, ids in zip(sums, row_ids, strict=True)]
-    return [*slices, *[None] * (2 * num_features + 1)]
+    return [*slices, *[None] * (2 * num_features), *of_weights, None]
+
+
+def _group_lookup_grad_weights(op, handles, grads, keys, row_splits, weights):
+    """For each feature the gradient of its weights; None where it has none, or where a tape does not ask for it."""
+    first = len(op.inputs) - 1 - len(weights)
+    unwanted = getattr(op, "skip_input_indices", None) or ()
+    wanted = [f for f, w in enumerate(weights) if w.shape.num_elements() != 0 and first + f not in unwanted]
+    found = [None] * len(weights)
+    if not wanted:
+        return found
+    of_wanted = _ops.lib().sok_group_lookup_grad_weights(
+        handles,
+        *([values[f] for f in wanted] for values in (grads, keys, row_splits, weights)),
+        table_of=[op.get_attr("table_of")[f] for f in wanted],
+        dims=op.get_attr("dims"),
+        combiners=[op.get_attr("combiners")[f] for f in wanted],
+    )
+    for f, gradient in zip(wanted, of_wanted, strict=True):
+        found[f] = gradient
+    return found
 
 
 @tf.RegisterGradient("Sok>ExchangeCombine")

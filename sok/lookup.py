@@ -146,9 +146,7 @@ def lookup_group(features: Sequence[Feature], training: Any = True) -> list[tf.T
     for table in {id(f.table): f.table for f in features}.values():
         _watch(table)
     features = [f if f.checked else _validated(f) for f in features]
-    fused = [f for f in features if f.csr.weights is None]
-    outputs = iter(_lookup_fused(fused, training) if fused else [])
-    return [next(outputs) if f.csr.weights is None else _lookup_weighted(f, training) for f in features]
+    return _lookup_fused(features, training) if features else []
 
 
 def _with_keys(f: Feature, keys: tf.Tensor) -> Feature:
@@ -167,6 +165,7 @@ def _lookup_fused(features: Sequence[Feature], training: Any) -> list[tf.Tensor]
         [table.handle for table in tables],
         [f.csr.keys for f in features],
         [f.csr.row_splits for f in features],
+        [_weights(f) for f in features],
         training,
         table_of=[number[id(f.table)] for f in features],
         dims=[table.dim for table in tables],
@@ -175,8 +174,5 @@ def _lookup_fused(features: Sequence[Feature], training: Any) -> list[tf.Tensor]
     return outputs
 
 
-def _lookup_weighted(f: Feature, training: Any) -> tf.Tensor:
-    # Not fused: the fused op keeps no rows, and weights may want a gradient.
-    rows = _ops.lib().sok_table_lookup(f.table.handle, f.csr.keys, training, dim=f.table.dim)[0]
-    index = tf.range(tf.size(f.csr.keys, out_type=tf.int64))
-    return _ops.lib().sok_combine(rows, index, f.csr.row_splits, f.csr.weights, combiner=f.combiner)
+def _weights(f: Feature) -> tf.Tensor:
+    return tf.zeros([0]) if f.csr.weights is None else tf.convert_to_tensor(f.csr.weights, tf.float32)

@@ -61,15 +61,18 @@ class NativeTable:
     def lookup_combine(
         self, keys: Any, row_splits: Any, weights: Any = (), combiner: str = "sum", insert: bool = True
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        return _ops.lib().sok_table_lookup_combine(
-            self.handle,
-            self.keys(keys),
-            tf.cast(row_splits, tf.int64),
-            tf.cast(weights, tf.float32),
+        """The group op with one feature."""
+        outputs, row_ids = _ops.lib().sok_group_lookup(
+            [self.handle],
+            [self.keys(keys)],
+            [tf.cast(row_splits, tf.int64)],
+            [tf.cast(weights, tf.float32)],
             insert,
-            dim=self.dim,
-            combiner=combiner,
+            table_of=[0],
+            dims=[self.dim],
+            combiners=[combiner],
         )
+        return outputs[0], row_ids[0]
 
     def apply(
         self,

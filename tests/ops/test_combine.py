@@ -101,7 +101,16 @@ def test_sparse_gradient_is_summed_per_row(lib, rng, combiner, weighted, size):
     _, index, splits, weights = make_case(rng, *SIZES[size], weighted)
     row_ids = np.where(index % 5 == 3, -1, index)
     grad = rng.normal(size=(len(splits) - 1, 6)).astype(np.float32)
-    got_ids, got_sums = lib.sok_combine_grad_sparse(grad, row_ids, splits, weights, combiner=combiner)
+    (got_ids,), (got_sums,) = lib.sok_group_lookup_grad(
+        [grad],
+        [tf.constant(row_ids, tf.int64)],
+        [tf.constant(splits, tf.int64)],
+        [weights],
+        M=1,
+        table_of=[0],
+        dims=[6],
+        combiners=[combiner],
+    )
     ids, sums = sparse_update.combine_grad_sparse(grad, row_ids, splits, weights, combiner)
     assert_same(got_ids, ids)
     assert_close(got_sums, sums, scale=10)
@@ -114,8 +123,6 @@ def test_shapes_are_inferred(lib):
         assert lib.sok_combine(rows, p(tf.int64, [9]), p(tf.int64, [4]), weights, combiner="sum").shape == [3, 5]
         unknown = lib.sok_combine(rows, p(tf.int64, [9]), p(tf.int64, [None]), weights, combiner="sum")
         assert unknown.shape.as_list() == [None, 5]
-        ids, sums = lib.sok_combine_grad_sparse(rows, p(tf.int64, [9]), p(tf.int64, [4]), weights, combiner="sum")
-        assert ids.shape.as_list() == [None] and sums.shape.as_list() == [None, 5]
         grad_rows = lib.sok_combine_grad_rows(rows, p(tf.int64, [9]), p(tf.int64, [4]), weights, 8, combiner="sum")
         assert grad_rows.shape == [8, 5]
         with pytest.raises(ValueError, match="rank 2"):
@@ -157,8 +164,11 @@ def test_gradient_ops_check_their_arguments(lib):
         lib.sok_combine_grad_rows(grad, index, splits, NO_WEIGHTS, 1, combiner="sum")
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"`grad` must have shape \[2,2\]. Received: \[1,2\]"):
         lib.sok_combine_grad_rows(grad[:1], index, splits, NO_WEIGHTS, 2, combiner="sum")
+    group = {"table_of": [0], "dims": [2], "combiners": ["sum"]}
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"`grad` must have shape \[2,2\]. Received: \[1,2\]"):
-        lib.sok_combine_grad_sparse(grad[:1], index, splits, NO_WEIGHTS, combiner="sum")
+        lib.sok_group_lookup_grad(
+            [grad[:1]], [tf.constant(index, tf.int64)], [tf.constant(splits, tf.int64)], [NO_WEIGHTS], M=1, **group
+        )
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"index\[1\] = 1 must lie in \[0, 1\)"):
         lib.sok_combine_grad_weights(grad, grad[:1], index, splits, [1.0, 1.0], combiner="sum")
 

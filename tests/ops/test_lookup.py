@@ -163,14 +163,15 @@ def test_shapes_are_inferred(lib):
         assert rows.shape.as_list() == [None, 4, 8] and row_ids.shape.as_list() == [None, 4]
         rows, row_ids = lib.sok_table_lookup(handle, p(tf.int64, None), True, dim=8)
         assert rows.shape.rank is None and row_ids.shape.rank is None
-        output, row_ids = lib.sok_table_lookup_combine(
-            handle, p(tf.uint64, [9]), p(tf.int64, [5]), p(tf.float32, [0]), True, dim=8, combiner="mean"
+        group = {"table_of": [0, 0], "dims": [8], "combiners": ["mean", "sum"]}
+        splits, weights = [p(tf.int64, [5]), p(tf.int64, [None])], [p(tf.float32, [0]), p(tf.float32, [None])]
+        outputs, row_ids = lib.sok_group_lookup(
+            [handle], [p(tf.uint64, [9]), p(tf.uint64, [None])], splits, weights, True, **group
         )
-        assert output.shape == [4, 8] and row_ids.shape == [9]
+        assert outputs[0].shape == [4, 8] and row_ids[0].shape == [9]
+        assert outputs[1].shape.as_list() == [None, 8] and row_ids[1].shape.as_list() == [None]
         with pytest.raises(ValueError, match="rank 1"):
-            lib.sok_table_lookup_combine(
-                handle, p(tf.int64, [9, 1]), p(tf.int64, [5]), p(tf.float32, [0]), True, dim=8, combiner="mean"
-            )
+            lib.sok_group_lookup([handle], [p(tf.int64, [9, 1]), p(tf.int64, [9])], splits, weights, True, **group)
         with pytest.raises(ValueError, match="rank 0"):
             lib.sok_table_lookup(handle, p(tf.int64, [2]), [True], dim=8)
 

@@ -1,4 +1,4 @@
-"""Pooling by the rules of tf.nn.embedding_lookup_sparse: `Combine`, `TableLookupCombine`, and their gradients.
+"""Pooling by the rules of tf.nn.embedding_lookup_sparse: `Combine`, `GroupLookup`, and their gradients.
 
 sum: sum(w e); mean: sum(w e) / sum(w); sqrtn: sum(w e) / sqrt(sum(w^2)). An empty segment, or a divisor of zero: zeros.
 """

@@ -1,4 +1,4 @@
-"""Gradients of duplicate rows, summed: `SumDuplicates`, `CombineGradSparse`. The rules themselves: optimizers.py."""
+"""Gradients of duplicate rows, summed: `SumDuplicates`, `GroupLookupGrad`. The rules themselves: optimizers.py."""
 
 from __future__ import annotations
 
