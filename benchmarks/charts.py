@@ -31,6 +31,8 @@ STYLES: dict[str, tuple[str, str]] = {
     "tfra": ("#2aa198", "^"),
     "sok-lazyadam": ("#6aa7f0", "o"),
     "sok-1x2": ("#6aa7f0", "o"),
+    "sok-single": ("#6aa7f0", "s"),
+    "sok-single-2x1": ("#6aa7f0", "s"),
 }
 VERDICTS = {
     "met": ("met", GOOD),

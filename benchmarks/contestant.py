@@ -29,6 +29,7 @@ from typing import Any
 MODULES: dict[str, tuple[str, dict[str, Any]]] = {
     "sok": ("ours", {}),
     "sok-lazyadam": ("ours", {"optimizer": "lazyadam"}),
+    "sok-single": ("ours", {"single": True}),
     "tf": ("stock_tf", {}),
     "torch": ("torch_bags", {}),
     "fbgemm": ("fbgemm", {}),
@@ -37,13 +38,13 @@ MODULES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def module_of(name: str) -> tuple[str, dict[str, Any]]:
-    """Module and parameters of a contestant. 'sok-2x1' is sok on 2 workers with 1 thread each."""
-    return ("ours", {}) if shape_of(name) else MODULES[name]
+    """Module and parameters of a contestant. 'sok-2x1' is 'sok' on 2 workers with 1 thread each."""
+    return MODULES[re.sub(r"-\d+x\d+$", "", name)]
 
 
 def shape_of(name: str) -> tuple[int, int] | None:
     """Workers and threads that a name like 'sok-2x1' asks for."""
-    found = re.fullmatch(r"sok-(\d+)x(\d+)", name)
+    found = re.fullmatch(r"sok(?:-single)?-(\d+)x(\d+)", name)
     return (int(found.group(1)), int(found.group(2))) if found else None
 
 

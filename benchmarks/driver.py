@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks import jobs, limits, machine, peers
 from benchmarks.contestant import shape_of
-from benchmarks.jobs import Case, Job
+from benchmarks.job import Case, Job
 from benchmarks.judge import Result, make_result
 from benchmarks.limits import external
 from benchmarks.machine import CpuClock

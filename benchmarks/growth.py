@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import driver, machine, peers, report
-from benchmarks.jobs import GIB, Case, Job
+from benchmarks.job import GIB, Case, Job
 from benchmarks.statistics import Figure, summarize
 from benchmarks.workloads import ROOT
 

@@ -1,4 +1,4 @@
-"""What is measured: jobs (one preparation), their cases (a line of the table each), and what each has to reach."""
+"""All that is measured."""
 
 from __future__ import annotations
 
@@ -6,83 +6,15 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from benchmarks import synthetic, workloads
-
-GIB = 2.0**30
-
-
-@dataclasses.dataclass(frozen=True)
-class Check:
-    """One thing to reach.
-
-    With `against`: that contestant must take at least `at_least` times as long as the subject; "best peer" is the
-    fastest of the peers that took part. With `under_ms`: the subject takes less. With `figure`: an inspected figure of
-    the subject is at most `at_most`.
-    """
-
-    against: str = ""
-    at_least: float = 0.0
-    under_ms: float = 0.0
-    figure: str = ""
-    at_most: float = 0.0
-
-    def text(self) -> str:
-        if self.against == "ref":
-            return f">= {self.at_least:g} x ref"
-        if self.against:
-            return f">= {self.at_least:g}x {self.against}" if self.at_least != 1 else f"ahead of {self.against}"
-        if self.figure:
-            return f"{self.figure} <= {self.at_most:g}"
-        return f"< {self.under_ms:g} ms"
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """One line of the table: what to ask each contestant for, and what the subject has to reach."""
-
-    name: str
-    measure: str
-    checks: tuple[Check, ...] = ()
-    quick: bool = False
-    # What stands for `measure` with contestants that call it otherwise.
-    measure_of: tuple[tuple[str, str], ...] = ()
-
-    def measure_for(self, contestant: str) -> str:
-        return dict(self.measure_of).get(contestant, self.measure)
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """Contestants prepare it once, each in a process of its own, and then take turns in its cases."""
-
-    name: str
-    parameters: dict[str, Any]
-    contestants: tuple[str, ...]
-    cases: tuple[Case, ...]
-    subject: str = "sok"
-    sizes: str = ""
-    # Memory of one contestant, to know how many fit side by side.
-    gib: float = 2.0
-    gib_of: tuple[tuple[str, float], ...] = ()
-
-    def gib_for(self, contestant: str) -> float:
-        return dict(self.gib_of).get(contestant, self.gib)
-
-    @property
-    def quick(self) -> bool:
-        return any(case.quick for case in self.cases)
-
-
-def _ratios(**limits: float) -> tuple[Check, ...]:
-    return tuple(Check(against=name, at_least=value) for name, value in limits.items())
-
+from benchmarks import group_lookup, synthetic, workloads
+from benchmarks.job import GIB, Case, Check, Job, ratios
 
 _BEST = Check(against="best peer", at_least=1)
 
 
 def _w1(dim: int) -> Job:
     # dims beyond 16 want other steps per gigabyte, not other targets
-    checks = (*_ratios(ref=0.85), _BEST)
+    checks = (*ratios(ref=0.85), _BEST)
     cases = []
     for distribution in workloads.DISTRIBUTIONS:
         quick = dim == 16 and distribution == "zipf"
@@ -121,10 +53,10 @@ _W2_SIZES = "26 tables x 1M rows x 16 floats, batch 4096, 1..10 ids a feature"
 def _w2_forward(combiner: str, hashed: bool) -> Job:
     kind = "hashed" if hashed else "identity"
     if hashed:
-        checks = _ratios(ref=0.35, tf=4, tfra=4)
+        checks = ratios(ref=0.35, tf=4, tfra=4)
         contestants: tuple[str, ...] = ("sok", "ref", "tf", "tfra")
     else:
-        checks = (*_ratios(ref=0.8), _BEST)
+        checks = (*ratios(ref=0.8), _BEST)
         contestants = ("sok", "ref", "tf", "torch", "fbgemm")
     cases = tuple(
         Case(
@@ -148,11 +80,11 @@ def _w2_forward(combiner: str, hashed: bool) -> Job:
 
 
 _TRAIN_CHECKS = {
-    ("adagrad", False): _ratios(ref=0.75, fbgemm=6, tf=8),
-    ("lazyadam", False): _ratios(ref=0.75, torch=8),
-    ("adam", False): _ratios(**{"sok-lazyadam": 0.5, "tf": 30}),
-    ("adagrad", True): _ratios(ref=0.35, tf=4, tfra=4),
-    ("lazyadam", True): _ratios(ref=0.35, tfra=4),
+    ("adagrad", False): ratios(ref=0.75, fbgemm=6, tf=8),
+    ("lazyadam", False): ratios(ref=0.75, torch=8),
+    ("adam", False): ratios(**{"sok-lazyadam": 0.5, "tf": 30}),
+    ("adagrad", True): ratios(ref=0.35, tf=4, tfra=4),
+    ("lazyadam", True): ratios(ref=0.35, tfra=4),
 }
 _TRAIN_CONTESTANTS = {
     ("adagrad", False): ("sok", "ref", "tf", "torch", "fbgemm"),
@@ -194,7 +126,7 @@ def _w2_train(optimizer: str, hashed: bool) -> Job:
 
 
 def _w3() -> Job:
-    checks = _ratios(ref=0.85, tf=4)
+    checks = ratios(ref=0.85, tf=4)
     cases = (
         Case("W3 unique", "unique", checks, quick=True),
         Case("W3 unique + segment sum, 64 floats", "sum", checks, quick=True),
@@ -208,7 +140,7 @@ def _w4(hotness: int, optimizer: str, hashed: bool) -> Job:
     peers: tuple[str, ...] = ("tfra",) if hashed else ("torch", "fbgemm")
     if optimizer == "adam":
         peers = ()
-    checks = (*_ratios(tf=2), *(Check(against=peer, at_least=1) for peer in peers))
+    checks = (*ratios(tf=2), *(Check(against=peer, at_least=1) for peer in peers))
     case = Case(f"W4 step, {ids}, {kind}, {optimizer}", "zipf", checks, quick=hotness == 1 and not hashed)
     if optimizer == "adam":
         case = dataclasses.replace(case, quick=False)
@@ -226,7 +158,7 @@ def _w4(hotness: int, optimizer: str, hashed: bool) -> Job:
 
 def _synthetic(model: str, batch: int, optimizer: str, under_ms: float, times: float) -> Job:
     floats = {"sgd": 1, "adagrad": 2}[optimizer]
-    checks: tuple[Check, ...] = _ratios(tf=times) if times else ()
+    checks: tuple[Check, ...] = ratios(tf=times) if times else ()
     if under_ms:
         checks = (Check(under_ms=under_ms), *checks)
     description = synthetic.load(model)
@@ -242,7 +174,7 @@ def _synthetic(model: str, batch: int, optimizer: str, under_ms: float, times: f
 
 def _workers(kind: str, **more: Any) -> Job:
     name = "W2 train" if kind == "w2" else "W4 step, multi-hot"
-    case = Case(f"{name}, 2 workers x 1 thread, batch 16,384", "zipf", _ratios(**{"sok-1x2": 0.8}))
+    case = Case(f"{name}, 2 workers x 1 thread, batch 16,384", "zipf", ratios(**{"sok-1x2": 0.8}))
     return Job(
         f"workers/{kind}",
         _bags(kind, batch=16384, combiner="sum", optimizer="adagrad", hashed=True, distributions=["zipf"], **more),
@@ -295,6 +227,7 @@ def all_jobs() -> list[Job]:
         _synthetic("criteo", 4096, "sgd", 60, 2),
         _workers("w2"),
         _workers("w4"),
+        *group_lookup.jobs(),
         *(_memory(rows, 16) for rows in (10**6, 10**7, 10**8)),
         _probe("startup", "Start-up", startup, gib=3.0, quick=True),
     ]

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.jobs import Case, Check, Job
+from benchmarks.job import Case, Check, Job
 from benchmarks.statistics import Figure
 
 

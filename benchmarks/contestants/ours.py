@@ -51,19 +51,20 @@ def fill(table: Any, keys: np.ndarray) -> None:
         lookup_rows(table, tf.constant(keys[first : first + _FILL]), training=True)
 
 
-def pooled(tables: Sequence[Any], ids: Sequence[tf.RaggedTensor], combiner: str, training: bool) -> list[tf.Tensor]:
-    """All lookups of a model: one group where sok has it, else one after the other."""
-    group = getattr(sok, "group_embedding_lookup_sparse", None)
-    if group is not None:
-        return group(list(tables), list(ids), [combiner] * len(tables), training=training)
+def pooled(
+    tables: Sequence[Any], ids: Sequence[tf.RaggedTensor], combiner: str, training: bool, single: bool = False
+) -> list[tf.Tensor]:
+    """All lookups of a model in one group; single: each by itself."""
+    if not single:
+        return sok.group_embedding_lookup_sparse(list(tables), list(ids), combiner, training=training)
     return [
         lookup_pooled(table, Csr(one.values, one.row_splits), combiner, training)
         for table, one in zip(tables, ids, strict=True)
     ]
 
 
-def how() -> str:
-    return "one group lookup" if hasattr(sok, "group_embedding_lookup_sparse") else "one lookup per table"
+def how(single: bool = False) -> str:
+    return "one lookup per table" if single else "one group lookup"
 
 
 def _w1(job: dict[str, Any]) -> Prepared:
@@ -122,13 +123,14 @@ def _w2(job: dict[str, Any]) -> Prepared:
     _fill_all(job, tables)
     batch = job["batch"] // sok.size()
     signature = tensors.flat_signature(job["tables"], batch)
-    prepared = Prepared(how())
+    single = job.get("single", False)
+    prepared = Prepared(how(single))
     name = job.get("optimizer")
     if name is None:
 
         @tf.function(input_signature=signature)
         def step(*flat: tf.Tensor) -> list[tf.Tensor]:
-            return pooled(tables, tensors.as_ragged(flat), job["combiner"], training=False)
+            return pooled(tables, tensors.as_ragged(flat), job["combiner"], training=False, single=single)
 
     else:
         rule = optimizer(name)
@@ -137,7 +139,7 @@ def _w2(job: dict[str, Any]) -> Prepared:
         @tf.function(input_signature=signature)
         def step(*flat: tf.Tensor) -> None:
             with tf.GradientTape() as tape:
-                outputs = pooled(tables, tensors.as_ragged(flat), job["combiner"], training=True)
+                outputs = pooled(tables, tensors.as_ragged(flat), job["combiner"], training=True, single=single)
             gradients = tape.gradient(outputs, tables, output_gradients=upstream)
             rule.apply_gradients(zip(gradients, tables, strict=True))
 
@@ -274,7 +276,31 @@ def _synthetic(job: dict[str, Any]) -> Prepared:
     batches = synthetic.batches(tf, model, batch)
     prepared = Prepared(how() + ", identity tables")
     prepared["step"] = lambda i: step(*batches[i % len(batches)])
+    prepared.inspections["step"] = lambda: {"mlp_alone_ms": _dense_alone_ms(model, job["optimizer"], batches[0])}
     return prepared
+
+
+def _dense_alone_ms(model: synthetic.Model, name: str, batch: Sequence[tf.Tensor]) -> float:
+    """A step's time if embeddings came from nowhere and their gradients went nowhere: TensorFlow's part of it."""
+    tower, rule = tensors.Tower(model.width, model.mlp), tensors.stock_optimizer(name, synthetic.LEARNING_RATES[name])
+    numbers, labels = batch[:2]
+    embeddings = [tf.random.stateless_normal([len(numbers), f.width], [f.width, 1]) for f in model.features()]
+
+    @tf.function
+    def step() -> tuple[tf.Tensor, list[tf.Tensor]]:
+        with tf.GradientTape() as tape:
+            tape.watch(embeddings)
+            loss = tower.loss(embeddings, numbers, labels)
+        of_tower, of_embeddings = tape.gradient(loss, [tower.variables, embeddings])
+        rule.apply_gradients(zip(of_tower, tower.variables, strict=True))
+        return loss, of_embeddings
+
+    times = []
+    for _ in range(8):
+        start = time.perf_counter()
+        step()
+        times.append(1e3 * (time.perf_counter() - start))
+    return float(np.median(times[2:]))
 
 
 def _memory(job: dict[str, Any]) -> Prepared:

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import cli, contestant, driver, limits, peers
 from benchmarks.contestant import Prepared, run_steps, serve
-from benchmarks.jobs import Case, Check, Job
+from benchmarks.job import Case, Check, Job
 from benchmarks.limits import external
 
 # A contestant that speaks the protocol: `slow` ms a step; the words after it make it misbehave.

@@ -2,7 +2,8 @@
 
 import pytest
 
-from benchmarks.jobs import Case, Check, Job, all_jobs, select
+from benchmarks.job import Case, Check, Job
+from benchmarks.jobs import all_jobs, select
 from benchmarks.judge import best_peer, judge, make_result, verdict
 from benchmarks.statistics import Window, summarize
 

@@ -5,7 +5,8 @@ import re
 import pytest
 
 from benchmarks import cli, report
-from benchmarks.jobs import Case, Check, Job, all_jobs
+from benchmarks.job import Case, Check, Job
+from benchmarks.jobs import all_jobs
 from benchmarks.judge import make_result
 from benchmarks.statistics import Window, summarize
 
