@@ -22,6 +22,8 @@ TITLES = {
     "sok-lazyadam": "sok LazyAdam",
     "sok-1x2": "sok, 1 worker x 2 threads",
     "sok-2x1": "sok, 2 workers x 1 thread",
+    "sok-single": "sok, one lookup per table",
+    "sok-single-2x1": "the same, 2 workers x 1 thread",
 }
 MARKS = {"met": "yes", "met so far": "yes, as far as judged", "not met": "NO", "no target": "-", "not judged": "?"}
 
