@@ -131,8 +131,9 @@ HashTable::~HashTable() {
   for (Segment& s : segments_) FreePages(s.buckets, int64_t{s.num_buckets} * static_cast<int64_t>(sizeof(Bucket)));
 }
 
-void HashTable::Prepare(const uint64_t* keys, int n, const Bucket** homes) const {
-  for (int i = 0; i < n; ++i) {
+// Finds the home buckets of the keys and asks the memory for them.
+void HashTable::Prepare(const uint64_t* keys, int64_t n, const Bucket** homes) const {
+  for (int64_t i = 0; i < n; ++i) {
     const uint64_t hash = Hash(keys[i]);
     const Segment& s = SegmentOf(hash);
     homes[i] = s.num_buckets == 0 ? &kEmptyBucket : s.buckets + Home(hash, s.num_buckets);
@@ -140,23 +141,45 @@ void HashTable::Prepare(const uint64_t* keys, int n, const Bucket** homes) const
   }
 }
 
-// The whole search, for the few keys that are not in their home bucket.
-uint32_t HashTable::FindFrom(uint64_t key) const {
+void HashTable::Find(const uint64_t* keys, int64_t n, uint32_t* rows) const {
+  static const ResolveHome resolve_home = ChooseResolveHome();
+  // While the buckets of one block of keys are searched, those of the next are on their way to the cache. The one key in
+  // ten that lives outside its home bucket asks for the bucket behind it, and is searched for some blocks later.
+  constexpr int64_t kBlock = 32, kRound = 8 * kBlock;
+  const Bucket* homes[2][kBlock];
+  int64_t left[kRound];
+  auto prepare = [&](int64_t at) {
+    if (at < n) Prepare(keys + at, std::min(kBlock, n - at), homes[at / kBlock & 1]);
+  };
+  prepare(0);
+  for (int64_t round = 0; round < n; round += kRound) {
+    int64_t num_left = 0;
+    for (int64_t at = round; at < std::min(n, round + kRound); at += kBlock) {
+      prepare(at + kBlock);
+      const Bucket* const* of_block = homes[at / kBlock & 1];
+      int left_of_block[kBlock + 1];
+      const int count =
+          resolve_home(keys + at, of_block, static_cast<int>(std::min(kBlock, n - at)), rows + at, left_of_block);
+      for (int i = 0; i < count; ++i) {
+        __builtin_prefetch(of_block[left_of_block[i]] + 1);
+        left[num_left++] = at + left_of_block[i];
+      }
+    }
+    for (int64_t i = 0; i < num_left; ++i) {
+      const uint64_t hash = Hash(keys[left[i]]);
+      const uint32_t* place = FindPlace(SegmentOf(hash), hash, keys[left[i]]);
+      if (place != nullptr) rows[left[i]] = *place;
+    }
+  }
+}
+
+uint32_t HashTable::Find(uint64_t key) const {
   const uint64_t hash = Hash(key);
   const Segment& s = SegmentOf(hash);
   if (s.num_buckets == 0) return kNoRow;
   const uint32_t* place = FindPlace(s, hash, key);
   return place == nullptr ? kNoRow : *place;
 }
-
-void HashTable::Resolve(const uint64_t* keys, const Bucket* const* homes, int n, uint32_t* rows) const {
-  static const ResolveHome resolve_home = ChooseResolveHome();
-  int left[kBlock + 1];
-  const int num_left = resolve_home(keys, homes, n, rows, left);
-  for (int i = 0; i < num_left; ++i) rows[left[i]] = FindFrom(keys[left[i]]);
-}
-
-uint32_t HashTable::Find(uint64_t key) const { return FindFrom(key); }
 
 uint32_t* HashTable::FindPlace(const Segment& s, uint64_t hash, uint64_t key) {
   for (uint32_t b = Home(hash, s.num_buckets);;) {
@@ -274,7 +297,7 @@ void HashTable::InsertMissing(const Cpu& cpu, Scratch* scratch, const uint64_t* 
 }
 
 uint32_t HashTable::Erase(uint64_t key) {
-  if (FindFrom(key) == kNoRow) return kNoRow;
+  if (Find(key) == kNoRow) return kNoRow;
   const uint64_t hash = Hash(key);
   Segment& s = SegmentOf(hash);
   for (uint32_t b = Home(hash, s.num_buckets);;) {

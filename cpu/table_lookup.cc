@@ -15,7 +15,7 @@ namespace sok {
 namespace {
 
 constexpr uint32_t kNoRow = HashTable::kNoRow;
-constexpr int64_t kBlock = HashTable::kBlock;
+constexpr int64_t kBlock = 32;  // records that are read at a time
 constexpr int64_t kNoSplits[1] = {0};
 constexpr int64_t kKeysPerTask = 4096;
 constexpr int64_t kKeyCycles = 40;  // per key: cache misses, mostly hidden by prefetching
@@ -40,12 +40,11 @@ uint32_t EmbeddingTable::FindRow(uint64_t key) const {
   return row;
 }
 
-void EmbeddingTable::Resolve(const uint64_t* keys, const HashTable::Bucket* const* homes, int64_t n, uint32_t* rows,
-                             bool* bad) const {
+void EmbeddingTable::FindRows(const uint64_t* keys, int64_t n, uint32_t* rows, bool* bad) const {
   if (index_) {
     if (config_.world_size > 1)
       for (int64_t i = 0; i < n; ++i) *bad = *bad || OwnerOf(keys[i]) != config_.rank;
-    return index_->Resolve(keys, homes, static_cast<int>(n), rows);
+    return index_->Find(keys, n, rows);
   }
   const uint64_t capacity = static_cast<uint64_t>(config_.capacity), rank = static_cast<uint64_t>(config_.rank);
   const uint64_t shards = static_cast<uint64_t>(config_.partition().num_shards());
@@ -63,20 +62,6 @@ void EmbeddingTable::Resolve(const uint64_t* keys, const HashTable::Bucket* cons
   if (num_rows_ == config_.capacity) return;
   for (int64_t i = 0; i < n; ++i)
     if (rows[i] != kNoRow && !InUse(rows[i])) rows[i] = kNoRow;
-}
-
-void EmbeddingTable::FindRows(const uint64_t* keys, int64_t n, uint32_t* rows, bool* bad) const {
-  // While the buckets of one block of keys are searched, those of the next are on their way to the cache.
-  const HashTable::Bucket* homes[2][kBlock];
-  auto prepare = [&](int64_t at) {
-    if (at < n) index_->Prepare(keys + at, static_cast<int>(std::min(kBlock, n - at)), homes[at / kBlock & 1]);
-  };
-  if (!index_) return Resolve(keys, nullptr, n, rows, bad);
-  prepare(0);
-  for (int64_t at = 0; at < n; at += kBlock) {
-    prepare(at + kBlock);
-    Resolve(keys + at, homes[at / kBlock & 1], std::min(kBlock, n - at), rows + at, bad);
-  }
 }
 
 // Where the record of each row lies (null: no row), and asks the memory for what reading it will touch.

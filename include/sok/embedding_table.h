@@ -183,7 +183,6 @@ class EmbeddingTable {
   // Brings rows up to the last call of every decaying set, for good. Threads may settle the same rows at the same time,
   // but nobody else may look at the table meanwhile. Logically const: it changes no answer.
   void SettleRows(const uint32_t* rows, int64_t n) const;
-  void Resolve(const uint64_t* keys, const HashTable::Bucket* const* homes, int64_t n, uint32_t* rows, bool* bad) const;
   void Locate(const uint32_t* rows, int64_t n, bool decays, const float** records) const;
   static void CollectMissing(const Cpu& cpu, Scratch* scratch, const Task* tasks, int64_t num_tasks,
                              const uint32_t* rows, int64_t** missing, int64_t* count);

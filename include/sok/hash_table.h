@@ -21,8 +21,6 @@ namespace sok {
 class HashTable {
  public:
   static constexpr uint32_t kNoRow = 0xFFFFFFFFu;
-  static constexpr int kBlock = 32;  // keys per software-pipelined block
-
   static constexpr int kPlaces = 5;
   struct alignas(64) Bucket {
     uint64_t keys[kPlaces];
@@ -37,14 +35,10 @@ class HashTable {
   HashTable(const HashTable&) = delete;
   HashTable& operator=(const HashTable&) = delete;
 
-  // Finds the home buckets of up to kBlock keys and asks the memory for them. Call Resolve for the same keys a little
-  // later, with no change of the table in between.
-  void Prepare(const uint64_t* keys, int n, const Bucket** homes) const;
-
-  // rows[i] = row of keys[i], or kNoRow. homes as written by Prepare for the same keys.
-  void Resolve(const uint64_t* keys, const Bucket* const* homes, int n, uint32_t* rows) const;
-
   uint32_t Find(uint64_t key) const;
+
+  // The same for many: rows[i] = row of keys[i]. Runs on the calling thread.
+  void Find(const uint64_t* keys, int64_t n, uint32_t* rows) const;
 
   // Adds m keys that are not in the table, but may repeat among themselves. number_rows(first, num_new) is called once
   // all are placed: first[k] says whether position k is the first of its key, num_new how many are. It gives the row of
@@ -82,7 +76,7 @@ class HashTable {
     return segments_[segment_bits_ == 0 ? 0 : hash >> (64 - segment_bits_)];
   }
   Segment& SegmentOf(uint64_t hash) { return const_cast<Segment&>(std::as_const(*this).SegmentOf(hash)); }
-  uint32_t FindFrom(uint64_t key) const;
+  void Prepare(const uint64_t* keys, int64_t n, const Bucket** homes) const;
   // Where the row of key is written, or null. The segment must have buckets.
   static uint32_t* FindPlace(const Segment& s, uint64_t hash, uint64_t key);
   static uint32_t* Place(const Segment& s, uint64_t hash, uint64_t key, uint32_t row);

@@ -15,15 +15,9 @@ namespace {
 
 using sok::HashTable;
 
-// Batched find, as the table does it.
 std::vector<uint32_t> FindAll(const HashTable& table, const std::vector<uint64_t>& keys) {
   std::vector<uint32_t> rows(keys.size());
-  const HashTable::Bucket* homes[HashTable::kBlock];
-  for (size_t begin = 0; begin < keys.size(); begin += HashTable::kBlock) {
-    const int n = static_cast<int>(std::min<size_t>(HashTable::kBlock, keys.size() - begin));
-    table.Prepare(keys.data() + begin, n, homes);
-    table.Resolve(keys.data() + begin, homes, n, rows.data() + begin);
-  }
+  table.Find(keys.data(), static_cast<int64_t>(keys.size()), rows.data());
   return rows;
 }
 
