@@ -29,6 +29,7 @@ _PUBLIC = {
     "DistributedEmbedding": "sok.layers:DistributedEmbedding",
     "All2AllDenseEmbedding": "sok.layers:All2AllDenseEmbedding",
     "get_embedding": "sok.layers:get_embedding",
+    "group_embedding_lookup": "sok.group:group_embedding_lookup",
     "group_embedding_lookup_sparse": "sok.group:group_embedding_lookup_sparse",
     "EmbeddingVariable": "sok.table:EmbeddingVariable",
     "balance_tables": "sok.placement:balance_tables",

@@ -219,6 +219,16 @@ def test_a_full_shard_names_its_table():
         ({"sp_weights": [None]}, ValueError, "`sp_weights` must have one entry per table"),
         ({"params": [tf.Variable(1.0), tf.Variable(2.0)]}, TypeError, r"`params\[0\]` must be a sok.EmbeddingVariable"),
         ({"sp_ids": [tf.constant(1.5), tf.constant(1.5)]}, (TypeError, ValueError), "integer|int64"),
+        ({"sp_ids": ragged([[1]])}, TypeError, "`sp_ids` must be a list or tuple"),
+        ({"params": tf.constant([1.0])}, TypeError, "`params` must be a list or tuple"),
+        ({"partition_strategy": "div"}, ValueError, "`partition_strategy` must be 'mod'.*Received: 'div'"),
+        ({"params_num_per_group": 0}, ValueError, "`params_num_per_group` must be None or a whole number.*: 0"),
+        ({"params_num_per_group": 1.5}, ValueError, "`params_num_per_group` must be"),
+        (
+            {"is_sequence": True, "sp_weights": [ragged([[1.0]], tf.float32), None]},
+            ValueError,
+            "`sp_weights` must be None with is_",
+        ),
     ],
 )
 def test_misuse(change, error, message):
