@@ -33,43 +33,44 @@ InputStatus InputLimits::Inspect(const Splits& row_splits) const {
   return {};
 }
 
-void InputLimits::Raise(const EmbeddingTable& table, int from, const InputStatus& bad) const {
-  const std::string who = table.config().world_size == 1 ? "" : "input of rank " + std::to_string(from) + ": ";
-  const std::string where = table.Label() + ": " + who;
+std::string InputLimits::Describe(const InputStatus& bad) const {
   const std::string at = std::to_string(bad.detail);
   switch (bad.status) {
-    case kKeyOutOfRange:
-      try {
-        table.CheckKey(static_cast<uint64_t>(bad.detail));
-      } catch (const InvalidArgument& e) {
-        throw InvalidArgument(who.empty() ? e.what() : who + e.what());
-      }
-      break;
     case kTooManyInSegment:
-      throw InvalidArgument(where + "sample " + std::to_string(bad.detail / slot_num) + ", feature " +
-                            std::to_string(bad.detail % slot_num) + " has more than max_nnz = " +
-                            std::to_string(max_nnz) + " keys. Raise max_nnz, or cut the input.");
+      return "sample " + std::to_string(bad.detail / slot_num) + ", feature " + std::to_string(bad.detail % slot_num) +
+             " has more than max_nnz = " + std::to_string(max_nnz) + " keys. Raise max_nnz, or cut the input.";
     case kTooManyInSample:
-      throw InvalidArgument(where + "sample " + at + " has more than max_feature_num = " +
-                            std::to_string(max_feature_num) + " keys. Raise max_feature_num, or cut the input.");
+      return "sample " + at + " has more than max_feature_num = " + std::to_string(max_feature_num) +
+             " keys. Raise max_feature_num, or cut the input.";
     case kBadSplits:
-      throw InvalidArgument(where + "`row_splits` must start with 0, never fall, and end with the number of keys.");
+      return "`row_splits` must start with 0, never fall, and end with the number of keys.";
     case kRowOutOfRange:
-      throw InvalidArgument(where + "the row index of key number " + at +
-                            " is outside the dense_shape. Check the SparseTensor's indices and dense_shape.");
+      return "the row index of key number " + at +
+             " is outside the dense_shape. Check the SparseTensor's indices and dense_shape.";
     case kRowsNotWhole:
-      throw InvalidArgument(where + "the number of rows must be batch * slot_num, a multiple of " +
-                            std::to_string(slot_num) + ". Received: " + at + ".");
+      return "the number of rows must be batch * slot_num, a multiple of " + std::to_string(slot_num) +
+             ". Received: " + at + ".";
     case kWrongSlotNum:
-      throw InvalidArgument(where + "every sample must have slot_num = " + std::to_string(slot_num) +
-                            " features. Received: " + at + ".");
+      return "every sample must have slot_num = " + std::to_string(slot_num) + " features. Received: " + at + ".";
     case kUneven:
-      throw InvalidArgument(where + "every feature must have the same number of ids (nnz_per_slot), without gaps.");
+      return "every feature must have the same number of ids (nnz_per_slot), without gaps.";
     case kWeightsDiffer:
-      throw InvalidArgument(where + "`weights` must have one weight for each id, at the same places as the ids.");
+      return "`weights` must have one weight for each id, at the same places as the ids.";
   }
-  throw InvalidArgument(where + "unknown status " + std::to_string(bad.status) +
-                        ". All workers must run the same version of sok and the same program.");
+  return "unknown status " + std::to_string(bad.status) +
+         ". All workers must run the same version of sok and the same program.";
+}
+
+void InputLimits::Raise(const EmbeddingTable& table, int from, const InputStatus& bad) const {
+  const std::string who = table.config().world_size == 1 ? "" : "input of rank " + std::to_string(from) + ": ";
+  if (bad.status == kKeyOutOfRange) {
+    try {
+      table.CheckKey(static_cast<uint64_t>(bad.detail));
+    } catch (const InvalidArgument& e) {
+      throw InvalidArgument(who.empty() ? e.what() : who + e.what());
+    }
+  }
+  throw InvalidArgument(table.Label() + ": " + who + Describe(bad));
 }
 
 }  // namespace sok

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "input_status.h"
 #include "sok/embedding_table.h"
@@ -32,6 +33,9 @@ struct InputLimits {
 
   // The first limit that the segments break, if any.
   InputStatus Inspect(const Splits& row_splits) const;
+
+  // What a status other than kKeyOutOfRange says.
+  std::string Describe(const InputStatus& bad) const;
 
   // Throws InvalidArgument that says what is wrong with the input of rank `from`.
   [[noreturn]] void Raise(const EmbeddingTable& table, int from, const InputStatus& bad) const;

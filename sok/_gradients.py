@@ -80,6 +80,25 @@ def _group_lookup_grad_weights(op, handles, grads, keys, row_splits, weights):
     return found
 
 
+@tf.RegisterGradient("Sok>VariablePool")
+@tf.RegisterGradient("Sok>TensorPool")
+def _variable_pool_grad(op, *grads):
+    attributes = {name: op.get_attr(name) for name in ("names", "num_rows", "dims", "variable_of", "combiners")}
+    num_variables, num_features = len(attributes["names"]), len(grads)
+    ids = op.inputs[num_variables : num_variables + num_features]
+    row_splits = op.inputs[num_variables + num_features :]
+    unique_ids, sums = _ops.lib().sok_variable_pool_grad(
+        list(grads), list(ids), list(row_splits), M=num_variables, **attributes
+    )
+    slices = []
+    for i, (of_variable, values) in enumerate(zip(unique_ids, sums, strict=True)):
+        of_variable._sok_distinct = True
+        # Unlike those of a table, these may become a matrix: that of the variable.
+        shape = tf.constant([attributes["num_rows"][i], attributes["dims"][i]], tf.int64)
+        slices.append(tf.IndexedSlices(values, of_variable, shape))
+    return [*slices, *[None] * (2 * num_features)]
+
+
 @tf.RegisterGradient("Sok>ExchangeCombine")
 def _exchange_combine_grad(op, *grads):
     # Takes the splits that came with the answers, so that collective 3 cannot run before collective 2 is done.
@@ -135,5 +154,6 @@ def _trace_collective_grad(op, grad):
     return grad, *[None] * (len(op.inputs) - 1)
 
 
-for _name in ("ExchangeRoute", "ValidateCsr", "SumDuplicates", "Unique", "TableExport", "TableSize", "Philox"):
+_WITHOUT_GRADIENT = "ExchangeRoute ValidateCsr CheckIds SumDuplicates Unique TableExport TableSize Philox"
+for _name in _WITHOUT_GRADIENT.split():
     tf.no_gradient(f"Sok>{_name}")

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from sok import _ops, exchange, lookup
+from sok import _ops, exchange, lookup, plain_variables
 from sok.inputs import to_csr
 from sok.keys import as_keys
 from sok.lookup import Csr, Feature
-from sok.table import EmbeddingVariable, is_embedding_variable
+from sok.table import is_embedding_variable
 
 _COMBINERS = ("sum", "mean", "sqrtn")
 
@@ -21,14 +22,14 @@ _COMBINERS = ("sum", "mean", "sqrtn")
 class Request:
     """One of the lookups of a group."""
 
-    table: EmbeddingVariable
+    param: Any  # an EmbeddingVariable, or an ordinary variable
     ids: Any
     weights: Any = None
     combiner: str = exchange.ROWS  # or 'sum', 'mean', 'sqrtn'
 
 
 def group_embedding_lookup_sparse(
-    params: Sequence[EmbeddingVariable],
+    params: Sequence[Any],
     sp_ids: Sequence[Any],
     combiners: str | Sequence[str] | None = None,
     *,
@@ -46,7 +47,8 @@ def group_embedding_lookup_sparse(
     processors work on all tables. On several workers the group is one exchange: two collectives forward, one backward.
 
     Args:
-        params: tables of any widths and key dtypes. The same table may come several times.
+        params: tables (EmbeddingVariable) of any widths and key dtypes, ordinary variables (tf.Variable) [rows, dim] of
+            any float dtype, or both. The same one may come several times.
         sp_ids: for each, integer ids as SparseTensor [batch, n], RaggedTensor [batch, None] (its values are not copied)
             or dense [batch, n].
         combiners: 'sum', 'mean' or 'sqrtn', in any capitalisation; one for all or one each. None: 'mean'.
@@ -55,23 +57,27 @@ def group_embedding_lookup_sparse(
             sum(w e) / sqrt(sum(w^2)).
         is_sequence: whether to give the rows of each sample one after the other, in place of pooling them.
         params_num_per_group: at most so many of the features in one op, or exchange. None: all of them.
-        training: whether unseen ids get a row; without, they read as the row they would get.
+        training: whether unseen ids of tables get a row; without, they read as the row they would get.
         name: of the scope of the ops.
 
     Returns:
-        A list of float32 [batch, dim], one per feature. With `is_sequence` [batch, T, dim], where T is the largest
-        number of ids that a sample of this feature has, filled up with zeros. Differentiable in the tables and the
-        weights.
+        A list of float32 (of an ordinary variable: its dtype) [batch, dim], one per feature. With `is_sequence`
+        [batch, T, dim], where T is the largest number of ids that a sample of this feature has, filled up with zeros.
+        Differentiable in tables, variables and weights.
 
     Raises:
-        TypeError: `params` or `sp_ids` is not a list, or a table is not an EmbeddingVariable.
+        TypeError: `params` or `sp_ids` is not a list, or an entry of `params` is no variable.
         ValueError: lists of different lengths, an unknown combiner or strategy, ids of an unknown form, weights for a
             sequence.
-        tf.errors.InvalidArgumentError: malformed ids, or an id outside an identity table; on every worker.
+        tf.errors.InvalidArgumentError: malformed ids, or an id outside an identity table; on every worker. The same of
+            an ordinary variable; on this worker, and eagerly on all if the list has a table.
         tf.errors.ResourceExhaustedError: a shard is full; on every worker. Rows that other tables of the group made for
             this call stay.
 
-    Collective.
+    Ordinary variables are on every worker whole. They are read where they lie, all of float32 in one op for all
+    processors, and their gradients are what those of other dense weights are: `sok.DistributedOptimizer` averages them.
+
+    Collective if the list has a table.
 
     Example:
         >>> import tensorflow as tf
@@ -90,7 +96,7 @@ def group_embedding_lookup_sparse(
     combiners = _check_combiners(combiners, len(params))
     weights = [None] * len(params) if sp_weights is None else _one_each("sp_weights", sp_weights, len(params))
     _check_strategy(partition_strategy)
-    _check_tables(params)
+    params = _check_params(params)
     if is_sequence and any(w is not None for w in weights):
         raise ValueError("`sp_weights` must be None with is_sequence=True: rows that are not pooled have no weights.")
     if is_sequence:
@@ -102,7 +108,7 @@ def group_embedding_lookup_sparse(
 
 
 def group_embedding_lookup(
-    params: Sequence[EmbeddingVariable],
+    params: Sequence[Any],
     ids: Sequence[Any],
     partition_strategy: str = "mod",
     name: str | None = None,
@@ -115,23 +121,26 @@ def group_embedding_lookup(
     forward, one backward.
 
     Args:
-        params: tables of any widths and key dtypes. The same table may come several times.
+        params: tables (EmbeddingVariable) of any widths and key dtypes, ordinary variables (tf.Variable) [rows, dim] of
+            any float dtype, or both. The same one may come several times.
         ids: for each, integer ids of any shape.
         partition_strategy: 'mod', and no other: a key belongs to worker key % workers.
         name: of the scope of the ops.
         training: whether unseen ids get a row; without, they read as the row they would get.
 
     Returns:
-        A list of float32 [*shape of the ids, dim], one per feature. Differentiable in the tables.
+        A list of float32 (of an ordinary variable: its dtype) [*shape of the ids, dim], one per feature. Differentiable
+        in tables and variables.
 
     Raises:
-        TypeError: `params` or `ids` is not a list, or a table is not an EmbeddingVariable.
+        TypeError: `params` or `ids` is not a list, or an entry of `params` is no variable.
         ValueError: lists of different lengths, an unknown strategy, ids that are no integers.
-        tf.errors.InvalidArgumentError: an id outside an identity table; on every worker.
+        tf.errors.InvalidArgumentError: an id outside an identity table; on every worker. An id that is no row of an
+            ordinary variable; on this worker, and eagerly on all if the list has a table.
         tf.errors.ResourceExhaustedError: a shard is full; on every worker. Rows that other tables of the group made for
             this call stay.
 
-    Collective.
+    Collective if the list has a table.
 
     Example:
         >>> import sok
@@ -145,54 +154,64 @@ def group_embedding_lookup(
     params = _as_list("params", params)
     ids = _one_each("ids", ids, len(params))
     _check_strategy(partition_strategy)
-    _check_tables(params)
-    if not params:
-        return []
+    params = _check_params(params)
     with tf.name_scope(name or "group_embedding_lookup"):
-        with exchange.told_to_peers(*params):
-            keys = [as_keys(i, table.key_dtype, table.table_name) for table, i in zip(params, ids, strict=True)]
-        features = []
-        for table, of_table in zip(params, keys, strict=True):
-            flat = tf.reshape(of_table, [-1])
-            if table.world_size > 1:
-                features.append(Feature(table, Csr(flat, tf.zeros([0], tf.int64)), exchange.ROWS))
-            else:
-                features.append(_singles(table, flat))
-        rows = lookup.lookup_group(features, training)
-        return [_in_shape_of(k, r) for k, r in zip(keys, rows, strict=True)]
+        with _told_to_peers(params):
+            keys = [as_keys(i, *_keys_of(param)) for param, i in zip(params, ids, strict=True)]
+        # One segment that holds all keys of a feature, of which the rows are wanted.
+        requests = [Request(param, flat) for param, flat in zip(params, map(_in_one_segment, keys), strict=True)]
+        return [_in_shape_of(k, rows) for k, (rows, _) in zip(keys, _lookup(requests, training), strict=True)]
 
 
 def lookup_sparse(requests: Sequence[Request], training: Any) -> list[tf.Tensor]:
     """The pooled vectors [batch, dim] or, with the combiner `ROWS`, the padded rows [batch, T, dim] of some features.
 
-    Collective; one exchange.
+    Collective if there is a table; one exchange.
     """
-    if not requests:
-        return []
-    with exchange.told_to_peers(*(r.table for r in requests)):
-        splits, features = zip(*map(_feature, requests), strict=True)
-    outputs = lookup.lookup_group(features, training)
     return [
-        _padded(output, of_feature) if r.combiner == exchange.ROWS else output
-        for r, of_feature, output in zip(requests, splits, outputs, strict=True)
+        _padded(output, row_splits) if r.combiner == exchange.ROWS else output
+        for r, (output, row_splits) in zip(requests, _lookup(requests, training), strict=True)
     ]
 
 
-def _feature(r: Request) -> tuple[tf.Tensor, Feature]:
-    """The row splits of a request, and the feature to look up."""
-    csr = to_csr(r.ids, 1, r.table.key_dtype, r.table.table_name, r.weights)
-    if r.combiner == exchange.ROWS and r.table.world_size == 1:
-        # On one worker rows are segments of one key each, so that they too come from the fused op.
-        keys = _ops.lib().sok_validate_csr(r.table.handle, csr.keys, csr.row_splits)
-        return csr.row_splits, _singles(r.table, keys)
+def _lookup(requests: Sequence[Request], training: Any) -> list[tuple[tf.Tensor, tf.Tensor]]:
+    """For each request its pooled vectors, or the rows of its ids; and its row splits."""
+    with _told_to_peers([r.param for r in requests]):
+        csrs = [to_csr(r.ids, 1, *_keys_of(r.param), r.weights) for r in requests]
+        pairs = list(zip(requests, csrs, strict=True))
+        plain = [(r.param, csr, r.combiner) for r, csr in pairs if not is_embedding_variable(r.param)]
+        of_variables = iter(plain_variables.lookup(*zip(*plain, strict=True)) if plain else [])
+    features = [_feature(r, csr) for r, csr in pairs if is_embedding_variable(r.param)]
+    of_tables = iter(lookup.lookup_group(features, training) if features else [])
+    outputs = [next(of_tables if is_embedding_variable(r.param) else of_variables) for r in requests]
+    return [(output, csr.row_splits) for output, csr in zip(outputs, csrs, strict=True)]
+
+
+def _feature(r: Request, csr: Csr) -> Feature:
+    if r.combiner == exchange.ROWS and r.param.world_size == 1:
+        # On one worker each key is a segment of its own, so that rows too come from the fused op.
+        keys = _ops.lib().sok_validate_csr(r.param.handle, csr.keys, csr.row_splits)
+        return Feature(r.param, Csr(keys, tf.range(tf.size(keys, out_type=tf.int64) + 1)), "sum", checked=True)
     # 64-bit splits of a RaggedTensor are fit to be used as they are: the op checks them once more.
-    checked = isinstance(r.ids, tf.RaggedTensor) and r.weights is None and r.table.world_size == 1
-    return csr.row_splits, Feature(r.table, csr, r.combiner, checked=checked)
+    checked = isinstance(r.ids, tf.RaggedTensor) and r.weights is None and r.param.world_size == 1
+    return Feature(r.param, csr, r.combiner, checked=checked)
 
 
-def _singles(table: EmbeddingVariable, keys: tf.Tensor) -> Feature:
-    """Each key [N] a segment of its own: pooled, they are the rows."""
-    return Feature(table, Csr(keys, tf.range(tf.size(keys, out_type=tf.int64) + 1)), "sum", checked=True)
+def _told_to_peers(params: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
+    tables = [param for param in params if is_embedding_variable(param)]
+    return exchange.told_to_peers(*tables) if tables else contextlib.nullcontext()
+
+
+def _keys_of(param: Any) -> tuple[tf.DType, str]:
+    """The dtype of a table's keys, or of a variable's ids; and its name."""
+    if is_embedding_variable(param):
+        return param.key_dtype, param.table_name
+    return plain_variables.ID_DTYPE, plain_variables.name_of(param)
+
+
+def _in_one_segment(keys: tf.Tensor) -> tf.RaggedTensor:
+    flat = tf.reshape(keys, [-1])
+    return tf.RaggedTensor.from_row_splits(flat, tf.stack([0, tf.size(flat, out_type=tf.int64)]), validate=False)
 
 
 def _padded(rows: tf.Tensor, row_splits: tf.Tensor) -> tf.Tensor:
@@ -252,7 +271,15 @@ def _check_strategy(partition_strategy: Any) -> None:
         )
 
 
-def _check_tables(params: list[Any]) -> None:
-    for i, table in enumerate(params):
-        if not is_embedding_variable(table):
-            raise TypeError(f"`params[{i}]` must be a sok.EmbeddingVariable. Received: {table!r}.")
+def _check_params(params: list[Any]) -> list[Any]:
+    """Tables as they are, and the TensorFlow variables behind the others."""
+    checked = []
+    for i, param in enumerate(params):
+        variable = param if is_embedding_variable(param) else plain_variables.as_plain_variable(param)
+        if variable is None:
+            raise TypeError(
+                f"`params[{i}]` must be a sok.EmbeddingVariable or a tf.Variable that is not split into partitions. "
+                f"Received: {param!r}."
+            )
+        checked.append(variable)
+    return checked

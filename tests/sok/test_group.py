@@ -217,7 +217,7 @@ def test_a_full_shard_names_its_table():
         ({"combiners": ["sum"]}, ValueError, "one string or one per table, 2"),
         ({"sp_ids": []}, ValueError, "`sp_ids` must have one entry per table, 2. Received: 0"),
         ({"sp_weights": [None]}, ValueError, "`sp_weights` must have one entry per table"),
-        ({"params": [tf.Variable(1.0), tf.Variable(2.0)]}, TypeError, r"`params\[0\]` must be a sok.EmbeddingVariable"),
+        ({"params": [tf.constant(1.0), tf.constant(2.0)]}, TypeError, r"`params\[0\]` must be a sok.EmbeddingVariable"),
         ({"sp_ids": [tf.constant(1.5), tf.constant(1.5)]}, (TypeError, ValueError), "integer|int64"),
         ({"sp_ids": ragged([[1]])}, TypeError, "`sp_ids` must be a list or tuple"),
         ({"params": tf.constant([1.0])}, TypeError, "`params` must be a list or tuple"),

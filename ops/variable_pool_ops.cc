@@ -1,0 +1,378 @@
+// Many plain TensorFlow variables at once: one op pools rows of all of them where they lie, one sums their gradients.
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../cpu/row_kernels.h"
+#include "../cpu/tasks.h"
+#include "input_limits.h"
+#include "op.h"
+#include "output_pool.h"
+#include "sok/profile.h"
+#include "sok/sum_rows.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/framework/resource_var.h"
+
+namespace sok {
+namespace {
+
+using tensorflow::Var;
+
+// Row numbers are shifted by as many bits, so they have fewer than 32.
+constexpr int kRowBits = 31;
+constexpr int64_t kMaxRows = (int64_t{1} << kRowBits) - 1;
+
+// Which variable each feature reads, and how it is pooled.
+struct PoolAttributes {
+  std::vector<std::string> names;    // [M]
+  std::vector<int64_t> num_rows;     // [M]
+  std::vector<int64_t> dims;         // [M]
+  std::vector<int64_t> variable_of;  // [N], in [0, M)
+  std::vector<bool> is_pooled;       // [N]
+  std::vector<Combiner> combiners;   // [N]
+
+  explicit PoolAttributes(OpKernelConstruction* ctx) {
+    std::vector<std::string> spelled;
+    Check(ctx->GetAttr("names", &names));
+    Check(ctx->GetAttr("num_rows", &num_rows));
+    Check(ctx->GetAttr("dims", &dims));
+    Check(ctx->GetAttr("variable_of", &variable_of));
+    Check(ctx->GetAttr("combiners", &spelled));
+    int64_t m, n;
+    Check(ctx->GetAttr("M", &m));
+    Check(ctx->GetAttr("N", &n));
+    if (names.size() != static_cast<size_t>(m) || num_rows.size() != names.size() || dims.size() != names.size())
+      throw InvalidArgument("`names`, `num_rows` and `dims` must have one value per variable.");
+    if (variable_of.size() != static_cast<size_t>(n) || spelled.size() != variable_of.size())
+      throw InvalidArgument("`variable_of` and `combiners` must have one value per feature.");
+    for (const int64_t rows : num_rows)
+      if (rows < 0 || rows > kMaxRows) throw InvalidArgument("`num_rows` must lie in [0, 2^31).");
+    for (const int64_t v : variable_of)
+      if (v < 0 || v >= m) throw InvalidArgument("`variable_of` must lie in [0, " + std::to_string(m) + ").");
+    for (const std::string& combiner : spelled) {
+      is_pooled.push_back(combiner != "rows");
+      combiners.push_back(is_pooled.back() ? ParseCombiner(combiner) : Combiner::kSum);
+    }
+  }
+
+  int num_variables() const { return static_cast<int>(names.size()); }
+  int num_features() const { return static_cast<int>(variable_of.size()); }
+  std::string Label(int64_t variable) const { return "variable '" + names[static_cast<size_t>(variable)] + "': "; }
+};
+
+// One feature's ids, checked.
+struct PoolInput {
+  const int64_t* ids = nullptr;  // [n]
+  int64_t n = 0;
+  const int64_t* row_splits = nullptr;  // [segments + 1]; null for rows
+  int64_t segments = 0;                 // rows of the output
+};
+
+// Ids that are rows of a variable, and row splits that fit. Throws InvalidArgument with the label.
+PoolInput CheckInput(const std::string& label, int64_t bound, const Tensor& ids, const Tensor& row_splits) {
+  CheckRank(ids, 1, "ids");
+  PoolInput in;
+  in.n = ids.NumElements();
+  in.ids = Int64(ids);
+  const Splits splits = ReadSplits(row_splits, in.n);
+  const InputLimits no_limits;
+  if (splits.status.status != kFine) throw InvalidArgument(label + no_limits.Describe(splits.status));
+  in.row_splits = splits.begin;
+  in.segments = splits.segments;
+  if (!ChosenRowKernels().all_below(reinterpret_cast<const uint64_t*>(in.ids), in.n, static_cast<uint64_t>(bound))) {
+    const int64_t* bad = std::find_if(in.ids, in.ids + in.n, [&](int64_t id) { return id < 0 || id >= bound; });
+    throw InvalidArgument(label + "id " + std::to_string(*bad) + " is outside [0, " + std::to_string(bound) + ").");
+  }
+  return in;
+}
+
+PoolInput ReadInput(const PoolAttributes& of, int f, const Tensor& ids, const Tensor& row_splits) {
+  const size_t feature = static_cast<size_t>(f), variable = static_cast<size_t>(of.variable_of[feature]);
+  PoolInput in = CheckInput(of.Label(of.variable_of[feature]), of.num_rows[variable], ids, row_splits);
+  if (!of.is_pooled[feature]) {
+    in.row_splits = nullptr;
+    in.segments = in.n;
+  } else if (in.row_splits == nullptr) {
+    throw InvalidArgument("`row_splits` must start with 0.");
+  }
+  return in;
+}
+
+// Segments [first, last) of a feature.
+struct PoolTask {
+  int feature;
+  int64_t first, last;
+};
+
+void RunTask(const PoolInput& in, int64_t first, int64_t last, const float* rows, int64_t dim, Combiner combiner,
+             float* output) {
+  if (in.row_splits == nullptr) {
+    for (int64_t i = first; i < last; ++i) std::copy_n(rows + in.ids[i] * dim, dim, output + i * dim);
+    return;
+  }
+  float* slab = const_cast<float*>(rows);  // only read
+  const RowView view{&slab, kRowBits, kMaxRows, dim};
+  const auto* keys = reinterpret_cast<const uint64_t*>(in.ids) + in.row_splits[first];
+  if (ChosenRowKernels().pool_keys(view, keys, in.row_splits, first, last, combiner, dim, output)) return;
+  const SerialExecutor here;
+  Combine({here}, rows, in.ids, in.row_splits + first, nullptr, last - first, dim, combiner, output + first * dim);
+}
+
+// Cuts the work of all features into pieces of some ten microseconds.
+std::vector<PoolTask> CutIntoTasks(const std::vector<PoolInput>& inputs, const std::vector<int64_t>& dims,
+                                   int64_t* cost) {
+  constexpr int64_t kCycles = 50000;
+  std::vector<PoolTask> tasks;
+  *cost = 0;
+  for (size_t f = 0; f < inputs.size(); ++f) {
+    const PoolInput& in = inputs[f];
+    if (in.segments == 0) continue;
+    const int64_t of_feature = in.n * (20 + dims[f]) + in.segments * (20 + dims[f] / 4);
+    const int64_t pieces = std::min(in.segments, of_feature / kCycles + 1);
+    *cost += of_feature;
+    for (int64_t p = 0; p < pieces; ++p)
+      tasks.push_back({static_cast<int>(f), in.segments * p / pieces, in.segments * (p + 1) / pieces});
+  }
+  return tasks;
+}
+
+// Shared locks of many variables, taken in one order everywhere: two ops that wait for each other's would never end.
+class SharedLocks {
+ public:
+  explicit SharedLocks(const std::vector<RefCountPtr<Var>>& variables) {
+    for (const auto& variable : variables) variables_.push_back(variable.get());
+    std::sort(variables_.begin(), variables_.end());
+    variables_.erase(std::unique(variables_.begin(), variables_.end()), variables_.end());
+    for (Var* variable : variables_) variable->mu()->lock_shared();
+  }
+  ~SharedLocks() {
+    for (Var* variable : variables_) variable->mu()->unlock_shared();
+  }
+  SharedLocks(const SharedLocks&) = delete;
+  SharedLocks& operator=(const SharedLocks&) = delete;
+
+ private:
+  std::vector<Var*> variables_;
+};
+
+#define SOK_POOL_VARIABLES_ATTRS      \
+  Attr("M: int >= 1")                 \
+      .Attr("N: int >= 1")            \
+      .Attr("names: list(string)")    \
+      .Attr("num_rows: list(int)")    \
+      .Attr("dims: list(int)")        \
+      .Attr("variable_of: list(int)") \
+      .Attr("combiners: list({'sum', 'mean', 'sqrtn', 'rows'})")
+
+absl::Status PoolShape(InferenceContext* c) {
+  std::vector<int64_t> dims, variable_of;
+  std::vector<std::string> combiners;
+  TF_RETURN_IF_ERROR(c->GetAttr("dims", &dims));
+  TF_RETURN_IF_ERROR(c->GetAttr("variable_of", &variable_of));
+  TF_RETURN_IF_ERROR(c->GetAttr("combiners", &combiners));
+  const int m = static_cast<int>(dims.size()), n = static_cast<int>(variable_of.size());
+  if (c->num_inputs() != m + 2 * n || combiners.size() != variable_of.size())
+    return absl::InvalidArgumentError("`variable_of` must have a value for each feature, `dims` for each variable.");
+  for (int f = 0; f < n; ++f) {
+    const size_t feature = static_cast<size_t>(f);
+    if (variable_of[feature] < 0 || variable_of[feature] >= m)
+      return absl::InvalidArgumentError("`variable_of` must lie in [0, M).");
+    ShapeHandle ids, splits;
+    TF_RETURN_IF_ERROR(c->WithRank(c->input(m + f), 1, &ids));
+    TF_RETURN_IF_ERROR(c->WithRank(c->input(m + n + f), 1, &splits));
+    DimensionHandle rows = c->Dim(ids, 0);
+    if (combiners[feature] != "rows") TF_RETURN_IF_ERROR(c->Subtract(c->Dim(splits, 0), 1, &rows));
+    c->set_output(f, c->Matrix(rows, dims[static_cast<size_t>(variable_of[feature])]));
+  }
+  return absl::OkStatus();
+}
+
+// Of resource variables, by their handles.
+REGISTER_OP("Sok>VariablePool")
+    .Input("handles: M * resource")
+    .Input("ids: N * int64")
+    .Input("row_splits: N * int64")
+    .Output("outputs: N * float")
+    .SOK_POOL_VARIABLES_ATTRS.SetIsStateful()
+    .SetShapeFn(PoolShape);
+
+// Of tensors: what variables are that are references, in graphs of TensorFlow 1.
+REGISTER_OP("Sok>TensorPool")
+    .Input("params: M * float")
+    .Input("ids: N * int64")
+    .Input("row_splits: N * int64")
+    .Output("outputs: N * float")
+    .SOK_POOL_VARIABLES_ATTRS.SetShapeFn(PoolShape);
+
+template <bool kByHandle>
+class PoolOp : public OpKernel {
+ public:
+  explicit PoolOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    Guard(ctx, [&] { of_ = std::make_unique<PoolAttributes>(ctx); });
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    Guard(ctx, [&] {
+      const int m = of_->num_variables(), n = of_->num_features();
+      std::vector<RefCountPtr<Var>> variables(kByHandle ? static_cast<size_t>(m) : 0);
+      for (int v = 0; kByHandle && v < m; ++v) {
+        const absl::Status found =
+            tensorflow::LookupResource(ctx, tensorflow::HandleFromInput(ctx, v), &variables[static_cast<size_t>(v)]);
+        if (!found.ok()) throw FailedPrecondition(of_->Label(v) + "it has no value. Run its initializer first.");
+      }
+      std::vector<PoolInput> inputs;
+      std::vector<int64_t> dims;
+      for (int f = 0; f < n; ++f) {
+        inputs.push_back(ReadInput(*of_, f, ctx->input(m + f), ctx->input(m + n + f)));
+        dims.push_back(of_->dims[static_cast<size_t>(of_->variable_of[static_cast<size_t>(f)])]);
+      }
+      // For the whole of it: a writer that finds its tensor in other hands would copy it.
+      const SharedLocks locks(variables);
+      std::vector<const float*> rows;
+      for (int v = 0; v < m; ++v)
+        rows.push_back(Rows(v, kByHandle ? *variables[static_cast<size_t>(v)]->tensor() : ctx->input(v)));
+      std::vector<float*> outputs;
+      ProfileCounts counts;
+      for (int f = 0; f < n; ++f) {
+        const PoolInput& in = inputs[static_cast<size_t>(f)];
+        Tensor* output = AllocateOutput(ctx, f, TensorShape({in.segments, dims[static_cast<size_t>(f)]}));
+        outputs.push_back(output->flat<float>().data());
+        counts += ProfileCounts{in.n, in.segments, static_cast<int64_t>(output->TotalBytes())};
+      }
+      const ProfileSpan span("find+combine", name(), counts, "op");
+      int64_t cost;
+      const std::vector<PoolTask> tasks = CutIntoTasks(inputs, dims, &cost);
+      const TfExecutor executor(ctx);
+      ForTasks({executor}, static_cast<int64_t>(tasks.size()), cost, [&](int64_t, int64_t t) {
+        const PoolTask& task = tasks[static_cast<size_t>(t)];
+        const size_t f = static_cast<size_t>(task.feature);
+        RunTask(inputs[f], task.first, task.last, rows[static_cast<size_t>(of_->variable_of[f])], dims[f],
+                of_->combiners[f], outputs[f]);
+      });
+    });
+  }
+
+ private:
+  const float* Rows(int v, const Tensor& tensor) const {
+    const size_t variable = static_cast<size_t>(v);
+    if (!tensor.IsInitialized())
+      throw FailedPrecondition(of_->Label(v) + "it has no value. Run its initializer first.");
+    if (tensor.dtype() != tensorflow::DT_FLOAT)
+      throw InvalidArgument(of_->Label(v) + "it must be float32. Received: " + DataTypeString(tensor.dtype()) + ".");
+    const TensorShape expected({of_->num_rows[variable], of_->dims[variable]});
+    if (tensor.shape() != expected) {
+      throw InvalidArgument(of_->Label(v) + "its shape must be " + expected.DebugString() +
+                            ". Received: " + tensor.shape().DebugString() + ".");
+    }
+    return tensor.flat<float>().data();
+  }
+
+  std::unique_ptr<PoolAttributes> of_;
+};
+REGISTER_KERNEL_BUILDER(Name("Sok>VariablePool").Device(tensorflow::DEVICE_CPU), PoolOp<true>);
+REGISTER_KERNEL_BUILDER(Name("Sok>TensorPool").Device(tensorflow::DEVICE_CPU), PoolOp<false>);
+
+// The gradient of both: for each variable the rows that were read, each once, with what came back for it.
+REGISTER_OP("Sok>VariablePoolGrad")
+    .Input("grads: N * float")
+    .Input("ids: N * int64")
+    .Input("row_splits: N * int64")
+    .Output("unique_ids: M * int64")
+    .Output("sums: M * float")
+    .SOK_POOL_VARIABLES_ATTRS.SetShapeFn([](InferenceContext* c) {
+      std::vector<int64_t> dims;
+      TF_RETURN_IF_ERROR(c->GetAttr("dims", &dims));
+      const int m = static_cast<int>(dims.size());
+      for (int v = 0; v < m; ++v) {
+        const DimensionHandle rows = c->UnknownDim();
+        c->set_output(v, c->Vector(rows));
+        c->set_output(m + v, c->Matrix(rows, dims[static_cast<size_t>(v)]));
+      }
+      return absl::OkStatus();
+    });
+
+class VariablePoolGradOp : public OpKernel {
+ public:
+  explicit VariablePoolGradOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    Guard(ctx, [&] { of_ = std::make_unique<PoolAttributes>(ctx); });
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    Guard(ctx, [&] {
+      const int m = of_->num_variables(), n = of_->num_features();
+      std::vector<std::vector<RowAddends>> addends(static_cast<size_t>(m));
+      for (int f = 0; f < n; ++f) {
+        const size_t variable = static_cast<size_t>(of_->variable_of[static_cast<size_t>(f)]);
+        const PoolInput in = ReadInput(*of_, f, ctx->input(n + f), ctx->input(2 * n + f));
+        CheckShape(ctx->input(f), TensorShape({in.segments, of_->dims[variable]}), "grads");
+        RowAddends a;
+        a.row_ids = in.ids;
+        a.n = in.n;
+        a.values = ctx->input(f).flat<float>().data();
+        a.row_splits = in.row_splits;
+        a.segments = in.segments;
+        a.combiner = of_->combiners[static_cast<size_t>(f)];
+        addends[variable].push_back(a);
+      }
+      std::vector<RowSums> tables;
+      for (int v = 0; v < m; ++v) {
+        const auto& of_variable = addends[static_cast<size_t>(v)];
+        tables.push_back(
+            {of_->dims[static_cast<size_t>(v)], of_variable.data(), static_cast<int64_t>(of_variable.size())});
+      }
+      const ProfileSpan span("backward", name(), {}, "op");
+      const TfExecutor executor(ctx);
+      const ScratchLease scratch;
+      SumRows({executor}, scratch.get(), tables.data(), m, [&](int64_t v, int64_t rows) {
+        Tensor* ids = AllocateOutput(ctx, static_cast<int>(v), TensorShape({rows}));
+        Tensor* sums =
+            AllocateOutput(ctx, static_cast<int>(m + v), TensorShape({rows, of_->dims[static_cast<size_t>(v)]}));
+        RowSumsTarget target;
+        target.row_ids = reinterpret_cast<int64_t*>(ids->flat<int64_t>().data());
+        target.sums = sums->flat<float>().data();
+        return target;
+      });
+    });
+  }
+
+ private:
+  std::unique_ptr<PoolAttributes> of_;
+};
+REGISTER_KERNEL_BUILDER(Name("Sok>VariablePoolGrad").Device(tensorflow::DEVICE_CPU), VariablePoolGradOp);
+
+// For what stock ops look up: the ids, once they are known to be fine.
+REGISTER_OP("Sok>CheckIds")
+    .Input("ids: int64")
+    .Input("row_splits: int64")
+    .Output("checked_ids: int64")
+    .Attr("variable: string")
+    .Attr("num_rows: int >= 0")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->input(0));
+      return absl::OkStatus();
+    });
+
+class CheckIdsOp : public OpKernel {
+ public:
+  explicit CheckIdsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("variable", &variable_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_rows", &num_rows_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    Guard(ctx, [&] {
+      CheckInput("variable '" + variable_ + "': ", num_rows_, ctx->input(0), ctx->input(1));
+      ctx->set_output(0, ctx->input(0));
+    });
+  }
+
+ private:
+  std::string variable_;
+  int64_t num_rows_;
+};
+REGISTER_KERNEL_BUILDER(Name("Sok>CheckIds").Device(tensorflow::DEVICE_CPU), CheckIdsOp);
+
+}  // namespace
+}  // namespace sok
