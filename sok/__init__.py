@@ -31,6 +31,8 @@ _PUBLIC = {
     "get_embedding": "sok.layers:get_embedding",
     "group_embedding_lookup": "sok.group:group_embedding_lookup",
     "group_embedding_lookup_sparse": "sok.group:group_embedding_lookup_sparse",
+    "group_embedding_column_scope": "sok.feature_column:group_embedding_column_scope",
+    "feature_column": "sok.feature_column",
     "EmbeddingVariable": "sok.table:EmbeddingVariable",
     "balance_tables": "sok.placement:balance_tables",
     "split_embedding_variable_from_others": "sok.table:split_embedding_variable_from_others",

@@ -96,6 +96,7 @@ def group_embedding_lookup_sparse(
     combiners = _check_combiners(combiners, len(params))
     weights = [None] * len(params) if sp_weights is None else _one_each("sp_weights", sp_weights, len(params))
     _check_strategy(partition_strategy)
+    per_group = check_per_group(params_num_per_group)
     params = _check_params(params)
     if is_sequence and any(w is not None for w in weights):
         raise ValueError("`sp_weights` must be None with is_sequence=True: rows that are not pooled have no weights.")
@@ -103,8 +104,8 @@ def group_embedding_lookup_sparse(
         combiners = [exchange.ROWS] * len(params)
     requests = [Request(*request) for request in zip(params, sp_ids, weights, combiners, strict=True)]
     with tf.name_scope(name or "group_embedding_lookup_sparse"):
-        chunks = _chunks(requests, params_num_per_group)
-        return [output for chunk in chunks for output in lookup_sparse(chunk, training)]
+        parts = chunks(requests, per_group)
+        return [output for part in parts for output in lookup_sparse(part, training)]
 
 
 def group_embedding_lookup(
@@ -228,13 +229,17 @@ def _in_shape_of(keys: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     return shaped
 
 
-def _chunks(requests: list[Request], size: int | None) -> list[list[Request]]:
-    if size is None:
-        return [requests]
-    if isinstance(size, bool) or not hasattr(size, "__index__") or size < 1:
+def check_per_group(size: Any) -> int | None:
+    """`params_num_per_group`, if that is None or a whole number of at least 1."""
+    if size is not None and (isinstance(size, bool) or not hasattr(size, "__index__") or size < 1):
         raise ValueError(f"`params_num_per_group` must be None or a whole number, at least 1. Received: {size!r}.")
-    size = min(int(size), max(len(requests), 1))  # DeepRec says sys.maxsize for all
-    return [requests[i : i + size] for i in range(0, len(requests), size)]
+    return None if size is None else int(size)
+
+
+def chunks(items: list[Any], size: int | None) -> list[list[Any]]:
+    """`items` in parts of at most `size`, in order; None: in one."""
+    size = min(size or len(items), len(items)) or 1  # DeepRec says sys.maxsize for all
+    return [items[i : i + size] for i in range(0, len(items), size)]
 
 
 def _as_list(argument: str, value: Any) -> list[Any]:
