@@ -25,6 +25,7 @@ _PUBLIC = {
     "size": "sok.context:size",
     "local_rank": "sok.context:local_rank",
     "shutdown": "sok.context:shutdown",
+    "enable_distributed_strategy": "sok.strategy:enable_distributed_strategy",
     # Layers and their variables.
     "DistributedEmbedding": "sok.layers:DistributedEmbedding",
     "All2AllDenseEmbedding": "sok.layers:All2AllDenseEmbedding",
@@ -53,6 +54,7 @@ _PUBLIC = {
     # Drop-ins for TensorFlow's own.
     "tf": "sok.tf",
     "layers": "sok.layers",
+    "deeprec": "sok.deeprec",
 }
 
 __all__ = sorted([*_PUBLIC, "__version__"])

@@ -32,6 +32,8 @@ class _Job:
 
 
 _job: _Job | None = None
+# What sok.strategy was told; until the job ends.
+enabled_strategy: str | None = None
 _lock = threading.RLock()
 _graph_counters: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 
@@ -134,11 +136,11 @@ def shutdown() -> None:
     Call it on all workers, and make new tables afterwards. Horovod keeps running until the process ends: it cannot be
     started a second time reliably, since workers that are early would find the addresses of the first time.
     """
-    global _job
+    global _job, enabled_strategy
     with _lock:
         if _job is not None:
             _job.transport.shutdown()
-        _job = None
+        _job = enabled_strategy = None
 
 
 def unique_collective_name(base: str) -> str:

@@ -1,0 +1,175 @@
+"""Scripts that were written for DeepRec: its names, where they look for them.
+
+    import tensorflow.compat.v1 as tf
+    import sok
+
+    sok.deeprec.install()
+    tf.config.experimental.enable_distributed_strategy(strategy="collective")
+
+Nothing in `tensorflow` is touched before `install()`, and nothing is left of it after `uninstall()`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sok import group, strategy
+from sok.feature_column import group_embedding_column_scope
+from sok.scoped_tables import scoped_table
+from sok.table import EmbeddingVariable
+
+DEFAULT_CAPACITY = 1 << 30
+"""Rows that each worker's part of a table may hold, where nobody says. Memory is taken as rows appear."""
+
+_lock = threading.Lock()
+_installed: list[tuple[Any, str]] = []
+
+
+def group_embedding_lookup_sparse(
+    params: Sequence[Any],
+    sp_ids: Sequence[Any],
+    combiners: Any = None,
+    partition_strategy: Any = "mod",
+    sp_weights: Sequence[Any] | str | None = None,
+    name: str | None = None,
+    is_sequence: bool = False,
+    params_num_per_group: int | None = None,
+) -> list[tf.Tensor]:
+    """Looks up and pools the ids of many features, as `sok.group_embedding_lookup_sparse`, with DeepRec's positions.
+
+    Its documents put `partition_strategy` before `sp_weights`, its newest code after it; both are understood.
+
+    Example:
+        >>> table = EmbeddingVariable(2, 10, name="of_deeprec", initializer="ones")
+        >>> ids = tf.SparseTensor([[0, 0], [0, 1]], [3, 4], [1, 2])
+        >>> group_embedding_lookup_sparse([table], [ids], ["sum"], "mod", None, "name")[0].numpy().tolist()
+        [[2.0, 2.0]]
+    """
+    if isinstance(partition_strategy, (list, tuple)) or isinstance(sp_weights, str):
+        partition_strategy, sp_weights = sp_weights, partition_strategy
+    return group.group_embedding_lookup_sparse(
+        params,
+        sp_ids,
+        combiners,
+        partition_strategy="mod" if partition_strategy is None else partition_strategy,
+        sp_weights=sp_weights,
+        is_sequence=is_sequence,
+        params_num_per_group=params_num_per_group,
+        name=name,
+    )
+
+
+def get_embedding_variable(
+    name: str,
+    embedding_dim: int,
+    key_dtype: Any = tf.int64,
+    value_dtype: Any = tf.float32,
+    initializer: Any = None,
+    trainable: bool = True,
+    partitioner: Any = None,
+    *,
+    capacity: int = DEFAULT_CAPACITY,
+) -> EmbeddingVariable:
+    """Gives the table `name` of the current variable scope: a new one, or, where the scope reuses, the one there.
+
+    Args:
+        name: within the scope.
+        embedding_dim: length of a row.
+        key_dtype: of the ids.
+        value_dtype: float32, and nothing else.
+        initializer: as `sok.EmbeddingVariable` takes it. None: that of the variable scope, or else a truncated
+            normal distribution with deviation 1, as DeepRec's.
+        trainable: whether it is trained.
+        partitioner: ignored: rows are spread over the workers of the job.
+        capacity: rows that each worker's part may hold; memory is taken as they appear.
+
+    Returns:
+        The table. When executing eagerly always a new one.
+
+    Raises:
+        ValueError: as `sok.EmbeddingVariable`; the scope reuses and has no such table, or does not reuse and has one;
+            the table has another dim; another `value_dtype`.
+
+    Example:
+        >>> with tf.Graph().as_default():
+        ...     for reuse in (False, True):
+        ...         with tf.compat.v1.variable_scope("model", reuse=reuse):
+        ...             table = get_embedding_variable("user", 8, capacity=1000)
+        ...     table.table_name
+        'model/user'
+
+    Source: `tf.get_embedding_variable` of DeepRec; its options `ev_option` and `steps_to_live` are to come.
+    """
+    if tf.as_dtype(value_dtype) != tf.float32:
+        raise ValueError(f"`value_dtype` must be float32. Received: {value_dtype!r}.")
+    if initializer is None:
+        initializer = tf.compat.v1.get_variable_scope().initializer
+    if initializer is None:
+        initializer = tf.compat.v1.truncated_normal_initializer()
+    return scoped_table(
+        name, embedding_dim, capacity, key_dtype=key_dtype, initializer=initializer, trainable=trainable
+    )
+
+
+_NAMES: dict[str, Callable[..., Any]] = {
+    "nn.group_embedding_lookup_sparse": group_embedding_lookup_sparse,
+    "nn.group_embedding_lookup": group.group_embedding_lookup,
+    "feature_column.group_embedding_column_scope": group_embedding_column_scope,
+    "config.experimental.enable_distributed_strategy": strategy.enable_distributed_strategy,
+    "get_embedding_variable": get_embedding_variable,
+}
+
+
+def install() -> None:
+    """Puts DeepRec's names into `tensorflow` and `tensorflow.compat.v1` (and `v2`), until `uninstall()`.
+
+    `tf.nn.group_embedding_lookup_sparse`, `tf.nn.group_embedding_lookup`, `tf.get_embedding_variable`,
+    `tf.feature_column.group_embedding_column_scope` and `tf.config.experimental.enable_distributed_strategy`. Doing it
+    again does nothing.
+
+    Raises:
+        RuntimeError: a name is taken: this TensorFlow has one of its own. Nothing was installed.
+
+    Example:
+        >>> install()
+        >>> tf.nn.group_embedding_lookup_sparse is group_embedding_lookup_sparse
+        True
+        >>> uninstall()
+        >>> hasattr(tf.nn, "group_embedding_lookup_sparse")
+        False
+    """
+    with _lock:
+        if _installed:
+            return
+        places = [(module, *name) for module in _modules() for name in _NAMES.items()]
+        found = [(_parent(module, name), name.rpartition(".")[2], value) for module, name, value in places]
+        for parent, name, _ in found:
+            if hasattr(parent, name):
+                raise RuntimeError(f"`{parent.__name__}` has a {name!r} of its own. sok.deeprec puts nothing over it.")
+        for parent, name, value in found:
+            # One module may be behind two paths.
+            if not hasattr(parent, name):
+                setattr(parent, name, value)
+                _installed.append((parent, name))
+
+
+def uninstall() -> None:
+    """Takes away what `install()` put there. Does nothing where nothing is installed."""
+    with _lock:
+        while _installed:
+            parent, name = _installed.pop()
+            delattr(parent, name)
+
+
+def _modules() -> list[Any]:
+    return [tf, tf.compat.v1, tf.compat.v2]
+
+
+def _parent(module: Any, name: str) -> Any:
+    for part in name.split(".")[:-1]:
+        module = getattr(module, part)
+    return module

@@ -1,0 +1,152 @@
+"""DeepRec's names: a script in a process of its own, and what install and the strategies do."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+import sok
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = (
+    "nn.group_embedding_lookup_sparse",
+    "nn.group_embedding_lookup",
+    "feature_column.group_embedding_column_scope",
+    "config.experimental.enable_distributed_strategy",
+    "get_embedding_variable",
+)
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch):
+    for variable in ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
+        monkeypatch.delenv(variable, raising=False)
+    sok.shutdown()
+    yield
+    sok.deeprec.uninstall()
+    sok.feature_column.uninstall()
+    sok.shutdown()
+
+
+def reach(module, name):
+    for part in name.split("."):
+        module = getattr(module, part)
+    return module
+
+
+@pytest.mark.parametrize("mode", ["v2 behaviour off", "eager execution off"])
+def test_a_script_runs(mode):
+    script = Path(__file__).with_name("deeprec_script.py")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, str(script), mode], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "the script ran to its end" in done.stdout
+
+
+def test_install_and_uninstall():
+    modules = (tf, tf.compat.v1, tf.compat.v2)
+    before = [dir(module) for module in modules]
+    sok.deeprec.install()
+    sok.deeprec.install()
+    for module in modules:
+        assert [callable(reach(module, name)) for name in NAMES] == [True] * 5
+    sok.deeprec.uninstall()
+    sok.deeprec.uninstall()
+    for module, names in zip(modules, before, strict=True):
+        assert dir(module) == names
+        for name in NAMES:
+            with pytest.raises(AttributeError):
+                reach(module, name)
+
+
+def test_nothing_of_tensorflow_is_replaced(monkeypatch):
+    monkeypatch.setattr(tf.nn, "group_embedding_lookup", len, raising=False)
+    with pytest.raises(RuntimeError, match="has a 'group_embedding_lookup' of its own"):
+        sok.deeprec.install()
+    assert not hasattr(tf, "get_embedding_variable") and not hasattr(tf.nn, "group_embedding_lookup_sparse")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("mod", "weights", "name"),
+        ("weights", "mod"),
+        ("weights",),
+        (None, "weights"),
+    ],
+)
+def test_the_positions_of_both_generations_of_deeprec(arguments):
+    table = sok.EmbeddingVariable(2, 10, initializer="ones", name="positions")
+    ids = tf.RaggedTensor.from_row_splits(tf.constant([3, 4], tf.int64), [0, 2])
+    weights = [ids.with_values(tf.constant([2.0, 3.0]))]
+    arguments = [weights if a == "weights" else a for a in arguments]
+    (output,) = sok.deeprec.group_embedding_lookup_sparse([table], [ids], ["sum"], *arguments)
+    assert output.numpy().tolist() == [[5.0, 5.0]]
+
+
+def test_an_unknown_partition_strategy_is_refused():
+    table = sok.EmbeddingVariable(2, 10, name="positions")
+    with pytest.raises(ValueError, match="`partition_strategy` must be 'mod'.*'div'"):
+        sok.deeprec.group_embedding_lookup_sparse([table], [tf.constant([[1]])], ["sum"], "div")
+
+
+def test_embedding_variables_by_name():
+    with tf.Graph().as_default():
+        with tf.compat.v1.variable_scope("a"):
+            first = sok.deeprec.get_embedding_variable("v", 4)
+            with pytest.raises(ValueError, match="Table 'a/v' already exists"):
+                sok.deeprec.get_embedding_variable("v", 4)
+        with tf.compat.v1.variable_scope("a", reuse=tf.compat.v1.AUTO_REUSE):
+            assert sok.deeprec.get_embedding_variable("v", 4) is first
+            with pytest.raises(ValueError, match="'a/v' has rows of dim 4. Received: dim 5"):
+                sok.deeprec.get_embedding_variable("v", 5)
+        with tf.compat.v1.variable_scope("b", reuse=True), pytest.raises(ValueError, match="'b/v' does not exist"):
+            sok.deeprec.get_embedding_variable("v", 4)
+        assert (first.capacity, first.key_dtype, first.trainable) == (sok.deeprec.DEFAULT_CAPACITY, tf.int64, True)
+    with pytest.raises(ValueError, match="`value_dtype` must be float32"):
+        sok.deeprec.get_embedding_variable("v", 4, value_dtype=tf.float16)
+    eager = [sok.deeprec.get_embedding_variable("v", 4, trainable=False) for _ in range(2)]
+    assert eager[0] is not eager[1] and not eager[0].trainable
+
+
+def test_rows_are_drawn_as_deeprecs():
+    table = sok.deeprec.get_embedding_variable("drawn", 16)
+    rows = table.sparse_read(tf.range(20_000, dtype=tf.int64)).numpy()
+    assert abs(rows).max() <= 2 and rows.std() == pytest.approx(0.8796, rel=0.02)
+
+
+def test_collective_joins_the_job():
+    assert sok.enable_distributed_strategy("collective").numpy() == b"OK"
+    assert sok.enable_distributed_strategy("collective").numpy() == b"OK"
+    assert sok.size() == 1
+    with pytest.raises(ValueError, match="The strategy 'collective' is enabled.*Received: 'localized'"):
+        sok.enable_distributed_strategy("localized")
+
+
+def test_collective_comes_after_init_too():
+    sok.Init(global_batch_size=64)
+    assert sok.enable_distributed_strategy("collective").numpy() == b"OK"
+
+
+def test_localized_is_for_one_worker(monkeypatch):
+    assert sok.enable_distributed_strategy() is None
+    assert sok.enable_distributed_strategy("localized") is None
+    with pytest.raises(ValueError, match="The strategy 'localized' is enabled"):
+        sok.enable_distributed_strategy("collective")
+    sok.shutdown()
+    monkeypatch.setenv("HOROVOD_SIZE", "2")
+    with pytest.raises(RuntimeError, match="'localized' is for one worker: .*HOROVOD_SIZE=2"):
+        sok.enable_distributed_strategy("localized")
+
+
+def test_strategies_that_there_are_not():
+    with pytest.raises(NotImplementedError, match="'parameter_server' is to come"):
+        sok.enable_distributed_strategy("parameter_server")
+    with pytest.raises(ValueError, match="`strategy` must be 'collective'.*Received: 'mirrored'"):
+        sok.enable_distributed_strategy("mirrored")
+    assert sok.enable_distributed_strategy("localized") is None  # neither was enabled
