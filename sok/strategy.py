@@ -69,5 +69,5 @@ def _check_alone() -> None:
     except RuntimeError as error:  # it was launched as one of several, and sok.Init has not been called
         why = str(error).partition(", and sok.Init")[0]
     raise RuntimeError(
-        f"The strategy 'localized' is for one worker: {why}. Use 'collective', or start one process alone."
+        f"The strategy 'localized' is for one worker. {why}. Use 'collective', or start one process alone."
     )

@@ -140,7 +140,7 @@ def test_localized_is_for_one_worker(monkeypatch):
         sok.enable_distributed_strategy("collective")
     sok.shutdown()
     monkeypatch.setenv("HOROVOD_SIZE", "2")
-    with pytest.raises(RuntimeError, match="'localized' is for one worker: .*HOROVOD_SIZE=2"):
+    with pytest.raises(RuntimeError, match=r"'localized' is for one worker\. .*HOROVOD_SIZE=2"):
         sok.enable_distributed_strategy("localized")
 
 
