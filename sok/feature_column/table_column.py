@@ -10,9 +10,11 @@ import tensorflow as tf
 from tensorflow.python.feature_column import feature_column as fc_v1
 from tensorflow.python.feature_column import feature_column_v2 as fc_v2
 from tensorflow.python.feature_column import serialization
+from tensorflow.python.ops import init_ops
 
 from sok import context
 from sok.feature_column import grouping, scope
+from sok.initializers import resolve
 from sok.layers.base import check_combiner, check_positive
 from sok.scoped_tables import scoped_table
 from sok.table import EmbeddingVariable
@@ -91,8 +93,7 @@ def embedding_column(
             raise ValueError(f"`{argument}` must be None: a table knows nothing of it. Received: {value!r}.")
     if capacity is not None:
         check_positive(capacity=capacity)
-    if initializer is None:
-        initializer = tf.compat.v1.truncated_normal_initializer(stddev=1 / math.sqrt(dimension))
+    resolve(initializer)
     group = scope.current_group()
     column_class = TableEmbeddingColumn if group is None else grouping.in_group(TableEmbeddingColumn, group)
     return column_class(
@@ -167,13 +168,16 @@ class TableEmbeddingColumn(fc_v2.DenseColumn, fc_v1._DenseColumn, _Fields):
         return request if grouping.is_collecting() else grouping.look_up([(self, request)], True)[self]
 
     def _options(self, layer_trains: bool) -> dict[str, Any]:
+        initializer = self.initializer
+        if initializer is None:
+            initializer = tf.compat.v1.truncated_normal_initializer(stddev=1 / math.sqrt(self.dimension))
         # Places for all ids of the categorical column, split evenly, unless ids are to be kept as they come.
         per_worker = -(-self.categorical_column.num_buckets // context.size())
         return {
             "dim": self.dimension,
             "capacity": per_worker if self.capacity is None else self.capacity,
             "hashed": self.capacity is not None,
-            "initializer": self.initializer,
+            "initializer": initializer,
             "trainable": self.trainable and layer_trains,
         }
 
@@ -191,7 +195,8 @@ class TableEmbeddingColumn(fc_v2.DenseColumn, fc_v1._DenseColumn, _Fields):
     def get_config(self) -> dict[str, Any]:
         config = self._asdict()
         config["categorical_column"] = serialization.serialize_feature_column(self.categorical_column)
-        config["initializer"] = tf.keras.initializers.serialize(tf.keras.initializers.get(self.initializer))
+        if self.initializer is not None and not isinstance(self.initializer, str):
+            config["initializer"] = serialization._serialize_keras_object(self.initializer)
         return config
 
     @classmethod
@@ -202,5 +207,13 @@ class TableEmbeddingColumn(fc_v2.DenseColumn, fc_v1._DenseColumn, _Fields):
         fields["categorical_column"] = serialization.deserialize_feature_column(
             config["categorical_column"], custom_objects, columns_by_name
         )
-        fields["initializer"] = tf.keras.initializers.get(config["initializer"])
+        if isinstance(config["initializer"], dict):
+            fields["initializer"] = serialization._deserialize_keras_object(
+                config["initializer"], _initializer_classes(), custom_objects
+            )
         return cls(**fields)
+
+
+def _initializer_classes() -> dict[str, type]:
+    """By name. Of one that TensorFlow and Keras both have, TensorFlow's: their configurations are the same."""
+    return {**vars(tf.keras.initializers), **vars(init_ops)}

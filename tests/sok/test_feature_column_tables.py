@@ -1,5 +1,8 @@
 """`sok.feature_column.embedding_column`: columns whose rows are in tables of ours."""
 
+import json
+
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -159,13 +162,20 @@ def test_tables_and_variables_are_one_group():
     assert net.numpy().tolist() == [[1] * 6, [0] * 4 + [1] * 2, [1] * 6]
 
 
-def test_a_saved_configuration_makes_the_same_column():
+@pytest.mark.parametrize(
+    "initializer",
+    [None, "he_uniform", tf_keras.initializers.Constant(2.0), keras.initializers.HeNormal(), v1.zeros_initializer()],
+)
+def test_a_saved_configuration_makes_the_same_column(initializer):
     column = sok.feature_column.embedding_column(
-        item(), 4, "sum", initializer=tf_keras.initializers.Constant(2.0), capacity=70, trainable=False
+        item(), 4, "sum", initializer=initializer, capacity=70, trainable=False
     )
     layer = tf_keras.layers.DenseFeatures([column])
-    again = tf_keras.layers.DenseFeatures.from_config(layer.get_config())
-    np.testing.assert_array_equal(again(features()), layer(features()))
+    again = tf_keras.layers.DenseFeatures.from_config(json.loads(json.dumps(layer.get_config())))
+    layer.build(None)
+    again.build(None)
+    specs = [of.non_trainable_weights[0]._initializer_spec for of in (layer, again)]
+    assert (specs[0].kind, specs[0].a, specs[0].b) == (specs[1].kind, specs[1].a, specs[1].b)
     (table,) = again.non_trainable_weights
     assert (table.capacity, table.hashed, again.trainable_weights) == (70, True, [])
 
@@ -192,6 +202,7 @@ def test_the_scope_on_several_workers_is_one_exchange(monkeypatch):
         ({"categorical_column": "item"}, "`categorical_column` must be one of"),
         ({"dimension": 0}, "`dimension` must be a whole number of at least 1. Received: 0"),
         ({"combiner": "max"}, "`combiner` must be 'sum', 'mean' or 'sqrtn'. Received: 'max'"),
+        ({"initializer": "no such"}, "`initializer` must be a name that Keras knows"),
         ({"capacity": 0}, "`capacity` must be a whole number of at least 1"),
         ({"max_norm": 1.0}, "`max_norm` must be None"),
         ({"ckpt_to_load_from": "x"}, "`ckpt_to_load_from` must be None"),
