@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok.optimizers.adam import Adam
+from sok.optimizers.global_step import count_after
 
 
 class LazyAdam(Adam):
@@ -55,9 +56,4 @@ class LazyAdamOptimizer(LazyAdam):
         gradient_scale: Any = None,
     ) -> tf.Operation | None:
         """As `Optimizer.apply_gradients`; afterwards adds 1 to `global_step` if one is given."""
-        update = super().apply_gradients(grads_and_vars, name, gradient_scale)
-        if global_step is None:
-            return update
-        with tf.control_dependencies([] if update is None else [update]):
-            added = global_step.assign_add(1)
-        return None if update is None else tf.convert_to_tensor(added).op
+        return count_after(super().apply_gradients(grads_and_vars, name, gradient_scale), global_step)
