@@ -47,6 +47,18 @@ _PUBLIC = {
     "Sum": "sok.distributed:Sum",
     "callbacks": "sok.callbacks",
     "hooks": "sok.hooks",
+    # The names of SOK v2.
+    "init": "sok.v2.start:init",
+    "communication": "sok.communication",
+    "set_comm_tool": "sok.communication:set_comm_tool",
+    "Variable": "sok.v2.variable:Variable",
+    "DynamicVariable": "sok.v2.dynamic_variable:DynamicVariable",
+    "lookup_sparse": "sok.v2.lookup:lookup_sparse",
+    "all2all_dense_embedding": "sok.v2.lookup:all2all_dense_embedding",
+    "SGD": "sok.v2.sgd:SGD",
+    "filter_variables": "sok.v2.rows:filter_variables",
+    "assign": "sok.v2.rows:assign",
+    "export": "sok.v2.rows:export",
     # Looking inside.
     "trace": "sok.tracing:trace",
     "collective_counts": "sok.tracing:collective_counts",

@@ -1,0 +1,151 @@
+"""Who this worker is, and plain collectives: the functions of SOK v2's `communication`, over this job's transport.
+
+`sok.init()` (or `sok.Init`) comes first where there are several workers; a single process needs neither. A worker is
+one process with one device, so what SOK counts in GPUs is counted in workers here.
+
+The collectives work eagerly, in `tf.function` and in v1 graphs, are *collective* (every worker calls them in the same
+order) and are not differentiable: `sok.lookup_sparse` and the layers bring gradients home by themselves.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from sok import context
+
+TOOLS = ("horovod",)
+
+_REDUCTIONS = ("sum", "average", "max", "min")
+
+
+def set_comm_tool(tool: str = "horovod") -> None:
+    """Joins the other workers, if there are any; `sok.init()` does the same. A second call does nothing.
+
+    Args:
+        tool: 'horovod', the only one. Without other processes none is needed, and Horovod need not be installed.
+
+    Raises:
+        ValueError: another tool.
+        RuntimeError, ImportError: as `sok.Init`.
+
+    Collective.
+
+    Example:
+        >>> set_comm_tool("horovod")
+        >>> rank(), num_ranks()
+        (0, 1)
+
+    Source: `set_comm_tool` of SOK v2, where a second call is an error and an unknown tool is noticed later.
+    """
+    if tool not in TOOLS:
+        raise ValueError(f"`tool` must be 'horovod'. Received: {tool!r}.")
+    context.Init()
+
+
+def rank() -> int:
+    """Returns this worker's number, from 0 to `num_ranks() - 1`."""
+    return context.rank()
+
+
+def num_ranks() -> int:
+    """Returns the number of workers."""
+    return context.size()
+
+
+def local_rank() -> int:
+    """Returns this worker's number among those of its host."""
+    return context.local_rank()
+
+
+def id_in_rank() -> int:
+    """Returns which of its process' devices this is: 0, there is one."""
+    return 0
+
+
+def num_gpu_per_rank() -> int:
+    """Returns the number of devices of a process: 1."""
+    return 1
+
+
+def global_gpu_id() -> int:
+    """Returns `rank()`: there is one device to a worker."""
+    return context.rank()
+
+
+def num_gpus() -> int:
+    """Returns `num_ranks()`: there is one device to a worker."""
+    return context.size()
+
+
+def alltoall(tensor: Any, splits: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    """Sends each worker its rows and gives the rows that all workers sent here.
+
+    Args:
+        tensor: [n, ...]; the first splits[0] rows go to worker 0, then splits[1] to worker 1, ...
+        splits: [R] integers, with sum n.
+
+    Returns:
+        received [m, ...], worker 0's rows first, and received_splits [R] int32.
+
+    Example:
+        >>> received, splits = alltoall(tf.constant([1, 2, 3]), [3])
+        >>> received.numpy().tolist(), splits.numpy().tolist()
+        ([1, 2, 3], [3])
+    """
+    name = context.unique_collective_name("sok/communication/alltoall")
+    return context.get_transport().all_to_all(tf.convert_to_tensor(tensor), tf.cast(splits, tf.int32), name)
+
+
+def allreduce(tensor: Any, op: str = "average") -> tf.Tensor:
+    """Combines the tensors of all workers, element by element.
+
+    Args:
+        tensor: dense numbers, of a shape equal on all workers.
+        op: 'sum', 'average' (floating point only), 'max' or 'min'.
+
+    Returns:
+        A tensor like `tensor`, equal on all workers.
+
+    Raises:
+        ValueError: another `op`.
+        TypeError: a dtype that cannot be combined so.
+
+    Example:
+        >>> float(allreduce(tf.constant(2.0), "sum"))
+        2.0
+    """
+    if op not in _REDUCTIONS:
+        raise ValueError(f"`op` must be 'sum', 'average', 'max' or 'min'. Received: {op!r}.")
+    tensor, transport = tf.convert_to_tensor(tensor), context.get_transport()
+    name = context.unique_collective_name("sok/communication/allreduce")
+    if op in ("sum", "average"):
+        return transport.grouped_all_reduce([tensor], name, average=op == "average")[0]
+    everyone = transport.all_gather(tensor[tf.newaxis], name)
+    return tf.reduce_max(everyone, 0) if op == "max" else tf.reduce_min(everyone, 0)
+
+
+def allgather(tensor: Any) -> tf.Tensor:
+    """Gives all workers' rows [m, ...], worker 0's first.
+
+    Args:
+        tensor: [n, ...], n as each worker likes, also 0.
+
+    Example:
+        >>> allgather(tf.constant([[1], [2]])).numpy().tolist()
+        [[1], [2]]
+    """
+    name = context.unique_collective_name("sok/communication/allgather")
+    return context.get_transport().all_gather(tf.convert_to_tensor(tensor), name)
+
+
+def broadcast(tensor: Any, root: int) -> tf.Tensor:
+    """Gives worker `root`'s tensor to all; the others pass one of the same shape and dtype.
+
+    Example:
+        >>> int(broadcast(tf.constant(7), 0))
+        7
+    """
+    name = context.unique_collective_name("sok/communication/broadcast")
+    return context.get_transport().broadcast(tf.convert_to_tensor(tensor), root, name)

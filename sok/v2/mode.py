@@ -1,0 +1,33 @@
+"""The `mode` of SOK v2's variables: where their rows live."""
+
+from __future__ import annotations
+
+import re
+
+from sok import context
+
+
+def owner_of(mode: str | None) -> int | None:
+    """The worker that holds all rows, or None if each row is on the worker of its key.
+
+    Args:
+        mode: None, 'distributed' or 'localized:#', # a worker of this job.
+
+    Raises:
+        ValueError: something else.
+
+    Example:
+        >>> owner_of("localized:0"), owner_of("distributed")
+        (0, None)
+    """
+    if mode is None or mode == "distributed":
+        return None
+    found = re.fullmatch(r"localized:(\d+)", mode) if isinstance(mode, str) else None
+    if found is None:
+        raise ValueError(f"`mode` must be None, 'distributed' or 'localized:#', # a worker. Received: {mode!r}.")
+    owner, size = int(found[1]), context.size()
+    if owner >= size:
+        raise ValueError(
+            f"`mode` must name a worker of this job, 'localized:0' to 'localized:{size - 1}'. Received: {mode!r}."
+        )
+    return owner

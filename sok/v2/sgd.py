@@ -1,0 +1,51 @@
+"""`SGD`: SOK v2's own optimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from sok import optimizers
+from sok.optimizers.global_step import count_after
+
+
+class SGD(optimizers.SGD):
+    """`sok.optimizers.SGD` with the arguments of SOK v2's `SGD`.
+
+    Args:
+        lr: the learning rate, as `sok.optimizers.SGD` takes it.
+
+    Example:
+        >>> import sok, tensorflow as tf
+        >>> table = sok.Variable([[1.0], [1.0]])
+        >>> with tf.GradientTape() as tape:
+        ...     loss = tf.reduce_sum(sok.all2all_dense_embedding(table, [1, 1]))
+        >>> sok.SGD(lr=0.25).apply_gradients([(tape.gradient(loss, table), table)])
+        >>> table.numpy().tolist()
+        [[1.0], [0.5]]
+
+    Source: `SGD` of SOK v2.
+    """
+
+    def __init__(self, lr: Any) -> None:
+        super().__init__(lr)
+
+    @property
+    def lr(self) -> Any:
+        """`learning_rate`, settable."""
+        return self.learning_rate
+
+    @lr.setter
+    def lr(self, value: Any) -> None:
+        self.learning_rate = value
+
+    def apply_gradients(
+        self,
+        grads_and_vars: Any,
+        global_step: tf.Variable | None = None,
+        name: str | None = None,
+        gradient_scale: Any = None,
+    ) -> tf.Operation | None:
+        """As `sok.optimizers.Optimizer.apply_gradients`; afterwards adds 1 to `global_step` if one is given."""
+        return count_after(super().apply_gradients(grads_and_vars, name, gradient_scale), global_step)

@@ -1,0 +1,167 @@
+"""SOK v2's names on several workers, run on each by test_v2_multiprocess.py."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok
+from tests.multiprocess.harness import World
+
+ROWS, STEPS = 7, 3  # no multiple of 2 or 3: workers hold different numbers of rows
+MATRIX = np.random.default_rng(0).normal(size=(ROWS, 3)).astype(np.float32)
+WIDE = np.random.default_rng(1).normal(size=(ROWS, 5)).astype(np.float32)
+SAMPLES = 6
+
+
+def batch(step: int, world: World) -> tuple[list[tf.RaggedTensor], tf.RaggedTensor]:
+    """This worker's part of a batch: ids of each of four features, and weights of the first."""
+    rng = np.random.default_rng(100 + step)
+    features = []
+    for feature in range(4):
+        rows = [rng.integers(0, ROWS, rng.integers(0, 4)).tolist() for _ in range(SAMPLES)]
+        rows[feature] = [ROWS - 1]
+        features.append(rows)
+    weights = [[float(1 + (i + j) % 3) for j in range(len(row))] for i, row in enumerate(features[0])]
+    mine = slice(SAMPLES * world.rank // world.size, SAMPLES * (world.rank + 1) // world.size)
+    ids = [tf.ragged.constant(rows[mine], dtype=tf.int64, ragged_rank=1) for rows in features]
+    return ids, tf.ragged.constant(weights[mine], dtype=tf.float32, ragged_rank=1)
+
+
+def dynamic(matrix: np.ndarray, **options) -> sok.DynamicVariable:
+    table = sok.DynamicVariable(matrix.shape[1], **options)
+    sok.assign(table, np.arange(ROWS), matrix)
+    return table
+
+
+def make_tables() -> list[sok.EmbeddingVariable]:
+    return [
+        sok.Variable(MATRIX, name="matrix"),
+        dynamic(WIDE, name="dynamic"),
+        sok.DynamicVariable(4, name="fresh"),
+        sok.Variable(shape=(ROWS, 2), initializer="random_normal", name="shaped"),
+    ]
+
+
+def loss_of(tables, ids, weights) -> tf.Tensor:
+    pooled = sok.lookup_sparse(tables, ids, [weights, None, None, None], ["mean", "sum", "average", "sqrtn"])
+    rows = sok.all2all_dense_embedding(tables[0], ids[1].values)
+    return tf.add_n([tf.reduce_sum(p**2) for p in pooled]) + tf.reduce_sum(rows**3)
+
+
+def everything(tables, world: World) -> list[np.ndarray]:
+    """Each table's rows, sorted by key, of all workers. Also sees that each worker has those it should."""
+    found = []
+    for table in tables:
+        indices, values = sok.export(table)
+        assert all((int(i) % world.size if table.target_gpu < 0 else table.target_gpu) == world.rank for i in indices)
+        assert np.all(np.diff(indices.numpy()) > 0)
+        keys = sok.communication.allgather(indices).numpy()
+        rows = sok.communication.allgather(values).numpy()
+        assert len(set(keys.tolist())) == len(keys)
+        found.append(rows[np.argsort(keys)])
+    return found
+
+
+def check_v2_init_starts_the_job(world):
+    assert sok.init() is None and sok.init() is None
+    assert sok.communication.num_ranks() == sok.size() == world.size
+
+
+def check_v2_training_eagerly(world):
+    tables, optimizer = make_tables(), sok.SGD(0.05)
+    for step in range(STEPS):
+        ids, weights = batch(step, world)
+        with tf.GradientTape() as tape:
+            loss = loss_of(tables, ids, weights)
+        optimizer.apply_gradients(zip(tape.gradient(loss, tables), tables, strict=True))
+    return everything(tables, world)
+
+
+def check_v2_training_in_a_function(world):
+    tables, optimizer = make_tables(), sok.SGD(0.05)
+
+    @tf.function(reduce_retracing=True)
+    def train(ids, weights):
+        with tf.GradientTape() as tape:
+            loss = loss_of(tables, ids, weights)
+        optimizer.apply_gradients(zip(tape.gradient(loss, tables), tables, strict=True))
+
+    for step in range(STEPS):
+        train(*batch(step, world))
+    return everything(tables, world)
+
+
+def check_v2_training_in_a_session(world):
+    batches = [
+        [
+            tf.compat.v1.ragged.RaggedTensorValue(i.values.numpy(), i.row_splits.numpy())
+            for i in batch(step, world)[0][:2]
+        ]
+        for step in range(STEPS)
+    ]
+    with tf.Graph().as_default():
+        sok.init()
+        matrices = [MATRIX, WIDE]
+        tables = [sok.Variable(m, name="v1") for m in matrices]
+        places = [tf.compat.v1.ragged.placeholder(tf.int64, 1) for _ in tables]
+        pooled = sok.lookup_sparse(tables, places, combiners=["sum", "mean"])
+        loss = tf.add_n([tf.reduce_sum(p**2) for p in pooled])
+        train = sok.SGD(0.05).apply_gradients(zip(tf.gradients(loss, tables), tables, strict=True))
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            for values in batches:
+                session.run(train, dict(zip(places, values, strict=True)))
+            rows = [(table.local_indices().eval(), table.eval()) for table in tables]
+    gathered = []
+    for keys, values in rows:
+        assert all(key % world.size == world.rank for key in keys)
+        keys, values = sok.communication.allgather(keys).numpy(), sok.communication.allgather(values).numpy()
+        gathered.append(values[np.argsort(keys)])
+    return gathered
+
+
+def check_v2_initial_values(world):
+    variable = sok.Variable(MATRIX)
+    np.testing.assert_array_equal(variable.numpy(), MATRIX[world.rank :: world.size])
+    assert (variable.num_gpus, variable.global_gpu_id, variable.key_map(5)) == (world.size, world.rank, 5 // world.size)
+    small = sok.Variable(MATRIX[:1])
+    assert small.numpy().shape == (int(world.rank == 0), 3)
+    np.testing.assert_array_equal(sok.all2all_dense_embedding(small, [[0]]), MATRIX[None, :1])
+    return sok.Variable(shape=(ROWS, 2), initializer="uniform", name="drawn").numpy()
+
+
+def check_v2_collectives(world):
+    c, ranks = sok.communication, np.arange(world.size)
+    assert (c.rank(), c.num_ranks(), c.global_gpu_id(), c.num_gpus()) == (
+        world.rank,
+        world.size,
+        world.rank,
+        world.size,
+    )
+    assert (c.local_rank(), c.id_in_rank(), c.num_gpu_per_rank()) == (world.rank, 0, 1)
+    mine = tf.constant([float(world.rank), 1.0])
+
+    def all_of_them(x):
+        sent = tf.cast(world.rank * 10 + ranks, tf.int64)
+        return [
+            *[c.allreduce(x, op) for op in ("sum", "average", "max", "min")],
+            c.allgather(x),
+            c.broadcast(x, world.size - 1),
+            *c.alltoall(sent, tf.ones([world.size], tf.int64)),
+        ]
+
+    for run in (all_of_them, tf.function(all_of_them)):
+        total, mean, top, low, gathered, sent, received, splits = [t.numpy().tolist() for t in run(mine)]
+        assert total == [sum(ranks), world.size] and mean == [np.mean(ranks), 1.0]
+        assert top == [world.size - 1.0, 1.0] and low == [0.0, 1.0]
+        assert gathered == [value for rank in ranks for value in (float(rank), 1.0)]
+        assert sent == [world.size - 1.0, 1.0]
+        assert received == (ranks * 10 + world.rank).tolist() and splits == [1] * world.size
+
+
+def check_v2_a_bad_row_number_on_one_worker_is_an_error_on_all(world):
+    variable = sok.Variable(MATRIX, name="bad_v2")
+    number = 1 if world.rank else 10**6
+    with pytest.raises(tf.errors.InvalidArgumentError, match="bad_v2.*key 1000000 is outside"):
+        sok.lookup_sparse(variable, tf.constant([[number]]))
+    sok.lookup_sparse(variable, tf.constant([[1]]))
