@@ -55,6 +55,7 @@ _PUBLIC = {
     "DynamicVariable": "sok.v2.dynamic_variable:DynamicVariable",
     "lookup_sparse": "sok.v2.lookup:lookup_sparse",
     "all2all_dense_embedding": "sok.v2.lookup:all2all_dense_embedding",
+    "OptimizerWrapper": "sok.optimizers.wrapper:OptimizerWrapper",
     "SGD": "sok.v2.sgd:SGD",
     "filter_variables": "sok.v2.rows:filter_variables",
     "assign": "sok.v2.rows:assign",

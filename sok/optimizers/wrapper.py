@@ -1,0 +1,226 @@
+"""`OptimizerWrapper`: a stock optimizer that also trains tables, as SOK v2 makes it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from sok.optimizers.adam import Adam
+from sok.optimizers.base import Optimizer
+from sok.optimizers.global_step import count_after
+from sok.optimizers.lazy_adam import LazyAdam
+from sok.optimizers.matching import matching_optimizer
+
+Pair = tuple[Any, Any]  # (gradient, variable)
+
+
+class OptimizerWrapper:
+    """Applies the rule of a stock optimizer to the rows of tables that a step has touched, and to other variables.
+
+    Tables are updated by the optimizer of `sok.optimizers` that has the stock optimizer's rule and uses its learning
+    rate itself: schedules, and changes made later, act on both. **Adam is lazy here**, as in SOK v2: rows that are not
+    in the batch are left alone, as by `sok.optimizers.LazyAdam`. (Stock Adam lets them drift on;
+    `sok.optimizers.Adam` and `sok.DistributedOptimizer` do so too.) Variables that are no tables go to the stock
+    optimizer itself.
+
+    Gradients are not reduced: rows already hold the sum over all workers, other variables this worker's gradient only.
+    Take gradients from `sok.DistributedGradientTape`, or reduce the others by Horovod.
+
+    Args:
+        optimizer: a Keras 3 optimizer, a tf_keras one (new or `legacy`) or a `tf.compat.v1.train.Optimizer`. For tables
+            SGD, Adagrad and Adam of these.
+
+    Raises:
+        TypeError: `optimizer` is none of these.
+        ValueError: it scales losses; or, at the first step with a table, it has no rule for tables.
+
+    Works eagerly, inside `tf.function` and in v1 graphs. Its slots live in the tables.
+
+    Example:
+        >>> import sok, tensorflow as tf
+        >>> table, weight = sok.DynamicVariable(1, initializer="1"), tf.Variable([2.0])
+        >>> optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.25))
+        >>> with tf.GradientTape() as tape:
+        ...     loss = tf.reduce_sum(sok.all2all_dense_embedding(table, [7]) * weight)
+        >>> variables = [table, weight]
+        >>> optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+        >>> sok.export(table)[1].numpy().tolist(), weight.numpy().tolist()
+        ([[0.5]], [1.75])
+
+    Source: `OptimizerWrapper` of SOK v2; differences are listed in docs/migrating.md.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = _checked(optimizer)
+        self._tables: Optimizer | None = None
+
+    @property
+    def optimizer(self) -> Any:
+        """The stock optimizer."""
+        return self._optimizer
+
+    @property
+    def embedding_optimizer(self) -> Optimizer:
+        """What trains the tables. It is made when first asked for.
+
+        Raises:
+            ValueError: the stock optimizer has no rule for tables.
+        """
+        if self._tables is None:
+            self._tables = _tables_optimizer(self._optimizer)
+        return self._tables
+
+    @property
+    def learning_rate(self) -> Any:
+        """That of the stock optimizer, settable where that one's is."""
+        stock = self._optimizer
+        if isinstance(stock, tf.compat.v1.train.Optimizer):
+            return getattr(stock, "_lr" if hasattr(stock, "_lr") else "_learning_rate")
+        return stock.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        if isinstance(self._optimizer, tf.compat.v1.train.Optimizer):
+            raise AttributeError(
+                "The learning rate of a tf.compat.v1.train optimizer cannot be set. Make the optimizer with a "
+                "variable, a placeholder or a function, and change what that gives."
+            )
+        self._optimizer.learning_rate = value
+
+    lr = learning_rate
+
+    @property
+    def iterations(self) -> tf.Variable:
+        """Steps of the tables so far: int64 []."""
+        return self.embedding_optimizer.iterations
+
+    def apply_gradients(
+        self, grads_and_vars: Iterable[Pair], global_step: tf.Variable | None = None, name: str | None = None
+    ) -> tf.Operation | None:
+        """Does one step of all variables given.
+
+        Args:
+            grads_and_vars: pairs (gradient, variable); tables and others in any order. Pairs without a gradient are
+                left out. The gradient of a table is `tf.IndexedSlices` of its row ids, as a tape gives it.
+            global_step: an integer variable that 1 is added to, or None.
+            name: name scope of the ops.
+
+        Returns:
+            In a v1 graph the op that does the step; None where it is done.
+
+        Raises:
+            ValueError: see the class; the same table twice.
+            TypeError: the gradient of a table is not `tf.IndexedSlices`.
+            RuntimeError: the optimizer belongs to another graph.
+        """
+        _refuse_scaled_losses(self._optimizer)
+        tables, others = _split(grads_and_vars)
+        update = self.embedding_optimizer._apply(tables, name) if tables else None
+        if others:
+            with tf.control_dependencies([] if update is None else [update]):
+                result = self._apply_to_others(others, name)
+            update = tf.group(*[op for op in (update, result) if op is not None]) if _is_v1_graph() else None
+        return count_after(update, global_step)
+
+    def _apply_to_others(self, pairs: list[Pair], name: str | None) -> Any:
+        if isinstance(self._optimizer, tf.compat.v1.train.Optimizer):
+            return self._optimizer.apply_gradients(pairs, name=name)
+        return self._optimizer.apply_gradients(pairs)
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[Pair]:
+        """That of the stock `tf.compat.v1.train` optimizer."""
+        self._check_v1("compute_gradients")
+        return self._optimizer.compute_gradients(*args, **kwargs)
+
+    def minimize(
+        self, loss: Any, global_step: tf.Variable | None = None, var_list: Any = None, *args: Any, **kwargs: Any
+    ) -> tf.Operation | None:
+        """`compute_gradients` and `apply_gradients` in one, of a `tf.compat.v1.train` optimizer.
+
+        Args:
+            loss: a tensor, or eagerly a function without arguments.
+            global_step: an integer variable that 1 is added to, or None.
+            var_list: variables, tables and others; None: all trainable ones, in a v1 graph only.
+            *args, **kwargs: as in `tf.compat.v1.train.Optimizer.minimize`.
+        """
+        self._check_v1("minimize")
+        name = kwargs.pop("name", None)
+        pairs = self.compute_gradients(loss, var_list, *args, **kwargs)
+        return self.apply_gradients(pairs, global_step, name)
+
+    def _check_v1(self, method: str) -> None:
+        if not isinstance(self._optimizer, tf.compat.v1.train.Optimizer):
+            raise TypeError(
+                f"{method}() is for tf.compat.v1.train optimizers. With {type(self._optimizer).__name__} of "
+                f"{type(self._optimizer).__module__} take gradients from a tf.GradientTape and pass them to "
+                "apply_gradients()."
+            )
+
+    def __repr__(self) -> str:
+        return f"<sok.OptimizerWrapper of {type(self._optimizer).__module__}.{type(self._optimizer).__name__}>"
+
+
+def _checked(optimizer: Any) -> Any:
+    known = [tf.compat.v1.train.Optimizer]
+    # Of a Keras that nobody has imported no optimizer can have come in; importing one takes seconds.
+    if "keras" in sys.modules:
+        known.append(sys.modules["keras"].optimizers.Optimizer)
+    if "tf_keras" in sys.modules:
+        known += [sys.modules["tf_keras"].optimizers.Optimizer, sys.modules["tf_keras"].optimizers.legacy.Optimizer]
+    if not isinstance(optimizer, tuple(known)):
+        raise TypeError(
+            "`optimizer` must be an optimizer of Keras 3, tf_keras, tf_keras.optimizers.legacy or tf.compat.v1.train. "
+            f"(Those of sok.optimizers train tables without a wrapper.) Received: {optimizer!r}."
+        )
+    _refuse_scaled_losses(optimizer)
+    return optimizer
+
+
+def _refuse_scaled_losses(optimizer: Any) -> None:
+    # Keras 3 has a switch for it besides the class.
+    if "LossScale" in type(optimizer).__name__ or getattr(optimizer, "loss_scale_factor", None):
+        raise ValueError(
+            f"sok.OptimizerWrapper cannot wrap {type(optimizer).__name__}: it scales losses, and would have to leave "
+            "out the same steps of tables and dense variables on all workers. Compute in bfloat16, which needs no "
+            "scaling (policy 'mixed_bfloat16'), or unscale the gradients yourself and wrap the inner optimizer."
+        )
+
+
+def _split(grads_and_vars: Iterable[Pair]) -> tuple[list[Pair], list[Pair]]:
+    """The pairs that have a gradient: those of tables, and the others."""
+    from sok.table import is_embedding_variable
+
+    pairs = [(grad, variable) for grad, variable in grads_and_vars if grad is not None]
+    tables = [pair for pair in pairs if is_embedding_variable(pair[1])]
+    names = [variable.table_name for _, variable in tables]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(
+                f"`grads_and_vars` must name each variable once: table '{name}' is there twice. Ask the tape for its "
+                "gradient once; it covers all lookups."
+            )
+    return tables, [pair for pair in pairs if not is_embedding_variable(pair[1])]
+
+
+def _tables_optimizer(stock: Any) -> Optimizer:
+    matched = matching_optimizer(stock)
+    if type(matched) is not Adam:
+        return matched
+    lazy = LazyAdam(
+        matched._rate,
+        matched.beta_1,
+        matched.beta_2,
+        matched.epsilon,
+        clipnorm=matched.clipnorm,
+        clipvalue=matched.clipvalue,
+    )
+    # It goes on from the steps that the stock optimizer had done.
+    lazy._adopt_iterations(matched.iterations)
+    return lazy
+
+
+def _is_v1_graph() -> bool:
+    return not tf.compat.v1.executing_eagerly_outside_functions()

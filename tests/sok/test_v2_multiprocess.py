@@ -55,6 +55,15 @@ def test_one_worker_trains_to_the_rows_of_tensorflow(alone):
         np.testing.assert_allclose(rows, other, rtol=1e-5, atol=1e-6)
 
 
+def test_workers_with_a_wrapped_optimizer_train_to_the_rows_of_one(job, alone):
+    (expected,) = alone.values("check_v2_wrapped_optimizers")
+    for found in job.values("check_v2_wrapped_optimizers"):
+        assert found.keys() == expected.keys() == v2_checks.WRAPPED.keys()
+        for name, arrays in expected.items():
+            for array, other in zip(found[name], arrays, strict=True):
+                np.testing.assert_allclose(array, other, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
 def test_rows_of_an_initializer_do_not_depend_on_the_number_of_workers(job, alone):
     drawn, (expected,) = job.values("check_v2_initial_values"), alone.values("check_v2_initial_values")
     for rank, rows in enumerate(drawn):

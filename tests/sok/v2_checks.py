@@ -1,8 +1,10 @@
 """SOK v2's names on several workers, run on each by test_v2_multiprocess.py."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 import sok
 from tests.multiprocess.harness import World
@@ -118,6 +120,34 @@ def check_v2_training_in_a_session(world):
         keys, values = sok.communication.allgather(keys).numpy(), sok.communication.allgather(values).numpy()
         gathered.append(values[np.argsort(keys)])
     return gathered
+
+
+WRAPPED = {
+    "keras.Adam": lambda: keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)),
+    "legacy.Adagrad": lambda: tf_keras.optimizers.legacy.Adagrad(0.1),
+    "v1.GradientDescent": lambda: tf.compat.v1.train.GradientDescentOptimizer(0.02),
+}
+
+
+def check_v2_wrapped_optimizers(world):
+    found = {}
+    for name, make in WRAPPED.items():
+        tables, optimizer = [sok.Variable(MATRIX), dynamic(WIDE)], sok.OptimizerWrapper(make())
+        weight = keras.Variable([1.0, 2.0]) if name.startswith("keras.") else tf.Variable([1.0, 2.0])
+        variables = [*tables, weight]
+
+        @tf.function(reduce_retracing=True)
+        def train(ids, factors, tables=tables, weight=weight, variables=variables, optimizer=optimizer):
+            with sok.DistributedGradientTape(tf.GradientTape(), op=sok.Sum) as tape:
+                pooled = sok.lookup_sparse(tables, ids, [factors, None], ["mean", "sum"])
+                loss = tf.add_n([tf.reduce_sum(p**2) * weight[i] for i, p in enumerate(pooled)])
+            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+        for step in range(STEPS):
+            ids, factors = batch(step, world)
+            train(ids[:2], factors)
+        found[name] = [*everything(tables, world), weight.numpy()]
+    return found
 
 
 def check_v2_initial_values(world):
