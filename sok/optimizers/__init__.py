@@ -12,5 +12,15 @@ from sok.optimizers.base import Optimizer
 from sok.optimizers.lazy_adam import LazyAdam, LazyAdamOptimizer
 from sok.optimizers.matching import matching_optimizer
 from sok.optimizers.sgd import SGD
+from sok.optimizers.utils import split_embedding_variable_from_others
 
-__all__ = ["SGD", "Adagrad", "Adam", "LazyAdam", "LazyAdamOptimizer", "Optimizer", "matching_optimizer"]
+__all__ = [
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "LazyAdam",
+    "LazyAdamOptimizer",
+    "Optimizer",
+    "matching_optimizer",
+    "split_embedding_variable_from_others",
+]

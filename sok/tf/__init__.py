@@ -1,7 +1,11 @@
-"""Drop-ins for three TensorFlow functions, in native code where the dtype allows, TensorFlow's own for the rest."""
+"""Drop-ins for three TensorFlow functions, in native code where the dtype allows, TensorFlow's own for the rest.
+
+`keras.optimizers` in here is where SOK v1 had its optimizers.
+"""
 
 from __future__ import annotations
 
+import importlib
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -105,3 +109,10 @@ def unsorted_segment_sum(data: Any, segment_ids: Any, num_segments: Any, name: s
     if data.dtype in _SUMMED and segment_ids.dtype in _INDEX and num_segments.dtype in _INDEX:
         return _ops.lib().sok_unsorted_segment_sum(data, segment_ids, num_segments, name=name)
     return tf.math.unsorted_segment_sum(data, segment_ids, num_segments, name=name)
+
+
+def __getattr__(name: str) -> Any:
+    # Loading Keras takes seconds, which the functions above need not wait for.
+    if name == "keras":
+        return importlib.import_module("sok.tf.keras")
+    raise AttributeError(f"module 'sok.tf' has no attribute {name!r}")
