@@ -25,7 +25,7 @@ stage() {
 
 python_tests() {
   # Doctests of the library and the tests, in one run: TensorFlow is imported once, and there is one closing line.
-  "$PYTHON" -m pytest --doctest-modules sok tests "$@" 2>&1 | tee build/test/pytest.log
+  "$PYTHON" -m pytest --doctest-modules sok sparse_operation_kit tests "$@" 2>&1 | tee build/test/pytest.log
 }
 
 case $which in

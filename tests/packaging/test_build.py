@@ -1,15 +1,19 @@
 """The build: which TensorFlow it takes, and what is in the source distribution."""
 
 import importlib.metadata
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("sok", "sparse_operation_kit")
 sys_path_of_the_build = str(ROOT / "cmake")
 
 
@@ -60,11 +64,33 @@ def test_sdist_has_every_source_that_the_build_names(tmp_path):
 
     sources = set(re.findall(r"^\s+((?:cpu|ops)/\w+\.cc)$", (ROOT / "CMakeLists.txt").read_text(), re.MULTILINE))
     assert len(sources) >= 18, "the list in CMakeLists.txt was not understood"
-    patterns = ("include/**/*.h", "cpu/*.h", "ops/*.h", "sok/**/*.py", "cmake/*")
+    python = [f"{package}/**/*.py" for package in PACKAGES]
+    patterns = ("include/**/*.h", "cpu/*.h", "ops/*.h", *python, "cmake/*")
     files = {str(path.relative_to(ROOT)) for pattern in patterns for path in ROOT.glob(pattern) if path.is_file()}
     needed = sources | files | {"CMakeLists.txt", "setup.py", "pyproject.toml", "LICENSE"}
     assert needed - names == set()
     assert not [name for name in names if name.endswith((".so", ".pyc")) or name.startswith("sok/_native")]
+
+
+def test_wheel_has_both_packages(tmp_path):
+    # From a copy, for a build leaves files behind; without the library, which takes minutes.
+    source = tmp_path / "source"
+    ignored = shutil.ignore_patterns(".git", ".venv", "build", "dist", "_native", "__pycache__", "benchmarks", "tests")
+    shutil.copytree(ROOT, source, ignore=ignored)
+    code = "import sys; sys.path.insert(0, 'cmake'); import build_backend; build_backend.build_wheel(sys.argv[1])"
+    answer = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        cwd=source,
+        env={**os.environ, "SOK_SKIP_NATIVE_BUILD": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert answer.returncode == 0, answer.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    files = {str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    assert len(files) > 60 and files - names == set()
 
 
 def test_every_place_that_states_the_version_states_the_same():

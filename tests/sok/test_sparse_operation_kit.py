@@ -1,0 +1,117 @@
+"""`import sparse_operation_kit as sok`: the names of `sok`, the module paths of SOK, and scripts as its users write."""
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok
+import sparse_operation_kit
+from tests.multiprocess.harness import run
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+SCRIPTS = ["sok_v1_script.py", "sok_v1_session_script.py", "sok_v2_script.py", "sok_v2_session_script.py"]
+
+# Where SOK 1.1 and 2.1 have their names, and what is there.
+PATHS = {
+    "core.initialize": {"Init": "Init"},
+    "core.context_scope": {"OptimizerScope": "OptimizerScope"},
+    "core.embedding_variable": {"EmbeddingVariable": "EmbeddingVariable"},
+    "embeddings.distributed_embedding": {"DistributedEmbedding": "DistributedEmbedding"},
+    "embeddings.all2all_dense_embedding": {"All2AllDenseEmbedding": "All2AllDenseEmbedding"},
+    "embeddings.get_embedding_op": {"get_embedding": "get_embedding"},
+    "optimizers": {"Adam": "optimizers.Adam"},
+    "optimizers.utils": {"split_embedding_variable_from_others": "split_embedding_variable_from_others"},
+    "tf.keras.optimizers.adam": {"Adam": "tf.keras.optimizers.Adam"},
+    "tf.keras.optimizers.lazy_adam": {"LazyAdamOptimizer": "optimizers.LazyAdamOptimizer"},
+    "communication": {"num_gpus": "communication.num_gpus"},
+    "experiment": {
+        **{name: name for name in ("Variable", "DynamicVariable", "OptimizerWrapper", "SGD", "init", "set_comm_tool")},
+        **{name: name for name in ("all2all_dense_embedding", "assign", "export", "filter_variables", "communication")},
+    },
+    "experiment.communication": {"rank": "communication.rank"},
+}
+
+
+def named(path):
+    value = sok
+    for part in path.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def test_every_public_name_is_the_same_object():
+    assert len(sok.__all__) > 30
+    for name in sok.__all__:
+        assert getattr(sparse_operation_kit, name) is getattr(sok, name), name
+        assert name in dir(sparse_operation_kit) and name in sparse_operation_kit.__all__
+    with pytest.raises(AttributeError, match="module 'sparse_operation_kit' has no attribute 'Saver2'"):
+        sparse_operation_kit.Saver2  # noqa: B018
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_names_are_where_sok_has_them(path):
+    # Imported first by its path, in a process that has not seen the package yet; and the classes are no copies.
+    code = f"""
+import sparse_operation_kit.{path} as by_path
+import sparse_operation_kit, sok
+{f"from sparse_operation_kit.{path.rpartition('.')[0]} import {path.rpartition('.')[2]}" if "." in path else ""}
+for name, ours in {PATHS[path]}.items():
+    value = sok
+    for part in ours.split("."):
+        value = getattr(value, part)
+    assert getattr(by_path, name) is value, (name, value)
+    assert eval("sparse_operation_kit.{path}." + name) is value, name
+"""
+    answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout == ""
+    module = importlib.import_module(f"sparse_operation_kit.{path}")
+    for name, ours in PATHS[path].items():
+        assert getattr(module, name) is named(ours)
+
+
+def test_importing_it_is_as_quiet_as_importing_sok():
+    code = """
+import os, sys
+environment = dict(os.environ)
+import sparse_operation_kit as sok
+assert dict(os.environ) == environment
+assert not {"tensorflow", "keras", "horovod"} & set(sys.modules)
+"""
+    answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (answer.returncode, answer.stdout, answer.stderr) == (0, "", "")
+
+
+def test_lookup_sparse_of_the_experiment_takes_combiners_third():
+    from sparse_operation_kit import experiment
+
+    matrix = np.arange(6, dtype=np.float32).reshape(3, 2)
+    ids = tf.ragged.constant([[0, 2], [1]])
+    (pooled,) = experiment.lookup_sparse([experiment.Variable(matrix)], [ids], ["sum"])
+    np.testing.assert_array_equal(pooled, [matrix[0] + matrix[2], matrix[1]])
+    np.testing.assert_array_equal(experiment.lookup_sparse(experiment.Variable(matrix), ids)[0], matrix[[0, 2]].mean(0))
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_script_of_a_sok_user_runs_on_two_workers(script):
+    job = run([sys.executable, str(HERE / script)], 2, deadline=240.0)
+    assert job.returncode == 0 and not job.timed_out, job.output[-4000:]
+    for rank in range(2):
+        assert f"rank {rank}: the rows are those of TensorFlow" in job.output, job.output[-4000:]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_script_of_a_sok_user_runs_alone(script):
+    command = [sys.executable, str(HERE / script)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    answer = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+    assert answer.returncode == 0, answer.stderr[-4000:]
+    assert "rank 0: the rows are those of TensorFlow" in answer.stdout
