@@ -10,9 +10,10 @@ import tensorflow as tf
 
 from sok.optimizers.adam import Adam
 from sok.optimizers.base import Optimizer
+from sok.optimizers.buffered import Buffered, check
 from sok.optimizers.global_step import count_after
 from sok.optimizers.lazy_adam import LazyAdam
-from sok.optimizers.matching import matching_optimizer
+from sok.optimizers.matching import _match, _NoMatch
 
 Pair = tuple[Any, Any]  # (gradient, variable)
 
@@ -20,24 +21,31 @@ Pair = tuple[Any, Any]  # (gradient, variable)
 class OptimizerWrapper:
     """Applies the rule of a stock optimizer to the rows of tables that a step has touched, and to other variables.
 
-    Tables are updated by the optimizer of `sok.optimizers` that has the stock optimizer's rule and uses its learning
-    rate itself: schedules, and changes made later, act on both. **Adam is lazy here**, as in SOK v2: rows that are not
-    in the batch are left alone, as by `sok.optimizers.LazyAdam`. (Stock Adam lets them drift on;
-    `sok.optimizers.Adam` and `sok.DistributedOptimizer` do so too.) Variables that are no tables go to the stock
-    optimizer itself.
+    SGD, Adagrad and Adam do to tables what the optimizer of `sok.optimizers` with that rule does, in one fused op. For
+    others (momentum, RMSprop, Adadelta, Adamax, Nadam, Lion, Ftrl, amsgrad) the rows of the batch and their slots are
+    put into dense variables, on which a copy of the stock optimizer does its step; that costs several passes over these
+    rows. Both use the stock optimizer's learning rate itself: schedules, and changes made later, act. Variables that
+    are no tables go to the stock optimizer.
+
+    **Rows outside the batch are left alone**, as in SOK v2: Adam is `sok.optimizers.LazyAdam` here, and momentum moves
+    a row only when the row is in the batch. (Stock optimizers let such rows drift on; `sok.optimizers.Adam` and
+    `sok.DistributedOptimizer` do so too.)
 
     Gradients are not reduced: rows already hold the sum over all workers, other variables this worker's gradient only.
     Take gradients from `sok.DistributedGradientTape`, or reduce the others by Horovod.
 
     Args:
         optimizer: a Keras 3 optimizer, a tf_keras one (new or `legacy`) or a `tf.compat.v1.train.Optimizer`. For tables
-            SGD, Adagrad and Adam of these.
+            one of the classes above, Ftrl only for tables without hashing (`sok.Variable`). `clipnorm` and `clipvalue`
+            of SGD, Adagrad and Adam act on tables too, of the others `clipvalue` only; no option may be set that looks
+            at more than a row and its gradient (`weight_decay`, `use_ema`, `global_clipnorm`, ...).
 
     Raises:
         TypeError: `optimizer` is none of these.
         ValueError: it scales losses; or, at the first step with a table, it has no rule for tables.
 
-    Works eagerly, inside `tf.function` and in v1 graphs. Its slots live in the tables.
+    Works eagerly, inside `tf.function` and in v1 graphs (there legacy tf_keras and `tf.compat.v1.train`). Slots live in
+    tables, and are not saved. If a row is erased, the next key in its place takes over slots of the second kind.
 
     Example:
         >>> import sok, tensorflow as tf
@@ -55,7 +63,7 @@ class OptimizerWrapper:
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = _checked(optimizer)
-        self._tables: Optimizer | None = None
+        self._tables: Optimizer | Buffered | None = None
 
     @property
     def optimizer(self) -> Any:
@@ -63,7 +71,7 @@ class OptimizerWrapper:
         return self._optimizer
 
     @property
-    def embedding_optimizer(self) -> Optimizer:
+    def embedding_optimizer(self) -> Optimizer | Buffered:
         """What trains the tables. It is made when first asked for.
 
         Raises:
@@ -205,8 +213,19 @@ def _split(grads_and_vars: Iterable[Pair]) -> tuple[list[Pair], list[Pair]]:
     return tables, [pair for pair in pairs if not is_embedding_variable(pair[1])]
 
 
-def _tables_optimizer(stock: Any) -> Optimizer:
-    matched = matching_optimizer(stock)
+def _tables_optimizer(stock: Any) -> Optimizer | Buffered:
+    try:
+        matched = _match(stock, share_iterations=False)
+    except _NoMatch as no_match:
+        reasons = [_why_not_buffered(stock), str(no_match)]
+        if reasons[0] is None:
+            return Buffered(stock)
+        # Which option is in the way says more than that a class is not in the list.
+        reason = next((r for r in reasons if not r.startswith("known are")), reasons[0])
+        raise ValueError(
+            f"sok.OptimizerWrapper cannot do to tables what {type(stock).__module__}.{type(stock).__name__} does: "
+            f"{reason} Train the tables by one of sok.optimizers instead."
+        ) from None
     if type(matched) is not Adam:
         return matched
     lazy = LazyAdam(
@@ -220,6 +239,14 @@ def _tables_optimizer(stock: Any) -> Optimizer:
     # It goes on from the steps that the stock optimizer had done.
     lazy._adopt_iterations(matched.iterations)
     return lazy
+
+
+def _why_not_buffered(stock: Any) -> str | None:
+    try:
+        check(stock)
+    except _NoMatch as reason:
+        return str(reason)
+    return None
 
 
 def _is_v1_graph() -> bool:

@@ -16,10 +16,10 @@ SAMPLES = 6
 
 
 def batch(step: int, world: World) -> tuple[list[tf.RaggedTensor], tf.RaggedTensor]:
-    """This worker's part of a batch: ids of each of four features, and weights of the first."""
+    """This worker's part of a batch: ids of each of six features, and weights of the first."""
     rng = np.random.default_rng(100 + step)
     features = []
-    for feature in range(4):
+    for feature in range(6):
         rows = [rng.integers(0, ROWS, rng.integers(0, 4)).tolist() for _ in range(SAMPLES)]
         rows[feature] = [ROWS - 1]
         features.append(rows)
@@ -41,11 +41,14 @@ def make_tables() -> list[sok.EmbeddingVariable]:
         dynamic(WIDE, name="dynamic"),
         sok.DynamicVariable(4, name="fresh"),
         sok.Variable(shape=(ROWS, 2), initializer="random_normal", name="shaped"),
+        sok.Variable(MATRIX, name="localized", mode="localized:0"),
+        dynamic(WIDE, name="localized_dynamic", mode=f"localized:{sok.communication.num_ranks() - 1}"),
     ]
 
 
 def loss_of(tables, ids, weights) -> tf.Tensor:
-    pooled = sok.lookup_sparse(tables, ids, [weights, None, None, None], ["mean", "sum", "average", "sqrtn"])
+    combiners = ["mean", "sum", "average", "sqrtn", "sum", "mean"]
+    pooled = sok.lookup_sparse(tables, ids, [weights, *[None] * 5], combiners)
     rows = sok.all2all_dense_embedding(tables[0], ids[1].values)
     return tf.add_n([tf.reduce_sum(p**2) for p in pooled]) + tf.reduce_sum(rows**3)
 
@@ -125,6 +128,9 @@ def check_v2_training_in_a_session(world):
 WRAPPED = {
     "keras.Adam": lambda: keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)),
     "legacy.Adagrad": lambda: tf_keras.optimizers.legacy.Adagrad(0.1),
+    "keras.RMSprop": lambda: keras.optimizers.RMSprop(0.05, momentum=0.5),
+    "legacy.SGD momentum": lambda: tf_keras.optimizers.legacy.SGD(0.02, momentum=0.5),
+    "v1.Ftrl": lambda: tf.compat.v1.train.FtrlOptimizer(0.1, l2_regularization_strength=0.1),
     "v1.GradientDescent": lambda: tf.compat.v1.train.GradientDescentOptimizer(0.02),
 }
 
@@ -132,20 +138,22 @@ WRAPPED = {
 def check_v2_wrapped_optimizers(world):
     found = {}
     for name, make in WRAPPED.items():
-        tables, optimizer = [sok.Variable(MATRIX), dynamic(WIDE)], sok.OptimizerWrapper(make())
-        weight = keras.Variable([1.0, 2.0]) if name.startswith("keras.") else tf.Variable([1.0, 2.0])
+        wide = sok.Variable(WIDE) if "Ftrl" in name else dynamic(WIDE)
+        tables = [sok.Variable(MATRIX), wide, sok.Variable(WIDE, mode="localized:0")]
+        optimizer = sok.OptimizerWrapper(make())
+        weight = (keras if name.startswith("keras.") else tf).Variable([1.0, 2.0, 0.5])
         variables = [*tables, weight]
 
         @tf.function(reduce_retracing=True)
         def train(ids, factors, tables=tables, weight=weight, variables=variables, optimizer=optimizer):
             with sok.DistributedGradientTape(tf.GradientTape(), op=sok.Sum) as tape:
-                pooled = sok.lookup_sparse(tables, ids, [factors, None], ["mean", "sum"])
+                pooled = sok.lookup_sparse(tables, ids, [factors, None, None], ["mean", "sum", "mean"])
                 loss = tf.add_n([tf.reduce_sum(p**2) * weight[i] for i, p in enumerate(pooled)])
             optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
 
         for step in range(STEPS):
             ids, factors = batch(step, world)
-            train(ids[:2], factors)
+            train(ids[:3], factors)
         found[name] = [*everything(tables, world), weight.numpy()]
     return found
 
@@ -158,6 +166,24 @@ def check_v2_initial_values(world):
     assert small.numpy().shape == (int(world.rank == 0), 3)
     np.testing.assert_array_equal(sok.all2all_dense_embedding(small, [[0]]), MATRIX[None, :1])
     return sok.Variable(shape=(ROWS, 2), initializer="uniform", name="drawn").numpy()
+
+
+def check_v2_localized_rows_are_on_their_worker(world):
+    last = world.size - 1
+    variable = sok.Variable(MATRIX, mode=f"localized:{last}")
+    assert (variable.target_gpu, variable.global_shape, variable.key_map(5)) == (last, (ROWS, 3), 5)
+    np.testing.assert_array_equal(variable.numpy(), MATRIX if world.rank == last else MATRIX[:0])
+    table = sok.DynamicVariable(2, mode=f"localized:{last}", initializer="3")
+    ids = [world.rank, 10**6 + world.rank]
+    assert sok.all2all_dense_embedding(table, ids).numpy().tolist() == [[3.0, 3.0]] * 2
+    # Any worker may be the last to look something up.
+    sok.communication.allreduce(tf.constant(0), "sum")
+    assert (table.target_gpu, table.size.numpy().tolist()) == (last, [2 * world.size if world.rank == last else 0, 2])
+    assert int(table.total_size()) == 2 * world.size
+    with pytest.raises(ValueError, match=f"'localized:0' to 'localized:{last}'. Received: 'localized:{world.size}'"):
+        sok.Variable(MATRIX, mode=f"localized:{world.size}")
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"key {ROWS} is outside"):
+        sok.lookup_sparse(variable, tf.constant([[ROWS]]))
 
 
 def check_v2_collectives(world):
