@@ -147,7 +147,11 @@ class Optimizer(tf.__internal__.tracking.Trackable):
     # Steps.
 
     def apply_gradients(
-        self, grads_and_vars: Iterable[tuple[Any, Any]], name: str | None = None, gradient_scale: Any = None
+        self,
+        grads_and_vars: Iterable[tuple[Any, Any]],
+        name: str | None = None,
+        gradient_scale: Any = None,
+        experimental_aggregate_gradients: bool | None = None,
     ) -> tf.Operation | None:
         """Runs one step of the optimizer on the tables given. Collective if it clips norms or raises (see the class).
 
@@ -157,6 +161,8 @@ class Optimizer(tf.__internal__.tracking.Trackable):
                 table, which under `Adam` decays every row.
             name: name scope of the ops.
             gradient_scale: a number or scalar tensor that gradients are multiplied with, before they are clipped.
+            experimental_aggregate_gradients: accepted, as scripts for SOK v1 pass it, and without effect: what came
+                is applied, whoever has added it up.
 
         Returns:
             In a v1 graph, the op that does the step; None in eager mode and inside a `tf.function`, where it is done.

@@ -62,6 +62,7 @@ def sparse_of(samples):
 
 model = Model()
 emb_opt = sok.tf.keras.optimizers.Adam(learning_rate=0.1)
+plugin_opt = sok.optimizers.Adam(learning_rate=0.1)
 dense_opt = tf.keras.optimizers.SGD(learning_rate=0.1)
 
 
@@ -72,8 +73,9 @@ def train_step(sparse_ids, dense_ids, labels):
         loss = tf.reduce_sum((logits - labels) ** 2) / GLOBAL_BATCH
     emb_vars, other_vars = sok.split_embedding_variable_from_others(model.trainable_variables)
     emb_grads, other_grads = tape.gradient(loss, [emb_vars, other_vars])
-    with sok.OptimizerScope(emb_vars):
-        emb_opt.apply_gradients(zip(emb_grads, emb_vars), experimental_aggregate_gradients=False)
+    with sok.OptimizerScope(emb_vars[:1]):
+        emb_opt.apply_gradients(zip(emb_grads[:1], emb_vars[:1]), experimental_aggregate_gradients=False)
+    plugin_opt.apply_gradients(zip(emb_grads[1:], emb_vars[1:]), experimental_aggregate_gradients=False)
     other_grads = [hvd.allreduce(grad, op=hvd.Sum) for grad in other_grads]
     dense_opt.apply_gradients(zip(other_grads, other_vars))
     return loss
