@@ -174,6 +174,20 @@ def test_in_a_session_rows_are_those_of_the_stock_optimizer(name):
             assert session.run(weight)[0] < 2.0
 
 
+@pytest.mark.parametrize("make", [v1.GradientDescentOptimizer, lambda rate: v1.MomentumOptimizer(rate, 0.5)])
+def test_in_a_session_a_learning_rate_that_is_a_variable_is_followed(make):
+    with tf.Graph().as_default():
+        rate = tf.compat.v1.get_variable("rate", initializer=0.5, trainable=False, use_resource=True)
+        table = sok.Variable(MATRIX)
+        (gradient,) = tf.gradients(tf.reduce_sum(sok.all2all_dense_embedding(table, [1])), [table])
+        train = sok.OptimizerWrapper(make(rate)).apply_gradients([(gradient, table)])
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            session.run(rate.assign(0.25))
+            session.run(train)
+            np.testing.assert_allclose(table.eval()[1], MATRIX[1] - 0.25, rtol=1e-5)
+
+
 def test_v1_minimize_trains_tables_and_others_and_counts():
     with tf.Graph().as_default():
         table = sok.Variable(MATRIX)
