@@ -32,6 +32,9 @@ EmbeddingTable::EmbeddingTable(TableConfig config)
         check(config.owner >= kByKey && config.owner < config.world_size,
               "owner must be a rank in [0, " + std::to_string(config.world_size) +
                   "), or -1: each row on the rank of " + "its key. Received: " + std::to_string(config.owner) + ".");
+        check(config.num_keys >= 0 && config.num_keys <= config.capacity * config.partition().num_shards(),
+              "num_keys must lie in [0, capacity per worker * workers]. Received: " + std::to_string(config.num_keys) +
+                  ".");
         if (config.initializer.kind == InitKind::kBank) {
           check(config.initializer.bank_rows >= 1 &&
                     static_cast<int64_t>(config.initializer.bank.size()) == config.initializer.bank_rows * config.dim,
@@ -70,10 +73,12 @@ bool EmbeddingTable::IsLegal(uint64_t key) const {
 
 void EmbeddingTable::CheckKey(uint64_t key) const {
   if (IsLegal(key)) return;
-  throw InvalidArgument(Label() + ": key " + KeyText(key) + " is outside [0, " + std::to_string(config_.num_legal()) +
-                        ") = [0, capacity per worker" + (config_.owner == kByKey ? " * workers" : "") +
-                        "). A table with use_hashtable=False uses keys as row "
-                        "numbers; raise its capacity or use use_hashtable=True.");
+  const std::string outside =
+      Label() + ": key " + KeyText(key) + " is outside [0, " + std::to_string(config_.num_legal()) + ")";
+  if (config_.num_keys > 0) throw InvalidArgument(outside + ", its row numbers.");
+  throw InvalidArgument(outside + " = [0, capacity per worker" + (config_.owner == kByKey ? " * workers" : "") +
+                        "). A table with use_hashtable=False uses keys as row numbers; raise its capacity or use "
+                        "use_hashtable=True.");
 }
 
 void EmbeddingTable::CheckKeys(const uint64_t* keys, int64_t n) const {

@@ -46,15 +46,15 @@ void EmbeddingTable::FindRows(const uint64_t* keys, int64_t n, uint32_t* rows, b
       for (int64_t i = 0; i < n; ++i) *bad = *bad || OwnerOf(keys[i]) != config_.rank;
     return index_->Find(keys, n, rows);
   }
-  const uint64_t capacity = static_cast<uint64_t>(config_.capacity), rank = static_cast<uint64_t>(config_.rank);
+  const uint64_t num_legal = config_.num_legal(), rank = static_cast<uint64_t>(config_.rank);
   const uint64_t shards = static_cast<uint64_t>(config_.partition().num_shards());
   if (config_.owner != kByKey && config_.owner != config_.rank && n > 0) *bad = true;
   if (shards == 1) {
-    if (ChosenRowKernels().narrow(keys, n, capacity, rows)) *bad = true;
+    if (ChosenRowKernels().narrow(keys, n, num_legal, rows)) *bad = true;
   } else {
     for (int64_t i = 0; i < n; ++i) {
       const uint64_t row = keys[i] / shards;
-      const bool over = row >= capacity || keys[i] - row * shards != rank;
+      const bool over = keys[i] >= num_legal || keys[i] - row * shards != rank;
       *bad = *bad || over;
       rows[i] = over ? kNoRow : static_cast<uint32_t>(row);
     }

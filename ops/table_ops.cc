@@ -31,6 +31,7 @@ REGISTER_OP("Sok>TableHandle")
     .Attr("world_size: int >= 1")
     .Attr("rank: int >= 0")
     .Attr("owner: int >= -1 = -1")
+    .Attr("num_keys: int >= 0 = 0")
     .Attr("seed: int")
     .Attr("initializer: string")
     .Attr("init_a: float")
@@ -71,6 +72,7 @@ class TableHandleOp : public OpKernel {
       Check(ctx->GetAttr("world_size", &config_.world_size));
       Check(ctx->GetAttr("rank", &config_.rank));
       Check(ctx->GetAttr("owner", &config_.owner));
+      Check(ctx->GetAttr("num_keys", &config_.num_keys));
       config_.is_unsigned = IsUnsigned(key_dtype_);
       config_.initializer = InitializerAttrs(ctx);
       Check(ctx->GetAttr("bank", &config_.initializer.bank));

@@ -80,6 +80,8 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         seed: of the initial values; default from `sok.Init(seed=...)` and the name.
         owner: the rank that holds all rows (table-wise placement: small tables, spread over workers as whole tables).
             None: every worker holds the rows of its keys. Equal on all workers; results do not depend on it.
+        num_keys: of a table that is not hashed: legal are 0 <= key < num_keys, where that is less than all workers
+            have room for. None: as `hashed` says.
 
     Raises:
         ValueError: an argument is out of range.
@@ -113,10 +115,13 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         trainable: bool = True,
         seed: int | None = None,
         owner: int | None = None,
+        num_keys: int | None = None,
     ) -> None:
         self._dim = _whole_number("dim", dim, _MAX_DIM)
         self._capacity = _whole_number("capacity", capacity, _MAX_CAPACITY)
         self._hashed = bool(hashed)
+        if num_keys is not None and self._hashed:
+            raise ValueError("`num_keys` is for tables whose keys are row numbers: give hashed=False, too.")
         self._key_dtype = check_key_dtype(key_dtype)
         transport = context.get_transport()
         self._world_size, self._rank = transport.size, transport.rank
@@ -143,6 +148,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
                 world_size=self._world_size,
                 rank=self._rank,
                 owner=-1 if self._owner is None else self._owner,
+                num_keys=0 if num_keys is None else _whole_number("num_keys", num_keys, 2**62),
                 seed=self._seed,
                 initializer=spec.kind,
                 init_a=spec.a,

@@ -35,13 +35,15 @@ struct TableConfig {
   bool is_unsigned = false;  // how keys are printed, and what `mod` means for them
   int world_size = 1;
   int rank = 0;
-  int owner = kByKey;  // the rank that holds all rows; kByKey: each row is on the rank of its key
+  int owner = kByKey;    // the rank that holds all rows; kByKey: each row is on the rank of its key
+  int64_t num_keys = 0;  // of an identity table: legal are keys below it; 0: as many as the ranks have rows
   Initializer initializer;
 
   Partition partition() const { return {world_size, owner, is_unsigned}; }
   // Keys of an identity table are below it.
   uint64_t num_legal() const {
-    return static_cast<uint64_t>(capacity) * static_cast<uint64_t>(partition().num_shards());
+    return num_keys > 0 ? static_cast<uint64_t>(num_keys)
+                        : static_cast<uint64_t>(capacity) * static_cast<uint64_t>(partition().num_shards());
   }
 };
 

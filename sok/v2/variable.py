@@ -120,6 +120,7 @@ class StaticVariable(EmbeddingVariable):
             name=name,
             initializer=initializer if initial_value is None else "zeros",
             hashed=False,
+            num_keys=shape[0],
             trainable=trainable,
             owner=owner,
         )

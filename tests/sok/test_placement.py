@@ -71,3 +71,28 @@ def test_workers_that_disagree_about_the_owner_notice(monkeypatch):
 
     for error in run_world(2, program, monkeypatch):
         assert isinstance(error, tf.errors.FailedPreconditionError)
+
+
+@pytest.mark.parametrize("owner", [None, 1])
+@pytest.mark.parametrize("key", [7, -1])
+def test_a_table_of_fewer_keys_than_there_is_room_for_refuses_the_others(owner, key, monkeypatch):
+    def program(transport):
+        table = sok.EmbeddingVariable(2, 10, name="short", hashed=False, num_keys=7, owner=owner)
+        table.sparse_read(tf.range(7, dtype=tf.int64))
+        return table.sparse_read(tf.constant([key if transport.rank == 0 else 0], tf.int64))
+
+    for error in run_world(2, program, monkeypatch):
+        assert isinstance(error, tf.errors.InvalidArgumentError)
+        assert f"key {key} is outside [0, 7), its row numbers." in error.message
+
+
+def test_the_number_of_keys_is_checked():
+    with pytest.raises(tf.errors.InvalidArgumentError, match="num_keys must lie in"):
+        sok.EmbeddingVariable(2, 10, name="too_many", hashed=False, num_keys=11).size()
+    with pytest.raises(ValueError, match="`num_keys` must be a whole number"):
+        sok.EmbeddingVariable(2, 10, hashed=False, num_keys=0)
+    with pytest.raises(ValueError, match="give hashed=False"):
+        sok.EmbeddingVariable(2, 10, num_keys=5)
+    table = sok.EmbeddingVariable(2, 10, name="alone", hashed=False, num_keys=7)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"key 7 is outside \[0, 7\)"):
+        table.sparse_read(tf.constant([6, 7], tf.int64))

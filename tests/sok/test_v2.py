@@ -112,7 +112,7 @@ def test_misuse_of_lookups_is_explained():
     with pytest.raises(ValueError, match=r"`combiners\[0\]` must be 'sum', 'mean' or 'sqrtn'. Received: 'max'"):
         sok.lookup_sparse([table], [ragged(IDS)], combiners=["max"])
     with pytest.raises(TypeError, match=r"`params\[0\]` must be a sok.EmbeddingVariable"):
-        sok.lookup_sparse(tf.Variable(MATRIX), ragged(IDS))
+        sok.lookup_sparse(MATRIX, ragged(IDS))
     with pytest.raises(TypeError, match="`param` must be a sok.Variable or sok.DynamicVariable"):
         sok.all2all_dense_embedding(tf.Variable(MATRIX), [1])
 
