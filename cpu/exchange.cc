@@ -1,9 +1,13 @@
 #include "sok/exchange.h"
 
 #include <algorithm>
+#include <atomic>
+#include <new>
 #include <string>
 
+#include "feature_keys.h"
 #include "numbering.h"
+#include "pieces.h"
 #include "sok/error.h"
 
 namespace sok {
@@ -15,12 +19,16 @@ constexpr int kMaxParts = 16;
 constexpr int64_t kCyclesPerKey = 20;
 constexpr uint32_t kFirst = 0x80000000u;
 
+// Sums are chosen if what they move, times this, is less than what rows move.
+constexpr double kSumsFactor = 1.0;
+
 // A table's keys are one part, or several by hash if they are many. Each part is deduplicated by itself.
 struct Part {
   int table;
   int number;
   int64_t n;            // keys that fall into it
   int64_t num_keys;     // distinct ones
+  int64_t num_fixed;    // of these, first, those of features that come by rows in any case
   uint32_t base;        // its first distinct key is number `base` of the table
   uint64_t* keys;       // [n], the distinct ones first
   uint32_t* place;      // [n]: owner, then place in the answers
@@ -28,8 +36,17 @@ struct Part {
   int64_t* first_word;  // [world], in the message of that rank's keys of this table
 };
 
+// How keys of features that may come by sums travel. Open: it takes the number of distinct ones to say.
+enum class Choice { kRows, kSums, kOpen };
+
 struct TableKeys {
-  int64_t n;
+  Choice choice;
+  int64_t n;          // keys to tell apart
+  int64_t free_keys;  // of features that may come by sums
+  int64_t pieces;     // of theirs, at least
+  int64_t max_pieces;
+  int64_t limit;                // more distinct ones than this, and sums are the choice
+  std::atomic<int64_t>* found;  // how many distinct ones there are, so far
   int parts_begin, parts_end;
   int shift;  // a hash's part is hash >> shift; 64: there is one part
   uint64_t* keys;
@@ -42,48 +59,87 @@ struct Plan {
   const RouteFeature* features;
   TableKeys* of_table;
   Part* parts;
+  PieceCount cut;
   const int64_t* counts;
+  const int64_t* pieces;
 };
+
+bool MaySum(const RouteFeature& feature) { return feature.row_splits != nullptr; }
+
+// What a key and its row, or a piece and its sum, move: number or length there, floats home and as many of gradients.
+int64_t RowBytes(const RouteTable& table, int word_bytes) { return word_bytes + 8 * table.dim; }
+
+double SumsCost(const RouteTable& table, int64_t keys, int64_t pieces, int word_bytes) {
+  return kSumsFactor * (static_cast<double>(keys) * word_bytes +
+                        static_cast<double>(pieces) * static_cast<double>(RowBytes(table, word_bytes)));
+}
+
+double RowsCost(const RouteTable& table, int64_t distinct, int word_bytes) {
+  return static_cast<double>(distinct) * static_cast<double>(RowBytes(table, word_bytes));
+}
+
+// What can be said before keys are looked at.
+void ChooseEarly(const RouteTable& table, const RouteFeature* features, int num_features, int t, int world,
+                 int word_bytes, TableKeys* keys) {
+  keys->choice = table.way == WayHome::kSums ? Choice::kSums : Choice::kRows;
+  for (int f = 0; f < num_features; ++f) {
+    if (features[f].table == t && MaySum(features[f])) keys->free_keys += features[f].n;
+  }
+  if (table.way != WayHome::kAuto || keys->free_keys == 0) return;
+  for (int f = 0; f < num_features; ++f) {
+    if (features[f].table != t || !MaySum(features[f])) continue;
+    const int64_t* splits = features[f].row_splits;
+    for (int64_t s = 0; s < features[f].segments; ++s) keys->pieces += splits[s + 1] > splits[s];
+  }
+  const int64_t owners = table.owner == kByKey ? world : 1;
+  keys->max_pieces = std::min(keys->free_keys, keys->pieces * owners);
+  if (SumsCost(table, keys->free_keys, keys->pieces, word_bytes) >= RowsCost(table, keys->free_keys, word_bytes))
+    return;
+  keys->choice = Choice::kOpen;
+  keys->limit = static_cast<int64_t>(SumsCost(table, keys->free_keys, keys->max_pieces, word_bytes) /
+                                     static_cast<double>(RowBytes(table, word_bytes)));
+}
 
 inline int PartOf(uint64_t hash, int shift) { return shift == 64 ? 0 : static_cast<int>(hash >> shift); }
 
-// Calls use(i, word) for each key.
-template <class Use>
-void ForEachKey(const RouteFeature& f, bool is_unsigned, const Use& use) {
-  if (f.is_wide) {
-    const uint64_t* keys = static_cast<const uint64_t*>(f.keys);
-    for (int64_t i = 0; i < f.n; ++i) use(i, keys[i]);
-  } else if (is_unsigned) {
-    const uint32_t* keys = static_cast<const uint32_t*>(f.keys);
-    for (int64_t i = 0; i < f.n; ++i) use(i, uint64_t{keys[i]});
-  } else {
-    const int32_t* keys = static_cast<const int32_t*>(f.keys);
-    for (int64_t i = 0; i < f.n; ++i) use(i, static_cast<uint64_t>(int64_t{keys[i]}));
+void Deduplicate(const Plan& plan, Part* part, uint32_t* slots) {
+  constexpr int64_t kBlock = 4096;
+  const TableKeys& table = plan.of_table[part->table];
+  const bool is_unsigned = plan.tables[part->table].is_unsigned, is_open = table.choice == Choice::kOpen;
+  const uint32_t base = part->base;
+  Numbering numbering(part->n, slots, part->keys);
+  for (const bool free : {false, true}) {
+    if (free) part->num_fixed = numbering.count();
+    if (free && table.choice == Choice::kSums) break;
+    for (int f = 0; f < plan.num_features; ++f) {
+      const RouteFeature& feature = plan.features[f];
+      if (feature.table != part->table || MaySum(feature) != free) continue;
+      int32_t* index = feature.index;
+      WithKeys(feature, is_unsigned, [&](auto key_at) {
+        for (int64_t at = 0; at < feature.n; at += kBlock) {
+          const uint32_t before = numbering.count();
+          for (int64_t i = at; i < std::min(at + kBlock, feature.n); ++i) {
+            const uint64_t key = key_at(i);
+            if (PartOf(Numbering::Hash(key), table.shift) != part->number) continue;
+            const uint32_t next = numbering.count(), number = numbering.NumberOf(key);
+            index[i] = static_cast<int32_t>((base + number) | (number == next ? kFirst : 0));
+          }
+          if (!free || !is_open) continue;
+          const int64_t more = numbering.count() - before;
+          if (table.found->fetch_add(more, std::memory_order_relaxed) + more > table.limit) return;
+        }
+      });
+    }
   }
+  part->num_keys = numbering.count();
 }
 
-void Deduplicate(const Plan& plan, Part* part, uint32_t* slots) {
-  const TableKeys& table = plan.of_table[part->table];
-  const bool is_unsigned = plan.tables[part->table].is_unsigned;
-  uint64_t* keys = part->keys;
-  const uint32_t base = part->base;
-  Numbering numbering(part->n, slots, keys);
-  for (int f = 0; f < plan.num_features; ++f) {
-    const RouteFeature& feature = plan.features[f];
-    if (feature.table != part->table) continue;
-    int32_t* index = feature.index;
-    ForEachKey(feature, is_unsigned, [&](int64_t i, uint64_t key) {
-      if (PartOf(Numbering::Hash(key), table.shift) != part->number) return;
-      const uint32_t next = numbering.count(), number = numbering.NumberOf(key);
-      index[i] = static_cast<int32_t>((base + number) | (number == next ? kFirst : 0));
-    });
-  }
-  const uint32_t num_keys = numbering.count();
-  part->num_keys = num_keys;
-  const Partition partition = {plan.world, plan.tables[part->table].owner, is_unsigned};
+void CountOwners(const Plan& plan, Part* part) {
+  const RouteTable& table = plan.tables[part->table];
+  const Partition partition = {plan.world, table.owner, table.is_unsigned};
   std::fill(part->counts, part->counts + plan.world, 0);
-  for (uint32_t u = 0; u < num_keys; ++u) {
-    const int owner = partition.OwnerOf(keys[u]);
+  for (int64_t u = 0; u < part->num_keys; ++u) {
+    const int owner = partition.OwnerOf(part->keys[u]);
     part->place[u] = static_cast<uint32_t>(owner);
     ++part->counts[owner];
   }
@@ -128,24 +184,33 @@ void FindIllegal(const Plan& plan, Route* route) {
 
 }  // namespace
 
-Route RouteKeys(const Cpu& cpu, Scratch* scratch, const RouteTable* tables, int num_tables,
-                const RouteFeature* features, int num_features, int world) {
-  Plan* plan = scratch->Get<Plan>(1);
-  plan->world = world;
-  plan->num_tables = num_tables;
-  plan->num_features = num_features;
-  plan->tables = tables;
-  plan->features = features;
-  plan->of_table = scratch->Get<TableKeys>(num_tables);
-  for (int t = 0; t < num_tables; ++t) plan->of_table[t] = {0, 0, 0, 64, nullptr, nullptr};
-  for (int f = 0; f < num_features; ++f) plan->of_table[features[f].table].n += features[f].n;
+WayHome ParseWayHome(const std::string& name) {
+  if (name == "auto") return WayHome::kAuto;
+  if (name == "rows") return WayHome::kRows;
+  if (name == "sums") return WayHome::kSums;
+  throw InvalidArgument("the way home must be 'auto', 'rows' or 'sums'. Received: '" + name + "'.");
+}
+
+namespace {
+
+// The tables' keys and their parts, so that only those are told apart that may come by rows.
+void MakeParts(Scratch* scratch, Plan* plan, int word_bytes) {
+  plan->of_table = scratch->Get<TableKeys>(plan->num_tables);
   plan->num_parts = 0;
-  for (int t = 0; t < num_tables; ++t) {
+  for (int t = 0; t < plan->num_tables; ++t) {
     TableKeys& table = plan->of_table[t];
+    table = TableKeys();
+    table.shift = 64;
+    table.found = new (scratch->Get<std::atomic<int64_t>>(1)) std::atomic<int64_t>(0);
+    for (int f = 0; f < plan->num_features; ++f) {
+      if (plan->features[f].table == t) table.n += plan->features[f].n;
+    }
     if (table.n > kPlaceMask) {
       throw InvalidArgument("at most 2^31 - 1 keys of one table in one call. Received: " + std::to_string(table.n) +
                             ".");
     }
+    ChooseEarly(plan->tables[t], plan->features, plan->num_features, t, plan->world, word_bytes, &table);
+    if (table.choice == Choice::kSums) table.n -= table.free_keys;
     int parts = 1;
     while (parts < kMaxParts && parts * kKeysPerPart < table.n) {
       parts *= 2;
@@ -158,33 +223,158 @@ Route RouteKeys(const Cpu& cpu, Scratch* scratch, const RouteTable* tables, int 
     table.place = scratch->Get<uint32_t>(table.n);
   }
   plan->parts = scratch->Get<Part>(plan->num_parts);
-  for (int t = 0; t < num_tables; ++t) {
+  for (int t = 0; t < plan->num_tables; ++t) {
     const TableKeys& table = plan->of_table[t];
     int64_t in_part[kMaxParts] = {};
     const int parts = table.parts_end - table.parts_begin;
-    if (parts == 1) {
-      in_part[0] = table.n;
-    } else {
-      for (int f = 0; f < num_features; ++f) {
-        if (features[f].table != t) continue;
-        ForEachKey(features[f], tables[t].is_unsigned,
-                   [&](int64_t, uint64_t key) { ++in_part[PartOf(Numbering::Hash(key), table.shift)]; });
-      }
+    if (parts == 1) in_part[0] = table.n;
+    for (int f = 0; parts > 1 && f < plan->num_features; ++f) {
+      const RouteFeature& feature = plan->features[f];
+      if (feature.table != t || (table.choice == Choice::kSums && MaySum(feature))) continue;
+      ForEachKey(feature, plan->tables[t].is_unsigned,
+                 [&](int64_t, uint64_t key) { ++in_part[PartOf(Numbering::Hash(key), table.shift)]; });
     }
     int64_t base = 0;
     for (int p = 0; p < parts; ++p) {
-      plan->parts[table.parts_begin + p] = {t,
-                                            p,
-                                            in_part[p],
-                                            0,
-                                            static_cast<uint32_t>(base),
-                                            table.keys + base,
-                                            table.place + base,
-                                            scratch->Get<int64_t>(world),
-                                            scratch->Get<int64_t>(world)};
+      Part& part = plan->parts[table.parts_begin + p];
+      part = Part();
+      part.table = t;
+      part.number = p;
+      part.n = in_part[p];
+      part.base = static_cast<uint32_t>(base);
+      part.keys = table.keys + base;
+      part.place = table.place + base;
+      part.counts = scratch->Get<int64_t>(plan->world);
+      part.first_word = scratch->Get<int64_t>(plan->world);
       base += in_part[p];
     }
   }
+}
+
+// Cuts what may come by sums, and settles what was open.
+void Choose(const Cpu& cpu, Scratch* scratch, Plan* plan, int word_bytes) {
+  for (int t = 0; t < plan->num_tables; ++t) {
+    TableKeys& table = plan->of_table[t];
+    if (table.choice != Choice::kOpen) continue;
+    const int64_t distinct = table.found->load();
+    if (distinct > table.limit) {
+      table.choice = Choice::kSums;
+    } else if (SumsCost(plan->tables[t], table.free_keys, table.pieces, word_bytes) >=
+               RowsCost(plan->tables[t], distinct, word_bytes)) {
+      table.choice = Choice::kRows;
+    }
+  }
+  int* cut = scratch->Get<int>(plan->num_features);
+  int num_cut = 0;
+  for (int f = 0; f < plan->num_features; ++f) {
+    const RouteFeature& feature = plan->features[f];
+    if (MaySum(feature) && plan->of_table[feature.table].choice != Choice::kRows) cut[num_cut++] = f;
+  }
+  plan->cut = CountPieces(cpu, scratch, plan->tables, plan->features, cut, num_cut, plan->world);
+  for (int t = 0; t < plan->num_tables; ++t) {
+    TableKeys& table = plan->of_table[t];
+    if (table.choice != Choice::kOpen) continue;
+    int64_t pieces = 0;
+    for (int64_t c = 0; c < plan->cut.num_chunks; ++c) {
+      const PieceChunk& chunk = plan->cut.chunks[c];
+      if (plan->features[chunk.feature].table != t) continue;
+      for (int r = 0; r < plan->world; ++r) pieces += chunk.pieces[r];
+    }
+    const bool sums = SumsCost(plan->tables[t], table.free_keys, pieces, word_bytes) <
+                      RowsCost(plan->tables[t], table.found->load(), word_bytes);
+    table.choice = sums ? Choice::kSums : Choice::kRows;
+  }
+  for (int p = 0; p < plan->num_parts; ++p) {
+    Part& part = plan->parts[p];
+    if (plan->of_table[part.table].choice == Choice::kSums) part.num_keys = part.num_fixed;
+  }
+}
+
+bool AllLegal(const Plan& plan) {
+  for (int p = 0; p < plan.num_parts; ++p) {
+    const Part& part = plan.parts[p];
+    const uint64_t num_legal = plan.tables[part.table].num_legal;
+    if (num_legal == 0) continue;
+    bool legal = true;
+    for (int64_t u = 0; u < part.num_keys; ++u) legal &= part.keys[u] < num_legal;
+    if (!legal) return false;
+  }
+  return plan.cut.AllLegal();
+}
+
+// Counts, words and floats of each rank's message and answer.
+void AddUp(Scratch* scratch, Plan* plan, Route* route) {
+  const int world = plan->world, num_tables = plan->num_tables, num_features = plan->num_features;
+  const int64_t width = CountsPerRank(num_tables, num_features);
+  int64_t* counts = scratch->Get<int64_t>(world * width);
+  int64_t* words = scratch->Get<int64_t>(world);
+  int64_t* floats = scratch->Get<int64_t>(world);
+  int64_t* pieces = scratch->Get<int64_t>(num_features);
+  int64_t* of_rank = scratch->Get<int64_t>(2 * world);
+  std::fill_n(counts, world * width, 0);
+  for (int p = 0; p < plan->num_parts; ++p) {
+    const Part& part = plan->parts[p];
+    for (int r = 0; r < world; ++r) {
+      int64_t& count = counts[r * width + part.table];
+      part.first_word[r] = count;
+      count += part.counts[r];
+    }
+  }
+  for (int f = 0; f < num_features; ++f) {
+    const RouteFeature& feature = plan->features[f];
+    pieces[f] = kByRows;
+    if (!MaySum(feature) || plan->of_table[feature.table].choice != Choice::kSums) continue;
+    pieces[f] = 0;
+    plan->cut.Of(f, of_rank, of_rank + world);
+    for (int r = 0; r < world; ++r) {
+      int64_t* count = counts + r * width + num_tables + 2 * f;
+      count[0] = of_rank[r];
+      count[1] = of_rank[world + r];
+      pieces[f] += of_rank[r];
+    }
+  }
+  int64_t all_floats = 0;
+  for (int r = 0; r < world; ++r) {
+    words[r] = 0;
+    floats[r] = kAnswerHeader;
+    const int64_t* count = counts + r * width;
+    for (int t = 0; t < num_tables; ++t) {
+      words[r] += count[t];
+      floats[r] += count[t] * plan->tables[t].dim;
+    }
+    for (int f = 0; f < num_features; ++f) {
+      const int64_t* of_feature = count + num_tables + 2 * f;
+      words[r] += of_feature[0] + of_feature[1];
+      floats[r] += of_feature[0] * plan->tables[plan->features[f].table].dim;
+    }
+    if (words[r] > kPlaceMask) {
+      throw InvalidArgument("one worker may ask another for less than 2^31 keys in one lookup. Received: " +
+                            std::to_string(words[r]) + ".");
+    }
+    all_floats += floats[r];
+  }
+  if (all_floats > kPlaceMask) {
+    throw InvalidArgument(
+        "the rows that one worker asks for in one lookup must have less than 2^31 floats. Received: " +
+        std::to_string(all_floats) + ".");
+  }
+  route->counts = plan->counts = counts;
+  route->pieces = plan->pieces = pieces;
+  route->words = words;
+  route->floats = floats;
+}
+
+}  // namespace
+
+Route RouteKeys(const Cpu& cpu, Scratch* scratch, const RouteTable* tables, int num_tables,
+                const RouteFeature* features, int num_features, int world, int word_bytes) {
+  Plan* plan = new (scratch->Get<Plan>(1)) Plan();
+  plan->world = world;
+  plan->num_tables = num_tables;
+  plan->num_features = num_features;
+  plan->tables = tables;
+  plan->features = features;
+  MakeParts(scratch, plan, word_bytes);
 
   const Runs runs(cpu, *plan);
   int64_t largest = 0;
@@ -195,70 +385,70 @@ Route RouteKeys(const Cpu& cpu, Scratch* scratch, const RouteTable* tables, int 
     for (int64_t run = begin; run < end; ++run)
       runs.ForParts(run, [&](Part* part) { Deduplicate(*plan, part, slots + run * num_slots); });
   });
+  Choose(cpu, scratch, plan, word_bytes);
 
   Route route;
-  for (int p = 0; p < plan->num_parts && route.is_legal; ++p) {
-    const Part& part = plan->parts[p];
-    const uint64_t num_legal = tables[part.table].num_legal;
-    if (num_legal == 0) continue;
-    bool legal = true;
-    for (int64_t u = 0; u < part.num_keys; ++u) legal &= part.keys[u] < num_legal;
-    if (!legal) FindIllegal(*plan, &route);
+  if (!AllLegal(*plan)) {
+    FindIllegal(*plan, &route);
+    return route;
   }
-  int64_t* counts = scratch->Get<int64_t>(int64_t{world} * num_tables);
-  std::fill(counts, counts + int64_t{world} * num_tables, 0);
-  for (int p = 0; p < plan->num_parts; ++p) {
-    const Part& part = plan->parts[p];
-    route.num_keys += part.num_keys;
-    for (int r = 0; r < world; ++r) {
-      int64_t& count = counts[int64_t{r} * num_tables + part.table];
-      part.first_word[r] = count;
-      count += part.counts[r];
-    }
-  }
-  int64_t floats = world * kAnswerHeader;
-  for (int64_t c = 0; c < int64_t{world} * num_tables; ++c) floats += counts[c] * tables[c % num_tables].dim;
-  if (floats > kPlaceMask) {
-    throw InvalidArgument(
-        "the rows that one worker asks for in one lookup must have less than 2^31 floats. Received: " +
-        std::to_string(floats) + ".");
-  }
-  plan->counts = counts;
-  route.counts = counts;
+  cpu.executor.For(runs.count, runs.Cost() / 4, [&](int64_t begin, int64_t end) {
+    for (int64_t run = begin; run < end; ++run) runs.ForParts(run, [&](Part* part) { CountOwners(*plan, part); });
+  });
+  AddUp(scratch, plan, &route);
   route.plan = plan;
   return route;
 }
 
 template <class Word>
-void WriteRoute(const Cpu& cpu, Scratch* scratch, const Route& route, const int64_t* key_begin, Word* words) {
+void WriteRoute(const Cpu& cpu, Scratch* scratch, const Route& route, const int64_t* word_begin, Word* words,
+                const RoutedPieces* pieces) {
   const Plan& plan = *static_cast<const Plan*>(route.plan);
-  const int64_t cells = int64_t{plan.world} * plan.num_tables;
-  int64_t* word_begin = scratch->Get<int64_t>(cells);   // where the keys of (rank, table) begin
-  int64_t* place_begin = scratch->Get<int64_t>(cells);  // where its rows will
+  const int world = plan.world, num_tables = plan.num_tables;
+  const int64_t width = CountsPerRank(num_tables, plan.num_features);
+  int64_t* keys_at = scratch->Get<int64_t>(int64_t{world} * num_tables);   // where the keys of (rank, table) begin
+  int64_t* place_at = scratch->Get<int64_t>(int64_t{world} * num_tables);  // where their rows will
+  PieceTarget* targets = scratch->Get<PieceTarget>(plan.num_features);
+  for (int f = 0; f < plan.num_features; ++f) {
+    targets[f] = PieceTarget();
+    if (plan.pieces[f] == kByRows) continue;
+    int64_t* begins = scratch->Get<int64_t>(int64_t{3} * world);
+    targets[f] = {plan.features[f].index, pieces[f].row_splits, pieces[f].scales, begins,
+                  begins + world,         begins + 2 * world};
+  }
   int64_t place = 0;
-  for (int r = 0; r < plan.world; ++r) {
-    int64_t word = key_begin[r];
+  for (int r = 0; r < world; ++r) {
+    const int64_t* count = plan.counts + r * width;
+    int64_t word = word_begin[r];
     place += kAnswerHeader;
-    for (int t = 0; t < plan.num_tables; ++t) {
-      const int64_t cell = int64_t{r} * plan.num_tables + t;
-      word_begin[cell] = word;
-      place_begin[cell] = place;
-      word += plan.counts[cell];
-      place += plan.counts[cell] * plan.tables[t].dim;
+    for (int t = 0; t < num_tables; ++t) {
+      keys_at[r * num_tables + t] = word;
+      place_at[r * num_tables + t] = place;
+      word += count[t];
+      place += count[t] * plan.tables[t].dim;
+    }
+    for (int f = 0; f < plan.num_features; ++f) {
+      if (plan.pieces[f] == kByRows) continue;
+      const int64_t* of_feature = count + num_tables + 2 * f;
+      targets[f].length[r] = word;
+      targets[f].key[r] = word + of_feature[0];
+      targets[f].place[r] = place;
+      word += of_feature[0] + of_feature[1];
+      place += of_feature[0] * plan.tables[plan.features[f].table].dim;
     }
   }
   const Runs runs(cpu, plan);
-  int64_t* cursors = scratch->Get<int64_t>(runs.count * 2 * plan.world);
+  int64_t* cursors = scratch->Get<int64_t>(runs.count * 2 * world);
   cpu.executor.For(runs.count, runs.Cost(), [&](int64_t begin, int64_t end) {
     for (int64_t run = begin; run < end; ++run) {
-      int64_t* next_word = cursors + run * 2 * plan.world;
-      int64_t* next_place = next_word + plan.world;
+      int64_t* next_word = cursors + run * 2 * world;
+      int64_t* next_place = next_word + world;
       runs.ForParts(run, [&](Part* part) {
         const int64_t dim = plan.tables[part->table].dim;
-        for (int r = 0; r < plan.world; ++r) {
-          const int64_t cell = int64_t{r} * plan.num_tables + part->table;
-          next_word[r] = word_begin[cell] + part->first_word[r];
-          next_place[r] = place_begin[cell] + part->first_word[r] * dim;
+        for (int r = 0; r < world; ++r) {
+          const int64_t cell = int64_t{r} * num_tables + part->table;
+          next_word[r] = keys_at[cell] + part->first_word[r];
+          next_place[r] = place_at[cell] + part->first_word[r] * dim;
         }
         for (int64_t u = 0; u < part->num_keys; ++u) {
           const uint32_t owner = part->place[u];
@@ -270,6 +460,7 @@ void WriteRoute(const Cpu& cpu, Scratch* scratch, const Route& route, const int6
     }
   });
   for (int f = 0; f < plan.num_features; ++f) {
+    if (plan.pieces[f] != kByRows) continue;
     const RouteFeature& feature = plan.features[f];
     const uint32_t* of_key = plan.of_table[feature.table].place;
     cpu.executor.For(feature.n, 5, [&](int64_t begin, int64_t end) {
@@ -279,10 +470,11 @@ void WriteRoute(const Cpu& cpu, Scratch* scratch, const Route& route, const int6
       }
     });
   }
+  WritePieces(cpu, scratch, plan.cut, targets, words);
 }
 
-template void WriteRoute(const Cpu&, Scratch*, const Route&, const int64_t*, int64_t*);
-template void WriteRoute(const Cpu&, Scratch*, const Route&, const int64_t*, int32_t*);
+template void WriteRoute(const Cpu&, Scratch*, const Route&, const int64_t*, int64_t*, const RoutedPieces*);
+template void WriteRoute(const Cpu&, Scratch*, const Route&, const int64_t*, int32_t*, const RoutedPieces*);
 
 namespace {
 
@@ -406,11 +598,15 @@ void CombineAnswersGrad(const Cpu& cpu, const PooledFeature* features, int num_f
   int64_t work = 0;
   for (int f = 0; f < num_features; ++f) work += features[f].n * (10 + 2 * features[f].dim);
   cpu.executor.For(slices, work / slices + 1, [&](int64_t begin, int64_t end) {
-    for (int f = 0; f < num_features; ++f) {
-      WithDim(features[f].dim, [&](auto dim) {
-        ScatterSegments<decltype(dim)::value>(features[f], grads[f], size * begin / slices, size * end / slices,
-                                              packed);
-      });
+    // The order of WriteRoute, so that a place is first named where the index says so.
+    for (const bool free : {false, true}) {
+      for (int f = 0; f < num_features; ++f) {
+        if ((features[f].row_splits != nullptr && features[f].weights == nullptr) != free) continue;
+        WithDim(features[f].dim, [&](auto dim) {
+          ScatterSegments<decltype(dim)::value>(features[f], grads[f], size * begin / slices, size * end / slices,
+                                                packed);
+        });
+      }
     }
   });
 }

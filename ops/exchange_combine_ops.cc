@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "exchange_op.h"
-#include "output_pool.h"
 
 namespace sok {
 namespace {
@@ -59,9 +58,11 @@ class PoolOp : public OpKernel {
   }
 
  protected:
+  // scales: empty, or those of a feature by sums, whose combiner has been seen to with them.
   PooledFeature Feature(int f, const Tensor& index, const Tensor& row_splits, const Tensor& weights,
-                        int64_t size) const {
+                        const Tensor& scales, int64_t size) const {
     CheckRank(index, 1, "index");
+    CheckRank(scales, 1, "scales");
     PooledFeature feature;
     feature.n = index.NumElements();
     feature.index = index.flat<int32_t>().data();
@@ -69,6 +70,13 @@ class PoolOp : public OpKernel {
     feature.combiner = combiners_[f];
     feature.segments = feature.n;
     feature.weights = WeightsOrNull(weights, feature.n);
+    if (scales.NumElements() > 0) {
+      if (feature.weights != nullptr || scales.NumElements() != feature.n) {
+        throw InvalidArgument("`scales` must have one value per piece of a feature without weights.");
+      }
+      feature.weights = scales.flat<float>().data();
+      feature.combiner = Combiner::kSum;
+    }
     if (is_pooled_[f]) {
       feature.segments = CheckRowSplits(row_splits, feature.n);
       feature.row_splits = Int64(row_splits);
@@ -78,14 +86,17 @@ class PoolOp : public OpKernel {
   }
 
   std::vector<PooledFeature> Features(OpKernelContext* ctx, int64_t size) const {
-    OpInputList index, row_splits, weights;
+    OpInputList index, row_splits, weights, scales;
     Check(ctx->input_list("index", &index));
     Check(ctx->input_list("row_splits", &row_splits));
     Check(ctx->input_list("weights", &weights));
+    Check(ctx->input_list("scales", &scales));
     if (index.size() != static_cast<int>(dims_.size()))
       throw InvalidArgument("`dims` must have one value per feature.");
     std::vector<PooledFeature> features;
-    for (int f = 0; f < index.size(); ++f) features.push_back(Feature(f, index[f], row_splits[f], weights[f], size));
+    for (int f = 0; f < index.size(); ++f) {
+      features.push_back(Feature(f, index[f], row_splits[f], weights[f], scales[f], size));
+    }
     return features;
   }
 
@@ -94,8 +105,7 @@ class PoolOp : public OpKernel {
   std::vector<Combiner> combiners_;
 };
 
-#define SOK_POOL_ATTRS \
-  Attr("F: int >= 1").Attr("combiners: list({'sum', 'mean', 'sqrtn', 'rows'})").Attr("dims: list(int)")
+#define SOK_POOL_ATTRS Attr("F: int >= 1").Attr("combiners: list(" SOK_POOLERS ")").Attr("dims: list(int)")
 
 REGISTER_OP("Sok>ExchangeCombine")
     .Input("answers: float")
@@ -104,6 +114,7 @@ REGISTER_OP("Sok>ExchangeCombine")
     .Input("index: F * int32")
     .Input("row_splits: F * int64")
     .Input("weights: F * float")
+    .Input("scales: F * float")
     .Output("outputs: F * float")
     .SOK_POOL_ATTRS.SetShapeFn([](InferenceContext* c) {
       int64_t features;
@@ -158,6 +169,7 @@ REGISTER_OP("Sok>ExchangeCombineGrad")
     .Input("index: F * int32")
     .Input("row_splits: F * int64")
     .Input("weights: F * float")
+    .Input("scales: F * float")
     .Output("packed: float")
     .SOK_POOL_ATTRS.SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->Vector(c->UnknownDim()));
@@ -205,6 +217,7 @@ REGISTER_OP("Sok>ExchangeCombineGradWeights")
     .Input("index: F * int32")
     .Input("row_splits: F * int64")
     .Input("weights: F * float")
+    .Input("scales: F * float")
     .Output("grad_weights: float")
     .SOK_POOL_ATTRS.SetShapeFn([](InferenceContext* c) {
       int64_t features;
@@ -225,7 +238,7 @@ class ExchangeCombineGradWeightsOp : public PoolOp {
       CheckShape(grad, CheckedShape({feature.segments, feature.dim}), "grad");
       Tensor* out;
       Check(ctx->allocate_output(0, ctx->input(4).shape(), &out));
-      if (feature.weights == nullptr) return;  // no weights, or no keys
+      if (out->NumElements() == 0) return;  // no weights, or no keys
       const TfExecutor executor(ctx);
       CombineAnswersGradWeights({executor}, answers.flat<float>().data(), feature, grad.flat<float>().data(),
                                 out->flat<float>().data());

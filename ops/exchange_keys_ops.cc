@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "exchange_op.h"
-#include "output_pool.h"
 
 namespace sok {
 namespace {
@@ -95,24 +94,30 @@ REGISTER_OP("Sok>ExchangeRoute")
     .Output("splits: int32")
     .Output("asked: int32")
     .Output("index: F * int32")
+    .Output("splits_home: F * int64")
+    .Output("scales: F * float")
     .Attr("F: int >= 1")
     .Attr("Tkeys: list(" SOK_KEY_TYPES ")")
+    .Attr("combiners: list(" SOK_POOLERS ")")
+    .Attr("ways: list({'auto', 'rows', 'sums'})")
     .SOK_GROUP_ATTRS.SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       int64_t tables, features;
+      std::vector<std::string> combiners;
       TF_RETURN_IF_ERROR(c->GetAttr("T", &tables));
       TF_RETURN_IF_ERROR(c->GetAttr("F", &features));
-      const int keys = static_cast<int>(tables) + 2;
-      if (c->num_inputs() != keys + 3 * features) {
-        return absl::InvalidArgumentError("`keys` must have one tensor per feature.");
+      TF_RETURN_IF_ERROR(c->GetAttr("combiners", &combiners));
+      const int keys = static_cast<int>(tables) + 2, n = static_cast<int>(features);
+      if (c->num_inputs() != keys + 3 * n || static_cast<int>(combiners.size()) != n) {
+        return absl::InvalidArgumentError("`keys` and `combiners` must have one value per feature.");
       }
-      c->set_output(0, c->Vector(c->UnknownDim()));
-      c->set_output(1, c->Vector(c->UnknownDim()));
-      c->set_output(2, c->Vector(c->UnknownDim()));
-      for (int f = 0; f < features; ++f) {
+      for (int i = 0; i < 3; ++i) c->set_output(i, c->Vector(c->UnknownDim()));
+      for (int f = 0; f < n; ++f) {
         ShapeHandle shape;
         TF_RETURN_IF_ERROR(c->WithRank(c->input(keys + f), 1, &shape));
-        c->set_output(3 + f, shape);
+        c->set_output(3 + f, combiners[static_cast<size_t>(f)] == "rows" ? shape : c->Vector(c->UnknownDim()));
+        c->set_output(3 + n + f, c->input(keys + n + f));
+        c->set_output(3 + 2 * n + f, c->Vector(c->UnknownDim()));
       }
       return absl::OkStatus();
     });
@@ -120,108 +125,178 @@ REGISTER_OP("Sok>ExchangeRoute")
 class ExchangeRouteOp : public GroupOp {
  public:
   explicit ExchangeRouteOp(OpKernelConstruction* ctx) : GroupOp(ctx) {
-    is_wide_ = ctx->output_type(0) == tensorflow::DT_INT64;
+    Guard(ctx, [&] {
+      is_wide_ = ctx->output_type(0) == tensorflow::DT_INT64;
+      std::vector<std::string> ways;
+      Check(ctx->GetAttr("ways", &ways));
+      for (const std::string& way : ways) ways_.push_back(ParseWayHome(way));
+      Check(ctx->GetAttr("combiners", &combiners_));
+      if (combiners_.size() != table_of_.size()) throw InvalidArgument("`combiners` must have one value per feature.");
+    });
   }
 
   void Compute(OpKernelContext* ctx) override {
     Guard(ctx, [&] {
       const Tables tables = GetTables(ctx);
-      const int world = tables[0]->table().config().world_size;
-      OpInputList keys, row_splits, weights;
-      Check(ctx->input_list("keys", &keys));
-      Check(ctx->input_list("row_splits", &row_splits));
-      Check(ctx->input_list("weights", &weights));
-      const int num_features = keys.size();
-      if (num_features != static_cast<int>(table_of_.size())) {
+      if (ways_.size() != tables.size()) throw InvalidArgument("`ways` must have one value per table.");
+      Inputs in;
+      Check(ctx->input_list("keys", &in.keys));
+      Check(ctx->input_list("row_splits", &in.row_splits));
+      Check(ctx->input_list("weights", &in.weights));
+      if (in.keys.size() != static_cast<int>(table_of_.size())) {
         throw InvalidArgument("`keys` must have one tensor per feature.");
       }
       const int64_t call = ScalarArg<int64_t>(ctx->input(tables.size()), "call");
       const bool insert = ScalarArg<bool>(ctx->input(tables.size() + 1), "insert");
-      const TfExecutor executor(ctx);
-      const ScratchLease scratch;
-
-      std::vector<RouteTable> route_tables;
-      for (const auto& table : tables) {
-        const TableConfig& config = table->table().config();
-        route_tables.push_back({config.dim, config.is_unsigned, config.hashed ? 0 : config.num_legal(), config.owner});
-      }
-      std::vector<RouteFeature> features(num_features);
-      for (int f = 0; f < num_features; ++f) {
-        const int64_t n = keys[f].NumElements();
-        Tensor* index = AllocateOutput(ctx, 3 + f, TensorShape({n}));
-        features[f] = {static_cast<int>(table_of_[f]), keys[f].data(), IsWide(keys[f].dtype()), n,
-                       index->flat<int32_t>().data()};
-      }
       int64_t num_keys = 0;
-      for (const Tensor& k : keys) num_keys += k.NumElements();
+      for (const Tensor& k : in.keys) num_keys += k.NumElements();
       const std::string names = NamesOf(tables);
       const ProfileSpan span("route", names, {num_keys});
-      InputStatus bad;
-      int bad_feature = 0;
-      std::string refusal;
-      Route route;
-      try {
-        for (int f = 0; f < num_features && bad.status == kFine; ++f) {
-          bad_feature = f;
-          bad = Inspect(*tables[table_of_[f]], keys[f], row_splits[f], weights[f], limits_[f]);
-        }
-        if (bad.status == kFine) {
-          bad_feature = 0;
-          route = RouteKeys({executor}, scratch.get(), route_tables.data(), static_cast<int>(tables.size()),
-                            features.data(), num_features, world);
-          if (!route.is_legal) {
-            bad_feature = route.bad_feature;
-            bad = {kKeyOutOfRange, static_cast<int64_t>(route.bad_key)};
-          }
-        }
-      } catch (const std::exception& e) {  // peers wait: tell them rather than stop
-        refusal = e.what();
-        bad.status = kRefused;
-      }
-      Tensor* asked;
-      Check(ctx->allocate_output(2, TensorShape({world}), &asked));
-      if (bad.status != kFine) {
-        for (const RouteFeature& feature : features) std::fill_n(feature.index, feature.n, 0);
-        std::fill_n(asked->flat<int32_t>().data(), world, static_cast<int32_t>(kAnswerHeader));
-        if (bad.status == kRefused) return Refuse(ctx, refusal, program_, call, insert, bad_feature, world);
-        route = {};
-      }
-      Tensor* splits;
-      const int64_t count_words = bad.status == kFine ? static_cast<int64_t>(tables.size()) : 0;
-      Tensor* words = AllocateOutput(ctx, 0, CheckedShape({world * (kHeaderWords + count_words) + route.num_keys}));
-      Check(ctx->allocate_output(1, TensorShape({world}), &splits));
-      int64_t* key_begin = scratch.get()->Get<int64_t>(world);
-      int64_t at = 0;
-      for (int r = 0; r < world; ++r) {
-        const int64_t begin = at;
-        int64_t floats = kAnswerHeader;
-        at += kHeaderWords + count_words;
-        key_begin[r] = at;
-        for (int64_t t = 0; t < count_words; ++t) {
-          const int64_t count = route.counts[r * count_words + t];
-          at += count;
-          floats += count * route_tables[t].dim;
-        }
-        splits->flat<int32_t>()(r) = static_cast<int32_t>(at - begin);
-        asked->flat<int32_t>()(r) = static_cast<int32_t>(floats);
-      }
-      const auto write = [&](auto* out) {
-        for (int r = 0; r < world; ++r) {
-          auto* to =
-              WriteHeader(program_, call, insert, bad, bad_feature, out + key_begin[r] - count_words - kHeaderWords);
-          for (int64_t t = 0; t < count_words; ++t) *to++ = route.counts[r * count_words + t];
-        }
-        if (bad.status == kFine) WriteRoute({executor}, scratch.get(), route, key_begin, out);
-      };
       if (is_wide_) {
-        write(reinterpret_cast<int64_t*>(words->flat<int64_t>().data()));
+        Run<int64_t>(ctx, tables, in, call, insert);
       } else {
-        write(words->flat<int32_t>().data());
+        Run<int32_t>(ctx, tables, in, call, insert);
       }
     });
   }
 
  private:
+  struct Inputs {
+    OpInputList keys, row_splits, weights;
+  };
+  struct Fault {
+    InputStatus status;
+    int feature = 0;
+    std::string refusal;
+  };
+
+  template <class Word>
+  void Run(OpKernelContext* ctx, const Tables& tables, const Inputs& in, int64_t call, bool insert) const {
+    const int num_features = in.keys.size(), num_tables = static_cast<int>(tables.size());
+    const int world = tables[0]->table().config().world_size;
+    const TfExecutor executor(ctx);
+    const ScratchLease scratch;
+    std::vector<RouteTable> route_tables;
+    for (int t = 0; t < num_tables; ++t) {
+      const TableConfig& config = tables[t]->table().config();
+      route_tables.push_back(
+          {config.dim, config.is_unsigned, config.hashed ? 0 : config.num_legal(), config.owner, ways_[t]});
+    }
+    std::vector<Tensor> index;
+    std::vector<RouteFeature> features;
+    for (int f = 0; f < num_features; ++f) {
+      const int64_t n = in.keys[f].NumElements();
+      index.push_back(AllocateTemp(ctx, tensorflow::DT_INT32, TensorShape({n})));
+      features.push_back({static_cast<int>(table_of_[f]), in.keys[f].data(), IsWide(in.keys[f].dtype()), n,
+                          index[f].flat<int32_t>().data()});
+    }
+    Route route;
+    const Fault fault =
+        Find({executor}, scratch.get(), tables, route_tables, in, &features, static_cast<int>(sizeof(Word)), &route);
+    Tensor* asked;
+    Check(ctx->allocate_output(2, TensorShape({world}), &asked));
+    if (fault.status.status != kFine) {
+      for (const RouteFeature& feature : features) std::fill_n(feature.index, feature.n, 0);
+      std::fill_n(asked->flat<int32_t>().data(), world, static_cast<int32_t>(kAnswerHeader));
+      for (int f = 0; f < num_features; ++f) SetHome(ctx, f, num_features, index[f], in.row_splits[f], nullptr);
+      if (fault.status.status == kRefused) {
+        return Refuse(ctx, fault.refusal, program_, call, insert, fault.feature, world);
+      }
+      return TellFault<Word>(ctx, fault, call, insert, world);
+    }
+    std::vector<RoutedPieces> pieces(static_cast<size_t>(num_features));
+    for (int f = 0; f < num_features; ++f) {
+      if (route.pieces[f] == kByRows) {
+        SetHome(ctx, f, num_features, index[f], in.row_splits[f], nullptr);
+        continue;
+      }
+      Tensor splits = AllocateTemp(ctx, tensorflow::DT_INT64, in.row_splits[f].shape());
+      pieces[f].row_splits = reinterpret_cast<int64_t*>(splits.flat<int64_t>().data());
+      const bool scaled = features[f].combiner != Combiner::kSum;
+      pieces[f].scales = SetHome(ctx, f, num_features, index[f].Slice(0, route.pieces[f]), splits,
+                                 scaled ? &route.pieces[f] : nullptr);
+    }
+    const int64_t num_counts = CountsPerRank(num_tables, num_features);
+    int64_t* word_begin = scratch.get()->template Get<int64_t>(world);
+    Tensor* splits;
+    Check(ctx->allocate_output(1, TensorShape({world}), &splits));
+    int64_t size = 0;
+    for (int r = 0; r < world; ++r) {
+      const int64_t message = kHeaderWords + num_counts + route.words[r];
+      word_begin[r] = size + kHeaderWords + num_counts;
+      size += message;
+      splits->flat<int32_t>()(r) = static_cast<int32_t>(message);
+      asked->flat<int32_t>()(r) = static_cast<int32_t>(route.floats[r]);
+    }
+    Word* words = reinterpret_cast<Word*>(AllocateOutput(ctx, 0, CheckedShape({size}))->data());
+    for (int r = 0; r < world; ++r) {
+      Word* to = WriteHeader(program_, call, insert, {}, 0, words + word_begin[r] - num_counts - kHeaderWords);
+      for (int64_t c = 0; c < num_counts; ++c) *to++ = static_cast<Word>(route.counts[r * num_counts + c]);
+    }
+    WriteRoute({executor}, scratch.get(), route, word_begin, words, pieces.data());
+  }
+
+  // Looks at the input and routes it; what is wrong comes as a fault, since peers wait to be told.
+  Fault Find(const Cpu& cpu, Scratch* scratch, const Tables& tables, const std::vector<RouteTable>& route_tables,
+             const Inputs& in, std::vector<RouteFeature>* features, int word_bytes, Route* route) const {
+    const int num_tables = static_cast<int>(tables.size()), num_features = static_cast<int>(features->size());
+    Fault fault;
+    try {
+      for (int f = 0; f < num_features; ++f) {
+        fault.feature = f;
+        fault.status = Inspect(*tables[table_of_[f]], in.keys[f], in.row_splits[f], in.weights[f], limits_[f]);
+        if (fault.status.status != kFine) return fault;
+        // Weights may want a gradient, and that takes rows. (Splits that are missing are for ExchangeCombine to refuse.)
+        const bool by_rows = combiners_[f] == "rows" || in.weights[f].NumElements() > 0;
+        if (by_rows || in.row_splits[f].NumElements() == 0) continue;
+        RouteFeature& feature = (*features)[f];
+        feature.combiner = ParseCombiner(combiners_[f]);
+        feature.row_splits = Int64(in.row_splits[f]);
+        feature.segments = in.row_splits[f].NumElements() - 1;
+      }
+      fault.feature = 0;
+      *route = RouteKeys(cpu, scratch, route_tables.data(), num_tables, features->data(), num_features,
+                         tables[0]->table().config().world_size, word_bytes);
+      if (!route->is_legal) {
+        fault.feature = route->bad_feature;
+        fault.status = {kKeyOutOfRange, static_cast<int64_t>(route->bad_key)};
+      } else {
+        CheckSizes(*route, num_tables, tables[0]->table().config().world_size);
+      }
+    } catch (const std::exception& e) {  // peers wait: tell them rather than stop
+      fault.refusal = e.what();
+      fault.status = {kRefused, 0};
+    }
+    return fault;
+  }
+
+  void CheckSizes(const Route& route, int num_tables, int world) const {
+    const int64_t before = kHeaderWords + CountsPerRank(num_tables, static_cast<int64_t>(table_of_.size()));
+    for (int r = 0; r < world; ++r) {
+      if (before + route.words[r] > kPlaceMask) throw InvalidArgument("one message must have less than 2^31 words.");
+    }
+  }
+
+  // What ExchangeCombine is to make of what comes home for a feature. Gives where its scales go, if it has any.
+  static float* SetHome(OpKernelContext* ctx, int f, int num_features, const Tensor& index, const Tensor& splits,
+                        const int64_t* num_scales) {
+    ctx->set_output(3 + f, index);
+    ctx->set_output(3 + num_features + f, splits);
+    Tensor* scales =
+        AllocateOutput(ctx, 3 + 2 * num_features + f, TensorShape({num_scales == nullptr ? 0 : *num_scales}));
+    return num_scales == nullptr ? nullptr : scales->flat<float>().data();
+  }
+
+  template <class Word>
+  void TellFault(OpKernelContext* ctx, const Fault& fault, int64_t call, bool insert, int world) const {
+    Tensor *words, *splits;
+    Check(ctx->allocate_output(0, TensorShape({world * int64_t{kHeaderWords}}), &words));
+    Check(ctx->allocate_output(1, TensorShape({world}), &splits));
+    Word* out = reinterpret_cast<Word*>(words->data());
+    for (int r = 0; r < world; ++r) out = WriteHeader(program_, call, insert, fault.status, fault.feature, out);
+    std::fill_n(splits->flat<int32_t>().data(), world, static_cast<int32_t>(kHeaderWords));
+  }
+
   // Throws InvalidArgument for what has no status of its own.
   static InputStatus Inspect(const TableResource& table, const Tensor& keys, const Tensor& row_splits,
                              const Tensor& weights, const InputLimits& limits) {
@@ -245,6 +320,9 @@ class ExchangeRouteOp : public GroupOp {
       throw InvalidArgument(table.Name() + e.what());
     }
   }
+
+  std::vector<std::string> combiners_;  // [F]
+  std::vector<WayHome> ways_;           // [T]
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>ExchangeRoute").Device(tensorflow::DEVICE_CPU), ExchangeRouteOp);
 

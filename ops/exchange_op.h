@@ -6,13 +6,14 @@
 
 #include "input_limits.h"
 #include "op.h"
+#include "output_pool.h"
 #include "sok/exchange.h"
 #include "sok/profile.h"
 #include "table_resource.h"
 
 namespace sok {
 
-// The words before the keys of a message. All ranks get the same from one.
+// The words before the counts and keys of a message. All ranks get the same from one.
 enum HeaderWord {
   kMagicWord,    // kMagic
   kProgramWord,  // the group's tables, as one number
@@ -23,7 +24,7 @@ enum HeaderWord {
   kDetailWord,
   kHeaderWords
 };
-constexpr int64_t kMagic = 0x534f4b32;  // "SOK2": changes when the layout does
+constexpr int64_t kMagic = 0x534f4b33;  // "SOK3": changes when the layout does
 
 // First float of an answer. The second is the length of a text that follows the header: one float for each byte.
 enum AnswerStatus { kServed, kFull, kNoMemory, kBadRequest, kBadState, kInternal };
@@ -33,6 +34,72 @@ constexpr int64_t kMaxText = 2000;
 inline std::string Cut(const std::string& text) { return text.substr(0, kMaxText); }
 
 inline bool IsWide(tensorflow::DataType key) { return key == tensorflow::DT_INT64 || key == tensorflow::DT_UINT64; }
+
+// Not an output yet: what goes wrong on the way is answered with other outputs, or only part of it becomes one.
+inline Tensor AllocateTemp(OpKernelContext* ctx, tensorflow::DataType dtype, const TensorShape& shape) {
+  const int64_t bytes = shape.num_elements() * tensorflow::DataTypeSize(dtype);
+  if (bytes >= int64_t{1} << 20) return TensorInBlock(PooledBlock::Take(bytes), 0, dtype, shape);
+  Tensor tensor;
+  Check(ctx->allocate_temp(dtype, shape, &tensor));
+  return tensor;
+}
+
+// Where the answer to each of the counts begins in all answers; counts: [world, CountsPerRank], not negative.
+class AnswerLayout {
+ public:
+  AnswerLayout(const int64_t* counts, int64_t world, const std::vector<int64_t>& dims,
+               const std::vector<int64_t>& table_of)
+      : width_(CountsPerRank(static_cast<int64_t>(dims.size()), static_cast<int64_t>(table_of.size()))) {
+    const int64_t num_tables = static_cast<int64_t>(dims.size());
+    int64_t at = 0;
+    for (int64_t r = 0; r < world; ++r) {
+      at += kAnswerHeader;
+      for (int64_t c = 0; c < width_; ++c) {
+        begin_.push_back(at);
+        const bool is_table = c < num_tables, is_pieces = !is_table && (c - num_tables) % 2 == 0;
+        if (is_table) at += counts[r * width_ + c] * dims[c];
+        if (is_pieces) at += counts[r * width_ + c] * dims[table_of[(c - num_tables) / 2]];
+      }
+      end_.push_back(at);
+    }
+  }
+  int64_t begin(int64_t rank, int64_t count) const { return begin_[rank * width_ + count]; }
+  int64_t begin(int64_t rank) const { return rank == 0 ? 0 : end_[rank - 1]; }
+  int64_t end(int64_t rank) const { return end_[rank]; }
+
+ private:
+  const int64_t width_;
+  std::vector<int64_t> begin_, end_;
+};
+
+// One thing that a rank asks of a table: keys by rows, or the pieces of a feature.
+struct Asked {
+  int64_t rank, table, feature;  // feature -1: by rows
+  int64_t column;                // which of the counts: how many rows answer it
+  int64_t rows, keys;
+};
+
+// What all ranks ask, without what is empty, in the order in which row ids are given out: table after table, by rows
+// first, then feature after feature; each rank after rank.
+inline std::vector<Asked> AllAsked(const int64_t* counts, int64_t world, int64_t num_tables,
+                                   const std::vector<int64_t>& table_of) {
+  const int64_t num_features = static_cast<int64_t>(table_of.size());
+  std::vector<Asked> all;
+  const auto add = [&](int64_t table, int64_t feature, int64_t column, int64_t keys_column) {
+    for (int64_t r = 0; r < world; ++r) {
+      const int64_t* of_rank = counts + r * CountsPerRank(num_tables, num_features);
+      if (of_rank[column] == 0 && of_rank[keys_column] == 0) continue;
+      all.push_back({r, table, feature, column, of_rank[column], of_rank[keys_column]});
+    }
+  };
+  for (int64_t t = 0; t < num_tables; ++t) {
+    add(t, -1, t, t);
+    for (int64_t f = 0; f < num_features; ++f) {
+      if (table_of[f] == t) add(t, f, num_tables + 2 * f, num_tables + 2 * f + 1);
+    }
+  }
+  return all;
+}
 
 // For the profile: the tables' names, where one runs.
 inline std::string NamesOf(const std::vector<RefCountPtr<TableResource>>& tables) {
@@ -101,6 +168,8 @@ class GroupOp : public OpKernel {
   std::vector<int64_t> table_of_;  // [F]
   std::vector<InputLimits> limits_;
 };
+
+#define SOK_POOLERS "{'sum', 'mean', 'sqrtn', 'rows'}"
 
 #define SOK_GROUP_ATTRS              \
   Attr("T: int >= 1")                \

@@ -7,19 +7,10 @@
 #include <vector>
 
 #include "exchange_op.h"
-#include "output_pool.h"
+#include "sok/sum_rows.h"
 
 namespace sok {
 namespace {
-
-// Not an output yet: what goes wrong on the way is answered with other outputs.
-Tensor AllocateTemp(OpKernelContext* ctx, tensorflow::DataType dtype, const TensorShape& shape) {
-  const int64_t bytes = shape.num_elements() * tensorflow::DataTypeSize(dtype);
-  if (bytes >= int64_t{1} << 20) return TensorInBlock(PooledBlock::Take(bytes), 0, dtype, shape);
-  Tensor tensor;
-  Check(ctx->allocate_temp(dtype, shape, &tensor));
-  return tensor;
-}
 
 REGISTER_OP("Sok>ExchangeServe")
     .Input("handles: T * resource")
@@ -30,6 +21,7 @@ REGISTER_OP("Sok>ExchangeServe")
     .Output("answers: float")
     .Output("answer_splits: int32")
     .Output("counts: int64")
+    .Output("piece_splits: int64")
     .Output("row_ids: T * int64")
     .SOK_GROUP_ATTRS.Attr("dims: list(int)")
     .SetIsStateful()
@@ -44,8 +36,11 @@ REGISTER_OP("Sok>ExchangeServe")
       TF_RETURN_IF_ERROR(c->WithRank(c->input(words + 3), 0, &unused));
       c->set_output(0, c->Vector(c->UnknownDim()));
       c->set_output(1, splits);
-      c->set_output(2, c->Matrix(c->Dim(splits, 0), tables));
-      for (int t = 0; t < tables; ++t) c->set_output(3 + t, c->Vector(c->UnknownDim()));
+      std::vector<int64_t> table_of;
+      TF_RETURN_IF_ERROR(c->GetAttr("table_of", &table_of));
+      c->set_output(2, c->Matrix(c->Dim(splits, 0), CountsPerRank(tables, static_cast<int64_t>(table_of.size()))));
+      c->set_output(3, c->Vector(c->UnknownDim()));
+      for (int t = 0; t < tables; ++t) c->set_output(4 + t, c->Vector(c->UnknownDim()));
       return absl::OkStatus();
     });
 
@@ -86,8 +81,7 @@ class ExchangeServeOp : public GroupOp {
   struct Message {
     const Word* words;
     int64_t size;
-    const Word* counts;  // [T]
-    const Word* keys;
+    const Word* counts;  // [CountsPerRank]
   };
 
   template <class Word>
@@ -136,7 +130,7 @@ class ExchangeServeOp : public GroupOp {
     for (int r = 0; r < world; ++r) {
       const int64_t size = splits.flat<int32_t>()(r);
       if (size < 0 || at + size > num_words) break;
-      messages.push_back({words + at, size, words + at + kHeaderWords, words + at + kHeaderWords + tables.size()});
+      messages.push_back({words + at, size, words + at + kHeaderWords});
       at += size;
     }
     if (static_cast<int>(messages.size()) != world || at != num_words) {
@@ -197,62 +191,105 @@ class ExchangeServeOp : public GroupOp {
 
   template <class Word>
   void Serve(OpKernelContext* ctx, const Tables& tables, const std::vector<Message<Word>>& messages, bool insert) {
-    const int world = static_cast<int>(messages.size()), num_tables = static_cast<int>(tables.size());
-    Tensor answers, answer_splits, counts;
+    const int64_t world = static_cast<int64_t>(messages.size()), num_tables = static_cast<int64_t>(tables.size());
+    const int64_t width = CountsPerRank(num_tables, static_cast<int64_t>(table_of_.size()));
+    Tensor answer_splits, counts;
     Check(ctx->allocate_temp(tensorflow::DT_INT32, TensorShape({world}), &answer_splits));
-    Check(ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({world, num_tables}), &counts));
-    const ScratchLease scratch;
-    int64_t* row_begin = scratch.get()->Get<int64_t>(int64_t{world} * num_tables);  // floats before (rank, table)
-    int64_t floats = 0;
-    for (int r = 0; r < world; ++r) {
-      const int64_t begin = floats;
-      int64_t words = kHeaderWords + num_tables;
-      floats += kAnswerHeader;
-      for (int t = 0; t < num_tables; ++t) {
-        const int64_t count = messages[r].size < words ? -1 : messages[r].counts[t];
-        if (count < 0) throw InvalidArgument("message of rank " + std::to_string(r) + " is cut off.");
-        counts.matrix<int64_t>()(r, t) = count;
-        row_begin[r * num_tables + t] = floats;
-        floats += count * dims_[t];
-        words += count;
-      }
-      if (words != messages[r].size) throw InvalidArgument("message of rank " + std::to_string(r) + " is cut off.");
-      if (floats - begin > kPlaceMask) throw InvalidArgument("an answer would have 2^31 floats or more.");
-      answer_splits.flat<int32_t>()(r) = static_cast<int32_t>(floats - begin);
-    }
-    answers = AllocateTemp(ctx, tensorflow::DT_FLOAT, CheckedShape({floats}));
+    Check(ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({world, width}), &counts));
+    int64_t* count = reinterpret_cast<int64_t*>(counts.flat<int64_t>().data());
+    std::vector<const Word*> asked_at(static_cast<size_t>(world * width));  // where the words of each count begin
+    for (int64_t r = 0; r < world; ++r) ReadCounts(messages[r], r, width, count + r * width, &asked_at[r * width]);
+    const AnswerLayout layout(count, world, dims_, table_of_);
+    Tensor answers = AllocateTemp(ctx, tensorflow::DT_FLOAT, CheckedShape({layout.end(world - 1)}));
     float* out = answers.flat<float>().data();
-    for (int r = 0; r < world; ++r) std::fill_n(out + row_begin[r * num_tables] - kAnswerHeader, kAnswerHeader, 0.0f);
+    for (int64_t r = 0; r < world; ++r) {
+      if (layout.end(r) - layout.begin(r) > kPlaceMask) {
+        throw InvalidArgument("an answer would have 2^31 floats or more.");
+      }
+      answer_splits.flat<int32_t>()(r) = static_cast<int32_t>(layout.end(r) - layout.begin(r));
+      std::fill_n(out + layout.begin(r), kAnswerHeader, 0.0f);
+    }
     static_assert(kServed == 0);
 
-    std::vector<const Word*> next;  // keys not yet served, by rank
-    for (const auto& message : messages) next.push_back(message.keys);
-    std::vector<EmbeddingTable::Feature> features;
-    std::vector<Tensor> row_ids(num_tables);
-    for (int t = 0; t < num_tables; ++t) {
-      int64_t n = 0;
-      for (int r = 0; r < world; ++r) n += counts.matrix<int64_t>()(r, t);
-      row_ids[t] = AllocateTemp(ctx, tensorflow::DT_INT64, TensorShape({n}));
-      int64_t* ids = reinterpret_cast<int64_t*>(row_ids[t].flat<int64_t>().data());
-      EmbeddingTable* table = &tables[t]->table();
-      for (int r = 0; r < world; ++r) {
-        EmbeddingTable::Feature feature;
-        feature.table = table;
-        feature.n = feature.segments = counts.matrix<int64_t>()(r, t);
-        feature.keys = KeysOf(next[r], feature.n, table->config().is_unsigned, scratch.get());
-        feature.output = out + row_begin[r * num_tables + t];
-        feature.row_ids = ids;
-        features.push_back(feature);
-        next[r] += feature.n;
-        ids += feature.n;
+    const std::vector<Asked> all = AllAsked(count, world, num_tables, table_of_);
+    std::vector<int64_t> num_keys(static_cast<size_t>(num_tables));
+    int64_t num_splits = 0;
+    for (const Asked& asked : all) {
+      num_keys[asked.table] += asked.keys;
+      if (asked.feature >= 0) num_splits += asked.rows + 1;
+    }
+    std::vector<Tensor> row_ids;
+    std::vector<int64_t*> ids;
+    for (int64_t t = 0; t < num_tables; ++t) {
+      if (num_keys[t] > kPlaceMask) {
+        throw InvalidArgument(tables[t]->table().Label() +
+                              ": 2^31 keys or more were asked of this worker in one lookup.");
       }
+      row_ids.push_back(AllocateTemp(ctx, tensorflow::DT_INT64, TensorShape({num_keys[t]})));
+      ids.push_back(reinterpret_cast<int64_t*>(row_ids[t].flat<int64_t>().data()));
+    }
+    Tensor piece_splits = AllocateTemp(ctx, tensorflow::DT_INT64, TensorShape({num_splits}));
+    int64_t* splits = reinterpret_cast<int64_t*>(piece_splits.flat<int64_t>().data());
+    const ScratchLease scratch;
+    std::vector<EmbeddingTable::Feature> features;
+    for (const Asked& asked : all) {
+      const Word* const* words = &asked_at[asked.rank * width + asked.column];
+      EmbeddingTable::Feature feature;
+      feature.table = &tables[asked.table]->table();
+      feature.n = asked.keys;
+      feature.segments = asked.rows;
+      if (asked.feature >= 0) {
+        SumLengths(words[0], asked, splits);
+        feature.row_splits = splits;
+        splits += asked.rows + 1;
+      }
+      const bool is_unsigned = feature.table->config().is_unsigned;
+      feature.keys = KeysOf(asked.feature < 0 ? words[0] : words[1], feature.n, is_unsigned, scratch.get());
+      feature.output = out + layout.begin(asked.rank, asked.column);
+      feature.row_ids = ids[asked.table];
+      ids[asked.table] += feature.n;
+      features.push_back(feature);
     }
     const TfExecutor executor(ctx);
     Find({executor}, scratch.get(), std::move(features), insert);
     ctx->set_output(0, answers);
     ctx->set_output(1, answer_splits);
     ctx->set_output(2, counts);
-    for (int t = 0; t < num_tables; ++t) ctx->set_output(3 + t, row_ids[t]);
+    ctx->set_output(3, piece_splits);
+    for (int t = 0; t < num_tables; ++t) ctx->set_output(4 + t, row_ids[t]);
+  }
+
+  // The counts of a message [width], and where what they count lies: all of it inside the message.
+  template <class Word>
+  static void ReadCounts(const Message<Word>& message, int64_t from, int64_t width, int64_t* counts, const Word** at) {
+    int64_t left = message.size - kHeaderWords - width;
+    const Word* next = message.counts + width;
+    for (int64_t c = 0; c < width && left >= 0; ++c) {
+      counts[c] = message.counts[c];
+      at[c] = next;
+      if (counts[c] < 0 || counts[c] > left) left = -1;
+      if (left < 0) break;
+      left -= counts[c];
+      next += counts[c];
+    }
+    if (left != 0) throw InvalidArgument("message of rank " + std::to_string(from) + " is cut off.");
+  }
+
+  // Row splits of the pieces of a feature: splits [rows + 1].
+  template <class Word>
+  static void SumLengths(const Word* lengths, const Asked& asked, int64_t* splits) {
+    splits[0] = 0;
+    for (int64_t p = 0; p < asked.rows; ++p) {
+      if (lengths[p] < 1 || lengths[p] > asked.keys - splits[p]) {
+        throw InvalidArgument("message of rank " + std::to_string(asked.rank) + " has a piece of " +
+                              std::to_string(lengths[p]) + " keys where at most " +
+                              std::to_string(asked.keys - splits[p]) + " are left.");
+      }
+      splits[p + 1] = splits[p] + lengths[p];
+    }
+    if (splits[asked.rows] != asked.keys) {
+      throw InvalidArgument("message of rank " + std::to_string(asked.rank) + " has keys that are in no piece.");
+    }
   }
 
   // Looks all features up; those of one table lie side by side. New keys of a table are added for all ranks or for none.
@@ -289,23 +326,14 @@ class ExchangeServeOp : public GroupOp {
     int64_t missing = 0;
     for (const auto* f = begin; f != end; ++f) missing += std::count(f->row_ids, f->row_ids + f->n, -1);
     if (missing == 0) return;
-    const int64_t dim = begin->table->dim();
     uint64_t* keys = scratch->Get<uint64_t>(missing);
-    int64_t* row_ids = scratch->Get<int64_t>(missing);
-    float* rows = scratch->Get<float>(missing * dim);
     int64_t at = 0;
     for (const auto* f = begin; f != end; ++f)
       for (int64_t i = 0; i < f->n; ++i)
         if (f->row_ids[i] < 0) keys[at++] = f->keys[i];
-    begin->table->Lookup(cpu, scratch, keys, missing, true, nullptr, rows, row_ids);
-    at = 0;
-    for (const auto* f = begin; f != end; ++f) {
-      for (int64_t i = 0; i < f->n; ++i) {
-        if (f->row_ids[i] >= 0) continue;
-        std::memcpy(f->output + i * dim, rows + at * dim, static_cast<size_t>(dim) * sizeof(float));
-        f->row_ids[i] = row_ids[at++];
-      }
-    }
+    begin->table->Lookup(cpu, scratch, keys, missing, true, nullptr, scratch->Get<float>(missing * begin->table->dim()),
+                         scratch->Get<int64_t>(missing));
+    EmbeddingTable::LookupGroup(cpu, scratch, begin, end - begin, true);
   }
 
   // Words as keys; 64-bit ones in place.
@@ -322,12 +350,14 @@ class ExchangeServeOp : public GroupOp {
 
   void AnswerBadNews(OpKernelContext* ctx, int world, AnswerStatus status, const std::string& text) const {
     const int64_t size = kAnswerHeader + static_cast<int64_t>(text.size());
-    Tensor *answers, *answer_splits, *counts, *row_ids;
+    Tensor *answers, *answer_splits, *counts, *piece_splits, *row_ids;
+    const int64_t width = CountsPerRank(static_cast<int64_t>(dims_.size()), static_cast<int64_t>(table_of_.size()));
     Check(ctx->allocate_output(0, TensorShape({world * size}), &answers));
     Check(ctx->allocate_output(1, TensorShape({world}), &answer_splits));
-    Check(ctx->allocate_output(2, TensorShape({world, static_cast<int64_t>(dims_.size())}), &counts));
+    Check(ctx->allocate_output(2, TensorShape({world, width}), &counts));
+    Check(ctx->allocate_output(3, TensorShape({0}), &piece_splits));
     for (size_t t = 0; t < dims_.size(); ++t) {
-      Check(ctx->allocate_output(3 + static_cast<int>(t), TensorShape({0}), &row_ids));
+      Check(ctx->allocate_output(4 + static_cast<int>(t), TensorShape({0}), &row_ids));
     }
     counts->flat<int64_t>().setZero();
     float* out = answers->flat<float>().data();
@@ -345,11 +375,17 @@ class ExchangeServeOp : public GroupOp {
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>ExchangeServe").Device(tensorflow::DEVICE_CPU), ExchangeServeOp);
 
-REGISTER_OP("Sok>ExchangeSplitGrad")
+// The gradient of ExchangeServe: for each table the rows that were read for all ranks, each once, with what came back
+// for it, summed where it lies in the gradients.
+REGISTER_OP("Sok>ExchangeSumGrad")
     .Input("packed: float")
     .Input("counts: int64")
-    .Output("values: T * float")
+    .Input("piece_splits: int64")
+    .Input("row_ids: T * int64")
+    .Output("unique_row_ids: T * int64")
+    .Output("sums: T * float")
     .Attr("T: int >= 1")
+    .Attr("table_of: list(int)")
     .Attr("dims: list(int)")
     .SetShapeFn([](InferenceContext* c) {
       int64_t tables;
@@ -359,71 +395,106 @@ REGISTER_OP("Sok>ExchangeSplitGrad")
       if (static_cast<int64_t>(dims.size()) != tables) {
         return absl::InvalidArgumentError("`dims` must have one value per table.");
       }
-      for (int t = 0; t < tables; ++t) c->set_output(t, c->Matrix(c->UnknownDim(), dims[t]));
+      for (int t = 0; t < tables; ++t) {
+        const DimensionHandle rows = c->UnknownDim();
+        c->set_output(t, c->Vector(rows));
+        c->set_output(static_cast<int>(tables) + t, c->Matrix(rows, dims[t]));
+      }
       return absl::OkStatus();
     });
 
-class ExchangeSplitGradOp : public OpKernel {
+class ExchangeSumGradOp : public OpKernel {
  public:
-  explicit ExchangeSplitGradOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("dims", &dims_));
+  explicit ExchangeSumGradOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    Guard(ctx, [&] {
+      Check(ctx->GetAttr("dims", &dims_));
+      Check(ctx->GetAttr("table_of", &table_of_));
+      for (const int64_t dim : dims_)
+        if (dim < 1) throw InvalidArgument("`dims` must be at least 1.");
+      for (const int64_t table : table_of_) {
+        if (table < 0 || table >= static_cast<int64_t>(dims_.size())) {
+          throw InvalidArgument("`table_of` must name one of the tables.");
+        }
+      }
+    });
   }
+
   void Compute(OpKernelContext* ctx) override {
     Guard(ctx, [&] {
-      const Tensor &packed = ctx->input(0), &counts = ctx->input(1);
+      const Tensor &packed = ctx->input(0), &counts = ctx->input(1), &piece_splits = ctx->input(2);
       const ProfileSpan span("backward", name(), {-1, -1, static_cast<int64_t>(packed.TotalBytes())}, "op");
-      const int64_t num_tables = static_cast<int64_t>(dims_.size());
+      const int num_tables = static_cast<int>(dims_.size());
       CheckRank(packed, 1, "packed");
       CheckRank(counts, 2, "counts");
-      if (counts.dim_size(1) != num_tables) throw InvalidArgument("`counts` must have one column per table.");
-      const int64_t world = counts.dim_size(0);
+      CheckRank(piece_splits, 1, "piece_splits");
+      const int64_t world = counts.dim_size(0), width = counts.dim_size(1);
+      if (world < 1 || width != CountsPerRank(num_tables, static_cast<int64_t>(table_of_.size()))) {
+        throw InvalidArgument("`counts` must have one column per table and two per feature.");
+      }
       const int64_t* count = Int64(counts);
-      int64_t floats = 0;
-      std::vector<int64_t> rows(num_tables, 0);
-      for (int64_t r = 0; r < world; ++r) {
-        floats += kAnswerHeader;
-        for (int64_t t = 0; t < num_tables; ++t) {
-          if (count[r * num_tables + t] < 0) throw InvalidArgument("`counts` must not be negative.");
-          rows[t] += count[r * num_tables + t];
-          floats += count[r * num_tables + t] * dims_[t];
-        }
+      for (int64_t c = 0; c < world * width; ++c) {
+        if (count[c] < 0 || count[c] > kPlaceMask) throw InvalidArgument("`counts` must lie in [0, 2^31).");
       }
-      if (floats != packed.NumElements())
+      const AnswerLayout layout(count, world, dims_, table_of_);
+      if (layout.end(world - 1) != packed.NumElements()) {
         throw InvalidArgument("`packed` does not have the gradients that `counts` say.");
-      std::vector<float*> to;
-      for (int64_t t = 0; t < num_tables; ++t) {
-        Tensor* values = AllocateOutput(ctx, static_cast<int>(t), CheckedShape({rows[t], dims_[t]}));
-        to.push_back(values->flat<float>().data());
       }
-      struct Piece {
-        const float* from;
-        float* to;
-        int64_t floats;
-      };
-      std::vector<Piece> pieces;
-      const float* from = packed.flat<float>().data();
-      for (int64_t r = 0; r < world; ++r) {
-        from += kAnswerHeader;
-        for (int64_t t = 0; t < num_tables; ++t) {
-          const int64_t size = count[r * num_tables + t] * dims_[t];
-          pieces.push_back({from, to[t], size});
-          from += size;
-          to[t] += size;
-        }
+      std::vector<std::vector<RowAddends>> addends(static_cast<size_t>(num_tables));
+      std::vector<int64_t> ids_left;
+      for (int t = 0; t < num_tables; ++t) {
+        CheckRank(ctx->input(3 + t), 1, "row_ids");
+        ids_left.push_back(ctx->input(3 + t).NumElements());
       }
-      const int64_t num_pieces = static_cast<int64_t>(pieces.size());
-      TfExecutor(ctx).For(num_pieces, floats / num_pieces + 1, [&](int64_t begin, int64_t end) {
-        for (int64_t p = begin; p < end; ++p) {
-          std::memcpy(pieces[p].to, pieces[p].from, static_cast<size_t>(pieces[p].floats) * sizeof(float));
+      const int64_t* splits = Int64(piece_splits);
+      int64_t splits_left = piece_splits.NumElements();
+      for (const Asked& asked : AllAsked(count, world, num_tables, table_of_)) {
+        const Tensor& row_ids = ctx->input(3 + static_cast<int>(asked.table));
+        RowAddends a;
+        a.n = asked.keys;
+        a.row_ids = Int64(row_ids) + (row_ids.NumElements() - ids_left[asked.table]);
+        a.values = packed.flat<float>().data() + layout.begin(asked.rank, asked.column);
+        ids_left[asked.table] -= asked.keys;
+        if (ids_left[asked.table] < 0) throw InvalidArgument("`row_ids` must have one value for each key.");
+        if (asked.feature >= 0) {
+          splits_left -= asked.rows + 1;
+          if (splits_left < 0 || !AreSplits(splits, asked.rows, asked.keys)) {
+            throw InvalidArgument("`piece_splits` do not fit `counts`.");
+          }
+          a.row_splits = splits;
+          a.segments = asked.rows;
+          splits += asked.rows + 1;
         }
+        addends[asked.table].push_back(a);
+      }
+      std::vector<RowSums> tables;
+      for (int t = 0; t < num_tables; ++t) {
+        if (ids_left[t] != 0) throw InvalidArgument("`row_ids` must have one value for each key.");
+        tables.push_back({dims_[t], addends[t].data(), static_cast<int64_t>(addends[t].size())});
+      }
+      if (splits_left != 0) throw InvalidArgument("`piece_splits` do not fit `counts`.");
+      const TfExecutor executor(ctx);
+      const ScratchLease scratch;
+      SumRows({executor}, scratch.get(), tables.data(), num_tables, [&](int64_t table, int64_t rows) {
+        const int t = static_cast<int>(table);
+        RowSumsTarget target;
+        target.row_ids =
+            reinterpret_cast<int64_t*>(AllocateOutput(ctx, t, TensorShape({rows}))->flat<int64_t>().data());
+        target.sums = AllocateOutput(ctx, num_tables + t, TensorShape({rows, dims_[t]}))->flat<float>().data();
+        return target;
       });
     });
   }
 
  private:
-  std::vector<int64_t> dims_;
+  static bool AreSplits(const int64_t* splits, int64_t rows, int64_t keys) {
+    for (int64_t p = 0; p < rows; ++p)
+      if (splits[p + 1] < splits[p]) return false;
+    return splits[0] == 0 && splits[rows] == keys;
+  }
+
+  std::vector<int64_t> table_of_, dims_;
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>ExchangeSplitGrad").Device(tensorflow::DEVICE_CPU), ExchangeSplitGradOp);
+REGISTER_KERNEL_BUILDER(Name("Sok>ExchangeSumGrad").Device(tensorflow::DEVICE_CPU), ExchangeSumGradOp);
 
 }  // namespace
 }  // namespace sok

@@ -30,10 +30,18 @@ def _table_lookup_grad(op, grad, _):
 
 
 @tf.RegisterGradient("Sok>ExchangeServe")
-def _exchange_serve_grad(op, grad, _splits, _counts, *_row_ids):
-    values = _ops.lib().sok_exchange_split_grad(grad, op.outputs[2], T=op.get_attr("T"), dims=op.get_attr("dims"))
-    slices = [_slices(v, tf.identity(row_ids)) for v, row_ids in zip(values, op.outputs[3:], strict=True)]
-    return [*slices, None, None, None, None]
+def _exchange_serve_grad(op, grad, *_):
+    num_tables = op.get_attr("T")
+    row_ids, sums = _ops.lib().sok_exchange_sum_grad(
+        grad,
+        op.outputs[2],
+        op.outputs[3],
+        [tf.identity(ids) for ids in op.outputs[4:]],
+        table_of=op.get_attr("table_of"),
+        dims=op.get_attr("dims"),
+    )
+    slices = [_summed_slices(s, ids) for s, ids in zip(sums, row_ids, strict=True)]
+    return [*slices, *[None] * (len(op.inputs) - num_tables)]
 
 
 @tf.RegisterGradient("Sok>GroupLookup")
@@ -104,20 +112,24 @@ def _exchange_combine_grad(op, *grads):
     # Takes the splits that came with the answers, so that collective 3 cannot run before collective 2 is done.
     lib, num_features = _ops.lib(), len(grads)
     of_features = op.inputs[3:]
-    index, row_splits, weights = (of_features[i * num_features : (i + 1) * num_features] for i in range(3))
+    index, row_splits, weights, scales = (of_features[i * num_features : (i + 1) * num_features] for i in range(4))
     combiners, dims = [tf.compat.as_str(c) for c in op.get_attr("combiners")], op.get_attr("dims")
     packed = lib.sok_exchange_combine_grad(
-        grads, op.inputs[1], index, row_splits, weights, combiners=combiners, dims=dims
+        grads, op.inputs[1], index, row_splits, weights, scales, combiners=combiners, dims=dims
     )
     of_weights = [
         tf.zeros_like(weights[f])
         if weights[f].shape.num_elements() == 0
         else lib.sok_exchange_combine_grad_weights(
-            grads[f], op.inputs[0], [index[f]], [row_splits[f]], [weights[f]], combiners=[combiners[f]], dims=[dims[f]]
+            grads[f],
+            op.inputs[0],
+            *([of_feature[f]] for of_feature in (index, row_splits, weights, scales)),
+            combiners=[combiners[f]],
+            dims=[dims[f]],
         )
         for f in range(num_features)
     ]
-    return [packed, None, None, *[None] * 2 * num_features, *of_weights]
+    return [packed, None, None, *[None] * 2 * num_features, *of_weights, *[None] * num_features]
 
 
 @tf.RegisterGradient("Sok>Combine")

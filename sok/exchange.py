@@ -2,11 +2,13 @@
 
 Three steps, each a function from values to values:
 
-    input exchange    distinct keys of all tables go to their owners     collective 1
+    input exchange    keys of all tables go to their owners    collective 1
     local lookup      owners find (or make) rows
-    output exchange   rows of all tables come home                       collective 2; its gradient is collective 3
+    output exchange   rows of all tables come home             collective 2; its gradient is collective 3
 
-then the answers are pooled, or gathered as they are. docs/design/exchange.md has the layout of the messages.
+then the answers are pooled, or gathered as they are. Rows come home in one of two ways, table by table
+(`EmbeddingVariable.way_home`): each distinct key's row once, or partial sums that their owners have pooled.
+docs/design/exchange.md has the layout of the messages.
 
 A worker that stopped before a collective would leave its peers waiting. So what is wrong with an input travels in the
 messages and is raised on all workers. What Python itself refuses (a dtype, a rank, a form) is told to the peers when
@@ -79,7 +81,9 @@ class _Request:
 
     words: tf.Tensor  # header and keys of each peer
     splits: tf.Tensor  # [R] int32
-    index: list[tf.Tensor]  # of each feature [N] int32: place of each key's row in the answers
+    index: list[tf.Tensor]  # of each feature int32: place in the answers of each key's row, or of each partial sum
+    row_splits: list[tf.Tensor]  # of each feature [S + 1] int64, of what index lists
+    scales: list[tf.Tensor]  # of each feature by sums what its combiner multiplies each of them with; else empty
     asked: tf.Tensor  # [R] int32, floats this rank will get from each peer
 
 
@@ -129,7 +133,7 @@ def lookup_group(features: Sequence[Feature], training: Any = True) -> list[tf.T
         weights = [_weights(f.csr.weights) for f in features]
         _check_ranks(features, keys, row_splits, weights)
     call = _Call(group, number, training, _attributes(group, features))
-    request = _input_exchange(call, keys, row_splits, weights)
+    request = _input_exchange(call, keys, row_splits, weights, [f.combiner for f in features])
     answers, answer_splits = _local_lookup(call, request)
     home, home_splits = _output_exchange(call, answers, answer_splits)
     return _ops.lib().sok_exchange_combine(
@@ -137,8 +141,9 @@ def lookup_group(features: Sequence[Feature], training: Any = True) -> list[tf.T
         home_splits,
         request.asked,
         request.index,
-        row_splits,
+        request.row_splits,
         weights,
+        request.scales,
         combiners=[f.combiner for f in features],
         dims=[f.table.dim for f in features],
     )
@@ -219,7 +224,11 @@ def _attributes(group: _Group, features: Sequence[Feature]) -> dict[str, Any]:
 
 
 def _input_exchange(
-    call: _Call, keys: list[tf.Tensor], row_splits: list[tf.Tensor], weights: list[tf.Tensor]
+    call: _Call,
+    keys: list[tf.Tensor],
+    row_splits: list[tf.Tensor],
+    weights: list[tf.Tensor],
+    combiners: list[str],
 ) -> _Request:
     routed = _ops.lib().sok_exchange_route(
         call.group.handles,
@@ -229,10 +238,12 @@ def _input_exchange(
         row_splits,
         weights,
         Tword=call.group.word_dtype,
+        combiners=combiners,
+        ways=[table.way_home for table in call.group.tables],
         **call.attributes,
     )
     words, splits = context.get_transport().all_to_all(routed.words, routed.splits, call.collective("keys"))
-    return _Request(words, splits, routed.index, routed.asked)
+    return _Request(words, splits, routed.index, routed.splits_home, routed.scales, routed.asked)
 
 
 def _local_lookup(call: _Call, request: _Request) -> tuple[tf.Tensor, tf.Tensor]:

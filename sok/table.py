@@ -23,6 +23,8 @@ from sok.table_rows import TableRows, rows_behind
 _MAX_DIM = 2**20
 _MAX_CAPACITY = 2**32 - 2  # row numbers are 32-bit words in the index, and two of them mean "no row"
 
+_WAYS_HOME = ("auto", "rows", "sums")
+
 _eager_names: set[str] = set()
 _graph_names: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
@@ -54,6 +56,12 @@ def _check_owner(owner: Any, world_size: int) -> int:
     return int(owner)
 
 
+def _check_way_home(way_home: Any) -> str:
+    if way_home not in _WAYS_HOME:
+        raise ValueError(f"`way_home` must be one of {', '.join(map(repr, _WAYS_HOME))}. Received: {way_home!r}.")
+    return way_home
+
+
 def _derive_seed(*parts: Any) -> int:
     """A stable signed 64-bit number made of `parts`; Python's own hash changes from process to process."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
@@ -82,6 +90,10 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
             None: every worker holds the rows of its keys. Equal on all workers; results do not depend on it.
         num_keys: of a table that is not hashed: legal are 0 <= key < num_keys, where that is less than all workers
             have room for. None: as `hashed` says.
+        way_home: with several workers, how what a lookup reads comes to the worker that asked. 'rows': the row of each
+            distinct key once. 'sums': of each segment, what an owner holds of it already summed; features with weights,
+            and rows that nothing pools, come as with 'rows'. 'auto' (default): whichever moves less, chosen anew for each
+            call by each worker from its batch. Results are the same up to the order of sums.
 
     Raises:
         ValueError: an argument is out of range.
@@ -116,6 +128,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         seed: int | None = None,
         owner: int | None = None,
         num_keys: int | None = None,
+        way_home: str = "auto",
     ) -> None:
         self._dim = _whole_number("dim", dim, _MAX_DIM)
         self._capacity = _whole_number("capacity", capacity, _MAX_CAPACITY)
@@ -126,6 +139,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         transport = context.get_transport()
         self._world_size, self._rank = transport.size, transport.rank
         self._owner = None if owner is None else _check_owner(owner, transport.size)
+        self._way_home = _check_way_home(way_home)
         self._table_name = _unique_name(name or "embedding_variable")
         spec = sok_initializers.to_spec(initializer, self._capacity, self._dim)
         if seed is not None:
@@ -221,6 +235,11 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         return self._owner
 
     @property
+    def way_home(self) -> str:
+        """How rows come to the worker that asks for them: 'auto', 'rows' or 'sums'."""
+        return self._way_home
+
+    @property
     def seed(self) -> int:
         """Seed of the initial values."""
         return self._seed
@@ -241,6 +260,8 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         place = f"shard {self._rank} of {self._world_size}"
         if self._owner is not None:
             place = f"all on rank {self._owner} of {self._world_size}"
+        if self._way_home != "auto":
+            place += f", home by {self._way_home}"
         return (
             f"<EmbeddingVariable '{self._table_name}' dim={self._dim}, {kind} {self._key_dtype.name} keys{used}, "
             f"{place}>"

@@ -1,11 +1,12 @@
 // The work around the collectives of a lookup in many tables: which keys go to whom, how rows that came home become
 // outputs, and how gradients become what goes back (docs/design/exchange.md).
 //
-// Answers are floats: one message per rank, each kAnswerHeader floats and then the rows asked of it, table by table,
-// in the order in which the keys were sent. A *place* is where a row begins in them. Gradients have the same layout.
+// Answers are floats: one message per rank, each kAnswerHeader floats and then the rows asked of it, in the order in which
+// they were asked for. A *place* is where a row begins in them. Gradients have the same layout.
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "sok/combine.h"
 #include "sok/device.h"
@@ -17,11 +18,22 @@ namespace sok {
 // One cache line, so that the rows behind it lie as they would without it.
 inline constexpr int64_t kAnswerHeader = 16;
 
+// How the rows of a table come home to the rank that asks. Results are the same, up to the order of sums.
+enum class WayHome {
+  kAuto,  // whichever moves less
+  kRows,  // each distinct key's row once, pooled by the asker
+  kSums,  // pooled by their owners: one row per piece, which is what one rank owns of one segment
+};
+
+// Throws InvalidArgument for anything but "auto", "rows", "sums".
+WayHome ParseWayHome(const std::string& name);
+
 struct RouteTable {
   int64_t dim = 0;
   bool is_unsigned = false;
   uint64_t num_legal = 0;  // keys in [0, num_legal) are legal; 0: every key is
   int owner = kByKey;      // the rank of all keys; kByKey: each has its own
+  WayHome way = WayHome::kAuto;
 };
 
 // The keys of one feature, in any of the four key dtypes.
@@ -30,31 +42,53 @@ struct RouteFeature {
   const void* keys = nullptr;  // [n], of 4 or 8 bytes
   bool is_wide = true;
   int64_t n = 0;
-  int32_t* index = nullptr;  // [n], written: see RouteKeys
+  int32_t* index = nullptr;             // [n], written: see WriteRoute
+  const int64_t* row_splits = nullptr;  // [segments + 1] if it is pooled without weights; null: it comes by rows
+  int64_t segments = 0;
+  Combiner combiner = Combiner::kSum;  // with row_splits
 };
 
-// What to send: for each rank r and table t, counts[r * num_tables + t] keys.
+// What to send. Every message names, and every answer holds, first the keys of each table that come by rows, then piece
+// by piece those of each feature that comes by sums. `counts` has a line for each rank: for each table how many keys by
+// rows, then for each feature two numbers, pieces and the keys in them.
 struct Route {
   bool is_legal = true;  // otherwise the key below is not, and there is nothing to send
   int bad_feature = 0;
   uint64_t bad_key = 0;
-  int64_t num_keys = 0;             // distinct, of all tables
-  const int64_t* counts = nullptr;  // [world, num_tables]
+  const int64_t* counts = nullptr;  // [world, CountsPerRank(num_tables, num_features)]
+  const int64_t* words = nullptr;   // [world], of the message behind its counts
+  const int64_t* floats = nullptr;  // [world], of the answer
+  const int64_t* pieces = nullptr;  // [num_features], on all ranks; kByRows for a feature that comes by rows
   const void* plan = nullptr;       // lives in scratch, for WriteRoute
 };
 
-// Finds each table's distinct keys, over all features of the table, and their owners. index is not final before
-// WriteRoute. Throws InvalidArgument for 2^31 keys or more in one table, and for answers of 2^31 floats or more. Does not
-// depend on the number of threads.
-Route RouteKeys(const Cpu& cpu, Scratch* scratch, const RouteTable* tables, int num_tables,
-                const RouteFeature* features, int num_features, int world);
+inline constexpr int64_t kByRows = -1;
 
-// Writes the keys, and for each key of each feature where its row will lie in the answers:
-//   index[i] = place, with the top bit set where no earlier key of the table (feature by feature) has that place.
-// words: for each rank its message, of which this writes keys only: those of rank r begin at key_begin[r], table by
-// table, in order of first appearance (tables of many keys: part by part, see exchange.cc). Word is int64_t or int32_t.
+inline int64_t CountsPerRank(int64_t num_tables, int64_t num_features) { return num_tables + 2 * num_features; }
+
+// Finds owners, and each table's distinct keys over all features that come by rows. The choice between rows and sums
+// depends on the batch alone. index is not final before WriteRoute. Throws InvalidArgument for 2^31 keys or more in
+// one table, for messages of 2^31 words or more and answers of 2^31 floats or more. Does not depend on the number of threads.
+Route RouteKeys(const Cpu& cpu, Scratch* scratch, const RouteTable* tables, int num_tables,
+                const RouteFeature* features, int num_features, int world, int word_bytes);
+
+// Where the pieces of a feature that comes by sums are written.
+struct RoutedPieces {
+  int64_t* row_splits = nullptr;  // [segments + 1], of pieces
+  float* scales = nullptr;        // [pieces]: what the combiner multiplies sums with; null: not wanted
+};
+
+// Writes the keys, and where the rows will lie in the answers. For a feature by rows, for each of its keys
+//   index[i] = place, with the top bit set where no key before it has that place. Of the features of a table those
+//              without row_splits come first, then those with; each in order.
+// For a feature by sums, for each of its pieces, segment after segment
+//   index[p] = place, with the top bit set.
+// words: for each rank its message, of which this writes what is behind the counts: at word_begin[r]. First the keys by rows,
+// table by table, in order of first appearance (tables of many keys: part by part, see exchange.cc); then feature by
+// feature the number of keys in each piece, and all these keys. Word is int64_t or int32_t.
 template <class Word>
-void WriteRoute(const Cpu& cpu, Scratch* scratch, const Route& route, const int64_t* key_begin, Word* words);
+void WriteRoute(const Cpu& cpu, Scratch* scratch, const Route& route, const int64_t* word_begin, Word* words,
+                const RoutedPieces* pieces);  // [num_features]; null if nothing comes by sums
 
 inline constexpr int32_t kPlaceMask = 0x7fffffff;
 
@@ -78,7 +112,8 @@ void CombineAnswers(const Cpu& cpu, const float* answers, const PooledFeature* f
 
 // The gradient of CombineAnswers in the answers. grads[f]: [segments, dim]; packed [size] in the layout of the answers,
 // where every row that the index names is written: no zeros are needed before. The features are those of RouteKeys, all
-// of them in that order. Repeats bit for bit.
+// of them in that order; pooled ones have no weights if RouteKeys had their row_splits, but for the scales of a feature by
+// sums. Repeats bit for bit.
 void CombineAnswersGrad(const Cpu& cpu, const PooledFeature* features, int num_features, const float* const* grads,
                         int64_t size, float* packed);
 

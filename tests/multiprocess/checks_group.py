@@ -1,5 +1,7 @@
 """Many tables by one exchange on real workers: outputs, gradients, collectives; what bad input on one rank does."""
 
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -17,9 +19,10 @@ FEATURES = [
 ]  # fmt: skip
 
 
-def make_tables(name):
+def make_tables(name, way_home="auto"):
+    options = {"initializer": "normal", "way_home": way_home}
     return [
-        sok.EmbeddingVariable(dim, 100, name=f"{name}_{t}", key_dtype=dtype, hashed=hashed, initializer="normal")
+        sok.EmbeddingVariable(dim, 100, name=f"{name}_{t}", key_dtype=dtype, hashed=hashed, **options)
         for t, (dim, dtype, hashed) in enumerate(TABLES)
     ]
 
@@ -78,8 +81,8 @@ def expected_gradients(world):
 
 
 def check_group_is_what_numpy_says(world):
-    for kind in ("eager", "function"):
-        tables = make_tables(f"group_{kind}")
+    for kind, way_home in itertools.product(("eager", "function"), ("auto", "rows", "sums")):
+        tables = make_tables(f"group_{kind}_{way_home}", way_home)
         rows = [initial_rows(table).numpy() for table in tables]
         optimizer = sok.optimizers.SGD(1.0)
 
@@ -114,7 +117,7 @@ def check_group_is_what_numpy_says(world):
 
 def check_group_in_a_v1_session(world):
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        tables = make_tables("group_v1")
+        tables = make_tables("group_v1", "sums")
         inputs = as_tensors(inputs_of(world))
         outputs = lookup_group(features_of(tables, inputs))
         loss = tf.add_n([tf.reduce_sum(o * i[3]) for o, i in zip(outputs, inputs, strict=True)])

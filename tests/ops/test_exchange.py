@@ -1,5 +1,7 @@
 """Routing, serving and combining over R ranks that live in one process; NumPy moves the messages."""
 
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,13 +13,14 @@ from tests.ops.shapes import SHAPES, make_keys
 from tests.ops.tables import KEY_TYPES, NativeTable
 from tests.reference import combine as combine_reference
 from tests.reference.csr import first_fault
-from tests.reference.exchange import ANSWER_HEADER, MAGIC, all_to_all, message, owner, route
+from tests.reference.exchange import ANSWER_HEADER, MAGIC, all_to_all, cut, message, owner, route
 from tests.reference.judge import assert_close, assert_same
 from tests.reference.keys import KEY_DTYPES, extreme_keys
 
 NOT_GROUPED = np.zeros(0, np.int64)
-NO_WEIGHTS = np.zeros(0, np.float32)
+NO_WEIGHTS, ONE = np.zeros(0, np.float32), np.ones(1, np.float32)
 HEADER_WORDS = 7
+FINE = [MAGIC, 0, 0, 1, 0, 0, 0]  # the header of a first call
 FIRST = np.int32(-(2**31))
 
 
@@ -31,8 +34,9 @@ class World:
     A feature is (table, keys, row_splits or None for rows, weights or None, combiner).
     """
 
-    def __init__(self, world_size, key_dtypes=(tf.int64,), dims=(3,), capacity=1 << 20, hashed=True):
+    def __init__(self, world_size, key_dtypes=(tf.int64,), dims=(3,), capacity=1 << 20, hashed=True, ways=None):
         self.size, self.dims, self.key_dtypes = world_size, list(dims), key_dtypes
+        self.ways = list(ways or ["auto"] * len(dims))
         self.shards = [
             [
                 NativeTable(dim=d, capacity=capacity, key_dtype=k, hashed=hashed, world_size=world_size, rank=r, seed=t)
@@ -57,6 +61,8 @@ class World:
             [NOT_GROUPED if f[2] is None else np.asarray(f[2], np.int64) for f in features],
             [NO_WEIGHTS if f[3] is None else np.asarray(f[3], np.float32) for f in features],
             Tword=word_type(*self.key_dtypes),
+            combiners=[f[4] for f in features],
+            ways=self.ways,
             program=program,
             **self.attributes([f[0] for f in features], limits),
         )
@@ -79,8 +85,9 @@ class World:
             splits,
             routed.asked,
             routed.index,
-            [NOT_GROUPED if f[2] is None else np.asarray(f[2], np.int64) for f in features],
+            routed.splits_home,
             [NO_WEIGHTS if f[3] is None else np.asarray(f[3], np.float32) for f in features],
+            routed.scales,
             combiners=[f[4] for f in features],
             dims=[self.dims[f[0]] for f in features],
         )
@@ -132,7 +139,7 @@ def test_keys_are_routed_as_numpy_routes_them(rng, shape, key_dtype, world_size)
     if shape == "split_over_threads":
         keys = keys % 300  # the judge is quadratic in distinct keys
     asked, (places,), (first,) = route([(0, keys)], [3], world_size)
-    messages = [message(of_owner, 8 * key_dtype.size, program=5, call=7) for of_owner in asked]
+    messages = [message(of_owner, [[]], 8 * key_dtype.size, program=5, call=7) for of_owner in asked]
     for rank in range(world_size):
         got = world.route(rank, [rows(keys)], call=7, program=5)
         assert got.words.dtype == word_type(key_dtype)
@@ -152,9 +159,44 @@ def test_tables_of_all_kinds_share_one_message(rng, world_size):
     ]
     asked, places, first = route(features, dims, world_size)
     got = world.route(0, [rows(keys, table) for table, keys in features], insert=False)
-    assert_same(got.words, np.concatenate([message(of_owner, 64, insert=False) for of_owner in asked]))
+    assert_same(got.words, np.concatenate([message(of_owner, [[]] * 5, 64, insert=False) for of_owner in asked]))
     for index, place, is_first in zip(got.index, places, first, strict=True):
         assert_same(index, np.where(is_first, place.astype(np.int32) | FIRST, place))
+
+
+@pytest.mark.parametrize("key_dtype", KEY_TYPES)
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("n", [0, 1, 50, 70_000])  # the last in several chunks
+def test_pieces_are_routed_as_numpy_cuts_them(rng, key_dtype, world_size, n):
+    world = World(world_size, [key_dtype], ways=["sums"])
+    half = rng.integers(0, 2**31 - 1, n).astype(key_dtype.as_numpy_dtype)
+    keys = half if n > 50 else np.concatenate([extreme_keys(key_dtype.as_numpy_dtype), half])
+    few = np.array([9, 9, 4], keys.dtype)
+    row_splits = np.sort(np.concatenate([[0, 0], rng.integers(0, len(keys), len(keys) // 4), [len(keys)] * 3]))
+    got = world.route(0, [(0, keys, row_splits, None, "mean"), rows(few), (0, few, [0, 0, 2, 3], None, "sum")])
+    pieces, of_few = cut(keys, row_splits, world_size), cut(few, [0, 0, 2, 3], world_size)
+    asked, (_, places, _), _ = route([(0, keys[:0]), (0, few), (0, keys[:0])], [3], world_size)
+    messages = [
+        message(of_owner, [mine, [], of_mine], 8 * key_dtype.size)
+        for of_owner, mine, of_mine in zip(asked, pieces, of_few, strict=True)
+    ]
+    assert_same(got.words, np.concatenate(messages))
+    assert_same(got.splits, [len(m) for m in messages])
+    floats = [ANSWER_HEADER + 3 * (len(a[0]) + len(m) + len(o)) for a, m, o in zip(asked, pieces, of_few, strict=True)]
+    assert_same(got.asked, floats)
+    # Where each rank's answers to the first feature begin, and which rank answers a key.
+    begin = np.cumsum([0, *floats[:-1]]) + ANSWER_HEADER + [3 * len(a[0]) for a in asked]
+    expected, splits, scales, seen = [], [0], [], [0] * world_size
+    for first, last in itertools.pairwise(row_splits):
+        for rank in dict.fromkeys(owner(key, world_size) for key in keys[first:last]):
+            expected.append(begin[rank] + 3 * seen[rank])
+            scales.append(np.float32(1) / np.float32(last - first))
+            seen[rank] += 1
+        splits.append(len(expected))
+    assert_same(got.index[0], np.array(expected, np.int32) | FIRST)
+    assert_same(got.splits_home[0], splits)
+    assert_same(got.scales[0], np.array(scales, np.float32))
+    assert got.scales[1].shape == got.scales[2].shape == [0]
 
 
 def test_many_keys_of_one_table_are_cut_into_parts(rng):
@@ -168,8 +210,8 @@ def test_many_keys_of_one_table_are_cut_into_parts(rng):
     place = 0
     for r, part in enumerate(np.split(words, ends[:-1])):
         place += ANSWER_HEADER
-        assert part[HEADER_WORDS] == len(part) - HEADER_WORDS - 1
-        for key in part[HEADER_WORDS + 1 :]:
+        assert part[HEADER_WORDS : HEADER_WORDS + 5].tolist() == [len(part) - HEADER_WORDS - 5, 0, 0, 0, 0]
+        for key in part[HEADER_WORDS + 5 :]:
             assert key % 2 == r
             key_at[place] = key
             place += 2
@@ -253,7 +295,7 @@ def test_groups_of_any_make_are_what_numpy_says(data):
         )
         for _ in range(data.draw(st.integers(1, 5)))
     ]
-    world = World(world_size, dtypes, dims)
+    world = World(world_size, dtypes, dims, ways=[data.draw(st.sampled_from(["auto", "rows", "sums"])) for _ in dims])
     features = [
         [random_feature(rng, table, dtypes[table], combiner, w and combiner != "rows") for table, combiner, w in plan]
         for _ in range(world_size)
@@ -288,8 +330,9 @@ def test_groups_of_any_make_are_what_numpy_says(data):
                 upstream,
                 splits,
                 routed[r].index,
-                [NOT_GROUPED if f[2] is None else f[2] for f in features[r]],
+                routed[r].splits_home,
                 [NO_WEIGHTS if f[3] is None else f[3] for f in features[r]],
+                routed[r].scales,
                 combiners=[f[4] for f in features[r]],
                 dims=[dims[f[0]] for f in features[r]],
             )
@@ -299,12 +342,15 @@ def test_groups_of_any_make_are_what_numpy_says(data):
     found = [{} for _ in dims]
     for r, (gradients, splits) in enumerate(zip(*all_to_all(packed, packed_splits), strict=True)):
         assert_same(splits, served[r].answer_splits)
-        values = _ops.lib().sok_exchange_split_grad(gradients, served[r].counts, T=len(dims), dims=dims)
-        for t, (row_ids, grads) in enumerate(zip(served[r].row_ids, values, strict=True)):
+        row_ids, sums = _ops.lib().sok_exchange_sum_grad(
+            gradients, served[r].counts, served[r].piece_splits, served[r].row_ids, table_of=tables, dims=dims
+        )
+        for t, (ids, grads) in enumerate(zip(row_ids, sums, strict=True)):
             keys_of_row = world.shards[r][t].export()[0]
-            for row_id, g in zip(row_ids.numpy(), grads.numpy(), strict=True):
+            for row_id, g in zip(ids.numpy(), grads.numpy(), strict=True):
                 key = int(keys_of_row[row_id])
-                found[t][key] = found[t].get(key, 0.0) + g
+                assert key not in found[t]
+                found[t][key] = g
     for of_table, of_found in zip(expected, found, strict=True):
         assert set(of_table) == set(of_found)
         for key, g in of_table.items():
@@ -313,34 +359,34 @@ def test_groups_of_any_make_are_what_numpy_says(data):
 
 def test_row_ids_come_by_asking_rank(rng):
     world = World(2)
-    served = world.serve(0, np.array([MAGIC, 0, 0, 1, 0, 0, 0, 2, 4, 6, MAGIC, 0, 0, 1, 0, 0, 0, 1, 6]), i32(10, 9))
+    served = world.serve(0, np.array([*FINE, 2, 0, 0, 4, 6, *FINE, 1, 0, 0, 6]), i32(12, 11))
     assert_same(served.row_ids[0], [0, 1, 1])
-    assert_same(served.counts, [[2], [1]])
+    assert_same(served.counts, [[2, 0, 0], [1, 0, 0]])
     assert_same(served.answer_splits, [ANSWER_HEADER + 6, ANSWER_HEADER + 3])
     answers = served.answers.numpy()
     assert_same(answers[:ANSWER_HEADER], np.zeros(ANSWER_HEADER))
     assert_same(answers[ANSWER_HEADER + 3 : ANSWER_HEADER + 6], answers[-3:])
-    unseen = np.array([MAGIC, 0, 0, 0, 0, 0, 0, 2, 4, 10, MAGIC, 0, 0, 0, 0, 0, 0, 0])
-    assert_same(world.serve(0, unseen, i32(10, 8), insert=False).row_ids[0], [0, -1])
+    unseen = np.array([MAGIC, *[0] * 6, 2, 0, 0, 4, 10, MAGIC, *[0] * 6, 0, 0, 0])
+    assert_same(world.serve(0, unseen, i32(12, 10), insert=False).row_ids[0], [0, -1])
 
 
 def test_gradients_reach_handles_and_weights(lib, call, rng):
     world = World(2, [tf.int64, tf.int64], dims=[2, 3])
-    words = np.array([MAGIC, 0, 0, 1, 0, 0, 0, 2, 1, 4, 6, 2, MAGIC, 0, 0, 1, 0, 0, 0, 1, 0, 6])
+    words = np.array([*FINE, 2, 1, *[0] * 4, 4, 6, 2, *FINE, 1, 0, *[0] * 4, 6])
     upstream = rng.normal(size=16 + 4 + 3 + 16 + 2).astype(np.float32)
     handles = world.handles(0)
 
     def step(words):
         with tf.GradientTape() as tape:
             tape.watch(handles)
-            loss = tf.reduce_sum(world.serve(0, words, i32(12, 10), [0, 1]).answers * upstream)
+            loss = tf.reduce_sum(world.serve(0, words, i32(16, 14), [0, 1]).answers * upstream)
         grads = tape.gradient(loss, handles)
         assert all(grad.dense_shape is None for grad in grads)
         return [(grad.values, grad.indices) for grad in grads]
 
     (values, indices), (other_values, other_indices) = call(step, tf.constant(words))
-    assert_same(indices, [0, 1, 1])
-    assert_same(values, np.concatenate([upstream[16:20], upstream[39:]]).reshape(3, 2))
+    assert_same(indices, [0, 1])  # both ranks asked for row 1
+    assert_same(values, [upstream[16:18], upstream[18:20] + upstream[39:]])
     assert_same(other_indices, [0])
     assert_same(other_values, upstream[20:23][None])
 
@@ -361,6 +407,7 @@ def test_gradients_reach_handles_and_weights(lib, call, rng):
                 routed.index,
                 [np.array(splits, np.int64), np.zeros(1, np.int64)],
                 [weights, NO_WEIGHTS],
+                [NO_WEIGHTS, NO_WEIGHTS],
                 combiners=["mean", "sum"],
                 dims=[2, 3],
             )
@@ -511,15 +558,27 @@ def test_a_full_shard_is_reported_to_every_rank():
 def test_a_request_that_makes_no_sense_is_answered():
     """Once headers are fine a peer waits for the answer: even a request that no sok sends gets one."""
     world = World(2)
-    fine = [MAGIC, 0, 0, 1, 0, 0, 0]
     for keys, text in (
-        ([1, 3], "key 3 belongs to rank 1"),
-        ([2, 4], "message of rank 0 is cut off"),
-        ([-1], "message of rank 0 is cut off"),
+        ([1, 0, 0, 3], "key 3 belongs to rank 1"),
+        ([2, 0, 0, 4], "message of rank 0 is cut off"),
+        ([1, 0, 0, 4, 6], "message of rank 0 is cut off"),
+        ([-1, 0, 0], "message of rank 0 is cut off"),
         ([], "message of rank 0 is cut off"),
+        ([0, 1], "message of rank 0 is cut off"),
+        ([0, 1, 1, 1, 3], "key 3 belongs to rank 1"),
+        ([0, 2**62, 2**62, 1, 4], "message of rank 0 is cut off"),
+        ([0, 1, -1, 1], "message of rank 0 is cut off"),
+        ([0, 1, 2, 1, 4], "message of rank 0 is cut off"),
+        ([0, 2, 2, 0, 2, 4, 6], "piece of 0 keys where at most 2 are left"),
+        ([0, 2, 2, -1, 3, 4, 6], "piece of -1 keys where at most 2 are left"),
+        ([0, 2, 2, 1, 2, 4, 6], "piece of 2 keys where at most 1 are left"),
+        ([0, 1, 2, 2**62, 4, 6], "piece of 4611686018427387904 keys where at most 2 are left"),
+        ([0, 1, 2, 1, 4, 6], "has keys that are in no piece"),
+        ([0, 0, 1, 4], "has keys that are in no piece"),
+        ([0, 1, 0, 1], "piece of 1 keys where at most 0 are left"),
     ):
-        words = np.array([*fine, *keys, *fine, 0])
-        served = world.serve(0, words, i32(HEADER_WORDS + len(keys), HEADER_WORDS + 1))
+        words = np.array([*FINE, *keys, *FINE, 0, 0, 0])
+        served = world.serve(0, words, i32(HEADER_WORDS + len(keys), HEADER_WORDS + 3))
         assert all(len(ids) == 0 for ids in served.row_ids)
         size = int(served.answer_splits[0])
         routed = world.route(1, [rows([1])])
@@ -534,60 +593,79 @@ def test_shapes_are_inferred(lib):
         p = tf.compat.v1.placeholder
         handles = [p(tf.resource, []), p(tf.resource, [])]
         group = {"table_of": [0, 1], "slot_num": [1, 1], "max_nnz": [0, 0], "max_feature_num": [0, 0]}
+        how = {"Tword": tf.int64, "combiners": ["rows", "sum"], "ways": ["auto", "sums"]}
         splits, weights = [p(tf.int64, [None]), p(tf.int64, [4])], [p(tf.float32, [None])] * 2
         keys = [p(tf.int32, [5]), p(tf.int64, [None])]
-        routed = lib.sok_exchange_route(handles, 0, True, keys, splits, weights, Tword=tf.int64, **group)
+        routed = lib.sok_exchange_route(handles, 0, True, keys, splits, weights, **how, **group)
         assert routed.words.shape.as_list() == [None] and routed.words.dtype == tf.int64
         assert [i.shape.as_list() for i in routed.index] == [[5], [None]]
+        assert [i.shape.as_list() for i in routed.splits_home] == [[None], [4]]
         served = lib.sok_exchange_serve(handles, p(tf.int64, [None]), p(tf.int32, [3]), 0, True, dims=[7, 2], **group)
         assert served.answers.shape.as_list() == [None] and served.answer_splits.shape == [3]
-        assert served.counts.shape == [3, 2] and [i.shape.as_list() for i in served.row_ids] == [[None]] * 2
+        assert served.counts.shape == [3, 6] and [i.shape.as_list() for i in served.row_ids] == [[None]] * 2
         outputs = lib.sok_exchange_combine(
-            p(tf.float32, [None]), p(tf.int32, [3]), p(tf.int32, [3]), routed.index, splits, weights,
-            combiners=["rows", "sum"], dims=[7, 2],
+            p(tf.float32, [None]), p(tf.int32, [3]), p(tf.int32, [3]), routed.index, routed.splits_home, weights,
+            routed.scales, combiners=["rows", "sum"], dims=[7, 2],
         )  # fmt: skip
         assert [o.shape.as_list() for o in outputs] == [[5, 7], [3, 2]]
         assert lib.sok_validate_csr(handles[0], keys[0], splits[0]).shape == [5]
         with pytest.raises(ValueError, match="rank 1"):
             keys = [p(tf.int32, [5, 1]), keys[1]]
-            lib.sok_exchange_route(handles, 0, True, keys, splits, weights, Tword=tf.int64, **group)
+            lib.sok_exchange_route(handles, 0, True, keys, splits, weights, **how, **group)
 
 
 def test_wrong_arguments_are_named(lib):
     world = World(2)
     two = World(2, [tf.int32, tf.int32], [3, 4])
     routed = world.route(0, [rows([1, 2])])
-    fine = np.array([MAGIC, 0, 0, 1, 0, 0, 0, 0] * 2)
+    fine = np.array([*FINE, 0, 0, 0] * 2)
     home = np.zeros(2 * ANSWER_HEADER + 6, np.float32)
     asked, other = i32(ANSWER_HEADER + 3, ANSWER_HEADER + 3), i32(ANSWER_HEADER, ANSWER_HEADER + 6)
-    message_of = lambda *words: np.concatenate([np.array(words), fine[8:]])  # noqa: E731
-    counts = np.zeros((2, 1), np.int64)
+    message_of = lambda *words: np.concatenate([np.array(words), fine[10:]])  # noqa: E731
+    counts = np.array([[1, 0, 0], [0, 1, 2]])  # a key by rows of one rank, a piece of two keys of the other
+    sum_grad = lambda counts, splits=(0, 2), row_ids=(0, 1, 2), table_of=(0,): lib.sok_exchange_sum_grad(  # noqa: E731
+        home, counts, np.array(splits), [np.array(row_ids)], table_of=list(table_of), dims=[3]
+    )
+    assert_same(sum_grad(counts).unique_row_ids[0], [0, 1, 2])
     group, shard = world.attributes([0]), world.handles(0)[0]
     cases = [
-        (lambda: two.serve(0, np.zeros(16, np.int64), i32(8, 8)), "words must be int64 if"),
-        (lambda: world.serve(0, fine.astype(np.int32), i32(8, 8)), "words must be int64 if"),
+        (lambda: two.serve(0, np.zeros(20, np.int64), i32(10, 10)), "words must be int64 if"),
+        (lambda: world.serve(0, fine.astype(np.int32), i32(10, 10)), "words must be int64 if"),
         (lambda: world.route(0, [rows([1], table=0)], slot_num=0), "`slot_num` must be at least 1"),
-        (lambda: world.serve(0, fine, i32(8, 8), tables=[1]), "`table_of` must name one of the tables"),
-        (lambda: world.serve(0, fine, i32(16)), r"`splits` must have shape \[2\]. Received: \[1\]"),
-        (lambda: world.serve(0, fine, i32(8, 9)), "`splits` must sum to the number of words, 16"),
-        (lambda: world.serve(0, fine, i32(8, 7)), "`splits` must sum to the number of words, 16"),
-        (lambda: world.serve(0, fine, i32(14, 2)), "the message of rank 1 has another form"),
-        (lambda: world.serve(0, message_of(1, 0, 0, 1, 0, 0, 0, 0), i32(8, 8)), "message of rank 0 has another form"),
-        (lambda: world.serve(0, message_of(MAGIC, 0, 0, 1, 99, 0, 0, 0), i32(8, 8)), "unknown status 99"),
-        (lambda: lib.sok_exchange_serve(world.handles(0), fine, i32(8, 8), 0, True, dims=[4], **group), "have dim 3"),
+        (lambda: world.serve(0, fine, i32(10, 10), tables=[1]), "`table_of` must name one of the tables"),
+        (lambda: world.serve(0, fine, i32(20)), r"`splits` must have shape \[2\]. Received: \[1\]"),
+        (lambda: world.serve(0, fine, i32(10, 11)), "`splits` must sum to the number of words, 20"),
+        (lambda: world.serve(0, fine, i32(10, 9)), "`splits` must sum to the number of words, 20"),
+        (lambda: world.serve(0, fine, i32(18, 2)), "the message of rank 1 has another form"),
+        (lambda: world.serve(0, message_of(1, *FINE[1:], 0, 0, 0), i32(10, 10)), "message of rank 0 has another form"),
+        (lambda: world.serve(0, message_of(*FINE[:4], 99, 0, 0, 0, 0, 0), i32(10, 10)), "unknown status 99"),
+        (lambda: lib.sok_exchange_serve(world.handles(0), fine, i32(10, 10), 0, True, dims=[4], **group), "have dim 3"),
         (lambda: world.combine(home, asked[:1], routed, [rows([1, 2])]), r"`splits` must have shape \[2\]"),
         (lambda: world.combine(home[:-1], asked, routed, [rows([1, 2])]), "`splits` does not fit `answers`"),
         (lambda: world.combine(home, other, routed, [rows([1, 2])]), "are not those that were asked for"),
         (
             lambda: lib.sok_exchange_combine(
-                home, asked, asked, [i32(36)], [NOT_GROUPED], [NO_WEIGHTS], combiners=["rows"], dims=[3]
+                home, asked, asked, [i32(36)], [NOT_GROUPED], [NO_WEIGHTS], [NO_WEIGHTS], combiners=["rows"], dims=[3]
             ),
             "`index` must lie inside the answers",
         ),
+        (
+            lambda: lib.sok_exchange_combine(
+                home, asked, asked, [i32(16)], [np.array([0, 1])], [ONE], [ONE], combiners=["sum"], dims=[3]
+            ),
+            "`scales` must have one value per piece of a feature without weights",
+        ),
         (lambda: lib.sok_validate_csr(shard, np.zeros((1, 1), np.int64), NOT_GROUPED), "`keys` must have rank 1"),
         (lambda: lib.sok_validate_csr(shard, np.zeros(1, np.int64), np.array([1])), "`row_splits` must start with 0"),
-        (lambda: lib.sok_exchange_split_grad(home, counts, T=1, dims=[3]), "does not have the gradients"),
-        (lambda: lib.sok_exchange_split_grad(home, counts - 1, T=1, dims=[3]), "`counts` must not be negative"),
+        (lambda: sum_grad(counts * 0), "does not have the gradients"),
+        (lambda: sum_grad(counts - 2), "`counts` must lie in"),
+        (lambda: sum_grad(counts[:, :1]), "one column per table and two per feature"),
+        (lambda: sum_grad(counts, row_ids=[0, 1]), "`row_ids` must have one value for each key"),
+        (lambda: sum_grad(counts, row_ids=[0, 1, 2, 3]), "`row_ids` must have one value for each key"),
+        (lambda: sum_grad(counts, splits=[0, 1]), "`piece_splits` do not fit `counts`"),
+        (lambda: sum_grad(counts, splits=[0, 2, 0]), "`piece_splits` do not fit `counts`"),
+        (lambda: sum_grad(counts, splits=[0, 2, 2]), "`piece_splits` do not fit `counts`"),
+        (lambda: sum_grad(counts, table_of=[1]), "`table_of` must name one of the tables"),
     ]
     for case, text in cases:
         with pytest.raises(tf.errors.InvalidArgumentError, match=text):

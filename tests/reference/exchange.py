@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 ANSWER_HEADER = 16  # floats before the rows of an answer
-MAGIC = 0x534F4B32
+MAGIC = 0x534F4B33
 
 
 def owner(key: int, world_size: int) -> int:
@@ -45,13 +47,38 @@ def route(
     return asked, places, first
 
 
-def message(of_owner: list[list[int]], bits: int, program: int = 0, call: int = 0, insert: bool = True) -> np.ndarray:
-    """What a rank whose input is fine sends to one owner: header, number of keys by table, keys."""
-    header = [MAGIC, program, call, int(insert), 0, 0, 0]
-    flat = header + [len(keys) for keys in of_owner] + [key for keys in of_owner for key in keys]
+def message(
+    of_owner: list[list[int]],
+    pieces: list[list[list[int]]],
+    bits: int,
+    program: int = 0,
+    call: int = 0,
+    insert: bool = True,
+) -> np.ndarray:
+    """What a rank whose input is fine sends to one owner: header, counts, keys by table, lengths and keys by feature.
+
+    `pieces`: for each feature that comes by sums the keys of each of its segments that this owner has; else nothing.
+    """
+    flat = [MAGIC, program, call, int(insert), 0, 0, 0] + [len(keys) for keys in of_owner]
+    for of_feature in pieces:
+        flat += [len(of_feature), sum(map(len, of_feature))]
+    flat += [key for keys in of_owner for key in keys]
+    for of_feature in pieces:
+        flat += [len(piece) for piece in of_feature] + [key for piece in of_feature for key in piece]
     half = 2 ** (bits - 1)
     signed = [(value + half) % 2**bits - half for value in flat]
     return np.array(signed, np.int64 if bits == 64 else np.int32)
+
+
+def cut(keys: np.ndarray, row_splits: np.ndarray, world_size: int) -> list[list[list[int]]]:
+    """For each owner what it has of each segment, as a list of keys; without segments of which it has nothing."""
+    pieces: list[list[list[int]]] = [[] for _ in range(world_size)]
+    for first, last in itertools.pairwise(row_splits):
+        for rank in range(world_size):
+            mine = [int(key) for key in keys[first:last] if owner(key, world_size) == rank]
+            if mine:
+                pieces[rank].append(mine)
+    return pieces
 
 
 def all_to_all(messages: list[np.ndarray], splits: list[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:

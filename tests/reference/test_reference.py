@@ -72,8 +72,9 @@ def test_route_lays_answers_out_behind_headers():
 
 
 def test_messages_are_bit_patterns():
-    sent = exchange.message([[2**32 - 1], [], [7]], 32, program=3, call=9, insert=False)
-    np.testing.assert_array_equal(sent, [exchange.MAGIC, 3, 9, 0, 0, 0, 0, 1, 0, 1, -1, 7])
+    sent = exchange.message([[2**32 - 1], [], [7]], [[], [[4, 2], [4]]], 32, program=3, call=9, insert=False)
+    np.testing.assert_array_equal(sent, [exchange.MAGIC, 3, 9, 0, 0, 0, 0, 1, 0, 1, 0, 0, 2, 3, -1, 7, 2, 1, 4, 2, 4])
+    assert exchange.cut(np.array([4, 1, 2, 4]), np.array([0, 3, 3, 4]), 2) == [[[4, 2], [4]], [[1]]]
 
 
 def test_all_to_all_is_its_own_inverse(rng):

@@ -22,10 +22,13 @@ FEATURES = [
 ]  # fmt: skip
 
 
-def make_tables(name, owners=None):
+def make_tables(name, owners=None, ways=None):
+    settings = zip(TABLES, owners or [None] * len(TABLES), ways or ["auto"] * len(TABLES), strict=True)
     return [
-        EmbeddingVariable(dim, 300, name=f"{name}_{t}", key_dtype=dtype, hashed=hashed, seed=t, owner=owner)
-        for t, ((dim, dtype, hashed), owner) in enumerate(zip(TABLES, owners or [None] * len(TABLES), strict=True))
+        EmbeddingVariable(
+            dim, 300, name=f"{name}_{t}", key_dtype=dtype, hashed=hashed, seed=t, owner=owner, way_home=way
+        )
+        for t, ((dim, dtype, hashed), owner, way) in enumerate(settings)
     ]
 
 
@@ -74,6 +77,7 @@ def run(tables, inputs, upstream):
     of_tables, of_weights = tape.gradient(loss, [tables, weights])
     by_key = []
     for table, gradient in zip(tables, of_tables, strict=True):
+        assert len(np.unique(gradient.indices)) == len(gradient.indices)
         keys, _ = table.export()
         sums = tf.math.unsorted_segment_sum(gradient.values, gradient.indices, len(keys) if table.hashed else 300)
         row_ids = (
@@ -82,7 +86,8 @@ def run(tables, inputs, upstream):
             else [int(k) // (table.world_size if table.owner is None else 1) for k in keys]
         )
         by_key.append({int(k): sums[i].numpy() for i, k in zip(row_ids, keys.numpy(), strict=True)})
-    return [o.numpy() for o in outputs], by_key, [w.numpy() for w in of_weights]
+    # One worker has no gradient for weights that are none.
+    return [o.numpy() for o in outputs], by_key, [np.zeros(0) if w is None else w.numpy() for w in of_weights]
 
 
 @pytest.mark.parametrize(
@@ -90,19 +95,28 @@ def run(tables, inputs, upstream):
 )
 def test_several_workers_are_one_on_the_concatenated_batch(size, owners, rng, monkeypatch):
     segments = [7, 0, 12, 3][:size]  # the second has no samples
-    parts = [draw(rng, s) for s in segments]
+    assert_one_worker_gives_the_same([draw(rng, s) for s in segments], rng, monkeypatch, owners)
+
+
+def assert_one_worker_gives_the_same(parts, rng, monkeypatch, owners=None, ways=None):
+    """Of the inputs of each rank: outputs, gradients, collectives, and who holds what."""
+    size = len(parts)
     upstream = [
-        [rng.normal(size=(s, TABLES[table][0])).astype(np.float32) for table, _, _ in FEATURES] for s in segments
+        [
+            rng.normal(size=(len(lengths), TABLES[table][0])).astype(np.float32)
+            for (table, _, _), (_, lengths, _) in zip(FEATURES, inputs, strict=True)
+        ]
+        for inputs in parts
     ]
     name = f"group_{next(_numbers)}"
 
     def program(transport):
-        tables = make_tables(name, owners)
+        tables = make_tables(name, owners, ways)
         found = run(tables, parts[transport.rank], upstream[transport.rank])
         return found, list(transport.collectives), tables
 
-    results = checked(run_world(size, program, monkeypatch))
-    monkeypatch.undo()
+    with monkeypatch.context() as m:
+        results = checked(run_world(size, program, m))
     alone = make_tables(f"alone_{next(_numbers)}")
     outputs, by_key, of_weights = run(alone, together(parts), [np.concatenate(u) for u in zip(*upstream, strict=True)])
     for f, output in enumerate(outputs):
@@ -125,7 +139,7 @@ def test_a_row_that_several_features_share_travels_once(monkeypatch):
     sizes = []
 
     def program(transport):
-        table = EmbeddingVariable(4, 100, name="shared")
+        table = EmbeddingVariable(4, 100, name="shared", way_home="rows")
         send = transport.all_to_all
         transport.all_to_all = lambda x, splits, name: (sizes.append((name, splits.numpy())), send(x, splits, name))[1]
         csr = Csr(tf.constant([2, 2, 4], tf.int64), tf.constant([0, 1, 3], tf.int64))
@@ -135,8 +149,8 @@ def test_a_row_that_several_features_share_travels_once(monkeypatch):
         assert_close(b, [rows[0], (rows[0] + rows[1]) / 2])
 
     checked(run_world(2, program, monkeypatch))
-    # Rank 0 owns both keys: 7 words of header, 1 count, 2 keys.
-    assert [s.tolist() for name, s in sizes if name.endswith("keys")][:2] == [[10, 8]] * 2
+    # Rank 0 owns both keys: 7 words of header, a count and two for each of two features, 2 keys.
+    assert [s.tolist() for name, s in sizes if name.endswith("keys")][:2] == [[14, 12]] * 2
 
 
 def test_outputs_that_one_worker_does_not_use_have_zero_gradients(monkeypatch):
