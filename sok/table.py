@@ -90,10 +90,10 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
             None: every worker holds the rows of its keys. Equal on all workers; results do not depend on it.
         num_keys: of a table that is not hashed: legal are 0 <= key < num_keys, where that is less than all workers
             have room for. None: as `hashed` says.
-        way_home: with several workers, how what a lookup reads comes to the worker that asked. 'rows': the row of each
-            distinct key once. 'sums': of each segment, what an owner holds of it already summed; features with weights,
-            and rows that nothing pools, come as with 'rows'. 'auto' (default): whichever moves less, chosen anew for each
-            call by each worker from its batch. Results are the same up to the order of sums.
+        way_home: with several workers, how rows come to the worker that asks for them. 'rows': the row of each distinct
+            key once. 'sums': of each segment, what an owner holds of it, already summed; features with weights, and
+            rows that nothing pools, come as with 'rows'. 'auto' (default): whichever moves less, chosen by each worker
+            for each call, from its batch. Results are the same up to the order of sums.
 
     Raises:
         ValueError: an argument is out of range.
