@@ -19,9 +19,9 @@ constexpr int kMaxParts = 16;
 constexpr int64_t kCyclesPerKey = 20;
 constexpr uint32_t kFirst = 0x80000000u;
 
-// Sums are chosen if what they move, times this, is less than what rows move. Measured with two workers on 2 cores of
-// one host, dim 16 and 64, hotness 1 to 50: sums are faster where they move less than 0.8 of the rows, slower above
-// 1.2, and between the two the difference is noise (docs/design/exchange.md has the figures).
+// Sums are chosen if what they move, times this, is less than what rows move. With two workers on 2 cores of one busy
+// host, dim 16 and 64, hotness 1 to 50, sums were mostly faster where they move less than 0.8 of the rows and slower
+// above 1.2; between the two the difference was noise (docs/design/exchange.md has the figures).
 constexpr double kSumsFactor = 1.0;
 
 // A table's keys are one part, or several by hash if they are many. Each part is deduplicated by itself.
