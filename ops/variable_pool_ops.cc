@@ -23,6 +23,7 @@ using tensorflow::Var;
 // Row numbers are shifted by as many bits, so they have fewer than 32.
 constexpr int kRowBits = 31;
 constexpr int64_t kMaxRows = (int64_t{1} << kRowBits) - 1;
+constexpr int64_t kMaxDim = INT32_MAX;
 
 // Which variable each feature reads, and how it is pooled.
 struct PoolAttributes {
@@ -49,6 +50,8 @@ struct PoolAttributes {
       throw InvalidArgument("`variable_of` and `combiners` must have one value per feature.");
     for (const int64_t rows : num_rows)
       if (rows < 0 || rows > kMaxRows) throw InvalidArgument("`num_rows` must lie in [0, 2^31).");
+    for (const int64_t dim : dims)
+      if (dim < 0 || dim > kMaxDim) throw InvalidArgument("`dims` must lie in [0, 2^31).");
     for (const int64_t v : variable_of)
       if (v < 0 || v >= m) throw InvalidArgument("`variable_of` must lie in [0, " + std::to_string(m) + ").");
     for (const std::string& combiner : spelled) {
@@ -220,7 +223,10 @@ class PoolOp : public OpKernel {
       for (int v = 0; kByHandle && v < m; ++v) {
         const absl::Status found =
             tensorflow::LookupResource(ctx, tensorflow::HandleFromInput(ctx, v), &variables[static_cast<size_t>(v)]);
-        if (!found.ok()) throw FailedPrecondition(of_->Label(v) + "it has no value. Run its initializer first.");
+        if (absl::IsNotFound(found)) {
+          throw FailedPrecondition(of_->Label(v) + "it has no value. Run its initializer first.");
+        }
+        Check(found);
       }
       std::vector<PoolInput> inputs;
       std::vector<int64_t> dims;
@@ -285,6 +291,9 @@ REGISTER_OP("Sok>VariablePoolGrad")
       std::vector<int64_t> dims;
       TF_RETURN_IF_ERROR(c->GetAttr("dims", &dims));
       const int m = static_cast<int>(dims.size());
+      if (c->num_outputs() != 2 * m) {
+        return absl::InvalidArgumentError("`dims` must have one value per variable.");
+      }
       for (int v = 0; v < m; ++v) {
         const DimensionHandle rows = c->UnknownDim();
         c->set_output(v, c->Vector(rows));

@@ -104,8 +104,7 @@ def group_embedding_lookup_sparse(
         combiners = [exchange.ROWS] * len(params)
     requests = [Request(*request) for request in zip(params, sp_ids, weights, combiners, strict=True)]
     with tf.name_scope(name or "group_embedding_lookup_sparse"):
-        parts = chunks(requests, per_group)
-        return [output for part in parts for output in lookup_sparse(part, training)]
+        return [output for of_part in lookup_parts(chunks(requests, per_group), training) for output in of_part]
 
 
 def group_embedding_lookup(
@@ -158,10 +157,30 @@ def group_embedding_lookup(
     params = _check_params(params)
     with tf.name_scope(name or "group_embedding_lookup"):
         with _told_to_peers(params):
-            keys = [as_keys(i, *_keys_of(param)) for param, i in zip(params, ids, strict=True)]
+            keys = [
+                as_keys(_dense("ids", n, i), *_keys_of(p)) for n, (p, i) in enumerate(zip(params, ids, strict=True))
+            ]
         # One segment that holds all keys of a feature, of which the rows are wanted.
         requests = [Request(param, flat) for param, flat in zip(params, map(_in_one_segment, keys), strict=True)]
         return [_in_shape_of(k, rows) for k, (rows, _) in zip(keys, _lookup(requests, training), strict=True)]
+
+
+def lookup_parts(
+    parts: Sequence[Sequence[Request]], training: Any, names: Sequence[str] | None = None
+) -> list[list[tf.Tensor]]:
+    """`lookup_sparse` of one part after the other, each in a name scope if `names` says so.
+
+    Collective; an exchange for each part that has a table.
+    """
+    outputs = []
+    for i, part in enumerate(parts):
+        # What is wrong in a part without tables is told where peers wait: at the exchange of the next part with one.
+        waiting = next(([r.param for r in p] for p in parts[i:] if any(is_embedding_variable(r.param) for r in p)), [])
+        has_table = any(is_embedding_variable(r.param) for r in part)
+        scope = tf.name_scope(names[i]) if names else contextlib.nullcontext()
+        with scope, contextlib.nullcontext() if has_table else _told_to_peers(waiting):
+            outputs.append(lookup_sparse(part, training))
+    return outputs
 
 
 def lookup_sparse(requests: Sequence[Request], training: Any) -> list[tf.Tensor]:
@@ -194,7 +213,8 @@ def _feature(r: Request, csr: Csr) -> Feature:
         keys = _ops.lib().sok_validate_csr(r.param.handle, csr.keys, csr.row_splits)
         return Feature(r.param, Csr(keys, tf.range(tf.size(keys, out_type=tf.int64) + 1)), "sum", checked=True)
     # 64-bit splits of a RaggedTensor are fit to be used as they are: the op checks them once more.
-    checked = isinstance(r.ids, tf.RaggedTensor) and r.weights is None and r.param.world_size == 1
+    is_flat = isinstance(r.ids, tf.RaggedTensor) and r.ids.ragged_rank == 1 and r.ids.shape.rank == 2
+    checked = is_flat and r.weights is None and r.param.world_size == 1
     return Feature(r.param, csr, r.combiner, checked=checked)
 
 
@@ -240,6 +260,15 @@ def chunks(items: list[Any], size: int | None) -> list[list[Any]]:
     """`items` in parts of at most `size`, in order; None: in one."""
     size = min(size or len(items), len(items)) or 1  # DeepRec says sys.maxsize for all
     return [items[i : i + size] for i in range(0, len(items), size)]
+
+
+def _dense(argument: str, number: int, ids: Any) -> Any:
+    if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
+        raise TypeError(
+            f"`{argument}[{number}]` must be dense. Received: a {type(ids).__name__}. "
+            "Look it up with sok.group_embedding_lookup_sparse(..., is_sequence=True)."
+        )
+    return ids
 
 
 def _as_list(argument: str, value: Any) -> list[Any]:

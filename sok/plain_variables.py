@@ -127,9 +127,16 @@ def _stock(variable: Any, csr: Csr, combiner: str) -> tf.Tensor:
     rows = tf.nn.embedding_lookup(variable, ids)
     if combiner == "rows":
         return rows
+    if rows.dtype.size == 2:
+        # Sums of many 16-bit floats stop growing: as TensorFlow does, add in 32 bits and round once.
+        return tf.cast(_pooled(tf.cast(rows, tf.float32), csr, combiner), rows.dtype)
+    return _pooled(rows, csr, combiner)
+
+
+def _pooled(rows: tf.Tensor, csr: Csr, combiner: str) -> tf.Tensor:
     num_segments = tf.size(csr.row_splits, out_type=tf.int64) - 1
     segment = tf.repeat(tf.range(num_segments), csr.row_splits[1:] - csr.row_splits[:-1])
-    weights = tf.ones_like(ids, rows.dtype) if csr.weights is None else tf.cast(csr.weights, rows.dtype)
+    weights = tf.ones_like(csr.keys, rows.dtype) if csr.weights is None else tf.cast(csr.weights, rows.dtype)
     sums = tf.math.unsorted_segment_sum(rows * weights[:, None], segment, num_segments)
     if combiner == "sum":
         return sums

@@ -111,12 +111,15 @@ def look_up(made: Sequence[tuple[Any, Any]], training: Any) -> dict[Any, tf.Tens
     for column, said in made:
         if isinstance(said, Request):
             by_group.setdefault(group_of(column), []).append((column, said))
-    for of_group, members in by_group.items():
-        size = of_group.params_num_per_group if of_group else 1
-        with tf.name_scope((of_group and of_group.name) or "group_embedding_columns"):
-            for part in group.chunks(members, size):
-                outputs = group.lookup_sparse([said for _, said in part], training)
-                tensors.update({column: output for (column, _), output in zip(part, outputs, strict=True)})
+    parts = [
+        (of_group, part)
+        for of_group, members in by_group.items()
+        for part in group.chunks(members, of_group.params_num_per_group if of_group else 1)
+    ]
+    names = [(of_group and of_group.name) or "group_embedding_columns" for of_group, _ in parts]
+    outputs = group.lookup_parts([[said for _, said in part] for _, part in parts], training, names)
+    for (_, part), of_part in zip(parts, outputs, strict=True):
+        tensors.update({column: output for (column, _), output in zip(part, of_part, strict=True)})
     return tensors
 
 
@@ -127,8 +130,8 @@ def tensor_in_layer(column: Any, cache: Any, state_manager: Any, training: Any) 
         column: of the layer.
         cache: of the layer's call; where the group's tensors wait for their turn.
         state_manager: of the layer.
-        training: of the layer's call. What is False itself makes no rows; all else does, since a layer that is called
-            by hand says 0 if nobody said anything.
+        training: of the layer's call: a bool, NumPy's or a tensor. None means True, and so does 0, which a layer that
+            is called by hand says if nobody said anything.
     """
     waiting = cache.__dict__.setdefault("_sok_tensors", {})
     key = (id(state_manager), column)
@@ -138,6 +141,11 @@ def tensor_in_layer(column: Any, cache: Any, state_manager: Any, training: Any) 
         members = [c for c in columns if group_of(c) is not None and group_of(c) is group_of(column)] or [column]
         with collecting():
             made = [(c, c.get_dense_tensor(cache, state_manager)) for c in members]
-        for member, tensor in look_up(made, training is not False).items():
+        for member, tensor in look_up(made, _makes_rows(training)).items():
             waiting[id(state_manager), member] = tensor
     return waiting[key]
+
+
+def _makes_rows(training: Any) -> Any:
+    is_unsaid = training is None or (isinstance(training, int) and not isinstance(training, bool))
+    return True if is_unsaid else training

@@ -126,6 +126,8 @@ class OptimizerWrapper:
         """
         _refuse_scaled_losses(self._optimizer)
         tables, others = _split(grads_and_vars)
+        if not tables and not others:
+            raise ValueError("No gradients provided for any variable: the loss depends on none, or the list is empty.")
         update = self.embedding_optimizer._apply(tables, name) if tables else None
         if others:
             with tf.control_dependencies([] if update is None else [update]):

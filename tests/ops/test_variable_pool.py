@@ -93,6 +93,8 @@ GOOD = {"ids": [1, 2], "splits": [0, 1, 2], "variable": np.ones([4, 3], np.float
         ({"options": {"dims": [2]}}, tf.errors.InvalidArgumentError, r"its shape must be \[4,2\]. Received: \[4,3\]"),
         ({"options": {"num_rows": [3]}}, tf.errors.InvalidArgumentError, r"its shape must be \[3,3\]"),
         ({"options": {"num_rows": [2**31]}}, tf.errors.InvalidArgumentError, r"`num_rows` must lie in \[0, 2\^31\)"),
+        ({"options": {"dims": [-3]}}, tf.errors.InvalidArgumentError, r"`dims` must lie in \[0, 2\^31\)"),
+        ({"options": {"dims": [2**40]}}, tf.errors.InvalidArgumentError, r"`dims` must lie in \[0, 2\^31\)"),
         ({"options": {"names": []}}, tf.errors.InvalidArgumentError, "`names`, `num_rows` and `dims` must have one"),
         ({"options": {"variable_of": [1]}}, tf.errors.InvalidArgumentError, r"`variable_of` must lie in \[0, 1\)"),
         ({"options": {"combiners": []}}, tf.errors.InvalidArgumentError, "`variable_of` and `combiners` must have one"),

@@ -90,6 +90,26 @@ def test_a_fresh_row_is_as_tensorflow_would_draw_it():
     assert rows.std() == pytest.approx(0.25 * 0.8796, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("training", "rows"),
+    [
+        (False, 0),
+        (np.False_, 0),
+        (tf.constant(False), 0),
+        (True, 2),
+        (np.True_, 2),
+        (tf.constant(True), 2),
+        (0, 2),
+        (None, 2),
+    ],
+)
+def test_rows_are_made_where_a_layer_trains(training, rows):
+    layer = tf_keras.layers.DenseFeatures([sok.feature_column.embedding_column(item(), 2, capacity=50)])
+    layer({"item": tf.constant([[3], [4]])}, training=training)
+    (table,) = layer.trainable_variables
+    assert int(table.size()) == rows
+
+
 def test_scopes_that_reuse_share_the_table():
     with tf.Graph().as_default():
         column = sok.feature_column.embedding_column(item(), 2)

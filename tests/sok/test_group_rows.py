@@ -171,6 +171,14 @@ def test_misuse(change, error, message):
         sok.group_embedding_lookup(**({"params": [make_table(2)], "ids": [[1]]} | change))
 
 
+@pytest.mark.parametrize(
+    "ids", [tf.ragged.constant([[1], [2, 3]]), tf.sparse.from_dense([[1]])], ids=["ragged", "sparse"]
+)
+def test_ids_that_are_not_dense_are_refused_by_place(ids):
+    with pytest.raises(TypeError, match=r"`ids\[1\]` must be dense. Received: a (Ragged|Sparse)Tensor"):
+        sok.group_embedding_lookup([make_table(2), make_table(3)], [[1], ids])
+
+
 def test_an_id_outside_an_identity_table_is_named():
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"key 50 is outside \[0, 50\)"):
         sok.group_embedding_lookup([make_table(2, hashed=False)], [[50]])

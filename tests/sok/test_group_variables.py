@@ -117,6 +117,17 @@ def test_tables_and_variables_mix_and_repeat():
     )
 
 
+@pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16])
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+def test_sums_of_many_16_bit_rows_are_rounded_once(dtype, combiner):
+    variable = tf.Variable(tf.cast([[0.3, 0.5], [1.1, 0.7]], dtype))
+    ids = tf.RaggedTensor.from_row_lengths(np.repeat([0, 1], 300), [600])
+    (found,) = sok.group_embedding_lookup_sparse([variable], [ids], combiner)
+    stock = tf.nn.embedding_lookup_sparse(variable, ids.to_sparse(), None, combiner=combiner)
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(tf.cast(found, tf.float32), tf.cast(stock, tf.float32))
+
+
 def test_rows_and_sequences_of_variables():
     variable, double = make_variable(3), make_variable(2, dtype=tf.float64)
     with tf.GradientTape() as tape:
@@ -243,12 +254,13 @@ def test_variables_split_into_partitions_are_refused():
             sok.group_embedding_lookup_sparse([split], [tf.RaggedTensor.from_row_splits([1], [0, 1])])
 
 
-def test_a_bad_id_of_a_variable_on_one_worker_raises_on_all(monkeypatch):
+@pytest.mark.parametrize("per_group", [None, 1])
+def test_a_bad_id_of_a_variable_on_one_worker_raises_on_all(per_group, monkeypatch):
     def program(transport):
         table, variable = sok.EmbeddingVariable(2, 50, name="told"), make_variable(2, name="told_too")
         ids = ragged([[transport.rank * 10]])
         with pytest.raises(tf.errors.InvalidArgumentError, match="variable 'told_too.*id 10 is outside"):
-            sok.group_embedding_lookup_sparse([table, variable], [ids, ids], "sum")
+            sok.group_embedding_lookup_sparse([variable, table], [ids, ids], "sum", params_num_per_group=per_group)
         return sok.group_embedding_lookup_sparse([table, variable], [ragged([[1]])] * 2, "sum")[1].shape
 
     assert checked(run_world(2, program, monkeypatch)) == [[1, 2]] * 2

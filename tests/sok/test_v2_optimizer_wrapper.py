@@ -323,6 +323,13 @@ def test_rows_of_lookups_that_made_none_are_left_out():
     assert (indices.numpy().tolist(), rows.numpy().tolist()) == ([7], [[0.5, 0.5]])
 
 
+@pytest.mark.parametrize("pairs", [[], [None]])
+def test_a_step_without_any_gradient_is_refused(pairs):
+    table = sok.DynamicVariable(2)
+    with pytest.raises(ValueError, match="No gradients provided for any variable"):
+        sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.1)).apply_gradients([(p, table) for p in pairs])
+
+
 def test_misuse_is_explained():
     table = sok.Variable(MATRIX, name="misused")
     optimizer = sok.OptimizerWrapper(keras.optimizers.SGD(0.1))
