@@ -1,0 +1,169 @@
+// The asker's side of the way home: answers become outputs, and gradients of outputs become what goes back.
+#include <algorithm>
+#include <type_traits>
+
+#include "sok/exchange.h"
+
+namespace sok {
+namespace {
+
+// Calls body(feature, first segment, last segment) so that all segments of all features are covered, in parallel.
+template <class Body>
+void ForSegments(const Cpu& cpu, const PooledFeature* features, int num_features, const Body& body) {
+  int64_t segments = 0, work = 0;
+  for (int f = 0; f < num_features; ++f) {
+    segments += features[f].segments;
+    work += features[f].segments * 30 + features[f].n * (10 + 2 * features[f].dim);
+  }
+  if (segments == 0) return;
+  cpu.executor.For(segments, work / segments + 1, [&](int64_t begin, int64_t end) {
+    int64_t before = 0;
+    for (int f = 0; f < num_features && before < end; ++f) {
+      const int64_t first = std::max<int64_t>(begin - before, 0), last = std::min(end - before, features[f].segments);
+      if (first < last) body(f, first, last);
+      before += features[f].segments;
+    }
+  });
+}
+
+struct Segment {
+  int64_t first, last;
+};
+
+inline Segment SegmentOf(const PooledFeature& feature, int64_t s) {
+  return feature.row_splits == nullptr ? Segment{s, s + 1} : Segment{feature.row_splits[s], feature.row_splits[s + 1]};
+}
+
+inline float ScaleOf(const PooledFeature& feature, const Segment& segment) {
+  return SegmentScale(feature.combiner, feature.weights == nullptr ? nullptr : feature.weights + segment.first,
+                      segment.last - segment.first);
+}
+
+// kDim 0: known at run time only. Constant ones keep the sums in registers.
+template <int kDim>
+void CombineSegments(const float* answers, const PooledFeature& feature, int64_t begin, int64_t end, float* output) {
+  const int64_t dim = kDim == 0 ? feature.dim : kDim;
+  constexpr int64_t kAhead = 16;
+  for (int64_t s = begin; s < end; ++s) {
+    const Segment segment = SegmentOf(feature, s);
+    float* out = output + s * dim;
+    float sums[kDim == 0 ? 1 : kDim];
+    float* sum = kDim == 0 ? out : sums;
+    for (int64_t j = 0; j < dim; ++j) sum[j] = 0.0f;
+    for (int64_t i = segment.first; i < segment.last; ++i) {
+      if (i + kAhead < feature.n) __builtin_prefetch(answers + (feature.index[i + kAhead] & kPlaceMask));
+      const float* row = answers + (feature.index[i] & kPlaceMask);
+      if (feature.weights == nullptr) {
+        for (int64_t j = 0; j < dim; ++j) sum[j] += row[j];
+      } else {
+        const float w = feature.weights[i];
+        for (int64_t j = 0; j < dim; ++j) sum[j] += w * row[j];
+      }
+    }
+    const float scale = ScaleOf(feature, segment);
+    for (int64_t j = 0; j < dim; ++j) out[j] = sum[j] * scale;
+  }
+}
+
+template <int kDim>
+void ScatterSegments(const PooledFeature& feature, const float* grad, int64_t begin_place, int64_t end_place,
+                     float* packed) {
+  const int64_t dim = kDim == 0 ? feature.dim : kDim;
+  constexpr int64_t kAhead = 16;
+  for (int64_t s = 0; s < feature.segments; ++s) {
+    const Segment segment = SegmentOf(feature, s);
+    const float scale = ScaleOf(feature, segment);
+    const float* g = grad + s * dim;
+    for (int64_t i = segment.first; i < segment.last; ++i) {
+      if (i + kAhead < feature.n) __builtin_prefetch(packed + (feature.index[i + kAhead] & kPlaceMask), 1);
+      const int32_t place = feature.index[i] & kPlaceMask;
+      if (place < begin_place || place >= end_place) continue;
+      const float factor = feature.weights == nullptr ? scale : scale * feature.weights[i];
+      float* to = packed + place;
+      if (feature.index[i] < 0) {
+        for (int64_t j = 0; j < dim; ++j) to[j] = factor * g[j];
+      } else {
+        for (int64_t j = 0; j < dim; ++j) to[j] += factor * g[j];
+      }
+    }
+  }
+}
+
+// call(std::integral_constant<int, kDim>) with the constant for usual dims.
+template <class Call>
+void WithDim(int64_t dim, const Call& call) {
+  switch (dim) {
+    case 8:
+      return call(std::integral_constant<int, 8>());
+    case 16:
+      return call(std::integral_constant<int, 16>());
+    case 32:
+      return call(std::integral_constant<int, 32>());
+    default:
+      return call(std::integral_constant<int, 0>());
+  }
+}
+
+}  // namespace
+
+bool PlacesFit(const PooledFeature& feature, int64_t size) {
+  int32_t largest = 0;
+  for (int64_t i = 0; i < feature.n; ++i) largest = std::max(largest, feature.index[i] & kPlaceMask);
+  return feature.n == 0 || largest + feature.dim <= size;
+}
+
+void CombineAnswers(const Cpu& cpu, const float* answers, const PooledFeature* features, int num_features,
+                    float* const* outputs) {
+  ForSegments(cpu, features, num_features, [&](int f, int64_t begin, int64_t end) {
+    WithDim(features[f].dim,
+            [&](auto dim) { CombineSegments<decltype(dim)::value>(answers, features[f], begin, end, outputs[f]); });
+  });
+}
+
+void CombineAnswersGrad(const Cpu& cpu, const PooledFeature* features, int num_features, const float* const* grads,
+                        int64_t size, float* packed) {
+  // Each slice of the places is one thread's: it reads all features and sums what falls into its slice, in order.
+  const int64_t slices = std::max<int64_t>(1, std::min<int64_t>(cpu.executor.num_threads(), size / 4096));
+  int64_t work = 0;
+  for (int f = 0; f < num_features; ++f) work += features[f].n * (10 + 2 * features[f].dim);
+  cpu.executor.For(slices, work / slices + 1, [&](int64_t begin, int64_t end) {
+    // The order of WriteRoute, so that a place is first named where the index says so.
+    for (const bool free : {false, true}) {
+      for (int f = 0; f < num_features; ++f) {
+        if ((features[f].row_splits != nullptr && features[f].weights == nullptr) != free) continue;
+        WithDim(features[f].dim, [&](auto dim) {
+          ScatterSegments<decltype(dim)::value>(features[f], grads[f], size * begin / slices, size * end / slices,
+                                                packed);
+        });
+      }
+    }
+  });
+}
+
+void CombineAnswersGradWeights(const Cpu& cpu, const float* answers, const PooledFeature& feature, const float* grad,
+                               float* grad_weights) {
+  const int64_t dim = feature.dim;
+  ForSegments(cpu, &feature, 1, [&](int, int64_t begin, int64_t end) {
+    for (int64_t s = begin; s < end; ++s) {
+      const Segment segment = SegmentOf(feature, s);
+      const float scale = ScaleOf(feature, segment);
+      const float* g = grad + s * dim;
+      float out_dot = 0.0f;  // output . g
+      for (int64_t i = segment.first; i < segment.last; ++i) {
+        const float* row = answers + (feature.index[i] & kPlaceMask);
+        float dot = 0.0f;
+        for (int64_t j = 0; j < dim; ++j) dot += row[j] * g[j];
+        grad_weights[i] = dot * scale;
+        out_dot += feature.weights[i] * dot * scale;
+      }
+      // d scale / d w_i: -1 / (sum w)^2 for mean, -w_i / (sum w^2)^{3/2} for sqrtn.
+      if (feature.combiner == Combiner::kSum) continue;
+      for (int64_t i = segment.first; i < segment.last; ++i) {
+        grad_weights[i] -=
+            feature.combiner == Combiner::kMean ? out_dot * scale : out_dot * feature.weights[i] * scale * scale;
+      }
+    }
+  });
+}
+
+}  // namespace sok
