@@ -176,22 +176,34 @@ class StaticVariable(EmbeddingVariable):
         return 0, self._global_shape[0] if self.rank == self.owner else 0, 1
 
     def _store_at_start(self, matrix: Any) -> None:
-        """Stores this worker's rows: now, or in a v1 graph when it is initialized; never over rows that there are."""
+        """Stores this worker's rows: now, or in a v1 graph when it is initialized for the first time."""
         # Of an array only these become a constant of the graph.
         rows = matrix[slice(*self._local_slice())]
         if tf.executing_eagerly():
             self.assign(self.local_indices(), rows)
             return
 
+        # Has a value once rows were stored; nothing else gives it one, and nothing saves it. Rows alone say little: a
+        # lookup before the initializer makes some, of zeros.
+        stored = tf.compat.v1.Variable(
+            False, trainable=False, use_resource=True, collections=[], name=f"{self.table_name}/stored"
+        )
+
         def store() -> tf.Tensor:
-            with tf.control_dependencies([self.assign(self.local_indices(), rows)]):
+            with (
+                tf.control_dependencies([self.assign(self.local_indices(), rows)]),
+                tf.control_dependencies([stored.assign(True)]),
+            ):
                 return tf.constant(True)
+
+        def is_missing() -> tf.Tensor:
+            return tf.logical_or(tf.logical_not(stored.is_initialized()), tf.equal(self.size(), 0))
 
         # This variable is no global one, which savers would read as a matrix: a flag is in its place. It is a local one
         # too, since a session that restores a checkpoint runs the initializers of those only.
         graph_keys = tf.compat.v1.GraphKeys
         self._is_stored = tf.compat.v1.Variable(
-            lambda: tf.cond(tf.equal(self.size(), 0), store, lambda: tf.constant(True)),
+            lambda: tf.cond(is_missing(), store, lambda: tf.constant(True)),
             trainable=False,
             use_resource=True,
             name=f"{self.table_name}/is_stored",

@@ -219,6 +219,23 @@ def test_in_a_session_initializers_store_the_initial_value_once():
         assert saver is not None
 
 
+def test_rows_read_before_the_initializer_are_zeros_and_do_not_keep_it_from_storing():
+    with tf.Graph().as_default():
+        variable = sok.Variable(MATRIX)
+        rows = sok.all2all_dense_embedding(variable, [1, 4])
+        train = sok.SGD(0.5).apply_gradients([(tf.gradients(tf.reduce_sum(rows), variable)[0], variable)])
+        with tf.compat.v1.Session() as session:
+            np.testing.assert_array_equal(session.run(rows), np.zeros([2, 3]))
+            session.run(tf.compat.v1.global_variables_initializer())
+            np.testing.assert_array_equal(variable.eval(session), MATRIX)
+            session.run(train)
+            session.run(variable.initializer)  # from here on there is something to lose
+            np.testing.assert_array_equal(session.run(rows), MATRIX[[1, 4]] - 0.5)
+        with tf.compat.v1.Session() as session:  # tables belong to a session, as variables do
+            session.run(variable.initializer)
+            np.testing.assert_array_equal(session.run(rows), MATRIX[[1, 4]])
+
+
 def test_a_monitored_session_stores_it_also_after_restoring_a_checkpoint(tmp_path):
     for run in range(2):
         with tf.Graph().as_default():
@@ -313,9 +330,10 @@ def test_what_is_assigned_is_exported_sorted(key_type):
 
 
 def test_a_key_that_its_key_type_does_not_hold_is_not_cut_off():
-    table = sok.DynamicVariable(1, key_type=tf.int32, name="narrow")
+    table = sok.DynamicVariable(1, key_type=tf.int32)
     sok.all2all_dense_embedding(table, [2**40])
-    with pytest.raises(tf.errors.InvalidArgumentError, match="'narrow'.*key_type int32 does not hold"):
+    name = table.table_name
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"'{name}'.*key_type int32 does not hold"):
         sok.export(table)
 
 
