@@ -2,12 +2,13 @@
 # Runs the tests: test.sh all|fast. Goes on after a failure, sums up at the end; exit status 0 only if all passed.
 #   SOK_CRITEO_SAMPLE, SOK_AVAZU_SAMPLE, SOK_MOVIELENS_DIR   real data for the tests that can use them
 #   PYTHON   an environment that is ready; without it, .venv is used and set up first
+#   SOK_TEST_JOBS   test files run side by side; default: as many as there are processors, at most 4
 set -euo pipefail
 [[ -n "${PYTHON:-}" ]] || "$(dirname "$0")/setup.sh"
 source "$(dirname "$0")/common.sh"
 which=${1:-all}
 
-need_modules pytest hypothesis
+need_modules pytest xdist hypothesis
 
 export TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-2}
 mkdir -p build/test
@@ -24,8 +25,11 @@ stage() {
 }
 
 python_tests() {
-  # Doctests of the library and the tests, in one run: TensorFlow is imported once, and there is one closing line.
-  "$PYTHON" -m pytest --doctest-modules sok sparse_operation_kit tests "$@" 2>&1 | tee build/test/pytest.log
+  # Doctests of the library and the tests, in one run with one closing line. A file stays in one process, since its tests
+  # may share a job of several workers; files begin in the order they are listed, and those with jobs are early.
+  local jobs=${SOK_TEST_JOBS:-$(($(nproc) < 4 ? $(nproc) : 4))}
+  "$PYTHON" -m pytest -n "$jobs" --dist loadfile --no-loadscope-reorder --doctest-modules \
+    sok sparse_operation_kit tests "$@" 2>&1 | tee build/test/pytest.log
 }
 
 case $which in

@@ -26,4 +26,4 @@ export UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1
 # forbid to ask for another; there it has to go as it is.)
 run=()
 [[ $kind == thread ]] && setarch "$(uname -m)" -R true 2>/dev/null && run=(setarch "$(uname -m)" -R)
-"${run[@]}" "$ctest" --test-dir "$build" --output-on-failure --no-tests=error
+"${run[@]}" "$ctest" --test-dir "$build" --parallel "${SOK_BUILD_JOBS:-$(nproc)}" --output-on-failure --no-tests=error
