@@ -25,10 +25,10 @@ stage() {
 }
 
 python_tests() {
-  # Doctests of the library and the tests, in one run with one closing line. A file stays in one process, since its tests
-  # may share a job of several workers; files begin in the order they are listed, and those with jobs are early.
+  # Doctests of the library and the tests, in one run with one closing line. What stays in one process,
+  # tests/conftest.py says; files begin in the order they are listed, and those that take long are early.
   local jobs=${SOK_TEST_JOBS:-$(($(nproc) < 4 ? $(nproc) : 4))}
-  "$PYTHON" -m pytest -n "$jobs" --dist loadfile --no-loadscope-reorder --doctest-modules \
+  "$PYTHON" -m pytest -n "$jobs" --dist loadgroup --no-loadscope-reorder --doctest-modules \
     sok sparse_operation_kit tests "$@" 2>&1 | tee build/test/pytest.log
 }
 

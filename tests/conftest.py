@@ -17,8 +17,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
 def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
-    """Skips, with a reason, what this machine cannot run."""
+    """Skips, with a reason, what this machine cannot run; says what must stay in one process of pytest-xdist."""
     for item in items:
+        # A file, or all files that share the jobs of tests/multiprocess, which run once a process.
+        shares_jobs = item.path.parent.name == "multiprocess" and "job" in getattr(item, "fixturenames", ())
+        group = "shared jobs" if shares_jobs else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
         if item.get_closest_marker("gpu") and not _gpus():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device that TensorFlow sees"))
         if item.get_closest_marker("multiprocess") and importlib.util.find_spec("horovod") is None:
