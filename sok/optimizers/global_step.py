@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 
@@ -17,3 +19,17 @@ def count_after(update: tf.Operation | None, global_step: tf.Variable | None) ->
     with tf.control_dependencies([] if update is None else [update]):
         added = global_step.assign_add(1)
     return None if update is None else tf.convert_to_tensor(added).op
+
+
+class CountsGlobalStep:
+    """For the bases of an optimizer, before `Optimizer`: `apply_gradients` with v1's arguments."""
+
+    def apply_gradients(
+        self,
+        grads_and_vars: Any,
+        global_step: tf.Variable | None = None,
+        name: str | None = None,
+        gradient_scale: Any = None,
+    ) -> tf.Operation | None:
+        """As `sok.optimizers.Optimizer.apply_gradients`; afterwards adds 1 to `global_step` if one is given."""
+        return count_after(super().apply_gradients(grads_and_vars, name, gradient_scale), global_step)

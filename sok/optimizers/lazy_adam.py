@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import tensorflow as tf
-
 from sok.optimizers.adam import Adam
-from sok.optimizers.global_step import count_after
+from sok.optimizers.global_step import CountsGlobalStep
 
 
 class LazyAdam(Adam):
@@ -20,7 +18,7 @@ class LazyAdam(Adam):
     rule = "lazy_adam"
 
 
-class LazyAdamOptimizer(LazyAdam):
+class LazyAdamOptimizer(CountsGlobalStep, LazyAdam):
     """`LazyAdam` with the arguments and defaults of tf.contrib's class of that name (`beta1`, `beta2`, epsilon 1e-8).
 
     `use_locking` is accepted and has no meaning: updates of a table never overlap.
@@ -47,13 +45,3 @@ class LazyAdamOptimizer(LazyAdam):
             name=name,
             **options,
         )
-
-    def apply_gradients(
-        self,
-        grads_and_vars: Any,
-        global_step: tf.Variable | None = None,
-        name: str | None = None,
-        gradient_scale: Any = None,
-    ) -> tf.Operation | None:
-        """As `Optimizer.apply_gradients`; afterwards adds 1 to `global_step` if one is given."""
-        return count_after(super().apply_gradients(grads_and_vars, name, gradient_scale), global_step)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from sok import _ops, context, lookup
 from sok.keys import check_key_dtype
 from sok.table import EmbeddingVariable
-from sok.v2.mode import owner_of
+from sok.v2.mode import HasMode, owner_of
 
 # All that row numbers can tell apart. Rows take memory once they appear, so this costs nothing.
 MAX_CAPACITY = 2**32 - 2
@@ -33,7 +33,7 @@ IGNORED_OPTIONS = (
 )
 
 
-class DynamicVariable(EmbeddingVariable):
+class DynamicVariable(HasMode, EmbeddingVariable):
     """A table that gives a row to each key when it is first looked up.
 
     The row of `key` is on worker key % R, or all rows on one worker. It is a hashed `EmbeddingVariable`: look it up
@@ -148,16 +148,6 @@ class DynamicVariable(EmbeddingVariable):
     def mode(self) -> str | None:
         """The `mode` given."""
         return self._mode
-
-    @property
-    def target_gpu(self) -> int:
-        """The worker that holds all rows; -1 if they are on all workers."""
-        return -1 if self.owner is None else self.owner
-
-    @property
-    def num_gpus(self) -> int:
-        """The number of workers."""
-        return self.world_size
 
     @property
     def indices(self) -> None:

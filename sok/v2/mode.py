@@ -31,3 +31,20 @@ def owner_of(mode: str | None) -> int | None:
             f"`mode` must name a worker of this job, 'localized:0' to 'localized:{size - 1}'. Received: {mode!r}."
         )
     return owner
+
+
+class HasMode:
+    """For the bases of SOK v2's variables: what it says of where rows are. Rows are where `owner` says."""
+
+    owner: int | None
+    world_size: int
+
+    @property
+    def target_gpu(self) -> int:
+        """The worker that holds all rows; -1 if they are on all workers."""
+        return -1 if self.owner is None else self.owner
+
+    @property
+    def num_gpus(self) -> int:
+        """The number of workers."""
+        return self.world_size

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import tensorflow as tf
-
 from sok import optimizers
-from sok.optimizers.global_step import count_after
+from sok.optimizers.global_step import CountsGlobalStep
 
 
-class SGD(optimizers.SGD):
+class SGD(CountsGlobalStep, optimizers.SGD):
     """`sok.optimizers.SGD` with the arguments of SOK v2's `SGD`.
 
     Args:
@@ -39,13 +37,3 @@ class SGD(optimizers.SGD):
     @lr.setter
     def lr(self, value: Any) -> None:
         self.learning_rate = value
-
-    def apply_gradients(
-        self,
-        grads_and_vars: Any,
-        global_step: tf.Variable | None = None,
-        name: str | None = None,
-        gradient_scale: Any = None,
-    ) -> tf.Operation | None:
-        """As `sok.optimizers.Optimizer.apply_gradients`; afterwards adds 1 to `global_step` if one is given."""
-        return count_after(super().apply_gradients(grads_and_vars, name, gradient_scale), global_step)

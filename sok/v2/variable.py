@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from sok import _ops, context, keras_calls
 from sok.table import EmbeddingVariable
-from sok.v2.mode import owner_of
+from sok.v2.mode import HasMode, owner_of
 
 
 def Variable(
@@ -92,7 +92,7 @@ def Variable(
         return StaticVariable(_checked_shape(matrix.shape), initial_value=matrix, **options)
 
 
-class StaticVariable(EmbeddingVariable):
+class StaticVariable(HasMode, EmbeddingVariable):
     """What `sok.Variable` makes: the rows of a matrix, each on its worker.
 
     Args:
@@ -137,16 +137,6 @@ class StaticVariable(EmbeddingVariable):
     def global_gpu_id(self) -> int:
         """The number of this worker."""
         return self.rank
-
-    @property
-    def target_gpu(self) -> int:
-        """The worker that holds all rows; -1 if they are on all workers."""
-        return -1 if self.owner is None else self.owner
-
-    @property
-    def num_gpus(self) -> int:
-        """The number of workers."""
-        return self.world_size
 
     def key_map(self, indices: Any) -> Any:
         """The place of a row among its owner's rows, given its number in the whole matrix."""

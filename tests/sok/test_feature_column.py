@@ -15,12 +15,7 @@ import sok
 fc = tf.feature_column
 v1 = tf.compat.v1
 
-
-@pytest.fixture(autouse=True, scope="module")
-def job():
-    sok.Init()
-    yield
-    sok.feature_column.uninstall()
+pytestmark = pytest.mark.usefixtures("feature_columns")
 
 
 def scope_if(grouped, **options):

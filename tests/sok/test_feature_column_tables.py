@@ -14,12 +14,7 @@ from tests.sok.threads_world import checked, run_world
 fc = tf.feature_column
 v1 = tf.compat.v1
 
-
-@pytest.fixture(autouse=True, scope="module")
-def job():
-    sok.Init()
-    yield
-    sok.feature_column.uninstall()
+pytestmark = pytest.mark.usefixtures("feature_columns")
 
 
 def item(name="item", buckets=10):
