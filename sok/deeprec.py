@@ -67,24 +67,39 @@ def get_embedding_variable(
     name: str,
     embedding_dim: int,
     key_dtype: Any = tf.int64,
-    value_dtype: Any = tf.float32,
+    value_dtype: Any = None,
     initializer: Any = None,
+    regularizer: None = None,
     trainable: bool = True,
+    collections: Sequence[str] | None = None,
+    caching_device: Any = None,
     partitioner: Any = None,
+    validate_shape: bool = True,
+    custom_getter: None = None,
+    constraint: None = None,
+    init_data_source: None = None,
+    ev_option: None = None,
     *,
+    steps_to_live: None = None,
     capacity: int = DEFAULT_CAPACITY,
 ) -> EmbeddingVariable:
     """Gives the table `name` of the current variable scope: a new one, or, where the scope reuses, the one there.
+
+    The arguments have DeepRec's order, so that a call by position means what it means there.
 
     Args:
         name: within the scope.
         embedding_dim: length of a row.
         key_dtype: of the ids.
-        value_dtype: float32, and nothing else.
+        value_dtype: None or float32, and nothing else.
         initializer: as `sok.EmbeddingVariable` takes it. None: that of the variable scope, or else a truncated
             normal distribution with deviation 1, as DeepRec's.
         trainable: whether it is trained.
+        collections: of the graph, to which the table is added besides the usual ones.
+        caching_device, validate_shape: accepted, without meaning here.
         partitioner: ignored: rows are spread over the workers of the job.
+        regularizer, custom_getter, constraint: must be None.
+        init_data_source, ev_option, steps_to_live: must be None until there is something like them here.
         capacity: rows that each worker's part may hold; memory is taken as they appear.
 
     Returns:
@@ -92,7 +107,8 @@ def get_embedding_variable(
 
     Raises:
         ValueError: as `sok.EmbeddingVariable`; the scope reuses and has no such table, or does not reuse and has one;
-            the table has another dim; another `value_dtype`.
+            the table has another dim; another `value_dtype`; an argument that must be None.
+        NotImplementedError: one that must be None as yet.
 
     Example:
         >>> with tf.Graph().as_default():
@@ -104,15 +120,44 @@ def get_embedding_variable(
 
     Source: `tf.get_embedding_variable` of DeepRec; its options `ev_option` and `steps_to_live` are to come.
     """
-    if tf.as_dtype(value_dtype) != tf.float32:
+    for argument, value in {
+        "regularizer": regularizer,
+        "custom_getter": custom_getter,
+        "constraint": constraint,
+    }.items():
+        if value is not None:
+            raise ValueError(f"`{argument}` must be None: a table knows nothing of it. Received: {value!r}.")
+    for argument, value in {
+        "init_data_source": init_data_source,
+        "ev_option": ev_option,
+        "steps_to_live": steps_to_live,
+    }.items():
+        if value is not None:
+            raise NotImplementedError(f"`{argument}` is to come; it must be None. Received: {value!r}.")
+    if tf.as_dtype(value_dtype or tf.float32) != tf.float32:
         raise ValueError(f"`value_dtype` must be float32. Received: {value_dtype!r}.")
     if initializer is None:
         initializer = tf.compat.v1.get_variable_scope().initializer
     if initializer is None:
         initializer = tf.compat.v1.truncated_normal_initializer()
-    return scoped_table(
+    table = scoped_table(
         name, embedding_dim, capacity, key_dtype=key_dtype, initializer=initializer, trainable=trainable
     )
+    _add_to_collections(table, collections or ())
+    return table
+
+
+def _add_to_collections(table: EmbeddingVariable, collections: Sequence[str]) -> None:
+    if isinstance(collections, str):
+        raise ValueError(f"`collections` must be a list of names. Received: {collections!r}.")
+    with tf.init_scope():
+        if tf.executing_eagerly():
+            return
+        for name in collections:
+            # Tables are in these as they should be, or on purpose not: what saves global variables reads matrices.
+            is_usual = name in (tf.compat.v1.GraphKeys.GLOBAL_VARIABLES, tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)
+            if not is_usual and not any(table is there for there in tf.compat.v1.get_collection(name)):
+                tf.compat.v1.add_to_collection(name, table)
 
 
 _NAMES: dict[str, Callable[..., Any]] = {

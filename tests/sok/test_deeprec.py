@@ -114,6 +114,44 @@ def test_embedding_variables_by_name():
     assert eager[0] is not eager[1] and not eager[0].trainable
 
 
+def test_embedding_variables_take_deeprecs_positions():
+    """name, embedding_dim, key_dtype, value_dtype, initializer, regularizer, trainable, collections, ..."""
+    ones, partitioner = tf.compat.v1.ones_initializer(), tf.compat.v1.fixed_size_partitioner(4)
+    usual = tf.compat.v1.GraphKeys.GLOBAL_VARIABLES
+    with tf.Graph().as_default():
+        for trainable in (False, True):
+            table = sok.deeprec.get_embedding_variable(
+                f"v{trainable}", 4, tf.int32, tf.float32, ones, None, trainable, [usual, "mine"], None, partitioner,
+                True, None, None, None, None,
+            )  # fmt: skip
+            assert (table.dim, table.key_dtype, table.trainable) == (4, tf.int32, trainable)
+            assert tf.compat.v1.get_collection("mine")[-1] is table
+            with tf.compat.v1.Session() as session:
+                assert session.run(table.sparse_read(tf.constant([7]))).tolist() == [[1.0] * 4]
+        with tf.compat.v1.variable_scope("", reuse=True):
+            sok.deeprec.get_embedding_variable("vTrue", 4, collections=["mine"])
+        assert len(tf.compat.v1.get_collection("mine")) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        # Documents of a fork have `trainable` where the code has `regularizer`.
+        ((tf.int64, None, None, True), ValueError, "`regularizer` must be None: .* Received: True"),
+        ({"custom_getter": len}, ValueError, "`custom_getter` must be None"),
+        ({"constraint": len}, ValueError, "`constraint` must be None"),
+        ({"collections": "mine"}, ValueError, "`collections` must be a list of names. Received: 'mine'"),
+        ({"init_data_source": "path"}, NotImplementedError, "`init_data_source` is to come"),
+        ({"ev_option": object()}, NotImplementedError, "`ev_option` is to come; it must be None"),
+        ({"steps_to_live": 100}, NotImplementedError, "`steps_to_live` is to come.*Received: 100"),
+    ],
+)
+def test_what_embedding_variables_do_not_take(arguments, error, message):
+    by_position, by_name = (arguments, {}) if isinstance(arguments, tuple) else ((), arguments)
+    with pytest.raises(error, match=message):
+        sok.deeprec.get_embedding_variable("refused", 4, *by_position, **by_name)
+
+
 def test_rows_are_drawn_as_deeprecs():
     table = sok.deeprec.get_embedding_variable("drawn", 16)
     rows = table.sparse_read(tf.range(20_000, dtype=tf.int64)).numpy()
