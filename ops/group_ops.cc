@@ -47,6 +47,46 @@ struct GroupAttributes {
 
   int num_tables() const { return static_cast<int>(dims.size()); }
   int num_features() const { return static_cast<int>(table_of.size()); }
+  size_t TableOf(int feature) const { return static_cast<size_t>(table_of[static_cast<size_t>(feature)]); }
+};
+
+#define SOK_GROUP_ATTRS            \
+  Attr("M: int >= 1")              \
+      .Attr("N: int >= 1")         \
+      .Attr("table_of: list(int)") \
+      .Attr("dims: list(int)")     \
+      .Attr("combiners: list(string)")
+
+// An op with these attributes.
+class GroupOp : public OpKernel {
+ public:
+  explicit GroupOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    Guard(ctx, [&] { group_ = std::make_unique<GroupAttributes>(ctx); });
+  }
+
+ protected:
+  // The tables, which are the first inputs.
+  std::vector<RefCountPtr<TableResource>> Tables(OpKernelContext* ctx) const {
+    std::vector<RefCountPtr<TableResource>> tables;
+    for (int t = 0; t < group_->num_tables(); ++t) {
+      tables.push_back(TableArg(ctx, t));
+      tables.back()->CheckDim(group_->dims[static_cast<size_t>(t)]);
+    }
+    return tables;
+  }
+
+  // Which keys a feature looks up, and where.
+  static EmbeddingTable::Feature KeysOf(TableResource& table, const Tensor& keys, Scratch* scratch) {
+    table.CheckKeyType(keys);
+    CheckRank(keys, 1, "keys");
+    EmbeddingTable::Feature feature;
+    feature.table = &table.table();
+    feature.n = keys.NumElements();
+    feature.keys = KeyWords(keys, scratch);
+    return feature;
+  }
+
+  std::unique_ptr<GroupAttributes> group_;
 };
 
 absl::Status ReadAttributes(InferenceContext* c, std::vector<int64_t>* table_of, std::vector<int64_t>* dims) {
@@ -68,13 +108,8 @@ REGISTER_OP("Sok>GroupLookup")
     .Input("insert: bool")
     .Output("outputs: N * float")
     .Output("row_ids: N * int64")
-    .Attr("M: int >= 1")
-    .Attr("N: int >= 1")
     .Attr("Tkeys: list(" SOK_KEY_TYPES ") >= 1")
-    .Attr("table_of: list(int)")
-    .Attr("dims: list(int)")
-    .Attr("combiners: list(string)")
-    .SetIsStateful()
+    .SOK_GROUP_ATTRS.SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       std::vector<int64_t> table_of, dims;
       TF_RETURN_IF_ERROR(ReadAttributes(c, &table_of, &dims));
@@ -95,20 +130,14 @@ REGISTER_OP("Sok>GroupLookup")
       return c->WithRank(c->input(m + 3 * n), 0, &unused);
     });
 
-class GroupLookupOp : public OpKernel {
+class GroupLookupOp : public GroupOp {
  public:
-  explicit GroupLookupOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    Guard(ctx, [&] { group_ = std::make_unique<GroupAttributes>(ctx); });
-  }
+  using GroupOp::GroupOp;
 
   void Compute(OpKernelContext* ctx) override {
     Guard(ctx, [&] {
       const int m = group_->num_tables(), n = group_->num_features();
-      std::vector<RefCountPtr<TableResource>> tables;
-      for (int t = 0; t < m; ++t) {
-        tables.push_back(TableArg(ctx, t));
-        tables.back()->CheckDim(group_->dims[static_cast<size_t>(t)]);
-      }
+      const std::vector<RefCountPtr<TableResource>> tables = Tables(ctx);
       const bool insert = ScalarArg<bool>(ctx->input(m + 3 * n), "insert");
       const ScratchLease scratch;
       std::vector<EmbeddingTable::Feature> features(static_cast<size_t>(n));
@@ -117,17 +146,12 @@ class GroupLookupOp : public OpKernel {
       std::fill_n(are_keys, n, false);
       for (int f = 0; f < n; ++f) {
         EmbeddingTable::Feature& feature = features[static_cast<size_t>(f)];
-        TableResource& table = *tables[static_cast<size_t>(group_->table_of[static_cast<size_t>(f)])];
         const Tensor &keys = ctx->input(m + f), &row_splits = ctx->input(m + n + f);
-        table.CheckKeyType(keys);
-        CheckRank(keys, 1, "keys");
-        feature.table = &table.table();
-        feature.n = keys.NumElements();
+        feature = KeysOf(*tables[group_->TableOf(f)], keys, scratch.get());
         feature.segments = CheckRowSplits(row_splits, feature.n);
         feature.row_splits = Int64(row_splits);
         feature.weights = WeightsOrNull(ctx->input(m + 2 * n + f), feature.n);
         feature.combiner = group_->combiners[static_cast<size_t>(f)];
-        feature.keys = KeyWords(keys, scratch.get());
         feature.output =
             AllocateOutput(ctx, f, TensorShape({feature.segments, feature.table->dim()}))->flat<float>().data();
         Check(ctx->allocate_temp(tensorflow::DT_INT64, keys.shape(), &row_ids[static_cast<size_t>(f)]));
@@ -144,9 +168,6 @@ class GroupLookupOp : public OpKernel {
         ctx->set_output(n + f, are_keys[f] ? ctx->input(m + f) : row_ids[static_cast<size_t>(f)]);
     });
   }
-
- private:
-  std::unique_ptr<GroupAttributes> group_;
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>GroupLookup").Device(tensorflow::DEVICE_CPU), GroupLookupOp);
 
@@ -159,12 +180,7 @@ REGISTER_OP("Sok>GroupLookupGrad")
     .Input("weights: N * float")
     .Output("unique_row_ids: M * int64")
     .Output("sums: M * float")
-    .Attr("M: int >= 1")
-    .Attr("N: int >= 1")
-    .Attr("table_of: list(int)")
-    .Attr("dims: list(int)")
-    .Attr("combiners: list(string)")
-    .SetShapeFn([](InferenceContext* c) {
+    .SOK_GROUP_ATTRS.SetShapeFn([](InferenceContext* c) {
       std::vector<int64_t> table_of, dims;
       TF_RETURN_IF_ERROR(ReadAttributes(c, &table_of, &dims));
       const int m = static_cast<int>(dims.size());
@@ -176,18 +192,16 @@ REGISTER_OP("Sok>GroupLookupGrad")
       return absl::OkStatus();
     });
 
-class GroupLookupGradOp : public OpKernel {
+class GroupLookupGradOp : public GroupOp {
  public:
-  explicit GroupLookupGradOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    Guard(ctx, [&] { group_ = std::make_unique<GroupAttributes>(ctx); });
-  }
+  using GroupOp::GroupOp;
 
   void Compute(OpKernelContext* ctx) override {
     Guard(ctx, [&] {
       const int m = group_->num_tables(), n = group_->num_features();
       std::vector<std::vector<RowAddends>> addends(static_cast<size_t>(m));
       for (int f = 0; f < n; ++f) {
-        const size_t t = static_cast<size_t>(group_->table_of[static_cast<size_t>(f)]);
+        const size_t t = group_->TableOf(f);
         const Tensor &grad = ctx->input(f), &row_ids = ctx->input(n + f), &row_splits = ctx->input(2 * n + f);
         CheckRank(row_ids, 1, "row_ids");
         RowAddends a;
@@ -232,9 +246,6 @@ class GroupLookupGradOp : public OpKernel {
       });
     });
   }
-
- private:
-  std::unique_ptr<GroupAttributes> group_;
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>GroupLookupGrad").Device(tensorflow::DEVICE_CPU), GroupLookupGradOp);
 
@@ -246,23 +257,16 @@ REGISTER_OP("Sok>GroupLookupGradWeights")
     .Input("row_splits: N * int64")
     .Input("weights: N * float")
     .Output("grad_weights: N * float")
-    .Attr("M: int >= 1")
-    .Attr("N: int >= 1")
     .Attr("Tkeys: list(" SOK_KEY_TYPES ") >= 1")
-    .Attr("table_of: list(int)")
-    .Attr("dims: list(int)")
-    .Attr("combiners: list(string)")
-    .SetShapeFn([](InferenceContext* c) {
+    .SOK_GROUP_ATTRS.SetShapeFn([](InferenceContext* c) {
       const int n = c->num_outputs();
       for (int f = 0; f < n; ++f) c->set_output(f, c->input(c->num_inputs() - n + f));
       return absl::OkStatus();
     });
 
-class GroupLookupGradWeightsOp : public OpKernel {
+class GroupLookupGradWeightsOp : public GroupOp {
  public:
-  explicit GroupLookupGradWeightsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    Guard(ctx, [&] { group_ = std::make_unique<GroupAttributes>(ctx); });
-  }
+  using GroupOp::GroupOp;
 
   void Compute(OpKernelContext* ctx) override {
     Guard(ctx, [&] {
@@ -271,18 +275,10 @@ class GroupLookupGradWeightsOp : public OpKernel {
       const TfExecutor executor(ctx);
       const ScratchLease lease;
       Scratch* scratch = lease.get();
-      std::vector<RefCountPtr<TableResource>> tables;
+      const std::vector<RefCountPtr<TableResource>> tables = Tables(ctx);
       std::vector<EmbeddingTable::Feature> features;
-      for (int t = 0; t < m; ++t) tables.push_back(TableArg(ctx, t));
       for (int f = 0; f < n; ++f) {
-        TableResource& table = *tables[static_cast<size_t>(group_->table_of[static_cast<size_t>(f)])];
-        const Tensor& keys = ctx->input(m + n + f);
-        table.CheckKeyType(keys);
-        CheckRank(keys, 1, "keys");
-        EmbeddingTable::Feature feature;
-        feature.table = &table.table();
-        feature.n = keys.NumElements();
-        feature.keys = KeyWords(keys, scratch);
+        EmbeddingTable::Feature feature = KeysOf(*tables[group_->TableOf(f)], ctx->input(m + n + f), scratch);
         feature.output = scratch->Get<float>(feature.n * feature.table->dim());
         feature.row_ids = scratch->Get<int64_t>(feature.n);
         features.push_back(feature);
@@ -303,9 +299,6 @@ class GroupLookupGradWeightsOp : public OpKernel {
       }
     });
   }
-
- private:
-  std::unique_ptr<GroupAttributes> group_;
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>GroupLookupGradWeights").Device(tensorflow::DEVICE_CPU), GroupLookupGradWeightsOp);
 
