@@ -7,6 +7,26 @@ import numpy as np
 SHAPES = ("empty", "one", "all_equal", "all_distinct", "skewed", "extreme", "split_over_threads")
 
 
+SEGMENT_SIZES = {  # ids, segments, rows, dim
+    "no_segments": (0, 0, 3, 2),
+    "no_ids": (0, 4, 0, 2),
+    "one": (1, 1, 1, 1),
+    "all_in_one_segment": (40, 1, 5, 3),
+    "mixed": (60, 25, 9, 7),
+    "split_over_threads": (5_000, 2_000, 300, 16),
+}
+
+
+def make_segments(
+    rng: np.random.Generator, n: int, segments: int, num_rows: int, dim: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows [num_rows, dim], which of them n ids name, and the splits of segments of all lengths, some empty."""
+    rows = rng.normal(size=(num_rows, dim)).astype(np.float32)
+    ids = rng.integers(0, num_rows, n) if num_rows else np.zeros(0, np.int64)
+    splits = np.concatenate([[0], np.sort(rng.integers(0, n + 1, segments - 1)), [n]]) if segments else np.zeros(1)
+    return rows, ids, splits.astype(np.int64)
+
+
 def make_keys(shape: str, dtype: type, rng: np.random.Generator) -> np.ndarray:
     """Keys [N] of the named shape."""
     from tests.reference.keys import extreme_keys

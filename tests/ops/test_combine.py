@@ -2,36 +2,24 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.ops.shapes import SEGMENT_SIZES, make_segments
 from tests.reference import combine, sparse_update
 from tests.reference.judge import assert_close, assert_same
 
 NO_WEIGHTS = np.zeros(0, np.float32)
 
 
-def make_case(rng, n, segments, num_rows, dim, weighted):
-    """Segments of all lengths, some empty, rows used several times."""
-    rows = rng.normal(size=(num_rows, dim)).astype(np.float32)
-    index = rng.integers(0, num_rows, n) if num_rows else np.zeros(0, np.int64)
-    splits = np.concatenate([[0], np.sort(rng.integers(0, n + 1, segments - 1)), [n]]) if segments else np.zeros(1)
-    weights = rng.uniform(0.1, 2.0, n).astype(np.float32) if weighted else NO_WEIGHTS
-    return rows, index, splits.astype(np.int64), weights
-
-
-SIZES = {
-    "no_segments": (0, 0, 3, 2),
-    "no_keys": (0, 4, 0, 2),
-    "one": (1, 1, 1, 1),
-    "all_in_one_segment": (40, 1, 5, 3),
-    "mixed": (60, 25, 9, 7),
-    "split_over_threads": (5_000, 2_000, 300, 16),
-}
+def make_case(rng, *size, weighted):
+    rows, index, splits = make_segments(rng, *size)
+    weights = rng.uniform(0.1, 2.0, len(index)).astype(np.float32) if weighted else NO_WEIGHTS
+    return rows, index, splits, weights
 
 
 @pytest.mark.parametrize("combiner", combine.COMBINERS)
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", SEGMENT_SIZES)
 def test_pooled_rows_and_gradients_agree_with_numpy(lib, call, rng, combiner, weighted, size):
-    rows, index, splits, weights = make_case(rng, *SIZES[size], weighted)
+    rows, index, splits, weights = make_case(rng, *SEGMENT_SIZES[size], weighted=weighted)
     upstream = rng.normal(size=(len(splits) - 1, rows.shape[1])).astype(np.float32)
 
     def step(rows, weights):
@@ -56,7 +44,7 @@ def test_pooled_rows_and_gradients_agree_with_numpy(lib, call, rng, combiner, we
 @pytest.mark.parametrize("combiner", combine.COMBINERS)
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 def test_pooled_rows_agree_with_embedding_lookup_sparse(lib, rng, combiner, weighted):
-    rows, index, splits, weights = make_case(rng, 50, 12, 9, 4, weighted)
+    rows, index, splits, weights = make_case(rng, 50, 12, 9, 4, weighted=weighted)
     segment = np.repeat(np.arange(12), np.diff(splits))
     places = np.stack([segment, np.arange(50) - splits[segment]], axis=1)
     ids = tf.SparseTensor(places, index, [12, 50])
@@ -98,7 +86,7 @@ def test_gradients_agree_with_differences(lib, rng, combiner):
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 @pytest.mark.parametrize("size", ["no_segments", "no_keys", "mixed", "split_over_threads"])
 def test_sparse_gradient_is_summed_per_row(lib, rng, combiner, weighted, size):
-    _, index, splits, weights = make_case(rng, *SIZES[size], weighted)
+    _, index, splits, weights = make_case(rng, *SEGMENT_SIZES[size], weighted=weighted)
     row_ids = np.where(index % 5 == 3, -1, index)
     grad = rng.normal(size=(len(splits) - 1, 6)).astype(np.float32)
     (got_ids,), (got_sums,) = lib.sok_group_lookup_grad(

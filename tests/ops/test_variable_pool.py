@@ -4,25 +4,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.ops.shapes import SEGMENT_SIZES, make_segments
 from tests.reference import combine
 from tests.reference.judge import assert_close
 
-SIZES = {  # keys, segments, rows, dim
-    "no_segments": (0, 0, 3, 2),
-    "no_rows": (0, 4, 0, 2),
-    "one": (1, 1, 1, 1),
-    "all_in_one_segment": (40, 1, 5, 3),
-    "mixed": (60, 25, 9, 7),
-    "split_over_threads": (50_000, 9_000, 300, 16),
-    "wide": (2_000, 500, 300, 128),
-}
-
-
-def make_case(rng, n, segments, num_rows, dim):
-    rows = rng.normal(size=(num_rows, dim)).astype(np.float32)
-    ids = rng.integers(0, num_rows, n) if num_rows else np.zeros(0, np.int64)
-    splits = np.concatenate([[0], np.sort(rng.integers(0, n + 1, segments - 1)), [n]]) if segments else np.zeros(1)
-    return rows, ids, splits.astype(np.int64)
+SIZES = SEGMENT_SIZES | {"split_over_threads": (50_000, 9_000, 300, 16), "wide": (2_000, 500, 300, 128)}
 
 
 def attributes(rows, combiners, variable_of):
@@ -39,7 +25,7 @@ def attributes(rows, combiners, variable_of):
 @pytest.mark.parametrize("size", SIZES)
 def test_pooled_rows_and_gradients_agree_with_numpy(lib, call, rng, size, by_handle):
     """Three features in two variables, the first used twice."""
-    cases = [make_case(rng, *SIZES[size]) for _ in range(3)]
+    cases = [make_segments(rng, *SIZES[size]) for _ in range(3)]
     rows = [cases[0][0], cases[1][0]]
     variable_of, combiners = [0, 1, 0], ["sum", "mean", "sqrtn"]
     params = [tf.Variable(r) if by_handle else tf.constant(r) for r in rows]
