@@ -1,5 +1,5 @@
 // From (segment of each key, any order) to row splits.
-#include "input_status.h"
+#include "input_limits.h"
 #include "op.h"
 #include "sok/segment_sum.h"
 
@@ -74,16 +74,12 @@ class SparseToCsrOp : public OpKernel {
   }
 
  private:
-  // In place of splits: [-status, which key]. The op that reads them raises, on every rank where there are several; to
-  // raise here would leave the other ranks waiting.
   static void Report(OpKernelContext* ctx, int64_t which) {
-    Tensor *splits, *keys, *weights, *order;
-    Check(ctx->allocate_output(0, TensorShape({2}), &splits));
+    Tensor *keys, *weights, *order;
+    WriteReport(ctx, 0, {kRowOutOfRange, which});
     Check(ctx->allocate_output(1, TensorShape({0}), &keys));
     Check(ctx->allocate_output(2, TensorShape({0}), &weights));
     Check(ctx->allocate_output(3, TensorShape({0}), &order));
-    splits->flat<int64_t>()(0) = -kRowOutOfRange;
-    splits->flat<int64_t>()(1) = which;
   }
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>SparseToCsr").Device(tensorflow::DEVICE_CPU), SparseToCsrOp);

@@ -305,9 +305,7 @@ class ExchangeRouteOp : public GroupOp {
       CheckRank(keys, 1, "keys");
       CheckRank(row_splits, 1, "row_splits");
       const int64_t n = keys.NumElements();
-      if (row_splits.NumElements() == 2 && Int64(row_splits)[0] < 0) {
-        return ReadSplits(row_splits, n).status;
-      }
+      if (IsReport(row_splits)) return ReadSplits(row_splits, n).status;
       WeightsOrNull(weights, n);
       Splits splits;
       try {

@@ -148,7 +148,8 @@ class GroupLookupOp : public GroupOp {
         EmbeddingTable::Feature& feature = features[static_cast<size_t>(f)];
         const Tensor &keys = ctx->input(m + f), &row_splits = ctx->input(m + n + f);
         feature = KeysOf(*tables[group_->TableOf(f)], keys, scratch.get());
-        feature.segments = CheckRowSplits(row_splits, feature.n);
+        feature.segments =
+            Labelled([&] { return feature.table->Label(); }, [&] { return CheckRowSplits(row_splits, feature.n); });
         feature.row_splits = Int64(row_splits);
         feature.weights = WeightsOrNull(ctx->input(m + 2 * n + f), feature.n);
         feature.combiner = group_->combiners[static_cast<size_t>(f)];

@@ -3,17 +3,32 @@
 #include <algorithm>
 #include <string>
 
+#include "guard.h"
 #include "sok/error.h"
 #include "tensor_args.h"
 
 namespace sok {
 
-Splits ReadSplits(const tensorflow::Tensor& row_splits, int64_t n) {
+using tensorflow::Tensor;
+
+bool IsReport(const Tensor& row_splits) {
+  return row_splits.dims() == 1 && row_splits.NumElements() == 2 && Int64(row_splits)[0] > kReport &&
+         Int64(row_splits)[0] <= kReport + kRefused;
+}
+
+void WriteReport(tensorflow::OpKernelContext* ctx, int output, const InputStatus& bad) {
+  Tensor* report;
+  Check(ctx->allocate_output(output, tensorflow::TensorShape({2}), &report));
+  report->flat<int64_t>()(0) = kReport + bad.status;
+  report->flat<int64_t>()(1) = bad.detail;
+}
+
+Splits ReadSplits(const Tensor& row_splits, int64_t n) {
   CheckRank(row_splits, 1, "row_splits");
   Splits splits;
   if (row_splits.NumElements() == 0) return splits;
-  if (row_splits.NumElements() == 2 && Int64(row_splits)[0] < 0) {
-    splits.status = {-Int64(row_splits)[0], Int64(row_splits)[1]};
+  if (IsReport(row_splits)) {
+    splits.status = {Int64(row_splits)[0] - kReport, Int64(row_splits)[1]};
     return splits;
   }
   splits.segments = CheckRowSplits(row_splits, n);
@@ -55,7 +70,7 @@ std::string InputLimits::Describe(const InputStatus& bad) const {
     case kUneven:
       return "every feature must have the same number of ids (nnz_per_slot), without gaps.";
     case kWeightsDiffer:
-      return "`weights` must have one weight for each id, at the same places as the ids.";
+      return "there must be one weight for each id, at the same places as the ids.";
   }
   return "unknown status " + std::to_string(bad.status) +
          ". All workers must run the same version of sok and the same program.";

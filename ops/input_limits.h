@@ -15,8 +15,7 @@ struct InputStatus {
   int64_t detail = 0;
 };
 
-// What row_splits hold: segments, nothing (shape [0]: keys are not grouped), or a report that the input is bad:
-// [-status, detail], written by SparseToCsr and CheckInput in place of splits that make no sense.
+// What row_splits hold: segments, nothing (shape [0]: keys are not grouped), or a report that the input is bad.
 struct Splits {
   const int64_t* begin = nullptr;
   int64_t segments = 0;
@@ -25,6 +24,16 @@ struct Splits {
 
 // Throws InvalidArgument for splits that are none of these.
 Splits ReadSplits(const tensorflow::Tensor& row_splits, int64_t n);
+
+// A report is [kReport + status, detail], written in place of splits that make no sense. The op that reads it raises, on
+// every rank where there are several; to raise at once would leave the other ranks waiting. Its first number is none
+// that splits gone wrong are likely to have.
+constexpr int64_t kReport = INT64_MIN;
+
+bool IsReport(const tensorflow::Tensor& row_splits);
+
+// Makes a report the output.
+void WriteReport(tensorflow::OpKernelContext* ctx, int output, const InputStatus& bad);
 
 struct InputLimits {
   int64_t slot_num = 1;

@@ -34,15 +34,9 @@ class CheckInputOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     Guard(ctx, [&] {
       const Tensor& row_splits = ctx->input(0);
-      const bool is_report = row_splits.NumElements() == 2 && Int64(row_splits)[0] < 0;
-      if (ScalarArg<bool>(ctx->input(1), "ok") || is_report) {
-        ctx->set_output(0, row_splits);
-        return;
-      }
-      Tensor* report;
-      Check(ctx->allocate_output(0, TensorShape({2}), &report));
-      report->flat<int64_t>()(0) = -status_;
-      report->flat<int64_t>()(1) = ScalarArg<int64_t>(ctx->input(2), "detail");
+      const bool ok = ScalarArg<bool>(ctx->input(1), "ok");
+      if (ok || IsReport(row_splits)) return ctx->set_output(0, row_splits);
+      WriteReport(ctx, 0, {status_, ScalarArg<int64_t>(ctx->input(2), "detail")});
     });
   }
 
@@ -84,7 +78,7 @@ class ValidateCsrOp : public OpKernel {
       const EmbeddingTable& table = resource->table();
       const int64_t n = keys.NumElements();
       const ProfileSpan span("route", table.config().name, {n});
-      const Splits row_splits = ReadSplits(ctx->input(2), n);
+      const Splits row_splits = Labelled([&] { return table.Label(); }, [&] { return ReadSplits(ctx->input(2), n); });
       InputStatus status = row_splits.status;
       const ScratchLease scratch;
       const uint64_t* words = table.config().hashed ? nullptr : KeyWords(keys, scratch.get());

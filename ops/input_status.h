@@ -5,7 +5,7 @@
 
 namespace sok {
 
-// First header word of a rank's keys; negated, the first number of a report in place of row splits.
+// In the header of a rank's keys, and in a report in place of row splits (input_limits.h).
 enum KeyStatus : int64_t {
   kFine = 0,
   kKeyOutOfRange = 1,     // detail: the key

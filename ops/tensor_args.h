@@ -40,6 +40,16 @@ inline bool IsUnsigned(tensorflow::DataType t) { return t == tensorflow::DT_UINT
 // row_splits [S + 1] over n values: starts at 0, never falls, ends at n. Gives S.
 int64_t CheckRowSplits(const tensorflow::Tensor& row_splits, int64_t n);
 
+// What `body` gives. If it throws InvalidArgument, `label()` and a colon come before the text: whose argument it was.
+template <class Label, class Body>
+auto Labelled(Label label, Body body) -> decltype(body()) {
+  try {
+    return body();
+  } catch (const InvalidArgument& e) {
+    throw InvalidArgument(label() + ": " + e.what());
+  }
+}
+
 // Weights [n], or null for the empty tensor that means none.
 const float* WeightsOrNull(const tensorflow::Tensor& weights, int64_t n);
 

@@ -62,7 +62,7 @@ struct PoolAttributes {
 
   int num_variables() const { return static_cast<int>(names.size()); }
   int num_features() const { return static_cast<int>(variable_of.size()); }
-  std::string Label(int64_t variable) const { return "variable '" + names[static_cast<size_t>(variable)] + "': "; }
+  std::string Label(int64_t variable) const { return "variable '" + names[static_cast<size_t>(variable)] + "'"; }
 };
 
 // One feature's ids, checked.
@@ -73,27 +73,27 @@ struct PoolInput {
   int64_t segments = 0;                 // rows of the output
 };
 
-// Ids that are rows of a variable, and row splits that fit. Throws InvalidArgument with the label.
-PoolInput CheckInput(const std::string& label, int64_t bound, const Tensor& ids, const Tensor& row_splits) {
+// Ids that are rows of a variable, and row splits that fit.
+PoolInput CheckInput(int64_t bound, const Tensor& ids, const Tensor& row_splits) {
   CheckRank(ids, 1, "ids");
   PoolInput in;
   in.n = ids.NumElements();
   in.ids = Int64(ids);
   const Splits splits = ReadSplits(row_splits, in.n);
   const InputLimits no_limits;
-  if (splits.status.status != kFine) throw InvalidArgument(label + no_limits.Describe(splits.status));
+  if (splits.status.status != kFine) throw InvalidArgument(no_limits.Describe(splits.status));
   in.row_splits = splits.begin;
   in.segments = splits.segments;
   if (!ChosenRowKernels().all_below(reinterpret_cast<const uint64_t*>(in.ids), in.n, static_cast<uint64_t>(bound))) {
     const int64_t* bad = std::find_if(in.ids, in.ids + in.n, [&](int64_t id) { return id < 0 || id >= bound; });
-    throw InvalidArgument(label + "id " + std::to_string(*bad) + " is outside [0, " + std::to_string(bound) + ").");
+    throw InvalidArgument("id " + std::to_string(*bad) + " is outside [0, " + std::to_string(bound) + ").");
   }
   return in;
 }
 
-PoolInput ReadInput(const PoolAttributes& of, int f, const Tensor& ids, const Tensor& row_splits) {
+PoolInput ReadFeature(const PoolAttributes& of, int f, const Tensor& ids, const Tensor& row_splits) {
   const size_t feature = static_cast<size_t>(f), variable = static_cast<size_t>(of.variable_of[feature]);
-  PoolInput in = CheckInput(of.Label(of.variable_of[feature]), of.num_rows[variable], ids, row_splits);
+  PoolInput in = CheckInput(of.num_rows[variable], ids, row_splits);
   if (!of.is_pooled[feature]) {
     in.row_splits = nullptr;
     in.segments = in.n;
@@ -101,6 +101,11 @@ PoolInput ReadInput(const PoolAttributes& of, int f, const Tensor& ids, const Te
     throw InvalidArgument("`row_splits` must start with 0.");
   }
   return in;
+}
+
+PoolInput ReadInput(const PoolAttributes& of, int f, const Tensor& ids, const Tensor& row_splits) {
+  return Labelled([&] { return of.Label(of.variable_of[static_cast<size_t>(f)]); },
+                  [&] { return ReadFeature(of, f, ids, row_splits); });
 }
 
 // Segments [first, last) of a feature.
@@ -224,7 +229,7 @@ class PoolOp : public OpKernel {
         const absl::Status found =
             tensorflow::LookupResource(ctx, tensorflow::HandleFromInput(ctx, v), &variables[static_cast<size_t>(v)]);
         if (absl::IsNotFound(found)) {
-          throw FailedPrecondition(of_->Label(v) + "it has no value. Run its initializer first.");
+          throw FailedPrecondition(of_->Label(v) + ": it has no value. Run its initializer first.");
         }
         Check(found);
       }
@@ -264,12 +269,12 @@ class PoolOp : public OpKernel {
   const float* Rows(int v, const Tensor& tensor) const {
     const size_t variable = static_cast<size_t>(v);
     if (!tensor.IsInitialized())
-      throw FailedPrecondition(of_->Label(v) + "it has no value. Run its initializer first.");
+      throw FailedPrecondition(of_->Label(v) + ": it has no value. Run its initializer first.");
     if (tensor.dtype() != tensorflow::DT_FLOAT)
-      throw InvalidArgument(of_->Label(v) + "it must be float32. Received: " + DataTypeString(tensor.dtype()) + ".");
+      throw InvalidArgument(of_->Label(v) + ": it must be float32. Received: " + DataTypeString(tensor.dtype()) + ".");
     const TensorShape expected({of_->num_rows[variable], of_->dims[variable]});
     if (tensor.shape() != expected) {
-      throw InvalidArgument(of_->Label(v) + "its shape must be " + expected.DebugString() +
+      throw InvalidArgument(of_->Label(v) + ": its shape must be " + expected.DebugString() +
                             ". Received: " + tensor.shape().DebugString() + ".");
     }
     return tensor.flat<float>().data();
@@ -372,7 +377,8 @@ class CheckIdsOp : public OpKernel {
 
   void Compute(OpKernelContext* ctx) override {
     Guard(ctx, [&] {
-      CheckInput("variable '" + variable_ + "': ", num_rows_, ctx->input(0), ctx->input(1));
+      Labelled([&] { return "variable '" + variable_ + "'"; },
+               [&] { return CheckInput(num_rows_, ctx->input(0), ctx->input(1)); });
       ctx->set_output(0, ctx->input(0));
     });
   }

@@ -154,7 +154,7 @@ def check_weights_and_indices_that_do_not_fit_on_one_rank_raise_on_all(world):
     pooled = sok.DistributedEmbedding("sum", 100, DIM, slot_num=1, max_nnz=2, name="weighted")
     ids = tf.RaggedTensor.from_row_lengths(tf.constant([1, 2], tf.int64), [2, 0])
     weights = tf.RaggedTensor.from_row_lengths([1.0, 2.0], [1, 1] if is_bad else [2, 0])
-    with pytest.raises(tf.errors.InvalidArgumentError, match="weighted.*`weights` must have one weight"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="weighted.*there must be one weight"):
         pooled(ids, weights=weights)
     fixed = sok.All2AllDenseEmbedding(100, DIM, slot_num=2, nnz_per_slot=1, name="full")
     sparse = tf.SparseTensor([[0, 0], [0, 0 if is_bad else 1]], tf.constant([5, 6], tf.int64), [1, 2])

@@ -27,6 +27,11 @@ def make_segments(
     return rows, ids, splits.astype(np.int64)
 
 
+def report(status: int, detail: int) -> np.ndarray:
+    """What stands in place of row splits where an input is bad (docs/design/native_ops.md)."""
+    return np.array([-(2**63) + status, detail])
+
+
 def make_keys(shape: str, dtype: type, rng: np.random.Generator) -> np.ndarray:
     """Keys [N] of the named shape."""
     from tests.reference.keys import extreme_keys

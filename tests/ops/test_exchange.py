@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.ops.shapes import SHAPES, make_keys
+from tests.ops.shapes import SHAPES, make_keys, report
 from tests.ops.tables import KEY_TYPES, NativeTable
 from tests.ops.worlds import FINE, FIRST, HEADER_WORDS, NO_WEIGHTS, NOT_GROUPED, ONE, World, i32, rows, word_type
 from tests.reference.csr import first_fault
@@ -381,10 +381,12 @@ def test_wrong_arguments_are_named(lib):
 
 
 REPORTS = [
-    (np.array([-5, 3]), "the row index of key number 3 is outside the dense_shape"),
-    (np.array([-6, 5]), "the number of rows must be batch * slot_num, a multiple of 2. Received: 5"),
-    (np.array([-7, 3]), "every sample must have slot_num = 2 features. Received: 3"),
-    (np.array([-8, 0]), "the same number of ids"),
+    (report(5, 3), "the row index of key number 3 is outside the dense_shape"),
+    (report(6, 5), "the number of rows must be batch * slot_num, a multiple of 2. Received: 5"),
+    (report(7, 3), "every sample must have slot_num = 2 features. Received: 3"),
+    (report(8, 0), "the same number of ids"),
+    (report(9, 0), "one weight for each id"),
+    (np.array([-5, 3]), "`row_splits` must start with 0, never"),  # splits gone wrong are no report
     (np.array([0, 2]), "`row_splits` must start with 0, never fall, and end with the number of keys"),
 ]
 
@@ -398,7 +400,7 @@ def test_a_malformed_input_raises_on_every_rank(row_splits, text):
     world.raises_everywhere(routed, tf.errors.InvalidArgumentError, texts, slot_num=2)
 
 
-@pytest.mark.parametrize(("row_splits", "text"), REPORTS[:4])
+@pytest.mark.parametrize(("row_splits", "text"), REPORTS[:5])
 def test_a_report_raises_at_once_with_one_rank(lib, row_splits, text):
     with pytest.raises(tf.errors.InvalidArgumentError) as error:
         lib.sok_validate_csr(NativeTable(name="shop").handle, np.zeros(1, np.int64), row_splits, slot_num=2)
@@ -409,7 +411,7 @@ def test_a_report_raises_at_once_with_one_rank(lib, row_splits, text):
 def test_check_input_passes_splits_or_reports(lib, problem):
     splits = tf.constant([0, 1, 4], tf.int64)
     assert_same(lib.sok_check_input(splits, True, 9, problem=problem), splits)
-    report = lib.sok_check_input(splits, False, 9, problem=problem)
-    assert_same(report, [{"rows_not_whole": -6, "wrong_slot_num": -7, "uneven": -8, "weights_differ": -9}[problem], 9])
+    status = {"rows_not_whole": 6, "wrong_slot_num": 7, "uneven": 8, "weights_differ": 9}[problem]
+    assert_same(lib.sok_check_input(splits, False, 9, problem=problem), report(status, 9))
     # An earlier report is not written over.
-    assert_same(lib.sok_check_input(tf.constant([-5, 2], tf.int64), False, 9, problem=problem), [-5, 2])
+    assert_same(lib.sok_check_input(report(5, 2), False, 9, problem=problem), report(5, 2))

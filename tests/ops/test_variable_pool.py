@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.ops.shapes import SEGMENT_SIZES, make_segments
+from tests.ops.shapes import SEGMENT_SIZES, make_segments, report
 from tests.reference import combine
 from tests.reference.judge import assert_close
 
@@ -71,11 +71,12 @@ GOOD = {"ids": [1, 2], "splits": [0, 1, 2], "variable": np.ones([4, 3], np.float
     [
         ({"ids": [1, 4]}, tf.errors.InvalidArgumentError, r"variable 'v0': id 4 is outside \[0, 4\)"),
         ({"ids": [-1, 1]}, tf.errors.InvalidArgumentError, r"variable 'v0': id -1 is outside \[0, 4\)"),
-        ({"ids": [[1, 2]]}, tf.errors.InvalidArgumentError, "`ids` must have rank 1"),
-        ({"splits": []}, tf.errors.InvalidArgumentError, "`row_splits` must start with 0"),
+        ({"ids": [[1, 2]]}, tf.errors.InvalidArgumentError, "variable 'v0': `ids` must have rank 1"),
+        ({"splits": []}, tf.errors.InvalidArgumentError, "variable 'v0': `row_splits` must start with 0"),
         ({"splits": [0, 1]}, tf.errors.InvalidArgumentError, "`row_splits` must end with the number of keys, 2"),
-        ({"splits": [0, 2, 1]}, tf.errors.InvalidArgumentError, "`row_splits` must not fall"),
-        ({"splits": [-3, 7]}, tf.errors.InvalidArgumentError, "variable 'v0': "),  # a report of its own
+        ({"splits": [0, 2, 1]}, tf.errors.InvalidArgumentError, "variable 'v0': `row_splits` must not fall"),
+        ({"splits": [-3, 7]}, tf.errors.InvalidArgumentError, "variable 'v0': `row_splits` must start with 0"),
+        ({"splits": report(5, 7)}, tf.errors.InvalidArgumentError, "variable 'v0': the row index of key number 7 is"),
         ({"options": {"dims": [2]}}, tf.errors.InvalidArgumentError, r"its shape must be \[4,2\]. Received: \[4,3\]"),
         ({"options": {"num_rows": [3]}}, tf.errors.InvalidArgumentError, r"its shape must be \[3,3\]"),
         ({"options": {"num_rows": [2**31]}}, tf.errors.InvalidArgumentError, r"`num_rows` must lie in \[0, 2\^31\)"),

@@ -179,11 +179,11 @@ def test_malformed_ids_name_the_variable(dtype):
     with pytest.raises(tf.errors.InvalidArgumentError, match="variable 'victim': the row index of key number 1 is out"):
         sok.group_embedding_lookup_sparse([variable], [outside], "sum")
     weights = ragged([[1.0], [1.0]], tf.float32)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="variable 'victim': `weights` must have one weight for"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="variable 'victim': there must be one weight for"):
         sok.group_embedding_lookup_sparse([variable], [ragged([[1, 2]])], "sum", sp_weights=[weights])
     splits = tf.constant([0, 2, 1, 2], tf.int64)
     falling = tf.RaggedTensor.from_row_splits(tf.constant([1, 2], tf.int64), splits, validate=False)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="`row_splits` must not fall"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="variable 'victim': `row_splits` must not fall"):
         sok.group_embedding_lookup_sparse([variable], [falling], "sum")
 
 

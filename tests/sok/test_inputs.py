@@ -227,7 +227,7 @@ ELSEWHERE = {
 def test_weights_elsewhere_than_the_ids_are_raised_by_the_lookup(case, call):
     inputs, weights = ELSEWHERE[case]
     v = EmbeddingVariable(2, 10, name="judge")
-    with pytest.raises(tf.errors.InvalidArgumentError, match="`weights` must have one weight for each id"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="there must be one weight for each id"):
         call(lambda i, w: lookup_pooled(v, csr(i, weights=w), "sum", slot_num=2), inputs, weights)
     assert int(v.size()) == 0
 
@@ -243,7 +243,7 @@ def test_dense_weights_of_unknown_shape_are_compared_when_it_runs(padding_key):
 
     assert read([[1, 0], [0, 2]], tf.ones([2, 2])).shape == [2, 2]
     for shape in ([4, 1], [1, 4], [2, 1], [2, 3], [0, 0]):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="`weights` must have one weight for each id"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="there must be one weight for each id"):
             read([[1, 0], [0, 2]], tf.ones(shape))
 
 
