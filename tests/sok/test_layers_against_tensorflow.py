@@ -78,7 +78,7 @@ OPTIMIZERS = {
 }
 
 
-def train_both(combiner, key_dtype, form, optimizer, compiled, rng):
+def assert_both_train_alike(combiner, key_dtype, form, optimizer, compiled, rng):
     keys, layer = vocabulary(key_dtype), layer_of(combiner, key_dtype)
     start = first_projection(rng)
     dense, ours, theirs = tf.Variable(layer.var.sparse_read(keys)), tf.Variable(start), tf.Variable(start)
@@ -114,7 +114,7 @@ def train_both(combiner, key_dtype, form, optimizer, compiled, rng):
 @pytest.mark.parametrize("combiner", COMBINERS)
 @pytest.mark.parametrize("key_dtype", KEY_DTYPES, ids=lambda d: np.dtype(d).name)
 def test_eager_training(key_dtype, combiner, form, rng):
-    train_both(combiner, key_dtype, form, "sgd", compiled=False, rng=rng)
+    assert_both_train_alike(combiner, key_dtype, form, "sgd", compiled=False, rng=rng)
 
 
 # Every combiner in every form, and every optimizer with every combiner: it does not see the form.
@@ -127,7 +127,7 @@ COMPILED += [(combiner, "ragged", optimizer) for combiner in COMBINERS for optim
     [(*case, dtype) for case, dtype in zip(COMPILED, itertools.cycle(KEY_DTYPES), strict=False)],
 )
 def test_compiled_training(combiner, form, optimizer, key_dtype, rng):
-    train_both(combiner, key_dtype, form, optimizer, compiled=True, rng=rng)
+    assert_both_train_alike(combiner, key_dtype, form, optimizer, compiled=True, rng=rng)
 
 
 @pytest.mark.parametrize("form", FORMS)
