@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok import context
+from sok.transport.base import check_addable, check_has_rows, check_movable
 
 TOOLS = ("horovod",)
 
@@ -89,13 +90,43 @@ def alltoall(tensor: Any, splits: Any) -> tuple[tf.Tensor, tf.Tensor]:
     Returns:
         received [m, ...], worker 0's rows first, and received_splits [R] int32.
 
+    Raises:
+        TypeError: a dtype that cannot be sent, `splits` that are no integers.
+        ValueError: a scalar, or splits that do not fit; in a graph, where only a run shows it,
+            `tf.errors.InvalidArgumentError`.
+
     Example:
         >>> received, splits = alltoall(tf.constant([1, 2, 3]), [3])
         >>> received.numpy().tolist(), splits.numpy().tolist()
         ([1, 2, 3], [3])
     """
+    # Here and not in the transports, so that a program that runs on one worker runs on many.
+    tensor, transport = tf.convert_to_tensor(tensor), context.get_transport()
+    check_movable(tensor.dtype, "alltoall")
+    check_has_rows(tensor, "alltoall")
+    splits = _checked_splits(splits, tensor, transport.size)
     name = context.unique_collective_name("sok/communication/alltoall")
-    return context.get_transport().all_to_all(tf.convert_to_tensor(tensor), tf.cast(splits, tf.int32), name)
+    return transport.all_to_all(tensor, splits, name)
+
+
+def _checked_splits(splits: Any, tensor: tf.Tensor, workers: int) -> tf.Tensor:
+    splits = tf.convert_to_tensor(splits)
+    if not splits.dtype.is_integer:
+        raise TypeError(f"alltoall: `splits` must be integers. Received: {splits.dtype.name}.")
+    if not splits.shape.is_compatible_with([workers]):
+        raise ValueError(
+            f"alltoall: `splits` must have one value per worker, {workers}. Received: shape {splits.shape}."
+        )
+    text = "alltoall: `splits` must not be negative, and must sum to the number of rows of `tensor`."
+    given, rows = tf.get_static_value(splits), tf.compat.dimension_value(tensor.shape[0])
+    if given is not None and (min(given) < 0 or rows not in (sum(given), None)):
+        raise ValueError(f"{text} Received: {given.tolist()} for {'some' if rows is None else rows} rows.")
+    splits = tf.cast(splits, tf.int32)
+    if given is not None and rows is not None:
+        return splits
+    fits = tf.logical_and(tf.reduce_all(splits >= 0), tf.equal(tf.reduce_sum(splits), tf.shape(tensor)[0]))
+    with tf.control_dependencies([tf.debugging.Assert(fits, [text, splits, tf.shape(tensor)[0]])]):
+        return tf.identity(splits)
 
 
 def allreduce(tensor: Any, op: str = "average") -> tf.Tensor:
@@ -119,6 +150,10 @@ def allreduce(tensor: Any, op: str = "average") -> tf.Tensor:
     if op not in _REDUCTIONS:
         raise ValueError(f"`op` must be 'sum', 'average', 'max' or 'min'. Received: {op!r}.")
     tensor, transport = tf.convert_to_tensor(tensor), context.get_transport()
+    if op in ("sum", "average"):
+        check_addable(tensor.dtype, "allreduce", op == "average")
+    else:
+        check_movable(tensor.dtype, "allreduce")
     name = context.unique_collective_name("sok/communication/allreduce")
     if op in ("sum", "average"):
         return transport.grouped_all_reduce([tensor], name, average=op == "average")[0]
@@ -136,8 +171,11 @@ def allgather(tensor: Any) -> tf.Tensor:
         >>> allgather(tf.constant([[1], [2]])).numpy().tolist()
         [[1], [2]]
     """
+    tensor = tf.convert_to_tensor(tensor)
+    check_movable(tensor.dtype, "allgather")
+    check_has_rows(tensor, "allgather")
     name = context.unique_collective_name("sok/communication/allgather")
-    return context.get_transport().all_gather(tf.convert_to_tensor(tensor), name)
+    return context.get_transport().all_gather(tensor, name)
 
 
 def broadcast(tensor: Any, root: int) -> tf.Tensor:
@@ -147,5 +185,7 @@ def broadcast(tensor: Any, root: int) -> tf.Tensor:
         >>> int(broadcast(tf.constant(7), 0))
         7
     """
+    tensor = tf.convert_to_tensor(tensor)
+    check_movable(tensor.dtype, "broadcast")
     name = context.unique_collective_name("sok/communication/broadcast")
-    return context.get_transport().broadcast(tf.convert_to_tensor(tensor), root, name)
+    return context.get_transport().broadcast(tensor, root, name)

@@ -8,6 +8,34 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
+MOVABLE = (
+    *(tf.uint8, tf.int8, tf.uint16, tf.int16, tf.uint32, tf.int32, tf.uint64, tf.int64, tf.bool),
+    *(tf.float16, tf.bfloat16, tf.float32, tf.float64),
+)
+ADDABLE = (tf.uint8, tf.int8, tf.int32, tf.int64, tf.float16, tf.bfloat16, tf.float32, tf.float64)
+
+
+def check_movable(dtype: tf.DType, what: str) -> None:
+    """`TypeError` for a dtype that collectives do not move."""
+    if dtype not in MOVABLE:
+        accepted = ", ".join(d.name for d in MOVABLE)
+        raise TypeError(f"{what}: the dtype must be one of {accepted}. Received: {dtype.name}.")
+
+
+def check_addable(dtype: tf.DType, what: str, average: bool) -> None:
+    """`TypeError` for a dtype that is not summed, or averaged, over workers."""
+    accepted = [d for d in ADDABLE if d.is_floating or not average]
+    if dtype not in accepted:
+        names = ", ".join(d.name for d in accepted)
+        how = "to average" if average else "to sum"
+        raise TypeError(f"{what}: a dtype {how} must be one of {names}. Received: {dtype.name}.")
+
+
+def check_has_rows(tensor: tf.Tensor, what: str) -> None:
+    """`ValueError` for a scalar."""
+    if tensor.shape.rank == 0:
+        raise ValueError(f"{what}: the tensor must have rows, that is rank >= 1. Received: a scalar.")
+
 
 class Transport(abc.ABC):
     """A group of `size` workers, of which this process is number `rank`.

@@ -10,15 +10,13 @@ from typing import Any
 import tensorflow as tf
 
 from sok import _ops, tracing
-from sok.transport.base import Transport, run_now
+from sok.transport.base import Transport, check_addable, check_has_rows, check_movable, run_now
 from sok.transport.ordering import in_turn, turns_of
 
-# What Horovod moves as it is; of the rest we move the bits.
-_MOVED = (tf.uint8, tf.int8, tf.uint16, tf.int16, tf.int32, tf.int64, tf.float16, tf.float32, tf.float64, tf.bool)
 _SHARED = (tf.int32, tf.int64, tf.float32, tf.float64)  # vectors of these, through shared memory on one host
+# What Horovod does not move as it is: we move the bits.
 _MOVED_AS = {tf.bfloat16: tf.uint16, tf.uint32: tf.int32, tf.uint64: tf.int64}
-# What Horovod adds as it is; of the rest we add wider numbers.
-_ADDED = (tf.uint8, tf.int8, tf.int32, tf.int64, tf.float16, tf.float32, tf.float64)
+# What Horovod does not add: we add wider numbers.
 _ADDED_AS = {tf.bfloat16: tf.float32}
 
 
@@ -96,7 +94,7 @@ class HorovodTransport(Transport):
             tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
             groups: dict[tf.DType, list[int]] = {}
             for place, tensor in enumerate(tensors):
-                _check_addable(tensor.dtype, average)
+                check_addable(tensor.dtype, "grouped_all_reduce", average)
                 groups.setdefault(_ADDED_AS.get(tensor.dtype, tensor.dtype), []).append(place)
             results: list[Any] = [None] * len(tensors)
             for dtype, places in groups.items():
@@ -120,10 +118,7 @@ class HorovodTransport(Transport):
     def all_gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         with tf.device("/CPU:0"):
             tensor = tf.convert_to_tensor(tensor)
-            if tensor.shape.rank == 0:
-                raise ValueError(
-                    f"all_gather '{name}': the tensor must have rows, that is rank >= 1. Received: a scalar."
-                )
+            check_has_rows(tensor, f"all_gather '{name}'")
             wire = _to_wire(tensor, "all_gather")
 
             def collective() -> tf.Tensor:
@@ -179,21 +174,9 @@ def _named(name: str) -> dict[str, Any]:
 
 
 def _to_wire(tensor: tf.Tensor, what: str) -> tf.Tensor:
-    if tensor.dtype in _MOVED:
-        return tensor
-    if tensor.dtype not in _MOVED_AS:
-        accepted = ", ".join(dtype.name for dtype in (*_MOVED, *_MOVED_AS))
-        raise TypeError(f"{what}: the dtype must be one of {accepted}. Received: {tensor.dtype.name}.")
-    return tf.bitcast(tensor, _MOVED_AS[tensor.dtype])
+    check_movable(tensor.dtype, what)
+    return tf.bitcast(tensor, _MOVED_AS[tensor.dtype]) if tensor.dtype in _MOVED_AS else tensor
 
 
 def _from_wire(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     return tensor if tensor.dtype == dtype else tf.bitcast(tensor, dtype)
-
-
-def _check_addable(dtype: tf.DType, average: bool) -> None:
-    accepted = [d for d in (*_ADDED, *_ADDED_AS) if d.is_floating or not average]
-    if dtype not in accepted:
-        names = ", ".join(d.name for d in accepted)
-        what = "to average" if average else "to sum"
-        raise TypeError(f"grouped_all_reduce: a dtype {what} must be one of {names}. Received: {dtype.name}.")
