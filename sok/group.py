@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok import _ops, exchange, lookup, plain_variables
-from sok.inputs import to_csr
+from sok.inputs import Called, to_csr
 from sok.keys import as_keys
 from sok.lookup import Csr, Feature
 from sok.table import is_embedding_variable
@@ -26,6 +26,9 @@ class Request:
     ids: Any
     weights: Any = None
     combiner: str = exchange.ROWS  # or 'sum', 'mean', 'sqrtn'
+    dtype: tf.DType | None = None  # of the result, if it is not that of `param`
+    ids_called: str = "sp_ids"  # in messages, and the weights too
+    weights_called: str = "sp_weights"
 
 
 def group_embedding_lookup_sparse(
@@ -97,12 +100,15 @@ def group_embedding_lookup_sparse(
     weights = [None] * len(params) if sp_weights is None else _one_each("sp_weights", sp_weights, len(params))
     _check_strategy(partition_strategy)
     per_group = check_per_group(params_num_per_group)
-    params = _check_params(params)
+    variables, dtypes = _check_params(params)
     if is_sequence and any(w is not None for w in weights):
         raise ValueError("`sp_weights` must be None with is_sequence=True: rows that are not pooled have no weights.")
     if is_sequence:
         combiners = [exchange.ROWS] * len(params)
-    requests = [Request(*request) for request in zip(params, sp_ids, weights, combiners, strict=True)]
+    requests = [
+        Request(*request, f"sp_ids[{i}]", f"sp_weights[{i}]")
+        for i, request in enumerate(zip(variables, sp_ids, weights, combiners, dtypes, strict=True))
+    ]
     with tf.name_scope(name or "group_embedding_lookup_sparse"):
         return [output for of_part in lookup_parts(chunks(requests, per_group), training) for output in of_part]
 
@@ -154,14 +160,18 @@ def group_embedding_lookup(
     params = _as_list("params", params)
     ids = _one_each("ids", ids, len(params))
     _check_strategy(partition_strategy)
-    params = _check_params(params)
+    variables, dtypes = _check_params(params)
     with tf.name_scope(name or "group_embedding_lookup"):
-        with _told_to_peers(params):
+        with _told_to_peers(variables):
             keys = [
-                as_keys(_dense("ids", n, i), *_keys_of(p)) for n, (p, i) in enumerate(zip(params, ids, strict=True))
+                as_keys(_dense("ids", n, i), *_keys_of(v), f"`ids[{n}]` of {_label_of(v)}")
+                for n, (v, i) in enumerate(zip(variables, ids, strict=True))
             ]
         # One segment that holds all keys of a feature, of which the rows are wanted.
-        requests = [Request(param, flat) for param, flat in zip(params, map(_in_one_segment, keys), strict=True)]
+        requests = [
+            Request(variable, _in_one_segment(of_feature), dtype=dtype, ids_called=f"ids[{n}]")
+            for n, (variable, of_feature, dtype) in enumerate(zip(variables, keys, dtypes, strict=True))
+        ]
         return [_in_shape_of(k, rows) for k, (rows, _) in zip(keys, _lookup(requests, training), strict=True)]
 
 
@@ -172,13 +182,15 @@ def lookup_parts(
 
     Collective; an exchange for each part that has a table.
     """
+    has_table = [any(is_embedding_variable(r.param) for r in part) for part in parts]
+    # What is wrong in a part without tables is told where peers wait: at the exchange of the next part with one.
+    waiting: list[list[Any]] = [[]]
+    for part, has in zip(parts[::-1], has_table[::-1], strict=True):
+        waiting.insert(0, [r.param for r in part] if has else waiting[0])
     outputs = []
     for i, part in enumerate(parts):
-        # What is wrong in a part without tables is told where peers wait: at the exchange of the next part with one.
-        waiting = next(([r.param for r in p] for p in parts[i:] if any(is_embedding_variable(r.param) for r in p)), [])
-        has_table = any(is_embedding_variable(r.param) for r in part)
         scope = tf.name_scope(names[i]) if names else contextlib.nullcontext()
-        with scope, contextlib.nullcontext() if has_table else _told_to_peers(waiting):
+        with scope, contextlib.nullcontext() if has_table[i] else _told_to_peers(waiting[i]):
             outputs.append(lookup_sparse(part, training))
     return outputs
 
@@ -197,14 +209,24 @@ def lookup_sparse(requests: Sequence[Request], training: Any) -> list[tf.Tensor]
 def _lookup(requests: Sequence[Request], training: Any) -> list[tuple[tf.Tensor, tf.Tensor]]:
     """For each request its pooled vectors, or the rows of its ids; and its row splits."""
     with _told_to_peers([r.param for r in requests]):
-        csrs = [to_csr(r.ids, 1, *_keys_of(r.param), r.weights) for r in requests]
+        csrs = [_to_csr(r) for r in requests]
         pairs = list(zip(requests, csrs, strict=True))
         plain = [(r.param, csr, r.combiner) for r, csr in pairs if not is_embedding_variable(r.param)]
         of_variables = iter(plain_variables.lookup(*zip(*plain, strict=True)) if plain else [])
     features = [_feature(r, csr) for r, csr in pairs if is_embedding_variable(r.param)]
     of_tables = iter(lookup.lookup_group(features, training) if features else [])
     outputs = [next(of_tables if is_embedding_variable(r.param) else of_variables) for r in requests]
-    return [(output, csr.row_splits) for output, csr in zip(outputs, csrs, strict=True)]
+    return [
+        (output if r.dtype is None else tf.cast(output, r.dtype), csr.row_splits)
+        for r, output, csr in zip(requests, outputs, csrs, strict=True)
+    ]
+
+
+def _to_csr(r: Request) -> Csr:
+    called = Called(_label_of(r.param), r.ids_called, r.weights_called)
+    is_double = not is_embedding_variable(r.param) and r.param.dtype.base_dtype == tf.float64
+    weights_dtype = tf.float64 if is_double else tf.float32
+    return to_csr(r.ids, 1, *_keys_of(r.param), r.weights, called=called, weights_dtype=weights_dtype)
 
 
 def _feature(r: Request, csr: Csr) -> Feature:
@@ -228,6 +250,10 @@ def _keys_of(param: Any) -> tuple[tf.DType, str]:
     if is_embedding_variable(param):
         return param.key_dtype, param.table_name
     return plain_variables.ID_DTYPE, plain_variables.name_of(param)
+
+
+def _label_of(param: Any) -> str:
+    return f"{'table' if is_embedding_variable(param) else 'variable'} '{_keys_of(param)[1]}'"
 
 
 def _in_one_segment(keys: tf.Tensor) -> tf.RaggedTensor:
@@ -305,9 +331,9 @@ def _check_strategy(partition_strategy: Any) -> None:
         )
 
 
-def _check_params(params: list[Any]) -> list[Any]:
-    """Tables as they are, and the TensorFlow variables behind the others."""
-    checked = []
+def _check_params(params: list[Any]) -> tuple[list[Any], list[tf.DType | None]]:
+    """Tables as they are, and the TensorFlow variables behind the others; what results are cast to, None: nothing."""
+    checked, dtypes = [], []
     for i, param in enumerate(params):
         variable = param if is_embedding_variable(param) else plain_variables.as_plain_variable(param)
         if variable is None:
@@ -316,4 +342,5 @@ def _check_params(params: list[Any]) -> list[Any]:
                 f"Received: {param!r}."
             )
         checked.append(variable)
-    return checked
+        dtypes.append(None if is_embedding_variable(param) else plain_variables.cast_to(param, variable))
+    return checked, dtypes

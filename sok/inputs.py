@@ -17,6 +17,19 @@ from sok.keys import as_keys
 from sok.lookup import Csr
 
 
+@dataclasses.dataclass(frozen=True)
+class Called:
+    """What messages call an input: the arguments that a person passed, and what is looked up."""
+
+    source: str  # "table 'user'"
+    ids: str = "inputs"
+    weights: str = "weights"
+
+    @property
+    def label(self) -> str:
+        return self.source if self.ids == "inputs" else f"`{self.ids}` of {self.source}"
+
+
 def describe(inputs: Any) -> str:
     """A short text that says what came, for messages."""
     if isinstance(inputs, tf.RaggedTensor):
@@ -34,7 +47,12 @@ def sizes(tensor: Any) -> list[int | None] | None:
     return None if shape.rank is None else shape.as_list()
 
 
-def _error(inputs: Any, slot_num: int) -> ValueError:
+def _error(inputs: Any, slot_num: int, called: Called) -> ValueError:
+    if called.ids != "inputs":  # not the input of a layer, so nobody spoke of slots
+        return ValueError(
+            f"{called.label} must be a SparseTensor [batch, n], a RaggedTensor [batch, None] or a dense tensor "
+            f"[batch, n]. Received: {describe(inputs)}."
+        )
     accepted = (
         f"a SparseTensor with dense_shape [batch * {slot_num}, max_nnz] or [batch, {slot_num}, n], a RaggedTensor "
         f"[batch, {slot_num}, None] or [batch * {slot_num}, None], or a dense tensor [batch, {slot_num}, n] or "
@@ -62,44 +80,48 @@ def _check_whole(splits: tf.Tensor, num_rows: tf.Tensor, slot_num: int) -> tf.Te
 class _Weights:
     """Weights in the order in which the ids lie there, and whether they stand where the ids do."""
 
-    flat: tf.Tensor  # [N] float32
+    flat: tf.Tensor  # [N] float32 or float64
     fit: tf.Tensor  # []
 
 
-def _weights_of(weights: Any, inputs: Any, num_ids: tf.Tensor) -> _Weights | None:
+def _weights_of(weights: Any, inputs: Any, num_ids: tf.Tensor, called: Called, dtype: tf.DType) -> _Weights | None:
     if weights is None:
         return None
     for form in (tf.SparseTensor, tf.RaggedTensor):
         if isinstance(inputs, form) != isinstance(weights, form):
-            raise _wrong_weights(weights, inputs)
+            raise _wrong_weights(weights, inputs, called)
     if isinstance(inputs, tf.SparseTensor):
         values, pairs = weights.values, [(weights.dense_shape, inputs.dense_shape), (weights.indices, inputs.indices)]
     elif isinstance(inputs, tf.RaggedTensor):
-        values, pairs = weights.flat_values, list(_splits_of(weights, inputs))
+        values, pairs = weights.flat_values, list(_splits_of(weights, inputs, called))
     else:
         values = weights = tf.convert_to_tensor(weights)
         if not weights.shape.is_compatible_with(inputs.shape):
-            raise _wrong_weights(weights, inputs)
+            raise _wrong_weights(weights, inputs, called)
         pairs = [(tf.shape(weights), tf.shape(inputs))]
-    flat = tf.reshape(tf.cast(values, tf.float32), [-1])
+    flat = tf.reshape(tf.cast(values, dtype), [-1])
     fit = tf.equal(tf.size(flat, out_type=tf.int64), num_ids)
     for of_weights, of_inputs in pairs:
         fit = tf.logical_and(fit, _are_equal(of_weights, of_inputs))
     return _Weights(_of_size(flat, num_ids), fit)
 
 
-def _splits_of(weights: tf.RaggedTensor, inputs: tf.RaggedTensor) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
+def _splits_of(
+    weights: tf.RaggedTensor, inputs: tf.RaggedTensor, called: Called
+) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
     """The row splits of both, level by level."""
     if weights.ragged_rank != inputs.ragged_rank:
-        raise _wrong_weights(weights, inputs)
+        raise _wrong_weights(weights, inputs, called)
     for of_weights, of_inputs in zip(weights.nested_row_splits, inputs.nested_row_splits, strict=True):
         is_same = of_weights is of_inputs or of_weights.dtype == of_inputs.dtype
         yield (of_weights, of_inputs) if is_same else (tf.cast(of_weights, tf.int64), tf.cast(of_inputs, tf.int64))
 
 
-def _wrong_weights(weights: Any, inputs: Any) -> ValueError:
+def _wrong_weights(weights: Any, inputs: Any, called: Called) -> ValueError:
+    where = "" if called.ids == "inputs" else f", for {called.source}"
     return ValueError(
-        f"`weights` must have the form of `inputs`. Received: inputs {describe(inputs)}, weights {describe(weights)}."
+        f"`{called.weights}` must have the form of `{called.ids}`{where}. Received: {called.ids} {describe(inputs)}, "
+        f"{called.weights} {describe(weights)}."
     )
 
 
@@ -133,13 +155,18 @@ def _sparse_rows(sparse: tf.SparseTensor, rank: int | None, slot_num: int) -> tu
     return tuple(tf.where(is_cube, c, m) for c, m in zip(of_cube, of_matrix, strict=True))
 
 
-def _from_sparse(sparse: tf.SparseTensor, weights: tf.Tensor | None, slot_num: int, keys: tf.Tensor) -> Csr:
+def _from_sparse(
+    sparse: tf.SparseTensor, weights: tf.Tensor | None, slot_num: int, keys: tf.Tensor, called: Called
+) -> Csr:
     rank = sparse.shape.rank if sparse.shape.rank is not None else sizes(sparse.dense_shape)[0]
     if rank not in (2, 3, None):
-        raise _error(sparse, slot_num)
+        raise _error(sparse, slot_num, called)
     row, num_rows, num_features = _sparse_rows(sparse, rank, slot_num)
-    given = tf.zeros([0], tf.float32) if weights is None else weights
-    splits, keys, given, _ = _ops.lib().sok_sparse_to_csr(row, keys, given, num_rows)
+    is_single = weights is not None and weights.dtype == tf.float32
+    given = weights if is_single else tf.zeros([0], tf.float32)
+    splits, keys, given, order = _ops.lib().sok_sparse_to_csr(row, keys, given, num_rows)
+    if weights is not None and not is_single:
+        given = tf.gather(weights, order)
     if rank != 3:
         splits = _check_whole(splits, num_rows, slot_num)
     if rank != 2:
@@ -147,7 +174,9 @@ def _from_sparse(sparse: tf.SparseTensor, weights: tf.Tensor | None, slot_num: i
     return Csr(keys, splits, None if weights is None else given)
 
 
-def _from_ragged(ragged: tf.RaggedTensor, weights: tf.Tensor | None, slot_num: int, key_dtype: Any, table: str) -> Csr:
+def _from_ragged(
+    ragged: tf.RaggedTensor, weights: tf.Tensor | None, slot_num: int, key_dtype: Any, table: str, called: Called
+) -> Csr:
     inner_rank = ragged.flat_values.shape.rank or 1  # unknown for some placeholders
     rank = ragged.ragged_rank + inner_rank
     if rank == 3:
@@ -155,7 +184,7 @@ def _from_ragged(ragged: tf.RaggedTensor, weights: tf.Tensor | None, slot_num: i
     elif rank == 2 and ragged.ragged_rank == 1:
         inner = ragged
     else:
-        raise _error(ragged, slot_num)
+        raise _error(ragged, slot_num, called)
     if isinstance(inner, tf.RaggedTensor):
         keys, splits = inner.values, tf.cast(inner.row_splits, tf.int64)
     else:  # uniform inside: [batch, (slot_num), n] holds its values as [batch * slot_num, n]
@@ -168,11 +197,16 @@ def _from_ragged(ragged: tf.RaggedTensor, weights: tf.Tensor | None, slot_num: i
         wrong = tf.boolean_mask(lengths, tf.not_equal(lengths, slot_num))
         came = tf.concat([wrong, [slot_num]], 0)[0]  # the first that is wrong, if any
         splits = _check_slot_num(splits, came, slot_num)
-    return Csr(as_keys(keys, key_dtype, table), splits, weights)
+    return Csr(as_keys(keys, key_dtype, table, called.label), splits, weights)
 
 
 def _from_dense(
-    dense: tf.Tensor, weights: tf.Tensor | None, padding_key: int | None, slot_num: int, key_dtype: tf.DType
+    dense: tf.Tensor,
+    weights: tf.Tensor | None,
+    padding_key: int | None,
+    slot_num: int,
+    key_dtype: tf.DType,
+    called: Called,
 ) -> Csr:
     static = sizes(dense)
     rank = None if static is None else len(static)
@@ -181,7 +215,7 @@ def _from_dense(
     elif rank == 2 and static[1] in (slot_num, None):
         dense = dense[:, :, None]
     elif rank != 3 or static[1] not in (slot_num, None):
-        raise _error(dense, slot_num)
+        raise _error(dense, slot_num, called)
     shape = tf.shape(dense, out_type=tf.int64)
     flat = tf.reshape(dense, [-1])
     if padding_key is None:
@@ -198,7 +232,15 @@ def _from_dense(
 
 
 def to_csr(
-    inputs: Any, slot_num: int, key_dtype: tf.DType, table: str, weights: Any = None, padding_key: int | None = None
+    inputs: Any,
+    slot_num: int,
+    key_dtype: tf.DType,
+    table: str,
+    weights: Any = None,
+    padding_key: int | None = None,
+    *,
+    called: Called | None = None,
+    weights_dtype: tf.DType = tf.float32,
 ) -> Csr:
     """Ids in any of the accepted forms as segments: segment b * slot_num + f holds feature f of sample b.
 
@@ -211,6 +253,8 @@ def to_csr(
         table: name, for messages.
         weights: one weight per id, in the form of `inputs` and at the same places (indices, row splits).
         padding_key: in dense inputs, ids equal to it are left out. None: none is.
+        called: for messages, what the arguments are called there. None: `inputs` and `weights` of a table.
+        weights_dtype: float32 or float64, to which weights are cast.
 
     Raises:
         ValueError: the form, rank or dtype is not one of these.
@@ -220,16 +264,19 @@ def to_csr(
         >>> csr.keys.numpy().tolist(), csr.row_splits.numpy().tolist()
         ([3, 5], [0, 1, 1, 1, 2])
     """
+    called = called or Called(f"table '{table}'")
+    how = (called, weights_dtype)
     if isinstance(inputs, tf.SparseTensor):
-        given = _weights_of(weights, inputs, tf.size(inputs.values, out_type=tf.int64))
-        csr = _from_sparse(inputs, given and given.flat, slot_num, as_keys(inputs.values, key_dtype, table))
+        given = _weights_of(weights, inputs, tf.size(inputs.values, out_type=tf.int64), *how)
+        keys = as_keys(inputs.values, key_dtype, table, called.label)
+        csr = _from_sparse(inputs, given and given.flat, slot_num, keys, called)
     elif isinstance(inputs, tf.RaggedTensor):
-        given = _weights_of(weights, inputs, tf.size(inputs.flat_values, out_type=tf.int64))
-        csr = _from_ragged(inputs, given and given.flat, slot_num, key_dtype, table)
+        given = _weights_of(weights, inputs, tf.size(inputs.flat_values, out_type=tf.int64), *how)
+        csr = _from_ragged(inputs, given and given.flat, slot_num, key_dtype, table, called)
     else:
-        dense = as_keys(inputs, key_dtype, table)
-        given = _weights_of(weights, dense, tf.size(dense, out_type=tf.int64))
-        csr = _from_dense(dense, given and given.flat, padding_key, slot_num, key_dtype)
+        dense = as_keys(inputs, key_dtype, table, called.label)
+        given = _weights_of(weights, dense, tf.size(dense, out_type=tf.int64), *how)
+        csr = _from_dense(dense, given and given.flat, padding_key, slot_num, key_dtype, called)
     if given is None:
         return csr
     splits = _check(csr.row_splits, "weights_differ", given.fit, tf.zeros([], tf.int64))

@@ -30,34 +30,37 @@ def check_key_dtype(key_dtype: Any, argument: str = "key_dtype") -> tf.DType:
     return dtype
 
 
-def as_keys(keys: Any, key_dtype: tf.DType, table_name: str) -> tf.Tensor:
+def as_keys(keys: Any, key_dtype: tf.DType, table_name: str, label: str | None = None) -> tf.Tensor:
     """`keys` as a tensor of `key_dtype`.
 
     Tensors of another integer dtype are cast if no value of that dtype can be lost; NumPy arrays and Python numbers if
     none of these values is.
 
+    Messages begin with `label`, by default the table's name.
+
     Raises:
         ValueError: a value, or the dtype, does not fit.
     """
+    label = label or f"table '{table_name}'"
     if not tf.is_tensor(keys):
-        return tf.constant(_checked_array(keys, key_dtype, table_name), key_dtype)
+        return tf.constant(_checked_array(keys, key_dtype, label), key_dtype)
     if keys.dtype == key_dtype:
         return tf.convert_to_tensor(keys)
     if keys.dtype in _WIDER[key_dtype]:
         return tf.cast(keys, key_dtype)
     raise ValueError(
-        f"table '{table_name}': keys must be {key_dtype.name}, or an integer dtype that fits into it. "
-        f"Received: {keys.dtype.name}. Cast them, or make the table with another key_dtype."
+        f"{label}: keys must be {key_dtype.name}, or an integer dtype that fits into it. "
+        f"Received: {keys.dtype.name}. Cast them, or give a table another key_dtype."
     )
 
 
-def _checked_array(keys: Any, key_dtype: tf.DType, table_name: str) -> np.ndarray:
+def _checked_array(keys: Any, key_dtype: tf.DType, label: str) -> np.ndarray:
     # TensorFlow would wrap values that do not fit, and cut the fraction off floats, without a word.
     try:
         array = np.asarray(keys)
     except ValueError as error:
         raise ValueError(
-            f"table '{table_name}': nested lists of keys must be even. For features with different numbers of ids pass "
+            f"{label}: nested lists of keys must be even. For features with different numbers of ids pass "
             f"tf.ragged.constant(ids, dtype=tf.{key_dtype.name}) to the layer. ({error})"
         ) from None
     if array.size == 0:
@@ -67,11 +70,10 @@ def _checked_array(keys: Any, key_dtype: tf.DType, table_name: str) -> np.ndarra
         array = np.asarray(keys, object)  # NumPy makes floats of Python integers on both sides of 2^63
     is_integer = array.dtype.kind in "iu" or array.dtype == object and all(type(k) is int for k in array.ravel())
     if not is_integer:
-        raise ValueError(f"table '{table_name}': keys must be integers. Received: an array of {given}.")
+        raise ValueError(f"{label}: keys must be integers. Received: an array of {given}.")
     for key in (int(array.min()), int(array.max())):
         if not key_dtype.min <= key <= key_dtype.max:
             raise ValueError(
-                f"table '{table_name}': keys must be {key_dtype.name}, in [{key_dtype.min}, {key_dtype.max}]. "
-                f"Received: {key}."
+                f"{label}: keys must be {key_dtype.name}, in [{key_dtype.min}, {key_dtype.max}]. Received: {key}."
             )
     return array.astype(key_dtype.as_numpy_dtype)

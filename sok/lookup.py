@@ -22,7 +22,7 @@ class Csr:
 
     keys: tf.Tensor  # [N]
     row_splits: tf.Tensor  # [S + 1] int64
-    weights: tf.Tensor | None = None  # [N] float32
+    weights: tf.Tensor | None = None  # [N] float32; for ordinary variables of float64, that
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,7 @@ by stock TensorFlow, one by one.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,7 +30,25 @@ def as_plain_variable(value: Any) -> Any | None:
         parts = list(value)
         return parts[0] if len(parts) == 1 else None
     held = getattr(value, "value", None)  # of a TensorFlow variable it is a method
-    return held if isinstance(held, tf.Variable) else None
+    if isinstance(held, tf.Variable):
+        return held
+    # In a layer with mixed precision a variable of Keras 3 gives a copy, cast, of the one that it holds.
+    held = getattr(value, "_value", None)
+    return held if isinstance(held, tf.Variable) and not _keras_keeps_values_elsewhere() else None
+
+
+def _keras_keeps_values_elsewhere() -> bool:
+    from keras.src.backend.common.stateless_scope import in_stateless_scope
+
+    return in_stateless_scope()
+
+
+def cast_to(value: Any, variable: Any) -> tf.DType | None:
+    """The dtype in which `value`, behind which `variable` is, wants to be read; None: that of the variable."""
+    if value is variable or _is_partitioned(value):
+        return None
+    dtype = tf.as_dtype(value.dtype)
+    return None if dtype == variable.dtype.base_dtype else dtype
 
 
 def _is_partitioned(value: Any) -> bool:
@@ -127,6 +146,8 @@ def _stock(variable: Any, csr: Csr, combiner: str) -> tf.Tensor:
     rows = tf.nn.embedding_lookup(variable, ids)
     if combiner == "rows":
         return rows
+    with tf.control_dependencies([ids]):  # until then the splits may be a report, which counts nothing
+        csr = dataclasses.replace(csr, row_splits=tf.identity(csr.row_splits))
     if rows.dtype.size == 2:
         # Sums of many 16-bit floats stop growing: as TensorFlow does, add in 32 bits and round once.
         return tf.cast(_pooled(tf.cast(rows, tf.float32), csr, combiner), rows.dtype)

@@ -81,7 +81,7 @@ def request(param: Any, sparse_tensors: Any, combiner: str, prunes: bool, catego
             kept = tf.logical_and(kept, weights.values > 0)
         ids = tf.sparse.retain(ids, kept)
         weights = None if weights is None else tf.sparse.retain(weights, kept)
-    return Request(variable, ids, weights, combiner)
+    return Request(variable, ids, weights, combiner, ids_called=categorical_column.name)
 
 
 def _may_be_negative(column: Any) -> bool:
