@@ -76,12 +76,14 @@ def _group_lookup_grad_weights(op, handles, grads, keys, row_splits, weights):
     found = [None] * len(weights)
     if not wanted:
         return found
+    # Attributes are parsed anew each time that an op is asked for them.
+    table_of, combiners = op.get_attr("table_of"), op.get_attr("combiners")
     of_wanted = _ops.lib().sok_group_lookup_grad_weights(
         handles,
         *([values[f] for f in wanted] for values in (grads, keys, row_splits, weights)),
-        table_of=[op.get_attr("table_of")[f] for f in wanted],
+        table_of=[table_of[f] for f in wanted],
         dims=op.get_attr("dims"),
-        combiners=[op.get_attr("combiners")[f] for f in wanted],
+        combiners=[combiners[f] for f in wanted],
     )
     for f, gradient in zip(wanted, of_wanted, strict=True):
         found[f] = gradient
@@ -105,6 +107,26 @@ def _variable_pool_grad(op, *grads):
         shape = tf.constant([attributes["num_rows"][i], attributes["dims"][i]], tf.int64)
         slices.append(tf.IndexedSlices(values, of_variable, shape))
     return [*slices, *[None] * (2 * num_features)]
+
+
+@tf.RegisterGradient("Sok>VariablePoolGrad")
+def _variable_pool_grad_grad(op, *grads):
+    # The sums are linear in what came back for the outputs: what comes back for sums is pooled as the rows were.
+    variable_of = op.get_attr("variable_of")
+    combiners = [tf.compat.as_str(c) for c in op.get_attr("combiners")]
+    num_variables, num_features = len(grads) // 2, len(variable_of)
+    ids, row_splits = op.inputs[num_features : 2 * num_features], op.inputs[2 * num_features :]
+    unique_ids, found = list(op.outputs), []
+    for f, (variable, combiner) in enumerate(zip(variable_of, combiners, strict=True)):
+        of_sums = tf.convert_to_tensor(grads[num_variables + variable])
+        order = tf.argsort(unique_ids[variable])
+        place = tf.gather(order, tf.searchsorted(tf.gather(unique_ids[variable], order), ids[f]))
+        if combiner == "rows":
+            found.append(tf.gather(of_sums, place))
+        else:
+            index, no_weights = tf.cast(place, tf.int64), tf.zeros([0], tf.float32)
+            found.append(_ops.lib().sok_combine(of_sums, index, row_splits[f], no_weights, combiner=combiner))
+    return [*found, *[None] * (2 * num_features)]
 
 
 @tf.RegisterGradient("Sok>ExchangeCombine")
@@ -165,6 +187,20 @@ def _unsorted_segment_sum_grad(op, grad):
 def _trace_collective_grad(op, grad):
     return grad, *[None] * (len(op.inputs) - 1)
 
+
+def _not_a_second_time(op, *_):
+    raise LookupError(
+        f"{op.type} is part of the gradient of a lookup, which cannot be differentiated a second time. Look up outside "
+        "of the inner tape, let it watch the vectors that were looked up, and take its gradient in those."
+    )
+
+
+_ONLY_ONCE = (
+    "GroupLookupGrad GroupLookupGradWeights ExchangeSumGrad ExchangeCombineGrad ExchangeCombineGradWeights "
+    "CombineGradRows CombineGradWeights"
+)
+for _name in _ONLY_ONCE.split():
+    tf.RegisterGradient(f"Sok>{_name}")(_not_a_second_time)
 
 _WITHOUT_GRADIENT = "ExchangeRoute ValidateCsr CheckIds SumDuplicates Unique TableExport TableSize Philox"
 for _name in _WITHOUT_GRADIENT.split():
