@@ -25,6 +25,13 @@ class Group:
     name: str | None
     params_num_per_group: int | None
 
+    # The copy of a column belongs to the group of the column. Pickled, the columns of one pickle share a new one.
+    def __copy__(self) -> Group:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Group:
+        return self
+
 
 _here = threading.local()
 
@@ -34,13 +41,21 @@ def group_of(column: Any) -> Group | None:
     return getattr(column, "_sok_group", None)
 
 
-def in_group(column_class: type, group: Group) -> type:
-    """The class of the columns of `column_class` in a group.
+def in_group(column_class: type, group: Group, kind: type | None = None) -> type:
+    """The class of the columns of `column_class` in a group; `kind` is that of such columns without one.
 
     Columns are tuples, which TensorFlow compares by what they hold and Keras copies, so that the group can neither be
     in them nor beside them. What is written of a model names the class by the name it has without a group.
     """
-    return type(column_class.__name__, (column_class,), {"_sok_group": group, "__module__": column_class.__module__})
+    members = {"_sok_group": group, "_sok_kind": kind or column_class, "__module__": column_class.__module__}
+    return type(column_class.__name__, (column_class,), {**members, "__reduce__": _reduce})
+
+
+def _reduce(column: Any) -> tuple[Any, ...]:
+    # A pickle cannot name the class, which nobody finds by its name.
+    from sok.feature_column.scope import restore
+
+    return restore, (column._sok_kind, column._sok_group, tuple(column))
 
 
 @contextlib.contextmanager

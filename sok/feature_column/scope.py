@@ -78,6 +78,12 @@ def group_embedding_column_scope(name: str | None = None, params_num_per_group: 
         _here.groups = _here.groups[:-1]
 
 
+def restore(kind: type, group: Group, fields: tuple[Any, ...]) -> Any:
+    """The grouped column of a pickle, or of a copy."""
+    input_layer.install()
+    return in_group(GROUPED.get(kind, kind), group, kind)(*fields)
+
+
 def _touch() -> None:
     """Lets TensorFlow's classes make grouped columns in threads that are in a scope."""
     global _open_scopes
@@ -108,6 +114,6 @@ def _maker(plain: type, grouped: type, make: Any) -> Any:
         group = current_group()
         if cls is not plain or group is None:
             return make(cls, *args, **kwargs)
-        return make(in_group(grouped, group), *args, **kwargs)
+        return make(in_group(grouped, group, plain), *args, **kwargs)
 
     return new
