@@ -32,7 +32,9 @@ def group_embedding_column_scope(name: str | None = None, params_num_per_group: 
     of ours on several workers: by one exchange) in place of some ten ops for each, and give what they give otherwise:
     the columns in the usual order, the same variables under the same names (so checkpoints fit), the same values. Those
     are TensorFlow's rules: ids below 0 are left out and so are, unless the combiner is 'sum', weights that are not
-    positive; a sample without ids is zeros.
+    positive; a sample without ids is zeros. With `use_safe_embedding_lookup=False` weights count as they are, an id
+    below 0 is an error, and a sample without ids is zeros also at the end of the batch, where TensorFlow gives fewer
+    rows.
 
     In the scope `tf.feature_column.embedding_column`, `tf.feature_column.shared_embeddings`,
     `tf.compat.v1.feature_column.shared_embedding_columns` and `sok.feature_column.embedding_column` make grouped

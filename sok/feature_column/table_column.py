@@ -57,7 +57,8 @@ def embedding_column(
         ckpt_to_load_from, tensor_name_in_ckpt, max_norm: here for TensorFlow's signature; None, and nothing else.
         trainable: whether the table is trained.
         use_safe_embedding_lookup: whether ids below 0 and, unless the combiner is 'sum', weights that are not positive,
-            are left out.
+            are left out. Without, weights of any sign count by tf.nn's rule, and an id below 0 is an error, or with
+            `capacity` an id like any other. A sample without ids is zeros in either case.
         capacity: rows that each worker's part of the table may hold, as they appear. None: all that the categorical
             column has (`num_buckets`), each with its place.
 

@@ -20,9 +20,9 @@ def _can_group(column: Any) -> bool:
 
 
 def _request(column: Any, sparse_tensors: Any, variable: Any) -> Any:
-    return grouping.request(
-        variable, sparse_tensors, column.combiner, column.use_safe_embedding_lookup, column.categorical_column
-    )
+    # TensorFlow is safe also where it does not know that ids are a matrix.
+    prunes = column.use_safe_embedding_lookup or sparse_tensors.id_tensor.shape.rank is None
+    return grouping.request(variable, sparse_tensors, column.combiner, prunes, column.categorical_column)
 
 
 class GroupedEmbeddingColumn(fc_v2.EmbeddingColumn):

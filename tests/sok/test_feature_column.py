@@ -309,3 +309,91 @@ def test_an_id_that_is_no_row_names_the_variable():
     layer = dense_features(columns_of_all_kinds(True))
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"identity_embedding.*id 10 is outside \[0, 10\)"):
         layer({**features_of_all_kinds(), "identity": tf.constant([[1], [10], [2]])})
+
+
+UNSAFE_IDS = [[1, 2], [-1, -1], [3, 4], [5, 5], [6, -1]]  # -1: no id
+UNSAFE_WEIGHTS = [[1.0, -2.0], [0.0, 0.0], [0.5, 0.0], [1.0, -1.0], [-3.0, 0.0]]
+
+
+UNSAFE_ROWS = np.arange(1.0, 31.0).reshape(10, 3)
+
+
+def unsafe_columns(grouped, make=fc.embedding_column, **options):
+    options = options or {"initializer": v1.constant_initializer(UNSAFE_ROWS)}
+
+    def column(combiner):
+        ids = fc.categorical_column_with_identity(f"ids_{combiner}", 10)
+        weighted = fc.weighted_categorical_column(ids, f"weights_{combiner}")
+        return make(weighted, 3, combiner=combiner, use_safe_embedding_lookup=False, **options)
+
+    with scope_if(grouped):
+        return [column(combiner) for combiner in ("sum", "mean", "sqrtn")]
+
+
+def unsafe_features(last=5):
+    where = [[s, p] for s in range(last) for p in range(2) if UNSAFE_IDS[s][p] >= 0]
+    weights = tf.SparseTensor(where, [UNSAFE_WEIGHTS[s][p] for s, p in where], [5, 2])
+    ids = tf.SparseTensor(where, [UNSAFE_IDS[s][p] for s, p in where], [5, 2])
+    return {f"{what}_{c}": of for c in ("sum", "mean", "sqrtn") for what, of in (("ids", ids), ("weights", weights))}
+
+
+def test_unsafe_columns_use_weights_of_any_sign_as_tensorflow_does():
+    plain, grouped = (tf_keras.layers.DenseFeatures(unsafe_columns(g))(unsafe_features()) for g in (False, True))
+    np.testing.assert_allclose(grouped, plain, rtol=1e-6)
+    by_combiner = dict(zip(("mean", "sqrtn", "sum"), np.split(grouped.numpy(), 3, 1), strict=True))
+    rows = UNSAFE_ROWS
+    np.testing.assert_allclose(by_combiner["sum"][0], rows[1] - 2 * rows[2])
+    np.testing.assert_allclose(by_combiner["mean"][0], (rows[1] - 2 * rows[2]) / -1)
+    np.testing.assert_allclose(by_combiner["sqrtn"][4], -rows[6])
+    for output in by_combiner.values():
+        assert not output[1].any() and (by_combiner["mean"][3] == 0).all()  # no ids; weights that cancel
+
+
+def test_unsafe_columns_keep_empty_samples_at_the_end_which_tensorflow_drops():
+    features = unsafe_features(last=3)
+    plain, grouped = (tf_keras.layers.DenseFeatures(unsafe_columns(g))(features).numpy() for g in (False, True))
+    assert plain.shape == (3, 9) and grouped.shape == (5, 9)
+    np.testing.assert_allclose(grouped[:3], plain, rtol=1e-6)
+    assert not grouped[3:].any()
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_unsafe_columns_refuse_ids_below_0(grouped):
+    with scope_if(grouped):
+        ids = fc.categorical_column_with_identity("ids", 10)
+        layer = tf_keras.layers.DenseFeatures([fc.embedding_column(ids, 3, use_safe_embedding_lookup=False)])
+    bad = tf.SparseTensor([[0, 0], [1, 0]], [1, -1], [2, 1])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="-1"):
+        layer({"ids": bad})
+
+
+def test_unsafe_columns_are_safe_where_tensorflow_does_not_know_the_rank():
+    def run(grouped):
+        with tf.Graph().as_default(), v1.Session() as session:
+            with scope_if(grouped):
+                ids = fc.categorical_column_with_identity("ids", 10)
+                initializer = v1.ones_initializer()
+                column = fc.embedding_column(ids, 3, initializer=initializer, use_safe_embedding_lookup=False)
+            given = v1.sparse_placeholder(tf.int64)
+            net = v1.feature_column.input_layer({"ids": given}, [column])
+            session.run(v1.global_variables_initializer())
+            return session.run(net, {given: v1.SparseTensorValue([[0, 0], [1, 0]], [1, -1], [2, 1])})
+
+    np.testing.assert_array_equal(run(True), run(False))
+
+
+@pytest.mark.parametrize("capacity", [None, 100])
+def test_unsafe_columns_of_tables_use_weights_of_any_sign(capacity):
+    columns = unsafe_columns(True, sok.feature_column.embedding_column, initializer="ones", capacity=capacity)
+    sums = tf_keras.layers.DenseFeatures(columns)(unsafe_features())[:, -1]  # by name: mean, sqrtn, sum
+    np.testing.assert_allclose(sums, [-1.0, 0.0, 0.5, 0.0, -3.0])
+    ids = fc.categorical_column_with_identity("ids", 10)
+    layer = tf_keras.layers.DenseFeatures(
+        [sok.feature_column.embedding_column(ids, 1, "sum", "ones", use_safe_embedding_lookup=False, capacity=capacity)]
+    )
+    below = {"ids": tf.SparseTensor([[0, 0], [0, 1]], [1, -1], [1, 2])}
+    if capacity is None:
+        with pytest.raises(tf.errors.InvalidArgumentError, match="key -1 is outside"):
+            layer(below)
+    else:
+        assert layer(below).numpy().tolist() == [[2.0]]
