@@ -214,9 +214,10 @@ def _forget_calls(group: _Group) -> None:
 
 
 def _attributes(group: _Group, features: Sequence[Feature]) -> dict[str, Any]:
+    number = {table: i for i, table in enumerate(group.tables)}
     return {
         "program": group.program,
-        "table_of": [group.tables.index(feature.table) for feature in features],
+        "table_of": [number[feature.table] for feature in features],
         "slot_num": [feature.limits.slot_num for feature in features],
         "max_nnz": [feature.limits.max_nnz for feature in features],
         "max_feature_num": [feature.limits.max_feature_num for feature in features],
