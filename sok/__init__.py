@@ -60,6 +60,8 @@ _PUBLIC = {
     "filter_variables": "sok.v2.rows:filter_variables",
     "assign": "sok.v2.rows:assign",
     "export": "sok.v2.rows:export",
+    # On the way to production.
+    "export_saved_model": "sok.saved_model:export_saved_model",
     # Looking inside.
     "trace": "sok.tracing:trace",
     "collective_counts": "sok.tracing:collective_counts",

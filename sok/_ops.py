@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import json
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ _GRADIENTS_MODULE = "sok._gradients"
 _lock = threading.RLock()
 _library: Any = None
 _is_ready = False
+_here = threading.local()
 
 
 class NativeLibraryError(ImportError):
@@ -40,6 +43,9 @@ def lib() -> Any:
         True
     """
     global _library, _is_ready
+    substitute = getattr(_here, "substitute", None)
+    if substitute is not None:
+        return substitute
     # Callers without the lock must not see the library before its gradients are registered.
     if _is_ready:
         return _library
@@ -53,6 +59,21 @@ def lib() -> Any:
                 raise
             _is_ready = True
         return _library
+
+
+@contextlib.contextmanager
+def substituted(library: Any) -> Iterator[None]:
+    """Inside, and in this thread alone, `lib()` gives `library`: how a model is traced without our ops to export it."""
+    before, _here.substitute = getattr(_here, "substitute", None), library
+    try:
+        yield
+    finally:
+        _here.substitute = before
+
+
+def is_substituted() -> bool:
+    """Whether `lib()` gives a substitute, which stands for all workers, here and now."""
+    return getattr(_here, "substitute", None) is not None
 
 
 def library_path() -> Path:

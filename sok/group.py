@@ -230,13 +230,13 @@ def _to_csr(r: Request) -> Csr:
 
 
 def _feature(r: Request, csr: Csr) -> Feature:
-    if r.combiner == exchange.ROWS and r.param.world_size == 1:
+    if r.combiner == exchange.ROWS and lookup.is_alone(r.param):
         # On one worker each key is a segment of its own, so that rows too come from the fused op.
         keys = _ops.lib().sok_validate_csr(r.param.handle, csr.keys, csr.row_splits)
         return Feature(r.param, Csr(keys, tf.range(tf.size(keys, out_type=tf.int64) + 1)), "sum", checked=True)
     # 64-bit splits of a RaggedTensor are fit to be used as they are: the op checks them once more.
     is_flat = isinstance(r.ids, tf.RaggedTensor) and r.ids.ragged_rank == 1 and r.ids.shape.rank == 2
-    checked = is_flat and r.weights is None and r.param.world_size == 1
+    checked = is_flat and r.weights is None and lookup.is_alone(r.param)
     return Feature(r.param, csr, r.combiner, checked=checked)
 
 

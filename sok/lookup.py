@@ -55,6 +55,11 @@ def _watch(variable: EmbeddingVariable) -> None:
     resource_variable_ops.variable_accessed(variable)
 
 
+def is_alone(variable: EmbeddingVariable) -> bool:
+    """Whether a lookup asks no other worker: there is none, or a model is being traced for its export."""
+    return variable.world_size == 1 or _ops.is_substituted()
+
+
 def lookup_rows(
     variable: EmbeddingVariable, keys: Any, training: Any = True, report: tf.Tensor | None = None
 ) -> tf.Tensor:
@@ -84,7 +89,7 @@ def lookup_rows(
     with exchange.told_to_peers(variable):
         keys = as_keys(keys, variable.key_dtype, variable.table_name)
     flat = tf.reshape(keys, [-1])
-    if variable.world_size == 1:
+    if is_alone(variable):
         if report is not None:
             with tf.control_dependencies([_ops.lib().sok_validate_csr(variable.handle, flat, report)]):
                 keys = tf.identity(keys)
@@ -140,7 +145,7 @@ def lookup_group(features: Sequence[Feature], training: Any = True) -> list[tf.T
     Raises:
         As `lookup_pooled`. On one worker, features are validated one after the other, before any is looked up.
     """
-    if features and features[0].table.world_size > 1:
+    if features and not is_alone(features[0].table):
         return exchange.lookup_group(features, training)
     features = [_with_keys(f, as_keys(f.csr.keys, f.table.key_dtype, f.table.table_name)) for f in features]
     for table in {id(f.table): f.table for f in features}.values():

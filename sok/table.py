@@ -25,6 +25,7 @@ _MAX_CAPACITY = 2**32 - 2  # row numbers are 32-bit words in the index, and two 
 
 _WAYS_HOME = ("auto", "rows", "sums")
 
+_by_handle: weakref.WeakValueDictionary[int, EmbeddingVariable] = weakref.WeakValueDictionary()
 _eager_names: set[str] = set()
 _graph_names: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
@@ -140,6 +141,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         self._world_size, self._rank = transport.size, transport.rank
         self._owner = None if owner is None else _check_owner(owner, transport.size)
         self._way_home = _check_way_home(way_home)
+        self._num_keys = num_keys
         self._table_name = _unique_name(name or "embedding_variable")
         spec = sok_initializers.to_spec(initializer, self._capacity, self._dim)
         if seed is not None:
@@ -187,6 +189,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
             if graph_mode and trainable:
                 # Not a global variable: initialisers, Savers and broadcasts of v1 would try to read it as a matrix.
                 tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES, self)
+        _by_handle[id(self.handle)] = self
         self._warned_not_saved = False
         self.regularizer = None
         self.overwrite_with_gradient = False
@@ -434,8 +437,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
 
     def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(
-            f"The embedding table '{self._table_name}' cannot go into a SavedModel: this version of sok does not "
-            "export tables. Save the rows with `variable.export()`."
+            f"Table '{self._table_name}' cannot go into a SavedModel as it is: use sok.export_saved_model(model, path)."
         )
 
     def warn_not_saved(self) -> None:
@@ -458,6 +460,12 @@ def _set_handle_data(handle: tf.Tensor, dim: int, graph_mode: bool) -> None:
         )
     )
     resource_variable_ops._set_handle_shapes_and_types(handle, data, graph_mode)
+
+
+def table_of(handle: tf.Tensor) -> EmbeddingVariable | None:
+    """The table whose `handle` this is, itself and not what a function made of it; None if it is none's."""
+    found = _by_handle.get(id(handle))
+    return found if found is not None and found.handle is handle else None
 
 
 def is_embedding_variable(variable: Any) -> bool:

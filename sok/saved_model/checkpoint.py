@@ -1,0 +1,65 @@
+"""Variables of a SavedModel that are written piece by piece, so that no process ever holds one of them whole.
+
+A TensorFlow checkpoint may hold a tensor in slices, as it does for partitioned variables. Each piece is a checkpoint of
+its own; in the end they are merged, which renames files and writes a new index.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+_VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
+
+
+# What is collected before it is written: small tables share a file.
+FILE_BYTES = 32 << 20
+
+
+class PiecewiseCheckpoint:
+    """Takes the place of the checkpoint at `prefix`, but for the tensors that are added here.
+
+    Args:
+        prefix: path of the checkpoint, without '.index'. Its tensors must fit into memory.
+        folder: where the pieces lie until `finish`, on the same file system.
+    """
+
+    def __init__(self, prefix: str, folder: str) -> None:
+        self._prefix, self._folder = prefix, folder
+        self._waiting: list[tuple[str, str, np.ndarray]] = []  # name, slice, values
+        self._pieces: list[str] = []
+        self._added: set[str] = set()
+        tf.io.gfile.makedirs(folder)
+
+    def add(self, name: str, num_rows: int, begin: int, rows: np.ndarray) -> None:
+        """Writes rows [begin, begin + n) of the variable of that name, as the object graph calls it."""
+        sizes = " ".join(map(str, [num_rows, *rows.shape[1:]]))
+        ranges = ":".join([f"{begin},{len(rows)}", *["-"] * (rows.ndim - 1)])
+        self._added.add(name + _VALUE)
+        self._waiting.append((name + _VALUE, f"{sizes} {ranges}", rows))
+        if sum(values.nbytes for _, _, values in self._waiting) >= FILE_BYTES:
+            self._flush()
+
+    def finish(self) -> None:
+        """Writes the rest, and puts all of it in the place of the old checkpoint."""
+        reader = tf.train.load_checkpoint(self._prefix)
+        names = set(reader.get_variable_to_shape_map())
+        if not self._added <= names:
+            raise RuntimeError(f"{self._prefix} has no variables {sorted(self._added - names)}.")
+        self._waiting += [(name, "", reader.get_tensor(name)) for name in sorted(names - self._added)]
+        self._flush()
+        del reader
+        for path in tf.io.gfile.glob(f"{self._prefix}.*"):
+            tf.io.gfile.remove(path)
+        tf.raw_ops.MergeV2Checkpoints(
+            checkpoint_prefixes=self._pieces, destination_prefix=self._prefix, delete_old_dirs=True
+        )
+
+    def _flush(self) -> None:
+        names, slices, values = zip(*self._waiting, strict=True)
+        piece = f"{self._folder}/{len(self._pieces)}"
+        with tf.device("/CPU:0"):
+            tensors = [tf.constant(value) for value in values]
+            tf.raw_ops.SaveV2(prefix=piece, tensor_names=names, shape_and_slices=slices, tensors=tensors)
+        self._pieces.append(piece)
+        self._waiting = []

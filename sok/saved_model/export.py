@@ -1,0 +1,242 @@
+"""`export_saved_model`: a model with tables as a SavedModel that needs nothing but TensorFlow."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.saved_model import fingerprinting_utils
+
+from sok import _ops, context
+from sok.saved_model import rows
+from sok.saved_model.agreement import all_or_none
+from sok.saved_model.checkpoint import PiecewiseCheckpoint
+from sok.saved_model.frozen_table import ROW_DTYPES, FrozenTable, SharedInitialRows, unseen_row
+from sok.saved_model.retracing import functions_are_traced_anew
+from sok.saved_model.signatures import flat_function, served_by
+from sok.saved_model.stock_ops import StockOps
+from sok.saved_model.tracked import check_ops, resources_of
+from sok.table import EmbeddingVariable
+
+
+@dataclasses.dataclass(frozen=True)
+class TableReport:
+    """What became of one table.
+
+    `largest_error` and `relative_error` (root mean square, over that of the values) say what `row_dtype` has cost; on
+    other ranks than 0 they are 0.
+    """
+
+    name: str
+    num_rows: int
+    dim: int
+    row_dtype: str
+    num_bytes: int
+    largest_error: float
+    relative_error: float
+
+    def __str__(self) -> str:
+        text = (
+            f"table '{self.name}': {self.num_rows:,} rows of {self.dim} as {self.row_dtype}, {self.num_bytes:,} bytes"
+        )
+        if self.row_dtype == "float32":
+            return text
+        return f"{text}; largest error {self.largest_error:.3g}, relative error {self.relative_error:.3g}"
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportReport:
+    """What `export_saved_model` has written, and where."""
+
+    path: str
+    signatures: tuple[str, ...]
+    tables: tuple[TableReport, ...]
+
+
+def export_saved_model(
+    model: Any,
+    path: str | os.PathLike,
+    *,
+    signatures: Any = None,
+    row_dtype: str | None = None,
+    default: Any = "initial",
+    overwrite: bool = False,
+) -> ExportReport:
+    """Writes a model as a SavedModel of stock ops, which TensorFlow Serving and any TensorFlow load without `sok`.
+
+    Each table becomes its rows and, if it is hashed, its sorted keys: variables that stock ops search and gather. A
+    table that several features share is stored once. The model answers as with training=False: no row is made.
+
+    Args:
+        model: a Keras 3 or tf_keras model, a tf.Module that can be called, or a function; with layers of ours,
+            `sok.group_embedding_lookup_sparse`, `sok.lookup_sparse` or any other lookup of ours inside.
+        path: the folder to write, such as '/models/ctr/1'; for several workers, one that rank 0 can write.
+        signatures: what to serve. None: what the model itself says it takes (functional and Sequential Keras models,
+            tf_keras models that have been called, a tf.Module whose `__call__` is a tf.function with an
+            input_signature). A tf.TensorSpec, tf.SparseTensorSpec or tf.RaggedTensorSpec, or a nest of them: what
+            `model` is called with. A dict from names to tf.functions with an input_signature, or to pairs (function,
+            specs of its arguments): several signatures.
+        row_dtype: None (float32), 'float16' or 'int8' (with a float32 scale for each row): how rows are stored. What
+            that costs in accuracy is printed. Sums are made in float32.
+        default: what keys without a row read as. 'initial': the row they would get, as `training=False` does in `sok`.
+            'mean': the mean of the initializer. 'zeros'. A number: all elements. Or a dict from table names to these,
+            where tables that are not named have 'initial'. Identity tables have a row for each legal key.
+        overwrite: whether to replace what is at `path`, when the new model is whole.
+
+    Returns:
+        An `ExportReport`, on all workers. Signatures take and give plain tensors: see docs/export.md for their names.
+
+    Raises:
+        TypeError, ValueError: `model`, `signatures`, `row_dtype` or `default` is not one of these; ops that only `sok`
+            has are left in the model (they are named).
+        FileExistsError: there is something at `path`.
+        RuntimeError: in a v1 graph, or inside a function.
+        OSError, tf.errors.OpError: writing failed. What was at `path` is as it was.
+
+    Collective: all workers call it, and all raise if one does. Rows travel and are written piece by piece; rank 0 needs
+    memory for the keys of one table and some 150 MB.
+
+    Example:
+        >>> import tempfile
+        >>> import sok, tensorflow as tf
+        >>> table = sok.EmbeddingVariable(2, 100, name="exported", initializer="ones")
+        >>> table.assign([7], [[3.0, 4.0]])
+        >>> class Model(tf.Module):
+        ...     def __call__(self, ids):
+        ...         return sok.lookup_sparse(table, ids, combiners="sum")
+        >>> path = tempfile.mkdtemp() + "/1"
+        >>> report = sok.export_saved_model(Model(), path, signatures=tf.TensorSpec([None, None], tf.int64, "ids"))
+        >>> print(report.tables[0])
+        table 'exported': 1 rows of 2 as float32, 16 bytes
+        >>> served = tf.saved_model.load(path).signatures["serving_default"]
+        >>> served(ids=tf.constant([[7, 7], [7, 8]], tf.int64))["output_0"].numpy().tolist()
+        [[6.0, 8.0], [4.0, 5.0]]
+
+    Source: the role of `save_as_original_model` of OpenEmbedding, which cannot export hashed tables.
+    """
+    if not tf.executing_eagerly():
+        raise RuntimeError("sok.export_saved_model must be called eagerly, outside of functions and v1 graphs.")
+    is_writer = context.rank() == 0
+    with all_or_none("sok/export/trace") as step:
+        path = os.fspath(path)
+        if is_writer:
+            _check_path(path, overwrite)
+        exported, functions = _traced(model, signatures, _row_dtype(row_dtype), _defaults(default))
+        step.text = str([frozen.table.table_name for frozen in exported.tables])
+    partial = f"{path}.partial-{os.getpid()}"
+    try:
+        with all_or_none("sok/export/save"):
+            checkpoint = _save(exported, functions, partial) if is_writer else None
+        with all_or_none("sok/export/rows"):
+            tables = _write_rows(exported, checkpoint)
+            if checkpoint is not None:
+                checkpoint.finish()
+                fingerprinting_utils.write_fingerprint(partial)
+                _put_in_place(partial, path)
+    finally:
+        if is_writer and tf.io.gfile.exists(partial):
+            tf.io.gfile.rmtree(partial)
+    if is_writer and row_dtype is not None:
+        print(*tables, sep="\n")  # noqa: T201 (what rows have lost, nobody should have to ask for)
+    return ExportReport(path, tuple(functions), tables)
+
+
+class _Exported(tf.Module):
+    """What is saved: nothing of the model itself."""
+
+    def __init__(self) -> None:
+        super().__init__(name="exported")
+        self.tables: list[FrozenTable] = []
+        self.resources: list[Any] = []
+
+
+def _row_dtype(row_dtype: Any) -> tf.DType:
+    if not isinstance(row_dtype, (str, type(None))) or row_dtype not in ROW_DTYPES:
+        raise ValueError(f"`row_dtype` must be None, 'float32', 'float16' or 'int8'. Received: {row_dtype!r}.")
+    return ROW_DTYPES[row_dtype]
+
+
+def _defaults(default: Any) -> dict[str | None, Any]:
+    """By table name; None: of all others."""
+    return {None: "initial", **default} if isinstance(default, dict) else {None: default}
+
+
+def _check_path(path: str, overwrite: bool) -> None:
+    if tf.io.gfile.exists(path) and not overwrite:
+        raise FileExistsError(f"There is something at {path}. Choose another path, or pass overwrite=True.")
+
+
+def _traced(
+    model: Any, signatures: Any, row_dtype: tf.DType, defaults: dict[str | None, Any]
+) -> tuple[_Exported, dict[str, Any]]:
+    """What to save, and the functions to serve, by name."""
+
+    initial_rows = SharedInitialRows()
+
+    def freeze(table: EmbeddingVariable) -> FrozenTable:
+        unseen = unseen_row(table, defaults.get(table.table_name, defaults[None]))
+        return FrozenTable(table, row_dtype, unseen, initial_rows)
+
+    stock = StockOps(freeze)
+    functions = {}
+    with _ops.substituted(stock), functions_are_traced_anew():
+        for name, served in served_by(model, signatures).items():
+            function, specs = flat_function(served)
+            functions[name] = tf.function(function, autograph=served.converts).get_concrete_function(**specs)
+    for function in functions.values():
+        check_ops(function.graph.as_graph_def())
+    exported = _Exported()
+    exported.tables = stock.tables
+    names = {frozen.table.table_name for frozen in stock.tables}
+    unknown = sorted(defaults.keys() - names - {None})
+    if unknown:
+        raise ValueError(f"`default` names tables {unknown} that the model does not look up. Known: {sorted(names)}.")
+    exported.resources = resources_of(list(functions.values()), model, [v for f in stock.tables for v in f.variables])
+    return exported, functions
+
+
+def _save(exported: _Exported, functions: dict[str, Any], folder: str) -> PiecewiseCheckpoint:
+    """Saves all but the rows of tables; gives what takes them."""
+    options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
+    tf.saved_model.save(exported, folder, signatures=functions, options=options)
+    return PiecewiseCheckpoint(f"{folder}/variables/variables", f"{folder}/variables/pieces")
+
+
+def _write_rows(exported: _Exported, checkpoint: PiecewiseCheckpoint | None) -> tuple[TableReport, ...]:
+    reports, failure = [], None
+    for i, frozen in enumerate(exported.tables):
+        written, failed = rows.write(frozen, f"tables/{i}", checkpoint if failure is None else None)
+        failure = failure or failed
+        loss, dtype = written.loss, frozen.rows.dtype.name
+        reports.append(
+            TableReport(
+                frozen.table.table_name,
+                written.num_rows,
+                frozen.table.dim,
+                dtype,
+                written.num_bytes,
+                loss.largest_error,
+                loss.relative,
+            )
+        )
+    if failure is not None:
+        raise failure
+    return tuple(reports)
+
+
+def _put_in_place(folder: str, path: str) -> None:
+    """Renames `folder` to `path`; what was there before goes when the new one is in its place."""
+    old = f"{path}.old-{os.getpid()}"
+    was_there = tf.io.gfile.exists(path)
+    if was_there:
+        tf.io.gfile.rename(path, old)
+    try:
+        tf.io.gfile.rename(folder, path)
+    except BaseException:
+        if was_there:
+            tf.io.gfile.rename(old, path)
+        raise
+    if was_there:
+        tf.io.gfile.rmtree(old)

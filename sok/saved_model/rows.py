@@ -1,0 +1,140 @@
+"""From the shards of all workers to the variables of a SavedModel, in bounded memory."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+
+from sok import context, lookup
+from sok.saved_model.checkpoint import PiecewiseCheckpoint
+from sok.saved_model.frozen_table import FrozenTable, word_dtype
+from sok.table import EmbeddingVariable
+
+# Of float32 rows that travel and are written at a time; three or four copies of it exist at once.
+PIECE_BYTES = 32 << 20
+
+
+@dataclasses.dataclass
+class RowsLoss:
+    """How far written rows are from those of the table."""
+
+    largest_error: float = 0.0
+    sum_of_squared_errors: float = 0.0
+    sum_of_squares: float = 0.0
+
+    def add(self, rows: np.ndarray, written: np.ndarray) -> None:
+        error = rows.astype(np.float64) - written
+        self.largest_error = max(self.largest_error, float(np.abs(error).max(initial=0.0)))
+        self.sum_of_squared_errors += float(np.square(error).sum())
+        self.sum_of_squares += float(np.square(rows, dtype=np.float64).sum())
+
+    @property
+    def relative(self) -> float:
+        """Root of the sum of the squared errors, over that of the squared values."""
+        return float(np.sqrt(self.sum_of_squared_errors / self.sum_of_squares)) if self.sum_of_squares else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """What became of one table."""
+
+    num_rows: int
+    num_bytes: int
+    loss: RowsLoss
+
+
+@dataclasses.dataclass(frozen=True)
+class _Keys:
+    """The keys of a table, of all workers."""
+
+    count: int  # at least 1: a table without keys has one that reads as unseen keys do
+    words: np.ndarray | None  # on rank 0 their bits, sorted [count]; None of an identity table
+    is_empty: bool = False
+
+
+def write(frozen: FrozenTable, name: str, checkpoint: PiecewiseCheckpoint | None) -> tuple[Written, Exception | None]:
+    """Writes all rows of a table, as the variables that the object graph calls `name`/rows and so on. Collective.
+
+    Only rank 0 writes, which alone has a checkpoint. An error of writing is given back, not raised: the other workers
+    go on handing out rows until they are told.
+
+    Raises:
+        tf.errors.OpError: of the lookups, on all workers.
+    """
+    table, failure, num_bytes, loss = frozen.table, None, 0, RowsLoss()
+    keys = _hashed_keys(table) if table.hashed else _Keys(_num_identity_rows(table), None)
+    step = max(1, PIECE_BYTES // (4 * table.dim))
+    for begin in range(0, keys.count, step):
+        end = min(begin + step, keys.count)
+        asked = _part(table, keys, begin, end) if checkpoint is not None and failure is None else []
+        rows = lookup.lookup_rows(table, np.asarray(asked, table.key_dtype.as_numpy_dtype), training=False).numpy()
+        if not len(asked):
+            continue
+        try:
+            if keys.is_empty and frozen.unseen_row is not None:
+                rows = frozen.unseen_row[None, :]
+            variables = _narrowed(frozen, rows, begin)
+            if frozen.rows.dtype != tf.float32:
+                loss.add(rows, _widened(variables))
+            if keys.words is not None:
+                variables["keys"] = keys.words[begin:end]
+            for variable, values in variables.items():
+                checkpoint.add(f"{name}/{variable}", keys.count, begin, values)
+                num_bytes += values.nbytes
+        except Exception as error:  # also a full disk: the peers wait in the next lookup
+            failure = error
+    return Written(0 if keys.is_empty else keys.count, num_bytes, loss), failure
+
+
+def _hashed_keys(table: EmbeddingVariable) -> _Keys:
+    words = tf.bitcast(table.export()[0], word_dtype(table))
+    transport, name = context.get_transport(), f"sok/{table.table_name}/export"
+    if transport.size > 1:
+        splits = [int(tf.size(words)), *[0] * (transport.size - 1)]
+        words, _ = transport.all_to_all(words, tf.constant(splits, tf.int32), f"{name}/keys")
+    count = tf.size(words, out_type=tf.int64)[tf.newaxis]
+    count = int(transport.all_gather(count, f"{name}/count")[0])
+    if count == 0:
+        return _Keys(1, np.zeros(1, words.dtype.as_numpy_dtype), is_empty=True)
+    return _Keys(count, np.sort(words.numpy()))
+
+
+def _num_identity_rows(table: EmbeddingVariable) -> int:
+    if table._num_keys is not None:
+        return int(table._num_keys)
+    return table.capacity * (table.world_size if table.owner is None else 1)
+
+
+def _part(table: EmbeddingVariable, keys: _Keys, begin: int, end: int) -> np.ndarray:
+    if keys.words is None:
+        return np.arange(begin, end)
+    return keys.words[begin:end].view(table.key_dtype.as_numpy_dtype)
+
+
+def _narrowed(frozen: FrozenTable, rows: np.ndarray, begin: int) -> dict[str, np.ndarray]:
+    """Rows [n, D] as the table's variables hold them.
+
+    Raises:
+        ValueError: a row has numbers for which that dtype has no room.
+    """
+    dtype = frozen.rows.dtype
+    if dtype == tf.float32:
+        return {"rows": rows}
+    largest = np.abs(rows).max(1, initial=0.0)
+    bad = np.flatnonzero(~(largest <= (np.finfo(np.float16).max if dtype == tf.float16 else np.finfo(np.float32).max)))
+    if len(bad):
+        raise ValueError(
+            f"table '{frozen.table.table_name}': row {begin + int(bad[0])} of those in the order of their keys has a "
+            f"number that {dtype.name} cannot hold ({largest[bad[0]]}). Export it as float32 (row_dtype=None)."
+        )
+    if dtype == tf.float16:
+        return {"rows": rows.astype(np.float16)}
+    scales = np.where(largest > 0, largest / 127, 1).astype(np.float32)
+    return {"rows": np.rint(rows / scales[:, None]).astype(np.int8), "scales": scales}
+
+
+def _widened(variables: dict[str, np.ndarray]) -> np.ndarray:
+    wide = variables["rows"].astype(np.float32)
+    return wide * variables["scales"][:, None] if "scales" in variables else wide

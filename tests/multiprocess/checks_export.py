@@ -1,0 +1,93 @@
+"""Export of a model whose tables are spread over the workers, and errors of one worker that all of them raise."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok
+from sok import context
+from tests.multiprocess.harness import World
+
+IDS = np.arange(-30, 60).reshape(15, 6)
+
+
+def shared_folder(folder: Path) -> Path:
+    """Rank 0's folder, on all ranks."""
+    return folder.parent / "files_of_rank_0"
+
+
+def make_model(name):
+    """A model with four tables, of which one lies on the last rank alone; each rank has stored its rows."""
+    hashed = sok.EmbeddingVariable(3, 100, name=f"{name}_hashed", initializer="normal", key_dtype=tf.int32)
+    identity = sok.EmbeddingVariable(2, 40, name=f"{name}_identity", initializer="normal", hashed=False)
+    placed = sok.EmbeddingVariable(4, 100, name=f"{name}_placed", owner=context.size() - 1, key_dtype=tf.uint64)
+    tables = [hashed, identity, placed]
+    rng = np.random.default_rng(3)
+    for table, keys in ((hashed, np.arange(-20, 20)), (identity, np.arange(7)), (placed, np.arange(20))):
+        rows = rng.normal(size=(len(keys), table.dim)).astype("f")
+        table.assign(keys.astype(table.key_dtype.as_numpy_dtype), rows)
+    layer = sok.DistributedEmbedding("mean", 100, 5, 1, 10, name=f"{name}_layer", embedding_initializer="normal")
+
+    class Model(tf.Module):
+        def __call__(self, ids):
+            small = tf.cast(tf.math.floormod(ids, 40), tf.int64)
+            pooled = sok.group_embedding_lookup_sparse(
+                tables,
+                [tf.cast(ids, tf.int32), small, tf.cast(small, tf.uint64)],
+                ["sum", "mean", "sqrtn"],
+                training=False,
+            )
+            return tf.concat([*pooled, layer(ids, training=False)[:, 0]], 1)
+
+    return Model(), layer
+
+
+def check_export_gathers_rows_of_all_workers(world: World, tmp_path_of_rank, monkeypatch):
+    monkeypatch.setattr("sok.saved_model.rows.PIECE_BYTES", 100)
+    sok.Init()
+    model, layer = make_model("export")
+    layer(tf.constant(IDS[world.rank :: world.size] % 17), training=True)
+    path = str(shared_folder(tmp_path_of_rank) / "model")
+    report = sok.export_saved_model(model, path, signatures=tf.TensorSpec([None, 6], tf.int64, "ids"))
+    rows = {table.name: table.num_rows for table in report.tables}
+    assert sorted(rows.values()) == [17, 20, 40, 40 * world.size]
+    expected = model(tf.constant(IDS)).numpy()
+    actual = tf.saved_model.load(path).signatures["serving_default"](ids=tf.constant(IDS))["output_0"].numpy()
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-6)
+    return actual if world.rank == 0 else None
+
+
+def check_an_export_that_fails_on_one_rank_fails_on_all(world: World, tmp_path_of_rank, monkeypatch):
+    sok.Init()
+    model, _ = make_model("failing")
+    spec = tf.TensorSpec([None, 6], tf.int64, "ids")
+    folder = shared_folder(tmp_path_of_rank) / "failing"
+    last = world.size - 1
+
+    def fails(**options):
+        sok.export_saved_model(model, folder, **{"signatures": spec, **options})
+
+    def expect(rank, error, text, **options):
+        """`error` on that rank, and on its peers one that tells of it."""
+        mine = (error, text) if world.rank == rank else (RuntimeError, f"(?s)failed on rank {rank}: .*{text}")
+        with pytest.raises(mine[0], match=mine[1]):
+            fails(**options)
+
+    expect(last, ValueError, "`row_dtype` must be", row_dtype="int3" if world.rank == last else None)
+    with monkeypatch.context() as broken:
+
+        def full_disk(*args):
+            raise OSError("no space left")
+
+        broken.setattr("sok.saved_model.checkpoint.PiecewiseCheckpoint.add", full_disk)
+        expect(0, OSError, "no space left")
+    if world.size > 1:
+        other = sok.EmbeddingVariable(1, 10, name="failing_other")
+        differs = {"signatures": {"a": (lambda x: other.sparse_read(x), spec)}} if world.rank == last else {}
+        with pytest.raises(RuntimeError, match="all workers must export the same model.*'failing_other'"):
+            fails(**differs)
+    assert world.rank > 0 or not list(folder.parent.glob("failing*"))
+    fails()  # and now it works
+    assert world.rank > 0 or folder.exists()

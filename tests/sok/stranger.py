@@ -1,0 +1,83 @@
+"""A process that knows TensorFlow and not `sok`: loads SavedModels and answers with what they predict.
+
+Run as a script, it reads pickled (path, signature, inputs) from standard input and writes pickled outputs, or texts of
+errors, to standard output.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, BinaryIO
+
+
+def _write(stream: BinaryIO, value: Any) -> None:
+    data = pickle.dumps(value)
+    stream.write(struct.pack("<q", len(data)) + data)
+    stream.flush()
+
+
+def _read(stream: BinaryIO) -> Any:
+    head = stream.read(8)
+    return pickle.loads(stream.read(struct.unpack("<q", head)[0])) if len(head) == 8 else None
+
+
+class Stranger:
+    """The process, from outside."""
+
+    def __init__(self, folder: Path) -> None:
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        # -I: neither PYTHONPATH nor the current folder is searched.
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=folder,
+            env=environment,
+        )
+
+    def predict(self, path: str, inputs: dict[str, Any], signature: str = "serving_default") -> dict[str, Any]:
+        """What the model at `path` gives; a RuntimeError with the text of an error there."""
+        _write(self._process.stdin, (str(path), signature, inputs))
+        answer = _read(self._process.stdout)
+        if not isinstance(answer, dict):
+            raise RuntimeError(answer)
+        return answer
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait(60)
+
+
+def main() -> None:
+    answers, sys.stdout = os.fdopen(os.dup(1), "wb"), sys.stderr  # what others print must not come between
+    sys.modules["sok"] = None  # wherever it is installed, it cannot be imported
+    import tensorflow as tf
+
+    try:
+        import sok  # noqa: F401
+    except ImportError:
+        pass
+    else:
+        raise AssertionError("this process must not know sok")
+    loaded: dict[str, Any] = {}
+    while (request := _read(sys.stdin.buffer)) is not None:
+        path, signature, inputs = request
+        try:
+            if path not in loaded:
+                loaded[path] = tf.saved_model.load(path)
+            outputs = loaded[path].signatures[signature](**{name: tf.constant(x) for name, x in inputs.items()})
+            answer = {name: tensor.numpy() for name, tensor in outputs.items()}
+        except Exception as error:
+            answer = f"{type(error).__name__}: {error}"
+        # In this process no module of ours was loaded by TensorFlow either.
+        assert not any(name.split(".")[0] == "sok" and module is not None for name, module in sys.modules.items())
+        _write(answers, answer)
+
+
+if __name__ == "__main__":
+    main()

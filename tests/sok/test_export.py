@@ -1,0 +1,511 @@
+"""Models exported and loaded by a process that has no `sok`: they predict what training predicts."""
+
+import threading
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import sok
+from sok import _ops
+from sok.layers import for_keras
+from sok.saved_model.stock_ops import StockOps
+from tests.reference.keys import KEY_DTYPES, extreme_keys
+from tests.sok.stranger import Stranger
+
+TOLERANCE = 1e-6
+
+
+@pytest.fixture(scope="module", autouse=True)
+def init():
+    sok.Init()
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory):
+    process = Stranger(tmp_path_factory.mktemp("stranger"))
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "model" / "1"
+
+
+def ids_spec(dtype=tf.int64, name="ids"):
+    return tf.TensorSpec([None, None], dtype, name)
+
+
+class Rows(tf.Module):
+    """The rows of each id."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.table = table
+
+    def __call__(self, ids):
+        return sok.group_embedding_lookup([self.table], [ids], training=False)[0]
+
+
+def assert_equal(stranger, path, model, inputs, output="output_0", **options):
+    expected = model(*[tf.constant(x) for x in inputs.values()], **options)
+    actual = stranger.predict(path, inputs)[output]
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=TOLERANCE)
+    return actual
+
+
+@pytest.mark.parametrize(
+    "dtype, initializer",
+    [
+        (np.int64, "uniform"),
+        (np.int64, "truncated_normal"),
+        (np.int32, "normal"),
+        (np.int32, "ones"),
+        (np.uint32, "orthogonal"),
+        (np.uint32, "uniform"),
+        (np.uint64, "uniform"),
+        (np.uint64, "normal"),
+    ],
+)
+def test_every_key_seen_or_not_reads_as_in_training(rng, stranger, path, dtype, initializer):
+    table = sok.EmbeddingVariable(5, 1000, name="any_key", key_dtype=dtype, initializer=initializer)
+    extremes = extreme_keys(dtype)
+    seen = np.unique(np.concatenate([extremes[::2], rng.integers(0, 1000, 50).astype(dtype)]))
+    table.assign(seen, rng.normal(size=(len(seen), 5)).astype("f"))
+    report = sok.export_saved_model(Rows(table), path, signatures=ids_spec(tf.as_dtype(dtype)))
+    assert report.tables[0].num_rows == len(seen) == int(table.size())
+    asked = np.concatenate([extremes, rng.permutation(seen)])
+    assert_equal(stranger, path, Rows(table), {"ids": asked[None, :]})
+    # All seen: another branch, and bit for bit.
+    rows = stranger.predict(path, {"ids": seen[:, None]})["output_0"]
+    np.testing.assert_array_equal(rows, table.sparse_read(seen[:, None]))
+    assert stranger.predict(path, {"ids": np.zeros([0, 3], dtype)})["output_0"].shape == (0, 3, 5)
+
+
+@pytest.mark.parametrize("dtype", KEY_DTYPES)
+def test_an_identity_table_has_a_row_for_every_legal_key(stranger, path, dtype):
+    table = sok.EmbeddingVariable(3, 20, name="identity", key_dtype=dtype, hashed=False, initializer="normal")
+    table.assign(np.array([0, 19], dtype), np.ones([2, 3], "f"))
+    assert sok.export_saved_model(Rows(table), path, signatures=ids_spec(tf.as_dtype(dtype))).tables[0].num_rows == 20
+    rows = assert_equal(stranger, path, Rows(table), {"ids": np.arange(20, dtype=dtype)[None]})
+    assert rows[0, 0].tolist() == [1, 1, 1] and rows[0, 1].tolist() != [1, 1, 1]
+    for bad in (20, np.iinfo(dtype).max):
+        with pytest.raises(RuntimeError, match=r"(?s)InvalidArgumentError: .*is not in \[0, 20\)"):
+            stranger.predict(path, {"ids": np.array([[bad]], dtype)})
+
+
+def test_matrices_of_sok_v2_with_fewer_keys_than_room(stranger, path):
+    matrix = sok.Variable(np.arange(14, dtype="f").reshape(7, 2))
+    assert sok.export_saved_model(Rows(matrix), path, signatures=ids_spec()).tables[0].num_rows == 7
+    assert stranger.predict(path, {"ids": np.array([[6]])})["output_0"].tolist() == [[[12.0, 13.0]]]
+    with pytest.raises(RuntimeError, match="InvalidArgumentError"):
+        stranger.predict(path, {"ids": np.array([[7]])})
+
+
+@pytest.mark.parametrize(
+    "default, expected",
+    [("mean", 2.0), ("zeros", 0.0), (-7, -7.0), ({"unseen": "zeros"}, 0.0)],
+)
+@pytest.mark.parametrize("keys", [[], [0, 5]])
+def test_unseen_keys_have_the_default_asked_for(stranger, path, default, expected, keys):
+    table = sok.EmbeddingVariable(2, 9, name="unseen", initializer=keras.initializers.RandomUniform(1.0, 3.0))
+    if isinstance(default, dict):
+        default = {table.table_name: "zeros"}
+    table.assign(np.array(keys, np.int64), np.full([len(keys), 2], 9.0, "f"))
+    report = sok.export_saved_model(Rows(table), path, signatures=ids_spec(), default=default)
+    assert report.tables[0].num_rows == len(keys)
+    rows = stranger.predict(path, {"ids": np.array([[0, 5, -5]])})["output_0"][0, :, 0]
+    assert rows.tolist() == [9.0 if key in keys else expected for key in (0, 5, -5)]
+
+
+def test_an_empty_table_reads_as_initial_values(stranger, path):
+    table = sok.EmbeddingVariable(2, 9, name="empty", initializer="normal")
+    assert sok.export_saved_model(Rows(table), path, signatures=ids_spec()).tables[0].num_rows == 0
+    assert_equal(stranger, path, Rows(table), {"ids": np.array([[0, 1, -1]])})
+    assert int(table.size()) == 0
+
+
+def keras_model(library, form, weighted):
+    layers = for_keras(library)
+    options = {"shape": (2, None), "dtype": "int64", "name": "ids"}
+    ids = library.Input(**{**options, **({} if form == "dense" else {form: True})})
+    inputs = [ids]
+    pooled = layers.DistributedEmbedding("mean", 100, 4, slot_num=2, max_nnz=3, name="pooled")
+    if weighted:
+        inputs.append(
+            library.Input(shape=(2, None), dtype="float32", name="weights", **({form: True} if form != "dense" else {}))
+        )
+    x = pooled(ids, weights=inputs[1]) if weighted else pooled(ids)
+    dense_ids = library.Input((2,), dtype="int64", name="dense_ids")
+    y = layers.All2AllDenseEmbedding(100, 3, slot_num=2, nnz_per_slot=1, name="rows")(dense_ids)
+    x = library.layers.Concatenate()([library.layers.Flatten()(x), library.layers.Flatten()(y)])
+    x = library.layers.Dense(3, "tanh")(x)
+    return library.Model([*inputs, dense_ids], library.layers.Dense(1, name="score")(x))
+
+
+IDS = [[[1, -2, 3], [4]], [[], [1, 99]], [[2**62], [5, 5]]]
+WEIGHTS = [[[1.0, 2.0, 0.5], [1.5]], [[], [3.0, 1.0]], [[1.0], [0.0, 2.0]]]
+
+
+def parts(name, form, values, dtype):
+    """The tensors of one input, and the input."""
+    ragged = tf.ragged.constant(values, dtype, ragged_rank=2, row_splits_dtype=tf.int64)
+    if form == "ragged":
+        outer, inner = ragged.nested_row_splits
+        return {
+            f"{name}_values": ragged.flat_values,
+            f"{name}_row_splits_0": outer,
+            f"{name}_row_splits_1": inner,
+        }, ragged
+    sparse = ragged.to_sparse()
+    return {f"{name}_{part}": getattr(sparse, part) for part in ("indices", "values", "dense_shape")}, sparse
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("form", ["ragged", "sparse"])
+@pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
+def test_keras_models_with_ragged_and_sparse_inputs(stranger, path, library, form, weighted):
+    model = keras_model(library, form, weighted)
+    flat, ids = parts("ids", form, IDS, tf.int64)
+    given = [ids]
+    if weighted:
+        of_weights, weights = parts("weights", form, WEIGHTS, tf.float32)
+        flat, given = {**flat, **of_weights}, [ids, weights]
+    dense_ids = np.array([[1, 2], [3, 1], [-1, 2]])
+    given.append(tf.constant(dense_ids))
+    model(given, training=True)  # makes rows
+    for layer in model.layers:
+        if hasattr(layer, "embedding_variable"):
+            keys, rows = layer.embedding_variable.export()
+            layer.embedding_variable.assign(keys, rows * 10)
+    report = sok.export_saved_model(model, path)
+    assert {table.name.rpartition("_")[0] or table.name for table in report.tables}
+    answer = stranger.predict(path, {**{k: v.numpy() for k, v in flat.items()}, "dense_ids": dense_ids})
+    np.testing.assert_allclose(answer["score"], model(given, training=False), rtol=0, atol=TOLERANCE)
+
+
+class Group(tf.Module):
+    """Tables, one of them twice, and ordinary variables, by every lookup of groups."""
+
+    def __init__(self):
+        super().__init__()
+        self.user = sok.EmbeddingVariable(3, 100, name="group_user", initializer="normal")
+        self.item = sok.EmbeddingVariable(2, 50, name="group_item", hashed=False, initializer="uniform")
+        self.new = sok.DynamicVariable(4, initializer="random")
+        self.plain = tf.Variable(np.arange(20, dtype="f").reshape(10, 2))
+        self.half = tf.Variable(np.arange(20).reshape(10, 2), dtype=tf.float16)
+
+    def __call__(self, ids, weights, training=True):
+        params = [self.user, self.item, self.user, self.plain, self.half]
+        combiners = ["sum", "Mean", "sqrtn", "mean", "sum"]
+        all_weights = [None, weights, weights, weights, None]
+        outputs = sok.group_embedding_lookup_sparse(
+            params, [ids] * 5, combiners, sp_weights=all_weights, training=training
+        )
+        outputs += sok.group_embedding_lookup_sparse(params[:4], [ids] * 4, is_sequence=True, training=training)
+        outputs += sok.group_embedding_lookup(params, [ids.to_tensor()] * 5, training=training)
+        if not training:  # SOK v2's lookups make rows always, but not in what is exported
+            return outputs
+        outputs += sok.lookup_sparse([self.new, self.item], [ids, ids], combiners=["sum", "average"])
+        return [*outputs, sok.all2all_dense_embedding(self.new, ids.values)]
+
+
+@pytest.mark.parametrize("lengths", [[2, 0, 3, 0], [], [0, 0]])
+def test_groups_of_tables_and_variables(rng, stranger, path, lengths):
+    model = Group()
+    ids = tf.RaggedTensor.from_row_lengths(rng.integers(0, 10, sum(lengths)), tf.constant(lengths, tf.int64))
+    weights = ids.with_values(tf.constant(rng.uniform(0.5, 2, sum(lengths)), tf.float32))
+    model.user.assign([1, 2, 3], rng.normal(size=(3, 3)))
+
+    def serve(ids, weights):
+        return [*model(ids, weights, training=False), sok.lookup_sparse(model.new, ids, weights, combiners="mean")]
+
+    specs = (tf.RaggedTensorSpec([None, None], tf.int64), tf.RaggedTensorSpec([None, None], tf.float32))
+    report = sok.export_saved_model(model, path, signatures={"other": (serve, specs)})
+    assert sorted(table.num_rows for table in report.tables) == [0, 3, 50]  # each once, and none was made
+    flat = {
+        f"{name}_{part}": getattr(x, part)
+        for name, x in (("ids", ids), ("weights", weights))
+        for part in ("values", "row_splits")
+    }
+    answer = stranger.predict(path, {name: x.numpy() for name, x in flat.items()}, signature="other")
+    expected = serve(ids, weights)
+    assert len(answer) == len(expected)
+    for i, tensor in enumerate(expected):
+        np.testing.assert_allclose(answer[f"output_{i}"], tensor, rtol=1e-6, atol=TOLERANCE, err_msg=str(i))
+
+
+def test_other_threads_look_up_in_tables_while_one_exports(path):
+    table = sok.EmbeddingVariable(2, 10, name="threads", initializer="ones")
+    libraries = []
+
+    def serve(ids):
+        thread = threading.Thread(target=lambda: libraries.append(_ops.lib()))
+        thread.start()
+        thread.join()
+        return table.sparse_read(ids)
+
+    sok.export_saved_model(serve, path, signatures=ids_spec())
+    assert libraries == [_ops.lib()] and not _ops.is_substituted()
+
+
+def test_a_table_that_no_handle_leads_to_is_refused():
+    stock = StockOps(None)
+    with pytest.raises(ValueError, match="as an argument of a tf.function"):
+        stock.sok_table_lookup(tf.constant(0), tf.constant([1], tf.int64), False, 2)
+
+
+def test_functions_that_were_traced_before_are_traced_anew_and_left_as_they_were(stranger, path):
+    class Model(tf.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = sok.EmbeddingVariable(2, 10, name="traced", initializer="ones")
+            self.traced = 0
+
+        @tf.function
+        def inner(self, ids):
+            self.traced += 1
+            return sok.lookup_sparse(self.table, ids, combiners="sum")
+
+        @tf.function(input_signature=[ids_spec()])
+        def __call__(self, ids):
+            if tf.size(ids) == 0:  # AutoGraph
+                return tf.fill([1, 2], -1.0)
+            return self.inner(ids) + self.inner(ids)
+
+    model = Model()
+    ids = tf.constant([[1, 2], [3, 3]], tf.int64)
+    before = model(ids)
+    traced, size = model.traced, int(model.table.size())
+    for n in (1, 2):
+        sok.export_saved_model(model, path / str(n))  # its own signature
+        answer = stranger.predict(path / str(n), {"ids": ids.numpy()})["output_0"]
+        np.testing.assert_allclose(answer, before)
+        assert stranger.predict(path / str(n), {"ids": np.zeros([0, 2], np.int64)})["output_0"].tolist() == [[-1, -1]]
+    assert model.traced == traced + 2  # once for each export, though called twice
+    again = model(tf.constant([[7, 8]], tf.int64))
+    assert again.shape == (1, 2) and int(model.table.size()) == size + 2  # it trains as ever
+    assert model.traced == traced + 2
+
+
+def test_a_sequential_model_and_a_subclass_of_each_keras(stranger, tmp_path):
+    for library in (keras, tf_keras):
+        layers = for_keras(library)
+
+        class Subclassed(library.Model):
+            def __init__(self, layers=layers, library=library):
+                super().__init__()
+                self.embedding = layers.DistributedEmbedding("sum", 50, 4, 2, 1, embedding_initializer="normal")
+                self.dense = library.layers.Dense(1)
+
+            def call(self, inputs, training=False):
+                return {"score": self.dense(tf.reshape(self.embedding(inputs["ids"], training=training), [-1, 8]))}
+
+        ids = np.array([[1, 2], [3, 4]])
+        model = Subclassed()
+        model({"ids": tf.constant(ids)})
+        folder = tmp_path / library.__name__
+        spec = {"ids": tf.TensorSpec([None, 2], tf.int64)}
+        sok.export_saved_model(model, folder / "subclass", signatures=spec)
+        answer = stranger.predict(folder / "subclass", {"ids": ids + 2})["score"]
+        np.testing.assert_allclose(answer, model({"ids": tf.constant(ids + 2)})["score"], atol=TOLERANCE)
+        sequential = library.Sequential(
+            [
+                library.Input((2,), dtype="int64", name="numbers"),
+                layers.All2AllDenseEmbedding(50, 4, 2, 1, embedding_initializer="normal"),
+                library.layers.Flatten(),
+                library.layers.Dense(1, name="out"),
+            ]
+        )
+        sok.export_saved_model(sequential, folder / "sequential")
+        (answer,) = stranger.predict(folder / "sequential", {"numbers": ids}).values()
+        np.testing.assert_allclose(answer, sequential(tf.constant(ids), training=False), atol=TOLERANCE)
+        assert int(sequential.layers[0].embedding_variable.size()) == 0
+
+
+def test_feature_columns_and_lookup_tables_of_keras(stranger, path):
+    fc = tf.feature_column
+    with sok.group_embedding_column_scope():
+        item = fc.categorical_column_with_identity("item", 10)
+        user = fc.categorical_column_with_hash_bucket("user", 100, dtype=tf.int64)
+        columns = [
+            sok.feature_column.embedding_column(item, 3, combiner="sum"),
+            sok.feature_column.embedding_column(user, 2, combiner="mean", capacity=1000),
+            fc.embedding_column(fc.categorical_column_with_identity("other", 5), 4),
+        ]
+    inputs = {
+        "item": tf_keras.Input((None,), dtype="int64", name="item"),
+        "user": tf_keras.Input((None,), dtype="int64", name="user"),
+        "other": tf_keras.Input((None,), dtype="int64", name="other"),
+    }
+    word = tf_keras.Input((1,), dtype="string", name="word")
+    words = tf_keras.layers.StringLookup(vocabulary=["a", "b"])(word)
+    more = for_keras(tf_keras).All2AllDenseEmbedding(50, 4, 1, 1)(words)
+    x = tf_keras.layers.Concatenate()([tf_keras.layers.DenseFeatures(columns)(inputs), tf_keras.layers.Flatten()(more)])
+    model = tf_keras.Model({**inputs, "word": word}, tf_keras.layers.Dense(2, name="out")(x))
+    given = {
+        "item": tf.constant([[1, 2], [-1, -1], [3, -1]], tf.int64),
+        "user": tf.constant([[1, 1], [2, 3], [4, -1]], tf.int64),
+        "other": tf.constant([[4], [-1], [0]], tf.int64),
+        "word": tf.constant([["a"], ["b"], ["c"]]),
+    }
+    model(given, training=True)
+    sok.export_saved_model(model, path)
+    answer = stranger.predict(path, {name: x.numpy() for name, x in given.items()})["out"]
+    np.testing.assert_allclose(answer, model(given, training=False), rtol=0, atol=TOLERANCE)
+    sok.feature_column.uninstall()
+
+
+@pytest.mark.parametrize("row_dtype, step", [("float16", 2.0**-10), ("int8", 1 / 127)])
+def test_narrow_rows_lose_what_they_say(rng, capsys, stranger, path, row_dtype, step):
+    table = sok.EmbeddingVariable(8, 1000, name="narrow", initializer="ones")
+    rows = (rng.normal(size=(500, 8)) * rng.lognormal(size=(500, 1))).astype("f")
+    rows[3] = 0
+    table.assign(np.arange(500), rows)
+    report = sok.export_saved_model(Rows(table), path, signatures=ids_spec(), row_dtype=row_dtype).tables[0]
+    assert capsys.readouterr().out == f"{report}\n"
+    size = {"float16": 16 + 8, "int8": 8 + 4 + 8}[row_dtype]
+    assert (report.row_dtype, report.num_rows, report.num_bytes) == (row_dtype, 500, 500 * size)
+    answer = stranger.predict(path, {"ids": np.arange(501)[None]})["output_0"][0]
+    assert answer[500].tolist() == [1.0] * 8  # the default is no row, and exact
+    error = np.abs(answer[:500] - rows)
+    # Half a step, of which the largest number of a row sets the size.
+    assert (error <= np.abs(rows).max(1, keepdims=True) * (step / 2 + 1e-6)).all() and error.max() > 0
+    np.testing.assert_allclose(report.largest_error, error.max(), rtol=1e-5)
+    np.testing.assert_allclose(report.relative_error, np.sqrt((error**2).sum() / (rows**2).sum()), rtol=1e-3)
+
+
+@pytest.mark.parametrize("row_dtype, value", [("float16", 1e5), ("float16", np.nan), ("int8", np.inf)])
+def test_rows_that_do_not_fit_are_refused_and_nothing_is_left(path, row_dtype, value):
+    table = sok.EmbeddingVariable(2, 10, name="large")
+    table.assign([1, 2], [[0.0, 1.0], [value, 1.0]])
+    with pytest.raises(ValueError, match=rf"'{table.table_name}': row 1 of .* that {row_dtype} cannot hold"):
+        sok.export_saved_model(Rows(table), path, signatures=ids_spec(), row_dtype=row_dtype)
+    assert not list(path.parent.iterdir())
+
+
+@pytest.mark.parametrize("hashed", [True, False])
+def test_rows_are_written_in_pieces(rng, monkeypatch, stranger, path, hashed):
+    monkeypatch.setattr("sok.saved_model.rows.PIECE_BYTES", 7 * 3 * 4)
+    monkeypatch.setattr("sok.saved_model.checkpoint.FILE_BYTES", 100)
+    table = sok.EmbeddingVariable(3, 100, name="pieces", hashed=hashed, initializer="normal")
+    keys = rng.permutation(100)
+    table.assign(keys, rng.normal(size=(100, 3)))
+    sok.export_saved_model(Rows(table), path, signatures=ids_spec(), row_dtype="float32")
+    assert len(list((path / "variables").glob("variables.data-*"))) > 5
+    assert sorted(f.name for f in (path / "variables").iterdir())[-1] == "variables.index"  # no pieces left
+    rows = stranger.predict(path, {"ids": keys[None]})["output_0"]
+    np.testing.assert_array_equal(rows, table.sparse_read(keys[None]))
+
+
+def test_malformed_requests_are_refused_and_others_go_on(stranger, path):
+    model = keras_model(keras, "ragged", weighted=False)
+    sok.export_saved_model(model, path)
+    good = {"ids_values": np.arange(4), "ids_row_splits_0": np.array([0, 2]), "ids_row_splits_1": np.array([0, 1, 4])}
+    good["dense_ids"] = np.array([[1, 2]])
+    assert stranger.predict(path, good)["score"].shape == (1, 1)
+    bad = [
+        ({"ids_values": np.arange(5), "ids_row_splits_1": np.array([0, 1, 5])}, "more than max_nnz = 3 keys"),
+        ({"ids_row_splits_1": np.array([0, 3, 1])}, "must be|negative|monotonic|partition"),
+        ({"ids_row_splits_0": np.array([0, 1, 2])}, "slot_num|row_splits|partition|batch"),
+    ]
+    for change, text in bad:
+        with pytest.raises(RuntimeError, match=f"(?s)InvalidArgumentError.*({text})"):
+            stranger.predict(path, {**good, **change})
+    assert stranger.predict(path, good)["score"].shape == (1, 1)
+
+
+def test_sparse_indices_in_any_order_and_outside(stranger, path):
+    model = keras_model(keras, "sparse", weighted=True)
+    sok.export_saved_model(model, path)
+    indices = np.array([[1, 1, 0], [0, 0, 0], [0, 1, 0], [0, 0, 1]])
+    inputs = {"dense_ids": np.array([[1, 2], [3, 4]])}
+    for name, values in (("ids", np.array([7, 8, 9, 10])), ("weights", np.array([1, 2, 3, 4], "f"))):
+        inputs |= {f"{name}_indices": indices, f"{name}_values": values, f"{name}_dense_shape": np.array([2, 2, 2])}
+    answer = stranger.predict(path, inputs)["score"]
+    order = np.lexsort(indices.T[::-1])
+    ordered = {k: x[order] if k.startswith(("ids_", "weights_")) and "shape" not in k else x for k, x in inputs.items()}
+    np.testing.assert_allclose(answer, stranger.predict(path, ordered)["score"], atol=TOLERANCE)
+    with pytest.raises(RuntimeError, match="(?s)InvalidArgumentError.*outside its dense_shape"):
+        stranger.predict(
+            path, {**inputs, "ids_indices": indices + [[5, 0, 0]], "weights_indices": indices + [[5, 0, 0]]}
+        )
+
+
+def test_what_is_there_stays_until_the_new_model_is_whole(monkeypatch, stranger, path):
+    table = sok.EmbeddingVariable(1, 10, name="twice")
+    table.assign([1], [[1.0]])
+    export = lambda **options: sok.export_saved_model(Rows(table), path, signatures=ids_spec(), **options)  # noqa: E731
+    export()
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        export()
+    table.assign([1], [[2.0]])
+
+    def full_disk(*args):
+        raise OSError("no space left")
+
+    with monkeypatch.context() as context, pytest.raises(OSError, match="no space left"):
+        context.setattr("sok.saved_model.checkpoint.PiecewiseCheckpoint.add", full_disk)
+        export(overwrite=True)
+    assert [p.name for p in path.parent.iterdir()] == ["1"]
+    assert stranger.predict(path, {"ids": np.array([[1]])})["output_0"].item() == 1.0
+    export(overwrite=True)
+    assert [p.name for p in path.parent.iterdir()] == ["1"]
+    assert (
+        tf.saved_model.load(path).signatures["serving_default"](tf.constant([[1]], tf.int64))["output_0"].numpy() == 2
+    )
+
+
+def test_what_cannot_be_exported_is_said(path):
+    table = sok.EmbeddingVariable(1, 10, name="refused")
+    model = Rows(table)
+
+    def reads(ids):
+        return table.export()[1]
+
+    def calls_python(ids):
+        return tf.py_function(lambda x: x, [ids], tf.int64)
+
+    @tf.function
+    def takes_table(of, ids):
+        return of.sparse_read(ids)
+
+    entries = tf.lookup.KeyValueTensorInitializer(tf.constant([1], tf.int64), tf.constant([2], tf.int64))
+    untracked = tf.lookup.StaticHashTable(entries, 0)
+    spec = ids_spec()
+    cases = [
+        (dict(signatures=None), ValueError, "must say what this model is called with"),
+        (dict(signatures="ids"), TypeError, "`signatures` must be None, a tf.TensorSpec"),
+        (dict(signatures={"a": (reads, spec)}), ValueError, "uses ops that only sok has, Sok>TableExport"),
+        (dict(signatures={"a": (calls_python, spec)}), ValueError, "Python functions of this process"),
+        (dict(signatures={"a": tf.function(reads)}), ValueError, "'a': the tf.function needs an input_signature"),
+        (dict(signatures={"a": (reads, [3])}), TypeError, "'a': all inputs must be given as specs"),
+        (dict(signatures={"__a": (reads, spec)}), ValueError, "must be texts that do not begin with '__'"),
+        (
+            dict(signatures={"a": (lambda x: takes_table(table, x), spec)}),
+            ValueError,
+            f"table '{table.table_name}' as an argument",
+        ),
+        (
+            dict(signatures={"a": (lambda x: x + untracked.lookup(x), spec)}),
+            ValueError,
+            "not an attribute of the model",
+        ),
+        (dict(signatures=spec, row_dtype="float64"), ValueError, "`row_dtype` must be None, 'float32', 'float16'"),
+        (dict(signatures=spec, default="none"), ValueError, "`default` must be 'initial', 'mean', 'zeros' or a finite"),
+        (dict(signatures=spec, default=float("nan")), ValueError, "`default` must be"),
+        (dict(signatures=spec, default={"nobody": 0}), ValueError, r"names tables \['nobody'\]"),
+    ]
+    for options, error, text in cases:
+        with pytest.raises(error, match=text):
+            sok.export_saved_model(model, path, **options)
+    with pytest.raises(TypeError, match="`model` must be"):
+        sok.export_saved_model(3, path, signatures=spec)
+    with tf.Graph().as_default(), pytest.raises(RuntimeError, match="must be called eagerly"):
+        sok.export_saved_model(model, path, signatures=spec)
+    assert not path.parent.exists()
+    # Nothing is left of it: the model looks up as before.
+    assert model(tf.constant([[1]], tf.int64)).shape == (1, 1, 1)
