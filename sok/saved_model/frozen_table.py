@@ -50,7 +50,7 @@ class FrozenTable(tf.Module):
     Why not TensorFlow's hash tables: MutableDenseHashTable needs two keys that nobody uses, and here every key is
     legal; MutableHashTable and StaticHashTable put each key into a bucket of its own when a model is loaded, at several
     times the size of the keys; none of them has unsigned keys. Sorted keys are one tensor that is read as it lies in
-    the file, and the search costs about as much: docs/export.md has figures.
+    the file. A search takes longer where there are many ids: docs/export.md has figures.
     """
 
     def __init__(
@@ -95,11 +95,11 @@ class FrozenTable(tf.Module):
         rows = self._rows_at(place)
         if self.unseen_row is not None:
             return tf.where(is_known[:, None], rows, self.unseen_row)
-        return tf.cond(
-            tf.reduce_all(is_known),
-            lambda: rows,
-            lambda: tf.where(is_known[:, None], rows, self._initial_rows(keys)),
-        )
+        return tf.cond(tf.reduce_all(is_known), lambda: rows, lambda: self._with_initial_rows(rows, is_known, keys))
+
+    def _with_initial_rows(self, rows: tf.Tensor, is_known: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
+        unseen = tf.where(tf.logical_not(is_known))  # [n, 1]: few of many, and an initial row is some hundred ops
+        return tf.tensor_scatter_nd_update(rows, unseen, self._initial_rows(tf.gather(keys, unseen[:, 0])))
 
     def _initial_rows(self, keys: tf.Tensor) -> tf.Tensor:
         # Signed keys are sign-extended, unsigned ones zero-extended: what a cast does.

@@ -30,6 +30,15 @@ class _Looked(NamedTuple):
     row_ids: None = None
 
 
+def _as_written(ops: type) -> type:
+    # AutoGraph would look at all that they call, which has no `if` or `for` of TensorFlow's and takes seconds to read.
+    for name, op in list(vars(ops).items()):
+        if name.startswith("sok_"):
+            setattr(ops, name, tf.autograph.experimental.do_not_convert(op))
+    return ops
+
+
+@_as_written
 class StockOps:
     """What tracing one model needs; `freeze` makes what stands for a table, once for each."""
 

@@ -53,6 +53,12 @@ def movielens_auc(finish, tmp_path, movielens_dir, known):
     return run
 
 
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.multiprocess)])
+def test_export_predicts_the_same_without_sok(finish, workers):
+    out = finish("export.py", workers=workers)
+    assert float(re.search(r"difference (\S+)", out).group(1)) < 1e-6
+
+
 def test_hello_learns(finish):
     out = finish("hello.py")
     assert float(re.search(r"worker 0 of 1: loss (\d\.\d+)", out).group(1)) < 0.3

@@ -1,6 +1,6 @@
 """A process that knows TensorFlow and not `sok`: loads SavedModels and answers with what they predict.
 
-Run as a script, it reads pickled (path, signature, inputs) from standard input and writes pickled outputs, or texts of
+Run as a script, it reads pickled (path, signature, inputs, in_session) from standard input and writes pickled outputs, or texts of
 errors, to standard output.
 """
 
@@ -40,9 +40,14 @@ class Stranger:
             env=environment,
         )
 
-    def predict(self, path: str, inputs: dict[str, Any], signature: str = "serving_default") -> dict[str, Any]:
-        """What the model at `path` gives; a RuntimeError with the text of an error there."""
-        _write(self._process.stdin, (str(path), signature, inputs))
+    def predict(
+        self, path: str, inputs: dict[str, Any], signature: str = "serving_default", in_session: bool = False
+    ) -> dict[str, Any]:
+        """What the model at `path` gives; a RuntimeError with the text of an error there.
+
+        `in_session`: loaded as TensorFlow Serving does, into a session.
+        """
+        _write(self._process.stdin, (str(path), signature, inputs, in_session))
         answer = _read(self._process.stdout)
         if not isinstance(answer, dict):
             raise RuntimeError(answer)
@@ -51,6 +56,15 @@ class Stranger:
     def close(self) -> None:
         self._process.stdin.close()
         self._process.wait(60)
+
+
+def _in_session(path: str, signature: str, inputs: dict[str, Any]) -> dict[str, Any]:
+    import tensorflow.compat.v1 as v1
+
+    with v1.Graph().as_default(), v1.Session() as session:
+        described = v1.saved_model.load(session, ["serve"], path).signature_def[signature]
+        fed = {described.inputs[name].name: x for name, x in inputs.items()}
+        return session.run({name: tensor.name for name, tensor in described.outputs.items()}, fed)
 
 
 def main() -> None:
@@ -66,12 +80,15 @@ def main() -> None:
         raise AssertionError("this process must not know sok")
     loaded: dict[str, Any] = {}
     while (request := _read(sys.stdin.buffer)) is not None:
-        path, signature, inputs = request
+        path, signature, inputs, in_session = request
         try:
-            if path not in loaded:
-                loaded[path] = tf.saved_model.load(path)
-            outputs = loaded[path].signatures[signature](**{name: tf.constant(x) for name, x in inputs.items()})
-            answer = {name: tensor.numpy() for name, tensor in outputs.items()}
+            if in_session:
+                answer = _in_session(path, signature, inputs)
+            else:
+                if path not in loaded:
+                    loaded[path] = tf.saved_model.load(path)
+                outputs = loaded[path].signatures[signature](**{name: tf.constant(x) for name, x in inputs.items()})
+                answer = {name: tensor.numpy() for name, tensor in outputs.items()}
         except Exception as error:
             answer = f"{type(error).__name__}: {error}"
         # In this process no module of ours was loaded by TensorFlow either.

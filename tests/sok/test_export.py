@@ -1,6 +1,10 @@
 """Models exported and loaded by a process that has no `sok`: they predict what training predicts."""
 
+import re
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -354,8 +358,9 @@ def test_feature_columns_and_lookup_tables_of_keras(stranger, path):
     }
     model(given, training=True)
     sok.export_saved_model(model, path)
-    answer = stranger.predict(path, {name: x.numpy() for name, x in given.items()})["out"]
-    np.testing.assert_allclose(answer, model(given, training=False), rtol=0, atol=TOLERANCE)
+    for in_session in (False, True):
+        answer = stranger.predict(path, {name: x.numpy() for name, x in given.items()}, in_session=in_session)["out"]
+        np.testing.assert_allclose(answer, model(given, training=False), rtol=0, atol=TOLERANCE)
     sok.feature_column.uninstall()
 
 
@@ -397,8 +402,9 @@ def test_rows_are_written_in_pieces(rng, monkeypatch, stranger, path, hashed):
     sok.export_saved_model(Rows(table), path, signatures=ids_spec(), row_dtype="float32")
     assert len(list((path / "variables").glob("variables.data-*"))) > 5
     assert sorted(f.name for f in (path / "variables").iterdir())[-1] == "variables.index"  # no pieces left
-    rows = stranger.predict(path, {"ids": keys[None]})["output_0"]
-    np.testing.assert_array_equal(rows, table.sparse_read(keys[None]))
+    for in_session in (False, True):
+        rows = stranger.predict(path, {"ids": keys[None]}, in_session=in_session)["output_0"]
+        np.testing.assert_array_equal(rows, table.sparse_read(keys[None]))
 
 
 def test_malformed_requests_are_refused_and_others_go_on(stranger, path):
@@ -509,3 +515,13 @@ def test_what_cannot_be_exported_is_said(path):
     assert not path.parent.exists()
     # Nothing is left of it: the model looks up as before.
     assert model(tf.constant([[1]], tf.int64)).shape == (1, 1, 1)
+
+
+def test_the_example_of_the_page_runs(tmp_path):
+    page = (Path(__file__).resolve().parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    assert "/tmp/models" in code
+    code = code.replace("/tmp/models", str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines() == ["table 'distributed_embedding': 0 rows of 4 as float32, 24 bytes", "(1, 1)"]
