@@ -120,7 +120,7 @@ def export_saved_model(
         raise RuntimeError("sok.export_saved_model must be called eagerly, outside of functions and v1 graphs.")
     is_writer = context.rank() == 0
     with all_or_none("sok/export/trace") as step:
-        path = os.fspath(path)
+        path = os.fspath(path).rstrip("/")
         if is_writer:
             _check_path(path, overwrite)
         exported, functions = _traced(model, signatures, _row_dtype(row_dtype), _defaults(default))

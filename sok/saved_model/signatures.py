@@ -159,19 +159,15 @@ def _inputs_of_keras(model: Any) -> tuple[Any, list[str] | None]:
     if inputs is None:
         inputs = getattr(model, "_nested_inputs", None)  # tf_keras
     if inputs is not None:
-        flat = tf.nest.flatten(inputs)
-        names = [tensor.name for tensor in flat]
-        return tf.nest.map_structure(_spec_of, inputs), list(inputs) if _is_flat_dict(inputs) else names
+        is_flat_dict = isinstance(inputs, dict) and len(tf.nest.flatten(inputs)) == len(inputs)
+        # tf.nest goes through dicts in the order of their keys.
+        names = sorted(inputs) if is_flat_dict else [tensor.name for tensor in tf.nest.flatten(inputs)]
+        return tf.nest.map_structure(_spec_of, inputs), names
     save_spec = getattr(model, "save_spec", None)  # tf_keras, a subclass that has been called
     found = save_spec(dynamic_batch=True) if save_spec is not None else None
     if found is None or len(found[0]) != 1:
         return None, None
     return found[0][0], None
-
-
-def _is_flat_dict(inputs: Any) -> bool:
-    # tf.nest goes through dicts in the order of their keys.
-    return isinstance(inputs, dict) and list(inputs) == sorted(inputs) and len(tf.nest.flatten(inputs)) == len(inputs)
 
 
 def _spec_of(tensor: Any) -> Any:

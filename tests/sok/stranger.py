@@ -1,7 +1,7 @@
 """A process that knows TensorFlow and not `sok`: loads SavedModels and answers with what they predict.
 
-Run as a script, it reads pickled (path, signature, inputs, in_session) from standard input and writes pickled outputs, or texts of
-errors, to standard output.
+Run as a script, it reads pickled (path, signature, inputs, in_session) from standard input and writes pickled outputs,
+or texts of errors, to standard output.
 """
 
 from __future__ import annotations
