@@ -84,7 +84,7 @@ def test_gradients_agree_with_differences(lib, rng, combiner):
 
 @pytest.mark.parametrize("combiner", combine.COMBINERS)
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
-@pytest.mark.parametrize("size", ["no_segments", "no_keys", "mixed", "split_over_threads"])
+@pytest.mark.parametrize("size", ["no_segments", "no_ids", "mixed", "split_over_threads"])
 def test_sparse_gradient_is_summed_per_row(lib, rng, combiner, weighted, size):
     _, index, splits, weights = make_case(rng, *SEGMENT_SIZES[size], weighted=weighted)
     row_ids = np.where(index % 5 == 3, -1, index)
