@@ -147,7 +147,9 @@ def _stock(variable: Any, csr: Csr, combiner: str) -> tf.Tensor:
     if combiner == "rows":
         return rows
     with tf.control_dependencies([ids]):  # until then the splits may be a report, which counts nothing
-        csr = dataclasses.replace(csr, row_splits=tf.identity(csr.row_splits))
+        # Not an identity: of constant splits that are wrong, shape inference would make an error that names nothing.
+        row_splits = tf.compat.v1.placeholder_with_default(csr.row_splits, [None])
+        csr = dataclasses.replace(csr, row_splits=row_splits)
     if rows.dtype.size == 2:
         # Sums of many 16-bit floats stop growing: as TensorFlow does, add in 32 bits and round once.
         return tf.cast(_pooled(tf.cast(rows, tf.float32), csr, combiner), rows.dtype)

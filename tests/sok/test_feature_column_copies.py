@@ -27,11 +27,13 @@ FEATURES = {"a": [[1, 2], [3, 3]], "b": [[4, 0], [0, 0]], "c": [[1, 1], [2, 1]],
 def make_columns(grouped=True):
     def make():
         a, b, c, d = (fc.categorical_column_with_identity(name, 10) for name in "abcd")
+        with tf.Graph().as_default():  # stock TensorFlow makes shared columns in graphs only; they hold nothing of it
+            shared = v1.feature_column.shared_embedding_columns([d], 5, initializer=v1.ones_initializer())
         return [
             fc.embedding_column(a, 3, initializer=v1.ones_initializer()),
             fc.embedding_column(b, 2, combiner="sum", initializer=v1.constant_initializer(2.0)),
             sok.feature_column.embedding_column(c, 4, combiner="sum", initializer="ones"),
-            *v1.feature_column.shared_embedding_columns([d], 5, initializer=v1.ones_initializer()),
+            *shared,
         ]
 
     if not grouped:
