@@ -26,7 +26,7 @@ import numpy as np
 from criteo import generate, metrics
 from criteo.data import Batch, ClickLog, prefetch
 from criteo.formats import FORMATS
-from criteo.progress import Progress
+from sok.progress import Progress
 
 CURVE_ROWS = 20_000
 """Test rows that each point of the learning curve is measured on; the final figures are measured on all of them."""

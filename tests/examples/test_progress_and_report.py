@@ -6,7 +6,8 @@ from html.parser import HTMLParser
 
 import pytest
 from criteo import report
-from criteo.progress import Progress, human
+
+from sok.progress import Progress, human
 
 
 class Terminal(io.StringIO):
