@@ -32,6 +32,14 @@ RowStore::~RowStore() {
   for (float* slab : slabs_) FreePages(slab, SlabBytes());
 }
 
+void RowStore::Swap(RowStore* other) {
+  std::swap(floats_, other->floats_);
+  std::swap(stride_, other->stride_);
+  std::swap(shift_, other->shift_);
+  std::swap(mask_, other->mask_);
+  slabs_.swap(other->slabs_);
+}
+
 void RowStore::Touch(int64_t row) {
   const size_t number = static_cast<size_t>(row >> shift_);
   float*& slab = slabs_[number];

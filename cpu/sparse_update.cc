@@ -6,21 +6,30 @@
 
 namespace sok {
 
+const char* RuleName(Rule rule) {
+  switch (rule) {
+    case Rule::kSgd:
+      return "sgd";
+    case Rule::kAdagrad:
+      return "adagrad";
+    case Rule::kLazyAdam:
+      return "lazy_adam";
+    case Rule::kAdam:
+      return "adam";
+  }
+  return "";
+}
+
+Rule ParseRule(const std::string& name) {
+  for (const Rule rule : {Rule::kSgd, Rule::kAdagrad, Rule::kLazyAdam, Rule::kAdam})
+    if (name == RuleName(rule)) return rule;
+  throw InvalidArgument("rule must be 'sgd', 'adagrad', 'adam' or 'lazy_adam'. Received: '" + name + "'.");
+}
+
 UpdateRule MakeUpdateRule(const std::string& name, const double* hyper, int64_t hyper_size, int64_t step) {
   UpdateRule rule;
-  int64_t expected = 0;
-  if (name == "sgd") {
-    rule.rule = Rule::kSgd;
-    expected = 1;
-  } else if (name == "adagrad") {
-    rule.rule = Rule::kAdagrad;
-    expected = 3;
-  } else if (name == "adam" || name == "lazy_adam") {
-    rule.rule = name == "adam" ? Rule::kAdam : Rule::kLazyAdam;
-    expected = 4;
-  } else {
-    throw InvalidArgument("rule must be 'sgd', 'adagrad', 'adam' or 'lazy_adam'. Received: '" + name + "'.");
-  }
+  rule.rule = ParseRule(name);
+  const int64_t expected = rule.rule == Rule::kSgd ? 1 : rule.rule == Rule::kAdagrad ? 3 : 4;
   if (hyper_size != expected) {
     throw InvalidArgument("hyper for rule '" + name + "' must have " + std::to_string(expected) +
                           " values. Received: " + std::to_string(hyper_size) + ".");

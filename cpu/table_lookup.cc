@@ -238,7 +238,7 @@ void EmbeddingTable::MakeRoom(int64_t row) {
   }
 }
 
-void EmbeddingTable::InitRows(const std::pair<uint32_t, uint64_t>* fresh, int64_t n) {
+void EmbeddingTable::InitRows(const std::pair<uint32_t, uint64_t>* fresh, int64_t n, bool weights) {
   uint64_t keys[kBlock];
   float* records[kBlock];
   for (int64_t begin = 0; begin < n; begin += kBlock) {
@@ -252,7 +252,7 @@ void EmbeddingTable::InitRows(const std::pair<uint32_t, uint64_t>* fresh, int64_
         if (set->rule.decays()) *set->Stamp(row) = static_cast<uint32_t>(set->history.calls());
       }
     }
-    FillRows(config_.initializer, keys, count, config_.dim, records);
+    if (weights) FillRows(config_.initializer, keys, count, config_.dim, records);
   }
 }
 
@@ -291,7 +291,7 @@ void EmbeddingTable::InsertHashed(const Cpu& cpu, Scratch* scratch, const uint64
 }
 
 void EmbeddingTable::InsertMissing(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, const int64_t* missing,
-                                   int64_t m, uint32_t* rows) {
+                                   int64_t m, uint32_t* rows, bool weights) {
   if (m == 0) return;
   std::vector<std::pair<uint32_t, uint64_t>> fresh;
   if (config_.hashed) {
@@ -311,7 +311,7 @@ void EmbeddingTable::InsertMissing(const Cpu& cpu, Scratch* scratch, const uint6
   num_rows_ += static_cast<int64_t>(fresh.size());
   if (!fresh.empty()) ++changes_;
   cpu.executor.For(static_cast<int64_t>(fresh.size()), 50 + 10 * config_.dim,
-                   [&](int64_t begin, int64_t end) { InitRows(fresh.data() + begin, end - begin); });
+                   [&](int64_t begin, int64_t end) { InitRows(fresh.data() + begin, end - begin, weights); });
 }
 
 // Positions without a row in the tasks of one feature, ascending.

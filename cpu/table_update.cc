@@ -74,6 +74,10 @@ bool EmbeddingTable::CheckGradients(const Gradients& gradients, int64_t begin, i
   for (int64_t i = begin; i < end; ++i) {
     const int64_t id = gradients.row_ids[i];
     if (id < 0) continue;
+    if (EpochOf(id) < epoch_ && EpochOf(id) < FirstEpoch()) {
+      *stale = true;
+      continue;
+    }
     if (RowOf(id) >= limit || !rows_.Has(RowOf(id)) || EpochOf(id) > epoch_) return false;
     *stale = *stale || EpochOf(id) != epoch_;
     if (nonfinite == Nonfinite::kRaise && !AllFinite(gradients.grads + i * config_.dim, config_.dim)) return false;
@@ -100,10 +104,11 @@ void EmbeddingTable::RaiseBadGradient(const Gradients& gradients, Nonfinite nonf
 // Leaves out gradients of rows that were erased since they were looked up: their numbers may be other keys' by now.
 void EmbeddingTable::DropStale(Scratch* scratch, Gradients* gradients) const {
   int64_t* kept = scratch->Get<int64_t>(gradients->n);
+  const int64_t first = FirstEpoch();
   for (int64_t i = 0; i < gradients->n; ++i) {
     const int64_t id = gradients->row_ids[i];
     const auto erased = id < 0 ? erased_.end() : erased_.find(RowOf(id));
-    const bool is_gone = id < 0 || (erased != erased_.end() && erased->second > EpochOf(id));
+    const bool is_gone = id < 0 || EpochOf(id) < first || (erased != erased_.end() && erased->second > EpochOf(id));
     kept[i] = is_gone ? -1 : RowId(RowOf(id));
   }
   gradients->row_ids = kept;

@@ -202,6 +202,9 @@ _ONLY_ONCE = (
 for _name in _ONLY_ONCE.split():
     tf.RegisterGradient(f"Sok>{_name}")(_not_a_second_time)
 
-_WITHOUT_GRADIENT = "ExchangeRoute ValidateCsr CheckIds SumDuplicates Unique TableExport TableSize Philox"
+_WITHOUT_GRADIENT = (
+    "ExchangeRoute ValidateCsr CheckIds SumDuplicates Unique TableExport TableSize TableRestore TableSlotSets "
+    "Philox"
+)
 for _name in _WITHOUT_GRADIENT.split():
     tf.no_gradient(f"Sok>{_name}")

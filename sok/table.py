@@ -15,7 +15,7 @@ from tensorflow.core.framework import types_pb2
 from tensorflow.python.framework import cpp_shape_inference_pb2, ops
 from tensorflow.python.ops import resource_variable_ops
 
-from sok import _ops, context, keras_calls
+from sok import _ops, context, keras_calls, table_state
 from sok import initializers as sok_initializers
 from sok.keys import as_keys, check_key_dtype
 from sok.table_rows import TableRows, rows_behind
@@ -153,9 +153,8 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         self._initializer_spec = spec
         with ops.init_scope():
             graph_mode = not tf.executing_eagerly()
-            handle = _ops.lib().sok_table_handle(
-                shared_name=f"sok/{self._table_name}" if graph_mode else "",
-                anonymous=not graph_mode,
+            # What another table needs to hold the same rows (sok/table_state.py makes one).
+            self._attributes = dict(
                 table=self._table_name,
                 key_dtype=self._key_dtype,
                 dim=self._dim,
@@ -170,7 +169,12 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
                 init_a=spec.a,
                 init_b=spec.b,
                 bank=spec.bank,
+            )
+            handle = _ops.lib().sok_table_handle(
+                shared_name=f"sok/{self._table_name}" if graph_mode else "",
+                anonymous=not graph_mode,
                 name=self._table_name if graph_mode else None,
+                **self._attributes,
             )
             _set_handle_data(handle, self._dim, graph_mode)
             super().__init__(
@@ -364,6 +368,10 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         """Optimizer state of all rows in use: keys [n], slots [n, K * D], stamps [n] (-1: none). Not collective."""
         return _ops.lib().sok_table_slots(self.handle, key_dtype=self._key_dtype, slot_set=slot_set)
 
+    def restore_rows(self, keys: Any, values: Any, slots: Any = None, **slot_set: Any) -> tf.Tensor:
+        """Stores rows with the slots of an optimizer: see `sok.table_state.restore_rows`. Not collective."""
+        return table_state.restore_rows(self, keys, values, slots, **slot_set)
+
     def reserve(self, num_rows: int) -> tf.Operation | None:
         """Takes the memory for `num_rows` rows of this worker's shard now, so that no later step waits for it.
 
@@ -445,8 +453,8 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         if not self._warned_not_saved:
             self._warned_not_saved = True
             warnings.warn(
-                f"The rows of embedding table '{self._table_name}' are not saved here: this version of sok saves dense "
-                "variables only. Use `variable.export()` and `variable.assign(keys, values)`.",
+                f"The rows of embedding table '{self._table_name}' are not saved here, where only dense "
+                "variables are. Use sok.save and sok.restore.",
                 stacklevel=3,
             )
 

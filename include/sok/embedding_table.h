@@ -154,6 +154,52 @@ class EmbeddingTable {
               const float* rows,  // [n, dim]
               int64_t n);
 
+  // A slot set without its slots.
+  struct SlotSetInfo {
+    std::string name;
+    UpdateRule rule;    // of the last call
+    int64_t calls = 0;  // of a decaying rule: updates so far
+  };
+  std::vector<SlotSetInfo> SlotSets() const;
+
+  // Where ReadAll puts rows. The table is locked for reading meanwhile: do not call it.
+  struct RowTarget {
+    uint64_t* keys = nullptr;   // [n]
+    float* rows = nullptr;      // [n, dim]
+    std::vector<float*> slots;  // for each slot set [n, num_slots * dim]
+  };
+  class RowSink {
+   public:
+    virtual ~RowSink() = default;
+    // Called once, also if there are no rows. Gives how many rows it takes at a time, at least 1.
+    virtual int64_t Begin(int64_t num_rows, const std::vector<SlotSetInfo>& sets) = 0;
+    virtual RowTarget Allocate(int64_t n) = 0;  // where the next n rows go
+    virtual void Commit() = 0;                  // they are there
+  };
+
+  // Gives every row with all its slots, as they stand after every update so far, to the sink: one point in time, in memory
+  // that does not grow with the table. The order is unspecified, but the same for the same history. Passes on what the
+  // sink throws.
+  void ReadAll(const Cpu& cpu, RowSink* sink) const;
+
+  // Stores rows with slots for the keys this rank owns; others are ignored. A slot set that the table does not have is
+  // attached, with no calls. Slots of the table's other sets: of rows that exist they stay, of new rows they are fresh. Of
+  // equal keys the last one counts. Every row is current: it has missed no call of any set. Gives how many of the rows
+  // were new.
+  // All or none: throws InvalidArgument for a key that the table cannot hold or a set that belongs to another rule,
+  // TableFull, OutOfMemory; then no row was stored.
+  struct RowValues {
+    const uint64_t* keys = nullptr;   // [n]
+    const float* rows = nullptr;      // [n, dim]
+    std::vector<const float*> slots;  // for each of `sets` [n, num_slots * dim]
+    int64_t n = 0;
+  };
+  int64_t Restore(const Cpu& cpu, Scratch* scratch, const std::vector<SlotSetInfo>& sets, const RowValues& values);
+
+  // Exchanges the contents (keys, rows, slot sets) with a table of the same configuration; throws InvalidArgument for
+  // another one. Gradients of lookups from before are ignored by both.
+  void Swap(EmbeddingTable* other);
+
   // Makes room for n rows in all: filling up to there rebuilds nothing, and the system has been asked for the memory.
   // Throws InvalidArgument for more than the capacity, OutOfMemory.
   void Reserve(const Cpu& cpu, int64_t n);
@@ -190,15 +236,21 @@ class EmbeddingTable {
                              const uint32_t* rows, int64_t** missing, int64_t* count);
   static void FinishFeature(const Cpu& cpu, Scratch* scratch, const Feature& feature, Task* tasks, int64_t num_tasks,
                             int64_t changes, uint32_t* rows, float* buffers);
-  // Gives a row to each of the m positions listed in `missing` (ascending); all or none, then throws TableFull.
+  // Gives a row to each of the m positions listed in `missing` (ascending); all or none, then throws TableFull. With
+  // `weights` false the caller fills in the weights of new rows.
   void InsertMissing(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, const int64_t* missing, int64_t m,
-                     uint32_t* rows);
+                     uint32_t* rows, bool weights = true);
   void InsertHashed(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, const int64_t* missing, int64_t m,
                     uint32_t* rows, std::vector<std::pair<uint32_t, uint64_t>>* fresh);
   void MakeRoom(int64_t row);
-  void InitRows(const std::pair<uint32_t, uint64_t>* fresh, int64_t n);
+  void InitRows(const std::pair<uint32_t, uint64_t>* fresh, int64_t n, bool weights);
   bool KeysAreRowIds(const Feature& feature) const;
   int64_t RowId(uint32_t row) const { return row == HashTable::kNoRow ? -1 : (epoch_ << 32) | row; }
+  // Ids of an epoch before it mean rows that Swap has taken away.
+  int64_t FirstEpoch() const {
+    const auto all = erased_.find(HashTable::kNoRow);
+    return all == erased_.end() ? 0 : all->second;
+  }
   bool CheckGradients(const Gradients& gradients, int64_t begin, int64_t end, Nonfinite nonfinite, bool* stale) const;
   [[noreturn]] void RaiseBadGradient(const Gradients& gradients, Nonfinite nonfinite) const;
   static void SumDuplicates(const Cpu& cpu, Scratch* scratch, Gradients* gradients, int64_t num_tables);
@@ -219,6 +271,10 @@ class EmbeddingTable {
   const SlotSet& RequireSet(const std::string& slot_set) const;
   void ReadSlots(const SlotSet& set, uint32_t row, float* slots, int64_t* stamp) const;
   std::vector<std::pair<uint32_t, uint64_t>> RowsInOrder() const;
+  // The same in parts of about half a million rows at most: [0, NumParts()).
+  int64_t NumParts() const;
+  void RowsOfPart(int64_t part, std::vector<std::pair<uint32_t, uint64_t>>* rows) const;
+  void CopyOut(const std::pair<uint32_t, uint64_t>* rows, int64_t n, const RowTarget& target, int64_t begin) const;
 
   const TableConfig config_;
   mutable std::shared_mutex mutex_;
@@ -229,7 +285,8 @@ class EmbeddingTable {
   int64_t num_rows_ = 0;          // rows in use
   int64_t changes_ = 0;           // of the set of keys: row numbers found before the last one may be stale
   // Calls of Erase that erased something, modulo 2^31: the upper half of row ids. An id with an older epoch may mean a
-  // row that was erased since; erased_ tells, for rows erased so far, in which epoch they were last.
+  // row that was erased since; erased_ tells, for rows erased so far, in which epoch they were last, and of kNoRow when
+  // Swap took all rows away.
   int64_t epoch_ = 0;
   std::unordered_map<uint32_t, int64_t> erased_;
   int64_t next_row_ = 0;             // hashed: row numbers given out so far

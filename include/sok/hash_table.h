@@ -59,10 +59,17 @@ class HashTable {
   // f(key, row) for every key, in an order that is unspecified but the same for the same history.
   template <class F>
   void ForEach(F&& f) const {
-    for (const Segment& s : segments_)
-      for (uint32_t b = 0; b < s.num_buckets; ++b)
-        for (int i = 0; i < kPlaces; ++i)
-          if (s.buckets[b].rows[i] != kNoRow) f(s.buckets[b].keys[i], s.buckets[b].rows[i]);
+    for (int64_t s = 0; s < num_segments(); ++s) ForEachIn(s, f);
+  }
+
+  // The same in pieces of about half a million keys at most.
+  int64_t num_segments() const { return static_cast<int64_t>(segments_.size()); }
+  template <class F>
+  void ForEachIn(int64_t segment, F&& f) const {
+    const Segment& s = segments_[static_cast<size_t>(segment)];
+    for (uint32_t b = 0; b < s.num_buckets; ++b)
+      for (int i = 0; i < kPlaces; ++i)
+        if (s.buckets[b].rows[i] != kNoRow) f(s.buckets[b].keys[i], s.buckets[b].rows[i]);
   }
 
  private:

@@ -38,6 +38,8 @@ class RowStore {
   // nothing changed.
   int64_t AddFloats(int64_t count, float init);
 
+  void Swap(RowStore* other);
+
   int64_t floats() const { return floats_; }
   // The parts of Record, for loops that cannot call it.
   float* const* slabs() const { return slabs_.data(); }

@@ -33,6 +33,9 @@ struct UpdateRule {
 
 // Reads `hyper` (docs/design/native_ops.md) and works out alpha for `step`. Throws InvalidArgument.
 UpdateRule MakeUpdateRule(const std::string& name, const double* hyper, int64_t hyper_size, int64_t step);
+// The name that MakeUpdateRule takes, and the other way round; the latter throws InvalidArgument.
+const char* RuleName(Rule rule);
+Rule ParseRule(const std::string& name);
 Nonfinite ParseNonfinite(const std::string& name);
 
 SOK_HOST_DEVICE void SgdElement(float g, float lr, float* w) { *w -= lr * g; }

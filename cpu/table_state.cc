@@ -1,0 +1,182 @@
+// Whole tables in and out: rows together with everything that optimizers keep of them.
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <utility>
+
+#include "slot_set.h"
+#include "sok/embedding_table.h"
+#include "sok/error.h"
+
+namespace sok {
+namespace {
+
+constexpr int64_t kCopyCycles = 150;       // per row: cache misses, partly hidden by prefetching
+constexpr int64_t kRowsPerPart = 1 << 19;  // of an identity table
+constexpr uint32_t kNoRow = HashTable::kNoRow;
+
+}  // namespace
+
+std::vector<EmbeddingTable::SlotSetInfo> EmbeddingTable::SlotSets() const {
+  SharedLock lock(mutex_);
+  std::vector<SlotSetInfo> sets;
+  for (const auto& set : sets_) sets.push_back({set->name, set->rule, set->history.calls()});
+  return sets;
+}
+
+int64_t EmbeddingTable::NumParts() const {
+  return config_.hashed ? index_->num_segments() : (config_.capacity + kRowsPerPart - 1) / kRowsPerPart;
+}
+
+void EmbeddingTable::RowsOfPart(int64_t part, std::vector<std::pair<uint32_t, uint64_t>>* rows) const {
+  rows->clear();
+  if (config_.hashed) {
+    index_->ForEachIn(part, [&](uint64_t key, uint32_t row) { rows->emplace_back(row, key); });
+    std::sort(rows->begin(), rows->end());  // records one behind the other, where keys came together
+    return;
+  }
+  const int64_t end = std::min((part + 1) * kRowsPerPart, config_.capacity);
+  for (int64_t row = part * kRowsPerPart; row < end; ++row)
+    if (InUse(row)) rows->emplace_back(static_cast<uint32_t>(row), KeyOfRow(row));
+}
+
+void EmbeddingTable::CopyOut(const std::pair<uint32_t, uint64_t>* rows, int64_t n, const RowTarget& target,
+                             int64_t begin) const {
+  constexpr int64_t kAhead = 8;
+  const int64_t dim = config_.dim;
+  for (int64_t i = 0; i < n; ++i) {
+    if (i + kAhead < n) {
+      const float* next = rows_.Record(rows[i + kAhead].first);
+      for (int64_t at = 0; at < rows_.floats(); at += 16) __builtin_prefetch(next + at);
+    }
+    const auto [row, key] = rows[i];
+    const float* record = rows_.Record(row);
+    float* weights = target.rows + (begin + i) * dim;
+    target.keys[begin + i] = key;
+    std::memcpy(weights, record, static_cast<size_t>(dim) * sizeof(float));
+    for (size_t s = 0; s < sets_.size(); ++s) {
+      const SlotSet& set = *sets_[s];
+      const int64_t floats = set.rule.num_slots() * dim;
+      if (floats == 0) continue;
+      float* slots = target.slots[s] + (begin + i) * floats;
+      std::memcpy(slots, record + set.offset, static_cast<size_t>(floats) * sizeof(float));
+      if (set.rule.decays()) set.Settle(row, dim, weights, slots);  // in the copy; the row itself stays as it is
+    }
+  }
+}
+
+void EmbeddingTable::ReadAll(const Cpu& cpu, RowSink* sink) const {
+  SharedLock lock(mutex_);
+  std::vector<SlotSetInfo> sets;
+  for (const auto& set : sets_) sets.push_back({set->name, set->rule, set->history.calls()});
+  const int64_t rows_per_batch = sink->Begin(num_rows_, sets);
+  std::vector<std::pair<uint32_t, uint64_t>> part, batch;
+  auto flush = [&] {
+    if (batch.empty()) return;
+    const int64_t n = static_cast<int64_t>(batch.size());
+    const RowTarget target = sink->Allocate(n);
+    cpu.executor.For(n, kCopyCycles + rows_.floats(),
+                     [&](int64_t begin, int64_t end) { CopyOut(batch.data() + begin, end - begin, target, begin); });
+    sink->Commit();
+    batch.clear();
+  };
+  for (int64_t p = 0; p < NumParts(); ++p) {
+    RowsOfPart(p, &part);
+    for (size_t taken = 0; taken < part.size();) {
+      const size_t room = static_cast<size_t>(rows_per_batch) - batch.size();
+      const size_t count = std::min(room, part.size() - taken);
+      batch.insert(batch.end(), part.begin() + static_cast<int64_t>(taken),
+                   part.begin() + static_cast<int64_t>(taken + count));
+      taken += count;
+      if (static_cast<int64_t>(batch.size()) == rows_per_batch) flush();
+    }
+  }
+  flush();
+}
+
+int64_t EmbeddingTable::Restore(const Cpu& cpu, Scratch* scratch, const std::vector<SlotSetInfo>& infos,
+                                const RowValues& values) {
+  CheckKeys(values.keys, values.n);
+  uint64_t* mine = scratch->Get<uint64_t>(values.n);
+  int64_t* source = scratch->Get<int64_t>(values.n);
+  uint32_t* rows = scratch->Get<uint32_t>(values.n);
+  int64_t* missing = scratch->Get<int64_t>(values.n);
+  int64_t count = 0, num_missing = 0;
+  for (int64_t i = 0; i < values.n; ++i) {
+    if (OwnerOf(values.keys[i]) != config_.rank) continue;
+    mine[count] = values.keys[i];
+    source[count++] = i;
+  }
+  Lock lock(mutex_);
+  for (const SlotSetInfo& info : infos) {
+    const SlotSet* known = FindSet(info.name);
+    if (known == nullptr || known->rule.rule == info.rule.rule) continue;
+    throw InvalidArgument(Label() + ": slot set '" + info.name + "' belongs to rule '" + RuleName(known->rule.rule) +
+                          "' here, and to '" + RuleName(info.rule.rule) + "' in what is restored.");
+  }
+  std::vector<SlotSet*> sets;
+  for (const SlotSetInfo& info : infos) {
+    const bool known = FindSet(info.name) != nullptr;
+    sets.push_back(known ? const_cast<SlotSet*>(FindSet(info.name)) : FindOrAttach(info.rule, info.name));
+  }
+  cpu.executor.For(count, kCopyCycles, [&](int64_t begin, int64_t end) {
+    bool bad = false;
+    FindRows(mine + begin, end - begin, rows + begin, &bad);
+  });
+  for (int64_t i = 0; i < count; ++i)
+    if (rows[i] == kNoRow) missing[num_missing++] = i;
+  const int64_t rows_before = num_rows_;
+  InsertMissing(cpu, scratch, mine, missing, num_missing, rows, /*weights=*/false);
+  const int64_t num_new = num_rows_ - rows_before, dim = config_.dim;
+  auto store = [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      float* record = rows_.Record(rows[i]);
+      // Missed decay of the other sets belongs to the old weights: settle it, or it would move the new ones.
+      for (const auto& set : sets_) {
+        if (!set->rule.decays()) continue;
+        set->Settle(rows[i], dim, record, record + set->offset);
+        *set->Stamp(rows[i]) = static_cast<uint32_t>(set->history.calls());
+      }
+      std::memcpy(record, values.rows + source[i] * dim, static_cast<size_t>(dim) * sizeof(float));
+      for (size_t s = 0; s < sets.size(); ++s) {
+        const int64_t floats = sets[s]->rule.num_slots() * dim;
+        if (floats == 0) continue;
+        std::memcpy(record + sets[s]->offset, values.slots[s] + source[i] * floats,
+                    static_cast<size_t>(floats) * sizeof(float));
+      }
+    }
+  };
+  // No row comes twice if all were new and each made one; else the last of equal keys has to come last.
+  if (num_new == count) {
+    cpu.executor.For(count, kCopyCycles + rows_.floats(), store);
+  } else {
+    store(0, count);
+  }
+  return num_new;
+}
+
+void EmbeddingTable::Swap(EmbeddingTable* other) {
+  if (other == this) return;
+  const TableConfig &a = config_, &b = other->config_;
+  if (a.dim != b.dim || a.capacity != b.capacity || a.hashed != b.hashed || a.is_unsigned != b.is_unsigned ||
+      a.world_size != b.world_size || a.rank != b.rank || a.owner != b.owner || a.num_keys != b.num_keys) {
+    throw InvalidArgument(Label() + " and " + other->Label() + " are configured differently: they cannot swap rows.");
+  }
+  std::lock(mutex_, other->mutex_);
+  Lock mine(mutex_, std::adopt_lock), theirs(other->mutex_, std::adopt_lock);
+  std::swap(index_, other->index_);
+  rows_.Swap(&other->rows_);
+  in_use_.swap(other->in_use_);
+  unused_.swap(other->unused_);
+  std::swap(num_rows_, other->num_rows_);
+  std::swap(next_row_, other->next_row_);
+  free_rows_.swap(other->free_rows_);
+  sets_.swap(other->sets_);
+  for (EmbeddingTable* table : {this, other}) {
+    ++table->changes_;
+    ++table->epoch_;
+    table->erased_ = {{kNoRow, table->epoch_}};
+  }
+}
+
+}  // namespace sok

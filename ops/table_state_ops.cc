@@ -1,0 +1,128 @@
+// A table's rows together with what optimizers keep of them: restoring, listing, swapping.
+#include <string>
+#include <vector>
+
+#include "op.h"
+#include "table_resource.h"
+
+namespace sok {
+namespace {
+
+REGISTER_OP("Sok>TableRestore")
+    .Input("handle: resource")
+    .Input("keys: Tkey")
+    .Input("rows: float")
+    .Input("slots: float")
+    .Output("num_new: int64")
+    .Attr("Tkey: " SOK_KEY_TYPES)
+    .Attr("slot_set: string = ''")
+    .Attr("rule: string = ''")
+    .Attr("slot_init: float = 0.0")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle unused;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 2, &unused));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(3), 2, &unused));
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    });
+
+class TableRestoreOp : public OpKernel {
+ public:
+  explicit TableRestoreOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    Guard(ctx, [&] {
+      std::string rule;
+      Check(ctx->GetAttr("slot_set", &info_.name));
+      Check(ctx->GetAttr("rule", &rule));
+      Check(ctx->GetAttr("slot_init", &info_.rule.slot_init));
+      if (info_.name.empty() != rule.empty()) {
+        throw InvalidArgument("`slot_set` and `rule` must be given together. Received: '" + info_.name + "' and '" +
+                              rule + "'.");
+      }
+      if (!rule.empty()) info_.rule.rule = ParseRule(rule);
+    });
+  }
+  void Compute(OpKernelContext* ctx) override {
+    Guard(ctx, [&] {
+      const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
+      EmbeddingTable& table = resource->table();
+      resource->CheckKeyType(ctx->input(1));
+      CheckRank(ctx->input(1), 1, "keys");
+      const int64_t n = ctx->input(1).NumElements();
+      CheckShape(ctx->input(2), TensorShape({n, table.dim()}), "rows");
+      std::vector<EmbeddingTable::SlotSetInfo> sets;
+      if (!info_.name.empty()) sets.push_back(info_);
+      CheckShape(ctx->input(3), TensorShape({n, sets.empty() ? 0 : info_.rule.num_slots() * table.dim()}), "slots");
+      Tensor* num_new;
+      Check(ctx->allocate_output(0, TensorShape({}), &num_new));
+      const TfExecutor executor(ctx);
+      const ScratchLease scratch;
+      EmbeddingTable::RowValues values;
+      values.keys = KeyWords(ctx->input(1), scratch.get());
+      values.rows = ctx->input(2).flat<float>().data();
+      values.n = n;
+      if (!sets.empty()) values.slots.push_back(ctx->input(3).flat<float>().data());
+      num_new->scalar<int64_t>()() = table.Restore({executor}, scratch.get(), sets, values);
+    });
+  }
+
+ private:
+  EmbeddingTable::SlotSetInfo info_;
+};
+REGISTER_KERNEL_BUILDER(Name("Sok>TableRestore").Device(tensorflow::DEVICE_CPU), TableRestoreOp);
+
+REGISTER_OP("Sok>TableSlotSets")
+    .Input("handle: resource")
+    .Output("names: string")
+    .Output("rules: string")
+    .Output("num_slots: int64")
+    .Output("calls: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      const DimensionHandle n = c->UnknownDim();
+      for (int i = 0; i < 4; ++i) c->set_output(i, c->Vector(n));
+      return absl::OkStatus();
+    });
+
+class TableSlotSetsOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* ctx) override {
+    Guard(ctx, [&] {
+      const std::vector<EmbeddingTable::SlotSetInfo> sets = TableArg(ctx, 0)->table().SlotSets();
+      Tensor* out[4];
+      for (int i = 0; i < 4; ++i) {
+        Check(ctx->allocate_output(i, TensorShape({static_cast<int64_t>(sets.size())}), &out[i]));
+      }
+      for (size_t s = 0; s < sets.size(); ++s) {
+        out[0]->vec<tensorflow::tstring>()(static_cast<int64_t>(s)) = sets[s].name;
+        out[1]->vec<tensorflow::tstring>()(static_cast<int64_t>(s)) = RuleName(sets[s].rule.rule);
+        out[2]->vec<int64_t>()(static_cast<int64_t>(s)) = sets[s].rule.num_slots();
+        out[3]->vec<int64_t>()(static_cast<int64_t>(s)) = sets[s].calls;
+      }
+    });
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("Sok>TableSlotSets").Device(tensorflow::DEVICE_CPU), TableSlotSetsOp);
+
+REGISTER_OP("Sok>TableSwap")
+    .Input("handle: resource")
+    .Input("other: resource")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext*) { return absl::OkStatus(); });
+
+class TableSwapOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* ctx) override {
+    Guard(ctx, [&] {
+      const RefCountPtr<TableResource> a = TableArg(ctx, 0), b = TableArg(ctx, 1);
+      a->table().Swap(&b->table());
+    });
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("Sok>TableSwap").Device(tensorflow::DEVICE_CPU), TableSwapOp);
+
+}  // namespace
+}  // namespace sok

@@ -1,0 +1,115 @@
+"""Rows of a table together with what optimizers keep of them, moved as a whole."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from sok import _ops
+
+RULES = {"sgd": 0, "adagrad": 1, "lazy_adam": 2, "adam": 2}
+"""The rules of `sok.optimizers` and how many slots each keeps for a row, every slot as long as the row."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SlotSet:
+    """What one optimizer keeps in a table."""
+
+    name: str  # the optimizer's `slot_set`
+    rule: str  # one of RULES
+    num_slots: int
+    calls: int  # updates so far; of the rule 'adam' only
+
+
+def restore_rows(
+    variable: Any,
+    keys: Any,
+    values: Any,
+    slots: Any = None,
+    *,
+    slot_set: str | None = None,
+    rule: str | None = None,
+    slot_init: float = 0.0,
+) -> tf.Tensor:
+    """Stores rows with the slots of one optimizer, making rows and slot set if they are missing.
+
+    For rows with the slots of several optimizers call it once for each. All or none.
+
+    Args:
+        variable: an `EmbeddingVariable`.
+        keys: [n] of the table's key dtype. Keys that other workers own are ignored, so all workers may make the same
+            call with all keys. Of equal keys the last one counts.
+        values: [n, D] float32, as they stand after every step so far.
+        slots: [n, K * D] float32, slot after slot: Adagrad's accumulator (K = 1), Adam's and LazyAdam's m, v (K = 2).
+            None: rows only; slots of rows that exist stay.
+        slot_set: the name of the optimizer's slots: its `slot_set`. To be given with `slots`.
+        rule: 'sgd', 'adagrad', 'adam' or 'lazy_adam'. To be given with `slots`.
+        slot_init: what a slot of a fresh row holds (Adagrad's initial accumulator), if the set is made here.
+
+    Returns:
+        How many rows of this worker's shard were made: int64 scalar; in a v1 graph to be run. Not collective.
+
+    Raises:
+        ValueError: some of `slots`, `slot_set` and `rule` are given and others not; `rule` is none of these.
+        tf.errors.ResourceExhaustedError: the shard has no room; nothing was stored.
+        tf.errors.InvalidArgumentError: shapes do not fit, a key is outside an identity table, or the slot set belongs
+            to another rule.
+
+    Example:
+        >>> import sok
+        >>> table = sok.EmbeddingVariable(dim=2, capacity=10, name="restored")
+        >>> int(table.restore_rows([7], [[1.0, 2.0]], [[0.5, 0.25]], slot_set="Adagrad", rule="adagrad"))
+        1
+        >>> table.slots("Adagrad")[1].numpy().tolist()
+        [[0.5, 0.25]]
+    """
+    given = [what is not None for what in (slots, slot_set, rule)]
+    if any(given) and not all(given):
+        raise ValueError(
+            "`slots`, `slot_set` and `rule` must be given together, or none of them. "
+            f"Received: slot_set={slot_set!r}, rule={rule!r}, slots={'given' if given[0] else None}."
+        )
+    if rule is not None and rule not in RULES:
+        raise ValueError(f"`rule` must be one of {', '.join(map(repr, RULES))}. Received: {rule!r}.")
+    keys = variable._as_keys(keys)
+    if slots is None:
+        slots = tf.zeros([tf.size(keys), 0])
+    return _ops.lib().sok_table_restore(
+        variable.handle,
+        keys,
+        tf.convert_to_tensor(values, tf.float32),
+        tf.convert_to_tensor(slots, tf.float32),
+        slot_set=slot_set or "",
+        rule=rule or "",
+        slot_init=float(slot_init),
+    )
+
+
+def slot_sets(variable: Any) -> list[SlotSet]:
+    """The slot sets that optimizers have made in this worker's shard, in the order they came. Eager only.
+
+    Example:
+        >>> import sok
+        >>> slot_sets(sok.EmbeddingVariable(dim=2, capacity=10, name="untrained"))
+        []
+    """
+    columns = [column.numpy().tolist() for column in _ops.lib().sok_table_slot_sets(variable.handle)]
+    return [
+        SlotSet(name.decode(), rule.decode(), num_slots, calls)
+        for name, rule, num_slots, calls in zip(*columns, strict=True)
+    ]
+
+
+def second_table(variable: Any) -> tf.Tensor:
+    """The handle of a new, empty table with the same configuration; it lives as long as somebody holds the handle."""
+    return _ops.lib().sok_table_handle(anonymous=True, **variable._attributes)
+
+
+def swap(variable: Any, other: tf.Tensor) -> tf.Operation | None:
+    """Exchanges keys, rows and slots with those of a `second_table`, at once.
+
+    Gradients of lookups from before are ignored by both from then on.
+    """
+    return _ops.lib().sok_table_swap(variable.handle, other)
