@@ -1,13 +1,32 @@
 // The only bridge from our exceptions to TensorFlow's statuses.
 #pragma once
 
+#include <cerrno>
 #include <new>
 #include <stdexcept>
 
 #include "sok/error.h"
+#include "sok/file_error.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace sok {
+
+inline absl::Status FileStatus(const FileError& e) {
+  switch (e.error_number) {
+    case ENOSPC:
+    case EDQUOT:
+    case EFBIG:
+      return absl::ResourceExhaustedError(e.what());
+    case ENOENT:
+      return absl::NotFoundError(e.what());
+    case EACCES:
+    case EPERM:
+    case EROFS:
+      return absl::PermissionDeniedError(e.what());
+    default:
+      return absl::UnknownError(e.what());
+  }
+}
 
 // Runs body; an exception becomes the status of ctx, so none leaves Compute and no check ends the process.
 template <class Context, class Body>
@@ -24,6 +43,10 @@ void Guard(Context* ctx, Body&& body) {
     status = absl::ResourceExhaustedError(e.what());
   } catch (const FailedPrecondition& e) {
     status = absl::FailedPreconditionError(e.what());
+  } catch (const DamagedFile& e) {
+    status = absl::DataLossError(e.what());
+  } catch (const FileError& e) {
+    status = FileStatus(e);
   } catch (const std::bad_alloc&) {
     status = absl::ResourceExhaustedError("out of memory");
   } catch (const std::exception& e) {

@@ -1,0 +1,56 @@
+// One worker's share of a table as a file: docs/design/checkpoint.md.
+//
+// Errors are FileError and DamagedFile, beside those of the table.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "sok/device.h"
+#include "sok/embedding_table.h"
+#include "sok/scratch.h"
+
+namespace sok {
+
+// What a shard says of itself before its rows.
+struct ShardHead {
+  bool hashed = true;
+  bool is_unsigned = false;
+  int key_bytes = 8;  // of the key dtype; keys are stored as 64-bit words
+  int64_t dim = 0;
+  int world_size = 1;
+  int rank = 0;
+  int owner = kByKey;
+  std::string generation;  // names the save that the file belongs to
+  std::string table;
+  std::vector<EmbeddingTable::SlotSetInfo> sets;
+};
+
+struct ShardSummary {
+  ShardHead head;
+  int64_t rows = 0;
+  int64_t stored = 0;  // of those rows, what LoadShard has put into the table
+  int64_t bytes = 0;
+  uint32_t digest = 0;
+};
+
+// Writes all rows and slots of a table, as they stand at one point in time; updates of the table wait meanwhile. The file
+// appears under its name when the disk has all of it. Needs memory for one block.
+ShardSummary SaveShard(const Cpu& cpu, const EmbeddingTable& table, int key_bytes, const std::string& generation,
+                       const std::string& path);
+
+// Puts the rows of the file that this rank owns into the table, which has none of them yet. Of slot set
+// set_names[i].first the slots go to the table's set set_names[i].second; other sets are left out. A file of another dim
+// or key dtype is InvalidArgument. Whatever is thrown, some rows may have been stored: load into a table that can be
+// thrown away. Needs memory for one block.
+ShardSummary LoadShard(const Cpu& cpu, const std::string& path, int key_bytes,
+                       const std::vector<std::pair<std::string, std::string>>& set_names, EmbeddingTable* table);
+
+// Reads a file to its end and checks all that can be checked without a table.
+ShardSummary VerifyShard(const std::string& path);
+
+// Text as JSON, for people and Python.
+std::string ShardSummaryJson(const ShardSummary& summary);
+
+}  // namespace sok

@@ -1,0 +1,39 @@
+// Files that tests write, look into and damage.
+#pragma once
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+// A folder that goes with the object, with the files that the test has named in it.
+class Folder {
+ public:
+  Folder() {
+    char name[] = "/tmp/sok_test_XXXXXX";
+    path_ = mkdtemp(name);
+  }
+  ~Folder() {
+    const std::string command = "rm -rf '" + path_ + "'";
+    if (system(command.c_str()) != 0) std::fprintf(stderr, "%s is left\n", path_.c_str());
+  }
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+inline std::string ReadFile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+inline void WriteFile(const std::string& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
+}
+
+inline bool Exists(const std::string& path) { return access(path.c_str(), F_OK) == 0; }

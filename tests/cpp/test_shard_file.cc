@@ -1,0 +1,316 @@
+#include "sok/shard_file.h"
+
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "files.h"
+#include "sok/block_file.h"
+#include "sok/error.h"
+#include "sok/file_error.h"
+#include "tables.h"
+
+using Pairs = std::vector<std::pair<std::string, std::string>>;
+
+namespace {
+
+const ThreadExecutor kThreads(3);
+const Pairs kAllSets = {{"adam", "adam"}, {"adagrad", "adagrad"}};
+
+sok::TableConfig Shard(int rank, int world_size, int64_t capacity = 1000, bool hashed = true) {
+  sok::TableConfig config = Config(3, capacity, hashed);
+  config.rank = rank;
+  config.world_size = world_size;
+  return config;
+}
+
+void Train(Table* table, uint64_t n) {
+  std::vector<uint64_t> keys;
+  for (uint64_t k = 0; k < n; ++k)
+    if (table->native().OwnerOf(k * 5) == table->native().config().rank) keys.push_back(k * 5);
+  for (int step = 1; step <= 3; ++step) {
+    const std::vector<int64_t> ids = table->Lookup(keys).ids;
+    const std::vector<float> grads(ids.size() * 3, 0.1f * static_cast<float>(step));
+    table->Apply("adam", {0.01, 0.9, 0.999, 1e-7}, ids, grads, step);
+    table->Apply("adagrad", {0.01, 0.1, 1e-7}, ids, grads, step);
+    keys.resize((keys.size() + 1) / 2);
+  }
+}
+
+// key -> row, m, v, accumulator
+std::map<uint64_t, std::vector<float>> Contents(Table* table) {
+  std::map<uint64_t, std::vector<float>> contents;
+  std::vector<uint64_t> keys;
+  std::vector<float> rows;
+  table->native().Export({kThreads}, "", [&](int64_t n, int64_t) {
+    keys.resize(static_cast<size_t>(n));
+    rows.resize(static_cast<size_t>(n) * 3);
+    return sok::EmbeddingTable::ExportTarget{keys.data(), rows.data(), nullptr, nullptr};
+  });
+  for (size_t i = 0; i < keys.size(); ++i)
+    contents[keys[i]].assign(rows.begin() + static_cast<long>(3 * i), rows.begin() + static_cast<long>(3 * i + 3));
+  for (const auto& set : table->native().SlotSets()) {
+    const int64_t floats = table->native().SlotFloats(set.name);
+    std::vector<float> slots(static_cast<size_t>(floats));
+    int64_t stamp;
+    for (auto& [key, values] : contents) {
+      table->native().Slots(set.name, &key, 1, slots.data(), &stamp);
+      values.insert(values.end(), slots.begin(), slots.end());
+    }
+  }
+  return contents;
+}
+
+sok::ShardSummary Save(Table* table, const std::string& path) {
+  return sok::SaveShard({kThreads}, table->native(), 8, "g1", path);
+}
+
+sok::ShardSummary Load(Table* table, const std::string& path, const Pairs& sets = kAllSets, int key_bytes = 8) {
+  return sok::LoadShard({kThreads}, path, key_bytes, sets, &table->native());
+}
+
+// A file of these blocks, with right checksums: what somebody could make who knows the format.
+void Craft(const std::string& path, const std::vector<std::pair<sok::BlockType, std::string>>& blocks, int64_t rows,
+           int64_t erased = 0) {
+  sok::BlockWriter file(path);
+  for (const auto& [type, payload] : blocks) {
+    std::memcpy(file.Payload(static_cast<int64_t>(payload.size())), payload.data(), payload.size());
+    file.Write(type);
+  }
+  file.Finish(rows, erased);
+}
+
+std::string HeadOf(const std::string& path) {
+  sok::BlockReader file(path);
+  const auto block = file.Next(sok::kBlockBytes);
+  return {block.data, static_cast<size_t>(block.n)};
+}
+
+template <class T>
+std::string Changed(std::string bytes, size_t at, T value) {
+  std::memcpy(&bytes[at], &value, sizeof(value));
+  return bytes;
+}
+
+std::string RowsBlock(uint64_t n, const std::vector<uint64_t>& keys, size_t floats) {
+  std::string bytes(8 + 8 * keys.size() + 4 * floats, '\0');
+  std::memcpy(&bytes[0], &n, 8);
+  if (!keys.empty()) std::memcpy(&bytes[8], keys.data(), 8 * keys.size());
+  return bytes;
+}
+
+}  // namespace
+
+TEST(ALoadedTableHoldsWhatTheSavedOneHeld) {
+  for (const bool hashed : {true, false}) {
+    const Folder folder;
+    Table table(Shard(0, 1, 6000, hashed)), other(Shard(0, 1, 7000, hashed));
+    Train(&table, 1000);
+    const sok::ShardSummary saved = Save(&table, folder / "a");
+    CHECK_EQ(saved.rows, 1000);
+    CHECK_EQ(saved.bytes, static_cast<int64_t>(ReadFile(folder / "a").size()));
+    const sok::ShardSummary loaded = Load(&other, folder / "a");
+    CHECK_EQ(loaded.rows, 1000);
+    CHECK_EQ(loaded.stored, 1000);
+    CHECK_EQ(loaded.digest, saved.digest);
+    CHECK_EQ(loaded.head.sets[0].calls, 3);
+    CHECK(Contents(&other) == Contents(&table));
+    CHECK_EQ(sok::VerifyShard(folder / "a").digest, saved.digest);
+  }
+}
+
+TEST(ManyBlocksAreOneTable) {
+  const Folder folder;
+  sok::TableConfig config = Config(3, 1000);
+  config.dim = 40000;  // 160 KB a row: 26 rows a block
+  Table table(config), other(config);
+  std::vector<uint64_t> keys;
+  for (uint64_t k = 0; k < 100; ++k) keys.push_back(k);
+  table.Lookup(keys);
+  Save(&table, folder / "a");
+  CHECK_EQ(Load(&other, folder / "a").stored, 100);
+  CHECK(other.Lookup(keys, false).values == table.Lookup(keys, false).values);
+}
+
+TEST(ARowLongerThanABlockIsSavedToo) {
+  const Folder folder;
+  sok::TableConfig config = Config(3, 10);
+  config.dim = int64_t{1} << 20;
+  Table table(config), other(config);
+  table.Lookup({1, 2});
+  Save(&table, folder / "a");
+  CHECK_EQ(Load(&other, folder / "a").stored, 2);
+  CHECK(other.Lookup({2}, false).values == table.Lookup({2}, false).values);
+}
+
+TEST(AnEmptyTableIsSavedToo) {
+  const Folder folder;
+  Table table(Shard(0, 1)), other(Shard(0, 1));
+  CHECK_EQ(Save(&table, folder / "a").rows, 0);
+  CHECK_EQ(Load(&other, folder / "a").rows, 0);
+  CHECK_EQ(other.native().size(), 0);
+}
+
+TEST(AnyWorldSizeBecomesAnyOther) {
+  const Folder folder;
+  for (int from = 1; from <= 3; ++from) {
+    std::map<uint64_t, std::vector<float>> saved, loaded;
+    for (int rank = 0; rank < from; ++rank) {
+      Table table(Shard(rank, from));
+      Train(&table, 200);
+      Save(&table, folder / std::to_string(rank));
+      saved.merge(Contents(&table));
+    }
+    CHECK_EQ(saved.size(), size_t{200});
+    for (int to = 1; to <= 4; ++to) {
+      loaded.clear();
+      for (int rank = 0; rank < to; ++rank) {
+        Table table(Shard(rank, to));
+        for (int file = 0; file < from; ++file) Load(&table, folder / std::to_string(file));
+        loaded.merge(Contents(&table));
+      }
+      CHECK(loaded == saved);
+    }
+  }
+}
+
+TEST(SlotSetsMayBeRenamedAndLeftOut) {
+  const Folder folder;
+  Table table(Shard(0, 1)), other(Shard(0, 1)), bare(Shard(0, 1));
+  Train(&table, 20);
+  Save(&table, folder / "a");
+  Load(&other, folder / "a", {{"adagrad", "mine"}, {"unknown", "x"}});
+  CHECK_EQ(other.native().SlotSets().size(), size_t{1});
+  CHECK_EQ(other.native().SlotSets()[0].name, std::string("mine"));
+  std::vector<float> a(3), b(3);
+  int64_t stamp;
+  const uint64_t key = 15;
+  table.native().Slots("adagrad", &key, 1, a.data(), &stamp);
+  other.native().Slots("mine", &key, 1, b.data(), &stamp);
+  CHECK(a == b);
+  Load(&bare, folder / "a", {});
+  CHECK_EQ(bare.native().SlotSets().size(), size_t{0});
+  CHECK_EQ(bare.native().size(), 20);
+}
+
+TEST(EveryFlippedByteAndEveryCutIsNoticed) {
+  const Folder folder;
+  Table table(Shard(0, 1));
+  Train(&table, 4);
+  Save(&table, folder / "a");
+  const std::string bytes = ReadFile(folder / "a");
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    WriteFile(folder / "b", Changed(bytes, i, static_cast<char>(bytes[i] ^ (1 << (i % 8)))));
+    CHECK_THROWS(sok::VerifyShard(folder / "b"), sok::DamagedFile, (folder / "b") + ": at offset ");
+    WriteFile(folder / "b", bytes.substr(0, i));
+    CHECK_THROWS(sok::VerifyShard(folder / "b"), sok::DamagedFile, (folder / "b") + ": at offset ");
+  }
+}
+
+TEST(CraftedHeadsAreRefused) {
+  const Folder folder;
+  Table table(Shard(0, 1));
+  Train(&table, 4);
+  Save(&table, folder / "a");
+  const std::string head = HeadOf(folder / "a");
+  auto refuses = [&](const std::string& changed, const std::string& why) {
+    Craft(folder / "b", {{sok::BlockType::kHead, changed}}, 0);
+    CHECK_THROWS(sok::VerifyShard(folder / "b"), sok::DamagedFile, why);
+  };
+  refuses(Changed(head, 0, uint32_t{2}), "version 2 of the format; this sok reads up to version 1");
+  refuses(Changed(head, 0, uint32_t{0}), "version 0");
+  refuses(Changed(head, 4, uint32_t{4}), "unknown flags");
+  refuses(Changed(head, 8, uint32_t{3}), "keys of 3 bytes");
+  refuses(Changed(head, 12, uint32_t{0xFFFFFFFF}), "4294967295 slot sets");
+  refuses(Changed(head, 12, uint32_t{3}), "too short");
+  refuses(Changed(head, 12, uint32_t{1}), "longer than what it says");
+  refuses(Changed(head, 16, uint64_t{0}), "rows of dim 0");
+  refuses(Changed(head, 16, ~uint64_t{0}), "rows of dim 18446744073709551615");
+  refuses(Changed(head, 24, uint32_t{0}), "makes no sense");
+  refuses(Changed(head, 28, uint32_t{1}), "rank 1 of 1");
+  refuses(Changed(head, 32, int32_t{5}), "owner 5");
+  refuses(Changed(head, 40, uint32_t{70000}), "generation has 70000 bytes");
+  refuses(Changed(head, 40, uint32_t{60000}), "too short");
+  refuses("", "too short");
+  const size_t rule = head.find("adam", head.find("adam") + 4);
+  refuses(Changed(head, rule, 'x'), "unknown rule 'xdam'");
+  refuses(Changed(head, rule + 4, uint32_t{9}), "has 9 slots instead of 2");
+  refuses(Changed(head, rule + 8, 0x7FC00000), "not finite");
+  refuses(Changed(head, rule + 32, ~uint64_t{0}), "calls");
+  refuses(Changed(head, rule + 40, uint32_t{1}), "1 runs");
+  Craft(folder / "b", {{sok::BlockType::kRows, head}}, 0);
+  CHECK_THROWS(sok::VerifyShard(folder / "b"), sok::DamagedFile, "does not begin with its head");
+  Craft(folder / "b", {{sok::BlockType::kHead, head}, {sok::BlockType::kHead, head}}, 0);
+  CHECK_THROWS(sok::VerifyShard(folder / "b"), sok::DamagedFile, "a second head");
+  Craft(folder / "b", {{sok::BlockType::kHead, head}, {sok::BlockType::kErased, ""}}, 0);
+  CHECK_THROWS(sok::VerifyShard(folder / "b"), sok::DamagedFile, "erased keys");
+}
+
+TEST(CraftedRowsAreRefusedAndNothingElseIsStored) {
+  const Folder folder;
+  Table saved(Shard(1, 2));
+  saved.Assign({1}, 1.0f);
+  Save(&saved, folder / "a");  // no slots: 20 bytes a row
+  const std::string head = HeadOf(folder / "a");
+  auto refuses = [&](const std::string& rows, int64_t count, const std::string& why) {
+    Table table(Shard(0, 1));
+    Craft(folder / "b", {{sok::BlockType::kHead, head}, {sok::BlockType::kRows, rows}}, count);
+    CHECK_THROWS(Load(&table, folder / "b"), sok::DamagedFile, why);
+  };
+  refuses("", 0, "cannot hold");
+  refuses("abc", 0, "cannot hold");
+  refuses(RowsBlock(0, {}, 0), 0, "cannot hold 0 rows");
+  refuses(RowsBlock(2, {1}, 3), 2, "cannot hold 2 rows");
+  refuses(RowsBlock(~uint64_t{0}, {1}, 3), 1, "cannot hold 18446744073709551615 rows");
+  refuses(RowsBlock(uint64_t{1} << 61, {1}, 3), 1, "cannot hold");
+  refuses(RowsBlock(1, {1}, 4), 1, "cannot hold 1 rows");
+  refuses(RowsBlock(1, {2}, 3), 1, "key 2 does not belong to rank 1 of 2");
+  refuses(RowsBlock(2, {1, 1}, 6), 2, "twice");
+  refuses(RowsBlock(1, {1}, 3), 2, "the end block counts 2 rows, and 1 are here");
+  Table table(Shard(0, 1));
+  Craft(folder / "b", {{sok::BlockType::kHead, head}, {sok::BlockType::kRows, RowsBlock(1, {1}, 3)}}, 1);
+  CHECK_EQ(Load(&table, folder / "b").stored, 1);  // the crafting itself is right
+}
+
+TEST(KeysThatDoNotFitTheirDtypeAreRefused) {
+  const Folder folder;
+  for (const bool is_unsigned : {false, true}) {
+    sok::TableConfig config = Shard(0, 1);
+    config.is_unsigned = is_unsigned;
+    Table table(config), other(config);
+    sok::SaveShard({kThreads}, table.native(), 4, "g1", folder / "a");
+    for (const uint64_t key : {uint64_t{1} << 32, is_unsigned ? ~uint64_t{0} : uint64_t{1} << 31}) {
+      Craft(folder / "b",
+            {{sok::BlockType::kHead, HeadOf(folder / "a")}, {sok::BlockType::kRows, RowsBlock(1, {key}, 3)}}, 1);
+      CHECK_THROWS(Load(&other, folder / "b", {}, 4), sok::DamagedFile, "does not fit the key dtype");
+    }
+    const uint64_t fits = is_unsigned ? 0xFFFFFFFFu : ~uint64_t{0};
+    Craft(folder / "b",
+          {{sok::BlockType::kHead, HeadOf(folder / "a")}, {sok::BlockType::kRows, RowsBlock(1, {fits}, 3)}}, 1);
+    CHECK_EQ(Load(&other, folder / "b", {}, 4).stored, 1);
+  }
+}
+
+TEST(TablesThatDoNotFitAreRefused) {
+  const Folder folder;
+  Table table(Shard(0, 1));
+  Train(&table, 20);
+  Save(&table, folder / "a");
+  Table narrow(Config(2, 100)), small(Shard(0, 1, 7)), identity(Shard(0, 1, 50, false)), right(Shard(0, 1));
+  CHECK_THROWS(Load(&narrow, folder / "a"), sok::InvalidArgument, "its rows have dim 2, those in " + folder.path());
+  CHECK_THROWS(Load(&small, folder / "a"), sok::TableFull, "all 7 rows are in use");
+  CHECK_THROWS(Load(&identity, folder / "a"), sok::InvalidArgument, "is outside [0, 50)");
+  CHECK_THROWS(Load(&right, folder / "a", {}, 4), sok::InvalidArgument, "its keys are int32, those in");
+}
+
+TEST(ASummaryIsJson) {
+  const Folder folder;
+  Table table(Shard(1, 2));
+  table.Assign({1}, 1.0f);
+  const std::string json = sok::ShardSummaryJson(Save(&table, folder / "a"));
+  CHECK(json.find("\"table\": \"item\", \"generation\": \"g1\", \"dim\": 3, \"key_dtype\": \"int64\"") !=
+        std::string::npos);
+  CHECK(json.find("\"rank\": 1, \"owner\": -1, \"rows\": 1") != std::string::npos);
+}
