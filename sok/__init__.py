@@ -47,6 +47,9 @@ _PUBLIC = {
     "Sum": "sok.distributed:Sum",
     "callbacks": "sok.callbacks",
     "hooks": "sok.hooks",
+    # Checkpoints.
+    "save": "sok.checkpoint:save",
+    "restore": "sok.checkpoint:restore",
     # The names of SOK v2.
     "init": "sok.v2.start:init",
     "communication": "sok.communication",

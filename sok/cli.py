@@ -31,6 +31,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="sok", description="Tools for sharded embedding tables in TensorFlow.")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_doctor(commands)
+    _add_inspect(commands)
+    _add_verify(commands)
     return parser
 
 
@@ -51,3 +53,36 @@ def _run_doctor(options: argparse.Namespace) -> int:
     from sok import doctor
 
     return doctor.main(as_json=options.json, with_horovod=options.horovod)
+
+
+def _add_inspect(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "inspect",
+        help="say what is in a checkpoint",
+        description="Prints the tables of a checkpoint: rows, dims, slots, workers, size. Reads the manifest only.",
+    )
+    parser.add_argument("path", metavar="PATH", help="the folder given to sok.save")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
+    parser.set_defaults(run=_run_inspect)
+
+
+def _run_inspect(options: argparse.Namespace) -> int:
+    from sok.checkpoint import looking
+
+    return looking.inspect(options.path, as_json=options.json)
+
+
+def _add_verify(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "verify",
+        help="say whether a checkpoint is whole",
+        description="Reads every byte of a checkpoint and checks it. Exit status 0 only if it can be restored.",
+    )
+    parser.add_argument("path", metavar="PATH", help="the folder given to sok.save")
+    parser.set_defaults(run=_run_verify)
+
+
+def _run_verify(options: argparse.Namespace) -> int:
+    from sok.checkpoint import looking
+
+    return looking.verify(options.path)

@@ -43,7 +43,7 @@ class Optimizer(tf.__internal__.tracking.Trackable):
     tables.
 
     A `tf.train.Checkpoint` of the optimizer holds its `iterations` and, if it is a variable, its learning rate.
-    **Slots (moments, accumulators) live in the tables and are not saved yet.**
+    Slots (moments, accumulators) live in the tables: `sok.save` and `sok.restore` keep them, and the two above.
     """
 
     # What the native op calls the rule. Set by each subclass.

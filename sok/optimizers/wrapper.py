@@ -45,7 +45,8 @@ class OptimizerWrapper:
         ValueError: it scales losses; or, at the first step with a table, it has no rule for tables.
 
     Works eagerly, inside `tf.function` and in v1 graphs (there legacy tf_keras and `tf.compat.v1.train`). Slots live in
-    tables, and are not saved. If a row is erased, the next key in its place takes over slots of the second kind.
+    tables, where `sok.save` keeps those of SGD, Adagrad and Adam. If a row is erased, the next key in its place takes
+    over slots of the second kind.
 
     Example:
         >>> import sok, tensorflow as tf

@@ -104,6 +104,11 @@ def test_tables_lookup_and_optimizers_know_no_layers_and_no_particular_transport
     assert offenders(files, r"sok\.layers(\..*)?|sok\.transport\.(local|horovod)(\..*)?") == []
 
 
+def test_checkpoints_know_no_layers_and_no_particular_transport():
+    files = python_files("sok/checkpoint/*.py", "sok/table_state.py")
+    assert offenders(files, r"sok\.layers(\..*)?|sok\.transport\.(local|horovod)(\..*)?") == []
+
+
 def test_layers_know_no_native_ops_and_no_optimizer_internals():
     assert offenders(python_files("sok/layers/*.py"), r"sok\._ops(\..*)?|sok\.optimizers\..*") == []
 
@@ -113,7 +118,7 @@ def test_the_judge_knows_only_numpy():
     assert offenders(files, r"(sok|tensorflow|keras|tf_keras|horovod)(\..*)?") == []
 
 
-@pytest.mark.parametrize("folder", ["include", "cpu"])
+@pytest.mark.parametrize("folder", ["include", "cpu", "storage"])
 def test_the_core_includes_no_tensorflow_and_no_cuda(folder):
     forbidden = re.compile(r'#include\s*[<"](tensorflow|xla|tsl|Eigen|cuda|cub|thrust|Python\.h)')
     files = [path for path in (ROOT / folder).rglob("*") if path.suffix in (".h", ".cc")]

@@ -53,6 +53,9 @@ class ThreadTransport:
         sums = [np.sum(column, axis=0) for column in zip(*brought, strict=True)]
         return [tf.constant(s / self.size if average else s) for s in sums]
 
+    def all_gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        return tf.constant(np.concatenate(self._collect(name, tensor.numpy())))
+
     def broadcast_numpy(self, array: np.ndarray, name: str, root_rank: int = 0) -> np.ndarray:
         return self._collect(name, array)[root_rank]
 

@@ -1,0 +1,27 @@
+"""Checkpoints of tables: `save`, `restore`, and looking into one. docs/design/checkpoint.md has format and protocol."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+# Loaded on first use: a manifest can be read without TensorFlow.
+_PUBLIC = {
+    "CheckpointError": "manifest",
+    "Manifest": "manifest",
+    "read_manifest": "manifest",
+    "save": "saving",
+    "restore": "restoring",
+    "verify": "verifying",
+    "prepare": "native",
+}
+
+__all__ = sorted(_PUBLIC)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'sok.checkpoint' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"sok.checkpoint.{_PUBLIC[name]}"), name)
+    globals()[name] = value
+    return value

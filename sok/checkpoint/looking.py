@@ -1,0 +1,94 @@
+"""`sok inspect` and `sok verify`: checkpoints from the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+
+from sok.checkpoint.manifest import Manifest, Table, read_manifest
+
+
+def inspect(path: str, as_json: bool = False) -> int:
+    """Prints what a checkpoint holds; the exit status. Loads no TensorFlow."""
+    try:
+        manifest = read_manifest(path)
+    except (OSError, ValueError) as error:
+        return _failed(error)
+    print(json.dumps(dataclasses.asdict(manifest), indent=2) if as_json else described(path, manifest))
+    return 0
+
+
+def verify(path: str) -> int:
+    """Prints whether a checkpoint is whole; the exit status."""
+    try:
+        read_manifest(path)  # says what is missing before TensorFlow is loaded, which takes seconds
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        from sok.checkpoint import verifying
+
+        wrong = verifying.verify(path)
+        manifest = read_manifest(path)
+    except (OSError, ValueError, ImportError) as error:
+        return _failed(error)
+    for line in wrong:
+        print(line, file=sys.stderr)
+    if wrong:
+        return 1
+    files = [file for table in manifest.tables for file in table.files]
+    size = sum(file.bytes for file in files)
+    print(f"{path}: whole: {_count(len(manifest.tables), 'table')}, {_count(len(files), 'file')}, {_bytes(size)}")
+    return 0
+
+
+def described(path: str, manifest: Manifest) -> str:
+    """The lines of `sok inspect`."""
+    lines = [
+        f"{path}: {manifest.generation}, saved {manifest.created} by {_count(manifest.world_size, 'worker')} "
+        f"with sok {manifest.sok_version}, {_bytes(sum(table.bytes for table in manifest.tables))}"
+    ]
+    lines += [line for table in manifest.tables for line in _table_lines(table)]
+    for state in manifest.optimizers:
+        rate = "" if state.learning_rate is None else f", learning rate {state.learning_rate:g}"
+        lines.append(f"optimizer '{state.slot_set}': {state.rule}, {_count(state.iterations, 'step')}{rate}")
+    return "\n".join(lines)
+
+
+def _table_lines(table: Table) -> list[str]:
+    kind = "hashed" if table.hashed else "identity"
+    place = "" if table.owner is None else f", all on rank {table.owner}"
+    lines = [
+        f"table '{table.name}': {_count(table.rows, 'row')} of dim {table.dim}, {kind} {table.key_dtype} keys{place}, "
+        f"capacity {table.capacity:,} per worker, {_bytes(table.bytes)}"
+    ]
+    if len(table.files) > 1:
+        lines.append(f"    rows by rank: {', '.join(f'{file.rows:,}' for file in table.files)}")
+    for slot_set in table.slot_sets:
+        calls = f", {_count(slot_set.calls, 'call')}" if slot_set.calls else ""
+        lines.append(
+            f"    slots '{slot_set.name}': {slot_set.rule}, {_count(slot_set.num_slots, 'vector')} per row{calls}"
+        )
+    return lines
+
+
+def _failed(error: Exception) -> int:
+    print(error, file=sys.stderr)
+    return 1
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def _bytes(number: int) -> str:
+    """A size for people.
+
+    >>> _bytes(512), _bytes(2_400_000)
+    ('512 B', '2.4 MB')
+    """
+    size, unit = float(number), "B"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if size < 1000 or unit == "TB":
+            break
+        size /= 1000
+    return f"{number} B" if unit == "B" else f"{size:.1f} {unit}"

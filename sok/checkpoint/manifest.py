@@ -1,0 +1,270 @@
+"""`manifest.json`: what a checkpoint is. Knows no TensorFlow, so that looking at one is quick."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from sok.checkpoint.crc32c import crc32c
+
+FORMAT, VERSION = "sok-checkpoint", 1
+NAME = "manifest.json"
+# Everything that a save leaves in the folder beside the manifest.
+# A generation begins with its number: that of the one before, plus one.
+GENERATION = re.compile(r"g[0-9]{6,}-[0-9a-f]{8}")
+SHARD_NAME = re.compile(r"(g[0-9]{6,}-[0-9a-f]{8})-t[0-9]{4,}-r[0-9]{4,}\.shard")
+
+_MAX_BYTES = 1 << 30
+
+
+class CheckpointError(ValueError):
+    """A checkpoint is damaged, or is not one. The message names the file."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SlotSet:
+    """What one optimizer keeps in a table."""
+
+    name: str
+    rule: str
+    num_slots: int
+    calls: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """The rows of one table that one rank held."""
+
+    name: str
+    rank: int
+    rows: int
+    bytes: int
+    digest: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """One table, with its shards."""
+
+    name: str
+    dim: int
+    key_dtype: str
+    hashed: bool
+    owner: int | None
+    capacity: int
+    num_keys: int | None
+    seed: int
+    initializer: dict[str, Any]
+    slot_sets: tuple[SlotSet, ...]
+    files: tuple[Shard, ...]
+
+    @property
+    def rows(self) -> int:
+        """Rows in all shards."""
+        return sum(file.rows for file in self.files)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all shards."""
+        return sum(file.bytes for file in self.files)
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerState:
+    """What one optimizer keeps outside the tables."""
+
+    slot_set: str
+    rule: str
+    iterations: int
+    learning_rate: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """A checkpoint without its rows."""
+
+    generation: str
+    sok_version: str
+    world_size: int
+    created: str
+    tables: tuple[Table, ...]
+    optimizers: tuple[OptimizerState, ...]
+
+    def table(self, name: str) -> Table | None:
+        """The table of that name, if it is here."""
+        return next((table for table in self.tables if table.name == name), None)
+
+
+def checksum(body: dict[str, Any]) -> str:
+    """What stands under "checksum" beside `body`."""
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return f"crc32c:{crc32c(text.encode()):08x}"
+
+
+def to_bytes(manifest: Manifest) -> bytes:
+    """The file."""
+    body = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(manifest)}
+    # Through JSON once, so that what is summed is what a reader gets (tuples become lists).
+    body = json.loads(json.dumps(body))
+    return (json.dumps({**body, "checksum": checksum(body)}, indent=1) + "\n").encode()
+
+
+def write_manifest(folder: str | os.PathLike, manifest: Manifest) -> None:
+    """Puts the manifest into place, at once: before, the folder is the old checkpoint, after it the new one."""
+    final = os.path.join(folder, NAME)
+    partial = final + ".tmp"
+    try:
+        with open(partial, "wb") as file:
+            file.write(to_bytes(manifest))
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(partial, final)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(partial)
+        raise
+    sync_folder(folder)
+
+
+def sync_folder(folder: str | os.PathLike) -> None:
+    """Waits until the disk has the names in a folder."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_manifest(path: str | os.PathLike) -> Manifest:
+    """Returns what the checkpoint in folder `path` says of itself, checked; its shards are not looked at.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint.
+        CheckpointError: the manifest is damaged, of another format, or of a newer version. A ValueError.
+
+    Example:
+        >>> import sok, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     sok.save(folder, [sok.EmbeddingVariable(dim=2, capacity=10, name="listed")])
+        ...     read_manifest(folder).table("listed").dim
+        2
+    """
+    file = Path(path) / NAME
+    try:
+        with open(file, "rb") as opened:
+            data = opened.read(_MAX_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(
+            f"{path}: no checkpoint here: there is no {NAME}. A save that was interrupted leaves none."
+        ) from None
+    if len(data) > _MAX_BYTES:
+        raise CheckpointError(f"{file}: more than {_MAX_BYTES} bytes cannot be a manifest.")
+    return from_bytes(data, str(file))
+
+
+def from_bytes(data: bytes, file: str) -> Manifest:
+    """The manifest in `data`, checked. `file` is for messages."""
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        at = getattr(error, "pos", None)
+        raise CheckpointError(f"{file}: at offset {at or 0}: not JSON ({error}).") from None
+    if not isinstance(body, dict) or body.get("format") != FORMAT:
+        raise CheckpointError(f"{file}: not the manifest of a sok checkpoint.")
+    version = body.get("version")
+    if type(version) is int and version > VERSION:
+        raise CheckpointError(
+            f"{file}: written in version {version} of the format; this sok reads up to version {VERSION}. "
+            "Use a newer sok."
+        )
+    if type(version) is not int or version < 1:
+        raise CheckpointError(f"{file}: no version of the format is {version!r}.")
+    found = body.pop("checksum", None)
+    if found != checksum(body):
+        raise CheckpointError(f"{file}: wrong checksum: the manifest was changed. Found {found!r}.")
+    try:
+        manifest = _manifest(body)
+    except _Wrong as wrong:
+        raise CheckpointError(f"{file}: {wrong}.") from None
+    return manifest
+
+
+class _Wrong(Exception):
+    pass
+
+
+def _member(body: Any, name: str, kinds: Any, where: str) -> Any:
+    kinds = kinds if isinstance(kinds, tuple) else (kinds,)
+    if not isinstance(body, dict) or name not in body:
+        raise _Wrong(f"{where} has no {name!r}")
+    value = body[name]
+    if type(value) not in kinds:
+        raise _Wrong(f"{name!r} of {where} is {value!r}")
+    if type(value) is int and name != "seed" and value < 0:
+        raise _Wrong(f"{name!r} of {where} is negative: {value}")
+    return value
+
+
+def _members(body: Any, where: str, **kinds: Any) -> dict[str, Any]:
+    return {name: _member(body, name, kind, where) for name, kind in kinds.items()}
+
+
+_NONE = type(None)
+
+
+def _manifest(body: dict[str, Any]) -> Manifest:
+    plain = _members(body, "the manifest", generation=str, sok_version=str, world_size=int, created=str)
+    if GENERATION.fullmatch(plain["generation"]) is None:
+        raise _Wrong(f"no save gives the generation {plain['generation']!r}")
+    tables = tuple(_table(t, plain) for t in _member(body, "tables", list, "the manifest"))
+    optimizers = tuple(
+        OptimizerState(
+            **_members(o, "an optimizer", slot_set=str, rule=str, iterations=int, learning_rate=(float, _NONE))
+        )
+        for o in _member(body, "optimizers", list, "the manifest")
+    )
+    names = [table.name for table in tables]
+    if len(set(names)) != len(names):
+        raise _Wrong("two tables have one name")
+    return Manifest(**plain, tables=tables, optimizers=optimizers)
+
+
+def _table(body: Any, manifest: dict[str, Any]) -> Table:
+    name = _member(body, "name", str, "a table")
+    where = f"table {name!r}"
+    plain = _members(
+        body,
+        where,
+        dim=int,
+        key_dtype=str,
+        hashed=bool,
+        owner=(int, _NONE),
+        capacity=int,
+        num_keys=(int, _NONE),
+        seed=int,
+        initializer=dict,
+    )
+    slot_sets = tuple(
+        SlotSet(**_members(s, f"a slot set of {where}", name=str, rule=str, num_slots=int, calls=int))
+        for s in _member(body, "slot_sets", list, where)
+    )
+    files = tuple(_shard(f, where, manifest) for f in _member(body, "files", list, where))
+    if len({file.rank for file in files}) != len(files):
+        raise _Wrong(f"{where} has two files of one rank")
+    return Table(name=name, **plain, slot_sets=slot_sets, files=files)
+
+
+def _shard(body: Any, where: str, manifest: dict[str, Any]) -> Shard:
+    shard = Shard(**_members(body, f"a file of {where}", name=str, rank=int, rows=int, bytes=int, digest=str))
+    match = SHARD_NAME.fullmatch(shard.name)
+    # So no name leads out of the folder.
+    if match is None or match[1] != manifest["generation"]:
+        raise _Wrong(f"{where} has a file with the name {shard.name!r}, which no save gives")
+    if shard.rank >= manifest["world_size"]:
+        raise _Wrong(f"{where} has a file of rank {shard.rank}, of {manifest['world_size']} ranks")
+    return shard

@@ -1,0 +1,144 @@
+"""The native ops that move tables to files and back, run eagerly or in a v1 session."""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok import _ops, table_state
+
+Pairs = Sequence[tuple[str, str]]  # a slot set's name in the checkpoint, and in the table
+
+
+def _parsed(summary: bytes) -> dict[str, Any]:
+    return json.loads(summary.decode(errors="replace"))
+
+
+def verify_shard(path: str) -> dict[str, Any]:
+    """Reads a shard to its end and returns what it holds. Eager only."""
+    return _parsed(_ops.lib().sok_shard_verify(path).numpy())
+
+
+class EagerCalls:
+    """Runs them at once."""
+
+    def save(self, table: Any, path: str, generation: str) -> dict[str, Any]:
+        return _parsed(_ops.lib().sok_table_save(table.handle, path, generation).numpy())
+
+    def size(self, table: Any) -> int:
+        return int(table.size())
+
+    def slot_sets(self, table: Any) -> list[table_state.SlotSet]:
+        return table_state.slot_sets(table)
+
+    def second(self, table: Any) -> Any:
+        """An empty table like this one, to load into."""
+        return table_state.second_table(table)
+
+    def load(self, table: Any, second: Any, path: str, sets: Pairs) -> dict[str, Any]:
+        saved, own = _columns(sets)
+        return _parsed(_ops.lib().sok_table_load(second, path, saved, own).numpy())
+
+    def swap(self, table: Any, second: Any) -> None:
+        table_state.swap(table, second)
+
+    def drop(self, table: Any, second: Any) -> None:
+        return None  # it goes with its handle
+
+    def read(self, variable: Any) -> Any:
+        return tf.convert_to_tensor(variable).numpy().item()
+
+    def assign(self, variable: Any, value: Any) -> None:
+        variable.assign(value)
+
+
+class SessionCalls:
+    """Runs them in a session. Their ops are put into the graph at the first call, or by `prepare`."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    def save(self, table: Any, path: str, generation: str) -> dict[str, Any]:
+        ops = _graph_ops(table)
+        return _parsed(self._session.run(ops["save"], {ops["path"]: path, ops["generation"]: generation}))
+
+    def size(self, table: Any) -> int:
+        return int(self._session.run(_graph_ops(table)["size"]))
+
+    def slot_sets(self, table: Any) -> list[table_state.SlotSet]:
+        columns = [column.tolist() for column in self._session.run(_graph_ops(table)["slot_sets"])]
+        return [table_state.SlotSet(n.decode(), r.decode(), k, c) for n, r, k, c in zip(*columns, strict=True)]
+
+    def second(self, table: Any) -> Any:
+        self.drop(table, None)  # one that an interrupted restore has left
+        self._session.run(_graph_ops(table)["second"])
+        return None
+
+    def load(self, table: Any, second: Any, path: str, sets: Pairs) -> dict[str, Any]:
+        ops = _graph_ops(table)
+        saved, own = (np.array(column, object) for column in zip_sets(sets))
+        feed = {ops["path"]: path, ops["saved_sets"]: saved, ops["table_sets"]: own}
+        return _parsed(self._session.run(ops["load"], feed))
+
+    def swap(self, table: Any, second: Any) -> None:
+        self._session.run(_graph_ops(table)["swap"])
+        self.drop(table, second)
+
+    def drop(self, table: Any, second: Any) -> None:
+        self._session.run(_graph_ops(table)["drop"])
+
+    def read(self, variable: Any) -> Any:
+        return self._session.run(variable).item()
+
+    def assign(self, variable: Any, value: Any) -> None:
+        variable.load(value, self._session)
+
+
+def zip_sets(sets: Pairs) -> tuple[list[str], list[str]]:
+    """The pairs as two lists."""
+    return [saved for saved, _ in sets], [own for _, own in sets]
+
+
+def _columns(sets: Pairs) -> list[tf.Tensor]:
+    return [tf.constant(column, tf.string, [len(column)]) for column in zip_sets(sets)]
+
+
+_made: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+
+
+def _graph_ops(table: Any) -> dict[str, Any]:
+    """The ops of a table of a v1 graph; made once."""
+    if table in _made:
+        return _made[table]
+    lib = _ops.lib()
+    with table.handle.graph.as_default(), tf.control_dependencies(None), tf.device("/CPU:0"):
+        path = tf.compat.v1.placeholder(tf.string, [])
+        generation = tf.compat.v1.placeholder(tf.string, [])
+        saved_sets, table_sets = (tf.compat.v1.placeholder(tf.string, [None]) for _ in range(2))
+        second = lib.sok_table_handle(shared_name=f"sok/{table.table_name}/second", **table._attributes)
+        _made[table] = {
+            "path": path,
+            "generation": generation,
+            "saved_sets": saved_sets,
+            "table_sets": table_sets,
+            "save": lib.sok_table_save(table.handle, path, generation),
+            "size": table.size(),
+            "slot_sets": lib.sok_table_slot_sets(table.handle),
+            "second": second.op,
+            "load": lib.sok_table_load(second, path, saved_sets, table_sets),
+            "swap": lib.sok_table_swap(table.handle, second),
+            "drop": tf.raw_ops.DestroyResourceOp(resource=second, ignore_lookup_error=True),
+        }
+    return _made[table]
+
+
+def prepare(tables: Sequence[Any]) -> None:
+    """Puts the ops that `save` and `restore` run into the tables' v1 graph, before it is finalized."""
+    for table in tables:
+        if table._in_graph_mode:
+            _graph_ops(table)

@@ -1,0 +1,213 @@
+"""`restore`: every rank reads what can hold its keys, and when all have it, all take it over."""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from sok import context
+from sok.checkpoint.agreement import check_equal, together
+from sok.checkpoint.bars import FileBar
+from sok.checkpoint.manifest import Manifest, OptimizerState, Shard, Table, read_manifest
+from sok.checkpoint.targets import calls_for, optimizers_of, tables_by_saved_name
+from sok.checkpoint.verifying import check_summary
+from sok.optimizers import Optimizer
+from sok.table import EmbeddingVariable
+
+
+def restore(
+    path: str | os.PathLike,
+    variables_or_model: Any,
+    optimizers: Any = None,
+    *,
+    slots: bool = True,
+    session: Any = None,
+    progress: bool | None = None,
+) -> None:
+    """Gives tables the rows and slots of the checkpoint in `path`, at any number of workers.
+
+    Afterwards the tables hold what they held when it was saved, and nothing else. Files, keys and room are checked
+    before: if anything is wrong, an error is raised on all workers and no table has changed on any. (For that, old and
+    new rows are in memory at the same time.) Gradients of lookups from before are ignored.
+
+    Args:
+        path: the folder, which all workers see.
+        variables_or_model: as for `sok.save`. Tables are found by name; tables of the checkpoint that are not here are
+            left alone. Or a mapping from names in the checkpoint to embedding variables.
+            Capacity, hashing and owner may be others than when it was saved; dim and key dtype may not.
+        optimizers: as for `sok.save`, to take over step counts and learning rates. Each is found by the name of its
+            slots (`slot_set`) or, if no name is known and there are as many as were saved, by its place. None: that
+            of a compiled model, if it has one; else slots are restored under the names that they were saved under.
+        slots: False leaves optimizer state out: tables then have the rows, and optimizers begin anew.
+        session: for tables of a v1 graph: the session; None: the default one.
+        progress: whether rank 0 shows a bar on stderr. None: if that is a terminal.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint.
+        CheckpointError: the manifest is damaged or newer than this sok, or does not belong to its files (a ValueError).
+        tf.errors.DataLossError: a file is damaged; with its name and the offset.
+        ValueError: a table or optimizer is not in the checkpoint, or dim, key dtype or rule are others.
+        tf.errors.ResourceExhaustedError: a worker's shard has no room for its rows.
+        tf.errors.InvalidArgumentError: a key that a table without hashing cannot hold.
+        tf.errors.OpError, OSError: another thing that the system says.
+
+    Collective. Warns if a table's seed or initializer are others: rows that were never seen then start from others
+    values than in the job that was saved.
+
+    Example: see `sok.save`.
+    """
+    transport = context.get_transport()
+    path = os.path.abspath(os.fspath(path))
+
+    def plan() -> list[Any]:
+        nonlocal tables, calls, manifest, states
+        tables = tables_by_saved_name(variables_or_model)
+        chosen = optimizers_of(optimizers, variables_or_model)
+        calls = calls_for(list(tables.values()), session)
+        manifest = read_manifest(path)
+        for name, variable in tables.items():
+            _check_table(path, manifest, name, variable)
+        if slots:
+            states = _matched(path, manifest, chosen, explicit=optimizers is not None)
+        return [path, manifest.generation, list(tables), [o.slot_set for o, _ in states]]
+
+    tables: dict[str, EmbeddingVariable] = {}
+    calls: Any = None
+    manifest: Any = None
+    states: list[tuple[Optimizer, OptimizerState]] = []
+    said = together(transport, "sok/restore/plan", plan)
+    check_equal(said, "sok.restore: [path, checkpoint, tables, optimizers]")
+
+    seconds: dict[str, Any] = {}
+    try:
+        together(
+            transport,
+            "sok/restore/load",
+            lambda: _load(path, manifest, tables, states, slots, calls, seconds, progress),
+        )
+    except BaseException:
+        for name, second in seconds.items():
+            calls.drop(tables[name], second)
+        raise
+    for name, second in seconds.items():
+        calls.swap(tables[name], second)
+    for optimizer, state in states:
+        iterations, *rate = optimizer.variables
+        calls.assign(iterations, state.iterations)
+        if rate and state.learning_rate is not None:
+            calls.assign(rate[0], state.learning_rate)
+
+
+def _check_table(path: str, manifest: Manifest, name: str, variable: EmbeddingVariable) -> None:
+    saved = manifest.table(name)
+    if saved is None:
+        known = ", ".join(f"'{table.name}'" for table in manifest.tables)
+        raise ValueError(
+            f"{path} holds no table '{name}'. It holds: {known}. If the table has another name there, pass a mapping "
+            "{'name there': variable}."
+        )
+    for what, here, there in (
+        ("dim", variable.dim, saved.dim),
+        ("key dtype", variable.key_dtype.name, saved.key_dtype),
+    ):
+        if here != there:
+            raise ValueError(f"Table '{variable.table_name}' has {what} {here}; '{name}' in {path} has {there}.")
+    attributes = variable._attributes
+    here = (variable.seed, attributes["initializer"], attributes["init_a"], attributes["init_b"])
+    there = (saved.seed, *(saved.initializer.get(key) for key in ("kind", "a", "b")))
+    if here != there:
+        warnings.warn(
+            f"Table '{variable.table_name}' has another seed or initializer than '{name}' in {path}: rows that were "
+            f"never seen start from other values. Here {here}, there {there} (seed, kind, parameters).",
+            stacklevel=5,
+        )
+
+
+def _matched(
+    path: str, manifest: Manifest, chosen: list[Optimizer] | None, explicit: bool
+) -> list[tuple[Optimizer, OptimizerState]]:
+    """Each optimizer with what was saved of it."""
+    if not chosen:
+        return []
+    saved = {state.slot_set: state for state in manifest.optimizers}
+    if not explicit and not saved:
+        return []  # a model's own optimizer, and a checkpoint that was made without
+    if any(optimizer.slot_set in saved for optimizer in chosen) or len(chosen) != len(saved):
+        missing = [optimizer.slot_set for optimizer in chosen if optimizer.slot_set not in saved]
+        if missing:
+            raise ValueError(
+                f"{path} holds no step count of the optimizer '{missing[0]}'. It holds: "
+                f"{', '.join(map(repr, saved)) or 'none; give optimizers to sok.save, too'}. Without optimizers=, "
+                "slots are restored alone."
+            )
+        pairs = [(optimizer, saved[optimizer.slot_set]) for optimizer in chosen]
+    else:
+        pairs = list(zip(chosen, manifest.optimizers, strict=True))
+    for optimizer, state in pairs:
+        if optimizer.rule != state.rule:
+            raise ValueError(
+                f"Optimizer '{optimizer.slot_set}' has rule '{optimizer.rule}'; '{state.slot_set}' in {path} has "
+                f"'{state.rule}'. To take over the rows alone, pass slots=False."
+            )
+    return pairs
+
+
+def _load(
+    path: str,
+    manifest: Manifest,
+    tables: dict[str, EmbeddingVariable],
+    states: Sequence[tuple[Optimizer, OptimizerState]],
+    slots: bool,
+    calls: Any,
+    seconds: dict[str, Any],
+    progress: bool | None,
+) -> None:
+    """Reads what this rank needs into second tables."""
+    renamed = {state.slot_set: optimizer.slot_set for optimizer, state in states}
+    plans = []
+    for name, variable in tables.items():
+        saved = manifest.table(name)
+        sets = [(s.name, renamed.get(s.name, s.name)) for s in saved.slot_sets] if slots else []
+        _check_sets(path, saved, sets, variable, calls)
+        plans.append((variable, saved, sets, [f for f in saved.files if _can_hold(f, saved, manifest, variable)]))
+    rank = next(iter(tables.values())).rank
+    with FileBar("restoring", sum(file.bytes for *_, files in plans for file in files), rank, progress) as bar:
+        for (name, variable), (_, saved, sets, files) in zip(tables.items(), plans, strict=True):
+            second = seconds[name] = calls.second(variable)
+            for file in files:
+                summary = calls.load(variable, second, os.path.join(path, file.name), sets)
+                check_summary(os.path.join(path, file.name), manifest, saved, file, summary)
+                bar.add(file.bytes)
+
+
+def _check_sets(
+    path: str, saved: Table, sets: Sequence[tuple[str, str]], variable: EmbeddingVariable, calls: Any
+) -> None:
+    own = [name for _, name in sets]
+    for name in own:
+        if own.count(name) > 1:
+            raise ValueError(
+                f"Two slot sets of table '{saved.name}' in {path} would both be '{name}' here. Give all of its "
+                "optimizers as `optimizers`."
+            )
+    here = {slot_set.name: slot_set.rule for slot_set in calls.slot_sets(variable)}
+    rules = {slot_set.name: slot_set.rule for slot_set in saved.slot_sets}
+    for saved_name, name in sets:
+        if here.get(name, rules[saved_name]) != rules[saved_name]:
+            raise ValueError(
+                f"Slot set '{name}' of table '{variable.table_name}' has rule '{here[name]}'; '{saved_name}' in {path} "
+                f"has '{rules[saved_name]}'. To take over the rows alone, pass slots=False."
+            )
+
+
+def _can_hold(file: Shard, saved: Table, manifest: Manifest, variable: EmbeddingVariable) -> bool:
+    """Whether a file can hold keys of this rank."""
+    if variable.owner is not None and variable.owner != variable.rank:
+        return False
+    if variable.owner is not None or saved.owner is not None:
+        return True
+    common = math.gcd(manifest.world_size, variable.world_size)
+    return file.rank % common == variable.rank % common

@@ -1,0 +1,71 @@
+"""`verify`: whether a checkpoint can be restored, without a table."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import tensorflow as tf
+
+from sok.checkpoint.bars import FileBar
+from sok.checkpoint.manifest import CheckpointError, Manifest, Shard, Table, read_manifest
+from sok.checkpoint.native import verify_shard
+
+
+def check_summary(path: str, manifest: Manifest, table: Table, file: Shard, summary: dict[str, Any]) -> None:
+    """Raises CheckpointError if a shard is not the one that the manifest lists."""
+    expected = {
+        "generation": manifest.generation,
+        "table": table.name,
+        "dim": table.dim,
+        "key_dtype": table.key_dtype,
+        "world_size": manifest.world_size,
+        "rank": file.rank,
+        "owner": -1 if table.owner is None else table.owner,
+        "rows": file.rows,
+        "bytes": file.bytes,
+        "digest": file.digest,
+    }
+    for what, value in expected.items():
+        if summary[what] != value:
+            raise CheckpointError(
+                f"{path}: at offset 0: not the file that the manifest lists: {what} is {summary[what]!r} instead of "
+                f"{value!r}."
+            )
+
+
+def verify(path: str | os.PathLike, progress: bool | None = None) -> list[str]:
+    """Reads all of a checkpoint and says what is wrong with it.
+
+    Args:
+        path: the folder.
+        progress: whether to show a bar on stderr. None: if that is a terminal.
+
+    Returns:
+        A line for each damaged or missing file; none if the checkpoint is whole.
+
+    Raises:
+        FileNotFoundError, CheckpointError: there is no manifest, or it is damaged.
+
+    Not collective, and needs memory for 4 MiB.
+
+    Example:
+        >>> import sok, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     sok.save(folder, [sok.EmbeddingVariable(dim=2, capacity=10, name="verified")])
+        ...     verify(folder)
+        []
+    """
+    path = os.fspath(path)
+    manifest = read_manifest(path)
+    wrong = []
+    with FileBar("verifying", sum(table.bytes for table in manifest.tables), 0, progress) as bar:
+        for table in manifest.tables:
+            for file in table.files:
+                name = os.path.join(path, file.name)
+                try:
+                    check_summary(name, manifest, table, file, verify_shard(name))
+                except (tf.errors.OpError, CheckpointError) as error:
+                    wrong.append(getattr(error, "message", None) or str(error))
+                bar.add(file.bytes)
+    return wrong

@@ -1,0 +1,55 @@
+"""`sok inspect` and `sok verify`."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import sok
+from sok import cli
+from tests.sok.checkpoint_cases import RULES, new_table, train
+
+
+@pytest.fixture
+def saved(tmp_path):
+    table, optimizer = new_table(), RULES["Adam"]()
+    table.assign(np.arange(5), np.ones([5, 3]))
+    train(table, optimizer, range(2))
+    sok.save(tmp_path, table, optimizer)
+    return tmp_path, table, optimizer
+
+
+def test_inspect_says_what_is_there(saved, capsys):
+    folder, table, optimizer = saved
+    assert cli.main(["inspect", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert "by 1 worker with sok" in said
+    assert f"table '{table.table_name}': {int(table.size())} rows of dim 3, hashed int64 keys, capacity 200" in said
+    assert f"slots '{optimizer.slot_set}': adam, 2 vectors per row, 2 calls" in said
+    assert f"optimizer '{optimizer.slot_set}': adam, 2 steps, learning rate 0.01" in said
+    assert cli.main(["inspect", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tables"][0]["dim"] == 3
+
+
+def test_inspect_loads_no_tensorflow(saved):
+    code = f"import sys; from sok import cli; cli.main(['inspect', {str(saved[0])!r}])"
+    code += "; assert 'tensorflow' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_verify_says_whether_it_is_whole(saved, capsys):
+    folder = saved[0]
+    assert cli.main(["verify", str(folder)]) == 0
+    assert ": whole: 1 table, 1 file, " in capsys.readouterr().out
+    (file,) = folder.glob("*.shard")
+    file.write_bytes(file.read_bytes()[:-5])
+    assert cli.main(["verify", str(folder)]) == 1
+    assert f"{file.name}: at offset" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_a_folder_without_a_checkpoint_is_said(command, tmp_path, capsys):
+    assert cli.main([command, str(tmp_path)]) == 1
+    assert "no checkpoint here" in capsys.readouterr().err

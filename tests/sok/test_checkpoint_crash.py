@@ -1,0 +1,73 @@
+"""Whatever happens while a checkpoint is written, the newest complete one can be restored."""
+
+import contextlib
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok
+from sok.checkpoint import read_manifest, verify
+from tests.sok.checkpoint_cases import contents, new_table
+
+ROOT = Path(__file__).resolve().parents[2]
+KILLS = int(os.environ.get("SOK_TEST_KILLS", "12"))
+
+
+def test_a_save_that_is_killed_leaves_the_newest_complete_checkpoint(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.sok.checkpoint_killed_script", str(tmp_path), str(KILLS), "1"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"},
+        capture_output=True,
+        text=True,
+        timeout=60 + 10 * KILLS,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    kills, interrupted = map(int, re.match(r"(\d+) kills, (\d+) during a save", done.stdout).groups())
+    assert kills == KILLS and interrupted > 0
+
+
+@contextlib.contextmanager
+def files_of_at_most(num_bytes):
+    """What a full disk looks like to who writes a file: after so many bytes there is no room."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    old_handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, old_handler)
+
+
+@pytest.mark.parametrize("room", [0, 10, 100, 5000, 19_000])
+def test_a_full_disk_is_an_error_and_leaves_the_old_checkpoint(tmp_path, room):
+    table = new_table(capacity=2000)
+    table.assign([1], np.ones([1, 3]))
+    sok.save(tmp_path, table)
+    old, files = contents(table), sorted(tmp_path.iterdir())
+    table.assign(np.arange(1000), np.ones([1000, 3]))
+    with files_of_at_most(room), pytest.raises(tf.errors.ResourceExhaustedError, match="cannot write at offset"):
+        sok.save(tmp_path, table)
+    assert sorted(tmp_path.iterdir()) == files
+    assert verify(tmp_path) == []
+    sok.restore(tmp_path, table)
+    assert contents(table) == old
+
+
+def test_a_disk_that_fills_up_at_the_manifest_leaves_the_old_checkpoint(tmp_path):
+    table = new_table()
+    sok.save(tmp_path, table)
+    old = read_manifest(tmp_path)
+    with files_of_at_most(300), pytest.raises(OSError, match="File too large"):
+        sok.save(tmp_path, table)
+    assert read_manifest(tmp_path) == old and verify(tmp_path) == []
+    assert not [path for path in tmp_path.iterdir() if path.name.endswith("shard.tmp")]

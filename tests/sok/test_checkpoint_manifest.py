@@ -1,0 +1,147 @@
+"""The manifest: its checksum, and what is refused in it."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sok.checkpoint import CheckpointError, manifest
+from sok.checkpoint.crc32c import crc32c
+
+EXAMPLE = manifest.Manifest(
+    generation="g000007-5f3a9c1e",
+    sok_version="0.1.0",
+    world_size=2,
+    created="2025-01-31T12:00:00Z",
+    tables=(
+        manifest.Table(
+            name="item/ü",
+            dim=16,
+            key_dtype="int64",
+            hashed=True,
+            owner=None,
+            capacity=1000,
+            num_keys=None,
+            seed=-5,
+            initializer={"kind": "uniform", "a": -0.05, "b": 0.05},
+            slot_sets=(manifest.SlotSet("Adam", "adam", 2, 100),),
+            files=(
+                manifest.Shard("g000007-5f3a9c1e-t0000-r0000.shard", 0, 4711, 95000, "00c0ffee"),
+                manifest.Shard("g000007-5f3a9c1e-t0000-r0001.shard", 1, 4712, 95020, "00c0ffee"),
+            ),
+        ),
+    ),
+    optimizers=(manifest.OptimizerState("Adam", "adam", 100, 0.1),),
+)
+
+
+def signed(change):
+    """The example's file with something changed by somebody who knows how to sum."""
+    body = json.loads(manifest.to_bytes(EXAMPLE))
+    del body["checksum"]
+    body = change(body) or body
+    return json.dumps({**body, "checksum": manifest.checksum(body)}).encode()
+
+
+def read(data):
+    return manifest.from_bytes(data, "/a/manifest.json")
+
+
+@pytest.mark.parametrize(
+    "data, crc",
+    [(b"", 0), (b"123456789", 0xE3069283), (bytes(32), 0x8A9136AA), (bytes([255]) * 32, 0x62A8AB43)],
+)
+def test_known_checksums_are_met(data, crc):
+    assert crc32c(data) == crc
+
+
+def test_what_was_written_is_read(tmp_path):
+    assert read(manifest.to_bytes(EXAMPLE)) == EXAMPLE
+    manifest.write_manifest(tmp_path, EXAMPLE)
+    assert manifest.read_manifest(tmp_path) == EXAMPLE
+    assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
+    assert EXAMPLE.tables[0].rows == 9423 and EXAMPLE.table("none") is None
+
+
+def test_layout_does_not_matter():
+    assert read(json.dumps(json.loads(manifest.to_bytes(EXAMPLE)), indent=None, sort_keys=True).encode()) == EXAMPLE
+
+
+def test_any_other_value_is_noticed():
+    data = manifest.to_bytes(EXAMPLE)
+    for old, new in [(b"4711", b"4712"), (b"-5,", b"5,"), (b"true", b"false"), (b"r0001", b"r0000")]:
+        assert old in data
+        with pytest.raises(CheckpointError, match="/a/manifest.json: wrong checksum"):
+            read(data.replace(old, new, 1))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_no_cut_and_no_flipped_bit_goes_unnoticed(data):
+    whole = manifest.to_bytes(EXAMPLE)
+    place = data.draw(st.integers(0, len(whole) - 2))
+    changed = bytearray(whole)
+    changed[place] ^= 1 << data.draw(st.integers(0, 7))
+    for wrong in (whole[:place], bytes(changed)):
+        try:
+            assert read(wrong) == EXAMPLE  # a blank for a blank
+        except CheckpointError as error:
+            assert str(error).startswith("/a/manifest.json: ")
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe", b"[" * 100000, b"[]", b"{}", b'{"format": "other"}', b"3"])
+def test_foreign_files_are_refused(data):
+    with pytest.raises(CheckpointError, match="/a/manifest.json: .*(not JSON|not the manifest of a sok checkpoint)"):
+        read(data)
+
+
+def first_table(body):
+    return body["tables"][0]
+
+
+def first_file(body):
+    return first_table(body)["files"][0]
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        (lambda b: b.update(version=2), "written in version 2 of the format; this sok reads up to version 1"),
+        (lambda b: b.update(version="1"), "no version of the format is '1'"),
+        (lambda b: b.pop("tables"), "has no 'tables'"),
+        (lambda b: b.update(tables={}), "'tables' of the manifest is {}"),
+        (lambda b: b.update(tables=[3]), "a table has no 'name'"),
+        (lambda b: b.update(world_size=True), "'world_size' of the manifest is True"),
+        (lambda b: b.update(generation="7"), "no save gives the generation '7'"),
+        (lambda b: b.update(world_size=-1), "is negative: -1"),
+        (lambda b: b["tables"].append(b["tables"][0]), "two tables have one name"),
+        (lambda b: b["optimizers"].append({}), "an optimizer has no 'slot_set'"),
+        (lambda b: first_table(b).update(dim="3"), "'dim' of table 'item/ü' is '3'"),
+        (lambda b: first_table(b)["slot_sets"].append([]), "a slot set of table 'item/ü' has no 'name'"),
+        (lambda b: first_table(b)["files"].append(first_file(b)), "two files of one rank"),
+        (lambda b: first_file(b).update(rank=2), "a file of rank 2, of 2 ranks"),
+        (lambda b: first_file(b).update(bytes=1.5), "'bytes' of a file of table 'item/ü' is 1.5"),
+        (lambda b: first_file(b).update(name="../../etc/passwd"), "'../../etc/passwd', which no save gives"),
+        (lambda b: first_file(b).update(name="/etc/passwd"), "which no save gives"),
+        (lambda b: first_file(b).update(name="g000007-5f3a9c1e-t0000-r0000.shard/.."), "which no save gives"),
+        (lambda b: first_file(b).update(name="g000006-5f3a9c1e-t0000-r0000.shard"), "which no save gives"),
+    ],
+)
+def test_crafted_manifests_are_refused(change, text):
+    def apply(body):
+        change(body)
+
+    with pytest.raises(CheckpointError, match="/a/manifest.json: ") as error:
+        read(signed(apply))
+    assert text in str(error.value)
+
+
+def test_the_crafting_itself_is_right():
+    assert read(signed(lambda body: None)) == EXAMPLE
+
+
+def test_a_folder_without_a_manifest_is_no_checkpoint(tmp_path):
+    for path in (tmp_path, tmp_path / "none"):
+        with pytest.raises(FileNotFoundError, match="no checkpoint here: there is no manifest.json"):
+            manifest.read_manifest(path)

@@ -1,0 +1,181 @@
+"""Checkpoints of several workers: threads of this process."""
+
+import os
+import tempfile
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sok
+from sok.checkpoint import native, read_manifest
+from tests.sok.checkpoint_cases import contents
+from tests.sok.threads_world import checked, run_world
+
+DIM = 2
+
+
+def table_for(rank, world, capacity=300, hashed=True, owner=None, name="item"):
+    return sok.EmbeddingVariable(DIM, capacity, name=name, seed=5, hashed=hashed, owner=owner)
+
+
+def fill(table, keys):
+    """Rows and slots that say which key they belong to."""
+    keys = np.asarray(keys, np.int64)
+    rows = np.stack([keys.astype(np.float32), -keys.astype(np.float32)], 1)
+    slots = np.stack([keys.astype(np.float32) + i for i in range(2 * DIM)], 1)
+    table.restore_rows(keys, rows, slots, slot_set="Adam", rule="adam")
+
+
+def expected(keys):
+    return {
+        int(key): (
+            np.array([key, -key], np.float32).tobytes(),
+            (np.float32(key) + np.arange(2 * DIM, dtype=np.float32)).tobytes(),
+        )
+        for key in keys
+    }
+
+
+def roundtrip(folder, monkeypatch, keys, before, after, **configured):
+    """Saves at one world size, restores at another; each rank's shard."""
+
+    def save(transport):
+        table = table_for(transport.rank, transport.size, **configured.get("saved", {}))
+        fill(table, keys)
+        sok.save(folder, [table])
+
+    def restore(transport):
+        table = table_for(transport.rank, transport.size, **configured.get("restored", {}))
+        fill(table, [299])
+        sok.restore(folder, [table])
+        return contents(table)
+
+    checked(run_world(before, save, monkeypatch))
+    return checked(run_world(after, restore, monkeypatch))
+
+
+# Adam's step counts are not what this is about.
+pytestmark = pytest.mark.filterwarnings("ignore:sok.save. the step count")
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    keys=st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-9, 40), max_size=60, unique=True),
+    before=st.integers(1, 5),
+    after=st.integers(1, 5),
+    owners=st.tuples(st.booleans(), st.booleans()),
+)
+def test_any_number_of_workers_becomes_any_other(keys, before, after, owners):
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        placed = [{"owner": world - 1} if owned else {} for world, owned in zip((before, after), owners, strict=True)]
+        shards = roundtrip(folder, patch, keys, before, after, saved=placed[0], restored=placed[1])
+        for rank, shard in enumerate(shards):
+            holder = (lambda key: after - 1) if owners[1] else (lambda key: key % after)
+            assert shard == expected([key for key in keys if holder(key) == rank])
+
+
+@pytest.mark.parametrize("before, after", [(1, 3), (3, 2), (2, 4)])
+def test_tables_without_hashing_too(tmp_path, monkeypatch, before, after):
+    plain = {"hashed": False}
+    shards = roundtrip(tmp_path, monkeypatch, range(100), before, after, saved=plain, restored=plain)
+    assert {key: row for shard in shards for key, row in shard.items()} == expected(range(100))
+    assert [len(shard) for shard in shards] == [len(range(rank, 100, after)) for rank in range(after)]
+
+
+def test_files_that_hold_no_key_of_a_worker_are_not_opened(tmp_path, monkeypatch):
+    opened, load = [], native.EagerCalls.load
+
+    def noting(self, table, second, path, sets):
+        opened.append((table.rank, int(path[-10:-6])))
+        return load(self, table, second, path, sets)
+
+    monkeypatch.setattr(native.EagerCalls, "load", noting)
+    shards = roundtrip(tmp_path, monkeypatch, range(40), 4, 2)
+    assert sorted(opened) == [(0, 0), (0, 2), (1, 1), (1, 3)]
+    assert [len(shard) for shard in shards] == [20, 20]
+
+
+def test_an_error_of_one_worker_is_raised_on_all_and_changes_nothing(tmp_path, monkeypatch):
+    def program(transport):
+        table = table_for(transport.rank, transport.size)
+        fill(table, range(30))
+        sok.save(tmp_path, [table])
+        if transport.rank == 0:
+            file = next(path for path in tmp_path.iterdir() if path.name.endswith("r0001.shard"))
+            data = bytearray(file.read_bytes())
+            data[-1] ^= 1
+            file.write_bytes(data)
+        fill(table, range(60))
+        before = contents(table)
+        transport.broadcast_numpy(np.zeros(1), "damaged")
+        with pytest.raises(tf.errors.DataLossError, match="rank [01] of 2: .*r0001.shard: at offset") as error:
+            sok.restore(tmp_path, [table])
+        assert contents(table) == before
+        return str(error.value)
+
+    # Each worker of two reads its own file only: rank 0 has nothing to complain about.
+    texts = checked(run_world(2, program, monkeypatch))
+    assert texts[0] == texts[1]
+
+
+def test_a_save_that_fails_on_one_worker_leaves_the_old_checkpoint(tmp_path, monkeypatch):
+    is_full, save = threading.Event(), native.EagerCalls.save
+
+    def failing(self, table, path, generation):
+        if is_full.is_set() and table.rank == 1:
+            raise OSError(28, "No space left on device", path)
+        return save(self, table, path, generation)
+
+    monkeypatch.setattr(native.EagerCalls, "save", failing)
+
+    def program(transport):
+        table = table_for(transport.rank, transport.size)
+        fill(table, range(30))
+        sok.save(tmp_path, [table])
+        old = transport.rank == 0 and read_manifest(tmp_path)
+        transport.broadcast_numpy(np.zeros(1), "saved")
+        is_full.set()
+        with pytest.raises(OSError, match="rank 1 of 2: .*No space left on device"):
+            sok.save(tmp_path, [table])
+        transport.broadcast_numpy(np.zeros(1), "failed")
+        if transport.rank == 0:
+            assert read_manifest(tmp_path) == old
+            assert len(list(tmp_path.iterdir())) == 3
+
+    checked(run_world(2, program, monkeypatch))
+
+
+def test_workers_that_mean_different_things_are_told(tmp_path, monkeypatch):
+    def program(transport):
+        tables = [table_for(transport.rank, transport.size, name=name) for name in ("a", "b")]
+        with pytest.raises(ValueError, match="must be the same on all workers. Rank 0 has .*'a', 'b'.*rank 1 "):
+            sok.save(tmp_path, tables if transport.rank == 0 else tables[::-1])
+        with pytest.raises(TypeError, match="rank 1 of 2: `variables_or_model` must be"):
+            sok.save(tmp_path, tables if transport.rank == 0 else 3)
+
+    # ThreadTransport checks the names of collectives: nobody was left behind.
+    for result in run_world(2, program, monkeypatch):
+        assert result is None, result
+
+
+def test_a_folder_that_is_not_shared_is_told(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    save = native.EagerCalls.save
+
+    def scattered(self, table, path, generation):
+        folder, name = os.path.split(path)
+        return save(self, table, os.path.join(folder, "elsewhere" * table.rank, name), generation)
+
+    monkeypatch.setattr(native.EagerCalls, "save", scattered)
+
+    def program(transport):
+        table = table_for(transport.rank, transport.size)
+        with pytest.raises(RuntimeError, match="rank 0 sees no such file. All workers must save into one folder"):
+            sok.save(tmp_path, [table])
+
+    checked(run_world(2, program, monkeypatch))
+    assert [path.name for path in tmp_path.iterdir()] == ["elsewhere"]
