@@ -1,0 +1,144 @@
+"""Checkpoints of real workers."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok
+from sok import context
+from sok.checkpoint import read_manifest, verify
+from sok.transport.local import LocalTransport
+
+DIM = 3
+DATA = Path(__file__).resolve().parents[1] / "data"
+
+
+def shared_folder(world, tmp_path_of_rank, name):
+    """One folder for all ranks."""
+    return tmp_path_of_rank.parent / f"{name}_of_{world.size}"
+
+
+def make(names="", world=None):
+    owner = world.size - 1 if world is not None else None
+    return [
+        sok.EmbeddingVariable(DIM, 400, name=f"hashed{names}", seed=5),
+        sok.EmbeddingVariable(DIM, 400, name=f"plain{names}", seed=5, hashed=False),
+        sok.EmbeddingVariable(DIM, 400, name=f"small{names}", seed=5, owner=owner or 0),
+    ]
+
+
+def train(tables, optimizer, steps):
+    """Steps that depend on their number alone, whoever does them; the losses of all ranks together."""
+    transport, losses = context.get_transport(), []
+    for step in steps:
+        keys = np.random.default_rng(step).geometric(0.05, 24).astype(np.int64)
+        mine = keys[transport.rank :: transport.size]
+        with tf.GradientTape() as tape:
+            rows = [table_rows(table, mine) for table in tables]
+            loss = sum(tf.reduce_sum(tf.square(r - 1.0)) for r in rows)
+        grads = tape.gradient(loss, tables)
+        optimizer.apply_gradients(zip(grads, tables, strict=True))
+        losses.append(float(transport.grouped_all_reduce([loss], "loss", average=False)[0]))
+    return losses
+
+
+def table_rows(table, keys):
+    from sok.lookup import lookup_rows
+
+    return lookup_rows(table, tf.constant(keys))
+
+
+def contents(tables):
+    return [dict(zip(k.numpy().tolist(), v.numpy().tolist(), strict=True)) for k, v in (t.export() for t in tables)]
+
+
+def check_a_job_goes_on_from_its_checkpoint(world, tmp_path_of_rank):
+    folder = shared_folder(world, tmp_path_of_rank, "goes_on")
+    tables, optimizer = make("_a", world), sok.optimizers.Adam(0.05)
+    train(tables, optimizer, range(6))
+    sok.save(folder, tables, optimizer)
+    others, fresh = make("_b", world), sok.optimizers.Adam(0.5)
+    sok.restore(folder, {t.table_name: o for t, o in zip(tables, others, strict=True)}, fresh)
+    assert contents(others) == contents(tables)
+    np.testing.assert_allclose(train(others, fresh, range(6, 26)), train(tables, optimizer, range(6, 26)), rtol=1e-5)
+    manifest = read_manifest(folder)
+    assert manifest.world_size == world.size
+    assert [len(table.files) for table in manifest.tables] == [world.size, world.size, 1]
+    return sum(table.rows for table in manifest.tables)
+
+
+def check_what_many_saved_one_restores(world, tmp_path_of_rank, monkeypatch):
+    folder = shared_folder(world, tmp_path_of_rank, "to_one")
+    tables, optimizer = make("_c", world), sok.optimizers.Adam(0.05)
+    train(tables, optimizer, range(6))
+    sok.save(folder, tables, optimizer)
+    everywhere = context.get_transport().all_gather(tf.constant([[int(t.size()) for t in tables]]), "sizes").numpy()
+    expected = train(tables, optimizer, range(6, 10))
+    with monkeypatch.context() as patch:
+        alone = LocalTransport()
+        patch.setattr(context, "get_transport", lambda: alone)
+        others, fresh = make("_d"), sok.optimizers.Adam(0.5)
+        sok.restore(folder, {t.table_name: o for t, o in zip(tables, others, strict=True)}, fresh)
+        assert [int(o.size()) for o in others] == everywhere.sum(0).tolist()
+        if world.rank == 0:
+            np.testing.assert_allclose(train(others, fresh, range(6, 10)), expected, rtol=1e-5)
+            assert verify(folder) == []
+
+
+def check_a_checkpoint_of_three_workers_is_restored_by_any_number(world):
+    tables = make("_e", world)
+    sok.restore(DATA / "checkpoint_of_3_workers", dict(zip(("hashed", "plain", "small"), tables, strict=True)))
+    for table, size in zip(tables, (60, 50, 40), strict=True):
+        keys = np.arange(size)
+        assert int(table.total_size()) == size
+        np.testing.assert_array_equal(table.sparse_read(keys), np.stack([keys, -keys, keys * 0.5], 1))
+    assert len(tables[0].slots("Adagrad")[1]) == len(range(world.rank, 60, world.size))
+
+
+def check_a_damaged_file_is_an_error_on_all_workers(world, tmp_path_of_rank):
+    folder = tmp_path_of_rank.parent / f"damaged_{world.size}"
+    tables = make("_f", world)
+    if world.rank == 0:
+        shutil.copytree(DATA / "checkpoint_of_3_workers", folder)
+        file = next(path for path in folder.iterdir() if path.name.endswith("t0000-r0001.shard"))
+        file.write_bytes(file.read_bytes()[:-1])
+    context.get_transport().barrier("damaged")
+    tables[0].assign([1000], np.ones([1, DIM]))
+    before = contents(tables)
+    with pytest.raises(tf.errors.DataLossError, match=r"t0000-r0001.shard: at offset") as error:
+        sok.restore(folder, dict(zip(("hashed", "plain", "small"), tables, strict=True)))
+    assert contents(tables) == before
+    return str(error.value)
+
+
+def check_a_worker_that_fails_stops_all(world, tmp_path_of_rank):
+    folder = shared_folder(world, tmp_path_of_rank, "cannot")
+    tables = make("_g", world)
+    sok.save(folder, tables)
+    old = read_manifest(folder)
+    context.get_transport().barrier("saved")
+    arguments = tables if world.rank < world.size - 1 else 3
+    with pytest.raises(TypeError, match="must be embedding variables, layers, a model"):
+        sok.save(folder, arguments)
+    assert read_manifest(folder) == old
+
+
+def save_for_all(folder):
+    """What tests/data/checkpoint_of_3_workers was made with, on three workers."""
+    sok.Init()
+    tables = make()
+    for table, size in zip(tables, (60, 50, 40), strict=True):
+        keys = np.arange(size)
+        rows = np.stack([keys, -keys, keys * 0.5], 1).astype(np.float32)
+        table.restore_rows(keys, rows, np.abs(rows), slot_set="Adagrad", rule="adagrad", slot_init=0.1)
+    sok.save(folder, tables)
+
+
+if __name__ == "__main__":
+    save_for_all(sys.argv[1])
