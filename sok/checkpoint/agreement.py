@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -70,9 +71,18 @@ def check_equal(said: list[Any], what: str) -> Any:
     return said[0]
 
 
+def plain_text(error: tf.errors.OpError) -> str:
+    """What our op said, without what TensorFlow puts around it.
+
+    >>> plain_text(tf.errors.DataLossError(None, None, "{{function_node __wrapped__A}} a.shard: cut off [Op:A]"))
+    'a.shard: cut off'
+    """
+    return re.sub(r"^\{\{function_node [^}]*\}\} | \[Op:[^\]]*\]$", "", error.message)
+
+
 def _described(error: Exception) -> dict[str, Any]:
     if isinstance(error, tf.errors.OpError):
-        return {"kind": "OpError", "code": error.error_code, "text": error.message}
+        return {"kind": "OpError", "code": error.error_code, "text": plain_text(error)}
     kinds = [kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _KINDS]
     return {"kind": kinds[0] if kinds else "RuntimeError", "text": f"{error}" or type(error).__name__}
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok.checkpoint.agreement import plain_text
 from sok.checkpoint.bars import FileBar
 from sok.checkpoint.manifest import CheckpointError, Manifest, Shard, Table, read_manifest
 from sok.checkpoint.native import verify_shard
@@ -65,7 +66,9 @@ def verify(path: str | os.PathLike, progress: bool | None = None) -> list[str]:
                 name = os.path.join(path, file.name)
                 try:
                     check_summary(name, manifest, table, file, verify_shard(name))
-                except (tf.errors.OpError, CheckpointError) as error:
-                    wrong.append(getattr(error, "message", None) or str(error))
+                except CheckpointError as error:
+                    wrong.append(str(error))
+                except tf.errors.OpError as error:
+                    wrong.append(plain_text(error))
                 bar.add(file.bytes)
     return wrong

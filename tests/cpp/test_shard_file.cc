@@ -305,6 +305,61 @@ TEST(TablesThatDoNotFitAreRefused) {
   CHECK_THROWS(Load(&right, folder / "a", {}, 4), sok::InvalidArgument, "its keys are int32, those in");
 }
 
+// What a checksum cannot stop: bytes changed by somebody who sums them again. The sanitizers look on.
+TEST(RandomChangesWithRightChecksumsDoNoHarm) {
+  const Folder folder;
+  Table table(Shard(0, 1));
+  Train(&table, 6);
+  Save(&table, folder / "a");
+  std::vector<std::pair<sok::BlockType, std::string>> blocks;
+  {
+    sok::BlockReader file(folder / "a");
+    for (;;) {
+      const auto block = file.Next(sok::kBlockBytes);
+      if (block.type == sok::BlockType::kEnd) break;
+      blocks.emplace_back(block.type, std::string(block.data, static_cast<size_t>(block.n)));
+    }
+  }
+  uint32_t x = 7;
+  auto random = [&x](size_t below) { return ((x = x * 1664525u + 1013904223u) >> 8) % below; };
+  int refused = 0, loaded = 0;
+  for (int round = 0; round < 400; ++round) {
+    auto changed = blocks;
+    for (size_t changes = 1 + random(3); changes > 0; --changes) {
+      std::string& payload = changed[random(changed.size())].second;
+      if (payload.empty()) continue;
+      const size_t at = random(payload.size());
+      switch (random(4)) {
+        case 0:
+          payload[at] = static_cast<char>(random(256));
+          break;
+        case 1:
+          payload.erase(at, 1 + random(9));
+          break;
+        case 2:
+          payload.insert(at, std::string(1 + random(9), static_cast<char>(random(2) * 255)));
+          break;
+        default:
+          payload = Changed(payload + std::string(8, '\0'), at, random(2) == 0 ? ~uint64_t{0} : uint64_t{1} << 40);
+      }
+    }
+    Craft(folder / "b", changed, 6);
+    Table other(Shard(0, 1, 50));
+    try {
+      Load(&other, folder / "b");
+      ++loaded;
+    } catch (const sok::DamagedFile&) {
+      ++refused;
+    } catch (const sok::InvalidArgument&) {
+      ++refused;
+    } catch (const sok::TableFull&) {
+      ++refused;
+    }
+  }
+  CHECK(refused > 200);
+  CHECK(loaded > 10);  // a changed weight is a weight
+}
+
 TEST(ASummaryIsJson) {
   const Folder folder;
   Table table(Shard(1, 2));

@@ -46,7 +46,7 @@ def test_verify_says_whether_it_is_whole(saved, capsys):
     (file,) = folder.glob("*.shard")
     file.write_bytes(file.read_bytes()[:-5])
     assert cli.main(["verify", str(folder)]) == 1
-    assert f"{file.name}: at offset" in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith(f"{file}: at offset")
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify"])

@@ -112,7 +112,7 @@ def test_an_error_of_one_worker_is_raised_on_all_and_changes_nothing(tmp_path, m
         fill(table, range(60))
         before = contents(table)
         transport.broadcast_numpy(np.zeros(1), "damaged")
-        with pytest.raises(tf.errors.DataLossError, match="rank [01] of 2: .*r0001.shard: at offset") as error:
+        with pytest.raises(tf.errors.DataLossError, match="rank 1 of 2: /.*r0001.shard: at offset") as error:
             sok.restore(tmp_path, [table])
         assert contents(table) == before
         return str(error.value)
