@@ -50,6 +50,8 @@ _PUBLIC = {
     # Checkpoints.
     "save": "sok.checkpoint:save",
     "restore": "sok.checkpoint:restore",
+    # Files of other systems.
+    "Saver": "sok.formats.saver:Saver",
     # The names of SOK v2.
     "init": "sok.v2.start:init",
     "communication": "sok.communication",

@@ -14,12 +14,12 @@ from typing import Any
 
 import sok
 
-__all__ = [*sok.__all__, "core", "embeddings", "experiment"]
+__all__ = [*sok.__all__, "core", "embeddings", "experiment", "saver"]
 
 __version__ = sok.__version__
 
 # Modules of this package that a script may use without importing them. Those that `sok` has too are its own.
-_MODULES = ("communication", "core", "embeddings", "experiment", "optimizers", "tf")
+_MODULES = ("communication", "core", "embeddings", "experiment", "optimizers", "saver", "tf")
 
 
 def __getattr__(name: str) -> Any:

@@ -25,6 +25,7 @@ PATHS = {
     "embeddings.distributed_embedding": {"DistributedEmbedding": "DistributedEmbedding"},
     "embeddings.all2all_dense_embedding": {"All2AllDenseEmbedding": "All2AllDenseEmbedding"},
     "embeddings.get_embedding_op": {"get_embedding": "get_embedding"},
+    "saver.Saver": {"Saver": "Saver"},
     "optimizers": {"Adam": "optimizers.Adam"},
     "optimizers.utils": {"split_embedding_variable_from_others": "split_embedding_variable_from_others"},
     "tf.keras.optimizers.adam": {"Adam": "tf.keras.optimizers.Adam"},

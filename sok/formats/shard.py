@@ -1,0 +1,88 @@
+"""This worker's share of a table, as what goes into files: keys, and rows piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from sok import _ops
+from sok.formats.fitting import Destination
+from sok.table import EmbeddingVariable
+from sok.v2.variable import StaticVariable
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Rows to be written, in order.
+
+    Args:
+        variable: the table.
+        keys: [n], of the dtype that files are to have.
+        exported: [n, D], the rows of `keys`; None: they are looked up when their turn comes.
+        slots: optimizer slots, each [n, D], in the order of `keys`.
+    """
+
+    variable: EmbeddingVariable
+    keys: tf.Tensor  # [n]
+    exported: tf.Tensor | None
+    slots: Sequence[tf.Tensor] = ()
+
+    def rows(self, start: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
+        """[stop - start, D]."""
+        if self.exported is not None:
+            return self.exported[start:stop]
+        keys = tf.cast(self.keys[start:stop], self.variable.key_dtype)
+        return _ops.lib().sok_table_lookup(self.variable.handle, keys, False, dim=self.variable.dim)[0]
+
+
+def whole_shard(variable: EmbeddingVariable, by_key: bool) -> Shard:
+    """All rows of this worker. Of a table without hashing those that are not in use too, with their initial values.
+
+    Args:
+        by_key: sorted by key. Otherwise in the order in which rows were made, which is the same in every run.
+    """
+    if variable.hashed:
+        keys, rows = variable.export()
+        if by_key:
+            order = tf.argsort(keys, stable=True)
+            keys, rows = tf.gather(keys, order), tf.gather(rows, order)
+        return Shard(variable, keys, rows)
+    return Shard(variable, tf.cast(tf.range(*_row_numbers(variable), dtype=tf.int64), variable.key_dtype), None)
+
+
+def _row_numbers(variable: EmbeddingVariable) -> tuple[int, int, int]:
+    """start, stop and step of the keys that live on this worker."""
+    num_keys = num_legal_keys(variable)
+    if variable.owner is None:
+        return variable.rank, max(variable.rank, num_keys), variable.world_size
+    return 0, num_keys if variable.rank == variable.owner else 0, 1
+
+
+def num_legal_keys(variable: EmbeddingVariable) -> int:
+    """How many keys a table without hashing has, in use or not."""
+    # What it was given, or 0.
+    return variable._attributes["num_keys"] or variable.capacity * (
+        variable.world_size if variable.owner is None else 1
+    )
+
+
+def destination(variable: EmbeddingVariable, complete: bool = False) -> Destination:
+    """What must be known of a table before rows are put in. `complete`: a `sok.Variable` takes all its rows or none."""
+    return Destination(
+        name=variable.table_name,
+        dim=variable.dim,
+        key_dtype=variable.key_dtype.as_numpy_dtype().dtype,
+        capacity=variable.capacity,
+        num_keys=None if variable.hashed else num_legal_keys(variable),
+        rank=variable.rank,
+        world_size=variable.world_size,
+        owner=variable.owner,
+        complete=complete and isinstance(variable, StaticVariable),
+    )
+
+
+def rows_in_use(variable: EmbeddingVariable) -> tf.Tensor:
+    """Rows that this worker's share has: int64 []."""
+    return _ops.lib().sok_table_size(variable.handle)

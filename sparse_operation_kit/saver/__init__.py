@@ -1,0 +1,1 @@
+"""What SOK 1.1 had in `sparse_operation_kit.saver`."""
