@@ -52,6 +52,8 @@ _PUBLIC = {
     "restore": "sok.checkpoint:restore",
     # Files of other systems.
     "Saver": "sok.formats.saver:Saver",
+    "save_npy": "sok.formats.numpy_files:save_npy",
+    "load_npy": "sok.formats.numpy_files:load_npy",
     # The names of SOK v2.
     "init": "sok.v2.start:init",
     "communication": "sok.communication",
