@@ -33,6 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_doctor(commands)
     _add_inspect(commands)
     _add_verify(commands)
+    _add_convert(commands)
     return parser
 
 
@@ -86,3 +87,28 @@ def _run_verify(options: argparse.Namespace) -> int:
     from sok.checkpoint import looking
 
     return looking.verify(options.path)
+
+
+def _add_convert(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "convert",
+        help="write a table's files in the format of another system",
+        description="Reads a table's files and writes them in another format, piece by piece: SOK v1's Saver (v1), SOK "
+        "v2's dump (v2), NumPy's arrays (npy). docs/old_formats.md describes the formats. Exit status 1 if a file is "
+        "not in order; then nothing was written.",
+        epilog="example: sok convert v1:checkpoint/EmbeddingVariable npy:keys.npy,values.npy --dim 16",
+    )
+    parser.add_argument("source", help="what to read: v1:DIRECTORY/NAME, v2:DIRECTORY/NAME or npy:KEYS.npy,VALUES.npy")
+    parser.add_argument("target", help="what to write, in the same words")
+    parser.add_argument("--dim", type=int, help="length of a row; files of SOK v1 do not tell it")
+    parser.add_argument(
+        "--key-dtype", help="int64, int32, uint32 or uint64, of the keys to be written; else as they are"
+    )
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    parser.set_defaults(run=_run_convert)
+
+
+def _run_convert(options: argparse.Namespace) -> int:
+    from sok.formats import convert
+
+    return convert.main(options, print, lambda error: print(f"sok convert: {error}", file=sys.stderr))
