@@ -52,6 +52,8 @@ _PUBLIC = {
     "restore": "sok.checkpoint:restore",
     # Files of other systems.
     "Saver": "sok.formats.saver:Saver",
+    "dump": "sok.formats.dump_load:dump",
+    "load": "sok.formats.dump_load:load",
     "save_npy": "sok.formats.numpy_files:save_npy",
     "load_npy": "sok.formats.numpy_files:load_npy",
     # The names of SOK v2.

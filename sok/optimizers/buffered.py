@@ -10,7 +10,7 @@ import contextlib
 import copy
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,14 +53,27 @@ class Buffered:
         """Steps so far: int64 []."""
         return self._iterations
 
+    @property
+    def stock(self) -> Any:
+        """The stock optimizer."""
+        return self._stock
+
+    def has_slots(self, table: Any) -> bool:
+        """Whether this worker has slots of `table`."""
+        return table in self._of_tables
+
+    def slots_of(self, table: Any) -> _Rows:
+        """The slots of `table`, made when first asked for."""
+        if table not in self._of_tables:
+            with tf.init_scope(), tf.device("CPU:0"):
+                self._of_tables[table] = _Rows(table, self._stock)
+        return self._of_tables[table]
+
     def _apply(self, pairs: list[tuple[Any, Any]], name: str | None = None) -> tf.Operation | None:
         updates = []
         with tf.name_scope(name or "Buffered"):
             for grad, table in pairs:
-                if table not in self._of_tables:
-                    with tf.init_scope(), tf.device("CPU:0"):
-                        self._of_tables[table] = _Rows(table, self._stock)
-                updates.append(self._of_tables[table].update(gradients.from_slices(grad, table)))
+                updates.append(self.slots_of(table).update(gradients.from_slices(grad, table)))
             with tf.control_dependencies([op for op in updates if op is not None]):
                 counted = self._iterations.assign_add(1)
         if tf.compat.v1.executing_eagerly_outside_functions():
@@ -100,6 +113,8 @@ class _Rows:
     """The rows of one table that a step has touched, as a dense variable with an optimizer of its own."""
 
     def __init__(self, table: Any, stock: Any) -> None:
+        # Weakly: `Buffered` knows these rows by their table, and lets go of them with it.
+        self._table = weakref.ref(table)
         self._reads_weights = type(stock).__name__ in _READ_WEIGHTS
         if self._reads_weights and table.hashed:
             raise ValueError(
@@ -115,13 +130,35 @@ class _Rows:
             self._copy, self._step = _copy_of(stock, self._weights)
         self._slots = [_Slot(buffer, _keep(table, number, start)) for number, (buffer, start) in enumerate(made)]
 
+    @property
+    def num_slots(self) -> int:
+        """How many numbers are kept for each weight."""
+        return len(self._slots)
+
+    def row_numbers(self, keys: tf.Tensor) -> tf.Tensor:
+        """Under what slots are kept of keys that this worker holds, [n] int64; of a key without a row -1."""
+        if not self._table().hashed:
+            return _numbers_without_hashing(self._table(), keys)
+        _, row_ids = _ops.lib().sok_table_lookup(self._table().handle, keys, False, dim=self._table().dim)
+        return tf.where(row_ids < 0, row_ids, _row_number(row_ids))
+
+    def read(self, numbers: tf.Tensor) -> list[tf.Tensor]:
+        """Each slot [n, D] of rows; where no step has been, what it starts as."""
+        return [
+            _ops.lib().sok_table_lookup(slot.kept.handle, numbers, False, dim=slot.kept.dim)[0] for slot in self._slots
+        ]
+
+    def store(self, numbers: tf.Tensor, slots: Sequence[tf.Tensor]) -> None:
+        """Sets each slot [n, D] of rows."""
+        for slot, values in zip(self._slots, slots, strict=True):
+            slot.kept.assign(numbers, values)
+
     def update(self, g: gradients.TableGradient) -> tf.Operation | None:
         lib = _ops.lib()
         row_ids, grads = lib.sok_sum_duplicates(g.row_ids, g.values)
         # Negative: of lookups without training, which made no row.
         row_ids, grads = tf.boolean_mask(row_ids, row_ids >= 0), tf.boolean_mask(grads, row_ids >= 0)
-        # The upper half of a row id changes whenever rows are erased.
-        numbers = tf.bitwise.bitwise_and(row_ids, tf.constant(2**32 - 1, tf.int64))
+        numbers = _row_number(row_ids)
         start = self._read(g.variable, numbers) if self._reads_weights else tf.zeros_like(grads)
         filled = [self._weights.assign(start, read_value=False)]
         for slot in self._slots:
@@ -140,6 +177,15 @@ class _Rows:
         keys = numbers if table.owner is not None else numbers * table.world_size + table.rank
         rows, _ = _ops.lib().sok_table_lookup(table.handle, tf.cast(keys, table.key_dtype), False, dim=table.dim)
         return rows
+
+
+def _row_number(row_ids: tf.Tensor) -> tf.Tensor:
+    # The upper half of a row id changes whenever rows are erased.
+    return tf.bitwise.bitwise_and(row_ids, tf.constant(2**32 - 1, tf.int64))
+
+
+def _numbers_without_hashing(table: Any, keys: tf.Tensor) -> tf.Tensor:
+    return tf.cast(keys, tf.int64) // (table.world_size if table.owner is None else 1)
 
 
 def _ops_of(results: list[Any]) -> list[Any]:

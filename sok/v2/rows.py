@@ -90,10 +90,11 @@ def export(variable: EmbeddingVariable) -> tuple[tf.Tensor, tf.Tensor]:
             return variable.local_indices(), variable.local_rows()
         keys, rows = variable.export()
         order = tf.argsort(keys, stable=True)
-        return _as_key_type(tf.gather(keys, order), variable), tf.gather(rows, order)
+        return as_key_type(tf.gather(keys, order), variable), tf.gather(rows, order)
 
 
-def _as_key_type(keys: tf.Tensor, variable: EmbeddingVariable) -> tf.Tensor:
+def as_key_type(keys: tf.Tensor, variable: EmbeddingVariable) -> tf.Tensor:
+    """Keys of the variable's table in the dtype that its user knows; an error if one does not fit."""
     key_type = getattr(variable, "key_type", keys.dtype)
     cast = tf.cast(keys, key_type)
     if key_type == keys.dtype:

@@ -7,9 +7,11 @@ from sok import (
     Variable,
     all2all_dense_embedding,
     assign,
+    dump,
     export,
     filter_variables,
     init,
+    load,
     set_comm_tool,
 )
 from sparse_operation_kit.experiment import communication
@@ -23,9 +25,11 @@ __all__ = [
     "all2all_dense_embedding",
     "assign",
     "communication",
+    "dump",
     "export",
     "filter_variables",
     "init",
+    "load",
     "lookup_sparse",
     "set_comm_tool",
 ]

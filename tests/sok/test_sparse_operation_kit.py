@@ -26,6 +26,7 @@ PATHS = {
     "embeddings.all2all_dense_embedding": {"All2AllDenseEmbedding": "All2AllDenseEmbedding"},
     "embeddings.get_embedding_op": {"get_embedding": "get_embedding"},
     "saver.Saver": {"Saver": "Saver"},
+    "dump_load": {name: name for name in ("dump", "load")},
     "optimizers": {"Adam": "optimizers.Adam"},
     "optimizers.utils": {"split_embedding_variable_from_others": "split_embedding_variable_from_others"},
     "tf.keras.optimizers.adam": {"Adam": "tf.keras.optimizers.Adam"},
@@ -38,6 +39,7 @@ PATHS = {
     "experiment": {
         **{name: name for name in ("Variable", "DynamicVariable", "OptimizerWrapper", "SGD", "init", "set_comm_tool")},
         **{name: name for name in ("all2all_dense_embedding", "assign", "export", "filter_variables", "communication")},
+        **{name: name for name in ("dump", "load")},
     },
     "experiment.communication": {"rank": "communication.rank"},
 }
