@@ -10,7 +10,7 @@ import tensorflow as tf
 from sok import _ops, context, lookup
 from sok.keys import check_key_dtype
 from sok.table import EmbeddingVariable
-from sok.v2.mode import HasMode, owner_of
+from sok.v2.mode import HasMode, default_name, owner_of
 
 # All that row numbers can tell apart. Rows take memory once they appear, so this costs nothing.
 MAX_CAPACITY = 2**32 - 2
@@ -45,7 +45,7 @@ class DynamicVariable(HasMode, EmbeddingVariable):
         initializer: of a fresh row: None or 'random' (uniform in [-0.05, 0.05]), 'uniform' (in [0, 1]), 'ones',
             'zeros', a number or a number as a string; also a Keras name, a Keras initializer or `f(shape, dtype)`.
         var_type: None, 'hbm', 'hybrid' or 'dynamic', SOK's kinds of hash tables: remembered as `backend_type`, no more.
-        name: made unique; the same on all workers.
+        name: made unique; the same on all workers. None: SOK's "sok_dynamic_Variable_0", "sok_dynamic_Variable_1", ...
         constraint: must be None.
         trainable: whether a tape watches it by itself.
         key_type: None (int64), int64, int32, uint32 or uint64: the dtype of the keys that `sok.export` gives. Lookups
@@ -99,7 +99,7 @@ class DynamicVariable(HasMode, EmbeddingVariable):
         super().__init__(
             dimension,
             kwargs.get("max_capacity", MAX_CAPACITY),
-            name=name or "sok_dynamic_variable",
+            name=name or default_name("dynamic"),
             # Lookups take int64 ids whatever the key type is, and no id may be cut off.
             key_dtype=tf.uint64 if self._key_type == tf.uint64 else tf.int64,
             initializer=_keras_initializer(initializer),

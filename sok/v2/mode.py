@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 from sok import context
@@ -48,3 +49,17 @@ class HasMode:
     def num_gpus(self) -> int:
         """The number of workers."""
         return self.world_size
+
+
+_numbers = {"dynamic": itertools.count(), "static": itertools.count()}
+
+
+def default_name(kind: str) -> str:
+    """SOK's name for a variable without one, which its files have: 'sok_static_Variable_0', ...
+
+    The same on all workers if they make their variables in the same order.
+
+    Args:
+        kind: 'static' or 'dynamic', counted apart.
+    """
+    return f"sok_{kind}_Variable_{next(_numbers[kind])}"

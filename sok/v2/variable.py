@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from sok import _ops, context, keras_calls
 from sok.table import EmbeddingVariable
-from sok.v2.mode import HasMode, owner_of
+from sok.v2.mode import HasMode, default_name, owner_of
 
 
 def Variable(
@@ -44,7 +44,7 @@ def Variable(
         shape, initializer: instead of `initial_value`: (V, D), and a Keras name, a Keras initializer or
             `f(shape, dtype)`. Each row then is a function of seed and row number, the same for any number of workers.
         mode: None or 'distributed': row r is on worker r % R. 'localized:#': all rows are on worker #.
-        name: made unique; the same on all workers.
+        name: made unique; the same on all workers. None: SOK's "sok_static_Variable_0", "sok_static_Variable_1", ...
         trainable: whether a tape watches it by itself. None: True.
         dtype: None or float32, which Python's and NumPy's other numbers become.
         validate_shape, caching_device, synchronization, aggregation, collections, use_resource, distribute_strategy:
@@ -81,7 +81,7 @@ def Variable(
     if (initial_value is None) == (shape is None) or (shape is None and initializer is not None):
         raise ValueError("sok.Variable takes either `initial_value`, or `shape` and `initializer`.")
     options = {
-        "name": name or "sok_variable",
+        "name": name or default_name("static"),
         "trainable": True if trainable is None else bool(trainable),
         "owner": owner_of(mode),
     }
