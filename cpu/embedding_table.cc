@@ -265,8 +265,9 @@ int64_t EmbeddingTable::Erase(const uint64_t* keys, int64_t n) {
       MarkInUse(row, false);
     }
     ++erased;
+    // Now, not at the end: what FindRow says of the next key depends on whether the table is full.
+    --num_rows_;
   }
-  num_rows_ -= erased;
   if (erased > 0) {
     ++changes_;
     ++epoch_;

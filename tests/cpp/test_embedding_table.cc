@@ -105,6 +105,18 @@ TEST(ErasedRowsAreUsedAgainAndFresh) {
   CHECK_THROWS(table.Lookup({5}), sok::TableFull, "key 5");
 }
 
+TEST(AKeyThatIsErasedTwiceAtOnceCountsOnce) {
+  for (const bool hashed : {true, false}) {
+    sok::TableConfig config = Config(2, 3);
+    config.hashed = hashed;
+    Table table(config);
+    table.Lookup({0, 1, 2});  // full
+    CHECK_EQ(table.Erase({1, 1, 2, 1}), 2);
+    CHECK_EQ(table.native().size(), 1);
+    CHECK(table.native().Keys() == std::vector<uint64_t>({0}));
+  }
+}
+
 TEST(AGradientOfAnErasedKeyReachesNoOther) {
   Table table(Config(2, 3));
   const Rows before = table.Lookup({1, 2});
