@@ -16,7 +16,7 @@ DEADLINE = 600.0
 _ALL = ("job", "transport", "distributed", "lookup", "group", "columns", "loops", "fit", "export", "checkpoint")
 _OF_RANKS = {
     1: _ALL,
-    2: (*_ALL, "profile"),
+    2: (*_ALL, "profile", "formats"),
     3: ("job", "lookup", "group", "loops", "fit", "checkpoint"),
     4: ("job", "lookup", "loops"),
 }
