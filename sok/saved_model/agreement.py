@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok import context
+from sok.transport.base import run_now
 
 
 class Step:
@@ -54,6 +55,6 @@ def _check(heard: list[str]) -> None:
 def _gather(text: str, name: str) -> list[str]:
     transport = context.get_transport()
     given = np.frombuffer(text.encode(), np.uint8)
-    sizes = transport.all_gather(tf.constant([len(given)], tf.int64), f"{name}/sizes").numpy()
-    everyone = transport.all_gather(tf.constant(given), f"{name}/texts").numpy()
+    sizes = run_now(lambda: transport.all_gather(tf.constant([len(given)], tf.int64), f"{name}/sizes"))
+    everyone = run_now(lambda: transport.all_gather(tf.constant(given), f"{name}/texts"))
     return [part.tobytes().decode() for part in np.split(everyone, np.cumsum(sizes)[:-1])]

@@ -6,11 +6,11 @@ its own; in the end they are merged, which renames files and writes a new index.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import tensorflow as tf
-
-_VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
-
 
 # What is collected before it is written: small tables share a file.
 FILE_BYTES = 32 << 20
@@ -32,11 +32,11 @@ class PiecewiseCheckpoint:
         tf.io.gfile.makedirs(folder)
 
     def add(self, name: str, num_rows: int, begin: int, rows: np.ndarray) -> None:
-        """Writes rows [begin, begin + n) of the variable of that name, as the object graph calls it."""
+        """Writes rows [begin, begin + n) of the tensor that the checkpoint has under that name."""
         sizes = " ".join(map(str, [num_rows, *rows.shape[1:]]))
         ranges = ":".join([f"{begin},{len(rows)}", *["-"] * (rows.ndim - 1)])
-        self._added.add(name + _VALUE)
-        self._waiting.append((name + _VALUE, f"{sizes} {ranges}", rows))
+        self._added.add(name)
+        self._waiting.append((name, f"{sizes} {ranges}", rows))
         if sum(values.nbytes for _, _, values in self._waiting) >= FILE_BYTES:
             self._flush()
 
@@ -51,15 +51,32 @@ class PiecewiseCheckpoint:
         del reader
         for path in tf.io.gfile.glob(f"{self._prefix}.*"):
             tf.io.gfile.remove(path)
-        tf.raw_ops.MergeV2Checkpoints(
-            checkpoint_prefixes=self._pieces, destination_prefix=self._prefix, delete_old_dirs=True
+        _run(
+            lambda: tf.raw_ops.MergeV2Checkpoints(
+                checkpoint_prefixes=self._pieces, destination_prefix=self._prefix, delete_old_dirs=True
+            )
         )
 
     def _flush(self) -> None:
         names, slices, values = zip(*self._waiting, strict=True)
         piece = f"{self._folder}/{len(self._pieces)}"
-        with tf.device("/CPU:0"):
-            tensors = [tf.constant(value) for value in values]
-            tf.raw_ops.SaveV2(prefix=piece, tensor_names=names, shape_and_slices=slices, tensors=tensors)
+        _run(
+            lambda: tf.raw_ops.SaveV2(
+                prefix=piece,
+                tensor_names=names,
+                shape_and_slices=slices,
+                tensors=[tf.constant(value) for value in values],
+            )
+        )
         self._pieces.append(piece)
         self._waiting = []
+
+
+def _run(build: Callable[[], Any]) -> None:
+    """Does what `build` says, also where TensorFlow does not execute eagerly."""
+    with tf.device("/CPU:0"), tf.init_scope():
+        if tf.executing_eagerly():
+            build()
+            return
+    with tf.Graph().as_default(), tf.compat.v1.Session(config=tf.compat.v1.ConfigProto(device_count={"GPU": 0})) as s:
+        s.run(build())

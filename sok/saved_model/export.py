@@ -9,15 +9,13 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.saved_model import fingerprinting_utils
 
-from sok import _ops, context
+from sok import context
 from sok.saved_model import rows
 from sok.saved_model.agreement import all_or_none
-from sok.saved_model.checkpoint import PiecewiseCheckpoint
 from sok.saved_model.frozen_table import ROW_DTYPES, FrozenTable, SharedInitialRows, unseen_row
-from sok.saved_model.retracing import functions_are_traced_anew
-from sok.saved_model.signatures import flat_function, served_by
-from sok.saved_model.stock_ops import StockOps
-from sok.saved_model.tracked import check_ops, resources_of
+from sok.saved_model.initial_rows import initial_rows
+from sok.saved_model.model import ModelExport
+from sok.saved_model.session import SessionExport, session_of
 from sok.table import EmbeddingVariable
 
 
@@ -71,13 +69,15 @@ def export_saved_model(
 
     Args:
         model: a Keras 3 or tf_keras model, a tf.Module that can be called, or a function; with layers of ours,
-            `sok.group_embedding_lookup_sparse`, `sok.lookup_sparse` or any other lookup of ours inside.
+            `sok.group_embedding_lookup_sparse`, `sok.lookup_sparse` or any other lookup of ours inside. Of a v1 graph
+            its session, or MonitoredSession.
         path: the folder to write, such as '/models/ctr/1'; for several workers, one that rank 0 can write.
         signatures: what to serve. None: what the model itself says it takes (functional and Sequential Keras models,
             tf_keras models that have been called, a tf.Module whose `__call__` is a tf.function with an
             input_signature). A tf.TensorSpec, tf.SparseTensorSpec or tf.RaggedTensorSpec, or a nest of them: what
             `model` is called with. A dict from names to tf.functions with an input_signature, or to pairs (function,
-            specs of its arguments): several signatures.
+            specs of its arguments): several signatures. Of a session: a dict from names to pairs (inputs, outputs) of
+            dicts from names to tensors of its graph.
         row_dtype: None (float32), 'float16' or 'int8' (with a float32 scale for each row): how rows are stored. What
             that costs in accuracy is printed. Sums are made in float32.
         default: what keys without a row read as. 'initial': the row they would get, as `training=False` does in `sok`.
@@ -92,7 +92,7 @@ def export_saved_model(
         TypeError, ValueError: `model`, `signatures`, `row_dtype` or `default` is not one of these; ops that only `sok`
             has are left in the model (they are named).
         FileExistsError: there is something at `path`.
-        RuntimeError: in a v1 graph, or inside a function.
+        RuntimeError: inside a function, or while a v1 graph is built, without its session.
         OSError, tf.errors.OpError: writing failed. What was at `path` is as it was.
 
     Collective: all workers call it, and all raise if one does. Rows travel and are written piece by piece; rank 0 needs
@@ -116,21 +116,23 @@ def export_saved_model(
 
     Source: the role of `save_as_original_model` of OpenEmbedding, which cannot export hashed tables.
     """
-    if not tf.executing_eagerly():
-        raise RuntimeError("sok.export_saved_model must be called eagerly, outside of functions and v1 graphs.")
+    if session_of(model) is None and not tf.executing_eagerly():
+        raise RuntimeError(
+            "sok.export_saved_model must be called eagerly and outside of functions, or with the session of a v1 graph."
+        )
     is_writer = context.rank() == 0
     with all_or_none("sok/export/trace") as step:
         path = os.fspath(path).rstrip("/")
         if is_writer:
             _check_path(path, overwrite)
-        exported, functions = _traced(model, signatures, _row_dtype(row_dtype), _defaults(default))
-        step.text = str([frozen.table.table_name for frozen in exported.tables])
+        export = _prepared(model, signatures, _row_dtype(row_dtype), default)
+        step.text = str([frozen.table.table_name for frozen in export.tables])
     partial = f"{path}.partial-{os.getpid()}"
     try:
         with all_or_none("sok/export/save"):
-            checkpoint = _save(exported, functions, partial) if is_writer else None
+            checkpoint = export.save(partial) if is_writer else None
         with all_or_none("sok/export/rows"):
-            tables = _write_rows(exported, checkpoint)
+            tables = _write_rows(export, checkpoint)
             if checkpoint is not None:
                 checkpoint.finish()
                 fingerprinting_utils.write_fingerprint(partial)
@@ -140,16 +142,7 @@ def export_saved_model(
             tf.io.gfile.rmtree(partial)
     if is_writer and row_dtype is not None:
         print(*tables, sep="\n")  # noqa: T201 (what rows have lost, nobody should have to ask for)
-    return ExportReport(path, tuple(functions), tables)
-
-
-class _Exported(tf.Module):
-    """What is saved: nothing of the model itself."""
-
-    def __init__(self) -> None:
-        super().__init__(name="exported")
-        self.tables: list[FrozenTable] = []
-        self.resources: list[Any] = []
+    return ExportReport(path, export.names, tables)
 
 
 def _row_dtype(row_dtype: Any) -> tf.DType:
@@ -158,69 +151,39 @@ def _row_dtype(row_dtype: Any) -> tf.DType:
     return ROW_DTYPES[row_dtype]
 
 
-def _defaults(default: Any) -> dict[str | None, Any]:
-    """By table name; None: of all others."""
-    return {None: "initial", **default} if isinstance(default, dict) else {None: default}
-
-
 def _check_path(path: str, overwrite: bool) -> None:
     if tf.io.gfile.exists(path) and not overwrite:
         raise FileExistsError(f"There is something at {path}. Choose another path, or pass overwrite=True.")
 
 
-def _traced(
-    model: Any, signatures: Any, row_dtype: tf.DType, defaults: dict[str | None, Any]
-) -> tuple[_Exported, dict[str, Any]]:
-    """What to save, and the functions to serve, by name."""
-
-    initial_rows = SharedInitialRows()
+def _prepared(model: Any, signatures: Any, row_dtype: tf.DType, default: Any) -> ModelExport | SessionExport:
+    """The model in stock ops, and what it needs."""
+    # By table name; None: of all others.
+    defaults = {None: "initial", **default} if isinstance(default, dict) else {None: default}
+    session = session_of(model)
+    initial = SharedInitialRows() if session is None else initial_rows
 
     def freeze(table: EmbeddingVariable) -> FrozenTable:
         unseen = unseen_row(table, defaults.get(table.table_name, defaults[None]))
-        return FrozenTable(table, row_dtype, unseen, initial_rows)
+        return FrozenTable(table, row_dtype, unseen, initial)
 
-    stock = StockOps(freeze)
-    functions = {}
-    with _ops.substituted(stock), functions_are_traced_anew():
-        for name, served in served_by(model, signatures).items():
-            function, specs = flat_function(served)
-            functions[name] = tf.function(function, autograph=served.converts).get_concrete_function(**specs)
-    for function in functions.values():
-        check_ops(function.graph.as_graph_def())
-    exported = _Exported()
-    exported.tables = stock.tables
-    names = {frozen.table.table_name for frozen in stock.tables}
+    export = ModelExport(model, signatures, freeze) if session is None else SessionExport(session, signatures, freeze)
+    names = {frozen.table.table_name for frozen in export.tables}
     unknown = sorted(defaults.keys() - names - {None})
     if unknown:
         raise ValueError(f"`default` names tables {unknown} that the model does not look up. Known: {sorted(names)}.")
-    exported.resources = resources_of(list(functions.values()), model, [v for f in stock.tables for v in f.variables])
-    return exported, functions
+    return export
 
 
-def _save(exported: _Exported, functions: dict[str, Any], folder: str) -> PiecewiseCheckpoint:
-    """Saves all but the rows of tables; gives what takes them."""
-    options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
-    tf.saved_model.save(exported, folder, signatures=functions, options=options)
-    return PiecewiseCheckpoint(f"{folder}/variables/variables", f"{folder}/variables/pieces")
-
-
-def _write_rows(exported: _Exported, checkpoint: PiecewiseCheckpoint | None) -> tuple[TableReport, ...]:
+def _write_rows(export: ModelExport | SessionExport, checkpoint: Any) -> tuple[TableReport, ...]:
     reports, failure = [], None
-    for i, frozen in enumerate(exported.tables):
-        written, failed = rows.write(frozen, f"tables/{i}", checkpoint if failure is None else None)
+    for frozen in export.tables:
+        written, failed = rows.write(export, frozen, checkpoint if failure is None else None)
         failure = failure or failed
-        loss, dtype = written.loss, frozen.rows.dtype.name
-        reports.append(
-            TableReport(
-                frozen.table.table_name,
-                written.num_rows,
-                frozen.table.dim,
-                dtype,
-                written.num_bytes,
-                loss.largest_error,
-                loss.relative,
-            )
-        )
+        table, loss = frozen.table, written.loss
+        losses = (loss.largest_error, loss.relative)
+        about = (table.table_name, written.num_rows, table.dim, frozen.rows.dtype.name, written.num_bytes)
+        reports.append(TableReport(*about, *losses))
     if failure is not None:
         raise failure
     return tuple(reports)

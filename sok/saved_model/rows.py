@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
 
-from sok import context, lookup
+from sok import context
 from sok.saved_model.checkpoint import PiecewiseCheckpoint
-from sok.saved_model.frozen_table import FrozenTable, word_dtype
+from sok.saved_model.frozen_table import FrozenTable
 from sok.table import EmbeddingVariable
+from sok.transport.base import run_now
 
 # Of float32 rows that travel and are written at a time; three or four copies of it exist at once.
 PIECE_BYTES = 32 << 20
@@ -54,8 +56,23 @@ class _Keys:
     is_empty: bool = False
 
 
-def write(frozen: FrozenTable, name: str, checkpoint: PiecewiseCheckpoint | None) -> tuple[Written, Exception | None]:
-    """Writes all rows of a table, as the variables that the object graph calls `name`/rows and so on. Collective.
+class Export(Protocol):
+    """What is exported, as rows see it."""
+
+    def words(self, table: EmbeddingVariable) -> np.ndarray:
+        """The bits of this worker's keys [n]."""
+
+    def rows(self, table: EmbeddingVariable, keys: np.ndarray) -> np.ndarray:
+        """The rows [n, D] of keys, of all workers. Collective."""
+
+    def checkpoint_name(self, frozen: FrozenTable, variable: str) -> str:
+        """What the checkpoint calls a variable ('rows', 'keys', 'scales') of a table."""
+
+
+def write(
+    export: Export, frozen: FrozenTable, checkpoint: PiecewiseCheckpoint | None
+) -> tuple[Written, Exception | None]:
+    """Writes all rows of a table. Collective.
 
     Only rank 0 writes, which alone has a checkpoint. An error of writing is given back, not raised: the other workers
     go on handing out rows until they are told.
@@ -64,12 +81,12 @@ def write(frozen: FrozenTable, name: str, checkpoint: PiecewiseCheckpoint | None
         tf.errors.OpError: of the lookups, on all workers.
     """
     table, failure, num_bytes, loss = frozen.table, None, 0, RowsLoss()
-    keys = _hashed_keys(table) if table.hashed else _Keys(_num_identity_rows(table), None)
+    keys = _hashed_keys(export, table) if table.hashed else _Keys(_num_identity_rows(table), None)
     step = max(1, PIECE_BYTES // (4 * table.dim))
     for begin in range(0, keys.count, step):
         end = min(begin + step, keys.count)
         asked = _part(table, keys, begin, end) if checkpoint is not None and failure is None else []
-        rows = lookup.lookup_rows(table, np.asarray(asked, table.key_dtype.as_numpy_dtype), training=False).numpy()
+        rows = export.rows(table, np.asarray(asked, table.key_dtype.as_numpy_dtype))
         if not len(asked):
             continue
         try:
@@ -81,24 +98,23 @@ def write(frozen: FrozenTable, name: str, checkpoint: PiecewiseCheckpoint | None
             if keys.words is not None:
                 variables["keys"] = keys.words[begin:end]
             for variable, values in variables.items():
-                checkpoint.add(f"{name}/{variable}", keys.count, begin, values)
+                checkpoint.add(export.checkpoint_name(frozen, variable), keys.count, begin, values)
                 num_bytes += values.nbytes
         except Exception as error:  # also a full disk: the peers wait in the next lookup
             failure = error
     return Written(0 if keys.is_empty else keys.count, num_bytes, loss), failure
 
 
-def _hashed_keys(table: EmbeddingVariable) -> _Keys:
-    words = tf.bitcast(table.export()[0], word_dtype(table))
+def _hashed_keys(export: Export, table: EmbeddingVariable) -> _Keys:
+    words = export.words(table)
     transport, name = context.get_transport(), f"sok/{table.table_name}/export"
     if transport.size > 1:
-        splits = [int(tf.size(words)), *[0] * (transport.size - 1)]
-        words, _ = transport.all_to_all(words, tf.constant(splits, tf.int32), f"{name}/keys")
-    count = tf.size(words, out_type=tf.int64)[tf.newaxis]
-    count = int(transport.all_gather(count, f"{name}/count")[0])
+        splits = [len(words), *[0] * (transport.size - 1)]
+        words = run_now(lambda: transport.all_to_all(tf.constant(words), tf.constant(splits), f"{name}/keys")[0])
+    count = int(run_now(lambda: transport.all_gather(tf.constant([len(words)], tf.int64), f"{name}/count"))[0])
     if count == 0:
-        return _Keys(1, np.zeros(1, words.dtype.as_numpy_dtype), is_empty=True)
-    return _Keys(count, np.sort(words.numpy()))
+        return _Keys(1, np.zeros(1, words.dtype), is_empty=True)
+    return _Keys(count, np.sort(words))
 
 
 def _num_identity_rows(table: EmbeddingVariable) -> int:

@@ -32,7 +32,7 @@ def served_by(model: Any, signatures: Any) -> dict[str, Served]:
         TypeError, ValueError: they say nothing that can be served.
     """
     if isinstance(signatures, dict) and signatures and all(_is_function(value) for value in signatures.values()):
-        return {_checked_name(name): _of_function(name, value) for name, value in signatures.items()}
+        return {checked_name(name): _of_function(name, value) for name, value in signatures.items()}
     if _is_function(signatures):
         return {DEFAULT: _of_function(DEFAULT, signatures)}
     if not callable(model):
@@ -250,22 +250,22 @@ def _named_outputs(outputs: Any, names: Sequence[str] | None) -> dict[str, tf.Te
         if names is None or len(set(names)) != len(flat):
             names = [f"output_{i}" for i in range(len(flat))]
         pairs = list(zip(names, flat, strict=True))
-    named: dict[str, tf.Tensor] = {}
-    for name, value in pairs:
-        if isinstance(value, tf.SparseTensor):
-            indices, values, shape = value.indices, value.values, value.dense_shape
-            named.update({f"{name}_indices": indices, f"{name}_values": values, f"{name}_dense_shape": shape})
-        elif isinstance(value, tf.RaggedTensor):
-            splits = value.nested_row_splits
-            named[f"{name}_values"] = value.flat_values
-            for i, split in enumerate(splits):
-                named[f"{name}_row_splits{f'_{i}' if len(splits) > 1 else ''}"] = split
-        else:
-            named[name] = tf.identity(tf.convert_to_tensor(value))
-    return named
+    parts = [parts_of(name, value) for name, value in pairs]
+    return {name: tf.identity(tensor) for part in parts for name, tensor in part.items()}
 
 
-def _checked_name(name: Any) -> str:
+def parts_of(name: str, value: Any) -> dict[str, tf.Tensor]:
+    """A tensor as named plain tensors: several of what is sparse or ragged."""
+    if isinstance(value, (tf.SparseTensor, tf.compat.v1.SparseTensor)):
+        return {f"{name}_{part}": getattr(value, part) for part in ("indices", "values", "dense_shape")}
+    if isinstance(value, tf.RaggedTensor):
+        splits = value.nested_row_splits
+        names = [f"{name}_row_splits{f'_{i}' if len(splits) > 1 else ''}" for i in range(len(splits))]
+        return {f"{name}_values": value.flat_values, **dict(zip(names, splits, strict=True))}
+    return {name: tf.convert_to_tensor(value)}
+
+
+def checked_name(name: Any) -> str:
     if not isinstance(name, str) or not name or name.startswith("__"):
         raise ValueError(f"`signatures`: names must be texts that do not begin with '__'. Received: {name!r}.")
     return name

@@ -91,3 +91,27 @@ def check_an_export_that_fails_on_one_rank_fails_on_all(world: World, tmp_path_o
     assert world.rank > 0 or not list(folder.parent.glob("failing*"))
     fails()  # and now it works
     assert world.rank > 0 or folder.exists()
+
+
+def check_a_session_exports_rows_of_all_workers(world: World, tmp_path_of_rank):
+    sok.Init()
+    v1 = tf.compat.v1
+    path = str(shared_folder(tmp_path_of_rank) / "of_session")
+    with tf.Graph().as_default(), v1.Session() as session:
+        layer = sok.DistributedEmbedding(
+            "mean", 100, 5, 1, 10, name="session_layer", embedding_initializer="normal", key_dtype="uint32"
+        )
+        other = sok.EmbeddingVariable(2, 40, name="session_identity", initializer="normal", hashed=False)
+        ids = v1.placeholder(tf.int64, [None, 6])
+        keys = tf.cast(ids % 40, tf.uint32)
+        pooled = layer(keys, training=True)[:, 0]
+        (rows,) = sok.group_embedding_lookup([other], [ids % 40])
+        summed = tf.concat([pooled, tf.reduce_sum(rows, 1)], 1)
+        session.run(v1.global_variables_initializer())
+        session.run(summed, {ids: IDS[world.rank :: world.size]})
+        signatures = {"serving_default": ({"ids": ids}, {"y": summed})}
+        report = sok.export_saved_model(session, path, signatures=signatures)
+        expected = session.run(summed, {ids: IDS})
+    assert sorted(table.num_rows for table in report.tables) == [40, 40 * world.size]
+    actual = tf.saved_model.load(path).signatures["serving_default"](ids=tf.constant(IDS))["y"].numpy()
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-6)

@@ -510,7 +510,7 @@ def test_what_cannot_be_exported_is_said(path):
             sok.export_saved_model(model, path, **options)
     with pytest.raises(TypeError, match="`model` must be"):
         sok.export_saved_model(3, path, signatures=spec)
-    with tf.Graph().as_default(), pytest.raises(RuntimeError, match="must be called eagerly"):
+    with tf.Graph().as_default(), pytest.raises(RuntimeError, match="must be called eagerly and outside"):
         sok.export_saved_model(model, path, signatures=spec)
     assert not path.parent.exists()
     # Nothing is left of it: the model looks up as before.

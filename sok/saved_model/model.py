@@ -1,0 +1,61 @@
+"""A Keras model, tf.Module or function as what is exported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok import _ops, lookup
+from sok.saved_model.checkpoint import PiecewiseCheckpoint
+from sok.saved_model.frozen_table import FrozenTable, word_dtype
+from sok.saved_model.retracing import functions_are_traced_anew
+from sok.saved_model.signatures import flat_function, served_by
+from sok.saved_model.stock_ops import StockOps
+from sok.saved_model.tracked import check_ops, resources_of
+from sok.table import EmbeddingVariable
+
+
+class ModelExport:
+    """Signatures of a model, traced to stock ops. `freeze` makes what stands for a table."""
+
+    def __init__(self, model: Any, signatures: Any, freeze: Callable[[EmbeddingVariable], FrozenTable]) -> None:
+        stock = StockOps(freeze)
+        self._functions = {}
+        with _ops.substituted(stock), functions_are_traced_anew():
+            for name, served in served_by(model, signatures).items():
+                function, specs = flat_function(served)
+                traced = tf.function(function, autograph=served.converts).get_concrete_function(**specs)
+                self._functions[name] = traced
+        for function in self._functions.values():
+            check_ops(function.graph.as_graph_def())
+        self.tables, self.names = stock.tables, tuple(self._functions)
+        frozen = [variable for table in self.tables for variable in table.variables]
+        self._saved = _Saved(self.tables, resources_of(list(self._functions.values()), model, frozen))
+
+    def save(self, folder: str) -> PiecewiseCheckpoint:
+        """Saves all but the rows of tables; gives what takes them."""
+        options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
+        tf.saved_model.save(self._saved, folder, signatures=self._functions, options=options)
+        return PiecewiseCheckpoint(f"{folder}/variables/variables", f"{folder}/variables/pieces")
+
+    def checkpoint_name(self, frozen: FrozenTable, variable: str) -> str:
+        return f"tables/{self.tables.index(frozen)}/{variable}/.ATTRIBUTES/VARIABLE_VALUE"
+
+    def words(self, table: EmbeddingVariable) -> np.ndarray:
+        """The bits of this worker's keys [n]."""
+        return tf.bitcast(table.export()[0], word_dtype(table)).numpy()
+
+    def rows(self, table: EmbeddingVariable, keys: np.ndarray) -> np.ndarray:
+        """The rows [n, D] of keys, of all workers. Collective."""
+        return lookup.lookup_rows(table, keys, training=False).numpy()
+
+
+class _Saved(tf.Module):
+    """Nothing of the model itself."""
+
+    def __init__(self, tables: list[FrozenTable], resources: list[Any]) -> None:
+        super().__init__(name="exported")
+        self.tables, self.resources = list(tables), resources
