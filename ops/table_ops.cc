@@ -131,6 +131,33 @@ class TableSizeOp : public OpKernel {
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>TableSize").Device(tensorflow::DEVICE_CPU), TableSizeOp);
 
+REGISTER_OP("Sok>TableKeys")
+    .Input("handle: resource")
+    .Output("keys: key_dtype")
+    .Attr("key_dtype: " SOK_KEY_TYPES)
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(c->UnknownDim()));
+      return absl::OkStatus();
+    });
+
+class TableKeysOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* ctx) override {
+    Guard(ctx, [&] {
+      const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
+      resource->CheckKeyType(Tensor(ctx->expected_output_dtype(0), TensorShape({0})));
+      const std::vector<uint64_t> words = resource->table().Keys();
+      const auto n = static_cast<int64_t>(words.size());
+      Tensor* keys;
+      Check(ctx->allocate_output(0, TensorShape({n}), &keys));
+      StoreKeys(words.data(), n, keys);
+    });
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("Sok>TableKeys").Device(tensorflow::DEVICE_CPU), TableKeysOp);
+
 REGISTER_OP("Sok>TableExport")
     .Input("handle: resource")
     .Output("keys: key_dtype")

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
+from sok import _ops
 from sok.initializers import InitializerSpec
 from sok.saved_model.initial_rows import initial_rows
 from sok.table import EmbeddingVariable
@@ -139,6 +140,11 @@ class SharedInitialRows:
                     lambda seed, words: initial_rows(spec, seed, words, dim), input_signature=signature, autograph=False
                 )
         return self._functions[kind](seed, words)
+
+
+def key_words(table: EmbeddingVariable) -> tf.Tensor:
+    """The bits of the keys of this worker's shard [n], without a copy of the rows."""
+    return tf.bitcast(_ops.lib().sok_table_keys(table.handle, key_dtype=table.key_dtype), word_dtype(table))
 
 
 def _placeholder(shape: list[int], dtype: tf.DType, name: str) -> tf.Variable:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from sok import _ops, lookup
 from sok.saved_model.checkpoint import PiecewiseCheckpoint
-from sok.saved_model.frozen_table import FrozenTable, word_dtype
+from sok.saved_model.frozen_table import FrozenTable, key_words
 from sok.saved_model.retracing import functions_are_traced_anew
 from sok.saved_model.signatures import flat_function, served_by
 from sok.saved_model.stock_ops import StockOps
@@ -46,7 +46,7 @@ class ModelExport:
 
     def words(self, table: EmbeddingVariable) -> np.ndarray:
         """The bits of this worker's keys [n]."""
-        return tf.bitcast(table.export()[0], word_dtype(table)).numpy()
+        return key_words(table).numpy()
 
     def rows(self, table: EmbeddingVariable, keys: np.ndarray) -> np.ndarray:
         """The rows [n, D] of keys, of all workers. Collective."""

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from sok import lookup
 from sok.saved_model.checkpoint import PiecewiseCheckpoint
-from sok.saved_model.frozen_table import FrozenTable, word_dtype
+from sok.saved_model.frozen_table import FrozenTable, key_words
 from sok.saved_model.graph_copy import GraphCopy
 from sok.saved_model.signatures import checked_name, parts_of
 from sok.saved_model.stock_ops import StockOps
@@ -80,7 +80,7 @@ class SessionExport:
     def words(self, table: EmbeddingVariable) -> np.ndarray:
         """The bits of this worker's keys [n]."""
         with _unfinalized(self._session.graph):
-            words = tf.bitcast(table.export()[0], word_dtype(table))
+            words = key_words(table)
         return self._session.run(words)
 
     def rows(self, table: EmbeddingVariable, keys: np.ndarray) -> np.ndarray:

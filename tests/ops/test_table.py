@@ -54,6 +54,20 @@ def test_export_gives_back_what_was_assigned(rng, key_dtype, hashed):
     assert_same_table(got_keys, got_rows, dict(zip(keys.tolist(), rows, strict=True)))
 
 
+@pytest.mark.parametrize("key_dtype", KEY_TYPES)
+@pytest.mark.parametrize("hashed", [True, False])
+def test_keys_are_those_that_are_exported(lib, key_dtype, hashed):
+    table = NativeTable(dim=3, key_dtype=key_dtype, hashed=hashed)
+    keys = lambda: lib.sok_table_keys(table.handle, key_dtype=key_dtype)  # noqa: E731
+    assert keys().shape == (0,) and keys().dtype == key_dtype
+    stored = extreme_keys(key_dtype.as_numpy_dtype) if hashed else np.array([5, 0, 2**20 - 1])
+    table.assign(stored, np.ones((len(stored), 3)))
+    assert_same(keys().numpy(), table.export()[0])
+    table.erase(stored[:1])
+    assert_same(keys().numpy(), table.export()[0])
+    assert len(keys()) == len(stored) - 1
+
+
 def test_an_empty_table_exports_nothing():
     keys, rows = NativeTable(dim=3).export()
     assert keys.shape == (0,) and rows.shape == (0, 3)
@@ -206,6 +220,7 @@ def test_wrong_arguments_are_named(lib):
         (lambda: table.erase([[1]]), "`keys` must have rank 1"),
         (lambda: table.erase(tf.constant([1], tf.uint64)), "keys must be int64. Received: uint64"),
         (lambda: lib.sok_table_export(table.handle, key_dtype=tf.int32, dim=3), "keys must be int64. Received: int32"),
+        (lambda: lib.sok_table_keys(table.handle, key_dtype=tf.int32), "keys must be int64. Received: int32"),
         (lambda: lib.sok_table_slots(table.handle, key_dtype=tf.int32, slot_set="a"), "keys must be int64"),
         (lambda: lib.sok_table_export(table.handle, key_dtype=tf.int64, dim=4), "rows have dim 3. Received: 4"),
     ]
