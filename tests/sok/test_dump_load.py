@@ -299,3 +299,33 @@ def test_in_graphs_it_is_refused(tmp_path):
     for function in (sok.dump, sok.load):
         with pytest.raises(RuntimeError, match="works when executing eagerly"):
             tf.function(lambda function=function: function(tmp_path, variable))()
+
+
+@pytest.mark.parametrize("rule", ["Adagrad", "LazyAdam", "Adam"])
+def test_our_own_optimizers_go_on_as_well(tmp_path, rule):
+    def make():
+        return sok.DynamicVariable(2, name=f"own_{rule}", initializer="1"), getattr(sok.optimizers, rule)(0.1)
+
+    first, optimizer = make()
+    sok.all2all_dense_embedding(first, [7, 8])
+    train(first, optimizer, [1, 2])
+    train(first, optimizer, [2, 3])
+    sok.dump(tmp_path, first, optimizer)
+    second, other = make()
+    second._handle_name = first.name
+    sok.load(tmp_path, second, other)
+    other.iterations.assign(optimizer.iterations)
+    assert content(second) == content(first)
+    for variable, trainer in ((first, optimizer), (second, other)):
+        train(variable, trainer, [3, 7])
+    # Exact Adam moves the rows outside the batch too, by what the slots say.
+    np.testing.assert_allclose(sok.export(second)[1], sok.export(first)[1], rtol=1e-6)
+
+
+def test_a_distributed_optimizer_is_taken_for_what_trains_its_tables(tmp_path):
+    variable = sok.Variable(ROWS + 1, name="distributed")
+    optimizer = sok.DistributedOptimizer(legacy.Adagrad(0.1))
+    train(variable, optimizer, [0, 1])
+    sok.dump(tmp_path, variable, optimizer)
+    found = np.fromfile(tmp_path / "distributed_0-Adagrad-accumulator", "<f4", offset=296).reshape(3, 2)
+    assert (found[:2] > 0.1).all() and (found[2] == np.float32(0.1)).all()
