@@ -10,8 +10,11 @@ from typing import Protocol
 
 import numpy as np
 
-# What one piece of a table takes in memory, about.
+# What a worker sends at a time when a table is written; SOK's own number, which decides on the order of rows in files.
 PIECE_BYTES = 64 * 2**20
+
+# What is read at a time: a few copies of it are in memory until its rows are in the table.
+READ_BYTES = 16 * 2**20
 
 KEY_DTYPES = ("int64", "int32", "uint32", "uint64")
 ROW_DTYPES = ("float32", "float16", "float64")
@@ -149,13 +152,13 @@ class StoredTable:
         return self.rows.shape[1]
 
     def pieces(self) -> Iterator[tuple[int, int]]:
-        """[start, stop) of pieces that cover all rows, about `PIECE_BYTES` each."""
+        """[start, stop) of pieces that cover all rows, about `READ_BYTES` each."""
         yield from pieces(self.num_rows, self.dim * (1 + len(self.slots)))
 
 
 def pieces(num_rows: int, floats: int) -> Iterator[tuple[int, int]]:
-    """[start, stop) of pieces that cover `num_rows` rows of a key and `floats` floats, about `PIECE_BYTES` each."""
-    step = max(1, PIECE_BYTES // (8 + 4 * floats))
+    """[start, stop) of pieces that cover `num_rows` rows of a key and `floats` floats, about `READ_BYTES` each."""
+    step = max(1, READ_BYTES // (8 + 4 * floats))
     for start in range(0, num_rows, step):
         yield start, min(num_rows, start + step)
 

@@ -99,7 +99,7 @@ def convert(source: str, target: str, options: Options, show: bool | None = None
         shown = Shown(f"convert {read_place}", stored.num_rows, show)
         for start, stop in pieces:
             columns = [stored.rows, *(stored.slots[slot] for slot in slots)]
-            rows = [column.read(start, stop).astype(np.float32) for column in columns]
+            rows = [column.read(start, stop).astype(np.float32, copy=False) for column in columns]
             new.write(keys_for(stored, to, start, stop), *rows)
             shown.add(stop - start)
         shown.close()

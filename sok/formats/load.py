@@ -125,7 +125,9 @@ class _Run:
         try:
             keys = keys_for(stored, to, start, stop)
             mine = to.owns(keys)
-            rows = [c.read(start, stop)[mine].astype(np.float32) for c in (stored.rows, *stored.slots.values())]
+            rows = [
+                c.read(start, stop)[mine].astype(np.float32, copy=False) for c in (stored.rows, *stored.slots.values())
+            ]
         except Exception as error:
             self.failed(error)
             return nothing

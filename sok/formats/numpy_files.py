@@ -76,7 +76,7 @@ def load_npy(
 ) -> Any:
     """Stores rows that lie in `.npy` files or arrays. Rows of other keys stay as they are.
 
-    Every worker reads all of it in pieces of about 64 MiB, and stores the rows of its keys: files may be larger than
+    Every worker reads all of it in pieces of about 16 MiB, and stores the rows of its keys: files may be larger than
     the memory of a worker. Nothing is stored until all checks have passed on all workers.
 
     Args:

@@ -27,6 +27,7 @@ def expected(world):
 
 def check_saver_dumps_and_restores_on_many_workers(world, tmp_path_of_rank, monkeypatch):
     monkeypatch.setattr(columns, "PIECE_BYTES", 40)  # several rounds
+    monkeypatch.setattr(columns, "READ_BYTES", 40)
     directory, saver = shared(tmp_path_of_rank, "saver"), sok.Saver()
     variable = sok.EmbeddingVariable(dim=2, capacity=40, name="saver_hashed")
     variable.assign(KEYS, ROWS)
@@ -40,6 +41,7 @@ def check_saver_dumps_and_restores_on_many_workers(world, tmp_path_of_rank, monk
 
 def check_saver_in_a_session_of_many_workers(world, tmp_path_of_rank, monkeypatch):
     monkeypatch.setattr(columns, "PIECE_BYTES", 40)
+    monkeypatch.setattr(columns, "READ_BYTES", 40)
     directory, saver = shared(tmp_path_of_rank, "session"), sok.Saver()
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         variable = sok.EmbeddingVariable(dim=2, capacity=-(-30 // world.size), hashed=False, name="saver_session")
@@ -105,6 +107,7 @@ def check_dump_and_load_with_slots_on_many_workers(world, tmp_path_of_rank):
 
 def check_npy_files_on_many_workers(world, tmp_path_of_rank, monkeypatch):
     monkeypatch.setattr(columns, "PIECE_BYTES", 40)
+    monkeypatch.setattr(columns, "READ_BYTES", 40)
     keys, values = (shared(tmp_path_of_rank, name) for name in ("k.npy", "v.npy"))
     variable = sok.EmbeddingVariable(dim=2, capacity=40, name="npy_many")
     sok.load_npy(variable, KEYS, ROWS)

@@ -23,7 +23,7 @@ def header(kind, code, slot=""):
 def files(tmp_path, monkeypatch):
     """The same table in each format, in the current directory."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(columns, "PIECE_BYTES", 32)  # so that there are several pieces
+    monkeypatch.setattr(columns, "READ_BYTES", 32)  # so that there are several pieces
     for folder in ("one", "two"):
         os.mkdir(folder)
     (tmp_path / "one" / "user_keys.file").write_bytes(KEYS.tobytes())
@@ -133,7 +133,7 @@ def test_it_needs_no_tensorflow_and_little_memory(files):
 import resource, sys
 from sok import cli
 from sok.formats import columns
-columns.PIECE_BYTES = 2**20
+columns.READ_BYTES = 2**20
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 assert cli.main(["convert", "npy:k.npy,v.npy", "v2:new/user_0", "--quiet"]) == 0
 after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -91,6 +91,7 @@ def test_workers_take_turns_with_pieces_as_in_sok(tmp_path):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(columns, "PIECE_BYTES", 3 * 2 * 4 + 7)
+        patch.setattr(columns, "READ_BYTES", 3 * 2 * 4 + 7)
         checked(run_world(2, program, patch))
     keys = np.frombuffer((tmp_path / "pieces_0-key").read_bytes()[296:], "<i8")
     # Worker 0 has six rows, two pieces of three; worker 1 two, which are one piece.
@@ -216,7 +217,9 @@ def test_what_some_workers_dump_others_load(data, tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sok.v2.mode.context, "size", lambda: patch_size[0])
-        patch.setattr(columns, "PIECE_BYTES", data.draw(st.sampled_from([1, 50, 2**20]), "piece"))
+        piece = data.draw(st.sampled_from([1, 50, 2**20]), "piece")
+        patch.setattr(columns, "PIECE_BYTES", piece)
+        patch.setattr(columns, "READ_BYTES", piece)
         patch_size = [dumping]
         checked(run_world(dumping, dump, patch))
         patch_size = [loading]

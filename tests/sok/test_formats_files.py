@@ -331,7 +331,7 @@ def test_interrupted_renaming_leaves_no_old_keys_beside_new_rows(tmp_path, monke
 
 
 def test_pieces_cover_all_rows_in_order(monkeypatch):
-    monkeypatch.setattr(columns, "PIECE_BYTES", 64)
+    monkeypatch.setattr(columns, "READ_BYTES", 64)
     table = stored(np.arange(11), np.zeros([11, 3], np.float32))
     found = list(table.pieces())
     assert len(found) > 2 and found[0][0] == 0 and found[-1][1] == 11

@@ -91,7 +91,9 @@ def test_what_some_workers_save_others_load(data, tmp_path_factory):
         return content(variable)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(columns, "PIECE_BYTES", data.draw(st.sampled_from([1, 50, 2**20]), "piece"))
+        piece = data.draw(st.sampled_from([1, 50, 2**20]), "piece")
+        patch.setattr(columns, "PIECE_BYTES", piece)
+        patch.setattr(columns, "READ_BYTES", piece)
         checked(run_world(saving, save, patch))
         assert sorted(np.load(paths[0])) == sorted(keys)
         parts = checked(run_world(loading, load, patch))
@@ -113,6 +115,7 @@ def test_a_file_is_read_in_pieces_however_large_it_is(paths, monkeypatch):
 
     monkeypatch.setattr(np, "fromfile", read)
     monkeypatch.setattr(columns, "PIECE_BYTES", 4096)
+    monkeypatch.setattr(columns, "READ_BYTES", 4096)
     variable = table("pieces", dim=dim, capacity=n)
     sok.load_npy(variable, *paths)
     assert int(variable.size()) == n

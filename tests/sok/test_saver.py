@@ -93,7 +93,9 @@ def test_what_some_workers_dump_others_restore(data, tmp_path_factory):
         return content(variable)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(columns, "PIECE_BYTES", data.draw(st.sampled_from([1, 50, 2**20]), "piece"))
+        piece = data.draw(st.sampled_from([1, 50, 2**20]), "piece")
+        patch.setattr(columns, "PIECE_BYTES", piece)
+        patch.setattr(columns, "READ_BYTES", piece)
         checked(run_world(dumping, dump, patch))
         parts = checked(run_world(restoring, restore, patch))
     expected = {} if hashed else {key: [0.0] * 3 for key in range(24)}
@@ -199,6 +201,7 @@ def test_bad_files_are_refused_on_all_workers_and_nothing_is_stored(tmp_path, ca
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(columns, "PIECE_BYTES", 32)
+        patch.setattr(columns, "READ_BYTES", 32)
         assert checked(run_world(2, program, patch)) == [True, True]
 
 
@@ -240,6 +243,7 @@ def test_a_disk_that_fills_up_on_the_way_is_an_error_on_all_workers(tmp_path, mo
 
     monkeypatch.setattr("sok.formats.dump.TableWriter.write", write)
     monkeypatch.setattr(columns, "PIECE_BYTES", 8)
+    monkeypatch.setattr(columns, "READ_BYTES", 8)
 
     def program(transport):
         variable = table("filling")
