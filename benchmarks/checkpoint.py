@@ -1,0 +1,107 @@
+"""python -m benchmarks.checkpoint: how fast tables are saved and restored, beside the disk itself.
+
+One worker, or with horovodrun as many as it starts. The disk's figures are of one process per worker that writes (or
+reads) as many bytes as the shard has, in 4 MiB pieces, with an fsync at the end. Writing is timed just before and just
+after: the better of the two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import shutil
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+PIECE = 4 << 20
+
+
+def timed(body: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    body()
+    return time.perf_counter() - start
+
+
+def write_plainly(path: Path, num_bytes: int) -> None:
+    piece = np.random.default_rng(0).bytes(PIECE)
+    with open(path, "wb", buffering=0) as file:
+        for at in range(0, num_bytes, PIECE):
+            file.write(piece[: min(PIECE, num_bytes - at)])
+        os.fsync(file.fileno())
+
+
+def read_plainly(path: Path) -> None:
+    buffer = bytearray(PIECE)
+    with open(path, "rb", buffering=0) as file:
+        while file.readinto(buffer):
+            pass
+
+
+def forget(folder: Path) -> None:
+    """Asks the system to drop its copies of the files, so that reading means the disk."""
+    for path in folder.iterdir():
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoint", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--gb", type=float, default=1.0, help="size of the table on all workers (default 1)")
+    parser.add_argument("--dim", type=int, default=32, help="floats per row (default 32)")
+    parser.add_argument("--slots", type=int, choices=(0, 1, 2), default=2, help="slots per row (default 2, Adam)")
+    parser.add_argument("--folder", type=Path, help="where to write (default: a temporary folder)")
+    options = parser.parse_args()
+
+    import sok
+
+    warnings.filterwarnings("ignore", "sok.save: the step count")
+    sok.Init()
+    rank, workers = sok.rank(), sok.size()
+    row_bytes = 8 + 4 * options.dim * (1 + options.slots)
+    rows = int(options.gb * 1e9 / row_bytes / workers)
+    tables = [sok.EmbeddingVariable(options.dim, rows, name=name, seed=1) for name in ("saved", "restored")]
+    rule = ("sgd", "adagrad", "lazy_adam")[options.slots]
+    for first in range(0, rows, 1 << 16):
+        keys = np.arange(first, min(rows, first + (1 << 16))) * workers + rank
+        values = np.ones([len(keys), options.dim * (1 + options.slots)], np.float32)
+        kept = {"slot_set": "optimizer", "rule": rule} if options.slots else {}
+        slots = values[:, options.dim :] if options.slots else None
+        tables[0].restore_rows(keys, values[:, : options.dim], slots, **kept)
+
+    folder = Path(options.folder or tempfile.mkdtemp(prefix="sok_checkpoint_"))
+    checkpoint, plain = folder / "checkpoint", folder / f"plain{rank}"
+    try:
+        folder.mkdir(exist_ok=True)
+        num_bytes = rows * row_bytes
+        seconds = {"disk write": timed(lambda: write_plainly(plain, num_bytes))}
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        seconds["save"] = timed(lambda: sok.save(checkpoint, tables[0]))
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory
+        seconds["disk write"] = min(seconds["disk write"], timed(lambda: write_plainly(plain, num_bytes)))
+        forget(checkpoint)
+        seconds["restore"] = timed(lambda: sok.restore(checkpoint, {"saved": tables[1]}))
+        os.posix_fadvise((descriptor := os.open(plain, os.O_RDONLY)), 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+        seconds["disk read"] = timed(lambda: read_plainly(plain))
+        if rank == 0:
+            total = num_bytes * workers / 1e9
+            print(f"{total:.2f} GB, {rows * workers:,} rows of {row_bytes} bytes, {workers} worker(s)")
+            for name in ("disk write", "save", "disk read", "restore"):
+                print(f"{name:10}  {seconds[name]:6.2f} s  {total / seconds[name]:6.2f} GB/s")
+            print(f"save took {memory / 1024:.0f} MiB of memory")
+            print(f"save is {seconds['disk write'] / seconds['save']:.0%} of the disk's writing, ", end="")
+            print(f"restore {seconds['disk read'] / seconds['restore']:.0%} of its reading")
+    finally:
+        if options.folder is None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
