@@ -36,9 +36,11 @@ class EagerCalls:
     def slot_sets(self, table: Any) -> list[table_state.SlotSet]:
         return table_state.slot_sets(table)
 
-    def second(self, table: Any) -> Any:
-        """An empty table like this one, to load into."""
-        return table_state.second_table(table)
+    def second(self, table: Any, num_rows: int) -> Any:
+        """An empty table like this one, to load about so many rows into."""
+        second = table_state.second_table(table)
+        _ops.lib().sok_table_reserve(second, tf.constant(num_rows, tf.int64))
+        return second
 
     def load(self, table: Any, second: Any, path: str, sets: Pairs) -> dict[str, Any]:
         saved, own = _columns(sets)
@@ -74,9 +76,10 @@ class SessionCalls:
         columns = [column.tolist() for column in self._session.run(_graph_ops(table)["slot_sets"])]
         return [table_state.SlotSet(n.decode(), r.decode(), k, c) for n, r, k, c in zip(*columns, strict=True)]
 
-    def second(self, table: Any) -> Any:
+    def second(self, table: Any, num_rows: int) -> Any:
         self.drop(table, None)  # one that an interrupted restore has left
-        self._session.run(_graph_ops(table)["second"])
+        ops = _graph_ops(table)
+        self._session.run(ops["reserve"], {ops["num_rows"]: num_rows})
         return None
 
     def load(self, table: Any, second: Any, path: str, sets: Pairs) -> dict[str, Any]:
@@ -120,6 +123,7 @@ def _graph_ops(table: Any) -> dict[str, Any]:
         path = tf.compat.v1.placeholder(tf.string, [])
         generation = tf.compat.v1.placeholder(tf.string, [])
         saved_sets, table_sets = (tf.compat.v1.placeholder(tf.string, [None]) for _ in range(2))
+        num_rows = tf.compat.v1.placeholder(tf.int64, [])
         second = lib.sok_table_handle(shared_name=f"sok/{table.table_name}/second", **table._attributes)
         _made[table] = {
             "path": path,
@@ -129,7 +133,8 @@ def _graph_ops(table: Any) -> dict[str, Any]:
             "save": lib.sok_table_save(table.handle, path, generation),
             "size": table.size(),
             "slot_sets": lib.sok_table_slot_sets(table.handle),
-            "second": second.op,
+            "num_rows": num_rows,
+            "reserve": lib.sok_table_reserve(second, num_rows),
             "load": lib.sok_table_load(second, path, saved_sets, table_sets),
             "swap": lib.sok_table_swap(table.handle, second),
             "drop": tf.raw_ops.DestroyResourceOp(resource=second, ignore_lookup_error=True),

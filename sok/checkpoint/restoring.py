@@ -176,7 +176,7 @@ def _load(
     rank = next(iter(tables.values())).rank
     with FileBar("restoring", sum(file.bytes for *_, files in plans for file in files), rank, progress) as bar:
         for (name, variable), (_, saved, sets, files) in zip(tables.items(), plans, strict=True):
-            second = seconds[name] = calls.second(variable)
+            second = seconds[name] = calls.second(variable, _expected_rows(files, saved, manifest, variable))
             for file in files:
                 summary = calls.load(variable, second, os.path.join(path, file.name), sets)
                 check_summary(os.path.join(path, file.name), manifest, saved, file, summary)
@@ -211,3 +211,13 @@ def _can_hold(file: Shard, saved: Table, manifest: Manifest, variable: Embedding
         return True
     common = math.gcd(manifest.world_size, variable.world_size)
     return file.rank % common == variable.rank % common
+
+
+def _expected_rows(files: Sequence[Shard], saved: Table, manifest: Manifest, variable: EmbeddingVariable) -> int:
+    """About how many of the rows in these files are this rank's; no more than there is room for."""
+    is_split = variable.owner is None and (saved.owner is not None or manifest.world_size != variable.world_size)
+    rows = sum(file.rows for file in files)
+    if is_split:
+        # Of all rows every rank gets as many, if keys are as good as random.
+        rows = -(-saved.rows // variable.world_size)
+    return min(rows, variable.capacity)
