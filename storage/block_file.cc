@@ -20,8 +20,6 @@ namespace {
 
 constexpr uint32_t kMagic = 0x4B4C4253;  // "SBLK"
 constexpr int64_t kEndBytes = 32;
-// The disk is kept busy while the next rows are gathered, instead of getting everything at the end.
-constexpr int64_t kStartBytes = int64_t{16} << 20;
 
 struct Header {
   uint32_t magic;
@@ -53,15 +51,11 @@ void SyncFolder(const std::string& folder) {
   if (error != 0) throw FileError(error, "sync the folder", folder);
 }
 
-BlockWriter::BlockWriter(const std::string& path) : path_(path) {
-  file_ = open((path + ".tmp").c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (file_ < 0) throw FileError(errno, "create", path + ".tmp");
-}
+BlockWriter::BlockWriter(const std::string& path)
+    : path_(path), file_(path + ".tmp", O_WRONLY | O_CREAT | O_TRUNC, "create") {}
 
 BlockWriter::~BlockWriter() {
-  if (file_ < 0) return;
-  close(file_);
-  unlink((path_ + ".tmp").c_str());
+  if (!is_finished_) unlink((path_ + ".tmp").c_str());
 }
 
 char* BlockWriter::Payload(int64_t n) {
@@ -75,27 +69,11 @@ void BlockWriter::Write(BlockType type) {
   Header header = {kMagic, static_cast<uint32_t>(type), static_cast<uint64_t>(payload_), 0, 0};
   header.crc = BlockCrc(header, buffer_.data() + kBlockHeaderBytes);
   std::memcpy(buffer_.data(), &header, sizeof(header));
-  WriteOut(buffer_.data(), static_cast<size_t>(kBlockHeaderBytes + payload_));
+  file_.Append(buffer_.data(), static_cast<size_t>(kBlockHeaderBytes + payload_));
+  bytes_ += kBlockHeaderBytes + payload_;
   if (type == BlockType::kEnd) return;
   digest_ = Crc32c(&header.crc, sizeof(header.crc), digest_);
   ++blocks_;
-}
-
-void BlockWriter::WriteOut(const char* data, size_t n) {
-  while (n > 0) {
-    const ssize_t written = write(file_, data, n);
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) throw FileError(errno, "write at offset " + std::to_string(bytes_), path_ + ".tmp");
-    data += written;
-    n -= static_cast<size_t>(written);
-    bytes_ += written;
-  }
-#if defined(__linux__)
-  if (bytes_ - started_ >= kStartBytes) {
-    sync_file_range(file_, started_, bytes_ - started_, SYNC_FILE_RANGE_WRITE);  // a hint: Finish waits and looks
-    started_ = bytes_;
-  }
-#endif
 }
 
 void BlockWriter::Finish(int64_t rows, int64_t erased) {
@@ -106,52 +84,27 @@ void BlockWriter::Finish(int64_t rows, int64_t erased) {
   std::memcpy(payload, words, sizeof(words));
   std::memcpy(payload + sizeof(words), last, sizeof(last));
   Write(BlockType::kEnd);
-  if (fsync(file_) != 0) throw FileError(errno, "write to the disk", path_ + ".tmp");
-  const int closed = close(file_);
-  const int error = errno;
-  file_ = -1;
-  if (closed != 0) {
-    unlink((path_ + ".tmp").c_str());
-    throw FileError(error, "close", path_ + ".tmp");
-  }
-  if (rename((path_ + ".tmp").c_str(), path_.c_str()) != 0) {
-    const int why = errno;
-    unlink((path_ + ".tmp").c_str());
-    throw FileError(why, "rename", path_ + ".tmp");
-  }
+  file_.Sync();
+  file_.Close();
+  if (rename((path_ + ".tmp").c_str(), path_.c_str()) != 0) throw FileError(errno, "rename", path_ + ".tmp");
+  is_finished_ = true;
   SyncFolder(FolderOf(path_));
 }
 
-BlockReader::BlockReader(const std::string& path) : path_(path) {
-  file_ = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file_ < 0) throw FileError(errno, "open", path);
+BlockReader::BlockReader(const std::string& path) : path_(path), file_(path, O_RDONLY, "open") {
   struct stat status;
-  if (fstat(file_, &status) != 0 || !S_ISREG(status.st_mode)) {
-    close(file_);
-    throw DamagedFile(path + ": not a file");
-  }
+  if (fstat(file_.descriptor(), &status) != 0 || !S_ISREG(status.st_mode)) throw DamagedFile(path + ": not a file");
   size_ = static_cast<int64_t>(status.st_size);
-#if defined(__linux__)
-  posix_fadvise(file_, 0, 0, POSIX_FADV_SEQUENTIAL);
-#endif
 }
-
-BlockReader::~BlockReader() { close(file_); }
 
 void BlockReader::Refuse(const std::string& what) const {
   throw DamagedFile(path_ + ": at offset " + std::to_string(block_offset_) + ": " + what);
 }
 
 void BlockReader::ReadIn(char* data, size_t n) {
-  while (n > 0) {
-    const ssize_t got = read(file_, data, n);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw FileError(errno, "read at offset " + std::to_string(at_), path_);
-    if (got == 0) Refuse("the file has become shorter while it was read");
-    data += got;
-    n -= static_cast<size_t>(got);
-    at_ += got;
-  }
+  const size_t got = file_.Read(data, n);
+  at_ += static_cast<int64_t>(got);
+  if (got < n) Refuse("the file has become shorter while it was read");
 }
 
 BlockReader::Block BlockReader::Next(int64_t limit) {

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "sok/direct_file.h"
+
 namespace sok {
 
 enum class BlockType : uint32_t { kHead = 1, kRows = 2, kErased = 3, kEnd = 4 };
@@ -37,14 +39,12 @@ class BlockWriter {
   uint32_t digest() const { return digest_; }  // of the blocks written so far, the end block left out
 
  private:
-  void WriteOut(const char* data, size_t n);
-
   std::string path_;
-  int file_ = -1;
+  DirectFile file_;
+  bool is_finished_ = false;
   std::vector<char> buffer_;  // block header and payload
   int64_t payload_ = 0;
   int64_t bytes_ = 0;
-  int64_t started_ = 0;  // bytes that the system was told to write to the disk already
   int64_t blocks_ = 0;
   uint32_t digest_ = 0;
 };
@@ -54,7 +54,6 @@ class BlockReader {
  public:
   // Opens the file; no byte is read.
   explicit BlockReader(const std::string& path);
-  ~BlockReader();
   BlockReader(const BlockReader&) = delete;
   BlockReader& operator=(const BlockReader&) = delete;
 
@@ -81,7 +80,7 @@ class BlockReader {
   void CheckEnd(const Block& block);
 
   std::string path_;
-  int file_ = -1;
+  DirectFile file_;
   std::vector<char> buffer_;
   int64_t size_ = 0;
   int64_t at_ = 0;

@@ -12,9 +12,8 @@
 // A folder that goes with the object, with the files that the test has named in it.
 class Folder {
  public:
-  Folder() {
-    char name[] = "/tmp/sok_test_XXXXXX";
-    path_ = mkdtemp(name);
+  explicit Folder(const std::string& parent = "/tmp") : path_(parent + "/sok_test_XXXXXX") {
+    if (mkdtemp(&path_[0]) == nullptr) std::perror(path_.c_str());
   }
   ~Folder() {
     const std::string command = "rm -rf '" + path_ + "'";

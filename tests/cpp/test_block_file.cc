@@ -66,6 +66,18 @@ TEST(WhatWasWrittenIsRead) {
   CHECK(!Exists(folder / "a.tmp"));
 }
 
+TEST(BlocksLongerThanWhatIsWrittenAtATimeAreRead) {
+  const Folder folder;
+  std::vector<std::string> payloads;
+  for (const size_t n : {(size_t{4} << 20) - 24, size_t{1}, size_t{9} << 20, size_t{4072}, size_t{0}, size_t{3} << 20})
+    payloads.emplace_back(n, static_cast<char>('a' + n % 26));
+  Write(folder / "a", payloads);
+  CHECK(Read(folder / "a", int64_t{16} << 20) == payloads);
+  const Folder memory("/dev/shm");  // a file system without direct access
+  Write(memory / "a", payloads);
+  CHECK(Read(memory / "a", int64_t{16} << 20) == payloads);
+}
+
 TEST(BytesAreAsDocumented) {
   const Folder folder;
   const std::string bytes = Write(folder / "a", {"head"});
@@ -161,8 +173,14 @@ TEST(AFullDiskIsAnErrorAndLeavesTheOldFile) {
   {
     BlockWriter file(folder / "a");
     Put(&file, BlockType::kHead, "new");
-    CHECK_THROWS(Put(&file, BlockType::kRows, std::string(20000, 'x')), sok::FileError,
-                 "a.tmp: cannot write at offset 10000: File too large");
+    Put(&file, BlockType::kRows, std::string(20000, 'x'));  // kept back: a few megabytes are written at a time
+    CHECK_THROWS(file.Finish(1, 0), sok::FileError, "a.tmp: cannot write at offset 10000: File too large");
+  }
+  {
+    BlockWriter file(folder / "a");
+    Put(&file, BlockType::kRows, std::string(5 << 20, 'x'));  // at work
+    CHECK_THROWS(Put(&file, BlockType::kRows, std::string(5 << 20, 'x')), sok::FileError,
+                 "a.tmp: cannot write at offset ");
   }
   setrlimit(RLIMIT_FSIZE, &before);
   CHECK(!Exists(folder / "a.tmp"));
