@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.framework import types_pb2
-from tensorflow.python.framework import cpp_shape_inference_pb2, ops
+from tensorflow.python.framework import ops
 from tensorflow.python.ops import resource_variable_ops
 
 from sok import _ops, context, keras_calls, table_state
 from sok import initializers as sok_initializers
+from sok.checkpoint import beside
 from sok.keys import as_keys, check_key_dtype
 from sok.table_rows import TableRows, rows_behind
 
@@ -176,7 +176,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
                 name=self._table_name if graph_mode else None,
                 **self._attributes,
             )
-            _set_handle_data(handle, self._dim, graph_mode)
+            table_state.set_handle_data(handle, self._dim, graph_mode)
             super().__init__(
                 trainable=trainable,
                 shape=tf.TensorShape([0, self._dim]),
@@ -441,6 +441,12 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         return None
 
     def _copy_trackable_to_cpu(self, object_map: dict) -> None:
+        # Asked for by asynchronous checkpoints, which write later.
+        if self._world_size == 1:
+            raise ValueError(  # NotImplementedError would be taken for "leave it out"
+                f"Asynchronous checkpoints cannot hold the embedding table '{self._table_name}': its rows would be of "
+                "a later step than the dense variables. Save without `experimental_enable_async_checkpoint`."
+            )
         object_map.setdefault(self, self)
 
     def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> Any:
@@ -454,20 +460,9 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
             self._warned_not_saved = True
             warnings.warn(
                 f"The rows of embedding table '{self._table_name}' are not saved here, where only dense "
-                "variables are. Use sok.save and sok.restore.",
+                "variables are. Use sok.save and sok.restore; see docs/checkpoints.md.",
                 stacklevel=3,
             )
-
-
-def _set_handle_data(handle: tf.Tensor, dim: int, graph_mode: bool) -> None:
-    # Without it gradients through control flow are silently None. Zero rows make any dense use small and loud.
-    data = cpp_shape_inference_pb2.CppShapeInferenceResult.HandleData(is_set=True)
-    data.shape_and_type.append(
-        cpp_shape_inference_pb2.CppShapeInferenceResult.HandleShapeAndType(
-            shape=tf.TensorShape([0, dim]).as_proto(), dtype=types_pb2.DT_FLOAT
-        )
-    )
-    resource_variable_ops._set_handle_shapes_and_types(handle, data, graph_mode)
 
 
 def table_of(handle: tf.Tensor) -> EmbeddingVariable | None:
@@ -505,3 +500,6 @@ def split_embedding_variable_from_others(variables: Sequence[Any]) -> tuple[list
         raise ValueError(f"`variables` must be a list or tuple. Received: {type(variables).__name__}.")
     embeddings = [v for v in variables if is_embedding_variable(v)]
     return embeddings, [v for v in variables if not is_embedding_variable(v)]
+
+
+beside.register(is_embedding_variable)

@@ -6,6 +6,9 @@ import dataclasses
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.framework import types_pb2
+from tensorflow.python.framework import cpp_shape_inference_pb2
+from tensorflow.python.ops import resource_variable_ops
 
 from sok import _ops
 
@@ -113,3 +116,17 @@ def swap(variable: Any, other: tf.Tensor) -> tf.Operation | None:
     Gradients of lookups from before are ignored by both from then on.
     """
     return _ops.lib().sok_table_swap(variable.handle, other)
+
+
+def set_handle_data(handle: tf.Tensor, dim: int, graph_mode: bool) -> None:
+    """Tells TensorFlow what is behind the handle of a table: [0, dim] float32.
+
+    Without it gradients through control flow are silently None. Zero rows make any dense use small and loud.
+    """
+    data = cpp_shape_inference_pb2.CppShapeInferenceResult.HandleData(is_set=True)
+    data.shape_and_type.append(
+        cpp_shape_inference_pb2.CppShapeInferenceResult.HandleShapeAndType(
+            shape=tf.TensorShape([0, dim]).as_proto(), dtype=types_pb2.DT_FLOAT
+        )
+    )
+    resource_variable_ops._set_handle_shapes_and_types(handle, data, graph_mode)

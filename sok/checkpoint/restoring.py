@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sok import context
@@ -26,6 +26,7 @@ def restore(
     slots: bool = True,
     session: Any = None,
     progress: bool | None = None,
+    _names: Callable[[EmbeddingVariable, Table], dict[str, str]] | None = None,
 ) -> None:
     """Gives tables the rows and slots of the checkpoint in `path`, at any number of workers.
 
@@ -86,7 +87,7 @@ def restore(
         together(
             transport,
             "sok/restore/load",
-            lambda: _load(path, manifest, tables, states, slots, calls, seconds, progress),
+            lambda: _load(path, manifest, tables, states, slots, calls, seconds, progress, _names),
         )
     except BaseException:
         for name, second in seconds.items():
@@ -164,12 +165,15 @@ def _load(
     calls: Any,
     seconds: dict[str, Any],
     progress: bool | None,
+    names: Callable[[EmbeddingVariable, Table], dict[str, str]] | None,
 ) -> None:
     """Reads what this rank needs into second tables."""
     renamed = {state.slot_set: optimizer.slot_set for optimizer, state in states}
     plans = []
     for name, variable in tables.items():
         saved = manifest.table(name)
+        if names is not None:
+            renamed = names(variable, saved)
         sets = [(s.name, renamed.get(s.name, s.name)) for s in saved.slot_sets] if slots else []
         _check_sets(path, saved, sets, variable, calls)
         plans.append((variable, saved, sets, [f for f in saved.files if _can_hold(f, saved, manifest, variable)]))

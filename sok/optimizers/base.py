@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from sok.optimizers import gradients
+from sok.optimizers import claims, gradients
 from sok.optimizers.learning_rate import LearningRate, as_learning_rate, checked_number
 
 
@@ -140,9 +140,10 @@ class Optimizer(tf.__internal__.tracking.Trackable):
         return [self._iterations] if rate is None else [self._iterations, rate]
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Checks that all `variables` are embedding variables; that is all, the first step makes the slots."""
+        """Checks that all `variables` are embedding variables; the first step makes the slots."""
         for variable in variables:
             _check_variable(variable)
+            claims.claim(self, variable)
 
     # Steps.
 
@@ -183,6 +184,8 @@ class Optimizer(tf.__internal__.tracking.Trackable):
         counts_step: bool = True,
     ) -> tf.Operation | None:
         self._check_graph()
+        for _, variable in pairs:
+            claims.claim(self, variable)
         with tf.name_scope(name or self.name):
             ready, guards = gradients.prepare(
                 [gradients.from_slices(grad, variable, gradient_scale) for grad, variable in pairs],

@@ -2,7 +2,6 @@
 
 import gc
 import itertools
-import warnings
 
 import keras
 import numpy as np
@@ -220,20 +219,6 @@ class TestTracking:
         module = Module()
         assert [v is module.tables[0] for v in module.trainable_variables] == [True]
         assert len(module.variables) == 2
-
-    def test_checkpoints_say_once_that_rows_are_not_in_them(self, tmp_path):
-        v, w = table(), tf.Variable(5.0)
-        checkpoint = tf.train.Checkpoint(v=v, w=w)
-        with pytest.warns(UserWarning, match=f"'{v.table_name}' are not saved here"):
-            path = checkpoint.save(str(tmp_path / "c"))
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", UserWarning)
-            checkpoint.save(str(tmp_path / "c"))
-        v.assign([1], [[8.0, 8.0]])
-        w.assign(0.0)
-        checkpoint.restore(path).assert_consumed()
-        assert float(w) == 5.0
-        assert v.sparse_read([1]).numpy().tolist() == [[8, 8]]  # a restore does not touch the table
 
     def test_saved_models_are_refused_while_saving(self, tmp_path):  # P6: else only loading would fail
         module = tf.Module()

@@ -1,0 +1,79 @@
+"""Which optimizers train which tables, so that slots from a file find theirs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedSlots:
+    """A slot set as it was saved."""
+
+    name: str
+    rule: str
+    iterations: int | None = None  # of its optimizer, if that is known
+
+
+def _known(table: Any) -> list[Any]:
+    # In the table and not beside it: optimizers hold on to their graph, and that to its tables.
+    return vars(table).setdefault("_optimizers", [])
+
+
+def _waiting(table: Any) -> dict[str, SavedSlots]:
+    """Slots that a file has left for an optimizer that has not been seen yet."""
+    return vars(table).setdefault("_unclaimed_slots", {})
+
+
+def optimizers_of(tables: Iterable[Any]) -> list[Any]:
+    """The optimizers that have been built for, or have updated, any of these tables, ordered by their names."""
+    found = {id(optimizer): optimizer for table in tables for optimizer in _known(table)}
+    return sorted(found.values(), key=lambda optimizer: optimizer.slot_set)
+
+
+def claim(optimizer: Any, table: Any) -> None:
+    """Notes that `optimizer` trains `table`. The first time, it takes slots over that a file has left for it."""
+    known = _known(table)
+    if any(other is optimizer for other in known):
+        return
+    waiting = _waiting(table)
+    names = {other.slot_set for other in known}
+    fitting = [slots for slots in waiting.values() if slots.rule == optimizer.rule and slots.name not in names]
+    is_new = not vars(optimizer).setdefault("_has_tables", False)
+    if is_new and optimizer.slot_set not in waiting and len(fitting) == 1:
+        # The optimizer that made them had another name: it was another one of the same process, say.
+        optimizer._slot_set = fitting[0].name
+    taken = waiting.pop(optimizer.slot_set, None)
+    if is_new and taken is not None and taken.iterations is not None:
+        with tf.init_scope():
+            optimizer.iterations.assign(taken.iterations)
+    known.append(optimizer)
+    optimizer._has_tables = True
+
+
+def names_here(table: Any, saved: Sequence[SavedSlots]) -> dict[str, str]:
+    """What saved slot sets are to be called in `table`: as its optimizer of the same rule, if there is one such."""
+    names = {slots.name: slots.name for slots in saved}
+    known = {optimizer.slot_set: optimizer for optimizer in _known(table)}
+    for rule in {slots.rule for slots in saved}:
+        without = [slots for slots in saved if slots.rule == rule and slots.name not in known]
+        looking = [name for name, optimizer in known.items() if optimizer.rule == rule and name not in names]
+        if len(without) == len(looking) == 1:
+            names[without[0].name] = looking[0]
+    return names
+
+
+def restored(table: Any, saved: Sequence[SavedSlots], names: dict[str, str]) -> None:
+    """Gives the step counts of restored slots to the table's optimizers, or keeps them for those that come later."""
+    known = {optimizer.slot_set: optimizer for optimizer in _known(table)}
+    waiting = _waiting(table)
+    waiting.clear()
+    for slots in saved:
+        optimizer = known.get(names[slots.name])
+        if optimizer is None:
+            waiting[slots.name] = slots
+        elif slots.iterations is not None:
+            optimizer.iterations.assign(slots.iterations)

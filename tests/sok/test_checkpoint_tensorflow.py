@@ -1,0 +1,193 @@
+"""Tables beside the checkpoints of `tf.train.Checkpoint` and its managers, with one worker."""
+
+import shutil
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok
+from sok.checkpoint import CheckpointError
+from tests.sok.checkpoint_cases import DIM, RULES, assert_same_training, contents, new_table, train
+
+
+def trackables(rule="Adam"):
+    return tf.train.Checkpoint(table=new_table(), optimizer=RULES[rule](), weight=tf.Variable(0.0))
+
+
+def folders(path):
+    return sorted(entry.name for entry in path.iterdir() if entry.suffix == ".sok")
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_restored_model_trains_on_as_if_nothing_had_happened(tmp_path, rule):
+    saved, other = trackables(rule), trackables(rule)
+    saved.weight.assign(3.0)
+    train(saved.table, saved.optimizer, range(15))
+    path = saved.save(str(tmp_path / "model"))
+    assert folders(tmp_path) == ["model-1.sok"]
+    other.restore(path).assert_consumed()
+    assert (float(other.weight), int(other.optimizer.iterations)) == (3.0, 15)
+    assert contents(other.table) == contents(saved.table) != {}
+    assert_same_training(saved.table, saved.optimizer, other.table, other.optimizer, range(15, 25))
+
+
+def test_a_table_with_slots_of_its_own_takes_the_saved_ones_over(tmp_path):
+    saved, other = trackables(), trackables()
+    train(saved.table, saved.optimizer, range(15))
+    train(other.table, other.optimizer, range(3))
+    other.restore(saved.save(str(tmp_path / "model"))).assert_consumed()
+    assert contents(other.table) == contents(saved.table)
+    assert_same_training(saved.table, saved.optimizer, other.table, other.optimizer, range(15, 25))
+
+
+@pytest.mark.parametrize("rule", ["Adagrad", "Adam"])
+def test_a_table_that_is_made_after_the_restore_gets_its_rows_then(tmp_path, rule):
+    saved = trackables(rule)
+    train(saved.table, saved.optimizer, range(15))
+    path = saved.save(str(tmp_path / "model"))
+    late = tf.train.Checkpoint(weight=tf.Variable(0.0))
+    status = late.restore(path)
+    with pytest.raises(AssertionError):
+        status.assert_consumed()
+
+    @tf.function
+    def make():  # in a function, as lazy layers do
+        if not hasattr(late, "table"):
+            late.table = new_table()
+        return late.table.size()
+
+    assert int(make()) == int(saved.table.size())
+    late.optimizer = RULES[rule]()
+    status.assert_consumed()
+    assert_same_training(saved.table, saved.optimizer, late.table, late.optimizer, range(15, 25))
+
+
+def test_an_optimizer_that_is_not_in_the_checkpoint_counts_on(tmp_path):
+    saved, optimizer = tf.train.Checkpoint(table=new_table()), RULES["Adam"]()
+    train(saved.table, optimizer, range(15))
+    path = saved.write(str(tmp_path / "model"))
+    other, fresh = tf.train.Checkpoint(table=new_table()), RULES["Adam"]()
+    other.read(path)
+    assert_same_training(saved.table, optimizer, other.table, fresh, range(15, 25))
+
+
+def test_two_tables_are_told_apart_by_where_they_are_in_the_checkpoint(tmp_path):
+    first, second = new_table(), new_table()
+    first.assign([1], np.full([1, DIM], 1.0))
+    second.assign([2], np.full([1, DIM], 2.0))
+    path = tf.train.Checkpoint(a=first, b=[second]).save(str(tmp_path / "model"))
+    a, b = new_table(), new_table()
+    tf.train.Checkpoint(b=[b], a=a).restore(path).assert_consumed()
+    assert (contents(a), contents(b)) == (contents(first), contents(second))
+
+
+def test_a_restore_inside_a_function_works(tmp_path):
+    saved = trackables()
+    train(saved.table, saved.optimizer, range(3))
+    prefix = str(tmp_path / "in_function")
+    tf.function(lambda: saved.write(prefix))()
+    assert folders(tmp_path) == ["in_function.sok"]
+    other = trackables()
+    other.read(prefix).assert_consumed()
+    assert contents(other.table) == contents(saved.table)
+
+
+def test_tables_of_checkpoints_that_a_manager_deletes_go_with_the_next_save(tmp_path):
+    saved = trackables()
+    manager = tf.train.CheckpointManager(saved, str(tmp_path), max_to_keep=2)
+    (tmp_path / "ckpt-0.sok").mkdir()  # not of ours
+    (tmp_path / "other-1.sok").mkdir()
+    for _ in range(4):
+        path = manager.save()
+        train(saved.table, saved.optimizer, range(1))
+    assert path.endswith("ckpt-4")
+    assert folders(tmp_path) == ["ckpt-0.sok", "ckpt-2.sok", "ckpt-3.sok", "ckpt-4.sok", "other-1.sok"]
+    manager.save()
+    assert folders(tmp_path) == ["ckpt-0.sok", "ckpt-3.sok", "ckpt-4.sok", "ckpt-5.sok", "other-1.sok"]
+    expected = contents(saved.table)
+    train(saved.table, saved.optimizer, range(1, 3))
+    assert manager.restore_or_initialize().endswith("ckpt-5")
+    assert contents(saved.table) == expected
+
+
+def test_a_checkpoint_without_tables_restores_the_rest_and_says_so(tmp_path):
+    saved = trackables()
+    saved.weight.assign(3.0)
+    path = saved.save(str(tmp_path / "model"))
+    shutil.rmtree(path + ".sok")
+    saved.weight.assign(0.0)
+    saved.table.assign([1], np.ones([1, DIM]))
+    with pytest.warns(UserWarning, match=f"No rows were restored of embedding table '{saved.table.table_name}'"):
+        saved.restore(path).assert_consumed()
+    assert float(saved.weight) == 3.0
+    assert sorted(contents(saved.table)) == [1]
+
+
+def test_what_is_damaged_is_an_error_and_changes_no_table(tmp_path):
+    saved = trackables()
+    train(saved.table, saved.optimizer, range(3))
+    path = saved.save(str(tmp_path / "model"))
+    before = contents(saved.table)
+    (shard,) = (tmp_path / "model-1.sok").glob("*.shard")
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-9])
+    with pytest.raises((tf.errors.OpError, ValueError), match=str(shard)):
+        saved.restore(path)
+    shard.write_bytes(whole)
+    objects = tmp_path / "model-1.sok" / "objects.json"
+    for text in ("{", "[]", '{"format": "?", "tables": {}}', '{"format": 1, "tables": {"a": 1}}'):
+        objects.write_text(text)
+        with pytest.raises(CheckpointError, match=f"{objects}: damaged"):
+            saved.restore(path)
+    objects.unlink()  # by name, then
+    saved.restore(path)
+    assert contents(saved.table) == before
+
+
+def test_asynchronous_checkpoints_are_refused(tmp_path):
+    saved = trackables()
+    options = tf.train.CheckpointOptions(enable_async=True)
+    with pytest.raises(ValueError, match="Asynchronous checkpoints cannot hold the embedding table"):
+        saved.save(str(tmp_path / "model"), options)
+    assert folders(tmp_path) == []
+
+
+def test_no_warning_where_rows_are_saved(tmp_path):
+    saved = trackables()
+    train(saved.table, saved.optimizer, range(3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        path = saved.save(str(tmp_path / "model"))
+        saved.restore(path).assert_consumed()
+
+
+def test_another_process_goes_on(tmp_path):
+    program = """
+import sys
+import tensorflow as tf
+from tests.sok.checkpoint_cases import RULES, new_table, train
+c = tf.train.Checkpoint(table=new_table(), optimizer=RULES["Adam"]())
+manager = tf.train.CheckpointManager(c, sys.argv[1], 1)
+manager.restore_or_initialize()
+begin = int(c.optimizer.iterations)
+print(train(c.table, c.optimizer, range(begin, begin + 10)))
+manager.save()
+"""
+    losses = []
+    for _ in range(2):
+        run = [sys.executable, "-c", program, str(tmp_path)]
+        losses += eval(subprocess.run(run, check=True, capture_output=True, text=True).stdout)
+    np.testing.assert_allclose(losses, train(new_table(), RULES["Adam"](), range(20)), rtol=1e-6)
+
+
+def test_sok_save_and_the_folder_beside_are_one_format(tmp_path):
+    saved = trackables()
+    train(saved.table, saved.optimizer, range(3))
+    path = saved.save(str(tmp_path / "model"))
+    other = new_table()
+    sok.restore(path + ".sok", {saved.table.table_name: other})
+    assert contents(other) == contents(saved.table)
