@@ -56,6 +56,9 @@ _PUBLIC = {
     "load": "sok.formats.dump_load:load",
     "save_npy": "sok.formats.numpy_files:save_npy",
     "load_npy": "sok.formats.numpy_files:load_npy",
+    "CheckpointManager": "sok.checkpoint:CheckpointManager",
+    "save_weights": "sok.checkpoint:save_weights",
+    "load_weights": "sok.checkpoint:load_weights",
     # The names of SOK v2.
     "init": "sok.v2.start:init",
     "communication": "sok.communication",

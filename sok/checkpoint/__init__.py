@@ -7,6 +7,7 @@ from typing import Any
 
 # Loaded on first use: a manifest can be read without TensorFlow.
 _PUBLIC = {
+    "CheckpointManager": "manager",
     "CheckpointError": "manifest",
     "Manifest": "manifest",
     "read_manifest": "manifest",
@@ -14,6 +15,8 @@ _PUBLIC = {
     "restore": "restoring",
     "verify": "verifying",
     "prepare": "native",
+    "save_weights": "keras_files",
+    "load_weights": "keras_files",
 }
 
 __all__ = sorted(_PUBLIC)

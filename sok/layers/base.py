@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok import context, exchange, keras_calls
+from sok.checkpoint import store_files
 from sok.initializers import resolve
 from sok.keys import as_keys, check_key_dtype
 from sok.table import EmbeddingVariable
@@ -139,10 +140,10 @@ class EmbeddingLayerMixin:
         return exchange.told_to_peers(self.embedding_variable)
 
     def save_own_variables(self, store: Any) -> None:
-        self.embedding_variable.warn_not_saved()
+        store_files.save(self.embedding_variable, store)
 
     def load_own_variables(self, store: Any) -> None:
-        self.embedding_variable.warn_not_saved()
+        store_files.load(self.embedding_variable, store)
 
     def get_config(self) -> dict[str, Any]:
         options = {field.name: getattr(self._options, field.name) for field in dataclasses.fields(self._options)}

@@ -1,0 +1,180 @@
+"""`CheckpointManager`: dense variables as TensorFlow saves them, and tables beside them, for any number of workers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from sok import context
+from sok.checkpoint import beside
+from sok.checkpoint.agreement import check_equal, together
+
+
+class CheckpointManager:
+    """Saves and restores a `tf.train.Checkpoint` with its tables, on any number of workers.
+
+    As `tf.train.CheckpointManager`, whose files it writes: worker 0 writes the dense variables, `ckpt-5.index` and
+    `ckpt-5.data-...`, and every worker its rows into `ckpt-5.sok`. The number of workers may change from save to
+    restore; a plain `tf.train.Checkpoint.restore` of one worker reads them, too. A checkpoint is visible when all of it
+    is on the disk.
+
+    Args:
+        checkpoint: a `tf.train.Checkpoint` that holds the tables, or what has them: models, layers. Its dense variables
+            are those of worker 0.
+        directory: on storage that all workers see; the same on all of them.
+        max_to_keep: how many checkpoints stay; None: all. Of the others the tables are removed, too.
+        keep_checkpoint_every_n_hours, checkpoint_name, init_fn: as of `tf.train.CheckpointManager`.
+
+    Collective: make it, save and restore on all workers between steps. An error of one worker is raised on all.
+
+    Example:
+        >>> import sok, tempfile
+        >>> import tensorflow as tf
+        >>> table = sok.EmbeddingVariable(dim=2, capacity=10, name="managed")
+        >>> table.assign([3], [[1.0, 2.0]])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     manager = sok.CheckpointManager(tf.train.Checkpoint(table=table), folder, max_to_keep=2)
+        ...     path = manager.save()
+        ...     _ = table.erase([3])
+        ...     manager.restore_or_initialize() == path
+        True
+        >>> table.sparse_read([3]).numpy().tolist()
+        [[1.0, 2.0]]
+    """
+
+    def __init__(
+        self,
+        checkpoint: tf.train.Checkpoint,
+        directory: str | os.PathLike,
+        max_to_keep: int | None,
+        keep_checkpoint_every_n_hours: float | None = None,
+        checkpoint_name: str = "ckpt",
+        init_fn: Callable[[], Any] | None = None,
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._directory = os.path.abspath(os.fspath(directory))
+        self._init_fn = init_fn
+        self._prefix = os.path.join(self._directory, checkpoint_name)
+
+        def make() -> Any:
+            self._manager = tf.train.CheckpointManager(
+                checkpoint, self._directory, max_to_keep, keep_checkpoint_every_n_hours, checkpoint_name
+            )
+            return [self._directory, checkpoint_name]
+
+        said = together(context.get_transport(), "sok/manager/make", make)
+        check_equal(said, "sok.CheckpointManager: [directory, checkpoint_name]")
+
+    @property
+    def directory(self) -> str:
+        """The folder, as an absolute path."""
+        return self._directory
+
+    @property
+    def checkpoint(self) -> tf.train.Checkpoint:
+        """What is saved."""
+        return self._checkpoint
+
+    @property
+    def latest_checkpoint(self) -> str | None:
+        """The path of the newest checkpoint, or None, as the folder says. Not collective."""
+        return tf.train.latest_checkpoint(self._directory)
+
+    @property
+    def checkpoints(self) -> list[str]:
+        """The paths of the checkpoints that are kept, oldest first, as the folder says. Not collective."""
+        state = tf.train.get_checkpoint_state(self._directory)
+        return list(state.all_model_checkpoint_paths) if state else []
+
+    def save(self, checkpoint_number: int | None = None) -> str:
+        """Writes a checkpoint. Collective.
+
+        Args:
+            checkpoint_number: in its name, and the same on all workers; None: one more than the last.
+
+        Returns:
+            Its path, which `restore` takes.
+
+        Raises:
+            as `sok.save`, and what TensorFlow says of the dense variables.
+        """
+        transport = context.get_transport()
+        counter = self._checkpoint.save_counter
+        tables = _tables_in(self._checkpoint)
+
+        def plan() -> Any:
+            number = int(counter) + 1 if checkpoint_number is None else int(checkpoint_number)
+            return {"number": number, "arguments": [checkpoint_number, [table.table_name for table in tables]]}
+
+        said = together(transport, "sok/manager/plan", plan)
+        check_equal([answer["arguments"] for answer in said], "sok.CheckpointManager.save: [checkpoint_number, tables]")
+        number = said[0]["number"]  # worker 0's: the others' counters may not have been restored
+        if tables:
+            beside.save_tables(f"{self._prefix}-{number}", tables)
+
+        def dense() -> Any:
+            if transport.rank != 0:
+                return None
+            before = set(self._manager.checkpoints)
+            with beside.meeting():
+                path = self._manager.save(number)
+            for gone in before - set(self._manager.checkpoints):
+                shutil.rmtree(beside.folder_of(gone), ignore_errors=True)
+            return [path, int(counter)]
+
+        path, count = together(transport, "sok/manager/dense", dense)[0]
+        counter.assign(count)
+        return path
+
+    def restore(self, path: str) -> Any:
+        """Gives dense variables and tables what the checkpoint `path` holds. Collective.
+
+        Args:
+            path: as `save` returned it, or `latest_checkpoint`; the same on all workers.
+
+        Returns:
+            What `tf.train.Checkpoint.restore` does: `assert_consumed()` and so on. With several workers tables must
+            have been made before, as those that come later cannot be restored by one worker alone; they warn then.
+
+        Raises:
+            as `sok.restore`, and what TensorFlow says of the dense variables, which may have changed by then.
+        """
+        transport = context.get_transport()
+
+        def dense() -> Any:
+            nonlocal status, met
+            with beside.meeting() as met:
+                status = self._checkpoint.restore(path)
+            return [os.path.abspath(path), sorted(met), os.path.isdir(beside.folder_of(path))]
+
+        status: Any = None
+        met: dict[str, Any] = {}
+        said = together(transport, "sok/manager/restore", dense)
+        check_equal(said, "sok.CheckpointManager.restore: [path, tables, whether they were saved]")
+        if met:
+            beside.restore_tables(path, met)
+        return status
+
+    def restore_or_initialize(self) -> str | None:
+        """Restores the newest checkpoint, if there is one; else calls `init_fn`, if it was given. Collective.
+
+        Returns:
+            The path of the checkpoint, or None.
+        """
+        path = together(context.get_transport(), "sok/manager/latest", lambda: self.latest_checkpoint)[0]
+        if path is not None:
+            self.restore(path)
+        elif self._init_fn is not None:
+            self._init_fn()
+        return path
+
+
+def _tables_in(checkpoint: tf.train.Checkpoint) -> list[Any]:
+    from sok.table import is_embedding_variable
+
+    descendants = tf.train.TrackableView(checkpoint).descendants()
+    return sorted(filter(is_embedding_variable, descendants), key=lambda table: table.table_name)

@@ -1,0 +1,70 @@
+"""A table inside a file of Keras: `.weights.h5` and `.keras`, as an array of bytes that is a shard file."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok.checkpoint import beside
+
+_NAME = "sok_table"
+_GENERATION = "keras"  # a file of Keras is one as a whole
+
+# Where our own functions for several workers leave rows to the files beside.
+_left_out: list[None] = []
+
+
+@contextlib.contextmanager
+def leaving_rows_out() -> Iterator[None]:
+    """Within it Keras' files neither get rows nor give them, and say nothing about it."""
+    _left_out.append(None)
+    try:
+        yield
+    finally:
+        _left_out.pop()
+
+
+def save(table: Any, store: Any) -> None:
+    """Puts rows and slots into a layer's store, if this worker has all of them."""
+    from sok.checkpoint.native import EagerCalls
+
+    if _left_out:
+        return
+    if table.world_size > 1 or table._in_graph_mode:
+        table.warn_not_saved()
+        return
+    with tempfile.TemporaryDirectory() as folder, tf.init_scope():
+        path = Path(folder, "shard")
+        EagerCalls().save(table, str(path), _GENERATION)
+        store[_NAME] = np.fromfile(path, np.uint8)
+
+
+def load(table: Any, store: Any) -> None:
+    """Gives the table what `save` has put into the store. Not collective, and refused on several workers."""
+    from sok.checkpoint.native import EagerCalls, verify_shard
+    from sok.optimizers import claims
+
+    if _left_out:
+        return
+    if _NAME not in store.keys():  # noqa: SIM118 (Keras' stores have no `in`)
+        beside.warn_not_restored({"": table}, "this file holds none.")
+        return
+    if table.world_size > 1 or table._in_graph_mode:
+        beside.warn_not_restored({"": table}, "a worker alone cannot restore tables; use sok.load_weights.")
+        return
+    with tempfile.TemporaryDirectory() as folder, tf.init_scope():
+        path = Path(folder, "shard")
+        np.asarray(store[_NAME]).astype(np.uint8).tofile(path)
+        sets = [claims.SavedSlots(s["name"], s["rule"]) for s in verify_shard(str(path))["slot_sets"]]
+        names = claims.names_here(table, sets)
+        calls = EagerCalls()
+        second = calls.second(table)
+        calls.load(table, second, str(path), list(names.items()))
+        calls.swap(table, second)
+        claims.restored(table, sets, names)

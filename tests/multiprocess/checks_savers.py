@@ -1,0 +1,153 @@
+"""Savers that people use, with several workers: each check returns nothing and asserts on its own."""
+
+import os
+import shutil
+import warnings
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import sok
+from sok import context
+from sok.lookup import lookup_rows
+from tests.sok.checkpoint_cases import DIM
+
+KEYS = np.arange(-40, 40).astype(np.int64)
+KEPT_BY_HOOK = ["model.ckpt-18.sok", "model.ckpt-20.sok"]  # of 4, 8, 10, and after the restore 14, 18, 20
+
+
+def _shared_folder(tmp_path_of_rank, name):
+    folder = tmp_path_of_rank.parent / "shared" / name
+    os.makedirs(folder, exist_ok=True)
+    return str(folder)
+
+
+def _trackables():
+    """A table and a dense weight that are trained by all workers, with what trains them."""
+    sok.Init()
+    table = sok.EmbeddingVariable(DIM, 200, name="saver", seed=5)
+    return tf.train.Checkpoint(table=table, optimizer=sok.optimizers.Adam(0.01), weight=tf.Variable(0.0))
+
+
+def _train(saved, steps):
+    losses = []
+    for step in steps:
+        keys = np.random.default_rng(step).choice(KEYS, 16)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(lookup_rows(saved.table, tf.constant(keys)) - 1.0))
+        saved.optimizer.apply_gradients([(tape.gradient(loss, saved.table), saved.table)])
+        losses.append(float(loss))
+    return losses
+
+
+def check_a_manager_saves_the_rows_of_all_workers(world, tmp_path_of_rank):
+    folder = _shared_folder(tmp_path_of_rank, "manager")
+    saved = _trackables()
+    saved.weight.assign(3.0)
+    manager = sok.CheckpointManager(saved, folder, max_to_keep=2)
+    assert manager.latest_checkpoint is None and manager.restore_or_initialize() is None
+    for last in (5, 10, 15):
+        _train(saved, range(last - 5, last))
+        path = manager.save()
+    saved_rows = saved.table.sparse_read(KEYS).numpy()
+    assert path == os.path.join(folder, "ckpt-3") == manager.latest_checkpoint
+    assert sorted(n for n in os.listdir(folder) if n.endswith(".sok")) == ["ckpt-2.sok", "ckpt-3.sok"]
+    assert manager.checkpoints == [os.path.join(folder, "ckpt-2"), path]
+    assert int(saved.save_counter) == 3
+    other = _trackables()
+    again = sok.CheckpointManager(other, folder, max_to_keep=2)
+    assert again.restore_or_initialize() == path
+    assert (float(other.weight), int(other.optimizer.iterations), int(other.save_counter)) == (3.0, 15, 3)
+    np.testing.assert_array_equal(other.table.sparse_read(KEYS), saved.table.sparse_read(KEYS))
+    np.testing.assert_allclose(_train(other, range(15, 25)), _train(saved, range(15, 25)), rtol=1e-6)
+    assert again.save().endswith("ckpt-4")
+    return path, saved_rows
+
+
+def check_plain_checkpoints_of_one_worker_never_wait_for_the_others(world, tmp_path_of_rank):
+    saved = _trackables()
+    _train(saved, range(3))
+    before = saved.table.sparse_read(KEYS).numpy()
+    if world.size == 1:
+        return
+    if world.rank == 0:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            path = saved.save(str(tmp_path_of_rank / "alone"))
+            saved.restore(path).assert_consumed()
+        texts = [str(warning.message) for warning in said]
+        assert any("are not saved here" in text for text in texts), texts
+        assert any("No rows were restored" in text for text in texts), texts
+        assert not os.path.exists(path + ".sok")
+    np.testing.assert_array_equal(saved.table.sparse_read(KEYS), before)
+
+
+def check_what_is_wrong_on_one_worker_is_raised_on_all(world, tmp_path_of_rank):
+    folder = _shared_folder(tmp_path_of_rank, "wrong")
+    saved = _trackables()
+    manager = sok.CheckpointManager(saved, folder, max_to_keep=None)
+    path = manager.save()
+    wrong = path if world.rank == 0 else path + "0"  # on the others: another path, or none
+    if world.size > 1:
+        for call in (lambda: manager.restore(wrong), lambda: manager.save(checkpoint_number=7 + world.rank)):
+            try:
+                call()
+            except (ValueError, tf.errors.OpError) as error:
+                assert "rank" in str(error), error
+            else:
+                raise AssertionError("no error")
+    context.get_transport().all_gather(tf.constant([1.0]), "test/still_together")
+    manager.restore(path).assert_consumed()
+
+
+def _model():
+    sok.Init()
+    layer = sok.DistributedEmbedding("sum", 200, DIM, slot_num=2, max_nnz=1, embedding_initializer="ones")
+    model = keras.Sequential([keras.Input([2], dtype="int64"), layer, keras.layers.Flatten(), keras.layers.Dense(1)])
+    model.compile(sok.DistributedOptimizer(keras.optimizers.Adam(0.05)), "mse")
+    return model, layer.embedding_variable
+
+
+def check_weights_of_keras_models_are_saved_by_all_workers(world, tmp_path_of_rank):
+    path = _shared_folder(tmp_path_of_rank, "keras") + "/model.weights.h5"
+    model, table = _model()
+    ids, labels = np.random.default_rng(world.rank).choice(KEYS, [64, 2]), np.zeros([64, 1], np.float32)
+    callbacks = [sok.callbacks.BroadcastVariablesCallback()]
+    model.fit(ids, labels, 16, verbose=0, shuffle=False, callbacks=callbacks)
+    sok.save_weights(model, path)
+    rows = table.sparse_read(KEYS).numpy()
+    other, other_table = _model()
+    sok.load_weights(other, path)
+    np.testing.assert_array_equal(other_table.sparse_read(KEYS), rows)
+    for mine, restored in zip(model.layers[-1].get_weights(), other.layers[-1].get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, restored)
+    losses = [m.fit(ids, labels, 16, epochs=3, verbose=0, shuffle=False).history["loss"] for m in (model, other)]
+    np.testing.assert_allclose(*losses, rtol=1e-6)
+
+
+def check_hooks_save_and_restore_with_all_workers(world, tmp_path_of_rank):
+    sok.Init()
+    folder = _shared_folder(tmp_path_of_rank, "hook")
+
+    def run(steps):
+        with tf.Graph().as_default():
+            step = tf.compat.v1.train.get_or_create_global_step()
+            table = sok.EmbeddingVariable(DIM, 200, name="hooked", seed=5)
+            optimizer = sok.optimizers.Adam(0.01)
+            keys = (tf.range(16, dtype=tf.int64) * (step + 3)) % 40
+            loss = tf.reduce_mean(tf.square(lookup_rows(table, keys) - 1.0))
+            update = optimizer.apply_gradients([(tf.gradients(loss, [table])[0], table)])
+            with tf.control_dependencies([update]):
+                train = tf.compat.v1.assign_add(step, 1)
+            saver = tf.compat.v1.train.Saver(max_to_keep=2)
+            hook = sok.hooks.CheckpointSaverHook(folder, save_steps=4, saver=saver)
+            with tf.compat.v1.train.MonitoredTrainingSession(hooks=[hook]) as session:
+                return [session.run([loss, train])[0] for _ in range(steps)]
+
+    losses = run(10) + run(10)
+    np.testing.assert_array_equal(sorted(n for n in os.listdir(folder) if n.endswith(".sok")), KEPT_BY_HOOK)
+    if world.rank == 0:
+        shutil.rmtree(folder)
+    context.get_transport().all_gather(tf.constant([1.0]), "test/folder_is_empty")
+    np.testing.assert_allclose(losses, run(20), rtol=1e-6)
