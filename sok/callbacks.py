@@ -8,12 +8,15 @@ They are no subclasses of either library's `Callback`, since one process may use
 from __future__ import annotations
 
 import numbers
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from sok import context
+from sok.checkpoint import save_weights
+from sok.checkpoint.agreement import together
 from sok.distributed.broadcast import broadcast_variables
 
 
@@ -139,6 +142,69 @@ class MetricAverageCallback(_Callback):
         for name, (weighted, weight) in zip(names, sums.numpy().T.tolist(), strict=True):
             if weight > 0:
                 logs[name] = weighted / weight
+
+
+class ModelCheckpoint(_Callback):
+    """Saves the weights of a model with its tables after each epoch, on any number of workers: see `sok.save_weights`.
+
+    In place of Keras' own, of which with several workers each would write the dense weights alone. Worker 0's logs
+    decide and name the file.
+
+    Args:
+        filepath: ends in '.weights.h5'; may name the epoch and logs, as in 'w-{epoch:02d}-{val_loss:.2f}.weights.h5'.
+            On storage that all workers see, and the same on all of them.
+        monitor: which of the logs `save_best_only` goes by.
+        save_best_only: whether to save only when that is better than in all epochs before.
+        mode: 'min' or 'max': what is better.
+
+    Raises:
+        ValueError: `mode` is neither of these; the name has another ending; the logs have no such value.
+
+    Collective: on all workers or on none. `sok.load_weights(model, path)` reads what it writes.
+
+    Example:
+        >>> ModelCheckpoint("w-{epoch:02d}.weights.h5").filepath
+        'w-{epoch:02d}.weights.h5'
+    """
+
+    def __init__(
+        self,
+        filepath: str | os.PathLike,
+        monitor: str = "val_loss",
+        save_best_only: bool = False,
+        mode: str = "min",
+    ) -> None:
+        super().__init__()
+        self.filepath = os.fspath(filepath)
+        if not self.filepath.endswith(".weights.h5"):
+            raise ValueError(f"`filepath` must end in '.weights.h5'. Received: {self.filepath!r}.")
+        if mode not in ("min", "max"):
+            raise ValueError(f"`mode` must be 'min' or 'max'. Received: {mode!r}.")
+        self.monitor, self.save_best_only, self.mode = monitor, save_best_only, mode
+        self.best: float | None = None
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        logs = {name: float(value) for name, value in (logs or {}).items() if isinstance(value, numbers.Number)}
+        transport = context.get_transport()
+        found = together(transport, "sok/model_checkpoint", lambda: self._decided(epoch, logs, transport.rank))[0]
+        if found is not None:
+            path, self.best = found
+            save_weights(self.model, path)
+
+    def _decided(self, epoch: int, logs: dict[str, float], rank: int) -> list[Any] | None:
+        """Where to save this epoch, and what is the best value then; None if it is not to be saved."""
+        if rank != 0:
+            return None
+        try:
+            path = self.filepath.format(epoch=epoch + 1, **logs)
+            value = logs[self.monitor] if self.save_best_only else self.best
+        except KeyError as error:
+            raise ValueError(f"The logs have no {error}. They have: {', '.join(logs) or 'nothing'}.") from None
+        if self.save_best_only and self.best is not None:
+            is_better = value < self.best if self.mode == "min" else value > self.best
+            if not is_better:
+                return None
+        return [path, value]
 
 
 def _variables_of(model: Any) -> Iterator[Any]:

@@ -1,0 +1,162 @@
+"""What is refused by the savers for several workers, and how they behave with one."""
+
+import os
+import shutil
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok
+from tests.sok.checkpoint_cases import DIM, new_table
+
+v1 = tf.compat.v1
+
+
+def model_with_table():
+    layer = sok.DistributedEmbedding("sum", 100, DIM, slot_num=1, max_nnz=1)
+    return keras.Sequential([keras.Input([1], dtype="int64"), layer]), layer.embedding_variable
+
+
+def test_weights_need_a_file_of_keras_and_a_table(tmp_path):
+    model, _ = model_with_table()
+    for call in (sok.save_weights, sok.load_weights):
+        with pytest.raises(ValueError, match=r"`path` must end in '.weights.h5'. Received: 'weights'"):
+            call(model, "weights")
+        with pytest.raises(ValueError, match="holds no embedding table"):
+            call(keras.Sequential([keras.layers.Dense(1)]), "m.weights.h5")
+
+
+def test_weights_without_the_folder_beside_are_refused(tmp_path):
+    model, table = model_with_table()
+    table.assign([1], np.ones([1, DIM]))
+    path = str(tmp_path / "m.weights.h5")
+    with pytest.raises(FileNotFoundError, match=r"m.weights.h5.sok: no such folder"):
+        sok.load_weights(model, path)
+    sok.save_weights(model, path)
+    shutil.rmtree(path + ".sok")
+    with pytest.raises(FileNotFoundError, match=r"m.weights.h5.sok: no such folder"):
+        sok.load_weights(model, path)
+    assert table.sparse_read([1]).numpy().tolist() == [[1.0] * DIM]
+
+
+def test_a_model_that_is_another_finds_its_tables_by_their_place(tmp_path):
+    (model, table), (other, other_table) = model_with_table(), model_with_table()
+    table.assign([1], np.ones([1, DIM]))
+    sok.save_weights(model, tmp_path / "m.weights.h5")
+    with pytest.warns(UserWarning, match="has another seed"):
+        sok.load_weights(other, tmp_path / "m.weights.h5")
+    assert other_table.sparse_read([1]).numpy().tolist() == [[1.0] * DIM]
+
+
+def test_managers_call_init_fn_where_there_is_nothing(tmp_path):
+    calls = []
+    checkpoint = tf.train.Checkpoint(table=new_table())
+    manager = sok.CheckpointManager(checkpoint, tmp_path, None, init_fn=lambda: calls.append(1))
+    assert manager.restore_or_initialize() is None
+    assert (calls, manager.checkpoints, manager.directory) == ([1], [], str(tmp_path))
+    manager.save(checkpoint_number=8)
+    assert manager.latest_checkpoint == str(tmp_path / "ckpt-8")
+    assert manager.restore_or_initialize() == manager.latest_checkpoint
+    assert calls == [1]
+
+
+def test_managers_save_what_has_no_table_and_what_gets_one_later(tmp_path):
+    checkpoint = tf.train.Checkpoint(weight=tf.Variable(3.0))
+    manager = sok.CheckpointManager(checkpoint, tmp_path, 1)
+    path = manager.save()
+    assert not os.path.exists(path + ".sok")
+    manager.restore(path).assert_consumed()
+    checkpoint.table = new_table()
+    checkpoint.table.assign([1], np.ones([1, DIM]))
+    path = manager.save()
+    late = tf.train.Checkpoint(weight=tf.Variable(0.0))
+    sok.CheckpointManager(late, tmp_path, 1).restore(path)
+    late.table = new_table()  # with one worker
+    assert late.table.sparse_read([1]).numpy().tolist() == [[1.0] * DIM]
+
+
+def test_managers_say_what_is_missing(tmp_path):
+    manager = sok.CheckpointManager(tf.train.Checkpoint(table=new_table()), tmp_path, 1)
+    with pytest.raises(tf.errors.NotFoundError, match="ckpt-9"):
+        manager.restore(str(tmp_path / "ckpt-9"))
+    path = manager.save()
+    shutil.rmtree(path + ".sok")
+    with pytest.warns(UserWarning, match="No rows were restored of embedding table"):
+        manager.restore(path)
+
+
+def test_hooks_refuse_what_makes_no_sense(tmp_path):
+    for steps in (0, -1, True, 1.5, None):
+        with pytest.raises(ValueError, match="`save_steps` must be a whole number of at least 1. Received: "):
+            sok.hooks.CheckpointSaverHook(tmp_path, save_steps=steps)
+    with tf.Graph().as_default():
+        tf.Variable(1.0, use_resource=True)
+        with pytest.raises(ValueError, match="holds no embedding table"):
+            sok.hooks.CheckpointSaverHook(tmp_path, 1).begin()
+        sok.EmbeddingVariable(DIM, 10)
+        with pytest.raises(ValueError, match="needs tf.compat.v1.train.get_or_create_global_step"):
+            sok.hooks.CheckpointSaverHook(tmp_path, 1).begin()
+
+
+def test_hooks_restore_a_session_that_had_to_be_made_again(tmp_path):
+    with tf.Graph().as_default():
+        step = v1.train.get_or_create_global_step()
+        table = sok.EmbeddingVariable(1, 10, initializer="zeros")
+        next_step = v1.assign_add(step, 1)
+        store = table.assign([1], tf.cast(step, tf.float32)[None, None])
+        read = table.sparse_read([1])
+        with v1.train.MonitoredTrainingSession(hooks=[sok.hooks.CheckpointSaverHook(tmp_path, 3)]) as session:
+            for _ in range(5):
+                session.run(next_step)
+                session.run(store)
+            assert session.run(read).tolist() == [[5.0]]
+        assert sorted(p.name for p in tmp_path.iterdir() if p.suffix == ".sok") == [
+            "model.ckpt-3.sok",
+            "model.ckpt-5.sok",
+        ]
+    with tf.Graph().as_default():
+        v1.train.get_or_create_global_step()
+        table = sok.EmbeddingVariable(1, 10, initializer="zeros")
+        read = table.sparse_read([1])
+        hook = sok.hooks.CheckpointSaverHook(tmp_path, 3, tables=[table])
+        with v1.train.MonitoredTrainingSession(hooks=[hook]) as session:
+            # Of step 5: run calls count, and the row was stored in the call after the step was.
+            assert session.run(read).tolist() == [[5.0]]
+
+
+def test_callbacks_save_the_epochs_that_are_better(tmp_path):
+    for mode, saved in (("min", [1, 3]), ("max", [1, 2])):
+        model, table = model_with_table()
+        callback = sok.callbacks.ModelCheckpoint(
+            tmp_path / (mode + "-{epoch}-{loss:.1f}.weights.h5"), "loss", save_best_only=True, mode=mode
+        )
+        callback.set_model(model)
+        for epoch, loss in enumerate([2.0, 3.0, 1.0, np.nan, 2.5]):
+            table.assign([1], np.full([1, DIM], epoch))
+            callback.on_epoch_end(epoch, {"loss": loss, "text": "x"})
+        files = sorted(path.name for path in tmp_path.glob(f"{mode}-*.h5"))
+        assert [int(name.split("-")[1]) for name in files] == saved
+        sok.load_weights(model, tmp_path / files[-1])
+        assert table.sparse_read([1]).numpy().tolist() == [[saved[-1] - 1.0] * DIM]
+    with pytest.raises(ValueError, match="`mode` must be"):
+        sok.callbacks.ModelCheckpoint("m.weights.h5", mode="auto")
+    with pytest.raises(ValueError, match="`filepath` must end in"):
+        sok.callbacks.ModelCheckpoint("m.keras")
+    with pytest.raises(ValueError, match="The logs have no 'val_loss'. They have: loss."):
+        sok.callbacks.ModelCheckpoint("m.weights.h5", save_best_only=True).on_epoch_end(0, {"loss": 1.0})
+
+
+def test_callbacks_save_each_epoch_of_fit(tmp_path):
+    layer = sok.DistributedEmbedding("sum", 100, DIM, slot_num=1, max_nnz=1)
+    model = keras.Sequential([keras.Input([1], dtype="int64"), layer, keras.layers.Flatten(), keras.layers.Dense(1)])
+    model.compile(sok.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")
+    callback = sok.callbacks.ModelCheckpoint(tmp_path / "{epoch}.weights.h5")
+    model.fit(np.arange(8)[:, None], np.ones([8, 1]), epochs=2, verbose=0, callbacks=[callback])
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "1.weights.h5",
+        "1.weights.h5.sok",
+        "2.weights.h5",
+        "2.weights.h5.sok",
+    ]
