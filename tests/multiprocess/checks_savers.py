@@ -1,4 +1,4 @@
-"""Savers that people use, with several workers: each check returns nothing and asserts on its own."""
+"""Savers that people use, with several workers. What a check returns is read by one worker in test_savers.py."""
 
 import os
 import shutil
@@ -101,7 +101,7 @@ def check_what_is_wrong_on_one_worker_is_raised_on_all(world, tmp_path_of_rank):
     manager.restore(path).assert_consumed()
 
 
-def _model():
+def model_with_table():
     sok.Init()
     layer = sok.DistributedEmbedding("sum", 200, DIM, slot_num=2, max_nnz=1, embedding_initializer="ones")
     model = keras.Sequential([keras.Input([2], dtype="int64"), layer, keras.layers.Flatten(), keras.layers.Dense(1)])
@@ -111,20 +111,21 @@ def _model():
 
 def check_weights_of_keras_models_are_saved_by_all_workers(world, tmp_path_of_rank):
     path = _shared_folder(tmp_path_of_rank, "keras") + "/model.weights.h5"
-    model, table = _model()
+    model, table = model_with_table()
     ids, labels = np.random.default_rng(world.rank).choice(KEYS, [64, 2]), np.zeros([64, 1], np.float32)
     # Workers have other losses, and one of them decides.
     save = sok.callbacks.ModelCheckpoint(path, "loss", save_best_only=True)
     callbacks = [sok.callbacks.BroadcastVariablesCallback(), save]
     model.fit(ids, labels, 16, verbose=0, shuffle=False, callbacks=callbacks)
-    rows = table.sparse_read(KEYS).numpy()
-    other, other_table = _model()
+    rows, bias = table.sparse_read(KEYS).numpy(), model.layers[-1].get_weights()[1]
+    other, other_table = model_with_table()
     sok.load_weights(other, path)
     np.testing.assert_array_equal(other_table.sparse_read(KEYS), rows)
     for mine, restored in zip(model.layers[-1].get_weights(), other.layers[-1].get_weights(), strict=True):
         np.testing.assert_array_equal(mine, restored)
     losses = [m.fit(ids, labels, 16, epochs=3, verbose=0, shuffle=False).history["loss"] for m in (model, other)]
     np.testing.assert_allclose(*losses, rtol=1e-6)
+    return path, rows, bias
 
 
 def check_hooks_save_and_restore_with_all_workers(world, tmp_path_of_rank):

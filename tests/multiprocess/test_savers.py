@@ -1,4 +1,4 @@
-"""What several workers have saved, read by one with TensorFlow's own saver, and the other way round."""
+"""What several workers have saved, read by one."""
 
 import numpy as np
 import pytest
@@ -19,3 +19,13 @@ def test_one_worker_reads_what_several_have_saved(job, ranks):
     checkpoint.restore(path).assert_consumed()
     np.testing.assert_array_equal(table.sparse_read(checks_savers.KEYS), rows)
     assert (int(optimizer.iterations), float(checkpoint.weight)) == (15, 3.0)
+
+
+@pytest.mark.filterwarnings("ignore:.*has another seed")
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_one_worker_loads_weights_that_several_have_saved(job, ranks):
+    path, rows, bias = job(ranks).values("check_weights_of_keras_models_are_saved_by_all_workers")[0]
+    model, table = checks_savers.model_with_table()
+    sok.load_weights(model, path)
+    np.testing.assert_array_equal(table.sparse_read(checks_savers.KEYS), rows)
+    np.testing.assert_array_equal(model.layers[-1].get_weights()[1], bias)
