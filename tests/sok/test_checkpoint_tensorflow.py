@@ -191,3 +191,14 @@ def test_sok_save_and_the_folder_beside_are_one_format(tmp_path):
     other = new_table()
     sok.restore(path + ".sok", {saved.table.table_name: other})
     assert contents(other) == contents(saved.table)
+
+
+def test_checkpoints_of_v1_graphs_leave_rows_out_and_say_so(tmp_path):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        checkpoint = tf.train.Checkpoint(table=sok.EmbeddingVariable(DIM, 10, name="of_graph"))
+        session.run(tf.compat.v1.global_variables_initializer())
+        with pytest.warns(UserWarning, match="The rows of embedding table 'of_graph' are not saved here"):
+            path = checkpoint.save(str(tmp_path / "model"))
+        with pytest.warns(UserWarning, match="No rows were restored of embedding table 'of_graph'"):
+            checkpoint.restore(path).initialize_or_restore(session)
+    assert folders(tmp_path) == []
