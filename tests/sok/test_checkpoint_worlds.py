@@ -33,7 +33,7 @@ def fill(table, keys):
 def expected(keys):
     return {
         int(key): (
-            np.array([key, -key], np.float32).tobytes(),
+            np.array([np.float32(key), -np.float32(key)]).tobytes(),  # of key 0: 0 and -0
             (np.float32(key) + np.arange(2 * DIM, dtype=np.float32)).tobytes(),
         )
         for key in keys
