@@ -13,7 +13,10 @@ DEADLINE = 600.0
 
 # What runs on how many ranks: everything on 1 (what the others are compared with) and 2; beyond, what could depend on
 # their number.
-_ALL = ("job", "transport", "distributed", "lookup", "group", "columns", "loops", "fit", "export", "checkpoint", "savers")
+_ALL = (
+    *("job", "transport", "distributed", "lookup", "group", "columns", "loops", "fit"),
+    *("export", "checkpoint", "savers"),
+)
 _OF_RANKS = {
     1: _ALL,
     2: (*_ALL, "profile", "formats"),

@@ -25,7 +25,7 @@ def table_for(rank, world, capacity=300, hashed=True, owner=None, name="item"):
 def fill(table, keys):
     """Rows and slots that say which key they belong to."""
     keys = np.asarray(keys, np.int64)
-    rows = np.stack([keys.astype(np.float32), 0.0 - keys.astype(np.float32)], 1)
+    rows = np.stack([keys.astype(np.float32), -keys.astype(np.float32)], 1)
     slots = np.stack([keys.astype(np.float32) + i for i in range(2 * DIM)], 1)
     table.restore_rows(keys, rows, slots, slot_set="Adam", rule="adam")
 
