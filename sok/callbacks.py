@@ -7,6 +7,7 @@ They are no subclasses of either library's `Callback`, since one process may use
 
 from __future__ import annotations
 
+import math
 import numbers
 import os
 from collections.abc import Iterator
@@ -200,6 +201,8 @@ class ModelCheckpoint(_Callback):
             value = logs[self.monitor] if self.save_best_only else self.best
         except KeyError as error:
             raise ValueError(f"The logs have no {error}. They have: {', '.join(logs) or 'nothing'}.") from None
+        if self.save_best_only and math.isnan(value):
+            return None
         if self.save_best_only and self.best is not None:
             is_better = value < self.best if self.mode == "min" else value > self.best
             if not is_better:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import warnings
 from typing import Any
 
@@ -159,8 +158,7 @@ class CheckpointSaverHook(tf.compat.v1.train.SessionRunHook):
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "The rows of embedding table")  # they are: above
                 self._saver.save(session, self._prefix, global_step=step)
-            for gone in before - set(self._saver.last_checkpoints):
-                shutil.rmtree(beside.folder_of(gone), ignore_errors=True)
+            beside.remove_without_checkpoint(before - set(self._saver.last_checkpoints))
 
         together(transport, "sok/hook/dense", dense)
         self._last_step = step

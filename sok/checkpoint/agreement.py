@@ -33,15 +33,17 @@ def together(transport: Transport, name: str, part: Callable[[], Any]) -> list[A
     """
     error: Exception | None = None
     value = None
+    text = ""
     try:
         value = part()
+        text = json.dumps({"value": value})
     except Exception as caught:  # whatever it is, the peers must not wait for this rank
         error = caught
     if transport.size == 1:
         if error is not None:
             raise error
         return [value]
-    said = gather(transport, name, {"value": value} if error is None else _described(error))
+    said = _gather_texts(transport, name, text if error is None else json.dumps(_described(error)))
     failed = [(rank, answer) for rank, answer in enumerate(said) if "value" not in answer]
     if not failed:
         return [answer["value"] for answer in said]
@@ -51,8 +53,11 @@ def together(transport: Transport, name: str, part: Callable[[], Any]) -> list[A
 
 def gather(transport: Transport, name: str, value: Any) -> list[Any]:
     """What each rank passed as `value`, which JSON can hold. Collective."""
-    text = json.dumps(value).encode()
-    framed = len(text).to_bytes(8, "little") + text
+    return _gather_texts(transport, name, json.dumps(value))
+
+
+def _gather_texts(transport: Transport, name: str, text: str) -> list[Any]:
+    framed = len(text.encode()).to_bytes(8, "little") + text.encode()
     mine = np.frombuffer(framed, np.uint8)
     everything = np.asarray(run_now(lambda: transport.all_gather(tf.constant(mine), name))).tobytes()
     said, at = [], 0

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +49,24 @@ def meeting() -> Iterator[dict[str, Any]]:
 
 
 def folder_of(prefix: str) -> str:
-    """Where the tables of a TensorFlow checkpoint are."""
+    """Where the tables of a TensorFlow checkpoint are.
+
+    Raises:
+        ValueError: `prefix` is of a remote file system, which tables are not written to.
+    """
+    if "://" in os.fspath(prefix):
+        raise ValueError(
+            f"{prefix}: embedding tables are saved in folders of the system only. Save to one, mounted storage say, "
+            "and copy the files."
+        )
     return os.path.abspath(prefix) + SUFFIX
+
+
+def remove_without_checkpoint(prefixes: Iterable[str]) -> None:
+    """Removes tables of checkpoints that are gone. (Of what a manager has dropped from its list it may keep some.)"""
+    for prefix in prefixes:
+        if not os.path.exists(prefix + ".index"):
+            shutil.rmtree(folder_of(prefix), ignore_errors=True)
 
 
 def _on_save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[Any]:
@@ -83,7 +99,7 @@ def _with_text(body: Callable[[str], None], text: Any) -> None:
 
 
 def _save_alone(prefix: str, trackables: Mapping[str, Any]) -> None:
-    _sweep(prefix)
+    sweep(prefix)
     save_tables(prefix, list(trackables.values()))
     note_objects(prefix, trackables)
 
@@ -110,14 +126,22 @@ def restore_tables(prefix: str, trackables: Mapping[str, Any], session: Any = No
 
     In a v1 session the step counts of optimizers are left to the saver of the global variables.
     """
+    from sok.checkpoint.agreement import check_equal, together
+    from sok.checkpoint.manifest import read_manifest
     from sok.checkpoint.restoring import restore
     from sok.optimizers import claims
 
     folder = folder_of(prefix)
-    if not os.path.isdir(folder):
+    said = together(
+        context.get_transport(),
+        "sok/beside/look",
+        lambda: [_objects(folder), read_manifest(folder).generation] if os.path.isdir(folder) else None,
+    )
+    seen = check_equal(said, f"What lies in {folder}")
+    if seen is None:
         warn_not_restored(trackables, f"there is no folder {folder}, where sok would have put them.")
         return
-    names = _objects(folder)
+    names = seen[0]
     found = {names.get(name, table.table_name): table for name, table in trackables.items()}
     calls: list[Callable[[], None]] = []
 
@@ -127,8 +151,6 @@ def restore_tables(prefix: str, trackables: Mapping[str, Any], session: Any = No
         here = claims.names_here(table, sets)
         calls.append(lambda: claims.restored(table, sets, here))
         return here
-
-    from sok.checkpoint.manifest import read_manifest
 
     if session is not None:
         restore(folder, found, (), session=session)
@@ -161,7 +183,7 @@ def _objects(folder: str) -> dict[str, str]:
     return tables
 
 
-def _sweep(prefix: str) -> None:
+def sweep(prefix: str) -> None:
     """Removes tables of earlier checkpoints of the same name that a manager has deleted, or that never came to be."""
     numbered = re.fullmatch(r"(.*-)(\d+)", os.path.basename(prefix))
     folder = Path(os.path.abspath(prefix)).parent

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -107,8 +106,9 @@ class CheckpointManager:
         tables = _tables_in(self._checkpoint)
 
         def plan() -> Any:
-            number = int(counter) + 1 if checkpoint_number is None else int(checkpoint_number)
-            return {"number": number, "arguments": [checkpoint_number, [table.table_name for table in tables]]}
+            given = None if checkpoint_number is None else int(checkpoint_number)
+            number = int(counter) + 1 if given is None else given
+            return {"number": number, "arguments": [given, [table.table_name for table in tables]]}
 
         said = together(transport, "sok/manager/plan", plan)
         check_equal([answer["arguments"] for answer in said], "sok.CheckpointManager.save: [checkpoint_number, tables]")
@@ -119,11 +119,11 @@ class CheckpointManager:
         def dense() -> Any:
             if transport.rank != 0:
                 return None
+            beside.sweep(f"{self._prefix}-{number}")
             before = set(self._manager.checkpoints)
             with beside.meeting():
                 path = self._manager.save(number)
-            for gone in before - set(self._manager.checkpoints):
-                shutil.rmtree(beside.folder_of(gone), ignore_errors=True)
+            beside.remove_without_checkpoint(before - set(self._manager.checkpoints))
             return [path, int(counter)]
 
         path, count = together(transport, "sok/manager/dense", dense)[0]

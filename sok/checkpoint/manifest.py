@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import re
@@ -19,7 +20,7 @@ NAME = "manifest.json"
 GENERATION = re.compile(r"g[0-9]{6,}-[0-9a-f]{8}")
 SHARD_NAME = re.compile(r"(g[0-9]{6,}-[0-9a-f]{8})-t[0-9]{4,}-r[0-9]{4,}\.shard")
 
-_MAX_BYTES = 1 << 30
+_MAX_BYTES = 1 << 28  # a million shards
 
 
 class CheckpointError(ValueError):
@@ -136,6 +137,10 @@ def sync_folder(folder: str | os.PathLike) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot sync folders and need not be asked to.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
     finally:
         os.close(descriptor)
 
@@ -155,6 +160,8 @@ def read_manifest(path: str | os.PathLike) -> Manifest:
         2
     """
     file = Path(path) / NAME
+    if file.exists() and not file.is_file():  # a pipe would be waited for
+        raise CheckpointError(f"{file}: not a file.")
     try:
         with open(file, "rb") as opened:
             data = opened.read(_MAX_BYTES + 1)
@@ -205,6 +212,8 @@ def _member(body: Any, name: str, kinds: Any, where: str) -> Any:
     value = body[name]
     if type(value) not in kinds:
         raise _Wrong(f"{name!r} of {where} is {value!r}")
+    if type(value) is int and not -(2**63) <= value < 2**63:
+        raise _Wrong(f"{name!r} of {where} is not a number of 64 bits: {value}")
     if type(value) is int and name != "seed" and value < 0:
         raise _Wrong(f"{name!r} of {where} is negative: {value}")
     return value
@@ -256,6 +265,9 @@ def _table(body: Any, manifest: dict[str, Any]) -> Table:
     files = tuple(_shard(f, where, manifest) for f in _member(body, "files", list, where))
     if len({file.rank for file in files}) != len(files):
         raise _Wrong(f"{where} has two files of one rank")
+    writers = manifest["world_size"] if plain["owner"] is None else 1
+    if len(files) != writers or any(file.rank != plain["owner"] for file in files if plain["owner"] is not None):
+        raise _Wrong(f"{where} has files of ranks {[file.rank for file in files]}, not of all that have held rows")
     return Table(name=name, **plain, slot_sets=slot_sets, files=files)
 
 

@@ -124,7 +124,7 @@ def _graph_ops(table: Any) -> dict[str, Any]:
         generation = tf.compat.v1.placeholder(tf.string, [])
         saved_sets, table_sets = (tf.compat.v1.placeholder(tf.string, [None]) for _ in range(2))
         num_rows = tf.compat.v1.placeholder(tf.int64, [])
-        second = lib.sok_table_handle(shared_name=f"sok/{table.table_name}/second", **table._attributes)
+        second = lib.sok_table_handle(shared_name=f"sok_second/{table.table_name}", **table._attributes)
         _made[table] = {
             "path": path,
             "generation": generation,

@@ -180,7 +180,7 @@ def _load(
     rank = next(iter(tables.values())).rank
     with FileBar("restoring", sum(file.bytes for *_, files in plans for file in files), rank, progress) as bar:
         for (name, variable), (_, saved, sets, files) in zip(tables.items(), plans, strict=True):
-            second = seconds[name] = calls.second(variable, _expected_rows(files, saved, manifest, variable))
+            second = seconds[name] = calls.second(variable, _expected_rows(path, files, saved, manifest, variable))
             for file in files:
                 summary = calls.load(variable, second, os.path.join(path, file.name), sets)
                 check_summary(os.path.join(path, file.name), manifest, saved, file, summary)
@@ -217,11 +217,20 @@ def _can_hold(file: Shard, saved: Table, manifest: Manifest, variable: Embedding
     return file.rank % common == variable.rank % common
 
 
-def _expected_rows(files: Sequence[Shard], saved: Table, manifest: Manifest, variable: EmbeddingVariable) -> int:
-    """About how many of the rows in these files are this rank's; no more than there is room for."""
-    is_split = variable.owner is None and (saved.owner is not None or manifest.world_size != variable.world_size)
-    rows = sum(file.rows for file in files)
-    if is_split:
-        # Of all rows every rank gets as many, if keys are as good as random.
-        rows = -(-saved.rows // variable.world_size)
+def _expected_rows(
+    path: str, files: Sequence[Shard], saved: Table, manifest: Manifest, variable: EmbeddingVariable
+) -> int:
+    """About how many of the rows in these files are this rank's; no more than the files and the table have room for."""
+    rows = sum(min(file.rows, _size(os.path.join(path, file.name)) // (8 + 4 * variable.dim)) for file in files)
+    if variable.owner is None:
+        # Keys are as good as random: each rank that reads a file gets as many of its rows.
+        common = math.gcd(manifest.world_size, variable.world_size) if saved.owner is None else 1
+        rows = -(-rows // (variable.world_size // common))
     return min(rows, variable.capacity)
+
+
+def _size(path: str) -> int:
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        return 0  # reading it will say what is wrong

@@ -103,9 +103,13 @@ def save(
             made = _manifest(generation, transport.size, list(tables.values()), written, chosen, calls)
             _check_files(path, made)
             manifests.write_manifest(path, made)
-        finally:
-            # Of the new generation if it is the checkpoint now, else of the old one: all but these go.
-            _remove_unlisted(path, _current(path))
+        except BaseException:
+            current = _current(path)
+            if current != generation:
+                _remove_unlisted(path, current)
+            # Else the new manifest is there, but perhaps not on the disk yet: what the old one lists has to stay.
+            raise
+        _remove_unlisted(path, generation)
 
     together(transport, "sok/save/commit", commit)
 

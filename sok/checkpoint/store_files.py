@@ -61,10 +61,11 @@ def load(table: Any, store: Any) -> None:
     with tempfile.TemporaryDirectory() as folder, tf.init_scope():
         path = Path(folder, "shard")
         np.asarray(store[_NAME]).astype(np.uint8).tofile(path)
-        sets = [claims.SavedSlots(s["name"], s["rule"]) for s in verify_shard(str(path))["slot_sets"]]
+        shard = verify_shard(str(path))
+        sets = [claims.SavedSlots(s["name"], s["rule"]) for s in shard["slot_sets"]]
         names = claims.names_here(table, sets)
         calls = EagerCalls()
-        second = calls.second(table)
+        second = calls.second(table, min(shard["rows"], table.capacity))
         calls.load(table, second, str(path), list(names.items()))
         calls.swap(table, second)
         claims.restored(table, sets, names)

@@ -94,8 +94,17 @@ def obsolete_slots(directory: str, name: str, optimizer: str, slots: Sequence[st
         slot_path(directory, name, other, slot)
         for other, left in slots_beside(directory, name).items()
         for slot in left
-        if other != optimizer or slot not in slots
+        if (other != optimizer or slot not in slots) and _is_slot_file(slot_path(directory, name, other, slot), slot)
     ]
+
+
+def _is_slot_file(path: str, slot: str) -> bool:
+    """Whether a file is what its name says. Others are somebody's own, and not ours to remove."""
+    try:
+        _read_header(path, _SLOT, slot)
+    except (FormatError, OSError):
+        return False
+    return True
 
 
 def find_slots(directory: str, name: str) -> tuple[str, list[str]]:

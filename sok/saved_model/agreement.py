@@ -54,7 +54,7 @@ def _check(heard: list[str]) -> None:
 
 def _gather(text: str, name: str) -> list[str]:
     transport = context.get_transport()
-    given = np.frombuffer(text.encode(), np.uint8)
+    given = np.frombuffer(text.encode(errors="backslashreplace"), np.uint8)
     sizes = run_now(lambda: transport.all_gather(tf.constant([len(given)], tf.int64), f"{name}/sizes"))
     everyone = run_now(lambda: transport.all_gather(tf.constant(given), f"{name}/texts"))
     return [part.tobytes().decode() for part in np.split(everyone, np.cumsum(sizes)[:-1])]

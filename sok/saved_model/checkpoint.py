@@ -58,25 +58,27 @@ class PiecewiseCheckpoint:
         )
 
     def _flush(self) -> None:
+        if not self._waiting:
+            return
         names, slices, values = zip(*self._waiting, strict=True)
         piece = f"{self._folder}/{len(self._pieces)}"
         _run(
-            lambda: tf.raw_ops.SaveV2(
-                prefix=piece,
-                tensor_names=names,
-                shape_and_slices=slices,
-                tensors=[tf.constant(value) for value in values],
-            )
+            lambda *tensors: tf.raw_ops.SaveV2(
+                prefix=piece, tensor_names=names, shape_and_slices=slices, tensors=tensors
+            ),
+            *values,
         )
         self._pieces.append(piece)
         self._waiting = []
 
 
-def _run(build: Callable[[], Any]) -> None:
-    """Does what `build` says, also where TensorFlow does not execute eagerly."""
+def _run(build: Callable[..., Any], *arrays: Any) -> None:
+    """Does what `build` says with the arrays as tensors, also where TensorFlow does not execute eagerly."""
     with tf.device("/CPU:0"), tf.init_scope():
         if tf.executing_eagerly():
-            build()
+            build(*map(tf.constant, arrays))
             return
     with tf.Graph().as_default(), tf.compat.v1.Session(config=tf.compat.v1.ConfigProto(device_count={"GPU": 0})) as s:
-        s.run(build())
+        # Fed: constants would be part of the graph, which has no room for 2 GB.
+        given = [tf.compat.v1.placeholder(tf.as_dtype(np.asarray(a).dtype), np.shape(a)) for a in arrays]
+        s.run(build(*given), dict(zip(given, arrays, strict=True)))

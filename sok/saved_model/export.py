@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import uuid
 from typing import Any
 
 import tensorflow as tf
@@ -136,7 +138,7 @@ def export_saved_model(
             if checkpoint is not None:
                 checkpoint.finish()
                 fingerprinting_utils.write_fingerprint(partial)
-                _put_in_place(partial, path)
+                _put_in_place(partial, path, overwrite)
     finally:
         if is_writer and tf.io.gfile.exists(partial):
             tf.io.gfile.rmtree(partial)
@@ -189,9 +191,10 @@ def _write_rows(export: ModelExport | SessionExport, checkpoint: Any) -> tuple[T
     return tuple(reports)
 
 
-def _put_in_place(folder: str, path: str) -> None:
+def _put_in_place(folder: str, path: str, overwrite: bool) -> None:
     """Renames `folder` to `path`; what was there before goes when the new one is in its place."""
-    old = f"{path}.old-{os.getpid()}"
+    _check_path(path, overwrite)  # again: writing may have taken long
+    old = f"{path}.old-{uuid.uuid4().hex[:8]}"
     was_there = tf.io.gfile.exists(path)
     if was_there:
         tf.io.gfile.rename(path, old)
@@ -202,4 +205,5 @@ def _put_in_place(folder: str, path: str) -> None:
             tf.io.gfile.rename(old, path)
         raise
     if was_there:
-        tf.io.gfile.rmtree(old)
+        with contextlib.suppress(tf.errors.OpError):  # the new one is in place: what is left is only in the way
+            tf.io.gfile.rmtree(old)

@@ -52,15 +52,17 @@ class SessionExport:
         check_ops(self._graph.as_graph_def())
         self.tables = stock.tables
         self.names = tuple(named)
-        self._variables = {new: _variable_of(session.graph, op) for op, new in copy.variables.items()}
+        # Pairs, since variables are hashable in their own graph only: those of the copy, and of the session.
+        self._variables = [(new, _variable_of(session.graph, op)) for op, new in copy.variables.items()]
 
     def save(self, folder: str) -> PiecewiseCheckpoint:
         """Saves all but the rows of tables; gives what takes them."""
-        values = self._session.run(list(self._variables.values()))
+        values = self._session.run([old for _, old in self._variables])
         with self._graph.as_default(), v1.Session(config=v1.ConfigProto(device_count={"GPU": 0})) as session:
-            variables = [v for frozen in self.tables for v in frozen.variables] + list(self._variables)
+            variables = [v for frozen in self.tables for v in frozen.variables]
+            variables += [new for new, _ in self._variables]
             session.run([variable.initializer for variable in variables])
-            for variable, value in zip(self._variables, values, strict=True):
+            for (variable, _), value in zip(self._variables, values, strict=True):
                 session.run(variable.initializer, {variable.initializer.inputs[1]: value})
             builder = v1.saved_model.Builder(folder)
             builder.add_meta_graph_and_variables(

@@ -1,6 +1,7 @@
 #include "sok/block_file.h"
 
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 #include <csignal>
 #include <cstring>
@@ -157,6 +158,8 @@ TEST(ForeignFilesAreRefused) {
   WriteFile(folder / "a", Block(9, "", 0));
   CHECK_THROWS(Read(folder / "a"), sok::DamagedFile, "unknown type 9");
   CHECK_THROWS(BlockReader(folder.path()), sok::DamagedFile, "not a file");
+  CHECK_EQ(mkfifo((folder / "pipe").c_str(), 0600), 0);
+  CHECK_THROWS(BlockReader(folder / "pipe"), sok::DamagedFile, "not a file");
   CHECK_THROWS(BlockReader(folder / "none"), sok::FileError, "cannot open: No such file");
   CHECK_THROWS(BlockWriter(folder / "none/a"), sok::FileError, "cannot create: No such file");
 }

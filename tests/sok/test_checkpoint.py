@@ -1,5 +1,8 @@
 """`sok.save` and `sok.restore` of one worker."""
 
+import dataclasses
+import errno
+
 import keras
 import numpy as np
 import pytest
@@ -7,7 +10,7 @@ import tensorflow as tf
 
 import sok
 from sok import table_state
-from sok.checkpoint import CheckpointError, read_manifest, verify
+from sok.checkpoint import CheckpointError, manifest, read_manifest, verify
 from tests.sok.checkpoint_cases import DIM, RULES, assert_same_training, contents, new_table, train
 
 
@@ -295,3 +298,48 @@ def test_a_damaged_checkpoint_is_not_replaced(tmp_path):
     manifest.write_text(manifest.read_text().replace('"dim": 3', '"dim": 4'))
     with pytest.raises(CheckpointError, match="wrong checksum.*sok.save replaces checkpoints, but not"):
         sok.save(tmp_path, table)
+
+
+def test_names_may_hold_any_character(tmp_path):
+    for number, name in enumerate(["tab\tin the middle", 'quote " and \\', "line\nend", "ü/é"]):
+        table = sok.EmbeddingVariable(DIM, 10, name=name)
+        table.assign([1], np.full([1, DIM], 5.0))
+        sok.save(tmp_path / str(number), [table])
+        table.erase([1])
+        sok.restore(tmp_path / str(number), [table])
+        assert table.sparse_read([1]).numpy().tolist() == [[5.0] * DIM]
+
+
+def test_slots_that_the_manifest_does_not_know_are_noticed(tmp_path):
+    table, optimizer = new_table(), RULES["Adagrad"]()
+    train(table, optimizer, range(1))
+    sok.save(tmp_path, [table], optimizer)
+    changed = read_manifest(tmp_path)
+    manifest.write_manifest(
+        tmp_path,
+        dataclasses.replace(changed, tables=(dataclasses.replace(changed.tables[0], slot_sets=()),)),
+    )
+    with pytest.raises(CheckpointError, match="a slot set '.*' of rule 'adagrad', which the manifest does not know"):
+        sok.restore(tmp_path, [table])
+    assert len(verify(tmp_path)) == 1
+
+
+def test_a_manifest_that_may_not_be_on_the_disk_yet_leaves_the_old_files(tmp_path, monkeypatch):
+    table = new_table()
+    table.assign([1], np.full([1, DIM], 1.0))
+    sok.save(tmp_path, [table])
+    old = read_manifest(tmp_path).tables[0].files[0].name
+    table.assign([1], np.full([1, DIM], 2.0))
+
+    def fail(folder):
+        raise OSError(errno.EIO, "the disk is gone")
+
+    monkeypatch.setattr(manifest, "sync_folder", fail)
+    with pytest.raises(OSError, match="the disk is gone"):
+        sok.save(tmp_path, [table])
+    assert (tmp_path / old).exists()
+    monkeypatch.undo()
+    sok.restore(tmp_path, [table])
+    assert table.sparse_read([1]).numpy().tolist() == [[2.0] * DIM]
+    sok.save(tmp_path, [table])
+    assert not (tmp_path / old).exists()

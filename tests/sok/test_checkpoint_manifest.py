@@ -1,6 +1,9 @@
 """The manifest: its checksum, and what is refused in it."""
 
+import errno
 import json
+import os
+import stat
 
 import pytest
 from hypothesis import given, settings
@@ -120,6 +123,9 @@ def first_file(body):
         (lambda b: first_table(b).update(dim="3"), "'dim' of table 'item/ü' is '3'"),
         (lambda b: first_table(b)["slot_sets"].append([]), "a slot set of table 'item/ü' has no 'name'"),
         (lambda b: first_table(b)["files"].append(first_file(b)), "two files of one rank"),
+        (lambda b: first_table(b)["files"].pop(), "has files of ranks [0], not of all that have held rows"),
+        (lambda b: first_table(b).update(owner=1), "has files of ranks [0, 1], not of all"),
+        (lambda b: b["optimizers"][0].update(iterations=10**30), "is not a number of 64 bits"),
         (lambda b: first_file(b).update(rank=2), "a file of rank 2, of 2 ranks"),
         (lambda b: first_file(b).update(bytes=1.5), "'bytes' of a file of table 'item/ü' is 1.5"),
         (lambda b: first_file(b).update(name="../../etc/passwd"), "'../../etc/passwd', which no save gives"),
@@ -139,6 +145,28 @@ def test_crafted_manifests_are_refused(change, text):
 
 def test_the_crafting_itself_is_right():
     assert read(signed(lambda body: None)) == EXAMPLE
+
+
+def test_folders_that_cannot_be_synced_are_not_asked_to(tmp_path, monkeypatch):
+    def refuse(number):
+        def fsync(descriptor):
+            if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                raise OSError(number, "no")
+
+        return fsync
+
+    monkeypatch.setattr(os, "fsync", refuse(errno.EINVAL))
+    manifest.write_manifest(tmp_path, EXAMPLE)
+    assert manifest.read_manifest(tmp_path) == EXAMPLE
+    monkeypatch.setattr(os, "fsync", refuse(errno.EIO))
+    with pytest.raises(OSError, match="no"):
+        manifest.write_manifest(tmp_path, EXAMPLE)
+
+
+def test_a_pipe_is_no_manifest(tmp_path):
+    os.mkfifo(tmp_path / manifest.NAME)
+    with pytest.raises(CheckpointError, match="manifest.json: not a file"):
+        manifest.read_manifest(tmp_path)
 
 
 def test_a_folder_without_a_manifest_is_no_checkpoint(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import sok
-from sok.checkpoint import CheckpointError
+from sok.checkpoint import CheckpointError, beside
 from tests.sok.checkpoint_cases import DIM, RULES, assert_same_training, contents, new_table, train
 
 
@@ -112,6 +112,34 @@ def test_tables_of_checkpoints_that_a_manager_deletes_go_with_the_next_save(tmp_
     train(saved.table, saved.optimizer, range(1, 3))
     assert manager.restore_or_initialize().endswith("ckpt-5")
     assert contents(saved.table) == expected
+
+
+def test_tables_of_checkpoints_that_a_manager_keeps_for_good_stay(tmp_path):
+    saved = trackables()
+    manager = sok.CheckpointManager(saved, tmp_path, max_to_keep=1, keep_checkpoint_every_n_hours=1e-9)
+    for number in (np.int64(3), 4, 5):
+        manager.save(number)
+    left = sorted(path.stem for path in tmp_path.glob("ckpt-*.index"))
+    assert len(left) > 1 and folders(tmp_path) == [f"{name}.sok" for name in left]
+
+
+def test_remote_file_systems_are_refused_by_name(tmp_path):
+    for prefix in ("gs://bucket/ckpt-1", "file:///tmp/ckpt-1"):
+        with pytest.raises(ValueError, match=f"{prefix}: embedding tables are saved in folders of the system only"):
+            beside.folder_of(prefix)
+
+
+def test_an_optimizer_does_not_take_the_name_of_another_one_at_work(tmp_path):
+    first, second, restored = new_table(), new_table(), new_table()
+    working, saving, late = RULES["Adam"](), RULES["Adam"](), RULES["Adam"]()
+    train(second, saving, range(2))
+    path = tf.train.Checkpoint(table=second).save(str(tmp_path / "model"))
+    working._slot_set = saving.slot_set  # as in another process, where the same names are given out again
+    train(first, working, range(1))
+    tf.train.Checkpoint(table=restored).restore(path)
+    with pytest.warns(UserWarning, match=f"Restored slots '{saving.slot_set}' of table .* are left alone"):
+        train(restored, late, range(1))
+    assert late.slot_set != working.slot_set
 
 
 def test_a_checkpoint_without_tables_restores_the_rest_and_says_so(tmp_path):

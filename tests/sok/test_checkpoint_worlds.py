@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import sok
 from sok.checkpoint import native, read_manifest
+from sok.checkpoint.agreement import together
 from tests.sok.checkpoint_cases import contents
 from tests.sok.threads_world import checked, run_world
 
@@ -97,6 +98,14 @@ def test_files_that_hold_no_key_of_a_worker_are_not_opened(tmp_path, monkeypatch
     shards = roundtrip(tmp_path, monkeypatch, range(40), 4, 2)
     assert sorted(opened) == [(0, 0), (0, 2), (1, 1), (1, 3)]
     assert [len(shard) for shard in shards] == [20, 20]
+
+
+def test_what_json_cannot_hold_is_an_error_on_all_workers(monkeypatch):
+    def program(transport):
+        with pytest.raises(TypeError, match="rank 1 of 2: .*not JSON serializable"):
+            together(transport, "sok/test/json", lambda: object() if transport.rank == 1 else 1)
+
+    checked(run_world(2, program, monkeypatch))
 
 
 def test_an_error_of_one_worker_is_raised_on_all_and_changes_nothing(tmp_path, monkeypatch):

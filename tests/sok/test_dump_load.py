@@ -177,7 +177,12 @@ def test_without_a_step_there_are_no_slots_to_dump(tmp_path):
 def test_slots_of_an_earlier_dump_do_not_stay_beside_new_rows(tmp_path):
     put(tmp_path, "again_0", [0, 1, 2], ROWS, Adam_m=ROWS, Adagrad_accumulator=ROWS)
     put(tmp_path, "again_0_1", [0, 1, 2], ROWS, Adam_m=ROWS)
+    for name in ("again_0-weight-old", "again_0-Adam-v"):
+        (tmp_path / name).write_text("somebody's own, and no slots\n" * 20)
     sok.dump(tmp_path, sok.Variable(ROWS, name="again"))
+    assert (tmp_path / "again_0-weight-old").exists() and (tmp_path / "again_0-Adam-v").exists()
+    for name in ("again_0-weight-old", "again_0-Adam-v"):
+        (tmp_path / name).unlink()
     left = ["again_0-key", "again_0-weight", "again_0_1-Adam-m", "again_0_1-key", "again_0_1-weight"]
     assert sorted(os.listdir(tmp_path)) == left
 

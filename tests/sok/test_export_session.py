@@ -68,6 +68,20 @@ def test_several_signatures_share_variables_and_conditions_are_kept(tmp_path, st
     assert "scale" in names and "unused" not in names
 
 
+def test_a_session_is_exported_from_outside_its_graph(tmp_path, stranger):
+    with tf.Graph().as_default() as graph:
+        table, ids, rows = graph_with("outside")
+        scaled = rows * v1.get_variable("scale", initializer=3.0)
+        ready = [v1.global_variables_initializer(), table.assign([1], [[1.0, 2.0]])]
+    with v1.Session(graph=graph) as session:
+        session.run(ready)
+    session = v1.Session(graph=graph)
+    session.run(ready)
+    assert v1.get_default_graph() is not graph
+    sok.export_saved_model(session, tmp_path / "1", signatures={"scaled": ({"ids": ids}, {"x": scaled})})
+    assert stranger.predict(tmp_path / "1", {"ids": np.array([1])}, "scaled", in_session=True)["x"].tolist() == [[3, 6]]
+
+
 def test_what_cannot_be_exported_is_said(tmp_path):
     with tf.Graph().as_default(), v1.Session() as session:
         table, ids, rows = graph_with("refused")
