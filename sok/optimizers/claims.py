@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
-import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,9 +16,6 @@ class SavedSlots:
     name: str
     rule: str
     iterations: int | None = None  # of its optimizer, if that is known
-
-
-_at_work: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that have a table
 
 
 def _known(table: Any) -> list[Any]:
@@ -49,23 +44,14 @@ def claim(optimizer: Any, table: Any) -> None:
     fitting = [slots for slots in waiting.values() if slots.rule == optimizer.rule and slots.name not in names]
     is_new = not vars(optimizer).setdefault("_has_tables", False)
     if is_new and optimizer.slot_set not in waiting and len(fitting) == 1:
-        # The optimizer that made them had another name: it was another one of the same process, say. A name that one
-        # at work has stays with that one, since tables and files tell optimizers apart by it.
-        if all(other.slot_set != fitting[0].name for other in _at_work):
-            optimizer._slot_set = fitting[0].name
-        else:
-            warnings.warn(
-                f"Restored slots '{fitting[0].name}' of table '{table.table_name}' are left alone: another optimizer "
-                f"has that name, and '{optimizer.slot_set}' begins anew. Give optimizers names of their own.",
-                stacklevel=2,
-            )
+        # The optimizer that made them had another name: it was another one of the same process, say.
+        optimizer._slot_set = fitting[0].name
     taken = waiting.pop(optimizer.slot_set, None)
     if is_new and taken is not None and taken.iterations is not None:
         with tf.init_scope():
             optimizer.iterations.assign(taken.iterations)
     known.append(optimizer)
     optimizer._has_tables = True
-    _at_work.add(optimizer)
 
 
 def names_here(table: Any, saved: Sequence[SavedSlots]) -> dict[str, str]:

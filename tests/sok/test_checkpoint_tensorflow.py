@@ -129,19 +129,6 @@ def test_remote_file_systems_are_refused_by_name(tmp_path):
             beside.folder_of(prefix)
 
 
-def test_an_optimizer_does_not_take_the_name_of_another_one_at_work(tmp_path):
-    first, second, restored = new_table(), new_table(), new_table()
-    working, saving, late = RULES["Adam"](), RULES["Adam"](), RULES["Adam"]()
-    train(second, saving, range(2))
-    path = tf.train.Checkpoint(table=second).save(str(tmp_path / "model"))
-    working._slot_set = saving.slot_set  # as in another process, where the same names are given out again
-    train(first, working, range(1))
-    tf.train.Checkpoint(table=restored).restore(path)
-    with pytest.warns(UserWarning, match=f"Restored slots '{saving.slot_set}' of table .* are left alone"):
-        train(restored, late, range(1))
-    assert late.slot_set != working.slot_set
-
-
 def test_a_checkpoint_without_tables_restores_the_rest_and_says_so(tmp_path):
     saved = trackables()
     saved.weight.assign(3.0)
