@@ -40,6 +40,12 @@ inline uint32_t Home(uint64_t hash, uint32_t num_buckets) {
 // Four fifths: 16 bytes a key. Above, more and more keys live outside their home bucket: 13 % here, 17 % at seven eighths.
 inline uint64_t MaxUsed(uint64_t num_buckets) { return num_buckets * (kPlaces - 1); }
 
+// Seven eighths: so long a segment may wait for its turn to grow.
+inline uint64_t UsedAtMost(uint64_t num_buckets) { return num_buckets * kPlaces * 7 / 8; }
+
+// Segments fill up side by side, and would all grow in one step.
+constexpr int kGrowingAtOnce = 2;
+
 inline uint64_t BucketsFor(uint64_t n) { return n / (kPlaces - 1) + 1; }
 
 // A large segment takes whole huge pages, lest its end lies in small ones, unless that adds more than a fifth.
@@ -254,11 +260,27 @@ void HashTable::InsertMissing(const Cpu& cpu, Scratch* scratch, const uint64_t* 
   begin[0] = 0;
 
   // Room first, so that no bucket moves while keys are placed.
+  auto used_after = [&](int64_t s) {
+    return static_cast<uint64_t>(segments_[static_cast<size_t>(s)].used) +
+           static_cast<uint64_t>(begin[s + 1] - begin[s]);
+  };
+  int64_t* growing = scratch->Get<int64_t>(num_segments);
+  int64_t num_growing = 0, num_full = 0, cost = 0;
+  for (const bool full : {true, false}) {
+    for (int64_t s = 0; s < num_segments; ++s) {
+      const uint64_t used = used_after(s), num_buckets = segments_[static_cast<size_t>(s)].num_buckets;
+      if (begin[s] == begin[s + 1] || used <= MaxUsed(num_buckets) || full != (used > UsedAtMost(num_buckets)))
+        continue;
+      if (!full && num_growing >= std::max<int64_t>(num_full, kGrowingAtOnce)) break;
+      growing[num_growing++] = s;
+      cost += static_cast<int64_t>(used) * 50;
+    }
+    if (full) num_full = num_growing;
+  }
   std::atomic<bool> no_memory{false};
-  ForTasks(cpu, num_segments, m * 20, [&](int64_t, int64_t s) {
-    Segment& segment = segments_[static_cast<size_t>(s)];
-    const uint64_t used = static_cast<uint64_t>(segment.used) + static_cast<uint64_t>(begin[s + 1] - begin[s]);
-    if (begin[s] == begin[s + 1] || used <= MaxUsed(segment.num_buckets)) return;
+  ForTasks(cpu, num_growing, cost, [&](int64_t, int64_t i) {
+    Segment& segment = segments_[static_cast<size_t>(growing[i])];
+    const uint64_t used = used_after(growing[i]);
     try {
       Rebuild(&segment, std::max<uint64_t>(BucketsFor(used), segment.num_buckets + segment.num_buckets / 4));
     } catch (const OutOfMemory&) {

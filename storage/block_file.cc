@@ -91,7 +91,8 @@ void BlockWriter::Finish(int64_t rows, int64_t erased) {
   SyncFolder(FolderOf(path_));
 }
 
-BlockReader::BlockReader(const std::string& path) : path_(path), file_(path, O_RDONLY | O_NONBLOCK, "open") {  // a pipe is not waited for
+BlockReader::BlockReader(const std::string& path)
+    : path_(path), file_(path, O_RDONLY | O_NONBLOCK, "open") {  // a pipe is not waited for
   struct stat status;
   if (fstat(file_.descriptor(), &status) != 0 || !S_ISREG(status.st_mode)) throw DamagedFile(path + ": not a file");
   size_ = static_cast<int64_t>(status.st_size);

@@ -115,6 +115,33 @@ TEST(MemoryStaysNearWhatKeysNeed) {
   CHECK(table.memory_bytes() < (int64_t{1} << 20) * 64 / 5 * 3 / 2);
 }
 
+TEST(SegmentsDoNotGrowAllAtOnce) {
+  const ThreadExecutor executor(4);
+  sok::Scratch scratch;
+  HashTable table(1 << 23);  // 16 segments
+  const int64_t batch = 4096, n = 1 << 20;
+  std::vector<uint64_t> keys(batch);
+  std::vector<uint32_t> rows(batch);
+  int64_t bytes = 0;
+  int growing = 0;
+  for (int64_t at = 0; at < n; at += batch) {
+    for (int64_t i = 0; i < batch; ++i) keys[static_cast<size_t>(i)] = static_cast<uint64_t>(at + i) * 77;
+    scratch.Reset();
+    table.InsertMissing({executor}, &scratch, keys.data(), batch, rows.data(), [&](const bool*, int64_t) {
+      for (int64_t i = 0; i < batch; ++i) rows[static_cast<size_t>(i)] = static_cast<uint32_t>(at + i);
+    });
+    const int64_t grown = table.memory_bytes() - bytes;
+    bytes += grown;
+    if (at < n / 4) continue;  // as long as segments are small, a batch is much for each
+    growing += grown > 0;
+    CHECK(grown * 30 < bytes);  // a quarter of two of the 16
+  }
+  CHECK(growing > 30);
+  int64_t wrong = 0;
+  for (int64_t i = 0; i < n; ++i) wrong += table.Find(static_cast<uint64_t>(i) * 77) != i;
+  CHECK_EQ(wrong, 0);
+}
+
 TEST(ReservingRebuildsNothingLater) {
   for (const int64_t n : {1, 100, 100000, 3000000}) {
     HashTable table(n);
