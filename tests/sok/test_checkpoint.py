@@ -156,6 +156,7 @@ def test_other_seeds_are_told(tmp_path):
     sok.save(tmp_path, table)
     with pytest.warns(UserWarning, match="another seed or initializer"):
         sok.restore(tmp_path, {table.table_name: other})
+    assert other.seed != table.seed and contents(other) == contents(table)
 
 
 def test_a_step_count_that_is_left_out_is_told(tmp_path):
@@ -163,6 +164,7 @@ def test_a_step_count_that_is_left_out_is_told(tmp_path):
     train(table, optimizer, range(1))
     with pytest.warns(UserWarning, match=f"the step count of {optimizer.slot_set} is not saved"):
         sok.save(tmp_path, table)
+    assert read_manifest(tmp_path).optimizers == ()
 
 
 # Misuse.

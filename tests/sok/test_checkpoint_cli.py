@@ -36,7 +36,8 @@ def test_inspect_says_what_is_there(saved, capsys):
 def test_inspect_loads_no_tensorflow(saved):
     code = f"import sys; from sok import cli; cli.main(['inspect', {str(saved[0])!r}])"
     code += "; assert 'tensorflow' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and "2 vectors per row" in done.stdout, done.stderr
 
 
 def test_verify_says_whether_it_is_whole(saved, capsys):
