@@ -26,6 +26,7 @@ STYLES: dict[str, tuple[str, str]] = {
     "ref": (INK, "|"),
     "limits": (FAINT, "|"),
     "tf": ("#f2871f", "o"),
+    "tf-hashed": ("#f2871f", "s"),
     "torch": ("#d6336c", "s"),
     "fbgemm": ("#7b4fd6", "D"),
     "tfra": ("#2aa198", "^"),

@@ -31,6 +31,7 @@ MODULES: dict[str, tuple[str, dict[str, Any]]] = {
     "sok-lazyadam": ("ours", {"optimizer": "lazyadam"}),
     "sok-single": ("ours", {"single": True}),
     "tf": ("stock_tf", {}),
+    "tf-hashed": ("stock_tf", {"finds_keys": True}),
     "torch": ("torch_bags", {}),
     "fbgemm": ("fbgemm", {}),
     "tfra": ("tfra", {}),

@@ -53,8 +53,8 @@ _W2_SIZES = "26 tables x 1M rows x 16 floats, batch 4096, 1..10 ids a feature"
 def _w2_forward(combiner: str, hashed: bool) -> Job:
     kind = "hashed" if hashed else "identity"
     if hashed:
-        checks = ratios(ref=0.35, tf=4, tfra=4)
-        contestants: tuple[str, ...] = ("sok", "ref", "tf", "tfra")
+        checks = ratios(ref=0.35, **{"tf": 4, "tf-hashed": 4, "tfra": 4})
+        contestants: tuple[str, ...] = ("sok", "ref", "tf", "tf-hashed", "tfra")
     else:
         checks = (*ratios(ref=0.8), _BEST)
         contestants = ("sok", "ref", "tf", "torch", "fbgemm")
@@ -75,7 +75,7 @@ def _w2_forward(combiner: str, hashed: bool) -> Job:
         cases,
         sizes=_W2_SIZES,
         gib=2.7,
-        gib_of=(("sok", 4.0), ("tfra", 8.0)) if hashed else (),
+        gib_of=(("sok", 4.0), ("tf-hashed", 3.6), ("tfra", 8.0)) if hashed else (),
     )
 
 
@@ -83,14 +83,14 @@ _TRAIN_CHECKS = {
     ("adagrad", False): ratios(ref=0.75, fbgemm=6, tf=8),
     ("lazyadam", False): ratios(ref=0.75, torch=8),
     ("adam", False): ratios(**{"sok-lazyadam": 0.5, "tf": 30}),
-    ("adagrad", True): ratios(ref=0.35, tf=4, tfra=4),
+    ("adagrad", True): ratios(ref=0.35, **{"tf": 4, "tf-hashed": 4, "tfra": 4}),
     ("lazyadam", True): ratios(ref=0.35, tfra=4),
 }
 _TRAIN_CONTESTANTS = {
     ("adagrad", False): ("sok", "ref", "tf", "torch", "fbgemm"),
     ("lazyadam", False): ("sok", "ref", "torch"),
     ("adam", False): ("sok", "sok-lazyadam", "tf"),
-    ("adagrad", True): ("sok", "ref", "tf", "tfra"),
+    ("adagrad", True): ("sok", "ref", "tf", "tf-hashed", "tfra"),
     ("lazyadam", True): ("sok", "ref", "tfra"),
 }
 
@@ -121,7 +121,9 @@ def _w2_train(optimizer: str, hashed: bool) -> Job:
         tuple(cases),
         sizes=_W2_SIZES,
         gib=floats * rows + 1.2,
-        gib_of=(("sok", floats * rows + 2.0), ("tfra", 2.0 * floats * rows + 3.0)) if hashed else (),
+        gib_of=(("sok", floats * rows + 2.0), ("tf-hashed", floats * rows + 2.1), ("tfra", 2.0 * floats * rows + 3.0))
+        if hashed
+        else (),
     )
 
 

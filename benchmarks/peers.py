@@ -13,7 +13,13 @@ from benchmarks.workloads import ROOT
 
 # Contestant -> folder of its environment under build/bench-peers. The others run in ours.
 ENVIRONMENTS = {"torch": "torch", "fbgemm": "torch", "tfra": "tfra"}
-_MODULES = {"torch": "torch", "fbgemm": "fbgemm_gpu", "tfra": "tensorflow_recommenders_addons", "tf": "tensorflow"}
+_MODULES = {
+    "torch": "torch",
+    "fbgemm": "fbgemm_gpu",
+    "tfra": "tensorflow_recommenders_addons",
+    "tf": "tensorflow",
+    "tf-hashed": "tensorflow",
+}
 HOW = "run: make bench-peers"
 
 

@@ -16,6 +16,7 @@ TITLES = {
     "ref": "machine's limit (ref)",
     "limits": "another limit program",
     "tf": "TensorFlow",
+    "tf-hashed": "TensorFlow, finding keys",
     "torch": "PyTorch",
     "fbgemm": "FBGEMM CPU",
     "tfra": "TFRA",

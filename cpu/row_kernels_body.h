@@ -15,20 +15,23 @@ namespace {
 
 #if defined(__AVX512F__)
 constexpr int64_t kLanes = 16;
-typedef float Vector __attribute__((vector_size(64), aligned(4), may_alias));
 #elif defined(__AVX2__)
 constexpr int64_t kLanes = 8;
-typedef float Vector __attribute__((vector_size(32), aligned(4), may_alias));
 #else
 constexpr int64_t kLanes = 4;
-typedef float Vector __attribute__((vector_size(16), aligned(4), may_alias));
 #endif
 constexpr int64_t kAlign = kLanes * 4;
 
 #define SOK_INLINE inline __attribute__((always_inline))
 
-SOK_INLINE const Vector* At(const float* p) { return reinterpret_cast<const Vector*>(p); }
-SOK_INLINE Vector* At(float* p) { return reinterpret_cast<Vector*>(p); }
+// So many vectors of so many floats.
+template <int64_t kFloats, int64_t kCount>
+struct Width {
+  static constexpr int64_t kWidth = kFloats, kVectors = kCount;
+  typedef float Vec __attribute__((vector_size(kFloats * 4), aligned(4), may_alias));
+  static SOK_INLINE const Vec* At(const float* p) { return reinterpret_cast<const Vec*>(p); }
+  static SOK_INLINE Vec* At(float* p) { return reinterpret_cast<Vec*>(p); }
+};
 
 SOK_INLINE void StreamVector(float* to, const float* from) {
 #if defined(__AVX512F__)
@@ -38,17 +41,13 @@ SOK_INLINE void StreamVector(float* to, const float* from) {
 #elif defined(__SSE2__)
   _mm_stream_ps(to, _mm_loadu_ps(from));
 #else
-  *At(to) = *At(from);
+  *Width<kLanes, 1>::At(to) = *Width<kLanes, 1>::At(from);
 #endif
 }
 
-// The widest vector that a row of kDim floats fills.
+// A row of kDim floats in the widest vectors that it fills.
 template <int64_t kDim>
-struct Wide {
-  static constexpr int64_t kWidth = kDim < kLanes ? kDim : kLanes;
-  typedef float Type __attribute__((vector_size(kWidth * 4), aligned(4), may_alias));
-  static constexpr int64_t kVectors = kDim / kWidth;
-};
+struct Wide : Width<(kDim < kLanes ? kDim : kLanes), (kDim < kLanes ? 1 : kDim / kLanes)> {};
 
 SOK_INLINE const float* RecordAt(const RowView& view, uint32_t row) {
   return view.slabs[row >> view.shift] + (row & view.mask) * view.stride;
@@ -68,7 +67,7 @@ constexpr int64_t kAheadRows = kDim <= 16   ? 24
 
 template <int64_t kDim>
 void GatherFixed(const RowView view, const uint32_t* rows, int64_t n, bool stream, float* to) {
-  using Vec = typename Wide<kDim>::Type;
+  using Vec = typename Wide<kDim>::Vec;
   constexpr int64_t kWidth = Wide<kDim>::kWidth, kVectors = Wide<kDim>::kVectors, kAhead = kAheadRows<kDim>;
   stream = stream && kDim % kLanes == 0 && reinterpret_cast<uintptr_t>(to) % kAlign == 0;
   auto record = [&](int64_t i) { return RecordAt(view, rows[i] == 0xFFFFFFFFu ? 0 : rows[i]); };
@@ -88,7 +87,7 @@ void GatherFixed(const RowView view, const uint32_t* rows, int64_t n, bool strea
 template <int64_t kDim, class Row>
 void PoolFixed(const RowView view, const Row* rows, const int64_t* row_splits, int64_t first, int64_t last,
                Combiner combiner, float* out) {
-  using Vec = typename Wide<kDim>::Type;
+  using Vec = typename Wide<kDim>::Vec;
   constexpr int64_t kWidth = Wide<kDim>::kWidth, kVectors = Wide<kDim>::kVectors, kAhead = kAheadRows<kDim>;
   constexpr int64_t kRing = 32;  // records on their way; kAhead of them at a time
   const float* ring[kRing];
@@ -197,7 +196,7 @@ int64_t Widen(const uint32_t* rows, int64_t n, int64_t base, int64_t* row_ids) {
 template <int64_t kDim>
 void SumSegmentsFixed(const uint32_t* slot, const int64_t* row_splits, int64_t segments, Combiner combiner,
                       const float* values, uint32_t* next, float* sums) {
-  using Vec = typename Wide<kDim>::Type;
+  using Vec = typename Wide<kDim>::Vec;
   constexpr int64_t kWidth = Wide<kDim>::kWidth, kVectors = Wide<kDim>::kVectors, kAhead = 16;
   const int64_t n = row_splits == nullptr ? segments : row_splits[segments];
   uint32_t seen = *next;
@@ -236,38 +235,56 @@ bool SumSegments(const uint32_t* slot, const int64_t* row_splits, int64_t segmen
 #undef SOK_CALL
 }
 
-// Columns [at, at + kVectors * kLanes) of the sum, kept in registers.
-template <int64_t kVectors, bool kWeighted>
-SOK_INLINE void AccumulateStrip(const float* const* rows, const float* weights, int64_t count, int64_t at, bool fresh,
-                                float* out) {
-  Vector sum[kVectors];
-  for (int64_t v = 0; v < kVectors; ++v) sum[v] = fresh ? Vector{} : *At(out + at + v * kLanes);
+// Calls strip<width, vectors>(at) for stretches of columns that cover [0, dim) but for fewer than four at the end; gives
+// where those begin. Narrow vectors do what the widest leave: a row of eight floats is one of them, not eight columns.
+template <class Strip>
+SOK_INLINE int64_t ForStrips(int64_t dim, int64_t widest, const Strip& strip) {
+  int64_t at = 0;
+  if (widest >= 8)
+    for (; at + 8 * kLanes <= dim; at += 8 * kLanes) strip(Width<kLanes, 8>(), at);
+  for (; at + 4 * kLanes <= dim; at += 4 * kLanes) strip(Width<kLanes, 4>(), at);
+  if (at + 2 * kLanes <= dim) {
+    strip(Width<kLanes, 2>(), at);
+    at += 2 * kLanes;
+  }
+  if (at + kLanes <= dim) {
+    strip(Width<kLanes, 1>(), at);
+    at += kLanes;
+  }
+  if (kLanes > 8 && at + 8 <= dim) {
+    strip(Width<8, 1>(), at);
+    at += 8;
+  }
+  if (kLanes > 4 && at + 4 <= dim) {
+    strip(Width<4, 1>(), at);
+    at += 4;
+  }
+  return at;
+}
+
+// Columns of the sum, kept in registers.
+template <bool kWeighted, class Shape>
+SOK_INLINE void AccumulateStrip(Shape, const float* const* rows, const float* weights, int64_t count, int64_t at,
+                                bool fresh, float* out) {
+  typename Shape::Vec sum[Shape::kVectors];
+  for (int64_t v = 0; v < Shape::kVectors; ++v)
+    sum[v] = fresh ? typename Shape::Vec{} : *Shape::At(out + at + v * Shape::kWidth);
   for (int64_t i = 0; i < count; ++i) {
     const float* row = rows[i] + at;
-    for (int64_t v = 0; v < kVectors; ++v) {
-      sum[v] += kWeighted ? weights[i] * *At(row + v * kLanes) : *At(row + v * kLanes);
+    for (int64_t v = 0; v < Shape::kVectors; ++v) {
+      const typename Shape::Vec x = *Shape::At(row + v * Shape::kWidth);
+      sum[v] += kWeighted ? weights[i] * x : x;
     }
   }
-  for (int64_t v = 0; v < kVectors; ++v) *At(out + at + v * kLanes) = sum[v];
+  for (int64_t v = 0; v < Shape::kVectors; ++v) *Shape::At(out + at + v * Shape::kWidth) = sum[v];
 }
 
 template <bool kWeighted>
 SOK_INLINE void AccumulateAll(const float* const* rows, const float* weights, int64_t count, int64_t dim, bool fresh,
                               float* out) {
-  int64_t at = 0;
-  for (; at + 8 * kLanes <= dim; at += 8 * kLanes) AccumulateStrip<8, kWeighted>(rows, weights, count, at, fresh, out);
-  if (at + 4 * kLanes <= dim) {
-    AccumulateStrip<4, kWeighted>(rows, weights, count, at, fresh, out);
-    at += 4 * kLanes;
-  }
-  if (at + 2 * kLanes <= dim) {
-    AccumulateStrip<2, kWeighted>(rows, weights, count, at, fresh, out);
-    at += 2 * kLanes;
-  }
-  if (at + kLanes <= dim) {
-    AccumulateStrip<1, kWeighted>(rows, weights, count, at, fresh, out);
-    at += kLanes;
-  }
+  int64_t at = ForStrips(dim, 8, [&](auto shape, int64_t from) {
+    AccumulateStrip<kWeighted>(shape, rows, weights, count, from, fresh, out);
+  });
   for (; at < dim; ++at) {
     float sum = fresh ? 0.0f : out[at];
     for (int64_t i = 0; i < count; ++i) sum += kWeighted ? weights[i] * rows[i][at] : rows[i][at];
@@ -293,14 +310,15 @@ void Scale(float factor, int64_t dim, float* x) {
   for (int64_t j = 0; j < dim; ++j) x[j] *= factor;
 }
 
-template <int64_t kVectors, bool kScaled>
-SOK_INLINE void SumStrip(const float* const* source, const float* factor, const uint32_t* slot, int64_t n, int64_t dim,
-                         int64_t at, float* sums) {
-  constexpr int64_t kAhead = 8;
+template <bool kScaled, class Shape>
+SOK_INLINE void SumStrip(Shape, const float* const* source, const float* factor, const uint32_t* slot, int64_t n,
+                         int64_t dim, int64_t at, float* sums) {
+  using Vec = typename Shape::Vec;
+  constexpr int64_t kAhead = 8, kColumns = Shape::kVectors * Shape::kWidth;
   uint32_t next = 0;
   for (int64_t i = 0; i < n; ++i) {
     if (i + kAhead < n) {
-      for (int64_t line = 0; line < kVectors * kLanes; line += 16) {
+      for (int64_t line = 0; line < kColumns; line += 16) {
         __builtin_prefetch(source[i + kAhead] + at + line);
         __builtin_prefetch(sums + int64_t{slot[i + kAhead]} * dim + at + line, 1);
       }
@@ -309,9 +327,10 @@ SOK_INLINE void SumStrip(const float* const* source, const float* factor, const 
     float* to = sums + int64_t{slot[i]} * dim + at;
     const bool first = slot[i] == next;
     next += first;
-    for (int64_t v = 0; v < kVectors; ++v) {
-      const Vector add = kScaled ? factor[i] * *At(from + v * kLanes) : *At(from + v * kLanes);
-      *At(to + v * kLanes) = (first ? Vector{} : *At(to + v * kLanes)) + add;
+    for (int64_t v = 0; v < Shape::kVectors; ++v) {
+      const Vec x = *Shape::At(from + v * Shape::kWidth), add = kScaled ? factor[i] * x : x;
+      Vec* sum = Shape::At(to + v * Shape::kWidth);
+      *sum = (first ? Vec{} : *sum) + add;
     }
   }
 }
@@ -319,20 +338,8 @@ SOK_INLINE void SumStrip(const float* const* source, const float* factor, const 
 template <bool kScaled>
 SOK_INLINE void SumAll(const float* const* source, const float* factor, const uint32_t* slot, int64_t n, int64_t dim,
                        float* sums) {
-  int64_t at = 0;
-  for (; at + 8 * kLanes <= dim; at += 8 * kLanes) SumStrip<8, kScaled>(source, factor, slot, n, dim, at, sums);
-  if (at + 4 * kLanes <= dim) {
-    SumStrip<4, kScaled>(source, factor, slot, n, dim, at, sums);
-    at += 4 * kLanes;
-  }
-  if (at + 2 * kLanes <= dim) {
-    SumStrip<2, kScaled>(source, factor, slot, n, dim, at, sums);
-    at += 2 * kLanes;
-  }
-  if (at + kLanes <= dim) {
-    SumStrip<1, kScaled>(source, factor, slot, n, dim, at, sums);
-    at += kLanes;
-  }
+  int64_t at = ForStrips(
+      dim, 8, [&](auto shape, int64_t from) { SumStrip<kScaled>(shape, source, factor, slot, n, dim, from, sums); });
   for (; at < dim; ++at) {
     uint32_t next = 0;
     for (int64_t i = 0; i < n; ++i) {
@@ -353,28 +360,28 @@ void SumBySlot(const float* const* source, const float* factor, const uint32_t* 
   }
 }
 
-template <int64_t kVectors>
-SOK_INLINE void AddStrip(const float* const* source, float* const* to, const uint8_t* fresh, int64_t n, int64_t at) {
-  constexpr int64_t kAhead = 8;
+template <class Shape>
+SOK_INLINE void AddStrip(Shape, const float* const* source, float* const* to, const uint8_t* fresh, int64_t n,
+                         int64_t at) {
+  using Vec = typename Shape::Vec;
+  constexpr int64_t kAhead = 8, kColumns = Shape::kVectors * Shape::kWidth;
   for (int64_t i = 0; i < n; ++i) {
     if (i + kAhead < n) {
-      for (int64_t line = 0; line < kVectors * kLanes; line += 16) {
+      for (int64_t line = 0; line < kColumns; line += 16) {
         __builtin_prefetch(source[i + kAhead] + at + line);
         __builtin_prefetch(to[i + kAhead] + at + line, 1);
       }
     }
     const float* from = source[i] + at;
-    float* sum = to[i] + at;
-    for (int64_t v = 0; v < kVectors; ++v) {
-      *At(sum + v * kLanes) = (fresh[i] ? Vector{} : *At(sum + v * kLanes)) + *At(from + v * kLanes);
+    for (int64_t v = 0; v < Shape::kVectors; ++v) {
+      Vec* sum = Shape::At(to[i] + at + v * Shape::kWidth);
+      *sum = (fresh[i] ? Vec{} : *sum) + *Shape::At(from + v * Shape::kWidth);
     }
   }
 }
 
 void AddRows(const float* const* source, float* const* to, const uint8_t* fresh, int64_t n, int64_t dim) {
-  int64_t at = 0;
-  for (; at + 4 * kLanes <= dim; at += 4 * kLanes) AddStrip<4>(source, to, fresh, n, at);
-  for (; at + kLanes <= dim; at += kLanes) AddStrip<1>(source, to, fresh, n, at);
+  int64_t at = ForStrips(dim, 4, [&](auto shape, int64_t from) { AddStrip(shape, source, to, fresh, n, from); });
   for (; at < dim; ++at)
     for (int64_t i = 0; i < n; ++i) to[i][at] = (fresh[i] ? 0.0f : to[i][at]) + source[i][at];
 }
@@ -421,7 +428,11 @@ SOK_INLINE void UpdateRowsOf(const RowView& view, const UpdateRule& rule, const 
 
 void UpdateRows(const RowView& view, const UpdateRule& rule, const int64_t* row_ids, int64_t slot_offset,
                 const float* grads, int64_t count, int64_t dim) {
+  // Where a row is a few vectors, a loop of unknown length costs more than what it does.
+  if (dim == 4) return UpdateRowsOf<4>(view, rule, row_ids, slot_offset, grads, count, dim);
+  if (dim == 8) return UpdateRowsOf<8>(view, rule, row_ids, slot_offset, grads, count, dim);
   if (dim == 16) return UpdateRowsOf<16>(view, rule, row_ids, slot_offset, grads, count, dim);
+  if (dim == 32) return UpdateRowsOf<32>(view, rule, row_ids, slot_offset, grads, count, dim);
   UpdateRowsOf<0>(view, rule, row_ids, slot_offset, grads, count, dim);
 }
 

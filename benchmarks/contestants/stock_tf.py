@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from benchmarks import synthetic, workloads
@@ -86,7 +87,7 @@ def _pooled(tables: Sequence[tf.Variable], ids: Sequence[tf.RaggedTensor], combi
     ]
 
 
-def _batches(job: dict[str, Any], distribution: str) -> list[list[tf.Tensor]]:
+def _batches(job: dict[str, Any], distribution: str, keys: Any = None) -> list[list[tf.Tensor]]:
     return [
         tensors.flat(
             workloads.make_bags(
@@ -96,13 +97,37 @@ def _batches(job: dict[str, Any], distribution: str) -> list[list[tf.Tensor]]:
                 hotness=job["hotness"],
                 distribution=distribution,
                 number=number,
-            )
+            ),
+            keys,
         )
         for number in range(workloads.W2_BATCHES)
     ]
 
 
+def _finders(job: dict[str, Any]) -> list[tf.lookup.experimental.DenseHashTable]:
+    """For each table, the row numbers of its keys."""
+    indexes = []
+    for t in range(job["tables"]):
+        index = tf.lookup.experimental.DenseHashTable(
+            tf.int64, tf.int64, default_value=-1, empty_key=-1, deleted_key=-2, initial_num_buckets=2 * job["rows"]
+        )
+        rows = np.arange(job["rows"], dtype=np.int64)
+        index.insert(tf.constant(workloads.hashed_ids(rows, t)), tf.constant(rows))
+        indexes.append(index)
+    return indexes
+
+
 def _w2(job: dict[str, Any]) -> Prepared:
+    finders = _finders(job) if job.get("finds_keys") else None
+
+    def as_ragged(flat: Sequence[tf.Tensor]) -> list[tf.RaggedTensor]:
+        found = tensors.as_ragged(flat)
+        return (
+            found
+            if finders is None
+            else [one.with_values(f[one.values]) for f, one in zip(finders, found, strict=True)]
+        )
+
     tables = [rows_variable(job["rows"], job["dim"], t) for t in range(job["tables"])]
     name = job.get("optimizer")
     if name == "lazyadam":
@@ -112,7 +137,7 @@ def _w2(job: dict[str, Any]) -> Prepared:
 
         @tf.function(input_signature=signature)
         def step(*flat: tf.Tensor) -> list[tf.Tensor]:
-            return _pooled(tables, tensors.as_ragged(flat), job["combiner"])
+            return _pooled(tables, as_ragged(flat), job["combiner"])
 
     else:
         rule = tensors.stock_optimizer(name)
@@ -122,17 +147,18 @@ def _w2(job: dict[str, Any]) -> Prepared:
         @tf.function(input_signature=signature)
         def step(*flat: tf.Tensor) -> None:
             with tf.GradientTape() as tape:
-                outputs = _pooled(tables, tensors.as_ragged(flat), job["combiner"])
+                outputs = _pooled(tables, as_ragged(flat), job["combiner"])
             gradients = tape.gradient(outputs, tables, output_gradients=upstream)
             rule.apply_gradients(zip(gradients, tables, strict=True))
 
     prepared = Prepared(
-        "embedding_lookup_sparse(allow_fast_lookup)"
+        ("DenseHashTable to row numbers, " if finders is not None else "")
+        + "embedding_lookup_sparse(allow_fast_lookup)"
         + (f" + tf_keras legacy {name}" if name else "")
-        + (", rows by number: no keys to find" if job["hashed"] else "")
+        + (", rows by number: no keys to find" if job["hashed"] and finders is None else "")
     )
     for distribution in job.get("distributions", workloads.DISTRIBUTIONS):
-        batches = _batches(job, distribution)
+        batches = _batches(job, distribution, None if finders is None else workloads.hashed_ids)
         together = tensors.in_one_call(step, batches)
         prepared[distribution] = lambda i, run=together: run()
         prepared.steps_per_call[distribution] = len(batches)
