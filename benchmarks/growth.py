@@ -95,7 +95,8 @@ def bend(points: Sequence[Point]) -> int | None:
 
 def _grown(points: Sequence[Point]) -> str:
     first, last = points[0], points[-1]
-    return f"{last.value / first.value:,.0f} times the size takes {last.figure.ms / first.figure.ms:.2g} times as long"
+    times = last.figure.ms / first.figure.ms
+    return f"{last.value / first.value:,.0f} times the size takes {times:,.{0 if times >= 10 else 1}f} times as long"
 
 
 def _at_bend(points: Sequence[Point], why: str) -> str:
@@ -191,10 +192,50 @@ def why_left_out(sweep: Sweep, value: int, available_gib: float) -> str:
     return f"needs {needed:.1f} GiB, {available_gib:.1f} are free" if needed > available_gib else ""
 
 
+def run(sweep: Sweep, value: int, threads: int, pace: driver.Pace) -> dict[str, Any]:
+    """One line of the results: the point, or why it is left out."""
+    available = machine.memory_bytes("MemAvailable") / GIB - driver.SPARE_GIB
+    reason = why_left_out(sweep, value, available)
+    if not reason:
+        try:
+            point = measure(sweep, value, threads, pace)
+            return {
+                "sweep": sweep.name,
+                "value": value,
+                "ns_per_id": round(point.ns_per_id, 2),
+                **point.figure.as_json(),
+            }
+        except driver.Failed as failure:
+            reason = str(failure)
+    return {"sweep": sweep.name, "value": value, "left_out": reason}
+
+
+def point_of(sweep: Sweep, line: dict[str, Any]) -> Point:
+    figure = Figure(**{field.name: line[field.name] for field in dataclasses.fields(Figure)})
+    return Point(line["value"], figure, ids_of(sweep.parameters(line["value"])))
+
+
+def read(path: Path, context: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Lines of an earlier run on the same machine, by sweep: a sweep that was disturbed can be measured again alone."""
+    if not path.exists():
+        return {}
+    first, *lines = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
+    if first["context"]["machine"]["cpu"] != context["machine"]["cpu"]:
+        return {}
+    by_sweep: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        by_sweep.setdefault(line["sweep"], []).append(line)
+    return by_sweep
+
+
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m benchmarks growth", description=__doc__)
     made.add_argument(
-        "--only", action="append", default=[], choices=[sweep.name for sweep in SWEEPS], help="repeatable"
+        "--only",
+        action="append",
+        default=[],
+        choices=[sweep.name for sweep in SWEEPS],
+        help="repeatable; the others stay as they are in DIR",
     )
     made.add_argument("--quick", action="store_true", help="two points of each, to see that it works")
     made.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="DIR")
@@ -215,35 +256,23 @@ def main(arguments: Sequence[str]) -> int:
         "versions": machine.versions(),
     }
     print(report.header(context), flush=True)
+    kept = read(options.out / "growth.jsonl", context) if options.only else {}
     measured: list[tuple[Sweep, list[Point], list[str]]] = []
     with (options.out / "growth.jsonl").open("w", encoding="utf-8") as file:
         file.write(json.dumps({"context": context}) + "\n")
         for sweep in SWEEPS:
-            if options.only and sweep.name not in options.only:
-                continue
-            points: list[Point] = []
-            left_out: list[str] = []
-            for value in sweep.quick if options.quick else sweep.values:
-                available = machine.memory_bytes("MemAvailable") / GIB - driver.SPARE_GIB
-                reason = why_left_out(sweep, value, available)
-                if not reason:
-                    try:
-                        points.append(measure(sweep, value, options.threads, pace))
-                    except driver.Failed as failure:
-                        reason = str(failure)
-                if reason:
-                    left_out.append(f"{value:,}: {reason}")
-                    line: dict[str, Any] = {"sweep": sweep.name, "value": value, "left_out": reason}
-                else:
-                    line = {
-                        "sweep": sweep.name,
-                        "value": value,
-                        "ns_per_id": round(points[-1].ns_per_id, 2),
-                        **points[-1].figure.as_json(),
-                    }
-                print(json.dumps(line), flush=True)
-                file.write(json.dumps(line) + "\n")
-            measured.append((sweep, points, left_out))
+            lines = kept.get(sweep.name, [])
+            if not options.only or sweep.name in options.only:
+                lines = []
+                for value in sweep.quick if options.quick else sweep.values:
+                    lines.append({"date": report.now(), **run(sweep, value, options.threads, pace)})
+                    print(json.dumps(lines[-1]), flush=True)
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+            if lines:
+                left_out = [f"{line['value']:,}: {line['left_out']}" for line in lines if "left_out" in line]
+                measured.append((sweep, [point_of(sweep, line) for line in lines if "ms" in line], left_out))
+    if kept:
+        print(f"kept from the run before: {', '.join(name for name in kept if name not in options.only)}")
     lines = [report.header(context), "", *summary(measured, context)]
     lines.append(f"{(time.monotonic() - started) / 60:.1f} minutes")
     (options.out / "summary.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")

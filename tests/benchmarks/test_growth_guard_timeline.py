@@ -49,6 +49,27 @@ def test_memory_estimate_covers_the_table():
     assert growth.gib_of(parameters) * growth.GIB > table
 
 
+def test_a_sweep_is_measured_again_and_the_others_stay(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("benchmarks.charts")
+    taken = []
+
+    def measure(sweep, value, threads, pace):
+        taken.append(sweep.name)
+        return points((value, float(len(taken))))[0]
+
+    monkeypatch.setattr(growth, "measure", measure)
+    out = ["--quick", "--out", str(tmp_path)]
+    assert growth.main(out) == 0
+    before = growth.read(tmp_path / "growth.jsonl", {"machine": growth.machine.describe()})
+    taken.clear()
+    assert growth.main([*out, "--only", "dim"]) == 0
+    after = growth.read(tmp_path / "growth.jsonl", {"machine": growth.machine.describe()})
+    assert set(taken) == {"dim"} and list(after) == list(before) == [sweep.name for sweep in growth.SWEEPS]
+    assert after["rows"] == before["rows"] and after["dim"] != before["dim"]
+    assert "kept from the run before: rows, batch, tables, workers" in capsys.readouterr().out
+    assert growth.read(tmp_path / "growth.jsonl", {"machine": {"cpu": "another"}}) == {}
+
+
 def test_growth_is_drawn(tmp_path):
     charts = pytest.importorskip("benchmarks.charts")
     measured = [(growth.SWEEPS[0], points((10, 1.0), (100, 2.0)), ["1,000: needs 9 GiB"]), (growth.SWEEPS[1], [], [])]
