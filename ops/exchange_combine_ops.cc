@@ -149,11 +149,14 @@ class ExchangeCombineOp : public PoolOp {
       CheckAnswers(answers.flat<float>().data(), size, ctx->input(1), ctx->input(2));
       const ProfileSpan span("combine", name(), {-1, -1, size * int64_t{sizeof(float)}}, "op");
       const std::vector<PooledFeature> features = Features(ctx, size);
+      std::vector<Wanted> wanted;
+      for (const PooledFeature& f : features)
+        wanted.push_back({tensorflow::DT_FLOAT, CheckedShape({f.segments, f.dim})});
+      std::vector<Tensor> tensors = AllocateTogether(ctx, wanted);
       std::vector<float*> outputs;
       for (size_t f = 0; f < features.size(); ++f) {
-        const TensorShape shape = CheckedShape({features[f].segments, features[f].dim});
-        Tensor* output = AllocateOutput(ctx, static_cast<int>(f), shape);
-        outputs.push_back(output->flat<float>().data());
+        outputs.push_back(tensors[f].flat<float>().data());
+        ctx->set_output(static_cast<int>(f), tensors[f]);
       }
       const TfExecutor executor(ctx);
       CombineAnswers({executor}, answers.flat<float>().data(), features.data(), static_cast<int>(features.size()),

@@ -141,7 +141,7 @@ class GroupLookupOp : public GroupOp {
       const bool insert = ScalarArg<bool>(ctx->input(m + 3 * n), "insert");
       const ScratchLease scratch;
       std::vector<EmbeddingTable::Feature> features(static_cast<size_t>(n));
-      std::vector<Tensor> row_ids(static_cast<size_t>(n));
+      std::vector<Wanted> wanted(static_cast<size_t>(2 * n));  // outputs, then row ids
       bool* are_keys = scratch.get()->Get<bool>(n);
       std::fill_n(are_keys, n, false);
       for (int f = 0; f < n; ++f) {
@@ -153,11 +153,15 @@ class GroupLookupOp : public GroupOp {
         feature.row_splits = Int64(row_splits);
         feature.weights = WeightsOrNull(ctx->input(m + 2 * n + f), feature.n);
         feature.combiner = group_->combiners[static_cast<size_t>(f)];
-        feature.output =
-            AllocateOutput(ctx, f, TensorShape({feature.segments, feature.table->dim()}))->flat<float>().data();
-        Check(ctx->allocate_temp(tensorflow::DT_INT64, keys.shape(), &row_ids[static_cast<size_t>(f)]));
-        feature.row_ids = reinterpret_cast<int64_t*>(row_ids[static_cast<size_t>(f)].flat<int64_t>().data());
+        wanted[static_cast<size_t>(f)] = {tensorflow::DT_FLOAT, CheckedShape({feature.segments, feature.table->dim()})};
+        wanted[static_cast<size_t>(n + f)] = {tensorflow::DT_INT64, keys.shape()};
         if (keys.dtype() == tensorflow::DT_INT64) feature.keys_are_row_ids = &are_keys[f];
+      }
+      std::vector<Tensor> outputs = AllocateTogether(ctx, wanted);
+      for (size_t f = 0; f < features.size(); ++f) {
+        features[f].output = outputs[f].flat<float>().data();
+        Tensor* row_ids = &outputs[features.size() + f];
+        features[f].row_ids = reinterpret_cast<int64_t*>(row_ids->flat<int64_t>().data());
       }
       const ProfileGroup described = DescribeGroup(features, [](const EmbeddingTable::Feature& f) {
         return ProfileCounts{f.n, f.segments, f.segments * f.table->dim() * int64_t{sizeof(float)}};
@@ -165,8 +169,10 @@ class GroupLookupOp : public GroupOp {
       const ProfileSpan span("find+combine", described.tables, described.counts);
       const TfExecutor executor(ctx);
       EmbeddingTable::LookupGroup({executor}, scratch.get(), features.data(), n, insert);
-      for (int f = 0; f < n; ++f)
-        ctx->set_output(n + f, are_keys[f] ? ctx->input(m + f) : row_ids[static_cast<size_t>(f)]);
+      for (int f = 0; f < n; ++f) {
+        ctx->set_output(f, outputs[static_cast<size_t>(f)]);
+        ctx->set_output(n + f, are_keys[f] ? ctx->input(m + f) : outputs[static_cast<size_t>(n + f)]);
+      }
     });
   }
 };

@@ -126,6 +126,29 @@ tensorflow::Tensor* AllocateOutput(tensorflow::OpKernelContext* ctx, int index, 
   return output;
 }
 
+std::vector<tensorflow::Tensor> AllocateTogether(tensorflow::OpKernelContext* ctx, const std::vector<Wanted>& wanted) {
+  auto bytes_of = [](const Wanted& one) { return one.shape.num_elements() * tensorflow::DataTypeSize(one.dtype); };
+  auto place_of = [](int64_t bytes) { return (bytes + 63) & ~int64_t{63}; };
+  int64_t together = 0;
+  for (const Wanted& one : wanted)
+    if (bytes_of(one) < kMinBytes) together += place_of(bytes_of(one));
+  const std::shared_ptr<PooledBlock> block = together < kMinBytes ? nullptr : PooledBlock::Take(together);
+  std::vector<tensorflow::Tensor> tensors(wanted.size());
+  int64_t used = 0;
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    const int64_t bytes = bytes_of(wanted[i]);
+    if (bytes >= kMinBytes) {
+      tensors[i] = TensorInBlock(PooledBlock::Take(bytes), 0, wanted[i].dtype, wanted[i].shape);
+    } else if (block) {
+      tensors[i] = TensorInBlock(block, used, wanted[i].dtype, wanted[i].shape);
+      used += place_of(bytes);
+    } else {
+      Check(ctx->allocate_temp(wanted[i].dtype, wanted[i].shape, &tensors[i]));
+    }
+  }
+  return tensors;
+}
+
 PoolBytes OutputPoolBytes() {
   Pool& pool = ThePool();
   std::lock_guard<std::mutex> lock(pool.mutex);

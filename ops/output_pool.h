@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -38,6 +39,15 @@ tensorflow::Tensor TensorInBlock(std::shared_ptr<PooledBlock> block, int64_t off
 
 // As ctx->allocate_output, from the pool where the output is large. Throws OutOfMemory.
 tensorflow::Tensor* AllocateOutput(tensorflow::OpKernelContext* ctx, int index, const tensorflow::TensorShape& shape);
+
+// Tensors of these shapes. The small ones lie side by side in one block of the pool if together they are large: a thousand
+// outputs of 64 KiB are as dear, fresh from the system, as one of 64 MiB. Such a block goes back with the last of them.
+// Throws OutOfMemory.
+struct Wanted {
+  tensorflow::DataType dtype;
+  tensorflow::TensorShape shape;
+};
+std::vector<tensorflow::Tensor> AllocateTogether(tensorflow::OpKernelContext* ctx, const std::vector<Wanted>& wanted);
 
 // Bytes of the pool: in use, and kept for the next call.
 struct PoolBytes {

@@ -5,6 +5,7 @@ import resource
 import numpy as np
 import tensorflow as tf
 
+import sok
 from tests.ops.tables import NativeTable
 
 
@@ -44,3 +45,22 @@ def test_memory_does_not_grow_from_step_to_step():
         if step in (9, 39):
             peak.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
     assert peak[1] - peak[0] < 100
+
+
+def test_many_small_outputs_share_a_block_and_stay_independent():
+    dim, tables, batch = 16, 40, 1024  # 64 KiB an output, 2.5 MiB together
+    parameters = [sok.EmbeddingVariable(dim, 2 * batch, name=f"output_pool_{t}") for t in range(tables)]
+    keys = [np.arange(t, t + batch) for t in range(tables)]
+
+    def look_up(shift):
+        ids = [tf.RaggedTensor.from_row_lengths(k + shift, np.ones(batch, np.int64)) for k in keys]
+        return sok.group_embedding_lookup_sparse(parameters, ids, "sum")
+
+    first = look_up(0)
+    copies = [one.numpy().copy() for one in first]
+    kept = first[7]
+    del first
+    second = look_up(1)
+    np.testing.assert_array_equal(kept, copies[7])
+    for one, copy in zip(second, copies, strict=True):
+        np.testing.assert_array_equal(one[:-1], copy[1:])
