@@ -20,17 +20,22 @@ _KINDS = {
 }
 
 
-def together(transport: Transport, name: str, part: Callable[[], Any]) -> list[Any]:
+def together(
+    transport: Transport, name: str, part: Callable[[], Any], undo: Callable[[], None] | None = None
+) -> list[Any]:
     """Runs `part()` on every rank and gives all ranks what each returned, rank 0's first. Collective.
 
     Args:
         transport: to the other ranks.
         name: of the one collective that this takes.
         part: returns what JSON can hold.
+        undo: called before an error is raised, if it is certain that no rank goes on: all know that one has failed, or
+            this one was interrupted and has told nobody. Not if a peer was lost: others may have heard from it before.
 
     Raises:
         Exception: `part` raised on some rank. The first of these ranks is named, and all raise the same class.
     """
+    undo = undo or (lambda: None)
     error: Exception | None = None
     value = None
     text = ""
@@ -39,14 +44,19 @@ def together(transport: Transport, name: str, part: Callable[[], Any]) -> list[A
         text = json.dumps({"value": value})
     except Exception as caught:  # whatever it is, the peers must not wait for this rank
         error = caught
+    except BaseException:
+        undo()
+        raise
     if transport.size == 1:
         if error is not None:
+            undo()
             raise error
         return [value]
     said = _gather_texts(transport, name, text if error is None else json.dumps(_described(error)))
     failed = [(rank, answer) for rank, answer in enumerate(said) if "value" not in answer]
     if not failed:
         return [answer["value"] for answer in said]
+    undo()
     rank, answer = failed[0]
     raise _exception(answer, f"rank {rank} of {transport.size}: {answer['text']}") from error
 

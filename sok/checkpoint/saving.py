@@ -85,16 +85,13 @@ def save(
     generation = said[0]["generation"]
 
     mine: list[str] = []
-    try:
-        written = together(
-            transport,
-            "sok/save/write",
-            lambda: _write(path, generation, list(tables.values()), calls, transport.rank, mine, progress),
-        )
-    except BaseException:
-        for name in mine:
-            _remove(path, name)
-        raise
+    # If a peer is lost on the way, the files stay: rank 0 may have had all answers, and be listing them right now.
+    written = together(
+        transport,
+        "sok/save/write",
+        lambda: _write(path, generation, list(tables.values()), calls, transport.rank, mine, progress),
+        undo=lambda: [_remove(path, name) for name in mine],
+    )
 
     def commit() -> None:
         if transport.rank != 0:

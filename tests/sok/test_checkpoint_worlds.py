@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sok
-from sok.checkpoint import native, read_manifest
+from sok.checkpoint import native, read_manifest, verify
 from sok.checkpoint.agreement import together
+from tests.sok import threads_world
 from tests.sok.checkpoint_cases import contents
-from tests.sok.threads_world import checked, run_world
+from tests.sok.threads_world import ThreadTransport, checked, run_world
 
 DIM = 2
 
@@ -156,6 +157,30 @@ def test_a_save_that_fails_on_one_worker_leaves_the_old_checkpoint(tmp_path, mon
             assert len(list(tmp_path.iterdir())) == 3
 
     checked(run_world(2, program, monkeypatch))
+
+
+def test_a_worker_that_loses_a_peer_leaves_the_files_that_others_may_list(tmp_path, monkeypatch):
+    """A collective may end well for one worker and not for another, where a third is gone."""
+
+    class Losing(ThreadTransport):
+        def all_gather(self, tensor, name):
+            gathered = super().all_gather(tensor, name)
+            if self.rank == 1 and name == "sok/save/write":
+                raise tf.errors.UnknownError(None, None, "a peer is gone")
+            return gathered
+
+    monkeypatch.setattr(threads_world, "ThreadTransport", Losing)
+
+    def program(transport):
+        table = table_for(transport.rank, transport.size)
+        fill(table, range(30))
+        sok.save(tmp_path, [table])
+
+    # Rank 0 then waits for the one that has left; what it has listed is there.
+    monkeypatch.setattr(threads_world, "_DEADLINE", 2.0)
+    results = run_world(2, program, monkeypatch)
+    assert isinstance(results[1], tf.errors.UnknownError) and results[0] is not None, results
+    assert verify(tmp_path) == [] and read_manifest(tmp_path).table("item").rows == 30
 
 
 def test_workers_that_mean_different_things_are_told(tmp_path, monkeypatch):
