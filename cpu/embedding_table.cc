@@ -235,13 +235,14 @@ void EmbeddingTable::Assign(const Cpu& cpu, Scratch* scratch, const uint64_t* ke
   }
 }
 
-void EmbeddingTable::Reserve(const Cpu& cpu, int64_t n) {
+void EmbeddingTable::Reserve(const Cpu& cpu, int64_t n, bool rows) {
   if (n < 0 || n > config_.capacity) {
     throw InvalidArgument(Label() + ": can reserve 0 to " + std::to_string(config_.capacity) +
                           " rows (its capacity). Received: " + std::to_string(n) + ".");
   }
   Lock lock(mutex_);
   if (index_) index_->Reserve(n);
+  if (!rows) return;
   for (int64_t row = 0; row < n; row += rows_.rows_per_slab()) MakeRoom(row);
   cpu.executor.For((n + rows_.rows_per_slab() - 1) / rows_.rows_per_slab(), 1 << 20, [&](int64_t begin, int64_t end) {
     for (int64_t slab = begin; slab < end; ++slab) rows_.TakePages(slab);

@@ -238,7 +238,7 @@ void EmbeddingTable::MakeRoom(int64_t row) {
   }
 }
 
-void EmbeddingTable::InitRows(const std::pair<uint32_t, uint64_t>* fresh, int64_t n, bool weights) {
+void EmbeddingTable::InitRows(const std::pair<uint32_t, uint64_t>* fresh, int64_t n) {
   uint64_t keys[kBlock];
   float* records[kBlock];
   for (int64_t begin = 0; begin < n; begin += kBlock) {
@@ -252,7 +252,7 @@ void EmbeddingTable::InitRows(const std::pair<uint32_t, uint64_t>* fresh, int64_
         if (set->rule.decays()) *set->Stamp(row) = static_cast<uint32_t>(set->history.calls());
       }
     }
-    if (weights) FillRows(config_.initializer, keys, count, config_.dim, records);
+    FillRows(config_.initializer, keys, count, config_.dim, records);
   }
 }
 
@@ -291,27 +291,28 @@ void EmbeddingTable::InsertHashed(const Cpu& cpu, Scratch* scratch, const uint64
 }
 
 void EmbeddingTable::InsertMissing(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, const int64_t* missing,
-                                   int64_t m, uint32_t* rows, bool weights) {
+                                   int64_t m, uint32_t* rows, bool fresh) {
   if (m == 0) return;
-  std::vector<std::pair<uint32_t, uint64_t>> fresh;
+  std::vector<std::pair<uint32_t, uint64_t>> made;
   if (config_.hashed) {
-    InsertHashed(cpu, scratch, keys, missing, m, rows, &fresh);
+    InsertHashed(cpu, scratch, keys, missing, m, rows, &made);
   } else {
     const uint64_t shards = static_cast<uint64_t>(config_.partition().num_shards());
-    fresh.reserve(static_cast<size_t>(m));
+    made.reserve(static_cast<size_t>(m));
     for (int64_t k = 0; k < m; ++k) MakeRoom(static_cast<int64_t>(keys[missing[k]] / shards));
     for (int64_t k = 0; k < m; ++k) {
       const int64_t i = missing[k];
       rows[i] = static_cast<uint32_t>(keys[i] / shards);
       if (InUse(rows[i])) continue;
       MarkInUse(rows[i], true);
-      fresh.emplace_back(rows[i], keys[i]);
+      made.emplace_back(rows[i], keys[i]);
     }
   }
-  num_rows_ += static_cast<int64_t>(fresh.size());
-  if (!fresh.empty()) ++changes_;
-  cpu.executor.For(static_cast<int64_t>(fresh.size()), 50 + 10 * config_.dim,
-                   [&](int64_t begin, int64_t end) { InitRows(fresh.data() + begin, end - begin, weights); });
+  num_rows_ += static_cast<int64_t>(made.size());
+  if (!made.empty()) ++changes_;
+  if (!fresh) return;
+  cpu.executor.For(static_cast<int64_t>(made.size()), 50 + 10 * config_.dim,
+                   [&](int64_t begin, int64_t end) { InitRows(made.data() + begin, end - begin); });
 }
 
 // Positions without a row in the tasks of one feature, ascending.

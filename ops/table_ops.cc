@@ -317,6 +317,7 @@ REGISTER_KERNEL_BUILDER(Name("Sok>TableErase").Device(tensorflow::DEVICE_CPU), T
 REGISTER_OP("Sok>TableReserve")
     .Input("handle: resource")
     .Input("num_rows: int64")
+    .Attr("keys_only: bool = false")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle unused;
@@ -325,13 +326,18 @@ REGISTER_OP("Sok>TableReserve")
 
 class TableReserveOp : public OpKernel {
  public:
-  using OpKernel::OpKernel;
+  explicit TableReserveOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    Guard(ctx, [&] { Check(ctx->GetAttr("keys_only", &keys_only_)); });
+  }
   void Compute(OpKernelContext* ctx) override {
     Guard(ctx, [&] {
       const TfExecutor executor(ctx);
-      TableArg(ctx, 0)->table().Reserve({executor}, ScalarArg<int64_t>(ctx->input(1), "num_rows"));
+      TableArg(ctx, 0)->table().Reserve({executor}, ScalarArg<int64_t>(ctx->input(1), "num_rows"), !keys_only_);
     });
   }
+
+ private:
+  bool keys_only_ = false;
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>TableReserve").Device(tensorflow::DEVICE_CPU), TableReserveOp);
 

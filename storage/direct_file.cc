@@ -1,6 +1,7 @@
 #include "sok/direct_file.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,7 +15,6 @@
 namespace sok {
 namespace {
 
-constexpr size_t kBufferBytes = size_t{4} << 20;
 constexpr size_t kAlignment = 4096;  // of memory, offsets and lengths: enough for every disk
 
 #if defined(O_DIRECT)
@@ -26,11 +26,6 @@ constexpr int kDirect = 0;
 }  // namespace
 
 DirectFile::DirectFile(const std::string& path, int flags, const char* doing) : path_(path) {
-  for (Buffer* buffer : {&mine_, &disks_}) {
-    void* memory = nullptr;
-    if (posix_memalign(&memory, kAlignment, kBufferBytes) != 0) throw std::bad_alloc();
-    buffer->reset(static_cast<char*>(memory));
-  }
   is_direct_ = kDirect != 0;
   file_ = open(path.c_str(), flags | O_CLOEXEC | kDirect, 0666);
   if (file_ < 0 && errno == EINVAL && is_direct_) {  // a file system in memory, for one
@@ -38,6 +33,19 @@ DirectFile::DirectFile(const std::string& path, int flags, const char* doing) : 
     file_ = open(path.c_str(), flags | O_CLOEXEC, 0666);
   }
   if (file_ < 0) throw FileError(errno, doing, path);
+  struct stat status;
+  if ((flags & O_ACCMODE) == O_RDONLY && fstat(file_, &status) == 0) {
+    // A thousand small tables are a thousand small files: no more memory than the file has bytes.
+    const size_t pages = static_cast<size_t>(std::max<off_t>(status.st_size, 1) - 1) / kAlignment + 1;
+    buffer_bytes_ = std::min(kBufferBytes, pages * kAlignment);
+  }
+}
+
+void DirectFile::Allocate(Buffer* buffer) {
+  if (*buffer) return;
+  void* memory = nullptr;
+  if (posix_memalign(&memory, kAlignment, buffer_bytes_) != 0) throw std::bad_alloc();
+  buffer->reset(static_cast<char*>(memory));
 }
 
 DirectFile::~DirectFile() {
@@ -71,25 +79,27 @@ size_t DirectFile::WriteOut(const char* data, size_t n) {
 
 void DirectFile::StartWriting() {
   Finished();
-  std::swap(mine_, disks_);
+  std::swap(mine_, disks_);  // the first time to a buffer that Append will make
   pending_ = std::async(std::launch::async, [this, n = end_] { return WriteOut(disks_.get(), n); });
   end_ = 0;
 }
 
 void DirectFile::Append(const char* data, size_t n) {
   while (n > 0) {
-    const size_t count = std::min(n, kBufferBytes - end_);
+    Allocate(&mine_);
+    const size_t count = std::min(n, buffer_bytes_ - end_);
     std::memcpy(mine_.get() + end_, data, count);
     end_ += count;
     data += count;
     n -= count;
-    if (end_ == kBufferBytes) StartWriting();
+    if (end_ == buffer_bytes_) StartWriting();
   }
 }
 
 void DirectFile::Sync() {
-  StartWriting();
   Finished();
+  WriteOut(mine_.get(), end_);
+  end_ = 0;
   if (fsync(file_) != 0) throw FileError(errno, "write to the disk", path_);
 }
 
@@ -101,7 +111,7 @@ void DirectFile::Close() {
 
 size_t DirectFile::ReadIn(char* data) {
   for (;;) {
-    const ssize_t got = read(file_, data, kBufferBytes);
+    const ssize_t got = read(file_, data, buffer_bytes_);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && errno == EINVAL && is_direct_) {
       GoThroughCache();
@@ -119,10 +129,15 @@ size_t DirectFile::Read(char* data, size_t n) {
   while (done < n) {
     if (begin_ == end_) {
       begin_ = 0;
+      Allocate(&disks_);
       end_ = pending_.valid() ? Finished() : ReadIn(disks_.get());
       if (end_ == 0) break;
       std::swap(mine_, disks_);
-      pending_ = std::async(std::launch::async, [this] { return ReadIn(disks_.get()); });
+      // A short read is the end of the file, as a rule: no thread is made to find nothing.
+      if (end_ == kBufferBytes) {
+        Allocate(&disks_);
+        pending_ = std::async(std::launch::async, [this] { return ReadIn(disks_.get()); });
+      }
     }
     const size_t count = std::min(n - done, end_ - begin_);
     std::memcpy(data + done, mine_.get() + begin_, count);

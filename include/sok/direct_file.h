@@ -39,7 +39,10 @@ class DirectFile {
   };
   using Buffer = std::unique_ptr<char, Free>;  // aligned, as direct access asks for
 
-  size_t Finished();  // waits for the disk; what WriteOut or ReadIn gave
+  static constexpr size_t kBufferBytes = size_t{4} << 20;
+
+  void Allocate(Buffer* buffer);  // if it has not been
+  size_t Finished();              // waits for the disk; what WriteOut or ReadIn gave
   void StartWriting();
   size_t WriteOut(const char* data, size_t n);
   size_t ReadIn(char* data);
@@ -48,7 +51,8 @@ class DirectFile {
   std::string path_;
   int file_ = -1;
   bool is_direct_ = false;
-  Buffer mine_, disks_;
+  size_t buffer_bytes_ = kBufferBytes;
+  Buffer mine_, disks_;          // made when needed
   size_t begin_ = 0, end_ = 0;   // what lies in mine_: read and not yet asked for, or still to be written
   int64_t offset_ = 0;           // of the file, behind what was written or read
   std::future<size_t> pending_;  // what the disk does with disks_

@@ -201,8 +201,9 @@ class EmbeddingTable {
   void Swap(EmbeddingTable* other);
 
   // Makes room for n rows in all: filling up to there rebuilds nothing, and the system has been asked for the memory.
+  // With `rows` false for their keys only: records come with the rows, as wide as slot sets have made them by then.
   // Throws InvalidArgument for more than the capacity, OutOfMemory.
-  void Reserve(const Cpu& cpu, int64_t n);
+  void Reserve(const Cpu& cpu, int64_t n, bool rows = true);
 
   // Removes keys; their row numbers may be used again. Gives how many existed.
   int64_t Erase(const uint64_t* keys, int64_t n);
@@ -237,13 +238,13 @@ class EmbeddingTable {
   static void FinishFeature(const Cpu& cpu, Scratch* scratch, const Feature& feature, Task* tasks, int64_t num_tasks,
                             int64_t changes, uint32_t* rows, float* buffers);
   // Gives a row to each of the m positions listed in `missing` (ascending); all or none, then throws TableFull. With
-  // `weights` false the caller fills in the weights of new rows.
+  // `fresh` false the caller writes the whole record of new rows, and their stamps.
   void InsertMissing(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, const int64_t* missing, int64_t m,
-                     uint32_t* rows, bool weights = true);
+                     uint32_t* rows, bool fresh = true);
   void InsertHashed(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, const int64_t* missing, int64_t m,
                     uint32_t* rows, std::vector<std::pair<uint32_t, uint64_t>>* fresh);
   void MakeRoom(int64_t row);
-  void InitRows(const std::pair<uint32_t, uint64_t>* fresh, int64_t n, bool weights);
+  void InitRows(const std::pair<uint32_t, uint64_t>* fresh, int64_t n);
   bool KeysAreRowIds(const Feature& feature) const;
   int64_t RowId(uint32_t row) const { return row == HashTable::kNoRow ? -1 : (epoch_ << 32) | row; }
   // Ids of an epoch before it mean rows that Swap has taken away.

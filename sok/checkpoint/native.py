@@ -39,7 +39,8 @@ class EagerCalls:
     def second(self, table: Any, num_rows: int) -> Any:
         """An empty table like this one, to load about so many rows into."""
         second = table_state.second_table(table)
-        _ops.lib().sok_table_reserve(second, tf.constant(num_rows, tf.int64))
+        # Records are as wide as the slots in the files make them: memory of another width would be asked for twice.
+        _ops.lib().sok_table_reserve(second, tf.constant(num_rows, tf.int64), keys_only=True)
         return second
 
     def load(self, table: Any, second: Any, path: str, sets: Pairs) -> dict[str, Any]:
@@ -134,7 +135,7 @@ def _graph_ops(table: Any) -> dict[str, Any]:
             "size": table.size(),
             "slot_sets": lib.sok_table_slot_sets(table.handle),
             "num_rows": num_rows,
-            "reserve": lib.sok_table_reserve(second, num_rows),
+            "reserve": lib.sok_table_reserve(second, num_rows, keys_only=True),
             "load": lib.sok_table_load(second, path, saved_sets, table_sets),
             "swap": lib.sok_table_swap(table.handle, second),
             "drop": tf.raw_ops.DestroyResourceOp(resource=second, ignore_lookup_error=True),

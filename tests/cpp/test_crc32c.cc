@@ -50,6 +50,13 @@ TEST(BothWaysAgreeOnAnyLengthAndAlignment) {
       CHECK_EQ(sok::Crc32c(text.data() + from, n, 5u), sok::Crc32cByTable(text.data() + from, n, 5u));
 }
 
+TEST(LongStretchesAreSummedSideBySideToTheSameValue) {
+  const std::string text = Noise(40000);
+  for (const size_t n : {12287u, 12288u, 12289u, 24575u, 24576u, 24584u, 39990u})
+    for (const size_t from : {0u, 1u, 9u})
+      CHECK_EQ(sok::Crc32c(text.data() + from, n, 5u), sok::Crc32cByTable(text.data() + from, n, 5u));
+}
+
 TEST(PiecesGiveWhatTheWholeGives) {
   const std::string text = Noise(100);
   const uint32_t whole = sok::Crc32c(text.data(), text.size());

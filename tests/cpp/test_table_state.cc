@@ -230,6 +230,66 @@ TEST(SlotsOfOtherSetsAreFreshInNewRows) {
   CHECK(all.found.at(1).slots[0] == (std::vector<float>{1.25f, 1.25f}));
 }
 
+TEST(ARowThatTakesThePlaceOfAnErasedOneOwesNothingToOtherSets) {
+  Table table(Config(2, 10));
+  for (int step = 1; step <= 3; ++step) {
+    const std::vector<int64_t> ids = table.Lookup({1}).ids;
+    table.Apply("adam", {0.01, 0.9, 0.999, 1e-7}, ids, {1, 1}, step);
+    table.Apply("adagrad", {0.5, 0.25, 1e-7}, ids, {1, 1});
+  }
+  table.Erase({1});
+  const std::vector<int64_t> others = table.Lookup({7}).ids;  // takes the row of key 1, and leaves a stamp
+  table.Apply("adam", {0.01, 0.9, 0.999, 1e-7}, others, {1, 1}, 4);
+  table.Erase({7});
+  const std::vector<int64_t> far = table.Lookup({8, 9}).ids;
+  table.Apply("adam", {0.01, 0.9, 0.999, 1e-7}, far, {1, 1, 1, 1}, 5);
+  table.Erase({8, 9});
+  const ThreadExecutor executor(1);
+  sok::Scratch scratch;
+  const std::vector<uint64_t> keys = {2, 3};
+  const std::vector<float> rows = {9, 9, 8, 8};
+  CHECK_EQ(table.native().Restore({executor}, &scratch, {}, {keys.data(), rows.data(), {}, 2}), 2);
+  const Collector all = ReadAll(&table);
+  CHECK_EQ(all.found.size(), size_t{2});
+  CHECK(all.found.at(2).row == (std::vector<float>{9, 9}));
+  CHECK(all.found.at(3).row == (std::vector<float>{8, 8}));
+  for (const uint64_t key : keys) {
+    CHECK(all.found.at(key).slots[0] == (std::vector<float>{0, 0, 0, 0}));
+    CHECK(all.found.at(key).slots[1] == (std::vector<float>{0.25f, 0.25f}));
+  }
+}
+
+TEST(RowsOfManySegmentsAreReadInTheOrderInWhichTheyCame) {
+  const ThreadExecutor executor(2);
+  Table table(Config(1, 3000000), 2);
+  std::vector<uint64_t> keys;
+  for (uint64_t k = 0; k < 1200000; ++k) keys.push_back(k * 7919 % 1500000);
+  std::sort(keys.begin(), keys.end());
+  keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+  std::reverse(keys.begin(), keys.end());
+  table.Lookup(keys);
+  std::map<uint64_t, size_t> came;
+  for (size_t i = 0; i < keys.size(); ++i) came[keys[i]] = i;
+  struct Order : sok::EmbeddingTable::RowSink {
+    int64_t Begin(int64_t, const std::vector<sok::EmbeddingTable::SlotSetInfo>&) override { return 4096; }
+    sok::EmbeddingTable::RowTarget Allocate(int64_t n) override {
+      const size_t before = read.size();
+      read.resize(before + static_cast<size_t>(n));
+      rows.resize(static_cast<size_t>(n));
+      return {read.data() + before, rows.data(), {}};
+    }
+    void Commit() override {}
+    std::vector<uint64_t> read;
+    std::vector<float> rows;
+  } order;
+  table.native().ReadAll({executor}, &order);
+  CHECK_EQ(order.read.size(), keys.size());
+  size_t falls = 0;  // one where a segment of the index ends
+  for (size_t i = 1; i < order.read.size(); ++i) falls += came.at(order.read[i]) < came.at(order.read[i - 1]);
+  CHECK(falls > 0);
+  CHECK(falls < 64);
+}
+
 TEST(WhatCannotBeRestoredLeavesTheTableAlone) {
   Table table(Config(3, 1000)), small(Config(3, 5)), identity(Config(3, 5, false)), lazy(Config(3, 1000));
   Train(&table, 10, 2);
@@ -262,6 +322,14 @@ TEST(SwappedTablesHoldEachOthersRows) {
   // Both go on.
   Train(&a, 40, 2);
   CHECK_EQ(a.native().size(), 41);
+}
+
+TEST(KeysAreReservedWithoutRecords) {
+  const ThreadExecutor executor(2);
+  Table keys_only(Config(64, 100000)), both(Config(64, 100000));
+  keys_only.native().Reserve({executor}, 100000, /*rows=*/false);
+  both.native().Reserve({executor}, 100000);
+  CHECK(keys_only.native().memory_bytes() < both.native().memory_bytes() - 100000 * 64 * 4);
 }
 
 TEST(GradientsOfLookupsBeforeASwapAreIgnored) {
