@@ -190,6 +190,9 @@ void EmbeddingTable::Swap(EmbeddingTable* other) {
   }
   std::lock(mutex_, other->mutex_);
   Lock mine(mutex_, std::adopt_lock), theirs(other->mutex_, std::adopt_lock);
+  // A table that never had a row has given nobody an id of one: it stays as it was made, and keys may go on being row ids.
+  auto is_untouched = [](const EmbeddingTable& table) { return table.changes_ == 0 && table.epoch_ == 0; };
+  const bool untouched = is_untouched(*this), other_untouched = is_untouched(*other);
   std::swap(index_, other->index_);
   rows_.Swap(&other->rows_);
   in_use_.swap(other->in_use_);
@@ -198,8 +201,9 @@ void EmbeddingTable::Swap(EmbeddingTable* other) {
   std::swap(next_row_, other->next_row_);
   free_rows_.swap(other->free_rows_);
   sets_.swap(other->sets_);
-  for (EmbeddingTable* table : {this, other}) {
+  for (auto [table, keeps] : {std::pair{this, untouched}, std::pair{other, other_untouched}}) {
     ++table->changes_;
+    if (keeps) continue;
     ++table->epoch_;
     table->erased_ = {{kNoRow, table->epoch_}};
   }

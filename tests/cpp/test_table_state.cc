@@ -324,6 +324,23 @@ TEST(SwappedTablesHoldEachOthersRows) {
   CHECK_EQ(a.native().size(), 41);
 }
 
+TEST(AFullIdentityTableThatIsRestoredFirstOfAllHasItsKeysAsRowIds) {
+  const std::vector<uint64_t> keys = {0, 1, 2, 3};
+  Table saved(Config(2, 4, false)), restored(Config(2, 4, false)), used(Config(2, 4, false)), more(Config(2, 4, false));
+  saved.Assign(keys, 2.0f);
+  restored.native().Swap(&saved.native());
+  CHECK(restored.Lookup(keys).ids == (std::vector<int64_t>{0, 1, 2, 3}));
+  restored.Apply("sgd", {1.0}, {0, 1, 2, 3}, std::vector<float>(8, 1.0f));
+  CHECK(restored.Lookup({3}, false).values == (std::vector<float>{1, 1}));
+  // One that had rows before has given ids away, and must tell them from its new ones.
+  const std::vector<int64_t> old = used.Lookup({1}).ids;
+  more.Assign(keys, 3.0f);
+  used.native().Swap(&more.native());
+  CHECK(used.Lookup({1}).ids != old);
+  used.Apply("sgd", {1.0}, old, {1, 1});
+  CHECK(used.Lookup({1}, false).values == (std::vector<float>{3, 3}));
+}
+
 TEST(KeysAreReservedWithoutRecords) {
   const ThreadExecutor executor(2);
   Table keys_only(Config(64, 100000)), both(Config(64, 100000));
