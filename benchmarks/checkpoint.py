@@ -3,7 +3,8 @@
 One worker, or with horovodrun as many as it starts. The disk's figures are of one process per worker that writes (or
 reads) as many bytes as the shard has, in 4 MiB pieces, past the page cache if the file system can, as `dd` with
 oflag=direct does, and with an fsync at the end. "through the cache" is the same without direct access, as most programs
-write. Writing is timed just before and just after: the better of the two.
+write. Writing is timed just before and just after: the better of the two. "into memory" reads past the cache, too, but
+keeps what it reads, in memory that the process has not had before: a restore cannot do with less.
 """
 
 from __future__ import annotations
@@ -62,6 +63,19 @@ def read_plainly(path: Path) -> None:
     os.close(file)
 
 
+def read_into_memory(path: Path) -> None:
+    """Reads all of a file into new memory, in huge pages where the system has them."""
+    file = open_plainly(path, os.O_RDONLY, True)
+    size = os.fstat(file).st_size // PIECE * PIECE
+    with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:  # as tables have it
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        with memoryview(memory) as view:
+            for at in range(0, size, PIECE):
+                with view[at : at + PIECE] as piece:
+                    os.readv(file, [piece])
+    os.close(file)
+
+
 def forget(folder: Path) -> None:
     """Asks the system to drop its copies of the files, so that reading means the disk."""
     for path in folder.iterdir():
@@ -82,6 +96,8 @@ def main() -> None:
 
     warnings.filterwarnings("ignore", "sok.save: the step count")
     sok.Init()
+    if options.folder is None and sok.size() > 1:
+        parser.error("several workers need one --folder, which all of them see")
     rank, workers = sok.rank(), sok.size()
     row_bytes = 8 + 4 * options.dim * (1 + options.slots)
     rows = int(options.gb * 1e9 / row_bytes / workers)
@@ -110,14 +126,16 @@ def main() -> None:
         os.posix_fadvise((descriptor := os.open(plain, os.O_RDONLY)), 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(descriptor)
         seconds["disk read"] = timed(lambda: read_plainly(plain))
+        seconds["into memory"] = timed(lambda: read_into_memory(plain))
         if rank == 0:
             total = num_bytes * workers / 1e9
             print(f"{total:.2f} GB, {rows * workers:,} rows of {row_bytes} bytes, {workers} worker(s)")
-            for name in ("disk write", "through the cache", "save", "disk read", "restore"):
+            for name in ("disk write", "through the cache", "save", "disk read", "into memory", "restore"):
                 print(f"{name:17}  {seconds[name]:6.2f} s  {total / seconds[name]:6.2f} GB/s")
             print(f"save took {memory / 1024:.0f} MiB of memory")
             print(f"save is {seconds['disk write'] / seconds['save']:.0%} of the disk's writing, ", end="")
-            print(f"restore {seconds['disk read'] / seconds['restore']:.0%} of its reading")
+            print(f"restore {seconds['disk read'] / seconds['restore']:.0%} of its reading, ", end="")
+            print(f"{seconds['into memory'] / seconds['restore']:.0%} of reading into memory")
     finally:
         if options.folder is None:
             shutil.rmtree(folder, ignore_errors=True)
