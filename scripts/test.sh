@@ -38,6 +38,7 @@ case $which in
     for kind in address undefined thread; do
       stage "C++ tests, $kind sanitizer" scripts/test_cpp.sh $kind
     done
+    stage "fuzzers" scripts/fuzz.sh 5
     stage "instruction counts" "$PYTHON" -m benchmarks.guard
     stage "Python tests and doctests" python_tests
     ;;

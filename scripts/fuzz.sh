@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Fuzzes what reads files, each reader for so many seconds: fuzz.sh [SECONDS] (default 60). Exit status 1 if anything was found.
+#   tests/fuzz/corpus/TARGET   inputs to begin with; kept small, and tried in every run of the tests without a fuzzer, too
+#   build/fuzz/new/TARGET      inputs that reach something new, kept between runs
+#   build/fuzz/found           inputs that broke a promise: repair, and put them into the corpus
+# Shards are read by C++: libFuzzer with the address and undefined sanitizers, which needs clang++. The readers in Python are
+# fuzzed with Atheris. What is not installed is skipped, and said.
+set -euo pipefail
+source "$(dirname "$0")/common.sh"
+unset MAKEFLAGS MAKELEVEL MFLAGS
+seconds=${1:-60}
+mkdir -p build/fuzz/found build/fuzz/new
+
+failed=0
+fuzz() { # TARGET COMMAND...
+  local target=$1
+  shift
+  mkdir -p "build/fuzz/new/$target"
+  echo "-- $target"
+  "$@" -seed=1 -max_total_time="$seconds" -max_len=4096 -timeout=25 -rss_limit_mb=2048 -malloc_limit_mb=256 \
+    -print_final_stats=1 -artifact_prefix="build/fuzz/found/$target-" "build/fuzz/new/$target" "tests/fuzz/corpus/$target" \
+    >"build/fuzz/$target.log" 2>&1 || {
+    failed=1
+    tail -60 "build/fuzz/$target.log"
+  }
+  grep -E "^Done|INITED|cov:" "build/fuzz/$target.log" | tail -2
+}
+
+clang=$(command -v clang++ || true)
+# Some distributions have the runtime of the fuzzer in a package of its own.
+probe='extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }'
+if [[ -n $clang ]] && "$clang" -x c++ -fsanitize=fuzzer,address,undefined - -o build/fuzz/probe <<<"$probe" 2>/dev/null; then
+  cmake=cmake
+  [[ -x $(dirname "$(command -v "$PYTHON")")/cmake ]] && cmake=$(dirname "$(command -v "$PYTHON")")/cmake
+  "$cmake" -S . -B build/fuzz -G "Unix Makefiles" -DCMAKE_CXX_COMPILER="$clang" -DSOK_OPS=OFF -DSOK_FUZZ=ON \
+    -DSOK_WERROR=OFF >build/fuzz/configure.log
+  "$cmake" --build build/fuzz -j "${SOK_BUILD_JOBS:-$(nproc)}" --target fuzz_shard >build/fuzz/build.log 2>&1 || {
+    tail -40 build/fuzz/build.log
+    exit 1
+  }
+  export UBSAN_OPTIONS=print_stacktrace=1
+  fuzz shard build/fuzz/tests/fuzz/fuzz_shard
+else
+  echo "-- shard: skipped, there is no clang++ with libFuzzer (apt-get install clang libclang-rt-dev)"
+fi
+if "$PYTHON" -c 'import atheris' 2>/dev/null; then
+  for target in manifest v1 v2 npy; do
+    fuzz "$target" env PYTHONPATH=".${PYTHONPATH:+:$PYTHONPATH}" "$PYTHON" -m tests.fuzz.fuzz_readers "$target"
+  done
+else
+  echo "-- manifest, v1, v2, npy: skipped, there is no atheris (pip install -r requirements/dev.txt)"
+fi
+exit $failed
