@@ -135,6 +135,7 @@ def export_saved_model(
             checkpoint = export.save(partial) if is_writer else None
         with all_or_none("sok/export/rows"):
             tables = _write_rows(export, checkpoint)
+        with all_or_none("sok/export/place"):  # only now: a worker may have failed to send its rows
             if checkpoint is not None:
                 checkpoint.finish()
                 fingerprinting_utils.write_fingerprint(partial)

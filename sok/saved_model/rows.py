@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from sok import context
 from sok.saved_model.checkpoint import PiecewiseCheckpoint
-from sok.saved_model.frozen_table import FrozenTable
+from sok.saved_model.frozen_table import FrozenTable, word_dtype
 from sok.table import EmbeddingVariable
 from sok.transport.base import run_now
 
@@ -54,6 +54,7 @@ class _Keys:
     count: int  # at least 1: a table without keys has one that reads as unseen keys do
     words: np.ndarray | None  # on rank 0 their bits, sorted [count]; None of an identity table
     is_empty: bool = False
+    failure: Exception | None = None  # of this worker; it has told nobody yet
 
 
 class Export(Protocol):
@@ -82,6 +83,7 @@ def write(
     """
     table, failure, num_bytes, loss = frozen.table, None, 0, RowsLoss()
     keys = _hashed_keys(export, table) if table.hashed else _Keys(_num_identity_rows(table), None)
+    failure = keys.failure
     step = max(1, PIECE_BYTES // (4 * table.dim))
     for begin in range(0, keys.count, step):
         end = min(begin + step, keys.count)
@@ -106,15 +108,22 @@ def write(
 
 
 def _hashed_keys(export: Export, table: EmbeddingVariable) -> _Keys:
-    words = export.words(table)
+    failure = None
+    try:
+        words = export.words(table)
+    except Exception as error:  # no memory for them, say: the peers wait for this worker's share
+        words, failure = np.zeros(0, word_dtype(table).as_numpy_dtype), error
     transport, name = context.get_transport(), f"sok/{table.table_name}/export"
     if transport.size > 1:
         splits = [len(words), *[0] * (transport.size - 1)]
         words = run_now(lambda: transport.all_to_all(tf.constant(words), tf.constant(splits), f"{name}/keys")[0])
     count = int(run_now(lambda: transport.all_gather(tf.constant([len(words)], tf.int64), f"{name}/count"))[0])
     if count == 0:
-        return _Keys(1, np.zeros(1, words.dtype), is_empty=True)
-    return _Keys(count, np.sort(words))
+        return _Keys(1, np.zeros(1, words.dtype), is_empty=True, failure=failure)
+    try:
+        return _Keys(count, np.sort(words), failure=failure)
+    except MemoryError as error:  # the peers go on and ask for rows until they are told
+        return _Keys(count, words, failure=error)
 
 
 def _num_identity_rows(table: EmbeddingVariable) -> int:

@@ -44,6 +44,30 @@ def make_model(name):
     return Model(), layer
 
 
+def check_a_worker_without_memory_for_keys_stops_an_export_on_all(world: World, tmp_path_of_rank, monkeypatch):
+    def out_of_memory(*_, **__):
+        raise MemoryError("no room for keys")
+
+    class NumPyThatDoesNotSort:
+        sort = staticmethod(out_of_memory)
+
+        def __getattr__(self, name):
+            return getattr(np, name)
+
+    sok.Init()
+    model, _ = make_model("memory")
+    folder = shared_folder(tmp_path_of_rank)
+    for rank, name, value in (
+        (world.size - 1, "sok.saved_model.model.key_words", out_of_memory),
+        (0, "sok.saved_model.rows.np", NumPyThatDoesNotSort()),
+    ):
+        with monkeypatch.context() as patch, pytest.raises((MemoryError, RuntimeError), match="no room for keys"):
+            if world.rank == rank:
+                patch.setattr(name, value)
+            sok.export_saved_model(model, str(folder / "none"), signatures=tf.TensorSpec([None, 6], tf.int64, "ids"))
+    assert not (folder / "none").exists()
+
+
 def check_export_gathers_rows_of_all_workers(world: World, tmp_path_of_rank, monkeypatch):
     monkeypatch.setattr("sok.saved_model.rows.PIECE_BYTES", 100)
     sok.Init()
