@@ -22,6 +22,6 @@ need_modules() {
 
 # The C++ files that git knows or could know.
 cpp_files() {
-  git ls-files --cached --others --exclude-standard -- 'include/*.h' 'cpu/*' 'cuda/*' 'storage/*' 'ops/*' 'tests/cpp/*' 'tests/fuzz/*' 'tests/kills/*' 'benchmarks/*' |
+  git ls-files --cached --others --exclude-standard -- 'include/*.h' 'cpu/*' 'cuda/*' 'storage/*' 'ops/*' 'tests/cpp/*' 'tests/cuda/*' 'tests/fuzz/*' 'tests/kills/*' 'benchmarks/*' |
     grep -E '\.(h|cc|cu|cuh)$'
 }

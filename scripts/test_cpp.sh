@@ -13,7 +13,7 @@ build=build/cpp-$kind
 sanitize=$kind
 [[ $kind == plain ]] && sanitize=""
 mkdir -p "$build"
-"$cmake" -S . -B "$build" -G "Unix Makefiles" -DSOK_OPS=OFF -DSOK_TESTS=ON -DSOK_SANITIZE="$sanitize" >"$build/configure.log" || {
+"$cmake" -S . -B "$build" -G "Unix Makefiles" -DSOK_OPS=OFF -DSOK_CUDA=OFF -DSOK_TESTS=ON -DSOK_SANITIZE="$sanitize" >"$build/configure.log" || {
   cat "$build/configure.log"
   exit 1
 }

@@ -4,6 +4,10 @@
 #include <cstdint>
 #include <functional>
 
+// As CUDA's headers declare it, so that a promise can be read, and called, without them.
+struct CUstream_st;
+typedef struct CUstream_st* cudaStream_t;
+
 namespace sok {
 
 // Splits a loop over threads. Implemented by ops/ on TensorFlow's pool, and by tests on plain threads.
@@ -29,6 +33,12 @@ class SerialExecutor final : public Executor {
 
 struct Cpu {
   const Executor& executor;
+};
+
+// The current CUDA device. Work is put on the stream, in order; a call returns before it is done, unless its name ends in
+// ToHost. Pointers of such a call are device memory, and must live until the stream has come past it.
+struct Cuda {
+  cudaStream_t stream = nullptr;
 };
 
 }  // namespace sok

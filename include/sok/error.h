@@ -16,13 +16,18 @@ struct TableFull : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// The operating system gave no memory.
+// The operating system, or the device, gave no memory.
 struct OutOfMemory : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
 // The call does not fit the state of the object (for example an unknown slot set).
 struct FailedPrecondition : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// A call to CUDA failed: no device, or an earlier kernel went wrong.
+struct CudaError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "sok/device.h"
 #include "sok/philox.h"
 
 namespace sok {
@@ -72,6 +73,44 @@ SOK_HOST_DEVICE float TruncatedNormal(uint32_t word) {
   return z < -2.0f ? -2.0f : (z > 2.0f ? 2.0f : z);
 }
 
+// An initializer as kernels take it: by value, the bank where the kernel can read it.
+struct InitializerView {
+  InitKind kind;
+  float a, b;
+  uint64_t seed;
+  const float* bank;  // [bank_rows, dim], for kBank
+  int64_t bank_rows;
+};
+
+inline InitializerView ViewOf(const Initializer& init) {
+  return {init.kind, init.a, init.b, init.seed, init.bank.data(), init.bank_rows};
+}
+
+// Elements 4 * block .. 4 * block + 3 of the fresh row of `key`; those at dim and behind are not to be used.
+SOK_HOST_DEVICE void FreshElements(const InitializerView& init, uint64_t key, int64_t dim, int64_t block,
+                                   float* value) {  // [4]
+  if (init.kind == InitKind::kConstant) {
+    for (int j = 0; j < 4; ++j) value[j] = init.a;
+    return;
+  }
+  const PhiloxWords words = RowWords(init.seed, key, static_cast<uint32_t>(block));
+  if (init.kind == InitKind::kUniform) {
+    const float width = init.b - init.a;
+    for (int j = 0; j < 4; ++j) value[j] = init.a + UnitUniform(words.word[j]) * width;
+  } else if (init.kind == InitKind::kNormal) {
+    for (int j = 0; j < 4; j += 2) NormalPair(words.word[j], words.word[j + 1], &value[j], &value[j + 1]);
+    for (int j = 0; j < 4; ++j) value[j] = init.a + init.b * value[j];
+  } else if (init.kind == InitKind::kTruncatedNormal) {
+    for (int j = 0; j < 4; ++j) value[j] = init.a + init.b * TruncatedNormal(words.word[j]);
+  } else {
+    for (int j = 0; j < 4; ++j) {
+      const uint64_t bank_row = (uint64_t{words.word[j]} * static_cast<uint64_t>(init.bank_rows)) >> 32;
+      const int64_t column = 4 * block + j;
+      value[j] = column < dim ? init.bank[static_cast<int64_t>(bank_row) * dim + column] : 0.0f;
+    }
+  }
+}
+
 // The initializer named `name` ("constant", "uniform", "normal", "truncated_normal", "bank").
 // Throws InvalidArgument for any other name.
 InitKind ParseInitKind(const std::string& name);
@@ -82,5 +121,10 @@ void FillRow(const Initializer& init, uint64_t key, int64_t dim,
 
 // The same for many keys: rows[i] = fresh row of keys[i].
 void FillRows(const Initializer& init, const uint64_t* keys, int64_t count, int64_t dim, float* const* rows);
+
+// On a device, into one matrix: row i = fresh row of keys[i]. The bits of the CPU, except that normals may differ in the
+// last places (docs/design/initial_values.md). init.bank is device memory.
+void FillRows(const Cuda& cuda, const InitializerView& init, const uint64_t* keys, int64_t count, int64_t dim,
+              float* rows);  // [count, dim]
 
 }  // namespace sok

@@ -54,4 +54,21 @@ class Scratch {
   size_t used_ = 0;
 };
 
+// The same on a device: memory for the temporaries of calls on one stream, of whoever implements it (ops/ on TensorFlow's
+// allocator, cuda/detail/scratch.h on CUDA's). Memory is 256-byte aligned and uninitialised, and may be used by work on the
+// stream until the owner takes it back. Not thread-safe: one per call or stream.
+class DeviceScratch {
+ public:
+  virtual ~DeviceScratch() = default;
+
+  // Throws OutOfMemory.
+  template <class T>
+  T* Get(int64_t n) {
+    return static_cast<T*>(Allocate(static_cast<size_t>(n < 1 ? 1 : n) * sizeof(T)));
+  }
+
+ private:
+  virtual void* Allocate(size_t bytes) = 0;
+};
+
 }  // namespace sok

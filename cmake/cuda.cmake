@@ -1,0 +1,67 @@
+# The CUDA kernels: sok_cuda for devices, sok_cuda_emulated for tests without one. Both from the same files.
+
+if(NOT SOK_CUDA MATCHES "^(AUTO|auto|ON|on|OFF|off|1|0|TRUE|FALSE)$")
+  message(FATAL_ERROR "SOK_CUDA must be AUTO, ON or OFF. Received: '${SOK_CUDA}'.")
+endif()
+string(TOUPPER "${SOK_CUDA}" sok_cuda_wanted)
+
+set(SOK_CUDA_SOURCES
+  cuda/initializer.cu
+)
+set(SOK_CUDA_HOST_SOURCES
+)
+
+# A sanitized build is for tests on the host.
+set(SOK_HAS_CUDA OFF)
+if(sok_cuda_wanted AND NOT SOK_SANITIZE)
+  # Machine code for these, and intermediate code of the last, which newer devices compile when first used.
+  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+    set(CMAKE_CUDA_ARCHITECTURES 80-real 90 CACHE STRING "CUDA architectures")
+  endif()
+  if(NOT DEFINED CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX} AND EXISTS /usr/local/cuda/bin/nvcc)
+    set(CMAKE_CUDA_COMPILER /usr/local/cuda/bin/nvcc)
+  endif()
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    enable_language(CUDA)
+    set(SOK_HAS_CUDA ON)
+  elseif(NOT sok_cuda_wanted STREQUAL "AUTO")
+    message(FATAL_ERROR "SOK_CUDA=${SOK_CUDA}, but nvcc was not found or does not work. Install the CUDA toolkit, name its "
+      "nvcc by the environment variable CUDACXX, or build with SOK_CUDA=OFF.")
+  endif()
+endif()
+message(STATUS "CUDA kernels: ${SOK_HAS_CUDA}")
+
+if(SOK_HAS_CUDA)
+  set(CMAKE_CUDA_FLAGS_RELEASE "-O3 -DNDEBUG")
+  # An object library: libsok_cuda.so and TensorFlow's ops are both made of it.
+  add_library(sok_cuda_kernels OBJECT ${SOK_CUDA_SOURCES})
+  target_include_directories(sok_cuda_kernels PUBLIC include cuda)
+  target_compile_features(sok_cuda_kernels PUBLIC cxx_std_17 cuda_std_17)
+  # No fused multiply-add, exact division and roots: results are those of the CPU, bit for bit where it says so.
+  target_compile_options(sok_cuda_kernels PRIVATE
+    -fmad=false -prec-div=true -prec-sqrt=true -ftz=false --expt-relaxed-constexpr
+    "-Xcompiler=-Wall,-Wextra,-ffp-contract=off"
+    $<$<BOOL:${SOK_WERROR}>:-Werror=all-warnings> $<$<BOOL:${SOK_WERROR}>:-Xcompiler=-Werror>)
+  set_target_properties(sok_cuda_kernels PROPERTIES
+    POSITION_INDEPENDENT_CODE ON CXX_EXTENSIONS OFF CUDA_EXTENSIONS OFF CUDA_RUNTIME_LIBRARY Static)
+endif()
+
+if(SOK_CUDA_EMULATED)
+  # The host's compiler takes a .cu file for what it is when another file includes it.
+  set(sok_emulated_sources)
+  foreach(source IN LISTS SOK_CUDA_SOURCES)
+    get_filename_component(stem ${source} NAME_WE)
+    set(SOK_EMULATED_SOURCE "${CMAKE_CURRENT_SOURCE_DIR}/${source}")
+    configure_file(tests/cuda/emulator/kernel.cc.in "${CMAKE_CURRENT_BINARY_DIR}/emulated/${stem}.cc" @ONLY)
+    list(APPEND sok_emulated_sources "${CMAKE_CURRENT_BINARY_DIR}/emulated/${stem}.cc")
+  endforeach()
+  add_library(sok_cuda_emulated SHARED
+    ${sok_emulated_sources} ${SOK_CUDA_HOST_SOURCES} tests/cuda/emulator/blocks.cc tests/cuda/emulator/runtime.cc)
+  target_include_directories(sok_cuda_emulated PUBLIC tests/cuda/emulator include cuda)
+  target_link_libraries(sok_cuda_emulated PUBLIC sok_cpu PRIVATE sok_flags Threads::Threads)
+  # A sanitizer's functions come with the program.
+  target_link_options(sok_cuda_emulated PRIVATE $<$<NOT:$<BOOL:${SOK_SANITIZE}>>:-Wl,--no-undefined>)
+  set_target_properties(sok_cuda_emulated PROPERTIES CXX_EXTENSIONS OFF)
+endif()

@@ -1,0 +1,169 @@
+// The emulator does what a device does, as far as our kernels rely on it.
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "detail/launch.h"
+#include "detail/primitives.h"
+#include "detail/scratch.h"
+#include "device_memory.h"
+#include "sok/error.h"
+
+namespace {
+
+__global__ void ReverseKernel(int* values) {  // [blocks, threads]
+  __shared__ int shared[256];
+  shared[threadIdx.x] = values[blockIdx.x * blockDim.x + threadIdx.x];
+  __syncthreads();
+  values[blockIdx.x * blockDim.x + threadIdx.x] = shared[blockDim.x - 1 - threadIdx.x];
+}
+
+template <int kLanes>
+__global__ void TileKernel(int* out) {  // [threads, 3]
+  const sok::Tile<kLanes> tile;
+  int sum = tile.lane + 1;
+  for (int step = 1; step < kLanes; step *= 2) sum += __shfl_xor_sync(tile.mask, sum, step, kLanes);
+  int* mine = out + 3 * threadIdx.x;
+  mine[0] = sum;
+  mine[1] = tile.Shuffle(static_cast<int>(threadIdx.x), kLanes - 1);
+  mine[2] = static_cast<int>(tile.Ballot(tile.lane % 2 == 0));
+}
+
+__global__ void CountKernel(int64_t n, unsigned* count) {
+  for (int64_t i = sok::GlobalThread(); i < n; i += sok::GlobalThreads()) atomicAdd(count, 1u);
+}
+
+__global__ void DynamicKernel(int* out) {
+  SOK_DYNAMIC_SHARED(int, shared);
+  if (threadIdx.x == 0) shared[7] = static_cast<int>(blockIdx.x) + 10;
+  __syncthreads();
+  if (threadIdx.x == 31) out[blockIdx.x] = shared[7];
+}
+
+// One thread of a block waits for another that comes later in it.
+__global__ void HandOverKernel(unsigned* flag, unsigned* out) {
+  if (threadIdx.x == 0) {
+    while (sok::LoadRelaxed(flag) == 0) __nanosleep(100);
+    __threadfence();
+    out[0] = sok::LoadRelaxed(out + 1);
+  } else {
+    sok::StoreRelaxed(out + 1, 42u);
+    __threadfence();
+    atomicExch(flag, 1u);
+  }
+}
+
+template <int kLanes>
+void CheckTile() {
+  DeviceArray<int> out(3 * 64);
+  sok::Launch(TileKernel<kLanes>, 1, 64, 0, nullptr, out.data());
+  const std::vector<int> got = out.Get();
+  for (int t = 0; t < 64; ++t) {
+    CHECK_EQ(got[static_cast<size_t>(3 * t)], kLanes * (kLanes + 1) / 2);
+    CHECK_EQ(got[static_cast<size_t>(3 * t + 1)], t / kLanes * kLanes + kLanes - 1);
+    unsigned even = 0;
+    for (int l = 0; l < kLanes; l += 2) even |= 1u << l;
+    CHECK_EQ(static_cast<unsigned>(got[static_cast<size_t>(3 * t + 2)]), even);
+  }
+}
+
+}  // namespace
+
+TEST(ABarrierIsPassedByAllThreadsTogether) {
+  std::vector<int> values(7 * 256);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<int>(i);
+  DeviceArray<int> device(values);
+  sok::Launch(ReverseKernel, 7, 256, 0, nullptr, device.data());
+  const std::vector<int> got = device.Get();
+  for (size_t i = 0; i < values.size(); ++i) CHECK_EQ(got[i], static_cast<int>(i / 256 * 256 + 255 - i % 256));
+}
+
+TEST(TilesOfAnyWidthTalkAmongThemselves) {
+  CheckTile<1>();
+  CheckTile<2>();
+  CheckTile<8>();
+  CheckTile<16>();
+  CheckTile<32>();
+}
+
+TEST(AtomicsOfManyBlocksAddUp) {
+  DeviceArray<unsigned> count(std::vector<unsigned>{0});
+  sok::Launch(CountKernel, 9, 96, 0, nullptr, int64_t{5000}, count.data());
+  CHECK_EQ(count.Get()[0], 5000u);
+}
+
+TEST(DynamicSharedMemoryBelongsToItsBlock) {
+  DeviceArray<int> out(5);
+  sok::Launch(DynamicKernel, 5, 32, 64, nullptr, out.data());
+  for (int b = 0; b < 5; ++b) CHECK_EQ(out.Get()[static_cast<size_t>(b)], b + 10);
+}
+
+TEST(AThreadMayWaitForAnotherOfItsBlock) {
+  DeviceArray<unsigned> flag(std::vector<unsigned>{0}), out(std::vector<unsigned>{0, 0});
+  sok::Launch(HandOverKernel, 1, 2, 0, nullptr, flag.data(), out.data());
+  CHECK_EQ(out.Get()[0], 42u);
+}
+
+TEST(AGridOfNoBlocksStartsNothing) { sok::Launch(ReverseKernel, 0, 256, 0, nullptr, nullptr); }
+
+TEST(StreamsRunSideBySideUntilAnEventOrdersThem) {
+  cudaStream_t a, b;
+  SOK_CUDA(cudaStreamCreateWithFlags(&a, cudaStreamNonBlocking));
+  SOK_CUDA(cudaStreamCreateWithFlags(&b, cudaStreamNonBlocking));
+  cudaEvent_t event;
+  SOK_CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  std::atomic<bool> go{false};
+  std::atomic<int> first{0}, order{0};
+  sok_emulator::Enqueue(a, [&] {
+    while (!go.load()) std::this_thread::yield();
+    first = 1;
+  });
+  SOK_CUDA(cudaEventRecord(event, a));
+  CHECK(cudaEventQuery(event) == cudaErrorNotReady);
+  sok_emulator::Enqueue(b, [&] { go = true; });  // would never come if b waited for a
+  SOK_CUDA(cudaStreamWaitEvent(b, event, 0));
+  sok_emulator::Enqueue(b, [&] { order = first.load(); });
+  SOK_CUDA(cudaStreamSynchronize(b));
+  CHECK_EQ(order.load(), 1);
+  SOK_CUDA(cudaEventDestroy(event));
+  SOK_CUDA(cudaStreamDestroy(a));
+  SOK_CUDA(cudaStreamDestroy(b));
+}
+
+TEST(MemoryHasAnEndAndErrorsNameTheLine) {
+  sok_emulator::SetMemoryLimit(sok_emulator::MemoryInUse() + (1 << 20));
+  CHECK_THROWS(DeviceArray<char>(2 << 20), sok::OutOfMemory, "cudaErrorMemoryAllocation");
+  CHECK_THROWS(DeviceArray<char>(2 << 20), sok::OutOfMemory, "device_memory.h");
+  DeviceArray<char> fits(1 << 19);
+  sok_emulator::SetMemoryLimit(size_t{16} << 30);
+  CHECK_THROWS(SOK_CUDA(cudaSetDevice(7)), sok::CudaError, "cudaSetDevice(7)");
+}
+
+TEST(ScratchIsOneBlockOnceItKnowsHowMuch) {
+  const size_t before = sok_emulator::MemoryInUse();
+  {
+    sok::StreamScratch scratch{sok::Cuda{}};
+    for (int round = 0; round < 3; ++round) {
+      char* a = scratch.Get<char>(3 << 20);
+      uint64_t* b = scratch.Get<uint64_t>(1 << 20);
+      CHECK(reinterpret_cast<uintptr_t>(a) % 256 == 0 && reinterpret_cast<uintptr_t>(b) % 256 == 0);
+      CHECK(reinterpret_cast<char*>(b) >= a + (3 << 20) || reinterpret_cast<char*>(b + (1 << 20)) <= a);
+      SOK_CUDA(cudaMemsetAsync(b, 0, size_t{8} << 20, nullptr));
+      scratch.Reset();
+    }
+  }
+  SOK_CUDA(cudaDeviceSynchronize());
+  CHECK_EQ(sok_emulator::MemoryInUse(), before);
+}
+
+TEST(PrimitivesScanAndSort) {
+  const std::vector<uint32_t> keys = {5, 1, 5, 0, 1}, values = {0, 1, 2, 3, 4};
+  DeviceArray<uint32_t> in(keys), payload(values), sorted(5), order(5);
+  sok::StreamScratch scratch{sok::Cuda{}};
+  sok::SortPairs({}, &scratch, in, payload, 5, 3, sorted, order);
+  CHECK(sorted.Get() == (std::vector<uint32_t>{0, 1, 1, 5, 5}));
+  CHECK(order.Get() == (std::vector<uint32_t>{3, 1, 4, 0, 2}));
+  sok::ExclusiveSum({}, &scratch, in, in, 5);
+  CHECK(in.Get() == (std::vector<uint32_t>{0, 5, 6, 11, 11}));
+}
