@@ -27,7 +27,7 @@ DecaySums::DecaySums(const UpdateRule& rule) : beta_1_(rule.beta_1), beta_2_(rul
   for (int j = 1; j < kPowers; ++j) q_[j] = q_[j - 1] / root;
   length_ = Length(q_[0]);
   powers_.resize(static_cast<size_t>(length_ + 1));
-  steady_ = Sums{};
+  steady_ = DecayTerms{};
   for (int j = 0; j < kPowers; ++j) {
     powers_[0].b[j] = 1.0;
     for (size_t i = 1; i < powers_.size(); ++i) {
@@ -41,49 +41,20 @@ DecaySums::DecaySums(const UpdateRule& rule) : beta_1_(rule.beta_1), beta_2_(rul
   }
   recent_.reserve(powers_.size());
   ready_.reserve(powers_.size());
-  recent_.push_back(Sums{});
+  recent_.push_back(DecayTerms{});
   ready_.push_back(Decay{});
 }
 
 void DecaySums::Append(float alpha) {
   // One more step: what was the sum over the last k steps is now that over steps 1 .. k of k + 1.
   if (static_cast<int64_t>(recent_.size()) <= length_) {
-    recent_.push_back(Sums{});
+    recent_.push_back(DecayTerms{});
     ready_.push_back(Decay{});
   }
   for (size_t k = recent_.size() - 1; k > 0; --k) {
     for (int j = 0; j < kPowers; ++j) recent_[k].b[j] = recent_[k - 1].b[j] + alpha * powers_[k].b[j];
-    ready_[k] = Make(recent_[k], fade_m_[k], fade_v_[k]);
+    ready_[k] = MakeDecay(recent_[k], fade_m_[k], fade_v_[k]);
   }
-}
-
-Decay DecaySums::Make(const Sums& sums, double fade_m, double fade_v) const {
-  const double* b = sums.b;
-  Decay decay;
-  decay.a[0] = static_cast<float>(b[0]);
-  decay.a[1] = static_cast<float>(b[1] - b[0]);
-  decay.a[2] = static_cast<float>(b[2] - 2.0 * b[1] + b[0]);
-  decay.a[3] = static_cast<float>(b[3] - 3.0 * b[2] + 3.0 * b[1] - b[0]);
-  decay.fade_m = static_cast<float>(fade_m);
-  decay.fade_v = static_cast<float>(fade_v);
-  return decay;
-}
-
-Decay DecaySums::Of(const AlphaHistory& history, int64_t from, int64_t to) const {
-  const int64_t steps = to - from;
-  if (steps < static_cast<int64_t>(ready_.size())) return ready_[static_cast<size_t>(steps)];
-  // Longer ago than anything counts: the first `length` steps after `from` are the whole sum.
-  AlphaHistory::Cursor cursor(history, from + 1);
-  Sums sums{};
-  if (const float alpha = cursor.SteadyFor(length_); !std::isnan(alpha)) {
-    for (int j = 0; j < kPowers; ++j) sums.b[j] = alpha * steady_.b[j];
-  } else {
-    for (int64_t i = 1; i <= length_; ++i) {
-      const double a = cursor.Next();
-      for (int j = 0; j < kPowers; ++j) sums.b[j] += a * powers_[static_cast<size_t>(i)].b[j];
-    }
-  }
-  return Make(sums, std::pow(beta_1_, static_cast<double>(steps)), std::pow(beta_2_, static_cast<double>(steps)));
 }
 
 }  // namespace sok

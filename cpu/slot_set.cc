@@ -15,7 +15,7 @@ void EmbeddingTable::SlotSet::SetRule(const UpdateRule& next) {
   if (!DecaySums::Fits(rule)) return;
   sums = std::make_unique<DecaySums>(rule);
   const int64_t first = std::max<int64_t>(0, history.calls() - sums->length()) + 1;
-  AlphaHistory::Cursor cursor(history, first);
+  AlphaCursor cursor(history.view(), first);
   for (int64_t call = first; call <= history.calls(); ++call) sums->Append(cursor.Next());
 }
 

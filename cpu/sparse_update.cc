@@ -71,15 +71,6 @@ void AlphaHistory::Append(float alpha) {
   max_ = std::max(max_, std::fabs(alpha));
 }
 
-AlphaHistory::Cursor::Cursor(const AlphaHistory& history, int64_t first) : history_(&history), call_(first) {
-  const auto after = std::upper_bound(history.runs_.begin(), history.runs_.end(), first,
-                                      [](int64_t call, const Run& run) { return call < run.first_call; });
-  run_ = after == history.runs_.begin() ? 0 : static_cast<size_t>(after - history.runs_.begin()) - 1;
-}
-
-namespace {
-
-// After this many replayed calls the rest of the sum is below float32 resolution of what was added already.
 // Term j is at most max_alpha r^j |m| / sqrt(v) with r = beta_1 / sqrt(beta_2); the tail is that over 1 - r.
 int64_t ReplayLength(const UpdateRule& rule, float first_alpha, float max_alpha) {
   constexpr int64_t kAll = INT64_MAX;
@@ -91,8 +82,6 @@ int64_t ReplayLength(const UpdateRule& rule, float first_alpha, float max_alpha)
   return static_cast<int64_t>(std::log(tail) / std::log(r)) + 1;
 }
 
-}  // namespace
-
 void ReplayDecay(const AlphaHistory& history, const UpdateRule& rule, int64_t from, int64_t to, int64_t dim, float* w,
                  float* m, float* v) {
   if (from >= to || std::all_of(m, m + dim, [](float x) { return x == 0.0f; })) {
@@ -103,8 +92,8 @@ void ReplayDecay(const AlphaHistory& history, const UpdateRule& rule, int64_t fr
     }
     return;
   }
-  AlphaHistory::Cursor cursor(history, from + 1);
-  AlphaHistory::Cursor peek = cursor;
+  AlphaCursor cursor(history.view(), from + 1);
+  AlphaCursor peek = cursor;
   const int64_t steps = std::min(to - from, ReplayLength(rule, peek.Next(), history.max_alpha()));
   for (int64_t k = 0; k < steps; ++k) {
     const float alpha = cursor.Next();

@@ -35,6 +35,52 @@ SOK_HOST_DEVICE float DecayedStep(const Decay& decay, float epsilon, float m, fl
   return m == 0.0f ? 0.0f : m * inverse * sum;
 }
 
+// sum_i alpha_i q_j^i with q_j = r beta_2^(-j/2), for j = 0 .. 3; also one term of it.
+struct DecayTerms {
+  double b[4];
+};
+
+SOK_HOST_DEVICE Decay MakeDecay(const DecayTerms& sums, double fade_m, double fade_v) {
+  const double* b = sums.b;
+  Decay decay;
+  decay.a[0] = static_cast<float>(b[0]);
+  decay.a[1] = static_cast<float>(b[1] - b[0]);
+  decay.a[2] = static_cast<float>(b[2] - 2.0 * b[1] + b[0]);
+  decay.a[3] = static_cast<float>(b[3] - 3.0 * b[2] + 3.0 * b[1] - b[0]);
+  decay.fade_m = static_cast<float>(fade_m);
+  decay.fade_v = static_cast<float>(fade_v);
+  return decay;
+}
+
+// What host and device read of a DecaySums and its AlphaHistory: the Decay of any stretch of missed steps.
+struct DecayView {
+  const Decay* ready;        // [num_ready], for the last k steps
+  const DecayTerms* powers;  // [length + 1] q_j^i
+  int64_t num_ready, length;
+  DecayTerms steady;  // over `length` steps with alpha 1
+  double beta_1, beta_2;
+  AlphaView alphas;
+
+  // Steps from + 1 .. to, where `to` is the last call. 0 <= from < to.
+  SOK_HOST_DEVICE Decay Of(int64_t from, int64_t to) const {
+    const int64_t steps = to - from;
+    if (steps < num_ready) return ready[steps];
+    // Longer ago than anything counts: the first `length` steps after `from` are the whole sum.
+    AlphaCursor cursor(alphas, from + 1);
+    DecayTerms sums{};
+    const float alpha = cursor.SteadyFor(length);
+    if (alpha == alpha) {
+      for (int j = 0; j < 4; ++j) sums.b[j] = alpha * steady.b[j];
+    } else {
+      for (int64_t i = 1; i <= length; ++i) {
+        const double a = cursor.Next();
+        for (int j = 0; j < 4; ++j) sums.b[j] += a * powers[i].b[j];
+      }
+    }
+    return MakeDecay(sums, pow(beta_1, static_cast<double>(steps)), pow(beta_2, static_cast<double>(steps)));
+  }
+};
+
 // The Decay for any number of missed steps, kept up to date step by step.
 class DecaySums {
  public:
@@ -49,24 +95,25 @@ class DecaySums {
   // Steps after which nothing is left to add.
   int64_t length() const { return length_; }
 
-  // Steps from + 1 .. to, where to is history.calls(), of which Append has been told. 0 <= from < to.
-  Decay Of(const AlphaHistory& history, int64_t from, int64_t to) const;
+  // `history` is that whose every Append this was told of. Valid until the next Append of either.
+  DecayView view(const AlphaHistory& history) const {
+    return {ready_.data(), powers_.data(), static_cast<int64_t>(ready_.size()), length_, steady_, beta_1_, beta_2_,
+            history.view()};
+  }
+
+  Decay Of(const AlphaHistory& history, int64_t from, int64_t to) const { return view(history).Of(from, to); }
 
  private:
   static constexpr int kPowers = 4;
-  struct Sums {
-    double b[kPowers];  // sum_i alpha_i q_j^i with q_j = r beta_2^(-j/2)
-  };
-  Decay Make(const Sums& sums, double fade_m, double fade_v) const;
 
   double beta_1_, beta_2_;
   double q_[kPowers];
   int64_t length_;
-  std::vector<Sums> powers_;            // [length + 1] q_j^i
-  std::vector<Sums> recent_;            // [min(calls, length) + 1] over the last k steps
+  std::vector<DecayTerms> powers_;      // [length + 1] q_j^i
+  std::vector<DecayTerms> recent_;      // [min(calls, length) + 1] over the last k steps
   std::vector<Decay> ready_;            // the same as Decay
   std::vector<float> fade_m_, fade_v_;  // [length + 1]
-  Sums steady_;                         // over `length` steps with alpha 1
+  DecayTerms steady_;                   // over `length` steps with alpha 1
 };
 
 }  // namespace sok

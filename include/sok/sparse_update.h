@@ -62,47 +62,71 @@ SOK_HOST_DEVICE void AdamDecayElement(float alpha, float one_minus_beta_1, float
   *w -= alpha * *m / (sqrtf(*v) + epsilon);
 }
 
+// Calls from `first_call` on had this alpha.
+struct AlphaRun {
+  int64_t first_call;
+  float alpha;
+};
+
+// What host and device read of an AlphaHistory.
+struct AlphaView {
+  const AlphaRun* runs;  // [num_runs], by first_call
+  int64_t num_runs;
+};
+
+// Walks calls from `first` on: Next() gives the alpha of each in turn.
+class AlphaCursor {
+ public:
+  SOK_HOST_DEVICE AlphaCursor(const AlphaView& view, int64_t first) : view_(view), run_(0), call_(first) {
+    int64_t past = view.num_runs;  // the first run that begins after `first` lies in (run_, past]
+    while (past - run_ > 1) {
+      const int64_t middle = run_ + (past - run_) / 2;
+      if (view.runs[middle].first_call <= first) {
+        run_ = middle;
+      } else {
+        past = middle;
+      }
+    }
+  }
+
+  // The alpha of the next n calls if they share one, else NaN.
+  SOK_HOST_DEVICE float SteadyFor(int64_t n) const {
+    int64_t run = run_;
+    while (run + 1 < view_.num_runs && view_.runs[run + 1].first_call <= call_) ++run;
+    const bool steady = run + 1 == view_.num_runs || view_.runs[run + 1].first_call >= call_ + n;
+    return steady ? view_.runs[run].alpha : NAN;
+  }
+
+  SOK_HOST_DEVICE float Next() {
+    while (run_ + 1 < view_.num_runs && view_.runs[run_ + 1].first_call <= call_) ++run_;
+    ++call_;
+    return view_.runs[run_].alpha;
+  }
+
+ private:
+  AlphaView view_;
+  int64_t run_;
+  int64_t call_;
+};
+
 // The alpha of every call so far, run-length coded: after bias correction has settled, a constant learning rate adds nothing.
-// Call c (counted from 1) had alpha At(c).
+// Call c (counted from 1) had the alpha that AlphaCursor(view(), c) gives.
 class AlphaHistory {
  public:
   void Append(float alpha);
   int64_t calls() const { return calls_; }
   float max_alpha() const { return max_; }
-
-  // Walks calls from `first` on: Next() gives the alpha of each in turn.
-  class Cursor {
-   public:
-    Cursor(const AlphaHistory& history, int64_t first);
-    // The alpha of the next n calls if they share one, else NaN.
-    float SteadyFor(int64_t n) const {
-      size_t run = run_;
-      while (run + 1 < history_->runs_.size() && history_->runs_[run + 1].first_call <= call_) ++run;
-      const bool steady = run + 1 == history_->runs_.size() || history_->runs_[run + 1].first_call >= call_ + n;
-      return steady ? history_->runs_[run].alpha : NAN;
-    }
-
-    float Next() {
-      while (run_ + 1 < history_->runs_.size() && history_->runs_[run_ + 1].first_call <= call_) ++run_;
-      ++call_;
-      return history_->runs_[run_].alpha;
-    }
-
-   private:
-    const AlphaHistory* history_;
-    size_t run_;
-    int64_t call_;
-  };
+  // Valid until the next Append.
+  AlphaView view() const { return {runs_.data(), static_cast<int64_t>(runs_.size())}; }
 
  private:
-  struct Run {
-    int64_t first_call;
-    float alpha;
-  };
-  std::vector<Run> runs_;
+  std::vector<AlphaRun> runs_;
   int64_t calls_ = 0;
   float max_ = 0.0f;
 };
+
+// After how many replayed calls the rest of the sum cannot change a float32 weight any more.
+int64_t ReplayLength(const UpdateRule& rule, float first_alpha, float max_alpha);
 
 // Brings one row from the state after call `from` to the state after call `to` by replaying steps with g = 0.
 // The part of the sum that cannot change a float32 weight any more is left out; the moments then decay in closed form.

@@ -318,7 +318,7 @@ TEST(MissedDecayAtOnceIsMissedDecayStepByStep) {
         std::vector<float> w = Random(&rng, dim), m = Random(&rng, dim, scale), v = Random(&rng, dim, scale);
         for (float& x : v) x = x * x;
         std::vector<double> exact_w(w.begin(), w.end()), exact_m(m.begin(), m.end()), exact_v(v.begin(), v.end());
-        sok::AlphaHistory::Cursor cursor(history, from + 1);
+        sok::AlphaCursor cursor(history.view(), from + 1);
         for (int64_t call = from + 1; call <= kCalls; ++call) {
           const double alpha = cursor.Next();
           for (size_t j = 0; j < exact_w.size(); ++j) {

@@ -64,7 +64,7 @@ TEST(HistoryGivesBackEveryAlpha) {
   CHECK_EQ(history.calls(), 200);
   CHECK_EQ(history.max_alpha(), 59.0f);
   for (int64_t first = 1; first <= 200; ++first) {
-    sok::AlphaHistory::Cursor cursor(history, first);
+    sok::AlphaCursor cursor(history.view(), first);
     for (int64_t call = first; call <= 200; ++call) CHECK_EQ(cursor.Next(), alphas[static_cast<size_t>(call - 1)]);
   }
 }
