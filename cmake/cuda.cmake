@@ -6,7 +6,14 @@ endif()
 string(TOUPPER "${SOK_CUDA}" sok_cuda_wanted)
 
 set(SOK_CUDA_SOURCES
+  cuda/combine.cu
+  cuda/device_decay.cu
   cuda/initializer.cu
+  cuda/partition.cu
+  cuda/segment_sum.cu
+  cuda/sparse_update.cu
+  cuda/sum_rows.cu
+  cuda/unique.cu
 )
 set(SOK_CUDA_HOST_SOURCES
 )

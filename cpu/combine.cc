@@ -15,20 +15,6 @@ Combiner ParseCombiner(const std::string& name) {
   throw InvalidArgument("combiner must be 'sum', 'mean' or 'sqrtn'. Received: '" + name + "'.");
 }
 
-float SegmentScale(Combiner combiner, const float* weights, int64_t count) {
-  if (combiner == Combiner::kSum || count == 0) return 1.0f;
-  float divisor = 0.0f;
-  if (weights == nullptr) {
-    divisor = static_cast<float>(count);
-  } else if (combiner == Combiner::kMean) {
-    for (int64_t i = 0; i < count; ++i) divisor += weights[i];
-  } else {
-    for (int64_t i = 0; i < count; ++i) divisor += weights[i] * weights[i];
-  }
-  if (divisor == 0.0f) return 0.0f;  // weights that cancel: zeros, as tf.nn's division without NaN
-  return 1.0f / (combiner == Combiner::kSqrtn ? std::sqrt(divisor) : divisor);
-}
-
 void Combine(const Cpu& cpu, const float* rows, const int64_t* index, const int64_t* row_splits, const float* weights,
              int64_t segments, int64_t dim, Combiner combiner, float* output) {
   const int64_t n = segments > 0 ? row_splits[segments] : 0;

@@ -71,17 +71,6 @@ void AlphaHistory::Append(float alpha) {
   max_ = std::max(max_, std::fabs(alpha));
 }
 
-// Term j is at most max_alpha r^j |m| / sqrt(v) with r = beta_1 / sqrt(beta_2); the tail is that over 1 - r.
-int64_t ReplayLength(const UpdateRule& rule, float first_alpha, float max_alpha) {
-  constexpr int64_t kAll = INT64_MAX;
-  const double r = rule.beta_1 / std::sqrt(static_cast<double>(rule.beta_2));
-  if (!(r < 1.0) || first_alpha == 0.0f) return kAll;
-  if (r == 0.0) return 1;
-  const double ratio = std::max(1.0, static_cast<double>(max_alpha) / std::fabs(first_alpha));
-  const double tail = std::ldexp(1.0, -26) * (1.0 - r) / ratio;
-  return static_cast<int64_t>(std::log(tail) / std::log(r)) + 1;
-}
-
 void ReplayDecay(const AlphaHistory& history, const UpdateRule& rule, int64_t from, int64_t to, int64_t dim, float* w,
                  float* m, float* v) {
   if (from >= to || std::all_of(m, m + dim, [](float x) { return x == 0.0f; })) {

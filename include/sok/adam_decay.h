@@ -97,8 +97,8 @@ class DecaySums {
 
   // `history` is that whose every Append this was told of. Valid until the next Append of either.
   DecayView view(const AlphaHistory& history) const {
-    return {ready_.data(), powers_.data(), static_cast<int64_t>(ready_.size()), length_, steady_, beta_1_, beta_2_,
-            history.view()};
+    return {ready_.data(), powers_.data(), static_cast<int64_t>(ready_.size()), length_, steady_, beta_1_,
+            beta_2_,       history.view()};
   }
 
   Decay Of(const AlphaHistory& history, int64_t from, int64_t to) const { return view(history).Of(from, to); }

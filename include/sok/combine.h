@@ -8,10 +8,15 @@
 // each segment is summed in order by one thread.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <string>
 
 #include "sok/device.h"
+#include "sok/device_rows.h"
+#include "sok/first_bad.h"
+#include "sok/float_type.h"
+#include "sok/philox.h"
 #include "sok/scratch.h"
 
 namespace sok {
@@ -22,9 +27,21 @@ enum class Combiner { kSum, kMean, kSqrtn };
 Combiner ParseCombiner(const std::string& name);
 
 // What each row of a segment is multiplied with is w_i * SegmentScale(...).
-float SegmentScale(Combiner combiner,
-                   const float* weights,  // [count] or null
-                   int64_t count);
+SOK_HOST_DEVICE float SegmentScale(Combiner combiner,
+                                   const float* weights,  // [count] or null
+                                   int64_t count) {
+  if (combiner == Combiner::kSum || count == 0) return 1.0f;
+  float divisor = 0.0f;
+  if (weights == nullptr) {
+    divisor = static_cast<float>(count);
+  } else if (combiner == Combiner::kMean) {
+    for (int64_t i = 0; i < count; ++i) divisor += weights[i];
+  } else {
+    for (int64_t i = 0; i < count; ++i) divisor += weights[i] * weights[i];
+  }
+  if (divisor == 0.0f) return 0.0f;  // weights that cancel: zeros, as tf.nn's division without NaN
+  return 1.0f / (combiner == Combiner::kSqrtn ? sqrtf(divisor) : divisor);
+}
 
 void Combine(const Cpu& cpu,
              const float* rows,          // [num_rows, dim]
@@ -58,6 +75,53 @@ void ExpandSegments(const Cpu& cpu,
                     const int64_t* row_splits,  // [segments + 1]
                     const float* weights,       // [n] or null
                     int64_t segments, Combiner combiner,
+                    uint32_t* segment_of,  // [n]
+                    float* factor);        // [n]
+
+// ---- On a device
+
+// Which positions a segment has: those that row_splits says, or without it `hotness` each. Where row_splits falls or leaves
+// [0, n], the segment has none.
+struct DeviceSegments {
+  const int64_t* row_splits = nullptr;  // [segments + 1] or null
+  int64_t hotness = 1;
+  int64_t segments = 0;
+  int64_t n = 0;  // positions
+
+  SOK_HOST_DEVICE void Bounds(int64_t segment, int64_t* first, int64_t* last) const {
+    *first = row_splits == nullptr ? segment * hotness : row_splits[segment];
+    *last = row_splits == nullptr ? *first + hotness : row_splits[segment + 1];
+    if (*first < 0 || *last < *first || *last > n) *last = *first = -1;
+  }
+};
+
+// One feature of a group. Without row_splits and with hotness 1 a plain gather.
+struct DeviceFeature {
+  DeviceRows rows;
+  int64_t num_rows = 0;
+  int64_t dim = 0;
+  const int64_t* index = nullptr;  // [n]; negative: a row of zeros, counted all the same
+  DeviceSegments segments;
+  const float* weights = nullptr;  // [n] or null
+  Combiner combiner = Combiner::kSum;
+  void* output = nullptr;     // segment s at output + s * output_stride, in elements
+  int64_t output_stride = 0;  // at least dim: outputs may be columns of one matrix
+};
+
+// Combine of any number of features, of any dims and tables, in one launch. `features` is host memory and read before the
+// call returns. Summed in float32, in order of position, as on the CPU, then rounded to the output's type. Nothing waits.
+// first_bad[f]: lowered to the position of an index >= num_rows, which then counts as negative, or to n + s for a segment
+// s whose row_splits make no sense.
+// Throws InvalidArgument for a feature with negative sizes, dim below 1, or an output_stride below dim.
+void CombineGroup(const Cuda& cuda, DeviceScratch* scratch,
+                  const DeviceFeature* features,  // [num_features]
+                  int64_t num_features, FloatType output_type,
+                  uint64_t* first_bad);  // [num_features] or null
+
+// ExpandSegments on a device. Positions that no segment has (see first_bad above) get factor 0 and segment 0.
+void ExpandSegments(const Cuda& cuda, DeviceScratch* scratch, const DeviceSegments& segments,
+                    const float* weights,  // [n] or null
+                    Combiner combiner,
                     uint32_t* segment_of,  // [n]
                     float* factor);        // [n]
 

@@ -62,6 +62,18 @@ SOK_HOST_DEVICE void AdamDecayElement(float alpha, float one_minus_beta_1, float
   *w -= alpha * *m / (sqrtf(*v) + epsilon);
 }
 
+// One element by the rule; a and b are its first and second slot, where the rule has them.
+template <Rule kRule>
+SOK_HOST_DEVICE void UpdateElement(const UpdateRule& rule, float g, float* w, float* a, float* b) {
+  if constexpr (kRule == Rule::kSgd) {
+    SgdElement(g, rule.lr, w);
+  } else if constexpr (kRule == Rule::kAdagrad) {
+    AdagradElement(g, rule.lr, rule.epsilon, w, a);
+  } else {
+    AdamElement(g, rule.lr, rule.one_minus_beta_1, rule.one_minus_beta_2, rule.epsilon, w, a, b);
+  }
+}
+
 // Calls from `first_call` on had this alpha.
 struct AlphaRun {
   int64_t first_call;
@@ -126,7 +138,16 @@ class AlphaHistory {
 };
 
 // After how many replayed calls the rest of the sum cannot change a float32 weight any more.
-int64_t ReplayLength(const UpdateRule& rule, float first_alpha, float max_alpha);
+// Term j is at most max_alpha r^j |m| / sqrt(v) with r = beta_1 / sqrt(beta_2); the tail is that over 1 - r.
+SOK_HOST_DEVICE int64_t ReplayLength(const UpdateRule& rule, float first_alpha, float max_alpha) {
+  constexpr int64_t kAll = INT64_MAX;
+  const double r = rule.beta_1 / sqrt(static_cast<double>(rule.beta_2));
+  if (!(r < 1.0) || first_alpha == 0.0f) return kAll;
+  if (r == 0.0) return 1;
+  const double growth = static_cast<double>(max_alpha) / fabs(static_cast<double>(first_alpha));
+  const double tail = (1.0 - r) / 67108864.0 / (growth > 1.0 ? growth : 1.0);  // 2^-26
+  return static_cast<int64_t>(log(tail) / log(r)) + 1;
+}
 
 // Brings one row from the state after call `from` to the state after call `to` by replaying steps with g = 0.
 // The part of the sum that cannot change a float32 weight any more is left out; the moments then decay in closed form.

@@ -42,4 +42,36 @@ struct RowSumsTarget {
 void SumRows(const Cpu& cpu, Scratch* scratch, const RowSums* tables, int64_t num_tables,
              const std::function<RowSumsTarget(int64_t table, int64_t num_rows)>& allocate);
 
+// ---- On a device
+
+// The addends of one lookup in a table of a group. Addend i is the row of `values` of the segment that holds position i,
+// times what pooling multiplied its row with.
+struct DeviceAddends {
+  int64_t table = 0;                 // its number in the group
+  const int64_t* row_ids = nullptr;  // [n]; negative ones are dropped
+  const void* values = nullptr;      // segment s at values + s * values_stride, in elements
+  int64_t values_stride = 0;
+  DeviceSegments segments;         // where nothing was pooled: hotness 1
+  const float* weights = nullptr;  // [n] or null
+  Combiner combiner = Combiner::kSum;
+};
+
+// Distinct rows of all tables of a group, by table and then row id, and their sums in float32: sorted, then summed in pieces of
+// 32 rows as UnsortedSegmentSum's kFixed. Repeats bit for bit. All tables have rows of the same dim. The number of sums stays
+// on the device; nothing waits. `addends` and `table_rows` are host memory, read before the call returns.
+// first_bad[k]: lowered to the position of a row id that its table does not have, or n + s for a segment s whose
+// row_splits make no sense; such addends are dropped.
+// Throws InvalidArgument for 2^31 - 1 addends or more, for tables of 2^32 - 1 rows or more together (give them in two
+// calls), for dim below 1, and for a table number that is not in the group.
+void SumRows(const Cuda& cuda, DeviceScratch* scratch,
+             const DeviceAddends* addends,  // [num_addends]
+             int64_t num_addends,
+             const int64_t* table_rows,  // [num_tables]: row ids are below
+             int64_t num_tables, int64_t dim, FloatType type,
+             int64_t* row_ids,      // [all addends], the first num_sums are written
+             int32_t* tables,       // the same, or null
+             float* sums,           // [all addends, dim]
+             int64_t* num_sums,     // [1]
+             uint64_t* first_bad);  // [num_addends] or null
+
 }  // namespace sok

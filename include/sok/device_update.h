@@ -1,0 +1,97 @@
+// Optimizer rules on a device: rows of tables change in place, by the elements of sparse_update.h and adam_decay.h.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "sok/adam_decay.h"
+#include "sok/device.h"
+#include "sok/device_rows.h"
+#include "sok/first_bad.h"
+#include "sok/float_type.h"
+#include "sok/scratch.h"
+#include "sok/sparse_update.h"
+
+namespace sok {
+
+// What a kernel needs to bring rows over the calls of a decaying rule that they missed.
+struct DecayArgs {
+  uint32_t* stamps =
+      nullptr;        // [num_rows] on the device: the call up to which a row is current; null: the rule does not decay
+  int64_t calls = 0;  // so far
+  float max_alpha = 0.0f;
+  bool is_closed_form = false;  // else missed steps are replayed one by one
+  DecayView view = {};          // its pointers are device memory
+};
+
+// One table of an update.
+struct DeviceUpdate {
+  DeviceRows rows;          // records: [weights | ... | slots of the rule], slots from slot_offset on
+  int64_t num_rows = 0;     // row ids are below
+  int64_t slot_offset = 0;  // in floats
+  DecayArgs decay;
+};
+
+// Applies the rule once per row, in one launch for any number of tables. Row ids of a table must be distinct (SumRows gives
+// them so), else results are undefined but no memory outside is touched. A negative row id is skipped; one that its table
+// does not have too, and its position is reported. A gradient is multiplied with `grad_scale` first (the inverse of a loss
+// scale). Nothing waits. `updates` is host memory, read before the call returns.
+//
+// A scaled gradient that holds a NaN or an infinity: kAllow lets it through; kSkip leaves the row as it is; kRaise leaves
+// every row of every table as it is and reports the position, for the caller to see when it wants to (ThrowIfBadToHost).
+// With a decaying rule, DeviceDecay::Begin gives each table's `decay`, and Append must follow on the same stream;
+// who uses kRaise calls ThrowIfBadToHost in between, or a refused call counts as one without gradients.
+// Throws InvalidArgument: dim below 1; a table without stamps under a decaying rule; kRaise without first_bad.
+void UpdateRows(const Cuda& cuda, DeviceScratch* scratch, const UpdateRule& rule,
+                const DeviceUpdate* updates,  // [num_tables]
+                int64_t num_tables,
+                const int32_t* tables,   // [n]: the table of each gradient; null: all are of the first
+                const int64_t* row_ids,  // [n]
+                const void* grads,       // [n, dim] of `type`
+                FloatType type, int64_t n,
+                const int64_t* num_grads,  // [1] on the device: how many of the n there are; null: all
+                int64_t dim, float grad_scale, Nonfinite nonfinite,
+                uint64_t* first_bad);  // [1], set to kNothingBad; or null
+
+// Brings the rows up to the last call of a decaying rule, for a lookup to read. Row ids may come more than once; those that
+// the table does not have are left out. Nothing waits.
+void SettleRows(const Cuda& cuda, const UpdateRule& rule, const DeviceUpdate& update,
+                const int64_t* row_ids,  // [n]
+                int64_t n, int64_t dim);
+
+// Waits for the stream. Throws InvalidArgument naming the position and its row id if first_bad says so.
+void ThrowIfBadToHost(const Cuda& cuda, const uint64_t* first_bad, const int64_t* row_ids, int64_t n);
+
+// The calls of a decaying rule on one table so far: on the host, with a copy on the device. The caller keeps the stamps.
+// Not thread-safe; all calls are put on streams in order of each other.
+class DeviceDecay {
+ public:
+  DeviceDecay();
+  ~DeviceDecay();  // waits for the device
+  DeviceDecay(const DeviceDecay&) = delete;
+  DeviceDecay& operator=(const DeviceDecay&) = delete;
+
+  // What UpdateRows needs for the next call, which will be by this rule. stamps: [num_rows] on the device, zeros for fresh
+  // rows. Throws InvalidArgument for a rule that does not decay, OutOfMemory.
+  DecayArgs Begin(const Cuda& cuda, const UpdateRule& rule, uint32_t* stamps);
+
+  // That call has been put on the stream. Work that was put there before sees the history as it was. Throws OutOfMemory.
+  void Append(const Cuda& cuda);
+
+  // What SettleRows needs, until the next Begin or Append. At least one call must have been appended.
+  DecayArgs args(uint32_t* stamps) const;
+
+  int64_t calls() const { return history_.calls(); }
+
+ private:
+  struct Memory;
+  void Upload(const Cuda& cuda);
+
+  UpdateRule rule_;  // of the last Begin
+  bool has_rule_ = false;
+  AlphaHistory history_;
+  std::unique_ptr<DecaySums> sums_;  // null: these betas need step by step replay
+  std::unique_ptr<Memory> memory_;
+};
+
+}  // namespace sok
