@@ -18,28 +18,57 @@ constexpr uint32_t kNoRow = HashTable::kNoRow;
 
 }  // namespace
 
+void TableConfig::Check() const {
+  auto check = [&](bool ok, const std::string& text) {
+    if (!ok) throw InvalidArgument("table '" + name + "': " + text);
+  };
+  check(dim >= 1, "dim must be at least 1. Received: " + std::to_string(dim) + ".");
+  check(capacity >= 1 && capacity < INT64_C(0xFFFFFFFF),
+        "capacity must lie in [1, 2^32 - 2]. Received: " + std::to_string(capacity) + ".");
+  check(world_size >= 1 && rank >= 0 && rank < world_size, "rank must lie in [0, world_size). Received: rank " +
+                                                               std::to_string(rank) + " of " +
+                                                               std::to_string(world_size) + ".");
+  check(owner >= kByKey && owner < world_size, "owner must be a rank in [0, " + std::to_string(world_size) +
+                                                   "), or -1: each row on the rank of " +
+                                                   "its key. Received: " + std::to_string(owner) + ".");
+  check(num_keys >= 0 && num_keys <= capacity * partition().num_shards(),
+        "num_keys must lie in [0, capacity per worker * workers]. Received: " + std::to_string(num_keys) + ".");
+  if (initializer.kind == InitKind::kBank) {
+    check(initializer.bank_rows >= 1 && static_cast<int64_t>(initializer.bank.size()) == initializer.bank_rows * dim,
+          "the initializer's bank must have shape [P, dim] with P >= 1");
+  }
+}
+
+std::string TableConfig::Label() const {
+  return "table '" + name + "' (rank " + std::to_string(rank) + " of " + std::to_string(world_size) + ")";
+}
+
+std::string TableConfig::KeyText(uint64_t key) const {
+  return is_unsigned ? std::to_string(key) : std::to_string(static_cast<int64_t>(key));
+}
+
+void TableConfig::CheckKey(uint64_t key) const {
+  if (IsLegal(key)) return;
+  const std::string outside =
+      Label() + ": key " + KeyText(key) + " is outside [0, " + std::to_string(num_legal()) + ")";
+  if (num_keys > 0) throw InvalidArgument(outside + ", its row numbers.");
+  throw InvalidArgument(outside + " = [0, capacity per worker" + (owner == kByKey ? " * workers" : "") +
+                        "). A table with use_hashtable=False uses keys as row numbers; raise its capacity or use "
+                        "use_hashtable=True.");
+}
+
+void TableConfig::CheckOwned(uint64_t key) const {
+  CheckKey(key);
+  const int owned_by = partition().OwnerOf(key);
+  if (owned_by == rank) return;
+  throw InvalidArgument(Label() + ": key " + KeyText(key) + " belongs to rank " + std::to_string(owned_by) +
+                        (owner == kByKey ? " (key mod workers)" : ", as the whole table") +
+                        ". Look keys of all ranks up through sok.lookup or a layer.");
+}
+
 EmbeddingTable::EmbeddingTable(TableConfig config)
     : config_([&config] {
-        auto check = [&](bool ok, const std::string& text) {
-          if (!ok) throw InvalidArgument("table '" + config.name + "': " + text);
-        };
-        check(config.dim >= 1, "dim must be at least 1. Received: " + std::to_string(config.dim) + ".");
-        check(config.capacity >= 1 && config.capacity < INT64_C(0xFFFFFFFF),
-              "capacity must lie in [1, 2^32 - 2]. Received: " + std::to_string(config.capacity) + ".");
-        check(config.world_size >= 1 && config.rank >= 0 && config.rank < config.world_size,
-              "rank must lie in [0, world_size). Received: rank " + std::to_string(config.rank) + " of " +
-                  std::to_string(config.world_size) + ".");
-        check(config.owner >= kByKey && config.owner < config.world_size,
-              "owner must be a rank in [0, " + std::to_string(config.world_size) +
-                  "), or -1: each row on the rank of " + "its key. Received: " + std::to_string(config.owner) + ".");
-        check(config.num_keys >= 0 && config.num_keys <= config.capacity * config.partition().num_shards(),
-              "num_keys must lie in [0, capacity per worker * workers]. Received: " + std::to_string(config.num_keys) +
-                  ".");
-        if (config.initializer.kind == InitKind::kBank) {
-          check(config.initializer.bank_rows >= 1 &&
-                    static_cast<int64_t>(config.initializer.bank.size()) == config.initializer.bank_rows * config.dim,
-                "the initializer's bank must have shape [P, dim] with P >= 1");
-        }
+        config.Check();
         return std::move(config);
       }()),
       rows_(config_.dim, config_.capacity) {
@@ -55,48 +84,17 @@ EmbeddingTable::EmbeddingTable(TableConfig config)
 
 EmbeddingTable::~EmbeddingTable() = default;
 
-std::string EmbeddingTable::Label() const {
-  return "table '" + config_.name + "' (rank " + std::to_string(config_.rank) + " of " +
-         std::to_string(config_.world_size) + ")";
-}
-
-std::string EmbeddingTable::KeyText(uint64_t key) const {
-  return config_.is_unsigned ? std::to_string(key) : std::to_string(static_cast<int64_t>(key));
-}
-
 int EmbeddingTable::OwnerOf(uint64_t key) const { return config_.partition().OwnerOf(key); }
-
-bool EmbeddingTable::IsLegal(uint64_t key) const {
-  // A negative key is huge as an unsigned word, so one comparison serves both.
-  return config_.hashed || key < config_.num_legal();
-}
-
-void EmbeddingTable::CheckKey(uint64_t key) const {
-  if (IsLegal(key)) return;
-  const std::string outside =
-      Label() + ": key " + KeyText(key) + " is outside [0, " + std::to_string(config_.num_legal()) + ")";
-  if (config_.num_keys > 0) throw InvalidArgument(outside + ", its row numbers.");
-  throw InvalidArgument(outside + " = [0, capacity per worker" + (config_.owner == kByKey ? " * workers" : "") +
-                        "). A table with use_hashtable=False uses keys as row numbers; raise its capacity or use "
-                        "use_hashtable=True.");
-}
 
 void EmbeddingTable::CheckKeys(const uint64_t* keys, int64_t n) const {
   if (config_.hashed) return;
   for (int64_t i = 0; i < n; ++i) CheckKey(keys[i]);
 }
 
-// A shard that stored another rank's key would hide it from every lookup: refuse.
 void EmbeddingTable::CheckOwned(const uint64_t* keys, int64_t n) const {
   CheckKeys(keys, n);
   if (config_.world_size == 1) return;
-  for (int64_t i = 0; i < n; ++i) {
-    const int owner = OwnerOf(keys[i]);
-    if (owner == config_.rank) continue;
-    throw InvalidArgument(Label() + ": key " + KeyText(keys[i]) + " belongs to rank " + std::to_string(owner) +
-                          (config_.owner == kByKey ? " (key mod workers)" : ", as the whole table") +
-                          ". Look keys of all ranks up through sok.lookup or a layer.");
-  }
+  for (int64_t i = 0; i < n; ++i) config_.CheckOwned(keys[i]);
 }
 
 void EmbeddingTable::MarkInUse(int64_t row, bool used) {

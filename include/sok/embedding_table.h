@@ -39,7 +39,19 @@ struct TableConfig {
   int64_t num_keys = 0;  // of an identity table: legal are keys below it; 0: as many as the ranks have rows
   Initializer initializer;
 
+  // Throws InvalidArgument if the configuration makes no sense.
+  void Check() const;
+  // "table 'item' (rank 1 of 4)": how messages name this shard; and a key of it.
+  std::string Label() const;
+  std::string KeyText(uint64_t key) const;
+  // Throws InvalidArgument naming the key if an identity table cannot hold it; always fine for a hashed one.
+  void CheckKey(uint64_t key) const;
+  // The same, and for a key of another rank: a shard that stored it would hide it from every lookup.
+  void CheckOwned(uint64_t key) const;
+
   Partition partition() const { return {world_size, owner, is_unsigned}; }
+  // A negative key is huge as an unsigned word, so one comparison serves both.
+  bool IsLegal(uint64_t key) const { return hashed || key < num_legal(); }
   // Keys of an identity table are below it.
   uint64_t num_legal() const {
     return num_keys > 0 ? static_cast<uint64_t>(num_keys)
@@ -56,14 +68,13 @@ class EmbeddingTable {
   const TableConfig& config() const { return config_; }
   int64_t dim() const { return config_.dim; }
 
-  // "table 'item' (rank 1 of 4)": how messages name this shard.
-  std::string Label() const;
-  std::string KeyText(uint64_t key) const;
+  std::string Label() const { return config_.Label(); }
+  std::string KeyText(uint64_t key) const { return config_.KeyText(key); }
   int OwnerOf(uint64_t key) const;
 
   // Throws InvalidArgument naming the key if an identity table cannot hold it; always fine for a hashed one.
-  void CheckKey(uint64_t key) const;
-  bool IsLegal(uint64_t key) const;
+  void CheckKey(uint64_t key) const { config_.CheckKey(key); }
+  bool IsLegal(uint64_t key) const { return config_.IsLegal(key); }
 
   // One feature of a lookup: keys of one table, and where its answers go.
   struct Feature {
