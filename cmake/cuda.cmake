@@ -8,14 +8,17 @@ string(TOUPPER "${SOK_CUDA}" sok_cuda_wanted)
 set(SOK_CUDA_SOURCES
   cuda/combine.cu
   cuda/device_decay.cu
+  cuda/hash_table.cu
   cuda/initializer.cu
   cuda/partition.cu
+  cuda/row_store.cu
   cuda/segment_sum.cu
   cuda/sparse_update.cu
   cuda/sum_rows.cu
   cuda/unique.cu
 )
 set(SOK_CUDA_HOST_SOURCES
+  cuda/device_memory.cc
 )
 
 # A sanitized build is for tests on the host.
@@ -43,7 +46,7 @@ message(STATUS "CUDA kernels: ${SOK_HAS_CUDA}")
 if(SOK_HAS_CUDA)
   set(CMAKE_CUDA_FLAGS_RELEASE "-O3 -DNDEBUG")
   # An object library: libsok_cuda.so and TensorFlow's ops are both made of it.
-  add_library(sok_cuda_kernels OBJECT ${SOK_CUDA_SOURCES})
+  add_library(sok_cuda_kernels OBJECT ${SOK_CUDA_SOURCES} ${SOK_CUDA_HOST_SOURCES})
   target_include_directories(sok_cuda_kernels PUBLIC include cuda)
   target_compile_features(sok_cuda_kernels PUBLIC cxx_std_17 cuda_std_17)
   # No fused multiply-add, exact division and roots: results are those of the CPU, bit for bit where it says so.

@@ -25,13 +25,6 @@ constexpr int64_t kHugeBytes = int64_t{2} << 20;
 // Every segment without buckets points here: an empty bucket that nobody passed ends any probe at once.
 const Bucket kEmptyBucket = {{}, {kNoRow, kNoRow, kNoRow, kNoRow, kNoRow}, 0};
 
-// Two rounds of xor-shift and multiply: every output bit depends on every key bit (finaliser after Stafford, 2011).
-inline uint64_t Hash(uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
-  return x ^ (x >> 31);
-}
-
 // The low hash bits choose the bucket (the high ones chose the segment), by multiplication, so any bucket count works.
 inline uint32_t Home(uint64_t hash, uint32_t num_buckets) {
   return static_cast<uint32_t>((uint64_t{static_cast<uint32_t>(hash)} * num_buckets) >> 32);
@@ -148,7 +141,7 @@ HashTable::~HashTable() {
 void HashTable::Prepare(const uint64_t* keys, int64_t n, const Bucket** homes) const {
   __builtin_prefetch(keys + 16 * n);  // the processor's own prefetching loses sight of the keys between the buckets
   for (int64_t i = 0; i < n; ++i) {
-    const uint64_t hash = Hash(keys[i]);
+    const uint64_t hash = HashKey(keys[i]);
     const Segment& s = SegmentOf(hash);
     homes[i] = s.num_buckets == 0 ? &kEmptyBucket : s.buckets + Home(hash, s.num_buckets);
     __builtin_prefetch(homes[i]);
@@ -182,7 +175,7 @@ void HashTable::Find(const uint64_t* keys, int64_t n, uint32_t* rows) const {
       }
     }
     for (int64_t i = 0; i < num_left; ++i) {
-      const uint64_t hash = Hash(keys[left[i]]);
+      const uint64_t hash = HashKey(keys[left[i]]);
       const uint32_t* place = FindPlace(SegmentOf(hash), hash, keys[left[i]]);
       if (place != nullptr) rows[left[i]] = *place;
     }
@@ -190,7 +183,7 @@ void HashTable::Find(const uint64_t* keys, int64_t n, uint32_t* rows) const {
 }
 
 uint32_t HashTable::Find(uint64_t key) const {
-  const uint64_t hash = Hash(key);
+  const uint64_t hash = HashKey(key);
   const Segment& s = SegmentOf(hash);
   if (s.num_buckets == 0) return kNoRow;
   const uint32_t* place = FindPlace(s, hash, key);
@@ -232,7 +225,7 @@ void HashTable::Rebuild(Segment* s, uint64_t num_buckets) {
   for (uint32_t b = 0; b < s->num_buckets; ++b) {
     for (int i = 0; i < kPlaces; ++i) {
       const Bucket& from = s->buckets[b];
-      if (from.rows[i] != kNoRow) Place(bigger, Hash(from.keys[i]), from.keys[i], from.rows[i]);
+      if (from.rows[i] != kNoRow) Place(bigger, HashKey(from.keys[i]), from.keys[i], from.rows[i]);
     }
   }
   FreePages(s->buckets, int64_t{s->num_buckets} * static_cast<int64_t>(sizeof(Bucket)));
@@ -251,7 +244,7 @@ void HashTable::InsertMissing(const Cpu& cpu, Scratch* scratch, const uint64_t* 
     return segment_bits_ == 0 ? 0 : static_cast<int64_t>(hashes[k] >> (64 - segment_bits_));
   };
   for (int64_t k = 0; k < m; ++k) {
-    hashes[k] = Hash(keys[k]);
+    hashes[k] = HashKey(keys[k]);
     ++begin[segment_of(k) + 1];
   }
   for (int64_t s = 0; s < num_segments; ++s) begin[s + 1] += begin[s];
@@ -331,7 +324,7 @@ void HashTable::InsertMissing(const Cpu& cpu, Scratch* scratch, const uint64_t* 
 
 uint32_t HashTable::Erase(uint64_t key) {
   if (Find(key) == kNoRow) return kNoRow;
-  const uint64_t hash = Hash(key);
+  const uint64_t hash = HashKey(key);
   Segment& s = SegmentOf(hash);
   for (uint32_t b = Home(hash, s.num_buckets);;) {
     const int place = FindInBucket(s.buckets[b], key);

@@ -12,12 +12,9 @@ namespace {
 constexpr int64_t kSlabBytes = int64_t{2} << 20;  // one huge page of weights
 constexpr int64_t kMinRowsPerSlab = 64;
 
-// Records of a few floats stay packed; longer ones start on 16 bytes.
-int64_t Stride(int64_t floats) { return floats < 4 ? floats : (floats + 3) & ~int64_t{3}; }
-
 }  // namespace
 
-RowStore::RowStore(int64_t dim, int64_t max_rows) : floats_(dim), stride_(Stride(dim)) {
+RowStore::RowStore(int64_t dim, int64_t max_rows) : floats_(dim), stride_(RecordStride(dim)) {
   int64_t rows = kMinRowsPerSlab;
   shift_ = 6;
   while (rows * 2 * stride_ * static_cast<int64_t>(sizeof(float)) <= kSlabBytes) {
@@ -56,7 +53,7 @@ void RowStore::TakePages(int64_t slab) {
 
 int64_t RowStore::AddFloats(int64_t count, float init) {
   const int64_t old_floats = floats_, old_stride = stride_, old_bytes = SlabBytes();
-  const int64_t new_stride = Stride(old_floats + count);
+  const int64_t new_stride = RecordStride(old_floats + count);
   const int64_t new_bytes = (mask_ + 1) * new_stride * static_cast<int64_t>(sizeof(float));
   std::vector<float*> moved(slabs_.size(), nullptr);
   try {

@@ -10,13 +10,23 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "sok/device.h"
+#include "sok/device_memory.h"
+#include "sok/philox.h"
 #include "sok/scratch.h"
 
 namespace sok {
+
+// Two rounds of xor-shift and multiply: every output bit depends on every key bit (finaliser after Stafford, 2011).
+SOK_HOST_DEVICE uint64_t HashKey(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+  return x ^ (x >> 31);
+}
 
 class HashTable {
  public:
@@ -92,6 +102,97 @@ class HashTable {
   std::vector<Segment> segments_;
   int segment_bits_ = 0;
   int64_t size_ = 0;
+};
+
+// ---- On a device
+
+// Ten keys and their rows in 128 bytes, which eight lanes read at once, 16 bytes each. As on the CPU, what is free is marked in
+// the rows, and `passed` counts the keys that belong here or before and live behind.
+struct alignas(128) DeviceBucket {
+  static constexpr int kPlaces = 10;
+  uint64_t keys[kPlaces];
+  uint32_t rows[kPlaces];  // HashTable::kNoRow: the place is free
+  uint32_t passed;
+  uint32_t unused;
+};
+static_assert(sizeof(DeviceBucket) == 128, "a bucket is eight times 16 bytes");
+
+// What kernels see of the table. num_buckets < 2^32; of none, nothing is found.
+struct HashTableView {
+  DeviceBucket* buckets = nullptr;
+  uint64_t num_buckets = 0;
+};
+
+// The table on the current device, and the numbers of its rows: 0, 1, .. in the order in which keys first appear, numbers of
+// erased keys again, the one erased last first. Every key is legal. Filled to nine tenths of its places; grows by half, out
+// of place, when that is not enough.
+//
+// Calls are put on a stream, in order; calls on several streams are the caller's to order (DeviceTable does). Not
+// thread-safe on the host.
+class DeviceHashTable {
+ public:
+  // label: how messages name the table. capacity: rows, below 2^32 - 1. No memory is taken before keys come.
+  DeviceHashTable(std::string label, int64_t capacity, DeviceMemory* memory);
+  ~DeviceHashTable();
+  DeviceHashTable(const DeviceHashTable&) = delete;
+  DeviceHashTable& operator=(const DeviceHashTable&) = delete;
+
+  HashTableView view() const { return view_; }
+  int64_t capacity() const { return capacity_; }
+
+  // rows[i] = row of keys[i], or kNoRow. Nothing waits.
+  void Find(const Cuda& cuda, const uint64_t* keys, int64_t n, uint32_t* rows) const;
+
+  // Gives rows to the keys that Find left without one, all or none.
+  // make_room(num_rows) is called on the host before anything is stored: row numbers will be below num_rows. It may be more
+  // than are needed, and may throw; then nothing was stored.
+  // leaders[i], if rows[i] was kNoRow, is the first position of the same key, else kNoRow: what is at leaders[i] == i is new.
+  // The rows are the same in every run. Waits for the stream only if the table may have to grow, in index, in rows or past
+  // its capacity. Throws InvalidArgument for n >= 2^31, TableFull naming the first key that has no room, OutOfMemory; then
+  // nothing changed.
+  void InsertMissing(const Cuda& cuda, DeviceScratch* scratch,
+                     const uint64_t* keys,  // [n]
+                     int64_t n,
+                     uint32_t* rows,     // [n], in and out
+                     uint32_t* leaders,  // [n]
+                     const std::function<void(int64_t num_rows)>& make_room,
+                     const std::function<std::string(uint64_t key)>& key_text);
+
+  // Removes keys, which may repeat or be none of the table's. erased[i] = the row that position i gave up, or kNoRow. Nothing waits, but
+  // the list of free numbers may have to grow. Throws InvalidArgument for n >= 2^31, OutOfMemory; then nothing changed.
+  void Erase(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int64_t n, uint32_t* erased);  // [n]
+
+  // Keys and rows of the table in the order of rows: SizeToHost of them. Nothing waits.
+  void Export(const Cuda& cuda, DeviceScratch* scratch,
+              uint64_t* keys,         // [size]
+              uint32_t* rows) const;  // [size]
+
+  // Room for n keys without growing. Waits for the stream. Throws OutOfMemory, then nothing changed.
+  void Reserve(const Cuda& cuda, int64_t n);
+
+  // What the stream's work so far makes of the table. Waits for it.
+  int64_t SizeToHost(const Cuda& cuda);
+
+  // No row number is above this, and no more are in use.
+  int64_t rows_bound() const { return rows_bound_; }
+
+ private:
+  struct Counters;  // on the device
+
+  void Refresh(const Cuda& cuda);
+  void Rebuild(const Cuda& cuda, int64_t keys);
+  int64_t Room() const;
+
+  const std::string label_;
+  const int64_t capacity_;
+  DeviceMemory* const memory_;
+  HashTableView view_;
+  Counters* counters_ = nullptr;
+  Counters* on_host_ = nullptr;    // pinned
+  uint32_t* free_rows_ = nullptr;  // [free_capacity_] erased numbers
+  int64_t free_capacity_ = 0;
+  int64_t size_bound_ = 0;  // at least the number of keys; exact after Refresh
+  int64_t rows_bound_ = 0;  // at least the row numbers given out so far
 };
 
 }  // namespace sok

@@ -10,7 +10,14 @@
 #include <cstdint>
 #include <vector>
 
+#include "sok/device.h"
+#include "sok/device_memory.h"
+#include "sok/device_rows.h"
+
 namespace sok {
+
+// How wide records are in memory: whole 16 bytes from four floats on, so that vector loads of a record are aligned.
+constexpr int64_t RecordStride(int64_t floats) { return floats < 4 ? floats : (floats + 3) / 4 * 4; }
 
 class RowStore {
  public:
@@ -59,5 +66,53 @@ class RowStore {
   int64_t mask_;
   std::vector<float*> slabs_;
 };
+
+// ---- On a device
+
+// The same records in device memory. Slabs are larger, so that there are at most about a thousand. Not thread-safe on the
+// host; calls on several streams are the caller's to order.
+class DeviceRowStore {
+ public:
+  DeviceRowStore(int64_t dim, int64_t max_rows, DeviceMemory* memory);
+  ~DeviceRowStore();
+  DeviceRowStore(const DeviceRowStore&) = delete;
+  DeviceRowStore& operator=(const DeviceRowStore&) = delete;
+
+  // What kernels see. Valid until the next AddFloats.
+  DeviceRows view() const;
+
+  // Slabs for rows 0 .. num_rows - 1; new memory holds anything. Nothing waits. Throws OutOfMemory, then slabs that were
+  // there still are.
+  void Reserve(const Cuda& cuda, int64_t num_rows);
+  int64_t num_rows() const { return num_slabs_ << shift_; }  // that have a slab
+
+  // Widens every record by `count` floats of value `init`; gives the offset of the first. Waits for the stream. While rows
+  // move, the old and the new slabs are both there. Throws OutOfMemory, then nothing changed.
+  int64_t AddFloats(const Cuda& cuda, int64_t count, float init);
+
+  int64_t floats() const { return floats_; }
+
+ private:
+  int64_t SlabBytes(int64_t stride) const { return ((mask_ + 1) * stride) * static_cast<int64_t>(sizeof(float)); }
+  float** SlabsFor(const Cuda& cuda, std::vector<float*>* slabs, int64_t stride, int64_t count);
+
+  DeviceMemory* const memory_;
+  int64_t floats_, stride_;
+  int shift_;
+  int64_t mask_;
+  int64_t max_slabs_;
+  int64_t num_slabs_ = 0;
+  std::vector<float*> slabs_;       // as the host knows them
+  float** device_slabs_ = nullptr;  // [max_slabs]
+};
+
+// out[i] = floats first .. first + count - 1 of the record of rows[i]; zeros for kNoRow. Nothing waits.
+void GatherRecords(const Cuda& cuda, const DeviceRows& records, const uint32_t* rows, int64_t n, int64_t first,
+                   int64_t count,
+                   float* out);  // [n, count]
+// The other way. Rows may repeat: then one of their values is stored, unspecified which.
+void ScatterRecords(const Cuda& cuda, const DeviceRows& records, const uint32_t* rows, int64_t n, int64_t first,
+                    int64_t count,
+                    const float* values);  // [n, count]
 
 }  // namespace sok

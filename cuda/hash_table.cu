@@ -1,0 +1,340 @@
+#include "sok/hash_table.h"
+
+#include <algorithm>
+
+#include "detail/elect.h"
+#include "detail/find_row.h"
+#include "detail/launch.h"
+#include "detail/primitives.h"
+#include "sok/error.h"
+
+namespace sok {
+
+struct DeviceHashTable::Counters {
+  int64_t size;      // keys
+  int64_t next_row;  // row numbers given out so far
+  int64_t num_free;  // of them, how many wait on the list
+  int64_t num_new;   // keys that the last InsertMissing found new
+  uint64_t key;      // for messages
+};
+
+namespace {
+
+using Counters = int64_t;  // a Counters as kernels see it
+constexpr int kSize = 0, kNextRow = 1, kNumFree = 2, kNumNew = 3, kKey = 4;
+
+constexpr int kThreads = 256;
+constexpr uint32_t kNone = HashTable::kNoRow;
+
+// Nine tenths: a find then reads 1.2 buckets on average. A table grows to what makes it two thirds full.
+constexpr int64_t kPlaces = DeviceBucket::kPlaces;
+constexpr int64_t kLeastKeys = 4096;
+int64_t KeysIn(uint64_t num_buckets) { return static_cast<int64_t>(num_buckets) * (kPlaces - 1); }
+uint64_t BucketsFor(int64_t keys) { return static_cast<uint64_t>((keys + kPlaces - 2) / (kPlaces - 1)); }
+
+__global__ void ClearKernel(HashTableView table) {
+  // Keys may be anything where no row is: only rows, `passed` and `unused` are written.
+  constexpr int64_t kWords = kPlaces + 2;
+  for (int64_t i = GlobalThread(); i < static_cast<int64_t>(table.num_buckets) * kWords; i += GlobalThreads()) {
+    const int64_t word = i % kWords;
+    DeviceBucket& bucket = table.buckets[i / kWords];
+    if (word < kPlaces) {
+      bucket.rows[word] = kNone;
+    } else {
+      (word == kPlaces ? bucket.passed : bucket.unused) = 0;
+    }
+  }
+}
+
+__global__ void FindKernel(HashTableView table, const uint64_t* keys, int64_t n, uint32_t* rows) {
+  const BucketTile tile;
+  for (int64_t i = GlobalThread() / kBucketLanes; i < n; i += GlobalThreads() / kBucketLanes) {
+    const uint32_t row = FindRow(tile, table, keys[i]);
+    if (tile.lane == 0) rows[i] = row;
+  }
+}
+
+// Puts a key that the table does not have, with its row, into the first bucket that has a free place. Other tiles may do the
+// same with other keys: what is claimed is the row of a place; nobody reads keys meanwhile.
+__device__ __forceinline__ void Place(const BucketTile& tile, const HashTableView& table, uint64_t key, uint32_t row) {
+  for (uint64_t b = HomeBucket(table, HashKey(key));;) {
+    DeviceBucket* bucket = table.buckets + b;
+    const bool is_free = LoadRelaxed(&bucket->rows[tile.lane]) == kNone;
+    const bool is_free_too = tile.lane < kPlaces - kBucketLanes &&
+                             LoadRelaxed(&bucket->rows[kBucketLanes + tile.lane % (kPlaces - kBucketLanes)]) == kNone;
+    unsigned places = tile.Ballot(is_free);
+    places |= tile.Ballot(is_free_too) << kBucketLanes;
+    for (; places != 0; places &= places - 1) {
+      const int place = __ffs(static_cast<int>(places)) - 1;
+      int mine = 0;
+      if (tile.lane == 0) {
+        mine = atomicCAS(&bucket->rows[place], kNone, row) == kNone;
+        if (mine != 0) bucket->keys[place] = key;
+      }
+      if (tile.Shuffle(mine, 0) != 0) return;
+    }
+    if (tile.lane == 0) atomicAdd(&bucket->passed, 1u);
+    if (++b == table.num_buckets) b = 0;
+  }
+}
+
+__global__ void RebuildKernel(HashTableView from, HashTableView to) {
+  const BucketTile tile;
+  const int64_t places = static_cast<int64_t>(from.num_buckets) * kPlaces;
+  for (int64_t i = GlobalThread() / kBucketLanes; i < places; i += GlobalThreads() / kBucketLanes) {
+    const DeviceBucket& bucket = from.buckets[i / kPlaces];
+    const uint32_t row = bucket.rows[i % kPlaces];
+    if (row != kNone) Place(tile, to, bucket.keys[i % kPlaces], row);
+  }
+}
+
+__global__ void SetNumNewKernel(const uint32_t* before, int64_t n, Counters* counters) {
+  counters[kNumNew] = before[n];
+}
+
+// The key of the position that is the first to have no room.
+__global__ void KeyWithoutRoomKernel(const uint64_t* keys, const uint32_t* leaders, const uint32_t* before, int64_t n,
+                                     int64_t room, Counters* counters) {
+  for (int64_t i = GlobalThread(); i < n; i += GlobalThreads())
+    if (leaders[i] == static_cast<uint32_t>(i) && before[i] == room) counters[kKey] = static_cast<int64_t>(keys[i]);
+}
+
+__global__ void PlaceNewKernel(HashTableView table, const uint64_t* keys, const uint32_t* leaders,
+                               const uint32_t* before, int64_t n, const uint32_t* free_rows, const Counters* counters,
+                               uint32_t* rows) {
+  const BucketTile tile;
+  if (counters[kNumNew] == 0) return;
+  const int64_t num_free = counters[kNumFree], next_row = counters[kNextRow];
+  for (int64_t i = GlobalThread() / kBucketLanes; i < n; i += GlobalThreads() / kBucketLanes) {
+    if (leaders[i] != static_cast<uint32_t>(i)) continue;
+    const int64_t number = before[i];
+    const uint32_t row =
+        number < num_free ? free_rows[num_free - 1 - number] : static_cast<uint32_t>(next_row + number - num_free);
+    Place(tile, table, keys[i], row);
+    if (tile.lane == 0) rows[i] = row;
+  }
+}
+
+__global__ void FollowLeadersKernel(const uint32_t* leaders, int64_t n, const Counters* counters, uint32_t* rows) {
+  if (counters[kNumNew] == 0) return;
+  for (int64_t i = GlobalThread(); i < n; i += GlobalThreads())
+    if (leaders[i] != kNone && leaders[i] != static_cast<uint32_t>(i)) rows[i] = rows[leaders[i]];
+}
+
+__global__ void CountInsertedKernel(Counters* counters) {
+  const int64_t num_new = counters[kNumNew];
+  const int64_t reused = num_new < counters[kNumFree] ? num_new : counters[kNumFree];
+  counters[kSize] += num_new;
+  counters[kNumFree] -= reused;
+  counters[kNextRow] += num_new - reused;
+}
+
+// Distinct keys that the table has: no other tile looks for the same, and none writes keys.
+__global__ void EraseKernel(HashTableView table, const uint64_t* keys, const uint32_t* leaders, const uint32_t* before,
+                            int64_t n, const Counters* counters, uint32_t* free_rows, uint32_t* erased) {
+  const BucketTile tile;
+  const int64_t num_free = counters[kNumFree];
+  for (int64_t i = GlobalThread() / kBucketLanes; i < n; i += GlobalThreads() / kBucketLanes) {
+    if (leaders[i] != static_cast<uint32_t>(i)) {
+      if (tile.lane == 0) erased[i] = kNone;
+      continue;
+    }
+    for (uint64_t b = HomeBucket(table, HashKey(keys[i]));;) {
+      DeviceBucket* bucket = table.buckets + b;
+      unsigned places = 0;
+      for (int half = 0; half < 2; ++half) {
+        const int place = half * kBucketLanes + tile.lane;
+        const bool here =
+            place < kPlaces && bucket->keys[place] == keys[i] && LoadRelaxed(&bucket->rows[place]) != kNone;
+        places |= tile.Ballot(here) << (half * kBucketLanes);
+      }
+      if (places != 0) {
+        if (tile.lane == 0) {
+          const int place = __ffs(static_cast<int>(places)) - 1;
+          erased[i] = LoadRelaxed(&bucket->rows[place]);
+          free_rows[num_free + before[i]] = erased[i];
+          StoreRelaxed(&bucket->rows[place], kNone);
+        }
+        break;
+      }
+      if (tile.lane == 0) atomicSub(&bucket->passed, 1u);
+      if (++b == table.num_buckets) b = 0;
+    }
+  }
+}
+
+__global__ void CountErasedKernel(const uint32_t* before, int64_t n, Counters* counters) {
+  counters[kSize] -= before[n];
+  counters[kNumFree] += before[n];
+}
+
+__global__ void ListRowsKernel(HashTableView table, uint64_t* key_of_row, uint32_t* is_used) {
+  for (int64_t i = GlobalThread(); i < static_cast<int64_t>(table.num_buckets) * kPlaces; i += GlobalThreads()) {
+    const DeviceBucket& bucket = table.buckets[i / kPlaces];
+    const uint32_t row = bucket.rows[i % kPlaces];
+    if (row == kNone) continue;
+    key_of_row[row] = bucket.keys[i % kPlaces];
+    is_used[row] = 1;
+  }
+}
+
+__global__ void PackRowsKernel(const uint64_t* key_of_row, const uint32_t* is_used, const uint32_t* before,
+                               int64_t num_rows, uint64_t* keys, uint32_t* rows) {
+  for (int64_t row = GlobalThread(); row < num_rows; row += GlobalThreads()) {
+    if (is_used[row] == 0) continue;
+    keys[before[row]] = key_of_row[row];
+    rows[before[row]] = static_cast<uint32_t>(row);
+  }
+}
+
+void CheckSize(const std::string& label, int64_t n) {
+  if (n < 0 || n >= INT64_C(0x7FFFFFFF)) {
+    throw InvalidArgument(label + ": takes fewer than 2^31 - 1 keys at a time. Received: " + std::to_string(n) + ".");
+  }
+}
+
+int64_t GridOfTiles(int64_t n) { return GridFor(n, kThreads / kBucketLanes); }
+int64_t GridOf(int64_t n) { return GridFor(n, kThreads); }
+
+}  // namespace
+
+DeviceHashTable::DeviceHashTable(std::string label, int64_t capacity, DeviceMemory* memory)
+    : label_(std::move(label)), capacity_(capacity), memory_(memory) {
+  static_assert(sizeof(Counters) == 5 * sizeof(int64_t), "kernels see an array");
+}
+
+DeviceHashTable::~DeviceHashTable() {
+  memory_->Free(view_.buckets, static_cast<int64_t>(view_.num_buckets * sizeof(DeviceBucket)));
+  memory_->Free(free_rows_, free_capacity_ * static_cast<int64_t>(sizeof(uint32_t)));
+  memory_->Free(counters_, sizeof(Counters));
+  if (on_host_ != nullptr) static_cast<void>(cudaFreeHost(on_host_));
+}
+
+int64_t DeviceHashTable::Room() const { return KeysIn(view_.num_buckets); }
+
+void DeviceHashTable::Refresh(const Cuda& cuda) {
+  if (counters_ == nullptr) {
+    if (on_host_ == nullptr)
+      SOK_CUDA(cudaHostAlloc(reinterpret_cast<void**>(&on_host_), sizeof(Counters), cudaHostAllocDefault));
+    counters_ = static_cast<Counters*>(memory_->Allocate(sizeof(Counters), "the counters of the key index"));
+    SOK_CUDA(cudaMemsetAsync(counters_, 0, sizeof(Counters), cuda.stream));
+  }
+  SOK_CUDA(cudaMemcpyAsync(on_host_, counters_, sizeof(Counters), cudaMemcpyDeviceToHost, cuda.stream));
+  SOK_CUDA(cudaStreamSynchronize(cuda.stream));
+  size_bound_ = on_host_->size;
+  rows_bound_ = on_host_->next_row;
+}
+
+void DeviceHashTable::Rebuild(const Cuda& cuda, int64_t keys) {
+  if (BucketsFor(keys) >= (uint64_t{1} << 32)) {
+    throw OutOfMemory(label_ + ": the key index cannot hold " + std::to_string(keys) + " keys.");
+  }
+  HashTableView bigger;
+  bigger.num_buckets = BucketsFor(keys);
+  const int64_t bytes = static_cast<int64_t>(bigger.num_buckets * sizeof(DeviceBucket));
+  bigger.buckets = static_cast<DeviceBucket*>(memory_->Allocate(
+      bytes, view_.buckets == nullptr ? "the key index"
+                                      : "a larger key index (while keys move, both are there; Reserve avoids that)"));
+  Launch(ClearKernel, GridOf(static_cast<int64_t>(bigger.num_buckets) * (kPlaces + 2)), kThreads, 0, cuda, bigger);
+  Launch(RebuildKernel, GridOfTiles(static_cast<int64_t>(view_.num_buckets) * kPlaces), kThreads, 0, cuda, view_,
+         bigger);
+  SOK_CUDA(cudaStreamSynchronize(cuda.stream));
+  memory_->Free(view_.buckets, static_cast<int64_t>(view_.num_buckets * sizeof(DeviceBucket)));
+  view_ = bigger;
+}
+
+void DeviceHashTable::Reserve(const Cuda& cuda, int64_t n) {
+  if (counters_ == nullptr) Refresh(cuda);
+  if (n > Room()) Rebuild(cuda, n);
+}
+
+int64_t DeviceHashTable::SizeToHost(const Cuda& cuda) {
+  Refresh(cuda);
+  return size_bound_;
+}
+
+void DeviceHashTable::Find(const Cuda& cuda, const uint64_t* keys, int64_t n, uint32_t* rows) const {
+  Launch(FindKernel, GridOfTiles(n), kThreads, 0, cuda, view_, keys, n, rows);
+}
+
+void DeviceHashTable::InsertMissing(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int64_t n,
+                                    uint32_t* rows, uint32_t* leaders, const std::function<void(int64_t)>& make_room,
+                                    const std::function<std::string(uint64_t)>& key_text) {
+  CheckSize(label_, n);
+  if (n == 0) return;
+  if (counters_ == nullptr) Refresh(cuda);
+  const uint32_t* before = Elect<Speaker::kFirst>(cuda, scratch, keys, n, rows, /*missing=*/true, leaders).before;
+  auto* counters = reinterpret_cast<int64_t*>(counters_);
+  Launch(SetNumNewKernel, 1, 1, 0, cuda, before, n, counters);
+  // Were all of them new, would they fit? Then nobody has to wait for how many are. Else ask.
+  int64_t num_new = n;
+  if (size_bound_ + n > std::min(Room(), capacity_) || rows_bound_ + n > capacity_) {
+    Refresh(cuda);
+    num_new = on_host_->num_new;
+    if (size_bound_ + num_new > capacity_) {
+      Launch(KeyWithoutRoomKernel, GridOf(n), kThreads, 0, cuda, keys, leaders, before, n, capacity_ - size_bound_,
+             counters);
+      Refresh(cuda);
+      throw TableFull(label_ + ": full: all " + std::to_string(capacity_) + " rows are in use and key " +
+                      key_text(on_host_->key) +
+                      " is new. Nothing of this step was stored. Raise max_vocabulary_size_per_gpu (the capacity of "
+                      "each worker's shard).");
+    }
+  }
+  // Numbers on the free list go first, so this may be more than are needed, but never more than there are.
+  const int64_t rows_after = std::min(rows_bound_ + num_new, capacity_);
+  make_room(rows_after);
+  if (size_bound_ + num_new > Room()) {
+    const int64_t keys_after = size_bound_ + num_new;
+    Rebuild(cuda, std::min(capacity_, std::max({keys_after + keys_after / 3, Room() + Room() / 2, kLeastKeys})));
+  }
+  Launch(PlaceNewKernel, GridOfTiles(n), kThreads, 0, cuda, view_, keys, leaders, before, n, free_rows_, counters,
+         rows);
+  Launch(FollowLeadersKernel, GridOf(n), kThreads, 0, cuda, leaders, n, counters, rows);
+  Launch(CountInsertedKernel, 1, 1, 0, cuda, counters);
+  size_bound_ += num_new;
+  rows_bound_ = rows_after;
+}
+
+void DeviceHashTable::Erase(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int64_t n,
+                            uint32_t* erased) {
+  CheckSize(label_, n);
+  if (n == 0) return;
+  if (counters_ == nullptr) Refresh(cuda);
+  if (free_capacity_ < rows_bound_) {
+    // At most every number given out so far is on the list.
+    Refresh(cuda);
+    const int64_t wanted = std::min(capacity_, rows_bound_ + rows_bound_ / 2);
+    const int64_t word = sizeof(uint32_t);
+    auto* longer = static_cast<uint32_t*>(memory_->Allocate(wanted * word, "the list of free row numbers"));
+    if (on_host_->num_free > 0) {
+      SOK_CUDA(cudaMemcpyAsync(longer, free_rows_, static_cast<size_t>(on_host_->num_free * word),
+                               cudaMemcpyDeviceToDevice, cuda.stream));
+      SOK_CUDA(cudaStreamSynchronize(cuda.stream));
+    }
+    memory_->Free(free_rows_, free_capacity_ * word);
+    free_rows_ = longer;
+    free_capacity_ = wanted;
+  }
+  uint32_t* rows = scratch->Get<uint32_t>(n);
+  Find(cuda, keys, n, rows);
+  const Elected elected = Elect<Speaker::kFirst>(cuda, scratch, keys, n, rows, /*missing=*/false, nullptr);
+  auto* counters = reinterpret_cast<int64_t*>(counters_);
+  Launch(EraseKernel, GridOfTiles(n), kThreads, 0, cuda, view_, keys, elected.leaders, elected.before, n, counters,
+         free_rows_, erased);
+  Launch(CountErasedKernel, 1, 1, 0, cuda, elected.before, n, counters);
+}
+
+void DeviceHashTable::Export(const Cuda& cuda, DeviceScratch* scratch, uint64_t* keys, uint32_t* rows) const {
+  if (rows_bound_ == 0) return;
+  uint64_t* key_of_row = scratch->Get<uint64_t>(rows_bound_);
+  uint32_t* is_used = scratch->Get<uint32_t>(rows_bound_);
+  uint32_t* before = scratch->Get<uint32_t>(rows_bound_);
+  SOK_CUDA(cudaMemsetAsync(is_used, 0, static_cast<size_t>(rows_bound_) * sizeof(uint32_t), cuda.stream));
+  Launch(ListRowsKernel, GridOf(static_cast<int64_t>(view_.num_buckets) * kPlaces), kThreads, 0, cuda, view_,
+         key_of_row, is_used);
+  ExclusiveSum(cuda, scratch, is_used, before, rows_bound_);
+  Launch(PackRowsKernel, GridOf(rows_bound_), kThreads, 0, cuda, key_of_row, is_used, before, rows_bound_, keys, rows);
+}
+
+}  // namespace sok

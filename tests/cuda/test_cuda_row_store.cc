@@ -1,0 +1,104 @@
+#include <vector>
+
+#include "check.h"
+#include "device_memory.h"
+#include "sok/error.h"
+#include "sok/hash_table.h"
+#include "sok/row_store.h"
+
+namespace {
+
+constexpr uint32_t kNoRow = sok::HashTable::kNoRow;
+const sok::Cuda cuda{};
+
+std::vector<float> Numbered(int64_t n, float from) {
+  std::vector<float> values(static_cast<size_t>(n));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = from + static_cast<float>(i);
+  return values;
+}
+
+std::vector<float> Gathered(const sok::DeviceRowStore& store, const std::vector<uint32_t>& rows, int64_t first,
+                            int64_t count) {
+  DeviceArray<uint32_t> device_rows(rows);
+  DeviceArray<float> out(device_rows.size() * count);
+  sok::GatherRecords(cuda, store.view(), device_rows, device_rows.size(), first, count, out);
+  return out.Get();
+}
+
+}  // namespace
+
+TEST(RecordsOfAnyWidthComeBackAsTheyWereStored) {
+  for (const int64_t dim : {1, 2, 3, 4, 5, 7, 64, 65, 130}) {
+    sok::DeviceMemory memory("table 't'");
+    sok::DeviceRowStore store(dim, 100000, &memory);
+    store.Reserve(cuda, 40000);
+    CHECK(store.num_rows() >= 40000 && store.num_rows() <= 100000 + 65536);
+    const std::vector<uint32_t> rows = {0, 1, 39999, 17, 32768, 8191, 8192};
+    DeviceArray<uint32_t> device_rows(rows);
+    const std::vector<float> values = Numbered(7 * dim, 1.0f);
+    DeviceArray<float> device_values(values);
+    sok::ScatterRecords(cuda, store.view(), device_rows, 7, 0, dim, device_values);
+    CHECK(Gathered(store, rows, 0, dim) == values);
+    const std::vector<float> with_gap = Gathered(store, {1, kNoRow, 0}, 0, dim);
+    for (int64_t j = 0; j < dim; ++j) {
+      CHECK_EQ(with_gap[static_cast<size_t>(j)], values[static_cast<size_t>(dim + j)]);
+      CHECK_EQ(with_gap[static_cast<size_t>(dim + j)], 0.0f);
+      CHECK_EQ(with_gap[static_cast<size_t>(2 * dim + j)], values[static_cast<size_t>(j)]);
+    }
+  }
+}
+
+TEST(WideningKeepsRowsAndFillsSlots) {
+  sok::DeviceMemory memory("table 't'");
+  sok::DeviceRowStore store(5, 5000, &memory);
+  store.Reserve(cuda, 5000);
+  const std::vector<uint32_t> rows = {0, 4999, 2500};
+  DeviceArray<uint32_t> device_rows(rows);
+  const std::vector<float> values = Numbered(15, 0.0f);
+  DeviceArray<float> device_values(values);
+  sok::ScatterRecords(cuda, store.view(), device_rows, 3, 0, 5, device_values);
+  CHECK_EQ(store.AddFloats(cuda, 10, 0.5f), 5);
+  CHECK_EQ(store.floats(), 15);
+  CHECK(Gathered(store, rows, 0, 5) == values);
+  CHECK(Gathered(store, rows, 5, 10) == std::vector<float>(30, 0.5f));
+}
+
+TEST(RowsPastTheBudgetAreRefusedByName) {
+  sok::DeviceMemory memory("table 't'", 5 << 20);
+  sok::DeviceRowStore store(64, 1 << 20, &memory);
+  store.Reserve(cuda, 8192);
+  const int64_t before = memory.in_use();
+  CHECK_THROWS(store.Reserve(cuda, 1 << 20), sok::OutOfMemory, "table 't': no device memory for embedding rows");
+  CHECK_THROWS(store.AddFloats(cuda, 64, 0.0f), sok::OutOfMemory, "of a budget of 5242880");
+  CHECK_EQ(store.floats(), 64);
+  CHECK(memory.in_use() >= before && memory.in_use() <= 5 << 20);
+}
+
+TEST(AddressesAreWiderThan32Bits) {
+  // Arithmetic only: no such memory is touched. 2^32 - 2 rows of 130 floats are 2.3 terabytes.
+  sok::DeviceRows rows;
+  std::vector<float*> slabs(1024, nullptr);
+  float base[4];
+  for (float*& slab : slabs) slab = base;
+  rows.slabs = slabs.data();
+  rows.shift = 22;
+  rows.mask = (int64_t{1} << 22) - 1;
+  rows.stride = 132;
+  const int64_t row = (int64_t{1} << 32) - 3;
+  const int64_t offset = ((row & rows.mask) * 132) * 4;
+  CHECK(offset > int64_t{1} << 31);
+  CHECK_EQ(reinterpret_cast<intptr_t>(rows.At(row)) - reinterpret_cast<intptr_t>(base), offset);
+  sok::DeviceRows matrix;
+  matrix.matrix = base;
+  matrix.stride = 130;
+  CHECK_EQ(reinterpret_cast<intptr_t>(matrix.At(row)) - reinterpret_cast<intptr_t>(base), row * 520);
+}
+
+TEST(ATableOfManyRowsHasFewSlabs) {
+  sok::DeviceMemory memory("table 't'");
+  sok::DeviceRowStore store(64, (int64_t{1} << 32) - 2, &memory);
+  CHECK((((int64_t{1} << 32) - 2) >> store.view().shift) <= 1024);
+  sok::DeviceRowStore small(64, 10, &memory);
+  small.Reserve(cuda, 10);
+  CHECK(small.num_rows() <= 16);
+}
