@@ -1,4 +1,4 @@
-# The CUDA kernels: sok_cuda for devices, sok_cuda_emulated for tests without one. Both from the same files.
+# The CUDA kernels: sok_cuda for devices (libsok_cuda.so), sok_cuda_emulated for tests without one. Both from the same files.
 
 if(NOT SOK_CUDA MATCHES "^(AUTO|auto|ON|on|OFF|off|1|0|TRUE|FALSE)$")
   message(FATAL_ERROR "SOK_CUDA must be AUTO, ON or OFF. Received: '${SOK_CUDA}'.")
@@ -8,6 +8,7 @@ string(TOUPPER "${SOK_CUDA}" sok_cuda_wanted)
 set(SOK_CUDA_SOURCES
   cuda/combine.cu
   cuda/device_decay.cu
+  cuda/embedding_table.cu
   cuda/hash_table.cu
   cuda/initializer.cu
   cuda/partition.cu
@@ -15,6 +16,7 @@ set(SOK_CUDA_SOURCES
   cuda/segment_sum.cu
   cuda/sparse_update.cu
   cuda/sum_rows.cu
+  cuda/table_update.cu
   cuda/unique.cu
 )
 set(SOK_CUDA_HOST_SOURCES
@@ -56,6 +58,23 @@ if(SOK_HAS_CUDA)
     $<$<BOOL:${SOK_WERROR}>:-Werror=all-warnings> $<$<BOOL:${SOK_WERROR}>:-Xcompiler=-Werror>)
   set_target_properties(sok_cuda_kernels PROPERTIES
     POSITION_INDEPENDENT_CODE ON CXX_EXTENSIONS OFF CUDA_EXTENSIONS OFF CUDA_RUNTIME_LIBRARY Static)
+  # Of the sources that the host's compiler takes.
+  find_package(CUDAToolkit REQUIRED)
+  target_include_directories(sok_cuda_kernels SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+
+  # CUDA's runtime is inside: a machine needs a driver and nothing else.
+  add_library(sok_cuda SHARED $<TARGET_OBJECTS:sok_cuda_kernels>)
+  target_link_libraries(sok_cuda PRIVATE sok_cpu)
+  target_link_options(sok_cuda PRIVATE -Wl,--no-undefined -Wl,--exclude-libs,ALL)
+  set_target_properties(sok_cuda PROPERTIES
+    LINKER_LANGUAGE CUDA CUDA_RUNTIME_LIBRARY Static SKIP_BUILD_RPATH ON)
+  if(SOK_OPS)
+    add_custom_command(TARGET sok_cuda POST_BUILD
+      COMMAND "${CMAKE_COMMAND}" -E make_directory "${SOK_OUTPUT_DIR}"
+      COMMAND "${CMAKE_COMMAND}" -E copy "$<TARGET_FILE:sok_cuda>" "${SOK_OUTPUT_DIR}/libsok_cuda.so.new"
+      COMMAND "${CMAKE_COMMAND}" -E rename "${SOK_OUTPUT_DIR}/libsok_cuda.so.new" "${SOK_OUTPUT_DIR}/libsok_cuda.so"
+      VERBATIM)
+  endif()
 endif()
 
 if(SOK_CUDA_EMULATED)

@@ -1,0 +1,22 @@
+// One optimizer's share of every record of a device table, and what it remembers beside the records.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "sok/device_update.h"
+#include "table_state.h"
+
+namespace sok {
+
+struct DeviceTable::State::SlotSet {
+  explicit SlotSet(DeviceMemory* memory) : stamps(memory) {}
+
+  std::string name;
+  UpdateRule rule;  // of the last call
+  int64_t offset = 0;
+  std::unique_ptr<DeviceDecay> decay;  // null: the rule does not decay
+  GrowingWords stamps;                 // of each row, the call up to which it is current
+};
+
+}  // namespace sok

@@ -1,0 +1,192 @@
+// What a DeviceTable is made of, and how its calls on several streams keep out of each other's way.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+#include "sok/device_memory.h"
+#include "sok/device_table.h"
+#include "sok/hash_table.h"
+
+namespace sok {
+
+// Words on the device that grow with the rows; new ones are zero.
+class GrowingWords {
+ public:
+  explicit GrowingWords(DeviceMemory* memory) : memory_(memory) {}
+  GrowingWords(const GrowingWords&) = delete;
+  GrowingWords& operator=(const GrowingWords&) = delete;
+  ~GrowingWords() { memory_->Free(data_, capacity_ * kWord); }
+
+  uint32_t* data() const { return data_; }
+  int64_t capacity() const { return capacity_; }
+
+  // Waits for the stream if there was something to copy. Throws OutOfMemory, then nothing changed.
+  void Grow(const Cuda& cuda, int64_t n, int64_t most, const char* what) {
+    if (n <= capacity_) return;
+    const int64_t wanted = std::min(std::max(n, most), std::max(n, capacity_ + capacity_ / 2));
+    auto* longer = static_cast<uint32_t*>(memory_->Allocate(wanted * kWord, what));
+    SOK_CUDA(cudaMemsetAsync(longer + capacity_, 0, static_cast<size_t>((wanted - capacity_) * kWord), cuda.stream));
+    if (capacity_ > 0) {
+      SOK_CUDA(cudaMemcpyAsync(longer, data_, static_cast<size_t>(capacity_ * kWord), cudaMemcpyDeviceToDevice,
+                               cuda.stream));
+      SOK_CUDA(cudaStreamSynchronize(cuda.stream));
+      memory_->Free(data_, capacity_ * kWord);
+    }
+    data_ = longer;
+    capacity_ = wanted;
+  }
+
+ private:
+  static constexpr int64_t kWord = sizeof(uint32_t);
+  DeviceMemory* const memory_;
+  uint32_t* data_ = nullptr;
+  int64_t capacity_ = 0;
+};
+
+// A block of device memory that belongs to a table for as long as the table lives.
+template <class T>
+class DeviceBlock {
+ public:
+  explicit DeviceBlock(DeviceMemory* memory) : memory_(memory) {}
+  DeviceBlock(const DeviceBlock&) = delete;
+  DeviceBlock& operator=(const DeviceBlock&) = delete;
+  ~DeviceBlock() { Free(); }
+
+  void Allocate(int64_t n, const char* what) {
+    Free();
+    data_ = static_cast<T*>(memory_->Allocate(n * static_cast<int64_t>(sizeof(T)), what));
+    n_ = n;
+  }
+  // With a block of the same memory.
+  void Swap(DeviceBlock* other) {
+    std::swap(data_, other->data_);
+    std::swap(n_, other->n_);
+  }
+
+  T* data() const { return data_; }
+  int64_t size() const { return n_; }
+
+ private:
+  void Free() {
+    memory_->Free(data_, n_ * static_cast<int64_t>(sizeof(T)));
+    data_ = nullptr;
+    n_ = 0;
+  }
+  DeviceMemory* const memory_;
+  T* data_ = nullptr;
+  int64_t n_ = 0;
+};
+
+// A place in a stream.
+class Event {
+ public:
+  Event() { SOK_CUDA(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming)); }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  ~Event() { static_cast<void>(cudaEventDestroy(event_)); }
+
+  void Record(const Cuda& cuda) { SOK_CUDA(cudaEventRecord(event_, cuda.stream)); }
+  void Before(const Cuda& cuda) const { SOK_CUDA(cudaStreamWaitEvent(cuda.stream, event_, 0)); }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+struct DeviceTable::State {
+  struct SlotSet;
+
+  // What calls could not say when they were made; on the device, all zero at first.
+  struct Bad {
+    uint64_t has_key, key;
+    uint64_t has_gradient, position, row_id;  // has_gradient: 0 or one of the below
+  };
+  static constexpr uint64_t kUnknownRow = 1, kNotFinite = 2;
+
+  State(TableConfig config, int64_t budget_bytes);
+  ~State();  // waits for the device
+
+  bool HasDecay() const;
+  int64_t num_rows() const;  // row numbers are below
+  void MakeRoom(const Cuda& cuda, int64_t num_rows);
+  // rows[i] = row of keys[i], kNoRow where it has none, kBadRow where the shard cannot hold it (and keeps the key for
+  // ThrowIfBadToHost, if keep_bad). Unless null, also what a lookup gives: out for every key that has a row, or with
+  // fresh_too for every key; row_ids.
+  void FindRows(const Cuda& cuda, const uint64_t* keys, int64_t n, bool keep_bad, bool fresh_too, uint32_t* rows,
+                float* out, int64_t* row_ids);
+  // Gives rows to the keys without, their records and slots as of a fresh row. Unless null, also what a lookup gives for them.
+  void InsertRows(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int64_t n, uint32_t* rows, float* out,
+                  int64_t* row_ids);
+  // Stores floats first .. first + count - 1 of the records of keys that are this shard's, making rows where there are none.
+  void Store(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int64_t n, int64_t first, int64_t count,
+             const float* values);
+  void ThrowIfIllegalToHost(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int64_t n) const;
+  void RowsOfIds(const Cuda& cuda, const int64_t* row_ids, int64_t n, uint32_t* rows) const;
+  void CheckCount(int64_t n) const;
+
+  // Brings rows up to the last call of every decaying set. The table must be locked for writing.
+  void Settle(const Cuda& cuda, DeviceScratch* scratch, const uint32_t* rows, int64_t n);
+  SlotSet* FindSet(const std::string& slot_set);
+  SlotSet& RequireSet(const std::string& slot_set);
+  SlotSet* FindOrAttach(const Cuda& cuda, const UpdateRule& rule, const std::string& slot_set);
+
+  const TableConfig config;
+  DeviceMemory memory;
+  DeviceRowStore rows;
+  std::unique_ptr<DeviceHashTable> index;  // null for an identity table
+  GrowingWords in_use;                     // identity: one bit per row
+  DeviceBlock<int64_t> num_in_use;         // identity: [1]
+  GrowingWords erasures;  // of each row number: the upper half of its row ids; empty until one is erased
+  InitializerView initializer;
+  DeviceBlock<float> bank;
+  DeviceBlock<float> defaults;  // [floats - dim] what the slots of a fresh row hold
+  DeviceBlock<Bad> bad;         // [1]
+  std::vector<std::unique_ptr<SlotSet>> sets;
+
+  // Readers share it on the host while they put their work on a stream; writers have it alone.
+  std::shared_mutex mutex;
+  Event written;  // the last call that wrote has come past this
+  std::mutex reads_mutex;
+  struct Read {
+    cudaStream_t stream = nullptr;
+    Event done;
+  };
+  std::vector<std::unique_ptr<Read>> reads;  // since then, the last one of each stream
+  size_t num_reads = 0;                      // the rest of `reads` waits for use
+};
+
+// Row numbers are below 2^32 - 2: this one marks a key that the shard cannot hold.
+constexpr uint32_t kBadRow = 0xFFFFFFFEu;
+
+// The stream waits for the last writer; writers that come later will wait for it.
+class TableReading {
+ public:
+  TableReading(DeviceTable::State* state, const Cuda& cuda);
+  ~TableReading();
+
+ private:
+  DeviceTable::State* const state_;
+  const Cuda cuda_;
+  std::shared_lock<std::shared_mutex> lock_;
+  DeviceTable::State::Read* read_;
+};
+
+// The stream waits for all readers and the last writer; everyone who comes later will wait for it.
+class TableWriting {
+ public:
+  TableWriting(DeviceTable::State* state, const Cuda& cuda);
+  ~TableWriting();
+
+ private:
+  DeviceTable::State* const state_;
+  const Cuda cuda_;
+  std::unique_lock<std::shared_mutex> lock_;
+};
+
+}  // namespace sok

@@ -1,0 +1,488 @@
+// DeviceTable: keys to rows, and rows that appear on the way.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "detail/copy_row.h"
+#include "detail/elect.h"
+#include "detail/find_row.h"
+#include "detail/launch.h"
+#include "detail/slot_set.h"
+#include "detail/table_state.h"
+#include "sok/error.h"
+
+namespace sok {
+namespace {
+
+constexpr int kThreads = 256;
+
+int64_t GridOfTiles(int64_t n) { return GridFor(n, kThreads / kBucketLanes); }
+int64_t GridOf(int64_t n) { return GridFor(n, kThreads); }
+
+// What a lookup needs of a table, by value.
+struct TableView {
+  HashTableView index;  // of a hashed table
+  bool hashed;
+  const uint32_t* in_use;      // of an identity table: one bit per row
+  uint64_t num_legal, shards;  // row = key / shards
+  Partition partition;
+  int rank;
+  DeviceRows rows;
+  const uint32_t* erasures;  // [num_erasures], or null
+  int64_t num_erasures;
+  InitializerView initializer;
+  int64_t dim;
+};
+
+TableView ViewOf(const DeviceTable::State& state) {
+  TableView view{};
+  view.hashed = state.config.hashed;
+  if (view.hashed) view.index = state.index->view();
+  view.in_use = state.in_use.data();
+  view.num_legal = view.hashed ? 0 : state.config.num_legal();
+  view.partition = state.config.partition();
+  view.shards = static_cast<uint64_t>(view.partition.num_shards());
+  view.rank = state.config.rank;
+  view.rows = state.rows.view();
+  view.erasures = state.erasures.data();
+  view.num_erasures = state.erasures.capacity();
+  view.initializer = state.initializer;
+  view.dim = state.config.dim;
+  return view;
+}
+
+__device__ __forceinline__ int64_t RowId(const TableView& table, uint32_t row) {
+  const uint32_t erasures = row < table.num_erasures ? table.erasures[row] & 0x7FFFFFFFu : 0;
+  return static_cast<int64_t>((uint64_t{erasures} << 32) | row);
+}
+
+// The row of a key that this shard holds, kNoRow, or kBadRow.
+__device__ __forceinline__ uint32_t Search(const BucketTile& tile, const TableView& table, uint64_t key) {
+  if (table.hashed) {
+    if (table.partition.OwnerOf(key) != table.rank) return kBadRow;
+    return FindRow(tile, table.index, key);
+  }
+  if (key >= table.num_legal || table.partition.OwnerOf(key) != table.rank) return kBadRow;
+  const uint32_t row = static_cast<uint32_t>(key / table.shards);
+  return ((table.in_use[row >> 5] >> (row & 31)) & 1) != 0 ? row : kNoRow;
+}
+
+__device__ __forceinline__ void WriteFresh(const BucketTile& tile, const TableView& table, uint64_t key, float* row) {
+  const bool aligned = IsAligned16(row);
+  for (int64_t block = tile.lane; 4 * block < table.dim; block += kBucketLanes) {
+    float value[4];
+    FreshElements(table.initializer, key, table.dim, block, value);
+    if (aligned && 4 * block + 4 <= table.dim) {
+      StoreFloat4(row + 4 * block, make_float4(value[0], value[1], value[2], value[3]));
+    } else {
+      for (int j = 0; j < 4; ++j)
+        if (4 * block + j < table.dim) row[4 * block + j] = value[j];
+    }
+  }
+}
+
+// A tile takes a key from its bucket to its row: 128 bytes of index, then the record, read once.
+__global__ void LookupKernel(TableView table, const uint64_t* keys, int64_t n, bool fresh_too,
+                             uint32_t* rows,    // [n] or null
+                             float* out,        // [n, dim] or null
+                             int64_t* row_ids,  // [n] or null
+                             uint64_t* bad) {   // has_key, key; or null
+  const BucketTile tile;
+  for (int64_t i = GlobalThread() / kBucketLanes; i < n; i += GlobalThreads() / kBucketLanes) {
+    const uint64_t key = keys[i];
+    const uint32_t row = Search(tile, table, key);
+    const bool is_known = row != kNoRow && row != kBadRow;
+    if (tile.lane == 0) {
+      if (rows != nullptr) rows[i] = row;
+      if (row_ids != nullptr) row_ids[i] = is_known ? RowId(table, row) : -1;
+      if (row == kBadRow && bad != nullptr && atomicExch(reinterpret_cast<unsigned long long*>(bad), 1ull) == 0) {
+        bad[1] = key;
+      }
+    }
+    if (out == nullptr) continue;
+    if (is_known) {
+      CopyRow(tile, table.rows.At(row), table.dim, out + i * table.dim);
+    } else if (row == kBadRow) {
+      ZeroRow(tile, table.dim, out + i * table.dim);
+    } else if (fresh_too) {
+      WriteFresh(tile, table, key, out + i * table.dim);
+    }
+  }
+}
+
+__global__ void FindIllegalKernel(const uint64_t* keys, int64_t n, uint64_t num_legal, uint64_t* illegal) {
+  for (int64_t i = GlobalThread(); i < n; i += GlobalThreads()) {
+    if (keys[i] >= num_legal && atomicExch(reinterpret_cast<unsigned long long*>(illegal), 1ull) == 0) {
+      illegal[1] = keys[i];
+    }
+  }
+}
+
+// leaders[i] of a key without a row: i for the one thread that put its row in use, another number for the rest.
+__global__ void ClaimRowsKernel(uint64_t num_shards, const uint64_t* keys, int64_t n, uint32_t* in_use,
+                                int64_t* num_in_use, uint32_t* rows, uint32_t* leaders) {
+  for (int64_t i = GlobalThread(); i < n; i += GlobalThreads()) {
+    if (rows[i] != kNoRow) {
+      leaders[i] = kNobody;
+      continue;
+    }
+    const uint32_t row = static_cast<uint32_t>(keys[i] / num_shards), bit = 1u << (row & 31);
+    const bool is_mine = (atomicOr(&in_use[row >> 5], bit) & bit) == 0;
+    if (is_mine) atomicAdd(reinterpret_cast<unsigned long long*>(num_in_use), 1ull);
+    rows[i] = row;
+    leaders[i] = static_cast<uint32_t>(is_mine ? i : i + 1);
+  }
+}
+
+// Where a key came new. Its values are a function of the key alone, so no position waits for another's record.
+__global__ void FillNewKernel(TableView table, const uint64_t* keys, int64_t n, const uint32_t* rows,
+                              const uint32_t* leaders, const float* defaults, int64_t num_defaults,
+                              float* out,          // [n, dim] or null
+                              int64_t* row_ids) {  // [n] or null
+  const BucketTile tile;
+  for (int64_t i = GlobalThread() / kBucketLanes; i < n; i += GlobalThreads() / kBucketLanes) {
+    if (leaders[i] == kNobody) continue;
+    if (tile.lane == 0 && row_ids != nullptr) row_ids[i] = RowId(table, rows[i]);
+    if (out != nullptr) WriteFresh(tile, table, keys[i], out + i * table.dim);
+    if (leaders[i] != static_cast<uint32_t>(i)) continue;
+    float* record = table.rows.At(rows[i]);
+    WriteFresh(tile, table, keys[i], record);
+    CopyRow(tile, defaults, num_defaults, record + table.dim);
+  }
+}
+
+__global__ void StampNewKernel(const uint32_t* rows, const uint32_t* leaders, int64_t n, uint32_t calls,
+                               uint32_t* stamps) {
+  for (int64_t i = GlobalThread(); i < n; i += GlobalThreads())
+    if (leaders[i] == static_cast<uint32_t>(i)) stamps[rows[i]] = calls;
+}
+
+__global__ void RowsOfIdsKernel(const int64_t* row_ids, int64_t n, const uint32_t* erasures, int64_t num_erasures,
+                                int64_t num_rows, uint32_t* rows) {
+  for (int64_t i = GlobalThread(); i < n; i += GlobalThreads()) {
+    const uint32_t row = static_cast<uint32_t>(row_ids[i]);
+    const uint32_t erased = row < num_erasures ? erasures[row] & 0x7FFFFFFFu : 0;
+    const bool is_there = row_ids[i] >= 0 && row < num_rows && static_cast<uint32_t>(row_ids[i] >> 32) == erased;
+    rows[i] = is_there ? row : kNoRow;
+  }
+}
+
+__global__ void EraseIdentityKernel(TableView table, const uint64_t* keys, int64_t n, uint32_t* in_use,
+                                    int64_t* num_in_use, uint32_t* erased) {
+  for (int64_t i = GlobalThread(); i < n; i += GlobalThreads()) {
+    erased[i] = kNoRow;
+    if (keys[i] >= table.num_legal || table.partition.OwnerOf(keys[i]) != table.rank) continue;
+    const uint32_t row = static_cast<uint32_t>(keys[i] / table.shards), bit = 1u << (row & 31);
+    if ((atomicAnd(&in_use[row >> 5], ~bit) & bit) == 0) continue;
+    erased[i] = row;
+    atomicAdd(reinterpret_cast<unsigned long long*>(num_in_use), ~0ull);
+  }
+}
+
+__global__ void CountErasuresKernel(const uint32_t* erased, int64_t n, uint32_t* erasures) {
+  for (int64_t i = GlobalThread(); i < n; i += GlobalThreads())
+    if (erased[i] != kNoRow) atomicAdd(&erasures[erased[i]], 1u);
+}
+
+__global__ void RowIdsKernel(TableView table, const uint32_t* rows, int64_t n, int64_t* row_ids) {
+  for (int64_t i = GlobalThread(); i < n; i += GlobalThreads()) row_ids[i] = RowId(table, rows[i]);
+}
+
+__global__ void UsedKernel(const uint32_t* in_use, int64_t num_rows, uint32_t* is_used) {
+  for (int64_t row = GlobalThread(); row < num_rows; row += GlobalThreads())
+    is_used[row] = (in_use[row >> 5] >> (row & 31)) & 1;
+}
+
+__global__ void PackIdentityKernel(TableView table, int64_t num_rows, const uint32_t* before, uint64_t* keys,
+                                   int64_t* row_ids) {
+  const uint64_t first = table.shards > 1 ? static_cast<uint64_t>(table.rank) : 0;
+  for (int64_t row = GlobalThread(); row < num_rows; row += GlobalThreads()) {
+    if (((table.in_use[row >> 5] >> (row & 31)) & 1) == 0) continue;
+    keys[before[row]] = static_cast<uint64_t>(row) * table.shards + first;
+    row_ids[before[row]] = RowId(table, static_cast<uint32_t>(row));
+  }
+}
+
+// Rows that this call does not write: those of keys that are not ours, and of all but the last of equal keys.
+__global__ void KeepLastKernel(const uint32_t* leaders, int64_t n, uint32_t* rows) {
+  for (int64_t i = GlobalThread(); i < n; i += GlobalThreads())
+    if (rows[i] == kBadRow || leaders[i] != static_cast<uint32_t>(i)) rows[i] = kNoRow;
+}
+
+}  // namespace
+
+// ---- locks
+
+TableReading::TableReading(DeviceTable::State* state, const Cuda& cuda)
+    : state_(state), cuda_(cuda), lock_(state->mutex) {
+  state->written.Before(cuda);
+  std::lock_guard<std::mutex> lock(state->reads_mutex);
+  auto& reads = state->reads;
+  size_t at = 0;
+  while (at < state->num_reads && reads[at]->stream != cuda.stream) ++at;
+  if (at == reads.size()) reads.push_back(std::make_unique<DeviceTable::State::Read>());
+  if (at == state->num_reads) ++state->num_reads;
+  read_ = reads[at].get();
+  read_->stream = cuda.stream;
+  read_->done.Record(cuda);  // so that there is something to wait for whatever happens
+}
+
+TableReading::~TableReading() {
+  std::lock_guard<std::mutex> lock(state_->reads_mutex);
+  try {
+    read_->done.Record(cuda_);
+  } catch (const std::exception&) {  // nobody could wait for us: then we wait ourselves
+    static_cast<void>(cudaStreamSynchronize(cuda_.stream));
+  }
+}
+
+TableWriting::TableWriting(DeviceTable::State* state, const Cuda& cuda)
+    : state_(state), cuda_(cuda), lock_(state->mutex) {
+  state->written.Before(cuda);
+  for (size_t i = 0; i < state->num_reads; ++i) state->reads[i]->done.Before(cuda);
+  state->num_reads = 0;
+}
+
+TableWriting::~TableWriting() {
+  try {
+    state_->written.Record(cuda_);
+  } catch (const std::exception&) {
+    static_cast<void>(cudaStreamSynchronize(cuda_.stream));
+  }
+}
+
+// ---- the state
+
+DeviceTable::State::State(TableConfig c, int64_t budget_bytes)
+    : config([&c] {
+        c.Check();
+        return std::move(c);
+      }()),
+      memory(config.Label(), budget_bytes),
+      rows(config.dim, config.capacity, &memory),
+      in_use(&memory),
+      num_in_use(&memory),
+      erasures(&memory),
+      initializer(sok::ViewOf(config.initializer)),
+      bank(&memory),
+      defaults(&memory),
+      bad(&memory) {
+  const Cuda cuda{};
+  bad.Allocate(1, "its status");
+  SOK_CUDA(cudaMemsetAsync(bad.data(), 0, sizeof(Bad), cuda.stream));
+  const std::vector<float>& values = config.initializer.bank;
+  if (!values.empty()) {
+    bank.Allocate(static_cast<int64_t>(values.size()), "the initializer's bank");
+    SOK_CUDA(cudaMemcpyAsync(bank.data(), values.data(), values.size() * sizeof(float), cudaMemcpyHostToDevice,
+                             cuda.stream));
+    initializer.bank = bank.data();
+  }
+  if (config.hashed) {
+    index = std::make_unique<DeviceHashTable>(config.Label(), config.capacity, &memory);
+  } else {
+    num_in_use.Allocate(1, "its count");
+    SOK_CUDA(cudaMemsetAsync(num_in_use.data(), 0, sizeof(int64_t), cuda.stream));
+    in_use.Grow(cuda, (config.capacity + 31) / 32, 0, "which rows are in use");
+  }
+  rows.Reserve(cuda, config.hashed ? 0 : config.capacity);
+  SOK_CUDA(cudaStreamSynchronize(cuda.stream));
+}
+
+DeviceTable::State::~State() { static_cast<void>(cudaDeviceSynchronize()); }
+
+int64_t DeviceTable::State::num_rows() const { return index ? index->rows_bound() : config.capacity; }
+
+void DeviceTable::State::CheckCount(int64_t n) const {
+  if (n < 0 || n >= INT64_C(0x7FFFFFFF)) {
+    throw InvalidArgument(config.Label() +
+                          ": takes fewer than 2^31 - 1 keys at a time. Received: " + std::to_string(n) + ".");
+  }
+}
+
+void DeviceTable::State::FindRows(const Cuda& cuda, const uint64_t* keys, int64_t n, bool keep_bad, bool fresh_too,
+                                  uint32_t* found, float* out, int64_t* row_ids) {
+  Launch(LookupKernel, GridOfTiles(n), kThreads, 0, cuda, ViewOf(*this), keys, n, fresh_too, found, out, row_ids,
+         keep_bad ? &bad.data()->has_key : nullptr);
+}
+
+void DeviceTable::State::InsertRows(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int64_t n,
+                                    uint32_t* found, float* out, int64_t* row_ids) {
+  uint32_t* leaders = scratch->Get<uint32_t>(n);
+  if (index) {
+    index->InsertMissing(
+        cuda, scratch, keys, n, found, leaders, [&](int64_t bound) { MakeRoom(cuda, bound); },
+        [&](uint64_t key) { return config.KeyText(key); });
+  } else {
+    MakeRoom(cuda, config.capacity);
+    Launch(ClaimRowsKernel, GridOf(n), kThreads, 0, cuda, static_cast<uint64_t>(config.partition().num_shards()), keys,
+           n, in_use.data(), num_in_use.data(), found, leaders);
+  }
+  Launch(FillNewKernel, GridOfTiles(n), kThreads, 0, cuda, ViewOf(*this), keys, n, found, leaders, defaults.data(),
+         defaults.size(), out, row_ids);
+  for (const auto& set : sets) {
+    if (set->decay == nullptr) continue;
+    Launch(StampNewKernel, GridOf(n), kThreads, 0, cuda, found, leaders, n, static_cast<uint32_t>(set->decay->calls()),
+           set->stamps.data());
+  }
+}
+
+void DeviceTable::State::MakeRoom(const Cuda& cuda, int64_t bound) {
+  rows.Reserve(cuda, bound);
+  for (const auto& set : sets) {
+    if (set->decay != nullptr) set->stamps.Grow(cuda, rows.num_rows(), rows.num_rows(), "an optimizer's stamps");
+  }
+}
+
+void DeviceTable::State::RowsOfIds(const Cuda& cuda, const int64_t* row_ids, int64_t n, uint32_t* found) const {
+  Launch(RowsOfIdsKernel, GridOf(n), kThreads, 0, cuda, row_ids, n, erasures.data(), erasures.capacity(), num_rows(),
+         found);
+}
+
+void DeviceTable::State::ThrowIfIllegalToHost(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys,
+                                              int64_t n) const {
+  uint64_t* illegal = scratch->Get<uint64_t>(2);
+  uint64_t on_host[2];
+  SOK_CUDA(cudaMemsetAsync(illegal, 0, sizeof(on_host), cuda.stream));
+  Launch(FindIllegalKernel, GridOf(n), kThreads, 0, cuda, keys, n, config.num_legal(), illegal);
+  SOK_CUDA(cudaMemcpyAsync(on_host, illegal, sizeof(on_host), cudaMemcpyDeviceToHost, cuda.stream));
+  SOK_CUDA(cudaStreamSynchronize(cuda.stream));
+  if (on_host[0] != 0) config.CheckKey(on_host[1]);
+}
+
+// ---- the table
+
+DeviceTable::DeviceTable(TableConfig config, int64_t budget_bytes)
+    : state_(std::make_unique<State>(std::move(config), budget_bytes)) {}
+DeviceTable::~DeviceTable() = default;
+
+const TableConfig& DeviceTable::config() const { return state_->config; }
+std::string DeviceTable::Label() const { return state_->config.Label(); }
+
+void DeviceTable::Lookup(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int64_t n, bool insert,
+                         float* rows, int64_t* row_ids) {
+  state_->CheckCount(n);
+  if (!insert && !state_->HasDecay()) {
+    const TableReading reading(state_.get(), cuda);
+    return state_->FindRows(cuda, keys, n, true, true, nullptr, rows, row_ids);
+  }
+  const TableWriting writing(state_.get(), cuda);
+  uint32_t* found = scratch->Get<uint32_t>(n);
+  if (state_->HasDecay()) {  // what is read is settled first, once
+    state_->FindRows(cuda, keys, n, false, false, found, nullptr, nullptr);
+    state_->Settle(cuda, scratch, found, n);
+  }
+  state_->FindRows(cuda, keys, n, true, !insert, found, rows, row_ids);
+  if (insert) state_->InsertRows(cuda, scratch, keys, n, found, rows, row_ids);
+}
+
+DeviceTable::Reading DeviceTable::Read(const Cuda& cuda) {
+  auto lock = std::make_shared<TableReading>(state_.get(), cuda);
+  return {state_->rows.view(), state_->num_rows(), lock};
+}
+
+void DeviceTable::Assign(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, const float* rows, int64_t n) {
+  state_->CheckCount(n);
+  const TableWriting writing(state_.get(), cuda);
+  state_->Store(cuda, scratch, keys, n, 0, state_->config.dim, rows);
+}
+
+void DeviceTable::State::Store(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int64_t n, int64_t first,
+                               int64_t count, const float* values) {
+  uint32_t* found = scratch->Get<uint32_t>(n);
+  FindRows(cuda, keys, n, false, false, found, nullptr, nullptr);
+  if (!config.hashed) ThrowIfIllegalToHost(cuda, scratch, keys, n);
+  // Missed decay belongs to the old values: settled afterwards, it would move the new ones.
+  Settle(cuda, scratch, found, n);
+  InsertRows(cuda, scratch, keys, n, found, nullptr, nullptr);
+  const uint32_t* last = Elect<Speaker::kLast>(cuda, scratch, keys, n, nullptr, false, nullptr).leaders;
+  Launch(KeepLastKernel, GridOf(n), kThreads, 0, cuda, last, n, found);
+  ScatterRecords(cuda, rows.view(), found, n, first, count, values);
+}
+
+void DeviceTable::Erase(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int64_t n) {
+  State& state = *state_;
+  state.CheckCount(n);
+  const TableWriting writing(state_.get(), cuda);
+  state.erasures.Grow(cuda, state.num_rows(), state.rows.num_rows(), "the counts of erasures");
+  uint32_t* erased = scratch->Get<uint32_t>(n);
+  if (state.index) {
+    state.index->Erase(cuda, scratch, keys, n, erased);
+  } else {
+    Launch(EraseIdentityKernel, GridOf(n), kThreads, 0, cuda, ViewOf(state), keys, n, state.in_use.data(),
+           state.num_in_use.data(), erased);
+  }
+  Launch(CountErasuresKernel, GridOf(n), kThreads, 0, cuda, erased, n, state.erasures.data());
+}
+
+int64_t DeviceTable::SizeToHost(const Cuda& cuda) {
+  const TableWriting writing(state_.get(), cuda);
+  if (state_->index) return state_->index->SizeToHost(cuda);
+  int64_t size = 0;
+  SOK_CUDA(cudaMemcpyAsync(&size, state_->num_in_use.data(), sizeof(size), cudaMemcpyDeviceToHost, cuda.stream));
+  SOK_CUDA(cudaStreamSynchronize(cuda.stream));
+  return size;
+}
+
+void DeviceTable::Export(const Cuda& cuda, DeviceScratch* scratch, uint64_t* keys, int64_t* row_ids, int64_t n) {
+  State& state = *state_;
+  const TableReading reading(state_.get(), cuda);
+  if (state.index) {
+    uint32_t* found = scratch->Get<uint32_t>(n);
+    state.index->Export(cuda, scratch, keys, found);
+    Launch(RowIdsKernel, GridOf(n), kThreads, 0, cuda, ViewOf(state), found, n, row_ids);
+    return;
+  }
+  const int64_t capacity = state.config.capacity;
+  uint32_t* before = scratch->Get<uint32_t>(capacity);
+  Launch(UsedKernel, GridOf(capacity), kThreads, 0, cuda, state.in_use.data(), capacity, before);
+  ExclusiveSum(cuda, scratch, before, before, capacity);
+  Launch(PackIdentityKernel, GridOf(capacity), kThreads, 0, cuda, ViewOf(state), capacity, before, keys, row_ids);
+}
+
+void DeviceTable::Weights(const Cuda& cuda, DeviceScratch* scratch, const int64_t* row_ids, int64_t n, float* rows) {
+  state_->CheckCount(n);
+  const TableWriting writing(state_.get(), cuda);
+  uint32_t* found = scratch->Get<uint32_t>(n);
+  state_->RowsOfIds(cuda, row_ids, n, found);
+  state_->Settle(cuda, scratch, found, n);
+  GatherRecords(cuda, state_->rows.view(), found, n, 0, state_->config.dim, rows);
+}
+
+void DeviceTable::Reserve(const Cuda& cuda, int64_t n) {
+  State& state = *state_;
+  if (n < 0 || n > state.config.capacity) {
+    throw InvalidArgument(Label() + ": can reserve 0 to " + std::to_string(state.config.capacity) +
+                          " rows (its capacity). Received: " + std::to_string(n) + ".");
+  }
+  const TableWriting writing(state_.get(), cuda);
+  if (state.index) state.index->Reserve(cuda, n);
+  state.MakeRoom(cuda, n);
+  SOK_CUDA(cudaStreamSynchronize(cuda.stream));
+}
+
+void DeviceTable::ThrowIfBadToHost(const Cuda& cuda) {
+  State& state = *state_;
+  State::Bad bad;
+  {
+    const TableWriting writing(state_.get(), cuda);
+    SOK_CUDA(cudaMemcpyAsync(&bad, state.bad.data(), sizeof(bad), cudaMemcpyDeviceToHost, cuda.stream));
+    SOK_CUDA(cudaMemsetAsync(state.bad.data(), 0, sizeof(bad), cuda.stream));
+    SOK_CUDA(cudaStreamSynchronize(cuda.stream));
+  }
+  if (bad.has_key != 0) state.config.CheckOwned(bad.key);
+  if (bad.has_gradient == 0) return;
+  const std::string which = Label() + ": gradient " + std::to_string(bad.position) + ", for row id " +
+                            std::to_string(static_cast<int64_t>(bad.row_id));
+  if (bad.has_gradient == State::kUnknownRow) {
+    throw InvalidArgument(which + ", which this shard does not have, was left out. Row ids come from a lookup of the " +
+                          "same table on the same worker.");
+  }
+  throw InvalidArgument(which + ", holds NaN or infinity; nothing was updated (nonfinite_gradients='raise').");
+}
+
+int64_t DeviceTable::memory_bytes() const {
+  std::shared_lock<std::shared_mutex> lock(state_->mutex);
+  return state_->memory.in_use();
+}
+
+}  // namespace sok

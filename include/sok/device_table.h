@@ -1,0 +1,113 @@
+// One shard of an embedding table in the memory of a CUDA device: what EmbeddingTable offers, put on streams.
+//
+// Keys, rows and slots lie in device memory, up to a budget. Calls are put on the caller's stream and wait there for what
+// other streams still do to the table: calls that only read run side by side, calls that write run alone, in the order in
+// which the host made them. So a lookup on one stream and an update on another never meet in a row. All calls may come
+// from any thread of the host. Pointers are device memory, unless said otherwise.
+//
+// Row ids are those of EmbeddingTable: the lower half numbers the row, the upper half counts how often that number was erased, so
+// that a gradient for a row that is gone is told from one for its number's next owner.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "sok/device.h"
+#include "sok/embedding_table.h"
+#include "sok/initializer.h"
+#include "sok/row_store.h"
+#include "sok/scratch.h"
+#include "sok/sparse_update.h"
+
+namespace sok {
+
+class DeviceTable {
+ public:
+  // budget_bytes: most device memory the table may take; 0: what the device has. config.initializer.bank is host memory. A hashed table
+  // takes no memory before rows appear; an identity one all of its rows'. Throws InvalidArgument as EmbeddingTable does,
+  // OutOfMemory, CudaError.
+  DeviceTable(TableConfig config, int64_t budget_bytes);
+  ~DeviceTable();  // waits for the device
+  DeviceTable(const DeviceTable&) = delete;
+  DeviceTable& operator=(const DeviceTable&) = delete;
+
+  const TableConfig& config() const;
+  std::string Label() const;
+
+  // Rows of keys as they stand after every update that was put on a stream before, and their ids. With `insert`, a missing
+  // key gets a fresh row, all or none; without, it reads as its fresh row, row id -1, and nothing is stored.
+  // A key that this shard cannot hold (outside an identity table, or another rank's) reads as zeros, row id -1, and is kept
+  // for ThrowIfBadToHost.
+  // Waits for the stream only when inserting may make the table grow or overflow. Repeats bit for bit. Throws
+  // InvalidArgument for n >= 2^31, TableFull naming the first key without room, OutOfMemory; then no key was stored.
+  void Lookup(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int64_t n, bool insert,
+              float* rows,        // [n, dim], or null: not wanted
+              int64_t* row_ids);  // [n]
+
+  // What a kernel reads rows from, for CombineGroup and its like: as long as a Reading lives, work put on its stream sees no
+  // row move or change. Row ids of a Lookup index it by their lower half. Lives on one thread of the host, and meanwhile that
+  // thread calls nothing else of the table.
+  struct Reading {
+    DeviceRows rows;
+    int64_t num_rows = 0;
+    std::shared_ptr<void> lock;
+  };
+  Reading Read(const Cuda& cuda);
+
+  // Applies the rule to distinct rows. Attaches the slot set on first use. Gradients of row id -1 and of rows erased since
+  // their lookup are ignored; row ids that the table never gave, and with Nonfinite::kRaise gradients that are not finite
+  // (then no row changes), are kept for ThrowIfBadToHost. num_grads as in UpdateRows. Waits for the stream when a slot
+  // set is attached, and with a decaying rule under kRaise. Throws InvalidArgument for a slot set of another rule, OutOfMemory; then nothing changed.
+  void Apply(const Cuda& cuda, DeviceScratch* scratch, const UpdateRule& rule, const std::string& slot_set,
+             Nonfinite nonfinite, float grad_scale,
+             const int64_t* row_ids,  // [n]
+             const float* grads,      // [n, dim]
+             int64_t n, const int64_t* num_grads = nullptr);
+
+  // Stores rows (making them if needed) for the keys this rank owns; others are ignored. Slots of rows that exist stay. Of
+  // equal keys the last one counts. All or none. Throws as Lookup.
+  void Assign(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys,
+              const float* rows,  // [n, dim]
+              int64_t n);
+  // The same with slots of one set instead of weights, which are those of a fresh row where there was none; the set is
+  // attached if needed. For restoring. slots: [n, num_slots * dim].
+  void AssignSlots(const Cuda& cuda, DeviceScratch* scratch, const UpdateRule& rule, const std::string& slot_set,
+                   const uint64_t* keys, const float* slots, int64_t n);
+
+  // Removes keys; their row numbers may be used again. Keys that the shard does not have are passed over.
+  void Erase(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int64_t n);
+
+  // Rows in use. Waits for the stream.
+  int64_t SizeToHost(const Cuda& cuda);
+
+  // Keys and row ids in the order of rows, as of now; n must be SizeToHost's answer, with nothing in between.
+  void Export(const Cuda& cuda, DeviceScratch* scratch,
+              uint64_t* keys,    // [n]
+              int64_t* row_ids,  // [n]
+              int64_t n);        // [n]
+  // Weights, or slots of one set, of the rows of `row_ids`; missed decay is included. Zeros for row id -1. Throws
+  // FailedPrecondition for an unknown set.
+  void Weights(const Cuda& cuda, DeviceScratch* scratch, const int64_t* row_ids, int64_t n, float* rows);
+  void Slots(const Cuda& cuda, DeviceScratch* scratch, const std::string& slot_set, const int64_t* row_ids, int64_t n,
+             float* slots);  // [n, num_slots * dim]
+  int64_t SlotFloats(const std::string& slot_set);
+
+  // Room for n rows in all: up to there nothing grows, and nothing waits. Waits for the stream. Throws InvalidArgument for
+  // more than the capacity, OutOfMemory.
+  void Reserve(const Cuda& cuda, int64_t n);
+
+  // What calls could not say when they were made: throws InvalidArgument naming the first key or gradient that was bad since
+  // the last time this was asked. Waits for the stream.
+  void ThrowIfBadToHost(const Cuda& cuda);
+
+  int64_t memory_bytes() const;
+
+  struct State;  // cuda/detail/table_state.h
+
+ private:
+  const std::unique_ptr<State> state_;
+};
+
+}  // namespace sok
