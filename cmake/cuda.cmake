@@ -20,6 +20,7 @@ set(SOK_CUDA_SOURCES
   cuda/unique.cu
 )
 set(SOK_CUDA_HOST_SOURCES
+  cuda/c_api.cc
   cuda/device_memory.cc
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 from collections.abc import Callable, Iterable
@@ -23,16 +24,20 @@ def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
         shares_jobs = item.path.parent.name == "multiprocess" and "job" in getattr(item, "fixturenames", ())
         group = "shared jobs" if shares_jobs else str(item.path)
         item.add_marker(pytest.mark.xdist_group(group))
-        if item.get_closest_marker("gpu") and not _gpus():
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device that TensorFlow sees"))
+        if item.get_closest_marker("gpu") and not _has_gpu():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device and CuPy"))
         if item.get_closest_marker("multiprocess") and importlib.util.find_spec("horovod") is None:
             item.add_marker(pytest.mark.skip(reason="needs Horovod"))
 
 
-def _gpus() -> list[Any]:
-    import tensorflow as tf
+@functools.cache
+def _has_gpu() -> bool:
+    try:
+        import cupy
 
-    return tf.config.list_physical_devices("GPU")
+        return cupy.cuda.runtime.getDeviceCount() > 0
+    except Exception:  # no CuPy, no driver, no device
+        return False
 
 
 @pytest.fixture

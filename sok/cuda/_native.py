@@ -1,0 +1,164 @@
+"""Loads libsok_cuda.so and calls it: the only file of sok.cuda that knows ctypes' side of the C interface."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+LIBRARY_VARIABLE = "SOK_CUDA_LIBRARY"
+_DEFAULT = Path(__file__).resolve().parent.parent / "_native" / "libsok_cuda.so"
+
+
+class CudaError(RuntimeError):
+    """A call to CUDA failed: no device, or an earlier kernel went wrong."""
+
+
+class OutOfMemoryError(MemoryError):
+    """The device, or the host, gave no memory."""
+
+
+class TableFullError(RuntimeError):
+    """A table has no room for the new keys of a call; nothing was changed."""
+
+
+_ERRORS = {
+    1: ValueError,
+    2: TableFullError,
+    3: OutOfMemoryError,
+    4: RuntimeError,
+    5: CudaError,
+    6: RuntimeError,
+}
+
+
+def library() -> ctypes.CDLL:
+    """The native library. Raises ImportError, with what to do, where there is none."""
+    return _load(os.environ.get(LIBRARY_VARIABLE) or str(_DEFAULT))
+
+
+@functools.cache
+def _load(path: str) -> ctypes.CDLL:
+    try:
+        lib = ctypes.CDLL(path)
+    except OSError as error:
+        raise ImportError(
+            f"sok.cuda needs the native library {path}, which did not load: {error}. Build it where there is nvcc with "
+            f"SOK_CUDA=ON make native, or set {LIBRARY_VARIABLE} to where it is."
+        ) from error
+    lib.sok_cuda_last_error.restype = ctypes.c_char_p
+    lib.sok_cuda_context_destroy.restype = None
+    lib.sok_cuda_decay_destroy.restype = None
+    return lib
+
+
+def is_emulated() -> bool:
+    """Whether the library is the emulator of the tests, where arrays are NumPy's."""
+    return bool(library().sok_cuda_is_emulated())
+
+
+def check(status: int) -> None:
+    """Raises what the status of a call stands for."""
+    if status != 0:
+        raise _ERRORS.get(status, RuntimeError)(library().sok_cuda_last_error().decode())
+
+
+class _Contexts(threading.local):
+    """A context for each stream and device that this thread has used: scratch is not to be shared."""
+
+    def __init__(self) -> None:
+        self.of_stream: dict[tuple[Any, ...], ctypes.c_void_p] = {}
+
+
+_contexts = _Contexts()
+
+
+def context() -> ctypes.c_void_p:
+    """That of CuPy's current device and stream."""
+    device, stream = 0, 0
+    if not is_emulated():
+        import cupy
+
+        device, stream = cupy.cuda.runtime.getDevice(), cupy.cuda.get_current_stream().ptr
+    known, lib = _contexts.of_stream, library()
+    if (lib, device, stream) not in known:
+        made = ctypes.c_void_p()
+        check(lib.sok_cuda_context_create(ctypes.c_void_p(stream), ctypes.byref(made)))
+        known[lib, device, stream] = made
+    return known[lib, device, stream]
+
+
+def call(name: str, *args: Any) -> None:
+    """Calls sok_cuda_<name> in the current context. Pointers and structures are ctypes'; int means int64_t."""
+    converted = [ctypes.c_int64(arg) if type(arg) is int else arg for arg in args]
+    check(getattr(library(), "sok_cuda_" + name)(context(), *converted))
+    if is_emulated():  # NumPy knows no streams
+        check(library().sok_cuda_synchronize(context()))
+
+
+class Rows(ctypes.Structure):
+    """SokCudaRows."""
+
+    _fields_ = [
+        ("slabs", ctypes.c_void_p),
+        ("matrix", ctypes.c_void_p),
+        ("shift", ctypes.c_int64),
+        ("mask", ctypes.c_int64),
+        ("stride", ctypes.c_int64),
+    ]
+
+
+class Segments(ctypes.Structure):
+    """SokCudaSegments."""
+
+    _fields_ = [
+        ("row_splits", ctypes.c_void_p),
+        ("hotness", ctypes.c_int64),
+        ("segments", ctypes.c_int64),
+        ("n", ctypes.c_int64),
+    ]
+
+
+class Feature(ctypes.Structure):
+    """SokCudaFeature."""
+
+    _fields_ = [
+        ("rows", Rows),
+        ("num_rows", ctypes.c_int64),
+        ("dim", ctypes.c_int64),
+        ("index", ctypes.c_void_p),
+        ("segments", Segments),
+        ("weights", ctypes.c_void_p),
+        ("combiner", ctypes.c_char_p),
+        ("output", ctypes.c_void_p),
+        ("output_stride", ctypes.c_int64),
+    ]
+
+
+class Addends(ctypes.Structure):
+    """SokCudaAddends."""
+
+    _fields_ = [
+        ("table", ctypes.c_int64),
+        ("row_ids", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("values_stride", ctypes.c_int64),
+        ("segments", Segments),
+        ("weights", ctypes.c_void_p),
+        ("combiner", ctypes.c_char_p),
+    ]
+
+
+class Update(ctypes.Structure):
+    """SokCudaUpdate."""
+
+    _fields_ = [
+        ("rows", Rows),
+        ("num_rows", ctypes.c_int64),
+        ("slot_offset", ctypes.c_int64),
+        ("decay", ctypes.c_void_p),
+        ("stamps", ctypes.c_void_p),
+    ]

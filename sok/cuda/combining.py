@@ -1,0 +1,157 @@
+"""Gather and pool on the device: many rows per segment become one vector."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from sok.cuda import _arrays, _native
+
+COMBINERS = ("sum", "mean", "sqrtn")
+
+
+@dataclasses.dataclass(frozen=True)
+class Feature:
+    """One feature of `combine_group`.
+
+    Attributes:
+      rows: `[num_rows, D]` float32, or wider: records whose first `dim` columns are read.
+      index: `[N]` int64 or int32, the row of each position; a negative one reads as a row of zeros, counted all the
+        same.
+      row_splits: `[S + 1]` int64, segment s has positions row_splits[s] .. row_splits[s + 1] - 1. None: `hotness`
+        positions each.
+      hotness: positions per segment without row_splits; 1 is a plain gather.
+      weights: `[N]` float32 or None: one each.
+      dim: D; None: all columns.
+      combiner: "sum", "mean" or "sqrtn", by the rules of tf.nn.embedding_lookup_sparse; an empty segment gives zeros.
+    """
+
+    rows: Any
+    index: Any
+    row_splits: Any = None
+    hotness: int = 1
+    weights: Any = None
+    combiner: str = "sum"
+    dim: int | None = None
+
+
+def combiner_bytes(combiner: str) -> bytes:
+    if combiner not in COMBINERS:
+        raise ValueError(f"`combiner` must be one of {COMBINERS}. Received: {combiner!r}.")
+    return combiner.encode()
+
+
+def segments_of(row_splits: Any, hotness: int, n: int, keep: list[Any]) -> _native.Segments:
+    """What the kernels take; arrays that must live as long go to `keep`."""
+    if row_splits is not None:
+        splits = _arrays.vector("row_splits", row_splits, ("int64",))
+        if len(splits) == 0:
+            raise ValueError("`row_splits` must have one value more than there are segments. Received none.")
+        keep.append(splits)
+        return _native.Segments(_arrays.address(splits), 0, len(splits) - 1, n)
+    if hotness < 1 or n % hotness != 0:
+        raise ValueError(f"`hotness` must be at least 1 and divide the {n} positions. Received: {hotness}.")
+    return _native.Segments(None, hotness, n // hotness, n)
+
+
+def combine_group(features: Sequence[Feature], *, dtype: str = "float32", first_bad: Any = None) -> list[Any]:
+    """Pools any number of features, of any widths and tables, in one launch. Does not wait; repeats bit for bit.
+
+    Args:
+      features: F of them.
+      dtype: of the outputs: "float32", "float16" or "bfloat16" (given as uint16 words). Sums are taken in float32.
+      first_bad: `[F]` uint64 on the device, set to 2^64 - 1, or None. Lowered to the first position whose index is
+        not below num_rows (it reads as zeros), or to N + s for a segment s whose row_splits make no sense (it is
+        empty).
+
+    Returns:
+      For each feature `[S, D]`: columns of one matrix `[S, sum of D]` where all have equally many segments.
+
+    Raises:
+      TypeError, ValueError: arguments of another dtype or shape.
+    """
+    if dtype not in _arrays.FLOATS:
+        raise ValueError(f"`dtype` must be one of {_arrays.FLOATS}. Received: {dtype!r}.")
+    keep: list[Any] = []
+    made = (_native.Feature * max(1, len(features)))()
+    for k, f in enumerate(features):
+        index = _arrays.ids(f"features[{k}].index", f.index)
+        rows = _arrays.matrix(f"features[{k}].rows", f.rows, ("float32",))
+        weights = None
+        if f.weights is not None:
+            weights = _arrays.vector(f"features[{k}].weights", f.weights, ("float32",), len(index))
+        keep += [index, rows, weights]
+        one = made[k]
+        one.rows = _native.Rows(None, _arrays.address(rows), 0, 0, rows.shape[1])
+        one.num_rows, one.dim = rows.shape[0], rows.shape[1] if f.dim is None else f.dim
+        if one.dim > rows.shape[1]:
+            raise ValueError(f"`features[{k}].dim` must be at most {rows.shape[1]}. Received: {f.dim}.")
+        one.index = _arrays.address(index)
+        one.segments = segments_of(f.row_splits, f.hotness, len(index), keep)
+        one.weights = _arrays.address(weights)
+        one.combiner = combiner_bytes(f.combiner)
+    in_memory = np.uint16 if dtype == "bfloat16" else np.dtype(dtype)
+    counts = {made[k].segments.segments for k in range(len(features))}
+    outputs = []
+    if len(counts) == 1:
+        widths = [int(made[k].dim) for k in range(len(features))]
+        whole = _arrays.empty((counts.pop(), sum(widths)), in_memory)
+        ends = np.cumsum(widths)
+        outputs = [whole[:, end - width : end] for end, width in zip(ends, widths, strict=True)]
+    else:
+        outputs = [_arrays.empty((made[k].segments.segments, made[k].dim), in_memory) for k in range(len(features))]
+    for k, output in enumerate(outputs):
+        made[k].output = _arrays.address(output)
+        made[k].output_stride = output.strides[0] // output.itemsize if output.shape[0] > 1 else max(1, output.shape[1])
+    if first_bad is not None:
+        first_bad = _arrays.vector("first_bad", first_bad, ("uint64",), len(features))
+    _native.call("combine_group", made, len(features), dtype.encode(), _arrays.address(first_bad))
+    return outputs
+
+
+def combine(
+    rows: Any,
+    index: Any,
+    row_splits: Any = None,
+    *,
+    hotness: int = 1,
+    weights: Any = None,
+    combiner: str = "sum",
+    dtype: str = "float32",
+    first_bad: Any = None,
+) -> Any:
+    """`combine_group` of one feature: gives `[S, D]`.
+
+    Example:
+        >>> rows = cupy.eye(3, dtype="float32")                                                      # doctest: +SKIP
+        >>> combine(rows, cupy.array([0, 2, 1]), cupy.array([0, 2, 2, 3]), combiner="mean")          # doctest: +SKIP
+        array([[0.5, 0. , 0.5],
+               [0. , 0. , 0. ],
+               [0. , 1. , 0. ]], dtype=float32)
+    """
+    feature = Feature(rows, index, row_splits, hotness, weights, combiner)
+    return combine_group([feature], dtype=dtype, first_bad=first_bad)[0]
+
+
+def expand_segments(
+    row_splits: Any = None, *, n: int, hotness: int = 1, weights: Any = None, combiner: str = "sum"
+) -> tuple[Any, Any]:
+    """For each of n positions, the segment that holds it `[n]` (uint32) and what its row was multiplied with `[n]`
+    (float32): the gradient of `combine` in row index[i] is factor[i] * grad[segment[i]]. Does not wait."""
+    keep: list[Any] = []
+    segments = segments_of(row_splits, hotness, n, keep)
+    if weights is not None:
+        weights = _arrays.vector("weights", weights, ("float32",), n)
+    segment, factor = _arrays.empty(n, np.uint32), _arrays.empty(n, np.float32)
+    _native.call(
+        "expand_segments",
+        ctypes.byref(segments),
+        _arrays.address(weights),
+        combiner_bytes(combiner),
+        *map(_arrays.address, (segment, factor)),
+    )
+    return segment, factor
