@@ -1,4 +1,4 @@
-"""Two of the synthetic models of NVIDIA-Merlin/distributed-embeddings, `tiny` and `criteo` (synthetic_models.json)."""
+"""Synthetic models of NVIDIA-Merlin/distributed-embeddings, `tiny`, `small` and `criteo` (synthetic_models.json)."""
 
 from __future__ import annotations
 

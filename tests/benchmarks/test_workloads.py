@@ -80,7 +80,11 @@ def test_permuted_ranks_stay_distinct_rows(rows):
 
 @pytest.mark.parametrize(
     ("name", "tables", "inputs", "width", "floats"),
-    [("tiny", 55, 58, 682, 1_123_681_280), ("criteo", 26, 26, 3341, 332_800_000)],
+    [
+        ("tiny", 55, 58, 682, 1_123_681_280),
+        ("small", 107, 116, 2522, 7_058_084_800),
+        ("criteo", 26, 26, 3341, 332_800_000),
+    ],
 )
 def test_synthetic_models_are_as_published(name, tables, inputs, width, floats):
     model = synthetic.load(name)
