@@ -21,6 +21,7 @@ set(SOK_CUDA_SOURCES
 )
 set(SOK_CUDA_HOST_SOURCES
   cuda/c_api.cc
+  cuda/c_api_table.cc
   cuda/device_memory.cc
 )
 

@@ -14,6 +14,7 @@ Example (needs a GPU):
 from sok.cuda._native import CudaError, OutOfMemoryError, TableFullError
 from sok.cuda.combining import Feature, combine, combine_group, expand_segments
 from sok.cuda.keys import Partitioned, Unique, partition_keys, unique, unique_padded
+from sok.cuda.table import Found, Reading, Table, fill_rows
 from sok.cuda.updates import (
     Addends,
     Decay,
@@ -31,16 +32,20 @@ __all__ = [
     "CudaError",
     "Decay",
     "Feature",
+    "Found",
     "OutOfMemoryError",
     "Partitioned",
+    "Reading",
     "Records",
     "RowSums",
+    "Table",
     "TableFullError",
     "Unique",
     "check",
     "combine",
     "combine_group",
     "expand_segments",
+    "fill_rows",
     "partition_keys",
     "settle_rows",
     "sum_rows",
