@@ -82,7 +82,9 @@ __device__ __forceinline__ void WriteFresh(const BucketTile& tile, const TableVi
 }
 
 // A tile takes a key from its bucket to its row: 128 bytes of index, then the record, read once.
-__global__ void LookupKernel(TableView table, const uint64_t* keys, int64_t n, bool fresh_too,
+// kFreshToo: keys without a row read as their fresh one.
+template <bool kFreshToo>
+__global__ void LookupKernel(TableView table, const uint64_t* keys, int64_t n,
                              uint32_t* rows,    // [n] or null
                              float* out,        // [n, dim] or null
                              int64_t* row_ids,  // [n] or null
@@ -104,7 +106,7 @@ __global__ void LookupKernel(TableView table, const uint64_t* keys, int64_t n, b
       CopyRow(tile, table.rows.At(row), table.dim, out + i * table.dim);
     } else if (row == kBadRow) {
       ZeroRow(tile, table.dim, out + i * table.dim);
-    } else if (fresh_too) {
+    } else if (kFreshToo) {
       WriteFresh(tile, table, key, out + i * table.dim);
     }
   }
@@ -301,8 +303,8 @@ void DeviceTable::State::CheckCount(int64_t n) const {
 
 void DeviceTable::State::FindRows(const Cuda& cuda, const uint64_t* keys, int64_t n, bool keep_bad, bool fresh_too,
                                   uint32_t* found, float* out, int64_t* row_ids) {
-  Launch(LookupKernel, GridOfTiles(n), kThreads, 0, cuda, ViewOf(*this), keys, n, fresh_too, found, out, row_ids,
-         keep_bad ? &bad.data()->has_key : nullptr);
+  Launch(fresh_too ? LookupKernel<true> : LookupKernel<false>, GridOfTiles(n), kThreads, 0, cuda, ViewOf(*this), keys,
+         n, found, out, row_ids, keep_bad ? &bad.data()->has_key : nullptr);
 }
 
 void DeviceTable::State::InsertRows(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int64_t n,
