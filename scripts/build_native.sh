@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds sok/_native/libsok_ops.so for the TensorFlow of $PYTHON (default: .venv's, or else python3).
 # Needs: g++, make. cmake is taken from beside $PYTHON, or else from PATH. Incremental.
+#   SOK_CUDA   ON, OFF or (default) AUTO: sok/_native/libsok_cuda.so too, where nvcc is found
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -21,11 +22,11 @@ unset MAKEFLAGS MAKELEVEL MFLAGS
 
 build=build/native
 # Another Python or TensorFlow means other headers: configure again. (Metadata only, so this takes no time.)
-identity="$PYTHON $("$PYTHON" -c 'from importlib.metadata import version; print(version("tensorflow"))' 2>/dev/null || echo none)"
+identity="$PYTHON $("$PYTHON" -c 'from importlib.metadata import version; print(version("tensorflow"))' 2>/dev/null || echo none) cuda ${SOK_CUDA:-AUTO}"
 if [[ ! -f $build/Makefile || "$(cat $build/identity 2>/dev/null)" != "$identity" ]]; then
   mkdir -p $build
   rm -f $build/CMakeCache.txt
-  "$CMAKE" -S . -B $build -G "Unix Makefiles" -DPython3_EXECUTABLE="$PYTHON" -DSOK_CUDA="${SOK_CUDA:-OFF}"
+  "$CMAKE" -S . -B $build -G "Unix Makefiles" -DPython3_EXECUTABLE="$PYTHON" -DSOK_CUDA="${SOK_CUDA:-AUTO}"
   echo "$identity" > $build/identity
 fi
 
