@@ -88,11 +88,16 @@ if(SOK_CUDA_EMULATED)
     configure_file(tests/cuda/emulator/kernel.cc.in "${CMAKE_CURRENT_BINARY_DIR}/emulated/${stem}.cc" @ONLY)
     list(APPEND sok_emulated_sources "${CMAKE_CURRENT_BINARY_DIR}/emulated/${stem}.cc")
   endforeach()
-  add_library(sok_cuda_emulated SHARED
+  # Shared for Python. Not where a sanitizer would see the CPU's code twice, in the library and in the program.
+  if(SOK_SANITIZE)
+    set(sok_emulated_type STATIC)
+  else()
+    set(sok_emulated_type SHARED)
+  endif()
+  add_library(sok_cuda_emulated ${sok_emulated_type}
     ${sok_emulated_sources} ${SOK_CUDA_HOST_SOURCES} tests/cuda/emulator/blocks.cc tests/cuda/emulator/runtime.cc)
   target_include_directories(sok_cuda_emulated PUBLIC tests/cuda/emulator include cuda)
   target_link_libraries(sok_cuda_emulated PUBLIC sok_cpu PRIVATE sok_flags Threads::Threads)
-  # A sanitizer's functions come with the program.
-  target_link_options(sok_cuda_emulated PRIVATE $<$<NOT:$<BOOL:${SOK_SANITIZE}>>:-Wl,--no-undefined>)
+  target_link_options(sok_cuda_emulated PRIVATE -Wl,--no-undefined)
   set_target_properties(sok_cuda_emulated PROPERTIES CXX_EXTENSIONS OFF)
 endif()

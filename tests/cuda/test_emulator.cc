@@ -1,5 +1,10 @@
 // The emulator does what a device does, as far as our kernels rely on it.
+#include <unistd.h>
+
 #include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -54,6 +59,35 @@ __global__ void HandOverKernel(unsigned* flag, unsigned* out) {
   }
 }
 
+// Mistakes that a device does not report.
+__global__ void MistakeKernel(int mistake, int* out) {
+  const unsigned lane = threadIdx.x;
+  if (mistake == 1) {  // the others never come to this barrier: they wait for lane 0
+    if (lane == 0) {
+      __syncthreads();
+    } else {
+      out[lane] = __shfl_sync(sok::kFullMask, 1, 0);
+    }
+  } else if (mistake == 2) {
+    out[lane] = __shfl_sync(0xFFFFu << (lane & 16), 1, static_cast<int>(lane) ^ 16);
+  } else if (mistake == 3) {
+    if (lane != 5) __syncwarp();
+  } else if (mistake == 4) {
+    __syncwarp(1u << ((lane + 1) & 31));
+  }
+}
+
+// This program again, making the mistake: what it says.
+std::string SaidOf(int mistake) {
+  const std::string command =
+      "SOK_EMULATOR_MISTAKE=" + std::to_string(mistake) + " /proc/" + std::to_string(getpid()) + "/exe 2>&1";
+  std::string said;
+  FILE* pipe = popen(command.c_str(), "r");
+  for (char text[256]; std::fgets(text, sizeof(text), pipe) != nullptr;) said += text;
+  CHECK(pclose(pipe) != 0);
+  return said;
+}
+
 template <int kLanes>
 void CheckTile() {
   DeviceArray<int> out(3 * 64);
@@ -69,6 +103,22 @@ void CheckTile() {
 }
 
 }  // namespace
+
+TEST(MistakesEndTheProgramWithASentence) {
+  if (const char* mistake = std::getenv("SOK_EMULATOR_MISTAKE")) {
+    DeviceArray<int> out(32);
+    sok::Launch(MistakeKernel, 1, 32, 0, nullptr, std::atoi(mistake), out.data());
+    out.Get();
+    std::exit(0);
+  }
+  CHECK(SaidOf(1).find("deadlock: no thread of the block can go on") != std::string::npos);
+  CHECK(SaidOf(2).find("a shuffle reads from a lane outside its mask") != std::string::npos);
+  // It depends on the order of the threads which of the two is seen first.
+  const std::string ended = SaidOf(3);
+  CHECK(ended.find("a warp function waits for a lane that has ended") != std::string::npos ||
+        ended.find("deadlock") != std::string::npos);
+  CHECK(SaidOf(4).find("whose mask does not name the lane that calls it") != std::string::npos);
+}
 
 TEST(ABarrierIsPassedByAllThreadsTogether) {
   std::vector<int> values(7 * 256);
