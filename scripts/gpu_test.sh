@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Everything that can only be seen on a GPU, in one command: builds the kernels, runs the tests marked `gpu`, looks for races
-# and stray accesses in a few of them, then times everything. Needs nvcc, cmake, and a Python with NumPy, CuPy and pytest; no
-# TensorFlow. Results also go to $OUT, if that is set.
-#   PYTHON   default: python3      SOK_CUDA_ARCHITECTURES   default: native
+# and stray accesses in a few of them, then times everything. Needs nvcc, g++, and a Python with NumPy, CuPy and pytest;
+# no TensorFlow, and cmake only if it is there. Results also go to $OUT, if that is set.
+#   PYTHON   default: python3      SOK_CUDA_ARCHITECTURES   default: that of the first GPU, as in 90
 #   GPU_TEST_STEPS   default: "build test sanitize benchmark"
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -23,13 +23,36 @@ nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv >"$out/gpu.
 }
 cat "$out/gpu.txt"
 
+# What cmake/cuda.cmake does, file by file, for machines without cmake.
+build_by_hand() {
+  local objects=$build/objects include="-Iinclude -Icuda -Icpu"
+  mkdir -p "$objects"
+  local host="-std=c++17 -O3 -DNDEBUG -fPIC -ffp-contract=off -fno-math-errno -fno-trapping-math $include"
+  local device="-std=c++17 -O3 -DNDEBUG -fmad=false --expt-relaxed-constexpr -Xcompiler=-fPIC,-ffp-contract=off $include"
+  device+=" -gencode arch=compute_$arch,code=[compute_$arch,sm_$arch]"
+  for source in cuda/*.cu; do
+    echo "nvcc $device -c $source -o $objects/$(basename "$source").o"
+  done >"$build/commands"
+  for source in cuda/*.cc cpu/*.cc storage/*.cc; do
+    local extra=""
+    [[ $source == cuda/*.cc ]] && extra="-isystem $(dirname "$(dirname "$(readlink -f "$(command -v nvcc)")")")/include"
+    [[ $source == *_avx2.cc ]] && extra="-mavx2"
+    [[ $source == *_avx512.cc ]] && extra="-mavx512f -mavx512vl -mavx512dq -mprefer-vector-width=512"
+    echo "g++ $host $extra -c $source -o $objects/$(basename "$source").o"
+  done >>"$build/commands"
+  tr '\n' '\0' <"$build/commands" | xargs -0 -P "$(nproc)" -I{} bash -c '{}' &&
+    nvcc -shared -cudart static -arch="sm_$arch" -o "$build/libsok_cuda.so" "$objects"/*.o
+}
+
 if wants build; then
-  cmake -S . -B "$build" -DSOK_OPS=OFF -DSOK_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES="${SOK_CUDA_ARCHITECTURES:-native}" \
-    >"$out/configure.log" 2>&1 || {
-    tail -30 "$out/configure.log"
-    exit 1
-  }
-  cmake --build "$build" -j "$(nproc)" --target sok_cuda >"$out/build.log" 2>&1 || {
+  arch=${SOK_CUDA_ARCHITECTURES:-$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)}
+  if command -v cmake >/dev/null; then
+    { cmake -S . -B "$build" -DSOK_OPS=OFF -DSOK_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES="$arch" &&
+      cmake --build "$build" -j "$(nproc)" --target sok_cuda; } >"$out/build.log" 2>&1 || failed=1
+  else
+    build_by_hand >"$out/build.log" 2>&1 || failed=1
+  fi
+  ((failed == 0)) || {
     tail -60 "$out/build.log"
     exit 1
   }

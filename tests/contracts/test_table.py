@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from tests.reference import optimizers
 from tests.reference.initial_values import EXACT, TOLERANCE, Initializer
@@ -93,36 +91,6 @@ def test_sanitize_one_key_of_many_threads_has_one_row(cuda):
     pair = Pair(cuda)
     assert set(pair.check_lookup(np.full(4000, -7), insert=True).tolist()) == {0}
     pair.check_contents()
-
-
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(["insert", "read", "assign", "erase"]), st.lists(st.integers(-5, 60), max_size=40)),
-        max_size=8,
-    ),
-    st.booleans(),
-)
-def test_any_history_leaves_what_the_statement_says(cuda, history, hashed):
-    pair = Pair(cuda, dim=3, capacity=61, hashed=hashed)
-    for number, (what, keys) in enumerate(history):
-        keys = np.array([key for key in keys if hashed or key >= 0], np.int64)
-        if what in ("insert", "read"):
-            distinct = len(set(keys.tolist()) | set(pair.expected.rows))
-            if distinct <= 61:
-                pair.check_lookup(keys, insert=what == "insert")
-        elif what == "assign":
-            rows = np.arange(3 * len(keys), dtype=np.float32).reshape(-1, 3) + 1000 * number
-            if len(set(keys.tolist()) | set(pair.expected.rows)) <= 61:
-                pair.expected.assign(keys, rows)
-                pair.table.assign(pair.cuda.put(keys), pair.cuda.put(rows))
-        else:
-            pair.expected.erase(keys)
-            pair.table.erase(pair.cuda.put(keys))
-    found = pair.contents()
-    assert set(found) == set(pair.expected.rows)
-    for key, row in pair.expected.rows.items():
-        np.testing.assert_array_equal(found[key], row)
 
 
 def _dense_step(rule: str, step: int, weights: np.ndarray, slots: list[np.ndarray], grads: np.ndarray) -> np.ndarray:
