@@ -55,9 +55,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def all_cases(device: Device) -> Iterator[Case]:
-    from benchmarks.cuda import merlin, rows
+    from benchmarks.cuda import merlin, rows, tables
 
     yield from rows.cases(device)
+    yield from tables.cases(device)
     yield from merlin.cases(device)
 
 

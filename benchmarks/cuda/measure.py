@@ -63,20 +63,25 @@ class Device:
         if not self.emulate:
             self.xp.cuda.get_current_stream().synchronize()
 
-    def time(self, run: Callable[[], Any], repeats: int = 20, warmup: int = 3) -> Time:
+    def time(
+        self, run: Callable[[], Any], repeats: int = 20, warmup: int = 3, before: Callable[[], Any] | None = None
+    ) -> Time:
         """Times calls one by one with events on the stream. The device is kept busy while the host
         gives it the call's work, so that what Python takes for that is told apart (`host_ms`); a call that waits for
         the device pays for it."""
         if self.emulate:
             repeats, warmup = 2, 1
         host = 0.0
+        before = before or (lambda: None)
         for _ in range(warmup):
+            before()
             start = time.perf_counter()
             run()
             host = time.perf_counter() - start
             self.synchronize()
         taken = []
         for _ in range(repeats):
+            before()
             if self.emulate:
                 start = time.perf_counter()
                 run()
@@ -89,7 +94,7 @@ class Device:
             end.record()
             end.synchronize()
             taken.append(self.xp.cuda.get_elapsed_time(begin, end))
-        quartiles = statistics.quantiles(taken, n=4)
+        quartiles = statistics.quantiles(taken, n=4, method="inclusive")
         return Time(statistics.median(taken), quartiles[0], quartiles[2], 1e3 * host)
 
     def copy_bandwidth(self) -> float:
@@ -114,6 +119,7 @@ class Case:
       run: one call.
       rivals: name to call, of others that do the same.
       goal: what is to be reached, in words.
+      before: called before each call, outside the time.
     """
 
     name: str
@@ -124,6 +130,7 @@ class Case:
     run: Callable[[], Any]
     rivals: dict[str, Callable[[], Any]] = dataclasses.field(default_factory=dict)
     goal: str = ""
+    before: Callable[[], Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +142,7 @@ class Result:
 
 
 def measure(device: Device, case: Case, bandwidth: float) -> Result:
-    time_taken = device.time(case.run)
+    time_taken = device.time(case.run, before=case.before)
     rivals = {name: device.time(run) for name, run in case.rivals.items()}
     return Result(case, time_taken, rivals, case.floor_bytes / (time_taken.ms / 1e3) / bandwidth)
 

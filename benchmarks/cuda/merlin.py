@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,69 +13,74 @@ from benchmarks import synthetic
 from benchmarks.cuda.measure import Case, Device
 
 BATCH = 65536
-GOALS = {"tiny": "1.5 ms", "small": "6 ms"}
 HYPER = [synthetic.LEARNING_RATES["adagrad"], 0.1, 1e-7]
+IDENTITY_GOALS = {"tiny": "1.5 ms", "small": "6 ms"}
+HASHED_GOALS = {"tiny": "3.5 ms", "small": "15 ms"}
 
 
 def cases(device: Device) -> Iterator[Case]:
     for name in ("tiny",) if device.emulate else ("tiny", "small"):
-        yield from identity(device, name)
+        batch = Batch(device, synthetic.load(name))
+        yield from step_cases(f"Merlin {name}, identity", batch, Identity(batch), IDENTITY_GOALS[name])
+        yield from step_cases(f"Merlin {name}, hashed", batch, Hashed(batch), HASHED_GOALS[name])
 
 
-class Step:
-    """Identity tables, as Merlin's: the id is the row. Records are [weights | accumulator]."""
+class Batch:
+    """Ids of each feature, and the gradients of its output."""
 
-    def __init__(self, device: Device, model: synthetic.Model, batch: int, largest_table: int):
+    def __init__(self, device: Device, model: synthetic.Model):
         self.device = device
-        rows = [min(table.rows, largest_table) for table in model.tables]
+        self.size, largest = (16, 100) if device.emulate else (BATCH, 1 << 62)
+        self.rows = [min(table.rows, largest) for table in model.tables]
         self.widths = [table.width for table in model.tables]
-        self.records = [
-            sok.cuda.Records(device.xp.full((r, 2 * w), 0.1, np.float32), w)
-            for r, w in zip(rows, self.widths, strict=True)
-        ]
         self.features = model.features()
         rng = np.random.default_rng(4)
-        self.ids = [
-            device.put(synthetic.power_law(rng, rows[f.table], batch * f.hotness, model.exponent))
-            for f in self.features
-        ]
-        grad = rng.standard_normal((batch, sum(f.width for f in self.features)), np.float32)
-        ends = np.cumsum([f.width for f in self.features])
-        self.grads = [
-            device.put(np.ascontiguousarray(grad[:, e - f.width : e])) for e, f in zip(ends, self.features, strict=True)
-        ]
-        self.batch = batch
-        self.calls = 0
+        self.ids, self.grads = [], []
+        for f in self.features:
+            ids = synthetic.power_law(rng, self.rows[f.table], self.size * f.hotness, model.exponent)
+            self.ids.append(device.put(ids))
+            self.grads.append(device.put(rng.standard_normal((self.size, f.width), np.float32)))
 
     def distinct_rows(self) -> dict[int, int]:
-        """For each width, how many distinct rows its tables are asked for in a batch."""
-        of_table: dict[int, list[np.ndarray]] = {}
-        for f, ids in zip(self.features, self.ids, strict=True):
-            of_table.setdefault(f.table, []).append(self.device.xp.asarray(ids))
+        """For each width, how many distinct rows its tables are asked for."""
+        xp = self.device.xp
         counts: dict[int, int] = {}
-        for table, ids in of_table.items():
-            found = int(self.device.xp.unique(self.device.xp.concatenate(ids)).size)
-            counts[self.widths[table]] = counts.get(self.widths[table], 0) + found
+        for table, width in enumerate(self.widths):
+            found = xp.unique(xp.concatenate([ids for ids, _, _ in self.of_table(table)]))
+            counts[width] = counts.get(width, 0) + int(found.size)
         return counts
 
-    def lookup(self) -> Any:
-        return sok.cuda.combine_group(
-            [
-                sok.cuda.Feature(self.records[f.table].values, ids, hotness=f.hotness, dim=f.width)
-                for f, ids in zip(self.features, self.ids, strict=True)
-            ]
+    def of_table(self, table: int) -> list[tuple[Any, Any, int]]:
+        """Ids, gradients and hotness of the table's features."""
+        everything = zip(self.features, self.ids, self.grads, strict=True)
+        return [(ids, grads, f.hotness) for f, ids, grads in everything if f.table == table]
+
+
+class Identity:
+    """Identity tables, as Merlin's are: the id is the row. Records are [weights | accumulator]."""
+
+    def __init__(self, batch: Batch):
+        self.batch = batch
+        xp = batch.device.xp
+        sizes = zip(batch.rows, batch.widths, strict=True)
+        self.records = [sok.cuda.Records(xp.full((rows, 2 * w), 0.1, np.float32), w) for rows, w in sizes]
+
+    def lookup(self) -> None:
+        features = zip(self.batch.features, self.batch.ids, strict=True)
+        sok.cuda.combine_group(
+            [sok.cuda.Feature(self.records[f.table].values, ids, hotness=f.hotness, dim=f.width) for f, ids in features]
         )
 
     def backward_and_update(self) -> None:
-        self.calls += 1
-        for width in sorted(set(self.widths)):  # the tables of one width share a sort, the sums and an update
-            tables = [t for t, w in enumerate(self.widths) if w == width]
+        widths = self.batch.widths
+        for width in sorted(set(widths)):  # the tables of one width share a sort, the sums and an update
+            tables = [t for t, w in enumerate(widths) if w == width]
             addends = [
-                sok.cuda.Addends(ids, grad, tables.index(f.table), hotness=f.hotness)
-                for f, ids, grad in zip(self.features, self.ids, self.grads, strict=True)
-                if f.width == width
+                sok.cuda.Addends(ids, grad, number, hotness=hotness)
+                for number, table in enumerate(tables)
+                for ids, grad, hotness in self.batch.of_table(table)
             ]
-            sums = sok.cuda.sum_rows(addends, [len(self.records[t].values) for t in tables])
+            sums = sok.cuda.sum_rows(addends, [self.batch.rows[t] for t in tables])
             sok.cuda.update_rows(
                 "adagrad",
                 HYPER,
@@ -83,32 +89,65 @@ class Step:
                 sums.sums,
                 table_of=sums.tables,
                 num_grads=sums.num_sums,
-                step=self.calls,
             )
 
-    def run(self) -> None:
-        self.lookup()
-        self.backward_and_update()
+
+class Hashed:
+    """Hashed tables: ids are keys, found or inserted first. What is not there yet the first call inserts."""
+
+    def __init__(self, batch: Batch):
+        self.batch = batch
+        self.row_ids: list[Any] = []
+        self.tables = []
+        for number, (rows, width) in enumerate(zip(batch.rows, batch.widths, strict=True)):
+            asked = sum(len(ids) for ids, _, _ in batch.of_table(number))
+            self.tables.append(sok.cuda.Table(f"table {number}", dim=width, capacity=min(rows, asked)))
+
+    def lookup(self) -> None:
+        xp = self.batch.device.xp
+        self.row_ids = []
+        features = []
+        with contextlib.ExitStack() as stack:
+            found = [table.find_or_insert(xp.concatenate(self._keys(t))) for t, table in enumerate(self.tables)]
+            for number, row_ids in enumerate(found):
+                reading = stack.enter_context(self.tables[number].reading())
+                begin = 0
+                for ids, _, hotness in self.batch.of_table(number):
+                    mine = row_ids[begin : begin + len(ids)]
+                    begin += len(ids)
+                    self.row_ids.append(mine)
+                    features.append(sok.cuda.Feature(reading, mine, hotness=hotness, dim=self.batch.widths[number]))
+            sok.cuda.combine_group(features)
+
+    def backward_and_update(self) -> None:
+        row_ids = iter(self.row_ids)
+        for number, table in enumerate(self.tables):
+            addends = [
+                sok.cuda.Addends(next(row_ids), grad, hotness=hotness)
+                for _, grad, hotness in self.batch.of_table(number)
+            ]
+            sums = sok.cuda.sum_rows(addends, [table.capacity])
+            table.apply("adagrad", HYPER, sums.row_ids, sums.sums, num_grads=sums.num_sums)
+
+    def _keys(self, table: int) -> list[Any]:
+        return [ids for ids, _, _ in self.batch.of_table(table)]
 
 
-def identity(device: Device, name: str) -> Iterator[Case]:
-    model = synthetic.load(name)
-    batch, largest = (32, 500) if device.emulate else (BATCH, 1 << 62)
-    step = Step(device, model, batch, largest)
-    ids = sum(batch * f.hotness for f in step.features)
-    outputs = sum(batch * f.width for f in step.features)
-    distinct = step.distinct_rows()
-    # A row that is asked for twice in a batch may stay in a cache: forward reads each distinct one once.
-    forward = 8 * ids + sum(4 * width * n for width, n in distinct.items()) + 4 * outputs
-    backward = 8 * ids + 4 * outputs + sum(4 * 4 * width * n for width, n in distinct.items())
-    label = f"Merlin {name}, batch {batch:,}, identity"
+def step_cases(label: str, batch: Batch, step: Identity | Hashed, goal: str) -> Iterator[Case]:
+    ids = sum(len(x) for x in batch.ids)
+    outputs = 4 * sum(batch.size * f.width for f in batch.features)
+    distinct = batch.distinct_rows()
+    # A row that is asked for twice in a batch may stay in a cache: each distinct one is read once.
+    rows = sum(4 * width * count for width, count in distinct.items())
+    forward, backward = 8 * ids + rows + outputs, 8 * ids + outputs + 4 * rows
+    step.lookup()
+
+    def whole() -> None:
+        step.lookup()
+        step.backward_and_update()
+
+    label = f"{label}, batch {batch.size:,}"
     yield Case(f"{label}: lookup", ids, "ids", forward, "ids, distinct rows, outputs", step.lookup)
-    yield Case(
-        f"{label}: backward and Adagrad",
-        ids,
-        "ids",
-        backward,
-        "ids, gradients, distinct records read and written",
-        step.backward_and_update,
-    )
-    yield Case(f"{label}: whole step", ids, "ids", forward + backward, "both", step.run, {}, GOALS[name])
+    text = "ids, gradients, distinct records read and written"
+    yield Case(f"{label}: backward and Adagrad", ids, "ids", backward, text, step.backward_and_update)
+    yield Case(f"{label}: whole step", ids, "ids", forward + backward, "both", whole, {}, goal)

@@ -19,7 +19,8 @@ class Feature:
     """One feature of `combine_group`.
 
     Attributes:
-      rows: `[num_rows, D]` float32, or wider: records whose first `dim` columns are read.
+      rows: `[num_rows, D]` float32, or wider: records whose first `dim` columns are read; or what `Table.reading()`
+        gives, which needs `dim` too.
       index: `[N]` int64 or int32, the row of each position; a negative one reads as a row of zeros, counted all the
         same.
       row_splits: `[S + 1]` int64, segment s has positions row_splits[s] .. row_splits[s + 1] - 1. None: `hotness`
@@ -58,6 +59,17 @@ def segments_of(row_splits: Any, hotness: int, n: int, keep: list[Any]) -> _nati
     return _native.Segments(None, hotness, n // hotness, n)
 
 
+def _rows_of(name: str, rows: Any, dim: int | None) -> tuple[_native.Rows, int, int, Any]:
+    """Where the rows lie, how many there are, how many columns each has, and what must live as long."""
+    native = getattr(rows, "rows", None)
+    if isinstance(native, _native.Rows):  # of a table
+        if dim is None:
+            raise ValueError(f"`dim` must be given where `{name}` is a table's.")
+        return native, rows.num_rows, native.stride, rows
+    rows = _arrays.matrix(name, rows, ("float32",))
+    return _native.Rows(None, _arrays.address(rows), 0, 0, rows.shape[1]), rows.shape[0], rows.shape[1], rows
+
+
 def combine_group(features: Sequence[Feature], *, dtype: str = "float32", first_bad: Any = None) -> list[Any]:
     """Pools any number of features, of any widths and tables, in one launch. Does not wait; repeats bit for bit.
 
@@ -80,16 +92,15 @@ def combine_group(features: Sequence[Feature], *, dtype: str = "float32", first_
     made = (_native.Feature * max(1, len(features)))()
     for k, f in enumerate(features):
         index = _arrays.ids(f"features[{k}].index", f.index)
-        rows = _arrays.matrix(f"features[{k}].rows", f.rows, ("float32",))
+        where, num_rows, columns, held = _rows_of(f"features[{k}].rows", f.rows, f.dim)
         weights = None
         if f.weights is not None:
             weights = _arrays.vector(f"features[{k}].weights", f.weights, ("float32",), len(index))
-        keep += [index, rows, weights]
+        keep += [index, held, weights]
         one = made[k]
-        one.rows = _native.Rows(None, _arrays.address(rows), 0, 0, rows.shape[1])
-        one.num_rows, one.dim = rows.shape[0], rows.shape[1] if f.dim is None else f.dim
-        if one.dim > rows.shape[1]:
-            raise ValueError(f"`features[{k}].dim` must be at most {rows.shape[1]}. Received: {f.dim}.")
+        one.rows, one.num_rows, one.dim = where, num_rows, columns if f.dim is None else f.dim
+        if one.dim > columns:
+            raise ValueError(f"`features[{k}].dim` must be at most {columns}. Received: {f.dim}.")
         one.index = _arrays.address(index)
         one.segments = segments_of(f.row_splits, f.hotness, len(index), keep)
         one.weights = _arrays.address(weights)

@@ -11,7 +11,7 @@ def test_every_case_of_the_benchmark_runs_in_the_emulator(emulated_library, monk
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert figures["emulated"] is True
     names = [case["name"] for case in figures["cases"]]
-    for part in ("gather", "unique of", "unique + segment sum", "adagrad", "adam", "Merlin tiny"):
+    for part in ("gather", "unique of", "unique + segment sum", "adagrad", "adam", "find", "Merlin tiny", "hashed"):
         assert any(part in name for name in names), part
     assert all(case["ms"] > 0 and case["floor_bytes"] > 0 for case in figures["cases"])
     assert "these figures say nothing about any GPU" in capsys.readouterr().out
