@@ -55,9 +55,11 @@ if(SOK_HAS_CUDA)
   target_compile_features(sok_cuda_kernels PUBLIC cxx_std_17 cuda_std_17)
   # No fused multiply-add, exact division and roots: results are those of the CPU, bit for bit where it says so.
   target_compile_options(sok_cuda_kernels PRIVATE
-    -fmad=false -prec-div=true -prec-sqrt=true -ftz=false --expt-relaxed-constexpr
-    "-Xcompiler=-Wall,-Wextra,-ffp-contract=off"
-    $<$<BOOL:${SOK_WERROR}>:-Werror=all-warnings> $<$<BOOL:${SOK_WERROR}>:-Xcompiler=-Werror>)
+    "$<$<COMPILE_LANGUAGE:CUDA>:-fmad=false;-prec-div=true;-prec-sqrt=true;-ftz=false;--expt-relaxed-constexpr>"
+    "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra,-ffp-contract=off>"
+    "$<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<BOOL:${SOK_WERROR}>>:-Werror=all-warnings;-Xcompiler=-Werror>"
+    "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-ffp-contract=off>"
+    "$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${SOK_WERROR}>>:-Werror>")
   set_target_properties(sok_cuda_kernels PROPERTIES
     POSITION_INDEPENDENT_CODE ON CXX_EXTENSIONS OFF CUDA_EXTENSIONS OFF CUDA_RUNTIME_LIBRARY Static)
   # Of the sources that the host's compiler takes.
