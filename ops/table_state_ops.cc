@@ -1,4 +1,5 @@
 // A table's rows together with what optimizers keep of them: restoring, listing, swapping.
+#include <new>
 #include <string>
 #include <vector>
 
@@ -71,6 +72,79 @@ class TableRestoreOp : public OpKernel {
   EmbeddingTable::SlotSetInfo info_;
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>TableRestore").Device(tensorflow::DEVICE_CPU), TableRestoreOp);
+
+// What cannot be done is told, not raised: in a graph nothing else could tell it to peers that wait in the next collective.
+absl::Status TextOut(InferenceContext* c) {
+  c->set_output(0, c->Scalar());
+  return absl::OkStatus();
+}
+
+template <class Body>
+void Tell(OpKernelContext* ctx, const Body& body) {
+  Guard(ctx, [&] {
+    Tensor* error;
+    Check(ctx->allocate_output(0, TensorShape({}), &error));
+    tensorflow::tstring& text = error->scalar<tensorflow::tstring>()();
+    try {
+      body();
+    } catch (const TableFull& full) {
+      text = std::string("TableFull: ") + full.what();
+    } catch (const OutOfMemory& out) {
+      text = std::string("TableFull: ") + out.what();
+    } catch (const std::bad_alloc&) {
+      text = "TableFull: out of memory";
+    } catch (const std::exception& other) {
+      text = std::string("RuntimeError: ") + other.what();
+    }
+  });
+}
+
+REGISTER_OP("Sok>TableTryReserve")
+    .Input("handle: resource")
+    .Input("num_rows: int64")
+    .Output("error: string")
+    .SetIsStateful()
+    .SetShapeFn(TextOut);
+
+class TableTryReserveOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* ctx) override {
+    Tell(ctx, [&] {
+      const TfExecutor executor(ctx);
+      TableArg(ctx, 0)->table().Reserve({executor}, ScalarArg<int64_t>(ctx->input(1), "num_rows"));
+    });
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("Sok>TableTryReserve").Device(tensorflow::DEVICE_CPU), TableTryReserveOp);
+
+REGISTER_OP("Sok>TableTryAssign")
+    .Input("handle: resource")
+    .Input("keys: Tkey")
+    .Input("rows: float")
+    .Output("error: string")
+    .Attr("Tkey: " SOK_KEY_TYPES)
+    .SetIsStateful()
+    .SetShapeFn(TextOut);
+
+class TableTryAssignOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* ctx) override {
+    Tell(ctx, [&] {
+      const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
+      resource->CheckKeyType(ctx->input(1));
+      CheckRank(ctx->input(1), 1, "keys");
+      const int64_t n = ctx->input(1).NumElements();
+      CheckShape(ctx->input(2), TensorShape({n, resource->table().dim()}), "rows");
+      const TfExecutor executor(ctx);
+      const ScratchLease scratch;
+      resource->table().Assign({executor}, scratch.get(), KeyWords(ctx->input(1), scratch.get()),
+                               ctx->input(2).flat<float>().data(), n);
+    });
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("Sok>TableTryAssign").Device(tensorflow::DEVICE_CPU), TableTryAssignOp);
 
 REGISTER_OP("Sok>TableSlotSets")
     .Input("handle: resource")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from sok import _ops
-from sok.formats.agreement import agree, attempt, text_of
+from sok.formats.agreement import agree, attempt
 from sok.formats.columns import FormatError, StoredTable
 from sok.formats.fitting import Destination, TableFull, check_room, keys_for, own_keys
 from sok.formats.shard import rows_in_use
@@ -138,10 +139,18 @@ class _Run:
         """Remembers what `finish` tells: peers do not listen before."""
         self._error = self._error or error
 
+    def note(self, error: bytes) -> np.int32:
+        """Remembers what the op that stores has told."""
+        if error:
+            name, _, message = error.decode(errors="replace").partition(": ")
+            self.failed(TableFull(message) if name == TableFull.__name__ else RuntimeError(message))
+        return np.int32(0)
+
     def finish(self) -> None:
         self._stored = None
         if self._error is not None:
-            kind = type(self._error) if isinstance(self._error, (FormatError, OSError)) else RuntimeError
+            told = (FormatError, OSError, TableFull)
+            kind = type(self._error) if isinstance(self._error, told) else RuntimeError
             raise kind(f"{self._error} Some rows were stored before that: load again.") from self._error
         self._shown.close()
 
@@ -169,14 +178,10 @@ def _check(run: _Run) -> tf.Tensor:
 
 def _reserve(run: _Run) -> tf.Tensor:
     room = tf.reshape(tf.numpy_function(run.room, [], tf.int64), [])
-    try:
-        reserved = _ops.lib().sok_table_reserve(run.load.variable.handle, room)
-    except tf.errors.ResourceExhaustedError as error:  # eager: the system has no such memory
-        return tf.constant(text_of(TableFull(error.message)))
-    return _after(reserved, tf.constant(b""))
+    return _ops.lib().sok_table_try_reserve(run.load.variable.handle, room)
 
 
-def _after(operation: tf.Operation | None, tensor: tf.Tensor) -> tf.Tensor:
+def _after(operation: Any, tensor: tf.Tensor) -> tf.Tensor:
     """`tensor`, in a graph once `operation` is done."""
     with tf.control_dependencies([] if operation is None else [operation]):
         return tf.identity(tensor)
@@ -203,7 +208,8 @@ def _store(run: _Run) -> tf.Tensor:
         keys = tf.ensure_shape(keys, [None])
         rows = [tf.ensure_shape(array, [None, load.variable.dim]) for array in rows]
         if load.store is None:
-            stored = _ops.lib().sok_table_assign(load.variable.handle, keys, rows[0])
+            error = _ops.lib().sok_table_try_assign(load.variable.handle, keys, rows[0])
+            stored = tf.numpy_function(run.note, [error], tf.int32)
         else:
             stored = load.store(keys, rows[0], rows[1:])
         return (_after(stored, i + 1),)

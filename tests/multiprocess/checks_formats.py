@@ -1,11 +1,16 @@
 """Files of other systems, written and read by several real workers."""
 
+import contextlib
+import resource
+from pathlib import Path
+
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
 
 import sok
+from sok import context
 from sok.formats import columns
 
 KEYS = np.arange(-3, 40, 3)
@@ -57,6 +62,35 @@ def check_saver_in_a_session_of_many_workers(world, tmp_path_of_rank, monkeypatc
             session.run(saver.restore_from_file(variable, directory / "nowhere"))
     rows = {int(key): row.tolist() for key, row in zip(keys, rows, strict=True) if key < 30}
     assert rows == {key: [1.0 + (key >= 10)] * 2 for key in range(world.rank, 30, world.size)}
+
+
+@contextlib.contextmanager
+def address_space_for(num_bytes):
+    """What a machine without memory looks like: the process gets so many bytes more, and then none."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def check_a_worker_without_memory_tells_all_from_a_session(world, tmp_path_of_rank):
+    dim, capacity = 2048, 300_000  # of 2.4 GB if its last row is in use
+    directory, last = shared(tmp_path_of_rank, "memory"), world.size - 1
+    if world.rank == 0:
+        directory.mkdir(parents=True)
+        (directory / "large_keys.file").write_bytes(np.array([(capacity - 1) * world.size + last], "<i8").tobytes())
+        (directory / "large_values.file").write_bytes(np.ones(dim, "<f4").tobytes())
+    context.get_transport().barrier("test/large")
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        variable = sok.EmbeddingVariable(dim=dim, capacity=capacity, hashed=False, name="large")
+        restore, size = sok.Saver().restore_from_file(variable, directory), variable.size()
+        with address_space_for(600 << 20) if world.rank == last else contextlib.nullcontext():
+            with pytest.raises(tf.errors.InvalidArgumentError, match=f"has no memory.*rank {last} of {world.size}"):
+                session.run(restore)
+            assert session.run(size) == 0
 
 
 def check_files_that_one_worker_misses_are_an_error_on_all(world, tmp_path_of_rank):
