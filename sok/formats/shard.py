@@ -15,24 +15,20 @@ from sok.v2.variable import StaticVariable
 
 @dataclass(frozen=True)
 class Shard:
-    """Rows to be written, in order.
+    """Rows to be written, in order. They are looked up when their turn comes: no copy of the table is in memory.
 
     Args:
         variable: the table.
         keys: [n], of the dtype that files are to have.
-        exported: [n, D], the rows of `keys`; None: they are looked up when their turn comes.
         slots: optimizer slots, each [n, D], in the order of `keys`.
     """
 
     variable: EmbeddingVariable
     keys: tf.Tensor  # [n]
-    exported: tf.Tensor | None
     slots: Sequence[tf.Tensor] = ()
 
     def rows(self, start: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
         """[stop - start, D]."""
-        if self.exported is not None:
-            return self.exported[start:stop]
         keys = tf.cast(self.keys[start:stop], self.variable.key_dtype)
         return _ops.lib().sok_table_lookup(self.variable.handle, keys, False, dim=self.variable.dim)[0]
 
@@ -44,12 +40,9 @@ def whole_shard(variable: EmbeddingVariable, by_key: bool) -> Shard:
         by_key: sorted by key. Otherwise in the order in which rows were made, which is the same in every run.
     """
     if variable.hashed:
-        keys, rows = variable.export()
-        if by_key:
-            order = tf.argsort(keys, stable=True)
-            keys, rows = tf.gather(keys, order), tf.gather(rows, order)
-        return Shard(variable, keys, rows)
-    return Shard(variable, tf.cast(tf.range(*_row_numbers(variable), dtype=tf.int64), variable.key_dtype), None)
+        keys = _ops.lib().sok_table_keys(variable.handle, key_dtype=variable.key_dtype)
+        return Shard(variable, tf.sort(keys) if by_key else keys)
+    return Shard(variable, tf.cast(tf.range(*_row_numbers(variable), dtype=tf.int64), variable.key_dtype))
 
 
 def _row_numbers(variable: EmbeddingVariable) -> tuple[int, int, int]:
