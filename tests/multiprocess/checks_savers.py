@@ -11,6 +11,7 @@ import tensorflow as tf
 import sok
 from sok import context
 from sok.lookup import lookup_rows
+from sok.transport.local import LocalTransport
 from tests.sok.checkpoint_cases import DIM
 
 KEYS = np.arange(-40, 40).astype(np.int64)
@@ -30,13 +31,18 @@ def _trackables():
     return tf.train.Checkpoint(table=table, optimizer=sok.optimizers.Adam(0.01), weight=tf.Variable(0.0))
 
 
-def _train(saved, steps):
+def _batch(step):
+    return np.random.default_rng(step).choice(KEYS, 16)
+
+
+def _train(saved, steps, share=1):
+    """Losses of each step. share: of how many workers that all do the same steps, which sum their gradients."""
     losses = []
     for step in steps:
-        keys = np.random.default_rng(step).choice(KEYS, 16)
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(lookup_rows(saved.table, tf.constant(keys)) - 1.0))
-        saved.optimizer.apply_gradients([(tape.gradient(loss, saved.table), saved.table)])
+            loss = tf.reduce_mean(tf.square(lookup_rows(saved.table, tf.constant(_batch(step))) - 1.0))
+            mine = loss / share
+        saved.optimizer.apply_gradients([(tape.gradient(mine, saved.table), saved.table)])
         losses.append(float(loss))
     return losses
 
@@ -63,6 +69,26 @@ def check_a_manager_saves_the_rows_of_all_workers(world, tmp_path_of_rank):
     np.testing.assert_allclose(_train(other, range(15, 25)), _train(saved, range(15, 25)), rtol=1e-6)
     assert again.save().endswith("ckpt-4")
     return path, saved_rows
+
+
+def check_what_a_manager_of_one_worker_saved_all_workers_restore(world, tmp_path_of_rank, monkeypatch):
+    folder = _shared_folder(tmp_path_of_rank, "from_one")
+    with monkeypatch.context() as patch:  # each for itself, and rank 0 where all will look
+        alone = LocalTransport()
+        patch.setattr(context, "get_transport", lambda: alone)
+        saved = _trackables()
+        saved.weight.assign(3.0)
+        _train(saved, range(10))
+        own = str(tmp_path_of_rank / "from_one") if world.rank else folder
+        sok.CheckpointManager(saved, own, max_to_keep=2).save()
+        rows, losses = saved.table.sparse_read(KEYS).numpy(), _train(saved, range(10, 20))
+    context.get_transport().barrier("test/saved_by_one")
+    other = _trackables()
+    assert sok.CheckpointManager(other, folder, max_to_keep=2).restore_or_initialize().endswith("ckpt-1")
+    assert (float(other.weight), int(other.optimizer.iterations)) == (3.0, 10)
+    assert int(other.table.total_size()) == len(np.unique(np.concatenate([_batch(step) for step in range(10)])))
+    np.testing.assert_array_equal(other.table.sparse_read(KEYS), rows)
+    np.testing.assert_allclose(_train(other, range(10, 20), share=world.size), losses, rtol=1e-5)
 
 
 def check_plain_checkpoints_of_one_worker_never_wait_for_the_others(world, tmp_path_of_rank):
