@@ -35,7 +35,12 @@ def optimizers_of(tables: Iterable[Any]) -> list[Any]:
 
 
 def claim(optimizer: Any, table: Any) -> None:
-    """Notes that `optimizer` trains `table`. The first time, it takes slots over that a file has left for it."""
+    """Notes that `optimizer` trains `table`. The first time, it takes slots over that a file has left for it.
+
+    Raises:
+        ValueError: another one of the same name does, which has taken it over from a file for another table, say: they
+            would share their slots.
+    """
     known = _known(table)
     if any(other is optimizer for other in known):
         return
@@ -43,6 +48,11 @@ def claim(optimizer: Any, table: Any) -> None:
     names = {other.slot_set for other in known}
     fitting = [slots for slots in waiting.values() if slots.rule == optimizer.rule and slots.name not in names]
     is_new = not vars(optimizer).setdefault("_has_tables", False)
+    if not is_new and optimizer.slot_set in names:
+        raise ValueError(
+            f"Two optimizers named '{optimizer.slot_set}' would share their slots in table '{table.table_name}': both "
+            "have taken over what one had saved. Train the table with one of them."
+        )
     if is_new and optimizer.slot_set not in waiting and len(fitting) == 1:
         # The optimizer that made them had another name: it was another one of the same process, say.
         optimizer._slot_set = fitting[0].name

@@ -85,6 +85,22 @@ def test_two_tables_are_told_apart_by_where_they_are_in_the_checkpoint(tmp_path)
     assert (contents(a), contents(b)) == (contents(first), contents(second))
 
 
+def test_two_optimizers_that_took_one_name_over_do_not_share_slots(tmp_path):
+    saved = tf.train.Checkpoint(a=new_table(), b=new_table(), optimizer=RULES["Adam"]())
+    for table in (saved.a, saved.b):
+        train(table, saved.optimizer, range(3))
+    other = tf.train.Checkpoint(a=new_table(), b=new_table())
+    other.restore(saved.save(str(tmp_path / "model")))
+    mine, yours = RULES["Adam"](), RULES["Adam"]()
+    train(other.a, mine, range(3, 5))
+    train(other.b, yours, range(3, 5))
+    assert mine.slot_set == yours.slot_set
+    before = contents(other.a)
+    with pytest.raises(ValueError, match="Two optimizers named 'Adam.*' would share their slots in table"):
+        train(other.a, yours, range(5, 6))
+    assert contents(other.a) == before
+
+
 def test_a_restore_inside_a_function_works(tmp_path):
     saved = trackables()
     train(saved.table, saved.optimizer, range(3))
