@@ -8,6 +8,7 @@
 
 #include "detail/launch.h"
 #include "detail/segments.h"
+#include "detail/upload.h"
 #include "detail/vector4.h"
 #include "sok/error.h"
 
@@ -182,9 +183,7 @@ void CombineGroup(const Cuda& cuda, DeviceScratch* scratch, const DeviceFeature*
   }
   if (work.empty()) return;
   const int64_t count = static_cast<int64_t>(work.size());
-  Work* on_device = scratch->Get<Work>(count);
-  // From pageable memory: read before this returns.
-  SOK_CUDA(cudaMemcpyAsync(on_device, work.data(), work.size() * sizeof(Work), cudaMemcpyHostToDevice, cuda.stream));
+  const Work* on_device = Upload(cuda, scratch, work.data(), count);
   WithFloatType(output_type, [&](auto* null) {
     using T = std::remove_pointer_t<decltype(null)>;
     Launch(CombineKernel<T>, GridFor(blocks, 1), kThreads, 0, cuda, on_device, count, blocks);

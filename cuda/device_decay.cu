@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "detail/check.h"
+#include "detail/upload.h"
 #include "sok/device_update.h"
 #include "sok/error.h"
 
@@ -22,7 +23,7 @@ struct DeviceDecay::Memory {
       static_cast<void>(cudaFree(data_));
     }
 
-    // data()[begin .. n) = from[begin .. n); what lies before `begin` stays. `from` is pageable and read at once.
+    // data()[begin .. n) = from[begin .. n); what lies before `begin` stays. `from` is read at once.
     void Write(const Cuda& cuda, const T* from, int64_t begin, int64_t n) {
       if (n > capacity_) {
         const int64_t capacity = std::max(n, 2 * capacity_);
@@ -34,9 +35,7 @@ struct DeviceDecay::Memory {
         capacity_ = capacity;
         begin = 0;
       }
-      if (begin >= n) return;
-      SOK_CUDA(cudaMemcpyAsync(data_ + begin, from + begin, static_cast<size_t>(n - begin) * sizeof(T),
-                               cudaMemcpyHostToDevice, cuda.stream));
+      if (begin < n) UploadTo(cuda, from + begin, n - begin, data_ + begin);
     }
 
     const T* data() const { return data_; }

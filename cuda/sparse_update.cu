@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "detail/launch.h"
+#include "detail/upload.h"
 #include "detail/vector4.h"
 #include "sok/device_update.h"
 #include "sok/error.h"
@@ -218,10 +219,7 @@ void UpdateRows(const Cuda& cuda, DeviceScratch* scratch, const UpdateRule& rule
                           " has no stamps, which rule 'adam' needs. Give DeviceDecay's args().");
   }
   if (n == 0 || num_tables == 0) return;
-  DeviceUpdate* on_device = scratch->Get<DeviceUpdate>(num_tables);
-  // From pageable memory: read before the call returns.
-  SOK_CUDA(cudaMemcpyAsync(on_device, updates, static_cast<size_t>(num_tables) * sizeof(DeviceUpdate),
-                           cudaMemcpyHostToDevice, cuda.stream));
+  const DeviceUpdate* on_device = Upload(cuda, scratch, updates, num_tables);
   const Gradients all = {tables, row_ids, grads, n, num_grads, dim, grad_scale};
   const int lane_bits = LaneBits(dim);
   const int64_t grid = GridFor(n << lane_bits, kThreads);

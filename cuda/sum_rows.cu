@@ -11,6 +11,7 @@
 #include "detail/segments.h"
 #include "detail/sort_positions.h"
 #include "detail/sum_sorted.h"
+#include "detail/upload.h"
 #include "detail/vector4.h"
 #include "sok/error.h"
 
@@ -151,12 +152,8 @@ void SumRows(const Cuda& cuda, DeviceScratch* scratch, const DeviceAddends* adde
   }
   const int64_t num_work = static_cast<int64_t>(work.size());
   const uint32_t dropped = static_cast<uint32_t>(all_rows);
-  Work* device_work = scratch->Get<Work>(num_work);
-  int64_t* device_bases = scratch->Get<int64_t>(num_tables);
-  // From pageable memory: read before the call returns.
-  SOK_CUDA(cudaMemcpyAsync(device_work, work.data(), work.size() * sizeof(Work), cudaMemcpyHostToDevice, cuda.stream));
-  SOK_CUDA(
-      cudaMemcpyAsync(device_bases, bases.data(), bases.size() * sizeof(int64_t), cudaMemcpyHostToDevice, cuda.stream));
+  const Work* device_work = Upload(cuda, scratch, work.data(), num_work);
+  const int64_t* device_bases = Upload(cuda, scratch, bases.data(), num_tables);
   uint32_t* ids = scratch->Get<uint32_t>(n);
   float* factor = scaled ? scratch->Get<float>(n) : nullptr;
   WithFloatType(type, [&](auto* null) {
