@@ -6,7 +6,7 @@ device. Work is put on CuPy's current stream, in order, and a call returns befor
 waits.
 
 Example (needs a GPU):
-    >>> import cupy, sok.cuda
+    >>> import cupy, sok.cuda  # doctest: +SKIP
     >>> sok.cuda.unique(cupy.array([7, 3, 7]))                                   # doctest: +SKIP
     Unique(keys=array([7, 3]), inverse=array([0, 1, 0], dtype=uint32), counts=array([2, 1], dtype=uint32))
 """
