@@ -9,6 +9,7 @@
 #include "slot_set.h"
 #include "sok/error.h"
 #include "sok/partition.h"
+#include "table_snapshot.h"
 
 namespace sok {
 namespace {
@@ -220,6 +221,8 @@ void EmbeddingTable::Assign(const Cpu& cpu, Scratch* scratch, const uint64_t* ke
   for (int64_t i = 0; i < count; ++i)
     if (rows[i] == kNoRow) missing[num_missing++] = i;
   InsertMissing(cpu, scratch, mine, missing, num_missing, rows);
+  MarkChanged(rows, count);
+  CopyAside(rows, count);
   const int64_t dim = config_.dim;
   for (int64_t i = 0; i < count; ++i) {  // serial: the last of duplicate keys wins
     float* record = rows_.Record(rows[i]);
@@ -256,6 +259,8 @@ int64_t EmbeddingTable::Erase(const uint64_t* keys, int64_t n) {
     const uint32_t row = FindRow(keys[i]);
     if (row == kNoRow) continue;
     erased_[row] = epoch_ + 1;
+    if (saved_.is_on()) saved_.MarkErased(keys[i]);
+    SnapshotLosesRow(row, keys[i]);
     if (config_.hashed) {
       free_rows_.reserve(free_rows_.size() + 1);
       index_->Erase(keys[i]);
@@ -276,8 +281,10 @@ int64_t EmbeddingTable::Erase(const uint64_t* keys, int64_t n) {
 
 int64_t EmbeddingTable::memory_bytes() const {
   SharedLock lock(mutex_);
-  int64_t bytes = rows_.memory_bytes() + static_cast<int64_t>(in_use_.size() * sizeof(uint64_t));
+  int64_t bytes =
+      rows_.memory_bytes() + saved_.memory_bytes() + static_cast<int64_t>(in_use_.size() * sizeof(uint64_t));
   if (index_) bytes += index_->memory_bytes();
+  if (snapshot_) bytes += snapshot_->rows * static_cast<int64_t>(sizeof(uint32_t)) + snapshot_->copies.bytes();
   for (const auto& set : sets_)
     for (const auto& stamps : set->stamps)
       if (stamps) bytes += rows_.rows_per_slab() * static_cast<int64_t>(sizeof(uint32_t));

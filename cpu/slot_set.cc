@@ -24,6 +24,15 @@ void EmbeddingTable::SlotSet::Append() {
   if (sums) sums->Append(rule.lr);
 }
 
+void EmbeddingTable::SlotSet::Append(const std::vector<AlphaHistory::Run>& runs, int64_t calls) {
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const int64_t end = i + 1 < runs.size() ? runs[i + 1].first_call : calls + 1;
+    history.Append(runs[i].alpha, end - runs[i].first_call);
+  }
+  sums.reset();
+  SetRule(rule);
+}
+
 void EmbeddingTable::SlotSet::Read(int64_t row, const float* w, const float* slots, int64_t dim, float* out,
                                    float* scratch) const {
   const int64_t stamp = *Stamp(row), calls = history.calls();

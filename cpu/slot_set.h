@@ -1,9 +1,11 @@
 // One optimizer's share of every record of a table, and what it remembers beside the records.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "sok/adam_decay.h"
@@ -22,6 +24,10 @@ struct EmbeddingTable::SlotSet {
   std::unique_ptr<DecaySums> sums;                  // null: these betas need step by step replay
   std::vector<std::unique_ptr<uint32_t[]>> stamps;  // [slabs][rows_per_slab]: call up to which a row is current
   int64_t rows_per_slab = 1;
+  int64_t calls_at_base = 0;                       // of the save that changes are counted from
+  mutable std::atomic<int64_t> calls_read{0};      // of the save under way: as of when its rows were read
+  std::string skipped_save;                        // the save whose calls SkipCalls has added last
+  std::vector<std::pair<int64_t, float>> skipped;  // those
 
   uint32_t* Stamp(int64_t row) const {
     return stamps[static_cast<size_t>(row / rows_per_slab)].get() + row % rows_per_slab;
@@ -33,6 +39,9 @@ struct EmbeddingTable::SlotSet {
 
   // One more call with the present rule has been applied.
   void Append();
+
+  // Many calls have been applied elsewhere, up to `calls` in the counting of the runs.
+  void Append(const std::vector<AlphaHistory::Run>& runs, int64_t calls);
 
   // Weights of a row as they stand after every call: from w (may be out) and the row's slots. out: [dim];
   // scratch: [2 * dim].

@@ -65,10 +65,21 @@ Nonfinite ParseNonfinite(const std::string& name) {
   throw InvalidArgument("nonfinite must be 'allow', 'skip' or 'raise'. Received: '" + name + "'.");
 }
 
-void AlphaHistory::Append(float alpha) {
-  ++calls_;
-  if (runs_.empty() || runs_.back().alpha != alpha) runs_.push_back({calls_, alpha});
+void AlphaHistory::Append(float alpha, int64_t count) {
+  if (count == 0) return;
+  if (runs_.empty() || runs_.back().alpha != alpha) runs_.push_back({calls_ + 1, alpha});
+  calls_ += count;
   max_ = std::max(max_, std::fabs(alpha));
+}
+
+std::vector<AlphaRun> AlphaHistory::RunsAfter(int64_t calls) const {
+  std::vector<AlphaRun> runs;
+  if (calls >= calls_) return runs;
+  size_t first = runs_.size() - 1;
+  while (runs_[first].first_call > calls + 1) --first;
+  runs.assign(runs_.begin() + static_cast<std::ptrdiff_t>(first), runs_.end());
+  runs[0].first_call = calls + 1;
+  return runs;
 }
 
 void ReplayDecay(const AlphaHistory& history, const UpdateRule& rule, int64_t from, int64_t to, int64_t dim, float* w,

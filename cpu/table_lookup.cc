@@ -9,6 +9,7 @@
 #include "slot_set.h"
 #include "sok/embedding_table.h"
 #include "sok/error.h"
+#include "table_snapshot.h"
 #include "tasks.h"
 
 namespace sok {
@@ -144,6 +145,7 @@ void EmbeddingTable::Run(const Feature& feature, Task* task, bool find, uint32_t
     }
   }
   if (decays && insert) {  // the table is ours alone, see LookupGroup: what is read for training is settled once
+    CopyAside(rows, n);
     SettleRows(rows, n);
     decays = false;
   }
@@ -310,6 +312,15 @@ void EmbeddingTable::InsertMissing(const Cpu& cpu, Scratch* scratch, const uint6
   }
   num_rows_ += static_cast<int64_t>(made.size());
   if (!made.empty()) ++changes_;
+  if (saved_.is_on()) {
+    saved_.MakeRoom(config_.hashed ? next_row_ : config_.capacity);
+    for (const auto& [row, key] : made) saved_.Mark(row);
+  }
+  if (snapshot_) {
+    // A number that nobody had when the save began is not of the snapshot, though it may be below the limit.
+    for (const auto& [row, key] : made)
+      if (row < snapshot_->rows) snapshot_->states[row] = Snapshot::kDone;
+  }
   if (!fresh) return;
   cpu.executor.For(static_cast<int64_t>(made.size()), 50 + 10 * config_.dim,
                    [&](int64_t begin, int64_t end) { InitRows(made.data() + begin, end - begin); });

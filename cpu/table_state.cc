@@ -7,6 +7,7 @@
 #include "slot_set.h"
 #include "sok/embedding_table.h"
 #include "sok/error.h"
+#include "table_snapshot.h"
 
 namespace sok {
 namespace {
@@ -38,7 +39,7 @@ void SortByRow(std::vector<std::pair<uint32_t, uint64_t>>* rows) {
 std::vector<EmbeddingTable::SlotSetInfo> EmbeddingTable::SlotSets() const {
   SharedLock lock(mutex_);
   std::vector<SlotSetInfo> sets;
-  for (const auto& set : sets_) sets.push_back({set->name, set->rule, set->history.calls()});
+  for (const auto& set : sets_) sets.push_back({set->name, set->rule, set->history.calls(), {}});
   return sets;
 }
 
@@ -46,16 +47,18 @@ int64_t EmbeddingTable::NumParts() const {
   return config_.hashed ? index_->num_segments() : (config_.capacity + kRowsPerPart - 1) / kRowsPerPart;
 }
 
-void EmbeddingTable::RowsOfPart(int64_t part, std::vector<std::pair<uint32_t, uint64_t>>* rows) const {
+void EmbeddingTable::RowsOfPart(int64_t part, bool changes, std::vector<std::pair<uint32_t, uint64_t>>* rows) const {
   rows->clear();
   if (config_.hashed) {
-    index_->ForEachIn(part, [&](uint64_t key, uint32_t row) { rows->emplace_back(row, key); });
+    index_->ForEachIn(part, [&](uint64_t key, uint32_t row) {
+      if (!changes || saved_.IsSaved(row)) rows->emplace_back(row, key);
+    });
     SortByRow(rows);  // records one behind the other, where keys came together
     return;
   }
   const int64_t end = std::min((part + 1) * kRowsPerPart, config_.capacity);
   for (int64_t row = part * kRowsPerPart; row < end; ++row)
-    if (InUse(row)) rows->emplace_back(static_cast<uint32_t>(row), KeyOfRow(row));
+    if (InUse(row) && (!changes || saved_.IsSaved(row))) rows->emplace_back(static_cast<uint32_t>(row), KeyOfRow(row));
 }
 
 void EmbeddingTable::CopyOut(const std::pair<uint32_t, uint64_t>* rows, int64_t n, const RowTarget& target,
@@ -85,9 +88,19 @@ void EmbeddingTable::CopyOut(const std::pair<uint32_t, uint64_t>* rows, int64_t 
 
 void EmbeddingTable::ReadAll(const Cpu& cpu, RowSink* sink) const {
   SharedLock lock(mutex_);
+  ReadRows(cpu, sink, /*changes=*/false);
+}
+
+// Expects the lock to be held.
+void EmbeddingTable::ReadRows(const Cpu& cpu, RowSink* sink, bool changes) const {
   std::vector<SlotSetInfo> sets;
-  for (const auto& set : sets_) sets.push_back({set->name, set->rule, set->history.calls()});
+  for (const auto& set : sets_) {
+    sets.push_back({set->name, set->rule, set->history.calls(), {}});
+    if (changes) sets.back().missed = set->history.RunsAfter(set->calls_at_base);
+    if (saved_.is_saving() && !snapshot_) set->calls_read.store(set->history.calls());
+  }
   const int64_t rows_per_batch = sink->Begin(num_rows_, sets);
+  if (changes) sink->Erased(saved_.saved_erased());
   std::vector<std::pair<uint32_t, uint64_t>> part, batch;
   auto flush = [&] {
     if (batch.empty()) return;
@@ -99,7 +112,7 @@ void EmbeddingTable::ReadAll(const Cpu& cpu, RowSink* sink) const {
     batch.clear();
   };
   for (int64_t p = 0; p < NumParts(); ++p) {
-    RowsOfPart(p, &part);
+    RowsOfPart(p, changes, &part);
     for (size_t taken = 0; taken < part.size();) {
       const size_t room = static_cast<size_t>(rows_per_batch) - batch.size();
       const size_t count = std::min(room, part.size() - taken);
@@ -146,6 +159,8 @@ int64_t EmbeddingTable::Restore(const Cpu& cpu, Scratch* scratch, const std::vec
   const int64_t rows_before = num_rows_;
   const bool all_new = num_missing == count;
   InsertMissing(cpu, scratch, mine, missing, num_missing, rows, /*fresh=*/!all_new);
+  MarkChanged(rows, count);
+  CopyAside(rows, count);
   const int64_t num_new = num_rows_ - rows_before, dim = config_.dim;
   std::vector<SlotSet*> others;
   for (const auto& set : sets_)
@@ -190,6 +205,10 @@ void EmbeddingTable::Swap(EmbeddingTable* other) {
   }
   std::lock(mutex_, other->mutex_);
   Lock mine(mutex_, std::adopt_lock), theirs(other->mutex_, std::adopt_lock);
+  for (const EmbeddingTable* table : {this, other}) {
+    if (!table->snapshot_) continue;
+    throw FailedPrecondition(table->Label() + ": an asynchronous save is under way. Wait for its result first.");
+  }
   // A table that never had a row has given nobody an id of one: it stays as it was made, and keys may go on being row ids.
   auto is_untouched = [](const EmbeddingTable& table) { return table.changes_ == 0 && table.epoch_ == 0; };
   const bool untouched = is_untouched(*this), other_untouched = is_untouched(*other);
@@ -202,6 +221,7 @@ void EmbeddingTable::Swap(EmbeddingTable* other) {
   free_rows_.swap(other->free_rows_);
   sets_.swap(other->sets_);
   for (auto [table, keeps] : {std::pair{this, untouched}, std::pair{other, other_untouched}}) {
+    table->saved_.TurnOff();
     ++table->changes_;
     if (keeps) continue;
     ++table->epoch_;

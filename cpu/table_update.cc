@@ -10,6 +10,7 @@
 #include "sok/embedding_table.h"
 #include "sok/error.h"
 #include "sok/sum_rows.h"
+#include "table_snapshot.h"
 #include "tasks.h"
 
 namespace sok {
@@ -255,6 +256,16 @@ void EmbeddingTable::ApplyGroup(const Cpu& cpu, Scratch* scratch, const UpdateRu
   ForTasks(cpu, count, cost, [&](int64_t, int64_t s) {
     const Stretch& stretch = stretches[s];
     const Gradients& g = ready[stretch.table];
+    if (g.table->saved_.is_on()) {
+      for (int64_t i = stretch.begin; i < stretch.end; ++i)
+        if (g.row_ids[i] >= 0) g.table->saved_.Mark(RowOf(g.row_ids[i]));
+    }
+    if (g.table->snapshot_) {
+      uint32_t rows[kRowsPerTask];
+      for (int64_t i = stretch.begin; i < stretch.end; ++i)
+        rows[i - stretch.begin] = g.row_ids[i] < 0 ? HashTable::kNoRow : RowOf(g.row_ids[i]);
+      g.table->CopyAside(rows, stretch.end - stretch.begin);
+    }
     g.table->Update(g, stretch.begin, stretch.end, sets[stretch.table], nonfinite);
   });
   if (rule.decays())

@@ -34,22 +34,99 @@ REGISTER_OP("Sok>TableSave")
     .Input("path: string")
     .Input("generation: string")
     .Output("summary: string")
+    .Attr("changes: bool = false")
+    .Attr("snapshot: bool = false")
     .SetIsStateful()
     .SetShapeFn(ScalarOut);
 
 class TableSaveOp : public OpKernel {
  public:
-  using OpKernel::OpKernel;
+  explicit TableSaveOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    Guard(ctx, [&] {
+      Check(ctx->GetAttr("changes", &changes_));
+      Check(ctx->GetAttr("snapshot", &snapshot_));
+    });
+  }
   void Compute(OpKernelContext* ctx) override {
     Guard(ctx, [&] {
       const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
+      const std::string path = TextArg(ctx, 1, "path"), generation = TextArg(ctx, 2, "generation");
+      const int key_bytes = KeyBytes(*resource);
+      if (snapshot_) {  // beside training: it gets the other processors
+        const SerialExecutor executor;
+        return StoreSummary(ctx,
+                            SaveShardSnapshot({executor}, &resource->table(), key_bytes, generation, path, changes_));
+      }
       const TfExecutor executor(ctx);
-      StoreSummary(ctx, SaveShard({executor}, resource->table(), KeyBytes(*resource), TextArg(ctx, 2, "generation"),
-                                  TextArg(ctx, 1, "path")));
+      const auto save = changes_ ? SaveShardChanges : SaveShard;
+      StoreSummary(ctx, save({executor}, resource->table(), key_bytes, generation, path));
+    });
+  }
+
+ private:
+  bool changes_ = false;
+  bool snapshot_ = false;
+};
+REGISTER_KERNEL_BUILDER(Name("Sok>TableSave").Device(tensorflow::DEVICE_CPU), TableSaveOp);
+
+REGISTER_OP("Sok>TableSaveBegin")
+    .Input("handle: resource")
+    .Attr("snapshot: {'', 'all', 'changes'} = ''")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext*) { return absl::OkStatus(); });
+
+class TableSaveBeginOp : public OpKernel {
+ public:
+  explicit TableSaveBeginOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    Guard(ctx, [&] {
+      std::string of;
+      Check(ctx->GetAttr("snapshot", &of));
+      using Of = EmbeddingTable::SnapshotOf;
+      of_ = of == "all" ? Of::kAllRows : of == "changes" ? Of::kChanges : Of::kNothing;
+    });
+  }
+  void Compute(OpKernelContext* ctx) override {
+    Guard(ctx, [&] { TableArg(ctx, 0)->table().BeginSave(of_); });
+  }
+
+ private:
+  EmbeddingTable::SnapshotOf of_ = EmbeddingTable::SnapshotOf::kNothing;
+};
+REGISTER_KERNEL_BUILDER(Name("Sok>TableSaveBegin").Device(tensorflow::DEVICE_CPU), TableSaveBeginOp);
+
+REGISTER_OP("Sok>TableSaveEnd")
+    .Input("handle: resource")
+    .Input("base: string")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext*) { return absl::OkStatus(); });
+
+class TableSaveEndOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* ctx) override {
+    Guard(ctx, [&] { TableArg(ctx, 0)->table().EndSave(TextArg(ctx, 1, "base")); });
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("Sok>TableSaveEnd").Device(tensorflow::DEVICE_CPU), TableSaveEndOp);
+
+REGISTER_OP("Sok>TableChanges")
+    .Input("handle: resource")
+    .Output("summary: string")
+    .SetIsStateful()
+    .SetShapeFn(ScalarOut);
+
+class TableChangesOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* ctx) override {
+    Guard(ctx, [&] {
+      Tensor* out;
+      Check(ctx->allocate_output(0, TensorShape({}), &out));
+      out->scalar<tstring>()() = ChangesJson(TableArg(ctx, 0)->table().Changes());
     });
   }
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>TableSave").Device(tensorflow::DEVICE_CPU), TableSaveOp);
+REGISTER_KERNEL_BUILDER(Name("Sok>TableChanges").Device(tensorflow::DEVICE_CPU), TableChangesOp);
 
 REGISTER_OP("Sok>TableLoad")
     .Input("handle: resource")
@@ -78,6 +155,55 @@ class TableLoadOp : public OpKernel {
   }
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>TableLoad").Device(tensorflow::DEVICE_CPU), TableLoadOp);
+
+REGISTER_OP("Sok>ShardsCompact")
+    .Input("paths: string")
+    .Input("links: int64")
+    .Input("generation: string")
+    .Input("path: string")
+    .Output("summary: string")
+    .Attr("world_size: int")
+    .Attr("rank: int")
+    .Attr("owner: int")
+    .Attr("hashed: bool")
+    .Attr("passes: int")
+    .SetIsStateful()
+    .SetShapeFn(ScalarOut);
+
+class ShardsCompactOp : public OpKernel {
+ public:
+  explicit ShardsCompactOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    Guard(ctx, [&] {
+      Check(ctx->GetAttr("world_size", &head_.world_size));
+      Check(ctx->GetAttr("rank", &head_.rank));
+      Check(ctx->GetAttr("owner", &head_.owner));
+      Check(ctx->GetAttr("hashed", &head_.hashed));
+      Check(ctx->GetAttr("passes", &passes_));
+      if (passes_ < 1) throw InvalidArgument("`passes` must be at least 1.");
+    });
+  }
+  void Compute(OpKernelContext* ctx) override {
+    Guard(ctx, [&] {
+      CheckRank(ctx->input(0), 1, "paths");
+      CheckShape(ctx->input(1), ctx->input(0).shape(), "links");
+      std::vector<std::vector<std::string>> links;
+      for (int64_t i = 0; i < ctx->input(0).NumElements(); ++i) {
+        const size_t link = static_cast<size_t>(ctx->input(1).vec<int64_t>()(i));
+        if (link >= links.size()) links.resize(link + 1);
+        links[link].push_back(ctx->input(0).vec<tstring>()(i));
+      }
+      ShardHead head = head_;
+      head.generation = TextArg(ctx, 2, "generation");
+      const TfExecutor executor(ctx);
+      StoreSummary(ctx, CompactShards({executor}, links, head, passes_, TextArg(ctx, 3, "path")));
+    });
+  }
+
+ private:
+  ShardHead head_;
+  int64_t passes_ = 1;
+};
+REGISTER_KERNEL_BUILDER(Name("Sok>ShardsCompact").Device(tensorflow::DEVICE_CPU), ShardsCompactOp);
 
 REGISTER_OP("Sok>ShardVerify").Input("path: string").Output("summary: string").SetIsStateful().SetShapeFn(ScalarOut);
 

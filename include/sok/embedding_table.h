@@ -21,6 +21,7 @@
 #include "sok/hash_table.h"
 #include "sok/initializer.h"
 #include "sok/partition.h"
+#include "sok/row_changes.h"
 #include "sok/row_store.h"
 #include "sok/scratch.h"
 #include "sok/sparse_update.h"
@@ -170,6 +171,9 @@ class EmbeddingTable {
     std::string name;
     UpdateRule rule;    // of the last call
     int64_t calls = 0;  // of a decaying rule: updates so far
+    // Of a decaying rule, where a delta is read or written: the alphas of the calls since the save before it, up to `calls`.
+    std::vector<AlphaHistory::Run> missed;
+    int64_t num_missed() const { return missed.empty() ? 0 : calls - missed[0].first_call + 1; }
   };
   std::vector<SlotSetInfo> SlotSets() const;
 
@@ -182,8 +186,11 @@ class EmbeddingTable {
   class RowSink {
    public:
     virtual ~RowSink() = default;
-    // Called once, also if there are no rows. Gives how many rows it takes at a time, at least 1.
+    // Called once, also if there are no rows. num_rows: in the table. Gives how many rows it takes at a time, at least 1.
     virtual int64_t Begin(int64_t num_rows, const std::vector<SlotSetInfo>& sets) = 0;
+    // Called once after Begin, with the keys erased since the save before; ascending, none of them has a row. Only by
+    // ReadChanges.
+    virtual void Erased(const std::vector<uint64_t>&) {}
     virtual RowTarget Allocate(int64_t n) = 0;  // where the next n rows go
     virtual void Commit() = 0;                  // they are there
   };
@@ -192,6 +199,44 @@ class EmbeddingTable {
   // that does not grow with the table. The order is unspecified, but the same for the same history. Passes on what the
   // sink throws.
   void ReadAll(const Cpu& cpu, RowSink* sink) const;
+
+  // Saving by changes. From the first BeginSave on the table notes which rows change. BeginSave: what has changed so far
+  // belongs to a save that begins. EndSave: it is complete under the name `base`, and changes since BeginSave are counted
+  // from it; with an empty name it failed, and no change is forgotten.
+  //
+  // With a snapshot, ReadSnapshot gives what the table holds at this moment, of all rows or of those that have changed,
+  // whatever is done to it until EndSave: rows are copied aside just before they change, if they were not read before.
+  // Takes 4 bytes a row, and the records of the rows that change before they are read. Throws FailedPrecondition while
+  // another snapshot is there, OutOfMemory.
+  enum class SnapshotOf { kNothing, kAllRows, kChanges };
+  void BeginSave(SnapshotOf snapshot = SnapshotOf::kNothing);
+  void EndSave(const std::string& base);
+
+  // As ReadAll or ReadChanges, of the snapshot. Holds the lock for one block of rows, or one segment of the index, at a
+  // time: updates wait no longer than that. Once per snapshot. Throws FailedPrecondition without one, OutOfMemory if there
+  // was none to copy rows aside.
+  void ReadSnapshot(const Cpu& cpu, RowSink* sink);
+
+  // As ReadAll, but only the rows that belong to the save that was begun. Rows that no update has touched are left out,
+  // though an exact Adam has moved them: the sets' `missed` says how. Throws FailedPrecondition without BeginSave, or if no
+  // save was completed before.
+  void ReadChanges(const Cpu& cpu, RowSink* sink) const;
+
+  // Catches up with calls that the save `save` counts and this table has not seen, for rows as they are now: rows that
+  // are stored afterwards are current. Attaches the sets. Once per save: again with the same name it does nothing. Throws
+  // InvalidArgument for a set of another rule, for other calls than before under the same name, or too many.
+  void SkipCalls(const std::string& save, const std::vector<SlotSetInfo>& sets);
+
+  // What has changed since the last complete save.
+  struct ChangeInfo {
+    bool is_on = false;
+    std::string base;               // that save; empty: none
+    int64_t rows = 0;               // that have changed
+    int64_t erased = 0;             // keys, at most
+    std::vector<SlotSetInfo> sets;  // with what they have missed
+    int64_t copied_bytes = 0;       // room for rows that a snapshot has had copied aside
+  };
+  ChangeInfo Changes() const;
 
   // Stores rows with slots for the keys this rank owns; others are ignored. A slot set that the table does not have is
   // attached, with no calls. Slots of the table's other sets: of rows that exist they stay, of new rows they are fresh. Of
@@ -226,6 +271,7 @@ class EmbeddingTable {
   static constexpr int kCountShift = 12;  // identity tables count unused rows in stretches of 4,096
 
   struct SlotSet;
+  struct Snapshot;
   struct Task;
   struct Stretch;
   using Lock = std::unique_lock<std::shared_mutex>;
@@ -285,7 +331,16 @@ class EmbeddingTable {
   std::vector<std::pair<uint32_t, uint64_t>> RowsInOrder() const;
   // The same in parts of about half a million rows at most: [0, NumParts()).
   int64_t NumParts() const;
-  void RowsOfPart(int64_t part, std::vector<std::pair<uint32_t, uint64_t>>* rows) const;
+  void RowsOfPart(int64_t part, bool changes, std::vector<std::pair<uint32_t, uint64_t>>* rows) const;
+  void ReadRows(const Cpu& cpu, RowSink* sink, bool changes) const;
+  void MarkChanged(const uint32_t* rows, int64_t n);
+  // Before rows change: if a snapshot still needs them, it gets a copy. Threads may do this at the same time, for the same
+  // rows too; when it returns, all of these may change.
+  void CopyAside(const uint32_t* rows, int64_t n) const;
+  std::unique_ptr<Snapshot> MakeSnapshot(SnapshotOf of);
+  void SnapshotLosesRow(uint32_t row, uint64_t key);  // as its key is erased
+  void CopySnapshotRows(const Cpu& cpu, const std::vector<uint32_t>& rows, const std::vector<uint32_t>& copies,
+                        const RowTarget& target) const;
   void CopyOut(const std::pair<uint32_t, uint64_t>* rows, int64_t n, const RowTarget& target, int64_t begin) const;
 
   const TableConfig config_;
@@ -304,6 +359,8 @@ class EmbeddingTable {
   int64_t next_row_ = 0;             // hashed: row numbers given out so far
   std::vector<uint32_t> free_rows_;  // hashed: erased row numbers
   std::vector<std::unique_ptr<SlotSet>> sets_;
+  RowChanges saved_;
+  std::unique_ptr<Snapshot> snapshot_;  // of a save that goes on beside training
 };
 
 }  // namespace sok

@@ -74,7 +74,7 @@ SOK_HOST_DEVICE void UpdateElement(const UpdateRule& rule, float g, float* w, fl
   }
 }
 
-// Calls from `first_call` on had this alpha.
+// A stretch of calls that share one alpha; it ends where the next one begins.
 struct AlphaRun {
   int64_t first_call;
   float alpha;
@@ -125,9 +125,16 @@ class AlphaCursor {
 // Call c (counted from 1) had the alpha that AlphaCursor(view(), c) gives.
 class AlphaHistory {
  public:
-  void Append(float alpha);
+  using Run = AlphaRun;
+
+  void Append(float alpha) { Append(alpha, 1); }
+  void Append(float alpha, int64_t count);
   int64_t calls() const { return calls_; }
   float max_alpha() const { return max_; }
+
+  // The runs of all calls after the first `calls`.
+  std::vector<AlphaRun> RunsAfter(int64_t calls) const;
+
   // Valid until the next Append.
   AlphaView view() const { return {runs_.data(), static_cast<int64_t>(runs_.size())}; }
 

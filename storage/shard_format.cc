@@ -1,0 +1,303 @@
+#include "shard_format.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "sok/error.h"
+
+namespace sok {
+namespace {
+
+using SlotSetInfo = EmbeddingTable::SlotSetInfo;
+
+constexpr uint32_t kVersion = 2;  // 1: without deltas, and still what a full save writes
+constexpr uint32_t kHashed = 1, kUnsigned = 2, kDelta = 4;
+constexpr int64_t kMaxSets = 1024;
+constexpr int64_t kMaxDim = int64_t{1} << 20;
+class HeadWriter {
+ public:
+  template <class T>
+  void Put(T number) {
+    const char* bytes = reinterpret_cast<const char*>(&number);
+    bytes_.insert(bytes_.end(), bytes, bytes + sizeof(T));
+  }
+  void Text(const std::string& text) {
+    Put(static_cast<uint32_t>(text.size()));
+    bytes_.insert(bytes_.end(), text.begin(), text.end());
+  }
+  const std::vector<char>& bytes() const { return bytes_; }
+
+ private:
+  std::vector<char> bytes_;
+};
+
+class HeadReader {
+ public:
+  HeadReader(const BlockReader& file, const BlockReader::Block& block) : file_(file), block_(block) {}
+
+  template <class T>
+  T Get() {
+    T number;
+    std::memcpy(&number, Take(sizeof(T)), sizeof(T));
+    return number;
+  }
+  std::string Text(const char* what) {
+    const uint32_t n = Get<uint32_t>();
+    if (n > kMaxText) file_.Refuse(std::string("the head's ") + what + " has " + std::to_string(n) + " bytes");
+    return {Take(n), n};
+  }
+  bool AtEnd() const { return at_ == block_.n; }
+
+ private:
+  const char* Take(int64_t n) {
+    if (n > block_.n - at_) file_.Refuse("the head is too short for what it says");
+    at_ += n;
+    return block_.data + at_ - n;
+  }
+
+  const BlockReader& file_;
+  const BlockReader::Block& block_;
+  int64_t at_ = 0;
+};
+
+// The runs of a slot set whose other members are there.
+void ReadRuns(const BlockReader& file, HeadReader* in, bool is_delta, SlotSetInfo* set) {
+  const uint32_t runs = in->Get<uint32_t>();
+  const std::string where = "slot set '" + set->name + "' has ";
+  if (runs > 0 && !is_delta) file.Refuse(where + std::to_string(runs) + " runs in a full save");
+  if (runs > 0 && !set->rule.decays()) file.Refuse(where + "runs, which its rule does not know");
+  if (runs > kMaxShardRuns) file.Refuse(where + std::to_string(runs) + " runs");
+  for (uint32_t i = 0; i < runs; ++i) {
+    const uint64_t first = in->Get<uint64_t>();
+    const float alpha = in->Get<float>();
+    const uint64_t least = i == 0 ? 1 : static_cast<uint64_t>(set->missed.back().first_call) + 1;
+    if (first < least || first > static_cast<uint64_t>(set->calls) || !std::isfinite(alpha)) {
+      file.Refuse(where + "a run that begins at call " + std::to_string(first) + " of " + std::to_string(set->calls) +
+                  " with alpha " + std::to_string(alpha));
+    }
+    set->missed.push_back({static_cast<int64_t>(first), alpha});
+  }
+}
+
+SlotSetInfo ReadSlotSet(const BlockReader& file, HeadReader* in, bool is_delta) {
+  SlotSetInfo set;
+  set.name = in->Text("slot set");
+  const std::string rule = in->Text("rule");
+  try {
+    set.rule.rule = ParseRule(rule);
+  } catch (const InvalidArgument&) {
+    file.Refuse("slot set '" + set.name + "' has the unknown rule '" + rule + "'");
+  }
+  const uint32_t num_slots = in->Get<uint32_t>();
+  if (num_slots != static_cast<uint32_t>(set.rule.num_slots())) {
+    file.Refuse("slot set '" + set.name + "' of rule '" + rule + "' has " + std::to_string(num_slots) +
+                " slots instead of " + std::to_string(set.rule.num_slots()));
+  }
+  for (float* x : {&set.rule.slot_init, &set.rule.beta_1, &set.rule.beta_2, &set.rule.one_minus_beta_1,
+                   &set.rule.one_minus_beta_2, &set.rule.epsilon}) {
+    *x = in->Get<float>();
+    if (!std::isfinite(*x)) file.Refuse("slot set '" + set.name + "' has a setting that is not finite");
+  }
+  const uint64_t calls = in->Get<uint64_t>();
+  if (calls > UINT32_MAX) file.Refuse("slot set '" + set.name + "' counts " + std::to_string(calls) + " calls");
+  set.calls = static_cast<int64_t>(calls);
+  ReadRuns(file, in, is_delta, &set);
+  return set;
+}
+
+ShardHead ReadHead(BlockReader* file) {
+  const BlockReader::Block block = file->Next(kBlockBytes);
+  if (block.type != BlockType::kHead) file->Refuse("the file does not begin with its head");
+  HeadReader in(*file, block);
+  const uint32_t version = in.Get<uint32_t>();
+  if (version == 0 || version > kVersion) {
+    file->Refuse("written in version " + std::to_string(version) + " of the format; this sok reads up to version " +
+                 std::to_string(kVersion) + ". Use a newer sok.");
+  }
+  ShardHead head;
+  const uint32_t flags = in.Get<uint32_t>();
+  if (flags > (version == 1 ? kHashed | kUnsigned : kHashed | kUnsigned | kDelta)) {
+    file->Refuse("the head has unknown flags");
+  }
+  head.is_delta = (flags & kDelta) != 0;
+  head.hashed = (flags & kHashed) != 0;
+  head.is_unsigned = (flags & kUnsigned) != 0;
+  const uint32_t key_bytes = in.Get<uint32_t>(), num_sets = in.Get<uint32_t>();
+  const uint64_t dim = in.Get<uint64_t>();
+  const uint32_t world_size = in.Get<uint32_t>(), rank = in.Get<uint32_t>();
+  const int32_t owner = in.Get<int32_t>();
+  if (key_bytes != 4 && key_bytes != 8) file->Refuse("keys of " + std::to_string(key_bytes) + " bytes");
+  if (num_sets > kMaxSets) file->Refuse(std::to_string(num_sets) + " slot sets");
+  if (dim < 1 || dim > static_cast<uint64_t>(kMaxDim)) file->Refuse("rows of dim " + std::to_string(dim));
+  if (world_size < 1 || world_size > INT32_MAX || rank >= world_size || owner < kByKey ||
+      owner >= static_cast<int64_t>(world_size) || (owner != kByKey && owner != static_cast<int64_t>(rank)) ||
+      in.Get<uint32_t>() != 0) {
+    file->Refuse("rank " + std::to_string(rank) + " of " + std::to_string(world_size) + " with owner " +
+                 std::to_string(owner) + " makes no sense");
+  }
+  head.key_bytes = static_cast<int>(key_bytes);
+  head.dim = static_cast<int64_t>(dim);
+  head.world_size = static_cast<int>(world_size);
+  head.rank = static_cast<int>(rank);
+  head.owner = owner;
+  head.generation = in.Text("generation");
+  head.table = in.Text("table name");
+  for (uint32_t s = 0; s < num_sets; ++s) {
+    head.sets.push_back(ReadSlotSet(*file, &in, head.is_delta));
+    for (uint32_t other = 0; other < s; ++other)
+      if (head.sets[other].name == head.sets[s].name) file->Refuse("two slot sets '" + head.sets[s].name + "'");
+  }
+  if (!in.AtEnd()) file->Refuse("the head is longer than what it says");
+  return head;
+}
+
+// Refuses keys that the rank of the file cannot have held.
+void CheckKeys(const BlockReader& file, const ShardHead& head, const uint64_t* keys, int64_t n) {
+  const Partition partition = {head.world_size, head.owner, head.is_unsigned};
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t key = keys[i];
+    const bool fits = head.key_bytes == 8 || (head.is_unsigned ? key <= UINT32_MAX
+                                                               : static_cast<int64_t>(key) ==
+                                                                     static_cast<int32_t>(static_cast<uint32_t>(key)));
+    if (fits && partition.OwnerOf(key) == head.rank) continue;
+    const std::string text = head.is_unsigned ? std::to_string(key) : std::to_string(static_cast<int64_t>(key));
+    file.Refuse(
+        "key " + text +
+        (fits ? " does not belong to rank " + std::to_string(head.rank) + " of " + std::to_string(head.world_size)
+              : " does not fit the key dtype"));
+  }
+}
+
+// The keys of a block of erased ones, checked.
+const uint64_t* ReadErased(const BlockReader& file, const ShardHead& head, const BlockReader::Block& block,
+                           int64_t* n) {
+  uint64_t count = 0;
+  if (block.n >= 8) std::memcpy(&count, block.data, 8);
+  if (count < 1 || (block.n - 8) % 8 != 0 || static_cast<uint64_t>((block.n - 8) / 8) != count) {
+    file.Refuse("a block of " + std::to_string(block.n) + " bytes cannot hold " + std::to_string(count) +
+                " erased keys");
+  }
+  *n = static_cast<int64_t>(count);
+  const uint64_t* keys = reinterpret_cast<const uint64_t*>(block.data + 8);
+  CheckKeys(file, head, keys, *n);
+  return keys;
+}
+
+// The rows of a block, checked.
+EmbeddingTable::RowValues ReadRows(const BlockReader& file, const ShardHead& head, const BlockReader::Block& block) {
+  const int64_t row_bytes = RowBytes(head);
+  uint64_t n = 0;
+  if (block.n >= 8) std::memcpy(&n, block.data, 8);
+  if (n < 1 || (block.n - 8) % row_bytes != 0 || static_cast<uint64_t>((block.n - 8) / row_bytes) != n) {
+    file.Refuse("a block of " + std::to_string(block.n) + " bytes cannot hold " + std::to_string(n) + " rows of " +
+                std::to_string(row_bytes));
+  }
+  EmbeddingTable::RowValues values;
+  values.n = static_cast<int64_t>(n);
+  values.keys = reinterpret_cast<const uint64_t*>(block.data + 8);
+  values.rows = reinterpret_cast<const float*>(values.keys + values.n);
+  const float* at = values.rows + values.n * head.dim;
+  for (const SlotSetInfo& set : head.sets) {
+    values.slots.push_back(at);
+    at += values.n * head.dim * set.rule.num_slots();
+  }
+  CheckKeys(file, head, values.keys, values.n);
+  return values;
+}
+
+}  // namespace
+
+int64_t RowBytes(const ShardHead& head) {
+  int64_t vectors = 1;
+  for (const SlotSetInfo& set : head.sets) vectors += set.rule.num_slots();
+  return 8 + 4 * head.dim * vectors;
+}
+
+std::vector<char> HeadBytes(const ShardHead& head) {
+  HeadWriter out;
+  out.Put(head.is_delta ? kVersion : uint32_t{1});
+  out.Put((head.hashed ? kHashed : 0u) | (head.is_unsigned ? kUnsigned : 0u) | (head.is_delta ? kDelta : 0u));
+  out.Put(static_cast<uint32_t>(head.key_bytes));
+  out.Put(static_cast<uint32_t>(head.sets.size()));
+  out.Put(static_cast<uint64_t>(head.dim));
+  out.Put(static_cast<uint32_t>(head.world_size));
+  out.Put(static_cast<uint32_t>(head.rank));
+  out.Put(static_cast<int32_t>(head.owner));
+  out.Put(uint32_t{0});
+  out.Text(head.generation);
+  out.Text(head.table);
+  for (const SlotSetInfo& set : head.sets) {
+    out.Text(set.name);
+    out.Text(RuleName(set.rule.rule));
+    out.Put(static_cast<uint32_t>(set.rule.num_slots()));
+    for (const float x : {set.rule.slot_init, set.rule.beta_1, set.rule.beta_2, set.rule.one_minus_beta_1,
+                          set.rule.one_minus_beta_2, set.rule.epsilon}) {
+      out.Put(x);
+    }
+    out.Put(static_cast<uint64_t>(set.calls));
+    out.Put(static_cast<uint32_t>(head.is_delta ? set.missed.size() : 0));
+    if (!head.is_delta) continue;
+    for (const AlphaHistory::Run& run : set.missed) {
+      out.Put(static_cast<uint64_t>(run.first_call));
+      out.Put(run.alpha);
+    }
+  }
+  return out.bytes();
+}
+
+EmbeddingTable::RowTarget RowsBlock(const ShardHead& head, int64_t n, BlockWriter* file) {
+  char* payload = file->Payload(8 + n * RowBytes(head));
+  const uint64_t count = static_cast<uint64_t>(n);
+  std::memcpy(payload, &count, 8);
+  EmbeddingTable::RowTarget target;
+  target.keys = reinterpret_cast<uint64_t*>(payload + 8);
+  target.rows = reinterpret_cast<float*>(target.keys + n);
+  float* at = target.rows + n * head.dim;
+  for (const SlotSetInfo& set : head.sets) {
+    target.slots.push_back(at);
+    at += n * head.dim * set.rule.num_slots();
+  }
+  return target;
+}
+
+ShardHead ReadShardHead(const std::string& path) {
+  BlockReader file(path);
+  return ReadHead(&file);
+}
+
+ShardSummary ReadShard(const std::string& path, const ShardVisitor& visitor) {
+  BlockReader file(path);
+  ShardSummary summary;
+  summary.bytes = file.bytes();
+  summary.head = ReadHead(&file);
+  visitor.head(file, summary.head);
+  const int64_t limit = std::max(kBlockBytes, 8 + RowBytes(summary.head));
+  for (;;) {
+    const BlockReader::Block block = file.Next(limit);
+    if (block.type == BlockType::kEnd) break;
+    if (block.type == BlockType::kHead) file.Refuse("a second head");
+    if (block.type == BlockType::kErased) {
+      if (!summary.head.is_delta) file.Refuse("erased keys in a full save");
+      if (summary.rows > 0) file.Refuse("erased keys behind rows");
+      int64_t n = 0;
+      const uint64_t* keys = ReadErased(file, summary.head, block, &n);
+      summary.erased += n;
+      visitor.erased(file, keys, n);
+      continue;
+    }
+    const EmbeddingTable::RowValues values = ReadRows(file, summary.head, block);
+    summary.rows += values.n;
+    visitor.rows(file, values);
+  }
+  if (file.rows() != summary.rows || file.erased() != summary.erased) {
+    file.Refuse("the end block counts " + std::to_string(file.rows()) + " rows and " + std::to_string(file.erased()) +
+                " erased keys, and " + std::to_string(summary.rows) + " and " + std::to_string(summary.erased) +
+                " are here");
+  }
+  summary.digest = file.digest();
+  return summary;
+}
+
+}  // namespace sok

@@ -1,0 +1,45 @@
+// The blocks of a shard file, to bytes and back.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "sok/block_file.h"
+#include "sok/embedding_table.h"
+#include "sok/file_error.h"
+#include "sok/shard_file.h"
+
+namespace sok {
+
+constexpr int64_t kMaxText = 65536;  // bytes of a name
+
+// Bytes of a row in a rows block.
+int64_t RowBytes(const ShardHead& head);
+
+// The payload of a head block.
+std::vector<char> HeadBytes(const ShardHead& head);
+
+// Where the next n rows of a file go: its next block.
+EmbeddingTable::RowTarget RowsBlock(const ShardHead& head, int64_t n, BlockWriter* file);
+
+// Keys that a block of erased keys has at most.
+constexpr int64_t kErasedPerBlock = (kBlockBytes - 8) / 8;
+
+// What a reader of a shard does with it.
+struct ShardVisitor {
+  std::function<void(const BlockReader&, const ShardHead&)> head = [](const BlockReader&, const ShardHead&) {};
+  std::function<void(const BlockReader&, const EmbeddingTable::RowValues&)> rows =
+      [](const BlockReader&, const EmbeddingTable::RowValues&) {};
+  std::function<void(const BlockReader&, const uint64_t* keys, int64_t n)> erased = [](const BlockReader&,
+                                                                                       const uint64_t*, int64_t) {};
+};
+
+// Reads a file from front to back, each block checked before the visitor sees it.
+ShardSummary ReadShard(const std::string& path, const ShardVisitor& visitor);
+
+// The head alone.
+ShardHead ReadShardHead(const std::string& path);
+
+}  // namespace sok
