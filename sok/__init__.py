@@ -50,6 +50,9 @@ _PUBLIC = {
     # Checkpoints.
     "save": "sok.checkpoint:save",
     "restore": "sok.checkpoint:restore",
+    "compact": "sok.checkpoint:compact",
+    "deltas": "sok.checkpoint:deltas",
+    "follow": "sok.checkpoint:follow",
     # Files of other systems.
     "Saver": "sok.formats.saver:Saver",
     "dump": "sok.formats.dump_load:dump",

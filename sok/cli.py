@@ -33,6 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_doctor(commands)
     _add_inspect(commands)
     _add_verify(commands)
+    _add_compact(commands)
     _add_convert(commands)
     return parser
 
@@ -87,6 +88,24 @@ def _run_verify(options: argparse.Namespace) -> int:
     from sok.checkpoint import looking
 
     return looking.verify(options.path)
+
+
+def _add_compact(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "compact",
+        help="make one full checkpoint of an incremental one",
+        description="Reads the full save and the deltas of an incremental checkpoint and puts one full checkpoint in "
+        "their place. Needs room for the rows once more on the disk, and no tables in memory. Nothing must be saved "
+        "there meanwhile.",
+    )
+    parser.add_argument("path", metavar="PATH", help="the folder given to sok.save")
+    parser.set_defaults(run=_run_compact)
+
+
+def _run_compact(options: argparse.Namespace) -> int:
+    from sok.checkpoint import looking
+
+    return looking.compact(options.path)
 
 
 def _add_convert(commands: argparse._SubParsersAction) -> None:

@@ -1,4 +1,7 @@
-"""Checkpoints of tables: `save`, `restore`, and looking into one. docs/design/checkpoint.md has format and protocol."""
+"""Checkpoints of tables: `save`, `restore`, `compact`, a feed of changes, and looking into one.
+
+docs/design/checkpoint.md has format and protocol.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,11 @@ _PUBLIC = {
     "read_manifest": "manifest",
     "save": "saving",
     "restore": "restoring",
+    "compact": "compacting",
+    "deltas": "feed",
+    "follow": "feed",
+    "Delta": "feed",
+    "Follower": "feed",
     "verify": "verifying",
     "prepare": "native",
     "save_weights": "keras_files",

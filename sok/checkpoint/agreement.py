@@ -52,13 +52,13 @@ def together(
             undo()
             raise error
         return [value]
-    said = _gather_texts(transport, name, text if error is None else json.dumps(_described(error)))
+    said = _gather_texts(transport, name, text if error is None else json.dumps(describe(error)))
     failed = [(rank, answer) for rank, answer in enumerate(said) if "value" not in answer]
     if not failed:
         return [answer["value"] for answer in said]
     undo()
     rank, answer = failed[0]
-    raise _exception(answer, f"rank {rank} of {transport.size}: {answer['text']}") from error
+    raise exception_of(answer, f"rank {rank} of {transport.size}: {answer['text']}") from error
 
 
 def gather(transport: Transport, name: str, value: Any) -> list[Any]:
@@ -95,14 +95,21 @@ def plain_text(error: tf.errors.OpError) -> str:
     return re.sub(r"^\{\{function_node [^}]*\}\} | \[Op:[^\]]*\]$", "", error.message)
 
 
-def _described(error: Exception) -> dict[str, Any]:
+def described_error(error: Exception) -> str:
+    """What an error says, without what TensorFlow puts around it."""
+    return plain_text(error) if isinstance(error, tf.errors.OpError) else str(error)
+
+
+def describe(error: Exception) -> dict[str, Any]:
+    """An error as JSON can hold it, for `exception_of` on another rank."""
     if isinstance(error, tf.errors.OpError):
         return {"kind": "OpError", "code": error.error_code, "text": plain_text(error)}
     kinds = [kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _KINDS]
     return {"kind": kinds[0] if kinds else "RuntimeError", "text": f"{error}" or type(error).__name__}
 
 
-def _exception(answer: dict[str, Any], text: str) -> Exception:
+def exception_of(answer: dict[str, Any], text: str) -> Exception:
+    """An error of the class that `describe` has seen."""
     if answer["kind"] == "OpError":
         return tf.compat.v1.errors.exception_type_from_error_code(answer["code"])(None, None, text)
     return _KINDS[answer["kind"]](text)

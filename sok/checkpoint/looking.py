@@ -7,7 +7,7 @@ import json
 import os
 import sys
 
-from sok.checkpoint.manifest import Manifest, Table, read_manifest
+from sok.checkpoint.manifest import Link, Manifest, Table, read_manifest
 
 
 def inspect(path: str, as_json: bool = False) -> int:
@@ -35,9 +35,38 @@ def verify(path: str) -> int:
         print(line, file=sys.stderr)
     if wrong:
         return 1
-    files = [file for table in manifest.tables for file in table.files]
-    size = sum(file.bytes for file in files)
-    print(f"{path}: whole: {_count(len(manifest.tables), 'table')}, {_count(len(files), 'file')}, {_bytes(size)}")
+    files = sum(len(link.files) for link in manifest.links)
+    chain = f", {_count(len(manifest.before), 'delta')}" if manifest.before else ""
+    print(
+        f"{path}: whole: {_count(len(manifest.tables), 'table')}, {_count(files, 'file')}{chain}, "
+        f"{_bytes(manifest.bytes)}"
+    )
+    return 0
+
+
+def compact(path: str) -> int:
+    """Makes one full checkpoint of a chain and says what became of it; the exit status."""
+    try:
+        before = read_manifest(path)
+        if not before.before:
+            print(f"{path}: {before.generation} is a full checkpoint: nothing to do")
+            return 0
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        from sok.checkpoint import compacting
+        from sok.checkpoint.agreement import described_error
+
+        try:
+            compacting.compact(path)
+        except Exception as error:
+            print(described_error(error), file=sys.stderr)
+            return 1
+        after = read_manifest(path)
+    except (OSError, ValueError, ImportError) as error:
+        return _failed(error)
+    print(
+        f"{path}: {_count(len(before.links), 'save')} of {_bytes(before.bytes)} are now {after.generation} of "
+        f"{_bytes(after.bytes)}"
+    )
     return 0
 
 
@@ -45,13 +74,24 @@ def described(path: str, manifest: Manifest) -> str:
     """The lines of `sok inspect`."""
     lines = [
         f"{path}: {manifest.generation}, saved {manifest.created} by {_count(manifest.world_size, 'worker')} "
-        f"with sok {manifest.sok_version}, {_bytes(sum(table.bytes for table in manifest.tables))}"
+        f"with sok {manifest.sok_version}, {_bytes(manifest.bytes)}"
     ]
+    for number, link in enumerate(manifest.links if manifest.before else ()):
+        lines.append(_link_line(link, is_delta=number > 0))
     lines += [line for table in manifest.tables for line in _table_lines(table)]
     for state in manifest.optimizers:
         rate = "" if state.learning_rate is None else f", learning rate {state.learning_rate:g}"
         lines.append(f"optimizer '{state.slot_set}': {state.rule}, {_count(state.iterations, 'step')}{rate}")
     return "\n".join(lines)
+
+
+def _link_line(link: Link, is_delta: bool) -> str:
+    rows, erased = (sum(getattr(file, what) for file in link.files) for what in ("rows", "erased"))
+    changes = f"{_count(rows, 'row')} changed, {_count(erased, 'key')} erased" if is_delta else _count(rows, "row")
+    return (
+        f"    {'delta' if is_delta else 'full '} {link.generation}: {changes}, {_count(link.world_size, 'worker')}, "
+        f"{link.created}, {_bytes(sum(file.bytes for file in link.files))}"
+    )
 
 
 def _table_lines(table: Table) -> list[str]:
@@ -62,7 +102,8 @@ def _table_lines(table: Table) -> list[str]:
         f"capacity {table.capacity:,} per worker, {_bytes(table.bytes)}"
     ]
     if len(table.files) > 1:
-        lines.append(f"    rows by rank: {', '.join(f'{file.rows:,}' for file in table.files)}")
+        held = (file.rows if file.held is None else file.held for file in table.files)
+        lines.append(f"    rows by rank: {', '.join(f'{rows:,}' for rows in held)}")
     for slot_set in table.slot_sets:
         calls = f", {_count(slot_set.calls, 'call')}" if slot_set.calls else ""
         lines.append(

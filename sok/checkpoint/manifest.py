@@ -8,12 +8,13 @@ import errno
 import json
 import os
 import re
+import secrets
 from pathlib import Path
 from typing import Any
 
 from sok.checkpoint.crc32c import crc32c
 
-FORMAT, VERSION = "sok-checkpoint", 1
+FORMAT, VERSION = "sok-checkpoint", 2  # 1: without deltas, and still what a full save writes
 NAME = "manifest.json"
 # Everything that a save leaves in the folder beside the manifest.
 # A generation begins with its number: that of the one before, plus one.
@@ -46,6 +47,8 @@ class Shard:
     rows: int
     bytes: int
     digest: str
+    erased: int = 0  # of a delta: keys that lost their rows
+    held: int | None = None  # of a delta: rows that the rank held; of a full save that is `rows`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +69,8 @@ class Table:
 
     @property
     def rows(self) -> int:
-        """Rows in all shards."""
-        return sum(file.rows for file in self.files)
+        """Rows of the table when it was saved; of a delta that is more than its files hold."""
+        return sum(file.rows if file.held is None else file.held for file in self.files)
 
     @property
     def bytes(self) -> int:
@@ -85,9 +88,36 @@ class OptimizerState:
     learning_rate: float | None
 
 
+class _Tables:
+    """What a link and a whole checkpoint have in common."""
+
+    tables: tuple[Table, ...]
+
+    def table(self, name: str) -> Table | None:
+        """The table of that name, if it is here."""
+        return next((table for table in self.tables if table.name == name), None)
+
+    @property
+    def files(self) -> list[Shard]:
+        """All its files."""
+        return [file for table in self.tables for file in table.files]
+
+
 @dataclasses.dataclass(frozen=True)
-class Manifest:
-    """A checkpoint without its rows."""
+class Link(_Tables):
+    """One save of a chain: the first has all rows, each later one what has changed since the one before."""
+
+    generation: str
+    sok_version: str
+    world_size: int
+    created: str
+    tables: tuple[Table, ...]
+    same_as: str | None = None  # the generation whose chain `sok.compact` has made this of
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest(_Tables):
+    """A checkpoint without its rows: the newest save, and the ones before that it builds on."""
 
     generation: str
     sok_version: str
@@ -95,10 +125,25 @@ class Manifest:
     created: str
     tables: tuple[Table, ...]
     optimizers: tuple[OptimizerState, ...]
+    before: tuple[Link, ...] = ()  # oldest first; none: the newest save is a full one
+    same_as: str | None = None
 
-    def table(self, name: str) -> Table | None:
-        """The table of that name, if it is here."""
-        return next((table for table in self.tables if table.name == name), None)
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """The chain, oldest first: one full save, then deltas."""
+        newest = Link(self.generation, self.sok_version, self.world_size, self.created, self.tables, self.same_as)
+        return (*self.before, newest)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all files of the chain."""
+        return sum(file.bytes for link in self.links for file in link.files)
+
+
+def generation_after(manifest: Manifest | None) -> str:
+    """A name for the save that follows this one; no other save has it."""
+    number = 1 if manifest is None else int(manifest.generation[1:].partition("-")[0]) + 1
+    return f"g{number:06}-{secrets.token_hex(4)}"
 
 
 def checksum(body: dict[str, Any]) -> str:
@@ -109,7 +154,17 @@ def checksum(body: dict[str, Any]) -> str:
 
 def to_bytes(manifest: Manifest) -> bytes:
     """The file."""
-    body = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(manifest)}
+    members = dataclasses.asdict(manifest)
+    for link in (members, *members["before"]):
+        for file in (file for table in link["tables"] for file in table["files"]):
+            if file["held"] is None:
+                del file["erased"], file["held"]
+        if link["same_as"] is None:
+            del link["same_as"]
+    if not manifest.before:
+        del members["before"]
+    # What an older sok would understand, it shall read.
+    body = {"format": FORMAT, "version": VERSION if manifest.before else 1, **members}
     # Through JSON once, so that what is summed is what a reader gets (tuples become lists).
     body = json.loads(json.dumps(body))
     return (json.dumps({**body, "checksum": checksum(body)}, indent=1) + "\n").encode()
@@ -227,23 +282,52 @@ _NONE = type(None)
 
 
 def _manifest(body: dict[str, Any]) -> Manifest:
-    plain = _members(body, "the manifest", generation=str, sok_version=str, world_size=int, created=str)
-    if GENERATION.fullmatch(plain["generation"]) is None:
-        raise _Wrong(f"no save gives the generation {plain['generation']!r}")
-    tables = tuple(_table(t, plain) for t in _member(body, "tables", list, "the manifest"))
+    before = _member(body, "before", list, "the manifest") if body["version"] > 1 else []
+    if body["version"] == 1 and "before" in body:
+        raise _Wrong("a chain of deltas in version 1")
+    older = tuple(_link(link, f"link {i} of the chain", is_delta=i > 0) for i, link in enumerate(before))
+    newest = _link(body, "the manifest", is_delta=bool(older))
+    _check_chain((*older, newest))
     optimizers = tuple(
         OptimizerState(
             **_members(o, "an optimizer", slot_set=str, rule=str, iterations=int, learning_rate=(float, _NONE))
         )
         for o in _member(body, "optimizers", list, "the manifest")
     )
+    return Manifest(
+        newest.generation,
+        newest.sok_version,
+        newest.world_size,
+        newest.created,
+        newest.tables,
+        optimizers,
+        older,
+        newest.same_as,
+    )
+
+
+def _link(body: Any, where: str, is_delta: bool) -> Link:
+    plain = _members(body, where, generation=str, sok_version=str, world_size=int, created=str)
+    same_as = _member(body, "same_as", str, where) if "same_as" in body else None
+    for generation in (plain["generation"], same_as):
+        if generation is not None and GENERATION.fullmatch(generation) is None:
+            raise _Wrong(f"no save gives the generation {generation!r}")
+    tables = tuple(_table(t, plain, is_delta) for t in _member(body, "tables", list, where))
     names = [table.name for table in tables]
     if len(set(names)) != len(names):
         raise _Wrong("two tables have one name")
-    return Manifest(**plain, tables=tables, optimizers=optimizers)
+    return Link(**plain, tables=tables, same_as=same_as)
 
 
-def _table(body: Any, manifest: dict[str, Any]) -> Table:
+def _check_chain(links: tuple[Link, ...]) -> None:
+    if len({link.generation for link in links}) != len(links):
+        raise _Wrong("a save comes twice in the chain")
+    shapes = [{(t.name, t.dim, t.key_dtype) for t in link.tables} for link in links]
+    if any(shape != shapes[0] for shape in shapes):
+        raise _Wrong("the saves of the chain have different tables")
+
+
+def _table(body: Any, link: dict[str, Any], is_delta: bool) -> Table:
     name = _member(body, "name", str, "a table")
     where = f"table {name!r}"
     plain = _members(
@@ -262,21 +346,23 @@ def _table(body: Any, manifest: dict[str, Any]) -> Table:
         SlotSet(**_members(s, f"a slot set of {where}", name=str, rule=str, num_slots=int, calls=int))
         for s in _member(body, "slot_sets", list, where)
     )
-    files = tuple(_shard(f, where, manifest) for f in _member(body, "files", list, where))
+    files = tuple(_shard(f, where, link, is_delta) for f in _member(body, "files", list, where))
     if len({file.rank for file in files}) != len(files):
         raise _Wrong(f"{where} has two files of one rank")
-    writers = manifest["world_size"] if plain["owner"] is None else 1
+    writers = link["world_size"] if plain["owner"] is None else 1
     if len(files) != writers or any(file.rank != plain["owner"] for file in files if plain["owner"] is not None):
         raise _Wrong(f"{where} has files of ranks {[file.rank for file in files]}, not of all that have held rows")
     return Table(name=name, **plain, slot_sets=slot_sets, files=files)
 
 
-def _shard(body: Any, where: str, manifest: dict[str, Any]) -> Shard:
-    shard = Shard(**_members(body, f"a file of {where}", name=str, rank=int, rows=int, bytes=int, digest=str))
+def _shard(body: Any, where: str, link: dict[str, Any], is_delta: bool) -> Shard:
+    plain = _members(body, f"a file of {where}", name=str, rank=int, rows=int, bytes=int, digest=str)
+    counts = _members(body, f"a file of {where}", erased=int, held=int) if is_delta else {}
+    shard = Shard(**plain, **counts)
     match = SHARD_NAME.fullmatch(shard.name)
     # So no name leads out of the folder.
-    if match is None or match[1] != manifest["generation"]:
+    if match is None or match[1] != link["generation"]:
         raise _Wrong(f"{where} has a file with the name {shard.name!r}, which no save gives")
-    if shard.rank >= manifest["world_size"]:
-        raise _Wrong(f"{where} has a file of rank {shard.rank}, of {manifest['world_size']} ranks")
+    if shard.rank >= link["world_size"]:
+        raise _Wrong(f"{where} has a file of rank {shard.rank}, of {link['world_size']} ranks")
     return shard

@@ -24,11 +24,42 @@ def verify_shard(path: str) -> dict[str, Any]:
     return _parsed(_ops.lib().sok_shard_verify(path).numpy())
 
 
+def compact_shards(
+    paths: Sequence[str], links: Sequence[int], generation: str, path: str, **settings: Any
+) -> dict[str, Any]:
+    """Writes the files of a chain's links as one shard and returns what it holds. Eager only."""
+    return _parsed(
+        _ops.lib()
+        .sok_shards_compact(tf.constant(paths, tf.string), tf.constant(links, tf.int64), generation, path, **settings)
+        .numpy()
+    )
+
+
 class EagerCalls:
     """Runs them at once."""
 
     def save(self, table: Any, path: str, generation: str) -> dict[str, Any]:
         return _parsed(_ops.lib().sok_table_save(table.handle, path, generation).numpy())
+
+    def save_changes(self, table: Any, path: str, generation: str) -> dict[str, Any]:
+        """As `save`, but only what has changed since the last complete save."""
+        return _parsed(_ops.lib().sok_table_save(table.handle, path, generation, changes=True).numpy())
+
+    def save_snapshot(self, table: Any, path: str, generation: str, changes: bool) -> dict[str, Any]:
+        """As `save` or `save_changes`, of what the table held at `begin`."""
+        lib = _ops.lib()
+        return _parsed(lib.sok_table_save(table.handle, path, generation, changes=changes, snapshot=True).numpy())
+
+    def begin(self, table: Any, snapshot: str = "") -> None:
+        """What has changed so far belongs to a save that begins; with a snapshot of 'all' rows or of 'changes'."""
+        _ops.lib().sok_table_save_begin(table.handle, snapshot=snapshot)
+
+    def end(self, table: Any, base: str) -> None:
+        """It is complete under the name `base`; an empty one: it has failed."""
+        _ops.lib().sok_table_save_end(table.handle, base)
+
+    def changes(self, table: Any) -> dict[str, Any]:
+        return _parsed(_ops.lib().sok_table_changes(table.handle).numpy())
 
     def size(self, table: Any) -> int:
         return int(table.size())
@@ -69,6 +100,25 @@ class SessionCalls:
     def save(self, table: Any, path: str, generation: str) -> dict[str, Any]:
         ops = _graph_ops(table)
         return _parsed(self._session.run(ops["save"], {ops["path"]: path, ops["generation"]: generation}))
+
+    def save_changes(self, table: Any, path: str, generation: str) -> dict[str, Any]:
+        ops = _graph_ops(table)
+        return _parsed(self._session.run(ops["save_changes"], {ops["path"]: path, ops["generation"]: generation}))
+
+    def save_snapshot(self, table: Any, path: str, generation: str, changes: bool) -> dict[str, Any]:
+        ops = _graph_ops(table)
+        saved = ops["save_snapshot_of_changes" if changes else "save_snapshot"]
+        return _parsed(self._session.run(saved, {ops["path"]: path, ops["generation"]: generation}))
+
+    def begin(self, table: Any, snapshot: str = "") -> None:
+        self._session.run(_graph_ops(table)["begin" + snapshot])
+
+    def end(self, table: Any, base: str) -> None:
+        ops = _graph_ops(table)
+        self._session.run(ops["end"], {ops["generation"]: base})
+
+    def changes(self, table: Any) -> dict[str, Any]:
+        return _parsed(self._session.run(_graph_ops(table)["changes"]))
 
     def size(self, table: Any) -> int:
         return int(self._session.run(_graph_ops(table)["size"]))
@@ -132,6 +182,12 @@ def _graph_ops(table: Any) -> dict[str, Any]:
             "saved_sets": saved_sets,
             "table_sets": table_sets,
             "save": lib.sok_table_save(table.handle, path, generation),
+            "save_changes": lib.sok_table_save(table.handle, path, generation, changes=True),
+            "save_snapshot": lib.sok_table_save(table.handle, path, generation, snapshot=True),
+            "save_snapshot_of_changes": lib.sok_table_save(table.handle, path, generation, changes=True, snapshot=True),
+            **{f"begin{of}": lib.sok_table_save_begin(table.handle, snapshot=of) for of in ("", "all", "changes")},
+            "end": lib.sok_table_save_end(table.handle, generation),
+            "changes": lib.sok_table_changes(table.handle),
             "size": table.size(),
             "slot_sets": lib.sok_table_slot_sets(table.handle),
             "num_rows": num_rows,

@@ -11,7 +11,7 @@ from typing import Any
 from sok import context
 from sok.checkpoint.agreement import check_equal, together
 from sok.checkpoint.bars import FileBar
-from sok.checkpoint.manifest import Manifest, OptimizerState, Shard, Table, read_manifest
+from sok.checkpoint.manifest import Link, Manifest, OptimizerState, Shard, Table, read_manifest
 from sok.checkpoint.targets import calls_for, optimizers_of, tables_by_saved_name
 from sok.checkpoint.verifying import check_summary
 from sok.optimizers import Optimizer
@@ -27,12 +27,15 @@ def restore(
     session: Any = None,
     progress: bool | None = None,
     _names: Callable[[EmbeddingVariable, Table], dict[str, str]] | None = None,
-) -> None:
+    _give_generation: bool = False,
+) -> str | None:
     """Gives tables the rows and slots of the checkpoint in `path`, at any number of workers.
 
     Afterwards the tables hold what they held when it was saved, and nothing else. Files, keys and room are checked
     before: if anything is wrong, an error is raised on all workers and no table has changed on any. (For that, old and
-    new rows are in memory at the same time.) Gradients of lookups from before are ignored.
+    new rows are in memory at the same time.) Gradients of lookups from before are ignored. An incremental checkpoint is
+    read link by link: the full save, then what each later one has changed; the next incremental save into `path` goes
+    on from it.
 
     Args:
         path: the folder, which all workers see.
@@ -83,11 +86,12 @@ def restore(
     check_equal(said, "sok.restore: [path, checkpoint, tables, optimizers]")
 
     seconds: dict[str, Any] = {}
+    whole: list[EmbeddingVariable] = []
     try:
         together(
             transport,
             "sok/restore/load",
-            lambda: _load(path, manifest, tables, states, slots, calls, seconds, progress, _names),
+            lambda: _load(path, manifest, tables, states, slots, calls, seconds, progress, _names, whole),
         )
     except BaseException:
         for name, second in seconds.items():
@@ -95,11 +99,15 @@ def restore(
         raise
     for name, second in seconds.items():
         calls.swap(tables[name], second)
+    for table in whole:  # the next incremental save goes on from here
+        calls.begin(table)
+        calls.end(table, manifest.generation)
     for optimizer, state in states:
         iterations, *rate = optimizer.variables
         calls.assign(iterations, state.iterations)
         if rate and state.learning_rate is not None:
             calls.assign(rate[0], state.learning_rate)
+    return manifest.generation if _give_generation else None
 
 
 def _check_table(path: str, manifest: Manifest, name: str, variable: EmbeddingVariable) -> None:
@@ -166,8 +174,9 @@ def _load(
     seconds: dict[str, Any],
     progress: bool | None,
     names: Callable[[EmbeddingVariable, Table], dict[str, str]] | None,
+    whole: list[EmbeddingVariable],
 ) -> None:
-    """Reads what this rank needs into second tables."""
+    """Reads what this rank needs into second tables; notes which tables will then hold just what was saved."""
     renamed = {state.slot_set: optimizer.slot_set for optimizer, state in states}
     plans = []
     for name, variable in tables.items():
@@ -176,14 +185,23 @@ def _load(
             renamed = names(variable, saved)
         sets = [(s.name, renamed.get(s.name, s.name)) for s in saved.slot_sets] if slots else []
         _check_sets(path, saved, sets, variable, calls)
-        plans.append((variable, saved, sets, [f for f in saved.files if _can_hold(f, saved, manifest, variable)]))
+        if name == variable.table_name and sets == [(s.name, s.name) for s in saved.slot_sets]:
+            whole.append(variable)
+        files = [
+            (link, link.table(name), file)
+            for link in manifest.links
+            for file in link.table(name).files
+            if can_hold(file, link.table(name), link, variable)
+        ]
+        plans.append((variable, sets, files))
     rank = next(iter(tables.values())).rank
-    with FileBar("restoring", sum(file.bytes for *_, files in plans for file in files), rank, progress) as bar:
-        for (name, variable), (_, saved, sets, files) in zip(tables.items(), plans, strict=True):
-            second = seconds[name] = calls.second(variable, _expected_rows(path, files, saved, manifest, variable))
-            for file in files:
+    total = sum(file.bytes for *_, files in plans for _, _, file in files)
+    with FileBar("restoring", total, rank, progress) as bar:
+        for (name, variable), (_, sets, files) in zip(tables.items(), plans, strict=True):
+            second = seconds[name] = calls.second(variable, _expected_rows(path, files, variable))
+            for link, saved, file in files:
                 summary = calls.load(variable, second, os.path.join(path, file.name), sets)
-                check_summary(os.path.join(path, file.name), manifest, saved, file, summary)
+                check_summary(os.path.join(path, file.name), link, saved, file, summary)
                 bar.add(file.bytes)
 
 
@@ -207,26 +225,27 @@ def _check_sets(
             )
 
 
-def _can_hold(file: Shard, saved: Table, manifest: Manifest, variable: EmbeddingVariable) -> bool:
+def can_hold(file: Shard, saved: Table, link: Link, variable: EmbeddingVariable) -> bool:
     """Whether a file can hold keys of this rank."""
     if variable.owner is not None and variable.owner != variable.rank:
         return False
     if variable.owner is not None or saved.owner is not None:
         return True
-    common = math.gcd(manifest.world_size, variable.world_size)
+    common = math.gcd(link.world_size, variable.world_size)
     return file.rank % common == variable.rank % common
 
 
-def _expected_rows(
-    path: str, files: Sequence[Shard], saved: Table, manifest: Manifest, variable: EmbeddingVariable
-) -> int:
-    """About how many of the rows in these files are this rank's; no more than the files and the table have room for."""
-    rows = sum(min(file.rows, _size(os.path.join(path, file.name)) // (8 + 4 * variable.dim)) for file in files)
-    if variable.owner is None:
+def _expected_rows(path: str, files: Sequence[tuple[Link, Table, Shard]], variable: EmbeddingVariable) -> int:
+    """About how many rows this rank will have; no more than the files and the table have room for."""
+    room = sum(min(file.rows, _size(os.path.join(path, file.name)) // (8 + 4 * variable.dim)) for *_, file in files)
+    newest = [of_link for of_link in files if of_link[0].generation == files[-1][0].generation]
+    rows = sum(file.rows if file.held is None else file.held for *_, file in newest)
+    if variable.owner is None and newest:
         # Keys are as good as random: each rank that reads a file gets as many of its rows.
-        common = math.gcd(manifest.world_size, variable.world_size) if saved.owner is None else 1
+        link, saved, _ = newest[0]
+        common = math.gcd(link.world_size, variable.world_size) if saved.owner is None else 1
         rows = -(-rows // (variable.world_size // common))
-    return min(rows, variable.capacity)
+    return min(room, rows, variable.capacity)
 
 
 def _size(path: str) -> int:

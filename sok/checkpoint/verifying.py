@@ -9,21 +9,23 @@ import tensorflow as tf
 
 from sok.checkpoint.agreement import plain_text
 from sok.checkpoint.bars import FileBar
-from sok.checkpoint.manifest import CheckpointError, Manifest, Shard, Table, read_manifest
+from sok.checkpoint.manifest import CheckpointError, Link, Shard, Table, read_manifest
 from sok.checkpoint.native import verify_shard
 
 
-def check_summary(path: str, manifest: Manifest, table: Table, file: Shard, summary: dict[str, Any]) -> None:
+def check_summary(path: str, link: Link, table: Table, file: Shard, summary: dict[str, Any]) -> None:
     """Raises CheckpointError if a shard is not the one that the manifest lists."""
     expected = {
-        "generation": manifest.generation,
+        "generation": link.generation,
         "table": table.name,
         "dim": table.dim,
         "key_dtype": table.key_dtype,
-        "world_size": manifest.world_size,
+        "world_size": link.world_size,
         "rank": file.rank,
         "owner": -1 if table.owner is None else table.owner,
+        "delta": file.held is not None,
         "rows": file.rows,
+        "erased": file.erased,
         "bytes": file.bytes,
         "digest": file.digest,
     }
@@ -67,12 +69,12 @@ def verify(path: str | os.PathLike, progress: bool | None = None) -> list[str]:
     path = os.fspath(path)
     manifest = read_manifest(path)
     wrong = []
-    with FileBar("verifying", sum(table.bytes for table in manifest.tables), 0, progress) as bar:
-        for table in manifest.tables:
-            for file in table.files:
+    with FileBar("verifying", manifest.bytes, 0, progress) as bar:
+        for link in manifest.links:
+            for table, file in ((t, file) for t in link.tables for file in t.files):
                 name = os.path.join(path, file.name)
                 try:
-                    check_summary(name, manifest, table, file, verify_shard(name))
+                    check_summary(name, link, table, file, verify_shard(name))
                 except CheckpointError as error:
                     wrong.append(str(error))
                 except tf.errors.OpError as error:

@@ -129,6 +129,39 @@ def check_a_worker_that_fails_stops_all(world, tmp_path_of_rank):
     assert read_manifest(folder) == old
 
 
+def check_a_chain_is_restored_by_any_number(world, tmp_path_of_rank, monkeypatch):
+    folder = shared_folder(world, tmp_path_of_rank, "chain")
+    tables, optimizer = make("_h", world), sok.optimizers.Adam(0.05)
+    for step in range(0, 9, 3):
+        train(tables, optimizer, range(step, step + 3))
+        tables[0].erase(np.arange(step + 1, step + 3))
+        sok.save(folder, tables, optimizer, incremental=True)
+    manifest = read_manifest(folder)
+    assert len(manifest.links) == 3 and verify(folder) == []
+    # Workers of another number go on with the chain, and these here with what those have saved.
+    everywhere = context.get_transport().all_gather(tf.constant([[int(t.size()) for t in tables]]), "sizes").numpy()
+    with monkeypatch.context() as patch:
+        alone = LocalTransport()
+        patch.setattr(context, "get_transport", lambda: alone)
+        if world.rank == 0:
+            named = {t.table_name: sok.EmbeddingVariable(DIM, 400, name=t.table_name, seed=5) for t in tables}
+            fresh = sok.optimizers.Adam(0.5)
+            sok.restore(folder, named, fresh)
+            assert [int(o.size()) for o in named.values()] == everywhere.sum(0).tolist()
+            sok.compact(folder)
+    context.get_transport().barrier("compacted")
+    train(tables, optimizer, range(9, 12))
+    sok.save(folder, tables, optimizer, incremental=True)
+    assert len(read_manifest(folder).links) == 2
+    others, fresh = make("_i", world), sok.optimizers.Adam(0.5)
+    sok.restore(folder, {t.table_name: o for t, o in zip(tables, others, strict=True)}, fresh)
+    for mine, its in zip(contents(others), contents(tables), strict=True):
+        assert mine.keys() == its.keys()
+        for key, row in its.items():
+            np.testing.assert_allclose(mine[key], row, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(train(others, fresh, range(12, 32)), train(tables, optimizer, range(12, 32)), rtol=1e-5)
+
+
 def save_for_all(folder):
     """What tests/data/checkpoint_of_3_workers was made with, on three workers."""
     sok.Init()

@@ -1,4 +1,6 @@
-"""FOLDER KILLS SEED: kills saves at random points, and after each restores and looks.
+"""FOLDER KILLS SEED [MODE]: kills saves at random points, and after each restores and looks.
+
+MODE: full or incremental.
 
 A process that saves without end is forked, killed, and followed by one that restores. (Forked, as loading TensorFlow
 each time would take seconds; this process itself runs no op, so it has no threads that a fork would lose.)
@@ -28,8 +30,11 @@ def tables():
     return [sok.EmbeddingVariable(8, 30_000, name="item"), sok.EmbeddingVariable(2, 1000, name="other")]
 
 
-def save_for_ever(folder, number, report):
+def save_for_ever(folder, number, mode, report):
     item, other = tables()
+    if mode != "full" and number > 0:
+        restoring.restore(folder, [item, other])
+    settings = {"incremental": mode == "incremental"}
     while True:
         number += 1
         for table, rows in ((item, ROWS), (other, 500)):
@@ -37,7 +42,7 @@ def save_for_ever(folder, number, report):
             table.erase(np.arange(number - 3, number))
             table.assign(np.arange(number, number + rows), np.full([rows, table.dim], number, np.float32))
         os.write(report, RECORD.pack(b"B", number))
-        saving.save(folder, [item, other])
+        saving.save(folder, [item, other], **settings)
         os.write(report, RECORD.pack(b"D", number))
 
 
@@ -79,11 +84,11 @@ def records(reader):
     return [RECORD.unpack_from(data, at) for at in range(0, len(data), RECORD.size)]
 
 
-def main(folder, kills, seed):
+def main(folder, kills, seed, mode):
     rng = random.Random(seed)
     number, interrupted, seconds = 0, 0, 0.05
     for _ in range(kills):
-        pid, reader = forked(save_for_ever, folder, number)
+        pid, reader = forked(save_for_ever, folder, number, mode)
         # Somewhere in the first, second or third save; they take longer on a busy machine.
         said, times = [], []
         for _ in range(rng.choice((1, 3, 5))):
@@ -110,4 +115,4 @@ def main(folder, kills, seed):
 if __name__ == "__main__":
     _ops.lib()
     warnings.simplefilter("ignore")
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *(sys.argv[4:] or ["full"]))

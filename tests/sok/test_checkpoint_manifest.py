@@ -110,7 +110,10 @@ def first_file(body):
 @pytest.mark.parametrize(
     "change, text",
     [
-        (lambda b: b.update(version=2), "written in version 2 of the format; this sok reads up to version 1"),
+        (lambda b: b.update(version=3), "written in version 3 of the format; this sok reads up to version 2"),
+        (lambda b: b.update(version=2), "the manifest has no 'before'"),
+        (lambda b: b.update(before=[]), "a chain of deltas in version 1"),
+        (lambda b: b.update(same_as="g7"), "no save gives the generation 'g7'"),
         (lambda b: b.update(version="1"), "no version of the format is '1'"),
         (lambda b: b.pop("tables"), "has no 'tables'"),
         (lambda b: b.update(tables={}), "'tables' of the manifest is {}"),
@@ -145,6 +148,53 @@ def test_crafted_manifests_are_refused(change, text):
 
 def test_the_crafting_itself_is_right():
     assert read(signed(lambda body: None)) == EXAMPLE
+
+
+def chained(body):
+    """Makes the example the second link of a chain whose first one a single worker has saved."""
+    older = json.loads(json.dumps({k: v for k, v in body.items() if k not in ("format", "version", "optimizers")}))
+    older.update(generation="g000006-00000000", world_size=1)
+    older["tables"][0]["files"] = [
+        {**older["tables"][0]["files"][0], "name": "g000006-00000000-t0000-r0000.shard", "rank": 0}
+    ]
+    for file in body["tables"][0]["files"]:
+        file.update(erased=3, held=5000)
+    body.update(version=2, before=[older])
+    return older
+
+
+def test_a_chain_is_read_as_it_was_written():
+    def apply(body):
+        chained(body)
+
+    read_in = read(signed(apply))
+    assert [link.world_size for link in read_in.links] == [1, 2]
+    assert [link.tables[0].rows for link in read_in.links] == [4711, 10000]
+    assert read(manifest.to_bytes(read_in)) == read_in
+    assert read_in.bytes == 95000 + 95000 + 95020
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        (lambda b, older: b["before"].append(older), "has no 'erased'"),
+        (lambda b, older: b.update(before={}), "'before' of the manifest is {}"),
+        (lambda b, older: b.update(before=[3]), "link 0 of the chain has no 'generation'"),
+        (lambda b, older: older.update(generation="g000007-5f3a9c1e"), "which no save gives"),
+        (lambda b, older: first_file(b).pop("held"), "has no 'held'"),
+        (lambda b, older: first_file(b).update(erased=-1), "is negative: -1"),
+        (lambda b, older: first_table(b).update(dim=4), "the saves of the chain have different tables"),
+        (lambda b, older: first_table(older).update(name="other"), "the saves of the chain have different tables"),
+        (lambda b, older: older.update(tables=[]), "the saves of the chain have different tables"),
+    ],
+)
+def test_crafted_chains_are_refused(change, text):
+    def apply(body):
+        change(body, chained(body))
+
+    with pytest.raises(CheckpointError, match="/a/manifest.json: ") as error:
+        read(signed(apply))
+    assert text in str(error.value)
 
 
 def test_folders_that_cannot_be_synced_are_not_asked_to(tmp_path, monkeypatch):

@@ -1,0 +1,87 @@
+"""Whether a save may write what has changed alone, and which files a chain of such saves has."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from sok.checkpoint.manifest import SHARD_NAME, Manifest
+
+# What ranks tell each other through the folder during an asynchronous save.
+NOTE_NAME = re.compile(r"g[0-9]{6,}-[0-9a-f]{8}(-r[0-9]{4,})?\.(written|failed)(\.tmp)?")
+
+
+def described(path: str, manifest: Manifest | None) -> dict[str, Any] | None:
+    """What all ranks have to know of the checkpoint that rank 0 finds in `path`."""
+    if manifest is None:
+        return None
+    gone = [name for name, size in sizes_of(manifest).items() if size_of(path, name) != size]
+    return {
+        "names": [manifest.generation, manifest.same_as],
+        "tables": sorted([table.name, table.dim, table.key_dtype] for table in manifest.tables),
+        "gone": gone[:1],
+    }
+
+
+def why_all_rows(found: dict[str, Any] | None, tables: Sequence[Any], changes: Sequence[Sequence[Any]]) -> str | None:
+    """Why a save into a folder has to write all rows; "" if it is the first one there, None if it need not.
+
+    Args:
+        found: what `described` says of the folder.
+        tables: that are to be saved.
+        changes: of each rank, for each table what the native library knows of its changes.
+    """
+    if found is None:
+        return ""
+    here = sorted([table.table_name, table.dim, table.key_dtype.name] for table in tables)
+    if found["gone"]:
+        return f"its file {found['gone'][0]} is gone or has another size"
+    if found["tables"] != here:
+        return f"it holds the tables {[name for name, *_ in found['tables']]}, not {[name for name, *_ in here]}"
+    for rank, of_rank in enumerate(changes):
+        for table, change in zip(tables, of_rank, strict=True):
+            name = f"table '{table.table_name}' (rank {rank} of {len(changes)})"
+            if not change["base"]:
+                return f"{name} was neither saved before nor restored as a whole"
+            if change["base"] not in found["names"]:
+                return f"{name} was last saved or restored as {change['base']}, and there lies {found['names'][0]}"
+            if not change["fits"]:
+                return f"the learning rate of {name} has changed too often since the save before"
+    for place, table in enumerate(tables):
+        steps: dict[str, Any] = {}
+        for of_rank in changes:
+            for slot_set, made in of_rank[place]["steps"].items():
+                if steps.setdefault(slot_set, made) != made:
+                    return f"workers disagree about the steps of '{slot_set}' in table '{table.table_name}'"
+    return None
+
+
+def sizes_of(manifest: Manifest) -> dict[str, int]:
+    """The files that a checkpoint consists of, with their bytes."""
+    return {file.name: file.bytes for link in manifest.links for file in link.files}
+
+
+def remove_unlisted(path: str, manifest: Manifest | None) -> None:
+    """Removes shards that are not of this checkpoint: of the one before, and what interrupted saves have left."""
+    kept = {link.generation for link in manifest.links} if manifest is not None else set()
+    for name in os.listdir(path):
+        match = SHARD_NAME.fullmatch(name.removesuffix(".tmp"))
+        if (match is not None and match[1] not in kept) or NOTE_NAME.fullmatch(name) is not None:
+            remove(path, name)
+
+
+def remove(path: str, name: str) -> None:
+    """Removes a file, if it is there and can be removed."""
+    with contextlib.suppress(OSError):
+        os.unlink(os.path.join(path, name))
+
+
+def size_of(path: str, name: str) -> int | None:
+    """Bytes of a file; None if it is not there."""
+    try:
+        return os.path.getsize(os.path.join(path, name))
+    except OSError:
+        return None

@@ -1,0 +1,133 @@
+"""`compact`: a chain of saves becomes one full checkpoint, without the tables."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import math
+import os
+
+import sok
+from sok.checkpoint import chains, native
+from sok.checkpoint.bars import FileBar
+from sok.checkpoint.manifest import (
+    Link,
+    Manifest,
+    Shard,
+    SlotSet,
+    Table,
+    generation_after,
+    read_manifest,
+    write_manifest,
+)
+
+# Keys of deltas that are in memory at a time, 20 bytes each; with more, the files are read several times.
+MAX_KEYS = 8 << 20
+
+
+def compact(path: str | os.PathLike, *, progress: bool | None = None) -> None:
+    """Makes one full checkpoint of an incremental one: `sok.restore` then reads every row once.
+
+    What it holds stays the same, up to the rounding of what an exact Adam does to untouched rows. One process does it,
+    without tables and without the job that saved, as from the command line: `sok compact PATH`. It needs 300 MB of
+    memory however large the tables are, and room on the disk for the rows once more. The new checkpoint takes the old
+    one's place at once, when it is complete: interrupted, the old one stays whole. A job that saves into `path` goes on
+    with deltas to what this has written. A checkpoint without deltas is left alone.
+
+    Args:
+        path: the folder given to `sok.save`. Nothing must be saved into it meanwhile.
+        progress: whether to show a bar on stderr. None: if that is a terminal.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint.
+        CheckpointError: the manifest is damaged, or does not belong to its files (a ValueError).
+        tf.errors.DataLossError: a file is damaged; with its name and the offset.
+        RuntimeError: another checkpoint has taken the place of this one meanwhile. It stays.
+        tf.errors.OpError, OSError: another thing that the system says.
+
+    Not collective.
+
+    Example:
+        >>> import sok, tempfile
+        >>> table = sok.EmbeddingVariable(dim=2, capacity=10, name="compacted")
+        >>> table.assign([3, 5], [[1.0, 2.0], [3.0, 4.0]])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     sok.save(folder, [table])
+        ...     _ = table.erase([3])
+        ...     sok.save(folder, [table], incremental=True)
+        ...     sok.compact(folder)
+        ...     sok.restore(folder, [table])
+        ...     len(sok.checkpoint.read_manifest(folder).links), int(table.size())
+        (1, 1)
+    """
+    path = os.path.abspath(os.fspath(path))
+    manifest = read_manifest(path)
+    if not manifest.before:
+        return
+    chains.remove_unlisted(path, manifest)
+    generation = generation_after(manifest)
+    try:
+        with FileBar("compacting", manifest.bytes, 0, progress) as bar:
+            tables = tuple(
+                _table(path, manifest, generation, number, table, bar) for number, table in enumerate(manifest.tables)
+            )
+        made = Manifest(
+            generation=generation,
+            sok_version=sok.__version__,
+            world_size=manifest.world_size,
+            created=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            tables=tables,
+            optimizers=manifest.optimizers,
+            same_as=manifest.generation,
+        )
+        if (found := read_manifest(path)) != manifest:
+            raise RuntimeError(
+                f"{path}: {found.generation} has taken the place of {manifest.generation} while it was compacted. "
+                "Nothing was changed. Do not save and compact at the same time."
+            )
+        write_manifest(path, made)
+    except BaseException:
+        current = read_manifest(path)
+        if current.generation != generation:
+            chains.remove_unlisted(path, current)
+        raise
+    chains.remove_unlisted(path, made)
+
+
+def _table(path: str, manifest: Manifest, generation: str, number: int, table: Table, bar: FileBar) -> Table:
+    deltas = [file for link in manifest.links[1:] for file in link.table(table.name).files]
+    passes = max(1, math.ceil(sum(file.rows + file.erased for file in deltas) / MAX_KEYS))
+    shards = []
+    slot_sets: dict[str, SlotSet] = {}
+    for old in table.files:
+        name = f"{generation}-t{number:04}-r{old.rank:04}.shard"
+        files = [
+            (place, os.path.join(path, file.name))
+            for place, link in enumerate(manifest.links)
+            for file in link.table(table.name).files
+            if _can_hold(file, link, table, old, manifest)
+        ]
+        summary = native.compact_shards(
+            [file for _, file in files],
+            [place for place, _ in files],
+            generation,
+            os.path.join(path, name),
+            world_size=manifest.world_size,
+            rank=old.rank,
+            owner=-1 if table.owner is None else table.owner,
+            hashed=table.hashed,
+            passes=passes,
+        )
+        shards.append(Shard(name, old.rank, summary["rows"], summary["bytes"], summary["digest"]))
+        for slot_set in summary["slot_sets"]:
+            slot_sets.setdefault(slot_set["name"], SlotSet(**slot_set))
+        bar.add(old.bytes)
+    return dataclasses.replace(table, slot_sets=tuple(slot_sets.values()), files=tuple(shards))
+
+
+def _can_hold(file: Shard, link: Link, table: Table, target: Shard, manifest: Manifest) -> bool:
+    """Whether a file of a link can hold keys that the rank of `target` held at the end."""
+    if table.owner is not None or link.table(table.name).owner is not None:
+        return True
+    common = math.gcd(link.world_size, manifest.world_size)
+    return file.rank % common == target.rank % common

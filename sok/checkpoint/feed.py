@@ -1,0 +1,245 @@
+"""Checkpoints as a feed: what each incremental save has changed, for those who serve while others train."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from sok import context
+from sok.checkpoint import manifest as manifests
+from sok.checkpoint.agreement import check_equal, together
+from sok.checkpoint.manifest import CheckpointError, Link, Manifest, Shard, Table, read_manifest
+from sok.checkpoint.native import EagerCalls, verify_shard
+from sok.checkpoint.restoring import can_hold, restore
+from sok.checkpoint.targets import calls_for, tables_by_saved_name
+from sok.checkpoint.verifying import check_summary
+
+_HEADER = struct.Struct("<IIQII")
+_ROWS, _ERASED, _END = 2, 3, 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Delta:
+    """A piece of what one save has changed in one table: some 4 MiB at most."""
+
+    generation: str  # the save
+    table: str  # the table's name
+    keys: np.ndarray  # [n] of the table's key dtype
+    rows: np.ndarray  # [n, D] float32: their rows now
+    erased: np.ndarray  # [m] of the key dtype: keys that have no row any more
+
+    def apply(self, tables: Any) -> None:
+        """Stores it in the table of that name among `tables` (as for `sok.restore`), if it is there.
+
+        Of the keys each worker takes its own. Not collective; eager only.
+        """
+        table = tables_by_saved_name(tables).get(self.table)
+        if table is None:
+            return
+        if len(self.erased):
+            table.erase(self.erased)
+        if len(self.keys):
+            table.assign(self.keys, self.rows)
+
+
+def deltas(path: str | os.PathLike, after: str | None = None) -> Iterator[Delta]:
+    """Gives what the saves after `after` have changed, oldest first, piece by piece.
+
+    Erased keys of a save come before its rows. Of each save and table there is at least one piece, if only an empty
+    one: the `generation` of the last piece is where to go on the next time.
+
+    Args:
+        path: a folder into which `sok.save(..., incremental=True)` saves.
+        after: the generation that is known already: `generation` of a piece, or of `sok.checkpoint.read_manifest(path)`
+            when it was restored. None: begins with all rows of the chain's full save.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint.
+        ValueError: `after` is not in the chain: a full save has taken its place. Begin anew: `sok.restore`, or
+            `after=None`.
+        CheckpointError, tf.errors.DataLossError: a file is damaged. Each is checked before a piece of it is given.
+        tf.errors.NotFoundError: a file went with its chain, as a full save or `sok.compact` has taken its place
+            meanwhile. Begin anew.
+
+    Not collective; needs memory for two blocks of 4 MiB. Rows are as they were when their save was made; a row that no
+    step has touched is not here, though an exact Adam moves it, too (`sok.follow(..., slots=True)` takes that over).
+
+    Example:
+        >>> import sok, tempfile
+        >>> table = sok.EmbeddingVariable(dim=2, capacity=10, name="fed")
+        >>> table.assign([3, 5], [[1.0, 2.0], [3.0, 4.0]])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     sok.save(folder, [table])
+        ...     known = sok.checkpoint.read_manifest(folder).generation
+        ...     table.assign([5], [[5.0, 6.0]])
+        ...     _ = table.erase([3])
+        ...     sok.save(folder, [table], incremental=True)
+        ...     for piece in sok.deltas(folder, after=known):
+        ...         print(piece.table, piece.keys, piece.rows, piece.erased)
+        fed [] [] [3]
+        fed [5] [[5. 6.]] []
+    """
+    path = os.path.abspath(os.fspath(path))
+    manifest = read_manifest(path)
+    newer = _after(manifest, after)
+    if newer is None:
+        raise ValueError(
+            f"{path}: the save {after} is not in the chain that lies there: "
+            f"{', '.join(link.generation for link in manifest.links)}. Begin anew: restore, or after=None."
+        )
+    for link in newer:
+        for table in link.tables:
+            num_pieces = 0
+            for file in table.files:
+                for piece in _pieces(path, link, table, file):
+                    num_pieces += 1
+                    yield piece
+            if num_pieces == 0:
+                yield _piece(link, table)
+
+
+def follow(path: str | os.PathLike, variables_or_model: Any, *, slots: bool = False) -> Follower:
+    """Returns what keeps tables up to the checkpoints that another job goes on saving into `path`: call its `poll`.
+
+    Args:
+        path: the folder.
+        variables_or_model: as for `sok.restore`; eager tables, at any number of workers.
+            Give them the seed and initializer of those that are trained, or keys that were never seen start otherwise.
+        slots: whether to take over optimizer slots, too. They double or triple the memory; for an exact Adam, rows
+            that no step has touched then move as in the job that trains. Without, they stay as they were last saved.
+
+    Example:
+        >>> import sok, tempfile
+        >>> trained, served = (sok.EmbeddingVariable(2, 10, name=n, seed=1) for n in ("trained", "served"))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     follower = sok.follow(folder, {"trained": served})
+        ...     for value in (1.0, 2.0):
+        ...         trained.assign([7], [[value, value]])
+        ...         sok.save(folder, [trained], incremental=True)
+        ...         print(follower.poll(), served.sparse_read([7]).numpy().tolist(), follower.poll())
+        True [[1.0, 1.0]] False
+        True [[2.0, 2.0]] False
+    """
+    return Follower(path, variables_or_model, slots)
+
+
+class Follower:
+    """Tables that follow the checkpoints in a folder: see `sok.follow`."""
+
+    def __init__(self, path: str | os.PathLike, variables_or_model: Any, slots: bool) -> None:
+        self._path = os.path.abspath(os.fspath(path))
+        self._tables = tables_by_saved_name(variables_or_model)
+        self._slots = bool(slots)
+        self._generation: str | None = None
+        if not isinstance(calls_for(list(self._tables.values()), None), EagerCalls):
+            raise ValueError("sok.follow is for eager tables; in a v1 graph call sok.restore.")
+
+    @property
+    def generation(self) -> str | None:
+        """The save that the tables hold; None before the first one."""
+        return self._generation
+
+    def poll(self) -> bool:
+        """Brings the tables up to the newest checkpoint; whether there was something to do. Collective.
+
+        Deltas are applied to the tables as they stand, block by block: a lookup meanwhile sees whole rows, some of them
+        new. Where another full save has taken the chain's place, it is read as a whole and swapped in at once. Files
+        are checked before the first row changes.
+
+        Raises:
+            as `sok.restore`, except that a missing checkpoint is none yet: False. After an error in the middle of a
+            delta the next `poll` reads the whole checkpoint.
+        """
+        transport = context.get_transport()
+
+        def look() -> list[str | None]:
+            if transport.rank != 0:
+                return [None, self._generation]
+            try:
+                return [manifests.to_bytes(read_manifest(self._path)).decode(), self._generation]
+            except FileNotFoundError:
+                return [None, self._generation]
+
+        said = together(transport, "sok/follow/look", look)
+        check_equal([at for _, at in said], "sok.follow: the save that was applied last")
+        if said[0][0] is None:
+            return False
+        # Rank 0's: another save may come between two ranks' reading.
+        manifest = manifests.from_bytes(said[0][0].encode(), os.path.join(self._path, manifests.NAME))
+        newer = _after(manifest, self._generation) if self._generation is not None else None
+        if newer is not None and not newer:
+            return False
+        known, self._generation = self._generation, None  # if this fails, all is read the next time
+        if newer is None:
+            restored = restore(self._path, self._tables, (), slots=self._slots, _give_generation=True)
+            self._generation = restored
+            return restored != known
+        together(transport, "sok/follow/apply", lambda: self._apply(newer))
+        self._generation = manifest.generation
+        return True
+
+    def _apply(self, links: list[Link]) -> None:
+        calls = EagerCalls()
+        work = []
+        for link in links:
+            for name, variable in self._tables.items():
+                table = link.table(name)
+                if table is None:
+                    raise ValueError(f"{self._path} holds no table '{name}'.")
+                work += [(link, table, file, variable) for file in table.files if can_hold(file, table, link, variable)]
+        for link, table, file, _ in work:
+            name = os.path.join(self._path, file.name)
+            check_summary(name, link, table, file, verify_shard(name))
+        for _, table, file, variable in work:
+            sets = [(s.name, s.name) for s in table.slot_sets] if self._slots else []
+            calls.load(variable, variable.handle, os.path.join(self._path, file.name), sets)
+
+
+def _after(manifest: Manifest, generation: str | None) -> list[Link] | None:
+    """The links after that save; None if it is not in the chain."""
+    links = list(manifest.links)
+    if generation is None:
+        return links
+    for place, link in enumerate(links):
+        if generation in (link.generation, link.same_as):
+            return links[place + 1 :]
+    return None
+
+
+def _pieces(path: str, link: Link, table: Table, file: Shard) -> Iterator[Delta]:
+    """The blocks of one file, which is checked before."""
+    name = os.path.join(path, file.name)
+    summary = verify_shard(name)
+    check_summary(name, link, table, file, summary)
+    row_bytes = 8 + 4 * table.dim * (1 + sum(slot_set["num_slots"] for slot_set in summary["slot_sets"]))
+    with open(name, "rb") as opened:
+        while True:
+            _, kind, length, _, _ = _HEADER.unpack(opened.read(_HEADER.size))
+            payload = opened.read(length)
+            if kind == _END:
+                return
+            if kind not in (_ROWS, _ERASED):
+                continue  # the head
+            n = int.from_bytes(payload[:8], "little")
+            if len(payload) != 8 + n * (row_bytes if kind == _ROWS else 8):
+                raise CheckpointError(f"{name}: has changed while it was read.")
+            keys = np.frombuffer(payload, np.uint64, n, 8).astype(table.key_dtype)
+            if kind == _ERASED:
+                yield _piece(link, table, erased=keys)
+            else:
+                rows = np.frombuffer(payload, np.float32, n * table.dim, 8 + 8 * n)
+                yield _piece(link, table, keys=keys, rows=rows.reshape(n, table.dim).copy())
+
+
+def _piece(link: Link, table: Table, **parts: np.ndarray) -> Delta:
+    empty: Mapping[str, np.ndarray] = {
+        "keys": np.empty(0, table.key_dtype),
+        "rows": np.empty((0, table.dim), np.float32),
+        "erased": np.empty(0, table.key_dtype),
+    }
+    return Delta(link.generation, table.name, **{**empty, **parts})

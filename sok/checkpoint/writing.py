@@ -1,0 +1,178 @@
+"""One save, from its plan to its manifest: what `save` and its background do step by step."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import sok
+from sok.checkpoint import chains
+from sok.checkpoint import manifest as manifests
+from sok.checkpoint.bars import FileBar
+from sok.checkpoint.manifest import Manifest, OptimizerState, Shard, SlotSet, Table
+from sok.optimizers import Optimizer
+from sok.table import EmbeddingVariable
+
+
+@dataclasses.dataclass
+class Work:
+    """What one save of this rank is about."""
+
+    path: str
+    rank: int
+    size: int
+    progress: bool | None
+    tables: list[EmbeddingVariable] = dataclasses.field(default_factory=list)
+    optimizers: list[Optimizer] = dataclasses.field(default_factory=list)
+    calls: Any = None  # how ops are run
+    generation: str = ""
+    before: Manifest | None = None  # what lies there; rank 0 knows it
+    changes: bool = False  # only what has changed
+    snapshot: bool = False  # training goes on meanwhile
+    expected_bytes: int = 0
+    _states: tuple[OptimizerState, ...] = ()
+    _begun: list[EmbeddingVariable] = dataclasses.field(default_factory=list)
+    _mine: list[str] = dataclasses.field(default_factory=list)
+
+    def begin(self, snapshot: bool) -> None:
+        """What the tables hold, and what has changed, is from now on of this save."""
+        self.snapshot = snapshot
+        for table in self.tables:
+            self.expected_bytes += self._bytes_of(table)
+            self.calls.begin(table, ("changes" if self.changes else "all") if snapshot else "")
+            self._begun.append(table)
+        self._states = tuple(_state(optimizer, self.calls) for optimizer in self.optimizers)
+
+    def write(self) -> list[dict[str, Any] | None]:
+        """Writes this rank's shards; what each holds, None for a table whose rows are on another rank."""
+        summaries: list[dict[str, Any] | None] = []
+        wanted = bool(self.progress) if self.snapshot else self.progress
+        with FileBar("saving", self.expected_bytes, self.rank, wanted) as bar:
+            for number, table in enumerate(self.tables):
+                if table.owner not in (None, self.rank):
+                    summaries.append(None)
+                    continue
+                name = f"{self.generation}-t{number:04}-r{self.rank:04}.shard"
+                self._mine.append(name)
+                with bar.watching(os.path.join(self.path, name + ".tmp")):
+                    summary = self._save(table, os.path.join(self.path, name))
+                summaries.append({"name": name, **summary})
+        return summaries
+
+    def commit(self, written: Sequence[Sequence[dict[str, Any] | None]]) -> None:
+        """Makes what all ranks have written the checkpoint. To be called on all; rank 0 does it."""
+        if self.rank != 0:
+            return
+        try:
+            made = self._manifest(written)
+            if self.changes and (found := current(self.path)) != self.before:
+                raise RuntimeError(
+                    f"{self.path}: {found and found.generation} has taken the place of {self.before.generation} during "
+                    "the save. Two programs must not save into one folder at the same time."
+                )
+            _check_files(self.path, made)
+            manifests.write_manifest(self.path, made)
+        except BaseException:
+            found = current(self.path)
+            if found is None or found.generation != self.generation:
+                chains.remove_unlisted(self.path, found)
+            # Else the new manifest is there, but perhaps not on the disk yet: what the old one lists has to stay.
+            raise
+        chains.remove_unlisted(self.path, made)
+
+    def end(self, complete: bool) -> None:
+        """Tells the tables how it went. Of a save that failed no change is forgotten."""
+        for table in self._begun:
+            self.calls.end(table, self.generation if complete else "")
+        self._begun = []
+
+    def remove_files(self) -> None:
+        """Removes what this rank has written. Only if it is certain that no manifest lists it, now or later."""
+        for name in self._mine:
+            chains.remove(self.path, name)
+
+    def bytes_written(self) -> int:
+        """How much of this rank's shards is in files by now."""
+        sizes = (chains.size_of(self.path, name + end) for name in list(self._mine) for end in (".tmp", ""))
+        return sum(size or 0 for size in sizes)
+
+    def _save(self, table: EmbeddingVariable, path: str) -> dict[str, Any]:
+        if self.snapshot:
+            return self.calls.save_snapshot(table, path, self.generation, self.changes)
+        return (self.calls.save_changes if self.changes else self.calls.save)(table, path, self.generation)
+
+    def _bytes_of(self, table: EmbeddingVariable) -> int:
+        vectors = 1 + sum(slot_set.num_slots for slot_set in self.calls.slot_sets(table))
+        rows = self.calls.changes(table)["rows"] if self.changes else self.calls.size(table)
+        return rows * (8 + 4 * table.dim * vectors)
+
+    def _manifest(self, written: Sequence[Sequence[dict[str, Any] | None]]) -> Manifest:
+        return Manifest(
+            generation=self.generation,
+            sok_version=sok.__version__,
+            world_size=self.size,
+            created=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            tables=tuple(_table(table, [of_rank[i] for of_rank in written]) for i, table in enumerate(self.tables)),
+            optimizers=self._states,
+            before=self.before.links if self.changes else (),
+        )
+
+
+def current(path: str) -> Manifest | None:
+    """The checkpoint that is there; None without one."""
+    try:
+        return manifests.read_manifest(path)
+    except FileNotFoundError:
+        return None
+
+
+def _table(table: EmbeddingVariable, summaries: Sequence[dict[str, Any] | None]) -> Table:
+    files, sets = [], {}
+    for rank, summary in enumerate(summaries):
+        if summary is None:
+            continue
+        counts = (summary["erased"], summary["held"]) if summary["delta"] else ()
+        files.append(Shard(summary["name"], rank, summary["rows"], summary["bytes"], summary["digest"], *counts))
+        for slot_set in summary["slot_sets"]:
+            # A rank that an optimizer has not reached yet has no such set; calls of an exact Adam are equal on all.
+            sets.setdefault(slot_set["name"], SlotSet(**slot_set))
+    attributes = table._attributes
+    return Table(
+        name=table.table_name,
+        dim=table.dim,
+        key_dtype=table.key_dtype.name,
+        hashed=table.hashed,
+        owner=table.owner,
+        capacity=table.capacity,
+        num_keys=attributes["num_keys"] or None,
+        seed=table.seed,
+        initializer={"kind": attributes["initializer"], "a": attributes["init_a"], "b": attributes["init_b"]},
+        slot_sets=tuple(sets.values()),
+        files=tuple(files),
+    )
+
+
+def _state(optimizer: Optimizer, calls: Any) -> OptimizerState:
+    iterations, *rate = optimizer.variables
+    return OptimizerState(
+        slot_set=optimizer.slot_set,
+        rule=optimizer.rule,
+        iterations=int(calls.read(iterations)),
+        learning_rate=float(calls.read(rate[0])) if rate else None,
+    )
+
+
+def _check_files(path: str, manifest: Manifest) -> None:
+    for file in manifest.files:
+        found = Path(path, file.name)
+        size = found.stat().st_size if found.exists() else None
+        if size != file.bytes:
+            raise RuntimeError(
+                f"{found}: rank {file.rank} wrote {file.bytes} bytes, and rank 0 sees "
+                f"{'no such file' if size is None else f'{size} bytes'}. All workers must save into one folder, on "
+                "storage that they share."
+            )
