@@ -31,7 +31,7 @@ def test_the_example_runs(title, tmp_path):
 CHECKPOINTS = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("number", [0, 1, 2, 3])
+@pytest.mark.parametrize("number", [0, 1, 2, 3, 4])
 def test_the_example_of_checkpoints_runs(number, tmp_path):
     script = tmp_path / "example.py"
     script.write_text(re.findall(r"```python\n(.*?)```", CHECKPOINTS, re.S)[number], encoding="utf-8")

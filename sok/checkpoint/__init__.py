@@ -21,6 +21,7 @@ _PUBLIC = {
     "follow": "feed",
     "Delta": "feed",
     "Follower": "feed",
+    "AsyncSave": "background",
     "verify": "verifying",
     "prepare": "native",
     "save_weights": "keras_files",

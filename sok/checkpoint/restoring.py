@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sok import context
+from sok.checkpoint import background
 from sok.checkpoint.agreement import check_equal, together
 from sok.checkpoint.bars import FileBar
 from sok.checkpoint.manifest import Link, Manifest, OptimizerState, Shard, Table, read_manifest
@@ -65,6 +66,7 @@ def restore(
     """
     transport = context.get_transport()
     path = os.path.abspath(os.fspath(path))
+    background.finish(transport, raising=False)
 
     def plan() -> list[Any]:
         nonlocal tables, calls, manifest, states

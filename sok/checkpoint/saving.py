@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sok import context
-from sok.checkpoint import chains, writing
+from sok.checkpoint import background, chains, writing
 from sok.checkpoint import manifest as manifests
 from sok.checkpoint.agreement import check_equal, together
 from sok.checkpoint.manifest import Manifest
@@ -24,9 +24,10 @@ def save(
     optimizers: Any = None,
     *,
     incremental: bool = False,
+    asynchronous: bool = False,
     session: Any = None,
     progress: bool | None = None,
-) -> None:
+) -> background.AsyncSave | None:
     """Writes tables, with all optimizer slots, into the folder `path`: every worker its own rows.
 
     The folder is made if it is missing. If it holds a checkpoint, the new one takes its place at once when it is
@@ -45,8 +46,13 @@ def save(
             were erased. Those who restore read that one first, and all such deltas after it; `sok.compact` makes one
             checkpoint of them. If what lies there is not what these tables were last saved or restored as (another
             program has saved there, or these tables elsewhere), all rows are written, with a warning.
+        asynchronous: returns at once, and writes in the background what the tables hold now, while training goes on.
         session: for tables of a v1 graph: the session; None: the default one.
-        progress: whether rank 0 shows a bar on stderr. None: if that is a terminal.
+        progress: whether rank 0 shows a bar on stderr. None: if that is a terminal (not if `asynchronous`).
+
+    Returns:
+        None, or with `asynchronous` the `AsyncSave`, whose `result()` waits until the checkpoint is in place. An error
+        is raised there, and at the next `sok.save`. That one waits for this one, as does `sok.restore`.
 
     Raises:
         TypeError, ValueError: the arguments make no sense, or differ between workers.
@@ -77,6 +83,7 @@ def save(
     """
     transport = context.get_transport()
     path = os.path.abspath(os.fspath(path))
+    background.finish(transport)
 
     def plan() -> dict[str, Any]:
         work.tables = list(tables_of(variables_or_model).values())
@@ -84,7 +91,7 @@ def save(
         work.calls = calls_for(work.tables, session)
         _warn_of_lost_counts(work.tables, work.optimizers, work.calls)
         names = [[table.table_name for table in work.tables], [o.slot_set for o in work.optimizers]]
-        said = {"arguments": [path, *names, bool(incremental)]}
+        said = {"arguments": [path, *names, bool(incremental), bool(asynchronous)]}
         if transport.rank == 0:
             said["generation"], work.before = _begin(path)
         if incremental:
@@ -94,7 +101,9 @@ def save(
 
     work = Work(path, transport.rank, transport.size, progress)
     said = together(transport, "sok/save/plan", plan)
-    check_equal([answer["arguments"] for answer in said], "sok.save: [path, tables, optimizers, incremental]")
+    check_equal(
+        [answer["arguments"] for answer in said], "sok.save: [path, tables, optimizers, incremental, asynchronous]"
+    )
     work.generation = said[0]["generation"]
     why = ""
     if incremental:
@@ -111,6 +120,9 @@ def save(
         return work.write()
 
     try:
+        if asynchronous:
+            together(transport, "sok/save/begin", lambda: begin(snapshot=True))
+            return background.start(transport, work)
         # If a peer is lost on the way, the files stay: rank 0 may have had all answers, and be listing them right now.
         written = together(transport, "sok/save/write", write, undo=work.remove_files)
         together(transport, "sok/save/commit", lambda: work.commit(written))
@@ -118,6 +130,7 @@ def save(
         work.end(complete=False)
         raise
     work.end(complete=True)
+    return None
 
 
 def _warn_of_lost_counts(tables: Sequence[EmbeddingVariable], chosen: Sequence[Optimizer], calls: Any) -> None:

@@ -162,6 +162,29 @@ def check_a_chain_is_restored_by_any_number(world, tmp_path_of_rank, monkeypatch
     np.testing.assert_allclose(train(others, fresh, range(12, 32)), train(tables, optimizer, range(12, 32)), rtol=1e-5)
 
 
+def check_training_goes_on_while_all_workers_save(world, tmp_path_of_rank):
+    folder = shared_folder(world, tmp_path_of_rank, "beside")
+    tables, optimizer = make("_j", world), sok.optimizers.Adam(0.05)
+    train(tables, optimizer, range(6))
+    before = contents(tables)
+    saving = sok.save(folder, tables, optimizer, asynchronous=True)
+    train(tables, optimizer, range(6, 12))
+    saving.result()
+    others, fresh = make("_k", world), sok.optimizers.Adam(0.5)
+    sok.restore(folder, {t.table_name: o for t, o in zip(tables, others, strict=True)}, fresh)
+    assert contents(others) == before and int(fresh.iterations) == 6
+    expected = sok.save(folder, tables, optimizer, incremental=True, asynchronous=True)
+    assert expected.generation.startswith("g000002-")
+    after = contents(tables)
+    train(tables, optimizer, range(12, 15))
+    sok.restore(folder, tables, optimizer)  # waits
+    assert len(read_manifest(folder).links) == 2
+    for mine, its in zip(contents(tables), after, strict=True):
+        assert mine.keys() == its.keys()
+        for key, row in its.items():
+            np.testing.assert_allclose(mine[key], row, rtol=1e-5, atol=1e-7)
+
+
 def save_for_all(folder):
     """What tests/data/checkpoint_of_3_workers was made with, on three workers."""
     sok.Init()

@@ -1,6 +1,6 @@
 """FOLDER KILLS SEED [MODE]: kills saves at random points, and after each restores and looks.
 
-MODE: full or incremental.
+MODE: full, incremental, asynchronous (training goes on meanwhile), or both.
 
 A process that saves without end is forked, killed, and followed by one that restores. (Forked, as loading TensorFlow
 each time would take seconds; this process itself runs no op, so it has no threads that a fork would lose.)
@@ -34,7 +34,7 @@ def save_for_ever(folder, number, mode, report):
     item, other = tables()
     if mode != "full" and number > 0:
         restoring.restore(folder, [item, other])
-    settings = {"incremental": mode == "incremental"}
+    settings = {"incremental": mode in ("incremental", "both"), "asynchronous": mode in ("asynchronous", "both")}
     while True:
         number += 1
         for table, rows in ((item, ROWS), (other, 500)):
@@ -42,7 +42,12 @@ def save_for_ever(folder, number, mode, report):
             table.erase(np.arange(number - 3, number))
             table.assign(np.arange(number, number + rows), np.full([rows, table.dim], number, np.float32))
         os.write(report, RECORD.pack(b"B", number))
-        saving.save(folder, [item, other], **settings)
+        save = saving.save(folder, [item, other], **settings)
+        if save is not None:
+            while not save.done():  # what these rows become is not of this save
+                item.assign(np.arange(number, number + 500), np.full([500, item.dim], -1.0, np.float32))
+                item.erase(np.arange(number + 300, number + 310))
+            save.result()
         os.write(report, RECORD.pack(b"D", number))
 
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 KILLS = int(os.environ.get("SOK_TEST_KILLS", "12"))
 
 
-@pytest.mark.parametrize("mode", ["full", "incremental"])
+@pytest.mark.parametrize("mode", ["full", "incremental", "asynchronous", "both"])
 def test_a_save_that_is_killed_leaves_the_newest_complete_checkpoint(tmp_path, mode):
     wanted = KILLS if mode == "full" else max(4, KILLS // 3)
     done = subprocess.run(
