@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import tokenize
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,10 +24,12 @@ def open_array(path: str) -> FileColumn:
             version = np.lib.format.read_magic(file)
             read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
             shape, is_fortran, dtype = read(file)
-        except (ValueError, KeyError, EOFError) as error:
+        except (ValueError, KeyError, EOFError, SyntaxError, tokenize.TokenError, RecursionError, MemoryError) as error:
+            # NumPy takes a header that is no literal apart with Python's tokenizer, whose errors it passes on.
             raise FormatError(f"{path}: is no .npy file that can be read here: {error}.") from None
         offset = file.tell()
-    if dtype.hasobject or dtype.fields is not None or not 1 <= len(shape) <= 2:
+    # Text of no letters, say, has rows of no bytes.
+    if dtype.kind not in "biufc" or not 1 <= len(shape) <= 2 or min(shape) < 0:
         raise FormatError(f"{path}: must hold numbers, [n] or [n, D]. Found: {list(shape)} of {dtype}.")
     if is_fortran and len(shape) == 2 and 1 not in shape:
         raise FormatError(f"{path}: is in Fortran order. Save it again with np.ascontiguousarray(array).")
