@@ -262,7 +262,8 @@ int64_t EmbeddingTable::Erase(const uint64_t* keys, int64_t n) {
     if (saved_.is_on()) saved_.MarkErased(keys[i]);
     SnapshotLosesRow(row, keys[i]);
     if (config_.hashed) {
-      free_rows_.reserve(free_rows_.size() + 1);
+      // Before the key goes, and doubling: one more at a time would copy the list for every key.
+      if (free_rows_.size() == free_rows_.capacity()) free_rows_.reserve(2 * free_rows_.size() + 64);
       index_->Erase(keys[i]);
       free_rows_.push_back(row);
     } else {

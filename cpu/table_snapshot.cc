@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "sok/error.h"
+#include "sort_by_row.h"
 
 namespace sok {
 namespace {
@@ -216,6 +217,7 @@ void EmbeddingTable::ReadSnapshot(const Cpu& cpu, RowSink* sink) {
       SharedLock lock(mutex_);
       RowsOfPart(p, s->changes, &part);
     }
+    if (config_.hashed) SortByRow(&part);  // outside of the lock, as it takes longest
     for (const auto& row : part) {
       if (row.first >= s->rows) continue;
       batch.push_back(row);

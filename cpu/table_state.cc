@@ -7,6 +7,7 @@
 #include "slot_set.h"
 #include "sok/embedding_table.h"
 #include "sok/error.h"
+#include "sort_by_row.h"
 #include "table_snapshot.h"
 
 namespace sok {
@@ -15,24 +16,6 @@ namespace {
 constexpr int64_t kCopyCycles = 150;       // per row: cache misses, partly hidden by prefetching
 constexpr int64_t kRowsPerPart = 1 << 19;  // of an identity table
 constexpr uint32_t kNoRow = HashTable::kNoRow;
-
-// Sorts by row number, 11 bits at a time, lowest first: a tenth of the time of std::sort for half a million.
-void SortByRow(std::vector<std::pair<uint32_t, uint64_t>>* rows) {
-  constexpr int kBits = 11;
-  constexpr uint32_t kMask = (1u << kBits) - 1;
-  uint32_t all = 0;
-  for (const auto& [row, key] : *rows) all |= row;
-  std::vector<std::pair<uint32_t, uint64_t>> sorted(rows->size());
-  std::vector<size_t> next(kMask + 1);
-  for (int shift = 0; shift < 32 && (all >> shift) != 0; shift += kBits) {
-    std::fill(next.begin(), next.end(), 0);
-    for (const auto& [row, key] : *rows) ++next[(row >> shift) & kMask];
-    size_t before = 0;
-    for (size_t& place : next) before += std::exchange(place, before);
-    for (const auto& pair : *rows) sorted[next[(pair.first >> shift) & kMask]++] = pair;
-    rows->swap(sorted);
-  }
-}
 
 }  // namespace
 
@@ -53,7 +36,6 @@ void EmbeddingTable::RowsOfPart(int64_t part, bool changes, std::vector<std::pai
     index_->ForEachIn(part, [&](uint64_t key, uint32_t row) {
       if (!changes || saved_.IsSaved(row)) rows->emplace_back(row, key);
     });
-    SortByRow(rows);  // records one behind the other, where keys came together
     return;
   }
   const int64_t end = std::min((part + 1) * kRowsPerPart, config_.capacity);
@@ -113,6 +95,7 @@ void EmbeddingTable::ReadRows(const Cpu& cpu, RowSink* sink, bool changes) const
   };
   for (int64_t p = 0; p < NumParts(); ++p) {
     RowsOfPart(p, changes, &part);
+    if (config_.hashed) SortByRow(&part);  // records one behind the other, where keys came together
     for (size_t taken = 0; taken < part.size();) {
       const size_t room = static_cast<size_t>(rows_per_batch) - batch.size();
       const size_t count = std::min(room, part.size() - taken);

@@ -329,7 +329,7 @@ class EmbeddingTable {
   const SlotSet& RequireSet(const std::string& slot_set) const;
   void ReadSlots(const SlotSet& set, uint32_t row, float* slots, int64_t* stamp) const;
   std::vector<std::pair<uint32_t, uint64_t>> RowsInOrder() const;
-  // The same in parts of about half a million rows at most: [0, NumParts()).
+  // The same in parts of about half a million rows at most, [0, NumParts()), in any order.
   int64_t NumParts() const;
   void RowsOfPart(int64_t part, bool changes, std::vector<std::pair<uint32_t, uint64_t>>* rows) const;
   void ReadRows(const Cpu& cpu, RowSink* sink, bool changes) const;
