@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT / "cmake"))
 
 from build_environment import tensorflow_requirement  # noqa: E402  found through the line above
 
-NATIVE_FILES = ("libsok_ops.so", "build_info.json")
+NATIVE_FILES = ("libsok_ops.so", "libsok_serving.so", "build_info.json")
 
 
 class CMakeBuild(build_ext):

@@ -1,4 +1,4 @@
-"""Latency of one model, with ops of ours and exported to stock ones, in one process: python -m benchmarks.serving.
+"""Latency of one model, as it trains and as it is exported, in one process: python -m benchmarks.serving.
 
 Prints a table in Markdown: medians and 99th percentiles of calls that take turns, so that what else the machine does
 falls on all of them alike.
@@ -22,6 +22,13 @@ from benchmarks import machine
 
 FEATURES, HIDDEN = 26, (64, 32)
 BATCHES = (1, 100, 1000)
+EXPORTS = {
+    "stock": {},
+    "zeros": {"default": "zeros"},
+    "int8": {"row_dtype": "int8"},
+    "native": {"native": True},
+    "native int8": {"native": True, "row_dtype": "int8"},
+}
 SPEC = tf.TensorSpec([None, FEATURES], tf.int64, name="ids")
 
 
@@ -103,7 +110,8 @@ def main() -> None:
         f"{options.rows:,} rows x {options.dim} floats, {FEATURES} features of one id, {options.unseen:.0%} unseen, "
         f"head {'-'.join(map(str, HIDDEN))}-1; milliseconds a call, median / 99th percentile\n"
     )
-    print("| tables | batch | sok | stock | stock, zeros for unseen | stock, int8 |\n|---|---|---|---|---|---|")
+    print("| tables | batch | sok | stock | stock, zeros for unseen | stock, int8 | native | native, int8 |")
+    print("|---|---|---|---|---|---|---|---|")
     notes: list[str] = []
     for make in (OneTable, TableEach):
         rng = np.random.default_rng(1)
@@ -111,7 +119,7 @@ def main() -> None:
         keys = fill(model, options.rows, rng)
         served: dict[str, Any] = {"sok": tf.function(model.__call__, input_signature=[SPEC])}
         with tempfile.TemporaryDirectory() as folder:
-            for name, more in (("stock", {}), ("zeros", {"default": "zeros"}), ("int8", {"row_dtype": "int8"})):
+            for name, more in EXPORTS.items():
                 start = time.perf_counter()
                 with contextlib.redirect_stdout(None):
                     sok.export_saved_model(model, f"{folder}/{name}", signatures=SPEC, **more)
@@ -124,7 +132,8 @@ def main() -> None:
         for batch in BATCHES:
             ids = ids_of(keys, batch, options.unseen, rng)
             calls = {name: functools.partial(_answer, function, ids) for name, function in served.items()}
-            np.testing.assert_allclose(calls["stock"](), calls["sok"](), rtol=0, atol=1e-5)
+            for name in ("stock", "native"):
+                np.testing.assert_allclose(calls[name](), calls["sok"](), rtol=0, atol=1e-5)
             times = in_turns(calls, options.seconds)
             cells = [f"{np.median(t):.2f} / {np.percentile(t, 99):.2f}" for t in times.values()]
             print(f"| {len(model.tables)} | {batch:,} | {' | '.join(cells)} |", flush=True)

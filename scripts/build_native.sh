@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds sok/_native/libsok_ops.so for the TensorFlow of $PYTHON (default: .venv's, or else python3).
+# Builds sok/_native (libsok_ops.so and libsok_serving.so) for the TensorFlow of $PYTHON (default: .venv's, or else python3).
 # Needs: g++, make. cmake is taken from beside $PYTHON, or else from PATH. Incremental.
 #   SOK_CUDA   ON, OFF or (default) AUTO: sok/_native/libsok_cuda.so too, where nvcc is found
 set -euo pipefail
@@ -30,8 +30,10 @@ if [[ ! -f $build/Makefile || "$(cat $build/identity 2>/dev/null)" != "$identity
   echo "$identity" > $build/identity
 fi
 
-# The last step of a build puts the library in place; make it happen again if someone deleted the result.
-[[ -f sok/_native/libsok_ops.so ]] || rm -f $build/libsok_ops.so
+# The last step of a build puts a library in place; make it happen again if someone deleted the result.
+for library in libsok_ops.so libsok_serving.so; do
+  [[ -f sok/_native/$library ]] || rm -f "$build/$library"
+done
 
 # One TensorFlow op file takes about 1.5 GB to compile.
 jobs=${SOK_BUILD_JOBS:-$(nproc)}
@@ -40,4 +42,4 @@ limit=$((memory_gb * 2 / 3))
 ((limit < 1)) && limit=1
 ((jobs > limit)) && jobs=$limit
 "$CMAKE" --build $build -j "$jobs"
-echo "built $(pwd)/sok/_native/libsok_ops.so"
+echo "built $(pwd)/sok/_native"

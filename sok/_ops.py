@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import importlib.metadata
 import json
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 LIBRARY_NAME = "libsok_ops.so"
+SERVING_LIBRARY_NAME = "libsok_serving.so"
 BUILD_INFO_NAME = "build_info.json"
 
 _NATIVE_DIR = Path(__file__).resolve().parent / "_native"
@@ -20,6 +22,7 @@ _GRADIENTS_MODULE = "sok._gradients"
 # Reentrant: the gradient module may call lib() while lib() imports it.
 _lock = threading.RLock()
 _library: Any = None
+_serving_library: Any = None
 _is_ready = False
 _here = threading.local()
 
@@ -51,7 +54,7 @@ def lib() -> Any:
         return _library
     with _lock:
         if _library is None:
-            _library = _load()
+            _library = _load(library_path())
             try:
                 importlib.import_module(_GRADIENTS_MODULE)
             except BaseException:
@@ -59,6 +62,34 @@ def lib() -> Any:
                 raise
             _is_ready = True
         return _library
+
+
+def serving_lib() -> Any:
+    """Returns the module of ops that a native export is made of, loading `libsok_serving.so` on the first call.
+
+    Raises:
+        NativeLibraryError: as with `lib()`.
+    """
+    global _serving_library
+    with _lock:
+        if _serving_library is None:
+            _serving_library = _load(serving_library_path())
+        return _serving_library
+
+
+def crc32c(data: Any, before: int = 0) -> int:
+    """Returns the CRC32C of the bytes of a contiguous NumPy array that follow bytes of CRC `before`.
+
+    Example:
+        >>> import numpy as np
+        >>> from sok import _ops
+        >>> hex(_ops.crc32c(np.frombuffer(b"123456789", np.uint8)))
+        '0xe3069283'
+    """
+    serving_lib()  # says what is wrong with a library that does not load
+    function = ctypes.CDLL(str(serving_library_path())).SokCrc32c
+    function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint32), ctypes.c_uint32
+    return function(data.ctypes.data, data.nbytes, before)
 
 
 @contextlib.contextmanager
@@ -79,6 +110,11 @@ def is_substituted() -> bool:
 def library_path() -> Path:
     """Where the native library is expected, whether it exists or not."""
     return _NATIVE_DIR / LIBRARY_NAME
+
+
+def serving_library_path() -> Path:
+    """Where the library for servers is expected, whether it exists or not."""
+    return _NATIVE_DIR / SERVING_LIBRARY_NAME
 
 
 def build_info() -> dict[str, Any] | None:
@@ -134,7 +170,7 @@ def _check_file(path: Path, tensorflow_version: str) -> str:
     return built_for
 
 
-def _load() -> Any:
+def _load(path: Path) -> Any:
     try:
         import tensorflow as tf
     except ImportError as error:
@@ -143,7 +179,6 @@ def _load() -> Any:
             "Install it: pip install 'tensorflow==2.21.*'"
         ) from error
 
-    path = library_path()
     built_for = _check_file(path, tf.__version__)
     try:
         return tf.load_op_library(str(path))

@@ -77,10 +77,11 @@ def _run_inspect(options: argparse.Namespace) -> int:
 def _add_verify(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "verify",
-        help="say whether a checkpoint is whole",
-        description="Reads every byte of a checkpoint and checks it. Exit status 0 only if it can be restored.",
+        help="say whether a checkpoint, or the tables of a native export, are whole",
+        description="Reads every byte of a checkpoint, or of the tables of a model exported with native=True, and "
+        "checks it. Exit status 0 only if it can be restored, or served.",
     )
-    parser.add_argument("path", metavar="PATH", help="the folder given to sok.save")
+    parser.add_argument("path", metavar="PATH", help="the folder given to sok.save or sok.export_saved_model")
     parser.set_defaults(run=_run_verify)
 
 

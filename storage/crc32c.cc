@@ -102,3 +102,6 @@ uint32_t Crc32c(const void* data, size_t n, uint32_t before) {
 }
 
 }  // namespace sok
+
+// The same for Python's ctypes.
+extern "C" uint32_t SokCrc32c(const void* data, size_t n, uint32_t before) { return sok::Crc32c(data, n, before); }

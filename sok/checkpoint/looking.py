@@ -1,4 +1,4 @@
-"""`sok inspect` and `sok verify`: checkpoints from the command line."""
+"""`sok inspect` and `sok verify`: checkpoints, and models that were exported, from the command line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ def inspect(path: str, as_json: bool = False) -> int:
 
 
 def verify(path: str) -> int:
-    """Prints whether a checkpoint is whole; the exit status."""
+    """Prints whether a checkpoint, or the tables of a native export, are whole; the exit status."""
+    if os.path.exists(os.path.join(path, "saved_model.pb")):
+        return _verify_export(path)
     try:
         read_manifest(path)  # says what is missing before TensorFlow is loaded, which takes seconds
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -68,6 +70,22 @@ def compact(path: str) -> int:
         f"{_bytes(after.bytes)}"
     )
     return 0
+
+
+def _verify_export(path: str) -> int:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    try:
+        from sok.saved_model.verifying import verify_export
+
+        tables, wrong = verify_export(path)
+    except (OSError, ValueError, ImportError) as error:
+        return _failed(error)
+    for line in wrong:
+        print(line, file=sys.stderr)
+    if not wrong:
+        size = sum(head.file_bytes for head in tables)
+        print(f"{path}: whole: native export of {_count(len(tables), 'table')}, {_bytes(size)}")
+    return 1 if wrong else 0
 
 
 def described(path: str, manifest: Manifest) -> str:

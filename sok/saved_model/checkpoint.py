@@ -72,6 +72,46 @@ class PiecewiseCheckpoint:
         self._waiting = []
 
 
+class Variables:
+    """The variables of tables, in a checkpoint. `name_of` says what it calls a variable of a table."""
+
+    def __init__(self, checkpoint: PiecewiseCheckpoint, name_of: Callable[[Any, str], str]) -> None:
+        self._checkpoint, self._name_of = checkpoint, name_of
+
+    def writer(self, frozen: Any, num_rows: int, words: np.ndarray | None) -> _Writer:
+        """What takes the rows of a table, whose keys are `words` (None: all of an identity table)."""
+        return _Writer(self._checkpoint, lambda variable: self._name_of(frozen, variable), num_rows, words)
+
+    def finish(self) -> None:
+        """When all tables are written."""
+        self._checkpoint.finish()
+
+
+class _Writer:
+    def __init__(
+        self,
+        checkpoint: PiecewiseCheckpoint,
+        name_of: Callable[[str], str],
+        num_rows: int,
+        words: np.ndarray | None,
+    ) -> None:
+        self._checkpoint, self._name_of, self._num_rows, self._words = checkpoint, name_of, num_rows, words
+        self.num_bytes = 0
+
+    def add(self, begin: int, values: dict[str, np.ndarray]) -> None:
+        if self._words is not None:
+            values = {**values, "keys": self._words[begin : begin + len(values["rows"])]}
+        for variable, of_rows in values.items():
+            self._checkpoint.add(self._name_of(variable), self._num_rows, begin, of_rows)
+            self.num_bytes += of_rows.nbytes
+
+    def finish(self) -> None:
+        """Nothing: the checkpoint is finished once, for all tables."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 def _run(build: Callable[..., Any], *arrays: Any) -> None:
     """Does what `build` says with the arrays as tensors, also where TensorFlow does not execute eagerly."""
     with tf.device("/CPU:0"), tf.init_scope():

@@ -17,6 +17,7 @@ from sok.saved_model.agreement import all_or_none
 from sok.saved_model.frozen_table import ROW_DTYPES, FrozenTable, SharedInitialRows, unseen_row
 from sok.saved_model.initial_rows import initial_rows
 from sok.saved_model.model import ModelExport
+from sok.saved_model.native_table import NativeFiles, NativeTable
 from sok.saved_model.session import SessionExport, session_of
 from sok.table import EmbeddingVariable
 
@@ -62,12 +63,17 @@ def export_saved_model(
     signatures: Any = None,
     row_dtype: str | None = None,
     default: Any = "initial",
+    native: bool = False,
     overwrite: bool = False,
 ) -> ExportReport:
     """Writes a model as a SavedModel of stock ops, which TensorFlow Serving and any TensorFlow load without `sok`.
 
     Each table becomes its rows and, if it is hashed, its sorted keys: variables that stock ops search and gather. A
     table that several features share is stored once. The model answers as with training=False: no row is made.
+
+    With `native` each table becomes a file among the model's assets that a server maps instead of loading, so that it
+    starts at once and all its processes share one copy. Then lookups are ops of `libsok_serving.so`, which the server
+    must load; the export has it, in `assets.extra`.
 
     Args:
         model: a Keras 3 or tf_keras model, a tf.Module that can be called, or a function; with layers of ours,
@@ -85,6 +91,7 @@ def export_saved_model(
         default: what keys without a row read as. 'initial': the row they would get, as `training=False` does in `sok`.
             'mean': the mean of the initializer. 'zeros'. A number: all elements. Or a dict from table names to these,
             where tables that are not named have 'initial'. Identity tables have a row for each legal key.
+        native: whether lookups may be ops of ours, for tables too large to be loaded by each process.
         overwrite: whether to replace what is at `path`, when the new model is whole.
 
     Returns:
@@ -92,7 +99,7 @@ def export_saved_model(
 
     Raises:
         TypeError, ValueError: `model`, `signatures`, `row_dtype` or `default` is not one of these; ops that only `sok`
-            has are left in the model (they are named).
+            has are left in the model (they are named); `native` with a `path` that is not of the local file system.
         FileExistsError: there is something at `path`.
         RuntimeError: inside a function, or while a v1 graph is built, without its session.
         OSError, tf.errors.OpError: writing failed. What was at `path` is as it was.
@@ -122,30 +129,48 @@ def export_saved_model(
         raise RuntimeError(
             "sok.export_saved_model must be called eagerly and outside of functions, or with the session of a v1 graph."
         )
+    files = NativeFiles() if native else None
+    with contextlib.nullcontext() if files is None else contextlib.closing(files):
+        export_path, names, tables = _exported(model, path, signatures, row_dtype, default, files, overwrite)
+    if context.rank() == 0 and row_dtype is not None:
+        print(*tables, sep="\n")  # noqa: T201 (what rows have lost, nobody should have to ask for)
+    return ExportReport(export_path, names, tables)
+
+
+def _exported(
+    model: Any,
+    path: str | os.PathLike,
+    signatures: Any,
+    row_dtype: str | None,
+    default: Any,
+    files: NativeFiles | None,
+    overwrite: bool,
+) -> tuple[str, tuple[str, ...], tuple[TableReport, ...]]:
+    """Where the model was written, and the names of its signatures."""
     is_writer = context.rank() == 0
     with all_or_none("sok/export/trace") as step:
         path = os.fspath(path).rstrip("/")
         if is_writer:
             _check_path(path, overwrite)
-        export = _prepared(model, signatures, _row_dtype(row_dtype), default)
+        if files is not None and "://" in path:
+            raise ValueError(f"`native` needs a path of the local file system. Received: {path!r}.")
+        export = _prepared(model, signatures, _row_dtype(row_dtype), default, files)
         step.text = str([frozen.table.table_name for frozen in export.tables])
     partial = f"{path}.partial-{os.getpid()}"
     try:
         with all_or_none("sok/export/save"):
-            checkpoint = export.save(partial) if is_writer else None
+            target = export.save(partial) if is_writer else None
         with all_or_none("sok/export/rows"):
-            tables = _write_rows(export, checkpoint)
+            tables = _write_rows(export, target)
         with all_or_none("sok/export/place"):  # only now: a worker may have failed to send its rows
-            if checkpoint is not None:
-                checkpoint.finish()
+            if target is not None:
+                target.finish()
                 fingerprinting_utils.write_fingerprint(partial)
                 _put_in_place(partial, path, overwrite)
     finally:
         if is_writer and tf.io.gfile.exists(partial):
             tf.io.gfile.rmtree(partial)
-    if is_writer and row_dtype is not None:
-        print(*tables, sep="\n")  # noqa: T201 (what rows have lost, nobody should have to ask for)
-    return ExportReport(path, export.names, tables)
+    return path, export.names, tables
 
 
 def _row_dtype(row_dtype: Any) -> tf.DType:
@@ -159,18 +184,25 @@ def _check_path(path: str, overwrite: bool) -> None:
         raise FileExistsError(f"There is something at {path}. Choose another path, or pass overwrite=True.")
 
 
-def _prepared(model: Any, signatures: Any, row_dtype: tf.DType, default: Any) -> ModelExport | SessionExport:
-    """The model in stock ops, and what it needs."""
+def _prepared(
+    model: Any, signatures: Any, row_dtype: tf.DType, default: Any, files: NativeFiles | None
+) -> ModelExport | SessionExport:
+    """The model in stock ops or, with `files`, in those of a native export, and what it needs."""
     # By table name; None: of all others.
     defaults = {None: "initial", **default} if isinstance(default, dict) else {None: default}
     session = session_of(model)
     initial = SharedInitialRows() if session is None else initial_rows
 
-    def freeze(table: EmbeddingVariable) -> FrozenTable:
+    def freeze(table: EmbeddingVariable) -> FrozenTable | NativeTable:
         unseen = unseen_row(table, defaults.get(table.table_name, defaults[None]))
+        if files is not None:
+            return NativeTable(table, row_dtype, unseen, files.placeholder(table))
         return FrozenTable(table, row_dtype, unseen, initial)
 
-    export = ModelExport(model, signatures, freeze) if session is None else SessionExport(session, signatures, freeze)
+    if session is None:
+        export = ModelExport(model, signatures, freeze, files)
+    else:
+        export = SessionExport(session, signatures, freeze, files)
     names = {frozen.table.table_name for frozen in export.tables}
     unknown = sorted(defaults.keys() - names - {None})
     if unknown:
@@ -178,14 +210,14 @@ def _prepared(model: Any, signatures: Any, row_dtype: tf.DType, default: Any) ->
     return export
 
 
-def _write_rows(export: ModelExport | SessionExport, checkpoint: Any) -> tuple[TableReport, ...]:
+def _write_rows(export: ModelExport | SessionExport, target: rows.Target | None) -> tuple[TableReport, ...]:
     reports, failure = [], None
     for frozen in export.tables:
-        written, failed = rows.write(export, frozen, checkpoint if failure is None else None)
+        written, failed = rows.write(export, frozen, target if failure is None else None)
         failure = failure or failed
         table, loss = frozen.table, written.loss
         losses = (loss.largest_error, loss.relative)
-        about = (table.table_name, written.num_rows, table.dim, frozen.rows.dtype.name, written.num_bytes)
+        about = (table.table_name, written.num_rows, table.dim, frozen.row_dtype.name, written.num_bytes)
         reports.append(TableReport(*about, *losses))
     if failure is not None:
         raise failure

@@ -63,8 +63,8 @@ class FrozenTable(tf.Module):
     ) -> None:
         super().__init__(name="frozen_table")
         # In a tuple of its own class: what a tf.Module can follow is saved with it.
-        self._about = _About(table, unseen_row, initial_rows)
-        dim = table.dim
+        self._about = About(table, unseen_row, initial_rows)
+        dim, self.row_dtype = table.dim, row_dtype
         self.rows = _placeholder([dim], row_dtype, "rows")
         self.scales = _placeholder([], tf.float32, "scales") if row_dtype == tf.int8 else None
         self.keys = _placeholder([], word_dtype(table), "keys") if table.hashed else None
@@ -77,6 +77,15 @@ class FrozenTable(tf.Module):
     def unseen_row(self) -> np.ndarray | None:
         """What all keys without a row read as [D]; None if that depends on the key."""
         return self._about.unseen_row
+
+    @property
+    def handles(self) -> list[tf.Tensor]:
+        """What traced functions capture."""
+        return [variable.handle for variable in self.variables]
+
+    def sorted_keys(self, words: np.ndarray) -> np.ndarray:
+        """The bits of keys [n] in the order in which they are searched."""
+        return np.sort(words)
 
     def lookup(self, keys: tf.Tensor) -> tf.Tensor:
         """The rows [..., D] float32 of `keys` [...]."""
@@ -114,10 +123,12 @@ class FrozenTable(tf.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class _About:
+class About:
+    """What stands for a table has it from there."""
+
     table: EmbeddingVariable
     unseen_row: np.ndarray | None
-    initial_rows: Callable[..., tf.Tensor]
+    initial_rows: Callable[..., tf.Tensor] | None
 
 
 def word_dtype(table: EmbeddingVariable) -> tf.DType:

@@ -9,8 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from sok import _ops, lookup
-from sok.saved_model.checkpoint import PiecewiseCheckpoint
+from sok.saved_model.checkpoint import PiecewiseCheckpoint, Variables
 from sok.saved_model.frozen_table import FrozenTable, key_words
+from sok.saved_model.native_table import NativeFiles, NativeOps
 from sok.saved_model.retracing import functions_are_traced_anew
 from sok.saved_model.signatures import flat_function, served_by
 from sok.saved_model.stock_ops import StockOps
@@ -19,10 +20,15 @@ from sok.table import EmbeddingVariable
 
 
 class ModelExport:
-    """Signatures of a model, traced to stock ops. `freeze` makes what stands for a table."""
+    """Signatures of a model, traced to stock ops or, with `files`, to those of a native export.
 
-    def __init__(self, model: Any, signatures: Any, freeze: Callable[[EmbeddingVariable], FrozenTable]) -> None:
-        stock = StockOps(freeze)
+    `freeze` makes what stands for a table.
+    """
+
+    def __init__(
+        self, model: Any, signatures: Any, freeze: Callable[[EmbeddingVariable], Any], files: NativeFiles | None
+    ) -> None:
+        stock, self._files = (StockOps if files is None else NativeOps)(freeze), files
         self._functions = {}
         with _ops.substituted(stock), functions_are_traced_anew():
             for name, served in served_by(model, signatures).items():
@@ -32,16 +38,20 @@ class ModelExport:
         for function in self._functions.values():
             check_ops(function.graph.as_graph_def())
         self.tables, self.names = stock.tables, tuple(self._functions)
-        frozen = [variable for table in self.tables for variable in table.variables]
+        frozen = [handle for table in self.tables for handle in table.handles]
         self._saved = _Saved(self.tables, resources_of(list(self._functions.values()), model, frozen))
 
-    def save(self, folder: str) -> PiecewiseCheckpoint:
+    def save(self, folder: str) -> Variables | NativeFiles:
         """Saves all but the rows of tables; gives what takes them."""
-        options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
+        namespaces = None if self._files is None else ["Sok"]
+        options = tf.saved_model.SaveOptions(namespace_whitelist=namespaces, experimental_custom_gradients=False)
         tf.saved_model.save(self._saved, folder, signatures=self._functions, options=options)
-        return PiecewiseCheckpoint(f"{folder}/variables/variables", f"{folder}/variables/pieces")
+        if self._files is not None:
+            return self._files.put_into(folder)
+        checkpoint = PiecewiseCheckpoint(f"{folder}/variables/variables", f"{folder}/variables/pieces")
+        return Variables(checkpoint, self._checkpoint_name)
 
-    def checkpoint_name(self, frozen: FrozenTable, variable: str) -> str:
+    def _checkpoint_name(self, frozen: FrozenTable, variable: str) -> str:
         return f"tables/{self.tables.index(frozen)}/{variable}/.ATTRIBUTES/VARIABLE_VALUE"
 
     def words(self, table: EmbeddingVariable) -> np.ndarray:
@@ -56,6 +66,6 @@ class ModelExport:
 class _Saved(tf.Module):
     """Nothing of the model itself."""
 
-    def __init__(self, tables: list[FrozenTable], resources: list[Any]) -> None:
+    def __init__(self, tables: list[Any], resources: list[Any]) -> None:
         super().__init__(name="exported")
         self.tables, self.resources = list(tables), resources

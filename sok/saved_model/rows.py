@@ -1,16 +1,15 @@
-"""From the shards of all workers to the variables of a SavedModel, in bounded memory."""
+"""From the shards of all workers to a SavedModel, in bounded memory."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
 from sok import context
-from sok.saved_model.checkpoint import PiecewiseCheckpoint
-from sok.saved_model.frozen_table import FrozenTable, word_dtype
+from sok.saved_model.frozen_table import word_dtype
 from sok.table import EmbeddingVariable
 from sok.transport.base import run_now
 
@@ -57,6 +56,39 @@ class _Keys:
     failure: Exception | None = None  # of this worker; it has told nobody yet
 
 
+class Frozen(Protocol):
+    """What stands for a table."""
+
+    table: EmbeddingVariable
+    row_dtype: tf.DType
+    unseen_row: np.ndarray | None
+
+    def sorted_keys(self, words: np.ndarray) -> np.ndarray:
+        """The bits of keys [n] in the order in which they are written."""
+
+
+class Writer(Protocol):
+    """Takes the rows of one table from first to last; `num_bytes` is known when it is finished."""
+
+    num_bytes: int
+
+    def add(self, begin: int, values: dict[str, np.ndarray]) -> None:
+        """Writes 'rows' [m, D], and 'scales' [m] of int8 ones, from row `begin` on."""
+
+    def finish(self) -> None: ...
+
+    def close(self) -> None:
+        """In any case, also when writing failed."""
+
+
+class Target(Protocol):
+    """Where the rows of all tables go."""
+
+    def writer(self, frozen: Any, num_rows: int, words: np.ndarray | None) -> Writer: ...
+
+    def finish(self) -> None: ...
+
+
 class Export(Protocol):
     """What is exported, as rows see it."""
 
@@ -66,49 +98,46 @@ class Export(Protocol):
     def rows(self, table: EmbeddingVariable, keys: np.ndarray) -> np.ndarray:
         """The rows [n, D] of keys, of all workers. Collective."""
 
-    def checkpoint_name(self, frozen: FrozenTable, variable: str) -> str:
-        """What the checkpoint calls a variable ('rows', 'keys', 'scales') of a table."""
 
-
-def write(
-    export: Export, frozen: FrozenTable, checkpoint: PiecewiseCheckpoint | None
-) -> tuple[Written, Exception | None]:
+def write(export: Export, frozen: Frozen, target: Target | None) -> tuple[Written, Exception | None]:
     """Writes all rows of a table. Collective.
 
-    Only rank 0 writes, which alone has a checkpoint. An error of writing is given back, not raised: the other workers
+    Only rank 0 writes, which alone has a target. An error of writing is given back, not raised: the other workers
     go on handing out rows until they are told.
 
     Raises:
         tf.errors.OpError: of the lookups, on all workers.
     """
-    table, failure, num_bytes, loss = frozen.table, None, 0, RowsLoss()
-    keys = _hashed_keys(export, table) if table.hashed else _Keys(_num_identity_rows(table), None)
+    table, loss, writer = frozen.table, RowsLoss(), None
+    keys = _hashed_keys(export, frozen) if table.hashed else _Keys(_num_identity_rows(table), None)
     failure = keys.failure
     step = max(1, PIECE_BYTES // (4 * table.dim))
     for begin in range(0, keys.count, step):
         end = min(begin + step, keys.count)
-        asked = _part(table, keys, begin, end) if checkpoint is not None and failure is None else []
+        asked = _part(table, keys, begin, end) if target is not None and failure is None else []
         rows = export.rows(table, np.asarray(asked, table.key_dtype.as_numpy_dtype))
         if not len(asked):
             continue
         try:
             if keys.is_empty and frozen.unseen_row is not None:
                 rows = frozen.unseen_row[None, :]
-            variables = _narrowed(frozen, rows, begin)
-            if frozen.rows.dtype != tf.float32:
-                loss.add(rows, _widened(variables))
-            if keys.words is not None:
-                variables["keys"] = keys.words[begin:end]
-            for variable, values in variables.items():
-                checkpoint.add(export.checkpoint_name(frozen, variable), keys.count, begin, values)
-                num_bytes += values.nbytes
+            values = _narrowed(frozen, rows, begin)
+            if frozen.row_dtype != tf.float32:
+                loss.add(rows, _widened(values))
+            writer = writer or target.writer(frozen, keys.count, keys.words)
+            writer.add(begin, values)
+            if end == keys.count:
+                writer.finish()
         except Exception as error:  # also a full disk: the peers wait in the next lookup
             failure = error
+    if writer is not None:
+        writer.close()
+    num_bytes = writer.num_bytes if writer is not None and failure is None else 0
     return Written(0 if keys.is_empty else keys.count, num_bytes, loss), failure
 
 
-def _hashed_keys(export: Export, table: EmbeddingVariable) -> _Keys:
-    failure = None
+def _hashed_keys(export: Export, frozen: Frozen) -> _Keys:
+    table, failure = frozen.table, None
     try:
         words = export.words(table)
     except Exception as error:  # no memory for them, say: the peers wait for this worker's share
@@ -121,7 +150,7 @@ def _hashed_keys(export: Export, table: EmbeddingVariable) -> _Keys:
     if count == 0:
         return _Keys(1, np.zeros(1, words.dtype), is_empty=True, failure=failure)
     try:
-        return _Keys(count, np.sort(words), failure=failure)
+        return _Keys(count, frozen.sorted_keys(words), failure=failure)
     except MemoryError as error:  # the peers go on and ask for rows until they are told
         return _Keys(count, words, failure=error)
 
@@ -138,13 +167,13 @@ def _part(table: EmbeddingVariable, keys: _Keys, begin: int, end: int) -> np.nda
     return keys.words[begin:end].view(table.key_dtype.as_numpy_dtype)
 
 
-def _narrowed(frozen: FrozenTable, rows: np.ndarray, begin: int) -> dict[str, np.ndarray]:
-    """Rows [n, D] as the table's variables hold them.
+def _narrowed(frozen: Frozen, rows: np.ndarray, begin: int) -> dict[str, np.ndarray]:
+    """Rows [n, D] as they are stored.
 
     Raises:
         ValueError: a row has numbers for which that dtype has no room.
     """
-    dtype = frozen.rows.dtype
+    dtype = frozen.row_dtype
     if dtype == tf.float32:
         return {"rows": rows}
     largest = np.abs(rows).max(1, initial=0.0)
@@ -160,6 +189,6 @@ def _narrowed(frozen: FrozenTable, rows: np.ndarray, begin: int) -> dict[str, np
     return {"rows": np.rint(rows / scales[:, None]).astype(np.int8), "scales": scales}
 
 
-def _widened(variables: dict[str, np.ndarray]) -> np.ndarray:
-    wide = variables["rows"].astype(np.float32)
-    return wide * variables["scales"][:, None] if "scales" in variables else wide
+def _widened(values: dict[str, np.ndarray]) -> np.ndarray:
+    wide = values["rows"].astype(np.float32)
+    return wide * values["scales"][:, None] if "scales" in values else wide

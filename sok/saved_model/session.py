@@ -10,9 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from sok import lookup
-from sok.saved_model.checkpoint import PiecewiseCheckpoint
+from sok.saved_model.checkpoint import PiecewiseCheckpoint, Variables
 from sok.saved_model.frozen_table import FrozenTable, key_words
 from sok.saved_model.graph_copy import GraphCopy
+from sok.saved_model.native_table import NativeFiles, NativeOps
 from sok.saved_model.signatures import checked_name, parts_of
 from sok.saved_model.stock_ops import StockOps
 from sok.saved_model.tracked import check_ops
@@ -29,16 +30,21 @@ def session_of(model: Any) -> Any | None:
 
 
 class SessionExport:
-    """Part of the graph of a session, in a graph of stock ops. `freeze` makes what stands for a table."""
+    """Part of the graph of a session, in a graph of stock ops or, with `files`, of those of a native export.
 
-    def __init__(self, session: Any, signatures: Any, freeze: Callable[[EmbeddingVariable], FrozenTable]) -> None:
-        self._session, self._readers = session, {}
+    `freeze` makes what stands for a table.
+    """
+
+    def __init__(
+        self, session: Any, signatures: Any, freeze: Callable[[EmbeddingVariable], Any], files: NativeFiles | None
+    ) -> None:
+        self._session, self._readers, self._files = session, {}, files
         named = _named(signatures)
         self._graph = tf.Graph()
         with self._graph.as_default():
             old = {id(t): t for inputs, _ in named.values() for t in inputs.values()}
             new = {key: v1.placeholder(t.dtype, t.shape, name=t.op.name) for key, t in old.items()}
-            stock = StockOps(freeze)
+            stock = (StockOps if files is None else NativeOps)(freeze)
             copy = GraphCopy(stock, [(old[key], new[key]) for key in old])
             self._signatures = {
                 name: (
@@ -49,13 +55,15 @@ class SessionExport:
             }
             initializers = v1.get_collection_ref(v1.GraphKeys.TABLE_INITIALIZERS)
             initializers += copy.initializers(session.graph.get_collection(v1.GraphKeys.TABLE_INITIALIZERS))
+            if files is not None:
+                initializers += [frozen.open() for frozen in stock.tables]
         check_ops(self._graph.as_graph_def())
         self.tables = stock.tables
         self.names = tuple(named)
         # Pairs, since variables are hashable in their own graph only: those of the copy, and of the session.
         self._variables = [(new, _variable_of(session.graph, op)) for op, new in copy.variables.items()]
 
-    def save(self, folder: str) -> PiecewiseCheckpoint:
+    def save(self, folder: str) -> Variables | NativeFiles:
         """Saves all but the rows of tables; gives what takes them."""
         values = self._session.run([old for _, old in self._variables])
         with self._graph.as_default(), v1.Session(config=v1.ConfigProto(device_count={"GPU": 0})) as session:
@@ -69,14 +77,18 @@ class SessionExport:
                 session,
                 [tf.saved_model.SERVING],
                 signature_def_map={name: _signature(*of) for name, of in self._signatures.items()},
+                assets_collection=[] if self._files is None else [frozen.asset.asset_path for frozen in self.tables],
                 main_op=v1.tables_initializer(),
-                saver=v1.train.Saver(variables, sharded=False),
+                saver=v1.train.Saver(variables, sharded=False, allow_empty=True),
                 strip_default_attrs=True,
             )
             builder.save()
-        return PiecewiseCheckpoint(f"{folder}/variables/variables", f"{folder}/variables/pieces")
+        if self._files is not None:
+            return self._files.put_into(folder)
+        checkpoint = PiecewiseCheckpoint(f"{folder}/variables/variables", f"{folder}/variables/pieces")
+        return Variables(checkpoint, self._checkpoint_name)
 
-    def checkpoint_name(self, frozen: FrozenTable, variable: str) -> str:
+    def _checkpoint_name(self, frozen: FrozenTable, variable: str) -> str:
         return getattr(frozen, variable).op.name
 
     def words(self, table: EmbeddingVariable) -> np.ndarray:

@@ -12,11 +12,12 @@ from tensorflow.python.trackable.base import Trackable
 from sok.table import is_embedding_variable, table_of
 
 _OURS = ("Sok>", "Horovod")
+_SERVED = "Sok>Serving"  # of the library that a server loads for a native export
 _PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 
 
-def resources_of(functions: Sequence[Any], model: Any, known: Sequence[tf.Variable]) -> list[Any]:
-    """Variables and other resources (lookup tables, say) that functions have captured, but for `known` variables.
+def resources_of(functions: Sequence[Any], model: Any, known: Sequence[tf.Tensor]) -> list[Any]:
+    """Variables and other resources (lookup tables, say) that functions have captured, but for `known` handles.
 
     Only these are saved, and not the model: it has parts that no SavedModel can hold, such as tables and optimizers.
 
@@ -25,8 +26,8 @@ def resources_of(functions: Sequence[Any], model: Any, known: Sequence[tf.Variab
     """
     outside = [tensor for f in functions for tensor, _ in f.graph.captures if tensor.dtype == tf.resource]
     captured = {id(tensor): tensor for tensor in outside}
-    for variable in known:
-        captured.pop(id(variable.handle), None)
+    for handle in known:
+        captured.pop(id(handle), None)
     found = []
     candidates = [(v.handle, v) for f in functions for v in f.graph.variables if not is_embedding_variable(v)]
     for trackable in trackable_view.TrackableView(model).descendants() if isinstance(model, Trackable) else []:
@@ -53,7 +54,7 @@ def check_ops(graph_def: Any) -> None:
         ValueError: some are ops that a TensorFlow without us, or without this process' Python, does not have.
     """
     nodes = [*graph_def.node, *(node for function in graph_def.library.function for node in function.node_def)]
-    ours = sorted({node.op for node in nodes if node.op.startswith(_OURS)})
+    ours = sorted({node.op for node in nodes if node.op.startswith(_OURS) and not node.op.startswith(_SERVED)})
     if ours:
         names = sorted(node.name for node in nodes if node.op in ours)
         raise ValueError(

@@ -74,12 +74,14 @@ def check_export_gathers_rows_of_all_workers(world: World, tmp_path_of_rank, mon
     model, layer = make_model("export")
     layer(tf.constant(IDS[world.rank :: world.size] % 17), training=True)
     path = str(shared_folder(tmp_path_of_rank) / "model")
-    report = sok.export_saved_model(model, path, signatures=tf.TensorSpec([None, 6], tf.int64, "ids"))
-    rows = {table.name: table.num_rows for table in report.tables}
-    assert sorted(rows.values()) == [17, 20, 40, 40 * world.size]
     expected = model(tf.constant(IDS)).numpy()
-    actual = tf.saved_model.load(path).signatures["serving_default"](ids=tf.constant(IDS))["output_0"].numpy()
-    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-6)
+    for native in (True, False):
+        spec = tf.TensorSpec([None, 6], tf.int64, "ids")
+        report = sok.export_saved_model(model, path, signatures=spec, native=native, overwrite=True)
+        rows = {table.name: table.num_rows for table in report.tables}
+        assert sorted(rows.values()) == [17, 20, 40, 40 * world.size]
+        actual = tf.saved_model.load(path).signatures["serving_default"](ids=tf.constant(IDS))["output_0"].numpy()
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-6)
     return actual if world.rank == 0 else None
 
 

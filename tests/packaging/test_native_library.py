@@ -16,6 +16,7 @@ def native_dir(tmp_path, monkeypatch):
     """An empty folder where sok looks for its library, in a process that has loaded none."""
     monkeypatch.setattr(_ops, "_NATIVE_DIR", tmp_path)
     monkeypatch.setattr(_ops, "_library", None)
+    monkeypatch.setattr(_ops, "_serving_library", None)
     monkeypatch.setattr(_ops, "_is_ready", False)
     return tmp_path
 
@@ -32,6 +33,11 @@ def test_missing_library_says_where_it_should_be_and_what_to_run(native_dir):
     assert str(native_dir / "libsok_ops.so") in message
     assert "does not exist" in message
     assert "pip install --no-build-isolation" in message
+
+
+def test_a_missing_library_for_servers_says_the_same(native_dir):
+    with pytest.raises(_ops.NativeLibraryError, match=r"libsok_serving\.so does not exist"):
+        _ops.serving_lib()
 
 
 def test_remedy_in_a_checkout_is_make_native(tmp_path, monkeypatch):

@@ -1,7 +1,7 @@
 """A process that knows TensorFlow and not `sok`: loads SavedModels and answers with what they predict.
 
-Run as a script, it reads pickled (path, signature, inputs, in_session) from standard input and writes pickled outputs,
-or texts of errors, to standard output.
+Run as a script, with the path of a library of ops to load, if any, it reads pickled (path, signature, inputs,
+in_session) from standard input and writes pickled outputs, or texts of errors, to standard output.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def _read(stream: BinaryIO) -> Any:
 class Stranger:
     """The process, from outside."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, library: Path | str | None = None) -> None:
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
         # -I: neither PYTHONPATH nor the current folder is searched.
         self._process = subprocess.Popen(
-            [sys.executable, "-I", __file__],
+            [sys.executable, "-I", __file__, *([] if library is None else [str(library)])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=folder,
@@ -78,6 +78,8 @@ def main() -> None:
         pass
     else:
         raise AssertionError("this process must not know sok")
+    for library in sys.argv[1:]:
+        tf.load_op_library(library)
     loaded: dict[str, Any] = {}
     while (request := _read(sys.stdin.buffer)) is not None:
         path, signature, inputs, in_session = request
