@@ -14,7 +14,7 @@ from sok.saved_model.checkpoint import PiecewiseCheckpoint, Variables
 from sok.saved_model.frozen_table import FrozenTable, key_words
 from sok.saved_model.graph_copy import GraphCopy
 from sok.saved_model.native_table import NativeFiles, NativeOps
-from sok.saved_model.signatures import checked_name, parts_of
+from sok.saved_model.signatures import all_parts, checked_name
 from sok.saved_model.stock_ops import StockOps
 from sok.saved_model.tracked import check_ops
 from sok.table import EmbeddingVariable
@@ -119,10 +119,7 @@ def _named(signatures: Any) -> dict[str, tuple[dict[str, tf.Tensor], dict[str, t
             f"its graph. Received: {signatures!r}."
         )
     return {
-        checked_name(name): tuple(
-            {part: t for key, value in tensors.items() for part, t in parts_of(key, value).items()}
-            for tensors in in_and_out
-        )
+        checked_name(name): tuple(all_parts(tensors.items()) for tensors in in_and_out)
         for name, in_and_out in signatures.items()
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -250,8 +250,26 @@ def _named_outputs(outputs: Any, names: Sequence[str] | None) -> dict[str, tf.Te
         if names is None or len(set(names)) != len(flat):
             names = [f"output_{i}" for i in range(len(flat))]
         pairs = list(zip(names, flat, strict=True))
-    parts = [parts_of(name, value) for name, value in pairs]
-    return {name: tf.identity(tensor) for part in parts for name, tensor in part.items()}
+    return {name: tf.identity(tensor) for name, tensor in all_parts(pairs).items()}
+
+
+def all_parts(pairs: Iterable[tuple[str, Any]]) -> dict[str, tf.Tensor]:
+    """Tensors as named plain tensors.
+
+    Raises:
+        ValueError: two have one name, such as the values of a ragged 'x' and a tensor 'x_values'.
+    """
+    found: dict[str, tf.Tensor] = {}
+    whose: dict[str, str] = {}
+    for name, value in pairs:
+        for part, tensor in parts_of(name, value).items():
+            if part in found:
+                raise ValueError(
+                    f"Two tensors of a signature would have the name {part!r}, of {whose[part]!r} and of {name!r}: "
+                    "what is sparse or ragged comes in parts. Rename one of them."
+                )
+            found[part], whose[part] = tensor, name
+    return found
 
 
 def parts_of(name: str, value: Any) -> dict[str, tf.Tensor]:

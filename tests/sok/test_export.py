@@ -472,6 +472,9 @@ def test_what_cannot_be_exported_is_said(path):
     def reads(ids):
         return table.export()[1]
 
+    def same_names(ids):
+        return {"x_values": ids, "x": tf.RaggedTensor.from_tensor(ids)}
+
     def calls_python(ids):
         return tf.py_function(lambda x: x, [ids], tf.int64)
 
@@ -486,6 +489,11 @@ def test_what_cannot_be_exported_is_said(path):
         (dict(signatures=None), ValueError, "must say what this model is called with"),
         (dict(signatures="ids"), TypeError, "`signatures` must be None, a tf.TensorSpec"),
         (dict(signatures={"a": (reads, spec)}), ValueError, "uses ops that only sok has, Sok>TableExport"),
+        (
+            dict(signatures={"a": (same_names, spec)}),
+            ValueError,
+            "would have the name 'x_values', of 'x_values' and of 'x'",
+        ),
         (dict(signatures={"a": (calls_python, spec)}), ValueError, "Python functions of this process"),
         (dict(signatures={"a": tf.function(reads)}), ValueError, "'a': the tf.function needs an input_signature"),
         (dict(signatures={"a": (reads, [3])}), TypeError, "'a': all inputs must be given as specs"),

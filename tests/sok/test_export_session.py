@@ -105,6 +105,11 @@ def test_what_cannot_be_exported_is_said(tmp_path):
             ({"a": rows}, TypeError, "must be a dict from names to pairs of dicts"),
             (None, TypeError, "must be a dict from names to pairs of dicts"),
             ({"__a": (given, {"y": rows})}, ValueError, "do not begin with '__'"),
+            (
+                {"a": (given, {"y": tf.RaggedTensor.from_row_lengths(rows, [1]), "y_values": rows})},
+                ValueError,
+                "would have the name 'y_values', of 'y' and of 'y_values'",
+            ),
         ]
         for signatures, error, text in cases:
             with pytest.raises(error, match=text):
