@@ -219,7 +219,7 @@ TEST(CraftedHeadsAreRefused) {
     Craft(folder / "b", {{sok::BlockType::kHead, changed}}, 0);
     CHECK_THROWS(sok::VerifyShard(folder / "b"), sok::DamagedFile, why);
   };
-  refuses(Changed(head, 0, uint32_t{2}), "version 2 of the format; this sok reads up to version 1");
+  refuses(Changed(head, 0, uint32_t{3}), "version 3 of the format; this sok reads up to version 2");
   refuses(Changed(head, 0, uint32_t{0}), "version 0");
   refuses(Changed(head, 4, uint32_t{4}), "unknown flags");
   refuses(Changed(head, 8, uint32_t{3}), "keys of 3 bytes");
@@ -268,7 +268,7 @@ TEST(CraftedRowsAreRefusedAndNothingElseIsStored) {
   refuses(RowsBlock(1, {1}, 4), 1, "cannot hold 1 rows");
   refuses(RowsBlock(1, {2}, 3), 1, "key 2 does not belong to rank 1 of 2");
   refuses(RowsBlock(2, {1, 1}, 6), 2, "twice");
-  refuses(RowsBlock(1, {1}, 3), 2, "the end block counts 2 rows, and 1 are here");
+  refuses(RowsBlock(1, {1}, 3), 2, "the end block counts 2 rows and 0 erased keys, and 1 and 0 are here");
   Table table(Shard(0, 1));
   Craft(folder / "b", {{sok::BlockType::kHead, head}, {sok::BlockType::kRows, RowsBlock(1, {1}, 3)}}, 1);
   CHECK_EQ(Load(&table, folder / "b").stored, 1);  // the crafting itself is right
