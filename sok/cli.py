@@ -61,17 +61,26 @@ def _add_inspect(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "inspect",
         help="say what is in a checkpoint",
-        description="Prints the tables of a checkpoint: rows, dims, slots, workers, size. Reads the manifest only.",
+        description="Prints the tables of a checkpoint: rows, dims, slots, workers, size. Reads the manifest only; "
+        "with --plot some of the rows, too.",
     )
     parser.add_argument("path", metavar="PATH", help="the folder given to sok.save")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
+    parser.add_argument(
+        "--plot",
+        metavar="FILE.png",
+        nargs="?",
+        const="",
+        help="also draw histograms of the values of each table and slot (default: the name of PATH and .png, here); "
+        "needs matplotlib",
+    )
     parser.set_defaults(run=_run_inspect)
 
 
 def _run_inspect(options: argparse.Namespace) -> int:
     from sok.checkpoint import looking
 
-    return looking.inspect(options.path, as_json=options.json)
+    return looking.inspect(options.path, as_json=options.json, plot=options.plot)
 
 
 def _add_verify(commands: argparse._SubParsersAction) -> None:

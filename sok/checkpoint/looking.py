@@ -10,11 +10,19 @@ import sys
 from sok.checkpoint.manifest import Link, Manifest, Table, read_manifest
 
 
-def inspect(path: str, as_json: bool = False) -> int:
-    """Prints what a checkpoint holds; the exit status. Loads no TensorFlow."""
+def inspect(path: str, as_json: bool = False, plot: str | None = None) -> int:
+    """Prints what a checkpoint holds; the exit status. Loads no TensorFlow.
+
+    `plot`: the picture to draw as well; '' for the default name, None for none.
+    """
     try:
         manifest = read_manifest(path)
-    except (OSError, ValueError) as error:
+        if plot is not None:
+            from sok.checkpoint import picture
+
+            drawn = picture.plot(path, plot or None)
+            print(f"drawn: {drawn}", file=sys.stderr)
+    except (OSError, ValueError, ImportError) as error:
         return _failed(error)
     print(json.dumps(dataclasses.asdict(manifest), indent=2) if as_json else described(path, manifest))
     return 0
