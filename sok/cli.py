@@ -131,7 +131,9 @@ def _add_convert(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("target", help="what to write, in the same words")
     parser.add_argument("--dim", type=int, help="length of a row; files of SOK v1 do not tell it")
     parser.add_argument(
-        "--key-dtype", help="int64, int32, uint32 or uint64, of the keys to be written; else as they are"
+        "--key-dtype",
+        help="int64, int32, uint32 or uint64, of the keys to be written; else as they are. Files of SOK v1 do not tell "
+        "the sign of keys: if this has their size, it is what they are read as",
     )
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     parser.set_defaults(run=_run_convert)

@@ -66,6 +66,12 @@ def test_keys_are_written_in_the_dtype_that_is_asked_for(files):
     np.testing.assert_array_equal(np.load("a.npy"), KEYS)
 
 
+def test_the_sign_of_v1_keys_is_what_the_dtype_asked_for_says(files):
+    assert cli.main(["convert", "npy:k.npy,v.npy", "v1:new/user", "--key-dtype", "uint32"]) == 0
+    assert cli.main(["convert", "v1:new/user", "npy:a.npy,b.npy", "--dim", "2", "--key-dtype", "int32"]) == 0
+    np.testing.assert_array_equal(np.load("a.npy"), np.int32([5, 3, -(2**31)]))
+
+
 def test_rows_become_float32(files):
     np.save("v.npy", ROWS.astype(">f8"))
     assert cli.main(["convert", "npy:k.npy,v.npy", "v2:new/user_0"]) == 0
