@@ -77,6 +77,7 @@ def _draw(axes, name: str | None, found: Sample) -> None:
     else:
         axes.locator_params(axis="x", nbins=5)
         axes.ticklabel_format(axis="x", scilimits=(-2, 4))
+        axes.xaxis.get_offset_text().set_fontsize(7)
     axes.set_xlim(edges[0], edges[-1])
     axes.set_xlabel(described(found, edges), fontsize=7, color=_FAINT)
 
