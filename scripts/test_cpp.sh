@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Builds and runs the C++ tests: test_cpp.sh plain|address|undefined|thread
+# Builds and runs the C++ tests: test_cpp.sh plain|address|undefined|address,undefined|thread
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 unset MAKEFLAGS MAKELEVEL MFLAGS
 
-kind=${1:?plain, address, undefined or thread}
+kind=${1:?plain, address, undefined, both of these with a comma, or thread}
 bin=$(dirname "$(command -v "$PYTHON")")
 cmake=cmake ctest=ctest
 [[ -x $bin/cmake ]] && cmake=$bin/cmake ctest=$bin/ctest
 
-build=build/cpp-$kind
+build=build/cpp-${kind/,/-}
 sanitize=$kind
 [[ $kind == plain ]] && sanitize=""
 mkdir -p "$build"
