@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Builds and runs the C++ tests: test_cpp.sh plain|address|undefined|address,undefined|thread
+#   SOK_TEST_SLOW=1   also those that take minutes under the thread sanitizer
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 unset MAKEFLAGS MAKELEVEL MFLAGS
@@ -26,4 +27,6 @@ export UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1
 # forbid to ask for another; there it has to go as it is.)
 run=()
 [[ $kind == thread ]] && setarch "$(uname -m)" -R true 2>/dev/null && run=(setarch "$(uname -m)" -R)
-"${run[@]}" "$ctest" --test-dir "$build" --parallel "${SOK_BUILD_JOBS:-$(nproc)}" --output-on-failure --no-tests=error
+choice=(-LE slow)
+[[ -n ${SOK_TEST_SLOW:-} ]] && choice=()
+"${run[@]}" "$ctest" --test-dir "$build" "${choice[@]}" --parallel "${SOK_BUILD_JOBS:-$(nproc)}" --output-on-failure --no-tests=error
