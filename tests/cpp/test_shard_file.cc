@@ -274,6 +274,49 @@ TEST(CraftedRowsAreRefusedAndNothingElseIsStored) {
   CHECK_EQ(Load(&table, folder / "b").stored, 1);  // the crafting itself is right
 }
 
+TEST(CraftedDeltasAreRefused) {
+  const Folder folder;
+  Table table(Shard(1, 2));
+  Train(&table, 20);
+  table.native().BeginSave();
+  table.native().EndSave("g0");
+  Train(&table, 4);
+  table.native().BeginSave();
+  sok::SaveShardChanges({kThreads}, table.native(), 8, "g1", folder / "a");
+  const std::string head = HeadOf(folder / "a");
+  auto refuses = [&](const std::string& changed, const std::vector<std::pair<sok::BlockType, std::string>>& blocks,
+                     int64_t erased, const std::string& why) {
+    auto all = blocks;
+    all.emplace(all.begin(), sok::BlockType::kHead, changed);
+    Craft(folder / "b", all, 0, erased);
+    CHECK_THROWS(sok::VerifyShard(folder / "b"), sok::DamagedFile, why);
+  };
+  Craft(folder / "b", {{sok::BlockType::kHead, head}, {sok::BlockType::kErased, RowsBlock(1, {1}, 0)}}, 0, 1);
+  CHECK_EQ(sok::VerifyShard(folder / "b").erased, 1);  // the crafting itself is right
+  const auto kErased = sok::BlockType::kErased;
+  refuses(head, {{kErased, ""}}, 0, "cannot hold 0 erased keys");
+  refuses(head, {{kErased, RowsBlock(0, {}, 0)}}, 0, "cannot hold 0 erased keys");
+  refuses(head, {{kErased, RowsBlock(2, {1}, 0)}}, 2, "cannot hold 2 erased keys");
+  refuses(head, {{kErased, RowsBlock(~uint64_t{0}, {1}, 0)}}, 1, "cannot hold 18446744073709551615 erased keys");
+  refuses(head, {{kErased, RowsBlock(1, {2}, 0)}}, 1, "key 2 does not belong to rank 1 of 2");
+  refuses(head, {{kErased, RowsBlock(1, {1}, 0)}}, 2, "counts 0 rows and 2 erased keys, and 0 and 1 are here");
+  refuses(head, {{sok::BlockType::kRows, RowsBlock(1, {1}, 12)}, {kErased, RowsBlock(1, {1}, 0)}}, 1,
+          "erased keys behind rows");
+  refuses(Changed(Changed(head, 0, uint32_t{1}), 4, uint32_t{4}), {}, 0, "unknown flags");
+  refuses(Changed(head, 4, uint32_t{8}), {}, 0, "unknown flags");
+  refuses(Changed(head, 4, uint32_t{1}), {}, 0, "runs in a full save");
+  const size_t rule = head.find("adam", head.find("adam") + 4);  // then slots, six settings, calls and the runs
+  uint32_t num_runs;
+  std::memcpy(&num_runs, &head[rule + 40], 4);
+  CHECK(num_runs >= 2);
+  refuses(Changed(head, rule + 40, uint32_t{1000000}), {}, 0, "has 1000000 runs");
+  refuses(Changed(head, rule + 44, uint64_t{0}), {}, 0, "a run that begins at call 0 of 6");
+  refuses(Changed(head, rule + 44, uint64_t{7}), {}, 0, "a run that begins at call 7 of 6");
+  refuses(Changed(head, rule + 56, uint64_t{4}), {}, 0, "a run that begins at call 4 of 6");
+  refuses(Changed(head, rule + 52, 0x7FC00000), {}, 0, "with alpha nan");
+  table.native().EndSave("");
+}
+
 TEST(KeysThatDoNotFitTheirDtypeAreRefused) {
   const Folder folder;
   for (const bool is_unsigned : {false, true}) {
