@@ -38,11 +38,6 @@ def server(tmp_path_factory):
     process.close()
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "model" / "1"
-
-
 def ids_spec(dtype=tf.int64, name="ids"):
     return tf.TensorSpec([None, None], dtype, name)
 

@@ -9,16 +9,8 @@ import pytest
 import tensorflow as tf
 
 import sok
-from tests.sok.stranger import Stranger
 
 v1 = tf.compat.v1
-
-
-@pytest.fixture(scope="module")
-def stranger(tmp_path_factory):
-    process = Stranger(tmp_path_factory.mktemp("stranger"))
-    yield process
-    process.close()
 
 
 def test_a_script_with_v2_behaviour_off_exports_what_its_monitored_session_has(tmp_path, stranger):
