@@ -180,7 +180,7 @@ int64_t EmbeddingTable::SlotFloats(const std::string& slot_set) const {
 void EmbeddingTable::ReadSlots(const SlotSet& set, uint32_t row, float* slots, int64_t* stamp) const {
   const int64_t dim = config_.dim;
   const float* record = rows_.Record(row);
-  std::memcpy(slots, record + set.offset, static_cast<size_t>(set.rule.num_slots() * dim) * sizeof(float));
+  std::copy_n(record + set.offset, set.rule.num_slots() * dim, slots);  // none and nowhere, of a rule without slots
   *stamp = -1;
   if (!set.rule.decays()) return;
   std::vector<float> weights(record, record + dim);  // settling moves them too; the row itself stays as it is
