@@ -143,9 +143,9 @@ def check_a_chain_is_restored_by_any_number(world, tmp_path_of_rank, monkeypatch
     with monkeypatch.context() as patch:
         alone = LocalTransport()
         patch.setattr(context, "get_transport", lambda: alone)
+        fresh = sok.optimizers.Adam(0.5)  # on all ranks, or the names of later ones would differ
         if world.rank == 0:
             named = {t.table_name: sok.EmbeddingVariable(DIM, 400, name=t.table_name, seed=5) for t in tables}
-            fresh = sok.optimizers.Adam(0.5)
             sok.restore(folder, named, fresh)
             assert [int(o.size()) for o in named.values()] == everywhere.sum(0).tolist()
             sok.compact(folder)

@@ -59,7 +59,7 @@ def check_a_worker_without_memory_for_keys_stops_an_export_on_all(world: World, 
     folder = shared_folder(tmp_path_of_rank)
     for rank, name, value in (
         (world.size - 1, "sok.saved_model.model.key_words", out_of_memory),
-        (0, "sok.saved_model.rows.np", NumPyThatDoesNotSort()),
+        (0, "sok.saved_model.frozen_table.np", NumPyThatDoesNotSort()),
     ):
         with monkeypatch.context() as patch, pytest.raises((MemoryError, RuntimeError), match="no room for keys"):
             if world.rank == rank:
