@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -18,55 +16,13 @@ from sok import _ops, context, keras_calls, table_state
 from sok import initializers as sok_initializers
 from sok.checkpoint import beside
 from sok.keys import as_keys, check_key_dtype
+from sok.table_arguments import checked_owner, checked_way_home, derived_seed, unique_name, whole_number
 from sok.table_rows import TableRows, rows_behind
 
 _MAX_DIM = 2**20
 _MAX_CAPACITY = 2**32 - 2  # row numbers are 32-bit words in the index, and two of them mean "no row"
 
-_WAYS_HOME = ("auto", "rows", "sums")
-
 _by_handle: weakref.WeakValueDictionary[int, EmbeddingVariable] = weakref.WeakValueDictionary()
-_eager_names: set[str] = set()
-_graph_names: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-
-
-def _unique_name(name: str) -> str:
-    """`name`, `name_1`, ...: per process in eager mode, per graph in v1, so the same on all ranks of one program."""
-    with ops.init_scope():
-        if tf.executing_eagerly():
-            taken = _eager_names
-        else:
-            taken = _graph_names.setdefault(tf.compat.v1.get_default_graph(), set())
-    candidates = itertools.chain([name], (f"{name}_{n}" for n in itertools.count(1)))
-    unique = next(candidate for candidate in candidates if candidate not in taken)
-    taken.add(unique)
-    return unique
-
-
-def _whole_number(argument: str, value: Any, top: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or not 1 <= value <= top:
-        raise ValueError(f"`{argument}` must be a whole number in [1, {top}]. Received: {value!r}.")
-    return int(value)
-
-
-def _check_owner(owner: Any, world_size: int) -> int:
-    if isinstance(owner, bool) or not hasattr(owner, "__index__") or not 0 <= owner < world_size:
-        raise ValueError(
-            f"`owner` must be None or a rank in [0, {world_size}), the workers of this job. Received: {owner!r}."
-        )
-    return int(owner)
-
-
-def _check_way_home(way_home: Any) -> str:
-    if way_home not in _WAYS_HOME:
-        raise ValueError(f"`way_home` must be one of {', '.join(map(repr, _WAYS_HOME))}. Received: {way_home!r}.")
-    return way_home
-
-
-def _derive_seed(*parts: Any) -> int:
-    """A stable signed 64-bit number made of `parts`; Python's own hash changes from process to process."""
-    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little", signed=True)
 
 
 class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
@@ -131,25 +87,25 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         num_keys: int | None = None,
         way_home: str = "auto",
     ) -> None:
-        self._dim = _whole_number("dim", dim, _MAX_DIM)
-        self._capacity = _whole_number("capacity", capacity, _MAX_CAPACITY)
+        self._dim = whole_number("dim", dim, _MAX_DIM)
+        self._capacity = whole_number("capacity", capacity, _MAX_CAPACITY)
         self._hashed = bool(hashed)
         if num_keys is not None and self._hashed:
             raise ValueError("`num_keys` is for tables whose keys are row numbers: give hashed=False, too.")
         self._key_dtype = check_key_dtype(key_dtype)
         transport = context.get_transport()
         self._world_size, self._rank = transport.size, transport.rank
-        self._owner = None if owner is None else _check_owner(owner, transport.size)
-        self._way_home = _check_way_home(way_home)
+        self._owner = None if owner is None else checked_owner(owner, transport.size)
+        self._way_home = checked_way_home(way_home)
         self._num_keys = num_keys
-        self._table_name = _unique_name(name or "embedding_variable")
+        self._table_name = unique_name(name or "embedding_variable")
         spec = sok_initializers.to_spec(initializer, self._capacity, self._dim)
         if seed is not None:
-            self._seed = _derive_seed("variable", int(seed))
+            self._seed = derived_seed("variable", int(seed))
         elif spec.seed is not None:
-            self._seed = _derive_seed("initializer", spec.seed)
+            self._seed = derived_seed("initializer", spec.seed)
         else:
-            self._seed = _derive_seed("table", context.get_seed(), self._table_name)
+            self._seed = derived_seed("table", context.get_seed(), self._table_name)
         self._initializer_spec = spec
         with ops.init_scope():
             graph_mode = not tf.executing_eagerly()
@@ -163,7 +119,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
                 world_size=self._world_size,
                 rank=self._rank,
                 owner=-1 if self._owner is None else self._owner,
-                num_keys=0 if num_keys is None else _whole_number("num_keys", num_keys, 2**62),
+                num_keys=0 if num_keys is None else whole_number("num_keys", num_keys, 2**62),
                 seed=self._seed,
                 initializer=spec.kind,
                 init_a=spec.a,

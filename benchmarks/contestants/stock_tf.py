@@ -106,10 +106,10 @@ def _batches(job: dict[str, Any], distribution: str, keys: Any = None) -> list[l
 
 def _finders(job: dict[str, Any]) -> list[tf.lookup.experimental.DenseHashTable]:
     """For each table, the row numbers of its keys."""
-    indexes = []
+    indexes, buckets = [], 1 << (2 * job["rows"] - 1).bit_length()  # it takes powers of two
     for t in range(job["tables"]):
         index = tf.lookup.experimental.DenseHashTable(
-            tf.int64, tf.int64, default_value=-1, empty_key=-1, deleted_key=-2, initial_num_buckets=2 * job["rows"]
+            tf.int64, tf.int64, default_value=-1, empty_key=-1, deleted_key=-2, initial_num_buckets=buckets
         )
         rows = np.arange(job["rows"], dtype=np.int64)
         index.insert(tf.constant(workloads.hashed_ids(rows, t)), tf.constant(rows))

@@ -43,7 +43,35 @@ def unseen_row(table: EmbeddingVariable, default: Any) -> np.ndarray | None:
     raise ValueError(f"`default` must be 'initial', 'mean', 'zeros' or a finite number. Received: {default!r}.")
 
 
-class FrozenTable(tf.Module):
+@dataclasses.dataclass(frozen=True)
+class About:
+    """What stands for a table has it from there."""
+
+    table: EmbeddingVariable
+    unseen_row: np.ndarray | None
+    initial_rows: Callable[..., tf.Tensor] | None
+
+
+class StandsForTable:
+    """What all that stands for a table knows of it. It sets `_about`."""
+
+    _about: About
+
+    @property
+    def table(self) -> EmbeddingVariable:
+        return self._about.table
+
+    @property
+    def unseen_row(self) -> np.ndarray | None:
+        """What all keys without a row read as [D]; None if that depends on the key."""
+        return self._about.unseen_row
+
+    def scope(self) -> Any:
+        """Under which name its lookups appear in a graph."""
+        return tf.name_scope(re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", f"table_{self.table.table_name}"))
+
+
+class FrozenTable(StandsForTable, tf.Module):
     """Sorted keys and their rows, or of an identity table rows alone, in variables that stock ops read.
 
     The variables hold one row while a model is traced; `sok.saved_model.rows` writes the others beside it.
@@ -70,15 +98,6 @@ class FrozenTable(tf.Module):
         self.keys = _placeholder([], word_dtype(table), "keys") if table.hashed else None
 
     @property
-    def table(self) -> EmbeddingVariable:
-        return self._about.table
-
-    @property
-    def unseen_row(self) -> np.ndarray | None:
-        """What all keys without a row read as [D]; None if that depends on the key."""
-        return self._about.unseen_row
-
-    @property
     def handles(self) -> list[tf.Tensor]:
         """What traced functions capture."""
         return [variable.handle for variable in self.variables]
@@ -90,7 +109,7 @@ class FrozenTable(tf.Module):
     def lookup(self, keys: tf.Tensor) -> tf.Tensor:
         """The rows [..., D] float32 of `keys` [...]."""
         flat = tf.reshape(keys, [-1])
-        with tf.name_scope(re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", f"table_{self.table.table_name}")):
+        with self.scope():
             rows = self._of_hashed(flat) if self.table.hashed else self._rows_at(tf.cast(flat, tf.int64))
         shaped = tf.reshape(rows, tf.concat([tf.shape(keys), [self.table.dim]], 0))
         shaped.set_shape(keys.shape.concatenate([self.table.dim]))
@@ -120,15 +139,6 @@ class FrozenTable(tf.Module):
     def _rows_at(self, place: tf.Tensor) -> tf.Tensor:
         rows = tf.cast(tf.gather(self.rows, place), tf.float32)
         return rows if self.scales is None else rows * tf.gather(self.scales, place)[:, None]
-
-
-@dataclasses.dataclass(frozen=True)
-class About:
-    """What stands for a table has it from there."""
-
-    table: EmbeddingVariable
-    unseen_row: np.ndarray | None
-    initial_rows: Callable[..., tf.Tensor] | None
 
 
 def word_dtype(table: EmbeddingVariable) -> tf.DType:

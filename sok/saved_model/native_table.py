@@ -14,13 +14,13 @@ import numpy as np
 import tensorflow as tf
 
 from sok import _ops
-from sok.saved_model.frozen_table import About
+from sok.saved_model.frozen_table import About, StandsForTable
 from sok.saved_model.serving_file import Description, ServingFile, mixed_keys, unmixed_keys
 from sok.saved_model.stock_ops import StockOps, as_written
 from sok.table import EmbeddingVariable
 
 
-class NativeTable(tf.saved_model.experimental.TrackableResource):
+class NativeTable(StandsForTable, tf.saved_model.experimental.TrackableResource):
     """A file of the SavedModel's assets, opened when the model is loaded.
 
     Args:
@@ -41,15 +41,6 @@ class NativeTable(tf.saved_model.experimental.TrackableResource):
         _ = self.resource_handle  # made here, outside of the functions that are traced
 
     @property
-    def table(self) -> EmbeddingVariable:
-        return self._about.table
-
-    @property
-    def unseen_row(self) -> np.ndarray | None:
-        """What all keys without a row read as [D]; None if that depends on the key."""
-        return self._about.unseen_row
-
-    @property
     def variables(self) -> list[tf.Variable]:
         return []
 
@@ -60,7 +51,7 @@ class NativeTable(tf.saved_model.experimental.TrackableResource):
 
     def lookup(self, keys: tf.Tensor) -> tf.Tensor:
         """The rows [..., D] float32 of `keys` [...]."""
-        with tf.name_scope(re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", f"table_{self.table.table_name}")):
+        with self.scope():
             return _ops.serving_lib().sok_serving_lookup(self.resource_handle, keys, dim=self.table.dim)
 
     def open(self) -> tf.Operation:

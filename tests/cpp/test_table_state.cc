@@ -5,67 +5,13 @@
 #include <vector>
 
 #include "check.h"
+#include "collector.h"
 #include "sok/error.h"
 #include "tables.h"
 
 using sok::EmbeddingTable;
 
 namespace {
-
-constexpr int64_t kRowsPerBatch = 7;
-
-struct Kept {
-  std::vector<float> row;
-  std::vector<std::vector<float>> slots;
-};
-
-bool operator==(const Kept& a, const Kept& b) { return a.row == b.row && a.slots == b.slots; }
-
-// Everything that ReadAll gives.
-class Collector : public EmbeddingTable::RowSink {
- public:
-  explicit Collector(int64_t dim) : dim_(static_cast<size_t>(dim)) {}
-
-  int64_t Begin(int64_t num_rows, const std::vector<EmbeddingTable::SlotSetInfo>& given) override {
-    ++begins;
-    expected = num_rows;
-    sets = given;
-    return kRowsPerBatch;
-  }
-  EmbeddingTable::RowTarget Allocate(int64_t n) override {
-    batches.push_back(n);
-    keys_.assign(static_cast<size_t>(n), 0);
-    rows_.assign(static_cast<size_t>(n) * dim_, 0.0f);
-    slots_.clear();
-    EmbeddingTable::RowTarget target{keys_.data(), rows_.data(), {}};
-    for (const auto& set : sets) slots_.emplace_back(static_cast<size_t>(n * set.rule.num_slots()) * dim_);
-    for (auto& slots : slots_) target.slots.push_back(slots.data());
-    return target;
-  }
-  void Commit() override {
-    for (size_t i = 0; i < keys_.size(); ++i) {
-      Kept kept{{rows_.begin() + static_cast<long>(i * dim_), rows_.begin() + static_cast<long>((i + 1) * dim_)}, {}};
-      for (const auto& slots : slots_) {
-        const size_t width = slots.size() / keys_.size();
-        kept.slots.emplace_back(slots.begin() + static_cast<long>(i * width),
-                                slots.begin() + static_cast<long>((i + 1) * width));
-      }
-      CHECK(found.emplace(keys_[i], kept).second);
-    }
-  }
-
-  int begins = 0;
-  int64_t expected = -1;
-  std::vector<EmbeddingTable::SlotSetInfo> sets;
-  std::vector<int64_t> batches;
-  std::map<uint64_t, Kept> found;
-
- private:
-  const size_t dim_;
-  std::vector<uint64_t> keys_;
-  std::vector<float> rows_;
-  std::vector<std::vector<float>> slots_;
-};
 
 Collector ReadAll(Table* table) {
   const ThreadExecutor executor(3);

@@ -176,6 +176,7 @@ def test_a_table_that_was_not_saved_or_restored_as_a_whole_makes_it_a_full_save(
     sok.restore(tmp_path, table, slots=False)
     with all_rows_because("neither saved before nor restored as a whole"):
         sok.save(tmp_path, table, incremental=True)
+    assert rows_of_links(tmp_path) == [int(table.size())]
 
 
 def test_a_lost_file_of_the_chain_makes_it_a_full_save(tmp_path):

@@ -15,6 +15,7 @@ import sok
 from sok import _ops
 from sok.saved_model.stock_ops import StockOps
 from tests.reference.keys import KEY_DTYPES, extreme_keys
+from tests.sok.export_models import Rows, ids_spec
 
 TOLERANCE = 1e-6
 
@@ -22,21 +23,6 @@ TOLERANCE = 1e-6
 @pytest.fixture(scope="module", autouse=True)
 def init():
     sok.Init()
-
-
-def ids_spec(dtype=tf.int64, name="ids"):
-    return tf.TensorSpec([None, None], dtype, name)
-
-
-class Rows(tf.Module):
-    """The rows of each id."""
-
-    def __init__(self, table):
-        super().__init__()
-        self.table = table
-
-    def __call__(self, ids):
-        return sok.group_embedding_lookup([self.table], [ids], training=False)[0]
 
 
 def assert_equal(stranger, path, model, inputs, output="output_0", **options):

@@ -17,6 +17,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 import sok
 from sok import _ops, cli
 from tests.reference.keys import KEY_DTYPES, extreme_keys
+from tests.sok.export_models import Rows, ids_spec
 from tests.sok.stranger import Stranger
 
 v1 = tf.compat.v1
@@ -36,21 +37,6 @@ def server(tmp_path_factory):
     process = Stranger(folder, folder / "1" / "assets.extra" / "libsok_serving.so")
     yield process
     process.close()
-
-
-def ids_spec(dtype=tf.int64, name="ids"):
-    return tf.TensorSpec([None, None], dtype, name)
-
-
-class Rows(tf.Module):
-    """The rows of each id."""
-
-    def __init__(self, table):
-        super().__init__()
-        self.table = table
-
-    def __call__(self, ids):
-        return sok.group_embedding_lookup([self.table], [ids], training=False)[0]
 
 
 @pytest.mark.parametrize(

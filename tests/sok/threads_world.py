@@ -70,7 +70,7 @@ def run_world(size: int, program: Callable[[ThreadTransport], Any], monkeypatch:
     """program(transport) on each of `size` ranks at once. Gives what each returned, or the exception that it raised."""
     here = threading.local()
     monkeypatch.setattr(context, "get_transport", lambda: here.transport)
-    monkeypatch.setattr(table, "_unique_name", lambda name: name)  # the ranks share this process' names otherwise
+    monkeypatch.setattr(table, "unique_name", lambda name: name)  # the ranks share this process' names otherwise
     meeting = _Meeting(size)
     results: list[Any] = [None] * size
 

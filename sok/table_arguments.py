@@ -1,0 +1,55 @@
+"""What a table is made with: arguments checked, its name and its seed worked out."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import weakref
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework import ops
+
+_WAYS_HOME = ("auto", "rows", "sums")
+
+_eager_names: set[str] = set()
+_graph_names: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+def unique_name(name: str) -> str:
+    """`name`, `name_1`, ...: per process in eager mode, per graph in v1, so the same on all ranks of one program."""
+    with ops.init_scope():
+        if tf.executing_eagerly():
+            taken = _eager_names
+        else:
+            taken = _graph_names.setdefault(tf.compat.v1.get_default_graph(), set())
+    candidates = itertools.chain([name], (f"{name}_{n}" for n in itertools.count(1)))
+    unique = next(candidate for candidate in candidates if candidate not in taken)
+    taken.add(unique)
+    return unique
+
+
+def whole_number(argument: str, value: Any, top: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__") or not 1 <= value <= top:
+        raise ValueError(f"`{argument}` must be a whole number in [1, {top}]. Received: {value!r}.")
+    return int(value)
+
+
+def checked_owner(owner: Any, world_size: int) -> int:
+    if isinstance(owner, bool) or not hasattr(owner, "__index__") or not 0 <= owner < world_size:
+        raise ValueError(
+            f"`owner` must be None or a rank in [0, {world_size}), the workers of this job. Received: {owner!r}."
+        )
+    return int(owner)
+
+
+def checked_way_home(way_home: Any) -> str:
+    if way_home not in _WAYS_HOME:
+        raise ValueError(f"`way_home` must be one of {', '.join(map(repr, _WAYS_HOME))}. Received: {way_home!r}.")
+    return way_home
+
+
+def derived_seed(*parts: Any) -> int:
+    """A stable signed 64-bit number made of `parts`; Python's own hash changes from process to process."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
