@@ -1,8 +1,8 @@
 """How fast a native export starts, and what several servers of it share: python -m benchmarks.serving_start.
 
-Exports one hashed table natively and in stock ops. Then, for each, processes without sok load it and look up a batch, one
-after the other while the others stay alive; each says how long it took from `tf.saved_model.load` to the first answer,
-and, when all are up, its share of memory (Pss: a page that k processes map counts 1/k in each).
+Exports one hashed table natively and in stock ops. Then, for each, processes without sok load it and look up a batch,
+one after the other while the others stay alive; each says how long it took from `tf.saved_model.load` to the first
+answer, and, when all are up, its share of memory (Pss: a page that k processes map counts 1/k in each).
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ start = time.perf_counter()
 serve = tf.saved_model.load(folder).signatures["serving_default"]
 loaded = time.perf_counter() - start
 answer = next(iter(serve(ids=ids).values())).numpy()
-print(json.dumps({"load_s": loaded, "first_answer_s": time.perf_counter() - start, "sum": float(answer.sum())}), flush=True)
+answered = time.perf_counter() - start
+print(json.dumps({"load_s": loaded, "first_answer_s": answered, "sum": float(answer.sum())}), flush=True)
 sys.stdin.readline()
 print(json.dumps({"pss_kb": memory()["Pss"] - before}), flush=True)
 sys.stdin.readline()
