@@ -8,6 +8,7 @@ string(TOUPPER "${SOK_CUDA}" sok_cuda_wanted)
 set(SOK_CUDA_SOURCES
   cuda/combine.cu
   cuda/device_decay.cu
+  cuda/device_words.cu
   cuda/embedding_table.cu
   cuda/hash_table.cu
   cuda/initializer.cu
@@ -23,6 +24,7 @@ set(SOK_CUDA_HOST_SOURCES
   cuda/c_api.cc
   cuda/c_api_table.cc
   cuda/device_memory.cc
+  cuda/device_store.cc
 )
 
 # A sanitized build is for tests on the host.
@@ -81,7 +83,7 @@ if(SOK_HAS_CUDA)
   endif()
 endif()
 
-if(SOK_CUDA_EMULATED)
+if(SOK_CUDA_EMULATED OR SOK_OPS)
   # The host's compiler takes a .cu file for what it is when another file includes it.
   set(sok_emulated_sources)
   foreach(source IN LISTS SOK_CUDA_SOURCES)
@@ -90,8 +92,9 @@ if(SOK_CUDA_EMULATED)
     configure_file(tests/cuda/emulator/kernel.cc.in "${CMAKE_CURRENT_BINARY_DIR}/emulated/${stem}.cc" @ONLY)
     list(APPEND sok_emulated_sources "${CMAKE_CURRENT_BINARY_DIR}/emulated/${stem}.cc")
   endforeach()
-  # Shared for Python. Not where a sanitizer would see the CPU's code twice, in the library and in the program.
-  if(SOK_SANITIZE)
+  # Shared for Python. Not where a sanitizer would see the CPU's code twice, in the library and in the program, nor as part
+  # of the ops.
+  if(SOK_SANITIZE OR NOT SOK_CUDA_EMULATED)
     set(sok_emulated_type STATIC)
   else()
     set(sok_emulated_type SHARED)
@@ -101,5 +104,8 @@ if(SOK_CUDA_EMULATED)
   target_include_directories(sok_cuda_emulated PUBLIC tests/cuda/emulator include cuda)
   target_link_libraries(sok_cuda_emulated PUBLIC sok_cpu PRIVATE sok_flags Threads::Threads)
   target_link_options(sok_cuda_emulated PRIVATE -Wl,--no-undefined)
-  set_target_properties(sok_cuda_emulated PROPERTIES CXX_EXTENSIONS OFF)
+  set_target_properties(sok_cuda_emulated PROPERTIES CXX_EXTENSIONS OFF POSITION_INDEPENDENT_CODE ON)
+  if(NOT SOK_CUDA_EMULATED)
+    set_target_properties(sok_cuda_emulated PROPERTIES EXCLUDE_FROM_ALL ON)
+  endif()
 endif()

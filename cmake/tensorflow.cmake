@@ -26,5 +26,9 @@ string(REPLACE " " ";" sok_tf_options "${SOK_TF_COMPILE_OPTIONS}")
 target_compile_options(sok_tensorflow INTERFACE ${sok_tf_options})
 target_link_libraries(sok_tensorflow INTERFACE "${SOK_TF_FRAMEWORK_LIBRARY}")
 
+# With TensorFlow's C interface too, for a test's device.
+add_library(sok_tensorflow_c INTERFACE)
+target_link_libraries(sok_tensorflow_c INTERFACE sok_tensorflow "${SOK_TF_C_LIBRARY}")
+
 # Strings cross from sok_cpu to the ops, so both use TensorFlow's string layout.
 add_compile_definitions(_GLIBCXX_USE_CXX11_ABI=${SOK_TF_CXX11_ABI})

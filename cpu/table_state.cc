@@ -179,8 +179,13 @@ int64_t EmbeddingTable::Restore(const Cpu& cpu, Scratch* scratch, const std::vec
   return num_new;
 }
 
-void EmbeddingTable::Swap(EmbeddingTable* other) {
-  if (other == this) return;
+void EmbeddingTable::Swap(TableStore* with) {
+  if (with == this) return;
+  auto* other = dynamic_cast<EmbeddingTable*>(with);
+  if (other == nullptr) {
+    throw InvalidArgument(Label() + " is in the memory of this process, and " + with->Label() +
+                          " on a device: they cannot swap rows.");
+  }
   const TableConfig &a = config_, &b = other->config_;
   if (a.dim != b.dim || a.capacity != b.capacity || a.hashed != b.hashed || a.is_unsigned != b.is_unsigned ||
       a.world_size != b.world_size || a.rank != b.rank || a.owner != b.owner || a.num_keys != b.num_keys) {

@@ -29,6 +29,8 @@ struct Work {
   int64_t num_rows;  // of its table
 };
 
+__device__ __forceinline__ int64_t RowNumber(int64_t row_id) { return row_id < 0 ? -1 : row_id & 0xFFFFFFFFll; }
+
 // The last of [0, count) whose `first` is at most i.
 template <class First>
 __device__ __forceinline__ int64_t Find(int64_t count, int64_t i, const First& first) {
@@ -52,7 +54,7 @@ __global__ void ListAddendsKernel(const Work* all, int64_t num_work, int64_t n, 
   for (int64_t k = GlobalThread(); k < n; k += GlobalThreads()) {
     const Work& work = all[Find(num_work, k, [&](int64_t w) { return all[w].first; })];
     const DeviceAddends& a = work.addends;
-    const int64_t i = k - work.first, row = a.row_ids[i];
+    const int64_t i = k - work.first, row = RowNumber(a.row_ids[i]);
     uint32_t id = dropped;
     if (row >= work.num_rows) ReportBad(work.first_bad, i);
     if (row >= 0 && row < work.num_rows) {
@@ -87,19 +89,19 @@ __global__ void HeadsKernel(const uint32_t* sorted, int64_t n, uint32_t dropped,
   }
 }
 
-__global__ void NumberRowsKernel(const uint32_t* sorted, int64_t n, uint32_t dropped, const uint32_t* is_head,
-                                 const uint32_t* before,
-                                 const int64_t* bases,  // [num_tables]
-                                 int64_t num_tables,
+__global__ void NumberRowsKernel(const Work* all, int64_t num_work, const uint32_t* sorted, const uint32_t* positions,
+                                 int64_t n, uint32_t dropped, const uint32_t* is_head, const uint32_t* before,
                                  uint32_t* segments,  // [n]; n: dropped
                                  int64_t* row_ids, int32_t* tables, int64_t* num_sums) {
   for (int64_t k = GlobalThread(); k < n; k += GlobalThreads()) {
     const uint32_t number = before[k] + is_head[k];
     segments[k] = sorted[k] < dropped ? number - 1 : static_cast<uint32_t>(n);
     if (is_head[k] != 0) {
-      const int64_t id = sorted[k], table = Find(num_tables, id, [&](int64_t t) { return bases[t]; });
-      row_ids[before[k]] = id - bases[table];
-      if (tables != nullptr) tables[before[k]] = static_cast<int32_t>(table);
+      // The row's first addend has its id whole.
+      const int64_t position = positions[k];
+      const Work& work = all[Find(num_work, position, [&](int64_t w) { return all[w].first; })];
+      row_ids[before[k]] = work.addends.row_ids[position - work.first];
+      if (tables != nullptr) tables[before[k]] = static_cast<int32_t>(work.addends.table);
     }
     if (k == n - 1) *num_sums = number;
   }
@@ -153,7 +155,6 @@ void SumRows(const Cuda& cuda, DeviceScratch* scratch, const DeviceAddends* adde
   const int64_t num_work = static_cast<int64_t>(work.size());
   const uint32_t dropped = static_cast<uint32_t>(all_rows);
   const Work* device_work = Upload(cuda, scratch, work.data(), num_work);
-  const int64_t* device_bases = Upload(cuda, scratch, bases.data(), num_tables);
   uint32_t* ids = scratch->Get<uint32_t>(n);
   float* factor = scaled ? scratch->Get<float>(n) : nullptr;
   WithFloatType(type, [&](auto* null) {
@@ -169,8 +170,8 @@ void SumRows(const Cuda& cuda, DeviceScratch* scratch, const DeviceAddends* adde
     uint32_t* segments = scratch->Get<uint32_t>(n);
     Launch(HeadsKernel, grid, kThreads, 0, cuda, sorted, n, dropped, is_head);
     ExclusiveSum(cuda, scratch, is_head, before, n);
-    Launch(NumberRowsKernel, grid, kThreads, 0, cuda, sorted, n, dropped, is_head, before, device_bases, num_tables,
-           segments, row_ids, tables, num_sums);
+    Launch(NumberRowsKernel, grid, kThreads, 0, cuda, device_work, num_work, sorted, positions, n, dropped, is_head,
+           before, segments, row_ids, tables, num_sums);
     SumSorted(cuda, scratch, ScatteredAddends<T>{source, factor}, segments, static_cast<uint32_t>(n), positions, n, dim,
               sums, dim);
   });

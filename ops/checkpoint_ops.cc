@@ -55,11 +55,11 @@ class TableSaveOp : public OpKernel {
       if (snapshot_) {  // beside training: it gets the other processors
         const SerialExecutor executor;
         return StoreSummary(ctx,
-                            SaveShardSnapshot({executor}, &resource->table(), key_bytes, generation, path, changes_));
+                            SaveShardSnapshot({executor}, &resource->store(), key_bytes, generation, path, changes_));
       }
       const TfExecutor executor(ctx);
       const auto save = changes_ ? SaveShardChanges : SaveShard;
-      StoreSummary(ctx, save({executor}, resource->table(), key_bytes, generation, path));
+      StoreSummary(ctx, save({executor}, resource->store(), key_bytes, generation, path));
     });
   }
 
@@ -81,16 +81,16 @@ class TableSaveBeginOp : public OpKernel {
     Guard(ctx, [&] {
       std::string of;
       Check(ctx->GetAttr("snapshot", &of));
-      using Of = EmbeddingTable::SnapshotOf;
+      using Of = TableStore::SnapshotOf;
       of_ = of == "all" ? Of::kAllRows : of == "changes" ? Of::kChanges : Of::kNothing;
     });
   }
   void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] { TableArg(ctx, 0)->table().BeginSave(of_); });
+    Guard(ctx, [&] { TableArg(ctx, 0)->store().BeginSave(of_); });
   }
 
  private:
-  EmbeddingTable::SnapshotOf of_ = EmbeddingTable::SnapshotOf::kNothing;
+  TableStore::SnapshotOf of_ = TableStore::SnapshotOf::kNothing;
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>TableSaveBegin").Device(tensorflow::DEVICE_CPU), TableSaveBeginOp);
 
@@ -104,7 +104,7 @@ class TableSaveEndOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
   void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] { TableArg(ctx, 0)->table().EndSave(TextArg(ctx, 1, "base")); });
+    Guard(ctx, [&] { TableArg(ctx, 0)->store().EndSave(TextArg(ctx, 1, "base")); });
   }
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>TableSaveEnd").Device(tensorflow::DEVICE_CPU), TableSaveEndOp);
@@ -122,7 +122,7 @@ class TableChangesOp : public OpKernel {
     Guard(ctx, [&] {
       Tensor* out;
       Check(ctx->allocate_output(0, TensorShape({}), &out));
-      out->scalar<tstring>()() = ChangesJson(TableArg(ctx, 0)->table().Changes());
+      out->scalar<tstring>()() = ChangesJson(TableArg(ctx, 0)->store().Changes());
     });
   }
 };
@@ -150,7 +150,7 @@ class TableLoadOp : public OpKernel {
         names.emplace_back(ctx->input(2).vec<tstring>()(i), ctx->input(3).vec<tstring>()(i));
       }
       const TfExecutor executor(ctx);
-      StoreSummary(ctx, LoadShard({executor}, TextArg(ctx, 1, "path"), KeyBytes(*resource), names, &resource->table()));
+      StoreSummary(ctx, LoadShard({executor}, TextArg(ctx, 1, "path"), KeyBytes(*resource), names, &resource->store()));
     });
   }
 };

@@ -173,12 +173,12 @@ class ExchangeRouteOp : public GroupOp {
   template <class Word>
   void Run(OpKernelContext* ctx, const Tables& tables, const Inputs& in, int64_t call, bool insert) const {
     const int num_features = in.keys.size(), num_tables = static_cast<int>(tables.size());
-    const int world = tables[0]->table().config().world_size;
+    const int world = tables[0]->config().world_size;
     const TfExecutor executor(ctx);
     const ScratchLease scratch;
     std::vector<RouteTable> route_tables;
     for (int t = 0; t < num_tables; ++t) {
-      const TableConfig& config = tables[t]->table().config();
+      const TableConfig& config = tables[t]->config();
       route_tables.push_back(
           {config.dim, config.is_unsigned, config.hashed ? 0 : config.num_legal(), config.owner, ways_[t]});
     }
@@ -256,12 +256,12 @@ class ExchangeRouteOp : public GroupOp {
       }
       fault.feature = 0;
       *route = RouteKeys(cpu, scratch, route_tables.data(), num_tables, features->data(), num_features,
-                         tables[0]->table().config().world_size, word_bytes);
+                         tables[0]->config().world_size, word_bytes);
       if (!route->is_legal) {
         fault.feature = route->bad_feature;
         fault.status = {kKeyOutOfRange, static_cast<int64_t>(route->bad_key)};
       } else {
-        CheckSizes(*route, num_tables, tables[0]->table().config().world_size);
+        CheckSizes(*route, num_tables, tables[0]->config().world_size);
       }
     } catch (const std::exception& e) {  // peers wait: tell them rather than stop
       fault.refusal = e.what();

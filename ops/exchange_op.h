@@ -105,7 +105,7 @@ inline std::vector<Asked> AllAsked(const int64_t* counts, int64_t world, int64_t
 inline std::string NamesOf(const std::vector<RefCountPtr<TableResource>>& tables) {
   std::string names;
   for (size_t t = 0; ProfileRuns() && t < tables.size(); ++t) {
-    names += (t > 0 ? "," : "") + tables[t]->table().config().name;
+    names += (t > 0 ? "," : "") + tables[t]->config().name;
   }
   return names;
 }
@@ -143,15 +143,15 @@ class GroupOp : public OpKernel {
     for (int t = 0; t < num_tables; ++t) {
       tables.push_back(TableArg(ctx, t));
       any_wide = any_wide || IsWide(tables[t]->key_dtype());
-      if (tables[t]->table().config().world_size != tables[0]->table().config().world_size ||
-          tables[t]->table().config().rank != tables[0]->table().config().rank) {
+      if (tables[t]->config().world_size != tables[0]->config().world_size ||
+          tables[t]->config().rank != tables[0]->config().rank) {
         throw InvalidArgument("all tables of a group must belong to the same workers.");
       }
     }
     for (const int64_t table : table_of_)
       if (table < 0 || table >= num_tables) throw InvalidArgument("`table_of` must name one of the tables.");
     if (any_wide != is_wide_) {
-      throw InvalidArgument(tables[0]->table().Label() +
+      throw InvalidArgument(tables[0]->config().Label() +
                             ": words must be int64 if a table of the group has 64-bit keys, else int32.");
     }
     return tables;

@@ -65,7 +65,7 @@ class ExchangeServeOp : public GroupOp {
       const int at = static_cast<int>(tables.size());
       const Tensor &words = ctx->input(at), &splits = ctx->input(at + 1);
       CheckRank(words, 1, "words");
-      CheckShape(splits, TensorShape({tables[0]->table().config().world_size}), "splits");
+      CheckShape(splits, TensorShape({tables[0]->config().world_size}), "splits");
       const int64_t call = ScalarArg<int64_t>(ctx->input(at + 2), "call");
       const bool insert = ScalarArg<bool>(ctx->input(at + 3), "insert");
       if (is_wide_) {
@@ -102,7 +102,7 @@ class ExchangeServeOp : public GroupOp {
       text = e.what();
     } catch (const std::bad_alloc&) {
       status = kNoMemory;
-      text = tables[0]->table().Label() + ": no memory for the answers of a lookup.";
+      text = tables[0]->config().Label() + ": no memory for the answers of a lookup.";
     } catch (const InvalidArgument& e) {
       status = kBadRequest;
       text = e.what();
@@ -122,8 +122,8 @@ class ExchangeServeOp : public GroupOp {
   std::vector<Message<Word>> ReadHeaders(OpKernelContext* ctx, const Tables& tables, const Word* words, int64_t call,
                                          bool insert) {
     const Tensor& splits = ctx->input(static_cast<int>(tables.size()) + 1);
-    const EmbeddingTable& first = tables[0]->table();
-    const int world = first.config().world_size;
+    const TableConfig& first = tables[0]->config();
+    const int world = first.world_size;
     std::vector<Message<Word>> messages;
     int64_t at = 0;
     const int64_t num_words = ctx->input(static_cast<int>(tables.size())).NumElements();
@@ -176,11 +176,11 @@ class ExchangeServeOp : public GroupOp {
     if (status == kRefused) {
       std::string text;
       for (int64_t i = kHeaderWords; i < message.size; ++i) text += static_cast<char>(message.words[i]);
-      throw InvalidArgument(tables[0]->table().Label() + ": input of rank " + std::to_string(from) + ": " + text);
+      throw InvalidArgument(tables[0]->config().Label() + ": input of rank " + std::to_string(from) + ": " + text);
     }
     const size_t f = feature >= 0 && feature < static_cast<int64_t>(table_of_.size()) ? feature : 0;
-    const EmbeddingTable& table = tables[table_of_[f]]->table();
-    limits_[f].Raise(table, from, {status, static_cast<int64_t>(KeyOf(detail, table.config().is_unsigned))});
+    const TableConfig& table = tables[table_of_[f]]->config();
+    limits_[f].Raise(table, from, {status, static_cast<int64_t>(KeyOf(detail, table.is_unsigned))});
   }
 
   template <class Word>
@@ -222,7 +222,7 @@ class ExchangeServeOp : public GroupOp {
     std::vector<int64_t*> ids;
     for (int64_t t = 0; t < num_tables; ++t) {
       if (num_keys[t] > kPlaceMask) {
-        throw InvalidArgument(tables[t]->table().Label() +
+        throw InvalidArgument(tables[t]->config().Label() +
                               ": 2^31 keys or more were asked of this worker in one lookup.");
       }
       row_ids.push_back(AllocateTemp(ctx, tensorflow::DT_INT64, TensorShape({num_keys[t]})));

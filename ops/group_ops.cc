@@ -1,54 +1,17 @@
 // Many tables at once, on one rank: one op looks all of them up, one sums their gradients, one updates them.
 #include <algorithm>
-#include <memory>
 #include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "op.h"
+#include "group_op.h"
 #include "output_pool.h"
 #include "sok/profile.h"
 #include "sok/sum_rows.h"
-#include "table_resource.h"
 
 namespace sok {
 namespace {
-
-// Which table each feature reads, and how it is pooled.
-struct GroupAttributes {
-  std::vector<int64_t> table_of;    // [N], in [0, M)
-  std::vector<int64_t> dims;        // [M]
-  std::vector<Combiner> combiners;  // [N]
-
-  explicit GroupAttributes(OpKernelConstruction* ctx) {
-    int64_t num_tables, num_features;
-    std::vector<std::string> names;
-    Check(ctx->GetAttr("M", &num_tables));
-    Check(ctx->GetAttr("N", &num_features));
-    Check(ctx->GetAttr("table_of", &table_of));
-    Check(ctx->GetAttr("dims", &dims));
-    Check(ctx->GetAttr("combiners", &names));
-    auto check_size = [](const char* name, size_t size, int64_t expected) {
-      if (static_cast<int64_t>(size) == expected) return;
-      throw InvalidArgument(std::string("`") + name + "` must have " + std::to_string(expected) +
-                            " values. Received: " + std::to_string(size) + ".");
-    };
-    check_size("table_of", table_of.size(), num_features);
-    check_size("combiners", names.size(), num_features);
-    check_size("dims", dims.size(), num_tables);
-    for (const int64_t table : table_of) {
-      if (table >= 0 && table < num_tables) continue;
-      throw InvalidArgument("`table_of` must lie in [0, " + std::to_string(num_tables) +
-                            "). Received: " + std::to_string(table) + ".");
-    }
-    for (const std::string& name : names) combiners.push_back(ParseCombiner(name));
-  }
-
-  int num_tables() const { return static_cast<int>(dims.size()); }
-  int num_features() const { return static_cast<int>(table_of.size()); }
-  size_t TableOf(int feature) const { return static_cast<size_t>(table_of[static_cast<size_t>(feature)]); }
-};
 
 #define SOK_GROUP_ATTRS            \
   Attr("M: int >= 1")              \
@@ -57,37 +20,16 @@ struct GroupAttributes {
       .Attr("dims: list(int)")     \
       .Attr("combiners: list(string)")
 
-// An op with these attributes.
-class GroupOp : public OpKernel {
- public:
-  explicit GroupOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    Guard(ctx, [&] { group_ = std::make_unique<GroupAttributes>(ctx); });
-  }
-
- protected:
-  // The tables, which are the first inputs.
-  std::vector<RefCountPtr<TableResource>> Tables(OpKernelContext* ctx) const {
-    std::vector<RefCountPtr<TableResource>> tables;
-    for (int t = 0; t < group_->num_tables(); ++t) {
-      tables.push_back(TableArg(ctx, t));
-      tables.back()->CheckDim(group_->dims[static_cast<size_t>(t)]);
-    }
-    return tables;
-  }
-
-  // Which keys a feature looks up, and where.
-  static EmbeddingTable::Feature KeysOf(TableResource& table, const Tensor& keys, Scratch* scratch) {
-    table.CheckKeyType(keys);
-    CheckRank(keys, 1, "keys");
-    EmbeddingTable::Feature feature;
-    feature.table = &table.table();
-    feature.n = keys.NumElements();
-    feature.keys = KeyWords(keys, scratch);
-    return feature;
-  }
-
-  std::unique_ptr<GroupAttributes> group_;
-};
+// Which keys a feature looks up, and where.
+EmbeddingTable::Feature KeysOf(TableResource& table, const Tensor& keys, Scratch* scratch) {
+  table.CheckKeyType(keys);
+  CheckRank(keys, 1, "keys");
+  EmbeddingTable::Feature feature;
+  feature.table = &table.table();
+  feature.n = keys.NumElements();
+  feature.keys = KeyWords(keys, scratch);
+  return feature;
+}
 
 absl::Status ReadAttributes(InferenceContext* c, std::vector<int64_t>* table_of, std::vector<int64_t>* dims) {
   TF_RETURN_IF_ERROR(c->GetAttr("table_of", table_of));

@@ -76,8 +76,8 @@ std::string InputLimits::Describe(const InputStatus& bad) const {
          ". All workers must run the same version of sok and the same program.";
 }
 
-void InputLimits::Raise(const EmbeddingTable& table, int from, const InputStatus& bad) const {
-  const std::string who = table.config().world_size == 1 ? "" : "input of rank " + std::to_string(from) + ": ";
+void InputLimits::Raise(const TableConfig& table, int from, const InputStatus& bad) const {
+  const std::string who = table.world_size == 1 ? "" : "input of rank " + std::to_string(from) + ": ";
   if (bad.status == kKeyOutOfRange) {
     try {
       table.CheckKey(static_cast<uint64_t>(bad.detail));

@@ -47,7 +47,7 @@ struct InputLimits {
   std::string Describe(const InputStatus& bad) const;
 
   // Throws InvalidArgument that says what is wrong with the input of rank `from`.
-  [[noreturn]] void Raise(const EmbeddingTable& table, int from, const InputStatus& bad) const;
+  [[noreturn]] void Raise(const TableConfig& table, int from, const InputStatus& bad) const;
 };
 
 }  // namespace sok

@@ -75,17 +75,17 @@ class ValidateCsrOp : public OpKernel {
       const Tensor& keys = ctx->input(1);
       resource->CheckKeyType(keys);
       CheckRank(keys, 1, "keys");
-      const EmbeddingTable& table = resource->table();
+      const TableConfig& table = resource->config();
       const int64_t n = keys.NumElements();
-      const ProfileSpan span("route", table.config().name, {n});
+      const ProfileSpan span("route", table.name, {n});
       const Splits row_splits = Labelled([&] { return table.Label(); }, [&] { return ReadSplits(ctx->input(2), n); });
       InputStatus status = row_splits.status;
       const ScratchLease scratch;
-      const uint64_t* words = table.config().hashed ? nullptr : KeyWords(keys, scratch.get());
+      const uint64_t* words = table.hashed ? nullptr : KeyWords(keys, scratch.get());
       for (int64_t i = 0; words != nullptr && i < n && status.status == kFine; ++i)
         if (!table.IsLegal(words[i])) status = {kKeyOutOfRange, static_cast<int64_t>(words[i])};
       if (status.status == kFine) status = limits_.Inspect(row_splits);
-      if (status.status != kFine) limits_.Raise(table, table.config().rank, status);
+      if (status.status != kFine) limits_.Raise(table, table.rank, status);
       ctx->set_output(0, keys);
     });
   }

@@ -42,7 +42,7 @@ class TableLookupOp : public OpKernel {
       shape.AddDim(dim_);
       Tensor* rows = AllocateOutput(ctx, 0, shape);
       Tensor* row_ids = AllocateOutput(ctx, 1, keys.shape());
-      const ProfileSpan span("find", resource->table().config().name,
+      const ProfileSpan span("find", resource->config().name,
                              {keys.NumElements(), keys.NumElements(), static_cast<int64_t>(rows->TotalBytes())});
       const TfExecutor executor(ctx);
       const ScratchLease scratch;

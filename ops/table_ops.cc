@@ -3,11 +3,10 @@
 #include <vector>
 
 #include "op.h"
+#include "table_handle_op.h"
 #include "table_resource.h"
 
 namespace sok {
-
-using tensorflow::ResourceHandle;
 
 RefCountPtr<TableResource> TableArg(OpKernelContext* ctx, int index) {
   RefCountPtr<TableResource> resource;
@@ -37,77 +36,21 @@ REGISTER_OP("Sok>TableHandle")
     .Attr("init_a: float")
     .Attr("init_b: float")
     .Attr("bank: list(float) = []")
+    .Attr("memory_bytes: int >= 0 = 0")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->Scalar());
       return absl::OkStatus();
     });
 
-// Reads the attributes that say what a fresh row holds.
-Initializer InitializerAttrs(OpKernelConstruction* ctx) {
-  Initializer init;
-  std::string kind;
-  int64_t seed;
-  Check(ctx->GetAttr("initializer", &kind));
-  Check(ctx->GetAttr("init_a", &init.a));
-  Check(ctx->GetAttr("init_b", &init.b));
-  Check(ctx->GetAttr("seed", &seed));
-  init.kind = ParseInitKind(kind);
-  init.seed = static_cast<uint64_t>(seed);
-  return init;
-}
-
-class TableHandleOp : public OpKernel {
+class HostTableHandleOp final : public TableHandleOp {
  public:
-  explicit TableHandleOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    Guard(ctx, [&] {
-      Check(ctx->GetAttr("container", &container_));
-      Check(ctx->GetAttr("shared_name", &shared_name_));
-      Check(ctx->GetAttr("anonymous", &anonymous_));
-      Check(ctx->GetAttr("key_dtype", &key_dtype_));
-      Check(ctx->GetAttr("table", &config_.name));
-      Check(ctx->GetAttr("dim", &config_.dim));
-      Check(ctx->GetAttr("capacity", &config_.capacity));
-      Check(ctx->GetAttr("hashed", &config_.hashed));
-      Check(ctx->GetAttr("world_size", &config_.world_size));
-      Check(ctx->GetAttr("rank", &config_.rank));
-      Check(ctx->GetAttr("owner", &config_.owner));
-      Check(ctx->GetAttr("num_keys", &config_.num_keys));
-      config_.is_unsigned = IsUnsigned(key_dtype_);
-      config_.initializer = InitializerAttrs(ctx);
-      Check(ctx->GetAttr("bank", &config_.initializer.bank));
-      config_.initializer.bank_rows = static_cast<int64_t>(config_.initializer.bank.size()) / config_.dim;
-      if (shared_name_.empty()) shared_name_ = name();
-    });
-  }
-
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      Tensor* handle;
-      Check(ctx->allocate_output(0, TensorShape({}), &handle));
-      auto make = [this] { return new TableResource(config_, key_dtype_); };
-      if (anonymous_) {
-        // The handle counts references: the table lives as long as a variable or a traced function holds it.
-        handle->scalar<ResourceHandle>()() = ResourceHandle::MakeRefCountingHandle(make(), ctx->device()->name());
-        return;
-      }
-      const ResourceHandle by_name = tensorflow::MakeResourceHandle<TableResource>(ctx, container_, shared_name_);
-      RefCountPtr<TableResource> resource;
-      Check(tensorflow::LookupOrCreateResource<TableResource>(ctx, by_name, &resource, [&](TableResource** made) {
-        *made = make();
-        return absl::OkStatus();
-      }));
-      handle->scalar<ResourceHandle>()() = by_name;
-    });
-  }
+  using TableHandleOp::TableHandleOp;
 
  private:
-  std::string container_, shared_name_;
-  bool anonymous_ = false;
-  tensorflow::DataType key_dtype_ = tensorflow::DT_INT64;
-  TableConfig config_;
+  TableResource* Make() const override { return new TableResource(config(), key_dtype()); }
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>TableHandle").Device(tensorflow::DEVICE_CPU), TableHandleOp);
+REGISTER_KERNEL_BUILDER(Name("Sok>TableHandle").Device(tensorflow::DEVICE_CPU), HostTableHandleOp);
 
 REGISTER_OP("Sok>TableSize")
     .Input("handle: resource")
@@ -125,7 +68,7 @@ class TableSizeOp : public OpKernel {
     Guard(ctx, [&] {
       Tensor* size;
       Check(ctx->allocate_output(0, TensorShape({}), &size));
-      size->scalar<int64_t>()() = TableArg(ctx, 0)->table().size();
+      size->scalar<int64_t>()() = TableArg(ctx, 0)->store().size();
     });
   }
 };
@@ -148,7 +91,7 @@ class TableKeysOp : public OpKernel {
     Guard(ctx, [&] {
       const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
       resource->CheckKeyType(Tensor(ctx->expected_output_dtype(0), TensorShape({0})));
-      const std::vector<uint64_t> words = resource->table().Keys();
+      const std::vector<uint64_t> words = resource->store().Keys();
       const auto n = static_cast<int64_t>(words.size());
       Tensor* keys;
       Check(ctx->allocate_output(0, TensorShape({n}), &keys));
@@ -180,7 +123,7 @@ class TableExportOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     Guard(ctx, [&] {
       const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
-      EmbeddingTable& table = resource->table();
+      TableStore& table = resource->store();
       Tensor probe(ctx->expected_output_dtype(0), TensorShape({0}));
       resource->CheckKeyType(probe);
       resource->CheckDim(dim_);
@@ -192,7 +135,7 @@ class TableExportOp : public OpKernel {
         Check(ctx->allocate_output(0, TensorShape({n}), &keys));
         Check(ctx->allocate_output(1, TensorShape({n, dim_}), &rows));
         words = scratch.get()->Get<uint64_t>(n);
-        return EmbeddingTable::ExportTarget{words, rows->flat<float>().data(), nullptr, nullptr};
+        return TableStore::ExportTarget{words, rows->flat<float>().data(), nullptr, nullptr};
       });
       StoreKeys(words, keys->NumElements(), keys);
     });
@@ -227,7 +170,7 @@ class TableSlotsOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     Guard(ctx, [&] {
       const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
-      EmbeddingTable& table = resource->table();
+      TableStore& table = resource->store();
       Tensor probe(ctx->expected_output_dtype(0), TensorShape({0}));
       resource->CheckKeyType(probe);
       if (slot_set_.empty()) throw InvalidArgument("`slot_set` must not be empty.");
@@ -240,8 +183,8 @@ class TableSlotsOp : public OpKernel {
         Check(ctx->allocate_output(1, TensorShape({n, floats}), &slots));
         Check(ctx->allocate_output(2, TensorShape({n}), &stamps));
         words = scratch.get()->Get<uint64_t>(n);
-        return EmbeddingTable::ExportTarget{words, nullptr, slots->flat<float>().data(),
-                                            reinterpret_cast<int64_t*>(stamps->flat<int64_t>().data())};
+        return TableStore::ExportTarget{words, nullptr, slots->flat<float>().data(),
+                                        reinterpret_cast<int64_t*>(stamps->flat<int64_t>().data())};
       });
       StoreKeys(words, keys->NumElements(), keys);
     });
@@ -270,7 +213,7 @@ class TableAssignOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     Guard(ctx, [&] {
       const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
-      EmbeddingTable& table = resource->table();
+      TableStore& table = resource->store();
       resource->CheckKeyType(ctx->input(1));
       CheckRank(ctx->input(1), 1, "keys");
       const int64_t n = ctx->input(1).NumElements();
@@ -308,7 +251,7 @@ class TableEraseOp : public OpKernel {
       Check(ctx->allocate_output(0, TensorShape({}), &erased));
       const ScratchLease scratch;
       erased->scalar<int64_t>()() =
-          resource->table().Erase(KeyWords(ctx->input(1), scratch.get()), ctx->input(1).NumElements());
+          resource->store().Erase(KeyWords(ctx->input(1), scratch.get()), ctx->input(1).NumElements());
     });
   }
 };
@@ -332,7 +275,7 @@ class TableReserveOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     Guard(ctx, [&] {
       const TfExecutor executor(ctx);
-      TableArg(ctx, 0)->table().Reserve({executor}, ScalarArg<int64_t>(ctx->input(1), "num_rows"), !keys_only_);
+      TableArg(ctx, 0)->store().Reserve({executor}, ScalarArg<int64_t>(ctx->input(1), "num_rows"), !keys_only_);
     });
   }
 

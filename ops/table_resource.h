@@ -1,6 +1,7 @@
 // The table as a TensorFlow resource.
 #pragma once
 
+#include <memory>
 #include <set>
 #include <string>
 #include <utility>
@@ -15,34 +16,58 @@
 
 namespace sok {
 
+class DeviceTable;
+
 class TableResource : public tensorflow::ResourceBase {
  public:
-  TableResource(TableConfig config, tensorflow::DataType key_dtype)
-      : table_(std::move(config)), key_dtype_(key_dtype) {}
+  // A table in the memory of this process.
+  TableResource(TableConfig config, tensorflow::DataType key_dtype) : key_dtype_(key_dtype) {
+    auto table = std::make_shared<EmbeddingTable>(std::move(config));
+    host_ = table.get();
+    store_ = std::move(table);
+  }
+  // A table on a device: `store` has `device` inside.
+  TableResource(std::shared_ptr<TableStore> store, DeviceTable* device, tensorflow::DataType key_dtype)
+      : store_(std::move(store)), device_(device), key_dtype_(key_dtype) {}
 
-  std::string DebugString() const override { return table_.Label(); }
-  int64_t MemoryUsed() const override { return table_.memory_bytes(); }
+  std::string DebugString() const override { return store_->Label(); }
+  int64_t MemoryUsed() const override { return store_->memory_bytes(); }
 
-  EmbeddingTable& table() { return table_; }
+  const TableConfig& config() const { return store_->config(); }
   tensorflow::DataType key_dtype() const { return key_dtype_; }
+
+  // Wherever the table is.
+  TableStore& store() { return *store_; }
+
+  // For kernels of the CPU, and for those of a device. Both throw InvalidArgument where the table is elsewhere.
+  EmbeddingTable& table() {
+    if (host_ == nullptr) throw InvalidArgument(config().Label() + " is on a GPU, and this op runs on the CPU.");
+    return *host_;
+  }
+  DeviceTable& device_table() {
+    if (device_ == nullptr) throw InvalidArgument(config().Label() + " is not on a GPU, where this op runs.");
+    return *device_;
+  }
 
   void CheckKeyType(const tensorflow::Tensor& keys) const {
     if (keys.dtype() == key_dtype_) return;
-    throw InvalidArgument(table_.Label() + ": keys must be " + tensorflow::DataTypeString(key_dtype_) +
+    throw InvalidArgument(config().Label() + ": keys must be " + tensorflow::DataTypeString(key_dtype_) +
                           ". Received: " + tensorflow::DataTypeString(keys.dtype()) + ".");
   }
 
   // How messages name the table alone, without the shard: for text that every rank shows.
-  std::string Name() const { return "table '" + table_.config().name + "': "; }
+  std::string Name() const { return "table '" + config().name + "': "; }
 
   void CheckDim(int64_t dim) const {
-    if (dim == table_.dim()) return;
-    throw InvalidArgument(table_.Label() + ": rows have dim " + std::to_string(table_.dim()) +
+    if (dim == config().dim) return;
+    throw InvalidArgument(config().Label() + ": rows have dim " + std::to_string(config().dim) +
                           ". Received: " + std::to_string(dim) + ".");
   }
 
  private:
-  EmbeddingTable table_;
+  std::shared_ptr<TableStore> store_;
+  EmbeddingTable* host_ = nullptr;
+  DeviceTable* device_ = nullptr;
   const tensorflow::DataType key_dtype_;
 };
 

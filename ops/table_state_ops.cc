@@ -47,19 +47,19 @@ class TableRestoreOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     Guard(ctx, [&] {
       const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
-      EmbeddingTable& table = resource->table();
+      TableStore& table = resource->store();
       resource->CheckKeyType(ctx->input(1));
       CheckRank(ctx->input(1), 1, "keys");
       const int64_t n = ctx->input(1).NumElements();
       CheckShape(ctx->input(2), TensorShape({n, table.dim()}), "rows");
-      std::vector<EmbeddingTable::SlotSetInfo> sets;
+      std::vector<TableStore::SlotSetInfo> sets;
       if (!info_.name.empty()) sets.push_back(info_);
       CheckShape(ctx->input(3), TensorShape({n, sets.empty() ? 0 : info_.rule.num_slots() * table.dim()}), "slots");
       Tensor* num_new;
       Check(ctx->allocate_output(0, TensorShape({}), &num_new));
       const TfExecutor executor(ctx);
       const ScratchLease scratch;
-      EmbeddingTable::RowValues values;
+      TableStore::RowValues values;
       values.keys = KeyWords(ctx->input(1), scratch.get());
       values.rows = ctx->input(2).flat<float>().data();
       values.n = n;
@@ -69,7 +69,7 @@ class TableRestoreOp : public OpKernel {
   }
 
  private:
-  EmbeddingTable::SlotSetInfo info_;
+  TableStore::SlotSetInfo info_;
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>TableRestore").Device(tensorflow::DEVICE_CPU), TableRestoreOp);
 
@@ -112,7 +112,7 @@ class TableTryReserveOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     Tell(ctx, [&] {
       const TfExecutor executor(ctx);
-      TableArg(ctx, 0)->table().Reserve({executor}, ScalarArg<int64_t>(ctx->input(1), "num_rows"));
+      TableArg(ctx, 0)->store().Reserve({executor}, ScalarArg<int64_t>(ctx->input(1), "num_rows"));
     });
   }
 };
@@ -136,10 +136,10 @@ class TableTryAssignOp : public OpKernel {
       resource->CheckKeyType(ctx->input(1));
       CheckRank(ctx->input(1), 1, "keys");
       const int64_t n = ctx->input(1).NumElements();
-      CheckShape(ctx->input(2), TensorShape({n, resource->table().dim()}), "rows");
+      CheckShape(ctx->input(2), TensorShape({n, resource->store().dim()}), "rows");
       const TfExecutor executor(ctx);
       const ScratchLease scratch;
-      resource->table().Assign({executor}, scratch.get(), KeyWords(ctx->input(1), scratch.get()),
+      resource->store().Assign({executor}, scratch.get(), KeyWords(ctx->input(1), scratch.get()),
                                ctx->input(2).flat<float>().data(), n);
     });
   }
@@ -164,7 +164,7 @@ class TableSlotSetsOp : public OpKernel {
   using OpKernel::OpKernel;
   void Compute(OpKernelContext* ctx) override {
     Guard(ctx, [&] {
-      const std::vector<EmbeddingTable::SlotSetInfo> sets = TableArg(ctx, 0)->table().SlotSets();
+      const std::vector<TableStore::SlotSetInfo> sets = TableArg(ctx, 0)->store().SlotSets();
       Tensor* out[4];
       for (int i = 0; i < 4; ++i) {
         Check(ctx->allocate_output(i, TensorShape({static_cast<int64_t>(sets.size())}), &out[i]));
@@ -192,7 +192,7 @@ class TableSwapOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     Guard(ctx, [&] {
       const RefCountPtr<TableResource> a = TableArg(ctx, 0), b = TableArg(ctx, 1);
-      a->table().Swap(&b->table());
+      a->store().Swap(&b->store());
     });
   }
 };

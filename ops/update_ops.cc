@@ -2,7 +2,7 @@
 #include <string>
 #include <vector>
 
-#include "op.h"
+#include "group_apply_op.h"
 #include "output_pool.h"
 #include "sok/profile.h"
 #include "sok/sum_rows.h"
@@ -35,28 +35,13 @@ REGISTER_OP("Sok>GroupApply")
       return c->WithRank(c->input(static_cast<int>(3 * m + 1)), 1, &unused);
     });
 
-class GroupApplyOp : public OpKernel {
+class HostGroupApplyOp final : public GroupApplyOp {
  public:
-  explicit GroupApplyOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    Guard(ctx, [&] {
-      std::string nonfinite;
-      int64_t num_tables;
-      Check(ctx->GetAttr("M", &num_tables));
-      Check(ctx->GetAttr("rule", &rule_));
-      Check(ctx->GetAttr("slot_set", &slot_set_));
-      Check(ctx->GetAttr("nonfinite", &nonfinite));
-      Check(ctx->GetAttr("distinct", &distinct_));
-      nonfinite_ = ParseNonfinite(nonfinite);
-      if (static_cast<int64_t>(distinct_.size()) != num_tables) {
-        throw InvalidArgument("`distinct` must have " + std::to_string(num_tables) +
-                              " values. Received: " + std::to_string(distinct_.size()) + ".");
-      }
-    });
-  }
+  using GroupApplyOp::GroupApplyOp;
 
   void Compute(OpKernelContext* ctx) override {
     Guard(ctx, [&] {
-      const int m = static_cast<int>(distinct_.size());
+      const int m = num_tables();
       std::vector<RefCountPtr<TableResource>> tables;
       std::vector<EmbeddingTable::Gradients> gradients;
       for (int t = 0; t < m; ++t) {
@@ -68,10 +53,7 @@ class GroupApplyOp : public OpKernel {
         CheckShape(grads, TensorShape({n, table.dim()}), "grads");
         gradients.push_back({&table, Int64(row_ids), grads.flat<float>().data(), n, distinct_[static_cast<size_t>(t)]});
       }
-      const int64_t step = ScalarArg<int64_t>(ctx->input(3 * m), "step");
-      const Tensor& hyper = ctx->input(3 * m + 1);
-      CheckRank(hyper, 1, "hyper");
-      const UpdateRule rule = MakeUpdateRule(rule_, hyper.flat<double>().data(), hyper.NumElements(), step);
+      const UpdateRule rule = Rule(ctx);
       const ProfileGroup group = DescribeGroup(gradients, [](const EmbeddingTable::Gradients& g) {
         return ProfileCounts{-1, g.n, g.n * g.table->dim() * int64_t{sizeof(float)}};
       });
@@ -81,13 +63,8 @@ class GroupApplyOp : public OpKernel {
       EmbeddingTable::ApplyGroup({executor}, scratch.get(), rule, slot_set_, nonfinite_, gradients.data(), m);
     });
   }
-
- private:
-  std::string rule_, slot_set_;
-  Nonfinite nonfinite_ = Nonfinite::kAllow;
-  std::vector<bool> distinct_;
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>GroupApply").Device(tensorflow::DEVICE_CPU), GroupApplyOp);
+REGISTER_KERNEL_BUILDER(Name("Sok>GroupApply").Device(tensorflow::DEVICE_CPU), HostGroupApplyOp);
 
 // Writes distinct row ids and, for each, the sum of its addends. Negative row ids are dropped.
 void SumByRow(OpKernelContext* ctx, Scratch* scratch, const RowAddends& addends, int64_t dim) {

@@ -7,6 +7,7 @@ import ctypes
 import importlib
 import importlib.metadata
 import json
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,8 @@ LIBRARY_NAME = "libsok_ops.so"
 SERVING_LIBRARY_NAME = "libsok_serving.so"
 BUILD_INFO_NAME = "build_info.json"
 
-_NATIVE_DIR = Path(__file__).resolve().parent / "_native"
+# SOK_NATIVE_DIR names another build of the libraries, for tests of those.
+_NATIVE_DIR = Path(os.environ.get("SOK_NATIVE_DIR") or Path(__file__).resolve().parent / "_native")
 _GRADIENTS_MODULE = "sok._gradients"
 
 # Reentrant: the gradient module may call lib() while lib() imports it.

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "shard_format.h"
+#include "sok/embedding_table.h"
 #include "sok/error.h"
 #include "sok/hash_table.h"
 #include "sok/shard_file.h"
@@ -11,8 +12,8 @@
 namespace sok {
 namespace {
 
-using SlotSetInfo = EmbeddingTable::SlotSetInfo;
-using RowValues = EmbeddingTable::RowValues;
+using SlotSetInfo = TableStore::SlotSetInfo;
+using RowValues = TableStore::RowValues;
 
 // Keys that newer links have given a row or taken it away.
 class KeySet {
@@ -109,7 +110,7 @@ std::vector<SlotSetInfo> CollectSets(const std::vector<std::vector<std::string>>
 }
 
 // Brings rows of one link up to the last one, and writes them.
-class Settler : public EmbeddingTable::RowSink {
+class Settler : public TableStore::RowSink {
  public:
   Settler(const Cpu& cpu, const ShardHead& head, BlockWriter* out) : cpu_(cpu), head_(head), out_(out) {}
 
@@ -132,7 +133,7 @@ class Settler : public EmbeddingTable::RowSink {
   int64_t Begin(int64_t, const std::vector<SlotSetInfo>&) override {
     return std::max<int64_t>(1, (kBlockBytes - 8) / RowBytes(head_));
   }
-  EmbeddingTable::RowTarget Allocate(int64_t n) override { return RowsBlock(head_, n, out_); }
+  TableStore::RowTarget Allocate(int64_t n) override { return RowsBlock(head_, n, out_); }
   void Commit() override { out_->Write(BlockType::kRows); }
 
   int64_t rows = 0;

@@ -15,9 +15,9 @@
 namespace sok {
 namespace {
 
-using SlotSetInfo = EmbeddingTable::SlotSetInfo;
+using SlotSetInfo = TableStore::SlotSetInfo;
 
-class ShardSink : public EmbeddingTable::RowSink {
+class ShardSink : public TableStore::RowSink {
  public:
   ShardSink(BlockWriter* file, ShardHead head) : file_(file), head_(std::move(head)) {}
 
@@ -41,7 +41,7 @@ class ShardSink : public EmbeddingTable::RowSink {
     erased_ = static_cast<int64_t>(keys.size());
   }
 
-  EmbeddingTable::RowTarget Allocate(int64_t n) override {
+  TableStore::RowTarget Allocate(int64_t n) override {
     rows_ += n;
     return RowsBlock(head_, n, file_);
   }
@@ -65,9 +65,8 @@ void CheckText(const std::string& what, const std::string& text) {
                         std::to_string(kMaxText) + ".");
 }
 
-ShardSummary WriteShard(const EmbeddingTable& table, int key_bytes, const std::string& generation,
-                        const std::string& path, bool is_delta,
-                        const std::function<void(EmbeddingTable::RowSink*)>& read) {
+ShardSummary WriteShard(const TableStore& table, int key_bytes, const std::string& generation, const std::string& path,
+                        bool is_delta, const std::function<void(TableStore::RowSink*)>& read) {
   const TableConfig& config = table.config();
   CheckText("the table's name", config.name);
   ShardHead head;
@@ -96,7 +95,7 @@ ShardSummary WriteShard(const EmbeddingTable& table, int key_bytes, const std::s
 }
 
 // Throws InvalidArgument if the rows of a file cannot be a table's.
-void CheckFits(const ShardHead& head, const std::string& path, int key_bytes, const EmbeddingTable& table) {
+void CheckFits(const ShardHead& head, const std::string& path, int key_bytes, const TableStore& table) {
   const TableConfig& config = table.config();
   if (head.dim != config.dim) {
     throw InvalidArgument(table.Label() + ": its rows have dim " + std::to_string(config.dim) + ", those in " + path +
@@ -113,26 +112,26 @@ void CheckFits(const ShardHead& head, const std::string& path, int key_bytes, co
 
 }  // namespace
 
-ShardSummary SaveShard(const Cpu& cpu, const EmbeddingTable& table, int key_bytes, const std::string& generation,
+ShardSummary SaveShard(const Cpu& cpu, const TableStore& table, int key_bytes, const std::string& generation,
                        const std::string& path) {
   return WriteShard(table, key_bytes, generation, path, /*is_delta=*/false,
-                    [&](EmbeddingTable::RowSink* sink) { table.ReadAll(cpu, sink); });
+                    [&](TableStore::RowSink* sink) { table.ReadAll(cpu, sink); });
 }
 
-ShardSummary SaveShardChanges(const Cpu& cpu, const EmbeddingTable& table, int key_bytes, const std::string& generation,
+ShardSummary SaveShardChanges(const Cpu& cpu, const TableStore& table, int key_bytes, const std::string& generation,
                               const std::string& path) {
   return WriteShard(table, key_bytes, generation, path, /*is_delta=*/true,
-                    [&](EmbeddingTable::RowSink* sink) { table.ReadChanges(cpu, sink); });
+                    [&](TableStore::RowSink* sink) { table.ReadChanges(cpu, sink); });
 }
 
-ShardSummary SaveShardSnapshot(const Cpu& cpu, EmbeddingTable* table, int key_bytes, const std::string& generation,
+ShardSummary SaveShardSnapshot(const Cpu& cpu, TableStore* table, int key_bytes, const std::string& generation,
                                const std::string& path, bool changes) {
   return WriteShard(*table, key_bytes, generation, path, changes,
-                    [&](EmbeddingTable::RowSink* sink) { table->ReadSnapshot(cpu, sink); });
+                    [&](TableStore::RowSink* sink) { table->ReadSnapshot(cpu, sink); });
 }
 
 ShardSummary LoadShard(const Cpu& cpu, const std::string& path, int key_bytes,
-                       const std::vector<std::pair<std::string, std::string>>& set_names, EmbeddingTable* table) {
+                       const std::vector<std::pair<std::string, std::string>>& set_names, TableStore* table) {
   const TableConfig& config = table->config();
   Scratch scratch;
   std::vector<SlotSetInfo> sets;  // as the table calls them
@@ -154,10 +153,10 @@ ShardSummary LoadShard(const Cpu& cpu, const std::string& path, int key_bytes,
     if (is_delta) table->SkipCalls(head.generation, sets);
   };
   visitor.erased = [&](const BlockReader&, const uint64_t* keys, int64_t n) { table->Erase(keys, n); };
-  visitor.rows = [&](const BlockReader& file, const EmbeddingTable::RowValues& values) {
+  visitor.rows = [&](const BlockReader& file, const TableStore::RowValues& values) {
     int64_t mine = 0;
-    for (int64_t i = 0; i < values.n; ++i) mine += table->OwnerOf(values.keys[i]) == config.rank;
-    EmbeddingTable::RowValues chosen = values;
+    for (int64_t i = 0; i < values.n; ++i) mine += config.partition().OwnerOf(values.keys[i]) == config.rank;
+    TableStore::RowValues chosen = values;
     chosen.slots.clear();
     for (const size_t place : places) chosen.slots.push_back(values.slots[place]);
     scratch.Reset();
@@ -194,7 +193,7 @@ std::string ShardSummaryJson(const ShardSummary& summary) {
   return json + "]}";
 }
 
-std::string ChangesJson(const EmbeddingTable::ChangeInfo& info) {
+std::string ChangesJson(const TableStore::ChangeInfo& info) {
   std::string json = std::string("{\"on\": ") + (info.is_on ? "true" : "false") + ", \"base\": " + JsonText(info.base) +
                      ", \"rows\": " + std::to_string(info.rows) + ", \"erased\": " + std::to_string(info.erased) +
                      ", \"copied_bytes\": " + std::to_string(info.copied_bytes) + ", \"steps\": {";

@@ -10,7 +10,7 @@
 namespace sok {
 namespace {
 
-using SlotSetInfo = EmbeddingTable::SlotSetInfo;
+using SlotSetInfo = TableStore::SlotSetInfo;
 
 constexpr uint32_t kVersion = 2;  // 1: without deltas, and still what a full save writes
 constexpr uint32_t kHashed = 1, kUnsigned = 2, kDelta = 4;
@@ -186,7 +186,7 @@ const uint64_t* ReadErased(const BlockReader& file, const ShardHead& head, const
 }
 
 // The rows of a block, checked.
-EmbeddingTable::RowValues ReadRows(const BlockReader& file, const ShardHead& head, const BlockReader::Block& block) {
+TableStore::RowValues ReadRows(const BlockReader& file, const ShardHead& head, const BlockReader::Block& block) {
   const int64_t row_bytes = RowBytes(head);
   uint64_t n = 0;
   if (block.n >= 8) std::memcpy(&n, block.data, 8);
@@ -194,7 +194,7 @@ EmbeddingTable::RowValues ReadRows(const BlockReader& file, const ShardHead& hea
     file.Refuse("a block of " + std::to_string(block.n) + " bytes cannot hold " + std::to_string(n) + " rows of " +
                 std::to_string(row_bytes));
   }
-  EmbeddingTable::RowValues values;
+  TableStore::RowValues values;
   values.n = static_cast<int64_t>(n);
   values.keys = reinterpret_cast<const uint64_t*>(block.data + 8);
   values.rows = reinterpret_cast<const float*>(values.keys + values.n);
@@ -247,11 +247,11 @@ std::vector<char> HeadBytes(const ShardHead& head) {
   return out.bytes();
 }
 
-EmbeddingTable::RowTarget RowsBlock(const ShardHead& head, int64_t n, BlockWriter* file) {
+TableStore::RowTarget RowsBlock(const ShardHead& head, int64_t n, BlockWriter* file) {
   char* payload = file->Payload(8 + n * RowBytes(head));
   const uint64_t count = static_cast<uint64_t>(n);
   std::memcpy(payload, &count, 8);
-  EmbeddingTable::RowTarget target;
+  TableStore::RowTarget target;
   target.keys = reinterpret_cast<uint64_t*>(payload + 8);
   target.rows = reinterpret_cast<float*>(target.keys + n);
   float* at = target.rows + n * head.dim;
@@ -287,7 +287,7 @@ ShardSummary ReadShard(const std::string& path, const ShardVisitor& visitor) {
       visitor.erased(file, keys, n);
       continue;
     }
-    const EmbeddingTable::RowValues values = ReadRows(file, summary.head, block);
+    const TableStore::RowValues values = ReadRows(file, summary.head, block);
     summary.rows += values.n;
     visitor.rows(file, values);
   }

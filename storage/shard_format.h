@@ -22,7 +22,7 @@ int64_t RowBytes(const ShardHead& head);
 std::vector<char> HeadBytes(const ShardHead& head);
 
 // Where the next n rows of a file go: its next block.
-EmbeddingTable::RowTarget RowsBlock(const ShardHead& head, int64_t n, BlockWriter* file);
+TableStore::RowTarget RowsBlock(const ShardHead& head, int64_t n, BlockWriter* file);
 
 // Keys that a block of erased keys has at most.
 constexpr int64_t kErasedPerBlock = (kBlockBytes - 8) / 8;
@@ -30,8 +30,8 @@ constexpr int64_t kErasedPerBlock = (kBlockBytes - 8) / 8;
 // What a reader of a shard does with it.
 struct ShardVisitor {
   std::function<void(const BlockReader&, const ShardHead&)> head = [](const BlockReader&, const ShardHead&) {};
-  std::function<void(const BlockReader&, const EmbeddingTable::RowValues&)> rows =
-      [](const BlockReader&, const EmbeddingTable::RowValues&) {};
+  std::function<void(const BlockReader&, const TableStore::RowValues&)> rows = [](const BlockReader&,
+                                                                                  const TableStore::RowValues&) {};
   std::function<void(const BlockReader&, const uint64_t* keys, int64_t n)> erased = [](const BlockReader&,
                                                                                        const uint64_t*, int64_t) {};
 };

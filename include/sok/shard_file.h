@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "sok/device.h"
-#include "sok/embedding_table.h"
 #include "sok/scratch.h"
+#include "sok/table_store.h"
 
 namespace sok {
 
@@ -25,7 +25,7 @@ struct ShardHead {
   int owner = kByKey;
   std::string generation;  // names the save that the file belongs to
   std::string table;
-  std::vector<EmbeddingTable::SlotSetInfo> sets;
+  std::vector<TableStore::SlotSetInfo> sets;
 };
 
 struct ShardSummary {
@@ -43,15 +43,15 @@ constexpr int64_t kMaxShardRuns = 262144;
 
 // Writes all rows and slots of a table, as they stand at one point in time; updates of the table wait meanwhile. The file
 // appears under its name when the disk has all of it. Needs memory for one block.
-ShardSummary SaveShard(const Cpu& cpu, const EmbeddingTable& table, int key_bytes, const std::string& generation,
+ShardSummary SaveShard(const Cpu& cpu, const TableStore& table, int key_bytes, const std::string& generation,
                        const std::string& path);
 
-// The same of what has changed since the last complete save (EmbeddingTable::ReadChanges).
-ShardSummary SaveShardChanges(const Cpu& cpu, const EmbeddingTable& table, int key_bytes, const std::string& generation,
+// The same of what has changed since the last complete save (TableStore::ReadChanges).
+ShardSummary SaveShardChanges(const Cpu& cpu, const TableStore& table, int key_bytes, const std::string& generation,
                               const std::string& path);
 
-// The same of the snapshot that BeginSave made (EmbeddingTable::ReadSnapshot): training may go on meanwhile.
-ShardSummary SaveShardSnapshot(const Cpu& cpu, EmbeddingTable* table, int key_bytes, const std::string& generation,
+// The same of the snapshot that BeginSave made (TableStore::ReadSnapshot): training may go on meanwhile.
+ShardSummary SaveShardSnapshot(const Cpu& cpu, TableStore* table, int key_bytes, const std::string& generation,
                                const std::string& path, bool changes);
 
 // Puts the rows of the file that this rank owns into the table, which has none of them yet; of a delta, into a table that
@@ -60,7 +60,7 @@ ShardSummary SaveShardSnapshot(const Cpu& cpu, EmbeddingTable* table, int key_by
 // or key dtype is InvalidArgument. Whatever is thrown, some rows may have been stored: load into a table that can be
 // thrown away. Needs memory for one block.
 ShardSummary LoadShard(const Cpu& cpu, const std::string& path, int key_bytes,
-                       const std::vector<std::pair<std::string, std::string>>& set_names, EmbeddingTable* table);
+                       const std::vector<std::pair<std::string, std::string>>& set_names, TableStore* table);
 
 // Writes what a chain of saves holds of one rank as the shard of a full save: rows as the newest link leaves them. links:
 // the files, oldest link first, that can hold keys of that rank. head: whose hashed, world_size, rank, owner and generation
@@ -74,6 +74,6 @@ ShardSummary VerifyShard(const std::string& path);
 
 // Text as JSON, for people and Python.
 std::string ShardSummaryJson(const ShardSummary& summary);
-std::string ChangesJson(const EmbeddingTable::ChangeInfo& info);
+std::string ChangesJson(const TableStore::ChangeInfo& info);
 
 }  // namespace sok

@@ -47,9 +47,11 @@ void SumRows(const Cpu& cpu, Scratch* scratch, const RowSums* tables, int64_t nu
 // The addends of one lookup in a table of a group. Addend i is the row of `values` of the segment that holds position i,
 // times what pooling multiplied its row with.
 struct DeviceAddends {
-  int64_t table = 0;                 // its number in the group
-  const int64_t* row_ids = nullptr;  // [n]; negative ones are dropped
-  const void* values = nullptr;      // segment s at values + s * values_stride, in elements
+  int64_t table = 0;  // its number in the group
+  // [n]; negative ones are dropped. The lower half numbers the row, and the upper one is passed on, that of the first
+  // addend of a row (DeviceTable counts erasures there).
+  const int64_t* row_ids = nullptr;
+  const void* values = nullptr;  // segment s at values + s * values_stride, in elements
   int64_t values_stride = 0;
   DeviceSegments segments;         // where nothing was pooled: hotness 1
   const float* weights = nullptr;  // [n] or null
@@ -66,7 +68,7 @@ struct DeviceAddends {
 void SumRows(const Cuda& cuda, DeviceScratch* scratch,
              const DeviceAddends* addends,  // [num_addends]
              int64_t num_addends,
-             const int64_t* table_rows,  // [num_tables]: row ids are below
+             const int64_t* table_rows,  // [num_tables]: row numbers are below
              int64_t num_tables, int64_t dim, FloatType type,
              int64_t* row_ids,      // [all addends], the first num_sums are written
              int32_t* tables,       // the same, or null

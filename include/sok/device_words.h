@@ -1,0 +1,38 @@
+// Numbers between host and device, and between widths: what surrounds the kernels, for callers without CUDA's headers.
+#pragma once
+
+#include <cstdint>
+
+#include "sok/device.h"
+
+namespace sok {
+
+// to[0 .. bytes) = from[0 .. bytes), put on the stream. `from` is pageable host memory, read before the call returns.
+// Throws CudaError.
+void CopyToDevice(const Cuda& cuda, void* to, const void* from, int64_t bytes);
+void CopyOnDevice(const Cuda& cuda, void* to, const void* from, int64_t bytes);
+void ZeroOnDevice(const Cuda& cuda, void* to, int64_t bytes);
+void SetOnDevice(const Cuda& cuda, void* to, int byte, int64_t bytes);
+
+// `to` is host memory. Waits for the stream.
+void CopyToHost(const Cuda& cuda, void* to, const void* from, int64_t bytes);
+
+// 32-bit keys as the 64-bit words that tables take: signed ones sign-extended, unsigned ones zero-extended. And back.
+void WidenKeys(const Cuda& cuda, const uint32_t* keys, bool is_unsigned, int64_t n,
+               uint64_t* words);  // [n]
+void NarrowKeys(const Cuda& cuda, const uint64_t* words, int64_t n,
+                uint32_t* keys);  // [n]
+
+// Row ids (DeviceTable) as row numbers, which CombineGroup reads rows by; -1 where there is no row.
+void RowNumbers(const Cuda& cuda, const int64_t* row_ids, int64_t n,
+                int64_t* numbers);  // [n]
+
+// 0, 1, 2, ...
+void Count(const Cuda& cuda, int64_t n,
+           int64_t* numbers);  // [n]
+
+// 32-bit numbers as 64-bit ones.
+void WidenNumbers(const Cuda& cuda, const uint32_t* numbers, int64_t n,
+                  int64_t* wide);  // [n]
+
+}  // namespace sok

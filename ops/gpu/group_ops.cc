@@ -1,0 +1,151 @@
+// Many tables at once on a GPU: looking up and pooling, and the sums of what comes back.
+#include "../group_op.h"
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gpu_op.h"
+#include "sok/combine.h"
+#include "sok/device_table.h"
+#include "sok/sum_rows.h"
+
+namespace sok {
+namespace {
+
+// row_splits [S + 1]: the number of segments. What it holds is on the device, where the kernels look at it.
+int64_t SegmentsOf(const Tensor& row_splits) {
+  CheckRank(row_splits, 1, "row_splits");
+  if (row_splits.NumElements() == 0) {
+    throw InvalidArgument("`row_splits` must have at least one element. Received: an empty tensor.");
+  }
+  return row_splits.NumElements() - 1;
+}
+
+// How many rows a table may have.
+constexpr int64_t kMostRows = INT64_C(0xFFFFFFFE);
+
+// Every table is held as it is while the gather is put on the stream; in one order for all threads.
+std::vector<DeviceTable::Reading> ReadAll(const Cuda& cuda, const std::vector<RefCountPtr<TableResource>>& tables) {
+  std::vector<size_t> order(tables.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return tables[a].get() < tables[b].get(); });
+  std::vector<DeviceTable::Reading> readings(tables.size());
+  for (const size_t t : order) readings[t] = tables[t]->device_table().Read(cuda);
+  return readings;
+}
+
+class GpuGroupLookupOp final : public GroupOp {
+ public:
+  using GroupOp::GroupOp;
+
+  void Compute(OpKernelContext* ctx) override {
+    Guard(ctx, [&] {
+      const int m = group_->num_tables(), n = group_->num_features();
+      const std::vector<RefCountPtr<TableResource>> tables = Tables(ctx);
+      const bool insert = ScalarArg<bool>(ctx->input(m + 3 * n), "insert");
+      const Cuda cuda = CudaOf(ctx);
+      TfDeviceScratch scratch(ctx);
+      std::vector<DeviceFeature> features;
+      for (int f = 0; f < n; ++f) {
+        TableResource& resource = *tables[group_->TableOf(f)];
+        DeviceTable& table = resource.device_table();
+        const Tensor &keys = ctx->input(m + f), &row_splits = ctx->input(m + n + f);
+        resource.CheckKeyType(keys);
+        CheckRank(keys, 1, "keys");
+        DeviceFeature feature;
+        feature.dim = resource.config().dim;
+        feature.segments.n = keys.NumElements();
+        feature.segments.segments =
+            Labelled([&] { return resource.config().Label(); }, [&] { return SegmentsOf(row_splits); });
+        feature.segments.row_splits = Int64(row_splits);
+        feature.weights = WeightsOrNull(ctx->input(m + 2 * n + f), feature.segments.n);
+        feature.combiner = group_->combiners[static_cast<size_t>(f)];
+        feature.output = AllocateGpuOutput(ctx, f, CheckedShape({feature.segments.segments, feature.dim}))->data();
+        feature.output_stride = feature.dim;
+        auto* row_ids = static_cast<int64_t*>(AllocateGpuOutput(ctx, n + f, keys.shape())->data());
+        const uint64_t* words = DeviceKeyWords(cuda, keys, &scratch);
+        auto* index = scratch.Get<int64_t>(feature.segments.n);
+        if (insert) {
+          table.Lookup(cuda, &scratch, words, feature.segments.n, true, nullptr, row_ids);
+          RowNumbers(cuda, row_ids, feature.segments.n, index);
+        } else {
+          // Keys without a row read as their fresh one, which lies in no table.
+          auto* rows = scratch.Get<float>(feature.segments.n * feature.dim);
+          table.Lookup(cuda, &scratch, words, feature.segments.n, false, rows, row_ids);
+          feature.rows = MatrixRows(rows, feature.dim);
+          feature.num_rows = feature.segments.n;
+          Count(cuda, feature.segments.n, index);
+        }
+        feature.index = index;
+        features.push_back(feature);
+      }
+      std::vector<DeviceTable::Reading> readings;
+      if (insert) {
+        readings = ReadAll(cuda, tables);
+        for (int f = 0; f < n; ++f) {
+          const DeviceTable::Reading& reading = readings[group_->TableOf(f)];
+          features[static_cast<size_t>(f)].rows = reading.rows;
+          features[static_cast<size_t>(f)].num_rows = reading.num_rows;
+        }
+      }
+      CombineGroup(cuda, &scratch, features.data(), n, FloatType::kFloat32, nullptr);
+    });
+  }
+};
+SOK_GPU_KERNEL(Name("Sok>GroupLookup").HostMemory("handles").HostMemory("insert"), GpuGroupLookupOp);
+
+// Waits for the stream once, to learn how many rows each table has.
+class GpuGroupLookupGradOp final : public GroupOp {
+ public:
+  using GroupOp::GroupOp;
+
+  void Compute(OpKernelContext* ctx) override {
+    Guard(ctx, [&] {
+      const int m = group_->num_tables(), n = group_->num_features();
+      std::vector<std::vector<DeviceAddends>> addends(static_cast<size_t>(m));
+      std::vector<int64_t> most(static_cast<size_t>(m), 0);
+      for (int f = 0; f < n; ++f) {
+        const size_t t = group_->TableOf(f);
+        const Tensor &grad = ctx->input(f), &row_ids = ctx->input(n + f), &row_splits = ctx->input(2 * n + f);
+        CheckRank(row_ids, 1, "row_ids");
+        DeviceAddends a;
+        a.row_ids = Int64(row_ids);
+        a.segments.n = row_ids.NumElements();
+        a.segments.segments = SegmentsOf(row_splits);
+        a.segments.row_splits = Int64(row_splits);
+        CheckShape(grad, TensorShape({a.segments.segments, group_->dims[t]}), "grad");
+        a.values = grad.data();
+        a.values_stride = group_->dims[t];
+        a.weights = WeightsOrNull(ctx->input(3 * n + f), a.segments.n);
+        a.combiner = group_->combiners[static_cast<size_t>(f)];
+        addends[t].push_back(a);
+        most[t] += a.segments.n;
+      }
+      const Cuda cuda = CudaOf(ctx);
+      TfDeviceScratch scratch(ctx);
+      auto* num_sums = scratch.Get<int64_t>(m);
+      std::vector<Tensor> row_ids(static_cast<size_t>(m)), sums(static_cast<size_t>(m));
+      for (size_t t = 0; t < addends.size(); ++t) {
+        Check(ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({most[t]}), &row_ids[t]));
+        Check(ctx->allocate_temp(tensorflow::DT_FLOAT, CheckedShape({most[t], group_->dims[t]}), &sums[t]));
+        SumRows(cuda, &scratch, addends[t].data(), static_cast<int64_t>(addends[t].size()), &kMostRows, 1,
+                group_->dims[t], FloatType::kFloat32, static_cast<int64_t*>(row_ids[t].data()), nullptr,
+                static_cast<float*>(sums[t].data()), num_sums + t, nullptr);
+      }
+      std::vector<int64_t> counts(static_cast<size_t>(m));
+      CopyToHost(cuda, counts.data(), num_sums, m * int64_t{sizeof(int64_t)});
+      for (int t = 0; t < m; ++t) {
+        const int64_t count = counts[static_cast<size_t>(t)];
+        ctx->set_output(t, row_ids[static_cast<size_t>(t)].Slice(0, count));
+        ctx->set_output(m + t, sums[static_cast<size_t>(t)].Slice(0, count));
+      }
+    });
+  }
+};
+SOK_GPU_KERNEL(Name("Sok>GroupLookupGrad"), GpuGroupLookupGradOp);
+
+}  // namespace
+}  // namespace sok
