@@ -29,6 +29,7 @@ set(SOK_CUDA_HOST_SOURCES
 
 # A sanitized build is for tests on the host.
 set(SOK_HAS_CUDA OFF)
+set(SOK_CUDA_VERSION none)
 if(sok_cuda_wanted AND NOT SOK_SANITIZE)
   # Machine code for these, and intermediate code of the last, which newer devices compile when first used.
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
@@ -50,6 +51,7 @@ endif()
 message(STATUS "CUDA kernels: ${SOK_HAS_CUDA}")
 
 if(SOK_HAS_CUDA)
+  set(SOK_CUDA_VERSION ${CMAKE_CUDA_COMPILER_VERSION})
   set(CMAKE_CUDA_FLAGS_RELEASE "-O3 -DNDEBUG")
   # An object library: libsok_cuda.so and TensorFlow's ops are both made of it.
   add_library(sok_cuda_kernels OBJECT ${SOK_CUDA_SOURCES} ${SOK_CUDA_HOST_SOURCES})

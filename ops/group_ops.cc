@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "group_op.h"
+#include "tables_op.h"
 #include "output_pool.h"
 #include "sok/profile.h"
 #include "sok/sum_rows.h"
@@ -72,9 +72,9 @@ REGISTER_OP("Sok>GroupLookup")
       return c->WithRank(c->input(m + 3 * n), 0, &unused);
     });
 
-class GroupLookupOp : public GroupOp {
+class GroupLookupOp : public TablesOp {
  public:
-  using GroupOp::GroupOp;
+  using TablesOp::TablesOp;
 
   void Compute(OpKernelContext* ctx) override {
     Guard(ctx, [&] {
@@ -141,9 +141,9 @@ REGISTER_OP("Sok>GroupLookupGrad")
       return absl::OkStatus();
     });
 
-class GroupLookupGradOp : public GroupOp {
+class GroupLookupGradOp : public TablesOp {
  public:
-  using GroupOp::GroupOp;
+  using TablesOp::TablesOp;
 
   void Compute(OpKernelContext* ctx) override {
     Guard(ctx, [&] {
@@ -213,9 +213,9 @@ REGISTER_OP("Sok>GroupLookupGradWeights")
       return absl::OkStatus();
     });
 
-class GroupLookupGradWeightsOp : public GroupOp {
+class GroupLookupGradWeightsOp : public TablesOp {
  public:
-  using GroupOp::GroupOp;
+  using TablesOp::TablesOp;
 
   void Compute(OpKernelContext* ctx) override {
     Guard(ctx, [&] {

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework import ops
 
-from sok import dead_peers, profiling, tracing
+from sok import dead_peers, gpus, profiling, tracing
 from sok.transport import horovod
 from sok.transport.base import Transport
 from sok.transport.local import LocalTransport
@@ -29,6 +29,7 @@ class _Job:
     is_explicit: bool = False  # made by Init, not by the first table of a single process
     seed_was_read: bool = False
     ranks_agree: bool = False
+    gpu_error: RuntimeError | None = None
 
 
 _job: _Job | None = None
@@ -58,7 +59,11 @@ def Init(global_batch_size: int | None = None, seed: int | None = None) -> tf.Te
             other than those of the first call (a second call without arguments, or with the same, does nothing).
         tf.errors.InvalidArgumentError: workers passed different arguments. Raised on all of them.
         ImportError: several workers were launched and Horovod is not installed.
-        RuntimeError: a launcher started several processes that Horovod does not see as one job.
+        RuntimeError: a launcher started several processes that Horovod does not see as one job; this host has fewer
+            GPUs than workers, or TensorFlow has started its GPUs already.
+
+    On a host with GPUs each worker gets the one with its `local_rank`, whose memory grows as needed; where one GPU is
+    visible already, it stays (docs/gpu.md).
 
     Collective. On several workers it also adds a line to the report of an exception that a dead peer caused
     (`sys.excepthook`), and with SOK_TRACE=1 in the environment a count of collectives when the process ends. With
@@ -81,8 +86,15 @@ def Init(global_batch_size: int | None = None, seed: int | None = None) -> tf.Te
             _check_repeated(_job, global_batch_size, seed)
             return _check_agreement(_job)
         job = _join(0 if seed is None else seed, global_batch_size)
-        # First what the ranks say to each other, so that all of them fail if one does; then what each says.
+        # The GPU cannot be chosen any more once something has run; so this comes first, and tells what it has to say.
+        try:
+            gpus.bind(job.transport.local_rank, job.transport.size)
+        except RuntimeError as error:
+            job.gpu_error = error
+        # What the ranks say to each other, so that all of them fail if one does; then what each says.
         ok = _check_agreement(job)
+        if job.gpu_error is not None:
+            raise job.gpu_error
         job.seed = _whole_number("seed", job.seed)
         job.global_batch_size = _check_batch(job.global_batch_size, job.transport.size)
         _check_seed_is_in_time(_job, job.seed)
@@ -273,12 +285,16 @@ def _check_agreement(job: _Job) -> tf.Tensor:
 
 
 def _gather_and_compare(job: _Job) -> tf.Tensor:
-    words = [_word(job.global_batch_size, none=-1), _word(job.seed, none=0)]
+    words = [_word(job.global_batch_size, none=-1), _word(job.seed, none=0), int(job.gpu_error is not None)]
     everyone = job.transport.all_gather(tf.constant([words], tf.int64), unique_collective_name("sok/init"))
     check = tf.debugging.Assert(
         tf.reduce_all(tf.equal(everyone, everyone[:1])),
-        ["sok.Init: all workers must pass the same [global_batch_size, seed] (-1: None). Received, by rank:", everyone],
-        summarize=2 * job.transport.size,
+        [
+            "sok.Init: all workers must pass the same [global_batch_size, seed] (-1: None), and the third number is 1 for a "
+            "worker that found no GPU for itself. Received, by rank:",
+            everyone,
+        ],
+        summarize=3 * job.transport.size,
     )
     with tf.control_dependencies([] if check is None else [check]):
         return tf.constant("OK")

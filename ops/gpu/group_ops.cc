@@ -1,5 +1,5 @@
 // Many tables at once on a GPU: looking up and pooling, and the sums of what comes back.
-#include "../group_op.h"
+#include "../tables_op.h"
 
 #include <algorithm>
 #include <numeric>
@@ -37,9 +37,9 @@ std::vector<DeviceTable::Reading> ReadAll(const Cuda& cuda, const std::vector<Re
   return readings;
 }
 
-class GpuGroupLookupOp final : public GroupOp {
+class GpuGroupLookupOp final : public TablesOp {
  public:
-  using GroupOp::GroupOp;
+  using TablesOp::TablesOp;
 
   void Compute(OpKernelContext* ctx) override {
     Guard(ctx, [&] {
@@ -98,9 +98,9 @@ class GpuGroupLookupOp final : public GroupOp {
 SOK_GPU_KERNEL(Name("Sok>GroupLookup").HostMemory("handles").HostMemory("insert"), GpuGroupLookupOp);
 
 // Waits for the stream once, to learn how many rows each table has.
-class GpuGroupLookupGradOp final : public GroupOp {
+class GpuGroupLookupGradOp final : public TablesOp {
  public:
-  using GroupOp::GroupOp;
+  using TablesOp::TablesOp;
 
   void Compute(OpKernelContext* ctx) override {
     Guard(ctx, [&] {

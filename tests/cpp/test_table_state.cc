@@ -68,7 +68,7 @@ TEST(ReadAllGivesWhatExportGivesInBatchesOfTheSizeAskedFor) {
   CHECK_EQ(all.found.size(), size_t{100});
   CHECK_EQ(all.sets.size(), size_t{2});
   CHECK_EQ(all.sets[0].calls, 4);
-  for (size_t i = 0; i + 1 < all.batches.size(); ++i) CHECK_EQ(all.batches[i], kRowsPerBatch);
+  for (size_t i = 0; i + 1 < all.batches.size(); ++i) CHECK_EQ(all.batches[i], 7);
   const ThreadExecutor executor(3);
   for (size_t s = 0; s < 2; ++s) {
     std::vector<uint64_t> keys;

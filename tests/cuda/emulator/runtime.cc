@@ -247,7 +247,7 @@ cudaError_t cudaFreeAsync(void* p, cudaStream_t stream) {
 }
 
 cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) {
-  *p = std::malloc(bytes == 0 ? 1 : bytes);
+  *p = std::aligned_alloc(256, (bytes + 256) / 256 * 256);
   if (*p == nullptr) return cudaErrorMemoryAllocation;
   std::memset(*p, 0xA5, bytes);
   std::lock_guard<std::mutex> lock(memory().mutex);

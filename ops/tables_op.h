@@ -47,9 +47,9 @@ struct GroupAttributes {
 };
 
 // An op with these attributes.
-class GroupOp : public OpKernel {
+class TablesOp : public OpKernel {
  public:
-  explicit GroupOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+  explicit TablesOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     Guard(ctx, [&] { group_ = std::make_unique<GroupAttributes>(ctx); });
   }
 
