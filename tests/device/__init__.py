@@ -1,0 +1,1 @@
+"""Tables on TensorFlow's GPU device, with the emulator's in its place: see conftest.py."""

@@ -1,0 +1,89 @@
+"""A training step on the GPU's kernels gives what it gives on the CPU."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok
+
+from .conftest import EMULATED_GPU
+
+DIMS = (4, 7, 16)
+COMBINERS = ("sum", "mean", "sqrtn")
+
+
+def batches(seed, steps=4, keys=50, segments=10, high=300):
+    rng = np.random.default_rng(seed)
+    for _ in range(steps):
+        ids = [rng.integers(0, high, keys) for _ in DIMS]
+        inner = [np.sort(rng.integers(0, keys + 1, segments - 1)) for _ in DIMS]
+        yield [
+            tf.RaggedTensor.from_row_splits(i, np.concatenate([[0], s, [keys]]))
+            for i, s in zip(ids, inner, strict=True)
+        ]
+
+
+def train(device, optimizer, hashed, as_function, key_dtype=tf.int64):
+    """The losses of some steps, and afterwards the rows of all keys."""
+    with tf.device(device):
+        tables = [
+            sok.EmbeddingVariable(d, 1000, hashed=hashed, seed=d, key_dtype=key_dtype, name="device_table")
+            for d in DIMS
+        ]
+        assert device.strip("/") in tables[0].handle.device
+
+        def step(*ids):
+            with tf.GradientTape() as tape:
+                outputs = sok.group_embedding_lookup_sparse(tables, list(ids), list(COMBINERS))
+                loss = tf.add_n([tf.reduce_sum(tf.square(o)) for o in outputs])
+            optimizer.apply_gradients(zip(tape.gradient(loss, tables), tables, strict=True))
+            return loss
+
+        call = tf.function(step) if as_function else step
+        losses = [float(call(*(tf.cast(i, key_dtype) for i in ids))) for ids in batches(1)]
+        rows = [sok.group_embedding_lookup([t], [tf.range(300, dtype=key_dtype)], training=False)[0] for t in tables]
+        return losses, [r.numpy() for r in rows]
+
+
+@pytest.mark.parametrize("hashed", [True, False])
+@pytest.mark.parametrize("as_function", [True, False])
+@pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam", "LazyAdam"])
+def test_a_step_is_that_of_the_cpu(name, hashed, as_function):
+    losses, rows = train(EMULATED_GPU, getattr(sok.optimizers, name)(0.1), hashed, as_function)
+    expected_losses, expected_rows = train("/CPU:0", getattr(sok.optimizers, name)(0.1), hashed, as_function)
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-6)
+    for row, expected in zip(rows, expected_rows, strict=True):
+        np.testing.assert_allclose(row, expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("key_dtype", [tf.int32, tf.uint32, tf.uint64])
+def test_keys_of_every_type(key_dtype):
+    losses, rows = train(EMULATED_GPU, sok.optimizers.SGD(0.1), True, False, key_dtype)
+    expected_losses, expected_rows = train("/CPU:0", sok.optimizers.SGD(0.1), True, False, key_dtype)
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-6)
+    np.testing.assert_allclose(rows[0], expected_rows[0], rtol=1e-6)
+
+
+def test_one_row_twice_in_a_gradient():
+    results = []
+    for device in ("/CPU:0", EMULATED_GPU):
+        with tf.device(device):
+            table = sok.EmbeddingVariable(3, 100, seed=1, name="twice")
+            with tf.GradientTape() as tape:
+                rows = sok.group_embedding_lookup([table], [tf.constant([5, 6, 5, 5], tf.int64)])[0]
+                more = sok.lookup.lookup_rows(table, tf.constant([[6, 7]], tf.int64))
+                loss = tf.reduce_sum(rows * rows) + tf.reduce_sum(more)
+            gradient = tape.gradient(loss, table)
+            sok.optimizers.SGD(0.5).apply_gradients([(gradient, table)])
+            results.append(sok.lookup.lookup_rows(table, tf.constant([5, 6, 7, 8], tf.int64), training=False).numpy())
+    np.testing.assert_allclose(results[1], results[0], rtol=1e-6)
+
+
+def test_a_full_table_says_so_and_keeps_its_rows():
+    with tf.device(EMULATED_GPU):
+        table = sok.EmbeddingVariable(4, 10, name="full_on_gpu")
+        before = sok.lookup.lookup_rows(table, tf.range(8, dtype=tf.int64))
+        with pytest.raises(tf.errors.ResourceExhaustedError, match=r"full_on_gpu.*10"):
+            sok.lookup.lookup_rows(table, tf.range(20, dtype=tf.int64))
+        after = sok.lookup.lookup_rows(table, tf.range(8, dtype=tf.int64), training=False)
+    np.testing.assert_array_equal(after, before)
