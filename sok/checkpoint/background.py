@@ -7,6 +7,7 @@ docs/design/checkpoint.md.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -15,7 +16,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from sok.checkpoint import writing
+from sok.checkpoint import heartbeat, writing
 from sok.checkpoint.agreement import describe, exception_of, together
 from sok.checkpoint.writing import Work
 from sok.transport.base import Transport
@@ -65,6 +66,7 @@ class AsyncSave:
 
         Raises:
             TimeoutError: it is still under way.
+            ConnectionError: another worker has died: nothing was heard of it for two minutes.
             Exception: it has failed, on this or another worker: as of `sok.save`. The old checkpoint is whole, and the
                 next incremental save holds what has changed since that one.
 
@@ -88,13 +90,18 @@ class AsyncSave:
 
     def _run(self) -> None:
         try:
-            self._write_and_meet()
+            with self._heartbeat():
+                self._write_and_meet()
         except Exception as error:
             self._error = error
         try:
             self._work.end(complete=self._error is None)
         except Exception as error:  # the tables are gone, say
             self._error = self._error or error
+
+    def _heartbeat(self) -> contextlib.AbstractContextManager:
+        alone = self._work.size == 1
+        return contextlib.nullcontext() if alone else heartbeat.Heartbeat(self._alive(self._work.rank))
 
     def _write_and_meet(self) -> None:
         work = self._work
@@ -110,7 +117,7 @@ class AsyncSave:
             return work.commit([said["value"]])
         _note(self._written(work.rank), said)
         if work.rank != 0:
-            self._wait(self._is_decided)
+            self._wait(self._is_decided, rank=0)
             if (why := _noted(self._failure())) is not None:
                 work.remove_files()
                 raise exception_of(why, why["text"]) from error
@@ -135,7 +142,7 @@ class AsyncSave:
             found = _noted(self._written(rank))
             return found is not None
 
-        self._wait(is_there)
+        self._wait(is_there, rank)
         return found
 
     def _is_decided(self) -> bool:
@@ -144,10 +151,17 @@ class AsyncSave:
         found = writing.current(self.path)
         return found is not None and found.generation == self.generation
 
-    def _wait(self, is_there: Any) -> None:
+    def _wait(self, is_there: Any, rank: int) -> None:
+        """Until `is_there()`, which is for `rank` to bring about."""
         ended: float | None = None
+        listener = heartbeat.Listener(self._alive(rank))
         while not is_there():
             time.sleep(_POLL_SECONDS)
+            if (silent := listener.silent_for()) > heartbeat.PATIENCE_SECONDS and not is_there():
+                raise ConnectionError(
+                    f"{self.path}: rank {rank} of {self._work.size} has not been heard of for {silent:.0f} s while "
+                    f"{self.generation} was written: it has probably died. The checkpoint before this one is whole."
+                )
             if not threading.main_thread().is_alive():
                 ended = ended or time.monotonic()
                 if time.monotonic() - ended > _PATIENCE_SECONDS:
@@ -157,6 +171,9 @@ class AsyncSave:
 
     def _written(self, rank: int) -> str:
         return os.path.join(self.path, f"{self.generation}-r{rank:04}.written")
+
+    def _alive(self, rank: int) -> str:
+        return os.path.join(self.path, f"{self.generation}-r{rank:04}.alive")
 
     def _failure(self) -> str:
         return os.path.join(self.path, f"{self.generation}.failed")

@@ -11,7 +11,7 @@ from typing import Any
 from sok.checkpoint.manifest import SHARD_NAME, Manifest
 
 # What ranks tell each other through the folder during an asynchronous save.
-NOTE_NAME = re.compile(r"g[0-9]{6,}-[0-9a-f]{8}(-r[0-9]{4,})?\.(written|failed)(\.tmp)?")
+NOTE_NAME = re.compile(r"g[0-9]{6,}-[0-9a-f]{8}(-r[0-9]{4,})?\.(written|failed|alive)(\.tmp)?")
 
 
 def described(path: str, manifest: Manifest | None) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ import numpy as np
 
 import sok
 from sok import context
-from sok.checkpoint import restoring, saving
+from sok.checkpoint import heartbeat, restoring, saving
 from tests.kills.pipes import PipeTransport, pairs
 
 _RECORD = struct.Struct("<cq")
@@ -96,6 +96,7 @@ def _run(body: Any) -> None:
 
 def _work(rank, lines, folder, first, kill, how, saves, writer) -> None:
     transport = PipeTransport(rank, lines)
+    heartbeat.BEAT_SECONDS, heartbeat.PATIENCE_SECONDS = 0.1, 2.0  # for workers that are killed, not slow
     context.get_transport = lambda: transport
 
     def say(what: bytes, number: int) -> None:

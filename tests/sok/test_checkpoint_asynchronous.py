@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sok
-from sok.checkpoint import native, read_manifest, verify
+from sok.checkpoint import background, heartbeat, native, read_manifest, verify
 from tests.sok.checkpoint_cases import DIM, RULES, assert_same_training, contents, new_table, train
 from tests.sok.threads_world import checked, run_world
 
@@ -278,3 +278,30 @@ def test_whatever_is_done_during_a_save_is_not_in_it(first, during, rule, increm
         for key, row in before.items():
             for mine, its in zip(found[key], row, strict=False):  # a set that came later has no slots there
                 np.testing.assert_allclose(np.frombuffer(mine, "f4"), np.frombuffer(its, "f4"), rtol=1e-5, atol=1e-7)
+
+
+def test_a_rank_that_has_died_ends_the_save_of_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(heartbeat, "PATIENCE_SECONDS", 0.5)
+    write_and_meet = background.AsyncSave._write_and_meet
+
+    def dying(self):
+        if self._work.rank == 0:
+            write_and_meet(self)
+        # Rank 1 writes nothing, says nothing, and its heart stops.
+
+    def program(transport):
+        table = world_table(transport)
+        fill(table, 1.0)
+        sok.save(tmp_path, table)
+        transport.broadcast_numpy(np.zeros(1), "saved")
+        monkeypatch.setattr(background.AsyncSave, "_write_and_meet", dying)
+        save = sok.save(tmp_path, table, asynchronous=True)
+        if transport.rank == 0:
+            with pytest.raises(ConnectionError, match=r"rank 1 of 2 .* has probably died"):
+                save.result(timeout=30)
+            assert verify(tmp_path) == []
+        return read_manifest(tmp_path).generation
+
+    first, second = checked(run_world(2, program, monkeypatch))
+    assert first == second and first.startswith("g000001")
