@@ -5,10 +5,10 @@
 #include <utility>
 #include <vector>
 
-#include "tables_op.h"
 #include "output_pool.h"
 #include "sok/profile.h"
 #include "sok/sum_rows.h"
+#include "tables_op.h"
 
 namespace sok {
 namespace {

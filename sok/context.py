@@ -290,8 +290,8 @@ def _gather_and_compare(job: _Job) -> tf.Tensor:
     check = tf.debugging.Assert(
         tf.reduce_all(tf.equal(everyone, everyone[:1])),
         [
-            "sok.Init: all workers must pass the same [global_batch_size, seed] (-1: None), and the third number is 1 for a "
-            "worker that found no GPU for itself. Received, by rank:",
+            "sok.Init: all workers must pass the same [global_batch_size, seed] (-1: None), and find a GPU for "
+            "themselves (0; 1: has not). Received, by rank:",
             everyone,
         ],
         summarize=3 * job.transport.size,

@@ -46,7 +46,7 @@ def _let_memory_grow(gpu: tf.config.PhysicalDevice) -> None:
         tf.config.experimental.set_memory_growth(gpu, True)
     except (RuntimeError, ValueError):
         warnings.warn(
-            f"TensorFlow may have taken most of the memory of {gpu.name}: tables get what is left. Call sok.Init before "
-            "anything is computed, or set TF_FORCE_GPU_ALLOW_GROWTH=true.",
+            f"TensorFlow may have taken most of the memory of {gpu.name}: tables get what is left. Call sok.Init "
+            "before anything is computed, or set TF_FORCE_GPU_ALLOW_GROWTH=true.",
             stacklevel=3,
         )

@@ -31,7 +31,8 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
     It is a trainable variable: `tape.gradient` gives `tf.IndexedSlices` whose indices are row ids of this shard, which
     `sok.optimizers` apply. Its declared TensorFlow `shape` is `(0, dim)`: nothing may read it as a dense matrix.
     The row of `key` lives on rank `key % world_size`, or all rows on rank `owner`. A row that was never seen holds its
-    initial value, a pure function of the table's seed and the key.
+    initial value, a pure function of the table's seed and the key. Like any variable it is placed on the GPU if there
+    is one (docs/gpu.md), and where `tf.device` says.
 
     Args:
         dim: length D of a row, at least 1.
@@ -51,6 +52,8 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
             key once. 'sums': of each segment, what an owner holds of it, already summed; features with weights, and
             rows that nothing pools, come as with 'rows'. 'auto' (default): whichever moves less, chosen by each worker
             for each call, from its batch. Results are the same up to the order of sums.
+        gpu_memory_bytes: the most memory of a GPU that this shard may take, if that is where it lies; what would need
+            more is a ResourceExhaustedError, and changes nothing. None: what the GPU has.
 
     Raises:
         ValueError: an argument is out of range.
@@ -86,6 +89,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         owner: int | None = None,
         num_keys: int | None = None,
         way_home: str = "auto",
+        gpu_memory_bytes: int | None = None,
     ) -> None:
         self._dim = whole_number("dim", dim, _MAX_DIM)
         self._capacity = whole_number("capacity", capacity, _MAX_CAPACITY)
@@ -125,6 +129,9 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
                 init_a=spec.a,
                 init_b=spec.b,
                 bank=spec.bank,
+                memory_bytes=0
+                if gpu_memory_bytes is None
+                else whole_number("gpu_memory_bytes", gpu_memory_bytes, 2**62),
             )
             handle = _ops.lib().sok_table_handle(
                 shared_name=f"sok/{self._table_name}" if graph_mode else "",

@@ -1,7 +1,7 @@
 """A TensorFlow device that is the CUDA emulator, for kernels of GPUs where there is none.
 
-These tests need the library `sok_ops_emulated`, named by SOK_NATIVE_DIR, and a process of their own: scripts/test_device.sh.
-Elsewhere they are not collected.
+These tests need the library `sok_ops_emulated`, named by SOK_NATIVE_DIR, and a process of their own:
+scripts/test_device.sh. Elsewhere they are not collected.
 """
 
 from __future__ import annotations
