@@ -127,7 +127,9 @@ def check_horovod() -> list[Finding]:
         remedy = "Build it with Gloo: PYTHON=$(command -v python) scripts/build_horovod.sh"
         text = f"{version}, built without Gloo and MPI: workers cannot meet"
         return [Finding("horovod", WARN, text, remedy, details)]
-    return [Finding("horovod", OK, f"{version}, built with {names}", details=details)]
+    way = "on the device (NCCL)" if built["nccl"] else "through the memory of the host"
+    text = f"{version}, built with {names}; rows of GPUs travel {way}"
+    return [Finding("horovod", OK, text, details={**details, "rows_of_gpus": way})]
 
 
 def check_native_library() -> list[Finding]:
@@ -149,8 +151,15 @@ def check_devices() -> list[Finding]:
     import tensorflow as tf
 
     names = {kind: [device.name for device in tf.config.list_physical_devices(kind)] for kind in ("CPU", "GPU")}
+    cuda = (_ops.build_info() or {}).get("cuda", "none")
     text = f"{len(names['CPU'])} CPU, {len(names['GPU'])} GPU"
-    return [Finding("devices", OK, text, details=names)]
+    details = {**names, "cuda": cuda}
+    if not names["GPU"]:
+        return [Finding("devices", OK, text, details=details)]
+    if cuda == "none":
+        remedy = "For tables on the GPU build with the CUDA toolkit: SOK_CUDA=ON make native (docs/gpu.md)"
+        return [Finding("devices", WARN, f"{text}; tables stay on the CPU: sok was built without CUDA", remedy, details)]
+    return [Finding("devices", OK, f"{text}; tables on the GPU by kernels of CUDA {cuda}", details=details)]
 
 
 def check_horovod_workers() -> list[Finding]:

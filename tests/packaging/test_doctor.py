@@ -168,6 +168,29 @@ def test_horovod_without_a_controller_is_a_warning(monkeypatch):
     assert "workers cannot meet" in finding.text
 
 
+@pytest.mark.parametrize("nccl, way", [("true", "on the device"), ("false", "through the memory of the host")])
+def test_horovod_says_how_rows_of_gpus_travel(monkeypatch, nccl, way):
+    answer = f'print(\'{{"gloo": true, "mpi": false, "nccl": {nccl}, "cuda": false}}\')'
+    monkeypatch.setattr(_machine_checks, "_version", lambda name: "0.28.1")
+    monkeypatch.setattr(_machine_checks, "HOROVOD_QUESTION", answer)
+    (finding,) = _machine_checks.check_horovod()
+    assert finding.status == OK and f"rows of GPUs travel {way}" in finding.text
+
+
+@pytest.mark.parametrize(
+    "cuda, status, text",
+    [("none", WARN, "1 GPU; tables stay on the CPU"), ("13.0.48", OK, "1 GPU; tables on the GPU by kernels of CUDA")],
+)
+def test_devices_say_where_tables_are(monkeypatch, cuda, status, text):
+    import tensorflow as tf
+
+    gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [gpu] if kind == "GPU" else [])
+    monkeypatch.setattr(_ops, "build_info", lambda: {"cuda": cuda})
+    (finding,) = _machine_checks.check_devices()
+    assert finding.status == status and text in finding.text
+
+
 def test_command_without_a_name_prints_help_and_fails(capsys):
     assert cli.main([]) == 2
     assert "doctor" in capsys.readouterr().err
