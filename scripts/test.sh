@@ -40,6 +40,7 @@ case $which in
     stage "C++ tests, thread sanitizer" scripts/test_cpp.sh thread
     stage "fuzzers" scripts/fuzz.sh 5
     stage "instruction counts" "$PYTHON" -m benchmarks.guard
+    stage "GPU kernels on an emulated device" scripts/test_device.sh -q
     stage "Python tests and doctests" python_tests
     ;;
   fast)

@@ -158,7 +158,8 @@ def check_devices() -> list[Finding]:
         return [Finding("devices", OK, text, details=details)]
     if cuda == "none":
         remedy = "For tables on the GPU build with the CUDA toolkit: SOK_CUDA=ON make native (docs/gpu.md)"
-        return [Finding("devices", WARN, f"{text}; tables stay on the CPU: sok was built without CUDA", remedy, details)]
+        text += "; tables stay on the CPU: sok was built without CUDA"
+        return [Finding("devices", WARN, text, remedy, details)]
     return [Finding("devices", OK, f"{text}; tables on the GPU by kernels of CUDA {cuda}", details=details)]
 
 
