@@ -40,7 +40,7 @@ class CMakeBuild(build_ext):
             f"-DSOK_OUTPUT_DIR={output}",
             # A newer compiler may warn about what ours did not; that must not stop an installation.
             "-DSOK_WERROR=OFF",
-            f"-DSOK_CUDA={os.environ.get('SOK_CUDA', 'OFF')}",
+            f"-DSOK_CUDA={os.environ.get('SOK_CUDA', 'AUTO')}",
         ]
         jobs = os.environ.get("SOK_BUILD_JOBS") or str(os.cpu_count() or 1)
         subprocess.run(configure, check=True)

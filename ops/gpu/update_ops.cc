@@ -34,8 +34,9 @@ Summed SumDuplicates(const Cuda& cuda, DeviceScratch* scratch, const int64_t* ro
   return {ids_to, sums_to, count};
 }
 
-// What a table finds wrong with a gradient on the way (NaN under nonfinite='raise', a row id that it never gave) is left
-// out, and raised by the next check of that table: Sok>TableCheck.
+// With nonfinite='raise' this waits for the stream, to raise at once; a table that has something against its gradients
+// stays as it is, while tables before it in the group have been updated. Otherwise a row id that a table never gave is left
+// out, and raised by the next call that looks at the table from outside (DeviceTable::ThrowIfBadToHost).
 class GpuGroupApplyOp final : public GroupApplyOp {
  public:
   using GroupApplyOp::GroupApplyOp;
@@ -60,6 +61,7 @@ class GpuGroupApplyOp final : public GroupApplyOp {
         }
         resource->device_table().Apply(cuda, &scratch, rule, slot_set_, nonfinite_, 1.0f, sums.row_ids, sums.sums, n,
                                        sums.count);
+        if (nonfinite_ == Nonfinite::kRaise) resource->device_table().ThrowIfBadToHost(cuda);
       }
     });
   }
