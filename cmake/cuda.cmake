@@ -17,6 +17,7 @@ set(SOK_CUDA_SOURCES
   cuda/segment_sum.cu
   cuda/sparse_update.cu
   cuda/sum_rows.cu
+  cuda/table_state.cu
   cuda/table_update.cu
   cuda/unique.cu
 )

@@ -56,23 +56,36 @@ DeviceDecay::DeviceDecay() : memory_(std::make_unique<Memory>()) {}
 
 DeviceDecay::~DeviceDecay() = default;
 
-DecayArgs DeviceDecay::Begin(const Cuda& cuda, const UpdateRule& rule, uint32_t* stamps) {
+bool DeviceDecay::SetRule(const UpdateRule& rule, bool anew) {
   if (!rule.decays()) throw InvalidArgument("rule '" + std::string(RuleName(rule.rule)) + "' does not decay.");
   const bool same_betas = has_rule_ && rule.beta_1 == rule_.beta_1 && rule.beta_2 == rule_.beta_2;
   rule_ = rule;
   has_rule_ = true;
-  if (!same_betas) {
-    sums_.reset();
-    memory_->has_powers = false;
-    if (DecaySums::Fits(rule)) {
-      sums_ = std::make_unique<DecaySums>(rule);
-      const int64_t first = std::max<int64_t>(0, history_.calls() - sums_->length()) + 1;
-      AlphaCursor cursor(history_.view(), first);
-      for (int64_t call = first; call <= history_.calls(); ++call) sums_->Append(cursor.Next());
-    }
-    Upload(cuda);
+  if (same_betas && !anew) return false;
+  sums_.reset();
+  memory_->has_powers = false;
+  if (DecaySums::Fits(rule)) {
+    sums_ = std::make_unique<DecaySums>(rule);
+    const int64_t first = std::max<int64_t>(0, history_.calls() - sums_->length()) + 1;
+    AlphaCursor cursor(history_.view(), first);
+    for (int64_t call = first; call <= history_.calls(); ++call) sums_->Append(cursor.Next());
   }
+  return true;
+}
+
+DecayArgs DeviceDecay::Begin(const Cuda& cuda, const UpdateRule& rule, uint32_t* stamps) {
+  if (SetRule(rule, /*anew=*/false)) Upload(cuda);
   return args(stamps);
+}
+
+void DeviceDecay::Append(const Cuda& cuda, const UpdateRule& rule, const std::vector<AlphaHistory::Run>& runs,
+                         int64_t calls) {
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const int64_t end = i + 1 < runs.size() ? runs[i + 1].first_call : calls + 1;
+    history_.Append(runs[i].alpha, end - runs[i].first_call);
+  }
+  SetRule(rule, /*anew=*/true);
+  Upload(cuda);
 }
 
 void DeviceDecay::Append(const Cuda& cuda) {

@@ -2,15 +2,60 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "detail/check.h"
 #include "detail/scratch.h"
+#include "detail/slot_set.h"
+#include "detail/table_state.h"
 #include "sok/device_words.h"
 #include "sok/error.h"
 
 namespace sok {
+namespace {
+
+using State = DeviceTable::State;
+
+// How many floats of rows are on their way at a time.
+constexpr int64_t kStageFloats = int64_t{8} << 20;
+
+// The table as it stands, for as long as this lives. Missed decay may have to be written down, which only a writer may do.
+class Whole {
+ public:
+  Whole(State* state, const Cuda& cuda) {
+    reading_.emplace(state, cuda);
+    if (!state->HasDecay()) return;
+    reading_.reset();
+    writing_.emplace(state, cuda);
+  }
+
+ private:
+  std::optional<TableReading> reading_;
+  std::optional<TableWriting> writing_;
+};
+
+int64_t SlotsOf(const State& state, const State::SlotSet& set) { return set.rule.num_slots() * state.config.dim; }
+
+int64_t StageRows(int64_t floats) { return std::max<int64_t>(1, kStageFloats / std::max<int64_t>(1, floats)); }
+
+// to[i] = floats first .. first + floats - 1 of the record of rows[i], on the host.
+void RecordsToHost(const Cuda& cuda, StreamScratch* scratch, const State& state, const uint32_t* rows, int64_t n,
+                   int64_t first, int64_t floats, float* to) {
+  if (n == 0 || floats == 0) return;
+  const int64_t at_a_time = std::min(n, StageRows(floats));
+  scratch->Reset();
+  auto* stage = scratch->Get<float>(at_a_time * floats);
+  for (int64_t at = 0; at < n; at += at_a_time) {
+    const int64_t count = std::min(at_a_time, n - at);
+    GatherRecords(cuda, state.rows.view(), rows + at, count, first, floats, stage);
+    CopyToHost(cuda, to + at * floats, stage, count * floats * int64_t{sizeof(float)});
+  }
+}
+
+}  // namespace
 
 struct DeviceStore::Stream {
   Stream() { SOK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)); }
@@ -22,75 +67,270 @@ struct DeviceStore::Stream {
 
 class DeviceStore::Call {
  public:
-  explicit Call(Stream* stream) : lock_(stream->mutex), cuda{stream->stream}, scratch(cuda) {}
+  explicit Call(const DeviceStore& store)
+      : lock_(store.stream_->mutex),
+        cuda{store.stream_->stream},
+        state(*store.table_->state()),
+        scratch(cuda),
+        stage(cuda) {}
 
  private:
   const std::lock_guard<std::mutex> lock_;
 
  public:
   const Cuda cuda;
+  State& state;
   StreamScratch scratch;
+  StreamScratch stage;  // of rows on their way
 };
 
-DeviceStore::DeviceStore(TableConfig config, int64_t budget_bytes)
-    : table_(std::make_unique<DeviceTable>(std::move(config), budget_bytes)), stream_(std::make_unique<Stream>()) {}
+// Those of some keys that are this rank's, and the rows that were made for them.
+struct DeviceStore::Placed {
+  std::vector<uint64_t> keys;
+  std::vector<int64_t> source;  // where they stood; empty: they are all
+  const uint32_t* rows = nullptr;
+};
+
+DeviceStore::DeviceStore(TableConfig config, int64_t budget_bytes, int64_t rows_at_a_time)
+    : table_(std::make_unique<DeviceTable>(std::move(config), budget_bytes)),
+      stream_(std::make_unique<Stream>()),
+      rows_at_a_time_(std::max<int64_t>(1, rows_at_a_time)) {}
 DeviceStore::~DeviceStore() = default;
 
 int64_t DeviceStore::size() const {
-  Call call(stream_.get());
+  Call call(*this);
+  table_->ThrowIfBadToHost(call.cuda);
   return table_->SizeToHost(call.cuda);
 }
 
 int64_t DeviceStore::memory_bytes() const { return table_->memory_bytes(); }
 
-void DeviceStore::Reserve(const Cpu&, int64_t n, bool) {
-  Call call(stream_.get());
-  table_->Reserve(call.cuda, n);
+void DeviceStore::Reserve(const Cpu&, int64_t n, bool rows) {
+  Call call(*this);
+  table_->Reserve(call.cuda, n, rows);
+}
+
+void DeviceStore::CheckKeys(const uint64_t* keys, int64_t n) const {
+  if (config().hashed) return;
+  for (int64_t i = 0; i < n; ++i) config().CheckKey(keys[i]);
+}
+
+// ---- out
+
+void DeviceStore::VisitRows(
+    Call* call, const std::function<void(const uint64_t* keys, const uint32_t* rows, int64_t n)>& visit) const {
+  State& state = call->state;
+  for (int64_t first = 0; first < state.num_rows(); first += rows_at_a_time_) {
+    const int64_t count = std::min(rows_at_a_time_, state.num_rows() - first);
+    call->scratch.Reset();
+    auto* keys = call->scratch.Get<uint64_t>(count);
+    auto* rows = call->scratch.Get<uint32_t>(count);
+    uint32_t n = 0;
+    CopyToHost(call->cuda, &n, state.List(call->cuda, &call->scratch, first, count, keys, rows), sizeof(n));
+    state.Settle(call->cuda, &call->scratch, rows, n);
+    if (n > 0) visit(keys, rows, n);
+  }
+}
+
+std::vector<uint64_t> DeviceStore::Keys() const {
+  std::vector<uint64_t> words;
+  Export({SerialExecutor()}, "", [&](int64_t n, int64_t) {
+    words.resize(static_cast<size_t>(n));
+    return ExportTarget{words.data(), nullptr, nullptr, nullptr};
+  });
+  return words;
+}
+
+void DeviceStore::Export(const Cpu&, const std::string& slot_set,
+                         const std::function<ExportTarget(int64_t, int64_t)>& allocate) const {
+  Call call(*this);
+  table_->ThrowIfBadToHost(call.cuda);
+  const Whole whole(&call.state, call.cuda);
+  const State::SlotSet* set = slot_set.empty() ? nullptr : &call.state.RequireSet(slot_set);
+  const int64_t floats = set == nullptr ? 0 : SlotsOf(call.state, *set);
+  const ExportTarget to = allocate(call.state.CountToHost(call.cuda), floats);
+  int64_t at = 0;
+  VisitRows(&call, [&](const uint64_t* keys, const uint32_t* rows, int64_t n) {
+    if (to.keys != nullptr) CopyToHost(call.cuda, to.keys + at, keys, n * int64_t{sizeof(uint64_t)});
+    if (to.rows != nullptr) {
+      RecordsToHost(call.cuda, &call.stage, call.state, rows, n, 0, dim(), to.rows + at * dim());
+    }
+    if (to.slots != nullptr) {
+      RecordsToHost(call.cuda, &call.stage, call.state, rows, n, set->offset, floats, to.slots + at * floats);
+    }
+    if (to.stamps != nullptr) std::fill_n(to.stamps + at, n, set->decay == nullptr ? -1 : set->decay->calls());
+    at += n;
+  });
+}
+
+int64_t DeviceStore::SlotFloats(const std::string& slot_set) const { return table_->SlotFloats(slot_set); }
+
+void DeviceStore::Slots(const std::string& slot_set, const uint64_t* keys, int64_t n, float* slots,
+                        int64_t* stamps) const {
+  CheckKeys(keys, n);
+  Call call(*this);
+  call.state.CheckCount(n);
+  const Whole whole(&call.state, call.cuda);
+  const State::SlotSet& set = call.state.RequireSet(slot_set);
+  auto* words = call.scratch.Get<uint64_t>(n);
+  auto* rows = call.scratch.Get<uint32_t>(n);
+  CopyToDevice(call.cuda, words, keys, n * int64_t{sizeof(uint64_t)});
+  call.state.FindRows(call.cuda, words, n, false, false, rows, nullptr, nullptr);
+  std::vector<uint32_t> found(static_cast<size_t>(n));
+  CopyToHost(call.cuda, found.data(), rows, n * int64_t{sizeof(uint32_t)});
+  for (int64_t i = 0; i < n; ++i) {
+    if (found[static_cast<size_t>(i)] < kBadRow) continue;
+    throw InvalidArgument(Label() + ": key " + config().KeyText(keys[i]) + " has no row.");
+  }
+  call.state.Settle(call.cuda, &call.scratch, rows, n);
+  RecordsToHost(call.cuda, &call.stage, call.state, rows, n, set.offset, SlotsOf(call.state, set), slots);
+  std::fill_n(stamps, n, set.decay == nullptr ? -1 : set.decay->calls());
+}
+
+std::vector<TableStore::SlotSetInfo> DeviceStore::SetsOf(const State& state) {
+  std::vector<SlotSetInfo> sets;
+  for (const auto& set : state.sets)
+    sets.push_back({set->name, set->rule, set->decay == nullptr ? 0 : set->decay->calls(), {}});
+  return sets;
+}
+
+std::vector<TableStore::SlotSetInfo> DeviceStore::SlotSets() const {
+  State& state = *table_->state();
+  const std::shared_lock<std::shared_mutex> lock(state.mutex);
+  return SetsOf(state);
+}
+
+void DeviceStore::ReadAll(const Cpu&, RowSink* sink) const {
+  Call call(*this);
+  table_->ThrowIfBadToHost(call.cuda);
+  const Whole whole(&call.state, call.cuda);
+  const int64_t rows_per_batch = sink->Begin(call.state.CountToHost(call.cuda), SetsOf(call.state));
+  VisitRows(&call, [&](const uint64_t* keys, const uint32_t* rows, int64_t n) {
+    for (int64_t at = 0; at < n; at += rows_per_batch) {
+      const int64_t count = std::min(rows_per_batch, n - at);
+      const RowTarget to = sink->Allocate(count);
+      CopyToHost(call.cuda, to.keys, keys + at, count * int64_t{sizeof(uint64_t)});
+      RecordsToHost(call.cuda, &call.stage, call.state, rows + at, count, 0, dim(), to.rows);
+      for (size_t s = 0; s < call.state.sets.size(); ++s) {
+        const State::SlotSet& set = *call.state.sets[s];
+        const int64_t floats = SlotsOf(call.state, set);
+        if (floats == 0) continue;
+        RecordsToHost(call.cuda, &call.stage, call.state, rows + at, count, set.offset, floats, to.slots[s]);
+      }
+      sink->Commit();
+    }
+  });
+}
+
+// ---- in
+
+DeviceStore::Placed DeviceStore::Place(Call* call, const uint64_t* keys, int64_t n) {
+  Placed placed;
+  for (int64_t i = 0; i < n; ++i) {
+    if (config().partition().OwnerOf(keys[i]) != config().rank) continue;
+    placed.keys.push_back(keys[i]);
+    placed.source.push_back(i);
+  }
+  const auto count = static_cast<int64_t>(placed.keys.size());
+  if (count == n) placed.source = {};
+  call->state.CheckCount(count);
+  auto* words = call->scratch.Get<uint64_t>(count);
+  auto* rows = call->scratch.Get<uint32_t>(count);
+  CopyToDevice(call->cuda, words, placed.keys.data(), count * int64_t{sizeof(uint64_t)});
+  call->state.Place(call->cuda, &call->scratch, words, count, rows);
+  placed.rows = rows;
+  return placed;
+}
+
+void DeviceStore::Store(Call* call, const Placed& placed, int64_t first, int64_t floats, const float* values) {
+  const auto n = static_cast<int64_t>(placed.keys.size());
+  if (n == 0 || floats == 0) return;
+  const int64_t at_a_time = std::min(n, StageRows(floats));
+  call->stage.Reset();
+  auto* stage = call->stage.Get<float>(at_a_time * floats);
+  std::vector<float> packed(placed.source.empty() ? 0 : static_cast<size_t>(at_a_time * floats));
+  for (int64_t at = 0; at < n; at += at_a_time) {
+    const int64_t count = std::min(at_a_time, n - at);
+    const float* from = values + at * floats;
+    if (!placed.source.empty()) {
+      for (int64_t i = 0; i < count; ++i)
+        std::copy_n(values + placed.source[static_cast<size_t>(at + i)] * floats, floats, packed.data() + i * floats);
+      from = packed.data();
+    }
+    CopyToDevice(call->cuda, stage, from, count * floats * int64_t{sizeof(float)});
+    ScatterRecords(call->cuda, call->state.rows.view(), placed.rows + at, count, first, floats, stage);
+  }
 }
 
 void DeviceStore::Assign(const Cpu&, Scratch*, const uint64_t* keys, const float* rows, int64_t n) {
-  Call call(stream_.get());
-  auto* device_keys = call.scratch.Get<uint64_t>(n);
-  auto* device_rows = call.scratch.Get<float>(n * dim());
-  CopyToDevice(call.cuda, device_keys, keys, n * 8);
-  CopyToDevice(call.cuda, device_rows, rows, n * dim() * 4);
-  table_->Assign(call.cuda, &call.scratch, device_keys, device_rows, n);
+  CheckKeys(keys, n);
+  Call call(*this);
+  const TableWriting writing(&call.state, call.cuda);
+  Store(&call, Place(&call, keys, n), 0, dim(), rows);
+  // The caller's memory may be pinned, and is read until now.
   SOK_CUDA(cudaStreamSynchronize(call.cuda.stream));
 }
 
-std::vector<uint64_t> DeviceStore::Keys() const { throw FailedPrecondition("not yet"); }
-void DeviceStore::Export(const Cpu&, const std::string& slot_set,
-                         const std::function<ExportTarget(int64_t, int64_t)>& allocate) const {
-  if (!slot_set.empty()) throw FailedPrecondition("not yet");
-  Call call(stream_.get());
-  const int64_t n = table_->SizeToHost(call.cuda);
-  const ExportTarget target = allocate(n, 0);
-  auto* keys = call.scratch.Get<uint64_t>(n);
-  auto* row_ids = call.scratch.Get<int64_t>(n);
-  auto* rows = call.scratch.Get<float>(n * dim());
-  table_->Export(call.cuda, &call.scratch, keys, row_ids, n);
-  table_->Weights(call.cuda, &call.scratch, row_ids, n, rows);
-  CopyToHost(call.cuda, target.keys, keys, n * 8);
-  CopyToHost(call.cuda, target.rows, rows, n * dim() * 4);
+int64_t DeviceStore::Restore(const Cpu&, Scratch*, const std::vector<SlotSetInfo>& infos, const RowValues& values) {
+  CheckKeys(values.keys, values.n);
+  Call call(*this);
+  State& state = call.state;
+  const TableWriting writing(&state, call.cuda);
+  state.CheckRules(infos);
+  std::vector<const State::SlotSet*> sets;
+  for (const SlotSetInfo& info : infos) {
+    const State::SlotSet* known = state.FindSet(info.name);
+    sets.push_back(known != nullptr ? known : state.FindOrAttach(call.cuda, info.rule, info.name));
+  }
+  const int64_t rows_before = state.CountToHost(call.cuda);
+  const Placed placed = Place(&call, values.keys, values.n);
+  Store(&call, placed, 0, dim(), values.rows);
+  for (size_t s = 0; s < sets.size(); ++s)
+    Store(&call, placed, sets[s]->offset, SlotsOf(state, *sets[s]), values.slots[s]);
+  return state.CountToHost(call.cuda) - rows_before;  // waits: the caller's memory may be pinned
 }
-int64_t DeviceStore::SlotFloats(const std::string& slot_set) const { return table_->SlotFloats(slot_set); }
-void DeviceStore::Slots(const std::string&, const uint64_t*, int64_t, float*, int64_t*) const {
-  throw FailedPrecondition("not yet");
+
+void DeviceStore::SkipCalls(const std::string& save, const std::vector<SlotSetInfo>& sets) {
+  Call call(*this);
+  const TableWriting writing(&call.state, call.cuda);
+  call.state.SkipCalls(call.cuda, save, sets);
 }
-std::vector<TableStore::SlotSetInfo> DeviceStore::SlotSets() const { throw FailedPrecondition("not yet"); }
-void DeviceStore::ReadAll(const Cpu&, RowSink*) const { throw FailedPrecondition("not yet"); }
-void DeviceStore::BeginSave(SnapshotOf) { throw FailedPrecondition("not yet"); }
-void DeviceStore::EndSave(const std::string&) { throw FailedPrecondition("not yet"); }
-void DeviceStore::ReadSnapshot(const Cpu&, RowSink*) { throw FailedPrecondition("not yet"); }
-void DeviceStore::ReadChanges(const Cpu&, RowSink*) const { throw FailedPrecondition("not yet"); }
-void DeviceStore::SkipCalls(const std::string&, const std::vector<SlotSetInfo>&) {
-  throw FailedPrecondition("not yet");
+
+int64_t DeviceStore::Erase(const uint64_t* keys, int64_t n) {
+  CheckKeys(keys, n);
+  Call call(*this);
+  call.state.CheckCount(n);
+  const TableWriting writing(&call.state, call.cuda);
+  auto* words = call.scratch.Get<uint64_t>(n);
+  CopyToDevice(call.cuda, words, keys, n * int64_t{sizeof(uint64_t)});
+  const int64_t rows_before = call.state.CountToHost(call.cuda);
+  call.state.Erase(call.cuda, &call.scratch, words, n);
+  return rows_before - call.state.CountToHost(call.cuda);
 }
-TableStore::ChangeInfo DeviceStore::Changes() const { return {}; }
-int64_t DeviceStore::Restore(const Cpu&, Scratch*, const std::vector<SlotSetInfo>&, const RowValues&) {
-  throw FailedPrecondition("not yet");
+
+void DeviceStore::Swap(TableStore* with) {
+  auto* other = dynamic_cast<DeviceStore*>(with);
+  if (other == nullptr) {
+    throw InvalidArgument(Label() + " is on a device, and " + with->Label() +
+                          " in the memory of this process: they cannot swap rows.");
+  }
+  Call call(*this);
+  table_->Swap(call.cuda, other->table_.get());
 }
-void DeviceStore::Swap(TableStore*) { throw FailedPrecondition("not yet"); }
-int64_t DeviceStore::Erase(const uint64_t*, int64_t) { throw FailedPrecondition("not yet"); }
+
+// ---- saving by changes
+
+void DeviceStore::RefuseChanges(const char* what) const {
+  throw FailedPrecondition(Label() + " is on a GPU, where nothing notes which rows change: it cannot be saved " + what +
+                           ". Save all of its rows: sok.save without `incremental` and `asynchronous`.");
+}
+
+void DeviceStore::BeginSave(SnapshotOf snapshot) {
+  if (snapshot != SnapshotOf::kNothing) RefuseChanges("asynchronously");
+}
+void DeviceStore::EndSave(const std::string&) {}
+void DeviceStore::ReadSnapshot(const Cpu&, RowSink*) { RefuseChanges("asynchronously"); }
+void DeviceStore::ReadChanges(const Cpu&, RowSink*) const { RefuseChanges("incrementally"); }
+TableStore::ChangeInfo DeviceStore::Changes() const { RefuseChanges("incrementally"); }
 
 }  // namespace sok

@@ -190,21 +190,6 @@ __global__ void RowIdsKernel(TableView table, const uint32_t* rows, int64_t n, i
   for (int64_t i = GlobalThread(); i < n; i += GlobalThreads()) row_ids[i] = RowId(table, rows[i]);
 }
 
-__global__ void UsedKernel(const uint32_t* in_use, int64_t num_rows, uint32_t* is_used) {
-  for (int64_t row = GlobalThread(); row < num_rows; row += GlobalThreads())
-    is_used[row] = (in_use[row >> 5] >> (row & 31)) & 1;
-}
-
-__global__ void PackIdentityKernel(TableView table, int64_t num_rows, const uint32_t* before, uint64_t* keys,
-                                   int64_t* row_ids) {
-  const uint64_t first = table.shards > 1 ? static_cast<uint64_t>(table.rank) : 0;
-  for (int64_t row = GlobalThread(); row < num_rows; row += GlobalThreads()) {
-    if (((table.in_use[row >> 5] >> (row & 31)) & 1) == 0) continue;
-    keys[before[row]] = static_cast<uint64_t>(row) * table.shards + first;
-    row_ids[before[row]] = RowId(table, static_cast<uint32_t>(row));
-  }
-}
-
 // Rows that this call does not write: those of keys that are not ours, and of all but the last of equal keys.
 __global__ void KeepLastKernel(const uint32_t* leaders, int64_t n, uint32_t* rows) {
   for (int64_t i = GlobalThread(); i < n; i += GlobalThreads())
@@ -391,6 +376,12 @@ void DeviceTable::Assign(const Cuda& cuda, DeviceScratch* scratch, const uint64_
 void DeviceTable::State::Store(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int64_t n, int64_t first,
                                int64_t count, const float* values) {
   uint32_t* found = scratch->Get<uint32_t>(n);
+  Place(cuda, scratch, keys, n, found);
+  ScatterRecords(cuda, rows.view(), found, n, first, count, values);
+}
+
+void DeviceTable::State::Place(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int64_t n,
+                               uint32_t* found) {
   FindRows(cuda, keys, n, false, false, found, nullptr, nullptr);
   if (!config.hashed) ThrowIfIllegalToHost(cuda, scratch, keys, n);
   // Missed decay belongs to the old values: settled afterwards, it would move the new ones.
@@ -398,47 +389,36 @@ void DeviceTable::State::Store(const Cuda& cuda, DeviceScratch* scratch, const u
   InsertRows(cuda, scratch, keys, n, found, nullptr, nullptr);
   const uint32_t* last = Elect<Speaker::kLast>(cuda, scratch, keys, n, nullptr, false, nullptr).leaders;
   Launch(KeepLastKernel, GridOf(n), kThreads, 0, cuda, last, n, found);
-  ScatterRecords(cuda, rows.view(), found, n, first, count, values);
 }
 
 void DeviceTable::Erase(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int64_t n) {
-  State& state = *state_;
-  state.CheckCount(n);
+  state_->CheckCount(n);
   const TableWriting writing(state_.get(), cuda);
-  state.erasures.Grow(cuda, state.num_rows(), state.rows.num_rows(), "the counts of erasures");
+  state_->Erase(cuda, scratch, keys, n);
+}
+
+void DeviceTable::State::Erase(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int64_t n) {
+  erasures.Grow(cuda, num_rows(), rows.num_rows(), "the counts of erasures");
   uint32_t* erased = scratch->Get<uint32_t>(n);
-  if (state.index) {
-    state.index->Erase(cuda, scratch, keys, n, erased);
+  if (index) {
+    index->Erase(cuda, scratch, keys, n, erased);
   } else {
-    Launch(EraseIdentityKernel, GridOf(n), kThreads, 0, cuda, ViewOf(state), keys, n, state.in_use.data(),
-           state.num_in_use.data(), erased);
+    Launch(EraseIdentityKernel, GridOf(n), kThreads, 0, cuda, ViewOf(*this), keys, n, in_use.data(), num_in_use.data(),
+           erased);
   }
-  Launch(CountErasuresKernel, GridOf(n), kThreads, 0, cuda, erased, n, state.erasures.data());
+  Launch(CountErasuresKernel, GridOf(n), kThreads, 0, cuda, erased, n, erasures.data());
 }
 
 int64_t DeviceTable::SizeToHost(const Cuda& cuda) {
   const TableWriting writing(state_.get(), cuda);
-  if (state_->index) return state_->index->SizeToHost(cuda);
-  int64_t size = 0;
-  SOK_CUDA(cudaMemcpyAsync(&size, state_->num_in_use.data(), sizeof(size), cudaMemcpyDeviceToHost, cuda.stream));
-  SOK_CUDA(cudaStreamSynchronize(cuda.stream));
-  return size;
+  return state_->index ? state_->index->SizeToHost(cuda) : state_->CountToHost(cuda);
 }
 
 void DeviceTable::Export(const Cuda& cuda, DeviceScratch* scratch, uint64_t* keys, int64_t* row_ids, int64_t n) {
-  State& state = *state_;
   const TableReading reading(state_.get(), cuda);
-  if (state.index) {
-    uint32_t* found = scratch->Get<uint32_t>(n);
-    state.index->Export(cuda, scratch, keys, found);
-    Launch(RowIdsKernel, GridOf(n), kThreads, 0, cuda, ViewOf(state), found, n, row_ids);
-    return;
-  }
-  const int64_t capacity = state.config.capacity;
-  uint32_t* before = scratch->Get<uint32_t>(capacity);
-  Launch(UsedKernel, GridOf(capacity), kThreads, 0, cuda, state.in_use.data(), capacity, before);
-  ExclusiveSum(cuda, scratch, before, before, capacity);
-  Launch(PackIdentityKernel, GridOf(capacity), kThreads, 0, cuda, ViewOf(state), capacity, before, keys, row_ids);
+  uint32_t* found = scratch->Get<uint32_t>(state_->num_rows());
+  state_->List(cuda, scratch, 0, state_->num_rows(), keys, found);
+  Launch(RowIdsKernel, GridOf(n), kThreads, 0, cuda, ViewOf(*state_), found, n, row_ids);
 }
 
 void DeviceTable::Weights(const Cuda& cuda, DeviceScratch* scratch, const int64_t* row_ids, int64_t n, float* rows) {
@@ -450,7 +430,7 @@ void DeviceTable::Weights(const Cuda& cuda, DeviceScratch* scratch, const int64_
   GatherRecords(cuda, state_->rows.view(), found, n, 0, state_->config.dim, rows);
 }
 
-void DeviceTable::Reserve(const Cuda& cuda, int64_t n) {
+void DeviceTable::Reserve(const Cuda& cuda, int64_t n, bool rows) {
   State& state = *state_;
   if (n < 0 || n > state.config.capacity) {
     throw InvalidArgument(Label() + ": can reserve 0 to " + std::to_string(state.config.capacity) +
@@ -458,7 +438,7 @@ void DeviceTable::Reserve(const Cuda& cuda, int64_t n) {
   }
   const TableWriting writing(state_.get(), cuda);
   if (state.index) state.index->Reserve(cuda, n);
-  state.MakeRoom(cuda, n);
+  if (rows) state.MakeRoom(cuda, n);
   SOK_CUDA(cudaStreamSynchronize(cuda.stream));
 }
 

@@ -1,6 +1,7 @@
 #include "sok/hash_table.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "detail/elect.h"
 #include "detail/find_row.h"
@@ -168,22 +169,24 @@ __global__ void CountErasedKernel(const uint32_t* before, int64_t n, Counters* c
   counters[kNumFree] += before[n];
 }
 
-__global__ void ListRowsKernel(HashTableView table, uint64_t* key_of_row, uint32_t* is_used) {
+// Of the rows first .. first + count - 1.
+__global__ void ListRowsKernel(HashTableView table, int64_t first, int64_t count, uint64_t* key_of_row,
+                               uint32_t* is_used) {
   for (int64_t i = GlobalThread(); i < static_cast<int64_t>(table.num_buckets) * kPlaces; i += GlobalThreads()) {
     const DeviceBucket& bucket = table.buckets[i / kPlaces];
     const uint32_t row = bucket.rows[i % kPlaces];
-    if (row == kNone) continue;
-    key_of_row[row] = bucket.keys[i % kPlaces];
-    is_used[row] = 1;
+    if (row == kNone || row < first || row >= first + count) continue;
+    key_of_row[row - first] = bucket.keys[i % kPlaces];
+    is_used[row - first] = 1;
   }
 }
 
 __global__ void PackRowsKernel(const uint64_t* key_of_row, const uint32_t* is_used, const uint32_t* before,
-                               int64_t num_rows, uint64_t* keys, uint32_t* rows) {
-  for (int64_t row = GlobalThread(); row < num_rows; row += GlobalThreads()) {
-    if (is_used[row] == 0) continue;
-    keys[before[row]] = key_of_row[row];
-    rows[before[row]] = static_cast<uint32_t>(row);
+                               int64_t first, int64_t count, uint64_t* keys, uint32_t* rows) {
+  for (int64_t i = GlobalThread(); i < count; i += GlobalThreads()) {
+    if (is_used[i] == 0) continue;
+    keys[before[i]] = key_of_row[i];
+    rows[before[i]] = static_cast<uint32_t>(first + i);
   }
 }
 
@@ -326,15 +329,38 @@ void DeviceHashTable::Erase(const Cuda& cuda, DeviceScratch* scratch, const uint
 }
 
 void DeviceHashTable::Export(const Cuda& cuda, DeviceScratch* scratch, uint64_t* keys, uint32_t* rows) const {
-  if (rows_bound_ == 0) return;
-  uint64_t* key_of_row = scratch->Get<uint64_t>(rows_bound_);
-  uint32_t* is_used = scratch->Get<uint32_t>(rows_bound_);
-  uint32_t* before = scratch->Get<uint32_t>(rows_bound_);
-  SOK_CUDA(cudaMemsetAsync(is_used, 0, static_cast<size_t>(rows_bound_) * sizeof(uint32_t), cuda.stream));
-  Launch(ListRowsKernel, GridOf(static_cast<int64_t>(view_.num_buckets) * kPlaces), kThreads, 0, cuda, view_,
-         key_of_row, is_used);
-  ExclusiveSum(cuda, scratch, is_used, before, rows_bound_);
-  Launch(PackRowsKernel, GridOf(rows_bound_), kThreads, 0, cuda, key_of_row, is_used, before, rows_bound_, keys, rows);
+  Export(cuda, scratch, 0, rows_bound_, keys, rows);
+}
+
+const uint32_t* DeviceHashTable::Export(const Cuda& cuda, DeviceScratch* scratch, int64_t first, int64_t count,
+                                        uint64_t* keys, uint32_t* rows) const {
+  uint64_t* key_of_row = scratch->Get<uint64_t>(count);
+  uint32_t* is_used = scratch->Get<uint32_t>(count + 1);  // and a last one that is not
+  uint32_t* before = scratch->Get<uint32_t>(count + 1);
+  SOK_CUDA(cudaMemsetAsync(is_used, 0, static_cast<size_t>(count + 1) * sizeof(uint32_t), cuda.stream));
+  Launch(ListRowsKernel, GridOf(static_cast<int64_t>(view_.num_buckets) * kPlaces), kThreads, 0, cuda, view_, first,
+         count, key_of_row, is_used);
+  ExclusiveSum(cuda, scratch, is_used, before, count + 1);
+  Launch(PackRowsKernel, GridOf(count), kThreads, 0, cuda, key_of_row, is_used, before, first, count, keys, rows);
+  return before + count;
+}
+
+int64_t DeviceHashTable::CountToHost(const Cuda& cuda) const {
+  if (counters_ == nullptr) return 0;
+  Counters counters;
+  SOK_CUDA(cudaMemcpyAsync(&counters, counters_, sizeof(counters), cudaMemcpyDeviceToHost, cuda.stream));
+  SOK_CUDA(cudaStreamSynchronize(cuda.stream));
+  return counters.size;
+}
+
+void DeviceHashTable::Swap(DeviceHashTable* other) {
+  std::swap(view_, other->view_);
+  std::swap(counters_, other->counters_);
+  std::swap(on_host_, other->on_host_);
+  std::swap(free_rows_, other->free_rows_);
+  std::swap(free_capacity_, other->free_capacity_);
+  std::swap(size_bound_, other->size_bound_);
+  std::swap(rows_bound_, other->rows_bound_);
 }
 
 }  // namespace sok

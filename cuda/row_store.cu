@@ -1,6 +1,7 @@
 #include "sok/row_store.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "detail/copy_row.h"
 #include "detail/launch.h"
@@ -108,6 +109,14 @@ int64_t DeviceRowStore::AddFloats(const Cuda& cuda, int64_t count, float init) {
   floats_ += count;
   stride_ = stride;
   return offset;
+}
+
+void DeviceRowStore::Swap(DeviceRowStore* other) {
+  std::swap(floats_, other->floats_);
+  std::swap(stride_, other->stride_);
+  std::swap(num_slabs_, other->num_slabs_);
+  slabs_.swap(other->slabs_);
+  std::swap(device_slabs_, other->device_slabs_);
 }
 
 void GatherRecords(const Cuda& cuda, const DeviceRows& records, const uint32_t* rows, int64_t n, int64_t first,

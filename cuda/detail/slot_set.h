@@ -3,6 +3,8 @@
 
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "sok/device_update.h"
 #include "table_state.h"
@@ -15,8 +17,10 @@ struct DeviceTable::State::SlotSet {
   std::string name;
   UpdateRule rule;  // of the last call
   int64_t offset = 0;
-  std::unique_ptr<DeviceDecay> decay;  // null: the rule does not decay
-  GrowingWords stamps;                 // of each row, the call up to which it is current
+  std::unique_ptr<DeviceDecay> decay;              // null: the rule does not decay
+  GrowingWords stamps;                             // of each row, the call up to which it is current
+  std::string skipped_save;                        // the save whose calls SkipCalls has added last
+  std::vector<std::pair<int64_t, float>> skipped;  // those
 };
 
 }  // namespace sok

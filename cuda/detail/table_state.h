@@ -27,6 +27,13 @@ class GrowingWords {
   uint32_t* data() const { return data_; }
   int64_t capacity() const { return capacity_; }
 
+  void Swap(GrowingWords* other) {
+    std::swap(data_, other->data_);
+    std::swap(capacity_, other->capacity_);
+  }
+  // The words have come from another table, whose memory was swapped with this one's.
+  void MoveTo(DeviceMemory* memory) { memory_ = memory; }
+
   // Waits for the stream if there was something to copy. Throws OutOfMemory, then nothing changed.
   void Grow(const Cuda& cuda, int64_t n, int64_t most, const char* what) {
     if (n <= capacity_) return;
@@ -45,7 +52,7 @@ class GrowingWords {
 
  private:
   static constexpr int64_t kWord = sizeof(uint32_t);
-  DeviceMemory* const memory_;
+  DeviceMemory* memory_;
   uint32_t* data_ = nullptr;
   int64_t capacity_ = 0;
 };
@@ -72,6 +79,7 @@ class DeviceBlock {
 
   T* data() const { return data_; }
   int64_t size() const { return n_; }
+  int64_t bytes() const { return n_ * static_cast<int64_t>(sizeof(T)); }
 
  private:
   void Free() {
@@ -126,6 +134,16 @@ struct DeviceTable::State {
   // Stores floats first .. first + count - 1 of the records of keys that are this shard's, making rows where there are none.
   void Store(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int64_t n, int64_t first, int64_t count,
              const float* values);
+  // Its first half: rows[i] = the row that position i is to write, settled; kNoRow where it writes none, as its key is not
+  // this shard's or comes again. All or none.
+  void Place(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int64_t n, uint32_t* rows);
+  void Erase(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int64_t n);
+  // Keys and rows in use among the rows first .. first + count - 1, in order. Gives, on the device, how many. Reads only.
+  const uint32_t* List(const Cuda& cuda, DeviceScratch* scratch, int64_t first, int64_t count,
+                       uint64_t* keys,         // [count]
+                       uint32_t* rows) const;  // [count]
+  // Rows in use. Waits for the stream. Reads only.
+  int64_t CountToHost(const Cuda& cuda) const;
   void ThrowIfIllegalToHost(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int64_t n) const;
   void RowsOfIds(const Cuda& cuda, const int64_t* row_ids, int64_t n, uint32_t* rows) const;
   void CheckCount(int64_t n) const;
@@ -134,6 +152,10 @@ struct DeviceTable::State {
   void Settle(const Cuda& cuda, DeviceScratch* scratch, const uint32_t* rows, int64_t n);
   SlotSet* FindSet(const std::string& slot_set);
   SlotSet& RequireSet(const std::string& slot_set);
+  // Catches up with calls that were applied elsewhere: TableStore::SkipCalls.
+  void SkipCalls(const Cuda& cuda, const std::string& save, const std::vector<TableStore::SlotSetInfo>& infos);
+  // Throws InvalidArgument if one of the sets belongs to another rule here.
+  void CheckRules(const std::vector<TableStore::SlotSetInfo>& infos);
   SlotSet* FindOrAttach(const Cuda& cuda, const UpdateRule& rule, const std::string& slot_set);
 
   const TableConfig config;

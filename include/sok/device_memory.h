@@ -20,6 +20,13 @@ class DeviceMemory {
   // Nothing on any stream may use p any more. Null is fine.
   void Free(void* p, int64_t bytes);
 
+  // What was allocated from this belongs to `other` from now on, and the other way round; `mine` and `theirs` bytes stay.
+  void Swap(DeviceMemory* other, int64_t mine, int64_t theirs) {
+    std::swap(in_use_, other->in_use_);
+    in_use_ += mine - theirs;
+    other->in_use_ += theirs - mine;
+  }
+
   int64_t in_use() const { return in_use_; }
   int64_t budget_bytes() const { return budget_bytes_; }
 

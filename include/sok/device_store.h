@@ -1,8 +1,9 @@
 // A DeviceTable as a TableStore: what is not a lookup or an update, with pointers to the memory of this process. Works on
 // a stream of its own, through buffers of bounded size, and has happened when a call returns.
 //
-// What a device does not offer throws FailedPrecondition: saving by changes and snapshots (BeginSave with one, ReadChanges,
-// ReadSnapshot), swapping.
+// What lookups and updates found bad and could not say then (DeviceTable::ThrowIfBadToHost) is thrown by the next size, Keys,
+// Export or ReadAll. Saving by changes or beside training is not offered: BeginSave with a snapshot, ReadSnapshot,
+// ReadChanges and Changes throw FailedPrecondition. With a decaying rule, reading rows settles them where they are.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +19,9 @@ namespace sok {
 
 class DeviceStore final : public TableStore {
  public:
-  // As DeviceTable's constructor, on the current device.
-  DeviceStore(TableConfig config, int64_t budget_bytes);
+  // As DeviceTable's constructor, on the current device. rows_at_a_time: how many rows are listed, on the device, for one
+  // pass over the index: 40 bytes each.
+  DeviceStore(TableConfig config, int64_t budget_bytes, int64_t rows_at_a_time = int64_t{1} << 20);
   ~DeviceStore() override;
 
   DeviceTable& table() { return *table_; }
@@ -50,10 +52,23 @@ class DeviceStore final : public TableStore {
 
  private:
   class Call;  // the stream and its scratch, for one caller at a time
+  struct Placed;
+  struct Stream;
+
+  void CheckKeys(const uint64_t* keys, int64_t n) const;
+  // All below expect the table to be held.
+  static std::vector<SlotSetInfo> SetsOf(const DeviceTable::State& state);
+  // Every row in use, settled, in order; what `visit` gets is on the device, and what it takes of the scratch is given back.
+  void VisitRows(Call* call,
+                 const std::function<void(const uint64_t* keys, const uint32_t* rows, int64_t n)>& visit) const;
+  // Finds or makes rows for the keys that are this rank's, all or none, and writes floats of their records.
+  Placed Place(Call* call, const uint64_t* keys, int64_t n);
+  void Store(Call* call, const Placed& placed, int64_t first, int64_t floats, const float* values);
+  [[noreturn]] void RefuseChanges(const char* what) const;
 
   const std::unique_ptr<DeviceTable> table_;
-  struct Stream;
   const std::unique_ptr<Stream> stream_;
+  const int64_t rows_at_a_time_;
 };
 
 }  // namespace sok

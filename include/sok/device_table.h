@@ -94,9 +94,14 @@ class DeviceTable {
              float* slots);  // [n, num_slots * dim]
   int64_t SlotFloats(const std::string& slot_set);
 
-  // Room for n rows in all: up to there nothing grows, and nothing waits. Waits for the stream. Throws InvalidArgument for
-  // more than the capacity, OutOfMemory.
-  void Reserve(const Cuda& cuda, int64_t n);
+  // Room for n rows in all: up to there nothing grows, and nothing waits. With `rows` false for their keys only. Waits for
+  // the stream. Throws InvalidArgument for more than the capacity, OutOfMemory.
+  void Reserve(const Cuda& cuda, int64_t n, bool rows = true);
+
+  // Exchanges the contents (keys, rows, slot sets) with a table of the same configuration; throws InvalidArgument for
+  // another one, OutOfMemory; then nothing changed. Gradients of lookups from before are ignored by both. Waits for the
+  // stream.
+  void Swap(const Cuda& cuda, DeviceTable* other);
 
   // What calls could not say when they were made: throws InvalidArgument naming the first key or gradient that was bad since
   // the last time this was asked. Waits for the stream.
@@ -105,6 +110,8 @@ class DeviceTable {
   int64_t memory_bytes() const;
 
   struct State;  // cuda/detail/table_state.h
+  // For what else in cuda/ is made of a table.
+  State* state() { return state_.get(); }
 
  private:
   const std::unique_ptr<State> state_;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "sok/adam_decay.h"
 #include "sok/device.h"
@@ -78,6 +79,10 @@ class DeviceDecay {
   // That call has been put on the stream. Work that was put there before sees the history as it was. Throws OutOfMemory.
   void Append(const Cuda& cuda);
 
+  // Many calls by a rule of the same kind have been applied elsewhere: those of the runs, up to `calls` in their counting.
+  // Throws InvalidArgument for a rule that does not decay, OutOfMemory.
+  void Append(const Cuda& cuda, const UpdateRule& rule, const std::vector<AlphaHistory::Run>& runs, int64_t calls);
+
   // What SettleRows needs, until the next Begin or Append. At least one call must have been appended.
   DecayArgs args(uint32_t* stamps) const;
 
@@ -85,6 +90,8 @@ class DeviceDecay {
 
  private:
   struct Memory;
+  // The next calls are by this rule. Whether the sums were made anew.
+  bool SetRule(const UpdateRule& rule, bool anew);
   void Upload(const Cuda& cuda);
 
   UpdateRule rule_;  // of the last Begin

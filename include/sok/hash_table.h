@@ -166,12 +166,21 @@ class DeviceHashTable {
   void Export(const Cuda& cuda, DeviceScratch* scratch,
               uint64_t* keys,         // [size]
               uint32_t* rows) const;  // [size]
+  // The same of the rows first .. first + count - 1. Gives, on the device, how many of them are in use.
+  const uint32_t* Export(const Cuda& cuda, DeviceScratch* scratch, int64_t first, int64_t count,
+                         uint64_t* keys,         // [count]
+                         uint32_t* rows) const;  // [count]
 
   // Room for n keys without growing. Waits for the stream. Throws OutOfMemory, then nothing changed.
   void Reserve(const Cuda& cuda, int64_t n);
 
   // What the stream's work so far makes of the table. Waits for it.
   int64_t SizeToHost(const Cuda& cuda);
+  // The same, and the table's owner learns nothing from it: may be asked beside other readers.
+  int64_t CountToHost(const Cuda& cuda) const;
+
+  // Exchanges keys and rows with another table of the same capacity, whose memory the caller accounts for.
+  void Swap(DeviceHashTable* other);
 
   // No row number is above this, and no more are in use.
   int64_t rows_bound() const { return rows_bound_; }

@@ -90,6 +90,9 @@ class DeviceRowStore {
   // move, the old and the new slabs are both there. Throws OutOfMemory, then nothing changed.
   int64_t AddFloats(const Cuda& cuda, int64_t count, float init);
 
+  // Exchanges the rows with a store of the same dim and max_rows, whose memory the caller accounts for.
+  void Swap(DeviceRowStore* other);
+
   int64_t floats() const { return floats_; }
 
  private:

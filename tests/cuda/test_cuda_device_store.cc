@@ -1,0 +1,406 @@
+// DeviceStore beside EmbeddingTable: everything but lookups and updates gives the same.
+#include <cmath>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "collector.h"
+#include "detail/scratch.h"
+#include "device_memory.h"
+#include "sok/device_store.h"
+#include "sok/embedding_table.h"
+#include "sok/error.h"
+
+namespace {
+
+using Keys = std::vector<uint64_t>;
+using Floats = std::vector<float>;
+using sok::TableStore;
+
+sok::TableConfig Config(int64_t dim, int64_t capacity, bool hashed = true) {
+  sok::TableConfig config;
+  config.name = "item";
+  config.dim = dim;
+  config.capacity = capacity;
+  config.hashed = hashed;
+  config.initializer.seed = 7;
+  return config;
+}
+
+sok::UpdateRule Rule(const std::string& name, int64_t step, double lr = 0.1) {
+  const std::vector<double> hyper =
+      name == "adagrad" ? std::vector<double>{lr, 0.5, 1e-7} : std::vector<double>{lr, 0.9, 0.999, 1e-7};
+  return sok::MakeUpdateRule(name, hyper.data(), static_cast<int64_t>(hyper.size()), step);
+}
+
+const sok::SerialExecutor executor;
+const sok::Cpu cpu{executor};
+
+int64_t Size(const Keys& keys) { return static_cast<int64_t>(keys.size()); }
+
+Keys Range(uint64_t n, uint64_t step = 3) {
+  Keys keys;
+  for (uint64_t k = 0; k < n; ++k) keys.push_back(k * step);
+  return keys;
+}
+
+// A store on the device, five rows listed at a time, and what trains it.
+struct OnDevice {
+  explicit OnDevice(const sok::TableConfig& config, int64_t budget = 0) : store(config, budget, 5), scratch(cuda) {}
+  ~OnDevice() { SOK_CUDA(cudaDeviceSynchronize()); }
+
+  std::vector<int64_t> Lookup(const Keys& keys) {
+    DeviceArray<uint64_t> words(keys);
+    DeviceArray<int64_t> ids(Size(keys));
+    scratch.Reset();
+    store.table().Lookup(cuda, &scratch, words, Size(keys), true, nullptr, ids);
+    return ids.Get();
+  }
+  void Apply(const sok::UpdateRule& rule, const std::string& set, const std::vector<int64_t>& row_ids,
+             const Floats& values) {
+    DeviceArray<int64_t> ids(row_ids);
+    DeviceArray<float> grads(values);
+    scratch.Reset();
+    store.table().Apply(cuda, &scratch, rule, set, sok::Nonfinite::kAllow, 1.0f, ids, grads, ids.size());
+    SOK_CUDA(cudaDeviceSynchronize());
+  }
+
+  sok::Cuda cuda;
+  sok::DeviceStore store;
+  sok::StreamScratch scratch;
+};
+
+struct OnCpu {
+  explicit OnCpu(const sok::TableConfig& config) : store(config) {}
+
+  std::vector<int64_t> Lookup(const Keys& keys) {
+    sok::Scratch scratch;
+    Floats rows(keys.size() * static_cast<size_t>(store.dim()));
+    std::vector<int64_t> ids(keys.size());
+    store.Lookup(cpu, &scratch, keys.data(), Size(keys), true, nullptr, rows.data(), ids.data());
+    return ids;
+  }
+  void Apply(const sok::UpdateRule& rule, const std::string& set, const std::vector<int64_t>& ids,
+             const Floats& grads) {
+    sok::Scratch scratch;
+    store.Apply(cpu, &scratch, rule, set, sok::Nonfinite::kAllow, ids.data(), grads.data(),
+                static_cast<int64_t>(ids.size()));
+  }
+
+  sok::EmbeddingTable store;
+};
+
+// Two optimizers, one of them exact Adam, which owes something to most rows at the end.
+template <class T>
+void Train(T* table, uint64_t n, int64_t first, int64_t last) {
+  const size_t dim = static_cast<size_t>(table->store.dim());
+  for (int64_t step = first; step <= last; ++step) {
+    Keys keys = Range(n);
+    keys.resize(keys.size() / static_cast<size_t>(step));
+    const std::vector<int64_t> ids = table->Lookup(keys);
+    Floats grads(ids.size() * dim);
+    for (size_t i = 0; i < grads.size(); ++i) grads[i] = static_cast<float>(i % 13) - 6.0f + static_cast<float>(step);
+    table->Apply(Rule("adam", step), "exact", ids, grads);
+    table->Apply(Rule("adagrad", step), "ada", ids, grads);
+  }
+}
+
+Collector ReadAll(const TableStore& store) {
+  Collector all(store.dim(), 4);
+  store.ReadAll(cpu, &all);
+  return all;
+}
+
+void CheckClose(const Floats& a, const Floats& b) {
+  CHECK_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) CHECK(std::fabs(a[i] - b[i]) <= 1e-6f * (1.0f + std::fabs(b[i])));
+}
+
+void CheckSame(const AllRows& a, const AllRows& b) {
+  CHECK_EQ(a.size(), b.size());
+  for (const auto& [key, kept] : a) {
+    const Kept& other = b.at(key);
+    CheckClose(kept.row, other.row);
+    CHECK_EQ(kept.slots.size(), other.slots.size());
+    for (size_t s = 0; s < kept.slots.size(); ++s) CheckClose(kept.slots[s], other.slots[s]);
+  }
+}
+
+int64_t Restore(TableStore* store, const Collector& saved) {
+  sok::Scratch scratch;
+  Keys keys;
+  Floats rows;
+  std::vector<Floats> slots(saved.sets.size());
+  for (const auto& [key, kept] : saved.found) {
+    keys.push_back(key);
+    rows.insert(rows.end(), kept.row.begin(), kept.row.end());
+    for (size_t s = 0; s < slots.size(); ++s)
+      slots[s].insert(slots[s].end(), kept.slots[s].begin(), kept.slots[s].end());
+  }
+  TableStore::RowValues values{keys.data(), rows.data(), {}, Size(keys)};
+  for (const auto& s : slots) values.slots.push_back(s.data());
+  return store->Restore(cpu, &scratch, saved.sets, values);
+}
+
+void Assign(TableStore* store, const Keys& keys, float value) {
+  sok::Scratch scratch;
+  const Floats rows(keys.size() * static_cast<size_t>(store->dim()), value);
+  store->Assign(cpu, &scratch, keys.data(), rows.data(), Size(keys));
+}
+
+struct Exported {
+  Keys keys;
+  Floats rows, slots;
+  std::vector<int64_t> stamps;
+};
+
+Exported Export(const TableStore& store, const std::string& set) {
+  Exported e;
+  store.Export(cpu, set, [&](int64_t n, int64_t floats) {
+    e.keys.resize(static_cast<size_t>(n));
+    e.rows.resize(static_cast<size_t>(n * store.dim()));
+    e.slots.resize(static_cast<size_t>(n * floats));
+    e.stamps.resize(static_cast<size_t>(n));
+    const bool slots = !set.empty();
+    return TableStore::ExportTarget{e.keys.data(), e.rows.data(), slots ? e.slots.data() : nullptr,
+                                    slots ? e.stamps.data() : nullptr};
+  });
+  return e;
+}
+
+}  // namespace
+
+TEST(EverythingReadIsWhatTheCpuReads) {
+  for (const bool hashed : {true, false}) {
+    OnDevice device(Config(3, 500, hashed));
+    OnCpu host(Config(3, 500, hashed));
+    Train(&device, 60, 1, 4);
+    Train(&host, 60, 1, 4);
+    const Collector mine = ReadAll(device.store), theirs = ReadAll(host.store);
+    CHECK_EQ(mine.begins, 1);
+    CHECK_EQ(mine.expected, 60);
+    CheckSame(mine.found, theirs.found);
+    CHECK_EQ(device.store.size(), 60);
+    CHECK(device.store.Keys() == host.store.Keys());
+    const auto sets = device.store.SlotSets();
+    CHECK_EQ(sets.size(), size_t{2});
+    CHECK_EQ(sets[0].name, std::string("exact"));
+    CHECK_EQ(sets[0].calls, 4);
+    CHECK_EQ(sets[1].calls, 0);
+    for (const std::string set : {"", "exact", "ada"}) {
+      const Exported a = Export(device.store, set), b = Export(host.store, set);
+      CHECK(a.keys == b.keys);
+      CheckClose(a.rows, b.rows);
+      CheckClose(a.slots, b.slots);
+      if (!set.empty()) CHECK(a.stamps == b.stamps);
+    }
+    const Keys some{3, 0, 177, 3};
+    for (const std::string set : {"exact", "ada"}) {
+      const auto floats = static_cast<size_t>(device.store.SlotFloats(set));
+      Floats a(4 * floats), b(4 * floats);
+      std::vector<int64_t> stamps(4), expected(4);
+      device.store.Slots(set, some.data(), 4, a.data(), stamps.data());
+      host.store.Slots(set, some.data(), 4, b.data(), expected.data());
+      CheckClose(a, b);
+      CHECK(stamps == expected);
+    }
+  }
+}
+
+TEST(RestoredRowsGoOnAsIfNothingHadHappened) {
+  for (const bool hashed : {true, false}) {
+    OnDevice device(Config(3, 500, hashed)), again(Config(3, 400, hashed));
+    OnCpu host(Config(3, 500, hashed));
+    Train(&device, 60, 1, 4);
+    const Collector saved = ReadAll(device.store);
+    CHECK_EQ(Restore(&again.store, saved), 60);
+    CHECK_EQ(Restore(&host.store, saved), 60);
+    CHECK_EQ(Restore(&again.store, saved), 0);
+    CheckSame(ReadAll(again.store).found, saved.found);
+    CHECK_EQ(again.store.SlotSets()[0].calls, 0);
+    Train(&device, 60, 5, 7);
+    Train(&again, 60, 5, 7);
+    Train(&host, 60, 5, 7);
+    CheckSame(ReadAll(again.store).found, ReadAll(device.store).found);
+    CheckSame(ReadAll(host.store).found, ReadAll(device.store).found);
+  }
+}
+
+TEST(OfEqualKeysTheLastCountsAndOtherRanksKeysAreLeftOut) {
+  sok::TableConfig config = Config(2, 100);
+  config.world_size = 3;
+  config.rank = 1;
+  OnDevice device(config);
+  OnCpu host(config);
+  sok::Scratch scratch;
+  const Keys keys{1, 4, 2, 1, 7, 6, 4};
+  Floats rows;
+  for (size_t i = 0; i < 2 * keys.size(); ++i) rows.push_back(static_cast<float>(i));
+  for (TableStore* store : {static_cast<TableStore*>(&device.store), static_cast<TableStore*>(&host.store)}) {
+    store->Assign(cpu, &scratch, keys.data(), rows.data(), Size(keys));
+    const TableStore::SlotSetInfo info{"ada", Rule("adagrad", 1), 0, {}};
+    const Keys more{4, 9, 10, 4};
+    CHECK_EQ(store->Restore(cpu, &scratch, {info}, {more.data(), rows.data(), {rows.data() + 1}, 4}), 1);
+  }
+  CheckSame(ReadAll(device.store).found, ReadAll(host.store).found);
+  CHECK_EQ(device.store.size(), 4);
+}
+
+TEST(AllOrNothingIsStored) {
+  OnDevice device(Config(2, 10));
+  Assign(&device.store, Range(8), 1.0f);
+  CHECK_THROWS(Assign(&device.store, Range(12), 2.0f), sok::TableFull, "full: all 10 rows");
+  OnDevice other(Config(2, 100));
+  Train(&other, 12, 1, 2);
+  const Collector saved = ReadAll(other.store);
+  CHECK_THROWS(Restore(&device.store, saved), sok::TableFull, "full: all 10 rows");
+  CHECK_EQ(device.store.size(), 8);
+  for (const auto& [key, kept] : ReadAll(device.store).found) CHECK(kept.row == Floats(2, 1.0f));
+  OnDevice identity(Config(2, 10, false));
+  CHECK_THROWS(Assign(&identity.store, {3, 10}, 1.0f), sok::InvalidArgument, "key 10 is outside [0, 10)");
+  CHECK_EQ(identity.store.size(), 0);
+  TableStore::SlotSetInfo info{"exact", Rule("adagrad", 1), 0, {}};
+  const Floats zeros(4);
+  const Keys key{1};
+  sok::Scratch scratch;
+  CHECK_THROWS(other.store.Restore(cpu, &scratch, {info}, {key.data(), zeros.data(), {zeros.data()}, 1}),
+               sok::InvalidArgument, "slot set 'exact' belongs to rule 'adam' here, and to 'adagrad'");
+}
+
+TEST(ErasedRowsAreCountedAndGone) {
+  for (const bool hashed : {true, false}) {
+    OnDevice device(Config(2, 100, hashed));
+    CHECK_EQ(device.store.Erase(nullptr, 0), 0);
+    Assign(&device.store, Range(20), 1.0f);
+    const Keys some{0, 3, 3, 1, 6};
+    CHECK_EQ(device.store.Erase(some.data(), 5), 3);
+    CHECK_EQ(device.store.size(), 17);
+    CHECK_EQ(device.store.Keys()[0], uint64_t{9});
+    Assign(&device.store, {0}, 5.0f);
+    CHECK(ReadAll(device.store).found.at(0).row == Floats(2, 5.0f));
+  }
+  OnDevice identity(Config(2, 100, false));
+  const Keys outside{100};
+  CHECK_THROWS(identity.store.Erase(outside.data(), 1), sok::InvalidArgument, "key 100 is outside");
+}
+
+TEST(SwappedTablesHoldWhatTheOtherHeld) {
+  for (const bool hashed : {true, false}) {
+    OnDevice a(Config(3, 200, hashed)), b(Config(3, 200, hashed));
+    Train(&a, 40, 1, 3);
+    Train(&b, 10, 1, 1);
+    const std::vector<int64_t> of_a = a.Lookup({0, 3}), of_b = b.Lookup({0, 3});
+    const Collector first = ReadAll(a.store), second = ReadAll(b.store);
+    const int64_t bytes = a.store.memory_bytes() + b.store.memory_bytes();
+    a.store.Swap(&b.store);
+    CheckSame(ReadAll(a.store).found, second.found);
+    CheckSame(ReadAll(b.store).found, first.found);
+    CHECK(a.store.memory_bytes() + b.store.memory_bytes() >= bytes);  // the counts of erasures have come
+    CHECK_EQ(a.store.SlotSets()[0].calls, 1);
+    // Gradients of lookups from before mean rows that are gone.
+    a.Apply(Rule("adagrad", 1), "ada", of_a, Floats(6, 1.0f));
+    b.Apply(Rule("adagrad", 1), "ada", of_b, Floats(6, 1.0f));
+    CheckSame(ReadAll(a.store).found, second.found);
+    CheckSame(ReadAll(b.store).found, first.found);
+    // And the tables go on.
+    const std::vector<int64_t> ids = b.Lookup({0, 3});
+    b.Apply(Rule("adagrad", 1), "ada", ids, Floats(6, 1.0f));
+    CHECK(!(ReadAll(b.store).found.at(0).row == first.found.at(0).row));
+    Train(&a, 40, 2, 3);
+    CHECK_EQ(a.store.size(), 20);
+  }
+  OnDevice a(Config(3, 200)), b(Config(2, 200));
+  CHECK_THROWS(a.store.Swap(&b.store), sok::InvalidArgument, "configured differently");
+  OnCpu host(Config(3, 200));
+  CHECK_THROWS(a.store.Swap(&host.store), sok::InvalidArgument, "cannot swap rows");
+  CHECK_THROWS(host.store.Swap(&a.store), sok::InvalidArgument, "cannot swap rows");
+}
+
+TEST(ASwapWithAnEmptyTableBringsNoOldRowsBack) {
+  OnDevice a(Config(3, 200)), b(Config(3, 200));
+  Train(&a, 40, 1, 3);
+  const std::vector<int64_t> old = a.Lookup({0, 3});
+  a.store.Swap(&b.store);
+  CHECK_EQ(a.store.size(), 0);
+  CHECK_EQ(b.store.size(), 40);
+  const std::vector<int64_t> fresh = a.Lookup({0, 3});
+  const Collector before = ReadAll(a.store);
+  a.Apply(Rule("adagrad", 1), "ada", old, Floats(6, 1.0f));
+  const Collector after = ReadAll(a.store);
+  for (const auto& [key, kept] : before.found) CheckClose(kept.row, after.found.at(key).row);
+  a.Apply(Rule("adagrad", 1), "ada", fresh, Floats(6, 1.0f));
+  CHECK(!(ReadAll(a.store).found.at(0).row == before.found.at(0).row));
+}
+
+TEST(SkippedCallsAreThoseOfTheCpu) {
+  OnDevice device(Config(3, 200));
+  OnCpu host(Config(3, 200));
+  Train(&device, 20, 1, 3);
+  Train(&host, 20, 1, 3);
+  TableStore::SlotSetInfo info{"exact", Rule("adam", 8), 8, {{4, 0.125f}, {6, 0.0625f}}};
+  for (TableStore* store : {static_cast<TableStore*>(&device.store), static_cast<TableStore*>(&host.store)}) {
+    store->SkipCalls("g1", {info});
+    CHECK_EQ(store->SlotSets()[0].calls, 8);
+    store->SkipCalls("g1", {info});  // told once
+    CHECK_EQ(store->SlotSets()[0].calls, 8);
+    TableStore::SlotSetInfo another = info;
+    another.missed[1].alpha = 1.0f;
+    CHECK_THROWS(store->SkipCalls("g1", {another}), sok::InvalidArgument, "disagree about the steps of 'exact'");
+    store->SkipCalls("g2", {{"fresh", Rule("adam", 1), 2, {{1, 0.5f}}}});
+    CHECK_EQ(store->SlotSets()[2].calls, 2);
+    CHECK_THROWS(store->SkipCalls("g3", {{"ada", Rule("adam", 1), 2, {{1, 0.5f}}}}), sok::InvalidArgument,
+                 "belongs to rule 'adagrad'");
+    CHECK_THROWS(store->SkipCalls("g4", {{"exact", Rule("adam", 1), int64_t{1} << 32, {{1, 0.5f}}}}),
+                 sok::InvalidArgument, "more than can be counted");
+  }
+  CheckSame(ReadAll(device.store).found, ReadAll(host.store).found);
+  Train(&device, 20, 9, 10);
+  Train(&host, 20, 9, 10);
+  CheckSame(ReadAll(device.store).found, ReadAll(host.store).found);
+}
+
+TEST(RoomForKeysIsNotRoomForRows) {
+  OnDevice device(Config(64, 100'000));
+  device.store.Reserve(cpu, 50'000, false);
+  const int64_t keys = device.store.memory_bytes();
+  CHECK(keys < 50'000 * 64);
+  device.store.Reserve(cpu, 50'000, true);
+  CHECK(device.store.memory_bytes() >= keys + 50'000 * 256);
+  CHECK_THROWS(device.store.Reserve(cpu, 100'001, true), sok::InvalidArgument, "can reserve 0 to 100000 rows");
+}
+
+TEST(WhatWasFoundBadIsToldByTheNextReadOnce) {
+  OnDevice device(Config(2, 10, false));
+  Collector sink(2);
+  device.Lookup({1, 12});
+  CHECK_THROWS(device.store.size(), sok::InvalidArgument, "key 12 is outside [0, 10)");
+  CHECK_EQ(device.store.size(), 1);
+  device.Lookup({13});
+  CHECK_THROWS(device.store.Keys(), sok::InvalidArgument, "key 13");
+  device.Lookup({14});
+  CHECK_THROWS(device.store.ReadAll(cpu, &sink), sok::InvalidArgument, "key 14");
+  CHECK_EQ(sink.begins, 0);
+  CHECK_EQ(ReadAll(device.store).found.size(), size_t{1});
+}
+
+TEST(WhatADeviceDoesNotOfferIsRefused) {
+  OnDevice device(Config(2, 10));
+  Collector sink(2);
+  using Of = TableStore::SnapshotOf;
+  const std::string what = "table 'item' (rank 0 of 1) is on a GPU, where nothing notes which rows change";
+  CHECK_THROWS(device.store.BeginSave(Of::kAllRows), sok::FailedPrecondition, what);
+  CHECK_THROWS(device.store.BeginSave(Of::kChanges), sok::FailedPrecondition, what);
+  CHECK_THROWS(device.store.ReadSnapshot(cpu, &sink), sok::FailedPrecondition, what);
+  CHECK_THROWS(device.store.ReadChanges(cpu, &sink), sok::FailedPrecondition, what);
+  CHECK_THROWS(device.store.Changes(), sok::FailedPrecondition, what);
+  device.store.BeginSave(Of::kNothing);
+  device.store.EndSave("g1");
+  CHECK_THROWS(Export(device.store, "none"), sok::FailedPrecondition, "no optimizer has used slot set 'none'");
+  Train(&device, 2, 1, 1);
+  const Keys unknown{77};
+  Floats slots(4);
+  std::vector<int64_t> stamps(1);
+  CHECK_THROWS(device.store.Slots("exact", unknown.data(), 1, slots.data(), stamps.data()), sok::InvalidArgument,
+               "key 77 has no row");
+}
