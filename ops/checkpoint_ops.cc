@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "gpu_kernel.h"
 #include "op.h"
 #include "sok/shard_file.h"
 #include "table_resource.h"
@@ -68,6 +69,7 @@ class TableSaveOp : public OpKernel {
   bool snapshot_ = false;
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>TableSave").Device(tensorflow::DEVICE_CPU), TableSaveOp);
+SOK_HOST_MEMORY_KERNEL("Sok>TableSave", TableSaveOp, "handle", "path", "generation", "summary");
 
 REGISTER_OP("Sok>TableSaveBegin")
     .Input("handle: resource")
@@ -93,6 +95,7 @@ class TableSaveBeginOp : public OpKernel {
   TableStore::SnapshotOf of_ = TableStore::SnapshotOf::kNothing;
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>TableSaveBegin").Device(tensorflow::DEVICE_CPU), TableSaveBeginOp);
+SOK_HOST_MEMORY_KERNEL("Sok>TableSaveBegin", TableSaveBeginOp, "handle");
 
 REGISTER_OP("Sok>TableSaveEnd")
     .Input("handle: resource")
@@ -108,6 +111,7 @@ class TableSaveEndOp : public OpKernel {
   }
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>TableSaveEnd").Device(tensorflow::DEVICE_CPU), TableSaveEndOp);
+SOK_HOST_MEMORY_KERNEL("Sok>TableSaveEnd", TableSaveEndOp, "handle", "base");
 
 REGISTER_OP("Sok>TableChanges")
     .Input("handle: resource")
@@ -127,6 +131,7 @@ class TableChangesOp : public OpKernel {
   }
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>TableChanges").Device(tensorflow::DEVICE_CPU), TableChangesOp);
+SOK_HOST_MEMORY_KERNEL("Sok>TableChanges", TableChangesOp, "handle", "summary");
 
 REGISTER_OP("Sok>TableLoad")
     .Input("handle: resource")
@@ -155,6 +160,7 @@ class TableLoadOp : public OpKernel {
   }
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>TableLoad").Device(tensorflow::DEVICE_CPU), TableLoadOp);
+SOK_HOST_MEMORY_KERNEL("Sok>TableLoad", TableLoadOp, "handle", "path", "saved_sets", "table_sets", "summary");
 
 REGISTER_OP("Sok>ShardsCompact")
     .Input("paths: string")
@@ -204,6 +210,7 @@ class ShardsCompactOp : public OpKernel {
   int64_t passes_ = 1;
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>ShardsCompact").Device(tensorflow::DEVICE_CPU), ShardsCompactOp);
+SOK_HOST_MEMORY_KERNEL("Sok>ShardsCompact", ShardsCompactOp, "paths", "links", "generation", "path", "summary");
 
 REGISTER_OP("Sok>ShardVerify").Input("path: string").Output("summary: string").SetIsStateful().SetShapeFn(ScalarOut);
 
@@ -215,6 +222,7 @@ class ShardVerifyOp : public OpKernel {
   }
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>ShardVerify").Device(tensorflow::DEVICE_CPU), ShardVerifyOp);
+SOK_HOST_MEMORY_KERNEL("Sok>ShardVerify", ShardVerifyOp, "path", "summary");
 
 }  // namespace
 }  // namespace sok

@@ -1,4 +1,5 @@
 // From (segment of each key, any order) to row splits.
+#include "gpu_kernel.h"
 #include "input_limits.h"
 #include "op.h"
 #include "sok/segment_sum.h"
@@ -83,6 +84,8 @@ class SparseToCsrOp : public OpKernel {
   }
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>SparseToCsr").Device(tensorflow::DEVICE_CPU), SparseToCsrOp);
+SOK_HOST_MEMORY_KERNEL("Sok>SparseToCsr", SparseToCsrOp, "row", "keys", "weights", "num_rows", "row_splits", "csr_keys",
+                       "csr_weights", "order");
 
 }  // namespace
 }  // namespace sok

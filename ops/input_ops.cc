@@ -1,10 +1,10 @@
 // What is wrong with an input: reports in place of row splits, and the judge of one rank.
 #include <string>
 
+#include "gpu_kernel.h"
 #include "input_limits.h"
 #include "op.h"
-#include "sok/profile.h"
-#include "table_resource.h"
+#include "validate_csr_op.h"
 
 namespace sok {
 namespace {
@@ -44,6 +44,7 @@ class CheckInputOp : public OpKernel {
   KeyStatus status_;
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>CheckInput").Device(tensorflow::DEVICE_CPU), CheckInputOp);
+SOK_HOST_MEMORY_KERNEL("Sok>CheckInput", CheckInputOp, "row_splits", "ok", "detail", "checked_splits");
 
 REGISTER_OP("Sok>ValidateCsr")
     .Input("handle: resource")
@@ -60,40 +61,21 @@ REGISTER_OP("Sok>ValidateCsr")
       return absl::OkStatus();
     });
 
-class ValidateCsrOp : public OpKernel {
+class HostValidateCsrOp final : public ValidateCsrOp {
  public:
-  explicit ValidateCsrOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    Guard(ctx, [&] {
-      Check(ctx->GetAttr("slot_num", &limits_.slot_num));
-      Check(ctx->GetAttr("max_nnz", &limits_.max_nnz));
-      Check(ctx->GetAttr("max_feature_num", &limits_.max_feature_num));
-    });
-  }
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
-      const Tensor& keys = ctx->input(1);
-      resource->CheckKeyType(keys);
-      CheckRank(keys, 1, "keys");
-      const TableConfig& table = resource->config();
-      const int64_t n = keys.NumElements();
-      const ProfileSpan span("route", table.name, {n});
-      const Splits row_splits = Labelled([&] { return table.Label(); }, [&] { return ReadSplits(ctx->input(2), n); });
-      InputStatus status = row_splits.status;
-      const ScratchLease scratch;
-      const uint64_t* words = table.hashed ? nullptr : KeyWords(keys, scratch.get());
-      for (int64_t i = 0; words != nullptr && i < n && status.status == kFine; ++i)
-        if (!table.IsLegal(words[i])) status = {kKeyOutOfRange, static_cast<int64_t>(words[i])};
-      if (status.status == kFine) status = limits_.Inspect(row_splits);
-      if (status.status != kFine) limits_.Raise(table, table.rank, status);
-      ctx->set_output(0, keys);
-    });
-  }
+  using ValidateCsrOp::ValidateCsrOp;
 
  private:
-  InputLimits limits_;
+  InputStatus InspectKeys(const TableConfig& table, const Tensor& keys) const override {
+    if (table.hashed) return {kFine, 0};
+    const ScratchLease scratch;
+    const uint64_t* words = KeyWords(keys, scratch.get());
+    for (int64_t i = 0; i < keys.NumElements(); ++i)
+      if (!table.IsLegal(words[i])) return {kKeyOutOfRange, static_cast<int64_t>(words[i])};
+    return {kFine, 0};
+  }
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>ValidateCsr").Device(tensorflow::DEVICE_CPU), ValidateCsrOp);
+REGISTER_KERNEL_BUILDER(Name("Sok>ValidateCsr").Device(tensorflow::DEVICE_CPU), HostValidateCsrOp);
 
 }  // namespace
 }  // namespace sok

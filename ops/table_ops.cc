@@ -2,6 +2,7 @@
 #include <memory>
 #include <vector>
 
+#include "gpu_kernel.h"
 #include "op.h"
 #include "table_handle_op.h"
 #include "table_resource.h"
@@ -73,6 +74,7 @@ class TableSizeOp : public OpKernel {
   }
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>TableSize").Device(tensorflow::DEVICE_CPU), TableSizeOp);
+SOK_HOST_MEMORY_KERNEL("Sok>TableSize", TableSizeOp, "handle", "size");
 
 REGISTER_OP("Sok>TableKeys")
     .Input("handle: resource")
@@ -100,6 +102,7 @@ class TableKeysOp : public OpKernel {
   }
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>TableKeys").Device(tensorflow::DEVICE_CPU), TableKeysOp);
+SOK_HOST_MEMORY_KERNEL("Sok>TableKeys", TableKeysOp, "handle", "keys");
 
 REGISTER_OP("Sok>TableExport")
     .Input("handle: resource")
@@ -145,6 +148,7 @@ class TableExportOp : public OpKernel {
   int64_t dim_;
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>TableExport").Device(tensorflow::DEVICE_CPU), TableExportOp);
+SOK_HOST_MEMORY_KERNEL("Sok>TableExport", TableExportOp, "handle", "keys", "rows");
 
 REGISTER_OP("Sok>TableSlots")
     .Input("handle: resource")
@@ -194,6 +198,7 @@ class TableSlotsOp : public OpKernel {
   std::string slot_set_;
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>TableSlots").Device(tensorflow::DEVICE_CPU), TableSlotsOp);
+SOK_HOST_MEMORY_KERNEL("Sok>TableSlots", TableSlotsOp, "handle", "keys", "slots", "stamps");
 
 REGISTER_OP("Sok>TableAssign")
     .Input("handle: resource")
@@ -226,6 +231,7 @@ class TableAssignOp : public OpKernel {
   }
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>TableAssign").Device(tensorflow::DEVICE_CPU), TableAssignOp);
+SOK_HOST_MEMORY_KERNEL("Sok>TableAssign", TableAssignOp, "handle", "keys", "rows");
 
 REGISTER_OP("Sok>TableErase")
     .Input("handle: resource")
@@ -256,6 +262,7 @@ class TableEraseOp : public OpKernel {
   }
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>TableErase").Device(tensorflow::DEVICE_CPU), TableEraseOp);
+SOK_HOST_MEMORY_KERNEL("Sok>TableErase", TableEraseOp, "handle", "keys", "erased");
 
 REGISTER_OP("Sok>TableReserve")
     .Input("handle: resource")
@@ -283,6 +290,7 @@ class TableReserveOp : public OpKernel {
   bool keys_only_ = false;
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>TableReserve").Device(tensorflow::DEVICE_CPU), TableReserveOp);
+SOK_HOST_MEMORY_KERNEL("Sok>TableReserve", TableReserveOp, "handle", "num_rows");
 
 REGISTER_OP("Sok>Philox")
     .Input("keys: Tkey")
@@ -337,6 +345,7 @@ class PhiloxOp : public OpKernel {
   int64_t dim_ = 1;
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>Philox").Device(tensorflow::DEVICE_CPU), PhiloxOp);
+SOK_HOST_MEMORY_KERNEL("Sok>Philox", PhiloxOp, "keys", "seed", "rows");
 
 }  // namespace
 }  // namespace sok

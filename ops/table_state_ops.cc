@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "gpu_kernel.h"
 #include "op.h"
 #include "table_resource.h"
 
@@ -72,6 +73,7 @@ class TableRestoreOp : public OpKernel {
   TableStore::SlotSetInfo info_;
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>TableRestore").Device(tensorflow::DEVICE_CPU), TableRestoreOp);
+SOK_HOST_MEMORY_KERNEL("Sok>TableRestore", TableRestoreOp, "handle", "keys", "rows", "slots", "num_new");
 
 // What cannot be done is told, not raised: in a graph nothing else could tell it to peers that wait in the next collective.
 absl::Status TextOut(InferenceContext* c) {
@@ -117,6 +119,7 @@ class TableTryReserveOp : public OpKernel {
   }
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>TableTryReserve").Device(tensorflow::DEVICE_CPU), TableTryReserveOp);
+SOK_HOST_MEMORY_KERNEL("Sok>TableTryReserve", TableTryReserveOp, "handle", "num_rows", "error");
 
 REGISTER_OP("Sok>TableTryAssign")
     .Input("handle: resource")
@@ -145,6 +148,7 @@ class TableTryAssignOp : public OpKernel {
   }
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>TableTryAssign").Device(tensorflow::DEVICE_CPU), TableTryAssignOp);
+SOK_HOST_MEMORY_KERNEL("Sok>TableTryAssign", TableTryAssignOp, "handle", "keys", "rows", "error");
 
 REGISTER_OP("Sok>TableSlotSets")
     .Input("handle: resource")
@@ -179,6 +183,7 @@ class TableSlotSetsOp : public OpKernel {
   }
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>TableSlotSets").Device(tensorflow::DEVICE_CPU), TableSlotSetsOp);
+SOK_HOST_MEMORY_KERNEL("Sok>TableSlotSets", TableSlotSetsOp, "handle", "names", "rules", "num_slots", "calls");
 
 REGISTER_OP("Sok>TableSwap")
     .Input("handle: resource")
@@ -197,6 +202,7 @@ class TableSwapOp : public OpKernel {
   }
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>TableSwap").Device(tensorflow::DEVICE_CPU), TableSwapOp);
+SOK_HOST_MEMORY_KERNEL("Sok>TableSwap", TableSwapOp, "handle", "other");
 
 }  // namespace
 }  // namespace sok

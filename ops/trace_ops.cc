@@ -4,6 +4,7 @@
 #include <sstream>
 #include <string>
 
+#include "gpu_kernel.h"
 #include "op.h"
 #include "sok/json.h"
 #include "sok/profile.h"
@@ -70,6 +71,7 @@ class TraceCollectiveOp : public OpKernel {
   int64_t more_bytes_;
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>TraceCollective").Device(tensorflow::DEVICE_CPU), TraceCollectiveOp);
+SOK_HOST_MEMORY_KERNEL("Sok>TraceCollective", TraceCollectiveOp, "x", "turns", "y");
 
 // Stands after a collective, as TraceCollective before it: Horovod's op between them is not ours to time.
 REGISTER_OP("Sok>TraceCollectiveDone")
@@ -99,6 +101,7 @@ class TraceCollectiveDoneOp : public OpKernel {
   std::string name_;
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>TraceCollectiveDone").Device(tensorflow::DEVICE_CPU), TraceCollectiveDoneOp);
+SOK_HOST_MEMORY_KERNEL("Sok>TraceCollectiveDone", TraceCollectiveDoneOp, "x", "turns", "y");
 
 REGISTER_OP("Sok>TraceRead")
     .Input("reset: bool")
@@ -132,6 +135,7 @@ class TraceReadOp : public OpKernel {
   }
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>TraceRead").Device(tensorflow::DEVICE_CPU), TraceReadOp);
+SOK_HOST_MEMORY_KERNEL("Sok>TraceRead", TraceReadOp, "reset", "json");
 
 REGISTER_OP("Sok>Profile")
     .Input("path: string")
@@ -171,6 +175,7 @@ class ProfileOp : public OpKernel {
   int rank_ = 0;
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>Profile").Device(tensorflow::DEVICE_CPU), ProfileOp);
+SOK_HOST_MEMORY_KERNEL("Sok>Profile", ProfileOp, "path", "max_spans", "json");
 
 }  // namespace
 }  // namespace sok

@@ -106,8 +106,10 @@ def slot_sets(variable: Any) -> list[SlotSet]:
 
 
 def second_table(variable: Any) -> tf.Tensor:
-    """The handle of a new, empty table with the same configuration; it lives as long as somebody holds the handle."""
-    return _ops.lib().sok_table_handle(anonymous=True, **variable._attributes)
+    """The handle of a new, empty table with the same configuration, on the same device; it lives as long as somebody
+    holds the handle."""
+    with tf.device(variable.handle.device):  # rows do not swap from device to device
+        return _ops.lib().sok_table_handle(anonymous=True, **variable._attributes)
 
 
 def swap(variable: Any, other: tf.Tensor) -> tf.Operation | None:

@@ -5,15 +5,13 @@
 #include <cstdint>
 #include <vector>
 
+#include "../gpu_kernel.h"
 #include "../op.h"
 #include "sok/device.h"
 #include "sok/device_words.h"
 #include "sok/scratch.h"
 
 namespace sok {
-
-// The type of device that the kernels are registered for: TensorFlow's GPU, and in tests the emulator (tests/device).
-const char* GpuDevice();
 
 // The stream that the op's work belongs on; its device is the current one.
 Cuda CudaOf(OpKernelContext* ctx);

@@ -169,34 +169,43 @@ def _graph_ops(table: Any) -> dict[str, Any]:
     """The ops of a table of a v1 graph; made once."""
     if table in _made:
         return _made[table]
-    lib = _ops.lib()
-    with table.handle.graph.as_default(), tf.control_dependencies(None), tf.device("/CPU:0"):
-        path = tf.compat.v1.placeholder(tf.string, [])
-        generation = tf.compat.v1.placeholder(tf.string, [])
-        saved_sets, table_sets = (tf.compat.v1.placeholder(tf.string, [None]) for _ in range(2))
-        num_rows = tf.compat.v1.placeholder(tf.int64, [])
-        second = lib.sok_table_handle(shared_name=f"sok_second/{table.table_name}", **table._attributes)
-        _made[table] = {
-            "path": path,
-            "generation": generation,
-            "saved_sets": saved_sets,
-            "table_sets": table_sets,
-            "save": lib.sok_table_save(table.handle, path, generation),
-            "save_changes": lib.sok_table_save(table.handle, path, generation, changes=True),
-            "save_snapshot": lib.sok_table_save(table.handle, path, generation, snapshot=True),
-            "save_snapshot_of_changes": lib.sok_table_save(table.handle, path, generation, changes=True, snapshot=True),
-            **{f"begin{of}": lib.sok_table_save_begin(table.handle, snapshot=of) for of in ("", "all", "changes")},
-            "end": lib.sok_table_save_end(table.handle, generation),
-            "changes": lib.sok_table_changes(table.handle),
-            "size": table.size(),
-            "slot_sets": lib.sok_table_slot_sets(table.handle),
-            "num_rows": num_rows,
-            "reserve": lib.sok_table_reserve(second, num_rows, keys_only=True),
-            "load": lib.sok_table_load(second, path, saved_sets, table_sets),
-            "swap": lib.sok_table_swap(table.handle, second),
-            "drop": tf.raw_ops.DestroyResourceOp(resource=second, ignore_lookup_error=True),
-        }
+    with table.handle.graph.as_default(), tf.control_dependencies(None):
+        with tf.device("/CPU:0"):
+            placeholder = tf.compat.v1.placeholder
+            fed = {name: placeholder(tf.string, []) for name in ("path", "generation")}
+            fed |= {name: placeholder(tf.string, [None]) for name in ("saved_sets", "table_sets")}
+            fed["num_rows"] = placeholder(tf.int64, [])
+        # Where the table is. If that is for TensorFlow to choose, any device named here would move the table there.
+        with tf.compat.v1.colocate_with(table.handle, ignore_existing=True):
+            _made[table] = fed | _ops_of(table, **fed)
     return _made[table]
+
+
+def _ops_of(
+    table: Any,
+    path: tf.Tensor,
+    generation: tf.Tensor,
+    saved_sets: tf.Tensor,
+    table_sets: tf.Tensor,
+    num_rows: tf.Tensor,
+) -> dict[str, Any]:
+    lib = _ops.lib()
+    second = lib.sok_table_handle(shared_name=f"sok_second/{table.table_name}", **table._attributes)
+    return {
+        "save": lib.sok_table_save(table.handle, path, generation),
+        "save_changes": lib.sok_table_save(table.handle, path, generation, changes=True),
+        "save_snapshot": lib.sok_table_save(table.handle, path, generation, snapshot=True),
+        "save_snapshot_of_changes": lib.sok_table_save(table.handle, path, generation, changes=True, snapshot=True),
+        **{f"begin{of}": lib.sok_table_save_begin(table.handle, snapshot=of) for of in ("", "all", "changes")},
+        "end": lib.sok_table_save_end(table.handle, generation),
+        "changes": lib.sok_table_changes(table.handle),
+        "size": table.size(),
+        "slot_sets": lib.sok_table_slot_sets(table.handle),
+        "reserve": lib.sok_table_reserve(second, num_rows, keys_only=True),
+        "load": lib.sok_table_load(second, path, saved_sets, table_sets),
+        "swap": lib.sok_table_swap(table.handle, second),
+        "drop": tf.raw_ops.DestroyResourceOp(resource=second, ignore_lookup_error=True),
+    }
 
 
 def prepare(tables: Sequence[Any]) -> None:

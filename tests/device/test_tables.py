@@ -1,0 +1,246 @@
+"""Tables on a GPU: saving, restoring, and all that looks at one from outside, as on the CPU."""
+
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok
+from sok import table_state
+
+from .conftest import EMULATED_GPU
+
+CPU = "/CPU:0"
+DIM = 5
+KEYS = 60
+OPTIMIZERS = ("SGD", "Adagrad", "LazyAdam", "Adam")
+WAYS = [(EMULATED_GPU, EMULATED_GPU), (EMULATED_GPU, CPU), (CPU, EMULATED_GPU)]
+
+
+def table_on(device, name, **arguments):
+    with tf.device(device):
+        table = sok.EmbeddingVariable(DIM, arguments.pop("capacity", 500), seed=3, name=name, **arguments)
+    assert device.strip("/") in table.handle.device
+    return table
+
+
+def losses_of(table, optimizer, seed, steps=3):
+    """The losses of some steps, few of which touch the same rows."""
+    rng = np.random.default_rng(seed)
+    losses = []
+    with tf.device(table.handle.device):
+        for _ in range(steps):
+            keys = tf.cast(rng.integers(0, KEYS, 20), table.key_dtype)
+            with tf.GradientTape() as tape:
+                rows = sok.group_embedding_lookup([table], [keys])[0]
+                loss = tf.reduce_sum(tf.square(rows - 0.1))
+            optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+            losses.append(float(loss))
+    return losses
+
+
+def content_of(table, slot_set=None):
+    """{key: (row, slots)}"""
+    keys, rows = (tensor.numpy() for tensor in table.export())
+    if slot_set is None:
+        return dict(zip(keys.tolist(), rows, strict=True))
+    slot_keys, slots, _ = (tensor.numpy() for tensor in table.slots(slot_set))
+    np.testing.assert_array_equal(slot_keys, keys)
+    return {k: np.concatenate([r, s]) for k, r, s in zip(keys.tolist(), rows, slots, strict=True)}
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for key, values in found.items():
+        np.testing.assert_allclose(values, expected[key], rtol=1e-5, atol=1e-7, err_msg=str(key))
+
+
+@pytest.mark.parametrize("hashed", [True, False])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("saved_on", "restored_on"), WAYS)
+def test_restored_tables_go_on_wherever_they_are(tmp_path, saved_on, restored_on, name, hashed):
+    table = table_on(saved_on, "moved", hashed=hashed)
+    optimizer = getattr(sok.optimizers, name)(0.1)
+    losses_of(table, optimizer, 1)
+    sok.save(tmp_path, [table], [optimizer])
+    second, other = table_on(restored_on, "moved_here", hashed=hashed), getattr(sok.optimizers, name)(0.1)
+    second.assign(tf.constant([499], tf.int64), np.ones([1, DIM], np.float32))  # which the checkpoint does not have
+    sok.restore(tmp_path, {table.table_name: second}, [other])
+    assert restored_on.strip("/") in second.handle.device
+    sets = table_state.slot_sets(table)
+    assert [(s.name, s.rule) for s in sets] == [(optimizer.slot_set, optimizer.rule)]
+    assert [(s.rule, s.num_slots) for s in table_state.slot_sets(second)] == [(s.rule, s.num_slots) for s in sets]
+    assert_same(content_of(second, other.slot_set), content_of(table, optimizer.slot_set))
+    assert int(second.size()) == int(table.size())
+    np.testing.assert_allclose(losses_of(second, other, 2), losses_of(table, optimizer, 2), rtol=1e-5)
+    assert_same(content_of(second, other.slot_set), content_of(table, optimizer.slot_set))
+
+
+def test_a_chain_of_deltas_is_read_into_a_table_on_a_gpu(tmp_path):
+    table, optimizer = table_on(CPU, "chained"), sok.optimizers.Adam(0.1)
+    losses_of(table, optimizer, 1)
+    sok.save(tmp_path, [table], [optimizer])
+    losses_of(table, optimizer, 2)
+    table.erase(table.export()[0][:3])
+    sok.save(tmp_path, [table], [optimizer], incremental=True)
+    second, other = table_on(EMULATED_GPU, "chained_here"), sok.optimizers.Adam(0.1)
+    sok.restore(tmp_path, {table.table_name: second}, [other])
+    assert_same(content_of(second, other.slot_set), content_of(table, optimizer.slot_set))
+    np.testing.assert_allclose(losses_of(second, other, 3), losses_of(table, optimizer, 3), rtol=1e-4)
+
+
+@pytest.mark.parametrize("how", ["incremental", "asynchronous"])
+def test_a_save_of_changes_is_refused_and_leaves_everything_as_it_was(tmp_path, how):
+    on_cpu, table = table_on(CPU, "beside"), table_on(EMULATED_GPU, "refused")
+    for t in (on_cpu, table):
+        t.assign(tf.range(4, dtype=tf.int64), np.ones([4, DIM], np.float32))
+    sok.save(tmp_path, [on_cpu, table])
+    before = sorted(os.listdir(tmp_path))
+    generation = sok.checkpoint.read_manifest(tmp_path).generation
+    with pytest.raises(tf.errors.FailedPreconditionError, match=r"refused.*is on a GPU.*Save all of its rows"):
+        sok.save(tmp_path, [on_cpu, table], **{how: True})
+    assert sorted(os.listdir(tmp_path)) == before
+    assert sok.checkpoint.read_manifest(tmp_path).generation == generation
+    sok.save(tmp_path, [on_cpu])  # nothing is under way for the other table
+
+
+def test_a_failed_restore_changes_nothing(tmp_path):
+    table = table_on(EMULATED_GPU, "large")
+    table.assign(tf.range(100, dtype=tf.int64), np.ones([100, DIM], np.float32))
+    sok.save(tmp_path, [table])
+    small = table_on(EMULATED_GPU, "small", capacity=50)
+    small.assign(tf.constant([7], tf.int64), np.full([1, DIM], 2.0, np.float32))
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="full"):
+        sok.restore(tmp_path, {table.table_name: small})
+    assert_same(content_of(small), {7: np.full(DIM, 2.0)})
+
+
+@pytest.mark.parametrize("key_dtype", [tf.int64, tf.int32, tf.uint32, tf.uint64])
+def test_keys_of_every_type_come_out_as_they_went_in(key_dtype, tmp_path):
+    kind = key_dtype.as_numpy_dtype
+    keys = np.array([0, 3, np.iinfo(kind).max, np.iinfo(kind).min, 5], kind)
+    expected = dict(zip(keys.tolist(), np.arange(5 * DIM, dtype=np.float32).reshape(5, DIM), strict=True))
+    table = table_on(EMULATED_GPU, "typed", key_dtype=key_dtype)
+    table.assign(keys, np.arange(5 * DIM, dtype=np.float32).reshape(5, DIM))
+    assert_same(content_of(table), expected)
+    assert int(table.size()) == len(expected)
+    sok.save(tmp_path, [table])
+    assert int(table.erase(keys[1:3])) == 2
+    assert int(table.erase(keys[1:3])) == 0
+    sok.restore(tmp_path, [table])
+    assert_same(content_of(table), expected)
+
+
+def test_calls_of_a_table_in_a_function(device):
+    table = table_on(device, "in_function")
+
+    @tf.function
+    def step(keys, rows):
+        table.assign(keys, rows)
+        erased = table.erase(keys[:1])
+        return erased, table.size(), *table.export()
+
+    erased, size, keys, rows = step(tf.constant([4, 2, 9], tf.int64), tf.ones([3, DIM]))
+    assert (int(erased), int(size)) == (1, 2)
+    np.testing.assert_array_equal(keys, [2, 9])
+    np.testing.assert_array_equal(rows, np.ones([2, DIM]))
+    table.reserve(400)
+    num_new = table.restore_rows([2, 3], np.ones([2, DIM]), np.ones([2, DIM]), slot_set="Adagrad", rule="adagrad")
+    assert int(num_new) == 1
+    assert content_of(table, "Adagrad").keys() == {2, 9, 3}
+    with pytest.raises(tf.errors.InvalidArgumentError, match="can reserve 0 to 500"):
+        table.reserve(501)
+    with pytest.raises(tf.errors.FailedPreconditionError, match="no optimizer has used slot set 'none'"):
+        table.slots("none")
+    with pytest.raises(tf.errors.InvalidArgumentError, match="belongs to rule 'adagrad' here, and to 'lazy_adam'"):
+        table.restore_rows([2], np.ones([1, DIM]), np.ones([1, 2 * DIM]), slot_set="Adagrad", rule="lazy_adam")
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="in_function"):
+        table.assign(np.arange(600), np.ones([600, DIM], np.float32))
+    assert int(table.size()) == 3
+    assert "rows 3 of 500" in repr(table)
+
+
+def test_keys_outside_an_identity_table(device):
+    table = table_on(device, "narrow", hashed=False, num_keys=10)
+    for call in (lambda: table.assign([3, 10], np.ones([2, DIM])), lambda: table.erase([-1])):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"narrow.*is outside \[0, 10\)"):
+            call()
+    assert int(table.size()) == 0
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam"])
+def test_dumped_tables_are_loaded(tmp_path, name):
+    """The old format, with the state of the optimizer."""
+    with tf.device(EMULATED_GPU):
+        table, optimizer = sok.DynamicVariable(DIM, name="dumped"), getattr(sok.optimizers, name)(0.1)
+        losses_of(table, optimizer, 1)
+        sok.dump(str(tmp_path), table, optimizer)
+        before = content_of(table, optimizer.slot_set if name != "SGD" else None)
+        losses_of(table, optimizer, 2)
+        sok.load(str(tmp_path), table, optimizer)
+        after = content_of(table, optimizer.slot_set if name != "SGD" else None)
+    assert_same({key: after[key] for key in before}, before)
+
+
+def test_the_state_of_stock_optimizers_stays_with_the_table(tmp_path):
+    """Their slots are in tables of their own."""
+    found = []
+    for device in (CPU, EMULATED_GPU):
+        table = table_on(device, "wrapped")
+        optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adamax(0.1))
+        found.append((losses_of(table, optimizer, 1, steps=4), content_of(table)))
+    np.testing.assert_allclose(found[1][0], found[0][0], rtol=1e-5)
+    assert_same(found[1][1], found[0][1])
+
+
+def test_a_session_saves_and_restores(tmp_path):
+    with tf.Graph().as_default(), tf.device(EMULATED_GPU):
+        table = sok.EmbeddingVariable(DIM, 100, name="of_session")
+        assign = table.assign(tf.constant([1, 2], tf.int64), tf.ones([2, DIM]))
+        erase, size, exported = table.erase(tf.constant([1], tf.int64)), table.size(), table.export()
+        with tf.compat.v1.Session() as session:
+            session.run(assign)
+            sok.save(str(tmp_path), [table], session=session)
+            assert session.run(erase) == 1
+            assert session.run(size) == 1
+            sok.restore(str(tmp_path), [table], session=session)
+            keys, rows = session.run(exported)
+            with pytest.raises(tf.errors.FailedPreconditionError, match="of_session.*is on a GPU"):
+                sok.save(str(tmp_path), [table], session=session, incremental=True)
+    np.testing.assert_array_equal(np.sort(keys), [1, 2])
+    np.testing.assert_array_equal(rows, np.ones([2, DIM]))
+
+
+def test_a_session_leaves_the_choice_of_device_to_tensorflow(tmp_path):
+    with tf.Graph().as_default():
+        table = sok.EmbeddingVariable(DIM, 100, name="anywhere")
+        assign = table.assign(tf.constant([1, 2], tf.int64), tf.ones([2, DIM]))
+        with tf.compat.v1.Session() as session:
+            session.run(assign)
+            sok.save(str(tmp_path), [table], session=session)
+            sok.restore(str(tmp_path), [table], session=session)
+            assert session.run(table.size()) == 2
+
+
+def test_tables_of_two_devices_do_not_swap():
+    a, b = table_on(CPU, "here"), table_on(EMULATED_GPU, "there")
+    with pytest.raises(tf.errors.OpError):
+        table_state.swap(a, b.handle)
+    with pytest.raises(tf.errors.OpError):
+        table_state.swap(b, a.handle)
+
+
+def test_what_a_step_found_bad_is_told_once_by_the_next_call():
+    table = table_on(EMULATED_GPU, "nan")
+    optimizer = sok.optimizers.SGD(0.1, nonfinite_gradients="raise")
+    with tf.device(EMULATED_GPU):
+        with tf.GradientTape() as tape:
+            rows = sok.group_embedding_lookup([table], [tf.constant([1], tf.int64)])[0]
+            loss = tf.reduce_sum(rows * float("nan"))
+        gradient = tape.gradient(loss, table)
+    before = table.export()[1].numpy()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="holds NaN or infinity"):
+        optimizer.apply_gradients([(gradient, table)])
+        table.size()
+    np.testing.assert_array_equal(table.export()[1], before)
