@@ -6,7 +6,9 @@ endif()
 string(TOUPPER "${SOK_CUDA}" sok_cuda_wanted)
 
 set(SOK_CUDA_SOURCES
+  cuda/check_ids.cu
   cuda/combine.cu
+  cuda/combine_grad.cu
   cuda/device_decay.cu
   cuda/device_words.cu
   cuda/embedding_table.cu

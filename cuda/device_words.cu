@@ -2,6 +2,7 @@
 
 #include "detail/check.h"
 #include "detail/launch.h"
+#include "detail/vector4.h"
 
 namespace sok {
 namespace {
@@ -32,6 +33,15 @@ struct RowNumber {
 };
 struct Widen {
   __device__ int64_t operator()(uint32_t number) const { return number; }
+};
+
+template <class T>
+struct Round {
+  __device__ T operator()(float x) const {
+    T rounded;
+    FromFloat(x, &rounded);
+    return rounded;
+  }
 };
 
 template <class From, class To, class Convert>
@@ -75,6 +85,12 @@ void Count(const Cuda& cuda, int64_t n, int64_t* numbers) {
 }
 void WidenNumbers(const Cuda& cuda, const uint32_t* numbers, int64_t n, int64_t* wide) {
   ConvertAll(cuda, numbers, n, Widen(), wide);
+}
+void RoundFloats(const Cuda& cuda, const float* from, int64_t n, FloatType type, void* to) {
+  WithFloatType(type, [&](auto* null) {
+    using T = std::remove_pointer_t<decltype(null)>;
+    ConvertAll(cuda, from, n, Round<T>(), static_cast<T*>(to));
+  });
 }
 
 }  // namespace sok

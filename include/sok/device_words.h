@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "sok/device.h"
+#include "sok/float_type.h"
 
 namespace sok {
 
@@ -34,5 +35,9 @@ void Count(const Cuda& cuda, int64_t n,
 // 32-bit numbers as 64-bit ones.
 void WidenNumbers(const Cuda& cuda, const uint32_t* numbers, int64_t n,
                   int64_t* wide);  // [n]
+
+// float32 rounded to the nearest of `type`.
+void RoundFloats(const Cuda& cuda, const float* from, int64_t n, FloatType type,
+                 void* to);  // [n] of `type`
 
 }  // namespace sok

@@ -44,4 +44,14 @@ void UnsortedSegmentSum(const Cuda& cuda, DeviceScratch* scratch,
                         float* sums,           // [num_segments, dim]
                         uint64_t* first_bad);  // [1] or null
 
+// The same of float64, always kFixed and the bits of the CPU: one thread sums a column of a segment in order, which takes long
+// where a segment is. 16 n bytes of scratch.
+template <class Id>
+void UnsortedSegmentSum(const Cuda& cuda, DeviceScratch* scratch,
+                        const double* data,  // [n, dim]
+                        const Id* ids,       // [n], int32_t or int64_t
+                        int64_t n, int64_t dim, int64_t num_segments,
+                        double* sums,          // [num_segments, dim]
+                        uint64_t* first_bad);  // [1] or null
+
 }  // namespace sok

@@ -132,6 +132,34 @@ TEST(SixteenBitNumbersRoundToNearestEven) {
   CHECK(nan != nan);
 }
 
+TEST(DoublesHaveTheBitsOfTheCpu) {
+  const sok::Cuda cuda;
+  const sok::SerialExecutor executor;
+  std::mt19937_64 rng(4);
+  std::normal_distribution<double> normal;
+  for (const int64_t n : {0, 1, 700}) {
+    for (const int64_t dim : {0, 1, 5}) {
+      std::vector<double> data(static_cast<size_t>(n * dim));
+      for (double& x : data) x = normal(rng);
+      std::vector<int32_t> ids;
+      for (int64_t i = 0; i < n; ++i) ids.push_back(static_cast<int32_t>(rng() % 11) - 1);
+      sok::Scratch host;
+      std::vector<double> expected(static_cast<size_t>(12 * dim));
+      sok::UnsortedSegmentSum(sok::Cpu{executor}, &host, data.data(), ids.data(), n, dim, 12, expected.data());
+      sok::StreamScratch scratch(cuda);
+      data.resize(static_cast<size_t>((n + 1) * dim));
+      DeviceArray<double> device_data(data), sums(12 * dim);
+      DeviceArray<uint64_t> bad(std::vector<uint64_t>{sok::kNothingBad});
+      if (n > 0) ids.push_back(12);  // no segment
+      DeviceArray<int32_t> device_ids(ids);
+      sok::UnsortedSegmentSum(cuda, &scratch, device_data.data(), device_ids.data(), device_ids.size(), dim, 12, sums,
+                              bad);
+      CHECK(sums.Get() == expected);
+      CHECK_EQ(bad.Get()[0], n > 0 ? static_cast<uint64_t>(n) : sok::kNothingBad);
+    }
+  }
+}
+
 TEST(IdsBeyondTheSegmentsAreLeftOutAndReported) {
   const std::vector<float> data = {1, 2, 3, 4};
   const std::vector<int64_t> ids = {0, -5, 2, int64_t{1} << 40};

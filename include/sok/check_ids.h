@@ -1,0 +1,20 @@
+// Whether ids are rows of a matrix and row splits fit them, on a device.
+#pragma once
+
+#include <cstdint>
+
+#include "sok/device.h"
+#include "sok/first_bad.h"
+
+namespace sok {
+
+// first_bad: lowered to the position of an id outside [0, num_rows), or to n + s where row_splits[s] is wrong: the first is not
+// 0, one is below the one before it, or the last is not n. Nothing waits.
+void CheckIds(const Cuda& cuda,
+              const int64_t* ids,  // [n]
+              int64_t n, int64_t num_rows,
+              const int64_t* row_splits,  // [num_splits]
+              int64_t num_splits,         // 0: not looked at
+              uint64_t* first_bad);       // [1]
+
+}  // namespace sok
