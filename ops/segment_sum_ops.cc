@@ -1,6 +1,7 @@
 // Grouped sum, as tf.math.unsorted_segment_sum.
 #include "op.h"
 #include "output_pool.h"
+#include "segment_sum_op.h"
 #include "sok/segment_sum.h"
 
 namespace sok {
@@ -25,20 +26,8 @@ class UnsortedSegmentSumOp : public OpKernel {
       const Tensor &data = ctx->input(0), &ids = ctx->input(1), &num = ctx->input(2);
       const int64_t segments = num.dtype() == tensorflow::DT_INT32 ? ScalarArg<int32_t>(num, "num_segments")
                                                                    : ScalarArg<int64_t>(num, "num_segments");
-      if (segments < 0) {
-        throw InvalidArgument("`num_segments` must not be negative. Received: " + std::to_string(segments) + ".");
-      }
-      if (!tensorflow::TensorShapeUtils::StartsWith(data.shape(), ids.shape())) {
-        throw InvalidArgument("`data` must have a shape that starts with that of `segment_ids`. Received: data " +
-                              data.shape().DebugString() + ", segment_ids " + ids.shape().DebugString() + ".");
-      }
-      TensorShape shape = CheckedShape({segments});
-      int64_t dim = 1;
-      for (int d = ids.dims(); d < data.dims(); ++d) {
-        Check(shape.AddDimWithStatus(data.dim_size(d)));
-        dim *= data.dim_size(d);
-      }
-      Tensor* out = AllocateOutput(ctx, 0, shape);
+      int64_t dim;
+      Tensor* out = AllocateOutput(ctx, 0, SegmentSumShape(data, ids, segments, &dim));
       const TfExecutor executor(ctx);
       const ScratchLease scratch;
       auto sum = [&](const auto* of_ids) {

@@ -1,4 +1,6 @@
 // Many plain TensorFlow variables at once: one op pools rows of all of them where they lie, one sums their gradients.
+#include "variable_pool_op.h"
+
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -12,69 +14,10 @@
 #include "output_pool.h"
 #include "sok/profile.h"
 #include "sok/sum_rows.h"
-#include "tensorflow/core/framework/resource_mgr.h"
-#include "tensorflow/core/framework/resource_var.h"
 
 namespace sok {
-namespace {
 
-using tensorflow::Var;
-
-// Row numbers are shifted by as many bits, so they have fewer than 32.
-constexpr int kRowBits = 31;
-constexpr int64_t kMaxRows = (int64_t{1} << kRowBits) - 1;
-constexpr int64_t kMaxDim = INT32_MAX;
-
-// Which variable each feature reads, and how it is pooled.
-struct PoolAttributes {
-  std::vector<std::string> names;    // [M]
-  std::vector<int64_t> num_rows;     // [M]
-  std::vector<int64_t> dims;         // [M]
-  std::vector<int64_t> variable_of;  // [N], in [0, M)
-  std::vector<bool> is_pooled;       // [N]
-  std::vector<Combiner> combiners;   // [N]
-
-  explicit PoolAttributes(OpKernelConstruction* ctx) {
-    std::vector<std::string> spelled;
-    Check(ctx->GetAttr("names", &names));
-    Check(ctx->GetAttr("num_rows", &num_rows));
-    Check(ctx->GetAttr("dims", &dims));
-    Check(ctx->GetAttr("variable_of", &variable_of));
-    Check(ctx->GetAttr("combiners", &spelled));
-    int64_t m, n;
-    Check(ctx->GetAttr("M", &m));
-    Check(ctx->GetAttr("N", &n));
-    if (names.size() != static_cast<size_t>(m) || num_rows.size() != names.size() || dims.size() != names.size())
-      throw InvalidArgument("`names`, `num_rows` and `dims` must have one value per variable.");
-    if (variable_of.size() != static_cast<size_t>(n) || spelled.size() != variable_of.size())
-      throw InvalidArgument("`variable_of` and `combiners` must have one value per feature.");
-    for (const int64_t rows : num_rows)
-      if (rows < 0 || rows > kMaxRows) throw InvalidArgument("`num_rows` must lie in [0, 2^31).");
-    for (const int64_t dim : dims)
-      if (dim < 0 || dim > kMaxDim) throw InvalidArgument("`dims` must lie in [0, 2^31).");
-    for (const int64_t v : variable_of)
-      if (v < 0 || v >= m) throw InvalidArgument("`variable_of` must lie in [0, " + std::to_string(m) + ").");
-    for (const std::string& combiner : spelled) {
-      is_pooled.push_back(combiner != "rows");
-      combiners.push_back(is_pooled.back() ? ParseCombiner(combiner) : Combiner::kSum);
-    }
-  }
-
-  int num_variables() const { return static_cast<int>(names.size()); }
-  int num_features() const { return static_cast<int>(variable_of.size()); }
-  std::string Label(int64_t variable) const { return "variable '" + names[static_cast<size_t>(variable)] + "'"; }
-};
-
-// One feature's ids, checked.
-struct PoolInput {
-  const int64_t* ids = nullptr;  // [n]
-  int64_t n = 0;
-  const int64_t* row_splits = nullptr;  // [segments + 1]; null for rows
-  int64_t segments = 0;                 // rows of the output
-};
-
-// Ids that are rows of a variable, and row splits that fit.
-PoolInput CheckInput(int64_t bound, const Tensor& ids, const Tensor& row_splits) {
+PoolInput CheckPoolInput(int64_t bound, const Tensor& ids, const Tensor& row_splits) {
   CheckRank(ids, 1, "ids");
   PoolInput in;
   in.n = ids.NumElements();
@@ -91,9 +34,9 @@ PoolInput CheckInput(int64_t bound, const Tensor& ids, const Tensor& row_splits)
   return in;
 }
 
-PoolInput ReadFeature(const PoolAttributes& of, int f, const Tensor& ids, const Tensor& row_splits) {
+static PoolInput ReadFeature(const PoolAttributes& of, int f, const Tensor& ids, const Tensor& row_splits) {
   const size_t feature = static_cast<size_t>(f), variable = static_cast<size_t>(of.variable_of[feature]);
-  PoolInput in = CheckInput(of.num_rows[variable], ids, row_splits);
+  PoolInput in = CheckPoolInput(of.num_rows[variable], ids, row_splits);
   if (!of.is_pooled[feature]) {
     in.row_splits = nullptr;
     in.segments = in.n;
@@ -103,10 +46,12 @@ PoolInput ReadFeature(const PoolAttributes& of, int f, const Tensor& ids, const 
   return in;
 }
 
-PoolInput ReadInput(const PoolAttributes& of, int f, const Tensor& ids, const Tensor& row_splits) {
+PoolInput ReadPoolInput(const PoolAttributes& of, int f, const Tensor& ids, const Tensor& row_splits) {
   return Labelled([&] { return of.Label(of.variable_of[static_cast<size_t>(f)]); },
                   [&] { return ReadFeature(of, f, ids, row_splits); });
 }
+
+namespace {
 
 // Segments [first, last) of a feature.
 struct PoolTask {
@@ -145,25 +90,6 @@ std::vector<PoolTask> CutIntoTasks(const std::vector<PoolInput>& inputs, const s
   }
   return tasks;
 }
-
-// Shared locks of many variables, taken in one order everywhere: two ops that wait for each other's would never end.
-class SharedLocks {
- public:
-  explicit SharedLocks(const std::vector<RefCountPtr<Var>>& variables) {
-    for (const auto& variable : variables) variables_.push_back(variable.get());
-    std::sort(variables_.begin(), variables_.end());
-    variables_.erase(std::unique(variables_.begin(), variables_.end()), variables_.end());
-    for (Var* variable : variables_) variable->mu()->lock_shared();
-  }
-  ~SharedLocks() {
-    for (Var* variable : variables_) variable->mu()->unlock_shared();
-  }
-  SharedLocks(const SharedLocks&) = delete;
-  SharedLocks& operator=(const SharedLocks&) = delete;
-
- private:
-  std::vector<Var*> variables_;
-};
 
 #define SOK_POOL_VARIABLES_ATTRS      \
   Attr("M: int >= 1")                 \
@@ -224,26 +150,19 @@ class PoolOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     Guard(ctx, [&] {
       const int m = of_->num_variables(), n = of_->num_features();
-      std::vector<RefCountPtr<Var>> variables(kByHandle ? static_cast<size_t>(m) : 0);
-      for (int v = 0; kByHandle && v < m; ++v) {
-        const absl::Status found =
-            tensorflow::LookupResource(ctx, tensorflow::HandleFromInput(ctx, v), &variables[static_cast<size_t>(v)]);
-        if (absl::IsNotFound(found)) {
-          throw FailedPrecondition(of_->Label(v) + ": it has no value. Run its initializer first.");
-        }
-        Check(found);
-      }
+      std::vector<RefCountPtr<tensorflow::Var>> variables;
+      if (kByHandle) variables = VariablesOf(ctx, *of_);
       std::vector<PoolInput> inputs;
       std::vector<int64_t> dims;
       for (int f = 0; f < n; ++f) {
-        inputs.push_back(ReadInput(*of_, f, ctx->input(m + f), ctx->input(m + n + f)));
+        inputs.push_back(ReadPoolInput(*of_, f, ctx->input(m + f), ctx->input(m + n + f)));
         dims.push_back(of_->dims[static_cast<size_t>(of_->variable_of[static_cast<size_t>(f)])]);
       }
       // For the whole of it: a writer that finds its tensor in other hands would copy it.
       const SharedLocks locks(variables);
       std::vector<const float*> rows;
       for (int v = 0; v < m; ++v)
-        rows.push_back(Rows(v, kByHandle ? *variables[static_cast<size_t>(v)]->tensor() : ctx->input(v)));
+        rows.push_back(RowsOf(*of_, v, kByHandle ? *variables[static_cast<size_t>(v)]->tensor() : ctx->input(v)));
       std::vector<float*> outputs;
       ProfileCounts counts;
       for (int f = 0; f < n; ++f) {
@@ -266,20 +185,6 @@ class PoolOp : public OpKernel {
   }
 
  private:
-  const float* Rows(int v, const Tensor& tensor) const {
-    const size_t variable = static_cast<size_t>(v);
-    if (!tensor.IsInitialized())
-      throw FailedPrecondition(of_->Label(v) + ": it has no value. Run its initializer first.");
-    if (tensor.dtype() != tensorflow::DT_FLOAT)
-      throw InvalidArgument(of_->Label(v) + ": it must be float32. Received: " + DataTypeString(tensor.dtype()) + ".");
-    const TensorShape expected({of_->num_rows[variable], of_->dims[variable]});
-    if (tensor.shape() != expected) {
-      throw InvalidArgument(of_->Label(v) + ": its shape must be " + expected.DebugString() +
-                            ". Received: " + tensor.shape().DebugString() + ".");
-    }
-    return tensor.flat<float>().data();
-  }
-
   std::unique_ptr<PoolAttributes> of_;
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>VariablePool").Device(tensorflow::DEVICE_CPU), PoolOp<true>);
@@ -319,7 +224,7 @@ class VariablePoolGradOp : public OpKernel {
       std::vector<std::vector<RowAddends>> addends(static_cast<size_t>(m));
       for (int f = 0; f < n; ++f) {
         const size_t variable = static_cast<size_t>(of_->variable_of[static_cast<size_t>(f)]);
-        const PoolInput in = ReadInput(*of_, f, ctx->input(n + f), ctx->input(2 * n + f));
+        const PoolInput in = ReadPoolInput(*of_, f, ctx->input(n + f), ctx->input(2 * n + f));
         CheckShape(ctx->input(f), TensorShape({in.segments, of_->dims[variable]}), "grads");
         RowAddends a;
         a.row_ids = in.ids;
@@ -378,7 +283,7 @@ class CheckIdsOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     Guard(ctx, [&] {
       Labelled([&] { return "variable '" + variable_ + "'"; },
-               [&] { return CheckInput(num_rows_, ctx->input(0), ctx->input(1)); });
+               [&] { return CheckPoolInput(num_rows_, ctx->input(0), ctx->input(1)); });
       ctx->set_output(0, ctx->input(0));
     });
   }

@@ -80,9 +80,11 @@ def lookup(variables: Sequence[Any], csrs: Sequence[Csr], combiners: Sequence[st
         _check_shape(variable)
     kinds = [_kind(variable) for variable in variables]
     outputs: list[Any] = [None] * len(variables)
-    for kind in ("resource", "reference"):
-        chosen = [i for i, k in enumerate(kinds) if k == kind]
-        pooled = _pool(kind, *([x[i] for i in chosen] for x in (variables, csrs, combiners))) if chosen else []
+    # One op reads what lies on one device.
+    places = [(kind, variable.device) for kind, variable in zip(kinds, variables, strict=True)]
+    for kind, device in dict.fromkeys(place for place in places if place[0] != "other"):
+        chosen = [i for i, place in enumerate(places) if place == (kind, device)]
+        pooled = _pool(kind, *([x[i] for i in chosen] for x in (variables, csrs, combiners)))
         for i, output in zip(chosen, pooled, strict=True):
             outputs[i] = output
     for i, kind in enumerate(kinds):
