@@ -462,6 +462,24 @@ void DeviceTable::ThrowIfBadToHost(const Cuda& cuda) {
   throw InvalidArgument(which + ", holds NaN or infinity; nothing was updated (nonfinite_gradients='raise').");
 }
 
+void DeviceTable::ThrowIfBadIsKnown(const Cuda& cuda) {
+  State& state = *state_;
+  {
+    const std::lock_guard<std::mutex> lock(state.seen_mutex);
+    if (state.is_seen_asked && !state.seen_copied.HasPassed()) return;
+    const bool was_bad = state.is_seen_asked && (state.seen.get()->has_key != 0 || state.seen.get()->has_gradient != 0);
+    state.is_seen_asked = !was_bad;
+    if (!was_bad) {
+      const TableReading reading(state_.get(), cuda);
+      SOK_CUDA(
+          cudaMemcpyAsync(state.seen.get(), state.bad.data(), sizeof(State::Bad), cudaMemcpyDeviceToHost, cuda.stream));
+      state.seen_copied.Record(cuda);
+      return;
+    }
+  }
+  ThrowIfBadToHost(cuda);
+}
+
 int64_t DeviceTable::memory_bytes() const {
   std::shared_lock<std::shared_mutex> lock(state_->mutex);
   return state_->memory.in_use();

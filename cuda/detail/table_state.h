@@ -102,9 +102,30 @@ class Event {
 
   void Record(const Cuda& cuda) { SOK_CUDA(cudaEventRecord(event_, cuda.stream)); }
   void Before(const Cuda& cuda) const { SOK_CUDA(cudaStreamWaitEvent(cuda.stream, event_, 0)); }
+  bool HasPassed() const {
+    const cudaError_t status = cudaEventQuery(event_);
+    if (status != cudaSuccess && status != cudaErrorNotReady)
+      ThrowCuda(status, "asking for an event", __FILE__, __LINE__);
+    return status == cudaSuccess;
+  }
 
  private:
   cudaEvent_t event_ = nullptr;
+};
+
+// One value in memory of the host that a stream can copy to while the host goes on.
+template <class T>
+class PinnedValue {
+ public:
+  PinnedValue() { SOK_CUDA(cudaHostAlloc(&value_, sizeof(T), cudaHostAllocDefault)); }
+  PinnedValue(const PinnedValue&) = delete;
+  PinnedValue& operator=(const PinnedValue&) = delete;
+  ~PinnedValue() { static_cast<void>(cudaFreeHost(value_)); }
+
+  T* get() const { return value_; }
+
+ private:
+  T* value_ = nullptr;
 };
 
 struct DeviceTable::State {
@@ -169,6 +190,11 @@ struct DeviceTable::State {
   DeviceBlock<float> bank;
   DeviceBlock<float> defaults;  // [floats - dim] what the slots of a fresh row hold
   DeviceBlock<Bad> bad;         // [1]
+  // What of it the host may look at: a copy that is, or was, under way.
+  std::mutex seen_mutex;
+  PinnedValue<Bad> seen;
+  Event seen_copied;
+  bool is_seen_asked = false;
   std::vector<std::unique_ptr<SlotSet>> sets;
 
   // Readers share it on the host while they put their work on a stream; writers have it alone.

@@ -107,6 +107,10 @@ class DeviceTable {
   // the last time this was asked. Waits for the stream.
   void ThrowIfBadToHost(const Cuda& cuda);
 
+  // The same as far as it is known without waiting: what this call asks the stream, a later one hears. For callers that
+  // work on the table again and again, before they do.
+  void ThrowIfBadIsKnown(const Cuda& cuda);
+
   int64_t memory_bytes() const;
 
   struct State;  // cuda/detail/table_state.h

@@ -48,6 +48,7 @@ class GpuGroupLookupOp final : public TablesOp {
       const bool insert = ScalarArg<bool>(ctx->input(m + 3 * n), "insert");
       const Cuda cuda = CudaOf(ctx);
       TfDeviceScratch scratch(ctx);
+      for (const auto& table : tables) table->device_table().ThrowIfBadIsKnown(cuda);
       std::vector<DeviceFeature> features;
       for (int f = 0; f < n; ++f) {
         TableResource& resource = *tables[group_->TableOf(f)];

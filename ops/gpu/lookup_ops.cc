@@ -25,6 +25,7 @@ class GpuTableLookupOp final : public OpKernel {
       Tensor* row_ids = AllocateGpuOutput(ctx, 1, keys.shape());
       const Cuda cuda = CudaOf(ctx);
       TfDeviceScratch scratch(ctx);
+      resource->device_table().ThrowIfBadIsKnown(cuda);
       resource->device_table().Lookup(cuda, &scratch, DeviceKeyWords(cuda, keys, &scratch), keys.NumElements(), insert,
                                       rows->flat<float>().data(), static_cast<int64_t*>(row_ids->data()));
     });

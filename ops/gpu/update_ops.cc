@@ -36,7 +36,7 @@ Summed SumDuplicates(const Cuda& cuda, DeviceScratch* scratch, const int64_t* ro
 
 // With nonfinite='raise' this waits for the stream, to raise at once; a table that has something against its gradients
 // stays as it is, while tables before it in the group have been updated. Otherwise a row id that a table never gave is left
-// out, and raised by the next call that looks at the table from outside (DeviceTable::ThrowIfBadToHost).
+// out, and raised by a later lookup, or by the next call that looks at the table from outside.
 class GpuGroupApplyOp final : public GroupApplyOp {
  public:
   using GroupApplyOp::GroupApplyOp;

@@ -126,8 +126,23 @@ TEST(SixteenBitGradientsAreSummedInFloat32) {
   }
 }
 
+TEST(TheUpperHalfOfARowIdComesBack) {
+  const int64_t erased_once = (int64_t{1} << 32) | 5;
+  DeviceArray<int64_t> row_ids(std::vector<int64_t>{erased_once, 3, erased_once});
+  DeviceArray<float> values(std::vector<float>{1, 2, 4});
+  sok::DeviceAddends a;
+  a.row_ids = row_ids;
+  a.values = values.data();
+  a.values_stride = 1;
+  a.segments.segments = a.segments.n = 3;
+  const Sums got = Run({a}, {6}, 1, sok::FloatType::kFloat32, 3);
+  CHECK_EQ(got.size(), 2u);
+  CHECK(got.at({0, 3}) == std::vector<float>{2});
+  CHECK(got.at({0, erased_once}) == std::vector<float>{5});
+}
+
 TEST(RowsThatATableDoesNotHaveAreDroppedAndReported) {
-  DeviceArray<int64_t> row_ids(std::vector<int64_t>{0, 2, int64_t{1} << 40});
+  DeviceArray<int64_t> row_ids(std::vector<int64_t>{0, 2, (int64_t{1} << 40) | 0xFFFFFFF0});
   DeviceArray<float> values(std::vector<float>{1, 2, 3});
   sok::DeviceAddends a;
   a.row_ids = row_ids;

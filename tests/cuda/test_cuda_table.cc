@@ -4,6 +4,7 @@
 #include <map>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "check.h"
@@ -211,6 +212,24 @@ TEST(EveryRuleTrainsAsOnTheCpu) {
       t.CheckAll("a", tolerance);
     }
   }
+}
+
+TEST(ABadKeyIsHeardOfWithoutWaiting) {
+  Twins t(Config(2, 10, false));
+  t.device.ThrowIfBadIsKnown(t.cuda);  // nothing is
+  t.Lookup({3, 77}, true);
+  std::string heard;
+  for (int i = 0; i < 100000 && heard.empty(); ++i) {
+    try {
+      t.device.ThrowIfBadIsKnown(t.cuda);
+    } catch (const sok::InvalidArgument& e) {
+      heard = e.what();
+    }
+    std::this_thread::yield();
+  }
+  CHECK(heard.find("77") != std::string::npos);
+  for (int i = 0; i < 10; ++i) t.device.ThrowIfBadIsKnown(t.cuda);  // once
+  t.device.ThrowIfBadToHost(t.cuda);
 }
 
 TEST(TwoOptimizersKeepTheirSlotsApart) {

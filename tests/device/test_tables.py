@@ -244,3 +244,15 @@ def test_what_a_step_found_bad_is_told_once_by_the_next_call():
         optimizer.apply_gradients([(gradient, table)])
         table.size()
     np.testing.assert_array_equal(table.export()[1], before)
+
+
+def test_an_id_outside_an_identity_table_is_told_by_a_later_lookup():
+    with tf.device(EMULATED_GPU):
+        table = sok.EmbeddingVariable(2, 10, hashed=False, name="outside", initializer="ones")
+        rows = table.sparse_read(tf.constant([3, 77], tf.int64)).numpy()
+        np.testing.assert_array_equal(rows, [[1.0, 1.0], [0.0, 0.0]])
+        with pytest.raises(tf.errors.InvalidArgumentError, match="outside.*77"):
+            for _ in range(200):  # the first of them ask, a later one hears
+                table.sparse_read(tf.constant([3], tf.int64)).numpy()
+        table.sparse_read(tf.constant([3], tf.int64))  # once
+        assert int(table.size()) == 0  # nothing was inserted

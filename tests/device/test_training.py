@@ -41,7 +41,7 @@ def train(device, optimizer, hashed, as_function, key_dtype=tf.int64):
 
         call = tf.function(step) if as_function else step
         losses = [float(call(*(tf.cast(i, key_dtype) for i in ids))) for ids in batches(1)]
-        rows = [sok.group_embedding_lookup([t], [tf.range(300, dtype=key_dtype)], training=False)[0] for t in tables]
+        rows = [sok.group_embedding_lookup([t], [tf.cast(tf.range(300), key_dtype)], training=False)[0] for t in tables]
         return losses, [r.numpy() for r in rows]
 
 
