@@ -7,8 +7,8 @@ from typing import Any
 
 import keras
 
-from sok import keras_calls
 from sok.distributed import tables
+from sok.distributed.loss_scale import follow_loss_scaler
 from sok.distributed.reduction import Average, check_op, reduce_dense, split_pairs
 
 
@@ -35,14 +35,10 @@ class KerasDistributedOptimizer(keras.optimizers.Optimizer):
 
     def build(self, variables: Sequence[Any]) -> None:
         variables = list(variables)
+        follow_loss_scaler()
         embeddings, others = split_pairs((v, v) for v in variables)
         if embeddings:
             self._refuse_accumulation()
-            if keras_calls.loss_scaler() is not None:
-                raise ValueError(
-                    "Embedding tables do not train under the policy 'mixed_float16', whose loss scaling needs "
-                    "gradients as matrices. Use 'mixed_bfloat16', which needs no scaling."
-                )
             self.embedding_optimizer.build([v for v, _ in embeddings])
         self.inner.build([v for v, _ in others])
         self._trainable_variables = variables

@@ -54,9 +54,11 @@ def DistributedOptimizer(
         - It reduces in `apply_gradients`. But a v1 optimizer whose `compute_gradients` was called in this graph has
           done it there, so that what you do to gradients in between (clipping) sees those of all workers.
         - Do not use it with `sok.DistributedGradientTape`, which reduces too.
-        - Not for `mixed_float16`: its loss scaling needs gradients as matrices (Keras 3), and lets each worker decide
-          alone which steps to leave out (tf_keras on several workers). Both are refused at the first step.
-          `mixed_bfloat16` works.
+        - Under the policies `mixed_float16` and `mixed_bfloat16` tables and their optimizers stay in float32. The
+          `LossScaleOptimizer` of `mixed_float16` goes around this optimizer, where `compile` puts it; tables get
+          unscaled gradients, and a step with one that is not finite is left out everywhere. Under Keras 3 the workers
+          decide that together, in one more small collective; tf_keras lets each decide alone, so its dynamic scale is
+          refused on several workers, at the first step.
 
     Example:
         >>> import keras, sok
@@ -72,8 +74,8 @@ def DistributedOptimizer(
         optimizer = tf.keras.optimizers.get(optimizer)
     if type(optimizer).__name__.startswith("LossScaleOptimizer"):
         raise ValueError(
-            "`optimizer` must not scale losses. Compute in bfloat16 (policy 'mixed_bfloat16'), which needs no scaling. "
-            f"Received: {optimizer!r}."
+            "`optimizer` must not scale losses: put the LossScaleOptimizer around sok.DistributedOptimizer(inner "
+            f"optimizer), as compile() does under the policy 'mixed_float16'. Received: {optimizer!r}."
         )
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         from sok.distributed.v1_optimizer import V1DistributedOptimizer as family

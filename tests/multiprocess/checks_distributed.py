@@ -373,3 +373,28 @@ def check_a_loss_scale_that_each_worker_moves_alone_is_refused(world):
             weight.assign(1.0)
             scaling.apply_gradients([(tf.constant(2.0), weight)])
             assert weight.numpy() == -1.0
+
+
+def check_a_gradient_that_overflows_anywhere_stops_the_step_everywhere(world):
+    """Keras 3's dynamic loss scale: one worker's infinity, in a table or in a weight, counts for all."""
+    table = sok.EmbeddingVariable(2, 10, name="overflows", initializer="ones")
+    weight = keras.Variable(np.ones([2], np.float32))
+    scaler = keras.optimizers.LossScaleOptimizer(sok.DistributedOptimizer(keras.optimizers.SGD(1.0)), 4.0)
+    key = tf.constant([world.rank], tf.int64)
+
+    @tf.function
+    def step(factor):
+        with tf.GradientTape() as tape:
+            rows = lookup_rows(table, key)
+            loss = scaler.scale_loss(tf.reduce_sum(rows * weight.value) * factor)
+        gradients = tape.gradient(loss, [table, weight.value])
+        scaler.apply_gradients(list(zip(gradients, [table, weight], strict=True)))
+
+    step(tf.constant(np.inf if world.rank == world.size - 1 else 1.0, tf.float32))
+    np.testing.assert_array_equal(weight.numpy(), [1.0, 1.0])
+    np.testing.assert_array_equal(lookup_rows(table, key), [[1.0, 1.0]])
+    assert float(scaler.dynamic_scale.numpy()) == 2.0
+    step(tf.constant(1.0))
+    np.testing.assert_allclose(weight.numpy(), [0.0, 0.0])
+    np.testing.assert_allclose(lookup_rows(table, key), [[1.0 - 1.0 / world.size] * 2], rtol=1e-6)
+    assert float(scaler.dynamic_scale.numpy()) == 2.0

@@ -301,25 +301,6 @@ def test_names_and_configurations_are_resolved_as_keras_does(given):
         sok.DistributedOptimizer("admm")
 
 
-def test_optimizers_that_scale_losses_are_refused():
-    scaling = (keras.optimizers.LossScaleOptimizer, tf_keras.mixed_precision.LossScaleOptimizer)
-    for scale, adam in zip(scaling, (keras.optimizers.Adam, tf_keras.optimizers.Adam), strict=True):
-        with pytest.raises(ValueError, match="`optimizer` must not scale losses. Compute in bfloat16"):
-            sok.DistributedOptimizer(scale(adam()))
-
-
-def test_mixed_float16_is_refused_at_the_first_step_of_keras_3():
-    ids = keras.Input((2,), dtype="int64")
-    layer = sok.DistributedEmbedding("sum", 10, 4, slot_num=2, max_nnz=1, dtype="mixed_float16")
-    out = keras.layers.Dense(1, dtype="mixed_float16")(keras.layers.Flatten(dtype="mixed_float16")(layer(ids)))
-    model = keras.Model(ids, out)
-    model.dtype_policy = "mixed_float16"
-    model.compile(sok.DistributedOptimizer("adam"), "mse")
-    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
-    with pytest.raises(ValueError, match="do not train under the policy 'mixed_float16'.*Use 'mixed_bfloat16'"):
-        model.fit(np.ones([4, 2], np.int64), np.ones([4, 1]), verbose=0)
-
-
 def test_before_init_of_several_workers_it_is_too_early(monkeypatch):
     sok.shutdown()
     monkeypatch.setenv("HOROVOD_SIZE", "2")
