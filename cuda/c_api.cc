@@ -4,6 +4,7 @@
 
 #include "c_api_guard.h"
 #include "sok/combine.h"
+#include "sok/combine_grad.h"
 #include "sok/device_update.h"
 #include "sok/float_type.h"
 #include "sok/partition.h"
@@ -43,6 +44,20 @@ DeviceSegments SegmentsOf(const SokCudaSegments& c) {
   segments.segments = c.segments;
   segments.n = c.n;
   return segments;
+}
+
+DeviceFeature FeatureOf(const SokCudaFeature& c) {
+  DeviceFeature f;
+  f.rows = RowsOf(c.rows);
+  f.num_rows = c.num_rows;
+  f.dim = c.dim;
+  f.index = c.index;
+  f.segments = SegmentsOf(c.segments);
+  f.weights = c.weights;
+  f.combiner = ParseCombiner(c.combiner);
+  f.output = c.output;
+  f.output_stride = c.output_stride;
+  return f;
 }
 
 DeviceUpdate UpdateOf(const SokCudaUpdate& c) {
@@ -123,20 +138,7 @@ int sok_cuda_combine_group(SokCudaContext* context, const SokCudaFeature* featur
                            const char* output_type, uint64_t* first_bad) {
   return sok::GuardWith(context, [&](const sok::Cuda& cuda, sok::StreamScratch* scratch) {
     std::vector<sok::DeviceFeature> all;
-    for (int64_t k = 0; k < num_features; ++k) {
-      const SokCudaFeature& c = features[k];
-      sok::DeviceFeature f;
-      f.rows = sok::RowsOf(c.rows);
-      f.num_rows = c.num_rows;
-      f.dim = c.dim;
-      f.index = c.index;
-      f.segments = sok::SegmentsOf(c.segments);
-      f.weights = c.weights;
-      f.combiner = sok::ParseCombiner(c.combiner);
-      f.output = c.output;
-      f.output_stride = c.output_stride;
-      all.push_back(f);
-    }
+    for (int64_t k = 0; k < num_features; ++k) all.push_back(sok::FeatureOf(features[k]));
     sok::CombineGroup(cuda, scratch, all.data(), num_features, sok::ParseFloatType(output_type), first_bad);
   });
 }
@@ -146,6 +148,22 @@ int sok_cuda_expand_segments(SokCudaContext* context, const SokCudaSegments* seg
   return sok::GuardWith(context, [&](const sok::Cuda& cuda, sok::StreamScratch* scratch) {
     sok::ExpandSegments(cuda, scratch, sok::SegmentsOf(*segments), weights, sok::ParseCombiner(combiner), segment_of,
                         factor);
+  });
+}
+
+int sok_cuda_combine_grad_weights(SokCudaContext* context, const SokCudaFeature* feature, const float* grad,
+                                  float* grad_weights, uint64_t* first_bad) {
+  return sok::GuardWith(context, [&](const sok::Cuda& cuda, sok::StreamScratch*) {
+    sok::CombineGradWeights(cuda, sok::FeatureOf(*feature), grad, grad_weights, first_bad);
+  });
+}
+
+int sok_cuda_combine_grad_rows(SokCudaContext* context, const float* grad, const int64_t* index,
+                               const SokCudaSegments* segments, const float* weights, int64_t num_rows, int64_t dim,
+                               const char* combiner, float* grad_rows, uint64_t* first_bad) {
+  return sok::GuardWith(context, [&](const sok::Cuda& cuda, sok::StreamScratch* scratch) {
+    sok::CombineGradRows(cuda, scratch, grad, index, sok::SegmentsOf(*segments), weights, num_rows, dim,
+                         sok::ParseCombiner(combiner), grad_rows, first_bad);
   });
 }
 

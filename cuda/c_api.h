@@ -83,6 +83,13 @@ int sok_cuda_combine_group(SokCudaContext* context, const SokCudaFeature* featur
 int sok_cuda_expand_segments(SokCudaContext* context, const SokCudaSegments* segments, const float* weights,
                              const char* combiner, uint32_t* segment_of, float* factor);
 
+/* sok/combine_grad.h. `feature` and `segments` are host memory; first_bad may be null. */
+int sok_cuda_combine_grad_weights(SokCudaContext* context, const SokCudaFeature* feature, const float* grad,
+                                  float* grad_weights, uint64_t* first_bad);
+int sok_cuda_combine_grad_rows(SokCudaContext* context, const float* grad, const int64_t* index,
+                               const SokCudaSegments* segments, const float* weights, int64_t num_rows, int64_t dim,
+                               const char* combiner, float* grad_rows, uint64_t* first_bad);
+
 /* sok/sum_rows.h */
 typedef struct {
   int64_t table;

@@ -166,3 +166,108 @@ def expand_segments(
         *map(_arrays.address, (segment, factor)),
     )
     return segment, factor
+
+
+def combine_grad_weights(
+    grad: Any,
+    rows: Any,
+    index: Any,
+    row_splits: Any = None,
+    *,
+    weights: Any,
+    hotness: int = 1,
+    combiner: str = "sum",
+    first_bad: Any = None,
+) -> Any:
+    """The gradient of `combine` in its weights. Does not wait; repeats bit for bit.
+
+    Args:
+      grad: `[S, D]` float32, what came back for the vectors.
+      rows, index, row_splits, weights, hotness, combiner: as given to `combine`; D is grad's.
+      first_bad: `[1]` uint64 as in `combine_group`, or None.
+
+    Returns:
+      `[N]` float32; zeros where no segment has a position.
+
+    Raises:
+      TypeError, ValueError: arguments of another dtype or shape.
+    """
+    grad, index = _arrays.matrix("grad", grad, ("float32",)), _arrays.ids("index", index)
+    keep: list[Any] = [grad, index]
+    where, num_rows, columns, held = _rows_of("rows", rows, grad.shape[1])
+    if columns < grad.shape[1]:
+        raise ValueError(f"`rows` must have the {grad.shape[1]} columns of `grad`. Received: {columns}.")
+    weights = _arrays.vector("weights", weights, ("float32",), len(index))
+    segments = segments_of(row_splits, hotness, len(index), keep)
+    _check_segments(grad, segments)
+    keep.append(held)
+    feature = _native.Feature(
+        where,
+        num_rows,
+        grad.shape[1],
+        _arrays.address(index),
+        segments,
+        _arrays.address(weights),
+        combiner_bytes(combiner),
+    )
+    result = _arrays.empty(len(index), np.float32)
+    first_bad = _word("first_bad", first_bad)
+    _native.call("combine_grad_weights", ctypes.byref(feature), *map(_arrays.address, (grad, result, first_bad)))
+    return result
+
+
+def combine_grad_rows(
+    grad: Any,
+    index: Any,
+    row_splits: Any = None,
+    *,
+    num_rows: int,
+    weights: Any = None,
+    hotness: int = 1,
+    combiner: str = "sum",
+    first_bad: Any = None,
+) -> Any:
+    """The gradient of `combine` in a matrix of rows. Does not wait; repeats bit for bit.
+
+    Args:
+      grad: `[S, D]` float32, what came back for the vectors.
+      index, row_splits, weights, hotness, combiner: as given to `combine`. What is outside of [0, num_rows) is dropped.
+      num_rows: M, of the matrix.
+      first_bad: `[1]` uint64 as in `combine_group`, or None; lowered to the first position that was dropped.
+
+    Returns:
+      `[M, D]` float32. For rows of tables, of which a batch has few, take `sum_rows`.
+
+    Raises:
+      TypeError, ValueError: arguments of another dtype or shape, or too many of them.
+    """
+    grad, index = _arrays.matrix("grad", grad, ("float32",)), _arrays.ids("index", index)
+    keep: list[Any] = [grad, index]
+    if weights is not None:
+        weights = _arrays.vector("weights", weights, ("float32",), len(index))
+    segments = segments_of(row_splits, hotness, len(index), keep)
+    _check_segments(grad, segments)
+    result = _arrays.empty((num_rows, grad.shape[1]), np.float32)
+    first_bad = _word("first_bad", first_bad)
+    _native.call(
+        "combine_grad_rows",
+        _arrays.address(grad),
+        _arrays.address(index),
+        ctypes.byref(segments),
+        _arrays.address(weights),
+        num_rows,
+        int(grad.shape[1]),
+        combiner_bytes(combiner),
+        _arrays.address(result),
+        _arrays.address(first_bad),
+    )
+    return result
+
+
+def _check_segments(grad: Any, segments: _native.Segments) -> None:
+    if grad.shape[0] != segments.segments:
+        raise ValueError(f"`grad` must have a row for each of {segments.segments} segments. Received: {grad.shape[0]}.")
+
+
+def _word(name: str, x: Any) -> Any:
+    return None if x is None else _arrays.vector(name, x, ("uint64",), 1)

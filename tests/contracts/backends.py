@@ -34,6 +34,13 @@ class Cpu:
         weights = np.zeros(0, np.float32) if weights is None else weights
         return self._lib.sok_combine(rows, index, splits, weights, combiner=combiner).numpy()
 
+    def combine_grad_rows(self, grad: Any, index: Any, splits: Any, weights: Any, num_rows: int, combiner: str) -> Any:
+        weights = np.zeros(0, np.float32) if weights is None else weights
+        return self._lib.sok_combine_grad_rows(grad, index, splits, weights, num_rows, combiner=combiner).numpy()
+
+    def combine_grad_weights(self, grad: Any, rows: Any, index: Any, splits: Any, weights: Any, combiner: str) -> Any:
+        return self._lib.sok_combine_grad_weights(grad, rows, index, splits, weights, combiner=combiner).numpy()
+
     def sum_rows(self, row_ids: np.ndarray, values: np.ndarray, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
         return tuple(x.numpy() for x in self._lib.sok_sum_duplicates(row_ids, values))
 
@@ -88,6 +95,18 @@ class Cuda:
 
         put = map(self.put, (rows, index, splits))
         return self.get(sok.cuda.combine(*put, weights=self.put(weights), combiner=combiner, dtype=dtype))
+
+    def combine_grad_rows(self, grad: Any, index: Any, splits: Any, weights: Any, num_rows: int, combiner: str) -> Any:
+        import sok.cuda
+
+        put, options = map(self.put, (grad, index, splits)), {"weights": self.put(weights), "combiner": combiner}
+        return self.get(sok.cuda.combine_grad_rows(*put, num_rows=num_rows, **options))
+
+    def combine_grad_weights(self, grad: Any, rows: Any, index: Any, splits: Any, weights: Any, combiner: str) -> Any:
+        import sok.cuda
+
+        put = map(self.put, (grad, rows, index, splits))
+        return self.get(sok.cuda.combine_grad_weights(*put, weights=self.put(weights), combiner=combiner))
 
     def sum_rows(self, row_ids: np.ndarray, values: np.ndarray, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
         import sok.cuda

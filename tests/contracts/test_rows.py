@@ -63,6 +63,52 @@ def test_rows_are_pooled_by_the_rules_of_tf_nn(backend, rng, dim, combiner, weig
     np.testing.assert_allclose(got, combine_reference.combine(rows, index, splits, weights, combiner), 1e-5, 1e-5)
 
 
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dim", [1, 6, 65])
+def test_gradients_of_pooling_are_those_of_the_statement(backend, rng, dim, combiner, weighted):
+    splits = splits_of(rng, 60)
+    index = rng.integers(0, 30, splits[-1])
+    rows, grad = (rng.standard_normal((n, dim)).astype(np.float32) for n in (30, 60))
+    weights = (0.1 + rng.random(splits[-1])).astype(np.float32)
+    got = backend.combine_grad_rows(grad, index, splits, weights if weighted else None, 30, combiner)
+    expected = combine_reference.combine_grad_rows(grad, index, splits, weights if weighted else None, 30, combiner)
+    np.testing.assert_allclose(got, expected, 1e-5, 1e-4)
+    if weighted:
+        got = backend.combine_grad_weights(grad, rows, index, splits, weights, combiner)
+        expected = combine_reference.combine_grad_weights(grad, rows, index, splits, weights, combiner)
+        np.testing.assert_allclose(got, expected, 1e-4, 1e-4)  # a dot product, and a difference of two
+
+
+def test_gradients_of_no_positions_are_zeros(backend):
+    none, no_index = np.zeros((0, 3), np.float32), np.zeros(0, np.int64)
+    got = backend.combine_grad_rows(none, no_index, np.zeros(1, np.int64), None, 4, "mean")
+    np.testing.assert_array_equal(got, np.zeros((4, 3)))
+    got = backend.combine_grad_weights(none, none, no_index, np.zeros(1, np.int64), np.zeros(0, np.float32), "mean")
+    assert got.shape == (0,)
+
+
+def test_gradients_of_pooling_name_what_does_not_fit(cuda):
+    import sok.cuda
+    from sok.cuda import _arrays
+
+    put = cuda.put
+    grad, index, weights = put(np.ones((3, 2), np.float32)), put(np.array([0, 5, 1])), put(np.ones(3, np.float32))
+    bad = _arrays.none_bad()
+    got = sok.cuda.combine_grad_rows(grad, index, num_rows=2, first_bad=bad)
+    np.testing.assert_array_equal(cuda.get(got), np.ones((2, 2)))
+    assert int(cuda.get(bad)[0]) == 1
+    rows = put(np.ones((2, 2), np.float32))
+    got = sok.cuda.combine_grad_weights(grad, rows, index, weights=weights, combiner="sum")
+    np.testing.assert_array_equal(cuda.get(got), [2, 0, 2])
+    with pytest.raises(ValueError, match="`grad` must have a row for each of 1 segments. Received: 3"):
+        sok.cuda.combine_grad_rows(grad, index, hotness=3, num_rows=2)
+    with pytest.raises(ValueError, match="`rows` must have the 2 columns of `grad`. Received: 1"):
+        sok.cuda.combine_grad_weights(grad, put(np.ones((2, 1), np.float32)), index, weights=weights)
+    with pytest.raises(ValueError, match="`combiner` must be one of"):
+        sok.cuda.combine_grad_rows(grad, index, num_rows=2, combiner="max")
+
+
 def test_pooled_rows_in_16_bits_are_rounded_once(cuda, rng):
     splits = splits_of(rng, 20)
     index = rng.integers(0, 9, splits[-1])
