@@ -8,21 +8,13 @@
 #include <vector>
 
 #include "gpu_op.h"
+#include "segments_arg.h"
 #include "sok/combine.h"
 #include "sok/device_table.h"
 #include "sok/sum_rows.h"
 
 namespace sok {
 namespace {
-
-// row_splits [S + 1]: the number of segments. What it holds is on the device, where the kernels look at it.
-int64_t SegmentsOf(const Tensor& row_splits) {
-  CheckRank(row_splits, 1, "row_splits");
-  if (row_splits.NumElements() == 0) {
-    throw InvalidArgument("`row_splits` must have at least one element. Received: an empty tensor.");
-  }
-  return row_splits.NumElements() - 1;
-}
 
 // How many rows a table may have.
 constexpr int64_t kMostRows = INT64_C(0xFFFFFFFE);
@@ -58,10 +50,8 @@ class GpuGroupLookupOp final : public TablesOp {
         CheckRank(keys, 1, "keys");
         DeviceFeature feature;
         feature.dim = resource.config().dim;
-        feature.segments.n = keys.NumElements();
-        feature.segments.segments =
-            Labelled([&] { return resource.config().Label(); }, [&] { return SegmentsOf(row_splits); });
-        feature.segments.row_splits = Int64(row_splits);
+        feature.segments = Labelled([&] { return resource.config().Label(); },
+                                    [&] { return SegmentsArg(row_splits, keys.NumElements()); });
         feature.weights = WeightsOrNull(ctx->input(m + 2 * n + f), feature.segments.n);
         feature.combiner = group_->combiners[static_cast<size_t>(f)];
         feature.output = AllocateGpuOutput(ctx, f, CheckedShape({feature.segments.segments, feature.dim}))->data();
@@ -114,9 +104,7 @@ class GpuGroupLookupGradOp final : public TablesOp {
         CheckRank(row_ids, 1, "row_ids");
         DeviceAddends a;
         a.row_ids = Int64(row_ids);
-        a.segments.n = row_ids.NumElements();
-        a.segments.segments = SegmentsOf(row_splits);
-        a.segments.row_splits = Int64(row_splits);
+        a.segments = SegmentsArg(row_splits, row_ids.NumElements());
         CheckShape(grad, TensorShape({a.segments.segments, group_->dims[t]}), "grad");
         a.values = grad.data();
         a.values_stride = group_->dims[t];
