@@ -1,7 +1,9 @@
 // DeviceStore beside EmbeddingTable: everything but lookups and updates gives the same.
+#include <atomic>
 #include <cmath>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "check.h"
@@ -368,6 +370,43 @@ TEST(RoomForKeysIsNotRoomForRows) {
   device.store.Reserve(cpu, 50'000, true);
   CHECK(device.store.memory_bytes() >= keys + 50'000 * 256);
   CHECK_THROWS(device.store.Reserve(cpu, 100'001, true), sok::InvalidArgument, "can reserve 0 to 100000 rows");
+}
+
+// Every update moves every row by one: who reads sees all rows after the same number of them.
+TEST(WhatIsReadWhileOthersTrainIsOnePointInTime) {
+  OnDevice device(Config(2, 200));
+  const Keys keys = Range(30);
+  Assign(&device.store, keys, 0.0f);
+  std::atomic<bool> stop{false};
+  std::thread trainer([&] {
+    cudaStream_t stream;
+    SOK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    {
+      const sok::Cuda cuda{stream};
+      sok::StreamScratch scratch(cuda);
+      DeviceArray<uint64_t> words(keys);
+      DeviceArray<int64_t> ids(Size(keys));
+      DeviceArray<float> grads(Floats(60, 1.0f));
+      const std::vector<double> hyper{1.0};
+      const sok::UpdateRule sgd = sok::MakeUpdateRule("sgd", hyper.data(), 1, 1);
+      while (!stop) {
+        scratch.Reset();
+        device.store.table().Lookup(cuda, &scratch, words, Size(keys), true, nullptr, ids);
+        device.store.table().Apply(cuda, &scratch, sgd, "sgd", sok::Nonfinite::kAllow, 1.0f, ids, grads, Size(keys));
+        SOK_CUDA(cudaStreamSynchronize(stream));
+      }
+    }
+    SOK_CUDA(cudaStreamDestroy(stream));
+  });
+  for (int i = 0; i < 15; ++i) {
+    const Collector all = ReadAll(device.store);
+    CHECK_EQ(all.found.size(), size_t{30});
+    for (const auto& [key, kept] : all.found) CHECK(kept.row == all.found.at(0).row);
+    const Exported e = Export(device.store, "");
+    for (const float value : e.rows) CHECK_EQ(value, e.rows[0]);
+  }
+  stop = true;
+  trainer.join();
 }
 
 TEST(WhatWasFoundBadIsToldByTheNextReadOnce) {
