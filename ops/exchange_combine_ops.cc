@@ -1,108 +1,30 @@
 // Rows that came home, pooled or as they are, and the gradients on their way back (docs/design/exchange.md).
 #include <algorithm>
-#include <string>
 #include <vector>
 
-#include "exchange_op.h"
+#include "exchange_pool.h"
 
 namespace sok {
 namespace {
 
 using tensorflow::OpInputList;
 
-// Raises what an owner has said of itself.
-void CheckAnswers(const float* answers, int64_t num_floats, const Tensor& splits, const Tensor& asked) {
-  const int world = static_cast<int>(asked.NumElements());
-  CheckShape(splits, asked.shape(), "splits");
-  int64_t at = 0;
-  bool all_there = true;
-  for (int r = 0; r < world; ++r) {
-    const int64_t size = splits.flat<int32_t>()(r);
-    if (size < kAnswerHeader || at + size > num_floats) throw InvalidArgument("`splits` does not fit `answers`.");
-    const float* answer = answers + at;
-    at += size;
-    if (answer[0] == static_cast<float>(kServed)) {
-      all_there = all_there && size == asked.flat<int32_t>()(r);
-      continue;
-    }
-    std::string text = "rank " + std::to_string(r) + " could not answer: ";
-    for (int64_t i = 0; i < std::min(static_cast<int64_t>(answer[1]), size - kAnswerHeader); ++i) {
-      text += static_cast<char>(answer[kAnswerHeader + i]);
-    }
-    if (answer[0] == static_cast<float>(kFull)) throw TableFull(text);
-    if (answer[0] == static_cast<float>(kNoMemory)) throw OutOfMemory(text);
-    if (answer[0] == static_cast<float>(kBadRequest)) throw InvalidArgument(text);
-    if (answer[0] == static_cast<float>(kBadState)) throw FailedPrecondition(text);
-    throw std::runtime_error(text);
-  }
-  if (at != num_floats) throw InvalidArgument("`splits` does not fit `answers`.");
-  if (!all_there) throw InvalidArgument("the answers are not those that were asked for.");
-}
-
-// What CombineAnswers and its gradients have in common: features of a group, each with a combiner or as they are.
-class PoolOp : public OpKernel {
+// The features, and that what their tensors hold makes sense for answers of `size` floats.
+class CpuPoolOp : public PoolOp {
  public:
-  explicit PoolOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    Guard(ctx, [&] {
-      std::vector<std::string> combiners;
-      Check(ctx->GetAttr("combiners", &combiners));
-      Check(ctx->GetAttr("dims", &dims_));
-      if (combiners.size() != dims_.size()) throw InvalidArgument("`dims` must have one value per feature.");
-      for (const std::string& combiner : combiners) {
-        is_pooled_.push_back(combiner != "rows");
-        combiners_.push_back(is_pooled_.back() ? ParseCombiner(combiner) : Combiner::kSum);
-      }
-      for (const int64_t dim : dims_)
-        if (dim < 1) throw InvalidArgument("`dims` must be at least 1.");
-    });
-  }
+  using PoolOp::PoolOp;
 
  protected:
-  // scales: empty, or those of a feature by sums, whose combiner has been seen to with them.
-  PooledFeature Feature(int f, const Tensor& index, const Tensor& row_splits, const Tensor& weights,
-                        const Tensor& scales, int64_t size) const {
-    CheckRank(index, 1, "index");
-    CheckRank(scales, 1, "scales");
-    PooledFeature feature;
-    feature.n = index.NumElements();
-    feature.index = index.flat<int32_t>().data();
-    feature.dim = dims_[f];
-    feature.combiner = combiners_[f];
-    feature.segments = feature.n;
-    feature.weights = WeightsOrNull(weights, feature.n);
-    if (scales.NumElements() > 0) {
-      if (feature.weights != nullptr || scales.NumElements() != feature.n) {
-        throw InvalidArgument("`scales` must have one value per piece of a feature without weights.");
-      }
-      feature.weights = scales.flat<float>().data();
-      feature.combiner = Combiner::kSum;
-    }
-    if (is_pooled_[f]) {
-      feature.segments = CheckRowSplits(row_splits, feature.n);
-      feature.row_splits = Int64(row_splits);
-    }
-    if (!PlacesFit(feature, size)) throw InvalidArgument("`index` must lie inside the answers.");
-    return feature;
-  }
-
-  std::vector<PooledFeature> Features(OpKernelContext* ctx, int64_t size) const {
-    OpInputList index, row_splits, weights, scales;
-    Check(ctx->input_list("index", &index));
+  std::vector<PooledFeature> CheckedFeatures(OpKernelContext* ctx, int64_t size) const {
+    OpInputList row_splits;
     Check(ctx->input_list("row_splits", &row_splits));
-    Check(ctx->input_list("weights", &weights));
-    Check(ctx->input_list("scales", &scales));
-    if (index.size() != static_cast<int>(dims_.size()))
-      throw InvalidArgument("`dims` must have one value per feature.");
-    std::vector<PooledFeature> features;
-    for (int f = 0; f < index.size(); ++f) {
-      features.push_back(Feature(f, index[f], row_splits[f], weights[f], scales[f], size));
+    const std::vector<PooledFeature> features = Features(ctx);
+    for (size_t f = 0; f < features.size(); ++f) {
+      if (features[f].row_splits != nullptr) CheckRowSplits(row_splits[static_cast<int>(f)], features[f].n);
+      if (!PlacesFit(features[f], size)) throw InvalidArgument("`index` must lie inside the answers.");
     }
     return features;
   }
-
-  std::vector<int64_t> dims_;  // [F]
-  std::vector<bool> is_pooled_;
-  std::vector<Combiner> combiners_;
 };
 
 #define SOK_POOL_ATTRS Attr("F: int >= 1").Attr("combiners: list(" SOK_POOLERS ")").Attr("dims: list(int)")
@@ -137,18 +59,23 @@ REGISTER_OP("Sok>ExchangeCombine")
       return absl::OkStatus();
     });
 
-class ExchangeCombineOp : public PoolOp {
+class ExchangeCombineOp : public CpuPoolOp {
  public:
-  using PoolOp::PoolOp;
+  using CpuPoolOp::CpuPoolOp;
   void Compute(OpKernelContext* ctx) override {
     Guard(ctx, [&] {
       const Tensor& answers = ctx->input(0);
       CheckRank(answers, 1, "answers");
-      CheckRank(ctx->input(2), 1, "asked");
       const int64_t size = answers.NumElements();
-      CheckAnswers(answers.flat<float>().data(), size, ctx->input(1), ctx->input(2));
+      const float* floats = answers.flat<float>().data();
+      const std::vector<int64_t> begin = AnswerBegins(ctx->input(1), ctx->input(2), size);
+      std::vector<float> headers;
+      for (size_t r = 0; r + 1 < begin.size(); ++r)
+        headers.insert(headers.end(), floats + begin[r], floats + begin[r] + 2);
+      CheckAnswers(begin, ctx->input(2), headers.data(),
+                   [&](int64_t at, int64_t n) { return std::vector<float>(floats + at, floats + at + n); });
       const ProfileSpan span("combine", name(), {-1, -1, size * int64_t{sizeof(float)}}, "op");
-      const std::vector<PooledFeature> features = Features(ctx, size);
+      const std::vector<PooledFeature> features = CheckedFeatures(ctx, size);
       std::vector<Wanted> wanted;
       for (const PooledFeature& f : features)
         wanted.push_back({tensorflow::DT_FLOAT, CheckedShape({f.segments, f.dim})});
@@ -159,8 +86,7 @@ class ExchangeCombineOp : public PoolOp {
         ctx->set_output(static_cast<int>(f), tensors[f]);
       }
       const TfExecutor executor(ctx);
-      CombineAnswers({executor}, answers.flat<float>().data(), features.data(), static_cast<int>(features.size()),
-                     outputs.data());
+      CombineAnswers({executor}, floats, features.data(), static_cast<int>(features.size()), outputs.data());
     });
   }
 };
@@ -179,22 +105,17 @@ REGISTER_OP("Sok>ExchangeCombineGrad")
       return absl::OkStatus();
     });
 
-class ExchangeCombineGradOp : public PoolOp {
+class ExchangeCombineGradOp : public CpuPoolOp {
  public:
-  using PoolOp::PoolOp;
+  using CpuPoolOp::CpuPoolOp;
   void Compute(OpKernelContext* ctx) override {
     Guard(ctx, [&] {
       OpInputList grads;
       Check(ctx->input_list("grads", &grads));
       const Tensor& splits = ctx->input(grads.size());
-      CheckRank(splits, 1, "splits");
-      int64_t size = 0;
-      for (int64_t r = 0; r < splits.NumElements(); ++r) {
-        if (splits.flat<int32_t>()(r) < kAnswerHeader) throw InvalidArgument("`splits` are not those of answers.");
-        size += splits.flat<int32_t>()(r);
-      }
+      const int64_t size = AnswerFloats(splits);
       const ProfileSpan span("backward", name(), {-1, -1, size * int64_t{sizeof(float)}}, "op");
-      const std::vector<PooledFeature> features = Features(ctx, size);
+      const std::vector<PooledFeature> features = CheckedFeatures(ctx, size);
       std::vector<const float*> from;
       for (int f = 0; f < grads.size(); ++f) {
         CheckShape(grads[f], CheckedShape({features[f].segments, features[f].dim}), "grads");
@@ -229,15 +150,15 @@ REGISTER_OP("Sok>ExchangeCombineGradWeights")
       return absl::OkStatus();
     });
 
-class ExchangeCombineGradWeightsOp : public PoolOp {
+class ExchangeCombineGradWeightsOp : public CpuPoolOp {
  public:
-  using PoolOp::PoolOp;
+  using CpuPoolOp::CpuPoolOp;
   void Compute(OpKernelContext* ctx) override {
     Guard(ctx, [&] {
       if (dims_.size() != 1) throw InvalidArgument("gradients in weights are those of one feature.");
       const Tensor &grad = ctx->input(0), &answers = ctx->input(1);
       CheckRank(answers, 1, "answers");
-      const PooledFeature feature = Features(ctx, answers.NumElements())[0];
+      const PooledFeature feature = CheckedFeatures(ctx, answers.NumElements())[0];
       CheckShape(grad, CheckedShape({feature.segments, feature.dim}), "grad");
       Tensor* out;
       Check(ctx->allocate_output(0, ctx->input(4).shape(), &out));

@@ -35,12 +35,15 @@ inline std::string Cut(const std::string& text) { return text.substr(0, kMaxText
 
 inline bool IsWide(tensorflow::DataType key) { return key == tensorflow::DT_INT64 || key == tensorflow::DT_UINT64; }
 
-// Not an output yet: what goes wrong on the way is answered with other outputs, or only part of it becomes one.
+// Not an output yet: what goes wrong on the way is answered with other outputs, or only part of it becomes one. Memory of
+// the host, also for an op that runs on a GPU.
 inline Tensor AllocateTemp(OpKernelContext* ctx, tensorflow::DataType dtype, const TensorShape& shape) {
   const int64_t bytes = shape.num_elements() * tensorflow::DataTypeSize(dtype);
   if (bytes >= int64_t{1} << 20) return TensorInBlock(PooledBlock::Take(bytes), 0, dtype, shape);
+  tensorflow::AllocatorAttributes on_host;
+  on_host.set_on_host(true);
   Tensor tensor;
-  Check(ctx->allocate_temp(dtype, shape, &tensor));
+  Check(ctx->allocate_temp(dtype, shape, &tensor, on_host));
   return tensor;
 }
 
