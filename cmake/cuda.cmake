@@ -12,6 +12,7 @@ set(SOK_CUDA_SOURCES
   cuda/device_decay.cu
   cuda/device_words.cu
   cuda/embedding_table.cu
+  cuda/exchange.cu
   cuda/hash_table.cu
   cuda/initializer.cu
   cuda/partition.cu

@@ -122,4 +122,23 @@ void CombineAnswersGradWeights(const Cpu& cpu, const float* answers, const Poole
                                const float* grad,     // [segments, dim]
                                float* grad_weights);  // [n]
 
+// ---- On a device
+
+// The same three. Whatever a PooledFeature, `grads` and `outputs` point to is device memory; the structs themselves and the
+// arrays of pointers are host memory, read before the call returns. Nothing waits. Rows outside of the `size` floats read
+// as zeros, and their gradients are left out. CombineAnswers has the CPU's bits. CombineAnswersGrad adds in another order
+// (SumRows on a device), the same in every run; it zeros `packed`, and the features may be any.
+void CombineAnswers(const Cuda& cuda, DeviceScratch* scratch, const float* answers, int64_t size,
+                    const PooledFeature* features, int num_features, float* const* outputs);
+void CombineAnswersGrad(const Cuda& cuda, DeviceScratch* scratch, const PooledFeature* features, int num_features,
+                        const float* const* grads, int64_t size, float* packed);
+void CombineAnswersGradWeights(const Cuda& cuda, DeviceScratch* scratch, const float* answers, int64_t size,
+                               const PooledFeature& feature, const float* grad, float* grad_weights);
+
+// The first two floats of each answer: status, and bytes of text. begin and headers are host memory. Waits for the stream.
+void AnswerHeadersToHost(const Cuda& cuda, DeviceScratch* scratch, const float* answers,
+                         const int64_t* begin,  // [world], inside the answers
+                         int64_t world,
+                         float* headers);  // [world, 2]
+
 }  // namespace sok

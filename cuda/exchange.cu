@@ -1,0 +1,157 @@
+// The asker's side of the way home, by what pools and sums anyway: a place is the number of a row in a matrix of rows one
+// float apart.
+#include "sok/exchange.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "detail/copy_row.h"
+#include "detail/launch.h"
+#include "detail/upload.h"
+#include "sok/combine_grad.h"
+#include "sok/device_words.h"
+#include "sok/sum_rows.h"
+
+namespace sok {
+namespace {
+
+constexpr int kThreads = 256, kLanes = 8;
+
+// The index of one feature, and where its places begin among those of all.
+struct Work {
+  const int32_t* index;
+  int64_t first;
+};
+
+__global__ void PlacesKernel(const Work* all, int64_t num_work, int64_t n, int64_t* places) {
+  for (int64_t i = GlobalThread(); i < n; i += GlobalThreads()) {
+    int64_t low = 0, high = num_work;
+    while (high - low > 1) {  // the last that begins at i or before
+      const int64_t middle = low + (high - low) / 2;
+      if (all[middle].first <= i) {
+        low = middle;
+      } else {
+        high = middle;
+      }
+    }
+    places[i] = all[low].index[i - all[low].first] & kPlaceMask;
+  }
+}
+
+// Of each feature where its places begin, without the bit that only the CPU's gradient needs.
+std::vector<const int64_t*> PlacesOf(const Cuda& cuda, DeviceScratch* scratch, const PooledFeature* features,
+                                     int num_features) {
+  std::vector<Work> work;
+  int64_t n = 0;
+  for (int f = 0; f < num_features; ++f) {
+    if (features[f].n > 0) work.push_back({features[f].index, n});
+    n += features[f].n;
+  }
+  auto* places = scratch->Get<int64_t>(n);
+  const int64_t num_work = static_cast<int64_t>(work.size());
+  if (n > 0) {
+    Launch(PlacesKernel, GridFor(n, kThreads), kThreads, 0, cuda, Upload(cuda, scratch, work.data(), num_work),
+           num_work, n, places);
+  }
+  std::vector<const int64_t*> of_features;
+  for (int f = 0; f < num_features; ++f) {
+    of_features.push_back(places);
+    places += features[f].n;
+  }
+  return of_features;
+}
+
+DeviceSegments SegmentsOf(const PooledFeature& feature) {
+  DeviceSegments segments;
+  segments.row_splits = feature.row_splits;
+  segments.segments = feature.segments;
+  segments.n = feature.n;
+  return segments;
+}
+
+DeviceFeature FeatureAt(const float* answers, int64_t size, const PooledFeature& feature, const int64_t* places) {
+  DeviceFeature device;
+  device.rows = MatrixRows(answers, 1);
+  device.num_rows = std::max<int64_t>(0, size - feature.dim + 1);
+  device.dim = feature.dim;
+  device.index = places;
+  device.segments = SegmentsOf(feature);
+  device.weights = feature.weights;
+  device.combiner = feature.combiner;
+  device.output_stride = feature.dim;
+  return device;
+}
+
+__global__ void ScatterKernel(const int64_t* places, const float* rows, const int64_t* num_rows, int64_t dim,
+                              int64_t size, float* packed) {
+  const Tile<kLanes> tile;
+  for (int64_t k = GlobalThread() / kLanes; k < *num_rows; k += GlobalThreads() / kLanes) {
+    if (places[k] + dim <= size) CopyRow(tile, rows + k * dim, dim, packed + places[k]);
+  }
+}
+
+__global__ void HeadersKernel(const float* answers, const int64_t* begin, int64_t world, float* headers) {
+  for (int64_t i = GlobalThread(); i < 2 * world; i += GlobalThreads()) headers[i] = answers[begin[i / 2] + i % 2];
+}
+
+}  // namespace
+
+void AnswerHeadersToHost(const Cuda& cuda, DeviceScratch* scratch, const float* answers, const int64_t* begin,
+                         int64_t world, float* headers) {
+  auto* on_device = scratch->Get<float>(2 * world);
+  Launch(HeadersKernel, GridFor(2 * world, kThreads), kThreads, 0, cuda, answers, Upload(cuda, scratch, begin, world),
+         world, on_device);
+  CopyToHost(cuda, headers, on_device, 2 * world * static_cast<int64_t>(sizeof(float)));
+}
+
+void CombineAnswers(const Cuda& cuda, DeviceScratch* scratch, const float* answers, int64_t size,
+                    const PooledFeature* features, int num_features, float* const* outputs) {
+  const std::vector<const int64_t*> places = PlacesOf(cuda, scratch, features, num_features);
+  std::vector<DeviceFeature> on_device;
+  for (int f = 0; f < num_features; ++f) {
+    on_device.push_back(FeatureAt(answers, size, features[f], places[f]));
+    on_device.back().output = outputs[f];
+  }
+  CombineGroup(cuda, scratch, on_device.data(), num_features, FloatType::kFloat32, nullptr);
+}
+
+void CombineAnswersGrad(const Cuda& cuda, DeviceScratch* scratch, const PooledFeature* features, int num_features,
+                        const float* const* grads, int64_t size, float* packed) {
+  ZeroOnDevice(cuda, packed, size * static_cast<int64_t>(sizeof(float)));
+  const std::vector<const int64_t*> places = PlacesOf(cuda, scratch, features, num_features);
+  std::vector<int64_t> dims;
+  for (int f = 0; f < num_features; ++f) dims.push_back(features[f].dim);
+  std::sort(dims.begin(), dims.end());
+  dims.erase(std::unique(dims.begin(), dims.end()), dims.end());
+  // A place is that of a row of one table, so all who name it have the same dim.
+  for (const int64_t dim : dims) {
+    std::vector<DeviceAddends> addends;
+    int64_t n = 0;
+    for (int f = 0; f < num_features; ++f) {
+      if (features[f].dim != dim) continue;
+      DeviceAddends a;
+      a.row_ids = places[f];
+      a.values = grads[f];
+      a.values_stride = dim;
+      a.segments = SegmentsOf(features[f]);
+      a.weights = features[f].weights;
+      a.combiner = features[f].combiner;
+      addends.push_back(a);
+      n += features[f].n;
+    }
+    auto* row_ids = scratch->Get<int64_t>(n);
+    auto* sums = scratch->Get<float>(n * dim);
+    auto* num_sums = scratch->Get<int64_t>(1);
+    SumRows(cuda, scratch, addends.data(), static_cast<int64_t>(addends.size()), &size, 1, dim, FloatType::kFloat32,
+            row_ids, nullptr, sums, num_sums, nullptr);
+    Launch(ScatterKernel, GridFor(n, kThreads / kLanes), kThreads, 0, cuda, row_ids, sums, num_sums, dim, size, packed);
+  }
+}
+
+void CombineAnswersGradWeights(const Cuda& cuda, DeviceScratch* scratch, const float* answers, int64_t size,
+                               const PooledFeature& feature, const float* grad, float* grad_weights) {
+  const int64_t* places = PlacesOf(cuda, scratch, &feature, 1)[0];
+  CombineGradWeights(cuda, FeatureAt(answers, size, feature, places), grad, grad_weights, nullptr);
+}
+
+}  // namespace sok
