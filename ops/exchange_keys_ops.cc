@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "exchange_op.h"
+#include "gpu_kernel.h"
 
 namespace sok {
 namespace {
@@ -82,6 +83,7 @@ class ExchangeRefuseOp : public OpKernel {
   std::string text_;
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>ExchangeRefuse").Device(tensorflow::DEVICE_CPU), ExchangeRefuseOp);
+SOK_HOST_MEMORY_KERNEL("Sok>ExchangeRefuse", ExchangeRefuseOp, "call", "insert", "words", "splits");
 
 REGISTER_OP("Sok>ExchangeRoute")
     .Input("handles: T * resource")
@@ -323,6 +325,9 @@ class ExchangeRouteOp : public GroupOp {
   std::vector<WayHome> ways_;           // [T]
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>ExchangeRoute").Device(tensorflow::DEVICE_CPU), ExchangeRouteOp);
+// But for the weights, of which only the number is wanted.
+SOK_HOST_MEMORY_KERNEL("Sok>ExchangeRoute", ExchangeRouteOp, "handles", "call", "insert", "keys", "row_splits", "words",
+                       "splits", "asked", "index", "splits_home", "scales");
 
 }  // namespace
 }  // namespace sok

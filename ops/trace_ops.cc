@@ -71,7 +71,7 @@ class TraceCollectiveOp : public OpKernel {
   int64_t more_bytes_;
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>TraceCollective").Device(tensorflow::DEVICE_CPU), TraceCollectiveOp);
-SOK_HOST_MEMORY_KERNEL("Sok>TraceCollective", TraceCollectiveOp, "x", "turns", "y");
+SOK_HOST_MEMORY_KERNEL("Sok>TraceCollective", TraceCollectiveOp, "turns");  // the tensor stays where it is
 
 // Stands after a collective, as TraceCollective before it: Horovod's op between them is not ours to time.
 REGISTER_OP("Sok>TraceCollectiveDone")
@@ -101,7 +101,7 @@ class TraceCollectiveDoneOp : public OpKernel {
   std::string name_;
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>TraceCollectiveDone").Device(tensorflow::DEVICE_CPU), TraceCollectiveDoneOp);
-SOK_HOST_MEMORY_KERNEL("Sok>TraceCollectiveDone", TraceCollectiveDoneOp, "x", "turns", "y");
+SOK_HOST_MEMORY_KERNEL("Sok>TraceCollectiveDone", TraceCollectiveDoneOp, "turns");
 
 REGISTER_OP("Sok>TraceRead")
     .Input("reset: bool")

@@ -1,5 +1,7 @@
 """Gradients of the native ops. Imported once, by `sok._ops.lib()`, after the library is loaded."""
 
+import contextlib
+
 import tensorflow as tf
 
 from sok import _ops
@@ -32,14 +34,17 @@ def _table_lookup_grad(op, grad, _):
 @tf.RegisterGradient("Sok>ExchangeServe")
 def _exchange_serve_grad(op, grad, *_):
     num_tables = op.get_attr("T")
-    row_ids, sums = _ops.lib().sok_exchange_sum_grad(
-        grad,
-        op.outputs[2],
-        op.outputs[3],
-        [tf.identity(ids) for ids in op.outputs[4:]],
-        table_of=op.get_attr("table_of"),
-        dims=op.get_attr("dims"),
-    )
+    # Where the table is: with a GPU beside a table on the CPU, gradients would travel there for nothing.
+    device = op.outputs[0].device
+    with tf.device(device) if device else contextlib.nullcontext():
+        row_ids, sums = _ops.lib().sok_exchange_sum_grad(
+            grad,
+            op.outputs[2],
+            op.outputs[3],
+            [tf.identity(ids) for ids in op.outputs[4:]],
+            table_of=op.get_attr("table_of"),
+            dims=op.get_attr("dims"),
+        )
     slices = [_summed_slices(s, ids) for s, ids in zip(sums, row_ids, strict=True)]
     return [*slices, *[None] * (len(op.inputs) - num_tables)]
 

@@ -63,6 +63,21 @@ class _Group:
         return [table.dim for table in self.tables]
 
     @property
+    def device(self) -> str:
+        """Where the tables are; empty in a v1 graph that leaves it to TensorFlow."""
+        return self.tables[0].handle.device or ""
+
+    def check_device(self) -> None:
+        """`ValueError` unless all tables are in one place."""
+        for table in self.tables:
+            device = table.handle.device or ""
+            if device != self.device:
+                raise ValueError(
+                    "The tables of one lookup must be on one device; look them up in two calls. Received: "
+                    f"'{self.tables[0].table_name}' on {self.device} and '{table.table_name}' on {device}."
+                )
+
+    @property
     def word_dtype(self) -> tf.DType:
         return tf.int64 if any(table.key_dtype.size == 8 for table in self.tables) else tf.int32
 
@@ -128,13 +143,16 @@ def lookup_group(features: Sequence[Feature], training: Any = True) -> list[tf.T
     training = tf.convert_to_tensor(training, tf.bool)
     number = _count_call(group)
     with _told_to_peers(group, number, training):
+        group.check_device()
         keys = [as_keys(f.csr.keys, f.table.key_dtype, f.table.table_name) for f in features]
         row_splits = [tf.convert_to_tensor(f.csr.row_splits, tf.int64) for f in features]
         weights = [_weights(f.csr.weights) for f in features]
         _check_ranks(features, keys, row_splits, weights)
     call = _Call(group, number, training, _attributes(group, features))
-    request = _input_exchange(call, keys, row_splits, weights, [f.combiner for f in features])
-    answers, answer_splits = _local_lookup(call, request)
+    # Where the tables are, so that what they answer is known to lie there when its way home is chosen.
+    with _on(group.device):
+        request = _input_exchange(call, keys, row_splits, weights, [f.combiner for f in features])
+        answers, answer_splits = _local_lookup(call, request)
     home, home_splits = _output_exchange(call, answers, answer_splits)
     return _ops.lib().sok_exchange_combine(
         home,
@@ -274,12 +292,18 @@ def _output_exchange(call: _Call, answers: tf.Tensor, splits: tf.Tensor) -> tupl
         home, home_splits = transport.all_to_all(answers, splits, call.collective("rows"))
 
         def grad(upstream: tf.Tensor, _: Any) -> tf.Tensor:
-            gradients, _ = transport.all_to_all(tf.convert_to_tensor(upstream), home_splits, call.collective("grads"))
+            with _on(call.group.device):  # they end where the answers began
+                upstream = tf.identity(tf.convert_to_tensor(upstream))
+            gradients, _ = transport.all_to_all(upstream, home_splits, call.collective("grads"))
             return gradients
 
         return (home, home_splits), grad
 
     return exchange(answers)
+
+
+def _on(device: str) -> contextlib.AbstractContextManager[Any]:
+    return tf.device(device) if device else contextlib.nullcontext()
 
 
 def _watch(table: EmbeddingVariable) -> None:

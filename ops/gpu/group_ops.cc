@@ -1,12 +1,11 @@
 // Many tables at once on a GPU: looking up and pooling, and the sums of what comes back.
 #include "../tables_op.h"
 
-#include <algorithm>
-#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "gpu_group.h"
 #include "gpu_op.h"
 #include "segments_arg.h"
 #include "sok/combine.h"
@@ -15,19 +14,6 @@
 
 namespace sok {
 namespace {
-
-// How many rows a table may have.
-constexpr int64_t kMostRows = INT64_C(0xFFFFFFFE);
-
-// Every table is held as it is while the gather is put on the stream; in one order for all threads.
-std::vector<DeviceTable::Reading> ReadAll(const Cuda& cuda, const std::vector<RefCountPtr<TableResource>>& tables) {
-  std::vector<size_t> order(tables.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return tables[a].get() < tables[b].get(); });
-  std::vector<DeviceTable::Reading> readings(tables.size());
-  for (const size_t t : order) readings[t] = tables[t]->device_table().Read(cuda);
-  return readings;
-}
 
 class GpuGroupLookupOp final : public TablesOp {
  public:
@@ -97,7 +83,6 @@ class GpuGroupLookupGradOp final : public TablesOp {
     Guard(ctx, [&] {
       const int m = group_->num_tables(), n = group_->num_features();
       std::vector<std::vector<DeviceAddends>> addends(static_cast<size_t>(m));
-      std::vector<int64_t> most(static_cast<size_t>(m), 0);
       for (int f = 0; f < n; ++f) {
         const size_t t = group_->TableOf(f);
         const Tensor &grad = ctx->input(f), &row_ids = ctx->input(n + f), &row_splits = ctx->input(2 * n + f);
@@ -111,26 +96,8 @@ class GpuGroupLookupGradOp final : public TablesOp {
         a.weights = WeightsOrNull(ctx->input(3 * n + f), a.segments.n);
         a.combiner = group_->combiners[static_cast<size_t>(f)];
         addends[t].push_back(a);
-        most[t] += a.segments.n;
       }
-      const Cuda cuda = CudaOf(ctx);
-      TfDeviceScratch scratch(ctx);
-      auto* num_sums = scratch.Get<int64_t>(m);
-      std::vector<Tensor> row_ids(static_cast<size_t>(m)), sums(static_cast<size_t>(m));
-      for (size_t t = 0; t < addends.size(); ++t) {
-        Check(ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({most[t]}), &row_ids[t]));
-        Check(ctx->allocate_temp(tensorflow::DT_FLOAT, CheckedShape({most[t], group_->dims[t]}), &sums[t]));
-        SumRows(cuda, &scratch, addends[t].data(), static_cast<int64_t>(addends[t].size()), &kMostRows, 1,
-                group_->dims[t], FloatType::kFloat32, static_cast<int64_t*>(row_ids[t].data()), nullptr,
-                static_cast<float*>(sums[t].data()), num_sums + t, nullptr);
-      }
-      std::vector<int64_t> counts(static_cast<size_t>(m));
-      CopyToHost(cuda, counts.data(), num_sums, m * int64_t{sizeof(int64_t)});
-      for (int t = 0; t < m; ++t) {
-        const int64_t count = counts[static_cast<size_t>(t)];
-        ctx->set_output(t, row_ids[static_cast<size_t>(t)].Slice(0, count));
-        ctx->set_output(m + t, sums[static_cast<size_t>(t)].Slice(0, count));
-      }
+      OutputRowSumsToHost(ctx, addends, group_->dims);
     });
   }
 };

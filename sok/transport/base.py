@@ -93,6 +93,10 @@ class Transport(abc.ABC):
     def barrier(self, name: str) -> tf.Tensor:
         """Waits until all ranks are here. Eagerly on return; in a graph when the returned scalar is there."""
 
+    def gpu_tensors(self) -> str:
+        """How tensors of a GPU travel, in words for people: see `sok doctor`."""
+        return "on the device (one worker: nothing is sent)"
+
     @abc.abstractmethod
     def shutdown(self) -> None:
         """Says that this object will not be used any more."""

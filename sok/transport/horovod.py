@@ -13,6 +13,7 @@ from sok import _ops, tracing
 from sok.transport.base import Transport, check_addable, check_has_rows, check_movable, run_now
 from sok.transport.ordering import in_turn, turns_of
 
+_CPU = "/CPU:0"
 _SHARED = (tf.int32, tf.int64, tf.float32, tf.float64)  # vectors of these, through shared memory on one host
 # What Horovod does not move as it is: we move the bits.
 _MOVED_AS = {tf.bfloat16: tf.uint16, tf.uint32: tf.int32, tf.uint64: tf.int64}
@@ -30,8 +31,10 @@ def running_size() -> int:
 class HorovodTransport(Transport):
     """The processes and collectives of Horovod, as it was built (Gloo or MPI). Starts Horovod if nobody has.
 
-    Tensors are staged through the CPU. Where all workers are on one host, what `all_to_all` moves lies in memory that
-    they share, and Horovod only tells where (SOK_SHARED_MEMORY=0 in the environment of any worker turns that off).
+    Tensors are staged through the CPU; TensorFlow copies those of a GPU there and back. Where all workers are on one
+    host, what `all_to_all` moves lies in memory that they share, and Horovod only tells where (SOK_SHARED_MEMORY=0 in
+    the environment of any worker turns that off). Only a Horovod that was built to do its alltoall on GPUs
+    (HOROVOD_GPU_OPERATIONS=NCCL) gets floats that lie on one as they are; all workers must then have them there.
 
     Raises:
         ImportError: Horovod is not installed.
@@ -52,6 +55,7 @@ class HorovodTransport(Transport):
             hvd.init()
         self.rank, self.size, self.local_rank = hvd.rank(), hvd.size(), hvd.local_rank()
         self.shares_memory = self._can_share_memory()
+        self.moves_on_gpu = _has_gpu_kernel("HorovodAlltoall")
 
     def _can_share_memory(self) -> bool:
         """Whether all ranks can read one another's shared memory, as on one host. The same on all ranks."""
@@ -67,13 +71,15 @@ class HorovodTransport(Transport):
         return bool(run_now(ask))
 
     def all_to_all(self, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
-        with tf.device("/CPU:0"):
+        place = self._place_of(tensor)
+        with tf.device(place):
             tensor = tf.convert_to_tensor(tensor)
             wire, splits = _to_wire(tensor, "all_to_all"), tf.convert_to_tensor(splits, tf.int32)
+            is_shared = self.shares_memory and place == _CPU and wire.shape.rank == 1 and wire.dtype in _SHARED
 
             def collective() -> tuple[tf.Tensor, tf.Tensor]:
                 counted = tracing.count(wire, name, "all_to_all", turns_of(name))
-                if not (self.shares_memory and wire.shape.rank == 1 and wire.dtype in _SHARED):
+                if not is_shared:
                     received, received_splits = self._hvd.alltoall(counted, splits, **_named(name))
                     return tracing.done(received, name, turns_of(name)), received_splits
                 # The data lie in shared memory; where, and that they are there, Horovod tells.
@@ -88,6 +94,19 @@ class HorovodTransport(Transport):
             received.set_shape([None, *tensor.shape[1:]])
             received_splits.set_shape([self.size])
             return _from_wire(received, tensor.dtype), received_splits
+
+    def _place_of(self, tensor: tf.Tensor) -> str:
+        """Where the all-to-all of a tensor runs. The same on all ranks, if all have the tensor on a GPU or none."""
+        if not (self.moves_on_gpu and tf.is_tensor(tensor) and tensor.dtype.is_floating):
+            return _CPU
+        device = tensor.device or _CPU
+        return device if "GPU" in device.rpartition("device:")[2] else _CPU
+
+    def gpu_tensors(self) -> str:
+        if self.moves_on_gpu:
+            return f"on the device ({'NCCL' if self._hvd.nccl_built() else 'MPI'})"
+        way = "MPI" if self._hvd.mpi_enabled() else "Gloo"
+        return f"staged through the host ({way}{', in shared memory' if self.shares_memory else ''})"
 
     def grouped_all_reduce(self, tensors: Sequence[tf.Tensor], name: str, average: bool) -> list[tf.Tensor]:
         with tf.device("/CPU:0"):
@@ -162,6 +181,12 @@ class HorovodTransport(Transport):
         # Horovod ends with the process. Ended here, it could not be started again: horovodrun's rendezvous keeps the
         # addresses of the first time until all ranks have left, and a rank that is early connects to those and aborts.
         return None
+
+
+def _has_gpu_kernel(op: str) -> bool:
+    from tensorflow.python.framework import kernels
+
+    return any("GPU" in kernel.device_type for kernel in kernels.get_registered_kernels_for_op(op).kernel)
 
 
 def _named(name: str) -> dict[str, Any]:

@@ -30,6 +30,7 @@ def test_a_world_of_one_gives_everything_back_uncounted(call):
         transport.barrier("e")
     for result in (received, summed, gathered, sent, transport.broadcast_numpy(x.numpy(), "f")):
         np.testing.assert_array_equal(result, x)
+    assert transport.gpu_tensors() == "on the device (one worker: nothing is sent)"
     assert splits.numpy().tolist() == [3] and t.collectives == 0
     with pytest.raises(ValueError, match=r"`root_rank` must be 0.*Received: 1"):
         transport.broadcast(x, 1, "g")

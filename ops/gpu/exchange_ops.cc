@@ -1,0 +1,268 @@
+// The exchange on GPUs (docs/design/exchange.md): messages are read on the host, and made there (exchange_keys_ops.cc);
+// rows and gradients stay on the device.
+#include "sok/exchange.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "../exchange_pool.h"
+#include "../exchange_serve.h"
+#include "../exchange_sum_grad.h"
+#include "gpu_group.h"
+#include "gpu_op.h"
+#include "sok/combine.h"
+#include "sok/device_table.h"
+
+namespace sok {
+namespace {
+
+using tensorflow::OpInputList;
+
+class GpuExchangeServeOp final : public ExchangeServeOp {
+ public:
+  using ExchangeServeOp::ExchangeServeOp;
+
+ private:
+  // What goes to the device in one copy: the keys of table after table, and the row splits of all pieces.
+  struct OnHost {
+    std::vector<int64_t> first_key;  // [T + 1], of each table
+    uint64_t* words;                 // [first_key[T] + num_splits]
+  };
+
+  void Serve(OpKernelContext* ctx, const Tables& tables, const Requests& requests, bool insert) const override {
+    const Cuda cuda = CudaOf(ctx);
+    for (const auto& table : tables) table->device_table().ThrowIfBadIsKnown(cuda);  // and tell those who wait
+    const ScratchLease host_scratch;
+    const OnHost on_host = Collect(ctx, tables, requests, host_scratch.get());
+    const int64_t num_keys = on_host.first_key.back(), num_words = num_keys + requests.num_splits;
+    const AnswerLayout& layout = requests.layout;
+    const int64_t size = layout.end(requests.answer_splits.NumElements() - 1);
+    Tensor answers, piece_splits;
+    Check(ctx->allocate_temp(tensorflow::DT_FLOAT, CheckedShape({size}), &answers));
+    Check(ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({requests.num_splits}), &piece_splits));
+    float* out = answers.flat<float>().data();
+    ZeroOnDevice(cuda, out, size * int64_t{sizeof(float)});  // the headers; a lookup writes the rest
+    static_assert(kServed == 0);
+
+    TfDeviceScratch scratch(ctx);
+    auto* words = scratch.Get<uint64_t>(num_words);
+    CopyToDevice(cuda, words, on_host.words, num_words * int64_t{sizeof(uint64_t)});
+    auto* splits = static_cast<int64_t*>(piece_splits.data());
+    CopyOnDevice(cuda, splits, words + num_keys, requests.num_splits * int64_t{sizeof(int64_t)});
+
+    auto* index = scratch.Get<int64_t>(num_keys);
+    std::vector<Tensor> row_ids(tables.size());
+    std::vector<DeviceTable::Reading> found(tables.size());  // where the rows lie that `index` numbers
+    for (size_t t = 0; t < tables.size(); ++t) {
+      const int64_t n = requests.num_keys[t];
+      Check(ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({n}), &row_ids[t]));
+      auto* ids = static_cast<int64_t*>(row_ids[t].data());
+      const uint64_t* keys = words + on_host.first_key[t];
+      if (insert) {
+        tables[t]->device_table().Lookup(cuda, &scratch, keys, n, true, nullptr, ids);
+        RowNumbers(cuda, ids, n, index + on_host.first_key[t]);
+      } else {
+        // Keys without a row read as their fresh one, which lies in no table.
+        auto* rows = scratch.Get<float>(n * dims()[t]);
+        tables[t]->device_table().Lookup(cuda, &scratch, keys, n, false, rows, ids);
+        found[t].rows = MatrixRows(rows, dims()[t]);
+        found[t].num_rows = n;
+        Count(cuda, n, index + on_host.first_key[t]);
+      }
+    }
+    if (insert) found = ReadAll(cuda, tables);
+    std::vector<int64_t> next = on_host.first_key;
+    std::vector<DeviceFeature> features;
+    for (const Asked& asked : requests.all) {
+      DeviceFeature feature;
+      feature.rows = found[asked.table].rows;
+      feature.num_rows = found[asked.table].num_rows;
+      feature.dim = feature.output_stride = dims()[asked.table];
+      feature.index = index + next[asked.table];
+      feature.segments.n = asked.keys;
+      feature.segments.segments = asked.rows;
+      if (asked.feature >= 0) {
+        feature.segments.row_splits = splits;
+        splits += asked.rows + 1;
+      }
+      feature.output = out + layout.begin(asked.rank, asked.column);
+      next[asked.table] += asked.keys;
+      features.push_back(feature);
+    }
+    CombineGroup(cuda, &scratch, features.data(), static_cast<int64_t>(features.size()), FloatType::kFloat32, nullptr);
+    ctx->set_output(0, answers);
+    ctx->set_output(1, requests.answer_splits);
+    ctx->set_output(2, requests.counts);
+    ctx->set_output(3, piece_splits);
+    for (size_t t = 0; t < tables.size(); ++t) ctx->set_output(4 + static_cast<int>(t), row_ids[t]);
+  }
+
+  // The words of the messages side by side, checked: a device would tell of a bad key too late for those who wait. In
+  // pageable memory, since those of the messages may be pinned, and gone when the copy happens.
+  OnHost Collect(OpKernelContext* ctx, const Tables& tables, const Requests& requests, Scratch* scratch) const {
+    OnHost on_host;
+    on_host.first_key.push_back(0);
+    for (const int64_t n : requests.num_keys) on_host.first_key.push_back(on_host.first_key.back() + n);
+    on_host.words = scratch->Get<uint64_t>(on_host.first_key.back() + requests.num_splits);
+    std::vector<int64_t> next = on_host.first_key;
+    auto* splits = reinterpret_cast<int64_t*>(on_host.words + on_host.first_key.back());
+    for (size_t i = 0; i < requests.all.size(); ++i) {
+      const Asked& asked = requests.all[i];
+      ReadKeys(requests, i, tables[asked.table]->config().is_unsigned, on_host.words + next[asked.table]);
+      next[asked.table] += asked.keys;
+      if (asked.feature < 0) continue;
+      PieceSplits(requests, i, splits);
+      splits += asked.rows + 1;
+    }
+    const TfExecutor executor(ctx);
+    for (size_t t = 0; t < tables.size(); ++t) {
+      CheckOwned({executor}, tables[t]->config(), on_host.words + on_host.first_key[t], requests.num_keys[t]);
+    }
+    return on_host;
+  }
+
+  static void CheckOwned(const Cpu& cpu, const TableConfig& config, const uint64_t* keys, int64_t n) {
+    constexpr int64_t kBlock = 4096, kCyclesPerKey = 12;
+    const Partition partition = config.partition();
+    const uint64_t num_legal = config.hashed ? 0 : config.num_legal();
+    std::vector<char> is_bad(static_cast<size_t>((n + kBlock - 1) / kBlock));
+    cpu.executor.For(static_cast<int64_t>(is_bad.size()), kBlock * kCyclesPerKey, [&](int64_t begin, int64_t end) {
+      for (int64_t block = begin; block < end; ++block) {
+        bool bad = false;
+        for (int64_t i = block * kBlock; i < std::min(n, (block + 1) * kBlock); ++i) {
+          bad = bad || partition.OwnerOf(keys[i]) != config.rank || (num_legal != 0 && keys[i] >= num_legal);
+        }
+        is_bad[static_cast<size_t>(block)] = bad;
+      }
+    });
+    for (size_t block = 0; block < is_bad.size(); ++block) {
+      if (!is_bad[block]) continue;
+      const int64_t begin = static_cast<int64_t>(block) * kBlock;
+      for (int64_t i = begin; i < std::min(n, begin + kBlock); ++i) config.CheckOwned(keys[i]);
+    }
+  }
+
+  void OutputBadNews(OpKernelContext* ctx, const std::vector<float>& answers) const override {
+    const int64_t size = static_cast<int64_t>(answers.size());
+    CopyToDevice(CudaOf(ctx), AllocateGpuOutput(ctx, 0, TensorShape({size}))->data(), answers.data(),
+                 size * int64_t{sizeof(float)});
+  }
+};
+SOK_GPU_KERNEL(Name("Sok>ExchangeServe")
+                   .HostMemory("handles")
+                   .HostMemory("words")
+                   .HostMemory("splits")
+                   .HostMemory("call")
+                   .HostMemory("insert")
+                   .HostMemory("answer_splits")
+                   .HostMemory("counts"),
+               GpuExchangeServeOp);
+
+// Waits for the stream once, to learn how many rows each table has. Pieces that are not what `counts` says are left out.
+class GpuExchangeSumGradOp final : public ExchangeSumGradOp {
+ public:
+  using ExchangeSumGradOp::ExchangeSumGradOp;
+
+  void Compute(OpKernelContext* ctx) override {
+    Guard(ctx, [&] {
+      std::vector<std::vector<DeviceAddends>> addends(dims().size());
+      for (const AskedGrad& grad : Grads(ctx)) {
+        DeviceAddends a;
+        a.row_ids = grad.row_ids;
+        a.values = grad.values;
+        a.values_stride = dims()[grad.table];
+        a.segments.row_splits = grad.row_splits;
+        a.segments.segments = grad.row_splits == nullptr ? grad.n : grad.segments;
+        a.segments.n = grad.n;
+        addends[grad.table].push_back(a);
+      }
+      OutputRowSumsToHost(ctx, addends, dims());
+    });
+  }
+};
+SOK_GPU_KERNEL(Name("Sok>ExchangeSumGrad").HostMemory("counts"), GpuExchangeSumGradOp);
+
+// Waits for the stream, to learn whether the answers are rows. They have just come from other ranks, so that the stream
+// has little else to do.
+class GpuExchangeCombineOp final : public PoolOp {
+ public:
+  using PoolOp::PoolOp;
+
+  void Compute(OpKernelContext* ctx) override {
+    Guard(ctx, [&] {
+      const Cuda cuda = CudaOf(ctx);
+      TfDeviceScratch scratch(ctx);
+      const Tensor& answers = ctx->input(0);
+      CheckRank(answers, 1, "answers");
+      const int64_t size = answers.NumElements();
+      const float* floats = answers.flat<float>().data();
+      const std::vector<int64_t> begin = AnswerBegins(ctx->input(1), ctx->input(2), size);
+      const int64_t world = static_cast<int64_t>(begin.size()) - 1;
+      std::vector<float> headers(static_cast<size_t>(2 * world));
+      AnswerHeadersToHost(cuda, &scratch, floats, begin.data(), world, headers.data());
+      CheckAnswers(begin, ctx->input(2), headers.data(), [&](int64_t at, int64_t n) {
+        std::vector<float> text(static_cast<size_t>(n));
+        CopyToHost(cuda, text.data(), floats + at, n * int64_t{sizeof(float)});
+        return text;
+      });
+      const std::vector<PooledFeature> features = Features(ctx);
+      std::vector<float*> outputs;
+      for (size_t f = 0; f < features.size(); ++f) {
+        const TensorShape shape = CheckedShape({features[f].segments, features[f].dim});
+        outputs.push_back(AllocateGpuOutput(ctx, static_cast<int>(f), shape)->flat<float>().data());
+      }
+      CombineAnswers(cuda, &scratch, floats, size, features.data(), static_cast<int>(features.size()), outputs.data());
+    });
+  }
+};
+SOK_GPU_KERNEL(Name("Sok>ExchangeCombine").HostMemory("splits").HostMemory("asked"), GpuExchangeCombineOp);
+
+class GpuExchangeCombineGradOp final : public PoolOp {
+ public:
+  using PoolOp::PoolOp;
+
+  void Compute(OpKernelContext* ctx) override {
+    Guard(ctx, [&] {
+      OpInputList grads;
+      Check(ctx->input_list("grads", &grads));
+      const int64_t size = AnswerFloats(ctx->input(grads.size()));
+      const std::vector<PooledFeature> features = Features(ctx);
+      std::vector<const float*> from;
+      for (int f = 0; f < grads.size(); ++f) {
+        CheckShape(grads[f], CheckedShape({features[f].segments, features[f].dim}), "grads");
+        from.push_back(grads[f].flat<float>().data());
+      }
+      float* packed = AllocateGpuOutput(ctx, 0, CheckedShape({size}))->flat<float>().data();
+      TfDeviceScratch scratch(ctx);
+      CombineAnswersGrad(CudaOf(ctx), &scratch, features.data(), static_cast<int>(features.size()), from.data(), size,
+                         packed);
+    });
+  }
+};
+SOK_GPU_KERNEL(Name("Sok>ExchangeCombineGrad").HostMemory("splits"), GpuExchangeCombineGradOp);
+
+class GpuExchangeCombineGradWeightsOp final : public PoolOp {
+ public:
+  using PoolOp::PoolOp;
+
+  void Compute(OpKernelContext* ctx) override {
+    Guard(ctx, [&] {
+      if (dims_.size() != 1) throw InvalidArgument("gradients in weights are those of one feature.");
+      const Tensor &grad = ctx->input(0), &answers = ctx->input(1);
+      CheckRank(answers, 1, "answers");
+      const PooledFeature feature = Features(ctx)[0];
+      CheckShape(grad, CheckedShape({feature.segments, feature.dim}), "grad");
+      float* out = AllocateGpuOutput(ctx, 0, ctx->input(4).shape())->flat<float>().data();
+      if (ctx->input(4).NumElements() == 0) return;  // no weights, or no keys
+      TfDeviceScratch scratch(ctx);
+      CombineAnswersGradWeights(CudaOf(ctx), &scratch, answers.flat<float>().data(), answers.NumElements(), feature,
+                                grad.flat<float>().data(), out);
+    });
+  }
+};
+SOK_GPU_KERNEL(Name("Sok>ExchangeCombineGradWeights"), GpuExchangeCombineGradWeightsOp);
+
+}  // namespace
+}  // namespace sok

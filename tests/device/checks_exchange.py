@@ -1,0 +1,268 @@
+"""Several workers whose tables are on a device: training, and what bad input on one of them does.
+
+`train` is also what the judge runs, on one worker and the CPU, over the batches of all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok
+from sok import context
+from sok.lookup import Csr, Feature, lookup_group
+from sok.transport import horovod
+
+from .conftest import EMULATED_GPU
+
+STEPS, SEGMENTS, NUM_KEYS = 3, 5, 24
+TABLES = {
+    "wide": [(3, tf.int64, True), (16, tf.uint32, True), (1, tf.int32, False), (8, tf.uint64, False)],
+    "narrow": [(4, tf.int32, True), (7, tf.uint32, False)],
+}
+# Table, combiner, weighted.
+FEATURES = {
+    "wide": [(0, "sum", False), (1, "mean", True), (0, "sqrtn", True), (2, "mean", False), (3, "rows", False),
+             (1, "sum", False), (3, "sum", False), (0, "sqrtn", False)],
+    "narrow": [(0, "mean", False), (1, "sqrtn", True), (0, "rows", False)],
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    tables: str
+    optimizer: str
+    way_home: str
+    as_function: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.tables}_{self.optimizer}_{self.way_home}"
+
+
+CASES = [
+    Case("wide", "SGD", "rows", False),
+    Case("wide", "Adagrad", "sums", True),
+    Case("wide", "Adam", "auto", True),
+    Case("narrow", "LazyAdam", "sums", False),
+]
+
+
+def batch_of(case, step, ranks):
+    """Keys, splits, weights and upstream gradients of each feature, of several ranks one after the other.
+
+    In each step another rank has no keys at all.
+    """
+    batch = []
+    for f, (table, combiner, weighted) in enumerate(FEATURES[case.tables]):
+        dim, dtype, _ = TABLES[case.tables][table]
+        lengths, keys, weights, upstream = [], [], [], []
+        for rank in ranks:
+            rng = np.random.default_rng([rank, step, f])
+            of_rank = rng.integers(0, 5, SEGMENTS + rank) * (rank % 4 != step)
+            lengths.append(of_rank)
+            keys.append(rng.integers(0, NUM_KEYS, of_rank.sum()))
+            weights.append(rng.uniform(0.5, 2, of_rank.sum()))
+            upstream.append(rng.normal(size=(of_rank.sum() if combiner == "rows" else len(of_rank), dim)))
+        batch.append((
+            tf.constant(np.concatenate(keys), dtype),
+            tf.constant(np.concatenate([[0], np.cumsum(np.concatenate(lengths))]), tf.int64),
+            tf.constant(np.concatenate(weights) if weighted else [], tf.float32),
+            tf.constant(np.concatenate(upstream), tf.float32),
+        ))  # fmt: skip
+    return batch
+
+
+def make_tables(kind, name, way_home="auto"):
+    options = {"initializer": "normal", "way_home": way_home}
+    return [
+        sok.EmbeddingVariable(dim, 100, name=f"{name}_{t}", key_dtype=dtype, hashed=hashed, seed=t, **options)
+        for t, (dim, dtype, hashed) in enumerate(TABLES[kind])
+    ]
+
+
+def features_of(kind, tables, batch):
+    return [
+        Feature(tables[table], Csr(keys, splits, weights if weighted else None), combiner)
+        for (table, combiner, weighted), (keys, splits, weights, _) in zip(FEATURES[kind], batch, strict=True)
+    ]
+
+
+def all_rows(tables):
+    """Of every key, without making one."""
+    keys = tf.range(NUM_KEYS, dtype=tf.int64)
+    features = [Feature(t, Csr(tf.cast(keys, t.key_dtype), tf.zeros([0], tf.int64)), "rows") for t in tables]
+    if tables[0].world_size == 1:
+        return [t.sparse_read(f.csr.keys).numpy() for t, f in zip(tables, features, strict=True)]
+    return [rows.numpy() for rows in lookup_group(features, training=False)]
+
+
+def lookup(kind, tables, batch):
+    if tables[0].world_size > 1:
+        return lookup_group(features_of(kind, tables, batch))
+    # One worker has no exchange; rows that nothing pools are asked for one by one.
+    outputs = []
+    for feature in features_of(kind, tables, batch):
+        if feature.combiner == "rows":
+            outputs.append(sok.lookup.lookup_rows(feature.table, feature.csr.keys))
+        else:
+            outputs += lookup_group([feature])
+    return outputs
+
+
+def train(device, case, ranks):
+    """For each step outputs and gradients in weights; and the rows of all keys before and after."""
+    with tf.device(device):
+        tables = make_tables(case.tables, f"device_{case.name}", case.way_home)
+        assert all(device.strip("/") in table.handle.device for table in tables)
+        optimizer = getattr(sok.optimizers, case.optimizer)(0.1)
+
+        def step(batch):
+            weights = [w for _, _, w, _ in batch]
+            with tf.GradientTape() as tape:
+                tape.watch(weights)
+                outputs = lookup(case.tables, tables, batch)
+                loss = tf.add_n([tf.reduce_sum(o * b[3]) for o, b in zip(outputs, batch, strict=True)])
+            of_tables, of_weights = tape.gradient(loss, [tables, weights])
+            optimizer.apply_gradients(zip(of_tables, tables, strict=True))
+            weighted = [
+                g for g, (_, _, is_weighted) in zip(of_weights, FEATURES[case.tables], strict=True) if is_weighted
+            ]
+            return outputs, weighted
+
+        shapes = [[tf.TensorSpec([None, *x.shape[1:]], x.dtype) for x in f] for f in batch_of(case, 0, ranks)]
+        run = tf.function(step, input_signature=[[tuple(s) for s in shapes]]) if case.as_function else step
+        before = all_rows(tables)
+        steps = [tf.nest.map_structure(np.array, run(batch_of(case, s, ranks))) for s in range(STEPS)]
+        return steps, before, all_rows(tables)
+
+
+def check_init(world):
+    sok.Init(seed=5)
+    assert context.get_transport().size == world.size
+
+
+def check_training(world):
+    return {case: train(EMULATED_GPU, case, [world.rank]) for case in CASES}
+
+
+def good_batch(world):
+    return batch_of(CASES[0], 3, [world.rank])
+
+
+def check_bad_input_on_one_rank_raises_on_all(world):
+    with tf.device(EMULATED_GPU):
+        tables = make_tables("wide", "device_bad")
+        good = good_batch(world)
+        beyond, weights, python = list(good), list(good), list(good)
+        beyond[3] = (tf.constant([100 * world.size], tf.int32), tf.constant([0, 1], tf.int64), *good[3][2:])
+        weights[1] = (*good[1][:2], tf.ones([500]), good[1][3])
+        python[3] = (tf.constant([1.5]), *good[3][1:])
+        bad = [(beyond, "key 100|key [0-9]+ is outside|outside"), (weights, "`weights` must have one value per key")]
+        run = tf.function(lambda batch: lookup("wide", tables, batch))
+        for call, (batch, text) in itertools.product((run, lambda b: lookup("wide", tables, b)), bad):
+            with pytest.raises(tf.errors.InvalidArgumentError, match=text):
+                call(batch if world.rank == world.size - 1 else good)
+            assert len(call(good)) == len(good)
+        is_bad = world.rank == 0
+        with pytest.raises(ValueError if is_bad else tf.errors.InvalidArgumentError, match="keys must be int32"):
+            lookup("wide", tables, python if is_bad else good)
+        with pytest.raises(tf.errors.FailedPreconditionError, match="`training` must be the same"):
+            lookup_group(features_of("wide", tables, good), training=is_bad)
+        with tf.device("/CPU:0"):
+            elsewhere = [*tables[:3], make_tables("wide", "device_elsewhere")[3]]
+        with pytest.raises(ValueError, match="must be on one device.*device_bad_0.*device_elsewhere_3"):
+            lookup("wide", elsewhere, good)
+        assert len(lookup("wide", tables, good)) == len(good)
+
+
+def check_a_full_shard_raises_on_all_and_stores_nothing(world):
+    with tf.device(EMULATED_GPU):
+        table = sok.EmbeddingVariable(4, 10, name="device_full", initializer="ones")
+        few = tf.range(0, 10 * world.size, dtype=tf.int64)  # ten for each
+        many = tf.range(0, 11, dtype=tf.int64) * world.size  # all of rank 0
+        for keys in (many, few):
+            features = [Feature(table, Csr(keys, tf.zeros([0], tf.int64)), "rows")]
+            if keys is few:
+                np.testing.assert_array_equal(lookup_group(features)[0], np.ones([10 * world.size, 4]))
+                continue
+            for _ in range(2):
+                with pytest.raises(tf.errors.ResourceExhaustedError, match="(?s)rank 0 could not answer.*device_full"):
+                    lookup_group(features)
+
+
+def check_a_gradient_of_no_row_is_told_to_all(world):
+    """What a device finds on its own is raised by a later lookup: in the same one on all workers."""
+    with tf.device(EMULATED_GPU):
+        table = sok.EmbeddingVariable(4, 10, name="device_no_row", initializer="ones")
+        features = [Feature(table, Csr(tf.range(2, dtype=tf.int64), tf.zeros([0], tf.int64)), "rows")]
+        lookup_group(features)
+        if world.rank == 0:
+            gradient = tf.IndexedSlices(tf.ones([1, 4]), tf.constant([1_000_000], tf.int64))
+            sok.optimizers.SGD(1.0).apply_gradients([(gradient, table)])
+        with pytest.raises(tf.errors.InvalidArgumentError, match="rank 0 could not answer.*row id 1000000"):
+            for _ in range(20):
+                lookup_group(features)
+        np.testing.assert_array_equal(lookup_group(features)[0], np.ones([2, 4]))
+
+
+def check_an_owner_that_cannot_answer_is_heard_by_all(world):
+    """Keys of another rank, as a peer with other ideas of ownership would send them."""
+    with tf.device(EMULATED_GPU):
+        tables = make_tables("wide", "device_broken")
+        transport = context.get_transport()
+        send = transport.all_to_all
+
+        def misdeliver(x, splits, what):
+            received, sizes = send(x, splits, what)
+            words = received.numpy()
+            words[7 + len(tables) + 2 * len(tables)] += 1  # the first key: docs/design/exchange.md has the layout
+            return tf.constant(words), sizes
+
+        one = tf.constant([0, 1], tf.int64)
+        features = [Feature(t, Csr(tf.constant([0], t.key_dtype), one), "sum") for t in tables]
+        lookup_group(features)
+        if world.rank == 0:
+            transport.all_to_all = lambda x, s, what: (misdeliver if what.endswith("keys") else send)(x, s, what)
+        try:
+            with pytest.raises(tf.errors.InvalidArgumentError, match="rank 0 could not answer: table .*belongs to"):
+                lookup_group(features)
+        finally:
+            if world.rank == 0:
+                del transport.all_to_all
+        assert len(lookup_group(features)) == len(tables)
+
+
+def check_a_library_that_moves_device_memory_is_given_it(world, monkeypatch):
+    """Stands in for a Horovod that has an alltoall of its own for GPUs."""
+    transport = context.get_transport()
+    assert transport.gpu_tensors().startswith("staged through the host (Gloo")
+    assert not transport.moves_on_gpu
+    real, seen = transport._hvd.alltoall, []
+
+    def alltoall(tensor, splits, **options):
+        seen.append((tensor.dtype, "GPU" in tensor.device))
+        with tf.device("/CPU:0"):
+            received, sizes = real(tensor, splits, **options)
+        with tf.device(tensor.device):
+            return tf.identity(received), sizes
+
+    monkeypatch.setattr(transport, "moves_on_gpu", True)
+    monkeypatch.setattr(transport._hvd, "alltoall", alltoall)
+    assert transport.gpu_tensors().startswith("on the device")
+    case = dataclasses.replace(CASES[1], way_home="rows")
+    found = train(EMULATED_GPU, case, [world.rank])
+    # Keys by way of the host; answers and gradients stay where they are, also where a function is traced.
+    assert set(seen) == {(tf.int64, False), (tf.float32, True)} and len(seen) >= 3
+    seen.clear()
+    with tf.device("/CPU:0"):
+        lookup("wide", make_tables("wide", "device_none"), good_batch(world))
+    assert not any(on_device for _, on_device in seen)
+    monkeypatch.undo()
+    staged = train(EMULATED_GPU, case, [world.rank])
+    tf.nest.map_structure(np.testing.assert_array_equal, found[0], staged[0])
+    assert horovod.HorovodTransport._place_of(transport, tf.zeros([1])) == "/CPU:0"
