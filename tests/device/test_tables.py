@@ -90,6 +90,19 @@ def test_a_chain_of_deltas_is_read_into_a_table_on_a_gpu(tmp_path):
     np.testing.assert_allclose(losses_of(second, other, 3), losses_of(table, optimizer, 3), rtol=1e-4)
 
 
+def test_a_table_on_a_gpu_follows_one_that_is_trained_on_the_cpu(tmp_path):
+    table, optimizer, served = table_on(CPU, "leads"), sok.optimizers.Adagrad(0.1), table_on(EMULATED_GPU, "follows")
+    sok.save(tmp_path, [table], [optimizer], incremental=True)
+    follower = sok.follow(tmp_path, {table.table_name: served})
+    for seed in range(2):
+        losses_of(table, optimizer, seed)
+        table.erase(table.export()[0][:2])
+        sok.save(tmp_path, [table], [optimizer], incremental=True)
+        assert follower.poll()
+        assert_same(content_of(served), content_of(table))
+    assert not follower.poll()
+
+
 @pytest.mark.parametrize("how", ["incremental", "asynchronous"])
 def test_a_save_of_changes_is_refused_and_leaves_everything_as_it_was(tmp_path, how):
     on_cpu, table = table_on(CPU, "beside"), table_on(EMULATED_GPU, "refused")
