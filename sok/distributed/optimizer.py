@@ -56,9 +56,8 @@ def DistributedOptimizer(
         - Do not use it with `sok.DistributedGradientTape`, which reduces too.
         - Under the policies `mixed_float16` and `mixed_bfloat16` tables and their optimizers stay in float32. The
           `LossScaleOptimizer` of `mixed_float16` goes around this optimizer, where `compile` puts it; tables get
-          unscaled gradients, and a step with one that is not finite is left out everywhere. Under Keras 3 the workers
-          decide that together, in one more small collective; tf_keras lets each decide alone, so its dynamic scale is
-          refused on several workers, at the first step.
+          unscaled gradients, and a step with one that is not finite on any worker is left out on all, which one more
+          small collective decides.
 
     Example:
         >>> import keras, sok

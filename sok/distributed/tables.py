@@ -5,20 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sok import context, keras_calls
 from sok.distributed.reduction import Pair, table_scale
 from sok.distributed.tape import is_reduced
 from sok.optimizers import Optimizer, matching_optimizer
-
-
-def refuse_dynamic_loss_scale() -> None:
-    """Raises on several workers if a tf_keras `LossScaleOptimizer` decides whether this step takes place."""
-    if context.size() > 1 and getattr(keras_calls.loss_scaler(), "dynamic", False):
-        raise ValueError(
-            "Several workers cannot train under the policy 'mixed_float16', whose loss scaling lets each of them "
-            "decide alone which steps to leave out, so that the others would wait for ever. Use 'mixed_bfloat16', "
-            "which needs no scaling, or LossScaleOptimizer(..., dynamic=False)."
-        )
 
 
 class TableTrainer:

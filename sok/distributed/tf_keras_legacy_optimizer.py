@@ -9,6 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 from sok.distributed import tables
+from sok.distributed.loss_scale import aggregate
 from sok.distributed.reduction import Average, Pair, check_op, reduce_dense, split_pairs
 
 
@@ -38,12 +39,15 @@ class TfKerasLegacyDistributedOptimizer(tf_keras.optimizers.legacy.Optimizer):
         """The optimizer of the tables."""
         return self._tables.optimizer
 
+    def _aggregate_gradients(self, grads_and_vars: Iterable[Pair]) -> list[Pair]:
+        # For tf_keras' LossScaleOptimizer, which calls apply_gradients without experimental_aggregate_gradients then.
+        return aggregate(grads_and_vars, self.op)
+
     def apply_gradients(
         self, grads_and_vars: Iterable[Pair], name: str | None = None, experimental_aggregate_gradients: bool = True
     ) -> Any:
         """As in tf_keras. Without `experimental_aggregate_gradients` they are those of all workers already."""
         reduces = experimental_aggregate_gradients
-        tables.refuse_dynamic_loss_scale()
         of_tables, others = split_pairs(grads_and_vars)
         reduced = reduce_dense(others, self.op) if reduces else [grad for grad, _ in others]
         has_table_step = any(grad is not None for grad, _ in of_tables)
@@ -57,9 +61,10 @@ class TfKerasLegacyDistributedOptimizer(tf_keras.optimizers.legacy.Optimizer):
                 pairs = [(grad, variable) for grad, (_, variable) in zip(reduced, others, strict=True)]
                 result = self.inner.apply_gradients(pairs, name, experimental_aggregate_gradients)
             elif self._tables.shares_iterations:
-                result = self.inner.iterations
+                result = tf.no_op()
             else:
-                result = self.inner.iterations.assign_add(1)
+                # As the base class: a LossScaleOptimizer wants an op of both its branches.
+                result = self.inner.iterations.assign_add(1, read_value=False)
         is_v1_graph = not tf.compat.v1.executing_eagerly_outside_functions()
         return tf.group(update, result) if is_v1_graph and update is not None else result
 

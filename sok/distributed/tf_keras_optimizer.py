@@ -8,6 +8,7 @@ from typing import Any
 import tf_keras
 
 from sok.distributed import tables
+from sok.distributed.loss_scale import aggregate
 from sok.distributed.reduction import Average, Pair, check_op, reduce_dense, split_pairs
 
 
@@ -40,6 +41,10 @@ class TfKerasDistributedOptimizer(tf_keras.optimizers.Optimizer):
         self.inner.build([v for v, _ in others])
         self._built = True
 
+    def aggregate_gradients(self, grads_and_vars: Iterable[Pair]) -> list[Pair]:
+        """For tf_keras' `LossScaleOptimizer`, which calls `apply_gradients` with `skip_gradients_aggregation` then."""
+        return aggregate(grads_and_vars, self.op)
+
     def apply_gradients(
         self,
         grads_and_vars: Iterable[Pair],
@@ -49,7 +54,6 @@ class TfKerasDistributedOptimizer(tf_keras.optimizers.Optimizer):
     ) -> Any:
         """As in tf_keras. With `skip_gradients_aggregation` the gradients are those of all workers already."""
         reduces = not skip_gradients_aggregation and kwargs.pop("experimental_aggregate_gradients", True)
-        tables.refuse_dynamic_loss_scale()
         of_tables, others = split_pairs(grads_and_vars)
         reduced = reduce_dense(others, self.op) if reduces else [grad for grad, _ in others]
         has_table_step = any(grad is not None for grad, _ in of_tables)

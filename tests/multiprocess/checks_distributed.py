@@ -1,6 +1,7 @@
 """Tape, optimizers, broadcast, callbacks and hooks on dense models; tables come in checks_training."""
 
 import contextlib
+import itertools
 
 import horovod.tensorflow as hvd
 import keras
@@ -361,40 +362,58 @@ def check_metric_average_weighs_by_samples(world):
     assert logs["note"] == "not a number"
 
 
-def check_a_loss_scale_that_each_worker_moves_alone_is_refused(world):
-    weight = tf.Variable(1.0)
-    for dynamic in (True, False):
-        optimizer = sok.DistributedOptimizer(tf_keras.optimizers.SGD(1.0))
-        scaling = tf_keras.mixed_precision.LossScaleOptimizer(optimizer, dynamic=dynamic, initial_scale=2.0)
-        if dynamic and world.size > 1:
-            with pytest.raises(ValueError, match="Several workers cannot train under the policy 'mixed_float16'"):
-                scaling.apply_gradients([(tf.constant(2.0), weight)])
-        else:
-            weight.assign(1.0)
-            scaling.apply_gradients([(tf.constant(2.0), weight)])
-            assert weight.numpy() == -1.0
+SCALERS = {
+    "keras": (keras.optimizers.SGD, keras.optimizers.LossScaleOptimizer),
+    "tf_keras": (tf_keras.optimizers.SGD, tf_keras.mixed_precision.LossScaleOptimizer),
+    "legacy": (tf_keras.optimizers.legacy.SGD, tf_keras.mixed_precision.LossScaleOptimizer),
+}
+
+
+def scaled_step(family, table, weight, scaler):
+    """A function that does a step with a loss times `factor`: of the table, and of the weight unless it is None."""
+    read = weight.value if isinstance(weight, keras.Variable) else weight
+    scale_loss = scaler.scale_loss if family == "keras" else scaler.get_scaled_loss
+    variables = [table] if weight is None else [table, weight]
+
+    @tf.function
+    def step(key, factor):
+        with tf.GradientTape() as tape:
+            rows = lookup_rows(table, key)
+            scaled = scale_loss(tf.reduce_sum(rows if weight is None else rows * read) * factor)
+        gradients = tape.gradient(scaled, [table, read][: len(variables)])
+        if family != "keras":
+            gradients = scaler.get_unscaled_gradients(gradients)
+        scaler.apply_gradients(list(zip(gradients, variables, strict=True)))
+
+    return step
 
 
 def check_a_gradient_that_overflows_anywhere_stops_the_step_everywhere(world):
-    """Keras 3's dynamic loss scale: one worker's infinity, in a table or in a weight, counts for all."""
-    table = sok.EmbeddingVariable(2, 10, name="overflows", initializer="ones")
-    weight = keras.Variable(np.ones([2], np.float32))
-    scaler = keras.optimizers.LossScaleOptimizer(sok.DistributedOptimizer(keras.optimizers.SGD(1.0)), 4.0)
-    key = tf.constant([world.rank], tf.int64)
+    """A dynamic loss scale: one worker's infinity counts for all, also for workers that own none of the rows."""
+    key = tf.constant([0], tf.int64)  # one owner has all gradients of rows
+    mean = (1.0 + world.size) / 2.0
+    for family, has_weight in itertools.product(SCALERS, (True, False)):
+        sgd, scaler_of = SCALERS[family]
+        table = sok.EmbeddingVariable(2, 10, name=f"overflows_{family}_{has_weight}", initializer="ones")
+        weight = (keras.Variable if family == "keras" else tf.Variable)(np.ones([2], np.float32))
+        scaler = scaler_of(sok.DistributedOptimizer(sgd(1.0)), initial_scale=4.0)
+        step = scaled_step(family, table, weight if has_weight else None, scaler)
 
-    @tf.function
-    def step(factor):
-        with tf.GradientTape() as tape:
-            rows = lookup_rows(table, key)
-            loss = scaler.scale_loss(tf.reduce_sum(rows * weight.value) * factor)
-        gradients = tape.gradient(loss, [table, weight.value])
-        scaler.apply_gradients(list(zip(gradients, [table, weight], strict=True)))
+        step(key, tf.constant(np.inf if world.rank == world.size - 1 else 1.0, tf.float32))
+        np.testing.assert_array_equal(np.asarray(weight), [1.0, 1.0])
+        np.testing.assert_array_equal(lookup_rows(table, key), [[1.0, 1.0]])
+        step(key, tf.constant(1.0 + world.rank))
+        np.testing.assert_allclose(np.asarray(weight), [1.0 - mean] * 2 if has_weight else [1.0, 1.0], atol=1e-6)
+        np.testing.assert_allclose(lookup_rows(table, key), [[1.0 - mean] * 2], atol=1e-6)
+        scale = scaler.dynamic_scale if family == "keras" else scaler.loss_scale
+        assert float(np.asarray(scale)) == 2.0  # halved once
 
-    step(tf.constant(np.inf if world.rank == world.size - 1 else 1.0, tf.float32))
-    np.testing.assert_array_equal(weight.numpy(), [1.0, 1.0])
-    np.testing.assert_array_equal(lookup_rows(table, key), [[1.0, 1.0]])
-    assert float(scaler.dynamic_scale.numpy()) == 2.0
-    step(tf.constant(1.0))
-    np.testing.assert_allclose(weight.numpy(), [0.0, 0.0])
-    np.testing.assert_allclose(lookup_rows(table, key), [[1.0 - 1.0 / world.size] * 2], rtol=1e-6)
-    assert float(scaler.dynamic_scale.numpy()) == 2.0
+
+def check_a_fixed_loss_scale_of_tf_keras_reduces_gradients(world):
+    weight = tf.Variable(1.0)
+    for family in (tf_keras.optimizers, tf_keras.optimizers.legacy):
+        optimizer = sok.DistributedOptimizer(family.SGD(1.0))
+        scaling = tf_keras.mixed_precision.LossScaleOptimizer(optimizer, dynamic=False, initial_scale=2.0)
+        weight.assign(1.0)
+        scaling.apply_gradients([(tf.constant(2.0 + world.rank), weight)])
+        np.testing.assert_allclose(weight.numpy(), -1.0 - (world.size - 1) / 2.0)
