@@ -1,0 +1,28 @@
+"""Several real workers, each with tables on an emulated GPU of its own."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok
+from tests.multiprocess.harness import run_checks
+
+from .conftest import EMULATED_GPU
+
+pytestmark = pytest.mark.multiprocess
+
+DEADLINE = 240.0
+
+
+def test_what_several_workers_save_one_restores(tmp_path):
+    job = run_checks(["tests.device.checks_workers"], 2, tmp_path, DEADLINE)
+    job.values("check_what_one_worker_cannot_do_is_told_to_all")
+    saved = job.values("check_tables_are_saved_and_restored_by_all")
+    with tf.device(EMULATED_GPU):
+        table = sok.EmbeddingVariable(3, 100, seed=1, name="of_all")
+    sok.restore(saved[0][0], {"shared": table})
+    rows = {key: row for _, mine in saved for key, row in mine.items()}
+    assert len(rows) == 40
+    found = dict(zip(*(tensor.numpy().tolist() for tensor in table.export()), strict=True))
+    np.testing.assert_array_equal([found[key] for key in sorted(rows)], [rows[key] for key in sorted(rows)])
+    assert found.keys() == rows.keys()
