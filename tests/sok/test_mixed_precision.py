@@ -10,6 +10,8 @@ import sok
 from sok.layers import for_keras
 
 LIBRARIES = {"keras": keras, "tf_keras": tf_keras}
+# Where ordinary variables and their optimizer are (tests/device runs these tests with tables elsewhere).
+DENSE = "/CPU:0"
 POLICIES = ("mixed_float16", "mixed_bfloat16")
 
 
@@ -65,7 +67,8 @@ def test_vectors_are_short_and_rows_and_gradients_are_not(call, library, kind, p
 def train(call, library, optimizer, scale_loss, steps, rng, policy="mixed_float16"):
     """Rows and the dense weight after some steps of a small model."""
     layer = layer_of(library, "pooled", policy)
-    weight = (keras.Variable if library is keras else tf.Variable)(np.full([4, 1], 0.5, np.float32))
+    with tf.device(DENSE):
+        weight = (keras.Variable if library is keras else tf.Variable)(np.full([4, 1], 0.5, np.float32))
     layer(ids_of(rng))
     variables = [layer.embedding_variable, weight]
 
@@ -78,7 +81,8 @@ def train(call, library, optimizer, scale_loss, steps, rng, policy="mixed_float1
         gradients = tape.gradient(scaled, [variables[0], weight.value if library is keras else weight])
         if library is tf_keras and hasattr(optimizer, "get_unscaled_gradients"):
             gradients = optimizer.get_unscaled_gradients(gradients)
-        optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
+        with tf.device(DENSE):
+            optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
         return loss
 
     losses = [float(call(step, ids_of(rng))) for _ in range(steps)]
@@ -114,7 +118,8 @@ def test_steps_that_overflow_are_left_out(call, library):
     layer = layer_of(library, "pooled", "mixed_float16")
     ids = tf.constant([[[1], [2]]], tf.int64)
     before = layer(ids).numpy()
-    weight = (keras.Variable if library is keras else tf.Variable)(1.0)
+    with tf.device(DENSE):
+        weight = (keras.Variable if library is keras else tf.Variable)(1.0)
     variables = [layer.embedding_variable, weight]
 
     def step():
@@ -125,7 +130,8 @@ def test_steps_that_overflow_are_left_out(call, library):
         gradients = tape.gradient(scaled, [variables[0], weight.value if library is keras else weight])
         if library is tf_keras:
             gradients = scaler.get_unscaled_gradients(gradients)
-        scaler.apply_gradients(list(zip(gradients, variables, strict=True)))
+        with tf.device(DENSE):
+            scaler.apply_gradients(list(zip(gradients, variables, strict=True)))
 
     for done in range(1, 4):
         call(step)
