@@ -25,9 +25,11 @@ HOROVOD_TIMEOUT_S = 120
 HOROVOD_QUESTION = """
 import json
 import horovod.tensorflow as hvd
+from tensorflow.python.framework import kernels
+found = kernels.get_registered_kernels_for_op("HorovodAlltoall").kernel
 print(json.dumps({
     "gloo": bool(hvd.gloo_built()), "mpi": bool(hvd.mpi_built()), "nccl": bool(hvd.nccl_built()),
-    "cuda": bool(hvd.cuda_built()),
+    "cuda": bool(hvd.cuda_built()), "alltoall on GPUs": any("GPU" in kernel.device_type for kernel in found),
 }))
 """
 
@@ -127,7 +129,7 @@ def check_horovod() -> list[Finding]:
         remedy = "Build it with Gloo: PYTHON=$(command -v python) scripts/build_horovod.sh"
         text = f"{version}, built without Gloo and MPI: workers cannot meet"
         return [Finding("horovod", WARN, text, remedy, details)]
-    way = "on the device (NCCL)" if built["nccl"] else "through the memory of the host"
+    way = "on the device" if built["alltoall on GPUs"] else "through the memory of the host"
     text = f"{version}, built with {names}; rows of GPUs travel {way}"
     return [Finding("horovod", OK, text, details={**details, "rows_of_gpus": way})]
 

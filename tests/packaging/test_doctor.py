@@ -168,9 +168,9 @@ def test_horovod_without_a_controller_is_a_warning(monkeypatch):
     assert "workers cannot meet" in finding.text
 
 
-@pytest.mark.parametrize("nccl, way", [("true", "on the device"), ("false", "through the memory of the host")])
-def test_horovod_says_how_rows_of_gpus_travel(monkeypatch, nccl, way):
-    answer = f'print(\'{{"gloo": true, "mpi": false, "nccl": {nccl}, "cuda": false}}\')'
+@pytest.mark.parametrize("on_gpus, way", [("true", "on the device"), ("false", "through the memory of the host")])
+def test_horovod_says_how_rows_of_gpus_travel(monkeypatch, on_gpus, way):
+    answer = f'print(\'{{"gloo": true, "mpi": false, "alltoall on GPUs": {on_gpus}}}\')'
     monkeypatch.setattr(_machine_checks, "_version", lambda name: "0.28.1")
     monkeypatch.setattr(_machine_checks, "HOROVOD_QUESTION", answer)
     (finding,) = _machine_checks.check_horovod()
