@@ -98,9 +98,8 @@ if(SOK_CUDA_EMULATED OR SOK_OPS)
     configure_file(tests/cuda/emulator/kernel.cc.in "${CMAKE_CURRENT_BINARY_DIR}/emulated/${stem}.cc" @ONLY)
     list(APPEND sok_emulated_sources "${CMAKE_CURRENT_BINARY_DIR}/emulated/${stem}.cc")
   endforeach()
-  # Shared for Python. Not where a sanitizer would see the CPU's code twice, in the library and in the program, nor as part
-  # of the ops.
-  if(SOK_SANITIZE OR NOT SOK_CUDA_EMULATED)
+  # Shared for Python. Not where a sanitizer would see the CPU's code twice, in the library and in the program.
+  if(SOK_SANITIZE)
     set(sok_emulated_type STATIC)
   else()
     set(sok_emulated_type SHARED)
