@@ -17,6 +17,7 @@ os.environ.setdefault("TF_NUM_INTEROP_THREADS", "4")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in this hook too
 def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
     """Skips, with a reason, what this machine cannot run; says what must stay in one process of pytest-xdist."""
     for item in items:
@@ -28,6 +29,14 @@ def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device and CuPy"))
         if item.get_closest_marker("multiprocess") and importlib.util.find_spec("horovod") is None:
             item.add_marker(pytest.mark.skip(reason="needs Horovod"))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Refuses to run with groups that pytest-xdist does not see: jobs of several workers would run once a process."""
+    if getattr(session.config.option, "loadgroup", False) and any("@" not in item.nodeid for item in session.items):
+        raise pytest.UsageError(
+            "This pytest does not let pytest-xdist group tests. Install the versions of requirements/constraints.txt."
+        )
 
 
 @functools.cache
