@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Everything that can only be seen on a GPU, in one command: builds the kernels, runs the tests marked `gpu`, looks for races
-# and stray accesses in a few of them, then times everything. Needs nvcc, g++, and a Python with NumPy, CuPy and pytest;
+# Everything that can only be seen on a GPU, in one command: builds the kernels and their C++ tests, runs these and the tests
+# marked `gpu`, looks for races and stray accesses, then times everything. Needs nvcc, g++, and a Python with NumPy, CuPy and pytest;
 # no TensorFlow, and cmake only if it is there. Results also go to $OUT, if that is set.
 #   PYTHON   default: python3      SOK_CUDA_ARCHITECTURES   default: that of the first GPU, as in 90
 #   GPU_TEST_STEPS   default: "build test sanitize benchmark"
@@ -41,14 +41,21 @@ build_by_hand() {
     echo "g++ $host $extra -c $source -o $objects/$(basename "$source").o"
   done >>"$build/commands"
   tr '\n' '\0' <"$build/commands" | xargs -0 -P "$(nproc)" -I{} bash -c '{}' &&
-    nvcc -shared -cudart static -arch="sm_$arch" -o "$build/libsok_cuda.so" "$objects"/*.o
+    nvcc -shared -cudart static -arch="sm_$arch" -o "$build/libsok_cuda.so" "$objects"/*.o || return 1
+  mkdir -p "$build/tests/cuda"
+  for source in tests/cuda/test_cuda_*.cc; do
+    local program
+    program=$build/tests/cuda/$(basename "$source" .cc)_on_device
+    echo "nvcc $device -UNDEBUG -Itests/cpp -Itests/cuda -cudart static -o $program -x cu $source -x none $objects/*.o"
+  done >"$build/commands"
+  tr '\n' '\0' <"$build/commands" | xargs -0 -P "$(nproc)" -I{} bash -c '{}'
 }
 
 if wants build; then
   arch=${SOK_CUDA_ARCHITECTURES:-$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)}
   if command -v cmake >/dev/null; then
     { cmake -S . -B "$build" -DSOK_OPS=OFF -DSOK_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES="$arch" &&
-      cmake --build "$build" -j "$(nproc)" --target sok_cuda; } >"$out/build.log" 2>&1 || failed=1
+      cmake --build "$build" -j "$(nproc)" --target sok_cuda device_tests; } >"$out/build.log" 2>&1 || failed=1
   else
     build_by_hand >"$out/build.log" 2>&1 || failed=1
   fi
@@ -60,14 +67,23 @@ fi
 export SOK_CUDA_LIBRARY=$PWD/$build/libsok_cuda.so
 
 if wants test; then
+  for program in "$build"/tests/cuda/test_*_on_device; do
+    timeout 300 "$program" >>"$out/cpp.log" 2>&1 && echo "passed $(basename "$program")" ||
+      { echo "FAILED $(basename "$program"), see $out/cpp.log" && failed=1; }
+  done
   "$PYTHON" -m pytest -q -rs -p no:cacheprovider -m gpu tests/contracts 2>&1 | tee "$out/pytest.log" || failed=1
 fi
 
 if wants sanitize; then
   for tool in memcheck racecheck; do
-    # What allocates and inserts at once; the whole suite would take an hour under these.
+    for program in "$build"/tests/cuda/test_*_on_device; do
+      timeout 300 compute-sanitizer --tool "$tool" --error-exitcode 9 "$program" >>"$out/cpp_$tool.log" 2>&1 &&
+        echo "$tool: clean $(basename "$program")" ||
+        { echo "$tool: FAILED $(basename "$program"), see $out/cpp_$tool.log" && failed=1; }
+    done
+    # Of the suites in Python a part; the whole would take an hour.
     compute-sanitizer --tool "$tool" --error-exitcode 9 --target-processes all \
-      "$PYTHON" -m pytest -q -x -p no:cacheprovider -m gpu tests/contracts -k "sanitize" 2>&1 |
+      "$PYTHON" -m pytest -q -x -p no:cacheprovider -m "gpu and sanitize" tests/contracts 2>&1 |
       tee "$out/$tool.log" | tail -15 || failed=1
   done
 fi

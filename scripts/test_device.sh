@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs tests/device: TensorFlow's kernels for GPUs on the emulator's device. Further arguments go to pytest.
+# Runs tests/device: TensorFlow's kernels for GPUs on the emulator's device. Further arguments go to pytest. Where there is nvcc, the
+# C++ tests that scripts/gpu_test.sh runs on a device are compiled as well.
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 unset MAKEFLAGS MAKELEVEL MFLAGS
@@ -12,6 +13,13 @@ scripts/build_native.sh >/dev/null
   tail -40 build/native/emulated.log
   exit 1
 }
+if [[ -f build/native/libsok_cuda.so ]]; then
+  "$cmake" --build build/native --target device_tests -j "${SOK_BUILD_JOBS:-$(nproc)}" >build/native/device_tests.log 2>&1 || {
+    tail -40 build/native/device_tests.log
+    exit 1
+  }
+  echo "C++ tests of the CUDA kernels compile for a device (none is needed for that)."
+fi
 export SOK_NATIVE_DIR=$PWD/build/native/emulated_ops
 touch "$SOK_NATIVE_DIR/emulated"
 tests=("$PYTHON" -m pytest tests/device "$@")

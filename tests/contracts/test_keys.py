@@ -15,6 +15,7 @@ def skewed(rng: np.random.Generator, n: int, dtype: type) -> np.ndarray:
     return rng.permutation(keys)
 
 
+@pytest.mark.sanitize
 @pytest.mark.parametrize("n", [0, 1, 256, 257, 5000])
 @pytest.mark.parametrize("dtype", KEY_DTYPES)
 def test_unique_gives_keys_in_order_of_first_appearance(backend, rng, dtype, n):
@@ -36,6 +37,7 @@ def test_unique_in_any_order_gives_the_keys_back(cuda, rng):
     np.testing.assert_array_equal(counts, np.bincount(inverse))
 
 
+@pytest.mark.sanitize
 @pytest.mark.parametrize("world", [1, 2, 3, 5, 64])
 @pytest.mark.parametrize("dtype", KEY_DTYPES)
 def test_partition_sends_each_key_to_key_mod_world(cuda, rng, dtype, world):

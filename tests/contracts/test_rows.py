@@ -24,6 +24,7 @@ def splits_of(rng: np.random.Generator, segments: int) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
 
+@pytest.mark.sanitize
 @pytest.mark.parametrize("dim", [1, 3, 16, 65])
 @pytest.mark.parametrize("n", [0, 1, 33, 600])
 @pytest.mark.parametrize("ids_dtype", [np.int32, np.int64])
@@ -51,6 +52,7 @@ def test_deterministic_segment_sums_repeat_bit_for_bit(cuda, rng):
     np.testing.assert_allclose(first, unsorted_segment_sum(data, ids, 2), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.sanitize
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("dim", [1, 6, 64])
@@ -63,6 +65,7 @@ def test_rows_are_pooled_by_the_rules_of_tf_nn(backend, rng, dim, combiner, weig
     np.testing.assert_allclose(got, combine_reference.combine(rows, index, splits, weights, combiner), 1e-5, 1e-5)
 
 
+@pytest.mark.sanitize
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("dim", [1, 6, 65])

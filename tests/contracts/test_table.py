@@ -54,9 +54,10 @@ class Pair:
         assert self.table.size() == len(self.expected.rows)
 
 
+@pytest.mark.sanitize
 @pytest.mark.parametrize("kind", ["constant", "uniform", "normal", "truncated_normal", "bank"])
 @pytest.mark.parametrize("dim", [1, 3, 4, 67])
-def test_sanitize_lookups_give_the_rows_of_the_statement(cuda, kind, dim, rng):
+def test_lookups_give_the_rows_of_the_statement(cuda, kind, dim, rng):
     bank = rng.standard_normal((5, dim), np.float32) if kind == "bank" else np.zeros((0, 0), np.float32)
     pair = Pair(cuda, dim=dim, init=Initializer(kind, -0.3, 0.4, bank))
     tolerance = 0.0 if kind in EXACT else TOLERANCE
@@ -87,7 +88,8 @@ def test_row_ids_count_first_appearances(cuda, n, rng):
     assert pair.cuda.get(pair.table.find(pair.cuda.put(keys))).tolist() == [numbers[k] for k in keys.tolist()]
 
 
-def test_sanitize_one_key_of_many_threads_has_one_row(cuda):
+@pytest.mark.sanitize
+def test_one_key_of_many_threads_has_one_row(cuda):
     pair = Pair(cuda)
     assert set(pair.check_lookup(np.full(4000, -7), insert=True).tolist()) == {0}
     pair.check_contents()
@@ -108,9 +110,10 @@ def _dense_step(rule: str, step: int, weights: np.ndarray, slots: list[np.ndarra
     return weights
 
 
+@pytest.mark.sanitize
 @pytest.mark.parametrize("rule", HYPER)
 @pytest.mark.parametrize("hashed", [True, False])
-def test_sanitize_updates_are_those_of_the_rule(cuda, rule, hashed, rng):
+def test_updates_are_those_of_the_rule(cuda, rule, hashed, rng):
     pair, universe = Pair(cuda, dim=5, hashed=hashed), np.arange(40) * 7
     weights = pair.expected.lookup(universe, insert=True).astype(np.float64)
     pair.check_lookup(universe, insert=True)
