@@ -28,6 +28,7 @@ struct TableView {
   Partition partition;
   int rank;
   DeviceRows rows;
+  RowNotes notes;
   const uint32_t* erasures;  // [num_erasures], or null
   int64_t num_erasures;
   InitializerView initializer;
@@ -44,6 +45,7 @@ TableView ViewOf(const DeviceTable::State& state) {
   view.shards = static_cast<uint64_t>(view.partition.num_shards());
   view.rank = state.config.rank;
   view.rows = state.rows.view();
+  view.notes = state.changes.notes();
   view.erasures = state.erasures.data();
   view.num_erasures = state.erasures.capacity();
   view.initializer = state.initializer;
@@ -150,6 +152,7 @@ __global__ void FillNewKernel(TableView table, const uint64_t* keys, int64_t n, 
     float* record = table.rows.At(rows[i]);
     WriteFresh(tile, table, keys[i], record);
     CopyRow(tile, defaults, num_defaults, record + table.dim);
+    if (tile.lane == 0) table.notes.Note(rows[i]);
   }
 }
 
@@ -190,10 +193,15 @@ __global__ void RowIdsKernel(TableView table, const uint32_t* rows, int64_t n, i
   for (int64_t i = GlobalThread(); i < n; i += GlobalThreads()) row_ids[i] = RowId(table, rows[i]);
 }
 
-// Rows that this call does not write: those of keys that are not ours, and of all but the last of equal keys.
-__global__ void KeepLastKernel(const uint32_t* leaders, int64_t n, uint32_t* rows) {
-  for (int64_t i = GlobalThread(); i < n; i += GlobalThreads())
-    if (rows[i] == kBadRow || leaders[i] != static_cast<uint32_t>(i)) rows[i] = kNoRow;
+// Leaves out what this call does not write, keys that are not ours and all but the last of equal keys; notes the rest.
+__global__ void KeepLastKernel(const uint32_t* leaders, int64_t n, RowNotes notes, uint32_t* rows) {
+  for (int64_t i = GlobalThread(); i < n; i += GlobalThreads()) {
+    if (rows[i] == kBadRow || leaders[i] != static_cast<uint32_t>(i)) {
+      rows[i] = kNoRow;
+    } else {
+      notes.Note(rows[i]);
+    }
+  }
 }
 
 }  // namespace
@@ -250,6 +258,7 @@ DeviceTable::State::State(TableConfig c, int64_t budget_bytes)
       in_use(&memory),
       num_in_use(&memory),
       erasures(&memory),
+      changes(&memory),
       initializer(sok::ViewOf(config.initializer)),
       bank(&memory),
       defaults(&memory),
@@ -318,6 +327,7 @@ void DeviceTable::State::MakeRoom(const Cuda& cuda, int64_t bound) {
   for (const auto& set : sets) {
     if (set->decay != nullptr) set->stamps.Grow(cuda, rows.num_rows(), rows.num_rows(), "an optimizer's stamps");
   }
+  changes.MakeRoom(cuda, rows.num_rows());
 }
 
 void DeviceTable::State::RowsOfIds(const Cuda& cuda, const int64_t* row_ids, int64_t n, uint32_t* found) const {
@@ -388,7 +398,7 @@ void DeviceTable::State::Place(const Cuda& cuda, DeviceScratch* scratch, const u
   Settle(cuda, scratch, found, n);
   InsertRows(cuda, scratch, keys, n, found, nullptr, nullptr);
   const uint32_t* last = Elect<Speaker::kLast>(cuda, scratch, keys, n, nullptr, false, nullptr).leaders;
-  Launch(KeepLastKernel, GridOf(n), kThreads, 0, cuda, last, n, found);
+  Launch(KeepLastKernel, GridOf(n), kThreads, 0, cuda, last, n, changes.notes(), found);
 }
 
 void DeviceTable::Erase(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int64_t n) {
@@ -407,6 +417,7 @@ void DeviceTable::State::Erase(const Cuda& cuda, DeviceScratch* scratch, const u
            erased);
   }
   Launch(CountErasuresKernel, GridOf(n), kThreads, 0, cuda, erased, n, erasures.data());
+  changes.NoteErased(cuda, keys, erased, n);
 }
 
 int64_t DeviceTable::SizeToHost(const Cuda& cuda) {

@@ -170,12 +170,12 @@ __global__ void CountErasedKernel(const uint32_t* before, int64_t n, Counters* c
 }
 
 // Of the rows first .. first + count - 1.
-__global__ void ListRowsKernel(HashTableView table, int64_t first, int64_t count, uint64_t* key_of_row,
-                               uint32_t* is_used) {
+__global__ void ListRowsKernel(HashTableView table, int64_t first, int64_t count, RowFilter filter,
+                               uint64_t* key_of_row, uint32_t* is_used) {
   for (int64_t i = GlobalThread(); i < static_cast<int64_t>(table.num_buckets) * kPlaces; i += GlobalThreads()) {
     const DeviceBucket& bucket = table.buckets[i / kPlaces];
     const uint32_t row = bucket.rows[i % kPlaces];
-    if (row == kNone || row < first || row >= first + count) continue;
+    if (row == kNone || row < first || row >= first + count || !filter.Has(row)) continue;
     key_of_row[row - first] = bucket.keys[i % kPlaces];
     is_used[row - first] = 1;
   }
@@ -333,13 +333,13 @@ void DeviceHashTable::Export(const Cuda& cuda, DeviceScratch* scratch, uint64_t*
 }
 
 const uint32_t* DeviceHashTable::Export(const Cuda& cuda, DeviceScratch* scratch, int64_t first, int64_t count,
-                                        uint64_t* keys, uint32_t* rows) const {
+                                        uint64_t* keys, uint32_t* rows, const RowFilter& filter) const {
   uint64_t* key_of_row = scratch->Get<uint64_t>(count);
   uint32_t* is_used = scratch->Get<uint32_t>(count + 1);  // and a last one that is not
   uint32_t* before = scratch->Get<uint32_t>(count + 1);
   SOK_CUDA(cudaMemsetAsync(is_used, 0, static_cast<size_t>(count + 1) * sizeof(uint32_t), cuda.stream));
   Launch(ListRowsKernel, GridOf(static_cast<int64_t>(view_.num_buckets) * kPlaces), kThreads, 0, cuda, view_, first,
-         count, key_of_row, is_used);
+         count, filter, key_of_row, is_used);
   ExclusiveSum(cuda, scratch, is_used, before, count + 1);
   Launch(PackRowsKernel, GridOf(count), kThreads, 0, cuda, key_of_row, is_used, before, first, count, keys, rows);
   return before + count;

@@ -174,6 +174,7 @@ __global__ void UpdateRowsKernel(UpdateRule rule, const DeviceUpdate* updates, i
       if (kHasFirst) Store4(slots + column, a, n);
       if (kHasSecond) Store4(slots + grads.dim + column, b, n);
     }
+    if (tile.lane == 0) update.notes.Note(row);
   }
 }
 

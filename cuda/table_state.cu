@@ -15,9 +15,11 @@ namespace {
 
 constexpr int kThreads = 256;
 
-__global__ void UsedKernel(const uint32_t* in_use, int64_t first, int64_t count, uint32_t* is_used) {
-  for (int64_t i = GlobalThread(); i <= count; i += GlobalThreads())
-    is_used[i] = i < count ? (in_use[(first + i) >> 5] >> ((first + i) & 31)) & 1 : 0;
+__global__ void UsedKernel(const uint32_t* in_use, int64_t first, int64_t count, RowFilter filter, uint32_t* is_used) {
+  for (int64_t i = GlobalThread(); i <= count; i += GlobalThreads()) {
+    const bool is_listed = i < count && filter.Has(first + i);
+    is_used[i] = is_listed ? (in_use[(first + i) >> 5] >> ((first + i) & 31)) & 1 : 0;
+  }
 }
 
 __global__ void PackIdentityKernel(const uint32_t* is_used, const uint32_t* before, int64_t first, int64_t count,
@@ -50,12 +52,12 @@ int64_t DeviceTable::State::CountToHost(const Cuda& cuda) const {
 }
 
 const uint32_t* DeviceTable::State::List(const Cuda& cuda, DeviceScratch* scratch, int64_t first, int64_t count,
-                                         uint64_t* keys, uint32_t* found) const {
-  if (index) return index->Export(cuda, scratch, first, count, keys, found);
+                                         uint64_t* keys, uint32_t* found, const RowFilter& filter) const {
+  if (index) return index->Export(cuda, scratch, first, count, keys, found, filter);
   const uint64_t shards = static_cast<uint64_t>(config.partition().num_shards());
   uint32_t* is_used = scratch->Get<uint32_t>(count + 1);  // and a last one that is not
   uint32_t* before = scratch->Get<uint32_t>(count + 1);
-  Launch(UsedKernel, GridFor(count + 1, kThreads), kThreads, 0, cuda, in_use.data(), first, count, is_used);
+  Launch(UsedKernel, GridFor(count + 1, kThreads), kThreads, 0, cuda, in_use.data(), first, count, filter, is_used);
   ExclusiveSum(cuda, scratch, is_used, before, count + 1);
   Launch(PackIdentityKernel, GridFor(count, kThreads), kThreads, 0, cuda, is_used, before, first, count, shards,
          shards > 1 ? static_cast<uint64_t>(config.rank) : 0, keys, found);
@@ -112,6 +114,10 @@ void DeviceTable::Swap(const Cuda& cuda, DeviceTable* other) {
   if (states[1] < states[0]) std::swap(states[0], states[1]);
   State &mine = *states[0], &theirs = *states[1];
   const TableWriting first(&mine, cuda), second(&theirs, cuda);
+  for (const State* state : states) {
+    if (!state->has_snapshot) continue;
+    throw FailedPrecondition(state->config.Label() + ": an asynchronous save is under way. Wait for its result first.");
+  }
   for (State* state : states) {
     // Counts of erasures stay with the table and go up for every row: ids given so far then mean rows that are gone.
     if (!IsUntouched(cuda, *state)) {
@@ -123,6 +129,7 @@ void DeviceTable::Swap(const Cuda& cuda, DeviceTable* other) {
     Launch(AddOneKernel, GridFor(n, kThreads), kThreads, 0, cuda, state->erasures.data(), n);
   }
   SOK_CUDA(cudaStreamSynchronize(cuda.stream));
+  for (State* state : states) state->changes.TurnOff();
   auto stays = [](const State& state) {
     return state.bank.bytes() + state.bad.bytes() + state.erasures.capacity() * static_cast<int64_t>(sizeof(uint32_t));
   };

@@ -129,6 +129,7 @@ void DeviceTable::Apply(const Cuda& cuda, DeviceScratch* scratch, const UpdateRu
   update.rows = state.rows.view();
   update.num_rows = state.num_rows();
   update.slot_offset = set->offset;
+  update.notes = state.changes.notes();
   if (set->decay != nullptr) update.decay = set->decay->Begin(cuda, rule, set->stamps.data());
   uint64_t* first_bad = scratch->Get<uint64_t>(1);
   SOK_CUDA(cudaMemsetAsync(first_bad, 0xFF, sizeof(uint64_t), cuda.stream));

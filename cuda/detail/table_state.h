@@ -1,7 +1,6 @@
 // What a DeviceTable is made of, and how its calls on several streams keep out of each other's way.
 #pragma once
 
-#include <algorithm>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
@@ -10,52 +9,13 @@
 #include <vector>
 
 #include "check.h"
+#include "growing_array.h"
+#include "row_changes.h"
 #include "sok/device_memory.h"
 #include "sok/device_table.h"
 #include "sok/hash_table.h"
 
 namespace sok {
-
-// Words on the device that grow with the rows; new ones are zero.
-class GrowingWords {
- public:
-  explicit GrowingWords(DeviceMemory* memory) : memory_(memory) {}
-  GrowingWords(const GrowingWords&) = delete;
-  GrowingWords& operator=(const GrowingWords&) = delete;
-  ~GrowingWords() { memory_->Free(data_, capacity_ * kWord); }
-
-  uint32_t* data() const { return data_; }
-  int64_t capacity() const { return capacity_; }
-
-  void Swap(GrowingWords* other) {
-    std::swap(data_, other->data_);
-    std::swap(capacity_, other->capacity_);
-  }
-  // The words have come from another table, whose memory was swapped with this one's.
-  void MoveTo(DeviceMemory* memory) { memory_ = memory; }
-
-  // Waits for the stream if there was something to copy. Throws OutOfMemory, then nothing changed.
-  void Grow(const Cuda& cuda, int64_t n, int64_t most, const char* what) {
-    if (n <= capacity_) return;
-    const int64_t wanted = std::min(std::max(n, most), std::max(n, capacity_ + capacity_ / 2));
-    auto* longer = static_cast<uint32_t*>(memory_->Allocate(wanted * kWord, what));
-    SOK_CUDA(cudaMemsetAsync(longer + capacity_, 0, static_cast<size_t>((wanted - capacity_) * kWord), cuda.stream));
-    if (capacity_ > 0) {
-      SOK_CUDA(cudaMemcpyAsync(longer, data_, static_cast<size_t>(capacity_ * kWord), cudaMemcpyDeviceToDevice,
-                               cuda.stream));
-      SOK_CUDA(cudaStreamSynchronize(cuda.stream));
-      memory_->Free(data_, capacity_ * kWord);
-    }
-    data_ = longer;
-    capacity_ = wanted;
-  }
-
- private:
-  static constexpr int64_t kWord = sizeof(uint32_t);
-  DeviceMemory* memory_;
-  uint32_t* data_ = nullptr;
-  int64_t capacity_ = 0;
-};
 
 // A block of device memory that belongs to a table for as long as the table lives.
 template <class T>
@@ -159,10 +119,12 @@ struct DeviceTable::State {
   // this shard's or comes again. All or none.
   void Place(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int64_t n, uint32_t* rows);
   void Erase(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int64_t n);
-  // Keys and rows in use among the rows first .. first + count - 1, in order. Gives, on the device, how many. Reads only.
+  // Keys and rows in use among those rows first .. first + count - 1 that the filter has, in order. Gives, on the device,
+  // how many. Reads only.
   const uint32_t* List(const Cuda& cuda, DeviceScratch* scratch, int64_t first, int64_t count,
-                       uint64_t* keys,         // [count]
-                       uint32_t* rows) const;  // [count]
+                       uint64_t* keys,  // [count]
+                       uint32_t* rows,  // [count]
+                       const RowFilter& filter = {}) const;
   // Rows in use. Waits for the stream. Reads only.
   int64_t CountToHost(const Cuda& cuda) const;
   void ThrowIfIllegalToHost(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int64_t n) const;
@@ -185,7 +147,9 @@ struct DeviceTable::State {
   std::unique_ptr<DeviceHashTable> index;  // null for an identity table
   GrowingWords in_use;                     // identity: one bit per row
   DeviceBlock<int64_t> num_in_use;         // identity: [1]
-  GrowingWords erasures;  // of each row number: the upper half of its row ids; empty until one is erased
+  GrowingWords erasures;      // of each row number: the upper half of its row ids; empty until one is erased
+  DeviceRowChanges changes;   // since the last save
+  bool has_snapshot = false;  // an asynchronous save is under way
   InitializerView initializer;
   DeviceBlock<float> bank;
   DeviceBlock<float> defaults;  // [floats - dim] what the slots of a fresh row hold

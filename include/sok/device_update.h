@@ -31,6 +31,7 @@ struct DeviceUpdate {
   int64_t num_rows = 0;     // row ids are below
   int64_t slot_offset = 0;  // in floats
   DecayArgs decay;
+  RowNotes notes;  // of the rows that the rule is applied to
 };
 
 // Applies the rule once per row, in one launch for any number of tables. Row ids of a table must be distinct (SumRows gives
@@ -87,6 +88,8 @@ class DeviceDecay {
   DecayArgs args(uint32_t* stamps) const;
 
   int64_t calls() const { return history_.calls(); }
+  // As of AlphaHistory.
+  std::vector<AlphaHistory::Run> RunsAfter(int64_t calls) const { return history_.RunsAfter(calls); }
 
  private:
   struct Memory;

@@ -16,6 +16,7 @@
 
 #include "sok/device.h"
 #include "sok/device_memory.h"
+#include "sok/device_rows.h"
 #include "sok/philox.h"
 #include "sok/scratch.h"
 
@@ -166,10 +167,11 @@ class DeviceHashTable {
   void Export(const Cuda& cuda, DeviceScratch* scratch,
               uint64_t* keys,         // [size]
               uint32_t* rows) const;  // [size]
-  // The same of the rows first .. first + count - 1. Gives, on the device, how many of them are in use.
+  // The same of those rows first .. first + count - 1 that the filter has. Gives, on the device, how many are in use.
   const uint32_t* Export(const Cuda& cuda, DeviceScratch* scratch, int64_t first, int64_t count,
-                         uint64_t* keys,         // [count]
-                         uint32_t* rows) const;  // [count]
+                         uint64_t* keys,  // [count]
+                         uint32_t* rows,  // [count]
+                         const RowFilter& filter = {}) const;
 
   // Room for n keys without growing. Waits for the stream. Throws OutOfMemory, then nothing changed.
   void Reserve(const Cuda& cuda, int64_t n);

@@ -44,6 +44,8 @@ class RowChanges {
     return word < saving_.size() && ((saving_[word] >> (row & 63)) & 1) != 0;
   }
   const std::vector<uint64_t>& saved_erased() const { return saving_erased_; }  // ascending, each once
+  // Not of it; in any order, some of them more than once.
+  const std::vector<uint64_t>& erased() const { return since_erased_; }
 
   // The save is complete under this name: later changes are counted from it. Empty: it failed.
   void End(const std::string& base);
