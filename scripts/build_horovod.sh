@@ -34,6 +34,8 @@ sed -i '/xla_mpi_ops\.cc/d' "$list"
 export HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1
 export HOROVOD_WITH_GLOO=${HOROVOD_WITH_GLOO-1}
 [[ -n "${HOROVOD_WITH_MPI:-}" ]] || export HOROVOD_WITHOUT_MPI=1
+# Its headers use std::logic_error without naming where that comes from, which g++ 14 no longer lets pass.
+export CXXFLAGS="${CXXFLAGS:-} -include stdexcept -include cstdint"
 unset MAKELEVEL MFLAGS
 export MAKEFLAGS="-j${SOK_BUILD_JOBS:-$(nproc)}"
 # -v: the build takes minutes, and its log shows where it is.

@@ -44,9 +44,10 @@ build_by_hand() {
     nvcc -shared -cudart static -arch="sm_$arch" -o "$build/libsok_cuda.so" "$objects"/*.o || return 1
   mkdir -p "$build/tests/cuda"
   for source in tests/cuda/test_cuda_*.cc; do
-    local program
-    program=$build/tests/cuda/$(basename "$source" .cc)_on_device
-    echo "nvcc $device -UNDEBUG -Itests/cpp -Itests/cuda -cudart static -o $program -x cu $source -x none $objects/*.o"
+    local name
+    name=$(basename "$source" .cc)_on_device
+    echo "nvcc $device -UNDEBUG -Itests/cpp -Itests/cuda -x cu -c $source -o $build/tests/cuda/$name.o &&" \
+      "nvcc -cudart static $build/tests/cuda/$name.o $objects/*.o -o $build/tests/cuda/$name"
   done >"$build/commands"
   tr '\n' '\0' <"$build/commands" | xargs -0 -P "$(nproc)" -I{} bash -c '{}'
 }
