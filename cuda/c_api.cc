@@ -89,6 +89,9 @@ int sok_cuda_is_emulated(void) {
 }
 
 int sok_cuda_context_create(void* stream, SokCudaContext** context) {
+#if defined(SOK_CUDA_EMULATED)
+  sok_emulator::HostMemoryIsDevice();  // callers bring NumPy's arrays for the device's
+#endif
   return sok::Guard([&] { *context = new SokCudaContext(stream); });
 }
 

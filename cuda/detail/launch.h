@@ -36,6 +36,7 @@ void Launch(void (*kernel)(Params...), int64_t grid, int block, size_t shared_by
   if (grid <= 0) return;
   std::tuple<Params...> params(std::forward<Args>(args)...);
 #if defined(SOK_CUDA_EMULATED)
+  std::apply([&](Params&... param) { sok_emulator::MoveArguments({at.file, at.line}, &param...); }, params);
   sok_emulator::Launch(at.stream, static_cast<unsigned>(grid), static_cast<unsigned>(block), shared_bytes,
                        [kernel, params] { std::apply(kernel, params); });
 #else

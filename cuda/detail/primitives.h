@@ -26,6 +26,7 @@ inline void ExclusiveSum(const Cuda& cuda, [[maybe_unused]] DeviceScratch* scrat
                          int64_t n) {
   if (n <= 0) return;
 #if defined(SOK_CUDA_EMULATED)
+  sok_emulator::MoveArguments({__FILE__, __LINE__}, &in, &out);
   sok_emulator::Enqueue(cuda.stream, [=] { std::exclusive_scan(in, in + n, out, 0u); });
 #else
   size_t bytes = 0;
@@ -44,6 +45,7 @@ inline void SortPairs(const Cuda& cuda, [[maybe_unused]] DeviceScratch* scratch,
                       uint32_t* sorted_values) {  // [n]
   if (n <= 0) return;
 #if defined(SOK_CUDA_EMULATED)
+  sok_emulator::MoveArguments({__FILE__, __LINE__}, &keys, &values, &sorted_keys, &sorted_values);
   sok_emulator::Enqueue(cuda.stream, [=] {
     const uint32_t mask = bits >= 32 ? ~0u : (1u << bits) - 1u;
     std::vector<uint32_t> order(static_cast<size_t>(n));

@@ -9,6 +9,10 @@
 #include "launch.h"
 #include "sok/scratch.h"
 
+#if defined(SOK_CUDA_EMULATED)
+#include <vector>
+#endif
+
 namespace sok {
 
 // Parameters of a kernel may have 4,096 bytes together.
@@ -26,6 +30,11 @@ __global__ void StoreChunkKernel(const __grid_constant__ UploadChunk chunk, T* t
 template <class T>
 void UploadTo(const Cuda& cuda, const T* from, int64_t n, T* to) {
   static_assert(std::is_trivially_copyable<T>::value && sizeof(T) % sizeof(uint32_t) == 0, "whole words are stored");
+#if defined(SOK_CUDA_EMULATED)
+  std::vector<T> moved(from, from + n);
+  sok_emulator::MoveElements(moved.data(), moved.size(), {__FILE__, __LINE__}, "an uploaded array");
+  from = moved.data();
+#endif
   const int64_t words = n * static_cast<int64_t>(sizeof(T) / sizeof(uint32_t));
   for (int64_t at = 0; at < words; at += UploadChunk::kWords) {
     UploadChunk chunk;

@@ -24,8 +24,12 @@ class DeviceArray {
   operator T*() { return data_; }
   int64_t size() const { return n_; }
 
-  void Set(const std::vector<T>& values) {
+  // Pointers among the values are those that the host knows.
+  void Set(std::vector<T> values) {
     SOK_CUDA(cudaDeviceSynchronize());
+#if defined(SOK_CUDA_EMULATED)
+    sok_emulator::MoveElements(values.data(), values.size(), {__FILE__, __LINE__}, "an array");
+#endif
     SOK_CUDA(cudaMemcpy(data_, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
   }
   std::vector<T> Get() const {

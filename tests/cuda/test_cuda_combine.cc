@@ -204,6 +204,7 @@ TEST(RowsBeyondTwoToTheThirtyOneElementsAreFound) {
   const size_t bytes = static_cast<size_t>(num_rows * dim) * sizeof(float);
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) return;  // a machine that does not lend addresses
+  SOK_CUDA(cudaHostRegister(memory, bytes, cudaHostRegisterDefault));
   float* rows = static_cast<float*>(memory);
   const std::vector<int64_t> wanted = {0, (int64_t{1} << 30) + 1, (int64_t{1} << 31) + 4};
   for (const int64_t row : wanted)
@@ -223,6 +224,7 @@ TEST(RowsBeyondTwoToTheThirtyOneElementsAreFound) {
   for (size_t s = 0; s < 3; ++s)
     for (size_t j = 0; j < 4; ++j)
       CHECK_EQ(got[4 * s + j], static_cast<float>(wanted[s] % 1000) + static_cast<float>(j));
+  SOK_CUDA(cudaHostUnregister(memory));
   munmap(memory, bytes);
 }
 

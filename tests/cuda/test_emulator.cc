@@ -12,6 +12,7 @@
 #include "detail/launch.h"
 #include "detail/primitives.h"
 #include "detail/scratch.h"
+#include "detail/upload.h"
 #include "device_memory.h"
 #include "sok/error.h"
 
@@ -77,6 +78,61 @@ __global__ void MistakeKernel(int mistake, int* out) {
   }
 }
 
+struct Named {  // pointers in a structure, as kernels get them
+  int64_t n;
+  int* values;
+};
+
+__global__ void AddOneKernel(Named named) {
+  for (int64_t i = sok::GlobalThread(); i < named.n; i += sok::GlobalThreads()) named.values[i] += 1;
+}
+__global__ void AddOneToAllKernel(const Named* all, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) all[i].values[0] += 1;
+}
+
+// Mistakes of the host that a device answers with an error, a crash or nothing at all.
+void MakeHostsMistake(int mistake, int* device) {  // [32]
+  std::vector<int> host(32);
+  if (mistake == 11) {
+    std::printf("%d", device[3]);
+  } else if (mistake == 12) {  // whatever a stream does meanwhile
+    std::atomic<int> step{0};
+    sok_emulator::Enqueue(nullptr, [&] {
+      for (step = 1; step < 2;) std::this_thread::yield();
+    });
+    while (step < 1) std::this_thread::yield();
+    device[3] = 1;
+    step = 2;
+  } else if (mistake == 13) {
+    sok::Launch(MistakeKernel, 1, 32, 0, nullptr, 0, host.data());
+  } else if (mistake == 14) {
+    sok::Launch(AddOneKernel, 1, 32, 0, nullptr, Named{32, host.data()});
+  } else if (mistake == 15) {
+    const Named named{32, host.data()};
+    DeviceArray<Named> all(1);
+    sok::UploadTo({}, &named, 1, all.data());
+  } else if (mistake == 16) {
+    SOK_CUDA(cudaMemcpyAsync(host.data(), device, 4, cudaMemcpyHostToDevice, nullptr));
+  } else if (mistake == 17) {
+    SOK_CUDA(cudaMemcpyAsync(device + 1, host.data(), 128, cudaMemcpyHostToDevice, nullptr));
+  } else if (mistake == 18) {
+    SOK_CUDA(cudaMemsetAsync(host.data(), 0, 4, nullptr));
+  } else if (mistake == 19) {  // 8,192 ints of 32
+    sok::Launch(AddOneKernel, 1, 32, 0, nullptr, Named{8192, device});
+  } else if (mistake == 20) {
+    int* gone;
+    SOK_CUDA(cudaMalloc(&gone, 4));
+    SOK_CUDA(cudaFree(gone));
+    sok::Launch(AddOneKernel, 1, 1, 0, nullptr, Named{1, gone});
+  } else if (mistake == 21) {  // a device would take it; the emulator finds addresses in arguments and uploads alone
+    const Named named{1, device};
+    DeviceArray<Named> all(1);
+    SOK_CUDA(cudaMemcpy(all.data(), &named, sizeof(named), cudaMemcpyHostToDevice));
+    sok::Launch(AddOneToAllKernel, 1, 1, 0, nullptr, all.data(), int64_t{1});
+    SOK_CUDA(cudaDeviceSynchronize());
+  }
+}
+
 // This program again, making the mistake: what it says.
 std::string SaidOf(int mistake) {
   const std::string command =
@@ -87,6 +143,8 @@ std::string SaidOf(int mistake) {
   CHECK(pclose(pipe) != 0);
   return said;
 }
+
+#define CHECK_SAID(mistake, sentence) CHECK(SaidOf(mistake).find(sentence) != std::string::npos)
 
 template <int kLanes>
 void CheckTile() {
@@ -107,7 +165,11 @@ void CheckTile() {
 TEST(MistakesEndTheProgramWithASentence) {
   if (const char* mistake = std::getenv("SOK_EMULATOR_MISTAKE")) {
     DeviceArray<int> out(32);
-    sok::Launch(MistakeKernel, 1, 32, 0, nullptr, std::atoi(mistake), out.data());
+    if (const int number = std::atoi(mistake); number > 10) {
+      MakeHostsMistake(number, out.data());
+    } else {
+      sok::Launch(MistakeKernel, 1, 32, 0, nullptr, number, out.data());
+    }
     out.Get();
     std::exit(0);
   }
@@ -118,6 +180,42 @@ TEST(MistakesEndTheProgramWithASentence) {
   CHECK(ended.find("a warp function waits for a lane that has ended") != std::string::npos ||
         ended.find("deadlock") != std::string::npos);
   CHECK(SaidOf(4).find("whose mask does not name the lane that calls it") != std::string::npos);
+}
+
+TEST(MemoryOfTheWrongSideEndsTheProgramWithASentence) {
+  CHECK_SAID(13, "argument 2 has, at byte 0, the address of memory of the host that is not pinned");
+  CHECK_SAID(13, "test_emulator.cc:");
+  CHECK_SAID(14, "argument 1 has, at byte 8, the address of memory of the host that is not pinned");
+  CHECK_SAID(15, "an uploaded array has, at byte 8, the address of memory of the host that is not pinned");
+  CHECK_SAID(16, "cudaMemcpyAsync(cudaMemcpyHostToDevice): `to` = 0x");
+  CHECK_SAID(16, "is memory of the host");
+  CHECK_SAID(17, "128 bytes at 0x");
+  CHECK_SAID(17, "reach past an allocation of 128 bytes");
+  CHECK_SAID(18, "cudaMemsetAsync: 0x");
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // tests/cuda/emulator/memory.h
+  CHECK_SAID(11, "the host touched device memory");
+  CHECK_SAID(11, "12 bytes into an allocation of 128");
+  CHECK_SAID(12, "the host touched device memory");
+  CHECK_SAID(19, "touched device memory that is not allocated");
+  CHECK_SAID(20, "or that was free by then");
+  CHECK_SAID(21, "by an address that was no argument of its launch");
+#endif
+}
+
+TEST(KernelsReachDeviceMemoryAndPinnedMemory) {
+  DeviceArray<int> device(std::vector<int>{1, 2, 3});
+  int* pinned;
+  SOK_CUDA(cudaHostAlloc(&pinned, 8, cudaHostAllocDefault));
+  pinned[0] = pinned[1] = 10;
+  sok::Launch(AddOneKernel, 1, 32, 0, nullptr, Named{1, device.data() + 1});
+  sok::Launch(AddOneKernel, 1, 32, 0, nullptr, Named{2, pinned});
+  DeviceArray<Named> all(600);  // more than one launch of UploadTo takes
+  const std::vector<Named> named(600, Named{1, device.data() + 2});
+  sok::UploadTo({}, named.data(), all.size(), all.data());
+  sok::Launch(AddOneToAllKernel, 1, 1, 0, nullptr, all.data(), all.size());
+  CHECK(device.Get() == (std::vector<int>{1, 3, 603}));
+  CHECK_EQ(pinned[1], 11);
+  SOK_CUDA(cudaFreeHost(pinned));
 }
 
 TEST(ABarrierIsPassedByAllThreadsTogether) {

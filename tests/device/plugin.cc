@@ -127,7 +127,7 @@ void Set(const SP_Device*, SP_Stream stream, SP_DeviceMemoryBase* to, uint8_t va
 }
 void Set32(const SP_Device*, SP_Stream stream, SP_DeviceMemoryBase* to, uint32_t value, uint64_t size,
            TF_Status* status) {
-  auto* words = static_cast<uint32_t*>(to->opaque);
+  auto* words = static_cast<uint32_t*>(sok_emulator::OnDevice(to->opaque));
   sok_emulator::Enqueue(Stream(stream), [=] {
     for (uint64_t i = 0; i < size / 4; ++i) words[i] = value;
   });

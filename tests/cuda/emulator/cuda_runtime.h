@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <string>
 #include <type_traits>
 
 #define SOK_CUDA_EMULATED 1
@@ -71,7 +72,8 @@ enum cudaMemcpyKind {
   cudaMemcpyDefault
 };
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16 };
-constexpr unsigned cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaHostAllocDefault = 0;
+constexpr unsigned cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaHostAllocDefault = 0,
+                   cudaHostRegisterDefault = 0;
 
 struct CUstream_st;
 struct CUevent_st;
@@ -94,6 +96,8 @@ cudaError_t cudaMallocAsync(void** p, size_t bytes, cudaStream_t stream);
 cudaError_t cudaFreeAsync(void* p, cudaStream_t stream);
 cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned flags);
 cudaError_t cudaFreeHost(void* p);
+cudaError_t cudaHostRegister(void* p, size_t bytes, unsigned flags);
+cudaError_t cudaHostUnregister(void* p);
 // As on a device: from and to pinned memory the copy happens later; other memory was read, or is written, on return.
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream);
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind);
@@ -125,6 +129,38 @@ void Launch(cudaStream_t stream, unsigned grid, unsigned block, size_t shared_by
 
 // Puts work on the stream that runs once, on the host.
 void Enqueue(cudaStream_t stream, std::function<void()> work);
+
+// Where the device has what the host knows as p. Memory of the host stays where it is.
+void* MovedToDevice(const void* p);
+template <class T>
+T* OnDevice(T* p) {
+  return static_cast<T*>(MovedToDevice(p));
+}
+
+// Moves pointers to where the device has what they point to. Those in structures are known by their values. Ends the process,
+// naming `what` and the line, where one points to memory of the host that is not pinned: no device reaches it.
+struct Line {
+  const char* file;
+  int number;
+};
+void MovePointers(void* words, size_t bytes, bool are_pointers, Line line, const char* what);
+template <class T>
+void MoveElements(T* values, size_t n, Line line, const char* what) {
+  constexpr bool kIsPointer = std::is_pointer<T>::value;
+  if constexpr (kIsPointer || (std::is_class<T>::value && alignof(T) >= alignof(void*))) {
+    // Between members anything may lie, half an old pointer too.
+    for (size_t i = 0; i < n; ++i) __builtin_clear_padding(values + i);
+    MovePointers(values, n * sizeof(T), kIsPointer, line, what);
+  }
+}
+template <class... T>
+void MoveArguments(Line line, T*... arguments) {
+  int number = 0;
+  (MoveElements(arguments, 1, line, ("argument " + std::to_string(++number)).c_str()), ...);
+}
+
+// From now on memory of the host is as good as the device's: where NumPy's arrays stand for a device's.
+void HostMemoryIsDevice();
 
 // How much device memory there is from now on, and how much is taken: for tests of running out of it.
 void SetMemoryLimit(size_t bytes);

@@ -1,11 +1,9 @@
 // The host's side of the emulator: memory, streams, events.
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 #include <deque>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -13,6 +11,7 @@
 #include <vector>
 
 #include "cuda_runtime.h"
+#include "memory.h"
 
 namespace {
 
@@ -39,32 +38,6 @@ struct Point {  // a place in a stream
     return reached;
   }
 };
-
-struct Memory {
-  std::mutex mutex;
-  std::map<void*, size_t> device, pinned;
-  size_t in_use = 0, limit = size_t{16} << 30;
-};
-Memory& memory() {
-  static auto* m = new Memory();
-  return *m;
-}
-
-bool IsPinned(const void* p) {
-  std::lock_guard<std::mutex> lock(memory().mutex);
-  auto after = memory().pinned.upper_bound(const_cast<void*>(p));
-  if (after == memory().pinned.begin()) return false;
-  --after;
-  return static_cast<const char*>(p) < static_cast<const char*>(after->first) + after->second;
-}
-
-bool IsDevice(const void* p) {
-  std::lock_guard<std::mutex> lock(memory().mutex);
-  auto after = memory().device.upper_bound(const_cast<void*>(p));
-  if (after == memory().device.begin()) return false;
-  --after;
-  return static_cast<const char*>(p) < static_cast<const char*>(after->first) + after->second;
-}
 
 }  // namespace
 
@@ -145,20 +118,22 @@ CUstream_st* Of(cudaStream_t stream) {
   return zero;
 }
 
+using sok_emulator::Kind;
+
+// One side of a copy is where the direction says.
+void CheckSide(const char* name, const void* p, Kind found, cudaMemcpyKind kind, bool on_device) {
+  if (kind == cudaMemcpyDefault || (found == Kind::kDevice) == on_device) return;
+  if (found == Kind::kHost && sok_emulator::IsHostMemoryDevice()) return;
+  static const char* const kDirections[] = {"HostToHost", "HostToDevice", "DeviceToHost", "DeviceToDevice"};
+  sok_emulator::EndWith("cudaMemcpyAsync(cudaMemcpy%s): `%s` = %p is memory of the %s", kDirections[kind], name, p,
+                        found == Kind::kDevice ? "device" : "host");
+}
+
 }  // namespace
 
 namespace sok_emulator {
 
 void Enqueue(cudaStream_t stream, std::function<void()> work) { Of(stream)->Add(std::move(work)); }
-
-void SetMemoryLimit(size_t bytes) {
-  std::lock_guard<std::mutex> lock(memory().mutex);
-  memory().limit = bytes;
-}
-size_t MemoryInUse() {
-  std::lock_guard<std::mutex> lock(memory().mutex);
-  return memory().in_use;
-}
 
 }  // namespace sok_emulator
 
@@ -200,35 +175,21 @@ cudaError_t cudaDeviceSynchronize() {
 }
 
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
-  std::lock_guard<std::mutex> lock(memory().mutex);
-  *total_bytes = memory().limit;
-  *free_bytes = memory().limit > memory().in_use ? memory().limit - memory().in_use : 0;
+  size_t in_use;
+  sok_emulator::MemoryInfo(&in_use, total_bytes);
+  *free_bytes = *total_bytes > in_use ? *total_bytes - in_use : 0;
   return cudaSuccess;
 }
 
 cudaError_t cudaMalloc(void** p, size_t bytes) {
   *p = nullptr;
-  if (bytes == 0) return cudaSuccess;
-  std::lock_guard<std::mutex> lock(memory().mutex);
-  if (bytes > memory().limit || memory().in_use > memory().limit - bytes) return cudaErrorMemoryAllocation;
-  *p = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
-  if (*p == nullptr) return cudaErrorMemoryAllocation;
-  std::memset(*p, 0xA5, bytes);  // fresh memory holds anything
-  memory().device[*p] = bytes;
-  memory().in_use += bytes;
-  return cudaSuccess;
+  return bytes == 0 ? cudaSuccess : sok_emulator::AllocateDevice(p, bytes);
 }
 
 cudaError_t cudaFree(void* p) {
   if (p == nullptr) return cudaSuccess;
   cudaDeviceSynchronize();
-  std::lock_guard<std::mutex> lock(memory().mutex);
-  const auto found = memory().device.find(p);
-  if (found == memory().device.end()) return cudaErrorInvalidValue;
-  memory().in_use -= found->second;
-  memory().device.erase(found);
-  std::free(p);
-  return cudaSuccess;
+  return sok_emulator::FreeDevice(p) ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 cudaError_t cudaMallocAsync(void** p, size_t bytes, cudaStream_t) { return cudaMalloc(p, bytes); }
@@ -236,12 +197,7 @@ cudaError_t cudaMallocAsync(void** p, size_t bytes, cudaStream_t) { return cudaM
 cudaError_t cudaFreeAsync(void* p, cudaStream_t stream) {
   if (p == nullptr) return cudaSuccess;
   sok_emulator::Enqueue(stream, [p] {
-    std::lock_guard<std::mutex> lock(memory().mutex);
-    const auto found = memory().device.find(p);
-    if (found == memory().device.end()) std::abort();
-    memory().in_use -= found->second;
-    memory().device.erase(found);
-    std::free(p);
+    if (!sok_emulator::FreeDevice(p)) sok_emulator::EndWith("cudaFreeAsync: no device memory begins at %p", p);
   });
   return cudaSuccess;
 }
@@ -250,31 +206,44 @@ cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) {
   *p = std::aligned_alloc(256, (bytes + 256) / 256 * 256);
   if (*p == nullptr) return cudaErrorMemoryAllocation;
   std::memset(*p, 0xA5, bytes);
-  std::lock_guard<std::mutex> lock(memory().mutex);
-  memory().pinned[*p] = bytes;
+  sok_emulator::Pin(*p, bytes);
   return cudaSuccess;
 }
 
 cudaError_t cudaFreeHost(void* p) {
   if (p == nullptr) return cudaSuccess;
-  cudaDeviceSynchronize();
-  std::lock_guard<std::mutex> lock(memory().mutex);
-  memory().pinned.erase(p);
+  cudaHostUnregister(p);
   std::free(p);
   return cudaSuccess;
 }
 
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+cudaError_t cudaHostRegister(void* p, size_t bytes, unsigned) {
+  sok_emulator::Pin(p, bytes);
+  return cudaSuccess;
+}
+
+cudaError_t cudaHostUnregister(void* p) {
+  cudaDeviceSynchronize();
+  sok_emulator::Unpin(p);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
   if (bytes == 0) return cudaSuccess;
-  if (!IsPinned(from) && !IsDevice(from)) {
+  const Kind to_kind = sok_emulator::KindOf(to, bytes, "cudaMemcpyAsync to the device or from it");
+  const Kind from_kind = sok_emulator::KindOf(from, bytes, "cudaMemcpyAsync to the device or from it");
+  CheckSide("to", to, to_kind, kind, kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice);
+  CheckSide("from", from, from_kind, kind, kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice);
+  void* target = sok_emulator::OnDevice(to);
+  if (from_kind == Kind::kHost) {
     auto copy =
         std::make_shared<std::vector<char>>(static_cast<const char*>(from), static_cast<const char*>(from) + bytes);
-    sok_emulator::Enqueue(stream, [=] { std::memcpy(to, copy->data(), bytes); });
+    sok_emulator::Enqueue(stream, [=] { std::memcpy(target, copy->data(), bytes); });
   } else {
-    sok_emulator::Enqueue(stream, [=] { std::memcpy(to, from, bytes); });
+    const void* source = sok_emulator::OnDevice(from);
+    sok_emulator::Enqueue(stream, [=] { std::memcpy(target, source, bytes); });
   }
-  if (!IsPinned(to) && !IsDevice(to)) return cudaStreamSynchronize(stream);
-  return cudaSuccess;
+  return to_kind == Kind::kHost ? cudaStreamSynchronize(stream) : cudaSuccess;
 }
 
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
@@ -283,7 +252,12 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind 
 }
 
 cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t stream) {
-  sok_emulator::Enqueue(stream, [=] { std::memset(p, value, bytes); });
+  if (bytes == 0) return cudaSuccess;
+  if (sok_emulator::KindOf(p, bytes, "cudaMemsetAsync") == Kind::kHost && !sok_emulator::IsHostMemoryDevice()) {
+    sok_emulator::EndWith("cudaMemsetAsync: %p is memory of the host that is not pinned", p);
+  }
+  void* target = sok_emulator::OnDevice(p);
+  sok_emulator::Enqueue(stream, [=] { std::memset(target, value, bytes); });
   return cudaSuccess;
 }
 
