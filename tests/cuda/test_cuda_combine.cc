@@ -196,6 +196,7 @@ TEST(ExpandedSegmentsAreThoseOfTheCpu) {
   }
 }
 
+#if defined(SOK_CUDA_EMULATED)  // a device would lend all of it; tests/contracts/test_large.py asks there
 // Rows behind 2^32 bytes and 2^31 elements, without the memory: pages that nobody touches are not there.
 TEST(RowsBeyondTwoToTheThirtyOneElementsAreFound) {
   const sok::Cuda cuda;
@@ -227,6 +228,7 @@ TEST(RowsBeyondTwoToTheThirtyOneElementsAreFound) {
   SOK_CUDA(cudaHostUnregister(memory));
   munmap(memory, bytes);
 }
+#endif
 
 TEST(FeaturesThatMakeNoSenseAreRefused) {
   const sok::Cuda cuda;
