@@ -9,13 +9,8 @@
 
 #include "launch.h"
 #include "sok/first_bad.h"
+#include "sok/float_bits.h"
 #include "sok/float_type.h"
-#include "sok/philox.h"
-
-#if !defined(SOK_CUDA_EMULATED)
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#endif
 
 // In front of a loop over few, counted items that must be under way together.
 #if defined(SOK_CUDA_EMULATED)
@@ -33,60 +28,6 @@ struct Half {
 struct BFloat16 {
   uint16_t bits;
 };
-
-SOK_HOST_DEVICE uint32_t WordOfFloat(float x) {
-#if defined(__CUDA_ARCH__)
-  return __float_as_uint(x);
-#else
-  uint32_t word;
-  __builtin_memcpy(&word, &x, sizeof(word));
-  return word;
-#endif
-}
-SOK_HOST_DEVICE float FloatOfWord(uint32_t word) {
-#if defined(__CUDA_ARCH__)
-  return __uint_as_float(word);
-#else
-  float x;
-  __builtin_memcpy(&x, &word, sizeof(x));
-  return x;
-#endif
-}
-
-// Rounded to the nearest, ties to even; too large becomes infinite, a NaN stays one.
-SOK_HOST_DEVICE uint16_t BFloat16Bits(float x) {
-  const uint32_t word = WordOfFloat(x);
-  if ((word & 0x7FFFFFFFu) > 0x7F800000u) return static_cast<uint16_t>((word >> 16) | 0x40u);
-  return static_cast<uint16_t>((word + 0x7FFFu + ((word >> 16) & 1u)) >> 16);
-}
-SOK_HOST_DEVICE float FloatOfBFloat16(uint16_t bits) { return FloatOfWord(uint32_t{bits} << 16); }
-
-// The same for IEEE half precision. On a device one instruction; this is what it does.
-SOK_HOST_DEVICE uint16_t HalfBits(float x) {
-#if defined(__CUDA_ARCH__)
-  return __half_as_ushort(__float2half_rn(x));
-#else
-  const uint32_t word = WordOfFloat(x), sign = (word >> 16) & 0x8000u, magnitude = word & 0x7FFFFFFFu;
-  if (magnitude > 0x7F800000u) return static_cast<uint16_t>(sign | 0x7FFFu);
-  if (magnitude >= 0x477FF000u) return static_cast<uint16_t>(sign | 0x7C00u);  // 65520 and more
-  if (magnitude < 0x38800000u) {  // below 2^-14: in steps of 2^-24, which the sum with 0.5 rounds to
-    const float shifted = FloatOfWord(magnitude) + 0.5f;
-    return static_cast<uint16_t>(sign | (WordOfFloat(shifted) - 0x3F000000u));
-  }
-  return static_cast<uint16_t>(sign | ((magnitude - 0x38000000u + 0xFFFu + ((magnitude >> 13) & 1u)) >> 13));
-#endif
-}
-SOK_HOST_DEVICE float FloatOfHalf(uint16_t bits) {
-#if defined(__CUDA_ARCH__)
-  return __half2float(__ushort_as_half(bits));
-#else
-  const uint32_t sign = (bits & 0x8000u) << 16, magnitude = bits & 0x7FFFu;
-  if (magnitude >= 0x7C00u) return FloatOfWord(sign | 0x7F800000u | (magnitude & 0x3FFu) << 13);
-  if (magnitude >= 0x400u) return FloatOfWord(sign | ((magnitude << 13) + 0x38000000u));
-  const float small = static_cast<float>(magnitude) * (1.0f / 16777216.0f);
-  return sign != 0 ? -small : small;
-#endif
-}
 
 SOK_HOST_DEVICE float ToFloat(float x) { return x; }
 SOK_HOST_DEVICE float ToFloat(Half x) { return FloatOfHalf(x.bits); }
