@@ -13,6 +13,7 @@ set(SOK_CUDA_SOURCES
   cuda/device_words.cu
   cuda/embedding_table.cu
   cuda/exchange.cu
+  cuda/exchange_wire.cu
   cuda/hash_table.cu
   cuda/initializer.cu
   cuda/partition.cu
