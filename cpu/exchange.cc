@@ -68,8 +68,8 @@ struct Plan {
 
 bool MaySum(const RouteFeature& feature) { return feature.row_splits != nullptr; }
 
-// What a key and its row, or a piece and its sum, move: number or length there, floats home and as many of gradients.
-int64_t RowBytes(const RouteTable& table, int word_bytes) { return word_bytes + 8 * table.dim; }
+// What a key and its row, or a piece and its sum, move: number or length there, the row home and as much of gradients.
+int64_t RowBytes(const RouteTable& table, int word_bytes) { return word_bytes + 2 * table.value_bytes * table.dim; }
 
 double SumsCost(const RouteTable& table, int64_t keys, int64_t pieces, int word_bytes) {
   return kSumsFactor * (static_cast<double>(keys) * word_bytes +

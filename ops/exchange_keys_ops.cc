@@ -15,8 +15,8 @@ namespace {
 using tensorflow::OpInputList;
 
 template <class Word>
-Word* WriteHeader(int64_t program, int64_t call, bool insert, const InputStatus& status, int64_t feature, Word* out) {
-  const int64_t header[] = {kMagic, program, call, insert ? 1 : 0, status.status, feature, status.detail};
+Word* WriteHeader(int64_t program, int64_t call, int64_t mode, const InputStatus& status, int64_t feature, Word* out) {
+  const int64_t header[] = {kMagic, program, call, mode, status.status, feature, status.detail};
   static_assert(sizeof(header) / sizeof(header[0]) == kHeaderWords);
   for (const int64_t word : header) *out++ = static_cast<Word>(word);
   return out;
@@ -24,17 +24,17 @@ Word* WriteHeader(int64_t program, int64_t call, bool insert, const InputStatus&
 
 // The same message to each of `world` ranks: what is wrong, in words.
 template <class Word>
-void WriteRefusal(const std::string& text, int64_t program, int64_t call, bool insert, int64_t feature, int world,
+void WriteRefusal(const std::string& text, int64_t program, int64_t call, int64_t mode, int64_t feature, int world,
                   Tensor* words) {
   Word* out = words->flat<Word>().data();
   for (int r = 0; r < world; ++r) {
     const InputStatus status{kRefused, static_cast<int64_t>(text.size())};
-    out = WriteHeader(program, call, insert, status, feature, out);
+    out = WriteHeader(program, call, mode, status, feature, out);
     for (const char c : text) *out++ = static_cast<Word>(static_cast<unsigned char>(c));
   }
 }
 
-void Refuse(OpKernelContext* ctx, const std::string& whole_text, int64_t program, int64_t call, bool insert,
+void Refuse(OpKernelContext* ctx, const std::string& whole_text, int64_t program, int64_t call, int64_t mode,
             int64_t feature, int world) {
   const std::string text = Cut(whole_text);
   const int64_t size = kHeaderWords + static_cast<int64_t>(text.size());
@@ -43,9 +43,9 @@ void Refuse(OpKernelContext* ctx, const std::string& whole_text, int64_t program
   Check(ctx->allocate_output(1, TensorShape({world}), &splits));
   std::fill_n(splits->flat<int32_t>().data(), world, static_cast<int32_t>(size));
   if (words->dtype() == tensorflow::DT_INT64) {
-    WriteRefusal<int64_t>(text, program, call, insert, feature, world, words);
+    WriteRefusal<int64_t>(text, program, call, mode, feature, world, words);
   } else {
-    WriteRefusal<int32_t>(text, program, call, insert, feature, world, words);
+    WriteRefusal<int32_t>(text, program, call, mode, feature, world, words);
   }
 }
 
@@ -74,7 +74,9 @@ class ExchangeRefuseOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     Guard(ctx, [&] {
       const int64_t call = ScalarArg<int64_t>(ctx->input(0), "call");
-      Refuse(ctx, text_, program_, call, ScalarArg<bool>(ctx->input(1), "insert"), 0, static_cast<int>(world_));
+      // In what the rows of this call would have travelled, nobody asks any more.
+      const int64_t mode = ModeOf(ScalarArg<bool>(ctx->input(1), "insert"), FloatType::kFloat32);
+      Refuse(ctx, text_, program_, call, mode, 0, static_cast<int>(world_));
     });
   }
 
@@ -149,15 +151,15 @@ class ExchangeRouteOp : public GroupOp {
         throw InvalidArgument("`keys` must have one tensor per feature.");
       }
       const int64_t call = ScalarArg<int64_t>(ctx->input(tables.size()), "call");
-      const bool insert = ScalarArg<bool>(ctx->input(tables.size() + 1), "insert");
+      const int64_t mode = ModeOf(ScalarArg<bool>(ctx->input(tables.size() + 1), "insert"), exchange_type_);
       int64_t num_keys = 0;
       for (const Tensor& k : in.keys) num_keys += k.NumElements();
       const std::string names = NamesOf(tables);
       const ProfileSpan span("route", names, {num_keys});
       if (is_wide_) {
-        Run<int64_t>(ctx, tables, in, call, insert);
+        Run<int64_t>(ctx, tables, in, call, mode);
       } else {
-        Run<int32_t>(ctx, tables, in, call, insert);
+        Run<int32_t>(ctx, tables, in, call, mode);
       }
     });
   }
@@ -173,7 +175,7 @@ class ExchangeRouteOp : public GroupOp {
   };
 
   template <class Word>
-  void Run(OpKernelContext* ctx, const Tables& tables, const Inputs& in, int64_t call, bool insert) const {
+  void Run(OpKernelContext* ctx, const Tables& tables, const Inputs& in, int64_t call, int64_t mode) const {
     const int num_features = in.keys.size(), num_tables = static_cast<int>(tables.size());
     const int world = tables[0]->config().world_size;
     const TfExecutor executor(ctx);
@@ -181,8 +183,8 @@ class ExchangeRouteOp : public GroupOp {
     std::vector<RouteTable> route_tables;
     for (int t = 0; t < num_tables; ++t) {
       const TableConfig& config = tables[t]->config();
-      route_tables.push_back(
-          {config.dim, config.is_unsigned, config.hashed ? 0 : config.num_legal(), config.owner, ways_[t]});
+      route_tables.push_back({config.dim, config.is_unsigned, config.hashed ? 0 : config.num_legal(), config.owner,
+                              ways_[t], exchange_type_ == FloatType::kFloat32 ? 4 : 2});
     }
     std::vector<Tensor> index;
     std::vector<RouteFeature> features;
@@ -202,9 +204,9 @@ class ExchangeRouteOp : public GroupOp {
       std::fill_n(asked->flat<int32_t>().data(), world, static_cast<int32_t>(kAnswerHeader));
       for (int f = 0; f < num_features; ++f) SetHome(ctx, f, num_features, index[f], in.row_splits[f], nullptr);
       if (fault.status.status == kRefused) {
-        return Refuse(ctx, fault.refusal, program_, call, insert, fault.feature, world);
+        return Refuse(ctx, fault.refusal, program_, call, mode, fault.feature, world);
       }
-      return TellFault<Word>(ctx, fault, call, insert, world);
+      return TellFault<Word>(ctx, fault, call, mode, world);
     }
     std::vector<RoutedPieces> pieces(static_cast<size_t>(num_features));
     for (int f = 0; f < num_features; ++f) {
@@ -232,7 +234,7 @@ class ExchangeRouteOp : public GroupOp {
     }
     Word* words = reinterpret_cast<Word*>(AllocateOutput(ctx, 0, CheckedShape({size}))->data());
     for (int r = 0; r < world; ++r) {
-      Word* to = WriteHeader(program_, call, insert, {}, 0, words + word_begin[r] - num_counts - kHeaderWords);
+      Word* to = WriteHeader(program_, call, mode, {}, 0, words + word_begin[r] - num_counts - kHeaderWords);
       for (int64_t c = 0; c < num_counts; ++c) *to++ = static_cast<Word>(route.counts[r * num_counts + c]);
     }
     WriteRoute({executor}, scratch.get(), route, word_begin, words, pieces.data());
@@ -290,12 +292,12 @@ class ExchangeRouteOp : public GroupOp {
   }
 
   template <class Word>
-  void TellFault(OpKernelContext* ctx, const Fault& fault, int64_t call, bool insert, int world) const {
+  void TellFault(OpKernelContext* ctx, const Fault& fault, int64_t call, int64_t mode, int world) const {
     Tensor *words, *splits;
     Check(ctx->allocate_output(0, TensorShape({world * int64_t{kHeaderWords}}), &words));
     Check(ctx->allocate_output(1, TensorShape({world}), &splits));
     Word* out = reinterpret_cast<Word*>(words->data());
-    for (int r = 0; r < world; ++r) out = WriteHeader(program_, call, insert, fault.status, fault.feature, out);
+    for (int r = 0; r < world; ++r) out = WriteHeader(program_, call, mode, fault.status, fault.feature, out);
     std::fill_n(splits->flat<int32_t>().data(), world, static_cast<int32_t>(kHeaderWords));
   }
 

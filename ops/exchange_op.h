@@ -8,6 +8,7 @@
 #include "op.h"
 #include "output_pool.h"
 #include "sok/exchange.h"
+#include "sok/float_type.h"
 #include "sok/profile.h"
 #include "table_resource.h"
 
@@ -18,13 +19,17 @@ enum HeaderWord {
   kMagicWord,    // kMagic
   kProgramWord,  // the group's tables, as one number
   kCallWord,     // which call this is
-  kInsertWord,   // 0 or 1
+  kModeWord,     // ModeOf
   kStatusWord,   // KeyStatus
   kFeatureWord,  // whose input it is about
   kDetailWord,
   kHeaderWords
 };
 constexpr int64_t kMagic = 0x534f4b33;  // "SOK3": changes when the layout does
+
+// How a call is made: whether unseen keys get rows, and what rows and gradients travel in.
+inline int64_t ModeOf(bool insert, FloatType type) { return (insert ? 1 : 0) + 2 * static_cast<int64_t>(type); }
+inline bool InsertOf(int64_t mode) { return mode % 2 != 0; }
 
 // First float of an answer. The second is the length of a text that follows the header: one float for each byte.
 enum AnswerStatus { kServed, kFull, kNoMemory, kBadRequest, kBadState, kInternal };
@@ -119,6 +124,9 @@ class GroupOp : public OpKernel {
   explicit GroupOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     Guard(ctx, [&] {
       Check(ctx->GetAttr("program", &program_));
+      std::string exchange_dtype;
+      Check(ctx->GetAttr("exchange_dtype", &exchange_dtype));
+      exchange_type_ = ParseFloatType(exchange_dtype);
       std::vector<int64_t> slot_num, max_nnz, max_feature_num;
       Check(ctx->GetAttr("table_of", &table_of_));
       Check(ctx->GetAttr("slot_num", &slot_num));
@@ -167,6 +175,7 @@ class GroupOp : public OpKernel {
   }
 
   int64_t program_ = 0;
+  FloatType exchange_type_ = FloatType::kFloat32;
   bool is_wide_ = true;
   std::vector<int64_t> table_of_;  // [F]
   std::vector<InputLimits> limits_;
@@ -174,13 +183,14 @@ class GroupOp : public OpKernel {
 
 #define SOK_POOLERS "{'sum', 'mean', 'sqrtn', 'rows'}"
 
-#define SOK_GROUP_ATTRS              \
-  Attr("T: int >= 1")                \
-      .Attr("Tword: {int64, int32}") \
-      .Attr("program: int = 0")      \
-      .Attr("table_of: list(int)")   \
-      .Attr("slot_num: list(int)")   \
-      .Attr("max_nnz: list(int)")    \
+#define SOK_GROUP_ATTRS                                                       \
+  Attr("T: int >= 1")                                                         \
+      .Attr("Tword: {int64, int32}")                                          \
+      .Attr("program: int = 0")                                               \
+      .Attr("exchange_dtype: {'float32', 'float16', 'bfloat16'} = 'float32'") \
+      .Attr("table_of: list(int)")                                            \
+      .Attr("slot_num: list(int)")                                            \
+      .Attr("max_nnz: list(int)")                                             \
       .Attr("max_feature_num: list(int)")
 
 }  // namespace sok

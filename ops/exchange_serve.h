@@ -175,11 +175,33 @@ class ExchangeServeOp : public GroupOp {
           ". One of them has left a call out, perhaps after an error. All must run the same program.");
     }
     for (int r = 0; r < world; ++r) RaiseBadInput(tables, messages[r], r);
-    if (differs(kInsertWord, insert ? 1 : 0)) {
-      throw FailedPrecondition(first.Label() + ": `training` must be the same on all workers. Received, by rank: " +
-                               by_rank(kInsertWord) + ".");
-    }
+    if (differs(kModeWord, ModeOf(insert, exchange_type_))) RaiseOtherMode(first, messages);
     return messages;
+  }
+
+  // For messages whose modes differ.
+  template <class Word>
+  [[noreturn]] static void RaiseOtherMode(const TableConfig& first, const std::vector<Message<Word>>& messages) {
+    const char* const kTypes[] = {"float32", "float16", "bfloat16"};
+    std::string inserts, types;
+    bool same = true;
+    for (const auto& m : messages) {
+      const int64_t mode = m.words[kModeWord];
+      const bool is_known = mode >= 0 && mode < 6;
+      const char* comma = inserts.empty() ? "" : ", ";
+      inserts += comma + std::to_string(InsertOf(mode) ? 1 : 0);
+      types += comma + (is_known ? std::string(kTypes[mode / 2]) : std::to_string(mode));
+      same = same && InsertOf(mode) == InsertOf(messages[0].words[kModeWord]);
+    }
+    if (!same) {
+      throw FailedPrecondition(first.Label() +
+                               ": `training` must be the same on all workers. Received, by rank: " + inserts + ".");
+    }
+    throw FailedPrecondition(
+        first.Label() +
+        ": rows must travel in the same type on all workers, that of `exchange_dtype` or of a layer's "
+        "dtype policy. Received, by rank: " +
+        types + ".");
   }
 
   template <class Word>
@@ -276,6 +298,7 @@ class ExchangeServeOp : public GroupOp {
     answer[0] = static_cast<float>(status);
     answer[1] = static_cast<float>(text.size());
     for (const char c : text) answer.push_back(static_cast<float>(static_cast<unsigned char>(c)));
+    answer.push_back(0.0f);  // to spare: an answer in 16 bit may look one value shorter than it is (exchange_wire.h)
     for (int r = 0; r < world; ++r) answers.insert(answers.end(), answer.begin(), answer.end());
     OutputBadNews(ctx, answers);
     Tensor *answer_splits, *counts, *empty;

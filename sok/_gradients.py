@@ -202,6 +202,7 @@ def _not_a_second_time(op, *_):
 
 _ONLY_ONCE = (
     "GroupLookupGrad GroupLookupGradWeights ExchangeSumGrad ExchangeCombineGrad ExchangeCombineGradWeights "
+    "ExchangeNarrow ExchangeWiden "
     "CombineGradRows CombineGradWeights"
 )
 for _name in _ONLY_ONCE.split():

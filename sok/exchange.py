@@ -33,6 +33,7 @@ from sok.table import EmbeddingVariable
 
 if TYPE_CHECKING:
     from sok.lookup import Feature
+    from sok.transport.base import Transport
 
 # A feature with this for a combiner gives the rows of its keys.
 ROWS = "rows"
@@ -111,6 +112,11 @@ class _Call:
     insert: tf.Tensor
     attributes: dict[str, Any]  # what the native ops are told of group and features
 
+    @property
+    def dtype(self) -> str:
+        """What rows and gradients travel in."""
+        return self.attributes["exchange_dtype"]
+
     def collective(self, what: str) -> str:
         return context.unique_collective_name(f"{self.group.name}/{what}")
 
@@ -153,7 +159,7 @@ def lookup_group(features: Sequence[Feature], training: Any = True) -> list[tf.T
     with _on(group.device):
         request = _input_exchange(call, keys, row_splits, weights, [f.combiner for f in features])
         answers, answer_splits = _local_lookup(call, request)
-    home, home_splits = _output_exchange(call, answers, answer_splits)
+    home, home_splits = _output_exchange(call, answers, answer_splits, request.asked)
     return _ops.lib().sok_exchange_combine(
         home,
         home_splits,
@@ -235,11 +241,19 @@ def _attributes(group: _Group, features: Sequence[Feature]) -> dict[str, Any]:
     number = {table: i for i, table in enumerate(group.tables)}
     return {
         "program": group.program,
+        "exchange_dtype": _common_dtype(features),
         "table_of": [number[feature.table] for feature in features],
         "slot_num": [feature.limits.slot_num for feature in features],
         "max_nnz": [feature.limits.max_nnz for feature in features],
         "max_feature_num": [feature.limits.max_feature_num for feature in features],
     }
+
+
+def _common_dtype(features: Sequence[Feature]) -> str:
+    """What rows and gradients travel in: what all features ask for. Not float32 for one and less for another: rows of a
+    table that both look up come once, and would have to be rounded for both."""
+    asked = {feature.exchange_dtype or feature.table.exchange_dtype for feature in features}
+    return asked.pop() if len(asked) == 1 else "float32"
 
 
 def _input_exchange(
@@ -283,23 +297,40 @@ def _local_lookup(call: _Call, request: _Request) -> tuple[tf.Tensor, tf.Tensor]
     return served.answers, served.answer_splits
 
 
-def _output_exchange(call: _Call, answers: tf.Tensor, splits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _output_exchange(
+    call: _Call, answers: tf.Tensor, splits: tf.Tensor, asked: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Sends answers to the peers that asked, `splits` floats to each; gives those of all owners, and their sizes."""
     transport = context.get_transport()
 
     @tf.custom_gradient
     def exchange(answers: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Any]:
-        home, home_splits = transport.all_to_all(answers, splits, call.collective("rows"))
+        home, home_splits = _send(transport, call, "rows", answers, splits, asked)
 
         def grad(upstream: tf.Tensor, _: Any) -> tf.Tensor:
             with _on(call.group.device):  # they end where the answers began
                 upstream = tf.identity(tf.convert_to_tensor(upstream))
-            gradients, _ = transport.all_to_all(upstream, home_splits, call.collective("grads"))
-            return gradients
+            return _send(transport, call, "grads", upstream, home_splits, splits)[0]
 
         return (home, home_splits), grad
 
     return exchange(answers)
+
+
+def _send(
+    transport: Transport, call: _Call, what: str, floats: tf.Tensor, splits: tf.Tensor, expected: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Sends `splits` floats to each peer, in the call's dtype; gives the `expected` ones of each, and their sizes."""
+    name = call.collective(what)
+    if call.dtype == "float32":
+        return transport.all_to_all(floats, splits, name)
+    lib = _ops.lib()
+    # Where the tables are: a GPU then has half as much to copy.
+    with _on(call.group.device):
+        words, word_splits = lib.sok_exchange_narrow(floats, splits, type=call.dtype)
+    received, received_splits = transport.all_to_all(words, word_splits, name)
+    with _on(call.group.device):
+        return lib.sok_exchange_widen(received, received_splits, expected, type=call.dtype)
 
 
 def _on(device: str) -> contextlib.AbstractContextManager[Any]:

@@ -46,6 +46,7 @@ class Feature:
     combiner: str  # 'sum', 'mean' or 'sqrtn'
     limits: Limits = Limits()
     checked: bool = False  # row splits make sense and no limit is set: nothing to validate
+    exchange_dtype: str | None = None  # what rows and gradients travel in; None: as the table says
 
 
 def _watch(variable: EmbeddingVariable) -> None:
@@ -61,7 +62,11 @@ def is_alone(variable: EmbeddingVariable) -> bool:
 
 
 def lookup_rows(
-    variable: EmbeddingVariable, keys: Any, training: Any = True, report: tf.Tensor | None = None
+    variable: EmbeddingVariable,
+    keys: Any,
+    training: Any = True,
+    report: tf.Tensor | None = None,
+    exchange_dtype: str | None = None,
 ) -> tf.Tensor:
     """The row of each key.
 
@@ -71,6 +76,7 @@ def lookup_rows(
         training: whether keys without a row get one; bool or bool scalar tensor. Without, they read as their initial
             value.
         report: empty, or what `sok.inputs` found wrong with the input, to be raised on every rank.
+        exchange_dtype: 'float32', 'float16' or 'bfloat16': what rows and gradients travel in. None: as the table says.
 
     Returns:
         [..., D] float32. Collective; differentiable with respect to the variable.
@@ -95,7 +101,8 @@ def lookup_rows(
                 keys = tf.identity(keys)
         return _ops.lib().sok_table_lookup(variable.handle, keys, training, dim=variable.dim)[0]
     splits = tf.zeros([0], tf.int64) if report is None else report
-    (rows,) = exchange.lookup_group([Feature(variable, Csr(flat, splits), exchange.ROWS)], training)
+    feature = Feature(variable, Csr(flat, splits), exchange.ROWS, exchange_dtype=exchange_dtype)
+    (rows,) = exchange.lookup_group([feature], training)
     rows = tf.reshape(rows, tf.concat([tf.shape(keys), [variable.dim]], 0))
     rows.set_shape(keys.shape.concatenate([variable.dim]))
     return rows
@@ -109,6 +116,7 @@ def lookup_pooled(
     slot_num: int = 1,
     max_nnz: int = 0,
     max_feature_num: int = 0,
+    exchange_dtype: str | None = None,
 ) -> tf.Tensor:
     """One vector per segment: its keys' rows combined by tf.nn.embedding_lookup_sparse's rules.
 
@@ -120,6 +128,7 @@ def lookup_pooled(
         slot_num: segments per sample, for `max_feature_num` and messages.
         max_nnz: keys a segment may have; 0: any number.
         max_feature_num: keys a sample may have; 0: any number.
+        exchange_dtype: as in `lookup_rows`.
 
     Returns:
         [S, D] float32; an empty segment gives zeros. Collective; differentiable in the variable and the weights.
@@ -129,14 +138,14 @@ def lookup_pooled(
         tf.errors.ResourceExhaustedError: an owner's shard is full, on every rank.
     """
     limits = Limits(slot_num, max_nnz, max_feature_num)
-    return lookup_group([Feature(variable, csr, combiner, limits)], training)[0]
+    return lookup_group([Feature(variable, csr, combiner, limits, exchange_dtype=exchange_dtype)], training)[0]
 
 
 def lookup_group(features: Sequence[Feature], training: Any = True) -> list[tf.Tensor]:
     """`lookup_pooled` of many features and tables, all in one op.
 
     Args:
-        features: what to look up; several may share a table.
+        features: what to look up; several may share a table. Rows travel in 16 bit if all of them ask for the same.
         training: as in `lookup_rows`.
 
     Returns:

@@ -27,9 +27,10 @@ class profile:
             model.fit(...)
 
     Open the file in https://ui.perfetto.dev or chrome://tracing. Spans are `route` (keys are checked and sorted by
-    their owners), `exchange` (keys, rows or gradients travel), `find` (rows are looked up or made), `combine` (rows are
-    pooled), `find+combine` (both at once, on one worker), `backward` (gradients are brought to rows), `update` (the
-    optimizer), and `collective` (what workers exchange for anything else). docs/profiling.md reads one.
+    their owners), `exchange` (keys, rows or gradients travel), `narrow` and `widen` (before and after, if in 16 bit),
+    `find` (rows are looked up or made), `combine` (rows are pooled), `find+combine` (both at once, on one worker),
+    `backward` (gradients are brought to rows), `update` (the optimizer), and `collective` (what workers exchange for
+    anything else). docs/profiling.md reads one.
 
     Args:
         path: the file, made or overwritten. With several workers each writes its own: 'step.json' becomes

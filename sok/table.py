@@ -16,7 +16,14 @@ from sok import _ops, context, keras_calls, table_state
 from sok import initializers as sok_initializers
 from sok.checkpoint import beside
 from sok.keys import as_keys, check_key_dtype
-from sok.table_arguments import checked_owner, checked_way_home, derived_seed, unique_name, whole_number
+from sok.table_arguments import (
+    checked_exchange_dtype,
+    checked_owner,
+    checked_way_home,
+    derived_seed,
+    unique_name,
+    whole_number,
+)
 from sok.table_rows import TableRows, rows_behind
 
 _MAX_DIM = 2**20
@@ -52,6 +59,10 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
             key once. 'sums': of each segment, what an owner holds of it, already summed; features with weights, and
             rows that nothing pools, come as with 'rows'. 'auto' (default): whichever moves less, chosen by each worker
             for each call, from its batch. Results are the same up to the order of sums.
+        exchange_dtype: with several workers, what rows, and the gradients that go back, are rounded to while they
+            travel: float32 (default: they are not), float16 or bfloat16, which halve what is moved. Rows, and sums of
+            gradients, are float32 at both ends. One lookup travels in 16 bit if all its tables say the same, else in
+            float32; Keras layers say it themselves, by their compute dtype. Equal on all workers.
         gpu_memory_bytes: the most memory of a GPU that this shard may take, if that is where it lies; what would need
             more is a ResourceExhaustedError, and changes nothing. None: what the GPU has.
 
@@ -89,6 +100,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         owner: int | None = None,
         num_keys: int | None = None,
         way_home: str = "auto",
+        exchange_dtype: Any = "float32",
         gpu_memory_bytes: int | None = None,
     ) -> None:
         self._dim = whole_number("dim", dim, _MAX_DIM)
@@ -101,6 +113,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         self._world_size, self._rank = transport.size, transport.rank
         self._owner = None if owner is None else checked_owner(owner, transport.size)
         self._way_home = checked_way_home(way_home)
+        self._exchange_dtype = checked_exchange_dtype(exchange_dtype)
         self._num_keys = num_keys
         self._table_name = unique_name(name or "embedding_variable")
         spec = sok_initializers.to_spec(initializer, self._capacity, self._dim)
@@ -210,6 +223,11 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         return self._way_home
 
     @property
+    def exchange_dtype(self) -> str:
+        """What rows and their gradients travel in: 'float32', 'float16' or 'bfloat16'."""
+        return self._exchange_dtype
+
+    @property
     def seed(self) -> int:
         """Seed of the initial values."""
         return self._seed
@@ -232,6 +250,8 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
             place = f"all on rank {self._owner} of {self._world_size}"
         if self._way_home != "auto":
             place += f", home by {self._way_home}"
+        if self._exchange_dtype != "float32":
+            place += f", exchanged in {self._exchange_dtype}"
         return (
             f"<EmbeddingVariable '{self._table_name}' dim={self._dim}, {kind} {self._key_dtype.name} keys{used}, "
             f"{place}>"
@@ -269,11 +289,11 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
             name: ignored; here for `tf.Variable`'s signature.
 
         Returns:
-            [..., D] float32.
+            [..., D] float32, which they travel in, too.
         """
         from sok import lookup  # lookup is built on tables
 
-        return lookup.lookup_rows(self, keys, training=False)
+        return lookup.lookup_rows(self, keys, training=False, exchange_dtype="float32")
 
     def assign(
         self, keys: Any, values: Any = None, use_locking: Any = None, name: str | None = None

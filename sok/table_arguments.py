@@ -11,6 +11,7 @@ import tensorflow as tf
 from tensorflow.python.framework import ops
 
 _WAYS_HOME = ("auto", "rows", "sums")
+_EXCHANGE_DTYPES = ("float32", "float16", "bfloat16")
 
 _eager_names: set[str] = set()
 _graph_names: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
@@ -47,6 +48,17 @@ def checked_way_home(way_home: Any) -> str:
     if way_home not in _WAYS_HOME:
         raise ValueError(f"`way_home` must be one of {', '.join(map(repr, _WAYS_HOME))}. Received: {way_home!r}.")
     return way_home
+
+
+def checked_exchange_dtype(dtype: Any) -> str:
+    try:
+        name = tf.as_dtype(dtype).name
+    except TypeError:
+        name = None
+    if name not in _EXCHANGE_DTYPES:
+        accepted = ", ".join(map(repr, _EXCHANGE_DTYPES))
+        raise ValueError(f"`exchange_dtype` must be one of {accepted}. Received: {dtype!r}.")
+    return name
 
 
 def derived_seed(*parts: Any) -> int:

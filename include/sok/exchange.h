@@ -34,6 +34,7 @@ struct RouteTable {
   uint64_t num_legal = 0;  // keys in [0, num_legal) are legal; 0: every key is
   int owner = kByKey;      // the rank of all keys; kByKey: each has its own
   WayHome way = WayHome::kAuto;
+  int value_bytes = 4;  // what an element of a row takes while it travels
 };
 
 // The keys of one feature, in any of the four key dtypes.

@@ -10,7 +10,7 @@ from typing import Any
 from sok.feature_column import input_layer
 from sok.feature_column.grouping import Group, in_group
 from sok.feature_column.tf_columns import GROUPED
-from sok.group import check_per_group
+from sok.group import check_exchange_dtype, check_per_group
 
 _lock = threading.Lock()
 _open_scopes = 0  # of all threads
@@ -25,7 +25,9 @@ def current_group() -> Group | None:
 
 
 @contextlib.contextmanager
-def group_embedding_column_scope(name: str | None = None, params_num_per_group: int | None = None) -> Iterator[Group]:
+def group_embedding_column_scope(
+    name: str | None = None, params_num_per_group: int | None = None, *, exchange_dtype: Any = None
+) -> Iterator[Group]:
     """A scope: embedding columns that are made inside are looked up as one group, wherever they are used.
 
     `tf.compat.v1.feature_column.input_layer` and tf_keras' `DenseFeatures` look such columns up in one op (for tables
@@ -44,12 +46,14 @@ def group_embedding_column_scope(name: str | None = None, params_num_per_group: 
     Args:
         name: of the scope of the ops.
         params_num_per_group: at most so many columns in one op, or exchange. None: all of them.
+        exchange_dtype: float32, float16 or bfloat16: what rows of tables of ours, and their gradients, are rounded to
+            while they travel between workers. None: as the tables say, which columns leave at float32.
 
     Yields:
         The group. Several scopes make several groups; inside another one, the inner scope counts.
 
     Raises:
-        ValueError: `params_num_per_group` is no whole number of at least 1.
+        ValueError: `params_num_per_group` is no whole number of at least 1; another `exchange_dtype`.
 
     Not collective; a layer whose columns have tables of ours is.
 
@@ -69,7 +73,7 @@ def group_embedding_column_scope(name: str | None = None, params_num_per_group: 
 
     Source: `group_embedding_column_scope` of DeepRec.
     """
-    group = Group(name, check_per_group(params_num_per_group))
+    group = Group(name, check_per_group(params_num_per_group), check_exchange_dtype(exchange_dtype))
     input_layer.install()
     _here.groups = [*getattr(_here, "groups", []), group]
     _touch()

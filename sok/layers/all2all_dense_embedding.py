@@ -35,7 +35,8 @@ class All2AllDenseEmbeddingMixin(EmbeddingLayerMixin):
         training: whether unseen ids get a row; see `sok.DistributedEmbedding`.
 
     Returns:
-        [B, F, nnz_per_slot, D], or with `dynamic_input` the shape of the input with D appended, in the compute dtype.
+        [B, F, nnz_per_slot, D], or with `dynamic_input` the shape of the input with D appended, in the compute dtype;
+        of 16 bit, rows and gradients travel between workers in it, too.
 
     Raises:
         ValueError: an argument or the form of the input is not one of these.
@@ -81,13 +82,17 @@ class All2AllDenseEmbeddingMixin(EmbeddingLayerMixin):
             if not self.dynamic_input:
                 dense, report = self._checked(inputs, dense, report)
         if self.dynamic_input:
-            return self._to_compute_dtype(lookup.lookup_rows(variable, dense, self._inserts(training), report))
+            return self._to_compute_dtype(self._rows(dense, training, report))
         # Flat until the lookup has judged the report: a reshape that fails would stop this worker alone.
-        rows = lookup.lookup_rows(variable, tf.reshape(dense, [-1]), self._inserts(training), report)
+        rows = self._rows(tf.reshape(dense, [-1]), training, report)
         wanted, static = [self.slot_num, self.nnz_per_slot], sizes(dense)
         rows = tf.reshape(rows, [-1, *wanted, variable.dim])
         rows.set_shape([static[0] if static else None, *wanted, variable.dim])
         return self._to_compute_dtype(rows)
+
+    def _rows(self, keys: tf.Tensor, training: Any, report: tf.Tensor | None) -> tf.Tensor:
+        variable = self.embedding_variable
+        return lookup.lookup_rows(variable, keys, self._inserts(training), report, self._exchange_dtype())
 
     def _checked(self, inputs: Any, dense: tf.Tensor, report: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor | None]:
         """`dense` as [B, F, nnz_per_slot], and the report, to which a wrong size that is seen late is added."""

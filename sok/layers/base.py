@@ -167,6 +167,11 @@ class EmbeddingLayerMixin:
             return not {"test_step", "predict_step"} & keras_calls.running()
         return tf.cast(training, tf.bool) if tf.is_tensor(training) else bool(training)
 
+    def _exchange_dtype(self) -> str | None:
+        """What rows travel in: what they are cast to, if it has 16 bit; else as the table says."""
+        dtype = tf.as_dtype(self.compute_dtype or tf.float32)
+        return dtype.name if dtype in (tf.float16, tf.bfloat16) else None
+
     def _to_compute_dtype(self, rows: tf.Tensor) -> tf.Tensor:
         # With v2 behaviour off, tf_keras takes the dtype of the first input, integers here, for the layer's own.
         dtype = tf.as_dtype(self.compute_dtype or tf.float32)

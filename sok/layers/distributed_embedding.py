@@ -44,7 +44,8 @@ class DistributedEmbeddingMixin(EmbeddingLayerMixin):
             mean = sum(w e) / sum(w), sqrtn = sum(w e) / sqrt(sum(w^2)).
 
     Returns:
-        [B, F, D] in the layer's compute dtype. B is this worker's batch; workers' batches may differ, or be empty.
+        [B, F, D] in the layer's compute dtype. B is this worker's batch; workers' batches may differ, or be empty. Of
+        16 bit (`mixed_float16`, `mixed_bfloat16`), it is also what rows and gradients travel in between workers.
 
     Raises:
         ValueError: an argument or the form of the input is not one of these.
@@ -106,6 +107,7 @@ class DistributedEmbeddingMixin(EmbeddingLayerMixin):
             slot_num=self.slot_num,
             max_nnz=self.max_nnz,
             max_feature_num=self.slot_num * self.max_nnz if self.max_feature_num == 1 else self.max_feature_num,
+            exchange_dtype=self._exchange_dtype(),
         )
         pooled = tf.reshape(pooled, [-1, self.slot_num, variable.dim])
         pooled.set_shape([static_batch(inputs, self.slot_num), self.slot_num, variable.dim])

@@ -102,7 +102,8 @@ class SessionExport:
         if table not in self._readers:
             with _unfinalized(self._session.graph):
                 asked = v1.placeholder(table.key_dtype, [None])
-                self._readers[table] = (asked, lookup.lookup_rows(table, asked, training=False))
+                rows = lookup.lookup_rows(table, asked, training=False, exchange_dtype="float32")
+                self._readers[table] = (asked, rows)
         asked, rows = self._readers[table]
         return self._session.run(rows, {asked: keys})
 

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 import sok
 from sok import context
+from sok.distributed.loss_scale import all_finite
 from sok.lookup import Csr, Feature, lookup_group
 from sok.transport import horovod
 
@@ -77,8 +78,8 @@ def batch_of(case, step, ranks):
     return batch
 
 
-def make_tables(kind, name, way_home="auto"):
-    options = {"initializer": "normal", "way_home": way_home}
+def make_tables(kind, name, way_home="auto", **options):
+    options = {"initializer": "normal", "way_home": way_home, **options}
     return [
         sok.EmbeddingVariable(dim, 100, name=f"{name}_{t}", key_dtype=dtype, hashed=hashed, seed=t, **options)
         for t, (dim, dtype, hashed) in enumerate(TABLES[kind])
@@ -95,7 +96,8 @@ def features_of(kind, tables, batch):
 def all_rows(tables):
     """Of every key, without making one."""
     keys = tf.range(NUM_KEYS, dtype=tf.int64)
-    features = [Feature(t, Csr(tf.cast(keys, t.key_dtype), tf.zeros([0], tf.int64)), "rows") for t in tables]
+    none = tf.zeros([0], tf.int64)
+    features = [Feature(t, Csr(tf.cast(keys, t.key_dtype), none), "rows", exchange_dtype="float32") for t in tables]
     if tables[0].world_size == 1:
         return [t.sparse_read(f.csr.keys).numpy() for t, f in zip(tables, features, strict=True)]
     return [rows.numpy() for rows in lookup_group(features, training=False)]
@@ -235,6 +237,45 @@ def check_an_owner_that_cannot_answer_is_heard_by_all(world):
             if world.rank == 0:
                 del transport.all_to_all
         assert len(lookup_group(features)) == len(tables)
+
+
+def check_rows_that_travel_in_16_bit_are_those_of_the_cpu(world):
+    """Rounded by the device that they leave: the same bits. Gradients are added in another order, then rounded."""
+    for dtype, way in (("float16", "rows"), ("bfloat16", "rows"), ("float16", "sums")):
+        found = {}
+        for device in ("/CPU:0", EMULATED_GPU):
+            with tf.device(device):
+                tables = make_tables("wide", f"device_{dtype}_{way}", way, exchange_dtype=dtype)
+                batch = batch_of(CASES[0], 3, [world.rank])
+                with tf.GradientTape() as tape:
+                    outputs = lookup("wide", tables, batch)
+                    loss = tf.add_n([tf.reduce_sum(o * b[3]) for o, b in zip(outputs, batch, strict=True)])
+                gradients = tape.gradient(loss, tables)
+                sok.optimizers.SGD(1.0).apply_gradients(zip(gradients, tables, strict=True))
+                found[device] = [np.array(x) for x in outputs], [np.array(x) for x in all_rows(tables)]
+        step = {"float16": 2.0**-10, "bfloat16": 2.0**-7}[dtype]
+        for here, there in zip(found["/CPU:0"][0], found[EMULATED_GPU][0], strict=True):
+            if way == "rows":
+                np.testing.assert_array_equal(there, here)
+            else:
+                np.testing.assert_allclose(there, here, rtol=2 * step, atol=2 * step)
+        for here, there in zip(found["/CPU:0"][1], found[EMULATED_GPU][1], strict=True):
+            np.testing.assert_allclose(there, here, rtol=4 * step, atol=8 * step)
+            assert np.mean(np.isclose(there, here, rtol=1e-5, atol=1e-5)) > 0.8
+
+
+def check_a_gradient_that_overflows_in_16_bit_is_infinite_for_its_owner(world):
+    with tf.device(EMULATED_GPU):
+        table = sok.EmbeddingVariable(3, 10, name="device_overflows", initializer="ones", exchange_dtype="float16")
+        keys = tf.constant([0, 1], tf.int64)
+        with tf.GradientTape() as tape:
+            rows = sok.lookup.lookup_rows(table, keys)
+            loss = tf.reduce_sum(rows * tf.constant([[70000.0], [2.0]]))
+        gradient = tape.gradient(loss, table)
+    owned = [float(value[0]) for value in np.array(gradient.values)]
+    expected = {key: value for key, value in ((0, np.inf), (1, 2.0 * world.size)) if key % world.size == world.rank}
+    assert sorted(owned) == sorted(expected.values())
+    assert not bool(all_finite([gradient]))  # on all ranks, also those that own none of it
 
 
 def check_a_library_that_moves_device_memory_is_given_it(world, monkeypatch):

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from sok import _ops
 from tests.ops.tables import KEY_TYPES
 from tests.ops.test_exchange_combine import random_feature
+from tests.ops.test_exchange_wire import SIZES, messages_of
 from tests.ops.worlds import FINE, NO_WEIGHTS, World, i32
 from tests.reference.exchange import all_to_all
+from tests.reference.exchange_wire import TYPES
 
 from .conftest import EMULATED_GPU
 
@@ -151,13 +153,32 @@ def test_a_key_that_is_not_this_owner_s_is_answered_in_words(key):
         words = np.array([*FINE, 1, 0, 0, 2, *FINE, 1, 0, 0, key])
         served = world.serve(0, words, i32(11, 11))
         answer = served.answers.numpy()
-        assert answer[0] == 3 and served.answer_splits.numpy().tolist() == [16 + int(answer[1])] * 2
+        assert answer[0] == 3 and served.answer_splits.numpy().tolist() == [16 + int(answer[1]) + 1] * 2
         text = bytes(answer[16 : served.answer_splits[0]].astype(np.uint8)).decode()
         assert ("key 40 is outside" if key == 40 else "key 1 belongs to rank 1") in text
         assert [ids.shape for ids in served.row_ids] == [[0]] and not served.counts.numpy().any()
         # And nothing was kept of the other key.
         words[-1] = 4
         assert world.serve(0, words, i32(11, 11), insert=True).answers[0] == 0
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_messages_of_16_bit_values_are_those_of_the_cpu(rng, dtype, sizes):
+    messages = messages_of(rng, sizes)
+    splits, found = i32(*map(len, messages)), {}
+    for device in (CPU, EMULATED_GPU):
+        with tf.device(device):
+            words, word_splits = _ops.lib().sok_exchange_narrow(np.concatenate(messages), splits, type=dtype)
+            floats, float_splits = _ops.lib().sok_exchange_widen(words, word_splits, splits, type=dtype)
+            other, _ = _ops.lib().sok_exchange_widen(words, word_splits, splits + 2, type=dtype)
+        assert device.strip("/") in words.device and device.strip("/") in floats.device
+        found[device] = [x.numpy().view(np.uint32) for x in (words, floats, other)]
+        found[device] += [word_splits.numpy(), float_splits.numpy()]
+    for here, there in zip(found[CPU], found[EMULATED_GPU], strict=True):
+        np.testing.assert_array_equal(there, here)
+    with tf.device(EMULATED_GPU), pytest.raises(tf.errors.InvalidArgumentError, match="must sum to"):
+        _ops.lib().sok_exchange_narrow(np.zeros(17, np.float32), i32(16), type=dtype)
 
 
 def test_full_tables_are_full_for_all_askers():

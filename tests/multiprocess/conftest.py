@@ -14,13 +14,13 @@ DEADLINE = 600.0
 # What runs on how many ranks: everything on 1 (what the others are compared with) and 2; beyond, what could depend on
 # their number.
 _ALL = (
-    *("job", "transport", "distributed", "lookup", "group", "columns", "loops", "fit"),
+    *("job", "transport", "distributed", "lookup", "group", "exchange_dtype", "columns", "loops", "fit"),
     *("export", "checkpoint", "savers"),
 )
 _OF_RANKS = {
     1: _ALL,
     2: (*_ALL, "profile", "formats"),
-    3: ("job", "lookup", "group", "loops", "fit", "checkpoint"),
+    3: ("job", "lookup", "group", "exchange_dtype", "loops", "fit", "checkpoint"),
     4: ("job", "lookup", "loops"),
 }
 MODULES = {ranks: [f"tests.multiprocess.checks_{name}" for name in names] for ranks, names in _OF_RANKS.items()}

@@ -283,3 +283,21 @@ def test_limits_are_those_of_each_feature(monkeypatch):
         return lookup_pooled(table, csr, "sum").shape
 
     assert checked(run_world(2, program, monkeypatch)) == [[2, 2]] * 2
+
+
+@pytest.mark.parametrize("dtype", ["int8", "half", tf.float64, None, 16])
+def test_a_type_that_rows_do_not_travel_in_is_refused(dtype):
+    if dtype == "half":  # TensorFlow's other name for it
+        assert EmbeddingVariable(2, 10, exchange_dtype=dtype).exchange_dtype == "float16"
+        return
+    text = "`exchange_dtype` must be one of 'float32', 'float16', 'bfloat16'. Received: "
+    with pytest.raises(ValueError, match=text):
+        EmbeddingVariable(2, 10, exchange_dtype=dtype)
+
+
+def test_one_worker_rounds_nothing():
+    table = EmbeddingVariable(1, 10, exchange_dtype=tf.bfloat16)
+    table.assign(np.array([3]), [[1.001]])
+    assert lookup_rows(table, tf.constant([3], tf.int64)).numpy() == np.float32(1.001)
+    assert table.exchange_dtype == "bfloat16" and "exchanged in bfloat16" in repr(table)
+    assert "exchanged" not in repr(EmbeddingVariable(1, 10))
