@@ -30,6 +30,9 @@ list="$work/horovod-$version/horovod/tensorflow/CMakeLists.txt"
 }
 sed -i '/xla_mpi_ops\.cc/d' "$list"
 
+# g++ 14 looks into templates that nobody uses: one of them assigns to a member that is const.
+sed -i 's/^\( *\)const size_type count_;/\1size_type count_;/' "$work/horovod-$version/third_party/flatbuffers/include/flatbuffers/stl_emulation.h"
+
 # A caller may set these to get MPI or NCCL; the default needs nothing that pip does not bring.
 export HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1
 export HOROVOD_WITH_GLOO=${HOROVOD_WITH_GLOO-1}
