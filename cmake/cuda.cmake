@@ -31,6 +31,8 @@ set(SOK_CUDA_HOST_SOURCES
   cuda/c_api_table.cc
   cuda/device_memory.cc
   cuda/device_store.cc
+  cuda/held_rows.cc
+  cuda/host_memory.cc
 )
 
 # A sanitized build is for tests on the host.

@@ -4,10 +4,13 @@
 
 #include <algorithm>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <utility>
 
 #include "detail/check.h"
+#include "detail/held_rows.h"
+#include "detail/host_memory.h"
 #include "detail/scratch.h"
 #include "detail/slot_set.h"
 #include "detail/table_state.h"
@@ -91,10 +94,11 @@ struct DeviceStore::Placed {
   const uint32_t* rows = nullptr;
 };
 
-DeviceStore::DeviceStore(TableConfig config, int64_t budget_bytes, int64_t rows_at_a_time)
+DeviceStore::DeviceStore(TableConfig config, int64_t budget_bytes, int64_t rows_at_a_time, HostBytes host_bytes)
     : table_(std::make_unique<DeviceTable>(std::move(config), budget_bytes)),
       stream_(std::make_unique<Stream>()),
-      rows_at_a_time_(std::max<int64_t>(1, rows_at_a_time)) {}
+      rows_at_a_time_(std::max<int64_t>(1, rows_at_a_time)),
+      host_bytes_(host_bytes == nullptr ? AvailableHostBytes : host_bytes) {}
 DeviceStore::~DeviceStore() = default;
 
 int64_t DeviceStore::size() const {
@@ -118,15 +122,20 @@ void DeviceStore::CheckKeys(const uint64_t* keys, int64_t n) const {
 // ---- out
 
 void DeviceStore::VisitRows(
-    Call* call, const std::function<void(const uint64_t* keys, const uint32_t* rows, int64_t n)>& visit) const {
+    Call* call, const RowFilter& filter,
+    const std::function<void(const uint64_t* keys, const uint32_t* rows, int64_t n)>& visit) const {
   State& state = call->state;
   for (int64_t first = 0; first < state.num_rows(); first += rows_at_a_time_) {
     const int64_t count = std::min(rows_at_a_time_, state.num_rows() - first);
     call->scratch.Reset();
+    // Bytes of marks are looked at before the whole index is.
+    const bool is_any =
+        filter.marks == nullptr || state.changes.CountToHost(call->cuda, &call->scratch, filter, first, count) > 0;
+    if (!is_any) continue;
     auto* keys = call->scratch.Get<uint64_t>(count);
     auto* rows = call->scratch.Get<uint32_t>(count);
     uint32_t n = 0;
-    CopyToHost(call->cuda, &n, state.List(call->cuda, &call->scratch, first, count, keys, rows), sizeof(n));
+    CopyToHost(call->cuda, &n, state.List(call->cuda, &call->scratch, first, count, keys, rows, filter), sizeof(n));
     state.Settle(call->cuda, &call->scratch, rows, n);
     if (n > 0) visit(keys, rows, n);
   }
@@ -150,7 +159,7 @@ void DeviceStore::Export(const Cpu&, const std::string& slot_set,
   const int64_t floats = set == nullptr ? 0 : SlotsOf(call.state, *set);
   const ExportTarget to = allocate(call.state.CountToHost(call.cuda), floats);
   int64_t at = 0;
-  VisitRows(&call, [&](const uint64_t* keys, const uint32_t* rows, int64_t n) {
+  VisitRows(&call, {}, [&](const uint64_t* keys, const uint32_t* rows, int64_t n) {
     if (to.keys != nullptr) CopyToHost(call.cuda, to.keys + at, keys, n * int64_t{sizeof(uint64_t)});
     if (to.rows != nullptr) {
       RecordsToHost(call.cuda, &call.stage, call.state, rows, n, 0, dim(), to.rows + at * dim());
@@ -204,18 +213,32 @@ void DeviceStore::ReadAll(const Cpu&, RowSink* sink) const {
   Call call(*this);
   table_->ThrowIfBadToHost(call.cuda);
   const Whole whole(&call.state, call.cuda);
-  const int64_t rows_per_batch = sink->Begin(call.state.CountToHost(call.cuda), SetsOf(call.state));
-  VisitRows(&call, [&](const uint64_t* keys, const uint32_t* rows, int64_t n) {
+  ReadRows(&call, sink, /*changes=*/false);
+}
+
+void DeviceStore::ReadRows(Call* call, RowSink* sink, bool changes) const {
+  State& state = call->state;
+  std::vector<SlotSetInfo> infos = SetsOf(state);
+  for (size_t s = 0; s < infos.size(); ++s) {
+    State::SlotSet& set = *state.sets[s];
+    if (set.decay == nullptr) continue;
+    if (changes) infos[s].missed = set.decay->RunsAfter(set.calls_at_base);
+    if (state.changes.is_saving() && !state.has_snapshot) set.calls_read = set.decay->calls();
+  }
+  const int64_t rows_per_batch = sink->Begin(state.CountToHost(call->cuda), infos);
+  if (changes) sink->Erased(GoneKeys(call));
+  const RowFilter filter = changes ? state.changes.saved() : RowFilter{};
+  VisitRows(call, filter, [&](const uint64_t* keys, const uint32_t* rows, int64_t n) {
     for (int64_t at = 0; at < n; at += rows_per_batch) {
       const int64_t count = std::min(rows_per_batch, n - at);
       const RowTarget to = sink->Allocate(count);
-      CopyToHost(call.cuda, to.keys, keys + at, count * int64_t{sizeof(uint64_t)});
-      RecordsToHost(call.cuda, &call.stage, call.state, rows + at, count, 0, dim(), to.rows);
-      for (size_t s = 0; s < call.state.sets.size(); ++s) {
-        const State::SlotSet& set = *call.state.sets[s];
-        const int64_t floats = SlotsOf(call.state, set);
+      CopyToHost(call->cuda, to.keys, keys + at, count * int64_t{sizeof(uint64_t)});
+      RecordsToHost(call->cuda, &call->stage, state, rows + at, count, 0, dim(), to.rows);
+      for (size_t s = 0; s < state.sets.size(); ++s) {
+        const State::SlotSet& set = *state.sets[s];
+        const int64_t floats = SlotsOf(state, set);
         if (floats == 0) continue;
-        RecordsToHost(call.cuda, &call.stage, call.state, rows + at, count, set.offset, floats, to.slots[s]);
+        RecordsToHost(call->cuda, &call->stage, state, rows + at, count, set.offset, floats, to.slots[s]);
       }
       sink->Commit();
     }
@@ -320,17 +343,135 @@ void DeviceStore::Swap(TableStore* with) {
 
 // ---- saving by changes
 
-void DeviceStore::RefuseChanges(const char* what) const {
-  throw FailedPrecondition(Label() + " is on a GPU, where nothing notes which rows change: it cannot be saved " + what +
-                           ". Save all of its rows: sok.save without `incremental` and `asynchronous`.");
+std::vector<uint64_t> DeviceStore::GoneKeys(Call* call) const {
+  const std::vector<uint64_t> keys = call->state.changes.Erased();
+  std::vector<uint64_t> gone;
+  std::vector<uint32_t> found;
+  for (size_t at = 0; at < keys.size(); at += static_cast<size_t>(rows_at_a_time_)) {
+    const int64_t n = std::min(rows_at_a_time_, static_cast<int64_t>(keys.size() - at));
+    call->scratch.Reset();
+    auto* words = call->scratch.Get<uint64_t>(n);
+    auto* rows = call->scratch.Get<uint32_t>(n);
+    found.resize(static_cast<size_t>(n));
+    CopyToDevice(call->cuda, words, keys.data() + at, n * int64_t{sizeof(uint64_t)});
+    call->state.FindRows(call->cuda, words, n, false, false, rows, nullptr, nullptr);
+    CopyToHost(call->cuda, found.data(), rows, n * int64_t{sizeof(uint32_t)});
+    for (size_t i = 0; i < found.size(); ++i)
+      if (found[i] == HashTable::kNoRow) gone.push_back(keys[at + i]);
+  }
+  return gone;
+}
+
+void DeviceStore::ReadChanges(const Cpu&, RowSink* sink) const {
+  Call call(*this);
+  table_->ThrowIfBadToHost(call.cuda);
+  const Whole whole(&call.state, call.cuda);
+  if (!call.state.changes.is_saving() || call.state.changes.base().empty()) RefuseChanges();
+  ReadRows(&call, sink, /*changes=*/true);
+}
+
+void DeviceStore::RefuseChanges() const {
+  throw FailedPrecondition(Label() + ": there is no save that its changes could be counted from.");
 }
 
 void DeviceStore::BeginSave(SnapshotOf snapshot) {
-  if (snapshot != SnapshotOf::kNothing) RefuseChanges("asynchronously");
+  Call call(*this);
+  State& state = call.state;
+  if (snapshot != SnapshotOf::kNothing) table_->ThrowIfBadToHost(call.cuda);
+  {
+    const TableWriting writing(&state, call.cuda);
+    if (snapshot_) {
+      throw FailedPrecondition(Label() + ": an asynchronous save is under way. Wait for its result first.");
+    }
+    if (snapshot == SnapshotOf::kChanges && state.changes.base().empty()) RefuseChanges();
+    try {
+      state.changes.Begin(call.cuda, state.rows.num_rows());
+    } catch (const OutOfMemory&) {
+      // Nothing is noted: all rows can be saved, now and later, but not what has changed alone.
+    }
+    for (const auto& set : state.sets)
+      if (set->decay != nullptr) set->calls_read = set->decay->calls();
+  }
+  if (snapshot == SnapshotOf::kNothing) return;
+  try {
+    auto held = std::make_unique<HeldRows>(dim());
+    {
+      const Whole whole(&state, call.cuda);
+      CheckHostMemory(&call, snapshot == SnapshotOf::kChanges);
+      ReadRows(&call, held.get(), snapshot == SnapshotOf::kChanges);
+    }
+    const TableWriting writing(&state, call.cuda);
+    state.has_snapshot = true;
+    snapshot_ = std::move(held);
+  } catch (const std::bad_alloc&) {
+    ForgetSave(&call);
+    throw OutOfMemory(Label() + ": no memory for an asynchronous save, which copies its rows to the host.");
+  } catch (...) {
+    ForgetSave(&call);
+    throw;
+  }
 }
-void DeviceStore::EndSave(const std::string&) {}
-void DeviceStore::ReadSnapshot(const Cpu&, RowSink*) { RefuseChanges("asynchronously"); }
-void DeviceStore::ReadChanges(const Cpu&, RowSink*) const { RefuseChanges("incrementally"); }
-TableStore::ChangeInfo DeviceStore::Changes() const { RefuseChanges("incrementally"); }
+
+// Memory that is asked for is often given, and missed only when it is written to, which ends the process: so it is counted
+// before. Several workers of a machine may all count on the same.
+void DeviceStore::CheckHostMemory(Call* call, bool changes) const {
+  const State& state = call->state;
+  int64_t floats = dim();
+  for (const auto& set : state.sets) floats += SlotsOf(state, *set);
+  call->scratch.Reset();
+  const int64_t rows =
+      changes ? state.changes.CountToHost(call->cuda, &call->scratch, state.changes.saved(), 0, state.num_rows())
+              : state.CountToHost(call->cuda);
+  const int64_t bytes = rows * (int64_t{sizeof(uint64_t)} + floats * int64_t{sizeof(float)}), available = host_bytes_();
+  if (bytes <= available) return;
+  throw OutOfMemory(Label() + ": no memory for an asynchronous save, which copies its rows to the host: " +
+                    std::to_string(bytes) + " bytes, and " + std::to_string(available) +
+                    " are available. Save without `asynchronous`, or what has changed alone (`incremental`).");
+}
+
+void DeviceStore::ForgetSave(Call* call) {
+  const TableWriting writing(&call->state, call->cuda);
+  call->state.changes.End(call->cuda, "");
+}
+
+void DeviceStore::EndSave(const std::string& base) {
+  std::unique_ptr<HeldRows> gone;  // not under the locks: much memory takes a while to give back
+  Call call(*this);
+  const TableWriting writing(&call.state, call.cuda);
+  if (call.state.changes.is_saving() && !base.empty()) {
+    for (const auto& set : call.state.sets) set->calls_at_base = set->calls_read;
+  }
+  call.state.changes.End(call.cuda, base);
+  call.state.has_snapshot = false;
+  gone = std::move(snapshot_);
+}
+
+void DeviceStore::ReadSnapshot(const Cpu&, RowSink* sink) {
+  // It is there until EndSave, which whoever reads calls afterwards. The device has no part in it.
+  HeldRows* const held = [this] {
+    const std::lock_guard<std::mutex> lock(stream_->mutex);
+    if (snapshot_ && snapshot_->IsFirst()) return snapshot_.get();
+    throw FailedPrecondition(Label() + ": there is no snapshot to read.");
+  }();
+  held->GiveTo(sink);
+}
+
+TableStore::ChangeInfo DeviceStore::Changes() const {
+  Call call(*this);
+  const State& state = call.state;
+  const TableReading reading(&call.state, call.cuda);
+  ChangeInfo info;
+  info.is_on = state.changes.is_on();
+  info.base = state.changes.base();
+  info.rows = state.changes.CountToHost(call.cuda, &call.scratch);
+  info.erased = state.changes.num_erased();
+  info.copied_bytes = snapshot_ ? snapshot_->bytes() : 0;
+  info.sets = SetsOf(state);
+  for (size_t s = 0; s < info.sets.size(); ++s) {
+    const State::SlotSet& set = *state.sets[s];
+    if (set.decay != nullptr) info.sets[s].missed = set.decay->RunsAfter(set.calls_at_base);
+  }
+  return info;
+}
 
 }  // namespace sok

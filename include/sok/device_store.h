@@ -2,8 +2,11 @@
 // a stream of its own, through buffers of bounded size, and has happened when a call returns.
 //
 // What lookups and updates found bad and could not say then (DeviceTable::ThrowIfBadToHost) is thrown by the next size, Keys,
-// Export or ReadAll. Saving by changes or beside training is not offered: BeginSave with a snapshot, ReadSnapshot,
-// ReadChanges and Changes throw FailedPrecondition. With a decaying rule, reading rows settles them where they are.
+// Export, ReadAll, ReadChanges or BeginSave with a snapshot. With a decaying rule, reading rows settles them where they are.
+//
+// From the first BeginSave on a byte a row notes what changes; if the table's budget has no room for that, nothing is noted,
+// and its changes cannot be saved alone. A snapshot is a copy of its rows in the memory of this process, which BeginSave
+// makes: it returns when all are there, and throws OutOfMemory before it copies any if the system has no room for them.
 #pragma once
 
 #include <cstdint>
@@ -17,11 +20,18 @@
 
 namespace sok {
 
+class HeldRows;
+
 class DeviceStore final : public TableStore {
  public:
+  // How many bytes this process may still take.
+  using HostBytes = int64_t (*)();
+
   // As DeviceTable's constructor, on the current device. rows_at_a_time: how many rows are listed, on the device, for one
   // pass over the index: 40 bytes each.
-  DeviceStore(TableConfig config, int64_t budget_bytes, int64_t rows_at_a_time = int64_t{1} << 20);
+  // host_bytes: for tests; null: as the system says it.
+  DeviceStore(TableConfig config, int64_t budget_bytes, int64_t rows_at_a_time = int64_t{1} << 20,
+              HostBytes host_bytes = nullptr);
   ~DeviceStore() override;
 
   DeviceTable& table() { return *table_; }
@@ -58,17 +68,26 @@ class DeviceStore final : public TableStore {
   void CheckKeys(const uint64_t* keys, int64_t n) const;
   // All below expect the table to be held.
   static std::vector<SlotSetInfo> SetsOf(const DeviceTable::State& state);
-  // Every row in use, settled, in order; what `visit` gets is on the device, and what it takes of the scratch is given back.
-  void VisitRows(Call* call,
+  // Every row in use that the filter has, settled, in order; what `visit` gets is on the device, and what it takes of the
+  // scratch is given back.
+  void VisitRows(Call* call, const RowFilter& filter,
                  const std::function<void(const uint64_t* keys, const uint32_t* rows, int64_t n)>& visit) const;
+  // ReadAll or, with `changes`, ReadChanges.
+  void ReadRows(Call* call, RowSink* sink, bool changes) const;
+  // Keys that were erased since the save before, and have no row.
+  std::vector<uint64_t> GoneKeys(Call* call) const;
   // Finds or makes rows for the keys that are this rank's, all or none, and writes floats of their records.
   Placed Place(Call* call, const uint64_t* keys, int64_t n);
   void Store(Call* call, const Placed& placed, int64_t first, int64_t floats, const float* values);
-  [[noreturn]] void RefuseChanges(const char* what) const;
+  [[noreturn]] void RefuseChanges() const;
+  void ForgetSave(Call* call);  // it failed before it had a snapshot
+  void CheckHostMemory(Call* call, bool changes) const;
 
   const std::unique_ptr<DeviceTable> table_;
   const std::unique_ptr<Stream> stream_;
   const int64_t rows_at_a_time_;
+  const HostBytes host_bytes_;
+  std::unique_ptr<HeldRows> snapshot_;  // of a save that goes on beside training; held by who has the stream
 };
 
 }  // namespace sok

@@ -45,7 +45,7 @@ def why_all_rows(found: dict[str, Any] | None, tables: Sequence[Any], changes: S
         for table, change in zip(tables, of_rank, strict=True):
             name = f"table '{table.table_name}' (rank {rank} of {len(changes)})"
             if not change["base"]:
-                return f"{name} was neither saved before nor restored as a whole"
+                return f"{name} was neither saved before nor restored as a whole, or had no memory to note changes"
             if change["base"] not in found["names"]:
                 return f"{name} was last saved or restored as {change['base']}, and there lies {found['names'][0]}"
             if not change["fits"]:

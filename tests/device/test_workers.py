@@ -16,7 +16,7 @@ DEADLINE = 240.0
 
 def test_what_several_workers_save_one_restores(tmp_path):
     job = run_checks(["tests.device.checks_workers"], 2, tmp_path, DEADLINE)
-    job.values("check_what_one_worker_cannot_do_is_told_to_all")
+    job.values("check_changes_are_saved_beside_training_by_all")
     saved = job.values("check_tables_are_saved_and_restored_by_all")
     with tf.device(EMULATED_GPU):
         table = sok.EmbeddingVariable(3, 100, seed=1, name="of_all")
