@@ -121,8 +121,8 @@ def test_an_error_that_nobody_has_seen_is_raised_by_the_next_save(tmp_path, monk
     sok.save(tmp_path, table)
     patch = failing(monkeypatch, OSError(28, "No space left on device"))
     sok.save(tmp_path, table, asynchronous=True)
-    patch.undo()
     sok.restore(tmp_path, table)  # waits, and leaves it to the save
+    patch.undo()
     with pytest.raises(OSError, match="No space left"):
         sok.save(tmp_path, table)
     sok.save(tmp_path, table)
