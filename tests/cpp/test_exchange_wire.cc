@@ -61,7 +61,7 @@ sok::WireLayout LayoutOf(const std::vector<int64_t>& floats, const std::vector<i
 
 std::vector<uint16_t> Halves(const std::vector<float>& words) {
   std::vector<uint16_t> halves(2 * words.size());
-  std::memcpy(halves.data(), words.data(), 4 * words.size());
+  if (!words.empty()) std::memcpy(halves.data(), words.data(), 4 * words.size());
   return halves;
 }
 
