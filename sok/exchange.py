@@ -301,14 +301,17 @@ def _output_exchange(
     call: _Call, answers: tf.Tensor, splits: tf.Tensor, asked: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Sends answers to the peers that asked, `splits` floats to each; gives those of all owners, and their sizes."""
-    transport = context.get_transport()
+    transport, served = context.get_transport(), answers
 
     @tf.custom_gradient
     def exchange(answers: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Any]:
+        if not call.group.device:  # what a custom gradient is given is a copy, of no known place
+            with _beside(served, ""):
+                answers = tf.identity(answers)
         home, home_splits = _send(transport, call, "rows", answers, splits, asked)
 
         def grad(upstream: tf.Tensor, _: Any) -> tf.Tensor:
-            with _on(call.group.device):  # they end where the answers began
+            with _beside(served, call.group.device):  # they end where the answers began
                 upstream = tf.identity(tf.convert_to_tensor(upstream))
             return _send(transport, call, "grads", upstream, home_splits, splits)[0]
 
@@ -335,6 +338,12 @@ def _send(
 
 def _on(device: str) -> contextlib.AbstractContextManager[Any]:
     return tf.device(device) if device else contextlib.nullcontext()
+
+
+def _beside(tensor: tf.Tensor, device: str) -> contextlib.AbstractContextManager[Any]:
+    """On the device; where a v1 graph leaves that to TensorFlow, wherever it will put the tensor."""
+    in_v1_graph = not tf.compat.v1.executing_eagerly_outside_functions()
+    return tensor.graph.colocate_with(tensor.op, ignore_existing=True) if in_v1_graph and not device else _on(device)
 
 
 def _watch(table: EmbeddingVariable) -> None:

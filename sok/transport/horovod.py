@@ -72,7 +72,7 @@ class HorovodTransport(Transport):
 
     def all_to_all(self, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
         place = self._place_of(tensor)
-        with tf.device(place):
+        with tf.device(place) if place else tensor.graph.colocate_with(tensor.op, ignore_existing=True):
             tensor = tf.convert_to_tensor(tensor)
             wire, splits = _to_wire(tensor, "all_to_all"), tf.convert_to_tensor(splits, tf.int32)
             is_shared = self.shares_memory and place == _CPU and wire.shape.rank == 1 and wire.dtype in _SHARED
@@ -96,9 +96,14 @@ class HorovodTransport(Transport):
             return _from_wire(received, tensor.dtype), received_splits
 
     def _place_of(self, tensor: tf.Tensor) -> str:
-        """Where the all-to-all of a tensor runs. The same on all ranks, if all have the tensor on a GPU or none."""
+        """Where the all-to-all of a tensor runs. The same on all ranks, if all have the tensor on a GPU or none.
+
+        Empty in a v1 graph that leaves it to TensorFlow where the tensor is: there, which is known when a session runs.
+        """
         if not (self.moves_on_gpu and tf.is_tensor(tensor) and tensor.dtype.is_floating):
             return _CPU
+        if not tensor.device and not tf.compat.v1.executing_eagerly_outside_functions():
+            return ""
         device = tensor.device or _CPU
         return device if "GPU" in device.rpartition("device:")[2] else _CPU
 

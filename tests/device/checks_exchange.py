@@ -278,6 +278,50 @@ def check_a_gradient_that_overflows_in_16_bit_is_infinite_for_its_owner(world):
     assert not bool(all_finite([gradient]))  # on all ranks, also those that own none of it
 
 
+def check_a_session_keeps_rows_on_the_device_that_tensorflow_chose(world, monkeypatch):
+    """With a stand-in for a Horovod that has an alltoall of its own for GPUs, in a graph that names no device."""
+    transport = context.get_transport()
+    real = transport._hvd.alltoall
+
+    def alltoall(tensor, splits, **options):
+        with tensor.graph.colocate_with(None, ignore_existing=True), tf.device("/CPU:0"):
+            received, sizes = real(tensor, splits, **options)
+        return tf.identity(received), sizes
+
+    def train_in_a_session(name):
+        """The rows after two steps, and where each collective ran."""
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            table = sok.EmbeddingVariable(
+                4, 100, name=f"device_v1_{name}", initializer="normal", seed=3, way_home="rows"
+            )
+            assert not table.handle.device
+            keys = tf.constant([world.rank, 5, 6, 7, 5], tf.int64)
+            (rows,) = lookup_group([Feature(table, Csr(keys, tf.zeros([0], tf.int64)), "rows")])
+            optimizer = sok.optimizers.SGD(0.5)
+            step = optimizer.apply_gradients(
+                zip(tf.gradients(tf.reduce_sum(rows * rows), [table]), [table], strict=True)
+            )
+            session.run(tf.compat.v1.global_variables_initializer())
+            options = tf.compat.v1.RunOptions(output_partition_graphs=True)
+            metadata = tf.compat.v1.RunMetadata()
+            session.run(step)
+            session.run(step, options=options, run_metadata=metadata)
+            found = session.run(rows)
+        places = {}
+        for node in (node for graph in metadata.partition_graphs for node in graph.node):
+            if node.op == "Sok>TraceCollective":
+                places[node.attr["collective"].s.decode().split("/")[-2]] = EMULATED_GPU.strip("/") in node.device
+        return found, places
+
+    staged, places = train_in_a_session("staged")
+    assert places == {"keys": False, "rows": False, "grads": False}
+    monkeypatch.setattr(transport, "moves_on_gpu", True)
+    monkeypatch.setattr(transport._hvd, "alltoall", alltoall)
+    found, places = train_in_a_session("kept")
+    assert places == {"keys": False, "rows": True, "grads": True}, places
+    np.testing.assert_array_equal(found, staged)
+
+
 def check_a_library_that_moves_device_memory_is_given_it(world, monkeypatch):
     """Stands in for a Horovod that has an alltoall of its own for GPUs."""
     transport = context.get_transport()
