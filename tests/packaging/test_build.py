@@ -64,8 +64,11 @@ def test_sdist_has_every_source_that_the_build_names(tmp_path):
 
     sources = set(re.findall(r"^\s+((?:cpu|ops)/\w+\.cc)$", (ROOT / "CMakeLists.txt").read_text(), re.MULTILINE))
     assert len(sources) >= 18, "the list in CMakeLists.txt was not understood"
+    kernels = re.findall(r"^\s+(cuda/\w+\.(?:cu|cc))$", (ROOT / "cmake/cuda.cmake").read_text(), re.MULTILINE)
+    assert len(kernels) >= 20, "the lists in cmake/cuda.cmake were not understood"
+    sources |= {*kernels, *(f"ops/gpu/{path.name}" for path in (ROOT / "ops" / "gpu").iterdir())}
     python = [f"{package}/**/*.py" for package in PACKAGES]
-    patterns = ("include/**/*.h", "cpu/*.h", "ops/*.h", *python, "cmake/*")
+    patterns = ("include/**/*.h", "cpu/*.h", "ops/*.h", "cuda/**/*.h", *python, "cmake/*")
     files = {str(path.relative_to(ROOT)) for pattern in patterns for path in ROOT.glob(pattern) if path.is_file()}
     needed = sources | files | {"CMakeLists.txt", "setup.py", "pyproject.toml", "LICENSE"}
     assert needed - names == set()
