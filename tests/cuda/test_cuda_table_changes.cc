@@ -73,6 +73,8 @@ TEST(ChangesAreThoseOfTheCpuAndAChainIsTheTableAgain) {
         const int64_t step = 2 * link;
         Train(&device, 30 + last, step, step + 1);
         Train(&host, 30 + last, step, step + 1);
+        device.Lookup({300 + last});  // a row that nobody but the lookup has written
+        host.Lookup({300 + last});
         for (TableStore* store : Both(&device, &host)) {
           Erase(store, {3 * last, 150 + 3 * last, 400 + last, 171, 177});
           Assign(store, {200 + last, 201, 171}, 2.0f);  // new ones, and one that was just erased
