@@ -191,10 +191,14 @@ void Unpin(void* p) {
 Kind KindOf(const void* p, size_t bytes, const char* call) {
   Memory& m = memory();
   std::lock_guard<std::mutex> lock(m.mutex);
+  // What ends at p is not it: a heap may give the bytes behind to anyone.
+  const auto holds = [p](const auto& all, auto found) {
+    return found != all.end() && Word(p) < found->first + found->second;
+  };
   auto found = Find(m.device, Word(p));
-  const bool on_device = found != m.device.end();
+  const bool on_device = holds(m.device, found);
   if (!on_device) found = Find(m.pinned, Word(p));
-  if (!on_device && found == m.pinned.end()) {
+  if (!on_device && !holds(m.pinned, found)) {
     if (IsHostsAddress(Word(p)) || IsWhereItLies(Word(p))) EndWith("%s: no device memory is allocated at %p", call, p);
     return Kind::kHost;
   }
