@@ -73,7 +73,7 @@ enum cudaMemcpyKind {
 };
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16 };
 constexpr unsigned cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaHostAllocDefault = 0,
-                   cudaHostRegisterDefault = 0;
+                   cudaHostRegisterDefault = 0, cudaHostAllocPortable = 1;
 
 struct CUstream_st;
 struct CUevent_st;
@@ -127,7 +127,7 @@ namespace sok_emulator {
 // Puts grid * block calls of `thread` on the stream.
 void Launch(cudaStream_t stream, unsigned grid, unsigned block, size_t shared_bytes, std::function<void()> thread);
 
-// Puts work on the stream that runs once, on the host.
+// Puts work on the stream that runs once, on the host. Counts as a launch.
 void Enqueue(cudaStream_t stream, std::function<void()> work);
 
 // Where the device has what the host knows as p. Memory of the host stays where it is.
@@ -161,6 +161,20 @@ void MoveArguments(Line line, T*... arguments) {
 
 // From now on memory of the host is as good as the device's: where NumPy's arrays stand for a device's.
 void HostMemoryIsDevice();
+
+// What all threads have asked for since the process began. A call of CUB counts as one launch, though it is several.
+struct Counts {
+  int64_t launches, copies, sets;  // kernels, cudaMemcpyAsync, cudaMemsetAsync
+  int64_t marks, waits;            // cudaEventRecord, cudaStreamWaitEvent
+  int64_t host_waits;              // the host waited for a stream
+
+  int64_t OnStreams() const { return launches + copies + sets + marks + waits; }
+};
+Counts CountsSoFar();
+inline Counts operator-(const Counts& a, const Counts& b) {
+  return {a.launches - b.launches, a.copies - b.copies, a.sets - b.sets,
+          a.marks - b.marks,       a.waits - b.waits,   a.host_waits - b.host_waits};
+}
 
 // How much device memory there is from now on, and how much is taken: for tests of running out of it.
 void SetMemoryLimit(size_t bytes);

@@ -129,11 +129,27 @@ void CheckSide(const char* name, const void* p, Kind found, cudaMemcpyKind kind,
                         found == Kind::kDevice ? "device" : "host");
 }
 
+struct Counters {
+  std::atomic<int64_t> launches{0}, copies{0}, sets{0}, marks{0}, waits{0}, host_waits{0};
+};
+Counters& counters() {
+  static Counters all;
+  return all;
+}
+
 }  // namespace
 
 namespace sok_emulator {
 
-void Enqueue(cudaStream_t stream, std::function<void()> work) { Of(stream)->Add(std::move(work)); }
+void Enqueue(cudaStream_t stream, std::function<void()> work) {
+  ++counters().launches;
+  Of(stream)->Add(std::move(work));
+}
+
+Counts CountsSoFar() {
+  const Counters& c = counters();
+  return {c.launches, c.copies, c.sets, c.marks, c.waits, c.host_waits};
+}
 
 }  // namespace sok_emulator
 
@@ -165,6 +181,7 @@ cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) { return *value = 2, cudaSuccess; }
 
 cudaError_t cudaDeviceSynchronize() {
+  ++counters().host_waits;
   std::vector<CUstream_st*> all;
   {
     std::lock_guard<std::mutex> lock(streams().mutex);
@@ -196,7 +213,7 @@ cudaError_t cudaMallocAsync(void** p, size_t bytes, cudaStream_t) { return cudaM
 
 cudaError_t cudaFreeAsync(void* p, cudaStream_t stream) {
   if (p == nullptr) return cudaSuccess;
-  sok_emulator::Enqueue(stream, [p] {
+  Of(stream)->Add([p] {
     if (!sok_emulator::FreeDevice(p)) sok_emulator::EndWith("cudaFreeAsync: no device memory begins at %p", p);
   });
   return cudaSuccess;
@@ -230,6 +247,7 @@ cudaError_t cudaHostUnregister(void* p) {
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
   if (bytes == 0) return cudaSuccess;
+  ++counters().copies;
   const Kind to_kind = sok_emulator::KindOf(to, bytes, "cudaMemcpyAsync to the device or from it");
   const Kind from_kind = sok_emulator::KindOf(from, bytes, "cudaMemcpyAsync to the device or from it");
   CheckSide("to", to, to_kind, kind, kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice);
@@ -238,10 +256,10 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   if (from_kind == Kind::kHost) {
     auto copy =
         std::make_shared<std::vector<char>>(static_cast<const char*>(from), static_cast<const char*>(from) + bytes);
-    sok_emulator::Enqueue(stream, [=] { std::memcpy(target, copy->data(), bytes); });
+    Of(stream)->Add([=] { std::memcpy(target, copy->data(), bytes); });
   } else {
     const void* source = sok_emulator::OnDevice(from);
-    sok_emulator::Enqueue(stream, [=] { std::memcpy(target, source, bytes); });
+    Of(stream)->Add([=] { std::memcpy(target, source, bytes); });
   }
   return to_kind == Kind::kHost ? cudaStreamSynchronize(stream) : cudaSuccess;
 }
@@ -252,12 +270,13 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind 
 }
 
 cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t stream) {
+  ++counters().sets;
   if (bytes == 0) return cudaSuccess;
   if (sok_emulator::KindOf(p, bytes, "cudaMemsetAsync") == Kind::kHost && !sok_emulator::IsHostMemoryDevice()) {
     sok_emulator::EndWith("cudaMemsetAsync: %p is memory of the host that is not pinned", p);
   }
   void* target = sok_emulator::OnDevice(p);
-  sok_emulator::Enqueue(stream, [=] { std::memset(target, value, bytes); });
+  Of(stream)->Add([=] { std::memset(target, value, bytes); });
   return cudaSuccess;
 }
 
@@ -278,13 +297,15 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  ++counters().host_waits;
   Of(stream)->Synchronize();
   return cudaSuccess;
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  ++counters().waits;
   const auto point = event->Last();
-  if (point != nullptr) sok_emulator::Enqueue(stream, [point] { point->Wait(); });
+  if (point != nullptr) Of(stream)->Add([point] { point->Wait(); });
   return cudaSuccess;
 }
 
@@ -296,16 +317,18 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  ++counters().marks;
   auto point = std::make_shared<Point>();
   {
     std::lock_guard<std::mutex> lock(event->mutex);
     event->last = point;
   }
-  sok_emulator::Enqueue(stream, [point] { point->Reach(); });
+  Of(stream)->Add([point] { point->Reach(); });
   return cudaSuccess;
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  ++counters().host_waits;
   const auto point = event->Last();
   if (point != nullptr) point->Wait();
   return cudaSuccess;
