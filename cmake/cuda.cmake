@@ -22,6 +22,8 @@ set(SOK_CUDA_SOURCES
   cuda/segment_sum.cu
   cuda/sparse_update.cu
   cuda/sum_rows.cu
+  cuda/table_bad.cu
+  cuda/table_group.cu
   cuda/table_state.cu
   cuda/table_update.cu
   cuda/unique.cu
@@ -33,6 +35,8 @@ set(SOK_CUDA_HOST_SOURCES
   cuda/device_store.cc
   cuda/held_rows.cc
   cuda/host_memory.cc
+  cuda/staging.cc
+  cuda/table_locks.cc
 )
 
 # A sanitized build is for tests on the host.

@@ -10,6 +10,7 @@
 #include "detail/segments.h"
 #include "detail/upload.h"
 #include "detail/vector4.h"
+#include "detail/work_of_block.h"
 #include "sok/error.h"
 
 namespace sok {
@@ -27,24 +28,11 @@ struct Work {
   int lane_bits;
 };
 
-// The last of `work` that begins at the block or before.
-__device__ int64_t WorkOfBlock(const Work* work, int64_t count, int64_t block) {
-  int64_t low = 0, high = count;
-  while (high - low > 1) {
-    const int64_t middle = low + (high - low) / 2;
-    if (work[middle].first_block <= block) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
-}
-
 // The row at a position, or null for a row of zeros.
 __device__ __forceinline__ const float* RowAt(const Work& work, int64_t position, bool reports) {
-  const int64_t index = work.feature.index[position];
+  int64_t index = work.feature.index == nullptr ? position : work.feature.index[position];
   if (index < 0) return nullptr;
+  if (work.feature.rows.slabs != nullptr) index &= 0xFFFFFFFFll;  // a row id (DeviceTable)
   if (index >= work.feature.num_rows) {
     if (reports) ReportBad(work.first_bad, position);
     return nullptr;
@@ -113,7 +101,7 @@ __device__ __forceinline__ void Pool(const Work& work, int64_t s, int64_t lane) 
 template <class T>
 __global__ void CombineKernel(const Work* all, int64_t num_features, int64_t num_blocks) {
   for (int64_t block = blockIdx.x; block < num_blocks; block += gridDim.x) {
-    const Work& work = all[WorkOfBlock(all, num_features, block)];
+    const Work& work = WorkOfBlock(all, num_features, block);
     const DeviceFeature& f = work.feature;
     const int64_t tile = threadIdx.x >> work.lane_bits, tiles = blockDim.x >> work.lane_bits;
     const int64_t lane = threadIdx.x & ((1 << work.lane_bits) - 1);

@@ -9,6 +9,7 @@
 #include "detail/launch.h"
 #include "detail/slot_set.h"
 #include "detail/table_state.h"
+#include "detail/table_view.h"
 #include "sok/error.h"
 
 namespace sok {
@@ -18,70 +19,6 @@ constexpr int kThreads = 256;
 
 int64_t GridOfTiles(int64_t n) { return GridFor(n, kThreads / kBucketLanes); }
 int64_t GridOf(int64_t n) { return GridFor(n, kThreads); }
-
-// What a lookup needs of a table, by value.
-struct TableView {
-  HashTableView index;  // of a hashed table
-  bool hashed;
-  const uint32_t* in_use;      // of an identity table: one bit per row
-  uint64_t num_legal, shards;  // row = key / shards
-  Partition partition;
-  int rank;
-  DeviceRows rows;
-  RowNotes notes;
-  const uint32_t* erasures;  // [num_erasures], or null
-  int64_t num_erasures;
-  InitializerView initializer;
-  int64_t dim;
-};
-
-TableView ViewOf(const DeviceTable::State& state) {
-  TableView view{};
-  view.hashed = state.config.hashed;
-  if (view.hashed) view.index = state.index->view();
-  view.in_use = state.in_use.data();
-  view.num_legal = view.hashed ? 0 : state.config.num_legal();
-  view.partition = state.config.partition();
-  view.shards = static_cast<uint64_t>(view.partition.num_shards());
-  view.rank = state.config.rank;
-  view.rows = state.rows.view();
-  view.notes = state.changes.notes();
-  view.erasures = state.erasures.data();
-  view.num_erasures = state.erasures.capacity();
-  view.initializer = state.initializer;
-  view.dim = state.config.dim;
-  return view;
-}
-
-__device__ __forceinline__ int64_t RowId(const TableView& table, uint32_t row) {
-  const uint32_t erasures = row < table.num_erasures ? table.erasures[row] & 0x7FFFFFFFu : 0;
-  return static_cast<int64_t>((uint64_t{erasures} << 32) | row);
-}
-
-// The row of a key that this shard holds, kNoRow, or kBadRow.
-__device__ __forceinline__ uint32_t Search(const BucketTile& tile, const TableView& table, uint64_t key) {
-  if (table.hashed) {
-    if (table.partition.OwnerOf(key) != table.rank) return kBadRow;
-    return FindRow(tile, table.index, key);
-  }
-  if (key >= table.num_legal || table.partition.OwnerOf(key) != table.rank) return kBadRow;
-  const uint32_t row = static_cast<uint32_t>(key / table.shards);
-  return ((table.in_use[row >> 5] >> (row & 31)) & 1) != 0 ? row : kNoRow;
-}
-
-__device__ __forceinline__ void WriteFresh(const BucketTile& tile, const TableView& table, uint64_t key, float* row) {
-  const bool aligned = IsAligned16(row);
-  for (int64_t block = tile.lane; 4 * block < table.dim; block += kBucketLanes) {
-    float value[4];
-    FreshElements(table.initializer, key, table.dim, block, value);
-    if (aligned && 4 * block + 4 <= table.dim) {
-      StoreFloat4(row + 4 * block, make_float4(value[0], value[1], value[2], value[3]));
-    } else {
-      for (int j = 0; j < 4; ++j)
-        if (4 * block + j < table.dim) row[4 * block + j] = value[j];
-    }
-  }
-}
 
 // A tile takes a key from its bucket to its row: 128 bytes of index, then the record, read once.
 // kFreshToo: keys without a row read as their fresh one.
@@ -205,46 +142,6 @@ __global__ void KeepLastKernel(const uint32_t* leaders, int64_t n, RowNotes note
 }
 
 }  // namespace
-
-// ---- locks
-
-TableReading::TableReading(DeviceTable::State* state, const Cuda& cuda)
-    : state_(state), cuda_(cuda), lock_(state->mutex) {
-  state->written.Before(cuda);
-  std::lock_guard<std::mutex> lock(state->reads_mutex);
-  auto& reads = state->reads;
-  size_t at = 0;
-  while (at < state->num_reads && reads[at]->stream != cuda.stream) ++at;
-  if (at == reads.size()) reads.push_back(std::make_unique<DeviceTable::State::Read>());
-  if (at == state->num_reads) ++state->num_reads;
-  read_ = reads[at].get();
-  read_->stream = cuda.stream;
-  read_->done.Record(cuda);  // so that there is something to wait for whatever happens
-}
-
-TableReading::~TableReading() {
-  std::lock_guard<std::mutex> lock(state_->reads_mutex);
-  try {
-    read_->done.Record(cuda_);
-  } catch (const std::exception&) {  // nobody could wait for us: then we wait ourselves
-    static_cast<void>(cudaStreamSynchronize(cuda_.stream));
-  }
-}
-
-TableWriting::TableWriting(DeviceTable::State* state, const Cuda& cuda)
-    : state_(state), cuda_(cuda), lock_(state->mutex) {
-  state->written.Before(cuda);
-  for (size_t i = 0; i < state->num_reads; ++i) state->reads[i]->done.Before(cuda);
-  state->num_reads = 0;
-}
-
-TableWriting::~TableWriting() {
-  try {
-    state_->written.Record(cuda_);
-  } catch (const std::exception&) {
-    static_cast<void>(cudaStreamSynchronize(cuda_.stream));
-  }
-}
 
 // ---- the state
 
@@ -377,6 +274,15 @@ DeviceTable::Reading DeviceTable::Read(const Cuda& cuda) {
   return {state_->rows.view(), state_->num_rows(), lock};
 }
 
+std::vector<DeviceTable::Reading> DeviceTable::ReadGroup(const Cuda& cuda, const std::vector<DeviceTable*>& tables) {
+  std::vector<State*> states;
+  for (DeviceTable* table : tables) states.push_back(table->state());
+  auto lock = std::make_shared<TableReading>(states, cuda);
+  std::vector<Reading> readings;
+  for (const State* state : states) readings.push_back({state->rows.view(), state->num_rows(), lock});
+  return readings;
+}
+
 void DeviceTable::Assign(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, const float* rows, int64_t n) {
   state_->CheckCount(n);
   const TableWriting writing(state_.get(), cuda);
@@ -451,44 +357,6 @@ void DeviceTable::Reserve(const Cuda& cuda, int64_t n, bool rows) {
   if (state.index) state.index->Reserve(cuda, n);
   if (rows) state.MakeRoom(cuda, n);
   SOK_CUDA(cudaStreamSynchronize(cuda.stream));
-}
-
-void DeviceTable::ThrowIfBadToHost(const Cuda& cuda) {
-  State& state = *state_;
-  State::Bad bad;
-  {
-    const TableWriting writing(state_.get(), cuda);
-    SOK_CUDA(cudaMemcpyAsync(&bad, state.bad.data(), sizeof(bad), cudaMemcpyDeviceToHost, cuda.stream));
-    SOK_CUDA(cudaMemsetAsync(state.bad.data(), 0, sizeof(bad), cuda.stream));
-    SOK_CUDA(cudaStreamSynchronize(cuda.stream));
-  }
-  if (bad.has_key != 0) state.config.CheckOwned(bad.key);
-  if (bad.has_gradient == 0) return;
-  const std::string which = Label() + ": gradient " + std::to_string(bad.position) + ", for row id " +
-                            std::to_string(static_cast<int64_t>(bad.row_id));
-  if (bad.has_gradient == State::kUnknownRow) {
-    throw InvalidArgument(which + ", which this shard does not have, was left out. Row ids come from a lookup of the " +
-                          "same table on the same worker.");
-  }
-  throw InvalidArgument(which + ", holds NaN or infinity; nothing was updated (nonfinite_gradients='raise').");
-}
-
-void DeviceTable::ThrowIfBadIsKnown(const Cuda& cuda) {
-  State& state = *state_;
-  {
-    const std::lock_guard<std::mutex> lock(state.seen_mutex);
-    if (state.is_seen_asked && !state.seen_copied.HasPassed()) return;
-    const bool was_bad = state.is_seen_asked && (state.seen.get()->has_key != 0 || state.seen.get()->has_gradient != 0);
-    state.is_seen_asked = !was_bad;
-    if (!was_bad) {
-      const TableReading reading(state_.get(), cuda);
-      SOK_CUDA(
-          cudaMemcpyAsync(state.seen.get(), state.bad.data(), sizeof(State::Bad), cudaMemcpyDeviceToHost, cuda.stream));
-      state.seen_copied.Record(cuda);
-      return;
-    }
-  }
-  ThrowIfBadToHost(cuda);
 }
 
 int64_t DeviceTable::memory_bytes() const {

@@ -6,23 +6,13 @@
 #include "detail/elect.h"
 #include "detail/find_row.h"
 #include "detail/launch.h"
+#include "detail/place_key.h"
 #include "detail/primitives.h"
 #include "sok/error.h"
 
 namespace sok {
 
-struct DeviceHashTable::Counters {
-  int64_t size;      // keys
-  int64_t next_row;  // row numbers given out so far
-  int64_t num_free;  // of them, how many wait on the list
-  int64_t num_new;   // keys that the last InsertMissing found new
-  uint64_t key;      // for messages
-};
-
 namespace {
-
-using Counters = int64_t;  // a Counters as kernels see it
-constexpr int kSize = 0, kNextRow = 1, kNumFree = 2, kNumNew = 3, kKey = 4;
 
 constexpr int kThreads = 256;
 constexpr uint32_t kNone = HashTable::kNoRow;
@@ -55,30 +45,6 @@ __global__ void FindKernel(HashTableView table, const uint64_t* keys, int64_t n,
   }
 }
 
-// Puts a key that the table does not have, with its row, into the first bucket that has a free place. Other tiles may do the
-// same with other keys: what is claimed is the row of a place; nobody reads keys meanwhile.
-__device__ __forceinline__ void Place(const BucketTile& tile, const HashTableView& table, uint64_t key, uint32_t row) {
-  for (uint64_t b = HomeBucket(table, HashKey(key));;) {
-    DeviceBucket* bucket = table.buckets + b;
-    const bool is_free = LoadRelaxed(&bucket->rows[tile.lane]) == kNone;
-    const bool is_free_too = tile.lane < kPlaces - kBucketLanes &&
-                             LoadRelaxed(&bucket->rows[kBucketLanes + tile.lane % (kPlaces - kBucketLanes)]) == kNone;
-    unsigned places = tile.Ballot(is_free);
-    places |= tile.Ballot(is_free_too) << kBucketLanes;
-    for (; places != 0; places &= places - 1) {
-      const int place = __ffs(static_cast<int>(places)) - 1;
-      int mine = 0;
-      if (tile.lane == 0) {
-        mine = atomicCAS(&bucket->rows[place], kNone, row) == kNone;
-        if (mine != 0) bucket->keys[place] = key;
-      }
-      if (tile.Shuffle(mine, 0) != 0) return;
-    }
-    if (tile.lane == 0) atomicAdd(&bucket->passed, 1u);
-    if (++b == table.num_buckets) b = 0;
-  }
-}
-
 __global__ void RebuildKernel(HashTableView from, HashTableView to) {
   const BucketTile tile;
   const int64_t places = static_cast<int64_t>(from.num_buckets) * kPlaces;
@@ -89,52 +55,44 @@ __global__ void RebuildKernel(HashTableView from, HashTableView to) {
   }
 }
 
-__global__ void SetNumNewKernel(const uint32_t* before, int64_t n, Counters* counters) {
-  counters[kNumNew] = before[n];
+__global__ void SetNumNewKernel(const uint32_t* before, int64_t n, DeviceHashCounters* counters) {
+  counters->num_new = before[n];
 }
 
 // The key of the position that is the first to have no room.
 __global__ void KeyWithoutRoomKernel(const uint64_t* keys, const uint32_t* leaders, const uint32_t* before, int64_t n,
-                                     int64_t room, Counters* counters) {
+                                     int64_t room, DeviceHashCounters* counters) {
   for (int64_t i = GlobalThread(); i < n; i += GlobalThreads())
-    if (leaders[i] == static_cast<uint32_t>(i) && before[i] == room) counters[kKey] = static_cast<int64_t>(keys[i]);
+    if (leaders[i] == static_cast<uint32_t>(i) && before[i] == room) counters->key = keys[i];
 }
 
 __global__ void PlaceNewKernel(HashTableView table, const uint64_t* keys, const uint32_t* leaders,
-                               const uint32_t* before, int64_t n, const uint32_t* free_rows, const Counters* counters,
-                               uint32_t* rows) {
+                               const uint32_t* before, int64_t n, const uint32_t* free_rows,
+                               const DeviceHashCounters* counters, uint32_t* rows) {
   const BucketTile tile;
-  if (counters[kNumNew] == 0) return;
-  const int64_t num_free = counters[kNumFree], next_row = counters[kNextRow];
+  if (counters->num_new == 0) return;
   for (int64_t i = GlobalThread() / kBucketLanes; i < n; i += GlobalThreads() / kBucketLanes) {
     if (leaders[i] != static_cast<uint32_t>(i)) continue;
-    const int64_t number = before[i];
-    const uint32_t row =
-        number < num_free ? free_rows[num_free - 1 - number] : static_cast<uint32_t>(next_row + number - num_free);
+    const uint32_t row = RowOfNew(*counters, free_rows, before[i]);
     Place(tile, table, keys[i], row);
     if (tile.lane == 0) rows[i] = row;
   }
 }
 
-__global__ void FollowLeadersKernel(const uint32_t* leaders, int64_t n, const Counters* counters, uint32_t* rows) {
-  if (counters[kNumNew] == 0) return;
+__global__ void FollowLeadersKernel(const uint32_t* leaders, int64_t n, const DeviceHashCounters* counters,
+                                    uint32_t* rows) {
+  if (counters->num_new == 0) return;
   for (int64_t i = GlobalThread(); i < n; i += GlobalThreads())
     if (leaders[i] != kNone && leaders[i] != static_cast<uint32_t>(i)) rows[i] = rows[leaders[i]];
 }
 
-__global__ void CountInsertedKernel(Counters* counters) {
-  const int64_t num_new = counters[kNumNew];
-  const int64_t reused = num_new < counters[kNumFree] ? num_new : counters[kNumFree];
-  counters[kSize] += num_new;
-  counters[kNumFree] -= reused;
-  counters[kNextRow] += num_new - reused;
-}
+__global__ void CountInsertedKernel(DeviceHashCounters* counters) { CountInserted(counters->num_new, counters); }
 
 // Distinct keys that the table has: no other tile looks for the same, and none writes keys.
 __global__ void EraseKernel(HashTableView table, const uint64_t* keys, const uint32_t* leaders, const uint32_t* before,
-                            int64_t n, const Counters* counters, uint32_t* free_rows, uint32_t* erased) {
+                            int64_t n, const DeviceHashCounters* counters, uint32_t* free_rows, uint32_t* erased) {
   const BucketTile tile;
-  const int64_t num_free = counters[kNumFree];
+  const int64_t num_free = counters->num_free;
   for (int64_t i = GlobalThread() / kBucketLanes; i < n; i += GlobalThreads() / kBucketLanes) {
     if (leaders[i] != static_cast<uint32_t>(i)) {
       if (tile.lane == 0) erased[i] = kNone;
@@ -164,9 +122,9 @@ __global__ void EraseKernel(HashTableView table, const uint64_t* keys, const uin
   }
 }
 
-__global__ void CountErasedKernel(const uint32_t* before, int64_t n, Counters* counters) {
-  counters[kSize] -= before[n];
-  counters[kNumFree] += before[n];
+__global__ void CountErasedKernel(const uint32_t* before, int64_t n, DeviceHashCounters* counters) {
+  counters->size -= before[n];
+  counters->num_free += before[n];
 }
 
 // Of the rows first .. first + count - 1.
@@ -202,30 +160,61 @@ int64_t GridOf(int64_t n) { return GridFor(n, kThreads); }
 }  // namespace
 
 DeviceHashTable::DeviceHashTable(std::string label, int64_t capacity, DeviceMemory* memory)
-    : label_(std::move(label)), capacity_(capacity), memory_(memory) {
-  static_assert(sizeof(Counters) == 5 * sizeof(int64_t), "kernels see an array");
-}
+    : label_(std::move(label)), capacity_(capacity), memory_(memory) {}
 
 DeviceHashTable::~DeviceHashTable() {
   memory_->Free(view_.buckets, static_cast<int64_t>(view_.num_buckets * sizeof(DeviceBucket)));
   memory_->Free(free_rows_, free_capacity_ * static_cast<int64_t>(sizeof(uint32_t)));
-  memory_->Free(counters_, sizeof(Counters));
+  memory_->Free(counters_, sizeof(DeviceHashCounters));
   if (on_host_ != nullptr) static_cast<void>(cudaFreeHost(on_host_));
 }
 
 int64_t DeviceHashTable::Room() const { return KeysIn(view_.num_buckets); }
 
+void DeviceHashTable::MakeCounters(const Cuda& cuda) {
+  if (counters_ != nullptr) return;
+  if (on_host_ == nullptr)
+    SOK_CUDA(cudaHostAlloc(reinterpret_cast<void**>(&on_host_), sizeof(DeviceHashCounters), cudaHostAllocDefault));
+  counters_ =
+      static_cast<DeviceHashCounters*>(memory_->Allocate(sizeof(DeviceHashCounters), "the counters of the key index"));
+  SOK_CUDA(cudaMemsetAsync(counters_, 0, sizeof(DeviceHashCounters), cuda.stream));
+}
+
 void DeviceHashTable::Refresh(const Cuda& cuda) {
-  if (counters_ == nullptr) {
-    if (on_host_ == nullptr)
-      SOK_CUDA(cudaHostAlloc(reinterpret_cast<void**>(&on_host_), sizeof(Counters), cudaHostAllocDefault));
-    counters_ = static_cast<Counters*>(memory_->Allocate(sizeof(Counters), "the counters of the key index"));
-    SOK_CUDA(cudaMemsetAsync(counters_, 0, sizeof(Counters), cuda.stream));
-  }
-  SOK_CUDA(cudaMemcpyAsync(on_host_, counters_, sizeof(Counters), cudaMemcpyDeviceToHost, cuda.stream));
+  MakeCounters(cuda);
+  SOK_CUDA(cudaMemcpyAsync(on_host_, counters_, sizeof(DeviceHashCounters), cudaMemcpyDeviceToHost, cuda.stream));
   SOK_CUDA(cudaStreamSynchronize(cuda.stream));
-  size_bound_ = on_host_->size;
-  rows_bound_ = on_host_->next_row;
+  Learn(*on_host_);
+}
+
+void DeviceHashTable::Learn(const DeviceHashCounters& counters) {
+  size_bound_ = counters.size;
+  rows_bound_ = counters.next_row;
+}
+
+bool DeviceHashTable::MayNotFit(int64_t n) const {
+  return size_bound_ + n > std::min(Room(), capacity_) || rows_bound_ + n > capacity_;
+}
+
+void DeviceHashTable::ThrowFull(const std::string& key) const {
+  throw TableFull(label_ + ": full: all " + std::to_string(capacity_) + " rows are in use and key " + key +
+                  " is new. Nothing of this step was stored. Raise max_vocabulary_size_per_gpu (the capacity of "
+                  "each worker's shard).");
+}
+
+int64_t DeviceHashTable::RowsAfter(int64_t num_new) const {
+  // Numbers on the free list go first, so this may be more than are needed, but never more than there are.
+  return std::min(rows_bound_ + num_new, capacity_);
+}
+
+void DeviceHashTable::MakeKeyRoom(const Cuda& cuda, int64_t num_new) {
+  const int64_t keys = size_bound_ + num_new;
+  if (keys > Room()) Rebuild(cuda, std::min(capacity_, std::max({keys + keys / 3, Room() + Room() / 2, kLeastKeys})));
+}
+
+void DeviceHashTable::AddToBounds(int64_t num_new) {
+  size_bound_ += num_new;
+  rows_bound_ = RowsAfter(num_new);
 }
 
 void DeviceHashTable::Rebuild(const Cuda& cuda, int64_t keys) {
@@ -265,38 +254,27 @@ void DeviceHashTable::InsertMissing(const Cuda& cuda, DeviceScratch* scratch, co
                                     const std::function<std::string(uint64_t)>& key_text) {
   CheckSize(label_, n);
   if (n == 0) return;
-  if (counters_ == nullptr) Refresh(cuda);
+  MakeCounters(cuda);
   const uint32_t* before = Elect<Speaker::kFirst>(cuda, scratch, keys, n, rows, /*missing=*/true, leaders).before;
-  auto* counters = reinterpret_cast<int64_t*>(counters_);
-  Launch(SetNumNewKernel, 1, 1, 0, cuda, before, n, counters);
+  Launch(SetNumNewKernel, 1, 1, 0, cuda, before, n, counters_);
   // Were all of them new, would they fit? Then nobody has to wait for how many are. Else ask.
   int64_t num_new = n;
-  if (size_bound_ + n > std::min(Room(), capacity_) || rows_bound_ + n > capacity_) {
+  if (MayNotFit(n)) {
     Refresh(cuda);
     num_new = on_host_->num_new;
-    if (size_bound_ + num_new > capacity_) {
-      Launch(KeyWithoutRoomKernel, GridOf(n), kThreads, 0, cuda, keys, leaders, before, n, capacity_ - size_bound_,
-             counters);
+    if (!HasRowsFor(num_new)) {
+      Launch(KeyWithoutRoomKernel, GridOf(n), kThreads, 0, cuda, keys, leaders, before, n, rows_left(), counters_);
       Refresh(cuda);
-      throw TableFull(label_ + ": full: all " + std::to_string(capacity_) + " rows are in use and key " +
-                      key_text(on_host_->key) +
-                      " is new. Nothing of this step was stored. Raise max_vocabulary_size_per_gpu (the capacity of "
-                      "each worker's shard).");
+      ThrowFull(key_text(on_host_->key));
     }
   }
-  // Numbers on the free list go first, so this may be more than are needed, but never more than there are.
-  const int64_t rows_after = std::min(rows_bound_ + num_new, capacity_);
-  make_room(rows_after);
-  if (size_bound_ + num_new > Room()) {
-    const int64_t keys_after = size_bound_ + num_new;
-    Rebuild(cuda, std::min(capacity_, std::max({keys_after + keys_after / 3, Room() + Room() / 2, kLeastKeys})));
-  }
-  Launch(PlaceNewKernel, GridOfTiles(n), kThreads, 0, cuda, view_, keys, leaders, before, n, free_rows_, counters,
+  make_room(RowsAfter(num_new));
+  MakeKeyRoom(cuda, num_new);
+  Launch(PlaceNewKernel, GridOfTiles(n), kThreads, 0, cuda, view_, keys, leaders, before, n, free_rows_, counters_,
          rows);
-  Launch(FollowLeadersKernel, GridOf(n), kThreads, 0, cuda, leaders, n, counters, rows);
-  Launch(CountInsertedKernel, 1, 1, 0, cuda, counters);
-  size_bound_ += num_new;
-  rows_bound_ = rows_after;
+  Launch(FollowLeadersKernel, GridOf(n), kThreads, 0, cuda, leaders, n, counters_, rows);
+  Launch(CountInsertedKernel, 1, 1, 0, cuda, counters_);
+  AddToBounds(num_new);
 }
 
 void DeviceHashTable::Erase(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int64_t n,
@@ -322,10 +300,9 @@ void DeviceHashTable::Erase(const Cuda& cuda, DeviceScratch* scratch, const uint
   uint32_t* rows = scratch->Get<uint32_t>(n);
   Find(cuda, keys, n, rows);
   const Elected elected = Elect<Speaker::kFirst>(cuda, scratch, keys, n, rows, /*missing=*/false, nullptr);
-  auto* counters = reinterpret_cast<int64_t*>(counters_);
-  Launch(EraseKernel, GridOfTiles(n), kThreads, 0, cuda, view_, keys, elected.leaders, elected.before, n, counters,
+  Launch(EraseKernel, GridOfTiles(n), kThreads, 0, cuda, view_, keys, elected.leaders, elected.before, n, counters_,
          free_rows_, erased);
-  Launch(CountErasedKernel, 1, 1, 0, cuda, elected.before, n, counters);
+  Launch(CountErasedKernel, 1, 1, 0, cuda, elected.before, n, counters_);
 }
 
 void DeviceHashTable::Export(const Cuda& cuda, DeviceScratch* scratch, uint64_t* keys, uint32_t* rows) const {
@@ -347,7 +324,7 @@ const uint32_t* DeviceHashTable::Export(const Cuda& cuda, DeviceScratch* scratch
 
 int64_t DeviceHashTable::CountToHost(const Cuda& cuda) const {
   if (counters_ == nullptr) return 0;
-  Counters counters;
+  DeviceHashCounters counters;
   SOK_CUDA(cudaMemcpyAsync(&counters, counters_, sizeof(counters), cudaMemcpyDeviceToHost, cuda.stream));
   SOK_CUDA(cudaStreamSynchronize(cuda.stream));
   return counters.size;

@@ -1,11 +1,13 @@
 // A row's record is read and written once: weights and slots lie side by side. A tile of lanes has a row, four columns to a
 // lane, so that of a record of 64 weights with one slot 512 bytes are under way for each tile.
+#include <algorithm>
 #include <string>
 #include <vector>
 
 #include "detail/launch.h"
 #include "detail/upload.h"
 #include "detail/vector4.h"
+#include "detail/work_of_block.h"
 #include "sok/device_update.h"
 #include "sok/error.h"
 
@@ -14,17 +16,25 @@ namespace {
 
 constexpr int kThreads = 256;
 
-struct Gradients {
-  const int32_t* tables;   // [n] or null
-  const int64_t* row_ids;  // [n]
-  const void* values;      // [n, dim]
-  int64_t n;
-  const int64_t* num;  // [1] or null
-  int64_t dim;
-  float scale;
-
-  __device__ __forceinline__ int64_t Count() const { return num == nullptr || *num > n ? n : *num; }
+// A stretch of gradients, and which blocks it has.
+struct Work {
+  DeviceGradients grads;
+  int64_t first_block, rows_per_block;
+  int lane_bits;
 };
+
+// All of a call.
+struct Group {
+  const DeviceUpdate* updates;
+  int64_t num_tables;
+  const Work* work;
+  int64_t num_work, num_blocks;
+  float scale;
+};
+
+__device__ __forceinline__ int64_t CountOf(const DeviceGradients& grads) {
+  return grads.num == nullptr || *grads.num > grads.n ? grads.n : *grads.num;
+}
 
 // The lanes that share a row, when their number is known only at run time.
 struct RowLanes {
@@ -41,10 +51,11 @@ struct RowLanes {
 };
 
 template <class T>
-__device__ __forceinline__ Vector4 Gradient(const Gradients& grads, int64_t i, int64_t column, int count) {
+__device__ __forceinline__ Vector4 Gradient(const DeviceGradients& grads, float scale, int64_t i, int64_t column,
+                                            int count) {
   Vector4 g = Load4(static_cast<const T*>(grads.values) + i * grads.dim + column, count);
-  if (grads.scale != 1.0f)
-    for (int j = 0; j < 4; ++j) g.x[j] *= grads.scale;
+  if (scale != 1.0f)
+    for (int j = 0; j < 4; ++j) g.x[j] *= scale;
   return g;
 }
 
@@ -59,21 +70,69 @@ __device__ __forceinline__ float* RecordOf(const DeviceUpdate& update, int64_t r
   return row < 0 || row >= update.num_rows ? nullptr : update.rows.At(row);
 }
 
+// The row of an id: negative where it was erased since, a number that the table does not have where it never gave the id.
+__device__ __forceinline__ int64_t RowOf(const DeviceUpdate& update, int64_t id) {
+  if (id < 0 || update.num_erasures == 0) return id;
+  const uint32_t row = static_cast<uint32_t>(id), generation = static_cast<uint32_t>(id >> 32);
+  const uint32_t erased = row < update.num_erasures ? update.erasures[row] & 0x7FFFFFFFu : 0;
+  return generation < erased ? -1 : generation > erased ? INT64_MAX : static_cast<int64_t>(row);
+}
+
+// f(grads, tile, i, table, row) for the gradients of this block's tiles that have a row; `table` is null, and row what its
+// id says, where there is no such row. All lanes of a tile come to f.
+template <class F>
+__device__ __forceinline__ void ForGradients(const Group& group, const F& f) {
+  for (int64_t block = blockIdx.x; block < group.num_blocks; block += gridDim.x) {
+    const Work& work = WorkOfBlock(group.work, group.num_work, block);
+    const DeviceGradients& grads = work.grads;
+    const RowLanes tile(work.lane_bits);
+    const int64_t begin = (block - work.first_block) * work.rows_per_block, count = CountOf(grads);
+    const int64_t end = begin + work.rows_per_block < count ? begin + work.rows_per_block : count;
+    for (int64_t i = begin + (threadIdx.x >> work.lane_bits); i < end; i += blockDim.x >> work.lane_bits) {
+      const int64_t number = grads.tables == nullptr ? grads.table : grads.tables[i];
+      const bool has_table = number >= 0 && number < group.num_tables;
+      const DeviceUpdate* table = has_table ? group.updates + number : nullptr;
+      const int64_t row = has_table ? RowOf(*table, grads.row_ids[i]) : grads.row_ids[i];
+      if (row < 0) continue;
+      f(grads, tile, i, has_table && row < table->num_rows ? table : nullptr, row);
+    }
+  }
+}
+
+template <class T>
+__device__ __forceinline__ bool MyColumnsAreFinite(const DeviceGradients& grads, float scale, const RowLanes& tile,
+                                                   int64_t i) {
+  bool finite = true;
+  for (int64_t column = 4 * tile.lane; column < grads.dim; column += 4 * tile.lanes) {
+    const int n = ColumnsLeft(grads.dim, column);
+    finite = finite && IsFinite(Gradient<T>(grads, scale, i, column, n), n);
+  }
+  return finite;
+}
+
 // Whether any row is to be refused, before one is changed.
 template <class T>
-__global__ void CheckRowsKernel(const DeviceUpdate* updates, int64_t num_tables, Gradients grads, bool checks_finite,
-                                int lane_bits, uint64_t* first_bad) {
-  const RowLanes tile(lane_bits);
-  const int64_t count = grads.Count();
-  for (int64_t i = GlobalThread() >> lane_bits; i < count; i += GlobalThreads() >> lane_bits) {
-    const int64_t row = grads.row_ids[i], table = grads.tables == nullptr ? 0 : grads.tables[i];
-    if (row < 0) continue;
-    bool bad = table < 0 || table >= num_tables || row >= updates[table].num_rows;
-    for (int64_t column = 4 * tile.lane; checks_finite && column < grads.dim; column += 4 * tile.lanes) {
-      const int n = ColumnsLeft(grads.dim, column);
-      bad = bad || !IsFinite(Gradient<T>(grads, i, column, n), n);
-    }
-    if (bad) ReportBad(first_bad, i);
+__global__ void CheckRowsKernel(Group group, uint64_t* refused) {
+  ForGradients(group,
+               [&](const DeviceGradients& grads, const RowLanes& tile, int64_t i, const DeviceUpdate* table, int64_t) {
+                 if (table != nullptr && MyColumnsAreFinite<T>(grads, group.scale, tile, i)) return;
+                 ReportBad(grads.first_bad, i);
+                 if (refused != grads.first_bad) ReportBad(refused, i);
+               });
+}
+
+// Keeps what was found bad, if nothing was kept before: the arrays will be gone when somebody asks.
+__global__ void KeepBadKernel(Group group) {
+  for (int64_t w = GlobalThread(); w < group.num_work; w += GlobalThreads()) {
+    const DeviceGradients& grads = group.work[w].grads;
+    if (grads.first_bad == nullptr || *grads.first_bad == kNothingBad) continue;
+    const DeviceUpdate& table = group.updates[grads.table];
+    if (grads.tables != nullptr || table.bad == nullptr || table.bad->has_gradient != 0) continue;
+    const int64_t position = static_cast<int64_t>(*grads.first_bad), id = grads.row_ids[position];
+    const int64_t row = RowOf(table, id);
+    table.bad->has_gradient = row < 0 || row >= table.num_rows ? TableBad::kUnknownRow : TableBad::kNotFinite;
+    table.bad->position = static_cast<uint64_t>(position);
+    table.bad->row_id = static_cast<uint64_t>(id);
   }
 }
 
@@ -131,31 +190,20 @@ __device__ __forceinline__ void Settle(const DecayArgs& decay, const UpdateRule&
 }
 
 template <Rule kRule, class T>
-__global__ void UpdateRowsKernel(UpdateRule rule, const DeviceUpdate* updates, int64_t num_tables, Gradients grads,
-                                 Nonfinite nonfinite, int lane_bits, uint64_t* first_bad) {
+__global__ void UpdateRowsKernel(UpdateRule rule, Group group, Nonfinite nonfinite, const uint64_t* refused) {
   constexpr bool kHasFirst = kRule != Rule::kSgd;
   constexpr bool kHasSecond = kRule == Rule::kAdam || kRule == Rule::kLazyAdam;
-  if (nonfinite == Nonfinite::kRaise && *first_bad != kNothingBad) return;
-  const RowLanes tile(lane_bits);
-  const int64_t count = grads.Count();
-  for (int64_t i = GlobalThread() >> lane_bits; i < count; i += GlobalThreads() >> lane_bits) {
-    const int64_t row = grads.row_ids[i], table = grads.tables == nullptr ? 0 : grads.tables[i];
-    if (row < 0) continue;
-    if (table < 0 || table >= num_tables || row >= updates[table].num_rows) {
-      if (tile.lane == 0) ReportBad(first_bad, i);
-      continue;
+  if (nonfinite == Nonfinite::kRaise && *refused != kNothingBad) return;
+  ForGradients(group, [&](const DeviceGradients& grads, const RowLanes& tile, int64_t i, const DeviceUpdate* table,
+                          int64_t row) {
+    if (table == nullptr) {
+      if (tile.lane == 0) ReportBad(grads.first_bad, i);
+      return;
     }
-    const DeviceUpdate& update = updates[table];
+    const DeviceUpdate& update = *table;
     float* record = update.rows.At(row);
     float* slots = record + update.slot_offset;
-    if (nonfinite == Nonfinite::kSkip) {
-      bool bad = false;
-      for (int64_t column = 4 * tile.lane; column < grads.dim; column += 4 * tile.lanes) {
-        const int n = ColumnsLeft(grads.dim, column);
-        bad = bad || !IsFinite(Gradient<T>(grads, i, column, n), n);
-      }
-      if (tile.Any(bad)) continue;
-    }
+    if (nonfinite == Nonfinite::kSkip && tile.Any(!MyColumnsAreFinite<T>(grads, group.scale, tile, i))) return;
     if constexpr (kRule == Rule::kAdam) {
       const int64_t stamp = update.decay.stamps[row];
       __syncwarp(tile.mask);  // every lane has read the stamp
@@ -164,7 +212,7 @@ __global__ void UpdateRowsKernel(UpdateRule rule, const DeviceUpdate* updates, i
     }
     for (int64_t column = 4 * tile.lane; column < grads.dim; column += 4 * tile.lanes) {
       const int n = ColumnsLeft(grads.dim, column);
-      const Vector4 g = Gradient<T>(grads, i, column, n);
+      const Vector4 g = Gradient<T>(grads, group.scale, i, column, n);
       Vector4 w = Load4(record + column, n), a = {}, b = {};
       if (kHasFirst) a = Load4(slots + column, n);
       if (kHasSecond) b = Load4(slots + grads.dim + column, n);
@@ -175,7 +223,7 @@ __global__ void UpdateRowsKernel(UpdateRule rule, const DeviceUpdate* updates, i
       if (kHasSecond) Store4(slots + grads.dim + column, b, n);
     }
     if (tile.lane == 0) update.notes.Note(row);
-  }
+  });
 }
 
 // A tile that takes a row's stamp settles the row: of those that ask for the same row, one finds it old.
@@ -195,42 +243,73 @@ __global__ void SettleRowsKernel(UpdateRule rule, DeviceUpdate update, const int
 }
 
 template <class T>
-void LaunchUpdate(const Cuda& cuda, int64_t grid, const UpdateRule& rule, const DeviceUpdate* updates,
-                  int64_t num_tables, const Gradients& grads, Nonfinite nonfinite, int lane_bits, uint64_t* first_bad) {
+void LaunchUpdate(const Cuda& cuda, const UpdateRule& rule, const Group& group, Nonfinite nonfinite,
+                  uint64_t* refused) {
   auto kernel = UpdateRowsKernel<Rule::kSgd, T>;
   if (rule.rule == Rule::kAdagrad) kernel = UpdateRowsKernel<Rule::kAdagrad, T>;
   if (rule.rule == Rule::kLazyAdam) kernel = UpdateRowsKernel<Rule::kLazyAdam, T>;
   if (rule.rule == Rule::kAdam) kernel = UpdateRowsKernel<Rule::kAdam, T>;
-  Launch(kernel, grid, kThreads, 0, cuda, rule, updates, num_tables, grads, nonfinite, lane_bits, first_bad);
+  const int64_t grid = GridFor(group.num_blocks, 1);
+  if (nonfinite == Nonfinite::kRaise) Launch(CheckRowsKernel<T>, grid, kThreads, 0, cuda, group, refused);
+  Launch(kernel, grid, kThreads, 0, cuda, rule, group, nonfinite, refused);
+}
+
+void Check(const UpdateRule& rule, const DeviceUpdate* updates, int64_t num_tables, const DeviceGradients* gradients,
+           int64_t num_gradients, Nonfinite nonfinite, const uint64_t* refused) {
+  for (int64_t k = 0; k < num_gradients; ++k) {
+    const DeviceGradients& g = gradients[k];
+    if (g.dim < 1) throw InvalidArgument("dim must be at least 1. Received: " + std::to_string(g.dim) + ".");
+    if (num_tables > 0 && (g.table < 0 || g.table >= num_tables)) {
+      throw InvalidArgument("gradients " + std::to_string(k) + ": table " + std::to_string(g.table) +
+                            " is not one of the " + std::to_string(num_tables) + " of the update.");
+    }
+  }
+  if (nonfinite == Nonfinite::kRaise && refused == nullptr) {
+    throw InvalidArgument("nonfinite 'raise' needs first_bad, where it reports.");
+  }
+  for (int64_t t = 0; rule.decays() && t < num_tables; ++t) {
+    if (updates[t].decay.stamps != nullptr || updates[t].num_rows == 0) continue;
+    throw InvalidArgument("table " + std::to_string(t) +
+                          " has no stamps, which rule 'adam' needs. Give DeviceDecay's args().");
+  }
 }
 
 }  // namespace
 
 void UpdateRows(const Cuda& cuda, DeviceScratch* scratch, const UpdateRule& rule, const DeviceUpdate* updates,
+                int64_t num_tables, const DeviceGradients* gradients, int64_t num_gradients, FloatType type,
+                float grad_scale, Nonfinite nonfinite, uint64_t* refused) {
+  constexpr int64_t kRowsPerTile = 4;
+  Check(rule, updates, num_tables, gradients, num_gradients, nonfinite, refused);
+  std::vector<Work> work;
+  int64_t blocks = 0;
+  for (int64_t k = 0; k < num_gradients; ++k) {
+    if (gradients[k].n == 0) continue;
+    Work one = {gradients[k], blocks, 0, LaneBits(gradients[k].dim)};
+    one.rows_per_block = (kThreads >> one.lane_bits) * kRowsPerTile;
+    blocks += (gradients[k].n + one.rows_per_block - 1) / one.rows_per_block;
+    work.push_back(one);
+  }
+  if (work.empty() || num_tables == 0) return;
+  Parcel parcel;
+  const auto updates_at = parcel.Add(updates, num_tables);
+  const auto work_at = parcel.Add(work.data(), static_cast<int64_t>(work.size()));
+  parcel.Send(cuda, scratch);
+  const Group group = {
+      parcel.On(updates_at), num_tables, parcel.On(work_at), static_cast<int64_t>(work.size()), blocks, grad_scale};
+  WithFloatType(type, [&](auto* null) {
+    LaunchUpdate<std::remove_pointer_t<decltype(null)>>(cuda, rule, group, nonfinite, refused);
+  });
+  const bool keeps = std::any_of(updates, updates + num_tables, [](const DeviceUpdate& u) { return u.bad != nullptr; });
+  if (keeps) Launch(KeepBadKernel, GridFor(group.num_work, kThreads), kThreads, 0, cuda, group);
+}
+
+void UpdateRows(const Cuda& cuda, DeviceScratch* scratch, const UpdateRule& rule, const DeviceUpdate* updates,
                 int64_t num_tables, const int32_t* tables, const int64_t* row_ids, const void* grads, FloatType type,
                 int64_t n, const int64_t* num_grads, int64_t dim, float grad_scale, Nonfinite nonfinite,
                 uint64_t* first_bad) {
-  if (dim < 1) throw InvalidArgument("dim must be at least 1. Received: " + std::to_string(dim) + ".");
-  if (nonfinite == Nonfinite::kRaise && first_bad == nullptr) {
-    throw InvalidArgument("nonfinite 'raise' needs first_bad, where it reports.");
-  }
-  for (int64_t t = 0; rule.decays() && t < num_tables; ++t) {
-    if (updates[t].decay.stamps != nullptr) continue;
-    throw InvalidArgument("table " + std::to_string(t) +
-                          " has no stamps, which rule 'adam' needs. Give DeviceDecay's args().");
-  }
-  if (n == 0 || num_tables == 0) return;
-  const DeviceUpdate* on_device = Upload(cuda, scratch, updates, num_tables);
-  const Gradients all = {tables, row_ids, grads, n, num_grads, dim, grad_scale};
-  const int lane_bits = LaneBits(dim);
-  const int64_t grid = GridFor(n << lane_bits, kThreads);
-  WithFloatType(type, [&](auto* null) {
-    using T = std::remove_pointer_t<decltype(null)>;
-    if (nonfinite == Nonfinite::kRaise) {
-      Launch(CheckRowsKernel<T>, grid, kThreads, 0, cuda, on_device, num_tables, all, true, lane_bits, first_bad);
-    }
-    LaunchUpdate<T>(cuda, grid, rule, on_device, num_tables, all, nonfinite, lane_bits, first_bad);
-  });
+  const DeviceGradients all = {row_ids, grads, n, num_grads, dim, tables, 0, first_bad};
+  UpdateRows(cuda, scratch, rule, updates, num_tables, &all, 1, type, grad_scale, nonfinite, first_bad);
 }
 
 void SettleRows(const Cuda& cuda, const UpdateRule& rule, const DeviceUpdate& update, const int64_t* row_ids, int64_t n,

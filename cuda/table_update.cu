@@ -1,5 +1,6 @@
 // DeviceTable: gradients to rows, and the slots of optimizers.
 #include <algorithm>
+#include <set>
 
 #include "detail/launch.h"
 #include "detail/slot_set.h"
@@ -10,28 +11,6 @@ namespace sok {
 namespace {
 
 constexpr int kThreads = 256;
-
-// The row numbers of row ids; -1 where the row was erased since. Numbers that were never given stay, for UpdateRows to report.
-__global__ void DropErasedKernel(const int64_t* row_ids, int64_t n, const uint32_t* erasures, int64_t num_erasures,
-                                 int64_t* rows) {
-  for (int64_t i = GlobalThread(); i < n; i += GlobalThreads()) {
-    const int64_t id = row_ids[i];
-    const uint32_t row = static_cast<uint32_t>(id), generation = static_cast<uint32_t>(id >> 32);
-    const uint32_t erased = row < num_erasures ? erasures[row] & 0x7FFFFFFFu : 0;
-    // More erasures than there were: not an id of this table.
-    rows[i] = id < 0 || generation < erased ? -1 : (generation > erased ? INT64_MAX : static_cast<int64_t>(row));
-  }
-}
-
-// Keeps what UpdateRows found bad, if nothing was kept before: its arrays will be gone when somebody asks.
-__global__ void KeepBadKernel(const uint64_t* first_bad, const int64_t* row_ids, const int64_t* rows, int64_t num_rows,
-                              DeviceTable::State::Bad* bad) {
-  if (*first_bad == kNothingBad || bad->has_gradient != 0) return;
-  const int64_t row = rows[*first_bad];
-  bad->has_gradient = row < 0 || row >= num_rows ? DeviceTable::State::kUnknownRow : DeviceTable::State::kNotFinite;
-  bad->position = *first_bad;
-  bad->row_id = static_cast<uint64_t>(row_ids[*first_bad]);
-}
 
 __global__ void RowNumbersKernel(const uint32_t* rows, int64_t n, int64_t* row_numbers) {
   for (int64_t i = GlobalThread(); i < n; i += GlobalThreads())
@@ -63,13 +42,16 @@ DeviceTable::State::SlotSet& DeviceTable::State::RequireSet(const std::string& s
                            "' yet. Known: " + (known.empty() ? "none" : known) + ".");
 }
 
+void DeviceTable::State::CheckRule(const SlotSet& set, const UpdateRule& rule) const {
+  if (set.rule.rule == rule.rule) return;
+  throw InvalidArgument(config.Label() + ": slot set '" + set.name +
+                        "' belongs to another rule. Give each optimizer its own name.");
+}
+
 DeviceTable::State::SlotSet* DeviceTable::State::FindOrAttach(const Cuda& cuda, const UpdateRule& rule,
                                                               const std::string& slot_set) {
   if (SlotSet* known = FindSet(slot_set)) {
-    if (known->rule.rule != rule.rule) {
-      throw InvalidArgument(config.Label() + ": slot set '" + slot_set +
-                            "' belongs to another rule. Give each optimizer its own name.");
-    }
+    CheckRule(*known, rule);
     known->rule = rule;
     return known;
   }
@@ -105,7 +87,7 @@ void DeviceTable::State::Settle(const Cuda& cuda, DeviceScratch* scratch, const 
   int64_t* row_numbers = scratch->Get<int64_t>(n);
   Launch(RowNumbersKernel, GridFor(n, kThreads), kThreads, 0, cuda, found, n, row_numbers);
   for (const auto& set : sets) {
-    if (set->decay == nullptr || set->decay->calls() == 0) continue;
+    if (set->decay == nullptr || set->decay->calls() == 0 || num_rows() == 0) continue;
     DeviceUpdate update;
     update.rows = rows.view();
     update.num_rows = num_rows();
@@ -118,33 +100,60 @@ void DeviceTable::State::Settle(const Cuda& cuda, DeviceScratch* scratch, const 
 void DeviceTable::Apply(const Cuda& cuda, DeviceScratch* scratch, const UpdateRule& rule, const std::string& slot_set,
                         Nonfinite nonfinite, float grad_scale, const int64_t* row_ids, const float* grads, int64_t n,
                         const int64_t* num_grads) {
-  State& state = *state_;
-  state.CheckCount(n);
-  const TableWriting writing(state_.get(), cuda);
-  State::SlotSet* set = state.FindOrAttach(cuda, rule, slot_set);
-  int64_t* rows = scratch->Get<int64_t>(n);
-  Launch(DropErasedKernel, GridFor(n, kThreads), kThreads, 0, cuda, row_ids, n, state.erasures.data(),
-         state.erasures.capacity(), rows);
-  DeviceUpdate update;
-  update.rows = state.rows.view();
-  update.num_rows = state.num_rows();
-  update.slot_offset = set->offset;
-  update.notes = state.changes.notes();
-  if (set->decay != nullptr) update.decay = set->decay->Begin(cuda, rule, set->stamps.data());
-  uint64_t* first_bad = scratch->Get<uint64_t>(1);
-  SOK_CUDA(cudaMemsetAsync(first_bad, 0xFF, sizeof(uint64_t), cuda.stream));
-  UpdateRows(cuda, scratch, rule, &update, 1, nullptr, rows, grads, FloatType::kFloat32, n, num_grads, state.config.dim,
-             grad_scale, nonfinite, first_bad);
-  bool counts = true;
-  if (set->decay != nullptr && nonfinite == Nonfinite::kRaise) {
+  const Gradients gradients = {this, row_ids, grads, n, num_grads};
+  ApplyGroup(cuda, scratch, rule, slot_set, nonfinite, grad_scale, &gradients, 1);
+}
+
+void DeviceTable::ApplyGroup(const Cuda& cuda, DeviceScratch* scratch, const UpdateRule& rule,
+                             const std::string& slot_set, Nonfinite nonfinite, float grad_scale,
+                             const Gradients* gradients, int64_t num_tables) {
+  if (num_tables == 0) return;
+  std::vector<State*> states;
+  std::set<const State*> seen;
+  for (int64_t t = 0; t < num_tables; ++t) {
+    State* state = gradients[t].table->state();
+    state->CheckCount(gradients[t].n);
+    if (!seen.insert(state).second)
+      throw InvalidArgument(state->config.Label() + ": gradients given twice in one call.");
+    states.push_back(state);
+  }
+  const TableWriting writing(states, cuda);
+  for (State* state : states) {
+    const State::SlotSet* known = state->FindSet(slot_set);
+    if (known != nullptr) state->CheckRule(*known, rule);
+  }
+  std::vector<State::SlotSet*> sets;
+  for (State* state : states) sets.push_back(state->FindOrAttach(cuda, rule, slot_set));
+  const size_t m = static_cast<size_t>(num_tables);
+  std::vector<DeviceUpdate> updates(m);
+  std::vector<DeviceGradients> all(m);
+  uint64_t* first_bad = scratch->Get<uint64_t>(num_tables + 1);  // of each table, and of all
+  SOK_CUDA(cudaMemsetAsync(first_bad, 0xFF, (m + 1) * sizeof(uint64_t), cuda.stream));
+  for (size_t t = 0; t < m; ++t) {
+    const State& state = *states[t];
+    DeviceUpdate& update = updates[t];
+    update.rows = state.rows.view();
+    update.num_rows = state.num_rows();
+    update.slot_offset = sets[t]->offset;
+    update.notes = state.changes.notes();
+    if (rule.decays()) update.decay = sets[t]->decay->Begin(cuda, rule, sets[t]->stamps.data());
+    update.erasures = state.erasures.data();
+    update.num_erasures = state.erasures.capacity();
+    update.bad = state.bad.data();
+    const Gradients& g = gradients[t];
+    all[t] = {g.row_ids, g.grads, g.n, g.num_grads, state.config.dim, nullptr, static_cast<int64_t>(t), first_bad + t};
+  }
+  UpdateRows(cuda, scratch, rule, updates.data(), num_tables, all.data(), num_tables, FloatType::kFloat32, grad_scale,
+             nonfinite, first_bad + m);
+  if (!rule.decays()) return;
+  if (nonfinite == Nonfinite::kRaise) {
     // A call that was refused must not count.
     uint64_t bad = kNothingBad;
-    SOK_CUDA(cudaMemcpyAsync(&bad, first_bad, sizeof(bad), cudaMemcpyDeviceToHost, cuda.stream));
+    SOK_CUDA(cudaMemcpyAsync(&bad, first_bad + m, sizeof(bad), cudaMemcpyDeviceToHost, cuda.stream));
     SOK_CUDA(cudaStreamSynchronize(cuda.stream));
-    counts = bad == kNothingBad;
+    if (bad != kNothingBad) return;
   }
-  if (set->decay != nullptr && counts) set->decay->Append(cuda);
-  Launch(KeepBadKernel, 1, 1, 0, cuda, first_bad, row_ids, rows, update.num_rows, state.bad.data());
+  for (State::SlotSet* set : sets) set->decay->Append(cuda);
 }
 
 void DeviceTable::AssignSlots(const Cuda& cuda, DeviceScratch* scratch, const UpdateRule& rule,

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "check.h"
+#include "event.h"
 #include "growing_array.h"
 #include "row_changes.h"
 #include "sok/device_memory.h"
@@ -52,27 +53,6 @@ class DeviceBlock {
   int64_t n_ = 0;
 };
 
-// A place in a stream.
-class Event {
- public:
-  Event() { SOK_CUDA(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming)); }
-  Event(const Event&) = delete;
-  Event& operator=(const Event&) = delete;
-  ~Event() { static_cast<void>(cudaEventDestroy(event_)); }
-
-  void Record(const Cuda& cuda) { SOK_CUDA(cudaEventRecord(event_, cuda.stream)); }
-  void Before(const Cuda& cuda) const { SOK_CUDA(cudaStreamWaitEvent(cuda.stream, event_, 0)); }
-  bool HasPassed() const {
-    const cudaError_t status = cudaEventQuery(event_);
-    if (status != cudaSuccess && status != cudaErrorNotReady)
-      ThrowCuda(status, "asking for an event", __FILE__, __LINE__);
-    return status == cudaSuccess;
-  }
-
- private:
-  cudaEvent_t event_ = nullptr;
-};
-
 // One value in memory of the host that a stream can copy to while the host goes on.
 template <class T>
 class PinnedValue {
@@ -91,12 +71,7 @@ class PinnedValue {
 struct DeviceTable::State {
   struct SlotSet;
 
-  // What calls could not say when they were made; on the device, all zero at first.
-  struct Bad {
-    uint64_t has_key, key;
-    uint64_t has_gradient, position, row_id;  // has_gradient: 0 or one of the below
-  };
-  static constexpr uint64_t kUnknownRow = 1, kNotFinite = 2;
+  using Bad = TableBad;
 
   State(TableConfig config, int64_t budget_bytes);
   ~State();  // waits for the device
@@ -139,6 +114,8 @@ struct DeviceTable::State {
   void SkipCalls(const Cuda& cuda, const std::string& save, const std::vector<TableStore::SlotSetInfo>& infos);
   // Throws InvalidArgument if one of the sets belongs to another rule here.
   void CheckRules(const std::vector<TableStore::SlotSetInfo>& infos);
+  // Throws InvalidArgument if the set belongs to another rule.
+  void CheckRule(const SlotSet& set, const UpdateRule& rule) const;
   SlotSet* FindOrAttach(const Cuda& cuda, const UpdateRule& rule, const std::string& slot_set);
 
   const TableConfig config;
@@ -163,42 +140,50 @@ struct DeviceTable::State {
 
   // Readers share it on the host while they put their work on a stream; writers have it alone.
   std::shared_mutex mutex;
-  Event written;  // the last call that wrote has come past this
-  std::mutex reads_mutex;
+  std::shared_ptr<Event> written;  // the last call that wrote has come past this; null: none has
   struct Read {
-    cudaStream_t stream = nullptr;
-    Event done;
+    cudaStream_t stream;
+    std::shared_ptr<Event> done;  // null: not yet
   };
-  std::vector<std::unique_ptr<Read>> reads;  // since then, the last one of each stream
-  size_t num_reads = 0;                      // the rest of `reads` waits for use
+  std::vector<Read> reads;  // since then, the last one of each stream
 };
 
 // Row numbers are below 2^32 - 2: this one marks a key that the shard cannot hold.
 constexpr uint32_t kBadRow = 0xFFFFFFFEu;
 
+// Locks tables, each of which may come more than once, in one order for all threads. What the stream has to wait for, and what
+// others will wait for, is one event however many tables took part in a call.
+
 // The stream waits for the last writer; writers that come later will wait for it.
 class TableReading {
  public:
-  TableReading(DeviceTable::State* state, const Cuda& cuda);
+  TableReading(std::vector<DeviceTable::State*> states, const Cuda& cuda);
+  TableReading(DeviceTable::State* state, const Cuda& cuda) : TableReading(std::vector{state}, cuda) {}
+  TableReading(const TableReading&) = delete;
+  TableReading& operator=(const TableReading&) = delete;
   ~TableReading();
 
  private:
-  DeviceTable::State* const state_;
+  const std::vector<DeviceTable::State*> states_;
   const Cuda cuda_;
-  std::shared_lock<std::shared_mutex> lock_;
-  DeviceTable::State::Read* read_;
+  const std::shared_ptr<Event> done_;
+  std::vector<std::shared_lock<std::shared_mutex>> locks_;
 };
 
 // The stream waits for all readers and the last writer; everyone who comes later will wait for it.
 class TableWriting {
  public:
-  TableWriting(DeviceTable::State* state, const Cuda& cuda);
+  TableWriting(std::vector<DeviceTable::State*> states, const Cuda& cuda);
+  TableWriting(DeviceTable::State* state, const Cuda& cuda) : TableWriting(std::vector{state}, cuda) {}
+  TableWriting(const TableWriting&) = delete;
+  TableWriting& operator=(const TableWriting&) = delete;
   ~TableWriting();
 
  private:
-  DeviceTable::State* const state_;
+  const std::vector<DeviceTable::State*> states_;
   const Cuda cuda_;
-  std::unique_lock<std::shared_mutex> lock_;
+  const std::shared_ptr<Event> done_;
+  std::vector<std::unique_lock<std::shared_mutex>> locks_;
 };
 
 }  // namespace sok

@@ -1,17 +1,15 @@
-// Small arrays of the host on the device, truly in stream order: as parameters of kernels. A copy from pageable memory may make
-// the driver wait for the stream, and no graph can capture it.
+// Small arrays of the host on the device, truly in stream order, by one operation on the stream: as parameters of a kernel, or
+// where they do not fit there, copied from pinned memory. A copy from pageable memory may make the driver wait for the stream.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <vector>
 
 #include "launch.h"
 #include "sok/scratch.h"
-
-#if defined(SOK_CUDA_EMULATED)
-#include <vector>
-#endif
+#include "staging.h"
 
 namespace sok {
 
@@ -36,12 +34,11 @@ void UploadTo(const Cuda& cuda, const T* from, int64_t n, T* to) {
   from = moved.data();
 #endif
   const int64_t words = n * static_cast<int64_t>(sizeof(T) / sizeof(uint32_t));
-  for (int64_t at = 0; at < words; at += UploadChunk::kWords) {
-    UploadChunk chunk;
-    const int count = static_cast<int>(words - at < UploadChunk::kWords ? words - at : UploadChunk::kWords);
-    std::memcpy(chunk.words, reinterpret_cast<const char*>(from) + at * 4, static_cast<size_t>(count) * 4);
-    Launch(StoreChunkKernel<uint32_t>, 1, 256, 0, cuda, chunk, reinterpret_cast<uint32_t*>(to) + at, count);
-  }
+  if (words <= 0) return;
+  if (words > UploadChunk::kWords) return UploadBytes(cuda, from, words * 4, to);
+  UploadChunk chunk;
+  std::memcpy(chunk.words, from, static_cast<size_t>(words) * 4);
+  Launch(StoreChunkKernel<uint32_t>, 1, 256, 0, cuda, chunk, reinterpret_cast<uint32_t*>(to), static_cast<int>(words));
 }
 
 // The same into scratch.
@@ -51,5 +48,46 @@ T* Upload(const Cuda& cuda, DeviceScratch* scratch, const T* from, int64_t n) {
   UploadTo(cuda, from, n, to);
   return to;
 }
+
+// Arrays of several types that go to the device together.
+class Parcel {
+ public:
+  template <class T>
+  struct Place {
+    size_t at;
+  };
+
+  template <class T>
+  Place<T> Add(const T* from, int64_t n) {
+    static_assert(std::is_trivially_copyable<T>::value && alignof(T) <= kAlignment, "bytes are copied");
+    const Place<T> place = {bytes_.size()};
+#if defined(SOK_CUDA_EMULATED)
+    std::vector<T> moved(from, from + n);
+    sok_emulator::MoveElements(moved.data(), moved.size(), {__FILE__, __LINE__}, "an array of a parcel");
+    from = moved.data();
+#endif
+    const char* begin = reinterpret_cast<const char*>(from);
+    bytes_.insert(bytes_.end(), begin, begin + n * static_cast<int64_t>(sizeof(T)));
+    bytes_.resize((bytes_.size() + kAlignment - 1) / kAlignment * kAlignment);
+    return place;
+  }
+
+  void Send(const Cuda& cuda, DeviceScratch* scratch) {
+    const int64_t words = static_cast<int64_t>(bytes_.size() / sizeof(uint32_t));
+    on_device_ = reinterpret_cast<char*>(
+        Upload(cuda, scratch, static_cast<const uint32_t*>(static_cast<const void*>(bytes_.data())), words));
+  }
+
+  // Where the array is once the parcel was sent.
+  template <class T>
+  T* On(const Place<T>& place) const {
+    return reinterpret_cast<T*>(on_device_ + place.at);
+  }
+
+ private:
+  static constexpr size_t kAlignment = 16;
+  std::vector<char> bytes_;
+  char* on_device_ = nullptr;
+};
 
 }  // namespace sok

@@ -100,7 +100,9 @@ struct DeviceFeature {
   DeviceRows rows;
   int64_t num_rows = 0;
   int64_t dim = 0;
-  const int64_t* index = nullptr;  // [n]; negative: a row of zeros, counted all the same
+  // [n]; negative: a row of zeros, counted all the same. Of a table (rows in slabs) row ids or row numbers: the upper half is
+  // passed over. Null, for CombineGroup: position i reads row i.
+  const int64_t* index = nullptr;
   DeviceSegments segments;
   const float* weights = nullptr;  // [n] or null
   Combiner combiner = Combiner::kSum;

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -46,6 +47,20 @@ class DeviceTable {
               float* rows,        // [n, dim], or null: not wanted
               int64_t* row_ids);  // [n]
 
+  // Keys that are asked for together; several may be of one table.
+  struct Asked {
+    DeviceTable* table = nullptr;
+    const uint64_t* keys = nullptr;  // [n]
+    int64_t n = 0;
+    float* rows = nullptr;       // [n, dim], or null: not wanted
+    int64_t* row_ids = nullptr;  // [n]
+  };
+  // Lookup of many, in as many launches as one table takes; of one table in the order given. With `insert` all or none of all
+  // tables. Waits for the stream, once, when one of the tables may grow or overflow; those that do grow wait each. Tables
+  // with an exact Adam are settled one by one. Throws as Lookup, for the first table that has no room, and InvalidArgument for
+  // 2^31 - 1 keys in all.
+  static void LookupGroup(const Cuda& cuda, DeviceScratch* scratch, const Asked* asked, int64_t num_asked, bool insert);
+
   // What a kernel reads rows from, for CombineGroup and its like: as long as a Reading lives, work put on its stream sees no
   // row move or change. Row ids of a Lookup index it by their lower half. Lives on one thread of the host, and meanwhile that
   // thread calls nothing else of the table.
@@ -55,6 +70,8 @@ class DeviceTable {
     std::shared_ptr<void> lock;
   };
   Reading Read(const Cuda& cuda);
+  // Of many tables, all held at once.
+  static std::vector<Reading> ReadGroup(const Cuda& cuda, const std::vector<DeviceTable*>& tables);
 
   // Applies the rule to distinct rows. Attaches the slot set on first use. Gradients of row id -1 and of rows erased since
   // their lookup are ignored; row ids that the table never gave, and with Nonfinite::kRaise gradients that are not finite
@@ -65,6 +82,21 @@ class DeviceTable {
              const int64_t* row_ids,  // [n]
              const float* grads,      // [n, dim]
              int64_t n, const int64_t* num_grads = nullptr);
+
+  // Gradients of one table of a group.
+  struct Gradients {
+    DeviceTable* table = nullptr;
+    const int64_t* row_ids = nullptr;  // [n], distinct
+    const float* grads = nullptr;      // [n, dim]
+    int64_t n = 0;
+    const int64_t* num_grads = nullptr;  // [1] on the device: how many of the n there are; null: all
+  };
+  // Apply of many tables, of any dims, in as many launches as one takes. With Nonfinite::kRaise no row of any table changes
+  // if one gradient is bad. Waits as Apply; the exact Adam's sums go to the device table by table. Throws InvalidArgument
+  // for a table given twice and for a slot set of another rule, then nothing changed; OutOfMemory, then a slot set may have
+  // been attached to some of the tables, and no row changed.
+  static void ApplyGroup(const Cuda& cuda, DeviceScratch* scratch, const UpdateRule& rule, const std::string& slot_set,
+                         Nonfinite nonfinite, float grad_scale, const Gradients* gradients, int64_t num_tables);
 
   // Stores rows (making them if needed) for the keys this rank owns; others are ignored. Slots of rows that exist stay. Of
   // equal keys the last one counts. All or none. Throws as Lookup.
@@ -107,6 +139,9 @@ class DeviceTable {
   // the last time this was asked. Waits for the stream.
   void ThrowIfBadToHost(const Cuda& cuda);
 
+  // The same of the first of many tables that has something to tell, with one wait. The others go on keeping theirs.
+  static void ThrowIfBadToHost(const Cuda& cuda, DeviceScratch* scratch, const std::vector<DeviceTable*>& tables);
+
   // The same as far as it is known without waiting: what this call asks the stream, a later one hears. For callers that
   // work on the table again and again, before they do.
   void ThrowIfBadIsKnown(const Cuda& cuda);
@@ -119,6 +154,23 @@ class DeviceTable {
 
  private:
   const std::unique_ptr<State> state_;
+};
+
+// Hears of bad input of many tables without waiting, for who works on them again and again. Safe from several threads.
+class DeviceTableWatch {
+ public:
+  DeviceTableWatch();
+  ~DeviceTableWatch();  // waits for what it has asked
+  DeviceTableWatch(const DeviceTableWatch&) = delete;
+  DeviceTableWatch& operator=(const DeviceTableWatch&) = delete;
+
+  // What DeviceTable::ThrowIfBadToHost(tables) throws, if what a call asked the stream has come back and was bad. Asks anew.
+  void ThrowIfBadIsKnown(const Cuda& cuda, DeviceScratch* scratch, const std::vector<DeviceTable*>& tables);
+
+ private:
+  struct State;
+  std::mutex mutex_;
+  std::unique_ptr<State> state_;  // made on first use: only then the device is known
 };
 
 }  // namespace sok

@@ -32,18 +32,45 @@ struct DeviceUpdate {
   int64_t slot_offset = 0;  // in floats
   DecayArgs decay;
   RowNotes notes;  // of the rows that the rule is applied to
+  // Of a table that counts erasures, the upper half of each row's id (DeviceTable): a gradient whose id has a lower one is
+  // passed over. Null: row ids are row numbers.
+  const uint32_t* erasures = nullptr;  // [num_erasures]
+  int64_t num_erasures = 0;
+  TableBad* bad = nullptr;  // keeps the first gradient that UpdateRows found bad; or null
 };
 
-// Applies the rule once per row, in one launch for any number of tables. Row ids of a table must be distinct (SumRows gives
-// them so), else results are undefined but no memory outside is touched. A negative row id is skipped; one that its table
-// does not have too, and its position is reported. A gradient is multiplied with `grad_scale` first (the inverse of a loss
-// scale). Nothing waits. `updates` is host memory, read before the call returns.
+// Gradients of an update: of one table, or of several mixed.
+struct DeviceGradients {
+  const int64_t* row_ids = nullptr;  // [n]
+  const void* values = nullptr;      // [n, dim]
+  int64_t n = 0;
+  const int64_t* num = nullptr;  // [1] on the device: how many of the n there are; null: all
+  int64_t dim = 0;
+  const int32_t* tables = nullptr;  // [n]: the table of each; null: all are of `table`
+  int64_t table = 0;
+  uint64_t* first_bad = nullptr;  // [1], set to kNothingBad; or null
+};
+
+// Applies the rule once per row, in one launch for any number of tables, stretches of gradients, and dims. Row ids of a table
+// must be distinct (SumRows gives them so), else results are undefined but no memory outside is touched. A negative row id
+// is skipped; one that its table does not have too, and its position is reported. A gradient is multiplied with `grad_scale`
+// first (the inverse of a loss scale). Nothing waits. `updates` and `gradients` are host memory, read before the call
+// returns.
 //
 // A scaled gradient that holds a NaN or an infinity: kAllow lets it through; kSkip leaves the row as it is; kRaise leaves
 // every row of every table as it is and reports the position, for the caller to see when it wants to (ThrowIfBadToHost).
 // With a decaying rule, DeviceDecay::Begin gives each table's `decay`, and Append must follow on the same stream;
-// who uses kRaise calls ThrowIfBadToHost in between, or a refused call counts as one without gradients.
-// Throws InvalidArgument: dim below 1; a table without stamps under a decaying rule; kRaise without first_bad.
+// who uses kRaise looks at `refused` in between, or a refused call counts as one without gradients.
+// Throws InvalidArgument: dim below 1; gradients of a table that is not there; a table without stamps under a decaying
+// rule; kRaise without `refused`.
+void UpdateRows(const Cuda& cuda, DeviceScratch* scratch, const UpdateRule& rule,
+                const DeviceUpdate* updates,  // [num_tables]
+                int64_t num_tables,
+                const DeviceGradients* gradients,  // [num_gradients]
+                int64_t num_gradients, FloatType type, float grad_scale, Nonfinite nonfinite,
+                uint64_t* refused);  // [1], set to kNothingBad: lowered if kRaise refuses the call; or null
+
+// The same for one stretch of gradients, that is refused where it is bad.
 void UpdateRows(const Cuda& cuda, DeviceScratch* scratch, const UpdateRule& rule,
                 const DeviceUpdate* updates,  // [num_tables]
                 int64_t num_tables,

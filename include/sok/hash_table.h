@@ -124,6 +124,15 @@ struct HashTableView {
   uint64_t num_buckets = 0;
 };
 
+// What the device knows of a table's keys and rows.
+struct DeviceHashCounters {
+  int64_t size;      // keys
+  int64_t next_row;  // row numbers given out so far
+  int64_t num_free;  // of them, how many wait on the list
+  int64_t num_new;   // keys that the last InsertMissing found new
+  uint64_t key;      // for messages
+};
+
 // The table on the current device, and the numbers of its rows: 0, 1, .. in the order in which keys first appear, numbers of
 // erased keys again, the one erased last first. Every key is legal. Filled to nine tenths of its places; grows by half, out
 // of place, when that is not enough.
@@ -187,9 +196,22 @@ class DeviceHashTable {
   // No row number is above this, and no more are in use.
   int64_t rows_bound() const { return rows_bound_; }
 
- private:
-  struct Counters;  // on the device
+  // InsertMissing in steps, for who gives rows to the keys of many tables at once: MakeCounters; the new keys are counted on the
+  // device; if MayNotFit(as many as were asked for), the true counters are learned, and all must have rows; rows for
+  // RowsAfter, then MakeKeyRoom; the keys are placed, and counters() say so; AddToBounds.
+  void MakeCounters(const Cuda& cuda);
+  bool MayNotFit(int64_t n) const;  // n new keys, for all that the host knows
+  void Learn(const DeviceHashCounters& counters);
+  bool HasRowsFor(int64_t num_new) const { return num_new <= rows_left(); }
+  int64_t rows_left() const { return capacity_ - size_bound_; }
+  [[noreturn]] void ThrowFull(const std::string& key) const;
+  int64_t RowsAfter(int64_t num_new) const;             // row numbers will be below
+  void MakeKeyRoom(const Cuda& cuda, int64_t num_new);  // may rebuild, and then waits; throws OutOfMemory
+  void AddToBounds(int64_t num_new);
+  DeviceHashCounters* counters() const { return counters_; }
+  const uint32_t* free_rows() const { return free_rows_; }
 
+ private:
   void Refresh(const Cuda& cuda);
   void Rebuild(const Cuda& cuda, int64_t keys);
   int64_t Room() const;
@@ -198,9 +220,9 @@ class DeviceHashTable {
   const int64_t capacity_;
   DeviceMemory* const memory_;
   HashTableView view_;
-  Counters* counters_ = nullptr;
-  Counters* on_host_ = nullptr;    // pinned
-  uint32_t* free_rows_ = nullptr;  // [free_capacity_] erased numbers
+  DeviceHashCounters* counters_ = nullptr;
+  DeviceHashCounters* on_host_ = nullptr;  // pinned
+  uint32_t* free_rows_ = nullptr;          // [free_capacity_] erased numbers
   int64_t free_capacity_ = 0;
   int64_t size_bound_ = 0;  // at least the number of keys; exact after Refresh
   int64_t rows_bound_ = 0;  // at least the row numbers given out so far

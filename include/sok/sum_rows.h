@@ -76,4 +76,25 @@ void SumRows(const Cuda& cuda, DeviceScratch* scratch,
              int64_t* num_sums,     // [1]
              uint64_t* first_bad);  // [num_addends] or null
 
+// What a table of a group gets.
+struct DeviceRowSums {
+  int64_t num_rows = 0;  // row numbers are below
+  int64_t dim = 0;
+  int64_t* row_ids = nullptr;   // [its addends], the first num_sums are written
+  float* sums = nullptr;        // [its addends, dim], the same
+  int64_t* num_sums = nullptr;  // [1]
+};
+
+// SumRows with each table's rows in arrays of its own, and for tables of any dims: they share all but the additions. The sums
+// of tables of one dim must lie whole rows apart, fewer than 2^31 - 1 (in one array). Row ids that a table does not have are
+// not dropped but summed as if they were one, which comes last and has the first one's id: who gets the sums shall report it. A sum of up to 32 addends has the bits that
+// it has for the table alone; those of more are grouped by where the table's addends lie among the others'.
+// Throws InvalidArgument as SumRows; tables may have any number of rows together.
+void SumRowsOfTables(const Cuda& cuda, DeviceScratch* scratch,
+                     const DeviceAddends* addends,  // [num_addends]
+                     int64_t num_addends,
+                     const DeviceRowSums* tables,  // [num_tables]
+                     int64_t num_tables, FloatType type,
+                     uint64_t* first_bad);  // [num_addends] or null
+
 }  // namespace sok

@@ -249,7 +249,8 @@ TEST(AdamMovesRowsThatNoGradientReaches) {
 TEST(UpdatesThatMakeNoSenseAreRefused) {
   const sok::Cuda cuda;
   sok::StreamScratch scratch(cuda);
-  const sok::DeviceUpdate update;
+  sok::DeviceUpdate update;
+  update.num_rows = 1;
   const auto run = [&](const std::string& name, int64_t dim, sok::Nonfinite nonfinite) {
     sok::UpdateRows(cuda, &scratch, MakeRule(name), &update, 1, nullptr, nullptr, nullptr, sok::FloatType::kFloat32, 1,
                     nullptr, dim, 1.0f, nonfinite, nullptr);

@@ -1,0 +1,78 @@
+// A table as kernels of a lookup see it.
+#pragma once
+
+#include <cstdint>
+
+#include "find_row.h"
+#include "launch.h"
+#include "sok/initializer.h"
+#include "sok/partition.h"
+#include "table_state.h"
+
+namespace sok {
+
+// What a lookup needs of a table, by value.
+struct TableView {
+  HashTableView index;  // of a hashed table
+  bool hashed;
+  const uint32_t* in_use;      // of an identity table: one bit per row
+  uint64_t num_legal, shards;  // row = key / shards
+  Partition partition;
+  int rank;
+  DeviceRows rows;
+  RowNotes notes;
+  const uint32_t* erasures;  // [num_erasures], or null
+  int64_t num_erasures;
+  InitializerView initializer;
+  int64_t dim;
+};
+
+inline TableView ViewOf(const DeviceTable::State& state) {
+  TableView view{};
+  view.hashed = state.config.hashed;
+  if (view.hashed) view.index = state.index->view();
+  view.in_use = state.in_use.data();
+  view.num_legal = view.hashed ? 0 : state.config.num_legal();
+  view.partition = state.config.partition();
+  view.shards = static_cast<uint64_t>(view.partition.num_shards());
+  view.rank = state.config.rank;
+  view.rows = state.rows.view();
+  view.notes = state.changes.notes();
+  view.erasures = state.erasures.data();
+  view.num_erasures = state.erasures.capacity();
+  view.initializer = state.initializer;
+  view.dim = state.config.dim;
+  return view;
+}
+
+__device__ __forceinline__ int64_t RowId(const TableView& table, uint32_t row) {
+  const uint32_t erasures = row < table.num_erasures ? table.erasures[row] & 0x7FFFFFFFu : 0;
+  return static_cast<int64_t>((uint64_t{erasures} << 32) | row);
+}
+
+// The row of a key that this shard holds, kNoRow, or kBadRow.
+__device__ __forceinline__ uint32_t Search(const BucketTile& tile, const TableView& table, uint64_t key) {
+  if (table.hashed) {
+    if (table.partition.OwnerOf(key) != table.rank) return kBadRow;
+    return FindRow(tile, table.index, key);
+  }
+  if (key >= table.num_legal || table.partition.OwnerOf(key) != table.rank) return kBadRow;
+  const uint32_t row = static_cast<uint32_t>(key / table.shards);
+  return ((table.in_use[row >> 5] >> (row & 31)) & 1) != 0 ? row : kNoRow;
+}
+
+__device__ __forceinline__ void WriteFresh(const BucketTile& tile, const TableView& table, uint64_t key, float* row) {
+  const bool aligned = IsAligned16(row);
+  for (int64_t block = tile.lane; 4 * block < table.dim; block += kBucketLanes) {
+    float value[4];
+    FreshElements(table.initializer, key, table.dim, block, value);
+    if (aligned && 4 * block + 4 <= table.dim) {
+      StoreFloat4(row + 4 * block, make_float4(value[0], value[1], value[2], value[3]));
+    } else {
+      for (int j = 0; j < 4; ++j)
+        if (4 * block + j < table.dim) row[4 * block + j] = value[j];
+    }
+  }
+}
+
+}  // namespace sok

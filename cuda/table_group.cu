@@ -1,0 +1,410 @@
+// DeviceTable: keys of many tables to rows, in as many launches as one table takes.
+//
+// The keys lie where their callers have them, in pieces; each piece has a stretch of blocks. Positions count through all of
+// them, those of a table side by side. A find over all keeps, of keys without a row, the key and its position; everything after it
+// (elect.h and hash_table.cu say how keys become rows) ends at once where nobody is missing.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "detail/copy_row.h"
+#include "detail/launch.h"
+#include "detail/place_key.h"
+#include "detail/primitives.h"
+#include "detail/slot_set.h"
+#include "detail/table_state.h"
+#include "detail/table_view.h"
+#include "detail/upload.h"
+#include "detail/work_of_block.h"
+#include "sok/error.h"
+
+namespace sok {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int64_t kTilesPerBlock = kThreads / kBucketLanes;
+constexpr int64_t kPerBlock = 4 * kTilesPerBlock;
+constexpr uint32_t kNobody = 0xFFFFFFFFu;
+
+// A table of the group.
+struct GroupTable {
+  TableView view;
+  DeviceHashCounters* counters;  // of a hashed table
+  const uint32_t* free_rows;
+  uint32_t* in_use;  // of an identity table
+  int64_t* num_in_use;
+  const float* defaults;
+  int64_t num_defaults;
+  TableBad* bad;
+  int64_t first, last;  // its positions
+};
+
+// Keys of one table that lie together.
+struct Piece {
+  const uint64_t* keys;  // [n]
+  float* out;            // [n, dim] or null
+  int64_t* row_ids;      // [n]
+  int64_t n, first, first_block;
+  int64_t table;
+};
+
+struct Group {
+  const GroupTable* tables;
+  int64_t num_tables;
+  const Piece* pieces;
+  int64_t num_pieces, num_blocks;
+  int64_t n;
+  uint32_t* is_missing;  // [1] whether any key has no row
+  // [n], where keys have no row
+  uint32_t* rows;  // of every key
+  uint64_t* keys;
+  uint32_t* leaders;  // first the place of each in `places`
+  uint32_t* before;   // [n + 1]
+  uint32_t* places;   // [mask + 1]
+  uint32_t mask;
+};
+
+// f(piece, table, i, position) for the keys of this block, a tile each.
+template <class F>
+__device__ __forceinline__ void ForKeys(const Group& group, const F& f) {
+  const int64_t tile = threadIdx.x / kBucketLanes;
+  for (int64_t block = blockIdx.x; block < group.num_blocks; block += gridDim.x) {
+    const Piece& piece = WorkOfBlock(group.pieces, group.num_pieces, block);
+    const GroupTable& table = group.tables[piece.table];
+    const int64_t begin = (block - piece.first_block) * kPerBlock;
+    const int64_t end = begin + kPerBlock < piece.n ? begin + kPerBlock : piece.n;
+    for (int64_t i = begin + tile; i < end; i += kTilesPerBlock) f(piece, table, i, piece.first + i);
+  }
+}
+
+template <bool kFreshToo>
+__global__ void FindGroupKernel(Group group) {
+  const BucketTile tile;
+  ForKeys(group, [&](const Piece& piece, const GroupTable& table, int64_t i, int64_t position) {
+    const uint64_t key = piece.keys[i];
+    const uint32_t row = Search(tile, table.view, key);
+    const bool is_known = row != kNoRow && row != kBadRow;
+    if (tile.lane == 0) {
+      piece.row_ids[i] = is_known ? RowId(table.view, row) : -1;
+      if (row == kBadRow && atomicExch(reinterpret_cast<unsigned long long*>(&table.bad->has_key), 1ull) == 0) {
+        table.bad->key = key;
+      }
+      if (group.rows != nullptr) {
+        group.rows[position] = row;
+        if (row == kNoRow) {
+          group.keys[position] = key;
+          StoreRelaxed(group.is_missing, 1u);
+        }
+      }
+    }
+    if (piece.out == nullptr) return;
+    float* out = piece.out + i * table.view.dim;
+    if (is_known) {
+      CopyRow(tile, table.view.rows.At(row), table.view.dim, out);
+    } else if (row == kBadRow) {
+      ZeroRow(tile, table.view.dim, out);
+    } else if (kFreshToo) {
+      WriteFresh(tile, table.view, key, out);
+    }
+  });
+}
+
+__global__ void ClearPlacesKernel(Group group) {
+  if (*group.is_missing == 0) return;
+  for (int64_t i = GlobalThread(); i <= group.mask; i += GlobalThreads()) group.places[i] = kNobody;
+}
+
+// Of equal keys of one table without a row, the lowest position stays in `places`. Identity tables need nobody to speak.
+__global__ void ElectGroupKernel(Group group) {
+  if (*group.is_missing == 0) return;
+  const BucketTile tile;
+  ForKeys(group, [&](const Piece& piece, const GroupTable& table, int64_t, int64_t position) {
+    if (tile.lane != 0) return;
+    group.leaders[position] = kNobody;
+    if (group.rows[position] != kNoRow || !table.view.hashed) return;
+    const uint64_t key = group.keys[position];
+    const uint32_t me = static_cast<uint32_t>(position);
+    // Tables that have the same keys shall not meet.
+    const uint64_t hash = HashKey(key + static_cast<uint64_t>(piece.table) * 0x9E3779B97F4A7C15ull);
+    for (uint32_t place = static_cast<uint32_t>(hash) & group.mask;; place = (place + 1) & group.mask) {
+      uint32_t there = LoadRelaxed(&group.places[place]);
+      if (there == kNobody) there = atomicCAS(&group.places[place], kNobody, me);
+      if (there != kNobody && (there < table.first || there >= table.last || group.keys[there] != key)) continue;
+      if (there != kNobody && there > me) atomicMin(&group.places[place], me);
+      group.leaders[position] = place;
+      break;
+    }
+  });
+}
+
+// From places to who speaks: leaders[i] = the position that does for i, before[i] = whether that is i. before[n] = 0.
+__global__ void LeadersOfGroupKernel(Group group) {
+  const bool is_missing = *group.is_missing != 0;
+  for (int64_t i = GlobalThread(); i <= group.n; i += GlobalThreads()) {
+    uint32_t leader = kNobody;
+    if (is_missing && i < group.n && group.leaders[i] != kNobody) leader = group.places[group.leaders[i]];
+    if (is_missing && i < group.n) group.leaders[i] = leader;
+    group.before[i] = i < group.n && leader == static_cast<uint32_t>(i);
+  }
+}
+
+// What the host asks about a table that may have no room.
+__global__ void CountsOfGroupKernel(Group group, DeviceHashCounters* counts) {
+  for (int64_t t = GlobalThread(); t < group.num_tables; t += GlobalThreads()) {
+    const GroupTable& table = group.tables[t];
+    counts[t] = DeviceHashCounters{};
+    if (table.counters != nullptr) counts[t] = *table.counters;
+    counts[t].num_new = group.before[table.last] - group.before[table.first];
+  }
+}
+
+// The key of the position that is the first of its table to have no room.
+__global__ void KeyWithoutRoomInGroupKernel(Group group, int64_t first, int64_t last, int64_t room, uint64_t* key) {
+  for (int64_t i = first + GlobalThread(); i < last; i += GlobalThreads()) {
+    const bool leads = group.before[i + 1] != group.before[i];
+    if (leads && group.before[i] - group.before[first] == room) *key = group.keys[i];
+  }
+}
+
+// New keys get their rows. In an identity table the row is the key's, and the thread that puts it in use leads.
+__global__ void PlaceGroupKernel(Group group) {
+  if (*group.is_missing == 0) return;
+  const BucketTile tile;
+  ForKeys(group, [&](const Piece&, const GroupTable& table, int64_t, int64_t position) {
+    if (table.view.hashed) {
+      if (group.leaders[position] != static_cast<uint32_t>(position)) return;
+      const int64_t number = group.before[position] - group.before[table.first];
+      const uint32_t row = RowOfNew(*table.counters, table.free_rows, number);
+      Place(tile, table.view.index, group.keys[position], row);
+      if (tile.lane == 0) group.rows[position] = row;
+    } else if (tile.lane == 0 && group.rows[position] == kNoRow) {
+      const uint32_t row = static_cast<uint32_t>(group.keys[position] / table.view.shards), bit = 1u << (row & 31);
+      const bool is_mine = (atomicOr(&table.in_use[row >> 5], bit) & bit) == 0;
+      if (is_mine) atomicAdd(reinterpret_cast<unsigned long long*>(table.num_in_use), 1ull);
+      group.rows[position] = row;
+      group.leaders[position] = static_cast<uint32_t>(is_mine ? position : position + 1);
+    }
+  });
+}
+
+// Where a key came new: its record, once, and what the lookup gives. Its values are a function of the key alone, so no
+// position waits for another's record.
+__global__ void FillGroupKernel(Group group) {
+  if (*group.is_missing == 0) return;
+  const BucketTile tile;
+  ForKeys(group, [&](const Piece& piece, const GroupTable& table, int64_t i, int64_t position) {
+    const uint32_t leader = group.leaders[position];
+    if (leader == kNobody) return;
+    const bool leads = leader == static_cast<uint32_t>(position);
+    const uint32_t row = group.rows[table.view.hashed ? leader : static_cast<uint32_t>(position)];
+    if (tile.lane == 0) piece.row_ids[i] = RowId(table.view, row);
+    const uint64_t key = group.keys[position];
+    if (piece.out != nullptr) WriteFresh(tile, table.view, key, piece.out + i * table.view.dim);
+    if (!leads) return;
+    float* record = table.view.rows.At(row);
+    WriteFresh(tile, table.view, key, record);
+    CopyRow(tile, table.defaults, table.num_defaults, record + table.view.dim);
+    if (tile.lane == 0) table.view.notes.Note(row);
+  });
+}
+
+__global__ void CountGroupKernel(Group group) {
+  if (*group.is_missing == 0) return;
+  for (int64_t t = GlobalThread(); t < group.num_tables; t += GlobalThreads()) {
+    const GroupTable& table = group.tables[t];
+    if (table.counters != nullptr) CountInserted(group.before[table.last] - group.before[table.first], table.counters);
+  }
+}
+
+__global__ void StampNewOfGroupKernel(Group group, int64_t first, int64_t last, uint32_t calls, uint32_t* stamps) {
+  if (*group.is_missing == 0) return;
+  for (int64_t i = first + GlobalThread(); i < last; i += GlobalThreads())
+    if (group.leaders[i] == static_cast<uint32_t>(i)) stamps[group.rows[i]] = calls;
+}
+
+// One call.
+class GroupLookup {
+ public:
+  GroupLookup(const DeviceTable::Asked* asked, int64_t num_asked) {
+    for (int64_t k = 0; k < num_asked; ++k) {
+      DeviceTable::State* state = asked[k].table->state();
+      state->CheckCount(asked[k].n);
+      table_of_.push_back(std::find(states_.begin(), states_.end(), state) - states_.begin());
+      if (table_of_.back() == static_cast<int64_t>(states_.size())) states_.push_back(state);
+    }
+    tables_.resize(states_.size());
+    for (size_t t = 0; t < states_.size(); ++t) {
+      tables_[t].first = n_;
+      for (int64_t k = 0; k < num_asked; ++k) {
+        const DeviceTable::Asked& a = asked[k];
+        if (table_of_[static_cast<size_t>(k)] != static_cast<int64_t>(t) || a.n == 0) continue;
+        pieces_.push_back({a.keys, a.rows, a.row_ids, a.n, n_, num_blocks_, static_cast<int64_t>(t)});
+        num_blocks_ += (a.n + kPerBlock - 1) / kPerBlock;
+        n_ += a.n;
+        states_[0]->CheckCount(n_);
+      }
+      tables_[t].last = n_;
+    }
+  }
+
+  const std::vector<DeviceTable::State*>& states() const { return states_; }
+  bool empty() const { return n_ == 0; }
+
+  void Find(const Cuda& cuda, DeviceScratch* scratch, bool insert) {
+    for (DeviceTable::State* state : states_)
+      if (insert && state->index) state->index->MakeCounters(cuda);
+    Send(cuda, scratch, insert);
+    const int64_t grid = GridFor(num_blocks_, 1);
+    Launch(insert ? FindGroupKernel<false> : FindGroupKernel<true>, grid, kThreads, 0, cuda, group_);
+  }
+
+  void Insert(const Cuda& cuda, DeviceScratch* scratch) {
+    const int64_t grid = GridFor(num_blocks_, 1), positions = GridFor(n_ + 1, kThreads);
+    Launch(ClearPlacesKernel, GridFor(int64_t{group_.mask} + 1, kThreads), kThreads, 0, cuda, group_);
+    Launch(ElectGroupKernel, grid, kThreads, 0, cuda, group_);
+    Launch(LeadersOfGroupKernel, positions, kThreads, 0, cuda, group_);
+    ExclusiveSum(cuda, scratch, group_.before, group_.before, n_ + 1);
+    MakeRoom(cuda, scratch);
+    Launch(PlaceGroupKernel, grid, kThreads, 0, cuda, group_);
+    Launch(FillGroupKernel, grid, kThreads, 0, cuda, group_);
+    Launch(CountGroupKernel, GridFor(group_.num_tables, kThreads), kThreads, 0, cuda, group_);
+    for (size_t t = 0; t < states_.size(); ++t) {
+      for (const auto& set : states_[t]->sets) {
+        if (set->decay == nullptr) continue;
+        Launch(StampNewOfGroupKernel, GridFor(tables_[t].last - tables_[t].first, kThreads), kThreads, 0, cuda, group_,
+               tables_[t].first, tables_[t].last, static_cast<uint32_t>(set->decay->calls()), set->stamps.data());
+      }
+    }
+  }
+
+ private:
+  // What the tables are now; on the first call also the memory of the search.
+  void Send(const Cuda& cuda, DeviceScratch* scratch, bool insert) {
+    for (size_t t = 0; t < states_.size(); ++t) {
+      const DeviceTable::State& state = *states_[t];
+      GroupTable& table = tables_[t];
+      table.view = ViewOf(state);
+      table.counters = state.index ? state.index->counters() : nullptr;
+      table.free_rows = state.index ? state.index->free_rows() : nullptr;
+      table.in_use = state.in_use.data();
+      table.num_in_use = state.num_in_use.data();
+      table.defaults = state.defaults.data();
+      table.num_defaults = state.defaults.size();
+      table.bad = state.bad.data();
+    }
+    const uint32_t nobody_is_missing = 0;
+    Parcel parcel;
+    const auto tables_at = parcel.Add(tables_.data(), static_cast<int64_t>(tables_.size()));
+    const auto pieces_at = parcel.Add(pieces_.data(), static_cast<int64_t>(pieces_.size()));
+    const auto missing_at = parcel.Add(&nobody_is_missing, 1);
+    parcel.Send(cuda, scratch);
+    group_.tables = parcel.On(tables_at);
+    group_.pieces = parcel.On(pieces_at);
+    if (group_.num_tables > 0) return;
+    group_.num_tables = static_cast<int64_t>(tables_.size());
+    group_.num_pieces = static_cast<int64_t>(pieces_.size());
+    group_.num_blocks = num_blocks_;
+    group_.n = n_;
+    group_.is_missing = parcel.On(missing_at);
+    if (!insert) return;
+    uint32_t places = 64;  // at most half full
+    while (places < 2 * n_ && places < 0x80000000u) places *= 2;
+    group_.mask = places - 1;
+    group_.places = scratch->Get<uint32_t>(places);
+    group_.rows = scratch->Get<uint32_t>(n_);
+    group_.keys = scratch->Get<uint64_t>(n_);
+    group_.leaders = scratch->Get<uint32_t>(n_);
+    group_.before = scratch->Get<uint32_t>(n_ + 1);
+  }
+
+  // Room for the new keys of all tables, or nothing is stored in any. Waits, once, if one of them may have no room.
+  void MakeRoom(const Cuda& cuda, DeviceScratch* scratch) {
+    const size_t m = states_.size();
+    std::vector<int64_t> num_new(m);
+    bool may_not_fit = false;
+    for (size_t t = 0; t < m; ++t) {
+      num_new[t] = tables_[t].last - tables_[t].first;
+      if (!states_[t]->index) continue;
+      may_not_fit = may_not_fit || states_[t]->index->MayNotFit(num_new[t]);
+    }
+    if (may_not_fit) LearnCounts(cuda, scratch, &num_new);
+    bool has_moved = false;
+    for (size_t t = 0; t < m; ++t) {
+      DeviceTable::State& state = *states_[t];
+      if (tables_[t].first == tables_[t].last) continue;
+      state.MakeRoom(cuda, state.index ? state.index->RowsAfter(num_new[t]) : state.config.capacity);
+      if (state.index) state.index->MakeKeyRoom(cuda, num_new[t]);
+      has_moved = has_moved || (state.index && state.index->view().buckets != tables_[t].view.index.buckets) ||
+                  state.rows.view().slabs != tables_[t].view.rows.slabs ||
+                  state.changes.notes().marks != tables_[t].view.notes.marks;
+    }
+    if (has_moved) Send(cuda, scratch, true);
+    for (size_t t = 0; t < m; ++t)
+      if (states_[t]->index) states_[t]->index->AddToBounds(num_new[t]);
+  }
+
+  void LearnCounts(const Cuda& cuda, DeviceScratch* scratch, std::vector<int64_t>* num_new) {
+    const size_t m = states_.size();
+    auto* counts = scratch->Get<DeviceHashCounters>(static_cast<int64_t>(m));
+    std::vector<DeviceHashCounters> on_host(m);
+    Launch(CountsOfGroupKernel, GridFor(group_.num_tables, kThreads), kThreads, 0, cuda, group_, counts);
+    SOK_CUDA(
+        cudaMemcpyAsync(on_host.data(), counts, m * sizeof(DeviceHashCounters), cudaMemcpyDeviceToHost, cuda.stream));
+    SOK_CUDA(cudaStreamSynchronize(cuda.stream));
+    for (size_t t = 0; t < m; ++t) {
+      if (!states_[t]->index) continue;
+      states_[t]->index->Learn(on_host[t]);
+      (*num_new)[t] = on_host[t].num_new;
+    }
+    for (size_t t = 0; t < m; ++t) {
+      DeviceTable::State& state = *states_[t];
+      if (!state.index || state.index->HasRowsFor((*num_new)[t])) continue;
+      uint64_t* key = scratch->Get<uint64_t>(1);
+      uint64_t key_on_host = 0;
+      const int64_t first = tables_[t].first, last = tables_[t].last;
+      Launch(KeyWithoutRoomInGroupKernel, GridFor(last - first, kThreads), kThreads, 0, cuda, group_, first, last,
+             state.index->rows_left(), key);
+      SOK_CUDA(cudaMemcpyAsync(&key_on_host, key, sizeof(key_on_host), cudaMemcpyDeviceToHost, cuda.stream));
+      SOK_CUDA(cudaStreamSynchronize(cuda.stream));
+      state.index->ThrowFull(state.config.KeyText(key_on_host));
+    }
+  }
+
+  std::vector<DeviceTable::State*> states_;
+  std::vector<int64_t> table_of_;  // of each piece that was asked for
+  std::vector<GroupTable> tables_;
+  std::vector<Piece> pieces_;
+  int64_t n_ = 0, num_blocks_ = 0;
+  Group group_ = {};
+};
+
+}  // namespace
+
+void DeviceTable::LookupGroup(const Cuda& cuda, DeviceScratch* scratch, const Asked* asked, int64_t num_asked,
+                              bool insert) {
+  if (num_asked == 1) {
+    return asked->table->Lookup(cuda, scratch, asked->keys, asked->n, insert, asked->rows, asked->row_ids);
+  }
+  GroupLookup lookup(asked, num_asked);
+  if (lookup.empty()) return;
+  const std::vector<State*>& states = lookup.states();
+  if (!insert) {
+    const TableReading reading(states, cuda);
+    const bool settles = std::any_of(states.begin(), states.end(), [](const State* s) { return s->HasDecay(); });
+    if (!settles) return lookup.Find(cuda, scratch, false);
+  }
+  const TableWriting writing(states, cuda);
+  for (int64_t k = 0; k < num_asked; ++k) {  // what is read is settled first, once
+    State& state = *asked[k].table->state();
+    if (!state.HasDecay()) continue;
+    uint32_t* found = scratch->Get<uint32_t>(asked[k].n);
+    state.FindRows(cuda, asked[k].keys, asked[k].n, false, false, found, nullptr, nullptr);
+    state.Settle(cuda, scratch, found, asked[k].n);
+  }
+  lookup.Find(cuda, scratch, insert);
+  if (insert) lookup.Insert(cuda, scratch);
+}
+
+}  // namespace sok
