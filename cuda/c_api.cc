@@ -60,6 +60,23 @@ DeviceFeature FeatureOf(const SokCudaFeature& c) {
   return f;
 }
 
+std::vector<DeviceAddends> AddendsOf(const SokCudaAddends* addends, int64_t num_addends) {
+  std::vector<DeviceAddends> all;
+  for (int64_t k = 0; k < num_addends; ++k) {
+    const SokCudaAddends& c = addends[k];
+    DeviceAddends a;
+    a.table = c.table;
+    a.row_ids = c.row_ids;
+    a.values = c.values;
+    a.values_stride = c.values_stride;
+    a.segments = SegmentsOf(c.segments);
+    a.weights = c.weights;
+    a.combiner = ParseCombiner(c.combiner);
+    all.push_back(a);
+  }
+  return all;
+}
+
 DeviceUpdate UpdateOf(const SokCudaUpdate& c) {
   DeviceUpdate update;
   update.rows = RowsOf(c.rows);
@@ -174,21 +191,23 @@ int sok_cuda_sum_rows(SokCudaContext* context, const SokCudaAddends* addends, in
                       const int64_t* table_rows, int64_t num_tables, int64_t dim, const char* type, int64_t* row_ids,
                       int32_t* tables, float* sums, int64_t* num_sums, uint64_t* first_bad) {
   return sok::GuardWith(context, [&](const sok::Cuda& cuda, sok::StreamScratch* scratch) {
-    std::vector<sok::DeviceAddends> all;
-    for (int64_t k = 0; k < num_addends; ++k) {
-      const SokCudaAddends& c = addends[k];
-      sok::DeviceAddends a;
-      a.table = c.table;
-      a.row_ids = c.row_ids;
-      a.values = c.values;
-      a.values_stride = c.values_stride;
-      a.segments = sok::SegmentsOf(c.segments);
-      a.weights = c.weights;
-      a.combiner = sok::ParseCombiner(c.combiner);
-      all.push_back(a);
-    }
+    const std::vector<sok::DeviceAddends> all = sok::AddendsOf(addends, num_addends);
     sok::SumRows(cuda, scratch, all.data(), num_addends, table_rows, num_tables, dim, sok::ParseFloatType(type),
                  row_ids, tables, sums, num_sums, first_bad);
+  });
+}
+
+int sok_cuda_sum_rows_of_tables(SokCudaContext* context, const SokCudaAddends* addends, int64_t num_addends,
+                                const SokCudaRowSums* tables, int64_t num_tables, const char* type,
+                                uint64_t* first_bad) {
+  return sok::GuardWith(context, [&](const sok::Cuda& cuda, sok::StreamScratch* scratch) {
+    const std::vector<sok::DeviceAddends> all = sok::AddendsOf(addends, num_addends);
+    std::vector<sok::DeviceRowSums> sums;
+    for (int64_t t = 0; t < num_tables; ++t) {
+      sums.push_back({tables[t].num_rows, tables[t].dim, tables[t].row_ids, tables[t].sums, tables[t].num_sums});
+    }
+    sok::SumRowsOfTables(cuda, scratch, all.data(), num_addends, sums.data(), num_tables, sok::ParseFloatType(type),
+                         first_bad);
   });
 }
 

@@ -106,6 +106,17 @@ int sok_cuda_sum_rows(SokCudaContext* context, const SokCudaAddends* addends, in
                       const int64_t* table_rows, int64_t num_tables, int64_t dim, const char* type, int64_t* row_ids,
                       int32_t* tables, float* sums, int64_t* num_sums, uint64_t* first_bad);
 
+/* The same into arrays of each table's own, for tables of any dims. `tables` is host memory, what it points to is not. */
+typedef struct {
+  int64_t num_rows, dim;
+  int64_t* row_ids;  /* [addends of the table] */
+  float* sums;       /* [addends of the table, dim] */
+  int64_t* num_sums; /* [1] */
+} SokCudaRowSums;
+int sok_cuda_sum_rows_of_tables(SokCudaContext* context, const SokCudaAddends* addends, int64_t num_addends,
+                                const SokCudaRowSums* tables, int64_t num_tables, const char* type,
+                                uint64_t* first_bad);
+
 /* sok/device_update.h. Of a decaying rule, the calls so far on one table. */
 typedef struct SokCudaDecay SokCudaDecay;
 int sok_cuda_decay_create(SokCudaDecay** decay);

@@ -3,6 +3,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "c_api_guard.h"
 #include "sok/device_table.h"
@@ -24,13 +25,19 @@ using sok::DeviceScratch;
 using sok::Guard;
 using sok::GuardWith;
 
+sok::DeviceTable* TableOf(SokCudaTable* table) {
+  if (table == nullptr) throw sok::InvalidArgument("table must not be null.");
+  return &table->table;
+}
+
 // GuardWith, for calls of a table.
 template <class Body>
 int OfTable(SokCudaContext* context, SokCudaTable* table, const Body& body) {
-  return GuardWith(context, [&](const Cuda& cuda, DeviceScratch* scratch) {
-    if (table == nullptr) throw sok::InvalidArgument("table must not be null.");
-    body(table->table, cuda, scratch);
-  });
+  return GuardWith(context, [&](const Cuda& cuda, DeviceScratch* scratch) { body(*TableOf(table), cuda, scratch); });
+}
+
+SokCudaRows RowsOf(const sok::DeviceRows& r) {
+  return {const_cast<float**>(r.slabs), r.matrix, r.shift, r.mask, r.stride};
 }
 
 }  // namespace
@@ -73,6 +80,31 @@ int sok_cuda_table_apply(SokCudaContext* context, SokCudaTable* table, const cha
   return OfTable(context, table, [&](sok::DeviceTable& t, const Cuda& cuda, DeviceScratch* scratch) {
     t.Apply(cuda, scratch, sok::MakeUpdateRule(rule, hyper, hyper_size, step), slot_set, sok::ParseNonfinite(nonfinite),
             grad_scale, row_ids, grads, n, num_grads);
+  });
+}
+
+int sok_cuda_tables_lookup(SokCudaContext* context, const SokCudaAsked* asked, int64_t num_asked, int64_t insert) {
+  return GuardWith(context, [&](const Cuda& cuda, DeviceScratch* scratch) {
+    std::vector<sok::DeviceTable::Asked> all;
+    for (int64_t k = 0; k < num_asked; ++k) {
+      const SokCudaAsked& a = asked[k];
+      all.push_back({TableOf(a.table), a.keys, a.n, a.rows, a.row_ids});
+    }
+    sok::DeviceTable::LookupGroup(cuda, scratch, all.data(), num_asked, insert != 0);
+  });
+}
+
+int sok_cuda_tables_apply(SokCudaContext* context, const char* rule, const double* hyper, int64_t hyper_size,
+                          int64_t step, const char* slot_set, const char* nonfinite, float grad_scale,
+                          const SokCudaGradients* gradients, int64_t num_tables) {
+  return GuardWith(context, [&](const Cuda& cuda, DeviceScratch* scratch) {
+    std::vector<sok::DeviceTable::Gradients> all;
+    for (int64_t t = 0; t < num_tables; ++t) {
+      const SokCudaGradients& g = gradients[t];
+      all.push_back({TableOf(g.table), g.row_ids, g.grads, g.n, g.num_grads});
+    }
+    sok::DeviceTable::ApplyGroup(cuda, scratch, sok::MakeUpdateRule(rule, hyper, hyper_size, step), slot_set,
+                                 sok::ParseNonfinite(nonfinite), grad_scale, all.data(), num_tables);
   });
 }
 
@@ -131,9 +163,24 @@ int sok_cuda_table_read_begin(SokCudaContext* context, SokCudaTable* table, SokC
                               SokCudaReading** reading) {
   return OfTable(context, table, [&](sok::DeviceTable& t, const Cuda& cuda, DeviceScratch*) {
     auto read = std::make_unique<SokCudaReading>(SokCudaReading{t.Read(cuda)});
-    const sok::DeviceRows& r = read->reading.rows;
-    *rows = {const_cast<float**>(r.slabs), r.matrix, r.shift, r.mask, r.stride};
+    *rows = RowsOf(read->reading.rows);
     *num_rows = read->reading.num_rows;
+    *reading = read.release();
+  });
+}
+
+int sok_cuda_tables_read_begin(SokCudaContext* context, SokCudaTable* const* tables, int64_t num_tables,
+                               SokCudaRows* rows, int64_t* num_rows, SokCudaReading** reading) {
+  return GuardWith(context, [&](const Cuda& cuda, DeviceScratch*) {
+    std::vector<sok::DeviceTable*> all;
+    for (int64_t t = 0; t < num_tables; ++t) all.push_back(TableOf(tables[t]));
+    const std::vector<sok::DeviceTable::Reading> readings = sok::DeviceTable::ReadGroup(cuda, all);
+    auto read = std::make_unique<SokCudaReading>();
+    for (size_t t = 0; t < readings.size(); ++t) {
+      rows[t] = RowsOf(readings[t].rows);
+      num_rows[t] = readings[t].num_rows;
+      read->reading = readings[t];  // each holds all of them
+    }
     *reading = read.release();
   });
 }

@@ -51,6 +51,29 @@ int sok_cuda_table_read_begin(SokCudaContext* context, SokCudaTable* table, SokC
                               SokCudaReading** reading);
 void sok_cuda_table_read_end(SokCudaReading* reading);
 
+/* LookupGroup, ApplyGroup and ReadGroup of many tables, each by as many launches as one table takes. Arrays of structures,
+ * of tables and of `rows` and `num_rows` are host memory, read or written before the call returns. */
+typedef struct {
+  SokCudaTable* table;
+  const uint64_t* keys; /* [n] */
+  int64_t n;
+  float* rows;      /* [n, dim], or null */
+  int64_t* row_ids; /* [n] */
+} SokCudaAsked;
+int sok_cuda_tables_lookup(SokCudaContext* context, const SokCudaAsked* asked, int64_t num_asked, int64_t insert);
+typedef struct {
+  SokCudaTable* table;
+  const int64_t* row_ids; /* [n], distinct */
+  const float* grads;     /* [n, dim] */
+  int64_t n;
+  const int64_t* num_grads; /* or null */
+} SokCudaGradients;
+int sok_cuda_tables_apply(SokCudaContext* context, const char* rule, const double* hyper, int64_t hyper_size,
+                          int64_t step, const char* slot_set, const char* nonfinite, float grad_scale,
+                          const SokCudaGradients* gradients, int64_t num_tables);
+int sok_cuda_tables_read_begin(SokCudaContext* context, SokCudaTable* const* tables, int64_t num_tables,
+                               SokCudaRows* rows, int64_t* num_rows, SokCudaReading** reading);
+
 /* Answers in host memory. */
 int sok_cuda_table_size_to_host(SokCudaContext* context, SokCudaTable* table, int64_t* size);
 int sok_cuda_table_check_to_host(SokCudaContext* context, SokCudaTable* table);

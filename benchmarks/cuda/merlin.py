@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -98,39 +97,29 @@ class Hashed:
     def __init__(self, batch: Batch):
         self.batch = batch
         self.row_ids: list[Any] = []
-        self.tables = []
+        tables = []
         for number, (rows, width) in enumerate(zip(batch.rows, batch.widths, strict=True)):
             asked = sum(len(ids) for ids, _, _ in batch.of_table(number))
-            self.tables.append(sok.cuda.Table(f"table {number}", dim=width, capacity=min(rows, asked)))
+            tables.append(sok.cuda.Table(f"table {number}", dim=width, capacity=min(rows, asked)))
+        self.group = sok.cuda.TableGroup(tables)
 
     def lookup(self) -> None:
-        xp = self.batch.device.xp
-        self.row_ids = []
-        features = []
-        with contextlib.ExitStack() as stack:
-            found = [table.find_or_insert(xp.concatenate(self._keys(t))) for t, table in enumerate(self.tables)]
-            for number, row_ids in enumerate(found):
-                reading = stack.enter_context(self.tables[number].reading())
-                begin = 0
-                for ids, _, hotness in self.batch.of_table(number):
-                    mine = row_ids[begin : begin + len(ids)]
-                    begin += len(ids)
-                    self.row_ids.append(mine)
-                    features.append(sok.cuda.Feature(reading, mine, hotness=hotness, dim=self.batch.widths[number]))
-            sok.cuda.combine_group(features)
+        features = self.batch.features
+        self.row_ids = self.group.find_or_insert(self.batch.ids, [f.table for f in features])
+        with self.group.reading() as readings:
+            sok.cuda.combine_group(
+                [
+                    sok.cuda.Feature(readings[f.table], row_ids, hotness=f.hotness, dim=f.width)
+                    for f, row_ids in zip(features, self.row_ids, strict=True)
+                ]
+            )
 
     def backward_and_update(self) -> None:
-        row_ids = iter(self.row_ids)
-        for number, table in enumerate(self.tables):
-            addends = [
-                sok.cuda.Addends(next(row_ids), grad, hotness=hotness)
-                for _, grad, hotness in self.batch.of_table(number)
-            ]
-            sums = sok.cuda.sum_rows(addends, [table.capacity])
-            table.apply("adagrad", HYPER, sums.row_ids, sums.sums, num_grads=sums.num_sums)
-
-    def _keys(self, table: int) -> list[Any]:
-        return [ids for ids, _, _ in self.batch.of_table(table)]
+        each = zip(self.batch.features, self.row_ids, self.batch.grads, strict=True)
+        sums = self.group.sum_rows(
+            [sok.cuda.Addends(row_ids, grad, f.table, hotness=f.hotness) for f, row_ids, grad in each]
+        )
+        self.group.apply("adagrad", HYPER, sums)
 
 
 def step_cases(label: str, batch: Batch, step: Identity | Hashed, goal: str) -> Iterator[Case]:

@@ -22,6 +22,7 @@ from sok.cuda.combining import (
 )
 from sok.cuda.keys import Partitioned, Unique, partition_keys, unique, unique_padded
 from sok.cuda.table import Found, Reading, Table, fill_rows
+from sok.cuda.table_group import TableGrads, TableGroup
 from sok.cuda.updates import (
     Addends,
     Decay,
@@ -47,6 +48,8 @@ __all__ = [
     "RowSums",
     "Table",
     "TableFullError",
+    "TableGrads",
+    "TableGroup",
     "Unique",
     "check",
     "combine",

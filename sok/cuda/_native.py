@@ -152,6 +152,42 @@ class Addends(ctypes.Structure):
     ]
 
 
+class TableSums(ctypes.Structure):
+    """SokCudaRowSums."""
+
+    _fields_ = [
+        ("num_rows", ctypes.c_int64),
+        ("dim", ctypes.c_int64),
+        ("row_ids", ctypes.c_void_p),
+        ("sums", ctypes.c_void_p),
+        ("num_sums", ctypes.c_void_p),
+    ]
+
+
+class Asked(ctypes.Structure):
+    """SokCudaAsked."""
+
+    _fields_ = [
+        ("table", ctypes.c_void_p),
+        ("keys", ctypes.c_void_p),
+        ("n", ctypes.c_int64),
+        ("rows", ctypes.c_void_p),
+        ("row_ids", ctypes.c_void_p),
+    ]
+
+
+class TableGradients(ctypes.Structure):
+    """SokCudaGradients."""
+
+    _fields_ = [
+        ("table", ctypes.c_void_p),
+        ("row_ids", ctypes.c_void_p),
+        ("grads", ctypes.c_void_p),
+        ("n", ctypes.c_int64),
+        ("num_grads", ctypes.c_void_p),
+    ]
+
+
 class Update(ctypes.Structure):
     """SokCudaUpdate."""
 

@@ -107,6 +107,11 @@ class Table:
         _native.check(lib.sok_cuda_table_create(ctypes.byref(config), budget, ctypes.byref(self._handle)))
         weakref.finalize(self, lib.sok_cuda_table_destroy, self._handle)
 
+    @property
+    def handle(self) -> ctypes.c_void_p:
+        """The table in the C interface."""
+        return self._handle
+
     def lookup(self, keys: Any, *, insert: bool) -> Found:
         """Finds the rows of keys.
 
@@ -173,7 +178,7 @@ class Table:
             num_grads = _arrays.vector("num_grads", num_grads, ("int64",), 1)
         self._call(
             "apply",
-            *_rule(rule, hyper, step),
+            *rule_args(rule, hyper, step),
             slot_set.encode(),
             nonfinite.encode(),
             ctypes.c_float(grad_scale),
@@ -197,7 +202,9 @@ class Table:
         words = _arrays.words("keys", keys)
         slots = _arrays.matrix("slots", slots, ("float32",), (len(words), None))
         arrays = map(_arrays.address, (words, slots))
-        self._call("assign_slots", *_rule(rule, hyper, step), slot_set.encode(), *arrays, len(words), slots.shape[1])
+        self._call(
+            "assign_slots", *rule_args(rule, hyper, step), slot_set.encode(), *arrays, len(words), slots.shape[1]
+        )
 
     def erase(self, keys: Any) -> None:
         """Removes keys `[N]`; those that are not there are passed over. Their row numbers are used again."""
@@ -301,5 +308,6 @@ def _check_initializer(initializer: str, bank: Any) -> None:
         raise ValueError('`bank` must be given with initializer="bank", and only then.')
 
 
-def _rule(rule: str, hyper: Sequence[float], step: int) -> tuple[Any, ...]:
+def rule_args(rule: str, hyper: Sequence[float], step: int) -> tuple[Any, ...]:
+    """The arguments that name an optimizer's rule in calls of tables."""
     return rule.encode(), (ctypes.c_double * len(hyper))(*hyper), len(hyper), step

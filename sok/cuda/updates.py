@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -92,30 +92,25 @@ class RowSums(NamedTuple):
     num_sums: Any
 
 
-def sum_rows(addends: Sequence[Addends], table_rows: Sequence[int], *, first_bad: Any = None) -> RowSums:
-    """Sums gradients per row, for all tables of one width at once. Does not wait; repeats bit for bit.
+class NativeAddends(NamedTuple):
+    """Addends as the C interface takes them."""
 
-    Args:
-      addends: of one lookup each; several may belong to one table.
-      table_rows: for each table, its number of rows; fewer than 2^32 - 1 together.
-      first_bad: `[len(addends)]` uint64 on the device, set to 2^64 - 1, or None: lowered to the first position whose
-        row id its table does not have; such addends are dropped.
+    made: Any
+    kind: str  # of the gradients
+    keep: list[Any]  # what the addresses are of
 
-    Raises:
-      TypeError, ValueError: arguments of another dtype or shape; widths that differ; no addends at all.
-    """
-    if not addends:
-        raise ValueError("`addends` must hold those of one lookup at least. Received none.")
+
+def native_addends(addends: Sequence[Addends], dim_of: Callable[[Addends], int]) -> NativeAddends:
+    """Checks addends, whose gradients must have dim_of(them) columns and one type. Raises TypeError, ValueError."""
     keep: list[Any] = []
-    made = (_native.Addends * len(addends))()
-    n, dim, kind = 0, None, None
+    made, kind = (_native.Addends * len(addends))(), "float32"
     for k, a in enumerate(addends):
         row_ids = _arrays.ids(f"addends[{k}].row_ids", a.row_ids)
         grad, this_kind = _float_type(f"addends[{k}].grad", a.grad)
-        dim, kind = (grad.shape[1], this_kind) if dim is None else (dim, kind)
-        if (grad.shape[1], this_kind) != (dim, kind):
+        kind = this_kind if k == 0 else kind
+        if (grad.shape[1], this_kind) != (dim_of(a), kind):
             raise ValueError(
-                f"`addends[{k}].grad` must be [?, {dim}] {kind} as the others. "
+                f"`addends[{k}].grad` must be [?, {dim_of(a)}] {kind} as the others. "
                 f"Received: {list(grad.shape)} {this_kind}."
             )
         one = made[k]
@@ -133,7 +128,26 @@ def sum_rows(addends: Sequence[Addends], table_rows: Sequence[int], *, first_bad
         one.row_ids, one.values, one.weights = (_arrays.address(x) for x in (row_ids, grad, weights))
         one.values_stride = grad.shape[1]
         one.combiner = combiner_bytes(a.combiner)
-        n += len(row_ids)
+    return NativeAddends(made, kind, keep)
+
+
+def sum_rows(addends: Sequence[Addends], table_rows: Sequence[int], *, first_bad: Any = None) -> RowSums:
+    """Sums gradients per row, for all tables of one width at once. Does not wait; repeats bit for bit.
+
+    Args:
+      addends: of one lookup each; several may belong to one table.
+      table_rows: for each table, its number of rows; fewer than 2^32 - 1 together.
+      first_bad: `[len(addends)]` uint64 on the device, set to 2^64 - 1, or None: lowered to the first position whose
+        row id its table does not have; such addends are dropped.
+
+    Raises:
+      TypeError, ValueError: arguments of another dtype or shape; widths that differ; no addends at all.
+    """
+    if not addends:
+        raise ValueError("`addends` must hold those of one lookup at least. Received none.")
+    dim = _arrays.to_device("addends[0].grad", addends[0].grad).shape[-1]
+    given = native_addends(addends, lambda _: dim)
+    n = sum(len(a.row_ids) for a in addends)
     out = RowSums(
         _arrays.empty(n, np.int32),
         _arrays.empty(n, np.int64),
@@ -143,12 +157,12 @@ def sum_rows(addends: Sequence[Addends], table_rows: Sequence[int], *, first_bad
     rows = (ctypes.c_int64 * max(1, len(table_rows)))(*table_rows)
     _native.call(
         "sum_rows",
-        made,
+        given.made,
         len(addends),
         rows,
         len(table_rows),
-        int(dim or 0),
-        str(kind).encode(),
+        int(dim),
+        given.kind.encode(),
         *map(_arrays.address, (out.row_ids, out.tables, out.sums, out.num_sums, first_bad)),
     )
     return out
