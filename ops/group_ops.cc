@@ -13,12 +13,14 @@
 namespace sok {
 namespace {
 
-#define SOK_GROUP_ATTRS            \
-  Attr("M: int >= 1")              \
-      .Attr("N: int >= 1")         \
-      .Attr("table_of: list(int)") \
-      .Attr("dims: list(int)")     \
-      .Attr("combiners: list(string)")
+// capacities: of each table, what its row numbers are below, or nothing: sums on a GPU sort by as few bits.
+#define SOK_GROUP_ATTRS                \
+  Attr("M: int >= 1")                  \
+      .Attr("N: int >= 1")             \
+      .Attr("table_of: list(int)")     \
+      .Attr("dims: list(int)")         \
+      .Attr("combiners: list(string)") \
+      .Attr("capacities: list(int) = []")
 
 // Which keys a feature looks up, and where.
 EmbeddingTable::Feature KeysOf(TableResource& table, const Tensor& keys, Scratch* scratch) {

@@ -16,6 +16,7 @@ struct GroupAttributes {
   std::vector<int64_t> table_of;    // [N], in [0, M)
   std::vector<int64_t> dims;        // [M]
   std::vector<Combiner> combiners;  // [N]
+  std::vector<int64_t> capacities;  // [M], or empty: not known
 
   explicit GroupAttributes(OpKernelConstruction* ctx) {
     int64_t num_tables, num_features;
@@ -25,6 +26,7 @@ struct GroupAttributes {
     Check(ctx->GetAttr("table_of", &table_of));
     Check(ctx->GetAttr("dims", &dims));
     Check(ctx->GetAttr("combiners", &names));
+    Check(ctx->GetAttr("capacities", &capacities));
     auto check_size = [](const char* name, size_t size, int64_t expected) {
       if (static_cast<int64_t>(size) == expected) return;
       throw InvalidArgument(std::string("`") + name + "` must have " + std::to_string(expected) +
@@ -33,6 +35,7 @@ struct GroupAttributes {
     check_size("table_of", table_of.size(), num_features);
     check_size("combiners", names.size(), num_features);
     check_size("dims", dims.size(), num_tables);
+    if (!capacities.empty()) check_size("capacities", capacities.size(), num_tables);
     for (const int64_t table : table_of) {
       if (table >= 0 && table < num_tables) continue;
       throw InvalidArgument("`table_of` must lie in [0, " + std::to_string(num_tables) +

@@ -68,6 +68,7 @@ def _group_lookup_grad(op, *grads):
             table_of=table_of,
             dims=dims,
             combiners=combiners,
+            capacities=op.get_attr("capacities"),
         )
     slices = [_summed_slices(s, ids) for s, ids in zip(sums, row_ids, strict=True)]
     return [*slices, *[None] * (2 * num_features), *of_weights, None]

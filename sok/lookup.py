@@ -184,6 +184,7 @@ def _lookup_fused(features: Sequence[Feature], training: Any) -> list[tf.Tensor]
         table_of=[number[id(f.table)] for f in features],
         dims=[table.dim for table in tables],
         combiners=[f.combiner for f in features],
+        capacities=[table.capacity for table in tables],
     )
     return outputs
 

@@ -33,7 +33,8 @@ class GpuExchangeServeOp final : public ExchangeServeOp {
 
   void Serve(OpKernelContext* ctx, const Tables& tables, const Requests& requests, bool insert) const override {
     const Cuda cuda = CudaOf(ctx);
-    for (const auto& table : tables) table->device_table().ThrowIfBadIsKnown(cuda);  // and tell those who wait
+    TfDeviceScratch scratch(ctx);
+    watch_.ThrowIfBadIsKnown(cuda, &scratch, DeviceTablesOf(tables));  // and tell those who wait
     const ScratchLease host_scratch;
     const OnHost on_host = Collect(ctx, tables, requests, host_scratch.get());
     const int64_t num_keys = on_host.first_key.back(), num_words = num_keys + requests.num_splits;
@@ -46,41 +47,43 @@ class GpuExchangeServeOp final : public ExchangeServeOp {
     ZeroOnDevice(cuda, out, size * int64_t{sizeof(float)});  // the headers; a lookup writes the rest
     static_assert(kServed == 0);
 
-    TfDeviceScratch scratch(ctx);
     auto* words = scratch.Get<uint64_t>(num_words);
     CopyToDevice(cuda, words, on_host.words, num_words * int64_t{sizeof(uint64_t)});
     auto* splits = static_cast<int64_t*>(piece_splits.data());
     CopyOnDevice(cuda, splits, words + num_keys, requests.num_splits * int64_t{sizeof(int64_t)});
 
-    auto* index = scratch.Get<int64_t>(num_keys);
     std::vector<Tensor> row_ids(tables.size());
-    std::vector<DeviceTable::Reading> found(tables.size());  // where the rows lie that `index` numbers
+    std::vector<DeviceTable::Asked> asked_of;
+    std::vector<DeviceTable::Reading> found(tables.size());  // where the rows lie
     for (size_t t = 0; t < tables.size(); ++t) {
       const int64_t n = requests.num_keys[t];
       Check(ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({n}), &row_ids[t]));
-      auto* ids = static_cast<int64_t*>(row_ids[t].data());
-      const uint64_t* keys = words + on_host.first_key[t];
-      if (insert) {
-        tables[t]->device_table().Lookup(cuda, &scratch, keys, n, true, nullptr, ids);
-        RowNumbers(cuda, ids, n, index + on_host.first_key[t]);
-      } else {
+      DeviceTable::Asked one = {&tables[t]->device_table(), words + on_host.first_key[t], n, nullptr,
+                                static_cast<int64_t*>(row_ids[t].data())};
+      if (!insert) {
         // Keys without a row read as their fresh one, which lies in no table.
-        auto* rows = scratch.Get<float>(n * dims()[t]);
-        tables[t]->device_table().Lookup(cuda, &scratch, keys, n, false, rows, ids);
-        found[t].rows = MatrixRows(rows, dims()[t]);
+        one.rows = scratch.Get<float>(n * dims()[t]);
+        found[t].rows = MatrixRows(one.rows, dims()[t]);
         found[t].num_rows = n;
-        Count(cuda, n, index + on_host.first_key[t]);
       }
+      asked_of.push_back(one);
     }
+    DeviceTable::LookupGroup(cuda, &scratch, asked_of.data(), static_cast<int64_t>(asked_of.size()), insert);
     if (insert) found = ReadAll(cuda, tables);
-    std::vector<int64_t> next = on_host.first_key;
+    std::vector<int64_t> next(tables.size());  // of the keys of each table
     std::vector<DeviceFeature> features;
     for (const Asked& asked : requests.all) {
+      const int64_t first = next[asked.table];
       DeviceFeature feature;
+      feature.dim = feature.output_stride = dims()[asked.table];
       feature.rows = found[asked.table].rows;
       feature.num_rows = found[asked.table].num_rows;
-      feature.dim = feature.output_stride = dims()[asked.table];
-      feature.index = index + next[asked.table];
+      if (insert) {
+        feature.index = asked_of[asked.table].row_ids + first;
+      } else {
+        feature.rows.matrix += first * feature.dim;
+        feature.num_rows -= first;
+      }
       feature.segments.n = asked.keys;
       feature.segments.segments = asked.rows;
       if (asked.feature >= 0) {
@@ -149,6 +152,8 @@ class GpuExchangeServeOp final : public ExchangeServeOp {
     CopyToDevice(CudaOf(ctx), AllocateGpuOutput(ctx, 0, TensorShape({size}))->data(), answers.data(),
                  size * int64_t{sizeof(float)});
   }
+
+  mutable DeviceTableWatch watch_;  // safe from several threads
 };
 SOK_GPU_KERNEL(Name("Sok>ExchangeServe")
                    .HostMemory("handles")

@@ -1,9 +1,8 @@
 // Groups of tables on a GPU: holding all of them as they are, and giving the sums of their gradients.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
-#include <numeric>
+#include <map>
 #include <vector>
 
 #include "../table_resource.h"
@@ -16,40 +15,82 @@ namespace sok {
 // How many rows a table may have.
 inline constexpr int64_t kMostRows = INT64_C(0xFFFFFFFE);
 
-// Every table is held as it is while the gather is put on the stream; in one order for all threads.
-inline std::vector<DeviceTable::Reading> ReadAll(const Cuda& cuda,
-                                                 const std::vector<RefCountPtr<TableResource>>& tables) {
-  std::vector<size_t> order(tables.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return tables[a].get() < tables[b].get(); });
-  std::vector<DeviceTable::Reading> readings(tables.size());
-  for (const size_t t : order) readings[t] = tables[t]->device_table().Read(cuda);
-  return readings;
+inline std::vector<DeviceTable*> DeviceTablesOf(const std::vector<RefCountPtr<TableResource>>& tables) {
+  std::vector<DeviceTable*> all;
+  for (const auto& table : tables) all.push_back(&table->device_table());
+  return all;
 }
 
-// Outputs for each table its distinct row ids, and behind those of all tables the sums of its addends. Waits for the
-// stream, to learn how many there are.
+// Every table is held as it is while the gather is put on the stream.
+inline std::vector<DeviceTable::Reading> ReadAll(const Cuda& cuda,
+                                                 const std::vector<RefCountPtr<TableResource>>& tables) {
+  return DeviceTable::ReadGroup(cuda, DeviceTablesOf(tables));
+}
+
+// Rows of gradients that are summed by row id, on the device, with room for as many rows as there are addends. Tables of one
+// dim share a tensor, in which each begins at whole 64 bytes.
+class RowSumsOutput {
+ public:
+  // num_rows: of each table, what its row numbers are below; kMostRows: it is not known.
+  RowSumsOutput(OpKernelContext* ctx, const Cuda& cuda, DeviceScratch* scratch,
+                const std::vector<std::vector<DeviceAddends>>& addends, const std::vector<int64_t>& dims,
+                const std::vector<int64_t>& num_rows)
+      : num_sums_(scratch->Get<int64_t>(static_cast<int64_t>(addends.size()))), dims_(dims) {
+    std::vector<DeviceAddends> all;
+    for (size_t t = 0; t < addends.size(); ++t) {
+      int64_t most = 0;
+      for (DeviceAddends a : addends[t]) {
+        a.table = static_cast<int64_t>(t);
+        all.push_back(a);
+        most += a.segments.n;
+      }
+      const int64_t dim = dims[t];
+      first_.push_back(room_[dim]);
+      room_[dim] += (most + kWholeRows - 1) / kWholeRows * kWholeRows;
+    }
+    for (const auto& [dim, rows] : room_) {
+      Check(ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({rows}), &row_ids_[dim]));
+      Check(ctx->allocate_temp(tensorflow::DT_FLOAT, CheckedShape({rows, dim}), &sums_[dim]));
+    }
+    for (size_t t = 0; t < addends.size(); ++t) tables_.push_back({num_rows[t], dims[t], ids(t), sums(t), num_sums(t)});
+    SumRowsOfTables(cuda, scratch, all.data(), static_cast<int64_t>(all.size()), tables_.data(),
+                    static_cast<int64_t>(tables_.size()), FloatType::kFloat32, nullptr);
+  }
+
+  // Of table t.
+  int64_t* ids(size_t t) { return static_cast<int64_t*>(row_ids_[dims_[t]].data()) + first_[t]; }
+  float* sums(size_t t) { return static_cast<float*>(sums_[dims_[t]].data()) + first_[t] * dims_[t]; }
+  int64_t* num_sums(size_t t) { return num_sums_ + t; }  // [1] on the device
+
+  // The rows whose number the host has learned.
+  Tensor IdsTensor(size_t t, int64_t count) const { return row_ids_.at(dims_[t]).Slice(first_[t], first_[t] + count); }
+  Tensor SumsTensor(size_t t, int64_t count) const { return sums_.at(dims_[t]).Slice(first_[t], first_[t] + count); }
+
+ private:
+  static constexpr int64_t kWholeRows = 32;
+
+  int64_t* const num_sums_;
+  const std::vector<int64_t> dims_;
+  std::vector<int64_t> first_;
+  std::map<int64_t, int64_t> room_;  // by dim
+  std::map<int64_t, Tensor> row_ids_, sums_;
+  std::vector<DeviceRowSums> tables_;
+};
+
+// Outputs for each table its distinct row ids, and behind those of all tables the sums of its addends. num_rows: what row
+// numbers are below, or nothing: they may be anything. Waits for the stream once, to learn how many there are.
 inline void OutputRowSumsToHost(OpKernelContext* ctx, const std::vector<std::vector<DeviceAddends>>& addends,
-                                const std::vector<int64_t>& dims) {
+                                const std::vector<int64_t>& dims, std::vector<int64_t> num_rows = {}) {
   const Cuda cuda = CudaOf(ctx);
   TfDeviceScratch scratch(ctx);
   const size_t m = addends.size();
-  auto* num_sums = scratch.Get<int64_t>(static_cast<int64_t>(m));
-  std::vector<Tensor> row_ids(m), sums(m);
-  for (size_t t = 0; t < m; ++t) {
-    int64_t most = 0;
-    for (const DeviceAddends& a : addends[t]) most += a.segments.n;
-    Check(ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({most}), &row_ids[t]));
-    Check(ctx->allocate_temp(tensorflow::DT_FLOAT, CheckedShape({most, dims[t]}), &sums[t]));
-    SumRows(cuda, &scratch, addends[t].data(), static_cast<int64_t>(addends[t].size()), &kMostRows, 1, dims[t],
-            FloatType::kFloat32, static_cast<int64_t*>(row_ids[t].data()), nullptr, static_cast<float*>(sums[t].data()),
-            num_sums + t, nullptr);
-  }
+  if (num_rows.empty()) num_rows.assign(m, kMostRows);
+  RowSumsOutput output(ctx, cuda, &scratch, addends, dims, num_rows);
   std::vector<int64_t> counts(m);
-  CopyToHost(cuda, counts.data(), num_sums, static_cast<int64_t>(m * sizeof(int64_t)));
+  CopyToHost(cuda, counts.data(), output.num_sums(0), static_cast<int64_t>(m * sizeof(int64_t)));
   for (size_t t = 0; t < m; ++t) {
-    ctx->set_output(static_cast<int>(t), row_ids[t].Slice(0, counts[t]));
-    ctx->set_output(static_cast<int>(m + t), sums[t].Slice(0, counts[t]));
+    ctx->set_output(static_cast<int>(t), output.IdsTensor(t, counts[t]));
+    ctx->set_output(static_cast<int>(m + t), output.SumsTensor(t, counts[t]));
   }
 }
 

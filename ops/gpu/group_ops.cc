@@ -26,11 +26,11 @@ class GpuGroupLookupOp final : public TablesOp {
       const bool insert = ScalarArg<bool>(ctx->input(m + 3 * n), "insert");
       const Cuda cuda = CudaOf(ctx);
       TfDeviceScratch scratch(ctx);
-      for (const auto& table : tables) table->device_table().ThrowIfBadIsKnown(cuda);
+      watch_.ThrowIfBadIsKnown(cuda, &scratch, DeviceTablesOf(tables));
       std::vector<DeviceFeature> features;
+      std::vector<DeviceTable::Asked> asked;
       for (int f = 0; f < n; ++f) {
         TableResource& resource = *tables[group_->TableOf(f)];
-        DeviceTable& table = resource.device_table();
         const Tensor &keys = ctx->input(m + f), &row_splits = ctx->input(m + n + f);
         resource.CheckKeyType(keys);
         CheckRank(keys, 1, "keys");
@@ -43,22 +43,20 @@ class GpuGroupLookupOp final : public TablesOp {
         feature.output = AllocateGpuOutput(ctx, f, CheckedShape({feature.segments.segments, feature.dim}))->data();
         feature.output_stride = feature.dim;
         auto* row_ids = static_cast<int64_t*>(AllocateGpuOutput(ctx, n + f, keys.shape())->data());
-        const uint64_t* words = DeviceKeyWords(cuda, keys, &scratch);
-        auto* index = scratch.Get<int64_t>(feature.segments.n);
+        DeviceTable::Asked one = {&resource.device_table(), DeviceKeyWords(cuda, keys, &scratch), feature.segments.n,
+                                  nullptr, row_ids};
         if (insert) {
-          table.Lookup(cuda, &scratch, words, feature.segments.n, true, nullptr, row_ids);
-          RowNumbers(cuda, row_ids, feature.segments.n, index);
+          feature.index = row_ids;
         } else {
           // Keys without a row read as their fresh one, which lies in no table.
-          auto* rows = scratch.Get<float>(feature.segments.n * feature.dim);
-          table.Lookup(cuda, &scratch, words, feature.segments.n, false, rows, row_ids);
-          feature.rows = MatrixRows(rows, feature.dim);
-          feature.num_rows = feature.segments.n;
-          Count(cuda, feature.segments.n, index);
+          one.rows = scratch.Get<float>(one.n * feature.dim);
+          feature.rows = MatrixRows(one.rows, feature.dim);
+          feature.num_rows = one.n;
         }
-        feature.index = index;
+        asked.push_back(one);
         features.push_back(feature);
       }
+      DeviceTable::LookupGroup(cuda, &scratch, asked.data(), n, insert);
       std::vector<DeviceTable::Reading> readings;
       if (insert) {
         readings = ReadAll(cuda, tables);
@@ -71,6 +69,9 @@ class GpuGroupLookupOp final : public TablesOp {
       CombineGroup(cuda, &scratch, features.data(), n, FloatType::kFloat32, nullptr);
     });
   }
+
+ private:
+  DeviceTableWatch watch_;
 };
 SOK_GPU_KERNEL(Name("Sok>GroupLookup").HostMemory("handles").HostMemory("insert"), GpuGroupLookupOp);
 
@@ -97,7 +98,7 @@ class GpuGroupLookupGradOp final : public TablesOp {
         a.combiner = group_->combiners[static_cast<size_t>(f)];
         addends[t].push_back(a);
       }
-      OutputRowSumsToHost(ctx, addends, group_->dims);
+      OutputRowSumsToHost(ctx, addends, group_->dims, group_->capacities);
     });
   }
 };

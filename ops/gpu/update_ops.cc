@@ -1,9 +1,11 @@
 // Gradients into tables of a GPU.
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "../group_apply_op.h"
 #include "../table_resource.h"
+#include "gpu_group.h"
 #include "gpu_op.h"
 #include "sok/device_table.h"
 #include "sok/sum_rows.h"
@@ -11,59 +13,67 @@
 namespace sok {
 namespace {
 
-// How many rows a table may have.
-constexpr int64_t kMostRows = INT64_C(0xFFFFFFFE);
-
-// Rows that come more than once, summed; how many there are stays on the device.
-struct Summed {
-  const int64_t* row_ids;
-  const float* sums;
-  const int64_t* count;
-};
-
-Summed SumDuplicates(const Cuda& cuda, DeviceScratch* scratch, const int64_t* row_ids, const float* values, int64_t n,
-                     int64_t dim, int64_t* ids_to, float* sums_to) {
+DeviceAddends AddendsOf(const int64_t* row_ids, const float* values, int64_t n, int64_t dim) {
   DeviceAddends addends;
   addends.row_ids = row_ids;
   addends.values = values;
   addends.values_stride = dim;
   addends.segments.segments = addends.segments.n = n;
-  auto* count = scratch->Get<int64_t>(1);
-  SumRows(cuda, scratch, &addends, 1, &kMostRows, 1, dim, FloatType::kFloat32, ids_to, nullptr, sums_to, count,
-          nullptr);
-  return {ids_to, sums_to, count};
+  return addends;
 }
 
-// With nonfinite='raise' this waits for the stream, to raise at once; a table that has something against its gradients
-// stays as it is, while tables before it in the group have been updated. Otherwise a row id that a table never gave is left
-// out, and raised by a later lookup, or by the next call that looks at the table from outside.
+// With nonfinite='raise' this waits for the stream, to raise at once; then no row of any table was changed. Otherwise a row
+// id that a table never gave is left out, and raised by a later lookup, or by the next call that looks at the table from
+// outside.
 class GpuGroupApplyOp final : public GroupApplyOp {
  public:
   using GroupApplyOp::GroupApplyOp;
 
   void Compute(OpKernelContext* ctx) override {
     Guard(ctx, [&] {
-      const int m = num_tables();
       const UpdateRule rule = Rule(ctx);
       const Cuda cuda = CudaOf(ctx);
-      for (int t = 0; t < m; ++t) {
-        const RefCountPtr<TableResource> resource = TableArg(ctx, t);
-        const int64_t dim = resource->config().dim;
-        const Tensor &row_ids = ctx->input(m + t), &grads = ctx->input(2 * m + t);
+      std::vector<RefCountPtr<TableResource>> resources;
+      std::vector<DeviceTable::Gradients> all;
+      for (int t = 0; t < num_tables(); ++t) {
+        resources.push_back(TableArg(ctx, t));
+        const Tensor &row_ids = ctx->input(num_tables() + t), &grads = ctx->input(2 * num_tables() + t);
         CheckRank(row_ids, 1, "row_ids");
         const int64_t n = row_ids.NumElements();
-        CheckShape(grads, TensorShape({n, dim}), "grads");
-        TfDeviceScratch scratch(ctx);
-        Summed sums{Int64(row_ids), grads.flat<float>().data(), nullptr};
-        if (!distinct_[static_cast<size_t>(t)]) {
-          sums = SumDuplicates(cuda, &scratch, sums.row_ids, sums.sums, n, dim, scratch.Get<int64_t>(n),
-                               scratch.Get<float>(n * dim));
-        }
-        resource->device_table().Apply(cuda, &scratch, rule, slot_set_, nonfinite_, 1.0f, sums.row_ids, sums.sums, n,
-                                       sums.count);
-        if (nonfinite_ == Nonfinite::kRaise) resource->device_table().ThrowIfBadToHost(cuda);
+        CheckShape(grads, TensorShape({n, resources.back()->config().dim}), "grads");
+        all.push_back({&resources.back()->device_table(), Int64(row_ids), grads.flat<float>().data(), n, nullptr});
+      }
+      TfDeviceScratch scratch(ctx);
+      const std::unique_ptr<RowSumsOutput> sums = SumDuplicatesOf(ctx, cuda, &scratch, &all);  // read until the end
+      DeviceTable::ApplyGroup(cuda, &scratch, rule, slot_set_, nonfinite_, 1.0f, all.data(), num_tables());
+      if (nonfinite_ == Nonfinite::kRaise) {
+        DeviceTable::ThrowIfBadToHost(cuda, &scratch, DeviceTablesOf(resources));
       }
     });
+  }
+
+ private:
+  // Sums duplicates where there may be any; how many rows are left stays on the device.
+  std::unique_ptr<RowSumsOutput> SumDuplicatesOf(OpKernelContext* ctx, const Cuda& cuda, DeviceScratch* scratch,
+                                                 std::vector<DeviceTable::Gradients>* all) const {
+    std::vector<size_t> which;
+    std::vector<std::vector<DeviceAddends>> addends;
+    std::vector<int64_t> dims, num_rows;
+    for (size_t t = 0; t < all->size(); ++t) {
+      const DeviceTable::Gradients& g = (*all)[t];
+      if (distinct_[t]) continue;
+      which.push_back(t);
+      dims.push_back(g.table->config().dim);
+      num_rows.push_back(g.table->config().capacity);
+      addends.push_back({AddendsOf(g.row_ids, g.grads, g.n, dims.back())});
+    }
+    if (which.empty()) return nullptr;
+    auto sums = std::make_unique<RowSumsOutput>(ctx, cuda, scratch, addends, dims, num_rows);
+    for (size_t i = 0; i < which.size(); ++i) {
+      DeviceTable::Gradients& g = (*all)[which[i]];
+      g = {g.table, sums->ids(i), sums->sums(i), g.n, sums->num_sums(i)};
+    }
+    return sums;
   }
 };
 SOK_GPU_KERNEL(Name("Sok>GroupApply").HostMemory("handles").HostMemory("step").HostMemory("hyper"), GpuGroupApplyOp);
@@ -86,9 +96,11 @@ class GpuSumDuplicatesOp final : public OpKernel {
       Check(ctx->allocate_temp(tensorflow::DT_FLOAT, values.shape(), &sums));
       int64_t count = 0;
       if (n > 0 && dim > 0) {
-        const Summed summed = SumDuplicates(cuda, &scratch, Int64(row_ids), values.flat<float>().data(), n, dim,
-                                            static_cast<int64_t*>(unique.data()), static_cast<float*>(sums.data()));
-        CopyToHost(cuda, &count, summed.count, sizeof(count));
+        const DeviceAddends addends = AddendsOf(Int64(row_ids), values.flat<float>().data(), n, dim);
+        auto* on_device = scratch.Get<int64_t>(1);
+        SumRows(cuda, &scratch, &addends, 1, &kMostRows, 1, dim, FloatType::kFloat32,
+                static_cast<int64_t*>(unique.data()), nullptr, static_cast<float*>(sums.data()), on_device, nullptr);
+        CopyToHost(cuda, &count, on_device, sizeof(count));
       }
       ctx->set_output(0, unique.Slice(0, count));
       ctx->set_output(1, sums.Slice(0, count));

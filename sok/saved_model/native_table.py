@@ -109,6 +109,7 @@ class NativeOps(StockOps):
         table_of: Sequence[int],
         dims: Sequence[int],
         combiners: Sequence[str],
+        capacities: Sequence[int] = (),
     ) -> tuple[list[tf.Tensor], None]:
         tables = [self._table(handle).resource_handle for handle in handles]
         dims = [self._table(handle).table.dim for handle in handles]  # GraphCopy does not know them

@@ -83,6 +83,7 @@ class StockOps:
         table_of: Sequence[int],
         dims: Sequence[int],
         combiners: Sequence[str],
+        capacities: Sequence[int] = (),
     ) -> tuple[list[tf.Tensor], None]:
         tables = [self._table(handle) for handle in handles]
         features = zip(table_of, keys, row_splits, weights, combiners, strict=True)
