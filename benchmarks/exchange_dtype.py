@@ -16,24 +16,13 @@ import numpy as np
 import tensorflow as tf
 
 import sok
-from benchmarks.way_home import ROWS, make_batches
-from sok.lookup import Csr, lookup_pooled
+from benchmarks.way_home import ROWS, make_batches, make_step
 
 DTYPES = ("float32", "float16", "bfloat16")
 
 
-def make_step(dtype: str, way: str, dim: int, hotness: int, batch: int) -> Callable[[tf.Tensor], None]:
-    table = sok.EmbeddingVariable(dim, ROWS, name=f"exchange_{dim}_{dtype}", way_home=way, exchange_dtype=dtype)
-    optimizer = sok.optimizers.SGD(0.01)
-    splits = tf.range(batch + 1, dtype=tf.int64) * hotness
-
-    @tf.function
-    def step(keys: tf.Tensor) -> None:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(lookup_pooled(table, Csr(keys, splits), "sum"))
-        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
-
-    return step
+def _table(dtype: str, way: str, dim: int) -> sok.EmbeddingVariable:
+    return sok.EmbeddingVariable(dim, ROWS, name=f"exchange_{dim}_{dtype}", way_home=way, exchange_dtype=dtype)
 
 
 def megabytes(step: Callable[[tf.Tensor], None], keys: tf.Tensor) -> float:
@@ -47,7 +36,7 @@ def measure(dim: int, way: str, hotness: int, batch: int, steps: int) -> str:
     transport = sok.context.get_transport()
     batches = make_batches(np.random.default_rng(transport.rank), "uniform", batch, hotness)
     tensors = [tf.constant(keys, tf.int64) for keys in batches]
-    run = {dtype: make_step(dtype, way, dim, hotness, batch) for dtype in DTYPES}
+    run = {dtype: make_step(_table(dtype, way, dim), hotness, batch) for dtype in DTYPES}
     for keys in tensors:
         for dtype in DTYPES:
             run[dtype](keys)

@@ -39,8 +39,8 @@ def counts_of(keys: np.ndarray, hotness: int, world_size: int) -> tuple[int, int
     return len(np.unique(keys)), len(np.unique(segments * world_size + keys % world_size))
 
 
-def make_step(way: str, dim: int, hotness: int, batch: int, name: str) -> Callable[[tf.Tensor], None]:
-    table = sok.EmbeddingVariable(dim, ROWS, name=f"{name}_{way}", way_home=way)
+def make_step(table: sok.EmbeddingVariable, hotness: int, batch: int) -> Callable[[tf.Tensor], None]:
+    """A training step that takes batch * hotness keys."""
     optimizer = sok.optimizers.SGD(0.01)
     splits = tf.range(batch + 1, dtype=tf.int64) * hotness
 
@@ -51,6 +51,10 @@ def make_step(way: str, dim: int, hotness: int, batch: int, name: str) -> Callab
         optimizer.apply_gradients([(tape.gradient(loss, table), table)])
 
     return step
+
+
+def _table(way: str, dim: int, name: str) -> sok.EmbeddingVariable:
+    return sok.EmbeddingVariable(dim, ROWS, name=f"{name}_{way}", way_home=way)
 
 
 def rows_home(step: Callable[[tf.Tensor], None], keys: tf.Tensor) -> int:
@@ -65,7 +69,8 @@ def measure(dim: int, hotness: int, distribution: str, batch: int, steps: int) -
     rng = np.random.default_rng(transport.rank)
     batches = make_batches(rng, distribution, batch, hotness)
     tensors = [tf.constant(keys, tf.int64) for keys in batches]
-    run = {way: make_step(way, dim, hotness, batch, f"way_{dim}_{hotness}_{distribution}") for way in WAYS}
+    name = f"way_{dim}_{hotness}_{distribution}"
+    run = {way: make_step(_table(way, dim, name), hotness, batch) for way in WAYS}
     for keys in tensors:
         for way in WAYS:
             run[way](keys)

@@ -11,20 +11,11 @@
 #include "device_memory.h"
 #include "sok/device_store.h"
 #include "sok/embedding_table.h"
+#include "table_cases.h"
 
 using Keys = std::vector<uint64_t>;
 using Floats = std::vector<float>;
 using sok::TableStore;
-
-inline sok::TableConfig Config(int64_t dim, int64_t capacity, bool hashed = true) {
-  sok::TableConfig config;
-  config.name = "item";
-  config.dim = dim;
-  config.capacity = capacity;
-  config.hashed = hashed;
-  config.initializer.seed = 7;
-  return config;
-}
 
 inline sok::UpdateRule Rule(const std::string& name, int64_t step, double lr = 0.1) {
   const std::vector<double> hyper =

@@ -13,34 +13,12 @@
 #include "sok/device_table.h"
 #include "sok/embedding_table.h"
 #include "sok/error.h"
+#include "table_cases.h"
 
 namespace {
 
 using Keys = std::vector<uint64_t>;
 using Floats = std::vector<float>;
-
-sok::TableConfig Config(int64_t dim, int64_t capacity, bool hashed = true) {
-  sok::TableConfig config;
-  config.name = "item";
-  config.dim = dim;
-  config.capacity = capacity;
-  config.hashed = hashed;
-  config.initializer.seed = 7;
-  return config;
-}
-
-sok::UpdateRule Rule(sok::Rule kind) {
-  sok::UpdateRule rule;
-  rule.rule = kind;
-  rule.lr = 0.1f;
-  rule.beta_1 = 0.9f;
-  rule.beta_2 = 0.999f;
-  rule.one_minus_beta_1 = 0.1f;
-  rule.one_minus_beta_2 = 0.001f;
-  rule.epsilon = 1e-7f;
-  rule.slot_init = kind == sok::Rule::kAdagrad ? 0.1f : 0.0f;
-  return rule;
-}
 
 struct Answer {
   Floats rows;
@@ -199,7 +177,7 @@ TEST(EveryRuleTrainsAsOnTheCpu) {
   for (const auto kind : {sok::Rule::kSgd, sok::Rule::kAdagrad, sok::Rule::kLazyAdam, sok::Rule::kAdam}) {
     for (const bool hashed : {true, false}) {
       Twins t(Config(6, 400, hashed));
-      const sok::UpdateRule rule = Rule(kind);
+      const sok::UpdateRule rule = RuleOf(kind);
       const float tolerance = kind == sok::Rule::kAdam ? 1e-5f : 1e-6f;  // missed decay in closed form
       for (unsigned step = 0; step < 6; ++step) {
         Keys keys;
@@ -237,12 +215,12 @@ TEST(TwoOptimizersKeepTheirSlotsApart) {
   for (unsigned step = 0; step < 4; ++step) {
     Keys keys = {step, step + 1, 100 + step};
     const Answer answer = t.Check(keys, true, 1e-6f);
-    t.Apply(Rule(step % 2 == 0 ? sok::Rule::kAdagrad : sok::Rule::kLazyAdam), step % 2 == 0 ? "x" : "y", answer.row_ids,
-            Random(15, step));
+    t.Apply(RuleOf(step % 2 == 0 ? sok::Rule::kAdagrad : sok::Rule::kLazyAdam), step % 2 == 0 ? "x" : "y",
+            answer.row_ids, Random(15, step));
   }
   t.CheckAll("x", 1e-6f);
   t.CheckAll("y", 1e-6f);
-  CHECK_THROWS(t.Apply(Rule(sok::Rule::kSgd), "x", {}, {}), sok::InvalidArgument, "belongs to another rule");
+  CHECK_THROWS(t.Apply(RuleOf(sok::Rule::kSgd), "x", {}, {}), sok::InvalidArgument, "belongs to another rule");
   CHECK_THROWS(t.device.SlotFloats("z"), sok::FailedPrecondition, "Known: 'x', 'y'");
 }
 
@@ -265,7 +243,7 @@ TEST(ABudgetIsKeptAndNothingIsLost) {
   CHECK_THROWS(t.Lookup(keys, true), sok::OutOfMemory, "table 'item' (rank 0 of 1): no device memory for");
   CHECK(t.device.memory_bytes() <= 8 << 20);
   t.CheckAll("");
-  CHECK_THROWS(t.Apply(Rule(sok::Rule::kLazyAdam), "a", {0, 1}, Floats(128, 1.0f)), sok::OutOfMemory,
+  CHECK_THROWS(t.Apply(RuleOf(sok::Rule::kLazyAdam), "a", {0, 1}, Floats(128, 1.0f)), sok::OutOfMemory,
                "wider embedding rows");
   t.CheckAll("");
   t.Check({3, 4, 4000}, true);
@@ -275,7 +253,7 @@ TEST(ErasedRowsAreBornAgainAndTheirGradientsAreDropped) {
   for (const bool hashed : {true, false}) {
     Twins t(Config(4, 50, hashed));
     const Answer before = t.Check({1, 2, 3}, true);
-    t.Apply(Rule(sok::Rule::kAdagrad), "a", before.row_ids, Floats(12, 1.0f));
+    t.Apply(RuleOf(sok::Rule::kAdagrad), "a", before.row_ids, Floats(12, 1.0f));
     t.Erase({2, 2, 40});
     CHECK_EQ(t.device.SizeToHost(t.cuda), 2);
     const Answer after = t.Lookup({2, 1, 7}, true);
@@ -285,7 +263,7 @@ TEST(ErasedRowsAreBornAgainAndTheirGradientsAreDropped) {
     CHECK_EQ(after.row_ids[0] & 0xFFFFFFFF, before.row_ids[1]);
     CHECK_EQ(after.row_ids[1], before.row_ids[0]);
     // The stale gradient of key 2 is dropped, that of key 1 counts.
-    t.Apply(Rule(sok::Rule::kAdagrad), "a", before.row_ids, Floats(12, 0.5f));
+    t.Apply(RuleOf(sok::Rule::kAdagrad), "a", before.row_ids, Floats(12, 0.5f));
     t.device.ThrowIfBadToHost(t.cuda);
     t.CheckAll("a", 1e-6f);
   }
@@ -305,7 +283,7 @@ TEST(SlotsComeBackAsTheyWereRestored) {
   Twins t(Config(3, 50));
   DeviceArray<uint64_t> keys(Keys{9, 4});
   DeviceArray<float> slots(Random(12, 1)), back(12);
-  t.device.AssignSlots(t.cuda, &t.scratch, Rule(sok::Rule::kLazyAdam), "a", keys, slots, 2);
+  t.device.AssignSlots(t.cuda, &t.scratch, RuleOf(sok::Rule::kLazyAdam), "a", keys, slots, 2);
   const Answer answer = t.Lookup({9, 4}, false);
   DeviceArray<int64_t> row_ids(answer.row_ids);
   t.device.Slots(t.cuda, &t.scratch, "a", row_ids, 2, back);
@@ -337,13 +315,13 @@ TEST(KeysThatTheShardCannotHoldAreToldWhenAsked) {
 TEST(GradientsThatCannotBeAppliedAreToldWhenAsked) {
   Twins t(Config(2, 10));
   const Answer answer = t.Check({1, 2, 3}, true);
-  t.Apply(Rule(sok::Rule::kSgd), "a", {0, -1, 5000}, Floats(6, 1.0f), sok::Nonfinite::kAllow, /*on_cpu=*/false);
+  t.Apply(RuleOf(sok::Rule::kSgd), "a", {0, -1, 5000}, Floats(6, 1.0f), sok::Nonfinite::kAllow, /*on_cpu=*/false);
   CHECK_THROWS(t.device.ThrowIfBadToHost(t.cuda), sok::InvalidArgument, "row id 5000, which this shard does not have");
   const Floats before = t.Lookup({1, 2, 3}, false).rows;
   CHECK(before[0] != answer.rows[0] && before[2] == answer.rows[2]);
   const float nan = std::numeric_limits<float>::quiet_NaN();
   for (const auto kind : {sok::Rule::kSgd, sok::Rule::kAdam}) {
-    t.Apply(Rule(kind), kind == sok::Rule::kSgd ? "a" : "b", {0, 1}, {1.0f, 1.0f, nan, 1.0f}, sok::Nonfinite::kRaise,
+    t.Apply(RuleOf(kind), kind == sok::Rule::kSgd ? "a" : "b", {0, 1}, {1.0f, 1.0f, nan, 1.0f}, sok::Nonfinite::kRaise,
             /*on_cpu=*/false);
     CHECK_THROWS(t.device.ThrowIfBadToHost(t.cuda), sok::InvalidArgument, "gradient 1, for row id 1, holds NaN");
     CHECK(t.Lookup({1, 2, 3}, false).rows == before);
@@ -368,7 +346,7 @@ TEST(LookupsAndUpdatesOfTwoStreamsAreOrdered) {
     DeviceArray<int64_t> row_ids(64), read_ids(64);
     DeviceArray<float> grads(Floats(64 * 8, -1.0f));
     table.Lookup(writer, &write_scratch, device_keys, 64, true, nullptr, row_ids);
-    sok::UpdateRule rule = Rule(sok::Rule::kSgd);
+    sok::UpdateRule rule = RuleOf(sok::Rule::kSgd);
     rule.lr = 1.0f;
     std::vector<std::unique_ptr<DeviceArray<float>>> seen;
     for (int step = 0; step < 20; ++step) {

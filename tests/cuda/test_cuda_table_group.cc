@@ -14,6 +14,7 @@
 #include "sok/device_table.h"
 #include "sok/error.h"
 #include "sok/sum_rows.h"
+#include "table_cases.h"
 
 namespace {
 
@@ -38,19 +39,6 @@ sok::TableConfig Config(size_t number) {
   config.hashed = number % 3 != 1;
   config.initializer.seed = 7 + number;
   return config;
-}
-
-sok::UpdateRule Rule(sok::Rule kind) {
-  sok::UpdateRule rule;
-  rule.rule = kind;
-  rule.lr = 0.1f;
-  rule.beta_1 = 0.9f;
-  rule.beta_2 = 0.999f;
-  rule.one_minus_beta_1 = 0.1f;
-  rule.one_minus_beta_2 = 0.001f;
-  rule.epsilon = 1e-7f;
-  rule.slot_init = kind == sok::Rule::kAdagrad ? 0.1f : 0.0f;
-  return rule;
 }
 
 Floats Random(int64_t n, uint64_t seed) {
@@ -177,8 +165,8 @@ TEST(AGroupIsUpdatedAsItsTablesAre) {
         step.row_ids.push_back(std::make_unique<DeviceArray<int64_t>>(wanted));
         step.grads.push_back(std::make_unique<DeviceArray<float>>(Random(n * kDims[t % 5], random())));
       }
-      CHECK_EQ(Apply(&group, step, Rule(kind), sok::Nonfinite::kAllow, true), "");
-      CHECK_EQ(Apply(&single, step, Rule(kind), sok::Nonfinite::kAllow, false), "");
+      CHECK_EQ(Apply(&group, step, RuleOf(kind), sok::Nonfinite::kAllow, true), "");
+      CHECK_EQ(Apply(&single, step, RuleOf(kind), sok::Nonfinite::kAllow, false), "");
       for (size_t t = 0; t < kTables; ++t) {
         CHECK(group.Contents(t, "a") == single.Contents(t, "a"));
         const std::string said = Said([&] { group.all[t]->ThrowIfBadToHost(group.cuda); });
@@ -204,7 +192,7 @@ TEST(ARefusedGradientStopsTheWholeGroup) {
     }
     std::vector<std::pair<Keys, Bits>> before;
     for (size_t t = 0; t < 4; ++t) before.push_back(group.Contents(t, ""));
-    CHECK_EQ(Apply(&group, step, Rule(kind), sok::Nonfinite::kRaise, true), "");
+    CHECK_EQ(Apply(&group, step, RuleOf(kind), sok::Nonfinite::kRaise, true), "");
     for (size_t t = 0; t < 4; ++t) CHECK(group.Contents(t, "") == before[t]);
     // One after the other: each table keeps its own.
     for (const char* name : {"'t2'", "'t3'"}) {
@@ -224,14 +212,14 @@ TEST(UpdatesOfAGroupThatMakeNoSenseChangeNothing) {
     step.grads.push_back(std::make_unique<DeviceArray<float>>(Random(2 * kDims[t], t)));
   }
   auto gradients = step.Of(group);
-  group.all[2]->Apply(group.cuda, &group.scratch, Rule(sok::Rule::kSgd), "a", sok::Nonfinite::kAllow, 1.0f,
+  group.all[2]->Apply(group.cuda, &group.scratch, RuleOf(sok::Rule::kSgd), "a", sok::Nonfinite::kAllow, 1.0f,
                       gradients[2].row_ids, gradients[2].grads, 2);
   const auto before = group.Contents(0, "");
-  const std::string other = Apply(&group, step, Rule(sok::Rule::kAdagrad), sok::Nonfinite::kAllow, true);
+  const std::string other = Apply(&group, step, RuleOf(sok::Rule::kAdagrad), sok::Nonfinite::kAllow, true);
   CHECK(other.find("'t2'") != std::string::npos && other.find("belongs to another rule") != std::string::npos);
   CHECK_THROWS(group.all[0]->SlotFloats("a"), sok::FailedPrecondition, "no optimizer has used");
   gradients[1].table = gradients[0].table;
-  CHECK_THROWS(sok::DeviceTable::ApplyGroup(group.cuda, &group.scratch, Rule(sok::Rule::kAdagrad), "a",
+  CHECK_THROWS(sok::DeviceTable::ApplyGroup(group.cuda, &group.scratch, RuleOf(sok::Rule::kAdagrad), "a",
                                             sok::Nonfinite::kAllow, 1.0f, gradients.data(), 2),
                sok::InvalidArgument, "gradients given twice in one call");
   CHECK(group.Contents(0, "") == before);
@@ -367,7 +355,7 @@ TEST(NewRowsOfAGroupHaveFreshSlots) {
           step.grads.push_back(std::make_unique<DeviceArray<float>>(
               Random(static_cast<int64_t>(ids.size()) * kDims[t], round * 10 + t)));
         }
-        CHECK_EQ(Apply(tables, step, Rule(kind), sok::Nonfinite::kAllow, tables == &group), "");
+        CHECK_EQ(Apply(tables, step, RuleOf(kind), sok::Nonfinite::kAllow, tables == &group), "");
       }
       for (const bool insert : {false, true}) {
         CHECK(LookupAll(&group, pieces, insert, true) == LookupAll(&single, pieces, insert, false));
@@ -448,10 +436,10 @@ TEST(ManyTablesTakeNoMoreLaunchesThanFew) {
       step.row_ids.push_back(std::make_unique<DeviceArray<int64_t>>(tables.Lookup(t, {1, 2})));
       step.grads.push_back(std::make_unique<DeviceArray<float>>(Random(2 * kDims[t % 5], t)));
     }
-    Apply(&tables, step, Rule(sok::Rule::kAdagrad), sok::Nonfinite::kAllow, true);
+    Apply(&tables, step, RuleOf(sok::Rule::kAdagrad), sok::Nonfinite::kAllow, true);
     const auto gradients = step.Of(tables);
     const auto before = sok_emulator::CountsSoFar();
-    sok::DeviceTable::ApplyGroup(tables.cuda, &tables.scratch, Rule(sok::Rule::kAdagrad), "a", sok::Nonfinite::kAllow,
+    sok::DeviceTable::ApplyGroup(tables.cuda, &tables.scratch, RuleOf(sok::Rule::kAdagrad), "a", sok::Nonfinite::kAllow,
                                  1.0f, gradients.data(), static_cast<int64_t>(num_tables));
     const auto counts = sok_emulator::CountsSoFar() - before;
     SOK_CUDA(cudaDeviceSynchronize());
