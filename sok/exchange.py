@@ -329,10 +329,10 @@ def _send(
         return transport.all_to_all(floats, splits, name)
     lib = _ops.lib()
     # Where the tables are: a GPU then has half as much to copy.
-    with _on(call.group.device):
+    with _beside(floats, call.group.device):
         words, word_splits = lib.sok_exchange_narrow(floats, splits, type=call.dtype)
     received, received_splits = transport.all_to_all(words, word_splits, name)
-    with _on(call.group.device):
+    with _beside(words, call.group.device):
         return lib.sok_exchange_widen(received, received_splits, expected, type=call.dtype)
 
 

@@ -288,11 +288,17 @@ def check_a_session_keeps_rows_on_the_device_that_tensorflow_chose(world, monkey
             received, sizes = real(tensor, splits, **options)
         return tf.identity(received), sizes
 
-    def train_in_a_session(name):
-        """The rows after two steps, and where each collective ran."""
+    def train_in_a_session(name, exchange_dtype):
+        """The rows after two steps, and where each collective and what rounds for it ran."""
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
             table = sok.EmbeddingVariable(
-                4, 100, name=f"device_v1_{name}", initializer="normal", seed=3, way_home="rows"
+                4,
+                100,
+                name=f"device_v1_{name}_{exchange_dtype}",
+                initializer="normal",
+                seed=3,
+                way_home="rows",
+                exchange_dtype=exchange_dtype,
             )
             assert not table.handle.device
             keys = tf.constant([world.rank, 5, 6, 7, 5], tf.int64)
@@ -311,15 +317,21 @@ def check_a_session_keeps_rows_on_the_device_that_tensorflow_chose(world, monkey
         for node in (node for graph in metadata.partition_graphs for node in graph.node):
             if node.op == "Sok>TraceCollective":
                 places[node.attr["collective"].s.decode().split("/")[-2]] = EMULATED_GPU.strip("/") in node.device
+            elif node.op in ("Sok>ExchangeNarrow", "Sok>ExchangeWiden"):
+                places[node.name] = EMULATED_GPU.strip("/") in node.device
         return found, places
 
-    staged, places = train_in_a_session("staged")
-    assert places == {"keys": False, "rows": False, "grads": False}
+    dtypes = ("float32", "float16")
+    staged, places = zip(*(train_in_a_session("staged", dtype) for dtype in dtypes), strict=True)
+    assert places[0] == {"keys": False, "rows": False, "grads": False}
+    assert len(places[1]) == 3 + 4
     monkeypatch.setattr(transport, "moves_on_gpu", True)
     monkeypatch.setattr(transport._hvd, "alltoall", alltoall)
-    found, places = train_in_a_session("kept")
-    assert places == {"keys": False, "rows": True, "grads": True}, places
-    np.testing.assert_array_equal(found, staged)
+    for dtype, expected in zip(dtypes, staged, strict=True):
+        found, places = train_in_a_session("kept", dtype)
+        assert not places.pop("keys")
+        assert len(places) == (2 if dtype == "float32" else 6) and all(places.values()), places
+        np.testing.assert_array_equal(found, expected)
 
 
 def check_a_library_that_moves_device_memory_is_given_it(world, monkeypatch):
