@@ -23,8 +23,8 @@ TEST(MessagesHaveTheBitsOfTheCpu) {
   const sok::SerialExecutor executor;
   std::mt19937 rng(1);
   for (const auto type : {sok::FloatType::kFloat16, sok::FloatType::kBFloat16}) {
-    for (const std::vector<int64_t>& sizes :
-         {std::vector<int64_t>{0}, {1, 0, 2, 0, 0, 3}, {5, 5, 5}, {3333, 1, 100}, {0, 0}}) {
+    const std::vector<std::vector<int64_t>> cases = {{0}, {1, 0, 2, 0, 0, 3}, {5, 5, 5}, {3333, 1, 100}, {0, 0}};
+    for (const std::vector<int64_t>& sizes : cases) {
       std::vector<int64_t> floats = {0}, words = {0};
       for (const int64_t n : sizes) {
         floats.push_back(floats.back() + sok::kAnswerHeader + n);
