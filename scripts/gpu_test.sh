@@ -11,6 +11,7 @@ steps=${GPU_TEST_STEPS:-build test sanitize benchmark}
 out=${OUT:-build/gpu}
 build=build/cuda
 mkdir -p "$out" "$build"
+rm -f "$out"/cpp*.log  # which programs add to, one after the other
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 failed=0
 

@@ -31,11 +31,12 @@ def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs Horovod"))
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Refuses to run with groups that pytest-xdist does not see: jobs of several workers would run once a process."""
-    if getattr(session.config.option, "loadgroup", False) and any("@" not in item.nodeid for item in session.items):
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuses to run with groups that pytest-xdist cannot name: jobs of several workers would run once a process."""
+    if config.getoption("dist", "no") == "loadgroup" and not hasattr(pytest.Item, "_nodeid"):
         raise pytest.UsageError(
-            "This pytest does not let pytest-xdist group tests. Install the versions of requirements/constraints.txt."
+            f"pytest {pytest.__version__} does not let pytest-xdist group tests. Install the versions of "
+            "requirements/constraints.txt (make setup does), or run without --dist loadgroup."
         )
 
 
