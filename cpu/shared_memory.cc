@@ -19,6 +19,9 @@ namespace {
 constexpr int64_t kHeaderBytes = 4096;  // one page, so that the data begin on one
 constexpr int64_t kMinBytes = int64_t{1} << 20;
 
+// What every region has, and hardly any other file that somebody names.
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
 // The first page of a region.
 struct Header {
   std::atomic<int64_t> id;      // 0: the sender has given the region up
@@ -44,9 +47,10 @@ struct SharedPool::Region {
 
   explicit Region(int64_t data_bytes) : id(++last_id), bytes(data_bytes) {
     const int64_t total = bytes + kHeaderBytes;
-    fd = static_cast<int>(syscall(SYS_memfd_create, "sok", MFD_CLOEXEC));
+    fd = static_cast<int>(syscall(SYS_memfd_create, "sok", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     void* at = MAP_FAILED;
-    if (fd >= 0 && ftruncate(fd, total) == 0) {
+    // Sealed: a reader need not fear that the file shrinks under its mapping.
+    if (fd >= 0 && ftruncate(fd, total) == 0 && fcntl(fd, F_ADD_SEALS, kSeals) == 0) {
       at = mmap(nullptr, static_cast<size_t>(total), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     }
     if (at == MAP_FAILED) {
@@ -135,7 +139,10 @@ std::shared_ptr<SharedReader::Mapping> SharedReader::Open(const SharedRegion& re
   const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
   struct stat info;
   void* at = MAP_FAILED;
-  if (fd >= 0 && fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_size >= kHeaderBytes) {
+  const bool is_region = fd >= 0 && fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_size >= kHeaderBytes &&
+                         fcntl(fd, F_GET_SEALS) == kSeals;
+  if (fd >= 0 && !is_region) errno = EINVAL;
+  if (is_region) {
     at = mmap(nullptr, static_cast<size_t>(info.st_size), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   }
   const std::string why = at == MAP_FAILED ? std::strerror(errno) : "";
@@ -150,7 +157,8 @@ std::shared_ptr<SharedReader::Mapping> SharedReader::Open(const SharedRegion& re
 
 void SharedReader::Read(const SharedRegion& region, int64_t offset, int64_t bytes, char* to) {
   const std::shared_ptr<Mapping> mapping = Open(region);
-  if (offset < 0 || bytes < 0 || offset + bytes > mapping->bytes - kHeaderBytes || !mapping->IsAlive()) {
+  if (offset < 0 || bytes < 0 || bytes > mapping->bytes - kHeaderBytes ||
+      offset > mapping->bytes - kHeaderBytes - bytes || !mapping->IsAlive()) {
     throw FailedPrecondition("shared memory of process " + std::to_string(region.pid) +
                              " does not hold what it should.");
   }

@@ -174,9 +174,11 @@ class SharedCollectOp : public OpKernel {
       Check(ctx->allocate_output(1, TensorShape({splits.world}), &received_splits));
       int64_t total = 0;
       for (int64_t r = 0; r < splits.world; ++r) {
-        const int64_t count = sizes.counts[r] < kEnvelopeWords ? -1 : word[kCount];
+        const int64_t count = sizes.counts[r] < kEnvelopeWords || word[kCount] > INT32_MAX ? -1 : word[kCount];
         const int64_t words = count < 0 || r == rank_ || word[kIsInline] == 0 ? 0 : WordsOf(count * width);
-        if (count < 0 || count > INT32_MAX || sizes.counts[r] != kEnvelopeWords + words) {
+        // What this rank sent to itself lies in `x` alone.
+        const bool is_right = r != rank_ || count == splits.counts[r];
+        if (count < 0 || !is_right || sizes.counts[r] != kEnvelopeWords + words) {
           throw InvalidArgument("the envelope of rank " + std::to_string(r) + " makes no sense.");
         }
         received_splits->flat<int32_t>()(r) = static_cast<int32_t>(count);

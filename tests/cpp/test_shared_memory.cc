@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <vector>
 
@@ -72,8 +73,25 @@ TEST(WhatARegionDoesNotHoldIsNotRead) {
   const sok::SharedPool::Lease lease = pool.Take(10, 1);
   CHECK_THROWS(reader.Read(lease.region, int64_t{1} << 30, 1, &byte), sok::FailedPrecondition, "does not hold");
   CHECK_THROWS(reader.Read(lease.region, -1, 1, &byte), sok::FailedPrecondition, "does not hold");
+  CHECK_THROWS(reader.Read(lease.region, INT64_MAX - 4, 8, &byte), sok::FailedPrecondition, "does not hold");
+  CHECK_THROWS(reader.Read(lease.region, 8, INT64_MAX - 4, &byte), sok::FailedPrecondition, "does not hold");
   CHECK_THROWS(reader.Read({getpid(), 0, 5}, 0, 1, &byte), sok::FailedPrecondition, "shared memory of process");
   CHECK_THROWS(reader.Read({getpid(), 12345, 5}, 0, 1, &byte), sok::FailedPrecondition, "cannot be opened");
+}
+
+// Somebody names a file of this process that is no region, and has put into it what a region begins with.
+TEST(AFileThatIsNoRegionIsNotMapped) {
+  sok::SharedReader reader;
+  char name[] = "/tmp/sok_no_region_XXXXXX";
+  const int file = mkstemp(name);
+  unlink(name);
+  std::vector<int64_t> words(2048, 0);
+  words[0] = 5;  // the id
+  const auto bytes = static_cast<ssize_t>(words.size() * sizeof(words[0]));
+  CHECK_EQ(write(file, words.data(), static_cast<size_t>(bytes)), bytes);
+  char byte;
+  CHECK_THROWS(reader.Read({getpid(), file, 5}, 0, 1, &byte), sok::FailedPrecondition, "cannot be opened");
+  close(file);
 }
 
 TEST(AnotherProcessReads) {
