@@ -244,7 +244,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         kind = "hashed" if self._hashed else "identity"
         used = ""
         if tf.executing_eagerly() and not self._in_graph_mode:
-            used = f", rows {int(self.size()):,} of {self._capacity:,}"
+            used = f", rows {int(self.num_rows()):,} of {self._capacity:,}"
         place = f"shard {self._rank} of {self._world_size}"
         if self._owner is not None:
             place = f"all on rank {self._owner} of {self._world_size}"
@@ -271,15 +271,19 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
 
     # What it holds.
 
-    def size(self) -> tf.Tensor:
+    def num_rows(self) -> tf.Tensor:
         """Rows in use in this worker's shard: int64 scalar. Not collective."""
         return _ops.lib().sok_table_size(self.handle)
+
+    def size(self) -> tf.Tensor:
+        """`num_rows`. The library itself asks for that: `size` of a `sok.DynamicVariable` is what SOK v2 says."""
+        return self.num_rows()
 
     def total_size(self) -> tf.Tensor:
         """Rows in use in all shards: int64 scalar. Collective."""
         transport = context.get_transport()
         name = context.unique_collective_name(f"sok/{self._table_name}/size")
-        return transport.grouped_all_reduce([self.size()], name, average=False)[0]
+        return transport.grouped_all_reduce([self.num_rows()], name, average=False)[0]
 
     def sparse_read(self, keys: Any, name: str | None = None) -> tf.Tensor:
         """The rows of `keys` as they stand, without inserting any. Collective; differentiable.

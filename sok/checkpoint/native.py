@@ -62,7 +62,7 @@ class EagerCalls:
         return _parsed(_ops.lib().sok_table_changes(table.handle).numpy())
 
     def size(self, table: Any) -> int:
-        return int(table.size())
+        return int(table.num_rows())
 
     def slot_sets(self, table: Any) -> list[table_state.SlotSet]:
         return table_state.slot_sets(table)
@@ -199,7 +199,7 @@ def _ops_of(
         **{f"begin{of}": lib.sok_table_save_begin(table.handle, snapshot=of) for of in ("", "all", "changes")},
         "end": lib.sok_table_save_end(table.handle, generation),
         "changes": lib.sok_table_changes(table.handle),
-        "size": table.size(),
+        "size": table.num_rows(),
         "slot_sets": lib.sok_table_slot_sets(table.handle),
         "reserve": lib.sok_table_reserve(second, num_rows, keys_only=True),
         "load": lib.sok_table_load(second, path, saved_sets, table_sets),

@@ -13,7 +13,6 @@ from sok import _ops
 from sok.formats.agreement import agree, attempt
 from sok.formats.columns import FormatError, StoredTable
 from sok.formats.fitting import Destination, TableFull, check_room, keys_for, own_keys
-from sok.formats.shard import rows_in_use
 from sok.formats.showing import Shown
 from sok.table import EmbeddingVariable
 
@@ -165,7 +164,7 @@ def _first(texts: Sequence[tf.Tensor]) -> tf.Tensor:
 
 def _check(run: _Run) -> tf.Tensor:
     load = run.load
-    in_use = rows_in_use(load.variable)
+    in_use = load.variable.num_rows()
     looked = attempt(run.look, in_use, *load.inputs)
 
     def compare() -> tf.Tensor:

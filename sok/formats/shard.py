@@ -74,8 +74,3 @@ def destination(variable: EmbeddingVariable, complete: bool = False) -> Destinat
         owner=variable.owner,
         complete=complete and isinstance(variable, StaticVariable),
     )
-
-
-def rows_in_use(variable: EmbeddingVariable) -> tf.Tensor:
-    """Rows that this worker's share has: int64 []."""
-    return _ops.lib().sok_table_size(variable.handle)

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok import _ops, context, lookup
+from sok import lookup
 from sok.keys import check_key_dtype
 from sok.table import EmbeddingVariable
 from sok.v2.mode import HasMode, default_name, owner_of
@@ -110,14 +110,7 @@ class DynamicVariable(HasMode, EmbeddingVariable):
     @property
     def size(self) -> tf.Tensor:  # type: ignore[override]
         """[rows of this worker, D]: int64. Not collective."""
-        return tf.stack([self._num_rows(), tf.constant(self.dim, tf.int64)])
-
-    def total_size(self) -> tf.Tensor:
-        name = context.unique_collective_name(f"sok/{self.table_name}/size")
-        return context.get_transport().grouped_all_reduce([self._num_rows()], name, average=False)[0]
-
-    def _num_rows(self) -> tf.Tensor:
-        return _ops.lib().sok_table_size(self.handle)
+        return tf.stack([self.num_rows(), tf.constant(self.dim, tf.int64)])
 
     @property
     def dimension(self) -> int:
@@ -179,7 +172,7 @@ class DynamicVariable(HasMode, EmbeddingVariable):
         self.to_static()
 
     def __repr__(self) -> str:
-        rows = f", rows {int(self._num_rows()):,}" if tf.executing_eagerly() and not self._in_graph_mode else ""
+        rows = f", rows {int(self.num_rows()):,}" if tf.executing_eagerly() and not self._in_graph_mode else ""
         return f"<sok.DynamicVariable '{self.table_name}' dimension={self.dim}, {self._key_type.name} keys{rows}>"
 
     __str__ = __repr__

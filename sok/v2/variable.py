@@ -187,7 +187,7 @@ class StaticVariable(HasMode, EmbeddingVariable):
                 return tf.constant(True)
 
         def is_missing() -> tf.Tensor:
-            return tf.logical_or(tf.logical_not(stored.is_initialized()), tf.equal(self.size(), 0))
+            return tf.logical_or(tf.logical_not(stored.is_initialized()), tf.equal(self.num_rows(), 0))
 
         # This variable is no global one, which savers would read as a matrix: a flag is in its place. It is a local one
         # too, since a session that restores a checkpoint runs the initializers of those only.
