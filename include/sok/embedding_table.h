@@ -25,6 +25,7 @@
 #include "sok/row_store.h"
 #include "sok/scratch.h"
 #include "sok/sparse_update.h"
+#include "sok/table_mutex.h"
 #include "sok/table_store.h"
 
 namespace sok {
@@ -137,8 +138,8 @@ class EmbeddingTable final : public TableStore {
   struct Snapshot;
   struct Task;
   struct Stretch;
-  using Lock = std::unique_lock<std::shared_mutex>;
-  using SharedLock = std::shared_lock<std::shared_mutex>;
+  using Lock = std::unique_lock<TableMutex>;
+  using SharedLock = std::shared_lock<TableMutex>;
 
   void CheckKeys(const uint64_t* keys, int64_t n) const;
   void CheckOwned(const uint64_t* keys, int64_t n) const;
@@ -207,7 +208,7 @@ class EmbeddingTable final : public TableStore {
   void CopyOut(const std::pair<uint32_t, uint64_t>* rows, int64_t n, const RowTarget& target, int64_t begin) const;
 
   const TableConfig config_;
-  mutable std::shared_mutex mutex_;
+  mutable TableMutex mutex_;
   std::unique_ptr<HashTable> index_;  // null for an identity table
   RowStore rows_;
   std::vector<uint64_t> in_use_;  // identity: one bit per row
