@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework import ops
 
-from sok import dead_peers, gpus, profiling, tracing
+from sok import dead_peers, gpus, names, profiling, tracing
 from sok.transport import horovod
 from sok.transport.base import Transport
 from sok.transport.local import LocalTransport
@@ -145,14 +145,17 @@ def local_rank() -> int:
 def shutdown() -> None:
     """Ends the job; `Init` may then start another. Does nothing without a job.
 
-    Call it on all workers, and make new tables afterwards. Horovod keeps running until the process ends: it cannot be
-    started a second time reliably, since workers that are early would find the addresses of the first time.
+    Call it on all workers, and make new tables afterwards: names of tables and optimizers are free again, so that a
+    second run in one process has the initial values and the names in checkpoints of the first. Horovod keeps running
+    until the process ends: it cannot be started a second time reliably, since workers that are early would find the
+    addresses of the first time.
     """
     global _job, enabled_strategy
     with _lock:
         if _job is not None:
             _job.transport.shutdown()
         _job = enabled_strategy = None
+        names.start_anew()
 
 
 def unique_collective_name(base: str) -> str:

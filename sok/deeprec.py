@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from sok import group, strategy
 from sok.feature_column import group_embedding_column_scope
+from sok.initializers import BANK_ROWS, with_rows
 from sok.scoped_tables import scoped_table
 from sok.table import EmbeddingVariable
 
@@ -81,7 +82,7 @@ def get_embedding_variable(
     ev_option: None = None,
     *,
     steps_to_live: None = None,
-    capacity: int = DEFAULT_CAPACITY,
+    capacity: int | None = None,
 ) -> EmbeddingVariable:
     """Gives the table `name` of the current variable scope: a new one, or, where the scope reuses, the one there.
 
@@ -93,14 +94,15 @@ def get_embedding_variable(
         key_dtype: of the ids.
         value_dtype: None or float32, and nothing else.
         initializer: as `sok.EmbeddingVariable` takes it. None: that of the variable scope, or else a truncated
-            normal distribution with deviation 1, as DeepRec's.
+            normal distribution with deviation 1, as DeepRec's. Without `capacity` the variance-scaling ones (Glorot,
+            He, Lecun) take the table for a matrix [4096, embedding_dim], as DeepRec draws it.
         trainable: whether it is trained.
         collections: of the graph, to which the table is added besides the usual ones.
         caching_device, validate_shape: accepted, without meaning here.
         partitioner: ignored: rows are spread over the workers of the job.
         regularizer, custom_getter, constraint: must be None.
         init_data_source, ev_option, steps_to_live: must be None until there is something like them here.
-        capacity: rows that each worker's part may hold; memory is taken as they appear.
+        capacity: rows that each worker's part may hold; memory is taken as they appear. None: 2^30.
 
     Returns:
         The table. When executing eagerly always a new one.
@@ -140,6 +142,8 @@ def get_embedding_variable(
         initializer = tf.compat.v1.get_variable_scope().initializer
     if initializer is None:
         initializer = tf.compat.v1.truncated_normal_initializer()
+    if capacity is None:
+        capacity, initializer = DEFAULT_CAPACITY, with_rows(initializer, BANK_ROWS, embedding_dim)
     table = scoped_table(
         name, embedding_dim, capacity, key_dtype=key_dtype, initializer=initializer, trainable=trainable
     )

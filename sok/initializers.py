@@ -61,7 +61,7 @@ def _snake(name: str) -> str:
     return _ALIASES.get(out, out)
 
 
-def _from_name(name: str, rows: int, dim: int) -> InitializerSpec | None:
+def _from_name(name: str, rows: int | None, dim: int) -> InitializerSpec | None:
     snake = _snake(name)
     plain = {
         "zeros": InitializerSpec("constant", 0.0),
@@ -78,8 +78,14 @@ def _from_name(name: str, rows: int, dim: int) -> InitializerSpec | None:
     return None
 
 
-def _variance_scaling(scale: float, mode: str, distribution: str, rows: int, dim: int) -> InitializerSpec:
-    fan = {"fan_in": rows, "fan_out": dim, "fan_avg": (rows + dim) / 2}[mode]
+def _variance_scaling(scale: float, mode: str, distribution: str, rows: int | None, dim: int) -> InitializerSpec:
+    if rows is None and mode != "fan_out":
+        raise ValueError(
+            "An initializer of the variance-scaling family (Glorot, He, Lecun) scales rows by their number, but nobody "
+            "said how many rows this table will have. Say it (`max_capacity=` of sok.DynamicVariable), or take an "
+            "initializer with a scale of its own: 'random_normal' or tf.keras.initializers.RandomUniform(-a, a)."
+        )
+    fan = {"fan_in": rows, "fan_out": dim, "fan_avg": ((rows or 0) + dim) / 2}[mode]
     variance = scale / max(1.0, fan)
     if distribution == "uniform":
         limit = math.sqrt(3.0 * variance)
@@ -97,7 +103,7 @@ def _own_seed(initializer: Any) -> int | None:
     return int(seed) if isinstance(seed, numbers.Integral) else None
 
 
-def _from_object(initializer: Any, rows: int, dim: int) -> InitializerSpec | None:
+def _from_object(initializer: Any, rows: int | None, dim: int) -> InitializerSpec | None:
     """The spec of an initializer object of Keras 3, tf_keras or tf.compat.v1, by its class name."""
     # A subclass of one's own may do anything under a familiar name.
     if type(initializer).__module__.split(".")[0] not in ("keras", "tf_keras", "tensorflow"):
@@ -127,9 +133,9 @@ def _from_object(initializer: Any, rows: int, dim: int) -> InitializerSpec | Non
     return None
 
 
-def _draw_bank(initializer: Callable[..., Any], rows: int, dim: int) -> np.ndarray:
+def _draw_bank(initializer: Callable[..., Any], rows: int | None, dim: int) -> np.ndarray:
     """`initializer([n, dim])` of rank 0, as every rank's bank. Collective."""
-    shape = (min(BANK_ROWS, rows), dim)
+    shape = (BANK_ROWS if rows is None else min(BANK_ROWS, rows), dim)
     # Every rank calls it, so that an initializer that fails does so everywhere and nobody waits in the broadcast.
     with ops.init_scope():
         if tf.executing_eagerly():
@@ -186,7 +192,21 @@ def resolve(initializer: Any, argument: str = "initializer") -> str | Callable[.
     return initializer
 
 
-def to_spec(initializer: Any, rows: int, dim: int) -> InitializerSpec:
+def with_rows(initializer: Any, rows: int | None, dim: int) -> Any:
+    """What makes `initializer` take its table for a matrix [rows, dim], whatever the table's capacity is.
+
+    Args:
+        initializer, rows, dim: as `to_spec` takes them.
+
+    Raises:
+        As `to_spec`.
+    """
+    initializer = resolve(initializer)
+    formula = _from_name if isinstance(initializer, str) else _from_object
+    return formula(initializer, rows, dim) or initializer
+
+
+def to_spec(initializer: Any, rows: int | None, dim: int) -> InitializerSpec:
     """What fresh rows are made from.
 
     Constants, uniform and (truncated) normal distributions, and Keras' variance-scaling family become a formula. Of
@@ -195,16 +215,21 @@ def to_spec(initializer: Any, rows: int, dim: int) -> InitializerSpec:
     of a row together (orthogonal rows, for instance) is not.
 
     Args:
-        initializer: as `resolve` takes it.
-        rows, dim: the shape that fans are computed from: the shard's capacity and the row length.
+        initializer: as `resolve` takes it, or a spec, which comes back as it is.
+        rows, dim: the shape that fans are computed from: a number of rows that does not depend on that of the workers
+            (the legal keys of the whole table, or the capacity that the user gave), and the row length. None: nobody
+            knows how many rows.
 
     Raises:
-        ValueError, TypeError: as `resolve`, or what a callable returned does not fit.
+        ValueError, TypeError: as `resolve`, or what a callable returned does not fit; `rows` is None and the values
+            depend on it.
 
     Example:
         >>> to_spec("he_uniform", rows=600, dim=8)
         InitializerSpec(kind='uniform', a=-0.1, b=0.1, bank=(), seed=None)
     """
+    if isinstance(initializer, InitializerSpec):
+        return initializer
     initializer = resolve(initializer)
     if isinstance(initializer, str):
         return _from_name(initializer, rows, dim)

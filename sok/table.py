@@ -12,7 +12,7 @@ import tensorflow as tf
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import resource_variable_ops
 
-from sok import _ops, context, keras_calls, table_state
+from sok import _ops, context, keras_calls, names, table_state
 from sok import initializers as sok_initializers
 from sok.checkpoint import beside
 from sok.keys import as_keys, check_key_dtype
@@ -21,7 +21,6 @@ from sok.table_arguments import (
     checked_owner,
     checked_way_home,
     derived_seed,
-    unique_name,
     whole_number,
 )
 from sok.table_rows import TableRows, rows_behind
@@ -44,9 +43,11 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
     Args:
         dim: length D of a row, at least 1.
         capacity: rows that this worker's shard may hold, at least 1.
-        name: for messages and collectives; made unique (`name`, `name_1`, ...). Equal on all workers.
+        name: for messages, collectives and files; made unique (`name`, `name_1`, ...) until `sok.shutdown()`, which
+            frees all names. Equal on all workers.
         key_dtype: int64 (default), int32, uint32 or uint64. Every value is a legal key.
-        initializer: None (uniform in [-0.05, 0.05]), a Keras name, a Keras initializer, or `f(shape, dtype)`.
+        initializer: None (uniform in [-0.05, 0.05]), a Keras name, a Keras initializer, or `f(shape, dtype)`. The
+            variance-scaling ones (Glorot, He, Lecun) take the table for a matrix [num_keys or capacity, dim].
         hashed: True: any key, rows are given out as keys appear. False: keys are row numbers, legal are
             0 <= key < capacity * world_size (with `owner`: 0 <= key < capacity).
         trainable: False keeps it out of the gradients that a tape watches by itself.
@@ -114,9 +115,10 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         self._owner = None if owner is None else checked_owner(owner, transport.size)
         self._way_home = checked_way_home(way_home)
         self._exchange_dtype = checked_exchange_dtype(exchange_dtype)
-        self._num_keys = num_keys
-        self._table_name = unique_name(name or "embedding_variable")
-        spec = sok_initializers.to_spec(initializer, self._capacity, self._dim)
+        self._num_keys = None if num_keys is None else whole_number("num_keys", num_keys, 2**62)
+        self._table_name = names.unique("table", name or "embedding_variable")
+        # A shard's capacity changes with the number of workers where it is a share of the legal keys.
+        spec = sok_initializers.to_spec(initializer, self._num_keys or self._capacity, self._dim)
         if seed is not None:
             self._seed = derived_seed("variable", int(seed))
         elif spec.seed is not None:
@@ -136,7 +138,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
                 world_size=self._world_size,
                 rank=self._rank,
                 owner=-1 if self._owner is None else self._owner,
-                num_keys=0 if num_keys is None else whole_number("num_keys", num_keys, 2**62),
+                num_keys=self._num_keys or 0,
                 seed=self._seed,
                 initializer=spec.kind,
                 init_a=spec.a,

@@ -3,31 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
-import weakref
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework import ops
 
 _WAYS_HOME = ("auto", "rows", "sums")
 _EXCHANGE_DTYPES = ("float32", "float16", "bfloat16")
-
-_eager_names: set[str] = set()
-_graph_names: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-
-
-def unique_name(name: str) -> str:
-    """`name`, `name_1`, ...: per process in eager mode, per graph in v1, so the same on all ranks of one program."""
-    with ops.init_scope():
-        if tf.executing_eagerly():
-            taken = _eager_names
-        else:
-            taken = _graph_names.setdefault(tf.compat.v1.get_default_graph(), set())
-    candidates = itertools.chain([name], (f"{name}_{n}" for n in itertools.count(1)))
-    unique = next(candidate for candidate in candidates if candidate not in taken)
-    taken.add(unique)
-    return unique
 
 
 def whole_number(argument: str, value: Any, top: int) -> int:

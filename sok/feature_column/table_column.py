@@ -173,11 +173,12 @@ class TableEmbeddingColumn(fc_v2.DenseColumn, fc_v1._DenseColumn, _Fields):
         if initializer is None:
             initializer = tf.compat.v1.truncated_normal_initializer(stddev=1 / math.sqrt(self.dimension))
         # Places for all ids of the categorical column, split evenly, unless ids are to be kept as they come.
-        per_worker = -(-self.categorical_column.num_buckets // context.size())
+        is_hashed, num_ids = self.capacity is not None, self.categorical_column.num_buckets
         return {
             "dim": self.dimension,
-            "capacity": per_worker if self.capacity is None else self.capacity,
-            "hashed": self.capacity is not None,
+            "capacity": self.capacity if is_hashed else -(-num_ids // context.size()),
+            "hashed": is_hashed,
+            "num_keys": None if is_hashed else num_ids,
             "initializer": initializer,
             "trainable": self.trainable and layer_trains,
         }

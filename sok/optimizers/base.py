@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import collections
 import re
-import threading
 import warnings
 import weakref
 from collections.abc import Iterable, Sequence
@@ -12,6 +10,7 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
+from sok import names
 from sok.optimizers import claims, gradients
 from sok.optimizers.learning_rate import LearningRate, as_learning_rate, checked_number
 
@@ -71,7 +70,7 @@ class Optimizer(tf.__internal__.tracking.Trackable):
         with tf.init_scope(), tf.device("CPU:0"):
             graph = _v1_graph()
             self._graph = None if graph is None else weakref.ref(graph)
-            self._slot_set = _unique_name(self.name)
+            self._slot_set = names.unique("optimizer", self.name)
             self._iterations = tf.compat.v1.Variable(
                 0, dtype=tf.int64, trainable=False, use_resource=True, name=f"{self._slot_set}/iterations"
             )
@@ -261,11 +260,6 @@ class Optimizer(tf.__internal__.tracking.Trackable):
         return f"<sok.optimizers.{type(self).__name__} '{self._slot_set}': {shown}>"
 
 
-_names_lock = threading.Lock()
-_process_names: collections.Counter[str] = collections.Counter()
-_graph_names: weakref.WeakKeyDictionary[tf.Graph, collections.Counter[str]] = weakref.WeakKeyDictionary()
-
-
 def _v1_graph() -> tf.Graph | None:
     """The v1 graph that is being built, or None when executing eagerly. Call it in an init_scope."""
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
@@ -273,19 +267,6 @@ def _v1_graph() -> tf.Graph | None:
 
 def _is_v1_graph() -> bool:
     return not tf.executing_eagerly() and not tf.compat.v1.get_default_graph().building_function
-
-
-def _unique_name(base: str) -> str:
-    """`base`, or `base_1` and so on: a table tells optimizers apart by it. Counted per v1 graph, or per process."""
-    graph = _v1_graph()
-    with _names_lock:
-        taken = _process_names if graph is None else _graph_names.setdefault(graph, collections.Counter())
-        name = base
-        while taken[name]:
-            name = f"{base}_{taken[base]}"
-            taken[base] += 1
-        taken[name] += 1
-        return name
 
 
 def _checked_name(name: Any) -> str:

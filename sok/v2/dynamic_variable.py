@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok import lookup
+from sok.initializers import with_rows
 from sok.keys import check_key_dtype
 from sok.table import EmbeddingVariable
 from sok.v2.mode import HasMode, default_name, owner_of
@@ -43,7 +44,8 @@ class DynamicVariable(HasMode, EmbeddingVariable):
     Args:
         dimension: length D of a row.
         initializer: of a fresh row: None or 'random' (uniform in [-0.05, 0.05]), 'uniform' (in [0, 1]), 'ones',
-            'zeros', a number or a number as a string; also a Keras name, a Keras initializer or `f(shape, dtype)`.
+            'zeros', a number or a number as a string; also a Keras name, a Keras initializer or `f(shape, dtype)`. The
+            variance-scaling ones (Glorot, He, Lecun) need `max_capacity`, the number of rows they scale by.
         var_type: None, 'hbm', 'hybrid' or 'dynamic', SOK's kinds of hash tables: remembered as `backend_type`, no more.
         name: made unique; the same on all workers. None: SOK's "sok_dynamic_Variable_0", "sok_dynamic_Variable_1", ...
         constraint: must be None.
@@ -59,7 +61,7 @@ class DynamicVariable(HasMode, EmbeddingVariable):
 
     Raises:
         TypeError: a dtype that is not float32; an unknown keyword.
-        ValueError: another argument is out of range.
+        ValueError: another argument is out of range; a variance-scaling initializer without `max_capacity`.
 
     Making one with an initializer that is not one of Keras' random or constant ones is collective.
 
@@ -96,13 +98,16 @@ class DynamicVariable(HasMode, EmbeddingVariable):
         _check_options(kwargs)
         self._key_type = check_key_dtype(key_type, "key_type")
         self._var_type, self._mode, self._config = var_type or "hbm", mode, dict(kwargs)
+        initializer = _keras_initializer(initializer)
+        if "max_capacity" not in kwargs:
+            initializer = with_rows(initializer, None, dimension)
         super().__init__(
             dimension,
             kwargs.get("max_capacity", MAX_CAPACITY),
             name=name or default_name("dynamic"),
             # Lookups take int64 ids whatever the key type is, and no id may be cut off.
             key_dtype=tf.uint64 if self._key_type == tf.uint64 else tf.int64,
-            initializer=_keras_initializer(initializer),
+            initializer=initializer,
             trainable=trainable,
             owner=owner_of(mode),
         )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 
-from sok import context
+from sok import context, names
 
 
 def owner_of(mode: str | None) -> int | None:
@@ -51,15 +50,12 @@ class HasMode:
         return self.world_size
 
 
-_numbers = {"dynamic": itertools.count(), "static": itertools.count()}
-
-
 def default_name(kind: str) -> str:
     """SOK's name for a variable without one, which its files have: 'sok_static_Variable_0', ...
 
-    The same on all workers if they make their variables in the same order.
+    The same on all workers if they make their variables in the same order. `sok.shutdown()` begins anew.
 
     Args:
         kind: 'static' or 'dynamic', counted apart.
     """
-    return f"sok_{kind}_Variable_{next(_numbers[kind])}"
+    return f"sok_{kind}_Variable_{names.of_job().next_number(kind)}"

@@ -256,6 +256,7 @@ def test_a_static_variable_takes_all_its_rows_or_none(tmp_path):
 def test_a_bad_file_of_one_table_leaves_all_as_they_were(tmp_path):
     put(tmp_path, "good_0", [1, 2, 3], ROWS)
     put(tmp_path, "bad_0", [1, 2, 2], ROWS)
+    put(tmp_path, "large_0", [1, 2, 3], ROWS)
 
     def program(transport):
         good, bad = sok.DynamicVariable(2, name="good"), sok.DynamicVariable(2, name="bad")
@@ -264,7 +265,7 @@ def test_a_bad_file_of_one_table_leaves_all_as_they_were(tmp_path):
         with pytest.raises(FileNotFoundError, match="none_0-key"):
             sok.load(tmp_path, [good, sok.DynamicVariable(2, name="none")])
         with pytest.raises(tf.errors.ResourceExhaustedError, match="of at most 1 rows, and 2 new.*rank 1 of 2"):
-            sok.load(tmp_path, [sok.DynamicVariable(2, name="good", max_capacity=1)])
+            sok.load(tmp_path, [sok.DynamicVariable(2, name="large", max_capacity=1)])
         return content(good), content(bad)
 
     with pytest.MonkeyPatch.context() as patch:

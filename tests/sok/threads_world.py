@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok import context, table
+from sok import context, names
 
 _DEADLINE = 30.0  # seconds; a rank that waits longer for its peers has lost them
 
@@ -70,12 +70,12 @@ def run_world(size: int, program: Callable[[ThreadTransport], Any], monkeypatch:
     """program(transport) on each of `size` ranks at once. Gives what each returned, or the exception that it raised."""
     here = threading.local()
     monkeypatch.setattr(context, "get_transport", lambda: here.transport)
-    monkeypatch.setattr(table, "unique_name", lambda name: name)  # the ranks share this process' names otherwise
+    monkeypatch.setattr(names, "of_job", lambda: here.names)  # as if each rank were a process that has just begun
     meeting = _Meeting(size)
     results: list[Any] = [None] * size
 
     def run(rank: int) -> None:
-        here.transport = ThreadTransport(rank, size, meeting)
+        here.transport, here.names = ThreadTransport(rank, size, meeting), names.Names()
         try:
             results[rank] = program(here.transport)
         except Exception as error:  # the test looks at it
