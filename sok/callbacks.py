@@ -213,7 +213,8 @@ class ModelCheckpoint(_Callback):
 def _variables_of(model: Any) -> Iterator[Any]:
     # tf_keras raises for a model that is not built, Keras 3 gives an empty list.
     if model.built:
-        yield from model.variables
+        # Keras 3 lists the states of random generators: all workers would draw the same dropout masks.
+        yield from (v for v in model.variables if getattr(v, "name", "") != "seed_generator_state")
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None:
         variables = optimizer.variables

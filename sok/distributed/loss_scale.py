@@ -62,7 +62,7 @@ def aggregate(grads_and_vars: Iterable[Pair], op: str) -> list[Pair]:
     of_tables, others = split_pairs(pairs)
     reduced = {id(v): grad for grad, (_, v) in zip(reduce_dense(others, op), others, strict=True)}
     scale = table_scale(op)
-    rows = {id(v): tf.IndexedSlices(grad.values * scale, grad.indices) for grad, v in of_tables}
+    rows = {id(v): tf.IndexedSlices(grad.values * scale, grad.indices, grad.dense_shape) for grad, v in of_tables}
     if of_tables:
         # One worker's NaN becomes everyone's, in a dense gradient if there is one: rows would have to be copied.
         nan_or_zero = tf.where(all_finite(list(rows.values())), 0.0, float("nan"))
@@ -78,4 +78,6 @@ def aggregate(grads_and_vars: Iterable[Pair], op: str) -> list[Pair]:
 def _with_ignored_row(slices: tf.IndexedSlices, value: tf.Tensor) -> tf.IndexedSlices:
     """One row more, for a worker may have none; optimizers of tables leave out the row id -1."""
     row = tf.fill([1, tf.shape(slices.values)[1]], tf.cast(value, slices.values.dtype))
-    return tf.IndexedSlices(tf.concat([slices.values, row], 0), tf.concat([slices.indices, [-1]], 0))
+    return tf.IndexedSlices(
+        tf.concat([slices.values, row], 0), tf.concat([slices.indices, [-1]], 0), slices.dense_shape
+    )

@@ -10,7 +10,9 @@ from sok import context
 from sok.distributed.reduction import Average, check_op, reduce_dense, split_pairs, table_scale
 from sok.table import is_embedding_variable
 
-_REDUCED = "_sok_is_reduced"
+# The first number of the dense shape of rows that are reduced. Slices of tables have no dense shape otherwise, and what
+# hands slices on or clips them (a tf.function, tf.clip_by_norm) keeps it; an attribute would be lost there.
+_REDUCED = -1
 
 
 class DistributedGradientTape:
@@ -84,7 +86,7 @@ class DistributedGradientTape:
         _, others = split_pairs(zip(gradients, flat_sources, strict=True))
         reduced = iter(reduce_dense(others, self._op))
         results = [
-            _scaled(grad, table_scale(self._op)) if is_embedding_variable(source) else next(reduced)
+            mark_reduced(grad, table_scale(self._op)) if is_embedding_variable(source) else next(reduced)
             for grad, source in zip(gradients, flat_sources, strict=True)
         ]
         return tf.nest.pack_sequence_as(sources, results)
@@ -106,13 +108,16 @@ class DistributedGradientTape:
 
 
 def is_reduced(grad: Any) -> bool:
-    """Returns whether `grad` is that of a table, as a `DistributedGradientTape` gave it."""
-    return getattr(grad, _REDUCED, False)
+    """Returns whether `grad` is that of a table, as `mark_reduced` gave it."""
+    if not isinstance(grad, tf.IndexedSlices) or grad.dense_shape is None:
+        return False
+    shape = tf.get_static_value(grad.dense_shape)
+    return shape is None or shape[0] == _REDUCED
 
 
-def _scaled(grad: Any, scale: float) -> Any:
+def mark_reduced(grad: Any, scale: float) -> Any:
+    """The gradient of a table times `scale`, marked as that of all workers together; of None None."""
     if grad is None:
         return None
-    slices = tf.IndexedSlices(grad.values if scale == 1.0 else grad.values * scale, grad.indices)
-    setattr(slices, _REDUCED, True)
-    return slices
+    values = grad.values if scale == 1.0 else grad.values * scale
+    return tf.IndexedSlices(values, grad.indices, tf.constant([_REDUCED, values.shape[-1]], grad.indices.dtype))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
 
 from sok.distributed import tables
 from sok.distributed.reduction import Average, Pair, check_op, reduce_dense, split_pairs, table_scale
+from sok.distributed.tape import is_reduced, mark_reduced
+from sok.table import is_embedding_variable
 
 
 class V1DistributedOptimizer(tf.compat.v1.train.Optimizer):
@@ -22,8 +24,6 @@ class V1DistributedOptimizer(tf.compat.v1.train.Optimizer):
         self.inner = optimizer
         self.op = check_op(op)
         self._tables = tables.TableTrainer(optimizer, embedding_optimizer, self.op, shares_iterations=False)
-        # Graphs in which compute_gradients has reduced; apply_gradients does it in the others.
-        self._reduced_in: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @property
     def embedding_optimizer(self) -> Any:
@@ -33,26 +33,24 @@ class V1DistributedOptimizer(tf.compat.v1.train.Optimizer):
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[Pair]:
         """As the inner optimizer's, of all workers together, so that clipping and summaries see those."""
         pairs = self.inner.compute_gradients(*args, **kwargs)
-        self._reduced_in.add(tf.compat.v1.get_default_graph())
         _, others = split_pairs(pairs)
         reduced = iter(reduce_dense(others, self.op))
         scale = table_scale(self.op)
-        results = []
-        for grad, variable in pairs:
-            if not split_pairs([(grad, variable)])[0]:
-                results.append((next(reduced), variable))
-            elif grad is None or scale == 1.0:
-                results.append((grad, variable))
-            else:
-                results.append((tf.IndexedSlices(grad.values * scale, grad.indices), variable))
-        return results
+        return [
+            (mark_reduced(grad, scale) if is_embedding_variable(variable) else _marked(next(reduced)), variable)
+            for grad, variable in pairs
+        ]
 
     def apply_gradients(
         self, grads_and_vars: Iterable[Pair], global_step: Any = None, name: str | None = None
     ) -> tf.Operation | None:
-        """As the inner optimizer's. Reduces, unless `compute_gradients` was called in this graph and did."""
-        reduces = tf.compat.v1.get_default_graph() not in self._reduced_in
+        """As the inner optimizer's. Reduces gradients, unless they come from `compute_gradients`, which has done so.
+
+        Raises:
+            ValueError: some come from `compute_gradients` and others do not.
+        """
         of_tables, others = split_pairs(grads_and_vars)
+        reduces = not _are_reduced([grad for grad, _ in of_tables + others if grad is not None])
         reduced = reduce_dense(others, self.op) if reduces else [grad for grad, _ in others]
         has_table_step = any(grad is not None for grad, _ in of_tables)
         has_dense_step = any(grad is not None for grad in reduced)
@@ -74,3 +72,48 @@ class V1DistributedOptimizer(tf.compat.v1.train.Optimizer):
 
     def variables(self) -> list[Any]:
         return [*self.inner.variables(), *self._tables.own_variables]
+
+
+# On the ops that give reduced gradients of dense variables.
+_MARK = "_sok_is_reduced"
+
+
+def _marked(grad: Any) -> Any:
+    """The dense gradient of all workers, in a graph so that what is made of it can be told by it."""
+    if grad is None or tf.executing_eagerly():
+        return grad
+    if isinstance(grad, tf.IndexedSlices):  # of one worker
+        return tf.IndexedSlices(_marked(grad.values), grad.indices, grad.dense_shape)
+    marked = tf.identity(grad)
+    marked.op._set_attr(_MARK, attr_value_pb2.AttrValue(b=True))
+    return marked
+
+
+def _are_reduced(grads: list[Any]) -> bool:
+    """Whether gradients are, or are made of, what `compute_gradients` gave: clipped, say."""
+    if tf.executing_eagerly():
+        return False  # there gradients come from tapes
+    without: set[str] = set()
+    answers = {is_reduced(grad) or _depends_on_mark(grad, without) for grad in grads}
+    if len(answers) > 1:
+        raise ValueError(
+            "Some of `grads_and_vars` come from compute_gradients(), which has reduced them over all workers, and "
+            "others do not. Give them in two calls of apply_gradients()."
+        )
+    return answers == {True}
+
+
+def _depends_on_mark(grad: Any, without: set[str]) -> bool:
+    """Whether a tensor is computed from a marked op. without: ops that are known not to be; more are added."""
+    waiting = [(grad.values if isinstance(grad, tf.IndexedSlices) else tf.convert_to_tensor(grad)).op]
+    seen: set[str] = set()
+    while waiting:
+        op = waiting.pop()
+        if op.name in seen or op.name in without:
+            continue
+        if _MARK in op.node_def.attr:
+            return True
+        seen.add(op.name)
+        waiting += [tensor.op for tensor in op.inputs]
+    without |= seen
+    return False

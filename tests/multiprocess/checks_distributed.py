@@ -251,6 +251,49 @@ def check_v1_optimizers_reduce_once_wherever_gradients_come_from(world):
     return results
 
 
+def check_v1_gradients_of_another_loss_are_reduced_too(world):
+    # compute_gradients has reduced those of the first loss, in this graph; nobody has those of the second.
+    with v1_session() as session:
+        weight = v1.get_variable("weight", initializer=tf.zeros([1]))
+        table = sok.EmbeddingVariable(1, 8, initializer="zeros", name="of_two_losses")
+        row = tf.reduce_sum(lookup_rows(table, tf.constant([3], tf.int64)))
+        slope = world.rank + 1.0
+        optimizer = sok.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0))
+        first = optimizer.compute_gradients(slope * (tf.reduce_sum(weight) + row), [weight, table])
+        clipped = [(tf.clip_by_norm(grad, 100.0), v) for grad, v in first]
+        second = list(zip(tf.gradients(slope * (tf.reduce_sum(weight) + row), [weight, table]), [weight, table]))
+        trains = [optimizer.apply_gradients(clipped), optimizer.apply_gradients(second)]
+        with pytest.raises(ValueError, match="Some of `grads_and_vars` come from compute_gradients"):
+            optimizer.apply_gradients([first[0], second[1]])
+        session.run(v1.global_variables_initializer())
+        average = sum(range(1, world.size + 1)) / world.size
+        for steps, train in enumerate(trains, 1):
+            session.run(train)
+            for value in (session.run(weight)[0], session.run(table.sparse_read([3]))[0, 0]):
+                np.testing.assert_allclose(value, -average * steps, rtol=1e-6)
+
+
+def check_rows_that_a_function_returns_are_known_to_be_reduced(world):
+    table = sok.EmbeddingVariable(2, 8, initializer="ones", name="reduced_once")
+
+    @tf.function
+    def gradient():
+        with sok.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = tf.reduce_sum(lookup_rows(table, tf.constant([1], tf.int64)))
+        return tape.gradient(loss, table)
+
+    def apply(grad):
+        sok.DistributedOptimizer(keras.optimizers.SGD(1.0)).apply([grad], [table])
+
+    reduced = gradient()
+    for call in (apply, tf.function(apply), lambda grad: apply(tf.clip_by_norm(grad, 1.0))):
+        with pytest.raises(ValueError, match="come from a sok.DistributedGradientTape"):
+            call(reduced)
+    np.testing.assert_array_equal(table.sparse_read([1]), np.ones([1, 2]))
+    sok.optimizers.SGD(1.0).apply_gradients([(reduced, table)])
+    np.testing.assert_array_equal(table.sparse_read([1]), np.zeros([1, 2]))
+
+
 # Broadcast.
 
 
@@ -328,6 +371,17 @@ def check_callbacks_broadcast_models_that_fit_builds(world):
         model.fit(share(world, x), share(world, y), batch_size=BATCH // world.size, verbose=0, callbacks=callbacks)
         for value in [*model.get_weights(), *[np.asarray(v) for v in optimizer.variables]]:
             assert_equal_on_all_ranks(value)
+
+
+def check_callbacks_leave_each_worker_its_dropout_masks(world):
+    keras.utils.set_random_seed(30 + world.rank)
+    model = keras.Sequential([keras.layers.Dense(64), keras.layers.Dropout(0.5)])
+    model.compile(sok.DistributedOptimizer(keras.optimizers.SGD(0.0)), "mse")
+    x = np.ones([4, 2], np.float32)
+    model.fit(x, np.ones([4, 64]), verbose=0, callbacks=[sok.callbacks.BroadcastVariablesCallback()])
+    assert_equal_on_all_ranks(model.layers[0].kernel)
+    masks = gathered(model(x, training=True) == 0)
+    assert all((masks[0] != mask).any() for mask in masks[1:])
 
 
 def check_metrics_are_averaged_for_later_callbacks(world):
