@@ -44,8 +44,9 @@ def restore(
             left alone. Or a mapping from names in the checkpoint to embedding variables.
             Capacity, hashing and owner may be others than when it was saved; dim and key dtype may not.
         optimizers: as for `sok.save`, to take over step counts and learning rates. Each is found by the name of its
-            slots (`slot_set`) or, if no name is known and there are as many as were saved, by its place. None: that
-            of a compiled model, if it has one; else slots are restored under the names that they were saved under.
+            slots (`slot_set`) or, if no name is known and there are as many as were saved, by its place. None: those
+            that train the tables or that the model was compiled with, as far as they were saved; if there are none,
+            slots are restored under the names that they were saved under.
         slots: False leaves optimizer state out: tables then have the rows, and optimizers begin anew.
         session: for tables of a v1 graph: the session; None: the default one.
         progress: whether rank 0 shows a bar on stderr. None: if that is a terminal.
@@ -145,7 +146,11 @@ def _matched(
         return []
     saved = {state.slot_set: state for state in manifest.optimizers}
     if not explicit and not saved:
-        return []  # a model's own optimizer, and a checkpoint that was made without
+        return []  # a checkpoint that was made without
+    if not explicit and any(optimizer.slot_set in saved for optimizer in chosen):
+        chosen = [optimizer for optimizer in chosen if optimizer.slot_set in saved]
+    elif not explicit and len(chosen) != len(saved):
+        return []
     if any(optimizer.slot_set in saved for optimizer in chosen) or len(chosen) != len(saved):
         missing = [optimizer.slot_set for optimizer in chosen if optimizer.slot_set not in saved]
         if missing:

@@ -40,8 +40,8 @@ def save(
             Of a model the tables are saved; save its dense weights as usual.
         optimizers: of the tables: one or a list of `sok.optimizers`, `sok.DistributedOptimizer` or
             `sok.OptimizerWrapper`. Their slots are in the tables and are saved in any case; given here, their step
-            counts and learning rates (where these are variables) are, too. None: that of a compiled model, if it has
-            one.
+            counts and learning rates (where these are variables) are, too. None: those that have trained the tables,
+            and that of a compiled model.
         incremental: writes only the rows that were touched since the checkpoint that lies in `path`, and the keys that
             were erased. Those who restore read that one first, and all such deltas after it; `sok.compact` makes one
             checkpoint of them. If what lies there is not what these tables were last saved or restored as (another

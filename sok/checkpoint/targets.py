@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok.checkpoint.native import EagerCalls, SessionCalls
-from sok.optimizers import Optimizer
+from sok.optimizers import Optimizer, claims
 from sok.table import EmbeddingVariable, is_embedding_variable
 
 
@@ -69,15 +69,16 @@ def _tables_in(what: Any) -> Iterator[EmbeddingVariable]:
 
 
 def optimizers_of(optimizers: Any, variables_or_model: Any) -> list[Optimizer] | None:
-    """The optimizers of tables that are meant: those given, or that of a compiled model; None if none is.
+    """The optimizers of tables that are meant: those given, or those that train the tables; None if there are none.
 
     Raises:
         TypeError: something that keeps no slots in tables.
         ValueError: one twice.
     """
     if optimizers is None:
-        inner = getattr(getattr(variables_or_model, "optimizer", None), "embedding_optimizer", None)
-        return [inner] if isinstance(inner, Optimizer) else None
+        known = claims.optimizers_of(tables_by_saved_name(variables_or_model).values())
+        compiled = _of_compiled(variables_or_model)
+        return known + [o for o in compiled if o not in known] or None
     if not isinstance(optimizers, (list, tuple)):
         optimizers = [optimizers]
     chosen = []
@@ -93,6 +94,17 @@ def optimizers_of(optimizers: Any, variables_or_model: Any) -> list[Optimizer] |
     if len({o.slot_set for o in chosen}) < len(chosen):
         raise ValueError(f"`optimizers` names one twice. Received: {[o.slot_set for o in chosen]}.")
     return chosen
+
+
+def _of_compiled(model: Any) -> list[Optimizer]:
+    """What a compiled model will train its tables by."""
+    optimizer = getattr(model, "optimizer", None)
+    try:
+        # Under the policy mixed_float16 Keras puts its LossScaleOptimizer around.
+        inner = getattr(getattr(optimizer, "inner_optimizer", optimizer), "embedding_optimizer", None)
+    except ValueError:  # it has no rule for tables: these are not trained
+        return []
+    return [inner] if isinstance(inner, Optimizer) else []
 
 
 def calls_for(tables: Sequence[EmbeddingVariable], session: Any) -> EagerCalls | SessionCalls:

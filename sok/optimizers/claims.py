@@ -48,10 +48,10 @@ def claim(optimizer: Any, table: Any) -> None:
     names = {other.slot_set for other in known}
     fitting = [slots for slots in waiting.values() if slots.rule == optimizer.rule and slots.name not in names]
     is_new = not vars(optimizer).setdefault("_has_tables", False)
-    if not is_new and optimizer.slot_set in names:
+    if optimizer.slot_set in names:
         raise ValueError(
-            f"Two optimizers named '{optimizer.slot_set}' would share their slots in table '{table.table_name}': both "
-            "have taken over what one had saved. Train the table with one of them."
+            f"Two optimizers named '{optimizer.slot_set}' would share their slots in table '{table.table_name}': one "
+            "has taken over what the other had saved. Train the table with one of them."
         )
     if is_new and optimizer.slot_set not in waiting and len(fitting) == 1:
         # The optimizer that made them had another name: it was another one of the same process, say.

@@ -159,12 +159,67 @@ def test_other_seeds_are_told(tmp_path):
     assert other.seed != table.seed and contents(other) == contents(table)
 
 
-def test_a_step_count_that_is_left_out_is_told(tmp_path):
+def test_optimizers_that_have_trained_tables_need_not_be_given(tmp_path):
     table, optimizer = new_table(), RULES["Adam"]()
     train(table, optimizer, range(1))
+    sok.save(tmp_path, table)
+    (state,) = read_manifest(tmp_path).optimizers
+    assert (state.slot_set, state.iterations) == (optimizer.slot_set, 1)
+    train(table, optimizer, range(3))
+    sok.restore(tmp_path, table)
+    assert int(optimizer.iterations) == 1
+
+
+def test_a_step_count_that_is_left_out_is_told(tmp_path):
+    table, optimizer, other = new_table(), RULES["Adam"](), sok.optimizers.SGD(0.1)
+    train(table, optimizer, range(1))
     with pytest.warns(UserWarning, match=f"the step count of {optimizer.slot_set} is not saved"):
-        sok.save(tmp_path, table)
+        sok.save(tmp_path, table, [other])
+    assert [state.slot_set for state in read_manifest(tmp_path).optimizers] == [other.slot_set]
+
+
+def model_with_table(trainable=True):
+    layer = sok.DistributedEmbedding("sum", 100, 4, 2, 1, trainable=trainable)
+    return keras.Sequential([keras.Input([2], dtype="int64"), layer, keras.layers.Flatten(), keras.layers.Dense(1)])
+
+
+def test_a_model_whose_tables_nobody_trains_is_saved(tmp_path):
+    model = model_with_table(trainable=False)
+    model.compile(sok.DistributedOptimizer(keras.optimizers.AdamW(0.01)), "mse")
+    keys, labels = np.arange(16).reshape(8, 2), np.ones([8, 1], np.float32)
+    model.fit(keys, labels, verbose=0)
+    sok.save(tmp_path, model)
     assert read_manifest(tmp_path).optimizers == ()
+    sok.restore(tmp_path, model)
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_loss_scale_hides_no_step_count(tmp_path, trained):
+    model = model_with_table()
+    optimizer = sok.DistributedOptimizer(keras.optimizers.Adam(0.01))
+    model.compile(keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=8.0), "mse")
+    keys, labels = np.arange(16).reshape(8, 2), np.ones([8, 1], np.float32)
+    if trained:
+        model.fit(keys, labels, verbose=0, batch_size=4)
+    sok.save(tmp_path, model)
+    (state,) = read_manifest(tmp_path).optimizers
+    assert (state.rule, state.iterations) == ("adam", 2 if trained else 0)
+
+
+def test_two_optimizers_do_not_share_what_a_file_holds_of_one(tmp_path):
+    table, first = new_table(), sok.optimizers.Adam(0.5, name="of_the_file")
+    train(table, first, range(3))
+    tf.train.Checkpoint(table=table).save(str(tmp_path / "model"))
+    with tf.Graph().as_default():  # names are counted per graph: as in the program that wrote the file
+        name = sok.optimizers.Adam(name="of_the_file").slot_set
+    second, third = sok.optimizers.Adam(0.5), sok.optimizers.Adam(0.5)
+    other = new_table()
+    third._slot_set = name
+    tf.train.Checkpoint(table=other).restore(tf.train.latest_checkpoint(str(tmp_path)))
+    train(other, second, range(1))
+    assert (second.slot_set, int(second.iterations)) == (name, 4)
+    with pytest.raises(ValueError, match="Two optimizers named 'of_the_file' would share their slots in table"):
+        train(other, third, range(1))
 
 
 # Misuse.
