@@ -31,10 +31,12 @@ def check_combiner(combiner: Any) -> str:
 
 
 def check_positive(**values: Any) -> None:
-    """Each value is a whole number of at least 1, else `ValueError`."""
+    """Each value is a whole number of at least 1 and below 2**63, else `ValueError`."""
     for name, value in values.items():
         if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
             raise ValueError(f"`{name}` must be a whole number of at least 1. Received: {value!r}.")
+        if value >= 2**63:
+            raise ValueError(f"`{name}` must be below 2**63. Received: {value!r}.")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -85,6 +85,7 @@ class DistributedEmbeddingMixin(EmbeddingLayerMixin):
             max_vocabulary_size_per_gpu, embedding_vec_size, slot_num, use_hashtable, key_dtype, embedding_initializer
         )
         check_positive(max_nnz=max_nnz, max_feature_num=max_feature_num)
+        check_positive(**{"slot_num * max_nnz": slot_num * max_nnz})
         if max_feature_num > slot_num * max_nnz:
             raise ValueError(
                 f"`max_feature_num` must lie in [1, slot_num * max_nnz = {slot_num * max_nnz}]. "

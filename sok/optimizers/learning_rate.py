@@ -197,9 +197,14 @@ def checked_number(value: Any) -> float:
             "`learning_rate` must be a number, a tf or Keras variable, a LearningRateSchedule, or a function of the "
             f"step or of nothing. Received: {value!r}."
         )
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"`learning_rate` must be finite and not negative. Received: {float(value)}.")
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    # Rows are float32, so that is what it has to be finite in.
+    if not 0 <= number <= float(tf.float32.max):
+        raise ValueError(f"`learning_rate` must be finite in float32 and not negative. Received: {number}.")
+    return number
 
 
 def _is_keras_variable(value: Any) -> bool:

@@ -51,6 +51,8 @@ def test_signatures_are_those_of_sok():
         (distributed, dict(slot_num=-1), "`slot_num` .* Received: -1"),
         (distributed, dict(max_nnz=True), "`max_nnz` .* Received: True"),
         (distributed, dict(max_feature_num=0), "`max_feature_num` .* Received: 0"),
+        (distributed, dict(max_nnz=2**63), r"`max_nnz` must be below 2\*\*63. Received: 9223372036854775808"),
+        (distributed, dict(max_nnz=2**62), r"`slot_num \* max_nnz` must be below 2\*\*63"),
         (
             distributed,
             dict(max_feature_num=7),

@@ -97,7 +97,10 @@ def test_the_rate_of_a_schedule_is_the_present_one_and_cannot_be_set_to_a_number
 @pytest.mark.parametrize(
     ("rate", "error", "text"),
     [
-        (-1.0, ValueError, "finite and not negative. Received: -1.0"),
+        (-1.0, ValueError, "not negative. Received: -1.0"),
+        (1e300, ValueError, "finite in float32.*Received: 1e\\+300"),
+        pytest.param(10**400, ValueError, "finite in float32.*Received: inf", id="10**400"),
+        (np.float64(1e39), ValueError, "finite in float32"),
         (float("nan"), ValueError, "Received: nan"),
         ("0.1", TypeError, "Received: '0.1'"),
         (True, TypeError, "Received: True"),
