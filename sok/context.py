@@ -280,11 +280,17 @@ def _check_agreement(job: _Job) -> tf.Tensor:
 
         # In a v1 graph the session decides whether and how often this runs.
         def has_to_ask() -> bool:
-            asked, job.ranks_agree = job.ranks_agree, True
-            return not asked
+            return not job.ranks_agree
 
-        ask = tf.numpy_function(has_to_ask, [], tf.bool)
-        return tf.cond(ask, lambda: _gather_and_compare(job), lambda: tf.constant("OK"))
+        def ask() -> tf.Tensor:
+            with tf.control_dependencies([_gather_and_compare(job)]):
+                return tf.numpy_function(note_agreement, [], tf.string)
+
+        def note_agreement() -> bytes:
+            job.ranks_agree = True
+            return b"OK"
+
+        return tf.cond(tf.numpy_function(has_to_ask, [], tf.bool), ask, lambda: tf.constant("OK"))
 
 
 def _gather_and_compare(job: _Job) -> tf.Tensor:

@@ -12,7 +12,7 @@ class SGD(CountsGlobalStep, optimizers.SGD):
     """`sok.optimizers.SGD` with the arguments of SOK v2's `SGD`.
 
     Args:
-        lr: the learning rate, as `sok.optimizers.SGD` takes it.
+        lr: the learning rate, as `sok.optimizers.SGD` takes it; so are `name` and `options`.
 
     Example:
         >>> import sok, tensorflow as tf
@@ -26,8 +26,13 @@ class SGD(CountsGlobalStep, optimizers.SGD):
     Source: `SGD` of SOK v2.
     """
 
-    def __init__(self, lr: Any) -> None:
-        super().__init__(lr)
+    def __init__(self, lr: Any, name: str | None = None, **options: Any) -> None:
+        super().__init__(lr, name, **options)
+
+    def get_config(self) -> dict[str, Any]:
+        config = super().get_config()
+        config["lr"] = config.pop("learning_rate")
+        return config
 
     @property
     def lr(self) -> Any:
