@@ -259,9 +259,11 @@ def check_v1_gradients_of_another_loss_are_reduced_too(world):
         row = tf.reduce_sum(lookup_rows(table, tf.constant([3], tf.int64)))
         slope = world.rank + 1.0
         optimizer = sok.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0))
-        first = optimizer.compute_gradients(slope * (tf.reduce_sum(weight) + row), [weight, table])
+        variables = [weight, table]
+        first = optimizer.compute_gradients(slope * (tf.reduce_sum(weight) + row), variables)
         clipped = [(tf.clip_by_norm(grad, 100.0), v) for grad, v in first]
-        second = list(zip(tf.gradients(slope * (tf.reduce_sum(weight) + row), [weight, table]), [weight, table]))
+        gradients = tf.gradients(slope * (tf.reduce_sum(weight) + row), variables)
+        second = list(zip(gradients, variables, strict=True))
         trains = [optimizer.apply_gradients(clipped), optimizer.apply_gradients(second)]
         with pytest.raises(ValueError, match="Some of `grads_and_vars` come from compute_gradients"):
             optimizer.apply_gradients([first[0], second[1]])
