@@ -72,7 +72,8 @@ EmbeddingTable::EmbeddingTable(TableConfig config)
         config.Check();
         return std::move(config);
       }()),
-      rows_(config_.dim, config_.capacity) {
+      rows_(config_.dim, config_.capacity),
+      erased_(rows_) {
   if (config_.hashed) {
     index_ = std::make_unique<HashTable>(config_.capacity);
   } else {
@@ -258,7 +259,8 @@ int64_t EmbeddingTable::Erase(const uint64_t* keys, int64_t n) {
     if (OwnerOf(keys[i]) != config_.rank) continue;
     const uint32_t row = FindRow(keys[i]);
     if (row == kNoRow) continue;
-    erased_[row] = epoch_ + 1;
+    erased_.Touch(row);
+    *erased_.At(row) = static_cast<uint32_t>(epoch_ + 1);
     if (saved_.is_on()) saved_.MarkErased(keys[i]);
     SnapshotLosesRow(row, keys[i]);
     if (config_.hashed) {
@@ -282,13 +284,11 @@ int64_t EmbeddingTable::Erase(const uint64_t* keys, int64_t n) {
 
 int64_t EmbeddingTable::memory_bytes() const {
   SharedLock lock(mutex_);
-  int64_t bytes =
-      rows_.memory_bytes() + saved_.memory_bytes() + static_cast<int64_t>(in_use_.size() * sizeof(uint64_t));
+  int64_t bytes = rows_.memory_bytes() + erased_.memory_bytes() + saved_.memory_bytes() +
+                  static_cast<int64_t>(in_use_.size() * sizeof(uint64_t) + free_rows_.capacity() * sizeof(uint32_t));
   if (index_) bytes += index_->memory_bytes();
   if (snapshot_) bytes += snapshot_->rows * static_cast<int64_t>(sizeof(uint32_t)) + snapshot_->copies.bytes();
-  for (const auto& set : sets_)
-    for (const auto& stamps : set->stamps)
-      if (stamps) bytes += rows_.rows_per_slab() * static_cast<int64_t>(sizeof(uint32_t));
+  for (const auto& set : sets_) bytes += set->stamps.memory_bytes();
   return bytes;
 }
 

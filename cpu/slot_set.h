@@ -21,17 +21,14 @@ struct EmbeddingTable::SlotSet {
 
   // The rest is for decaying rules only.
   AlphaHistory history;
-  std::unique_ptr<DecaySums> sums;                  // null: these betas need step by step replay
-  std::vector<std::unique_ptr<uint32_t[]>> stamps;  // [slabs][rows_per_slab]: call up to which a row is current
-  int64_t rows_per_slab = 1;
+  std::unique_ptr<DecaySums> sums;                 // null: these betas need step by step replay
+  RowColumn<uint32_t> stamps;                      // call up to which a row is current
   int64_t calls_at_base = 0;                       // of the save that changes are counted from
   mutable std::atomic<int64_t> calls_read{0};      // of the save under way: as of when its rows were read
   std::string skipped_save;                        // the save whose calls SkipCalls has added last
   std::vector<std::pair<int64_t, float>> skipped;  // those
 
-  uint32_t* Stamp(int64_t row) const {
-    return stamps[static_cast<size_t>(row / rows_per_slab)].get() + row % rows_per_slab;
-  }
+  uint32_t* Stamp(int64_t row) const { return stamps.At(row); }
   bool IsCurrent(int64_t row) const { return *Stamp(row) == history.calls(); }
 
   // Takes over the rule of the next call. Slots keep their place.

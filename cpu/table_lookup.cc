@@ -234,9 +234,7 @@ const float* EmbeddingTable::ReadRow(uint32_t row, uint64_t key, float* out, flo
 void EmbeddingTable::MakeRoom(int64_t row) {
   rows_.Touch(row);
   for (const auto& set : sets_) {
-    if (!set->rule.decays()) continue;
-    auto& stamps = set->stamps[static_cast<size_t>(row / set->rows_per_slab)];
-    if (!stamps) stamps = std::make_unique<uint32_t[]>(static_cast<size_t>(set->rows_per_slab));
+    if (set->rule.decays()) set->stamps.Touch(row);
   }
 }
 

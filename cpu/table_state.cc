@@ -213,7 +213,8 @@ void EmbeddingTable::Swap(TableStore* with) {
     ++table->changes_;
     if (keeps) continue;
     ++table->epoch_;
-    table->erased_ = {{kNoRow, table->epoch_}};
+    table->first_epoch_ = table->epoch_;
+    table->erased_.Clear();
   }
 }
 

@@ -54,13 +54,10 @@ EmbeddingTable::SlotSet* EmbeddingTable::FindOrAttach(const UpdateRule& rule, co
   }
   auto set = std::make_unique<SlotSet>();
   set->name = slot_set;
-  set->rows_per_slab = rows_.rows_per_slab();
   set->SetRule(rule);
   if (rule.decays()) {
-    const size_t per_slab = static_cast<size_t>(set->rows_per_slab);
-    set->stamps.resize(static_cast<size_t>(rows_.num_slabs()));
-    for (size_t i = 0; i < set->stamps.size(); ++i)
-      if (rows_.Has(static_cast<int64_t>(i * per_slab))) set->stamps[i] = std::make_unique<uint32_t[]>(per_slab);
+    set->stamps = RowColumn<uint32_t>(rows_);
+    set->stamps.TouchAll(rows_);
   }
   sets_.reserve(sets_.size() + 1);
   if (rule.num_slots() > 0) set->offset = rows_.AddFloats(rule.num_slots() * config_.dim, rule.slot_init);
@@ -75,7 +72,7 @@ bool EmbeddingTable::CheckGradients(const Gradients& gradients, int64_t begin, i
   for (int64_t i = begin; i < end; ++i) {
     const int64_t id = gradients.row_ids[i];
     if (id < 0) continue;
-    if (EpochOf(id) < epoch_ && EpochOf(id) < FirstEpoch()) {
+    if (EpochOf(id) < first_epoch_) {
       *stale = true;
       continue;
     }
@@ -105,11 +102,9 @@ void EmbeddingTable::RaiseBadGradient(const Gradients& gradients, Nonfinite nonf
 // Leaves out gradients of rows that were erased since they were looked up: their numbers may be other keys' by now.
 void EmbeddingTable::DropStale(Scratch* scratch, Gradients* gradients) const {
   int64_t* kept = scratch->Get<int64_t>(gradients->n);
-  const int64_t first = FirstEpoch();
   for (int64_t i = 0; i < gradients->n; ++i) {
     const int64_t id = gradients->row_ids[i];
-    const auto erased = id < 0 ? erased_.end() : erased_.find(RowOf(id));
-    const bool is_gone = id < 0 || EpochOf(id) < first || (erased != erased_.end() && erased->second > EpochOf(id));
+    const bool is_gone = id < 0 || EpochOf(id) < first_epoch_ || erased_.Get(RowOf(id)) > EpochOf(id);
     kept[i] = is_gone ? -1 : RowId(RowOf(id));
   }
   gradients->row_ids = kept;

@@ -12,7 +12,6 @@
 #include <mutex>
 #include <shared_mutex>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -22,6 +21,7 @@
 #include "sok/initializer.h"
 #include "sok/partition.h"
 #include "sok/row_changes.h"
+#include "sok/row_column.h"
 #include "sok/row_store.h"
 #include "sok/scratch.h"
 #include "sok/sparse_update.h"
@@ -168,11 +168,6 @@ class EmbeddingTable final : public TableStore {
   void InitRows(const std::pair<uint32_t, uint64_t>* fresh, int64_t n);
   bool KeysAreRowIds(const Feature& feature) const;
   int64_t RowId(uint32_t row) const { return row == HashTable::kNoRow ? -1 : (epoch_ << 32) | row; }
-  // Ids of an epoch before it mean rows that Swap has taken away.
-  int64_t FirstEpoch() const {
-    const auto all = erased_.find(HashTable::kNoRow);
-    return all == erased_.end() ? 0 : all->second;
-  }
   bool CheckGradients(const Gradients& gradients, int64_t begin, int64_t end, Nonfinite nonfinite, bool* stale) const;
   [[noreturn]] void RaiseBadGradient(const Gradients& gradients, Nonfinite nonfinite) const;
   static void SumDuplicates(const Cpu& cpu, Scratch* scratch, Gradients* gradients, int64_t num_tables);
@@ -216,10 +211,11 @@ class EmbeddingTable final : public TableStore {
   int64_t num_rows_ = 0;          // rows in use
   int64_t changes_ = 0;           // of the set of keys: row numbers found before the last one may be stale
   // Calls of Erase that erased something, modulo 2^31: the upper half of row ids. An id with an older epoch may mean a
-  // row that was erased since; erased_ tells, for rows erased so far, in which epoch they were last, and of kNoRow when
-  // Swap took all rows away.
+  // row that was erased since: erased_ tells in which epoch a row was last, 0 if never. An id of an epoch before
+  // first_epoch_ means a row that Swap has taken away.
   int64_t epoch_ = 0;
-  std::unordered_map<uint32_t, int64_t> erased_;
+  int64_t first_epoch_ = 0;
+  RowColumn<uint32_t> erased_;
   int64_t next_row_ = 0;             // hashed: row numbers given out so far
   std::vector<uint32_t> free_rows_;  // hashed: erased row numbers
   std::vector<std::unique_ptr<SlotSet>> sets_;

@@ -352,3 +352,25 @@ TEST(AnEmptyTableOfAnyCapacityCostsLittle) {
   Table table(Config(64, INT64_C(0xFFFFFFFE)));
   CHECK(table.native().memory_bytes() < int64_t{64} << 20);
 }
+
+TEST(WhatErasingLeavesBehindIsCountedAndBounded) {
+  constexpr int64_t kKeys = 200'000;
+  for (const bool hashed : {true, false}) {
+    Table table(Config(16, kKeys, hashed));
+    std::vector<uint64_t> keys(kKeys);
+    for (size_t i = 0; i < keys.size(); ++i) keys[i] = i;
+    const std::vector<int64_t> first = table.Lookup(keys).ids;
+    const int64_t none_erased = table.native().memory_bytes();
+    CHECK_EQ(table.Erase(keys), kKeys);
+    const int64_t once = table.native().memory_bytes();
+    CHECK(once - none_erased >= 4 * kKeys);      // an epoch a row
+    CHECK(once - none_erased <= 4 * kKeys * 3);  // and numbers to give out again, with room for more
+    for (int round = 0; round < 3; ++round) {
+      const Rows rows = table.Lookup(keys);
+      table.Apply("sgd", {1.0}, first, std::vector<float>(keys.size() * 16, 1.0f));  // of rows that are gone
+      CHECK(table.Lookup(keys).values == rows.values);
+      CHECK_EQ(table.Erase(keys), kKeys);
+      CHECK_EQ(table.native().memory_bytes(), once);
+    }
+  }
+}
