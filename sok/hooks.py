@@ -11,6 +11,7 @@ import tensorflow as tf
 from sok import context
 from sok.checkpoint import beside, prepare, save
 from sok.checkpoint.agreement import together
+from sok.checkpoint.manifest import make_folder
 from sok.checkpoint.targets import tables_of
 from sok.distributed.broadcast import broadcast_variables
 from sok.optimizers import claims
@@ -147,7 +148,7 @@ class CheckpointSaverHook(tf.compat.v1.train.SessionRunHook):
     def _save(self, session: Any, step: int) -> None:
         prefix = f"{self._prefix}-{step}"
         transport = context.get_transport()
-        together(transport, "sok/hook/folder", lambda: os.makedirs(self._folder, exist_ok=True))
+        together(transport, "sok/hook/folder", lambda: make_folder(self._folder))
         save(beside.folder_of(prefix), self._tables, self._optimizers, session=session)
 
         def dense() -> None:

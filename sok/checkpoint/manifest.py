@@ -200,6 +200,18 @@ def sync_folder(folder: str | os.PathLike) -> None:
         os.close(descriptor)
 
 
+def make_folder(path: str | os.PathLike) -> None:
+    """Makes a folder with all above it that are missing, and waits until the disk has each one's name."""
+    path = os.path.abspath(path)
+    if os.path.isdir(path):
+        return
+    parent = os.path.dirname(path)
+    make_folder(parent)
+    with contextlib.suppress(FileExistsError):  # another process was first; what is no folder shows when it is used
+        os.mkdir(path)
+    sync_folder(parent)
+
+
 def read_manifest(path: str | os.PathLike) -> Manifest:
     """Returns what the checkpoint in folder `path` says of itself, checked; its shards are not looked at.
 
@@ -224,6 +236,8 @@ def read_manifest(path: str | os.PathLike) -> Manifest:
         raise FileNotFoundError(
             f"{path}: no checkpoint here: there is no {NAME}. A save that was interrupted leaves none."
         ) from None
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, str(file)) from None  # reading names no file
     if len(data) > _MAX_BYTES:
         raise CheckpointError(f"{file}: more than {_MAX_BYTES} bytes cannot be a manifest.")
     return from_bytes(data, str(file))

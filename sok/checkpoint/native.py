@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from sok import _ops, table_state
+from sok.checkpoint.agreement import plain_text
 
 Pairs = Sequence[tuple[str, str]]  # a slot set's name in the checkpoint, and in the table
 
 
 def _parsed(summary: bytes) -> dict[str, Any]:
     return json.loads(summary.decode(errors="replace"))
+
+
+@contextlib.contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """What the table says of a file's contents (a key that it cannot hold, no room) names the file, too."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        text = plain_text(error)
+        if path in text:
+            raise
+        raise type(error)(None, None, f"{path}: {text}") from error
 
 
 def verify_shard(path: str) -> dict[str, Any]:
@@ -76,7 +89,8 @@ class EagerCalls:
 
     def load(self, table: Any, second: Any, path: str, sets: Pairs) -> dict[str, Any]:
         saved, own = _columns(sets)
-        return _parsed(_ops.lib().sok_table_load(second, path, saved, own).numpy())
+        with _naming(path):
+            return _parsed(_ops.lib().sok_table_load(second, path, saved, own).numpy())
 
     def swap(self, table: Any, second: Any) -> None:
         table_state.swap(table, second)
@@ -137,7 +151,8 @@ class SessionCalls:
         ops = _graph_ops(table)
         saved, own = (np.array(column, object) for column in zip_sets(sets))
         feed = {ops["path"]: path, ops["saved_sets"]: saved, ops["table_sets"]: own}
-        return _parsed(self._session.run(ops["load"], feed))
+        with _naming(path):
+            return _parsed(self._session.run(ops["load"], feed))
 
     def swap(self, table: Any, second: Any) -> None:
         self._session.run(_graph_ops(table)["swap"])
@@ -162,13 +177,12 @@ def _columns(sets: Pairs) -> list[tf.Tensor]:
     return [tf.constant(column, tf.string, [len(column)]) for column in zip_sets(sets)]
 
 
-_made: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
-
-
 def _graph_ops(table: Any) -> dict[str, Any]:
     """The ops of a table of a v1 graph; made once."""
-    if table in _made:
-        return _made[table]
+    # In the table itself: the ops reach their graph and with it the table, so that a map would keep all of them for ever.
+    made = vars(table).get("_checkpoint_ops")
+    if made is not None:
+        return made
     with table.handle.graph.as_default(), tf.control_dependencies(None):
         with tf.device("/CPU:0"):
             placeholder = tf.compat.v1.placeholder
@@ -177,8 +191,8 @@ def _graph_ops(table: Any) -> dict[str, Any]:
             fed["num_rows"] = placeholder(tf.int64, [])
         # Where the table is. If that is for TensorFlow to choose, any device named here would move the table there.
         with tf.compat.v1.colocate_with(table.handle, ignore_existing=True):
-            _made[table] = fed | _ops_of(table, **fed)
-    return _made[table]
+            made = vars(table)["_checkpoint_ops"] = fed | _ops_of(table, **fed)
+    return made
 
 
 def _ops_of(

@@ -146,7 +146,7 @@ def _warn_of_lost_counts(tables: Sequence[EmbeddingVariable], chosen: Sequence[O
 
 def _begin(path: str) -> tuple[str, Manifest | None]:
     """Makes the folder; gives the new generation its name, and what lies there."""
-    os.makedirs(path, exist_ok=True)
+    manifests.make_folder(path)
     try:
         current = writing.current(path)
     except manifests.CheckpointError as error:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-_by_graph: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 _eager: dict[str, Any] = {}
 
 
@@ -36,7 +34,9 @@ def get_embedding(name: str, constructor: Callable[..., Any] | None = None, **kw
         if tf.executing_eagerly():
             layers = _eager
         else:
-            layers = _by_graph.setdefault(tf.compat.v1.get_default_graph(), {})
+            # In the graph itself: layers reach their graph, so that a map beside it would keep both for ever.
+            graph = tf.compat.v1.get_default_graph()
+            layers = graph._sok_layers = getattr(graph, "_sok_layers", {})
     if name not in layers:
         if constructor is None:
             raise ValueError(f"There is no embedding layer named {name!r}. Pass `constructor` to make one.")

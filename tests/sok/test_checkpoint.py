@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import os
 
 import keras
 import numpy as np
@@ -257,7 +258,8 @@ def test_keys_that_are_no_row_numbers_are_refused(tmp_path):
     table = new_table()
     table.assign([-1], np.ones([1, DIM]))
     sok.save(tmp_path, table)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="key -1 is outside"):
+    (file,) = shards(tmp_path)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"^{file}: .*key -1 is outside"):
         sok.restore(tmp_path, {table.table_name: new_table(hashed=False)})
 
 
@@ -341,6 +343,23 @@ def test_a_file_of_another_save_is_noticed(tmp_path):
     file.write_bytes(foreign.read_bytes())
     with pytest.raises(CheckpointError, match=f"{file.name}.*not the file that the manifest lists: generation"):
         sok.restore(tmp_path / "a", table)
+
+
+def test_all_folders_that_a_save_makes_reach_the_disk(tmp_path, monkeypatch):
+    synced, fsync = [], os.fsync
+
+    def recorded(descriptor):
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    folder = tmp_path / "a" / "b" / "c"
+    sok.save(folder, new_table())
+    made_in = [str(parent) for parent in (tmp_path, tmp_path / "a", tmp_path / "a" / "b")]
+    assert [path for path in synced if path in made_in] == made_in
+    synced.clear()
+    sok.save(folder, new_table())
+    assert not set(synced) & set(made_in)
 
 
 def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):

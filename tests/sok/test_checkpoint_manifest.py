@@ -223,3 +223,9 @@ def test_a_folder_without_a_manifest_is_no_checkpoint(tmp_path):
     for path in (tmp_path, tmp_path / "none"):
         with pytest.raises(FileNotFoundError, match="no checkpoint here: there is no manifest.json"):
             manifest.read_manifest(path)
+
+
+def test_a_manifest_that_the_disk_does_not_give_is_named(tmp_path):
+    (tmp_path / manifest.NAME).symlink_to("/proc/self/mem")  # which opens, and reads as "Input/output error"
+    with pytest.raises(OSError, match=r"\[Errno 5\] .*manifest.json"):
+        manifest.read_manifest(tmp_path)

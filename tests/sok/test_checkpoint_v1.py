@@ -1,5 +1,8 @@
 """`sok.save` and `sok.restore` in sessions of tf.compat.v1."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -89,3 +92,22 @@ def test_a_session_is_needed(tmp_path):
     table = sok.EmbeddingVariable(2, 100, name="item")
     with pytest.raises(RuntimeError, match="pass it as `session`"):
         sok.save(tmp_path, table)
+
+
+def test_a_graph_that_was_saved_is_freed(tmp_path):
+    def program():
+        with tf.Graph().as_default() as graph:
+            layer = sok.get_embedding(
+                "freed", sok.DistributedEmbedding, combiner="sum", max_vocabulary_size_per_gpu=10,
+                embedding_vec_size=2, slot_num=1, max_nnz=1,
+            )  # fmt: skip
+            table = sok.EmbeddingVariable(2, 100, name="freed", seed=5)
+            with v1.Session() as session:
+                session.run(table.assign([1], [[1.0, 2.0]]))
+                sok.save(tmp_path, table, session=session)
+            assert sok.get_embedding("freed") is layer
+        return [weakref.ref(what) for what in (graph, table, layer)]
+
+    kept = program()
+    gc.collect()
+    assert [reference() for reference in kept] == [None, None, None]
