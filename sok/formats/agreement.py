@@ -51,12 +51,13 @@ def together(name: str, function: Callable[[], T]) -> T:
     return result
 
 
-def agree(text: tf.Tensor, name: str) -> tf.Tensor:
+def agree(text: tf.Tensor, name: str, undo: Callable[[], None] | None = None) -> tf.Tensor:
     """Raises on all workers if `text` is not empty on one.
 
     Args:
         text: string scalar, as `attempt` gives it.
         name: of the collectives.
+        undo: called before that, on all workers, in eager mode and in graphs.
 
     Returns:
         A scalar that is there when all workers have come and nothing was wrong.
@@ -72,12 +73,19 @@ def agree(text: tf.Tensor, name: str) -> tf.Tensor:
     letters = tf.io.decode_raw(text, tf.uint8)
     lengths = transport.all_gather(tf.size(letters)[tf.newaxis], context.unique_collective_name(f"{name}/lengths"))
     everyone = transport.all_gather(letters, context.unique_collective_name(f"{name}/texts"))
+
+    def told_by(*arrays: np.ndarray) -> bytes:
+        text = _first(*arrays)
+        if text and undo is not None:
+            undo()
+        return text.encode()
+
     if tf.executing_eagerly():
-        told = _first(everyone.numpy(), lengths.numpy())
+        told = told_by(everyone.numpy(), lengths.numpy()).decode()
         if told:
             raise _error(told)
         return tf.constant(True)
-    told = tf.numpy_function(lambda *arrays: _first(*arrays).encode(), [everyone, lengths], tf.string)
+    told = tf.numpy_function(told_by, [everyone, lengths], tf.string)
     check = tf.debugging.Assert(tf.equal(told, ""), [told])
     with tf.control_dependencies([check]):
         return tf.constant(True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -84,19 +85,24 @@ def dump_tables(dumps: Sequence[Dump], name: str, show: bool | None = None) -> t
     Collective.
     """
     runs = [_Run(dump, show) for dump in dumps]
+
+    def undo() -> None:
+        for run in runs:
+            run.undo()
+
     transport = context.get_transport()
     sizes = tf.stack([tf.size(dump.shard.keys, tf.int64) for dump in dumps])
     counts = transport.all_gather(sizes[tf.newaxis], context.unique_collective_name(f"{name}/counts"))
-    with _undone_on_error(runs):
-        ready = agree(attempt(lambda counts: _each(_Run.begin, runs, counts), counts), f"{name}/begin")
+    with _undone_on_error(undo):
+        ready = agree(attempt(lambda counts: _each(_Run.begin, runs, counts), counts), f"{name}/begin", undo)
         # Nothing else keeps Python's functions in order inside a graph.
         for run in runs:
             with tf.control_dependencies([ready]):
                 ready = _stream(run, f"{name}/{run.dump.shard.variable.table_name}")
         with tf.control_dependencies([ready]):
-            ready = agree(attempt(lambda: _each(_Run.flush, runs)), f"{name}/flush")
+            ready = agree(attempt(lambda: _each(_Run.flush, runs)), f"{name}/flush", undo)
     with tf.control_dependencies([ready]):
-        return agree(attempt(lambda: _each(_Run.commit, runs)), f"{name}/commit")
+        return agree(attempt(lambda: _each(_Run.commit, runs)), f"{name}/commit", undo)
 
 
 class _Run:
@@ -106,6 +112,7 @@ class _Run:
         self.dump = dump
         self._show = show
         self._writer: TableWriter | None = None
+        self._forgotten: weakref.finalize | None = None  # undoes a run that broke off, with the graph or the program
         self._error: Exception | None = None
         self._shown: Shown | None = None
         self._plan = np.zeros([0, 1, 2], np.int64)
@@ -119,6 +126,7 @@ class _Run:
         self._shown = None
         if table.rank == self.dump.writer:
             self._writer = TableWriter(new_columns, self.dump.obsolete())
+            self._forgotten = weakref.finalize(self, self._writer.abort)
             self._shown = Shown(f"dump {table.table_name}", total, self._show)
 
     def rounds(self) -> np.ndarray:
@@ -143,11 +151,12 @@ class _Run:
         if self._writer is not None:
             self._writer.commit()
             self._shown.close()
+            self._forgotten.detach()
             self._writer = None
 
     def undo(self) -> None:
         if self._writer is not None:
-            self._writer.abort()
+            self._forgotten()
             self._writer = None
 
 
@@ -157,12 +166,11 @@ def _each(method: Callable[..., None], runs: Sequence[_Run], counts: np.ndarray 
 
 
 @contextlib.contextmanager
-def _undone_on_error(runs: Sequence[_Run]) -> Iterator[None]:
+def _undone_on_error(undo: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        for run in runs:
-            run.undo()
+        undo()
         raise
 
 

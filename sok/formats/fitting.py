@@ -57,7 +57,19 @@ def keys_for(stored: StoredTable, to: Destination, start: int, stop: int) -> np.
     _refuse(stored, to, start, found, (keys != found) | ((keys < 0) != (found < 0)), f"{to.key_dtype.name} keys")
     if to.num_keys is not None:
         bad = (keys < 0) | (keys.astype(np.uint64) >= np.uint64(to.num_keys))
-        _refuse(stored, to, start, found, bad, f"row numbers for keys, below {to.num_keys}")
+        if bad.any():
+            needed = max(int(found.max()) + 1, stored.num_rows)
+            share = needed if to.owner is not None else -(-needed // to.world_size)
+            _refuse(
+                stored,
+                to,
+                start,
+                found,
+                bad,
+                f"row numbers for keys, below {to.num_keys}. More workers, each with its capacity, may have written the "
+                f"file: on {to.world_size} workers make the table with a capacity (`max_vocabulary_size_per_gpu`) of at "
+                f"least {share}, and with `num_keys`, if it has that, of at least {needed}",
+            )
     return keys
 
 

@@ -1,7 +1,9 @@
 """`sok.Saver` of SOK v1: the bytes that it writes, and what it reads back on how many workers."""
 
+import gc
 import os
 import struct
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -205,6 +207,20 @@ def test_bad_files_are_refused_on_all_workers_and_nothing_is_stored(tmp_path, ca
         assert checked(run_world(2, program, patch)) == [True, True]
 
 
+def test_identity_tables_of_more_workers_name_the_room_that_they_need(tmp_path):
+    def make(**options):
+        return table("identity", **{"capacity": 10, "hashed": False, "initializer": "zeros"} | options)
+
+    def restore(transport):
+        with pytest.raises(ValueError, match=r"holds key 21. .* on 2 workers .* a capacity .* of at least 15"):
+            sok.Saver().restore_from_file(make(), tmp_path)
+        sok.Saver().restore_from_file(make(capacity=15), tmp_path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        checked(run_world(3, lambda transport: sok.Saver().dump_to_file(make(), tmp_path), patch))
+        checked(run_world(2, restore, patch))
+
+
 def test_an_error_of_one_worker_is_raised_on_all(tmp_path):
     put(tmp_path, "one", [1, 3, 5], ROWS)
 
@@ -312,6 +328,24 @@ def test_in_a_session_the_methods_give_what_to_run(tmp_path):
         np.testing.assert_array_equal(values[np.argsort(keys)], rows)
         with pytest.raises(tf.errors.InvalidArgumentError, match="holds rows of 3 numbers"):
             session.run(saver.load_embedding_values(variable, tf.compat.v1.placeholder_with_default(ROWS.T, None)))
+
+
+def test_a_dump_that_fails_in_a_session_leaves_nothing(tmp_path, monkeypatch):
+    def program():
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            variable = table("broken_off", initializer="zeros")
+            load, dump = sok.Saver().load_embedding_values(variable, ROWS), sok.Saver().dump_to_file(variable, tmp_path)
+            session.run(load)
+            # An error that all are told of; then a run that breaks off, whose files go with the graph.
+            for kind, left in ((OSError, 0), (SystemExit, 2)):
+                with monkeypatch.context() as patch, pytest.raises(tf.errors.OpError, match="full"):
+                    patch.setattr("sok.formats.dump.TableWriter.flush", mock.Mock(side_effect=kind("full")))
+                    session.run(dump)
+                assert len(os.listdir(tmp_path)) == left
+
+    program()
+    gc.collect()
+    assert os.listdir(tmp_path) == []
 
 
 def test_in_a_function_it_works_as_well(tmp_path):
