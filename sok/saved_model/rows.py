@@ -112,26 +112,28 @@ def write(export: Export, frozen: Frozen, target: Target | None) -> tuple[Writte
     keys = _hashed_keys(export, frozen) if table.hashed else _Keys(_num_identity_rows(table), None)
     failure = keys.failure
     step = max(1, PIECE_BYTES // (4 * table.dim))
-    for begin in range(0, keys.count, step):
-        end = min(begin + step, keys.count)
-        asked = _part(table, keys, begin, end) if target is not None and failure is None else []
-        rows = export.rows(table, np.asarray(asked, table.key_dtype.as_numpy_dtype))
-        if not len(asked):
-            continue
-        try:
-            if keys.is_empty and frozen.unseen_row is not None:
-                rows = frozen.unseen_row[None, :]
-            values = _narrowed(frozen, rows, begin)
-            if frozen.row_dtype != tf.float32:
-                loss.add(rows, _widened(values))
-            writer = writer or target.writer(frozen, keys.count, keys.words)
-            writer.add(begin, values)
-            if end == keys.count:
-                writer.finish()
-        except Exception as error:  # also a full disk: the peers wait in the next lookup
-            failure = error
-    if writer is not None:
-        writer.close()
+    try:
+        for begin in range(0, keys.count, step):
+            end = min(begin + step, keys.count)
+            asked = _part(table, keys, begin, end) if target is not None and failure is None else []
+            rows = export.rows(table, np.asarray(asked, table.key_dtype.as_numpy_dtype))
+            if not len(asked):
+                continue
+            try:
+                if keys.is_empty and frozen.unseen_row is not None:
+                    rows = frozen.unseen_row[None, :]
+                values = _narrowed(frozen, rows, begin)
+                if frozen.row_dtype != tf.float32:
+                    loss.add(rows, _widened(values))
+                writer = writer or target.writer(frozen, keys.count, keys.words)
+                writer.add(begin, values)
+                if end == keys.count:
+                    writer.finish()
+            except Exception as error:  # also a full disk: the peers wait in the next lookup
+                failure = error
+    finally:  # also if a lookup raises
+        if writer is not None:
+            writer.close()
     num_bytes = writer.num_bytes if writer is not None and failure is None else 0
     return Written(0 if keys.is_empty else keys.count, num_bytes, loss), failure
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from unittest import mock
 
 import keras
 import numpy as np
@@ -13,6 +14,7 @@ import tensorflow as tf
 
 import sok
 from sok import _ops
+from sok.saved_model import rows
 from sok.saved_model.stock_ops import StockOps
 from tests.reference.keys import KEY_DTYPES, extreme_keys
 from tests.sok.export_models import Rows, ids_spec
@@ -248,6 +250,16 @@ def test_rows_are_written_in_pieces(rng, monkeypatch, stranger, path, hashed):
     for in_session in (False, True):
         rows = stranger.predict(path, {"ids": keys[None]}, in_session=in_session)["output_0"]
         np.testing.assert_array_equal(rows, table.sparse_read(keys[None]))
+
+
+def test_a_lookup_that_fails_closes_what_was_being_written(monkeypatch):
+    monkeypatch.setattr("sok.saved_model.rows.PIECE_BYTES", 8)
+    export, writer = mock.Mock(), mock.Mock()
+    export.rows.side_effect = [np.ones([1, 2], np.float32), tf.errors.AbortedError(None, None, "a peer stopped")]
+    frozen = mock.Mock(table=sok.EmbeddingVariable(2, 10, name="lost", hashed=False), row_dtype=tf.float32)
+    with pytest.raises(tf.errors.AbortedError, match="a peer stopped"):
+        rows.write(export, frozen, mock.Mock(writer=lambda *args: writer))
+    assert [call[0] for call in writer.method_calls] == ["add", "close"]
 
 
 def test_what_is_there_stays_until_the_new_model_is_whole(monkeypatch, stranger, path):
