@@ -179,7 +179,7 @@ def _columns(sets: Pairs) -> list[tf.Tensor]:
 
 def _graph_ops(table: Any) -> dict[str, Any]:
     """The ops of a table of a v1 graph; made once."""
-    # In the table itself: the ops reach their graph and with it the table, so that a map would keep all of them for ever.
+    # In the table: the ops reach their graph and with it the table, so that a map would keep all of them for ever.
     made = vars(table).get("_checkpoint_ops")
     if made is not None:
         return made

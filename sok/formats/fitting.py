@@ -66,9 +66,9 @@ def keys_for(stored: StoredTable, to: Destination, start: int, stop: int) -> np.
                 start,
                 found,
                 bad,
-                f"row numbers for keys, below {to.num_keys}. More workers, each with its capacity, may have written the "
-                f"file: on {to.world_size} workers make the table with a capacity (`max_vocabulary_size_per_gpu`) of at "
-                f"least {share}, and with `num_keys`, if it has that, of at least {needed}",
+                f"row numbers for keys, below {to.num_keys}. More workers, each with its capacity, may have written "
+                f"the file: on {to.world_size} workers make the table with a capacity (`max_vocabulary_size_per_gpu`) "
+                f"of at least {share}, and with `num_keys`, if it has that, of at least {needed}",
             )
     return keys
 
