@@ -44,6 +44,8 @@ struct SharedPool::Region {
   int64_t id = 0;
   int64_t bytes = 0;  // of data
   Header* header = nullptr;
+  std::string collective;  // of the last lease
+  int later_calls = 0;     // of that collective, while the lease was not read
 
   explicit Region(int64_t data_bytes) : id(++last_id), bytes(data_bytes) {
     const int64_t total = bytes + kHeaderBytes;
@@ -76,15 +78,14 @@ struct SharedPool::Region {
 SharedPool::SharedPool() = default;
 SharedPool::~SharedPool() = default;
 
-SharedPool::Lease SharedPool::Take(int64_t bytes, int readers) {
+SharedPool::Lease SharedPool::Take(const std::string& collective, int64_t bytes, int readers) {
   std::lock_guard<std::mutex> lock(mutex_);
-  auto best = regions_.end(), too_small = regions_.end(), oldest_unread = regions_.end();
-  size_t unread = 0;
+  regions_.remove_if([&](const std::unique_ptr<Region>& region) {
+    return !region->IsFree() && region->collective == collective && ++region->later_calls > 1;
+  });
+  auto best = regions_.end(), too_small = regions_.end();
   for (auto it = regions_.begin(); it != regions_.end(); ++it) {
-    if (!(*it)->IsFree()) {
-      if (unread++ == 0) oldest_unread = it;
-      continue;
-    }
+    if (!(*it)->IsFree()) continue;
     const bool fits = (*it)->bytes >= bytes && (*it)->bytes <= std::max(4 * bytes, 4 * kMinBytes);
     auto& candidate = fits ? best : too_small;
     if (candidate == regions_.end() || (fits && (*it)->bytes < (*best)->bytes)) candidate = it;
@@ -92,13 +93,14 @@ SharedPool::Lease SharedPool::Take(int64_t bytes, int readers) {
   if (best == regions_.end()) {
     // In place of one of another size, so that there are never more than were in use at the same time.
     if (too_small != regions_.end()) regions_.erase(too_small);
-    if (unread > kMaxUnread) regions_.erase(oldest_unread);
     regions_.push_back(std::make_unique<Region>(RoundUp(bytes)));
     best = std::prev(regions_.end());
   } else {
     regions_.splice(regions_.end(), regions_, best);
   }
   Region& region = **best;
+  region.collective = collective;
+  region.later_calls = 0;
   region.header->unread.store(readers, std::memory_order_relaxed);
   return {{getpid(), region.fd, region.id}, reinterpret_cast<char*>(region.header) + kHeaderBytes};
 }

@@ -15,6 +15,8 @@
 namespace sok {
 namespace {
 
+// Stateful, so that equal ones are not merged. `turns`: of those that wait for each other (trace_ops.cc says why).
+
 // An envelope is six words, and behind them the data themselves if they are few (filled up to whole words).
 enum EnvelopeWord { kCount, kPid, kFd, kId, kOffset, kIsInline, kEnvelopeWords };
 constexpr int64_t kInlineBytes = 16 << 10;  // below, opening a region costs more than a socket
@@ -54,9 +56,12 @@ struct Splits {
 REGISTER_OP("Sok>SharedPost")
     .Input("x: T")
     .Input("splits: int32")
+    .Input("turns: num_turns * resource")
     .Output("envelopes: int64")
     .Output("envelope_splits: int32")
     .Attr("T: " SOK_SHARED_TYPES)
+    .Attr("num_turns: int >= 0")
+    .Attr("collective: string")
     .Attr("rank: int >= 0")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
@@ -71,6 +76,7 @@ class SharedPostOp : public OpKernel {
  public:
   explicit SharedPostOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("rank", &rank_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("collective", &collective_));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -92,7 +98,7 @@ class SharedPostOp : public OpKernel {
       SharedPool::Lease lease;
       bool has_memory = readers > 0;
       try {
-        if (has_memory) lease = ThePool().Take(shared_bytes, readers);
+        if (has_memory) lease = ThePool().Take(collective_, shared_bytes, readers);
       } catch (const OutOfMemory&) {
         has_memory = false;  // the long way then: peers wait
       }
@@ -133,6 +139,7 @@ class SharedPostOp : public OpKernel {
 
  private:
   int64_t rank_ = 0;
+  std::string collective_;
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>SharedPost").Device(tensorflow::DEVICE_CPU), SharedPostOp);
 
@@ -141,9 +148,12 @@ REGISTER_OP("Sok>SharedCollect")
     .Input("envelope_splits: int32")
     .Input("x: T")
     .Input("splits: int32")
+    .Input("turns: num_turns * resource")
     .Output("received: T")
     .Output("received_splits: int32")
     .Attr("T: " SOK_SHARED_TYPES)
+    .Attr("num_turns: int >= 0")
+    .Attr("collective: string")
     .Attr("rank: int >= 0")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
@@ -236,7 +246,7 @@ class SharedOfferOp : public OpKernel {
       const int64_t number =
           static_cast<int64_t>(std::hash<std::string>()(boot) ^ (static_cast<uint64_t>(getpid()) << 32));
       try {
-        const SharedPool::Lease lease = ThePool().Take(sizeof(number), readers);
+        const SharedPool::Lease lease = ThePool().Take("offer", sizeof(number), readers);
         std::memcpy(lease.data, &number, sizeof(number));
         out(0) = lease.region.pid;
         out(1) = lease.region.fd;

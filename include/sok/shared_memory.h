@@ -10,6 +10,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 namespace sok {
@@ -34,8 +35,11 @@ class SharedPool {
     char* data = nullptr;  // [bytes], 64-byte aligned; write it before the readers are told
   };
 
-  // Memory that `readers` processes will read, each once. Throws OutOfMemory.
-  Lease Take(int64_t bytes, int readers);
+  // Memory that `readers` processes will read, each once, for the next collective of this name. Throws OutOfMemory.
+  //
+  // A reader whose step failed never reads. So what is still unread of the collective of this name before the last is
+  // given up: readers took part in the last one, and for that were done with the one before it.
+  Lease Take(const std::string& collective, int64_t bytes, int readers);
 
   // Regions that exist, and their bytes.
   int64_t num_regions() const;
@@ -43,8 +47,6 @@ class SharedPool {
 
  private:
   struct Region;
-  // A reader that failed never reads. What has been waiting longest for its readers is given up beyond so many.
-  static constexpr size_t kMaxUnread = 64;
 
   mutable std::mutex mutex_;
   std::list<std::unique_ptr<Region>> regions_;  // oldest use first

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -77,20 +77,16 @@ class HorovodTransport(Transport):
             wire, splits = _to_wire(tensor, "all_to_all"), tf.convert_to_tensor(splits, tf.int32)
             is_shared = self.shares_memory and place == _CPU and wire.shape.rank == 1 and wire.dtype in _SHARED
 
-            def collective() -> tuple[tf.Tensor, tf.Tensor]:
-                counted = tracing.count(wire, name, "all_to_all", turns_of(name))
+            def collective(wire: tf.Tensor, turns: list[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
                 if not is_shared:
-                    received, received_splits = self._hvd.alltoall(counted, splits, **_named(name))
-                    return tracing.done(received, name, turns_of(name)), received_splits
+                    return self._hvd.alltoall(wire, splits, **_named(name))
                 # The data lie in shared memory; where, and that they are there, Horovod tells.
-                posted, sizes = _ops.lib().sok_shared_post(counted, splits, rank=self.rank)
+                lib, how = _ops.lib(), {"collective": name, "rank": self.rank}
+                posted, sizes = lib.sok_shared_post(wire, splits, turns, **how)
                 envelopes, sizes = self._hvd.alltoall(posted, sizes, **_named(name))
-                received, received_splits = _ops.lib().sok_shared_collect(
-                    envelopes, sizes, counted, splits, rank=self.rank
-                )
-                return tracing.done(received, name, turns_of(name)), received_splits
+                return lib.sok_shared_collect(envelopes, sizes, wire, splits, turns, **how)
 
-            received, received_splits = in_turn(name, collective)
+            received, received_splits = self._run("all_to_all", name, wire, collective)
             received.set_shape([None, *tensor.shape[1:]])
             received_splits.set_shape([self.size])
             return _from_wire(received, tensor.dtype), received_splits
@@ -132,12 +128,10 @@ class HorovodTransport(Transport):
     def _reduce_group(self, group: list[tf.Tensor], name: str, average: bool) -> list[tf.Tensor]:
         op = self._hvd.Average if average else self._hvd.Sum
 
-        def collective() -> list[tf.Tensor]:
-            counted = tracing.count_group(group, name, "all_reduce", turns_of(name))
-            first, *others = self._hvd.grouped_allreduce(counted, op=op, **_named(name))
-            return [tracing.done(first, name, turns_of(name)), *others]
+        def collective(first: tf.Tensor, _: Any) -> list[tf.Tensor]:
+            return self._hvd.grouped_allreduce([first, *group[1:]], op=op, **_named(name))
 
-        return in_turn(name, collective)
+        return self._run("all_reduce", name, group, collective)
 
     def all_gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         with tf.device("/CPU:0"):
@@ -145,11 +139,7 @@ class HorovodTransport(Transport):
             check_has_rows(tensor, f"all_gather '{name}'")
             wire = _to_wire(tensor, "all_gather")
 
-            def collective() -> tf.Tensor:
-                counted = tracing.count(wire, name, "all_gather", turns_of(name))
-                return tracing.done(self._hvd.allgather(counted, **_named(name)), name, turns_of(name))
-
-            gathered = in_turn(name, collective)
+            (gathered,) = self._run("all_gather", name, wire, lambda x, _: [self._hvd.allgather(x, **_named(name))])
             if tensor.shape.rank is not None:
                 gathered.set_shape([None, *tensor.shape[1:]])
             return _from_wire(gathered, tensor.dtype)
@@ -163,24 +153,31 @@ class HorovodTransport(Transport):
             tensor = tf.convert_to_tensor(tensor)
             wire = _to_wire(tensor, "broadcast")
 
-            def collective() -> tf.Tensor:
-                counted = tracing.count(wire, name, "broadcast", turns_of(name))
-                sent = self._hvd.broadcast(counted, root_rank, **_named(name))
-                return tracing.done(sent, name, turns_of(name))
+            def collective(x: tf.Tensor, _: Any) -> list[tf.Tensor]:
+                return [self._hvd.broadcast(x, root_rank, **_named(name))]
 
-            received = in_turn(name, collective)
+            (received,) = self._run("broadcast", name, wire, collective)
             received.set_shape(tensor.shape)
             return _from_wire(received, tensor.dtype)
 
     def barrier(self, name: str) -> tf.Tensor:
         with tf.device("/CPU:0"):
 
-            def collective() -> tf.Tensor:
-                here = tracing.count(tf.constant(1), name, "barrier", turns_of(name))
-                all_here = self._hvd.allreduce(here, op=self._hvd.Sum, **_named(name))
-                return tracing.done(all_here, name, turns_of(name))
+            def collective(x: tf.Tensor, _: Any) -> list[tf.Tensor]:
+                return [self._hvd.allreduce(x, op=self._hvd.Sum, **_named(name))]
 
-            return in_turn(name, collective)
+            return self._run("barrier", name, tf.constant(1), collective)[0]
+
+    def _run(self, kind: str, name: str, tensors: Any, collective: Callable[..., Sequence[tf.Tensor]]) -> Any:
+        """What `collective(first of tensors, turns)` gives: counted, and in turn with others of the name."""
+        turns = turns_of(name)
+
+        def build() -> list[tf.Tensor]:
+            first, *_ = tracing.count_group(tf.nest.flatten(tensors), name, kind, turns)
+            result, *others = collective(first, turns)
+            return [tracing.done(result, name, turns), *others]
+
+        return in_turn(turns, build)
 
     def shutdown(self) -> None:
         # Horovod ends with the process. Ended here, it could not be started again: horovodrun's rendezvous keeps the

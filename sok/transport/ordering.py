@@ -9,50 +9,58 @@ free to overlap.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import tensorflow as tf
 
 T = TypeVar("T")
 
-_turns: dict[str, tf.Tensor] = {}
+# A name by which TensorFlow knows that a resource is its handle's, and ends with it.
+_ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
+
+# The functions that capture a turn keep it.
+_turns: weakref.WeakValueDictionary[str, tf.Tensor] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 
 
-def in_turn(name: str, collective: Callable[[], T]) -> T:
-    """Returns what `collective()` builds, ordered among all others of this name when inside a `tf.function`.
-
-    Eager calls run one by one as they are, and in a v1 graph every name is unique.
-    """
-    if not turns_of(name):
+def in_turn(turns: Sequence[tf.Tensor], collective: Callable[[], T]) -> T:
+    """Returns what `collective()` builds, ordered among all others that touch these `turns_of` their name."""
+    if not turns:
         return collective()
-    (turn,) = turns_of(name)
     # Made out here: a constant inside would take over the dependency, which the graph optimizer may drop with it.
     one = tf.constant(1, tf.int64)
-    with tf.control_dependencies([tf.raw_ops.AssignAddVariableOp(resource=turn, value=one)]):
+
+    def touch() -> list[tf.Operation]:
+        return [tf.raw_ops.AssignAddVariableOp(resource=turn, value=one) for turn in turns]
+
+    with tf.control_dependencies(touch()):
         result = collective()
     with tf.control_dependencies(tf.nest.flatten(result)):
-        tf.raw_ops.AssignAddVariableOp(resource=turn, value=one)
+        touch()
     return result
 
 
 def turns_of(name: str) -> list[tf.Tensor]:
-    """The resource that orders the collectives of this name; none where they are in order anyhow."""
+    """The resource that orders the collectives of this name inside a `tf.function`.
+
+    None elsewhere: eager calls run one by one as they are, and in a v1 graph every name is unique.
+    """
     is_ordered = tf.executing_eagerly() or not tf.compat.v1.executing_eagerly_outside_functions()
     return [] if is_ordered else [_turn(name)]
 
 
 def _turn(name: str) -> tf.Tensor:
-    """The handle of a counter that lives as long as the process.
+    """The handle of a counter.
 
     No tf.Variable: functions object to those made while they are traced, and custom gradients to those they use.
     """
     with _lock:
-        if name not in _turns:
+        handle = _turns.get(name)
+        if handle is None:
             with tf.init_scope(), tf.device("/CPU:0"):
-                shared_name = f"sok_turn/{name}"
-                handle = tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[], shared_name=shared_name, container="")
+                handle = tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[], shared_name=_ANONYMOUS, container="")
                 tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(0, tf.int64))
             _turns[name] = handle
-        return _turns[name]
+        return handle

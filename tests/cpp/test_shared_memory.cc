@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "check.h"
@@ -17,7 +18,7 @@ namespace {
 TEST(WhatIsWrittenIsRead) {
   sok::SharedPool pool;
   sok::SharedReader reader;
-  const sok::SharedPool::Lease lease = pool.Take(300, 1);
+  const sok::SharedPool::Lease lease = pool.Take("keys", 300, 1);
   CHECK_EQ(reinterpret_cast<uintptr_t>(lease.data) % 64, uintptr_t{0});
   for (int i = 0; i < 300; ++i) lease.data[i] = static_cast<char>(i);
   char got[100];
@@ -29,11 +30,11 @@ TEST(ARegionIsUsedAgainWhenAllHaveReadIt) {
   sok::SharedPool pool;
   sok::SharedReader reader;
   char byte;
-  const sok::SharedPool::Lease first = pool.Take(5000, 2);
+  const sok::SharedPool::Lease first = pool.Take("keys", 5000, 2);
   reader.Read(first.region, 0, 1, &byte);
-  CHECK(pool.Take(5000, 1).region.id != first.region.id);
+  CHECK(pool.Take("keys", 5000, 1).region.id != first.region.id);
   reader.Read(first.region, 0, 1, &byte);
-  CHECK_EQ(pool.Take(6000, 1).region.id, first.region.id);
+  CHECK_EQ(pool.Take("keys", 6000, 1).region.id, first.region.id);
   CHECK_EQ(pool.num_regions(), 2);
 }
 
@@ -43,7 +44,7 @@ TEST(ARegionThatIsTooSmallMakesPlace) {
   char byte = 0;
   sok::SharedRegion last;
   for (const int64_t bytes : {int64_t{1000}, int64_t{3} << 20, int64_t{9} << 20, int64_t{100} << 20, int64_t{1000}}) {
-    const sok::SharedPool::Lease lease = pool.Take(bytes, 1);
+    const sok::SharedPool::Lease lease = pool.Take("keys", bytes, 1);
     lease.data[bytes - 1] = 7;
     reader.Read(lease.region, bytes - 1, 1, &byte);
     CHECK_EQ(byte, 7);
@@ -56,21 +57,41 @@ TEST(ARegionThatIsTooSmallMakesPlace) {
   CHECK_THROWS(reader.Read(old, 0, 1, &byte), sok::FailedPrecondition, "no longer there");
 }
 
-TEST(RegionsThatNobodyReadsAreGivenUpInTheEnd) {
+TEST(ManyCollectivesMayBeUnderWayAtOnce) {
   sok::SharedPool pool;
   sok::SharedReader reader;
-  char byte;
-  const sok::SharedPool::Lease first = pool.Take(10, 1);
-  for (int i = 0; i < 200; ++i) pool.Take(10, 1);
-  CHECK(pool.num_regions() < 80);
-  CHECK_THROWS(reader.Read(first.region, 0, 1, &byte), sok::FailedPrecondition, "shared memory of process");
+  std::vector<sok::SharedPool::Lease> leases;
+  for (int i = 0; i < 300; ++i) {
+    leases.push_back(pool.Take("keys of layer " + std::to_string(i), 10, 1));
+    leases.back().data[0] = static_cast<char>(i);
+  }
+  for (int i = 0; i < 300; ++i) {
+    char byte;
+    reader.Read(leases[static_cast<size_t>(i)].region, 0, 1, &byte);
+    CHECK_EQ(byte, static_cast<char>(i));
+  }
+}
+
+TEST(WhatAFailedCallLeftUnreadIsGivenUp) {
+  sok::SharedPool pool;
+  sok::SharedReader reader;
+  char byte = 0;
+  const sok::SharedPool::Lease failed = pool.Take("keys", 10, 1);
+  const sok::SharedPool::Lease next = pool.Take("keys", 10, 1);
+  // A slow reader may still be at it: of the call before the last nobody knows yet.
+  reader.Read(failed.region, 0, 1, &byte);
+  const sok::SharedPool::Lease other = pool.Take("rows", 10, 1);
+  for (int i = 0; i < 200; ++i) pool.Take("keys", 10, 1);
+  CHECK(pool.num_regions() < 6);
+  CHECK_THROWS(reader.Read(next.region, 0, 1, &byte), sok::FailedPrecondition, "shared memory of process");
+  reader.Read(other.region, 0, 1, &byte);
 }
 
 TEST(WhatARegionDoesNotHoldIsNotRead) {
   sok::SharedPool pool;
   sok::SharedReader reader;
   char byte;
-  const sok::SharedPool::Lease lease = pool.Take(10, 1);
+  const sok::SharedPool::Lease lease = pool.Take("keys", 10, 1);
   CHECK_THROWS(reader.Read(lease.region, int64_t{1} << 30, 1, &byte), sok::FailedPrecondition, "does not hold");
   CHECK_THROWS(reader.Read(lease.region, -1, 1, &byte), sok::FailedPrecondition, "does not hold");
   CHECK_THROWS(reader.Read(lease.region, INT64_MAX - 4, 8, &byte), sok::FailedPrecondition, "does not hold");
@@ -98,7 +119,7 @@ TEST(AnotherProcessReads) {
   sok::SharedPool pool;
   std::vector<sok::SharedPool::Lease> leases;
   for (int i = 0; i < 3; ++i) {
-    leases.push_back(pool.Take(1 << 20, 1));
+    leases.push_back(pool.Take(std::to_string(i), 1 << 20, 1));
     std::memset(leases.back().data, 'a' + i, 1 << 20);
   }
   const pid_t child = fork();
@@ -116,7 +137,7 @@ TEST(AnotherProcessReads) {
   int status = 1;
   CHECK_EQ(waitpid(child, &status, 0), child);
   CHECK_EQ(status, 0);
-  for (int i = 0; i < 3; ++i) pool.Take(1 << 20, 1);
+  for (int i = 0; i < 3; ++i) pool.Take(std::to_string(i), 1 << 20, 1);
   CHECK_EQ(pool.num_regions(), 3);  // all were free again
 }
 
@@ -129,7 +150,7 @@ TEST(ManyThreadsSendAndRead) {
   RunTogether(4, [&](int thread) {
     for (int i = 0; i < 200; ++i) {
       const int64_t bytes = 1000 + 7777 * ((i * 7 + thread) % 300);
-      const sok::SharedPool::Lease lease = pool.Take(bytes, 1);
+      const sok::SharedPool::Lease lease = pool.Take(std::to_string(thread), bytes, 1);
       std::memset(lease.data, thread * 50 + i % 50, static_cast<size_t>(bytes));
       std::vector<char> got(static_cast<size_t>(bytes));
       reader.Read(lease.region, 0, bytes, got.data());
