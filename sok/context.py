@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework import ops
+from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
 from sok import dead_peers, gpus, names, profiling, tracing
 from sok.transport import horovod
@@ -159,27 +160,26 @@ def shutdown() -> None:
 
 
 def unique_collective_name(base: str) -> str:
-    """Returns `base` with a number that no other collective of this base has in the graph under construction.
+    """Returns `base` with a number that no other collective of this base has in the function under construction.
 
-    The number depends only on the program being traced and so is equal on all ranks: it counts in the outermost
-    function (or v1 graph), whatever else a rank has traced before. Eager calls run one by one and get `base` as it is.
+    The number depends only on the program being traced and so is equal on all ranks: each function counts by itself,
+    with its loops and branches, whoever calls it and whatever else a rank has traced before. For a rank may trace a
+    function anew, for a batch of another shape, while its peers use what they have traced. So two functions may have
+    collectives of one name: `sok.transport.ordering` runs these in the order of the program. In a v1 graph, which has
+    no such order, all functions count together. Eager calls run one by one and get `base` as it is.
     """
     if tf.executing_eagerly():
         return base
     with _lock:
-        counters = _graph_counters.setdefault(_root_graph(), {})
+        counters = _graph_counters.setdefault(_counting_graph(), {})
         return f"{base}/{next(counters.setdefault(base, itertools.count()))}"
 
 
-def _root_graph() -> Any:
+def _counting_graph() -> Any:
     graph = ops.get_default_graph()
-    # In TF2 the outermost function stands in an eager context, which also poses as a graph: of all functions at once.
-    is_eager_outside = tf.compat.v1.executing_eagerly_outside_functions()
-    while graph.building_function:
-        outer = graph.outer_graph
-        if outer is None or (is_eager_outside and not outer.building_function):
-            return graph
-        graph = outer
+    is_v1 = not tf.compat.v1.executing_eagerly_outside_functions()
+    while graph.building_function and (is_v1 or isinstance(graph, ControlFlowFuncGraph)) and graph.outer_graph:
+        graph = graph.outer_graph
     return graph
 
 

@@ -52,8 +52,9 @@ class _Group:
 
     @property
     def name(self) -> str:
+        """Of no other group of the program: a '+' of a table's name is doubled."""
         more = f"+{len(self.tables) - 1}" if len(self.tables) > 1 else ""
-        return f"sok/{self.tables[0].table_name}{more}"
+        return f"sok/{self.tables[0].table_name.replace('+', '++')}{more}"
 
     @property
     def handles(self) -> list[tf.Tensor]:

@@ -194,10 +194,18 @@ def _has_gpu_kernel(op: str) -> bool:
 def _named(name: str) -> dict[str, Any]:
     """How Horovod is told the name: the last part of the node's name, so '/' must not occur in it.
 
-    The scopes before it are ignored: they hold counters of what else this rank has traced.
+    The scopes before it are ignored: they hold counters of what else this rank has traced. No two names become one,
+    nor do they differ by case alone, which TensorFlow takes for the same.
     """
-    legal = "".join(c if c.isascii() and (c.isalnum() or c in "_.-") else ">" if c == "/" else "_" for c in name)
-    return {"name": legal, "ignore_name_scope": True}
+
+    def legal(c: str) -> str:
+        if c.isascii() and (c.islower() or c.isdigit()):
+            return c
+        return f"-{c.lower()}" if c.isascii() and c.isupper() else f"_{ord(c):x}_"
+
+    parts = ["".join(map(legal, part)) for part in name.split("/")]
+    # A part must begin with a letter, a digit or a dot, which occurs nowhere else.
+    return {"name": ">".join(p if p[:1].isalnum() else f".{p}" for p in parts), "ignore_name_scope": True}
 
 
 def _to_wire(tensor: tf.Tensor, what: str) -> tf.Tensor:

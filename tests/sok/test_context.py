@@ -137,30 +137,36 @@ def test_names_in_a_graph_are_numbered_by_base():
         assert [unique_collective_name(base) for base in "aba"] == ["a/0", "b/0", "a/1"]
 
 
-def test_names_count_in_the_outermost_function():
-    names = []
+def test_each_function_counts_by_itself_with_its_loops_and_branches():
+    names = {"outer": [], "inner": []}
+
+    def note(function):
+        names[function].append(unique_collective_name("n"))
 
     @tf.function
     def inner(x):
-        names.append(unique_collective_name("n"))
+        note("inner")
         return x
 
     @tf.function
     def outer(x):
-        names.append(unique_collective_name("n"))
-        x = tf.cond(x > 0, lambda: inner(x), lambda: x)
+        note("outer")
+        x = tf.cond(x > 0, lambda: (note("outer"), inner(x))[1], lambda: x)
         for _ in tf.range(2):
-            names.append(unique_collective_name("n"))
-            x += 1.0
-        return x
+            note("outer")
+            x += 1
+        return inner(x)
 
-    for _ in range(2):
-        names.clear()
-        outer.get_concrete_function(tf.TensorSpec([], tf.float32))
-        assert sorted(set(names)) == [f"n/{i}" for i in range(len(set(names)))] and len(set(names)) >= 3
-        # Traced again, it starts again: what was traced before does not matter.
+    inner(tf.constant(1.0))
+    assert names["inner"] == ["n/0"]
+    # Whether inner is traced once more does not matter to the names, nor does what was traced before.
+    for dtype in (tf.float32, tf.float32, tf.int32):
+        names["outer"].clear()
+        outer.get_concrete_function(tf.TensorSpec([], dtype))
+        assert sorted(set(names["outer"])) == [f"n/{i}" for i in range(len(set(names["outer"])))]
+        assert len(set(names["outer"])) >= 3
         outer = tf.function(outer.python_function)
-        inner = tf.function(inner.python_function)
+    assert set(names["inner"]) == {"n/0"} and len(names["inner"]) > 1
 
 
 def test_functions_of_a_v1_graph_count_in_that_graph():

@@ -1,17 +1,24 @@
 """The transport of one worker, and counting. Several workers: tests/multiprocess/checks_transport.py."""
 
 import functools
+import gc
 import subprocess
 import sys
 import time
+import types
+import weakref
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
 
 import sok
-from sok import tracing
+from sok import _ops, tracing
+from sok.exchange import _Group
+from sok.transport import ordering
 from sok.transport.horovod import HorovodTransport, _named
 from sok.transport.local import LocalTransport
 from sok.transport.ordering import in_turn, turns_of
@@ -41,11 +48,34 @@ def test_both_transports_have_the_whole_interface():
         assert not kind.__abstractmethods__
 
 
-@pytest.mark.parametrize("name, legal", [("sok/a b/keys/0", "sok>a_b>keys>0"), ("é.x-1", "_.x-1")])
-def test_names_are_made_legal_for_nodes_of_a_graph(name, legal):
-    assert _named(name)["name"] == legal
-    with tf.Graph().as_default():
-        assert tf.constant(1, name="x" + legal).op.name == "x" + legal
+def test_names_are_made_legal_for_nodes_of_a_graph():
+    names = ["sok/user_1/keys/0", "sok/User+1/keys/0", "sok/用户/keys", "a b", "-", "_", ".", "", "a//b", ">a", "a>b"]
+    legal = [_named(name)["name"] for name in names]
+    step = tf.function(lambda x: [tf.identity(x, name=name) for name in legal], autograph=False)
+    graph = step.get_concrete_function(tf.TensorSpec([])).graph
+    assert {op.name for op in graph.get_operations()} >= set(legal)
+    assert len(step(tf.constant(1.0))) == len(names)  # TensorFlow looks at the names once more when it runs them
+
+
+# Names that were one to Horovod once, and what makes such.
+TABLE_NAMES = st.one_of(
+    st.sampled_from(["user", "user_1", "user+1", "user++1", "User", "用户", "商品", "a b", "a_b", "a:b", "a/b", "a>b"]),
+    st.text("u_1+/>.-5fU é", min_size=1, max_size=6),
+    st.text(min_size=1, max_size=4),
+)
+COLLECTIVES = st.tuples(
+    TABLE_NAMES, st.integers(1, 3), st.sampled_from(["keys", "rows", "grads"]), st.sampled_from(["", "/0", "/1", "/10"])
+)
+
+
+@given(COLLECTIVES, COLLECTIVES)
+def test_no_two_collectives_have_one_name(one, other):
+    def name_of(table, num_tables, what, number):
+        tables = [types.SimpleNamespace(table_name=t) for t in (table, *map(str, range(1, num_tables)))]
+        return _named(f"{_Group(tuple(tables)).name}/{what}{number}")["name"]
+
+    # Nor do they differ by case alone: in one graph TensorFlow would give the second another name.
+    assert (name_of(*one).lower() == name_of(*other).lower()) == (one == other)
 
 
 def test_collectives_of_one_name_run_in_program_order():
@@ -58,7 +88,8 @@ def test_collectives_of_one_name_run_in_program_order():
 
     def collective(number):
         # Not stateful, as Horovod's ops are not.
-        return in_turn("test/turn", lambda: tf.numpy_function(note, [number], tf.int32, stateful=False))
+        turns = turns_of("test/turn")
+        return in_turn(turns, lambda: tf.numpy_function(note, [number], tf.int32, stateful=False))
 
     inner = tf.function(collective, autograph=False)
 
@@ -72,24 +103,51 @@ def test_collectives_of_one_name_run_in_program_order():
         assert order == list(range(8))
 
 
+NAMES = (b"test/a", b"test/b")
+
+
 def test_collectives_of_other_names_do_not_wait_for_each_other():
     def collective(x, name):
-        def build():
-            return tracing.done(tracing.count(x, name, "all_to_all", turns_of(name)), name, turns_of(name))
+        turns = turns_of(name)
 
-        return in_turn(name, build)
+        def build():
+            counted = tracing.count(x, name, "all_to_all", turns)
+            how = {"collective": name, "rank": 0}
+            posted, sizes = _ops.lib().sok_shared_post(counted, [2], turns, **how)
+            received, _ = _ops.lib().sok_shared_collect(posted, sizes, counted, [2], turns, **how)
+            return tracing.done(received, name, turns)
+
+        return in_turn(turns, build)
 
     @tf.function
     def step(x):
         return collective(x, "test/a"), collective(2.0 * x, "test/b")
 
-    graph = step.get_concrete_function(tf.TensorSpec([2])).graph
-    ahead = [op for op in graph.get_operations() if op.type == "Sok>TraceCollective"]
-    assert [op.get_attr("collective") for op in ahead] == [b"test/a", b"test/b"]
-    before_b = [ahead[1]]
+    ops = step.get_concrete_function(tf.TensorSpec([2])).graph.get_operations()
+    of = {
+        name: [op for op in ops if op.type.startswith("Sok>") and op.get_attr("collective") == name] for name in NAMES
+    }
+    assert [len(of[name]) for name in NAMES] == [4, 4]
+    before_b = of[b"test/b"]
     for op in before_b:
         before_b += [other for other in (*(i.op for i in op.inputs), *op.control_inputs) if other not in before_b]
-    assert ahead[0] not in before_b
+    assert not set(of[b"test/a"]) & set(before_b)
+    a, b = step(tf.constant([1.0, 2.0]))
+    assert a.numpy().tolist() == [1, 2] and b.numpy().tolist() == [2, 4]
+
+
+def test_what_orders_collectives_ends_with_the_functions_that_have_them():
+    def traced(name):
+        function = tf.function(lambda x: in_turn(turns_of(name), lambda: x + 1))
+        function(tf.constant(1))
+        return function
+
+    first = traced("test/ends/a")
+    kept, handle = traced("test/ends/b"), weakref.ref(ordering._turns["test/ends/b"])
+    del first
+    gc.collect()
+    assert [name for name in ordering._turns if name.startswith("test/ends")] == ["test/ends/b"]
+    assert kept(tf.constant(1)).numpy() == 2 and handle() is ordering._turns["test/ends/b"]
 
 
 # Counting.
