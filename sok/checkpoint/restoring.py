@@ -130,7 +130,8 @@ def _check_table(path: str, manifest: Manifest, name: str, variable: EmbeddingVa
     attributes = variable._attributes
     here = (variable.seed, attributes["initializer"], attributes["init_a"], attributes["init_b"])
     there = (saved.seed, *(saved.initializer.get(key) for key in ("kind", "a", "b")))
-    if here != there:
+    no_seed = "constant" in (here[1], there[1])
+    if here[no_seed:] != there[no_seed:]:
         warnings.warn(
             f"Table '{variable.table_name}' has another seed or initializer than '{name}' in {path}: rows that were "
             f"never seen start from other values. Here {here}, there {there} (seed, kind, parameters).",
