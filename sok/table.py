@@ -271,6 +271,20 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
     def __hash__(self) -> int:
         return id(self)
 
+    # A variable of TensorFlow would make a dense one of what it reads.
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            f"The embedding table '{self._table_name}' cannot be copied or pickled. Make another one with its "
+            "arguments, and hand over its rows, with all slots by sok.save and sok.restore, or alone: "
+            "other.assign(*table.export())."
+        )
+
+    def __copy__(self) -> EmbeddingVariable:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.__reduce_ex__(None)
+
     # What it holds.
 
     def num_rows(self) -> tf.Tensor:
