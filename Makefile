@@ -1,7 +1,7 @@
 # What can be done here, one line each; the work is in scripts/. `make` alone prints this list.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast fuzz kill-test bench bench-quick bench-peers lint format native wheel clean
+.PHONY: help setup demo test test-fast matrix fuzz kill-test bench bench-quick bench-peers lint format native wheel clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,6 +17,9 @@ test:  ## set up, then lint, C++ tests under three sanitizers, all Python tests 
 
 test-fast:  ## the Python tests that start no workers, doctests, and the C++ tests without sanitizers
 	@scripts/test.sh fast
+
+matrix:  ## every kind of table x every operation x every rule, on one worker and on two (some 20 minutes)
+	@$${PYTHON:-.venv/bin/python} -m tests.matrix
 
 fuzz:  ## what reads files, under fuzzers (clang; SECONDS_EACH=600: of each reader, instead of 60)
 	@scripts/fuzz.sh $${SECONDS_EACH:-60}

@@ -19,7 +19,7 @@ _ALL = (
 )
 _OF_RANKS = {
     1: _ALL,
-    2: (*_ALL, "calls", "profile", "formats"),
+    2: (*_ALL, "calls", "profile", "formats", "matrix"),
     3: ("job", "calls", "lookup", "group", "exchange_dtype", "loops", "fit", "checkpoint"),
     4: ("job", "lookup", "loops"),
 }

@@ -1,0 +1,97 @@
+"""Which cells of the matrix are run: some that hold all pairs, and all triples with the placement; or the product."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.matrix.case import Case
+from tests.matrix.kinds import KINDS, Kind
+from tests.matrix.operations import OPERATIONS, Operation
+from tests.matrix.refusals import refusal_of
+from tests.matrix.rules import RULES
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    operation: Operation
+    kind: Kind
+    rule: str
+
+    def __str__(self) -> str:
+        return f"{self.operation.name}-{self.kind}-{self.rule.replace(' ', '_')}"
+
+    @property
+    def factors(self) -> tuple[str, ...]:
+        return self.kind.placement, self.operation.name, self.kind.maker, self.kind.keys, self.rule
+
+    @property
+    def combinations(self) -> set[tuple]:
+        """Pairs of factors, and triples with the placement."""
+        first, *others = enumerate(self.factors)
+        pairs = list(itertools.combinations(others, 2))
+        return {*pairs, *((first, other) for other in others), *((first, *pair) for pair in pairs)}
+
+    @property
+    def pairs(self) -> set[tuple]:
+        """Pairs with the operation."""
+        placement, operation, *others = enumerate(self.factors)
+        return {(operation, other) for other in (placement, *others)}
+
+    def run(self, folder: Path) -> None:
+        case = Case(self.kind, self.rule, folder, f"{self.operation.name}_{_number(self)}")
+        refusal = refusal_of(self.kind, self.rule, self.operation.name)
+        if refusal is None:
+            self.operation.run(case)
+            return
+        with pytest.raises(refusal.error) as raised:
+            self.operation.run(case)
+        for words in refusal.words:
+            assert words in str(raised.value), refusal.why
+
+
+def product() -> list[Cell]:
+    return [
+        Cell(operation, kind, rule)
+        for operation in OPERATIONS
+        for kind in KINDS
+        if operation.applies(kind)
+        for rule in (RULES if operation.trains else ["SGD"])
+    ]
+
+
+def covering(cells: list[Cell], combinations: Callable[[Cell], set] = lambda cell: cell.combinations) -> list[Cell]:
+    """Some of the cells, in which all combinations of all of them are. The same ones in every run."""
+    shuffled = random.Random(0).sample(cells, len(cells))
+    missing = set().union(*map(combinations, cells))
+    chosen = set()
+    # First those that bring much that is new: each round is content with less.
+    for enough in range(len(combinations(cells[0])), 0, -1):
+        for cell in shuffled:
+            if len(combinations(cell) & missing) >= enough:
+                missing -= combinations(cell)
+                chosen.add(cell)
+    return [cell for cell in cells if cell in chosen]
+
+
+def chosen() -> list[Cell]:
+    """What one worker is to do: SOK_TEST_MATRIX=product says all."""
+    return product() if os.environ.get("SOK_TEST_MATRIX") == "product" else covering(product())
+
+
+def chosen_for_workers() -> list[Cell]:
+    """What several workers are to do: each operation with every maker, keys, placement and rule."""
+    return product() if os.environ.get("SOK_TEST_MATRIX") == "product" else covering(product(), lambda cell: cell.pairs)
+
+
+_numbers = {cell: number for number, cell in enumerate(product())}
+
+
+def _number(cell: Cell) -> int:
+    return _numbers[cell]

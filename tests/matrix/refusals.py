@@ -1,0 +1,39 @@
+"""Cells that cannot be: what the library says instead, and why it has to."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from tests.matrix.kinds import Kind
+
+
+@dataclasses.dataclass(frozen=True)
+class Refusal:
+    operations: tuple[str, ...]
+    of: Callable[[Kind, str], bool]  # (kind, rule)
+    error: type[Exception] | tuple[type[Exception], ...]
+    words: tuple[str, ...]  # the message has all of them
+    why: str
+
+
+_SAVES_SLOTS = (
+    "save_and_restore",
+    "restore_at_other_numbers_of_workers",
+    "save_increments",
+    "save_while_training",
+)
+
+REFUSALS = [
+    Refusal(
+        _SAVES_SLOTS,
+        lambda kind, rule: rule == "wrapped momentum",
+        TypeError,
+        ("`optimizers`", "SGD, Adagrad, Adam", "tf.train.Checkpoint"),
+        "a rule that is not fused keeps its slots in TensorFlow's variables, not in the table",
+    ),
+]
+
+
+def refusal_of(kind: Kind, rule: str, operation: str) -> Refusal | None:
+    return next((r for r in REFUSALS if operation in r.operations and r.of(kind, rule)), None)

@@ -1,0 +1,118 @@
+"""Rules that train tables: how users make the optimizer, and what NumPy says that a step does."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+import sok
+from tests.reference import optimizers as reference
+
+RATE, EPSILON, BETAS, MOMENTUM, ACCUMULATOR = 0.1, 1e-7, (0.9, 0.999), 0.9, 0.1
+
+State = tuple[np.ndarray, ...]
+# (rows [n, D], slots, gradients [n, D] with zeros in untouched rows, touched [n], step from 1) -> (rows, slots)
+Step = Callable[[np.ndarray, State, np.ndarray, np.ndarray, int], tuple[np.ndarray, State]]
+
+
+def _sgd(rows: np.ndarray, slots: State, grads: np.ndarray, touched: np.ndarray, step: int) -> tuple:
+    return reference.sgd(rows, grads, RATE), slots
+
+
+def _adagrad(rows: np.ndarray, slots: State, grads: np.ndarray, touched: np.ndarray, step: int) -> tuple:
+    new, accumulator = reference.adagrad(rows, *slots, grads, RATE, EPSILON)
+    return new, (accumulator,)
+
+
+def _adam(rows: np.ndarray, slots: State, grads: np.ndarray, touched: np.ndarray, step: int) -> tuple:
+    new, *moments = reference.adam(rows, *slots, grads, RATE, *BETAS, EPSILON, step)
+    return new, tuple(moments)
+
+
+def _lazy_adam(rows: np.ndarray, slots: State, grads: np.ndarray, touched: np.ndarray, step: int) -> tuple:
+    new, *moments = reference.lazy_adam(rows, *slots, grads, touched, RATE, *BETAS, EPSILON, step)
+    return new, tuple(moments)
+
+
+def _momentum(rows: np.ndarray, slots: State, grads: np.ndarray, touched: np.ndarray, step: int) -> tuple:
+    (before,) = slots
+    velocity = np.where(touched[:, None], MOMENTUM * before - RATE * grads, before)
+    return np.where(touched[:, None], rows + velocity, rows), (velocity,)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    make: Callable[[], Any]
+    step: Step
+    slots: tuple[float, ...] = ()  # what each holds of a fresh row
+    averages: bool = False  # over workers; else gradients are added
+    fused: bool = True  # slots are in the table
+
+
+RULES = {
+    "SGD": Rule(lambda: sok.optimizers.SGD(RATE), _sgd),
+    "Adagrad": Rule(
+        lambda: sok.optimizers.Adagrad(RATE, initial_accumulator_value=ACCUMULATOR, epsilon=EPSILON),
+        _adagrad,
+        (ACCUMULATOR,),
+    ),
+    "Adam": Rule(lambda: sok.optimizers.Adam(RATE), _adam, (0.0, 0.0)),
+    "LazyAdam": Rule(lambda: sok.optimizers.LazyAdam(RATE), _lazy_adam, (0.0, 0.0)),
+    "wrapped Adam": Rule(lambda: sok.OptimizerWrapper(keras.optimizers.Adam(RATE)), _lazy_adam, (0.0, 0.0)),
+    "wrapped momentum": Rule(
+        lambda: sok.OptimizerWrapper(keras.optimizers.SGD(RATE, momentum=MOMENTUM)), _momentum, (0.0,), fused=False
+    ),
+    "distributed Adam": Rule(
+        lambda: sok.DistributedOptimizer(keras.optimizers.Adam(RATE)), _adam, (0.0, 0.0), averages=True
+    ),
+}
+
+
+class Judge:
+    """All rows of a kind's pool of keys, trained by NumPy in float64."""
+
+    def __init__(self, rule: Rule, keys: np.ndarray, rows: np.ndarray, erased: float | None = None) -> None:
+        self._rule, self.keys = rule, keys
+        self._places = {int(key): place for place, key in enumerate(keys)}
+        self.rows, self.steps = rows.astype(np.float64), 0
+        self._erased = self.rows.copy() if erased is None else np.full(rows.shape, erased)
+        self.seen: set[int] = set()  # keys that have a row
+        self._slots = tuple(np.full(rows.shape, value) for value in rule.slots)
+
+    def train(self, batches: list[np.ndarray]) -> None:
+        """A step whose loss is half the squared distance from 1 of each row that a worker looks up, added up."""
+        counts = np.zeros(len(self.keys))
+        for keys in batches:
+            self.seen |= {int(key) for key in keys}
+            np.add.at(
+                counts, [self._places[int(key)] for key in keys], 1 / (len(batches) if self._rule.averages else 1)
+            )
+        self.steps += 1
+        self.rows, self._slots = self._rule.step(
+            self.rows, self._slots, counts[:, None] * (self.rows - 1), counts > 0, self.steps
+        )
+
+    def forget(self, keys: np.ndarray) -> None:
+        """Erased rows are fresh again."""
+        self.seen -= {int(key) for key in keys}
+        for place in (self._places[int(key)] for key in keys):
+            self.rows[place] = self._erased[place]
+            for slot, value in zip(self._slots, self._rule.slots, strict=True):
+                slot[place] = value
+
+    def store(self, keys: np.ndarray, rows: np.ndarray) -> None:
+        self.seen |= {int(key) for key in keys}
+        self.rows[[self._places[int(key)] for key in keys]] = rows
+
+    def restart(self) -> None:
+        """Another optimizer goes on with the rows."""
+        self.steps = 0
+        for slot, value in zip(self._slots, self._rule.slots, strict=True):
+            slot[:] = value
+
+    def of(self, keys: Any) -> np.ndarray:
+        return self.rows[[self._places[int(key)] for key in keys]]
