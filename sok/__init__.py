@@ -64,9 +64,12 @@ _PUBLIC = {
     "load_weights": "sok.checkpoint:load_weights",
     # The names of SOK v2.
     "init": "sok.v2.start:init",
+    "tf_version": "sok.v2.start:tf_version",
     "communication": "sok.communication",
     "set_comm_tool": "sok.communication:set_comm_tool",
     "Variable": "sok.v2.variable:Variable",
+    "DistributedVariable": "sok.v2.variable:DistributedVariable",
+    "LocalizedVariable": "sok.v2.variable:LocalizedVariable",
     "DynamicVariable": "sok.v2.dynamic_variable:DynamicVariable",
     "lookup_sparse": "sok.v2.lookup:lookup_sparse",
     "all2all_dense_embedding": "sok.v2.lookup:all2all_dense_embedding",
@@ -75,6 +78,9 @@ _PUBLIC = {
     "filter_variables": "sok.v2.rows:filter_variables",
     "assign": "sok.v2.rows:assign",
     "export": "sok.v2.rows:export",
+    "lookup": "sok.lookup",
+    "optimizer": "sok.v2.optimizer",
+    "dump_load": "sok.formats.dump_load",
     # On the way to production.
     "export_saved_model": "sok.saved_model:export_saved_model",
     # Looking inside.

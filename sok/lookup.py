@@ -6,6 +6,7 @@ On one worker a lookup is one native op; on many, `sok.exchange`.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -191,3 +192,10 @@ def _lookup_fused(features: Sequence[Feature], training: Any) -> list[tf.Tensor]
 
 def _weights(f: Feature) -> tf.Tensor:
     return tf.zeros([0]) if f.csr.weights is None else tf.convert_to_tensor(f.csr.weights, tf.float32)
+
+
+def __getattr__(name: str) -> Any:
+    # SOK 2.1's module of this name has these two, which are built on this one.
+    if name in ("lookup_sparse", "all2all_dense_embedding"):
+        return getattr(importlib.import_module("sok.v2.lookup"), name)
+    raise AttributeError(f"module 'sok.lookup' has no attribute {name!r}")

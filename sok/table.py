@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.client import session as sessions
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import resource_variable_ops
 
@@ -425,7 +426,12 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
 
     # Every dense read of the base class goes through this one.
     _read_variable_op = _no_dense_value
-    eval = gather_nd = _as_graph_element = _no_dense_value
+    eval = gather_nd = _in_session = _no_dense_value
+
+    def _as_graph_element(self) -> None:
+        # Asked for by stock ops that look for the graph of their inputs: this one has no tensor that says.
+        return None
+
     # What stock optimizers and others write with; row ids are not rows of a matrix.
     assign_add = assign_sub = batch_scatter_update = _no_dense_value
     scatter_add = scatter_sub = scatter_update = scatter_min = scatter_max = scatter_mul = scatter_div = _no_dense_value
@@ -479,14 +485,16 @@ def is_embedding_variable(variable: Any) -> bool:
     return isinstance(variable, EmbeddingVariable)
 
 
-def split_embedding_variable_from_others(variables: Sequence[Any]) -> tuple[list[EmbeddingVariable], list[Any]]:
+def split_embedding_variable_from_others(
+    variables: Sequence[Any],
+) -> tuple[tuple[EmbeddingVariable, ...], tuple[Any, ...]]:
     """Splits variables into tables and the rest, which are trained in different ways.
 
     Args:
         variables: list or tuple of variables.
 
     Returns:
-        (embedding variables, other variables), each in the order given.
+        (embedding variables, other variables), two tuples, each in the order given.
 
     Raises:
         ValueError: `variables` is not a list or tuple.
@@ -501,8 +509,12 @@ def split_embedding_variable_from_others(variables: Sequence[Any]) -> tuple[list
     """
     if not isinstance(variables, (list, tuple)):
         raise ValueError(f"`variables` must be a list or tuple. Received: {type(variables).__name__}.")
-    embeddings = [v for v in variables if is_embedding_variable(v)]
-    return embeddings, [v for v in variables if not is_embedding_variable(v)]
+    embeddings = tuple(v for v in variables if is_embedding_variable(v))
+    return embeddings, tuple(v for v in variables if not is_embedding_variable(v))
 
 
 beside.register(is_embedding_variable)
+# What a session does with one that it is to run, and one that it is fed.
+sessions.register_session_run_conversion_functions(
+    EmbeddingVariable, lambda table: table._in_session(), *[EmbeddingVariable._no_dense_value] * 2
+)

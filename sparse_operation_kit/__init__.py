@@ -19,7 +19,10 @@ __all__ = [*sok.__all__, "core", "embeddings", "experiment", "saver"]
 __version__ = sok.__version__
 
 # Modules of this package that a script may use without importing them. Those that `sok` has too are its own.
-_MODULES = ("communication", "core", "embeddings", "experiment", "optimizers", "saver", "tf")
+_MODULES = (
+    *("communication", "core", "distributed_variable", "dump_load", "dynamic_variable", "embeddings", "experiment"),
+    *("lookup", "optimizer", "optimizers", "saver", "tf"),
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,5 @@
-"""`Variable`, where SOK 2.1 has it."""
+"""`Variable` and its two kinds, where SOK 2.1 has them."""
 
-from sok import Variable
+from sok import DistributedVariable, LocalizedVariable, Variable
 
-__all__ = ["Variable"]
+__all__ = ["DistributedVariable", "LocalizedVariable", "Variable"]

@@ -1,5 +1,5 @@
 """`dump` and `load`, where SOK 2.1 has them."""
 
-from sok import dump, load
+from sparse_operation_kit._alias import alias
 
-__all__ = ["dump", "load"]
+alias(__name__, "sok.formats.dump_load")

@@ -1,5 +1,5 @@
-"""`lookup_sparse` and `all2all_dense_embedding`, where SOK 2.1 has them."""
+"""`sok.lookup`, where SOK 2.1 has `lookup_sparse` and `all2all_dense_embedding`."""
 
-from sok import all2all_dense_embedding, lookup_sparse
+from sparse_operation_kit._alias import alias
 
-__all__ = ["all2all_dense_embedding", "lookup_sparse"]
+alias(__name__, "sok.lookup")

@@ -1,5 +1,5 @@
 """`OptimizerWrapper` and `SGD`, where SOK 2.1 has them."""
 
-from sok import SGD, OptimizerWrapper
+from sparse_operation_kit._alias import alias
 
-__all__ = ["SGD", "OptimizerWrapper"]
+alias(__name__, "sok.v2.optimizer")

@@ -29,7 +29,8 @@ def filter_variables(variables: Iterable[Any]) -> tuple[list[EmbeddingVariable],
 
     Source: `filter_variables` of SOK v2.
     """
-    return split_embedding_variable_from_others(list(variables))
+    tables, others = split_embedding_variable_from_others(list(variables))
+    return list(tables), list(others)
 
 
 def assign(variable: EmbeddingVariable, indices: Any, values: Any) -> tf.Operation | None:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
+import tensorflow as tf
+
 from sok import communication
+
+tf_version = [int(number) for number in re.findall(r"\d+", tf.__version__)[:3]]
+"""Major, minor and patch number of TensorFlow."""
 
 
 def init(comm_tool: str = "horovod", use_legacy_optimizer: bool = True) -> None:

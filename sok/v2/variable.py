@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.ops import resource_variable_ops
 
 from sok import _ops, context, keras_calls
 from sok.table import EmbeddingVariable
+from sok.table_rows import TableRows, rows_behind
 from sok.v2.mode import HasMode, default_name, owner_of
 
 
@@ -52,8 +54,8 @@ def Variable(
         variable_def, import_scope, constraint: must be None.
 
     Returns:
-        A `StaticVariable`. In a v1 graph its initial value is stored by `global_variables_initializer()` or its own
-        `initializer`; running those again changes nothing.
+        A `DistributedVariable` or `LocalizedVariable`, by `mode`. In a v1 graph its initial value is stored by
+        `global_variables_initializer()` or its own `initializer`; running those again changes nothing.
 
     Raises:
         TypeError: a dtype that is not float32.
@@ -80,20 +82,25 @@ def Variable(
         raise TypeError(f"sok.Variable: `dtype` must be float32 or None. Received: {tf.as_dtype(dtype).name}.")
     if (initial_value is None) == (shape is None) or (shape is None and initializer is not None):
         raise ValueError("sok.Variable takes either `initial_value`, or `shape` and `initializer`.")
+    made = DistributedVariable if owner_of(mode) is None else LocalizedVariable
     options = {
         "name": name or default_name("static"),
         "trainable": True if trainable is None else bool(trainable),
         "owner": owner_of(mode),
     }
     if initial_value is None:
-        return StaticVariable(_checked_shape(shape), initializer=initializer, **options)
+        return made(_checked_shape(shape), initializer=initializer, **options)
     with tf.init_scope():
         matrix = _as_matrix(initial_value() if callable(initial_value) else initial_value)
-        return StaticVariable(_checked_shape(matrix.shape), initial_value=matrix, **options)
+        return made(_checked_shape(matrix.shape), initial_value=matrix, **options)
 
 
 class StaticVariable(HasMode, EmbeddingVariable):
     """What `sok.Variable` makes: the rows of a matrix, each on its worker.
+
+    As a TensorFlow variable it is the matrix [n, D] of the rows that live on this worker: so say its `shape`,
+    `value()`, `numpy()`, `session.run` and `variable ** 2`, which is differentiable. None of these is collective.
+    Lookups (`sok.lookup_sparse`, `tf.nn.embedding_lookup`) take row numbers of the whole matrix.
 
     Args:
         shape: (V, D) of the whole matrix.
@@ -124,14 +131,21 @@ class StaticVariable(HasMode, EmbeddingVariable):
             trainable=trainable,
             owner=owner,
         )
-        if initial_value is not None:
-            with tf.init_scope():
+        with tf.init_scope():
+            if initial_value is not None:
                 self._store_at_start(initial_value)
+            # Made now: a session that runs the variable may have finalized its graph.
+            self._fetched = self.local_rows() if self._in_graph_mode else None
 
     @property
     def global_shape(self) -> tuple[int, int]:
         """(V, D) of the whole matrix, over all workers."""
         return self._global_shape
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """[n, D] of the rows that live on this worker."""
+        return tf.TensorShape([len(range(*self._local_slice())), self.dim])
 
     @property
     def global_gpu_id(self) -> int:
@@ -153,12 +167,47 @@ class StaticVariable(HasMode, EmbeddingVariable):
         return rows
 
     def numpy(self) -> Any:
-        """The rows that live on this worker as an array [n, D]; inside Keras' `get_weights` what that needs."""
-        return super().numpy() if keras_calls.running() else self.local_rows().numpy()
+        """The rows that live on this worker as an array [n, D]; for Keras' HDF5 files, of one worker alone, none."""
+        keras_functions = keras_calls.running()
+        if any("hdf5" in name for name in keras_functions):
+            return super().numpy()
+        rows = self.local_rows().numpy()
+        if "get_weights" in keras_functions:
+            return TableRows(self.local_indices().numpy(), rows, as_matrix=True)
+        return rows
 
     def eval(self, session: Any = None) -> np.ndarray:
-        """`numpy()` in a v1 graph: runs `local_rows` in `session`, or in the default one."""
-        return self.local_rows().eval(session=session)
+        """`numpy()` in a v1 graph: runs it in `session`, or in the default one."""
+        return self._fetched.eval(session=session)
+
+    def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
+        if no_copy:
+            # So it reads, and would gather from these rows by their numbers in the whole matrix.
+            raise TypeError(
+                f"tf.nn.embedding_lookup_sparse does not take the sok.Variable '{self.table_name}', of which it would "
+                "see this worker's rows alone. Use sok.lookup_sparse, or sok.group_embedding_lookup_sparse."
+            )
+        resource_variable_ops.variable_accessed(self)
+        # Rows that are not there yet are made: a gradient needs them.
+        return _ops.lib().sok_table_lookup(self.handle, self.local_indices(), True, dim=self.dim)[0]
+
+    def _as_graph_element(self) -> tf.Tensor | None:
+        return self._fetched
+
+    def _in_session(self) -> tuple[list[tf.Tensor], Any]:
+        return [self._fetched], lambda found: found[0]
+
+    def _assign_copy(self, array: Any) -> tf.Operation | None:
+        shape = tuple(tf.TensorShape(array.shape if hasattr(array, "shape") else np.shape(array)))
+        if rows_behind(array) is not None or (shape != self._global_shape and shape == (0, self.dim)):
+            return super()._assign_copy(array)
+        if shape != self._global_shape:
+            raise ValueError(
+                f"sok.Variable '{self.table_name}': assign(values) takes the whole matrix, {self._global_shape}, of "
+                f"which each worker stores its rows. Received: shape {shape}. For some of the rows call "
+                "assign(indices, values), indices being their numbers in the whole matrix."
+            )
+        return self.assign(self.local_indices(), array[slice(*self._local_slice())])
 
     def _local_slice(self) -> tuple[int, int, int]:
         if self.owner is None:
@@ -200,6 +249,14 @@ class StaticVariable(HasMode, EmbeddingVariable):
             collections=[graph_keys.GLOBAL_VARIABLES, graph_keys.LOCAL_VARIABLES],
         )
         self._initializer_op = self._is_stored.initializer
+
+
+class DistributedVariable(StaticVariable):
+    """A `sok.Variable` whose row r is on worker r % R."""
+
+
+class LocalizedVariable(StaticVariable):
+    """A `sok.Variable` whose rows are all on one worker."""
 
 
 def _as_matrix(value: Any) -> Any:

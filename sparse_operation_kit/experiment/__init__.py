@@ -2,7 +2,9 @@
 
 from sok import (
     SGD,
+    DistributedVariable,
     DynamicVariable,
+    LocalizedVariable,
     OptimizerWrapper,
     Variable,
     all2all_dense_embedding,
@@ -14,22 +16,34 @@ from sok import (
     load,
     set_comm_tool,
 )
-from sparse_operation_kit.experiment import communication
+from sparse_operation_kit.experiment import (
+    communication,
+    distributed_variable,
+    dump_load,
+    dynamic_variable,
+    optimizer,
+)
 from sparse_operation_kit.experiment.lookup import lookup_sparse
 
 __all__ = [
     "SGD",
+    "DistributedVariable",
     "DynamicVariable",
+    "LocalizedVariable",
     "OptimizerWrapper",
     "Variable",
     "all2all_dense_embedding",
     "assign",
     "communication",
+    "distributed_variable",
     "dump",
+    "dump_load",
+    "dynamic_variable",
     "export",
     "filter_variables",
     "init",
     "load",
     "lookup_sparse",
+    "optimizer",
     "set_comm_tool",
 ]

@@ -33,15 +33,20 @@ PATHS = {
     "tf.keras.optimizers.lazy_adam": {"LazyAdamOptimizer": "optimizers.LazyAdamOptimizer"},
     "lookup": {name: name for name in ("lookup_sparse", "all2all_dense_embedding")},
     "dynamic_variable": {name: name for name in ("DynamicVariable", "assign", "export")},
-    "distributed_variable": {"Variable": "Variable"},
+    "distributed_variable": {name: name for name in ("Variable", "DistributedVariable", "LocalizedVariable")},
     "optimizer": {name: name for name in ("OptimizerWrapper", "SGD")},
     "communication": {"num_gpus": "communication.num_gpus"},
     "experiment": {
         **{name: name for name in ("Variable", "DynamicVariable", "OptimizerWrapper", "SGD", "init", "set_comm_tool")},
         **{name: name for name in ("all2all_dense_embedding", "assign", "export", "filter_variables", "communication")},
-        **{name: name for name in ("dump", "load")},
+        **{name: name for name in ("dump", "load", "DistributedVariable", "LocalizedVariable")},
+        **{name: name for name in ("optimizer", "dump_load")},
     },
     "experiment.communication": {"rank": "communication.rank"},
+    "experiment.distributed_variable": {"LocalizedVariable": "LocalizedVariable"},
+    "experiment.dynamic_variable": {name: name for name in ("DynamicVariable", "assign", "export")},
+    "experiment.optimizer": {name: name for name in ("OptimizerWrapper", "SGD")},
+    "experiment.dump_load": {name: name for name in ("dump", "load")},
 }
 
 
@@ -59,6 +64,27 @@ def test_every_public_name_is_the_same_object():
         assert name in dir(sparse_operation_kit) and name in sparse_operation_kit.__all__
     with pytest.raises(AttributeError, match="module 'sparse_operation_kit' has no attribute 'Saver2'"):
         sparse_operation_kit.Saver2  # noqa: B018
+
+
+@pytest.mark.parametrize("package", ["sok", "sparse_operation_kit"])
+def test_attributes_that_scripts_use_are_there_after_the_import_alone(package):
+    code = f"""
+import {package} as sok
+assert sok.lookup.lookup_sparse is sok.lookup_sparse, sok.lookup
+assert sok.lookup.all2all_dense_embedding is sok.all2all_dense_embedding
+assert sok.optimizer.OptimizerWrapper is sok.OptimizerWrapper and sok.optimizer.SGD is sok.SGD
+assert sok.dump_load.dump is sok.dump and sok.dump_load.load is sok.load
+import tensorflow as tf
+assert sok.tf_version[:2] == [int(n) for n in tf.__version__.split(".")[:2]] and sok.tf_version[0] == 2
+assert issubclass(sok.DistributedVariable, tf.Variable) and issubclass(sok.LocalizedVariable, tf.Variable)
+kinds = [type(sok.Variable([[1.0]], mode=mode)) for mode in (None, "localized:0")]
+assert kinds == [sok.DistributedVariable, sok.LocalizedVariable]
+if "{package}" == "sparse_operation_kit":
+    assert sok.dynamic_variable.DynamicVariable is sok.DynamicVariable
+    assert sok.distributed_variable.LocalizedVariable is sok.LocalizedVariable
+"""
+    answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert answer.returncode == 0, answer.stderr[-2000:]
 
 
 @pytest.fixture

@@ -248,8 +248,8 @@ class TestSplit:
         a, b, x, y = table(), table(), tf.Variable(1.0), tf.Variable(2.0)
         embeddings, others = split_embedding_variable_from_others((x, b, y, a))
         assert [v is w for v, w in zip(embeddings + others, [b, a, x, y], strict=True)] == [True] * 4
-        assert isinstance(embeddings, list) and isinstance(others, list)
-        assert split_embedding_variable_from_others([]) == ([], [])
+        assert isinstance(embeddings, tuple) and isinstance(others, tuple)
+        assert split_embedding_variable_from_others([]) == ((), ())
         assert is_embedding_variable(a) and not is_embedding_variable(x)
 
     def test_takes_lists_and_tuples_only(self):
