@@ -102,7 +102,12 @@ void ChooseEarly(const RouteTable& table, const RouteFeature* features, int num_
                                      static_cast<double>(RowBytes(table, word_bytes)));
 }
 
-inline int PartOf(uint64_t hash, int shift) { return shift == 64 ? 0 : static_cast<int>(hash >> shift); }
+// Not seeded: the order of keys in a message depends on it, and so do the numbers of the rows that they get.
+inline int PartOf(uint64_t key, int shift) {
+  key = (key ^ (key >> 32)) * 0xD6E8FEB86659FD93ull;
+  key = (key ^ (key >> 29)) * 0x9E3779B97F4A7C15ull;
+  return shift == 64 ? 0 : static_cast<int>(key >> shift);
+}
 
 void Deduplicate(const Plan& plan, Part* part, uint32_t* slots) {
   constexpr int64_t kBlock = 4096;
@@ -122,7 +127,7 @@ void Deduplicate(const Plan& plan, Part* part, uint32_t* slots) {
           const uint32_t before = numbering.count();
           for (int64_t i = at; i < std::min(at + kBlock, feature.n); ++i) {
             const uint64_t key = key_at(i);
-            if (PartOf(Numbering::Hash(key), table.shift) != part->number) continue;
+            if (PartOf(key, table.shift) != part->number) continue;
             const uint32_t next = numbering.count(), number = numbering.NumberOf(key);
             index[i] = static_cast<int32_t>((base + number) | (number == next ? kFirst : 0));
           }
@@ -234,7 +239,7 @@ void MakeParts(Scratch* scratch, Plan* plan, int word_bytes) {
       const RouteFeature& feature = plan->features[f];
       if (feature.table != t || (table.choice == Choice::kSums && MaySum(feature))) continue;
       ForEachKey(feature, plan->tables[t].is_unsigned,
-                 [&](int64_t, uint64_t key) { ++in_part[PartOf(Numbering::Hash(key), table.shift)]; });
+                 [&](int64_t, uint64_t key) { ++in_part[PartOf(key, table.shift)]; });
     }
     int64_t base = 0;
     for (int p = 0; p < parts; ++p) {

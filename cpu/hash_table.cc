@@ -25,7 +25,7 @@ constexpr int64_t kHugeBytes = int64_t{2} << 20;
 // Every segment without buckets points here: an empty bucket that nobody passed ends any probe at once.
 const Bucket kEmptyBucket = {{}, {kNoRow, kNoRow, kNoRow, kNoRow, kNoRow}, 0};
 
-// The low hash bits choose the bucket (the high ones chose the segment), by multiplication, so any bucket count works.
+// The low bits of Hash choose the bucket, by multiplication, so any bucket count works.
 inline uint32_t Home(uint64_t hash, uint32_t num_buckets) {
   return static_cast<uint32_t>((uint64_t{static_cast<uint32_t>(hash)} * num_buckets) >> 32);
 }
@@ -128,7 +128,7 @@ ResolveHome ChooseResolveHome() {
 
 }  // namespace
 
-HashTable::HashTable(int64_t max_keys) {
+HashTable::HashTable(int64_t max_keys, uint64_t seed) : seed_(seed) {
   while (segment_bits_ < kMaxSegmentBits && (kKeysPerSegment << segment_bits_) < max_keys) ++segment_bits_;
   segments_.resize(size_t{1} << segment_bits_);
 }
@@ -141,9 +141,8 @@ HashTable::~HashTable() {
 void HashTable::Prepare(const uint64_t* keys, int64_t n, const Bucket** homes) const {
   __builtin_prefetch(keys + 16 * n);  // the processor's own prefetching loses sight of the keys between the buckets
   for (int64_t i = 0; i < n; ++i) {
-    const uint64_t hash = HashKey(keys[i]);
-    const Segment& s = SegmentOf(hash);
-    homes[i] = s.num_buckets == 0 ? &kEmptyBucket : s.buckets + Home(hash, s.num_buckets);
+    const Segment& s = SegmentOf(keys[i]);
+    homes[i] = s.num_buckets == 0 ? &kEmptyBucket : s.buckets + Home(Hash(keys[i]), s.num_buckets);
     __builtin_prefetch(homes[i]);
   }
 }
@@ -175,19 +174,29 @@ void HashTable::Find(const uint64_t* keys, int64_t n, uint32_t* rows) const {
       }
     }
     for (int64_t i = 0; i < num_left; ++i) {
-      const uint64_t hash = HashKey(keys[left[i]]);
-      const uint32_t* place = FindPlace(SegmentOf(hash), hash, keys[left[i]]);
+      const uint64_t key = keys[left[i]];
+      const uint32_t* place = FindPlace(SegmentOf(key), Hash(key), key);
       if (place != nullptr) rows[left[i]] = *place;
     }
   }
 }
 
 uint32_t HashTable::Find(uint64_t key) const {
-  const uint64_t hash = HashKey(key);
-  const Segment& s = SegmentOf(hash);
+  const Segment& s = SegmentOf(key);
   if (s.num_buckets == 0) return kNoRow;
-  const uint32_t* place = FindPlace(s, hash, key);
+  const uint32_t* place = FindPlace(s, Hash(key), key);
   return place == nullptr ? kNoRow : *place;
+}
+
+int64_t HashTable::Probes(uint64_t key) const {
+  const Segment& s = SegmentOf(key);
+  if (s.num_buckets == 0) return 1;
+  int64_t probes = 1;
+  for (uint32_t b = Home(Hash(key), s.num_buckets); FindInBucket(s.buckets[b], key) < 0 && s.buckets[b].passed != 0;) {
+    ++probes;
+    if (++b == s.num_buckets) b = 0;
+  }
+  return probes;
 }
 
 uint32_t* HashTable::FindPlace(const Segment& s, uint64_t hash, uint64_t key) {
@@ -213,7 +222,7 @@ uint32_t* HashTable::Place(const Segment& s, uint64_t hash, uint64_t key, uint32
   }
 }
 
-void HashTable::Rebuild(Segment* s, uint64_t num_buckets) {
+void HashTable::Rebuild(Segment* s, uint64_t num_buckets) const {
   if (num_buckets >= (uint64_t{1} << 31)) throw OutOfMemory("a hash table segment cannot hold this many keys");
   num_buckets = FillPages(num_buckets);
   Segment bigger;
@@ -225,7 +234,7 @@ void HashTable::Rebuild(Segment* s, uint64_t num_buckets) {
   for (uint32_t b = 0; b < s->num_buckets; ++b) {
     for (int i = 0; i < kPlaces; ++i) {
       const Bucket& from = s->buckets[b];
-      if (from.rows[i] != kNoRow) Place(bigger, HashKey(from.keys[i]), from.keys[i], from.rows[i]);
+      if (from.rows[i] != kNoRow) Place(bigger, Hash(from.keys[i]), from.keys[i], from.rows[i]);
     }
   }
   FreePages(s->buckets, int64_t{s->num_buckets} * static_cast<int64_t>(sizeof(Bucket)));
@@ -240,15 +249,12 @@ void HashTable::InsertMissing(const Cpu& cpu, Scratch* scratch, const uint64_t* 
   int64_t* begin = scratch->Get<int64_t>(num_segments + 1);
   uint32_t* order = scratch->Get<uint32_t>(m);
   std::fill(begin, begin + num_segments + 1, int64_t{0});
-  auto segment_of = [&](int64_t k) {
-    return segment_bits_ == 0 ? 0 : static_cast<int64_t>(hashes[k] >> (64 - segment_bits_));
-  };
   for (int64_t k = 0; k < m; ++k) {
-    hashes[k] = HashKey(keys[k]);
-    ++begin[segment_of(k) + 1];
+    hashes[k] = Hash(keys[k]);
+    ++begin[SegmentNumber(keys[k]) + 1];
   }
   for (int64_t s = 0; s < num_segments; ++s) begin[s + 1] += begin[s];
-  for (int64_t k = 0; k < m; ++k) order[begin[segment_of(k)]++] = static_cast<uint32_t>(k);
+  for (int64_t k = 0; k < m; ++k) order[begin[SegmentNumber(keys[k])]++] = static_cast<uint32_t>(k);
   for (int64_t s = num_segments; s > 0; --s) begin[s] = begin[s - 1];
   begin[0] = 0;
 
@@ -324,9 +330,8 @@ void HashTable::InsertMissing(const Cpu& cpu, Scratch* scratch, const uint64_t* 
 
 uint32_t HashTable::Erase(uint64_t key) {
   if (Find(key) == kNoRow) return kNoRow;
-  const uint64_t hash = HashKey(key);
-  Segment& s = SegmentOf(hash);
-  for (uint32_t b = Home(hash, s.num_buckets);;) {
+  Segment& s = SegmentOf(key);
+  for (uint32_t b = Home(Hash(key), s.num_buckets);;) {
     const int place = FindInBucket(s.buckets[b], key);
     if (place >= 0) {
       const uint32_t row = s.buckets[b].rows[place];

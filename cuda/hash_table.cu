@@ -98,7 +98,7 @@ __global__ void EraseKernel(HashTableView table, const uint64_t* keys, const uin
       if (tile.lane == 0) erased[i] = kNone;
       continue;
     }
-    for (uint64_t b = HomeBucket(table, HashKey(keys[i]));;) {
+    for (uint64_t b = HomeBucket(table, keys[i]);;) {
       DeviceBucket* bucket = table.buckets + b;
       unsigned places = 0;
       for (int half = 0; half < 2; ++half) {
@@ -223,6 +223,7 @@ void DeviceHashTable::Rebuild(const Cuda& cuda, int64_t keys) {
   }
   HashTableView bigger;
   bigger.num_buckets = BucketsFor(keys);
+  bigger.seed = HashSeed();
   const int64_t bytes = static_cast<int64_t>(bigger.num_buckets * sizeof(DeviceBucket));
   bigger.buckets = static_cast<DeviceBucket*>(memory_->Allocate(
       bytes, view_.buckets == nullptr ? "the key index"

@@ -64,6 +64,7 @@ struct Group {
   uint32_t* before;   // [n + 1]
   uint32_t* places;   // [mask + 1]
   uint32_t mask;
+  uint64_t seed;  // of `places`
 };
 
 // f(piece, table, i, position) for the keys of this block, a tile each.
@@ -127,7 +128,7 @@ __global__ void ElectGroupKernel(Group group) {
     const uint64_t key = group.keys[position];
     const uint32_t me = static_cast<uint32_t>(position);
     // Tables that have the same keys shall not meet.
-    const uint64_t hash = HashKey(key + static_cast<uint64_t>(piece.table) * 0x9E3779B97F4A7C15ull);
+    const uint64_t hash = HashKey((key + static_cast<uint64_t>(piece.table) * 0x9E3779B97F4A7C15ull) ^ group.seed);
     for (uint32_t place = static_cast<uint32_t>(hash) & group.mask;; place = (place + 1) & group.mask) {
       uint32_t there = LoadRelaxed(&group.places[place]);
       if (there == kNobody) there = atomicCAS(&group.places[place], kNobody, me);
@@ -312,6 +313,7 @@ class GroupLookup {
     uint32_t places = 64;  // at most half full
     while (places < 2 * n_ && places < 0x80000000u) places *= 2;
     group_.mask = places - 1;
+    group_.seed = HashSeed();
     group_.places = scratch->Get<uint32_t>(places);
     group_.rows = scratch->Get<uint32_t>(n_);
     group_.keys = scratch->Get<uint64_t>(n_);

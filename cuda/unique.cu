@@ -9,6 +9,7 @@
 #include "detail/launch.h"
 #include "detail/primitives.h"
 #include "sok/error.h"
+#include "sok/hash_key.h"
 
 namespace sok {
 namespace {
@@ -18,17 +19,10 @@ constexpr uint32_t kEmpty = 0xFFFFFFFFu;
 constexpr int64_t kCountersPerBlock = 1024;
 constexpr int64_t kKeysPerCountBlock = 4096;
 
-// Every bit of the key on every bit of the place: keys of one worker agree in their low bits (key mod world size).
-// The constants are those of MurmurHash3's 64-bit finalizer.
-__device__ __forceinline__ uint64_t HashKey(uint64_t key) {
-  key = (key ^ (key >> 33)) * 0xFF51AFD7ED558CCDull;
-  key = (key ^ (key >> 33)) * 0xC4CEB9FE1A85EC53ull;
-  return key ^ (key >> 33);
-}
-
 struct Places {
   uint32_t* position;  // [mask + 1], of one position that holds the key, or kEmpty
   uint64_t mask;
+  uint64_t seed;
 };
 
 // For each position, the place of its key. With kFirst a place ends up with the key's first position.
@@ -42,7 +36,7 @@ __global__ void PlaceKeysKernel(const uint64_t* keys,  // [n]
   for (int64_t i = GlobalThread(); i < n; i += GlobalThreads()) {
     const uint64_t key = keys[i];
     const uint32_t mine = static_cast<uint32_t>(i);
-    uint64_t place = HashKey(key) & places.mask;
+    uint64_t place = HashKey(key ^ places.seed) & places.mask;
     while (true) {
       uint32_t* at = places.position + place;
       uint32_t held = LoadRelaxed(at);
@@ -122,7 +116,7 @@ void Unique(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int6
   if (n == 0) return;
   int64_t num_places = 64;
   while (num_places < 2 * n) num_places *= 2;
-  const Places places = {scratch->Get<uint32_t>(num_places), static_cast<uint64_t>(num_places - 1)};
+  const Places places = {scratch->Get<uint32_t>(num_places), static_cast<uint64_t>(num_places - 1), HashSeed()};
   uint32_t* place_of = scratch->Get<uint32_t>(n);
   uint32_t* number_of = scratch->Get<uint32_t>(num_places);
   SOK_CUDA(cudaMemsetAsync(places.position, 0xFF, static_cast<size_t>(num_places) * sizeof(uint32_t), cuda.stream));

@@ -22,7 +22,7 @@ constexpr int kElectThreads = 256;
 // A table of positions, probed linearly. Takes part: positions where (rows[i] == kNoRow) is `missing`; without rows, all.
 template <Speaker kSpeaker>
 __global__ void ElectKernel(const uint64_t* keys, int64_t n, const uint32_t* rows, bool missing, uint32_t* positions,
-                            uint32_t mask, uint32_t* place_of) {
+                            uint32_t mask, uint64_t seed, uint32_t* place_of) {
   for (int64_t i = GlobalThread(); i < n; i += GlobalThreads()) {
     if (rows != nullptr && (rows[i] == kNobody) != missing) {
       place_of[i] = kNobody;
@@ -30,7 +30,7 @@ __global__ void ElectKernel(const uint64_t* keys, int64_t n, const uint32_t* row
     }
     const uint64_t key = keys[i];
     const uint32_t me = static_cast<uint32_t>(i);
-    for (uint32_t place = static_cast<uint32_t>(HashKey(key)) & mask;; place = (place + 1) & mask) {
+    for (uint32_t place = static_cast<uint32_t>(HashKey(key ^ seed)) & mask;; place = (place + 1) & mask) {
       uint32_t there = LoadRelaxed(&positions[place]);
       if (there == kNobody) there = atomicCAS(&positions[place], kNobody, me);
       if (there != kNobody && keys[there] != key) continue;
@@ -67,7 +67,7 @@ Elected Elect(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, in
   Elected elected = {leaders != nullptr ? leaders : scratch->Get<uint32_t>(n), scratch->Get<uint32_t>(n + 1)};
   SOK_CUDA(cudaMemsetAsync(positions, 0xFF, size_t{places} * sizeof(uint32_t), cuda.stream));
   Launch(ElectKernel<kSpeaker>, GridFor(n, kElectThreads), kElectThreads, 0, cuda, keys, n, rows, missing, positions,
-         places - 1, place_of);
+         places - 1, HashSeed(), place_of);
   Launch(LeadersKernel, GridFor(n + 1, kElectThreads), kElectThreads, 0, cuda, positions, place_of, n, elected.leaders,
          elected.before);
   ExclusiveSum(cuda, scratch, elected.before, elected.before, n + 1);

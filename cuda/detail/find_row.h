@@ -11,8 +11,8 @@ using BucketTile = Tile<kBucketLanes>;
 constexpr uint32_t kNoRow = HashTable::kNoRow;
 
 // The high hash bits choose the bucket, by multiplication, so any bucket count works.
-__device__ __forceinline__ uint64_t HomeBucket(const HashTableView& table, uint64_t hash) {
-  return ((hash >> 32) * table.num_buckets) >> 32;
+__device__ __forceinline__ uint64_t HomeBucket(const HashTableView& table, uint64_t key) {
+  return ((HashKey(key ^ table.seed) >> 32) * table.num_buckets) >> 32;
 }
 
 // Lane i's 16 bytes of a bucket: 0 to 4 two keys each, 5 and 6 four rows each, 7 two rows and `passed`.
@@ -23,7 +23,7 @@ __device__ __forceinline__ ulonglong2 LoadPart(const DeviceBucket* bucket, int l
 // The row of key, or kNoRow; the same in all lanes. Nobody may write to the table meanwhile.
 __device__ __forceinline__ uint32_t FindRow(const BucketTile& tile, const HashTableView& table, uint64_t key) {
   if (table.num_buckets == 0) return kNoRow;
-  for (uint64_t b = HomeBucket(table, HashKey(key));;) {
+  for (uint64_t b = HomeBucket(table, key);;) {
     const ulonglong2 part = LoadPart(table.buckets + b, tile.lane);
     unsigned even = tile.Ballot(tile.lane < 5 && part.x == key);
     unsigned odd = tile.Ballot(tile.lane < 5 && part.y == key);

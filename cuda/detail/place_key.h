@@ -11,7 +11,7 @@ namespace sok {
 // same with other keys: what is claimed is the row of a place; nobody reads keys meanwhile.
 __device__ __forceinline__ void Place(const BucketTile& tile, const HashTableView& table, uint64_t key, uint32_t row) {
   constexpr int kOdd = DeviceBucket::kPlaces - kBucketLanes;  // places behind those that a lane each looks at
-  for (uint64_t b = HomeBucket(table, HashKey(key));;) {
+  for (uint64_t b = HomeBucket(table, key);;) {
     DeviceBucket* bucket = table.buckets + b;
     const bool is_free = LoadRelaxed(&bucket->rows[tile.lane]) == kNoRow;
     const bool is_free_too = tile.lane < kOdd && LoadRelaxed(&bucket->rows[kBucketLanes + tile.lane % kOdd]) == kNoRow;

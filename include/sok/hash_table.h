@@ -3,7 +3,10 @@
 // Layout: a directory of segments chosen by the top hash bits, each an open-addressed array of buckets. A bucket is one
 // cache line: five keys, their row numbers, and how many keys had to pass it by because it was full. So a find touches
 // one line, and a miss stops at the first bucket that nobody passed. A full segment is rebuilt 1.25 times as large,
-// alone: growing stops the caller for one segment (at most about half a million keys), never for the whole table.
+// alone: growing stops the caller for one segment (about half a million keys), never for the whole table.
+//
+// The segment of a key is the same in every process, as files hold rows in the order of segments. Its bucket depends on the
+// secret of the process (hash_key.h). So chosen keys may fill one segment, and make that one large, but no chain of buckets.
 //
 // Thread safety: const members may run at the same time; anything else needs the table to itself.
 #pragma once
@@ -17,17 +20,10 @@
 #include "sok/device.h"
 #include "sok/device_memory.h"
 #include "sok/device_rows.h"
-#include "sok/philox.h"
+#include "sok/hash_key.h"
 #include "sok/scratch.h"
 
 namespace sok {
-
-// Two rounds of xor-shift and multiply: every output bit depends on every key bit (finaliser after Stafford, 2011).
-SOK_HOST_DEVICE uint64_t HashKey(uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
-  return x ^ (x >> 31);
-}
 
 class HashTable {
  public:
@@ -41,7 +37,8 @@ class HashTable {
   static_assert(sizeof(Bucket) == 64, "a bucket is one cache line");
 
   // max_keys sizes the directory only; no bucket is allocated before the first insert. More keys than that work too.
-  explicit HashTable(int64_t max_keys);
+  // seed: another one is for tests, which chooses keys against it.
+  explicit HashTable(int64_t max_keys, uint64_t seed = HashSeed());
   ~HashTable();
   HashTable(const HashTable&) = delete;
   HashTable& operator=(const HashTable&) = delete;
@@ -64,16 +61,19 @@ class HashTable {
   // Makes room for n keys in all, so that inserting up to there rebuilds nothing.
   void Reserve(int64_t n);
 
+  // Buckets that a search for the key looks at.
+  int64_t Probes(uint64_t key) const;
+
   int64_t size() const { return size_; }
   int64_t memory_bytes() const;
 
-  // f(key, row) for every key, in an order that is unspecified but the same for the same history.
+  // f(key, row) for every key, in an order that may be another in every process: sort before anyone sees it.
   template <class F>
   void ForEach(F&& f) const {
     for (int64_t s = 0; s < num_segments(); ++s) ForEachIn(s, f);
   }
 
-  // The same in pieces of about half a million keys at most.
+  // The same in pieces of about half a million keys; which keys a piece has depends on them alone.
   int64_t num_segments() const { return static_cast<int64_t>(segments_.size()); }
   template <class F>
   void ForEachIn(int64_t segment, F&& f) const {
@@ -90,16 +90,17 @@ class HashTable {
     uint32_t used = 0;  // places that hold a key
   };
 
-  const Segment& SegmentOf(uint64_t hash) const {
-    return segments_[segment_bits_ == 0 ? 0 : hash >> (64 - segment_bits_)];
-  }
-  Segment& SegmentOf(uint64_t hash) { return const_cast<Segment&>(std::as_const(*this).SegmentOf(hash)); }
+  uint64_t Hash(uint64_t key) const { return HashKey(key ^ seed_); }  // of the bucket
+  size_t SegmentNumber(uint64_t key) const { return segment_bits_ == 0 ? 0 : HashKey(key) >> (64 - segment_bits_); }
+  const Segment& SegmentOf(uint64_t key) const { return segments_[SegmentNumber(key)]; }
+  Segment& SegmentOf(uint64_t key) { return segments_[SegmentNumber(key)]; }
   void Prepare(const uint64_t* keys, int64_t n, const Bucket** homes) const;
   // Where the row of key is written, or null. The segment must have buckets.
   static uint32_t* FindPlace(const Segment& s, uint64_t hash, uint64_t key);
   static uint32_t* Place(const Segment& s, uint64_t hash, uint64_t key, uint32_t row);
-  static void Rebuild(Segment* s, uint64_t num_buckets);
+  void Rebuild(Segment* s, uint64_t num_buckets) const;
 
+  const uint64_t seed_;
   std::vector<Segment> segments_;
   int segment_bits_ = 0;
   int64_t size_ = 0;
@@ -122,6 +123,7 @@ static_assert(sizeof(DeviceBucket) == 128, "a bucket is eight times 16 bytes");
 struct HashTableView {
   DeviceBucket* buckets = nullptr;
   uint64_t num_buckets = 0;
+  uint64_t seed = 0;  // of HashKey
 };
 
 // What the device knows of a table's keys and rows.

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "check.h"
+#include "chosen_keys.h"
 #include "detail/scratch.h"
 #include "device_memory.h"
 #include "sok/error.h"
@@ -268,4 +269,21 @@ TEST(TooManyKeysAtOnceAreRefused) {
   CHECK_THROWS(t.table.Erase(t.cuda, &t.scratch, nullptr, int64_t{1} << 31, nullptr), sok::InvalidArgument, "2^31");
   CHECK_THROWS(t.table.InsertMissing(t.cuda, &t.scratch, nullptr, int64_t{1} << 31, nullptr, nullptr, nullptr, nullptr),
                sok::InvalidArgument, "2147483648");
+}
+
+// Buckets that keys had to pass by, all together: n^2 / 20 if n keys want one bucket.
+TEST(ChosenKeysMakeNoIndexSlow) {
+  constexpr uint64_t kKeys = 3000;
+  for (const ChosenKeys& chosen : AllChosenKeys(kKeys)) {
+    Judged judged(10000);
+    judged.CheckRows(chosen.keys, judged.FindOrInsert(chosen.keys));
+    const sok::HashTableView view = judged.table.view();
+    std::vector<sok::DeviceBucket> buckets(static_cast<size_t>(view.num_buckets));
+    SOK_CUDA(
+        cudaMemcpy(buckets.data(), view.buckets, buckets.size() * sizeof(sok::DeviceBucket), cudaMemcpyDeviceToHost));
+    uint64_t passed = 0;
+    for (const sok::DeviceBucket& bucket : buckets) passed += bucket.passed;
+    CHECK(passed <= kKeys);
+    judged.CheckAll();
+  }
 }
