@@ -1,15 +1,33 @@
 """Gradients of the native ops. Imported once, by `sok._ops.lib()`, after the library is loaded."""
 
 import contextlib
+from typing import Any
 
 import tensorflow as tf
 
 from sok import _ops
 
 
+class _RowSlices(tf.IndexedSlices):
+    """The gradient of a table. Nothing may turn it into a dense matrix of the whole table."""
+
+
+def _never_a_matrix(slices: _RowSlices, *_: Any, **__: Any) -> Any:
+    # Not one of the errors that TensorFlow catches here, to say that a type is not convertible.
+    raise LookupError(
+        "The gradient of an embedding table is slices, of the rows that were looked up. Something asks for a matrix of "
+        "all rows. tf.while_loop does, with the tape outside and a lookup inside: look up before the loop, or put the "
+        "tape into its body. tf.recompute_grad does: look up outside of its function, and give it the vectors. "
+        "tape.jacobian does: take it in the vectors. Code of your own finds gradient.values, and gradient.indices, "
+        "which are row numbers of this worker."
+    )
+
+
+tf.register_tensor_conversion_function(_RowSlices, _never_a_matrix, priority=1)
+
+
 def _slices(values: tf.Tensor, row_ids: tf.Tensor) -> tf.IndexedSlices:
-    # No dense_shape: whatever would turn these into a dense matrix of the whole table must fail, not allocate it.
-    return tf.IndexedSlices(values, row_ids)
+    return _RowSlices(values, row_ids)
 
 
 def _summed_slices(values: tf.Tensor, row_ids: tf.Tensor) -> tf.IndexedSlices:
@@ -28,6 +46,8 @@ def _table_lookup_grad(op, grad, _):
     # The handle itself must not be touched here: inside a function it would become an intermediate tensor of the
     # backward graph, which no tape can follow. The identity keeps row ids a tensor that the backward graph may capture.
     row_ids = tf.identity(op.outputs[1])
+    if isinstance(grad, tf.IndexedSlices) and op.outputs[0].shape[0] == 0:
+        return grad, None, None  # see sok/custom_gradients.py
     return _slices(tf.reshape(grad, [-1, op.get_attr("dim")]), tf.reshape(row_ids, [-1])), None, None
 
 

@@ -56,7 +56,7 @@ def group_embedding_lookup_sparse(
         params: tables (EmbeddingVariable) of any widths and key dtypes, ordinary variables (tf.Variable) [rows, dim] of
             any float dtype, or both. The same one may come several times.
         sp_ids: for each, integer ids as SparseTensor [batch, n], RaggedTensor [batch, None] (its values are not copied)
-            or dense [batch, n].
+            or dense [batch, n]. Nobody looks at the last index of a SparseTensor, as in TensorFlow.
         combiners: 'sum', 'mean' or 'sqrtn', in any capitalisation; one for all or one each. None: 'mean'.
         partition_strategy: 'mod', and no other: a key belongs to worker key % workers.
         sp_weights: None, or for each feature None or weights in the form of its ids: sum(w e), sum(w e) / sum(w) and

@@ -13,7 +13,7 @@ from tensorflow.python.client import session as sessions
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import resource_variable_ops
 
-from sok import _ops, context, keras_calls, names, table_state
+from sok import _ops, context, custom_gradients, keras_calls, names, table_state
 from sok import initializers as sok_initializers
 from sok.checkpoint import beside
 from sok.keys import as_keys, check_key_dtype
@@ -424,8 +424,11 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
             "`sok.optimizers`, or wrap the optimizer in `sok.DistributedOptimizer`."
         )
 
-    # Every dense read of the base class goes through this one.
-    _read_variable_op = _no_dense_value
+    def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
+        # Every dense read of the base class goes through this one.
+        rows = custom_gradients.stand_in(self)
+        return self._no_dense_value() if rows is None else rows
+
     eval = gather_nd = _in_session = _no_dense_value
 
     def _as_graph_element(self) -> None:

@@ -131,6 +131,8 @@ class EmbeddingLayerMixin:
                 args = (as_keys(given, tf.as_dtype(self._options.key_dtype), self.name), *args[1:])
             else:
                 _check_integers(given)
+        if not self.built and isinstance(given, tf.SparseTensor) and given.shape.rank is None:
+            self.build(None)  # Keras 3 would ask for the shape first
         return super().__call__(*args, **kwargs)
 
     def _told_to_peers(self, inputs: Any) -> contextlib.AbstractContextManager[None]:

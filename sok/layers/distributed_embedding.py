@@ -32,7 +32,8 @@ class DistributedEmbeddingMixin(EmbeddingLayerMixin):
 
     Call args:
         inputs: integers, as one of
-            SparseTensor with dense_shape [B * F, max_nnz] (SOK's form: row b * F + f) or [B, F, n];
+            SparseTensor with dense_shape [B * F, max_nnz] (SOK's form: row b * F + f) or [B, F, n].
+            The last index is not looked at, as in TensorFlow: an id counts, wherever in its row it says that it is;
             RaggedTensor [B, F, None] or [B * F, None];
             dense [B, F, n], [B, F] (one id each), or with one feature [B, n].
         training: whether unseen ids get a row; without, they read as the row they would get. None: what Keras says

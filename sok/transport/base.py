@@ -42,7 +42,7 @@ class Transport(abc.ABC):
 
     Its methods are collective: every rank calls them with equal `name`, dtype and trailing dimensions, as often as the
     others do. They work eagerly, in `tf.function` and in v1 graphs, and are not differentiable: who needs gradients
-    says how they travel (sok/lookup.py does).
+    says how they travel (sok/exchange.py does).
 
     `name` tells collectives apart that may run at the same time. Inside a graph take it from
     `sok.context.unique_collective_name`, so that it is equal on all ranks and unique in the graph.

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
-from sok import _ops, context, keras_calls
+from sok import _ops, context, custom_gradients, keras_calls
 from sok.table import EmbeddingVariable
 from sok.table_rows import TableRows, rows_behind
 from sok.v2.mode import HasMode, default_name, owner_of
@@ -187,6 +187,9 @@ class StaticVariable(HasMode, EmbeddingVariable):
                 f"tf.nn.embedding_lookup_sparse does not take the sok.Variable '{self.table_name}', of which it would "
                 "see this worker's rows alone. Use sok.lookup_sparse, or sok.group_embedding_lookup_sparse."
             )
+        rows = custom_gradients.stand_in(self)
+        if rows is not None:
+            return rows
         resource_variable_ops.variable_accessed(self)
         # Rows that are not there yet are made: a gradient needs them.
         return _ops.lib().sok_table_lookup(self.handle, self.local_indices(), True, dim=self.dim)[0]

@@ -45,9 +45,10 @@ def imports_of(path: Path) -> dict[str, bool]:
 
 
 def python_files(*patterns: str) -> list[Path]:
-    files = sorted(path for pattern in patterns for path in ROOT.glob(pattern))
-    assert files, f"nothing matches {patterns}: this test would not see anything"
-    return files
+    found = {pattern: list(ROOT.glob(pattern)) for pattern in patterns}
+    missing = [pattern for pattern, files in found.items() if not files]
+    assert not missing, f"nothing matches {missing}: this test would not see anything"
+    return sorted(path for files in found.values() for path in files)
 
 
 def offenders(files: list[Path], forbidden: str, *, only_eager: bool = False) -> list[str]:
@@ -90,9 +91,32 @@ def test_only_ops_loads_the_native_library():
     assert users == ["_ops.py"]
 
 
-def test_ops_and_partition_know_nothing_of_ours():
-    files = [path for path in python_files("sok/_ops.py", "sok/partition.py") if path.exists()]
+def test_the_ground_floor_knows_nothing_of_ours():
+    files = python_files("sok/_ops.py", "sok/table_rows.py", "sok/keras_calls.py")
     assert offenders(files, r"sok(\..*)?") == []
+
+
+def test_a_pattern_that_matches_no_file_is_an_error():
+    with pytest.raises(AssertionError, match=r"nothing matches \['sok/no_such_file.py'\]"):
+        python_files("sok/_ops.py", "sok/no_such_file.py")
+
+
+def test_gradients_are_imported_by_the_loader_of_the_library_and_know_it_alone():
+    assert "import_module(_GRADIENTS_MODULE)" in (ROOT / "sok/_ops.py").read_text(encoding="utf-8")
+    assert offenders(python_files("sok/_gradients.py"), r"sok\.(?!_ops(\..*)?$).*") == []
+
+
+def test_files_that_our_texts_name_are_there():
+    texts = [*python_files("sok/**/*.py", "tests/**/*.py"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
+    named = re.compile(r"(?<![\w/.-])(?:sok|tests|scripts|examples|benchmarks)/[\w/]+\.(?:py|sh)\b")
+    missing = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in texts
+        if path != Path(__file__)
+        for name in named.findall(path.read_text(encoding="utf-8"))
+        if not (ROOT / name).exists()
+    ]
+    assert missing == []
 
 
 def test_transports_know_no_tables_and_layers():

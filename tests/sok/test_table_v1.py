@@ -177,3 +177,14 @@ def test_errors_come_out_of_the_session_and_the_next_step_works(session):
         with pytest.raises(tf.errors.InvalidArgumentError, match=r"strict.*key -4 is outside \[0, 10\)"):
             session.run(read, {keys: [-4]})
         assert session.run(read, {keys: [4]}).tolist() == [[1]]
+
+
+@pytest.mark.parametrize("indices", [[[0, 0], [1, 1], [3, 0]], [[0, 0, 0], [0, 1, 1], [1, 1, 0]]])
+def test_a_layer_of_keras_3_takes_a_sparse_placeholder_of_unknown_shape(indices):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        layer = sok.DistributedEmbedding("sum", 50, 4, slot_num=2, max_nnz=3, embedding_initializer="ones")
+        ids = tf.compat.v1.sparse_placeholder(tf.int64)
+        pooled = layer(ids)
+        shape = [4, 3] if len(indices[0]) == 2 else [2, 2, 3]
+        found = session.run(pooled, {ids: tf.compat.v1.SparseTensorValue(indices, [1, 2, 3], shape)})
+    np.testing.assert_array_equal(found[:, :, 0], [[1, 1], [0, 1]])
