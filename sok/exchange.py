@@ -251,10 +251,9 @@ def _attributes(group: _Group, features: Sequence[Feature]) -> dict[str, Any]:
 
 
 def _common_dtype(features: Sequence[Feature]) -> str:
-    """What rows and gradients travel in: what all features ask for. Not float32 for one and less for another: rows of a
-    table that both look up come once, and would have to be rounded for both."""
-    asked = {feature.exchange_dtype or feature.table.exchange_dtype for feature in features}
-    return asked.pop() if len(asked) == 1 else "float32"
+    """What rows and gradients travel in: what all tables say."""
+    said = {"float32" if feature.exact else feature.table.exchange_dtype for feature in features}
+    return said.pop() if len(said) == 1 else "float32"
 
 
 def _input_exchange(

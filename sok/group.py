@@ -14,7 +14,6 @@ from sok.inputs import Called, to_csr
 from sok.keys import as_keys
 from sok.lookup import Csr, Feature
 from sok.table import is_embedding_variable
-from sok.table_arguments import checked_exchange_dtype
 
 _COMBINERS = ("sum", "mean", "sqrtn")
 
@@ -30,7 +29,6 @@ class Request:
     dtype: tf.DType | None = None  # of the result, if it is not that of `param`
     ids_called: str = "sp_ids"  # in messages, and the weights too
     weights_called: str = "sp_weights"
-    exchange_dtype: str | None = None  # what rows of a table travel in; None: as the table says
 
 
 def group_embedding_lookup_sparse(
@@ -64,8 +62,7 @@ def group_embedding_lookup_sparse(
         is_sequence: whether to give the rows of each sample one after the other, in place of pooling them.
         params_num_per_group: at most so many of the features in one op, or exchange. None: all of them.
         training: whether unseen ids of tables get a row; without, they read as the row they would get.
-        exchange_dtype: float32, float16 or bfloat16: what rows of tables, and their gradients, are rounded to while
-            they travel between workers. None: as the tables say (`EmbeddingVariable(exchange_dtype=...)`).
+        exchange_dtype: None. What rows travel in is said once, by their table: `EmbeddingVariable(exchange_dtype=...)`.
         name: of the scope of the ops.
 
     Returns:
@@ -105,14 +102,14 @@ def group_embedding_lookup_sparse(
     weights = [None] * len(params) if sp_weights is None else _one_each("sp_weights", sp_weights, len(params))
     _check_strategy(partition_strategy)
     per_group = check_per_group(params_num_per_group)
-    exchange_dtype = check_exchange_dtype(exchange_dtype)
+    refuse_exchange_dtype(exchange_dtype)
     variables, dtypes = _check_params(params)
     if is_sequence and any(w is not None for w in weights):
         raise ValueError("`sp_weights` must be None with is_sequence=True: rows that are not pooled have no weights.")
     if is_sequence:
         combiners = [exchange.ROWS] * len(params)
     requests = [
-        Request(*request, f"sp_ids[{i}]", f"sp_weights[{i}]", exchange_dtype)
+        Request(*request, f"sp_ids[{i}]", f"sp_weights[{i}]")
         for i, request in enumerate(zip(variables, sp_ids, weights, combiners, dtypes, strict=True))
     ]
     with tf.name_scope(name or "group_embedding_lookup_sparse"):
@@ -140,7 +137,7 @@ def group_embedding_lookup(
         partition_strategy: 'mod', and no other: a key belongs to worker key % workers.
         name: of the scope of the ops.
         training: whether unseen ids get a row; without, they read as the row they would get.
-        exchange_dtype: as in `group_embedding_lookup_sparse`.
+        exchange_dtype: None, as in `group_embedding_lookup_sparse`.
 
     Returns:
         A list of float32 (of an ordinary variable: its dtype) [*shape of the ids, dim], one per feature. Differentiable
@@ -168,7 +165,7 @@ def group_embedding_lookup(
     params = _as_list("params", params)
     ids = _one_each("ids", ids, len(params))
     _check_strategy(partition_strategy)
-    exchange_dtype = check_exchange_dtype(exchange_dtype)
+    refuse_exchange_dtype(exchange_dtype)
     variables, dtypes = _check_params(params)
     with tf.name_scope(name or "group_embedding_lookup"):
         with _told_to_peers(variables):
@@ -178,7 +175,7 @@ def group_embedding_lookup(
             ]
         # One segment that holds all keys of a feature, of which the rows are wanted.
         requests = [
-            Request(v, _in_one_segment(k), dtype=d, ids_called=f"ids[{n}]", exchange_dtype=exchange_dtype)
+            Request(v, _in_one_segment(k), dtype=d, ids_called=f"ids[{n}]")
             for n, (v, k, d) in enumerate(zip(variables, keys, dtypes, strict=True))
         ]
         return [_in_shape_of(k, rows) for k, (rows, _) in zip(keys, _lookup(requests, training), strict=True)]
@@ -246,7 +243,7 @@ def _feature(r: Request, csr: Csr) -> Feature:
     # 64-bit splits of a RaggedTensor are fit to be used as they are: the op checks them once more.
     is_flat = isinstance(r.ids, tf.RaggedTensor) and r.ids.ragged_rank == 1 and r.ids.shape.rank == 2
     checked = is_flat and r.weights is None and lookup.is_alone(r.param)
-    return Feature(r.param, csr, r.combiner, checked=checked, exchange_dtype=r.exchange_dtype)
+    return Feature(r.param, csr, r.combiner, checked=checked)
 
 
 def _told_to_peers(params: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
@@ -291,9 +288,13 @@ def check_per_group(size: Any) -> int | None:
     return None if size is None else int(size)
 
 
-def check_exchange_dtype(dtype: Any) -> str | None:
-    """The name of `exchange_dtype`, if that is one of those of tables; None says nothing."""
-    return None if dtype is None else checked_exchange_dtype(dtype)
+def refuse_exchange_dtype(dtype: Any) -> None:
+    """`ValueError` unless `exchange_dtype` is None."""
+    if dtype is not None:
+        raise ValueError(
+            "`exchange_dtype` is said once, by the table: sok.EmbeddingVariable(exchange_dtype=...), or the argument "
+            f"of that name of a layer or column. Received: {dtype!r}."
+        )
 
 
 def chunks(items: list[Any], size: int | None) -> list[list[Any]]:

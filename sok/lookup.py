@@ -47,7 +47,7 @@ class Feature:
     combiner: str  # 'sum', 'mean' or 'sqrtn'
     limits: Limits = Limits()
     checked: bool = False  # row splits make sense and no limit is set: nothing to validate
-    exchange_dtype: str | None = None  # what rows and gradients travel in; None: as the table says
+    exact: bool = False  # rows travel as they are, whatever `table.exchange_dtype` says
 
 
 def _watch(variable: EmbeddingVariable) -> None:
@@ -67,7 +67,7 @@ def lookup_rows(
     keys: Any,
     training: Any = True,
     report: tf.Tensor | None = None,
-    exchange_dtype: str | None = None,
+    exact: bool = False,
 ) -> tf.Tensor:
     """The row of each key.
 
@@ -77,7 +77,7 @@ def lookup_rows(
         training: whether keys without a row get one; bool or bool scalar tensor. Without, they read as their initial
             value.
         report: empty, or what `sok.inputs` found wrong with the input, to be raised on every rank.
-        exchange_dtype: 'float32', 'float16' or 'bfloat16': what rows and gradients travel in. None: as the table says.
+        exact: whether rows travel as they are, whatever `variable.exchange_dtype` says.
 
     Returns:
         [..., D] float32. Collective; differentiable with respect to the variable.
@@ -102,7 +102,7 @@ def lookup_rows(
                 keys = tf.identity(keys)
         return _ops.lib().sok_table_lookup(variable.handle, keys, training, dim=variable.dim)[0]
     splits = tf.zeros([0], tf.int64) if report is None else report
-    feature = Feature(variable, Csr(flat, splits), exchange.ROWS, exchange_dtype=exchange_dtype)
+    feature = Feature(variable, Csr(flat, splits), exchange.ROWS, exact=exact)
     (rows,) = exchange.lookup_group([feature], training)
     rows = tf.reshape(rows, tf.concat([tf.shape(keys), [variable.dim]], 0))
     rows.set_shape(keys.shape.concatenate([variable.dim]))
@@ -117,7 +117,6 @@ def lookup_pooled(
     slot_num: int = 1,
     max_nnz: int = 0,
     max_feature_num: int = 0,
-    exchange_dtype: str | None = None,
 ) -> tf.Tensor:
     """One vector per segment: its keys' rows combined by tf.nn.embedding_lookup_sparse's rules.
 
@@ -129,7 +128,6 @@ def lookup_pooled(
         slot_num: segments per sample, for `max_feature_num` and messages.
         max_nnz: keys a segment may have; 0: any number.
         max_feature_num: keys a sample may have; 0: any number.
-        exchange_dtype: as in `lookup_rows`.
 
     Returns:
         [S, D] float32; an empty segment gives zeros. Collective; differentiable in the variable and the weights.
@@ -139,14 +137,14 @@ def lookup_pooled(
         tf.errors.ResourceExhaustedError: an owner's shard is full, on every rank.
     """
     limits = Limits(slot_num, max_nnz, max_feature_num)
-    return lookup_group([Feature(variable, csr, combiner, limits, exchange_dtype=exchange_dtype)], training)[0]
+    return lookup_group([Feature(variable, csr, combiner, limits)], training)[0]
 
 
 def lookup_group(features: Sequence[Feature], training: Any = True) -> list[tf.Tensor]:
     """`lookup_pooled` of many features and tables, all in one op.
 
     Args:
-        features: what to look up; several may share a table. Rows travel in 16 bit if all of them ask for the same.
+        features: what to look up; several may share a table. Rows travel in 16 bit if all their tables say the same.
         training: as in `lookup_rows`.
 
     Returns:

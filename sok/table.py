@@ -64,7 +64,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         exchange_dtype: with several workers, what rows, and the gradients that go back, are rounded to while they
             travel: float32 (default: they are not), float16 or bfloat16, which halve what is moved. Rows, and sums of
             gradients, are float32 at both ends. One lookup travels in 16 bit if all its tables say the same, else in
-            float32; Keras layers say it themselves, by their compute dtype. Equal on all workers.
+            float32. On one host 16 bit is no faster. Equal on all workers.
         gpu_memory_bytes: the most memory of a GPU that this shard may take, if that is where it lies; what would need
             more is a ResourceExhaustedError, and changes nothing. None: what the GPU has.
 
@@ -314,7 +314,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         """
         from sok import lookup  # lookup is built on tables
 
-        return lookup.lookup_rows(self, keys, training=False, exchange_dtype="float32")
+        return lookup.lookup_rows(self, keys, training=False, exact=True)
 
     def assign(
         self, keys: Any, values: Any = None, use_locking: Any = None, name: str | None = None

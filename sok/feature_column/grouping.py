@@ -24,7 +24,6 @@ class Group:
 
     name: str | None
     params_num_per_group: int | None
-    exchange_dtype: str | None = None
 
     # The copy of a column belongs to the group of the column. Pickled, the columns of one pickle share a new one.
     def __copy__(self) -> Group:
@@ -126,10 +125,7 @@ def look_up(made: Sequence[tuple[Any, Any]], training: Any) -> dict[Any, tf.Tens
     by_group: dict[Group | None, list[tuple[Any, Request]]] = {}
     for column, said in made:
         if isinstance(said, Request):
-            of_group = group_of(column)
-            if of_group is not None:
-                said = dataclasses.replace(said, exchange_dtype=of_group.exchange_dtype)
-            by_group.setdefault(of_group, []).append((column, said))
+            by_group.setdefault(group_of(column), []).append((column, said))
     parts = [
         (of_group, part)
         for of_group, members in by_group.items()

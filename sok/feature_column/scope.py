@@ -10,7 +10,7 @@ from typing import Any
 from sok.feature_column import input_layer
 from sok.feature_column.grouping import Group, in_group
 from sok.feature_column.tf_columns import GROUPED
-from sok.group import check_exchange_dtype, check_per_group
+from sok.group import check_per_group, refuse_exchange_dtype
 
 _lock = threading.Lock()
 _open_scopes = 0  # of all threads
@@ -46,14 +46,13 @@ def group_embedding_column_scope(
     Args:
         name: of the scope of the ops.
         params_num_per_group: at most so many columns in one op, or exchange. None: all of them.
-        exchange_dtype: float32, float16 or bfloat16: what rows of tables of ours, and their gradients, are rounded to
-            while they travel between workers. None: as the tables say, which columns leave at float32.
+        exchange_dtype: None. What rows travel in is said by `sok.feature_column.embedding_column(exchange_dtype=...)`.
 
     Yields:
         The group. Several scopes make several groups; inside another one, the inner scope counts.
 
     Raises:
-        ValueError: `params_num_per_group` is no whole number of at least 1; another `exchange_dtype`.
+        ValueError: `params_num_per_group` is no whole number of at least 1; an `exchange_dtype`.
 
     Not collective; a layer whose columns have tables of ours is.
 
@@ -73,7 +72,8 @@ def group_embedding_column_scope(
 
     Source: `group_embedding_column_scope` of DeepRec.
     """
-    group = Group(name, check_per_group(params_num_per_group), check_exchange_dtype(exchange_dtype))
+    refuse_exchange_dtype(exchange_dtype)
+    group = Group(name, check_per_group(params_num_per_group))
     input_layer.install()
     _here.groups = [*getattr(_here, "groups", []), group]
     _touch()

@@ -18,11 +18,17 @@ from sok.initializers import resolve
 from sok.layers.base import check_combiner, check_positive
 from sok.scoped_tables import scoped_table
 from sok.table import EmbeddingVariable
+from sok.table_arguments import checked_exchange_dtype
 
 _TABLE = "embedding_weights"
 
 _Fields = collections.namedtuple(
-    "_Fields", ("categorical_column", "dimension", "combiner", "initializer", "trainable", "prunes", "capacity")
+    "_Fields",
+    (
+        *("categorical_column", "dimension", "combiner", "initializer", "trainable", "prunes", "capacity"),
+        "exchange_dtype",
+    ),
+    defaults=("float32",),
 )
 
 
@@ -38,6 +44,7 @@ def embedding_column(
     use_safe_embedding_lookup: bool = True,
     *,
     capacity: int | None = None,
+    exchange_dtype: Any = "float32",
 ) -> TableEmbeddingColumn:
     """Makes a dense column of embeddings that lie in a table of ours, spread over all workers.
 
@@ -61,6 +68,7 @@ def embedding_column(
             `capacity` an id like any other. A sample without ids is zeros in either case.
         capacity: rows that each worker's part of the table may hold, as they appear. None: all that the categorical
             column has (`num_buckets`), each with its place.
+        exchange_dtype: as `EmbeddingVariable` takes it.
 
     Returns:
         The column. Looking it up is collective.
@@ -105,6 +113,7 @@ def embedding_column(
         bool(trainable),
         bool(use_safe_embedding_lookup),
         capacity,
+        checked_exchange_dtype(exchange_dtype),
     )
 
 
@@ -181,6 +190,7 @@ class TableEmbeddingColumn(fc_v2.DenseColumn, fc_v1._DenseColumn, _Fields):
             "num_keys": None if is_hashed else num_ids,
             "initializer": initializer,
             "trainable": self.trainable and layer_trains,
+            "exchange_dtype": self.exchange_dtype,
         }
 
     def _request(self, sparse_tensors: Any, table: EmbeddingVariable) -> Any:

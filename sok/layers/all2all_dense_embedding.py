@@ -26,6 +26,8 @@ class All2AllDenseEmbeddingMixin(EmbeddingLayerMixin):
         use_hashtable: True: any id. False: ids are row numbers, 0 <= id < max_vocabulary_size_per_gpu * sok.size().
         key_dtype: int64 (default), int32, uint32 or uint64. Every value is a legal id.
         embedding_initializer: None (uniform in [-0.05, 0.05]), a Keras name, a Keras initializer or `f(shape, dtype)`.
+        exchange_dtype: float32 (default), float16 or bfloat16: what rows and gradients are rounded to while they travel
+            between workers, whatever the compute dtype is.
         **kwargs: of the Keras layer (name, trainable, dtype, ...).
 
     Call args:
@@ -35,8 +37,7 @@ class All2AllDenseEmbeddingMixin(EmbeddingLayerMixin):
         training: whether unseen ids get a row; see `sok.DistributedEmbedding`.
 
     Returns:
-        [B, F, nnz_per_slot, D], or with `dynamic_input` the shape of the input with D appended, in the compute dtype;
-        of 16 bit, rows and gradients travel between workers in it, too.
+        [B, F, nnz_per_slot, D], or with `dynamic_input` the shape of the input with D appended, in the compute dtype.
 
     Raises:
         ValueError: an argument or the form of the input is not one of these.
@@ -65,11 +66,18 @@ class All2AllDenseEmbeddingMixin(EmbeddingLayerMixin):
         use_hashtable: bool = True,
         key_dtype: Any = None,
         embedding_initializer: Any = None,
+        exchange_dtype: Any = "float32",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self._init_table(
-            max_vocabulary_size_per_gpu, embedding_vec_size, slot_num, use_hashtable, key_dtype, embedding_initializer
+            max_vocabulary_size_per_gpu,
+            embedding_vec_size,
+            slot_num,
+            use_hashtable,
+            key_dtype,
+            embedding_initializer,
+            exchange_dtype,
         )
         check_positive(nnz_per_slot=nnz_per_slot)
         self.nnz_per_slot = int(nnz_per_slot)
@@ -92,7 +100,7 @@ class All2AllDenseEmbeddingMixin(EmbeddingLayerMixin):
 
     def _rows(self, keys: tf.Tensor, training: Any, report: tf.Tensor | None) -> tf.Tensor:
         variable = self.embedding_variable
-        return lookup.lookup_rows(variable, keys, self._inserts(training), report, self._exchange_dtype())
+        return lookup.lookup_rows(variable, keys, self._inserts(training), report)
 
     def _checked(self, inputs: Any, dense: tf.Tensor, report: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor | None]:
         """`dense` as [B, F, nnz_per_slot], and the report, to which a wrong size that is seen late is added."""

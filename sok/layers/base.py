@@ -15,6 +15,7 @@ from sok.checkpoint import store_files
 from sok.initializers import resolve
 from sok.keys import as_keys, check_key_dtype
 from sok.table import EmbeddingVariable
+from sok.table_arguments import checked_exchange_dtype
 
 _COMBINERS = ("sum", "mean", "sqrtn")
 
@@ -49,6 +50,7 @@ class TableOptions:
     use_hashtable: bool
     key_dtype: str
     embedding_initializer: Any
+    exchange_dtype: str
 
 
 class EmbeddingLayerMixin:
@@ -65,6 +67,7 @@ class EmbeddingLayerMixin:
         use_hashtable: bool,
         key_dtype: Any,
         embedding_initializer: Any,
+        exchange_dtype: Any,
     ) -> None:
         check_positive(
             max_vocabulary_size_per_gpu=max_vocabulary_size_per_gpu,
@@ -86,6 +89,7 @@ class EmbeddingLayerMixin:
             use_hashtable=bool(use_hashtable),
             key_dtype=check_key_dtype(key_dtype).name,
             embedding_initializer=embedding_initializer,
+            exchange_dtype=checked_exchange_dtype(exchange_dtype),
         )
         self._table: EmbeddingVariable | None = None
 
@@ -108,6 +112,7 @@ class EmbeddingLayerMixin:
             initializer=options.embedding_initializer,
             hashed=options.use_hashtable,
             trainable=self.trainable,
+            exchange_dtype=options.exchange_dtype,
         )
         # Keras 3 does not find variables that are not its own; tf_keras finds the attribute by itself.
         if hasattr(self, "_track_variable"):
@@ -170,11 +175,6 @@ class EmbeddingLayerMixin:
         if training is None:
             return not {"test_step", "predict_step"} & keras_calls.running()
         return tf.cast(training, tf.bool) if tf.is_tensor(training) else bool(training)
-
-    def _exchange_dtype(self) -> str | None:
-        """What rows travel in: what they are cast to, if it has 16 bit; else as the table says."""
-        dtype = tf.as_dtype(self.compute_dtype or tf.float32)
-        return dtype.name if dtype in (tf.float16, tf.bfloat16) else None
 
     def _to_compute_dtype(self, rows: tf.Tensor) -> tf.Tensor:
         # With v2 behaviour off, tf_keras takes the dtype of the first input, integers here, for the layer's own.

@@ -28,6 +28,8 @@ class DistributedEmbeddingMixin(EmbeddingLayerMixin):
         key_dtype: int64 (default), int32, uint32 or uint64. Every value is a legal id.
         embedding_initializer: None (uniform in [-0.05, 0.05]), a Keras name, a Keras initializer or `f(shape, dtype)`.
         padding_key: ids of dense inputs that are equal to it count as absent. None: none is.
+        exchange_dtype: float32 (default), float16 or bfloat16: what rows and gradients are rounded to while they travel
+            between workers, whatever the compute dtype is.
         **kwargs: of the Keras layer (name, trainable, dtype, ...).
 
     Call args:
@@ -45,8 +47,7 @@ class DistributedEmbeddingMixin(EmbeddingLayerMixin):
             mean = sum(w e) / sum(w), sqrtn = sum(w e) / sqrt(sum(w^2)).
 
     Returns:
-        [B, F, D] in the layer's compute dtype. B is this worker's batch; workers' batches may differ, or be empty. Of
-        16 bit (`mixed_float16`, `mixed_bfloat16`), it is also what rows and gradients travel in between workers.
+        [B, F, D] in the layer's compute dtype. B is this worker's batch; workers' batches may differ, or be empty.
 
     Raises:
         ValueError: an argument or the form of the input is not one of these.
@@ -79,11 +80,18 @@ class DistributedEmbeddingMixin(EmbeddingLayerMixin):
         key_dtype: Any = None,
         embedding_initializer: Any = None,
         padding_key: int | None = None,
+        exchange_dtype: Any = "float32",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self._init_table(
-            max_vocabulary_size_per_gpu, embedding_vec_size, slot_num, use_hashtable, key_dtype, embedding_initializer
+            max_vocabulary_size_per_gpu,
+            embedding_vec_size,
+            slot_num,
+            use_hashtable,
+            key_dtype,
+            embedding_initializer,
+            exchange_dtype,
         )
         check_positive(max_nnz=max_nnz, max_feature_num=max_feature_num)
         check_positive(**{"slot_num * max_nnz": slot_num * max_nnz})
@@ -109,7 +117,6 @@ class DistributedEmbeddingMixin(EmbeddingLayerMixin):
             slot_num=self.slot_num,
             max_nnz=self.max_nnz,
             max_feature_num=self.slot_num * self.max_nnz if self.max_feature_num == 1 else self.max_feature_num,
-            exchange_dtype=self._exchange_dtype(),
         )
         pooled = tf.reshape(pooled, [-1, self.slot_num, variable.dim])
         pooled.set_shape([static_batch(inputs, self.slot_num), self.slot_num, variable.dim])

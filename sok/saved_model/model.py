@@ -60,7 +60,7 @@ class ModelExport:
 
     def rows(self, table: EmbeddingVariable, keys: np.ndarray) -> np.ndarray:
         """The rows [n, D] of keys, of all workers. Collective."""
-        return lookup.lookup_rows(table, keys, training=False, exchange_dtype="float32").numpy()
+        return lookup.lookup_rows(table, keys, training=False, exact=True).numpy()
 
 
 class _Saved(tf.Module):

@@ -102,7 +102,7 @@ class SessionExport:
         if table not in self._readers:
             with _unfinalized(self._session.graph):
                 asked = v1.placeholder(table.key_dtype, [None])
-                rows = lookup.lookup_rows(table, asked, training=False, exchange_dtype="float32")
+                rows = lookup.lookup_rows(table, asked, training=False, exact=True)
                 self._readers[table] = (asked, rows)
         asked, rows = self._readers[table]
         return self._session.run(rows, {asked: keys})

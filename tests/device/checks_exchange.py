@@ -97,7 +97,7 @@ def all_rows(tables):
     """Of every key, without making one."""
     keys = tf.range(NUM_KEYS, dtype=tf.int64)
     none = tf.zeros([0], tf.int64)
-    features = [Feature(t, Csr(tf.cast(keys, t.key_dtype), none), "rows", exchange_dtype="float32") for t in tables]
+    features = [Feature(t, Csr(tf.cast(keys, t.key_dtype), none), "rows", exact=True) for t in tables]
     if tables[0].world_size == 1:
         return [t.sparse_read(f.csr.keys).numpy() for t, f in zip(tables, features, strict=True)]
     return [rows.numpy() for rows in lookup_group(features, training=False)]

@@ -159,7 +159,7 @@ def check_rows_come_as_they_were_rounded(world):
             np.testing.assert_array_equal(lookup_rows(table, keys), of_rows[keys.numpy()])
             # What reads a table's rows for their own sake gets all of them.
             np.testing.assert_array_equal(table.sparse_read(keys), rows_of(t)[keys.numpy()])
-            np.testing.assert_array_equal(lookup_rows(table, keys, exchange_dtype="float32"), rows_of(t)[keys.numpy()])
+            np.testing.assert_array_equal(lookup_rows(table, keys, exact=True), rows_of(t)[keys.numpy()])
         assert f"exchanged in {dtype}" in repr(tables[0]) and tables[0].exchange_dtype == dtype
 
 
@@ -196,39 +196,36 @@ def check_a_group_that_is_not_of_one_mind_travels_in_float32(world):
             np.testing.assert_allclose(output, expected, rtol=2e-6, atol=2e-6)
 
 
-def check_group_functions_and_column_scopes_choose(world):
-    table = sok.EmbeddingVariable(3, 100, name="wire_group")
-    table.assign(np.arange(NUM_KEYS), rows_of(1))
+def check_group_functions_and_columns_travel_as_their_tables_say(world):
     ids = tf.RaggedTensor.from_row_splits(tf.constant([4, 1], tf.int64), [0, 1, 2])
     # Beyond the largest half, so that nobody can mistake one type for another.
-    table.assign([4], [[70000.0, 1 + 2**-12, 1.0]])
-    for dtype, first in ((None, 70000.0), ("float16", np.inf), (tf.bfloat16, 70144.0)):
+    for dtype, first in (("float32", 70000.0), ("float16", np.inf), (tf.bfloat16, 70144.0)):
         first = first if world.size > 1 else 70000.0
-        (pooled,) = sok.group_embedding_lookup_sparse([table], [ids], "sum", exchange_dtype=dtype)
-        (found,) = sok.group_embedding_lookup([table], [[[4]]], exchange_dtype=dtype)
+        table = sok.EmbeddingVariable(3, 100, name="wire_group", exchange_dtype=dtype)
+        table.assign([4, 1], [[70000.0, 1 + 2**-12, 1.0]] * 2)
+        (pooled,) = sok.group_embedding_lookup_sparse([table], [ids], "sum")
+        (found,) = sok.group_embedding_lookup([table], [[[4]]])
         assert pooled[0, 0] == found[0, 0, 0] == first
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-            with sok.group_embedding_column_scope(exchange_dtype=dtype):
+            with sok.group_embedding_column_scope():
                 item = tf.feature_column.categorical_column_with_identity("item", 10)
                 constant = tf.keras.initializers.Constant(70000.0)
-                columns = [sok.feature_column.embedding_column(item, 2, initializer=constant)]
+                columns = [sok.feature_column.embedding_column(item, 2, initializer=constant, exchange_dtype=dtype)]
             net = tf.compat.v1.feature_column.input_layer({"item": [[4], [1]]}, columns)
             np.testing.assert_array_equal(session.run(net), np.full([2, 2], first))
-    with pytest.raises(ValueError, match="`exchange_dtype` must be one of 'float32', 'float16', 'bfloat16'.*int8"):
-        sok.group_embedding_lookup([table], [[4]], exchange_dtype="int8")
 
 
 def check_workers_that_round_otherwise_are_told_of_it(world):
     if world.size == 1:
         return
-    table = sok.EmbeddingVariable(3, 100, name="wire_other", initializer="ones")
     mine = "float16" if world.rank == 0 else "bfloat16"
+    table = sok.EmbeddingVariable(3, 100, name="wire_other", initializer="ones", exchange_dtype=mine)
     asked = ", ".join(["float16"] + ["bfloat16"] * (world.size - 1))
     keys = tf.constant([1, 2], tf.int64)
     for _ in range(2):
         with pytest.raises(tf.errors.FailedPreconditionError, match=f"`exchange_dtype`.*by rank: {asked}"):
-            lookup_rows(table, keys, exchange_dtype=mine)
-    np.testing.assert_array_equal(lookup_rows(table, keys, exchange_dtype="float16"), np.ones([2, 3]))
+            lookup_rows(table, keys)
+    np.testing.assert_array_equal(lookup_rows(table, keys, exact=True), np.ones([2, 3]))
 
 
 def check_bad_news_travel_in_16_bit(world):
@@ -287,18 +284,20 @@ def check_a_gradient_that_overflows_on_its_way_stops_the_step_everywhere(world):
         assert float(np.asarray(now)) == scale
 
 
-def check_layers_travel_in_their_compute_dtype(world):
-    ids = tf.constant([[[4], [1]], [[0], [4]]], tf.int64)
-    for library, (policy, dtype) in itertools.product(
-        (keras, tf_keras), [("float32", "float32"), *((f"mixed_{dtype}", dtype) for dtype in DTYPES)]
+def check_layers_travel_as_they_were_told_under_any_policy(world):
+    ids, stored = tf.constant([[[4], [1]], [[0], [4]]], tf.int64), 1 + 2**-9
+    for library, (policy, travels) in itertools.product(
+        (keras, tf_keras), (("mixed_float16", None), ("mixed_bfloat16", "float16"), ("float32", "bfloat16"))
     ):
         layers = for_keras(library)
-        options = {"embedding_initializer": library.initializers.Constant(1 + 2**-9), "dtype": policy}
+        options = {"embedding_initializer": library.initializers.Constant(stored), "dtype": policy}
+        options |= {} if travels is None else {"exchange_dtype": travels}
         made = [
             layers.DistributedEmbedding("sum", 50, 3, slot_num=2, max_nnz=2, **options),
             layers.All2AllDenseEmbedding(50, 3, slot_num=2, nnz_per_slot=1, **options),
         ]
         for layer in made:
+            layer = type(layer).from_config(layer.get_config())
 
             def step(layer=layer):
                 with tf.GradientTape() as tape:
@@ -307,16 +306,18 @@ def check_layers_travel_in_their_compute_dtype(world):
                 return out, tape.gradient(loss, layer.embedding_variable)
 
             out, gradient = step()
-            assert out.dtype == dtype and gradient.dtype == tf.float32
-            np.testing.assert_array_equal(np.asarray(out, np.float32), rounded(np.full(out.shape, 1 + 2**-9), dtype))
+            computed = policy.removeprefix("mixed_")
+            assert out.dtype == computed and gradient.dtype == tf.float32
+            home = rounded(np.full(out.shape, stored), (travels if world.size > 1 else None) or "float32")
+            np.testing.assert_array_equal(np.asarray(out, np.float32), rounded(home, computed))
             assert gradient.values.shape[0] == 0 or float(gradient.values[0, 0]) in (world.size, 2.0 * world.size)
             # Stored rows have all their bits.
-            assert (layer.embedding_variable.export()[1].numpy() == np.float32(1 + 2**-9)).all()
+            assert (layer.embedding_variable.export()[1].numpy() == np.float32(stored)).all()
             if world.size == 1:
                 continue
             # Three keys, of which this rank answers those that are its own: to each of the ranks.
             owned = 3 * sum(owner(key, world.size) == world.rank for key in (0, 1, 4))
-            size = ANSWER_HEADER + (owned if dtype == "float32" else (owned + 1) // 2)
+            size = ANSWER_HEADER + (owned if travels is None else (owned + 1) // 2)
             assert bytes_moved(step)["rows"] == 4 * size * world.size
 
 

@@ -103,3 +103,16 @@ def test_what_only_a_run_shows_names_the_table_or_variable(call, kind, word):
         tf.errors.InvalidArgumentError, match=rf"{word} 'run_{kind}\w*'.*: there must be one weight for"
     ):
         call(lambda: sok.group_embedding_lookup_sparse(params, [ragged([[1]]), ragged([[1, 2]])], sp_weights=weights))
+
+
+@pytest.mark.parametrize("function", ["group_embedding_lookup_sparse", "group_embedding_lookup", "column scope"])
+def test_what_rows_travel_in_is_said_by_the_table(function):
+    table, ids = sok.EmbeddingVariable(2, 10), tf.ragged.constant([[1]], dtype=tf.int64)
+    with pytest.raises(ValueError, match=r"said once, by the table.*EmbeddingVariable\(exchange_dtype=.*float16"):
+        if function == "group_embedding_lookup_sparse":
+            sok.group_embedding_lookup_sparse([table], [ids], "sum", exchange_dtype="float16")
+        elif function == "group_embedding_lookup":
+            sok.group_embedding_lookup([table], [ids], exchange_dtype="float16")
+        else:
+            with sok.group_embedding_column_scope(exchange_dtype="float16"):
+                pass
