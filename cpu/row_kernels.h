@@ -20,8 +20,7 @@ struct RowView {
 };
 
 struct RowKernels {
-  // Gathers the first dim floats of rows[0 .. n) into to, asking the memory ahead; kNoRow reads as row 0, which must
-  // exist then. False, and nothing done, for a dim that has no loop of its own. With stream the stores go past the
+  // Gathers the first dim floats of rows[0 .. n) into to, asking the memory ahead; kNoRow reads as zeros. False, and nothing done, for a dim that has no loop of its own. With stream the stores go past the
   // cache, for outputs larger than it: call fence before other threads may read.
   bool (*gather)(const RowView& view, const uint32_t* rows, int64_t n, int64_t dim, bool stream, float* to);
   void (*fence)();

@@ -65,12 +65,16 @@ constexpr int64_t kAheadRows = kDim <= 16   ? 24
                                : kDim <= 32 ? 16
                                             : 8;
 
+// Stands for rows that are still to be made: no row that may change meanwhile.
+alignas(64) const float kNoRecord[128] = {};
+
 template <int64_t kDim>
 void GatherFixed(const RowView view, const uint32_t* rows, int64_t n, bool stream, float* to) {
   using Vec = typename Wide<kDim>::Vec;
   constexpr int64_t kWidth = Wide<kDim>::kWidth, kVectors = Wide<kDim>::kVectors, kAhead = kAheadRows<kDim>;
   stream = stream && kDim % kLanes == 0 && reinterpret_cast<uintptr_t>(to) % kAlign == 0;
-  auto record = [&](int64_t i) { return RecordAt(view, rows[i] == 0xFFFFFFFFu ? 0 : rows[i]); };
+  static_assert(sizeof(kNoRecord) >= kDim * sizeof(float));
+  auto record = [&](int64_t i) { return rows[i] == 0xFFFFFFFFu ? kNoRecord : RecordAt(view, rows[i]); };
   for (int64_t i = 0; i < n; ++i) {
     if (i + kAhead < n) PrefetchRecord<kDim>(record(i + kAhead));
     const float* from = record(i);

@@ -153,8 +153,8 @@ void EmbeddingTable::Run(const Feature& feature, Task* task, bool find, uint32_t
   if (pooled && task->missing > 0) return;  // all of it once every key has its row
 
   const bool stream = !pooled && feature.place == nullptr && feature.n * dim * 4 >= kStreamBytes;
-  // Rows that are still to be made are filled in later: until then any row may stand for them.
-  const bool readable = missing == 0 || (insert && rows_.Has(0));
+  // Rows that are still to be made are filled in later: until then they are gathered as zeros.
+  const bool readable = missing == 0 || insert;
   if (readable && !decays && feature.weights == nullptr && feature.place == nullptr) {
     const bool done = pooled ? kernels.pool(view, rows, feature.row_splits, task->first_segment, task->last_segment,
                                             feature.combiner, dim, feature.output)

@@ -1,5 +1,6 @@
 // Several threads on one table; the thread sanitizer watches. Rows are written whole, with equal elements, so a torn
 // row would show.
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -171,5 +172,38 @@ TEST(RowsErasedInTheMiddleOfALookupAreFoundAgain) {
     }
     CHECK(ids[0] != ids[2]);
     CHECK_EQ(ids[1] & 0xFFFFFFFF, 1);
+  }
+}
+
+// A lookup for training settles rows in place in one task while another gathers the rows of keys, some of which are still to be
+// made. Those read nothing of the table; row 0 is the first that one would take in their place.
+TEST(KeysWithoutARowReadNoneThatAnotherTaskSettles) {
+  constexpr uint64_t kNew = 4096;
+  sok::TableConfig config = ZeroConfig(100'000);
+  config.dim = 16;  // gathered by a loop of its own
+  Table table(config, 2);
+  const std::vector<int64_t> ids = table.Lookup({7, 8}).ids;
+  table.Apply("adam", {0.01, 0.9, 0.999, 1e-7}, ids, std::vector<float>(32, 1.0f));
+  for (uint64_t round = 1; round <= 10; ++round) {
+    table.Apply("adam", {0.01, 0.9, 0.999, 1e-7}, {ids[1]}, std::vector<float>(16, 1.0f));  // row 0 misses a step
+    const std::vector<uint64_t> old = {7}, fresh = Range(round * kNew, (round + 1) * kNew);
+    std::vector<float> rows((kNew + 1) * 16, -1.0f);
+    std::vector<int64_t> row_ids(kNew + 1);
+    sok::EmbeddingTable::Feature features[2];
+    features[0].table = features[1].table = &table.native();
+    features[0].keys = fresh.data();
+    features[0].n = kNew;
+    features[0].output = rows.data();
+    features[0].row_ids = row_ids.data();
+    features[1].keys = old.data();
+    features[1].n = 1;
+    features[1].output = rows.data() + kNew * 16;
+    features[1].row_ids = row_ids.data() + kNew;
+    const ThreadExecutor executor(2);
+    sok::Scratch scratch;
+    sok::EmbeddingTable::LookupGroup({executor}, &scratch, features, 2, true);
+    CHECK_EQ(row_ids[kNew], ids[0]);
+    CHECK(rows[kNew * 16] < 0.0f && rows[kNew * 16] > -0.1f);
+    CHECK(std::all_of(rows.begin(), rows.begin() + kNew * 16, [](float x) { return x == 0.0f; }));
   }
 }

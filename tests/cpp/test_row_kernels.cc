@@ -72,7 +72,7 @@ TEST(GathersAreExactAtAnyAlignmentPastTheCacheOrNot) {
             int64_t wrong = 0;
             for (int64_t i = 0; i < 53 * dim; ++i) {
               const uint32_t row = rows[static_cast<size_t>(i / dim)];
-              wrong += to[i] != (done ? records.At(row == kNoRow ? 0 : row)[i % dim] : 7.0f);
+              wrong += to[i] != (!done ? 7.0f : row == kNoRow ? 0.0f : records.At(row)[i % dim]);
             }
             CHECK_EQ(wrong, 0);
             CHECK_EQ(to[53 * dim], 7.0f);
