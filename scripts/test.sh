@@ -12,6 +12,7 @@ need_modules pytest xdist hypothesis
 
 export TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-2}
 mkdir -p build/test
+rm -f build/test/device_repeats.log
 names=() results=()
 
 stage() {
@@ -54,6 +55,9 @@ case $which in
 esac
 
 echo
+if [[ $which == all ]]; then
+  echo "tests that passed only when they were repeated: $(wc -l <build/test/device_repeats.log 2>/dev/null || echo 0)"
+fi
 for i in "${!names[@]}"; do
   printf '%-34s %s\n' "${names[$i]}" "${results[$i]}"
 done

@@ -22,9 +22,8 @@ if [[ -f build/native/libsok_cuda.so ]]; then
 fi
 export SOK_NATIVE_DIR=$PWD/build/native/emulated_ops
 touch "$SOK_NATIVE_DIR/emulated"
-tests=("$PYTHON" -m pytest tests/device "$@")
 jobs=${SOK_TEST_JOBS:-$(($(nproc) < 4 ? $(nproc) : 4))}
-"${tests[@]}" -n "$jobs" --dist loadgroup && exit
-# TensorFlow's own ops are not reliable on such a device (docs/gpu.md, "Test"): what fails twice has failed.
-echo "== once more, one after the other: what has failed"
-"${tests[@]}" -n 0 --last-failed --last-failed-no-failures none
+mkdir -p build/test
+# TensorFlow's own ops are not reliable on such a device (docs/gpu.md, "Test"): what fails twice has failed, and so has all if
+# more than two tests had to be repeated.
+scripts/repeat_failed.sh 2 "$jobs" build/test/device_repeats.log tests/device "$@"
