@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import sok
 from sok import context
+from sok.lookup import lookup_rows
 
 keras.utils.set_random_seed(7)
 
@@ -86,6 +87,27 @@ def check_a_launcher_that_horovod_does_not_understand_is_an_error(world, monkeyp
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", str(world.size + 1))
     with pytest.raises(RuntimeError, match=rf"OMPI_COMM_WORLD_SIZE={world.size + 1}, but Horovod sees {world.size}"):
         sok.Init()
+
+
+def check_a_second_job_of_the_process_does_what_the_first_did(world):
+    runs = []
+    for _ in range(2):
+        sok.Init(seed=3)
+        table, optimizer = sok.EmbeddingVariable(2, 50, name="again"), sok.optimizers.Adam(0.1)
+
+        def step(keys, table=table, optimizer=optimizer):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.square(lookup_rows(table, keys) - 1.0))
+            optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+
+        for call in (step, tf.function(step)):
+            call(tf.constant([1, 2, world.rank + 2, 7], tf.int64))
+        assert int(table.total_size()) == len({1, 2, 7, *range(2, world.size + 2)})
+        runs.append((table, table.sparse_read(tf.range(9, dtype=tf.int64)).numpy()))
+        sok.shutdown()
+    (first, rows), (second, rows_again) = runs
+    assert first.table_name == second.table_name == "again"
+    np.testing.assert_array_equal(rows, rows_again)
 
 
 def check_the_job_of_all_following_checks_starts(world):
