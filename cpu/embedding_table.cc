@@ -23,7 +23,8 @@ void TableConfig::Check() const {
   auto check = [&](bool ok, const std::string& text) {
     if (!ok) throw InvalidArgument("table '" + name + "': " + text);
   };
-  check(dim >= 1, "dim must be at least 1. Received: " + std::to_string(dim) + ".");
+  check(dim >= 1 && dim <= kMaxDim,
+        "dim must lie in [1, " + std::to_string(kMaxDim) + "]. Received: " + std::to_string(dim) + ".");
   check(capacity >= 1 && capacity < INT64_C(0xFFFFFFFF),
         "capacity must lie in [1, 2^32 - 2]. Received: " + std::to_string(capacity) + ".");
   check(world_size >= 1 && rank >= 0 && rank < world_size, "rank must lie in [0, world_size). Received: rank " +

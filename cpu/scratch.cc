@@ -1,6 +1,9 @@
 #include "sok/scratch.h"
 
+#include <string>
+
 #include "pages.h"
+#include "sok/error.h"
 
 namespace sok {
 
@@ -10,6 +13,8 @@ void Scratch::AddBlock(size_t bytes) {
   blocks_.push_back({data, bytes});
   used_ = 0;
 }
+
+void Scratch::Refuse(int64_t n) { throw OutOfMemory("no memory holds " + std::to_string(n) + " temporary values"); }
 
 Scratch::~Scratch() {
   for (const Block& block : blocks_) FreePages(block.data, static_cast<int64_t>(block.bytes));

@@ -26,6 +26,25 @@ Rule ParseRule(const std::string& name) {
   throw InvalidArgument("rule must be 'sgd', 'adagrad', 'adam' or 'lazy_adam'. Received: '" + name + "'.");
 }
 
+std::string BetaError(const UpdateRule& rule) {
+  const float betas[2] = {rule.beta_1, rule.beta_2}, rests[2] = {rule.one_minus_beta_1, rule.one_minus_beta_2};
+  for (int i = 0; i < 2; ++i) {
+    const std::string name = "beta_" + std::to_string(i + 1);
+    if (!(betas[i] >= 0.0f && betas[i] < 1.0f)) {
+      return name + " must lie in [0, 1), in float32. Received: " + std::to_string(betas[i]) + ".";
+    }
+    if (!(std::fabs(1.0 - betas[i] - rests[i]) < 1e-6)) {
+      return "1 - " + name + " must not be " + std::to_string(rests[i]) + " where " + name + " is " +
+             std::to_string(betas[i]) + ".";
+    }
+  }
+  if (rule.decays() && rule.beta_1 > 0.999f) {
+    return "beta_1 of rule 'adam' must be at most 0.999 (of 'lazy_adam' it may be more). Received: " +
+           std::to_string(rule.beta_1) + ".";
+  }
+  return {};
+}
+
 UpdateRule MakeUpdateRule(const std::string& name, const double* hyper, int64_t hyper_size, int64_t step) {
   UpdateRule rule;
   rule.rule = ParseRule(name);
@@ -40,17 +59,13 @@ UpdateRule MakeUpdateRule(const std::string& name, const double* hyper, int64_t 
     rule.epsilon = static_cast<float>(hyper[2]);
   } else if (rule.rule != Rule::kSgd) {
     if (step < 1) throw InvalidArgument("step must be at least 1. Received: " + std::to_string(step) + ".");
-    for (int i = 1; i <= 2; ++i) {
-      if (!(hyper[i] >= 0.0 && hyper[i] < 1.0)) {
-        throw InvalidArgument("beta_" + std::to_string(i) +
-                              " must lie in [0, 1). Received: " + std::to_string(hyper[i]) + ".");
-      }
-    }
     rule.beta_1 = static_cast<float>(hyper[1]);
     rule.beta_2 = static_cast<float>(hyper[2]);
     rule.one_minus_beta_1 = static_cast<float>(1.0 - hyper[1]);
     rule.one_minus_beta_2 = static_cast<float>(1.0 - hyper[2]);
     rule.epsilon = static_cast<float>(hyper[3]);
+    const std::string error = BetaError(rule);
+    if (!error.empty()) throw InvalidArgument(error);
     // In float32, as Keras works it out: 1 - beta_2^t loses digits at small t, and we must lose the same.
     const float t = static_cast<float>(step);
     rule.lr *= std::sqrt(1.0f - std::pow(rule.beta_2, t)) / (1.0f - std::pow(rule.beta_1, t));

@@ -185,7 +185,7 @@ class ShardsCompactOp : public OpKernel {
       Check(ctx->GetAttr("owner", &head_.owner));
       Check(ctx->GetAttr("hashed", &head_.hashed));
       Check(ctx->GetAttr("passes", &passes_));
-      if (passes_ < 1) throw InvalidArgument("`passes` must be at least 1.");
+      if (passes_ < 1 || passes_ > 65536) throw InvalidArgument("`passes` must lie in [1, 65536].");
     });
   }
   void Compute(OpKernelContext* ctx) override {
@@ -194,7 +194,11 @@ class ShardsCompactOp : public OpKernel {
       CheckShape(ctx->input(1), ctx->input(0).shape(), "links");
       std::vector<std::vector<std::string>> links;
       for (int64_t i = 0; i < ctx->input(0).NumElements(); ++i) {
-        const size_t link = static_cast<size_t>(ctx->input(1).vec<int64_t>()(i));
+        const int64_t number = ctx->input(1).vec<int64_t>()(i);
+        if (number < 0 || number >= ctx->input(0).NumElements()) {
+          throw InvalidArgument("`links` must lie in [0, number of paths). Received: " + std::to_string(number) + ".");
+        }
+        const size_t link = static_cast<size_t>(number);
         if (link >= links.size()) links.resize(link + 1);
         links[link].push_back(ctx->input(0).vec<tstring>()(i));
       }

@@ -46,7 +46,7 @@ class CombineOp : public CombinerOp {
       const ProfileSpan span("combine", name(), {n, segments, segments * dim * int64_t{sizeof(float)}}, "op");
       CheckIndex(Int64(index), n, rows.dim_size(0));
       Tensor* output;
-      Check(ctx->allocate_output(0, TensorShape({segments, dim}), &output));
+      Check(ctx->allocate_output(0, CheckedShape({segments, dim}), &output));
       const TfExecutor executor(ctx);
       Combine({executor}, rows.flat<float>().data(), Int64(index), Int64(ctx->input(2)), weights, segments, dim,
               combiner_, output->flat<float>().data());
@@ -82,7 +82,7 @@ class CombineGradRowsOp : public CombinerOp {
       CheckRank(index, 1, "index");
       const int64_t n = index.NumElements(), dim = grad.dim_size(1);
       const int64_t segments = CheckRowSplits(ctx->input(2), n);
-      CheckShape(grad, TensorShape({segments, dim}), "grad");
+      CheckShape(grad, {segments, dim}, "grad");
       const float* weights = WeightsOrNull(ctx->input(3), n);
       const int64_t num_rows = ScalarArg<int64_t>(ctx->input(4), "num_rows");
       const ProfileSpan span("backward", name(), {n, num_rows, num_rows * dim * int64_t{sizeof(float)}}, "op");
@@ -122,7 +122,7 @@ class CombineGradWeightsOp : public CombinerOp {
       CheckRank(index, 1, "index");
       const int64_t n = index.NumElements(), dim = rows.dim_size(1);
       const int64_t segments = CheckRowSplits(ctx->input(3), n);
-      CheckShape(grad, TensorShape({segments, dim}), "grad");
+      CheckShape(grad, {segments, dim}, "grad");
       const float* weights = WeightsOrNull(ctx->input(4), n);
       const ProfileSpan span("backward", name(), {n, -1, n * int64_t{sizeof(float)}}, "op");
       CheckIndex(Int64(index), n, rows.dim_size(0));

@@ -118,7 +118,7 @@ class ExchangeCombineGradOp : public CpuPoolOp {
       const std::vector<PooledFeature> features = CheckedFeatures(ctx, size);
       std::vector<const float*> from;
       for (int f = 0; f < grads.size(); ++f) {
-        CheckShape(grads[f], CheckedShape({features[f].segments, features[f].dim}), "grads");
+        CheckShape(grads[f], {features[f].segments, features[f].dim}, "grads");
         from.push_back(grads[f].flat<float>().data());
       }
       Tensor* packed = AllocateOutput(ctx, 0, CheckedShape({size}));
@@ -159,7 +159,7 @@ class ExchangeCombineGradWeightsOp : public CpuPoolOp {
       const Tensor &grad = ctx->input(0), &answers = ctx->input(1);
       CheckRank(answers, 1, "answers");
       const PooledFeature feature = CheckedFeatures(ctx, answers.NumElements())[0];
-      CheckShape(grad, CheckedShape({feature.segments, feature.dim}), "grad");
+      CheckShape(grad, {feature.segments, feature.dim}, "grad");
       Tensor* out;
       Check(ctx->allocate_output(0, ctx->input(4).shape(), &out));
       if (out->NumElements() == 0) return;  // no weights, or no keys

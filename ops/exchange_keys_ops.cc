@@ -40,7 +40,7 @@ void Refuse(OpKernelContext* ctx, const std::string& whole_text, int64_t program
   const int64_t size = kHeaderWords + static_cast<int64_t>(text.size());
   Tensor *words, *splits;
   Check(ctx->allocate_output(0, CheckedShape({world * size}), &words));
-  Check(ctx->allocate_output(1, TensorShape({world}), &splits));
+  Check(ctx->allocate_output(1, CheckedShape({world}), &splits));
   std::fill_n(splits->flat<int32_t>().data(), world, static_cast<int32_t>(size));
   if (words->dtype() == tensorflow::DT_INT64) {
     WriteRefusal<int64_t>(text, program, call, mode, feature, world, words);
@@ -190,7 +190,7 @@ class ExchangeRouteOp : public GroupOp {
     std::vector<RouteFeature> features;
     for (int f = 0; f < num_features; ++f) {
       const int64_t n = in.keys[f].NumElements();
-      index.push_back(AllocateTemp(ctx, tensorflow::DT_INT32, TensorShape({n})));
+      index.push_back(AllocateTemp(ctx, tensorflow::DT_INT32, CheckedShape({n})));
       features.push_back({static_cast<int>(table_of_[f]), in.keys[f].data(), IsWide(in.keys[f].dtype()), n,
                           index[f].flat<int32_t>().data()});
     }
@@ -198,7 +198,7 @@ class ExchangeRouteOp : public GroupOp {
     const Fault fault =
         Find({executor}, scratch.get(), tables, route_tables, in, &features, static_cast<int>(sizeof(Word)), &route);
     Tensor* asked;
-    Check(ctx->allocate_output(2, TensorShape({world}), &asked));
+    Check(ctx->allocate_output(2, CheckedShape({world}), &asked));
     if (fault.status.status != kFine) {
       for (const RouteFeature& feature : features) std::fill_n(feature.index, feature.n, 0);
       std::fill_n(asked->flat<int32_t>().data(), world, static_cast<int32_t>(kAnswerHeader));
@@ -223,7 +223,7 @@ class ExchangeRouteOp : public GroupOp {
     const int64_t num_counts = CountsPerRank(num_tables, num_features);
     int64_t* word_begin = scratch.get()->template Get<int64_t>(world);
     Tensor* splits;
-    Check(ctx->allocate_output(1, TensorShape({world}), &splits));
+    Check(ctx->allocate_output(1, CheckedShape({world}), &splits));
     int64_t size = 0;
     for (int r = 0; r < world; ++r) {
       const int64_t message = kHeaderWords + num_counts + route.words[r];
@@ -287,15 +287,15 @@ class ExchangeRouteOp : public GroupOp {
     ctx->set_output(3 + f, index);
     ctx->set_output(3 + num_features + f, splits);
     Tensor* scales =
-        AllocateOutput(ctx, 3 + 2 * num_features + f, TensorShape({num_scales == nullptr ? 0 : *num_scales}));
+        AllocateOutput(ctx, 3 + 2 * num_features + f, CheckedShape({num_scales == nullptr ? 0 : *num_scales}));
     return num_scales == nullptr ? nullptr : scales->flat<float>().data();
   }
 
   template <class Word>
   void TellFault(OpKernelContext* ctx, const Fault& fault, int64_t call, int64_t mode, int world) const {
     Tensor *words, *splits;
-    Check(ctx->allocate_output(0, TensorShape({world * int64_t{kHeaderWords}}), &words));
-    Check(ctx->allocate_output(1, TensorShape({world}), &splits));
+    Check(ctx->allocate_output(0, CheckedShape({world * int64_t{kHeaderWords}}), &words));
+    Check(ctx->allocate_output(1, CheckedShape({world}), &splits));
     Word* out = reinterpret_cast<Word*>(words->data());
     for (int r = 0; r < world; ++r) out = WriteHeader(program_, call, mode, fault.status, fault.feature, out);
     std::fill_n(splits->flat<int32_t>().data(), world, static_cast<int32_t>(kHeaderWords));

@@ -65,6 +65,8 @@ class AnswerLayout {
       for (int64_t c = 0; c < width_; ++c) {
         begin_.push_back(at);
         const bool is_table = c < num_tables, is_pieces = !is_table && (c - num_tables) % 2 == 0;
+        // Counts and dims have bounds, their sum over many features and ranks has not.
+        if (at > int64_t{1} << 60) throw InvalidArgument("`counts` say more floats than there can be.");
         if (is_table) at += counts[r * width_ + c] * dims[c];
         if (is_pieces) at += counts[r * width_ + c] * dims[table_of[(c - num_tables) / 2]];
       }

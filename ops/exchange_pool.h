@@ -75,8 +75,7 @@ class PoolOp : public OpKernel {
         is_pooled_.push_back(combiner != "rows");
         combiners_.push_back(is_pooled_.back() ? ParseCombiner(combiner) : Combiner::kSum);
       }
-      for (const int64_t dim : dims_)
-        if (dim < 1) throw InvalidArgument("`dims` must be at least 1.");
+      CheckDims(dims_);
     });
   }
 

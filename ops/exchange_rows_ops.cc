@@ -60,10 +60,10 @@ class CpuExchangeServeOp final : public ExchangeServeOp {
     std::vector<Tensor> row_ids;
     std::vector<int64_t*> ids;
     for (int t = 0; t < num_tables; ++t) {
-      row_ids.push_back(AllocateTemp(ctx, tensorflow::DT_INT64, TensorShape({requests.num_keys[t]})));
+      row_ids.push_back(AllocateTemp(ctx, tensorflow::DT_INT64, CheckedShape({requests.num_keys[t]})));
       ids.push_back(reinterpret_cast<int64_t*>(row_ids[t].flat<int64_t>().data()));
     }
-    Tensor piece_splits = AllocateTemp(ctx, tensorflow::DT_INT64, TensorShape({requests.num_splits}));
+    Tensor piece_splits = AllocateTemp(ctx, tensorflow::DT_INT64, CheckedShape({requests.num_splits}));
     int64_t* splits = reinterpret_cast<int64_t*>(piece_splits.flat<int64_t>().data());
     const ScratchLease scratch;
     std::vector<EmbeddingTable::Feature> features;
@@ -95,7 +95,7 @@ class CpuExchangeServeOp final : public ExchangeServeOp {
 
   void OutputBadNews(OpKernelContext* ctx, const std::vector<float>& answers) const override {
     Tensor* output;
-    Check(ctx->allocate_output(0, TensorShape({static_cast<int64_t>(answers.size())}), &output));
+    Check(ctx->allocate_output(0, CheckedShape({static_cast<int64_t>(answers.size())}), &output));
     std::copy(answers.begin(), answers.end(), output->flat<float>().data());
   }
 
@@ -211,8 +211,8 @@ class CpuExchangeSumGradOp final : public ExchangeSumGradOp {
         const int t = static_cast<int>(table);
         RowSumsTarget target;
         target.row_ids =
-            reinterpret_cast<int64_t*>(AllocateOutput(ctx, t, TensorShape({rows}))->flat<int64_t>().data());
-        target.sums = AllocateOutput(ctx, num_tables() + t, TensorShape({rows, dims()[t]}))->flat<float>().data();
+            reinterpret_cast<int64_t*>(AllocateOutput(ctx, t, CheckedShape({rows}))->flat<int64_t>().data());
+        target.sums = AllocateOutput(ctx, num_tables() + t, CheckedShape({rows, dims()[t]}))->flat<float>().data();
         return target;
       });
     });

@@ -47,7 +47,7 @@ class ExchangeServeOp : public GroupOp {
       const int at = static_cast<int>(tables.size());
       const Tensor &words = ctx->input(at), &splits = ctx->input(at + 1);
       CheckRank(words, 1, "words");
-      CheckShape(splits, TensorShape({tables[0]->config().world_size}), "splits");
+      CheckShape(splits, {tables[0]->config().world_size}, "splits");
       const int64_t call = ScalarArg<int64_t>(ctx->input(at + 2), "call");
       const bool insert = ScalarArg<bool>(ctx->input(at + 3), "insert");
       if (is_wide_) {
@@ -223,8 +223,8 @@ class ExchangeServeOp : public GroupOp {
   Requests Read(OpKernelContext* ctx, const Tables& tables, const std::vector<Message<Word>>& messages) const {
     const int64_t world = static_cast<int64_t>(messages.size()), num_tables = static_cast<int64_t>(tables.size());
     const int64_t width = CountsPerRank(num_tables, static_cast<int64_t>(table_of_.size()));
-    Tensor answer_splits = AllocateTemp(ctx, tensorflow::DT_INT32, TensorShape({world}));
-    Tensor counts = AllocateTemp(ctx, tensorflow::DT_INT64, TensorShape({world, width}));
+    Tensor answer_splits = AllocateTemp(ctx, tensorflow::DT_INT32, CheckedShape({world}));
+    Tensor counts = AllocateTemp(ctx, tensorflow::DT_INT64, CheckedShape({world, width}));
     int64_t* count = reinterpret_cast<int64_t*>(counts.flat<int64_t>().data());
     std::vector<const Word*> at(static_cast<size_t>(world * width));  // where the words of each count begin
     for (int64_t r = 0; r < world; ++r) ReadCounts(messages[r], r, width, count + r * width, &at[r * width]);
@@ -303,8 +303,8 @@ class ExchangeServeOp : public GroupOp {
     OutputBadNews(ctx, answers);
     Tensor *answer_splits, *counts, *empty;
     const int64_t width = CountsPerRank(static_cast<int64_t>(dims_.size()), static_cast<int64_t>(table_of_.size()));
-    Check(ctx->allocate_output(1, TensorShape({world}), &answer_splits));
-    Check(ctx->allocate_output(2, TensorShape({world, width}), &counts));
+    Check(ctx->allocate_output(1, CheckedShape({world}), &answer_splits));
+    Check(ctx->allocate_output(2, CheckedShape({world, width}), &counts));
     Check(ctx->allocate_output(3, TensorShape({0}), &empty));
     for (size_t t = 0; t < dims_.size(); ++t) {
       Check(ctx->allocate_output(4 + static_cast<int>(t), TensorShape({0}), &empty));

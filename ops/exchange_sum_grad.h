@@ -24,8 +24,11 @@ class ExchangeSumGradOp : public OpKernel {
     Guard(ctx, [&] {
       Check(ctx->GetAttr("dims", &dims_));
       Check(ctx->GetAttr("table_of", &table_of_));
-      for (const int64_t dim : dims_)
-        if (dim < 1) throw InvalidArgument("`dims` must be at least 1.");
+      int64_t num_tables;
+      Check(ctx->GetAttr("T", &num_tables));
+      if (static_cast<int64_t>(dims_.size()) != num_tables)
+        throw InvalidArgument("`dims` must have one value per table.");
+      CheckDims(dims_);
       for (const int64_t table : table_of_) {
         if (table < 0 || table >= static_cast<int64_t>(dims_.size())) {
           throw InvalidArgument("`table_of` must name one of the tables.");

@@ -69,7 +69,7 @@ class WireOp : public OpKernel {
   static void OutputSplits(OpKernelContext* ctx, const std::vector<int64_t>& begins) {
     Tensor* splits;
     const int64_t world = static_cast<int64_t>(begins.size()) - 1;
-    Check(ctx->allocate_output(1, TensorShape({world}), &splits));
+    Check(ctx->allocate_output(1, CheckedShape({world}), &splits));
     for (int64_t r = 0; r < world; ++r) {
       const size_t at = static_cast<size_t>(r);
       splits->flat<int32_t>()(r) = static_cast<int32_t>(begins[at + 1] - begins[at]);

@@ -24,7 +24,7 @@ class ExchangeNarrowOp : public WireOp {
       const Tensor& floats = ctx->input(0);
       const ProfileSpan span("narrow", name(), {-1, -1, static_cast<int64_t>(floats.TotalBytes())}, "op");
       const Begins begins = OfFloats(floats, ctx->input(1));
-      float* words = AllocateOutput(ctx, 0, TensorShape({begins.words.back()}))->flat<float>().data();
+      float* words = AllocateOutput(ctx, 0, CheckedShape({begins.words.back()}))->flat<float>().data();
       OutputSplits(ctx, begins.words);
       const TfExecutor executor(ctx);
       NarrowMessages(Cpu{executor}, begins.layout(), type_, floats.flat<float>().data(), words);

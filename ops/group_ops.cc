@@ -158,7 +158,7 @@ class GroupLookupGradOp : public TablesOp {
         RowAddends a;
         a.n = row_ids.NumElements();
         a.segments = CheckRowSplits(row_splits, a.n);
-        CheckShape(grad, TensorShape({a.segments, group_->dims[t]}), "grad");
+        CheckShape(grad, {a.segments, group_->dims[t]}, "grad");
         a.row_ids = Int64(row_ids);
         a.values = grad.flat<float>().data();
         a.row_splits = Int64(row_splits);
@@ -189,8 +189,8 @@ class GroupLookupGradOp : public TablesOp {
       SumRows({executor}, scratch.get(), tables.data(), m, [&](int64_t t, int64_t rows) {
         RowSumsTarget target;
         target.row_ids =
-            reinterpret_cast<int64_t*>(place(static_cast<int>(t), TensorShape({rows}))->flat<int64_t>().data());
-        target.sums = place(static_cast<int>(m + t), TensorShape({rows, group_->dims[static_cast<size_t>(t)]}))
+            reinterpret_cast<int64_t*>(place(static_cast<int>(t), CheckedShape({rows}))->flat<int64_t>().data());
+        target.sums = place(static_cast<int>(m + t), CheckedShape({rows, group_->dims[static_cast<size_t>(t)]}))
                           ->flat<float>()
                           .data();
         return target;
@@ -239,7 +239,7 @@ class GroupLookupGradWeightsOp : public TablesOp {
         const EmbeddingTable::Feature& feature = features[static_cast<size_t>(f)];
         const Tensor &grad = ctx->input(m + f), &row_splits = ctx->input(m + 2 * n + f);
         const int64_t segments = CheckRowSplits(row_splits, feature.n), dim = feature.table->dim();
-        CheckShape(grad, TensorShape({segments, dim}), "grad");
+        CheckShape(grad, {segments, dim}, "grad");
         const float* weights = WeightsOrNull(ctx->input(m + 3 * n + f), feature.n);
         Tensor* out = AllocateOutput(ctx, f, ctx->input(m + 3 * n + f).shape());
         if (weights == nullptr) continue;

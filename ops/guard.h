@@ -4,6 +4,8 @@
 #include <cerrno>
 #include <new>
 #include <stdexcept>
+#include <string>
+#include <utility>
 
 #include "sok/error.h"
 #include "sok/file_error.h"
@@ -28,6 +30,13 @@ inline absl::Status FileStatus(const FileError& e) {
   }
 }
 
+// What TensorFlow said, on its way through code that throws.
+class StatusError : public std::runtime_error {
+ public:
+  explicit StatusError(absl::Status said) : std::runtime_error(std::string(said.message())), status(std::move(said)) {}
+  const absl::Status status;
+};
+
 // Runs body; an exception becomes the status of ctx, so none leaves Compute and no check ends the process.
 template <class Context, class Body>
 void Guard(Context* ctx, Body&& body) {
@@ -47,6 +56,8 @@ void Guard(Context* ctx, Body&& body) {
     status = absl::DataLossError(e.what());
   } catch (const FileError& e) {
     status = FileStatus(e);
+  } catch (const StatusError& e) {
+    status = e.status;
   } catch (const std::bad_alloc&) {
     status = absl::ResourceExhaustedError("out of memory");
   } catch (const std::exception& e) {
@@ -59,7 +70,8 @@ void Guard(Context* ctx, Body&& body) {
 inline void Check(const absl::Status& status) {
   if (status.ok()) return;
   if (absl::IsResourceExhausted(status)) throw OutOfMemory(std::string(status.message()));
-  throw InvalidArgument(std::string(status.message()));
+  if (absl::IsInvalidArgument(status)) throw InvalidArgument(std::string(status.message()));
+  throw StatusError(status);
 }
 
 }  // namespace sok

@@ -23,6 +23,7 @@ inline TensorShape SegmentSumShape(const Tensor& data, const Tensor& ids, int64_
     Check(shape.AddDimWithStatus(data.dim_size(d)));
     *dim *= data.dim_size(d);
   }
+  CheckedShape({segments, *dim});
   return shape;
 }
 

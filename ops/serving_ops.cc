@@ -249,7 +249,7 @@ class ServingGroupLookupOp : public OpKernel {
     const float* weights = WeightsOrNull(ctx->input(m + 2 * n + f), num_keys);
     const int64_t* begin = Int64(splits);
     Tensor* output;
-    Check(ctx->allocate_output(f, TensorShape({segments, table.dim()}), &output));
+    Check(ctx->allocate_output(f, CheckedShape({segments, table.dim()}), &output));
     float* pooled = output->flat<float>().data();
     const uint64_t* words = KeyWords(keys, scratch);
     bool is_one_each = weights == nullptr && num_keys == segments;

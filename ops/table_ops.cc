@@ -96,7 +96,7 @@ class TableKeysOp : public OpKernel {
       const std::vector<uint64_t> words = resource->store().Keys();
       const auto n = static_cast<int64_t>(words.size());
       Tensor* keys;
-      Check(ctx->allocate_output(0, TensorShape({n}), &keys));
+      Check(ctx->allocate_output(0, CheckedShape({n}), &keys));
       StoreKeys(words.data(), n, keys);
     });
   }
@@ -135,8 +135,8 @@ class TableExportOp : public OpKernel {
       const ScratchLease scratch;
       uint64_t* words = nullptr;
       table.Export({executor}, "", [&](int64_t n, int64_t) {
-        Check(ctx->allocate_output(0, TensorShape({n}), &keys));
-        Check(ctx->allocate_output(1, TensorShape({n, dim_}), &rows));
+        Check(ctx->allocate_output(0, CheckedShape({n}), &keys));
+        Check(ctx->allocate_output(1, CheckedShape({n, dim_}), &rows));
         words = scratch.get()->Get<uint64_t>(n);
         return TableStore::ExportTarget{words, rows->flat<float>().data(), nullptr, nullptr};
       });
@@ -183,9 +183,9 @@ class TableSlotsOp : public OpKernel {
       const ScratchLease scratch;
       uint64_t* words = nullptr;
       table.Export({executor}, slot_set_, [&](int64_t n, int64_t floats) {
-        Check(ctx->allocate_output(0, TensorShape({n}), &keys));
-        Check(ctx->allocate_output(1, TensorShape({n, floats}), &slots));
-        Check(ctx->allocate_output(2, TensorShape({n}), &stamps));
+        Check(ctx->allocate_output(0, CheckedShape({n}), &keys));
+        Check(ctx->allocate_output(1, CheckedShape({n, floats}), &slots));
+        Check(ctx->allocate_output(2, CheckedShape({n}), &stamps));
         words = scratch.get()->Get<uint64_t>(n);
         return TableStore::ExportTarget{words, nullptr, slots->flat<float>().data(),
                                         reinterpret_cast<int64_t*>(stamps->flat<int64_t>().data())};
@@ -222,7 +222,7 @@ class TableAssignOp : public OpKernel {
       resource->CheckKeyType(ctx->input(1));
       CheckRank(ctx->input(1), 1, "keys");
       const int64_t n = ctx->input(1).NumElements();
-      CheckShape(ctx->input(2), TensorShape({n, table.dim()}), "rows");
+      CheckShape(ctx->input(2), {n, table.dim()}, "rows");
       const TfExecutor executor(ctx);
       const ScratchLease scratch;
       table.Assign({executor}, scratch.get(), KeyWords(ctx->input(1), scratch.get()),
@@ -320,6 +320,10 @@ class PhiloxOp : public OpKernel {
       Check(ctx->GetAttr("init_b", &init_.b));
       Check(ctx->GetAttr("dim", &dim_));
       init_.kind = ParseInitKind(kind);
+      if (dim_ < 1 || dim_ > kMaxDim) {
+        throw InvalidArgument("`dim` must lie in [1, " + std::to_string(kMaxDim) +
+                              "]. Received: " + std::to_string(dim_) + ".");
+      }
       if (init_.kind == InitKind::kBank) throw InvalidArgument("initializer 'bank' needs a table.");
     });
   }
@@ -330,7 +334,7 @@ class PhiloxOp : public OpKernel {
       init.seed = static_cast<uint64_t>(ScalarArg<int64_t>(ctx->input(1), "seed"));
       const int64_t n = ctx->input(0).NumElements();
       Tensor* rows;
-      Check(ctx->allocate_output(0, TensorShape({n, dim_}), &rows));
+      Check(ctx->allocate_output(0, CheckedShape({n, dim_}), &rows));
       const ScratchLease scratch;
       const uint64_t* keys = KeyWords(ctx->input(0), scratch.get());
       float* out = rows->flat<float>().data();

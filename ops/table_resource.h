@@ -71,6 +71,15 @@ class TableResource : public tensorflow::ResourceBase {
   const tensorflow::DataType key_dtype_;
 };
 
+// Attributes that say how wide rows are, where no table tells. Throws InvalidArgument.
+inline void CheckDims(const std::vector<int64_t>& dims) {
+  for (const int64_t dim : dims) {
+    if (dim >= 1 && dim <= kMaxDim) continue;
+    throw InvalidArgument("`dims` must lie in [1, " + std::to_string(kMaxDim) + "]. Received: " + std::to_string(dim) +
+                          ".");
+  }
+}
+
 // What a profile says of an op on several tables.
 struct ProfileGroup {
   std::string tables;

@@ -52,10 +52,10 @@ class TableRestoreOp : public OpKernel {
       resource->CheckKeyType(ctx->input(1));
       CheckRank(ctx->input(1), 1, "keys");
       const int64_t n = ctx->input(1).NumElements();
-      CheckShape(ctx->input(2), TensorShape({n, table.dim()}), "rows");
+      CheckShape(ctx->input(2), {n, table.dim()}, "rows");
       std::vector<TableStore::SlotSetInfo> sets;
       if (!info_.name.empty()) sets.push_back(info_);
-      CheckShape(ctx->input(3), TensorShape({n, sets.empty() ? 0 : info_.rule.num_slots() * table.dim()}), "slots");
+      CheckShape(ctx->input(3), {n, sets.empty() ? 0 : info_.rule.num_slots() * table.dim()}, "slots");
       Tensor* num_new;
       Check(ctx->allocate_output(0, TensorShape({}), &num_new));
       const TfExecutor executor(ctx);
@@ -139,7 +139,7 @@ class TableTryAssignOp : public OpKernel {
       resource->CheckKeyType(ctx->input(1));
       CheckRank(ctx->input(1), 1, "keys");
       const int64_t n = ctx->input(1).NumElements();
-      CheckShape(ctx->input(2), TensorShape({n, resource->store().dim()}), "rows");
+      CheckShape(ctx->input(2), {n, resource->store().dim()}, "rows");
       const TfExecutor executor(ctx);
       const ScratchLease scratch;
       resource->store().Assign({executor}, scratch.get(), KeyWords(ctx->input(1), scratch.get()),
@@ -171,7 +171,7 @@ class TableSlotSetsOp : public OpKernel {
       const std::vector<TableStore::SlotSetInfo> sets = TableArg(ctx, 0)->store().SlotSets();
       Tensor* out[4];
       for (int i = 0; i < 4; ++i) {
-        Check(ctx->allocate_output(i, TensorShape({static_cast<int64_t>(sets.size())}), &out[i]));
+        Check(ctx->allocate_output(i, CheckedShape({static_cast<int64_t>(sets.size())}), &out[i]));
       }
       for (size_t s = 0; s < sets.size(); ++s) {
         out[0]->vec<tensorflow::tstring>()(static_cast<int64_t>(s)) = sets[s].name;

@@ -35,6 +35,7 @@ struct GroupAttributes {
     check_size("table_of", table_of.size(), num_features);
     check_size("combiners", names.size(), num_features);
     check_size("dims", dims.size(), num_tables);
+    CheckDims(dims);
     if (!capacities.empty()) check_size("capacities", capacities.size(), num_tables);
     for (const int64_t table : table_of) {
       if (table >= 0 && table < num_tables) continue;

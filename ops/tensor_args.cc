@@ -84,10 +84,27 @@ const float* WeightsOrNull(const Tensor& weights, int64_t n) {
 }
 
 tensorflow::TensorShape CheckedShape(std::initializer_list<int64_t> sizes) {
+  constexpr int64_t kMaxElements = int64_t{1} << 48;
   tensorflow::TensorShape shape;
   const absl::Status status = tensorflow::TensorShape::BuildTensorShape(sizes, &shape);
   if (!status.ok()) throw InvalidArgument(std::string(status.message()));
+  if (shape.num_elements() > kMaxElements) {
+    throw InvalidArgument("no memory holds a tensor of shape " + shape.DebugString() + ".");
+  }
   return shape;
+}
+
+void CheckShape(const Tensor& t, std::initializer_list<int64_t> sizes, const char* name) {
+  std::string wanted;
+  bool same = t.dims() == static_cast<int>(sizes.size());
+  int at = 0;
+  for (const int64_t size : sizes) {
+    same = same && t.dim_size(at) == size;
+    wanted += (at++ > 0 ? "," : "") + std::to_string(size);
+  }
+  if (same) return;
+  throw InvalidArgument(std::string("`") + name + "` must have shape [" + wanted +
+                        "]. Received: " + t.shape().DebugString() + ".");
 }
 
 const int64_t* AsInt64(const Tensor& t, Scratch* scratch) {

@@ -23,6 +23,8 @@ inline void CheckShape(const tensorflow::Tensor& t, const tensorflow::TensorShap
                         ". Received: " + t.shape().DebugString() + ".");
 }
 
+void CheckShape(const tensorflow::Tensor& t, std::initializer_list<int64_t> sizes, const char* name);
+
 // Keys of any of the four dtypes as 64-bit words: signed ones sign-extended, unsigned ones zero-extended.
 // 64-bit keys are viewed in place.
 const uint64_t* KeyWords(const tensorflow::Tensor& keys, Scratch* scratch);
@@ -60,7 +62,8 @@ inline const int64_t* Int64(const tensorflow::Tensor& t) {
 // int32 or int64 numbers as int64; the latter in place.
 const int64_t* AsInt64(const tensorflow::Tensor& t, Scratch* scratch);
 
-// A shape of sizes that came in tensors: TensorShape's constructors end the process where a size makes no sense.
+// A shape of sizes that came in tensors or attributes: TensorShape's constructors end the process where a size makes no
+// sense. Bytes of such a shape fit 64 bits, whatever the dtype.
 tensorflow::TensorShape CheckedShape(std::initializer_list<int64_t> sizes);
 
 template <class T>

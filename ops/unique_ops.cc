@@ -53,14 +53,14 @@ class UniqueOp : public OpKernel {
       Scratch* scratch = lease.get();
       uint64_t* distinct = scratch->Get<uint64_t>(n);
       uint32_t* counts = with_counts_ ? scratch->Get<uint32_t>(n) : nullptr;
-      Tensor* idx = AllocateOutput(ctx, 1, TensorShape({n}));
+      Tensor* idx = AllocateOutput(ctx, 1, CheckedShape({n}));
       // int32 numbers are written where they are wanted.
       const bool in_place = idx->dtype() == tensorflow::DT_INT32;
       uint32_t* inverse =
           in_place ? reinterpret_cast<uint32_t*>(idx->flat<int32_t>().data()) : scratch->Get<uint32_t>(n);
       const int64_t found = Unique({executor}, scratch, KeyWords(x, scratch), n, distinct, inverse, counts);
-      Tensor* y = AllocateOutput(ctx, 0, TensorShape({found}));
-      Tensor* count = AllocateOutput(ctx, 2, TensorShape({with_counts_ ? found : 0}));
+      Tensor* y = AllocateOutput(ctx, 0, CheckedShape({found}));
+      Tensor* count = AllocateOutput(ctx, 2, CheckedShape({with_counts_ ? found : 0}));
       StoreKeys(distinct, found, y);
       if (!in_place) StoreNumbers(inverse, n, idx);
       if (with_counts_) StoreNumbers(counts, found, count);

@@ -50,7 +50,7 @@ class HostGroupApplyOp final : public GroupApplyOp {
         const Tensor &row_ids = ctx->input(m + t), &grads = ctx->input(2 * m + t);
         CheckRank(row_ids, 1, "row_ids");
         const int64_t n = row_ids.NumElements();
-        CheckShape(grads, TensorShape({n, table.dim()}), "grads");
+        CheckShape(grads, {n, table.dim()}, "grads");
         gradients.push_back({&table, Int64(row_ids), grads.flat<float>().data(), n, distinct_[static_cast<size_t>(t)]});
       }
       const UpdateRule rule = Rule(ctx);
@@ -72,8 +72,8 @@ void SumByRow(OpKernelContext* ctx, Scratch* scratch, const RowAddends& addends,
   const RowSums table = {dim, &addends, 1};
   SumRows({executor}, scratch, &table, 1, [&](int64_t, int64_t rows) {
     RowSumsTarget target;
-    target.row_ids = reinterpret_cast<int64_t*>(AllocateOutput(ctx, 0, TensorShape({rows}))->flat<int64_t>().data());
-    target.sums = AllocateOutput(ctx, 1, TensorShape({rows, dim}))->flat<float>().data();
+    target.row_ids = reinterpret_cast<int64_t*>(AllocateOutput(ctx, 0, CheckedShape({rows}))->flat<int64_t>().data());
+    target.sums = AllocateOutput(ctx, 1, CheckedShape({rows, dim}))->flat<float>().data();
     return target;
   });
 }
@@ -104,7 +104,7 @@ class SumDuplicatesOp : public OpKernel {
       CheckRank(row_ids, 1, "row_ids");
       CheckRank(values, 2, "values");
       const int64_t n = row_ids.NumElements(), dim = values.dim_size(1);
-      CheckShape(values, TensorShape({n, dim}), "values");
+      CheckShape(values, {n, dim}, "values");
       RowAddends addends;
       addends.row_ids = Int64(row_ids);
       addends.n = n;

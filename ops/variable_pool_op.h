@@ -15,7 +15,7 @@ namespace sok {
 // Row numbers are shifted by as many bits, so they have fewer than 32.
 inline constexpr int kRowBits = 31;
 inline constexpr int64_t kMaxRows = (int64_t{1} << kRowBits) - 1;
-inline constexpr int64_t kMaxDim = INT32_MAX;
+inline constexpr int64_t kMaxVariableDim = INT32_MAX;
 
 // Which variable each feature reads, and how it is pooled.
 struct PoolAttributes {
@@ -43,7 +43,7 @@ struct PoolAttributes {
     for (const int64_t rows : num_rows)
       if (rows < 0 || rows > kMaxRows) throw InvalidArgument("`num_rows` must lie in [0, 2^31).");
     for (const int64_t dim : dims)
-      if (dim < 0 || dim > kMaxDim) throw InvalidArgument("`dims` must lie in [0, 2^31).");
+      if (dim < 0 || dim > kMaxVariableDim) throw InvalidArgument("`dims` must lie in [0, 2^31).");
     for (const int64_t v : variable_of)
       if (v < 0 || v >= m) throw InvalidArgument("`variable_of` must lie in [0, " + std::to_string(m) + ").");
     for (const std::string& combiner : spelled) {

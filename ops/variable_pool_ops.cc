@@ -167,7 +167,7 @@ class PoolOp : public OpKernel {
       ProfileCounts counts;
       for (int f = 0; f < n; ++f) {
         const PoolInput& in = inputs[static_cast<size_t>(f)];
-        Tensor* output = AllocateOutput(ctx, f, TensorShape({in.segments, dims[static_cast<size_t>(f)]}));
+        Tensor* output = AllocateOutput(ctx, f, CheckedShape({in.segments, dims[static_cast<size_t>(f)]}));
         outputs.push_back(output->flat<float>().data());
         counts += ProfileCounts{in.n, in.segments, static_cast<int64_t>(output->TotalBytes())};
       }
@@ -225,7 +225,7 @@ class VariablePoolGradOp : public OpKernel {
       for (int f = 0; f < n; ++f) {
         const size_t variable = static_cast<size_t>(of_->variable_of[static_cast<size_t>(f)]);
         const PoolInput in = ReadPoolInput(*of_, f, ctx->input(n + f), ctx->input(2 * n + f));
-        CheckShape(ctx->input(f), TensorShape({in.segments, of_->dims[variable]}), "grads");
+        CheckShape(ctx->input(f), {in.segments, of_->dims[variable]}, "grads");
         RowAddends a;
         a.row_ids = in.ids;
         a.n = in.n;
@@ -245,9 +245,9 @@ class VariablePoolGradOp : public OpKernel {
       const TfExecutor executor(ctx);
       const ScratchLease scratch;
       SumRows({executor}, scratch.get(), tables.data(), m, [&](int64_t v, int64_t rows) {
-        Tensor* ids = AllocateOutput(ctx, static_cast<int>(v), TensorShape({rows}));
+        Tensor* ids = AllocateOutput(ctx, static_cast<int>(v), CheckedShape({rows}));
         Tensor* sums =
-            AllocateOutput(ctx, static_cast<int>(m + v), TensorShape({rows, of_->dims[static_cast<size_t>(v)]}));
+            AllocateOutput(ctx, static_cast<int>(m + v), CheckedShape({rows, of_->dims[static_cast<size_t>(v)]}));
         RowSumsTarget target;
         target.row_ids = reinterpret_cast<int64_t*>(ids->flat<int64_t>().data());
         target.sums = sums->flat<float>().data();

@@ -13,13 +13,13 @@
 #include "sok/crc32c.h"
 #include "sok/error.h"
 #include "sok/file_error.h"
+#include "sok/table_store.h"
 
 namespace sok {
 namespace {
 
 constexpr int64_t kUnseen = -1;
 constexpr int64_t kDamaged = -2;
-constexpr uint64_t kMaxDim = uint64_t{1} << 20;
 constexpr uint64_t kMaxName = 1024;
 // Buckets above this are searched by halves: MixKey keeps them at 16 keys or so unless keys were chosen to defeat it.
 constexpr uint64_t kScannedKeys = 64;
@@ -112,9 +112,11 @@ void ServingTable::CheckHead() const {
   const ServingHead& h = head_;
   const bool is_known = h.flags < 4 && (h.key_bytes == 4 || h.key_bytes == 8) && h.row_type <= 2 && h.unseen_kind <= 4;
   if (!is_known) Refuse(12, "flags, key size, row type or initializer is none that there is");
-  if (h.dim < 1 || h.dim > kMaxDim || h.name_bytes > kMaxName) Refuse(24, "dim or the length of the name is too large");
+  if (h.dim < 1 || h.dim > uint64_t{kMaxDim} || h.name_bytes > kMaxName)
+    Refuse(24, "dim or the length of the name is too large");
   const uint64_t needed = h.row_type == 0 ? 4 * h.dim : (h.row_type == 1 ? 2 * h.dim : 4 + h.dim);
-  if (h.row_bytes < needed || h.row_bytes % 4 != 0 || h.row_bytes > 8 * kMaxDim) Refuse(32, "rows have another size");
+  if (h.row_bytes < needed || h.row_bytes % 4 != 0 || h.row_bytes > 8 * uint64_t{kMaxDim})
+    Refuse(32, "rows have another size");
   const uint64_t unseen = h.unseen_kind == 0 ? h.dim : (h.unseen_kind == 4 ? h.bank_rows * h.dim : 0);
   const bool is_bank_right = h.unseen_kind != 4 || (h.bank_rows >= 1 && h.bank_rows <= (uint64_t{1} << 32));
   if (!is_bank_right || h.unseen_bytes != 4 * unseen || !Fits(h.unseen_offset, unseen, 4, 4, h.file_bytes)) {

@@ -154,9 +154,7 @@ ShardSummary CompactShards(const Cpu& cpu, const std::vector<std::vector<std::st
   head.sets = CollectSets(links, &head, &of_links);
   const Partition partition = {head.world_size, head.owner, head.is_unsigned};
   BlockWriter out(path);
-  const std::vector<char> bytes = HeadBytes(head);
-  std::memcpy(out.Payload(static_cast<int64_t>(bytes.size())), bytes.data(), bytes.size());
-  out.Write(BlockType::kHead);
+  WriteHead(head, &out);
   Settler settler(cpu, head, &out);
   std::vector<bool> found;
   std::vector<int64_t> chosen;

@@ -24,9 +24,7 @@ class ShardSink : public TableStore::RowSink {
   int64_t Begin(int64_t num_rows, const std::vector<SlotSetInfo>& sets) override {
     head_.sets = sets;
     held_ = num_rows;
-    const std::vector<char> bytes = HeadBytes(head_);
-    std::memcpy(file_->Payload(static_cast<int64_t>(bytes.size())), bytes.data(), bytes.size());
-    file_->Write(BlockType::kHead);
+    WriteHead(head_, file_);
     return std::max<int64_t>(1, (kBlockBytes - 8) / RowBytes(head_));
   }
 
@@ -59,16 +57,9 @@ class ShardSink : public TableStore::RowSink {
   int64_t rows_ = 0, erased_ = 0, held_ = 0;
 };
 
-void CheckText(const std::string& what, const std::string& text) {
-  if (static_cast<int64_t>(text.size()) <= kMaxText) return;
-  throw InvalidArgument(what + " has " + std::to_string(text.size()) + " bytes; a checkpoint takes at most " +
-                        std::to_string(kMaxText) + ".");
-}
-
 ShardSummary WriteShard(const TableStore& table, int key_bytes, const std::string& generation, const std::string& path,
                         bool is_delta, const std::function<void(TableStore::RowSink*)>& read) {
   const TableConfig& config = table.config();
-  CheckText("the table's name", config.name);
   ShardHead head;
   head.is_delta = is_delta;
   head.hashed = config.hashed;

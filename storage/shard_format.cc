@@ -15,7 +15,8 @@ using SlotSetInfo = TableStore::SlotSetInfo;
 constexpr uint32_t kVersion = 2;  // 1: without deltas, and still what a full save writes
 constexpr uint32_t kHashed = 1, kUnsigned = 2, kDelta = 4;
 constexpr int64_t kMaxSets = 1024;
-constexpr int64_t kMaxDim = int64_t{1} << 20;
+constexpr int kMaxDecayingSets = 16;                 // what restoring one costs does not depend on the file's size
+constexpr int64_t kMaxRowBytes = int64_t{64} << 20;  // a block holds one row at least, so this is memory for a reader
 class HeadWriter {
  public:
   template <class T>
@@ -62,6 +63,47 @@ class HeadReader {
   int64_t at_ = 0;
 };
 
+// What makes no sense in a slot set; empty: nothing.
+std::string SetError(const SlotSetInfo& set) {
+  const UpdateRule& rule = set.rule;
+  const std::string who = "slot set '" + set.name + "' ";
+  for (const float x :
+       {rule.slot_init, rule.beta_1, rule.beta_2, rule.one_minus_beta_1, rule.one_minus_beta_2, rule.epsilon}) {
+    if (!std::isfinite(x)) return who + "has a setting that is not finite";
+  }
+  const std::string bad_betas = BetaError(rule);
+  if (!bad_betas.empty()) return who + "has betas that make no sense: " + bad_betas;
+  if (set.calls < 0 || set.calls > UINT32_MAX) return who + "counts " + std::to_string(set.calls) + " calls";
+  return {};
+}
+
+// What makes no sense in a head; empty: nothing. Readers and writers ask the same, so what was written can be read.
+std::string HeadError(const ShardHead& head) {
+  if (head.key_bytes != 4 && head.key_bytes != 8) return "keys of " + std::to_string(head.key_bytes) + " bytes";
+  if (head.dim < 1 || head.dim > kMaxDim) return "rows of dim " + std::to_string(static_cast<uint64_t>(head.dim));
+  if (head.world_size < 1 || head.rank < 0 || head.rank >= head.world_size || head.owner < kByKey ||
+      (head.owner != kByKey && head.owner != head.rank)) {
+    return "rank " + std::to_string(head.rank) + " of " + std::to_string(head.world_size) + " with owner " +
+           std::to_string(head.owner) + " makes no sense";
+  }
+  if (static_cast<int64_t>(head.sets.size()) > kMaxSets) return std::to_string(head.sets.size()) + " slot sets";
+  int num_decaying = 0;
+  for (size_t s = 0; s < head.sets.size(); ++s) {
+    const SlotSetInfo& set = head.sets[s];
+    for (size_t other = 0; other < s; ++other)
+      if (head.sets[other].name == set.name) return "two slot sets '" + set.name + "'";
+    const std::string error = SetError(set);
+    if (!error.empty()) return error;
+    num_decaying += set.rule.decays();
+  }
+  if (num_decaying > kMaxDecayingSets) return std::to_string(num_decaying) + " slot sets of rule 'adam'";
+  if (RowBytes(head) > kMaxRowBytes) {
+    return "rows of " + std::to_string(RowBytes(head)) + " bytes with their slots; at most " +
+           std::to_string(kMaxRowBytes) + " can be";
+  }
+  return {};
+}
+
 // The runs of a slot set whose other members are there.
 void ReadRuns(const BlockReader& file, HeadReader* in, bool is_delta, SlotSetInfo* set) {
   const uint32_t runs = in->Get<uint32_t>();
@@ -73,7 +115,7 @@ void ReadRuns(const BlockReader& file, HeadReader* in, bool is_delta, SlotSetInf
     const uint64_t first = in->Get<uint64_t>();
     const float alpha = in->Get<float>();
     const uint64_t least = i == 0 ? 1 : static_cast<uint64_t>(set->missed.back().first_call) + 1;
-    if (first < least || first > static_cast<uint64_t>(set->calls) || !std::isfinite(alpha)) {
+    if (first < least || first > static_cast<uint64_t>(std::max<int64_t>(0, set->calls)) || !std::isfinite(alpha)) {
       file.Refuse(where + "a run that begins at call " + std::to_string(first) + " of " + std::to_string(set->calls) +
                   " with alpha " + std::to_string(alpha));
     }
@@ -98,11 +140,8 @@ SlotSetInfo ReadSlotSet(const BlockReader& file, HeadReader* in, bool is_delta) 
   for (float* x : {&set.rule.slot_init, &set.rule.beta_1, &set.rule.beta_2, &set.rule.one_minus_beta_1,
                    &set.rule.one_minus_beta_2, &set.rule.epsilon}) {
     *x = in->Get<float>();
-    if (!std::isfinite(*x)) file.Refuse("slot set '" + set.name + "' has a setting that is not finite");
   }
-  const uint64_t calls = in->Get<uint64_t>();
-  if (calls > UINT32_MAX) file.Refuse("slot set '" + set.name + "' counts " + std::to_string(calls) + " calls");
-  set.calls = static_cast<int64_t>(calls);
+  set.calls = static_cast<int64_t>(in->Get<uint64_t>());
   ReadRuns(file, in, is_delta, &set);
   return set;
 }
@@ -128,15 +167,11 @@ ShardHead ReadHead(BlockReader* file) {
   const uint64_t dim = in.Get<uint64_t>();
   const uint32_t world_size = in.Get<uint32_t>(), rank = in.Get<uint32_t>();
   const int32_t owner = in.Get<int32_t>();
-  if (key_bytes != 4 && key_bytes != 8) file->Refuse("keys of " + std::to_string(key_bytes) + " bytes");
-  if (num_sets > kMaxSets) file->Refuse(std::to_string(num_sets) + " slot sets");
-  if (dim < 1 || dim > static_cast<uint64_t>(kMaxDim)) file->Refuse("rows of dim " + std::to_string(dim));
-  if (world_size < 1 || world_size > INT32_MAX || rank >= world_size || owner < kByKey ||
-      owner >= static_cast<int64_t>(world_size) || (owner != kByKey && owner != static_cast<int64_t>(rank)) ||
-      in.Get<uint32_t>() != 0) {
-    file->Refuse("rank " + std::to_string(rank) + " of " + std::to_string(world_size) + " with owner " +
-                 std::to_string(owner) + " makes no sense");
+  if (key_bytes > 8) file->Refuse("keys of " + std::to_string(key_bytes) + " bytes");
+  if (world_size > INT32_MAX || rank > INT32_MAX || in.Get<uint32_t>() != 0) {
+    file->Refuse("rank " + std::to_string(rank) + " of " + std::to_string(world_size) + " makes no sense");
   }
+  if (num_sets > kMaxSets) file->Refuse(std::to_string(num_sets) + " slot sets");
   head.key_bytes = static_cast<int>(key_bytes);
   head.dim = static_cast<int64_t>(dim);
   head.world_size = static_cast<int>(world_size);
@@ -144,12 +179,10 @@ ShardHead ReadHead(BlockReader* file) {
   head.owner = owner;
   head.generation = in.Text("generation");
   head.table = in.Text("table name");
-  for (uint32_t s = 0; s < num_sets; ++s) {
-    head.sets.push_back(ReadSlotSet(*file, &in, head.is_delta));
-    for (uint32_t other = 0; other < s; ++other)
-      if (head.sets[other].name == head.sets[s].name) file->Refuse("two slot sets '" + head.sets[s].name + "'");
-  }
+  for (uint32_t s = 0; s < num_sets; ++s) head.sets.push_back(ReadSlotSet(*file, &in, head.is_delta));
   if (!in.AtEnd()) file->Refuse("the head is longer than what it says");
+  const std::string error = HeadError(head);
+  if (!error.empty()) file->Refuse(error);
   return head;
 }
 
@@ -213,6 +246,25 @@ int64_t RowBytes(const ShardHead& head) {
   int64_t vectors = 1;
   for (const SlotSetInfo& set : head.sets) vectors += set.rule.num_slots();
   return 8 + 4 * head.dim * vectors;
+}
+
+void WriteHead(const ShardHead& head, BlockWriter* file) {
+  std::string error = HeadError(head);
+  auto check = [&](const char* what, const std::string& text) {
+    if (error.empty() && static_cast<int64_t>(text.size()) > kMaxText)
+      error = what + (" has " + std::to_string(text.size())) + " bytes, of at most " + std::to_string(kMaxText);
+  };
+  check("the table's name", head.table);
+  check("the generation", head.generation);
+  for (const SlotSetInfo& set : head.sets) check("a slot set's name", set.name);
+  const std::vector<char> bytes = error.empty() ? HeadBytes(head) : std::vector<char>();
+  if (static_cast<int64_t>(bytes.size()) > kBlockBytes)
+    error = "its names and steps have " + std::to_string(bytes.size()) + " bytes, of at most " +
+            std::to_string(kBlockBytes);
+  if (!error.empty())
+    throw InvalidArgument("table '" + head.table.substr(0, 100) + "' fits no checkpoint: " + error + ".");
+  std::memcpy(file->Payload(static_cast<int64_t>(bytes.size())), bytes.data(), bytes.size());
+  file->Write(BlockType::kHead);
 }
 
 std::vector<char> HeadBytes(const ShardHead& head) {

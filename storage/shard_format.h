@@ -21,6 +21,9 @@ int64_t RowBytes(const ShardHead& head);
 // The payload of a head block.
 std::vector<char> HeadBytes(const ShardHead& head);
 
+// Writes it. Throws InvalidArgument for a head that no reader would take, naming what is wrong.
+void WriteHead(const ShardHead& head, BlockWriter* file);
+
 // Where the next n rows of a file go: its next block.
 TableStore::RowTarget RowsBlock(const ShardHead& head, int64_t n, BlockWriter* file);
 

@@ -21,11 +21,12 @@ struct PhiloxWords {
 };
 
 constexpr int kPhiloxRounds = 10;
+constexpr uint32_t kPhiloxMultiplier0 = 0xD2511F53u, kPhiloxMultiplier1 = 0xCD9E8D57u;
 constexpr uint32_t kPhiloxWeyl0 = 0x9E3779B9u, kPhiloxWeyl1 = 0xBB67AE85u;  // the key moves by these after each round
 
 SOK_HOST_DEVICE void PhiloxRound(uint32_t* c0, uint32_t* c1, uint32_t* c2, uint32_t* c3, uint32_t key0, uint32_t key1) {
-  const uint64_t a = uint64_t{0xD2511F53u} * *c0;
-  const uint64_t b = uint64_t{0xCD9E8D57u} * *c2;
+  const uint64_t a = uint64_t{kPhiloxMultiplier0} * *c0;
+  const uint64_t b = uint64_t{kPhiloxMultiplier1} * *c2;
   const uint32_t hi_a = static_cast<uint32_t>(a >> 32), lo_a = static_cast<uint32_t>(a);
   const uint32_t hi_b = static_cast<uint32_t>(b >> 32), lo_b = static_cast<uint32_t>(b);
   *c0 = hi_b ^ *c1 ^ key0;

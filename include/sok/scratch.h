@@ -19,6 +19,7 @@ class Scratch {
 
   template <class T>
   T* Get(int64_t n) {
+    if (n > kMaxBytes / static_cast<int64_t>(sizeof(T))) Refuse(n);
     const size_t bytes = (static_cast<size_t>(n < 1 ? 1 : n) * sizeof(T) + 63) & ~size_t{63};
     while (block_ < blocks_.size() && used_ + bytes > blocks_[block_].bytes) {
       ++block_;
@@ -41,6 +42,7 @@ class Scratch {
 
  private:
   static constexpr size_t kFirstBytes = size_t{64} << 10;
+  static constexpr int64_t kMaxBytes = int64_t{1} << 56;  // so that no sum of sizes wraps around
 
   struct Block {
     char* data;
@@ -48,6 +50,7 @@ class Scratch {
   };
 
   void AddBlock(size_t bytes);
+  [[noreturn]] static void Refuse(int64_t n);
 
   std::vector<Block> blocks_;
   size_t block_ = 0;

@@ -31,6 +31,10 @@ struct UpdateRule {
   bool decays() const { return rule == Rule::kAdam; }
 };
 
+// Why no rule has these betas; empty: it may have them. Betas are below 1 after rounding to float32, too, and those of
+// 'adam' such that a row's momentum is gone after some 200,000 missed steps: so long it may take to catch up with them.
+std::string BetaError(const UpdateRule& rule);
+
 // Reads `hyper` (docs/design/native_ops.md) and works out alpha for `step`. Throws InvalidArgument.
 UpdateRule MakeUpdateRule(const std::string& name, const double* hyper, int64_t hyper_size, int64_t step);
 // The name that MakeUpdateRule takes, and the other way round; the latter throws InvalidArgument.
@@ -147,13 +151,15 @@ class AlphaHistory {
 // After how many replayed calls the rest of the sum cannot change a float32 weight any more.
 // Term j is at most max_alpha r^j |m| / sqrt(v) with r = beta_1 / sqrt(beta_2); the tail is that over 1 - r.
 SOK_HOST_DEVICE int64_t ReplayLength(const UpdateRule& rule, float first_alpha, float max_alpha) {
-  constexpr int64_t kAll = INT64_MAX;
+  // From the largest float to below the smallest: no momentum is left, and nothing moves.
+  const int64_t all = rule.beta_1 > 0.0f ? static_cast<int64_t>(-192.1 / log(static_cast<double>(rule.beta_1))) + 1 : 1;
   const double r = rule.beta_1 / sqrt(static_cast<double>(rule.beta_2));
-  if (!(r < 1.0) || first_alpha == 0.0f) return kAll;
+  if (!(r < 1.0) || first_alpha == 0.0f) return all;
   if (r == 0.0) return 1;
   const double growth = static_cast<double>(max_alpha) / fabs(static_cast<double>(first_alpha));
   const double tail = (1.0 - r) / 67108864.0 / (growth > 1.0 ? growth : 1.0);  // 2^-26
-  return static_cast<int64_t>(log(tail) / log(r)) + 1;
+  const int64_t length = static_cast<int64_t>(log(tail) / log(r)) + 1;
+  return length < all ? length : all;
 }
 
 // Brings one row from the state after call `from` to the state after call `to` by replaying steps with g = 0.

@@ -17,6 +17,9 @@
 
 namespace sok {
 
+// Floats of a row at most: of tables, and in their files.
+constexpr int64_t kMaxDim = int64_t{1} << 20;
+
 struct TableConfig {
   std::string name;  // for messages
   int64_t dim = 0;

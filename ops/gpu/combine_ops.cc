@@ -30,7 +30,7 @@ class GpuCombineOp final : public CombinerOp {
   void Compute(OpKernelContext* ctx) override {
     Guard(ctx, [&] {
       DeviceFeature feature = FeatureOf(ctx->input(0), ctx->input(1), ctx->input(2), ctx->input(3), combiner_);
-      feature.output = AllocateGpuOutput(ctx, 0, TensorShape({feature.segments.segments, feature.dim}))->data();
+      feature.output = AllocateGpuOutput(ctx, 0, CheckedShape({feature.segments.segments, feature.dim}))->data();
       feature.output_stride = feature.dim;
       if (feature.dim == 0) return;
       TfDeviceScratch scratch(ctx);
@@ -50,7 +50,7 @@ class GpuCombineGradRowsOp final : public CombinerOp {
       CheckRank(index, 1, "index");
       const int64_t n = index.NumElements(), dim = grad.dim_size(1);
       const DeviceSegments segments = SegmentsArg(ctx->input(2), n);
-      CheckShape(grad, TensorShape({segments.segments, dim}), "grad");
+      CheckShape(grad, {segments.segments, dim}, "grad");
       const float* weights = WeightsOrNull(ctx->input(3), n);
       const int64_t num_rows = ScalarArg<int64_t>(ctx->input(4), "num_rows");
       auto* out = static_cast<float*>(AllocateGpuOutput(ctx, 0, CheckedShape({num_rows, dim}))->data());
@@ -69,7 +69,7 @@ class GpuCombineGradWeightsOp final : public CombinerOp {
     Guard(ctx, [&] {
       const Tensor &grad = ctx->input(0), &weights = ctx->input(4);
       const DeviceFeature feature = FeatureOf(ctx->input(1), ctx->input(2), ctx->input(3), weights, combiner_);
-      CheckShape(grad, TensorShape({feature.segments.segments, feature.dim}), "grad");
+      CheckShape(grad, {feature.segments.segments, feature.dim}, "grad");
       auto* out = static_cast<float*>(AllocateGpuOutput(ctx, 0, weights.shape())->data());
       if (feature.weights == nullptr) return;  // no weights, or no keys
       CombineGradWeights(CudaOf(ctx), feature, grad.flat<float>().data(), out, nullptr);

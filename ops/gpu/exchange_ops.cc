@@ -42,7 +42,7 @@ class GpuExchangeServeOp final : public ExchangeServeOp {
     const int64_t size = layout.end(requests.answer_splits.NumElements() - 1);
     Tensor answers, piece_splits;
     Check(ctx->allocate_temp(tensorflow::DT_FLOAT, CheckedShape({size}), &answers));
-    Check(ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({requests.num_splits}), &piece_splits));
+    Check(ctx->allocate_temp(tensorflow::DT_INT64, CheckedShape({requests.num_splits}), &piece_splits));
     float* out = answers.flat<float>().data();
     ZeroOnDevice(cuda, out, size * int64_t{sizeof(float)});  // the headers; a lookup writes the rest
     static_assert(kServed == 0);
@@ -57,7 +57,7 @@ class GpuExchangeServeOp final : public ExchangeServeOp {
     std::vector<DeviceTable::Reading> found(tables.size());  // where the rows lie
     for (size_t t = 0; t < tables.size(); ++t) {
       const int64_t n = requests.num_keys[t];
-      Check(ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({n}), &row_ids[t]));
+      Check(ctx->allocate_temp(tensorflow::DT_INT64, CheckedShape({n}), &row_ids[t]));
       DeviceTable::Asked one = {&tables[t]->device_table(), words + on_host.first_key[t], n, nullptr,
                                 static_cast<int64_t*>(row_ids[t].data())};
       if (!insert) {
@@ -149,7 +149,7 @@ class GpuExchangeServeOp final : public ExchangeServeOp {
 
   void OutputBadNews(OpKernelContext* ctx, const std::vector<float>& answers) const override {
     const int64_t size = static_cast<int64_t>(answers.size());
-    CopyToDevice(CudaOf(ctx), AllocateGpuOutput(ctx, 0, TensorShape({size}))->data(), answers.data(),
+    CopyToDevice(CudaOf(ctx), AllocateGpuOutput(ctx, 0, CheckedShape({size}))->data(), answers.data(),
                  size * int64_t{sizeof(float)});
   }
 
@@ -236,7 +236,7 @@ class GpuExchangeCombineGradOp final : public PoolOp {
       const std::vector<PooledFeature> features = Features(ctx);
       std::vector<const float*> from;
       for (int f = 0; f < grads.size(); ++f) {
-        CheckShape(grads[f], CheckedShape({features[f].segments, features[f].dim}), "grads");
+        CheckShape(grads[f], {features[f].segments, features[f].dim}, "grads");
         from.push_back(grads[f].flat<float>().data());
       }
       float* packed = AllocateGpuOutput(ctx, 0, CheckedShape({size}))->flat<float>().data();
@@ -258,7 +258,7 @@ class GpuExchangeCombineGradWeightsOp final : public PoolOp {
       const Tensor &grad = ctx->input(0), &answers = ctx->input(1);
       CheckRank(answers, 1, "answers");
       const PooledFeature feature = Features(ctx)[0];
-      CheckShape(grad, CheckedShape({feature.segments, feature.dim}), "grad");
+      CheckShape(grad, {feature.segments, feature.dim}, "grad");
       float* out = AllocateGpuOutput(ctx, 0, ctx->input(4).shape())->flat<float>().data();
       if (ctx->input(4).NumElements() == 0) return;  // no weights, or no keys
       TfDeviceScratch scratch(ctx);

@@ -12,7 +12,7 @@ class GpuExchangeNarrowOp final : public WireOp {
     Guard(ctx, [&] {
       const Tensor& floats = ctx->input(0);
       const Begins begins = OfFloats(floats, ctx->input(1));
-      float* words = AllocateGpuOutput(ctx, 0, TensorShape({begins.words.back()}))->flat<float>().data();
+      float* words = AllocateGpuOutput(ctx, 0, CheckedShape({begins.words.back()}))->flat<float>().data();
       OutputSplits(ctx, begins.words);
       TfDeviceScratch scratch(ctx);
       NarrowMessages(CudaOf(ctx), &scratch, begins.layout(), type_, floats.flat<float>().data(), words);

@@ -49,7 +49,7 @@ class RowSumsOutput {
       room_[dim] += (most + kWholeRows - 1) / kWholeRows * kWholeRows;
     }
     for (const auto& [dim, rows] : room_) {
-      Check(ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({rows}), &row_ids_[dim]));
+      Check(ctx->allocate_temp(tensorflow::DT_INT64, CheckedShape({rows}), &row_ids_[dim]));
       Check(ctx->allocate_temp(tensorflow::DT_FLOAT, CheckedShape({rows, dim}), &sums_[dim]));
     }
     for (size_t t = 0; t < addends.size(); ++t) tables_.push_back({num_rows[t], dims[t], ids(t), sums(t), num_sums(t)});

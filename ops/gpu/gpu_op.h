@@ -29,7 +29,7 @@ class TfDeviceScratch final : public DeviceScratch {
     bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
     if (blocks_.empty() || used_ + bytes > static_cast<size_t>(blocks_.back().NumElements())) {
       Tensor block;
-      Check(ctx_->allocate_temp(tensorflow::DT_INT8, TensorShape({static_cast<int64_t>(std::max(bytes, kBlock))}),
+      Check(ctx_->allocate_temp(tensorflow::DT_INT8, CheckedShape({static_cast<int64_t>(std::max(bytes, kBlock))}),
                                 &block));
       blocks_.push_back(block);
       used_ = 0;

@@ -91,7 +91,7 @@ class GpuGroupLookupGradOp final : public TablesOp {
         DeviceAddends a;
         a.row_ids = Int64(row_ids);
         a.segments = SegmentsArg(row_splits, row_ids.NumElements());
-        CheckShape(grad, TensorShape({a.segments.segments, group_->dims[t]}), "grad");
+        CheckShape(grad, {a.segments.segments, group_->dims[t]}, "grad");
         a.values = grad.data();
         a.values_stride = group_->dims[t];
         a.weights = WeightsOrNull(ctx->input(3 * n + f), a.segments.n);

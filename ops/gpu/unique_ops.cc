@@ -32,14 +32,14 @@ class GpuUniqueOp final : public OpKernel {
       const int64_t found = n == 0 ? 0
                                    : UniqueToHost(cuda, &scratch, DeviceKeyWords(cuda, x, &scratch), n,
                                                   UniqueOrder::kFirstAppearance, distinct, inverse, counts);
-      Tensor* y = AllocateGpuOutput(ctx, 0, TensorShape({found}));
+      Tensor* y = AllocateGpuOutput(ctx, 0, CheckedShape({found}));
       if (tensorflow::DataTypeSize(y->dtype()) == 8) {
         CopyOnDevice(cuda, y->data(), distinct, found * int64_t{sizeof(uint64_t)});
       } else {
         NarrowKeys(cuda, distinct, found, static_cast<uint32_t*>(y->data()));
       }
-      PutNumbers(cuda, inverse, n, AllocateGpuOutput(ctx, 1, TensorShape({n})));
-      Tensor* count = AllocateGpuOutput(ctx, 2, TensorShape({with_counts_ ? found : 0}));
+      PutNumbers(cuda, inverse, n, AllocateGpuOutput(ctx, 1, CheckedShape({n})));
+      Tensor* count = AllocateGpuOutput(ctx, 2, CheckedShape({with_counts_ ? found : 0}));
       if (with_counts_) PutNumbers(cuda, counts, found, count);
     });
   }

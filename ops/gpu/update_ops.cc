@@ -40,7 +40,7 @@ class GpuGroupApplyOp final : public GroupApplyOp {
         const Tensor &row_ids = ctx->input(num_tables() + t), &grads = ctx->input(2 * num_tables() + t);
         CheckRank(row_ids, 1, "row_ids");
         const int64_t n = row_ids.NumElements();
-        CheckShape(grads, TensorShape({n, resources.back()->config().dim}), "grads");
+        CheckShape(grads, {n, resources.back()->config().dim}, "grads");
         all.push_back({&resources.back()->device_table(), Int64(row_ids), grads.flat<float>().data(), n, nullptr});
       }
       TfDeviceScratch scratch(ctx);
@@ -88,11 +88,11 @@ class GpuSumDuplicatesOp final : public OpKernel {
       CheckRank(row_ids, 1, "row_ids");
       CheckRank(values, 2, "values");
       const int64_t n = row_ids.NumElements(), dim = values.dim_size(1);
-      CheckShape(values, TensorShape({n, dim}), "values");
+      CheckShape(values, {n, dim}, "values");
       const Cuda cuda = CudaOf(ctx);
       TfDeviceScratch scratch(ctx);
       Tensor unique, sums;
-      Check(ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({n}), &unique));
+      Check(ctx->allocate_temp(tensorflow::DT_INT64, CheckedShape({n}), &unique));
       Check(ctx->allocate_temp(tensorflow::DT_FLOAT, values.shape(), &sums));
       int64_t count = 0;
       if (n > 0 && dim > 0) {

@@ -111,7 +111,7 @@ class GpuVariablePoolGradOp final : public PoolAttributesOp {
         const Tensor &grad = ctx->input(f), &ids = ctx->input(n + f), &row_splits = ctx->input(2 * n + f);
         DeviceAddends a;
         a.segments = SegmentsOf(f, ids, row_splits);
-        CheckShape(grad, TensorShape({a.segments.segments, DimOf(f)}), "grads");
+        CheckShape(grad, {a.segments.segments, DimOf(f)}, "grads");
         a.row_ids = Int64(ids);
         a.values = grad.data();
         a.values_stride = DimOf(f);
@@ -123,7 +123,7 @@ class GpuVariablePoolGradOp final : public PoolAttributesOp {
       for (size_t v = 0; v < addends.size(); ++v) {
         int64_t most = 0;
         for (const DeviceAddends& a : addends[v]) most += a.segments.n;
-        Check(ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({most}), &ids[v]));
+        Check(ctx->allocate_temp(tensorflow::DT_INT64, CheckedShape({most}), &ids[v]));
         Check(ctx->allocate_temp(tensorflow::DT_FLOAT, CheckedShape({most, of_->dims[v]}), &sums[v]));
         SumOf(cuda, &scratch, v, &addends[v], most, &ids[v], &sums[v], num_sums + v);
       }

@@ -30,7 +30,7 @@ class GpuGroupLookupGradWeightsOp final : public TablesOp {
         feature.segments = SegmentsArg(row_splits, feature.num_rows);
         feature.weights = WeightsOrNull(weights, feature.num_rows);
         feature.combiner = group_->combiners[static_cast<size_t>(f)];
-        CheckShape(grad, TensorShape({feature.segments.segments, feature.dim}), "grad");
+        CheckShape(grad, {feature.segments.segments, feature.dim}, "grad");
         auto* out = static_cast<float*>(AllocateGpuOutput(ctx, f, weights.shape())->data());
         if (feature.weights == nullptr) continue;
         TfDeviceScratch scratch(ctx);

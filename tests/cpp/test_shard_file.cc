@@ -90,8 +90,7 @@ std::string HeadOf(const std::string& path) {
 
 template <class T>
 std::string Changed(std::string bytes, size_t at, T value) {
-  std::memcpy(&bytes[at], &value, sizeof(value));
-  return bytes;
+  return bytes.replace(at, sizeof(value), reinterpret_cast<const char*>(&value), sizeof(value));
 }
 
 std::string RowsBlock(uint64_t n, const std::vector<uint64_t>& keys, size_t floats) {
@@ -238,6 +237,12 @@ TEST(CraftedHeadsAreRefused) {
   refuses(Changed(head, rule, 'x'), "unknown rule 'xdam'");
   refuses(Changed(head, rule + 4, uint32_t{9}), "has 9 slots instead of 2");
   refuses(Changed(head, rule + 8, 0x7FC00000), "not finite");
+  refuses(Changed(head, rule + 12, 1.0f), "beta_1 must lie in [0, 1)");
+  refuses(Changed(head, rule + 12, -0.5f), "beta_1 must lie in [0, 1)");
+  refuses(Changed(head, rule + 16, 2.0f), "beta_2 must lie in [0, 1)");
+  refuses(Changed(head, rule + 20, 0.0f), "1 - beta_1 must not be 0.0");
+  refuses(Changed(head, rule + 24, 0.5f), "1 - beta_2 must not be 0.5");
+  refuses(Changed(Changed(head, rule + 12, 0.9999f), rule + 20, 0.0001f), "must be at most 0.999");
   refuses(Changed(head, rule + 32, ~uint64_t{0}), "calls");
   refuses(Changed(head, rule + 40, uint32_t{1}), "1 runs");
   Craft(folder / "b", {{sok::BlockType::kRows, head}}, 0);
@@ -246,6 +251,56 @@ TEST(CraftedHeadsAreRefused) {
   CHECK_THROWS(sok::VerifyShard(folder / "b"), sok::DamagedFile, "a second head");
   Craft(folder / "b", {{sok::BlockType::kHead, head}, {sok::BlockType::kErased, ""}}, 0);
   CHECK_THROWS(sok::VerifyShard(folder / "b"), sok::DamagedFile, "erased keys");
+}
+
+// The head of a table with more sets like its first.
+std::string WithMoreSets(std::string head, uint32_t count, uint64_t dim) {
+  const size_t first = head.find("adam") - 4, set_bytes = 8 + 8 + 4 + 24 + 8 + 4;
+  for (uint32_t i = 0; i < count; ++i) {
+    std::string set = head.substr(first, set_bytes);
+    set[4] = static_cast<char>('A' + i);
+    head += set;
+  }
+  return Changed(Changed(head, 12, count + 2), 16, dim);
+}
+
+// A block holds one row at least, so what a head says of a row is what its reader may need.
+TEST(RowsThatNeedTooMuchMemoryAreRefusedByTheHead) {
+  const Folder folder;
+  Table table(Shard(0, 1));
+  Train(&table, 4);
+  Save(&table, folder / "a");
+  const std::string head = HeadOf(folder / "a");
+  const auto kHead = sok::BlockType::kHead;
+  Craft(folder / "b", {{kHead, WithMoreSets(head, 2, 3)}}, 0);
+  CHECK_EQ(sok::VerifyShard(folder / "b").head.sets.size(), size_t{4});  // the crafting itself is right
+  Craft(folder / "b", {{kHead, WithMoreSets(head, 8, 1 << 20)}}, 0);
+  CHECK_THROWS(sok::VerifyShard(folder / "b"), sok::DamagedFile, "rows of 83886088 bytes with their slots");
+  Craft(folder / "b", {{kHead, WithMoreSets(head, 20, 3)}}, 0);
+  CHECK_THROWS(sok::VerifyShard(folder / "b"), sok::DamagedFile, "21 slot sets of rule 'adam'");
+}
+
+TEST(NothingIsWrittenThatNoReaderWouldTake) {
+  const Folder folder;
+  sok::Scratch scratch;
+  Table table(Shard(0, 1)), wide(Config(int64_t{1} << 20, 10));
+  auto attach = [&](Table* to, const std::string& set) {
+    const double hyper[] = {0.01, 0.9, 0.999, 1e-7};
+    to->native().Apply({kThreads}, &scratch, sok::MakeUpdateRule("lazy_adam", hyper, 4, 1), set, sok::Nonfinite::kAllow,
+                       nullptr, nullptr, 0);
+  };
+  auto refuses = [&](Table* from, const std::string& generation, const std::string& why) {
+    CHECK_THROWS(sok::SaveShard({kThreads}, from->native(), 8, generation, folder / "a"), sok::InvalidArgument, why);
+    CHECK(!Exists(folder / "a") && !Exists(folder / "a.tmp"));
+  };
+  refuses(&table, std::string(70000, 'g'), "the generation has 70000 bytes");
+  attach(&table, std::string(70000, 's'));
+  refuses(&table, "g1", "a slot set's name has 70000 bytes");
+  for (char set = 'a'; set < 'i'; ++set) attach(&wide, std::string(1, set));
+  refuses(&wide, "g1", "rows of 71303176 bytes with their slots");
+  Table many(Shard(0, 1));
+  for (int set = 0; set < 70; ++set) attach(&many, std::string(65000, static_cast<char>(set + 1)));
+  refuses(&many, "g1", "its names and steps have");
 }
 
 TEST(CraftedRowsAreRefusedAndNothingElseIsStored) {

@@ -102,7 +102,33 @@ TEST(ReplayAgreesWithStepsTakenOneByOne) {
   }
 }
 
+// With beta_1 >= sqrt(beta_2) steps do not shrink until the momentum is gone: so long they are replayed, and no longer.
+TEST(ReplayEndsWithTheMomentum) {
+  const double hyper[] = {0.001, 0.9, 0.5, 1e-7};
+  const sok::UpdateRule rule = sok::MakeUpdateRule("adam", hyper, 4, 1);
+  for (const int64_t missed : {int64_t{500}, int64_t{3000}, int64_t{4000000000}}) {
+    sok::AlphaHistory history;
+    history.Append(0.001f, missed);
+    CHECK(sok::ReplayLength(rule, 0.001f, 0.001f) < 2000);
+    float w = 1.0f, m = 0.5f, v = 0.25f;
+    double ew = w, em = m, ev = v;
+    for (int64_t call = 0; call < std::min<int64_t>(missed, 5000); ++call) {
+      em *= 0.9;
+      ev *= 0.5;
+      ew -= 0.001 * em / (std::sqrt(ev) + 1e-7);
+    }
+    sok::ReplayDecay(history, rule, 0, missed, 1, &w, &m, &v);
+    CHECK(std::fabs(w - ew) <= 1e-5 * std::fabs(ew));
+  }
+  const double slowest[] = {0.001, 0.999, 0.5, 1e-7};
+  CHECK(sok::ReplayLength(sok::MakeUpdateRule("adam", slowest, 4, 1), 0.001f, 0.001f) < 200000);
+}
+
 TEST(BadRulesAreRefused) {
+  const double rounds_to_one[] = {1.0, 0.9, 1.0 - 1e-9, 1e-7}, slow[] = {1.0, 0.9999, 0.999, 1e-7};
+  CHECK_THROWS(sok::MakeUpdateRule("lazy_adam", rounds_to_one, 4, 1), sok::InvalidArgument, "beta_2 must lie in");
+  CHECK_THROWS(sok::MakeUpdateRule("adam", slow, 4, 1), sok::InvalidArgument, "must be at most 0.999");
+  CHECK_EQ(sok::MakeUpdateRule("lazy_adam", slow, 4, 1).beta_1, 0.9999f);
   const double hyper[] = {1.0, 1.0, 0.9, 1e-7};
   CHECK_THROWS(sok::MakeUpdateRule("rmsprop", hyper, 1, 1), sok::InvalidArgument, "Received: 'rmsprop'");
   CHECK_THROWS(sok::MakeUpdateRule("sgd", hyper, 2, 1), sok::InvalidArgument, "must have 1 values. Received: 2");

@@ -1,0 +1,34 @@
+"""No number that comes to a native op may end the process."""
+
+import subprocess
+import sys
+
+import pytest
+import tensorflow as tf
+
+from tests.ops.tables import NativeTable
+
+
+def test_no_number_ends_the_process():
+    child = subprocess.run(
+        [sys.executable, "-m", "tests.ops.hostile_calls"], capture_output=True, text=True, timeout=280, check=False
+    )
+    last = child.stdout.splitlines()[-1:]
+    assert child.returncode == 0, f"status {child.returncode} of {last}\n{child.stderr[-3000:]}"
+    refused, accepted = (int(word) for word in last[0].split() if word.isdigit())
+    assert refused > 1000 and accepted > 100, last
+
+
+def test_a_table_that_is_gone_is_not_found():
+    table = NativeTable(shared_name="a table that will be gone")
+    tf.raw_ops.DestroyResourceOp(resource=table.handle)
+    with pytest.raises(tf.errors.NotFoundError, match="does not exist"):
+        table.size()
+
+
+def test_what_an_envelope_says_of_this_rank_must_be_so(lib):
+    x, splits, size = tf.ones([3]), tf.constant([3]), tf.constant([6])
+    for count in (2, 4, 1 << 20, 1 << 62):
+        envelope = tf.constant([count, 0, 0, 0, 0, 1], tf.int64)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="envelope of rank 0"):
+            lib.sok_shared_collect(envelope, size, x, splits, [], rank=0, collective="c")
