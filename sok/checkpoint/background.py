@@ -8,25 +8,29 @@ docs/design/checkpoint.md.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import threading
 import time
+import warnings
 import weakref
 from pathlib import Path
 from typing import Any
 
-from sok.checkpoint import heartbeat, writing
+from sok.checkpoint import chains, heartbeat
+from sok.checkpoint import manifest as manifests
 from sok.checkpoint.agreement import describe, exception_of, together
 from sok.checkpoint.writing import Work
 from sok.transport.base import Transport
 
-_POLL_SECONDS = 0.02
+_POLL_SECONDS, _MAX_POLL_SECONDS = 0.02, 0.2
+_ROOM = 4096  # for the words of an error
 # How long a program that has ended otherwise waits for ranks that may have died.
 _PATIENCE_SECONDS = 60.0
 
-# The save of this rank that nobody has waited for together with the others. The same on all ranks.
-_pending: weakref.WeakKeyDictionary[Transport, AsyncSave] = weakref.WeakKeyDictionary()
+# Saves that nobody has waited for, each with the transport of its job. Of one job: the same on all ranks.
+_pending: list[tuple[weakref.ref[Transport], AsyncSave]] = []
 
 
 class AsyncSave:
@@ -35,6 +39,8 @@ class AsyncSave:
     def __init__(self, work: Work) -> None:
         self._work = work
         self._error: Exception | None = None
+        self._seen: tuple[int, ...] | None = None  # the manifest that was looked at last
+        self._is_in_place = False  # whether it was ours
         self.is_told = False  # somebody has seen the error
         self._thread = threading.Thread(target=self._run, name=f"sok.save {work.generation}")
 
@@ -83,6 +89,16 @@ class AsyncSave:
         """Begins to write."""
         self._thread.start()
 
+    def raise_untold(self) -> None:
+        """Waits, and raises what went wrong if nobody has seen it."""
+        if not (self.failed() and self.is_told):
+            self.result()
+
+    @property
+    def error(self) -> Exception | None:
+        """What went wrong, if it is over."""
+        return self._error
+
     def failed(self) -> bool:
         """Waits, and says whether it went wrong; raises nothing."""
         self._thread.join()
@@ -115,7 +131,11 @@ class AsyncSave:
             if error is not None:
                 raise error
             return work.commit([said["value"]])
-        _note(self._written(work.rank), said)
+        try:
+            _note(self._written(work.rank), said)
+        except OSError as caught:
+            work.lease.check()  # if another job has removed the file, that is what is wrong
+            raise error or caught from None
         if work.rank != 0:
             self._wait(self._is_decided, rank=0)
             if (why := _noted(self._failure())) is not None:
@@ -130,7 +150,8 @@ class AsyncSave:
                     raise exception_of(answer, f"rank {rank} of {work.size}: {answer['text']}") from error
             work.commit([answer["value"] for answer in everything])
         except Exception as caught:
-            _note(self._failure(), describe(caught))
+            with contextlib.suppress(OSError):  # another job may have removed it, which the others see, too
+                _note(self._failure(), describe(caught))
             raise
         return None
 
@@ -148,15 +169,22 @@ class AsyncSave:
     def _is_decided(self) -> bool:
         if os.path.exists(self._failure()):
             return True
-        found = writing.current(self.path)
-        return found is not None and found.generation == self.generation
+        if (stamp := manifests.stamp(self.path)) != self._seen:
+            self._seen = stamp  # taken before it is read: what comes in between is seen the next time
+            found = chains.current(self.path)
+            self._is_in_place = found is not None and found.generation == self.generation
+        return self._is_in_place
 
     def _wait(self, is_there: Any, rank: int) -> None:
         """Until `is_there()`, which is for `rank` to bring about."""
         ended: float | None = None
         listener = heartbeat.Listener(self._alive(rank))
+        pause = _POLL_SECONDS
         while not is_there():
-            time.sleep(_POLL_SECONDS)
+            time.sleep(pause)
+            pause = min(1.2 * pause, _MAX_POLL_SECONDS)
+            if not is_there():
+                self._work.lease.check()  # another job may have removed what is waited for
             if (silent := listener.silent_for()) > heartbeat.PATIENCE_SECONDS and not is_there():
                 raise ConnectionError(
                     f"{self.path}: rank {rank} of {self._work.size} has not been heard of for {silent:.0f} s while "
@@ -179,9 +207,29 @@ class AsyncSave:
         return os.path.join(self.path, f"{self.generation}.failed")
 
 
+def reserve(work: Work) -> None:
+    """Makes the files in which this rank will tell the others how it went, with room: the disk may be full by then."""
+    if work.size == 1:
+        return
+    save = AsyncSave(work)
+    heartbeat.reserve(save._alive(work.rank))
+    _reserve(save._written(work.rank), work.room_for_summaries())
+    if work.rank == 0:
+        _reserve(save._failure(), _ROOM)
+
+
+def discard(work: Work) -> None:
+    """Removes what `reserve` has made, if there will be no save."""
+    save = AsyncSave(work)
+    for path in (save._alive(work.rank), f"{save._written(work.rank)}.tmp", f"{save._failure()}.tmp"):
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
 def start(transport: Transport, work: Work) -> AsyncSave:
     """Begins to write in the background what the work's tables held when it was begun."""
-    save = _pending[transport] = AsyncSave(work)
+    save = AsyncSave(work)
+    _pending.append((weakref.ref(transport), save))
     save.start()
     return save
 
@@ -192,21 +240,43 @@ def finish(transport: Transport, raising: bool = True) -> None:
     Raises:
         Exception: it has failed, and not all ranks have been told; only if `raising`. Else the next call raises it.
     """
-    save = _pending.get(transport)
-    if save is None:
-        return
-    if not raising:
-        if not any(together(transport, "sok/save/pending", save.failed)):
-            del _pending[transport]
-        return
-    del _pending[transport]
-    together(transport, "sok/save/pending", lambda: None if save.failed() and save.is_told else save.result())
+    for entry in list(_pending):
+        transport_of, save = entry
+        if transport_of() is transport:
+            if not raising:
+                if not any(together(transport, "sok/save/pending", save.failed)):
+                    _pending.remove(entry)
+                continue
+            _pending.remove(entry)
+            together(transport, "sok/save/pending", save.raise_untold)
+        elif transport_of() is None:
+            # Of a job that this process has shut down. The ranks of that one meet in the folder alone.
+            _pending.remove(entry)
+            if save.failed() and not save.is_told:
+                warnings.warn(f"An asynchronous save of the job before has failed: {save.error}", stacklevel=3)
+
+
+def _reserve(path: str, num_bytes: int) -> None:
+    try:
+        with open(path + ".tmp", "wb", buffering=0) as file:
+            if file.write(b" " * num_bytes) < num_bytes:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(file.fileno())  # some file systems find room only then
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, path) from None
 
 
 def _note(path: str, what: dict[str, Any]) -> None:
-    """Leaves something for the other ranks to read, at once as a whole."""
+    """Leaves something for the other ranks to read, at once as a whole, in the room that was reserved."""
     partial = path + ".tmp"
-    Path(partial).write_text(json.dumps(what))
+    data = json.dumps(what).encode()
+    with open(partial, "r+b", buffering=0) as file:
+        room = os.fstat(file.fileno()).st_size
+        if "text" in what and len(data) > room:  # an error: of its words as many as fit
+            what = {**what, "text": what["text"].encode(errors="replace")[: room // 2].decode(errors="ignore")}
+            data = json.dumps(what, ensure_ascii=False).encode()
+        if file.write(data.ljust(room)) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), partial)
     os.rename(partial, path)
 
 
@@ -215,3 +285,7 @@ def _noted(path: str) -> dict[str, Any] | None:
         return json.loads(Path(path).read_text())
     except FileNotFoundError:
         return None
+    except OSError as error:
+        if error.errno == errno.ESTALE:  # another host has renamed it just now: look again
+            return None
+        raise

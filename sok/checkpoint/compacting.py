@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import math
@@ -10,6 +11,7 @@ import os
 import sok
 from sok.checkpoint import chains, native
 from sok.checkpoint.bars import FileBar
+from sok.checkpoint.lease import Lease, LeaseLost, in_folder
 from sok.checkpoint.manifest import (
     Link,
     Manifest,
@@ -64,8 +66,19 @@ def compact(path: str | os.PathLike, *, progress: bool | None = None) -> None:
     manifest = read_manifest(path)
     if not manifest.before:
         return
-    chains.remove_unlisted(path, manifest)
     generation = generation_after(manifest)
+    lease = Lease(in_folder(path))
+    if (unfinished := lease.borrow(generation)) is not None:
+        chains.remove_generation(path, unfinished)
+
+    def check() -> None:
+        lease.check()
+        if (found := read_manifest(path)) != manifest:
+            raise RuntimeError(
+                f"{path}: {found.generation} has taken the place of {manifest.generation} while it was compacted. "
+                "Nothing was changed. Do not save and compact at the same time."
+            )
+
     try:
         with FileBar("compacting", manifest.bytes, 0, progress) as bar:
             tables = tuple(
@@ -80,18 +93,12 @@ def compact(path: str | os.PathLike, *, progress: bool | None = None) -> None:
             optimizers=manifest.optimizers,
             same_as=manifest.generation,
         )
-        if (found := read_manifest(path)) != manifest:
-            raise RuntimeError(
-                f"{path}: {found.generation} has taken the place of {manifest.generation} while it was compacted. "
-                "Nothing was changed. Do not save and compact at the same time."
-            )
-        write_manifest(path, made)
+        write_manifest(path, made, check)
     except BaseException:
-        current = read_manifest(path)
-        if current.generation != generation:
-            chains.remove_unlisted(path, current)
+        chains.remove_generation(path, generation)
         raise
-    chains.remove_unlisted(path, made)
+    with contextlib.suppress(LeaseLost):
+        chains.sweep(path, lease, manifest.links)
 
 
 def _table(path: str, manifest: Manifest, generation: str, number: int, table: Table, bar: FileBar) -> Table:

@@ -15,9 +15,10 @@ from sok.checkpoint import manifest as manifests
 from sok.checkpoint.agreement import check_equal, together
 from sok.checkpoint.manifest import CheckpointError, Link, Manifest, Shard, Table, read_manifest
 from sok.checkpoint.native import EagerCalls, verify_shard
-from sok.checkpoint.restoring import can_hold, restore
+from sok.checkpoint.restoring import TRIES, can_hold, is_superseded, restore
 from sok.checkpoint.targets import calls_for, tables_by_saved_name
 from sok.checkpoint.verifying import check_summary
+from sok.transport.base import Transport
 
 _HEADER = struct.Struct("<IIQII")
 _ROWS, _ERASED, _END = 2, 3, 4
@@ -136,6 +137,7 @@ class Follower:
         self._tables = tables_by_saved_name(variables_or_model)
         self._slots = bool(slots)
         self._generation: str | None = None
+        self._seen: tuple[int, ...] | None = None  # the manifest, if all that it lists is applied; rank 0 looks
         if not isinstance(calls_for(list(self._tables.values()), None), EagerCalls):
             raise ValueError("sok.follow is for eager tables; in a v1 graph call sok.restore.")
 
@@ -156,14 +158,22 @@ class Follower:
             delta the next `poll` reads the whole checkpoint.
         """
         transport = context.get_transport()
+        for left in reversed(range(TRIES)):
+            has_changed = self._poll_once(transport, is_last=left == 0)
+            if has_changed is not None:
+                break
+        return bool(has_changed)
+
+    def _poll_once(self, transport: Transport, is_last: bool) -> bool | None:
+        """As `poll`; None if another checkpoint took the place of the one that was being read."""
+        seen: tuple[int, ...] | None = None
 
         def look() -> list[str | None]:
-            if transport.rank != 0:
-                return [None, self._generation]
-            try:
-                return [manifests.to_bytes(read_manifest(self._path)).decode(), self._generation]
-            except FileNotFoundError:
-                return [None, self._generation]
+            nonlocal seen
+            if transport.rank == 0:
+                seen = manifests.stamp(self._path)
+            is_new = seen is not None and (seen != self._seen or self._generation is None)
+            return [manifests.read_bytes(self._path).decode() if is_new else None, self._generation]
 
         said = together(transport, "sok/follow/look", look)
         check_equal([at for _, at in said], "sok.follow: the save that was applied last")
@@ -173,14 +183,26 @@ class Follower:
         manifest = manifests.from_bytes(said[0][0].encode(), os.path.join(self._path, manifests.NAME))
         newer = _after(manifest, self._generation) if self._generation is not None else None
         if newer is not None and not newer:
+            self._seen = seen
             return False
         known, self._generation = self._generation, None  # if this fails, all is read the next time
         if newer is None:
             restored = restore(self._path, self._tables, (), slots=self._slots, _give_generation=True)
             self._generation = restored
             return restored != known
-        together(transport, "sok/follow/apply", lambda: self._apply(newer))
-        self._generation = manifest.generation
+
+        def apply() -> bool:
+            try:
+                self._apply(newer)
+            except Exception:
+                if is_last or not is_superseded(self._path, manifest.generation):
+                    raise
+                return False
+            return True
+
+        if not all(together(transport, "sok/follow/apply", apply)):
+            return None
+        self._generation, self._seen = manifest.generation, seen
         return True
 
     def _apply(self, links: list[Link]) -> None:

@@ -33,11 +33,24 @@ class Heartbeat:
             os.unlink(self._path)
 
     def _beat(self) -> None:
-        for number in itertools.count():
-            with contextlib.suppress(OSError):  # the disk is full, say: the save itself will tell
-                Path(self._path).write_text(str(number))
+        for number in itertools.count(1):
+            with contextlib.suppress(OSError):
+                _write(self._path, number)
             if self._over.wait(BEAT_SECONDS):
                 return
+
+
+def reserve(path: str) -> None:
+    """Makes the file, so that a disk that fills up does not stop the heart: it is written over in place."""
+    _write(path, 0)
+
+
+def _write(path: str, number: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+    try:
+        os.write(descriptor, f"{number:20}".encode())
+    finally:
+        os.close(descriptor)
 
 
 class Listener:

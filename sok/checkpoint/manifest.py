@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import functools
 import json
 import os
 import re
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -154,31 +156,45 @@ def checksum(body: dict[str, Any]) -> str:
 
 def to_bytes(manifest: Manifest) -> bytes:
     """The file."""
-    members = dataclasses.asdict(manifest)
-    for link in (members, *members["before"]):
-        for file in (file for table in link["tables"] for file in table["files"]):
-            if file["held"] is None:
-                del file["erased"], file["held"]
-        if link["same_as"] is None:
-            del link["same_as"]
-    if not manifest.before:
-        del members["before"]
+    members = _link_members(manifest)
+    members["optimizers"] = [vars(optimizer) for optimizer in manifest.optimizers]
+    del members["before"]
+    if manifest.before:
+        members["before"] = [_link_members(link) for link in manifest.before]
     # What an older sok would understand, it shall read.
     body = {"format": FORMAT, "version": VERSION if manifest.before else 1, **members}
-    # Through JSON once, so that what is summed is what a reader gets (tuples become lists).
-    body = json.loads(json.dumps(body))
-    return (json.dumps({**body, "checksum": checksum(body)}, indent=1) + "\n").encode()
+    return (json.dumps({**body, "checksum": checksum(body)}) + "\n").encode()
 
 
-def write_manifest(folder: str | os.PathLike, manifest: Manifest) -> None:
-    """Puts the manifest into place, at once: before, the folder is the old checkpoint, after it the new one."""
+def _link_members(link: Link | Manifest) -> dict[str, Any]:
+    members = {**vars(link), "tables": [_table_members(table) for table in link.tables]}
+    if link.same_as is None:
+        del members["same_as"]
+    return members
+
+
+def _table_members(table: Table) -> dict[str, Any]:
+    files = [{name: value for name, value in vars(file).items() if _is_said(file, name)} for file in table.files]
+    return {**vars(table), "slot_sets": [vars(slot_set) for slot_set in table.slot_sets], "files": files}
+
+
+def _is_said(file: Shard, name: str) -> bool:
+    return file.held is not None or name not in ("erased", "held")
+
+
+def write_manifest(folder: str | os.PathLike, manifest: Manifest, check: Callable[[], None] = lambda: None) -> None:
+    """Puts the manifest into place, at once: before, the folder is the old checkpoint, after it the new one.
+
+    `check` is called at the last moment, when nothing is left to do but the rename.
+    """
     final = os.path.join(folder, NAME)
-    partial = final + ".tmp"
+    partial = f"{final}.{manifest.generation}.tmp"
     try:
         with open(partial, "wb") as file:
             file.write(to_bytes(manifest))
             file.flush()
             os.fsync(file.fileno())
+        check()
         os.rename(partial, final)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -226,6 +242,15 @@ def read_manifest(path: str | os.PathLike) -> Manifest:
         ...     read_manifest(folder).table("listed").dim
         2
     """
+    return from_bytes(read_bytes(path), os.path.join(path, NAME))
+
+
+def read_bytes(path: str | os.PathLike) -> bytes:
+    """The manifest's file in folder `path`, as it is.
+
+    Raises:
+        as `read_manifest`, for what is no file, or none that small.
+    """
     file = Path(path) / NAME
     if file.exists() and not file.is_file():  # a pipe would be waited for
         raise CheckpointError(f"{file}: not a file.")
@@ -240,9 +265,24 @@ def read_manifest(path: str | os.PathLike) -> Manifest:
         raise type(error)(error.errno, error.strerror, str(file)) from None  # reading names no file
     if len(data) > _MAX_BYTES:
         raise CheckpointError(f"{file}: more than {_MAX_BYTES} bytes cannot be a manifest.")
-    return from_bytes(data, str(file))
+    return data
 
 
+def stamp(path: str | os.PathLike) -> tuple[int, ...] | None:
+    """What tells one manifest in folder `path` from the next, without reading it; None if there is none."""
+    try:
+        # Opened, not only asked for: network file systems look again then, and else remember for up to a minute.
+        descriptor = os.open(os.path.join(path, NAME), os.O_RDONLY | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        found = os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+@functools.lru_cache(maxsize=4)  # a save looks several times at the same one
 def from_bytes(data: bytes, file: str) -> Manifest:
     """The manifest in `data`, checked. `file` is for messages."""
     try:

@@ -9,14 +9,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sok import context
-from sok.checkpoint import background
+from sok.checkpoint import background, chains
 from sok.checkpoint.agreement import check_equal, together
 from sok.checkpoint.bars import FileBar
+from sok.checkpoint.lease import forget, in_folder
 from sok.checkpoint.manifest import Link, Manifest, OptimizerState, Shard, Table, read_manifest
 from sok.checkpoint.targets import calls_for, optimizers_of, tables_by_saved_name
 from sok.checkpoint.verifying import check_summary
 from sok.optimizers import Optimizer
 from sok.table import EmbeddingVariable
+from sok.transport.base import Transport
+
+# A job that saves without pause may remove what is being read: so often the checkpoint that took its place is read.
+TRIES = 10
 
 
 def restore(
@@ -60,6 +65,8 @@ def restore(
         tf.errors.InvalidArgumentError: a key that a table without hashing cannot hold.
         tf.errors.OpError, OSError: another thing that the system says.
 
+    If another job saves into `path` meanwhile, so that files of the checkpoint go, the new one is read instead.
+
     Collective. Warns if a table's seed or initializer are others: rows that were never seen then start from others
     values than in the job that was saved.
 
@@ -68,6 +75,37 @@ def restore(
     transport = context.get_transport()
     path = os.path.abspath(os.fspath(path))
     background.finish(transport, raising=False)
+    for left in reversed(range(TRIES)):
+        generation = _restore_once(
+            transport, path, variables_or_model, optimizers, slots, session, progress, _names, is_last=left == 0
+        )
+        if generation is not None:
+            break
+    forget(in_folder(path))  # what another job has saved there is known now
+    return generation if _give_generation else None
+
+
+def is_superseded(path: str, generation: str) -> bool:
+    """Whether another checkpoint lies there by now, so that files of this one may be gone."""
+    try:
+        found = chains.current(path)
+    except (OSError, ValueError):
+        return False
+    return found is not None and found.generation != generation
+
+
+def _restore_once(
+    transport: Transport,
+    path: str,
+    variables_or_model: Any,
+    optimizers: Any,
+    slots: bool,
+    session: Any,
+    progress: bool | None,
+    names: Callable[[EmbeddingVariable, Table], dict[str, str]] | None,
+    is_last: bool,
+) -> str | None:
+    """As `restore`; None if another checkpoint took the place of the one that was being read."""
 
     def plan() -> list[Any]:
         nonlocal tables, calls, manifest, states
@@ -86,20 +124,32 @@ def restore(
     manifest: Any = None
     states: list[tuple[Optimizer, OptimizerState]] = []
     said = together(transport, "sok/restore/plan", plan)
+    if not is_last and len({generation for _, generation, *_ in said}) > 1:
+        check_equal([[path, *rest] for path, _, *rest in said], "sok.restore: [path, tables, optimizers]")
+        return None  # a save came between two ranks' reading
     check_equal(said, "sok.restore: [path, checkpoint, tables, optimizers]")
 
     seconds: dict[str, Any] = {}
     whole: list[EmbeddingVariable] = []
+
+    def load() -> bool:
+        try:
+            _load(path, manifest, tables, states, slots, calls, seconds, progress, names, whole)
+        except Exception:
+            if is_last or not is_superseded(path, manifest.generation):
+                raise
+            return False
+        return True
+
+    loaded = [False]
     try:
-        together(
-            transport,
-            "sok/restore/load",
-            lambda: _load(path, manifest, tables, states, slots, calls, seconds, progress, _names, whole),
-        )
-    except BaseException:
-        for name, second in seconds.items():
-            calls.drop(tables[name], second)
-        raise
+        loaded = together(transport, "sok/restore/load", load)
+    finally:
+        if not all(loaded):
+            for name, second in seconds.items():
+                calls.drop(tables[name], second)
+    if not all(loaded):
+        return None
     for name, second in seconds.items():
         calls.swap(tables[name], second)
     for table in whole:  # the next incremental save goes on from here
@@ -110,7 +160,7 @@ def restore(
         calls.assign(iterations, state.iterations)
         if rate and state.learning_rate is not None:
             calls.assign(rate[0], state.learning_rate)
-    return manifest.generation if _give_generation else None
+    return manifest.generation
 
 
 def _check_table(path: str, manifest: Manifest, name: str, variable: EmbeddingVariable) -> None:

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from sok import context
-from sok.checkpoint import background, chains, writing
+from sok.checkpoint import background, chains
 from sok.checkpoint import manifest as manifests
 from sok.checkpoint.agreement import check_equal, together
+from sok.checkpoint.lease import Lease, in_folder
 from sok.checkpoint.manifest import Manifest
 from sok.checkpoint.targets import calls_for, optimizers_of, tables_of
 from sok.checkpoint.writing import Work
@@ -25,6 +26,7 @@ def save(
     *,
     incremental: bool = False,
     asynchronous: bool = False,
+    max_chain: int = 100,
     session: Any = None,
     progress: bool | None = None,
 ) -> background.AsyncSave | None:
@@ -47,6 +49,8 @@ def save(
             checkpoint of them. If what lies there is not what these tables were last saved or restored as (another
             program has saved there, or these tables elsewhere), all rows are written, with a warning.
         asynchronous: returns at once, and writes in the background what the tables hold now, while training goes on.
+        max_chain: of an incremental save: how many saves the chain may have with it, at least 1. One that would make it
+            longer writes all rows, and begins a new chain: who restores reads every link, and the manifest lists them.
         session: for tables of a v1 graph: the session; None: the default one.
         progress: whether rank 0 shows a bar on stderr. None: if that is a terminal (not if `asynchronous`).
 
@@ -56,6 +60,8 @@ def save(
 
     Raises:
         TypeError, ValueError: the arguments make no sense, or differ between workers.
+        RuntimeError: another job has begun to save into `path` since this one did. It may go on there, this one not:
+            docs/checkpoints.md, "Where".
         tf.errors.ResourceExhaustedError: the disk is full. The old checkpoint stays.
         tf.errors.OpError, OSError: another thing that the system says, with the file's name.
 
@@ -91,9 +97,13 @@ def save(
         work.calls = calls_for(work.tables, session)
         _warn_of_lost_counts(work.tables, work.optimizers, work.calls)
         names = [[table.table_name for table in work.tables], [o.slot_set for o in work.optimizers]]
-        said = {"arguments": [path, *names, bool(incremental), bool(asynchronous)]}
+        if isinstance(max_chain, bool) or not isinstance(max_chain, int) or max_chain < 1:
+            raise ValueError(f"`max_chain` must be a whole number of at least 1. Received: {max_chain!r}.")
+        said = {"arguments": [path, *names, bool(incremental), bool(asynchronous), max_chain]}
         if transport.rank == 0:
-            said["generation"], work.before = _begin(path)
+            work.lease = Lease(in_folder(path))
+            said["generation"], work.before = _begin(path, work.lease)
+            said["lease"] = work.lease.token
         if incremental:
             said["found"] = chains.described(path, work.before)
             said["changes"] = [work.calls.changes(table) for table in work.tables]
@@ -102,12 +112,14 @@ def save(
     work = Work(path, transport.rank, transport.size, progress)
     said = together(transport, "sok/save/plan", plan)
     check_equal(
-        [answer["arguments"] for answer in said], "sok.save: [path, tables, optimizers, incremental, asynchronous]"
+        [answer["arguments"] for answer in said],
+        "sok.save: [path, tables, optimizers, incremental, asynchronous, max_chain]",
     )
     work.generation = said[0]["generation"]
+    work.lease = Lease(in_folder(path), said[0]["lease"])
     why = ""
     if incremental:
-        why = chains.why_all_rows(said[0]["found"], work.tables, [answer["changes"] for answer in said])
+        why = chains.why_all_rows(said[0]["found"], work.tables, [answer["changes"] for answer in said], max_chain)
     work.changes = why is None
 
     def begin(snapshot: bool) -> None:
@@ -115,13 +127,17 @@ def save(
             warnings.warn(f"sok.save: all rows are written into {path}, not changes alone: {why}.", stacklevel=6)
         work.begin(snapshot)
 
+    def begin_beside() -> None:
+        begin(snapshot=True)
+        background.reserve(work)
+
     def write() -> Any:
         begin(snapshot=False)
         return work.write()
 
     try:
         if asynchronous:
-            together(transport, "sok/save/begin", lambda: begin(snapshot=True))
+            together(transport, "sok/save/begin", begin_beside, undo=lambda: background.discard(work))
             return background.start(transport, work)
         # If a peer is lost on the way, the files stay: rank 0 may have had all answers, and be listing them right now.
         written = together(transport, "sok/save/write", write, undo=work.remove_files)
@@ -144,14 +160,15 @@ def _warn_of_lost_counts(tables: Sequence[EmbeddingVariable], chosen: Sequence[O
         )
 
 
-def _begin(path: str) -> tuple[str, Manifest | None]:
-    """Makes the folder; gives the new generation its name, and what lies there."""
+def _begin(path: str, lease: Lease) -> tuple[str, Manifest | None]:
+    """Makes the folder and takes its lease; gives the new generation its name, and what lies there."""
     manifests.make_folder(path)
+    lease.take()
     try:
-        current = writing.current(path)
+        # What interrupted saves have left would take the room that this one needs.
+        current = chains.sweep(path, lease)
     except manifests.CheckpointError as error:
         raise manifests.CheckpointError(
             f"{error} sok.save replaces checkpoints, but not what it cannot read: remove it, or use another folder."
         ) from None
-    chains.remove_unlisted(path, current)  # what interrupted saves have left would take the room that this one needs
     return manifests.generation_after(current), current

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import os
@@ -13,6 +14,7 @@ import sok
 from sok.checkpoint import chains
 from sok.checkpoint import manifest as manifests
 from sok.checkpoint.bars import FileBar
+from sok.checkpoint.lease import Lease, LeaseLost
 from sok.checkpoint.manifest import Manifest, OptimizerState, Shard, SlotSet, Table
 from sok.optimizers import Optimizer
 from sok.table import EmbeddingVariable
@@ -31,6 +33,7 @@ class Work:
     calls: Any = None  # how ops are run
     generation: str = ""
     before: Manifest | None = None  # what lies there; rank 0 knows it
+    lease: Lease | None = None  # to save there, which rank 0 has taken
     changes: bool = False  # only what has changed
     snapshot: bool = False  # training goes on meanwhile
     expected_bytes: int = 0
@@ -58,8 +61,12 @@ class Work:
                     continue
                 name = f"{self.generation}-t{number:04}-r{self.rank:04}.shard"
                 self._mine.append(name)
-                with bar.watching(os.path.join(self.path, name + ".tmp")):
-                    summary = self._save(table, os.path.join(self.path, name))
+                try:
+                    with bar.watching(os.path.join(self.path, name + ".tmp")):
+                        summary = self._save(table, os.path.join(self.path, name))
+                except Exception:
+                    self.lease.check()  # if another job has removed the file, that is what is wrong
+                    raise
                 summaries.append({"name": name, **summary})
         return summaries
 
@@ -69,20 +76,29 @@ class Work:
             return
         try:
             made = self._manifest(written)
-            if self.changes and (found := current(self.path)) != self.before:
-                raise RuntimeError(
-                    f"{self.path}: {found and found.generation} has taken the place of {self.before.generation} during "
-                    "the save. Two programs must not save into one folder at the same time."
-                )
+            self.lease.check()
             _check_files(self.path, made)
-            manifests.write_manifest(self.path, made)
+            manifests.write_manifest(self.path, made, self._check_before_the_rename)
         except BaseException:
-            found = current(self.path)
-            if found is None or found.generation != self.generation:
-                chains.remove_unlisted(self.path, found)
-            # Else the new manifest is there, but perhaps not on the disk yet: what the old one lists has to stay.
+            # If the manifest is there, but perhaps not on the disk yet, what the old one lists has to stay, too.
+            chains.remove_generation(self.path, self.generation)
             raise
-        chains.remove_unlisted(self.path, made)
+        with contextlib.suppress(LeaseLost):  # the next save will tell
+            chains.sweep(self.path, self.lease)
+
+    def _check_before_the_rename(self) -> None:
+        self.lease.check()
+        if self.changes and (found := chains.current(self.path)) != self.before:
+            raise RuntimeError(
+                f"{self.path}: {found and found.generation} has taken the place of {self.before.generation} during "
+                "the save. Two programs must not save into one folder at the same time."
+            )
+
+    def room_for_summaries(self) -> int:
+        """As many bytes as JSON needs for what `write` returns, and more."""
+        names = sum(len(s.name) for table in self.tables for s in self.calls.slot_sets(table))
+        sets = sum(len(self.calls.slot_sets(table)) + 1 for table in self.tables)
+        return 4096 + 6 * names + 1024 * sets
 
     def end(self, complete: bool) -> None:
         """Tells the tables how it went. Of a save that failed no change is forgotten."""
@@ -94,6 +110,7 @@ class Work:
         """Removes what this rank has written. Only if it is certain that no manifest lists it, now or later."""
         for name in self._mine:
             chains.remove(self.path, name)
+            chains.remove(self.path, name + ".tmp")
 
     def bytes_written(self) -> int:
         """How much of this rank's shards is in files by now."""
@@ -120,14 +137,6 @@ class Work:
             optimizers=self._states,
             before=self.before.links if self.changes else (),
         )
-
-
-def current(path: str) -> Manifest | None:
-    """The checkpoint that is there; None without one."""
-    try:
-        return manifests.read_manifest(path)
-    except FileNotFoundError:
-        return None
 
 
 def _table(table: EmbeddingVariable, summaries: Sequence[dict[str, Any] | None]) -> Table:

@@ -115,9 +115,9 @@ class Killing:
 
 
 def stray_files(folder: str) -> set[str]:
-    """What is in the folder and in no manifest."""
+    """What is in the folder and in no manifest, but for the name of who saves there."""
     manifest = json.loads(Path(folder, "manifest.json").read_text())
-    listed = {"manifest.json"}
+    listed = {"manifest.json", "writer.json"}
 
     def look(value: Any) -> None:
         for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else []:

@@ -20,6 +20,11 @@ RULES = {
 }
 
 
+def files_of(folder: Any) -> list[str]:
+    """The names of a checkpoint's files, without the one that says who saves there."""
+    return sorted(path.name for path in folder.iterdir() if path.name != "writer.json")
+
+
 def contents(table: Any) -> dict[int, tuple]:
     """Of each key of this shard the row, and the slots of each set."""
     columns = [table.export()[1].numpy()]

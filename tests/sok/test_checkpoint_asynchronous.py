@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import sok
 from sok.checkpoint import background, heartbeat, native, read_manifest, verify
-from tests.sok.checkpoint_cases import DIM, RULES, assert_same_training, contents, new_table, train
+from tests.sok.checkpoint_cases import DIM, RULES, assert_same_training, contents, files_of, new_table, train
 from tests.sok.threads_world import checked, run_world
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,7 +58,7 @@ def test_a_save_holds_what_the_tables_held_when_it_began(tmp_path, held, rule, h
     assert [contents(table) for table in tables] != before
     sok.restore(tmp_path, {t.table_name: o for t, o in zip(tables, others, strict=True)}, fresh)
     assert [contents(other) for other in others] == before and int(fresh.iterations) == steps
-    assert verify(tmp_path) == [] and len(list(tmp_path.iterdir())) == 3
+    assert verify(tmp_path) == [] and len(files_of(tmp_path)) == 3
     # Training goes on from there as a job does that was never saved.
     sok.restore(tmp_path, tables, optimizer)
     assert_same_training(tables[0], optimizer, others[0], fresh, range(25, 45))
@@ -188,7 +188,7 @@ def test_workers_meet_without_collectives(tmp_path, monkeypatch, size):
     shards = checked(run_world(size, program, monkeypatch))
     assert sum(map(len, shards)) == 60
     assert {row for shard in shards for row in shard.values()} == {(np.full(DIM, 3.0, "f4").tobytes(),)}
-    assert len(list(tmp_path.iterdir())) == 1 + 2 * size and len(read_manifest(tmp_path).links) == 2
+    assert len(files_of(tmp_path)) == 1 + 2 * size and len(read_manifest(tmp_path).links) == 2
 
 
 @pytest.mark.parametrize("bad", [0, 1])
@@ -219,7 +219,7 @@ def test_an_error_of_one_worker_is_raised_on_all(tmp_path, monkeypatch, bad):
 
     monkeypatch.setattr(native.EagerCalls, "save_snapshot", failing)
     assert checked(run_world(2, program, monkeypatch)) == [[30, 30], [30, 30]]
-    assert len(list(tmp_path.iterdir())) == 5 and verify(tmp_path) == []
+    assert len(files_of(tmp_path)) == 5 and verify(tmp_path) == []
 
 
 def test_a_snapshot_that_cannot_be_made_on_one_worker_is_an_error_on_all(tmp_path, monkeypatch):

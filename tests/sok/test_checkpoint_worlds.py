@@ -14,7 +14,7 @@ import sok
 from sok.checkpoint import native, read_manifest, verify
 from sok.checkpoint.agreement import together
 from tests.sok import threads_world
-from tests.sok.checkpoint_cases import contents
+from tests.sok.checkpoint_cases import contents, files_of
 from tests.sok.threads_world import ThreadTransport, checked, run_world
 
 DIM = 2
@@ -154,7 +154,7 @@ def test_a_save_that_fails_on_one_worker_leaves_the_old_checkpoint(tmp_path, mon
         transport.broadcast_numpy(np.zeros(1), "failed")
         if transport.rank == 0:
             assert read_manifest(tmp_path) == old
-            assert len(list(tmp_path.iterdir())) == 3
+            assert len(files_of(tmp_path)) == 3
 
     checked(run_world(2, program, monkeypatch))
 
@@ -212,4 +212,4 @@ def test_a_folder_that_is_not_shared_is_told(tmp_path, monkeypatch):
             sok.save(tmp_path, [table])
 
     checked(run_world(2, program, monkeypatch))
-    assert [path.name for path in tmp_path.iterdir()] == ["elsewhere"]
+    assert files_of(tmp_path) == ["elsewhere"]
