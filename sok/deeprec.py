@@ -17,9 +17,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok import group, strategy
+from sok import feature_column, group, strategy
 from sok.feature_column import group_embedding_column_scope
+from sok.feature_column.id_column import AnyIdColumn, capacity_of
 from sok.initializers import BANK_ROWS, with_rows
+from sok.layers.base import check_positive
 from sok.scoped_tables import scoped_table
 from sok.table import EmbeddingVariable
 
@@ -79,7 +81,7 @@ def get_embedding_variable(
     custom_getter: None = None,
     constraint: None = None,
     init_data_source: None = None,
-    ev_option: None = None,
+    ev_option: EmbeddingVariableOption | None = None,
     *,
     steps_to_live: None = None,
     capacity: int | None = None,
@@ -101,7 +103,8 @@ def get_embedding_variable(
         caching_device, validate_shape: accepted, without meaning here.
         partitioner: ignored: rows are spread over the workers of the job.
         regularizer, custom_getter, constraint: must be None.
-        init_data_source, ev_option, steps_to_live: must be None until there is something like them here.
+        init_data_source, steps_to_live: must be None until there is something like them here.
+        ev_option: None, or an `EmbeddingVariableOption` of which nothing is set.
         capacity: rows that each worker's part may hold; memory is taken as they appear. None: 2^30.
 
     Returns:
@@ -131,11 +134,11 @@ def get_embedding_variable(
             raise ValueError(f"`{argument}` must be None: a table knows nothing of it. Received: {value!r}.")
     for argument, value in {
         "init_data_source": init_data_source,
-        "ev_option": ev_option,
         "steps_to_live": steps_to_live,
     }.items():
         if value is not None:
             raise NotImplementedError(f"`{argument}` is to come; it must be None. Received: {value!r}.")
+    _check_option(ev_option)
     if tf.as_dtype(value_dtype or tf.float32) != tf.float32:
         raise ValueError(f"`value_dtype` must be float32. Received: {value_dtype!r}.")
     if initializer is None:
@@ -149,6 +152,76 @@ def get_embedding_variable(
     )
     _add_to_collections(table, collections or ())
     return table
+
+
+class EmbeddingVariableOption:
+    """DeepRec's options of a table: filters, eviction and storage, which are to come. Each must be None."""
+
+    def __init__(self, ht_type: str = "", ht_partition_num: int = 1000, **options: None) -> None:
+        unknown = options.keys() - {"evict_option", "ckpt", "filter_option", "storage_option", "init_option"}
+        if unknown:
+            raise TypeError(f"EmbeddingVariableOption: unknown keyword(s) {', '.join(sorted(unknown))}.")
+        for name, value in options.items():
+            if value is not None:
+                raise NotImplementedError(f"`{name}` of an embedding variable is to come; it must be None.")
+
+
+def _check_option(ev_option: EmbeddingVariableOption | None) -> None:
+    if ev_option is not None and not isinstance(ev_option, EmbeddingVariableOption):
+        raise NotImplementedError(f"`ev_option` must be None or an EmbeddingVariableOption. Received: {ev_option!r}.")
+
+
+def categorical_column_with_embedding(
+    key: str,
+    dtype: Any = tf.int64,
+    partition_num: int | None = None,
+    ev_option: EmbeddingVariableOption | None = None,
+    *,
+    capacity: int = DEFAULT_CAPACITY,
+) -> AnyIdColumn:
+    """Makes a categorical column of any integer ids, whose embeddings are in a table of ours.
+
+    For `sok.feature_column.embedding_column`, also through `tf.feature_column.weighted_categorical_column`. Once
+    `install()` was called, `tf.feature_column.embedding_column` takes it, too.
+
+    Args:
+        key: of the feature.
+        dtype: of the ids: any integers. (DeepRec's default is string.)
+        partition_num: ignored: rows are spread over the workers of the job.
+        ev_option: None, or one of which nothing is set.
+        capacity: rows that each worker's part of the table may hold; memory is taken as they appear.
+
+    Raises:
+        ValueError: ids that are no integers.
+        NotImplementedError: an option that is to come.
+
+    Example:
+        >>> import sok
+        >>> item = categorical_column_with_embedding("item")
+        >>> column = sok.feature_column.embedding_column(item, 2, initializer="ones")
+        >>> with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        ...     net = tf.compat.v1.feature_column.input_layer({"item": [[2**40], [7]]}, [column])
+        ...     session.run(net).tolist()
+        [[1.0, 1.0], [1.0, 1.0]]
+
+    Source: `categorical_column_with_embedding` of DeepRec.
+    """
+    _check_option(ev_option)
+    if not tf.as_dtype(dtype).is_integer:
+        raise ValueError(
+            f"`dtype` must be of integers: hash others first, by tf.strings.to_hash_bucket_fast. Received: {dtype!r}."
+        )
+    check_positive(capacity=capacity)
+    return AnyIdColumn(key, capacity, None)
+
+
+def _embedding_column(categorical_column: Any, *args: Any, **kwargs: Any) -> Any:
+    """`tf.feature_column.embedding_column`, in whose place `install()` puts it."""
+    ours = capacity_of(categorical_column) is not None
+    return (feature_column.embedding_column if ours else _stock_embedding_column)(categorical_column, *args, **kwargs)
+
+
+_stock_embedding_column = tf.feature_column.embedding_column
 
 
 def _add_to_collections(table: EmbeddingVariable, collections: Sequence[str]) -> None:
@@ -169,7 +242,9 @@ _NAMES: dict[str, Callable[..., Any]] = {
     "nn.group_embedding_lookup": group.group_embedding_lookup,
     "feature_column.group_embedding_column_scope": group_embedding_column_scope,
     "config.experimental.enable_distributed_strategy": strategy.enable_distributed_strategy,
+    "feature_column.categorical_column_with_embedding": categorical_column_with_embedding,
     "get_embedding_variable": get_embedding_variable,
+    "EmbeddingVariableOption": EmbeddingVariableOption,
 }
 
 
@@ -177,8 +252,9 @@ def install() -> None:
     """Puts DeepRec's names into `tensorflow` and `tensorflow.compat.v1` (and `v2`), until `uninstall()`.
 
     `tf.nn.group_embedding_lookup_sparse`, `tf.nn.group_embedding_lookup`, `tf.get_embedding_variable`,
-    `tf.feature_column.group_embedding_column_scope` and `tf.config.experimental.enable_distributed_strategy`. Doing it
-    again does nothing.
+    `tf.feature_column.group_embedding_column_scope`, `tf.config.experimental.enable_distributed_strategy`,
+    `tf.feature_column.categorical_column_with_embedding` and `tf.EmbeddingVariableOption`. What is there already stays,
+    but that `tf.feature_column.embedding_column` then makes tables for columns of any ids. Doing it again does nothing.
 
     Raises:
         RuntimeError: a name is taken: this TensorFlow has one of its own. Nothing was installed.
@@ -204,6 +280,8 @@ def install() -> None:
             if not hasattr(parent, name):
                 setattr(parent, name, value)
                 _installed.append((parent, name))
+        for module in _modules():
+            module.feature_column.embedding_column = _embedding_column
 
 
 def uninstall() -> None:
@@ -212,6 +290,9 @@ def uninstall() -> None:
         while _installed:
             parent, name = _installed.pop()
             delattr(parent, name)
+        for module in _modules():
+            if module.feature_column.embedding_column is _embedding_column:
+                module.feature_column.embedding_column = _stock_embedding_column
 
 
 def _modules() -> list[Any]:

@@ -206,6 +206,11 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         return self._table_name
 
     @property
+    def m_var_name(self) -> str:
+        """SOK v1's word for `table_name`, by which `sok.Saver` calls its files."""
+        return self._table_name
+
+    @property
     def world_size(self) -> int:
         """Workers that share the table."""
         return self._world_size

@@ -14,6 +14,7 @@ from tensorflow.python.ops import init_ops
 
 from sok import context
 from sok.feature_column import grouping, scope
+from sok.feature_column.id_column import capacity_of
 from sok.initializers import resolve
 from sok.layers.base import check_combiner, check_positive
 from sok.scoped_tables import scoped_table
@@ -67,7 +68,7 @@ def embedding_column(
             are left out. Without, weights of any sign count by tf.nn's rule, and an id below 0 is an error, or with
             `capacity` an id like any other. A sample without ids is zeros in either case.
         capacity: rows that each worker's part of the table may hold, as they appear. None: all that the categorical
-            column has (`num_buckets`), each with its place.
+            column has (`num_buckets`), each with its place; of DeepRec's columns of any ids, what these say.
         exchange_dtype: as `EmbeddingVariable` takes it.
 
     Returns:
@@ -100,7 +101,9 @@ def embedding_column(
     ):
         if value is not None:
             raise ValueError(f"`{argument}` must be None: a table knows nothing of it. Received: {value!r}.")
-    if capacity is not None:
+    if capacity is None:
+        capacity = capacity_of(categorical_column)
+    else:
         check_positive(capacity=capacity)
     resolve(initializer)
     group = scope.current_group()
@@ -182,12 +185,13 @@ class TableEmbeddingColumn(fc_v2.DenseColumn, fc_v1._DenseColumn, _Fields):
         if initializer is None:
             initializer = tf.compat.v1.truncated_normal_initializer(stddev=1 / math.sqrt(self.dimension))
         # Places for all ids of the categorical column, split evenly, unless ids are to be kept as they come.
-        is_hashed, num_ids = self.capacity is not None, self.categorical_column.num_buckets
+        is_hashed = self.capacity is not None
+        num_ids = None if is_hashed else self.categorical_column.num_buckets
         return {
             "dim": self.dimension,
             "capacity": self.capacity if is_hashed else -(-num_ids // context.size()),
             "hashed": is_hashed,
-            "num_keys": None if is_hashed else num_ids,
+            "num_keys": num_ids,
             "initializer": initializer,
             "trainable": self.trainable and layer_trains,
             "exchange_dtype": self.exchange_dtype,

@@ -1,8 +1,10 @@
-"""`lookup_sparse` with the arguments of SOK 1.1.4, which knew no weights."""
+"""`lookup_sparse` with the arguments of the releases that had `experiment`: the later ones know weights."""
 
 from __future__ import annotations
 
 from typing import Any
+
+import tensorflow as tf
 
 import sok
 from sok import all2all_dense_embedding
@@ -10,8 +12,8 @@ from sok import all2all_dense_embedding
 __all__ = ["all2all_dense_embedding", "lookup_sparse"]
 
 
-def lookup_sparse(params: Any, sp_ids: Any, combiners: Any = None, *, sp_weights: Any = None) -> Any:
-    """Same as `sok.lookup_sparse`, but that combiners come third.
+def lookup_sparse(params: Any, sp_ids: Any, sp_weights: Any = None, combiners: Any = None) -> Any:
+    """Same as `sok.lookup_sparse`; combiners may also come third, as where there were no weights.
 
     Example:
         >>> import tensorflow as tf
@@ -21,4 +23,6 @@ def lookup_sparse(params: Any, sp_ids: Any, combiners: Any = None, *, sp_weights
 
     Source: `experiment.lookup_sparse` of SOK 1.1.4.
     """
+    if sp_weights is not None and all(isinstance(word, str) for word in tf.nest.flatten(sp_weights)):
+        sp_weights, combiners = combiners, sp_weights
     return sok.lookup_sparse(params, sp_ids, sp_weights, combiners)

@@ -1,5 +1,6 @@
 """DeepRec's names: a script in a process of its own, and what install and the strategies do."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -17,6 +18,8 @@ NAMES = (
     "feature_column.group_embedding_column_scope",
     "config.experimental.enable_distributed_strategy",
     "get_embedding_variable",
+    "feature_column.categorical_column_with_embedding",
+    "EmbeddingVariableOption",
 )
 
 
@@ -54,7 +57,7 @@ def test_install_and_uninstall():
     sok.deeprec.install()
     sok.deeprec.install()
     for module in modules:
-        assert [callable(reach(module, name)) for name in NAMES] == [True] * 5
+        assert [callable(reach(module, name)) for name in NAMES] == [True] * len(NAMES)
     sok.deeprec.uninstall()
     sok.deeprec.uninstall()
     for module, names in zip(modules, before, strict=True):
@@ -142,7 +145,7 @@ def test_embedding_variables_take_deeprecs_positions():
         ({"constraint": len}, ValueError, "`constraint` must be None"),
         ({"collections": "mine"}, ValueError, "`collections` must be a list of names. Received: 'mine'"),
         ({"init_data_source": "path"}, NotImplementedError, "`init_data_source` is to come"),
-        ({"ev_option": object()}, NotImplementedError, "`ev_option` is to come; it must be None"),
+        ({"ev_option": object()}, NotImplementedError, "`ev_option` must be None or an EmbeddingVariableOption"),
         ({"steps_to_live": 100}, NotImplementedError, "`steps_to_live` is to come.*Received: 100"),
     ],
 )
@@ -188,3 +191,68 @@ def test_strategies_that_there_are_not():
     with pytest.raises(ValueError, match="`strategy` must be 'collective'.*Received: 'mirrored'"):
         sok.enable_distributed_strategy("mirrored")
     assert sok.enable_distributed_strategy("localized") is None  # neither was enabled
+
+
+def ids_and_weights():
+    indices = [[0, 0], [0, 1], [1, 0], [2, 2]]
+    item = tf.SparseTensor(indices, tf.constant([2**40, 3, 3, 5], tf.int64), [3, 3])
+    return {"item": item, "weight": item.with_values([1.0, 3.0, 2.0, 1.0])}
+
+
+@pytest.mark.parametrize("in_scope", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_columns_of_any_ids_are_embedded_in_tables(in_scope, weighted):
+    stock = tf.feature_column.embedding_column
+    sok.deeprec.install()
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        column = tf.feature_column.categorical_column_with_embedding(
+            "item", dtype=tf.int64, ev_option=tf.EmbeddingVariableOption(evict_option=None, filter_option=None)
+        )
+        if weighted:
+            column = tf.feature_column.weighted_categorical_column(column, "weight")
+        scope = sok.group_embedding_column_scope if in_scope else contextlib.nullcontext
+        with scope():
+            columns = [
+                tf.feature_column.embedding_column(column, 2, "mean", tf.compat.v1.constant_initializer(0.5)),
+                tf.feature_column.embedding_column(
+                    categorical_column=tf.feature_column.categorical_column_with_identity("item2", 4), dimension=3
+                ),
+            ]
+        features = {**ids_and_weights(), "item2": tf.constant([[1], [2], [3]])}
+        net = tf.compat.v1.feature_column.input_layer(features, columns)
+        (table,), (matrix,) = sok.split_embedding_variable_from_others(tf.compat.v1.trainable_variables())
+        assert matrix.shape == [4, 3]
+        net = net[:, -2:]  # columns come by their names
+        loss = tf.reduce_sum(net)
+        (gradient,) = tf.gradients(loss, table)
+        train = sok.optimizers.SGD(1.0).apply_gradients([(gradient, table)])
+        session.run(tf.compat.v1.global_variables_initializer())
+        assert session.run(net).tolist() == [[0.5, 0.5]] * 3
+        session.run(train)
+        keys, rows = session.run(table.export())
+    weight = {2**40: 0.25, 3: 0.75 + 1.0, 5: 1.0} if weighted else {2**40: 0.5, 3: 1.5, 5: 1.0}
+    assert dict(zip(keys.tolist(), rows[:, 0].tolist(), strict=True)) == {k: 0.5 - w for k, w in weight.items()}
+    sok.deeprec.uninstall()
+    assert tf.feature_column.embedding_column is stock and tf.compat.v1.feature_column.embedding_column is stock
+
+
+def test_columns_of_any_ids_need_a_table():
+    column = sok.deeprec.categorical_column_with_embedding("item", capacity=10)
+    with (
+        tf.Graph().as_default(),
+        pytest.raises(ValueError, match="'item' has no number of buckets.*sok.feature_column.embedding_column"),
+    ):
+        tf.compat.v1.feature_column.input_layer(ids_and_weights(), [tf.feature_column.embedding_column(column, 2)])
+    assert sok.feature_column.embedding_column(column, 2).capacity == 10
+    with pytest.raises(ValueError, match="`dtype` must be of integers: hash others first"):
+        sok.deeprec.categorical_column_with_embedding("item", dtype=tf.string)
+    for make in (
+        sok.deeprec.categorical_column_with_embedding,
+        lambda name, **o: sok.deeprec.get_embedding_variable(name, 2, **o),
+    ):
+        with pytest.raises(NotImplementedError, match="`ev_option` must be None or an EmbeddingVariableOption"):
+            make("item", ev_option=1)
+    with pytest.raises(NotImplementedError, match="`filter_option` of an embedding variable is to come"):
+        sok.deeprec.EmbeddingVariableOption(filter_option=1)
+    with pytest.raises(TypeError, match="unknown keyword.* filter"):
+        sok.deeprec.EmbeddingVariableOption(filter=1)

@@ -60,7 +60,7 @@ def test_input_layer_pools_rows_of_tables_and_trains_them(capacity, grouped):
             "input_layer/item_embedding/embedding_weights",
             "input_layer/user_embedding/embedding_weights",
         ]
-        assert others == [] and v1.global_variables() == []
+        assert others == () and v1.global_variables() == []
         rows = [t.sparse_read(tf.range(10, dtype=tf.int64)) for t in tables]
         gradients = tf.gradients(tf.reduce_sum(net), tables)
         train = sok.optimizers.SGD(1.0).apply_gradients(zip(gradients, tables, strict=True))

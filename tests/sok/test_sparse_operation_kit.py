@@ -118,13 +118,20 @@ assert not {"tensorflow", "keras", "horovod"} & set(sys.modules)
     assert (answer.returncode, answer.stdout, answer.stderr) == (0, "", "")
 
 
-def test_lookup_sparse_of_the_experiment_takes_combiners_third():
+def test_lookup_sparse_of_the_experiment_takes_combiners_third_or_fourth():
     from sparse_operation_kit import experiment
 
     matrix = np.arange(6, dtype=np.float32).reshape(3, 2)
     ids = tf.ragged.constant([[0, 2], [1]])
     (pooled,) = experiment.lookup_sparse([experiment.Variable(matrix)], [ids], ["sum"])
     np.testing.assert_array_equal(pooled, [matrix[0] + matrix[2], matrix[1]])
+    weights = ids.with_values(tf.constant([1.0, 2.0, 3.0]))
+    (pooled,) = experiment.lookup_sparse([experiment.Variable(matrix)], [ids], [weights], ["sum"])
+    np.testing.assert_array_equal(pooled, [matrix[0] + 2 * matrix[2], 3 * matrix[1]])
+    np.testing.assert_array_equal(
+        experiment.lookup_sparse(experiment.Variable(matrix), ids, combiners="sum"),
+        pooled * 0 + [matrix[0] + matrix[2], matrix[1]],
+    )
     np.testing.assert_array_equal(experiment.lookup_sparse(experiment.Variable(matrix), ids)[0], matrix[[0, 2]].mean(0))
 
 
@@ -144,3 +151,16 @@ def test_a_script_of_a_sok_user_runs_alone(script):
     answer = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
     assert answer.returncode == 0, answer.stderr[-4000:]
     assert "rank 0: the rows are those of TensorFlow" in answer.stdout
+
+
+def test_the_layer_of_tf_distribute_can_be_imported_and_is_refused():
+    from sparse_operation_kit.embeddings.tf_distributed_embedding import TFDistributedEmbedding
+
+    with pytest.raises(NotImplementedError, match="tf.distribute strategies.*Use sok.All2AllDenseEmbedding"):
+        TFDistributedEmbedding(vocabulary_size=10, embedding_vec_size=4)
+
+
+def test_the_name_in_the_names_of_savers_files(tmp_path):
+    variable = sok.All2AllDenseEmbedding(10, 2, slot_num=1, nnz_per_slot=1).embedding_variable
+    sok.Saver().dump_to_file(variable, str(tmp_path))
+    assert (tmp_path / f"{variable.m_var_name}_keys.file").exists()

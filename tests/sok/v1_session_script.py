@@ -25,7 +25,7 @@ assert [x.shape.as_list() for x in pooled] == [[None, 2, 4]] * 5
 assert [x.shape.as_list() for x in rows] == [[None, 2, 1, 4]] * 3
 assert all(x.dtype == tf.float32 for x in pooled + rows)
 tables, others = sok.split_embedding_variable_from_others(tf.trainable_variables())
-assert (tables, others) == ([layer.embedding_variable, fixed.embedding_variable], [])
+assert (tables, others) == ((layer.embedding_variable, fixed.embedding_variable), ())
 
 weights = tf.get_variable("weights", [8, 1], initializer=tf.ones_initializer())
 loss = tf.reduce_sum(tf.matmul(tf.reshape(pooled[0], [-1, 8]), weights))
