@@ -30,6 +30,9 @@ w = tf.Variable(np.ones([sum(cols), 1], np.float32))
 tables, others = sok.filter_variables([*sok_vars, w])
 assert len(tables) == 3 and len(others) == 1
 
+assert sok.tf_version[0] == 2 and isinstance(sok_vars[0], sok.DistributedVariable)
+assert isinstance(sok_vars[1], sok.LocalizedVariable) and sok.lookup.lookup_sparse is sok.lookup_sparse
+
 local_indices = [np.arange(hvd.rank(), r, hvd.size()) for r in rows]
 
 total_indices = []
@@ -82,6 +85,10 @@ for i in range(iters):
     np.testing.assert_allclose(losses[i], loss, rtol=1e-4)
 
 np.testing.assert_allclose(w, tf_w, rtol=1e-3, atol=1e-4)
+for variable in sok_vars[:2]:
+    matrix = sok.export(variable)[1]
+    assert variable.shape == matrix.shape
+    np.testing.assert_allclose(variable**2, matrix**2)
 for i, variable in enumerate(sok_vars):
     keys, found = sok.export(variable)
     assert [variable.target_gpu, len(keys) > 0] in ([-1, True], [0, hvd.rank() == 0])

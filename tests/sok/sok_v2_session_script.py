@@ -42,7 +42,8 @@ with tf.Session() as session:
         for v, n, ids in zip(values, lengths, batch):
             feed |= {v: [i for row in ids[mine] for i in row], n: [len(row) for row in ids[mine]]}
         losses.append(session.run([total_loss, train_op], feed)[0])
-    found = [v.eval(session) for v in sok_vars]
+    found = session.run(sok_vars)
+    assert all((rows == v.eval(session)).all() for rows, v in zip(found, sok_vars))
 
 # The same by NumPy, on the whole batch.
 tables = [w.astype(np.float64) for w in weights]

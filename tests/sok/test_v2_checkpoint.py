@@ -10,6 +10,7 @@ import sok
 from sok import table_state
 from sok.checkpoint import read_manifest
 from tests.sok.checkpoint_cases import contents
+from tests.sok.threads_world import checked, run_world
 
 DIM = 2
 KINDS = {
@@ -108,6 +109,32 @@ def test_files_of_other_systems_hold_them(tmp_path, trained):
         load()
         found_keys, found_rows = (column.numpy().tolist() for column in sok.export(table))
         assert (found_keys, found_rows) == (keys, rows)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1)])
+@pytest.mark.filterwarnings("ignore:Table '.*has another seed")
+def test_workers_save_and_another_number_of_them_restores(tmp_path, monkeypatch, before, after):
+    keys = np.array([0, 1, 5, 2**40, -3])
+    rows = np.arange(len(keys) * DIM, dtype=np.float32).reshape(-1, DIM)
+
+    def tables():
+        return [sok.DynamicVariable(DIM, name="all"), sok.DynamicVariable(DIM, name="one", mode="localized:0")]
+
+    def save(transport):
+        for table in (made := tables()):
+            table.assign(keys, rows)
+        sok.save(tmp_path, made)
+
+    def restore(transport):
+        sok.restore(tmp_path, made := tables())
+        return [dict(zip(k.numpy().tolist(), r.numpy().tolist(), strict=True)) for k, r in map(sok.export, made)]
+
+    checked(run_world(before, save, monkeypatch))
+    found = checked(run_world(after, restore, monkeypatch))
+    expected = dict(zip(keys.tolist(), rows.tolist(), strict=True))
+    assert found[0][1] == expected and not any(one for _, one in found[1:])
+    assert [set(of_rank) for of_rank, _ in found] == [{k for k in expected if k % after == r} for r in range(after)]
+    assert {k: row for of_rank, _ in found for k, row in of_rank.items()} == expected
 
 
 def test_a_session_saves_and_restores_them(tmp_path, make):
