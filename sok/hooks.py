@@ -11,6 +11,7 @@ import tensorflow as tf
 from sok import context
 from sok.checkpoint import beside, prepare, save
 from sok.checkpoint.agreement import together
+from sok.checkpoint.lease import Lease, of_series
 from sok.checkpoint.manifest import make_folder
 from sok.checkpoint.targets import tables_of
 from sok.distributed.broadcast import broadcast_variables
@@ -104,6 +105,7 @@ class CheckpointSaverHook(tf.compat.v1.train.SessionRunHook):
         self._save_steps = save_steps
         self._given = (tables, optimizers, saver)
         self._last_step: int | None = None
+        self._seen, self._largest_stride = 0, 1  # the global step as it was read last, and by how much it has grown
 
     def begin(self) -> None:
         tables, optimizers, self._saver = self._given
@@ -124,7 +126,8 @@ class CheckpointSaverHook(tf.compat.v1.train.SessionRunHook):
         if path is not None:
             together(transport, "sok/hook/restore", lambda: self._restore_dense(session, path))
             beside.restore_tables(path, {table.table_name: table for table in self._tables}, session)
-        self._last_step = int(session.run(self._step))
+        self._last_step = self._seen = int(session.run(self._step))
+        self._largest_stride = 1
 
     def _restore_dense(self, session: Any, path: str) -> None:
         self._saver.restore(session, path)
@@ -133,11 +136,19 @@ class CheckpointSaverHook(tf.compat.v1.train.SessionRunHook):
         self._saver.recover_last_checkpoints(list(state.all_model_checkpoint_paths) if state else [path])
 
     def before_run(self, run_context: Any) -> Any:
-        return None
+        return tf.compat.v1.train.SessionRunArgs(self._step)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
+        # Read beside the step, before or after it counts, and on each worker otherwise. So it only says when the exact
+        # number is worth a run of its own: all workers ask well before a save is due, and decide by what they get.
+        seen = int(run_values.results)
+        self._largest_stride = max(self._largest_stride, seen - self._seen)
+        self._seen = seen
+        due = self._last_step + self._save_steps
+        if seen + max(2 * self._largest_stride, self._save_steps // 10) < due:
+            return
         step = int(run_context.session.run(self._step))
-        if step >= self._last_step + self._save_steps:
+        if step >= due:
             self._save(run_context.session, step)
 
     def end(self, session: Any) -> None:
@@ -148,12 +159,20 @@ class CheckpointSaverHook(tf.compat.v1.train.SessionRunHook):
     def _save(self, session: Any, step: int) -> None:
         prefix = f"{self._prefix}-{step}"
         transport = context.get_transport()
-        together(transport, "sok/hook/folder", lambda: make_folder(self._folder))
+        lease = Lease(of_series(self._prefix))
+
+        def begin() -> None:
+            make_folder(self._folder)
+            if transport.rank == 0:
+                lease.take()
+
+        together(transport, "sok/hook/folder", begin)
         save(beside.folder_of(prefix), self._tables, self._optimizers, session=session)
 
         def dense() -> None:
             if transport.rank != 0:
                 return
+            beside.sweep(prefix, lease)
             beside.note_objects(prefix, {table.table_name: table for table in self._tables})
             before = set(self._saver.last_checkpoints)
             with warnings.catch_warnings():

@@ -16,6 +16,10 @@ import tensorflow as tf
 from tensorflow.python.saved_model import registration
 
 from sok import context
+from sok.checkpoint.lease import NAME as LEASE
+from sok.checkpoint.lease import Lease, forget, of_series
+from sok.checkpoint.manifest import NAME as MANIFEST
+from sok.checkpoint.manifest import make_folder
 
 SUFFIX = ".sok"
 OBJECTS = "objects.json"
@@ -99,7 +103,11 @@ def _with_text(body: Callable[[str], None], text: Any) -> None:
 
 
 def _save_alone(prefix: str, trackables: Mapping[str, Any]) -> None:
-    sweep(prefix)
+    if (stem := _stem(prefix)) is not None:
+        make_folder(os.path.dirname(stem))
+        lease = Lease(of_series(stem))
+        lease.take()
+        sweep(prefix, lease)
     save_tables(prefix, list(trackables.values()))
     note_objects(prefix, trackables)
 
@@ -141,6 +149,8 @@ def restore_tables(prefix: str, trackables: Mapping[str, Any], session: Any = No
     if seen is None:
         warn_not_restored(trackables, f"there is no folder {folder}, where sok would have put them.")
         return
+    if (stem := _stem(prefix)) is not None:
+        forget(of_series(stem))  # what another job has saved there is known now
     names = seen[0]
     found = {names.get(name, table.table_name): table for name, table in trackables.items()}
     calls: list[Callable[[], None]] = []
@@ -183,15 +193,27 @@ def _objects(folder: str) -> dict[str, str]:
     return tables
 
 
-def sweep(prefix: str) -> None:
-    """Removes tables of earlier checkpoints of the same name that a manager has deleted, or that never came to be."""
-    numbered = re.fullmatch(r"(.*-)(\d+)", os.path.basename(prefix))
+def sweep(prefix: str, lease: Lease) -> None:
+    """Removes tables of earlier checkpoints of the same name that a manager has deleted, or that never came to be.
+
+    `lease` is of that series: none is removed if another job saves it now.
+    """
+    stem = _stem(prefix)
     folder = Path(os.path.abspath(prefix)).parent
-    if not numbered or not folder.is_dir():
+    if stem is None or not folder.is_dir():
         return
-    stem, number = numbered[1], int(numbered[2])
+    number, gone = int(prefix.rpartition("-")[2]), []
     for entry in folder.iterdir():
-        other = re.fullmatch(re.escape(stem) + r"(\d+)" + re.escape(SUFFIX), entry.name)
+        other = re.fullmatch(re.escape(os.path.basename(stem)) + r"-(\d+)" + re.escape(SUFFIX), entry.name)
         is_gone = other and int(other[1]) < number and not Path(f"{entry}"[: -len(SUFFIX)] + ".index").exists()
-        if is_gone and (entry / OBJECTS).exists():
-            shutil.rmtree(entry, ignore_errors=True)
+        if is_gone and any((entry / name).exists() for name in (OBJECTS, MANIFEST, LEASE)):
+            gone.append(entry)
+    lease.check()  # after looking: what another job writes now is not among them
+    for entry in gone:
+        shutil.rmtree(entry, ignore_errors=True)
+
+
+def _stem(prefix: str) -> str | None:
+    """What the checkpoints of a series are called before their numbers; None of one that has none."""
+    numbered = re.fullmatch(r"(.*)-\d+", os.path.abspath(prefix))
+    return numbered and numbered[1]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
 from sok import context
 from sok.checkpoint import beside, store_files
 from sok.checkpoint.agreement import check_equal, together
+from sok.checkpoint.manifest import read_manifest
 from sok.checkpoint.targets import tables_of
+
+_ENDING = ".weights.h5"
+_ATTRIBUTE = "sok_generation"
 
 
 def save_weights(model: Any, path: str | os.PathLike) -> None:
@@ -46,8 +51,18 @@ def save_weights(model: Any, path: str | os.PathLike) -> None:
     def dense() -> None:
         if transport.rank == 0:
             beside.note_objects(os.fspath(path), tables)
-            with store_files.leaving_rows_out():
-                model.save_weights(path)
+            # In one step, and with the name of the tables' save: a program that is killed here leaves tables and dense
+            # weights of two epochs, which `load_weights` then refuses.
+            partial = os.fspath(path).removesuffix(_ENDING) + ".tmp" + _ENDING
+            try:
+                with store_files.leaving_rows_out():
+                    model.save_weights(partial)
+                _sign(partial, read_manifest(beside.folder_of(os.fspath(path))).generation)
+                os.replace(partial, path)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(partial)
+                raise
 
     together(transport, "sok/keras/save", dense)
 
@@ -60,7 +75,9 @@ def load_weights(model: Any, path: str | os.PathLike) -> None:
         path: as it was given to `save_weights`; the same on all workers.
 
     Raises:
-        ValueError: the name differs between workers; the model has no table.
+        ValueError: the name differs between workers; the model has no table; the tables in the folder are not those
+            that were saved with the dense weights, as when a program was killed between the two. (What older versions
+            of sok have saved does not say so.)
         FileNotFoundError: there is no such file, or no folder beside it.
         as `sok.restore`, and what Keras says of the dense weights, which may have changed by then.
 
@@ -77,6 +94,7 @@ def load_weights(model: Any, path: str | os.PathLike) -> None:
                 f"{folder}: no such folder, where sok.save_weights puts tables. A file that one worker alone has saved "
                 "with model.save_weights is loaded so, too: with model.load_weights, by one worker."
             )
+        _check_signed(os.fspath(path), folder)
         optimizer = getattr(model, "optimizer", None)
         if not getattr(optimizer, "built", True):
             optimizer.build(model.trainable_variables)  # Keras 3 would leave its state out
@@ -84,7 +102,34 @@ def load_weights(model: Any, path: str | os.PathLike) -> None:
             model.load_weights(path)
 
     together(context.get_transport(), "sok/keras/load", dense)
-    beside.restore_tables(os.fspath(path), tables)
+    beside.restore_tables(os.fspath(path), _as_saved(os.fspath(path), tables))
+
+
+def _sign(path: str, generation: str) -> None:
+    """Writes down in a file of dense weights with which save of the tables it goes, and brings it to the disk."""
+    import h5py
+
+    with h5py.File(path, "r+") as file:
+        file.attrs[_ATTRIBUTE] = generation
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _check_signed(path: str, folder: str) -> None:
+    import h5py
+
+    with h5py.File(path, "r") as file:
+        generation = file.attrs.get(_ATTRIBUTE)
+    found = read_manifest(folder)
+    if generation not in (None, found.generation, found.same_as):
+        raise ValueError(
+            f"{path}: these dense weights were saved with the tables of {generation}, and in {folder} lie those of "
+            f"{found.generation}: a program was killed between the two, or only one of them was copied. Load another "
+            "checkpoint; or restore the tables alone, with sok.restore."
+        )
 
 
 def _checked(who: str, model: Any, path: str | os.PathLike) -> dict[str, Any]:
@@ -92,10 +137,17 @@ def _checked(who: str, model: Any, path: str | os.PathLike) -> dict[str, Any]:
     tables: dict[str, Any] = {}
 
     def plan() -> Any:
-        if not os.fspath(path).endswith(".weights.h5"):
-            raise ValueError(f"`path` must end in '.weights.h5'. Received: {os.fspath(path)!r}.")
+        if not os.fspath(path).endswith(_ENDING):
+            raise ValueError(f"`path` must end in '{_ENDING}'. Received: {os.fspath(path)!r}.")
         tables.update((str(place), table) for place, table in enumerate(tables_of(model).values()))
         return [os.path.abspath(path), [[place, table.table_name] for place, table in tables.items()]]
 
     check_equal(together(context.get_transport(), "sok/keras/plan", plan), f"{who}: [path, tables]")
     return tables
+
+
+def _as_saved(path: str, tables: dict[str, Any]) -> dict[str, Any]:
+    """The tables as the folder beside `path` knows them: by name if it has the same names, else by their place."""
+    by_name = {table.table_name: table for table in tables.values()}
+    saved = {table.name for table in read_manifest(beside.folder_of(path)).tables}
+    return by_name if saved == set(by_name) else tables

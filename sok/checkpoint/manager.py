@@ -11,6 +11,8 @@ import tensorflow as tf
 from sok import context
 from sok.checkpoint import beside
 from sok.checkpoint.agreement import check_equal, together
+from sok.checkpoint.lease import Lease, of_series
+from sok.checkpoint.manifest import make_folder
 
 
 class CheckpointManager:
@@ -104,8 +106,12 @@ class CheckpointManager:
         transport = context.get_transport()
         counter = self._checkpoint.save_counter
         tables = _tables_in(self._checkpoint)
+        lease = Lease(of_series(self._prefix))
 
         def plan() -> Any:
+            if transport.rank == 0 and tables:
+                make_folder(self._directory)
+                lease.take()
             given = None if checkpoint_number is None else int(checkpoint_number)
             number = int(counter) + 1 if given is None else given
             return {"number": number, "arguments": [given, [table.table_name for table in tables]]}
@@ -119,7 +125,8 @@ class CheckpointManager:
         def dense() -> Any:
             if transport.rank != 0:
                 return None
-            beside.sweep(f"{self._prefix}-{number}")
+            if tables:
+                beside.sweep(f"{self._prefix}-{number}", lease)
             before = set(self._manager.checkpoints)
             with beside.meeting():
                 path = self._manager.save(number)

@@ -1,11 +1,15 @@
 """Saves that go on beside training."""
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,8 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sok
-from sok.checkpoint import background, heartbeat, native, read_manifest, verify
+from sok.checkpoint import background, heartbeat, manifest, native, read_manifest, verify
 from tests.sok.checkpoint_cases import DIM, RULES, assert_same_training, contents, files_of, new_table, train
+from tests.sok.test_checkpoint_crash import files_of_at_most
 from tests.sok.threads_world import checked, run_world
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -278,6 +283,89 @@ def test_whatever_is_done_during_a_save_is_not_in_it(first, during, rule, increm
         for key, row in before.items():
             for mine, its in zip(found[key], row, strict=False):  # a set that came later has no slots there
                 np.testing.assert_allclose(np.frombuffer(mine, "f4"), np.frombuffer(its, "f4"), rtol=1e-5, atol=1e-7)
+
+
+def test_a_disk_that_is_full_takes_no_error_away(tmp_path, monkeypatch):
+    """Nothing new has room any more, not even a note of some bytes: what is told has had its room before."""
+    monkeypatch.setattr(heartbeat, "PATIENCE_SECONDS", 5.0)
+    is_full, real_open = threading.Event(), os.open
+
+    def opened(path, flags, *args, **kwargs):
+        if is_full.is_set() and flags & os.O_CREAT and not os.path.exists(path):
+            raise OSError(28, "No space left on device", path)
+        return real_open(path, flags, *args, **kwargs)
+
+    def written(path, text):
+        raise OSError(28, "No space left on device", path)
+
+    def full(self, table, path, *args):
+        if table.rank == 1:
+            raise OSError(28, "No space left on device", path)
+        return save_snapshot(self, table, path, *args)
+
+    save_snapshot = native.EagerCalls.save_snapshot
+    monkeypatch.setattr(os, "open", opened)
+    monkeypatch.setattr(Path, "write_text", written)
+    monkeypatch.setattr(native.EagerCalls, "save_snapshot", full)
+
+    def program(transport):
+        table = world_table(transport)
+        save = sok.save(tmp_path, table, asynchronous=True)
+        is_full.set()
+        with pytest.raises(OSError, match="No space left on device.*r0001.shard"):
+            save.result()
+
+    checked(run_world(2, program, monkeypatch))
+
+
+def test_notes_that_have_no_room_are_an_error_at_once_on_all_workers(tmp_path, monkeypatch):
+    def program(transport):
+        table = world_table(transport)
+        sok.save(tmp_path, table)
+        transport.broadcast_numpy(np.zeros(1), "saved")
+        with files_of_at_most(2000) if transport.rank == 0 else contextlib.nullcontext():
+            transport.broadcast_numpy(np.zeros(1), "full")
+            with pytest.raises(OSError, match=r"(No space|too large).*\.written"):
+                sok.save(tmp_path, table, asynchronous=True)
+            transport.broadcast_numpy(np.zeros(1), "failed")
+
+    before = signal.getsignal(signal.SIGXFSZ)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(signal, "signal", lambda *args: None)  # which is for the main thread alone
+            checked(run_world(2, program, patch))
+    finally:
+        signal.signal(signal.SIGXFSZ, before)
+    assert len(files_of(tmp_path)) == 3
+
+
+def test_a_wait_for_the_others_reads_a_manifest_once(tmp_path, monkeypatch):
+    def program(transport):
+        table = world_table(transport)
+        sok.save(tmp_path, table)
+        transport.broadcast_numpy(np.zeros(1), "saved")
+        read = mock.Mock(side_effect=manifest.read_bytes)
+        monkeypatch.setattr(manifest, "read_bytes", read)
+        if transport.rank == 1:
+            save = background.AsyncSave(mock.Mock(path=str(tmp_path), generation="g000002-00000000"))
+            assert not any(save._is_decided() for _ in range(20))
+            assert read.call_count == 1
+
+    checked(run_world(2, program, monkeypatch))
+
+
+def test_a_save_of_the_job_before_is_waited_for(tmp_path, held):
+    table = new_table()
+    table.assign([1], np.ones([1, DIM]))
+    first = sok.save(tmp_path, table, asynchronous=True)
+    sok.shutdown()
+    sok.Init()
+    table = new_table()
+    threading.Timer(0.3, held.set).start()
+    sok.save(tmp_path, table)
+    assert first.done() and first.result() is None
+    assert read_manifest(tmp_path).generation.startswith("g000002-") and verify(tmp_path) == []
 
 
 def test_a_rank_that_has_died_ends_the_save_of_the_others(tmp_path, monkeypatch):

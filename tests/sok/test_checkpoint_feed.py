@@ -1,11 +1,13 @@
 """Deltas as a feed for programs that serve."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import sok
-from sok.checkpoint import CheckpointError, manifest, read_manifest
+from sok.checkpoint import CheckpointError, manifest, native, read_manifest, restoring
 from tests.sok.checkpoint_cases import DIM, RULES, contents, new_table, train
 from tests.sok.threads_world import checked, run_world
 
@@ -126,6 +128,44 @@ def test_a_table_follows_one_that_is_trained(tmp_path, slots):
         for key, row in zip(last.keys.tolist(), last.rows.tolist(), strict=True):
             np.testing.assert_allclose(mine[key], row, rtol=1e-5, atol=1e-7)
     assert len(contents(other)[10]) == (2 if slots else 1)
+
+
+def test_a_poll_that_finds_nothing_new_reads_nothing(tmp_path, monkeypatch):
+    table, other = new_table(), new_table()
+    follower = sok.follow(tmp_path, {table.table_name: other})
+    for value in (1, 5):
+        step(tmp_path, table, value)
+        assert follower.poll() and not follower.poll()
+        with monkeypatch.context() as patch:
+            for name in ("read_bytes", "from_bytes", "to_bytes"):
+                patch.setattr(manifest, name, mock.Mock(side_effect=AssertionError(name)))
+            assert not any(follower.poll() for _ in range(5))
+
+
+def test_what_another_checkpoint_replaces_while_it_is_read_is_read_from_that(tmp_path, monkeypatch):
+    table, other = new_table(), new_table()
+    follower = sok.follow(tmp_path, {table.table_name: other})
+    load, replaced = native.EagerCalls.load, []
+
+    def replacing(self, *args):
+        if len(replaced) < 2:  # twice in a row
+            replaced.append(table.assign([77], np.full([1, DIM], len(replaced))))
+            sok.save(tmp_path, table)
+        return load(self, *args)
+
+    monkeypatch.setattr(native.EagerCalls, "load", replacing)
+    step(tmp_path, table, 1)
+    sok.restore(tmp_path, {table.table_name: other})
+    assert len(replaced) == 2 and rows(other) == rows(table)
+    replaced.clear()
+    assert follower.poll() and len(replaced) == 2 and rows(other) == rows(table)
+    step(tmp_path, table, 5)
+    replaced.clear()
+    assert follower.poll() and len(replaced) == 2 and rows(other) == rows(table)
+    monkeypatch.setattr(restoring, "TRIES", 2)
+    replaced.clear()
+    with pytest.raises(tf.errors.NotFoundError, match="shard"):
+        sok.restore(tmp_path, {table.table_name: other})
 
 
 def test_damage_is_noticed_before_a_row_changes_and_then_all_is_read(tmp_path):

@@ -5,6 +5,7 @@ import json
 import tempfile
 import warnings
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -213,6 +214,23 @@ def test_another_program_that_saves_meanwhile_is_noticed(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="writer.json: a later save of this job writes here now"):
         sok.save(tmp_path, table, incremental=True)
     assert read_manifest(tmp_path).tables[0].name == other.table_name and verify(tmp_path) == []
+
+
+def test_a_chain_ends_at_its_longest_and_a_save_sums_the_manifest_twice(tmp_path, monkeypatch):
+    table = new_table()
+    summed = mock.Mock(side_effect=manifest.checksum)
+    monkeypatch.setattr(manifest, "checksum", summed)
+    lengths, sums = [], []
+    for value in range(5):
+        summed.reset_mock()
+        table.assign([value], np.ones([1, DIM]))
+        sok.save(tmp_path, table, incremental=True, max_chain=2)
+        sums.append(summed.call_count)  # what is written, and what lies there then; the next save knows it
+        lengths.append(len(read_manifest(tmp_path).links))
+    assert lengths == [1, 2, 1, 2, 1] and sums[1:] == [2] * 4
+    assert len(rows_of_links(tmp_path)) == 1 and rows_of_links(tmp_path) == [5]
+    with pytest.raises(ValueError, match="`max_chain` must be a whole number of at least 1. Received: 0"):
+        sok.save(tmp_path, table, incremental=True, max_chain=0)
 
 
 # Damage.

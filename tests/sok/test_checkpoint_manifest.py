@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import stat
+import sys
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -229,3 +231,42 @@ def test_a_manifest_that_the_disk_does_not_give_is_named(tmp_path):
     (tmp_path / manifest.NAME).symlink_to("/proc/self/mem")  # which opens, and reads as "Input/output error"
     with pytest.raises(OSError, match=r"\[Errno 5\] .*manifest.json"):
         manifest.read_manifest(tmp_path)
+
+
+def test_a_sum_takes_no_python_for_each_byte():
+    lines = 0
+
+    def count(frame, event, argument):
+        nonlocal lines
+        lines += 1
+        return count
+
+    data = os.urandom(1 << 20)
+    crc32c(b"")
+    sys.settrace(count)
+    try:
+        crc32c(data)
+    finally:
+        sys.settrace(None)
+    assert lines < 2000
+
+
+@given(st.binary(max_size=300))
+def test_sums_are_those_of_the_definition(data):
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+    assert crc32c(data) == crc ^ 0xFFFFFFFF
+
+
+def test_a_manifest_that_has_not_changed_is_read_once(tmp_path, monkeypatch):
+    summed = mock.Mock(side_effect=manifest.checksum)
+    monkeypatch.setattr(manifest, "checksum", summed)
+    manifest.from_bytes.cache_clear()
+    manifest.write_manifest(tmp_path, EXAMPLE)
+    stamp = manifest.stamp(tmp_path)
+    assert manifest.read_manifest(tmp_path) is manifest.read_manifest(tmp_path) and summed.call_count == 2
+    manifest.write_manifest(tmp_path, EXAMPLE)
+    assert manifest.stamp(tmp_path) != stamp and manifest.stamp(tmp_path / "none") is None

@@ -2,13 +2,16 @@
 
 import os
 import shutil
+from unittest import mock
 
+import h5py
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import sok
+from sok.checkpoint import keras_files
 from tests.sok.checkpoint_cases import DIM, new_table
 
 v1 = tf.compat.v1
@@ -48,6 +51,47 @@ def test_a_model_that_is_another_finds_its_tables_by_their_place(tmp_path):
     with pytest.warns(UserWarning, match="has another seed"):
         sok.load_weights(other, tmp_path / "m.weights.h5")
     assert other_table.sparse_read([1]).numpy().tolist() == [[1.0] * DIM]
+
+
+def two_tables(names, turned=False):
+    """A model of two layers, and their tables; `turned`: it has the second layer first."""
+    inputs = keras.Input([1], dtype="int64")
+    layers = [sok.DistributedEmbedding("sum", 100, DIM, slot_num=1, max_nnz=1, name=name) for name in names]
+    vectors = [layer(inputs) for layer in (layers[::-1] if turned else layers)]
+    return keras.Model(inputs, vectors), [layer.embedding_variable for layer in layers]
+
+
+def test_tables_of_the_same_names_are_found_by_them_whatever_their_order(tmp_path):
+    saved, tables = two_tables(["by_name_a", "by_name_b"])
+    for value, table in enumerate(tables):
+        table.assign([1], np.full([1, DIM], value))
+    sok.save_weights(saved, tmp_path / "m.weights.h5")
+    found = keras_files._as_saved(str(tmp_path / "m.weights.h5"), {"0": tables[1], "1": tables[0]})
+    assert found == {table.table_name: table for table in tables}
+    others = {"0": new_table(name="other_a"), "1": new_table(name="other_b")}
+    assert keras_files._as_saved(str(tmp_path / "m.weights.h5"), others) == others
+
+
+def test_tables_and_dense_weights_of_two_saves_are_refused(tmp_path, monkeypatch):
+    model, table = model_with_table()
+    path = tmp_path / "best.weights.h5"
+    table.assign([1], np.ones([1, DIM]))
+    sok.save_weights(model, path)
+    table.assign([1], np.zeros([1, DIM]))
+    with monkeypatch.context() as patch:
+        patch.setattr(type(model), "save_weights", mock.Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            sok.save_weights(model, path)
+    with pytest.raises(
+        ValueError, match=r"best.weights.h5: .* saved with the tables of g000001-.* lie those of g000002-"
+    ):
+        sok.load_weights(model, path)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["best.weights.h5", "best.weights.h5.sok"]
+    sok.save_weights(model, path)
+    sok.load_weights(model, path)
+    with h5py.File(path, "r+") as file:  # of a sok that did not say it
+        del file.attrs["sok_generation"]
+    sok.load_weights(model, path)
 
 
 def test_managers_call_init_fn_where_there_is_nothing(tmp_path):
@@ -98,6 +142,36 @@ def test_hooks_refuse_what_makes_no_sense(tmp_path):
         sok.EmbeddingVariable(DIM, 10)
         with pytest.raises(ValueError, match="needs tf.compat.v1.train.get_or_create_global_step"):
             sok.hooks.CheckpointSaverHook(tmp_path, 1).begin()
+
+
+def test_hooks_ask_for_the_step_alone_when_a_save_is_near(tmp_path, monkeypatch):
+    with tf.Graph().as_default():
+        step = v1.train.get_or_create_global_step()
+        new_table(name="asked")
+        train = v1.assign_add(step, 1)
+        hook, saved = sok.hooks.CheckpointSaverHook(tmp_path, save_steps=50), []
+        monkeypatch.setattr(hook, "_save", lambda session, at: saved.append(at) or setattr(hook, "_last_step", at))
+        with v1.train.MonitoredTrainingSession(hooks=[hook]) as session:
+            runs = mock.Mock(side_effect=v1.Session.run)
+            monkeypatch.setattr(v1.Session, "run", lambda *args, **kwargs: runs(*args, **kwargs))
+            for _ in range(150):
+                session.run(train)
+            assert runs.call_count < 150 + 3 * 10
+    assert saved == [50, 100, 150]
+
+
+def test_hooks_remove_tables_of_saves_that_never_came_to_be(tmp_path):
+    with tf.Graph().as_default():
+        step = v1.train.get_or_create_global_step()
+        new_table(name="swept")
+        train = v1.assign_add(step, 1)
+        hook = sok.hooks.CheckpointSaverHook(tmp_path, save_steps=2)
+        with v1.train.MonitoredTrainingSession(hooks=[hook]) as session:
+            session.run(train)
+            (tmp_path / "model.ckpt-1.sok").mkdir()
+            (tmp_path / "model.ckpt-1.sok" / "manifest.json").write_text("of a save that was killed before the rest")
+            session.run(train)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["model.ckpt-2.sok"]
 
 
 def test_hooks_restore_a_session_that_had_to_be_made_again(tmp_path):
