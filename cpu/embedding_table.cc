@@ -5,17 +5,20 @@
 #include <mutex>
 #include <utility>
 
+#include "reserve_more.h"
 #include "row_kernels.h"
 #include "slot_set.h"
 #include "sok/error.h"
 #include "sok/partition.h"
 #include "table_snapshot.h"
+#include "tasks.h"
 
 namespace sok {
 namespace {
 
 constexpr int64_t kLookupCycles = 100;  // per key: two cache misses, mostly hidden by prefetching
 constexpr uint32_t kNoRow = HashTable::kNoRow;
+constexpr int64_t kRowsPerTask = 4096;
 
 }  // namespace
 
@@ -150,17 +153,21 @@ void EmbeddingTable::Export(const Cpu& cpu, const std::string& slot_set,
   const SlotSet* set = slot_set.empty() ? nullptr : &RequireSet(slot_set);
   const int64_t dim = config_.dim, slot_floats = set == nullptr ? 0 : set->rule.num_slots() * dim;
   const std::vector<std::pair<uint32_t, uint64_t>> rows = RowsInOrder();
-  const ExportTarget to = allocate(static_cast<int64_t>(rows.size()), slot_floats);
-  cpu.executor.For(static_cast<int64_t>(rows.size()), kLookupCycles + dim, [&](int64_t begin, int64_t end) {
-    std::vector<float> buffer(static_cast<size_t>(3 * dim));
+  const int64_t n = static_cast<int64_t>(rows.size()), num_tasks = (n + kRowsPerTask - 1) / kRowsPerTask;
+  const ExportTarget to = allocate(n, slot_floats);
+  std::vector<float> buffers(static_cast<size_t>(MaxWorkers(cpu, num_tasks) * 4 * dim));
+  ForTasks(cpu, num_tasks, n * (kLookupCycles + dim), [&](int64_t worker, int64_t task) {
+    const int64_t begin = task * kRowsPerTask;
+    float* buffer = buffers.data() + worker * 4 * dim;
+    const int64_t end = std::min(n, begin + kRowsPerTask);
     for (int64_t i = begin; i < end; ++i) {
       const auto [row, key] = rows[static_cast<size_t>(i)];
       if (to.keys != nullptr) to.keys[i] = key;
       if (to.rows != nullptr) {
-        const float* weights = ReadRow(row, key, buffer.data(), buffer.data() + dim);
+        const float* weights = ReadRow(row, key, buffer, buffer + dim);
         std::memcpy(to.rows + i * dim, weights, static_cast<size_t>(dim) * sizeof(float));
       }
-      if (to.stamps != nullptr) ReadSlots(*set, row, to.slots + i * slot_floats, to.stamps + i);
+      if (to.stamps != nullptr) ReadSlots(*set, row, buffer, to.slots + i * slot_floats, to.stamps + i);
     }
   });
 }
@@ -179,14 +186,14 @@ int64_t EmbeddingTable::SlotFloats(const std::string& slot_set) const {
   return RequireSet(slot_set).rule.num_slots() * config_.dim;
 }
 
-void EmbeddingTable::ReadSlots(const SlotSet& set, uint32_t row, float* slots, int64_t* stamp) const {
+void EmbeddingTable::ReadSlots(const SlotSet& set, uint32_t row, float* weights, float* slots, int64_t* stamp) const {
   const int64_t dim = config_.dim;
   const float* record = rows_.Record(row);
   std::copy_n(record + set.offset, set.rule.num_slots() * dim, slots);  // none and nowhere, of a rule without slots
   *stamp = -1;
   if (!set.rule.decays()) return;
-  std::vector<float> weights(record, record + dim);  // settling moves them too; the row itself stays as it is
-  set.Settle(row, dim, weights.data(), slots);
+  std::copy_n(record, dim, weights);  // settling moves them too; the row itself stays as it is
+  set.Settle(row, dim, weights, slots);
   *stamp = set.history.calls();
 }
 
@@ -196,10 +203,11 @@ void EmbeddingTable::Slots(const std::string& slot_set, const uint64_t* keys, in
   SharedLock lock(mutex_);
   const SlotSet& set = RequireSet(slot_set);
   const int64_t floats = set.rule.num_slots() * config_.dim;
+  std::vector<float> weights(static_cast<size_t>(config_.dim));
   for (int64_t i = 0; i < n; ++i) {
     const uint32_t row = FindRow(keys[i]);
     if (row == kNoRow) throw InvalidArgument(Label() + ": key " + KeyText(keys[i]) + " has no row.");
-    ReadSlots(set, row, slots + i * floats, stamps + i);
+    ReadSlots(set, row, weights.data(), slots + i * floats, stamps + i);
   }
 }
 
@@ -255,18 +263,28 @@ void EmbeddingTable::Reserve(const Cpu& cpu, int64_t n, bool rows) {
 int64_t EmbeddingTable::Erase(const uint64_t* keys, int64_t n) {
   CheckKeys(keys, n);
   Lock lock(mutex_);
+  // All that takes memory comes first, so that all keys go or none does.
+  std::vector<uint32_t> found;
+  for (int64_t i = 0; i < n; ++i) {
+    const uint32_t row = OwnerOf(keys[i]) == config_.rank ? FindRow(keys[i]) : kNoRow;
+    if (row == kNoRow) continue;
+    erased_.Touch(row);
+    found.push_back(row);
+  }
+  if (saved_.is_on()) saved_.ReserveErased(found.size());
+  CopyAside(found.data(), static_cast<int64_t>(found.size()));
+  if (snapshot_) ReserveMore(&snapshot_->orphans, found.size());
+  if (config_.hashed) ReserveMore(&free_rows_, found.size());
+
   int64_t erased = 0;
   for (int64_t i = 0; i < n; ++i) {
     if (OwnerOf(keys[i]) != config_.rank) continue;
     const uint32_t row = FindRow(keys[i]);
     if (row == kNoRow) continue;
-    erased_.Touch(row);
     *erased_.At(row) = static_cast<uint32_t>(epoch_ + 1);
     if (saved_.is_on()) saved_.MarkErased(keys[i]);
     SnapshotLosesRow(row, keys[i]);
     if (config_.hashed) {
-      // Before the key goes, and doubling: one more at a time would copy the list for every key.
-      if (free_rows_.size() == free_rows_.capacity()) free_rows_.reserve(2 * free_rows_.size() + 64);
       index_->Erase(keys[i]);
       free_rows_.push_back(row);
     } else {

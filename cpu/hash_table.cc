@@ -282,7 +282,7 @@ void HashTable::InsertMissing(const Cpu& cpu, Scratch* scratch, const uint64_t* 
     const uint64_t used = used_after(growing[i]);
     try {
       Rebuild(&segment, std::max<uint64_t>(BucketsFor(used), segment.num_buckets + segment.num_buckets / 4));
-    } catch (const OutOfMemory&) {
+    } catch (...) {  // out of memory, or too many keys
       no_memory.store(true);
     }
   });

@@ -2,21 +2,28 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "row_kernels.h"
 
 namespace sok {
 
-void EmbeddingTable::SlotSet::SetRule(const UpdateRule& next) {
-  const bool same_betas = next.beta_1 == rule.beta_1 && next.beta_2 == rule.beta_2;
-  rule = next;
-  if (!rule.decays() || (sums && same_betas)) return;
-  sums.reset();
-  if (!DecaySums::Fits(rule)) return;
-  sums = std::make_unique<DecaySums>(rule);
-  const int64_t first = std::max<int64_t>(0, history.calls() - sums->length()) + 1;
+bool EmbeddingTable::SlotSet::KeepsSums(const UpdateRule& next) const {
+  return sums && next.beta_1 == rule.beta_1 && next.beta_2 == rule.beta_2;
+}
+
+std::unique_ptr<DecaySums> EmbeddingTable::SlotSet::SumsFor(const UpdateRule& next) const {
+  if (!next.decays() || KeepsSums(next) || !DecaySums::Fits(next)) return nullptr;
+  auto made = std::make_unique<DecaySums>(next);
+  const int64_t first = std::max<int64_t>(0, history.calls() - made->length()) + 1;
   AlphaCursor cursor(history.view(), first);
-  for (int64_t call = first; call <= history.calls(); ++call) sums->Append(cursor.Next());
+  for (int64_t call = first; call <= history.calls(); ++call) made->Append(cursor.Next());
+  return made;
+}
+
+void EmbeddingTable::SlotSet::SetRule(const UpdateRule& next, std::unique_ptr<DecaySums> sums_for_next) {
+  if (!KeepsSums(next)) sums = std::move(sums_for_next);
+  rule = next;
 }
 
 void EmbeddingTable::SlotSet::Append() {

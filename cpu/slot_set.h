@@ -31,11 +31,22 @@ struct EmbeddingTable::SlotSet {
   uint32_t* Stamp(int64_t row) const { return stamps.At(row); }
   bool IsCurrent(int64_t row) const { return *Stamp(row) == history.calls(); }
 
-  // Takes over the rule of the next call. Slots keep their place.
-  void SetRule(const UpdateRule& next);
+  // Takes over the rule of the next call. Slots keep their place. In two steps, of which the second takes no memory.
+  std::unique_ptr<DecaySums> SumsFor(const UpdateRule& next) const;
+  void SetRule(const UpdateRule& next, std::unique_ptr<DecaySums> sums_for_next);
+  void SetRule(const UpdateRule& next) { SetRule(next, SumsFor(next)); }
+  bool KeepsSums(const UpdateRule& next) const;
 
-  // One more call with the present rule has been applied.
+  // One more call with the present rule has been applied. Takes no memory after ReserveOne.
   void Append();
+  void ReserveOne() { history.ReserveOne(); }  // sums have room for all that they ever hold
+
+  // Whether steps that rows have missed would not be the same by the next rule: they are settled before it comes.
+  bool SettlesBefore(const UpdateRule& next) const {
+    return rule.decays() && history.calls() > 0 &&
+           (next.beta_1 != rule.beta_1 || next.beta_2 != rule.beta_2 || next.epsilon != rule.epsilon ||
+            next.one_minus_beta_1 != rule.one_minus_beta_1 || next.one_minus_beta_2 != rule.one_minus_beta_2);
+  }
 
   // Many calls have been applied elsewhere, up to `calls` in the counting of the runs.
   void Append(const std::vector<AlphaHistory::Run>& runs, int64_t calls);

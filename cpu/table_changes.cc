@@ -36,9 +36,10 @@ void EmbeddingTable::BeginSave(SnapshotOf snapshot) {
 
 void EmbeddingTable::EndSave(const std::string& base) {
   Lock lock(mutex_);
-  if (saved_.is_saving() && !base.empty())
-    for (const auto& set : sets_) set->calls_at_base = set->calls_read.load();
+  const bool is_complete = saved_.is_saving() && !base.empty();
   saved_.End(base);
+  for (const auto& set : sets_)
+    if (is_complete) set->calls_at_base = set->calls_read.load();
   snapshot_.reset();
 }
 
@@ -66,6 +67,8 @@ EmbeddingTable::ChangeInfo EmbeddingTable::Changes() const {
 
 void EmbeddingTable::SkipCalls(const std::string& save, const std::vector<SlotSetInfo>& infos) {
   constexpr int64_t kMaxCalls = UINT32_MAX - 2;  // what a stamp can hold
+  const SerialExecutor executor;
+  const Cpu serial{executor};
   Lock lock(mutex_);
   for (const SlotSetInfo& info : infos) {
     const SlotSet* known = FindSet(info.name);
@@ -88,7 +91,8 @@ void EmbeddingTable::SkipCalls(const std::string& save, const std::vector<SlotSe
       throw InvalidArgument(Label() + ": " + std::to_string(info.num_missed()) + " more calls of '" + info.name +
                             "' are more than can be counted.");
     }
-    if (known != nullptr) set->SetRule(info.rule);
+    SettleBefore(serial, *set, info.rule);
+    set->SetRule(info.rule);
     set->Append(info.missed, info.calls);
     set->skipped_save = save;
     set->skipped = std::move(runs);

@@ -282,6 +282,7 @@ void EmbeddingTable::InsertHashed(const Cpu& cpu, Scratch* scratch, const uint64
       MakeRoom(found[k]);
       fresh->emplace_back(found[k], wanted[k]);
     }
+    saved_.MakeRoom(next);
     next_row_ = next;
     free_rows_.resize(old_free - taken);
   });
@@ -299,6 +300,7 @@ void EmbeddingTable::InsertMissing(const Cpu& cpu, Scratch* scratch, const uint6
   } else {
     const uint64_t shards = static_cast<uint64_t>(config_.partition().num_shards());
     made.reserve(static_cast<size_t>(m));
+    saved_.MakeRoom(config_.capacity);
     for (int64_t k = 0; k < m; ++k) MakeRoom(static_cast<int64_t>(keys[missing[k]] / shards));
     for (int64_t k = 0; k < m; ++k) {
       const int64_t i = missing[k];
@@ -308,10 +310,10 @@ void EmbeddingTable::InsertMissing(const Cpu& cpu, Scratch* scratch, const uint6
       made.emplace_back(rows[i], keys[i]);
     }
   }
+  // Nothing from here on takes memory: a row that its key can find but nobody has written must never be.
   num_rows_ += static_cast<int64_t>(made.size());
   if (!made.empty()) ++changes_;
   if (saved_.is_on()) {
-    saved_.MakeRoom(config_.hashed ? next_row_ : config_.capacity);
     for (const auto& [row, key] : made) saved_.Mark(row);
   }
   if (snapshot_) {

@@ -139,15 +139,15 @@ int64_t EmbeddingTable::Restore(const Cpu& cpu, Scratch* scratch, const std::vec
   });
   for (int64_t i = 0; i < count; ++i)
     if (rows[i] == kNoRow) missing[num_missing++] = i;
+  std::vector<SlotSet*> others;
+  for (const auto& set : sets_)
+    if (std::find(sets.begin(), sets.end(), set.get()) == sets.end()) others.push_back(set.get());
   const int64_t rows_before = num_rows_;
   const bool all_new = num_missing == count;
   InsertMissing(cpu, scratch, mine, missing, num_missing, rows, /*fresh=*/!all_new);
   MarkChanged(rows, count);
   CopyAside(rows, count);
   const int64_t num_new = num_rows_ - rows_before, dim = config_.dim;
-  std::vector<SlotSet*> others;
-  for (const auto& set : sets_)
-    if (std::find(sets.begin(), sets.end(), set.get()) == sets.end()) others.push_back(set.get());
   auto store = [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       float* record = rows_.Record(rows[i]);

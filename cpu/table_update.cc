@@ -42,16 +42,31 @@ const EmbeddingTable::SlotSet* EmbeddingTable::FindSet(const std::string& slot_s
   return nullptr;
 }
 
-EmbeddingTable::SlotSet* EmbeddingTable::FindOrAttach(const UpdateRule& rule, const std::string& slot_set) {
-  for (const auto& set : sets_) {
-    if (set->name != slot_set) continue;
-    if (set->rule.rule != rule.rule) {
-      throw InvalidArgument(Label() + ": slot set '" + slot_set +
-                            "' belongs to another rule. Give each optimizer its own name.");
-    }
-    set->SetRule(rule);
-    return set.get();
+void EmbeddingTable::CheckSet(const UpdateRule& rule, const std::string& slot_set) const {
+  const SlotSet* set = FindSet(slot_set);
+  if (set == nullptr || set->rule.rule == rule.rule) return;
+  throw InvalidArgument(Label() + ": slot set '" + slot_set +
+                        "' belongs to another rule. Give each optimizer its own name.");
+}
+
+void EmbeddingTable::SettleBefore(const Cpu& cpu, const SlotSet& set, const UpdateRule& next) const {
+  if (!set.SettlesBefore(next)) return;
+  std::vector<std::pair<uint32_t, uint64_t>> part;
+  std::vector<uint32_t> rows;
+  for (int64_t p = 0; p < NumParts(); ++p) {
+    RowsOfPart(p, /*changes=*/false, &part);
+    rows.clear();
+    for (const auto& [row, key] : part) rows.push_back(row);
+    cpu.executor.For(static_cast<int64_t>(rows.size()), kRowCycles, [&](int64_t begin, int64_t end) {
+      CopyAside(rows.data() + begin, end - begin);
+      SettleRows(rows.data() + begin, end - begin);
+    });
   }
+}
+
+EmbeddingTable::SlotSet* EmbeddingTable::FindOrAttach(const UpdateRule& rule, const std::string& slot_set) {
+  CheckSet(rule, slot_set);
+  if (const SlotSet* known = FindSet(slot_set)) return const_cast<SlotSet*>(known);
   auto set = std::make_unique<SlotSet>();
   set->name = slot_set;
   set->SetRule(rule);
@@ -247,7 +262,16 @@ void EmbeddingTable::ApplyGroup(const Cpu& cpu, Scratch* scratch, const UpdateRu
   }
 
   SlotSet** sets = scratch->Get<SlotSet*>(num_tables);
-  for (int64_t t = 0; t < num_tables; ++t) sets[t] = ready[t].table->FindOrAttach(rule, slot_set);
+  for (int64_t t = 0; t < num_tables; ++t) ready[t].table->CheckSet(rule, slot_set);
+  std::vector<std::unique_ptr<DecaySums>> sums;
+  for (int64_t t = 0; t < num_tables; ++t) {
+    sets[t] = ready[t].table->FindOrAttach(rule, slot_set);
+    sets[t]->ReserveOne();
+    ready[t].table->SettleBefore(cpu, *sets[t], rule);
+    sums.push_back(sets[t]->SumsFor(rule));
+  }
+  // Nothing from here on takes memory.
+  for (int64_t t = 0; t < num_tables; ++t) sets[t]->SetRule(rule, std::move(sums[static_cast<size_t>(t)]));
   ForTasks(cpu, count, cost, [&](int64_t, int64_t s) {
     const Stretch& stretch = stretches[s];
     const Gradients& g = ready[stretch.table];

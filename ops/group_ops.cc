@@ -167,21 +167,15 @@ class GroupLookupGradOp : public TablesOp {
         addends[t].push_back(a);
       }
       std::vector<RowSums> tables;
-      int64_t bytes = 0;
       for (int t = 0; t < m; ++t) {
         const auto& of_table = addends[static_cast<size_t>(t)];
-        const int64_t dim = group_->dims[static_cast<size_t>(t)];
-        tables.push_back({dim, of_table.data(), static_cast<int64_t>(of_table.size())});
-        for (const RowAddends& a : of_table) bytes += a.n * (dim * 4 + 8) + 128;
+        tables.push_back(
+            {group_->dims[static_cast<size_t>(t)], of_table.data(), static_cast<int64_t>(of_table.size())});
       }
       const ProfileSpan span("backward", name(), {}, "op");
-      // One block for all tables, as if no row came twice: what is not written is never touched.
-      const std::shared_ptr<PooledBlock> block = PooledBlock::Take(bytes + 128 * m);
-      int64_t used = 0;
+      SharedBlocks blocks;  // small sums of many tables side by side; how many rows there are is known one by one
       auto place = [&](int index, const TensorShape& shape) {
-        const tensorflow::DataType dtype = ctx->expected_output_dtype(index);
-        ctx->set_output(index, TensorInBlock(block, used, dtype, shape));
-        used += (shape.num_elements() * tensorflow::DataTypeSize(dtype) + 63) & ~int64_t{63};
+        ctx->set_output(index, blocks.Allocate(ctx->expected_output_dtype(index), shape));
         return ctx->mutable_output(index);
       };
       const TfExecutor executor(ctx);

@@ -149,6 +149,18 @@ std::vector<tensorflow::Tensor> AllocateTogether(tensorflow::OpKernelContext* ct
   return tensors;
 }
 
+tensorflow::Tensor SharedBlocks::Allocate(tensorflow::DataType dtype, const tensorflow::TensorShape& shape) {
+  const int64_t bytes = (shape.num_elements() * tensorflow::DataTypeSize(dtype) + 63) & ~int64_t{63};
+  if (bytes >= kMinBytes) return TensorInBlock(PooledBlock::Take(bytes), 0, dtype, shape);
+  if (block_ == nullptr || used_ + bytes > block_->bytes()) {
+    // The next block is larger: few tables of few rows need one of the smallest, a thousand tables some large ones.
+    block_ = PooledBlock::Take(block_ == nullptr ? kMinBytes : std::min(2 * block_->bytes(), 16 * kMinBytes));
+    used_ = 0;
+  }
+  used_ += bytes;
+  return TensorInBlock(block_, used_ - bytes, dtype, shape);
+}
+
 PoolBytes OutputPoolBytes() {
   Pool& pool = ThePool();
   std::lock_guard<std::mutex> lock(pool.mutex);

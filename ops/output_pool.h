@@ -49,6 +49,17 @@ struct Wanted {
 };
 std::vector<tensorflow::Tensor> AllocateTogether(tensorflow::OpKernelContext* ctx, const std::vector<Wanted>& wanted);
 
+// Tensors whose shapes come one after the other, from the pool: small ones side by side in blocks that they share.
+class SharedBlocks {
+ public:
+  // Throws OutOfMemory.
+  tensorflow::Tensor Allocate(tensorflow::DataType dtype, const tensorflow::TensorShape& shape);
+
+ private:
+  std::shared_ptr<PooledBlock> block_;
+  int64_t used_ = 0;
+};
+
 // Bytes of the pool: in use, and kept for the next call.
 struct PoolBytes {
   int64_t in_use = 0;

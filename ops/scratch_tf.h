@@ -17,16 +17,16 @@ class TfExecutor final : public Executor {
  public:
   explicit TfExecutor(tensorflow::OpKernelContext* ctx) : workers_(ctx->device()->tensorflow_cpu_worker_threads()) {}
 
-  void For(int64_t n, int64_t cost, const std::function<void(int64_t, int64_t)>& body) const override {
+  int num_threads() const override { return workers_->num_threads; }
+
+ private:
+  void Run(int64_t n, int64_t cost, const std::function<void(int64_t, int64_t)>& body) const override {
     if (n <= 0) return;
     // Below some ten microseconds a hand-over costs more than it gains.
     constexpr int64_t kMinCycles = 30000;
     if (n == 1 || workers_->num_threads == 1 || n * cost < kMinCycles) return body(0, n);
     workers_->workers->ParallelFor(n, tsl::thread::ThreadPool::SchedulingParams::Adaptive(cost), body);
   }
-  int num_threads() const override { return workers_->num_threads; }
-
- private:
   const tensorflow::DeviceBase::CpuWorkerThreads* workers_;
 };
 

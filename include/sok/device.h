@@ -17,18 +17,26 @@ class Executor {
 
   // Calls body(begin, end) over disjoint ranges that cover [0, n), possibly at the same time; returns when all are done.
   // cost is a rough number of CPU cycles per item. body must not throw.
-  virtual void For(int64_t n, int64_t cost, const std::function<void(int64_t, int64_t)>& body) const = 0;
+  template <class Body>
+  void For(int64_t n, int64_t cost, const Body& body) const {
+    Run(n, cost, std::cref(body));  // a reference, so that no loop fails for want of memory before it begins
+  }
 
   virtual int num_threads() const = 0;
+
+ private:
+  virtual void Run(int64_t n, int64_t cost, const std::function<void(int64_t, int64_t)>& body) const = 0;
 };
 
 // Runs on the calling thread.
 class SerialExecutor final : public Executor {
  public:
-  void For(int64_t n, int64_t /*cost*/, const std::function<void(int64_t, int64_t)>& body) const override {
+  int num_threads() const override { return 1; }
+
+ private:
+  void Run(int64_t n, int64_t /*cost*/, const std::function<void(int64_t, int64_t)>& body) const override {
     if (n > 0) body(0, n);
   }
-  int num_threads() const override { return 1; }
 };
 
 struct Cpu {

@@ -94,8 +94,8 @@ class EmbeddingTable final : public TableStore {
 
   // Sums duplicate row ids, then applies the rule once per distinct row; all tables in one parallel loop. Attaches the
   // slot set on first use. A gradient for a row that was erased since its lookup is ignored. Throws InvalidArgument for a
-  // table given twice, for row ids that do not exist and, with Nonfinite::kRaise, for a gradient that is not finite;
-  // nothing changed then in any table.
+  // table given twice, for row ids that do not exist, for a set of another rule and, with Nonfinite::kRaise, for a gradient
+  // that is not finite; nothing changed then in any table. Where memory ends, a table may have got the set, as yet unused.
   static void ApplyGroup(const Cpu& cpu, Scratch* scratch, const UpdateRule& rule, const std::string& slot_set,
                          Nonfinite nonfinite, const Gradients* gradients, int64_t num_tables);
 
@@ -183,10 +183,17 @@ class EmbeddingTable final : public TableStore {
   bool HasDecay() const;
   // The weights of a row after every update so far: in its record, or worked out in out [dim]. scratch: [2 * dim].
   const float* ReadRow(uint32_t row, uint64_t key, float* out, float* scratch) const;
+  // Throws InvalidArgument if the set belongs to another rule.
+  void CheckSet(const UpdateRule& rule, const std::string& slot_set) const;
+  // Steps that rows have missed were those of the set's rule so far: all rows are settled if the next one has other
+  // settings.
+  void SettleBefore(const Cpu& cpu, const SlotSet& set, const UpdateRule& next) const;
+  // A set that is there keeps its settings.
   SlotSet* FindOrAttach(const UpdateRule& rule, const std::string& slot_set);
   const SlotSet* FindSet(const std::string& slot_set) const;
   const SlotSet& RequireSet(const std::string& slot_set) const;
-  void ReadSlots(const SlotSet& set, uint32_t row, float* slots, int64_t* stamp) const;
+  // weights: [dim], of no meaning afterwards.
+  void ReadSlots(const SlotSet& set, uint32_t row, float* weights, float* slots, int64_t* stamp) const;
   std::vector<std::pair<uint32_t, uint64_t>> RowsInOrder() const;
   // The same in parts of about half a million rows at most, [0, NumParts()), in any order.
   int64_t NumParts() const;

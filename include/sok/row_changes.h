@@ -32,6 +32,8 @@ class RowChanges {
     if ((__atomic_load_n(word, __ATOMIC_RELAXED) & bit) == 0) __atomic_fetch_or(word, bit, __ATOMIC_RELAXED);
   }
   void MarkErased(uint64_t key);
+  // Room for as many of these: marking then takes no memory.
+  void ReserveErased(size_t more);
 
   // Changes so far belong to a save that begins; `is_there` says whether a key that was erased has a row again. After a
   // save that was not ended they belong to this one.

@@ -5,10 +5,13 @@
 #include <cstdint>
 #include <vector>
 
+#include "sok/recent_max.h"
+
 namespace sok {
 
 // A bump allocator that keeps its blocks between uses, so that a training step at a steady size allocates nothing
-// and touches no fresh page. Large blocks lie in huge pages. Not thread-safe: one per call. Memory is 64-byte aligned and
+// and touches no fresh page. All go back to the
+// system when the last hundred uses needed less than a quarter. Large blocks lie in huge pages. Not thread-safe: one per call. Memory is 64-byte aligned and
 // uninitialised. Get throws OutOfMemory.
 class Scratch {
  public:
@@ -34,15 +37,19 @@ class Scratch {
     return reinterpret_cast<T*>(p);
   }
 
-  // Makes all memory available again; pointers given out so far die.
+  // Makes all memory available again, which ends a use; pointers given out so far die.
   void Reset() {
+    Trim();
     block_ = 0;
     used_ = 0;
   }
 
+  int64_t memory_bytes() const;
+
  private:
   static constexpr size_t kFirstBytes = size_t{64} << 10;
-  static constexpr int64_t kMaxBytes = int64_t{1} << 56;  // so that no sum of sizes wraps around
+  static constexpr int64_t kKeptBytes = int64_t{1} << 20;  // in any case
+  static constexpr int64_t kMaxBytes = int64_t{1} << 56;   // so that no sum of sizes wraps around
 
   struct Block {
     char* data;
@@ -50,11 +57,14 @@ class Scratch {
   };
 
   void AddBlock(size_t bytes);
+  void Trim();
+  void Free();
   [[noreturn]] static void Refuse(int64_t n);
 
   std::vector<Block> blocks_;
   size_t block_ = 0;
   size_t used_ = 0;
+  RecentMax needed_;  // bytes, by each use
 };
 
 // The same on a device: memory for the temporaries of calls on one stream, of whoever implements it (ops/ on TensorFlow's

@@ -132,6 +132,10 @@ class AlphaHistory {
   using Run = AlphaRun;
 
   void Append(float alpha) { Append(alpha, 1); }
+  // Room for one more call: appending it then takes no memory.
+  void ReserveOne() {
+    if (runs_.size() == runs_.capacity()) runs_.reserve(2 * runs_.size() + 8);
+  }
   void Append(float alpha, int64_t count);
   int64_t calls() const { return calls_; }
   float max_alpha() const { return max_; }

@@ -341,7 +341,8 @@ TEST(ConfigurationsThatMakeNoSenseAreRefused) {
     change(&config);
     sok::EmbeddingTable table(std::move(config));
   };
-  CHECK_THROWS(make([](auto* c) { c->dim = 0; }), sok::InvalidArgument, "dim must be at least 1. Received: 0");
+  CHECK_THROWS(make([](auto* c) { c->dim = 0; }), sok::InvalidArgument, "dim must lie in [1, 1048576]. Received: 0");
+  CHECK_THROWS(make([](auto* c) { c->dim = int64_t{1} << 60; }), sok::InvalidArgument, "dim must lie in");
   CHECK_THROWS(make([](auto* c) { c->capacity = 0; }), sok::InvalidArgument, "capacity must lie in");
   CHECK_THROWS(make([](auto* c) { c->capacity = int64_t{1} << 32; }), sok::InvalidArgument, "capacity must lie in");
   CHECK_THROWS(make([](auto* c) { c->rank = 1; }), sok::InvalidArgument, "rank 1 of 1");

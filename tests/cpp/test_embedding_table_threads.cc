@@ -139,7 +139,7 @@ TEST(RowsErasedInTheMiddleOfALookupAreFoundAgain) {
    public:
     explicit ErasingExecutor(Table* table) : table_(table) {}
     ~ErasingExecutor() override { eraser_.join(); }
-    void For(int64_t n, int64_t /*cost*/, const std::function<void(int64_t, int64_t)>& body) const override {
+    void Run(int64_t n, int64_t /*cost*/, const std::function<void(int64_t, int64_t)>& body) const override {
       body(0, n);
       if (eraser_.joinable()) return;
       // Called under the shared lock: the eraser waits for it, first in line.

@@ -4,6 +4,31 @@
 #include <vector>
 
 #include "check.h"
+#include "sok/error.h"
+
+TEST(WhatOneUseNeededIsNotKeptForEver) {
+  sok::Scratch scratch;
+  auto use = [&](int64_t bytes) {
+    scratch.Get<char>(bytes);
+    scratch.Reset();
+  };
+  use(50 << 20);
+  for (int i = 0; i < 60; ++i) use(1000);
+  CHECK(scratch.memory_bytes() >= 50 << 20);  // it may come again
+  for (int i = 0; i < 200; ++i) use(1000);
+  CHECK(scratch.memory_bytes() <= 1 << 20);
+  for (int i = 0; i < 1000; ++i) use(i % 50 == 0 ? 50 << 20 : 1000);
+  char* const block = scratch.Get<char>(50 << 20);
+  scratch.Reset();
+  for (int i = 0; i < 90; ++i) use(1000);
+  CHECK(scratch.Get<char>(50 << 20) == block);  // what comes now and then stays
+}
+
+TEST(SizesThatWrapAroundAreRefused) {
+  sok::Scratch scratch;
+  for (const int64_t n : {int64_t{1} << 60, int64_t{1} << 61, INT64_MAX})
+    CHECK_THROWS(scratch.Get<int64_t>(n), sok::OutOfMemory, "no memory holds");
+}
 
 TEST(PiecesDoNotOverlapAndAreAligned) {
   sok::Scratch scratch;

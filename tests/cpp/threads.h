@@ -12,17 +12,17 @@ class ThreadExecutor final : public sok::Executor {
  public:
   explicit ThreadExecutor(int num_threads) : num_threads_(num_threads) {}
 
+  int num_threads() const override { return num_threads_; }
+
+ private:
   // Cuts even small loops, or the tests would not see what threads do to them.
-  void For(int64_t n, int64_t /*cost*/, const std::function<void(int64_t, int64_t)>& body) const override {
+  void Run(int64_t n, int64_t /*cost*/, const std::function<void(int64_t, int64_t)>& body) const override {
     const int64_t parts = std::min<int64_t>(num_threads_, n);
     std::vector<std::thread> threads;
     for (int64_t p = 1; p < parts; ++p) threads.emplace_back(body, n * p / parts, n * (p + 1) / parts);
     if (parts > 0) body(0, n / parts);
     for (std::thread& thread : threads) thread.join();
   }
-  int num_threads() const override { return num_threads_; }
-
- private:
   const int num_threads_;
 };
 

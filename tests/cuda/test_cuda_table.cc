@@ -377,7 +377,7 @@ TEST(ReservedRoomIsNotAskedForAgain) {
 }
 
 TEST(AConfigurationThatMakesNoSenseIsRefused) {
-  CHECK_THROWS(sok::DeviceTable(Config(0, 10), 0), sok::InvalidArgument, "dim must be at least 1");
+  CHECK_THROWS(sok::DeviceTable(Config(0, 10), 0), sok::InvalidArgument, "dim must lie in");
   CHECK_THROWS(sok::DeviceTable(Config(64, 1 << 20, false), 1 << 20), sok::OutOfMemory, "of a budget of 1048576");
   Twins t(Config(1, 10));
   CHECK_THROWS(t.device.Lookup(t.cuda, &t.scratch, nullptr, int64_t{1} << 31, false, nullptr, nullptr),

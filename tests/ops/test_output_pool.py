@@ -64,3 +64,24 @@ def test_many_small_outputs_share_a_block_and_stay_independent():
     np.testing.assert_array_equal(kept, copies[7])
     for one, copy in zip(second, copies, strict=True):
         np.testing.assert_array_equal(one[:-1], copy[1:])
+
+
+def test_sums_take_the_memory_of_their_rows_not_of_their_ids(lib):
+    def peak():  # kilobytes of address space
+        return int(next(line for line in open("/proc/self/status") if line.startswith("VmPeak")).split()[1])
+
+    ids, dim = 1_000_000, 2048  # 8 GB, if no id came twice
+    before = peak()
+    unique, sums = lib.sok_group_lookup_grad(
+        [tf.ones([1, dim])],
+        [tf.zeros([ids], tf.int64)],
+        [tf.constant([0, ids], tf.int64)],
+        [tf.zeros([0])],
+        M=1,
+        table_of=[0],
+        dims=[dim],
+        combiners=["sum"],
+    )
+    assert peak() - before < 1 << 20
+    np.testing.assert_array_equal(unique[0], [0])
+    np.testing.assert_array_equal(sums[0], np.full([1, dim], ids, np.float32))
