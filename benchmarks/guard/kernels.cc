@@ -1,6 +1,7 @@
-// The three kernels whose instructions benchmarks/guard counts: find keys, pool rows, update rows. One thread.
+// The kernels whose instructions benchmarks/guard counts: find, insert and erase keys, pool and update rows, route keys to
+// their ranks and pool what comes home. One thread.
 //
-//   kernels find|pool|update
+//   kernels find|insert|erase|pool|update|route|combine
 //
 // The inputs are fixed, so that a count depends on the code, the compiler and SOK_ISA alone. What is counted is what runs
 // inside Counted, which the counting tool finds by its name.
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "sok/embedding_table.h"
+#include "sok/exchange.h"
 
 namespace {
 
@@ -34,7 +36,7 @@ sok::TableConfig Config(bool hashed) {
 
 }  // namespace
 
-// The kernel has run once before: what only a first call does is not in the count.
+// The kernel has run once before, where it can: what only a first call does is not in the count.
 extern "C" __attribute__((noinline)) void Counted(const std::function<void()>& kernel) {
   kernel();
   asm volatile("" ::: "memory");
@@ -43,7 +45,8 @@ extern "C" __attribute__((noinline)) void Counted(const std::function<void()>& k
 int main(int argc, char** argv) {
   if (argc != 2) return 2;
   const char* name = argv[1];
-  const bool hashed = std::strcmp(name, "find") == 0;
+  auto is = [&](const char* kernel) { return std::strcmp(name, kernel) == 0; };
+  const bool hashed = is("find") || is("insert") || is("erase");
 
   const sok::SerialExecutor executor;
   const sok::Cpu cpu{executor};
@@ -68,22 +71,72 @@ int main(int argc, char** argv) {
   const double hyper[] = {0.01, 0.1, 1e-7};
   const sok::UpdateRule rule = sok::MakeUpdateRule("adagrad", hyper, 3, 1);
 
+  // One feature of 300,000 keys: more than one part of a table, with repetitions, for four ranks.
+  constexpr int64_t kRouted = 300000;
+  std::vector<uint64_t> routed;
+  std::vector<int32_t> index;
+  if (is("route") || is("combine")) {
+    routed.resize(kRouted);
+    index.resize(kRouted);
+    for (int64_t i = 0; i < kRouted; ++i) routed[i] = Scattered(Scattered(i) % 200000);
+  }
+  const sok::RouteTable route_table{kDim, false, 0};
+  const sok::RouteFeature feature{0, routed.data(), true, kRouted, index.data()};
+  sok::Route route;
+  std::vector<int64_t> words, word_begin(4);
+  auto find_route = [&] {
+    route = sok::RouteKeys(cpu, &scratch, &route_table, 1, &feature, 1, 4, 8);
+    if (words.empty()) {
+      for (int r = 0; r < 4; ++r) {
+        word_begin[r] = static_cast<int64_t>(words.size());
+        words.resize(words.size() + static_cast<size_t>(route.words[r]));
+      }
+    }
+    sok::WriteRoute(cpu, &scratch, route, word_begin.data(), words.data(), nullptr);
+  };
+  std::vector<float> answers, combined;
+  std::vector<int64_t> home_splits;
+  sok::PooledFeature home;
+  if (is("combine")) {
+    find_route();
+    int64_t floats = 0;
+    for (int r = 0; r < 4; ++r) floats += route.floats[r];
+    answers.assign(static_cast<size_t>(floats), 0.5f);
+    for (int64_t i = 0; i <= kRouted / 4; ++i) home_splits.push_back(4 * i);
+    combined.resize(kRouted / 4 * kDim);
+    home = {index.data(), home_splits.data(), nullptr, kRouted, kRouted / 4, kDim, sok::Combiner::kMean};
+    scratch.Reset();
+  }
+
   std::function<void()> kernel;
-  if (std::strcmp(name, "find") == 0) {
+  bool once = false;   // what a second run would do otherwise
+  if (is("insert")) {  // half of the keys are there
+    once = true;
+    table.Erase(all.data(), kRows / 2);
+    kernel = [&] { table.Lookup(cpu, &scratch, all.data(), kRows, true, nullptr, rows.data(), row_ids.data()); };
+  } else if (is("erase")) {
+    once = true;
+    kernel = [&] { table.Erase(all.data(), kRows / 2); };
+  } else if (is("route")) {
+    kernel = find_route;
+  } else if (is("combine")) {
+    float* const output = combined.data();
+    kernel = [&, output] { sok::CombineAnswers(cpu, answers.data(), &home, 1, &output); };
+  } else if (is("find")) {
     kernel = [&] { table.Lookup(cpu, &scratch, keys.data(), kKeys, false, nullptr, rows.data(), row_ids.data()); };
-  } else if (std::strcmp(name, "pool") == 0) {
+  } else if (is("pool")) {
     kernel = [&] {
       table.LookupCombine(cpu, &scratch, keys.data(), kKeys, splits.data(), nullptr, kSegments, sok::Combiner::kSum,
                           false, pooled.data(), row_ids.data());
     };
-  } else if (std::strcmp(name, "update") == 0) {
+  } else if (is("update")) {
     kernel = [&] {
       table.Apply(cpu, &scratch, rule, "guard", sok::Nonfinite::kAllow, row_ids.data(), rows.data(), kKeys);
     };
   } else {
     return 2;
   }
-  kernel();
+  if (!once) kernel();
   scratch.Reset();
   Counted(kernel);
   std::printf("%s: %lld keys\n", name, static_cast<long long>(kKeys));

@@ -1,6 +1,7 @@
 """How cost grows, the instruction guard, and times of collectives: their arithmetic."""
 
 import json
+import types
 
 import pytest
 
@@ -109,6 +110,18 @@ def test_guard_reads_what_callgrind_says():
     for text in ("", "==1== Collected : 0"):
         with pytest.raises(RuntimeError, match="counted nothing"):
             guard.collected(text)
+
+
+def test_guard_fails_where_initial_values_are_scalar_code(monkeypatch, tmp_path):
+    said = ["vpmuludq %ymm0,%ymm1,%ymm2"]
+    monkeypatch.setattr(guard.shutil, "which", lambda name: name)
+    monkeypatch.setattr(guard.subprocess, "run", lambda *_, **__: types.SimpleNamespace(stdout=said[0]))
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "row_kernels_avx2.cc.o").touch()
+    guard.check_vectors(tmp_path)
+    said[0] = "imul %eax,%ebx"
+    with pytest.raises(RuntimeError, match="FillUniform is scalar code"):
+        guard.check_vectors(tmp_path)
 
 
 def test_guard_updates_one_compiler_and_keeps_the_others(tmp_path):
