@@ -69,6 +69,13 @@ BLOCKS = {name: blocks_of(name, page.read_text("utf-8")) for page in PAGES for n
 PROGRAMS = {name: programs_of(blocks) for name, blocks in BLOCKS.items()}
 
 
+# What the first program of a page prints, beside what else it does.
+PRINTS = {
+    "docs/export.md": "table 'distributed_embedding': 0 rows of 4 as float32, 24 bytes\n(1, 1)\n",
+    "docs/profiling.md": "40 spans in ",
+}
+
+
 @pytest.fixture(scope="module")
 def forked():
     process = Forked()
@@ -96,6 +103,8 @@ def test_the_program_runs(program, outcomes):
     assert ended.status == 0, ended.stderr[-3000:]
     if program.page == "README.md" and "fit(" not in program.code:  # it ends with the loss, brought down by training
         assert float(ended.stdout.split()[-1]) < 0.65
+    if program == PROGRAMS[program.page][0]:
+        assert PRINTS.get(program.page, "") in ended.stdout
 
 
 @pytest.mark.parametrize("block", [b for blocks in BLOCKS.values() for b in blocks if b.source], ids=str)

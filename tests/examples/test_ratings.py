@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from movielens.ratings import load
 
+from tests.messages import saying
+
 
 @pytest.fixture
 def small_movielens(tmp_path):
@@ -54,7 +56,7 @@ def test_take_gives_rows_in_the_order_asked_for(small_movielens):
 def test_missing_file_and_bad_line_are_named(small_movielens):
     with (small_movielens / "u.data").open("a") as file:
         file.write("1\t2\n")
-    with pytest.raises(ValueError, match=r"u\.data, line 7: expected 4 fields, found 2"):
+    with pytest.raises(ValueError, match=saying("u.data", "line 7", "expected 4 fields", "found 2")):
         load(small_movielens)
     (small_movielens / "u.data").unlink()
     with pytest.raises(FileNotFoundError, match=r"u\.data \(or u\.data\.gz\) does not exist"):

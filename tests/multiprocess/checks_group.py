@@ -9,22 +9,11 @@ import tensorflow as tf
 import sok
 from sok import _ops, context
 from sok.lookup import Csr, Feature, lookup_group
+from tests.group_features import FEATURES, TABLES, features_of, make_tables
 from tests.multiprocess.harness import World
 from tests.reference import combine as reference
 
 SEGMENTS, NUM_KEYS = 6, 20
-TABLES = [(3, tf.int64, True), (16, tf.uint32, True), (1, tf.int32, False), (8, tf.uint64, True)]
-FEATURES = [
-    (0, "sum", False), (1, "mean", True), (0, "sqrtn", True), (2, "mean", False), (3, "sum", False), (1, "sum", False),
-]  # fmt: skip
-
-
-def make_tables(name, way_home="auto"):
-    options = {"initializer": "normal", "way_home": way_home}
-    return [
-        sok.EmbeddingVariable(dim, 100, name=f"{name}_{t}", key_dtype=dtype, hashed=hashed, **options)
-        for t, (dim, dtype, hashed) in enumerate(TABLES)
-    ]
 
 
 def inputs_of(world: World):
@@ -43,13 +32,6 @@ def inputs_of(world: World):
             rng.normal(size=(segments, TABLES[table][0])).astype(np.float32),
         ))  # fmt: skip
     return inputs
-
-
-def features_of(tables, inputs):
-    return [
-        Feature(tables[table], Csr(keys, splits, weights), combiner)
-        for (table, combiner, _), (keys, splits, weights, _) in zip(FEATURES, inputs, strict=True)
-    ]
 
 
 def as_tensors(inputs):
@@ -82,7 +64,7 @@ def expected_gradients(world):
 
 def check_group_is_what_numpy_says(world):
     for kind, way_home in itertools.product(("eager", "function"), ("auto", "rows", "sums")):
-        tables = make_tables(f"group_{kind}_{way_home}", way_home)
+        tables = make_tables(f"group_{kind}_{way_home}", 100, initializer="normal", way_home=way_home)
         rows = [initial_rows(table).numpy() for table in tables]
         optimizer = sok.optimizers.SGD(1.0)
 
@@ -117,7 +99,7 @@ def check_group_is_what_numpy_says(world):
 
 def check_group_in_a_v1_session(world):
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        tables = make_tables("group_v1", "sums")
+        tables = make_tables("group_v1", 100, initializer="normal", way_home="sums")
         inputs = as_tensors(inputs_of(world))
         outputs = lookup_group(features_of(tables, inputs))
         loss = tf.add_n([tf.reduce_sum(o * i[3]) for o, i in zip(outputs, inputs, strict=True)])
@@ -135,7 +117,7 @@ def check_group_in_a_v1_session(world):
 
 
 def check_what_python_refuses_on_one_rank_raises_on_all(world):
-    tables = make_tables("group_refused")
+    tables = make_tables("group_refused", 100, initializer="normal")
     good = as_tensors(inputs_of(world))
     bad = list(good)
     bad[3] = (tf.constant([1.5, 2.5]), *good[3][1:])
@@ -150,7 +132,7 @@ def check_what_python_refuses_on_one_rank_raises_on_all(world):
 
 
 def check_weights_of_wrong_length_on_one_rank_raise_on_all(world):
-    tables = make_tables("group_weights")
+    tables = make_tables("group_weights", 100, initializer="normal")
     good = as_tensors(inputs_of(world))
     bad = list(good)
     bad[1] = (*good[1][:2], tf.ones([500]), good[1][3])
@@ -165,7 +147,7 @@ def check_an_owner_that_cannot_answer_is_heard_by_all(world):
     """What only one rank finds out after collective 1: its peers wait for its rows, and get its words."""
     if world.size == 1:
         return
-    tables = make_tables("group_broken")
+    tables = make_tables("group_broken", 100, initializer="normal")
     good = as_tensors(inputs_of(world))
     lookup_group(features_of(tables, good))
     name = tables[0].table_name

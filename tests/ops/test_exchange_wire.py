@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sok import _ops
+from tests.messages import saying
 from tests.ops.test_exchange_combine import random_feature
 from tests.ops.worlds import World, i32, rows
 from tests.reference import combine as combine_reference
@@ -177,12 +178,12 @@ def test_ranks_that_round_otherwise_are_told_of_it():
     received = all_to_all([t.words.numpy() for t in routed], [t.splits.numpy() for t in routed])
     for r, words in enumerate(zip(*received, strict=True)):
         with pytest.raises(
-            tf.errors.FailedPreconditionError, match="Received, by rank: float32, float16, float16"
+            tf.errors.FailedPreconditionError, match=saying("Received, by rank", "float32", "float16", "float16")
         ) as e:
             worlds[r].serve(r, *words)
         assert "`exchange_dtype`" in e.value.message and f"rank {r} of 3" in e.value.message
     # What is wrong with an input comes first, and so does `training`.
     routed[1] = worlds[1].route(1, [rows([1, 2])], insert=False)
     received = all_to_all([t.words.numpy() for t in routed], [t.splits.numpy() for t in routed])
-    with pytest.raises(tf.errors.FailedPreconditionError, match="`training` must be the same.*by rank: 1, 0, 1"):
+    with pytest.raises(tf.errors.FailedPreconditionError, match=saying("`training`", "same", "by rank", "1", "0", "1")):
         worlds[0].serve(0, received[0][0], received[1][0])

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import sok
 from sok.checkpoint import CheckpointError, manifest, native, read_manifest, restoring
+from tests.messages import saying
 from tests.sok.checkpoint_cases import DIM, RULES, contents, new_table, train
 from tests.sok.threads_world import checked, run_world
 
@@ -193,7 +194,7 @@ def test_a_delta_of_another_save_is_noticed(tmp_path):
     step(tmp_path, table, 5)
     old, new = (link.files[0].name for link in read_manifest(tmp_path).links)
     (tmp_path / new).write_bytes((tmp_path / old).read_bytes())
-    with pytest.raises(CheckpointError, match="not the file that the manifest lists: generation"):
+    with pytest.raises(CheckpointError, match=saying("not the file that the manifest lists", "generation")):
         follower.poll()
 
 

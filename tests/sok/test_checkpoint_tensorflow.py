@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import sok
 from sok.checkpoint import CheckpointError, beside
+from tests.messages import saying
 from tests.sok.checkpoint_cases import DIM, RULES, assert_same_training, contents, new_table, train
 
 
@@ -96,7 +97,7 @@ def test_two_optimizers_that_took_one_name_over_do_not_share_slots(tmp_path):
     train(other.b, yours, range(3, 5))
     assert mine.slot_set == yours.slot_set
     before = contents(other.a)
-    with pytest.raises(ValueError, match="Two optimizers named 'Adam.*' would share their slots in table"):
+    with pytest.raises(ValueError, match=saying("Two optimizers named 'Adam", "' would share their slots in table")):
         train(other.a, yours, range(5, 6))
     assert contents(other.a) == before
 

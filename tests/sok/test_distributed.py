@@ -7,6 +7,7 @@ import tensorflow as tf
 import sok
 from sok.distributed.reduction import check_op
 from sok.lookup import lookup_rows
+from tests.messages import saying
 
 v1 = tf.compat.v1
 
@@ -14,7 +15,7 @@ v1 = tf.compat.v1
 @pytest.mark.parametrize("op", ["mean", None, 0, "adasum"])
 def test_an_unknown_op_is_refused(op):
     for refuse in (check_op, lambda op: sok.DistributedGradientTape(tf.GradientTape(), op=op)):
-        with pytest.raises(ValueError, match=r"`op` must be sok.Average .* or sok.Sum .*Received"):
+        with pytest.raises(ValueError, match=saying("`op`", "sok.Average", "or sok.Sum")):
             refuse(op)
 
 
@@ -50,15 +51,15 @@ def test_the_tape_wraps_one_that_has_recorded_and_passes_the_rest_on():
 
 
 def test_what_the_tape_cannot_reduce_is_refused():
-    with pytest.raises(TypeError, match="`tape` must be a tf.GradientTape. Received: None"):
+    with pytest.raises(TypeError, match=saying("`tape`", "tf.GradientTape", "Received: None")):
         sok.DistributedGradientTape(None)
     weight = tf.Variable(1.0)
     with sok.DistributedGradientTape(tf.GradientTape()) as tape:
         loss = weight * 2.0
-    with pytest.raises(TypeError, match="must be variables, not their handles"):
+    with pytest.raises(TypeError, match=saying("must be variables", "not their handles")):
         tape.gradient(loss, weight.handle)
     for method in (tape.jacobian, tape.batch_jacobian):
-        with pytest.raises(NotImplementedError, match=r"gradient\(\).*nothing else"):
+        with pytest.raises(NotImplementedError, match=saying("gradient()", "nothing else")):
             method(loss, weight)
     with pytest.raises(AttributeError):
         _ = tape.no_such_method
@@ -77,7 +78,7 @@ def test_broadcast_on_one_worker_changes_nothing():
 
 
 def test_broadcast_says_which_variable_it_cannot_send():
-    with pytest.raises(ValueError, match="'shapeless.*shape is not known"):
+    with pytest.raises(ValueError, match=saying("'shapeless", "shape is not known")):
         sok.broadcast_variables([tf.Variable([1.0], shape=tf.TensorShape(None), name="shapeless")])
     with pytest.raises(TypeError, match="'words.*dtype is string"):
         sok.broadcast_variables([tf.Variable(["a"], name="words")])

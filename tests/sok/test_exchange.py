@@ -10,26 +10,13 @@ import sok
 from sok import exchange
 from sok.lookup import Csr, Feature, Limits, lookup_group, lookup_pooled, lookup_rows
 from sok.table import EmbeddingVariable
+from tests.group_features import FEATURES, TABLES, features_of, make_tables
+from tests.messages import saying
 from tests.reference.judge import assert_close, assert_same
 from tests.sok.threads_world import checked, run_world
 
 _numbers = itertools.count()
-
-# (dim, key dtype, hashed) of each table, and (table, combiner, weighted) of each feature.
-TABLES = [(3, tf.int64, True), (16, tf.uint32, True), (1, tf.int32, False), (8, tf.uint64, True)]
-FEATURES = [
-    (0, "sum", False), (1, "mean", True), (0, "sqrtn", True), (2, "mean", False), (3, "sum", False), (1, "sum", False),
-]  # fmt: skip
-
-
-def make_tables(name, owners=None, ways=None):
-    settings = zip(TABLES, owners or [None] * len(TABLES), ways or ["auto"] * len(TABLES), strict=True)
-    return [
-        EmbeddingVariable(
-            dim, 300, name=f"{name}_{t}", key_dtype=dtype, hashed=hashed, seed=t, owner=owner, way_home=way
-        )
-        for t, ((dim, dtype, hashed), owner, way) in enumerate(settings)
-    ]
+SEEDS = list(range(len(TABLES)))
 
 
 def draw(rng, segments):
@@ -51,24 +38,21 @@ def together(parts):
     ]
 
 
-def features_of(tables, inputs):
+def as_csr(inputs):
+    """Tensors, with row splits for lengths."""
     return [
-        Feature(
-            tables[table],
-            Csr(
-                tf.constant(keys),
-                tf.constant(np.concatenate([[0], np.cumsum(lengths)]), tf.int64),
-                None if weights is None else tf.constant(weights),
-            ),
-            combiner,
+        (
+            tf.constant(keys),
+            tf.constant(np.concatenate([[0], np.cumsum(lengths)]), tf.int64),
+            None if weights is None else tf.constant(weights),
         )
-        for (table, combiner, _), (keys, lengths, weights) in zip(FEATURES, inputs, strict=True)
+        for keys, lengths, weights in inputs
     ]
 
 
 def run(tables, inputs, upstream):
     """Outputs, gradient of each key of each table, gradients of weights."""
-    features = features_of(tables, inputs)
+    features = features_of(tables, as_csr(inputs))
     weights = [f.csr.weights for f in features if f.csr.weights is not None]
     with tf.GradientTape() as tape:
         tape.watch(weights)
@@ -111,13 +95,13 @@ def assert_one_worker_gives_the_same(parts, rng, monkeypatch, owners=None, ways=
     name = f"group_{next(_numbers)}"
 
     def program(transport):
-        tables = make_tables(name, owners, ways)
+        tables = make_tables(name, 300, seed=SEEDS, owner=owners, way_home=ways or "auto")
         found = run(tables, parts[transport.rank], upstream[transport.rank])
         return found, list(transport.collectives), tables
 
     with monkeypatch.context() as m:
         results = checked(run_world(size, program, m))
-    alone = make_tables(f"alone_{next(_numbers)}")
+    alone = make_tables(f"alone_{next(_numbers)}", 300, seed=SEEDS)
     outputs, by_key, of_weights = run(alone, together(parts), [np.concatenate(u) for u in zip(*upstream, strict=True)])
     for f, output in enumerate(outputs):
         assert_close(np.concatenate([found[0][f] for found, _, _ in results]), output, scale=10)
@@ -243,7 +227,7 @@ def test_workers_in_different_calls_all_raise_and_are_then_in_step(monkeypatch):
             with pytest.raises(Stop):
                 lookup_rows(table, keys)
             transport.all_to_all = send
-        with pytest.raises(tf.errors.FailedPreconditionError, match="different calls.*call 1, 2"):
+        with pytest.raises(tf.errors.FailedPreconditionError, match=saying("different calls", "call 1", "2")):
             lookup_rows(table, keys)
         return lookup_rows(table, keys).shape
 
@@ -265,7 +249,9 @@ def test_one_full_table_of_a_group_is_named_on_all_workers(monkeypatch):
     def program(transport):
         roomy, small = EmbeddingVariable(2, 100, name="roomy"), EmbeddingVariable(3, 2, name="small")
         csr = csr_of(tf.constant([1, 3, 5], tf.int64), [0, 3])
-        with pytest.raises(tf.errors.ResourceExhaustedError, match=r"rank 1 could not answer: table 'small'.*full"):
+        with pytest.raises(
+            tf.errors.ResourceExhaustedError, match=saying("rank 1 could not answer", "table 'small'", "full")
+        ):
             lookup_group([Feature(roomy, csr, "sum"), Feature(small, csr, "sum")])
         assert int(small.size()) == 0
         return lookup_group([Feature(small, GOOD, "sum")])[0].shape
@@ -278,7 +264,9 @@ def test_limits_are_those_of_each_feature(monkeypatch):
         table = EmbeddingVariable(2, 100, name="limited")
         csr = csr_of(tf.constant([1, 3, 5], tf.int64), [0, 1, 3])
         limits = [Limits(), Limits(slot_num=2, max_nnz=1 if transport.rank == 0 else 2)]
-        with pytest.raises(tf.errors.InvalidArgumentError, match="sample 0, feature 1 has more than max_nnz = "):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match=saying("sample 0", "feature 1 has more than max_nnz =")
+        ):
             lookup_group([Feature(table, csr, "sum", one) for one in limits])
         return lookup_pooled(table, csr, "sum").shape
 

@@ -1,10 +1,6 @@
 """Models exported and loaded by a process that has no `sok`: they predict what training predicts."""
 
-import re
-import subprocess
-import sys
 import threading
-from pathlib import Path
 from unittest import mock
 
 import keras
@@ -344,13 +340,3 @@ def test_what_cannot_be_exported_is_said(path):
     assert not path.parent.exists()
     # Nothing is left of it: the model looks up as before.
     assert model(tf.constant([[1]], tf.int64)).shape == (1, 1, 1)
-
-
-def test_the_example_of_the_page_runs(tmp_path):
-    page = (Path(__file__).resolve().parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
-    assert code.count('"models/') == 2
-    code = code.replace('"models/', f'"{tmp_path}/')
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.splitlines() == ["table 'distributed_embedding': 0 rows of 4 as float32, 24 bytes", "(1, 1)"]

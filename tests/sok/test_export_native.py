@@ -16,6 +16,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 import sok
 from sok import _ops, cli
+from tests.messages import saying
 from tests.reference.keys import KEY_DTYPES, extreme_keys
 from tests.sok.export_models import Rows, ids_spec
 from tests.sok.stranger import Stranger
@@ -274,7 +275,7 @@ def test_the_library_needs_nothing_but_tensorflows_framework():
 
 def test_paths_of_other_file_systems_are_refused():
     table = sok.EmbeddingVariable(1, 10, name="remote")
-    with pytest.raises(ValueError, match="local file system. Received: 'ram://model/1'"):
+    with pytest.raises(ValueError, match=saying("local file system", "Received: 'ram://model/1'")):
         sok.export_saved_model(Rows(table), "ram://model/1", signatures=ids_spec(), native=True)
 
 

@@ -11,6 +11,7 @@ from tensorflow.python.feature_column import feature_column as fc_v1
 from tensorflow.python.feature_column import feature_column_v2 as fc_v2
 
 import sok
+from tests.messages import saying
 
 fc = tf.feature_column
 v1 = tf.compat.v1
@@ -232,7 +233,7 @@ def test_the_classes_of_tensorflow_are_as_before_after_a_scope():
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, True])
 def test_misuse_of_the_scope(value):
-    refuses = pytest.raises(ValueError, match="`params_num_per_group` must be None or a whole number")
+    refuses = pytest.raises(ValueError, match=saying("`params_num_per_group`", "None or a whole number"))
     with refuses, sok.group_embedding_column_scope(params_num_per_group=value):
         pass
     assert type(fc.embedding_column(fc.categorical_column_with_identity("a", 10), 2)) is fc_v2.EmbeddingColumn
@@ -307,7 +308,7 @@ def test_a_saved_configuration_is_tensorflows():
 
 def test_an_id_that_is_no_row_names_the_variable():
     layer = dense_features(columns_of_all_kinds(True))
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"identity_embedding.*id 10 is outside \[0, 10\)"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=saying("identity_embedding", "id 10 is outside [0, 10)")):
         layer({**features_of_all_kinds(), "identity": tf.constant([[1], [10], [2]])})
 
 

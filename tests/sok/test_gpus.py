@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from sok import gpus
+from tests.messages import saying
 
 
 class Config:
@@ -59,7 +60,7 @@ def test_without_gpus_nothing_happens(monkeypatch):
 
 def test_more_workers_than_gpus(monkeypatch):
     Config(monkeypatch, 2)
-    with pytest.raises(RuntimeError, match="Worker 2 of this host has no GPU: TensorFlow sees 2"):
+    with pytest.raises(RuntimeError, match=saying("Worker 2 of this host has no GPU", "TensorFlow sees 2")):
         gpus.bind(2, 3)
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 import sok
 from sok._gradients import are_distinct
+from tests.messages import saying
 
 COMBINERS = ("sum", "mean", "sqrtn")
 
@@ -183,7 +184,7 @@ def test_without_training_nothing_is_stored():
 def test_an_id_outside_an_identity_table_changes_nothing(full):
     tables = [make_table(4, hashed=False, full=full, name="ok"), make_table(4, hashed=False, full=full, name="bad")]
     sizes = [int(t.size()) for t in tables]
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"table 'bad.*key 50 is outside \[0, 50\)"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=saying("table 'bad", "key 50 is outside [0, 50)")):
         sok.group_embedding_lookup_sparse(tables, [ragged([[1]]), ragged([[2], [50]])], "sum")
     with pytest.raises(tf.errors.InvalidArgumentError, match="key -1 is outside"):
         sok.group_embedding_lookup_sparse(tables, [ragged([[1]]), ragged([[-1]])], "sum")
@@ -205,7 +206,7 @@ def test_a_full_identity_table_forgets_what_is_erased():
 
 def test_a_full_shard_names_its_table():
     small = make_table(2, capacity=3, name="small")
-    with pytest.raises(tf.errors.ResourceExhaustedError, match="table 'small.*all 3 rows"):
+    with pytest.raises(tf.errors.ResourceExhaustedError, match=saying("table 'small", "all 3 rows")):
         sok.group_embedding_lookup_sparse([make_table(2), small], [ragged([[1]]), ragged([[1, 2, 3, 4]])], "sum")
     assert int(small.size()) == 0
 

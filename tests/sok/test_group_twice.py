@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import sok
+from tests.messages import saying
 
 COMBINERS = ("sum", "mean", "sqrtn")
 ROWS = [[3, 1, 4], [], [1, 5], [9], []]
@@ -57,7 +58,9 @@ def test_the_gradient_of_a_table_is_not_differentiated_again():
             (output,) = sok.group_embedding_lookup_sparse([table], [make_ids()], "sum")
             loss = tf.reduce_sum(output**3)
         penalty = tf.reduce_sum(inner.gradient(loss, table).values ** 2)
-    with pytest.raises(LookupError, match="Sok>GroupLookupGrad is part of the gradient of a lookup, .*a second time"):
+    with pytest.raises(
+        LookupError, match=saying("Sok>GroupLookupGrad is part of the gradient of a lookup", "a second time")
+    ):
         outer.gradient(penalty, table)
     # What the message says to do.
     with tf.GradientTape() as outer:

@@ -9,6 +9,7 @@ import tensorflow as tf
 from sok import initializers
 from sok.initializers import InitializerSpec, to_spec
 from sok.table import EmbeddingVariable
+from tests.messages import saying
 
 ROWS, DIM = 900, 12  # the shape that Keras would draw: far from square, so that the fans differ
 DRAWN = (4000, 50)
@@ -171,5 +172,5 @@ def test_what_is_no_initializer_is_refused(initializer, error, text):
 
 
 def test_the_argument_is_named_as_the_caller_calls_it():
-    with pytest.raises(ValueError, match="`embedding_initializer` must be"):
+    with pytest.raises(ValueError, match=saying("`embedding_initializer`")):
         initializers.resolve("no_such", "embedding_initializer")
