@@ -11,6 +11,7 @@ namespace {
 
 constexpr int64_t kSlabBytes = int64_t{2} << 20;  // one huge page of weights
 constexpr int64_t kMinRowsPerSlab = 64;
+constexpr int64_t kArenaBytes = int64_t{128} << 20;
 
 }  // namespace
 
@@ -25,8 +26,15 @@ RowStore::RowStore(int64_t dim, int64_t max_rows) : floats_(dim), stride_(Record
   slabs_.assign(static_cast<size_t>((max_rows + rows - 1) >> shift_), nullptr);
 }
 
+RowStore::RowStore(const RowStore& shape, int64_t floats)
+    : floats_(floats),
+      stride_(RecordStride(floats)),
+      shift_(shape.shift_),
+      mask_(shape.mask_),
+      slabs_(shape.slabs_.size(), nullptr) {}
+
 RowStore::~RowStore() {
-  for (float* slab : slabs_) FreePages(slab, SlabBytes());
+  for (const Arena& arena : arenas_) FreePages(arena.data, arena.bytes);
 }
 
 void RowStore::Swap(RowStore* other) {
@@ -35,55 +43,60 @@ void RowStore::Swap(RowStore* other) {
   std::swap(shift_, other->shift_);
   std::swap(mask_, other->mask_);
   slabs_.swap(other->slabs_);
+  arenas_.swap(other->arenas_);
 }
 
 void RowStore::Touch(int64_t row) {
-  const size_t number = static_cast<size_t>(row >> shift_);
-  float*& slab = slabs_[number];
-  if (slab != nullptr) return;
-  // A job may have a thousand tables of a few rows: the first slab stays in small pages until there is a second one.
-  slab = static_cast<float*>(AllocatePages(SlabBytes(), number != 0, "embedding rows"));
-  if (number == 1 && slabs_[0] != nullptr) MakeHuge(slabs_[0], SlabBytes());
+  const int64_t slab = row >> shift_;
+  if (slabs_[static_cast<size_t>(slab)] != nullptr) return;
+  // The arena begins at slab 0, or at the largest power of two below, or at a multiple of the most that an arena holds.
+  int64_t size = 1;
+  while (size * 2 <= slab && size * 2 * slab_bytes() <= kArenaBytes) size *= 2;
+  const int64_t first = slab / size * size, end = std::min(first + size, num_slabs());
+  float* data = nullptr;
+  for (int64_t i = first; i < end && data == nullptr; ++i)
+    if (Has(i << shift_)) data = slabs_[static_cast<size_t>(i)] - (i - first) * SlabFloats();
+  if (data == nullptr) {
+    arenas_.reserve(arenas_.size() + 1);
+    // A job may have a thousand tables of a few rows: the first slab stays in small pages until there is a second one.
+    const int64_t bytes = (end - first) * slab_bytes();
+    data = static_cast<float*>(AllocatePages(bytes, slab != 0, "embedding rows"));
+    arenas_.push_back({data, bytes});
+    if (slab == 1 && slabs_[0] != nullptr) MakeHuge(slabs_[0], slab_bytes());
+  }
+  slabs_[static_cast<size_t>(slab)] = data + (slab - first) * SlabFloats();
 }
 
 void RowStore::TakePages(int64_t slab) {
   volatile char* memory = reinterpret_cast<volatile char*>(slabs_[static_cast<size_t>(slab)]);
-  for (int64_t at = 0; at < SlabBytes(); at += 4096) memory[at] = memory[at];
+  for (int64_t at = 0; at < slab_bytes(); at += 4096) memory[at] = memory[at];
 }
 
 int64_t RowStore::AddFloats(int64_t count, float init) {
-  const int64_t old_floats = floats_, old_stride = stride_, old_bytes = SlabBytes();
-  const int64_t new_stride = RecordStride(old_floats + count);
-  const int64_t new_bytes = (mask_ + 1) * new_stride * static_cast<int64_t>(sizeof(float));
-  std::vector<float*> moved(slabs_.size(), nullptr);
-  try {
-    for (size_t i = 0; i < slabs_.size(); ++i) {
-      if (slabs_[i] == nullptr) continue;
-      moved[i] = static_cast<float*>(
-          AllocatePages(new_bytes, i != 0 || (slabs_.size() > 1 && slabs_[1] != nullptr), "embedding rows"));
-    }
-  } catch (...) {
-    for (float* slab : moved) FreePages(slab, new_bytes);
-    throw;
-  }
-  for (size_t i = 0; i < slabs_.size(); ++i) {
-    if (slabs_[i] == nullptr) continue;
+  const int64_t offset = floats_;
+  RowStore wider(*this, floats_ + count);
+  for (int64_t slab = 0; slab < num_slabs(); ++slab)
+    if (slabs_[static_cast<size_t>(slab)] != nullptr) wider.Touch(slab << shift_);
+  for (size_t slab = 0; slab < slabs_.size(); ++slab) {
+    if (slabs_[slab] == nullptr) continue;
     for (int64_t r = 0; r <= mask_; ++r) {
-      float* to = moved[i] + r * new_stride;
-      std::memcpy(to, slabs_[i] + r * old_stride, static_cast<size_t>(old_floats) * sizeof(float));
-      if (init != 0.0f) std::fill(to + old_floats, to + old_floats + count, init);
+      float* to = wider.slabs_[slab] + r * wider.stride_;
+      std::memcpy(to, slabs_[slab] + r * stride_, static_cast<size_t>(offset) * sizeof(float));
+      if (init != 0.0f) std::fill(to + offset, to + offset + count, init);
     }
-    FreePages(slabs_[i], old_bytes);  // slab by slab, so that the old copy's pages go as the new one's come
+    DropPages(slabs_[slab], slab_bytes());
   }
-  slabs_ = std::move(moved);
-  floats_ += count;
-  stride_ = new_stride;
-  return old_floats;
+  Swap(&wider);
+  return offset;
 }
 
 int64_t RowStore::memory_bytes() const {
   const int64_t used = std::count_if(slabs_.begin(), slabs_.end(), [](const float* s) { return s != nullptr; });
-  return used * SlabBytes() + static_cast<int64_t>(slabs_.size() * sizeof(float*));
+  return used * slab_bytes() + static_cast<int64_t>(slabs_.size() * sizeof(float*));
+}
+
+int64_t RowStore::MissingSlabs(int64_t n) const {
+  return std::count(slabs_.begin(), slabs_.begin() + ((n + mask_) >> shift_), nullptr);
 }
 
 }  // namespace sok

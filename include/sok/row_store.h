@@ -1,4 +1,6 @@
-// Rows: one contiguous record of floats each, in slabs that are allocated when their first row appears.
+// Rows: one contiguous record of floats each, in slabs that are there from their first row on. Slabs lie in arenas, mappings of
+// one slab, then one, two, four and so on up to some 128 MiB each: a process may have 65,530 mappings by default, and far more
+// slabs. The rest of an arena is address space alone until its rows are written.
 //
 // A record is [weights | slots of the first optimizer | slots of the second | ...]. Widening the record (AddFloats)
 // moves records in memory but keeps row numbers.
@@ -41,8 +43,8 @@ class RowStore {
     return slabs_[static_cast<size_t>(row >> shift_)] + (row & mask_) * stride_;
   }
 
-  // Widens every record by `count` floats of value `init`; gives the offset of the first. Throws OutOfMemory, then
-  // nothing changed.
+  // Widens every record by `count` floats of value `init`; gives the offset of the first. While rows move, their new places are
+  // taken one by one as the old ones are given back. Throws OutOfMemory, then nothing changed.
   int64_t AddFloats(int64_t count, float init);
 
   void Swap(RowStore* other);
@@ -56,15 +58,25 @@ class RowStore {
   int64_t rows_per_slab() const { return mask_ + 1; }
   int64_t num_slabs() const { return static_cast<int64_t>(slabs_.size()); }
   int64_t memory_bytes() const;
+  // How many slabs Touch would add for rows 0 .. n - 1, and what one takes.
+  int64_t MissingSlabs(int64_t n) const;
+  int64_t slab_bytes() const { return SlabFloats() * static_cast<int64_t>(sizeof(float)); }
 
  private:
-  int64_t SlabBytes() const { return (mask_ + 1) * stride_ * static_cast<int64_t>(sizeof(float)); }
+  struct Arena {
+    float* data;
+    int64_t bytes;
+  };
+
+  RowStore(const RowStore& shape, int64_t floats);  // none of its rows, and wider
+  int64_t SlabFloats() const { return (mask_ + 1) * stride_; }
 
   int64_t floats_;
   int64_t stride_;  // floats_ rounded up to 16 bytes, so that vector loads of a record are aligned
   int shift_;
   int64_t mask_;
   std::vector<float*> slabs_;
+  std::vector<Arena> arenas_;
 };
 
 // ---- On a device

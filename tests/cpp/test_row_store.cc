@@ -1,10 +1,23 @@
 #include "sok/row_store.h"
 
+#include <algorithm>
 #include <cstdint>
+#include <fstream>
+#include <iterator>
 
 #include "check.h"
 
 using sok::RowStore;
+
+namespace {
+
+// A process may have 65,530 by default.
+int64_t Mappings() {
+  std::ifstream maps("/proc/self/maps");
+  return std::count(std::istreambuf_iterator<char>(maps), {}, '\n');
+}
+
+}  // namespace
 
 TEST(NewRowsReadAsZeroAndKeepWhatIsWritten) {
   for (const int64_t dim : {1, 3, 5, 7, 16, 17, 64, 1000}) {
@@ -64,5 +77,44 @@ TEST(WideningKeepsRowsAndFillsTheNewFloats) {
       }
     }
     CHECK(store.Has(1) == true && store.Has(2 * store.rows_per_slab()) == false);
+  }
+}
+
+TEST(SlabsShareMappings) {
+  const int64_t before = Mappings();
+  {
+    constexpr int64_t kSlabs = 70'000;  // 147 GB that nobody touches
+    const int64_t rows_per_slab = RowStore(64, 1).rows_per_slab();
+    RowStore store(64, kSlabs * rows_per_slab);
+    for (int64_t i = 0; i < kSlabs; ++i) store.Touch(i * 3 % kSlabs * rows_per_slab);  // in no order
+    CHECK(Mappings() - before <= kSlabs / 50);
+    CHECK_EQ(store.MissingSlabs(kSlabs * rows_per_slab), 0);
+    store.Record(kSlabs * rows_per_slab - 1)[63] = 1.0f;
+  }
+  CHECK(Mappings() <= before + 5);
+}
+
+TEST(SlabsOfAnArenaAreApart) {
+  for (const int64_t dim : {3, 17, 64, 5000}) {
+    RowStore store(dim, 200 * RowStore(dim, 1).rows_per_slab());
+    const int64_t rows = store.rows_per_slab();
+    for (const int64_t slab : {150, 0, 7, 1, 199, 2, 63, 64, 65, 3}) {
+      CHECK(!store.Has(slab * rows));
+      store.Touch(slab * rows);
+      for (const int64_t row : {slab * rows, slab * rows + rows - 1}) {
+        CHECK_EQ(store.Record(row)[0], 0.0f);
+        CHECK_EQ(store.Record(row)[dim - 1], 0.0f);
+        store.Record(row)[0] = store.Record(row)[dim - 1] = static_cast<float>(row + 1);
+      }
+    }
+    CHECK_EQ(store.MissingSlabs(200 * rows), 190);
+    CHECK_EQ(store.MissingSlabs(3 * rows + 1), 0);
+    CHECK_EQ(store.AddFloats(dim, 2.0f), dim);
+    for (const int64_t slab : {150, 0, 7, 1, 199, 2, 63, 64, 65, 3}) {
+      for (const int64_t row : {slab * rows, slab * rows + rows - 1}) {
+        CHECK_EQ(store.Record(row)[dim - 1], static_cast<float>(row + 1));
+        CHECK_EQ(store.Record(row)[2 * dim - 1], 2.0f);
+      }
+    }
   }
 }
