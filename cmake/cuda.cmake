@@ -34,7 +34,6 @@ set(SOK_CUDA_HOST_SOURCES
   cuda/device_memory.cc
   cuda/device_store.cc
   cuda/held_rows.cc
-  cuda/host_memory.cc
   cuda/staging.cc
   cuda/table_locks.cc
 )

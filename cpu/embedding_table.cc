@@ -1,6 +1,7 @@
 #include "sok/embedding_table.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <mutex>
 #include <utility>
@@ -9,6 +10,7 @@
 #include "row_kernels.h"
 #include "slot_set.h"
 #include "sok/error.h"
+#include "sok/host_memory.h"
 #include "sok/partition.h"
 #include "table_snapshot.h"
 #include "tasks.h"
@@ -19,6 +21,12 @@ namespace {
 constexpr int64_t kLookupCycles = 100;  // per key: two cache misses, mostly hidden by prefetching
 constexpr uint32_t kNoRow = HashTable::kNoRow;
 constexpr int64_t kRowsPerTask = 4096;
+
+std::string Gibibytes(double bytes) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.2f GiB", bytes / (1 << 30));
+  return text;
+}
 
 }  // namespace
 
@@ -252,12 +260,25 @@ void EmbeddingTable::Reserve(const Cpu& cpu, int64_t n, bool rows) {
                           " rows (its capacity). Received: " + std::to_string(n) + ".");
   }
   Lock lock(mutex_);
+  // The system gives addresses for any amount, and ends processes once too much of it is used: ask before.
+  const int64_t num_decaying =
+      std::count_if(sets_.begin(), sets_.end(), [](const auto& s) { return s->rule.decays(); });
+  const int64_t slab_bytes =
+      rows_.slab_bytes() + num_decaying * rows_.rows_per_slab() * static_cast<int64_t>(sizeof(uint32_t));
+  const double bytes = (rows ? static_cast<double>(rows_.MissingSlabs(n)) * static_cast<double>(slab_bytes) : 0.0) +
+                       (index_ ? static_cast<double>(index_->MissingBytes(n)) : 0.0);
+  if (const int64_t available = AvailableHostBytes(); bytes > static_cast<double>(available)) {
+    throw OutOfMemory(Label() + ": to reserve " + std::to_string(n) + " rows takes " + Gibibytes(bytes) +
+                      " more, and this process can have " + Gibibytes(static_cast<double>(available)) +
+                      ". Reserve fewer rows, or spread the table over more workers.");
+  }
+  if (rows) {
+    for (int64_t row = 0; row < n; row += rows_.rows_per_slab()) MakeRoom(row);
+    cpu.executor.For((n + rows_.rows_per_slab() - 1) / rows_.rows_per_slab(), 1 << 20, [&](int64_t begin, int64_t end) {
+      for (int64_t slab = begin; slab < end; ++slab) rows_.TakePages(slab);
+    });
+  }
   if (index_) index_->Reserve(n);
-  if (!rows) return;
-  for (int64_t row = 0; row < n; row += rows_.rows_per_slab()) MakeRoom(row);
-  cpu.executor.For((n + rows_.rows_per_slab() - 1) / rows_.rows_per_slab(), 1 << 20, [&](int64_t begin, int64_t end) {
-    for (int64_t slab = begin; slab < end; ++slab) rows_.TakePages(slab);
-  });
 }
 
 int64_t EmbeddingTable::Erase(const uint64_t* keys, int64_t n) {

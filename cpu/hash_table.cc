@@ -345,15 +345,25 @@ uint32_t HashTable::Erase(uint64_t key) {
   }
 }
 
-void HashTable::Reserve(int64_t n) {
+uint64_t HashTable::BucketsToReserve(int64_t n) const {
   // Keys spread over segments like balls over bins: a few standard deviations above the mean are enough.
   const double mean = static_cast<double>(n) / static_cast<double>(segments_.size());
-  const uint64_t per_segment =
-      segments_.size() == 1 ? static_cast<uint64_t>(n) : static_cast<uint64_t>(mean + 5.0 * __builtin_sqrt(mean) + 8.0);
-  for (Segment& s : segments_) {
-    const uint64_t wanted = BucketsFor(per_segment);
+  return BucketsFor(segments_.size() == 1 ? static_cast<uint64_t>(n)
+                                          : static_cast<uint64_t>(mean + 5.0 * __builtin_sqrt(mean) + 8.0));
+}
+
+void HashTable::Reserve(int64_t n) {
+  const uint64_t wanted = BucketsToReserve(n);
+  for (Segment& s : segments_)
     if (wanted > s.num_buckets) Rebuild(&s, wanted);
-  }
+}
+
+int64_t HashTable::MissingBytes(int64_t n) const {
+  const uint64_t wanted = BucketsToReserve(n), filled = FillPages(wanted);
+  uint64_t missing = 0;
+  for (const Segment& s : segments_)
+    if (wanted > s.num_buckets) missing += filled - s.num_buckets;
+  return static_cast<int64_t>(missing * sizeof(Bucket));
 }
 
 int64_t HashTable::memory_bytes() const {

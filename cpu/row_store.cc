@@ -57,7 +57,7 @@ void RowStore::Touch(int64_t row) {
   for (int64_t i = first; i < end && data == nullptr; ++i)
     if (Has(i << shift_)) data = slabs_[static_cast<size_t>(i)] - (i - first) * SlabFloats();
   if (data == nullptr) {
-    arenas_.reserve(arenas_.size() + 1);
+    if (arenas_.size() == arenas_.capacity()) arenas_.reserve(2 * arenas_.size() + 4);  // or it might fail later
     // A job may have a thousand tables of a few rows: the first slab stays in small pages until there is a second one.
     const int64_t bytes = (end - first) * slab_bytes();
     data = static_cast<float*>(AllocatePages(bytes, slab != 0, "embedding rows"));

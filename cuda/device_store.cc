@@ -10,12 +10,12 @@
 
 #include "detail/check.h"
 #include "detail/held_rows.h"
-#include "detail/host_memory.h"
 #include "detail/scratch.h"
 #include "detail/slot_set.h"
 #include "detail/table_state.h"
 #include "sok/device_words.h"
 #include "sok/error.h"
+#include "sok/host_memory.h"
 
 namespace sok {
 namespace {

@@ -393,7 +393,8 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
 
         Raises:
             tf.errors.InvalidArgumentError: more than the capacity.
-            tf.errors.ResourceExhaustedError: the system has no such memory.
+            tf.errors.ResourceExhaustedError: that is more than the machine, or the container, has available now
+                (`MemAvailable`); then nothing was reserved.
 
         Example:
             >>> v = EmbeddingVariable(dim=2, capacity=1000, name="reserved")

@@ -60,6 +60,8 @@ class HashTable {
 
   // Makes room for n keys in all, so that inserting up to there rebuilds nothing.
   void Reserve(int64_t n);
+  // Bytes that this would add.
+  int64_t MissingBytes(int64_t n) const;
 
   // Buckets that a search for the key looks at.
   int64_t Probes(uint64_t key) const;
@@ -99,6 +101,7 @@ class HashTable {
   static uint32_t* FindPlace(const Segment& s, uint64_t hash, uint64_t key);
   static uint32_t* Place(const Segment& s, uint64_t hash, uint64_t key, uint32_t row);
   void Rebuild(Segment* s, uint64_t num_buckets) const;
+  uint64_t BucketsToReserve(int64_t n) const;  // of each segment
 
   const uint64_t seed_;
   std::vector<Segment> segments_;

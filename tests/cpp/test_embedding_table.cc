@@ -375,3 +375,17 @@ TEST(WhatErasingLeavesBehindIsCountedAndBounded) {
     }
   }
 }
+
+TEST(MoreRowsThanThereIsMemoryAreNotReserved) {
+  for (const bool hashed : {true, false}) {
+    constexpr int64_t kRows = INT64_C(0xFFFFFFFE);  // 4.4 TB
+    Table table(Config(256, kRows, hashed));
+    const sok::SerialExecutor executor;
+    const int64_t bytes = table.native().memory_bytes();
+    CHECK_THROWS(table.native().Reserve({executor}, kRows), sok::OutOfMemory,
+                 "to reserve 4294967294 rows takes 4" + std::string(hashed ? "1" : "0"));
+    CHECK_EQ(table.native().memory_bytes(), bytes);
+    table.native().Reserve({executor}, 1000);
+    CHECK(table.native().memory_bytes() > bytes);
+  }
+}

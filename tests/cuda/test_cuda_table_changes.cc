@@ -5,9 +5,7 @@
 #include <thread>
 #include <vector>
 
-#include "detail/host_memory.h"
 #include "device_stores.h"
-#include "files.h"
 #include "sok/error.h"
 
 namespace {
@@ -247,23 +245,6 @@ TEST(ASnapshotThatFindsNoMemoryIsNotBegun) {
   host_bytes = 2 * 32;
   CHECK_EQ(Changes(&store, Of::kChanges).found.size(), size_t{2});
   store.EndSave("g1");
-}
-
-TEST(WhatTheSystemSaysOfMemoryIsRead) {
-  Folder folder;
-  auto available = [&] { return sok::AvailableBytesIn(folder.path(), folder.path()); };
-  CHECK_EQ(available(), INT64_MAX);
-  WriteFile(folder / "meminfo", "MemTotal:   24000 kB\nMemFree:    100 kB\nMemAvailable:   8000 kB\n");
-  CHECK_EQ(available(), 8000 << 10);
-  WriteFile(folder / "memory.max", "max\n");
-  WriteFile(folder / "memory.current", "7000000\n");
-  CHECK_EQ(available(), 8000 << 10);
-  WriteFile(folder / "memory.max", "8000000\n");
-  WriteFile(folder / "memory.stat", "anon 6000000\nfile 900000\ninactive_file 500000\n");
-  CHECK_EQ(available(), 1500000);
-  WriteFile(folder / "memory.current", "9000000\n");
-  CHECK_EQ(available(), 0);
-  CHECK(sok::AvailableHostBytes() > 0);
 }
 
 // What the emulator's streams, and the thread sanitizer, are for.

@@ -254,3 +254,10 @@ def test_reserving_room_changes_nothing_that_can_be_seen(lib, hashed):
 def test_more_than_the_capacity_cannot_be_reserved(lib, rows):
     with pytest.raises(tf.errors.InvalidArgumentError, match=f"can reserve 0 to 10 rows .* Received: {rows}"):
         lib.sok_table_reserve(NativeTable(capacity=10).handle, rows)
+
+
+def test_more_than_the_memory_cannot_be_reserved(lib):
+    """It is refused at once: the system would give the addresses, and end the process that uses them."""
+    table = NativeTable(dim=256, capacity=2**32 - 2)
+    with pytest.raises(tf.errors.ResourceExhaustedError, match=r"reserve 4294967294 rows takes 41\d\d\.\d\d GiB more"):
+        lib.sok_table_reserve(table.handle, 2**32 - 2)
