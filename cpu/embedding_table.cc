@@ -41,9 +41,11 @@ void TableConfig::Check() const {
   check(world_size >= 1 && rank >= 0 && rank < world_size, "rank must lie in [0, world_size). Received: rank " +
                                                                std::to_string(rank) + " of " +
                                                                std::to_string(world_size) + ".");
-  check(owner >= kByKey && owner < world_size, "owner must be a rank in [0, " + std::to_string(world_size) +
-                                                   "), or -1: each row on the rank of " +
-                                                   "its key. Received: " + std::to_string(owner) + ".");
+  check(partition().IsValid(),
+        "owner must be a rank in [0, " + std::to_string(world_size) +
+            "), -1: each row on the rank of its key, or, on at most 4096 ranks, -2: of its bucket. " +
+            "Received: " + std::to_string(owner) + ".");
+  check(hashed || owner != kByHash, "keys that are row numbers cannot be spread by hash.");
   check(num_keys >= 0 && num_keys <= capacity * partition().num_shards(),
         "num_keys must lie in [0, capacity per worker * workers]. Received: " + std::to_string(num_keys) + ".");
   if (initializer.kind == InitKind::kBank) {
@@ -75,7 +77,9 @@ void TableConfig::CheckOwned(uint64_t key) const {
   const int owned_by = partition().OwnerOf(key);
   if (owned_by == rank) return;
   throw InvalidArgument(Label() + ": key " + KeyText(key) + " belongs to rank " + std::to_string(owned_by) +
-                        (owner == kByKey ? " (key mod workers)" : ", as the whole table") +
+                        (owner == kByKey    ? " (key mod workers)"
+                         : owner == kByHash ? " (by its hash)"
+                                            : ", as the whole table") +
                         ". Look keys of all ranks up through sok.lookup or a layer.");
 }
 

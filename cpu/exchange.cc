@@ -93,7 +93,7 @@ void ChooseEarly(const RouteTable& table, const RouteFeature* features, int num_
     const int64_t* splits = features[f].row_splits;
     for (int64_t s = 0; s < features[f].segments; ++s) keys->pieces += splits[s + 1] > splits[s];
   }
-  const int64_t owners = table.owner == kByKey ? world : 1;
+  const int64_t owners = Partition{world, table.owner, table.is_unsigned}.num_shards();
   keys->max_pieces = std::min(keys->free_keys, keys->pieces * owners);
   if (SumsCost(table, keys->free_keys, keys->pieces, word_bytes) >= RowsCost(table, keys->free_keys, word_bytes))
     return;

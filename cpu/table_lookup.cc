@@ -49,7 +49,7 @@ void EmbeddingTable::FindRows(const uint64_t* keys, int64_t n, uint32_t* rows, b
   }
   const uint64_t num_legal = config_.num_legal(), rank = static_cast<uint64_t>(config_.rank);
   const uint64_t shards = static_cast<uint64_t>(config_.partition().num_shards());
-  if (config_.owner != kByKey && config_.owner != config_.rank && n > 0) *bad = true;
+  if (!config_.partition().is_spread() && config_.owner != config_.rank && n > 0) *bad = true;
   if (shards == 1) {
     if (ChosenRowKernels().narrow(keys, n, num_legal, rows)) *bad = true;
   } else {

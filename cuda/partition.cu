@@ -60,9 +60,10 @@ void PartitionKeys(const Cuda& cuda, DeviceScratch* scratch, const Partition& pa
   if (world_size < 1) {
     throw InvalidArgument("world_size must be at least 1. Received: " + std::to_string(world_size) + ".");
   }
-  if (partition.owner != kByKey && (partition.owner < 0 || partition.owner >= world_size)) {
+  if (!partition.IsValid()) {
     throw InvalidArgument("owner must be a rank of the " + std::to_string(world_size) +
-                          " there are, or -1 for each key's own. Received: " + std::to_string(partition.owner) + ".");
+                          " there are, -1 for key mod world_size, or -2 for the hash of each key. Received: " +
+                          std::to_string(partition.owner) + ".");
   }
   if (n == 0) {
     SOK_CUDA(cudaMemsetAsync(counts, 0, static_cast<size_t>(world_size) * sizeof(int64_t), cuda.stream));

@@ -35,7 +35,9 @@ _PUBLIC = {
     "group_embedding_column_scope": "sok.feature_column:group_embedding_column_scope",
     "feature_column": "sok.feature_column",
     "EmbeddingVariable": "sok.table:EmbeddingVariable",
-    "balance_tables": "sok.placement:balance_tables",
+    "row_wise": "sok.placement:row_wise",
+    "table_wise": "sok.placement:table_wise",
+    "balance_tables": "sok.balancing:balance_tables",
     "split_embedding_variable_from_others": "sok.table:split_embedding_variable_from_others",
     # Training.
     "optimizers": "sok.optimizers",

@@ -87,7 +87,7 @@ class _Group:
     def program(self) -> int:
         """A number that differs for other tables, so that workers notice that they run different programs."""
         text = ";".join(
-            f"{t.table_name},{t.dim},{t.key_dtype.name},{t.capacity},{t.hashed},{t.owner}" for t in self.tables
+            f"{t.table_name},{t.dim},{t.key_dtype.name},{t.capacity},{t.hashed},{t.placement}" for t in self.tables
         )
         return zlib.crc32(text.encode()) & 0x7FFFFFFF
 

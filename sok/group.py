@@ -56,7 +56,7 @@ def group_embedding_lookup_sparse(
         sp_ids: for each, integer ids as SparseTensor [batch, n], RaggedTensor [batch, None] (its values are not copied)
             or dense [batch, n]. Nobody looks at the last index of a SparseTensor, as in TensorFlow.
         combiners: 'sum', 'mean' or 'sqrtn', in any capitalisation; one for all or one each. None: 'mean'.
-        partition_strategy: 'mod', and no other: a key belongs to worker key % workers.
+        partition_strategy: 'mod', and no other: a table's `placement` says which worker has a key.
         sp_weights: None, or for each feature None or weights in the form of its ids: sum(w e), sum(w e) / sum(w) and
             sum(w e) / sqrt(sum(w^2)).
         is_sequence: whether to give the rows of each sample one after the other, in place of pooling them.
@@ -134,7 +134,7 @@ def group_embedding_lookup(
         params: tables (EmbeddingVariable) of any widths and key dtypes, ordinary variables (tf.Variable) [rows, dim] of
             any float dtype, or both. The same one may come several times.
         ids: for each, integer ids of any shape.
-        partition_strategy: 'mod', and no other: a key belongs to worker key % workers.
+        partition_strategy: 'mod', and no other: a table's `placement` says which worker has a key.
         name: of the scope of the ops.
         training: whether unseen ids get a row; without, they read as the row they would get.
         exchange_dtype: None, as in `group_embedding_lookup_sparse`.

@@ -1,46 +1,205 @@
-"""Where whole tables go, when each is small enough for one worker."""
+"""Which rank holds the row of a key: `row_wise` and `table_wise`. Knows no TensorFlow. C++ twin: sok/partition.h."""
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Sequence
+import dataclasses
+import math
+from typing import Any
 
-from sok import context
+import numpy as np
+
+BUCKET_BITS = 12
+NUM_BUCKETS = 2**BUCKET_BITS
+"""Of rows that are spread by hash. A bucket is on one rank at any world size, whole."""
+
+HASH_NAME = "fmix64"
+"""What files call the hash."""
+
+_BY_KEY, _BY_HASH = -1, -2  # what native code is told in the place of an owner
 
 
-def balance_tables(costs: Sequence[float], world_size: int | None = None) -> list[int]:
-    """Gives each table an owner, so that the workers' sums of costs are as equal as whole tables allow.
-
-    The longest-first rule: the costliest table goes to the worker with the least so far. Its largest sum is at most
-    4/3 of the best one possible.
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Which rank holds the rows of a table. Made by `sok.row_wise` and `sok.table_wise`.
 
     Args:
-        costs: of each table, at least 0, in any unit: floats looked up per step (keys per batch x dim) balance time,
-            rows x dim balance memory.
-        world_size: workers R; None: those of this job.
-
-    Returns:
-        For each table a rank in [0, R), for `EmbeddingVariable(owner=...)`. The same on all workers. Not collective.
+        hash: spread rows by a hash of their keys, not by the keys themselves.
+        owner: the rank that holds all rows; None: they are spread over all ranks.
 
     Raises:
-        ValueError: a cost is negative or no finite number, or there is no worker.
+        ValueError: `owner` is no rank, or is given together with `hash`.
 
     Example:
-        >>> balance_tables([5.0, 3.0, 3.0, 2.0, 1.0], world_size=2)
-        [0, 1, 1, 0, 1]
-
-    Source: Graham, Bounds on multiprocessing timing anomalies, SIAM J. Appl. Math. 17 (1969).
+        >>> Placement(), Placement(hash=True), Placement(owner=1)
+        (row_wise(), row_wise(hash=True), table_wise(1))
+        >>> Placement().owner_of(np.array([4, -1]), world_size=3).tolist()
+        [1, 2]
     """
-    size = context.get_transport().size if world_size is None else world_size
-    if size < 1:
-        raise ValueError(f"`world_size` must be at least 1. Received: {world_size}.")
-    for i, cost in enumerate(costs):
-        if not 0 <= cost < float("inf"):
-            raise ValueError(f"`costs[{i}]` must be finite and at least 0. Received: {cost!r}.")
-    loads = [(0.0, rank) for rank in range(size)]
-    owners = [0] * len(costs)
-    for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
-        load, rank = heapq.heappop(loads)
-        owners[i] = rank
-        heapq.heappush(loads, (load + costs[i], rank))
-    return owners
+
+    hash: bool = False
+    owner: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.hash, bool):
+            raise ValueError(f"`hash` must be True or False. Received: {self.hash!r}.")
+        if self.owner is None:
+            return
+        if isinstance(self.owner, bool) or not hasattr(self.owner, "__index__") or self.owner < 0:
+            raise ValueError(f"`owner` must be None or a rank in [0, workers). Received: {self.owner!r}.")
+        if self.hash:
+            raise ValueError("The rows of a table are on one rank (`owner`) or spread by hash (`hash=True`), not both.")
+        object.__setattr__(self, "owner", int(self.owner))
+
+    def __repr__(self) -> str:
+        return (
+            f"table_wise({self.owner})" if self.owner is not None else f"row_wise({'hash=True' if self.hash else ''})"
+        )
+
+    def check(self, world_size: int, hashed: bool) -> None:
+        """`ValueError` unless a table, `hashed` or not, can lie so on `world_size` ranks."""
+        if self.owner is not None and self.owner >= world_size:
+            raise ValueError(
+                f"`owner` must be None or a rank in [0, {world_size}), the workers of this job. Received: {self.owner}."
+            )
+        if self.hash and not hashed:
+            raise ValueError(
+                "`placement` must be row_wise() or table_wise(owner) for a table whose keys are row numbers: spread by "
+                "hash, shards of one capacity have no room for them. Make it with hashed=True, or leave hash out."
+            )
+        if self.hash and world_size > NUM_BUCKETS:
+            raise ValueError(f"row_wise(hash=True) has {NUM_BUCKETS} buckets, and this job {world_size} workers.")
+
+    def num_shards(self, world_size: int) -> int:
+        """How many ranks hold rows."""
+        return world_size if self.owner is None else 1
+
+    def owner_of(self, keys: np.ndarray, world_size: int) -> np.ndarray:
+        """The rank of each key: [n] int64. keys: [n], of any integer dtype."""
+        if self.owner is not None:
+            return np.full(len(keys), self.owner)
+        if self.hash:
+            return (buckets_of(keys) * world_size) >> BUCKET_BITS
+        if keys.dtype.kind == "u":
+            return (keys.astype(np.uint64) % np.uint64(world_size)).astype(np.int64)
+        return keys.astype(np.int64) % world_size
+
+    def local_keys(self, num_keys: int, rank: int, world_size: int) -> tuple[int, int, int]:
+        """Start, stop and step of the row numbers below `num_keys` that a rank holds, of a table that is not hashed."""
+        if self.owner is None:
+            return rank, max(rank, num_keys), world_size
+        return 0, num_keys if rank == self.owner else 0, 1
+
+    def row_of(self, keys: Any, world_size: int) -> Any:
+        """The place of each key among its rank's rows, of a table that is not hashed."""
+        return keys // self.num_shards(world_size)
+
+    def holds(self, rank: int) -> bool:
+        """Whether a rank holds rows at all."""
+        return self.owner in (None, rank)
+
+    def may_hold(self, rank: int, world_size: int, saved: Placement, saved_rank: int, saved_size: int) -> bool:
+        """Whether a key of `rank` here may have been one of `saved_rank` where a table was placed as `saved`."""
+        if not (self.holds(rank) and saved.holds(saved_rank)):
+            return False
+        if self.owner is not None or saved.owner is not None or self.hash != saved.hash:
+            return True
+        if self.hash:
+            first, stop = _buckets_on(rank, world_size)
+            saved_first, saved_stop = _buckets_on(saved_rank, saved_size)
+            return max(first, saved_first) < min(stop, saved_stop)
+        # Both leave the same remainder by what divides both sizes.
+        common = math.gcd(saved_size, world_size)
+        return saved_rank % common == rank % common
+
+    def to_attributes(self) -> dict[str, int]:
+        """What native ops are told."""
+        return {"owner": (_BY_HASH if self.hash else _BY_KEY) if self.owner is None else self.owner}
+
+    @classmethod
+    def from_attributes(cls, owner: int) -> Placement:
+        """The placement that native code means by `owner`."""
+        return cls(hash=owner == _BY_HASH, owner=owner if owner >= 0 else None)
+
+    def get_config(self) -> dict[str, Any]:
+        """What `from_config` makes it of again."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Placement:
+        """The placement of a `get_config`."""
+        return cls(**config)
+
+
+def row_wise(hash: bool = False) -> Placement:
+    """Spreads the rows of a table over all workers.
+
+    Args:
+        hash: False: the row of a key is on rank key % world_size. Ids with a pattern (all even, blocks) crowd on some
+            ranks. True: it is on the rank of the key's bucket. A hash that never changes puts keys into 4,096 buckets,
+            and bucket b of a job of n workers is on rank b * n >> 12. For hashed tables, on at most 4,096 workers.
+
+    Returns:
+        For `EmbeddingVariable(placement=...)`. Results do not depend on it.
+
+    Example:
+        >>> row_wise(hash=True)
+        row_wise(hash=True)
+    """
+    return Placement(hash=hash)
+
+
+def table_wise(owner: int) -> Placement:
+    """Puts all rows of a table on one worker.
+
+    Args:
+        owner: its rank. `sok.balance_tables` chooses owners for many tables.
+
+    Returns:
+        For `EmbeddingVariable(placement=...)`. Results do not depend on it.
+
+    Raises:
+        ValueError: `owner` is no rank.
+
+    Example:
+        >>> table_wise(0)
+        table_wise(0)
+    """
+    if owner is None:
+        raise ValueError("`owner` must be a rank. Received: None.")
+    return Placement(owner=owner)
+
+
+def buckets_of(keys: np.ndarray) -> np.ndarray:
+    """The bucket of each key, [n] int64 in [0, 4096). Files rely on it: it never changes.
+
+    Source: the finaliser of MurmurHash3 (Appleby, 2011).
+    """
+    with np.errstate(over="ignore"):
+        words = keys.astype(np.uint64 if keys.dtype.kind == "u" else np.int64).view(np.uint64)
+        words = (words ^ (words >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
+        words = (words ^ (words >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
+        return ((words ^ (words >> np.uint64(33))) >> np.uint64(64 - BUCKET_BITS)).astype(np.int64)
+
+
+def _buckets_on(rank: int, world_size: int) -> tuple[int, int]:
+    """The first bucket of a rank, and that after its last."""
+    return -(-rank * NUM_BUCKETS // world_size), -(-(rank + 1) * NUM_BUCKETS // world_size)
+
+
+def checked_placement(placement: Any, owner: Any, world_size: int, hashed: bool) -> Placement:
+    """The placement of a table that was given `placement`, or `owner` (as before there were placements), or neither.
+
+    Raises:
+        ValueError: both were given, or the table cannot lie so.
+    """
+    if placement is not None and owner is not None:
+        raise ValueError(f"Give `placement` or `owner`, not both. Received: {placement!r} and {owner!r}.")
+    if placement is None:
+        placement = Placement(owner=owner)
+    if not isinstance(placement, Placement):
+        raise ValueError(
+            "`placement` must be sok.row_wise(), sok.row_wise(hash=True) or sok.table_wise(owner). "
+            f"Received: {placement!r}."
+        )
+    placement.check(world_size, hashed)
+    return placement

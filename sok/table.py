@@ -17,9 +17,9 @@ from sok import _ops, context, custom_gradients, keras_calls, names, table_state
 from sok import initializers as sok_initializers
 from sok.checkpoint import beside
 from sok.keys import as_keys, check_key_dtype
+from sok.placement import Placement, checked_placement
 from sok.table_arguments import (
     checked_exchange_dtype,
-    checked_owner,
     checked_way_home,
     derived_seed,
     whole_number,
@@ -37,9 +37,9 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
 
     It is a trainable variable: `tape.gradient` gives `tf.IndexedSlices` whose indices are row ids of this shard, which
     `sok.optimizers` apply. Its declared TensorFlow `shape` is `(0, dim)`: nothing may read it as a dense matrix.
-    The row of `key` lives on rank `key % world_size`, or all rows on rank `owner`. A row that was never seen holds its
-    initial value, a pure function of the table's seed and the key. Like any variable it is placed on the GPU if there
-    is one (docs/gpu.md), and where `tf.device` says.
+    The row of `key` lives where `placement` says, by default on rank `key % world_size`. A row that was never seen
+    holds its initial value, a pure function of the table's seed and the key. Like any variable it is placed on the GPU
+    if there is one (docs/gpu.md), and where `tf.device` says.
 
     Args:
         dim: length D of a row, at least 1.
@@ -53,8 +53,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
             0 <= key < capacity * world_size (with `owner`: 0 <= key < capacity).
         trainable: False keeps it out of the gradients that a tape watches by itself.
         seed: of the initial values; default from `sok.Init(seed=...)` and the name.
-        owner: the rank that holds all rows (table-wise placement: small tables, spread over workers as whole tables).
-            None: every worker holds the rows of its keys. Equal on all workers; results do not depend on it.
+        owner: short for `placement=sok.table_wise(owner)`.
         num_keys: of a table that is not hashed: legal are 0 <= key < num_keys, where that is less than all workers
             have room for. None: as `hashed` says.
         way_home: with several workers, how rows come to the worker that asks for them. 'rows': the row of each distinct
@@ -67,6 +66,10 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
             float32. On one host 16 bit is no faster. Equal on all workers.
         gpu_memory_bytes: the most memory of a GPU that this shard may take, if that is where it lies; what would need
             more is a ResourceExhaustedError, and changes nothing. None: what the GPU has.
+        placement: which worker holds which rows. `sok.row_wise()` (default): the row of a key is on rank
+            key % world_size. `sok.row_wise(hash=True)`: on a rank that a hash of the key chooses, for ids that have a
+            pattern; hashed tables only. `sok.table_wise(owner)`: all rows are on one rank (small tables, spread over
+            workers as whole tables). Equal on all workers; results do not depend on it.
 
     Raises:
         ValueError: an argument is out of range.
@@ -104,6 +107,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         way_home: str = "auto",
         exchange_dtype: Any = "float32",
         gpu_memory_bytes: int | None = None,
+        placement: Placement | None = None,
     ) -> None:
         self._dim = whole_number("dim", dim, _MAX_DIM)
         self._capacity = whole_number("capacity", capacity, _MAX_CAPACITY)
@@ -113,7 +117,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         self._key_dtype = check_key_dtype(key_dtype)
         transport = context.get_transport()
         self._world_size, self._rank = transport.size, transport.rank
-        self._owner = None if owner is None else checked_owner(owner, transport.size)
+        self._placement = checked_placement(placement, owner, transport.size, self._hashed)
         self._way_home = checked_way_home(way_home)
         self._exchange_dtype = checked_exchange_dtype(exchange_dtype)
         self._num_keys = None if num_keys is None else whole_number("num_keys", num_keys, 2**62)
@@ -138,7 +142,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
                 hashed=self._hashed,
                 world_size=self._world_size,
                 rank=self._rank,
-                owner=-1 if self._owner is None else self._owner,
+                **self._placement.to_attributes(),
                 num_keys=self._num_keys or 0,
                 seed=self._seed,
                 initializer=spec.kind,
@@ -174,6 +178,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
                 tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES, self)
         _by_handle[id(self.handle)] = self
         self._warned_not_saved = False
+        self.is_known_crowded = False  # one worker has far more rows than the others, and somebody said so
         self.regularizer = None
         self.overwrite_with_gradient = False
         self.path = self._table_name
@@ -222,8 +227,13 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
 
     @property
     def owner(self) -> int | None:
-        """The rank that holds all rows; None if each row is on the rank of its key."""
-        return self._owner
+        """The rank that holds all rows; None if they are spread over all ranks."""
+        return self._placement.owner
+
+    @property
+    def placement(self) -> Placement:
+        """Which rank holds which rows."""
+        return self._placement
 
     @property
     def way_home(self) -> str:
@@ -254,8 +264,10 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         if tf.executing_eagerly() and not self._in_graph_mode:
             used = f", rows {int(self.num_rows()):,} of {self._capacity:,}"
         place = f"shard {self._rank} of {self._world_size}"
-        if self._owner is not None:
-            place = f"all on rank {self._owner} of {self._world_size}"
+        if self.owner is not None:
+            place = f"all on rank {self.owner} of {self._world_size}"
+        if self._placement.hash:
+            place += " by hash"
         if self._way_home != "auto":
             place += f", home by {self._way_home}"
         if self._exchange_dtype != "float32":

@@ -17,14 +17,6 @@ def whole_number(argument: str, value: Any, top: int) -> int:
     return int(value)
 
 
-def checked_owner(owner: Any, world_size: int) -> int:
-    if isinstance(owner, bool) or not hasattr(owner, "__index__") or not 0 <= owner < world_size:
-        raise ValueError(
-            f"`owner` must be None or a rank in [0, {world_size}), the workers of this job. Received: {owner!r}."
-        )
-    return int(owner)
-
-
 def checked_way_home(way_home: Any) -> str:
     if way_home not in _WAYS_HOME:
         raise ValueError(f"`way_home` must be one of {', '.join(map(repr, _WAYS_HOME))}. Received: {way_home!r}.")

@@ -32,7 +32,7 @@ struct RouteTable {
   int64_t dim = 0;
   bool is_unsigned = false;
   uint64_t num_legal = 0;  // keys in [0, num_legal) are legal; 0: every key is
-  int owner = kByKey;      // the rank of all keys; kByKey: each has its own
+  int owner = kByKey;      // the rank of all keys; kByKey, kByHash: each has its own
   WayHome way = WayHome::kAuto;
   int value_bytes = 4;  // what an element of a row takes while it travels
 };

@@ -1,4 +1,4 @@
-// Which rank owns a key.
+// Which rank owns a key. The Python twin is sok/placement.py.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,20 @@
 
 namespace sok {
 
-inline constexpr int kByKey = -1;
+// What stands for an owner where the rows of a table are spread over all ranks.
+inline constexpr int kByKey = -1;   // row of a key: on rank key mod world_size
+inline constexpr int kByHash = -2;  // on the rank that has the bucket of the key; hashed tables only
+
+// A bucket is on one rank at any world size, whole. There are 2^kBucketBits of them, and at most as many ranks.
+inline constexpr int kBucketBits = 12;
+
+// Files rely on this hash: it never changes. It is another one than that of hash tables, where the keys of one rank would
+// crowd otherwise. (The finaliser of MurmurHash3; Appleby, 2011.)
+SOK_HOST_DEVICE int BucketOf(uint64_t key) {
+  key = (key ^ (key >> 33)) * 0xFF51AFD7ED558CCDull;
+  key = (key ^ (key >> 33)) * 0xC4CEB9FE1A85EC53ull;
+  return static_cast<int>((key ^ (key >> 33)) >> (64 - kBucketBits));
+}
 
 // Row-wise: owner = key mod world_size, never negative. Signed keys are 64-bit two's complement words.
 SOK_HOST_DEVICE int Owner(uint64_t key, int world_size, bool is_unsigned) {
@@ -21,17 +34,25 @@ SOK_HOST_DEVICE int Owner(uint64_t key, int world_size, bool is_unsigned) {
   return static_cast<int>(r < 0 ? r + world_size : r);
 }
 
-// How the rows of a table lie on ranks: each on that of its key, or all on one (table-wise).
+// How the rows of a table lie on ranks: each on that of its key or of its bucket, or all on one (table-wise).
 struct Partition {
   int world_size = 1;
   int owner = kByKey;
   bool is_unsigned = false;
 
   SOK_HOST_DEVICE int OwnerOf(uint64_t key) const {
-    return owner == kByKey ? Owner(key, world_size, is_unsigned) : owner;
+    if (owner == kByKey) return Owner(key, world_size, is_unsigned);
+    if (owner != kByHash) return owner;
+    return static_cast<int>((static_cast<int64_t>(BucketOf(key)) * world_size) >> kBucketBits);
   }
+  bool is_spread() const { return owner < 0; }
   // Ranks that hold rows. The row of key k in an identity table is k / num_shards.
-  int num_shards() const { return owner == kByKey ? world_size : 1; }
+  int num_shards() const { return is_spread() ? world_size : 1; }
+  // Whether ranks are numbered from 0 to world_size - 1, and the owner is one, or stands for a way to spread rows.
+  bool IsValid() const {
+    return world_size >= 1 && owner >= kByHash && owner < world_size &&
+           (owner != kByHash || world_size <= (1 << kBucketBits));
+  }
 };
 
 // On a device: keys sorted by the rank that owns them, those of one rank in the order they came, as an all-to-all sends

@@ -28,7 +28,7 @@ struct TableConfig {
   bool is_unsigned = false;  // how keys are printed, and what `mod` means for them
   int world_size = 1;
   int rank = 0;
-  int owner = kByKey;    // the rank that holds all rows; kByKey: each row is on the rank of its key
+  int owner = kByKey;    // the rank that holds all rows; kByKey, kByHash: see Partition
   int64_t num_keys = 0;  // of an identity table: legal are keys below it; 0: as many as the ranks have rows
   Initializer initializer;
 

@@ -121,7 +121,7 @@ def _table(path: str, manifest: Manifest, generation: str, number: int, table: T
             os.path.join(path, name),
             world_size=manifest.world_size,
             rank=old.rank,
-            owner=-1 if table.owner is None else table.owner,
+            **table.placement.to_attributes(),
             hashed=table.hashed,
             passes=passes,
         )
@@ -134,7 +134,5 @@ def _table(path: str, manifest: Manifest, generation: str, number: int, table: T
 
 def _can_hold(file: Shard, link: Link, table: Table, target: Shard, manifest: Manifest) -> bool:
     """Whether a file of a link can hold keys that the rank of `target` held at the end."""
-    if table.owner is not None or link.table(table.name).owner is not None:
-        return True
-    common = math.gcd(link.world_size, manifest.world_size)
-    return file.rank % common == target.rank % common
+    saved = link.table(table.name).placement
+    return table.placement.may_hold(target.rank, manifest.world_size, saved, file.rank, link.world_size)

@@ -122,7 +122,7 @@ def _link_line(link: Link, is_delta: bool) -> str:
 
 def _table_lines(table: Table) -> list[str]:
     kind = "hashed" if table.hashed else "identity"
-    place = "" if table.owner is None else f", all on rank {table.owner}"
+    place = ", spread by hash" if table.by_hash else "" if table.owner is None else f", all on rank {table.owner}"
     lines = [
         f"table '{table.name}': {_count(table.rows, 'row')} of dim {table.dim}, {kind} {table.key_dtype} keys{place}, "
         f"capacity {table.capacity:,} per worker, {_bytes(table.bytes)}"

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from sok.checkpoint.crc32c import crc32c
+from sok.placement import HASH_NAME, NUM_BUCKETS, Placement
 
-FORMAT, VERSION = "sok-checkpoint", 2  # 1: without deltas, and still what a full save writes
+# 1: a full save; 2: with deltas; 3: with tables spread by hash, which the versions before do not know.
+FORMAT, VERSION = "sok-checkpoint", 3
 NAME = "manifest.json"
 # Everything that a save leaves in the folder beside the manifest.
 # A generation begins with its number: that of the one before, plus one.
@@ -24,6 +26,7 @@ GENERATION = re.compile(r"g[0-9]{6,}-[0-9a-f]{8}")
 SHARD_NAME = re.compile(r"(g[0-9]{6,}-[0-9a-f]{8})-t[0-9]{4,}-r[0-9]{4,}\.shard")
 
 _MAX_BYTES = 1 << 28  # a million shards
+_BY_HASH = {"buckets": NUM_BUCKETS, "hash": HASH_NAME}
 
 
 class CheckpointError(ValueError):
@@ -52,6 +55,10 @@ class Shard:
     erased: int = 0  # of a delta: keys that lost their rows
     held: int | None = None  # of a delta: rows that the rank held; of a full save that is `rows`
 
+    def num_held(self) -> int:
+        """Rows that the rank held."""
+        return self.rows if self.held is None else self.held
+
 
 @dataclasses.dataclass(frozen=True)
 class Table:
@@ -68,11 +75,17 @@ class Table:
     initializer: dict[str, Any]
     slot_sets: tuple[SlotSet, ...]
     files: tuple[Shard, ...]
+    by_hash: bool = False
+
+    @property
+    def placement(self) -> Placement:
+        """Which rank held which rows."""
+        return Placement(hash=self.by_hash, owner=self.owner)
 
     @property
     def rows(self) -> int:
         """Rows of the table when it was saved; of a delta that is more than its files hold."""
-        return sum(file.rows if file.held is None else file.held for file in self.files)
+        return sum(file.num_held() for file in self.files)
 
     @property
     def bytes(self) -> int:
@@ -156,13 +169,15 @@ def checksum(body: dict[str, Any]) -> str:
 
 def to_bytes(manifest: Manifest) -> bytes:
     """The file."""
+    links = (manifest, *manifest.before)
+    # What an older sok would understand, it shall read.
+    version = VERSION if any(t.by_hash for link in links for t in link.tables) else 2 if manifest.before else 1
     members = _link_members(manifest)
     members["optimizers"] = [vars(optimizer) for optimizer in manifest.optimizers]
     del members["before"]
-    if manifest.before:
+    if version > 1:
         members["before"] = [_link_members(link) for link in manifest.before]
-    # What an older sok would understand, it shall read.
-    body = {"format": FORMAT, "version": VERSION if manifest.before else 1, **members}
+    body = {"format": FORMAT, "version": version, **members}
     return (json.dumps({**body, "checksum": checksum(body)}) + "\n").encode()
 
 
@@ -175,7 +190,10 @@ def _link_members(link: Link | Manifest) -> dict[str, Any]:
 
 def _table_members(table: Table) -> dict[str, Any]:
     files = [{name: value for name, value in vars(file).items() if _is_said(file, name)} for file in table.files]
-    return {**vars(table), "slot_sets": [vars(slot_set) for slot_set in table.slot_sets], "files": files}
+    members = {**vars(table), "slot_sets": [vars(slot_set) for slot_set in table.slot_sets], "files": files}
+    if members.pop("by_hash"):
+        members["placement"] = _BY_HASH
+    return members
 
 
 def _is_said(file: Shard, name: str) -> bool:
@@ -406,7 +424,10 @@ def _table(body: Any, link: dict[str, Any], is_delta: bool) -> Table:
     writers = link["world_size"] if plain["owner"] is None else 1
     if len(files) != writers or any(file.rank != plain["owner"] for file in files if plain["owner"] is not None):
         raise _Wrong(f"{where} has files of ranks {[file.rank for file in files]}, not of all that have held rows")
-    return Table(name=name, **plain, slot_sets=slot_sets, files=files)
+    by_hash = "placement" in body
+    if by_hash and (body["placement"] != _BY_HASH or plain["owner"] is not None or not plain["hashed"]):
+        raise _Wrong(f"{where} is placed by {body['placement']!r}, which makes no sense here")
+    return Table(name=name, **plain, slot_sets=slot_sets, files=files, by_hash=by_hash)
 
 
 def _shard(body: Any, where: str, link: dict[str, Any], is_delta: bool) -> Shard:

@@ -285,24 +285,21 @@ def _check_sets(
 
 def can_hold(file: Shard, saved: Table, link: Link, variable: EmbeddingVariable) -> bool:
     """Whether a file can hold keys of this rank."""
-    if variable.owner is not None and variable.owner != variable.rank:
-        return False
-    if variable.owner is not None or saved.owner is not None:
-        return True
-    common = math.gcd(link.world_size, variable.world_size)
-    return file.rank % common == variable.rank % common
+    return variable.placement.may_hold(variable.rank, variable.world_size, saved.placement, file.rank, link.world_size)
 
 
 def _expected_rows(path: str, files: Sequence[tuple[Link, Table, Shard]], variable: EmbeddingVariable) -> int:
     """About how many rows this rank will have; no more than the files and the table have room for."""
     room = sum(min(file.rows, _size(os.path.join(path, file.name)) // (8 + 4 * variable.dim)) for *_, file in files)
     newest = [of_link for of_link in files if of_link[0].generation == files[-1][0].generation]
-    rows = sum(file.rows if file.held is None else file.held for *_, file in newest)
-    if variable.owner is None and newest:
+    rows = 0
+    for link, saved, file in newest:
         # Keys are as good as random: each rank that reads a file gets as many of its rows.
-        link, saved, _ = newest[0]
-        common = math.gcd(link.world_size, variable.world_size) if saved.owner is None else 1
-        rows = -(-rows // (variable.world_size // common))
+        readers = sum(
+            variable.placement.may_hold(rank, variable.world_size, saved.placement, file.rank, link.world_size)
+            for rank in range(variable.world_size)
+        )
+        rows += math.ceil(file.num_held() / max(readers, 1))
     return min(room, rows, variable.capacity)
 
 

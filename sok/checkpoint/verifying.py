@@ -22,7 +22,7 @@ def check_summary(path: str, link: Link, table: Table, file: Shard, summary: dic
         "key_dtype": table.key_dtype,
         "world_size": link.world_size,
         "rank": file.rank,
-        "owner": -1 if table.owner is None else table.owner,
+        **table.placement.to_attributes(),
         "delta": file.held is not None,
         "rows": file.rows,
         "erased": file.erased,

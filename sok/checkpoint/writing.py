@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import datetime
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from sok.checkpoint.lease import Lease, LeaseLost
 from sok.checkpoint.manifest import Manifest, OptimizerState, Shard, SlotSet, Table
 from sok.optimizers import Optimizer
 from sok.table import EmbeddingVariable
+
+# Rows per worker: fewer are no measure, and cost little.
+_FEW_ROWS = 1000
 
 
 @dataclasses.dataclass
@@ -56,7 +60,7 @@ class Work:
         wanted = bool(self.progress) if self.snapshot else self.progress
         with FileBar("saving", self.expected_bytes, self.rank, wanted) as bar:
             for number, table in enumerate(self.tables):
-                if table.owner not in (None, self.rank):
+                if not table.placement.holds(self.rank):
                     summaries.append(None)
                     continue
                 name = f"{self.generation}-t{number:04}-r{self.rank:04}.shard"
@@ -85,6 +89,7 @@ class Work:
             raise
         with contextlib.suppress(LeaseLost):  # the next save will tell
             chains.sweep(self.path, self.lease)
+        self._warn_of_crowded_shards(made)
 
     def _check_before_the_rename(self) -> None:
         self.lease.check()
@@ -99,6 +104,27 @@ class Work:
         names = sum(len(s.name) for table in self.tables for s in self.calls.slot_sets(table))
         sets = sum(len(self.calls.slot_sets(table)) + 1 for table in self.tables)
         return 4096 + 6 * names + 1024 * sets
+
+    def _warn_of_crowded_shards(self, made: Manifest) -> None:
+        """Says once per table that one worker holds twice its share of the rows, or more."""
+        for table, saved in zip(self.tables, made.tables, strict=True):
+            if (
+                saved.owner is not None
+                or saved.rows < _FEW_ROWS * self.size
+                or self.size == 1
+                or table.is_known_crowded
+            ):
+                continue
+            fullest = max(saved.files, key=Shard.num_held)
+            if fullest.num_held() * self.size >= 2 * saved.rows:
+                table.is_known_crowded = True
+                warnings.warn(
+                    f"Table '{saved.name}': rank {fullest.rank} holds {fullest.num_held():,} of its {saved.rows:,} "
+                    f"rows, {fullest.num_held() * self.size / saved.rows:.1f} times its share. "
+                    + ("" if saved.by_hash or not saved.hashed else "Make it with placement=sok.row_wise(hash=True): ")
+                    + "steps wait for that rank, and its shard is full first.",
+                    stacklevel=2,
+                )
 
     def end(self, complete: bool) -> None:
         """Tells the tables how it went. Of a save that failed no change is forgotten."""
@@ -162,6 +188,7 @@ def _table(table: EmbeddingVariable, summaries: Sequence[dict[str, Any] | None])
         initializer={"kind": attributes["initializer"], "a": attributes["init_a"], "b": attributes["init_b"]},
         slot_sets=tuple(sets.values()),
         files=tuple(files),
+        by_hash=table.placement.hash,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok.cuda import _arrays, _native
+from sok.placement import Placement
 
 ORDERS = ("first_appearance", "any")
 
@@ -77,8 +78,10 @@ class Partitioned(NamedTuple):
     counts: Any
 
 
-def partition_keys(keys: Any, world_size: int, *, owner: int | None = None) -> Partitioned:
-    """Sorts keys by the rank that owns them, `key % world_size` (never negative), or all of them `owner` (table-wise).
+def partition_keys(
+    keys: Any, world_size: int, *, owner: int | None = None, placement: Placement | None = None
+) -> Partitioned:
+    """Sorts keys by the rank that owns them, as `placement` says, or all of them `owner`, or `key % world_size`.
 
     Keys of one rank stay in the order they came. Deterministic; does not wait.
 
@@ -96,7 +99,7 @@ def partition_keys(keys: Any, world_size: int, *, owner: int | None = None) -> P
         _arrays.address(given),
         n,
         ctypes.c_int(world_size),
-        ctypes.c_int(-1 if owner is None else owner),
+        ctypes.c_int((placement or Placement()).to_attributes()["owner"] if owner is None else owner),
         ctypes.c_int(dtype.kind == "u"),
         *map(_arrays.address, (moved, positions, places, counts)),
     )

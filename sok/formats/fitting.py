@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sok.formats.columns import FormatError, StoredTable, pieces
+from sok.placement import Placement
 
 
 class TableFull(Exception):
@@ -24,7 +25,7 @@ class Destination:
     num_keys: int | None  # legal are 0 <= key < num_keys; None: all
     rank: int
     world_size: int
-    owner: int | None
+    placement: Placement
     complete: bool = False  # whether each of num_keys keys must be there
 
     @property
@@ -33,9 +34,12 @@ class Destination:
 
     def owns(self, keys: np.ndarray) -> np.ndarray:
         """[n] bool: which keys have their rows on this worker."""
-        if self.owner is not None:
-            return np.full(len(keys), self.owner == self.rank)
-        return keys % keys.dtype.type(self.world_size) == self.rank
+        return self.placement.owner_of(keys, self.world_size) == self.rank
+
+    @property
+    def num_shards(self) -> int:
+        """How many workers hold rows."""
+        return self.placement.num_shards(self.world_size)
 
 
 def check_dim(stored: StoredTable, to: Destination) -> None:
@@ -59,7 +63,7 @@ def keys_for(stored: StoredTable, to: Destination, start: int, stop: int) -> np.
         bad = (keys < 0) | (keys.astype(np.uint64) >= np.uint64(to.num_keys))
         if bad.any():
             needed = max(int(found.max()) + 1, stored.num_rows)
-            share = needed if to.owner is not None else -(-needed // to.world_size)
+            share = -(-needed // to.num_shards)
             _refuse(
                 stored,
                 to,

@@ -92,8 +92,7 @@ class _Run:
         if to.num_keys is None:
             self._room = int(in_use) + len(self._mine)
         elif len(self._mine):
-            shards = to.world_size if to.owner is None else 1
-            self._room = int(self._mine[-1]) // shards + 1
+            self._room = to.placement.row_of(int(self._mine[-1]), to.world_size) + 1
 
     def may_be_full(self) -> np.bool_:
         return np.bool_(self.load.to.num_keys is None and self._room > self.load.to.capacity)

@@ -42,23 +42,23 @@ def whole_shard(variable: EmbeddingVariable, by_key: bool) -> Shard:
     if variable.hashed:
         keys = _ops.lib().sok_table_keys(variable.handle, key_dtype=variable.key_dtype)
         return Shard(variable, tf.sort(keys) if by_key else keys)
-    return Shard(variable, tf.cast(tf.range(*_row_numbers(variable), dtype=tf.int64), variable.key_dtype))
-
-
-def _row_numbers(variable: EmbeddingVariable) -> tuple[int, int, int]:
-    """start, stop and step of the keys that live on this worker."""
-    num_keys = num_legal_keys(variable)
-    if variable.owner is None:
-        return variable.rank, max(variable.rank, num_keys), variable.world_size
-    return 0, num_keys if variable.rank == variable.owner else 0, 1
+    return Shard(
+        variable,
+        tf.cast(
+            tf.range(
+                *variable.placement.local_keys(num_legal_keys(variable), variable.rank, variable.world_size),
+                dtype=tf.int64,
+            ),
+            variable.key_dtype,
+        ),
+    )
 
 
 def num_legal_keys(variable: EmbeddingVariable) -> int:
     """How many keys a table without hashing has, in use or not."""
     # What it was given, or 0.
-    return variable._attributes["num_keys"] or variable.capacity * (
-        variable.world_size if variable.owner is None else 1
-    )
+    num_shards = variable.placement.num_shards(variable.world_size)
+    return variable._attributes["num_keys"] or variable.capacity * num_shards
 
 
 def destination(variable: EmbeddingVariable, complete: bool = False) -> Destination:
@@ -71,6 +71,6 @@ def destination(variable: EmbeddingVariable, complete: bool = False) -> Destinat
         num_keys=None if variable.hashed else num_legal_keys(variable),
         rank=variable.rank,
         world_size=variable.world_size,
-        owner=variable.owner,
+        placement=variable.placement,
         complete=complete and isinstance(variable, StaticVariable),
     )

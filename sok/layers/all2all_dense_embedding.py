@@ -9,6 +9,7 @@ import tensorflow as tf
 from sok import lookup
 from sok.inputs import check_sizes, describe, sizes, to_dense
 from sok.layers.base import EmbeddingLayerMixin, check_positive
+from sok.placement import Placement
 
 
 class All2AllDenseEmbeddingMixin(EmbeddingLayerMixin):
@@ -28,6 +29,7 @@ class All2AllDenseEmbeddingMixin(EmbeddingLayerMixin):
         embedding_initializer: None (uniform in [-0.05, 0.05]), a Keras name, a Keras initializer or `f(shape, dtype)`.
         exchange_dtype: float32 (default), float16 or bfloat16: what rows and gradients are rounded to while they travel
             between workers, whatever the compute dtype is.
+        placement: which worker holds which rows, as `EmbeddingVariable` takes it.
         **kwargs: of the Keras layer (name, trainable, dtype, ...).
 
     Call args:
@@ -67,6 +69,7 @@ class All2AllDenseEmbeddingMixin(EmbeddingLayerMixin):
         key_dtype: Any = None,
         embedding_initializer: Any = None,
         exchange_dtype: Any = "float32",
+        placement: Placement | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -78,6 +81,7 @@ class All2AllDenseEmbeddingMixin(EmbeddingLayerMixin):
             key_dtype,
             embedding_initializer,
             exchange_dtype,
+            placement,
         )
         check_positive(nnz_per_slot=nnz_per_slot)
         self.nnz_per_slot = int(nnz_per_slot)

@@ -14,6 +14,7 @@ from sok import context, exchange, keras_calls
 from sok.checkpoint import store_files
 from sok.initializers import resolve
 from sok.keys import as_keys, check_key_dtype
+from sok.placement import Placement
 from sok.table import EmbeddingVariable
 from sok.table_arguments import checked_exchange_dtype
 
@@ -51,6 +52,7 @@ class TableOptions:
     key_dtype: str
     embedding_initializer: Any
     exchange_dtype: str
+    placement: Placement | None
 
 
 class EmbeddingLayerMixin:
@@ -68,6 +70,7 @@ class EmbeddingLayerMixin:
         key_dtype: Any,
         embedding_initializer: Any,
         exchange_dtype: Any,
+        placement: Placement | None,
     ) -> None:
         check_positive(
             max_vocabulary_size_per_gpu=max_vocabulary_size_per_gpu,
@@ -90,6 +93,7 @@ class EmbeddingLayerMixin:
             key_dtype=check_key_dtype(key_dtype).name,
             embedding_initializer=embedding_initializer,
             exchange_dtype=checked_exchange_dtype(exchange_dtype),
+            placement=placement,
         )
         self._table: EmbeddingVariable | None = None
 
@@ -113,6 +117,7 @@ class EmbeddingLayerMixin:
             hashed=options.use_hashtable,
             trainable=self.trainable,
             exchange_dtype=options.exchange_dtype,
+            placement=options.placement,
         )
         # Keras 3 does not find variables that are not its own; tf_keras finds the attribute by itself.
         if hasattr(self, "_track_variable"):
@@ -159,6 +164,7 @@ class EmbeddingLayerMixin:
         initializer = options["embedding_initializer"]
         if initializer is not None and not isinstance(initializer, str):
             options["embedding_initializer"] = _serialized(initializer, self._keras_initializers)
+        options["placement"] = None if options["placement"] is None else options["placement"].get_config()
         return {**super().get_config(), **options}
 
     @classmethod
@@ -166,6 +172,8 @@ class EmbeddingLayerMixin:
         config = dict(config)
         if isinstance(config.get("embedding_initializer"), dict):
             config["embedding_initializer"] = cls._keras_initializers.deserialize(config["embedding_initializer"])
+        if isinstance(config.get("placement"), dict):
+            config["placement"] = Placement.from_config(config["placement"])
         return super().from_config(config)
 
     @staticmethod

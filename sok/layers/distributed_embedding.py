@@ -9,6 +9,7 @@ import tensorflow as tf
 from sok import lookup
 from sok.inputs import static_batch, to_csr
 from sok.layers.base import EmbeddingLayerMixin, check_combiner, check_positive
+from sok.placement import Placement
 
 
 class DistributedEmbeddingMixin(EmbeddingLayerMixin):
@@ -30,6 +31,7 @@ class DistributedEmbeddingMixin(EmbeddingLayerMixin):
         padding_key: ids of dense inputs that are equal to it count as absent. None: none is.
         exchange_dtype: float32 (default), float16 or bfloat16: what rows and gradients are rounded to while they travel
             between workers, whatever the compute dtype is.
+        placement: which worker holds which rows, as `EmbeddingVariable` takes it.
         **kwargs: of the Keras layer (name, trainable, dtype, ...).
 
     Call args:
@@ -81,6 +83,7 @@ class DistributedEmbeddingMixin(EmbeddingLayerMixin):
         embedding_initializer: Any = None,
         padding_key: int | None = None,
         exchange_dtype: Any = "float32",
+        placement: Placement | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -92,6 +95,7 @@ class DistributedEmbeddingMixin(EmbeddingLayerMixin):
             key_dtype,
             embedding_initializer,
             exchange_dtype,
+            placement,
         )
         check_positive(max_nnz=max_nnz, max_feature_num=max_feature_num)
         check_positive(**{"slot_num * max_nnz": slot_num * max_nnz})

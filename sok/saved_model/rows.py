@@ -160,7 +160,7 @@ def _hashed_keys(export: Export, frozen: Frozen) -> _Keys:
 def _num_identity_rows(table: EmbeddingVariable) -> int:
     if table._num_keys is not None:
         return int(table._num_keys)
-    return table.capacity * (table.world_size if table.owner is None else 1)
+    return table.capacity * table.placement.num_shards(table.world_size)
 
 
 def _part(table: EmbeddingVariable, keys: _Keys, begin: int, end: int) -> np.ndarray:

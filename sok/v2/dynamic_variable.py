@@ -10,6 +10,7 @@ import tensorflow as tf
 from sok import lookup
 from sok.initializers import with_rows
 from sok.keys import check_key_dtype
+from sok.placement import Placement
 from sok.table import EmbeddingVariable
 from sok.v2.mode import HasMode, default_name, owner_of
 
@@ -54,6 +55,7 @@ class DynamicVariable(HasMode, EmbeddingVariable):
             take int32 and int64 for all but uint64.
         dtype: None or float32.
         mode: None or 'distributed', or 'localized:#': all rows are on worker #.
+        placement: in the place of `mode`, as `EmbeddingVariable` takes it.
         **kwargs: `max_capacity`, the rows that a worker may hold (default 2^32 - 2, so that memory is the limit; a
             table that is full raises and evicts nothing). What else SOK takes (`IGNORED_OPTIONS` in this module:
             init_capacity, max_hbm_for_vectors, evict_strategy, ...) is about GPU memory and eviction, and is accepted
@@ -87,6 +89,7 @@ class DynamicVariable(HasMode, EmbeddingVariable):
         key_type: Any = None,
         dtype: Any = None,
         mode: str | None = None,
+        placement: Placement | None = None,
         **kwargs: Any,
     ) -> None:
         if constraint is not None:
@@ -110,6 +113,7 @@ class DynamicVariable(HasMode, EmbeddingVariable):
             initializer=initializer,
             trainable=trainable,
             owner=owner_of(mode),
+            placement=placement,
         )
 
     @property

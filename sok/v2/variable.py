@@ -154,7 +154,7 @@ class StaticVariable(HasMode, EmbeddingVariable):
 
     def key_map(self, indices: Any) -> Any:
         """The place of a row among its owner's rows, given its number in the whole matrix."""
-        return indices // self.world_size if self.owner is None else indices
+        return self.placement.row_of(indices, self.world_size)
 
     def local_indices(self) -> tf.Tensor:
         """Numbers of the rows that live on this worker, ascending: [n] int64. Not collective."""
@@ -213,9 +213,7 @@ class StaticVariable(HasMode, EmbeddingVariable):
         return self.assign(self.local_indices(), array[slice(*self._local_slice())])
 
     def _local_slice(self) -> tuple[int, int, int]:
-        if self.owner is None:
-            return self.rank, max(self.rank, self._global_shape[0]), self.world_size
-        return 0, self._global_shape[0] if self.rank == self.owner else 0, 1
+        return self.placement.local_keys(self._global_shape[0], self.rank, self.world_size)
 
     def _store_at_start(self, matrix: Any) -> None:
         """Stores this worker's rows: now, or in a v1 graph when it is initialized for the first time."""

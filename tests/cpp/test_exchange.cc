@@ -33,6 +33,21 @@ TEST(OwnersAreNeverNegative) {
   }
 }
 
+// As in tests/sok/test_placement.py: files rely on these numbers.
+TEST(TheBucketsOfKeysNeverChange) {
+  const std::vector<std::pair<int64_t, int>> known = {
+      {0, 0}, {1, 2885}, {2, 939}, {-1, 1611}, {int64_t{1} << 40, 3712}, {INT64_MIN, 2295}};
+  for (const auto& [key, bucket] : known) CHECK_EQ(sok::BucketOf(static_cast<uint64_t>(key)), bucket);
+  for (const int world : {1, 2, 3, 7, 4096}) {
+    const sok::Partition partition{world, sok::kByHash, false};
+    CHECK(partition.IsValid() && partition.num_shards() == world);
+    for (const auto& [key, bucket] : known) {
+      CHECK_EQ(partition.OwnerOf(static_cast<uint64_t>(key)), bucket * world / 4096);
+    }
+  }
+  CHECK(!(sok::Partition{4097, sok::kByHash, false}.IsValid()) && !(sok::Partition{2, -3, false}.IsValid()));
+}
+
 TEST(KeysAreBucketedByOwnerInOrderOfFirstAppearance) {
   const int64_t wide[] = {5, 2, 5, 3, 4, -1};
   const uint32_t narrow[] = {7, 7, 0xffffffffu};

@@ -218,7 +218,11 @@ TEST(CraftedHeadsAreRefused) {
     Craft(folder / "b", {{sok::BlockType::kHead, changed}}, 0);
     CHECK_THROWS(sok::VerifyShard(folder / "b"), sok::DamagedFile, why);
   };
-  refuses(Changed(head, 0, uint32_t{3}), "version 3 of the format; this sok reads up to version 2");
+  refuses(Changed(head, 0, uint32_t{4}), "version 4 of the format; this sok reads up to version 3");
+  // Rows by hash are of version 3, and only they.
+  refuses(Changed(head, 0, uint32_t{3}), "owner -1 makes no sense");
+  refuses(Changed(head, 32, int32_t{sok::kByHash}), "owner -2 makes no sense");
+  refuses(Changed(head, 32, int32_t{-3}), "owner -3 makes no sense");
   refuses(Changed(head, 0, uint32_t{0}), "version 0");
   refuses(Changed(head, 4, uint32_t{4}), "unknown flags");
   refuses(Changed(head, 8, uint32_t{3}), "keys of 3 bytes");

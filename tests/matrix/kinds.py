@@ -43,7 +43,7 @@ class Made:
 class Kind:
     maker: str
     keys: str  # the dtype, with "identity " before it if keys are row numbers
-    placement: str  # 'by key': row k is on worker k % R; 'one worker': all rows are on the last one
+    placement: str  # 'by key': row k is on worker k % R; 'by hash'; 'one worker': all rows are on the last one
 
     @property
     def hashed(self) -> bool:
@@ -55,7 +55,11 @@ class Kind:
 
     @property
     def owner(self) -> int | None:
-        return None if self.placement == "by key" else sok.size() - 1
+        return sok.size() - 1 if self.placement == "one worker" else None
+
+    @property
+    def placed(self) -> sok.placement.Placement:
+        return sok.placement.Placement(hash=self.placement == "by hash", owner=self.owner)
 
     @property
     def mode(self) -> str:
@@ -88,7 +92,7 @@ def _variable(kind: Kind, name: str) -> Made:
         name=name,
         key_dtype=kind.key_dtype,
         hashed=kind.hashed,
-        owner=kind.owner,
+        placement=kind.placed,
         initializer=INITIALIZER,
     )
     return Made(table, lambda keys, training: lookup_rows(table, keys, training))
@@ -110,7 +114,7 @@ def _of_array(kind: Kind, name: str) -> Made:
 def _dynamic(kind: Kind, name: str) -> Made:
     return _of_v2(
         sok.DynamicVariable(
-            DIM, INITIALIZER, name=name, key_type=kind.key_dtype, mode=kind.mode, max_capacity=kind.capacity
+            DIM, INITIALIZER, name=name, key_type=kind.key_dtype, placement=kind.placed, max_capacity=kind.capacity
         )
     )
 
@@ -138,6 +142,7 @@ def _pooling_layer(which_keras: Any) -> Callable[[Kind, str], Made]:
             key_dtype=kind.key_dtype,
             embedding_initializer=which_keras.initializers.RandomUniform(-0.5, 0.5, seed=3),
             name=name,
+            placement=kind.placed,
         )
         return _of_layer(layer)
 
@@ -154,6 +159,7 @@ def _dense_layer(kind: Kind, name: str) -> Made:
         key_dtype=kind.key_dtype,
         embedding_initializer=keras.initializers.RandomUniform(-0.5, 0.5, seed=3),
         name=name,
+        placement=kind.placed,
     )
     return _of_layer(layer)
 
@@ -195,7 +201,7 @@ class Maker:
 
 HASHED = ("int64", "int32", "uint32", "uint64")
 IDENTITY = tuple(f"identity {dtype}" for dtype in HASHED)
-ANYWHERE = ("by key", "one worker")
+ANYWHERE = ("by key", "by hash", "one worker")
 
 MAKERS = {
     "EmbeddingVariable": Maker(_variable, HASHED + IDENTITY, ANYWHERE),
@@ -203,7 +209,7 @@ MAKERS = {
     "Variable of an array": Maker(_of_array, ("identity int64",), ANYWHERE),
     "DynamicVariable": Maker(_dynamic, HASHED, ANYWHERE),
     "get_embedding_variable": Maker(_of_deeprec, HASHED),
-    "layer of Keras 3": Maker(_pooling_layer(keras), HASHED + IDENTITY),
+    "layer of Keras 3": Maker(_pooling_layer(keras), HASHED + IDENTITY, ("by key", "by hash")),
     "layer of tf_keras": Maker(_pooling_layer(tf_keras), HASHED + IDENTITY),
     "All2AllDenseEmbedding": Maker(_dense_layer, HASHED + IDENTITY),
     "column": Maker(_column, ("int64", "identity int64")),
@@ -213,4 +219,5 @@ KINDS = [
     Kind(name, keys, placement)
     for name, maker in MAKERS.items()
     for keys, placement in itertools.product(maker.keys, maker.placements)
+    if placement != "by hash" or keys in HASHED
 ]

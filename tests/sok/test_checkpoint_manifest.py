@@ -112,7 +112,8 @@ def first_file(body):
 @pytest.mark.parametrize(
     "change, text",
     [
-        (lambda b: b.update(version=3), "written in version 3 of the format; this sok reads up to version 2"),
+        (lambda b: b.update(version=4), "written in version 4 of the format; this sok reads up to version 3"),
+        (lambda b: first_table(b).update(placement={"buckets": 4096, "hash": "md5"}), "'item/ü' is placed by {'bu"),
         (lambda b: b.update(version=2), "the manifest has no 'before'"),
         (lambda b: b.update(before=[]), "a chain of deltas in version 1"),
         (lambda b: b.update(same_as="g7"), "no save gives the generation 'g7'"),

@@ -1,4 +1,4 @@
-"""Tables that lie on one worker whole."""
+"""Which worker holds the row of a key: spread by key or by hash, or all on one."""
 
 import itertools
 
@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sok
-from sok.placement import balance_tables
+from sok.balancing import balance_tables
+from sok.placement import Placement, buckets_of
+from tests.reference import placement as reference
 from tests.sok.threads_world import checked, run_world
 
 
@@ -96,3 +98,160 @@ def test_the_number_of_keys_is_checked():
     table = sok.EmbeddingVariable(2, 10, name="alone", hashed=False, num_keys=7)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"key 7 is outside \[0, 7\)"):
         table.sparse_read(tf.constant([6, 7], tf.int64))
+
+
+KEYS = st.integers(-(2**63), 2**63 - 1) | st.integers(-9, 40)
+SIZES = st.integers(1, 9) | st.integers(1, 4096)
+PLACEMENTS = {
+    "by key": lambda rank: sok.row_wise(),
+    "by hash": lambda rank: sok.row_wise(hash=True),
+    "one": lambda rank: sok.table_wise(rank),
+}
+
+
+@given(st.lists(KEYS, max_size=20), SIZES, st.sampled_from(sorted(PLACEMENTS)), st.data())
+def test_every_key_has_one_owner_at_any_world_size(keys, size, kind, data):
+    rank = data.draw(st.integers(0, size - 1))
+    placement = PLACEMENTS[kind](rank)
+    for dtype in (np.int64, np.uint64):
+        expected = [reference.owner(key % 2**64 if dtype == np.uint64 else key, size, kind, rank) for key in keys]
+        found = placement.owner_of(np.array(keys, np.int64).astype(dtype), size)
+        assert found.tolist() == expected and all(0 <= owner < size for owner in expected)
+
+
+def test_the_hash_of_files_never_changes():
+    keys = np.array([0, 1, 2, -1, 2**40, -(2**63)])
+    assert buckets_of(keys).tolist() == [reference.bucket(int(key)) for key in keys] == [0, 2885, 939, 1611, 3712, 2295]
+    narrow = np.array([0, 1, 2, -1], np.int32)
+    np.testing.assert_array_equal(buckets_of(narrow), buckets_of(keys[:4]))
+
+
+@given(st.integers(-(2**63), 2**63 - 1), SIZES, SIZES)
+def test_a_resize_moves_whole_buckets_in_order(key, before, after):
+    by_hash = sok.row_wise(hash=True)
+    neighbours = np.arange(key % 1000, key % 1000 + 3000)
+    for size in (before, after):
+        bucket, owner = buckets_of(neighbours), by_hash.owner_of(neighbours, size)
+        order = np.argsort(bucket, kind="stable")
+        assert (np.diff(owner[order]) >= 0).all()
+        assert len({*zip(bucket.tolist(), owner.tolist(), strict=True)}) == len({*bucket.tolist()})
+
+
+@given(
+    st.lists(KEYS, min_size=1, max_size=20),
+    *[st.integers(1, 12)] * 2,
+    *[st.sampled_from(sorted(PLACEMENTS))] * 2,
+)
+def test_no_file_that_holds_a_key_of_mine_is_left_out(keys, before, after, kind, saved_kind):
+    keys = np.array(keys, np.int64)
+    here, saved = PLACEMENTS[kind](after - 1), PLACEMENTS[saved_kind](0)
+    for rank, saved_rank in zip(here.owner_of(keys, after), saved.owner_of(keys, before), strict=True):
+        assert here.may_hold(int(rank), after, saved, int(saved_rank), before)
+    if kind == saved_kind == "by hash":
+        readers = sum(here.may_hold(r, after, saved, s, before) for r in range(after) for s in range(before))
+        assert readers < after + before  # as many as two lists of ranges overlap
+
+
+@pytest.mark.parametrize("placement", [sok.row_wise(), sok.row_wise(hash=True), sok.table_wise(2)], ids=repr)
+def test_a_placement_is_a_value(placement):
+    assert Placement.from_config(placement.get_config()) == placement == eval(repr(placement), vars(sok.placement))
+    assert Placement.from_attributes(**placement.to_attributes()) == placement and hash(placement)
+    layer = sok.All2AllDenseEmbedding(10, 2, 1, 1, placement=None if placement.owner else placement)
+    again = type(layer).from_config(layer.get_config())
+    assert again.embedding_variable.placement == layer.embedding_variable.placement
+
+
+def test_what_a_table_cannot_be_placed_by_is_said():
+    with pytest.raises(ValueError, match=r"row numbers: spread by hash.*hashed=True"):
+        sok.EmbeddingVariable(2, 10, hashed=False, placement=sok.row_wise(hash=True))
+    with pytest.raises(ValueError, match="`placement` or `owner`, not both"):
+        sok.EmbeddingVariable(2, 10, owner=0, placement=sok.row_wise())
+    with pytest.raises(ValueError, match=r"`placement` must be sok.row_wise\(\).*'mod'"):
+        sok.EmbeddingVariable(2, 10, placement="mod")
+    with pytest.raises(ValueError, match=r"a rank in \[0, 1\)"):
+        sok.EmbeddingVariable(2, 10, placement=sok.table_wise(1))
+    with pytest.raises(ValueError, match="4096 buckets, and this job 4097"):
+        sok.row_wise(hash=True).check(4097, hashed=True)
+    with pytest.raises(ValueError, match="Received: None"):
+        sok.table_wise(None)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_tables_of_any_placement_are_looked_up_in_one_group_and_trained_alike(size, monkeypatch):
+    keys = np.array([0, 2, 4, 2**40, -8, 6, -1, 3], np.int64)
+
+    def program(transport):
+        tables = [
+            sok.EmbeddingVariable(2, 50, name=f"group_{kind}", seed=3, placement=make(transport.size - 1))
+            for kind, make in PLACEMENTS.items()
+        ]
+        ids = tf.RaggedTensor.from_row_lengths(tf.constant(np.roll(keys, transport.rank)), [3, 0, 5])
+        with tf.GradientTape() as tape:
+            pooled = sok.group_embedding_lookup_sparse(tables, [ids] * 3, ["sum", "sum", "sum"])
+            rows = sok.group_embedding_lookup(tables, [tf.constant(keys)] * 3)
+            loss = sum(tf.reduce_sum(p * p) for p in pooled) + sum(tf.reduce_sum(r) for r in rows)
+        sok.optimizers.Adam(0.1).apply_gradients(zip(tape.gradient(loss, tables), tables, strict=True))
+        for table in tables:
+            # From anywhere: those of others are ignored.
+            table.assign(tf.constant([100, 102], tf.int64), tf.ones([2, 2]))
+            table.erase(tf.constant([3, 100], tf.int64))
+        held = [t.export()[0].numpy() for t in tables]
+        return (
+            held,
+            np.stack([t.sparse_read(np.append(keys, 102)) for t in tables]),
+            [int(t.total_size()) for t in tables],
+        )
+
+    kept = {*keys.tolist(), 102} - {3}
+    results = checked(run_world(size, program, monkeypatch))
+    for rank, (held, rows, sizes) in enumerate(results):
+        assert sizes == [len(kept)] * 3
+        for kind, of_table in zip(PLACEMENTS, held, strict=True):
+            expected = {key for key in kept if reference.owner(key, size, kind, size - 1) == rank}
+            assert {*of_table.tolist()} == expected, (kind, rank)
+        for of_table in rows[1:]:
+            np.testing.assert_allclose(of_table, rows[0], atol=1e-5)
+        np.testing.assert_array_equal(rows, results[0][1])
+
+
+def test_ids_with_a_pattern_crowd_by_key_and_not_by_hash_and_a_save_says_so(tmp_path, monkeypatch, recwarn):
+    keys = np.arange(0, 8000, 2)
+
+    def program(transport):
+        tables = [
+            sok.EmbeddingVariable(1, 5000, name=name, initializer="zeros", placement=placement)
+            for name, placement in (("by_key", sok.row_wise()), ("by_hash", sok.row_wise(hash=True)))
+        ]
+        for table in tables:
+            table.assign(keys, np.zeros([len(keys), 1], np.float32))
+        for _ in range(2):
+            sok.save(tmp_path, tables)
+        return [int(t.size()) for t in tables]
+
+    sizes = np.array(checked(run_world(2, program, monkeypatch)))
+    assert sizes[:, 0].tolist() == [4000, 0] and abs(sizes[0, 1] - 2000) < 200
+    told = [str(w.message) for w in recwarn if "its share" in str(w.message)]
+    assert len(told) == 1 and "'by_key'" in told[0] and "rank 0 holds 4,000 of its 4,000 rows" in told[0]
+    assert "row_wise(hash=True)" in told[0]
+
+
+def test_a_dump_finds_its_way_into_a_table_of_another_placement(tmp_path, monkeypatch):
+    keys = np.arange(-20, 60)
+
+    def dump(transport):
+        table = sok.DynamicVariable(2, name="dumped", placement=sok.row_wise(hash=True))
+        table.assign(keys, np.stack([keys, -keys], 1))
+        sok.dump(tmp_path, table)
+
+    def load(kind):
+        def program(transport):
+            table = sok.DynamicVariable(2, name="dumped", placement=PLACEMENTS[kind](0))
+            sok.load(tmp_path, table)
+            return {int(key): row.tolist() for key, row in zip(*(x.numpy() for x in table.export()), strict=True)}
+
+        return program
+
+    checked(run_world(2, dump, monkeypatch))
+    for kind in PLACEMENTS:
+        for rank, held in enumerate(checked(run_world(3, load(kind), monkeypatch))):
+            assert held == {int(k): [k, -k] for k in keys if reference.owner(int(k), 3, kind) == rank}
