@@ -71,6 +71,22 @@ struct Picked {
   }
 };
 
+// Whether the rows of two files of one save have missed the same. Ranks may number their calls from different beginnings.
+bool SameSteps(const SlotSetInfo& a, const SlotSetInfo& b) {
+  const UpdateRule &one = a.rule, &other = b.rule;
+  if (one.rule != other.rule || one.beta_1 != other.beta_1 || one.beta_2 != other.beta_2 ||
+      one.epsilon != other.epsilon || a.num_missed() != b.num_missed() || a.missed.size() != b.missed.size()) {
+    return false;
+  }
+  for (size_t i = 0; i < a.missed.size(); ++i) {
+    if (a.missed[i].alpha != b.missed[i].alpha ||
+        a.missed[i].first_call - a.missed[0].first_call != b.missed[i].first_call - b.missed[0].first_call) {
+      return false;
+    }
+  }
+  return true;
+}
+
 // Gives the slot sets of a chain, as its newest link has them; for each link what its rows must be told of each set.
 std::vector<SlotSetInfo> CollectSets(const std::vector<std::vector<std::string>>& links, ShardHead* head,
                                      std::vector<std::vector<SlotSetInfo>>* of_links) {
@@ -102,7 +118,13 @@ std::vector<SlotSetInfo> CollectSets(const std::vector<std::vector<std::string>>
           all.back().missed.clear();
         }
         std::vector<SlotSetInfo>& here = (*of_links)[l];
-        if (std::none_of(here.begin(), here.end(), same)) here.push_back(set);
+        const auto before = std::find_if(here.begin(), here.end(), same);
+        if (before == here.end()) {
+          here.push_back(set);
+        } else if (!SameSteps(*before, set)) {
+          throw DamagedFile(path + ": at offset 0: slot set '" + set.name +
+                            "' has other steps than in another file of the same save");
+        }
       }
     }
   }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "check.h"
+#include "sok/embedding_table.h"
 #include "sok/error.h"
 #include "sok/partition.h"
 #include "threads.h"
@@ -75,6 +76,61 @@ TEST(KeysAreBucketedByOwnerInOrderOfFirstAppearance) {
   CHECK_EQ(other[0], 42 | kFirst);
   CHECK_EQ(other[1], 42);
   CHECK_EQ(other[2], 45 | kFirst);
+}
+
+// Routes keys of three workers, negative ones among them, to tables of each rank, and looks them up there: hashed tables take
+// any key, identity tables those that are row numbers; a negative one belongs to no worker of the latter.
+TEST(EveryKeyIsHeldByTheRankItIsSentTo) {
+  const sok::SerialExecutor executor;
+  for (const int world : {3, 5, 6, 7}) {
+    for (const bool hashed : {true, false}) {
+      std::vector<int64_t> keys;
+      for (int64_t key = hashed ? -100 : 0; key < 200; ++key) keys.push_back(key);
+      if (hashed) keys.insert(keys.end(), {INT64_MIN, INT64_MIN + 1, INT64_MAX});
+      sok::Scratch scratch;
+      std::vector<int32_t> index(keys.size());
+      const uint64_t legal = hashed ? 0 : 40 * static_cast<uint64_t>(world);
+      const sok::RouteTable table{2, false, legal};
+      auto route_of = [&](const std::vector<int64_t>& of) {
+        const sok::RouteFeature feature{0, of.data(), true, static_cast<int64_t>(of.size()), index.data()};
+        return sok::RouteKeys({executor}, &scratch, &table, 1, &feature, 1, world, 8);
+      };
+      if (!hashed) keys.resize(std::min<size_t>(keys.size(), legal));
+      const sok::Route route = route_of(keys);
+      CHECK(route.is_legal);
+      std::vector<int64_t> begin, words;
+      for (int r = 0; r < world; ++r) {
+        begin.push_back(static_cast<int64_t>(words.size()));
+        words.resize(words.size() + static_cast<size_t>(route.words[r]));
+      }
+      sok::WriteRoute({executor}, &scratch, route, begin.data(), words.data(), nullptr);
+      std::map<int64_t, int> seen;
+      for (int r = 0; r < world; ++r) {
+        sok::TableConfig config;
+        config.name = "item";
+        config.dim = 2;
+        config.capacity = hashed ? 400 : 40;
+        config.hashed = hashed;
+        config.world_size = world;
+        config.rank = r;
+        sok::EmbeddingTable shard(config);
+        const int64_t n = route.words[r];
+        std::vector<uint64_t> mine(words.begin() + begin[static_cast<size_t>(r)],
+                                   words.begin() + begin[static_cast<size_t>(r)] + n);
+        std::vector<float> rows(static_cast<size_t>(2 * n));
+        std::vector<int64_t> ids(static_cast<size_t>(n));
+        shard.Lookup({executor}, &scratch, mine.data(), n, true, nullptr, rows.data(), ids.data());
+        CHECK_EQ(shard.size(), n);
+        for (const uint64_t key : mine) ++seen[static_cast<int64_t>(key)];
+      }
+      CHECK_EQ(seen.size(), keys.size());
+      for (const auto& [key, times] : seen) CHECK_EQ(times, 1);
+      if (hashed) continue;
+      const sok::Route bad = route_of({1, -3});
+      CHECK(!bad.is_legal);
+      CHECK_EQ(static_cast<int64_t>(bad.bad_key), -3);
+    }
+  }
 }
 
 TEST(TheFirstIllegalKeyIsNamed) {

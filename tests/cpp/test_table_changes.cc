@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <string>
 #include <vector>
@@ -150,6 +151,53 @@ TEST(AChainIsTheTableAgain) {
     Load(&forgot, folder / "0");
     CHECK(!Near({{350, Contents(&forgot)[350]}}, {{350, Contents(&table)[350]}}));
   }
+}
+
+// Two ranks that saved together took the same steps, or their files are of different saves.
+TEST(FilesOfOneLinkThatDisagreeAreNotCompacted) {
+  const Folder folder;
+  std::vector<std::string> full, same, other;
+  for (int rank = 0; rank < 2; ++rank) {
+    sok::TableConfig config = Config(3, 100);
+    config.world_size = 2;
+    config.rank = rank;
+    for (const bool disagrees : {false, true}) {
+      Table table(config);
+      const uint64_t key = static_cast<uint64_t>(rank);
+      const std::string name = std::to_string(rank) + (disagrees ? "b" : "a");
+      Train(&table, {key, key + 2}, 1);
+      Save(&table, folder / ("full" + name), false, "g0");
+      for (int step = 2; step < (disagrees && rank == 1 ? 5 : 4); ++step) Train(&table, {key}, step);
+      Save(&table, folder / ("delta" + name), true, "g1");
+      if (!disagrees) full.push_back(folder / ("full" + name));
+      (disagrees ? other : same).push_back(folder / ("delta" + name));
+    }
+  }
+  sok::ShardHead head;
+  head.generation = "g2";
+  CHECK_EQ(sok::CompactShards({kThreads}, {full, same}, head, 1, folder / "one").rows, 4);
+  CHECK_THROWS(sok::CompactShards({kThreads}, {full, other}, head, 1, folder / "two"), sok::DamagedFile,
+               "slot set 'adam' has other steps than in another file of the same save");
+  CHECK(!Exists(folder / "two") && !Exists(folder / "two.tmp"));
+}
+
+// A stamp has 32 bits, and two of its values mean something else.
+TEST(CallsAreCountedToTheEndOfTheirRoom) {
+  Table table(Config(3, 100)), never(Config(3, 100));
+  Train(&table, {1, 2}, 1);
+  sok::EmbeddingTable::SlotSetInfo skipped = table.native().SlotSets()[0];
+  skipped.calls = 4294967292;  // one is there already: 2^32 - 3 in all
+  skipped.missed = {{1, 0.0f}};
+  table.native().SkipCalls("g1", {skipped});
+  CHECK_EQ(table.native().SlotSets()[0].calls, 4294967293);
+  const auto before = Contents(&table);
+  skipped.calls = 1;
+  CHECK_THROWS(table.native().SkipCalls("g2", {skipped}), sok::InvalidArgument, "more than can be counted");
+  CHECK(Contents(&table) == before);
+  table.Lookup({1, 2, 3});  // a fresh row has missed none of them
+  const auto after = Contents(&table);
+  for (const auto& [key, values] : before)
+    for (size_t i = 0; i < values.size(); ++i) CHECK(after.at(key)[i] == values[i] && std::isfinite(values[i]));
 }
 
 TEST(FilesOfOneSaveSkipItsCallsOnce) {
