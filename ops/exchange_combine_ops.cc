@@ -38,6 +38,7 @@ REGISTER_OP("Sok>ExchangeCombine")
     .Input("weights: F * float")
     .Input("scales: F * float")
     .Output("outputs: F * float")
+    .Output("checked_splits: int32")  // `splits`, once it is known that the answers are rows: what gradients wait for
     .SOK_POOL_ATTRS.SetShapeFn([](InferenceContext* c) {
       int64_t features;
       std::vector<int64_t> dims;
@@ -56,6 +57,7 @@ REGISTER_OP("Sok>ExchangeCombine")
         if (combiners[f] != "rows") TF_RETURN_IF_ERROR(c->Subtract(c->Dim(splits, 0), 1, &segments));
         c->set_output(f, c->Matrix(segments, dims[f]));
       }
+      c->set_output(static_cast<int>(features), c->input(1));
       return absl::OkStatus();
     });
 
@@ -85,6 +87,7 @@ class ExchangeCombineOp : public CpuPoolOp {
         outputs.push_back(tensors[f].flat<float>().data());
         ctx->set_output(static_cast<int>(f), tensors[f]);
       }
+      ctx->set_output(static_cast<int>(features.size()), ctx->input(1));
       const TfExecutor executor(ctx);
       CombineAnswers({executor}, floats, features.data(), static_cast<int>(features.size()), outputs.data());
     });

@@ -123,9 +123,12 @@ def _variable_pool_grad(op, *grads):
     num_variables, num_features = len(attributes["names"]), len(grads)
     ids = op.inputs[num_variables : num_variables + num_features]
     row_splits = op.inputs[num_variables + num_features :]
-    unique_ids, sums = _ops.lib().sok_variable_pool_grad(
-        list(grads), list(ids), list(row_splits), M=num_variables, **attributes
-    )
+    # Of what was read it needs nothing. In a v1 graph nothing else keeps the update of the rows behind their reading.
+    in_v1_graph = not tf.compat.v1.executing_eagerly_outside_functions()
+    with tf.control_dependencies(op.outputs[:1] if in_v1_graph else []):
+        unique_ids, sums = _ops.lib().sok_variable_pool_grad(
+            list(grads), list(ids), list(row_splits), M=num_variables, **attributes
+        )
     slices = []
     for i, (of_variable, values) in enumerate(zip(unique_ids, sums, strict=True)):
         of_variable._sok_distinct = True
@@ -157,26 +160,29 @@ def _variable_pool_grad_grad(op, *grads):
 
 @tf.RegisterGradient("Sok>ExchangeCombine")
 def _exchange_combine_grad(op, *grads):
-    # Takes the splits that came with the answers, so that collective 3 cannot run before collective 2 is done.
-    lib, num_features = _ops.lib(), len(grads)
+    # Takes the splits that come out once the answers are known to be rows: collective 3 cannot run before collective 2
+    # is done, and where an owner's bad news are raised, nothing is updated on any rank.
+    lib, grads = _ops.lib(), grads[:-1]
+    num_features = len(grads)
     of_features = op.inputs[3:]
     index, row_splits, weights, scales = (of_features[i * num_features : (i + 1) * num_features] for i in range(4))
     combiners, dims = [tf.compat.as_str(c) for c in op.get_attr("combiners")], op.get_attr("dims")
     packed = lib.sok_exchange_combine_grad(
-        grads, op.inputs[1], index, row_splits, weights, scales, combiners=combiners, dims=dims
+        grads, op.outputs[-1], index, row_splits, weights, scales, combiners=combiners, dims=dims
     )
-    of_weights = [
-        tf.zeros_like(weights[f])
-        if weights[f].shape.num_elements() == 0
-        else lib.sok_exchange_combine_grad_weights(
-            grads[f],
-            op.inputs[0],
-            *([of_feature[f]] for of_feature in (index, row_splits, weights, scales)),
-            combiners=[combiners[f]],
-            dims=[dims[f]],
-        )
-        for f in range(num_features)
-    ]
+    with tf.control_dependencies([packed]):  # of weights, too, there is none where bad news are raised
+        of_weights = [
+            tf.zeros_like(weights[f])
+            if weights[f].shape.num_elements() == 0
+            else lib.sok_exchange_combine_grad_weights(
+                grads[f],
+                op.inputs[0],
+                *([of_feature[f]] for of_feature in (index, row_splits, weights, scales)),
+                combiners=[combiners[f]],
+                dims=[dims[f]],
+            )
+            for f in range(num_features)
+        ]
     return [packed, None, None, *[None] * 2 * num_features, *of_weights, *[None] * num_features]
 
 

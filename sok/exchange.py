@@ -12,7 +12,8 @@ docs/design/exchange.md has the layout of the messages.
 
 A worker that stopped before a collective would leave its peers waiting. So what is wrong with an input travels in the
 messages and is raised on all workers. What Python itself refuses (a dtype, a rank, a form) is told to the peers when
-executing eagerly; inside a function such an error comes while it is traced, before anything is sent.
+executing eagerly; inside a function such an error comes while it is traced, before anything is sent, and ends the job
+unless all workers refuse alike.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import tensorflow as tf
 from sok import _ops, context
 from sok.keys import as_keys
 from sok.table import EmbeddingVariable
+from sok.transport.refusal import all_refuse
 
 if TYPE_CHECKING:
     from sok.lookup import Feature
@@ -38,10 +40,16 @@ if TYPE_CHECKING:
 # A feature with this for a combiner gives the rows of its keys.
 ROWS = "rows"
 
-_MARK = "_sok_peers_know"
+
+@dataclasses.dataclass
+class _Calls:
+    begun: int = 0
+    number: int = 0  # of the next eager one, among those since the ranks last were in different calls
+
+
 _lock = threading.Lock()
-# Eager calls of each exchange, by transport: a job that starts anew counts anew.
-_calls: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
+# Of each exchange, by transport: a job that starts anew counts anew.
+_calls: weakref.WeakKeyDictionary[Any, dict[str, _Calls]] = weakref.WeakKeyDictionary()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,8 +146,7 @@ def lookup_group(features: Sequence[Feature], training: Any = True) -> list[tf.T
         tf.errors.InvalidArgumentError: the input of a worker is not what it should be; on all workers.
         tf.errors.ResourceExhaustedError: a shard is full; on all workers.
         tf.errors.FailedPreconditionError: the workers are in different calls, or `training` differs; on all workers.
-        ValueError, TypeError: of what Python refuses; the peers get an InvalidArgumentError with its text when
-            executing eagerly.
+        ValueError, TypeError: of what Python refuses; see `told_to_peers`.
 
     Collective: 2 collectives, and 1 for the gradient. Differentiable in the tables and weights. If an output of a group
     contributes to the loss on one worker, one must on every worker: the gradient is a collective too.
@@ -147,21 +154,21 @@ def lookup_group(features: Sequence[Feature], training: Any = True) -> list[tf.T
     group = _Group(tuple(dict.fromkeys(feature.table for feature in features)))
     for table in group.tables:
         _watch(table)
-    training = tf.convert_to_tensor(training, tf.bool)
-    number = _count_call(group)
-    with _told_to_peers(group, number, training):
+    with told_to_peers(*group.tables):
+        training = tf.convert_to_tensor(training, tf.bool)
         group.check_device()
         keys = [as_keys(f.csr.keys, f.table.key_dtype, f.table.table_name) for f in features]
         row_splits = [tf.convert_to_tensor(f.csr.row_splits, tf.int64) for f in features]
         weights = [_weights(f.csr.weights) for f in features]
         _check_ranks(features, keys, row_splits, weights)
+    number = _count_call(group)
     call = _Call(group, number, training, _attributes(group, features))
     # Where the tables are, so that what they answer is known to lie there when its way home is chosen.
     with _on(group.device):
         request = _input_exchange(call, keys, row_splits, weights, [f.combiner for f in features])
         answers, answer_splits = _local_lookup(call, request)
     home, home_splits = _output_exchange(call, answers, answer_splits, request.asked)
-    return _ops.lib().sok_exchange_combine(
+    outputs, _ = _ops.lib().sok_exchange_combine(
         home,
         home_splits,
         request.asked,
@@ -172,51 +179,46 @@ def lookup_group(features: Sequence[Feature], training: Any = True) -> list[tf.T
         combiners=[f.combiner for f in features],
         dims=[f.table.dim for f in features],
     )
+    return outputs
 
 
 @contextlib.contextmanager
 def told_to_peers(*tables: EmbeddingVariable) -> Iterator[None]:
-    """Around what prepares the input of one lookup in `tables`: what it raises, the peers' lookups raise too.
+    """Around what prepares one lookup in `tables`, and the lookup itself: peers do not wait for what raises before it.
 
-    Eagerly with several workers; elsewhere it does nothing. The body must not look anything up. `tables` are those of
-    the lookup's features, in their order.
+    Eagerly, their lookups raise what this one raised. While a function is traced, its other collectives are not known
+    yet, so nobody could be told in all of them: either all workers refuse what they trace, or the job ends with words.
+    With one worker, and while a v1 graph is built, it does nothing. `tables` are those of the lookup's features, in
+    their order.
     """
-    if tables[0].world_size == 1 or not tf.executing_eagerly():
+    if tables[0].world_size == 1 or not tf.compat.v1.executing_eagerly_outside_functions():
         yield
         return
+    group = _Group(tuple(dict.fromkeys(tables)))
+    before = _begun(group)
     try:
         yield
-    except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
-        group = _Group(tuple(dict.fromkeys(tables)))
-        _refuse(error, group, _count_call(group), None)
+    except Exception as error:  # whatever it is, the peers must not wait for this rank
+        if _begun(group) == before:
+            _refuse(error, group)
         raise
 
 
-@contextlib.contextmanager
-def _told_to_peers(group: _Group, number: int, insert: tf.Tensor) -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
-        if tf.executing_eagerly():
-            _refuse(error, group, number, insert)
-        raise
-
-
-def _refuse(error: Exception, group: _Group, number: int, insert: tf.Tensor | None) -> None:
+def _refuse(error: Exception, group: _Group) -> None:
     """Takes part in collective 1 of a lookup, with nothing but bad news."""
-    if getattr(error, _MARK, False):
+    number, transport, text = _count_call(group), context.get_transport(), f"{type(error).__name__}: {error}"
+    if not tf.executing_eagerly():
+        all_refuse(transport, f"{group.name}/refused", text)
         return
-    with contextlib.suppress(AttributeError):
-        setattr(error, _MARK, True)
     words, splits = _ops.lib().sok_exchange_refuse(
         tf.constant(number, tf.int64),
-        insert is None or insert,
+        True,
         Tword=group.word_dtype,
         program=group.program,
-        world_size=group.tables[0].world_size,
-        text=f"{type(error).__name__}: {error}".encode(),
+        world_size=transport.size,
+        text=text.encode(),
     )
-    context.get_transport().all_to_all(words, splits, context.unique_collective_name(f"{group.name}/keys"))
+    transport.all_to_all(words, splits, context.unique_collective_name(f"{group.name}/keys"))
 
 
 def _count_call(group: _Group) -> int:
@@ -224,18 +226,25 @@ def _count_call(group: _Group) -> int:
 
     Inside a graph a number that is known when it is traced would say nothing.
     """
-    if not tf.executing_eagerly():
-        return 0
     with _lock:
-        calls = _calls.setdefault(context.get_transport(), {})
-        number = calls.get(group.name, 0) % 0x7FFFFFFF
-        calls[group.name] = number + 1
+        calls = _calls.setdefault(context.get_transport(), {}).setdefault(group.name, _Calls())
+        calls.begun += 1
+        if not tf.executing_eagerly():
+            return 0
+        number = calls.number % 0x7FFFFFFF
+        calls.number = number + 1
         return number
+
+
+def _begun(group: _Group) -> int:
+    """How many lookups of the group this rank has begun, or built, or refused."""
+    with _lock:
+        return _calls.setdefault(context.get_transport(), {}).setdefault(group.name, _Calls()).begun
 
 
 def _forget_calls(group: _Group) -> None:
     with _lock:
-        _calls.setdefault(context.get_transport(), {}).pop(group.name, None)
+        _calls[context.get_transport()][group.name].number = 0
 
 
 def _attributes(group: _Group, features: Sequence[Feature]) -> dict[str, Any]:

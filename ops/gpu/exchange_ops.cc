@@ -218,11 +218,13 @@ class GpuExchangeCombineOp final : public PoolOp {
         const TensorShape shape = CheckedShape({features[f].segments, features[f].dim});
         outputs.push_back(AllocateGpuOutput(ctx, static_cast<int>(f), shape)->flat<float>().data());
       }
+      ctx->set_output(static_cast<int>(features.size()), ctx->input(1));
       CombineAnswers(cuda, &scratch, floats, size, features.data(), static_cast<int>(features.size()), outputs.data());
     });
   }
 };
-SOK_GPU_KERNEL(Name("Sok>ExchangeCombine").HostMemory("splits").HostMemory("asked"), GpuExchangeCombineOp);
+SOK_GPU_KERNEL(Name("Sok>ExchangeCombine").HostMemory("splits").HostMemory("asked").HostMemory("checked_splits"),
+               GpuExchangeCombineOp);
 
 class GpuExchangeCombineGradOp final : public PoolOp {
  public:

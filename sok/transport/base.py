@@ -97,6 +97,9 @@ class Transport(abc.ABC):
         """How tensors of a GPU travel, in words for people: see `sok doctor`."""
         return "on the device (one worker: nothing is sent)"
 
+    def abort(self) -> None:
+        """Ends all collectives, on every rank, with an error: those under way and those to come."""
+
     @abc.abstractmethod
     def shutdown(self) -> None:
         """Says that this object will not be used any more."""

@@ -179,6 +179,9 @@ class HorovodTransport(Transport):
 
         return in_turn(turns, build)
 
+    def abort(self) -> None:
+        self._hvd.shutdown()
+
     def shutdown(self) -> None:
         # Horovod ends with the process. Ended here, it could not be started again: horovodrun's rendezvous keeps the
         # addresses of the first time until all ranks have left, and a rank that is early connects to those and aborts.

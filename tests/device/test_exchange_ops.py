@@ -113,7 +113,7 @@ def test_what_an_owner_says_is_raised_in_its_words(lib):
             [NO_WEIGHTS],
             combiners=["sum"],
             dims=[dim],
-        )[0]
+        ).outputs[0]
 
     good = [0.0] * 16 + [3.0, 4.0]
     with tf.device(EMULATED_GPU):

@@ -315,7 +315,7 @@ def test_shapes_are_inferred(lib):
             p(tf.float32, [None]), p(tf.int32, [3]), p(tf.int32, [3]), routed.index, routed.splits_home, weights,
             routed.scales, combiners=["rows", "sum"], dims=[7, 2],
         )  # fmt: skip
-        assert [o.shape.as_list() for o in outputs] == [[5, 7], [3, 2]]
+        assert [o.shape.as_list() for o in outputs.outputs] == [[5, 7], [3, 2]] and outputs.checked_splits.shape == [3]
         assert lib.sok_validate_csr(handles[0], keys[0], splits[0]).shape == [5]
         with pytest.raises(ValueError, match="rank 1"):
             keys = [p(tf.int32, [5, 1]), keys[1]]

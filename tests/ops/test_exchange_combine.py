@@ -161,7 +161,7 @@ def test_gradients_reach_handles_and_weights(lib, call, rng):
     def back(home, weights):
         with tf.GradientTape() as tape:
             tape.watch([home, weights])
-            pooled, nothing = lib.sok_exchange_combine(
+            (pooled, nothing), _ = lib.sok_exchange_combine(
                 home,
                 routed.asked,
                 routed.asked,
