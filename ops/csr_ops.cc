@@ -7,6 +7,8 @@
 namespace sok {
 namespace {
 
+bool IsCount(int64_t rows) { return rows >= 0 && rows <= INT32_MAX; }
+
 REGISTER_OP("Sok>SparseToCsr")
     .Input("row: int64")
     .Input("keys: Tkey")
@@ -21,9 +23,10 @@ REGISTER_OP("Sok>SparseToCsr")
       ShapeHandle row, keys;
       TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &row));
       TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &keys));
-      DimensionHandle segments, splits;
-      TF_RETURN_IF_ERROR(c->MakeDimForScalarInput(3, &segments));
-      TF_RETURN_IF_ERROR(c->Add(segments, 1, &splits));
+      // A number that makes no sense is for the kernel to report.
+      const Tensor* num_rows = c->input_tensor(3);
+      const bool is_known = num_rows != nullptr && IsCount(num_rows->scalar<int64_t>()());
+      const DimensionHandle splits = is_known ? c->MakeDim(num_rows->scalar<int64_t>()() + 1) : c->UnknownDim();
       c->set_output(0, c->Vector(splits));
       c->set_output(1, keys);
       c->set_output(2, c->input(2));
@@ -42,20 +45,25 @@ class SparseToCsrOp : public OpKernel {
       CheckShape(keys, TensorShape({n}), "keys");
       const float* w = WeightsOrNull(weights, n);
       const int64_t segments = ScalarArg<int64_t>(ctx->input(3), "num_rows");
-      if (segments < 0) throw InvalidArgument("`num_rows` must not be negative.");
+      if (!IsCount(segments)) return Report(ctx, {kBadNumRows, segments});
       const int64_t* rows = Int64(row);
       bool sorted = true;
       for (int64_t i = 0; i < n; ++i) {
-        if (rows[i] < 0 || rows[i] >= segments) return Report(ctx, i);
+        if (rows[i] < 0 || rows[i] >= segments) return Report(ctx, {kRowOutOfRange, i});
         sorted = sorted && (i == 0 || rows[i - 1] <= rows[i]);
       }
       const ScratchLease scratch;
       const uint32_t *offsets, *positions;
-      SortById(scratch.get(), rows, n, segments, &offsets, &positions);
-      Tensor *splits, *order;
-      Check(ctx->allocate_output(0, TensorShape({segments + 1}), &splits));
+      Tensor splits, *order;
+      try {
+        Check(ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({segments + 1}), &splits));
+        SortById(scratch.get(), rows, n, segments, &offsets, &positions);
+      } catch (const std::exception&) {  // peers wait: the lookup tells them
+        return Report(ctx, {kBadNumRows, segments});
+      }
+      ctx->set_output(0, splits);
       Check(ctx->allocate_output(3, TensorShape({n}), &order));
-      std::copy(offsets, offsets + segments + 1, splits->flat<int64_t>().data());
+      std::copy(offsets, offsets + segments + 1, splits.flat<int64_t>().data());
       std::copy(positions, positions + n, order->flat<int64_t>().data());
       if (sorted) {  // the usual case: nothing moves
         ctx->set_output(1, keys);
@@ -75,9 +83,9 @@ class SparseToCsrOp : public OpKernel {
   }
 
  private:
-  static void Report(OpKernelContext* ctx, int64_t which) {
+  static void Report(OpKernelContext* ctx, const InputStatus& bad) {
     Tensor *keys, *weights, *order;
-    WriteReport(ctx, 0, {kRowOutOfRange, which});
+    WriteReport(ctx, 0, bad);
     Check(ctx->allocate_output(1, TensorShape({0}), &keys));
     Check(ctx->allocate_output(2, TensorShape({0}), &weights));
     Check(ctx->allocate_output(3, TensorShape({0}), &order));

@@ -13,7 +13,7 @@ using tensorflow::Tensor;
 
 bool IsReport(const Tensor& row_splits) {
   return row_splits.dims() == 1 && row_splits.NumElements() == 2 && Int64(row_splits)[0] > kReport &&
-         Int64(row_splits)[0] <= kReport + kRefused;
+         Int64(row_splits)[0] <= kReport + kLastStatus;
 }
 
 void WriteReport(tensorflow::OpKernelContext* ctx, int output, const InputStatus& bad) {
@@ -62,6 +62,10 @@ std::string InputLimits::Describe(const InputStatus& bad) const {
     case kRowOutOfRange:
       return "the row index of key number " + at +
              " is outside the dense_shape. Check the SparseTensor's indices and dense_shape.";
+    case kBadNumRows:
+      return "the dense_shape of the input says that it has " + at +
+             " rows: less than none, 2^31 or more, or more than there is memory for. Check the SparseTensor's "
+             "dense_shape.";
     case kRowsNotWhole:
       return "the number of rows must be batch * slot_num, a multiple of " + std::to_string(slot_num) +
              ". Received: " + at + ".";

@@ -18,6 +18,8 @@ enum KeyStatus : int64_t {
   kUneven = 8,            // -
   kWeightsDiffer = 9,     // -
   kRefused = 10,          // bytes of a text that follows
+  kBadNumRows = 11,       // rows of the input
+  kLastStatus = kBadNumRows,
 };
 
 }  // namespace sok

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -178,54 +178,80 @@ def group_embedding_lookup(
             Request(v, _in_one_segment(k), dtype=d, ids_called=f"ids[{n}]")
             for n, (v, k, d) in enumerate(zip(variables, keys, dtypes, strict=True))
         ]
-        return [_in_shape_of(k, rows) for k, (rows, _) in zip(keys, _lookup(requests, training), strict=True)]
+        return [_in_shape_of(k, rows) for k, (rows, _) in zip(keys, _lookup([requests], training)[0], strict=True)]
 
 
 def lookup_parts(
     parts: Sequence[Sequence[Request]], training: Any, names: Sequence[str] | None = None
 ) -> list[list[tf.Tensor]]:
-    """`lookup_sparse` of one part after the other, each in a name scope if `names` says so.
+    """The pooled vectors [batch, dim] or, with the combiner `ROWS`, the padded rows [batch, T, dim] of all features.
 
-    Collective; an exchange for each part that has a table.
+    Collective; an exchange for each part that has a table. Each part in a name scope if `names` says so.
     """
-    has_table = [any(is_embedding_variable(r.param) for r in part) for part in parts]
-    # What is wrong in a part without tables is told where peers wait: at the exchange of the next part with one.
-    waiting: list[list[Any]] = [[]]
-    for part, has in zip(parts[::-1], has_table[::-1], strict=True):
-        waiting.insert(0, [r.param for r in part] if has else waiting[0])
-    outputs = []
-    for i, part in enumerate(parts):
-        scope = tf.name_scope(names[i]) if names else contextlib.nullcontext()
-        with scope, contextlib.nullcontext() if has_table[i] else _told_to_peers(waiting[i]):
-            outputs.append(lookup_sparse(part, training))
-    return outputs
+    return [
+        [
+            _padded(output, row_splits) if r.combiner == exchange.ROWS else output
+            for r, (output, row_splits) in zip(part, found, strict=True)
+        ]
+        for part, found in zip(parts, _lookup(parts, training, names), strict=True)
+    ]
 
 
 def lookup_sparse(requests: Sequence[Request], training: Any) -> list[tf.Tensor]:
-    """The pooled vectors [batch, dim] or, with the combiner `ROWS`, the padded rows [batch, T, dim] of some features.
-
-    Collective if there is a table; one exchange.
-    """
-    return [
-        _padded(output, row_splits) if r.combiner == exchange.ROWS else output
-        for r, (output, row_splits) in zip(requests, _lookup(requests, training), strict=True)
-    ]
+    """`lookup_parts` of one part."""
+    return lookup_parts([requests], training)[0]
 
 
-def _lookup(requests: Sequence[Request], training: Any) -> list[tuple[tf.Tensor, tf.Tensor]]:
+def _lookup(
+    parts: Sequence[Sequence[Request]], training: Any, names: Sequence[str] | None = None
+) -> list[list[tuple[tf.Tensor, tf.Tensor]]]:
     """For each request its pooled vectors, or the rows of its ids; and its row splits."""
-    with _told_to_peers([r.param for r in requests]):
-        csrs = [_to_csr(r) for r in requests]
-        pairs = list(zip(requests, csrs, strict=True))
-        plain = [(r.param, csr, r.combiner) for r, csr in pairs if not is_embedding_variable(r.param)]
-        of_variables = iter(plain_variables.lookup(*zip(*plain, strict=True)) if plain else [])
-    features = [_feature(r, csr) for r, csr in pairs if is_embedding_variable(r.param)]
-    of_tables = iter(lookup.lookup_group(features, training) if features else [])
-    outputs = [next(of_tables if is_embedding_variable(r.param) else of_variables) for r in requests]
+    scopes = [""] * len(parts)
+    for i, name in enumerate(names or ()):
+        with tf.name_scope(name) as scopes[i]:
+            pass
+
+    def of_each_part(body: Callable[[Sequence[Request], Any], Any], given: Sequence[Any]) -> list[Any]:
+        results = []
+        for part, scope, mine in zip(parts, scopes, given, strict=True):
+            with tf.name_scope(scope) if scope else contextlib.nullcontext():
+                results.append(body(part, mine))
+        return results
+
+    def of_variables(part: Sequence[Request], csrs: list[Csr]) -> list[tf.Tensor]:
+        plain = [(r.param, csr, r.combiner) for r, csr in zip(part, csrs, strict=True) if not _is_table(r)]
+        return plain_variables.lookup(*zip(*plain, strict=True)) if plain else []
+
+    def of_tables(part: Sequence[Request], csrs: list[Csr]) -> list[tf.Tensor]:
+        features = [_feature(r, csr) for r, csr in zip(part, csrs, strict=True) if _is_table(r)]
+        return lookup.lookup_group(features, training) if features else []
+
+    # What is wrong in any part is told where peers wait: at the first exchange.
+    is_eager, waiting = tf.executing_eagerly(), [part for part in parts if any(map(_is_table, part))][:1]
+    with _told_to_peers([r.param for part in waiting for r in part]):
+        csrs = of_each_part(lambda part, _: [_to_csr(r) for r in part], parts)
+        plain = of_each_part(of_variables, csrs) if is_eager else []
+    tables = of_each_part(of_tables, csrs)
+    if not is_eager:
+        # Their gradients need ids alone. Where the lookup of a table raises, they are not to be updated either.
+        with tf.control_dependencies([outputs[0] for outputs in tables if outputs]):
+            after = [[dataclasses.replace(csr, keys=tf.identity(csr.keys)) for csr in of_part] for of_part in csrs]
+        plain = of_each_part(of_variables, after if waiting else csrs)
+    return [_in_order(*of_part) for of_part in zip(parts, csrs, map(iter, tables), map(iter, plain), strict=True)]
+
+
+def _in_order(
+    part: Sequence[Request], csrs: list[Csr], tables: Iterator[tf.Tensor], plain: Iterator[tf.Tensor]
+) -> list[tuple[tf.Tensor, tf.Tensor]]:
+    outputs = [next(tables if _is_table(r) else plain) for r in part]
     return [
         (output if r.dtype is None else tf.cast(output, r.dtype), csr.row_splits)
-        for r, output, csr in zip(requests, outputs, csrs, strict=True)
+        for r, output, csr in zip(part, outputs, csrs, strict=True)
     ]
+
+
+def _is_table(r: Request) -> bool:
+    return is_embedding_variable(r.param)
 
 
 def _to_csr(r: Request) -> Csr:

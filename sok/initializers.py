@@ -13,6 +13,7 @@ import tensorflow as tf
 from tensorflow.python.framework import ops
 
 from sok import context
+from sok.checkpoint.agreement import together
 
 # Rows drawn once from an initializer that has no formula here; fresh rows pick their elements from them.
 BANK_ROWS = 4096
@@ -136,7 +137,13 @@ def _from_object(initializer: Any, rows: int | None, dim: int) -> InitializerSpe
 def _draw_bank(initializer: Callable[..., Any], rows: int | None, dim: int) -> np.ndarray:
     """`initializer([n, dim])` of rank 0, as every rank's bank. Collective."""
     shape = (BANK_ROWS if rows is None else min(BANK_ROWS, rows), dim)
-    # Every rank calls it, so that an initializer that fails does so everywhere and nobody waits in the broadcast.
+    # Every rank calls it, so that one that fails does so everywhere; where it fails on some alone, all raise that.
+    transport, drawn = context.get_transport(), []
+    together(transport, f"sok/bank/{dim}/drawn", lambda: drawn.append(_drawn(initializer, shape)))
+    return transport.broadcast_numpy(drawn[0], name=f"sok/bank/{dim}")
+
+
+def _drawn(initializer: Callable[..., Any], shape: tuple[int, int]) -> np.ndarray:
     with ops.init_scope():
         if tf.executing_eagerly():
             value = np.asarray(initializer(shape, tf.float32))
@@ -155,7 +162,7 @@ def _draw_bank(initializer: Callable[..., Any], rows: int | None, dim: int) -> n
             f"The initializer must return finite float32 numbers. Received: {np.count_nonzero(~np.isfinite(value))} of "
             f"{value.size} that are not."
         )
-    return context.get_transport().broadcast_numpy(value, name=f"sok/bank/{dim}")
+    return value
 
 
 def resolve(initializer: Any, argument: str = "initializer") -> str | Callable[..., Any]:

@@ -288,14 +288,21 @@ def to_dense(inputs: Any, key_dtype: tf.DType, table: str) -> tuple[tf.Tensor, t
     empty = tf.zeros([0], tf.int64)
     if isinstance(inputs, tf.SparseTensor):
         indices, shape = inputs.indices, inputs.dense_shape
-        size = tf.reduce_prod(shape)
+        values = as_keys(inputs.values, key_dtype, table)
+        size = tf.size(values, out_type=tf.int64)
+        # Sizes that nobody has memory for would be raised by this worker alone. Floats do not overflow.
+        places, ids = tf.reduce_prod(tf.cast(shape, tf.float64)), tf.cast(size, tf.float64)
+        fits = tf.reduce_all(tf.logical_and(shape >= 0, shape < 2**31)) & (places <= 2 * ids + 2**20)
         place = tf.reduce_sum(indices * tf.math.cumprod(shape, exclusive=True, reverse=True), 1)
-        # Not tf.sparse.reorder, which raises for what is outside, and this worker alone.
         order = tf.argsort(place, stable=True)
         is_inside = tf.reduce_all(tf.logical_and(indices >= 0, indices < shape))
-        is_full = tf.logical_and(is_inside, _are_equal(tf.gather(place, order), tf.range(size)))
-        values = _of_size(tf.gather(as_keys(inputs.values, key_dtype, table), order), size)
-        return tf.reshape(values, shape), _check(empty, "uneven", is_full, size)
+        is_full = (places == ids) & is_inside & _are_equal(tf.gather(place, order), tf.range(size))
+        nothing = tf.concat([tf.zeros([1], tf.int64), tf.clip_by_value(shape[1:], tf.constant(0, tf.int64), 2**20)], 0)
+        shape = tf.where(fits, shape, nothing)
+        dense = tf.reshape(_of_size(tf.gather(values, order), tf.reduce_prod(shape)), shape)
+        if not tf.executing_eagerly() and sizes(inputs) is not None:
+            dense.set_shape([None if n is None or not 0 <= n < 2**31 else n for n in sizes(inputs)])
+        return dense, _check(empty, "uneven", is_full, size)
     if isinstance(inputs, tf.RaggedTensor):
         dense = as_keys(inputs.to_tensor(), key_dtype, table)
         is_full = tf.equal(tf.size(inputs.flat_values), tf.size(dense))
@@ -313,7 +320,8 @@ def check_sizes(splits: tf.Tensor | None, dense: tf.Tensor, wanted: list[int]) -
 def static_batch(inputs: Any, slot_num: int) -> int | None:
     """How many samples `inputs` holds, if that is known before it runs."""
     static = sizes(inputs)
-    if not static or static[0] is None:
+    # A dense_shape may say anything. TensorFlow ends the process where sizes of a shape overflow.
+    if not static or static[0] is None or not 0 <= static[0] < 2**31:
         return None
     is_flat = len(static) == 2 and isinstance(inputs, (tf.SparseTensor, tf.RaggedTensor))
     return static[0] // slot_num if is_flat else static[0]

@@ -89,10 +89,9 @@ class All2AllDenseEmbeddingMixin(EmbeddingLayerMixin):
 
     def call(self, inputs: Any, training: Any = None) -> tf.Tensor:
         variable = self.embedding_variable
-        with self._told_to_peers(inputs):
-            dense, report = to_dense(inputs, variable.key_dtype, variable.table_name)
-            if not self.dynamic_input:
-                dense, report = self._checked(inputs, dense, report)
+        dense, report = to_dense(inputs, variable.key_dtype, variable.table_name)
+        if not self.dynamic_input:
+            dense, report = self._checked(inputs, dense, report)
         if self.dynamic_input:
             return self._to_compute_dtype(self._rows(dense, training, report))
         # Flat until the lookup has judged the report: a reshape that fails would stop this worker alone.

@@ -141,15 +141,14 @@ class EmbeddingLayerMixin:
                 args = (as_keys(given, tf.as_dtype(self._options.key_dtype), self.name), *args[1:])
             else:
                 _check_integers(given)
-        if not self.built and isinstance(given, tf.SparseTensor) and given.shape.rank is None:
-            self.build(None)  # Keras 3 would ask for the shape first
-        return super().__call__(*args, **kwargs)
+            if not self.built and isinstance(given, tf.SparseTensor) and given.shape.rank is None:
+                self.build(None)  # Keras 3 would ask for the shape first
+            return super().__call__(*args, **kwargs)
 
     def _told_to_peers(self, inputs: Any) -> contextlib.AbstractContextManager[None]:
-        """For the body that makes keys of `inputs`: what it refuses here, the layer refuses on all workers."""
-        # Symbolic inputs are looked up by nobody; and one worker needs no table before it is built.
-        is_symbolic = any(_is_symbolic(part) for part in tf.nest.flatten(inputs, expand_composites=True))
-        if is_symbolic or context.size() == 1:
+        """For the body that looks `inputs` up: what is refused before, the layer refuses on all workers."""
+        # Keras' symbols are looked up by nobody; and one worker needs no table before it is built.
+        if context.size() == 1 or any(_is_symbol(part) for part in tf.nest.flatten(inputs)):
             return contextlib.nullcontext()
         return exchange.told_to_peers(self.embedding_variable)
 
@@ -199,6 +198,8 @@ def _serialized(initializer: Any, keras_initializers: Any) -> Any:
 
 
 def _check_integers(inputs: Any) -> None:
+    if not (isinstance(inputs, (int, float, str, list, tuple, dict)) or hasattr(inputs, "dtype")):
+        raise ValueError(f"`inputs` must be a tensor of integers, or what makes one. Received: {inputs!r}.")
     dtype = getattr(inputs, "dtype", None)
     name = getattr(dtype, "name", dtype)  # Keras 3's symbolic tensors have names for dtypes
     if isinstance(name, str) and not name.startswith(("int", "uint")):
@@ -208,9 +209,8 @@ def _check_integers(inputs: Any) -> None:
         )
 
 
-def _is_symbolic(part: Any) -> bool:
-    is_array = isinstance(part, (np.ndarray, np.generic, int, float))
-    return not is_array and (not tf.is_tensor(part) or not hasattr(part, "numpy"))
+def _is_symbol(part: Any) -> bool:
+    return not tf.is_tensor(part) and (hasattr(part, "_keras_history") or type(part).__name__ == "KerasTensor")
 
 
 def _holds_tensors(inputs: Any) -> bool:

@@ -111,8 +111,7 @@ class DistributedEmbeddingMixin(EmbeddingLayerMixin):
 
     def call(self, inputs: Any, training: Any = None, weights: Any = None) -> tf.Tensor:
         variable = self.embedding_variable
-        with self._told_to_peers(inputs):
-            csr = to_csr(inputs, self.slot_num, variable.key_dtype, variable.table_name, weights, self.padding_key)
+        csr = to_csr(inputs, self.slot_num, variable.key_dtype, variable.table_name, weights, self.padding_key)
         pooled = lookup.lookup_pooled(
             variable,
             csr,

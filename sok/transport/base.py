@@ -97,7 +97,7 @@ class Transport(abc.ABC):
         """How tensors of a GPU travel, in words for people: see `sok doctor`."""
         return "on the device (one worker: nothing is sent)"
 
-    def abort(self) -> None:
+    def abort(self) -> None:  # noqa: B027 (one worker has none)
         """Ends all collectives, on every rank, with an error: those under way and those to come."""
 
     @abc.abstractmethod

@@ -19,8 +19,8 @@ _ALL = (
 )
 _OF_RANKS = {
     1: _ALL,
-    2: (*_ALL, "calls", "profile", "formats", "matrix"),
-    3: ("job", "calls", "lookup", "group", "exchange_dtype", "loops", "fit", "checkpoint"),
+    2: (*_ALL, "calls", "refusals", "profile", "formats", "matrix"),
+    3: ("job", "calls", "refusals", "lookup", "group", "exchange_dtype", "loops", "fit", "checkpoint"),
     4: ("job", "lookup", "loops"),
 }
 MODULES = {ranks: [f"tests.multiprocess.checks_{name}" for name in names] for ranks, names in _OF_RANKS.items()}

@@ -102,7 +102,6 @@ def test_shapes_are_inferred(lib):
     [
         (([0, 1], [1, 2, 3], [], 3), r"`keys` must have shape \[2\]. Received: \[3\]"),
         (([0, 1], [1, 2], [1.0], 3), r"`weights` must have one value per key \(2\) or none. Received: 1"),
-        (([0, 1], [1, 2], [], -1), "`num_rows` must not be negative"),
         (([[0, 1]], [1, 2], [], 3), "`row` must have rank 1"),
     ],
 )
@@ -112,10 +111,18 @@ def test_bad_arguments_are_named(lib, args, text):
         lib.sok_sparse_to_csr(row, np.array(keys, np.int64), np.array(weights, np.float32), num_rows)
 
 
-@pytest.mark.parametrize("num_rows", [2**45, 2**63 - 1])
-def test_more_rows_than_memory_is_an_error(lib, num_rows):
-    with pytest.raises((tf.errors.ResourceExhaustedError, tf.errors.InvalidArgumentError)):
-        lib.sok_sparse_to_csr([0], np.array([1]), np.zeros(0, np.float32), tf.constant(num_rows, tf.int64))
+@pytest.mark.parametrize("num_rows", [-1, -(2**63), 2**31, 2**45, 2**62, 2**63 - 1])
+def test_a_number_of_rows_that_makes_no_sense_is_reported_in_place_of_splits(lib, call, num_rows):
+    def build(num_rows):
+        got = lib.sok_sparse_to_csr([0], np.array([1]), np.zeros(0, np.float32), num_rows)
+        return got.row_splits, got.csr_keys
+
+    for make in (lambda: build(tf.constant(num_rows, tf.int64)), lambda: call(build, tf.constant(num_rows, tf.int64))):
+        splits, keys = make()
+        assert_same(splits, report(11, num_rows))
+        assert len(keys) == 0
+    splits, _ = tf.function(lambda: build(tf.constant(num_rows, tf.int64)))()  # known when it is traced
+    assert_same(splits, report(11, num_rows))
 
 
 @pytest.mark.parametrize(("row", "which"), [([0, 3], 1), ([-1, 0], 0), ([0, 1, 2, 9], 3)])

@@ -289,3 +289,24 @@ def test_lookups_and_updates_from_many_threads_do_not_lock_each_other_out():
     for thread in threads:
         thread.join(60)
     assert not any(thread.is_alive() for thread in threads)
+
+
+@pytest.mark.parametrize("use_resource", [True, False])
+def test_a_v1_session_reads_rows_before_the_update_that_comes_of_them(use_resource):
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        variable = v1.get_variable("w", initializer=tf.ones([4001, 16]), use_resource=use_resource)
+        ids = tf.reshape(tf.range(4000, dtype=tf.int64), [-1, 4])
+        (pooled,) = sok.group_embedding_lookup_sparse([variable], [ids], "sum")
+        gradient = tf.gradients(tf.reduce_sum(pooled), variable)[0]  # needs the ids alone
+        train = v1.train.GradientDescentOptimizer(1.0).apply_gradients([(gradient, variable)])
+        before, todo = set(), [gradient.values.op]
+        while todo:
+            op = todo.pop()
+            if op not in before:
+                before.add(op)
+                todo += [tensor.op for tensor in op.inputs] + list(op.control_inputs)
+        assert any(op.type in ("Sok>VariablePool", "Sok>TensorPool") for op in before)
+        for step in range(3):
+            session.run(v1.global_variables_initializer())
+            assert np.all(session.run([pooled, train])[0] == 4.0), step
