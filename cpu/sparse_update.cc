@@ -1,12 +1,54 @@
 #include "sok/sparse_update.h"
 
 #include <algorithm>
+#include <cctype>
+#include <cfloat>
+#include <deque>
+#include <mutex>
 
 #include "sok/error.h"
 
 namespace sok {
+namespace {
+
+constexpr size_t kMaxName = 256, kMaxNames = 4096;  // files name rules, too
+
+// The rules of others, numbered. Names stay where they are.
+struct Names {
+  std::mutex mutex;
+  std::deque<std::string> names;
+  static Names& Instance() {
+    static Names* names = new Names;  // never destroyed: threads may outlive main
+    return *names;
+  }
+};
+
+// How many slots a name lists: letters, digits, '_' and '.', then '(one,two)'; 0 if it is not such a name.
+int SlotsOf(const std::string& name) {
+  auto is_word = [](const std::string& text) {
+    return !text.empty() && std::all_of(text.begin(), text.end(),
+                                        [](unsigned char c) { return std::isalnum(c) != 0 || c == '_' || c == '.'; });
+  };
+  const size_t open = name.find('(');
+  if (name.size() > kMaxName || open == std::string::npos || name.back() != ')' || !is_word(name.substr(0, open)))
+    return 0;
+  int count = 0;
+  for (size_t begin = open + 1; begin < name.size(); ++count) {
+    const size_t end = name.find_first_of(",)", begin);
+    if (!is_word(name.substr(begin, end - begin))) return 0;
+    begin = end + 1;
+  }
+  return count <= kMaxSlots ? count : 0;
+}
+
+}  // namespace
 
 const char* RuleName(Rule rule) {
+  if (rule >= kFirstNamed) {
+    Names& known = Names::Instance();
+    const std::lock_guard<std::mutex> lock(known.mutex);
+    return known.names[static_cast<size_t>(rule) / 8 - 1].c_str();
+  }
   switch (rule) {
     case Rule::kSgd:
       return "sgd";
@@ -23,7 +65,19 @@ const char* RuleName(Rule rule) {
 Rule ParseRule(const std::string& name) {
   for (const Rule rule : {Rule::kSgd, Rule::kAdagrad, Rule::kLazyAdam, Rule::kAdam})
     if (name == RuleName(rule)) return rule;
-  throw InvalidArgument("rule must be 'sgd', 'adagrad', 'adam' or 'lazy_adam'. Received: '" + name + "'.");
+  const int num_slots = SlotsOf(name);
+  if (num_slots == 0) {
+    throw InvalidArgument("rule must be 'sgd', 'adagrad', 'adam' or 'lazy_adam', or list up to " +
+                          std::to_string(kMaxSlots) + " slots like 'RMSprop(velocity,momentum)'. Received: '" + name +
+                          "'.");
+  }
+  Names& known = Names::Instance();
+  const std::lock_guard<std::mutex> lock(known.mutex);
+  size_t i = 0;
+  while (i < known.names.size() && known.names[i] != name) ++i;
+  if (i == kMaxNames) throw InvalidArgument("this process knows " + std::to_string(kMaxNames) + " rules already.");
+  if (i == known.names.size()) known.names.push_back(name);
+  return static_cast<Rule>(static_cast<int>(i + 1) * 8 + num_slots);
 }
 
 std::string BetaError(const UpdateRule& rule) {
@@ -48,10 +102,15 @@ std::string BetaError(const UpdateRule& rule) {
 UpdateRule MakeUpdateRule(const std::string& name, const double* hyper, int64_t hyper_size, int64_t step) {
   UpdateRule rule;
   rule.rule = ParseRule(name);
+  if (rule.is_named()) throw InvalidArgument("rule '" + name + "' is known by its slots alone: it cannot be applied.");
   const int64_t expected = rule.rule == Rule::kSgd ? 1 : rule.rule == Rule::kAdagrad ? 3 : 4;
   if (hyper_size != expected) {
     throw InvalidArgument("hyper for rule '" + name + "' must have " + std::to_string(expected) +
                           " values. Received: " + std::to_string(hyper_size) + ".");
+  }
+  if (!(hyper[0] >= 0.0 && hyper[0] <= static_cast<double>(FLT_MAX))) {
+    throw InvalidArgument("the learning rate must be finite in float32 and not negative. Received: " +
+                          std::to_string(hyper[0]) + ". Nothing was updated.");
   }
   rule.lr = static_cast<float>(hyper[0]);
   if (rule.rule == Rule::kAdagrad) {

@@ -248,7 +248,7 @@ void EmbeddingTable::InitRows(const std::pair<uint32_t, uint64_t>* fresh, int64_
       keys[i] = key;
       records[i] = rows_.Record(row);
       for (const auto& set : sets_) {
-        std::fill_n(records[i] + set->offset, set->rule.num_slots() * config_.dim, set->rule.slot_init);
+        set->rule.FillSlots(config_.dim, records[i] + set->offset);
         if (set->rule.decays()) *set->Stamp(row) = static_cast<uint32_t>(set->history.calls());
       }
     }

@@ -152,8 +152,7 @@ int64_t EmbeddingTable::Restore(const Cpu& cpu, Scratch* scratch, const std::vec
     for (int64_t i = begin; i < end; ++i) {
       float* record = rows_.Record(rows[i]);
       if (all_new) {  // nobody has written the record
-        for (const SlotSet* set : others)
-          std::fill_n(record + set->offset, set->rule.num_slots() * dim, set->rule.slot_init);
+        for (const SlotSet* set : others) set->rule.FillSlots(dim, record + set->offset);
       }
       // Missed decay of the other sets belongs to the old weights: settle it, or it would move the new ones.
       for (const auto& set : sets_) {

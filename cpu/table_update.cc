@@ -76,6 +76,13 @@ EmbeddingTable::SlotSet* EmbeddingTable::FindOrAttach(const UpdateRule& rule, co
   }
   sets_.reserve(sets_.size() + 1);
   if (rule.num_slots() > 0) set->offset = rows_.AddFloats(rule.num_slots() * config_.dim, rule.slot_init);
+  if (std::any_of(rule.slot_inits, rule.slot_inits + kMaxSlots, [](float x) { return x != 0.0f; })) {
+    for (int64_t slab = 0; slab < rows_.num_slabs(); ++slab) {
+      const int64_t first = slab * rows_.rows_per_slab();
+      for (int64_t row = first; rows_.Has(first) && row < first + rows_.rows_per_slab(); ++row)
+        rule.FillSlots(config_.dim, rows_.Record(row) + set->offset);
+    }
+  }
   sets_.push_back(std::move(set));
   return sets_.back().get();
 }
@@ -114,13 +121,17 @@ void EmbeddingTable::RaiseBadGradient(const Gradients& gradients, Nonfinite nonf
   throw InvalidArgument(Label() + ": bad gradient");
 }
 
-// Leaves out gradients of rows that were erased since they were looked up: their numbers may be other keys' by now.
+// Whether a row was erased since its id was looked up: its number may be another key's by now. Also of negative ids.
+bool EmbeddingTable::IsGone(int64_t id) const {
+  return id < 0 || EpochOf(id) < first_epoch_ || erased_.Get(RowOf(id)) > EpochOf(id);
+}
+
+// Leaves out gradients of rows that were erased since they were looked up.
 void EmbeddingTable::DropStale(Scratch* scratch, Gradients* gradients) const {
   int64_t* kept = scratch->Get<int64_t>(gradients->n);
   for (int64_t i = 0; i < gradients->n; ++i) {
     const int64_t id = gradients->row_ids[i];
-    const bool is_gone = id < 0 || EpochOf(id) < first_epoch_ || erased_.Get(RowOf(id)) > EpochOf(id);
-    kept[i] = is_gone ? -1 : RowId(RowOf(id));
+    kept[i] = IsGone(id) ? -1 : RowId(RowOf(id));
   }
   gradients->row_ids = kept;
   gradients->distinct = false;  // one row may have come under two ids
@@ -252,6 +263,7 @@ void EmbeddingTable::ApplyGroup(const Cpu& cpu, Scratch* scratch, const UpdateRu
       }
     }
   }
+  if (slot_set.empty()) return;
   if (any_stale.load()) {  // rare: some table lost keys between lookup and update
     for (int64_t t = 0; t < num_tables; ++t) ready[t].table->DropStale(scratch, &ready[t]);
     SumDuplicates(cpu, scratch, ready, num_tables);

@@ -55,6 +55,10 @@ DeviceTable::State::SlotSet* DeviceTable::State::FindOrAttach(const Cuda& cuda, 
     known->rule = rule;
     return known;
   }
+  if (rule.is_named()) {
+    throw InvalidArgument(config.Label() + " is on a GPU, where the slots of '" + RuleName(rule.rule) +
+                          "' cannot lie. Restore without slots, or make the table under tf.device('CPU:0').");
+  }
   auto set = std::make_unique<SlotSet>(&memory);
   set->name = slot_set;
   set->rule = rule;
@@ -118,12 +122,13 @@ void DeviceTable::ApplyGroup(const Cuda& cuda, DeviceScratch* scratch, const Upd
     states.push_back(state);
   }
   const TableWriting writing(states, cuda);
+  const bool is_check = slot_set.empty();
   for (State* state : states) {
     const State::SlotSet* known = state->FindSet(slot_set);
     if (known != nullptr) state->CheckRule(*known, rule);
   }
   std::vector<State::SlotSet*> sets;
-  for (State* state : states) sets.push_back(state->FindOrAttach(cuda, rule, slot_set));
+  for (State* state : states) sets.push_back(is_check ? nullptr : state->FindOrAttach(cuda, rule, slot_set));
   const size_t m = static_cast<size_t>(num_tables);
   std::vector<DeviceUpdate> updates(m);
   std::vector<DeviceGradients> all(m);
@@ -134,8 +139,8 @@ void DeviceTable::ApplyGroup(const Cuda& cuda, DeviceScratch* scratch, const Upd
     DeviceUpdate& update = updates[t];
     update.rows = state.rows.view();
     update.num_rows = state.num_rows();
-    update.slot_offset = sets[t]->offset;
-    update.notes = state.changes.notes();
+    update.slot_offset = is_check ? 0 : sets[t]->offset;
+    update.notes = is_check ? RowNotes{} : state.changes.notes();
     if (rule.decays()) update.decay = sets[t]->decay->Begin(cuda, rule, sets[t]->stamps.data());
     update.erasures = state.erasures.data();
     update.num_erasures = state.erasures.capacity();

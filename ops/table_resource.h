@@ -40,6 +40,7 @@ class TableResource : public tensorflow::ResourceBase {
   TableStore& store() { return *store_; }
 
   // For kernels of the CPU, and for those of a device. Both throw InvalidArgument where the table is elsewhere.
+  bool is_on_host() const { return host_ != nullptr; }
   EmbeddingTable& table() {
     if (host_ == nullptr) throw InvalidArgument(config().Label() + " is on a GPU, and this op runs on the CPU.");
     return *host_;

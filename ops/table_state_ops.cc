@@ -1,4 +1,5 @@
 // A table's rows together with what optimizers keep of them: restoring, listing, swapping.
+#include <algorithm>
 #include <new>
 #include <string>
 #include <vector>
@@ -19,7 +20,7 @@ REGISTER_OP("Sok>TableRestore")
     .Attr("Tkey: " SOK_KEY_TYPES)
     .Attr("slot_set: string = ''")
     .Attr("rule: string = ''")
-    .Attr("slot_init: float = 0.0")
+    .Attr("slot_inits: list(float) = [0.0]")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle unused;
@@ -37,12 +38,19 @@ class TableRestoreOp : public OpKernel {
       std::string rule;
       Check(ctx->GetAttr("slot_set", &info_.name));
       Check(ctx->GetAttr("rule", &rule));
-      Check(ctx->GetAttr("slot_init", &info_.rule.slot_init));
+      std::vector<float> inits;
+      Check(ctx->GetAttr("slot_inits", &inits));
       if (info_.name.empty() != rule.empty()) {
         throw InvalidArgument("`slot_set` and `rule` must be given together. Received: '" + info_.name + "' and '" +
                               rule + "'.");
       }
       if (!rule.empty()) info_.rule.rule = ParseRule(rule);
+      const size_t expected = info_.rule.is_named() ? static_cast<size_t>(info_.rule.num_slots()) : 1;
+      if (inits.size() != expected) {
+        throw InvalidArgument("`slot_inits` must have " + std::to_string(expected) +
+                              " values. Received: " + std::to_string(inits.size()) + ".");
+      }
+      std::copy(inits.begin(), inits.end(), info_.rule.is_named() ? info_.rule.slot_inits : &info_.rule.slot_init);
     });
   }
   void Compute(OpKernelContext* ctx) override {

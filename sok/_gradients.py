@@ -237,7 +237,7 @@ for _name in _ONLY_ONCE.split():
 
 _WITHOUT_GRADIENT = (
     "ExchangeRoute ValidateCsr CheckIds SumDuplicates Unique TableExport TableSize TableRestore TableSlotSets "
-    "TableSave TableLoad TableKeys ShardVerify Philox"
+    "TableGather TableScatter TableSave TableLoad TableKeys ShardVerify Philox"
 )
 for _name in _WITHOUT_GRADIENT.split():
     tf.no_gradient(f"Sok>{_name}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -11,9 +13,7 @@ from tensorflow.python.framework import cpp_shape_inference_pb2
 from tensorflow.python.ops import resource_variable_ops
 
 from sok import _ops
-
-RULES = {"sgd": 0, "adagrad": 1, "lazy_adam": 2, "adam": 2}
-"""The rules of `sok.optimizers` and how many slots each keeps for a row, every slot as long as the row."""
+from sok.rules import RULES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +21,7 @@ class SlotSet:
     """What one optimizer keeps in a table."""
 
     name: str  # the optimizer's `slot_set`
-    rule: str  # one of RULES
+    rule: str  # one of RULES, or that of a stock optimizer: a name that lists its slots
     num_slots: int
     calls: int  # updates so far; of the rule 'adam' only
 
@@ -34,7 +34,7 @@ def restore_rows(
     *,
     slot_set: str | None = None,
     rule: str | None = None,
-    slot_init: float = 0.0,
+    slot_init: float | Sequence[float] = 0.0,
 ) -> tf.Tensor:
     """Stores rows with the slots of one optimizer, making rows and slot set if they are missing.
 
@@ -48,8 +48,10 @@ def restore_rows(
         slots: [n, K * D] float32, slot after slot: Adagrad's accumulator (K = 1), Adam's and LazyAdam's m, v (K = 2).
             None: rows only; slots of rows that exist stay.
         slot_set: the name of the optimizer's slots: its `slot_set`. To be given with `slots`.
-        rule: 'sgd', 'adagrad', 'adam' or 'lazy_adam'. To be given with `slots`.
-        slot_init: what a slot of a fresh row holds (Adagrad's initial accumulator), if the set is made here.
+        rule: 'sgd', 'adagrad', 'adam' or 'lazy_adam', or of a stock optimizer its name with those of its slots, as
+            'RMSprop(velocity,momentum)'. To be given with `slots`.
+        slot_init: what slots of a fresh row hold (Adagrad's initial accumulator), if the set is made here: a number, or
+            of a stock optimizer one for each slot.
 
     Returns:
         How many rows of this worker's shard were made: int64 scalar; in a v1 graph to be run. Not collective.
@@ -74,8 +76,12 @@ def restore_rows(
             "`slots`, `slot_set` and `rule` must be given together, or none of them. "
             f"Received: slot_set={slot_set!r}, rule={rule!r}, slots={'given' if given[0] else None}."
         )
-    if rule is not None and rule not in RULES:
-        raise ValueError(f"`rule` must be one of {', '.join(map(repr, RULES))}. Received: {rule!r}.")
+    if rule is not None and rule not in RULES and "(" not in rule:
+        raise ValueError(
+            f"`rule` must be one of {', '.join(map(repr, RULES))}, or list slots: 'RMSprop(velocity,momentum)'. "
+            f"Received: {rule!r}."
+        )
+    starts = [slot_init] if isinstance(slot_init, numbers.Real) else list(slot_init)
     keys = variable._as_keys(keys)
     if slots is None:
         slots = tf.zeros([tf.size(keys), 0])
@@ -86,7 +92,7 @@ def restore_rows(
         tf.convert_to_tensor(slots, tf.float32),
         slot_set=slot_set or "",
         rule=rule or "",
-        slot_init=float(slot_init),
+        slot_inits=(starts or [0.0])[:1] if rule is None or rule in RULES else starts,
     )
 
 

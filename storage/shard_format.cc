@@ -72,6 +72,8 @@ std::string SetError(const SlotSetInfo& set) {
        {rule.slot_init, rule.beta_1, rule.beta_2, rule.one_minus_beta_1, rule.one_minus_beta_2, rule.epsilon}) {
     if (!std::isfinite(x)) return who + "has a setting that is not finite";
   }
+  for (const float x : rule.slot_inits)
+    if (!std::isfinite(x)) return who + "has a setting that is not finite";
   const std::string bad_betas = BetaError(rule);
   if (!bad_betas.empty()) return who + "has betas that make no sense: " + bad_betas;
   if (set.calls < 0 || set.calls > UINT32_MAX) return who + "counts " + std::to_string(set.calls) + " calls";
@@ -124,6 +126,17 @@ void ReadRuns(const BlockReader& file, HeadReader* in, bool is_delta, SlotSetInf
   }
 }
 
+// What a head says of a rule, in the file's order: of a named one, what its slots start as.
+std::vector<float*> SettingsOf(UpdateRule* rule) {
+  if (!rule->is_named()) {
+    return {&rule->slot_init,        &rule->beta_1,           &rule->beta_2,
+            &rule->one_minus_beta_1, &rule->one_minus_beta_2, &rule->epsilon};
+  }
+  std::vector<float*> settings;
+  for (float& init : rule->slot_inits) settings.push_back(&init);
+  return settings;
+}
+
 SlotSetInfo ReadSlotSet(const BlockReader& file, HeadReader* in, bool is_delta) {
   SlotSetInfo set;
   set.name = in->Text("slot set");
@@ -138,8 +151,7 @@ SlotSetInfo ReadSlotSet(const BlockReader& file, HeadReader* in, bool is_delta) 
     file.Refuse("slot set '" + set.name + "' of rule '" + rule + "' has " + std::to_string(num_slots) +
                 " slots instead of " + std::to_string(set.rule.num_slots()));
   }
-  for (float* x : {&set.rule.slot_init, &set.rule.beta_1, &set.rule.beta_2, &set.rule.one_minus_beta_1,
-                   &set.rule.one_minus_beta_2, &set.rule.epsilon}) {
+  for (float* x : SettingsOf(&set.rule)) {
     *x = in->Get<float>();
   }
   set.calls = static_cast<int64_t>(in->Get<uint64_t>());
@@ -288,10 +300,8 @@ std::vector<char> HeadBytes(const ShardHead& head) {
     out.Text(set.name);
     out.Text(RuleName(set.rule.rule));
     out.Put(static_cast<uint32_t>(set.rule.num_slots()));
-    for (const float x : {set.rule.slot_init, set.rule.beta_1, set.rule.beta_2, set.rule.one_minus_beta_1,
-                          set.rule.one_minus_beta_2, set.rule.epsilon}) {
-      out.Put(x);
-    }
+    UpdateRule rule = set.rule;
+    for (const float* x : SettingsOf(&rule)) out.Put(*x);
     out.Put(static_cast<uint64_t>(set.calls));
     out.Put(static_cast<uint32_t>(head.is_delta ? set.missed.size() : 0));
     if (!head.is_delta) continue;

@@ -96,6 +96,7 @@ class EmbeddingTable final : public TableStore {
   // slot set on first use. A gradient for a row that was erased since its lookup is ignored. Throws InvalidArgument for a
   // table given twice, for row ids that do not exist, for a set of another rule and, with Nonfinite::kRaise, for a gradient
   // that is not finite; nothing changed then in any table. Where memory ends, a table may have got the set, as yet unused.
+  // An empty slot_set: gradients are checked, and no table changes.
   static void ApplyGroup(const Cpu& cpu, Scratch* scratch, const UpdateRule& rule, const std::string& slot_set,
                          Nonfinite nonfinite, const Gradients* gradients, int64_t num_tables);
 
@@ -104,6 +105,17 @@ class EmbeddingTable final : public TableStore {
              const int64_t* row_ids,  // [n]
              const float* grads,      // [n, dim]
              int64_t n);
+
+  // Rows and slots for a named rule, whose step the caller does: reads what it changes (Gather), and stores it (Scatter).
+  // Both attach the slot set on first use, and pass over ids that are negative or of rows erased since their lookup: Gather
+  // gives zeros for them and what fresh slots hold. Between the two nobody else should update these rows: the later of
+  // two Scatters counts. Ids must be distinct. Throw InvalidArgument for row ids that do not exist; nothing changed then.
+  void Gather(const Cpu& cpu, const UpdateRule& rule, const std::string& slot_set, const int64_t* row_ids, int64_t n,
+              float* rows,    // [n, dim]
+              float* slots);  // [n, num_slots * dim]
+  void Scatter(const Cpu& cpu, const UpdateRule& rule, const std::string& slot_set, const int64_t* row_ids, int64_t n,
+               const float* rows,    // [n, dim]
+               const float* slots);  // [n, num_slots * dim]
 
   // TableStore, in which all of them are described.
   int64_t size() const override;
@@ -171,7 +183,10 @@ class EmbeddingTable final : public TableStore {
   bool CheckGradients(const Gradients& gradients, int64_t begin, int64_t end, Nonfinite nonfinite, bool* stale) const;
   [[noreturn]] void RaiseBadGradient(const Gradients& gradients, Nonfinite nonfinite) const;
   static void SumDuplicates(const Cpu& cpu, Scratch* scratch, Gradients* gradients, int64_t num_tables);
+  bool IsGone(int64_t id) const;
   void DropStale(Scratch* scratch, Gradients* gradients) const;
+  // The rows of ids, kNoRow of those that are gone. Throws InvalidArgument.
+  std::vector<uint32_t> RowsOfIds(const int64_t* row_ids, int64_t n) const;
   void Update(const Gradients& gradients, int64_t begin, int64_t end, SlotSet* set, Nonfinite nonfinite);
   bool InUse(int64_t row) const {
     // A table in full use pays for no bits: the counts of a million rows are one kilobyte.

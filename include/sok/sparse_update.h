@@ -12,7 +12,13 @@
 
 namespace sok {
 
-enum class Rule { kSgd, kAdagrad, kLazyAdam, kAdam };
+// From kFirstNamed on: rules of others, who read and write rows themselves (EmbeddingTable::Gather, Scatter). Such a rule has a
+// name that lists its slots, as 'RMSprop(velocity,momentum)': a table keeps them, and knows no more of it.
+enum class Rule : int32_t { kSgd, kAdagrad, kLazyAdam, kAdam };
+constexpr Rule kFirstNamed = static_cast<Rule>(8);
+
+// Slots that a named rule has at most.
+constexpr int kMaxSlots = 6;
 
 // What to do with a gradient row that holds a NaN or an infinity.
 enum class Nonfinite { kAllow, kSkip, kRaise };
@@ -26,18 +32,30 @@ struct UpdateRule {
   float one_minus_beta_2 = 1.0f;
   float epsilon = 0.0f;
   float slot_init = 0.0f;
+  float slot_inits[kMaxSlots] = {};  // of a named rule, in place of slot_init
 
-  int num_slots() const { return rule == Rule::kSgd ? 0 : rule == Rule::kAdagrad ? 1 : 2; }
+  bool is_named() const { return rule >= kFirstNamed; }
+  int num_slots() const {
+    if (is_named()) return static_cast<int>(rule) % 8;  // ParseRule numbers them so
+    return rule == Rule::kSgd ? 0 : rule == Rule::kAdagrad ? 1 : 2;
+  }
   bool decays() const { return rule == Rule::kAdam; }
+  // What a fresh row holds: slots [num_slots * dim].
+  void FillSlots(int64_t dim, float* slots) const {
+    for (int k = 0; k < num_slots(); ++k)
+      for (int64_t j = 0; j < dim; ++j) *slots++ = is_named() ? slot_inits[k] : slot_init;
+  }
 };
 
 // Why no rule has these betas; empty: it may have them. Betas are below 1 after rounding to float32, too, and those of
 // 'adam' such that a row's momentum is gone after some 200,000 missed steps: so long it may take to catch up with them.
 std::string BetaError(const UpdateRule& rule);
 
-// Reads `hyper` (docs/design/native_ops.md) and works out alpha for `step`. Throws InvalidArgument.
+// Reads `hyper` (docs/design/native_ops.md) and works out alpha for `step`. Throws InvalidArgument, also for a learning rate
+// that is negative or not finite in float32, and for a named rule.
 UpdateRule MakeUpdateRule(const std::string& name, const double* hyper, int64_t hyper_size, int64_t step);
-// The name that MakeUpdateRule takes, and the other way round; the latter throws InvalidArgument.
+// The name of a rule, and the other way round; the latter throws InvalidArgument. A named rule has one number in this
+// process from the first ParseRule of its name on.
 const char* RuleName(Rule rule);
 Rule ParseRule(const std::string& name);
 Nonfinite ParseNonfinite(const std::string& name);

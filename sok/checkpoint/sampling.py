@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from sok.checkpoint.manifest import CheckpointError, Table
+from sok.rules import slot_names
 
 _BLOCK = struct.Struct("<IIQII")  # magic, type, length of the payload, CRC, 0: docs/design/checkpoint.md
 _MAGIC, _ROWS, _END = 0x4B4C4253, 2, 4
-_SLOT_NAMES = {"adagrad": ("accumulator",), "adam": ("m", "v"), "lazy_adam": ("m", "v")}
 
 MAX_VALUES = 1_000_000  # kept of each vector
 MAX_BLOCKS = 64  # read of each table, of 4 MiB or less
@@ -32,7 +32,7 @@ def vectors_of(table: Table) -> list[str]:
     """The vectors that a record of the table has, in the order of the file."""
     names = ["weights"]
     for slot_set in table.slot_sets:
-        known = _SLOT_NAMES.get(slot_set.rule, ())
+        known = slot_names(slot_set.rule)
         for k in range(slot_set.num_slots):
             names.append(f"{slot_set.name}: {known[k] if k < len(known) else f'slot {k}'}")
     return names

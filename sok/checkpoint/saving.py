@@ -151,7 +151,9 @@ def save(
 
 def _warn_of_lost_counts(tables: Sequence[EmbeddingVariable], chosen: Sequence[Optimizer], calls: Any) -> None:
     given = {optimizer.slot_set for optimizer in chosen}
-    lost = {s.name for table in tables for s in calls.slot_sets(table) if "adam" in s.rule and s.name not in given}
+    lost = {
+        s.name for table in tables for s in calls.slot_sets(table) if "adam" in s.rule.lower() and s.name not in given
+    }
     if lost:
         warnings.warn(
             f"sok.save: the step count of {', '.join(sorted(lost))} is not saved, as the optimizer was not given: "

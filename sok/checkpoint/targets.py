@@ -86,9 +86,8 @@ def optimizers_of(optimizers: Any, variables_or_model: Any) -> list[Optimizer] |
         inner = optimizer if isinstance(optimizer, Optimizer) else getattr(optimizer, "embedding_optimizer", None)
         if not isinstance(inner, Optimizer):
             raise TypeError(
-                "`optimizers` must be of sok.optimizers, sok.DistributedOptimizer, or a sok.OptimizerWrapper whose "
-                "rule is fused (SGD, Adagrad, Adam): others keep no slots in tables; tf.train.Checkpoint saves them."
-                f" Received: {optimizer!r}."
+                "`optimizers` must be of sok.optimizers, a sok.DistributedOptimizer or a sok.OptimizerWrapper: others "
+                f"keep no slots in tables; tf.train.Checkpoint saves them. Received: {optimizer!r}."
             )
         chosen.append(inner)
     if len({o.slot_set for o in chosen}) < len(chosen):

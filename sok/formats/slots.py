@@ -43,60 +43,54 @@ class OptimizerSlots:
     """
 
     name: str  # SOK's word for the optimizer
-    slots: tuple[str, ...]
-
-    def __new__(cls, optimizer: Any) -> OptimizerSlots:
-        tables = getattr(optimizer, "embedding_optimizer", optimizer)
-        if isinstance(tables, Optimizer):
-            return object.__new__(_Fused)
-        if isinstance(tables, Buffered):
-            return object.__new__(_Kept)
-        raise TypeError(
-            "`optimizer` must be what trains the tables: a sok.OptimizerWrapper, a sok.DistributedOptimizer or one of "
-            f"sok.optimizers. Received: {optimizer!r}."
-        )
+    slots: tuple[str, ...]  # and for its slots
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = getattr(optimizer, "embedding_optimizer", optimizer)
+        if not isinstance(self._optimizer, Optimizer):
+            raise TypeError(
+                "`optimizer` must be what trains the tables: a sok.OptimizerWrapper, a sok.DistributedOptimizer or one "
+                f"of sok.optimizers. Received: {optimizer!r}."
+            )
+        if not isinstance(self._optimizer, Buffered):
+            known = {SGD: ("SGD", ()), Adagrad: ("Adagrad", ("accumulator",)), Adam: ("Adam", ("m", "v"))}
+            self.name, self.slots = next(found for cls, found in known.items() if isinstance(self._optimizer, cls))
+            return
+        stock = type(self._optimizer.stock).__name__
+        if stock not in _STOCK:
+            raise ValueError(
+                f"SOK's files have no names for the state of {stock}: known are SGD, Adagrad, Adam, Adamax, Adadelta "
+                "and Ftrl. Dump without `optimizer`, or use sok.save, which takes every optimizer."
+            )
+        self.name, self.slots = _STOCK[stock]
+        has = self._optimizer.slot_names
+        if len(has) != len(self.slots):
+            raise ValueError(
+                f"{stock} has {len(has)} slots, and SOK's files have names for {len(self.slots)}: "
+                f"{', '.join(self.slots)}."
+            )
 
     def has_state(self, variable: EmbeddingVariable) -> bool:
         """Whether this worker has slots of the table: after a first step, or `store`."""
-        raise NotImplementedError
-
-    def read(self, shard: Shard) -> list[tf.Tensor]:
-        """Each slot of the shard's rows [n, D]; what no step has touched is what it starts as. Eager only."""
-        raise NotImplementedError
-
-    def store(self, variable: EmbeddingVariable, keys: tf.Tensor, rows: tf.Tensor, slots: Sequence[tf.Tensor]) -> None:
-        """Puts rows of this worker [m, D] into the table, with their slots, each [m, D]. Eager only."""
-        raise NotImplementedError
-
-
-class _Fused(OptimizerSlots):
-    """Slots that lie beside the weights of a row."""
-
-    def __init__(self, optimizer: Any) -> None:
-        super().__init__(optimizer)
-        known = {SGD: ("SGD", ()), Adagrad: ("Adagrad", ("accumulator",)), Adam: ("Adam", ("m", "v"))}
-        self.name, self.slots = next(found for cls, found in known.items() if isinstance(self._optimizer, cls))
-        self._start = getattr(self._optimizer, "initial_accumulator_value", 0.0)
-
-    def has_state(self, variable: EmbeddingVariable) -> bool:
         return bool(self.slots) and self._optimizer.slot_set in {s.name for s in table_state.slot_sets(variable)}
 
     def read(self, shard: Shard) -> list[tf.Tensor]:
+        """Each slot of the shard's rows [n, D]; what no step has touched is what it starts as. Eager only."""
         keys, dim = shard.keys.numpy(), shard.variable.dim
-        slots = np.full([len(keys), len(self.slots) * dim], self._start, np.float32)
-        if self.has_state(shard.variable):
-            found, values, _ = shard.variable.slots(self._optimizer.slot_set)
-            found, order = found.numpy().astype(keys.dtype), np.argsort(keys)
-            places = np.searchsorted(keys[order], found)
-            if len(found) > len(keys) or (places == len(keys)).any() or (keys[order][places] != found).any():
-                raise RuntimeError(f"table '{shard.variable.table_name}' got new rows while it was being dumped.")
-            slots[order[places]] = values.numpy()
-        return [tf.constant(part) for part in np.split(slots, len(self.slots), axis=1)] if self.slots else []
+        starts = [np.full([len(keys), dim], start, np.float32) for start in self._optimizer.slot_inits]
+        if not self.has_state(shard.variable):
+            return [tf.constant(start) for start in starts]
+        slots = np.concatenate(starts, axis=1)
+        found, values, _ = shard.variable.slots(self._optimizer.slot_set)
+        found, order = found.numpy().astype(keys.dtype), np.argsort(keys)
+        places = np.searchsorted(keys[order], found)
+        if len(found) > len(keys) or (places == len(keys)).any() or (keys[order][places] != found).any():
+            raise RuntimeError(f"table '{shard.variable.table_name}' got new rows while it was being dumped.")
+        slots[order[places]] = values.numpy()
+        return [tf.constant(part) for part in np.split(slots, len(self.slots), axis=1)]
 
     def store(self, variable: EmbeddingVariable, keys: tf.Tensor, rows: tf.Tensor, slots: Sequence[tf.Tensor]) -> None:
+        """Puts rows of this worker [m, D] into the table, with their slots, each [m, D]. Eager only."""
         table_state.restore_rows(
             variable,
             keys,
@@ -104,41 +98,5 @@ class _Fused(OptimizerSlots):
             tf.concat(slots, 1),
             slot_set=self._optimizer.slot_set,
             rule=self._optimizer.rule,
-            slot_init=self._start,
+            slot_init=self._optimizer.slot_inits,
         )
-
-
-class _Kept(OptimizerSlots):
-    """Slots of stock optimizers that `sok.OptimizerWrapper` keeps in tables of their own."""
-
-    def __init__(self, optimizer: Any) -> None:
-        super().__init__(optimizer)
-        stock = self._optimizer.stock
-        if type(stock).__name__ not in _STOCK:
-            raise ValueError(
-                f"SOK's files have no names for the state of {type(stock).__name__}: known are SGD, Adagrad, Adam, "
-                "Adamax, Adadelta and Ftrl. Dump without `optimizer`, or use sok.save, which takes every optimizer."
-            )
-        self.name, self.slots = _STOCK[type(stock).__name__]
-
-    def has_state(self, variable: EmbeddingVariable) -> bool:
-        return self._optimizer.has_slots(variable)
-
-    def read(self, shard: Shard) -> list[tf.Tensor]:
-        slots = self._optimizer.slots_of(shard.variable)
-        self._check(slots)
-        numbers = slots.row_numbers(tf.cast(shard.keys, shard.variable.key_dtype))
-        return slots.read(numbers)
-
-    def store(self, variable: EmbeddingVariable, keys: tf.Tensor, rows: tf.Tensor, slots: Sequence[tf.Tensor]) -> None:
-        kept = self._optimizer.slots_of(variable)
-        self._check(kept)
-        variable.assign(keys, rows)
-        kept.store(kept.row_numbers(keys), slots)
-
-    def _check(self, slots: Any) -> None:
-        if slots.num_slots != len(self.slots):
-            raise ValueError(
-                f"{type(self._optimizer.stock).__name__} has {slots.num_slots} slots, and SOK's files have names for "
-                f"{len(self.slots)}: {', '.join(self.slots)}."
-            )

@@ -35,6 +35,10 @@ class Adagrad(Optimizer):
             )
         super().__init__(learning_rate, name, **options)
 
+    @property
+    def slot_inits(self) -> tuple[float, ...]:
+        return (self.initial_accumulator_value,)
+
     def _hyper(self) -> list[float]:
         return [self.initial_accumulator_value, self.epsilon]
 

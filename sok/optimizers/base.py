@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from sok import names
+from sok import names, rules, table_state
 from sok.optimizers import claims, gradients
 from sok.optimizers.learning_rate import LearningRate, as_learning_rate, checked_number
 
@@ -119,6 +119,39 @@ class Optimizer(tf.__internal__.tracking.Trackable):
     def slot_set(self) -> str:
         """The name under which tables keep this optimizer's slots."""
         return self._slot_set
+
+    @property
+    def slot_names(self) -> tuple[str, ...]:
+        """What the slots are called that tables keep for each row."""
+        return rules.slot_names(self.rule)
+
+    @property
+    def slot_inits(self) -> tuple[float, ...]:
+        """What each slot starts as."""
+        return (0.0,) * len(self.slot_names)
+
+    # Without get_slot_names: TensorFlow's checkpoints would take slots for variables.
+    def get_slot(self, var: Any, name: str) -> tf.Tensor:
+        """One slot of the rows that this worker holds of a table: [n, D], in the order of `var.export()`. Eager only.
+
+        Raises:
+            TypeError: `var` is no embedding variable.
+            ValueError: the optimizer has no such slot.
+        """
+        _check_variable(var)
+        if name not in self.slot_names:
+            raise ValueError(f"`name` must be one of {list(self.slot_names)}. Received: {name!r}.")
+        number = self.slot_names.index(name)
+        if self._slot_set not in {found.name for found in table_state.slot_sets(var)}:
+            return tf.fill([tf.size(var.export()[0]), var.dim], self.slot_inits[number])
+        return tf.split(var.slots(self._slot_set)[1], len(self.slot_names), axis=1)[number]
+
+    @property
+    def initializer(self) -> tf.Operation | None:
+        """In a v1 graph the op that initialises the `variables` that are tf.Variables; eagerly None: they are."""
+        if self._graph is None:
+            return None
+        return tf.group(*[variable.initializer for variable in self.variables])
 
     @property
     def clipnorm(self) -> float | None:

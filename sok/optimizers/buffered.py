@@ -1,7 +1,7 @@
 """Stock optimizers that have no equal in `sok.optimizers`, run by themselves on the rows that a step has touched.
 
 The distinct rows of a batch are put into a dense variable, their slots into others, a copy of the stock optimizer does
-its step on these, and what came of it goes back. Rows outside the batch are left alone.
+its step on these, and all of it goes back into the table. Rows outside the batch are left alone.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import numbers
+import re
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,23 +20,22 @@ import tensorflow as tf
 
 from sok import _ops
 from sok.optimizers import gradients
-from sok.optimizers.matching import _class_of, _NoMatch, _refuse
+from sok.optimizers.base import Optimizer
+from sok.optimizers.learning_rate import GraphConstantRate
+from sok.optimizers.matching import _class_of, _follow_iterations, _keras_rate, _legacy_rate, _NoMatch, _refuse
 from sok.transport.base import run_now
 
-# Optimizers that treat each element by itself and look at nothing but its gradient and slots: weights may start at 0,
-# and what they become is what has to be added.
-_KERAS = ("SGD", "RMSprop", "Adadelta", "Adamax", "Nadam", "Adam", "Lion")
-_LEGACY = ("SGD", "RMSprop", "Adadelta", "Adamax", "Nadam", "Adam")
-_V1 = ("MomentumOptimizer", "RMSPropOptimizer", "AdadeltaOptimizer")
-# These look at the weights too.
-_READ_WEIGHTS = ("Ftrl", "FtrlOptimizer")
+# Optimizers that treat each element by itself.
+_KERAS = ("SGD", "RMSprop", "Adadelta", "Adamax", "Nadam", "Adam", "Lion", "Ftrl")
+_LEGACY = ("SGD", "RMSprop", "Adadelta", "Adamax", "Nadam", "Adam", "Ftrl")
+_V1 = ("MomentumOptimizer", "RMSPropOptimizer", "AdadeltaOptimizer", "FtrlOptimizer")
 
 
-class Buffered:
-    """Trains tables by copies of a stock optimizer; what `OptimizerWrapper` needs of a `sok.optimizers.Optimizer`.
+class Buffered(Optimizer):
+    """Trains tables by copies of a stock optimizer; its slots lie in the tables, like those of `sok.optimizers`.
 
-    Each table has a copy, which counts the steps of that table. Copies use the learning rate of the stock optimizer
-    itself.
+    The rule is known to tables by the stock optimizer's class and the names of its slots: 'RMSprop(velocity,momentum)'.
+    All copies count in `iterations`, and use the learning rate of the stock optimizer itself.
 
     Args:
         stock: one of those that `check` accepts.
@@ -42,43 +43,62 @@ class Buffered:
 
     def __init__(self, stock: Any) -> None:
         self._stock = stock
-        self._of_tables: weakref.WeakKeyDictionary[Any, _Rows] = weakref.WeakKeyDictionary()
         with tf.init_scope(), tf.device("CPU:0"):
-            self._iterations = tf.compat.v1.Variable(
-                0, dtype=tf.int64, trainable=False, use_resource=True, name="buffered/iterations"
-            )
-
-    @property
-    def iterations(self) -> tf.Variable:
-        """Steps so far: int64 []."""
-        return self._iterations
+            super().__init__(_rate_of(stock), type(stock).__name__)
+            probe = _Copy(stock, 1)
+            if not isinstance(stock, tf.compat.v1.train.Optimizer):
+                _follow_iterations(self, stock, share=False)
+        self.rule = f"{type(stock).__name__}({','.join(slot.name for slot in probe.slots)})"
+        self._slot_inits = tuple(slot.start for slot in probe.slots)
+        self._of_tables: weakref.WeakKeyDictionary[Any, _Copy] = weakref.WeakKeyDictionary()
 
     @property
     def stock(self) -> Any:
         """The stock optimizer."""
         return self._stock
 
-    def has_slots(self, table: Any) -> bool:
-        """Whether this worker has slots of `table`."""
-        return table in self._of_tables
+    @property
+    def slot_inits(self) -> tuple[float, ...]:
+        return self._slot_inits
 
-    def slots_of(self, table: Any) -> _Rows:
-        """The slots of `table`, made when first asked for."""
+    def get_config(self) -> dict[str, Any]:
+        raise TypeError("What trains tables by a stock optimizer has no config of its own: take the stock optimizer's.")
+
+    def _update(self, ready: list[gradients.TableGradient], step: tf.Tensor, hyper: tf.Tensor) -> Any:
+        rate = tf.cast(hyper[0], tf.float32)
+        is_legal = tf.logical_and(tf.math.is_finite(rate), rate >= 0)
+        text = "the learning rate must be finite in float32 and not negative. Nothing was updated. Received:"
+        check = tf.debugging.Assert(is_legal, [text, hyper[0]])
+        with tf.control_dependencies(_ops_of([check])):
+            done = [self._update_table(g, step - 1) for g in ready]
+        return None if tf.executing_eagerly() else tf.group(*_ops_of(done))
+
+    def _update_table(self, g: gradients.TableGradient, iterations: tf.Tensor) -> Any:
+        lib, table = _ops.lib(), g.variable
+        place = {
+            "dim": table.dim,
+            "rule": self.rule,
+            "slot_set": self.slot_set,
+            "slot_inits": self.slot_inits,
+        }
         if table not in self._of_tables:
             with tf.init_scope(), tf.device("CPU:0"):
-                self._of_tables[table] = _Rows(table, self._stock)
-        return self._of_tables[table]
+                self._of_tables[table] = _Copy(self._stock, table.dim)
+        row_ids, grads = (g.row_ids, g.values) if g.distinct else lib.sok_sum_duplicates(g.row_ids, g.values)
+        # Negative: of lookups without training, which made no row.
+        row_ids, grads = tf.boolean_mask(row_ids, row_ids >= 0), tf.boolean_mask(grads, row_ids >= 0)
+        before = lib.sok_table_gather(table.handle, row_ids, **place)
+        after = self._of_tables[table].step(grads, *before, iterations)
+        return lib.sok_table_scatter(table.handle, row_ids, *after, **place)
 
-    def _apply(self, pairs: list[tuple[Any, Any]], name: str | None = None) -> tf.Operation | None:
-        updates = []
-        with tf.name_scope(name or "Buffered"):
-            for grad, table in pairs:
-                updates.append(self.slots_of(table).update(gradients.from_slices(grad, table)))
-            with tf.control_dependencies([op for op in updates if op is not None]):
-                counted = self._iterations.assign_add(1)
-        if tf.compat.v1.executing_eagerly_outside_functions():
-            return None
-        return tf.convert_to_tensor(counted).op
+
+def _rate_of(stock: Any) -> Any:
+    """The learning rate of a stock optimizer itself."""
+    if not isinstance(stock, tf.compat.v1.train.Optimizer):
+        return _legacy_rate(stock) if hasattr(stock, "_create_hypers") else _keras_rate(stock)
+    rate = getattr(stock, "_lr" if hasattr(stock, "_lr") else "_learning_rate")
+    # Nobody can set it: a variable of ours would be saved, and restored to no effect.
+    return GraphConstantRate(float(rate)) if isinstance(rate, numbers.Real) else rate
 
 
 def check(stock: Any) -> None:
@@ -89,7 +109,7 @@ def check(stock: Any) -> None:
         ("tf_keras", "optimizers.legacy", _LEGACY),
         ("tensorflow", "compat.v1.train", _V1),
     ):
-        if any(type(stock) is _class_of(library, f"{path}.{name}") for name in (*names, *_READ_WEIGHTS)):
+        if any(type(stock) is _class_of(library, f"{path}.{name}") for name in names):
             # What is measured over a whole gradient, or moves what is not in the batch.
             _refuse(stock, "clipnorm", "global_clipnorm", "weight_decay", "use_ema", "gradient_accumulation_steps")
             _refuse(stock, "gradient_transformers")
@@ -101,91 +121,74 @@ def check(stock: Any) -> None:
     )
 
 
+_WEIGHTS = "sok_rows"
+
+
 @dataclasses.dataclass(frozen=True)
 class _Slot:
-    """One slot of the rows of a batch, and of all rows."""
+    """One slot of the rows of a batch."""
 
+    name: str
     buffer: tf.Variable  # [U, D]
-    kept: Any  # EmbeddingVariable of this worker alone: row number -> [D]
+    start: float  # what it is of a row that no step has touched
 
 
-class _Rows:
-    """The rows of one table that a step has touched, as a dense variable with an optimizer of its own."""
+class _Copy:
+    """A copy of a stock optimizer that does its steps on the rows of a batch, kept in variables of any size."""
 
-    def __init__(self, table: Any, stock: Any) -> None:
-        # Weakly: `Buffered` knows these rows by their table, and lets go of them with it.
-        self._table = weakref.ref(table)
-        self._reads_weights = type(stock).__name__ in _READ_WEIGHTS
-        if self._reads_weights and table.hashed:
-            raise ValueError(
-                f"sok.OptimizerWrapper cannot do to table '{table.table_name}' what {type(stock).__name__} does: that "
-                "needs the weights of the rows, which a gradient leads to in tables without hashing only "
-                "(sok.Variable, use_hashtable=False). Train it by one of sok.optimizers instead."
-            )
-        made: list[tuple[tf.Variable, float]] = []
+    def __init__(self, stock: Any, dim: int) -> None:
         self._weights = tf.Variable(
-            tf.zeros([1, table.dim]), trainable=False, shape=[None, table.dim], name="sok_rows", **_not_saved()
+            tf.zeros([1, dim]), trainable=False, shape=[None, dim], name=_WEIGHTS, **_not_saved()
         )
-        with _slots_of_any_size(table.dim, made), _as_one_row(self._weights):
-            self._copy, self._step = _copy_of(stock, self._weights)
-        self._slots = [_Slot(buffer, _keep(table, number, start)) for number, (buffer, start) in enumerate(made)]
-
-    @property
-    def num_slots(self) -> int:
-        """How many numbers are kept for each weight."""
-        return len(self._slots)
-
-    def row_numbers(self, keys: tf.Tensor) -> tf.Tensor:
-        """Under what slots are kept of keys that this worker holds, [n] int64; of a key without a row -1."""
-        if not self._table().hashed:
-            return _numbers_without_hashing(self._table(), keys)
-        _, row_ids = _ops.lib().sok_table_lookup(self._table().handle, keys, False, dim=self._table().dim)
-        return tf.where(row_ids < 0, row_ids, _row_number(row_ids))
-
-    def read(self, numbers: tf.Tensor) -> list[tf.Tensor]:
-        """Each slot [n, D] of rows; where no step has been, what it starts as."""
-        return [
-            _ops.lib().sok_table_lookup(slot.kept.handle, numbers, False, dim=slot.kept.dim)[0] for slot in self._slots
+        made: list[tuple[tf.Variable, float]] = []
+        with _slots_of_any_size(dim, made), _as_one_row(self._weights):
+            self._optimizer, self._step = _copy_of(stock, self._weights)
+        self.slots = [
+            _Slot(_slot_name(self._optimizer, self._weights, buffer), buffer, start) for buffer, start in made
         ]
 
-    def store(self, numbers: tf.Tensor, slots: Sequence[tf.Tensor]) -> None:
-        """Sets each slot [n, D] of rows."""
-        for slot, values in zip(self._slots, slots, strict=True):
-            slot.kept.assign(numbers, values)
-
-    def update(self, g: gradients.TableGradient) -> tf.Operation | None:
-        lib = _ops.lib()
-        row_ids, grads = lib.sok_sum_duplicates(g.row_ids, g.values)
-        # Negative: of lookups without training, which made no row.
-        row_ids, grads = tf.boolean_mask(row_ids, row_ids >= 0), tf.boolean_mask(grads, row_ids >= 0)
-        numbers = _row_number(row_ids)
-        start = self._read(g.variable, numbers) if self._reads_weights else tf.zeros_like(grads)
-        filled = [self._weights.assign(start, read_value=False)]
-        for slot in self._slots:
-            rows, _ = lib.sok_table_lookup(slot.kept.handle, numbers, True, dim=slot.kept.dim)
-            filled.append(slot.buffer.assign(rows, read_value=False))
+    def step(
+        self, grads: tf.Tensor, rows: tf.Tensor, slots: tf.Tensor, iterations: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Rows [U, D] and slots [U, K * D] after the step that comes after `iterations` steps."""
+        parts = tf.split(slots, len(self.slots), axis=1)
+        filled = [self._weights.assign(rows, read_value=False)]
+        filled += [slot.buffer.assign(part, read_value=False) for slot, part in zip(self.slots, parts, strict=True)]
+        filled += _set_counters(self._optimizer, iterations)
         with tf.control_dependencies(_ops_of(filled)):
             stepped = self._step(tf.identity(grads))
         with tf.control_dependencies(_ops_of([stepped])):
-            changed = dataclasses.replace(g, row_ids=row_ids, values=start - self._weights.read_value(), distinct=True)
-            done = [gradients.apply([changed], 1, [1.0], "sgd", "buffered", "allow")]
-            done += [slot.kept.assign(numbers, slot.buffer.read_value()) for slot in self._slots]
-        return None if tf.compat.v1.executing_eagerly_outside_functions() else tf.group(*_ops_of(done))
-
-    @staticmethod
-    def _read(table: Any, numbers: tf.Tensor) -> tf.Tensor:
-        keys = numbers if table.owner is not None else numbers * table.world_size + table.rank
-        rows, _ = _ops.lib().sok_table_lookup(table.handle, tf.cast(keys, table.key_dtype), False, dim=table.dim)
-        return rows
+            return self._weights.read_value(), tf.concat([slot.buffer.read_value() for slot in self.slots], 1)
 
 
-def _row_number(row_ids: tf.Tensor) -> tf.Tensor:
-    # The upper half of a row id changes whenever rows are erased.
-    return tf.bitwise.bitwise_and(row_ids, tf.constant(2**32 - 1, tf.int64))
+def _slot_name(optimizer: Any, weights: tf.Variable, buffer: tf.Variable) -> str:
+    """What the optimizer calls a slot: 'momentum'."""
+    if hasattr(optimizer, "get_slot_names"):  # tf.compat.v1.train, and legacy ones
+        return next(name for name in optimizer.get_slot_names() if optimizer.get_slot(weights, name) is buffer)
+    # Keras makes one name of those of the variable and of the slot: 'sok_rows_momentum:0', 'm/sok_rows:0'.
+    words = re.sub(rf"{_WEIGHTS}(_\d+)?(:0)?", "", buffer.name.removesuffix(":0")).split("/")
+    return [word.strip("_") for word in words if word.strip("_")][-1]
 
 
-def _numbers_without_hashing(table: Any, keys: tf.Tensor) -> tf.Tensor:
-    return tf.cast(keys, tf.int64) // (table.world_size if table.owner is None else 1)
+def _assign(variable: Any, value: tf.Tensor) -> Any:
+    # Keras' own variables know no read_value.
+    return variable.assign(value, read_value=False) if isinstance(variable, tf.Variable) else variable.assign(value)
+
+
+def _set_counters(optimizer: Any, iterations: tf.Tensor) -> list[Any]:
+    """Has an optimizer count from here: what it keeps besides slots follows from the number of steps done."""
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        return []  # those that we take count nothing
+    counted = [_assign(optimizer.iterations, tf.cast(iterations, tf.int64))]
+    if type(optimizer).__name__ == "Nadam":
+        # The product of its momenta so far, which fades into nothing: later factors change no float32.
+        speed = getattr(optimizer, "_initial_decay", 1.0)
+        product = getattr(optimizer, "_m_cache", None)
+        product = optimizer._u_product if product is None else product
+        beta_1 = optimizer._get_hyper("beta_1", tf.float32) if hasattr(optimizer, "_get_hyper") else optimizer.beta_1
+        steps = tf.range(1.0, tf.cast(tf.minimum(iterations, 1 << 20), tf.float32) + 1.0)
+        counted.append(_assign(product, tf.reduce_prod(beta_1 * (1.0 - 0.5 * tf.pow(0.96, speed * steps)))))
+    return counted
 
 
 def _ops_of(results: list[Any]) -> list[Any]:
@@ -196,19 +199,6 @@ def _ops_of(results: list[Any]) -> list[Any]:
 def _not_saved() -> dict[str, Any]:
     """For a variable of a v1 graph that is written before it is read, always: neither initialised nor saved."""
     return {} if tf.executing_eagerly() else {"collections": []}
-
-
-def _keep(table: Any, number: int, start: float) -> Any:
-    from sok.table import EmbeddingVariable
-
-    return EmbeddingVariable(
-        table.dim,
-        2**32 - 2,
-        name=f"{table.table_name}_slot{number}",
-        initializer=tf.compat.v1.constant_initializer(start),
-        trainable=False,
-        owner=None if table.world_size == 1 else table.rank,
-    )
 
 
 @contextlib.contextmanager

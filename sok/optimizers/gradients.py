@@ -176,7 +176,7 @@ def _exchange(
 def _check_rows(g: TableGradient, finite: tf.Tensor) -> Any:
     """Fails, naming table and key, if a row is not finite. Changes nothing: the op is given those rows only."""
     bad = dataclasses.replace(g, row_ids=tf.boolean_mask(g.row_ids, ~finite), values=tf.boolean_mask(g.values, ~finite))
-    return apply([bad], 1, [0.0], "sgd", "nonfinite_check", "raise")
+    return apply([bad], 1, [0.0], "sgd", "", "raise")
 
 
 def _check_peers(gradients: list[TableGradient], finite: list[tf.Tensor], bad_ranks: tf.Tensor) -> Any:

@@ -18,7 +18,7 @@ from sok.optimizers.matching import _match, _NoMatch
 Pair = tuple[Any, Any]  # (gradient, variable)
 
 
-class OptimizerWrapper:
+class OptimizerWrapper(tf.__internal__.tracking.Trackable):
     """Applies the rule of a stock optimizer to the rows of tables that a step has touched, and to other variables.
 
     SGD, Adagrad and Adam do to tables what the optimizer of `sok.optimizers` with that rule does, in one fused op. For
@@ -36,7 +36,7 @@ class OptimizerWrapper:
 
     Args:
         optimizer: a Keras 3 optimizer, a tf_keras one (new or `legacy`) or a `tf.compat.v1.train.Optimizer`. For tables
-            one of the classes above, Ftrl only for tables without hashing (`sok.Variable`). `clipnorm` and `clipvalue`
+            one of the classes above. `clipnorm` and `clipvalue`
             of SGD, Adagrad and Adam act on tables too, of the others `clipvalue` only; no option may be set that looks
             at more than a row and its gradient (`weight_decay`, `use_ema`, `global_clipnorm`, ...).
 
@@ -45,8 +45,8 @@ class OptimizerWrapper:
         ValueError: it scales losses; or, at the first step with a table, it has no rule for tables.
 
     Works eagerly, inside `tf.function` and in v1 graphs (there legacy tf_keras and `tf.compat.v1.train`). Slots live in
-    tables, where `sok.save` keeps those of SGD, Adagrad and Adam. If a row is erased, the next key in its place takes
-    over slots of the second kind.
+    the tables, where `sok.save` and `sok.restore` keep them, with the step count. A `tf.train.Checkpoint` of it
+    holds the stock optimizer and the step count; slots come with the tables.
 
     Example:
         >>> import sok, tensorflow as tf
@@ -64,7 +64,8 @@ class OptimizerWrapper:
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = _checked(optimizer)
-        self._tables: Optimizer | Buffered | None = None
+        self._tables: Optimizer | None = None
+        self._track_trackable(optimizer, "optimizer")
 
     @property
     def optimizer(self) -> Any:
@@ -72,7 +73,7 @@ class OptimizerWrapper:
         return self._optimizer
 
     @property
-    def embedding_optimizer(self) -> Optimizer | Buffered:
+    def embedding_optimizer(self) -> Optimizer:
         """What trains the tables. It is made when first asked for.
 
         Raises:
@@ -80,6 +81,7 @@ class OptimizerWrapper:
         """
         if self._tables is None:
             self._tables = _tables_optimizer(self._optimizer)
+            self._track_trackable(self._tables, "embedding_optimizer")
         return self._tables
 
     @property
@@ -100,6 +102,17 @@ class OptimizerWrapper:
         self._optimizer.learning_rate = value
 
     lr = learning_rate
+
+    def get_slot(self, var: Any, name: str) -> Any:
+        """A slot of a table (see `sok.optimizers.Optimizer.get_slot`), or the stock optimizer's of a variable."""
+        from sok.table import is_embedding_variable
+
+        return (self.embedding_optimizer if is_embedding_variable(var) else self._optimizer).get_slot(var, name)
+
+    @property
+    def _slots(self) -> Any:
+        # Scripts for SOK look into it: the slots of the variables that are no tables.
+        return self._optimizer._slots
 
     @property
     def iterations(self) -> tf.Variable:
@@ -216,7 +229,7 @@ def _split(grads_and_vars: Iterable[Pair]) -> tuple[list[Pair], list[Pair]]:
     return tables, [pair for pair in pairs if not is_embedding_variable(pair[1])]
 
 
-def _tables_optimizer(stock: Any) -> Optimizer | Buffered:
+def _tables_optimizer(stock: Any) -> Optimizer:
     try:
         matched = _match(stock, share_iterations=False)
     except _NoMatch as no_match:

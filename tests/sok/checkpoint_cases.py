@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -17,6 +18,7 @@ RULES = {
     "Adagrad": lambda: sok.optimizers.Adagrad(0.1, initial_accumulator_value=0.25),
     "Adam": lambda: sok.optimizers.Adam(0.01),
     "LazyAdam": lambda: sok.optimizers.LazyAdam(0.01),
+    "Nadam": lambda: sok.OptimizerWrapper(keras.optimizers.Nadam(0.01)).embedding_optimizer,
 }
 
 

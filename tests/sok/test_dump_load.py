@@ -139,8 +139,6 @@ def test_slots_are_those_of_the_stock_optimizer(tmp_path, name):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("kind", ["static", "dynamic"])
 def test_training_goes_on_after_a_load_as_if_nothing_had_happened(tmp_path, name, kind):
-    if (kind, name) == ("dynamic", "Ftrl"):
-        pytest.skip("Ftrl trains tables without hashing only")
     stock = OPTIMIZERS[name][0]
 
     def make(suffix):

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import sok
-from sok import context
+from sok import context, table_state
 from sok.lookup import lookup_rows
 from tests.messages import saying
 from tests.reference import optimizers as reference
@@ -171,6 +171,7 @@ def test_raise_changes_no_other_table_of_the_call(bad, rng, call):
         call(step)
     for table in tables:
         np.testing.assert_array_equal(rows_of(table), weights)
+        assert table_state.slot_sets(table) == []  # nobody has applied anything
     assert int(optimizer.iterations) == 0
 
 

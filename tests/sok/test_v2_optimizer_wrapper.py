@@ -4,6 +4,9 @@ The judge is the stock optimizer itself, after each of whose steps the rows outs
 put back: SOK v2 leaves those alone. Several workers: test_v2_multiprocess.py.
 """
 
+import contextlib
+import io
+
 import keras
 import numpy as np
 import pytest
@@ -11,6 +14,8 @@ import tensorflow as tf
 import tf_keras
 
 import sok
+from sok import cli, table_state
+from sok.checkpoint import read_manifest
 
 v1 = tf.compat.v1.train
 legacy = tf_keras.optimizers.legacy
@@ -136,8 +141,7 @@ def test_the_judge_sees_rows_that_drift():
 @pytest.mark.parametrize("name", STOCK)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_rows_are_those_of_the_stock_optimizer(name, compiled):
-    # Ftrl needs the weights themselves, which tables of hashed keys do not find.
-    tables, optimizer = tables_of(MATRIX)[: 1 if "Ftrl" in name else 2], sok.OptimizerWrapper(STOCK[name]())
+    tables, optimizer = tables_of(MATRIX), sok.OptimizerWrapper(STOCK[name]())
 
     def train(ids, upstream):
         optimizer.apply_gradients(zip(gradients_of(tables, ids, upstream), tables, strict=True))
@@ -285,11 +289,101 @@ def test_a_rule_that_tables_cannot_have_is_refused_at_the_first_step(make, reaso
     np.testing.assert_array_equal(table.numpy(), MATRIX)
 
 
-def test_ftrl_on_hashed_keys_is_refused():
-    table = sok.DynamicVariable(DIM, name="refused", initializer="1")
-    pairs = list(zip(gradients_of([table], tf.constant([1]), tf.ones([1, DIM])), [table], strict=True))
-    with pytest.raises(ValueError, match="cannot do to table 'refused.* what Ftrl does: that needs the weights"):
-        sok.OptimizerWrapper(keras.optimizers.Ftrl(0.1)).apply_gradients(pairs)
+def train_on(table, optimizer, steps, shift=0):
+    for step in steps:
+        ids, factor = tf.constant(BATCHES[step] + shift), tf.constant(upstream(step))
+        optimizer.apply_gradients(zip(gradients_of([table], ids, factor), [table], strict=True))
+
+
+@pytest.mark.parametrize("name", BUFFERED)
+def test_after_a_restore_slots_and_counters_are_those_of_the_save(name, tmp_path):
+    # Keys that the save does not know take rows, and slots, before it is restored; they are gone then.
+    table, optimizer = tables_of(MATRIX)[1], sok.OptimizerWrapper(BUFFERED[name]())
+    table.erase([6])
+    train_on(table, optimizer, [0, 1])
+    sok.save(tmp_path, table)
+    train_on(table, optimizer, [2, 3, 4], shift=1000)
+    table.erase([0, 4])
+    train_on(table, optimizer, [3], shift=2000)
+    again = sok.OptimizerWrapper(BUFFERED[name]())
+    for trained_by in (optimizer, again):
+        sok.restore(tmp_path, table, trained_by)
+        train_on(table, trained_by, [2, 3, 4])
+        expected = np.delete(stock_rows(BUFFERED[name]())[-1], 6, axis=0)
+        keys, rows = sok.export(table)
+        order = np.argsort(keys)
+        np.testing.assert_array_equal(keys.numpy()[order], [0, 1, 2, 3, 4, 5, 7])
+        np.testing.assert_allclose(rows.numpy()[order], expected, rtol=2e-5, atol=1e-6)
+        assert int(trained_by.iterations) == STEPS
+
+
+def test_slots_of_stock_optimizers_are_ordinary_ones(tmp_path):
+    table, optimizer = tables_of(MATRIX)[1], sok.OptimizerWrapper(v1.RMSPropOptimizer(0.1, momentum=0.5))
+    assert optimizer.embedding_optimizer.slot_names == ("rms", "momentum")
+    with pytest.raises(ValueError, match="`name` must be one of .'rms', 'momentum'.. Received: 'm'"):
+        optimizer.get_slot(table, "m")
+    np.testing.assert_array_equal(optimizer.get_slot(table, "rms"), np.ones_like(MATRIX))
+    train_on(table, optimizer, [0])
+    keys, rms = table.export()[0].numpy(), optimizer.get_slot(table, "rms").numpy()
+    touched = np.isin(keys, BATCHES[0])
+    assert (rms[~touched] == 1).all() and (rms[touched] != 1).any()
+    (found,) = table_state.slot_sets(table)
+    assert (found.rule, found.num_slots) == ("RMSPropOptimizer(rms,momentum)", 2)
+    sok.save(tmp_path, table)
+    (saved,) = read_manifest(tmp_path).tables
+    assert [(s.rule, s.num_slots) for s in saved.slot_sets] == [(found.rule, 2)]
+    assert "slots 'RMSPropOptimizer" in inspected(tmp_path)
+    # An erased key that comes again starts anew.
+    table.erase([1])
+    table.assign([1], [MATRIX[1]])
+    again = dict(zip(table.export()[0].numpy().tolist(), optimizer.get_slot(table, "rms").numpy(), strict=True))
+    np.testing.assert_array_equal(again[1], np.ones(DIM))
+    # Who does not know the optimizer has the rows, and keeps the slots for it.
+    other = sok.DynamicVariable(DIM)
+    with pytest.warns(UserWarning, match="another seed"):
+        sok.restore(tmp_path, {table.table_name: other})
+    assert table_state.slot_sets(other) == [found]
+
+
+def inspected(folder):
+    lines = io.StringIO()
+    with contextlib.redirect_stdout(lines):
+        assert cli.main(["inspect", str(folder)]) in (None, 0)
+    return lines.getvalue()
+
+
+@pytest.mark.parametrize("name", ["keras.Nadam", "v1.Momentum", "legacy.Adam", "keras.SGD"])
+def test_a_checkpoint_of_the_wrapper_holds_its_step_count(name, tmp_path):
+    def made():
+        table, optimizer = sok.EmbeddingVariable(DIM, ROWS, seed=1), sok.OptimizerWrapper(STOCK[name]())
+        table.assign(np.arange(ROWS), MATRIX)
+        return table, optimizer, tf.train.Checkpoint(table=table, optimizer=optimizer)
+
+    table, optimizer, checkpoint = made()
+    train_on(table, optimizer, [0, 1, 2])
+    path = checkpoint.save(str(tmp_path / "model"))
+    table, optimizer, checkpoint = made()
+    checkpoint.restore(path)
+    train_on(table, optimizer, [3, 4])
+    expected = stock_rows(STOCK[name]())[-1]
+    np.testing.assert_allclose(table.sparse_read(np.arange(ROWS)), expected, rtol=2e-5, atol=1e-6)
+    assert int(optimizer.iterations) == STEPS
+
+
+@pytest.mark.parametrize("rate", [np.nan, np.inf, -0.5])
+@pytest.mark.parametrize("kind", ["variable", "schedule", "function", "stock"])
+def test_a_rate_that_makes_no_sense_changes_nothing(kind, rate):
+    variable, stock = tf.Variable(rate), keras.optimizers.Lion(0.1)
+    stock.learning_rate = rate
+    given = {"variable": variable, "schedule": lambda step: variable * 1.0, "function": lambda: variable}
+    optimizer = sok.OptimizerWrapper(stock) if kind == "stock" else sok.optimizers.SGD(given[kind])
+    table = sok.Variable(MATRIX)
+    train = tf.function(lambda: train_on(table, optimizer, [0]))
+    for step in (lambda: train_on(table, optimizer, [0]), train):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="the learning rate must be finite in float32"):
+            step()
+    np.testing.assert_array_equal(table.numpy(), MATRIX)
+    assert int(optimizer.iterations) == 0
 
 
 def test_a_rule_of_the_batch_alone_follows_a_rate_set_later_and_trains_tables_of_their_own_width():

@@ -138,8 +138,7 @@ WRAPPED = {
 def check_v2_wrapped_optimizers(world):
     found = {}
     for name, make in WRAPPED.items():
-        wide = sok.Variable(WIDE) if "Ftrl" in name else dynamic(WIDE)
-        tables = [sok.Variable(MATRIX), wide, sok.Variable(WIDE, mode="localized:0")]
+        tables = [sok.Variable(MATRIX), dynamic(WIDE), sok.Variable(WIDE, mode="localized:0")]
         optimizer = sok.OptimizerWrapper(make())
         weight = (keras if name.startswith("keras.") else tf).Variable([1.0, 2.0, 0.5])
         variables = [*tables, weight]
