@@ -79,10 +79,6 @@ class Case:
             loss = tf.reduce_sum(tf.square(it.made.rows(keys) - 1.0)) / 2
         it.optimizer.apply_gradients([(tape.gradient(loss, it.made.table), it.made.table)])
 
-    def optimizers(self, optimizer: Any) -> Any:
-        """What savers of tables are given: an optimizer that keeps no slots in tables is not theirs to save."""
-        return optimizer if self.rule.fused else None
-
     def contents(self, made: Made) -> tuple[np.ndarray, np.ndarray]:
         """Keys and rows of all workers, sorted. Each key must be on one worker, and on the right one."""
         keys, rows = (tensor.numpy() for tensor in made.table.export())

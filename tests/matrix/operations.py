@@ -174,7 +174,7 @@ def manage_checkpoints(case: Case) -> None:
     assert sok.CheckpointManager(checkpoint, case.folder, max_to_keep=2).restore_or_initialize() == path
     assert int(step) == 3
     case.check(other, it.judge)
-    if tracked and case.rule.fused:
+    if tracked:
         case.go_on(other, optimizer, it.judge)
 
 
@@ -190,7 +190,7 @@ def save_with_tensorflow(case: Case) -> None:
     path = checkpoint.write(path)
     tf.train.Checkpoint(table=other.table, **_tracked(optimizer)).restore(path)
     case.check(other, it.judge)
-    if _tracked(optimizer) and case.rule.fused:
+    if _tracked(optimizer):
         case.go_on(other, optimizer, it.judge)
 
 
@@ -204,9 +204,8 @@ def follow(case: Case) -> None:
     follower = sok.follow(case.folder, {it.made.table.table_name: served.table}, slots=True)
     for _ in range(3):
         case.train(it, 1)
-        if case.rule.fused:  # others leave their slots to the next key: see `erase`
-            erase_one(it)
-        sok.save(case.folder, it.made.table, case.optimizers(it.optimizer), incremental=True)
+        erase_one(it)
+        sok.save(case.folder, it.made.table, it.optimizer, incremental=True)
         assert follower.poll()
         case.check(served, it.judge)
     assert not follower.poll()
@@ -287,8 +286,7 @@ def erase(case: Case) -> None:
     case.check(it.made, it.judge)
     rows = lookup_rows(it.made.table, tf.cast(gone, it.made.table.key_dtype), training=False)
     np.testing.assert_allclose(rows, it.judge.of(gone), rtol=1e-6)
-    if case.rule.fused:  # else the next key in its place takes over slots, as the documents say
-        case.go_on(it.made, it.optimizer, it.judge)
+    case.go_on(it.made, it.optimizer, it.judge)
 
 
 def reserve(case: Case) -> None:
@@ -344,13 +342,12 @@ def use_in_a_v1_graph(case: Case) -> None:
         for _ in range(3):
             step()
         np.testing.assert_allclose(session.run(asked), judge.rows, rtol=1e-4, atol=2e-5)
-        if case.rule.fused:
-            sok.save(case.folder, made.table, optimizer, session=session)
-            kept = copy.deepcopy(judge)
-            step()
-            sok.restore(case.folder, made.table, optimizer, session=session)
-            judge = kept
-            step()
+        sok.save(case.folder, made.table, optimizer, session=session)
+        kept = copy.deepcopy(judge)
+        step()
+        sok.restore(case.folder, made.table, optimizer, session=session)
+        judge = kept
+        step()
         np.testing.assert_allclose(session.run(asked), judge.rows, rtol=1e-4, atol=2e-5)
 
 

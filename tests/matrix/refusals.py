@@ -17,22 +17,8 @@ class Refusal:
     why: str
 
 
-_SAVES_SLOTS = (
-    "save_and_restore",
-    "restore_at_other_numbers_of_workers",
-    "save_increments",
-    "save_while_training",
-)
-
-REFUSALS = [
-    Refusal(
-        _SAVES_SLOTS,
-        lambda kind, rule: rule == "wrapped momentum",
-        TypeError,
-        ("`optimizers`", "SGD, Adagrad, Adam", "tf.train.Checkpoint"),
-        "a rule that is not fused keeps its slots in TensorFlow's variables, not in the table",
-    ),
-]
+# None today: what was refused once has been repaired.
+REFUSALS: list[Refusal] = []
 
 
 def refusal_of(kind: Kind, rule: str, operation: str) -> Refusal | None:

@@ -50,7 +50,6 @@ class Rule:
     step: Step
     slots: tuple[float, ...] = ()  # what each holds of a fresh row
     averages: bool = False  # over workers; else gradients are added
-    fused: bool = True  # slots are in the table
 
 
 RULES = {
@@ -64,7 +63,7 @@ RULES = {
     "LazyAdam": Rule(lambda: sok.optimizers.LazyAdam(RATE), _lazy_adam, (0.0, 0.0)),
     "wrapped Adam": Rule(lambda: sok.OptimizerWrapper(keras.optimizers.Adam(RATE)), _lazy_adam, (0.0, 0.0)),
     "wrapped momentum": Rule(
-        lambda: sok.OptimizerWrapper(keras.optimizers.SGD(RATE, momentum=MOMENTUM)), _momentum, (0.0,), fused=False
+        lambda: sok.OptimizerWrapper(keras.optimizers.SGD(RATE, momentum=MOMENTUM)), _momentum, (0.0,)
     ),
     "distributed Adam": Rule(
         lambda: sok.DistributedOptimizer(keras.optimizers.Adam(RATE)), _adam, (0.0, 0.0), averages=True

@@ -18,6 +18,8 @@ def test_what_is_chosen_holds_all_pairs_and_is_a_small_part():
     assert len(some) < len(cells) / 4
 
 
-@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.why)
-def test_each_refusal_is_of_some_cell(refusal):
-    assert any(c.operation.name in refusal.operations and refusal.of(c.kind, c.rule) for c in product())
+def test_each_refusal_is_of_some_cell():
+    for refusal in REFUSALS:
+        assert any(c.operation.name in refusal.operations and refusal.of(c.kind, c.rule) for c in product()), (
+            refusal.why
+        )
