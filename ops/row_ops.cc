@@ -18,7 +18,9 @@ absl::Status MatricesOf(InferenceContext* c, bool are_inputs) {
   ShapeHandle ids, unused;
   TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &ids));
   const ShapeHandle rows = c->Matrix(c->Dim(ids, 0), dim);
-  const ShapeHandle slots = c->Matrix(c->Dim(ids, 0), dim * static_cast<int64_t>(inits.size()));
+  DimensionHandle width;
+  TF_RETURN_IF_ERROR(c->Multiply(c->MakeDim(dim), static_cast<int64_t>(inits.size()), &width));
+  const ShapeHandle slots = c->Matrix(c->Dim(ids, 0), width);
   if (are_inputs) {
     TF_RETURN_IF_ERROR(c->Merge(c->input(2), rows, &unused));
     return c->Merge(c->input(3), slots, &unused);

@@ -155,6 +155,7 @@ def shutdown() -> None:
     with _lock:
         if _job is not None:
             _job.transport.shutdown()
+            _job.transport.has_ended = True
         _job = enabled_strategy = None
         names.start_anew()
 

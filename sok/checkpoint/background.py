@@ -242,14 +242,15 @@ def finish(transport: Transport, raising: bool = True) -> None:
     """
     for entry in list(_pending):
         transport_of, save = entry
-        if transport_of() is transport:
+        transport_then = transport_of()
+        if transport_then is transport:
             if not raising:
                 if not any(together(transport, "sok/save/pending", save.failed)):
                     _pending.remove(entry)
                 continue
             _pending.remove(entry)
             together(transport, "sok/save/pending", save.raise_untold)
-        elif transport_of() is None:
+        elif transport_then is None or transport_then.has_ended:
             # Of a job that this process has shut down. The ranks of that one meet in the folder alone.
             _pending.remove(entry)
             if save.failed() and not save.is_told:

@@ -19,6 +19,7 @@ from sok.formats.columns import KEY_DTYPES, StoredTable
 from sok.formats.fitting import Destination, keys_for
 from sok.formats.showing import Shown
 from sok.formats.writing import NewColumn, TableWriter
+from sok.placement import row_wise
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def convert(source: str, target: str, options: Options, show: bool | None = None
             f"give --key-dtype {writer.key_dtypes[0]}."
         )
     slots = tuple(stored.slots) if writer.holds_slots else ()
-    to = Destination("converted", stored.dim, key_dtype, stored.num_rows, None, 0, 1, None)
+    to = Destination("converted", stored.dim, key_dtype, stored.num_rows, None, 0, 1, row_wise())
     # All keys first: one that does not fit is found before anything is written.
     pieces = list(stored.pieces())
     for start, stop in pieces:

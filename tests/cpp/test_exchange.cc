@@ -91,8 +91,9 @@ TEST(EveryKeyIsHeldByTheRankItIsSentTo) {
       std::vector<int32_t> index(keys.size());
       const uint64_t legal = hashed ? 0 : 40 * static_cast<uint64_t>(world);
       const sok::RouteTable table{2, false, legal};
+      sok::RouteFeature feature;  // the route refers to it
       auto route_of = [&](const std::vector<int64_t>& of) {
-        const sok::RouteFeature feature{0, of.data(), true, static_cast<int64_t>(of.size()), index.data()};
+        feature = sok::RouteFeature{0, of.data(), true, static_cast<int64_t>(of.size()), index.data()};
         return sok::RouteKeys({executor}, &scratch, &table, 1, &feature, 1, world, 8);
       };
       if (!hashed) keys.resize(std::min<size_t>(keys.size(), legal));

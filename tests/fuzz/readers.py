@@ -18,6 +18,7 @@ from sok.checkpoint import manifest as manifests
 from sok.formats import npy, v1, v2
 from sok.formats.columns import FormatError, StoredTable
 from sok.formats.fitting import Destination, TableFull, check_room, own_keys
+from sok.placement import row_wise
 
 MAX_DIM = 4
 
@@ -106,7 +107,7 @@ def _check_table(stored: StoredTable, folder: str) -> None:
     for key_dtype, num_keys in (("int64", None), ("uint64", None), ("int32", None), ("int64", 50)):
         dtype, found = np.dtype(key_dtype), []
         for rank in range(3):
-            to = Destination("t", stored.dim, dtype, 40, num_keys, rank, 3, None)
+            to = Destination("t", stored.dim, dtype, 40, num_keys, rank, 3, row_wise())
             try:
                 mine = own_keys(stored, to)
                 check_room(to, 0, len(mine))

@@ -10,6 +10,7 @@ from sok.formats import columns, npy, v1, v2
 from sok.formats.columns import ArrayColumn, FileColumn, FormatError, StoredTable
 from sok.formats.fitting import Destination, TableFull, check_room, own_keys
 from sok.formats.writing import NewColumn, TableWriter
+from sok.placement import row_wise, table_wise
 from tests.messages import saying
 
 KEYS = np.array([5, -3, 2**40], np.int64)
@@ -35,7 +36,7 @@ def put(path, content):
 
 def to(**changes):
     settings = {"name": "t", "dim": 2, "key_dtype": np.dtype(np.int64), "capacity": 10, "num_keys": None}
-    return Destination(**{**settings, "rank": 0, "world_size": 1, "owner": None, **changes})
+    return Destination(**{**settings, "rank": 0, "world_size": 1, "placement": row_wise(), **changes})
 
 
 def stored(keys=KEYS, rows=ROWS, **slots):
@@ -233,8 +234,8 @@ def test_each_worker_takes_its_own_keys():
     for rank, part in enumerate(parts):
         assert (part % 3 == rank).all() and (np.diff(part) > 0).all()
     assert sorted(np.concatenate(parts)) == sorted(keys)
-    assert len(own_keys(stored(), to(rank=1, world_size=3, owner=1))) == 3
-    assert len(own_keys(stored(), to(rank=2, world_size=3, owner=1))) == 0
+    assert len(own_keys(stored(), to(rank=1, world_size=3, placement=table_wise(1)))) == 3
+    assert len(own_keys(stored(), to(rank=2, world_size=3, placement=table_wise(1)))) == 0
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ class ThreadTransport:
     """One rank's side. Counts the collectives that it took part in."""
 
     name = "threads"
+    has_ended = False
     local_rank = 0
 
     def __init__(self, rank: int, size: int, meeting: _Meeting):
