@@ -306,7 +306,7 @@ int64_t EmbeddingTable::Erase(const uint64_t* keys, int64_t n) {
     if (OwnerOf(keys[i]) != config_.rank) continue;
     const uint32_t row = FindRow(keys[i]);
     if (row == kNoRow) continue;
-    *erased_.At(row) = static_cast<uint32_t>(epoch_ + 1);
+    *erased_.At(row) = epoch_ + 1;
     if (saved_.is_on()) saved_.MarkErased(keys[i]);
     SnapshotLosesRow(row, keys[i]);
     if (config_.hashed) {

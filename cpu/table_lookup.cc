@@ -137,7 +137,7 @@ void EmbeddingTable::Run(const Feature& feature, Task* task, bool find, uint32_t
   if (find) FindRows(feature.keys + task->begin, n, rows, &task->bad);
   int64_t missing = 0;
   if (feature.place == nullptr) {
-    missing = kernels.widen(rows, n, epoch_ << 32, feature.row_ids + task->begin);
+    missing = kernels.widen(rows, n, FirstRowId(), feature.row_ids + task->begin);
   } else {
     for (int64_t i = 0; i < n; ++i) {
       feature.row_ids[feature.place[task->begin + i]] = RowId(rows[i]);

@@ -26,7 +26,6 @@ bool AllFinite(const float* x, int64_t n) {
 }
 
 uint32_t RowOf(int64_t row_id) { return static_cast<uint32_t>(row_id); }
-int64_t EpochOf(int64_t row_id) { return row_id >> 32; }
 
 }  // namespace
 
@@ -90,16 +89,16 @@ EmbeddingTable::SlotSet* EmbeddingTable::FindOrAttach(const UpdateRule& rule, co
 // Whether gradients [begin, end) may be applied. *stale: some are older than the last erasure.
 bool EmbeddingTable::CheckGradients(const Gradients& gradients, int64_t begin, int64_t end, Nonfinite nonfinite,
                                     bool* stale) const {
-  const int64_t limit = config_.hashed ? next_row_ : config_.capacity;
+  const int64_t limit = config_.hashed ? next_row_ : config_.capacity, now = FirstRowId() >> 32;
   for (int64_t i = begin; i < end; ++i) {
     const int64_t id = gradients.row_ids[i];
     if (id < 0) continue;
-    if (EpochOf(id) < first_epoch_) {
+    if (id >> 32 != now) {
+      if (EpochOf(id) < 0) return false;
       *stale = true;
-      continue;
+      if (EpochOf(id) < first_epoch_) continue;
     }
-    if (RowOf(id) >= limit || !rows_.Has(RowOf(id)) || EpochOf(id) > epoch_) return false;
-    *stale = *stale || EpochOf(id) != epoch_;
+    if (RowOf(id) >= limit || !rows_.Has(RowOf(id))) return false;
     if (nonfinite == Nonfinite::kRaise && !AllFinite(gradients.grads + i * config_.dim, config_.dim)) return false;
   }
   return true;

@@ -144,7 +144,9 @@ class EmbeddingTable final : public TableStore {
   int64_t memory_bytes() const override;
 
  private:
+  friend struct TableForTests;
   static constexpr int kCountShift = 12;  // identity tables count unused rows in stretches of 4,096
+  static constexpr int64_t kEpochMask = INT32_MAX;
 
   struct SlotSet;
   struct Snapshot;
@@ -179,7 +181,11 @@ class EmbeddingTable final : public TableStore {
   void MakeRoom(int64_t row);
   void InitRows(const std::pair<uint32_t, uint64_t>* fresh, int64_t n);
   bool KeysAreRowIds(const Feature& feature) const;
-  int64_t RowId(uint32_t row) const { return row == HashTable::kNoRow ? -1 : (epoch_ << 32) | row; }
+  // Row ids: the row in the lower half, above it as much of the epoch as keeps them from being negative.
+  int64_t FirstRowId() const { return (epoch_ & kEpochMask) << 32; }
+  int64_t RowId(uint32_t row) const { return row == HashTable::kNoRow ? -1 : FirstRowId() | row; }
+  // The last epoch that could have given this id; negative: none has.
+  int64_t EpochOf(int64_t id) const { return epoch_ - ((epoch_ - (id >> 32)) & kEpochMask); }
   bool CheckGradients(const Gradients& gradients, int64_t begin, int64_t end, Nonfinite nonfinite, bool* stale) const;
   [[noreturn]] void RaiseBadGradient(const Gradients& gradients, Nonfinite nonfinite) const;
   static void SumDuplicates(const Cpu& cpu, Scratch* scratch, Gradients* gradients, int64_t num_tables);
@@ -232,12 +238,12 @@ class EmbeddingTable final : public TableStore {
   std::vector<uint32_t> unused_;  // identity: rows not in use in each stretch of 4,096; where 0, no bit is read
   int64_t num_rows_ = 0;          // rows in use
   int64_t changes_ = 0;           // of the set of keys: row numbers found before the last one may be stale
-  // Calls of Erase that erased something, modulo 2^31: the upper half of row ids. An id with an older epoch may mean a
-  // row that was erased since: erased_ tells in which epoch a row was last, 0 if never. An id of an epoch before
-  // first_epoch_ means a row that Swap has taken away.
+  // Calls of Erase that erased something. Row ids have it modulo 2^31, so one that is kept for as many of these calls is
+  // taken for a new one. An id with an older epoch may mean a row that was erased since: erased_ tells in which epoch a
+  // row was last, 0 if never. An id of an epoch before first_epoch_ means a row that Swap has taken away.
   int64_t epoch_ = 0;
   int64_t first_epoch_ = 0;
-  RowColumn<uint32_t> erased_;
+  RowColumn<int64_t> erased_;
   int64_t next_row_ = 0;             // hashed: row numbers given out so far
   std::vector<uint32_t> free_rows_;  // hashed: erased row numbers
   std::vector<std::unique_ptr<SlotSet>> sets_;

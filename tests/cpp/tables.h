@@ -15,6 +15,17 @@ struct Rows {
   std::vector<int64_t> ids;   // [n]
 };
 
+namespace sok {
+
+// What no caller reaches in a test's time.
+struct TableForTests {
+  // As if so many calls of Erase had been; before the first lookup.
+  static void SetErasures(EmbeddingTable* table, int64_t erasures) { table->epoch_ = erasures; }
+};
+
+}  // namespace sok
+using sok::TableForTests;
+
 // Safe from several threads: every call has its own scratch.
 class Table {
  public:
