@@ -139,7 +139,6 @@ HashTable::~HashTable() {
 
 // Finds the home buckets of the keys and asks the memory for them.
 void HashTable::Prepare(const uint64_t* keys, int64_t n, const Bucket** homes) const {
-  __builtin_prefetch(keys + 16 * n);  // the processor's own prefetching loses sight of the keys between the buckets
   for (int64_t i = 0; i < n; ++i) {
     const Segment& s = SegmentOf(keys[i]);
     homes[i] = s.num_buckets == 0 ? &kEmptyBucket : s.buckets + Home(Hash(keys[i]), s.num_buckets);
@@ -157,7 +156,10 @@ void HashTable::Find(const uint64_t* keys, int64_t n, uint32_t* rows) const {
   const Bucket* homes[kRing][kBlock];
   int64_t left[kRound];
   auto prepare = [&](int64_t at) {
-    if (at < n) Prepare(keys + at, std::min(kBlock, n - at), homes[at / kBlock & (kRing - 1)]);
+    if (at >= n) return;
+    // The processor's own prefetching loses sight of the keys between the buckets.
+    __builtin_prefetch(keys + std::min(at + 16 * kBlock, n));
+    Prepare(keys + at, std::min(kBlock, n - at), homes[at / kBlock & (kRing - 1)]);
   };
   for (int64_t at = 0; at < kAhead; at += kBlock) prepare(at);
   for (int64_t round = 0; round < n; round += kRound) {

@@ -215,9 +215,10 @@ void SumSegmentsFixed(const uint32_t* slot, const int64_t* row_splits, int64_t s
       for (int64_t v = 0; v < kVectors; ++v) add[v] = scale * add[v];
     }
     for (; i < end; ++i) {
-      if (i + kAhead < n) {  // a slot that is left out points nowhere, which a prefetch may
-        const float* ahead = sums + int64_t{slot[i + kAhead]} * kDim;
-        for (int64_t at = 0; at < kDim; at += 16) __builtin_prefetch(ahead + at, 1);
+      if (i + kAhead < n) {  // of a slot that is left out, too: its address is nobody's, and no pointer may lie there
+        const uintptr_t ahead = reinterpret_cast<uintptr_t>(sums) + uintptr_t{slot[i + kAhead]} * kDim * sizeof(float);
+        for (uintptr_t at = 0; at < kDim * sizeof(float); at += 64)
+          __builtin_prefetch(reinterpret_cast<const void*>(ahead + at), 1);
       }
       if (slot[i] == 0xFFFFFFFFu) continue;
       float* to = sums + int64_t{slot[i]} * kDim;
