@@ -159,13 +159,17 @@ void EmbeddingTable::CopySnapshotRows(const Cpu& cpu, const std::vector<uint32_t
 }
 
 void EmbeddingTable::ReadSnapshot(const Cpu& cpu, RowSink* sink) {
-  // The snapshot is there until EndSave, which whoever reads calls afterwards: only its states need the lock.
-  Snapshot* const s = [this] {
+  const std::shared_ptr<Snapshot> s = [this] {
     SharedLock lock(mutex_);
-    if (snapshot_ && !snapshot_->is_read) return snapshot_.get();
+    if (snapshot_ && !snapshot_->is_read.exchange(true)) return snapshot_;
     throw FailedPrecondition(Label() + ": there is no snapshot to read.");
   }();
-  s->is_read = true;
+  // States need the lock, and the table copies rows aside for no longer than it has the snapshot.
+  auto lock_both = [&] {
+    SharedLock lock(mutex_);
+    if (snapshot_ == s) return lock;
+    throw FailedPrecondition(Label() + ": the save ended while its snapshot was read.");
+  };
   const int64_t rows_per_batch = sink->Begin(s->num_rows, s->infos);
   if (s->changes) sink->Erased(s->erased);
   std::vector<std::pair<uint32_t, uint64_t>> part, batch;
@@ -197,7 +201,7 @@ void EmbeddingTable::ReadSnapshot(const Cpu& cpu, RowSink* sink) {
     clear();
     bool any;
     {
-      SharedLock lock(mutex_);  // who writes states has the table alone, or is this thread
+      const SharedLock lock = lock_both();  // who writes states has the table alone, or is this thread
       for (const auto& [row, key] : batch) {
         uint32_t& state = s->states[row];
         if (state == Snapshot::kDone) continue;  // another key's by now, or erased and among the orphans
@@ -214,7 +218,7 @@ void EmbeddingTable::ReadSnapshot(const Cpu& cpu, RowSink* sink) {
   };
   for (int64_t p = 0; p < NumParts(); ++p) {
     {
-      SharedLock lock(mutex_);
+      const SharedLock lock = lock_both();
       RowsOfPart(p, s->changes, &part);
     }
     if (config_.hashed) SortByRow(&part);  // outside of the lock, as it takes longest
@@ -230,7 +234,7 @@ void EmbeddingTable::ReadSnapshot(const Cpu& cpu, RowSink* sink) {
     clear();
     bool any;
     {
-      SharedLock lock(mutex_);
+      const SharedLock lock = lock_both();
       for (; taken < s->orphans.size() && static_cast<int64_t>(keys.size()) < rows_per_batch; ++taken) {
         rows.push_back(0);
         copies.push_back(s->orphans[taken].second + Snapshot::kFirstCopy);

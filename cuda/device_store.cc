@@ -435,7 +435,7 @@ void DeviceStore::ForgetSave(Call* call) {
 }
 
 void DeviceStore::EndSave(const std::string& base) {
-  std::unique_ptr<HeldRows> gone;  // not under the locks: much memory takes a while to give back
+  std::shared_ptr<HeldRows> gone;  // not under the locks: much memory takes a while to give back
   Call call(*this);
   const TableWriting writing(&call.state, call.cuda);
   if (call.state.changes.is_saving() && !base.empty()) {
@@ -447,10 +447,10 @@ void DeviceStore::EndSave(const std::string& base) {
 }
 
 void DeviceStore::ReadSnapshot(const Cpu&, RowSink* sink) {
-  // It is there until EndSave, which whoever reads calls afterwards. The device has no part in it.
-  HeldRows* const held = [this] {
+  // Ours too until it is read, whatever EndSave does. The device has no part in it.
+  const std::shared_ptr<HeldRows> held = [this] {
     const std::lock_guard<std::mutex> lock(stream_->mutex);
-    if (snapshot_ && snapshot_->IsFirst()) return snapshot_.get();
+    if (snapshot_ && snapshot_->IsFirst()) return snapshot_;
     throw FailedPrecondition(Label() + ": there is no snapshot to read.");
   }();
   held->GiveTo(sink);

@@ -87,7 +87,7 @@ class DeviceStore final : public TableStore {
   const std::unique_ptr<Stream> stream_;
   const int64_t rows_at_a_time_;
   const HostBytes host_bytes_;
-  std::unique_ptr<HeldRows> snapshot_;  // of a save that goes on beside training; held by who has the stream
+  std::shared_ptr<HeldRows> snapshot_;  // of a save that goes on beside training; for who has the stream
 };
 
 }  // namespace sok

@@ -248,7 +248,7 @@ class EmbeddingTable final : public TableStore {
   std::vector<uint32_t> free_rows_;  // hashed: erased row numbers
   std::vector<std::unique_ptr<SlotSet>> sets_;
   RowChanges saved_;
-  std::unique_ptr<Snapshot> snapshot_;  // of a save that goes on beside training
+  std::shared_ptr<Snapshot> snapshot_;  // of a save that goes on beside training; whoever reads it holds it too
 };
 
 }  // namespace sok

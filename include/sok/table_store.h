@@ -136,8 +136,8 @@ class TableStore {
   virtual void EndSave(const std::string& base) = 0;
 
   // As ReadAll or ReadChanges, of the snapshot. Holds the lock for one block of rows, or one segment of the index, at a
-  // time: updates wait no longer than that. Once per snapshot. Throws FailedPrecondition without one, OutOfMemory if there
-  // was none to copy rows aside.
+  // time: updates wait no longer than that. Once per snapshot. Throws FailedPrecondition without one, and on a host if
+  // EndSave comes before its end; OutOfMemory if there was none to copy rows aside.
   virtual void ReadSnapshot(const Cpu& cpu, RowSink* sink) = 0;
 
   // As ReadAll, but only the rows that belong to the save that was begun. Rows that no update has touched are left out,

@@ -148,6 +148,28 @@ TEST(MisuseIsTold) {
   table.native().Swap(&other.native());
 }
 
+TEST(ASaveThatEndsWhileItsSnapshotIsReadIsTold) {
+  const auto all = Range(0, 50);
+  for (const int at : {0, 1, 4, 7}) {  // as the first batch is asked for; among batches; among those of erased keys
+    Table table(Config(3, 100));
+    table.Assign(all, 1.0f);
+    table.native().BeginSave(Of::kAllRows);
+    table.Erase(Range(30, 50));
+    int calls = 0;
+    Collector read(3, 7, [&] {
+      if (calls++ == at) table.native().EndSave("");
+      table.Assign(all, 2.0f);  // copied aside for nobody any more
+    });
+    CHECK_THROWS(table.native().ReadSnapshot({kThreads}, &read), sok::FailedPrecondition,
+                 "table 'item' (rank 0 of 1): the save ended while its snapshot was read");
+    for (const auto& [key, kept] : read.found) CHECK(kept.row == std::vector<float>(3, 1.0f));
+    table.native().BeginSave(Of::kAllRows);
+    Collector again(3, 7);
+    table.native().ReadSnapshot({kThreads}, &again);
+    CHECK_EQ(again.found.size(), size_t{50});
+  }
+}
+
 // What the thread sanitizer is for: lookups, updates, insertions and erasures beside the one who writes.
 TEST(TrainingGoesOnWhileASnapshotIsWritten) {
   for (const bool hashed : {true, false}) {

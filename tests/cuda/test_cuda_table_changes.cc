@@ -215,6 +215,15 @@ TEST(MisuseIsTold) {
   CHECK(!identity.store.Changes().is_on);
 }
 
+TEST(ASnapshotIsReadToItsEndThoughTheSaveEnds) {
+  OnDevice device(Config(2, 50, false));
+  Assign(&device.store, Range(20, 1), 1.0f);
+  device.store.BeginSave(Of::kAllRows);
+  Collector read(2, 7, [&] { device.store.EndSave(""); });
+  device.store.ReadSnapshot(cpu, &read);
+  CHECK_EQ(read.found.size(), size_t{20});
+}
+
 TEST(ATableWithoutMemoryForNotesIsSavedAsAWhole) {
   int64_t bytes;
   {
