@@ -166,6 +166,7 @@ class SharedCollectOp : public OpKernel {
  public:
   explicit SharedCollectOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("rank", &rank_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("collective", &collective_));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -189,7 +190,9 @@ class SharedCollectOp : public OpKernel {
         // What this rank sent to itself lies in `x` alone.
         const bool is_right = r != rank_ || count == splits.counts[r];
         if (count < 0 || !is_right || sizes.counts[r] != kEnvelopeWords + words) {
-          throw InvalidArgument("the envelope of rank " + std::to_string(r) + " makes no sense.");
+          throw InvalidArgument("what rank " + std::to_string(r) + " sent for collective '" + collective_ +
+                                "' is no envelope: it was in another call. All workers must make the same lookups, in "
+                                "the same order.");
         }
         received_splits->flat<int32_t>()(r) = static_cast<int32_t>(count);
         total += count;
@@ -217,6 +220,7 @@ class SharedCollectOp : public OpKernel {
 
  private:
   int64_t rank_ = 0;
+  std::string collective_;
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>SharedCollect").Device(tensorflow::DEVICE_CPU), SharedCollectOp);
 

@@ -1,4 +1,6 @@
-// Counting collectives and their bytes as they run, and the profile of where time goes.
+// Counting collectives and their bytes as they run, what this worker waits for, and the profile of where time goes.
+#include <chrono>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <sstream>
@@ -12,10 +14,15 @@
 namespace sok {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 struct Count {
   std::string kind;
   int64_t calls = 0;
   int64_t bytes = 0;
+  int64_t begun = 0;  // as `calls`, but never reset: workers compare theirs
+  bool waits = false;
+  Clock::time_point changed;  // when it began to wait, or was done
 };
 
 struct Counts {
@@ -60,7 +67,10 @@ class TraceCollectiveOp : public OpKernel {
       Count& count = counts.by_name[name_];
       count.kind = kind_;
       ++count.calls;
+      ++count.begun;
       count.bytes += bytes;
+      count.waits = true;
+      count.changed = Clock::now();
     }
     ProfileBegin(kind_ == "all_to_all" ? "exchange" : "collective", name_, {-1, -1, bytes});
     ctx->set_output(0, ctx->input(0));
@@ -93,6 +103,13 @@ class TraceCollectiveDoneOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("collective", &name_));
   }
   void Compute(OpKernelContext* ctx) override {
+    {
+      Counts& counts = TheCounts();
+      std::lock_guard<std::mutex> lock(counts.mutex);
+      Count& count = counts.by_name[name_];
+      count.waits = false;
+      count.changed = Clock::now();
+    }
     ProfileEnd("", name_, {-1, -1, static_cast<int64_t>(ctx->input(0).TotalBytes())});
     ctx->set_output(0, ctx->input(0));
   }
@@ -121,16 +138,17 @@ class TraceReadOp : public OpKernel {
       int64_t calls = 0, bytes = 0;
       Counts& counts = TheCounts();
       std::lock_guard<std::mutex> lock(counts.mutex);
-      for (const auto& [name, count] : counts.by_name) {
+      for (auto& [name, count] : counts.by_name) {
+        if (count.calls == 0) continue;  // none since the last reset
         names << (calls == 0 ? "" : ", ") << JsonText(name) << ": {\"kind\": " << JsonText(count.kind)
               << ", \"collectives\": " << count.calls << ", \"bytes\": " << count.bytes << "}";
         calls += count.calls;
         bytes += count.bytes;
+        if (reset) count.calls = count.bytes = 0;
       }
       std::ostringstream out;
       out << "{\"collectives\": " << calls << ", \"bytes\": " << bytes << ", \"by_name\": {" << names.str() << "}}";
       json->scalar<tensorflow::tstring>()() = out.str();
-      if (reset) counts.by_name.clear();
     });
   }
 };
@@ -179,3 +197,26 @@ SOK_HOST_MEMORY_KERNEL("Sok>Profile", ProfileOp, "path", "max_spans", "json");
 
 }  // namespace
 }  // namespace sok
+
+// Writes what collectives this worker has begun, as JSON: for each name its kind, how often it was begun, whether the last
+// of them is still waited for, and the seconds since that began or ended. Returns the bytes that it takes; writes nothing
+// into less. No op, since the thread that asks must not wait for TensorFlow: it asks when that may hang.
+extern "C" int64_t SokCollectives(char* out, int64_t size) {
+  std::ostringstream json;
+  {
+    sok::Counts& counts = sok::TheCounts();
+    std::lock_guard<std::mutex> lock(counts.mutex);
+    const auto now = sok::Clock::now();
+    for (const auto& [name, count] : counts.by_name) {
+      json << (json.tellp() == 0 ? "{" : ", ") << sok::JsonText(name) << ": [" << sok::JsonText(count.kind) << ", "
+           << count.begun << ", " << (count.waits ? "true" : "false") << ", "
+           << std::chrono::duration<double>(now - count.changed).count() << "]";
+    }
+  }
+  if (json.tellp() == 0) json << "{";
+  json << "}";
+  const std::string text = json.str();
+  const auto needed = static_cast<int64_t>(text.size());
+  if (needed <= size) std::memcpy(out, text.data(), text.size());
+  return needed;
+}

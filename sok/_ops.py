@@ -94,6 +94,20 @@ def crc32c(data: Any, before: int = 0) -> int:
     return function(data.ctypes.data, data.nbytes, before)
 
 
+def collectives() -> str:
+    """Returns as JSON what `SokCollectives` (ops/trace_ops.cc) says: what this worker has begun and waits for."""
+    lib()  # before anything else loads the file, or its ops would have no functions
+    function = ctypes.CDLL(str(library_path())).SokCollectives
+    function.argtypes, function.restype = (ctypes.c_char_p, ctypes.c_int64), ctypes.c_int64
+    size = 1 << 16
+    while True:
+        text = ctypes.create_string_buffer(size)
+        needed = function(text, size)
+        if needed <= size:
+            return text.raw[:needed].decode()
+        size = 2 * needed
+
+
 @contextlib.contextmanager
 def substituted(library: Any) -> Iterator[None]:
     """Inside, and in this thread alone, `lib()` gives `library`: how a model is traced without our ops to export it."""

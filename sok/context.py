@@ -14,7 +14,7 @@ from tensorflow.python.framework import ops
 from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
 from sok import dead_peers, gpus, names, profiling, tracing
-from sok.transport import horovod
+from sok.transport import horovod, watch
 from sok.transport.base import Transport
 from sok.transport.local import LocalTransport
 
@@ -27,6 +27,7 @@ class _Job:
     transport: Transport
     global_batch_size: Any = None
     seed: Any = 0
+    deadline: float = 0.0
     is_explicit: bool = False  # made by Init, not by the first table of a single process
     seed_was_read: bool = False
     ranks_agree: bool = False
@@ -40,7 +41,7 @@ _lock = threading.RLock()
 _graph_counters: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 
 
-def Init(global_batch_size: int | None = None, seed: int | None = None) -> tf.Tensor:
+def Init(global_batch_size: int | None = None, seed: int | None = None, deadline: float | None = None) -> tf.Tensor:
     """Starts the job: call it once on every worker, before the first layer.
 
     Joins the other workers when this process is one of several: it was launched by `horovodrun` or `mpirun`, or
@@ -50,6 +51,11 @@ def Init(global_batch_size: int | None = None, seed: int | None = None) -> tf.Te
         global_batch_size: samples of all workers in one step: at least `size()` and divisible by it. None says nothing.
             It is checked and remembered, no more.
         seed: of the initial values of tables. None means 0: the same model in every run, at any number of workers.
+        deadline: seconds that a collective (a lookup, an update) may wait for workers that do not come, because their
+            program does something else. After 60 s, or half of it, one of those that wait writes to stderr which
+            workers came, and what the others do; after the deadline it ends the job on all workers. 0: wait for ever.
+            None: SOK_DEADLINE of the environment, else 1800. Make it longer than the longest thing that only some
+            workers do between two steps, such as an evaluation.
 
     Returns:
         A string tensor 'OK'. In a v1 graph it is what to `session.run` once before training: running it checks that all
@@ -84,9 +90,9 @@ def Init(global_batch_size: int | None = None, seed: int | None = None) -> tf.Te
     global _job
     with _lock:
         if _job is not None and _job.is_explicit:
-            _check_repeated(_job, global_batch_size, seed)
+            _check_repeated(_job, global_batch_size, seed, deadline)
             return _check_agreement(_job)
-        job = _join(0 if seed is None else seed, global_batch_size)
+        job = _join(0 if seed is None else seed, global_batch_size, deadline)
         # The GPU cannot be chosen any more once something has run; so this comes first, and tells what it has to say.
         try:
             gpus.bind(job.transport.local_rank, job.transport.size)
@@ -201,11 +207,12 @@ def _get_job() -> _Job:
     return _job
 
 
-def _join(seed: Any, global_batch_size: Any) -> _Job:
+def _join(seed: Any, global_batch_size: Any, deadline: Any) -> _Job:
+    seconds = watch.checked_deadline(deadline)
     launcher = _launcher_of_many()
     transport: Transport = LocalTransport()
     if launcher or horovod.running_size() > 0 or "HOROVOD_SIZE" in os.environ:
-        found = horovod.HorovodTransport()
+        found = horovod.HorovodTransport(seconds)
         if launcher and launcher != f"{launcher.partition('=')[0]}={found.size}":
             raise RuntimeError(
                 f"The launcher says {launcher}, but Horovod sees {found.size} worker(s). A Horovod that was built "
@@ -213,7 +220,7 @@ def _join(seed: Any, global_batch_size: Any) -> _Job:
             )
         # horovodrun -np 1: Horovod is there for the user's own calls; we need no collectives.
         transport = found if found.size > 1 else transport
-    return _Job(transport, global_batch_size, seed, is_explicit=True)
+    return _Job(transport, global_batch_size, seed, seconds, is_explicit=True)
 
 
 def _launcher_of_many() -> str:
@@ -249,10 +256,11 @@ def _check_batch(global_batch_size: Any, size: int) -> int | None:
     return batch
 
 
-def _check_repeated(job: _Job, global_batch_size: Any, seed: Any) -> None:
+def _check_repeated(job: _Job, global_batch_size: Any, seed: Any, deadline: Any) -> None:
     for argument, before, now in (
         ("global_batch_size", job.global_batch_size, global_batch_size),
         ("seed", job.seed, seed),
+        ("deadline", job.deadline, deadline),
     ):
         if now is not None and now != before:
             raise ValueError(

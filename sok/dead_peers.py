@@ -23,7 +23,8 @@ def explain_on_exit(rank: int) -> None:
         previous(kind, error, traceback)
         if is_from_dead_peer(error):
             sys.stderr.write(
-                f"sok: rank {rank}: a peer stopped (see its output above); this worker cannot go on without it.\n"
+                f"sok: rank {rank}: a peer stopped, or the job was ended (see above); "
+                "this worker cannot go on without it.\n"
             )
             sys.stderr.flush()
 

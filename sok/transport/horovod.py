@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ import tensorflow as tf
 from sok import _ops, tracing
 from sok.transport.base import Transport, check_addable, check_has_rows, check_movable, run_now
 from sok.transport.ordering import in_turn, turns_of
+from sok.transport.watch import Watch
 
 _CPU = "/CPU:0"
 _SHARED = (tf.int32, tf.int64, tf.float32, tf.float64)  # vectors of these, through shared memory on one host
@@ -36,13 +38,16 @@ class HorovodTransport(Transport):
     the environment of any worker turns that off). Only a Horovod that was built to do its alltoall on GPUs
     (HOROVOD_GPU_OPERATIONS=NCCL) gets floats that lie on one as they are; all workers must then have them there.
 
+    Args:
+        deadline: seconds that a collective may wait for workers which do not come (`sok.transport.watch`); 0: for ever.
+
     Raises:
         ImportError: Horovod is not installed.
     """
 
     name = "horovod"
 
-    def __init__(self) -> None:
+    def __init__(self, deadline: float = 0.0) -> None:
         try:
             import horovod.tensorflow as hvd
         except ImportError as error:
@@ -54,8 +59,24 @@ class HorovodTransport(Transport):
         if not hvd.is_initialized():
             hvd.init()
         self.rank, self.size, self.local_rank = hvd.rank(), hvd.size(), hvd.local_rank()
+        self._watch: Watch | None = None
+        if deadline and self.size > 1:
+            self._watch = Watch(self.rank, self.size, deadline, self._store(), self.abort)
         self.shares_memory = self._can_share_memory()
         self.moves_on_gpu = _has_gpu_kernel("HorovodAlltoall")
+
+    def _store(self) -> str:
+        """'host:port' of a key-value store that all workers reach: horovodrun's, or else one that rank 0 starts now."""
+        host, port = (os.environ.get(f"HOROVOD_GLOO_RENDEZVOUS_{what}", "") for what in ("ADDR", "PORT"))
+        if host and port:
+            return f"{host}:{port}"
+        own = b""
+        if self.rank == 0:
+            from horovod.runner.http.http_server import KVStoreServer
+
+            own = f"{socket.gethostname()}:{KVStoreServer(verbose=False).start_server()}".encode()
+        told = run_now(lambda: self.all_gather(tf.constant(list(own), tf.uint8), "sok/watch/store"))
+        return bytes(told).decode()
 
     def _can_share_memory(self) -> bool:
         """Whether all ranks can read one another's shared memory, as on one host. The same on all ranks."""
@@ -174,7 +195,12 @@ class HorovodTransport(Transport):
 
         def build() -> list[tf.Tensor]:
             first, *_ = tracing.count_group(tf.nest.flatten(tensors), name, kind, turns)
-            result, *others = collective(first, turns)
+            try:
+                result, *others = collective(first, turns)
+            except tf.errors.OpError as error:
+                if self._watch is None or not self._watch.verdict:
+                    raise
+                raise tf.errors.DeadlineExceededError(None, None, self._watch.verdict) from error
             return [tracing.done(result, name, turns), *others]
 
         return in_turn(turns, build)
@@ -183,9 +209,10 @@ class HorovodTransport(Transport):
         self._hvd.shutdown()
 
     def shutdown(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
         # Horovod ends with the process. Ended here, it could not be started again: horovodrun's rendezvous keeps the
         # addresses of the first time until all ranks have left, and a rank that is early connects to those and aborts.
-        return None
 
 
 def _has_gpu_kernel(op: str) -> bool:

@@ -1,17 +1,25 @@
-"""Trains for ever on two workers, until rank 1 is killed or raises. Run by test_failures.py under horovodrun."""
+"""Trains for ever on two workers, until rank 1 leaves in the way told. Run by test_failures.py under horovodrun."""
 
 import os
 import signal
 import sys
 import time
 
+import horovod.tensorflow as hvd
 import tensorflow as tf
 
 import sok
 
 
+def evaluate_alone() -> None:
+    time.sleep(1000)
+
+
 def main(way: str) -> None:
-    sok.Init()
+    if way == "leave":  # as under mpirun, where no launcher keeps a store: rank 0 does
+        hvd.init()
+        del os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"]
+    sok.Init(deadline=12 if way in ("leave", "stop") else None)
     layer = sok.DistributedEmbedding("sum", 100, 4, slot_num=1, max_nnz=2, name="lost")
     weight = tf.Variable(1.0)
     optimizer = sok.optimizers.Adam(0.1)
@@ -32,6 +40,10 @@ def main(way: str) -> None:
             print(f"lost at {time.time()}", flush=True)
             if way == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
+            if way == "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            if way == "leave":
+                evaluate_alone()
             raise ValueError("the worker's own mistake")
     print("trained to the end")
 

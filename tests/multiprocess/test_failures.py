@@ -36,6 +36,24 @@ def test_a_lost_worker_ends_the_job_with_a_clear_message(way, told):
     assert time.time() - seconds < 60
 
 
+@pytest.mark.parametrize(
+    "way, where",
+    [
+        ("leave", r"rank 1 is in no collective; its last was .*; its program is at .*loses_a_worker.*evaluate_alone"),
+        ("stop", r"rank 1 (has told nothing yet|.*last heard of)"),
+    ],
+)
+def test_a_worker_that_does_not_come_ends_the_job_with_words(way, where):
+    job = run([sys.executable, str(PROGRAM), way], ranks=2, deadline=120)
+    assert not job.timed_out and job.returncode != 0, job.output
+    assert re.search(
+        r"sok: rank 0: \w+ 'sok/lost/\w+/0' \(number \d+\) has waited for \d+ s: rank 0 came, rank 1 did not",
+        job.output,
+    ), job.output
+    assert re.search(where, job.output), job.output
+    assert "The job ends after 12 s of that" in job.output and "The job ends here: sok.Init(deadline=12)" in job.output
+
+
 def test_the_deadline_ends_a_job_and_all_its_processes():
     # A launcher that waits for ever, with a child of its own session.
     job = run(["/bin/bash", "-c", "echo mark=$SOK_TEST_JOB; setsid sleep 1000 & sleep 1000"], ranks=2, deadline=10)

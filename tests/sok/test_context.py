@@ -216,5 +216,5 @@ def test_the_hook_adds_a_line_and_calls_the_one_before(monkeypatch, capsys):
         sys.excepthook(type(error), error, None)
     assert len(seen) == 2
     assert capsys.readouterr().err == (
-        "sok: rank 2: a peer stopped (see its output above); this worker cannot go on without it.\n"
+        "sok: rank 2: a peer stopped, or the job was ended (see above); this worker cannot go on without it.\n"
     )

@@ -1,0 +1,118 @@
+"""Who waits for whom, from what workers tell. Jobs that end by it: tests/multiprocess/test_failures.py."""
+
+import os
+import sys
+import threading
+
+import pytest
+import tensorflow as tf
+
+import sok
+from sok import tracing
+from sok.transport.watch import Collective, Report, checked_deadline, describe, lonely, own_collectives, own_place
+from tests.messages import saying
+
+
+def waiting(name, begun, seconds):
+    return Collective(name, "all_to_all", begun, True, seconds)
+
+
+def done(name, begun, seconds):
+    return Collective(name, "all_to_all", begun, False, seconds)
+
+
+def report(*collectives, silent=0.0):
+    return Report({one.name: one for one in collectives}, "train.py:7 in step", silent)
+
+
+@pytest.mark.parametrize(
+    "peers, missing",
+    [
+        ([report(done("a", 2, 1.0))], [1]),  # has not begun the third
+        ([report()], [1]),
+        ([None], [1]),  # has told nothing
+        ([report(waiting("b", 9, 50.0))], [1]),
+        ([report(done("a", 3, 50.0))], None),  # it came: its step failed, and nothing is waited for
+        ([report(waiting("a", 3, 5.0))], None),  # it came late, and the data are on their way
+        ([report(waiting("a", 3, 5.0), silent=49.0)], None),
+        ([report(waiting("a", 3, 5.0), silent=50.0)], [1]),  # it came, and stopped
+        ([report(done("a", 4, 1.0)), report(done("a", 2, 1.0)), None], [2, 3]),
+    ],
+)
+def test_a_wait_is_lonely_if_a_peer_has_begun_fewer_or_is_silent(peers, missing):
+    reports = dict(enumerate([report(waiting("a", 3, 50.0)), *peers]))
+    found = lonely(reports, 0, 50.0)
+    assert (found and found[1]) == missing
+    assert lonely(reports, 0, 51.0) is None  # not yet
+
+
+def test_the_longest_lonely_wait_is_told():
+    mine = report(waiting("a", 3, 70.0), waiting("b", 1, 60.0), waiting("c", 1, 80.0), done("d", 1, 90.0))
+    one, missing = lonely({0: mine, 1: report(done("c", 1, 1.0))}, 0, 50.0)
+    assert (one.name, missing) == ("a", [1])
+
+
+def test_words_name_the_collective_the_ranks_and_their_places():
+    reports = {
+        0: report(waiting("sok/a/keys", 3, 61.0)),
+        1: report(waiting("sok/b/rows", 5, 60.0), done("sok/a/keys", 2, 62.0)),
+        2: report(done("sok/a/keys", 2, 70.0), silent=65.0),
+        3: report(),
+        4: None,
+    }
+    text = describe(reports, reports[0].collectives["sok/a/keys"], [1, 2, 3, 4])
+    assert text.splitlines() == [
+        "all_to_all 'sok/a/keys' (number 3) has waited for 61 s: rank 0 came, ranks 1, 2, 3, 4 did not.",
+        "  rank 0 waits in all_to_all 'sok/a/keys' (number 3) since 61 s; its program is at train.py:7 in step",
+        "  rank 1 waits in all_to_all 'sok/b/rows' (number 5) since 60 s; its program is at train.py:7 in step",
+        "  rank 2 is in no collective; its last was all_to_all 'sok/a/keys', 70 s ago; its program is at "
+        "train.py:7 in step (it was last heard of 65 s ago)",
+        "  rank 3 has begun no collective; its program is at train.py:7 in step",
+        "  rank 4 has told nothing yet: has it called sok.Init?",
+        "  All workers must make the same lookups and updates, in the same order.",
+    ]
+
+
+def test_many_ranks_are_told_in_a_few_lines():
+    mine = report(waiting("a", 1, 61.0))
+    text = describe({rank: mine if rank == 0 else None for rank in range(1000)}, mine.oldest_wait, [*range(1, 1000)])
+    assert "ranks 1, 2, 3, 4, 5, 6, 7, 8 and 991 more did not" in text and len(text.splitlines()) == 11
+
+
+def test_a_worker_knows_what_it_has_begun_and_waits_for():
+    before = own_collectives().get("watch/x")
+    assert before is None
+    for number in (1, 2):
+        x = tracing.count(tf.constant([1.0]), "watch/x", "all_to_all")
+        assert own_collectives()["watch/x"].begun == number and own_collectives()["watch/x"].waits
+        tracing.done(x, "watch/x")
+        assert not own_collectives()["watch/x"].waits
+    assert 0 <= own_collectives()["watch/x"].seconds < 60
+    # What people reset is not what workers compare.
+    assert sok.trace is not None and tracing.collective_counts(reset=True)["by_name"]["watch/x"]["collectives"] == 2
+    assert "watch/x" not in tracing.collective_counts()["by_name"]
+    assert own_collectives()["watch/x"].begun == 2
+
+
+def test_the_place_is_the_line_of_the_program():
+    seen = []
+    line = sys._getframe().f_lineno + 1
+    thread = threading.Thread(target=lambda: seen.append(own_place())); thread.start(); thread.join()  # fmt: skip # noqa: E702
+    (place,) = seen
+    assert place.startswith(f"{os.path.abspath(__file__)}:{line} in test_the_place")
+
+
+@pytest.mark.parametrize("deadline", ["soon", -1, True, float("nan"), float("inf"), [1]])
+def test_a_deadline_is_seconds(deadline):
+    with pytest.raises(ValueError, match=saying("`deadline`", "seconds", repr(deadline))):
+        sok.Init(deadline=deadline)
+
+
+def test_the_environment_tells_the_deadline(monkeypatch):
+    monkeypatch.delenv("SOK_DEADLINE", raising=False)
+    assert checked_deadline(None) == 1800
+    monkeypatch.setenv("SOK_DEADLINE", "12.5")
+    assert checked_deadline(None) == 12.5 and checked_deadline(0) == 0
+    monkeypatch.setenv("SOK_DEADLINE", "soon")
+    with pytest.raises(ValueError, match=saying("SOK_DEADLINE", "'soon'")):
+        checked_deadline(None)
