@@ -19,6 +19,11 @@ def loss_scaler() -> Any:
     return next((scaler for scaler in scalers if scaler is not None), None)
 
 
+def caller() -> Any:
+    """The object of Keras 3 or tf_keras in whose method we were called, the nearest one; or None."""
+    return next((f.f_locals["self"] for f in _frames() if "self" in f.f_locals), None)
+
+
 def _frames() -> Iterator[FrameType]:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:

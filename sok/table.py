@@ -438,9 +438,28 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         raise TypeError(
             f"The embedding table '{self._table_name}' is not a dense matrix: it has rows only where keys have been "
             "seen. Read it with a layer, `variable.sparse_read(keys)` or `variable.export()`; write it "
-            "with `variable.assign(keys, values)`. If an optimizer asked for it: give embedding variables to "
-            "`sok.optimizers`, or wrap the optimizer in `sok.DistributedOptimizer`."
+            "with `variable.assign(keys, values)`. If an optimizer asked for it: wrap it in `sok.OptimizerWrapper` or "
+            "`sok.DistributedOptimizer`, or give embedding variables to `sok.optimizers`."
         )
+
+    def _no_stock_optimizer(self) -> Any:
+        raise TypeError(
+            f"A stock optimizer was given the embedding table '{self._table_name}', which it cannot update: the table "
+            "has rows only where keys have been seen. Wrap the optimizer, in `sok.OptimizerWrapper` or "
+            "`sok.DistributedOptimizer`, which train dense variables and tables; or give the table to one of "
+            "`sok.optimizers`."
+        )
+
+    # Each stock optimizer asks for one of these two before it changes anything. Let on, it would write to the handle
+    # by row numbers, and TensorFlow would say something about indices.
+    constraint = property(_no_stock_optimizer)
+
+    @property
+    def _distributed_container(self) -> Any:
+        # A LossScaleOptimizer asks, too, and leaves the update to the optimizer inside.
+        if type(keras_calls.caller()).__name__.startswith("LossScaleOptimizer"):
+            raise AttributeError("_distributed_container")
+        return self._no_stock_optimizer()
 
     def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
         # Every dense read of the base class goes through this one.
@@ -457,11 +476,6 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
     assign_add = assign_sub = batch_scatter_update = _no_dense_value
     scatter_add = scatter_sub = scatter_update = scatter_min = scatter_max = scatter_mul = scatter_div = _no_dense_value
     scatter_nd_add = scatter_nd_sub = scatter_nd_update = scatter_nd_min = scatter_nd_max = _no_dense_value
-
-    @property
-    def _layout(self) -> Any:
-        # Asked for by Keras 3's optimizers when they make slots of a variable's shape, which would be of no use here.
-        return self._no_dense_value()
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
         self.warn_not_saved()

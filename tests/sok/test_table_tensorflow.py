@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 import sok
 from sok.lookup import lookup_rows
@@ -227,13 +228,35 @@ class TestTracking:
             tf.saved_model.save(module, str(tmp_path / "m"))
 
 
-@pytest.mark.parametrize("optimizer", ["SGD", "Adam", "Adagrad"])
-def test_stock_optimizers_say_what_to_use(optimizer):  # P4: elsewhere they fail late, or write somewhere
-    v = table()
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(lookup_rows(v, keys(1)))
-    gradient = tape.gradient(loss, v)
-    before = v.sparse_read([1]).numpy()
-    with pytest.raises(TypeError, match=r"sok\.optimizers"):
-        getattr(keras.optimizers, optimizer)(0.1).apply_gradients([(gradient, v)])
-    np.testing.assert_array_equal(v.sparse_read([1]), before)
+STOCK = {
+    "keras": (keras.optimizers, ["SGD", "Adam", "Adafactor"]),
+    "tf_keras": (tf_keras.optimizers, ["SGD", "Adadelta", "Adam", "Ftrl"]),
+    "legacy": (tf_keras.optimizers.legacy, ["SGD", "Adagrad", "Adam", "Adamax", "RMSprop"]),
+    "v1": (tf.compat.v1.train, ["GradientDescentOptimizer", "AdagradOptimizer", "AdamOptimizer", "RMSPropOptimizer"]),
+}
+KINDS = {
+    "table": table,
+    "layer": lambda: sok.DistributedEmbedding("sum", 10, 2, 1, 4).embedding_variable,
+    "static": lambda: sok.Variable(np.ones([4, 2], np.float32)),
+    "dynamic": lambda: sok.DynamicVariable(2),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("library", STOCK)
+def test_stock_optimizers_say_what_to_use(library, kind, call):  # elsewhere they fail late, or write somewhere
+    module, names = STOCK[library]
+    v = KINDS[kind]()
+    for name in names:
+        stock = getattr(module, name)(0.1)
+
+        def step(stock=stock):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(lookup_rows(v, keys(1, 2)))
+            stock.apply_gradients([(tape.gradient(loss, v), v)])
+
+        lookup_rows(v, keys(1, 2))
+        before = v.export()[1].numpy()
+        with pytest.raises(TypeError, match=rf"'{v.table_name}'.*`sok.OptimizerWrapper` or `sok.DistributedOptimizer`"):
+            call(step)
+        np.testing.assert_array_equal(v.export()[1], before)

@@ -106,11 +106,12 @@ def test_updates_in_a_session(session):
     assert session.run(v.sparse_read([7, 8])).tolist() == [[-3.0], [-1.5]]
 
 
-def test_stock_optimizers_fail_rather_than_write_somewhere(session):
+@pytest.mark.parametrize("stock", ["GradientDescentOptimizer", "AdamOptimizer"])
+def test_stock_optimizers_say_what_to_use(session, stock):
     v = EmbeddingVariable(1, 10)
-    optimizer = v1.train.GradientDescentOptimizer(1.0)
-    with pytest.raises((TypeError, tf.errors.OpError)):
-        session.run(optimizer.minimize(tf.reduce_sum(lookup_rows(v, [1]))))
+    optimizer = getattr(v1.train, stock)(1.0)
+    with pytest.raises(TypeError, match=rf"'{v.table_name}'.*`sok.OptimizerWrapper` or `sok.DistributedOptimizer`"):
+        optimizer.minimize(tf.reduce_sum(lookup_rows(v, [1])))
 
 
 def test_dense_use_says_what_to_use(session):
