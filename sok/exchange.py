@@ -31,6 +31,7 @@ import tensorflow as tf
 from sok import _ops, context
 from sok.keys import as_keys
 from sok.table import EmbeddingVariable
+from sok.transport import ordering
 from sok.transport.refusal import all_refuse
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def lookup_group(features: Sequence[Feature], training: Any = True) -> list[tf.T
         request = _input_exchange(call, keys, row_splits, weights, [f.combiner for f in features])
         answers, answer_splits = _local_lookup(call, request)
     home, home_splits = _output_exchange(call, answers, answer_splits, request.asked)
-    outputs, _ = _ops.lib().sok_exchange_combine(
+    outputs, checked_splits = _ops.lib().sok_exchange_combine(
         home,
         home_splits,
         request.asked,
@@ -179,6 +180,7 @@ def lookup_group(features: Sequence[Feature], training: Any = True) -> list[tf.T
         combiners=[f.combiner for f in features],
         dims=[f.table.dim for f in features],
     )
+    ordering.answered(checked_splits)
     return outputs
 
 

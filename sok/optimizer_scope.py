@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from sok.optimizers import Optimizer, matching_optimizer
 from sok.table import is_embedding_variable
+from sok.transport.ordering import after_answers
 
 
 class OptimizerScope:
@@ -146,7 +147,7 @@ def _apply_gradients(original: Callable[..., Any], stock: Any, grads_and_vars: A
         return original(pairs, *args, **kwargs)
     update, others = _update_tables(stock, pairs)
     if others:
-        with tf.control_dependencies([] if update is None else [update]):
+        with after_answers(), tf.control_dependencies([] if update is None else [update]):
             result = original(others, *args, **kwargs)
         is_v1_graph = not tf.compat.v1.executing_eagerly_outside_functions()
         return tf.group(update, result) if is_v1_graph and result is not None else result
@@ -160,7 +161,8 @@ def _apply(original: Callable[..., Any], stock: Any, grads: Any, trainable_varia
         return original(grads, trainable_variables)
     _, others = _update_tables(stock, list(zip(grads, variables, strict=True)))
     if others:
-        return original([grad for grad, _ in others], [variable for _, variable in others])
+        with after_answers():
+            return original([grad for grad, _ in others], [variable for _, variable in others])
     return None
 
 

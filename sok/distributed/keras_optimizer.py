@@ -10,6 +10,7 @@ import keras
 from sok.distributed import tables
 from sok.distributed.loss_scale import follow_loss_scaler
 from sok.distributed.reduction import Average, check_op, reduce_dense, split_pairs
+from sok.transport.ordering import after_answers
 
 
 @keras.saving.register_keras_serializable(package="sok")
@@ -58,13 +59,14 @@ class KerasDistributedOptimizer(keras.optimizers.Optimizer):
         if not self.built:
             self.build(variables)
         of_tables, others = split_pairs(zip(grads, variables, strict=True))
-        reduced = reduce_dense(others, self.op)
+        reduced = reduce_dense(others, self.op, of_tables)
         has_table_step = any(grad is not None for grad, _ in of_tables)
         has_dense_step = any(grad is not None for grad in reduced)
         scale = 1.0 / (self.inner.loss_scale_factor or 1.0)
         self._tables.apply(of_tables, counts_step=not has_dense_step, scale=scale)
         if has_dense_step or not has_table_step:
-            self.inner.apply(reduced, [variable for _, variable in others])
+            with after_answers():
+                self.inner.apply(reduced, [variable for _, variable in others])
         elif not self._tables.shares_iterations:
             self._iterations.assign_add(1)
 

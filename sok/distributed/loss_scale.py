@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from sok import context, keras_calls
 from sok.distributed.reduction import Pair, reduce_dense, split_pairs, table_scale
+from sok.transport.ordering import after_answers
 
 
 def follow_loss_scaler() -> None:
@@ -37,7 +38,9 @@ def all_finite(grads: Sequence[Any]) -> tf.Tensor:
     if transport.size == 1:
         return here
     name = context.unique_collective_name("sok/finite_gradients")
-    (bad_workers,) = transport.grouped_all_reduce([tf.cast(~here, tf.float32)], name, average=False)
+    with after_answers():
+        is_bad = tf.cast(~here, tf.float32)
+    (bad_workers,) = transport.grouped_all_reduce([is_bad], name, average=False)
     return tf.equal(bad_workers, 0.0)
 
 
@@ -60,7 +63,7 @@ def aggregate(grads_and_vars: Iterable[Pair], op: str) -> list[Pair]:
     if context.size() == 1 or not pairs:
         return pairs
     of_tables, others = split_pairs(pairs)
-    reduced = {id(v): grad for grad, (_, v) in zip(reduce_dense(others, op), others, strict=True)}
+    reduced = {id(v): grad for grad, (_, v) in zip(reduce_dense(others, op, of_tables), others, strict=True)}
     scale = table_scale(op)
     rows = {id(v): tf.IndexedSlices(grad.values * scale, grad.indices, grad.dense_shape) for grad, v in of_tables}
     if of_tables:

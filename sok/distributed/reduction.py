@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 from sok import context
 from sok.table import is_embedding_variable
+from sok.transport import ordering
 
 Average = "average"
 Sum = "sum"
@@ -39,13 +41,14 @@ def table_scale(op: str) -> float:
     return 1.0 / context.size() if op == Average else 1.0
 
 
-def reduce_dense(pairs: Sequence[Pair], op: str) -> list[Any]:
+def reduce_dense(pairs: Sequence[Pair], op: str, of_tables: Sequence[Pair] = ()) -> list[Any]:
     """Sums or averages the gradients of ordinary variables over all workers, in one collective.
 
     Args:
         pairs: (gradient, variable): dense, `tf.IndexedSlices` (which become dense: other workers have other rows), or
             None.
         op: 'average' or 'sum'.
+        of_tables: (gradient, table) of the same step.
 
     Returns:
         Gradients in the order of `pairs`; None where it was None. With one worker, what came.
@@ -53,7 +56,8 @@ def reduce_dense(pairs: Sequence[Pair], op: str) -> list[Any]:
     Raises:
         tf.errors.InvalidArgumentError: a gradient is None on some workers only; on all workers.
 
-    Collective: the same variables in the same order on all workers.
+    Collective: the same variables in the same order on all workers. Where a lookup of the step raises, no worker takes
+    part: those that did would change their variables, and wait for the others'.
     """
     pairs = list(pairs)
     transport = context.get_transport()
@@ -63,13 +67,22 @@ def reduce_dense(pairs: Sequence[Pair], op: str) -> list[Any]:
     dense = [_dense(grad, variable) for grad, variable in pairs]
     is_present = tf.constant([float(grad is not None) for grad, _ in pairs], dense[0].dtype)
     name = context.unique_collective_name("sok/dense_gradients")
-    present, *reduced = transport.grouped_all_reduce([is_present, *dense], name, average=op == Average)
+    with _answered(of_tables):
+        dense = [tf.identity(grad) for grad in [is_present, *dense]]
+    present, *reduced = transport.grouped_all_reduce(dense, name, average=op == Average)
     check = _check_present(present, is_present, 1 if op == Average else transport.size, [v for _, v in pairs])
     with tf.control_dependencies([] if check is None else [check]):
         return [
             None if grad is None else tf.ensure_shape(new, variable.shape)
             for new, (grad, variable) in zip(reduced, pairs, strict=True)
         ]
+
+
+def _answered(of_tables: Sequence[Pair]) -> contextlib.AbstractContextManager[None]:
+    """Inside, ops wait for the answers to the step's lookups; in a v1 graph, to those of the tables given."""
+    if tf.compat.v1.executing_eagerly_outside_functions():
+        return ordering.after_answers()
+    return tf.control_dependencies([grad.values for grad, _ in of_tables if grad is not None])
 
 
 def _dense(grad: Any, variable: Any) -> tf.Tensor:

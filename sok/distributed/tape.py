@@ -83,8 +83,8 @@ class DistributedGradientTape:
             if getattr(source, "dtype", None) == tf.resource:
                 raise TypeError(f"`sources` must be variables, not their handles. Received: {source!r}.")
         gradients = self._tape.gradient(target, flat_sources, output_gradients, **kwargs)
-        _, others = split_pairs(zip(gradients, flat_sources, strict=True))
-        reduced = iter(reduce_dense(others, self._op))
+        of_tables, others = split_pairs(zip(gradients, flat_sources, strict=True))
+        reduced = iter(reduce_dense(others, self._op, of_tables))
         results = [
             mark_reduced(grad, table_scale(self._op)) if is_embedding_variable(source) else next(reduced)
             for grad, source in zip(gradients, flat_sources, strict=True)

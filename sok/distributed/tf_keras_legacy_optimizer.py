@@ -11,6 +11,7 @@ import tf_keras
 from sok.distributed import tables
 from sok.distributed.loss_scale import aggregate
 from sok.distributed.reduction import Average, Pair, check_op, reduce_dense, split_pairs
+from sok.transport.ordering import after_answers
 
 
 @tf_keras.saving.register_keras_serializable(package="sok")
@@ -49,14 +50,14 @@ class TfKerasLegacyDistributedOptimizer(tf_keras.optimizers.legacy.Optimizer):
         """As in tf_keras. Without `experimental_aggregate_gradients` they are those of all workers already."""
         reduces = experimental_aggregate_gradients
         of_tables, others = split_pairs(grads_and_vars)
-        reduced = reduce_dense(others, self.op) if reduces else [grad for grad, _ in others]
+        reduced = reduce_dense(others, self.op, of_tables) if reduces else [grad for grad, _ in others]
         has_table_step = any(grad is not None for grad, _ in of_tables)
         has_dense_step = any(grad is not None for grad in reduced)
         with tf.init_scope():
             # The tables' optimizer may count in it.
             self.inner.iterations  # noqa: B018 (made by asking)
         update = self._tables.apply(of_tables, counts_step=not has_dense_step, reduces=reduces)
-        with tf.control_dependencies([] if update is None else [update]):
+        with after_answers(), tf.control_dependencies([] if update is None else [update]):
             if has_dense_step or not has_table_step:
                 pairs = [(grad, variable) for grad, (_, variable) in zip(reduced, others, strict=True)]
                 result = self.inner.apply_gradients(pairs, name, experimental_aggregate_gradients)

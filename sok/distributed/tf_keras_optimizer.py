@@ -10,6 +10,7 @@ import tf_keras
 from sok.distributed import tables
 from sok.distributed.loss_scale import aggregate
 from sok.distributed.reduction import Average, Pair, check_op, reduce_dense, split_pairs
+from sok.transport.ordering import after_answers
 
 
 @tf_keras.saving.register_keras_serializable(package="sok")
@@ -55,13 +56,14 @@ class TfKerasDistributedOptimizer(tf_keras.optimizers.Optimizer):
         """As in tf_keras. With `skip_gradients_aggregation` the gradients are those of all workers already."""
         reduces = not skip_gradients_aggregation and kwargs.pop("experimental_aggregate_gradients", True)
         of_tables, others = split_pairs(grads_and_vars)
-        reduced = reduce_dense(others, self.op) if reduces else [grad for grad, _ in others]
+        reduced = reduce_dense(others, self.op, of_tables) if reduces else [grad for grad, _ in others]
         has_table_step = any(grad is not None for grad, _ in of_tables)
         has_dense_step = any(grad is not None for grad in reduced)
         self._tables.apply(of_tables, counts_step=not has_dense_step, reduces=reduces)
         if has_dense_step or not has_table_step:
             pairs = [(grad, variable) for grad, (_, variable) in zip(reduced, others, strict=True)]
-            self.inner.apply_gradients(pairs, name=name, **kwargs)
+            with after_answers():
+                self.inner.apply_gradients(pairs, name=name, **kwargs)
         elif not self._tables.shares_iterations:
             self.inner.iterations.assign_add(1)
         self._built = True

@@ -12,6 +12,7 @@ from sok.distributed import tables
 from sok.distributed.reduction import Average, Pair, check_op, reduce_dense, split_pairs, table_scale
 from sok.distributed.tape import is_reduced, mark_reduced
 from sok.table import is_embedding_variable
+from sok.transport.ordering import after_answers
 
 
 class V1DistributedOptimizer(tf.compat.v1.train.Optimizer):
@@ -33,8 +34,8 @@ class V1DistributedOptimizer(tf.compat.v1.train.Optimizer):
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[Pair]:
         """As the inner optimizer's, of all workers together, so that clipping and summaries see those."""
         pairs = self.inner.compute_gradients(*args, **kwargs)
-        _, others = split_pairs(pairs)
-        reduced = iter(reduce_dense(others, self.op))
+        of_tables, others = split_pairs(pairs)
+        reduced = iter(reduce_dense(others, self.op, of_tables))
         scale = table_scale(self.op)
         return [
             (mark_reduced(grad, scale) if is_embedding_variable(variable) else _marked(next(reduced)), variable)
@@ -51,11 +52,11 @@ class V1DistributedOptimizer(tf.compat.v1.train.Optimizer):
         """
         of_tables, others = split_pairs(grads_and_vars)
         reduces = not _are_reduced([grad for grad, _ in of_tables + others if grad is not None])
-        reduced = reduce_dense(others, self.op) if reduces else [grad for grad, _ in others]
+        reduced = reduce_dense(others, self.op, of_tables) if reduces else [grad for grad, _ in others]
         has_table_step = any(grad is not None for grad, _ in of_tables)
         has_dense_step = any(grad is not None for grad in reduced)
         update = self._tables.apply(of_tables, counts_step=True, reduces=reduces)
-        with tf.control_dependencies([] if update is None else [update]):
+        with after_answers(), tf.control_dependencies([] if update is None else [update]):
             if has_dense_step or not has_table_step:
                 pairs = [(grad, variable) for grad, (_, variable) in zip(reduced, others, strict=True)]
                 return self.inner.apply_gradients(pairs, global_step, name)

@@ -13,6 +13,7 @@ import tensorflow as tf
 from sok import names, rules, table_state
 from sok.optimizers import claims, gradients
 from sok.optimizers.learning_rate import LearningRate, as_learning_rate, checked_number
+from sok.transport.ordering import after_answers
 
 
 class Optimizer(tf.__internal__.tracking.Trackable):
@@ -218,7 +219,7 @@ class Optimizer(tf.__internal__.tracking.Trackable):
         self._check_graph()
         for _, variable in pairs:
             claims.claim(self, variable)
-        with tf.name_scope(name or self.name):
+        with tf.name_scope(name or self.name), after_answers():
             ready, guards = gradients.prepare(
                 [gradients.from_slices(grad, variable, gradient_scale) for grad, variable in pairs],
                 self._clipping,

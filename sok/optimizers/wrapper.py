@@ -14,6 +14,7 @@ from sok.optimizers.buffered import Buffered, check
 from sok.optimizers.global_step import count_after
 from sok.optimizers.lazy_adam import LazyAdam
 from sok.optimizers.matching import _match, _NoMatch
+from sok.transport.ordering import after_answers
 
 Pair = tuple[Any, Any]  # (gradient, variable)
 
@@ -144,7 +145,7 @@ class OptimizerWrapper(tf.__internal__.tracking.Trackable):
             raise ValueError("No gradients provided for any variable: the loss depends on none, or the list is empty.")
         update = self.embedding_optimizer._apply(tables, name) if tables else None
         if others:
-            with tf.control_dependencies([] if update is None else [update]):
+            with after_answers(), tf.control_dependencies([] if update is None else [update]):
                 result = self._apply_to_others(others, name)
             update = tf.group(*[op for op in (update, result) if op is not None]) if _is_v1_graph() else None
         return count_after(update, global_step)

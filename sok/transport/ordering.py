@@ -8,6 +8,7 @@ free to overlap.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -23,6 +24,8 @@ _ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
 # The functions that capture a turn keep it.
 _turns: weakref.WeakValueDictionary[str, tf.Tensor] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
+
+_ANSWERS = "sok/answers"
 
 
 def in_turn(turns: Sequence[tf.Tensor], collective: Callable[[], T]) -> T:
@@ -49,6 +52,31 @@ def turns_of(name: str) -> list[tf.Tensor]:
     """
     is_ordered = tf.executing_eagerly() or not tf.compat.v1.executing_eagerly_outside_functions()
     return [] if is_ordered else [_turn(name)]
+
+
+def answered(checked: tf.Tensor) -> None:
+    """Has what a `tf.function` builds later in the program, inside `after_answers`, wait for `checked` of a lookup.
+
+    A lookup that raises on one worker raises on all, but beside what does not need its rows. What changes state must
+    wait for it, else some workers have changed theirs when the step ends.
+    """
+    for turn in turns_of(_ANSWERS):
+        with tf.control_dependencies([checked]):
+            tf.raw_ops.ReadVariableOp(resource=turn, dtype=tf.int64)
+
+
+def after_answers() -> contextlib.AbstractContextManager[None]:
+    """Inside, ops of a `tf.function` run once all lookups before them in the program have their answers.
+
+    Those of functions that it has called, of its loops and of its branches, too: TensorFlow writes a resource when all
+    that read it before have done so. Elsewhere, and with one worker, nothing waits: eager calls run one by one; a
+    v1 graph has no order of the program.
+    """
+    turn = _turns.get(_ANSWERS)  # none: no function has looked anything up
+    if turn is None or not turns_of(_ANSWERS):
+        return contextlib.nullcontext()
+    one = tf.constant(1, tf.int64)
+    return tf.control_dependencies([tf.raw_ops.AssignAddVariableOp(resource=turn, value=one)])
 
 
 def _turn(name: str) -> tf.Tensor:

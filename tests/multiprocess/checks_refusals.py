@@ -1,8 +1,10 @@
 """What one rank refuses alone is raised on all of them, changes nothing, and leaves all in step."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 import sok
 
@@ -28,32 +30,63 @@ def trained(layer, optimizer):
 
 
 def check_a_step_that_raised_changes_no_rank(world):
-    # The gradient needs none of the rows: nothing but the exchange keeps it from running beside what raises.
-    layer, optimizer = layer_named("refused_full"), sok.optimizers.Adam(0.1)
-    weight, table = tf.Variable(tf.ones([4, 3])), layer.embedding_variable
+    # The gradients need none of the rows: nothing but the exchange keeps them from running beside what raises.
+    tables = [layer_named(f"refused_full_{where}").embedding_variable for where in ("here", "in_a_function")]
+    weight, *biases = (tf.Variable(tf.ones([4, 3])) for _ in range(5))
+    stock = [keras.optimizers.SGD(0.1), tf_keras.optimizers.SGD(0.1), tf_keras.optimizers.legacy.SGD(0.1)]
+    of_biases = [*map(sok.DistributedOptimizer, stock[:2]), sok.OptimizerWrapper(stock[2])]
+    optimizer = sok.optimizers.Adam(0.1)
 
-    @tf.function
-    def step(x):
-        with tf.GradientTape() as tape:
-            of_table, of_weight = sok.group_embedding_lookup_sparse([table, weight], [x, x % 4], "sum")
-            loss = tf.reduce_sum(of_table) + tf.reduce_sum(of_weight)
-        gradient, of_weight = tape.gradient(loss, [table, weight])
-        optimizer.apply_gradients([(gradient, table)])
-        weight.assign_sub(tf.convert_to_tensor(of_weight))
-        return loss
+    def lookup(x, table):
+        return sok.group_embedding_lookup_sparse([table, weight], [x, x % 4], "sum")
 
-    step(IDS)
-    before = [table.export()[1].numpy(), weight.numpy(), int(optimizer.iterations)]
+    ids = tf.TensorSpec([None, None], tf.int64)
+
+    @tf.function(input_signature=[ids, ids], autograph=False)
+    def step(x, y):
+        with sok.DistributedGradientTape(tf.GradientTape(persistent=True)) as tape:
+            found = lookup(x, tables[0]) + tf.function(lookup, autograph=False)(y, tables[1])
+            loss = tf.add_n([tf.reduce_sum(vectors) for vectors in [*found, *biases]])
+        *of_tables, of_weight = tape.gradient(loss, [*tables, weight])
+        optimizer.apply_gradients(zip(of_tables, tables, strict=True))
+        weight.assign_sub(of_weight)
+        # In calls that know of no table.
+        biases[0].assign_sub(tape.gradient(loss, biases[0]))
+        for of_bias, bias in zip(of_biases, biases[1:], strict=True):
+            of_bias.apply_gradients([(tf.ones([4, 3]), bias)])
+
+    def state():
+        counts = [int(counting.iterations) for counting in (optimizer, *stock)]
+        return [*(table.export()[1].numpy() for table in tables), *(v.numpy() for v in (weight, *biases)), counts]
+
+    step(IDS, IDS)
+    before = state()
     full = tf.constant(np.arange(101, 101 + 80 * world.size, world.size).reshape(-1, 4))
-    for _ in range(3):
+    for bad in [(full, IDS), (IDS, full)] * 2:
         with pytest.raises(tf.errors.ResourceExhaustedError, match="Nothing of this step was stored"):
-            step(full if world.rank == 0 else IDS)
-        for now, then in zip(
-            [table.export()[1].numpy(), weight.numpy(), int(optimizer.iterations)], before, strict=True
-        ):
+            step(*(bad if world.rank == 0 else (IDS, IDS)))
+        for now, then in zip(state(), before, strict=True):
             np.testing.assert_array_equal(now, then)
-    step(IDS)
-    assert int(optimizer.iterations) == 2
+    step(IDS, IDS)
+    assert state()[-1] == [2] * 4
+
+
+def check_a_session_step_that_raised_changes_no_rank(world):
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        table, x = layer_named("refused_session").embedding_variable, v1.placeholder(tf.int64, [None, None])
+        bias = v1.get_variable("refused_bias", initializer=tf.ones([2]), use_resource=True)
+        loss = tf.reduce_sum(sok.group_embedding_lookup_sparse([table], [x], "sum")[0]) + tf.reduce_sum(bias)
+        train = sok.DistributedOptimizer(v1.train.GradientDescentOptimizer(0.25)).minimize(loss, var_list=[table, bias])
+        session.run(v1.global_variables_initializer())
+        for step in range(3):
+            if step == 1:
+                full = np.arange(101, 101 + 80 * world.size, world.size).reshape(-1, 4)
+                with pytest.raises(tf.errors.ResourceExhaustedError, match="Nothing of this step was stored"):
+                    session.run(train, {x: full if world.rank == 0 else [[1, 2], [3, 4]]})
+            else:
+                session.run(train, {x: [[1, 2], [3, 4]]})
+            assert session.run(bias).tolist() == [1 - 0.25 * (step + 1 - (step > 0))] * 2
 
 
 REFUSED = {
