@@ -83,6 +83,22 @@ void TableConfig::CheckOwned(uint64_t key) const {
                         ". Look keys of all ranks up through sok.lookup or a layer.");
 }
 
+void TableConfig::ThrowFull(uint64_t key) const {
+  std::string text = Label() + ": full: all " + std::to_string(capacity) + " rows are in use and key " + KeyText(key) +
+                     " is new. Nothing of this step was stored. Raise max_vocabulary_size_per_gpu (the capacity of "
+                     "each worker's shard).";
+  const std::string here = " This shard holds ", workers = std::to_string(world_size);
+  if (world_size > 1 && owner == kByKey) {
+    text += here + "the keys of which key mod " + workers + " is " + std::to_string(rank) +
+            ". If other ranks have room, keys are unevenly spread: make the table with "
+            "placement=sok.row_wise(hash=True), which spreads them by their hash.";
+  } else if (world_size > 1 && owner != kByHash) {
+    text += here + "the whole table, as table_wise(" + std::to_string(owner) +
+            "): sok.row_wise() spreads it over all " + workers + " workers.";
+  }
+  throw TableFull(text);
+}
+
 EmbeddingTable::EmbeddingTable(TableConfig config)
     : config_([&config] {
         config.Check();

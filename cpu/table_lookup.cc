@@ -271,12 +271,7 @@ void EmbeddingTable::InsertHashed(const Cpu& cpu, Scratch* scratch, const uint64
     int64_t next = next_row_;
     for (int64_t k = 0; k < m; ++k) {
       if (!first[k]) continue;
-      if (taken == old_free && next == config_.capacity) {
-        throw TableFull(Label() + ": full: all " + std::to_string(config_.capacity) + " rows are in use and key " +
-                        KeyText(wanted[k]) +
-                        " is new. Nothing of this step was stored. Raise max_vocabulary_size_per_gpu (the capacity of "
-                        "each worker's shard).");
-      }
+      if (taken == old_free && next == config_.capacity) config_.ThrowFull(wanted[k]);
       found[k] = taken < old_free ? free_rows_[old_free - 1 - taken] : static_cast<uint32_t>(next);
       taken < old_free ? static_cast<void>(++taken) : static_cast<void>(++next);
       MakeRoom(found[k]);

@@ -204,7 +204,7 @@ void DeviceTable::State::InsertRows(const Cuda& cuda, DeviceScratch* scratch, co
   if (index) {
     index->InsertMissing(
         cuda, scratch, keys, n, found, leaders, [&](int64_t bound) { MakeRoom(cuda, bound); },
-        [&](uint64_t key) { return config.KeyText(key); });
+        [&](uint64_t key) { config.ThrowFull(key); });
   } else {
     MakeRoom(cuda, config.capacity);
     Launch(ClaimRowsKernel, GridOf(n), kThreads, 0, cuda, static_cast<uint64_t>(config.partition().num_shards()), keys,

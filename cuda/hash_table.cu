@@ -196,12 +196,6 @@ bool DeviceHashTable::MayNotFit(int64_t n) const {
   return size_bound_ + n > std::min(Room(), capacity_) || rows_bound_ + n > capacity_;
 }
 
-void DeviceHashTable::ThrowFull(const std::string& key) const {
-  throw TableFull(label_ + ": full: all " + std::to_string(capacity_) + " rows are in use and key " + key +
-                  " is new. Nothing of this step was stored. Raise max_vocabulary_size_per_gpu (the capacity of "
-                  "each worker's shard).");
-}
-
 int64_t DeviceHashTable::RowsAfter(int64_t num_new) const {
   // Numbers on the free list go first, so this may be more than are needed, but never more than there are.
   return std::min(rows_bound_ + num_new, capacity_);
@@ -252,7 +246,7 @@ void DeviceHashTable::Find(const Cuda& cuda, const uint64_t* keys, int64_t n, ui
 
 void DeviceHashTable::InsertMissing(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int64_t n,
                                     uint32_t* rows, uint32_t* leaders, const std::function<void(int64_t)>& make_room,
-                                    const std::function<std::string(uint64_t)>& key_text) {
+                                    const std::function<void(uint64_t)>& throw_full) {
   CheckSize(label_, n);
   if (n == 0) return;
   MakeCounters(cuda);
@@ -266,7 +260,7 @@ void DeviceHashTable::InsertMissing(const Cuda& cuda, DeviceScratch* scratch, co
     if (!HasRowsFor(num_new)) {
       Launch(KeyWithoutRoomKernel, GridOf(n), kThreads, 0, cuda, keys, leaders, before, n, rows_left(), counters_);
       Refresh(cuda);
-      ThrowFull(key_text(on_host_->key));
+      throw_full(on_host_->key);
     }
   }
   make_room(RowsAfter(num_new));

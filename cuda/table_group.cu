@@ -370,7 +370,7 @@ class GroupLookup {
              state.index->rows_left(), key);
       SOK_CUDA(cudaMemcpyAsync(&key_on_host, key, sizeof(key_on_host), cudaMemcpyDeviceToHost, cuda.stream));
       SOK_CUDA(cudaStreamSynchronize(cuda.stream));
-      state.index->ThrowFull(state.config.KeyText(key_on_host));
+      state.config.ThrowFull(key_on_host);
     }
   }
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 from sok import context
 from sok.transport.base import check_addable, check_has_rows, check_movable
 
-TOOLS = ("horovod",)
+TOOLS = ("horovod", "single")
 
 _REDUCTIONS = ("sum", "average", "max", "min")
 
@@ -25,10 +25,11 @@ def set_comm_tool(tool: str = "horovod") -> None:
     """Joins the other workers, if there are any; `sok.init()` does the same. A second call does nothing.
 
     Args:
-        tool: 'horovod', the only one. Without other processes none is needed, and Horovod need not be installed.
+        tool: 'horovod', or 'single' for a process that is alone. Without other processes none is needed, and Horovod
+            need not be installed.
 
     Raises:
-        ValueError: another tool.
+        ValueError: another tool; 'single', and there are several workers.
         RuntimeError, ImportError: as `sok.Init`.
 
     Collective.
@@ -41,8 +42,10 @@ def set_comm_tool(tool: str = "horovod") -> None:
     Source: `set_comm_tool` of SOK v2, where a second call is an error and an unknown tool is noticed later.
     """
     if tool not in TOOLS:
-        raise ValueError(f"`tool` must be 'horovod'. Received: {tool!r}.")
+        raise ValueError(f"`tool` must be 'horovod' or 'single'. Received: {tool!r}.")
     context.Init()
+    if tool == "single" and context.size() > 1:
+        raise ValueError(f"`tool` 'single' is for one process. This job has {context.size()} workers: give 'horovod'.")
 
 
 def rank() -> int:

@@ -22,6 +22,7 @@ from sok.feature_column import group_embedding_column_scope
 from sok.feature_column.id_column import AnyIdColumn, capacity_of
 from sok.initializers import BANK_ROWS, with_rows
 from sok.layers.base import check_positive
+from sok.placement import Placement
 from sok.scoped_tables import scoped_table
 from sok.table import EmbeddingVariable
 
@@ -85,6 +86,8 @@ def get_embedding_variable(
     *,
     steps_to_live: None = None,
     capacity: int | None = None,
+    exchange_dtype: Any = "float32",
+    placement: Placement | None = None,
 ) -> EmbeddingVariable:
     """Gives the table `name` of the current variable scope: a new one, or, where the scope reuses, the one there.
 
@@ -106,6 +109,7 @@ def get_embedding_variable(
         init_data_source, steps_to_live: must be None until there is something like them here.
         ev_option: None, or an `EmbeddingVariableOption` of which nothing is set.
         capacity: rows that each worker's part may hold; memory is taken as they appear. None: 2^30.
+        exchange_dtype, placement: as `sok.EmbeddingVariable` takes them.
 
     Returns:
         The table. When executing eagerly always a new one.
@@ -148,7 +152,14 @@ def get_embedding_variable(
     if capacity is None:
         capacity, initializer = DEFAULT_CAPACITY, with_rows(initializer, BANK_ROWS, embedding_dim)
     table = scoped_table(
-        name, embedding_dim, capacity, key_dtype=key_dtype, initializer=initializer, trainable=trainable
+        name,
+        embedding_dim,
+        capacity,
+        key_dtype=key_dtype,
+        initializer=initializer,
+        trainable=trainable,
+        exchange_dtype=exchange_dtype,
+        placement=placement,
     )
     _add_to_collections(table, collections or ())
     return table

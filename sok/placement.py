@@ -55,16 +55,19 @@ class Placement:
             f"table_wise({self.owner})" if self.owner is not None else f"row_wise({'hash=True' if self.hash else ''})"
         )
 
-    def check(self, world_size: int, hashed: bool) -> None:
-        """`ValueError` unless a table, `hashed` or not, can lie so on `world_size` ranks."""
-        if self.owner is not None and self.owner >= world_size:
-            raise ValueError(
-                f"`owner` must be None or a rank in [0, {world_size}), the workers of this job. Received: {self.owner}."
-            )
+    def check(self, world_size: int | None, hashed: bool) -> None:
+        """`ValueError` unless a table, `hashed` or not, can lie so on `world_size` ranks (None: not known yet)."""
         if self.hash and not hashed:
             raise ValueError(
                 "`placement` must be row_wise() or table_wise(owner) for a table whose keys are row numbers: spread by "
-                "hash, shards of one capacity have no room for them. Make it with hashed=True, or leave hash out."
+                "hash, shards of one capacity have no room for them. Make it with hashed=True (a feature column: with "
+                "`capacity`), or leave hash out."
+            )
+        if world_size is None:
+            return
+        if self.owner is not None and self.owner >= world_size:
+            raise ValueError(
+                f"`owner` must be None or a rank in [0, {world_size}), the workers of this job. Received: {self.owner}."
             )
         if self.hash and world_size > NUM_BUCKETS:
             raise ValueError(f"row_wise(hash=True) has {NUM_BUCKETS} buckets, and this job {world_size} workers.")
@@ -186,7 +189,7 @@ def _buckets_on(rank: int, world_size: int) -> tuple[int, int]:
     return -(-rank * NUM_BUCKETS // world_size), -(-(rank + 1) * NUM_BUCKETS // world_size)
 
 
-def checked_placement(placement: Any, owner: Any, world_size: int, hashed: bool) -> Placement:
+def checked_placement(placement: Any, owner: Any, world_size: int | None, hashed: bool) -> Placement:
     """The placement of a table that was given `placement`, or `owner` (as before there were placements), or neither.
 
     Raises:

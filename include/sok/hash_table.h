@@ -163,15 +163,15 @@ class DeviceHashTable {
   // than are needed, and may throw; then nothing was stored.
   // leaders[i], if rows[i] was kNoRow, is the first position of the same key, else kNoRow: what is at leaders[i] == i is new.
   // The rows are the same in every run. Waits for the stream only if the table may have to grow, in index, in rows or past
-  // its capacity. Throws InvalidArgument for n >= 2^31, TableFull naming the first key that has no room, OutOfMemory; then
-  // nothing changed.
+  // its capacity. Throws InvalidArgument for n >= 2^31, what throw_full throws of the first key that has no room, OutOfMemory;
+  // then nothing changed.
   void InsertMissing(const Cuda& cuda, DeviceScratch* scratch,
                      const uint64_t* keys,  // [n]
                      int64_t n,
                      uint32_t* rows,     // [n], in and out
                      uint32_t* leaders,  // [n]
                      const std::function<void(int64_t num_rows)>& make_room,
-                     const std::function<std::string(uint64_t key)>& key_text);
+                     const std::function<void(uint64_t key)>& throw_full);
 
   // Removes keys, which may repeat or be none of the table's. erased[i] = the row that position i gave up, or kNoRow. Nothing waits, but
   // the list of free numbers may have to grow. Throws InvalidArgument for n >= 2^31, OutOfMemory; then nothing changed.
@@ -209,7 +209,6 @@ class DeviceHashTable {
   void Learn(const DeviceHashCounters& counters);
   bool HasRowsFor(int64_t num_new) const { return num_new <= rows_left(); }
   int64_t rows_left() const { return capacity_ - size_bound_; }
-  [[noreturn]] void ThrowFull(const std::string& key) const;
   int64_t RowsAfter(int64_t num_new) const;             // row numbers will be below
   void MakeKeyRoom(const Cuda& cuda, int64_t num_new);  // may rebuild, and then waits; throws OutOfMemory
   void AddToBounds(int64_t num_new);

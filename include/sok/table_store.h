@@ -41,6 +41,8 @@ struct TableConfig {
   void CheckKey(uint64_t key) const;
   // The same, and for a key of another rank: a shard that stored it would hide it from every lookup.
   void CheckOwned(uint64_t key) const;
+  // Throws TableFull: the shard has no row for this new key; says what to do.
+  [[noreturn]] void ThrowFull(uint64_t key) const;
 
   Partition partition() const { return {world_size, owner, is_unsigned}; }
   // A negative key is huge as an unsigned word, so one comparison serves both.

@@ -17,6 +17,7 @@ from sok.feature_column import grouping, scope
 from sok.feature_column.id_column import capacity_of
 from sok.initializers import resolve
 from sok.layers.base import check_combiner, check_positive
+from sok.placement import Placement, checked_placement, row_wise
 from sok.scoped_tables import scoped_table
 from sok.table import EmbeddingVariable
 from sok.table_arguments import checked_exchange_dtype
@@ -27,9 +28,9 @@ _Fields = collections.namedtuple(
     "_Fields",
     (
         *("categorical_column", "dimension", "combiner", "initializer", "trainable", "prunes", "capacity"),
-        "exchange_dtype",
+        *("exchange_dtype", "placement"),
     ),
-    defaults=("float32",),
+    defaults=("float32", None),
 )
 
 
@@ -46,6 +47,7 @@ def embedding_column(
     *,
     capacity: int | None = None,
     exchange_dtype: Any = "float32",
+    placement: Placement | None = None,
 ) -> TableEmbeddingColumn:
     """Makes a dense column of embeddings that lie in a table of ours, spread over all workers.
 
@@ -69,7 +71,7 @@ def embedding_column(
             `capacity` an id like any other. A sample without ids is zeros in either case.
         capacity: rows that each worker's part of the table may hold, as they appear. None: all that the categorical
             column has (`num_buckets`), each with its place; of DeepRec's columns of any ids, what these say.
-        exchange_dtype: as `EmbeddingVariable` takes it.
+        exchange_dtype, placement: as `EmbeddingVariable` takes them. `sok.row_wise(hash=True)` needs `capacity`.
 
     Returns:
         The column. Looking it up is collective.
@@ -117,6 +119,7 @@ def embedding_column(
         bool(use_safe_embedding_lookup),
         capacity,
         checked_exchange_dtype(exchange_dtype),
+        None if placement is None else checked_placement(placement, None, None, capacity is not None),
     )
 
 
@@ -187,14 +190,16 @@ class TableEmbeddingColumn(fc_v2.DenseColumn, fc_v1._DenseColumn, _Fields):
         # Places for all ids of the categorical column, split evenly, unless ids are to be kept as they come.
         is_hashed = self.capacity is not None
         num_ids = None if is_hashed else self.categorical_column.num_buckets
+        num_shards = (self.placement or row_wise()).num_shards(context.size())
         return {
             "dim": self.dimension,
-            "capacity": self.capacity if is_hashed else -(-num_ids // context.size()),
+            "capacity": self.capacity if is_hashed else -(-num_ids // num_shards),
             "hashed": is_hashed,
             "num_keys": num_ids,
             "initializer": initializer,
             "trainable": self.trainable and layer_trains,
             "exchange_dtype": self.exchange_dtype,
+            "placement": self.placement,
         }
 
     def _request(self, sparse_tensors: Any, table: EmbeddingVariable) -> Any:
@@ -213,6 +218,8 @@ class TableEmbeddingColumn(fc_v2.DenseColumn, fc_v1._DenseColumn, _Fields):
         config["categorical_column"] = serialization.serialize_feature_column(self.categorical_column)
         if self.initializer is not None and not isinstance(self.initializer, str):
             config["initializer"] = serialization._serialize_keras_object(self.initializer)
+        if self.placement is not None:
+            config["placement"] = self.placement.get_config()
         return config
 
     @classmethod
@@ -227,6 +234,8 @@ class TableEmbeddingColumn(fc_v2.DenseColumn, fc_v1._DenseColumn, _Fields):
             fields["initializer"] = serialization._deserialize_keras_object(
                 config["initializer"], _initializer_classes(), custom_objects
             )
+        if isinstance(config.get("placement"), dict):
+            fields["placement"] = Placement.from_config(config["placement"])
         return cls(**fields)
 
 

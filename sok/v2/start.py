@@ -16,12 +16,12 @@ def init(comm_tool: str = "horovod", use_legacy_optimizer: bool = True) -> None:
     """Starts the job: `sok.Init()` under SOK v2's name and with its arguments. A second call does nothing.
 
     Args:
-        comm_tool: 'horovod', the only one.
+        comm_tool: 'horovod', or 'single' for a process that is alone.
         use_legacy_optimizer: has no meaning here. SOK replaces `tf.keras.optimizers` by its legacy module; we change
             nothing in TensorFlow, and `sok.OptimizerWrapper` takes optimizers of every Keras.
 
     Raises:
-        ValueError: another tool.
+        ValueError: another tool; 'single', and there are several workers.
         ImportError: several workers were launched and Horovod is not installed.
         RuntimeError: a launcher started several processes that Horovod does not see as one job.
 

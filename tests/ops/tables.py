@@ -31,6 +31,7 @@ class NativeTable:
         init: Initializer | None = None,
         name: str = "item",
         shared_name: str | None = None,
+        owner: int = -1,
     ):
         init = init or Initializer()
         self.key_dtype, self.dim, self.world_size = key_dtype, dim, world_size
@@ -45,6 +46,7 @@ class NativeTable:
             hashed=hashed,
             world_size=world_size,
             rank=rank,
+            owner=owner,
             seed=seed,
             initializer=init.kind,
             init_a=init.a,

@@ -4,6 +4,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sok.placement import NUM_BUCKETS, buckets_of
 from tests.messages import saying
 from tests.ops.tables import KEY_TYPES, NativeTable
 from tests.reference.initial_values import Initializer
@@ -92,6 +93,22 @@ def test_assign_to_a_full_table_changes_nothing():
     with pytest.raises(tf.errors.ResourceExhaustedError, match="all 2 rows are in use"):
         table.assign([1, 2, 3], [[7.0], [7.0], [7.0]])
     assert table.as_dict() == {1: (1.0,)}
+
+
+@pytest.mark.parametrize(
+    ("owner", "remedy"),
+    [
+        (-1, "key mod 2 is 1. If other ranks have room, keys are unevenly spread: .*placement=sok.row_wise.hash=True."),
+        (1, r"the whole table, as table_wise.1.: sok.row_wise.. spreads it"),
+        (-2, r"of each worker's shard\). .Op"),
+    ],
+    ids=["by key", "one owner", "by hash"],
+)
+def test_a_full_shard_says_what_it_holds_and_what_to_do(owner, remedy):
+    table = NativeTable(dim=1, capacity=2, world_size=2, rank=1, owner=owner)
+    keys = [k for k in range(1, 40, 2) if owner != -2 or buckets_of(np.array([k]))[0] >= NUM_BUCKETS // 2]
+    with pytest.raises(tf.errors.ResourceExhaustedError, match=f"rank 1 of 2.: full: all 2 rows are in .*{remedy}"):
+        table.lookup(keys)
 
 
 @pytest.mark.parametrize("hashed", [True, False])

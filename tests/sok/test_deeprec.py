@@ -136,6 +136,12 @@ def test_embedding_variables_take_deeprecs_positions():
         assert len(tf.compat.v1.get_collection("mine")) == 2
 
 
+def test_embedding_variables_say_where_their_rows_lie_and_how_they_travel():
+    placement = sok.row_wise(hash=True)
+    table = sok.deeprec.get_embedding_variable("placed", 2, exchange_dtype="bfloat16", placement=placement)
+    assert (table.placement, table.exchange_dtype) == (placement, tf.bfloat16)
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [

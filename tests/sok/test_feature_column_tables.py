@@ -237,3 +237,34 @@ def test_an_id_outside_the_buckets_is_named():
     layer = tf_keras.layers.DenseFeatures([sok.feature_column.embedding_column(item(), 2)])
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"key 10 is outside \[0, 10\)"):
         layer({"item": tf.constant([[10]])})
+
+
+@pytest.mark.parametrize(
+    ("placement", "capacity"),
+    [(sok.table_wise(1), None), (sok.row_wise(hash=True), 100)],
+    ids=["table_wise", "by hash"],
+)
+def test_a_column_says_where_its_rows_lie(placement, capacity, monkeypatch):
+    def program(_):
+        column = sok.feature_column.embedding_column(item(), 2, capacity=capacity, placement=placement)
+        stock = sok.feature_column.embedding_column(item(), 2, capacity=capacity)
+        layers = [tf_keras.layers.DenseFeatures([c], name="net") for c in (column, stock)]
+        again = tf_keras.layers.DenseFeatures.from_config(json.loads(json.dumps(layers[0].get_config())))
+        again(features())
+        nets = [layer(features()).numpy() for layer in layers]
+        (table,), (copy,) = layers[0].trainable_weights, again.trainable_weights
+        return nets[0].shape, table.placement, copy.placement, int(table.size())
+
+    results = checked(run_world(2, program, monkeypatch))
+    assert [r[:3] for r in results] == [((3, 2), placement, placement)] * 2
+    owners = placement.owner_of(np.array([1, 2, 3]), 2)
+    assert [r[3] for r in results] == np.bincount(owners, minlength=2).tolist()
+
+
+@pytest.mark.parametrize(
+    ("placement", "message"),
+    [("hash", "`placement` must be sok.row_wise()"), (sok.row_wise(hash=True), "with `capacity`")],
+)
+def test_a_column_refuses_a_placement_at_once(placement, message):
+    with pytest.raises(ValueError, match=saying(message)):
+        sok.feature_column.embedding_column(item(), 2, placement=placement)

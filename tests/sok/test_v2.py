@@ -7,6 +7,7 @@ import tensorflow as tf
 import sok
 from tests.multiprocess.harness import World
 from tests.sok import v2_checks
+from tests.sok.threads_world import run_world
 
 IDS = [[3, 1, 4, 1], [], [5, 0, 2], [3], []]
 MATRIX = np.arange(18, dtype=np.float32).reshape(6, 3) / 7.0
@@ -380,9 +381,18 @@ def test_init_may_be_repeated_and_rebinds_nothing():
     sok.set_comm_tool("horovod")
     sok.Init()
     assert before == (tf.keras.optimizers, tf.keras.optimizers.Adam, tf.optimizers)
+    sok.init("single")
     for function in (sok.init, sok.set_comm_tool):
-        with pytest.raises(ValueError, match="`tool` must be 'horovod'. Received: 'mpi'"):
+        with pytest.raises(ValueError, match="`tool` must be 'horovod' or 'single'. Received: 'mpi'"):
             function("mpi")
+
+
+def test_a_job_of_several_workers_is_not_single(monkeypatch):
+    def program(_):
+        with pytest.raises(ValueError, match="`tool` 'single' is for one process. This job has 2 workers"):
+            sok.init("single")
+
+    run_world(2, program, monkeypatch)
 
 
 def test_alone_every_collective_gives_back_what_came(call):
