@@ -15,11 +15,10 @@ InitKind ParseInitKind(const std::string& name) {
       "initializer must be 'constant', 'uniform', 'normal', 'truncated_normal' or 'bank'. Received: '" + name + "'.");
 }
 
-void FillRow(const Initializer& init, uint64_t key, int64_t dim, float* row) {
-  const InitializerView view = ViewOf(init);
+void FillRow(const InitializerView& init, uint64_t key, int64_t dim, float* row) {
   for (int64_t first = 0; first < dim; first += 4) {
     float value[4];
-    FreshElements(view, key, dim, first / 4, value);
+    FreshElements(init, key, dim, first / 4, value);
     for (int64_t j = 0; j < 4 && first + j < dim; ++j) row[first + j] = value[j];
   }
 }

@@ -3,7 +3,7 @@
 #   tests/fuzz/corpus/TARGET   inputs to begin with; kept small, and tried in every run of the tests without a fuzzer, too
 #   build/fuzz/new/TARGET      inputs that reach something new, kept between runs
 #   build/fuzz/found           inputs that broke a promise: repair, and put them into the corpus
-# Shards are read by C++: libFuzzer with the address and undefined sanitizers, which needs clang++. The readers in Python are
+# Shards and exported tables are read by C++: libFuzzer with the address and undefined sanitizers, which needs clang++. The readers in Python are
 # fuzzed with Atheris. What is not installed is skipped, and said.
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
@@ -34,14 +34,15 @@ if [[ -n $clang ]] && "$clang" -x c++ -fsanitize=fuzzer,address,undefined - -o b
   [[ -x $(dirname "$(command -v "$PYTHON")")/cmake ]] && cmake=$(dirname "$(command -v "$PYTHON")")/cmake
   "$cmake" -S . -B build/fuzz -G "Unix Makefiles" -DCMAKE_CXX_COMPILER="$clang" -DSOK_OPS=OFF -DSOK_FUZZ=ON \
     -DSOK_WERROR=OFF >build/fuzz/configure.log
-  "$cmake" --build build/fuzz -j "${SOK_BUILD_JOBS:-$(nproc)}" --target fuzz_shard >build/fuzz/build.log 2>&1 || {
+  "$cmake" --build build/fuzz -j "${SOK_BUILD_JOBS:-$(nproc)}" --target fuzz_shard fuzz_serving >build/fuzz/build.log 2>&1 || {
     tail -40 build/fuzz/build.log
     exit 1
   }
   export UBSAN_OPTIONS=print_stacktrace=1
   fuzz shard build/fuzz/tests/fuzz/fuzz_shard
+  fuzz serving build/fuzz/tests/fuzz/fuzz_serving
 else
-  echo "-- shard: skipped, there is no clang++ with libFuzzer (apt-get install clang libclang-rt-dev)"
+  echo "-- shard, serving: skipped, there is no clang++ with libFuzzer (apt-get install clang libclang-rt-dev)"
 fi
 if "$PYTHON" -c 'import atheris' 2>/dev/null; then
   for target in manifest v1 v2 npy; do

@@ -66,12 +66,16 @@ ServingTable::ServingTable(const std::string& path) : path_(path) {
     void* data = mmap(nullptr, head_.file_bytes, PROT_READ, MAP_SHARED, file_, 0);
     if (data == MAP_FAILED) throw FileError(errno, "map", path_);
     data_ = static_cast<const char*>(data);
-    ReadUnseen();
   } catch (...) {
-    if (data_ != nullptr) munmap(const_cast<char*>(data_), head_.file_bytes);
     close(file_);
     throw;
   }
+  unseen_ = {static_cast<InitKind>(head_.unseen_kind),
+             head_.unseen_a,
+             head_.unseen_b,
+             head_.seed,
+             At<float>(head_.unseen_offset),
+             static_cast<int64_t>(head_.bank_rows)};
 }
 
 ServingTable::~ServingTable() {
@@ -138,17 +142,6 @@ void ServingTable::CheckStillWhole() const {
   if (static_cast<uint64_t>(status.st_size) < head_.file_bytes) {
     Refuse(status.st_size, "the file ends here, where its head says " + std::to_string(head_.file_bytes) + " bytes");
   }
-}
-
-void ServingTable::ReadUnseen() {
-  unseen_.kind = static_cast<InitKind>(head_.unseen_kind);
-  unseen_.a = head_.unseen_a;
-  unseen_.b = head_.unseen_b;
-  unseen_.seed = head_.seed;
-  if (unseen_.kind != InitKind::kBank) return;
-  const float* bank = At<float>(head_.unseen_offset);
-  unseen_.bank.assign(bank, bank + head_.bank_rows * head_.dim);
-  unseen_.bank_rows = static_cast<int64_t>(head_.bank_rows);
 }
 
 void ServingTable::Lookup(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, int64_t n, float* rows) const {

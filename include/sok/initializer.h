@@ -116,8 +116,11 @@ SOK_HOST_DEVICE void FreshElements(const InitializerView& init, uint64_t key, in
 InitKind ParseInitKind(const std::string& name);
 
 // Writes the fresh row of `key`. Thread-safe; repeats bit for bit.
-void FillRow(const Initializer& init, uint64_t key, int64_t dim,
+void FillRow(const InitializerView& init, uint64_t key, int64_t dim,
              float* row);  // [dim]
+inline void FillRow(const Initializer& init, uint64_t key, int64_t dim, float* row) {
+  FillRow(ViewOf(init), key, dim, row);
+}
 
 // The same for many keys: rows[i] = fresh row of keys[i].
 void FillRows(const Initializer& init, const uint64_t* keys, int64_t count, int64_t dim, float* const* rows);

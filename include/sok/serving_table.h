@@ -88,7 +88,6 @@ class ServingTable {
   void ReadHead();
   void CheckHead() const;
   void CheckStillWhole() const;
-  void ReadUnseen();
   void FindHashed(const uint64_t* keys, int64_t begin, int64_t end, int64_t* at) const;
   void FindIdentity(const uint64_t* keys, int64_t begin, int64_t end, int64_t* at) const;
   void ReadRow(int64_t at, uint64_t key, float* row) const;
@@ -101,8 +100,8 @@ class ServingTable {
   std::string path_, name_;
   int file_ = -1;
   ServingHead head_ = {};
-  const char* data_ = nullptr;  // [file_bytes]
-  Initializer unseen_;
+  const char* data_ = nullptr;   // [file_bytes]
+  InitializerView unseen_ = {};  // its bank lies in the file
 };
 
 }  // namespace sok

@@ -166,7 +166,8 @@ TEST(AnyNumberInAnyFieldOfTheHeadIsRefusedOrHarmless) {
   for (size_t offset = 8; offset + 8 <= sizeof(ServingHead); offset += 4) {
     for (const uint64_t value : {uint64_t{0}, uint64_t{1}, uint64_t{5}, uint64_t{4096}, uint64_t{1} << 31,
                                  uint64_t{1} << 40, uint64_t{1} << 61, uint64_t{1} << 63, ~uint64_t{0} - 7}) {
-      WriteFile(folder / "t", Made(keys, true, 0, [&](ServingHead* head) {
+      const uint32_t kind = (offset + value) % 3 == 0 ? 0 : 4;  // a row, or a bank
+      WriteFile(folder / "t", Made(keys, true, kind, [&](ServingHead* head) {
                   std::memcpy(reinterpret_cast<char*>(head) + offset, &value, 8);
                 }));
       try {
@@ -183,6 +184,44 @@ TEST(AnyNumberInAnyFieldOfTheHeadIsRefusedOrHarmless) {
     }
   }
   CHECK(refused > 150);
+}
+
+TEST(BanksThatDoNotFitTheirFileAreRefused) {
+  const Folder folder;
+  auto refuses = [&](const std::function<void(ServingHead*)>& change) {
+    WriteFile(folder / "t", Made({7}, true, 4, change));
+    const std::string text = Refused<sok::DamagedFile>([&] { const ServingTable table(folder / "t"); });
+    CHECK(text.find("at offset 56: the section of the initializer does not fit into the file") != std::string::npos);
+  };
+  // More rows than there are, none, so many that their bytes or floats are a small number again.
+  for (const uint64_t rows : {uint64_t{100}, uint64_t{0}, uint64_t{1} << 32, uint64_t{1} << 62, ~uint64_t{0}}) {
+    refuses([&](ServingHead* head) { head->bank_rows = rows; });
+    refuses([&](ServingHead* head) {
+      head->bank_rows = rows;
+      head->unseen_bytes = 4 * kDim * rows;
+    });
+  }
+  refuses([](ServingHead* head) { head->unseen_bytes -= 4; });
+  refuses([](ServingHead* head) { head->unseen_offset = 0; });
+  refuses([](ServingHead* head) { head->unseen_offset = head->file_bytes - 4; });
+  refuses([](ServingHead* head) { head->unseen_offset += 2; });
+}
+
+// A file of holes says to be as large as it likes: what it says costs nothing before somebody reads it.
+TEST(ABankIsReadWhereItLies) {
+  const Folder folder;
+  constexpr uint64_t kRows = uint64_t{1} << 32;
+  WriteFile(folder / "t", Made({7}, true, 4, [](ServingHead* head) {
+              head->unseen_offset = Align(head->file_bytes, 4096);
+              head->bank_rows = kRows;
+              head->unseen_bytes = 4 * kDim * kRows;
+              head->file_bytes = head->unseen_offset + head->unseen_bytes;
+            }));
+  CHECK_EQ(truncate((folder / "t").c_str(), int64_t{1} << 36), 0);
+  const ServingTable table(folder / "t");
+  const std::vector<float> rows = Rows(table, {7, 8, 9});
+  CHECK_EQ(rows[0], 7.0f);
+  for (size_t j = kDim; j < rows.size(); ++j) CHECK_EQ(rows[j], 0.0f);
 }
 
 TEST(CraftedDirectoriesReadNothingOutside) {

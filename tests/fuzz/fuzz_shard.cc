@@ -3,12 +3,7 @@
 // The file is verified and, where that finds nothing wrong, loaded into tables. Whatever comes, it is read or refused with one
 // of the errors that shard_file.h promises; anything else ends the process, as do the sanitizers. Of a file that was loaded
 // the table is saved and loaded again: both files of ours must be equal byte by byte.
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <optional>
@@ -16,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "harness.h"
 #include "sok/device.h"
 #include "sok/embedding_table.h"
 #include "sok/error.h"
@@ -28,29 +24,6 @@ constexpr int64_t kCapacity = 300;  // files of more rows find the table full
 constexpr int64_t kMaxDim = 512;    // an empty table maps 64 rows at once: 128 KiB
 
 const sok::SerialExecutor kSerial;
-
-// A folder in memory, for as long as the process lives.
-const std::string& Folder() {
-  static const struct Made {
-    Made() {
-      struct stat status;
-      path = stat("/dev/shm", &status) == 0 ? "/dev/shm/sok_fuzz_XXXXXX" : "/tmp/sok_fuzz_XXXXXX";
-      if (mkdtemp(&path[0]) == nullptr) std::abort();
-    }
-    ~Made() {
-      for (const char* name : {"/input", "/saved", "/again"}) unlink((path + name).c_str());
-      rmdir(path.c_str());
-    }
-    std::string path;
-  } made;
-  return made.path;
-}
-
-void Require(bool holds, const char* what) {
-  if (holds) return;
-  std::fprintf(stderr, "does not hold: %s\n", what);
-  std::abort();
-}
 
 std::string Bytes(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
@@ -93,8 +66,7 @@ std::optional<sok::ShardSummary> Loaded(const std::string& path, const sok::Shar
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string input = Folder() + "/input", saved = Folder() + "/saved", again = Folder() + "/again";
-  std::ofstream(input, std::ios::binary | std::ios::trunc)
-      .write(reinterpret_cast<const char*>(data), static_cast<std::streamsize>(size));
+  Write(input, reinterpret_cast<const char*>(data), size);
   sok::ShardSummary seen;
   try {
     seen = sok::VerifyShard(input);
