@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok.distributed.loss_scale import follow_loss_scaler
 from sok.optimizers import Optimizer, matching_optimizer
 from sok.table import is_embedding_variable
 from sok.transport.ordering import after_answers
@@ -114,7 +115,7 @@ def _stock_classes() -> Iterator[type]:
 def _wrap_methods() -> None:
     wrapped = {(cls, name) for cls, name, _ in _scopes.replaced}
     for cls in list(_stock_classes()):
-        for name, route in (("apply_gradients", _apply_gradients), ("apply", _apply)):
+        for name, route in (("apply_gradients", _apply_gradients), ("apply", _apply), ("build", _build)):
             original = cls.__dict__.get(name)
             if callable(original) and (cls, name) not in wrapped:
                 _scopes.replaced.append((cls, name, original))
@@ -131,7 +132,9 @@ def _wrapped(original: Callable[..., Any], route: Callable[..., Any]) -> Callabl
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         is_ours = type(self).__module__.partition(".")[0] == "sok"
-        if is_ours or not getattr(_inside, "depth", 0):
+        # A LossScaleOptimizer hands all on to the optimizer inside, unscaled.
+        hands_on = type(self).__name__.startswith("LossScaleOptimizer")
+        if is_ours or hands_on or not getattr(_inside, "depth", 0):
             return original(self, *args, **kwargs)
         return route(functools.partial(original, self), self, *args, **kwargs)
 
@@ -164,6 +167,12 @@ def _apply(original: Callable[..., Any], stock: Any, grads: Any, trainable_varia
         with after_answers():
             return original([grad for grad, _ in others], [variable for _, variable in others])
     return None
+
+
+def _build(original: Callable[..., Any], stock: Any, variables: Any) -> Any:
+    """Called before the others by Keras 3's and tf_keras' LossScaleOptimizer."""
+    follow_loss_scaler()
+    return original([variable for variable in variables if not is_embedding_variable(variable)])
 
 
 def _has_tables(variables: Any) -> bool:

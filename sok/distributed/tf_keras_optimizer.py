@@ -9,7 +9,7 @@ import tf_keras
 
 from sok.distributed import tables
 from sok.distributed.loss_scale import aggregate
-from sok.distributed.reduction import Average, Pair, check_op, reduce_dense, split_pairs
+from sok.distributed.reduction import Average, Pair, Sum, check_op, reduce_dense, split_pairs
 from sok.transport.ordering import after_answers
 
 
@@ -119,3 +119,29 @@ class TfKerasDistributedOptimizer(tf_keras.optimizers.Optimizer):
         config["optimizer"] = tf_keras.optimizers.deserialize(config["optimizer"], custom_objects)
         config["embedding_optimizer"] = tables.deserialize(config.get("embedding_optimizer"))
         return cls(**config)
+
+
+class TfKerasTablesOptimizer(TfKerasDistributedOptimizer):
+    """One of `sok.optimizers` as an optimizer of tf_keras, for its `LossScaleOptimizer`. It trains tables alone.
+
+    Args:
+        optimizer: one of `sok.optimizers`.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        # The one of dense variables, which get none of it, counts the steps.
+        super().__init__(tf_keras.optimizers.SGD(0.0), optimizer, Sum, optimizer.name)
+
+    def build(self, var_list: Sequence[Any]) -> None:
+        self.embedding_optimizer.build(var_list)
+        super().build(var_list)
+
+    @property
+    def learning_rate(self) -> Any:
+        return self.embedding_optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        self.embedding_optimizer.learning_rate = value
+
+    lr = learning_rate

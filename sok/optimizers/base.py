@@ -174,11 +174,18 @@ class Optimizer(tf.__internal__.tracking.Trackable):
 
     def build(self, variables: Sequence[Any]) -> None:
         """Checks that all `variables` are embedding variables; the first step makes the slots."""
+        from sok.distributed.loss_scale import follow_loss_scaler
+
+        follow_loss_scaler()
         for variable in variables:
             _check_variable(variable)
             claims.claim(self, variable)
 
     # Steps.
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any]) -> None:
+        """`apply_gradients`, as the `LossScaleOptimizer` of Keras 3 calls it."""
+        self.apply_gradients(zip(grads, trainable_variables, strict=True))
 
     def apply_gradients(
         self,

@@ -434,6 +434,41 @@ def check_mixed_precision():
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.parametrize("run", [lambda f: f, tf.function], ids=["eager", "function"])
+@pytest.mark.parametrize("inner", ["sok.optimizers", "stock"])
+def check_scaled_losses_as_scripts_for_sok_v1_train_them(inner, run):
+    ids, rates = tf.constant(IDS), tf.constant([[[1.0], [3.0]]])
+    layers = [embedding(embedding_initializer="ones") for _ in range(2)]
+    make = (lambda: sok.optimizers.Adam(0.1)) if inner == "sok.optimizers" else lambda: keras.optimizers.Adam(0.1)
+    scaler = sok.tf.keras.mixed_precision.LossScaleOptimizer(make(), initial_scale=2.0**7)
+    table, twin = (layer.embedding_variable for layer in layers)
+    plain = sok.optimizers.Adam(0.1, epsilon=make().epsilon)
+
+    @run
+    def step(factor):
+        with tf.GradientTape(persistent=True) as tape:
+            losses = [tf.reduce_sum(layer(ids) * rates) * factor for layer in layers]
+            scaled = scaler.scale_loss(losses[0]) if IS_KERAS_3 else scaler.get_scaled_loss(losses[0])
+        grads = [tape.gradient(scaled, table)]
+        if not IS_KERAS_3:
+            grads = scaler.get_unscaled_gradients(grads)
+        with sok.OptimizerScope([table]):
+            scaler.apply_gradients(zip(grads, [table], strict=True))
+        plain.apply_gradients([(tape.gradient(losses[1], twin), twin)])
+
+    if IS_KERAS_3:  # until it is built, the scale is a constant of the function
+        with sok.OptimizerScope([table]):
+            scaler.build([table])
+    for _ in range(3):
+        step(tf.constant(1.0))
+    rows = table.export()[1].numpy()
+    np.testing.assert_allclose(rows, twin.export()[1], rtol=1e-6)
+    assert not np.allclose(rows, 1.0)
+    step(tf.constant(np.inf))
+    np.testing.assert_array_equal(table.export()[1], rows)  # it was left out
+    assert float(scaler.dynamic_scale if IS_KERAS_3 else scaler.loss_scale) == 2.0**6
+
+
 def check_run_eagerly_and_several_steps_per_execution():
     for options in (dict(run_eagerly=True), dict(steps_per_execution=2)):
         layer = embedding()

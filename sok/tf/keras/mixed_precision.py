@@ -1,0 +1,37 @@
+"""`LossScaleOptimizer`, where SOK v1 had it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from sok.optimizers import Optimizer
+
+__all__ = ["LossScaleOptimizer"]
+
+
+def LossScaleOptimizer(inner_optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Returns the `LossScaleOptimizer` of `tf.keras`, which may be put around one of `sok.optimizers`, too.
+
+    Args:
+        inner_optimizer: an optimizer of `tf.keras`, which trains tables inside `sok.OptimizerScope`, or one of
+            `sok.optimizers`, which trains nothing else. The class of Keras 3 takes that by itself; that of tf_keras
+            takes Keras optimizers alone.
+        *args, **kwargs: what that class takes besides: `initial_scale`, `dynamic_growth_steps`, ...
+
+    Several workers agree on the steps that are left out where `inner_optimizer` is one of `sok.optimizers` or a
+    `sok.DistributedOptimizer`; under Keras 3 whatever it is.
+
+    Example:
+        >>> import sok
+        >>> scaler = sok.tf.keras.mixed_precision.LossScaleOptimizer(sok.optimizers.Adam(0.1), initial_scale=8.0)
+        >>> scaler.initial_scale
+        8.0
+    """
+    scaler = tf.keras.mixed_precision.LossScaleOptimizer
+    if isinstance(inner_optimizer, Optimizer) and scaler.__module__.startswith("tf_keras."):
+        from sok.distributed.tf_keras_optimizer import TfKerasTablesOptimizer
+
+        inner_optimizer = TfKerasTablesOptimizer(inner_optimizer)
+    return scaler(inner_optimizer, *args, **kwargs)
