@@ -21,7 +21,7 @@ __version__ = sok.__version__
 # Modules of this package that a script may use without importing them. Those that `sok` has too are its own.
 _MODULES = (
     *("communication", "core", "distributed_variable", "dump_load", "dynamic_variable", "embeddings", "experiment"),
-    *("lookup", "optimizer", "optimizers", "saver", "tf"),
+    *("kit_lib", "lookup", "optimizer", "optimizers", "saver", "tf"),
 )
 
 

@@ -82,6 +82,7 @@ assert kinds == [sok.DistributedVariable, sok.LocalizedVariable]
 if "{package}" == "sparse_operation_kit":
     assert sok.dynamic_variable.DynamicVariable is sok.DynamicVariable
     assert sok.distributed_variable.LocalizedVariable is sok.LocalizedVariable
+    assert sok.kit_lib.in_tensorflow2() is True
 """
     answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert answer.returncode == 0, answer.stderr[-2000:]
