@@ -11,6 +11,7 @@ import tf_keras
 from sok.distributed import tables
 from sok.distributed.loss_scale import aggregate
 from sok.distributed.reduction import Average, Pair, check_op, reduce_dense, split_pairs
+from sok.table import is_embedding_variable
 from sok.transport.ordering import after_answers
 
 
@@ -88,6 +89,9 @@ class TfKerasLegacyDistributedOptimizer(tf_keras.optimizers.legacy.Optimizer):
     @iterations.setter
     def iterations(self, variable: Any) -> None:
         self.inner.iterations = variable
+
+    def get_slot(self, var: Any, slot_name: str) -> Any:
+        return (self.embedding_optimizer if is_embedding_variable(var) else self.inner).get_slot(var, slot_name)
 
     @property
     def weights(self) -> list[Any]:

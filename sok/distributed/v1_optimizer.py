@@ -66,7 +66,7 @@ class V1DistributedOptimizer(tf.compat.v1.train.Optimizer):
         return None if update is None else tf.group(added)
 
     def get_slot(self, var: Any, name: str) -> Any:
-        return self.inner.get_slot(var, name)
+        return (self.embedding_optimizer if is_embedding_variable(var) else self.inner).get_slot(var, name)
 
     def get_slot_names(self) -> list[str]:
         return self.inner.get_slot_names()

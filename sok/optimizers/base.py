@@ -148,6 +148,13 @@ class Optimizer(tf.__internal__.tracking.Trackable):
         return tf.split(var.slots(self._slot_set)[1], len(self.slot_names), axis=1)[number]
 
     @property
+    def _slots(self) -> dict[str, dict[str, tf.Tensor]]:
+        # As optimizers of TF 1 have it, whose slots scripts read: by the name of the slot, and by variable. A graph, which
+        # does not know yet which rows there will be, has none.
+        trained = claims.tables_of(self) if tf.executing_eagerly() else []
+        return {name: {table._unique_id: self.get_slot(table, name) for table in trained} for name in self.slot_names}
+
+    @property
     def initializer(self) -> tf.Operation | None:
         """In a v1 graph the op that initialises the `variables` that are tf.Variables; eagerly None: they are."""
         if self._graph is None:

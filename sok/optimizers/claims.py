@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -34,6 +35,11 @@ def optimizers_of(tables: Iterable[Any]) -> list[Any]:
     return sorted(found.values(), key=lambda optimizer: optimizer.slot_set)
 
 
+def tables_of(optimizer: Any) -> list[Any]:
+    """The tables that the optimizer has been built for, or has updated, ordered by their names."""
+    return sorted(vars(optimizer).get("_tables_trained", ()), key=lambda table: table.table_name)
+
+
 def claim(optimizer: Any, table: Any) -> None:
     """Notes that `optimizer` trains `table`. The first time, it takes slots over that a file has left for it.
 
@@ -47,7 +53,7 @@ def claim(optimizer: Any, table: Any) -> None:
     waiting = _waiting(table)
     names = {other.slot_set for other in known}
     fitting = [slots for slots in waiting.values() if slots.rule == optimizer.rule and slots.name not in names]
-    is_new = not vars(optimizer).setdefault("_has_tables", False)
+    is_new = "_tables_trained" not in vars(optimizer)
     if optimizer.slot_set in names:
         raise ValueError(
             f"Two optimizers named '{optimizer.slot_set}' would share their slots in table '{table.table_name}': one "
@@ -61,7 +67,7 @@ def claim(optimizer: Any, table: Any) -> None:
         with tf.init_scope():
             optimizer.iterations.assign(taken.iterations)
     known.append(optimizer)
-    optimizer._has_tables = True
+    vars(optimizer).setdefault("_tables_trained", weakref.WeakSet()).add(table)
 
 
 def names_here(table: Any, saved: Sequence[SavedSlots]) -> dict[str, str]:

@@ -112,8 +112,9 @@ class OptimizerWrapper(tf.__internal__.tracking.Trackable):
 
     @property
     def _slots(self) -> Any:
-        # Scripts for SOK look into it: the slots of the variables that are no tables.
-        return self._optimizer._slots
+        # Scripts for SOK look into it: by the name of the slot, those of tables and of other variables.
+        of_tables, others = self.embedding_optimizer._slots, getattr(self._optimizer, "_slots", {})
+        return {name: {**others.get(name, {}), **of_tables.get(name, {})} for name in [*others, *of_tables]}
 
     @property
     def iterations(self) -> tf.Variable:

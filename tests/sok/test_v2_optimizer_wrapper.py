@@ -317,6 +317,49 @@ def test_after_a_restore_slots_and_counters_are_those_of_the_save(name, tmp_path
         assert int(trained_by.iterations) == STEPS
 
 
+SLOTTED = {
+    "sok": (lambda: sok.optimizers.Adam(0.1), "m"),
+    "wrapper of v1": (lambda: sok.OptimizerWrapper(v1.MomentumOptimizer(0.1, 0.9)), "momentum"),
+    "wrapper of legacy": (lambda: sok.OptimizerWrapper(legacy.SGD(0.1, momentum=0.9)), "momentum"),
+    "wrapper of keras": (lambda: sok.OptimizerWrapper(keras.optimizers.Adam(0.1)), "m"),
+}
+DISTRIBUTED = {
+    "v1": (lambda: sok.DistributedOptimizer(v1.AdamOptimizer(0.1)), "m"),
+    "legacy": (lambda: sok.DistributedOptimizer(legacy.Adam(0.1)), "m"),
+}
+
+
+@pytest.mark.parametrize("kind", [*SLOTTED, *DISTRIBUTED])
+def test_slots_are_read_as_scripts_for_tf_1_do(kind):
+    (make, name), table = (SLOTTED | DISTRIBUTED)[kind], tables_of(MATRIX)[1]
+    optimizer = make()
+    train_on(table, optimizer, [0])
+    slot = optimizer.get_slot(table, name).numpy()
+    touched = np.isin(table.export()[0].numpy(), BATCHES[0])
+    assert slot.shape == MATRIX.shape and slot[touched].any(axis=1).all() and not slot[~touched].any()
+    if kind in SLOTTED:
+        (of_table,) = optimizer._slots[name].values()
+        np.testing.assert_array_equal(of_table, slot)
+
+
+def test_slots_of_dense_variables_are_beside_those_of_tables():
+    table, weight, stock = tables_of(MATRIX)[1], tf.Variable([1.0, 2.0]), v1.MomentumOptimizer(0.1, 0.9)
+    optimizer = sok.OptimizerWrapper(stock)
+    train_on(table, optimizer, [0])
+    optimizer.apply_gradients([(tf.ones([2]), weight)])
+    assert [found.shape.as_list() for found in optimizer._slots["momentum"].values()] == [[2], [*MATRIX.shape]]
+    assert optimizer.get_slot(weight, "momentum") is stock.get_slot(weight, "momentum")
+
+
+def test_slots_in_a_graph_are_those_of_dense_variables():
+    with tf.Graph().as_default():
+        table, weight = sok.DynamicVariable(DIM), tf.compat.v1.get_variable("w", [2], use_resource=True)
+        optimizer = sok.OptimizerWrapper(v1.MomentumOptimizer(0.1, 0.9))
+        loss = tf.reduce_sum(sok.all2all_dense_embedding(table, [1])) + tf.reduce_sum(weight)
+        optimizer.minimize(loss, var_list=[table, weight])
+        assert [[slot.shape for slot in found.values()] for found in optimizer._slots.values()] == [[weight.shape]]
+
+
 def test_slots_of_stock_optimizers_are_ordinary_ones(tmp_path):
     table, optimizer = tables_of(MATRIX)[1], sok.OptimizerWrapper(v1.RMSPropOptimizer(0.1, momentum=0.5))
     assert optimizer.embedding_optimizer.slot_names == ("rms", "momentum")
