@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 import sok
 from sok import context
@@ -89,6 +90,46 @@ def check_what_many_saved_one_restores(world, tmp_path_of_rank, monkeypatch):
         if world.rank == 0:
             np.testing.assert_allclose(train(others, fresh, range(6, 10)), expected, rtol=1e-5)
             assert verify(folder) == []
+
+
+def check_slots_of_stock_optimizers_go_from_one_to_many_and_back(world, tmp_path_of_rank, monkeypatch):
+    folders = [shared_folder(world, tmp_path_of_rank, f"stock_slots_{i}") for i in range(2)]
+
+    def optimizer_of():
+        return sok.OptimizerWrapper(tf_keras.optimizers.RMSprop(0.05, momentum=0.5))
+
+    def state(tables, optimizer):
+        """By key the row and its slots, of each table: of this rank."""
+        columns = [[t.export()[1], *(optimizer.get_slot(t, name) for name in ("velocity", "momentum"))] for t in tables]
+        keys = [t.export()[0].numpy().tolist() for t in tables]
+        return [dict(zip(k, np.hstack(c).tolist(), strict=True)) for k, c in zip(keys, columns, strict=True)]
+
+    def restored(folder, names):
+        others, optimizer = make(names, world if names == "_h" else None), optimizer_of()
+        saved = [f"{kind}_g" if folder == folders[0] else f"{kind}_h" for kind in ("hashed", "plain", "small")]
+        sok.restore(folder, dict(zip(saved, others, strict=True)), optimizer)
+        assert int(optimizer.iterations) == 6
+        return others, optimizer
+
+    everyone, alone = context.get_transport(), LocalTransport()
+    with monkeypatch.context() as patch:  # every rank alone, and so does the same
+        patch.setattr(context, "get_transport", lambda: alone)
+        tables, optimizer = make("_g"), optimizer_of()
+        train(tables, optimizer, range(6))
+        expected = state(tables, optimizer)
+        assert all(len(rows) > 10 and np.any(np.array([*rows.values()])[:, DIM:]) for rows in expected)
+        if world.rank == 0:
+            sok.save(folders[0], tables, optimizer)
+    everyone.barrier("stock_slots/saved")
+    shared, again = restored(folders[0], "_h")
+    for rows, table, then in zip(state(shared, again), shared, expected, strict=True):
+        assert rows == {key: then[key] for key in rows} and int(table.total_size()) == len(then)
+    sok.save(folders[1], shared, again)
+    with monkeypatch.context() as patch:
+        patch.setattr(context, "get_transport", lambda: alone)
+        back, again = restored(folders[1], "_i")
+        assert state(back, again) == expected
+        np.testing.assert_allclose(train(back, again, [6]), train(tables, optimizer, [6]), rtol=1e-6)
 
 
 def check_a_checkpoint_of_three_workers_is_restored_by_any_number(world):
