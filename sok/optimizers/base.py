@@ -149,8 +149,8 @@ class Optimizer(tf.__internal__.tracking.Trackable):
 
     @property
     def _slots(self) -> dict[str, dict[str, tf.Tensor]]:
-        # As optimizers of TF 1 have it, whose slots scripts read: by the name of the slot, and by variable. A graph, which
-        # does not know yet which rows there will be, has none.
+        # As optimizers of TF 1 have it, whose slots scripts read: by the name of the slot, and by variable. A graph has
+        # none, since it does not know yet which rows there will be.
         trained = claims.tables_of(self) if tf.executing_eagerly() else []
         return {name: {table._unique_id: self.get_slot(table, name) for table in trained} for name in self.slot_names}
 
