@@ -18,7 +18,9 @@ mkdir -p "$build"
   cat "$build/configure.log"
   exit 1
 }
-"$cmake" --build "$build" -j "${SOK_BUILD_JOBS:-$(nproc)}" >"$build/build.log" 2>&1 || {
+targets=(all) choice=(-LE slow)
+[[ -n ${SOK_TEST_SLOW:-} ]] && targets=(all slow_tests) choice=()
+"$cmake" --build "$build" --target "${targets[@]}" -j "${SOK_BUILD_JOBS:-$(nproc)}" >"$build/build.log" 2>&1 || {
   tail -40 "$build/build.log"
   exit 1
 }
@@ -27,6 +29,4 @@ export UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1
 # forbid to ask for another; there it has to go as it is.)
 run=()
 [[ $kind == thread ]] && setarch "$(uname -m)" -R true 2>/dev/null && run=(setarch "$(uname -m)" -R)
-choice=(-LE slow)
-[[ -n ${SOK_TEST_SLOW:-} ]] && choice=()
 "${run[@]}" "$ctest" --test-dir "$build" "${choice[@]}" --parallel "${SOK_BUILD_JOBS:-$(nproc)}" --output-on-failure --no-tests=error

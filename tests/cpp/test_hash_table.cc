@@ -91,7 +91,7 @@ TEST(InsertingTwiceKeepsTheFirstRow) {
 
 TEST(GrowingLosesNothing) {
   // One segment, several segments, and keys that agree in their low or high bits.
-  const int64_t n = 300000;
+  const int64_t n = 300000 / kFewer;
   for (const int64_t max_keys : {int64_t{1}, n, int64_t{1} << 24}) {
     for (const int shift : {0, 20, 40}) {
       HashTable table(max_keys);
@@ -143,7 +143,7 @@ TEST(SegmentsDoNotGrowAllAtOnce) {
 }
 
 TEST(ReservingRebuildsNothingLater) {
-  for (const int64_t n : {1, 100, 100000, 3000000}) {
+  for (const int64_t n : {1, 100, 100000, 3000000 / kFewer}) {
     HashTable table(n);
     table.Reserve(n);
     const int64_t bytes = table.memory_bytes();
@@ -159,7 +159,7 @@ TEST(BehavesAsAMapUnderRandomUse) {
   std::mt19937_64 random(1);
   HashTable table(1000);
   std::unordered_map<uint64_t, uint32_t> expected;
-  for (int step = 0; step < 200000; ++step) {
+  for (int step = 0; step < 200000 / kFewer; ++step) {
     // A drifting window of keys: most get erased again, so that erased places pile up and are reclaimed.
     const uint64_t key = static_cast<uint64_t>(step / 40) + random() % 3000;
     if (random() % 2 == 0) {
@@ -173,7 +173,7 @@ TEST(BehavesAsAMapUnderRandomUse) {
       CHECK_EQ(table.Erase(key), at == expected.end() ? HashTable::kNoRow : at->second);
       if (at != expected.end()) expected.erase(at);
     }
-    if (step % 40000 == 0) CheckHolds(table, expected);
+    if (step % (40000 / kFewer) == 0) CheckHolds(table, expected);
   }
   CheckHolds(table, expected);
 }
@@ -183,7 +183,7 @@ TEST(EndlessTurnoverDoesNotGrowTheTable) {
   const uint64_t live = 10000;
   for (uint64_t i = 0; i < live; ++i) FindOrInsert(&table, i, static_cast<uint32_t>(i));
   const int64_t bytes = table.memory_bytes();
-  for (uint64_t i = live; i < 60 * live; ++i) {
+  for (uint64_t i = live; i < 60 * live / kFewer; ++i) {
     CHECK(table.Erase(i - live) != HashTable::kNoRow);
     FindOrInsert(&table, i, static_cast<uint32_t>(i % live));
   }
@@ -202,9 +202,10 @@ TEST(TheOrderOfKeysRepeats) {
 }
 
 TEST(ManyThreadsFindAtTheSameTime) {
-  HashTable table(100000);
+  constexpr uint64_t kKeys = 100000 / kFewer;
+  HashTable table(kKeys);
   std::vector<uint64_t> keys;
-  for (uint64_t i = 0; i < 100000; ++i) {
+  for (uint64_t i = 0; i < kKeys; ++i) {
     keys.push_back(i * 0x9E3779B97F4A7C15ull);
     FindOrInsert(&table, keys.back(), static_cast<uint32_t>(i));
   }
