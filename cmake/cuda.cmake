@@ -43,7 +43,7 @@ set(SOK_HAS_CUDA OFF)
 set(SOK_CUDA_VERSION none)
 if(sok_cuda_wanted AND NOT SOK_SANITIZE)
   # Machine code for these, and intermediate code of the last, which newer devices compile when first used.
-  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
     set(CMAKE_CUDA_ARCHITECTURES 80-real 90 CACHE STRING "CUDA architectures")
   endif()
   if(NOT DEFINED CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX} AND EXISTS /usr/local/cuda/bin/nvcc)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds sok/_native (libsok_ops.so and libsok_serving.so) for the TensorFlow of $PYTHON (default: .venv's, or else python3).
 # Needs: g++, make. cmake is taken from beside $PYTHON, or else from PATH. Incremental.
+#   CUDAARCHS  CUDA architectures, as CMake's variable of that name; default: those that a wheel has
 #   SOK_CUDA   ON, OFF or (default) AUTO: sok/_native/libsok_cuda.so too, where nvcc is found
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -22,7 +23,7 @@ unset MAKEFLAGS MAKELEVEL MFLAGS
 
 build=build/native
 # Another Python or TensorFlow means other headers: configure again. (Metadata only, so this takes no time.)
-identity="$PYTHON $("$PYTHON" -c 'from importlib.metadata import version; print(version("tensorflow"))' 2>/dev/null || echo none) cuda ${SOK_CUDA:-AUTO}"
+identity="$PYTHON $("$PYTHON" -c 'from importlib.metadata import version; print(version("tensorflow"))' 2>/dev/null || echo none) cuda ${SOK_CUDA:-AUTO} ${CUDAARCHS:-}"
 if [[ ! -f $build/Makefile || "$(cat $build/identity 2>/dev/null)" != "$identity" ]]; then
   mkdir -p $build
   rm -f $build/CMakeCache.txt
