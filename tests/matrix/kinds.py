@@ -130,45 +130,31 @@ def _of_deeprec(kind: Kind, name: str) -> Made:
     return Made(table, look_up)
 
 
-def _pooling_layer(which_keras: Any) -> Callable[[Kind, str], Made]:
+def _layer(which_keras: Any, layer_class: Any, *first: Any, **lengths: int) -> Callable[[Kind, str], Made]:
     def make(kind: Kind, name: str) -> Made:
-        layer = for_keras(which_keras).DistributedEmbedding(
-            "sum",
+        layer = layer_class(
+            *first,
             kind.capacity,
             DIM,
             slot_num=1,
-            max_nnz=1,
             use_hashtable=kind.hashed,
             key_dtype=kind.key_dtype,
             embedding_initializer=which_keras.initializers.RandomUniform(-0.5, 0.5, seed=3),
             name=name,
             placement=kind.placed,
+            **lengths,
         )
-        return _of_layer(layer)
+
+        def look_up(keys: tf.Tensor, training: Any) -> tf.Tensor:
+            return layer(keys[:, None], training=training)
+
+        return Made(layer.embedding_variable, look_up, layer=layer, copies=layer)
 
     return make
 
 
-def _dense_layer(kind: Kind, name: str) -> Made:
-    layer = sok.All2AllDenseEmbedding(
-        kind.capacity,
-        DIM,
-        slot_num=1,
-        nnz_per_slot=1,
-        use_hashtable=kind.hashed,
-        key_dtype=kind.key_dtype,
-        embedding_initializer=keras.initializers.RandomUniform(-0.5, 0.5, seed=3),
-        name=name,
-        placement=kind.placed,
-    )
-    return _of_layer(layer)
-
-
-def _of_layer(layer: Any) -> Made:
-    def look_up(keys: tf.Tensor, training: Any) -> tf.Tensor:
-        return layer(keys[:, None], training=training)
-
-    return Made(layer.embedding_variable, look_up, layer=layer, copies=layer)
+def _pooling_layer(which_keras: Any) -> Callable[[Kind, str], Made]:
+    return _layer(which_keras, for_keras(which_keras).DistributedEmbedding, "sum", max_nnz=1)
 
 
 def _column(kind: Kind, name: str) -> Made:
@@ -205,13 +191,13 @@ ANYWHERE = ("by key", "by hash", "one worker")
 
 MAKERS = {
     "EmbeddingVariable": Maker(_variable, HASHED + IDENTITY, ANYWHERE),
-    "Variable": Maker(_static, ("identity int64",), ANYWHERE),
-    "Variable of an array": Maker(_of_array, ("identity int64",), ANYWHERE),
+    "Variable": Maker(_static, ("identity int64",), ("by key", "one worker")),
+    "Variable of an array": Maker(_of_array, ("identity int64",), ("by key", "one worker")),
     "DynamicVariable": Maker(_dynamic, HASHED, ANYWHERE),
     "get_embedding_variable": Maker(_of_deeprec, HASHED),
     "layer of Keras 3": Maker(_pooling_layer(keras), HASHED + IDENTITY, ("by key", "by hash")),
     "layer of tf_keras": Maker(_pooling_layer(tf_keras), HASHED + IDENTITY),
-    "All2AllDenseEmbedding": Maker(_dense_layer, HASHED + IDENTITY),
+    "All2AllDenseEmbedding": Maker(_layer(keras, sok.All2AllDenseEmbedding, nnz_per_slot=1), HASHED + IDENTITY),
     "column": Maker(_column, ("int64", "identity int64")),
 }
 
@@ -219,5 +205,4 @@ KINDS = [
     Kind(name, keys, placement)
     for name, maker in MAKERS.items()
     for keys, placement in itertools.product(maker.keys, maker.placements)
-    if placement != "by hash" or keys in HASHED
 ]

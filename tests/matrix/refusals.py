@@ -1,4 +1,4 @@
-"""Cells that cannot be: what the library says instead, and why it has to."""
+"""Kinds of tables that cannot be: what the library says instead, and why it has to."""
 
 from __future__ import annotations
 
@@ -10,16 +10,21 @@ from tests.matrix.kinds import Kind
 
 @dataclasses.dataclass(frozen=True)
 class Refusal:
-    operations: tuple[str, ...]
-    of: Callable[[Kind, str], bool]  # (kind, rule)
-    error: type[Exception] | tuple[type[Exception], ...]
+    of: Callable[[Kind], bool]
+    error: type[Exception]
     words: tuple[str, ...]  # the message has all of them
     why: str
 
 
-# None today: what was refused once has been repaired.
-REFUSALS: list[Refusal] = []
+REFUSALS = [
+    Refusal(
+        of=lambda kind: kind.placement == "by hash" and not kind.hashed,
+        error=ValueError,
+        words=("`placement`", "row_wise()", "hashed=True"),
+        why="Row numbers fill shards of one capacity evenly; a hash sends one more than it has room for.",
+    )
+]
 
 
-def refusal_of(kind: Kind, rule: str, operation: str) -> Refusal | None:
-    return next((r for r in REFUSALS if operation in r.operations and r.of(kind, rule)), None)
+def refusal_of(kind: Kind) -> Refusal | None:
+    return next((refusal for refusal in REFUSALS if refusal.of(kind)), None)
