@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+
+from tests.forked import Forked
 
 # Before TensorFlow is imported. Four threads even on a small machine, so that what is split over threads gets split.
 os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "4")
@@ -48,6 +50,14 @@ def _has_gpu() -> bool:
         return cupy.cuda.runtime.getDeviceCount() > 0
     except Exception:  # no CuPy, no driver, no device
         return False
+
+
+@pytest.fixture(scope="session")
+def forked() -> Iterator[Forked]:
+    """Runs programs in processes that need not load TensorFlow: forked.run(text or file, folder, *arguments)."""
+    process = Forked()
+    yield process
+    process.close()
 
 
 @pytest.fixture

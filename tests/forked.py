@@ -1,7 +1,10 @@
 """Programs that each begin as a fresh Python does, and share one start of TensorFlow, which takes seconds.
 
 Run as a script it imports TensorFlow and `sok`, uses neither, and forks for each program that it is asked for. Nothing
-has started a thread by then, so what a child finds is what a program finds after its imports.
+has started a thread by then, so what a child finds is what a program finds after its imports. (`sok` loads its modules
+when they are asked for.) A child ends as every Python does: threads are joined, what is registered for the end runs.
+
+What is tested of imports, or of what TensorFlow reads while it is imported, needs a process of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,9 +43,24 @@ class Forked:
             cwd=Path(__file__).resolve().parents[1],
         )
 
-    def run(self, program: str, folder: Path, deadline: float = 240.0) -> Ended:
-        """Runs a program's text in `folder`, to which its output goes too."""
-        request = {"program": program, "folder": str(folder), "deadline": deadline}
+    def run(
+        self,
+        program: str | Path,
+        folder: Path,
+        *arguments: str,
+        environment: dict[str, str] | None = None,
+        deadline: float = 240.0,
+    ) -> Ended:
+        """Runs a program, a text or a file, in `folder`, to which its output goes too."""
+        folder.mkdir(parents=True, exist_ok=True)
+        request = {
+            "text": program if isinstance(program, str) else program.read_text("utf-8"),
+            "file": "program.py" if isinstance(program, str) else str(program),
+            "arguments": arguments,
+            "folder": str(folder),
+            "environment": environment or {},
+            "deadline": deadline,
+        }
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         status = int(self._process.stdout.readline())
@@ -63,30 +82,29 @@ def main() -> None:
         request = json.loads(line)
         child = os.fork()
         if child == 0:
-            _become(request["program"], request["folder"])
+            sys.exit(_become(request))
         print(_status_of(child, request["deadline"]), file=answers, flush=True)
 
 
-def _become(program: str, folder: str) -> None:
-    """Is the program, and ends with it."""
-    status = 1
+def _become(request: dict[str, Any]) -> int:
+    """Is the program; its exit status."""
+    os.setpgid(0, 0)  # a deadline ends what it has started, too
+    os.chdir(request["folder"])
+    for descriptor, name in enumerate(("/dev/null", "stdout", "stderr")):
+        os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644), descriptor)
+    sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
+    os.environ.update(request["environment"])
+    file = request["file"]
+    sys.argv = [file, *request["arguments"]]
+    sys.path.insert(0, os.path.dirname(file))
     try:
-        os.chdir(folder)
-        for descriptor, name in enumerate(("/dev/null", "stdout", "stderr")):
-            opened = os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
-            os.dup2(opened, descriptor)
-        sys.stdout = os.fdopen(1, "w", closefd=False)
-        names = {"__name__": "__main__", "__file__": "program.py"}
-        exec(compile(program, "program.py", "exec"), names)
-        status = 0
+        exec(compile(request["text"], file, "exec"), {"__name__": "__main__", "__file__": file})
     except SystemExit as left:
-        status = left.code if isinstance(left.code, int) else int(left.code is not None)
+        return left.code if isinstance(left.code, int) else int(left.code is not None)
     except BaseException:
         traceback.print_exc()
-    with contextlib.suppress(Exception):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(status)
+        return 1
+    return 0
 
 
 def _status_of(child: int, deadline: float) -> int:
@@ -96,7 +114,8 @@ def _status_of(child: int, deadline: float) -> int:
         if pid == child:
             return os.waitstatus_to_exitcode(status)
         if time.monotonic() > ends:
-            os.kill(child, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)
         time.sleep(0.02)
 
 

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.forked import Forked
-
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
@@ -74,13 +72,6 @@ PRINTS = {
     "docs/export.md": "table 'distributed_embedding': 0 rows of 4 as float32, 24 bytes\n(1, 1)\n",
     "docs/profiling.md": "40 spans in ",
 }
-
-
-@pytest.fixture(scope="module")
-def forked():
-    process = Forked()
-    yield process
-    process.close()
 
 
 @pytest.fixture(scope="module")

@@ -32,14 +32,12 @@ def movielens_dir() -> str:
     return _real_data("SOK_MOVIELENS_DIR")
 
 
-def run_example(script: str, *arguments: str, workers: int = 1, deadline: float = 120, **environment: str):
-    """Run an example in processes of its own; return (exit status, stdout, stderr). Nothing is left running."""
-    command = [sys.executable, str(EXAMPLES / script), *map(str, arguments)]
-    if workers > 1:
-        horovodrun = Path(sys.executable).with_name("horovodrun")
-        if not horovodrun.exists():
-            pytest.skip("Horovod is not installed")
-        command = [str(horovodrun), "-np", str(workers), *command]
+def run_workers(workers: int, script: str, arguments: list[str], deadline: float, environment: dict[str, str]):
+    """Runs an example on several workers; returns (exit status, stdout, stderr). Nothing is left running."""
+    horovodrun = Path(sys.executable).with_name("horovodrun")
+    if not horovodrun.exists():
+        pytest.skip("Horovod is not installed")
+    command = [str(horovodrun), "-np", str(workers), sys.executable, str(EXAMPLES / script), *arguments]
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -58,5 +56,15 @@ def run_example(script: str, *arguments: str, workers: int = 1, deadline: float 
 
 
 @pytest.fixture
-def example():
-    return run_example
+def example(forked, tmp_path_factory):
+    """Runs an example in processes of its own; returns (exit status, stdout, stderr)."""
+
+    def run(script: str, *arguments: str, workers: int = 1, deadline: float = 120, **environment: str):
+        arguments = [str(argument) for argument in arguments]
+        if workers > 1:
+            return run_workers(workers, script, arguments, deadline, environment)
+        folder = tmp_path_factory.mktemp("example")
+        ended = forked.run(EXAMPLES / script, folder, *arguments, environment=environment, deadline=deadline)
+        return ended.status, ended.stdout, ended.stderr
+
+    return run

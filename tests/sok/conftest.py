@@ -7,7 +7,7 @@ import sok
 from tests.sok.stranger import Stranger
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def stranger(tmp_path_factory) -> Iterator[Stranger]:
     """A process that knows TensorFlow and not `sok`."""
     process = Stranger(tmp_path_factory.mktemp("stranger"))

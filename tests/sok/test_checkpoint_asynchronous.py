@@ -3,8 +3,6 @@
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -148,16 +146,17 @@ def test_the_next_save_and_restore_wait(tmp_path, held):
     assert second.done() and table.sparse_read([1]).numpy().tolist() == [[0.0] * DIM]
 
 
-def test_a_program_that_ends_completes_its_save(tmp_path):
+def test_a_program_that_ends_completes_its_save(forked, tmp_path):
+    saved = tmp_path / "saves"
     script = f"""
 import numpy as np, sok
 table = sok.EmbeddingVariable(8, 50_000, name="item")
 table.assign(np.arange(50_000), np.ones([50_000, 8]))
-sok.save({str(tmp_path)!r}, table, asynchronous=True)
+sok.save({str(saved)!r}, table, asynchronous=True)
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert read_manifest(tmp_path).tables[0].rows == 50_000 and verify(tmp_path) == []
+    done = forked.run(script, tmp_path)
+    assert done.status == 0, done.stderr[-2000:]
+    assert read_manifest(saved).tables[0].rows == 50_000 and verify(saved) == []
 
 
 # Several workers.

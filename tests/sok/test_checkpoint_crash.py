@@ -5,8 +5,6 @@ import os
 import re
 import resource
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,22 +15,18 @@ import sok
 from sok.checkpoint import read_manifest, verify
 from tests.sok.checkpoint_cases import contents, new_table
 
-ROOT = Path(__file__).resolve().parents[2]
 KILLS = int(os.environ.get("SOK_TEST_KILLS", "12"))
 
 
 @pytest.mark.parametrize("mode", ["full", "incremental", "asynchronous", "both"])
-def test_a_save_that_is_killed_leaves_the_newest_complete_checkpoint(tmp_path, mode):
+def test_a_save_that_is_killed_leaves_the_newest_complete_checkpoint(forked, tmp_path, mode):
     wanted = KILLS if mode == "full" else max(4, KILLS // 3)
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.sok.checkpoint_killed_script", str(tmp_path), str(wanted), "1", mode],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"},
-        capture_output=True,
-        text=True,
-        timeout=60 + 10 * KILLS,
+    script = Path(__file__).with_name("checkpoint_killed_script.py")
+    arguments = (str(tmp_path / "saves"), str(wanted), "1", mode)
+    done = forked.run(
+        script, tmp_path, *arguments, environment={"CUDA_VISIBLE_DEVICES": "-1"}, deadline=60 + 10 * KILLS
     )
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.status == 0, done.stderr[-4000:]
     kills, interrupted = map(int, re.match(r"(\d+) kills, (\d+) during a save", done.stdout).groups())
     assert kills == wanted and interrupted > 0
 

@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -35,16 +34,10 @@ def filled(value, **settings):
     return table
 
 
-def test_jobs_beside_each_other_neither_lose_a_checkpoint_nor_fail_to_read_one(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.sok.checkpoint_jobs_script", str(tmp_path), "4", "0.7"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+def test_jobs_beside_each_other_neither_lose_a_checkpoint_nor_fail_to_read_one(forked, tmp_path):
+    script = Path(__file__).with_name("checkpoint_jobs_script.py")
+    done = forked.run(script, tmp_path, str(tmp_path / "saves"), "4", "0.7", environment={"CUDA_VISIBLE_DEVICES": "-1"})
+    assert done.status == 0, done.stderr[-4000:]
     lost, broken, looks = map(int, re.search(r"(\d+) lost, (\d+) of (\d+) looks broken", done.stdout).groups())
     assert (lost, broken) == (0, 0) and looks > 20 and "told: True" in done.stdout, done.stdout
     saves, reads, errors = map(int, re.search(r"saves: (\d+), reads: (\d+), errors: (\d+)", done.stdout).groups())

@@ -1,8 +1,6 @@
 """Tables beside the checkpoints of `tf.train.Checkpoint` and its managers, with one worker."""
 
 import shutil
-import subprocess
-import sys
 import warnings
 
 import numpy as np
@@ -197,7 +195,7 @@ def test_no_warning_where_rows_are_saved(tmp_path):
         saved.restore(path).assert_consumed()
 
 
-def test_another_process_goes_on(tmp_path):
+def test_another_process_goes_on(forked, tmp_path):
     program = """
 import sys
 import tensorflow as tf
@@ -211,8 +209,9 @@ manager.save()
 """
     losses = []
     for _ in range(2):
-        run = [sys.executable, "-c", program, str(tmp_path)]
-        losses += eval(subprocess.run(run, check=True, capture_output=True, text=True).stdout)
+        ended = forked.run(program, tmp_path, str(tmp_path / "saves"))
+        assert ended.status == 0, ended.stderr[-3000:]
+        losses += eval(ended.stdout)
     np.testing.assert_allclose(losses, train(new_table(), RULES["Adam"](), range(20)), rtol=1e-6)
 
 

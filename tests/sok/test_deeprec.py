@@ -1,9 +1,6 @@
 """DeepRec's names: a script in a process of its own, and what install and the strategies do."""
 
 import contextlib
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -41,13 +38,10 @@ def reach(module, name):
 
 
 @pytest.mark.parametrize("mode", ["v2 behaviour off", "eager execution off"])
-def test_a_script_runs(mode):
+def test_a_script_runs(forked, tmp_path, mode):
     script = Path(__file__).with_name("deeprec_script.py")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, str(script), mode], env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = forked.run(script, tmp_path, mode)
+    assert done.status == 0, done.stderr[-3000:]
     assert "the script ran to its end" in done.stdout
 
 

@@ -251,13 +251,11 @@ def test_verify_says_what_is_no_native_export(path, capsys):
     assert "saved_model.pb: not a SavedModel" in capsys.readouterr().err
 
 
-def test_a_process_without_the_library_says_which_op_it_lacks(path, tmp_path):
+def test_a_process_without_the_library_says_which_op_it_lacks(path, stranger):
     table = sok.EmbeddingVariable(2, 10, name="lacks")
     sok.export_saved_model(Rows(table), path, signatures=ids_spec(), native=True)
-    process = Stranger(tmp_path)
     with pytest.raises(RuntimeError, match="Sok>Serving"):
-        process.predict(path, {"ids": np.array([[1]])})
-    process.close()
+        stranger.predict(path, {"ids": np.array([[1]])})
 
 
 def test_the_library_needs_nothing_but_tensorflows_framework():

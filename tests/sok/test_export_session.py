@@ -1,7 +1,5 @@
 """Graphs of v1 exported from their sessions."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +11,11 @@ import sok
 v1 = tf.compat.v1
 
 
-def test_a_script_with_v2_behaviour_off_exports_what_its_monitored_session_has(tmp_path, stranger):
+def test_a_script_with_v2_behaviour_off_exports_what_its_monitored_session_has(forked, tmp_path, stranger):
     script = Path(__file__).with_name("export_session_script.py")
     path = str(tmp_path / "1")
-    done = subprocess.run([sys.executable, str(script), path], capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = forked.run(script, tmp_path / "runs", path)
+    assert done.status == 0, done.stderr[-3000:]
     table, predicted = done.stdout.splitlines()[-2:]
     assert table == "table 'pooled': 5 rows of 4 as float32, 120 bytes"
     inputs = {

@@ -3,8 +3,6 @@
 import copy
 import json
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -72,17 +70,17 @@ def test_a_copy_stays_in_the_group_and_a_pickle_is_a_group_of_its_own():
     assert group_of(pickle.loads(pickle.dumps(columns[0]))) is not group_of(columns[0])
 
 
-def test_a_pickle_is_read_by_another_process():
-    data = pickle.dumps(make_columns())
+def test_a_pickle_is_read_by_another_process(forked, tmp_path):
+    (tmp_path / "columns").write_bytes(pickle.dumps(make_columns()))
     code = (
-        "import pickle, sys\n"
+        "import pickle\n"
         "from tests.sok.test_feature_column_copies import by_input_layer\n"
-        "found, lookups = by_input_layer(pickle.load(sys.stdin.buffer))\n"
+        "found, lookups = by_input_layer(pickle.load(open('columns', 'rb')))\n"
         "assert lookups == 2, lookups\n"
         "print(found.tolist())\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True, cwd=ROOT, timeout=120)
-    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    done = forked.run(code, tmp_path)
+    assert done.status == 0, done.stderr[-3000:]
     assert json.loads(done.stdout) == by_input_layer(make_columns())[0].tolist()
 
 

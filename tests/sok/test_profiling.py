@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -177,11 +175,6 @@ def test_a_second_profile_is_refused_and_the_first_goes_on(tmp_path):
     assert p.spans == 0
 
 
-def run_python(code, **environment):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", **environment}
-    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
-
-
 PROGRAM = """
 import tensorflow as tf, sok
 table = sok.EmbeddingVariable(4, 100, name="program")
@@ -190,17 +183,18 @@ for _ in range(3):
 """
 
 
-def test_the_environment_profiles_a_whole_program(tmp_path):
+def test_the_environment_profiles_a_whole_program(forked, tmp_path):
     path = tmp_path / "whole.json"
-    ran = run_python(PROGRAM, SOK_TRACE=str(path))
-    assert ran.returncode == 0, ran.stderr
+    ran = forked.run(PROGRAM, tmp_path, environment={"SOK_TRACE": str(path)})
+    assert ran.status == 0, ran.stderr
     assert f"sok: rank 0: 3 spans, in {path}" in ran.stderr
     assert [span["name"] for span in spans_of(path)] == ["find"] * 3
 
 
-def test_the_environment_s_bad_file_is_refused_by_init(tmp_path):
-    ran = run_python("import sok; sok.Init(); print('went on')", SOK_TRACE=str(tmp_path / "none" / "t.json"))
-    assert ran.returncode != 0 and "went on" not in ran.stdout
+def test_the_environment_s_bad_file_is_refused_by_init(forked, tmp_path):
+    bad = {"SOK_TRACE": str(tmp_path / "none" / "t.json")}
+    ran = forked.run("import sok; sok.Init(); print('went on')", tmp_path, environment=bad)
+    assert ran.status != 0 and "went on" not in ran.stdout
     assert "ValueError: `path` must be a file that can be written" in ran.stderr
 
 

@@ -1,6 +1,5 @@
 """`import sparse_operation_kit as sok`: the names of `sok`, the module paths of SOK, and scripts as its users write."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -146,11 +145,9 @@ def test_a_script_of_a_sok_user_runs_on_two_workers(script):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_script_of_a_sok_user_runs_alone(script):
-    command = [sys.executable, str(HERE / script)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    answer = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
-    assert answer.returncode == 0, answer.stderr[-4000:]
+def test_a_script_of_a_sok_user_runs_alone(forked, tmp_path, script):
+    answer = forked.run(HERE / script, tmp_path)
+    assert answer.status == 0, answer.stderr[-4000:]
     assert "rank 0: the rows are those of TensorFlow" in answer.stdout
 
 

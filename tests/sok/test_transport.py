@@ -2,8 +2,6 @@
 
 import functools
 import gc
-import subprocess
-import sys
 import time
 import types
 import weakref
@@ -187,13 +185,12 @@ def test_a_trace_that_was_not_entered_says_so():
 
 
 @pytest.mark.parametrize("value, is_told", [("1", True), ("0", False)])
-def test_the_environment_asks_for_a_summary_at_the_end(value, is_told):
+def test_the_environment_asks_for_a_summary_at_the_end(forked, tmp_path, value, is_told):
     code = (
         "import tensorflow as tf; from sok import tracing; tracing.summarize_at_exit(3);"
         "tracing.count(tf.ones([4]), 'test/end', 'all_to_all')"
     )
-    environment = {"SOK_TRACE": value, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
-    assert told.returncode == 0
+    told = forked.run(code, tmp_path, environment={"SOK_TRACE": value})
+    assert told.status == 0
     assert ("sok: rank 3: 1 collectives, 16 bytes" in told.stderr) is is_told
     assert ("all_to_all  test/end" in told.stderr) is is_told
