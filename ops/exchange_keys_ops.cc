@@ -3,6 +3,7 @@
 // A rank that cannot go on must not stop before a collective, or its peers wait for ever. So what is wrong with this
 // rank's input travels in the header of its messages, and every rank raises the same error after the collective.
 #include <algorithm>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -195,8 +196,8 @@ class ExchangeRouteOp : public GroupOp {
                           index[f].flat<int32_t>().data()});
     }
     Route route;
-    const Fault fault =
-        Find({executor}, scratch.get(), tables, route_tables, in, &features, static_cast<int>(sizeof(Word)), &route);
+    const Fault fault = Find(ctx, {executor}, scratch.get(), tables, route_tables, in, &features,
+                             static_cast<int>(sizeof(Word)), &route);
     Tensor* asked;
     Check(ctx->allocate_output(2, CheckedShape({world}), &asked));
     if (fault.status.status != kFine) {
@@ -241,13 +242,16 @@ class ExchangeRouteOp : public GroupOp {
   }
 
   // Looks at the input and routes it; what is wrong comes as a fault, since peers wait to be told.
-  Fault Find(const Cpu& cpu, Scratch* scratch, const Tables& tables, const std::vector<RouteTable>& route_tables,
-             const Inputs& in, std::vector<RouteFeature>* features, int word_bytes, Route* route) const {
+  Fault Find(OpKernelContext* ctx, const Cpu& cpu, Scratch* scratch, const Tables& tables,
+             const std::vector<RouteTable>& route_tables, const Inputs& in, std::vector<RouteFeature>* features,
+             int word_bytes, Route* route) const {
     const int num_tables = static_cast<int>(tables.size()), num_features = static_cast<int>(features->size());
     Fault fault;
     try {
       for (int f = 0; f < num_features; ++f) {
         fault.feature = f;
+        const std::string reported = ReportedText(in.row_splits[f]);
+        if (!reported.empty()) throw InvalidArgument(reported);
         fault.status = Inspect(*tables[table_of_[f]], in.keys[f], in.row_splits[f], in.weights[f], limits_[f]);
         if (fault.status.status != kFine) return fault;
         // Weights may want a gradient, and that takes rows. (Splits that are missing are for ExchangeCombine to refuse.)
@@ -266,6 +270,7 @@ class ExchangeRouteOp : public GroupOp {
         fault.status = {kKeyOutOfRange, static_cast<int64_t>(route->bad_key)};
       } else {
         CheckSizes(*route, num_tables, tables[0]->config().world_size);
+        CheckMemory(ctx, tables, in, *route, tables[0]->config().world_size);
       }
     } catch (const std::exception& e) {  // peers wait: tell them rather than stop
       fault.refusal = e.what();
@@ -278,6 +283,35 @@ class ExchangeRouteOp : public GroupOp {
     const int64_t before = kHeaderWords + CountsPerRank(num_tables, static_cast<int64_t>(table_of_.size()));
     for (int r = 0; r < world; ++r) {
       if (before + route.words[r] > kPlaceMask) throw InvalidArgument("one message must have less than 2^31 words.");
+    }
+  }
+
+  // Throws OutOfMemory where ExchangeCombine would find no memory, and nobody to tell it to any more. On the CPU the pool
+  // keeps what it gave until then; nothing touches it before.
+  void CheckMemory(OpKernelContext* ctx, const Tables& tables, const Inputs& in, const Route& route, int world) const {
+    std::vector<Wanted> answers, outputs;
+    int64_t floats = 0;
+    const auto want = [&](int64_t rows, int64_t dim, std::vector<Wanted>* wanted) {
+      wanted->push_back({tensorflow::DT_FLOAT, CheckedShape({rows, dim})});
+      floats += wanted->back().shape.num_elements();
+    };
+    try {
+      want(std::accumulate(route.floats, route.floats + world, int64_t{0}), 1, &answers);
+      for (int f = 0; f < in.keys.size(); ++f) {
+        const int64_t segments = in.row_splits[f].NumElements() - 1;
+        const int64_t rows = combiners_[f] == "rows" ? in.keys[f].NumElements() : std::max<int64_t>(segments, 0);
+        want(rows, tables[table_of_[f]]->config().dim, &outputs);
+      }
+      if (floats < 1 << 18) return;
+      if (ctx->op_device_context() == nullptr) {
+        const auto all = {AllocateTogether(ctx, answers), AllocateTogether(ctx, outputs)};
+        return;
+      }
+      outputs.insert(outputs.end(), answers.begin(), answers.end());
+      std::vector<Tensor> all(outputs.size());
+      for (size_t i = 0; i < all.size(); ++i) Check(ctx->allocate_temp(outputs[i].dtype, outputs[i].shape, &all[i]));
+    } catch (const OutOfMemory& e) {
+      throw OutOfMemory("no memory for what the lookup gives; look up less at once (" + std::string(e.what()) + ").");
     }
   }
 

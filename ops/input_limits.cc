@@ -23,6 +23,21 @@ void WriteReport(tensorflow::OpKernelContext* ctx, int output, const InputStatus
   report->flat<int64_t>()(1) = bad.detail;
 }
 
+void WriteTextReport(tensorflow::OpKernelContext* ctx, int output, const std::string& text) {
+  Tensor* report;
+  Check(ctx->allocate_output(output, tensorflow::TensorShape({1 + static_cast<int64_t>(text.size())}), &report));
+  auto out = report->flat<int64_t>();
+  out(0) = kReport;
+  for (size_t i = 0; i < text.size(); ++i) out(static_cast<int64_t>(i) + 1) = static_cast<unsigned char>(text[i]);
+}
+
+std::string ReportedText(const Tensor& row_splits) {
+  std::string text;
+  if (row_splits.dims() != 1 || row_splits.NumElements() < 1 || Int64(row_splits)[0] != kReport) return text;
+  for (int64_t i = 1; i < row_splits.NumElements(); ++i) text += static_cast<char>(Int64(row_splits)[i]);
+  return text;
+}
+
 Splits ReadSplits(const Tensor& row_splits, int64_t n) {
   CheckRank(row_splits, 1, "row_splits");
   Splits splits;

@@ -35,6 +35,12 @@ bool IsReport(const tensorflow::Tensor& row_splits);
 // Makes a report the output.
 void WriteReport(tensorflow::OpKernelContext* ctx, int output, const InputStatus& bad);
 
+// The same of what has no status: [kReport, a number for each byte of the text]. ExchangeRoute alone reads it.
+void WriteTextReport(tensorflow::OpKernelContext* ctx, int output, const std::string& text);
+
+// The text of such a report; empty where row_splits are none.
+std::string ReportedText(const tensorflow::Tensor& row_splits);
+
 struct InputLimits {
   int64_t slot_num = 1;
   int64_t max_nnz = 0;          // keys per segment; 0: unlimited

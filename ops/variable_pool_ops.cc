@@ -9,6 +9,7 @@
 
 #include "../cpu/row_kernels.h"
 #include "../cpu/tasks.h"
+#include "gpu_kernel.h"
 #include "input_limits.h"
 #include "op.h"
 #include "output_pool.h"
@@ -293,6 +294,57 @@ class CheckIdsOp : public OpKernel {
   int64_t num_rows_;
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>CheckIds").Device(tensorflow::DEVICE_CPU), CheckIdsOp);
+
+// For variables beside the tables of several workers: row splits of a table's feature, or in their place what is wrong with
+// the ids of a variable. The lookup of the table raises it on all workers; to raise here would leave the others waiting.
+REGISTER_OP("Sok>ReportIds")
+    .Input("row_splits: int64")
+    .Input("ids: N * int64")
+    .Input("id_splits: N * int64")
+    .Output("checked_splits: int64")
+    .Attr("N: int >= 1")
+    .Attr("names: list(string)")
+    .Attr("num_rows: list(int)")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->input(0));  // whatever follows a report is never run
+      return absl::OkStatus();
+    });
+
+class ReportIdsOp : public OpKernel {
+ public:
+  explicit ReportIdsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    Guard(ctx, [&] {
+      int64_t n;
+      Check(ctx->GetAttr("N", &n));
+      Check(ctx->GetAttr("names", &names_));
+      Check(ctx->GetAttr("num_rows", &num_rows_));
+      if (names_.size() != static_cast<size_t>(n) || num_rows_.size() != names_.size())
+        throw InvalidArgument("`names` and `num_rows` must have one value per feature.");
+    });
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    Guard(ctx, [&] {
+      const int n = static_cast<int>(names_.size());
+      try {
+        for (int f = 0; f < n; ++f) {
+          const size_t feature = static_cast<size_t>(f);
+          Labelled([&] { return "variable '" + names_[feature] + "'"; },
+                   [&] { return CheckPoolInput(num_rows_[feature], ctx->input(1 + f), ctx->input(1 + n + f)); });
+        }
+      } catch (const InvalidArgument& e) {
+        return WriteTextReport(ctx, 0, e.what());
+      }
+      ctx->set_output(0, ctx->input(0));
+    });
+  }
+
+ private:
+  std::vector<std::string> names_;
+  std::vector<int64_t> num_rows_;
+};
+REGISTER_KERNEL_BUILDER(Name("Sok>ReportIds").Device(tensorflow::DEVICE_CPU), ReportIdsOp);
+SOK_HOST_MEMORY_KERNEL("Sok>ReportIds", ReportIdsOp, "row_splits", "ids", "id_splits", "checked_splits");
 
 }  // namespace
 }  // namespace sok

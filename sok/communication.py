@@ -9,12 +9,14 @@ order) and are not differentiable: `sok.lookup_sparse` and the layers bring grad
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import tensorflow as tf
 
 from sok import context
-from sok.transport.base import check_addable, check_has_rows, check_movable
+from sok.transport.base import Transport, check_addable, check_has_rows, check_movable
+from sok.transport.refusal import all_refuse
 
 TOOLS = ("horovod", "single")
 
@@ -95,24 +97,48 @@ def alltoall(tensor: Any, splits: Any) -> tuple[tf.Tensor, tf.Tensor]:
 
     Raises:
         TypeError: a dtype that cannot be sent, `splits` that are no integers.
-        ValueError: a scalar, or splits that do not fit; in a graph, where only a run shows it,
-            `tf.errors.InvalidArgumentError`.
+        ValueError: a scalar, or splits that do not fit.
+        tf.errors.InvalidArgumentError: the same on another worker, in its words; or here, in a graph, where only a run
+            shows that splits do not fit.
+
+    Two collectives: the first tells all workers what one of them refuses.
 
     Example:
         >>> received, splits = alltoall(tf.constant([1, 2, 3]), [3])
         >>> received.numpy().tolist(), splits.numpy().tolist()
         ([1, 2, 3], [3])
     """
+    transport, name = context.get_transport(), context.unique_collective_name("sok/communication/alltoall")
     # Here and not in the transports, so that a program that runs on one worker runs on many.
-    tensor, transport = tf.convert_to_tensor(tensor), context.get_transport()
-    check_movable(tensor.dtype, "alltoall")
-    check_has_rows(tensor, "alltoall")
-    splits = _checked_splits(splits, tensor, transport.size)
-    name = context.unique_collective_name("sok/communication/alltoall")
-    return transport.all_to_all(tensor, splits, name)
+    try:
+        tensor = tf.convert_to_tensor(tensor)
+        check_movable(tensor.dtype, "alltoall")
+        check_has_rows(tensor, "alltoall")
+        splits, wrong = _checked_splits(splits, tensor, transport.size)
+    except (TypeError, ValueError) as error:
+        if tf.executing_eagerly():
+            with contextlib.suppress(tf.errors.InvalidArgumentError):
+                _tell(transport, name, str(error))
+        elif transport.size > 1:
+            all_refuse(transport, f"{name}/refused", str(error))
+        raise
+    with tf.control_dependencies([_tell(transport, name, wrong)]):
+        return transport.all_to_all(tensor, tf.identity(splits), name)
 
 
-def _checked_splits(splits: Any, tensor: tf.Tensor, workers: int) -> tf.Tensor:
+def _tell(transport: Transport, name: str, wrong: tf.Tensor | str) -> tf.Tensor:
+    """Raises on all workers what is wrong on one of them, a text; empty where nothing is. Peers would wait for a rank
+    that raised alone. In a graph nothing is wrong once the tensor that it gives is there.
+    """
+    who = tf.where(tf.equal(wrong, ""), "", f"rank {transport.rank} of {transport.size}: ")
+    said = transport.all_gather(tf.io.decode_raw(tf.strings.join([who, wrong]), tf.uint8), f"{name}/refused")
+    text = tf.strings.unicode_encode(tf.cast(said, tf.int32), "UTF-8")
+    with tf.control_dependencies([tf.debugging.Assert(tf.equal(tf.size(said), 0), [text])]):
+        return tf.identity(said)
+
+
+def _checked_splits(splits: Any, tensor: tf.Tensor, workers: int) -> tuple[tf.Tensor, tf.Tensor | str]:
+    """The splits as int32, and a text that says what is wrong with them where only a run shows it."""
     splits = tf.convert_to_tensor(splits)
     if not splits.dtype.is_integer:
         raise TypeError(f"alltoall: `splits` must be integers. Received: {splits.dtype.name}.")
@@ -120,16 +146,15 @@ def _checked_splits(splits: Any, tensor: tf.Tensor, workers: int) -> tf.Tensor:
         raise ValueError(
             f"alltoall: `splits` must have one value per worker, {workers}. Received: shape {splits.shape}."
         )
-    text = "alltoall: `splits` must not be negative, and must sum to the number of rows of `tensor`."
+    text = "alltoall: `splits` must not be negative, and must sum to the number of rows of `tensor`. Received:"
     given, rows = tf.get_static_value(splits), tf.compat.dimension_value(tensor.shape[0])
     if given is not None and (min(given) < 0 or rows not in (sum(given), None)):
-        raise ValueError(f"{text} Received: {given.tolist()} for {'some' if rows is None else rows} rows.")
+        raise ValueError(f"{text} {given.tolist()} for {'some' if rows is None else rows} rows.")
     splits = tf.cast(splits, tf.int32)
     if given is not None and rows is not None:
-        return splits
+        return splits, ""
     fits = tf.logical_and(tf.reduce_all(splits >= 0), tf.equal(tf.reduce_sum(splits), tf.shape(tensor)[0]))
-    with tf.control_dependencies([tf.debugging.Assert(fits, [text, splits, tf.shape(tensor)[0]])]):
-        return tf.identity(splits)
+    return splits, tf.where(fits, "", tf.strings.format(text + " {} for {} rows.", (splits, tf.shape(tensor)[0])))
 
 
 def allreduce(tensor: Any, op: str = "average") -> tf.Tensor:

@@ -12,8 +12,8 @@ docs/design/exchange.md has the layout of the messages.
 
 A worker that stopped before a collective would leave its peers waiting. So what is wrong with an input travels in the
 messages and is raised on all workers. What Python itself refuses (a dtype, a rank, a form) is told to the peers when
-executing eagerly; inside a function such an error comes while it is traced, before anything is sent, and ends the job
-unless all workers refuse alike.
+executing eagerly; inside a function, or a v1 graph, such an error comes while it is built, before anything is sent, and
+ends the job unless all workers refuse alike.
 """
 
 from __future__ import annotations
@@ -190,10 +190,10 @@ def told_to_peers(*tables: EmbeddingVariable) -> Iterator[None]:
 
     Eagerly, their lookups raise what this one raised. While a function is traced, its other collectives are not known
     yet, so nobody could be told in all of them: either all workers refuse what they trace, or the job ends with words.
-    With one worker, and while a v1 graph is built, it does nothing. `tables` are those of the lookup's features, in
+    The same while a v1 graph is built. With one worker it does nothing. `tables` are those of the lookup's features, in
     their order.
     """
-    if tables[0].world_size == 1 or not tf.compat.v1.executing_eagerly_outside_functions():
+    if tables[0].world_size == 1:
         yield
         return
     group = _Group(tuple(dict.fromkeys(tables)))
@@ -244,9 +244,11 @@ def _begun(group: _Group) -> int:
         return _calls.setdefault(context.get_transport(), {}).setdefault(group.name, _Calls()).begun
 
 
-def _forget_calls(group: _Group) -> None:
+def _forget_calls() -> None:
+    """Of all exchanges: where ranks met in different ones, these have counts that differ, too."""
     with _lock:
-        _calls[context.get_transport()][group.name].number = 0
+        for calls in _calls[context.get_transport()].values():
+            calls.number = 0
 
 
 def _attributes(group: _Group, features: Sequence[Feature]) -> dict[str, Any]:
@@ -303,7 +305,7 @@ def _local_lookup(call: _Call, request: _Request) -> tuple[tf.Tensor, tf.Tensor]
         )
     except tf.errors.FailedPreconditionError:
         # All ranks are here, and may count from here on.
-        _forget_calls(call.group)
+        _forget_calls()
         raise
     return served.answers, served.answer_splits
 

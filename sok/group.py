@@ -75,7 +75,7 @@ def group_embedding_lookup_sparse(
         ValueError: lists of different lengths, an unknown combiner or strategy, ids of an unknown form, weights for a
             sequence.
         tf.errors.InvalidArgumentError: malformed ids, or an id outside an identity table; on every worker. The same of
-            an ordinary variable; on this worker, and eagerly on all if the list has a table.
+            an ordinary variable; on every worker if the list has a table, else on this one.
         tf.errors.ResourceExhaustedError: a shard is full; on every worker. Rows that other tables of the group made for
             this call stay.
 
@@ -147,7 +147,7 @@ def group_embedding_lookup(
         TypeError: `params` or `ids` is not a list, or an entry of `params` is no variable.
         ValueError: lists of different lengths, an unknown strategy, ids that are no integers.
         tf.errors.InvalidArgumentError: an id outside an identity table; on every worker. An id that is no row of an
-            ordinary variable; on this worker, and eagerly on all if the list has a table.
+            ordinary variable; on every worker if the list has a table, else on this one.
         tf.errors.ResourceExhaustedError: a shard is full; on every worker. Rows that other tables of the group made for
             this call stay.
 
@@ -231,6 +231,8 @@ def _lookup(
     with _told_to_peers([r.param for part in waiting for r in part]):
         csrs = of_each_part(lambda part, _: [_to_csr(r) for r in part], parts)
         plain = of_each_part(of_variables, csrs) if is_eager else []
+        if waiting and not is_eager:
+            csrs = _with_report(parts, csrs)
     tables = of_each_part(of_tables, csrs)
     if not is_eager:
         # Their gradients need ids alone. Where the lookup of a table raises, they are not to be updated either.
@@ -238,6 +240,18 @@ def _lookup(
             after = [[dataclasses.replace(csr, keys=tf.identity(csr.keys)) for csr in of_part] for of_part in csrs]
         plain = of_each_part(of_variables, after if waiting else csrs)
     return [_in_order(*of_part) for of_part in zip(parts, csrs, map(iter, tables), map(iter, plain), strict=True)]
+
+
+def _with_report(parts: Sequence[Sequence[Request]], csrs: Sequence[Sequence[Csr]]) -> list[list[Csr]]:
+    """The ids, of which those of the first table say, too, what is wrong with those of ordinary variables."""
+    all_csrs = [list(of_part) for of_part in csrs]
+    pairs = [(r, i, n) for i, part in enumerate(parts) for n, r in enumerate(part)]
+    plain = [(r.param, csrs[i][n]) for r, i, n in pairs if not _is_table(r)]
+    first, i, n = next(pair for pair in pairs if _is_table(pair[0]))
+    if plain and not lookup.is_alone(first.param):
+        splits = plain_variables.reported(csrs[i][n].row_splits, *zip(*plain, strict=True))
+        all_csrs[i][n] = dataclasses.replace(csrs[i][n], row_splits=splits)
+    return all_csrs
 
 
 def _in_order(

@@ -297,17 +297,32 @@ def to_dense(inputs: Any, key_dtype: tf.DType, table: str) -> tuple[tf.Tensor, t
         order = tf.argsort(place, stable=True)
         is_inside = tf.reduce_all(tf.logical_and(indices >= 0, indices < shape))
         is_full = (places == ids) & is_inside & _are_equal(tf.gather(place, order), tf.range(size))
-        nothing = tf.concat([tf.zeros([1], tf.int64), tf.clip_by_value(shape[1:], tf.constant(0, tf.int64), 2**20)], 0)
-        shape = tf.where(fits, shape, nothing)
-        dense = tf.reshape(_of_size(tf.gather(values, order), tf.reduce_prod(shape)), shape)
+        dense = _in_shape(tf.gather(values, order), shape, fits)
         if not tf.executing_eagerly() and sizes(inputs) is not None:
             dense.set_shape([None if n is None or not 0 <= n < 2**31 else n for n in sizes(inputs)])
         return dense, _check(empty, "uneven", is_full, size)
     if isinstance(inputs, tf.RaggedTensor):
-        dense = as_keys(inputs.to_tensor(), key_dtype, table)
-        is_full = tf.equal(tf.size(inputs.flat_values), tf.size(dense))
+        # Not to_tensor(), which raises for splits that make no sense.
+        shape, is_full = inputs.bounding_shape(out_type=tf.int64), tf.constant(True)
+        inside = [tf.size(s, out_type=tf.int64) - 1 for s in inputs.nested_row_splits[1:]]
+        inside.append(tf.shape(inputs.flat_values, out_type=tf.int64)[0])
+        for level, (splits, num_rows) in enumerate(zip(inputs.nested_row_splits, inside, strict=True)):
+            length = tf.minimum(shape[level + 1], num_rows)  # no more: products are not to overflow
+            even = tf.range(tf.size(splits, out_type=tf.int64)) * length
+            is_full &= _are_equal(tf.cast(splits, tf.int64), even) & _are_equal(even[-1:], num_rows[tf.newaxis])
+        flat = tf.reshape(as_keys(inputs.flat_values, key_dtype, table), [-1])
+        dense = _in_shape(flat, shape, is_full)
+        if not tf.executing_eagerly():
+            dense.set_shape(inputs.shape)
         return dense, _check(empty, "uneven", is_full, tf.zeros([], tf.int64))
     return as_keys(inputs, key_dtype, table), None
+
+
+def _in_shape(flat: tf.Tensor, shape: tf.Tensor, fits: tf.Tensor) -> tf.Tensor:
+    """`flat` in that shape; where it does not fit, no rows."""
+    nothing = tf.concat([tf.zeros([1], tf.int64), tf.clip_by_value(shape[1:], tf.constant(0, tf.int64), 2**20)], 0)
+    shape = tf.where(fits, shape, nothing)
+    return tf.reshape(_of_size(flat, tf.reduce_prod(shape)), shape)
 
 
 def check_sizes(splits: tf.Tensor | None, dense: tf.Tensor, wanted: list[int]) -> tf.Tensor:

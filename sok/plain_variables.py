@@ -93,6 +93,22 @@ def lookup(variables: Sequence[Any], csrs: Sequence[Csr], combiners: Sequence[st
     return outputs
 
 
+def reported(row_splits: tf.Tensor, variables: Sequence[Any], csrs: Sequence[Csr]) -> tf.Tensor:
+    """`row_splits` of a table's feature; or a report, if `lookup` would raise for the ids of a variable.
+
+    The lookup of the table raises it, on all workers.
+    """
+    for variable in variables:
+        _check_shape(variable)
+    return _ops.lib().sok_report_ids(
+        row_splits,
+        [csr.keys for csr in csrs],
+        [csr.row_splits for csr in csrs],
+        names=[name_of(variable) for variable in variables],
+        num_rows=[tf.TensorShape(variable.shape).as_list()[0] for variable in variables],
+    )
+
+
 def _check_shape(variable: Any) -> None:
     if variable.shape.rank != 2 or not variable.shape.is_fully_defined():
         raise ValueError(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import threading
 
 import tensorflow as tf
 
-from sok.transport.base import Transport
-
-# How long a rank waits for its peers to refuse what it has refused.
-_SECONDS = 30.0
+from sok.transport.base import Transport, run_now
 
 
 def all_refuse(transport: Transport, name: str, text: str) -> None:
@@ -21,19 +20,20 @@ def all_refuse(transport: Transport, name: str, text: str) -> None:
         name: of the collective by which they find one another.
         text: what this rank has refused, for people.
 
-    Works while a function is traced.
+    Works while a function is traced, or a v1 graph built. SOK_REFUSAL_SECONDS in the environment (30 unless it is set)
+    says how long a rank waits for its peers to refuse what it has refused.
     """
 
     def ask() -> None:
-        with tf.init_scope():
-            transport.barrier(name)
+        with contextlib.suppress(tf.errors.OpError):  # the job has ended
+            run_now(lambda: transport.barrier(name))
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
-    asking.join(_SECONDS)
+    asking.join(float(os.environ.get("SOK_REFUSAL_SECONDS", "30")))
     if asking.is_alive():
         sys.stderr.write(
-            f"sok: rank {transport.rank} could not trace a function: {text}\n"
+            f"sok: rank {transport.rank} could not build a function or graph: {text}\n"
             f"sok: rank {transport.rank}: its peers could, and would wait in it for this worker. The job ends here.\n"
         )
         sys.stderr.flush()

@@ -122,12 +122,24 @@ def check_what_one_rank_refuses_is_raised_on_all(world):
 def check_dense_lookups_refuse_alike(world):
     layer = sok.All2AllDenseEmbedding(20, 3, 1, 2, name="refused_dense", embedding_initializer="ones")
     full = tf.sparse.from_dense(tf.ones([2, 1, 2], tf.int64))
-    for shape in ([2**40, 1, 2], [2**62, 1, 2], [-1, 1, 2], [3, 1, 2]):
-        bad = tf.SparseTensor(full.indices, full.values, tf.constant(shape, tf.int64))
-        for run in (layer, tf.function(layer)):
-            with pytest.raises(tf.errors.InvalidArgumentError, match="same number of ids"):
-                run(bad if world.rank == world.size - 1 else full)
-            assert float(tf.reduce_sum(run(full))) == 12
+    ragged = tf.RaggedTensor.from_tensor(tf.ones([2, 1, 2], tf.int64), ragged_rank=2)
+    bad = [
+        tf.SparseTensor(full.indices, full.values, tf.constant(shape, tf.int64))
+        for shape in ([2**40, 1, 2], [2**62, 1, 2], [-1, 1, 2], [3, 1, 2])
+    ]
+    for splits in ([0, 4, 2], [0, -2, 4], [1, 2, 4], [0, 2, 3], [0, 2**62, 4]):
+        splits = tf.constant(splits, tf.int64)
+        inner = tf.RaggedTensor.from_row_splits(ragged.flat_values, splits, validate=False)
+        bad.append(tf.RaggedTensor.from_row_splits(inner, ragged.row_splits, validate=False))
+    compiled = tf.function(layer)
+    for mine in bad:
+        fine = full if isinstance(mine, tf.SparseTensor) else ragged
+        for run in (layer, compiled):
+            with pytest.raises(
+                (ValueError, tf.errors.InvalidArgumentError), match="same number of ids|must have shape"
+            ):
+                run(mine if world.rank == world.size - 1 else fine)
+            assert float(tf.reduce_sum(run(fine))) == 12
 
 
 def check_what_the_last_part_of_a_group_refuses_is_told(world):
@@ -137,6 +149,70 @@ def check_what_the_last_part_of_a_group_refuses_is_told(world):
         sok.group_embedding_lookup_sparse([table, variable], [IDS, bad - 1], "sum", params_num_per_group=1)
     one, other = sok.group_embedding_lookup_sparse([table, variable], [IDS, IDS - 1], "sum", params_num_per_group=1)
     assert float(tf.reduce_sum(one)) == float(tf.reduce_sum(other)) == 12
+
+
+def check_ids_outside_a_variable_beside_a_table_are_told(world):
+    table, optimizer = layer_named("refused_beside").embedding_variable, sok.optimizers.SGD(1.0)
+    short, wide = tf.Variable(tf.ones([4, 3]), name="short"), tf.Variable(tf.ones([4, 3], tf.float64), name="wide")
+
+    @tf.function
+    def step(ids, others):
+        with tf.GradientTape() as tape:
+            outputs = sok.group_embedding_lookup_sparse([table, short, wide], [IDS, ids, others], "sum")
+            loss = tf.add_n([tf.reduce_sum(tf.cast(output, tf.float32)) for output in outputs])
+        of_table, of_short = tape.gradient(loss, [table, short])
+        optimizer.apply_gradients([(of_table, table)])
+        short.assign_sub(tf.convert_to_tensor(of_short))
+        return loss
+
+    ragged = tf.RaggedTensor.from_row_splits
+    splits = tf.constant([0, 5, 4], tf.int64)
+    malformed = ragged(tf.reshape(IDS, [-1]) - 1, splits, validate=False)
+    fine = ragged(tf.reshape(IDS, [-1]) - 1, tf.constant([0, 2, 4], tf.int64))
+    bad = [
+        ([fine + 2, fine], "variable 'short.*: id 4 is outside"),
+        ([fine, fine - 1], "variable 'wide.*: id -1 is outside"),
+        ([malformed, fine], "variable 'short.*`row_splits`"),
+    ]
+    for done, (mine, text) in enumerate(bad):
+        is_mine = world.rank == world.size - 1
+        with pytest.raises(tf.errors.InvalidArgumentError, match=f"input of rank {world.size - 1}: {text}"):
+            step(*mine if is_mine else [fine, fine])
+        # Nothing has changed on any rank, and all are in the same step.
+        assert float(step(fine, fine)) == 12 * (3 - done * (world.size + 1))
+
+
+def check_no_memory_for_what_a_lookup_gives_is_told(world):
+    layer = sok.DistributedEmbedding("sum", 4, 2**20, 1, 4, embedding_initializer="ones", name="refused_memory")
+    for run in (layer, tf.function(layer)):
+        mine = sparse(2**22) if world.rank == world.size - 1 else sparse(2)  # 16 TiB
+        with pytest.raises(tf.errors.InvalidArgumentError, match=rf"input of rank {world.size - 1}: no memory for"):
+            run(mine)
+        assert float(tf.reduce_mean(run(sparse(2)))) == 1
+
+
+def check_splits_that_do_not_fit_are_told(world):
+    rows, fine = tf.range(world.size), tf.ones([world.size], tf.int32)
+    compiled = tf.function(
+        sok.communication.alltoall, input_signature=[tf.TensorSpec([None], tf.int32), tf.TensorSpec([None], tf.int32)]
+    )
+    is_mine = world.rank == world.size - 1
+    for run in (sok.communication.alltoall, compiled):
+        for bad in (2 * fine, fine - 2):
+            error = ValueError if is_mine and run is not compiled else tf.errors.InvalidArgumentError
+            with pytest.raises(error, match="alltoall: `splits`" if is_mine else f"rank {world.size - 1} of"):
+                run(rows, bad if is_mine else fine)
+            np.testing.assert_array_equal(run(rows, fine)[0], [world.rank] * world.size)
+
+
+def check_ranks_that_met_in_other_tables_go_on_together(world):
+    layers = [layer_named("refused_other_a"), layer_named("refused_other_b")]
+    for layer in layers:
+        layer(IDS)
+    with pytest.raises(tf.errors.FailedPreconditionError, match="different tables"):
+        layers[world.rank == 0](IDS)
+    for layer in layers:
+        assert float(tf.reduce_sum(layer(IDS))) == 12
 
 
 def check_an_initializer_that_fails_on_one_rank(world):
@@ -155,3 +231,13 @@ def check_ranks_that_refuse_alike_while_they_trace(world):
     with pytest.raises(ValueError, match="keys must be int64"):
         tf.function(layer)(tf.constant([[1]], tf.uint64))
     assert float(tf.reduce_sum(tf.function(layer)(IDS))) == 12
+
+
+def check_ranks_that_refuse_alike_while_they_build_a_v1_graph(world):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        layer = layer_named("refused_alike_v1")
+        with pytest.raises(ValueError, match="keys must be int64"):
+            layer(tf.constant([[1]], tf.uint64))
+        total = tf.reduce_sum(layer(tf.constant([[1, 2], [3, 4]], tf.int64)))
+        session.run(tf.compat.v1.global_variables_initializer())
+        assert session.run(total) == 12

@@ -34,6 +34,9 @@ def main(way: str) -> None:
         weight.assign_sub(0.1 * of_weight)
         return loss
 
+    def refused():
+        return layer(tf.constant([[[1]]], tf.uint64))
+
     for number in range(10**9):
         step(tf.constant([[[number % 50, 3]]], tf.int64))
         if sok.rank() == 1 and number == 10:
@@ -44,6 +47,11 @@ def main(way: str) -> None:
                 os.kill(os.getpid(), signal.SIGSTOP)
             if way == "leave":
                 evaluate_alone()
+            if way == "trace":
+                tf.function(refused)()
+            if way == "build":
+                with tf.Graph().as_default():
+                    refused()
             raise ValueError("the worker's own mistake")
     print("trained to the end")
 

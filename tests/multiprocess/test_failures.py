@@ -22,9 +22,12 @@ PROGRAM = Path(__file__).with_name("program_that_loses_a_worker.py")
     [
         ("kill", r"exit with status code 137"),
         ("raise", r"\[1\]<stderr>:ValueError: the worker's own mistake"),
+        ("trace", r"sok: rank 1 could not build a function or graph: ValueError: [^$]*keys must be int64"),
+        ("build", r"sok: rank 1 could not build a function or graph: ValueError: [^$]*keys must be int64"),
     ],
 )
-def test_a_lost_worker_ends_the_job_with_a_clear_message(way, told):
+def test_a_lost_worker_ends_the_job_with_a_clear_message(way, told, monkeypatch):
+    monkeypatch.setenv("SOK_REFUSAL_SECONDS", "2")
     job = run([sys.executable, str(PROGRAM), way], ranks=2, deadline=120)
     assert not job.timed_out and job.returncode != 0
     assert re.search(told, job.output), job.output
