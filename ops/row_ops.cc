@@ -54,7 +54,7 @@ REGISTER_OP("Sok>TableScatter")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) { return MatricesOf(c, /*are_inputs=*/true); });
 
-// Reads the attributes that both have.
+// What both have: attributes, and the first two inputs.
 class RowOp : public OpKernel {
  public:
   explicit RowOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
@@ -77,15 +77,21 @@ class RowOp : public OpKernel {
   }
 
  protected:
-  // The table of input 0, checked.
-  EmbeddingTable& Table(TableResource* resource) const {
-    resource->CheckDim(dim_);
-    if (!resource->is_on_host()) {
-      throw InvalidArgument(resource->config().Label() + " is on a GPU, where the slots of '" + RuleName(rule_.rule) +
-                            "' cannot lie. Train it by one of sok.optimizers, or make it under " +
-                            "tf.device('CPU:0').");
-    }
-    return resource->table();
+  // Calls body(table, row_ids, n) with the inputs, checked.
+  template <class Body>
+  void WithTable(OpKernelContext* ctx, const Body& body) const {
+    Guard(ctx, [&] {
+      const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
+      resource->CheckDim(dim_);
+      if (!resource->is_on_host()) {
+        throw InvalidArgument(resource->config().Label() + " is on a GPU, where the slots of '" + RuleName(rule_.rule) +
+                              "' cannot lie. Train it by one of sok.optimizers, or make it under " +
+                              "tf.device('CPU:0').");
+      }
+      const Tensor& row_ids = ctx->input(1);
+      CheckRank(row_ids, 1, "row_ids");
+      body(resource->table(), Int64(row_ids), row_ids.NumElements());
+    });
   }
 
   int64_t dim_ = 1;
@@ -97,18 +103,12 @@ class TableGatherOp final : public RowOp {
  public:
   using RowOp::RowOp;
   void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
-      EmbeddingTable& table = Table(resource.get());
-      const Tensor& row_ids = ctx->input(1);
-      CheckRank(row_ids, 1, "row_ids");
-      const int64_t n = row_ids.NumElements();
+    WithTable(ctx, [&](EmbeddingTable& table, const int64_t* row_ids, int64_t n) {
       Tensor *rows, *slots;
       Check(ctx->allocate_output(0, TensorShape({n, dim_}), &rows));
       Check(ctx->allocate_output(1, TensorShape({n, dim_ * rule_.num_slots()}), &slots));
       const TfExecutor executor(ctx);
-      table.Gather({executor}, rule_, slot_set_, Int64(row_ids), n, rows->flat<float>().data(),
-                   slots->flat<float>().data());
+      table.Gather({executor}, rule_, slot_set_, row_ids, n, rows->flat<float>().data(), slots->flat<float>().data());
     });
   }
 };
@@ -119,17 +119,12 @@ class TableScatterOp final : public RowOp {
  public:
   using RowOp::RowOp;
   void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
-      EmbeddingTable& table = Table(resource.get());
-      const Tensor &row_ids = ctx->input(1), &rows = ctx->input(2), &slots = ctx->input(3);
-      CheckRank(row_ids, 1, "row_ids");
-      const int64_t n = row_ids.NumElements();
+    WithTable(ctx, [&](EmbeddingTable& table, const int64_t* row_ids, int64_t n) {
+      const Tensor &rows = ctx->input(2), &slots = ctx->input(3);
       CheckShape(rows, TensorShape({n, dim_}), "rows");
       CheckShape(slots, TensorShape({n, dim_ * rule_.num_slots()}), "slots");
       const TfExecutor executor(ctx);
-      table.Scatter({executor}, rule_, slot_set_, Int64(row_ids), n, rows.flat<float>().data(),
-                    slots.flat<float>().data());
+      table.Scatter({executor}, rule_, slot_set_, row_ids, n, rows.flat<float>().data(), slots.flat<float>().data());
     });
   }
 };
