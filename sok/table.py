@@ -456,8 +456,9 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
 
     @property
     def _distributed_container(self) -> Any:
-        # A LossScaleOptimizer asks, too, and leaves the update to the optimizer inside.
-        if type(keras_calls.caller()).__name__.startswith("LossScaleOptimizer"):
+        # A LossScaleOptimizer asks, too, and leaves the update to that inside; a strategy does, of what is read.
+        asks = keras_calls.caller()
+        if not hasattr(asks, "apply_gradients") or type(asks).__name__.startswith("LossScaleOptimizer"):
             raise AttributeError("_distributed_container")
         return self._no_stock_optimizer()
 

@@ -82,6 +82,8 @@ if "{package}" == "sparse_operation_kit":
     assert sok.dynamic_variable.DynamicVariable is sok.DynamicVariable
     assert sok.distributed_variable.LocalizedVariable is sok.LocalizedVariable
     assert sok.kit_lib.in_tensorflow2() is True
+    tf.compat.v1.disable_v2_behavior()
+    assert sok.kit_lib.in_tensorflow2() is False
 """
     answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert answer.returncode == 0, answer.stderr[-2000:]
@@ -162,3 +164,21 @@ def test_the_name_in_the_names_of_savers_files(tmp_path):
     variable = sok.All2AllDenseEmbedding(10, 2, slot_num=1, nnz_per_slot=1).embedding_variable
     sok.Saver().dump_to_file(variable, str(tmp_path))
     assert (tmp_path / f"{variable.m_var_name}_keys.file").exists()
+
+
+def test_a_mirrored_strategy_of_one_replica_looks_up_and_trains():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        layer = sok.All2AllDenseEmbedding(10, 2, slot_num=1, nnz_per_slot=1, embedding_initializer="ones")
+        optimizer = sok.optimizers.SGD(0.5)
+
+    @tf.function
+    def step(keys):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(keys, training=True))
+        (table,) = layer.trainable_variables
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+        return loss
+
+    losses = [float(strategy.run(step, args=(tf.constant([[3], [3]], tf.int64),))) for _ in range(2)]
+    assert losses == [4.0, 0.0]
