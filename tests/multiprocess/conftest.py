@@ -15,7 +15,7 @@ DEADLINE = 600.0
 # their number.
 _ALL = (
     *("job", "transport", "distributed", "lookup", "group", "exchange_dtype", "columns", "loops", "fit"),
-    *("export", "checkpoint", "savers"),
+    *("optimizers", "export", "checkpoint", "savers"),
 )
 _OF_RANKS = {
     1: _ALL,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.multiprocess import checks_distributed, checks_fit, checks_lookup, checks_loops, training
+from tests.multiprocess import checks_distributed, checks_fit, checks_lookup, checks_loops, checks_optimizers, training
 from tests.multiprocess.worker import checks_of
 
 pytestmark = pytest.mark.multiprocess
@@ -46,6 +46,17 @@ def assert_same_training(results, expected):
 )
 def test_n_ranks_train_like_one(job, ranks, check):
     assert_same_training(job(ranks).values(check), job(1).values(check)[0])
+
+
+def test_two_ranks_train_to_the_rows_of_one_with_every_clipping(job):
+    check = "check_optimizers_and_clipping"
+    (alone,) = job(1).values(check)
+    assert len(alone) == len(checks_optimizers.CASES)
+    for found in job(2).values(check):
+        assert found.keys() == alone.keys()
+        for case, tables in alone.items():
+            for actual, expected in zip(found[case], tables, strict=True):
+                np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6, err_msg=case)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What ranks do together in test_optimizers_multiprocess.py; each check gives the same on any number of them."""
+"""Optimizers on all ranks: what one rank gives, and errors that all of them raise."""
 
 import numpy as np
 import pytest
@@ -15,12 +15,7 @@ CASES = [
 ]
 
 
-def check_join(world):
-    sok.Init()
-    assert sok.size() == world.size
-
-
-def check_training(world):
+def check_optimizers_and_clipping(world):
     """Rows of two tables after some steps on uneven parts of the same batches."""
     return {f"{rule} {more}": _train(world, getattr(sok.optimizers, rule)(0.05, **more)) for rule, more in CASES}
 
