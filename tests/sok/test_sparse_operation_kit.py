@@ -182,3 +182,11 @@ def test_a_mirrored_strategy_of_one_replica_looks_up_and_trains():
 
     losses = [float(strategy.run(step, args=(tf.constant([[3], [3]], tf.int64),))) for _ in range(2)]
     assert losses == [4.0, 0.0]
+
+
+def test_a_session_runs_the_initializer_of_an_optimizer():
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        optimizer = sok.optimizers.Adam(0.5)
+        session.run(optimizer.initializer)
+        assert session.run(optimizer.iterations) == 0
+    assert sok.optimizers.Adam(0.5).initializer is None
