@@ -295,5 +295,5 @@ def test_bad_arguments_are_named(cuda):
         sok.cuda.sum_rows([sok.cuda.Addends(index, rows)], [4])
     with pytest.raises(ValueError, match="table 1 is not one of the 1"):
         sok.cuda.sum_rows([sok.cuda.Addends(index, put(np.ones((3, 2), np.float32)), table=1)], [4])
-    with pytest.raises(ValueError, match=saying("`num_segments`", "negative")):
+    with pytest.raises(ValueError, match=saying("`num_segments`", "must not be negative")):
         sok.cuda.unsorted_segment_sum(rows, put(np.arange(4)), -1)
