@@ -39,12 +39,12 @@ void CopiedRecords::GiveBack(const uint32_t* numbers, int64_t n) {
 }
 
 // Expects the lock to be held by this thread alone.
-std::unique_ptr<EmbeddingTable::Snapshot> EmbeddingTable::MakeSnapshot(SnapshotOf of) {
-  std::unique_ptr<Snapshot> made;
+std::shared_ptr<EmbeddingTable::Snapshot> EmbeddingTable::MakeSnapshot(SnapshotOf of) {
+  std::shared_ptr<Snapshot> made;
   try {
     const size_t num_stamps = static_cast<size_t>(
         std::count_if(sets_.begin(), sets_.end(), [](const auto& set) { return set->rule.decays(); }));
-    made = std::make_unique<Snapshot>(config_.hashed ? next_row_ : config_.capacity, rows_.floats(), num_stamps);
+    made = std::make_shared<Snapshot>(config_.hashed ? next_row_ : config_.capacity, rows_.floats(), num_stamps);
     made->changes = of == SnapshotOf::kChanges;
     made->num_rows = num_rows_;
     for (const auto& set : sets_) {

@@ -224,7 +224,7 @@ class EmbeddingTable final : public TableStore {
   // Before rows change: if a snapshot still needs them, it gets a copy. Threads may do this at the same time, for the same
   // rows too; when it returns, all of these may change.
   void CopyAside(const uint32_t* rows, int64_t n) const;
-  std::unique_ptr<Snapshot> MakeSnapshot(SnapshotOf of);
+  std::shared_ptr<Snapshot> MakeSnapshot(SnapshotOf of);
   void SnapshotLosesRow(uint32_t row, uint64_t key);  // as its key is erased
   void CopySnapshotRows(const Cpu& cpu, const std::vector<uint32_t>& rows, const std::vector<uint32_t>& copies,
                         const RowTarget& target) const;
