@@ -17,8 +17,8 @@ namespace {
 
 // Stateful, so that equal ones are not merged. `turns`: of those that wait for each other (trace_ops.cc says why).
 
-// An envelope is six words, and behind them the data themselves if they are few (filled up to whole words).
-enum EnvelopeWord { kCount, kPid, kFd, kId, kOffset, kIsInline, kEnvelopeWords };
+// An envelope is seven words, and behind them the data themselves if they are few (filled up to whole words).
+enum EnvelopeWord { kCount, kPid, kFd, kId, kOffset, kIsInline, kName, kEnvelopeWords };
 constexpr int64_t kInlineBytes = 16 << 10;  // below, opening a region costs more than a socket
 
 SharedPool& ThePool() {
@@ -30,6 +30,9 @@ SharedReader& TheReader() {
   static SharedReader* reader = new SharedReader;
   return *reader;
 }
+
+// Eagerly Horovod matches collectives by their kind alone: ranks that are out of step meet in different ones.
+int64_t NumberOf(const std::string& collective) { return static_cast<int64_t>(std::hash<std::string>()(collective)); }
 
 int64_t WordsOf(int64_t bytes) { return (bytes + 7) / 8; }
 
@@ -122,6 +125,7 @@ class SharedPostOp : public OpKernel {
         word[kId] = lease.region.id;
         word[kOffset] = offset;
         word[kIsInline] = is_inline(r) ? 1 : 0;
+        word[kName] = NumberOf(collective_);
         word += kEnvelopeWords;
         if (!is_inline(r)) {
           std::memcpy(lease.data + offset, data, static_cast<size_t>(bytes));
@@ -185,7 +189,8 @@ class SharedCollectOp : public OpKernel {
       Check(ctx->allocate_output(1, TensorShape({splits.world}), &received_splits));
       int64_t total = 0;
       for (int64_t r = 0; r < splits.world; ++r) {
-        const int64_t count = sizes.counts[r] < kEnvelopeWords || word[kCount] > INT32_MAX ? -1 : word[kCount];
+        const bool is_ours = sizes.counts[r] >= kEnvelopeWords && word[kName] == NumberOf(collective_);
+        const int64_t count = !is_ours || word[kCount] > INT32_MAX ? -1 : word[kCount];
         const int64_t words = count < 0 || r == rank_ || word[kIsInline] == 0 ? 0 : WordsOf(count * width);
         // What this rank sent to itself lies in `x` alone.
         const bool is_right = r != rank_ || count == splits.counts[r];

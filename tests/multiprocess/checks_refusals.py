@@ -215,6 +215,21 @@ def check_ranks_that_met_in_other_tables_go_on_together(world):
         assert float(tf.reduce_sum(layer(IDS))) == 12
 
 
+def check_keys_are_never_taken_for_gradients(world):
+    # Their messages are of one size here, and of four bytes a word.
+    table = sok.EmbeddingVariable(1, 100, name="refused_words", key_dtype=tf.int32, way_home="rows")
+    few, many = (tf.range(1, n * world.size, world.size, dtype=tf.int32) for n in (1, 7))
+
+    def lookup(keys):
+        splits = tf.constant([0, 1], tf.int64) * tf.size(keys, tf.int64)
+        return sok.group_embedding_lookup_sparse([table], [tf.RaggedTensor.from_row_splits(keys, splits)], "sum")[0]
+
+    with tf.GradientTape() as tape:
+        loss = lookup(few)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="it was in another call"):
+        lookup(many) if world.rank == 0 else tape.gradient(loss, table)
+
+
 def check_an_initializer_that_fails_on_one_rank(world):
     def initializer(shape, dtype=None):
         if world.rank == world.size - 1:
