@@ -97,7 +97,7 @@ def train_beside(sok: Any, folder: Path, plain: Any, saved: Any) -> dict[str, fl
     import tensorflow as tf
 
     from sok.checkpoint.native import EagerCalls
-    from sok.lookup import lookup_rows
+    from sok.lookup.lookup import lookup_rows
 
     rng, held = np.random.default_rng(1), int(saved.size()) * sok.size()
 

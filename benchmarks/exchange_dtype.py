@@ -33,7 +33,7 @@ def megabytes(step: Callable[[tf.Tensor], None], keys: tf.Tensor) -> float:
 
 
 def measure(dim: int, way: str, hotness: int, batch: int, steps: int) -> str:
-    transport = sok.context.get_transport()
+    transport = sok.job.context.get_transport()
     batches = make_batches(np.random.default_rng(transport.rank), "uniform", batch, hotness)
     tensors = [tf.constant(keys, tf.int64) for keys in batches]
     run = {dtype: make_step(_table(dtype, way, dim), hotness, batch) for dtype in DTYPES}
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=24)
     args = parser.parse_args()
     sok.Init()
-    transport = sok.context.get_transport()
+    transport = sok.job.context.get_transport()
     if transport.rank == 0:
         print(f"shared memory: {transport.shares_memory}; {args}")
         print(

@@ -23,7 +23,7 @@ import tensorflow
 start = time.perf_counter()
 import sok
 sok.Init
-from sok import _ops
+from sok.base import _ops
 _ops.lib()
 print(time.perf_counter() - start)
 """
@@ -60,7 +60,7 @@ def memory(rows: int, dim: int) -> dict[str, Any]:
     import tensorflow as tf
 
     import sok
-    from sok.lookup import lookup_rows
+    from sok.lookup.lookup import lookup_rows
 
     # Read once before, so that threads and buffers of TensorFlow are not counted as the table's.
     other = sok.EmbeddingVariable(dim, 4 * _STEP_KEYS, name="warm")

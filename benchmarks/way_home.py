@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import sok
 from benchmarks.workloads import Zipf, permuted
-from sok.lookup import Csr, lookup_pooled
+from sok.lookup.lookup import Csr, lookup_pooled
 
 ROWS = 1_000_000
 WAYS = ("rows", "sums", "auto")
@@ -65,7 +65,7 @@ def rows_home(step: Callable[[tf.Tensor], None], keys: tf.Tensor) -> int:
 
 
 def measure(dim: int, hotness: int, distribution: str, batch: int, steps: int) -> str:
-    transport = sok.context.get_transport()
+    transport = sok.job.context.get_transport()
     rng = np.random.default_rng(transport.rank)
     batches = make_batches(rng, distribution, batch, hotness)
     tensors = [tf.constant(keys, tf.int64) for keys in batches]
@@ -101,7 +101,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=24)
     args = parser.parse_args()
     sok.Init()
-    is_first = sok.context.get_transport().rank == 0
+    is_first = sok.job.context.get_transport().rank == 0
     if is_first:
         print(
             "| dim | hotness | keys | distinct | pieces | sums/rows moved | rows ms | sums ms | auto ms | auto took |"

@@ -23,7 +23,7 @@ from criteo.metrics import auc
 from criteo.models import Dlrm
 
 import sok
-from sok.context import get_transport
+from sok.job.context import get_transport
 
 
 def embed(dim: int, name: str) -> sok.DistributedEmbedding:

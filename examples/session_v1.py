@@ -22,7 +22,7 @@ from criteo.generate import cached_log, cached_path
 from criteo.metrics import auc
 
 import sok
-from sok.context import get_transport
+from sok.job.context import get_transport
 
 DIM = 16
 

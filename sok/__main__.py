@@ -2,7 +2,7 @@
 
 import sys
 
-from sok.cli import main
+from sok.tools.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

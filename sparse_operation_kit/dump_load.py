@@ -2,4 +2,4 @@
 
 from sparse_operation_kit._alias import alias
 
-alias(__name__, "sok.formats.dump_load")
+alias(__name__, "sok.compat.formats.dump_load")

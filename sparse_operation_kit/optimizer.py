@@ -2,4 +2,4 @@
 
 from sparse_operation_kit._alias import alias
 
-alias(__name__, "sok.v2.optimizer")
+alias(__name__, "sok.compat.v2.optimizer")

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 import sok
-from sok.lookup import Csr, Feature
+from sok.lookup.lookup import Csr, Feature
 
 # (dim, key dtype, hashed) of each table, and (table, combiner, weighted) of each feature.
 TABLES = [(3, tf.int64, True), (16, tf.uint32, True), (1, tf.int32, False), (8, tf.uint64, True)]

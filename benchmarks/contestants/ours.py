@@ -15,7 +15,7 @@ import sok
 from benchmarks import machine, probes, synthetic, timeline, workloads
 from benchmarks.contestant import Prepared
 from benchmarks.contestants import tensors
-from sok.lookup import Csr, lookup_pooled, lookup_rows
+from sok.lookup.lookup import Csr, lookup_pooled, lookup_rows
 
 _FILL = 500_000  # rows made at a time before timing starts
 

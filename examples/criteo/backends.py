@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import sok
 from criteo.data import ClickLog
-from sok.context import get_transport
+from sok.job.context import get_transport
 
 _RANGE = 0.05  # rows start uniformly distributed in [-0.05, 0.05]
 

@@ -26,7 +26,7 @@ import numpy as np
 from criteo import generate, metrics
 from criteo.data import Batch, ClickLog, prefetch
 from criteo.formats import FORMATS
-from sok.progress import Progress
+from sok.base.progress import Progress
 
 CURVE_ROWS = 20_000
 """Test rows that each point of the learning curve is measured on; the final figures are measured on all of them."""
@@ -221,7 +221,7 @@ def _gather(rows: np.ndarray, name: str) -> np.ndarray:
     """Return the rows [n, k] of all workers, one worker after the other. Collective."""
     import tensorflow as tf
 
-    from sok.context import get_transport
+    from sok.job.context import get_transport
 
     return get_transport().all_gather(tf.constant(rows, tf.float64), name).numpy()
 
@@ -276,7 +276,7 @@ def train(options: argparse.Namespace) -> dict[str, Any] | None:
         tf.config.threading.set_inter_op_parallelism_threads(max(2, threads))
     sok.Init(seed=options.seed)
     rank, world_size = sok.rank(), sok.size()
-    from sok.context import get_transport
+    from sok.job.context import get_transport
 
     begin = time.perf_counter()
     log = prepare_log(options, rank, sok.local_rank(), lambda: get_transport().barrier("criteo/generated"))

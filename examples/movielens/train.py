@@ -25,7 +25,7 @@ from criteo.metrics import auc
 
 import sok
 from movielens.ratings import NUM_GENRES, SINGLE_FEATURES, Ratings, load
-from sok.context import get_transport
+from sok.job.context import get_transport
 
 MAX_HISTORY = 20
 

@@ -1,4 +1,4 @@
-// Which rank owns a key. The Python twin is sok/placement.py.
+// Which rank owns a key. The Python twin is sok/table/placement.py.
 #pragma once
 
 #include <cstdint>

@@ -20,9 +20,9 @@ from typing import Any
 
 from sok.checkpoint import chains, heartbeat
 from sok.checkpoint import manifest as manifests
-from sok.checkpoint.agreement import describe, exception_of, together
 from sok.checkpoint.writing import Work
-from sok.transport.base import Transport
+from sok.job.agreement import describe, exception_of, together
+from sok.job.transport.base import Transport
 
 _POLL_SECONDS, _MAX_POLL_SECONDS = 0.02, 0.2
 _ROOM = 4096  # for the words of an error

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from sok.progress import Progress
+from sok.base.progress import Progress
 
 _SECONDS = 0.2
 

@@ -15,11 +15,11 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.saved_model import registration
 
-from sok import context
 from sok.checkpoint.lease import NAME as LEASE
 from sok.checkpoint.lease import Lease, forget, of_series
 from sok.checkpoint.manifest import NAME as MANIFEST
 from sok.checkpoint.manifest import make_folder
+from sok.job import context
 
 SUFFIX = ".sok"
 OBJECTS = "objects.json"
@@ -134,9 +134,9 @@ def restore_tables(prefix: str, trackables: Mapping[str, Any], session: Any = No
 
     In a v1 session the step counts of optimizers are left to the saver of the global variables.
     """
-    from sok.checkpoint.agreement import check_equal, together
     from sok.checkpoint.manifest import read_manifest
     from sok.checkpoint.restoring import restore
+    from sok.job.agreement import check_equal, together
     from sok.optimizers import claims
 
     folder = folder_of(prefix)

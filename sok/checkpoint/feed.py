@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from sok import context
 from sok.checkpoint import manifest as manifests
-from sok.checkpoint.agreement import check_equal, together
 from sok.checkpoint.manifest import CheckpointError, Link, Manifest, Shard, Table, read_manifest
 from sok.checkpoint.native import EagerCalls, verify_shard
 from sok.checkpoint.restoring import TRIES, can_hold, is_superseded, restore
 from sok.checkpoint.targets import calls_for, tables_by_saved_name
 from sok.checkpoint.verifying import check_summary
-from sok.transport.base import Transport
+from sok.job import context
+from sok.job.agreement import check_equal, together
+from sok.job.transport.base import Transport
 
 _HEADER = struct.Struct("<IIQII")
 _ROWS, _ERASED, _END = 2, 3, 4

@@ -6,11 +6,11 @@ import contextlib
 import os
 from typing import Any
 
-from sok import context
 from sok.checkpoint import beside, store_files
-from sok.checkpoint.agreement import check_equal, together
 from sok.checkpoint.manifest import read_manifest
 from sok.checkpoint.targets import tables_of
+from sok.job import context
+from sok.job.agreement import check_equal, together
 
 _ENDING = ".weights.h5"
 _ATTRIBUTE = "sok_generation"

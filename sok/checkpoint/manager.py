@@ -8,11 +8,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok import context
 from sok.checkpoint import beside
-from sok.checkpoint.agreement import check_equal, together
 from sok.checkpoint.lease import Lease, of_series
 from sok.checkpoint.manifest import make_folder
+from sok.job import context
+from sok.job.agreement import check_equal, together
 
 
 class CheckpointManager:
@@ -181,7 +181,7 @@ class CheckpointManager:
 
 
 def _tables_in(checkpoint: tf.train.Checkpoint) -> list[Any]:
-    from sok.table import is_embedding_variable
+    from sok.table.table import is_embedding_variable
 
     descendants = tf.train.TrackableView(checkpoint).descendants()
     return sorted(filter(is_embedding_variable, descendants), key=lambda table: table.table_name)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sok.checkpoint.crc32c import crc32c
-from sok.placement import HASH_NAME, NUM_BUCKETS, Placement
+from sok.table.placement import HASH_NAME, NUM_BUCKETS, Placement
 
 # 1: a full save; 2: with deltas; 3: with tables spread by hash, which the versions before do not know.
 FORMAT, VERSION = "sok-checkpoint", 3

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok import _ops, table_state
-from sok.checkpoint.agreement import plain_text
+from sok.base import _ops
+from sok.job.agreement import plain_text
+from sok.table import state as table_state
 
 Pairs = Sequence[tuple[str, str]]  # a slot set's name in the checkpoint, and in the table
 

@@ -8,17 +8,17 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sok import context
 from sok.checkpoint import background, chains
-from sok.checkpoint.agreement import check_equal, together
 from sok.checkpoint.bars import FileBar
 from sok.checkpoint.lease import forget, in_folder
 from sok.checkpoint.manifest import Link, Manifest, OptimizerState, Shard, Table, read_manifest
 from sok.checkpoint.targets import calls_for, optimizers_of, tables_by_saved_name
 from sok.checkpoint.verifying import check_summary
+from sok.job import context
+from sok.job.agreement import check_equal, together
+from sok.job.transport.base import Transport
 from sok.optimizers import Optimizer
-from sok.table import EmbeddingVariable
-from sok.transport.base import Transport
+from sok.table.table import EmbeddingVariable
 
 # A job that saves without pause may remove what is being read: so often the checkpoint that took its place is read.
 TRIES = 10

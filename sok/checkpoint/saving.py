@@ -7,16 +7,16 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from sok import context
 from sok.checkpoint import background, chains
 from sok.checkpoint import manifest as manifests
-from sok.checkpoint.agreement import check_equal, together
 from sok.checkpoint.lease import Lease, in_folder
 from sok.checkpoint.manifest import Manifest
 from sok.checkpoint.targets import calls_for, optimizers_of, tables_of
 from sok.checkpoint.writing import Work
+from sok.job import context
+from sok.job.agreement import check_equal, together
 from sok.optimizers import Optimizer
-from sok.table import EmbeddingVariable
+from sok.table.table import EmbeddingVariable
 
 
 def save(

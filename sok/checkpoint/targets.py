@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from sok.checkpoint.native import EagerCalls, SessionCalls
 from sok.optimizers import Optimizer, claims
-from sok.table import EmbeddingVariable, is_embedding_variable
+from sok.table.table import EmbeddingVariable, is_embedding_variable
 
 
 def tables_of(variables_or_model: Any) -> dict[str, EmbeddingVariable]:

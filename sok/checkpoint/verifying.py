@@ -7,10 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok.checkpoint.agreement import plain_text
 from sok.checkpoint.bars import FileBar
 from sok.checkpoint.manifest import CheckpointError, Link, Shard, Table, read_manifest
 from sok.checkpoint.native import verify_shard
+from sok.job.agreement import plain_text
 
 
 def check_summary(path: str, link: Link, table: Table, file: Shard, summary: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from sok.checkpoint.bars import FileBar
 from sok.checkpoint.lease import Lease, LeaseLost
 from sok.checkpoint.manifest import Manifest, OptimizerState, Shard, SlotSet, Table
 from sok.optimizers import Optimizer
-from sok.table import EmbeddingVariable
+from sok.table.table import EmbeddingVariable
 
 # Rows per worker: fewer are no measure, and cost little.
 _FEW_ROWS = 1000

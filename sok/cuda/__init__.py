@@ -12,14 +12,7 @@ Example (needs a GPU):
 """
 
 from sok.cuda._native import CudaError, OutOfMemoryError, TableFullError
-from sok.cuda.combining import (
-    Feature,
-    combine,
-    combine_grad_rows,
-    combine_grad_weights,
-    combine_group,
-    expand_segments,
-)
+from sok.cuda.combining import Feature, combine, combine_grad_rows, combine_grad_weights, combine_group, expand_segments
 from sok.cuda.keys import Partitioned, Unique, partition_keys, unique, unique_padded
 from sok.cuda.table import Found, Reading, Table, fill_rows
 from sok.cuda.table_group import TableGrads, TableGroup

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok.cuda import _arrays, _native
-from sok.placement import Placement
+from sok.table.placement import Placement
 
 ORDERS = ("first_appearance", "any")
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok import context
-from sok.table import is_embedding_variable
+from sok.job import context
+from sok.table.table import is_embedding_variable
 
 
 def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> tf.Operation | None:

@@ -10,7 +10,7 @@ import keras
 from sok.distributed import tables
 from sok.distributed.loss_scale import follow_loss_scaler
 from sok.distributed.reduction import Average, check_op, reduce_dense, split_pairs
-from sok.transport.ordering import after_answers
+from sok.job.transport.ordering import after_answers
 
 
 @keras.saving.register_keras_serializable(package="sok")

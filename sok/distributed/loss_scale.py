@@ -7,9 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok import context, keras_calls
+from sok.base import keras_calls
 from sok.distributed.reduction import Pair, reduce_dense, split_pairs, table_scale
-from sok.transport.ordering import after_answers
+from sok.job import context
+from sok.job.transport.ordering import after_answers
 
 
 def follow_loss_scaler() -> None:

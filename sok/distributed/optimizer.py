@@ -7,8 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok import context, optimizers
+from sok import optimizers
 from sok.distributed.reduction import Average, check_op
+from sok.job import context
 
 
 def DistributedOptimizer(

@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok import context
-from sok.table import is_embedding_variable
-from sok.transport import ordering
+from sok.job import context
+from sok.job.transport import ordering
+from sok.table.table import is_embedding_variable
 
 Average = "average"
 Sum = "sum"

@@ -6,9 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok import context
 from sok.distributed.reduction import Average, check_op, reduce_dense, split_pairs, table_scale
-from sok.table import is_embedding_variable
+from sok.job import context
+from sok.table.table import is_embedding_variable
 
 # The first number of the dense shape of rows that are reduced. Slices of tables have no dense shape otherwise, and what
 # hands slices on or clips them (a tf.function, tf.clip_by_norm) keeps it; an attribute would be lost there.

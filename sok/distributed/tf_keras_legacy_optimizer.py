@@ -11,8 +11,8 @@ import tf_keras
 from sok.distributed import tables
 from sok.distributed.loss_scale import aggregate
 from sok.distributed.reduction import Average, Pair, check_op, reduce_dense, split_pairs
-from sok.table import is_embedding_variable
-from sok.transport.ordering import after_answers
+from sok.job.transport.ordering import after_answers
+from sok.table.table import is_embedding_variable
 
 
 @tf_keras.saving.register_keras_serializable(package="sok")

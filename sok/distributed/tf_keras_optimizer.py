@@ -10,7 +10,7 @@ import tf_keras
 from sok.distributed import tables
 from sok.distributed.loss_scale import aggregate
 from sok.distributed.reduction import Average, Pair, Sum, check_op, reduce_dense, split_pairs
-from sok.transport.ordering import after_answers
+from sok.job.transport.ordering import after_answers
 
 
 @tf_keras.saving.register_keras_serializable(package="sok")

@@ -11,8 +11,8 @@ from tensorflow.core.framework import attr_value_pb2
 from sok.distributed import tables
 from sok.distributed.reduction import Average, Pair, check_op, reduce_dense, split_pairs, table_scale
 from sok.distributed.tape import is_reduced, mark_reduced
-from sok.table import is_embedding_variable
-from sok.transport.ordering import after_answers
+from sok.job.transport.ordering import after_answers
+from sok.table.table import is_embedding_variable
 
 
 class V1DistributedOptimizer(tf.compat.v1.train.Optimizer):

@@ -29,7 +29,7 @@ class Adam(Optimizer):
         >>> table = sok.EmbeddingVariable(dim=1, capacity=8, initializer="ones", name="adam_example")
         >>> optimizer = sok.optimizers.Adam(learning_rate=0.1)
         >>> one, none = tf.ones([1, 1]), tf.zeros([0, 1])
-        >>> from sok.lookup import lookup_rows
+        >>> from sok.lookup.lookup import lookup_rows
         >>> with tf.GradientTape() as tape:
         ...     loss = tf.reduce_sum(lookup_rows(table, tf.constant([3], tf.int64)))
         >>> optimizer.apply_gradients([(tape.gradient(loss, table), table)])

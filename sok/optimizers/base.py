@@ -10,10 +10,12 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from sok import names, rules, table_state
+from sok.base import names
+from sok.job.transport.ordering import after_answers
 from sok.optimizers import claims, gradients
 from sok.optimizers.learning_rate import LearningRate, as_learning_rate, checked_number
-from sok.transport.ordering import after_answers
+from sok.table import rules
+from sok.table import state as table_state
 
 
 class Optimizer(tf.__internal__.tracking.Trackable):
@@ -336,7 +338,7 @@ def _shown(rate: LearningRate) -> str:
 
 
 def _check_variable(variable: Any) -> None:
-    from sok.table import is_embedding_variable
+    from sok.table.table import is_embedding_variable
 
     if not is_embedding_variable(variable):
         raise TypeError(

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok import _ops
+from sok.base import _ops
+from sok.job.transport.base import run_now
 from sok.optimizers import gradients
 from sok.optimizers.base import Optimizer
 from sok.optimizers.learning_rate import GraphConstantRate
 from sok.optimizers.matching import _class_of, _follow_iterations, _keras_rate, _legacy_rate, _NoMatch, _refuse
-from sok.transport.base import run_now
 
 # Optimizers that treat each element by itself.
 _KERAS = ("SGD", "RMSprop", "Adadelta", "Adamax", "Nadam", "Adam", "Lion", "Ftrl")

@@ -11,8 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok import _ops
-from sok._gradients import are_distinct
+from sok.base import _ops
+from sok.base._gradients import are_distinct
 
 NONFINITE_POLICIES = ("allow", "skip", "raise")
 
@@ -138,7 +138,7 @@ def _transport_of_several(clipping: Clipping, nonfinite: str) -> Any:
     """The transport if this step has something to tell other ranks, else None."""
     if not (clipping.needs_norms or nonfinite == "raise"):
         return None
-    from sok import context
+    from sok.job import context
 
     transport = context.get_transport()
     return transport if transport.size > 1 else None
@@ -159,7 +159,7 @@ def _exchange(
     transport: Any, squares: tf.Tensor | None, finite: list[tf.Tensor], nonfinite: str, label: str
 ) -> tuple[tf.Tensor | None, tf.Tensor | None]:
     """Adds up squares over ranks, and tells who has bad rows of which table [R, T]; both in one collective."""
-    from sok import context
+    from sok.job import context
 
     told = [] if squares is None else [squares]
     if nonfinite == "raise":

@@ -14,7 +14,7 @@ class SGD(Optimizer):
 
     Example:
         >>> import tensorflow as tf, sok
-        >>> from sok.lookup import lookup_rows
+        >>> from sok.lookup.lookup import lookup_rows
         >>> table = sok.EmbeddingVariable(dim=2, capacity=8, initializer="ones", name="sgd_example")
         >>> optimizer = sok.optimizers.SGD(learning_rate=0.5)
         >>> with tf.GradientTape() as tape:

@@ -8,13 +8,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok.job.transport.ordering import after_answers
 from sok.optimizers.adam import Adam
 from sok.optimizers.base import Optimizer
 from sok.optimizers.buffered import Buffered, check
 from sok.optimizers.global_step import count_after
 from sok.optimizers.lazy_adam import LazyAdam
 from sok.optimizers.matching import _match, _NoMatch
-from sok.transport.ordering import after_answers
 
 Pair = tuple[Any, Any]  # (gradient, variable)
 
@@ -106,7 +106,7 @@ class OptimizerWrapper(tf.__internal__.tracking.Trackable):
 
     def get_slot(self, var: Any, name: str) -> Any:
         """A slot of a table (see `sok.optimizers.Optimizer.get_slot`), or the stock optimizer's of a variable."""
-        from sok.table import is_embedding_variable
+        from sok.table.table import is_embedding_variable
 
         return (self.embedding_optimizer if is_embedding_variable(var) else self._optimizer).get_slot(var, name)
 
@@ -217,7 +217,7 @@ def _refuse_scaled_losses(optimizer: Any) -> None:
 
 def _split(grads_and_vars: Iterable[Pair]) -> tuple[list[Pair], list[Pair]]:
     """The pairs that have a gradient: those of tables, and the others."""
-    from sok.table import is_embedding_variable
+    from sok.table.table import is_embedding_variable
 
     pairs = [(grad, variable) for grad, variable in grads_and_vars if grad is not None]
     tables = [pair for pair in pairs if is_embedding_variable(pair[1])]

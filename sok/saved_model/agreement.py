@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
-from sok import context
-from sok.transport.base import run_now
+from sok.job import context
+from sok.job.transport.base import run_now
 
 
 class Step:

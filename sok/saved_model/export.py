@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.saved_model import fingerprinting_utils
 
-from sok import context
+from sok.job import context
 from sok.saved_model import rows
 from sok.saved_model.agreement import all_or_none
 from sok.saved_model.frozen_table import ROW_DTYPES, FrozenTable, SharedInitialRows, unseen_row
@@ -19,7 +19,7 @@ from sok.saved_model.initial_rows import initial_rows
 from sok.saved_model.model import ModelExport
 from sok.saved_model.native_table import NativeFiles, NativeTable
 from sok.saved_model.session import SessionExport, session_of
-from sok.table import EmbeddingVariable
+from sok.table.table import EmbeddingVariable
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,10 +11,10 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
-from sok import _ops
-from sok.initializers import InitializerSpec
+from sok.base import _ops
 from sok.saved_model.initial_rows import initial_rows
-from sok.table import EmbeddingVariable
+from sok.table.initializers import InitializerSpec
+from sok.table.table import EmbeddingVariable
 
 ROW_DTYPES = {None: tf.float32, "float32": tf.float32, "float16": tf.float16, "int8": tf.int8}
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from sok.initializers import InitializerSpec
+from sok.table.initializers import InitializerSpec
 
 _MASK = 0xFFFFFFFF
 _PURPOSE = 0x736F6B31  # the letters "sok1"

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok import _ops, lookup
+from sok.base import _ops
+from sok.lookup import lookup
 from sok.saved_model.checkpoint import PiecewiseCheckpoint, Variables
 from sok.saved_model.frozen_table import FrozenTable, key_words
 from sok.saved_model.native_table import NativeFiles, NativeOps
@@ -16,7 +17,7 @@ from sok.saved_model.retracing import functions_are_traced_anew
 from sok.saved_model.signatures import flat_function, served_by
 from sok.saved_model.stock_ops import StockOps
 from sok.saved_model.tracked import check_ops, resources_of
-from sok.table import EmbeddingVariable
+from sok.table.table import EmbeddingVariable
 
 
 class ModelExport:

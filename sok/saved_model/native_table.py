@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok import _ops
+from sok.base import _ops
 from sok.saved_model.frozen_table import About, StandsForTable
 from sok.saved_model.serving_file import Description, ServingFile, mixed_keys, unmixed_keys
 from sok.saved_model.stock_ops import StockOps, as_written
-from sok.table import EmbeddingVariable
+from sok.table.table import EmbeddingVariable
 
 
 class NativeTable(StandsForTable, tf.saved_model.experimental.TrackableResource):

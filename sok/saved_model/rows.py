@@ -8,10 +8,10 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from sok import context
+from sok.job import context
+from sok.job.transport.base import run_now
 from sok.saved_model.frozen_table import word_dtype
-from sok.table import EmbeddingVariable
-from sok.transport.base import run_now
+from sok.table.table import EmbeddingVariable
 
 # Of float32 rows that travel and are written at a time; three or four copies of it exist at once.
 PIECE_BYTES = 32 << 20

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from sok import _ops
-from sok.initializers import InitializerSpec
+from sok.base import _ops
+from sok.table.initializers import InitializerSpec
 
 MAGIC, VERSION = b"SOKSERVE", 1
 HEAD_BYTES = 4096

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok import lookup
+from sok.lookup import lookup
 from sok.saved_model.checkpoint import PiecewiseCheckpoint, Variables
 from sok.saved_model.frozen_table import FrozenTable, key_words
 from sok.saved_model.graph_copy import GraphCopy
@@ -17,7 +17,7 @@ from sok.saved_model.native_table import NativeFiles, NativeOps
 from sok.saved_model.signatures import all_parts, checked_name
 from sok.saved_model.stock_ops import StockOps
 from sok.saved_model.tracked import check_ops
-from sok.table import EmbeddingVariable
+from sok.table.table import EmbeddingVariable
 
 v1 = tf.compat.v1
 

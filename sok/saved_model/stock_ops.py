@@ -1,4 +1,4 @@
-"""Our native ops, said in stock ones: what `sok._ops.lib()` gives while a model is traced for its export.
+"""Our native ops, said in stock ones: what `sok.base._ops.lib()` gives while a model is traced for its export.
 
 The signatures are those of docs/design/native_ops.md. Nothing is inserted, whatever the caller says, and there are no
 other workers. Input that the native ops refuse, these refuse in `tf.debugging.Assert`, which ends the request alone.
@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from sok import _ops
+from sok.base import _ops
 from sok.saved_model.frozen_table import FrozenTable
-from sok.table import EmbeddingVariable, table_of
+from sok.table.table import EmbeddingVariable, table_of
 
 # What stands before the message of a report that `sok_check_input` makes.
 _PROBLEMS = {

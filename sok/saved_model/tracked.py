@@ -9,7 +9,7 @@ import tensorflow as tf
 from tensorflow.python.checkpoint import trackable_view
 from tensorflow.python.trackable.base import Trackable
 
-from sok.table import is_embedding_variable, table_of
+from sok.table.table import is_embedding_variable, table_of
 
 _OURS = ("Sok>", "Horovod")
 _SERVED = "Sok>Serving"  # of the library that a server loads for a native export

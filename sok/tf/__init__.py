@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from sok import _ops
-from sok.keys import KEY_DTYPES
+from sok.base import _ops
+from sok.table.keys import KEY_DTYPES
 
 _SUMMED = (tf.float32, tf.float64, tf.float16, tf.bfloat16)
 _INDEX = (tf.int32, tf.int64)

@@ -20,7 +20,7 @@ class Cpu:
     float_types = ("float32", "float16")
 
     def __init__(self) -> None:
-        from sok import _ops
+        from sok.base import _ops
 
         self._lib = _ops.lib()
 

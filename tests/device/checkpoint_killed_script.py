@@ -6,7 +6,7 @@ import warnings
 import tensorflow as tf
 
 import sok
-from sok import _ops
+from sok.base import _ops
 from tests.sok import checkpoint_killed_script as script
 
 script.ROWS = 2000

@@ -13,10 +13,10 @@ import pytest
 import tensorflow as tf
 
 import sok
-from sok import context
 from sok.distributed.loss_scale import all_finite
-from sok.lookup import Csr, Feature, lookup_group
-from sok.transport import horovod
+from sok.job import context
+from sok.job.transport import horovod
+from sok.lookup.lookup import Csr, Feature, lookup_group
 
 from .conftest import EMULATED_GPU
 
@@ -110,7 +110,7 @@ def lookup(kind, tables, batch):
     outputs = []
     for feature in features_of(kind, tables, batch):
         if feature.combiner == "rows":
-            outputs.append(sok.lookup.lookup_rows(feature.table, feature.csr.keys))
+            outputs.append(sok.lookup.lookup.lookup_rows(feature.table, feature.csr.keys))
         else:
             outputs += lookup_group([feature])
     return outputs
@@ -269,7 +269,7 @@ def check_a_gradient_that_overflows_in_16_bit_is_infinite_for_its_owner(world):
         table = sok.EmbeddingVariable(3, 10, name="device_overflows", initializer="ones", exchange_dtype="float16")
         keys = tf.constant([0, 1], tf.int64)
         with tf.GradientTape() as tape:
-            rows = sok.lookup.lookup_rows(table, keys)
+            rows = sok.lookup.lookup.lookup_rows(table, keys)
             loss = tf.reduce_sum(rows * tf.constant([[70000.0], [2.0]]))
         gradient = tape.gradient(loss, table)
     owned = [float(value[0]) for value in np.array(gradient.values)]

@@ -21,7 +21,7 @@ def load_emulated_gpu() -> str:
     """Gives TensorFlow the device; before anything is computed. Returns its name."""
     from tensorflow.python.framework import load_library
 
-    from sok import _ops
+    from sok.base import _ops
 
     _ops.lib()  # first, so that TensorFlow learns of the ops
     load_library.load_pluggable_device_library(str(_ops.library_path()))

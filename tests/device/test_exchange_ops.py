@@ -6,7 +6,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sok import _ops
+from sok.base import _ops
 from tests.ops.tables import KEY_TYPES
 from tests.ops.test_exchange_combine import random_feature
 from tests.ops.test_exchange_wire import SIZES, messages_of

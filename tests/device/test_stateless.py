@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import sok
-from sok import _ops
+from sok.base import _ops
 from tests.ops import test_combine as combine_cases
 from tests.ops import test_segment_sum as segment_sum_cases
 from tests.ops import test_unique as unique_cases

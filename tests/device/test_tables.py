@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import sok
-from sok import table_state
+from sok.table import state as table_state
 
 from .conftest import EMULATED_GPU
 

@@ -71,19 +71,21 @@ def test_one_row_twice_in_a_gradient():
             table = sok.EmbeddingVariable(3, 100, seed=1, name="twice")
             with tf.GradientTape() as tape:
                 rows = sok.group_embedding_lookup([table], [tf.constant([5, 6, 5, 5], tf.int64)])[0]
-                more = sok.lookup.lookup_rows(table, tf.constant([[6, 7]], tf.int64))
+                more = sok.lookup.lookup.lookup_rows(table, tf.constant([[6, 7]], tf.int64))
                 loss = tf.reduce_sum(rows * rows) + tf.reduce_sum(more)
             gradient = tape.gradient(loss, table)
             sok.optimizers.SGD(0.5).apply_gradients([(gradient, table)])
-            results.append(sok.lookup.lookup_rows(table, tf.constant([5, 6, 7, 8], tf.int64), training=False).numpy())
+            results.append(
+                sok.lookup.lookup.lookup_rows(table, tf.constant([5, 6, 7, 8], tf.int64), training=False).numpy()
+            )
     np.testing.assert_allclose(results[1], results[0], rtol=1e-6)
 
 
 def test_a_full_table_says_so_and_keeps_its_rows():
     with tf.device(EMULATED_GPU):
         table = sok.EmbeddingVariable(4, 10, name="full_on_gpu")
-        before = sok.lookup.lookup_rows(table, tf.range(8, dtype=tf.int64))
+        before = sok.lookup.lookup.lookup_rows(table, tf.range(8, dtype=tf.int64))
         with pytest.raises(tf.errors.ResourceExhaustedError, match=r"full_on_gpu.*10"):
-            sok.lookup.lookup_rows(table, tf.range(20, dtype=tf.int64))
-        after = sok.lookup.lookup_rows(table, tf.range(8, dtype=tf.int64), training=False)
+            sok.lookup.lookup.lookup_rows(table, tf.range(20, dtype=tf.int64))
+        after = sok.lookup.lookup.lookup_rows(table, tf.range(8, dtype=tf.int64), training=False)
     np.testing.assert_array_equal(after, before)

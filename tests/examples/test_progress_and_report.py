@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 from criteo import report
 
-from sok.progress import Progress, human
+from sok.base.progress import Progress, human
 
 
 class Terminal(io.StringIO):

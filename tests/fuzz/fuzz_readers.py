@@ -8,7 +8,7 @@ import sys
 
 import atheris
 
-with atheris.instrument_imports(include=["sok.checkpoint", "sok.formats", "numpy.lib"]):
+with atheris.instrument_imports(include=["sok.checkpoint", "sok.compat.formats", "numpy.lib"]):
     from tests.fuzz import mutate_json, readers
 
 

@@ -15,10 +15,10 @@ from collections.abc import Callable
 import numpy as np
 
 from sok.checkpoint import manifest as manifests
-from sok.formats import npy, v1, v2
-from sok.formats.columns import FormatError, StoredTable
-from sok.formats.fitting import Destination, TableFull, check_room, own_keys
-from sok.placement import row_wise
+from sok.compat.formats import npy, v1, v2
+from sok.compat.formats.columns import FormatError, StoredTable
+from sok.compat.formats.fitting import Destination, TableFull, check_room, own_keys
+from sok.table.placement import row_wise
 
 MAX_DIM = 4
 

@@ -139,7 +139,7 @@ def main() -> None:
     options = parser.parse_args()
     with_steps_preloaded()
 
-    from sok import _ops
+    from sok.base import _ops
 
     _ops.lib()
     warnings.simplefilter("ignore")

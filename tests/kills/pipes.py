@@ -8,7 +8,7 @@ import struct
 import numpy as np
 import tensorflow as tf
 
-from sok.transport.base import Transport
+from sok.job.transport.base import Transport
 
 
 def pairs(size: int) -> list[tuple[socket.socket, socket.socket]]:

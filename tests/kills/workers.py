@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 import sok
-from sok import context
 from sok.checkpoint import heartbeat, restoring, saving
+from sok.job import context
 from tests.kills.pipes import PipeTransport, pairs
 
 _RECORD = struct.Struct("<cq")

@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 import sok
-from sok import context
-from sok.lookup import lookup_rows
+from sok.job import context
+from sok.lookup.lookup import lookup_rows
 from tests.matrix.kinds import DIM, Kind, Made
 from tests.matrix.rules import RULES, Judge, Rule
 from tests.reference.placement import owner
@@ -118,7 +118,7 @@ class Case:
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Makes this worker a job of its own. What is done inside must leave names of later tables as on the others."""
-        from sok.transport.local import LocalTransport
+        from sok.job.transport.local import LocalTransport
 
         before = context.get_transport
         local = LocalTransport()

@@ -15,7 +15,7 @@ import tf_keras
 import sok
 from sok import deeprec
 from sok.layers import for_keras
-from sok.lookup import lookup_rows
+from sok.lookup.lookup import lookup_rows
 
 DIM = 3
 NUM_ROWS = 40  # of an identity table, and what a worker of a hashed one has room for
@@ -58,8 +58,8 @@ class Kind:
         return sok.size() - 1 if self.placement == "one worker" else None
 
     @property
-    def placed(self) -> sok.placement.Placement:
-        return sok.placement.Placement(hash=self.placement == "by hash", owner=self.owner)
+    def placed(self) -> sok.table.placement.Placement:
+        return sok.table.placement.Placement(hash=self.placement == "by hash", owner=self.owner)
 
     @property
     def mode(self) -> str:

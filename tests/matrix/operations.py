@@ -13,8 +13,8 @@ import pytest
 import tensorflow as tf
 
 import sok
-from sok import context
-from sok.lookup import lookup_rows
+from sok.job import context
+from sok.lookup.lookup import lookup_rows
 from tests.matrix.case import Case, Trained
 from tests.matrix.kinds import DIM, NUM_ROWS, Kind
 from tests.matrix.rules import Judge

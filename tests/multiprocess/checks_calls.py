@@ -4,7 +4,8 @@ import numpy as np
 import tensorflow as tf
 
 import sok
-from sok import context, lookup
+from sok.job import context
+from sok.lookup import lookup
 
 v1 = tf.compat.v1
 

@@ -12,9 +12,9 @@ import tensorflow as tf
 import tf_keras
 
 import sok
-from sok import context
 from sok.checkpoint import read_manifest, verify
-from sok.transport.local import LocalTransport
+from sok.job import context
+from sok.job.transport.local import LocalTransport
 
 DIM = 3
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -50,7 +50,7 @@ def train(tables, optimizer, steps):
 
 
 def table_rows(table, keys):
-    from sok.lookup import lookup_rows
+    from sok.lookup.lookup import lookup_rows
 
     return lookup_rows(table, tf.constant(keys))
 

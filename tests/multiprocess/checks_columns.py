@@ -87,9 +87,9 @@ def check_columns_train_as_one_worker_on_the_whole_batch(world):
         np.testing.assert_allclose(of_sum, weights["sum"], rtol=1e-3, atol=1e-4)
         np.testing.assert_allclose(of_mean, weights["mean"], rtol=1e-3, atol=1e-4)
         np.testing.assert_allclose(of_sqrtn, weights["sqrtn"], rtol=1e-3, atol=1e-4)
-        total = sok.context.get_transport().grouped_all_reduce([tf.constant(mine)], f"losses{grouped}", average=False)[
-            0
-        ]
+        total = sok.job.context.get_transport().grouped_all_reduce(
+            [tf.constant(mine)], f"losses{grouped}", average=False
+        )[0]
         np.testing.assert_allclose(total, losses, rtol=1e-3)
 
 

@@ -11,9 +11,9 @@ import tensorflow as tf
 import tf_keras
 
 import sok
-from sok import context
 from sok.distributed.reduction import reduce_dense
-from sok.lookup import lookup_rows
+from sok.job import context
+from sok.lookup.lookup import lookup_rows
 
 v1 = tf.compat.v1
 LIBRARIES = {"keras": keras, "tf_keras": tf_keras}

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import sok
-from sok import context
+from sok.job import context
 from tests.multiprocess.harness import World
 
 IDS = np.arange(-30, 60).reshape(15, 6)

@@ -10,8 +10,8 @@ import tensorflow as tf
 import tf_keras
 
 import sok
-from sok import context
-from sok.formats import columns
+from sok.compat.formats import columns
+from sok.job import context
 
 KEYS = np.arange(-3, 40, 3)
 ROWS = np.arange(2 * len(KEYS), dtype=np.float32).reshape(-1, 2)

@@ -7,8 +7,9 @@ import pytest
 import tensorflow as tf
 
 import sok
-from sok import _ops, context
-from sok.lookup import Csr, Feature, lookup_group
+from sok.base import _ops
+from sok.job import context
+from sok.lookup.lookup import Csr, Feature, lookup_group
 from tests.group_features import FEATURES, TABLES, features_of, make_tables
 from tests.multiprocess.harness import World
 from tests.reference import combine as reference

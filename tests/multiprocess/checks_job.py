@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 import sok
-from sok import context
-from sok.lookup import lookup_rows
+from sok.job import context
+from sok.lookup.lookup import lookup_rows
 
 keras.utils.set_random_seed(7)
 

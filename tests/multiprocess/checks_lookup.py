@@ -5,7 +5,9 @@ import pytest
 import tensorflow as tf
 
 import sok
-from sok import _ops, context, lookup
+from sok.base import _ops
+from sok.job import context
+from sok.lookup import lookup
 from tests.multiprocess.harness import World
 
 DIM = 3

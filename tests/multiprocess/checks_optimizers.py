@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import sok
-from sok.lookup import lookup_rows
+from sok.lookup.lookup import lookup_rows
 
 KEYS, STEPS = 20, 8
 CASES = [

@@ -9,9 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 import sok
-from sok import context
-from sok.lookup import lookup_rows
-from sok.transport.local import LocalTransport
+from sok.job import context
+from sok.job.transport.local import LocalTransport
+from sok.lookup.lookup import lookup_rows
 from tests.sok.checkpoint_cases import DIM
 
 KEYS = np.arange(-40, 40).astype(np.int64)

@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 import sok
-from sok import context
-from sok.context import unique_collective_name
+from sok.job import context
+from sok.job.context import unique_collective_name
 
 MOVED = (
     tf.uint8,

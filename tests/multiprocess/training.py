@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from sok import context
+from sok.job import context
 
 STEPS, BATCH, SLOTS, IDS_PER_SLOT, DIM = 20, 24, 3, 2, 4
 STEPS_AT_ONCE = 4  # Keras' steps_per_execution, where it is used

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from sok import _ops
+from sok.base import _ops
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok import _ops
+from sok.base import _ops
 from tests.ops.tables import NativeTable
 from tests.ops.worlds import World
 

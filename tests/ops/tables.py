@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok import _ops
+from sok.base import _ops
 from tests.reference.initial_values import Initializer
 from tests.reference.keys import KEY_DTYPES
 from tests.reference.table import Table

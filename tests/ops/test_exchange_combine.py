@@ -6,7 +6,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sok import _ops
+from sok.base import _ops
 from tests.ops.tables import KEY_TYPES, NativeTable
 from tests.ops.worlds import FINE, NO_WEIGHTS, World, i32
 from tests.reference import combine as combine_reference

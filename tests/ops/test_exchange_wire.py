@@ -6,7 +6,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sok import _ops
+from sok.base import _ops
 from tests.messages import saying
 from tests.ops.test_exchange_combine import random_feature
 from tests.ops.worlds import World, i32, rows

@@ -4,7 +4,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sok import _ops
+from sok.base import _ops
 from tests.reference.judge import assert_close, assert_same
 from tests.reference.segment_sum import unsorted_segment_sum, unsorted_segment_sum_grad
 

@@ -4,7 +4,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sok.placement import NUM_BUCKETS, buckets_of
+from sok.table.placement import NUM_BUCKETS, buckets_of
 from tests.messages import saying
 from tests.ops.tables import KEY_TYPES, NativeTable
 from tests.reference.initial_values import Initializer

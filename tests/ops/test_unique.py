@@ -4,7 +4,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sok import _ops
+from sok.base import _ops
 from tests.ops.shapes import SHAPES, make_keys
 from tests.reference.judge import assert_same
 from tests.reference.keys import KEY_DTYPES

@@ -6,7 +6,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sok import _ops
+from sok.base import _ops
 from tests.messages import saying
 from tests.ops.tables import NativeTable
 from tests.reference.initial_values import Initializer

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok import _ops
+from sok.base import _ops
 from tests.ops.tables import NativeTable
 from tests.reference.exchange import MAGIC, all_to_all
 
@@ -20,7 +20,7 @@ def word_type(*key_dtypes):
 
 
 class World:
-    """R shards of each of some tables, and the lookup of sok.exchange without its collectives.
+    """R shards of each of some tables, and the lookup of sok.lookup.exchange without its collectives.
 
     A feature is (table, keys, row_splits or None for rows, weights or None, combiner).
     """

@@ -8,8 +8,9 @@ import sys
 import numpy as np
 import pytest
 
-from sok import _machine_checks, _ops, _self_test, cli, doctor
-from sok._finding import FAIL, OK, WARN, Finding
+from sok.base import _ops
+from sok.tools import _machine_checks, _self_test, cli, doctor
+from sok.tools._finding import FAIL, OK, WARN, Finding
 
 
 def run_doctor(*arguments: str) -> subprocess.CompletedProcess:

@@ -57,7 +57,7 @@ def test_library_is_loaded_once_by_many_threads():
     answer = run_python(
         """
         import threading
-        from sok import _ops
+        from sok.base import _ops
         loads = []
         load = _ops._load
         _ops._load = lambda path: (loads.append(1), load(path))[1]

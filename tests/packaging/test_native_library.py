@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from sok import _ops
+from sok.base import _ops
 
 
 @pytest.fixture

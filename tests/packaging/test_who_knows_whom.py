@@ -37,7 +37,7 @@ def imports_of(path: Path) -> dict[str, bool]:
         elif isinstance(node, ast.ImportFrom):
             base = ".".join([*package[: len(package) - node.level + 1]] if node.level else [])
             module = ".".join(part for part in (base, node.module) if part)
-            # `from sok import table` is an import of sok.table.
+            # `from sok import table` is an import of sok.table.table.
             names = [module, *(f"{module}.{alias.name}" for alias in node.names)]
         for name in names:
             found[name] = found.get(name, False) or node not in lazy
@@ -66,22 +66,22 @@ def test_the_reader_of_imports_sees_every_form(tmp_path, monkeypatch):
     path = tmp_path / "sok" / "layers" / "example.py"
     path.parent.mkdir(parents=True)
     path.write_text(
-        "import sok.table\nfrom sok import lookup\nfrom ..transport import base\nfrom . import all2all\n"
+        "import sok.table.table\nfrom sok import lookup\nfrom ..transport import base\nfrom . import all2all\n"
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import never\n"
         "def late():\n    import horovod.tensorflow as hvd\n"
     )
     found = imports_of(path)
-    assert {"sok.table", "sok.lookup", "sok.transport.base", "sok.layers.all2all"} <= set(found)
+    assert {"sok.table.table", "sok.lookup", "sok.job.transport.base", "sok.layers.all2all"} <= set(found)
     assert "never" not in found
-    assert found["sok.table"] is True
+    assert found["sok.table.table"] is True
     assert found["horovod.tensorflow"] is False
-    assert offenders([path], r"sok\.table") == ["sok/layers/example.py imports sok.table"]
+    assert offenders([path], r"sok\.table") == ["sok/layers/example.py imports sok.table.table"]
     assert offenders([path], r"horovod\b.*", only_eager=True) == []
 
 
 def test_only_the_horovod_transport_knows_horovod_and_imports_it_on_first_use():
     files = python_files("sok/**/*.py")
-    others = [path for path in files if path != ROOT / "sok/transport/horovod.py"]
+    others = [path for path in files if path != ROOT / "sok/job/transport/horovod.py"]
     assert offenders(others, r"horovod(\..*)?") == []
     assert offenders(files, r"horovod(\..*)?", only_eager=True) == []
 
@@ -92,18 +92,18 @@ def test_only_ops_loads_the_native_library():
 
 
 def test_the_ground_floor_knows_nothing_of_ours():
-    files = python_files("sok/_ops.py", "sok/table_rows.py", "sok/keras_calls.py")
+    files = python_files("sok/base/_ops.py", "sok/table/weights.py", "sok/base/keras_calls.py")
     assert offenders(files, r"sok(\..*)?") == []
 
 
 def test_a_pattern_that_matches_no_file_is_an_error():
     with pytest.raises(AssertionError, match=r"nothing matches \['sok/no_such_file.py'\]"):
-        python_files("sok/_ops.py", "sok/no_such_file.py")
+        python_files("sok/base/_ops.py", "sok/no_such_file.py")
 
 
 def test_gradients_are_imported_by_the_loader_of_the_library_and_know_it_alone():
-    assert "import_module(_GRADIENTS_MODULE)" in (ROOT / "sok/_ops.py").read_text(encoding="utf-8")
-    assert offenders(python_files("sok/_gradients.py"), r"sok\.(?!_ops(\..*)?$).*") == []
+    assert "import_module(_GRADIENTS_MODULE)" in (ROOT / "sok/base/_ops.py").read_text(encoding="utf-8")
+    assert offenders(python_files("sok/base/_gradients.py"), r"sok\.(?!_ops(\..*)?$).*") == []
 
 
 def test_files_that_our_texts_name_are_there():
@@ -124,12 +124,14 @@ def test_transports_know_no_tables_and_layers():
 
 
 def test_tables_lookup_and_optimizers_know_no_layers_and_no_particular_transport():
-    files = python_files("sok/table.py", "sok/lookup.py", "sok/initializers.py", "sok/optimizers/*.py")
+    files = python_files(
+        "sok/table/table.py", "sok/lookup/lookup.py", "sok/table/initializers.py", "sok/optimizers/*.py"
+    )
     assert offenders(files, r"sok\.layers(\..*)?|sok\.transport\.(local|horovod)(\..*)?") == []
 
 
 def test_checkpoints_know_no_layers_and_no_particular_transport():
-    files = python_files("sok/checkpoint/*.py", "sok/table_state.py")
+    files = python_files("sok/checkpoint/*.py", "sok/table/state.py")
     assert offenders(files, r"sok\.layers(\..*)?|sok\.transport\.(local|horovod)(\..*)?") == []
 
 

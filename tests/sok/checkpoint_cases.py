@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 import sok
-from sok import table_state
-from sok.lookup import lookup_rows
+from sok.lookup.lookup import lookup_rows
+from sok.table import state as table_state
 
 DIM = 3
 RULES = {

@@ -18,7 +18,7 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import numpy as np
 
 import sok
-from sok import _ops
+from sok.base import _ops
 from sok.checkpoint import compacting, feed, lease, read_manifest, restoring, saving
 
 ROWS = 200

@@ -19,7 +19,7 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import numpy as np
 
 import sok
-from sok import _ops
+from sok.base import _ops
 from sok.checkpoint import read_manifest, restoring, saving
 
 ROWS = 20_000

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import sok
-from sok.table_rows import TableRows
+from sok.table.weights import TableRows
 
 keras = tf.keras
 IS_KERAS_3 = not keras.layers.Layer.__module__.startswith("tf_keras")

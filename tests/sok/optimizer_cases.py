@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import sok
-from sok.lookup import lookup_rows
+from sok.lookup.lookup import lookup_rows
 from tests.reference import optimizers as reference
 
 ROWS, DIM = 12, 3

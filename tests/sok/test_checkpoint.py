@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 import sok
-from sok import table_state
 from sok.checkpoint import CheckpointError, manifest, read_manifest, verify
+from sok.table import state as table_state
 from tests.sok.checkpoint_cases import DIM, RULES, assert_same_training, contents, files_of, new_table, train
 
 

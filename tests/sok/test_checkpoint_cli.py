@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sok
-from sok import cli
+from sok.tools import cli
 from tests.sok.checkpoint_cases import RULES, new_table, train
 
 

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sok
-from sok import cli
 from sok.checkpoint import CheckpointError, manifest, native, read_manifest, saving, verify
-from sok.lookup import lookup_rows
+from sok.lookup.lookup import lookup_rows
+from sok.tools import cli
 from tests.sok.checkpoint_cases import DIM, RULES, assert_same_training, contents, files_of, new_table, train
 from tests.sok.threads_world import checked, run_world
 

@@ -9,9 +9,8 @@ import pytest
 import tensorflow as tf
 
 import sok
-from sok import cli
-from sok.checkpoint import picture, sampling
 from sok.checkpoint.manifest import CheckpointError, read_manifest
+from sok.tools import cli, picture, sampling
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import sok
 from sok.checkpoint import native, read_manifest, verify
-from sok.checkpoint.agreement import together
+from sok.job.agreement import together
 from tests.reference.placement import owner
 from tests.sok import threads_world
 from tests.sok.checkpoint_cases import contents, files_of
@@ -75,7 +75,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:sok.save. the step count")
 def test_any_number_of_workers_becomes_any_other(keys, before, after, kinds):
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         placed = [
-            {"placement": sok.placement.Placement(kind == "by hash", world - 1 if kind == "one" else None)}
+            {"placement": sok.table.placement.Placement(kind == "by hash", world - 1 if kind == "one" else None)}
             for world, kind in zip((before, after), kinds, strict=True)
         ]
         shards = roundtrip(folder, patch, keys, before, after, saved=placed[0], restored=placed[1])

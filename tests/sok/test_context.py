@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import sok
-from sok import context, dead_peers
-from sok.context import unique_collective_name
+from sok.job import context, dead_peers
+from sok.job.context import unique_collective_name
 
 LAUNCHERS = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 

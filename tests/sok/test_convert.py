@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from sok import cli
-from sok.formats import columns
+from sok.compat.formats import columns
+from sok.tools import cli
 
 KEYS = np.array([5, 3, 2**31], np.int64)
 ROWS = np.arange(6, dtype=np.float32).reshape(3, 2)
@@ -115,7 +115,7 @@ def test_a_conversion_that_breaks_off_leaves_no_files(files, monkeypatch):
     def full(self, *arrays):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("sok.formats.writing.TableWriter.write", full)
+    monkeypatch.setattr("sok.compat.formats.writing.TableWriter.write", full)
     before = sorted(os.listdir(files))
     assert cli.main(["convert", "v1:one/user", "npy:a,b", "--dim", "2"]) == 1
     assert sorted(os.listdir(files)) == before
@@ -137,8 +137,8 @@ def test_it_needs_no_tensorflow_and_little_memory(files):
     np.save("k.npy", np.arange(n))
     program = """
 import resource, sys
-from sok import cli
-from sok.formats import columns
+from sok.tools import cli
+from sok.compat.formats import columns
 columns.READ_BYTES = 2**20
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 assert cli.main(["convert", "npy:k.npy,v.npy", "v2:new/user_0", "--quiet"]) == 0

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import sok
 from sok.distributed.reduction import check_op
-from sok.lookup import lookup_rows
+from sok.lookup.lookup import lookup_rows
 from tests.messages import saying
 
 v1 = tf.compat.v1

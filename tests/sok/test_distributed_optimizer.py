@@ -8,7 +8,7 @@ import tf_keras
 
 import sok
 from sok.layers import for_keras
-from sok.lookup import lookup_rows
+from sok.lookup.lookup import lookup_rows
 from tests.messages import saying
 
 v1 = tf.compat.v1

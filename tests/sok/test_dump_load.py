@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sok
-from sok.formats import columns
+from sok.compat.formats import columns
 from tests.sok.threads_world import checked, run_world
 
 KEYS = np.array([5, -3, 2**40], np.int64)
@@ -219,7 +219,7 @@ def test_what_some_workers_dump_others_load(data, tmp_path_factory):
         return [content(variable) for variable in variables]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sok.v2.mode.context, "size", lambda: patch_size[0])
+        patch.setattr(sok.compat.v2.mode.context, "size", lambda: patch_size[0])
         piece = data.draw(st.sampled_from([1, 50, 2**20]), "piece")
         patch.setattr(columns, "PIECE_BYTES", piece)
         patch.setattr(columns, "READ_BYTES", piece)

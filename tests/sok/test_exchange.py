@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 import sok
-from sok import exchange
-from sok.lookup import Csr, Feature, Limits, lookup_group, lookup_pooled, lookup_rows
-from sok.table import EmbeddingVariable
+from sok.lookup import exchange
+from sok.lookup.lookup import Csr, Feature, Limits, lookup_group, lookup_pooled, lookup_rows
+from sok.table.table import EmbeddingVariable
 from tests.group_features import FEATURES, TABLES, features_of, make_tables
 from tests.messages import saying
 from tests.reference.judge import assert_close, assert_same

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import sok
-from sok import _ops
+from sok.base import _ops
 from sok.saved_model import rows
 from sok.saved_model.stock_ops import StockOps
 from tests.reference.keys import KEY_DTYPES, extreme_keys

@@ -15,7 +15,8 @@ import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
 import sok
-from sok import _ops, cli
+from sok.base import _ops
+from sok.tools import cli
 from tests.messages import saying
 from tests.reference.keys import KEY_DTYPES, extreme_keys
 from tests.sok.export_models import Rows, ids_spec

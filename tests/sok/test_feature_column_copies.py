@@ -11,7 +11,7 @@ import tensorflow as tf
 import tf_keras
 
 import sok
-from sok.feature_column.grouping import group_of
+from sok.compat.feature_column.grouping import group_of
 
 fc = tf.feature_column
 v1 = tf.compat.v1

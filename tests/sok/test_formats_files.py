@@ -6,11 +6,11 @@ import struct
 import numpy as np
 import pytest
 
-from sok.formats import columns, npy, v1, v2
-from sok.formats.columns import ArrayColumn, FileColumn, FormatError, StoredTable
-from sok.formats.fitting import Destination, TableFull, check_room, own_keys
-from sok.formats.writing import NewColumn, TableWriter
-from sok.placement import row_wise, table_wise
+from sok.compat.formats import columns, npy, v1, v2
+from sok.compat.formats.columns import ArrayColumn, FileColumn, FormatError, StoredTable
+from sok.compat.formats.fitting import Destination, TableFull, check_room, own_keys
+from sok.compat.formats.writing import NewColumn, TableWriter
+from sok.table.placement import row_wise, table_wise
 from tests.messages import saying
 
 KEYS = np.array([5, -3, 2**40], np.int64)

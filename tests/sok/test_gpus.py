@@ -5,7 +5,7 @@ import warnings
 import pytest
 import tensorflow as tf
 
-from sok import gpus
+from sok.job import gpus
 from tests.messages import saying
 
 

@@ -6,7 +6,7 @@ import tensorflow as tf
 import tf_keras
 
 import sok
-from sok.initializers import BANK_ROWS
+from sok.table.initializers import BANK_ROWS
 from tests.sok.threads_world import checked, run_world
 
 NUM_KEYS, DIM = 10, 4
@@ -147,7 +147,7 @@ def test_a_second_run_in_a_process_is_the_first_again(tmp_path):
 
 
 def test_names_are_given_out_once_though_many_threads_ask():
-    names = sok.names.Names()
+    names = sok.base.names.Names()
     import concurrent.futures
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok import initializers
-from sok.initializers import InitializerSpec, to_spec
-from sok.table import EmbeddingVariable
+from sok.table import initializers
+from sok.table.initializers import InitializerSpec, to_spec
+from sok.table.table import EmbeddingVariable
 from tests.messages import saying
 
 ROWS, DIM = 900, 12  # the shape that Keras would draw: far from square, so that the fans differ

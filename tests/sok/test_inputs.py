@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok.inputs import static_batch, to_csr, to_dense
 from sok.layers import All2AllDenseEmbedding
-from sok.lookup import Csr, lookup_pooled
-from sok.table import EmbeddingVariable
+from sok.lookup.inputs import static_batch, to_csr, to_dense
+from sok.lookup.lookup import Csr, lookup_pooled
+from sok.table.table import EmbeddingVariable
 from tests.messages import saying
 
 # Three samples of two features.

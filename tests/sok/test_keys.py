@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok.keys import KEY_DTYPES, as_keys, check_key_dtype
+from sok.table.keys import KEY_DTYPES, as_keys, check_key_dtype
 from tests.messages import saying
 from tests.reference.keys import extreme_keys
 

@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 import sok
-from sok.initializers import to_spec
-from sok.table import EmbeddingVariable
+from sok.table.initializers import to_spec
+from sok.table.table import EmbeddingVariable
 from tests.reference.judge import assert_close, assert_same
 
 
@@ -361,7 +361,7 @@ def test_threads_that_call_a_layer_first_share_its_table(monkeypatch):
         time.sleep(0.05)
         return EmbeddingVariable(*args, **kwargs)
 
-    monkeypatch.setattr("sok.layers.base.EmbeddingVariable", slowly)
+    monkeypatch.setattr("sok.keras.layers.base.EmbeddingVariable", slowly)
     layer = sok.DistributedEmbedding("sum", 100, 4, slot_num=1, max_nnz=1, name="threaded")
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         outputs = list(pool.map(lambda _: layer(tf.constant([[7]], tf.int64)), range(4)))

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok.lookup import Csr, lookup_pooled, lookup_rows
-from sok.table import EmbeddingVariable
+from sok.lookup.lookup import Csr, lookup_pooled, lookup_rows
+from sok.table.table import EmbeddingVariable
 from tests.reference import combine as reference
 from tests.reference.judge import assert_close, assert_same, assert_same_table
 from tests.sok.threads_world import checked, run_world

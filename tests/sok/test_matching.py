@@ -10,7 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 import sok
-from sok.lookup import lookup_rows
+from sok.lookup.lookup import lookup_rows
 from sok.optimizers import matching_optimizer
 from tests.messages import saying
 from tests.reference.judge import assert_close

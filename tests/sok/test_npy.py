@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sok
-from sok.formats import columns
+from sok.compat.formats import columns
 from tests.messages import saying
 from tests.sok.threads_world import checked, run_world
 
@@ -168,7 +168,7 @@ def test_in_a_session_there_is_an_op_to_run(paths):
 
 
 def test_progress_is_shown_when_asked_for(paths, capsys, monkeypatch):
-    monkeypatch.setattr("sok.progress.time.monotonic", iter(range(0, 10**6, 60)).__next__)  # a minute at each look
+    monkeypatch.setattr("sok.base.progress.time.monotonic", iter(range(0, 10**6, 60)).__next__)  # a minute at each look
     variable = table("shown")
     variable.assign(KEYS, ROWS)
     sok.save_npy(variable, *paths, progress=True)

@@ -9,8 +9,8 @@ import tensorflow as tf
 import tf_keras
 
 import sok
-from sok import optimizer_scope
-from sok.lookup import lookup_rows
+from sok.compat import optimizer_scope
+from sok.lookup.lookup import lookup_rows
 from tests.messages import saying
 from tests.reference.judge import assert_close
 from tests.sok.optimizer_cases import DIM, gradient, initial_rows, random_steps, rows_of, table_of

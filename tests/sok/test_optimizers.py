@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import sok
-from sok.lookup import lookup_rows
+from sok.lookup.lookup import lookup_rows
 from tests.messages import saying
 from tests.reference import optimizers as reference
 from tests.reference.judge import assert_close

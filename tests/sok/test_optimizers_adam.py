@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import sok
-from sok.lookup import lookup_rows
+from sok.lookup.lookup import lookup_rows
 from tests.sok.optimizer_cases import DIM, initial_rows, random_steps, rows_of, stepper, table_of
 
 ROWS, STEPS = 60, 300

@@ -6,8 +6,9 @@ import pytest
 import tensorflow as tf
 
 import sok
-from sok import context, table_state
-from sok.lookup import lookup_rows
+from sok.job import context
+from sok.lookup.lookup import lookup_rows
+from sok.table import state as table_state
 from tests.messages import saying
 from tests.reference import optimizers as reference
 from tests.reference.judge import assert_close

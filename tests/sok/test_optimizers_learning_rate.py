@@ -9,7 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 import sok
-from sok.lookup import lookup_rows
+from sok.lookup.lookup import lookup_rows
 from sok.optimizers.learning_rate import as_learning_rate
 from tests.sok.optimizer_cases import DIM, stepper, table_of
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 import sok
-from sok.lookup import lookup_rows
+from sok.lookup.lookup import lookup_rows
 from tests.sok.optimizer_cases import DIM, gradient, initial_rows, table_of
 
 ALL = (

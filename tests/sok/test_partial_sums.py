@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import sok
-from sok.lookup import Csr, Feature, Limits, lookup_group, lookup_pooled
-from sok.table import EmbeddingVariable
+from sok.lookup.lookup import Csr, Feature, Limits, lookup_group, lookup_pooled
+from sok.table.table import EmbeddingVariable
 from tests.group_features import FEATURES, TABLES
 from tests.messages import saying
 from tests.reference.exchange import ANSWER_HEADER

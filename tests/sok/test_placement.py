@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sok
-from sok.balancing import balance_tables
-from sok.placement import Placement, buckets_of
+from sok.table.balancing import balance_tables
+from sok.table.placement import Placement, buckets_of
 from tests.reference import placement as reference
 from tests.sok.threads_world import checked, run_world
 
@@ -154,7 +154,9 @@ def test_no_file_that_holds_a_key_of_mine_is_left_out(keys, before, after, kind,
 
 @pytest.mark.parametrize("placement", [sok.row_wise(), sok.row_wise(hash=True), sok.table_wise(2)], ids=repr)
 def test_a_placement_is_a_value(placement):
-    assert Placement.from_config(placement.get_config()) == placement == eval(repr(placement), vars(sok.placement))
+    assert (
+        Placement.from_config(placement.get_config()) == placement == eval(repr(placement), vars(sok.table.placement))
+    )
     assert Placement.from_attributes(**placement.to_attributes()) == placement and hash(placement)
     layer = sok.All2AllDenseEmbedding(10, 2, 1, 1, placement=None if placement.owner else placement)
     again = type(layer).from_config(layer.get_config())

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sok
-from sok.formats import columns
+from sok.compat.formats import columns
 from tests.sok.threads_world import checked, run_world
 
 KEYS = np.array([5, -3, 2**40], np.int64)
@@ -257,7 +257,7 @@ def test_a_disk_that_fills_up_on_the_way_is_an_error_on_all_workers(tmp_path, mo
         if len(calls) == 3:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("sok.formats.dump.TableWriter.write", write)
+    monkeypatch.setattr("sok.compat.formats.dump.TableWriter.write", write)
     monkeypatch.setattr(columns, "PIECE_BYTES", 8)
     monkeypatch.setattr(columns, "READ_BYTES", 8)
 
@@ -277,7 +277,7 @@ def test_a_disk_that_fills_up_on_the_way_is_an_error_on_all_workers(tmp_path, mo
 def test_a_file_that_breaks_while_it_is_read_is_an_error_that_says_so(tmp_path, monkeypatch):
     put(tmp_path, "breaks", KEYS, ROWS)
     variable = table("breaks")
-    monkeypatch.setattr("sok.formats.load.own_keys", lambda stored, to: _cut(tmp_path / "breaks_values.file"))
+    monkeypatch.setattr("sok.compat.formats.load.own_keys", lambda stored, to: _cut(tmp_path / "breaks_values.file"))
     with pytest.raises(
         ValueError, match="was longer when it was opened.*Some rows were stored before that: load again"
     ):
@@ -286,14 +286,14 @@ def test_a_file_that_breaks_while_it_is_read_is_an_error_that_says_so(tmp_path, 
 
 def test_what_stops_one_worker_from_storing_stops_all(tmp_path, monkeypatch):
     put(tmp_path, "stops", np.arange(4), np.zeros([4, 2]))
-    real = sok.formats.load._store
+    real = sok.compat.formats.load._store
 
     def store(run):
         if run.load.to.rank == 1:
             raise MemoryError("no more")
         return real(run)
 
-    monkeypatch.setattr("sok.formats.load._store", store)
+    monkeypatch.setattr("sok.compat.formats.load._store", store)
 
     def program(transport):
         with pytest.raises(RuntimeError, match=r"no more Some rows were stored.*\(On rank 1 of 2"):
@@ -339,7 +339,7 @@ def test_a_dump_that_fails_in_a_session_leaves_nothing(tmp_path, monkeypatch):
             # An error that all are told of; then a run that breaks off, whose files go with the graph.
             for kind, left in ((OSError, 0), (SystemExit, 2)):
                 with monkeypatch.context() as patch, pytest.raises(tf.errors.OpError, match="full"):
-                    patch.setattr("sok.formats.dump.TableWriter.flush", mock.Mock(side_effect=kind("full")))
+                    patch.setattr("sok.compat.formats.dump.TableWriter.flush", mock.Mock(side_effect=kind("full")))
                     session.run(dump)
                 assert len(os.listdir(tmp_path)) == left
 

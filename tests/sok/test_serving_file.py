@@ -10,8 +10,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sok import _ops
-from sok.initializers import InitializerSpec
+from sok.base import _ops
 from sok.saved_model.serving_file import (
     CHECKSUM_BYTES,
     HEAD_BYTES,
@@ -24,6 +23,7 @@ from sok.saved_model.serving_file import (
     unmixed_keys,
     verify_file,
 )
+from sok.table.initializers import InitializerSpec
 from tests.messages import saying
 
 UNSEEN = np.array([-1.0, -2.0, -3.0], np.float32)

@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sok
-from sok import _ops, context, lookup
-from sok.inputs import to_csr
-from sok.lookup import Csr, Feature
+from sok.base import _ops
+from sok.job import context
+from sok.lookup import lookup
+from sok.lookup.inputs import to_csr
+from sok.lookup.lookup import Csr, Feature
 from sok.saved_model.frozen_table import FrozenTable, word_dtype
 from sok.saved_model.initial_rows import initial_rows
 from sok.saved_model.signatures import flat_function, served_by
@@ -84,7 +86,9 @@ def test_sparse_inputs_in_any_order_become_the_same_segments(entries, weighted):
 @pytest.mark.parametrize("dim", [1, 4, 7])
 def test_initial_rows_are_those_of_the_reference(rng, kind, dim):
     bank = rng.normal(size=(5, dim)).astype(np.float32)
-    spec = sok.initializers.InitializerSpec(kind, -1.5, 0.75, tuple(bank.ravel().tolist()) if kind == "bank" else ())
+    spec = sok.table.initializers.InitializerSpec(
+        kind, -1.5, 0.75, tuple(bank.ravel().tolist()) if kind == "bank" else ()
+    )
     keys, seed = extreme_keys(np.int64), -(2**63) + 12345
     expected = initial_values.initial_rows(initial_values.Initializer(kind, -1.5, 0.75, bank), seed, keys, dim)
     actual = initial_rows(spec, tf.constant(seed, tf.int64), tf.constant(keys), dim)

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 import sok
-from sok import context
-from sok.table import EmbeddingVariable, is_embedding_variable, split_embedding_variable_from_others
+from sok.job import context
+from sok.table.table import EmbeddingVariable, is_embedding_variable, split_embedding_variable_from_others
 from tests.reference.initial_values import Initializer, initial_rows
 from tests.reference.judge import assert_same, assert_same_table
 from tests.reference.keys import KEY_DTYPES, extreme_keys
@@ -151,7 +151,7 @@ def test_erased_rows_are_gone_and_come_back_as_they_were_born():
 
 def test_size_counts_rows_in_use():
     v = table()
-    sok.lookup.lookup_rows(v, tf.constant([5, 5, 6], tf.int64))
+    sok.lookup.lookup.lookup_rows(v, tf.constant([5, 5, 6], tf.int64))
     assert int(v.size()) == int(v.total_size()) == 2
 
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import sok
-from sok import table_state
+from sok.table import state as table_state
 from tests.messages import saying
 from tests.sok.checkpoint_cases import DIM, RULES, assert_same_training, contents, new_table, train
 

@@ -10,8 +10,8 @@ import tensorflow as tf
 import tf_keras
 
 import sok
-from sok.lookup import lookup_rows
-from sok.table import EmbeddingVariable
+from sok.lookup.lookup import lookup_rows
+from sok.table.table import EmbeddingVariable
 
 _numbers = itertools.count()
 

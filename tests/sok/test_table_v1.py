@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 import sok
-from sok.lookup import lookup_rows
-from sok.table import EmbeddingVariable
+from sok.lookup.lookup import lookup_rows
+from sok.table.table import EmbeddingVariable
 
 v1 = tf.compat.v1
 

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sok
-from sok import _ops, tracing
-from sok.exchange import _Group
-from sok.transport import ordering
-from sok.transport.horovod import HorovodTransport, _named
-from sok.transport.local import LocalTransport
-from sok.transport.ordering import in_turn, turns_of
+from sok.base import _ops, tracing
+from sok.job.transport import ordering
+from sok.job.transport.horovod import HorovodTransport, _named
+from sok.job.transport.local import LocalTransport
+from sok.job.transport.ordering import in_turn, turns_of
+from sok.lookup.exchange import _Group
 
 ROOT = Path(__file__).resolve().parents[2]
 

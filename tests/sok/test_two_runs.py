@@ -8,7 +8,7 @@ import tf_keras
 
 import sok
 from sok.layers import for_keras
-from sok.lookup import lookup_rows
+from sok.lookup.lookup import lookup_rows
 
 IDS = np.array([[1, 2], [3, 4], [1, 4], [5, 6]] * 4)
 LABELS = (IDS.sum(axis=1, keepdims=True) % 2).astype("float32")

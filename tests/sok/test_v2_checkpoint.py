@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 import sok
-from sok import table_state
 from sok.checkpoint import read_manifest
+from sok.table import state as table_state
 from tests.sok.checkpoint_cases import contents
 from tests.sok.threads_world import checked, run_world
 

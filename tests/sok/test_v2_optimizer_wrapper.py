@@ -14,8 +14,9 @@ import tensorflow as tf
 import tf_keras
 
 import sok
-from sok import cli, table_state
 from sok.checkpoint import read_manifest
+from sok.table import state as table_state
+from sok.tools import cli
 
 v1 = tf.compat.v1.train
 legacy = tf_keras.optimizers.legacy

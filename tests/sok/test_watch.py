@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import sok
-from sok import tracing
-from sok.transport.watch import Collective, Report, checked_deadline, describe, lonely, own_collectives, own_place
+from sok.base import tracing
+from sok.job.transport.watch import Collective, Report, checked_deadline, describe, lonely, own_collectives, own_place
 from tests.messages import saying
 
 

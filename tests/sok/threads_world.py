@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok import context, names
+from sok.base import names
+from sok.job import context
 
 _DEADLINE = 30.0  # seconds; a rank that waits longer for its peers has lost them
 

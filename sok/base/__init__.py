@@ -1,0 +1,1 @@
+"""What all rooms use: the native library, errors, names, traces, progress."""

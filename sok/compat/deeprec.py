@@ -1,0 +1,317 @@
+"""Scripts that were written for DeepRec: its names, where they look for them.
+
+    import tensorflow.compat.v1 as tf
+    import sok
+
+    sok.deeprec.install()
+    tf.config.experimental.enable_distributed_strategy(strategy="collective")
+
+Nothing in `tensorflow` is touched before `install()`, and nothing is left of it after `uninstall()`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sok.compat import feature_column, strategy
+from sok.compat.feature_column import group_embedding_column_scope
+from sok.compat.feature_column.id_column import AnyIdColumn, capacity_of
+from sok.compat.scoped_tables import scoped_table
+from sok.keras.layers.base import check_positive
+from sok.lookup import group
+from sok.table.initializers import BANK_ROWS, with_rows
+from sok.table.placement import Placement
+from sok.table.table import EmbeddingVariable
+
+DEFAULT_CAPACITY = 1 << 30
+"""Rows that each worker's part of a table may hold, where nobody says. Memory is taken as rows appear."""
+
+_lock = threading.Lock()
+_installed: list[tuple[Any, str]] = []
+
+
+def group_embedding_lookup_sparse(
+    params: Sequence[Any],
+    sp_ids: Sequence[Any],
+    combiners: Any = None,
+    partition_strategy: Any = "mod",
+    sp_weights: Sequence[Any] | str | None = None,
+    name: str | None = None,
+    is_sequence: bool = False,
+    params_num_per_group: int | None = None,
+) -> list[tf.Tensor]:
+    """Looks up and pools the ids of many features, as `sok.group_embedding_lookup_sparse`, with DeepRec's positions.
+
+    Its documents put `partition_strategy` before `sp_weights`, its newest code after it; both are understood.
+
+    Example:
+        >>> table = EmbeddingVariable(2, 10, name="of_deeprec", initializer="ones")
+        >>> ids = tf.SparseTensor([[0, 0], [0, 1]], [3, 4], [1, 2])
+        >>> group_embedding_lookup_sparse([table], [ids], ["sum"], "mod", None, "name")[0].numpy().tolist()
+        [[2.0, 2.0]]
+    """
+    if isinstance(partition_strategy, (list, tuple)) or isinstance(sp_weights, str):
+        partition_strategy, sp_weights = sp_weights, partition_strategy
+    return group.group_embedding_lookup_sparse(
+        params,
+        sp_ids,
+        combiners,
+        partition_strategy="mod" if partition_strategy is None else partition_strategy,
+        sp_weights=sp_weights,
+        is_sequence=is_sequence,
+        params_num_per_group=params_num_per_group,
+        name=name,
+    )
+
+
+def get_embedding_variable(
+    name: str,
+    embedding_dim: int,
+    key_dtype: Any = tf.int64,
+    value_dtype: Any = None,
+    initializer: Any = None,
+    regularizer: None = None,
+    trainable: bool = True,
+    collections: Sequence[str] | None = None,
+    caching_device: Any = None,
+    partitioner: Any = None,
+    validate_shape: bool = True,
+    custom_getter: None = None,
+    constraint: None = None,
+    init_data_source: None = None,
+    ev_option: EmbeddingVariableOption | None = None,
+    *,
+    steps_to_live: None = None,
+    capacity: int | None = None,
+    exchange_dtype: Any = "float32",
+    placement: Placement | None = None,
+) -> EmbeddingVariable:
+    """Gives the table `name` of the current variable scope: a new one, or, where the scope reuses, the one there.
+
+    The arguments have DeepRec's order, so that a call by position means what it means there.
+
+    Args:
+        name: within the scope.
+        embedding_dim: length of a row.
+        key_dtype: of the ids.
+        value_dtype: None or float32, and nothing else.
+        initializer: as `sok.EmbeddingVariable` takes it. None: that of the variable scope, or else a truncated
+            normal distribution with deviation 1, as DeepRec's. Without `capacity` the variance-scaling ones (Glorot,
+            He, Lecun) take the table for a matrix [4096, embedding_dim], as DeepRec draws it.
+        trainable: whether it is trained.
+        collections: of the graph, to which the table is added besides the usual ones.
+        caching_device, validate_shape: accepted, without meaning here.
+        partitioner: ignored: rows are spread over the workers of the job.
+        regularizer, custom_getter, constraint: must be None.
+        init_data_source, steps_to_live: must be None until there is something like them here.
+        ev_option: None, or an `EmbeddingVariableOption` of which nothing is set.
+        capacity: rows that each worker's part may hold; memory is taken as they appear. None: 2^30.
+        exchange_dtype, placement: as `sok.EmbeddingVariable` takes them.
+
+    Returns:
+        The table. When executing eagerly always a new one.
+
+    Raises:
+        ValueError: as `sok.EmbeddingVariable`; the scope reuses and has no such table, or does not reuse and has one;
+            the table has another dim; another `value_dtype`; an argument that must be None.
+        NotImplementedError: one that must be None as yet.
+
+    Example:
+        >>> with tf.Graph().as_default():
+        ...     for reuse in (False, True):
+        ...         with tf.compat.v1.variable_scope("model", reuse=reuse):
+        ...             table = get_embedding_variable("user", 8, capacity=1000)
+        ...     table.table_name
+        'model/user'
+
+    Source: `tf.get_embedding_variable` of DeepRec; its options `ev_option` and `steps_to_live` are to come.
+    """
+    for argument, value in {
+        "regularizer": regularizer,
+        "custom_getter": custom_getter,
+        "constraint": constraint,
+    }.items():
+        if value is not None:
+            raise ValueError(f"`{argument}` must be None: a table knows nothing of it. Received: {value!r}.")
+    for argument, value in {
+        "init_data_source": init_data_source,
+        "steps_to_live": steps_to_live,
+    }.items():
+        if value is not None:
+            raise NotImplementedError(f"`{argument}` is to come; it must be None. Received: {value!r}.")
+    _check_option(ev_option)
+    if tf.as_dtype(value_dtype or tf.float32) != tf.float32:
+        raise ValueError(f"`value_dtype` must be float32. Received: {value_dtype!r}.")
+    if initializer is None:
+        initializer = tf.compat.v1.get_variable_scope().initializer
+    if initializer is None:
+        initializer = tf.compat.v1.truncated_normal_initializer()
+    if capacity is None:
+        capacity, initializer = DEFAULT_CAPACITY, with_rows(initializer, BANK_ROWS, embedding_dim)
+    table = scoped_table(
+        name,
+        embedding_dim,
+        capacity,
+        key_dtype=key_dtype,
+        initializer=initializer,
+        trainable=trainable,
+        exchange_dtype=exchange_dtype,
+        placement=placement,
+    )
+    _add_to_collections(table, collections or ())
+    return table
+
+
+class EmbeddingVariableOption:
+    """DeepRec's options of a table: filters, eviction and storage, which are to come. Each must be None."""
+
+    def __init__(self, ht_type: str = "", ht_partition_num: int = 1000, **options: None) -> None:
+        unknown = options.keys() - {"evict_option", "ckpt", "filter_option", "storage_option", "init_option"}
+        if unknown:
+            raise TypeError(f"EmbeddingVariableOption: unknown keyword(s) {', '.join(sorted(unknown))}.")
+        for name, value in options.items():
+            if value is not None:
+                raise NotImplementedError(f"`{name}` of an embedding variable is to come; it must be None.")
+
+
+def _check_option(ev_option: EmbeddingVariableOption | None) -> None:
+    if ev_option is not None and not isinstance(ev_option, EmbeddingVariableOption):
+        raise NotImplementedError(f"`ev_option` must be None or an EmbeddingVariableOption. Received: {ev_option!r}.")
+
+
+def categorical_column_with_embedding(
+    key: str,
+    dtype: Any = tf.int64,
+    partition_num: int | None = None,
+    ev_option: EmbeddingVariableOption | None = None,
+    *,
+    capacity: int = DEFAULT_CAPACITY,
+) -> AnyIdColumn:
+    """Makes a categorical column of any integer ids, whose embeddings are in a table of ours.
+
+    For `sok.feature_column.embedding_column`, also through `tf.feature_column.weighted_categorical_column`. Once
+    `install()` was called, `tf.feature_column.embedding_column` takes it, too.
+
+    Args:
+        key: of the feature.
+        dtype: of the ids: any integers. (DeepRec's default is string.)
+        partition_num: ignored: rows are spread over the workers of the job.
+        ev_option: None, or one of which nothing is set.
+        capacity: rows that each worker's part of the table may hold; memory is taken as they appear.
+
+    Raises:
+        ValueError: ids that are no integers.
+        NotImplementedError: an option that is to come.
+
+    Example:
+        >>> import sok
+        >>> item = categorical_column_with_embedding("item")
+        >>> column = sok.feature_column.embedding_column(item, 2, initializer="ones")
+        >>> with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        ...     net = tf.compat.v1.feature_column.input_layer({"item": [[2**40], [7]]}, [column])
+        ...     session.run(net).tolist()
+        [[1.0, 1.0], [1.0, 1.0]]
+
+    Source: `categorical_column_with_embedding` of DeepRec.
+    """
+    _check_option(ev_option)
+    if not tf.as_dtype(dtype).is_integer:
+        raise ValueError(
+            f"`dtype` must be of integers: hash others first, by tf.strings.to_hash_bucket_fast. Received: {dtype!r}."
+        )
+    check_positive(capacity=capacity)
+    return AnyIdColumn(key, capacity, None)
+
+
+def _embedding_column(categorical_column: Any, *args: Any, **kwargs: Any) -> Any:
+    """`tf.feature_column.embedding_column`, in whose place `install()` puts it."""
+    ours = capacity_of(categorical_column) is not None
+    return (feature_column.embedding_column if ours else _stock_embedding_column)(categorical_column, *args, **kwargs)
+
+
+_stock_embedding_column = tf.feature_column.embedding_column
+
+
+def _add_to_collections(table: EmbeddingVariable, collections: Sequence[str]) -> None:
+    if isinstance(collections, str):
+        raise ValueError(f"`collections` must be a list of names. Received: {collections!r}.")
+    with tf.init_scope():
+        if tf.executing_eagerly():
+            return
+        for name in collections:
+            # Tables are in these as they should be, or on purpose not: what saves global variables reads matrices.
+            is_usual = name in (tf.compat.v1.GraphKeys.GLOBAL_VARIABLES, tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)
+            if not is_usual and not any(table is there for there in tf.compat.v1.get_collection(name)):
+                tf.compat.v1.add_to_collection(name, table)
+
+
+_NAMES: dict[str, Callable[..., Any]] = {
+    "nn.group_embedding_lookup_sparse": group_embedding_lookup_sparse,
+    "nn.group_embedding_lookup": group.group_embedding_lookup,
+    "feature_column.group_embedding_column_scope": group_embedding_column_scope,
+    "config.experimental.enable_distributed_strategy": strategy.enable_distributed_strategy,
+    "feature_column.categorical_column_with_embedding": categorical_column_with_embedding,
+    "get_embedding_variable": get_embedding_variable,
+    "EmbeddingVariableOption": EmbeddingVariableOption,
+}
+
+
+def install() -> None:
+    """Puts DeepRec's names into `tensorflow` and `tensorflow.compat.v1` (and `v2`), until `uninstall()`.
+
+    `tf.nn.group_embedding_lookup_sparse`, `tf.nn.group_embedding_lookup`, `tf.get_embedding_variable`,
+    `tf.feature_column.group_embedding_column_scope`, `tf.config.experimental.enable_distributed_strategy`,
+    `tf.feature_column.categorical_column_with_embedding` and `tf.EmbeddingVariableOption`. What is there already stays,
+    but that `tf.feature_column.embedding_column` then makes tables for columns of any ids. Doing it again does nothing.
+
+    Raises:
+        RuntimeError: a name is taken: this TensorFlow has one of its own. Nothing was installed.
+
+    Example:
+        >>> install()
+        >>> tf.nn.group_embedding_lookup_sparse is group_embedding_lookup_sparse
+        True
+        >>> uninstall()
+        >>> hasattr(tf.nn, "group_embedding_lookup_sparse")
+        False
+    """
+    with _lock:
+        if _installed:
+            return
+        places = [(module, *name) for module in _modules() for name in _NAMES.items()]
+        found = [(_parent(module, name), name.rpartition(".")[2], value) for module, name, value in places]
+        for parent, name, _ in found:
+            if hasattr(parent, name):
+                raise RuntimeError(f"`{parent.__name__}` has a {name!r} of its own. sok.deeprec puts nothing over it.")
+        for parent, name, value in found:
+            # One module may be behind two paths.
+            if not hasattr(parent, name):
+                setattr(parent, name, value)
+                _installed.append((parent, name))
+        for module in _modules():
+            module.feature_column.embedding_column = _embedding_column
+
+
+def uninstall() -> None:
+    """Takes away what `install()` put there. Does nothing where nothing is installed."""
+    with _lock:
+        while _installed:
+            parent, name = _installed.pop()
+            delattr(parent, name)
+        for module in _modules():
+            if module.feature_column.embedding_column is _embedding_column:
+                module.feature_column.embedding_column = _stock_embedding_column
+
+
+def _modules() -> list[Any]:
+    return [tf, tf.compat.v1, tf.compat.v2]
+
+
+def _parent(module: Any, name: str) -> Any:
+    for part in name.split(".")[:-1]:
+        module = getattr(module, part)
+    return module

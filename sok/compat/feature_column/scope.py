@@ -1,0 +1,125 @@
+"""`group_embedding_column_scope`: columns made inside are looked up as one group."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from sok.compat.feature_column import input_layer
+from sok.compat.feature_column.grouping import Group, in_group
+from sok.compat.feature_column.tf_columns import GROUPED
+from sok.lookup.group import check_per_group, refuse_exchange_dtype
+
+_lock = threading.Lock()
+_open_scopes = 0  # of all threads
+_originals: dict[type, Any] = {}
+_here = threading.local()
+
+
+def current_group() -> Group | None:
+    """The group of the innermost scope that this thread is in."""
+    stack = getattr(_here, "groups", [])
+    return stack[-1] if stack else None
+
+
+@contextlib.contextmanager
+def group_embedding_column_scope(
+    name: str | None = None, params_num_per_group: int | None = None, *, exchange_dtype: Any = None
+) -> Iterator[Group]:
+    """A scope: embedding columns that are made inside are looked up as one group, wherever they are used.
+
+    `tf.compat.v1.feature_column.input_layer` and tf_keras' `DenseFeatures` look such columns up in one op (for tables
+    of ours on several workers: by one exchange) in place of some ten ops for each, and give what they give otherwise:
+    the columns in the usual order, the same variables under the same names (so checkpoints fit), the same values. Those
+    are TensorFlow's rules: ids below 0 are left out and so are, unless the combiner is 'sum', weights that are not
+    positive; a sample without ids is zeros. With `use_safe_embedding_lookup=False` weights count as they are, an id
+    below 0 is an error, and a sample without ids is zeros also at the end of the batch, where TensorFlow gives fewer
+    rows.
+
+    In the scope `tf.feature_column.embedding_column`, `tf.feature_column.shared_embeddings`,
+    `tf.compat.v1.feature_column.shared_embedding_columns` and `sok.feature_column.embedding_column` make grouped
+    columns. Other columns, and those made outside, are as ever. So are grouped ones with `max_norm` or
+    `ckpt_to_load_from`, in variables that are split into partitions, and in `linear_model` and sequence layers.
+
+    Args:
+        name: of the scope of the ops.
+        params_num_per_group: at most so many columns in one op, or exchange. None: all of them.
+        exchange_dtype: None. What rows travel in is said by `sok.feature_column.embedding_column(exchange_dtype=...)`.
+
+    Yields:
+        The group. Several scopes make several groups; inside another one, the inner scope counts.
+
+    Raises:
+        ValueError: `params_num_per_group` is no whole number of at least 1; an `exchange_dtype`.
+
+    Not collective; a layer whose columns have tables of ours is.
+
+    TensorFlow's classes are touched as long as a scope is open, and in its threads alone. The first scope also puts a
+    version of our own in the place of what `input_layer` calls; `sok.feature_column.uninstall()` takes that back.
+
+    Example:
+        >>> import sok, tensorflow as tf
+        >>> with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        ...     with sok.group_embedding_column_scope():
+        ...         item = tf.feature_column.categorical_column_with_identity("item", 10)
+        ...         columns = [tf.feature_column.embedding_column(item, 4)]
+        ...     net = tf.compat.v1.feature_column.input_layer({"item": [[1], [2]]}, columns)
+        ...     session.run(tf.compat.v1.global_variables_initializer())
+        ...     session.run(net).shape
+        (2, 4)
+
+    Source: `group_embedding_column_scope` of DeepRec.
+    """
+    refuse_exchange_dtype(exchange_dtype)
+    group = Group(name, check_per_group(params_num_per_group))
+    input_layer.install()
+    _here.groups = [*getattr(_here, "groups", []), group]
+    _touch()
+    try:
+        yield group
+    finally:
+        _untouch()
+        _here.groups = _here.groups[:-1]
+
+
+def restore(kind: type, group: Group, fields: tuple[Any, ...]) -> Any:
+    """The grouped column of a pickle, or of a copy."""
+    input_layer.install()
+    return in_group(GROUPED.get(kind, kind), group, kind)(*fields)
+
+
+def _touch() -> None:
+    """Lets TensorFlow's classes make grouped columns in threads that are in a scope."""
+    global _open_scopes
+    with _lock:
+        _open_scopes += 1
+        if _open_scopes > 1:
+            return
+        for plain, grouped in GROUPED.items():
+            _originals[plain] = plain.__dict__.get("__new__")
+            plain.__new__ = _maker(plain, grouped, plain.__new__)
+
+
+def _untouch() -> None:
+    global _open_scopes
+    with _lock:
+        _open_scopes -= 1
+        if _open_scopes:
+            return
+        for plain, original in _originals.items():
+            if original is None:
+                del plain.__new__
+            else:
+                plain.__new__ = original
+
+
+def _maker(plain: type, grouped: type, make: Any) -> Any:
+    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
+        group = current_group()
+        if cls is not plain or group is None:
+            return make(cls, *args, **kwargs)
+        return make(in_group(grouped, group, plain), *args, **kwargs)
+
+    return new

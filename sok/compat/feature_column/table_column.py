@@ -1,0 +1,244 @@
+"""`sok.feature_column.embedding_column`: TensorFlow's embedding column, with its rows in a table of ours."""
+
+from __future__ import annotations
+
+import collections
+import math
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.feature_column import feature_column as fc_v1
+from tensorflow.python.feature_column import feature_column_v2 as fc_v2
+from tensorflow.python.feature_column import serialization
+from tensorflow.python.ops import init_ops
+
+from sok.compat.feature_column import grouping, scope
+from sok.compat.feature_column.id_column import capacity_of
+from sok.compat.scoped_tables import scoped_table
+from sok.job import context
+from sok.keras.layers.base import check_combiner, check_positive
+from sok.table.arguments import checked_exchange_dtype
+from sok.table.initializers import resolve
+from sok.table.placement import Placement, checked_placement, row_wise
+from sok.table.table import EmbeddingVariable
+
+_TABLE = "embedding_weights"
+
+_Fields = collections.namedtuple(
+    "_Fields",
+    (
+        *("categorical_column", "dimension", "combiner", "initializer", "trainable", "prunes", "capacity"),
+        *("exchange_dtype", "placement"),
+    ),
+    defaults=("float32", None),
+)
+
+
+def embedding_column(
+    categorical_column: Any,
+    dimension: int,
+    combiner: str = "mean",
+    initializer: Any = None,
+    ckpt_to_load_from: None = None,
+    tensor_name_in_ckpt: None = None,
+    max_norm: None = None,
+    trainable: bool = True,
+    use_safe_embedding_lookup: bool = True,
+    *,
+    capacity: int | None = None,
+    exchange_dtype: Any = "float32",
+    placement: Placement | None = None,
+) -> TableEmbeddingColumn:
+    """Makes a dense column of embeddings that lie in a table of ours, spread over all workers.
+
+    Same as `tf.feature_column.embedding_column`, except where the rows are and that they start from the same values on
+    any number of workers. For `tf.compat.v1.feature_column.input_layer` and tf_keras' `DenseFeatures`; in a
+    `sok.group_embedding_column_scope` it is looked up with its group.
+
+    A layer makes its own table; `input_layer` one for each variable scope, shared where the scope reuses variables.
+    `input_layer` makes rows for ids that it has not seen, and so does `DenseFeatures` unless called with
+    `training=False`, as `evaluate` and `predict` do.
+
+    Args:
+        categorical_column: where the ids come from.
+        dimension: length of a row.
+        combiner: 'sum', 'mean' or 'sqrtn', in any capitalisation.
+        initializer: as `EmbeddingVariable` takes it. None: truncated normal with deviation 1 / sqrt(dimension).
+        ckpt_to_load_from, tensor_name_in_ckpt, max_norm: here for TensorFlow's signature; None, and nothing else.
+        trainable: whether the table is trained.
+        use_safe_embedding_lookup: whether ids below 0 and, unless the combiner is 'sum', weights that are not positive,
+            are left out. Without, weights of any sign count by tf.nn's rule, and an id below 0 is an error, or with
+            `capacity` an id like any other. A sample without ids is zeros in either case.
+        capacity: rows that each worker's part of the table may hold, as they appear. None: all that the categorical
+            column has (`num_buckets`), each with its place; of DeepRec's columns of any ids, what these say.
+        exchange_dtype, placement: as `EmbeddingVariable` takes them. `sok.row_wise(hash=True)` needs `capacity`.
+
+    Returns:
+        The column. Looking it up is collective.
+
+    Raises:
+        ValueError: an argument is not what it should be.
+
+    Example:
+        >>> import sok, tensorflow as tf
+        >>> item = tf.feature_column.categorical_column_with_identity("item", 10)
+        >>> column = sok.feature_column.embedding_column(item, 4, initializer="ones")
+        >>> with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        ...     net = tf.compat.v1.feature_column.input_layer({"item": [[1, 2], [2, 2]]}, [column])
+        ...     session.run(net).tolist()
+        [[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]
+
+    Source: `tf.feature_column.embedding_column`; DeepRec's columns with an EmbeddingVariable.
+    """
+    if not isinstance(categorical_column, fc_v2.CategoricalColumn):
+        raise ValueError(
+            "`categorical_column` must be one of tf.feature_column.categorical_column_with_*, or made of them. "
+            f"Received: {categorical_column!r}."
+        )
+    check_positive(dimension=dimension)
+    for argument, value in (
+        ("ckpt_to_load_from", ckpt_to_load_from),
+        ("tensor_name_in_ckpt", tensor_name_in_ckpt),
+        ("max_norm", max_norm),
+    ):
+        if value is not None:
+            raise ValueError(f"`{argument}` must be None: a table knows nothing of it. Received: {value!r}.")
+    if capacity is None:
+        capacity = capacity_of(categorical_column)
+    else:
+        check_positive(capacity=capacity)
+    resolve(initializer)
+    group = scope.current_group()
+    column_class = TableEmbeddingColumn if group is None else grouping.in_group(TableEmbeddingColumn, group)
+    return column_class(
+        categorical_column,
+        int(dimension),
+        check_combiner(combiner),
+        initializer,
+        bool(trainable),
+        bool(use_safe_embedding_lookup),
+        capacity,
+        checked_exchange_dtype(exchange_dtype),
+        None if placement is None else checked_placement(placement, None, None, capacity is not None),
+    )
+
+
+@serialization.register_feature_column
+class TableEmbeddingColumn(fc_v2.DenseColumn, fc_v1._DenseColumn, _Fields):
+    """See `embedding_column`. A tuple of what it is made of, as TensorFlow's columns are."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.categorical_column.name}_embedding"
+
+    @property
+    def variable_shape(self) -> tf.TensorShape:
+        return tf.TensorShape([self.dimension])
+
+    @property
+    def parse_example_spec(self) -> Any:
+        return self.categorical_column.parse_example_spec
+
+    @property
+    def parents(self) -> list[Any]:
+        return [self.categorical_column]
+
+    @property
+    def _is_v2_column(self) -> bool:
+        return True
+
+    # In tf_keras' DenseFeatures.
+
+    def transform_feature(self, transformation_cache: Any, state_manager: Any) -> Any:
+        return transformation_cache.get(self.categorical_column, state_manager)
+
+    def create_state(self, state_manager: Any) -> None:
+        layer = state_manager._layer
+        table = EmbeddingVariable(name=f"{layer.name}/{self.name}/{_TABLE}", **self._options(layer.trainable))
+        state_manager.add_resource(self, _TABLE, table)
+        # As an attribute Keras finds it among the weights of the layer.
+        setattr(layer, f"_sok_{self.name}", table)
+
+    def get_dense_tensor(self, transformation_cache: Any, state_manager: Any, training: Any = None) -> Any:
+        if not grouping.is_collecting():
+            return grouping.tensor_in_layer(self, transformation_cache, state_manager, training)
+        sparse_tensors = self.categorical_column.get_sparse_tensors(transformation_cache, state_manager)
+        return self._request(sparse_tensors, state_manager.get_resource(self, _TABLE))
+
+    # In tf.compat.v1.feature_column.input_layer.
+
+    @property
+    def _variable_shape(self) -> tf.TensorShape:
+        return self.variable_shape
+
+    @property
+    def _parse_example_spec(self) -> Any:
+        return self.categorical_column.parse_example_spec
+
+    def _transform_feature(self, inputs: Any) -> Any:
+        return inputs.get(self.categorical_column)
+
+    def _get_dense_tensor(self, inputs: Any, weight_collections: Any = None, trainable: Any = None) -> Any:
+        sparse_tensors = self.categorical_column._get_sparse_tensors(inputs, weight_collections, trainable)
+        request = self._request(sparse_tensors, scoped_table(_TABLE, **self._options(trainable is not False)))
+        return request if grouping.is_collecting() else grouping.look_up([(self, request)], True)[self]
+
+    def _options(self, layer_trains: bool) -> dict[str, Any]:
+        initializer = self.initializer
+        if initializer is None:
+            initializer = tf.compat.v1.truncated_normal_initializer(stddev=1 / math.sqrt(self.dimension))
+        # Places for all ids of the categorical column, split evenly, unless ids are to be kept as they come.
+        is_hashed = self.capacity is not None
+        num_ids = None if is_hashed else self.categorical_column.num_buckets
+        num_shards = (self.placement or row_wise()).num_shards(context.size())
+        return {
+            "dim": self.dimension,
+            "capacity": self.capacity if is_hashed else -(-num_ids // num_shards),
+            "hashed": is_hashed,
+            "num_keys": num_ids,
+            "initializer": initializer,
+            "trainable": self.trainable and layer_trains,
+            "exchange_dtype": self.exchange_dtype,
+            "placement": self.placement,
+        }
+
+    def _request(self, sparse_tensors: Any, table: EmbeddingVariable) -> Any:
+        request = grouping.request(table, sparse_tensors, self.combiner, self.prunes, self.categorical_column)
+        if request is None:
+            raise ValueError(
+                f"Column '{self.name}': the ids of a sample must be a list, so the feature [batch, n]. Received: shape "
+                f"{sparse_tensors.id_tensor.shape}."
+            )
+        return request
+
+    # For models that are saved.
+
+    def get_config(self) -> dict[str, Any]:
+        config = self._asdict()
+        config["categorical_column"] = serialization.serialize_feature_column(self.categorical_column)
+        if self.initializer is not None and not isinstance(self.initializer, str):
+            config["initializer"] = serialization._serialize_keras_object(self.initializer)
+        if self.placement is not None:
+            config["placement"] = self.placement.get_config()
+        return config
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Any = None, columns_by_name: Any = None
+    ) -> TableEmbeddingColumn:
+        fields = dict(config)
+        fields["categorical_column"] = serialization.deserialize_feature_column(
+            config["categorical_column"], custom_objects, columns_by_name
+        )
+        if isinstance(config["initializer"], dict):
+            fields["initializer"] = serialization._deserialize_keras_object(
+                config["initializer"], _initializer_classes(), custom_objects
+            )
+        if isinstance(config.get("placement"), dict):
+            fields["placement"] = Placement.from_config(config["placement"])
+        return cls(**fields)
+
+
+def _initializer_classes() -> dict[str, type]:
+    """By name. Of one that TensorFlow and Keras both have, TensorFlow's: their configurations are the same."""
+    return {**vars(tf.keras.initializers), **vars(init_ops)}

@@ -1,0 +1,201 @@
+"""From the tables of all workers into files, which one worker writes, piece by piece."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from sok.compat.formats import columns
+from sok.compat.formats.agreement import agree, attempt
+from sok.compat.formats.shard import Shard
+from sok.compat.formats.showing import Shown
+from sok.compat.formats.writing import NewColumn, TableWriter
+from sok.job import context
+
+
+@dataclass(frozen=True)
+class Dump:
+    """What is to be written of one table.
+
+    Args:
+        shard: this worker's rows.
+        new_columns: the files to write for that many rows; raises if there must not be so many. Called on all workers.
+        obsolete: says, on the worker that writes, which old files go when the new ones come.
+        in_turns: order of the rows in files. False: all rows of worker 0, then those of worker 1, ... True: a piece of
+            each worker, then the next piece of each, as SOK v2 writes them. A shard of up to 64 MiB is one piece.
+    """
+
+    shard: Shard
+    new_columns: Callable[[int], list[NewColumn]]
+    obsolete: Callable[[], list[str]] = list
+    in_turns: bool = False
+
+    @property
+    def writer(self) -> int:
+        """The rank that writes: who holds all rows, or 0."""
+        return self.shard.variable.owner or 0
+
+
+def plan(counts: Sequence[int], dim: int, in_turns: bool) -> np.ndarray:
+    """Which rows each worker sends in each round: [rounds, R, 2] int64 of start and stop.
+
+    Args:
+        counts: rows of each worker.
+        dim: floats in a row, which is all that SOK v2 counts.
+        in_turns: as in `Dump`.
+
+    Example:
+        >>> plan([2, 1], 4, in_turns=True).tolist()
+        [[[0, 2], [0, 1]]]
+        >>> plan([2, 1], 4, in_turns=False).tolist()
+        [[[0, 2], [0, 0]], [[0, 0], [0, 1]]]
+    """
+    step = max(1, columns.PIECE_BYTES // (4 * dim))
+    cuts = [[(start, min(count, start + step)) for start in range(0, count, step)] for count in counts]
+    if in_turns:
+        rounds = [[cut[i] if i < len(cut) else (0, 0) for cut in cuts] for i in range(max(map(len, cuts)))]
+    else:
+        rounds = [
+            [piece if other == rank else (0, 0) for other in range(len(cuts))]
+            for rank, cut in enumerate(cuts)
+            for piece in cut
+        ]
+    return np.array(rounds, np.int64).reshape(-1, len(cuts), 2)
+
+
+def dump_tables(dumps: Sequence[Dump], name: str, show: bool | None = None) -> tf.Tensor:
+    """Writes all tables, or none. Builds the ops that do so, or executes them eagerly.
+
+    Args:
+        dumps: equal on all workers but for the rows.
+        name: of the collectives.
+        show: progress; see `Shown`.
+
+    Returns:
+        A scalar that is there when all files have their names.
+
+    Raises:
+        As `agree`. Files that were there before are then as they were.
+
+    Collective.
+    """
+    runs = [_Run(dump, show) for dump in dumps]
+
+    def undo() -> None:
+        for run in runs:
+            run.undo()
+
+    transport = context.get_transport()
+    sizes = tf.stack([tf.size(dump.shard.keys, tf.int64) for dump in dumps])
+    counts = transport.all_gather(sizes[tf.newaxis], context.unique_collective_name(f"{name}/counts"))
+    with _undone_on_error(undo):
+        ready = agree(attempt(lambda counts: _each(_Run.begin, runs, counts), counts), f"{name}/begin", undo)
+        # Nothing else keeps Python's functions in order inside a graph.
+        for run in runs:
+            with tf.control_dependencies([ready]):
+                ready = _stream(run, f"{name}/{run.dump.shard.variable.table_name}")
+        with tf.control_dependencies([ready]):
+            ready = agree(attempt(lambda: _each(_Run.flush, runs)), f"{name}/flush", undo)
+    with tf.control_dependencies([ready]):
+        return agree(attempt(lambda: _each(_Run.commit, runs)), f"{name}/commit", undo)
+
+
+class _Run:
+    """One table being written. Methods run when the graph does, on all workers."""
+
+    def __init__(self, dump: Dump, show: bool | None) -> None:
+        self.dump = dump
+        self._show = show
+        self._writer: TableWriter | None = None
+        self._forgotten: weakref.finalize | None = None  # undoes a run that broke off, with the graph or the program
+        self._error: Exception | None = None
+        self._shown: Shown | None = None
+        self._plan = np.zeros([0, 1, 2], np.int64)
+
+    def begin(self, counts: np.ndarray) -> None:
+        self.undo()  # what a run of this graph has left that broke off
+        total, table = int(counts.sum()), self.dump.shard.variable
+        self._plan = plan(counts.tolist(), table.dim, self.dump.in_turns)
+        new_columns = self.dump.new_columns(total)
+        self._error = None
+        self._shown = None
+        if table.rank == self.dump.writer:
+            self._writer = TableWriter(new_columns, self.dump.obsolete())
+            self._forgotten = weakref.finalize(self, self._writer.abort)
+            self._shown = Shown(f"dump {table.table_name}", total, self._show)
+
+    def rounds(self) -> np.ndarray:
+        return self._plan
+
+    def write(self, *arrays: np.ndarray) -> np.int64:
+        if self._writer is not None and self._error is None:
+            try:
+                self._writer.write(*arrays)
+                self._shown.add(len(arrays[0]))
+            except Exception as error:  # told by flush: peers wait in the next round now
+                self._error = error
+        return np.int64(0)
+
+    def flush(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._writer is not None:
+            self._writer.flush()
+
+    def commit(self) -> None:
+        if self._writer is not None:
+            self._writer.commit()
+            self._shown.close()
+            self._forgotten.detach()
+            self._writer = None
+
+    def undo(self) -> None:
+        if self._writer is not None:
+            self._forgotten()
+            self._writer = None
+
+
+def _each(method: Callable[..., None], runs: Sequence[_Run], counts: np.ndarray | None = None) -> None:
+    for place, run in enumerate(runs):
+        method(run, *([] if counts is None else [counts[:, place]]))
+
+
+@contextlib.contextmanager
+def _undone_on_error(undo: Callable[[], None]) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        undo()
+        raise
+
+
+def _stream(run: _Run, name: str) -> tf.Tensor:
+    """Sends all rows to the worker that writes them, round by round. Gives a scalar that is there when that is done."""
+    shard, rank = run.dump.shard, run.dump.shard.variable.rank
+    rounds = tf.ensure_shape(tf.numpy_function(run.rounds, [], tf.int64), [None, None, 2])
+    names = [context.unique_collective_name(f"{name}/column{c}") for c in range(2 + len(shard.slots))]
+
+    def body(i: tf.Tensor) -> tuple[tf.Tensor]:
+        start, stop = rounds[i, rank, 0], rounds[i, rank, 1]
+        parts = [shard.keys[start:stop], shard.rows(start, stop), *(slot[start:stop] for slot in shard.slots)]
+        there = [_send(part, run.dump.writer, c) for part, c in zip(parts, names, strict=True)]
+        written = tf.reshape(tf.numpy_function(run.write, there, tf.int64), [])
+        return (i + tf.cast(written, tf.int32) + 1,)
+
+    (done,) = tf.while_loop(lambda i: i < tf.shape(rounds)[0], body, [tf.constant(0)], parallel_iterations=1)
+    return done
+
+
+def _send(part: tf.Tensor, to: int, name: str) -> tf.Tensor:
+    """The rows of all workers, on worker `to`; none on the others."""
+    transport = context.get_transport()
+    # Flat: what is a vector goes through shared memory where there is some.
+    flat = tf.reshape(part, [-1])
+    splits = tf.one_hot(to, transport.size, tf.size(flat), 0, dtype=tf.int32)
+    received, _ = transport.all_to_all(flat, splits, name)
+    return tf.reshape(received, [-1, *part.shape[1:]])

@@ -1,0 +1,217 @@
+"""From files into the tables of all workers: every worker reads all keys, and stores the rows that are its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok.base import _ops
+from sok.compat.formats.agreement import agree, attempt
+from sok.compat.formats.columns import FormatError, StoredTable
+from sok.compat.formats.fitting import Destination, TableFull, check_room, keys_for, own_keys
+from sok.compat.formats.showing import Shown
+from sok.table.table import EmbeddingVariable
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is to be put into one table.
+
+    Args:
+        variable: the table.
+        to: what `shard.destination` says of it.
+        open: gives the table in files, from the arrays that `inputs` have when the graph runs.
+        inputs: tensors.
+        store: takes keys [m], rows [m, D] and a list of slots, each [m, D], in the order of `StoredTable.slots`, and
+            stores them, eagerly; None: there are no slots.
+        num_slots: how many.
+    """
+
+    variable: EmbeddingVariable
+    to: Destination
+    open: Callable[..., StoredTable]
+    inputs: Sequence[tf.Tensor] = ()
+    store: Callable[[tf.Tensor, tf.Tensor, list[tf.Tensor]], None] | None = None
+    num_slots: int = 0
+
+
+def load_tables(loads: Sequence[Load], name: str, show: bool | None = None) -> tf.Tensor:
+    """Stores all tables, or says on all workers why none was stored. Builds the ops, or executes them eagerly.
+
+    Rows that the files do not have stay as they are.
+
+    Args:
+        loads: equal on all workers.
+        name: of the collectives.
+        show: progress; see `Shown`.
+
+    Returns:
+        A scalar that is there when all workers have stored their rows.
+
+    Raises:
+        As `agree`. Nothing was stored then, unless files changed, or could not be read a second time, meanwhile.
+
+    Collective.
+    """
+    runs = [_Run(load, show) for load in loads]
+    checks = [_check(run) for run in runs]
+    ready = agree(_first(checks), f"{name}/check")
+    with tf.control_dependencies([ready]):
+        ready = agree(_first([_reserve(run) for run in runs]), f"{name}/reserve")
+    # Nothing else keeps Python's functions in order inside a graph.
+    for run in runs:
+        with tf.control_dependencies([ready]):
+            ready = _stored(run)
+    with tf.control_dependencies([ready]):
+        return agree(_first([attempt(run.finish) for run in runs]), f"{name}/done")
+
+
+class _Run:
+    """One table being filled. Methods run when the graph does, on all workers."""
+
+    def __init__(self, load: Load, show: bool | None) -> None:
+        self.load = load
+        self._show = show
+        self._stored: StoredTable | None = None
+        self._mine = np.zeros(0, np.int64)
+        self._room = 0
+        self._pieces: list[tuple[int, int]] = []
+        self._error: Exception | None = None
+
+    def look(self, in_use: np.ndarray, *inputs: np.ndarray) -> None:
+        """Reads all keys and checks everything that can be checked without knowing which rows the table has."""
+        to = self.load.to
+        self._error = None
+        self._stored = self.load.open(*inputs)
+        self._mine = own_keys(self._stored, to)
+        self._pieces = list(self._stored.pieces())
+        if to.num_keys is None:
+            self._room = int(in_use) + len(self._mine)
+        elif len(self._mine):
+            self._room = to.placement.row_of(int(self._mine[-1]), to.world_size) + 1
+
+    def may_be_full(self) -> np.bool_:
+        return np.bool_(self.load.to.num_keys is None and self._room > self.load.to.capacity)
+
+    def compare(self, in_use: np.ndarray, keys: np.ndarray) -> None:
+        """Counts the rows that are new. `keys`: of all rows of the table, if `may_be_full`."""
+        if self.may_be_full():
+            num_new = len(np.setdiff1d(self._mine, keys, assume_unique=True))
+            check_room(self.load.to, int(in_use), num_new)
+            self._room = int(in_use) + num_new
+        self._mine = self._mine[:0]  # their memory
+
+    def room(self) -> np.int64:
+        return np.int64(self._room)
+
+    def num_pieces(self) -> np.int32:
+        rank = self.load.to.rank
+        total = 0 if self._stored is None else self._stored.num_rows
+        self._shown = Shown(f"load {self.load.to.name}", total, self._show if rank == 0 else False)
+        return np.int32(len(self._pieces))
+
+    def read(self, number: np.ndarray) -> list[np.ndarray]:
+        """This worker's rows of a piece: keys, rows, slots."""
+        stored, to = self._stored, self.load.to
+        nothing = [np.zeros(0, to.key_dtype), *[np.zeros([0, to.dim], np.float32)] * (1 + self.load.num_slots)]
+        if self._error is not None:
+            return nothing
+        start, stop = self._pieces[int(number)]
+        try:
+            keys = keys_for(stored, to, start, stop)
+            mine = to.owns(keys)
+            rows = [
+                c.read(start, stop)[mine].astype(np.float32, copy=False) for c in (stored.rows, *stored.slots.values())
+            ]
+        except Exception as error:
+            self.failed(error)
+            return nothing
+        self._shown.add(stop - start)
+        return [keys[mine], *rows]
+
+    def failed(self, error: Exception) -> None:
+        """Remembers what `finish` tells: peers do not listen before."""
+        self._error = self._error or error
+
+    def note(self, error: bytes) -> np.int32:
+        """Remembers what the op that stores has told."""
+        if error:
+            name, _, message = error.decode(errors="replace").partition(": ")
+            self.failed(TableFull(message) if name == TableFull.__name__ else RuntimeError(message))
+        return np.int32(0)
+
+    def finish(self) -> None:
+        self._stored = None
+        if self._error is not None:
+            told = (FormatError, OSError, TableFull)
+            kind = type(self._error) if isinstance(self._error, told) else RuntimeError
+            raise kind(f"{self._error} Some rows were stored before that: load again.") from self._error
+        self._shown.close()
+
+
+def _first(texts: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The first that is not empty."""
+    first = texts[0]
+    for text in texts[1:]:
+        first = tf.where(tf.equal(first, ""), text, first)
+    return first
+
+
+def _check(run: _Run) -> tf.Tensor:
+    load = run.load
+    in_use = load.variable.num_rows()
+    looked = attempt(run.look, in_use, *load.inputs)
+
+    def compare() -> tf.Tensor:
+        full = tf.reshape(tf.numpy_function(run.may_be_full, [], tf.bool), [])
+        keys = tf.cond(full, lambda: load.variable.export()[0], lambda: tf.zeros([0], load.variable.key_dtype))
+        return attempt(run.compare, in_use, keys)
+
+    return tf.cond(tf.equal(looked, ""), compare, lambda: looked)
+
+
+def _reserve(run: _Run) -> tf.Tensor:
+    room = tf.reshape(tf.numpy_function(run.room, [], tf.int64), [])
+    return _ops.lib().sok_table_try_reserve(run.load.variable.handle, room)
+
+
+def _after(operation: Any, tensor: tf.Tensor) -> tf.Tensor:
+    """`tensor`, in a graph once `operation` is done."""
+    with tf.control_dependencies([] if operation is None else [operation]):
+        return tf.identity(tensor)
+
+
+def _stored(run: _Run) -> tf.Tensor:
+    """`_store`; eagerly, what it raises is left to `_Run.finish`, where peers hear of it."""
+    if not tf.executing_eagerly():
+        return _store(run)
+    try:
+        return _store(run)
+    except Exception as error:
+        run.failed(error)
+        return tf.constant(0)
+
+
+def _store(run: _Run) -> tf.Tensor:
+    """Stores all rows, piece by piece. Gives a scalar that is there when that is done."""
+    load = run.load
+    dtypes = [load.variable.key_dtype] + [tf.float32] * (1 + load.num_slots)
+
+    def body(i: tf.Tensor) -> tuple[tf.Tensor]:
+        keys, *rows = tf.numpy_function(run.read, [i], dtypes)
+        keys = tf.ensure_shape(keys, [None])
+        rows = [tf.ensure_shape(array, [None, load.variable.dim]) for array in rows]
+        if load.store is None:
+            error = _ops.lib().sok_table_try_assign(load.variable.handle, keys, rows[0])
+            stored = tf.numpy_function(run.note, [error], tf.int32)
+        else:
+            stored = load.store(keys, rows[0], rows[1:])
+        return (_after(stored, i + 1),)
+
+    num_pieces = tf.reshape(tf.numpy_function(run.num_pieces, [], tf.int32), [])
+    (done,) = tf.while_loop(lambda i: i < num_pieces, body, [tf.constant(0)], parallel_iterations=1)
+    return done

@@ -1,0 +1,76 @@
+"""This worker's share of a table, as what goes into files: keys, and rows piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from sok.base import _ops
+from sok.compat.formats.fitting import Destination
+from sok.compat.v2.variable import StaticVariable
+from sok.table.table import EmbeddingVariable
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Rows to be written, in order. They are looked up when their turn comes: no copy of the table is in memory.
+
+    Args:
+        variable: the table.
+        keys: [n], of the dtype that files are to have.
+        slots: optimizer slots, each [n, D], in the order of `keys`.
+    """
+
+    variable: EmbeddingVariable
+    keys: tf.Tensor  # [n]
+    slots: Sequence[tf.Tensor] = ()
+
+    def rows(self, start: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
+        """[stop - start, D]."""
+        keys = tf.cast(self.keys[start:stop], self.variable.key_dtype)
+        return _ops.lib().sok_table_lookup(self.variable.handle, keys, False, dim=self.variable.dim)[0]
+
+
+def whole_shard(variable: EmbeddingVariable, by_key: bool) -> Shard:
+    """All rows of this worker. Of a table without hashing those that are not in use too, with their initial values.
+
+    Args:
+        by_key: sorted by key. Otherwise in the order in which rows were made, which is the same in every run.
+    """
+    if variable.hashed:
+        keys = _ops.lib().sok_table_keys(variable.handle, key_dtype=variable.key_dtype)
+        return Shard(variable, tf.sort(keys) if by_key else keys)
+    return Shard(
+        variable,
+        tf.cast(
+            tf.range(
+                *variable.placement.local_keys(num_legal_keys(variable), variable.rank, variable.world_size),
+                dtype=tf.int64,
+            ),
+            variable.key_dtype,
+        ),
+    )
+
+
+def num_legal_keys(variable: EmbeddingVariable) -> int:
+    """How many keys a table without hashing has, in use or not."""
+    # What it was given, or 0.
+    num_shards = variable.placement.num_shards(variable.world_size)
+    return variable._attributes["num_keys"] or variable.capacity * num_shards
+
+
+def destination(variable: EmbeddingVariable, complete: bool = False) -> Destination:
+    """What must be known of a table before rows are put in. `complete`: a `sok.Variable` takes all its rows or none."""
+    return Destination(
+        name=variable.table_name,
+        dim=variable.dim,
+        key_dtype=variable.key_dtype.as_numpy_dtype().dtype,
+        capacity=variable.capacity,
+        num_keys=None if variable.hashed else num_legal_keys(variable),
+        rank=variable.rank,
+        world_size=variable.world_size,
+        placement=variable.placement,
+        complete=complete and isinstance(variable, StaticVariable),
+    )

@@ -1,0 +1,102 @@
+"""Optimizer state of tables under the names that SOK v2 gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok.compat.formats.shard import Shard
+from sok.optimizers.adagrad import Adagrad
+from sok.optimizers.adam import Adam
+from sok.optimizers.base import Optimizer
+from sok.optimizers.buffered import Buffered
+from sok.optimizers.sgd import SGD
+from sok.table import state as table_state
+from sok.table.table import EmbeddingVariable
+
+# What SOK calls a stock optimizer, and its slots, in the order in which every Keras makes them. It looks for a known
+# name in that of the class and takes the last that it finds, so that Adamax is 'Adam'.
+_STOCK = {
+    "SGD": ("SGD", ("momentum",)),
+    "MomentumOptimizer": ("SGD", ("momentum",)),
+    "Adam": ("Adam", ("m", "v", "vhat")),
+    "Adamax": ("Adam", ("m", "v")),
+    "Adadelta": ("Adadelta", ("accum_grad", "accum_var")),
+    "AdadeltaOptimizer": ("Adadelta", ("accum", "accum_update")),
+    "Ftrl": ("Ftrl", ("accumulator", "linear")),
+    "FtrlOptimizer": ("Ftrl", ("accum", "linear")),
+}
+
+
+class OptimizerSlots:
+    """What one optimizer keeps of each row.
+
+    Args:
+        optimizer: `sok.OptimizerWrapper`, `sok.DistributedOptimizer` or one of `sok.optimizers`.
+
+    Raises:
+        TypeError: something else.
+        ValueError: SOK has no name for it.
+    """
+
+    name: str  # SOK's word for the optimizer
+    slots: tuple[str, ...]  # and for its slots
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = getattr(optimizer, "embedding_optimizer", optimizer)
+        if not isinstance(self._optimizer, Optimizer):
+            raise TypeError(
+                "`optimizer` must be what trains the tables: a sok.OptimizerWrapper, a sok.DistributedOptimizer or one "
+                f"of sok.optimizers. Received: {optimizer!r}."
+            )
+        if not isinstance(self._optimizer, Buffered):
+            known = {SGD: ("SGD", ()), Adagrad: ("Adagrad", ("accumulator",)), Adam: ("Adam", ("m", "v"))}
+            self.name, self.slots = next(found for cls, found in known.items() if isinstance(self._optimizer, cls))
+            return
+        stock = type(self._optimizer.stock).__name__
+        if stock not in _STOCK:
+            raise ValueError(
+                f"SOK's files have no names for the state of {stock}: known are SGD, Adagrad, Adam, Adamax, Adadelta "
+                "and Ftrl. Dump without `optimizer`, or use sok.save, which takes every optimizer."
+            )
+        self.name, self.slots = _STOCK[stock]
+        has = self._optimizer.slot_names
+        if len(has) != len(self.slots):
+            raise ValueError(
+                f"{stock} has {len(has)} slots, and SOK's files have names for {len(self.slots)}: "
+                f"{', '.join(self.slots)}."
+            )
+
+    def has_state(self, variable: EmbeddingVariable) -> bool:
+        """Whether this worker has slots of the table: after a first step, or `store`."""
+        return bool(self.slots) and self._optimizer.slot_set in {s.name for s in table_state.slot_sets(variable)}
+
+    def read(self, shard: Shard) -> list[tf.Tensor]:
+        """Each slot of the shard's rows [n, D]; what no step has touched is what it starts as. Eager only."""
+        keys, dim = shard.keys.numpy(), shard.variable.dim
+        starts = [np.full([len(keys), dim], start, np.float32) for start in self._optimizer.slot_inits]
+        if not self.has_state(shard.variable):
+            return [tf.constant(start) for start in starts]
+        slots = np.concatenate(starts, axis=1)
+        found, values, _ = shard.variable.slots(self._optimizer.slot_set)
+        found, order = found.numpy().astype(keys.dtype), np.argsort(keys)
+        places = np.searchsorted(keys[order], found)
+        if len(found) > len(keys) or (places == len(keys)).any() or (keys[order][places] != found).any():
+            raise RuntimeError(f"table '{shard.variable.table_name}' got new rows while it was being dumped.")
+        slots[order[places]] = values.numpy()
+        return [tf.constant(part) for part in np.split(slots, len(self.slots), axis=1)]
+
+    def store(self, variable: EmbeddingVariable, keys: tf.Tensor, rows: tf.Tensor, slots: Sequence[tf.Tensor]) -> None:
+        """Puts rows of this worker [m, D] into the table, with their slots, each [m, D]. Eager only."""
+        table_state.restore_rows(
+            variable,
+            keys,
+            rows,
+            tf.concat(slots, 1),
+            slot_set=self._optimizer.slot_set,
+            rule=self._optimizer.rule,
+            slot_init=self._optimizer.slot_inits,
+        )

@@ -1,0 +1,212 @@
+"""`DynamicVariable`: a table of rows that appear with their keys, as SOK v2 makes it."""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+import tensorflow as tf
+
+from sok.compat.v2.mode import HasMode, default_name, owner_of
+from sok.lookup import lookup
+from sok.table.initializers import with_rows
+from sok.table.keys import check_key_dtype
+from sok.table.placement import Placement
+from sok.table.table import EmbeddingVariable
+
+# All that row numbers can tell apart. Rows take memory once they appear, so this costs nothing.
+MAX_CAPACITY = 2**32 - 2
+
+_VAR_TYPES = ("hbm", "hybrid", "dynamic")
+
+# What SOK's two hash tables are told about GPU memory and eviction. Nothing here has a meaning for ours.
+IGNORED_OPTIONS = (
+    "init_capacity",
+    "max_hbm_for_vectors",
+    "max_bucket_size",
+    "max_load_factor",
+    "block_size",
+    "device_id",
+    "io_by_cpu",
+    "evict_strategy",
+    "filter_ratio",
+    "reserved_key_start_bit",
+    "num_of_buckets_per_alloc",
+)
+
+
+class DynamicVariable(HasMode, EmbeddingVariable):
+    """A table that gives a row to each key when it is first looked up.
+
+    The row of `key` is on worker key % R, or all rows on one worker. It is a hashed `EmbeddingVariable`: look it up
+    with `sok.lookup_sparse`, `sok.all2all_dense_embedding` or `tf.nn.embedding_lookup`, and train it with
+    `sok.OptimizerWrapper(optimizer)`, `sok.optimizers` or `sok.DistributedOptimizer`.
+
+    Args:
+        dimension: length D of a row.
+        initializer: of a fresh row: None or 'random' (uniform in [-0.05, 0.05]), 'uniform' (in [0, 1]), 'ones',
+            'zeros', a number or a number as a string; also a Keras name, a Keras initializer or `f(shape, dtype)`. The
+            variance-scaling ones (Glorot, He, Lecun) need `max_capacity`, the number of rows they scale by.
+        var_type: None, 'hbm', 'hybrid' or 'dynamic', SOK's kinds of hash tables: remembered as `backend_type`, no more.
+        name: made unique; the same on all workers. None: SOK's "sok_dynamic_Variable_0", "sok_dynamic_Variable_1", ...
+        constraint: must be None.
+        trainable: whether a tape watches it by itself.
+        key_type: None (int64), int64, int32, uint32 or uint64: the dtype of the keys that `sok.export` gives. Lookups
+            take int32 and int64 for all but uint64.
+        dtype: None or float32.
+        mode: None or 'distributed', or 'localized:#': all rows are on worker #.
+        placement: in the place of `mode`, as `EmbeddingVariable` takes it.
+        **kwargs: `max_capacity`, the rows that a worker may hold (default 2^32 - 2, so that memory is the limit; a
+            table that is full raises and evicts nothing). What else SOK takes (`IGNORED_OPTIONS` in this module:
+            init_capacity, max_hbm_for_vectors, evict_strategy, ...) is about GPU memory and eviction, and is accepted
+            without effect.
+
+    Raises:
+        TypeError: a dtype that is not float32; an unknown keyword.
+        ValueError: another argument is out of range; a variance-scaling initializer without `max_capacity`.
+
+    Making one with an initializer that is not one of Keras' random or constant ones is collective.
+
+    Example:
+        >>> import sok, tensorflow as tf
+        >>> table = sok.DynamicVariable(dimension=3, initializer="13")
+        >>> sok.all2all_dense_embedding(table, tf.constant([0, 2**40])).numpy().tolist()
+        [[13.0, 13.0, 13.0], [13.0, 13.0, 13.0]]
+        >>> table.size.numpy().tolist()
+        [2, 3]
+
+    Source: `DynamicVariable` of SOK v2; differences are listed in docs/migrating.md.
+    """
+
+    def __init__(
+        self,
+        dimension: int,
+        initializer: Any = None,
+        var_type: str | None = None,
+        name: str | None = None,
+        constraint: Any = None,
+        trainable: bool = True,
+        key_type: Any = None,
+        dtype: Any = None,
+        mode: str | None = None,
+        placement: Placement | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if constraint is not None:
+            raise ValueError(f"sok.DynamicVariable: `constraint` must be None. Received: {constraint!r}.")
+        if dtype is not None and tf.as_dtype(dtype) != tf.float32:
+            raise TypeError(f"sok.DynamicVariable: `dtype` must be float32. Received: {tf.as_dtype(dtype).name}.")
+        if var_type not in (None, *_VAR_TYPES):
+            raise ValueError(f"`var_type` must be None, 'hbm', 'hybrid' or 'dynamic'. Received: {var_type!r}.")
+        _check_options(kwargs)
+        self._key_type = check_key_dtype(key_type, "key_type")
+        self._var_type, self._mode, self._config = var_type or "hbm", mode, dict(kwargs)
+        initializer = _keras_initializer(initializer)
+        if "max_capacity" not in kwargs:
+            initializer = with_rows(initializer, None, dimension)
+        super().__init__(
+            dimension,
+            kwargs.get("max_capacity", MAX_CAPACITY),
+            name=name or default_name("dynamic"),
+            # Lookups take int64 ids whatever the key type is, and no id may be cut off.
+            key_dtype=tf.uint64 if self._key_type == tf.uint64 else tf.int64,
+            initializer=initializer,
+            trainable=trainable,
+            owner=owner_of(mode),
+            placement=placement,
+        )
+
+    @property
+    def size(self) -> tf.Tensor:  # type: ignore[override]
+        """[rows of this worker, D]: int64. Not collective."""
+        return tf.stack([self.num_rows(), tf.constant(self.dim, tf.int64)])
+
+    @property
+    def dimension(self) -> int:
+        """Length D of a row."""
+        return self.dim
+
+    @property
+    def key_type(self) -> tf.DType:
+        """The dtype of the keys that `sok.export` gives."""
+        return self._key_type
+
+    @property
+    def handle_dtype(self) -> tf.DType:
+        """The dtype of rows, float32."""
+        return tf.float32
+
+    @property
+    def backend_type(self) -> str:
+        """The `var_type` given, or 'hbm'."""
+        return self._var_type
+
+    @property
+    def config_dict(self) -> dict[str, Any]:
+        """The keywords given."""
+        return self._config
+
+    @property
+    def mode(self) -> str | None:
+        """The `mode` given."""
+        return self._mode
+
+    @property
+    def indices(self) -> None:
+        """None: SOK's keys of the static buffer, which a table here never has."""
+        return None
+
+    def key_map(self, indices: Any) -> Any:
+        """Returns `indices`: keys are found by what they are."""
+        return indices
+
+    def sparse_read(self, keys: Any, name: str | None = None) -> tf.Tensor:
+        """The rows of `keys` [...]: [..., D]. Keys without a row get one. Collective; differentiable."""
+        return lookup.lookup_rows(self, keys, training=True)
+
+    def is_static(self) -> bool:
+        """False: see `to_static`."""
+        return False
+
+    def to_static(self, indices: Any = None) -> None:
+        """Not offered: SOK turns a table into a dense variable so that a stock optimizer can change it."""
+        raise NotImplementedError(
+            f"The table '{self.table_name}' has no static mode: nothing here has to turn it into a dense variable. "
+            "Train it with sok.OptimizerWrapper(optimizer), read rows with sok.all2all_dense_embedding and store them "
+            "with sok.assign."
+        )
+
+    def to_dynamic(self) -> None:
+        """Not offered, as `to_static`."""
+        self.to_static()
+
+    def __repr__(self) -> str:
+        rows = f", rows {int(self.num_rows()):,}" if tf.executing_eagerly() and not self._in_graph_mode else ""
+        return f"<sok.DynamicVariable '{self.table_name}' dimension={self.dim}, {self._key_type.name} keys{rows}>"
+
+    __str__ = __repr__
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    unknown = sorted(set(options) - {"max_capacity", *IGNORED_OPTIONS})
+    if unknown:
+        raise TypeError(
+            f"sok.DynamicVariable: unknown keyword(s) {', '.join(unknown)}. Known are max_capacity and, without "
+            f"effect, {', '.join(IGNORED_OPTIONS)}."
+        )
+
+
+def _keras_initializer(initializer: Any) -> Any:
+    """SOK's words for initializers, as what `EmbeddingVariable` takes."""
+    if isinstance(initializer, str):
+        if initializer.strip().lower() in ("", "random"):
+            return None
+        if initializer.strip().lower() == "uniform":
+            return tf.compat.v1.random_uniform_initializer(0.0, 1.0)
+        try:
+            initializer = float(initializer)
+        except ValueError:
+            return initializer
+    if isinstance(initializer, numbers.Real) and not isinstance(initializer, bool):
+        return tf.compat.v1.constant_initializer(float(initializer))
+    return initializer

@@ -1,0 +1,219 @@
+"""Who this worker is, and plain collectives: the functions of SOK v2's `communication`, over this job's transport.
+
+`sok.init()` (or `sok.Init`) comes first where there are several workers; a single process needs neither. A worker is
+one process with one device, so what SOK counts in GPUs is counted in workers here.
+
+The collectives work eagerly, in `tf.function` and in v1 graphs, are *collective* (every worker calls them in the same
+order) and are not differentiable: `sok.lookup_sparse` and the layers bring gradients home by themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import tensorflow as tf
+
+from sok.job import context
+from sok.job.transport.base import Transport, check_addable, check_has_rows, check_movable
+from sok.job.transport.refusal import all_refuse
+
+TOOLS = ("horovod", "single")
+
+_REDUCTIONS = ("sum", "average", "max", "min")
+
+
+def set_comm_tool(tool: str = "horovod") -> None:
+    """Joins the other workers, if there are any; `sok.init()` does the same. A second call does nothing.
+
+    Args:
+        tool: 'horovod', or 'single' for a process that is alone. Without other processes none is needed, and Horovod
+            need not be installed.
+
+    Raises:
+        ValueError: another tool; 'single', and there are several workers.
+        RuntimeError, ImportError: as `sok.Init`.
+
+    Collective.
+
+    Example:
+        >>> set_comm_tool("horovod")
+        >>> rank(), num_ranks()
+        (0, 1)
+
+    Source: `set_comm_tool` of SOK v2, where a second call is an error and an unknown tool is noticed later.
+    """
+    if tool not in TOOLS:
+        raise ValueError(f"`tool` must be 'horovod' or 'single'. Received: {tool!r}.")
+    context.Init()
+    if tool == "single" and context.size() > 1:
+        raise ValueError(f"`tool` 'single' is for one process. This job has {context.size()} workers: give 'horovod'.")
+
+
+def rank() -> int:
+    """Returns this worker's number, from 0 to `num_ranks() - 1`."""
+    return context.rank()
+
+
+def num_ranks() -> int:
+    """Returns the number of workers."""
+    return context.size()
+
+
+def local_rank() -> int:
+    """Returns this worker's number among those of its host."""
+    return context.local_rank()
+
+
+def id_in_rank() -> int:
+    """Returns which of its process' devices this is: 0, there is one."""
+    return 0
+
+
+def num_gpu_per_rank() -> int:
+    """Returns the number of devices of a process: 1."""
+    return 1
+
+
+def global_gpu_id() -> int:
+    """Returns `rank()`: there is one device to a worker."""
+    return context.rank()
+
+
+def num_gpus() -> int:
+    """Returns `num_ranks()`: there is one device to a worker."""
+    return context.size()
+
+
+def alltoall(tensor: Any, splits: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    """Sends each worker its rows and gives the rows that all workers sent here.
+
+    Args:
+        tensor: [n, ...]; the first splits[0] rows go to worker 0, then splits[1] to worker 1, ...
+        splits: [R] integers, with sum n.
+
+    Returns:
+        received [m, ...], worker 0's rows first, and received_splits [R] int32.
+
+    Raises:
+        TypeError: a dtype that cannot be sent, `splits` that are no integers.
+        ValueError: a scalar, or splits that do not fit.
+        tf.errors.InvalidArgumentError: the same on another worker, in its words; or here, in a graph, where only a run
+            shows that splits do not fit.
+
+    Two collectives: the first tells all workers what one of them refuses.
+
+    Example:
+        >>> received, splits = alltoall(tf.constant([1, 2, 3]), [3])
+        >>> received.numpy().tolist(), splits.numpy().tolist()
+        ([1, 2, 3], [3])
+    """
+    transport, name = context.get_transport(), context.unique_collective_name("sok/communication/alltoall")
+    # Here and not in the transports, so that a program that runs on one worker runs on many.
+    try:
+        tensor = tf.convert_to_tensor(tensor)
+        check_movable(tensor.dtype, "alltoall")
+        check_has_rows(tensor, "alltoall")
+        splits, wrong = _checked_splits(splits, tensor, transport.size)
+    except (TypeError, ValueError) as error:
+        if tf.executing_eagerly():
+            with contextlib.suppress(tf.errors.InvalidArgumentError):
+                _tell(transport, name, str(error))
+        elif transport.size > 1:
+            all_refuse(transport, f"{name}/refused", str(error))
+        raise
+    with tf.control_dependencies([_tell(transport, name, wrong)]):
+        return transport.all_to_all(tensor, tf.identity(splits), name)
+
+
+def _tell(transport: Transport, name: str, wrong: tf.Tensor | str) -> tf.Tensor:
+    """Raises on all workers what is wrong on one of them, a text; empty where nothing is. Peers would wait for a rank
+    that raised alone. In a graph nothing is wrong once the tensor that it gives is there.
+    """
+    who = tf.where(tf.equal(wrong, ""), "", f"rank {transport.rank} of {transport.size}: ")
+    said = transport.all_gather(tf.io.decode_raw(tf.strings.join([who, wrong]), tf.uint8), f"{name}/refused")
+    text = tf.strings.unicode_encode(tf.cast(said, tf.int32), "UTF-8")
+    with tf.control_dependencies([tf.debugging.Assert(tf.equal(tf.size(said), 0), [text])]):
+        return tf.identity(said)
+
+
+def _checked_splits(splits: Any, tensor: tf.Tensor, workers: int) -> tuple[tf.Tensor, tf.Tensor | str]:
+    """The splits as int32, and a text that says what is wrong with them where only a run shows it."""
+    splits = tf.convert_to_tensor(splits)
+    if not splits.dtype.is_integer:
+        raise TypeError(f"alltoall: `splits` must be integers. Received: {splits.dtype.name}.")
+    if not splits.shape.is_compatible_with([workers]):
+        raise ValueError(
+            f"alltoall: `splits` must have one value per worker, {workers}. Received: shape {splits.shape}."
+        )
+    text = "alltoall: `splits` must not be negative, and must sum to the number of rows of `tensor`. Received:"
+    given, rows = tf.get_static_value(splits), tf.compat.dimension_value(tensor.shape[0])
+    if given is not None and (min(given) < 0 or rows not in (sum(given), None)):
+        raise ValueError(f"{text} {given.tolist()} for {'some' if rows is None else rows} rows.")
+    splits = tf.cast(splits, tf.int32)
+    if given is not None and rows is not None:
+        return splits, ""
+    fits = tf.logical_and(tf.reduce_all(splits >= 0), tf.equal(tf.reduce_sum(splits), tf.shape(tensor)[0]))
+    return splits, tf.where(fits, "", tf.strings.format(text + " {} for {} rows.", (splits, tf.shape(tensor)[0])))
+
+
+def allreduce(tensor: Any, op: str = "average") -> tf.Tensor:
+    """Combines the tensors of all workers, element by element.
+
+    Args:
+        tensor: dense numbers, of a shape equal on all workers.
+        op: 'sum', 'average' (floating point only), 'max' or 'min'.
+
+    Returns:
+        A tensor like `tensor`, equal on all workers.
+
+    Raises:
+        ValueError: another `op`.
+        TypeError: a dtype that cannot be combined so.
+
+    Example:
+        >>> float(allreduce(tf.constant(2.0), "sum"))
+        2.0
+    """
+    if op not in _REDUCTIONS:
+        raise ValueError(f"`op` must be 'sum', 'average', 'max' or 'min'. Received: {op!r}.")
+    tensor, transport = tf.convert_to_tensor(tensor), context.get_transport()
+    if op in ("sum", "average"):
+        check_addable(tensor.dtype, "allreduce", op == "average")
+    else:
+        check_movable(tensor.dtype, "allreduce")
+    name = context.unique_collective_name("sok/communication/allreduce")
+    if op in ("sum", "average"):
+        return transport.grouped_all_reduce([tensor], name, average=op == "average")[0]
+    everyone = transport.all_gather(tensor[tf.newaxis], name)
+    return tf.reduce_max(everyone, 0) if op == "max" else tf.reduce_min(everyone, 0)
+
+
+def allgather(tensor: Any) -> tf.Tensor:
+    """Gives all workers' rows [m, ...], worker 0's first.
+
+    Args:
+        tensor: [n, ...], n as each worker likes, also 0.
+
+    Example:
+        >>> allgather(tf.constant([[1], [2]])).numpy().tolist()
+        [[1], [2]]
+    """
+    tensor = tf.convert_to_tensor(tensor)
+    check_movable(tensor.dtype, "allgather")
+    check_has_rows(tensor, "allgather")
+    name = context.unique_collective_name("sok/communication/allgather")
+    return context.get_transport().all_gather(tensor, name)
+
+
+def broadcast(tensor: Any, root: int) -> tf.Tensor:
+    """Gives worker `root`'s tensor to all; the others pass one of the same shape and dtype.
+
+    Example:
+        >>> int(broadcast(tf.constant(7), 0))
+        7
+    """
+    tensor = tf.convert_to_tensor(tensor)
+    check_movable(tensor.dtype, "broadcast")
+    name = context.unique_collective_name("sok/communication/broadcast")
+    return context.get_transport().broadcast(tensor, root, name)

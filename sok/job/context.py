@@ -1,0 +1,324 @@
+"""The job: who this worker is in it, and how it reaches the others."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import threading
+import weakref
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework import ops
+from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
+
+from sok.base import names, profiling, tracing
+from sok.job import dead_peers, gpus
+from sok.job.transport import horovod, watch
+from sok.job.transport.base import Transport
+from sok.job.transport.local import LocalTransport
+
+# How launchers tell a process how many of it they started: horovodrun, Open MPI, other MPIs.
+_LAUNCHER_VARIABLES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+
+
+@dataclasses.dataclass
+class _Job:
+    transport: Transport
+    global_batch_size: Any = None
+    seed: Any = 0
+    deadline: float = 0.0
+    is_explicit: bool = False  # made by Init, not by the first table of a single process
+    seed_was_read: bool = False
+    ranks_agree: bool = False
+    gpu_error: RuntimeError | None = None
+
+
+_job: _Job | None = None
+# What sok.compat.strategy was told; until the job ends.
+enabled_strategy: str | None = None
+_lock = threading.RLock()
+_graph_counters: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+
+
+def Init(global_batch_size: int | None = None, seed: int | None = None, deadline: float | None = None) -> tf.Tensor:
+    """Starts the job: call it once on every worker, before the first layer.
+
+    Joins the other workers when this process is one of several: it was launched by `horovodrun` or `mpirun`, or
+    `hvd.init()` was called before. Otherwise this is a world of one worker, with or without Horovod installed.
+
+    Args:
+        global_batch_size: samples of all workers in one step: at least `size()` and divisible by it. None says nothing.
+            It is checked and remembered, no more.
+        seed: of the initial values of tables. None means 0: the same model in every run, at any number of workers.
+        deadline: seconds that a collective (a lookup, an update) may wait for workers that do not come, because their
+            program does something else. After 60 s, or half of it, one of those that wait writes to stderr which
+            workers came, and what the others do; after the deadline it ends the job on all workers. 0: wait for ever.
+            None: SOK_DEADLINE of the environment, else 1800. Make it longer than the longest thing that only some
+            workers do between two steps, such as an evaluation.
+
+    Returns:
+        A string tensor 'OK'. In a v1 graph it is what to `session.run` once before training: running it checks that all
+        workers passed the same arguments (running it again checks nothing); everything else happened when it was built.
+
+    Raises:
+        ValueError: `global_batch_size` cannot be split over the workers; an argument is not a whole number; arguments
+            other than those of the first call (a second call without arguments, or with the same, does nothing).
+        tf.errors.InvalidArgumentError: workers passed different arguments. Raised on all of them.
+        ImportError: several workers were launched and Horovod is not installed.
+        RuntimeError: a launcher started several processes that Horovod does not see as one job; this host has fewer
+            GPUs than workers, or TensorFlow has started its GPUs already.
+
+    On a host with GPUs each worker gets the one with its `local_rank`, whose memory grows as needed; where one GPU is
+    visible already, it stays (docs/gpu.md).
+
+    Collective. On several workers it also adds a line to the report of an exception that a dead peer caused
+    (`sys.excepthook`), and with SOK_TRACE=1 in the environment a count of collectives when the process ends. With
+    SOK_TRACE=FILE it starts a profile that is written then (`sok.profile`), on one worker too.
+
+    Example:
+        >>> import sok
+        >>> sok.shutdown()
+        >>> sok.Init(global_batch_size=64, seed=7).numpy()
+        b'OK'
+        >>> sok.rank(), sok.size()
+        (0, 1)
+        >>> sok.shutdown()
+
+    Source: `Init` of SOK v1, which fails when called twice and draws a seed when given none.
+    """
+    global _job
+    with _lock:
+        if _job is not None and _job.is_explicit:
+            _check_repeated(_job, global_batch_size, seed, deadline)
+            return _check_agreement(_job)
+        job = _join(0 if seed is None else seed, global_batch_size, deadline)
+        # The GPU cannot be chosen any more once something has run; so this comes first, and tells what it has to say.
+        try:
+            gpus.bind(job.transport.local_rank, job.transport.size)
+        except RuntimeError as error:
+            job.gpu_error = error
+        # What the ranks say to each other, so that all of them fail if one does; then what each says.
+        ok = _check_agreement(job)
+        if job.gpu_error is not None:
+            raise job.gpu_error
+        job.seed = _whole_number("seed", job.seed)
+        job.global_batch_size = _check_batch(job.global_batch_size, job.transport.size)
+        _check_seed_is_in_time(_job, job.seed)
+        profiling.follow_environment(job.transport.rank, job.transport.size)
+        _job = job
+    if job.transport.size > 1:
+        dead_peers.explain_on_exit(job.transport.rank)
+        tracing.summarize_at_exit(job.transport.rank)
+    return ok
+
+
+def get_transport() -> Transport:
+    """Returns how this worker reaches the others. A single process needs no `Init` for it.
+
+    Raises:
+        RuntimeError: this process is one of several workers, and `sok.Init` has not been called.
+    """
+    return _get_job().transport
+
+
+def get_seed() -> int:
+    """Returns the seed of the initial values: what `Init` was given, or 0."""
+    job = _get_job()
+    job.seed_was_read = True
+    return job.seed
+
+
+def get_global_batch_size() -> int | None:
+    """Returns what `Init` was given, or None."""
+    return _get_job().global_batch_size
+
+
+def rank() -> int:
+    """Returns this worker's number, from 0 to `size() - 1`."""
+    return get_transport().rank
+
+
+def size() -> int:
+    """Returns the number of workers."""
+    return get_transport().size
+
+
+def local_rank() -> int:
+    """Returns this worker's number among those of its host."""
+    return get_transport().local_rank
+
+
+def shutdown() -> None:
+    """Ends the job; `Init` may then start another. Does nothing without a job.
+
+    Call it on all workers, and make new tables afterwards: names of tables and optimizers are free again, so that a
+    second run in one process has the initial values and the names in checkpoints of the first. Horovod keeps running
+    until the process ends: it cannot be started a second time reliably, since workers that are early would find the
+    addresses of the first time.
+    """
+    global _job, enabled_strategy
+    with _lock:
+        if _job is not None:
+            _job.transport.shutdown()
+            _job.transport.has_ended = True
+        _job = enabled_strategy = None
+        names.start_anew()
+
+
+def unique_collective_name(base: str) -> str:
+    """Returns `base` with a number that no other collective of this base has in the function under construction.
+
+    The number depends only on the program being traced and so is equal on all ranks: each function counts by itself,
+    with its loops and branches, whoever calls it and whatever else a rank has traced before. For a rank may trace a
+    function anew, for a batch of another shape, while its peers use what they have traced. So two functions may have
+    collectives of one name: `sok.job.transport.ordering` runs these in the order of the program. In a v1 graph, which has
+    no such order, all functions count together. Eager calls run one by one and get `base` as it is.
+    """
+    if tf.executing_eagerly():
+        return base
+    with _lock:
+        counters = _graph_counters.setdefault(_counting_graph(), {})
+        return f"{base}/{next(counters.setdefault(base, itertools.count()))}"
+
+
+def _counting_graph() -> Any:
+    graph = ops.get_default_graph()
+    is_v1 = not tf.compat.v1.executing_eagerly_outside_functions()
+    while graph.building_function and (is_v1 or isinstance(graph, ControlFlowFuncGraph)) and graph.outer_graph:
+        graph = graph.outer_graph
+    return graph
+
+
+def _get_job() -> _Job:
+    global _job
+    if _job is None:
+        with _lock:
+            if _job is None:
+                launcher = _launcher_of_many()
+                if launcher or horovod.running_size() > 1:
+                    raise RuntimeError(
+                        f"This process is one of several workers ({launcher or 'hvd.init() was called'}), and sok.Init "
+                        "has not been called. Call sok.Init(global_batch_size=...) once on every worker, before the "
+                        "first layer."
+                    )
+                profiling.follow_environment(rank=0, size=1)
+                _job = _Job(LocalTransport())
+    return _job
+
+
+def _join(seed: Any, global_batch_size: Any, deadline: Any) -> _Job:
+    seconds = watch.checked_deadline(deadline)
+    launcher = _launcher_of_many()
+    transport: Transport = LocalTransport()
+    if launcher or horovod.running_size() > 0 or "HOROVOD_SIZE" in os.environ:
+        found = horovod.HorovodTransport(seconds)
+        if launcher and launcher != f"{launcher.partition('=')[0]}={found.size}":
+            raise RuntimeError(
+                f"The launcher says {launcher}, but Horovod sees {found.size} worker(s). A Horovod that was built "
+                "without MPI does not understand mpirun: use `horovodrun --gloo -np N ...`."
+            )
+        # horovodrun -np 1: Horovod is there for the user's own calls; we need no collectives.
+        transport = found if found.size > 1 else transport
+    return _Job(transport, global_batch_size, seed, seconds, is_explicit=True)
+
+
+def _launcher_of_many() -> str:
+    """Which environment variable says that there are several workers, as 'NAME=N'; empty if none does."""
+    for variable in _LAUNCHER_VARIABLES:
+        text = os.environ.get(variable, "")
+        if text.isdigit() and int(text) > 1:
+            return f"{variable}={int(text)}"
+    return ""
+
+
+def _is_whole_number(value: Any) -> bool:
+    try:
+        return not isinstance(value, bool) and int(value) == value and -(2**63) <= value < 2**63
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+def _whole_number(argument: str, value: Any) -> int:
+    if not _is_whole_number(value):
+        raise ValueError(f"`{argument}` must be a whole number of 64 bits. Received: {value!r}.")
+    return int(value)
+
+
+def _check_batch(global_batch_size: Any, size: int) -> int | None:
+    if global_batch_size is None:
+        return None
+    batch = _whole_number("global_batch_size", global_batch_size)
+    if batch < size:
+        raise ValueError(f"`global_batch_size` must be at least the number of workers, {size}. Received: {batch}.")
+    if batch % size:
+        raise ValueError(f"`global_batch_size` must be divisible by the number of workers, {size}. Received: {batch}.")
+    return batch
+
+
+def _check_repeated(job: _Job, global_batch_size: Any, seed: Any, deadline: Any) -> None:
+    for argument, before, now in (
+        ("global_batch_size", job.global_batch_size, global_batch_size),
+        ("seed", job.seed, seed),
+        ("deadline", job.deadline, deadline),
+    ):
+        if now is not None and now != before:
+            raise ValueError(
+                f"sok.Init was called before with {argument}={before}. Received: {argument}={now!r}. "
+                "Call sok.shutdown() first to start anew."
+            )
+
+
+def _check_seed_is_in_time(implicit: _Job | None, seed: int) -> None:
+    if implicit is not None and implicit.seed_was_read and implicit.seed != seed:
+        raise ValueError(
+            "sok.Init(seed=...) must be called before the first table: there are tables made with seed "
+            f"{implicit.seed}. Received: seed={seed}."
+        )
+
+
+def _check_agreement(job: _Job) -> tf.Tensor:
+    """Gives 'OK' if all ranks passed the same arguments to Init, else raises on all of them. Asks once per job."""
+    with tf.init_scope():
+        if job.transport.size == 1 or job.ranks_agree:
+            return tf.constant("OK")
+        if tf.executing_eagerly():
+            ok = _gather_and_compare(job)
+            job.ranks_agree = True
+            return ok
+
+        # In a v1 graph the session decides whether and how often this runs.
+        def has_to_ask() -> bool:
+            return not job.ranks_agree
+
+        def ask() -> tf.Tensor:
+            with tf.control_dependencies([_gather_and_compare(job)]):
+                return tf.numpy_function(note_agreement, [], tf.string)
+
+        def note_agreement() -> bytes:
+            job.ranks_agree = True
+            return b"OK"
+
+        return tf.cond(tf.numpy_function(has_to_ask, [], tf.bool), ask, lambda: tf.constant("OK"))
+
+
+def _gather_and_compare(job: _Job) -> tf.Tensor:
+    words = [_word(job.global_batch_size, none=-1), _word(job.seed, none=0), int(job.gpu_error is not None)]
+    everyone = job.transport.all_gather(tf.constant([words], tf.int64), unique_collective_name("sok/init"))
+    check = tf.debugging.Assert(
+        tf.reduce_all(tf.equal(everyone, everyone[:1])),
+        [
+            "sok.Init: all workers must pass the same [global_batch_size, seed] (-1: None), and find a GPU for "
+            "themselves (0; 1: has not). Received, by rank:",
+            everyone,
+        ],
+        summarize=3 * job.transport.size,
+    )
+    with tf.control_dependencies([] if check is None else [check]):
+        return tf.constant("OK")
+
+
+def _word(argument: Any, none: int) -> int:
+    # What is no number fails its own check afterwards, on the rank that passed it; the others must not wait for that.
+    return none if argument is None else int(argument) if _is_whole_number(argument) else -(2**63)

@@ -1,0 +1,247 @@
+"""Many workers through Horovod: the only file that imports it, on first use."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sok.base import _ops, tracing
+from sok.job.transport.base import Transport, check_addable, check_has_rows, check_movable, run_now
+from sok.job.transport.ordering import in_turn, turns_of
+from sok.job.transport.watch import Watch
+
+_CPU = "/CPU:0"
+_SHARED = (tf.int32, tf.int64, tf.float32, tf.float64)  # vectors of these, through shared memory on one host
+# What Horovod does not move as it is: we move the bits.
+_MOVED_AS = {tf.bfloat16: tf.uint16, tf.uint32: tf.int32, tf.uint64: tf.int64}
+# What Horovod does not add: we add wider numbers.
+_ADDED_AS = {tf.bfloat16: tf.float32}
+
+
+def running_size() -> int:
+    """How many workers a Horovod that runs in this process has; 0 if none runs. Does not import it."""
+    hvd = sys.modules.get("horovod.tensorflow")
+    is_initialized = getattr(hvd, "is_initialized", None)
+    return hvd.size() if is_initialized is not None and is_initialized() else 0
+
+
+class HorovodTransport(Transport):
+    """The processes and collectives of Horovod, as it was built (Gloo or MPI). Starts Horovod if nobody has.
+
+    Tensors are staged through the CPU; TensorFlow copies those of a GPU there and back. Where all workers are on one
+    host, what `all_to_all` moves lies in memory that they share, and Horovod only tells where (SOK_SHARED_MEMORY=0 in
+    the environment of any worker turns that off). Only a Horovod that was built to do its alltoall on GPUs
+    (HOROVOD_GPU_OPERATIONS=NCCL) gets floats that lie on one as they are; all workers must then have them there.
+
+    Args:
+        deadline: seconds that a collective may wait for workers which do not come (`sok.job.transport.watch`); 0: for ever.
+
+    Raises:
+        ImportError: Horovod is not installed.
+    """
+
+    name = "horovod"
+
+    def __init__(self, deadline: float = 0.0) -> None:
+        try:
+            import horovod.tensorflow as hvd
+        except ImportError as error:
+            raise ImportError(
+                "This process was launched as one of several workers, but Horovod cannot be imported here "
+                f"({error}). Install Horovod (docs/install.md), or start one process without horovodrun or mpirun."
+            ) from error
+        self._hvd = hvd
+        if not hvd.is_initialized():
+            hvd.init()
+        self.rank, self.size, self.local_rank = hvd.rank(), hvd.size(), hvd.local_rank()
+        self._watch: Watch | None = None
+        if deadline and self.size > 1:
+            self._watch = Watch(self.rank, self.size, deadline, self._store(), self.abort)
+        self.shares_memory = self._can_share_memory()
+        self.moves_on_gpu = _has_gpu_kernel("HorovodAlltoall")
+
+    def _store(self) -> str:
+        """'host:port' of a key-value store that all workers reach: horovodrun's, or else one that rank 0 starts now."""
+        host, port = (os.environ.get(f"HOROVOD_GLOO_RENDEZVOUS_{what}", "") for what in ("ADDR", "PORT"))
+        if host and port:
+            return f"{host}:{port}"
+        own = b""
+        if self.rank == 0:
+            from horovod.runner.http.http_server import KVStoreServer
+
+            own = f"{socket.gethostname()}:{KVStoreServer(verbose=False).start_server()}".encode()
+        told = run_now(lambda: self.all_gather(tf.constant(list(own), tf.uint8), "sok/watch/store"))
+        return bytes(told).decode()
+
+    def _can_share_memory(self) -> bool:
+        """Whether all ranks can read one another's shared memory, as on one host. The same on all ranks."""
+        if self.size == 1:
+            return False
+        lib, wanted = _ops.lib(), os.environ.get("SOK_SHARED_MEMORY", "1") != "0"
+
+        def ask() -> tf.Tensor:
+            offers = self.all_gather(lib.sok_shared_offer(self.size - 1)[tf.newaxis], "sok/shared_memory/offers")
+            can = tf.logical_and(lib.sok_shared_can_read(offers, rank=self.rank), wanted)
+            return tf.reduce_all(self.all_gather(can[tf.newaxis], "sok/shared_memory/answers"))
+
+        return bool(run_now(ask))
+
+    def all_to_all(self, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+        place = self._place_of(tensor)
+        with tf.device(place) if place else tensor.graph.colocate_with(tensor.op, ignore_existing=True):
+            tensor = tf.convert_to_tensor(tensor)
+            wire, splits = _to_wire(tensor, "all_to_all"), tf.convert_to_tensor(splits, tf.int32)
+            is_shared = self.shares_memory and place == _CPU and wire.shape.rank == 1 and wire.dtype in _SHARED
+
+            def collective(wire: tf.Tensor, turns: list[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+                if not is_shared:
+                    return self._hvd.alltoall(wire, splits, **_named(name))
+                # The data lie in shared memory; where, and that they are there, Horovod tells.
+                lib, how = _ops.lib(), {"collective": name, "rank": self.rank}
+                posted, sizes = lib.sok_shared_post(wire, splits, turns, **how)
+                envelopes, sizes = self._hvd.alltoall(posted, sizes, **_named(name))
+                return lib.sok_shared_collect(envelopes, sizes, wire, splits, turns, **how)
+
+            received, received_splits = self._run("all_to_all", name, wire, collective)
+            received.set_shape([None, *tensor.shape[1:]])
+            received_splits.set_shape([self.size])
+            return _from_wire(received, tensor.dtype), received_splits
+
+    def _place_of(self, tensor: tf.Tensor) -> str:
+        """Where the all-to-all of a tensor runs. The same on all ranks, if all have the tensor on a GPU or none.
+
+        Empty in a v1 graph that leaves it to TensorFlow where the tensor is: there, which is known when a session runs.
+        """
+        if not (self.moves_on_gpu and tf.is_tensor(tensor) and tensor.dtype.is_floating):
+            return _CPU
+        if not tensor.device and not tf.compat.v1.executing_eagerly_outside_functions():
+            return ""
+        device = tensor.device or _CPU
+        return device if "GPU" in device.rpartition("device:")[2] else _CPU
+
+    def gpu_tensors(self) -> str:
+        if self.moves_on_gpu:
+            return f"on the device ({'NCCL' if self._hvd.nccl_built() else 'MPI'})"
+        way = "MPI" if self._hvd.mpi_enabled() else "Gloo"
+        return f"staged through the host ({way}{', in shared memory' if self.shares_memory else ''})"
+
+    def grouped_all_reduce(self, tensors: Sequence[tf.Tensor], name: str, average: bool) -> list[tf.Tensor]:
+        with tf.device("/CPU:0"):
+            tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+            groups: dict[tf.DType, list[int]] = {}
+            for place, tensor in enumerate(tensors):
+                check_addable(tensor.dtype, "grouped_all_reduce", average)
+                groups.setdefault(_ADDED_AS.get(tensor.dtype, tensor.dtype), []).append(place)
+            results: list[Any] = [None] * len(tensors)
+            for dtype, places in groups.items():
+                group = [tf.cast(tensors[place], dtype) for place in places]
+                group_name = name if len(groups) == 1 else f"{name}/{dtype.name}"
+                for place, result in zip(places, self._reduce_group(group, group_name, average), strict=True):
+                    result.set_shape(tensors[place].shape)
+                    results[place] = tf.cast(result, tensors[place].dtype)
+            return results
+
+    def _reduce_group(self, group: list[tf.Tensor], name: str, average: bool) -> list[tf.Tensor]:
+        op = self._hvd.Average if average else self._hvd.Sum
+
+        def collective(first: tf.Tensor, _: Any) -> list[tf.Tensor]:
+            return self._hvd.grouped_allreduce([first, *group[1:]], op=op, **_named(name))
+
+        return self._run("all_reduce", name, group, collective)
+
+    def all_gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        with tf.device("/CPU:0"):
+            tensor = tf.convert_to_tensor(tensor)
+            check_has_rows(tensor, f"all_gather '{name}'")
+            wire = _to_wire(tensor, "all_gather")
+
+            (gathered,) = self._run("all_gather", name, wire, lambda x, _: [self._hvd.allgather(x, **_named(name))])
+            if tensor.shape.rank is not None:
+                gathered.set_shape([None, *tensor.shape[1:]])
+            return _from_wire(gathered, tensor.dtype)
+
+    def broadcast(self, tensor: tf.Tensor, root_rank: int, name: str) -> tf.Tensor:
+        if not 0 <= root_rank < self.size:
+            raise ValueError(
+                f"`root_rank` must be in [0, {self.size}), the ranks of this job. Received: {root_rank!r}."
+            )
+        with tf.device("/CPU:0"):
+            tensor = tf.convert_to_tensor(tensor)
+            wire = _to_wire(tensor, "broadcast")
+
+            def collective(x: tf.Tensor, _: Any) -> list[tf.Tensor]:
+                return [self._hvd.broadcast(x, root_rank, **_named(name))]
+
+            (received,) = self._run("broadcast", name, wire, collective)
+            received.set_shape(tensor.shape)
+            return _from_wire(received, tensor.dtype)
+
+    def barrier(self, name: str) -> tf.Tensor:
+        with tf.device("/CPU:0"):
+
+            def collective(x: tf.Tensor, _: Any) -> list[tf.Tensor]:
+                return [self._hvd.allreduce(x, op=self._hvd.Sum, **_named(name))]
+
+            return self._run("barrier", name, tf.constant(1), collective)[0]
+
+    def _run(self, kind: str, name: str, tensors: Any, collective: Callable[..., Sequence[tf.Tensor]]) -> Any:
+        """What `collective(first of tensors, turns)` gives: counted, and in turn with others of the name."""
+        turns = turns_of(name)
+
+        def build() -> list[tf.Tensor]:
+            first, *_ = tracing.count_group(tf.nest.flatten(tensors), name, kind, turns)
+            try:
+                result, *others = collective(first, turns)
+            except tf.errors.OpError as error:
+                if self._watch is None or not self._watch.verdict:
+                    raise
+                raise tf.errors.DeadlineExceededError(None, None, self._watch.verdict) from error
+            return [tracing.done(result, name, turns), *others]
+
+        return in_turn(turns, build)
+
+    def abort(self) -> None:
+        self._hvd.shutdown()
+
+    def shutdown(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
+        # Horovod ends with the process. Ended here, it could not be started again: horovodrun's rendezvous keeps the
+        # addresses of the first time until all ranks have left, and a rank that is early connects to those and aborts.
+
+
+def _has_gpu_kernel(op: str) -> bool:
+    from tensorflow.python.framework import kernels
+
+    return any("GPU" in kernel.device_type for kernel in kernels.get_registered_kernels_for_op(op).kernel)
+
+
+def _named(name: str) -> dict[str, Any]:
+    """How Horovod is told the name: the last part of the node's name, so '/' must not occur in it.
+
+    The scopes before it are ignored: they hold counters of what else this rank has traced. No two names become one,
+    nor do they differ by case alone, which TensorFlow takes for the same.
+    """
+
+    def legal(c: str) -> str:
+        if c.isascii() and (c.islower() or c.isdigit()):
+            return c
+        return f"-{c.lower()}" if c.isascii() and c.isupper() else f"_{ord(c):x}_"
+
+    parts = ["".join(map(legal, part)) for part in name.split("/")]
+    # A part must begin with a letter, a digit or a dot, which occurs nowhere else.
+    return {"name": ">".join(p if p[:1].isalnum() else f".{p}" for p in parts), "ignore_name_scope": True}
+
+
+def _to_wire(tensor: tf.Tensor, what: str) -> tf.Tensor:
+    check_movable(tensor.dtype, what)
+    return tf.bitcast(tensor, _MOVED_AS[tensor.dtype]) if tensor.dtype in _MOVED_AS else tensor
+
+
+def _from_wire(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    return tensor if tensor.dtype == dtype else tf.bitcast(tensor, dtype)

@@ -1,0 +1,1 @@
+"""Layers and callbacks for Keras 3 and tf_keras."""

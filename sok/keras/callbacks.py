@@ -1,0 +1,232 @@
+"""Callbacks for `fit` on several workers, under Keras 3 and under tf_keras.
+
+    model.fit(..., callbacks=[sok.callbacks.BroadcastVariablesCallback(), sok.callbacks.MetricAverageCallback()])
+
+They are no subclasses of either library's `Callback`, since one process may use both; both libraries only call methods.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from sok.checkpoint import save_weights
+from sok.distributed.broadcast import broadcast_variables
+from sok.job import context
+from sok.job.agreement import together
+
+
+class _Callback:
+    """What both libraries expect of a callback."""
+
+    def __init__(self) -> None:
+        self.model: Any = None
+        self.params: dict[str, Any] = {}
+
+    def set_params(self, params: dict[str, Any]) -> None:
+        self.params = params
+
+    def set_model(self, model: Any) -> None:
+        self.model = model
+
+    def _nothing(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+    # Keras 3 goes without waiting for each batch if all callbacks say that theirs is this one.
+    _nothing._is_default = True  # type: ignore[attr-defined]
+
+    on_train_begin = on_train_end = on_test_begin = on_test_end = on_predict_begin = on_predict_end = _nothing
+    on_epoch_begin = on_epoch_end = on_batch_begin = on_batch_end = _nothing
+    on_train_batch_begin = on_train_batch_end = on_test_batch_begin = on_test_batch_end = _nothing
+    on_predict_batch_begin = on_predict_batch_end = _nothing
+
+    # tf_keras asks these.
+    _supports_tf_logs = False
+    _chief_worker_only = None
+
+    def _implements_train_batch_hooks(self) -> bool:
+        return type(self).on_train_batch_end is not _Callback.on_train_batch_end
+
+    def _implements_test_batch_hooks(self) -> bool:
+        return False
+
+    def _implements_predict_batch_hooks(self) -> bool:
+        return False
+
+
+class BroadcastVariablesCallback(_Callback):
+    """Gives all workers the dense weights and the optimizer state of worker `root_rank` when training begins.
+
+    Broadcasts what exists when `fit` begins; if the first batch made more variables (optimizer slots; weights of a
+    model that was not built), everything once more after it. Replicas that differed during that batch are made equal,
+    but have already sent their gradients: build the model first, or give all workers the same seed, where N workers
+    must equal one from the first step. Each embedding table keeps its rows, which start alike anyhow.
+
+    Args:
+        root_rank: whose values, in [0, R). A checkpoint that this worker alone has loaded reaches all.
+
+    Collective: on all workers or on none. Two collectives a `fit` at the most, none on one worker.
+
+    Example:
+        >>> BroadcastVariablesCallback(root_rank=0).root_rank
+        0
+    """
+
+    def __init__(self, root_rank: int = 0) -> None:
+        super().__init__()
+        self.root_rank = root_rank
+        self._sent: set[int] = set()
+        self._is_first_batch = False
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._is_first_batch = True
+        self._sent = set()
+        self._broadcast()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._is_first_batch:
+            self._is_first_batch = False
+            if any(id(variable) not in self._sent for variable in _variables_of(self.model)):
+                self._broadcast()
+
+    def _broadcast(self) -> None:
+        if not tf.compat.v1.executing_eagerly_outside_functions():
+            raise RuntimeError(
+                "sok.callbacks need eager execution. In a v1 graph run sok.broadcast_variables(...) in the session, "
+                "or use sok.hooks.BroadcastVariablesHook."
+            )
+        variables = list(_variables_of(self.model))
+        broadcast_variables(variables, self.root_rank)
+        self._sent = {id(variable) for variable in variables}
+
+
+class MetricAverageCallback(_Callback):
+    """Averages the logs of each epoch over the workers, so that all print, record and decide upon the same numbers.
+
+    Put it before callbacks that decide something by the logs (EarlyStopping, ReduceLROnPlateau, ModelCheckpoint):
+    workers that stop at different epochs leave the others waiting. The average of a metric that is no mean over
+    samples (AUC) is only an approximation of that metric over all samples.
+
+    Args:
+        num_samples: of this worker's training data, to weight by. None: workers count alike.
+        num_validation_samples: the same for metrics named 'val_...'.
+
+    Collective: one a epoch, none on one worker. All workers must have the same metrics.
+
+    Example:
+        >>> logs = {"loss": 0.5}
+        >>> MetricAverageCallback().on_epoch_end(0, logs)
+        >>> logs
+        {'loss': 0.5}
+    """
+
+    def __init__(self, num_samples: int | None = None, num_validation_samples: int | None = None) -> None:
+        super().__init__()
+        self._weights = {
+            False: _checked_weight("num_samples", num_samples),
+            True: _checked_weight("num_validation_samples", num_validation_samples),
+        }
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        transport = context.get_transport()
+        names = sorted(name for name, value in (logs or {}).items() if isinstance(value, numbers.Number))
+        if transport.size == 1 or not names:
+            return
+        weights = tf.constant([self._weights[name.startswith("val_")] for name in names], tf.float64)
+        values = tf.constant([logs[name] for name in names], tf.float64)
+        sums = transport.grouped_all_reduce([tf.stack([weights * values, weights])], "sok/metrics", average=False)[0]
+        for name, (weighted, weight) in zip(names, sums.numpy().T.tolist(), strict=True):
+            if weight > 0:
+                logs[name] = weighted / weight
+
+
+class ModelCheckpoint(_Callback):
+    """Saves the weights of a model with its tables after each epoch, on any number of workers: see `sok.save_weights`.
+
+    In place of Keras' own, of which with several workers each would write the dense weights alone. Worker 0's logs
+    decide and name the file.
+
+    Args:
+        filepath: ends in '.weights.h5'; may name the epoch and logs, as in 'w-{epoch:02d}-{val_loss:.2f}.weights.h5'.
+            On storage that all workers see, and the same on all of them.
+        monitor: which of the logs `save_best_only` goes by.
+        save_best_only: whether to save only when that is better than in all epochs before.
+        mode: 'min' or 'max': what is better.
+
+    Raises:
+        ValueError: `mode` is neither of these; the name has another ending; the logs have no such value.
+
+    Collective: on all workers or on none. `sok.load_weights(model, path)` reads what it writes.
+
+    Example:
+        >>> ModelCheckpoint("w-{epoch:02d}.weights.h5").filepath
+        'w-{epoch:02d}.weights.h5'
+    """
+
+    def __init__(
+        self,
+        filepath: str | os.PathLike,
+        monitor: str = "val_loss",
+        save_best_only: bool = False,
+        mode: str = "min",
+    ) -> None:
+        super().__init__()
+        self.filepath = os.fspath(filepath)
+        if not self.filepath.endswith(".weights.h5"):
+            raise ValueError(f"`filepath` must end in '.weights.h5'. Received: {self.filepath!r}.")
+        if mode not in ("min", "max"):
+            raise ValueError(f"`mode` must be 'min' or 'max'. Received: {mode!r}.")
+        self.monitor, self.save_best_only, self.mode = monitor, save_best_only, mode
+        self.best: float | None = None
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        logs = {name: float(value) for name, value in (logs or {}).items() if isinstance(value, numbers.Number)}
+        transport = context.get_transport()
+        found = together(transport, "sok/model_checkpoint", lambda: self._decided(epoch, logs, transport.rank))[0]
+        if found is not None:
+            path, self.best = found
+            save_weights(self.model, path)
+
+    def _decided(self, epoch: int, logs: dict[str, float], rank: int) -> list[Any] | None:
+        """Where to save this epoch, and what is the best value then; None if it is not to be saved."""
+        if rank != 0:
+            return None
+        try:
+            path = self.filepath.format(epoch=epoch + 1, **logs)
+            value = logs[self.monitor] if self.save_best_only else self.best
+        except KeyError as error:
+            raise ValueError(f"The logs have no {error}. They have: {', '.join(logs) or 'nothing'}.") from None
+        if self.save_best_only and math.isnan(value):
+            return None
+        if self.save_best_only and self.best is not None:
+            is_better = value < self.best if self.mode == "min" else value > self.best
+            if not is_better:
+                return None
+        return [path, value]
+
+
+def _variables_of(model: Any) -> Iterator[Any]:
+    # tf_keras raises for a model that is not built, Keras 3 gives an empty list.
+    if model.built:
+        # Keras 3 lists the states of random generators: all workers would draw the same dropout masks.
+        yield from (v for v in model.variables if getattr(v, "name", "") != "seed_generator_state")
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None:
+        variables = optimizer.variables
+        yield from variables() if callable(variables) else variables
+        # tf_keras does not count it among them.
+        if isinstance(optimizer.learning_rate, tf.Variable):
+            yield optimizer.learning_rate
+
+
+def _checked_weight(argument: str, value: Any) -> float:
+    if value is None:
+        return 1.0
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not value >= 0:
+        raise ValueError(f"`{argument}` must be a number of samples, 0 or more, or None. Received: {value!r}.")
+    return float(value)

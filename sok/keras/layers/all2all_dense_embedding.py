@@ -1,0 +1,139 @@
+"""Ids of fixed number, one row each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from sok.keras.layers.base import EmbeddingLayerMixin, check_positive
+from sok.lookup import lookup
+from sok.lookup.inputs import check_sizes, describe, sizes, to_dense
+from sok.table.placement import Placement
+
+
+class All2AllDenseEmbeddingMixin(EmbeddingLayerMixin):
+    """Looks up `nnz_per_slot` ids for each of `slot_num` features per sample and gives each its row.
+
+    The table is sharded over the workers of the job: the row of `key` lives on rank `key % sok.size()`.
+    Equal to `tf.nn.embedding_lookup`. An id that occurs many times in a batch travels once.
+
+    Args:
+        max_vocabulary_size_per_gpu: rows that each worker's shard may hold.
+        embedding_vec_size: length D of a row.
+        slot_num: features F per sample.
+        nnz_per_slot: ids per feature.
+        dynamic_input: False: the input is [B, F, nnz_per_slot]. True: any shape.
+        use_hashtable: True: any id. False: ids are row numbers, 0 <= id < max_vocabulary_size_per_gpu * sok.size().
+        key_dtype: int64 (default), int32, uint32 or uint64. Every value is a legal id.
+        embedding_initializer: None (uniform in [-0.05, 0.05]), a Keras name, a Keras initializer or `f(shape, dtype)`.
+        exchange_dtype: float32 (default), float16 or bfloat16: what rows and gradients are rounded to while they travel
+            between workers, whatever the compute dtype is.
+        placement: which worker holds which rows, as `EmbeddingVariable` takes it.
+        **kwargs: of the Keras layer (name, trainable, dtype, ...).
+
+    Call args:
+        inputs: integers: dense [B, F, nnz_per_slot]; also [B, F] if nnz_per_slot is 1, and [B, nnz_per_slot] if F is 1;
+            Sparse and Ragged tensors of that shape if they are full: an id at every place, in any order. With
+            `dynamic_input`, any shape.
+        training: whether unseen ids get a row; see `sok.DistributedEmbedding`.
+
+    Returns:
+        [B, F, nnz_per_slot, D], or with `dynamic_input` the shape of the input with D appended, in the compute dtype.
+
+    Raises:
+        ValueError: an argument or the form of the input is not one of these.
+        tf.errors.InvalidArgumentError: an id is outside an identity table; on every worker.
+        tf.errors.ResourceExhaustedError: a shard is full; on every worker, nothing stored.
+
+    Collective, as `sok.DistributedEmbedding`.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import sok
+        >>> layer = sok.All2AllDenseEmbedding(1000, 4, slot_num=2, nnz_per_slot=3)
+        >>> layer(tf.zeros([5, 2, 3], tf.int64)).shape
+        TensorShape([5, 2, 3, 4])
+
+    Source: `All2AllDenseEmbedding` of SOK v1; differences are listed in docs/migrating.md.
+    """
+
+    def __init__(
+        self,
+        max_vocabulary_size_per_gpu: int,
+        embedding_vec_size: int,
+        slot_num: int,
+        nnz_per_slot: int,
+        dynamic_input: bool = False,
+        use_hashtable: bool = True,
+        key_dtype: Any = None,
+        embedding_initializer: Any = None,
+        exchange_dtype: Any = "float32",
+        placement: Placement | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self._init_table(
+            max_vocabulary_size_per_gpu,
+            embedding_vec_size,
+            slot_num,
+            use_hashtable,
+            key_dtype,
+            embedding_initializer,
+            exchange_dtype,
+            placement,
+        )
+        check_positive(nnz_per_slot=nnz_per_slot)
+        self.nnz_per_slot = int(nnz_per_slot)
+        self.dynamic_input = bool(dynamic_input)
+
+    def call(self, inputs: Any, training: Any = None) -> tf.Tensor:
+        variable = self.embedding_variable
+        dense, report = to_dense(inputs, variable.key_dtype, variable.table_name)
+        if not self.dynamic_input:
+            dense, report = self._checked(inputs, dense, report)
+        if self.dynamic_input:
+            return self._to_compute_dtype(self._rows(dense, training, report))
+        # Flat until the lookup has judged the report: a reshape that fails would stop this worker alone.
+        rows = self._rows(tf.reshape(dense, [-1]), training, report)
+        wanted, static = [self.slot_num, self.nnz_per_slot], sizes(dense)
+        rows = tf.reshape(rows, [-1, *wanted, variable.dim])
+        rows.set_shape([static[0] if static else None, *wanted, variable.dim])
+        return self._to_compute_dtype(rows)
+
+    def _rows(self, keys: tf.Tensor, training: Any, report: tf.Tensor | None) -> tf.Tensor:
+        variable = self.embedding_variable
+        return lookup.lookup_rows(variable, keys, self._inserts(training), report)
+
+    def _checked(self, inputs: Any, dense: tf.Tensor, report: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """`dense` as [B, F, nnz_per_slot], and the report, to which a wrong size that is seen late is added."""
+        static, wanted = sizes(dense), [self.slot_num, self.nnz_per_slot]
+        if static is not None and len(static) == 2 and 1 in wanted:
+            axis = 2 if self.nnz_per_slot == 1 else 1
+            dense = tf.expand_dims(dense, axis)
+            static = [*static[:axis], 1, *static[axis:]]
+        if (
+            static is None
+            or len(static) != 3
+            or any(c not in (w, None) for c, w in zip(static[1:], wanted, strict=True))
+        ):
+            raise ValueError(
+                f"`inputs` must have shape [batch, {self.slot_num}, {self.nnz_per_slot}] = [batch, slot_num, "
+                f"nnz_per_slot]; for other shapes use dynamic_input=True. Received: {describe(inputs)}."
+            )
+        if static[1:] != wanted:
+            report = check_sizes(report, dense, wanted)
+        return dense, report
+
+    def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
+        dim = self._options.embedding_vec_size
+        if self.dynamic_input:
+            return (*input_shape, dim)
+        return (input_shape[0], self.slot_num, self.nnz_per_slot, dim)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "nnz_per_slot": self.nnz_per_slot,
+            "dynamic_input": self.dynamic_input,
+        }

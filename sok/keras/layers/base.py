@@ -1,0 +1,219 @@
+"""What the embedding layers share, as a mixin for Keras 3 and tf_keras: the table, Keras' hooks, configuration."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok.base import keras_calls
+from sok.checkpoint import store_files
+from sok.job import context
+from sok.lookup import exchange
+from sok.table.arguments import checked_exchange_dtype
+from sok.table.initializers import resolve
+from sok.table.keys import as_keys, check_key_dtype
+from sok.table.placement import Placement
+from sok.table.table import EmbeddingVariable
+
+_COMBINERS = ("sum", "mean", "sqrtn")
+
+# Two threads may call a layer, or two layers, for the first time. One lock for all: layers are copied and pickled.
+_making_tables = threading.RLock()
+
+
+def check_combiner(combiner: Any) -> str:
+    """'sum', 'mean' or 'sqrtn', given in any capitalisation."""
+    lowered = combiner.lower() if isinstance(combiner, str) else combiner
+    if lowered not in _COMBINERS:
+        raise ValueError(f"`combiner` must be 'sum', 'mean' or 'sqrtn'. Received: {combiner!r}.")
+    return lowered
+
+
+def check_positive(**values: Any) -> None:
+    """Each value is a whole number of at least 1 and below 2**63, else `ValueError`."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
+            raise ValueError(f"`{name}` must be a whole number of at least 1. Received: {value!r}.")
+        if value >= 2**63:
+            raise ValueError(f"`{name}` must be below 2**63. Received: {value!r}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class TableOptions:
+    """A layer's arguments about its table. Not a dict: Keras would wrap it, and track what is in it."""
+
+    max_vocabulary_size_per_gpu: int
+    embedding_vec_size: int
+    slot_num: int
+    use_hashtable: bool
+    key_dtype: str
+    embedding_initializer: Any
+    exchange_dtype: str
+    placement: Placement | None
+
+
+class EmbeddingLayerMixin:
+    """Set up by `_init_table` in a layer's constructor; stands before Keras' Layer among its bases."""
+
+    # Of the Keras that the class is made for: see sok.layers.for_keras.
+    _keras_initializers: Any = None
+
+    def _init_table(
+        self,
+        max_vocabulary_size_per_gpu: int,
+        embedding_vec_size: int,
+        slot_num: int,
+        use_hashtable: bool,
+        key_dtype: Any,
+        embedding_initializer: Any,
+        exchange_dtype: Any,
+        placement: Placement | None,
+    ) -> None:
+        check_positive(
+            max_vocabulary_size_per_gpu=max_vocabulary_size_per_gpu,
+            embedding_vec_size=embedding_vec_size,
+            slot_num=slot_num,
+        )
+        resolve(embedding_initializer, "embedding_initializer")
+        if isinstance(embedding_initializer, type):
+            embedding_initializer = embedding_initializer()
+        # XLA has no kernels of ours. Keras 3 heeds this flag only if it was set before the first compile().
+        self.supports_jit = False
+        # Weights of ids stay float32: only the output has the compute dtype. (Keras 3's and tf_keras' name for it.)
+        self.autocast = self._autocast = False
+        self.slot_num = int(slot_num)
+        self._options = TableOptions(
+            max_vocabulary_size_per_gpu=int(max_vocabulary_size_per_gpu),
+            embedding_vec_size=int(embedding_vec_size),
+            slot_num=int(slot_num),
+            use_hashtable=bool(use_hashtable),
+            key_dtype=check_key_dtype(key_dtype).name,
+            embedding_initializer=embedding_initializer,
+            exchange_dtype=checked_exchange_dtype(exchange_dtype),
+            placement=placement,
+        )
+        self._table: EmbeddingVariable | None = None
+
+    @property
+    def embedding_variable(self) -> EmbeddingVariable:
+        """The layer's table. Asking makes it, if no input has yet."""
+        if self._table is None:
+            with _making_tables:
+                if self._table is None:
+                    self._table = self._make_table()
+        return self._table
+
+    def _make_table(self) -> EmbeddingVariable:
+        options = self._options
+        table = EmbeddingVariable(
+            options.embedding_vec_size,
+            options.max_vocabulary_size_per_gpu,
+            name=self.name,
+            key_dtype=options.key_dtype,
+            initializer=options.embedding_initializer,
+            hashed=options.use_hashtable,
+            trainable=self.trainable,
+            exchange_dtype=options.exchange_dtype,
+            placement=options.placement,
+        )
+        # Keras 3 does not find variables that are not its own; tf_keras finds the attribute by itself.
+        if hasattr(self, "_track_variable"):
+            self._track_variable(table)
+        return table
+
+    @property
+    def var(self) -> EmbeddingVariable:
+        """SOK's other name for `embedding_variable`."""
+        return self.embedding_variable
+
+    def build(self, input_shape: Any = None) -> None:
+        self.embedding_variable  # noqa: B018 (made here)
+        self.built = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # Keras takes a list for several inputs, and lets NumPy's int64 meet a table of int32 keys.
+        given = args[0] if args else kwargs.get("inputs")
+        with self._told_to_peers(given):
+            if args and isinstance(given, (list, tuple, np.ndarray)) and not _holds_tensors(given):
+                args = (as_keys(given, tf.as_dtype(self._options.key_dtype), self.name), *args[1:])
+            else:
+                _check_integers(given)
+            if not self.built and isinstance(given, tf.SparseTensor) and given.shape.rank is None:
+                self.build(None)  # Keras 3 would ask for the shape first
+            return super().__call__(*args, **kwargs)
+
+    def _told_to_peers(self, inputs: Any) -> contextlib.AbstractContextManager[None]:
+        """For the body that looks `inputs` up: what is refused before, the layer refuses on all workers."""
+        # Keras' symbols are looked up by nobody; and one worker needs no table before it is built.
+        if context.size() == 1 or any(_is_symbol(part) for part in tf.nest.flatten(inputs)):
+            return contextlib.nullcontext()
+        return exchange.told_to_peers(self.embedding_variable)
+
+    def save_own_variables(self, store: Any) -> None:
+        store_files.save(self.embedding_variable, store)
+
+    def load_own_variables(self, store: Any) -> None:
+        store_files.load(self.embedding_variable, store)
+
+    def get_config(self) -> dict[str, Any]:
+        options = {field.name: getattr(self._options, field.name) for field in dataclasses.fields(self._options)}
+        initializer = options["embedding_initializer"]
+        if initializer is not None and not isinstance(initializer, str):
+            options["embedding_initializer"] = _serialized(initializer, self._keras_initializers)
+        options["placement"] = None if options["placement"] is None else options["placement"].get_config()
+        return {**super().get_config(), **options}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        config = dict(config)
+        if isinstance(config.get("embedding_initializer"), dict):
+            config["embedding_initializer"] = cls._keras_initializers.deserialize(config["embedding_initializer"])
+        if isinstance(config.get("placement"), dict):
+            config["placement"] = Placement.from_config(config["placement"])
+        return super().from_config(config)
+
+    @staticmethod
+    def _inserts(training: Any) -> Any:
+        # Outside fit, evaluate and predict Keras says nothing: a bare call in a custom loop trains, as in SOK.
+        # Keras 3 says nothing either to the layers of a model whose own call takes no `training`.
+        if training is None:
+            return not {"test_step", "predict_step"} & keras_calls.running()
+        return tf.cast(training, tf.bool) if tf.is_tensor(training) else bool(training)
+
+    def _to_compute_dtype(self, rows: tf.Tensor) -> tf.Tensor:
+        # With v2 behaviour off, tf_keras takes the dtype of the first input, integers here, for the layer's own.
+        dtype = tf.as_dtype(self.compute_dtype or tf.float32)
+        return tf.cast(rows, dtype) if dtype.is_floating else rows
+
+
+def _serialized(initializer: Any, keras_initializers: Any) -> Any:
+    config = keras_initializers.serialize(initializer)
+    if isinstance(config, dict) and str(config.get("module")).startswith("tensorflow."):
+        # An initializer of tf.compat.v1 comes back as Keras' own of that name, which takes no dtype.
+        config["config"].pop("dtype", None)
+    return config
+
+
+def _check_integers(inputs: Any) -> None:
+    if not (isinstance(inputs, (int, float, str, list, tuple, dict)) or hasattr(inputs, "dtype")):
+        raise ValueError(f"`inputs` must be a tensor of integers, or what makes one. Received: {inputs!r}.")
+    dtype = getattr(inputs, "dtype", None)
+    name = getattr(dtype, "name", dtype)  # Keras 3's symbolic tensors have names for dtypes
+    if isinstance(name, str) and not name.startswith(("int", "uint")):
+        raise ValueError(
+            f"`inputs` must be integers. Received: {name}. Keras makes inputs float32 unless told otherwise, also that "
+            "of a Sequential model which does not begin with one: use keras.Input(shape, dtype='int64')."
+        )
+
+
+def _is_symbol(part: Any) -> bool:
+    return not tf.is_tensor(part) and (hasattr(part, "_keras_history") or type(part).__name__ == "KerasTensor")
+
+
+def _holds_tensors(inputs: Any) -> bool:
+    return any(hasattr(x, "dtype") and not isinstance(x, (np.ndarray, np.generic)) for x in tf.nest.flatten(inputs))

@@ -1,0 +1,6 @@
+"""`sok.keras.layers` under its public name."""
+
+import importlib
+import sys
+
+sys.modules[__name__] = importlib.import_module("sok.keras.layers")

@@ -1,0 +1,342 @@
+"""What a person passes to a layer, as keys and row splits.
+
+Sizes that are only known when the step runs are not checked here by raising: a rank that stops before the exchange
+leaves its peers waiting. They become a report in place of the row splits, which the lookup raises on every rank.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from sok.base import _ops
+from sok.lookup.lookup import Csr
+from sok.table.keys import as_keys
+
+
+@dataclasses.dataclass(frozen=True)
+class Called:
+    """What messages call an input: the arguments that a person passed, and what is looked up."""
+
+    source: str  # "table 'user'"
+    ids: str = "inputs"
+    weights: str = "weights"
+
+    @property
+    def label(self) -> str:
+        return self.source if self.ids == "inputs" else f"`{self.ids}` of {self.source}"
+
+
+def describe(inputs: Any) -> str:
+    """A short text that says what came, for messages."""
+    if isinstance(inputs, tf.RaggedTensor):
+        return f"a RaggedTensor of shape {inputs.shape} with ragged_rank {inputs.ragged_rank}, {inputs.dtype.name}"
+    if isinstance(inputs, tf.SparseTensor):
+        return f"a SparseTensor of shape {inputs.shape}, {inputs.dtype.name}"
+    if tf.is_tensor(inputs) or hasattr(inputs, "shape"):
+        return f"a dense tensor of shape {tuple(sizes(inputs) or ())}, {getattr(inputs.dtype, 'name', inputs.dtype)}"
+    return repr(inputs)
+
+
+def sizes(tensor: Any) -> list[int | None] | None:
+    """The static shape as a list of integers, which shapes do not hold with v2 behaviour off; None: rank unknown."""
+    shape = tf.TensorShape(tensor.shape)
+    return None if shape.rank is None else shape.as_list()
+
+
+def _error(inputs: Any, slot_num: int, called: Called) -> ValueError:
+    if called.ids != "inputs":  # not the input of a layer, so nobody spoke of slots
+        return ValueError(
+            f"{called.label} must be a SparseTensor [batch, n], a RaggedTensor [batch, None] or a dense tensor "
+            f"[batch, n]. Received: {describe(inputs)}."
+        )
+    accepted = (
+        f"a SparseTensor with dense_shape [batch * {slot_num}, max_nnz] or [batch, {slot_num}, n], a RaggedTensor "
+        f"[batch, {slot_num}, None] or [batch * {slot_num}, None], or a dense tensor [batch, {slot_num}, n] or "
+    )
+    accepted += "[batch, n]" if slot_num == 1 else f"[batch, {slot_num}] with one id each"
+    return ValueError(f"`inputs` must be {accepted} (slot_num = {slot_num}). Received: {describe(inputs)}.")
+
+
+def _check(splits: tf.Tensor, problem: str, ok: tf.Tensor, detail: tf.Tensor) -> tf.Tensor:
+    """`splits`, or a report of the problem if not `ok`."""
+    return _ops.lib().sok_check_input(splits, ok, detail, problem=problem)
+
+
+def _check_slot_num(splits: tf.Tensor, came: tf.Tensor, slot_num: int) -> tf.Tensor:
+    return _check(splits, "wrong_slot_num", tf.equal(came, slot_num), came)
+
+
+def _check_whole(splits: tf.Tensor, num_rows: tf.Tensor, slot_num: int) -> tf.Tensor:
+    if slot_num == 1:
+        return splits
+    return _check(splits, "rows_not_whole", tf.equal(num_rows % slot_num, 0), num_rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Weights:
+    """Weights in the order in which the ids lie there, and whether they stand where the ids do."""
+
+    flat: tf.Tensor  # [N] float32 or float64
+    fit: tf.Tensor  # []
+
+
+def _weights_of(weights: Any, inputs: Any, num_ids: tf.Tensor, called: Called, dtype: tf.DType) -> _Weights | None:
+    if weights is None:
+        return None
+    for form in (tf.SparseTensor, tf.RaggedTensor):
+        if isinstance(inputs, form) != isinstance(weights, form):
+            raise _wrong_weights(weights, inputs, called)
+    if isinstance(inputs, tf.SparseTensor):
+        values, pairs = weights.values, [(weights.dense_shape, inputs.dense_shape), (weights.indices, inputs.indices)]
+    elif isinstance(inputs, tf.RaggedTensor):
+        values, pairs = weights.flat_values, list(_splits_of(weights, inputs, called))
+    else:
+        values = weights = tf.convert_to_tensor(weights)
+        if not weights.shape.is_compatible_with(inputs.shape):
+            raise _wrong_weights(weights, inputs, called)
+        pairs = [(tf.shape(weights), tf.shape(inputs))]
+    flat = tf.reshape(tf.cast(values, dtype), [-1])
+    fit = tf.equal(tf.size(flat, out_type=tf.int64), num_ids)
+    for of_weights, of_inputs in pairs:
+        fit = tf.logical_and(fit, _are_equal(of_weights, of_inputs))
+    return _Weights(_of_size(flat, num_ids), fit)
+
+
+def _splits_of(
+    weights: tf.RaggedTensor, inputs: tf.RaggedTensor, called: Called
+) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
+    """The row splits of both, level by level."""
+    if weights.ragged_rank != inputs.ragged_rank:
+        raise _wrong_weights(weights, inputs, called)
+    for of_weights, of_inputs in zip(weights.nested_row_splits, inputs.nested_row_splits, strict=True):
+        is_same = of_weights is of_inputs or of_weights.dtype == of_inputs.dtype
+        yield (of_weights, of_inputs) if is_same else (tf.cast(of_weights, tf.int64), tf.cast(of_inputs, tf.int64))
+
+
+def _wrong_weights(weights: Any, inputs: Any, called: Called) -> ValueError:
+    where = "" if called.ids == "inputs" else f", for {called.source}"
+    return ValueError(
+        f"`{called.weights}` must have the form of `{called.ids}`{where}. Received: {called.ids} {describe(inputs)}, "
+        f"{called.weights} {describe(weights)}."
+    )
+
+
+def _are_equal(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    """Whether two tensors of the same rank have the same shape and values; raises for none."""
+    if a is b or not a.shape.is_compatible_with(b.shape):
+        return tf.constant(a is b)
+    have_one_shape = tf.reduce_all(tf.equal(tf.shape(a), tf.shape(b)))
+    return tf.cond(have_one_shape, lambda: tf.reduce_all(tf.equal(a, b)), lambda: tf.constant(False))
+
+
+def _of_size(values: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+    """`values` [n], cut off or filled up where a report will stop the lookup anyhow."""
+    missing = tf.maximum(size - tf.size(values, out_type=tf.int64), 0)
+    return tf.concat([values, tf.zeros([missing], values.dtype)], 0)[:size]
+
+
+def _sparse_rows(sparse: tf.SparseTensor, rank: int | None, slot_num: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """The segment of each id [N], the number of segments, and of features per sample."""
+    indices, dense_shape = sparse.indices, sparse.dense_shape
+    of_matrix = (indices[:, 0], dense_shape[0], tf.constant(slot_num, tf.int64))
+    if rank == 2:
+        return of_matrix
+    # A feature beyond slot_num would land in the next sample. No segment is -1: what reads it reports it.
+    in_sample = tf.logical_and(indices[:, 1] >= 0, indices[:, 1] < slot_num)
+    row = tf.where(in_sample, indices[:, 0] * slot_num + indices[:, 1], tf.constant(-1, tf.int64))
+    of_cube = (row, dense_shape[0] * slot_num, dense_shape[1])
+    if rank == 3:
+        return of_cube
+    is_cube = tf.equal(tf.size(dense_shape), 3)  # a placeholder: known when it runs
+    return tuple(tf.where(is_cube, c, m) for c, m in zip(of_cube, of_matrix, strict=True))
+
+
+def _from_sparse(
+    sparse: tf.SparseTensor, weights: tf.Tensor | None, slot_num: int, keys: tf.Tensor, called: Called
+) -> Csr:
+    rank = sparse.shape.rank if sparse.shape.rank is not None else sizes(sparse.dense_shape)[0]
+    if rank not in (2, 3, None):
+        raise _error(sparse, slot_num, called)
+    row, num_rows, num_features = _sparse_rows(sparse, rank, slot_num)
+    is_single = weights is not None and weights.dtype == tf.float32
+    given = weights if is_single else tf.zeros([0], tf.float32)
+    splits, keys, given, order = _ops.lib().sok_sparse_to_csr(row, keys, given, num_rows)
+    if weights is not None and not is_single:
+        given = tf.gather(weights, order)
+    if rank != 3:
+        splits = _check_whole(splits, num_rows, slot_num)
+    if rank != 2:
+        splits = _check_slot_num(splits, num_features, slot_num)
+    return Csr(keys, splits, None if weights is None else given)
+
+
+def _from_ragged(
+    ragged: tf.RaggedTensor, weights: tf.Tensor | None, slot_num: int, key_dtype: Any, table: str, called: Called
+) -> Csr:
+    inner_rank = ragged.flat_values.shape.rank or 1  # unknown for some placeholders
+    rank = ragged.ragged_rank + inner_rank
+    if rank == 3:
+        inner = ragged.values
+    elif rank == 2 and ragged.ragged_rank == 1:
+        inner = ragged
+    else:
+        raise _error(ragged, slot_num, called)
+    if isinstance(inner, tf.RaggedTensor):
+        keys, splits = inner.values, tf.cast(inner.row_splits, tf.int64)
+    else:  # uniform inside: [batch, (slot_num), n] holds its values as [batch * slot_num, n]
+        shape = tf.shape(inner, out_type=tf.int64)
+        keys, splits = tf.reshape(inner, [-1]), tf.range(shape[0] + 1) * shape[1]
+    if rank == 2:
+        splits = _check_whole(splits, tf.cast(ragged.nrows(), tf.int64), slot_num)
+    elif tf.get_static_value(ragged.uniform_row_length) != slot_num:
+        lengths = tf.cast(ragged.row_lengths(), tf.int64)
+        wrong = tf.boolean_mask(lengths, tf.not_equal(lengths, slot_num))
+        came = tf.concat([wrong, [slot_num]], 0)[0]  # the first that is wrong, if any
+        splits = _check_slot_num(splits, came, slot_num)
+    return Csr(as_keys(keys, key_dtype, table, called.label), splits, weights)
+
+
+def _from_dense(
+    dense: tf.Tensor,
+    weights: tf.Tensor | None,
+    padding_key: int | None,
+    slot_num: int,
+    key_dtype: tf.DType,
+    called: Called,
+) -> Csr:
+    static = sizes(dense)
+    rank = None if static is None else len(static)
+    if rank == 2 and slot_num == 1:
+        dense = dense[:, None, :]
+    elif rank == 2 and static[1] in (slot_num, None):
+        dense = dense[:, :, None]
+    elif rank != 3 or static[1] not in (slot_num, None):
+        raise _error(dense, slot_num, called)
+    shape = tf.shape(dense, out_type=tf.int64)
+    flat = tf.reshape(dense, [-1])
+    if padding_key is None:
+        csr = Csr(flat, tf.range(shape[0] * shape[1] + 1) * shape[2], weights)
+    else:
+        kept = tf.not_equal(dense, tf.constant(padding_key, key_dtype))
+        lengths = tf.reshape(tf.reduce_sum(tf.cast(kept, tf.int64), axis=2), [-1])
+        splits = tf.concat([tf.zeros([1], tf.int64), tf.cumsum(lengths)], 0)
+        kept = tf.reshape(kept, [-1])
+        csr = Csr(tf.boolean_mask(flat, kept), splits, None if weights is None else tf.boolean_mask(weights, kept))
+    if sizes(dense)[1] == slot_num:
+        return csr
+    return Csr(csr.keys, _check_slot_num(csr.row_splits, shape[1], slot_num), csr.weights)
+
+
+def to_csr(
+    inputs: Any,
+    slot_num: int,
+    key_dtype: tf.DType,
+    table: str,
+    weights: Any = None,
+    padding_key: int | None = None,
+    *,
+    called: Called | None = None,
+    weights_dtype: tf.DType = tf.float32,
+) -> Csr:
+    """Ids in any of the accepted forms as segments: segment b * slot_num + f holds feature f of sample b.
+
+    Args:
+        inputs: SparseTensor with dense_shape [B * slot_num, n] (SOK's form) or [B, slot_num, n], its indices in any
+            order; RaggedTensor [B, slot_num, None] or [B * slot_num, None]; dense [B, slot_num, n], [B, slot_num] with
+            one id each or, with slot_num 1, [B, n].
+        slot_num: features F per sample.
+        key_dtype: of the table; integers that fit into it are cast.
+        table: name, for messages.
+        weights: one weight per id, in the form of `inputs` and at the same places (indices, row splits).
+        padding_key: in dense inputs, ids equal to it are left out. None: none is.
+        called: for messages, what the arguments are called there. None: `inputs` and `weights` of a table.
+        weights_dtype: float32 or float64, to which weights are cast.
+
+    Raises:
+        ValueError: the form, rank or dtype is not one of these.
+
+    Example:
+        >>> csr = to_csr(tf.constant([[3, 0], [0, 5]]), 2, tf.int64, "doc", padding_key=0)
+        >>> csr.keys.numpy().tolist(), csr.row_splits.numpy().tolist()
+        ([3, 5], [0, 1, 1, 1, 2])
+    """
+    called = called or Called(f"table '{table}'")
+    how = (called, weights_dtype)
+    if isinstance(inputs, tf.SparseTensor):
+        given = _weights_of(weights, inputs, tf.size(inputs.values, out_type=tf.int64), *how)
+        keys = as_keys(inputs.values, key_dtype, table, called.label)
+        csr = _from_sparse(inputs, given and given.flat, slot_num, keys, called)
+    elif isinstance(inputs, tf.RaggedTensor):
+        given = _weights_of(weights, inputs, tf.size(inputs.flat_values, out_type=tf.int64), *how)
+        csr = _from_ragged(inputs, given and given.flat, slot_num, key_dtype, table, called)
+    else:
+        dense = as_keys(inputs, key_dtype, table, called.label)
+        given = _weights_of(weights, dense, tf.size(dense, out_type=tf.int64), *how)
+        csr = _from_dense(dense, given and given.flat, padding_key, slot_num, key_dtype, called)
+    if given is None:
+        return csr
+    splits = _check(csr.row_splits, "weights_differ", given.fit, tf.zeros([], tf.int64))
+    return dataclasses.replace(csr, row_splits=splits)
+
+
+def to_dense(inputs: Any, key_dtype: tf.DType, table: str) -> tuple[tf.Tensor, tf.Tensor | None]:
+    """Ids of a fixed number per feature as a dense tensor, and None or row splits that are empty or a report."""
+    empty = tf.zeros([0], tf.int64)
+    if isinstance(inputs, tf.SparseTensor):
+        indices, shape = inputs.indices, inputs.dense_shape
+        values = as_keys(inputs.values, key_dtype, table)
+        size = tf.size(values, out_type=tf.int64)
+        # Sizes that nobody has memory for would be raised by this worker alone. Floats do not overflow.
+        places, ids = tf.reduce_prod(tf.cast(shape, tf.float64)), tf.cast(size, tf.float64)
+        fits = tf.reduce_all(tf.logical_and(shape >= 0, shape < 2**31)) & (places <= 2 * ids + 2**20)
+        place = tf.reduce_sum(indices * tf.math.cumprod(shape, exclusive=True, reverse=True), 1)
+        order = tf.argsort(place, stable=True)
+        is_inside = tf.reduce_all(tf.logical_and(indices >= 0, indices < shape))
+        is_full = (places == ids) & is_inside & _are_equal(tf.gather(place, order), tf.range(size))
+        dense = _in_shape(tf.gather(values, order), shape, fits)
+        if not tf.executing_eagerly() and sizes(inputs) is not None:
+            dense.set_shape([None if n is None or not 0 <= n < 2**31 else n for n in sizes(inputs)])
+        return dense, _check(empty, "uneven", is_full, size)
+    if isinstance(inputs, tf.RaggedTensor):
+        # Not to_tensor(), which raises for splits that make no sense.
+        shape, is_full = inputs.bounding_shape(out_type=tf.int64), tf.constant(True)
+        inside = [tf.size(s, out_type=tf.int64) - 1 for s in inputs.nested_row_splits[1:]]
+        inside.append(tf.shape(inputs.flat_values, out_type=tf.int64)[0])
+        for level, (splits, num_rows) in enumerate(zip(inputs.nested_row_splits, inside, strict=True)):
+            length = tf.minimum(shape[level + 1], num_rows)  # no more: products are not to overflow
+            even = tf.range(tf.size(splits, out_type=tf.int64)) * length
+            is_full &= _are_equal(tf.cast(splits, tf.int64), even) & _are_equal(even[-1:], num_rows[tf.newaxis])
+        flat = tf.reshape(as_keys(inputs.flat_values, key_dtype, table), [-1])
+        dense = _in_shape(flat, shape, is_full)
+        if not tf.executing_eagerly():
+            dense.set_shape(inputs.shape)
+        return dense, _check(empty, "uneven", is_full, tf.zeros([], tf.int64))
+    return as_keys(inputs, key_dtype, table), None
+
+
+def _in_shape(flat: tf.Tensor, shape: tf.Tensor, fits: tf.Tensor) -> tf.Tensor:
+    """`flat` in that shape; where it does not fit, no rows."""
+    nothing = tf.concat([tf.zeros([1], tf.int64), tf.clip_by_value(shape[1:], tf.constant(0, tf.int64), 2**20)], 0)
+    shape = tf.where(fits, shape, nothing)
+    return tf.reshape(_of_size(flat, tf.reduce_prod(shape)), shape)
+
+
+def check_sizes(splits: tf.Tensor | None, dense: tf.Tensor, wanted: list[int]) -> tf.Tensor:
+    """`splits`, or a report if dense [B, ...] has other sizes than `wanted` after the first."""
+    came = tf.shape(dense, out_type=tf.int64)[1:]
+    splits = tf.zeros([0], tf.int64) if splits is None else splits
+    return _check(splits, "uneven", tf.reduce_all(tf.equal(came, wanted)), came[0])
+
+
+def static_batch(inputs: Any, slot_num: int) -> int | None:
+    """How many samples `inputs` holds, if that is known before it runs."""
+    static = sizes(inputs)
+    # A dense_shape may say anything. TensorFlow ends the process where sizes of a shape overflow.
+    if not static or static[0] is None or not 0 <= static[0] < 2**31:
+        return None
+    is_flat = len(static) == 2 and isinstance(inputs, (tf.SparseTensor, tf.RaggedTensor))
+    return static[0] // slot_num if is_flat else static[0]

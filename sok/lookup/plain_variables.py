@@ -1,0 +1,188 @@
+"""Lookups in ordinary variables: matrices that every worker holds whole, pooled where they lie, many in one op.
+
+Variables of float32 are read by a native op, in place, whether they are resources or references; those of other dtypes
+by stock TensorFlow, one by one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops import resource_variable_ops
+
+from sok.base import _ops
+from sok.lookup.lookup import Csr
+
+# What the ids of a variable are: row numbers.
+ID_DTYPE = tf.int64
+
+_MAX_ROWS = 2**31 - 1  # what the native op counts
+
+
+def as_plain_variable(value: Any) -> Any | None:
+    """The TensorFlow variable [rows, dim] that `value` is or, of Keras 3, holds; None if it is none of those."""
+    if isinstance(value, tf.Variable):
+        return value
+    if _is_partitioned(value):
+        parts = list(value)
+        return parts[0] if len(parts) == 1 else None
+    held = getattr(value, "value", None)  # of a TensorFlow variable it is a method
+    if isinstance(held, tf.Variable):
+        return held
+    # In a layer with mixed precision a variable of Keras 3 gives a copy, cast, of the one that it holds.
+    held = getattr(value, "_value", None)
+    return held if isinstance(held, tf.Variable) and not _keras_keeps_values_elsewhere() else None
+
+
+def _keras_keeps_values_elsewhere() -> bool:
+    from keras.src.backend.common.stateless_scope import in_stateless_scope
+
+    return in_stateless_scope()
+
+
+def cast_to(value: Any, variable: Any) -> tf.DType | None:
+    """The dtype in which `value`, behind which `variable` is, wants to be read; None: that of the variable."""
+    if value is variable or _is_partitioned(value):
+        return None
+    dtype = tf.as_dtype(value.dtype)
+    return None if dtype == variable.dtype.base_dtype else dtype
+
+
+def _is_partitioned(value: Any) -> bool:
+    return type(value).__name__ == "PartitionedVariable" and hasattr(value, "_get_partitions")
+
+
+def name_of(variable: Any) -> str:
+    return variable.name.partition(":")[0]
+
+
+def lookup(variables: Sequence[Any], csrs: Sequence[Csr], combiners: Sequence[str]) -> list[tf.Tensor]:
+    """One vector per segment, or with the combiner `exchange.ROWS` one per id, of each variable.
+
+    Args:
+        variables: [rows, dim] of any float dtype; one may come several times.
+        csrs: for each its ids, int64, and optional weights.
+        combiners: for each one.
+
+    Returns:
+        For each [S, dim] or [N, dim] of the variable's dtype. Not collective. Differentiable in the variables and the
+        weights; gradients of float32 variables without weights are slices in which no row comes twice.
+
+    Raises:
+        ValueError: a variable is no matrix, or its shape is not known.
+        tf.errors.InvalidArgumentError: malformed ids, or an id that is no row; names the variable.
+        tf.errors.FailedPreconditionError: a variable has no value yet.
+    """
+    for variable in variables:
+        _check_shape(variable)
+    kinds = [_kind(variable) for variable in variables]
+    outputs: list[Any] = [None] * len(variables)
+    # One op reads what lies on one device.
+    places = [(kind, variable.device) for kind, variable in zip(kinds, variables, strict=True)]
+    for kind, device in dict.fromkeys(place for place in places if place[0] != "other"):
+        chosen = [i for i, place in enumerate(places) if place == (kind, device)]
+        pooled = _pool(kind, *([x[i] for i in chosen] for x in (variables, csrs, combiners)))
+        for i, output in zip(chosen, pooled, strict=True):
+            outputs[i] = output
+    for i, kind in enumerate(kinds):
+        if kind == "other":
+            outputs[i] = _stock(variables[i], csrs[i], combiners[i])
+    return outputs
+
+
+def reported(row_splits: tf.Tensor, variables: Sequence[Any], csrs: Sequence[Csr]) -> tf.Tensor:
+    """`row_splits` of a table's feature; or a report, if `lookup` would raise for the ids of a variable.
+
+    The lookup of the table raises it, on all workers.
+    """
+    for variable in variables:
+        _check_shape(variable)
+    return _ops.lib().sok_report_ids(
+        row_splits,
+        [csr.keys for csr in csrs],
+        [csr.row_splits for csr in csrs],
+        names=[name_of(variable) for variable in variables],
+        num_rows=[tf.TensorShape(variable.shape).as_list()[0] for variable in variables],
+    )
+
+
+def _check_shape(variable: Any) -> None:
+    if variable.shape.rank != 2 or not variable.shape.is_fully_defined():
+        raise ValueError(
+            f"variable '{name_of(variable)}' must be a matrix [rows, dim] of known shape. Received: shape "
+            f"{variable.shape}."
+        )
+
+
+def _kind(variable: Any) -> str:
+    if variable.dtype.base_dtype != tf.float32 or tf.TensorShape(variable.shape).as_list()[0] > _MAX_ROWS:
+        return "other"
+    if isinstance(variable, resource_variable_ops.BaseResourceVariable):
+        return "resource"
+    return "reference" if variable.dtype._is_ref_dtype else "other"
+
+
+def _pool(kind: str, variables: list[Any], csrs: list[Csr], combiners: list[str]) -> list[tf.Tensor]:
+    distinct = list({id(variable): variable for variable in variables}.values())
+    number = {id(variable): i for i, variable in enumerate(distinct)}
+    shapes = [tf.TensorShape(variable.shape).as_list() for variable in distinct]
+    if kind == "resource":
+        for variable in distinct:
+            # Without it a tape does not know that the handle stands for this variable.
+            resource_variable_ops.variable_accessed(variable)
+        op, sources = _ops.lib().sok_variable_pool, [variable.handle for variable in distinct]
+    else:
+        op, sources = _ops.lib().sok_tensor_pool, [tf.convert_to_tensor(variable) for variable in distinct]
+    outputs = op(
+        sources,
+        [csr.keys for csr in csrs],
+        [csr.row_splits for csr in csrs],
+        names=[name_of(variable) for variable in distinct],
+        num_rows=[rows for rows, _ in shapes],
+        dims=[dim for _, dim in shapes],
+        variable_of=[number[id(variable)] for variable in variables],
+        # Weights may want a gradient, which needs the rows.
+        combiners=["rows" if csr.weights is not None else c for csr, c in zip(csrs, combiners, strict=True)],
+    )
+    return [
+        rows if csr.weights is None else _combine(rows, csr, combiner)
+        for rows, csr, combiner in zip(outputs, csrs, combiners, strict=True)
+    ]
+
+
+def _combine(rows: tf.Tensor, csr: Csr, combiner: str) -> tf.Tensor:
+    index = tf.range(tf.size(csr.keys, out_type=tf.int64))
+    return _ops.lib().sok_combine(rows, index, csr.row_splits, csr.weights, combiner=combiner)
+
+
+def _stock(variable: Any, csr: Csr, combiner: str) -> tf.Tensor:
+    bound = tf.TensorShape(variable.shape).as_list()[0]
+    ids = _ops.lib().sok_check_ids(csr.keys, csr.row_splits, variable=name_of(variable), num_rows=bound)
+    rows = tf.nn.embedding_lookup(variable, ids)
+    if combiner == "rows":
+        return rows
+    with tf.control_dependencies([ids]):  # until then the splits may be a report, which counts nothing
+        # Not an identity: of constant splits that are wrong, shape inference would make an error that names nothing.
+        row_splits = tf.compat.v1.placeholder_with_default(csr.row_splits, [None])
+        csr = dataclasses.replace(csr, row_splits=row_splits)
+    if rows.dtype.size == 2:
+        # Sums of many 16-bit floats stop growing: as TensorFlow does, add in 32 bits and round once.
+        return tf.cast(_pooled(tf.cast(rows, tf.float32), csr, combiner), rows.dtype)
+    return _pooled(rows, csr, combiner)
+
+
+def _pooled(rows: tf.Tensor, csr: Csr, combiner: str) -> tf.Tensor:
+    num_segments = tf.size(csr.row_splits, out_type=tf.int64) - 1
+    segment = tf.repeat(tf.range(num_segments), csr.row_splits[1:] - csr.row_splits[:-1])
+    weights = tf.ones_like(csr.keys, rows.dtype) if csr.weights is None else tf.cast(csr.weights, rows.dtype)
+    sums = tf.math.unsorted_segment_sum(rows * weights[:, None], segment, num_segments)
+    if combiner == "sum":
+        return sums
+    if combiner == "mean":
+        divisor = tf.math.unsorted_segment_sum(weights, segment, num_segments)
+    else:
+        divisor = tf.sqrt(tf.math.unsorted_segment_sum(weights * weights, segment, num_segments))
+    return tf.math.divide_no_nan(sums, divisor[:, None])

@@ -1,0 +1,1 @@
+"""Tables of rows: their arguments, keys, initial values, placement and state."""

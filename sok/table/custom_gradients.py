@@ -1,0 +1,38 @@
+"""Tables that are looked up inside `tf.custom_gradient`."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops import resource_variable_ops
+
+from sok.base import _ops
+
+
+def stand_in(table: Any) -> tf.Tensor | None:
+    """What stands for `table` where TensorFlow records the inputs of a custom gradient; None where it does not.
+
+    TensorFlow reads there each variable that the function has watched. What comes back as gradient of the tensor is
+    taken for that of the variable. So a table reads as the rows of no keys, [0, D], whose gradient is handed on.
+    """
+    if not _is_recorded():
+        return None
+    resource_variable_ops.variable_accessed(table)
+    rows, _ = _ops.lib().sok_table_lookup(table.handle, tf.zeros([0], table.key_dtype), False, dim=table.dim)
+    return rows
+
+
+def _is_recorded() -> bool:
+    # The function of the user is called from there, too. Then frames of another module are in between.
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module == "tensorflow.python.ops.custom_gradient":
+            return True
+        if not module.startswith(("tensorflow.", "sok.table.table", "sok.compat.v2.variable")):
+            return False
+        frame = frame.f_back
+    return False

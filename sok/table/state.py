@@ -1,0 +1,140 @@
+"""Rows of a table together with what optimizers keep of them, moved as a whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import numbers
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.framework import types_pb2
+from tensorflow.python.framework import cpp_shape_inference_pb2
+from tensorflow.python.ops import resource_variable_ops
+
+from sok.base import _ops
+from sok.table.rules import RULES
+
+
+@dataclasses.dataclass(frozen=True)
+class SlotSet:
+    """What one optimizer keeps in a table."""
+
+    name: str  # the optimizer's `slot_set`
+    rule: str  # one of RULES, or that of a stock optimizer: a name that lists its slots
+    num_slots: int
+    calls: int  # updates so far; of the rule 'adam' only
+
+
+def restore_rows(
+    variable: Any,
+    keys: Any,
+    values: Any,
+    slots: Any = None,
+    *,
+    slot_set: str | None = None,
+    rule: str | None = None,
+    slot_init: float | Sequence[float] = 0.0,
+) -> tf.Tensor:
+    """Stores rows with the slots of one optimizer, making rows and slot set if they are missing.
+
+    For rows with the slots of several optimizers call it once for each. All or none.
+
+    Args:
+        variable: an `EmbeddingVariable`.
+        keys: [n] of the table's key dtype. Keys that other workers own are ignored, so all workers may make the same
+            call with all keys. Of equal keys the last one counts.
+        values: [n, D] float32, as they stand after every step so far.
+        slots: [n, K * D] float32, slot after slot: Adagrad's accumulator (K = 1), Adam's and LazyAdam's m, v (K = 2).
+            None: rows only; slots of rows that exist stay.
+        slot_set: the name of the optimizer's slots: its `slot_set`. To be given with `slots`.
+        rule: 'sgd', 'adagrad', 'adam' or 'lazy_adam', or of a stock optimizer its name with those of its slots, as
+            'RMSprop(velocity,momentum)'. To be given with `slots`.
+        slot_init: what slots of a fresh row hold (Adagrad's initial accumulator), if the set is made here: a number, or
+            of a stock optimizer one for each slot.
+
+    Returns:
+        How many rows of this worker's shard were made: int64 scalar; in a v1 graph to be run. Not collective.
+
+    Raises:
+        ValueError: some of `slots`, `slot_set` and `rule` are given and others not; `rule` is none of these.
+        tf.errors.ResourceExhaustedError: the shard has no room; nothing was stored.
+        tf.errors.InvalidArgumentError: shapes do not fit, a key is outside an identity table, or the slot set belongs
+            to another rule.
+
+    Example:
+        >>> import sok
+        >>> table = sok.EmbeddingVariable(dim=2, capacity=10, name="restored")
+        >>> int(table.restore_rows([7], [[1.0, 2.0]], [[0.5, 0.25]], slot_set="Adagrad", rule="adagrad"))
+        1
+        >>> table.slots("Adagrad")[1].numpy().tolist()
+        [[0.5, 0.25]]
+    """
+    given = [what is not None for what in (slots, slot_set, rule)]
+    if any(given) and not all(given):
+        raise ValueError(
+            "`slots`, `slot_set` and `rule` must be given together, or none of them. "
+            f"Received: slot_set={slot_set!r}, rule={rule!r}, slots={'given' if given[0] else None}."
+        )
+    if rule is not None and rule not in RULES and "(" not in rule:
+        raise ValueError(
+            f"`rule` must be one of {', '.join(map(repr, RULES))}, or list slots: 'RMSprop(velocity,momentum)'. "
+            f"Received: {rule!r}."
+        )
+    starts = [slot_init] if isinstance(slot_init, numbers.Real) else list(slot_init)
+    keys = variable._as_keys(keys)
+    if slots is None:
+        slots = tf.zeros([tf.size(keys), 0])
+    return _ops.lib().sok_table_restore(
+        variable.handle,
+        keys,
+        tf.convert_to_tensor(values, tf.float32),
+        tf.convert_to_tensor(slots, tf.float32),
+        slot_set=slot_set or "",
+        rule=rule or "",
+        slot_inits=(starts or [0.0])[:1] if rule is None or rule in RULES else starts,
+    )
+
+
+def slot_sets(variable: Any) -> list[SlotSet]:
+    """The slot sets that optimizers have made in this worker's shard, in the order they came. Eager only.
+
+    Example:
+        >>> import sok
+        >>> slot_sets(sok.EmbeddingVariable(dim=2, capacity=10, name="untrained"))
+        []
+    """
+    columns = [column.numpy().tolist() for column in _ops.lib().sok_table_slot_sets(variable.handle)]
+    return [
+        SlotSet(name.decode(), rule.decode(), num_slots, calls)
+        for name, rule, num_slots, calls in zip(*columns, strict=True)
+    ]
+
+
+def second_table(variable: Any) -> tf.Tensor:
+    """The handle of a new, empty table with the same configuration, on the same device; it lives as long as somebody
+    holds the handle."""
+    with tf.device(variable.handle.device):  # rows do not swap from device to device
+        return _ops.lib().sok_table_handle(anonymous=True, **variable._attributes)
+
+
+def swap(variable: Any, other: tf.Tensor) -> tf.Operation | None:
+    """Exchanges keys, rows and slots with those of a `second_table`, at once.
+
+    Gradients of lookups from before are ignored by both from then on.
+    """
+    return _ops.lib().sok_table_swap(variable.handle, other)
+
+
+def set_handle_data(handle: tf.Tensor, dim: int, graph_mode: bool) -> None:
+    """Tells TensorFlow what is behind the handle of a table: [0, dim] float32.
+
+    Without it gradients through control flow are silently None. Zero rows make any dense use small and loud.
+    """
+    data = cpp_shape_inference_pb2.CppShapeInferenceResult.HandleData(is_set=True)
+    data.shape_and_type.append(
+        cpp_shape_inference_pb2.CppShapeInferenceResult.HandleShapeAndType(
+            shape=tf.TensorShape([0, dim]).as_proto(), dtype=types_pb2.DT_FLOAT
+        )
+    )
+    resource_variable_ops._set_handle_shapes_and_types(handle, data, graph_mode)

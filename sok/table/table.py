@@ -1,0 +1,554 @@
+"""`EmbeddingVariable`: one shard of a table of rows, trainable like any TensorFlow variable."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.client import session as sessions
+from tensorflow.python.framework import ops
+from tensorflow.python.ops import resource_variable_ops
+
+from sok.base import _ops, keras_calls, names
+from sok.checkpoint import beside
+from sok.job import context
+from sok.table import custom_gradients
+from sok.table import initializers as sok_initializers
+from sok.table import state as table_state
+from sok.table.arguments import checked_exchange_dtype, checked_way_home, derived_seed, whole_number
+from sok.table.keys import as_keys, check_key_dtype
+from sok.table.placement import Placement, checked_placement
+from sok.table.weights import TableRows, rows_behind
+
+_MAX_DIM = 2**20
+_MAX_CAPACITY = 2**32 - 2  # row numbers are 32-bit words in the index, and two of them mean "no row"
+
+_by_handle: weakref.WeakValueDictionary[int, EmbeddingVariable] = weakref.WeakValueDictionary()
+
+
+class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
+    """This worker's shard of a table that maps keys to rows of `dim` floats.
+
+    It is a trainable variable: `tape.gradient` gives `tf.IndexedSlices` whose indices are row ids of this shard, which
+    `sok.optimizers` apply. Its declared TensorFlow `shape` is `(0, dim)`: nothing may read it as a dense matrix.
+    The row of `key` lives where `placement` says, by default on rank `key % world_size`. A row that was never seen
+    holds its initial value, a pure function of the table's seed and the key. Like any variable it is placed on the GPU
+    if there is one (docs/gpu.md), and where `tf.device` says.
+
+    Args:
+        dim: length D of a row, at least 1.
+        capacity: rows that this worker's shard may hold, at least 1.
+        name: for messages, collectives and files; made unique (`name`, `name_1`, ...) until `sok.shutdown()`, which
+            frees all names. Equal on all workers.
+        key_dtype: int64 (default), int32, uint32 or uint64. Every value is a legal key.
+        initializer: None (uniform in [-0.05, 0.05]), a Keras name, a Keras initializer, or `f(shape, dtype)`. The
+            variance-scaling ones (Glorot, He, Lecun) take the table for a matrix [num_keys or capacity, dim].
+        hashed: True: any key, rows are given out as keys appear. False: keys are row numbers, legal are
+            0 <= key < capacity * world_size (with `owner`: 0 <= key < capacity).
+        trainable: False keeps it out of the gradients that a tape watches by itself.
+        seed: of the initial values; default from `sok.Init(seed=...)` and the name.
+        owner: short for `placement=sok.table_wise(owner)`.
+        num_keys: of a table that is not hashed: legal are 0 <= key < num_keys, where that is less than all workers
+            have room for. None: as `hashed` says.
+        way_home: with several workers, how rows come to the worker that asks for them. 'rows': the row of each distinct
+            key once. 'sums': of each segment, what an owner holds of it, already summed; features with weights, and
+            rows that nothing pools, come as with 'rows'. 'auto' (default): whichever moves less, chosen by each worker
+            for each call, from its batch. Results are the same up to the order of sums.
+        exchange_dtype: with several workers, what rows, and the gradients that go back, are rounded to while they
+            travel: float32 (default: they are not), float16 or bfloat16, which halve what is moved. Rows, and sums of
+            gradients, are float32 at both ends. One lookup travels in 16 bit if all its tables say the same, else in
+            float32. On one host 16 bit is no faster. Equal on all workers.
+        gpu_memory_bytes: the most memory of a GPU that this shard may take, if that is where it lies; what would need
+            more is a ResourceExhaustedError, and changes nothing. None: what the GPU has.
+        placement: which worker holds which rows. `sok.row_wise()` (default): the row of a key is on rank
+            key % world_size. `sok.row_wise(hash=True)`: on a rank that a hash of the key chooses, for ids that have a
+            pattern; hashed tables only. `sok.table_wise(owner)`: all rows are on one rank (small tables, spread over
+            workers as whole tables). Equal on all workers; results do not depend on it.
+
+    Raises:
+        ValueError: an argument is out of range.
+
+    Making one with an initializer that is not one of Keras' random or constant ones is collective.
+
+    Example:
+        >>> v = EmbeddingVariable(dim=2, capacity=10, name="doc", initializer="ones")
+        >>> v.sparse_read(tf.constant([3, -7], tf.int64)).numpy().tolist()
+        [[1.0, 1.0], [1.0, 1.0]]
+        >>> int(v.size())
+        0
+
+    Source: the role of SOK v1's `EmbeddingVariable`; see docs/migrating.md for differences.
+    """
+
+    # The metaclass of tf.Variable would bind positional arguments to its own signature first.
+    @classmethod
+    def _variable_call(cls, *args: Any, **kwargs: Any) -> None:
+        return None
+
+    def __init__(
+        self,
+        dim: int,
+        capacity: int,
+        *,
+        name: str | None = None,
+        key_dtype: Any = tf.int64,
+        initializer: Any = None,
+        hashed: bool = True,
+        trainable: bool = True,
+        seed: int | None = None,
+        owner: int | None = None,
+        num_keys: int | None = None,
+        way_home: str = "auto",
+        exchange_dtype: Any = "float32",
+        gpu_memory_bytes: int | None = None,
+        placement: Placement | None = None,
+    ) -> None:
+        self._dim = whole_number("dim", dim, _MAX_DIM)
+        self._capacity = whole_number("capacity", capacity, _MAX_CAPACITY)
+        self._hashed = bool(hashed)
+        if num_keys is not None and self._hashed:
+            raise ValueError("`num_keys` is for tables whose keys are row numbers: give hashed=False, too.")
+        self._key_dtype = check_key_dtype(key_dtype)
+        transport = context.get_transport()
+        self._world_size, self._rank = transport.size, transport.rank
+        self._placement = checked_placement(placement, owner, transport.size, self._hashed)
+        self._way_home = checked_way_home(way_home)
+        self._exchange_dtype = checked_exchange_dtype(exchange_dtype)
+        self._num_keys = None if num_keys is None else whole_number("num_keys", num_keys, 2**62)
+        self._table_name = names.unique("table", name or "embedding_variable")
+        # A shard's capacity changes with the number of workers where it is a share of the legal keys.
+        spec = sok_initializers.to_spec(initializer, self._num_keys or self._capacity, self._dim)
+        if seed is not None:
+            self._seed = derived_seed("variable", int(seed))
+        elif spec.seed is not None:
+            self._seed = derived_seed("initializer", spec.seed)
+        else:
+            self._seed = derived_seed("table", context.get_seed(), self._table_name)
+        self._initializer_spec = spec
+        with ops.init_scope():
+            graph_mode = not tf.executing_eagerly()
+            # What another table needs to hold the same rows (sok/table/state.py makes one).
+            self._attributes = dict(
+                table=self._table_name,
+                key_dtype=self._key_dtype,
+                dim=self._dim,
+                capacity=self._capacity,
+                hashed=self._hashed,
+                world_size=self._world_size,
+                rank=self._rank,
+                **self._placement.to_attributes(),
+                num_keys=self._num_keys or 0,
+                seed=self._seed,
+                initializer=spec.kind,
+                init_a=spec.a,
+                init_b=spec.b,
+                bank=spec.bank,
+                memory_bytes=0
+                if gpu_memory_bytes is None
+                else whole_number("gpu_memory_bytes", gpu_memory_bytes, 2**62),
+            )
+            handle = _ops.lib().sok_table_handle(
+                shared_name=f"sok/{self._table_name}" if graph_mode else "",
+                anonymous=not graph_mode,
+                name=self._table_name if graph_mode else None,
+                **self._attributes,
+            )
+            table_state.set_handle_data(handle, self._dim, graph_mode)
+            super().__init__(
+                trainable=trainable,
+                shape=tf.TensorShape([0, self._dim]),
+                dtype=tf.float32,
+                handle=handle,
+                handle_name=self._table_name,
+                unique_id=f"sok_{self._table_name}_{id(self)}" if not graph_mode else self._table_name,
+                initial_value=None,
+                initializer_op=tf.no_op() if graph_mode else None,
+                is_initialized_op=None,
+                cached_value=None,
+                name=self._table_name,
+            )
+            if graph_mode and trainable:
+                # Not a global variable: initialisers, Savers and broadcasts of v1 would try to read it as a matrix.
+                tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES, self)
+        _by_handle[id(self.handle)] = self
+        self._warned_not_saved = False
+        self.is_known_crowded = False  # one worker has far more rows than the others, and somebody said so
+        self.regularizer = None
+        self.overwrite_with_gradient = False
+        self.path = self._table_name
+
+    # What it is.
+
+    @property
+    def dim(self) -> int:
+        """Length of a row."""
+        return self._dim
+
+    @property
+    def capacity(self) -> int:
+        """Rows this worker's shard may hold."""
+        return self._capacity
+
+    @property
+    def key_dtype(self) -> tf.DType:
+        """Dtype of keys."""
+        return self._key_dtype
+
+    @property
+    def hashed(self) -> bool:
+        """False if keys are row numbers (`use_hashtable=False`)."""
+        return self._hashed
+
+    @property
+    def table_name(self) -> str:
+        """The unique name, the same on all workers."""
+        return self._table_name
+
+    @property
+    def m_var_name(self) -> str:
+        """SOK v1's word for `table_name`, by which `sok.Saver` calls its files."""
+        return self._table_name
+
+    @property
+    def world_size(self) -> int:
+        """Workers that share the table."""
+        return self._world_size
+
+    @property
+    def rank(self) -> int:
+        """Which of them holds this shard."""
+        return self._rank
+
+    @property
+    def owner(self) -> int | None:
+        """The rank that holds all rows; None if they are spread over all ranks."""
+        return self._placement.owner
+
+    @property
+    def placement(self) -> Placement:
+        """Which rank holds which rows."""
+        return self._placement
+
+    @property
+    def way_home(self) -> str:
+        """How rows come to the worker that asks for them: 'auto', 'rows' or 'sums'."""
+        return self._way_home
+
+    @property
+    def exchange_dtype(self) -> str:
+        """What rows and their gradients travel in: 'float32', 'float16' or 'bfloat16'."""
+        return self._exchange_dtype
+
+    @property
+    def seed(self) -> int:
+        """Seed of the initial values."""
+        return self._seed
+
+    @property
+    def trainable(self) -> bool:
+        return self._trainable
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        self._trainable = bool(value)
+
+    def __repr__(self) -> str:
+        kind = "hashed" if self._hashed else "identity"
+        used = ""
+        if tf.executing_eagerly() and not self._in_graph_mode:
+            used = f", rows {int(self.num_rows()):,} of {self._capacity:,}"
+        place = f"shard {self._rank} of {self._world_size}"
+        if self.owner is not None:
+            place = f"all on rank {self.owner} of {self._world_size}"
+        if self._placement.hash:
+            place += " by hash"
+        if self._way_home != "auto":
+            place += f", home by {self._way_home}"
+        if self._exchange_dtype != "float32":
+            place += f", exchanged in {self._exchange_dtype}"
+        return (
+            f"<EmbeddingVariable '{self._table_name}' dim={self._dim}, {kind} {self._key_dtype.name} keys{used}, "
+            f"{place}>"
+        )
+
+    __str__ = __repr__
+
+    # A table is equal to itself only: tf.Variable's comparison would read two dense matrices.
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __ne__(self, other: object) -> bool:
+        return self is not other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    # A variable of TensorFlow would make a dense one of what it reads.
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            f"The embedding table '{self._table_name}' cannot be copied or pickled. Make another one with its "
+            "arguments, and hand over its rows, with all slots by sok.save and sok.restore, or alone: "
+            "other.assign(*table.export())."
+        )
+
+    def __copy__(self) -> EmbeddingVariable:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.__reduce_ex__(None)
+
+    # What it holds.
+
+    def num_rows(self) -> tf.Tensor:
+        """Rows in use in this worker's shard: int64 scalar. Not collective."""
+        return _ops.lib().sok_table_size(self.handle)
+
+    def size(self) -> tf.Tensor:
+        """`num_rows`. The library itself asks for that: `size` of a `sok.DynamicVariable` is what SOK v2 says."""
+        return self.num_rows()
+
+    def total_size(self) -> tf.Tensor:
+        """Rows in use in all shards: int64 scalar. Collective."""
+        transport = context.get_transport()
+        name = context.unique_collective_name(f"sok/{self._table_name}/size")
+        return transport.grouped_all_reduce([self.num_rows()], name, average=False)[0]
+
+    def sparse_read(self, keys: Any, name: str | None = None) -> tf.Tensor:
+        """The rows of `keys` as they stand, without inserting any. Collective; differentiable.
+
+        Args:
+            keys: [...] of the table's key dtype. A key without a row reads as its initial value.
+            name: ignored; here for `tf.Variable`'s signature.
+
+        Returns:
+            [..., D] float32, which they travel in, too.
+        """
+        from sok.lookup import lookup  # lookup is built on tables
+
+        return lookup.lookup_rows(self, keys, training=False, exact=True)
+
+    def assign(
+        self, keys: Any, values: Any = None, use_locking: Any = None, name: str | None = None
+    ) -> tf.Operation | None:
+        """Stores rows, making those that are missing.
+
+        Args:
+            keys: [n] of the table's key dtype. Keys that other workers own are ignored, so all workers may make the
+                same call with all keys. Of equal keys the last one counts. Alone, what stands for this table in
+                `model.get_weights()`: the table then holds those rows and no others (`set_weights` calls it so).
+            values: [n, D] float32.
+
+        Returns:
+            None, or in a v1 graph the op to run. Not collective.
+
+        Raises:
+            tf.errors.ResourceExhaustedError: the shard has no room; nothing was stored.
+            tf.errors.InvalidArgumentError: shapes do not fit, or a key is outside an identity table.
+        """
+        if values is None:
+            return self._assign_copy(keys)
+        return _ops.lib().sok_table_assign(self.handle, self._as_keys(keys), tf.convert_to_tensor(values, tf.float32))
+
+    def numpy(self) -> Any:
+        """For Keras' `get_weights`, and for nothing else: a copy of this shard's rows."""
+        keras_functions = keras_calls.running()
+        if any("hdf5" in name for name in keras_functions):
+            self.warn_not_saved()
+            return np.zeros([0, self._dim], np.float32)
+        if "get_weights" in keras_functions and tf.executing_eagerly():
+            return TableRows(*(tensor.numpy() for tensor in self.export()))
+        return self._no_dense_value()
+
+    def _assign_copy(self, array: Any) -> None:
+        rows = rows_behind(array)
+        if rows is None:
+            if np.shape(array) != (0, self._dim):
+                raise TypeError("assign takes keys and values: variable.assign(keys, values).")
+            # Weights that were calculated with, or came from a file.
+            self.warn_not_saved()
+            return
+        stale = np.setdiff1d(self.export()[0].numpy(), rows.keys)
+        self.erase(stale.astype(self._key_dtype.as_numpy_dtype))
+        self.assign(rows.keys, rows.values)
+
+    def export(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """All rows in use in this worker's shard. Not collective.
+
+        Returns:
+            keys [n] of the key dtype and values [n, D] float32, in the order the rows were made.
+        """
+        return _ops.lib().sok_table_export(self.handle, key_dtype=self._key_dtype, dim=self._dim)
+
+    def slots(self, slot_set: str) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Optimizer state of all rows in use: keys [n], slots [n, K * D], stamps [n] (-1: none). Not collective."""
+        return _ops.lib().sok_table_slots(self.handle, key_dtype=self._key_dtype, slot_set=slot_set)
+
+    def restore_rows(self, keys: Any, values: Any, slots: Any = None, **slot_set: Any) -> tf.Tensor:
+        """Stores rows with the slots of an optimizer: see `sok.table.state.restore_rows`. Not collective."""
+        return table_state.restore_rows(self, keys, values, slots, **slot_set)
+
+    def reserve(self, num_rows: int) -> tf.Operation | None:
+        """Takes the memory for `num_rows` rows of this worker's shard now, so that no later step waits for it.
+
+        Args:
+            num_rows: rows in all, at most `capacity`.
+
+        Returns:
+            None, or in a v1 graph the op to run. Not collective. Slots that an optimizer has not made yet are not
+            counted: reserve after its first step, or let the first step take them.
+
+        Raises:
+            tf.errors.InvalidArgumentError: more than the capacity.
+            tf.errors.ResourceExhaustedError: that is more than the machine, or the container, has available now
+                (`MemAvailable`); then nothing was reserved.
+
+        Example:
+            >>> v = EmbeddingVariable(dim=2, capacity=1000, name="reserved")
+            >>> v.reserve(500)
+        """
+        return _ops.lib().sok_table_reserve(self.handle, tf.cast(num_rows, tf.int64))
+
+    def erase(self, keys: Any) -> tf.Tensor:
+        """Removes rows of this shard; keys of other workers are ignored. Gives how many there were, int64 scalar."""
+        return _ops.lib().sok_table_erase(self.handle, self._as_keys(keys))
+
+    def _as_keys(self, keys: Any) -> tf.Tensor:
+        return as_keys(keys, self._key_dtype, self._table_name)
+
+    # What TensorFlow and Keras ask a variable.
+
+    def _ref(self) -> tf.Tensor:
+        return self.handle
+
+    def to_proto(self, export_scope: str | None = None) -> None:
+        # Asked for when a meta graph is written, as tf.compat.v1.train.Saver.save does beside a checkpoint.
+        self.warn_not_saved()
+        return None
+
+    def is_initialized(self, name: str | None = None) -> tf.Tensor:
+        return tf.constant(True)
+
+    def _no_dense_value(self, *_: Any, **__: Any) -> Any:
+        raise TypeError(
+            f"The embedding table '{self._table_name}' is not a dense matrix: it has rows only where keys have been "
+            "seen. Read it with a layer, `variable.sparse_read(keys)` or `variable.export()`; write it "
+            "with `variable.assign(keys, values)`. If an optimizer asked for it: wrap it in `sok.OptimizerWrapper` or "
+            "`sok.DistributedOptimizer`, or give embedding variables to `sok.optimizers`."
+        )
+
+    def _no_stock_optimizer(self) -> Any:
+        raise TypeError(
+            f"A stock optimizer was given the embedding table '{self._table_name}', which it cannot update: the table "
+            "has rows only where keys have been seen. Wrap the optimizer, in `sok.OptimizerWrapper` or "
+            "`sok.DistributedOptimizer`, which train dense variables and tables; or give the table to one of "
+            "`sok.optimizers`."
+        )
+
+    # Each stock optimizer asks for one of these two before it changes anything. Let on, it would write to the handle
+    # by row numbers, and TensorFlow would say something about indices.
+    constraint = property(_no_stock_optimizer)
+
+    @property
+    def _distributed_container(self) -> Any:
+        # A LossScaleOptimizer asks, too, and leaves the update to that inside; a strategy does, of what is read.
+        asks = keras_calls.caller()
+        if not hasattr(asks, "apply_gradients") or type(asks).__name__.startswith("LossScaleOptimizer"):
+            raise AttributeError("_distributed_container")
+        return self._no_stock_optimizer()
+
+    def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
+        # Every dense read of the base class goes through this one.
+        rows = custom_gradients.stand_in(self)
+        return self._no_dense_value() if rows is None else rows
+
+    eval = gather_nd = _in_session = _no_dense_value
+
+    def _as_graph_element(self) -> None:
+        # Asked for by stock ops that look for the graph of their inputs: this one has no tensor that says.
+        return None
+
+    # What stock optimizers and others write with; row ids are not rows of a matrix.
+    assign_add = assign_sub = batch_scatter_update = _no_dense_value
+    scatter_add = scatter_sub = scatter_update = scatter_min = scatter_max = scatter_mul = scatter_div = _no_dense_value
+    scatter_nd_add = scatter_nd_sub = scatter_nd_update = scatter_nd_min = scatter_nd_max = _no_dense_value
+
+    def _serialize_to_tensors(self) -> dict[str, Any]:
+        self.warn_not_saved()
+        return {}
+
+    def _restore_from_tensors(self, restored_tensors: Any) -> None:
+        return None
+
+    def _copy_trackable_to_cpu(self, object_map: dict) -> None:
+        # Asked for by asynchronous checkpoints, which write later.
+        if self._world_size == 1:
+            raise ValueError(  # NotImplementedError would be taken for "leave it out"
+                f"Asynchronous checkpoints cannot hold the embedding table '{self._table_name}': its rows would be of "
+                "a later step than the dense variables. Save without `experimental_enable_async_checkpoint`."
+            )
+        object_map.setdefault(self, self)
+
+    def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(
+            f"Table '{self._table_name}' cannot go into a SavedModel as it is: use sok.export_saved_model(model, path)."
+        )
+
+    def warn_not_saved(self) -> None:
+        """Says once per variable that a file or other copy does not hold its rows."""
+        if not self._warned_not_saved:
+            self._warned_not_saved = True
+            warnings.warn(
+                f"The rows of embedding table '{self._table_name}' are not saved here, where only dense "
+                "variables are. Use sok.save and sok.restore; see docs/checkpoints.md.",
+                stacklevel=3,
+            )
+
+
+def table_of(handle: tf.Tensor) -> EmbeddingVariable | None:
+    """The table whose `handle` this is, itself and not what a function made of it; None if it is none's."""
+    found = _by_handle.get(id(handle))
+    return found if found is not None and found.handle is handle else None
+
+
+def is_embedding_variable(variable: Any) -> bool:
+    """Whether `variable` is an `EmbeddingVariable`."""
+    return isinstance(variable, EmbeddingVariable)
+
+
+def split_embedding_variable_from_others(
+    variables: Sequence[Any],
+) -> tuple[tuple[EmbeddingVariable, ...], tuple[Any, ...]]:
+    """Splits variables into tables and the rest, which are trained in different ways.
+
+    Args:
+        variables: list or tuple of variables.
+
+    Returns:
+        (embedding variables, other variables), two tuples, each in the order given.
+
+    Raises:
+        ValueError: `variables` is not a list or tuple.
+
+    Example:
+        >>> table, weight = EmbeddingVariable(2, 10, name="split"), tf.Variable(1.0)
+        >>> embeddings, others = split_embedding_variable_from_others([weight, table])
+        >>> embeddings[0] is table, others[0] is weight
+        (True, True)
+
+    Source: `split_embedding_variable_from_others` of SOK v1.
+    """
+    if not isinstance(variables, (list, tuple)):
+        raise ValueError(f"`variables` must be a list or tuple. Received: {type(variables).__name__}.")
+    embeddings = tuple(v for v in variables if is_embedding_variable(v))
+    return embeddings, tuple(v for v in variables if not is_embedding_variable(v))
+
+
+beside.register(is_embedding_variable)
+# What a session does with one that it is to run, and one that it is fed.
+sessions.register_session_run_conversion_functions(
+    EmbeddingVariable, lambda table: table._in_session(), *[EmbeddingVariable._no_dense_value] * 2
+)

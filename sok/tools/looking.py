@@ -1,0 +1,161 @@
+"""`sok inspect` and `sok verify`: checkpoints, and models that were exported, from the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+
+from sok.checkpoint.manifest import Link, Manifest, Table, read_manifest
+
+
+def inspect(path: str, as_json: bool = False, plot: str | None = None) -> int:
+    """Prints what a checkpoint holds; the exit status. Loads no TensorFlow.
+
+    `plot`: the picture to draw as well; '' for the default name, None for none.
+    """
+    try:
+        manifest = read_manifest(path)
+        if plot is not None:
+            from sok.tools import picture
+
+            drawn = picture.plot(path, plot or None)
+            print(f"drawn: {drawn}", file=sys.stderr)
+    except (OSError, ValueError, ImportError) as error:
+        return _failed(error)
+    print(json.dumps(dataclasses.asdict(manifest), indent=2) if as_json else described(path, manifest))
+    return 0
+
+
+def verify(path: str) -> int:
+    """Prints whether a checkpoint, or the tables of a native export, are whole; the exit status."""
+    if os.path.exists(os.path.join(path, "saved_model.pb")):
+        return _verify_export(path)
+    try:
+        read_manifest(path)  # says what is missing before TensorFlow is loaded, which takes seconds
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        from sok.checkpoint import verifying
+
+        wrong = verifying.verify(path)
+        manifest = read_manifest(path)
+    except (OSError, ValueError, ImportError) as error:
+        return _failed(error)
+    for line in wrong:
+        print(line, file=sys.stderr)
+    if wrong:
+        return 1
+    files = sum(len(link.files) for link in manifest.links)
+    chain = f", {_count(len(manifest.before), 'delta')}" if manifest.before else ""
+    print(
+        f"{path}: whole: {_count(len(manifest.tables), 'table')}, {_count(files, 'file')}{chain}, "
+        f"{_bytes(manifest.bytes)}"
+    )
+    return 0
+
+
+def compact(path: str) -> int:
+    """Makes one full checkpoint of a chain and says what became of it; the exit status."""
+    try:
+        before = read_manifest(path)
+        if not before.before:
+            print(f"{path}: {before.generation} is a full checkpoint: nothing to do")
+            return 0
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        from sok.checkpoint import compacting
+        from sok.job.agreement import described_error
+
+        try:
+            compacting.compact(path)
+        except Exception as error:
+            print(described_error(error), file=sys.stderr)
+            return 1
+        after = read_manifest(path)
+    except (OSError, ValueError, ImportError) as error:
+        return _failed(error)
+    print(
+        f"{path}: {_count(len(before.links), 'save')} of {_bytes(before.bytes)} are now {after.generation} of "
+        f"{_bytes(after.bytes)}"
+    )
+    return 0
+
+
+def _verify_export(path: str) -> int:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    try:
+        from sok.saved_model.verifying import verify_export
+
+        tables, wrong = verify_export(path)
+    except (OSError, ValueError, ImportError) as error:
+        return _failed(error)
+    for line in wrong:
+        print(line, file=sys.stderr)
+    if not wrong:
+        size = sum(head.file_bytes for head in tables)
+        print(f"{path}: whole: native export of {_count(len(tables), 'table')}, {_bytes(size)}")
+    return 1 if wrong else 0
+
+
+def described(path: str, manifest: Manifest) -> str:
+    """The lines of `sok inspect`."""
+    lines = [
+        f"{path}: {manifest.generation}, saved {manifest.created} by {_count(manifest.world_size, 'worker')} "
+        f"with sok {manifest.sok_version}, {_bytes(manifest.bytes)}"
+    ]
+    for number, link in enumerate(manifest.links if manifest.before else ()):
+        lines.append(_link_line(link, is_delta=number > 0))
+    lines += [line for table in manifest.tables for line in _table_lines(table)]
+    for state in manifest.optimizers:
+        rate = "" if state.learning_rate is None else f", learning rate {state.learning_rate:g}"
+        lines.append(f"optimizer '{state.slot_set}': {state.rule}, {_count(state.iterations, 'step')}{rate}")
+    return "\n".join(lines)
+
+
+def _link_line(link: Link, is_delta: bool) -> str:
+    rows, erased = (sum(getattr(file, what) for file in link.files) for what in ("rows", "erased"))
+    changes = f"{_count(rows, 'row')} changed, {_count(erased, 'key')} erased" if is_delta else _count(rows, "row")
+    return (
+        f"    {'delta' if is_delta else 'full '} {link.generation}: {changes}, {_count(link.world_size, 'worker')}, "
+        f"{link.created}, {_bytes(sum(file.bytes for file in link.files))}"
+    )
+
+
+def _table_lines(table: Table) -> list[str]:
+    kind = "hashed" if table.hashed else "identity"
+    place = ", spread by hash" if table.by_hash else "" if table.owner is None else f", all on rank {table.owner}"
+    lines = [
+        f"table '{table.name}': {_count(table.rows, 'row')} of dim {table.dim}, {kind} {table.key_dtype} keys{place}, "
+        f"capacity {table.capacity:,} per worker, {_bytes(table.bytes)}"
+    ]
+    if len(table.files) > 1:
+        held = (file.rows if file.held is None else file.held for file in table.files)
+        lines.append(f"    rows by rank: {', '.join(f'{rows:,}' for rows in held)}")
+    for slot_set in table.slot_sets:
+        calls = f", {_count(slot_set.calls, 'call')}" if slot_set.calls else ""
+        lines.append(
+            f"    slots '{slot_set.name}': {slot_set.rule}, {_count(slot_set.num_slots, 'vector')} per row{calls}"
+        )
+    return lines
+
+
+def _failed(error: Exception) -> int:
+    print(error, file=sys.stderr)
+    return 1
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def _bytes(number: int) -> str:
+    """A size for people.
+
+    >>> _bytes(512), _bytes(2_400_000)
+    ('512 B', '2.4 MB')
+    """
+    size, unit = float(number), "B"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if size < 1000 or unit == "TB":
+            break
+        size /= 1000
+    return f"{number} B" if unit == "B" else f"{size:.1f} {unit}"

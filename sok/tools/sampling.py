@@ -1,0 +1,106 @@
+"""Some of the numbers in a checkpoint's shards, read without TensorFlow and in bounded memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import struct
+from collections.abc import Iterator
+
+import numpy as np
+
+from sok.checkpoint.manifest import CheckpointError, Table
+from sok.table.rules import slot_names
+
+_BLOCK = struct.Struct("<IIQII")  # magic, type, length of the payload, CRC, 0: docs/design/checkpoint.md
+_MAGIC, _ROWS, _END = 0x4B4C4253, 2, 4
+
+MAX_VALUES = 1_000_000  # kept of each vector
+MAX_BLOCKS = 64  # read of each table, of 4 MiB or less
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """Numbers of one vector of a table: its weights, or a slot."""
+
+    title: str
+    values: np.ndarray  # [n] float32
+    of: int  # how many there are in the table
+
+
+def vectors_of(table: Table) -> list[str]:
+    """The vectors that a record of the table has, in the order of the file."""
+    names = ["weights"]
+    for slot_set in table.slot_sets:
+        known = slot_names(slot_set.rule)
+        for k in range(slot_set.num_slots):
+            names.append(f"{slot_set.name}: {known[k] if k < len(known) else f'slot {k}'}")
+    return names
+
+
+def sample(path: str, table: Table, max_values: int = MAX_VALUES, max_blocks: int = MAX_BLOCKS) -> list[Sample]:
+    """Numbers of each vector of a table, evenly over its shards; all of them if there are few.
+
+    Args:
+        path: of the checkpoint.
+        table: as its manifest describes it.
+        max_values: how many to keep of each vector.
+        max_blocks: how many blocks to read, each of 4 MiB at most, or of one row if that is longer.
+
+    Raises:
+        CheckpointError, OSError: a shard is missing or damaged. (CRCs are not looked at: `sok verify` does.)
+    """
+    names = vectors_of(table)
+    blocks = [block for file in table.files for block in _rows_blocks(os.path.join(path, file.name))]
+    chosen = [blocks[i] for i in np.linspace(0, len(blocks) - 1, min(len(blocks), max_blocks)).astype(int)]
+    found: list[list[np.ndarray]] = [[] for _ in names]
+    room = max(1, max_values // max(1, len(chosen)))
+    for name, offset, length in chosen:
+        for kept, vector in zip(found, _vectors(name, offset, length, table), strict=True):
+            flat = vector.reshape(-1)
+            # A copy: a view would keep the whole block. An odd step meets all elements of a row in turn.
+            step = -(-flat.size // room)
+            kept.append(flat[:: step + (step > 1 and step % 2 == 0)].copy())
+    total = table.rows * table.dim
+    return [
+        Sample(name, np.concatenate(kept) if kept else np.zeros(0, np.float32), total)
+        for name, kept in zip(names, found, strict=True)
+    ]
+
+
+def _rows_blocks(name: str) -> Iterator[tuple[str, int, int]]:
+    """File, offset and length of each payload of rows."""
+    size = os.path.getsize(name)
+    with open(name, "rb") as file:
+        offset, kind = 0, 0
+        while kind != _END:
+            file.seek(offset)
+            head = file.read(_BLOCK.size)
+            if len(head) < _BLOCK.size:
+                raise CheckpointError(f"{name}: at offset {offset}: the file ends before its end block.")
+            magic, kind, length, _, _ = _BLOCK.unpack(head)
+            if magic != _MAGIC or length > size - offset - _BLOCK.size:
+                raise CheckpointError(f"{name}: at offset {offset}: not a block of a shard, or longer than the file.")
+            if kind == _ROWS:
+                yield name, offset + _BLOCK.size, length
+            offset += _BLOCK.size + length
+
+
+def _vectors(name: str, offset: int, length: int, table: Table) -> Iterator[np.ndarray]:
+    """The weights and the slots in one block of rows, each [n, dim]."""
+    with open(name, "rb") as file:
+        file.seek(offset)
+        payload = file.read(length)
+    slots = [slot_set.num_slots for slot_set in table.slot_sets]
+    n = struct.unpack_from("<Q", payload)[0] if length >= 8 else 0
+    if n < 1 or length != 8 + n * (8 + 4 * table.dim * (1 + sum(slots))):
+        raise CheckpointError(
+            f"{name}: at offset {offset}: a block of rows that does not fit the table that the manifest lists."
+        )
+    at = 8 + 8 * n
+    for num_vectors in (1, *slots):
+        size = n * table.dim * num_vectors
+        part = np.frombuffer(payload, "<f4", size, at).reshape(n, num_vectors, table.dim)
+        at += 4 * size
+        for k in range(num_vectors):
+            yield part[:, k]

@@ -1,5 +1,0 @@
-"""How workers talk to each other: `base` is the interface, `local` one process, `horovod` many."""
-
-from sok.transport.base import Transport
-
-__all__ = ["Transport"]
