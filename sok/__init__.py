@@ -88,7 +88,7 @@ _PUBLIC = {
     # Looking inside.
     "trace": "sok.base.tracing:trace",
     "collective_counts": "sok.base.tracing:collective_counts",
-    "profile": "sok.base.profiling:profile",
+    "profile": "sok.job.profiling:profile",
     # Drop-ins for TensorFlow's own.
     "tf": "sok.tf",
     "layers": "sok.keras.layers",

@@ -19,7 +19,9 @@ BUILD_INFO_NAME = "build_info.json"
 
 # SOK_NATIVE_DIR names another build of the libraries, for tests of those.
 _NATIVE_DIR = Path(os.environ.get("SOK_NATIVE_DIR") or Path(__file__).resolve().parents[1] / "_native")
-_GRADIENTS_MODULE = "sok.base._gradients"
+# What gives TensorFlow the gradients of our ops, tables their lookup, and TensorFlow's checkpoints the rows of tables.
+# They are built on this module and on tables, so they are loaded by name with the library, which every table needs.
+_REGISTERED = ("sok.base._gradients", "sok.lookup.lookup", "sok.checkpoint.beside")
 
 # Reentrant: the gradient module may call lib() while lib() imports it.
 _lock = threading.RLock()
@@ -58,7 +60,8 @@ def lib() -> Any:
         if _library is None:
             _library = _load(library_path())
             try:
-                importlib.import_module(_GRADIENTS_MODULE)
+                for module in _REGISTERED:
+                    importlib.import_module(module)
             except BaseException:
                 _library = None
                 raise

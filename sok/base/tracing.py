@@ -136,7 +136,7 @@ def done(result: tf.Tensor, name: str, turns: Sequence[tf.Tensor] = ()) -> tf.Te
 
 
 def summarize_at_exit(rank: int) -> None:
-    """With SOK_TRACE=1 in the environment, writes to stderr what ran when the process ends. (Files: sok.base.profiling.)"""
+    """With SOK_TRACE=1 in the environment, writes to stderr what ran when the process ends. (Files: sok.profile.)"""
     if os.environ.get("SOK_TRACE") != "1":
         return
 

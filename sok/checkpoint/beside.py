@@ -20,6 +20,7 @@ from sok.checkpoint.lease import Lease, forget, of_series
 from sok.checkpoint.manifest import NAME as MANIFEST
 from sok.checkpoint.manifest import make_folder
 from sok.job import context
+from sok.table.table import is_embedding_variable
 
 SUFFIX = ".sok"
 OBJECTS = "objects.json"
@@ -28,14 +29,6 @@ _FORMAT = "sok tables beside a TensorFlow checkpoint"
 
 # Where a collective saver of ours wants to know the tables that TensorFlow meets, and moves their rows itself.
 _meeting: list[dict[str, Any]] = []
-
-
-def register(is_table: Callable[[Any], bool]) -> None:
-    """Has TensorFlow's checkpoints give us the tables that they meet."""
-    package, _, name = _SAVER.partition(".")
-    registration.register_checkpoint_saver(
-        package=package, name=name, predicate=is_table, save_fn=_on_save, restore_fn=_on_restore
-    )
 
 
 @contextlib.contextmanager
@@ -178,7 +171,7 @@ def warn_not_restored(trackables: Mapping[str, Any], why: str) -> None:
 
 
 def _objects(folder: str) -> dict[str, str]:
-    from sok.checkpoint.manifest import CheckpointError
+    from sok.base.errors import CheckpointError
 
     path = Path(folder, OBJECTS)
     if not path.exists():
@@ -217,3 +210,13 @@ def _stem(prefix: str) -> str | None:
     """What the checkpoints of a series are called before their numbers; None of one that has none."""
     numbered = re.fullmatch(r"(.*)-\d+", os.path.abspath(prefix))
     return numbered and numbered[1]
+
+
+# Has TensorFlow's checkpoints give us the tables that they meet. Once: this module is loaded with the native library.
+registration.register_checkpoint_saver(
+    package=_SAVER.partition(".")[0],
+    name=_SAVER.partition(".")[2],
+    predicate=is_embedding_variable,
+    save_fn=_on_save,
+    restore_fn=_on_restore,
+)

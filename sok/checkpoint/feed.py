@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from sok.base.errors import CheckpointError
 from sok.checkpoint import manifest as manifests
-from sok.checkpoint.manifest import CheckpointError, Link, Manifest, Shard, Table, read_manifest
+from sok.checkpoint.manifest import Link, Manifest, Shard, Table, read_manifest
 from sok.checkpoint.native import EagerCalls, verify_shard
 from sok.checkpoint.restoring import TRIES, can_hold, is_superseded, restore
 from sok.checkpoint.targets import calls_for, tables_by_saved_name

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sok.base.errors import CheckpointError
 from sok.checkpoint.crc32c import crc32c
 from sok.table.placement import HASH_NAME, NUM_BUCKETS, Placement
 
@@ -27,10 +28,6 @@ SHARD_NAME = re.compile(r"(g[0-9]{6,}-[0-9a-f]{8})-t[0-9]{4,}-r[0-9]{4,}\.shard"
 
 _MAX_BYTES = 1 << 28  # a million shards
 _BY_HASH = {"buckets": NUM_BUCKETS, "hash": HASH_NAME}
-
-
-class CheckpointError(ValueError):
-    """A checkpoint is damaged, or is not one. The message names the file."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,8 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok.base.errors import CheckpointError
 from sok.checkpoint.bars import FileBar
-from sok.checkpoint.manifest import CheckpointError, Link, Shard, Table, read_manifest
+from sok.checkpoint.manifest import Link, Shard, Table, read_manifest
 from sok.checkpoint.native import verify_shard
 from sok.job.agreement import plain_text
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok.distributed.loss_scale import follow_loss_scaler
 from sok.job.transport.ordering import after_answers
 from sok.optimizers import Optimizer, matching_optimizer
+from sok.optimizers.loss_scaling import follow_loss_scaler
 from sok.table.table import is_embedding_variable
 
 

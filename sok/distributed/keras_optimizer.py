@@ -8,9 +8,9 @@ from typing import Any
 import keras
 
 from sok.distributed import tables
-from sok.distributed.loss_scale import follow_loss_scaler
 from sok.distributed.reduction import Average, check_op, reduce_dense, split_pairs
 from sok.job.transport.ordering import after_answers
+from sok.optimizers.loss_scaling import follow_loss_scaler
 
 
 @keras.saving.register_keras_serializable(package="sok")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok.checkpoint.manifest import CheckpointError
+from sok.base.errors import CheckpointError
 from sok.job.transport.base import Transport, run_now
 
 # What peers raise when a rank raised this. Of others, RuntimeError.

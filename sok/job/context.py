@@ -173,8 +173,8 @@ def unique_collective_name(base: str) -> str:
     The number depends only on the program being traced and so is equal on all ranks: each function counts by itself,
     with its loops and branches, whoever calls it and whatever else a rank has traced before. For a rank may trace a
     function anew, for a batch of another shape, while its peers use what they have traced. So two functions may have
-    collectives of one name: `sok.job.transport.ordering` runs these in the order of the program. In a v1 graph, which has
-    no such order, all functions count together. Eager calls run one by one and get `base` as it is.
+    collectives of one name: `sok.job.transport.ordering` runs these in the order of the program. In a v1 graph,
+    which has no such order, all functions count together. Eager calls run one by one and get `base` as it is.
     """
     if tf.executing_eagerly():
         return base

@@ -6,7 +6,6 @@ On one worker a lookup is one native op; on many, `sok.lookup.exchange`.
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ import tensorflow as tf
 from sok.base import _ops
 from sok.lookup import exchange
 from sok.table.keys import as_keys
-from sok.table.table import EmbeddingVariable
+from sok.table.table import EmbeddingVariable, look_up_with
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +87,7 @@ def lookup_rows(
         tf.errors.ResourceExhaustedError: an owner's shard is full, on every rank.
 
     Example:
-        >>> from sok.table.table import EmbeddingVariable
+        >>> from sok.table.table import EmbeddingVariable, look_up_with
         >>> v = EmbeddingVariable(2, 10, initializer="ones", name="rows")
         >>> lookup_rows(v, tf.constant([[5], [6]], tf.int64)).shape
         TensorShape([2, 1, 2])
@@ -193,8 +192,4 @@ def _weights(f: Feature) -> tf.Tensor:
     return tf.zeros([0]) if f.csr.weights is None else tf.convert_to_tensor(f.csr.weights, tf.float32)
 
 
-def __getattr__(name: str) -> Any:
-    # SOK 2.1's module of this name has these two, which are built on this one.
-    if name in ("lookup_sparse", "all2all_dense_embedding"):
-        return getattr(importlib.import_module("sok.compat.v2.lookup"), name)
-    raise AttributeError(f"module 'sok.lookup' has no attribute {name!r}")
+look_up_with(lookup_rows)

@@ -14,6 +14,7 @@ from sok.base import names
 from sok.job.transport.ordering import after_answers
 from sok.optimizers import claims, gradients
 from sok.optimizers.learning_rate import LearningRate, as_learning_rate, checked_number
+from sok.optimizers.loss_scaling import follow_loss_scaler
 from sok.table import rules
 from sok.table import state as table_state
 
@@ -183,8 +184,6 @@ class Optimizer(tf.__internal__.tracking.Trackable):
 
     def build(self, variables: Sequence[Any]) -> None:
         """Checks that all `variables` are embedding variables; the first step makes the slots."""
-        from sok.distributed.loss_scale import follow_loss_scaler
-
         follow_loss_scaler()
         for variable in variables:
             _check_variable(variable)

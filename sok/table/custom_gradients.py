@@ -18,21 +18,21 @@ def stand_in(table: Any) -> tf.Tensor | None:
     TensorFlow reads there each variable that the function has watched. What comes back as gradient of the tensor is
     taken for that of the variable. So a table reads as the rows of no keys, [0, D], whose gradient is handed on.
     """
-    if not _is_recorded():
+    if not _is_recorded({kind.__module__ for kind in type(table).__mro__}):
         return None
     resource_variable_ops.variable_accessed(table)
     rows, _ = _ops.lib().sok_table_lookup(table.handle, tf.zeros([0], table.key_dtype), False, dim=table.dim)
     return rows
 
 
-def _is_recorded() -> bool:
+def _is_recorded(modules: set[str]) -> bool:
     # The function of the user is called from there, too. Then frames of another module are in between.
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         if module == "tensorflow.python.ops.custom_gradient":
             return True
-        if not module.startswith(("tensorflow.", "sok.table.table", "sok.compat.v2.variable")):
+        if not module.startswith("tensorflow.") and module not in modules:
             return False
         frame = frame.f_back
     return False

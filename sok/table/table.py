@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ from tensorflow.python.framework import ops
 from tensorflow.python.ops import resource_variable_ops
 
 from sok.base import _ops, keras_calls, names
-from sok.checkpoint import beside
 from sok.job import context
 from sok.table import custom_gradients
 from sok.table import initializers as sok_initializers
@@ -28,6 +27,16 @@ _MAX_DIM = 2**20
 _MAX_CAPACITY = 2**32 - 2  # row numbers are 32-bit words in the index, and two of them mean "no row"
 
 _by_handle: weakref.WeakValueDictionary[int, EmbeddingVariable] = weakref.WeakValueDictionary()
+
+
+def _lookup_rows(*_: Any, **__: Any) -> tf.Tensor:
+    raise NotImplementedError("sok.lookup.lookup tells how tables are looked up; it is loaded with the native library.")
+
+
+def look_up_with(function: Callable[..., tf.Tensor]) -> None:
+    """Tells how tables are looked up: `sok.lookup`, which is built on tables, does so when it is loaded."""
+    global _lookup_rows
+    _lookup_rows = function
 
 
 class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
@@ -327,9 +336,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         Returns:
             [..., D] float32, which they travel in, too.
         """
-        from sok.lookup import lookup  # lookup is built on tables
-
-        return lookup.lookup_rows(self, keys, training=False, exact=True)
+        return _lookup_rows(self, keys, training=False, exact=True)
 
     def assign(
         self, keys: Any, values: Any = None, use_locking: Any = None, name: str | None = None
@@ -547,7 +554,6 @@ def split_embedding_variable_from_others(
     return embeddings, tuple(v for v in variables if not is_embedding_variable(v))
 
 
-beside.register(is_embedding_variable)
 # What a session does with one that it is to run, and one that it is fed.
 sessions.register_session_run_conversion_functions(
     EmbeddingVariable, lambda table: table._in_session(), *[EmbeddingVariable._no_dense_value] * 2

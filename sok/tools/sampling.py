@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from sok.checkpoint.manifest import CheckpointError, Table
+from sok.base.errors import CheckpointError
+from sok.checkpoint.manifest import Table
 from sok.table.rules import slot_names
 
 _BLOCK = struct.Struct("<IIQII")  # magic, type, length of the payload, CRC, 0: docs/design/checkpoint.md

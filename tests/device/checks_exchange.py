@@ -13,10 +13,10 @@ import pytest
 import tensorflow as tf
 
 import sok
-from sok.distributed.loss_scale import all_finite
 from sok.job import context
 from sok.job.transport import horovod
 from sok.lookup.lookup import Csr, Feature, lookup_group
+from sok.optimizers.loss_scaling import all_finite
 
 from .conftest import EMULATED_GPU
 

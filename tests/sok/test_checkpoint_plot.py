@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 
 import sok
-from sok.checkpoint.manifest import CheckpointError, read_manifest
+from sok.base.errors import CheckpointError
+from sok.checkpoint.manifest import read_manifest
 from sok.tools import cli, picture, sampling
 
 

@@ -41,23 +41,6 @@ def group_of(column: Any) -> Group | None:
     return getattr(column, "_sok_group", None)
 
 
-def in_group(column_class: type, group: Group, kind: type | None = None) -> type:
-    """The class of the columns of `column_class` in a group; `kind` is that of such columns without one.
-
-    Columns are tuples, which TensorFlow compares by what they hold and Keras copies, so that the group can neither be
-    in them nor beside them. What is written of a model names the class by the name it has without a group.
-    """
-    members = {"_sok_group": group, "_sok_kind": kind or column_class, "__module__": column_class.__module__}
-    return type(column_class.__name__, (column_class,), {**members, "__reduce__": _reduce})
-
-
-def _reduce(column: Any) -> tuple[Any, ...]:
-    # A pickle cannot name the class, which nobody finds by its name.
-    from sok.compat.feature_column.scope import restore
-
-    return restore, (column._sok_kind, column._sok_group, tuple(column))
-
-
 @contextlib.contextmanager
 def collecting() -> Iterator[None]:
     """Inside, a grouped column that is asked for its tensor says what it would look up, if it can: a `Request`."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sok.compat.feature_column import input_layer
-from sok.compat.feature_column.grouping import Group, in_group
+from sok.compat.feature_column.grouping import Group
 from sok.compat.feature_column.tf_columns import GROUPED
 from sok.lookup.group import check_per_group, refuse_exchange_dtype
 
@@ -82,6 +82,21 @@ def group_embedding_column_scope(
     finally:
         _untouch()
         _here.groups = _here.groups[:-1]
+
+
+def in_group(column_class: type, group: Group, kind: type | None = None) -> type:
+    """The class of the columns of `column_class` in a group; `kind` is that of such columns without one.
+
+    Columns are tuples, which TensorFlow compares by what they hold and Keras copies, so that the group can neither be
+    in them nor beside them. What is written of a model names the class by the name it has without a group.
+    """
+    members = {"_sok_group": group, "_sok_kind": kind or column_class, "__module__": column_class.__module__}
+    return type(column_class.__name__, (column_class,), {**members, "__reduce__": _reduce})
+
+
+def _reduce(column: Any) -> tuple[Any, ...]:
+    # A pickle cannot name the class, which nobody finds by its name.
+    return restore, (column._sok_kind, column._sok_group, tuple(column))
 
 
 def restore(kind: type, group: Group, fields: tuple[Any, ...]) -> Any:

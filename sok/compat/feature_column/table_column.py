@@ -109,7 +109,7 @@ def embedding_column(
         check_positive(capacity=capacity)
     resolve(initializer)
     group = scope.current_group()
-    column_class = TableEmbeddingColumn if group is None else grouping.in_group(TableEmbeddingColumn, group)
+    column_class = TableEmbeddingColumn if group is None else scope.in_group(TableEmbeddingColumn, group)
     return column_class(
         categorical_column,
         int(dimension),

@@ -39,7 +39,7 @@ class HorovodTransport(Transport):
     (HOROVOD_GPU_OPERATIONS=NCCL) gets floats that lie on one as they are; all workers must then have them there.
 
     Args:
-        deadline: seconds that a collective may wait for workers which do not come (`sok.job.transport.watch`); 0: for ever.
+        deadline: seconds that a collective may wait for workers which do not come (`transport/watch.py`); 0: for ever.
 
     Raises:
         ImportError: Horovod is not installed.

@@ -22,6 +22,7 @@ import time
 import traceback
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from sok.base import _ops
@@ -230,7 +231,7 @@ def own_place() -> str:
 
 _LIBRARIES = (
     *(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")),
-    os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
+    str(Path(__file__).resolve().parents[2]),
     "<",
 )
 
