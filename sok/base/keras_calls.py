@@ -24,6 +24,26 @@ def caller() -> Any:
     return next((f.f_locals["self"] for f in _frames() if "self" in f.f_locals), None)
 
 
+def track(variable: Any) -> None:
+    """Has the Keras 3 layer that looks `variable` up find it among its variables, if no layer around it does.
+
+    Keras 3 finds variables of its own only: what is an attribute of a layer, or in a list of one, would not be trained.
+    """
+    layers = [
+        layer
+        for layer in (frame.f_locals.get("self") for frame in _frames() if frame.f_code.co_name == "__call__")
+        if hasattr(layer, "_tracker") and hasattr(layer, "_track_variable")
+    ]
+    owned = (v for layer in layers for v in (*layer._trainable_variables, *layer._non_trainable_variables))
+    if not layers or any(v is variable for v in owned):
+        return
+    tracker, was_locked = layers[0]._tracker, layers[0]._tracker.locked
+    tracker.unlock()  # a layer is built, and locked, before it is called
+    layers[0]._track_variable(variable)
+    if was_locked:
+        tracker.lock()
+
+
 def _frames() -> Iterator[FrameType]:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:

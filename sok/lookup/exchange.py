@@ -32,6 +32,7 @@ from sok.base import _ops
 from sok.job import context
 from sok.job.transport import ordering
 from sok.job.transport.refusal import all_refuse
+from sok.table import reading
 from sok.table.keys import as_keys
 from sok.table.table import EmbeddingVariable
 
@@ -155,7 +156,7 @@ def lookup_group(features: Sequence[Feature], training: Any = True) -> list[tf.T
     """
     group = _Group(tuple(dict.fromkeys(feature.table for feature in features)))
     for table in group.tables:
-        _watch(table)
+        reading.note(table)
     with told_to_peers(*group.tables):
         training = tf.convert_to_tensor(training, tf.bool)
         group.check_device()
@@ -358,13 +359,6 @@ def _beside(tensor: tf.Tensor, device: str) -> contextlib.AbstractContextManager
     """On the device; where a v1 graph leaves that to TensorFlow, wherever it will put the tensor."""
     in_v1_graph = not tf.compat.v1.executing_eagerly_outside_functions()
     return tensor.graph.colocate_with(tensor.op, ignore_existing=True) if in_v1_graph and not device else _on(device)
-
-
-def _watch(table: EmbeddingVariable) -> None:
-    # Without it a tape does not know that the handle stands for this variable and its gradient is silently None.
-    from tensorflow.python.ops import resource_variable_ops
-
-    resource_variable_ops.variable_accessed(table)
 
 
 def _weights(weights: Any) -> tf.Tensor:

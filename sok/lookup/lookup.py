@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from sok.base import _ops
 from sok.lookup import exchange
+from sok.table import reading
 from sok.table.keys import as_keys
 from sok.table.table import EmbeddingVariable, look_up_with
 
@@ -50,13 +51,6 @@ class Feature:
     exact: bool = False  # rows travel as they are, whatever `table.exchange_dtype` says
 
 
-def _watch(variable: EmbeddingVariable) -> None:
-    # Without it a tape does not know that the handle stands for this variable and its gradient is silently None.
-    from tensorflow.python.ops import resource_variable_ops
-
-    resource_variable_ops.variable_accessed(variable)
-
-
 def is_alone(variable: EmbeddingVariable) -> bool:
     """Whether a lookup asks no other worker: there is none, or a model is being traced for its export."""
     return variable.world_size == 1 or _ops.is_substituted()
@@ -92,7 +86,7 @@ def lookup_rows(
         >>> lookup_rows(v, tf.constant([[5], [6]], tf.int64)).shape
         TensorShape([2, 1, 2])
     """
-    _watch(variable)
+    reading.note(variable)
     with exchange.told_to_peers(variable):
         keys = as_keys(keys, variable.key_dtype, variable.table_name)
     flat = tf.reshape(keys, [-1])
@@ -157,7 +151,7 @@ def lookup_group(features: Sequence[Feature], training: Any = True) -> list[tf.T
         return exchange.lookup_group(features, training)
     features = [_with_keys(f, as_keys(f.csr.keys, f.table.key_dtype, f.table.table_name)) for f in features]
     for table in {id(f.table): f.table for f in features}.values():
-        _watch(table)
+        reading.note(table)
     features = [f if f.checked else _validated(f) for f in features]
     return _lookup_fused(features, training) if features else []
 

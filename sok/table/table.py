@@ -363,7 +363,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
     def numpy(self) -> Any:
         """For Keras' `get_weights`, and for nothing else: a copy of this shard's rows."""
         keras_functions = keras_calls.running()
-        if any("hdf5" in name for name in keras_functions):
+        if "save_own_variables" in keras_functions or any("hdf5" in name for name in keras_functions):
             self.warn_not_saved()
             return np.zeros([0, self._dim], np.float32)
         if "get_weights" in keras_functions and tf.executing_eagerly():

@@ -150,6 +150,49 @@ def check_the_fixed_layer_trains():
     assert layer.output.shape[1:] == (2, 1, 4) if IS_KERAS_3 else True
 
 
+TABLES = {
+    "EmbeddingVariable": lambda: sok.EmbeddingVariable(4, 100, initializer="ones"),
+    "Variable": lambda: sok.Variable(np.ones((100, 4), np.float32)),
+    "DynamicVariable": lambda: sok.DynamicVariable(dimension=4, initializer="ones"),
+}
+
+
+class Own(keras.layers.Layer):
+    """A layer of the user's own that keeps a table in an attribute, a list or a dict."""
+
+    def __init__(self, table, place):
+        super().__init__()
+        self.kept = {"attribute": table, "list": [table], "dict": {"a": table}}[place]
+        self.place = place
+
+    def call(self, ids):
+        table = {"attribute": lambda: self.kept, "list": lambda: self.kept[0], "dict": lambda: self.kept["a"]}
+        return sok.group_embedding_lookup_sparse([table[self.place]()], [tf.sparse.from_dense(ids)], "sum")[0]
+
+
+@pytest.mark.parametrize("kind", TABLES)
+@pytest.mark.parametrize("place", ["attribute", "list", "dict"])
+def check_tables_of_layers_of_ones_own_are_trained(kind, place, tmp_path):
+    table = TABLES[kind]()
+    layer = Own(table, place)
+    ids = keras.Input((2,), dtype="int64")
+    dense = keras.layers.Dense(1)
+    model = keras.Model(ids, dense(layer(ids))) if place == "attribute" else keras.Sequential([ids, layer, dense])
+    assert any(v is table for v in model.trainable_variables) and len(model.trainable_variables) == 3
+    model.compile(sok.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    model.fit(IDS, LABELS, verbose=0, epochs=2)
+    rows = table.sparse_read(np.arange(1, 7)).numpy()
+    assert (rows != 1).all(), "rows that were looked up have not been trained"
+    weights = model.get_weights()
+    model.fit(IDS, LABELS, verbose=0)
+    model.set_weights(weights)
+    np.testing.assert_array_equal(table.sparse_read(np.arange(1, 7)), rows)
+    sok.save(str(tmp_path / "saved"), model)
+    model.fit(IDS, LABELS, verbose=0)
+    sok.restore(str(tmp_path / "saved"), model)
+    np.testing.assert_array_equal(table.sparse_read(np.arange(1, 7)), rows)
+
+
 @pytest.mark.parametrize("kind", ["sparse", "ragged"])
 def check_sparse_and_ragged_inputs(kind):
     layer = embedding(combiner="mean")
