@@ -202,5 +202,7 @@ def _finish_alone(stock: Any, update: Any, global_step: Any = None, *_: Any, **_
             added = global_step.assign_add(1)
         return None if update is None else tf.convert_to_tensor(added).op
     if tf.compat.v1.executing_eagerly_outside_functions():
-        return getattr(stock, "iterations", None)
+        # In a function a legacy optimizer gives an op, as both branches of its LossScaleOptimizer have to.
+        gives_op = hasattr(stock, "_create_hypers") and not tf.executing_eagerly()
+        return tf.no_op() if gives_op else getattr(stock, "iterations", None)
     return update

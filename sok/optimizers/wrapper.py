@@ -110,6 +110,15 @@ class OptimizerWrapper(tf.__internal__.tracking.Trackable):
 
         return (self.embedding_optimizer if is_embedding_variable(var) else self._optimizer).get_slot(var, name)
 
+    def get_slot_names(self) -> list[str]:
+        """The names that `get_slot` knows: those of the stock optimizer's slots so far, and those of tables."""
+        of_stock = getattr(self._optimizer, "get_slot_names", list)()  # Keras' newer optimizers have none
+        return list(dict.fromkeys([*of_stock, *self.embedding_optimizer.slot_names]))
+
+    def __dir__(self) -> list[str]:
+        # TensorFlow's checkpoints look here for it, and would take slots of tables for variables.
+        return [name for name in super().__dir__() if name != "get_slot_names"]
+
     @property
     def _slots(self) -> Any:
         # Scripts for SOK look into it: by the name of the slot, those of tables and of other variables.

@@ -461,9 +461,11 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
 
     @property
     def _distributed_container(self) -> Any:
-        # A LossScaleOptimizer asks, too, and leaves the update to that inside; a strategy does, of what is read.
+        # A LossScaleOptimizer asks, too, and leaves the update to that inside; a strategy does, of what is read; and a
+        # checkpoint, of all that it saves, whether an optimizer has slots for it.
         asks = keras_calls.caller()
-        if not hasattr(asks, "apply_gradients") or type(asks).__name__.startswith("LossScaleOptimizer"):
+        is_scaler = type(asks).__name__.startswith("LossScaleOptimizer")
+        if not hasattr(asks, "apply_gradients") or is_scaler or "get_slot" in keras_calls.running():
             raise AttributeError("_distributed_container")
         return self._no_stock_optimizer()
 

@@ -163,6 +163,30 @@ def test_our_optimizers_and_dense_only_calls_are_not_touched(rng):
     assert float(dense.numpy()[0]) == 0.5
 
 
+@pytest.mark.parametrize("mixed", [False, True], ids=["alone", "mixed"])
+@pytest.mark.parametrize("kind", ["keras", "tf_keras", "legacy"])
+def test_a_loss_scaler_leaves_out_steps_that_are_not_finite(kind, mixed, call, rng):
+    weights = initial_rows(rng)
+    library = keras.optimizers if kind == "keras" else tf_keras.mixed_precision
+    scaler = library.LossScaleOptimizer(MAKE[kind](), initial_scale=4.0)
+    table, other = table_of(weights), variable_of(scaler, [1.0, 2.0])
+
+    def train():
+        for value in (4.0, np.inf):
+            grad = gradient(table, [1], ONES * value)
+            pairs = [(grad, table)] + [(tf.fill([2], value), other)] * mixed
+            if kind != "keras":
+                unscaled = scaler.get_unscaled_gradients([grad for grad, _ in pairs])
+                pairs = [(grad, variable) for grad, (_, variable) in zip(unscaled, pairs, strict=True)]
+            scaler.apply_gradients(pairs)
+
+    with sok.OptimizerScope([table, other]):
+        call(train)
+    assert_close(rows_of(table)[1], weights[1] - 0.1, factor=10.0)  # Adam's 1 - beta_2^t has few digits
+    np.testing.assert_allclose(other.numpy(), np.array([0.9, 1.9] if mixed else [1.0, 2.0]), rtol=1e-4)
+    assert float(scaler.dynamic_scale if kind == "keras" else scaler.loss_scale) == 2.0
+
+
 def test_what_has_no_match_is_an_error_inside(rng):
     table = table_of(initial_rows(rng))
     with sok.OptimizerScope([table]), pytest.raises(ValueError, match="`momentum` is 0.9"):

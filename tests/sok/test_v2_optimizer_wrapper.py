@@ -352,6 +352,26 @@ def test_slots_of_dense_variables_are_beside_those_of_tables():
     assert optimizer.get_slot(weight, "momentum") is stock.get_slot(weight, "momentum")
 
 
+@pytest.mark.parametrize(
+    "name, slots", [("v1.Adam", "mv"), ("legacy.Adam", "mv"), ("keras.Adam", "mv"), ("v1.GradientDescent", "")]
+)
+def test_names_of_slots_are_those_that_get_slot_knows(name, slots, tmp_path):
+    table, weight, optimizer = tables_of(MATRIX)[1], tf.Variable([1.0, 2.0]), sok.OptimizerWrapper(STOCK[name]())
+    assert optimizer.get_slot_names() == list(slots)
+    train_on(table, optimizer, [0])
+    if name.startswith("keras"):
+        weight = keras.Variable([1.0, 2.0])
+    optimizer.apply_gradients([(tf.ones([2]), weight)])
+    assert optimizer.get_slot_names() == list(slots)
+    for slot in slots:
+        assert optimizer.get_slot(table, slot).shape == MATRIX.shape
+        if not name.startswith("keras"):  # which has no get_slot
+            assert optimizer.get_slot(weight, slot).shape == [2]
+    # Slots of tables are no variables, for which TensorFlow's checkpoints take what has a name.
+    saved = tf.train.Checkpoint(optimizer=optimizer, table=table, weight=weight)
+    saved.restore(saved.save(str(tmp_path / "saved"))).assert_consumed()
+
+
 def test_slots_in_a_graph_are_those_of_dense_variables():
     with tf.Graph().as_default():
         table, weight = sok.DynamicVariable(DIM), tf.compat.v1.get_variable("w", [2], use_resource=True)
