@@ -1,4 +1,7 @@
-"""Which rank holds the row of a key: `row_wise` and `table_wise`. Knows no TensorFlow. C++ twin: sok/partition.h."""
+"""Which rank holds the row of a key: `row_wise` and `table_wise`. Knows no TensorFlow.
+
+Its twin in C++ is include/sok/partition.h.
+"""
 
 from __future__ import annotations
 

@@ -185,7 +185,8 @@ def test_what_the_loader_of_the_library_loads_by_name_is_there():
 
 def test_files_that_our_texts_name_are_there():
     texts = [*python_files("sok/**/*.py", "tests/**/*.py"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
-    named = re.compile(r"(?<![\w/.-])(?:sok|tests|scripts|examples|benchmarks)/[\w/]+\.(?:py|sh)\b")
+    folders = "sok|tests|scripts|examples|benchmarks|include|cpu|cuda|ops|storage"
+    named = re.compile(rf"(?<![\w/.-])(?:{folders})/[\w/]+\.(?:py|sh|h|cc|cu)\b")
     missing = [
         f"{path.relative_to(ROOT)}: {name}"
         for path in texts
