@@ -2,6 +2,29 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
 
-class CheckpointError(ValueError):
-    """A checkpoint is damaged, or is not one. The message names the file."""
+Kind = TypeVar("Kind", bound=type[Exception])
+
+# By name, those that all workers raise if one does (sok/job/agreement.py). Each is made from a text.
+OURS: dict[str, type[Exception]] = {}
+
+
+def raised_on_all(kind: Kind) -> Kind:
+    """Decorates a class of errors that all workers raise if one does."""
+    OURS[kind.__name__] = kind
+    return kind
+
+
+@raised_on_all
+class FormatError(ValueError):
+    """A file is damaged, or not what it should be. The message names file and place."""
+
+
+# Checkpoints and native exports have other names for it.
+CheckpointError = DamagedFileError = FormatError
+
+
+@raised_on_all
+class TableFull(Exception):
+    """The rows do not fit into a worker's share of the table. All workers raise `tf.errors.ResourceExhaustedError`."""

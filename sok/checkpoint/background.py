@@ -21,7 +21,7 @@ from typing import Any
 from sok.checkpoint import chains, heartbeat
 from sok.checkpoint import manifest as manifests
 from sok.checkpoint.writing import Work
-from sok.job.agreement import describe, exception_of, together
+from sok.job.agreement import describe, exception_of, first_error, together
 from sok.job.transport.base import Transport
 
 _POLL_SECONDS, _MAX_POLL_SECONDS = 0.02, 0.2
@@ -126,7 +126,7 @@ class AsyncSave:
             said: dict[str, Any] = {"value": work.write()}
         except Exception as caught:  # whatever it is, the peers must not wait for this rank
             work.remove_files()
-            error, said = caught, describe(caught)
+            error, said = caught, {"error": describe(caught)}
         if work.size == 1:
             if error is not None:
                 raise error
@@ -140,18 +140,17 @@ class AsyncSave:
             self._wait(self._is_decided, rank=0)
             if (why := _noted(self._failure())) is not None:
                 work.remove_files()
-                raise exception_of(why, why["text"]) from error
+                raise exception_of(why["error"]) from error
             return None
         try:
             everything = [self._of_rank(rank) for rank in range(work.size)]
-            for rank, answer in enumerate(everything):
-                if "value" not in answer:
-                    work.remove_files()
-                    raise exception_of(answer, f"rank {rank} of {work.size}: {answer['text']}") from error
+            if failed := first_error([answer.get("error", "") for answer in everything]):
+                work.remove_files()
+                raise exception_of(failed) from error
             work.commit([answer["value"] for answer in everything])
         except Exception as caught:
             with contextlib.suppress(OSError):  # another job may have removed it, which the others see, too
-                _note(self._failure(), describe(caught))
+                _note(self._failure(), {"error": describe(caught)})
             raise
         return None
 
@@ -273,8 +272,8 @@ def _note(path: str, what: dict[str, Any]) -> None:
     data = json.dumps(what).encode()
     with open(partial, "r+b", buffering=0) as file:
         room = os.fstat(file.fileno()).st_size
-        if "text" in what and len(data) > room:  # an error: of its words as many as fit
-            what = {**what, "text": what["text"].encode(errors="replace")[: room // 2].decode(errors="ignore")}
+        if "error" in what and len(data) > room:  # an error: of its words as many as fit
+            what = {**what, "error": what["error"].encode(errors="replace")[: room // 2].decode(errors="ignore")}
             data = json.dumps(what, ensure_ascii=False).encode()
         if file.write(data.ljust(room)) < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), partial)

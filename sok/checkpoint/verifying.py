@@ -76,9 +76,7 @@ def verify(path: str | os.PathLike, progress: bool | None = None) -> list[str]:
                 name = os.path.join(path, file.name)
                 try:
                     check_summary(name, link, table, file, verify_shard(name))
-                except CheckpointError as error:
-                    wrong.append(str(error))
-                except tf.errors.OpError as error:
+                except (CheckpointError, tf.errors.OpError) as error:
                     wrong.append(plain_text(error))
                 bar.add(file.bytes)
     return wrong

@@ -9,13 +9,13 @@ order) and are not differentiable: `sok.lookup_sparse` and the layers bring grad
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import tensorflow as tf
 
 from sok.job import context
-from sok.job.transport.base import Transport, check_addable, check_has_rows, check_movable
+from sok.job.agreement import agree, describe
+from sok.job.transport.base import check_addable, check_has_rows, check_movable
 from sok.job.transport.refusal import all_refuse
 
 TOOLS = ("horovod", "single")
@@ -98,8 +98,7 @@ def alltoall(tensor: Any, splits: Any) -> tuple[tf.Tensor, tf.Tensor]:
     Raises:
         TypeError: a dtype that cannot be sent, `splits` that are no integers.
         ValueError: a scalar, or splits that do not fit.
-        tf.errors.InvalidArgumentError: the same on another worker, in its words; or here, in a graph, where only a run
-            shows that splits do not fit.
+        tf.errors.InvalidArgumentError: in a graph, where only a run shows that splits do not fit. All on all workers.
 
     Two collectives: the first tells all workers what one of them refuses.
 
@@ -117,28 +116,16 @@ def alltoall(tensor: Any, splits: Any) -> tuple[tf.Tensor, tf.Tensor]:
         splits, wrong = _checked_splits(splits, tensor, transport.size)
     except (TypeError, ValueError) as error:
         if tf.executing_eagerly():
-            with contextlib.suppress(tf.errors.InvalidArgumentError):
-                _tell(transport, name, str(error))
+            agree(transport, f"{name}/refused", describe(error))
         elif transport.size > 1:
             all_refuse(transport, f"{name}/refused", str(error))
         raise
-    with tf.control_dependencies([_tell(transport, name, wrong)]):
+    with tf.control_dependencies([agree(transport, f"{name}/refused", wrong)]):
         return transport.all_to_all(tensor, tf.identity(splits), name)
 
 
-def _tell(transport: Transport, name: str, wrong: tf.Tensor | str) -> tf.Tensor:
-    """Raises on all workers what is wrong on one of them, a text; empty where nothing is. Peers would wait for a rank
-    that raised alone. In a graph nothing is wrong once the tensor that it gives is there.
-    """
-    who = tf.where(tf.equal(wrong, ""), "", f"rank {transport.rank} of {transport.size}: ")
-    said = transport.all_gather(tf.io.decode_raw(tf.strings.join([who, wrong]), tf.uint8), f"{name}/refused")
-    text = tf.strings.unicode_encode(tf.cast(said, tf.int32), "UTF-8")
-    with tf.control_dependencies([tf.debugging.Assert(tf.equal(tf.size(said), 0), [text])]):
-        return tf.identity(said)
-
-
 def _checked_splits(splits: Any, tensor: tf.Tensor, workers: int) -> tuple[tf.Tensor, tf.Tensor | str]:
-    """The splits as int32, and a text that says what is wrong with them where only a run shows it."""
+    """The splits as int32, and for `agree` what is wrong with them where only a run shows it."""
     splits = tf.convert_to_tensor(splits)
     if not splits.dtype.is_integer:
         raise TypeError(f"alltoall: `splits` must be integers. Received: {splits.dtype.name}.")
@@ -154,7 +141,9 @@ def _checked_splits(splits: Any, tensor: tf.Tensor, workers: int) -> tuple[tf.Te
     if given is not None and rows is not None:
         return splits, ""
     fits = tf.logical_and(tf.reduce_all(splits >= 0), tf.equal(tf.reduce_sum(splits), tf.shape(tensor)[0]))
-    return splits, tf.where(fits, "", tf.strings.format(text + " {} for {} rows.", (splits, tf.shape(tensor)[0])))
+    return splits, tf.where(
+        fits, "", tf.strings.format(f"ValueError: {text} {{}} for {{}} rows.", (splits, tf.shape(tensor)[0]))
+    )
 
 
 def allreduce(tensor: Any, op: str = "average") -> tf.Tensor:

@@ -12,8 +12,8 @@ import tensorflow as tf
 from tensorflow.python.saved_model import fingerprinting_utils
 
 from sok.job import context
+from sok.job.agreement import check_equal, done_by_all, together
 from sok.saved_model import rows
-from sok.saved_model.agreement import all_or_none
 from sok.saved_model.frozen_table import ROW_DTYPES, FrozenTable, SharedInitialRows, unseen_row
 from sok.saved_model.initial_rows import initial_rows
 from sok.saved_model.model import ModelExport
@@ -147,30 +147,36 @@ def _exported(
     overwrite: bool,
 ) -> tuple[str, tuple[str, ...], tuple[TableReport, ...]]:
     """Where the model was written, and the names of its signatures."""
-    is_writer = context.rank() == 0
-    with all_or_none("sok/export/trace") as step:
-        path = os.fspath(path).rstrip("/")
+    transport = context.get_transport()
+    is_writer = transport.rank == 0
+
+    def prepare() -> tuple[str, ModelExport | SessionExport]:
+        folder = os.fspath(path).rstrip("/")
         if is_writer:
-            _check_path(path, overwrite)
-        if files is not None and "://" in path:
-            raise ValueError(f"`native` needs a path of the local file system. Received: {path!r}.")
-        export = _prepared(model, signatures, _row_dtype(row_dtype), default, files)
-        step.text = str([frozen.table.table_name for frozen in export.tables])
-    partial = f"{path}.partial-{os.getpid()}"
+            _check_path(folder, overwrite)
+        if files is not None and "://" in folder:
+            raise ValueError(f"`native` needs a path of the local file system. Received: {folder!r}.")
+        return folder, _prepared(model, signatures, _row_dtype(row_dtype), default, files)
+
+    def put_in_place() -> None:
+        if target is not None:
+            target.finish()
+            fingerprinting_utils.write_fingerprint(partial)
+            _put_in_place(partial, folder, overwrite)
+
+    folder, export = done_by_all(transport, "sok/export/trace", prepare)
+    names = together(transport, "sok/export/tables", lambda: [frozen.table.table_name for frozen in export.tables])
+    check_equal(names, "sok.export_saved_model: the tables of the model, in order of use,")
+    partial = f"{folder}.partial-{os.getpid()}"
     try:
-        with all_or_none("sok/export/save"):
-            target = export.save(partial) if is_writer else None
-        with all_or_none("sok/export/rows"):
-            tables = _write_rows(export, target)
-        with all_or_none("sok/export/place"):  # only now: a worker may have failed to send its rows
-            if target is not None:
-                target.finish()
-                fingerprinting_utils.write_fingerprint(partial)
-                _put_in_place(partial, path, overwrite)
+        target = done_by_all(transport, "sok/export/save", lambda: export.save(partial) if is_writer else None)
+        tables = done_by_all(transport, "sok/export/rows", lambda: _write_rows(export, target))
+        # Only now: a worker may have failed to send its rows.
+        done_by_all(transport, "sok/export/place", put_in_place)
     finally:
         if is_writer and tf.io.gfile.exists(partial):
             tf.io.gfile.rmtree(partial)
-    return path, export.names, tables
+    return folder, export.names, tables
 
 
 def _row_dtype(row_dtype: Any) -> tf.DType:

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok.base import _ops
+from sok.base.errors import DamagedFileError
 from sok.table.initializers import InitializerSpec
 
 MAGIC, VERSION = b"SOKSERVE", 1
@@ -25,10 +26,6 @@ KINDS = ("constant", "uniform", "normal", "truncated_normal", "bank")
 _LAYOUT = struct.Struct("<8s4I7Q2I4QIffIQQ")
 _MASK = (1 << 64) - 1
 _FACTOR = 0xD6E8FEB86659FD93
-
-
-class DamagedFileError(ValueError):
-    """A file is not what it should be. The message names file and offset."""
 
 
 class Head(NamedTuple):

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tensorflow.python.framework import ops
 
 from sok.job import context
-from sok.job.agreement import together
+from sok.job.agreement import done_by_all
 
 # Rows drawn once from an initializer that has no formula here; fresh rows pick their elements from them.
 BANK_ROWS = 4096
@@ -138,9 +138,9 @@ def _draw_bank(initializer: Callable[..., Any], rows: int | None, dim: int) -> n
     """`initializer([n, dim])` of rank 0, as every rank's bank. Collective."""
     shape = (BANK_ROWS if rows is None else min(BANK_ROWS, rows), dim)
     # Every rank calls it, so that one that fails does so everywhere; where it fails on some alone, all raise that.
-    transport, drawn = context.get_transport(), []
-    together(transport, f"sok/bank/{dim}/drawn", lambda: drawn.append(_drawn(initializer, shape)))
-    return transport.broadcast_numpy(drawn[0], name=f"sok/bank/{dim}")
+    transport = context.get_transport()
+    drawn = done_by_all(transport, f"sok/bank/{dim}/drawn", lambda: _drawn(initializer, shape))
+    return transport.broadcast_numpy(drawn, name=f"sok/bank/{dim}")
 
 
 def _drawn(initializer: Callable[..., Any], shape: tuple[int, int]) -> np.ndarray:

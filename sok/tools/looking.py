@@ -63,12 +63,12 @@ def compact(path: str) -> int:
             return 0
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         from sok.checkpoint import compacting
-        from sok.job.agreement import described_error
+        from sok.job.agreement import plain_text
 
         try:
             compacting.compact(path)
         except Exception as error:
-            print(described_error(error), file=sys.stderr)
+            print(plain_text(error), file=sys.stderr)
             return 1
         after = read_manifest(path)
     except (OSError, ValueError, ImportError) as error:

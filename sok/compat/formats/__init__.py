@@ -7,7 +7,6 @@
     convert.py      from one format to another, without a table
     shard.py        a worker's share of a table, as what goes into files
     dump.py load.py      between files and the tables of all workers
-    agreement.py    what went wrong on one worker goes wrong on all
     graphs.py       the same program for eager mode and graphs
     showing.py      how far long work has come
     slots.py        optimizer state under SOK's names

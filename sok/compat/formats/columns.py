@@ -10,6 +10,8 @@ from typing import Protocol
 
 import numpy as np
 
+from sok.base.errors import FormatError
+
 # What a worker sends at a time when a table is written; SOK's own number, which decides on the order of rows in files.
 PIECE_BYTES = 64 * 2**20
 
@@ -18,10 +20,6 @@ READ_BYTES = 16 * 2**20
 
 KEY_DTYPES = ("int64", "int32", "uint32", "uint64")
 ROW_DTYPES = ("float32", "float16", "float64")
-
-
-class FormatError(ValueError):
-    """A file is not what it should be. The message names file and place."""
 
 
 class Column(Protocol):

@@ -11,11 +11,11 @@ import numpy as np
 import tensorflow as tf
 
 from sok.compat.formats import columns
-from sok.compat.formats.agreement import agree, attempt
 from sok.compat.formats.shard import Shard
 from sok.compat.formats.showing import Shown
 from sok.compat.formats.writing import NewColumn, TableWriter
 from sok.job import context
+from sok.job.agreement import agree, attempt
 
 
 @dataclass(frozen=True)
@@ -94,15 +94,15 @@ def dump_tables(dumps: Sequence[Dump], name: str, show: bool | None = None) -> t
     sizes = tf.stack([tf.size(dump.shard.keys, tf.int64) for dump in dumps])
     counts = transport.all_gather(sizes[tf.newaxis], context.unique_collective_name(f"{name}/counts"))
     with _undone_on_error(undo):
-        ready = agree(attempt(lambda counts: _each(_Run.begin, runs, counts), counts), f"{name}/begin", undo)
+        ready = agree(transport, f"{name}/begin", attempt(lambda counts: _each(_Run.begin, runs, counts), counts), undo)
         # Nothing else keeps Python's functions in order inside a graph.
         for run in runs:
             with tf.control_dependencies([ready]):
                 ready = _stream(run, f"{name}/{run.dump.shard.variable.table_name}")
         with tf.control_dependencies([ready]):
-            ready = agree(attempt(lambda: _each(_Run.flush, runs)), f"{name}/flush", undo)
+            ready = agree(transport, f"{name}/flush", attempt(lambda: _each(_Run.flush, runs)), undo)
     with tf.control_dependencies([ready]):
-        return agree(attempt(lambda: _each(_Run.commit, runs)), f"{name}/commit", undo)
+        return agree(transport, f"{name}/commit", attempt(lambda: _each(_Run.commit, runs)), undo)
 
 
 class _Run:

@@ -12,7 +12,6 @@ import numpy as np
 import tensorflow as tf
 
 from sok.compat.formats import v2
-from sok.compat.formats.agreement import together
 from sok.compat.formats.columns import StoredTable
 from sok.compat.formats.dump import Dump, dump_tables
 from sok.compat.formats.load import Load, load_tables
@@ -22,6 +21,7 @@ from sok.compat.formats.writing import NewColumn
 from sok.compat.v2.rows import as_key_type
 from sok.compat.v2.variable import StaticVariable
 from sok.job import context
+from sok.job.agreement import done_by_all
 from sok.table.table import EmbeddingVariable, is_embedding_variable
 
 
@@ -43,7 +43,8 @@ def dump(path: str | os.PathLike, dump_vars: Any, optimizer: Any = None, *, prog
     Raises:
         TypeError, ValueError: an argument is not what it should be; a `DynamicVariable` has no rows; the optimizer has
             slots for some of the tables only.
-        OSError: the files cannot be written. On all workers; old files are as they were.
+        tf.errors.InvalidArgumentError: a table holds a key that its `key_type` does not.
+        OSError: the files cannot be written. All on all workers; old files are as they were.
         RuntimeError: not executing eagerly. In a session use `sok.Saver` or `sok.save`.
 
     Collective. Do not train while it runs.
@@ -63,10 +64,10 @@ def dump(path: str | os.PathLike, dump_vars: Any, optimizer: Any = None, *, prog
     Source: `dump` of SOK v2.
     """
     _check_eager("dump")
-    prepared = together("sok/dump", functools.partial(_prepare_dump, os.fspath(path), dump_vars, optimizer))
-    slots, variables, shards = prepared
+    transport, prepare = context.get_transport(), functools.partial(_prepare_dump, dump_vars, optimizer)
+    slots, variables, shards = done_by_all(transport, "sok/dump", prepare)
     if slots is not None and _have_slots(slots, variables):
-        shards = together("sok/dump", lambda: [_with_slots(shard, slots) for shard in shards])
+        shards = done_by_all(transport, "sok/dump", lambda: [_with_slots(shard, slots) for shard in shards])
     dump_tables([_dump_of(os.fspath(path), shard, slots) for shard in shards], "sok/dump", progress)
 
 
@@ -98,7 +99,8 @@ def load(path: str | os.PathLike, load_vars: Any, optimizer: Any = None, *, prog
     Source: `load` of SOK v2.
     """
     _check_eager("load")
-    loads = together("sok/load", functools.partial(_prepare_load, os.fspath(path), load_vars, optimizer))
+    prepare = functools.partial(_prepare_load, os.fspath(path), load_vars, optimizer)
+    loads = done_by_all(context.get_transport(), "sok/load", prepare)
     load_tables(loads, "sok/load", progress)
 
 
@@ -109,7 +111,7 @@ def _check_eager(what: str) -> None:
         )
 
 
-def _prepare_dump(path: str, variables: Any, optimizer: Any) -> tuple:
+def _prepare_dump(variables: Any, optimizer: Any) -> tuple:
     slots, variables = _optimizer(optimizer), _variables(variables)
     return slots, variables, [_shard(variable) for variable in variables]
 

@@ -6,12 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sok.compat.formats.columns import FormatError, StoredTable, pieces
+from sok.base.errors import FormatError, TableFull
+from sok.compat.formats.columns import StoredTable, pieces
 from sok.table.placement import Placement
-
-
-class TableFull(Exception):
-    """The rows do not fit into a worker's share of the table."""
 
 
 @dataclass(frozen=True)

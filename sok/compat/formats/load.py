@@ -10,10 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from sok.base import _ops
-from sok.compat.formats.agreement import agree, attempt
-from sok.compat.formats.columns import FormatError, StoredTable
-from sok.compat.formats.fitting import Destination, TableFull, check_room, keys_for, own_keys
+from sok.compat.formats.columns import StoredTable
+from sok.compat.formats.fitting import Destination, check_room, keys_for, own_keys
 from sok.compat.formats.showing import Shown
+from sok.job import context
+from sok.job.agreement import agree, attempt, describe, exception_of
 from sok.table.table import EmbeddingVariable
 
 
@@ -57,17 +58,17 @@ def load_tables(loads: Sequence[Load], name: str, show: bool | None = None) -> t
 
     Collective.
     """
-    runs = [_Run(load, show) for load in loads]
+    transport, runs = context.get_transport(), [_Run(load, show) for load in loads]
     checks = [_check(run) for run in runs]
-    ready = agree(_first(checks), f"{name}/check")
+    ready = agree(transport, f"{name}/check", _first(checks))
     with tf.control_dependencies([ready]):
-        ready = agree(_first([_reserve(run) for run in runs]), f"{name}/reserve")
+        ready = agree(transport, f"{name}/reserve", _first([_reserve(run) for run in runs]))
     # Nothing else keeps Python's functions in order inside a graph.
     for run in runs:
         with tf.control_dependencies([ready]):
             ready = _stored(run)
     with tf.control_dependencies([ready]):
-        return agree(_first([attempt(run.finish) for run in runs]), f"{name}/done")
+        return agree(transport, f"{name}/done", _first([attempt(run.finish) for run in runs]))
 
 
 class _Run:
@@ -140,16 +141,14 @@ class _Run:
     def note(self, error: bytes) -> np.int32:
         """Remembers what the op that stores has told."""
         if error:
-            name, _, message = error.decode(errors="replace").partition(": ")
-            self.failed(TableFull(message) if name == TableFull.__name__ else RuntimeError(message))
+            self.failed(exception_of(error.decode(errors="replace")))
         return np.int32(0)
 
     def finish(self) -> None:
         self._stored = None
         if self._error is not None:
-            told = (FormatError, OSError, TableFull)
-            kind = type(self._error) if isinstance(self._error, told) else RuntimeError
-            raise kind(f"{self._error} Some rows were stored before that: load again.") from self._error
+            said = f"{describe(self._error)} Some rows were stored before that: load again."
+            raise exception_of(said) from self._error
         self._shown.close()
 
 

@@ -10,12 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from sok.compat.formats import npy
-from sok.compat.formats.agreement import together
 from sok.compat.formats.columns import ArrayColumn, Column, RangeColumn, StoredTable
 from sok.compat.formats.dump import Dump, dump_tables
 from sok.compat.formats.graphs import run_or_build
 from sok.compat.formats.load import Load, load_tables
-from sok.compat.formats.shard import destination, whole_shard
+from sok.compat.formats.shard import checked_shard, destination
 from sok.table.table import EmbeddingVariable, is_embedding_variable
 
 Path = str | os.PathLike
@@ -60,7 +59,7 @@ def save_npy(variable: EmbeddingVariable, keys: Path, values: Path, *, progress:
 
     def program() -> tf.Tensor:
         name = f"sok/{variable.table_name}/save_npy"
-        shard = together(f"{name}/shard", lambda: whole_shard(variable, by_key=False))
+        shard = checked_shard(variable, name)
         columns = functools.partial(npy.new_columns, keys, values, key_dtype, variable.dim)
         return dump_tables([Dump(shard, columns)], name, progress)
 

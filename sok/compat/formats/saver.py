@@ -11,12 +11,11 @@ import numpy as np
 import tensorflow as tf
 
 from sok.compat.formats import v1
-from sok.compat.formats.agreement import together
 from sok.compat.formats.columns import ArrayColumn, RangeColumn, StoredTable
 from sok.compat.formats.dump import Dump, dump_tables
 from sok.compat.formats.graphs import run_or_build
 from sok.compat.formats.load import Load, load_tables
-from sok.compat.formats.shard import destination, whole_shard
+from sok.compat.formats.shard import checked_shard, destination
 from sok.table.table import EmbeddingVariable, is_embedding_variable
 
 
@@ -75,7 +74,7 @@ class Saver:
 
         def program() -> tf.Tensor:
             name = f"sok/{variable.table_name}/dump"
-            shard = together(f"{name}/shard", lambda: whole_shard(variable, by_key=False))
+            shard = checked_shard(variable, name)
             columns = functools.partial(v1.new_columns, directory, variable.table_name, key_dtype, variable.dim)
             return _ok(dump_tables([Dump(shard, columns)], name, progress))
 
