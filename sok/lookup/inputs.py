@@ -158,7 +158,8 @@ def _sparse_rows(sparse: tf.SparseTensor, rank: int | None, slot_num: int) -> tu
 def _from_sparse(
     sparse: tf.SparseTensor, weights: tf.Tensor | None, slot_num: int, keys: tf.Tensor, called: Called
 ) -> Csr:
-    rank = sparse.shape.rank if sparse.shape.rank is not None else sizes(sparse.dense_shape)[0]
+    # How many sizes there are may be known where they are not; of what Python functions give, not even that.
+    rank = sparse.shape.rank if sparse.shape.rank is not None else (sizes(sparse.dense_shape) or [None])[0]
     if rank not in (2, 3, None):
         raise _error(sparse, slot_num, called)
     row, num_rows, num_features = _sparse_rows(sparse, rank, slot_num)

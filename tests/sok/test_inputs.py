@@ -145,6 +145,18 @@ def test_unknown_shapes(spec, given, splits):
     assert found.numpy().tolist() == splits
 
 
+@pytest.mark.parametrize("form", ["sparse cube", "sparse matrix"])
+def test_how_many_sizes_there_are_may_be_unknown_until_it_runs(form):
+    given = forms(KEYS, tf.int64)[form]
+
+    @tf.function
+    def splits_of(dense_shape):
+        told = tf.numpy_function(lambda sizes: sizes, [dense_shape], tf.int64)
+        return csr(tf.SparseTensor(given.indices, given.values, told)).row_splits
+
+    assert splits_of(given.dense_shape).numpy().tolist() == SPLITS
+
+
 @pytest.mark.parametrize(
     "inputs, came",
     [
