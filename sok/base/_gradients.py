@@ -1,11 +1,16 @@
 """Gradients of the native ops. Imported once, by `sok.base._ops.lib()`, after the library is loaded."""
 
+from __future__ import annotations
+
 import contextlib
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NoReturn, TypeAlias
 
 import tensorflow as tf
 
 from sok.base import _ops
+
+_Grad: TypeAlias = "tf.Tensor | tf.IndexedSlices"
 
 
 class _RowSlices(tf.IndexedSlices):
@@ -42,7 +47,7 @@ def are_distinct(slices: tf.IndexedSlices) -> bool:
 
 
 @tf.RegisterGradient("Sok>TableLookup")
-def _table_lookup_grad(op, grad, _):
+def _table_lookup_grad(op: tf.Operation, grad: _Grad, _: tf.Tensor) -> tuple[_Grad | None, ...]:
     # The handle itself must not be touched here: inside a function it would become an intermediate tensor of the
     # backward graph, which no tape can follow. The identity keeps row ids a tensor that the backward graph may capture.
     row_ids = tf.identity(op.outputs[1])
@@ -52,7 +57,7 @@ def _table_lookup_grad(op, grad, _):
 
 
 @tf.RegisterGradient("Sok>ExchangeServe")
-def _exchange_serve_grad(op, grad, *_):
+def _exchange_serve_grad(op: tf.Operation, grad: tf.Tensor, *_: tf.Tensor) -> list[_Grad | None]:
     num_tables = op.get_attr("T")
     # Where the table is: with a GPU beside a table on the CPU, gradients would travel there for nothing.
     device = op.outputs[0].device
@@ -70,12 +75,12 @@ def _exchange_serve_grad(op, grad, *_):
 
 
 @tf.RegisterGradient("Sok>GroupLookup")
-def _group_lookup_grad(op, *grads):
+def _group_lookup_grad(op: tf.Operation, *of_outputs: tf.Tensor) -> list[_Grad | None]:
     table_of, dims, combiners = (op.get_attr(name) for name in ("table_of", "dims", "combiners"))
     num_tables, num_features = len(dims), len(table_of)
     handles, of_features = op.inputs[:num_tables], op.inputs[num_tables:-1]
     keys, row_splits, weights = (list(of_features[i * num_features : (i + 1) * num_features]) for i in range(3))
-    grads = list(grads[:num_features])
+    grads = list(of_outputs[:num_features])
     # In a v1 graph nothing else keeps the update of the rows behind this, which reads them.
     of_weights = _group_lookup_grad_weights(op, handles, grads, keys, row_splits, weights)
     with tf.control_dependencies([g for g in of_weights if g is not None]):
@@ -94,12 +99,19 @@ def _group_lookup_grad(op, *grads):
     return [*slices, *[None] * (2 * num_features), *of_weights, None]
 
 
-def _group_lookup_grad_weights(op, handles, grads, keys, row_splits, weights):
+def _group_lookup_grad_weights(
+    op: tf.Operation,
+    handles: Sequence[tf.Tensor],
+    grads: Sequence[tf.Tensor],
+    keys: Sequence[tf.Tensor],
+    row_splits: Sequence[tf.Tensor],
+    weights: Sequence[tf.Tensor],
+) -> list[tf.Tensor | None]:
     """For each feature the gradient of its weights; None where it has none, or where a tape does not ask for it."""
     first = len(op.inputs) - 1 - len(weights)
     unwanted = getattr(op, "skip_input_indices", None) or ()
     wanted = [f for f, w in enumerate(weights) if w.shape.num_elements() != 0 and first + f not in unwanted]
-    found = [None] * len(weights)
+    found: list[tf.Tensor | None] = [None] * len(weights)
     if not wanted:
         return found
     # Attributes are parsed anew each time that an op is asked for them.
@@ -118,7 +130,7 @@ def _group_lookup_grad_weights(op, handles, grads, keys, row_splits, weights):
 
 @tf.RegisterGradient("Sok>VariablePool")
 @tf.RegisterGradient("Sok>TensorPool")
-def _variable_pool_grad(op, *grads):
+def _variable_pool_grad(op: tf.Operation, *grads: tf.Tensor) -> list[_Grad | None]:
     attributes = {name: op.get_attr(name) for name in ("names", "num_rows", "dims", "variable_of", "combiners")}
     num_variables, num_features = len(attributes["names"]), len(grads)
     ids = op.inputs[num_variables : num_variables + num_features]
@@ -139,13 +151,13 @@ def _variable_pool_grad(op, *grads):
 
 
 @tf.RegisterGradient("Sok>VariablePoolGrad")
-def _variable_pool_grad_grad(op, *grads):
+def _variable_pool_grad_grad(op: tf.Operation, *grads: _Grad) -> list[tf.Tensor | None]:
     # The sums are linear in what came back for the outputs: what comes back for sums is pooled as the rows were.
     variable_of = op.get_attr("variable_of")
     combiners = [tf.compat.as_str(c) for c in op.get_attr("combiners")]
     num_variables, num_features = len(grads) // 2, len(variable_of)
     ids, row_splits = op.inputs[num_features : 2 * num_features], op.inputs[2 * num_features :]
-    unique_ids, found = list(op.outputs), []
+    unique_ids, found = op.outputs, []
     for f, (variable, combiner) in enumerate(zip(variable_of, combiners, strict=True)):
         of_sums = tf.convert_to_tensor(grads[num_variables + variable])
         order = tf.argsort(unique_ids[variable])
@@ -159,10 +171,10 @@ def _variable_pool_grad_grad(op, *grads):
 
 
 @tf.RegisterGradient("Sok>ExchangeCombine")
-def _exchange_combine_grad(op, *grads):
+def _exchange_combine_grad(op: tf.Operation, *of_outputs: tf.Tensor) -> list[tf.Tensor | None]:
     # Takes the splits that come out once the answers are known to be rows: collective 3 cannot run before collective 2
     # is done, and where an owner's bad news are raised, nothing is updated on any rank.
-    lib, grads = _ops.lib(), grads[:-1]
+    lib, grads = _ops.lib(), of_outputs[:-1]
     num_features = len(grads)
     of_features = op.inputs[3:]
     index, row_splits, weights, scales = (of_features[i * num_features : (i + 1) * num_features] for i in range(4))
@@ -187,7 +199,7 @@ def _exchange_combine_grad(op, *grads):
 
 
 @tf.RegisterGradient("Sok>Combine")
-def _combine_grad(op, grad):
+def _combine_grad(op: tf.Operation, grad: tf.Tensor) -> tuple[tf.Tensor | None, ...]:
     rows, index, row_splits, weights = op.inputs
     combiner = op.get_attr("combiner")
     num_rows = tf.shape(rows, out_type=tf.int64)[0]
@@ -198,7 +210,9 @@ def _combine_grad(op, grad):
 
 
 @tf.RegisterGradient("Sok>SparseToCsr")
-def _sparse_to_csr_grad(op, _splits, _keys, grad_weights, _order):
+def _sparse_to_csr_grad(
+    op: tf.Operation, _splits: tf.Tensor, _keys: tf.Tensor, grad_weights: tf.Tensor, _order: tf.Tensor
+) -> tuple[tf.Tensor | None, ...]:
     # Output i came from input order[i]. With no weights at all both are empty.
     weights = op.inputs[2]
     order = op.outputs[3][: tf.shape(weights)[0]]
@@ -206,7 +220,7 @@ def _sparse_to_csr_grad(op, _splits, _keys, grad_weights, _order):
 
 
 @tf.RegisterGradient("Sok>UnsortedSegmentSum")
-def _unsorted_segment_sum_grad(op, grad):
+def _unsorted_segment_sum_grad(op: tf.Operation, grad: tf.Tensor) -> tuple[tf.Tensor | None, ...]:
     # Dropped rows (negative ids) get zeros, as in TensorFlow.
     ids = op.inputs[1]
     gathered = tf.gather(grad, tf.maximum(ids, tf.zeros_like(ids)))
@@ -216,11 +230,11 @@ def _unsorted_segment_sum_grad(op, grad):
 
 @tf.RegisterGradient("Sok>TraceCollective")
 @tf.RegisterGradient("Sok>TraceCollectiveDone")
-def _trace_collective_grad(op, grad):
+def _trace_collective_grad(op: tf.Operation, grad: tf.Tensor) -> tuple[tf.Tensor | None, ...]:
     return grad, *[None] * (len(op.inputs) - 1)
 
 
-def _not_a_second_time(op, *_):
+def _not_a_second_time(op: tf.Operation, *_: tf.Tensor) -> NoReturn:
     raise LookupError(
         f"{op.type} is part of the gradient of a lookup, which cannot be differentiated a second time. Look up outside "
         "of the inner tape, let it watch the vectors that were looked up, and take its gradient in those."

@@ -155,12 +155,12 @@ class AsyncSave:
         return None
 
     def _of_rank(self, rank: int) -> dict[str, Any]:
-        found: dict[str, Any] | None = None
+        found: dict[str, Any] = {}
 
         def is_there() -> bool:
             nonlocal found
-            found = _noted(self._written(rank))
-            return found is not None
+            found = _noted(self._written(rank)) or {}
+            return bool(found)
 
         self._wait(is_there, rank)
         return found

@@ -46,7 +46,7 @@ def _tables(level: int) -> np.ndarray:
     if level:
         half = _tables(level - 1)
         return _passed(half.ravel(), level - 1).reshape(4, 256)
-    registers = np.arange(256, dtype=np.uint32) << (8 * np.arange(4, dtype=np.uint32)[:, np.newaxis])
+    registers: np.ndarray = np.arange(256, dtype=np.uint32) << (8 * np.arange(4, dtype=np.uint32)[:, np.newaxis])
     for _ in range(32):
         registers = (registers >> 1) ^ np.where(registers & 1, np.uint32(0x82F63B78), np.uint32(0))
     return registers

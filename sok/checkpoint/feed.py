@@ -211,9 +211,9 @@ class Follower:
         work = []
         for link in links:
             for name, variable in self._tables.items():
-                table = link.table(name)
-                if table is None:
+                if name not in link.names:
                     raise ValueError(f"{self._path} holds no table '{name}'.")
+                table = link.table(name)
                 work += [(link, table, file, variable) for file in table.files if can_hold(file, table, link, variable)]
         for link, table, file, _ in work:
             name = os.path.join(self._path, file.name)

@@ -104,7 +104,7 @@ class CheckpointSaverHook(tf.compat.v1.train.SessionRunHook):
         self._prefix = os.path.join(self._folder, checkpoint_basename)
         self._save_steps = save_steps
         self._given = (tables, optimizers, saver)
-        self._last_step: int | None = None
+        self._last_step = 0  # that was saved or restored
         self._seen, self._largest_stride = 0, 1  # the global step as it was read last, and by how much it has grown
 
     def begin(self) -> None:

@@ -96,7 +96,7 @@ def load_weights(model: Any, path: str | os.PathLike) -> None:
             )
         _check_signed(os.fspath(path), folder)
         optimizer = getattr(model, "optimizer", None)
-        if not getattr(optimizer, "built", True):
+        if optimizer is not None and not getattr(optimizer, "built", True):
             optimizer.build(model.trainable_variables)  # Keras 3 would leave its state out
         with store_files.leaving_rows_out():
             model.load_weights(path)

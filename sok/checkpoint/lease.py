@@ -153,8 +153,8 @@ def _process_name(pid: int) -> str:
     return secrets.token_hex(8)
 
 
-def _process_of(token: Any) -> str | None:
-    return token.partition("-")[0] if isinstance(token, str) else None
+def _process_of(token: Any) -> str:
+    return token.partition("-")[0] if isinstance(token, str) else ""
 
 
 def _who(holder: dict[str, Any]) -> str:

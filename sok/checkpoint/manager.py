@@ -151,6 +151,8 @@ class CheckpointManager:
             as `sok.restore`, and what TensorFlow says of the dense variables, which may have changed by then.
         """
         transport = context.get_transport()
+        status: Any = None
+        met: dict[str, Any] = {}
 
         def dense() -> Any:
             nonlocal status, met
@@ -158,8 +160,6 @@ class CheckpointManager:
                 status = self._checkpoint.restore(path)
             return [os.path.abspath(path), sorted(met), os.path.isdir(beside.folder_of(path))]
 
-        status: Any = None
-        met: dict[str, Any] = {}
         said = together(transport, "sok/manager/restore", dense)
         check_equal(said, "sok.CheckpointManager.restore: [path, tables, whether they were saved]")
         if met:

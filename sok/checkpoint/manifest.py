@@ -105,9 +105,14 @@ class _Tables:
 
     tables: tuple[Table, ...]
 
-    def table(self, name: str) -> Table | None:
-        """The table of that name, if it is here."""
-        return next((table for table in self.tables if table.name == name), None)
+    @property
+    def names(self) -> list[str]:
+        """What its tables are called."""
+        return [table.name for table in self.tables]
+
+    def table(self, name: str) -> Table:
+        """The table of that name. Raises KeyError if there is none."""
+        return {table.name: table for table in self.tables}[name]
 
     @property
     def files(self) -> list[Shard]:

@@ -106,6 +106,10 @@ def _restore_once(
     is_last: bool,
 ) -> str | None:
     """As `restore`; None if another checkpoint took the place of the one that was being read."""
+    tables: dict[str, EmbeddingVariable] = {}
+    calls: Any = None
+    manifest: Any = None
+    states: list[tuple[Optimizer, OptimizerState]] = []
 
     def plan() -> list[Any]:
         nonlocal tables, calls, manifest, states
@@ -119,10 +123,6 @@ def _restore_once(
             states = _matched(path, manifest, chosen, explicit=optimizers is not None)
         return [path, manifest.generation, list(tables), [o.slot_set for o, _ in states]]
 
-    tables: dict[str, EmbeddingVariable] = {}
-    calls: Any = None
-    manifest: Any = None
-    states: list[tuple[Optimizer, OptimizerState]] = []
     said = together(transport, "sok/restore/plan", plan)
     if not is_last and len({generation for _, generation, *_ in said}) > 1:
         check_equal([[path, *rest] for path, _, *rest in said], "sok.restore: [path, tables, optimizers]")
@@ -164,13 +164,13 @@ def _restore_once(
 
 
 def _check_table(path: str, manifest: Manifest, name: str, variable: EmbeddingVariable) -> None:
-    saved = manifest.table(name)
-    if saved is None:
-        known = ", ".join(f"'{table.name}'" for table in manifest.tables)
+    if name not in manifest.names:
+        known = ", ".join(f"'{there}'" for there in manifest.names)
         raise ValueError(
             f"{path} holds no table '{name}'. It holds: {known}. If the table has another name there, pass a mapping "
             "{'name there': variable}."
         )
+    saved = manifest.table(name)
     for what, here, there in (
         ("dim", variable.dim, saved.dim),
         ("key dtype", variable.key_dtype.name, saved.key_dtype),
@@ -178,13 +178,13 @@ def _check_table(path: str, manifest: Manifest, name: str, variable: EmbeddingVa
         if here != there:
             raise ValueError(f"Table '{variable.table_name}' has {what} {here}; '{name}' in {path} has {there}.")
     attributes = variable._attributes
-    here = (variable.seed, attributes["initializer"], attributes["init_a"], attributes["init_b"])
-    there = (saved.seed, *(saved.initializer.get(key) for key in ("kind", "a", "b")))
-    no_seed = "constant" in (here[1], there[1])
-    if here[no_seed:] != there[no_seed:]:
+    own = (variable.seed, attributes["initializer"], attributes["init_a"], attributes["init_b"])
+    theirs = (saved.seed, *(saved.initializer.get(key) for key in ("kind", "a", "b")))
+    no_seed = "constant" in (own[1], theirs[1])
+    if own[no_seed:] != theirs[no_seed:]:
         warnings.warn(
             f"Table '{variable.table_name}' has another seed or initializer than '{name}' in {path}: rows that were "
-            f"never seen start from other values. Here {here}, there {there} (seed, kind, parameters).",
+            f"never seen start from other values. Here {own}, there {theirs} (seed, kind, parameters).",
             stacklevel=5,
         )
 

@@ -99,9 +99,8 @@ def save(
         names = [[table.table_name for table in work.tables], [o.slot_set for o in work.optimizers]]
         if isinstance(max_chain, bool) or not isinstance(max_chain, int) or max_chain < 1:
             raise ValueError(f"`max_chain` must be a whole number of at least 1. Received: {max_chain!r}.")
-        said = {"arguments": [path, *names, bool(incremental), bool(asynchronous), max_chain]}
+        said: dict[str, Any] = {"arguments": [path, *names, bool(incremental), bool(asynchronous), max_chain]}
         if transport.rank == 0:
-            work.lease = Lease(in_folder(path))
             said["generation"], work.before = _begin(path, work.lease)
             said["lease"] = work.lease.token
         if incremental:
@@ -117,7 +116,7 @@ def save(
     )
     work.generation = said[0]["generation"]
     work.lease = Lease(in_folder(path), said[0]["lease"])
-    why = ""
+    why: str | None = ""
     if incremental:
         why = chains.why_all_rows(said[0]["found"], work.tables, [answer["changes"] for answer in said], max_chain)
     work.changes = why is None

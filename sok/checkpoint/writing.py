@@ -15,7 +15,7 @@ import sok
 from sok.checkpoint import chains
 from sok.checkpoint import manifest as manifests
 from sok.checkpoint.bars import FileBar
-from sok.checkpoint.lease import Lease, LeaseLost
+from sok.checkpoint.lease import Lease, LeaseLost, in_folder
 from sok.checkpoint.manifest import Manifest, OptimizerState, Shard, SlotSet, Table
 from sok.optimizers import Optimizer
 from sok.table.table import EmbeddingVariable
@@ -37,13 +37,21 @@ class Work:
     calls: Any = None  # how ops are run
     generation: str = ""
     before: Manifest | None = None  # what lies there; rank 0 knows it
-    lease: Lease | None = None  # to save there, which rank 0 has taken
+    lease: Lease = dataclasses.field(init=False)  # to save there, which rank 0 has taken
     changes: bool = False  # only what has changed
     snapshot: bool = False  # training goes on meanwhile
     expected_bytes: int = 0
     _states: tuple[OptimizerState, ...] = ()
     _begun: list[EmbeddingVariable] = dataclasses.field(default_factory=list)
     _mine: list[str] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.lease = Lease(in_folder(self.path))
+
+    @property
+    def _base(self) -> Manifest | None:
+        """What this save goes on from; rank 0 knows it."""
+        return self.before if self.changes else None
 
     def begin(self, snapshot: bool) -> None:
         """What the tables hold, and what has changed, is from now on of this save."""
@@ -93,9 +101,9 @@ class Work:
 
     def _check_before_the_rename(self) -> None:
         self.lease.check()
-        if self.changes and (found := chains.current(self.path)) != self.before:
+        if self._base is not None and (found := chains.current(self.path)) != self._base:
             raise RuntimeError(
-                f"{self.path}: {found and found.generation} has taken the place of {self.before.generation} during "
+                f"{self.path}: {found and found.generation} has taken the place of {self._base.generation} during "
                 "the save. Two programs must not save into one folder at the same time."
             )
 
@@ -161,12 +169,13 @@ class Work:
             created=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
             tables=tuple(_table(table, [of_rank[i] for of_rank in written]) for i, table in enumerate(self.tables)),
             optimizers=self._states,
-            before=self.before.links if self.changes else (),
+            before=() if self._base is None else self._base.links,
         )
 
 
 def _table(table: EmbeddingVariable, summaries: Sequence[dict[str, Any] | None]) -> Table:
-    files, sets = [], {}
+    files: list[Shard] = []
+    sets: dict[str, SlotSet] = {}
     for rank, summary in enumerate(summaries):
         if summary is None:
             continue

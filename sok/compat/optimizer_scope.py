@@ -100,7 +100,7 @@ def _stock_classes() -> Iterator[type]:
     if "tf_keras" in sys.modules:
         roots += [sys.modules["tf_keras"].optimizers.Optimizer, sys.modules["tf_keras"].optimizers.legacy.Optimizer]
     seen: set[type] = set()
-    waiting = [cls for root in roots for cls in root.__mro__] + [c for root in roots for c in root.__subclasses__()]
+    waiting = [cls for root in roots for cls in (*root.__mro__, *root.__subclasses__())]
     while waiting:
         cls = waiting.pop()
         # Classes of others (Horovod's, a user's) that wrap an optimizer hand on to a stock one, which does the rest.

@@ -133,8 +133,8 @@ class MetricAverageCallback(_Callback):
         }
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        transport = context.get_transport()
-        names = sorted(name for name, value in (logs or {}).items() if isinstance(value, numbers.Number))
+        transport, logs = context.get_transport(), {} if logs is None else logs
+        names = sorted(name for name, value in logs.items() if isinstance(value, numbers.Number))
         if transport.size == 1 or not names:
             return
         weights = tf.constant([self._weights[name.startswith("val_")] for name in names], tf.float64)
@@ -185,7 +185,7 @@ class ModelCheckpoint(_Callback):
         self.best: float | None = None
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        logs = {name: float(value) for name, value in (logs or {}).items() if isinstance(value, numbers.Number)}
+        logs = {name: float(value) for name, value in (logs or {}).items() if isinstance(value, numbers.Real)}
         transport = context.get_transport()
         found = together(transport, "sok/model_checkpoint", lambda: self._decided(epoch, logs, transport.rank))[0]
         if found is not None:
@@ -198,16 +198,13 @@ class ModelCheckpoint(_Callback):
             return None
         try:
             path = self.filepath.format(epoch=epoch + 1, **logs)
-            value = logs[self.monitor] if self.save_best_only else self.best
+            if not self.save_best_only:
+                return [path, self.best]
+            value = logs[self.monitor]
         except KeyError as error:
             raise ValueError(f"The logs have no {error}. They have: {', '.join(logs) or 'nothing'}.") from None
-        if self.save_best_only and math.isnan(value):
-            return None
-        if self.save_best_only and self.best is not None:
-            is_better = value < self.best if self.mode == "min" else value > self.best
-            if not is_better:
-                return None
-        return [path, value]
+        is_better = self.best is None or (value < self.best if self.mode == "min" else value > self.best)
+        return [path, value] if is_better and not math.isnan(value) else None
 
 
 def _variables_of(model: Any) -> Iterator[Any]:
@@ -224,7 +221,7 @@ def _variables_of(model: Any) -> Iterator[Any]:
             yield optimizer.learning_rate
 
 
-def _checked_weight(argument: str, value: Any) -> float:
+def _checked_weight(argument: str, value: float | None) -> float:
     if value is None:
         return 1.0
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not value >= 0:

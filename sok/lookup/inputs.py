@@ -209,8 +209,8 @@ def _from_dense(
     key_dtype: tf.DType,
     called: Called,
 ) -> Csr:
-    static = sizes(dense)
-    rank = None if static is None else len(static)
+    static = sizes(dense) or []
+    rank = len(static)
     if rank == 2 and slot_num == 1:
         dense = dense[:, None, :]
     elif rank == 2 and static[1] in (slot_num, None):
@@ -227,7 +227,7 @@ def _from_dense(
         splits = tf.concat([tf.zeros([1], tf.int64), tf.cumsum(lengths)], 0)
         kept = tf.reshape(kept, [-1])
         csr = Csr(tf.boolean_mask(flat, kept), splits, None if weights is None else tf.boolean_mask(weights, kept))
-    if sizes(dense)[1] == slot_num:
+    if tf.compat.dimension_value(dense.shape[1]) == slot_num:
         return csr
     return Csr(csr.keys, _check_slot_num(csr.row_splits, shape[1], slot_num), csr.weights)
 
@@ -299,8 +299,8 @@ def to_dense(inputs: Any, key_dtype: tf.DType, table: str) -> tuple[tf.Tensor, t
         is_inside = tf.reduce_all(tf.logical_and(indices >= 0, indices < shape))
         is_full = (places == ids) & is_inside & _are_equal(tf.gather(place, order), tf.range(size))
         dense = _in_shape(tf.gather(values, order), shape, fits)
-        if not tf.executing_eagerly() and sizes(inputs) is not None:
-            dense.set_shape([None if n is None or not 0 <= n < 2**31 else n for n in sizes(inputs)])
+        if not tf.executing_eagerly() and (static := sizes(inputs)) is not None:
+            dense.set_shape([None if n is None or not 0 <= n < 2**31 else n for n in static])
         return dense, _check(empty, "uneven", is_full, size)
     if isinstance(inputs, tf.RaggedTensor):
         # Not to_tensor(), which raises for splits that make no sense.

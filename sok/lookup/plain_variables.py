@@ -84,7 +84,7 @@ def lookup(variables: Sequence[Any], csrs: Sequence[Csr], combiners: Sequence[st
     places = [(kind, variable.device) for kind, variable in zip(kinds, variables, strict=True)]
     for kind, device in dict.fromkeys(place for place in places if place[0] != "other"):
         chosen = [i for i, place in enumerate(places) if place == (kind, device)]
-        pooled = _pool(kind, *([x[i] for i in chosen] for x in (variables, csrs, combiners)))
+        pooled = _pool(kind, [variables[i] for i in chosen], [csrs[i] for i in chosen], [combiners[i] for i in chosen])
         for i, output in zip(chosen, pooled, strict=True):
             outputs[i] = output
     for i, kind in enumerate(kinds):

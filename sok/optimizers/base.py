@@ -6,7 +6,7 @@ import re
 import warnings
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import tensorflow as tf
 
@@ -49,8 +49,8 @@ class Optimizer(tf.__internal__.tracking.Trackable):
     Slots (moments, accumulators) live in the tables: `sok.save` and `sok.restore` keep them, and the two above.
     """
 
-    # What the native op calls the rule. Set by each subclass.
-    rule: ClassVar[str]
+    # What the native op calls the rule. Set by each subclass, or by its instances.
+    rule: str
 
     def __init__(
         self,

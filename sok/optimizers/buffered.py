@@ -87,9 +87,9 @@ class Buffered(Optimizer):
         row_ids, grads = (g.row_ids, g.values) if g.distinct else lib.sok_sum_duplicates(g.row_ids, g.values)
         # Negative: of lookups without training, which made no row.
         row_ids, grads = tf.boolean_mask(row_ids, row_ids >= 0), tf.boolean_mask(grads, row_ids >= 0)
-        before = lib.sok_table_gather(table.handle, row_ids, **place)
-        after = self._of_tables[table].step(grads, *before, iterations)
-        return lib.sok_table_scatter(table.handle, row_ids, *after, **place)
+        rows, slots = lib.sok_table_gather(table.handle, row_ids, **place)
+        rows, slots = self._of_tables[table].step(grads, rows, slots, iterations)
+        return lib.sok_table_scatter(table.handle, row_ids, rows, slots, **place)
 
 
 def _rate_of(stock: Any) -> Any:

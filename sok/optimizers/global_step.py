@@ -6,6 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok.optimizers.base import Optimizer
+
 
 def count_after(update: tf.Operation | None, global_step: tf.Variable | None) -> tf.Operation | None:
     """Adds 1 to `global_step`, if one is given, once `update` has run. Returns, in a v1 graph, the op that does both.
@@ -21,10 +23,10 @@ def count_after(update: tf.Operation | None, global_step: tf.Variable | None) ->
     return None if update is None else tf.convert_to_tensor(added).op
 
 
-class CountsGlobalStep:
-    """For the bases of an optimizer, before `Optimizer`: `apply_gradients` with v1's arguments."""
+class CountsGlobalStep(Optimizer):
+    """For the bases of an optimizer, before its rule: `apply_gradients` with v1's arguments."""
 
-    def apply_gradients(
+    def apply_gradients(  # type: ignore[override]  # v1 and Keras differ in the second argument
         self,
         grads_and_vars: Any,
         global_step: tf.Variable | None = None,

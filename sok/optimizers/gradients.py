@@ -129,9 +129,7 @@ def prepare(
             guards = [_check_rows(g, rows) for g, rows in zip(summed, finite, strict=True)]
             if bad_ranks is not None:
                 guards.append(_check_peers(summed, finite, bad_ranks))
-    if clipping.is_active:
-        summed = _clip(summed, clipping, squares, nonfinite)
-    return summed, guards
+    return _clip(summed, clipping, squares, nonfinite), guards
 
 
 def _transport_of_several(clipping: Clipping, nonfinite: str) -> Any:
@@ -201,8 +199,10 @@ def _clip(
         return [dataclasses.replace(g, values=_clip_values(g.values, clipping.clipvalue, nonfinite)) for g in gradients]
     if clipping.clipnorm is not None:
         limit, norms = clipping.clipnorm, tf.unstack(tf.sqrt(squares))
-    else:
+    elif clipping.global_clipnorm is not None:
         limit, norms = clipping.global_clipnorm, [tf.sqrt(tf.reduce_sum(squares))] * len(gradients)
+    else:
+        return gradients
     return [
         dataclasses.replace(g, values=g.values * (limit / tf.maximum(norm, limit)))
         for g, norm in zip(gradients, norms, strict=True)

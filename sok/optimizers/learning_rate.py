@@ -16,8 +16,10 @@ import tensorflow as tf
 class LearningRate:
     """One learning rate: its value at a step, what a user sees of it, and how it is set and saved."""
 
-    # The tf.Variable that a checkpoint keeps, if any.
-    trackable: tf.Variable | None = None
+    @property
+    def trackable(self) -> tf.Variable | None:
+        """The tf.Variable that a checkpoint keeps, if any."""
+        return None
 
     def at(self, iterations: tf.Tensor) -> tf.Tensor:
         """Returns the rate of the step after `iterations` steps (int64 []), as float64 []."""
@@ -48,7 +50,10 @@ class VariableRate(LearningRate):
 
     def __init__(self, variable: Any) -> None:
         self.variable = variable
-        self.trackable = variable if isinstance(variable, tf.Variable) else getattr(variable, "value", None)
+
+    @property
+    def trackable(self) -> tf.Variable | None:
+        return self.variable if isinstance(self.variable, tf.Variable) else getattr(self.variable, "value", None)
 
     def at(self, iterations: tf.Tensor) -> tf.Tensor:
         return tf.cast(tf.convert_to_tensor(self.variable), tf.float64)

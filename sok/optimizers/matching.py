@@ -230,8 +230,8 @@ def _v1_adagrad(stock: Any) -> Optimizer:
 
 def _v1_adam(stock: Any) -> Optimizer:
     # Its epsilon is the paper's "epsilon hat", beside the uncorrected root: the form Keras uses too.
-    numbers_of = (("beta1", stock._beta1), ("beta2", stock._beta2), ("epsilon", stock._epsilon))
-    return Adam(stock._lr, *(_number(name, value) for name, value in numbers_of))
+    beta_1, beta_2 = _number("beta1", stock._beta1), _number("beta2", stock._beta2)
+    return Adam(stock._lr, beta_1, beta_2, _number("epsilon", stock._epsilon))
 
 
 _READERS: list[tuple[str, str, Callable[[Any], Optimizer]]] = [

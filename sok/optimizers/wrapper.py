@@ -244,11 +244,12 @@ def _tables_optimizer(stock: Any) -> Optimizer:
     try:
         matched = _match(stock, share_iterations=False)
     except _NoMatch as no_match:
-        reasons = [_why_not_buffered(stock), str(no_match)]
-        if reasons[0] is None:
+        why = _why_not_buffered(stock)
+        if why is None:
             return Buffered(stock)
+        reasons = [why, str(no_match)]
         # Which option is in the way says more than that a class is not in the list.
-        reason = next((r for r in reasons if not r.startswith("known are")), reasons[0])
+        reason = next((r for r in reasons if not r.startswith("known are")), why)
         raise ValueError(
             f"sok.OptimizerWrapper cannot do to tables what {type(stock).__module__}.{type(stock).__name__} does: "
             f"{reason} Train the tables by one of sok.optimizers instead."

@@ -205,12 +205,13 @@ def _prepared(
             return NativeTable(table, row_dtype, unseen, files.placeholder(table))
         return FrozenTable(table, row_dtype, unseen, initial)
 
+    export: ModelExport | SessionExport
     if session is None:
         export = ModelExport(model, signatures, freeze, files)
     else:
         export = SessionExport(session, signatures, freeze, files)
     names = {frozen.table.table_name for frozen in export.tables}
-    unknown = sorted(defaults.keys() - names - {None})
+    unknown = sorted(name for name in defaults if name is not None and name not in names)
     if unknown:
         raise ValueError(f"`default` names tables {unknown} that the model does not look up. Known: {sorted(names)}.")
     return export

@@ -49,7 +49,11 @@ class About:
 
     table: EmbeddingVariable
     unseen_row: np.ndarray | None
-    initial_rows: Callable[..., tf.Tensor] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class _AboutFrozen(About):
+    initial_rows: Callable[..., tf.Tensor]
 
 
 class StandsForTable:
@@ -82,6 +86,8 @@ class FrozenTable(StandsForTable, tf.Module):
     the file. A search takes longer where there are many ids: docs/export.md has figures.
     """
 
+    _about: _AboutFrozen
+
     def __init__(
         self,
         table: EmbeddingVariable,
@@ -91,7 +97,7 @@ class FrozenTable(StandsForTable, tf.Module):
     ) -> None:
         super().__init__(name="frozen_table")
         # In a tuple of its own class: what a tf.Module can follow is saved with it.
-        self._about = About(table, unseen_row, initial_rows)
+        self._about = _AboutFrozen(table, unseen_row, initial_rows)
         dim, self.row_dtype = table.dim, row_dtype
         self.rows = _placeholder([dim], row_dtype, "rows")
         self.scales = _placeholder([], tf.float32, "scales") if row_dtype == tf.int8 else None
@@ -110,14 +116,14 @@ class FrozenTable(StandsForTable, tf.Module):
         """The rows [..., D] float32 of `keys` [...]."""
         flat = tf.reshape(keys, [-1])
         with self.scope():
-            rows = self._of_hashed(flat) if self.table.hashed else self._rows_at(tf.cast(flat, tf.int64))
+            rows = self._rows_at(tf.cast(flat, tf.int64)) if self.keys is None else self._of_hashed(self.keys, flat)
         shaped = tf.reshape(rows, tf.concat([tf.shape(keys), [self.table.dim]], 0))
         shaped.set_shape(keys.shape.concatenate([self.table.dim]))
         return shaped
 
-    def _of_hashed(self, keys: tf.Tensor) -> tf.Tensor:
-        words = keys if keys.dtype == self.keys.dtype else tf.bitcast(keys, self.keys.dtype)
-        known = self.keys.read_value()
+    def _of_hashed(self, known: tf.Variable, keys: tf.Tensor) -> tf.Tensor:
+        words = keys if keys.dtype == known.dtype else tf.bitcast(keys, known.dtype)
+        known = known.read_value()
         place = tf.searchsorted(known, words, out_type=tf.int64)
         place = tf.minimum(place, tf.size(known, out_type=tf.int64) - 1)
         is_known = tf.equal(tf.gather(known, place), words)

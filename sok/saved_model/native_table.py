@@ -32,7 +32,7 @@ class NativeTable(StandsForTable, tf.saved_model.experimental.TrackableResource)
 
     def __init__(self, table: EmbeddingVariable, row_dtype: tf.DType, unseen_row: np.ndarray | None, path: str) -> None:
         super().__init__()
-        self._about = About(table, unseen_row, None)
+        self._about = About(table, unseen_row)
         self.row_dtype = row_dtype
         self.file_name = os.path.basename(path)
         self._shared_name = f"sok_{uuid.uuid4().hex}"

@@ -115,9 +115,9 @@ def write(export: Export, frozen: Frozen, target: Target | None) -> tuple[Writte
     try:
         for begin in range(0, keys.count, step):
             end = min(begin + step, keys.count)
-            asked = _part(table, keys, begin, end) if target is not None and failure is None else []
-            rows = export.rows(table, np.asarray(asked, table.key_dtype.as_numpy_dtype))
-            if not len(asked):
+            asked = _part(table, keys, begin, end) if target is not None and failure is None else np.zeros(0)
+            rows = export.rows(table, asked.astype(table.key_dtype.as_numpy_dtype, copy=False))
+            if target is None or not len(asked):
                 continue
             try:
                 if keys.is_empty and frozen.unseen_row is not None:

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -98,8 +98,7 @@ def unmixed_keys(mixed: np.ndarray) -> np.ndarray:
 
 def head_of(table: Description, num_rows: int) -> Head:
     """Where everything lies in the file of a table of so many rows; its checksum is still to come."""
-    is_row = isinstance(table.unseen, np.ndarray)
-    spec = InitializerSpec("constant") if is_row else table.unseen
+    spec = table.unseen if isinstance(table.unseen, InitializerSpec) else InitializerSpec("constant")
     kind = KINDS.index(spec.kind)
     num_bank = len(spec.bank) // table.dim if spec.kind == "bank" else 0
     unseen_bytes = 4 * table.dim * (1 if kind == 0 else num_bank)
@@ -152,7 +151,8 @@ class ServingFile:
 
     def __init__(self, path: str, table: Description, mixed: np.ndarray | None, num_rows: int) -> None:
         self._path, self._table, self._head = path, table, head_of(table, num_rows)
-        self._crc, self._checksums, self._at = 0, [], HEAD_BYTES
+        self._crc, self._at = 0, HEAD_BYTES
+        self._checksums: list[int] = []
         # Unbuffered: what is written is large, and nothing is left to be written when a full disk ends it.
         self._file = open(path, "wb", buffering=0)  # noqa: SIM115 (`close` closes it)
         try:
@@ -225,7 +225,7 @@ class ServingFile:
             data = data[len(piece) :]
 
     def _write(self, data: np.ndarray) -> None:
-        left = memoryview(np.ascontiguousarray(data).view(np.uint8))
+        left = np.ascontiguousarray(data).view(np.uint8).data
         try:
             while len(left):
                 left = left[self._file.write(left) :]
@@ -287,7 +287,7 @@ def verify_file(path: str) -> Head:
     return head
 
 
-def _pieces(file, end: int) -> Iterator[tuple[int, np.ndarray]]:
+def _pieces(file: BinaryIO, end: int) -> Iterator[tuple[int, np.ndarray]]:
     file.seek(HEAD_BYTES)
     for offset in range(HEAD_BYTES, end, CHECKSUM_BYTES):
         yield offset, np.frombuffer(file.read(min(CHECKSUM_BYTES, end - offset)), np.uint8)

@@ -38,7 +38,8 @@ class SessionExport:
     def __init__(
         self, session: Any, signatures: Any, freeze: Callable[[EmbeddingVariable], Any], files: NativeFiles | None
     ) -> None:
-        self._session, self._readers, self._files = session, {}, files
+        self._session, self._files = session, files
+        self._readers: dict[EmbeddingVariable, tuple[tf.Tensor, tf.Tensor]] = {}
         named = _named(signatures)
         self._graph = tf.Graph()
         with self._graph.as_default():
@@ -120,8 +121,8 @@ def _named(signatures: Any) -> dict[str, tuple[dict[str, tf.Tensor], dict[str, t
             f"its graph. Received: {signatures!r}."
         )
     return {
-        checked_name(name): tuple(all_parts(tensors.items()) for tensors in in_and_out)
-        for name, in_and_out in signatures.items()
+        checked_name(name): (all_parts(inputs.items()), all_parts(outputs.items()))
+        for name, (inputs, outputs) in signatures.items()
     }
 
 

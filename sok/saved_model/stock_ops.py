@@ -196,16 +196,16 @@ def _pooled(rows: tf.Tensor, row_splits: tf.Tensor, weights: tf.Tensor | None, c
     def total(values: tf.Tensor) -> tf.Tensor:
         return tf.math.unsorted_segment_sum(values, segment, num_segments)
 
-    is_weighted = weights is not None and not _is_nothing(weights)
-    sums = total(rows * weights[:, None] if is_weighted else rows)
+    given = None if weights is None or _is_nothing(weights) else weights
+    sums = total(rows if given is None else rows * given[:, None])
     sums = tf.ensure_shape(sums, [None, rows.shape[-1]])
     if combiner == "sum":
         return sums
-    if not is_weighted:
+    if given is None:
         counts = tf.cast(row_splits[1:] - row_splits[:-1], tf.float32)
         divisor = counts if combiner == "mean" else tf.sqrt(counts)
     else:
-        divisor = total(weights) if combiner == "mean" else tf.sqrt(total(weights * weights))
+        divisor = total(given) if combiner == "mean" else tf.sqrt(total(given * given))
     return tf.math.divide_no_nan(sums, divisor[:, None])
 
 

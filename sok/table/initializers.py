@@ -86,7 +86,8 @@ def _variance_scaling(scale: float, mode: str, distribution: str, rows: int | No
             "said how many rows this table will have. Say it (`max_capacity=` of sok.DynamicVariable), or take an "
             "initializer with a scale of its own: 'random_normal' or tf.keras.initializers.RandomUniform(-a, a)."
         )
-    fan = {"fan_in": rows, "fan_out": dim, "fan_avg": ((rows or 0) + dim) / 2}[mode]
+    known = rows or 0
+    fan = {"fan_in": known, "fan_out": dim, "fan_avg": (known + dim) / 2}[mode]
     variance = scale / max(1.0, fan)
     if distribution == "uniform":
         limit = math.sqrt(3.0 * variance)
@@ -199,7 +200,7 @@ def resolve(initializer: Any, argument: str = "initializer") -> str | Callable[.
     return initializer
 
 
-def with_rows(initializer: Any, rows: int | None, dim: int) -> Any:
+def with_rows(initializer: Any, rows: int | None, dim: int) -> InitializerSpec | str | Callable[..., Any]:
     """What makes `initializer` take its table for a matrix [rows, dim], whatever the table's capacity is.
 
     Args:
@@ -209,8 +210,7 @@ def with_rows(initializer: Any, rows: int | None, dim: int) -> Any:
         As `to_spec`.
     """
     initializer = resolve(initializer)
-    formula = _from_name if isinstance(initializer, str) else _from_object
-    return formula(initializer, rows, dim) or initializer
+    return (_from_name if isinstance(initializer, str) else _from_object)(initializer, rows, dim) or initializer
 
 
 def to_spec(initializer: Any, rows: int | None, dim: int) -> InitializerSpec:
@@ -235,13 +235,9 @@ def to_spec(initializer: Any, rows: int | None, dim: int) -> InitializerSpec:
         >>> to_spec("he_uniform", rows=600, dim=8)
         InitializerSpec(kind='uniform', a=-0.1, b=0.1, bank=(), seed=None)
     """
+    if not isinstance(initializer, InitializerSpec):
+        initializer = with_rows(initializer, rows, dim)
     if isinstance(initializer, InitializerSpec):
         return initializer
-    initializer = resolve(initializer)
-    if isinstance(initializer, str):
-        return _from_name(initializer, rows, dim)
-    spec = _from_object(initializer, rows, dim)
-    if spec is not None:
-        return spec
     bank = _draw_bank(initializer, rows, dim)
     return InitializerSpec("bank", bank=tuple(bank.ravel().tolist()), seed=_own_seed(initializer))

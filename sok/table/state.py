@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import numbers
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -34,7 +33,7 @@ def restore_rows(
     *,
     slot_set: str | None = None,
     rule: str | None = None,
-    slot_init: float | Sequence[float] = 0.0,
+    slot_init: float | Iterable[float] = 0.0,
 ) -> tf.Tensor:
     """Stores rows with the slots of one optimizer, making rows and slot set if they are missing.
 
@@ -81,7 +80,7 @@ def restore_rows(
             f"`rule` must be one of {', '.join(map(repr, RULES))}, or list slots: 'RMSprop(velocity,momentum)'. "
             f"Received: {rule!r}."
         )
-    starts = [slot_init] if isinstance(slot_init, numbers.Real) else list(slot_init)
+    starts = list(slot_init) if isinstance(slot_init, Iterable) else [slot_init]
     keys = variable._as_keys(keys)
     if slots is None:
         slots = tf.zeros([tf.size(keys), 0])

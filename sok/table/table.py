@@ -370,17 +370,17 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
             return TableRows(*(tensor.numpy() for tensor in self.export()))
         return self._no_dense_value()
 
-    def _assign_copy(self, array: Any) -> None:
+    def _assign_copy(self, array: Any) -> tf.Operation | None:
         rows = rows_behind(array)
         if rows is None:
             if np.shape(array) != (0, self._dim):
                 raise TypeError("assign takes keys and values: variable.assign(keys, values).")
             # Weights that were calculated with, or came from a file.
             self.warn_not_saved()
-            return
+            return None
         stale = np.setdiff1d(self.export()[0].numpy(), rows.keys)
         self.erase(stale.astype(self._key_dtype.as_numpy_dtype))
-        self.assign(rows.keys, rows.values)
+        return self.assign(rows.keys, rows.values)
 
     def export(self) -> tuple[tf.Tensor, tf.Tensor]:
         """All rows in use in this worker's shard. Not collective.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import numpy as np
 
@@ -58,7 +59,7 @@ def plot(path: str, target: str | None = None) -> str:
     return target
 
 
-def _draw(axes, name: str | None, found: Sample) -> None:
+def _draw(axes: Any, name: str | None, found: Sample) -> None:
     values = found.values[np.isfinite(found.values)]
     color = _WEIGHTS if found.title == "weights" else _SLOTS
     title = f"{found.title}" if name is None else f"'{name}' {found.title}"

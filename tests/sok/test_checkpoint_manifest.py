@@ -66,7 +66,7 @@ def test_what_was_written_is_read(tmp_path):
     manifest.write_manifest(tmp_path, EXAMPLE)
     assert manifest.read_manifest(tmp_path) == EXAMPLE
     assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
-    assert EXAMPLE.tables[0].rows == 9423 and EXAMPLE.table("none") is None
+    assert EXAMPLE.tables[0].rows == 9423 and EXAMPLE.table(EXAMPLE.tables[0].name) is EXAMPLE.tables[0]
 
 
 def test_layout_does_not_matter():

@@ -114,7 +114,7 @@ def _touch() -> None:
             return
         for plain, grouped in GROUPED.items():
             _originals[plain] = plain.__dict__.get("__new__")
-            plain.__new__ = _maker(plain, grouped, plain.__new__)
+            plain.__new__ = _maker(plain, grouped, plain.__new__)  # type: ignore[method-assign]  # what we are here for
 
 
 def _untouch() -> None:
@@ -127,7 +127,7 @@ def _untouch() -> None:
             if original is None:
                 del plain.__new__
             else:
-                plain.__new__ = original
+                plain.__new__ = original  # type: ignore[method-assign]
 
 
 def _maker(plain: type, grouped: type, make: Any) -> Any:

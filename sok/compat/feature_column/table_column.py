@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import collections
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.feature_column import feature_column as fc_v1
@@ -24,14 +23,17 @@ from sok.table.table import EmbeddingVariable
 
 _TABLE = "embedding_weights"
 
-_Fields = collections.namedtuple(
-    "_Fields",
-    (
-        *("categorical_column", "dimension", "combiner", "initializer", "trainable", "prunes", "capacity"),
-        *("exchange_dtype", "placement"),
-    ),
-    defaults=("float32", None),
-)
+
+class _Fields(NamedTuple):
+    categorical_column: Any
+    dimension: int
+    combiner: str
+    initializer: Any
+    trainable: bool
+    prunes: bool
+    capacity: int | None
+    exchange_dtype: str = "float32"
+    placement: Placement | None = None
 
 
 def embedding_column(
@@ -188,13 +190,14 @@ class TableEmbeddingColumn(fc_v2.DenseColumn, fc_v1._DenseColumn, _Fields):
         if initializer is None:
             initializer = tf.compat.v1.truncated_normal_initializer(stddev=1 / math.sqrt(self.dimension))
         # Places for all ids of the categorical column, split evenly, unless ids are to be kept as they come.
-        is_hashed = self.capacity is not None
-        num_ids = None if is_hashed else self.categorical_column.num_buckets
-        num_shards = (self.placement or row_wise()).num_shards(context.size())
+        capacity, num_ids = self.capacity, None
+        if capacity is None:
+            num_ids = self.categorical_column.num_buckets
+            capacity = -(-num_ids // (self.placement or row_wise()).num_shards(context.size()))
         return {
             "dim": self.dimension,
-            "capacity": self.capacity if is_hashed else -(-num_ids // num_shards),
-            "hashed": is_hashed,
+            "capacity": capacity,
+            "hashed": num_ids is None,
             "num_keys": num_ids,
             "initializer": initializer,
             "trainable": self.trainable and layer_trains,

@@ -167,11 +167,11 @@ def _create_v2(place: str, table: NewTable) -> TableWriter:
     )
 
 
-def _npy_paths(place: str) -> list[str]:
-    paths = place.split(",")
-    if len(paths) != 2 or not all(paths):
+def _npy_paths(place: str) -> tuple[str, str]:
+    keys, _, values = place.partition(",")
+    if not keys or not values or "," in values:
         raise ValueError(f"npy:{place}: must be npy:KEYS.npy,VALUES.npy.")
-    return paths
+    return keys, values
 
 
 def _open_npy(place: str, options: Options) -> tuple[StoredTable, str]:

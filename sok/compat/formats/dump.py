@@ -6,6 +6,7 @@ import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -105,16 +106,22 @@ def dump_tables(dumps: Sequence[Dump], name: str, show: bool | None = None) -> t
         return agree(transport, f"{name}/commit", attempt(lambda: _each(_Run.commit, runs)), undo)
 
 
+class _Files(NamedTuple):
+    """What this worker writes."""
+
+    writer: TableWriter
+    undo: weakref.finalize  # undoes a run that broke off, with the graph or the program
+    shown: Shown
+
+
 class _Run:
     """One table being written. Methods run when the graph does, on all workers."""
 
     def __init__(self, dump: Dump, show: bool | None) -> None:
         self.dump = dump
         self._show = show
-        self._writer: TableWriter | None = None
-        self._forgotten: weakref.finalize | None = None  # undoes a run that broke off, with the graph or the program
+        self._files: _Files | None = None
         self._error: Exception | None = None
-        self._shown: Shown | None = None
         self._plan = np.zeros([0, 1, 2], np.int64)
 
     def begin(self, counts: np.ndarray) -> None:
@@ -123,20 +130,19 @@ class _Run:
         self._plan = plan(counts.tolist(), table.dim, self.dump.in_turns)
         new_columns = self.dump.new_columns(total)
         self._error = None
-        self._shown = None
         if table.rank == self.dump.writer:
-            self._writer = TableWriter(new_columns, self.dump.obsolete())
-            self._forgotten = weakref.finalize(self, self._writer.abort)
-            self._shown = Shown(f"dump {table.table_name}", total, self._show)
+            writer = TableWriter(new_columns, self.dump.obsolete())
+            shown = Shown(f"dump {table.table_name}", total, self._show)
+            self._files = _Files(writer, weakref.finalize(self, writer.abort), shown)
 
     def rounds(self) -> np.ndarray:
         return self._plan
 
     def write(self, *arrays: np.ndarray) -> np.int64:
-        if self._writer is not None and self._error is None:
+        if self._files is not None and self._error is None:
             try:
-                self._writer.write(*arrays)
-                self._shown.add(len(arrays[0]))
+                self._files.writer.write(*arrays)
+                self._files.shown.add(len(arrays[0]))
             except Exception as error:  # told by flush: peers wait in the next round now
                 self._error = error
         return np.int64(0)
@@ -144,20 +150,20 @@ class _Run:
     def flush(self) -> None:
         if self._error is not None:
             raise self._error
-        if self._writer is not None:
-            self._writer.flush()
+        if self._files is not None:
+            self._files.writer.flush()
 
     def commit(self) -> None:
-        if self._writer is not None:
-            self._writer.commit()
-            self._shown.close()
-            self._forgotten.detach()
-            self._writer = None
+        if self._files is not None:
+            self._files.writer.commit()
+            self._files.shown.close()
+            self._files.undo.detach()
+            self._files = None
 
     def undo(self) -> None:
-        if self._writer is not None:
-            self._forgotten()
-            self._writer = None
+        if self._files is not None:
+            self._files.undo()
+            self._files = None
 
 
 def _each(method: Callable[..., None], runs: Sequence[_Run], counts: np.ndarray | None = None) -> None:

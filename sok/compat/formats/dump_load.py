@@ -170,7 +170,7 @@ def _with_slots(shard: Shard, slots: OptimizerSlots) -> Shard:
 def _dump_of(path: str, shard: Shard, slots: OptimizerSlots | None) -> Dump:
     variable, name = shard.variable, v2.file_name(shard.variable.name)
     key_dtype = np.dtype(shard.keys.dtype.as_numpy_dtype)
-    written = (slots.name, slots.slots) if shard.slots else ("", ())
+    written = (slots.name, slots.slots) if slots and shard.slots else ("", ())
 
     def new_columns(num_rows: int) -> list[NewColumn]:
         if num_rows == 0:
@@ -191,5 +191,5 @@ def _load_of(path: str, variable: EmbeddingVariable, slots: OptimizerSlots | Non
     def open_files() -> StoredTable:
         return v2.open_table(path, v2.file_name(variable.name), slots.name if slots else "", names)
 
-    store = functools.partial(slots.store, variable) if names else None
+    store = functools.partial(slots.store, variable) if slots and names else None
     return Load(variable, destination(variable, complete=True), open_files, store=store, num_slots=len(names))

@@ -119,7 +119,7 @@ class _Run:
         """This worker's rows of a piece: keys, rows, slots."""
         stored, to = self._stored, self.load.to
         nothing = [np.zeros(0, to.key_dtype), *[np.zeros([0, to.dim], np.float32)] * (1 + self.load.num_slots)]
-        if self._error is not None:
+        if stored is None or self._error is not None:
             return nothing
         start, stop = self._pieces[int(number)]
         try:

@@ -26,7 +26,7 @@ def paths(directory: str, name: str) -> tuple[str, str]:
     """
     if os.path.isabs(name) or ".." in name.split("/"):
         raise ValueError(f"The files of a table cannot be named after '{name}': they would not lie in {directory}.")
-    return tuple(os.path.join(directory, f"{name}_{what}.file") for what in ("keys", "values"))
+    return os.path.join(directory, f"{name}_keys.file"), os.path.join(directory, f"{name}_values.file")
 
 
 def open_table(directory: str, name: str, dim: int, key_dtype: np.dtype | None = None) -> StoredTable:
@@ -47,7 +47,7 @@ def open_table(directory: str, name: str, dim: int, key_dtype: np.dtype | None =
         if size == 0:
             raise FormatError(f"{path}: is empty. A table that had no rows when it was dumped cannot be restored.")
     rows = array_in(values_path, 0, np.dtype("<f4"), dim, "rows")
-    known = {8: np.dtype("<i8"), 4: np.dtype("<u4")}
+    known: dict[int, np.dtype] = {8: np.dtype("<i8"), 4: np.dtype("<u4")}
     if key_dtype is not None:
         known[key_dtype.itemsize] = key_dtype.newbyteorder("<")
     dtype = next((dtype for size, dtype in known.items() if size * rows.shape[0] == sizes[0]), None)

@@ -58,7 +58,7 @@ class TableWriter:
                     raise ValueError(f"{column.path}: rows of shape {array.shape} do not belong here.")
                 with _writing(path):
                     # Not tofile: it says nothing when the disk is full before the buffer is.
-                    file.write(memoryview(np.ascontiguousarray(array, column.dtype)).cast("B") if array.size else b"")
+                    file.write(np.ascontiguousarray(array, column.dtype).data.cast("B") if array.size else b"")
         self.num_rows += len(arrays[0])
 
     def flush(self) -> None:

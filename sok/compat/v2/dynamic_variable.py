@@ -117,7 +117,7 @@ class DynamicVariable(HasMode, EmbeddingVariable):
         )
 
     @property
-    def size(self) -> tf.Tensor:  # type: ignore[override]
+    def size(self) -> tf.Tensor:
         """[rows of this worker, D]: int64. Not collective."""
         return tf.stack([self.num_rows(), tf.constant(self.dim, tf.int64)])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -84,17 +85,17 @@ def Variable(
         raise TypeError(f"sok.Variable: `dtype` must be float32 or None. Received: {tf.as_dtype(dtype).name}.")
     if (initial_value is None) == (shape is None) or (shape is None and initializer is not None):
         raise ValueError("sok.Variable takes either `initial_value`, or `shape` and `initializer`.")
-    made = DistributedVariable if owner_of(mode) is None else LocalizedVariable
-    options = {
-        "name": name or default_name("static"),
-        "trainable": True if trainable is None else bool(trainable),
-        "owner": owner_of(mode),
-    }
+    made = functools.partial(
+        DistributedVariable if owner_of(mode) is None else LocalizedVariable,
+        name=name or default_name("static"),
+        trainable=True if trainable is None else bool(trainable),
+        owner=owner_of(mode),
+    )
     if initial_value is None:
-        return made(_checked_shape(shape), initializer=initializer, **options)
+        return made(_checked_shape(shape), initializer=initializer)
     with tf.init_scope():
         matrix = _as_matrix(initial_value() if callable(initial_value) else initial_value)
-        return made(_checked_shape(matrix.shape), initial_value=matrix, **options)
+        return made(_checked_shape(matrix.shape), initial_value=matrix)
 
 
 class StaticVariable(HasMode, EmbeddingVariable):
@@ -137,7 +138,7 @@ class StaticVariable(HasMode, EmbeddingVariable):
             if initial_value is not None:
                 self._store_at_start(initial_value)
             # Made now: a session that runs the variable may have finalized its graph.
-            self._fetched = self.local_rows() if self._in_graph_mode else None
+            self._fetched: tf.Tensor = self.local_rows() if self._in_graph_mode else None
 
     @property
     def global_shape(self) -> tuple[int, int]:

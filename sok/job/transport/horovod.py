@@ -25,7 +25,7 @@ _ADDED_AS = {tf.bfloat16: tf.float32}
 
 def running_size() -> int:
     """How many workers a Horovod that runs in this process has; 0 if none runs. Does not import it."""
-    hvd = sys.modules.get("horovod.tensorflow")
+    hvd: Any = sys.modules.get("horovod.tensorflow")
     is_initialized = getattr(hvd, "is_initialized", None)
     return hvd.size() if is_initialized is not None and is_initialized() else 0
 

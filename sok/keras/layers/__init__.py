@@ -13,7 +13,7 @@ from sok.keras.layers.registry import get_embedding
 
 __all__ = ["All2AllDenseEmbedding", "DistributedEmbedding", "for_keras", "get_embedding"]
 
-_MIXINS = {
+_MIXINS: dict[str, type[DistributedEmbeddingMixin | All2AllDenseEmbeddingMixin]] = {
     "DistributedEmbedding": DistributedEmbeddingMixin,
     "All2AllDenseEmbedding": All2AllDenseEmbeddingMixin,
 }
@@ -41,14 +41,14 @@ def for_keras(keras: Any) -> types.SimpleNamespace:
     return _made[keras.layers.Layer]
 
 
-def _make(name: str, mixin: type, keras: Any) -> type:
+def _make(name: str, mixin: type[DistributedEmbeddingMixin | All2AllDenseEmbeddingMixin], keras: Any) -> type:
     layer = keras.layers.Layer
     body: dict[str, Any] = {"__doc__": mixin.__doc__, "__module__": __name__, "_keras_initializers": keras.initializers}
     if layer.__module__.startswith("tf_keras"):
         # In a bare call tf_keras replaces None by False, whereas Keras 3 hands a default of True on to the layers after
         # this one: each needs its own default for "training, unless Keras says otherwise".
         call = mixin.call
-        defaults = (True, *call.__defaults__[1:])
+        defaults = (True, *(call.__defaults__ or ())[1:])
         body["call"] = types.FunctionType(call.__code__, call.__globals__, "call", defaults, call.__closure__)
         body["call"].__annotations__ = call.__annotations__
     return type(name, (mixin, layer), body)

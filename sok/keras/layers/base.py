@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -57,7 +57,24 @@ class TableOptions:
     placement: Placement | None
 
 
-class EmbeddingLayerMixin:
+if TYPE_CHECKING:
+
+    class _Layer:
+        """What the mixin needs of the Keras layer that follows it among the bases."""
+
+        name: str
+        trainable: bool
+        compute_dtype: str | None
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+        def get_config(self) -> dict[str, Any]: ...
+        @classmethod
+        def from_config(cls, config: dict[str, Any]) -> Any: ...
+else:
+    _Layer = object
+
+
+class EmbeddingLayerMixin(_Layer):
     """Set up by `_init_table` in a layer's constructor; stands before Keras' Layer among its bases."""
 
     # Of the Keras that the class is made for: see sok.layers.for_keras.
