@@ -185,6 +185,17 @@ def test_slots_of_an_earlier_dump_do_not_stay_beside_new_rows(tmp_path):
     assert sorted(os.listdir(tmp_path)) == left
 
 
+def test_workers_that_dump_with_other_optimizers_say_so_on_all(tmp_path):
+    def program(transport):
+        variable = sok.Variable(ROWS, name="unequal")
+        with pytest.raises(ValueError, match="tables and optimizer must be the same on all workers.*SGD.*rank 1.*none"):
+            sok.dump(tmp_path, variable, sok.SGD(0.1) if transport.rank == 0 else None)
+
+    with pytest.MonkeyPatch.context() as patch:
+        checked(run_world(2, program, patch))
+    assert os.listdir(tmp_path) == []
+
+
 def test_slots_of_some_tables_only_are_refused(tmp_path):
     trained, other = sok.Variable(ROWS, name="trained"), sok.Variable(ROWS, name="other")
     optimizer = sok.OptimizerWrapper(legacy.SGD(0.1, momentum=0.5))

@@ -21,7 +21,7 @@ from sok.compat.formats.writing import NewColumn
 from sok.compat.v2.rows import as_key_type
 from sok.compat.v2.variable import StaticVariable
 from sok.job import context
-from sok.job.agreement import done_by_all
+from sok.job.agreement import check_equal, done_by_all, together
 from sok.table.table import EmbeddingVariable, is_embedding_variable
 
 
@@ -64,9 +64,17 @@ def dump(path: str | os.PathLike, dump_vars: Any, optimizer: Any = None, *, prog
     Source: `dump` of SOK v2.
     """
     _check_eager("dump")
-    transport, prepare = context.get_transport(), functools.partial(_prepare_dump, dump_vars, optimizer)
-    slots, variables, shards = done_by_all(transport, "sok/dump", prepare)
-    if slots is not None and _have_slots(slots, variables):
+    transport, prepared = context.get_transport(), []
+
+    def prepare() -> tuple[list[str], str, list[bool]]:
+        prepared[:] = slots, variables, _ = _prepare_dump(dump_vars, optimizer)
+        have = [slots is not None and slots.has_state(variable) for variable in variables]
+        return [variable.name for variable in variables], slots.name if slots else "none", have
+
+    said = together(transport, "sok/dump", prepare)
+    check_equal([given for *given, _ in said], "sok.dump: tables and optimizer")
+    slots, variables, shards = prepared
+    if _have_slots([have for *_, have in said], variables):
         shards = done_by_all(transport, "sok/dump", lambda: [_with_slots(shard, slots) for shard in shards])
     dump_tables([_dump_of(os.fspath(path), shard, slots) for shard in shards], "sok/dump", progress)
 
@@ -149,11 +157,9 @@ def _shard(variable: EmbeddingVariable) -> Shard:
     return dataclasses.replace(shard, keys=as_key_type(shard.keys, variable))
 
 
-def _have_slots(slots: OptimizerSlots, variables: Sequence[EmbeddingVariable]) -> bool:
-    """Whether all tables have slots on some worker, the same on all. `ValueError` if only some have."""
-    mine = tf.constant([[slots.has_state(variable) for variable in variables]], tf.int32)
-    everyone = context.get_transport().all_gather(mine, context.unique_collective_name("sok/dump/slots")).numpy()
-    have = everyone.any(axis=0)
+def _have_slots(said: Sequence[Sequence[bool]], variables: Sequence[EmbeddingVariable]) -> bool:
+    """Whether all tables have slots on some worker. `ValueError` if only some have."""
+    have = np.any(said, axis=0)
     if have.any() and not have.all():
         without = [v.table_name for v, has in zip(variables, have, strict=True) if not has]
         raise ValueError(
