@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -59,10 +59,16 @@ class Step:
     advice: str = ""
     # Incremental by itself (make), so it runs each time and only speaks if that took long or failed.
     always: bool = False
+    stamps: Path = STAMPS
+    logs: Path = LOGS
 
     @property
     def stamp(self) -> Path:
-        return STAMPS / f"{self.name}.stamp"
+        return self.stamps / f"{self.name}.stamp"
+
+    @property
+    def log(self) -> Path:
+        return self.logs / f"{self.name}.log"
 
     def fingerprint(self) -> str:
         return hashlib.sha256("\0".join([*self.command, *self.inputs]).encode()).hexdigest()
@@ -104,23 +110,28 @@ def main() -> int:
     return 0
 
 
-def missing_prerequisites() -> list[str]:
+def missing_prerequisites(
+    which: Callable[[str], object] = shutil.which,
+    find_module: Callable[[str], object] = importlib.util.find_spec,
+    venv_python: Path = VENV_PYTHON,
+    disk_bytes: float = FREE_DISK_BYTES,
+) -> list[str]:
     """What the machine lacks, in words; apt package names in parentheses, for `apt_packages`."""
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     problems = []
     if not (3, 10) <= sys.version_info[:2] <= (3, 13):
         problems.append(f"Python 3.10 to 3.13; this is {version}: name another with PYTHON=... make setup")
     # Debian ships venv without the pip that it installs; both are in one package.
-    if importlib.util.find_spec("venv") is None or importlib.util.find_spec("ensurepip") is None:
+    if find_module("venv") is None or find_module("ensurepip") is None:
         problems.append(f"Python's venv module (apt: python{version}-venv)")
-    if shutil.which("g++") is None:
+    if which("g++") is None:
         problems.append("a C++17 compiler, g++ (apt: g++)")
-    if shutil.which("make") is None:
+    if which("make") is None:
         problems.append("make (apt: make)")
-    if not VENV_PYTHON.exists() and shutil.disk_usage(ROOT).free < FREE_DISK_BYTES:
-        free = shutil.disk_usage(ROOT).free / 1e9
-        needed = FREE_DISK_BYTES / 1e9
-        problems.append(f"disk space: {free:.1f} GB are free under {ROOT}, about {needed:.0f} GB are needed")
+    free = shutil.disk_usage(ROOT).free
+    if not venv_python.exists() and free < disk_bytes:
+        needed = f"about {disk_bytes / 1e9:.0f} GB are needed"
+        problems.append(f"disk space: {free / 1e9:.1f} GB are free under {ROOT}, {needed}")
     return problems
 
 
@@ -128,7 +139,7 @@ def apt_packages(problems: Iterable[str]) -> list[str]:
     return [found.group(1) for problem in problems if (found := re.search(r"\(apt: (\S+)\)", problem))]
 
 
-def all_steps() -> list[Step]:
+def all_steps(environment: Mapping[str, str] = os.environ) -> list[Step]:
     python = str(VENV_PYTHON)
     pip = [python, "-m", "pip", "--disable-pip-version-check"]
     requirement_files = [ROOT / "requirements" / f"{name}.txt" for name in REQUIREMENTS]
@@ -149,8 +160,8 @@ def all_steps() -> list[Step]:
             inputs=[pinned],
         ),
     ]
-    if os.environ.get("SOK_WITH_HOROVOD", "1") != "0":
-        settings = sorted(f"{key}={value}" for key, value in os.environ.items() if key.startswith("HOROVOD_WITH"))
+    if environment.get("SOK_WITH_HOROVOD", "1") != "0":
+        settings = sorted(f"{key}={value}" for key, value in environment.items() if key.startswith("HOROVOD_WITH"))
         steps.append(
             Step(
                 "horovod",
@@ -209,13 +220,11 @@ def run_step(step: Step, title: str) -> bool:
     Returns:
         Whether it did something worth a line (a build that finds nothing to do did not).
     """
-    LOGS.mkdir(parents=True, exist_ok=True)
+    step.log.parent.mkdir(parents=True, exist_ok=True)
     step.stamp.unlink(missing_ok=True)
     started = time.monotonic()
-    log_path = log_of(step)
-    quiet_s = 3.0 if step.always else 0.0
-    progress = Progress(title, log_path, quiet_s)
-    with log_path.open("wb") as log:
+    progress = Progress(title, step.log, quiet_s=3.0 if step.always else 0.0)
+    with step.log.open("wb") as log:
         environment = {**os.environ, **step.env, "PYTHONUNBUFFERED": "1"}
         process = subprocess.Popen(
             step.command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
@@ -236,7 +245,7 @@ def run_step(step: Step, title: str) -> bool:
         progress.end("FAILED")
         raise StepFailed(f"exit status {code} after {elapsed(started)}")
     progress.end("done")
-    STAMPS.mkdir(parents=True, exist_ok=True)
+    step.stamp.parent.mkdir(parents=True, exist_ok=True)
     step.stamp.write_text(step.fingerprint())
     return progress.has_spoken
 
@@ -282,19 +291,15 @@ class Progress:
 
 def explain(failure: StepFailed, number: int, total: int, step: Step) -> None:
     """Says what failed, the end of its log, and what to do."""
-    text = log_of(step).read_text(errors="replace")
+    text = step.log.read_text(errors="replace")
     tail = "\n".join(f"  | {line}" for line in text.splitlines()[-25:])
     advice = [hint for pattern, hint in HINTS if re.search(pattern, text, re.IGNORECASE)]
     if step.advice:
         advice.append(step.advice)
     advice.append("Then run the same command again: what is done is not repeated.")
     print(f"\nStep {number} of {total} failed: {step.title} ({failure}).", file=sys.stderr)
-    print(f"The end of its log, {log_of(step)}:\n{tail}\nWhat to do:", file=sys.stderr)
+    print(f"The end of its log, {step.log}:\n{tail}\nWhat to do:", file=sys.stderr)
     print("\n".join(f"  - {line}" for line in advice), file=sys.stderr)
-
-
-def log_of(step: Step) -> Path:
-    return LOGS / f"{step.name}.log"
 
 
 def latest_news(path: Path) -> str:

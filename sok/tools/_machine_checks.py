@@ -34,10 +34,10 @@ print(json.dumps({
 """
 
 
-def check_python() -> list[Finding]:
-    version = platform.python_version()
+def check_python(info: tuple[int, ...] = sys.version_info[:3]) -> list[Finding]:
+    version = ".".join(map(str, info))
     details = {"version": version, "executable": sys.executable}
-    if not (3, 10) <= sys.version_info[:2] <= (3, 13):
+    if not (3, 10) <= info[:2] <= (3, 13):
         remedy = "Make an environment with one of these, which TensorFlow supports."
         return [Finding("python", FAIL, f"{version}; sok needs 3.10 to 3.13", remedy, details)]
     return [Finding("python", OK, f"{version} ({sys.executable})", details=details)]
@@ -56,11 +56,11 @@ def check_cpu() -> list[Finding]:
     return [Finding("cpu", OK, text, details=details)]
 
 
-def check_memory() -> list[Finding]:
+def check_memory(cgroup: Path = CGROUP_MEMORY) -> list[Finding]:
     lines = (line.split() for line in _read("/proc/meminfo").splitlines())
     sizes = {words[0]: int(words[1]) << 10 for words in lines if len(words) >= 2}
     total, available = sizes["MemTotal:"], sizes["MemAvailable:"]
-    limit = _read(str(CGROUP_MEMORY)).strip()
+    limit = _read(cgroup).strip()
     details = {"total_bytes": total, "available_bytes": available}
     text = f"{available / 2**30:.1f} GiB available of {total / 2**30:.1f} GiB"
     if limit.isdigit() and int(limit) < total:
@@ -72,12 +72,11 @@ def check_memory() -> list[Finding]:
     return [Finding("memory", OK, text, details=details)]
 
 
-def check_huge_pages() -> list[Finding]:
-    setting = _read(str(HUGE_PAGES)).strip()
-    chosen = setting.partition("[")[2].partition("]")[0] or "unknown"
+def check_huge_pages(setting: Path = HUGE_PAGES) -> list[Finding]:
+    chosen = _read(setting).partition("[")[2].partition("]")[0] or "unknown"
     details = {"transparent_huge_pages": chosen}
     if chosen == "never":
-        remedy = f"echo madvise | sudo tee {HUGE_PAGES}"
+        remedy = f"echo madvise | sudo tee {setting}"
         text = "off: lookups in large tables wait longer for memory"
         return [Finding("huge pages", WARN, text, remedy, details)]
     return [Finding("huge pages", OK, chosen, details=details)]
@@ -108,15 +107,13 @@ def check_tensorflow() -> list[Finding]:
     return [*findings, Finding("keras", OK, text, details=versions)]
 
 
-def check_horovod() -> list[Finding]:
-    version = _version("horovod")
+def check_horovod(distribution: str = "horovod", question: str = HOROVOD_QUESTION) -> list[Finding]:
+    version = _version(distribution)
     if version is None:
         remedy = "For several workers: scripts/build_horovod.sh, or make setup (docs/install.md)"
         return [Finding("horovod", WARN, "not installed: one worker only", remedy, {"version": None})]
 
-    answer = subprocess.run(
-        [sys.executable, "-c", HOROVOD_QUESTION], capture_output=True, text=True, timeout=HOROVOD_TIMEOUT_S
-    )
+    answer = subprocess.run([sys.executable, "-c", question], capture_output=True, text=True, timeout=HOROVOD_TIMEOUT_S)
     if answer.returncode:
         reason = (answer.stderr.strip().splitlines() or [f"exit status {answer.returncode}"])[-1]
         text = f"{version} does not load into this TensorFlow: {reason}"
@@ -153,16 +150,19 @@ def check_devices() -> list[Finding]:
     import tensorflow as tf
 
     names = {kind: [device.name for device in tf.config.list_physical_devices(kind)] for kind in ("CPU", "GPU")}
-    cuda = (_ops.build_info() or {}).get("cuda", "none")
+    return [where_tables_are(names, (_ops.build_info() or {}).get("cuda", "none"))]
+
+
+def where_tables_are(names: dict[str, list[str]], cuda: str) -> Finding:
     text = f"{len(names['CPU'])} CPU, {len(names['GPU'])} GPU"
     details = {**names, "cuda": cuda}
     if not names["GPU"]:
-        return [Finding("devices", OK, text, details=details)]
+        return Finding("devices", OK, text, details=details)
     if cuda == "none":
         remedy = "For tables on the GPU build with the CUDA toolkit: SOK_CUDA=ON make native (docs/gpu.md)"
         text += "; tables stay on the CPU: sok was built without CUDA"
-        return [Finding("devices", WARN, text, remedy, details)]
-    return [Finding("devices", OK, f"{text}; tables on the GPU by kernels of CUDA {cuda}", details=details)]
+        return Finding("devices", WARN, text, remedy, details)
+    return Finding("devices", OK, f"{text}; tables on the GPU by kernels of CUDA {cuda}", details=details)
 
 
 def check_horovod_workers() -> list[Finding]:
@@ -209,7 +209,7 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def _read(path: str) -> str:
+def _read(path: Path | str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:

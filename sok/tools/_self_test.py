@@ -22,8 +22,8 @@ STEP_KEYS = np.array(
 )
 
 
-def train_and_compare() -> float:
-    """Trains a table with Adagrad for a few steps and returns its greatest difference from NumPy.
+def train_and_compare(learning_rate: float = LEARNING_RATE) -> float:
+    """Trains a table with Adagrad for a few steps and returns its greatest difference from NumPy at LEARNING_RATE.
 
     Collective when there are several workers: each gives all keys of a step, and the table sums over workers.
     """
@@ -35,7 +35,7 @@ def train_and_compare() -> float:
     from sok.table.table import EmbeddingVariable
 
     table = EmbeddingVariable(dim=DIM, capacity=64, name="sok_doctor_self_test", initializer="uniform")
-    optimizer = Adagrad(learning_rate=LEARNING_RATE, initial_accumulator_value=INITIAL_ACCUMULATOR, epsilon=EPSILON)
+    optimizer = Adagrad(learning_rate, initial_accumulator_value=INITIAL_ACCUMULATOR, epsilon=EPSILON)
     keys = np.unique(STEP_KEYS)
     before = lookup.lookup_rows(table, tf.constant(keys), training=False).numpy()
     slopes = np.random.default_rng(seed=1).normal(size=(*STEP_KEYS.shape, DIM)).astype(np.float32)

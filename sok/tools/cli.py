@@ -54,7 +54,7 @@ def _run_doctor(options: argparse.Namespace) -> int:
     # Here, so that other commands do not pay for what this one imports.
     from sok.tools import doctor
 
-    return doctor.main(as_json=options.json, with_horovod=options.horovod)
+    return doctor.main(doctor.all_checks(options.horovod), options.json)
 
 
 def _add_inspect(commands: argparse._SubParsersAction) -> None:

@@ -13,13 +13,15 @@ from collections.abc import Callable, Iterator
 from sok.tools import _machine_checks
 from sok.tools._finding import FAIL, OK, Finding
 
+Check = Callable[[], list[Finding]]
 
-def main(as_json: bool = False, with_horovod: bool = False) -> int:
-    """Prints the findings of all checks and returns the exit status.
+
+def main(checks: list[Check], as_json: bool = False) -> int:
+    """Prints the findings of `checks` and returns the exit status.
 
     Args:
+        checks: what is asked one after the other, such as `all_checks()`.
         as_json: print one JSON object (`usable`, `checks`) instead of a line per check.
-        with_horovod: also start two Horovod workers on this machine and let them train a table together.
 
     Returns:
         0 if sok is usable (there may be warnings), else 1.
@@ -28,7 +30,7 @@ def main(as_json: bool = False, with_horovod: bool = False) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
     findings: list[Finding] = []
-    for check in all_checks(with_horovod):
+    for check in checks:
         found = run_check(check)
         findings += found
         if not as_json:
@@ -43,9 +45,13 @@ def main(as_json: bool = False, with_horovod: bool = False) -> int:
     return 0 if usable else 1
 
 
-def all_checks(with_horovod: bool) -> list[Callable[[], list[Finding]]]:
-    """The checks in the order in which they make sense: nothing after a missing TensorFlow can succeed."""
-    checks: list[Callable[[], list[Finding]]] = [
+def all_checks(with_horovod: bool = False) -> list[Check]:
+    """The checks in the order in which they make sense: nothing after a missing TensorFlow can succeed.
+
+    Args:
+        with_horovod: also start two Horovod workers on this machine and let them train a table together.
+    """
+    checks: list[Check] = [
         _machine_checks.check_python,
         _machine_checks.check_cpu,
         _machine_checks.check_memory,
@@ -61,7 +67,7 @@ def all_checks(with_horovod: bool) -> list[Callable[[], list[Finding]]]:
     return checks
 
 
-def run_check(check: Callable[[], list[Finding]]) -> list[Finding]:
+def run_check(check: Check) -> list[Finding]:
     """Runs one check; what it raises becomes a finding, because the other checks still have something to say."""
     try:
         with _captured_stderr():
@@ -72,12 +78,12 @@ def run_check(check: Callable[[], list[Finding]]) -> list[Finding]:
         return [Finding(name, FAIL, text, remedy="Repair first what the lines above name.")]
 
 
-def check_self_test() -> list[Finding]:
-    """Trains a small table for a few steps and compares it with the same steps in NumPy."""
+def check_self_test(learning_rate: float = 0.1) -> list[Finding]:
+    """Trains a small table for a few steps and compares it with the same steps in NumPy, which take a rate of 0.1."""
     from sok.tools import _self_test
 
     started = time.monotonic()
-    worst = _self_test.train_and_compare()
+    worst = _self_test.train_and_compare(learning_rate)
     seconds = time.monotonic() - started
     if worst > _self_test.TOLERANCE:
         text = f"a trained table differs from NumPy by {worst:.2g} (at most {_self_test.TOLERANCE:.0e} is rounding)"

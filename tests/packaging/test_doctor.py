@@ -5,12 +5,13 @@ import os
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 from sok.base import _ops
 from sok.tools import _machine_checks, _self_test, cli, doctor
 from sok.tools._finding import FAIL, OK, WARN, Finding
+
+INSTALLED = "numpy"  # a package that is there whether Horovod is or not
 
 
 def run_doctor(*arguments: str) -> subprocess.CompletedProcess:
@@ -43,20 +44,18 @@ def test_two_horovod_workers_pass_the_self_test():
     ("status", "exit_status", "last_line"),
     [(OK, 0, "sok is usable."), (WARN, 0, "sok is usable."), (FAIL, 1, "sok is NOT usable")],
 )
-def test_exit_status_is_0_unless_a_check_failed(monkeypatch, capsys, status, exit_status, last_line):
+def test_exit_status_is_0_unless_a_check_failed(capsys, status, exit_status, last_line):
     finding = Finding("weather", status, "it rains", remedy="Take an umbrella.")
-    monkeypatch.setattr(doctor, "all_checks", lambda with_horovod: [lambda: [finding]])
-    assert cli.main(["doctor"]) == exit_status
+    assert doctor.main([lambda: [finding]]) == exit_status
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == [status, "weather", "it", "rains"]
     assert lines[1].strip() == "-> Take an umbrella."
     assert lines[-1].startswith(last_line)
 
 
-def test_json_of_a_failure_is_one_object_and_exit_status_1(monkeypatch, capsys):
+def test_json_of_a_failure_is_one_object_and_exit_status_1(capsys):
     finding = Finding("weather", FAIL, "it rains", details={"mm": 3})
-    monkeypatch.setattr(doctor, "all_checks", lambda with_horovod: [lambda: [finding]])
-    assert doctor.main(as_json=True) == 1
+    assert doctor.main([lambda: [finding]], as_json=True) == 1
     report = json.loads(capsys.readouterr().out)
     assert report["usable"] is False
     assert report["checks"] == [
@@ -64,14 +63,12 @@ def test_json_of_a_failure_is_one_object_and_exit_status_1(monkeypatch, capsys):
     ]
 
 
-def test_check_that_raises_is_a_failure_and_the_others_still_run(monkeypatch, capfd):
+def test_check_that_raises_is_a_failure_and_the_others_still_run(capfd):
     def check_something_else():
         os.write(2, b"noise from C++\n")
         raise RuntimeError("out of order")
 
-    finding = Finding("weather", OK, "the sun shines")
-    monkeypatch.setattr(doctor, "all_checks", lambda with_horovod: [check_something_else, lambda: [finding]])
-    assert doctor.main() == 1
+    assert doctor.main([check_something_else, lambda: [Finding("weather", OK, "the sun shines")]]) == 1
     out, err = capfd.readouterr()
     assert "something else   RuntimeError: out of order" in out
     assert "the sun shines" in out
@@ -87,59 +84,48 @@ def test_noise_of_a_check_that_succeeds_is_kept_back(capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_missing_library_fails_with_the_remedy(tmp_path, monkeypatch):
-    monkeypatch.setattr(_ops, "_NATIVE_DIR", tmp_path)
-    monkeypatch.setattr(_ops, "_library", None)
-    monkeypatch.setattr(_ops, "_is_ready", False)
-    (finding,) = _machine_checks.check_native_library()
-    assert finding.status == FAIL
-    assert "pip install" in finding.text
+def test_missing_library_fails_with_the_remedy(tmp_path):
+    code = "from sok.tools import _machine_checks as c, doctor; raise SystemExit(doctor.main([c.check_native_library]))"
+    environment = {**os.environ, "SOK_NATIVE_DIR": str(tmp_path)}
+    answer = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert answer.returncode == 1
+    assert answer.stdout.startswith(FAIL) and "pip install" in answer.stdout
 
 
-def test_self_test_sees_a_wrong_optimizer(monkeypatch):
-    monkeypatch.setattr(_self_test, "EPSILON", 1e-7)
-    right = _self_test._train_in_numpy
-
-    def wrong(keys, rows, slopes, num_workers):
-        return right(keys, rows, slopes * np.float32(1.001), num_workers)
-
-    monkeypatch.setattr(_self_test, "_train_in_numpy", wrong)
-    (finding,) = doctor.check_self_test()
+def test_self_test_sees_a_wrong_optimizer():
+    (finding,) = doctor.check_self_test(learning_rate=0.1001)
     assert finding.status == FAIL
     assert "differs from NumPy" in finding.text
     assert "make clean native" in finding.remedy
 
 
-def test_huge_pages_that_are_off_get_a_command(tmp_path, monkeypatch):
+def test_huge_pages_that_are_off_get_a_command(tmp_path):
     setting = tmp_path / "enabled"
     setting.write_text("always madvise [never]\n")
-    monkeypatch.setattr(_machine_checks, "HUGE_PAGES", setting)
-    (finding,) = _machine_checks.check_huge_pages()
+    (finding,) = _machine_checks.check_huge_pages(setting)
     assert finding.status == WARN
     assert "sudo tee" in finding.remedy
     setting.write_text("always [madvise] never\n")
-    assert _machine_checks.check_huge_pages()[0].status == OK
+    assert _machine_checks.check_huge_pages(setting)[0].status == OK
 
 
-def test_memory_limit_of_a_container_counts(tmp_path, monkeypatch):
+def test_memory_limit_of_a_container_counts(tmp_path):
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr(_machine_checks, "CGROUP_MEMORY", limit)
     limit.write_text(str(512 << 20))
-    (finding,) = _machine_checks.check_memory()
+    (finding,) = _machine_checks.check_memory(limit)
     assert finding.status == WARN
     assert "container limit 0.5 GiB" in finding.text
     limit.write_text("max\n")
-    assert "container limit" not in _machine_checks.check_memory()[0].text
+    assert "container limit" not in _machine_checks.check_memory(limit)[0].text
 
 
-def test_python_that_is_too_new_fails(monkeypatch):
-    monkeypatch.setattr(_machine_checks.sys, "version_info", (3, 14, 0))
-    assert _machine_checks.check_python()[0].status == FAIL
+@pytest.mark.parametrize("version, status", [((3, 9, 2), FAIL), ((3, 10, 0), OK), ((3, 13, 9), OK), ((3, 14, 0), FAIL)])
+def test_pythons_that_tensorflow_does_not_support_fail(version, status):
+    assert _machine_checks.check_python(version)[0].status == status
 
 
-def test_missing_horovod_is_a_warning(monkeypatch):
-    monkeypatch.setattr(_machine_checks, "_version", lambda name: None)
-    (finding,) = _machine_checks.check_horovod()
+def test_missing_horovod_is_a_warning():
+    (finding,) = _machine_checks.check_horovod("no-such-package")
     assert finding.status == WARN
     assert "one worker only" in finding.text
 
@@ -151,30 +137,24 @@ def test_missing_horovod_is_a_warning(monkeypatch):
         ("import os; os.abort()", "exit status -6"),
     ],
 )
-def test_horovod_that_does_not_load_is_a_warning_with_the_reason(monkeypatch, question, expected):
-    monkeypatch.setattr(_machine_checks, "_version", lambda name: "0.28.1")
-    monkeypatch.setattr(_machine_checks, "HOROVOD_QUESTION", question)
-    (finding,) = _machine_checks.check_horovod()
+def test_horovod_that_does_not_load_is_a_warning_with_the_reason(question, expected):
+    (finding,) = _machine_checks.check_horovod(INSTALLED, question)
     assert finding.status == WARN
     assert expected in finding.text
     assert "build_horovod.sh" in finding.remedy
 
 
-def test_horovod_without_a_controller_is_a_warning(monkeypatch):
+def test_horovod_without_a_controller_is_a_warning():
     answer = 'print(\'{"gloo": false, "mpi": false, "nccl": false, "cuda": false}\')'
-    monkeypatch.setattr(_machine_checks, "_version", lambda name: "0.28.1")
-    monkeypatch.setattr(_machine_checks, "HOROVOD_QUESTION", answer)
-    (finding,) = _machine_checks.check_horovod()
+    (finding,) = _machine_checks.check_horovod(INSTALLED, answer)
     assert finding.status == WARN
     assert "workers cannot meet" in finding.text
 
 
 @pytest.mark.parametrize("on_gpus, way", [("true", "on the device"), ("false", "through the memory of the host")])
-def test_horovod_says_how_rows_of_gpus_travel(monkeypatch, on_gpus, way):
+def test_horovod_says_how_rows_of_gpus_travel(on_gpus, way):
     answer = f'print(\'{{"gloo": true, "mpi": false, "alltoall on GPUs": {on_gpus}}}\')'
-    monkeypatch.setattr(_machine_checks, "_version", lambda name: "0.28.1")
-    monkeypatch.setattr(_machine_checks, "HOROVOD_QUESTION", answer)
-    (finding,) = _machine_checks.check_horovod()
+    (finding,) = _machine_checks.check_horovod(INSTALLED, answer)
     assert finding.status == OK and f"rows of GPUs travel {way}" in finding.text
 
 
@@ -182,13 +162,8 @@ def test_horovod_says_how_rows_of_gpus_travel(monkeypatch, on_gpus, way):
     "cuda, status, text",
     [("none", WARN, "1 GPU; tables stay on the CPU"), ("13.0.48", OK, "1 GPU; tables on the GPU by kernels of CUDA")],
 )
-def test_devices_say_where_tables_are(monkeypatch, cuda, status, text):
-    import tensorflow as tf
-
-    gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [gpu] if kind == "GPU" else [])
-    monkeypatch.setattr(_ops, "build_info", lambda: {"cuda": cuda})
-    (finding,) = _machine_checks.check_devices()
+def test_devices_say_where_tables_are(cuda, status, text):
+    finding = _machine_checks.where_tables_are({"CPU": ["/physical_device:CPU:0"], "GPU": ["GPU:0"]}, cuda)
     assert finding.status == status and text in finding.text
 
 
