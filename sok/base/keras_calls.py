@@ -29,7 +29,7 @@ def track(variable: Any) -> None:
 
     Keras 3 finds variables of its own only: what is an attribute of a layer, or in a list of one, would not be trained.
     """
-    layers = [
+    layers: list[Any] = [
         layer
         for layer in (frame.f_locals.get("self") for frame in _frames() if frame.f_code.co_name == "__call__")
         if hasattr(layer, "_tracker") and hasattr(layer, "_track_variable")

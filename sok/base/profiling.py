@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok.base import _ops, tracing
+from sok.base.types import PathLike
 
 _MAX_SPANS = 65536
 
@@ -22,7 +23,7 @@ _MAX_SPANS = 65536
 class Recording:
     """A trace that is started and stopped. Arguments and results: `sok.profile`."""
 
-    def __init__(self, path: str | os.PathLike[str], max_spans: int = _MAX_SPANS) -> None:
+    def __init__(self, path: PathLike, max_spans: int = _MAX_SPANS) -> None:
         self._asked = os.fspath(path)
         self._max_spans = max_spans
         self.path = ""

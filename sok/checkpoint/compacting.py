@@ -9,6 +9,7 @@ import math
 import os
 
 import sok
+from sok.base.types import PathLike
 from sok.checkpoint import chains, native
 from sok.checkpoint.bars import FileBar
 from sok.checkpoint.lease import Lease, LeaseLost, in_folder
@@ -27,7 +28,7 @@ from sok.checkpoint.manifest import (
 MAX_KEYS = 8 << 20
 
 
-def compact(path: str | os.PathLike, *, progress: bool | None = None) -> None:
+def compact(path: PathLike, *, progress: bool | None = None) -> None:
     """Makes one full checkpoint of an incremental one: `sok.restore` then reads every row once.
 
     What it holds stays the same, up to the rounding of what an exact Adam does to untouched rows. One process does it,

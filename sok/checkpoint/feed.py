@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from sok.base.errors import CheckpointError
+from sok.base.types import PathLike
 from sok.checkpoint import manifest as manifests
 from sok.checkpoint.manifest import Link, Manifest, Shard, Table, read_manifest
 from sok.checkpoint.native import EagerCalls, verify_shard
@@ -49,7 +50,7 @@ class Delta:
             table.assign(self.keys, self.rows)
 
 
-def deltas(path: str | os.PathLike, after: str | None = None) -> Iterator[Delta]:
+def deltas(path: PathLike, after: str | None = None) -> Iterator[Delta]:
     """Gives what the saves after `after` have changed, oldest first, piece by piece.
 
     Erased keys of a save come before its rows. Of each save and table there is at least one piece, if only an empty
@@ -105,7 +106,7 @@ def deltas(path: str | os.PathLike, after: str | None = None) -> Iterator[Delta]
                 yield _piece(link, table)
 
 
-def follow(path: str | os.PathLike, variables_or_model: Any, *, slots: bool = False) -> Follower:
+def follow(path: PathLike, variables_or_model: Any, *, slots: bool = False) -> Follower:
     """Returns what keeps tables up to the checkpoints that another job goes on saving into `path`: call its `poll`.
 
     Args:
@@ -133,7 +134,7 @@ def follow(path: str | os.PathLike, variables_or_model: Any, *, slots: bool = Fa
 class Follower:
     """Tables that follow the checkpoints in a folder: see `sok.follow`."""
 
-    def __init__(self, path: str | os.PathLike, variables_or_model: Any, slots: bool) -> None:
+    def __init__(self, path: PathLike, variables_or_model: Any, slots: bool) -> None:
         self._path = os.path.abspath(os.fspath(path))
         self._tables = tables_by_saved_name(variables_or_model)
         self._slots = bool(slots)

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok.base.types import PathLike
 from sok.checkpoint import beside, prepare, save
 from sok.checkpoint.lease import Lease, of_series
 from sok.checkpoint.manifest import make_folder
@@ -91,7 +92,7 @@ class CheckpointSaverHook(tf.compat.v1.train.SessionRunHook):
 
     def __init__(
         self,
-        checkpoint_dir: str | os.PathLike,
+        checkpoint_dir: PathLike,
         save_steps: int,
         tables: Any = None,
         optimizers: Any = None,

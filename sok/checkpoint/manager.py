@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok.base.types import PathLike
 from sok.checkpoint import beside
 from sok.checkpoint.lease import Lease, of_series
 from sok.checkpoint.manifest import make_folder
@@ -50,7 +51,7 @@ class CheckpointManager:
     def __init__(
         self,
         checkpoint: tf.train.Checkpoint,
-        directory: str | os.PathLike,
+        directory: PathLike,
         max_to_keep: int | None,
         keep_checkpoint_every_n_hours: float | None = None,
         checkpoint_name: str = "ckpt",

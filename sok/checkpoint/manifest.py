@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sok.base.errors import CheckpointError
+from sok.base.types import PathLike
 from sok.checkpoint.crc32c import crc32c
 from sok.table.placement import HASH_NAME, NUM_BUCKETS, Placement
 
@@ -202,7 +203,7 @@ def _is_said(file: Shard, name: str) -> bool:
     return file.held is not None or name not in ("erased", "held")
 
 
-def write_manifest(folder: str | os.PathLike, manifest: Manifest, check: Callable[[], None] = lambda: None) -> None:
+def write_manifest(folder: PathLike, manifest: Manifest, check: Callable[[], None] = lambda: None) -> None:
     """Puts the manifest into place, at once: before, the folder is the old checkpoint, after it the new one.
 
     `check` is called at the last moment, when nothing is left to do but the rename.
@@ -223,7 +224,7 @@ def write_manifest(folder: str | os.PathLike, manifest: Manifest, check: Callabl
     sync_folder(folder)
 
 
-def sync_folder(folder: str | os.PathLike) -> None:
+def sync_folder(folder: PathLike) -> None:
     """Waits until the disk has the names in a folder."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -236,7 +237,7 @@ def sync_folder(folder: str | os.PathLike) -> None:
         os.close(descriptor)
 
 
-def make_folder(path: str | os.PathLike) -> None:
+def make_folder(path: PathLike) -> None:
     """Makes a folder with all above it that are missing, and waits until the disk has each one's name."""
     path = os.path.abspath(path)
     if os.path.isdir(path):
@@ -248,7 +249,7 @@ def make_folder(path: str | os.PathLike) -> None:
     sync_folder(parent)
 
 
-def read_manifest(path: str | os.PathLike) -> Manifest:
+def read_manifest(path: PathLike) -> Manifest:
     """Returns what the checkpoint in folder `path` says of itself, checked; its shards are not looked at.
 
     Raises:
@@ -265,7 +266,7 @@ def read_manifest(path: str | os.PathLike) -> Manifest:
     return from_bytes(read_bytes(path), os.path.join(path, NAME))
 
 
-def read_bytes(path: str | os.PathLike) -> bytes:
+def read_bytes(path: PathLike) -> bytes:
     """The manifest's file in folder `path`, as it is.
 
     Raises:
@@ -288,7 +289,7 @@ def read_bytes(path: str | os.PathLike) -> bytes:
     return data
 
 
-def stamp(path: str | os.PathLike) -> tuple[int, ...] | None:
+def stamp(path: PathLike) -> tuple[int, ...] | None:
     """What tells one manifest in folder `path` from the next, without reading it; None if there is none."""
     try:
         # Opened, not only asked for: network file systems look again then, and else remember for up to a minute.

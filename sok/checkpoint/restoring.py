@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from sok.base.types import PathLike
 from sok.checkpoint import background, chains
 from sok.checkpoint.bars import FileBar
 from sok.checkpoint.lease import forget, in_folder
@@ -25,7 +26,7 @@ TRIES = 10
 
 
 def restore(
-    path: str | os.PathLike,
+    path: PathLike,
     variables_or_model: Any,
     optimizers: Any = None,
     *,

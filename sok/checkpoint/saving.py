@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from sok.base.types import PathLike
 from sok.checkpoint import background, chains
 from sok.checkpoint import manifest as manifests
 from sok.checkpoint.lease import Lease, in_folder
@@ -20,7 +21,7 @@ from sok.table.table import EmbeddingVariable
 
 
 def save(
-    path: str | os.PathLike,
+    path: PathLike,
     variables_or_model: Any,
     optimizers: Any = None,
     *,

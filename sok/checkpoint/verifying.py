@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok.base.errors import CheckpointError
+from sok.base.types import PathLike
 from sok.checkpoint.bars import FileBar
 from sok.checkpoint.manifest import Link, Shard, Table, read_manifest
 from sok.checkpoint.native import verify_shard
@@ -45,7 +46,7 @@ def check_summary(path: str, link: Link, table: Table, file: Shard, summary: dic
             )
 
 
-def verify(path: str | os.PathLike, progress: bool | None = None) -> list[str]:
+def verify(path: PathLike, progress: bool | None = None) -> list[str]:
     """Reads all of a checkpoint and says what is wrong with it.
 
     Args:

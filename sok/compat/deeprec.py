@@ -17,13 +17,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok.base.types import DTypeLike
 from sok.compat import feature_column, strategy
 from sok.compat.feature_column import group_embedding_column_scope
 from sok.compat.feature_column.id_column import AnyIdColumn, capacity_of
 from sok.compat.scoped_tables import scoped_table
 from sok.keras.layers.base import check_positive
 from sok.lookup import group
-from sok.table.initializers import BANK_ROWS, with_rows
+from sok.table.initializers import BANK_ROWS, Initializer, with_rows
 from sok.table.placement import Placement
 from sok.table.table import EmbeddingVariable
 
@@ -37,7 +38,7 @@ _installed: list[tuple[Any, str]] = []
 def group_embedding_lookup_sparse(
     params: Sequence[Any],
     sp_ids: Sequence[Any],
-    combiners: Any = None,
+    combiners: str | Sequence[str] | None = None,
     partition_strategy: Any = "mod",
     sp_weights: Sequence[Any] | str | None = None,
     name: str | None = None,
@@ -71,9 +72,9 @@ def group_embedding_lookup_sparse(
 def get_embedding_variable(
     name: str,
     embedding_dim: int,
-    key_dtype: Any = tf.int64,
-    value_dtype: Any = None,
-    initializer: Any = None,
+    key_dtype: DTypeLike = tf.int64,
+    value_dtype: DTypeLike | None = None,
+    initializer: Initializer | None = None,
     regularizer: None = None,
     trainable: bool = True,
     collections: Sequence[str] | None = None,
@@ -87,7 +88,7 @@ def get_embedding_variable(
     *,
     steps_to_live: None = None,
     capacity: int | None = None,
-    exchange_dtype: Any = "float32",
+    exchange_dtype: DTypeLike = "float32",
     placement: Placement | None = None,
 ) -> EmbeddingVariable:
     """Gives the table `name` of the current variable scope: a new one, or, where the scope reuses, the one there.
@@ -185,7 +186,7 @@ def _check_option(ev_option: EmbeddingVariableOption | None) -> None:
 
 def categorical_column_with_embedding(
     key: str,
-    dtype: Any = tf.int64,
+    dtype: DTypeLike = tf.int64,
     partition_num: int | None = None,
     ev_option: EmbeddingVariableOption | None = None,
     *,

@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok.base.types import TensorLike
 from sok.job import context
 from sok.job.agreement import agree, describe
 from sok.job.transport.base import check_addable, check_has_rows, check_movable
@@ -85,7 +86,7 @@ def num_gpus() -> int:
     return context.size()
 
 
-def alltoall(tensor: Any, splits: Any) -> tuple[tf.Tensor, tf.Tensor]:
+def alltoall(tensor: TensorLike, splits: TensorLike) -> tuple[tf.Tensor, tf.Tensor]:
     """Sends each worker its rows and gives the rows that all workers sent here.
 
     Args:
@@ -146,7 +147,7 @@ def _checked_splits(splits: Any, tensor: tf.Tensor, workers: int) -> tuple[tf.Te
     )
 
 
-def allreduce(tensor: Any, op: str = "average") -> tf.Tensor:
+def allreduce(tensor: TensorLike, op: str = "average") -> tf.Tensor:
     """Combines the tensors of all workers, element by element.
 
     Args:
@@ -178,7 +179,7 @@ def allreduce(tensor: Any, op: str = "average") -> tf.Tensor:
     return tf.reduce_max(everyone, 0) if op == "max" else tf.reduce_min(everyone, 0)
 
 
-def allgather(tensor: Any) -> tf.Tensor:
+def allgather(tensor: TensorLike) -> tf.Tensor:
     """Gives all workers' rows [m, ...], worker 0's first.
 
     Args:
@@ -195,7 +196,7 @@ def allgather(tensor: Any) -> tf.Tensor:
     return context.get_transport().all_gather(tensor, name)
 
 
-def broadcast(tensor: Any, root: int) -> tf.Tensor:
+def broadcast(tensor: TensorLike, root: int) -> tf.Tensor:
     """Gives worker `root`'s tensor to all; the others pass one of the same shape and dtype.
 
     Example:

@@ -15,6 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok.base.types import PathLike
 from sok.checkpoint import save_weights
 from sok.distributed.broadcast import broadcast_variables
 from sok.job import context
@@ -170,7 +171,7 @@ class ModelCheckpoint(_Callback):
 
     def __init__(
         self,
-        filepath: str | os.PathLike,
+        filepath: PathLike,
         monitor: str = "val_loss",
         save_best_only: bool = False,
         mode: str = "min",

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok.base import _ops
+from sok.base.types import Condition, DTypeLike, Ids
 from sok.lookup import exchange, lookup, plain_variables
 from sok.lookup.inputs import Called, to_csr
 from sok.lookup.lookup import Csr, Feature
@@ -34,15 +35,15 @@ class Request:
 
 def group_embedding_lookup_sparse(
     params: Sequence[Any],
-    sp_ids: Sequence[Any],
+    sp_ids: Sequence[Ids],
     combiners: str | Sequence[str] | None = None,
     *,
     partition_strategy: str = "mod",
-    sp_weights: Sequence[Any] | None = None,
+    sp_weights: Sequence[Ids | None] | None = None,
     is_sequence: bool = False,
     params_num_per_group: int | None = None,
-    training: Any = True,
-    exchange_dtype: Any = None,
+    training: Condition = True,
+    exchange_dtype: DTypeLike | None = None,
     name: str | None = None,
 ) -> list[tf.Tensor]:
     """Looks up and pools the ids of many features, each in its own table, in one op.
@@ -119,12 +120,12 @@ def group_embedding_lookup_sparse(
 
 def group_embedding_lookup(
     params: Sequence[Any],
-    ids: Sequence[Any],
+    ids: Sequence[Ids],
     partition_strategy: str = "mod",
     name: str | None = None,
     *,
-    training: Any = True,
-    exchange_dtype: Any = None,
+    training: Condition = True,
+    exchange_dtype: DTypeLike | None = None,
 ) -> list[tf.Tensor]:
     """Looks up the rows of many features, each in its own table, in one op.
 

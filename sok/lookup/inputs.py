@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok.base import _ops
+from sok.base.types import DTypeLike
 from sok.lookup.lookup import Csr
 from sok.table.keys import as_keys
 
@@ -176,7 +177,7 @@ def _from_sparse(
 
 
 def _from_ragged(
-    ragged: tf.RaggedTensor, weights: tf.Tensor | None, slot_num: int, key_dtype: Any, table: str, called: Called
+    ragged: tf.RaggedTensor, weights: tf.Tensor | None, slot_num: int, key_dtype: DTypeLike, table: str, called: Called
 ) -> Csr:
     inner_rank = ragged.flat_values.shape.rank or 1  # unknown for some placeholders
     rank = ragged.ragged_rank + inner_rank

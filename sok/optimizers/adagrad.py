@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sok.base.types import Rate
 from sok.optimizers.base import Optimizer
 from sok.optimizers.checks import not_negative
 
@@ -21,7 +22,7 @@ class Adagrad(Optimizer):
 
     def __init__(
         self,
-        learning_rate: Any = 0.001,
+        learning_rate: Rate = 0.001,
         initial_accumulator_value: float = 0.1,
         epsilon: float = 1e-7,
         name: str | None = None,

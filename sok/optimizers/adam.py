@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sok.base.types import Rate
 from sok.optimizers.base import Optimizer
 from sok.optimizers.checks import decay_rate, not_negative
 
@@ -44,7 +45,7 @@ class Adam(Optimizer):
 
     def __init__(
         self,
-        learning_rate: Any = 0.001,
+        learning_rate: Rate = 0.001,
         beta_1: float = 0.9,
         beta_2: float = 0.999,
         epsilon: float = 1e-7,

@@ -6,17 +6,21 @@ import re
 import warnings
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from sok.base import names
+from sok.base.types import Rate
 from sok.job.transport.ordering import after_answers
 from sok.optimizers import claims, gradients
 from sok.optimizers.learning_rate import LearningRate, as_learning_rate, checked_number
 from sok.optimizers.loss_scaling import follow_loss_scaler
 from sok.table import reading, rules
 from sok.table import state as table_state
+
+if TYPE_CHECKING:
+    from sok.table.table import EmbeddingVariable
 
 
 class Optimizer(tf.__internal__.tracking.Trackable):
@@ -54,7 +58,7 @@ class Optimizer(tf.__internal__.tracking.Trackable):
 
     def __init__(
         self,
-        learning_rate: Any,
+        learning_rate: Rate,
         name: str | None = None,
         clipnorm: float | None = None,
         clipvalue: float | None = None,
@@ -104,7 +108,7 @@ class Optimizer(tf.__internal__.tracking.Trackable):
         return self._rate.visible(self._iterations)
 
     @learning_rate.setter
-    def learning_rate(self, value: Any) -> None:
+    def learning_rate(self, value: Rate) -> None:
         try:
             number = checked_number(value)
         except TypeError:
@@ -135,7 +139,7 @@ class Optimizer(tf.__internal__.tracking.Trackable):
         return (0.0,) * len(self.slot_names)
 
     # Without get_slot_names: TensorFlow's checkpoints would take slots for variables.
-    def get_slot(self, var: Any, name: str) -> tf.Tensor:
+    def get_slot(self, var: EmbeddingVariable, name: str) -> tf.Tensor:
         """One slot of the rows that this worker holds of a table: [n, D], in the order of `var.export()`. Eager only.
 
         Raises:
@@ -199,7 +203,7 @@ class Optimizer(tf.__internal__.tracking.Trackable):
         self,
         grads_and_vars: Iterable[tuple[Any, Any]],
         name: str | None = None,
-        gradient_scale: Any = None,
+        gradient_scale: float | tf.Tensor | None = None,
         experimental_aggregate_gradients: bool | None = None,
     ) -> tf.Operation | None:
         """Runs one step of the optimizer on the tables given. Collective if it clips norms or raises (see the class).
@@ -228,7 +232,7 @@ class Optimizer(tf.__internal__.tracking.Trackable):
         self,
         pairs: list[tuple[Any, Any]],
         name: str | None = None,
-        gradient_scale: Any = None,
+        gradient_scale: float | tf.Tensor | None = None,
         counts_step: bool = True,
     ) -> tf.Operation | None:
         self._check_graph()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -28,10 +29,10 @@ class CountsGlobalStep(Optimizer):
 
     def apply_gradients(  # type: ignore[override]  # v1 and Keras differ in the second argument
         self,
-        grads_and_vars: Any,
+        grads_and_vars: Iterable[tuple[Any, Any]],
         global_step: tf.Variable | None = None,
         name: str | None = None,
-        gradient_scale: Any = None,
+        gradient_scale: float | tf.Tensor | None = None,
     ) -> tf.Operation | None:
         """As `sok.optimizers.Optimizer.apply_gradients`; afterwards adds 1 to `global_step` if one is given."""
         return count_after(super().apply_gradients(grads_and_vars, name, gradient_scale), global_step)

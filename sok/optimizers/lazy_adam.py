@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sok.base.types import Rate
 from sok.optimizers.adam import Adam
 from sok.optimizers.global_step import CountsGlobalStep
 
@@ -26,7 +27,7 @@ class LazyAdamOptimizer(CountsGlobalStep, LazyAdam):
 
     def __init__(
         self,
-        learning_rate: Any = 0.001,
+        learning_rate: Rate = 0.001,
         beta1: float = 0.9,
         beta2: float = 0.999,
         epsilon: float = 1e-8,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sok.base.types import Rate
 from sok.optimizers.base import Optimizer
 
 
@@ -26,5 +27,5 @@ class SGD(Optimizer):
 
     rule = "sgd"
 
-    def __init__(self, learning_rate: Any = 0.01, name: str | None = None, **options: Any) -> None:
+    def __init__(self, learning_rate: Rate = 0.01, name: str | None = None, **options: Any) -> None:
         super().__init__(learning_rate, name, **options)

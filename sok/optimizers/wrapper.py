@@ -112,7 +112,7 @@ class OptimizerWrapper(tf.__internal__.tracking.Trackable):
 
     def get_slot_names(self) -> list[str]:
         """The names that `get_slot` knows: those of the stock optimizer's slots so far, and those of tables."""
-        of_stock = getattr(self._optimizer, "get_slot_names", list)()  # Keras' newer optimizers have none
+        of_stock: list[str] = getattr(self._optimizer, "get_slot_names", list)()  # Keras' newer optimizers have none
         return list(dict.fromkeys([*of_stock, *self.embedding_optimizer.slot_names]))
 
     def __dir__(self) -> list[str]:

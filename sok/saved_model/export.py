@@ -6,11 +6,13 @@ import contextlib
 import dataclasses
 import os
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.saved_model import fingerprinting_utils
 
+from sok.base.types import PathLike
 from sok.job import context
 from sok.job.agreement import check_equal, done_by_all, together
 from sok.saved_model import rows
@@ -58,11 +60,11 @@ class ExportReport:
 
 def export_saved_model(
     model: Any,
-    path: str | os.PathLike,
+    path: PathLike,
     *,
     signatures: Any = None,
     row_dtype: str | None = None,
-    default: Any = "initial",
+    default: str | float | Mapping[str, str | float] = "initial",
     native: bool = False,
     overwrite: bool = False,
 ) -> ExportReport:
@@ -139,7 +141,7 @@ def export_saved_model(
 
 def _exported(
     model: Any,
-    path: str | os.PathLike,
+    path: PathLike,
     signatures: Any,
     row_dtype: str | None,
     default: Any,

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -32,6 +32,9 @@ class InitializerSpec:
     bank: tuple[float, ...] = ()
     seed: int | None = None  # the initializer's own
 
+
+Initializer: TypeAlias = str | type | Callable[..., Any] | InitializerSpec
+"""A Keras name, a Keras initializer or its class, or f(shape, dtype); or what becomes of them."""
 
 _ALIASES = {
     "zero": "zeros",
@@ -200,7 +203,7 @@ def resolve(initializer: Any, argument: str = "initializer") -> str | Callable[.
     return initializer
 
 
-def with_rows(initializer: Any, rows: int | None, dim: int) -> InitializerSpec | str | Callable[..., Any]:
+def with_rows(initializer: Any, rows: int | None, dim: int) -> Initializer:
     """What makes `initializer` take its table for a matrix [rows, dim], whatever the table's capacity is.
 
     Args:

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sok.base.types import DTypeLike
+
 KEY_DTYPES = (tf.int64, tf.int32, tf.uint32, tf.uint64)
 
 # What every value of fits into.
@@ -18,7 +20,7 @@ _WIDER = {
 }
 
 
-def check_key_dtype(key_dtype: Any, argument: str = "key_dtype") -> tf.DType:
+def check_key_dtype(key_dtype: DTypeLike, argument: str = "key_dtype") -> tf.DType:
     """The key dtype meant by a tf dtype or its name; `ValueError` for others. None means int64."""
     try:
         dtype = tf.int64 if key_dtype is None else tf.as_dtype(key_dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 from tensorflow.core.framework import types_pb2
@@ -12,7 +12,11 @@ from tensorflow.python.framework import cpp_shape_inference_pb2
 from tensorflow.python.ops import resource_variable_ops
 
 from sok.base import _ops
+from sok.base.types import TensorLike
 from sok.table.rules import RULES
+
+if TYPE_CHECKING:
+    from sok.table.table import EmbeddingVariable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,10 +30,10 @@ class SlotSet:
 
 
 def restore_rows(
-    variable: Any,
-    keys: Any,
-    values: Any,
-    slots: Any = None,
+    variable: EmbeddingVariable,
+    keys: TensorLike,
+    values: TensorLike,
+    slots: TensorLike | None = None,
     *,
     slot_set: str | None = None,
     rule: str | None = None,
@@ -95,7 +99,7 @@ def restore_rows(
     )
 
 
-def slot_sets(variable: Any) -> list[SlotSet]:
+def slot_sets(variable: EmbeddingVariable) -> list[SlotSet]:
     """The slot sets that optimizers have made in this worker's shard, in the order they came. Eager only.
 
     Example:
@@ -110,14 +114,14 @@ def slot_sets(variable: Any) -> list[SlotSet]:
     ]
 
 
-def second_table(variable: Any) -> tf.Tensor:
+def second_table(variable: EmbeddingVariable) -> tf.Tensor:
     """The handle of a new, empty table with the same configuration, on the same device; it lives as long as somebody
     holds the handle."""
     with tf.device(variable.handle.device):  # rows do not swap from device to device
         return _ops.lib().sok_table_handle(anonymous=True, **variable._attributes)
 
 
-def swap(variable: Any, other: tf.Tensor) -> tf.Operation | None:
+def swap(variable: EmbeddingVariable, other: tf.Tensor) -> tf.Operation | None:
     """Exchanges keys, rows and slots with those of a `second_table`, at once.
 
     Gradients of lookups from before are ignored by both from then on.

@@ -14,11 +14,13 @@ from tensorflow.python.framework import ops
 from tensorflow.python.ops import resource_variable_ops
 
 from sok.base import _ops, keras_calls, names
+from sok.base.types import DTypeLike, TensorLike
 from sok.job import context
 from sok.table import custom_gradients
 from sok.table import initializers as sok_initializers
 from sok.table import state as table_state
 from sok.table.arguments import checked_exchange_dtype, checked_way_home, derived_seed, whole_number
+from sok.table.initializers import Initializer
 from sok.table.keys import as_keys, check_key_dtype
 from sok.table.placement import Placement, checked_placement
 from sok.table.weights import TableRows, rows_behind
@@ -104,15 +106,15 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         capacity: int,
         *,
         name: str | None = None,
-        key_dtype: Any = tf.int64,
-        initializer: Any = None,
+        key_dtype: DTypeLike = tf.int64,
+        initializer: Initializer | None = None,
         hashed: bool = True,
         trainable: bool = True,
         seed: int | None = None,
         owner: int | None = None,
         num_keys: int | None = None,
         way_home: str = "auto",
-        exchange_dtype: Any = "float32",
+        exchange_dtype: DTypeLike = "float32",
         gpu_memory_bytes: int | None = None,
         placement: Placement | None = None,
     ) -> None:
@@ -326,7 +328,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         name = context.unique_collective_name(f"sok/{self._table_name}/size")
         return transport.grouped_all_reduce([self.num_rows()], name, average=False)[0]
 
-    def sparse_read(self, keys: Any, name: str | None = None) -> tf.Tensor:
+    def sparse_read(self, keys: TensorLike, name: str | None = None) -> tf.Tensor:
         """The rows of `keys` as they stand, without inserting any. Collective; differentiable.
 
         Args:
@@ -339,7 +341,11 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         return _lookup_rows(self, keys, training=False, exact=True)
 
     def assign(
-        self, keys: Any, values: Any = None, use_locking: Any = None, name: str | None = None
+        self,
+        keys: TensorLike,
+        values: TensorLike | None = None,
+        use_locking: bool | None = None,
+        name: str | None = None,
     ) -> tf.Operation | None:
         """Stores rows, making those that are missing.
 
@@ -394,7 +400,9 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         """Optimizer state of all rows in use: keys [n], slots [n, K * D], stamps [n] (-1: none). Not collective."""
         return _ops.lib().sok_table_slots(self.handle, key_dtype=self._key_dtype, slot_set=slot_set)
 
-    def restore_rows(self, keys: Any, values: Any, slots: Any = None, **slot_set: Any) -> tf.Tensor:
+    def restore_rows(
+        self, keys: TensorLike, values: TensorLike, slots: TensorLike | None = None, **slot_set: Any
+    ) -> tf.Tensor:
         """Stores rows with the slots of an optimizer: see `sok.table.state.restore_rows`. Not collective."""
         return table_state.restore_rows(self, keys, values, slots, **slot_set)
 
@@ -419,7 +427,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         """
         return _ops.lib().sok_table_reserve(self.handle, tf.cast(num_rows, tf.int64))
 
-    def erase(self, keys: Any) -> tf.Tensor:
+    def erase(self, keys: TensorLike) -> tf.Tensor:
         """Removes rows of this shard; keys of other workers are ignored. Gives how many there were, int64 scalar."""
         return _ops.lib().sok_table_erase(self.handle, self._as_keys(keys))
 

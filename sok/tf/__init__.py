@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from sok.base import _ops
+from sok.base.types import DTypeLike, TensorLike
 from sok.table.keys import KEY_DTYPES
 
 _SUMMED = (tf.float32, tf.float64, tf.float16, tf.bfloat16)
@@ -32,7 +33,7 @@ class UniqueWithCounts(NamedTuple):
     count: tf.Tensor
 
 
-def unique(x: Any, out_idx: tf.DType = tf.int32, name: str | None = None) -> Unique:
+def unique(x: TensorLike, out_idx: DTypeLike = tf.int32, name: str | None = None) -> Unique:
     """Gives the distinct values of `x` and where each element finds its own: same as `tf.unique`.
 
     Args:
@@ -56,7 +57,7 @@ def unique(x: Any, out_idx: tf.DType = tf.int32, name: str | None = None) -> Uni
     return Unique(*_unique(x, out_idx, name, with_counts=False)[:2])
 
 
-def unique_with_counts(x: Any, out_idx: tf.DType = tf.int32, name: str | None = None) -> UniqueWithCounts:
+def unique_with_counts(x: TensorLike, out_idx: DTypeLike = tf.int32, name: str | None = None) -> UniqueWithCounts:
     """Gives what `unique` gives, and how often each value occurs: same as `tf.unique_with_counts`.
 
     Args:
@@ -74,14 +75,18 @@ def unique_with_counts(x: Any, out_idx: tf.DType = tf.int32, name: str | None = 
     return UniqueWithCounts(*_unique(x, out_idx, name, with_counts=True))
 
 
-def _unique(x: Any, out_idx: tf.DType, name: str | None, with_counts: bool) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+def _unique(
+    x: TensorLike, out_idx: DTypeLike, name: str | None, with_counts: bool
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     x, out_idx = tf.convert_to_tensor(x), tf.as_dtype(out_idx)
     if x.dtype in KEY_DTYPES and out_idx in _INDEX:
         return _ops.lib().sok_unique(x, out_idx=out_idx, with_counts=with_counts, name=name)
     return tf.unique_with_counts(x, out_idx=out_idx, name=name)
 
 
-def unsorted_segment_sum(data: Any, segment_ids: Any, num_segments: Any, name: str | None = None) -> tf.Tensor:
+def unsorted_segment_sum(
+    data: TensorLike, segment_ids: TensorLike, num_segments: TensorLike, name: str | None = None
+) -> tf.Tensor:
     """Sums the elements of `data` that have the same segment id: same as `tf.math.unsorted_segment_sum`.
 
     Except that 16-bit floats are added in 32 bits and rounded once.

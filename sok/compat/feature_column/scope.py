@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from sok.base.types import DTypeLike
 from sok.compat.feature_column import input_layer
 from sok.compat.feature_column.grouping import Group
 from sok.compat.feature_column.tf_columns import GROUPED
@@ -26,7 +27,7 @@ def current_group() -> Group | None:
 
 @contextlib.contextmanager
 def group_embedding_column_scope(
-    name: str | None = None, params_num_per_group: int | None = None, *, exchange_dtype: Any = None
+    name: str | None = None, params_num_per_group: int | None = None, *, exchange_dtype: DTypeLike | None = None
 ) -> Iterator[Group]:
     """A scope: embedding columns that are made inside are looked up as one group, wherever they are used.
 

@@ -11,13 +11,14 @@ from tensorflow.python.feature_column import feature_column_v2 as fc_v2
 from tensorflow.python.feature_column import serialization
 from tensorflow.python.ops import init_ops
 
+from sok.base.types import DTypeLike
 from sok.compat.feature_column import grouping, scope
 from sok.compat.feature_column.id_column import capacity_of
 from sok.compat.scoped_tables import scoped_table
 from sok.job import context
 from sok.keras.layers.base import check_combiner, check_positive
 from sok.table.arguments import checked_exchange_dtype
-from sok.table.initializers import resolve
+from sok.table.initializers import Initializer, resolve
 from sok.table.placement import Placement, checked_placement, row_wise
 from sok.table.table import EmbeddingVariable
 
@@ -40,7 +41,7 @@ def embedding_column(
     categorical_column: Any,
     dimension: int,
     combiner: str = "mean",
-    initializer: Any = None,
+    initializer: Initializer | None = None,
     ckpt_to_load_from: None = None,
     tensor_name_in_ckpt: None = None,
     max_norm: None = None,
@@ -48,7 +49,7 @@ def embedding_column(
     use_safe_embedding_lookup: bool = True,
     *,
     capacity: int | None = None,
-    exchange_dtype: Any = "float32",
+    exchange_dtype: DTypeLike = "float32",
     placement: Placement | None = None,
 ) -> TableEmbeddingColumn:
     """Makes a dense column of embeddings that lie in a table of ours, spread over all workers.

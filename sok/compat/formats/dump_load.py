@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sok.base.types import PathLike
 from sok.compat.formats import v2
 from sok.compat.formats.columns import StoredTable
 from sok.compat.formats.dump import Dump, dump_tables
@@ -25,7 +26,13 @@ from sok.job.agreement import check_equal, done_by_all, together
 from sok.table.table import EmbeddingVariable, is_embedding_variable
 
 
-def dump(path: str | os.PathLike, dump_vars: Any, optimizer: Any = None, *, progress: bool | None = None) -> None:
+def dump(
+    path: PathLike,
+    dump_vars: EmbeddingVariable | Sequence[EmbeddingVariable],
+    optimizer: Any = None,
+    *,
+    progress: bool | None = None,
+) -> None:
     """Writes tables, and the slots of their optimizer, into a directory, which is made if missing.
 
     A table is in `NAME-key` and `NAME-weight`, a slot in `NAME-OPTIMIZER-SLOT`, byte for byte what SOK 2.1 writes
@@ -64,7 +71,8 @@ def dump(path: str | os.PathLike, dump_vars: Any, optimizer: Any = None, *, prog
     Source: `dump` of SOK v2.
     """
     _check_eager("dump")
-    transport, prepared = context.get_transport(), []
+    transport = context.get_transport()
+    prepared: list[Any] = []
 
     def prepare() -> tuple[list[str], str, list[bool]]:
         prepared[:] = slots, variables, _ = _prepare_dump(dump_vars, optimizer)
@@ -79,7 +87,13 @@ def dump(path: str | os.PathLike, dump_vars: Any, optimizer: Any = None, *, prog
     dump_tables([_dump_of(os.fspath(path), shard, slots) for shard in shards], "sok/dump", progress)
 
 
-def load(path: str | os.PathLike, load_vars: Any, optimizer: Any = None, *, progress: bool | None = None) -> None:
+def load(
+    path: PathLike,
+    load_vars: EmbeddingVariable | Sequence[EmbeddingVariable],
+    optimizer: Any = None,
+    *,
+    progress: bool | None = None,
+) -> None:
     """Stores what `dump` (ours, or SOK's) has written, on any number of workers.
 
     Rows of a `sok.DynamicVariable` that are not in the files stay as they are; a `sok.Variable` takes all its rows.

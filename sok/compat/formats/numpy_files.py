@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sok.base.types import PathLike
 from sok.compat.formats import npy
 from sok.compat.formats.columns import ArrayColumn, Column, RangeColumn, StoredTable
 from sok.compat.formats.dump import Dump, dump_tables
@@ -17,10 +18,8 @@ from sok.compat.formats.load import Load, load_tables
 from sok.compat.formats.shard import checked_shard, destination
 from sok.table.table import EmbeddingVariable, is_embedding_variable
 
-Path = str | os.PathLike
 
-
-def save_npy(variable: EmbeddingVariable, keys: Path, values: Path, *, progress: bool | None = None) -> Any:
+def save_npy(variable: EmbeddingVariable, keys: PathLike, values: PathLike, *, progress: bool | None = None) -> Any:
     """Writes the rows of all workers into two `.npy` files, which `np.load` and `sok.load_npy` read.
 
     Rank 0 writes, and asks the others for their rows piece by piece. Optimizer slots are not written.
@@ -68,8 +67,8 @@ def save_npy(variable: EmbeddingVariable, keys: Path, values: Path, *, progress:
 
 def load_npy(
     variable: EmbeddingVariable,
-    keys: Path | np.ndarray | None,
-    values: Path | np.ndarray,
+    keys: PathLike | np.ndarray | None,
+    values: PathLike | np.ndarray,
     *,
     progress: bool | None = None,
 ) -> Any:

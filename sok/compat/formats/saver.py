@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sok.base.types import PathLike
 from sok.compat.formats import v1
 from sok.compat.formats.columns import ArrayColumn, RangeColumn, StoredTable
 from sok.compat.formats.dump import Dump, dump_tables
@@ -49,7 +50,7 @@ class Saver:
     """
 
     def dump_to_file(
-        self, embedding_variable: EmbeddingVariable, filepath: str | os.PathLike, *, progress: bool | None = None
+        self, embedding_variable: EmbeddingVariable, filepath: PathLike, *, progress: bool | None = None
     ) -> tf.Tensor:
         """Writes a table into a directory, which is made if missing. Rank 0 writes.
 
@@ -81,7 +82,7 @@ class Saver:
         return run_or_build(program)
 
     def restore_from_file(
-        self, embedding_variable: EmbeddingVariable, filepath: str | os.PathLike, *, progress: bool | None = None
+        self, embedding_variable: EmbeddingVariable, filepath: PathLike, *, progress: bool | None = None
     ) -> tf.Tensor:
         """Stores the rows that `dump_to_file` (ours, or SOK's) has written. Rows not in the files stay as they are.
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok.base.types import DTypeLike, TensorLike
 from sok.compat.v2.mode import HasMode, default_name, owner_of
 from sok.lookup import lookup
-from sok.table.initializers import with_rows
+from sok.table.initializers import Initializer, with_rows
 from sok.table.keys import check_key_dtype
 from sok.table.placement import Placement
 from sok.table.table import EmbeddingVariable
@@ -81,13 +82,13 @@ class DynamicVariable(HasMode, EmbeddingVariable):
     def __init__(
         self,
         dimension: int,
-        initializer: Any = None,
+        initializer: Initializer | None = None,
         var_type: str | None = None,
         name: str | None = None,
         constraint: Any = None,
         trainable: bool = True,
-        key_type: Any = None,
-        dtype: Any = None,
+        key_type: DTypeLike | None = None,
+        dtype: DTypeLike | None = None,
         mode: str | None = None,
         placement: Placement | None = None,
         **kwargs: Any,
@@ -156,11 +157,11 @@ class DynamicVariable(HasMode, EmbeddingVariable):
         """None: SOK's keys of the static buffer, which a table here never has."""
         return None
 
-    def key_map(self, indices: Any) -> Any:
+    def key_map(self, indices: TensorLike) -> Any:
         """Returns `indices`: keys are found by what they are."""
         return indices
 
-    def sparse_read(self, keys: Any, name: str | None = None) -> tf.Tensor:
+    def sparse_read(self, keys: TensorLike, name: str | None = None) -> tf.Tensor:
         """The rows of `keys` [...]: [..., D]. Keys without a row get one. Collective; differentiable."""
         return lookup.lookup_rows(self, keys, training=True)
 
@@ -168,7 +169,7 @@ class DynamicVariable(HasMode, EmbeddingVariable):
         """False: see `to_static`."""
         return False
 
-    def to_static(self, indices: Any = None) -> None:
+    def to_static(self, indices: TensorLike | None = None) -> None:
         """Not offered: SOK turns a table into a dense variable so that a stock optimizer can change it."""
         raise NotImplementedError(
             f"The table '{self.table_name}' has no static mode: nothing here has to turn it into a dense variable. "

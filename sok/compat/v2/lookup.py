@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from sok.base.types import TensorLike
 from sok.lookup import lookup
 from sok.lookup.group import group_embedding_lookup_sparse
-from sok.table.table import is_embedding_variable
+from sok.table.table import EmbeddingVariable, is_embedding_variable
 
 
 def lookup_sparse(
-    params: Any,
+    params: EmbeddingVariable | Sequence[EmbeddingVariable],
     sp_ids: Any,
     sp_weights: Any = None,
-    combiners: Any = None,
+    combiners: str | Sequence[str] | None = None,
     use_low_frequency_filter: bool = False,
 ) -> Any:
     """Looks up and pools the ids of one or many features, each in its own table, by one exchange.
@@ -63,7 +65,7 @@ def lookup_sparse(
     return group_embedding_lookup_sparse([params], [sp_ids], _our_words(combiners), sp_weights=weights)[0]
 
 
-def all2all_dense_embedding(param: Any, indices: Any) -> tf.Tensor:
+def all2all_dense_embedding(param: EmbeddingVariable, indices: TensorLike) -> tf.Tensor:
     """The row of each id, from the worker that holds it.
 
     Same as `tf.nn.embedding_lookup` in the whole table. Keys that a `sok.DynamicVariable` has not seen get a row.

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok.base.types import TensorLike
 from sok.compat.v2.variable import StaticVariable
 from sok.table.table import EmbeddingVariable, is_embedding_variable, split_embedding_variable_from_others
 
@@ -33,7 +34,7 @@ def filter_variables(variables: Iterable[Any]) -> tuple[list[EmbeddingVariable],
     return list(tables), list(others)
 
 
-def assign(variable: EmbeddingVariable, indices: Any, values: Any) -> tf.Operation | None:
+def assign(variable: EmbeddingVariable, indices: TensorLike, values: TensorLike) -> tf.Operation | None:
     """Stores rows of this worker, making those that are missing.
 
     Args:

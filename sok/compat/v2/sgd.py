@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sok import optimizers
+from sok.base.types import Rate
 from sok.optimizers.global_step import CountsGlobalStep
 
 
@@ -26,7 +27,7 @@ class SGD(CountsGlobalStep, optimizers.SGD):
     Source: `SGD` of SOK v2.
     """
 
-    def __init__(self, lr: Any, name: str | None = None, **options: Any) -> None:
+    def __init__(self, lr: Rate, name: str | None = None, **options: Any) -> None:
         super().__init__(lr, name, **options)
 
     def get_config(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,29 +11,31 @@ import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
 from sok.base import _ops, keras_calls
+from sok.base.types import DTypeLike, TensorLike
 from sok.compat.v2.mode import HasMode, default_name, owner_of
 from sok.job import context
 from sok.table import custom_gradients
+from sok.table.initializers import Initializer
 from sok.table.table import EmbeddingVariable
 from sok.table.weights import TableRows, rows_behind
 
 
 def Variable(
-    initial_value: Any = None,
+    initial_value: TensorLike | Callable[[], TensorLike] | None = None,
     trainable: bool | None = None,
     validate_shape: bool = True,
     caching_device: Any = None,
     name: str | None = None,
     variable_def: Any = None,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     import_scope: str | None = None,
     constraint: Any = None,
     synchronization: Any = None,
     aggregation: Any = None,
-    shape: Any = None,
+    shape: Sequence[int] | tf.TensorShape | None = None,
     *,
     mode: str | None = None,
-    initializer: Any = None,
+    initializer: Initializer | None = None,
     collections: Any = None,
     use_resource: bool | None = None,
     distribute_strategy: Any = None,
@@ -118,7 +121,7 @@ class StaticVariable(HasMode, EmbeddingVariable):
         *,
         name: str,
         initial_value: Any = None,
-        initializer: Any = None,
+        initializer: Initializer | None = None,
         trainable: bool = True,
         owner: int | None = None,
     ) -> None:
@@ -155,7 +158,7 @@ class StaticVariable(HasMode, EmbeddingVariable):
         """The number of this worker."""
         return self.rank
 
-    def key_map(self, indices: Any) -> Any:
+    def key_map(self, indices: TensorLike) -> Any:
         """The place of a row among its owner's rows, given its number in the whole matrix."""
         return self.placement.row_of(indices, self.world_size)
 
@@ -179,7 +182,7 @@ class StaticVariable(HasMode, EmbeddingVariable):
             return TableRows(self.local_indices().numpy(), rows, as_matrix=True)
         return rows
 
-    def eval(self, session: Any = None) -> np.ndarray:
+    def eval(self, session: tf.compat.v1.Session | None = None) -> np.ndarray:
         """`numpy()` in a v1 graph: runs it in `session`, or in the default one."""
         return self._fetched.eval(session=session)
 

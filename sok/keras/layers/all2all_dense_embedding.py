@@ -6,9 +6,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok.base.types import Condition, DTypeLike, Ids
 from sok.keras.layers.base import EmbeddingLayerMixin, check_positive
 from sok.lookup import lookup
 from sok.lookup.inputs import check_sizes, describe, sizes, to_dense
+from sok.table.initializers import Initializer
 from sok.table.placement import Placement
 
 
@@ -66,9 +68,9 @@ class All2AllDenseEmbeddingMixin(EmbeddingLayerMixin):
         nnz_per_slot: int,
         dynamic_input: bool = False,
         use_hashtable: bool = True,
-        key_dtype: Any = None,
-        embedding_initializer: Any = None,
-        exchange_dtype: Any = "float32",
+        key_dtype: DTypeLike | None = None,
+        embedding_initializer: Initializer | None = None,
+        exchange_dtype: DTypeLike = "float32",
         placement: Placement | None = None,
         **kwargs: Any,
     ) -> None:
@@ -87,7 +89,7 @@ class All2AllDenseEmbeddingMixin(EmbeddingLayerMixin):
         self.nnz_per_slot = int(nnz_per_slot)
         self.dynamic_input = bool(dynamic_input)
 
-    def call(self, inputs: Any, training: Any = None) -> tf.Tensor:
+    def call(self, inputs: Ids, training: Condition | None = None) -> tf.Tensor:
         variable = self.embedding_variable
         dense, report = to_dense(inputs, variable.key_dtype, variable.table_name)
         if not self.dynamic_input:
@@ -105,7 +107,7 @@ class All2AllDenseEmbeddingMixin(EmbeddingLayerMixin):
         variable = self.embedding_variable
         return lookup.lookup_rows(variable, keys, self._inserts(training), report)
 
-    def _checked(self, inputs: Any, dense: tf.Tensor, report: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor | None]:
+    def _checked(self, inputs: Ids, dense: tf.Tensor, report: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor | None]:
         """`dense` as [B, F, nnz_per_slot], and the report, to which a wrong size that is seen late is added."""
         static, wanted = sizes(dense), [self.slot_num, self.nnz_per_slot]
         if static is not None and len(static) == 2 and 1 in wanted:

@@ -11,11 +11,12 @@ import numpy as np
 import tensorflow as tf
 
 from sok.base import keras_calls
+from sok.base.types import DTypeLike
 from sok.checkpoint import store_files
 from sok.job import context
 from sok.lookup import exchange
 from sok.table.arguments import checked_exchange_dtype
-from sok.table.initializers import resolve
+from sok.table.initializers import Initializer, resolve
 from sok.table.keys import as_keys, check_key_dtype
 from sok.table.placement import Placement
 from sok.table.table import EmbeddingVariable
@@ -52,7 +53,7 @@ class TableOptions:
     slot_num: int
     use_hashtable: bool
     key_dtype: str
-    embedding_initializer: Any
+    embedding_initializer: Initializer | None
     exchange_dtype: str
     placement: Placement | None
 
@@ -86,9 +87,9 @@ class EmbeddingLayerMixin(_Layer):
         embedding_vec_size: int,
         slot_num: int,
         use_hashtable: bool,
-        key_dtype: Any,
-        embedding_initializer: Any,
-        exchange_dtype: Any,
+        key_dtype: DTypeLike | None,
+        embedding_initializer: Initializer | None,
+        exchange_dtype: DTypeLike,
         placement: Placement | None,
     ) -> None:
         check_positive(

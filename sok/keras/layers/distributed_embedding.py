@@ -6,9 +6,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok.base.types import Condition, DTypeLike, Ids
 from sok.keras.layers.base import EmbeddingLayerMixin, check_combiner, check_positive
 from sok.lookup import lookup
 from sok.lookup.inputs import static_batch, to_csr
+from sok.table.initializers import Initializer
 from sok.table.placement import Placement
 
 
@@ -79,10 +81,10 @@ class DistributedEmbeddingMixin(EmbeddingLayerMixin):
         max_nnz: int,
         max_feature_num: int = 1,
         use_hashtable: bool = True,
-        key_dtype: Any = None,
-        embedding_initializer: Any = None,
+        key_dtype: DTypeLike | None = None,
+        embedding_initializer: Initializer | None = None,
         padding_key: int | None = None,
-        exchange_dtype: Any = "float32",
+        exchange_dtype: DTypeLike = "float32",
         placement: Placement | None = None,
         **kwargs: Any,
     ) -> None:
@@ -109,7 +111,7 @@ class DistributedEmbeddingMixin(EmbeddingLayerMixin):
         self.max_feature_num = int(max_feature_num)
         self.padding_key = padding_key
 
-    def call(self, inputs: Any, training: Any = None, weights: Any = None) -> tf.Tensor:
+    def call(self, inputs: Ids, training: Condition | None = None, weights: Ids | None = None) -> tf.Tensor:
         variable = self.embedding_variable
         csr = to_csr(inputs, self.slot_num, variable.key_dtype, variable.table_name, weights, self.padding_key)
         pooled = lookup.lookup_pooled(
