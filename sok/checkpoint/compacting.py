@@ -34,8 +34,8 @@ def compact(path: PathLike, *, progress: bool | None = None) -> None:
     What it holds stays the same, up to the rounding of what an exact Adam does to untouched rows. One process does it,
     without tables and without the job that saved, as from the command line: `sok compact PATH`. It needs 300 MB of
     memory however large the tables are, and room on the disk for the rows once more. The new checkpoint takes the old
-    one's place at once, when it is complete: interrupted, the old one stays whole. A job that saves into `path` goes on
-    with deltas to what this has written. A checkpoint without deltas is left alone.
+    one's place at once, when it is complete; after an interruption the old one is whole. A job that saves into `path`
+    goes on with deltas to the new one. A checkpoint without deltas stays as it is.
 
     Args:
         path: the folder given to `sok.save`. Nothing must be saved into it meanwhile.

@@ -39,7 +39,7 @@ class Delta:
     def apply(self, tables: Any) -> None:
         """Stores it in the table of that name among `tables` (as for `sok.restore`), if it is there.
 
-        Of the keys each worker takes its own. Not collective; eager only.
+        Each worker takes its own keys. Not collective; eager only.
         """
         table = tables_by_saved_name(tables).get(self.table)
         if table is None:
@@ -53,8 +53,8 @@ class Delta:
 def deltas(path: PathLike, after: str | None = None) -> Iterator[Delta]:
     """Gives what the saves after `after` have changed, oldest first, piece by piece.
 
-    Erased keys of a save come before its rows. Of each save and table there is at least one piece, if only an empty
-    one: the `generation` of the last piece is where to go on the next time.
+    Erased keys of a save come before its rows. Each save gives at least one piece per table, which may be empty. Pass
+    the `generation` of the last piece as `after` the next time.
 
     Args:
         path: a folder into which `sok.save(..., incremental=True)` saves.
@@ -107,7 +107,7 @@ def deltas(path: PathLike, after: str | None = None) -> Iterator[Delta]:
 
 
 def follow(path: PathLike, variables_or_model: Any, *, slots: bool = False) -> Follower:
-    """Returns what keeps tables up to the checkpoints that another job goes on saving into `path`: call its `poll`.
+    """Returns a `Follower`, whose `poll` brings tables up to what another job has saved into `path` last.
 
     Args:
         path: the folder.
@@ -149,7 +149,7 @@ class Follower:
         return self._generation
 
     def poll(self) -> bool:
-        """Brings the tables up to the newest checkpoint; whether there was something to do. Collective.
+        """Brings the tables up to the newest checkpoint. Returns whether they were behind it. Collective.
 
         Deltas are applied to the tables as they stand, block by block: a lookup meanwhile sees whole rows, some of them
         new. Where another full save has taken the chain's place, it is read as a whole and swapped in at once. Files

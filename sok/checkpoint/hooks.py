@@ -24,10 +24,10 @@ class BroadcastVariablesHook(tf.compat.v1.train.SessionRunHook):
     """Gives all workers the global variables of worker `root_rank` once their session is made (or restored).
 
     Horovod's `BroadcastGlobalVariablesHook` does not exist with this TensorFlow. Give `checkpoint_dir` to worker
-    `root_rank` alone: the others get what it restored. Embedding tables keep their rows.
+    `root_rank` only: the others get what it restored. Embedding tables keep their rows.
 
     Args:
-        root_rank: whose values, in [0, R).
+        root_rank: the worker whose values all get, in [0, R).
 
     Collective. Use it on all workers with the same graph.
 
@@ -59,8 +59,8 @@ class CheckpointSaverHook(tf.compat.v1.train.SessionRunHook):
     Worker 0 writes the global variables with a `tf.compat.v1.train.Saver` (`model.ckpt-100.index` and so on), and every
     worker its rows into `model.ckpt-100.sok`: every `save_steps` steps and at the end. When a session is made, all
     workers restore the newest checkpoint of the folder, if there is one. It takes the place of the saver that
-    `MonitoredTrainingSession` makes for `checkpoint_dir`, which the chief runs alone and which knows no tables: give
-    that argument to nobody.
+    `MonitoredTrainingSession` makes for `checkpoint_dir`, which only the chief runs and which knows no tables: leave
+    that argument out.
 
     Args:
         checkpoint_dir: on storage that all workers see; the same on all of them.

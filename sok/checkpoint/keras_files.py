@@ -79,7 +79,7 @@ def load_weights(model: Any, path: PathLike) -> None:
         ValueError: the name differs between workers; the model has no table; the tables in the folder are not those
             that were saved with the dense weights, as when a program was killed between the two. (What older versions
             of sok have saved does not say so.)
-        FileNotFoundError: there is no such file, or no folder beside it.
+        FileNotFoundError: there is no such file, or no folder of its tables.
         as `sok.restore`, and what Keras says of the dense weights, which may have changed by then.
 
     Collective: call it on all workers between steps.

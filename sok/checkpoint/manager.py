@@ -19,7 +19,7 @@ from sok.job.agreement import check_equal, together
 class CheckpointManager:
     """Saves and restores a `tf.train.Checkpoint` with its tables, on any number of workers.
 
-    As `tf.train.CheckpointManager`, whose files it writes: worker 0 writes the dense variables, `ckpt-5.index` and
+    It writes the files of `tf.train.CheckpointManager`: worker 0 writes the dense variables, `ckpt-5.index` and
     `ckpt-5.data-...`, and every worker its rows into `ckpt-5.sok`. The number of workers may change from save to
     restore; a plain `tf.train.Checkpoint.restore` of one worker reads them, too. A checkpoint is visible when all of it
     is on the disk.
@@ -145,8 +145,8 @@ class CheckpointManager:
             path: as `save` returned it, or `latest_checkpoint`; the same on all workers.
 
         Returns:
-            What `tf.train.Checkpoint.restore` does: `assert_consumed()` and so on. With several workers tables must
-            have been made before, as those that come later cannot be restored by one worker alone; they warn then.
+            What `tf.train.Checkpoint.restore` does: `assert_consumed()` and so on. With several workers make the tables
+            before: one worker cannot restore a table that is made later, and warns.
 
         Raises:
             as `sok.restore`, and what TensorFlow says of the dense variables, which may have changed by then.

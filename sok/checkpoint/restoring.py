@@ -46,8 +46,8 @@ def restore(
 
     Args:
         path: the folder, which all workers see.
-        variables_or_model: as for `sok.save`. Tables are found by name; tables of the checkpoint that are not here are
-            left alone. Or a mapping from names in the checkpoint to embedding variables.
+        variables_or_model: as for `sok.save`. Tables are found by name; other tables of the checkpoint are ignored. Or
+            a mapping from names in the checkpoint to embedding variables.
             Capacity, hashing and owner may be others than when it was saved; dim and key dtype may not.
         optimizers: as for `sok.save`, to take over step counts and learning rates. Each is found by the name of its
             slots (`slot_set`) or, if no name is known and there are as many as were saved, by its place. None: those
@@ -68,7 +68,7 @@ def restore(
 
     If another job saves into `path` meanwhile, so that files of the checkpoint go, the new one is read instead.
 
-    Collective. Warns if a table's seed or initializer are others: rows that were never seen then start from others
+    Collective. Warns if a table's seed or initializer are others: rows that were never seen then start from other
     values than in the job that was saved.
 
     Example: see `sok.save`.

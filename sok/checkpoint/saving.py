@@ -34,8 +34,8 @@ def save(
     """Writes tables, with all optimizer slots, into the folder `path`: every worker its own rows.
 
     The folder is made if it is missing. If it holds a checkpoint, the new one takes its place at once when it is
-    complete, and not before: whatever happens in between, a crash or a full disk, the old one stays whole. Lookups go
-    on meanwhile; updates of a table wait while it is written.
+    complete, and not before: a crash or a full disk leaves the old one whole. Lookups go on meanwhile; updates of a
+    table wait while it is written.
 
     Args:
         path: a folder on storage that all workers see; the same on all of them.
@@ -46,12 +46,12 @@ def save(
             counts and learning rates (where these are variables) are, too. None: those that have trained the tables,
             and that of a compiled model.
         incremental: writes only the rows that were touched since the checkpoint that lies in `path`, and the keys that
-            were erased. Those who restore read that one first, and all such deltas after it; `sok.compact` makes one
+            were erased. `sok.restore` reads that one first, and then all such deltas; `sok.compact` makes one
             checkpoint of them. If what lies there is not what these tables were last saved or restored as (another
             program has saved there, or these tables elsewhere), all rows are written, with a warning.
         asynchronous: returns at once, and writes in the background what the tables hold now, while training goes on.
-        max_chain: of an incremental save: how many saves the chain may have with it, at least 1. One that would make it
-            longer writes all rows, and begins a new chain: who restores reads every link, and the manifest lists them.
+        max_chain: for incremental saves: the most saves that a chain may have, at least 1. A save that would make it
+            longer writes all rows and begins a new chain: a restore reads every link, and the manifest lists them.
         session: for tables of a v1 graph: the session; None: the default one.
         progress: whether rank 0 shows a bar on stderr. None: if that is a terminal (not if `asynchronous`).
 
@@ -61,8 +61,8 @@ def save(
 
     Raises:
         TypeError, ValueError: the arguments make no sense, or differ between workers.
-        RuntimeError: another job has begun to save into `path` since this one did. It may go on there, this one not:
-            docs/checkpoints.md, "Where".
+        RuntimeError: another job has begun to save into `path` since this one did. That job may go on there, this one
+            may not: docs/checkpoints.md, "Where".
         tf.errors.ResourceExhaustedError: the disk is full. The old checkpoint stays.
         tf.errors.OpError, OSError: another thing that the system says, with the file's name.
 

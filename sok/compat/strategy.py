@@ -18,18 +18,18 @@ def enable_distributed_strategy(strategy: str = "localized") -> tf.Tensor | None
 
     Args:
         strategy: 'collective': tables are spread over the workers that `horovodrun` started; Horovod and sok are
-            initialised (`sok.Init`). 'localized': one worker holds all, and nothing is exchanged. 'parameter_server'
-            is to come.
+            initialised (`sok.Init`). 'localized': one worker holds all, and nothing is exchanged. 'parameter_server' is
+            not there yet.
 
     Returns:
         For 'collective' what `sok.Init` gives, 'OK'; in a v1 graph nobody needs to run it. None otherwise.
 
     Raises:
-        ValueError: another strategy is enabled; a strategy that there is not.
+        ValueError: another strategy is enabled; the strategy is unknown.
         RuntimeError: 'localized', and there are several workers.
         NotImplementedError: 'parameter_server'.
 
-    Collective if `strategy` is. Enabling what is enabled does nothing. `sok.shutdown` ends it.
+    Collective if `strategy` is. A second call with the same strategy does nothing. `sok.shutdown` ends it.
 
     Example:
         >>> import sok

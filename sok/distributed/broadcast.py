@@ -18,7 +18,7 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> tf.Oper
         variables: TensorFlow, Keras 3 or tf_keras variables, the same on all workers in the same order, of any number
             or bool dtype. Embedding variables among them are left out: each worker keeps its own rows, which start from
             the same values on any number of workers anyhow.
-        root_rank: whose values, in [0, R).
+        root_rank: the worker whose values all get, in [0, R).
 
     Returns:
         In a v1 graph the op to run (after initialization); else None, and it is done.

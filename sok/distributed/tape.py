@@ -19,10 +19,10 @@ class DistributedGradientTape:
     """A `tf.GradientTape` whose `gradient` is that of all workers together.
 
     Gradients of ordinary variables are averaged (or summed) over the workers in one collective, and are dense; those of
-    embedding variables stay `tf.IndexedSlices` of this worker's own rows, which already hold the sum over all workers
-    (the lookup brought it home) and are divided by their number for the average. With `op=sok.Average`, losses that
-    are means over local batches of equal size, and R workers, this gives the gradients of one worker with the mean over
-    the whole batch; with `sok.Sum` and losses that are sums, also for local batches of different sizes.
+    embedding variables stay `tf.IndexedSlices` of this worker's own rows. They hold the sum over all workers already,
+    and are divided by the number of workers for the average. With `op=sok.Average`, losses that are means over local
+    batches of equal size, and R workers, this gives the gradients of one worker with the mean over the whole batch;
+    with `sok.Sum` and losses that are sums, also for local batches of different sizes.
 
     **Without it** a bare tape gives table rows the sum over all workers, and dense weights only their own worker's
     gradient; Horovod's tape averages dense ones and leaves rows summed.
@@ -35,7 +35,7 @@ class DistributedGradientTape:
     refuses rows that this tape has reduced.
 
     Raises:
-        TypeError: `tape` is none.
+        TypeError: `tape` is no `tf.GradientTape`.
         RuntimeError: this process is one of several workers, and `sok.Init` has not been called.
 
     Example:

@@ -49,8 +49,8 @@ def Init(global_batch_size: int | None = None, seed: int | None = None, deadline
     `hvd.init()` was called before. Otherwise this is a world of one worker, with or without Horovod installed.
 
     Args:
-        global_batch_size: samples of all workers in one step: at least `size()` and divisible by it. None says nothing.
-            It is checked and remembered, no more.
+        global_batch_size: samples of all workers in one step: at least `size()` and divisible by it. `Init` checks it
+            and remembers it, and does nothing else with it. None: not known.
         seed: of the initial values of tables. None means 0: the same model in every run, at any number of workers.
         deadline: seconds that a collective (a lookup, an update) may wait for workers that do not come, because their
             program does something else. After 60 s, or half of it, one of those that wait writes to stderr which
@@ -59,8 +59,8 @@ def Init(global_batch_size: int | None = None, seed: int | None = None, deadline
             workers do between two steps, such as an evaluation.
 
     Returns:
-        A string tensor 'OK'. In a v1 graph it is what to `session.run` once before training: running it checks that all
-        workers passed the same arguments (running it again checks nothing); everything else happened when it was built.
+        A string tensor 'OK'. In a v1 graph `session.run` it once before training, which checks that all workers passed
+        the same arguments (a second run checks nothing); everything else happened when it was built.
 
     Raises:
         ValueError: `global_batch_size` cannot be split over the workers; an argument is not a whole number; arguments

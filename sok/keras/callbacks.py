@@ -63,13 +63,13 @@ class _Callback:
 class BroadcastVariablesCallback(_Callback):
     """Gives all workers the dense weights and the optimizer state of worker `root_rank` when training begins.
 
-    Broadcasts what exists when `fit` begins; if the first batch made more variables (optimizer slots; weights of a
-    model that was not built), everything once more after it. Replicas that differed during that batch are made equal,
-    but have already sent their gradients: build the model first, or give all workers the same seed, where N workers
-    must equal one from the first step. Each embedding table keeps its rows, which start alike anyhow.
+    It broadcasts what exists when `fit` begins, and everything once more after the first batch if that has made more
+    variables (optimizer slots; weights of a model that was not built). By then replicas that differed have sent their
+    gradients: build the model first, or give all workers the same seed, where N workers must equal one from the first
+    step. Each embedding table keeps its rows, which start alike anyhow.
 
     Args:
-        root_rank: whose values, in [0, R). A checkpoint that this worker alone has loaded reaches all.
+        root_rank: the worker whose values all get, in [0, R). No other has to load a checkpoint.
 
     Collective: on all workers or on none. Two collectives a `fit` at the most, none on one worker.
 
@@ -114,7 +114,7 @@ class MetricAverageCallback(_Callback):
     samples (AUC) is only an approximation of that metric over all samples.
 
     Args:
-        num_samples: of this worker's training data, to weight by. None: workers count alike.
+        num_samples: how many this worker trains on: its weight in the average. None: all weigh the same.
         num_validation_samples: the same for metrics named 'val_...'.
 
     Collective: one a epoch, none on one worker. All workers must have the same metrics.
@@ -149,13 +149,13 @@ class MetricAverageCallback(_Callback):
 class ModelCheckpoint(_Callback):
     """Saves the weights of a model with its tables after each epoch, on any number of workers: see `sok.save_weights`.
 
-    In place of Keras' own, of which with several workers each would write the dense weights alone. Worker 0's logs
-    decide and name the file.
+    Use it instead of Keras' own, which on several workers would write the dense weights only, once on each. The logs of
+    worker 0 decide and name the file.
 
     Args:
         filepath: ends in '.weights.h5'; may name the epoch and logs, as in 'w-{epoch:02d}-{val_loss:.2f}.weights.h5'.
             On storage that all workers see, and the same on all of them.
-        monitor: which of the logs `save_best_only` goes by.
+        monitor: the log that `save_best_only` compares.
         save_best_only: whether to save only when that is better than in all epochs before.
         mode: 'min' or 'max': what is better.
 

@@ -6,14 +6,14 @@ Three steps, each a function from values to values:
     local lookup      owners find (or make) rows
     output exchange   rows of all tables come home             collective 2; its gradient is collective 3
 
-then the answers are pooled, or gathered as they are. Rows come home in one of two ways, table by table
-(`EmbeddingVariable.way_home`): each distinct key's row once, or partial sums that their owners have pooled.
+then the answers are pooled, or gathered as they are. Owners answer in one of two ways, table by table
+(`EmbeddingVariable.way_home`): with each distinct key's row once, or with partial sums that they have pooled.
 docs/design/exchange.md has the layout of the messages.
 
-A worker that stopped before a collective would leave its peers waiting. So what is wrong with an input travels in the
-messages and is raised on all workers. What Python itself refuses (a dtype, a rank, a form) is told to the peers when
-executing eagerly; inside a function, or a v1 graph, such an error comes while it is built, before anything is sent, and
-ends the job unless all workers refuse alike.
+A worker that stopped before a collective would leave its peers waiting. So messages carry input errors, and all workers
+raise them. What Python itself refuses (a dtype, a rank, a form) is told to the peers when executing eagerly; inside a
+function, or a v1 graph, such an error comes while it is built, before anything is sent, and ends the job unless all
+workers refuse alike.
 """
 
 from __future__ import annotations

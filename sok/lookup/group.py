@@ -48,7 +48,7 @@ def group_embedding_lookup_sparse(
 ) -> list[tf.Tensor]:
     """Looks up and pools the ids of many features, each in its own table, in one op.
 
-    Same as `tf.nn.embedding_lookup_sparse` for each of them, but that an empty sample gives zeros, at the end of the
+    Each is looked up as by `tf.nn.embedding_lookup_sparse`, except that an empty sample gives zeros, at the end of the
     batch too. Where stock TensorFlow pays for kernels and Python calls per table, this pays once for the group, and all
     processors work on all tables. On several workers the group is one exchange: two collectives forward, one backward.
 
@@ -56,15 +56,15 @@ def group_embedding_lookup_sparse(
         params: tables (EmbeddingVariable) of any widths and key dtypes, ordinary variables (tf.Variable) [rows, dim] of
             any float dtype, or both. The same one may come several times.
         sp_ids: for each, integer ids as SparseTensor [batch, n], RaggedTensor [batch, None] (its values are not copied)
-            or dense [batch, n]. Nobody looks at the last index of a SparseTensor, as in TensorFlow.
+            or dense [batch, n]. The last index of a SparseTensor is ignored, as in TensorFlow.
         combiners: 'sum', 'mean' or 'sqrtn', in any capitalisation; one for all or one each. None: 'mean'.
         partition_strategy: 'mod', and no other: a table's `placement` says which worker has a key.
         sp_weights: None, or for each feature None or weights in the form of its ids: sum(w e), sum(w e) / sum(w) and
             sum(w e) / sqrt(sum(w^2)).
-        is_sequence: whether to give the rows of each sample one after the other, in place of pooling them.
-        params_num_per_group: at most so many of the features in one op, or exchange. None: all of them.
+        is_sequence: whether to return the rows of each sample one after the other instead of pooling them.
+        params_num_per_group: how many features one op, or exchange, has at most. None: all of them.
         training: whether unseen ids of tables get a row; without, they read as the row they would get.
-        exchange_dtype: None. What rows travel in is said once, by their table: `EmbeddingVariable(exchange_dtype=...)`.
+        exchange_dtype: None. The table says in which dtype its rows travel: `EmbeddingVariable(exchange_dtype=...)`.
         name: of the scope of the ops.
 
     Returns:
@@ -81,8 +81,8 @@ def group_embedding_lookup_sparse(
         tf.errors.ResourceExhaustedError: a shard is full; on every worker. Rows that other tables of the group made for
             this call stay.
 
-    Ordinary variables are on every worker whole. They are read where they lie, all of float32 in one op for all
-    processors, and their gradients are what those of other dense weights are: `sok.DistributedOptimizer` averages them.
+    Every worker has ordinary variables whole, and reads them where they lie, all of float32 in one op for all
+    processors. Their gradients are those of dense weights: `sok.DistributedOptimizer` averages them.
 
     Collective if the list has a table.
 
@@ -129,7 +129,7 @@ def group_embedding_lookup(
 ) -> list[tf.Tensor]:
     """Looks up the rows of many features, each in its own table, in one op.
 
-    Same as `tf.nn.embedding_lookup` for each of them. On several workers the group is one exchange: two collectives
+    Each is looked up as by `tf.nn.embedding_lookup`. On several workers the group is one exchange: two collectives
     forward, one backward.
 
     Args:

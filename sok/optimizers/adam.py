@@ -18,12 +18,12 @@ class Adam(Optimizer):
 
     where g is zero for rows outside the batch: their momentum still moves them and fades. The table does that later,
     when such a row is next looked up, updated or exported, with the learning rates that each missed step had; the
-    values are those of `keras.optimizers.Adam` on a dense variable, within 1e-5 relative. Keys never seen
-    have no momentum, so nothing is missed for them. `LazyAdam` leaves the rows outside the batch alone.
+    values are those of `keras.optimizers.Adam` on a dense variable, within 1e-5 relative. Keys never seen have no
+    momentum, so nothing is missed for them. `LazyAdam` does not change rows outside the batch.
 
     Two slots, m and v, starting at zero. Other arguments are those of `sok.optimizers.Optimizer`.
 
-    Source: Kingma and Ba, "Adam" (2015), in Keras' form (epsilon beside the uncorrected root).
+    Source: Kingma and Ba, "Adam" (2015), in Keras' form (epsilon is added to the uncorrected root).
 
     Example:
         >>> import tensorflow as tf, sok

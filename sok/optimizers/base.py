@@ -28,7 +28,7 @@ class Optimizer(tf.__internal__.tracking.Trackable):
 
     It is not a Keras optimizer and needs none. `apply_gradients` works in eager mode, inside `tf.function` and in a v1
     graph, there as an op to run. Gradients of duplicate row ids are summed before the rule runs, and each table is
-    updated by one fused op on the rank that owns its rows. `sok.DistributedOptimizer` puts such an optimizer beside a
+    updated by one fused op on the rank that owns its rows. `sok.DistributedOptimizer` pairs such an optimizer with a
     stock one.
 
     Args:
@@ -41,10 +41,10 @@ class Optimizer(tf.__internal__.tracking.Trackable):
             their optimizers in the same order, which checkpoints and collectives rely on.
         clipnorm, clipvalue, global_clipnorm: as in Keras, at most one of them, of the gradient of the equivalent dense
             table: duplicates summed first, norms over all shards. `global_clipnorm` spans the tables given in one call.
-        nonfinite_gradients: what a row with a NaN or an infinity does. "allow": it is applied; "skip": the row is
-            treated as if it were not in the batch: it is left as it is, but for `Adam`, whose rows decay in every step;
-            "raise": `tf.errors.InvalidArgumentError` on every rank, naming table and key on the rank that has it, and
-            no table is changed on any rank.
+        nonfinite_gradients: what happens to a row whose gradient has a NaN or an infinity. "allow": it is applied;
+            "skip": the row is treated as if it were not in the batch: it is left as it is, but for `Adam`, whose rows
+            decay in every step; "raise": `tf.errors.InvalidArgumentError` on every rank, naming table and key on the
+            rank that has it, and no table is changed on any rank.
 
     With several ranks `clipnorm`, `global_clipnorm` and "raise" cost one small collective a step, together and for all
     tables.
@@ -100,7 +100,7 @@ class Optimizer(tf.__internal__.tracking.Trackable):
 
     @property
     def learning_rate(self) -> Any:
-        """The variable, tensor or (in a v1 graph) number that was given or made; of a schedule or function its value.
+        """The variable, tensor or (in a v1 graph) number; for a schedule or function, its value now.
 
         Set it to a number at any time; or to anything else that the constructor accepts, which functions compiled
         before do not see.
@@ -130,12 +130,12 @@ class Optimizer(tf.__internal__.tracking.Trackable):
 
     @property
     def slot_names(self) -> tuple[str, ...]:
-        """What the slots are called that tables keep for each row."""
+        """The names of the slots that tables keep for each row."""
         return rules.slot_names(self.rule)
 
     @property
     def slot_inits(self) -> tuple[float, ...]:
-        """What each slot starts as."""
+        """The initial value of each slot."""
         return (0.0,) * len(self.slot_names)
 
     # Without get_slot_names: TensorFlow's checkpoints would take slots for variables.
@@ -214,8 +214,7 @@ class Optimizer(tf.__internal__.tracking.Trackable):
                 table, which under `Adam` decays every row.
             name: name scope of the ops.
             gradient_scale: a number or scalar tensor that gradients are multiplied with, before they are clipped.
-            experimental_aggregate_gradients: accepted, as scripts for SOK v1 pass it, and without effect: what came
-                is applied, whoever has added it up.
+            experimental_aggregate_gradients: accepted because scripts for SOK v1 pass it; it has no effect.
 
         Returns:
             In a v1 graph, the op that does the step; None in eager mode and inside a `tf.function`, where it is done.

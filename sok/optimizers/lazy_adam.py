@@ -1,4 +1,4 @@
-"""Adam that leaves rows outside the batch alone."""
+"""Adam that does not change rows outside the batch."""
 
 from __future__ import annotations
 

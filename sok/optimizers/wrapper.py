@@ -28,8 +28,8 @@ class OptimizerWrapper(tf.__internal__.tracking.Trackable):
     rows. Both use the stock optimizer's learning rate itself: schedules, and changes made later, act. Variables that
     are no tables go to the stock optimizer.
 
-    **Rows outside the batch are left alone**, as in SOK v2: Adam is `sok.optimizers.LazyAdam` here, and momentum moves
-    a row only when the row is in the batch. (Stock optimizers let such rows drift on; `sok.optimizers.Adam` and
+    **Rows outside the batch do not change**, as in SOK v2: Adam is `sok.optimizers.LazyAdam` here, and momentum moves a
+    row only when the row is in the batch. (Stock optimizers let such rows drift on; `sok.optimizers.Adam` and
     `sok.DistributedOptimizer` do so too.)
 
     Gradients are not reduced: rows already hold the sum over all workers, other variables this worker's gradient only.

@@ -59,7 +59,7 @@ class Placement:
         )
 
     def check(self, world_size: int | None, hashed: bool) -> None:
-        """`ValueError` unless a table, `hashed` or not, can lie so on `world_size` ranks (None: not known yet)."""
+        """Raises `ValueError` if a table cannot be placed so on `world_size` ranks (None: not known yet)."""
         if self.hash and not hashed:
             raise ValueError(
                 "`placement` must be row_wise() or table_wise(owner) for a table whose keys are row numbers: spread by "
@@ -118,7 +118,7 @@ class Placement:
         return saved_rank % common == rank % common
 
     def to_attributes(self) -> dict[str, int]:
-        """What native ops are told."""
+        """The attributes by which native ops know it."""
         return {"owner": (_BY_HASH if self.hash else _BY_KEY) if self.owner is None else self.owner}
 
     @classmethod
@@ -127,12 +127,12 @@ class Placement:
         return cls(hash=owner == _BY_HASH, owner=owner if owner >= 0 else None)
 
     def get_config(self) -> dict[str, Any]:
-        """What `from_config` makes it of again."""
+        """The arguments of which `from_config` makes an equal one."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Placement:
-        """The placement of a `get_config`."""
+        """The placement of which `get_config` gave this."""
         return cls(**config)
 
 
@@ -196,7 +196,7 @@ def checked_placement(placement: Any, owner: Any, world_size: int | None, hashed
     """The placement of a table that was given `placement`, or `owner` (as before there were placements), or neither.
 
     Raises:
-        ValueError: both were given, or the table cannot lie so.
+        ValueError: both were given, or the table cannot be placed so.
     """
     if placement is not None and owner is not None:
         raise ValueError(f"Give `placement` or `owner`, not both. Received: {placement!r} and {owner!r}.")

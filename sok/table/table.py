@@ -58,23 +58,23 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         key_dtype: int64 (default), int32, uint32 or uint64. Every value is a legal key.
         initializer: None (uniform in [-0.05, 0.05]), a Keras name, a Keras initializer, or `f(shape, dtype)`. The
             variance-scaling ones (Glorot, He, Lecun) take the table for a matrix [num_keys or capacity, dim].
-        hashed: True: any key, rows are given out as keys appear. False: keys are row numbers, legal are
-            0 <= key < capacity * world_size (with `owner`: 0 <= key < capacity).
+        hashed: True: any key is legal, and gets a row when it first appears. False: keys are row numbers, legal from 0
+            to capacity * world_size - 1 (with `owner`: to capacity - 1).
         trainable: False keeps it out of the gradients that a tape watches by itself.
         seed: of the initial values; default from `sok.Init(seed=...)` and the name.
         owner: short for `placement=sok.table_wise(owner)`.
-        num_keys: of a table that is not hashed: legal are 0 <= key < num_keys, where that is less than all workers
-            have room for. None: as `hashed` says.
-        way_home: with several workers, how rows come to the worker that asks for them. 'rows': the row of each distinct
-            key once. 'sums': of each segment, what an owner holds of it, already summed; features with weights, and
-            rows that nothing pools, come as with 'rows'. 'auto' (default): whichever moves less, chosen by each worker
-            for each call, from its batch. Results are the same up to the order of sums.
-        exchange_dtype: with several workers, what rows, and the gradients that go back, are rounded to while they
-            travel: float32 (default: they are not), float16 or bfloat16, which halve what is moved. Rows, and sums of
-            gradients, are float32 at both ends. One lookup travels in 16 bit if all its tables say the same, else in
-            float32. On one host 16 bit is no faster. Equal on all workers.
-        gpu_memory_bytes: the most memory of a GPU that this shard may take, if that is where it lies; what would need
-            more is a ResourceExhaustedError, and changes nothing. None: what the GPU has.
+        num_keys: for a table that is not hashed: keys are legal from 0 to num_keys - 1, where that is less than all
+            workers have room for. None: as `hashed` says.
+        way_home: how the owner of rows answers another worker's lookup. 'rows': it sends the row of each distinct key
+            once. 'sums': it sums the rows that it has of each segment; features with weights, and lookups that pool
+            nothing, get rows all the same. 'auto' (default): each worker chooses for each call what moves less. Results
+            are the same up to the order of sums.
+        exchange_dtype: the dtype in which rows and their gradients travel between workers: float32 (default), float16
+            or bfloat16. The latter two round them, and halve what is moved. Rows, and sums of gradients, are float32 at
+            both ends. One lookup travels in 16 bit if all its tables say the same, else in float32. On one host 16 bit
+            is no faster. Equal on all workers.
+        gpu_memory_bytes: the most memory that this shard may take of a GPU, if it lies there. What needs more raises
+            ResourceExhaustedError and changes nothing. None: what the GPU has.
         placement: which worker holds which rows. `sok.row_wise()` (default): the row of a key is on rank
             key % world_size. `sok.row_wise(hash=True)`: on a rank that a hash of the key chooses, for ids that have a
             pattern; hashed tables only. `sok.table_wise(owner)`: all rows are on one rank (small tables, spread over
@@ -83,7 +83,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
     Raises:
         ValueError: an argument is out of range.
 
-    Making one with an initializer that is not one of Keras' random or constant ones is collective.
+    Collective if `initializer` is none of Keras' random or constant ones.
 
     Example:
         >>> v = EmbeddingVariable(dim=2, capacity=10, name="doc", initializer="ones")
@@ -246,7 +246,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
 
     @property
     def way_home(self) -> str:
-        """How rows come to the worker that asks for them: 'auto', 'rows' or 'sums'."""
+        """How the owner of rows answers another worker's lookup: 'auto', 'rows' or 'sums'."""
         return self._way_home
 
     @property
@@ -319,7 +319,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         return _ops.lib().sok_table_size(self.handle)
 
     def size(self) -> tf.Tensor:
-        """`num_rows`. The library itself asks for that: `size` of a `sok.DynamicVariable` is what SOK v2 says."""
+        """The same as `num_rows`; of a `sok.DynamicVariable` what SOK v2 calls its size."""
         return self.num_rows()
 
     def total_size(self) -> tf.Tensor:
@@ -336,7 +336,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
             name: ignored; here for `tf.Variable`'s signature.
 
         Returns:
-            [..., D] float32, which they travel in, too.
+            [..., D] float32. Between workers, too, they travel in float32.
         """
         return _lookup_rows(self, keys, training=False, exact=True)
 
@@ -351,8 +351,8 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
 
         Args:
             keys: [n] of the table's key dtype. Keys that other workers own are ignored, so all workers may make the
-                same call with all keys. Of equal keys the last one counts. Alone, what stands for this table in
-                `model.get_weights()`: the table then holds those rows and no others (`set_weights` calls it so).
+                same call with all keys. Of equal keys the last one counts. Without `values`: what `model.get_weights()`
+                has for this table, which then holds those rows and no others (`set_weights` calls it so).
             values: [n, D] float32.
 
         Returns:
@@ -428,7 +428,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         return _ops.lib().sok_table_reserve(self.handle, tf.cast(num_rows, tf.int64))
 
     def erase(self, keys: TensorLike) -> tf.Tensor:
-        """Removes rows of this shard; keys of other workers are ignored. Gives how many there were, int64 scalar."""
+        """Removes rows of this shard; keys of other workers are ignored. Returns how many it removed, int64 scalar."""
         return _ops.lib().sok_table_erase(self.handle, self._as_keys(keys))
 
     def _as_keys(self, keys: Any) -> tf.Tensor:

@@ -29,8 +29,8 @@ class All2AllDenseEmbeddingMixin(EmbeddingLayerMixin):
         use_hashtable: True: any id. False: ids are row numbers, 0 <= id < max_vocabulary_size_per_gpu * sok.size().
         key_dtype: int64 (default), int32, uint32 or uint64. Every value is a legal id.
         embedding_initializer: None (uniform in [-0.05, 0.05]), a Keras name, a Keras initializer or `f(shape, dtype)`.
-        exchange_dtype: float32 (default), float16 or bfloat16: what rows and gradients are rounded to while they travel
-            between workers, whatever the compute dtype is.
+        exchange_dtype: the dtype in which rows and gradients travel between workers, whatever the compute dtype is:
+            float32 (default), float16 or bfloat16.
         placement: which worker holds which rows, as `EmbeddingVariable` takes it.
         **kwargs: of the Keras layer (name, trainable, dtype, ...).
 

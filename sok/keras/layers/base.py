@@ -119,7 +119,7 @@ class EmbeddingLayerMixin(_Layer):
 
     @property
     def embedding_variable(self) -> EmbeddingVariable:
-        """The layer's table. Asking makes it, if no input has yet."""
+        """The layer's table, which is made now if no input has made it."""
         if self._table is None:
             with _making_tables:
                 if self._table is None:

@@ -30,16 +30,16 @@ class DistributedEmbeddingMixin(EmbeddingLayerMixin):
         use_hashtable: True: any id. False: ids are row numbers, 0 <= id < max_vocabulary_size_per_gpu * sok.size().
         key_dtype: int64 (default), int32, uint32 or uint64. Every value is a legal id.
         embedding_initializer: None (uniform in [-0.05, 0.05]), a Keras name, a Keras initializer or `f(shape, dtype)`.
-        padding_key: ids of dense inputs that are equal to it count as absent. None: none is.
-        exchange_dtype: float32 (default), float16 or bfloat16: what rows and gradients are rounded to while they travel
-            between workers, whatever the compute dtype is.
+        padding_key: ids of dense inputs that equal it count as absent. None: all ids count.
+        exchange_dtype: the dtype in which rows and gradients travel between workers, whatever the compute dtype is:
+            float32 (default), float16 or bfloat16.
         placement: which worker holds which rows, as `EmbeddingVariable` takes it.
         **kwargs: of the Keras layer (name, trainable, dtype, ...).
 
     Call args:
         inputs: integers, as one of
             SparseTensor with dense_shape [B * F, max_nnz] (SOK's form: row b * F + f) or [B, F, n].
-            The last index is not looked at, as in TensorFlow: an id counts, wherever in its row it says that it is;
+            The last index is ignored, as in TensorFlow: an id counts wherever it is in its row;
             RaggedTensor [B, F, None] or [B * F, None];
             dense [B, F, n], [B, F] (one id each), or with one feature [B, n].
         training: whether unseen ids get a row; without, they read as the row they would get. None: what Keras says

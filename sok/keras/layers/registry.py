@@ -11,7 +11,7 @@ _eager: dict[str, Any] = {}
 
 
 def get_embedding(name: str, constructor: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
-    """The layer called `name`, made by `constructor(**kwargs)` the first time. One per name and v1 graph.
+    """Returns the layer called `name`. `constructor(**kwargs)` makes it the first time, in each v1 graph anew.
 
     Args:
         name: any string.
