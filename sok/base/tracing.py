@@ -28,7 +28,7 @@ def collective_counts(reset: bool = False) -> dict[str, Any]:
 
     Returns:
         `collectives`, `bytes` (handed over by this worker, its own share included) and `by_name`: for each name `kind`,
-        `collectives`, `bytes`. Names end in a number where one graph has several. A world of one has none.
+        `collectives`, `bytes`. Names end in a number where one graph has several. A job of one worker has none.
 
     Not collective. Safe from several threads.
 

@@ -93,13 +93,13 @@ def get_embedding_variable(
 ) -> EmbeddingVariable:
     """Gives the table `name` of the current variable scope: a new one, or, where the scope reuses, the one there.
 
-    The arguments have DeepRec's order, so that a call by position means what it means there.
+    The arguments have DeepRec's order, so that calls by position work.
 
     Args:
         name: within the scope.
         embedding_dim: length of a row.
         key_dtype: of the ids.
-        value_dtype: None or float32, and nothing else.
+        value_dtype: only None or float32.
         initializer: as `sok.EmbeddingVariable` takes it. None: that of the variable scope, or else a truncated
             normal distribution with deviation 1, as DeepRec's. Without `capacity` the variance-scaling ones (Glorot,
             He, Lecun) take the table for a matrix [4096, embedding_dim], as DeepRec draws it.
@@ -108,8 +108,8 @@ def get_embedding_variable(
         caching_device, validate_shape: accepted, without meaning here.
         partitioner: ignored: rows are spread over the workers of the job.
         regularizer, custom_getter, constraint: must be None.
-        init_data_source, steps_to_live: must be None until there is something like them here.
-        ev_option: None, or an `EmbeddingVariableOption` of which nothing is set.
+        init_data_source, steps_to_live: must be None; there is nothing like them here yet.
+        ev_option: None, or an `EmbeddingVariableOption` without any setting.
         capacity: rows that each worker's part may hold; memory is taken as they appear. None: 2^30.
         exchange_dtype, placement: as `sok.EmbeddingVariable` takes them.
 
@@ -119,7 +119,7 @@ def get_embedding_variable(
     Raises:
         ValueError: as `sok.EmbeddingVariable`; the scope reuses and has no such table, or does not reuse and has one;
             the table has another dim; another `value_dtype`; an argument that must be None.
-        NotImplementedError: one that must be None as yet.
+        NotImplementedError: an argument that has to be None because it is not there yet.
 
     Example:
         >>> with tf.Graph().as_default():
@@ -168,7 +168,7 @@ def get_embedding_variable(
 
 
 class EmbeddingVariableOption:
-    """DeepRec's options of a table: filters, eviction and storage, which are to come. Each must be None."""
+    """DeepRec's options of a table: filters, eviction and storage. Each must be None: none is there yet."""
 
     def __init__(self, ht_type: str = "", ht_partition_num: int = 1000, **options: None) -> None:
         unknown = options.keys() - {"evict_option", "ckpt", "filter_option", "storage_option", "init_option"}
@@ -201,12 +201,12 @@ def categorical_column_with_embedding(
         key: of the feature.
         dtype: of the ids: any integers. (DeepRec's default is string.)
         partition_num: ignored: rows are spread over the workers of the job.
-        ev_option: None, or one of which nothing is set.
+        ev_option: None, or one without any setting.
         capacity: rows that each worker's part of the table may hold; memory is taken as they appear.
 
     Raises:
         ValueError: ids that are no integers.
-        NotImplementedError: an option that is to come.
+        NotImplementedError: an option that is not there yet.
 
     Example:
         >>> import sok
@@ -266,8 +266,9 @@ def install() -> None:
 
     `tf.nn.group_embedding_lookup_sparse`, `tf.nn.group_embedding_lookup`, `tf.get_embedding_variable`,
     `tf.feature_column.group_embedding_column_scope`, `tf.config.experimental.enable_distributed_strategy`,
-    `tf.feature_column.categorical_column_with_embedding` and `tf.EmbeddingVariableOption`. What is there already stays,
-    but that `tf.feature_column.embedding_column` then makes tables for columns of any ids. Doing it again does nothing.
+    `tf.feature_column.categorical_column_with_embedding` and `tf.EmbeddingVariableOption`. It changes nothing that is
+    there already, except that `tf.feature_column.embedding_column` then makes tables for columns of any ids. A second
+    call does nothing.
 
     Raises:
         RuntimeError: a name is taken: this TensorFlow has one of its own. Nothing was installed.

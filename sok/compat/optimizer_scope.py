@@ -20,10 +20,9 @@ from sok.table.table import is_embedding_variable
 class OptimizerScope:
     """Inside it, `apply_gradients` of a stock TensorFlow or Keras optimizer may be given embedding variables.
 
-    They may come alone or mixed with others. Their pairs go to `sok.optimizers.matching_optimizer(stock)`, made once
-    per stock optimizer; the rest goes to the stock optimizer as ever. One call counts as one step of
-    the stock optimizer, whatever was in it. Optimizers of ours and `sok.DistributedOptimizer` need no scope and are
-    not changed by one.
+    They may be mixed with other variables. Their pairs go to `sok.optimizers.matching_optimizer(stock)`, made once per
+    stock optimizer; the rest goes to the stock optimizer as ever. One call counts as one step of the stock optimizer,
+    whatever was in it. Optimizers of ours and `sok.DistributedOptimizer` need no scope and are not changed by one.
 
     Args:
         trainable_variables: list or tuple of the variables to be trained; may hold others besides embeddings.

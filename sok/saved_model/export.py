@@ -26,7 +26,7 @@ from sok.table.table import EmbeddingVariable
 
 @dataclasses.dataclass(frozen=True)
 class TableReport:
-    """What became of one table.
+    """How one table was exported.
 
     `largest_error` and `relative_error` (root mean square, over that of the values) say what `row_dtype` has cost; on
     other ranks than 0 they are 0.
@@ -93,7 +93,7 @@ def export_saved_model(
         default: what keys without a row read as. 'initial': the row they would get, as `training=False` does in `sok`.
             'mean': the mean of the initializer. 'zeros'. A number: all elements. Or a dict from table names to these,
             where tables that are not named have 'initial'. Identity tables have a row for each legal key.
-        native: whether lookups may be ops of ours, for tables too large to be loaded by each process.
+        native: whether lookups may be ops of ours, for tables that are too large for each process to load.
         overwrite: whether to replace what is at `path`, when the new model is whole.
 
     Returns:

@@ -32,22 +32,22 @@ def group_embedding_column_scope(
     """A scope: embedding columns that are made inside are looked up as one group, wherever they are used.
 
     `tf.compat.v1.feature_column.input_layer` and tf_keras' `DenseFeatures` look such columns up in one op (for tables
-    of ours on several workers: by one exchange) in place of some ten ops for each, and give what they give otherwise:
-    the columns in the usual order, the same variables under the same names (so checkpoints fit), the same values. Those
-    are TensorFlow's rules: ids below 0 are left out and so are, unless the combiner is 'sum', weights that are not
+    of ours on several workers: by one exchange) instead of some ten ops for each. Results are the same: the columns in
+    the usual order, the same variables under the same names (so checkpoints fit), the same values. TensorFlow's
+    rules hold: ids below 0 are left out and so are, unless the combiner is 'sum', weights that are not
     positive; a sample without ids is zeros. With `use_safe_embedding_lookup=False` weights count as they are, an id
     below 0 is an error, and a sample without ids is zeros also at the end of the batch, where TensorFlow gives fewer
     rows.
 
     In the scope `tf.feature_column.embedding_column`, `tf.feature_column.shared_embeddings`,
     `tf.compat.v1.feature_column.shared_embedding_columns` and `sok.feature_column.embedding_column` make grouped
-    columns. Other columns, and those made outside, are as ever. So are grouped ones with `max_norm` or
+    columns. Other columns, and those made outside, do not change. So are grouped ones with `max_norm` or
     `ckpt_to_load_from`, in variables that are split into partitions, and in `linear_model` and sequence layers.
 
     Args:
         name: of the scope of the ops.
-        params_num_per_group: at most so many columns in one op, or exchange. None: all of them.
-        exchange_dtype: None. What rows travel in is said by `sok.feature_column.embedding_column(exchange_dtype=...)`.
+        params_num_per_group: how many columns one op, or exchange, has at most. None: all of them.
+        exchange_dtype: None. `sok.feature_column.embedding_column(exchange_dtype=...)` says in which dtype rows travel.
 
     Yields:
         The group. Several scopes make several groups; inside another one, the inner scope counts.
@@ -57,8 +57,8 @@ def group_embedding_column_scope(
 
     Not collective; a layer whose columns have tables of ours is.
 
-    TensorFlow's classes are touched as long as a scope is open, and in its threads alone. The first scope also puts a
-    version of our own in the place of what `input_layer` calls; `sok.feature_column.uninstall()` takes that back.
+    TensorFlow's classes are changed as long as a scope is open, only in the threads that are in one. The first scope
+    also replaces what `input_layer` calls by a version of our own; `sok.feature_column.uninstall()` takes that back.
 
     Example:
         >>> import sok, tensorflow as tf

@@ -54,8 +54,8 @@ def embedding_column(
 ) -> TableEmbeddingColumn:
     """Makes a dense column of embeddings that lie in a table of ours, spread over all workers.
 
-    Same as `tf.feature_column.embedding_column`, except where the rows are and that they start from the same values on
-    any number of workers. For `tf.compat.v1.feature_column.input_layer` and tf_keras' `DenseFeatures`; in a
+    It does what `tf.feature_column.embedding_column` does, except that its rows are in a table, and start from the same
+    values on any number of workers. For `tf.compat.v1.feature_column.input_layer` and tf_keras' `DenseFeatures`; in a
     `sok.group_embedding_column_scope` it is looked up with its group.
 
     A layer makes its own table; `input_layer` one for each variable scope, shared where the scope reuses variables.
@@ -67,13 +67,13 @@ def embedding_column(
         dimension: length of a row.
         combiner: 'sum', 'mean' or 'sqrtn', in any capitalisation.
         initializer: as `EmbeddingVariable` takes it. None: truncated normal with deviation 1 / sqrt(dimension).
-        ckpt_to_load_from, tensor_name_in_ckpt, max_norm: here for TensorFlow's signature; None, and nothing else.
+        ckpt_to_load_from, tensor_name_in_ckpt, max_norm: here for TensorFlow's signature; must be None.
         trainable: whether the table is trained.
         use_safe_embedding_lookup: whether ids below 0 and, unless the combiner is 'sum', weights that are not positive,
             are left out. Without, weights of any sign count by tf.nn's rule, and an id below 0 is an error, or with
             `capacity` an id like any other. A sample without ids is zeros in either case.
         capacity: rows that each worker's part of the table may hold, as they appear. None: all that the categorical
-            column has (`num_buckets`), each with its place; of DeepRec's columns of any ids, what these say.
+            column has (`num_buckets`), each with its place; for DeepRec's columns of any ids, what these say.
         exchange_dtype, placement: as `EmbeddingVariable` takes them. `sok.row_wise(hash=True)` needs `capacity`.
 
     Returns:

@@ -37,7 +37,7 @@ def dump(
 
     A table is in `NAME-key` and `NAME-weight`, a slot in `NAME-OPTIMIZER-SLOT`, byte for byte what SOK 2.1 writes
     (docs/old_formats.md). NAME is the variable's `name` with punctuation replaced by "_": "user:0" is in `user_0-key`.
-    Rows are sorted by key within a worker. Rank 0 writes; of a table that lives on one worker, that one.
+    Rows are sorted by key within a worker. Rank 0 writes; a table that lives on one worker, that worker writes.
 
     Args:
         path: the directory.

@@ -48,7 +48,8 @@ class DynamicVariable(HasMode, EmbeddingVariable):
         initializer: of a fresh row: None or 'random' (uniform in [-0.05, 0.05]), 'uniform' (in [0, 1]), 'ones',
             'zeros', a number or a number as a string; also a Keras name, a Keras initializer or `f(shape, dtype)`. The
             variance-scaling ones (Glorot, He, Lecun) need `max_capacity`, the number of rows they scale by.
-        var_type: None, 'hbm', 'hybrid' or 'dynamic', SOK's kinds of hash tables: remembered as `backend_type`, no more.
+        var_type: None, 'hbm', 'hybrid' or 'dynamic', SOK's kinds of hash tables; it has no effect but that
+            `backend_type` gives it.
         name: made unique; the same on all workers. None: SOK's "sok_dynamic_Variable_0", "sok_dynamic_Variable_1", ...
         constraint: must be None.
         trainable: whether a tape watches it by itself.
@@ -56,7 +57,7 @@ class DynamicVariable(HasMode, EmbeddingVariable):
             take int32 and int64 for all but uint64.
         dtype: None or float32.
         mode: None or 'distributed', or 'localized:#': all rows are on worker #.
-        placement: in the place of `mode`, as `EmbeddingVariable` takes it.
+        placement: instead of `mode`, as `EmbeddingVariable` takes it.
         **kwargs: `max_capacity`, the rows that a worker may hold (default 2^32 - 2, so that memory is the limit; a
             table that is full raises and evicts nothing). What else SOK takes (`IGNORED_OPTIONS` in this module:
             init_capacity, max_hbm_for_vectors, evict_strategy, ...) is about GPU memory and eviction, and is accepted
@@ -66,7 +67,7 @@ class DynamicVariable(HasMode, EmbeddingVariable):
         TypeError: a dtype that is not float32; an unknown keyword.
         ValueError: another argument is out of range; a variance-scaling initializer without `max_capacity`.
 
-    Making one with an initializer that is not one of Keras' random or constant ones is collective.
+    Collective if `initializer` is none of Keras' random or constant ones.
 
     Example:
         >>> import sok, tensorflow as tf
@@ -139,7 +140,7 @@ class DynamicVariable(HasMode, EmbeddingVariable):
 
     @property
     def backend_type(self) -> str:
-        """The `var_type` given, or 'hbm'."""
+        """The `var_type` that was given, or 'hbm'."""
         return self._var_type
 
     @property
@@ -158,7 +159,7 @@ class DynamicVariable(HasMode, EmbeddingVariable):
         return None
 
     def key_map(self, indices: TensorLike) -> Any:
-        """Returns `indices`: keys are found by what they are."""
+        """Returns `indices`: a key is its own number here."""
         return indices
 
     def sparse_read(self, keys: TensorLike, name: str | None = None) -> tf.Tensor:

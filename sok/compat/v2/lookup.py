@@ -22,7 +22,7 @@ def lookup_sparse(
 ) -> Any:
     """Looks up and pools the ids of one or many features, each in its own table, by one exchange.
 
-    Same as `tf.nn.embedding_lookup_sparse` for each of them, but that an empty sample gives zeros. Keys that a
+    Each is looked up as by `tf.nn.embedding_lookup_sparse`, except that an empty sample gives zeros. Keys that a
     `sok.DynamicVariable` has not seen get a row.
 
     Args:
@@ -68,7 +68,8 @@ def lookup_sparse(
 def all2all_dense_embedding(param: EmbeddingVariable, indices: TensorLike) -> tf.Tensor:
     """The row of each id, from the worker that holds it.
 
-    Same as `tf.nn.embedding_lookup` in the whole table. Keys that a `sok.DynamicVariable` has not seen get a row.
+    It looks up as `tf.nn.embedding_lookup` does in the whole table. Keys that a `sok.DynamicVariable` has not seen get
+    a row.
 
     Args:
         param: a `sok.Variable`, `sok.DynamicVariable` or other embedding variable.

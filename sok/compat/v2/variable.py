@@ -44,11 +44,11 @@ def Variable(
 
     Row r is on worker r % R, or all rows on one worker. It is an `EmbeddingVariable` whose keys are row numbers: look
     it up with `sok.lookup_sparse` or `sok.all2all_dense_embedding`, train it with `sok.OptimizerWrapper(optimizer)`,
-    `sok.optimizers` or `sok.DistributedOptimizer`. A stock optimizer alone does not know it.
+    `sok.optimizers` or `sok.DistributedOptimizer`. A stock optimizer without these refuses it.
 
     Args:
         initial_value: [V, D] numbers, the whole matrix on every worker (each keeps its own rows): a nested list, an
-            array, a float32 tensor, or a function without arguments that gives one. [D] means one row.
+            array, a float32 tensor, or a function without arguments that gives one. [D] stands for one row.
         shape, initializer: instead of `initial_value`: (V, D), and a Keras name, a Keras initializer or
             `f(shape, dtype)`. Each row then is a function of seed and row number, the same for any number of workers.
         mode: None or 'distributed': row r is on worker r % R. 'localized:#': all rows are on worker #.
@@ -56,7 +56,7 @@ def Variable(
         trainable: whether a tape watches it by itself. None: True.
         dtype: None or float32, which Python's and NumPy's other numbers become.
         validate_shape, caching_device, synchronization, aggregation, collections, use_resource, distribute_strategy:
-            accepted, without meaning here.
+            accepted without effect.
         variable_def, import_scope, constraint: must be None.
 
     Returns:
@@ -68,7 +68,7 @@ def Variable(
         ValueError: a value that is no matrix; not exactly one of `initial_value` and `shape`; an unknown mode; an
             argument that must be None.
 
-    Not collective, but with an `initializer` that is not one of Keras' random or constant ones.
+    Collective only if `initializer` is none of Keras' random or constant ones.
 
     Example:
         >>> import sok
@@ -104,9 +104,9 @@ def Variable(
 class StaticVariable(HasMode, EmbeddingVariable):
     """What `sok.Variable` makes: the rows of a matrix, each on its worker.
 
-    As a TensorFlow variable it is the matrix [n, D] of the rows that live on this worker: so say its `shape`,
-    `value()`, `numpy()`, `session.run` and `variable ** 2`, which is differentiable. None of these is collective.
-    Lookups (`sok.lookup_sparse`, `tf.nn.embedding_lookup`) take row numbers of the whole matrix.
+    As a TensorFlow variable (`shape`, `value()`, `numpy()`, `session.run`, `variable ** 2`, which is differentiable) it
+    is the matrix [n, D] of the rows that live on this worker. None of these is collective. Lookups
+    (`sok.lookup_sparse`, `tf.nn.embedding_lookup`) take row numbers of the whole matrix.
 
     Args:
         shape: (V, D) of the whole matrix.
@@ -173,7 +173,7 @@ class StaticVariable(HasMode, EmbeddingVariable):
         return rows
 
     def numpy(self) -> Any:
-        """The rows that live on this worker as an array [n, D]; for Keras' HDF5 files, of one worker alone, none."""
+        """The rows that live on this worker as an array [n, D]; none while Keras writes an HDF5 file."""
         keras_functions = keras_calls.running()
         if any("hdf5" in name for name in keras_functions):
             return super().numpy()
