@@ -35,6 +35,7 @@ _PUBLIC = {
     "group_embedding_column_scope": "sok.feature_column:group_embedding_column_scope",
     "feature_column": "sok.compat.feature_column",
     "EmbeddingVariable": "sok.table.table:EmbeddingVariable",
+    "TableOptions": "sok.table.options:TableOptions",
     "row_wise": "sok.table.placement:row_wise",
     "table_wise": "sok.table.placement:table_wise",
     "balance_tables": "sok.table.balancing:balance_tables",

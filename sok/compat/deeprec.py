@@ -11,6 +11,7 @@ Nothing in `tensorflow` is touched before `install()`, and nothing is left of it
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,9 +23,9 @@ from sok.compat import feature_column, strategy
 from sok.compat.feature_column import group_embedding_column_scope
 from sok.compat.feature_column.id_column import AnyIdColumn, capacity_of
 from sok.compat.scoped_tables import scoped_table
-from sok.keras.layers.base import check_positive
 from sok.lookup import group
 from sok.table.initializers import BANK_ROWS, Initializer, with_rows
+from sok.table.options import TableOptions, said_once, whole_number
 from sok.table.placement import Placement
 from sok.table.table import EmbeddingVariable
 
@@ -72,7 +73,7 @@ def group_embedding_lookup_sparse(
 def get_embedding_variable(
     name: str,
     embedding_dim: int,
-    key_dtype: DTypeLike = tf.int64,
+    key_dtype: DTypeLike | None = None,
     value_dtype: DTypeLike | None = None,
     initializer: Initializer | None = None,
     regularizer: None = None,
@@ -88,8 +89,9 @@ def get_embedding_variable(
     *,
     steps_to_live: None = None,
     capacity: int | None = None,
-    exchange_dtype: DTypeLike = "float32",
+    exchange_dtype: DTypeLike | None = None,
     placement: Placement | None = None,
+    table: TableOptions | None = None,
 ) -> EmbeddingVariable:
     """Gives the table `name` of the current variable scope: a new one, or, where the scope reuses, the one there.
 
@@ -98,7 +100,7 @@ def get_embedding_variable(
     Args:
         name: within the scope.
         embedding_dim: length of a row.
-        key_dtype: of the ids.
+        key_dtype: of the ids. None: int64.
         value_dtype: only None or float32.
         initializer: as `sok.EmbeddingVariable` takes it. None: that of the variable scope, or else a truncated
             normal distribution with deviation 1, as DeepRec's. Without `capacity` the variance-scaling ones (Glorot,
@@ -111,7 +113,8 @@ def get_embedding_variable(
         init_data_source, steps_to_live: must be None; there is nothing like them here yet.
         ev_option: None, or an `EmbeddingVariableOption` without any setting.
         capacity: rows that each worker's part may hold; memory is taken as they appear. None: 2^30.
-        exchange_dtype, placement: as `sok.EmbeddingVariable` takes them.
+        exchange_dtype, placement: as `sok.TableOptions` takes them.
+        table: all properties of the table, instead of key_dtype, initializer, trainable and these two.
 
     Returns:
         The table. When executing eagerly always a new one.
@@ -131,40 +134,32 @@ def get_embedding_variable(
 
     Source: `tf.get_embedding_variable` of DeepRec; its options `ev_option` and `steps_to_live` are to come.
     """
-    for argument, value in {
-        "regularizer": regularizer,
-        "custom_getter": custom_getter,
-        "constraint": constraint,
-    }.items():
+    refused = {"regularizer": regularizer, "custom_getter": custom_getter, "constraint": constraint}
+    for argument, value in refused.items():
         if value is not None:
             raise ValueError(f"`{argument}` must be None: a table knows nothing of it. Received: {value!r}.")
-    for argument, value in {
-        "init_data_source": init_data_source,
-        "steps_to_live": steps_to_live,
-    }.items():
+    for argument, value in {"init_data_source": init_data_source, "steps_to_live": steps_to_live}.items():
         if value is not None:
             raise NotImplementedError(f"`{argument}` is to come; it must be None. Received: {value!r}.")
     _check_option(ev_option)
     if tf.as_dtype(value_dtype or tf.float32) != tf.float32:
         raise ValueError(f"`value_dtype` must be float32. Received: {value_dtype!r}.")
-    if initializer is None:
-        initializer = tf.compat.v1.get_variable_scope().initializer
+    options = said_once(
+        table,
+        key_dtype=key_dtype,
+        initializer=initializer,
+        trainable=None if trainable else False,
+        exchange_dtype=exchange_dtype,
+        placement=placement,
+    )
+    initializer = options.initializer or tf.compat.v1.get_variable_scope().initializer
     if initializer is None:
         initializer = tf.compat.v1.truncated_normal_initializer()
     if capacity is None:
         capacity, initializer = DEFAULT_CAPACITY, with_rows(initializer, BANK_ROWS, embedding_dim)
-    table = scoped_table(
-        name,
-        embedding_dim,
-        capacity,
-        key_dtype=key_dtype,
-        initializer=initializer,
-        trainable=trainable,
-        exchange_dtype=exchange_dtype,
-        placement=placement,
-    )
-    _add_to_collections(table, collections or ())
-    return table
+    found = scoped_table(name, embedding_dim, capacity, options=dataclasses.replace(options, initializer=initializer))
+    _add_to_collections(found, collections or ())
+    return found
 
 
 class EmbeddingVariableOption:
@@ -224,8 +219,7 @@ def categorical_column_with_embedding(
         raise ValueError(
             f"`dtype` must be of integers: hash others first, by tf.strings.to_hash_bucket_fast. Received: {dtype!r}."
         )
-    check_positive(capacity=capacity)
-    return AnyIdColumn(key, capacity, None)
+    return AnyIdColumn(key, whole_number("capacity", capacity), None)
 
 
 def _embedding_column(categorical_column: Any, *args: Any, **kwargs: Any) -> Any:

@@ -158,8 +158,8 @@ def _hashed_keys(export: Export, frozen: Frozen) -> _Keys:
 
 
 def _num_identity_rows(table: EmbeddingVariable) -> int:
-    if table._num_keys is not None:
-        return int(table._num_keys)
+    if table.options.num_keys is not None:
+        return table.options.num_keys
     return table.capacity * table.placement.num_shards(table.world_size)
 
 

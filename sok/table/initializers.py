@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 import numbers
 from collections.abc import Callable
@@ -244,3 +245,9 @@ def to_spec(initializer: Any, rows: int | None, dim: int) -> InitializerSpec:
         return initializer
     bank = _draw_bank(initializer, rows, dim)
     return InitializerSpec("bank", bank=tuple(bank.ravel().tolist()), seed=_own_seed(initializer))
+
+
+def derived_seed(*parts: Any) -> int:
+    """A stable signed 64-bit number made of `parts`; Python's own hash changes from process to process."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)

@@ -145,7 +145,7 @@ def row_wise(hash: bool = False) -> Placement:
             and bucket b of a job of n workers is on rank b * n >> 12. For hashed tables, on at most 4,096 workers.
 
     Returns:
-        For `EmbeddingVariable(placement=...)`. Results do not depend on it.
+        For `TableOptions(placement=...)`. Results do not depend on it.
 
     Example:
         >>> row_wise(hash=True)
@@ -161,7 +161,7 @@ def table_wise(owner: int) -> Placement:
         owner: its rank. `sok.balance_tables` chooses owners for many tables.
 
     Returns:
-        For `EmbeddingVariable(placement=...)`. Results do not depend on it.
+        For `TableOptions(placement=...)`. Results do not depend on it.
 
     Raises:
         ValueError: `owner` is no rank.
@@ -190,22 +190,3 @@ def buckets_of(keys: np.ndarray) -> np.ndarray:
 def _buckets_on(rank: int, world_size: int) -> tuple[int, int]:
     """The first bucket of a rank, and that after its last."""
     return -(-rank * NUM_BUCKETS // world_size), -(-(rank + 1) * NUM_BUCKETS // world_size)
-
-
-def checked_placement(placement: Any, owner: Any, world_size: int | None, hashed: bool) -> Placement:
-    """The placement of a table that was given `placement`, or `owner` (as before there were placements), or neither.
-
-    Raises:
-        ValueError: both were given, or the table cannot be placed so.
-    """
-    if placement is not None and owner is not None:
-        raise ValueError(f"Give `placement` or `owner`, not both. Received: {placement!r} and {owner!r}.")
-    if placement is None:
-        placement = Placement(owner=owner)
-    if not isinstance(placement, Placement):
-        raise ValueError(
-            "`placement` must be sok.row_wise(), sok.row_wise(hash=True) or sok.table_wise(owner). "
-            f"Received: {placement!r}."
-        )
-    placement.check(world_size, hashed)
-    return placement

@@ -14,15 +14,14 @@ from tensorflow.python.framework import ops
 from tensorflow.python.ops import resource_variable_ops
 
 from sok.base import _ops, keras_calls, names
-from sok.base.types import DTypeLike, TensorLike
+from sok.base.types import TensorLike
 from sok.job import context
 from sok.table import custom_gradients
-from sok.table import initializers as sok_initializers
 from sok.table import state as table_state
-from sok.table.arguments import checked_exchange_dtype, checked_way_home, derived_seed, whole_number
-from sok.table.initializers import Initializer
-from sok.table.keys import as_keys, check_key_dtype
-from sok.table.placement import Placement, checked_placement
+from sok.table.initializers import derived_seed, to_spec
+from sok.table.keys import as_keys
+from sok.table.options import TableOptions, said_once, whole_number
+from sok.table.placement import Placement
 from sok.table.weights import TableRows, rows_behind
 
 _MAX_DIM = 2**20
@@ -55,33 +54,12 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         capacity: rows that this worker's shard may hold, at least 1.
         name: for messages, collectives and files; made unique (`name`, `name_1`, ...) until `sok.shutdown()`, which
             frees all names. Equal on all workers.
-        key_dtype: int64 (default), int32, uint32 or uint64. Every value is a legal key.
-        initializer: None (uniform in [-0.05, 0.05]), a Keras name, a Keras initializer, or `f(shape, dtype)`. The
-            variance-scaling ones (Glorot, He, Lecun) take the table for a matrix [num_keys or capacity, dim].
-        hashed: True: any key is legal, and gets a row when it first appears. False: keys are row numbers, legal from 0
-            to capacity * world_size - 1 (with `owner`: to capacity - 1).
-        trainable: False keeps it out of the gradients that a tape watches by itself.
-        seed: of the initial values; default from `sok.Init(seed=...)` and the name.
-        owner: short for `placement=sok.table_wise(owner)`.
-        num_keys: for a table that is not hashed: keys are legal from 0 to num_keys - 1, where that is less than all
-            workers have room for. None: as `hashed` says.
-        way_home: how the owner of rows answers another worker's lookup. 'rows': it sends the row of each distinct key
-            once. 'sums': it sums the rows that it has of each segment; features with weights, and lookups that pool
-            nothing, get rows all the same. 'auto' (default): each worker chooses for each call what moves less. Results
-            are the same up to the order of sums.
-        exchange_dtype: the dtype in which rows and their gradients travel between workers: float32 (default), float16
-            or bfloat16. The latter two round them, and halve what is moved. Rows, and sums of gradients, are float32 at
-            both ends. One lookup travels in 16 bit if all its tables say the same, else in float32. On one host 16 bit
-            is no faster. Equal on all workers.
-        gpu_memory_bytes: the most memory that this shard may take of a GPU, if it lies there. What needs more raises
-            ResourceExhaustedError and changes nothing. None: what the GPU has.
-        placement: which worker holds which rows. `sok.row_wise()` (default): the row of a key is on rank
-            key % world_size. `sok.row_wise(hash=True)`: on a rank that a hash of the key chooses, for ids that have a
-            pattern; hashed tables only. `sok.table_wise(owner)`: all rows are on one rank (small tables, spread over
-            workers as whole tables). Equal on all workers; results do not depend on it.
+        options: all its other properties.
+        **properties: instead of `options`, the arguments of `sok.TableOptions` by themselves; and `owner`, short
+            for `placement=sok.table_wise(owner)`.
 
     Raises:
-        ValueError: an argument is out of range.
+        ValueError: an argument is out of range, or given twice.
 
     Collective if `initializer` is none of Keras' random or constant ones.
 
@@ -106,35 +84,21 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         capacity: int,
         *,
         name: str | None = None,
-        key_dtype: DTypeLike = tf.int64,
-        initializer: Initializer | None = None,
-        hashed: bool = True,
-        trainable: bool = True,
-        seed: int | None = None,
-        owner: int | None = None,
-        num_keys: int | None = None,
-        way_home: str = "auto",
-        exchange_dtype: DTypeLike = "float32",
-        gpu_memory_bytes: int | None = None,
-        placement: Placement | None = None,
+        options: TableOptions | None = None,
+        **properties: Any,
     ) -> None:
         self._dim = whole_number("dim", dim, _MAX_DIM)
         self._capacity = whole_number("capacity", capacity, _MAX_CAPACITY)
-        self._hashed = bool(hashed)
-        if num_keys is not None and self._hashed:
-            raise ValueError("`num_keys` is for tables whose keys are row numbers: give hashed=False, too.")
-        self._key_dtype = check_key_dtype(key_dtype)
+        self._options = options = said_once(options, "options", **properties)
+        self._key_dtype = tf.as_dtype(options.key_dtype)
         transport = context.get_transport()
         self._world_size, self._rank = transport.size, transport.rank
-        self._placement = checked_placement(placement, owner, transport.size, self._hashed)
-        self._way_home = checked_way_home(way_home)
-        self._exchange_dtype = checked_exchange_dtype(exchange_dtype)
-        self._num_keys = None if num_keys is None else whole_number("num_keys", num_keys, 2**62)
+        options.placement.check(transport.size, options.hashed)
         self._table_name = names.unique("table", name or "embedding_variable")
         # A shard's capacity changes with the number of workers where it is a share of the legal keys.
-        spec = sok_initializers.to_spec(initializer, self._num_keys or self._capacity, self._dim)
-        if seed is not None:
-            self._seed = derived_seed("variable", int(seed))
+        spec = to_spec(options.initializer, options.num_keys or self._capacity, self._dim)
+        if options.seed is not None:
+            self._seed = derived_seed("variable", options.seed)
         elif spec.seed is not None:
             self._seed = derived_seed("initializer", spec.seed)
         else:
@@ -148,19 +112,17 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
                 key_dtype=self._key_dtype,
                 dim=self._dim,
                 capacity=self._capacity,
-                hashed=self._hashed,
+                hashed=options.hashed,
                 world_size=self._world_size,
                 rank=self._rank,
-                **self._placement.to_attributes(),
-                num_keys=self._num_keys or 0,
+                **options.placement.to_attributes(),
+                num_keys=options.num_keys or 0,
                 seed=self._seed,
                 initializer=spec.kind,
                 init_a=spec.a,
                 init_b=spec.b,
                 bank=spec.bank,
-                memory_bytes=0
-                if gpu_memory_bytes is None
-                else whole_number("gpu_memory_bytes", gpu_memory_bytes, 2**62),
+                memory_bytes=options.gpu_memory_bytes or 0,
             )
             handle = _ops.lib().sok_table_handle(
                 shared_name=f"sok/{self._table_name}" if graph_mode else "",
@@ -170,7 +132,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
             )
             table_state.set_handle_data(handle, self._dim, graph_mode)
             super().__init__(
-                trainable=trainable,
+                trainable=options.trainable,
                 shape=tf.TensorShape([0, self._dim]),
                 dtype=tf.float32,
                 handle=handle,
@@ -182,7 +144,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
                 cached_value=None,
                 name=self._table_name,
             )
-            if graph_mode and trainable:
+            if graph_mode and options.trainable:
                 # Not a global variable: initialisers, Savers and broadcasts of v1 would try to read it as a matrix.
                 tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES, self)
         _by_handle[id(self.handle)] = self
@@ -193,6 +155,11 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         self.path = self._table_name
 
     # What it is.
+
+    @property
+    def options(self) -> TableOptions:
+        """What it was made with."""
+        return self._options
 
     @property
     def dim(self) -> int:
@@ -212,7 +179,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
     @property
     def hashed(self) -> bool:
         """False if keys are row numbers (`use_hashtable=False`)."""
-        return self._hashed
+        return self._options.hashed
 
     @property
     def table_name(self) -> str:
@@ -237,22 +204,22 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
     @property
     def owner(self) -> int | None:
         """The rank that holds all rows; None if they are spread over all ranks."""
-        return self._placement.owner
+        return self.placement.owner
 
     @property
     def placement(self) -> Placement:
         """Which rank holds which rows."""
-        return self._placement
+        return self._options.placement
 
     @property
     def way_home(self) -> str:
         """How the owner of rows answers another worker's lookup: 'auto', 'rows' or 'sums'."""
-        return self._way_home
+        return self._options.way_home
 
     @property
     def exchange_dtype(self) -> str:
         """What rows and their gradients travel in: 'float32', 'float16' or 'bfloat16'."""
-        return self._exchange_dtype
+        return self._options.exchange_dtype
 
     @property
     def seed(self) -> int:
@@ -268,19 +235,19 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         self._trainable = bool(value)
 
     def __repr__(self) -> str:
-        kind = "hashed" if self._hashed else "identity"
+        kind = "hashed" if self.hashed else "identity"
         used = ""
         if tf.executing_eagerly() and not self._in_graph_mode:
             used = f", rows {int(self.num_rows()):,} of {self._capacity:,}"
         place = f"shard {self._rank} of {self._world_size}"
         if self.owner is not None:
             place = f"all on rank {self.owner} of {self._world_size}"
-        if self._placement.hash:
+        if self.placement.hash:
             place += " by hash"
-        if self._way_home != "auto":
-            place += f", home by {self._way_home}"
-        if self._exchange_dtype != "float32":
-            place += f", exchanged in {self._exchange_dtype}"
+        if self.way_home != "auto":
+            place += f", home by {self.way_home}"
+        if self.exchange_dtype != "float32":
+            place += f", exchanged in {self.exchange_dtype}"
         return (
             f"<EmbeddingVariable '{self._table_name}' dim={self._dim}, {kind} {self._key_dtype.name} keys{used}, "
             f"{place}>"

@@ -153,6 +153,18 @@ def _layer(which_keras: Any, layer_class: Any, *first: Any, **lengths: int) -> C
     return make
 
 
+def _through_table(kind: Kind, name: str) -> Made:
+    options = sok.TableOptions(
+        key_dtype=kind.key_dtype, hashed=kind.hashed, placement=kind.placed, initializer=INITIALIZER, way_home="sums"
+    )
+    layer = sok.DistributedEmbedding("sum", kind.capacity, DIM, slot_num=1, max_nnz=1, name=name, table=options)
+
+    def look_up(keys: tf.Tensor, training: Any) -> tf.Tensor:
+        return layer(keys[:, None], training=training)
+
+    return Made(layer.embedding_variable, look_up, layer=layer, copies=layer)
+
+
 def _pooling_layer(which_keras: Any) -> Callable[[Kind, str], Made]:
     return _layer(which_keras, for_keras(which_keras).DistributedEmbedding, "sum", max_nnz=1)
 
@@ -198,6 +210,7 @@ MAKERS = {
     "layer of Keras 3": Maker(_pooling_layer(keras), HASHED + IDENTITY, ("by key", "by hash")),
     "layer of tf_keras": Maker(_pooling_layer(tf_keras), HASHED + IDENTITY),
     "All2AllDenseEmbedding": Maker(_layer(keras, sok.All2AllDenseEmbedding, nnz_per_slot=1), HASHED + IDENTITY),
+    "layer of options": Maker(_through_table, ("int64", "identity uint32"), ANYWHERE),
     "column": Maker(_column, ("int64", "identity int64")),
 }
 

@@ -280,7 +280,7 @@ def test_a_type_that_rows_do_not_travel_in_is_refused(dtype):
         return
     text = "`exchange_dtype` must be one of 'float32', 'float16', 'bfloat16'. Received: "
     with pytest.raises(ValueError, match=text):
-        EmbeddingVariable(2, 10, exchange_dtype=dtype)
+        sok.TableOptions(exchange_dtype=dtype)
 
 
 def test_one_worker_rounds_nothing():

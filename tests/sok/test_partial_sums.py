@@ -246,7 +246,7 @@ def test_an_optimizer_trains_the_same_rows_either_way(rng, monkeypatch):
 @pytest.mark.parametrize("way", ["Sums", None, ["rows"], 1])
 def test_a_way_that_there_is_not_is_refused(way):
     with pytest.raises(ValueError, match=saying("`way_home`", "'auto'", "'rows'", "'sums'")):
-        EmbeddingVariable(2, 10, name="lost", way_home=way)
+        sok.TableOptions(way_home=way)
 
 
 def test_a_table_says_its_way_home():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any, NamedTuple
 
@@ -9,17 +10,16 @@ import tensorflow as tf
 from tensorflow.python.feature_column import feature_column as fc_v1
 from tensorflow.python.feature_column import feature_column_v2 as fc_v2
 from tensorflow.python.feature_column import serialization
-from tensorflow.python.ops import init_ops
 
 from sok.base.types import DTypeLike
 from sok.compat.feature_column import grouping, scope
 from sok.compat.feature_column.id_column import capacity_of
 from sok.compat.scoped_tables import scoped_table
 from sok.job import context
-from sok.keras.layers.base import check_combiner, check_positive
-from sok.table.arguments import checked_exchange_dtype
-from sok.table.initializers import Initializer, resolve
-from sok.table.placement import Placement, checked_placement, row_wise
+from sok.keras.layers.base import check_combiner
+from sok.table.initializers import Initializer
+from sok.table.options import TableOptions, said_once, whole_number
+from sok.table.placement import Placement
 from sok.table.table import EmbeddingVariable
 
 _TABLE = "embedding_weights"
@@ -29,12 +29,9 @@ class _Fields(NamedTuple):
     categorical_column: Any
     dimension: int
     combiner: str
-    initializer: Any
-    trainable: bool
     prunes: bool
     capacity: int | None
-    exchange_dtype: str = "float32"
-    placement: Placement | None = None
+    table: TableOptions
 
 
 def embedding_column(
@@ -49,8 +46,9 @@ def embedding_column(
     use_safe_embedding_lookup: bool = True,
     *,
     capacity: int | None = None,
-    exchange_dtype: DTypeLike = "float32",
+    exchange_dtype: DTypeLike | None = None,
     placement: Placement | None = None,
+    table: TableOptions | None = None,
 ) -> TableEmbeddingColumn:
     """Makes a dense column of embeddings that lie in a table of ours, spread over all workers.
 
@@ -74,7 +72,9 @@ def embedding_column(
             `capacity` an id like any other. A sample without ids is zeros in either case.
         capacity: rows that each worker's part of the table may hold, as they appear. None: all that the categorical
             column has (`num_buckets`), each with its place; for DeepRec's columns of any ids, what these say.
-        exchange_dtype, placement: as `EmbeddingVariable` takes them. `sok.row_wise(hash=True)` needs `capacity`.
+        exchange_dtype, placement: as `sok.TableOptions` takes them. `sok.row_wise(hash=True)` needs `capacity`.
+        table: all properties of the table, instead of initializer, trainable, exchange_dtype and placement;
+            whether it is hashed, and its num_keys, says the column.
 
     Returns:
         The column. Looking it up is collective.
@@ -98,31 +98,28 @@ def embedding_column(
             "`categorical_column` must be one of tf.feature_column.categorical_column_with_*, or made of them. "
             f"Received: {categorical_column!r}."
         )
-    check_positive(dimension=dimension)
-    for argument, value in (
-        ("ckpt_to_load_from", ckpt_to_load_from),
-        ("tensor_name_in_ckpt", tensor_name_in_ckpt),
-        ("max_norm", max_norm),
-    ):
+    refused = {"ckpt_to_load_from": ckpt_to_load_from, "tensor_name_in_ckpt": tensor_name_in_ckpt, "max_norm": max_norm}
+    for argument, value in refused.items():
         if value is not None:
             raise ValueError(f"`{argument}` must be None: a table knows nothing of it. Received: {value!r}.")
-    if capacity is None:
-        capacity = capacity_of(categorical_column)
-    else:
-        check_positive(capacity=capacity)
-    resolve(initializer)
+    capacity = capacity_of(categorical_column) if capacity is None else whole_number("capacity", capacity)
+    options = said_once(
+        table,
+        own=("hashed", "num_keys"),
+        initializer=initializer,
+        trainable=None if trainable else False,
+        exchange_dtype=exchange_dtype,
+        placement=placement,
+    )
     group = scope.current_group()
     column_class = TableEmbeddingColumn if group is None else scope.in_group(TableEmbeddingColumn, group)
     return column_class(
         categorical_column,
-        int(dimension),
+        whole_number("dimension", dimension),
         check_combiner(combiner),
-        initializer,
-        bool(trainable),
         bool(use_safe_embedding_lookup),
         capacity,
-        checked_exchange_dtype(exchange_dtype),
-        None if placement is None else checked_placement(placement, None, None, capacity is not None),
+        dataclasses.replace(options, hashed=capacity is not None),
     )
 
 
@@ -187,23 +184,19 @@ class TableEmbeddingColumn(fc_v2.DenseColumn, fc_v1._DenseColumn, _Fields):
         return request if grouping.is_collecting() else grouping.look_up([(self, request)], True)[self]
 
     def _options(self, layer_trains: bool) -> dict[str, Any]:
-        initializer = self.initializer
-        if initializer is None:
-            initializer = tf.compat.v1.truncated_normal_initializer(stddev=1 / math.sqrt(self.dimension))
+        options = self.table
+        if options.initializer is None:
+            normal = tf.compat.v1.truncated_normal_initializer(stddev=1 / math.sqrt(self.dimension))
+            options = dataclasses.replace(options, initializer=normal)
         # Places for all ids of the categorical column, split evenly, unless ids are to be kept as they come.
         capacity, num_ids = self.capacity, None
         if capacity is None:
             num_ids = self.categorical_column.num_buckets
-            capacity = -(-num_ids // (self.placement or row_wise()).num_shards(context.size()))
+            capacity = -(-num_ids // options.placement.num_shards(context.size()))
         return {
             "dim": self.dimension,
             "capacity": capacity,
-            "hashed": num_ids is None,
-            "num_keys": num_ids,
-            "initializer": initializer,
-            "trainable": self.trainable and layer_trains,
-            "exchange_dtype": self.exchange_dtype,
-            "placement": self.placement,
+            "options": dataclasses.replace(options, num_keys=num_ids, trainable=options.trainable and layer_trains),
         }
 
     def _request(self, sparse_tensors: Any, table: EmbeddingVariable) -> Any:
@@ -220,10 +213,7 @@ class TableEmbeddingColumn(fc_v2.DenseColumn, fc_v1._DenseColumn, _Fields):
     def get_config(self) -> dict[str, Any]:
         config = self._asdict()
         config["categorical_column"] = serialization.serialize_feature_column(self.categorical_column)
-        if self.initializer is not None and not isinstance(self.initializer, str):
-            config["initializer"] = serialization._serialize_keras_object(self.initializer)
-        if self.placement is not None:
-            config["placement"] = self.placement.get_config()
+        config["table"] = self.table.get_config()
         return config
 
     @classmethod
@@ -234,15 +224,12 @@ class TableEmbeddingColumn(fc_v2.DenseColumn, fc_v1._DenseColumn, _Fields):
         fields["categorical_column"] = serialization.deserialize_feature_column(
             config["categorical_column"], custom_objects, columns_by_name
         )
-        if isinstance(config["initializer"], dict):
-            fields["initializer"] = serialization._deserialize_keras_object(
-                config["initializer"], _initializer_classes(), custom_objects
-            )
-        if isinstance(config.get("placement"), dict):
-            fields["placement"] = Placement.from_config(config["placement"])
+        if "table" not in fields:  # of before there was one
+            of_table = ("initializer", "trainable", "exchange_dtype", "placement")
+            fields["table"] = {name: fields.pop(name) for name in of_table if name in fields}
+            fields["table"]["hashed"] = fields["capacity"] is not None
+        # Of the initializers of TensorFlow 1 the one that Keras does not have.
+        scaling = {"UniformUnitScaling": tf.compat.v1.uniform_unit_scaling_initializer}
+        with tf.keras.utils.custom_object_scope(scaling | (custom_objects or {})):
+            fields["table"] = TableOptions.from_config(fields["table"])
         return cls(**fields)
-
-
-def _initializer_classes() -> dict[str, type]:
-    """By name. Of one that TensorFlow and Keras both have, TensorFlow's: their configurations are the same."""
-    return {**vars(tf.keras.initializers), **vars(init_ops)}

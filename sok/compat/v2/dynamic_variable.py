@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import numbers
 from typing import Any
 
@@ -12,6 +13,7 @@ from sok.compat.v2.mode import HasMode, default_name, owner_of
 from sok.lookup import lookup
 from sok.table.initializers import Initializer, with_rows
 from sok.table.keys import check_key_dtype
+from sok.table.options import TableOptions, said_once
 from sok.table.placement import Placement
 from sok.table.table import EmbeddingVariable
 
@@ -57,7 +59,9 @@ class DynamicVariable(HasMode, EmbeddingVariable):
             take int32 and int64 for all but uint64.
         dtype: None or float32.
         mode: None or 'distributed', or 'localized:#': all rows are on worker #.
-        placement: instead of `mode`, as `EmbeddingVariable` takes it.
+        placement: instead of `mode`, as `sok.TableOptions` takes it.
+        table: all properties of the table, instead of initializer, trainable, mode and placement. Its keys are as
+            `key_type` says, and it is hashed.
         **kwargs: `max_capacity`, the rows that a worker may hold (default 2^32 - 2, so that memory is the limit; a
             table that is full raises and evicts nothing). What else SOK takes (`IGNORED_OPTIONS` in this module:
             init_capacity, max_hbm_for_vectors, evict_strategy, ...) is about GPU memory and eviction, and is accepted
@@ -92,6 +96,7 @@ class DynamicVariable(HasMode, EmbeddingVariable):
         dtype: DTypeLike | None = None,
         mode: str | None = None,
         placement: Placement | None = None,
+        table: TableOptions | None = None,
         **kwargs: Any,
     ) -> None:
         if constraint is not None:
@@ -103,19 +108,22 @@ class DynamicVariable(HasMode, EmbeddingVariable):
         _check_options(kwargs)
         self._key_type = check_key_dtype(key_type, "key_type")
         self._var_type, self._mode, self._config = var_type or "hbm", mode, dict(kwargs)
-        initializer = _keras_initializer(initializer)
+        options = said_once(
+            table,
+            own=("key_dtype", "hashed", "num_keys"),
+            initializer=_keras_initializer(initializer),
+            trainable=None if trainable else False,
+            owner=owner_of(mode),
+            placement=placement,
+        )
         if "max_capacity" not in kwargs:
-            initializer = with_rows(initializer, None, dimension)
+            options = dataclasses.replace(options, initializer=with_rows(options.initializer, None, dimension))
         super().__init__(
             dimension,
             kwargs.get("max_capacity", MAX_CAPACITY),
             name=name or default_name("dynamic"),
             # Lookups take int64 ids whatever the key type is, and no id may be cut off.
-            key_dtype=tf.uint64 if self._key_type == tf.uint64 else tf.int64,
-            initializer=initializer,
-            trainable=trainable,
-            owner=owner_of(mode),
-            placement=placement,
+            options=dataclasses.replace(options, key_dtype="uint64" if self._key_type == tf.uint64 else "int64"),
         )
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +16,7 @@ from sok.compat.v2.mode import HasMode, default_name, owner_of
 from sok.job import context
 from sok.table import custom_gradients
 from sok.table.initializers import Initializer
+from sok.table.options import TableOptions, said_once
 from sok.table.table import EmbeddingVariable
 from sok.table.weights import TableRows, rows_behind
 
@@ -39,6 +40,7 @@ def Variable(
     collections: Any = None,
     use_resource: bool | None = None,
     distribute_strategy: Any = None,
+    table: TableOptions | None = None,
 ) -> StaticVariable:
     """Makes a matrix of rows that live on the workers, with the arguments of `tf.Variable`.
 
@@ -58,6 +60,8 @@ def Variable(
         validate_shape, caching_device, synchronization, aggregation, collections, use_resource, distribute_strategy:
             accepted without effect.
         variable_def, import_scope, constraint: must be None.
+        table: all properties of the table, instead of initializer, trainable and mode. Its keys are row numbers,
+            int64.
 
     Returns:
         A `DistributedVariable` or `LocalizedVariable`, by `mode`. In a v1 graph its initial value is stored by
@@ -88,17 +92,16 @@ def Variable(
         raise TypeError(f"sok.Variable: `dtype` must be float32 or None. Received: {tf.as_dtype(dtype).name}.")
     if (initial_value is None) == (shape is None) or (shape is None and initializer is not None):
         raise ValueError("sok.Variable takes either `initial_value`, or `shape` and `initializer`.")
-    made = functools.partial(
-        DistributedVariable if owner_of(mode) is None else LocalizedVariable,
-        name=name or default_name("static"),
-        trainable=True if trainable is None else bool(trainable),
-        owner=owner_of(mode),
-    )
+    own = ("key_dtype", "hashed", "num_keys", *(() if initial_value is None else ("initializer",)))
+    options = said_once(table, own=own, initializer=initializer, trainable=trainable, owner=owner_of(mode))
+    made = DistributedVariable if options.placement.owner is None else LocalizedVariable
+    name = name or default_name("static")
     if initial_value is None:
-        return made(_checked_shape(shape), initializer=initializer)
+        return made(_checked_shape(shape), options, name=name)
     with tf.init_scope():
         matrix = _as_matrix(initial_value() if callable(initial_value) else initial_value)
-        return made(_checked_shape(matrix.shape), initial_value=matrix)
+        options = dataclasses.replace(options, initializer="zeros")
+        return made(_checked_shape(matrix.shape), options, name=name, initial_value=matrix)
 
 
 class StaticVariable(HasMode, EmbeddingVariable):
@@ -110,33 +113,16 @@ class StaticVariable(HasMode, EmbeddingVariable):
 
     Args:
         shape: (V, D) of the whole matrix.
+        options, name: as in `EmbeddingVariable`; hashed and num_keys are as `shape` says.
         initial_value: that matrix, float32 array or tensor, of which this worker stores its own rows; None: rows come
-            from `initializer`.
-        name, initializer, trainable, owner: as in `EmbeddingVariable`.
+            from the initializer of `options`.
     """
 
-    def __init__(
-        self,
-        shape: tuple[int, int],
-        *,
-        name: str,
-        initial_value: Any = None,
-        initializer: Initializer | None = None,
-        trainable: bool = True,
-        owner: int | None = None,
-    ) -> None:
+    def __init__(self, shape: tuple[int, int], options: TableOptions, *, name: str, initial_value: Any = None) -> None:
         self._global_shape = shape
-        workers = context.size() if owner is None else 1
-        super().__init__(
-            shape[1],
-            -(-shape[0] // workers),
-            name=name,
-            initializer=initializer if initial_value is None else "zeros",
-            hashed=False,
-            num_keys=shape[0],
-            trainable=trainable,
-            owner=owner,
-        )
+        options = dataclasses.replace(options, hashed=False, num_keys=shape[0])
+        capacity = -(-shape[0] // options.placement.num_shards(context.size()))
+        super().__init__(shape[1], capacity, name=name, options=options)
         with tf.init_scope():
             if initial_value is not None:
                 self._store_at_start(initial_value)

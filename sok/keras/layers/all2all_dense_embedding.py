@@ -7,11 +7,11 @@ from typing import Any
 import tensorflow as tf
 
 from sok.base.types import Condition, DTypeLike, Ids
-from sok.keras.layers.base import EmbeddingLayerMixin, check_positive
+from sok.keras.layers.base import EmbeddingLayerMixin
 from sok.lookup import lookup
 from sok.lookup.inputs import check_sizes, describe, sizes, to_dense
 from sok.table.initializers import Initializer
-from sok.table.placement import Placement
+from sok.table.options import whole_number
 
 
 class All2AllDenseEmbeddingMixin(EmbeddingLayerMixin):
@@ -21,18 +21,10 @@ class All2AllDenseEmbeddingMixin(EmbeddingLayerMixin):
     Equal to `tf.nn.embedding_lookup`. An id that occurs many times in a batch travels once.
 
     Args:
-        max_vocabulary_size_per_gpu: rows that each worker's shard may hold.
-        embedding_vec_size: length D of a row.
-        slot_num: features F per sample.
+        max_vocabulary_size_per_gpu, embedding_vec_size, slot_num, use_hashtable, key_dtype, embedding_initializer,
+            **kwargs: as `sok.DistributedEmbedding` takes them.
         nnz_per_slot: ids per feature.
         dynamic_input: False: the input is [B, F, nnz_per_slot]. True: any shape.
-        use_hashtable: True: any id. False: ids are row numbers, 0 <= id < max_vocabulary_size_per_gpu * sok.size().
-        key_dtype: int64 (default), int32, uint32 or uint64. Every value is a legal id.
-        embedding_initializer: None (uniform in [-0.05, 0.05]), a Keras name, a Keras initializer or `f(shape, dtype)`.
-        exchange_dtype: the dtype in which rows and gradients travel between workers, whatever the compute dtype is:
-            float32 (default), float16 or bfloat16.
-        placement: which worker holds which rows, as `EmbeddingVariable` takes it.
-        **kwargs: of the Keras layer (name, trainable, dtype, ...).
 
     Call args:
         inputs: integers: dense [B, F, nnz_per_slot]; also [B, F] if nnz_per_slot is 1, and [B, nnz_per_slot] if F is 1;
@@ -70,23 +62,11 @@ class All2AllDenseEmbeddingMixin(EmbeddingLayerMixin):
         use_hashtable: bool = True,
         key_dtype: DTypeLike | None = None,
         embedding_initializer: Initializer | None = None,
-        exchange_dtype: DTypeLike = "float32",
-        placement: Placement | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
-        self._init_table(
-            max_vocabulary_size_per_gpu,
-            embedding_vec_size,
-            slot_num,
-            use_hashtable,
-            key_dtype,
-            embedding_initializer,
-            exchange_dtype,
-            placement,
-        )
-        check_positive(nnz_per_slot=nnz_per_slot)
-        self.nnz_per_slot = int(nnz_per_slot)
+        sizes = (max_vocabulary_size_per_gpu, embedding_vec_size, slot_num)
+        super().__init__(sizes, use_hashtable, key_dtype, embedding_initializer, **kwargs)
+        self.nnz_per_slot = whole_number("nnz_per_slot", nnz_per_slot)
         self.dynamic_input = bool(dynamic_input)
 
     def call(self, inputs: Ids, training: Condition | None = None) -> tf.Tensor:
@@ -128,7 +108,7 @@ class All2AllDenseEmbeddingMixin(EmbeddingLayerMixin):
         return dense, report
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
-        dim = self._options.embedding_vec_size
+        dim = self.embedding_vec_size
         if self.dynamic_input:
             return (*input_shape, dim)
         return (input_shape[0], self.slot_num, self.nnz_per_slot, dim)

@@ -15,9 +15,9 @@ from sok.base.types import DTypeLike
 from sok.checkpoint import store_files
 from sok.job import context
 from sok.lookup import exchange
-from sok.table.arguments import checked_exchange_dtype
 from sok.table.initializers import Initializer, resolve
-from sok.table.keys import as_keys, check_key_dtype
+from sok.table.keys import as_keys
+from sok.table.options import TableOptions, said_once, whole_number
 from sok.table.placement import Placement
 from sok.table.table import EmbeddingVariable
 
@@ -35,27 +35,11 @@ def check_combiner(combiner: Any) -> str:
     return lowered
 
 
-def check_positive(**values: Any) -> None:
-    """Each value is a whole number of at least 1 and below 2**63, else `ValueError`."""
-    for name, value in values.items():
-        if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
-            raise ValueError(f"`{name}` must be a whole number of at least 1. Received: {value!r}.")
-        if value >= 2**63:
-            raise ValueError(f"`{name}` must be below 2**63. Received: {value!r}.")
+_SIZES = ("max_vocabulary_size_per_gpu", "embedding_vec_size", "slot_num")
 
-
-@dataclasses.dataclass(frozen=True)
-class TableOptions:
-    """A layer's arguments about its table. Not a dict: Keras would wrap it, and track what is in it."""
-
-    max_vocabulary_size_per_gpu: int
-    embedding_vec_size: int
-    slot_num: int
-    use_hashtable: bool
-    key_dtype: str
-    embedding_initializer: Initializer | None
-    exchange_dtype: str
-    placement: Placement | None
+# In configurations from before layers had `table`: the name of a property there and here.
+_OLD = {name: name for name in ("key_dtype", "exchange_dtype", "placement")}
+_OLD |= {"use_hashtable": "hashed", "embedding_initializer": "initializer"}
 
 
 if TYPE_CHECKING:
@@ -76,45 +60,41 @@ else:
 
 
 class EmbeddingLayerMixin(_Layer):
-    """Set up by `_init_table` in a layer's constructor; stands before Keras' Layer among its bases."""
+    """Stands before Keras' Layer among a layer's bases."""
 
     # Of the Keras that the class is made for: see sok.layers.for_keras.
     _keras_initializers: Any = None
 
-    def _init_table(
+    def __init__(
         self,
-        max_vocabulary_size_per_gpu: int,
-        embedding_vec_size: int,
-        slot_num: int,
+        sizes: tuple[int, int, int],
         use_hashtable: bool,
         key_dtype: DTypeLike | None,
         embedding_initializer: Initializer | None,
-        exchange_dtype: DTypeLike,
-        placement: Placement | None,
+        exchange_dtype: DTypeLike | None = None,
+        placement: Placement | None = None,
+        table: TableOptions | None = None,
+        **kwargs: Any,
     ) -> None:
-        check_positive(
-            max_vocabulary_size_per_gpu=max_vocabulary_size_per_gpu,
-            embedding_vec_size=embedding_vec_size,
-            slot_num=slot_num,
-        )
         resolve(embedding_initializer, "embedding_initializer")
-        if isinstance(embedding_initializer, type):
-            embedding_initializer = embedding_initializer()
+        options = said_once(
+            table,
+            key_dtype=key_dtype,
+            initializer=embedding_initializer,
+            hashed=None if use_hashtable else False,
+            exchange_dtype=exchange_dtype,
+            placement=placement,
+        )
+        if not options.trainable and kwargs.setdefault("trainable", False):
+            raise ValueError("`trainable` is given twice: True, and False in `table`.")
+        super().__init__(**kwargs)
+        checked = (whole_number(name, size) for name, size in zip(_SIZES, sizes, strict=True))
+        self.max_vocabulary_size_per_gpu, self.embedding_vec_size, self.slot_num = checked
         # XLA has no kernels of ours. Keras 3 heeds this flag only if it was set before the first compile().
         self.supports_jit = False
         # Weights of ids stay float32: only the output has the compute dtype. (Keras 3's and tf_keras' name for it.)
         self.autocast = self._autocast = False
-        self.slot_num = int(slot_num)
-        self._options = TableOptions(
-            max_vocabulary_size_per_gpu=int(max_vocabulary_size_per_gpu),
-            embedding_vec_size=int(embedding_vec_size),
-            slot_num=int(slot_num),
-            use_hashtable=bool(use_hashtable),
-            key_dtype=check_key_dtype(key_dtype).name,
-            embedding_initializer=embedding_initializer,
-            exchange_dtype=checked_exchange_dtype(exchange_dtype),
-            placement=placement,
-        )
+        self._options = dataclasses.replace(options, trainable=True)  # the layer's own, and may change
         self._table: EmbeddingVariable | None = None
 
     @property
@@ -127,17 +107,9 @@ class EmbeddingLayerMixin(_Layer):
         return self._table
 
     def _make_table(self) -> EmbeddingVariable:
-        options = self._options
+        options = dataclasses.replace(self._options, trainable=self.trainable)
         table = EmbeddingVariable(
-            options.embedding_vec_size,
-            options.max_vocabulary_size_per_gpu,
-            name=self.name,
-            key_dtype=options.key_dtype,
-            initializer=options.embedding_initializer,
-            hashed=options.use_hashtable,
-            trainable=self.trainable,
-            exchange_dtype=options.exchange_dtype,
-            placement=options.placement,
+            self.embedding_vec_size, self.max_vocabulary_size_per_gpu, name=self.name, options=options
         )
         # Keras 3 does not find variables that are not its own; tf_keras finds the attribute by itself.
         if hasattr(self, "_track_variable"):
@@ -179,20 +151,14 @@ class EmbeddingLayerMixin(_Layer):
         store_files.load(self.embedding_variable, store)
 
     def get_config(self) -> dict[str, Any]:
-        options = {field.name: getattr(self._options, field.name) for field in dataclasses.fields(self._options)}
-        initializer = options["embedding_initializer"]
-        if initializer is not None and not isinstance(initializer, str):
-            options["embedding_initializer"] = _serialized(initializer, self._keras_initializers)
-        options["placement"] = None if options["placement"] is None else options["placement"].get_config()
-        return {**super().get_config(), **options}
+        sizes = {name: getattr(self, name) for name in _SIZES}
+        return {**super().get_config(), **sizes, "table": self._options.get_config(self._keras_initializers)}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
         config = dict(config)
-        if isinstance(config.get("embedding_initializer"), dict):
-            config["embedding_initializer"] = cls._keras_initializers.deserialize(config["embedding_initializer"])
-        if isinstance(config.get("placement"), dict):
-            config["placement"] = Placement.from_config(config["placement"])
+        old = {_OLD[name]: config.pop(name) for name in _OLD if name in config}
+        config["table"] = TableOptions.from_config(config.get("table", old), cls._keras_initializers)
         return super().from_config(config)
 
     @staticmethod
@@ -207,14 +173,6 @@ class EmbeddingLayerMixin(_Layer):
         # With v2 behaviour off, tf_keras takes the dtype of the first input, integers here, for the layer's own.
         dtype = tf.as_dtype(self.compute_dtype or tf.float32)
         return tf.cast(rows, dtype) if dtype.is_floating else rows
-
-
-def _serialized(initializer: Any, keras_initializers: Any) -> Any:
-    config = keras_initializers.serialize(initializer)
-    if isinstance(config, dict) and str(config.get("module")).startswith("tensorflow."):
-        # An initializer of tf.compat.v1 comes back as Keras' own of that name, which takes no dtype.
-        config["config"].pop("dtype", None)
-    return config
 
 
 def _check_integers(inputs: Any) -> None:

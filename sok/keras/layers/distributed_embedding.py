@@ -7,11 +7,11 @@ from typing import Any
 import tensorflow as tf
 
 from sok.base.types import Condition, DTypeLike, Ids
-from sok.keras.layers.base import EmbeddingLayerMixin, check_combiner, check_positive
+from sok.keras.layers.base import EmbeddingLayerMixin, check_combiner
 from sok.lookup import lookup
 from sok.lookup.inputs import static_batch, to_csr
 from sok.table.initializers import Initializer
-from sok.table.placement import Placement
+from sok.table.options import whole_number
 
 
 class DistributedEmbeddingMixin(EmbeddingLayerMixin):
@@ -31,10 +31,9 @@ class DistributedEmbeddingMixin(EmbeddingLayerMixin):
         key_dtype: int64 (default), int32, uint32 or uint64. Every value is a legal id.
         embedding_initializer: None (uniform in [-0.05, 0.05]), a Keras name, a Keras initializer or `f(shape, dtype)`.
         padding_key: ids of dense inputs that equal it count as absent. None: all ids count.
-        exchange_dtype: the dtype in which rows and gradients travel between workers, whatever the compute dtype is:
-            float32 (default), float16 or bfloat16.
-        placement: which worker holds which rows, as `EmbeddingVariable` takes it.
-        **kwargs: of the Keras layer (name, trainable, dtype, ...).
+        **kwargs: `table`, a `sok.TableOptions`: all properties of the table, instead of use_hashtable, key_dtype
+            and embedding_initializer; or two of these properties, `exchange_dtype` and `placement`; and the arguments
+            of the Keras layer (name, trainable, dtype, ...).
 
     Call args:
         inputs: integers, as one of
@@ -84,31 +83,19 @@ class DistributedEmbeddingMixin(EmbeddingLayerMixin):
         key_dtype: DTypeLike | None = None,
         embedding_initializer: Initializer | None = None,
         padding_key: int | None = None,
-        exchange_dtype: DTypeLike = "float32",
-        placement: Placement | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
-        self._init_table(
-            max_vocabulary_size_per_gpu,
-            embedding_vec_size,
-            slot_num,
-            use_hashtable,
-            key_dtype,
-            embedding_initializer,
-            exchange_dtype,
-            placement,
-        )
-        check_positive(max_nnz=max_nnz, max_feature_num=max_feature_num)
-        check_positive(**{"slot_num * max_nnz": slot_num * max_nnz})
+        sizes = (max_vocabulary_size_per_gpu, embedding_vec_size, slot_num)
+        super().__init__(sizes, use_hashtable, key_dtype, embedding_initializer, **kwargs)
+        self.max_nnz = whole_number("max_nnz", max_nnz)
+        self.max_feature_num = whole_number("max_feature_num", max_feature_num)
+        whole_number("slot_num * max_nnz", self.slot_num * self.max_nnz)
         if max_feature_num > slot_num * max_nnz:
             raise ValueError(
                 f"`max_feature_num` must lie in [1, slot_num * max_nnz = {slot_num * max_nnz}]. "
                 f"Received: {max_feature_num}."
             )
         self.combiner = check_combiner(combiner)
-        self.max_nnz = int(max_nnz)
-        self.max_feature_num = int(max_feature_num)
         self.padding_key = padding_key
 
     def call(self, inputs: Ids, training: Condition | None = None, weights: Ids | None = None) -> tf.Tensor:
@@ -129,7 +116,7 @@ class DistributedEmbeddingMixin(EmbeddingLayerMixin):
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, int, int]:
         batch = input_shape[0] if len(input_shape) == 3 or self.slot_num == 1 else None
-        return (batch, self.slot_num, self._options.embedding_vec_size)
+        return (batch, self.slot_num, self.embedding_vec_size)
 
     def get_config(self) -> dict[str, Any]:
         own = ("combiner", "max_nnz", "max_feature_num", "padding_key")
