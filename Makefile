@@ -49,4 +49,4 @@ wheel:  ## sdist and wheel, into dist/
 	@scripts/build_wheel.sh
 
 clean:  ## remove what was built; .venv stays
-	@rm -rf build dist sok/_native *.egg-info .pytest_cache .ruff_cache .hypothesis
+	@rm -rf build dist sok/_native *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -78,7 +78,7 @@ class _Run:
         self.load = load
         self._show = show
         self._stored: StoredTable | None = None
-        self._mine = np.zeros(0, np.int64)
+        self._mine: np.ndarray = np.zeros(0, np.int64)
         self._room = 0
         self._pieces: list[tuple[int, int]] = []
         self._error: Exception | None = None
