@@ -189,15 +189,19 @@ class SharedCollectOp : public OpKernel {
       Check(ctx->allocate_output(1, TensorShape({splits.world}), &received_splits));
       int64_t total = 0;
       for (int64_t r = 0; r < splits.world; ++r) {
-        const bool is_ours = sizes.counts[r] >= kEnvelopeWords && word[kName] == NumberOf(collective_);
-        const int64_t count = !is_ours || word[kCount] > INT32_MAX ? -1 : word[kCount];
+        const bool is_whole = sizes.counts[r] >= kEnvelopeWords;
+        if (is_whole && word[kName] != NumberOf(collective_)) {
+          throw FailedPrecondition("what rank " + std::to_string(r) + " sent is not of collective '" + collective_ +
+                                   "': it was in another call. All workers must make the same lookups, in the same "
+                                   "order.");
+        }
+        const int64_t count = !is_whole || word[kCount] > INT32_MAX ? -1 : word[kCount];
         const int64_t words = count < 0 || r == rank_ || word[kIsInline] == 0 ? 0 : WordsOf(count * width);
         // What this rank sent to itself lies in `x` alone.
         const bool is_right = r != rank_ || count == splits.counts[r];
         if (count < 0 || !is_right || sizes.counts[r] != kEnvelopeWords + words) {
           throw InvalidArgument("what rank " + std::to_string(r) + " sent for collective '" + collective_ +
-                                "' is no envelope: it was in another call. All workers must make the same lookups, in "
-                                "the same order.");
+                                "' is no envelope.");
         }
         received_splits->flat<int32_t>()(r) = static_cast<int32_t>(count);
         total += count;

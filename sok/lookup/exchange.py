@@ -246,11 +246,16 @@ def _begun(group: _Group) -> int:
         return _calls.setdefault(context.get_transport(), {}).setdefault(group.name, _Calls()).begun
 
 
-def _forget_calls() -> None:
-    """Of all exchanges: where ranks met in different ones, these have counts that differ, too."""
-    with _lock:
-        for calls in _calls[context.get_transport()].values():
-            calls.number = 0
+@contextlib.contextmanager
+def _counting_anew() -> Iterator[None]:
+    """Where ranks met in different calls, all raise here, and count all their exchanges from here on."""
+    try:
+        yield
+    except tf.errors.FailedPreconditionError:
+        with _lock:
+            for calls in _calls[context.get_transport()].values():
+                calls.number = 0
+        raise
 
 
 def _attributes(group: _Group, features: Sequence[Feature]) -> dict[str, Any]:
@@ -290,12 +295,13 @@ def _input_exchange(
         ways=[table.way_home for table in call.group.tables],
         **call.attributes,
     )
-    words, splits = context.get_transport().all_to_all(routed.words, routed.splits, call.collective("keys"))
+    with _counting_anew():
+        words, splits = context.get_transport().all_to_all(routed.words, routed.splits, call.collective("keys"))
     return _Request(words, splits, routed.index, routed.splits_home, routed.scales, routed.asked)
 
 
 def _local_lookup(call: _Call, request: _Request) -> tuple[tf.Tensor, tf.Tensor]:
-    try:
+    with _counting_anew():
         served = _ops.lib().sok_exchange_serve(
             call.group.handles,
             request.words,
@@ -305,10 +311,6 @@ def _local_lookup(call: _Call, request: _Request) -> tuple[tf.Tensor, tf.Tensor]
             dims=call.group.dims,
             **call.attributes,
         )
-    except tf.errors.FailedPreconditionError:
-        # All ranks are here, and may count from here on.
-        _forget_calls()
-        raise
     return served.answers, served.answer_splits
 
 
@@ -341,12 +343,14 @@ def _send(
     """Sends `splits` floats to each peer, in the call's dtype; gives the `expected` ones of each, and their sizes."""
     name = call.collective(what)
     if call.dtype == "float32":
-        return transport.all_to_all(floats, splits, name)
+        with _counting_anew():
+            return transport.all_to_all(floats, splits, name)
     lib = _ops.lib()
     # Where the tables are: a GPU then has half as much to copy.
     with _beside(floats, call.group.device):
         words, word_splits = lib.sok_exchange_narrow(floats, splits, type=call.dtype)
-    received, received_splits = transport.all_to_all(words, word_splits, name)
+    with _counting_anew():
+        received, received_splits = transport.all_to_all(words, word_splits, name)
     with _beside(words, call.group.device):
         return lib.sok_exchange_widen(received, received_splits, expected, type=call.dtype)
 

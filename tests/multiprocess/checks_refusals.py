@@ -210,7 +210,8 @@ def check_ranks_that_met_in_other_tables_go_on_together(world):
     layers = [layer_named("refused_other_a"), layer_named("refused_other_b")]
     for layer in layers:
         layer(IDS)
-    with pytest.raises(tf.errors.FailedPreconditionError, match="different tables"):
+    # In the words of the exchange, or of the transport if that knows which collective it is.
+    with pytest.raises(tf.errors.FailedPreconditionError, match="different tables|it was in another call"):
         layers[world.rank == 0](IDS)
     for layer in layers:
         assert float(tf.reduce_sum(layer(IDS))) == 12
@@ -227,7 +228,7 @@ def check_keys_are_never_taken_for_gradients(world):
 
     with tf.GradientTape() as tape:
         loss = lookup(few)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="it was in another call"):
+    with pytest.raises(tf.errors.FailedPreconditionError, match="it was in another call"):
         lookup(many) if world.rank == 0 else tape.gradient(loss, table)
 
 
