@@ -135,7 +135,7 @@ def main(arguments: list[str] | None = None) -> int:
         epochs=options.epochs,
         shuffle=False,  # the dataset does it
         steps_per_epoch=-(-len(train) // options.batch_size),
-        callbacks=[sok.callbacks.BroadcastVariablesCallback(), sok.callbacks.MetricAverageCallback()],
+        callbacks=[sok.callbacks.MetricAverageCallback()],
         verbose=2 if sok.rank() == 0 else 0,
     )
     result = {

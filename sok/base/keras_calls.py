@@ -24,6 +24,15 @@ def caller() -> Any:
     return next((f.f_locals["self"] for f in _frames() if "self" in f.f_locals), None)
 
 
+def fit_that_runs() -> tuple[Any, list[Any]] | None:
+    """The model whose `fit` has called us, of Keras 3 or tf_keras, and its callbacks; None outside of every `fit`."""
+    for frame in _frames():
+        callbacks = getattr(frame.f_locals.get("callbacks"), "callbacks", None)
+        if frame.f_code.co_name == "fit" and callbacks is not None:
+            return frame.f_locals["self"], callbacks
+    return None
+
+
 def track(variable: Any) -> None:
     """Has the Keras 3 layer that looks `variable` up find it among its variables, if no layer around it does.
 

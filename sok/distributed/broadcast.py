@@ -42,7 +42,7 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> tf.Oper
         raise ValueError(
             f"`root_rank` must be in [0, {transport.size}), the ranks of this job. Received: {root_rank!r}."
         )
-    dense = _without_repeats(_as_tf_variable(v) for v in variables if not is_embedding_variable(v))
+    dense = _without_repeats(as_tf_variable(v) for v in variables if not is_embedding_variable(v))
     for variable in dense:
         _check(variable)
     is_v1_graph = not tf.compat.v1.executing_eagerly_outside_functions()
@@ -57,7 +57,8 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> tf.Oper
     return tf.group(*assigned) if is_v1_graph else None
 
 
-def _as_tf_variable(variable: Any) -> Any:
+def as_tf_variable(variable: Any) -> Any:
+    """The TensorFlow variable that a variable of Keras 3 holds; any other as it is."""
     # Keras 3 variables hold one; of a TensorFlow variable, `value` is a method.
     value = getattr(variable, "value", None)
     return value if isinstance(value, tf.Variable) else variable

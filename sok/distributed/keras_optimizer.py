@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from sok.distributed import tables
+from sok.distributed import replicas, tables
 from sok.distributed.reduction import Average, check_op, reduce_dense, split_pairs
 from sok.job.transport.ordering import after_answers
 from sok.optimizers.loss_scaling import follow_loss_scaler
@@ -58,6 +58,7 @@ class KerasDistributedOptimizer(keras.optimizers.Optimizer):
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
         if not self.built:
             self.build(variables)
+        replicas.start_in_fit(self)
         of_tables, others = split_pairs(zip(grads, variables, strict=True))
         reduced = reduce_dense(others, self.op, of_tables)
         has_table_step = any(grad is not None for grad, _ in of_tables)

@@ -50,8 +50,10 @@ def DistributedOptimizer(
           reduced. A matching optimizer clips tables by `clipnorm` and `clipvalue` too; with `global_clipnorm` none
           matches.
         - Which gradients are None must not depend on the worker; if it does, all workers raise.
-        - Replicas must start alike: `sok.callbacks.BroadcastVariablesCallback`, `sok.hooks.BroadcastVariablesHook` or
-          `sok.broadcast_variables`.
+        - Replicas must start alike. In `fit` they do: worker 0's weights reach all before the first step, unless a
+          `sok.callbacks.BroadcastVariablesCallback` takes another worker's. Elsewhere call `sok.broadcast_variables`,
+          or in a v1 session use `sok.hooks.BroadcastVariablesHook`. The second step compares checksums of the
+          variables, and raises on all workers if they differ (not in v1 graphs).
         - It reduces in `apply_gradients`. But a v1 optimizer whose `compute_gradients` was called in this graph has
           done it there, so that what you do to gradients in between (clipping) sees those of all workers.
         - Do not use it with `sok.DistributedGradientTape`, which reduces too.

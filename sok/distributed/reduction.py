@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok.distributed import replicas
 from sok.job import context
 from sok.job.transport import ordering
 from sok.table.table import is_embedding_variable
@@ -54,7 +55,8 @@ def reduce_dense(pairs: Sequence[Pair], op: str, of_tables: Sequence[Pair] = ())
         Gradients in the order of `pairs`; None where it was None. With one worker, what came.
 
     Raises:
-        tf.errors.InvalidArgumentError: a gradient is None on some workers only; on all workers.
+        tf.errors.InvalidArgumentError: a gradient is None on some workers only, or, in the second step, variables
+            differ between workers; on all workers.
 
     Collective: the same variables in the same order on all workers. Where a lookup of the step raises, no worker takes
     part: those that did would change their variables, and wait for the others'.
@@ -66,12 +68,18 @@ def reduce_dense(pairs: Sequence[Pair], op: str, of_tables: Sequence[Pair] = ())
     # What is None here still takes part, as zeros: a worker that left it out would leave its peers waiting for it.
     dense = [_dense(grad, variable) for grad, variable in pairs]
     is_present = tf.constant([float(grad is not None) for grad, _ in pairs], dense[0].dtype)
+    variables = [variable for _, variable in pairs]
+    told = replicas.told([v for v in variables if _is_variable(v)])
     name = context.unique_collective_name("sok/dense_gradients")
     with _answered(of_tables):
-        dense = [tf.identity(grad) for grad in [is_present, *dense]]
-    present, *reduced = transport.grouped_all_reduce(dense, name, average=op == Average)
-    check = _check_present(present, is_present, 1 if op == Average else transport.size, [v for _, v in pairs])
-    with tf.control_dependencies([] if check is None else [check]):
+        dense = [tf.identity(grad) for grad in [told, is_present, *dense]]
+    all_told, present, *reduced = transport.grouped_all_reduce(dense, name, average=op == Average)
+    workers = 1 if op == Average else transport.size
+    checks = [
+        _check_present(present, is_present, workers, variables),
+        replicas.check(all_told, told, workers, [_name(v) for v in variables if _is_variable(v)]),
+    ]
+    with tf.control_dependencies([check for check in checks if check is not None]):
         return [
             None if grad is None else tf.ensure_shape(new, variable.shape)
             for new, (grad, variable) in zip(reduced, pairs, strict=True)
@@ -115,5 +123,8 @@ def _check_present(present: tf.Tensor, mine: tf.Tensor, workers: int, variables:
 
 def _name(variable: Any) -> str:
     # Keras 3 has paths. Eager tensors, which may be sources of a tape too, have no name at all.
-    is_variable = isinstance(variable, tf.Variable) or hasattr(variable, "path")
-    return (getattr(variable, "path", None) or variable.name) if is_variable else "(a tensor)"
+    return (getattr(variable, "path", None) or variable.name) if _is_variable(variable) else "(a tensor)"
+
+
+def _is_variable(variable: Any) -> bool:
+    return isinstance(variable, tf.Variable) or hasattr(variable, "path")

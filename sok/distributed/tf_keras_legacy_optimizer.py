@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from sok.distributed import tables
+from sok.distributed import replicas, tables
 from sok.distributed.loss_scale import aggregate
 from sok.distributed.reduction import Average, Pair, check_op, reduce_dense, split_pairs
 from sok.job.transport.ordering import after_answers
@@ -50,6 +50,7 @@ class TfKerasLegacyDistributedOptimizer(tf_keras.optimizers.legacy.Optimizer):
     ) -> Any:
         """As in tf_keras. Without `experimental_aggregate_gradients` they are those of all workers already."""
         reduces = experimental_aggregate_gradients
+        replicas.start_in_fit(self)
         of_tables, others = split_pairs(grads_and_vars)
         reduced = reduce_dense(others, self.op, of_tables) if reduces else [grad for grad, _ in others]
         has_table_step = any(grad is not None for grad, _ in of_tables)

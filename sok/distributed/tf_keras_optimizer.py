@@ -7,7 +7,7 @@ from typing import Any
 
 import tf_keras
 
-from sok.distributed import tables
+from sok.distributed import replicas, tables
 from sok.distributed.loss_scale import aggregate
 from sok.distributed.reduction import Average, Pair, Sum, check_op, reduce_dense, split_pairs
 from sok.job.transport.ordering import after_answers
@@ -55,6 +55,7 @@ class TfKerasDistributedOptimizer(tf_keras.optimizers.Optimizer):
     ) -> Any:
         """As in tf_keras. With `skip_gradients_aggregation` the gradients are those of all workers already."""
         reduces = not skip_gradients_aggregation and kwargs.pop("experimental_aggregate_gradients", True)
+        replicas.start_in_fit(self)
         of_tables, others = split_pairs(grads_and_vars)
         reduced = reduce_dense(others, self.op, of_tables) if reduces else [grad for grad, _ in others]
         has_table_step = any(grad is not None for grad, _ in of_tables)

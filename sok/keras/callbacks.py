@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import numbers
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -18,6 +17,7 @@ import tensorflow as tf
 from sok.base.types import PathLike
 from sok.checkpoint import save_weights
 from sok.distributed.broadcast import broadcast_variables
+from sok.distributed.replicas import variables_of
 from sok.job import context
 from sok.job.agreement import together
 
@@ -63,6 +63,8 @@ class _Callback:
 class BroadcastVariablesCallback(_Callback):
     """Gives all workers the dense weights and the optimizer state of worker `root_rank` when training begins.
 
+    In a `fit` with `sok.DistributedOptimizer` worker 0's reach all without it: take it for another worker's.
+
     It broadcasts what exists when `fit` begins, and everything once more after the first batch if that has made more
     variables (optimizer slots; weights of a model that was not built). By then replicas that differed have sent their
     gradients: build the model first, or give all workers the same seed, where N workers must equal one from the first
@@ -78,6 +80,8 @@ class BroadcastVariablesCallback(_Callback):
         0
     """
 
+    broadcasts_variables = True
+
     def __init__(self, root_rank: int = 0) -> None:
         super().__init__()
         self.root_rank = root_rank
@@ -92,7 +96,7 @@ class BroadcastVariablesCallback(_Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self._is_first_batch:
             self._is_first_batch = False
-            if any(id(variable) not in self._sent for variable in _variables_of(self.model)):
+            if any(id(variable) not in self._sent for variable in variables_of(self.model)):
                 self._broadcast()
 
     def _broadcast(self) -> None:
@@ -101,7 +105,7 @@ class BroadcastVariablesCallback(_Callback):
                 "sok.callbacks need eager execution. In a v1 graph run sok.broadcast_variables(...) in the session, "
                 "or use sok.hooks.BroadcastVariablesHook."
             )
-        variables = list(_variables_of(self.model))
+        variables = list(variables_of(self.model))
         broadcast_variables(variables, self.root_rank)
         self._sent = {id(variable) for variable in variables}
 
@@ -206,20 +210,6 @@ class ModelCheckpoint(_Callback):
             raise ValueError(f"The logs have no {error}. They have: {', '.join(logs) or 'nothing'}.") from None
         is_better = self.best is None or (value < self.best if self.mode == "min" else value > self.best)
         return [path, value] if is_better and not math.isnan(value) else None
-
-
-def _variables_of(model: Any) -> Iterator[Any]:
-    # tf_keras raises for a model that is not built, Keras 3 gives an empty list.
-    if model.built:
-        # Keras 3 lists the states of random generators: all workers would draw the same dropout masks.
-        yield from (v for v in model.variables if getattr(v, "name", "") != "seed_generator_state")
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is not None:
-        variables = optimizer.variables
-        yield from variables() if callable(variables) else variables
-        # tf_keras does not count it among them.
-        if isinstance(optimizer.learning_rate, tf.Variable):
-            yield optimizer.learning_rate
 
 
 def _checked_weight(argument: str, value: float | None) -> float:

@@ -178,6 +178,57 @@ def check_fit_works_in_every_way_that_keras_runs_steps(world):
         np.testing.assert_allclose(trained[2], trained[0], rtol=1e-5, atol=1e-6)
 
 
+def check_replicas_start_alike_in_fit_though_nobody_broadcasts(world):
+    x, y = samples(batches=2)
+    for library in LIBRARIES.values():
+        for options in ({}, {"run_eagerly": True}):
+            model = dense_model(library, seed=1 + world.rank)
+            model.compile(sok.DistributedOptimizer(library.optimizers.Adam(0.1)), "binary_crossentropy", **options)
+            model.fit(share(world, x), share(world, y), batch_size=BATCH // world.size, verbose=0)
+            assert_equal_on_all_ranks(np.concatenate([w.ravel() for w in model.get_weights()]))
+
+
+def check_replicas_that_differ_are_named_in_the_second_step(world):
+    if world.size == 1:
+        return
+    for run in (lambda f: f, tf.function):
+        same, other = tf.Variable([1.0, 2.0], name="same"), tf.Variable([1.0, 2.0 + world.rank], name="other")
+        variables = [same, other]
+
+        @run
+        def step(variables=variables):
+            with sok.DistributedGradientTape(tf.GradientTape()) as tape:
+                loss = tf.add_n([tf.reduce_sum(v) for v in variables])
+            for gradient, variable in zip(tape.gradient(loss, variables), variables, strict=True):
+                variable.assign_sub(gradient)
+
+        step()  # who broadcasts after the first step is right to
+        with pytest.raises(tf.errors.InvalidArgumentError, match="other") as told:
+            step()
+        assert "sok.broadcast_variables" in str(told.value) and "same" not in str(told.value).partition("Variables:")[2]
+        np.testing.assert_array_equal(same, [0.0, 1.0])  # nobody has changed anything
+        sok.broadcast_variables(variables)
+        step()
+        assert_equal_on_all_ranks(other)
+        np.testing.assert_array_equal(same, [-1.0, 0.0])
+
+
+def check_programs_that_broadcast_after_the_first_step_are_right(world):
+    variable = tf.Variable([1.0 + world.rank])
+
+    @tf.function
+    def step(is_first):
+        with sok.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = tf.reduce_sum(variable**2)
+        variable.assign_sub(0.1 * tape.gradient(loss, variable))
+        if is_first:
+            sok.broadcast_variables([variable])
+
+    for number in range(4):
+        step(number == 0)
+    assert_equal_on_all_ranks(variable)
+
+
 def check_without_us_replicas_diverge(world):
     # The judge of the checks above: a stock optimizer must fail them.
     if world.size == 1:

@@ -51,7 +51,7 @@ def turns_of(name: str) -> list[tf.Tensor]:
     None elsewhere: eager calls run one by one as they are, and in a v1 graph every name is unique.
     """
     is_ordered = tf.executing_eagerly() or not tf.compat.v1.executing_eagerly_outside_functions()
-    return [] if is_ordered else [_turn(name)]
+    return [] if is_ordered else [counter(name)]
 
 
 def answered(checked: tf.Tensor) -> None:
@@ -79,8 +79,8 @@ def after_answers() -> contextlib.AbstractContextManager[None]:
     return tf.control_dependencies([tf.raw_ops.AssignAddVariableOp(resource=turn, value=one)])
 
 
-def _turn(name: str) -> tf.Tensor:
-    """The handle of a counter.
+def counter(name: str) -> tf.Tensor:
+    """The handle of a counter, int64, that lives as long as a function holds it.
 
     No tf.Variable: functions object to those made while they are traced, and custom gradients to those they use.
     """

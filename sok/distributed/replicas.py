@@ -1,0 +1,122 @@
+"""Replicas of dense variables start alike, or somebody says that they do not."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sok.base import keras_calls
+from sok.distributed.broadcast import as_tf_variable, broadcast_variables
+from sok.job import context
+from sok.job.transport import ordering
+from sok.table.table import is_embedding_variable
+
+_PRIME = 4093  # sums of residues are exact in float32 for 4,000 workers
+_SECOND = 2
+_eager_steps: dict[tuple[int, ...], int] = {}
+_numbers = itertools.count()
+
+
+def variables_of(model: Any) -> Iterator[Any]:
+    """The dense state that all workers share: weights, the optimizer's variables and its learning rate."""
+    yield from model_weights(model)
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None:
+        variables = optimizer.variables
+        yield from variables() if callable(variables) else variables
+        # tf_keras does not count it among them.
+        if isinstance(optimizer.learning_rate, tf.Variable):
+            yield optimizer.learning_rate
+
+
+def model_weights(model: Any) -> Iterator[Any]:
+    """The weights of a model that is built."""
+    # tf_keras raises for a model that is not built, Keras 3 gives an empty list.
+    if model.built:
+        # Keras 3 lists the states of random generators: all workers would draw the same dropout masks.
+        yield from (v for v in model.variables if getattr(v, "name", "") != "seed_generator_state")
+
+
+def start_in_fit(optimizer: Any) -> None:
+    """Before the first step of an optimizer in Keras' `fit`: gives all workers worker 0's weights, if no callback does.
+
+    Not those of a model that the first step builds: what it makes has no values yet. `told` looks at these.
+
+    Collective: on all workers, one collective, once.
+    """
+    if context.size() == 1 or vars(optimizer).get("_has_started") or _in_v1_graph():
+        return
+    fit = keras_calls.fit_that_runs()
+    if fit is None:
+        return
+    model, callbacks = fit
+    optimizer.__dict__["_has_started"] = True
+    if any(getattr(callback, "broadcasts_variables", False) for callback in callbacks):
+        return
+    with tf.init_scope():
+        weights = [as_tf_variable(variable) for variable in model_weights(model)]
+        if all(bool(weight.is_initialized()) for weight in weights if not is_embedding_variable(weight)):
+            broadcast_variables(weights)
+
+
+def told(variables: Sequence[Any]) -> tf.Tensor:
+    """What a worker says of its variables in this step, before it changes them: [1 + n] float32.
+
+    In the second step 1 and a checksum of each, else zeros. Not in the first: programs broadcast after it, when all
+    variables have been made.
+    """
+    nothing = tf.zeros([1 + len(variables)])
+    if _in_v1_graph():
+        return nothing
+
+    def checksums() -> tf.Tensor:
+        return tf.stack([1.0, *[_checksum(tf.convert_to_tensor(variable)) for variable in variables]])
+
+    if tf.executing_eagerly():
+        key = tuple(id(variable) for variable in variables)
+        _eager_steps[key] = _eager_steps.get(key, 0) + 1
+        return checksums() if _eager_steps[key] == _SECOND else nothing
+    with tf.device("/CPU:0"):
+        steps = ordering.counter(f"sok/steps/{next(_numbers)}")
+        tf.raw_ops.AssignAddVariableOp(resource=steps, value=tf.constant(1, tf.int64))
+        step = tf.raw_ops.ReadVariableOp(resource=steps, dtype=tf.int64)
+        return tf.cond(tf.equal(step, _SECOND), checksums, lambda: nothing)
+
+
+def check(reduced: tf.Tensor, mine: tf.Tensor, workers: int, names: Sequence[str]) -> Any:
+    """Fails, on all workers alike, unless all told the same, if all told something.
+
+    Args:
+        reduced: sum or average of what was told, over all workers.
+        mine: what `told` gave here.
+        workers: how many were added up: 1 for an average.
+        names: of the variables.
+    """
+    all_told = reduced[0] > workers - 0.5 / context.size()
+    is_same = tf.abs(reduced - mine * workers) < 0.5 / context.size()
+    return tf.debugging.Assert(
+        tf.logical_or(tf.logical_not(all_told), tf.reduce_all(is_same)),
+        [
+            "Variables differ between workers, which train replicas of one model. Give all of them the same values "
+            "before the first step: sok.broadcast_variables(variables), or "
+            "sok.callbacks.BroadcastVariablesCallback() in fit. Variables:",
+            tf.boolean_mask(tf.constant(list(names)), tf.logical_not(is_same[1:])),
+        ],
+        summarize=8,
+    )
+
+
+def _in_v1_graph() -> bool:
+    return not tf.compat.v1.executing_eagerly_outside_functions()
+
+
+def _checksum(tensor: tf.Tensor) -> tf.Tensor:
+    # Of the bits, and of their places: a sum would not see two values that have changed places.
+    if tensor.dtype == tf.bool:
+        tensor = tf.cast(tensor, tf.uint8)
+    letters = tf.cast(tf.reshape(tf.bitcast(tensor, tf.uint8), [-1]), tf.int64)
+    places = tf.range(1, tf.size(letters, tf.int64) + 1, dtype=tf.int64) % _PRIME
+    return tf.cast(tf.reduce_sum(letters * places) % _PRIME, tf.float32)
