@@ -16,7 +16,7 @@ from sok.job.transport.ordering import after_answers
 from sok.optimizers import claims, gradients
 from sok.optimizers.learning_rate import LearningRate, as_learning_rate, checked_number
 from sok.optimizers.loss_scaling import follow_loss_scaler
-from sok.table import reading, rules
+from sok.table import rules
 from sok.table import state as table_state
 
 if TYPE_CHECKING:
@@ -237,7 +237,6 @@ class Optimizer(tf.__internal__.tracking.Trackable):
         self._check_graph()
         for _, variable in pairs:
             claims.claim(self, variable)
-        claims.warn_of_forgotten(reading.read_in_this_step())
         with tf.name_scope(name or self.name), after_answers():
             ready, guards = gradients.prepare(
                 [gradients.from_slices(grad, variable, gradient_scale) for grad, variable in pairs],

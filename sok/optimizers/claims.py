@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -69,19 +68,6 @@ def claim(optimizer: Any, table: Any) -> None:
             optimizer.iterations.assign(taken.iterations)
     known.append(optimizer)
     vars(optimizer).setdefault("_tables_trained", weakref.WeakSet()).add(table)
-
-
-def warn_of_forgotten(tables: Iterable[Any]) -> None:
-    """Says of each table, once, that a training step looked it up and no optimizer has been given it."""
-    for table in tables:
-        if not _known(table) and not vars(table).setdefault("_is_missed", False):
-            table._is_missed = True
-            warnings.warn(
-                f"A training step looked the embedding table '{table.table_name}' up, and no optimizer has been given "
-                "it so far: its rows stay as they are. Make the table one of the sources of tape.gradient, and give "
-                "its gradient to the optimizer; or make it with trainable=False if its rows are to stay.",
-                stacklevel=4,
-            )
 
 
 def names_here(table: Any, saved: Sequence[SavedSlots]) -> dict[str, str]:
