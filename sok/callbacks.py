@@ -2,5 +2,11 @@
 
 import importlib
 import sys
+from typing import Any
 
-sys.modules[__name__] = importlib.import_module("sok.keras.callbacks")
+_module = sys.modules[__name__] = importlib.import_module("sok.keras.callbacks")
+
+
+def __getattr__(name: str) -> Any:
+    # For what has imported this file by its path, and so has this module instead.
+    return getattr(_module, name)

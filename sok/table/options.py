@@ -115,10 +115,13 @@ class TableOptions:
         if isinstance(initializer, InitializerSpec):
             initializer = dataclasses.asdict(initializer)
         elif initializer is not None and not isinstance(initializer, str):
-            initializer = (initializers or tf.keras.initializers).serialize(initializer)
+            keras_initializers = initializers or tf.keras.initializers
+            initializer = keras_initializers.serialize(initializer)
             if isinstance(initializer, dict) and str(initializer.get("module")).startswith("tensorflow."):
                 # An initializer of tf.compat.v1 comes back as Keras' own of that name, which takes no dtype.
                 initializer["config"].pop("dtype", None)
+            with contextlib.suppress(ValueError, TypeError):  # that of another Keras is written as it will come back
+                initializer = keras_initializers.serialize(keras_initializers.deserialize(initializer))
         return {**vars(self), "initializer": initializer, "placement": self.placement.get_config()}
 
     @classmethod

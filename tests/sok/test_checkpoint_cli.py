@@ -34,7 +34,7 @@ def test_inspect_says_what_is_there(saved, capsys):
 
 
 def test_inspect_loads_no_tensorflow(saved):
-    code = f"import sys; from sok import cli; cli.main(['inspect', {str(saved[0])!r}])"
+    code = f"import sys; from sok.tools import cli; cli.main(['inspect', {str(saved[0])!r}])"
     code += "; assert 'tensorflow' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0 and "2 vectors per row" in done.stdout, done.stderr

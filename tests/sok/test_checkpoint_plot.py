@@ -123,7 +123,7 @@ def test_the_command_draws_a_picture_without_tensorflow(saved, tmp_path, capsys)
     path, _ = saved
     target = tmp_path / "values.png"
     words = ["inspect", path, "--plot", str(target)]
-    code = f"import sys; sys.modules['tensorflow'] = None; from sok import cli; sys.exit(cli.main({words!r}))"
+    code = f"import sys; sys.modules['tensorflow'] = None; from sok.tools import cli; sys.exit(cli.main({words!r}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert "table 'trained" in done.stdout and f"drawn: {target}" in done.stderr

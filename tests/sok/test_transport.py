@@ -187,7 +187,7 @@ def test_a_trace_that_was_not_entered_says_so():
 @pytest.mark.parametrize("value, is_told", [("1", True), ("0", False)])
 def test_the_environment_asks_for_a_summary_at_the_end(forked, tmp_path, value, is_told):
     code = (
-        "import tensorflow as tf; from sok import tracing; tracing.summarize_at_exit(3);"
+        "import tensorflow as tf; from sok.base import tracing; tracing.summarize_at_exit(3);"
         "tracing.count(tf.ones([4]), 'test/end', 'all_to_all')"
     )
     told = forked.run(code, tmp_path, environment={"SOK_TRACE": value})
