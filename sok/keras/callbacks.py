@@ -63,7 +63,8 @@ class _Callback:
 class BroadcastVariablesCallback(_Callback):
     """Gives all workers the dense weights and the optimizer state of worker `root_rank` when training begins.
 
-    In a `fit` with `sok.DistributedOptimizer` worker 0's reach all without it: take it for another worker's.
+    The first `fit` of a built model with `sok.DistributedOptimizer` does so by itself, from worker 0. Take this one for
+    another worker's values, and for a model that the first batch builds.
 
     It broadcasts what exists when `fit` begins, and everything once more after the first batch if that has made more
     variables (optimizer slots; weights of a model that was not built). By then replicas that differed have sent their
