@@ -261,7 +261,7 @@ def _check_repeated(job: _Job, global_batch_size: Any, seed: Any, deadline: Any)
     for argument, before, now in (
         ("global_batch_size", job.global_batch_size, global_batch_size),
         ("seed", job.seed, seed),
-        ("deadline", job.deadline, deadline),
+        ("deadline", job.deadline, None if deadline is None else watch.checked_deadline(deadline)),
     ):
         if now is not None and now != before:
             raise ValueError(

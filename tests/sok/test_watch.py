@@ -102,10 +102,26 @@ def test_the_place_is_the_line_of_the_program():
     assert place.startswith(f"{os.path.abspath(__file__)}:{line} in test_the_place")
 
 
+@pytest.fixture
+def no_job():
+    sok.shutdown()
+    yield
+    sok.shutdown()
+
+
 @pytest.mark.parametrize("deadline", ["soon", -1, True, float("nan"), float("inf"), [1]])
-def test_a_deadline_is_seconds(deadline):
-    with pytest.raises(ValueError, match=saying("`deadline`", "seconds", repr(deadline))):
-        sok.Init(deadline=deadline)
+def test_a_deadline_is_seconds(no_job, deadline):
+    for _ in ("the first call", "a repeated call"):
+        with pytest.raises(ValueError, match=saying("`deadline`", "seconds", repr(deadline))):
+            sok.Init(deadline=deadline)
+        sok.Init(deadline=5)
+
+
+def test_a_repeated_call_may_say_the_deadline_again(no_job):
+    sok.Init(deadline=5)
+    sok.Init(deadline=5.0)
+    with pytest.raises(ValueError, match=saying("deadline=5.0", "deadline=6", "sok.shutdown")):
+        sok.Init(deadline=6)
 
 
 def test_the_environment_tells_the_deadline(monkeypatch):
