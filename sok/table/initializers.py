@@ -33,6 +33,10 @@ class InitializerSpec:
     bank: tuple[float, ...] = ()
     seed: int | None = None  # the initializer's own
 
+    def to_attributes(self) -> dict[str, Any]:
+        """The attributes by which native ops know it."""
+        return {"initializer": self.kind, "init_a": self.a, "init_b": self.b, "bank": self.bank}
+
 
 Initializer: TypeAlias = str | type | Callable[..., Any] | InitializerSpec
 """A Keras name, a Keras initializer or its class, or f(shape, dtype); or what becomes of them."""

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.client import session as sessions
 from tensorflow.python.framework import ops
-from tensorflow.python.ops import resource_variable_ops
 
-from sok.base import _ops, keras_calls, names
+from sok.base import _ops, names
 from sok.base.types import TensorLike
 from sok.job import context
-from sok.table import custom_gradients
 from sok.table import state as table_state
+from sok.table.as_variable import AsVariable
 from sok.table.initializers import derived_seed, to_spec
 from sok.table.keys import as_keys
 from sok.table.options import TableOptions, said_once, whole_number
 from sok.table.placement import Placement
-from sok.table.weights import TableRows, rows_behind
+from sok.table.weights import rows_behind
 
 _MAX_DIM = 2**20
 _MAX_CAPACITY = 2**32 - 2  # row numbers are 32-bit words in the index, and two of them mean "no row"
@@ -40,7 +37,7 @@ def look_up_with(function: Callable[..., tf.Tensor]) -> None:
     _lookup_rows = function
 
 
-class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
+class EmbeddingVariable(AsVariable):
     """This worker's shard of a table that maps keys to rows of `dim` floats.
 
     It is a trainable variable: `tape.gradient` gives `tf.IndexedSlices` whose indices are row ids of this shard, which
@@ -72,11 +69,6 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
 
     Source: the role of SOK v1's `EmbeddingVariable`; see docs/migrating.md for differences.
     """
-
-    # The metaclass of tf.Variable would bind positional arguments to its own signature first.
-    @classmethod
-    def _variable_call(cls, *args: Any, **kwargs: Any) -> None:
-        return None
 
     def __init__(
         self,
@@ -118,10 +110,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
                 **options.placement.to_attributes(),
                 num_keys=options.num_keys or 0,
                 seed=self._seed,
-                initializer=spec.kind,
-                init_a=spec.a,
-                init_b=spec.b,
-                bank=spec.bank,
+                **spec.to_attributes(),
                 memory_bytes=options.gpu_memory_bytes or 0,
             )
             handle = _ops.lib().sok_table_handle(
@@ -148,7 +137,6 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
                 # Not a global variable: initialisers, Savers and broadcasts of v1 would try to read it as a matrix.
                 tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES, self)
         _by_handle[id(self.handle)] = self
-        self._warned_not_saved = False
         self.is_known_crowded = False  # one worker has far more rows than the others, and somebody said so
         self.regularizer = None
         self.overwrite_with_gradient = False
@@ -226,14 +214,6 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         """Seed of the initial values."""
         return self._seed
 
-    @property
-    def trainable(self) -> bool:
-        return self._trainable
-
-    @trainable.setter
-    def trainable(self, value: bool) -> None:
-        self._trainable = bool(value)
-
     def __repr__(self) -> str:
         kind = "hashed" if self.hashed else "identity"
         used = ""
@@ -254,30 +234,6 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         )
 
     __str__ = __repr__
-
-    # A table is equal to itself only: tf.Variable's comparison would read two dense matrices.
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def __ne__(self, other: object) -> bool:
-        return self is not other
-
-    def __hash__(self) -> int:
-        return id(self)
-
-    # A variable of TensorFlow would make a dense one of what it reads.
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError(
-            f"The embedding table '{self._table_name}' cannot be copied or pickled. Make another one with its "
-            "arguments, and hand over its rows, with all slots by sok.save and sok.restore, or alone: "
-            "other.assign(*table.export())."
-        )
-
-    def __copy__(self) -> EmbeddingVariable:
-        return self
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        return self.__reduce_ex__(None)
 
     # What it holds.
 
@@ -332,16 +288,6 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         if values is None:
             return self._assign_copy(keys)
         return _ops.lib().sok_table_assign(self.handle, self._as_keys(keys), tf.convert_to_tensor(values, tf.float32))
-
-    def numpy(self) -> Any:
-        """For Keras' `get_weights`, and for nothing else: a copy of this shard's rows."""
-        keras_functions = keras_calls.running()
-        if "save_own_variables" in keras_functions or any("hdf5" in name for name in keras_functions):
-            self.warn_not_saved()
-            return np.zeros([0, self._dim], np.float32)
-        if "get_weights" in keras_functions and tf.executing_eagerly():
-            return TableRows(*(tensor.numpy() for tensor in self.export()))
-        return self._no_dense_value()
 
     def _assign_copy(self, array: Any) -> tf.Operation | None:
         rows = rows_behind(array)
@@ -401,96 +347,6 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
     def _as_keys(self, keys: Any) -> tf.Tensor:
         return as_keys(keys, self._key_dtype, self._table_name)
 
-    # What TensorFlow and Keras ask a variable.
-
-    def _ref(self) -> tf.Tensor:
-        return self.handle
-
-    def to_proto(self, export_scope: str | None = None) -> None:
-        # Asked for when a meta graph is written, as tf.compat.v1.train.Saver.save does beside a checkpoint.
-        self.warn_not_saved()
-        return None
-
-    def is_initialized(self, name: str | None = None) -> tf.Tensor:
-        return tf.constant(True)
-
-    def _no_dense_value(self, *_: Any, **__: Any) -> Any:
-        raise TypeError(
-            f"The embedding table '{self._table_name}' is not a dense matrix: it has rows only where keys have been "
-            "seen. Read it with a layer, `variable.sparse_read(keys)` or `variable.export()`; write it "
-            "with `variable.assign(keys, values)`. If an optimizer asked for it: wrap it in `sok.OptimizerWrapper` or "
-            "`sok.DistributedOptimizer`, or give embedding variables to `sok.optimizers`."
-        )
-
-    def _no_stock_optimizer(self) -> Any:
-        raise TypeError(
-            f"A stock optimizer was given the embedding table '{self._table_name}', which it cannot update: the table "
-            "has rows only where keys have been seen. Wrap the optimizer, in `sok.OptimizerWrapper` or "
-            "`sok.DistributedOptimizer`, which train dense variables and tables; or give the table to one of "
-            "`sok.optimizers`."
-        )
-
-    # Each stock optimizer asks for one of these two before it changes anything. Let on, it would write to the handle
-    # by row numbers, and TensorFlow would say something about indices.
-    constraint = property(_no_stock_optimizer)
-
-    @property
-    def _distributed_container(self) -> Any:
-        # A LossScaleOptimizer asks, too, and leaves the update to that inside; a strategy does, of what is read; and a
-        # checkpoint, of all that it saves, whether an optimizer has slots for it.
-        asks = keras_calls.caller()
-        is_scaler = type(asks).__name__.startswith("LossScaleOptimizer")
-        if not hasattr(asks, "apply_gradients") or is_scaler or "get_slot" in keras_calls.running():
-            raise AttributeError("_distributed_container")
-        return self._no_stock_optimizer()
-
-    def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
-        # Every dense read of the base class goes through this one.
-        rows = custom_gradients.stand_in(self)
-        return self._no_dense_value() if rows is None else rows
-
-    eval = gather_nd = _in_session = _no_dense_value
-
-    def _as_graph_element(self) -> None:
-        # Asked for by stock ops that look for the graph of their inputs: this one has no tensor that says.
-        return None
-
-    # What stock optimizers and others write with; row ids are not rows of a matrix.
-    assign_add = assign_sub = batch_scatter_update = _no_dense_value
-    scatter_add = scatter_sub = scatter_update = scatter_min = scatter_max = scatter_mul = scatter_div = _no_dense_value
-    scatter_nd_add = scatter_nd_sub = scatter_nd_update = scatter_nd_min = scatter_nd_max = _no_dense_value
-
-    def _serialize_to_tensors(self) -> dict[str, Any]:
-        self.warn_not_saved()
-        return {}
-
-    def _restore_from_tensors(self, restored_tensors: Any) -> None:
-        return None
-
-    def _copy_trackable_to_cpu(self, object_map: dict) -> None:
-        # Asked for by asynchronous checkpoints, which write later.
-        if self._world_size == 1:
-            raise ValueError(  # NotImplementedError would be taken for "leave it out"
-                f"Asynchronous checkpoints cannot hold the embedding table '{self._table_name}': its rows would be of "
-                "a later step than the dense variables. Save without `experimental_enable_async_checkpoint`."
-            )
-        object_map.setdefault(self, self)
-
-    def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError(
-            f"Table '{self._table_name}' cannot go into a SavedModel as it is: use sok.export_saved_model(model, path)."
-        )
-
-    def warn_not_saved(self) -> None:
-        """Says once per variable that a file or other copy does not hold its rows."""
-        if not self._warned_not_saved:
-            self._warned_not_saved = True
-            warnings.warn(
-                f"The rows of embedding table '{self._table_name}' are not saved here, where only dense "
-                "variables are. Use sok.save and sok.restore; see docs/checkpoints.md.",
-                stacklevel=3,
-            )
-
 
 def table_of(handle: tf.Tensor) -> EmbeddingVariable | None:
     """The table whose `handle` this is, itself and not what a function made of it; None if it is none's."""
@@ -529,9 +385,3 @@ def split_embedding_variable_from_others(
         raise ValueError(f"`variables` must be a list or tuple. Received: {type(variables).__name__}.")
     embeddings = tuple(v for v in variables if is_embedding_variable(v))
     return embeddings, tuple(v for v in variables if not is_embedding_variable(v))
-
-
-# What a session does with one that it is to run, and one that it is fed.
-sessions.register_session_run_conversion_functions(
-    EmbeddingVariable, lambda table: table._in_session(), *[EmbeddingVariable._no_dense_value] * 2
-)
