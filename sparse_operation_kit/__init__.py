@@ -10,19 +10,20 @@ them.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
 
 import sok
+from sparse_operation_kit._modules import ALIASES, NAMES, Finder
 
 __all__ = [*sok.__all__, "core", "embeddings", "experiment", "saver"]
 
 __version__ = sok.__version__
 
+sys.meta_path.insert(0, Finder())
+
 # Modules of this package that a script may use without importing them. Those that `sok` has too are its own.
-_MODULES = (
-    *("communication", "core", "distributed_variable", "dump_load", "dynamic_variable", "embeddings", "experiment"),
-    *("kit_lib", "lookup", "optimizer", "optimizers", "saver", "tf"),
-)
+_MODULES = {*ALIASES, *NAMES, "embeddings", "experiment", "kit_lib"}
 
 
 def __getattr__(name: str) -> Any:

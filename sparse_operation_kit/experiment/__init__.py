@@ -1,49 +1,21 @@
 """What SOK 1.1.4 offered of version 2: `from sparse_operation_kit import experiment as sok`."""
 
-from sok import (
-    SGD,
-    DistributedVariable,
-    DynamicVariable,
-    LocalizedVariable,
-    OptimizerWrapper,
-    Variable,
-    all2all_dense_embedding,
-    assign,
-    dump,
-    export,
-    filter_variables,
-    init,
-    load,
-    set_comm_tool,
-)
-from sparse_operation_kit.experiment import (
-    communication,
-    distributed_variable,
-    dump_load,
-    dynamic_variable,
-    optimizer,
-)
+from typing import Any
+
+import sok
+from sparse_operation_kit.experiment import distributed_variable, dynamic_variable
 from sparse_operation_kit.experiment.lookup import lookup_sparse
 
-__all__ = [
-    "SGD",
-    "DistributedVariable",
-    "DynamicVariable",
-    "LocalizedVariable",
-    "OptimizerWrapper",
-    "Variable",
-    "all2all_dense_embedding",
-    "assign",
-    "communication",
-    "distributed_variable",
-    "dump",
-    "dump_load",
-    "dynamic_variable",
-    "export",
-    "filter_variables",
-    "init",
-    "load",
-    "lookup_sparse",
-    "optimizer",
-    "set_comm_tool",
-]
+_NAMES = (
+    *("SGD", "DistributedVariable", "DynamicVariable", "LocalizedVariable", "OptimizerWrapper", "Variable"),
+    *("all2all_dense_embedding", "assign", "communication", "dump", "dump_load", "export", "filter_variables"),
+    *("init", "load", "optimizer", "set_comm_tool"),
+)
+
+__all__ = [*_NAMES, "distributed_variable", "dynamic_variable", "lookup_sparse"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NAMES:
+        raise AttributeError(f"module 'sparse_operation_kit.experiment' has no attribute {name!r}")
+    return getattr(sok, name)

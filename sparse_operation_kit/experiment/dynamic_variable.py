@@ -1,5 +1,0 @@
-"""`DynamicVariable`, `assign` and `export`, where SOK 1.1.4 had them."""
-
-from sparse_operation_kit._alias import alias
-
-alias(__name__, "sparse_operation_kit.dynamic_variable")

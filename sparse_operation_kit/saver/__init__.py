@@ -1,1 +1,0 @@
-"""What SOK 1.1 had in `sparse_operation_kit.saver`."""
