@@ -27,7 +27,8 @@ def _build() -> str:
     compiler = shutil.which("g++")
     if compiler is None:
         return "g++ is not installed"
-    if BINARY.exists() and BINARY.stat().st_mtime > SOURCE.stat().st_mtime:
+    parts = [SOURCE, *SOURCE.parent.glob("*.h")]
+    if BINARY.exists() and BINARY.stat().st_mtime > max(part.stat().st_mtime for part in parts):
         return ""
     BINARY.parent.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
