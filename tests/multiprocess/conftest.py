@@ -14,7 +14,7 @@ DEADLINE = 600.0
 # What runs on how many ranks: everything on 1 (what the others are compared with) and 2; beyond, what could depend on
 # their number.
 _ALL = (
-    *("job", "transport", "distributed", "lookup", "group", "exchange_dtype", "columns", "loops", "fit"),
+    *("job", "transport", "distributed", "replicas", "lookup", "group", "exchange_dtype", "columns", "loops", "fit"),
     *("optimizers", "export", "checkpoint", "savers"),
 )
 _OF_RANKS = {

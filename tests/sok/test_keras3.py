@@ -5,14 +5,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.sok import keras_checks
+from tests.sok import keras_checks, keras_file_checks
 
 if not keras_checks.IS_KERAS_3:
     pytest.skip("this process has tf_keras for tf.keras", allow_module_level=True)
 
-for _name, _check in vars(keras_checks).items():
-    if _name.startswith("check_"):
-        globals()["test_" + _name.removeprefix("check_")] = _check
+globals().update(keras_checks.tests_of(keras_checks, keras_file_checks))
 
 
 def test_xla_is_off_for_models_with_our_layers():

@@ -7,12 +7,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNNER = """
-from tests.sok import keras_checks
+from tests.sok import keras_checks, keras_file_checks
 
 assert not keras_checks.IS_KERAS_3
-for _name, _check in vars(keras_checks).items():
-    if _name.startswith("check_"):
-        globals()["test_" + _name.removeprefix("check_")] = _check
+globals().update(keras_checks.tests_of(keras_checks, keras_file_checks))
 """
 
 
