@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tests.matrix.case import Case
@@ -46,13 +46,15 @@ class Cell:
         self.operation.run(Case(self.kind, self.rule, folder, f"{self.operation.name}_{_number(self)}"))
 
 
-def product() -> list[Cell]:
+def product(
+    operations: Iterable[Operation] = OPERATIONS, kinds: Iterable[Kind] = KINDS, rules: Iterable[str] = RULES
+) -> list[Cell]:
     return [
         Cell(operation, kind, rule)
-        for operation in OPERATIONS
-        for kind in KINDS
+        for operation in operations
+        for kind in kinds
         if operation.applies(kind) and refusal_of(kind) is None
-        for rule in (RULES if operation.trains else ["SGD"])
+        for rule in (rules if operation.trains else ["SGD"])
     ]
 
 

@@ -121,7 +121,12 @@ def _dynamic(kind: Kind, name: str) -> Made:
 
 def _of_deeprec(kind: Kind, name: str) -> Made:
     table = deeprec.get_embedding_variable(
-        name, DIM, key_dtype=kind.key_dtype, initializer=INITIALIZER, capacity=kind.capacity
+        name,
+        DIM,
+        key_dtype=kind.key_dtype,
+        initializer=INITIALIZER,
+        capacity=kind.capacity,
+        placement=kind.placed,
     )
 
     def look_up(keys: tf.Tensor, training: Any) -> tf.Tensor:
@@ -177,6 +182,7 @@ def _column(kind: Kind, name: str) -> Made:
         "sum",
         tf.compat.v1.random_uniform_initializer(-0.5, 0.5, seed=3),
         capacity=kind.capacity if kind.hashed else None,
+        placement=kind.placed,
     )
     layer = tf_keras.layers.DenseFeatures([column], name=name)
 
@@ -188,29 +194,30 @@ def _column(kind: Kind, name: str) -> Made:
     return Made(table, look_up, copies=column)
 
 
+HASHED = ("int64", "int32", "uint32", "uint64")
+IDENTITY = tuple(f"identity {dtype}" for dtype in HASHED)
+ANYWHERE = ("by key", "by hash", "one worker")
+
+
 @dataclasses.dataclass(frozen=True)
 class Maker:
     """Who makes tables, and which of them."""
 
     make: Callable[[Kind, str], Made]
     keys: tuple[str, ...]
-    placements: tuple[str, ...] = ("by key",)
+    placements: tuple[str, ...] = ANYWHERE
 
-
-HASHED = ("int64", "int32", "uint32", "uint64")
-IDENTITY = tuple(f"identity {dtype}" for dtype in HASHED)
-ANYWHERE = ("by key", "by hash", "one worker")
 
 MAKERS = {
-    "EmbeddingVariable": Maker(_variable, HASHED + IDENTITY, ANYWHERE),
+    "EmbeddingVariable": Maker(_variable, HASHED + IDENTITY),
     "Variable": Maker(_static, ("identity int64",), ("by key", "one worker")),
     "Variable of an array": Maker(_of_array, ("identity int64",), ("by key", "one worker")),
-    "DynamicVariable": Maker(_dynamic, HASHED, ANYWHERE),
+    "DynamicVariable": Maker(_dynamic, HASHED),
     "get_embedding_variable": Maker(_of_deeprec, HASHED),
-    "layer of Keras 3": Maker(_pooling_layer(keras), HASHED + IDENTITY, ("by key", "by hash")),
+    "layer of Keras 3": Maker(_pooling_layer(keras), HASHED + IDENTITY),
     "layer of tf_keras": Maker(_pooling_layer(tf_keras), HASHED + IDENTITY),
     "All2AllDenseEmbedding": Maker(_layer(keras, sok.All2AllDenseEmbedding, nnz_per_slot=1), HASHED + IDENTITY),
-    "layer of options": Maker(_through_table, ("int64", "identity uint32"), ANYWHERE),
+    "layer of options": Maker(_through_table, ("int64", "identity uint32")),
     "column": Maker(_column, ("int64", "identity int64")),
 }
 
