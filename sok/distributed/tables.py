@@ -1,17 +1,22 @@
-"""The half of a distributed optimizer that trains the tables."""
+"""A step of a stock optimizer and of the one that trains the tables beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from sok.distributed.reduction import Pair, table_scale
+import tensorflow as tf
+
+from sok.distributed import replicas
+from sok.distributed.reduction import Pair, check_op, reduce_dense, split_pairs, table_scale
 from sok.distributed.tape import is_reduced
+from sok.job.transport.ordering import after_answers
 from sok.optimizers import Optimizer, matching_optimizer
+from sok.table.table import is_embedding_variable
 
 
 class TableTrainer:
-    """Applies gradients of tables with the optimizer given, or with one that matches the stock optimizer.
+    """Trains tables with the optimizer given, or with one that matches the stock optimizer, beside that one.
 
     Args:
         stock: the optimizer of everything else.
@@ -49,21 +54,43 @@ class TableTrainer:
             return []
         return list(self._optimizer.variables)
 
-    def apply(self, pairs: Sequence[Pair], counts_step: bool, reduces: bool = True, scale: float = 1.0) -> Any:
-        """Updates the tables; call it before the stock optimizer, whose `iterations` it may share.
+    def step(
+        self,
+        grads_and_vars: Iterable[Pair],
+        dense_step: Callable[[list[Pair]], Any],
+        count: Callable[[], Any],
+        reduces: bool = True,
+        scale: float = 1.0,
+    ) -> tuple[Any, Any]:
+        """Does one step on all workers: reduces dense gradients, updates the tables, then the other variables.
 
         Args:
-            pairs: gradients of tables with their variables; pairs without a gradient are left out.
-            counts_step: whether nobody else will count this step.
-            reduces: False if the gradients are scaled already.
-            scale: another factor for the gradients.
+            grads_and_vars: (gradient, variable), of tables and others; gradients may be None.
+            dense_step: the stock optimizer's step with the pairs that are left to it. Not called if these have no
+                gradient while a table has one.
+            count: counts a step that the stock optimizer does not see and the tables' optimizer counts for itself.
+            reduces: False if gradients are those of all workers already.
+            scale: another factor for the gradients of tables.
 
         Returns:
-            In a v1 graph the op to run, else None.
+            In a v1 graph the op that updates the tables, else None; and what `dense_step` or `count` gave, or None.
         """
+        replicas.start_in_fit(self)
+        of_tables, others = split_pairs(grads_and_vars)
+        reduced = reduce_dense(others, self._op, of_tables) if reduces else [grad for grad, _ in others]
+        has_table_step = any(grad is not None for grad, _ in of_tables)
+        has_dense_step = any(grad is not None for grad in reduced)
+        # Before the stock optimizer's, whose counter it may share.
+        update = self._update(of_tables, not has_dense_step, reduces, scale) if has_table_step else None
+        with after_answers(), tf.control_dependencies([] if update is None else [update]):
+            if has_dense_step or not has_table_step:
+                return update, dense_step(
+                    [(grad, variable) for grad, (_, variable) in zip(reduced, others, strict=True)]
+                )
+            return update, None if self.shares_iterations else count()
+
+    def _update(self, pairs: Sequence[Pair], counts_step: bool, reduces: bool, scale: float) -> Any:
         pairs = [pair for pair in pairs if pair[0] is not None]
-        if not pairs:
-            return None
         if reduces and any(is_reduced(grad) for grad, _ in pairs):
             raise ValueError(
                 "These gradients come from a sok.DistributedGradientTape, which has reduced them over all workers, and "
@@ -77,6 +104,63 @@ class TableTrainer:
             gradient_scale=None if scale == 1.0 else scale,
             counts_step=counts_step or not self.shares_iterations,
         )
+
+
+class HandsOn:
+    """What all distributed optimizers have: a stock optimizer `inner`, of which they answer what they are asked.
+
+    It comes before a library's class among the bases, and `_hold` before that class' constructor.
+    """
+
+    _serialize: Callable[..., Any]
+    _deserialize: Callable[..., Any]
+    name: str
+
+    def _hold(self, inner: Any, embedding_optimizer: Any, op: str, shares_iterations: bool = True) -> None:
+        self.inner, self.op, self._given = inner, check_op(op), embedding_optimizer
+        self._tables = TableTrainer(inner, embedding_optimizer, self.op, shares_iterations)
+
+    @property
+    def embedding_optimizer(self) -> Any:
+        """The optimizer of the tables."""
+        return self._tables.optimizer
+
+    @property
+    def learning_rate(self) -> Any:
+        return self.inner.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        self.inner.learning_rate = value
+
+    @property
+    def iterations(self) -> Any:
+        return self.inner.iterations
+
+    @iterations.setter
+    def iterations(self, variable: Any) -> None:
+        self.inner.iterations = variable
+
+    def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
+        self.inner.finalize_variable_values([v for v in var_list if not is_embedding_variable(v)])
+
+    def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
+        self.inner.exclude_from_weight_decay(var_list, var_names)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            "optimizer": type(self)._serialize(self.inner),
+            "embedding_optimizer": serialize(self._given),
+            "op": self.op,
+            "name": self.name,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
+        config = {key: value for key, value in config.items() if key != "is_legacy_optimizer"}
+        config["optimizer"] = cls._deserialize(config["optimizer"], custom_objects)
+        config["embedding_optimizer"] = deserialize(config.get("embedding_optimizer"))
+        return cls(**config)
 
 
 def serialize(optimizer: Optimizer | None) -> dict[str, Any] | None:

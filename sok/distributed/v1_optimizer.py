@@ -8,28 +8,20 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 
-from sok.distributed import tables
-from sok.distributed.reduction import Average, Pair, check_op, reduce_dense, split_pairs, table_scale
+from sok.distributed.reduction import Average, Pair, reduce_dense, split_pairs, table_scale
+from sok.distributed.tables import HandsOn
 from sok.distributed.tape import is_reduced, mark_reduced
-from sok.job.transport.ordering import after_answers
 from sok.table.table import is_embedding_variable
 
 
-class V1DistributedOptimizer(tf.compat.v1.train.Optimizer):
+class V1DistributedOptimizer(HandsOn, tf.compat.v1.train.Optimizer):
     """See `sok.DistributedOptimizer`. Slots are those of `inner`."""
 
     def __init__(
         self, optimizer: Any, embedding_optimizer: Any = None, op: str = Average, name: str | None = None
     ) -> None:
         super().__init__(use_locking=False, name=name or f"Distributed{optimizer.get_name()}")
-        self.inner = optimizer
-        self.op = check_op(op)
-        self._tables = tables.TableTrainer(optimizer, embedding_optimizer, self.op, shares_iterations=False)
-
-    @property
-    def embedding_optimizer(self) -> Any:
-        """The optimizer of the tables."""
-        return self._tables.optimizer
+        self._hold(optimizer, embedding_optimizer, op, shares_iterations=False)
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[Pair]:
         """As the inner optimizer's, of all workers together, so that clipping and summaries see those."""
@@ -50,20 +42,14 @@ class V1DistributedOptimizer(tf.compat.v1.train.Optimizer):
         Raises:
             ValueError: some come from `compute_gradients` and others do not.
         """
-        of_tables, others = split_pairs(grads_and_vars)
-        reduces = not _are_reduced([grad for grad, _ in of_tables + others if grad is not None])
-        reduced = reduce_dense(others, self.op, of_tables) if reduces else [grad for grad, _ in others]
-        has_table_step = any(grad is not None for grad, _ in of_tables)
-        has_dense_step = any(grad is not None for grad in reduced)
-        update = self._tables.apply(of_tables, counts_step=True, reduces=reduces)
-        with after_answers(), tf.control_dependencies([] if update is None else [update]):
-            if has_dense_step or not has_table_step:
-                pairs = [(grad, variable) for grad, (_, variable) in zip(reduced, others, strict=True)]
-                return self.inner.apply_gradients(pairs, global_step, name)
-            if global_step is None:
-                return update
-            added = tf.compat.v1.assign_add(global_step, 1)
-        return None if update is None else tf.group(added)
+        pairs = list(grads_and_vars)
+        update, result = self._tables.step(
+            pairs,
+            lambda others: self.inner.apply_gradients(others, global_step, name),
+            lambda: None if global_step is None else tf.group(tf.compat.v1.assign_add(global_step, 1)),
+            reduces=not _are_reduced([grad for grad, _ in pairs if grad is not None]),
+        )
+        return update if result is None else result
 
     def get_slot(self, var: Any, name: str) -> Any:
         return (self.embedding_optimizer if is_embedding_variable(var) else self.inner).get_slot(var, name)
