@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import sys
+import threading
 import time
-from typing import TextIO
+from collections.abc import Iterator
+from typing import Any, TextIO
 
 
 class Progress:
@@ -16,8 +20,9 @@ class Progress:
     """
 
     def __init__(self, label: str, unit: str = "rows", enabled: bool = True, interval: float = 5.0,
-                 stream: TextIO | None = None):  # fmt: skip
+                 stream: TextIO | None = None, total: int = 0):  # fmt: skip
         self._label, self._unit, self._enabled = label, unit, enabled
+        self._total, self._done = total, 0
         self._stream = stream or sys.stdout
         self._in_place = self._stream.isatty()
         self._interval = 0.1 if self._in_place else interval
@@ -33,6 +38,40 @@ class Progress:
         if self._enabled and now - self._shown >= self._interval:
             self._shown, self._was_shown = now, True
             self._write(self._line(done, total, note, now))
+
+    def add(self, more: int) -> None:
+        """Say that so many more of the units in all are done."""
+        self._done += more
+        self.update(self._done, self._total)
+
+    @contextlib.contextmanager
+    def watching(self, path: str, interval: float = 0.2) -> Iterator[None]:
+        """Follow how many bytes a file has while the body writes it."""
+        ended = threading.Event()
+
+        def follow() -> None:
+            while not ended.wait(interval):
+                with contextlib.suppress(OSError):
+                    self.update(self._done + os.stat(path).st_size, self._total)
+
+        thread = threading.Thread(target=follow, daemon=True)
+        if self._enabled:
+            thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            if self._enabled:
+                thread.join()
+        with contextlib.suppress(OSError):
+            self.add(os.stat(path.removesuffix(".tmp")).st_size)
+
+    def __enter__(self) -> Progress:
+        self.update(0, self._total)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
 
     def _line(self, done: int, total: int, note: str, now: float) -> str:
         fraction = min(done / total, 1.0) if total else 1.0
@@ -57,6 +96,11 @@ class Progress:
             width = shutil.get_terminal_size().columns - 1
             self._stream.write("\r" + " " * width + "\r")
             self._stream.flush()
+
+
+def on_stderr(label: str, total: int, show: bool | None, unit: str = "rows") -> Progress:
+    """Progress of long work, to `add` to; where `show` is None, if standard error is a terminal."""
+    return Progress(label, unit, sys.stderr.isatty() if show is None else show, stream=sys.stderr, total=total)
 
 
 def human(number: float) -> str:

@@ -9,9 +9,9 @@ import math
 import os
 
 import sok
+from sok.base.progress import Progress, on_stderr
 from sok.base.types import PathLike
 from sok.checkpoint import chains, native
-from sok.checkpoint.bars import FileBar
 from sok.checkpoint.lease import Lease, LeaseLost, in_folder
 from sok.checkpoint.manifest import (
     Link,
@@ -81,7 +81,7 @@ def compact(path: PathLike, *, progress: bool | None = None) -> None:
             )
 
     try:
-        with FileBar("compacting", manifest.bytes, 0, progress) as bar:
+        with on_stderr("compacting", manifest.bytes, progress, "bytes") as bar:
             tables = tuple(
                 _table(path, manifest, generation, number, table, bar) for number, table in enumerate(manifest.tables)
             )
@@ -102,7 +102,7 @@ def compact(path: PathLike, *, progress: bool | None = None) -> None:
         chains.sweep(path, lease, manifest.links)
 
 
-def _table(path: str, manifest: Manifest, generation: str, number: int, table: Table, bar: FileBar) -> Table:
+def _table(path: str, manifest: Manifest, generation: str, number: int, table: Table, bar: Progress) -> Table:
     deltas = [file for link in manifest.links[1:] for file in link.table(table.name).files]
     passes = max(1, math.ceil(sum(file.rows + file.erased for file in deltas) / MAX_KEYS))
     shards = []

@@ -8,9 +8,9 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from sok.base.progress import on_stderr
 from sok.base.types import PathLike
 from sok.checkpoint import background, chains
-from sok.checkpoint.bars import FileBar
 from sok.checkpoint.lease import forget, in_folder
 from sok.checkpoint.manifest import Link, Manifest, OptimizerState, Shard, Table, read_manifest
 from sok.checkpoint.targets import calls_for, optimizers_of, tables_by_saved_name
@@ -255,7 +255,7 @@ def _load(
         plans.append((variable, sets, files))
     rank = next(iter(tables.values())).rank
     total = sum(file.bytes for *_, files in plans for _, _, file in files)
-    with FileBar("restoring", total, rank, progress) as bar:
+    with on_stderr("restoring", total, False if rank else progress, "bytes") as bar:
         for (name, variable), (_, sets, files) in zip(tables.items(), plans, strict=True):
             second = seconds[name] = calls.second(variable, _expected_rows(path, files, variable))
             for link, saved, file in files:

@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from sok.base.errors import CheckpointError
+from sok.base.progress import on_stderr
 from sok.base.types import PathLike
-from sok.checkpoint.bars import FileBar
 from sok.checkpoint.manifest import Link, Shard, Table, read_manifest
 from sok.checkpoint.native import verify_shard
 from sok.job.agreement import plain_text
@@ -71,7 +71,7 @@ def verify(path: PathLike, progress: bool | None = None) -> list[str]:
     path = os.fspath(path)
     manifest = read_manifest(path)
     wrong = []
-    with FileBar("verifying", manifest.bytes, 0, progress) as bar:
+    with on_stderr("verifying", manifest.bytes, progress, "bytes") as bar:
         for link in manifest.links:
             for table, file in ((t, file) for t in link.tables for file in t.files):
                 name = os.path.join(path, file.name)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import sok
+from sok.base.progress import on_stderr
 from sok.checkpoint import chains
 from sok.checkpoint import manifest as manifests
-from sok.checkpoint.bars import FileBar
 from sok.checkpoint.lease import Lease, LeaseLost, in_folder
 from sok.checkpoint.manifest import Manifest, OptimizerState, Shard, SlotSet, Table
 from sok.optimizers import Optimizer
@@ -65,8 +65,8 @@ class Work:
     def write(self) -> list[dict[str, Any] | None]:
         """Writes this rank's shards; what each holds, None for a table whose rows are on another rank."""
         summaries: list[dict[str, Any] | None] = []
-        wanted = bool(self.progress) if self.snapshot else self.progress
-        with FileBar("saving", self.expected_bytes, self.rank, wanted) as bar:
+        show = False if self.rank else bool(self.progress) if self.snapshot else self.progress
+        with on_stderr("saving", self.expected_bytes, show, "bytes") as bar:
             for number, table in enumerate(self.tables):
                 if not table.placement.holds(self.rank):
                     summaries.append(None)

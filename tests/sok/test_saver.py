@@ -288,10 +288,10 @@ def test_what_stops_one_worker_from_storing_stops_all(tmp_path, monkeypatch):
     put(tmp_path, "stops", np.arange(4), np.zeros([4, 2]))
     real = sok.compat.formats.load._store
 
-    def store(run):
-        if run.load.to.rank == 1:
+    def store(load):
+        if load.to.rank == 1:
             raise MemoryError("no more")
-        return real(run)
+        return real(load)
 
     monkeypatch.setattr("sok.compat.formats.load._store", store)
 

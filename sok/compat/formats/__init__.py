@@ -8,7 +8,6 @@
     shard.py        a worker's share of a table, as what goes into files
     dump.py load.py      between files and the tables of all workers
     graphs.py       the same program for eager mode and graphs
-    showing.py      how far long work has come
     slots.py        optimizer state under SOK's names
     saver.py dump_load.py numpy_files.py   what users call
 

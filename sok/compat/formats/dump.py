@@ -5,41 +5,17 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from sok.base.progress import Progress, on_stderr
 from sok.compat.formats import columns
 from sok.compat.formats.shard import Shard
-from sok.compat.formats.showing import Shown
 from sok.compat.formats.writing import NewColumn, TableWriter
 from sok.job import context
 from sok.job.agreement import agree, attempt
-
-
-@dataclass(frozen=True)
-class Dump:
-    """What is to be written of one table.
-
-    Args:
-        shard: this worker's rows.
-        new_columns: the files to write for that many rows; raises if there must not be so many. Called on all workers.
-        obsolete: says, on the worker that writes, which old files go when the new ones come.
-        in_turns: order of the rows in files. False: all rows of worker 0, then those of worker 1, ... True: a piece of
-            each worker, then the next piece of each, as SOK v2 writes them. A shard of up to 64 MiB is one piece.
-    """
-
-    shard: Shard
-    new_columns: Callable[[int], list[NewColumn]]
-    obsolete: Callable[[], list[str]] = list
-    in_turns: bool = False
-
-    @property
-    def writer(self) -> int:
-        """The rank that writes: who holds all rows, or 0."""
-        return self.shard.variable.owner or 0
 
 
 def plan(counts: Sequence[int], dim: int, in_turns: bool) -> np.ndarray:
@@ -69,70 +45,50 @@ def plan(counts: Sequence[int], dim: int, in_turns: bool) -> np.ndarray:
     return np.array(rounds, np.int64).reshape(-1, len(cuts), 2)
 
 
-def dump_tables(dumps: Sequence[Dump], name: str, show: bool | None = None) -> tf.Tensor:
-    """Writes all tables, or none. Builds the ops that do so, or executes them eagerly.
-
-    Args:
-        dumps: equal on all workers but for the rows.
-        name: of the collectives.
-        show: progress; see `Shown`.
-
-    Returns:
-        A scalar that is there when all files have their names.
-
-    Raises:
-        As `agree`. Files that were there before are then as they were.
-
-    Collective.
-    """
-    runs = [_Run(dump, show) for dump in dumps]
-
-    def undo() -> None:
-        for run in runs:
-            run.undo()
-
-    transport = context.get_transport()
-    sizes = tf.stack([tf.size(dump.shard.keys, tf.int64) for dump in dumps])
-    counts = transport.all_gather(sizes[tf.newaxis], context.unique_collective_name(f"{name}/counts"))
-    with _undone_on_error(undo):
-        ready = agree(transport, f"{name}/begin", attempt(lambda counts: _each(_Run.begin, runs, counts), counts), undo)
-        # Nothing else keeps Python's functions in order inside a graph.
-        for run in runs:
-            with tf.control_dependencies([ready]):
-                ready = _stream(run, f"{name}/{run.dump.shard.variable.table_name}")
-        with tf.control_dependencies([ready]):
-            ready = agree(transport, f"{name}/flush", attempt(lambda: _each(_Run.flush, runs)), undo)
-    with tf.control_dependencies([ready]):
-        return agree(transport, f"{name}/commit", attempt(lambda: _each(_Run.commit, runs)), undo)
-
-
 class _Files(NamedTuple):
     """What this worker writes."""
 
     writer: TableWriter
     undo: weakref.finalize  # undoes a run that broke off, with the graph or the program
-    shown: Shown
+    shown: Progress
 
 
-class _Run:
-    """One table being written. Methods run when the graph does, on all workers."""
+class Dump:
+    """One table being written. Methods run when the graph does, on all workers.
 
-    def __init__(self, dump: Dump, show: bool | None) -> None:
-        self.dump = dump
-        self._show = show
+    Args:
+        shard: this worker's rows.
+        new_columns: the files to write for that many rows; raises if there must not be so many. Called on all workers.
+        obsolete: says, on the worker that writes, which old files go when the new ones come.
+        in_turns: order of the rows in files. False: all rows of worker 0, then those of worker 1, ... True: a piece of
+            each worker, then the next piece of each, as SOK v2 writes them. A shard of up to 64 MiB is one piece.
+        show: progress; None: if standard error is a terminal.
+    """
+
+    def __init__(
+        self,
+        shard: Shard,
+        new_columns: Callable[[int], list[NewColumn]],
+        obsolete: Callable[[], list[str]] = list,
+        in_turns: bool = False,
+        show: bool | None = None,
+    ) -> None:
+        self.shard, self.name = shard, shard.variable.table_name
+        self.writer = shard.variable.owner or 0  # the rank that writes: who holds all rows, or 0
+        self._new_columns, self._obsolete, self._in_turns, self._show = new_columns, obsolete, in_turns, show
         self._files: _Files | None = None
         self._error: Exception | None = None
         self._plan = np.zeros([0, 1, 2], np.int64)
 
     def begin(self, counts: np.ndarray) -> None:
         self.undo()  # what a run of this graph has left that broke off
-        total, table = int(counts.sum()), self.dump.shard.variable
-        self._plan = plan(counts.tolist(), table.dim, self.dump.in_turns)
-        new_columns = self.dump.new_columns(total)
+        total, table = int(counts.sum()), self.shard.variable
+        self._plan = plan(counts.tolist(), table.dim, self._in_turns)
+        new_columns = self._new_columns(total)
         self._error = None
-        if table.rank == self.dump.writer:
-            writer = TableWriter(new_columns, self.dump.obsolete())
-            shown = Shown(f"dump {table.table_name}", total, self._show)
+        if table.rank == self.writer:
+            writer = TableWriter(new_columns, self._obsolete())
+            shown = on_stderr(f"dump {self.name}", total, self._show)
             self._files = _Files(writer, weakref.finalize(self, writer.abort), shown)
 
     def rounds(self) -> np.ndarray:
@@ -166,9 +122,46 @@ class _Run:
             self._files = None
 
 
-def _each(method: Callable[..., None], runs: Sequence[_Run], counts: np.ndarray | None = None) -> None:
-    for place, run in enumerate(runs):
-        method(run, *([] if counts is None else [counts[:, place]]))
+def dump_tables(dumps: Sequence[Dump], name: str) -> tf.Tensor:
+    """Writes all tables, or none. Builds the ops that do so, or executes them eagerly.
+
+    Args:
+        dumps: equal on all workers but for the rows.
+        name: of the collectives.
+
+    Returns:
+        A scalar that is there when all files have their names.
+
+    Raises:
+        As `agree`. Files that were there before are then as they were.
+
+    Collective.
+    """
+
+    def undo() -> None:
+        for dump in dumps:
+            dump.undo()
+
+    transport = context.get_transport()
+    sizes = tf.stack([tf.size(dump.shard.keys, tf.int64) for dump in dumps])
+    counts = transport.all_gather(sizes[tf.newaxis], context.unique_collective_name(f"{name}/counts"))
+    with _undone_on_error(undo):
+        ready = agree(
+            transport, f"{name}/begin", attempt(lambda counts: _each(Dump.begin, dumps, counts), counts), undo
+        )
+        # Nothing else keeps Python's functions in order inside a graph.
+        for dump in dumps:
+            with tf.control_dependencies([ready]):
+                ready = _stream(dump, f"{name}/{dump.name}")
+        with tf.control_dependencies([ready]):
+            ready = agree(transport, f"{name}/flush", attempt(lambda: _each(Dump.flush, dumps)), undo)
+    with tf.control_dependencies([ready]):
+        return agree(transport, f"{name}/commit", attempt(lambda: _each(Dump.commit, dumps)), undo)
+
+
+def _each(method: Callable[..., None], dumps: Sequence[Dump], counts: np.ndarray | None = None) -> None:
+    for place, dump in enumerate(dumps):
+        method(dump, *([] if counts is None else [counts[:, place]]))
 
 
 @contextlib.contextmanager
@@ -180,17 +173,17 @@ def _undone_on_error(undo: Callable[[], None]) -> Iterator[None]:
         raise
 
 
-def _stream(run: _Run, name: str) -> tf.Tensor:
+def _stream(dump: Dump, name: str) -> tf.Tensor:
     """Sends all rows to the worker that writes them, round by round. Gives a scalar that is there when that is done."""
-    shard, rank = run.dump.shard, run.dump.shard.variable.rank
-    rounds = tf.ensure_shape(tf.numpy_function(run.rounds, [], tf.int64), [None, None, 2])
+    shard, rank = dump.shard, dump.shard.variable.rank
+    rounds = tf.ensure_shape(tf.numpy_function(dump.rounds, [], tf.int64), [None, None, 2])
     names = [context.unique_collective_name(f"{name}/column{c}") for c in range(2 + len(shard.slots))]
 
     def body(i: tf.Tensor) -> tuple[tf.Tensor]:
         start, stop = rounds[i, rank, 0], rounds[i, rank, 1]
         parts = [shard.keys[start:stop], shard.rows(start, stop), *(slot[start:stop] for slot in shard.slots)]
-        there = [_send(part, run.dump.writer, c) for part, c in zip(parts, names, strict=True)]
-        written = tf.reshape(tf.numpy_function(run.write, there, tf.int64), [])
+        there = [_send(part, dump.writer, c) for part, c in zip(parts, names, strict=True)]
+        written = tf.reshape(tf.numpy_function(dump.write, there, tf.int64), [])
         return (i + tf.cast(written, tf.int32) + 1,)
 
     (done,) = tf.while_loop(lambda i: i < tf.shape(rounds)[0], body, [tf.constant(0)], parallel_iterations=1)

@@ -75,7 +75,8 @@ def dump(
     prepared: list[Any] = []
 
     def prepare() -> tuple[list[str], str, list[bool]]:
-        prepared[:] = slots, variables, _ = _prepare_dump(dump_vars, optimizer)
+        slots, variables = _optimizer(optimizer), _variables(dump_vars)
+        prepared[:] = slots, variables, [_shard(variable) for variable in variables]
         have = [slots is not None and slots.has_state(variable) for variable in variables]
         return [variable.name for variable in variables], slots.name if slots else "none", have
 
@@ -83,8 +84,10 @@ def dump(
     check_equal([given for *given, _ in said], "sok.dump: tables and optimizer")
     slots, variables, shards = prepared
     if _have_slots([have for *_, have in said], variables):
-        shards = done_by_all(transport, "sok/dump", lambda: [_with_slots(shard, slots) for shard in shards])
-    dump_tables([_dump_of(os.fspath(path), shard, slots) for shard in shards], "sok/dump", progress)
+        shards = done_by_all(
+            transport, "sok/dump", lambda: [dataclasses.replace(shard, slots=slots.read(shard)) for shard in shards]
+        )
+    dump_tables([_dump_of(os.fspath(path), shard, slots, progress) for shard in shards], "sok/dump")
 
 
 def load(
@@ -121,9 +124,12 @@ def load(
     Source: `load` of SOK v2.
     """
     _check_eager("load")
-    prepare = functools.partial(_prepare_load, os.fspath(path), load_vars, optimizer)
-    loads = done_by_all(context.get_transport(), "sok/load", prepare)
-    load_tables(loads, "sok/load", progress)
+
+    def prepare() -> list[Load]:
+        slots, variables = _optimizer(optimizer), _variables(load_vars)
+        return [_load_of(os.fspath(path), variable, slots, progress) for variable in variables]
+
+    load_tables(done_by_all(context.get_transport(), "sok/load", prepare), "sok/load")
 
 
 def _check_eager(what: str) -> None:
@@ -131,11 +137,6 @@ def _check_eager(what: str) -> None:
         raise RuntimeError(
             f"sok.{what} works when executing eagerly, not in a tf.function or a v1 graph. There use sok.Saver."
         )
-
-
-def _prepare_dump(variables: Any, optimizer: Any) -> tuple:
-    slots, variables = _optimizer(optimizer), _variables(variables)
-    return slots, variables, [_shard(variable) for variable in variables]
 
 
 def _variables(given: Any) -> list[EmbeddingVariable]:
@@ -183,11 +184,7 @@ def _have_slots(said: Sequence[Sequence[bool]], variables: Sequence[EmbeddingVar
     return bool(have.all())
 
 
-def _with_slots(shard: Shard, slots: OptimizerSlots) -> Shard:
-    return dataclasses.replace(shard, slots=slots.read(shard))
-
-
-def _dump_of(path: str, shard: Shard, slots: OptimizerSlots | None) -> Dump:
+def _dump_of(path: str, shard: Shard, slots: OptimizerSlots | None, show: bool | None) -> Dump:
     variable, name = shard.variable, v2.file_name(shard.variable.name)
     key_dtype = np.dtype(shard.keys.dtype.as_numpy_dtype)
     written = (slots.name, slots.slots) if slots and shard.slots else ("", ())
@@ -197,19 +194,16 @@ def _dump_of(path: str, shard: Shard, slots: OptimizerSlots | None) -> Dump:
             raise ValueError(f"table '{variable.table_name}' has no rows, and SOK cannot load a dump of none.")
         return v2.new_columns(path, name, key_dtype, variable.dim, num_rows, *written)
 
-    return Dump(shard, new_columns, lambda: v2.obsolete_slots(path, name, *written), in_turns=True)
+    return Dump(shard, new_columns, lambda: v2.obsolete_slots(path, name, *written), in_turns=True, show=show)
 
 
-def _prepare_load(path: str, variables: Any, optimizer: Any) -> list[Load]:
-    slots, variables = _optimizer(optimizer), _variables(variables)
-    return [_load_of(path, variable, slots) for variable in variables]
-
-
-def _load_of(path: str, variable: EmbeddingVariable, slots: OptimizerSlots | None) -> Load:
+def _load_of(path: str, variable: EmbeddingVariable, slots: OptimizerSlots | None, show: bool | None) -> Load:
     names = slots.slots if slots else ()
 
     def open_files() -> StoredTable:
         return v2.open_table(path, v2.file_name(variable.name), slots.name if slots else "", names)
 
     store = functools.partial(slots.store, variable) if slots and names else None
-    return Load(variable, destination(variable, complete=True), open_files, store=store, num_slots=len(names))
+    return Load(
+        variable, destination(variable, complete=True), open_files, store=store, num_slots=len(names), show=show
+    )

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from sok.base import _ops
+from sok.base.progress import on_stderr
 from sok.compat.formats.columns import StoredTable
 from sok.compat.formats.fitting import Destination, check_room, keys_for, own_keys
-from sok.compat.formats.showing import Shown
 from sok.job import context
 from sok.job.agreement import agree, attempt, describe, exception_of
 from sok.table.table import EmbeddingVariable
 
 
-@dataclass(frozen=True)
 class Load:
-    """What is to be put into one table.
+    """One table being filled. Methods run when the graph does, on all workers.
 
     Args:
         variable: the table.
@@ -30,53 +28,21 @@ class Load:
         store: takes keys [m], rows [m, D] and a list of slots, each [m, D], in the order of `StoredTable.slots`, and
             stores them, eagerly; None: there are no slots.
         num_slots: how many.
+        show: progress; None: if standard error is a terminal.
     """
 
-    variable: EmbeddingVariable
-    to: Destination
-    open: Callable[..., StoredTable]
-    inputs: Sequence[tf.Tensor] = ()
-    store: Callable[[tf.Tensor, tf.Tensor, list[tf.Tensor]], None] | None = None
-    num_slots: int = 0
-
-
-def load_tables(loads: Sequence[Load], name: str, show: bool | None = None) -> tf.Tensor:
-    """Stores all tables, or says on all workers why none was stored. Builds the ops, or executes them eagerly.
-
-    Rows that the files do not have stay as they are.
-
-    Args:
-        loads: equal on all workers.
-        name: of the collectives.
-        show: progress; see `Shown`.
-
-    Returns:
-        A scalar that is there when all workers have stored their rows.
-
-    Raises:
-        As `agree`. Nothing was stored then, unless files changed, or could not be read a second time, meanwhile.
-
-    Collective.
-    """
-    transport, runs = context.get_transport(), [_Run(load, show) for load in loads]
-    checks = [_check(run) for run in runs]
-    ready = agree(transport, f"{name}/check", _first(checks))
-    with tf.control_dependencies([ready]):
-        ready = agree(transport, f"{name}/reserve", _first([_reserve(run) for run in runs]))
-    # Nothing else keeps Python's functions in order inside a graph.
-    for run in runs:
-        with tf.control_dependencies([ready]):
-            ready = _stored(run)
-    with tf.control_dependencies([ready]):
-        return agree(transport, f"{name}/done", _first([attempt(run.finish) for run in runs]))
-
-
-class _Run:
-    """One table being filled. Methods run when the graph does, on all workers."""
-
-    def __init__(self, load: Load, show: bool | None) -> None:
-        self.load = load
-        self._show = show
+    def __init__(
+        self,
+        variable: EmbeddingVariable,
+        to: Destination,
+        open: Callable[..., StoredTable],
+        inputs: Sequence[tf.Tensor] = (),
+        store: Callable[[tf.Tensor, tf.Tensor, list[tf.Tensor]], None] | None = None,
+        num_slots: int = 0,
+        show: bool | None = None,
+    ) -> None:
+        self.variable, self.to, self.inputs, self.store, self.num_slots = variable, to, inputs, store, num_slots
+        self._open, self._show = open, show
         self._stored: StoredTable | None = None
         self._mine: np.ndarray = np.zeros(0, np.int64)
         self._room = 0
@@ -85,9 +51,8 @@ class _Run:
 
     def look(self, in_use: np.ndarray, *inputs: np.ndarray) -> None:
         """Reads all keys and checks everything that can be checked without knowing which rows the table has."""
-        to = self.load.to
-        self._error = None
-        self._stored = self.load.open(*inputs)
+        to, self._error = self.to, None
+        self._stored = self._open(*inputs)
         self._mine = own_keys(self._stored, to)
         self._pieces = list(self._stored.pieces())
         if to.num_keys is None:
@@ -96,13 +61,13 @@ class _Run:
             self._room = to.placement.row_of(int(self._mine[-1]), to.world_size) + 1
 
     def may_be_full(self) -> np.bool_:
-        return np.bool_(self.load.to.num_keys is None and self._room > self.load.to.capacity)
+        return np.bool_(self.to.num_keys is None and self._room > self.to.capacity)
 
     def compare(self, in_use: np.ndarray, keys: np.ndarray) -> None:
         """Counts the rows that are new. `keys`: of all rows of the table, if `may_be_full`."""
         if self.may_be_full():
             num_new = len(np.setdiff1d(self._mine, keys, assume_unique=True))
-            check_room(self.load.to, int(in_use), num_new)
+            check_room(self.to, int(in_use), num_new)
             self._room = int(in_use) + num_new
         self._mine = self._mine[:0]  # their memory
 
@@ -110,15 +75,15 @@ class _Run:
         return np.int64(self._room)
 
     def num_pieces(self) -> np.int32:
-        rank = self.load.to.rank
+        rank = self.to.rank
         total = 0 if self._stored is None else self._stored.num_rows
-        self._shown = Shown(f"load {self.load.to.name}", total, self._show if rank == 0 else False)
+        self._shown = on_stderr(f"load {self.to.name}", total, self._show if rank == 0 else False)
         return np.int32(len(self._pieces))
 
     def read(self, number: np.ndarray) -> list[np.ndarray]:
         """This worker's rows of a piece: keys, rows, slots."""
-        stored, to = self._stored, self.load.to
-        nothing = [np.zeros(0, to.key_dtype), *[np.zeros([0, to.dim], np.float32)] * (1 + self.load.num_slots)]
+        stored, to = self._stored, self.to
+        nothing = [np.zeros(0, to.key_dtype), *[np.zeros([0, to.dim], np.float32)] * (1 + self.num_slots)]
         if stored is None or self._error is not None:
             return nothing
         start, stop = self._pieces[int(number)]
@@ -152,6 +117,35 @@ class _Run:
         self._shown.close()
 
 
+def load_tables(loads: Sequence[Load], name: str) -> tf.Tensor:
+    """Stores all tables, or says on all workers why none was stored. Builds the ops, or executes them eagerly.
+
+    Rows that the files do not have stay as they are.
+
+    Args:
+        loads: equal on all workers.
+        name: of the collectives.
+
+    Returns:
+        A scalar that is there when all workers have stored their rows.
+
+    Raises:
+        As `agree`. Nothing was stored then, unless files changed, or could not be read a second time, meanwhile.
+
+    Collective.
+    """
+    transport = context.get_transport()
+    ready = agree(transport, f"{name}/check", _first([_check(load) for load in loads]))
+    with tf.control_dependencies([ready]):
+        ready = agree(transport, f"{name}/reserve", _first([_reserve(load) for load in loads]))
+    # Nothing else keeps Python's functions in order inside a graph.
+    for load in loads:
+        with tf.control_dependencies([ready]):
+            ready = _stored(load)
+    with tf.control_dependencies([ready]):
+        return agree(transport, f"{name}/done", _first([attempt(load.finish) for load in loads]))
+
+
 def _first(texts: Sequence[tf.Tensor]) -> tf.Tensor:
     """The first that is not empty."""
     first = texts[0]
@@ -160,22 +154,21 @@ def _first(texts: Sequence[tf.Tensor]) -> tf.Tensor:
     return first
 
 
-def _check(run: _Run) -> tf.Tensor:
-    load = run.load
+def _check(load: Load) -> tf.Tensor:
     in_use = load.variable.num_rows()
-    looked = attempt(run.look, in_use, *load.inputs)
+    looked = attempt(load.look, in_use, *load.inputs)
 
     def compare() -> tf.Tensor:
-        full = tf.reshape(tf.numpy_function(run.may_be_full, [], tf.bool), [])
+        full = tf.reshape(tf.numpy_function(load.may_be_full, [], tf.bool), [])
         keys = tf.cond(full, lambda: load.variable.export()[0], lambda: tf.zeros([0], load.variable.key_dtype))
-        return attempt(run.compare, in_use, keys)
+        return attempt(load.compare, in_use, keys)
 
     return tf.cond(tf.equal(looked, ""), compare, lambda: looked)
 
 
-def _reserve(run: _Run) -> tf.Tensor:
-    room = tf.reshape(tf.numpy_function(run.room, [], tf.int64), [])
-    return _ops.lib().sok_table_try_reserve(run.load.variable.handle, room)
+def _reserve(load: Load) -> tf.Tensor:
+    room = tf.reshape(tf.numpy_function(load.room, [], tf.int64), [])
+    return _ops.lib().sok_table_try_reserve(load.variable.handle, room)
 
 
 def _after(operation: Any, tensor: tf.Tensor) -> tf.Tensor:
@@ -184,33 +177,32 @@ def _after(operation: Any, tensor: tf.Tensor) -> tf.Tensor:
         return tf.identity(tensor)
 
 
-def _stored(run: _Run) -> tf.Tensor:
-    """`_store`; eagerly, what it raises is left to `_Run.finish`, where peers hear of it."""
+def _stored(load: Load) -> tf.Tensor:
+    """`_store`; eagerly, what it raises is left to `Load.finish`, where peers hear of it."""
     if not tf.executing_eagerly():
-        return _store(run)
+        return _store(load)
     try:
-        return _store(run)
+        return _store(load)
     except Exception as error:
-        run.failed(error)
+        load.failed(error)
         return tf.constant(0)
 
 
-def _store(run: _Run) -> tf.Tensor:
+def _store(load: Load) -> tf.Tensor:
     """Stores all rows, piece by piece. Gives a scalar that is there when that is done."""
-    load = run.load
     dtypes = [load.variable.key_dtype] + [tf.float32] * (1 + load.num_slots)
 
     def body(i: tf.Tensor) -> tuple[tf.Tensor]:
-        keys, *rows = tf.numpy_function(run.read, [i], dtypes)
+        keys, *rows = tf.numpy_function(load.read, [i], dtypes)
         keys = tf.ensure_shape(keys, [None])
         rows = [tf.ensure_shape(array, [None, load.variable.dim]) for array in rows]
         if load.store is None:
             error = _ops.lib().sok_table_try_assign(load.variable.handle, keys, rows[0])
-            stored = tf.numpy_function(run.note, [error], tf.int32)
+            stored = tf.numpy_function(load.note, [error], tf.int32)
         else:
             stored = load.store(keys, rows[0], rows[1:])
         return (_after(stored, i + 1),)
 
-    num_pieces = tf.reshape(tf.numpy_function(run.num_pieces, [], tf.int32), [])
+    num_pieces = tf.reshape(tf.numpy_function(load.num_pieces, [], tf.int32), [])
     (done,) = tf.while_loop(lambda i: i < num_pieces, body, [tf.constant(0)], parallel_iterations=1)
     return done

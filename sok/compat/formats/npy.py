@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import tokenize
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -50,12 +49,8 @@ def open_table(keys_path: str, values_path: str) -> StoredTable:
     return StoredTable(open_array(keys_path), open_array(values_path))
 
 
-def new_columns(
-    keys_path: str, values_path: str, key_dtype: np.dtype, dim: int, num_rows: int, slots: Sequence[str] = ()
-) -> list[NewColumn]:
+def new_columns(keys_path: str, values_path: str, key_dtype: np.dtype, dim: int, num_rows: int) -> list[NewColumn]:
     """The files to write for a table."""
-    if slots:
-        raise ValueError("A pair of .npy files holds no optimizer slots.")
     keys, rows = key_dtype.newbyteorder("<"), np.dtype("<f4")
     return [
         NewColumn(keys_path, _header(keys, (num_rows,)), keys),

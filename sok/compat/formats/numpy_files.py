@@ -60,7 +60,7 @@ def save_npy(variable: EmbeddingVariable, keys: PathLike, values: PathLike, *, p
         name = f"sok/{variable.table_name}/save_npy"
         shard = checked_shard(variable, name)
         columns = functools.partial(npy.new_columns, keys, values, key_dtype, variable.dim)
-        return dump_tables([Dump(shard, columns)], name, progress)
+        return dump_tables([Dump(shard, columns, show=progress)], name)
 
     return _none_if_done(run_or_build(program))
 
@@ -105,8 +105,8 @@ def load_npy(
         return StoredTable(RangeColumn(rows.shape[0]) if keys is None else _column("keys", keys), rows)
 
     def program() -> tf.Tensor:
-        load = Load(variable, destination(variable), open_all)
-        return load_tables([load], f"sok/{variable.table_name}/load_npy", progress)
+        load = Load(variable, destination(variable), open_all, show=progress)
+        return load_tables([load], f"sok/{variable.table_name}/load_npy")
 
     return _none_if_done(run_or_build(program))
 

@@ -77,7 +77,7 @@ class Saver:
             name = f"sok/{variable.table_name}/dump"
             shard = checked_shard(variable, name)
             columns = functools.partial(v1.new_columns, directory, variable.table_name, key_dtype, variable.dim)
-            return _ok(dump_tables([Dump(shard, columns)], name, progress))
+            return _ok(dump_tables([Dump(shard, columns, show=progress)], name))
 
         return run_or_build(program)
 
@@ -140,8 +140,8 @@ class Saver:
 
 def _load(variable: EmbeddingVariable, opened: Any, inputs: Sequence[Any], what: str, progress: bool | None) -> Any:
     def program() -> tf.Tensor:
-        load = Load(variable, destination(variable), opened, inputs)
-        return _ok(load_tables([load], f"sok/{variable.table_name}/{what}", progress))
+        load = Load(variable, destination(variable), opened, inputs, show=progress)
+        return _ok(load_tables([load], f"sok/{variable.table_name}/{what}"))
 
     return run_or_build(program)
 

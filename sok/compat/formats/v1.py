@@ -10,7 +10,6 @@ the dtype of keys follows from the sizes, once D is known.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -59,12 +58,8 @@ def open_table(directory: str, name: str, dim: int, key_dtype: np.dtype | None =
     return StoredTable(array_in(keys_path, 0, dtype, None, "keys"), rows)
 
 
-def new_columns(
-    directory: str, name: str, key_dtype: np.dtype, dim: int, num_rows: int, slots: Sequence[str] = ()
-) -> list[NewColumn]:
+def new_columns(directory: str, name: str, key_dtype: np.dtype, dim: int, num_rows: int) -> list[NewColumn]:
     """The files to write for a table."""
-    if slots:
-        raise ValueError("Files of SOK v1 hold no optimizer slots.")
     keys_path, values_path = paths(directory, name)
     return [
         NewColumn(keys_path, b"", key_dtype.newbyteorder("<")),
