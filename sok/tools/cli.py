@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,46 +28,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Returns the parser; each command adds itself and names the function that runs it."""
+    """Returns the parser; each command names the function that runs it."""
     parser = argparse.ArgumentParser(prog="sok", description="Tools for sharded embedding tables in TensorFlow.")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    _add_doctor(commands)
-    _add_inspect(commands)
-    _add_verify(commands)
-    _add_compact(commands)
-    _add_convert(commands)
-    return parser
 
+    def command(name: str, run: Callable[[argparse.Namespace], int], **texts: Any) -> argparse.ArgumentParser:
+        added: argparse.ArgumentParser = commands.add_parser(name, **texts)
+        added.set_defaults(run=run)
+        return added
 
-def _add_doctor(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser(
+    doctor = command(
         "doctor",
+        _doctor,
         help="say whether sok works on this machine, and what to do if not",
         description="Checks versions, the native library, devices and memory, and trains a small table against NumPy. "
         "Exit status 0 only if sok is usable.",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
-    parser.add_argument("--horovod", action="store_true", help="also start two Horovod workers and let them talk")
-    parser.set_defaults(run=_run_doctor)
+    doctor.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
+    doctor.add_argument("--horovod", action="store_true", help="also start two Horovod workers and let them talk")
 
-
-def _run_doctor(options: argparse.Namespace) -> int:
-    # Here, so that other commands do not pay for what this one imports.
-    from sok.tools import doctor
-
-    return doctor.main(doctor.all_checks(options.horovod), options.json)
-
-
-def _add_inspect(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser(
+    inspect = command(
         "inspect",
+        _inspect,
         help="say what is in a checkpoint",
         description="Prints the tables of a checkpoint: rows, dims, slots, workers, size. Reads the manifest only; "
         "with --plot some of the rows, too.",
     )
-    parser.add_argument("path", metavar="PATH", help="the folder given to sok.save")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
-    parser.add_argument(
+    inspect.add_argument("path", metavar="PATH", help="the folder given to sok.save")
+    inspect.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
+    inspect.add_argument(
         "--plot",
         metavar="FILE.png",
         nargs="?",
@@ -74,72 +64,75 @@ def _add_inspect(commands: argparse._SubParsersAction) -> None:
         help="also draw histograms of the values of each table and slot (default: the name of PATH and .png, here); "
         "needs matplotlib",
     )
-    parser.set_defaults(run=_run_inspect)
 
-
-def _run_inspect(options: argparse.Namespace) -> int:
-    from sok.tools import looking
-
-    return looking.inspect(options.path, as_json=options.json, plot=options.plot)
-
-
-def _add_verify(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser(
+    verify = command(
         "verify",
+        _verify,
         help="say whether a checkpoint, or the tables of a native export, are whole",
         description="Reads every byte of a checkpoint, or of the tables of a model exported with native=True, and "
         "checks it. Exit status 0 only if it can be restored, or served.",
     )
-    parser.add_argument("path", metavar="PATH", help="the folder given to sok.save or sok.export_saved_model")
-    parser.set_defaults(run=_run_verify)
+    verify.add_argument("path", metavar="PATH", help="the folder given to sok.save or sok.export_saved_model")
 
-
-def _run_verify(options: argparse.Namespace) -> int:
-    from sok.tools import looking
-
-    return looking.verify(options.path)
-
-
-def _add_compact(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser(
+    compact = command(
         "compact",
+        _compact,
         help="make one full checkpoint of an incremental one",
         description="Reads the full save and the deltas of an incremental checkpoint and puts one full checkpoint in "
         "their place. Needs room for the rows once more on the disk, and no tables in memory. Nothing must be saved "
         "there meanwhile.",
     )
-    parser.add_argument("path", metavar="PATH", help="the folder given to sok.save")
-    parser.set_defaults(run=_run_compact)
+    compact.add_argument("path", metavar="PATH", help="the folder given to sok.save")
 
-
-def _run_compact(options: argparse.Namespace) -> int:
-    from sok.tools import looking
-
-    return looking.compact(options.path)
-
-
-def _add_convert(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser(
+    convert = command(
         "convert",
+        _convert,
         help="write a table's files in the format of another system",
         description="Reads a table's files and writes them in another format, piece by piece: SOK v1's Saver (v1), SOK "
         "v2's dump (v2), NumPy's arrays (npy). docs/old_formats.md describes the formats. Exit status 1 if a file is "
         "not in order; then nothing was written.",
         epilog="example: sok convert v1:checkpoint/EmbeddingVariable npy:keys.npy,values.npy --dim 16",
     )
-    parser.add_argument("source", help="what to read: v1:DIRECTORY/NAME, v2:DIRECTORY/NAME or npy:KEYS.npy,VALUES.npy")
-    parser.add_argument("target", help="what to write, in the same words")
-    parser.add_argument("--dim", type=int, help="length of a row; files of SOK v1 do not tell it")
-    parser.add_argument(
+    convert.add_argument("source", help="what to read: v1:DIRECTORY/NAME, v2:DIRECTORY/NAME or npy:KEYS.npy,VALUES.npy")
+    convert.add_argument("target", help="what to write, in the same words")
+    convert.add_argument("--dim", type=int, help="length of a row; files of SOK v1 do not tell it")
+    convert.add_argument(
         "--key-dtype",
         help="int64, int32, uint32 or uint64, of the keys to be written; else as they are. Files of SOK v1 do not tell "
         "the sign of keys: if this has their size, it is what they are read as",
     )
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
-    parser.set_defaults(run=_run_convert)
+    convert.add_argument("--quiet", action="store_true", help="show no progress")
+    return parser
 
 
-def _run_convert(options: argparse.Namespace) -> int:
+# Each imports what it needs, so that no command pays for what another one loads.
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from sok.tools import doctor
+
+    return doctor.main(doctor.all_checks(options.horovod), options.json)
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    from sok.tools import looking
+
+    return looking.inspect(options.path, as_json=options.json, plot=options.plot)
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from sok.tools import looking
+
+    return looking.verify(options.path)
+
+
+def _compact(options: argparse.Namespace) -> int:
+    from sok.tools import looking
+
+    return looking.compact(options.path)
+
+
+def _convert(options: argparse.Namespace) -> int:
     from sok.compat.formats import convert
 
     return convert.main(options, print, lambda error: print(f"sok convert: {error}", file=sys.stderr))

@@ -3,97 +3,101 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from sok.checkpoint.manifest import Link, Manifest, Table, read_manifest
 
 
+def _told(command: Callable[..., int]) -> Callable[..., int]:
+    """`command`, which gives exit status 1 and the error's words where it raises one that a user can mend."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> int:
+        try:
+            return command(*args, **kwargs)
+        except (OSError, ValueError, ImportError) as error:
+            print(error, file=sys.stderr)
+            return 1
+
+    return run
+
+
+@_told
 def inspect(path: str, as_json: bool = False, plot: str | None = None) -> int:
     """Prints what a checkpoint holds; the exit status. Loads no TensorFlow.
 
     `plot`: the picture to draw as well; '' for the default name, None for none.
     """
-    try:
-        manifest = read_manifest(path)
-        if plot is not None:
-            from sok.tools import picture
+    manifest = read_manifest(path)
+    if plot is not None:
+        from sok.tools import picture
 
-            drawn = picture.plot(path, plot or None)
-            print(f"drawn: {drawn}", file=sys.stderr)
-    except (OSError, ValueError, ImportError) as error:
-        return _failed(error)
+        drawn = picture.plot(path, plot or None)
+        print(f"drawn: {drawn}", file=sys.stderr)
     print(json.dumps(dataclasses.asdict(manifest), indent=2) if as_json else described(path, manifest))
     return 0
 
 
+@_told
 def verify(path: str) -> int:
     """Prints whether a checkpoint, or the tables of a native export, are whole; the exit status."""
-    if os.path.exists(os.path.join(path, "saved_model.pb")):
-        return _verify_export(path)
-    try:
+    is_export = os.path.exists(os.path.join(path, "saved_model.pb"))
+    if not is_export:
         read_manifest(path)  # says what is missing before TensorFlow is loaded, which takes seconds
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-        from sok.checkpoint import verifying
-
-        wrong = verifying.verify(path)
-        manifest = read_manifest(path)
-    except (OSError, ValueError, ImportError) as error:
-        return _failed(error)
-    for line in wrong:
-        print(line, file=sys.stderr)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    wrong, found = (_verify_export if is_export else _verify_checkpoint)(path)
     if wrong:
+        print("\n".join(wrong), file=sys.stderr)
         return 1
-    files = sum(len(link.files) for link in manifest.links)
-    chain = f", {_count(len(manifest.before), 'delta')}" if manifest.before else ""
-    print(
-        f"{path}: whole: {_count(len(manifest.tables), 'table')}, {_count(files, 'file')}{chain}, "
-        f"{_bytes(manifest.bytes)}"
-    )
+    print(f"{path}: whole: {found}")
     return 0
 
 
+def _verify_checkpoint(path: str) -> tuple[list[str], str]:
+    """What is wrong with a checkpoint, and what it holds."""
+    from sok.checkpoint import verifying
+
+    wrong, manifest = verifying.verify(path), read_manifest(path)
+    files = sum(len(link.files) for link in manifest.links)
+    chain = f", {_count(len(manifest.before), 'delta')}" if manifest.before else ""
+    return wrong, f"{_count(len(manifest.tables), 'table')}, {_count(files, 'file')}{chain}, {_bytes(manifest.bytes)}"
+
+
+def _verify_export(path: str) -> tuple[list[str], str]:
+    from sok.saved_model.verifying import verify_export
+
+    tables, wrong = verify_export(path)
+    size = sum(head.file_bytes for head in tables)
+    return wrong, f"native export of {_count(len(tables), 'table')}, {_bytes(size)}"
+
+
+@_told
 def compact(path: str) -> int:
     """Makes one full checkpoint of a chain and says what became of it; the exit status."""
-    try:
-        before = read_manifest(path)
-        if not before.before:
-            print(f"{path}: {before.generation} is a full checkpoint: nothing to do")
-            return 0
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-        from sok.checkpoint import compacting
-        from sok.job.agreement import plain_text
+    before = read_manifest(path)
+    if not before.before:
+        print(f"{path}: {before.generation} is a full checkpoint: nothing to do")
+        return 0
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    from sok.checkpoint import compacting
+    from sok.job.agreement import plain_text
 
-        try:
-            compacting.compact(path)
-        except Exception as error:
-            print(plain_text(error), file=sys.stderr)
-            return 1
-        after = read_manifest(path)
-    except (OSError, ValueError, ImportError) as error:
-        return _failed(error)
+    try:
+        compacting.compact(path)
+    except Exception as error:
+        print(plain_text(error), file=sys.stderr)
+        return 1
+    after = read_manifest(path)
     print(
         f"{path}: {_count(len(before.links), 'save')} of {_bytes(before.bytes)} are now {after.generation} of "
         f"{_bytes(after.bytes)}"
     )
     return 0
-
-
-def _verify_export(path: str) -> int:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    try:
-        from sok.saved_model.verifying import verify_export
-
-        tables, wrong = verify_export(path)
-    except (OSError, ValueError, ImportError) as error:
-        return _failed(error)
-    for line in wrong:
-        print(line, file=sys.stderr)
-    if not wrong:
-        size = sum(head.file_bytes for head in tables)
-        print(f"{path}: whole: native export of {_count(len(tables), 'table')}, {_bytes(size)}")
-    return 1 if wrong else 0
 
 
 def described(path: str, manifest: Manifest) -> str:
@@ -136,11 +140,6 @@ def _table_lines(table: Table) -> list[str]:
             f"    slots '{slot_set.name}': {slot_set.rule}, {_count(slot_set.num_slots, 'vector')} per row{calls}"
         )
     return lines
-
-
-def _failed(error: Exception) -> int:
-    print(error, file=sys.stderr)
-    return 1
 
 
 def _count(number: int, thing: str) -> str:
