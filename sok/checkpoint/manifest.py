@@ -349,11 +349,15 @@ def _member(body: Any, name: str, kinds: Any, where: str) -> Any:
     return value
 
 
-def _members(body: Any, where: str, **kinds: Any) -> dict[str, Any]:
-    return {name: _member(body, name, kind, where) for name, kind in kinds.items()}
+# What JSON may have for a field of the classes above, by its annotation. Fields of other kinds are read one by one.
+_KINDS: dict[str, Any] = {"str": str, "int": int, "bool": bool, "dict[str, Any]": dict}
+_KINDS |= {"int | None": (int, type(None)), "float | None": (float, type(None))}
 
 
-_NONE = type(None)
+def _members(kind: type, body: Any, where: str) -> dict[str, Any]:
+    """The fields of `kind` that have no default."""
+    required = [f for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING]
+    return {f.name: _member(body, f.name, _KINDS[f.type], where) for f in required if f.type in _KINDS}
 
 
 def _manifest(body: dict[str, Any]) -> Manifest:
@@ -363,26 +367,13 @@ def _manifest(body: dict[str, Any]) -> Manifest:
     older = tuple(_link(link, f"link {i} of the chain", is_delta=i > 0) for i, link in enumerate(before))
     newest = _link(body, "the manifest", is_delta=bool(older))
     _check_chain((*older, newest))
-    optimizers = tuple(
-        OptimizerState(
-            **_members(o, "an optimizer", slot_set=str, rule=str, iterations=int, learning_rate=(float, _NONE))
-        )
-        for o in _member(body, "optimizers", list, "the manifest")
-    )
-    return Manifest(
-        newest.generation,
-        newest.sok_version,
-        newest.world_size,
-        newest.created,
-        newest.tables,
-        optimizers,
-        older,
-        newest.same_as,
-    )
+    found = _member(body, "optimizers", list, "the manifest")
+    optimizers = tuple(OptimizerState(**_members(OptimizerState, o, "an optimizer")) for o in found)
+    return Manifest(**vars(newest), optimizers=optimizers, before=older)
 
 
 def _link(body: Any, where: str, is_delta: bool) -> Link:
-    plain = _members(body, where, generation=str, sok_version=str, world_size=int, created=str)
+    plain = _members(Link, body, where)
     same_as = _member(body, "same_as", str, where) if "same_as" in body else None
     for generation in (plain["generation"], same_as):
         if generation is not None and GENERATION.fullmatch(generation) is None:
@@ -405,22 +396,9 @@ def _check_chain(links: tuple[Link, ...]) -> None:
 def _table(body: Any, link: dict[str, Any], is_delta: bool) -> Table:
     name = _member(body, "name", str, "a table")
     where = f"table {name!r}"
-    plain = _members(
-        body,
-        where,
-        dim=int,
-        key_dtype=str,
-        hashed=bool,
-        owner=(int, _NONE),
-        capacity=int,
-        num_keys=(int, _NONE),
-        seed=int,
-        initializer=dict,
-    )
-    slot_sets = tuple(
-        SlotSet(**_members(s, f"a slot set of {where}", name=str, rule=str, num_slots=int, calls=int))
-        for s in _member(body, "slot_sets", list, where)
-    )
+    plain = _members(Table, body, where)
+    found = _member(body, "slot_sets", list, where)
+    slot_sets = tuple(SlotSet(**_members(SlotSet, s, f"a slot set of {where}")) for s in found)
     files = tuple(_shard(f, where, link, is_delta) for f in _member(body, "files", list, where))
     if len({file.rank for file in files}) != len(files):
         raise _Wrong(f"{where} has two files of one rank")
@@ -430,13 +408,13 @@ def _table(body: Any, link: dict[str, Any], is_delta: bool) -> Table:
     by_hash = "placement" in body
     if by_hash and (body["placement"] != _BY_HASH or plain["owner"] is not None or not plain["hashed"]):
         raise _Wrong(f"{where} is placed by {body['placement']!r}, which makes no sense here")
-    return Table(name=name, **plain, slot_sets=slot_sets, files=files, by_hash=by_hash)
+    return Table(**plain, slot_sets=slot_sets, files=files, by_hash=by_hash)
 
 
 def _shard(body: Any, where: str, link: dict[str, Any], is_delta: bool) -> Shard:
-    plain = _members(body, f"a file of {where}", name=str, rank=int, rows=int, bytes=int, digest=str)
-    counts = _members(body, f"a file of {where}", erased=int, held=int) if is_delta else {}
-    shard = Shard(**plain, **counts)
+    of = f"a file of {where}"
+    counts = {name: _member(body, name, int, of) for name in ("erased", "held") if is_delta}
+    shard = Shard(**_members(Shard, body, of), **counts)
     match = SHARD_NAME.fullmatch(shard.name)
     # So no name leads out of the folder.
     if match is None or match[1] != link["generation"]:
