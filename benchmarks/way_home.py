@@ -17,7 +17,8 @@ import tensorflow as tf
 
 import sok
 from benchmarks.workloads import Zipf, permuted
-from sok.lookup.lookup import Csr, lookup_pooled
+from sok.lookup.feature import Csr, Feature
+from sok.lookup.lookup import lookup_group
 
 ROWS = 1_000_000
 WAYS = ("rows", "sums", "auto")
@@ -47,7 +48,7 @@ def make_step(table: sok.EmbeddingVariable, hotness: int, batch: int) -> Callabl
     @tf.function
     def step(keys: tf.Tensor) -> None:
         with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(lookup_pooled(table, Csr(keys, splits), "sum"))
+            loss = tf.reduce_sum(lookup_group([Feature(table, Csr(keys, splits), "sum")])[0])
         optimizer.apply_gradients([(tape.gradient(loss, table), table)])
 
     return step

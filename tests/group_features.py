@@ -8,7 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 import sok
-from sok.lookup.lookup import Csr, Feature
+from sok.lookup.feature import Csr, Feature
+from sok.lookup.lookup import lookup_group
 
 # (dim, key dtype, hashed) of each table, and (table, combiner, weighted) of each feature.
 TABLES = [(3, tf.int64, True), (16, tf.uint32, True), (1, tf.int32, False), (8, tf.uint64, True)]
@@ -30,6 +31,11 @@ def make_tables(name: str, capacity: int, **settings: Any) -> list[sok.Embedding
         )
         for t, (dim, dtype, hashed) in enumerate(TABLES)
     ]
+
+
+def lookup_pooled(table: sok.EmbeddingVariable, csr: Csr, combiner: str, training: Any = True, **limits: int) -> Any:
+    """One vector per segment."""
+    return lookup_group([Feature(table, csr, combiner, **limits)], training)[0]
 
 
 def features_of(tables: Sequence[sok.EmbeddingVariable], inputs: Sequence[Sequence[Any]]) -> list[Feature]:

@@ -15,7 +15,8 @@ import sok
 from benchmarks import machine, probes, synthetic, timeline, workloads
 from benchmarks.contestant import Prepared
 from benchmarks.contestants import tensors
-from sok.lookup.lookup import Csr, lookup_pooled, lookup_rows
+from sok.lookup.feature import Csr, Feature
+from sok.lookup.lookup import lookup_group, lookup_rows
 
 _FILL = 500_000  # rows made at a time before timing starts
 
@@ -58,7 +59,7 @@ def pooled(
     if not single:
         return sok.group_embedding_lookup_sparse(list(tables), list(ids), combiner, training=training)
     return [
-        lookup_pooled(table, Csr(one.values, one.row_splits), combiner, training)
+        lookup_group([Feature(table, Csr(one.values, one.row_splits), combiner)], training)[0]
         for table, one in zip(tables, ids, strict=True)
     ]
 

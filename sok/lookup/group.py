@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from sok.base import _ops
 from sok.base.types import Condition, DTypeLike, Ids
-from sok.lookup import exchange, lookup, plain_variables
-from sok.lookup.inputs import Called, to_csr
-from sok.lookup.lookup import Csr, Feature
-from sok.table.keys import as_keys
+from sok.lookup import plain_variables
+from sok.lookup.feature import PADDED, ROWS, Feature
+from sok.lookup.lookup import lookup_group, lookup_parts
 from sok.table.table import is_embedding_variable
 
 _COMBINERS = ("sum", "mean", "sqrtn")
-
-
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """One of the lookups of a group."""
-
-    param: Any  # an EmbeddingVariable, or an ordinary variable
-    ids: Any
-    weights: Any = None
-    combiner: str = exchange.ROWS  # or 'sum', 'mean', 'sqrtn'
-    dtype: tf.DType | None = None  # of the result, if it is not that of `param`
-    ids_called: str = "sp_ids"  # in messages, and the weights too
-    weights_called: str = "sp_weights"
 
 
 def group_embedding_lookup_sparse(
@@ -109,13 +92,13 @@ def group_embedding_lookup_sparse(
     if is_sequence and any(w is not None for w in weights):
         raise ValueError("`sp_weights` must be None with is_sequence=True: rows that are not pooled have no weights.")
     if is_sequence:
-        combiners = [exchange.ROWS] * len(params)
-    requests = [
-        Request(*request, f"sp_ids[{i}]", f"sp_weights[{i}]")
-        for i, request in enumerate(zip(variables, sp_ids, weights, combiners, dtypes, strict=True))
+        combiners = [PADDED] * len(params)
+    features = [
+        Feature(*given, ids_called=f"sp_ids[{i}]", weights_called=f"sp_weights[{i}]")
+        for i, given in enumerate(zip(variables, sp_ids, combiners, weights, dtypes, strict=True))
     ]
     with tf.name_scope(name or "group_embedding_lookup_sparse"):
-        return [output for of_part in lookup_parts(chunks(requests, per_group), training) for output in of_part]
+        return [output for of_part in lookup_parts(chunks(features, per_group), training) for output in of_part]
 
 
 def group_embedding_lookup(
@@ -168,159 +151,12 @@ def group_embedding_lookup(
     ids = _one_each("ids", ids, len(params))
     _check_strategy(partition_strategy)
     refuse_exchange_dtype(exchange_dtype)
-    variables, dtypes = _check_params(params)
+    features = [
+        Feature(v, i, ROWS, dtype=d, ids_called=f"ids[{n}]")
+        for n, (v, d, i) in enumerate(zip(*_check_params(params), ids, strict=True))
+    ]
     with tf.name_scope(name or "group_embedding_lookup"):
-        with _told_to_peers(variables):
-            keys = [
-                as_keys(_dense("ids", n, i), *_keys_of(v), f"`ids[{n}]` of {_label_of(v)}")
-                for n, (v, i) in enumerate(zip(variables, ids, strict=True))
-            ]
-        # One segment that holds all keys of a feature, of which the rows are wanted.
-        requests = [
-            Request(v, _in_one_segment(k), dtype=d, ids_called=f"ids[{n}]")
-            for n, (v, k, d) in enumerate(zip(variables, keys, dtypes, strict=True))
-        ]
-        return [_in_shape_of(k, rows) for k, (rows, _) in zip(keys, _lookup([requests], training)[0], strict=True)]
-
-
-def lookup_parts(
-    parts: Sequence[Sequence[Request]], training: Any, names: Sequence[str] | None = None
-) -> list[list[tf.Tensor]]:
-    """The pooled vectors [batch, dim] or, with the combiner `ROWS`, the padded rows [batch, T, dim] of all features.
-
-    Collective; an exchange for each part that has a table. Each part in a name scope if `names` says so.
-    """
-    return [
-        [
-            _padded(output, row_splits) if r.combiner == exchange.ROWS else output
-            for r, (output, row_splits) in zip(part, found, strict=True)
-        ]
-        for part, found in zip(parts, _lookup(parts, training, names), strict=True)
-    ]
-
-
-def lookup_sparse(requests: Sequence[Request], training: Any) -> list[tf.Tensor]:
-    """`lookup_parts` of one part."""
-    return lookup_parts([requests], training)[0]
-
-
-def _lookup(
-    parts: Sequence[Sequence[Request]], training: Any, names: Sequence[str] | None = None
-) -> list[list[tuple[tf.Tensor, tf.Tensor]]]:
-    """For each request its pooled vectors, or the rows of its ids; and its row splits."""
-    scopes = [""] * len(parts)
-    for i, name in enumerate(names or ()):
-        with tf.name_scope(name) as scopes[i]:
-            pass
-
-    def of_each_part(body: Callable[[Sequence[Request], Any], Any], given: Sequence[Any]) -> list[Any]:
-        results = []
-        for part, scope, mine in zip(parts, scopes, given, strict=True):
-            with tf.name_scope(scope) if scope else contextlib.nullcontext():
-                results.append(body(part, mine))
-        return results
-
-    def of_variables(part: Sequence[Request], csrs: list[Csr]) -> list[tf.Tensor]:
-        plain = [(r.param, csr, r.combiner) for r, csr in zip(part, csrs, strict=True) if not _is_table(r)]
-        return plain_variables.lookup(*zip(*plain, strict=True)) if plain else []
-
-    def of_tables(part: Sequence[Request], csrs: list[Csr]) -> list[tf.Tensor]:
-        features = [_feature(r, csr) for r, csr in zip(part, csrs, strict=True) if _is_table(r)]
-        return lookup.lookup_group(features, training) if features else []
-
-    # What is wrong in any part is told where peers wait: at the first exchange.
-    is_eager, waiting = tf.executing_eagerly(), [part for part in parts if any(map(_is_table, part))][:1]
-    with _told_to_peers([r.param for part in waiting for r in part]):
-        csrs = of_each_part(lambda part, _: [_to_csr(r) for r in part], parts)
-        plain = of_each_part(of_variables, csrs) if is_eager else []
-        if waiting and not is_eager:
-            csrs = _with_report(parts, csrs)
-    tables = of_each_part(of_tables, csrs)
-    if not is_eager:
-        # Their gradients need ids alone. Where the lookup of a table raises, they are not to be updated either.
-        with tf.control_dependencies([outputs[0] for outputs in tables if outputs]):
-            after = [[dataclasses.replace(csr, keys=tf.identity(csr.keys)) for csr in of_part] for of_part in csrs]
-        plain = of_each_part(of_variables, after if waiting else csrs)
-    return [_in_order(*of_part) for of_part in zip(parts, csrs, map(iter, tables), map(iter, plain), strict=True)]
-
-
-def _with_report(parts: Sequence[Sequence[Request]], csrs: Sequence[Sequence[Csr]]) -> list[list[Csr]]:
-    """The ids, of which those of the first table say, too, what is wrong with those of ordinary variables."""
-    all_csrs = [list(of_part) for of_part in csrs]
-    pairs = [(r, i, n) for i, part in enumerate(parts) for n, r in enumerate(part)]
-    plain = [(r.param, csrs[i][n]) for r, i, n in pairs if not _is_table(r)]
-    first, i, n = next(pair for pair in pairs if _is_table(pair[0]))
-    if plain and not lookup.is_alone(first.param):
-        splits = plain_variables.reported(csrs[i][n].row_splits, *zip(*plain, strict=True))
-        all_csrs[i][n] = dataclasses.replace(csrs[i][n], row_splits=splits)
-    return all_csrs
-
-
-def _in_order(
-    part: Sequence[Request], csrs: list[Csr], tables: Iterator[tf.Tensor], plain: Iterator[tf.Tensor]
-) -> list[tuple[tf.Tensor, tf.Tensor]]:
-    outputs = [next(tables if _is_table(r) else plain) for r in part]
-    return [
-        (output if r.dtype is None else tf.cast(output, r.dtype), csr.row_splits)
-        for r, output, csr in zip(part, outputs, csrs, strict=True)
-    ]
-
-
-def _is_table(r: Request) -> bool:
-    return is_embedding_variable(r.param)
-
-
-def _to_csr(r: Request) -> Csr:
-    called = Called(_label_of(r.param), r.ids_called, r.weights_called)
-    is_double = not is_embedding_variable(r.param) and r.param.dtype.base_dtype == tf.float64
-    weights_dtype = tf.float64 if is_double else tf.float32
-    return to_csr(r.ids, 1, *_keys_of(r.param), r.weights, called=called, weights_dtype=weights_dtype)
-
-
-def _feature(r: Request, csr: Csr) -> Feature:
-    if r.combiner == exchange.ROWS and lookup.is_alone(r.param):
-        # On one worker each key is a segment of its own, so that rows too come from the fused op.
-        keys = _ops.lib().sok_validate_csr(r.param.handle, csr.keys, csr.row_splits)
-        return Feature(r.param, Csr(keys, tf.range(tf.size(keys, out_type=tf.int64) + 1)), "sum", checked=True)
-    # 64-bit splits of a RaggedTensor are fit to be used as they are: the op checks them once more.
-    is_flat = isinstance(r.ids, tf.RaggedTensor) and r.ids.ragged_rank == 1 and r.ids.shape.rank == 2
-    checked = is_flat and r.weights is None and lookup.is_alone(r.param)
-    return Feature(r.param, csr, r.combiner, checked=checked)
-
-
-def _told_to_peers(params: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
-    tables = [param for param in params if is_embedding_variable(param)]
-    return exchange.told_to_peers(*tables) if tables else contextlib.nullcontext()
-
-
-def _keys_of(param: Any) -> tuple[tf.DType, str]:
-    """The dtype of a table's keys, or of a variable's ids; and its name."""
-    if is_embedding_variable(param):
-        return param.key_dtype, param.table_name
-    return plain_variables.ID_DTYPE, plain_variables.name_of(param)
-
-
-def _label_of(param: Any) -> str:
-    return f"{'table' if is_embedding_variable(param) else 'variable'} '{_keys_of(param)[1]}'"
-
-
-def _in_one_segment(keys: tf.Tensor) -> tf.RaggedTensor:
-    flat = tf.reshape(keys, [-1])
-    return tf.RaggedTensor.from_row_splits(flat, tf.stack([0, tf.size(flat, out_type=tf.int64)]), validate=False)
-
-
-def _padded(rows: tf.Tensor, row_splits: tf.Tensor) -> tf.Tensor:
-    """Rows [N, D] as [S, T, D], zeros where a segment has fewer than T."""
-    padded = tf.RaggedTensor.from_row_splits(rows, row_splits, validate=False).to_tensor()
-    padded.set_shape([None, None, rows.shape[-1]])
-    return padded
-
-
-def _in_shape_of(keys: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    dim = rows.shape[-1]
-    shaped = tf.reshape(rows, tf.concat([tf.shape(keys), [dim]], 0))
-    shaped.set_shape(keys.shape.concatenate([dim]))
-    return shaped
+        return lookup_group(features, training)
 
 
 def check_per_group(size: Any) -> int | None:
@@ -343,15 +179,6 @@ def chunks(items: list[Any], size: int | None) -> list[list[Any]]:
     """`items` in parts of at most `size`, in order; None: in one."""
     size = min(size or len(items), len(items)) or 1  # DeepRec says sys.maxsize for all
     return [items[i : i + size] for i in range(0, len(items), size)]
-
-
-def _dense(argument: str, number: int, ids: Any) -> Any:
-    if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
-        raise TypeError(
-            f"`{argument}[{number}]` must be dense. Received: a {type(ids).__name__}. "
-            "Look it up with sok.group_embedding_lookup_sparse(..., is_sequence=True)."
-        )
-    return ids
 
 
 def _as_list(argument: str, value: Any) -> list[Any]:

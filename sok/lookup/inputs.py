@@ -1,4 +1,4 @@
-"""What a person passes to a layer, as keys and row splits.
+"""What a person passes to a lookup, as keys and row splits.
 
 Sizes that are only known when the step runs are not checked here by raising: a rank that stops before the exchange
 leaves its peers waiting. They become a report in place of the row splits, which the lookup raises on every rank.
@@ -13,22 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from sok.base import _ops
-from sok.base.types import DTypeLike
-from sok.lookup.lookup import Csr
+from sok.lookup.feature import ROWS, Csr, Feature
 from sok.table.keys import as_keys
-
-
-@dataclasses.dataclass(frozen=True)
-class Called:
-    """What messages call an input: the arguments that a person passed, and what is looked up."""
-
-    source: str  # "table 'user'"
-    ids: str = "inputs"
-    weights: str = "weights"
-
-    @property
-    def label(self) -> str:
-        return self.source if self.ids == "inputs" else f"`{self.ids}` of {self.source}"
 
 
 def describe(inputs: Any) -> str:
@@ -48,10 +34,11 @@ def sizes(tensor: Any) -> list[int | None] | None:
     return None if shape.rank is None else shape.as_list()
 
 
-def _error(inputs: Any, slot_num: int, called: Called) -> ValueError:
-    if called.ids != "inputs":  # not the input of a layer, so nobody spoke of slots
+def _error(inputs: Any, feature: Feature) -> ValueError:
+    slot_num = feature.slot_num
+    if feature.ids_called != "inputs":  # not the input of a layer, so nobody spoke of slots
         return ValueError(
-            f"{called.label} must be a SparseTensor [batch, n], a RaggedTensor [batch, None] or a dense tensor "
+            f"{feature.label} must be a SparseTensor [batch, n], a RaggedTensor [batch, None] or a dense tensor "
             f"[batch, n]. Received: {describe(inputs)}."
         )
     accepted = (
@@ -60,6 +47,10 @@ def _error(inputs: Any, slot_num: int, called: Called) -> ValueError:
     )
     accepted += "[batch, n]" if slot_num == 1 else f"[batch, {slot_num}] with one id each"
     return ValueError(f"`inputs` must be {accepted} (slot_num = {slot_num}). Received: {describe(inputs)}.")
+
+
+def _keys_of(keys: Any, feature: Feature) -> tf.Tensor:
+    return as_keys(keys, feature.key_dtype, feature.source, feature.label)
 
 
 def _check(splits: tf.Tensor, problem: str, ok: tf.Tensor, detail: tf.Tensor) -> tf.Tensor:
@@ -85,44 +76,45 @@ class _Weights:
     fit: tf.Tensor  # []
 
 
-def _weights_of(weights: Any, inputs: Any, num_ids: tf.Tensor, called: Called, dtype: tf.DType) -> _Weights | None:
+def _weights_of(feature: Feature, inputs: Any, num_ids: tf.Tensor) -> _Weights | None:
+    weights = feature.weights
     if weights is None:
         return None
     for form in (tf.SparseTensor, tf.RaggedTensor):
         if isinstance(inputs, form) != isinstance(weights, form):
-            raise _wrong_weights(weights, inputs, called)
+            raise _wrong_weights(feature, inputs, weights)
     if isinstance(inputs, tf.SparseTensor):
         values, pairs = weights.values, [(weights.dense_shape, inputs.dense_shape), (weights.indices, inputs.indices)]
     elif isinstance(inputs, tf.RaggedTensor):
-        values, pairs = weights.flat_values, list(_splits_of(weights, inputs, called))
+        if weights.ragged_rank != inputs.ragged_rank:
+            raise _wrong_weights(feature, inputs, weights)
+        values, pairs = weights.flat_values, list(_splits_of(weights, inputs))
     else:
         values = weights = tf.convert_to_tensor(weights)
         if not weights.shape.is_compatible_with(inputs.shape):
-            raise _wrong_weights(weights, inputs, called)
+            raise _wrong_weights(feature, inputs, weights)
         pairs = [(tf.shape(weights), tf.shape(inputs))]
-    flat = tf.reshape(tf.cast(values, dtype), [-1])
+    is_double = not feature.is_of_table and feature.table.dtype.base_dtype == tf.float64
+    flat = tf.reshape(tf.cast(values, tf.float64 if is_double else tf.float32), [-1])
     fit = tf.equal(tf.size(flat, out_type=tf.int64), num_ids)
     for of_weights, of_inputs in pairs:
         fit = tf.logical_and(fit, _are_equal(of_weights, of_inputs))
     return _Weights(_of_size(flat, num_ids), fit)
 
 
-def _splits_of(
-    weights: tf.RaggedTensor, inputs: tf.RaggedTensor, called: Called
-) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
+def _splits_of(weights: tf.RaggedTensor, inputs: tf.RaggedTensor) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
     """The row splits of both, level by level."""
-    if weights.ragged_rank != inputs.ragged_rank:
-        raise _wrong_weights(weights, inputs, called)
     for of_weights, of_inputs in zip(weights.nested_row_splits, inputs.nested_row_splits, strict=True):
         is_same = of_weights is of_inputs or of_weights.dtype == of_inputs.dtype
         yield (of_weights, of_inputs) if is_same else (tf.cast(of_weights, tf.int64), tf.cast(of_inputs, tf.int64))
 
 
-def _wrong_weights(weights: Any, inputs: Any, called: Called) -> ValueError:
-    where = "" if called.ids == "inputs" else f", for {called.source}"
+def _wrong_weights(feature: Feature, inputs: Any, weights: Any) -> ValueError:
+    ids, called = feature.ids_called, feature.weights_called
+    where = "" if ids == "inputs" else f", for {feature.source}"
     return ValueError(
-        f"`{called.weights}` must have the form of `{called.ids}`{where}. Received: {called.ids} {describe(inputs)}, "
-        f"{called.weights} {describe(weights)}."
+        f"`{called}` must have the form of `{ids}`{where}. Received: {ids} {describe(inputs)}, "
+        f"{called} {describe(weights)}."
     )
 
 
@@ -156,17 +148,16 @@ def _sparse_rows(sparse: tf.SparseTensor, rank: int | None, slot_num: int) -> tu
     return tuple(tf.where(is_cube, c, m) for c, m in zip(of_cube, of_matrix, strict=True))
 
 
-def _from_sparse(
-    sparse: tf.SparseTensor, weights: tf.Tensor | None, slot_num: int, keys: tf.Tensor, called: Called
-) -> Csr:
+def _from_sparse(feature: Feature, sparse: tf.SparseTensor, weights: tf.Tensor | None) -> Csr:
+    slot_num = feature.slot_num
     # How many sizes there are may be known where they are not; of what Python functions give, not even that.
     rank = sparse.shape.rank if sparse.shape.rank is not None else (sizes(sparse.dense_shape) or [None])[0]
     if rank not in (2, 3, None):
-        raise _error(sparse, slot_num, called)
+        raise _error(sparse, feature)
     row, num_rows, num_features = _sparse_rows(sparse, rank, slot_num)
     is_single = weights is not None and weights.dtype == tf.float32
     given = weights if is_single else tf.zeros([0], tf.float32)
-    splits, keys, given, order = _ops.lib().sok_sparse_to_csr(row, keys, given, num_rows)
+    splits, keys, given, order = _ops.lib().sok_sparse_to_csr(row, _keys_of(sparse.values, feature), given, num_rows)
     if weights is not None and not is_single:
         given = tf.gather(weights, order)
     if rank != 3:
@@ -176,9 +167,8 @@ def _from_sparse(
     return Csr(keys, splits, None if weights is None else given)
 
 
-def _from_ragged(
-    ragged: tf.RaggedTensor, weights: tf.Tensor | None, slot_num: int, key_dtype: DTypeLike, table: str, called: Called
-) -> Csr:
+def _from_ragged(feature: Feature, ragged: tf.RaggedTensor, weights: tf.Tensor | None) -> Csr:
+    slot_num = feature.slot_num
     inner_rank = ragged.flat_values.shape.rank or 1  # unknown for some placeholders
     rank = ragged.ragged_rank + inner_rank
     if rank == 3:
@@ -186,7 +176,7 @@ def _from_ragged(
     elif rank == 2 and ragged.ragged_rank == 1:
         inner = ragged
     else:
-        raise _error(ragged, slot_num, called)
+        raise _error(ragged, feature)
     if isinstance(inner, tf.RaggedTensor):
         keys, splits = inner.values, tf.cast(inner.row_splits, tf.int64)
     else:  # uniform inside: [batch, (slot_num), n] holds its values as [batch * slot_num, n]
@@ -199,17 +189,11 @@ def _from_ragged(
         wrong = tf.boolean_mask(lengths, tf.not_equal(lengths, slot_num))
         came = tf.concat([wrong, [slot_num]], 0)[0]  # the first that is wrong, if any
         splits = _check_slot_num(splits, came, slot_num)
-    return Csr(as_keys(keys, key_dtype, table, called.label), splits, weights)
+    return Csr(_keys_of(keys, feature), splits, weights, needs_check=rank != 2 or slot_num != 1)
 
 
-def _from_dense(
-    dense: tf.Tensor,
-    weights: tf.Tensor | None,
-    padding_key: int | None,
-    slot_num: int,
-    key_dtype: tf.DType,
-    called: Called,
-) -> Csr:
+def _from_dense(feature: Feature, dense: tf.Tensor, weights: tf.Tensor | None) -> Csr:
+    slot_num = feature.slot_num
     static = sizes(dense) or []
     rank = len(static)
     if rank == 2 and slot_num == 1:
@@ -217,13 +201,13 @@ def _from_dense(
     elif rank == 2 and static[1] in (slot_num, None):
         dense = dense[:, :, None]
     elif rank != 3 or static[1] not in (slot_num, None):
-        raise _error(dense, slot_num, called)
+        raise _error(dense, feature)
     shape = tf.shape(dense, out_type=tf.int64)
     flat = tf.reshape(dense, [-1])
-    if padding_key is None:
+    if feature.padding_key is None:
         csr = Csr(flat, tf.range(shape[0] * shape[1] + 1) * shape[2], weights)
     else:
-        kept = tf.not_equal(dense, tf.constant(padding_key, key_dtype))
+        kept = tf.not_equal(dense, tf.constant(feature.padding_key, feature.key_dtype))
         lengths = tf.reshape(tf.reduce_sum(tf.cast(kept, tf.int64), axis=2), [-1])
         splits = tf.concat([tf.zeros([1], tf.int64), tf.cumsum(lengths)], 0)
         kept = tf.reshape(kept, [-1])
@@ -233,56 +217,60 @@ def _from_dense(
     return Csr(csr.keys, _check_slot_num(csr.row_splits, shape[1], slot_num), csr.weights)
 
 
-def to_csr(
-    inputs: Any,
-    slot_num: int,
-    key_dtype: tf.DType,
-    table: str,
-    weights: Any = None,
-    padding_key: int | None = None,
-    *,
-    called: Called | None = None,
-    weights_dtype: tf.DType = tf.float32,
-) -> Csr:
+def to_csr(feature: Feature) -> Csr:
     """Ids in any of the accepted forms as segments: segment b * slot_num + f holds feature f of sample b.
 
-    Args:
-        inputs: SparseTensor with dense_shape [B * slot_num, n] (SOK's form) or [B, slot_num, n], its indices in any
-            order; RaggedTensor [B, slot_num, None] or [B * slot_num, None]; dense [B, slot_num, n], [B, slot_num] with
-            one id each or, with slot_num 1, [B, n].
-        slot_num: features F per sample.
-        key_dtype: of the table; integers that fit into it are cast.
-        table: name, for messages.
-        weights: one weight per id, in the form of `inputs` and at the same places (indices, row splits).
-        padding_key: in dense inputs, ids equal to it are left out. None: none is.
-        called: for messages, what the arguments are called there. None: `inputs` and `weights` of a table.
-        weights_dtype: float32 or float64, to which weights are cast.
+    Ids, of F = `slot_num` features per sample: SparseTensor with dense_shape [B * F, n] (SOK's form) or [B, F, n], its
+    indices in any order; RaggedTensor [B, F, None] or [B * F, None]; dense [B, F, n], [B, F] with one id each or, with
+    F = 1, [B, n]. Integers that fit into the table's key dtype are cast. Weights are one per id, in the form of the ids
+    and at the same places (indices, row splits). With the combiner `ROWS` ids are dense, of any shape, and stay so.
 
     Raises:
-        ValueError: the form, rank or dtype is not one of these.
+        ValueError, TypeError: the form, rank or dtype is not one of these.
 
     Example:
-        >>> csr = to_csr(tf.constant([[3, 0], [0, 5]]), 2, tf.int64, "doc", padding_key=0)
+        >>> from sok.table.table import EmbeddingVariable
+        >>> table = EmbeddingVariable(1, 10, name="to_csr")
+        >>> csr = to_csr(Feature(table, tf.constant([[3, 0], [0, 5]]), "sum", slot_num=2, padding_key=0))
         >>> csr.keys.numpy().tolist(), csr.row_splits.numpy().tolist()
         ([3, 5], [0, 1, 1, 1, 2])
     """
-    called = called or Called(f"table '{table}'")
-    how = (called, weights_dtype)
-    if isinstance(inputs, tf.SparseTensor):
-        given = _weights_of(weights, inputs, tf.size(inputs.values, out_type=tf.int64), *how)
-        keys = as_keys(inputs.values, key_dtype, table, called.label)
-        csr = _from_sparse(inputs, given and given.flat, slot_num, keys, called)
-    elif isinstance(inputs, tf.RaggedTensor):
-        given = _weights_of(weights, inputs, tf.size(inputs.flat_values, out_type=tf.int64), *how)
-        csr = _from_ragged(inputs, given and given.flat, slot_num, key_dtype, table, called)
+    ids = feature.ids
+    if isinstance(ids, Csr):
+        return _as_they_are(feature, ids)
+    if feature.combiner == ROWS:
+        if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
+            raise TypeError(
+                f"`{feature.ids_called}` must be dense. Received: a {type(ids).__name__}. "
+                "Look it up with sok.group_embedding_lookup_sparse(..., is_sequence=True)."
+            )
+        return Csr(_keys_of(ids, feature))
+    given = None
+    if isinstance(ids, tf.SparseTensor):
+        given = _weights_of(feature, ids, tf.size(ids.values, out_type=tf.int64))
+        csr = _from_sparse(feature, ids, given and given.flat)
+    elif isinstance(ids, tf.RaggedTensor):
+        given = _weights_of(feature, ids, tf.size(ids.flat_values, out_type=tf.int64))
+        csr = _from_ragged(feature, ids, given and given.flat)
     else:
-        dense = as_keys(inputs, key_dtype, table, called.label)
-        given = _weights_of(weights, dense, tf.size(dense, out_type=tf.int64), *how)
-        csr = _from_dense(dense, given and given.flat, padding_key, slot_num, key_dtype, called)
+        dense = _keys_of(ids, feature)
+        given = _weights_of(feature, dense, tf.size(dense, out_type=tf.int64))
+        csr = _from_dense(feature, dense, given and given.flat)
     if given is None:
         return csr
     splits = _check(csr.row_splits, "weights_differ", given.fit, tf.zeros([], tf.int64))
-    return dataclasses.replace(csr, row_splits=splits)
+    return dataclasses.replace(csr, row_splits=splits, needs_check=True)
+
+
+def _as_they_are(feature: Feature, ids: Csr) -> Csr:
+    splits = None if ids.row_splits is None else tf.convert_to_tensor(ids.row_splits, tf.int64)
+    weights = None if ids.weights is None else tf.convert_to_tensor(ids.weights, tf.float32)
+    csr = Csr(_keys_of(ids.keys, feature), splits, weights)
+    for what in ("keys", "row_splits", "weights"):
+        tensor = getattr(csr, what)
+        if tensor is not None and tensor.shape.rank not in (1, None) and (what != "keys" or feature.combiner != ROWS):
+            raise ValueError(f"{feature.source}: `{what}` must have rank 1. Received: shape {tensor.shape}.")
+    return csr
 
 
 def to_dense(inputs: Any, key_dtype: tf.DType, table: str) -> tuple[tf.Tensor, tf.Tensor | None]:

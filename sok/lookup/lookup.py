@@ -1,59 +1,121 @@
-"""One lookup: ids to rows or pooled vectors, whoever owns them.
+"""The one lookup: ids of some features to rows or pooled vectors, whoever owns them.
 
-On one worker a lookup is one native op; on many, `sok.lookup.exchange`.
+`begin` asks, `finish` gets: the ids of one part of a call, on one worker by a native op, on several by an exchange.
+Between the two, tables may change. What everybody calls does one after the other, and tells the other workers of what
+is refused before.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from sok.base import _ops
-from sok.lookup import exchange
+from sok.lookup import exchange, plain_variables
+from sok.lookup.feature import PADDED, ROWS, Csr, Feature, Group
+from sok.lookup.inputs import to_csr
 from sok.table import reading
-from sok.table.keys import as_keys
 from sok.table.table import EmbeddingVariable, look_up_with
 
 
 @dataclasses.dataclass(frozen=True)
-class Csr:
-    """Ids of S segments, back to back: segment s holds keys[row_splits[s]:row_splits[s + 1]]."""
+class Ticket:
+    """A lookup that has begun: no table has changed, and on several workers its keys are with their owners.
 
-    keys: tf.Tensor  # [N]
-    row_splits: tf.Tensor  # [S + 1] int64
-    weights: tf.Tensor | None = None  # [N] float32; for ordinary variables of float64, that
+    Example:
+        >>> from sok.table.table import EmbeddingVariable
+        >>> v = EmbeddingVariable(2, 10, initializer="ones", name="ticket")
+        >>> ticket = begin([Feature(v, Csr(tf.constant([5, 6, 5], tf.int64)))], training=True)
+        >>> int(v.size())
+        0
+        >>> finish(ticket)[0].shape, int(v.size())
+        (TensorShape([3, 2]), 2)
+    """
 
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """What the input of a layer may be; 0 means no limit."""
-
-    slot_num: int = 1
-    max_nnz: int = 0
-    max_feature_num: int = 0
-
-    def attributes(self) -> dict[str, int]:
-        return dataclasses.asdict(self)
-
-
-@dataclasses.dataclass(frozen=True)
-class Feature:
-    """One of the lookups of a group: ids of one table, pooled per segment."""
-
-    table: EmbeddingVariable
-    csr: Csr
-    combiner: str  # 'sum', 'mean' or 'sqrtn'
-    limits: Limits = Limits()
-    checked: bool = False  # row splits make sense and no limit is set: nothing to validate
-    exact: bool = False  # rows travel as they are, whatever `table.exchange_dtype` says
+    features: tuple[Feature, ...]  # of tables; their ids are Csr
+    group: Group
+    insert: tf.Tensor  # bool: whether keys without a row get one
+    sent: exchange.Sent | None  # None: this worker asks no other
 
 
-def is_alone(variable: EmbeddingVariable) -> bool:
-    """Whether a lookup asks no other worker: there is none, or a model is being traced for its export."""
-    return variable.world_size == 1 or _ops.is_substituted()
+def begin(features: Sequence[Feature], training: Any) -> Ticket:
+    """Begins the lookup of features of tables whose ids are Csr, and changes no table.
+
+    Collective: one, on several workers. What is wrong with ids is raised by `finish`.
+    """
+    group, insert = Group.of(features), tf.convert_to_tensor(training, tf.bool)
+    return Ticket(
+        tuple(features), group, insert, None if group.is_alone else exchange.send_keys(group, features, insert)
+    )
+
+
+def finish(ticket: Ticket) -> list[tf.Tensor]:
+    """For each feature of a ticket its vectors or rows, of the tables as they are now; makes rows of unseen keys.
+
+    Collective: one, on several workers, and one for the gradient. Raises as `lookup_parts`.
+    """
+    for table in ticket.group.tables:
+        reading.note(table)
+    found = _look_up_here(ticket) if ticket.sent is None else exchange.fetch_rows(ticket.sent, ticket.features)
+    return [_shaped(f, output) for f, output in zip(ticket.features, found, strict=True)]
+
+
+def lookup_parts(
+    parts: Sequence[Sequence[Feature]], training: Any = True, names: Sequence[str] | None = None
+) -> list[list[tf.Tensor]]:
+    """Looks up the features of each part: those of tables by one op, or exchange, those of variables by another.
+
+    Args:
+        parts: any features, of tables and ordinary variables; several may share one.
+        training: whether keys without a row get one; bool or bool scalar tensor, equal on all workers. Without, they
+            read as their initial value.
+        names: of the name scope of each part.
+
+    Returns:
+        For each feature what its combiner says: [S, D] pooled, where an empty segment gives zeros, [S, T, D] with
+        `PADDED`, [..., D] with `ROWS`. In float32, of a variable in its dtype, or what the feature says.
+
+    Raises:
+        ValueError, TypeError: of what Python refuses; on the other workers as `told_to_peers` says.
+        tf.errors.InvalidArgumentError: the input of a worker is not what it should be; on all workers.
+        tf.errors.ResourceExhaustedError: a shard is full; on all workers.
+        tf.errors.FailedPreconditionError: the workers are in different calls, or `training` differs; on all workers.
+
+    Collective for each part with a table: 2 collectives, and 1 for the gradient. Differentiable in tables, variables
+    and weights. If an output of a part contributes to the loss on one worker, one must on every worker: the gradient is
+    a collective too.
+    """
+    scopes = [""] * len(parts)
+    for i, name in enumerate(names or ()):
+        with tf.name_scope(name) as scopes[i]:
+            pass
+
+    def each(body: Callable[[Sequence[Feature]], Any], parts: Sequence[Sequence[Feature]]) -> list[Any]:
+        found = []
+        for part, scope in zip(parts, scopes, strict=True):
+            with tf.name_scope(scope) if scope else contextlib.nullcontext():
+                found.append(body(part))
+        return found
+
+    # What is wrong in any part is told where peers wait: at the first exchange.
+    waiting = next((tables for part in parts if (tables := [f.table for f in part if f.is_of_table])), ())
+    with exchange.told_to_peers(*waiting):
+        parts = _with_report(each(lambda part: [dataclasses.replace(f, ids=to_csr(f)) for f in part], parts))
+        of_tables = each(lambda part: _of_tables(part, training), parts)
+        # Their gradients need ids alone. Where the lookup of a table raises, they are not to be updated either.
+        done = [outputs[0] for outputs in of_tables if outputs]
+        of_variables = each(lambda part: _of_variables(part, done), parts)
+    both = zip(parts, map(iter, of_tables), map(iter, of_variables), strict=True)
+    return [[next(tables if f.is_of_table else variables) for f in part] for part, tables, variables in both]
+
+
+def lookup_group(features: Sequence[Feature], training: Any = True) -> list[tf.Tensor]:
+    """`lookup_parts` of one part."""
+    return lookup_parts([features], training)[0]
 
 
 def lookup_rows(
@@ -68,8 +130,7 @@ def lookup_rows(
     Args:
         variable: the table.
         keys: [...] integers of the table's key dtype.
-        training: whether keys without a row get one; bool or bool scalar tensor. Without, they read as their initial
-            value.
+        training: as in `lookup_parts`.
         report: empty, or what `sok.lookup.inputs` found wrong with the input, to be raised on every rank.
         exact: whether rows travel as they are, whatever `variable.exchange_dtype` says.
 
@@ -77,8 +138,7 @@ def lookup_rows(
         [..., D] float32. Collective; differentiable with respect to the variable.
 
     Raises:
-        tf.errors.InvalidArgumentError: a key is outside an identity table, on every rank.
-        tf.errors.ResourceExhaustedError: an owner's shard is full, on every rank.
+        As `lookup_parts`.
 
     Example:
         >>> from sok.table.table import EmbeddingVariable, look_up_with
@@ -86,104 +146,82 @@ def lookup_rows(
         >>> lookup_rows(v, tf.constant([[5], [6]], tf.int64)).shape
         TensorShape([2, 1, 2])
     """
-    reading.note(variable)
-    with exchange.told_to_peers(variable):
-        keys = as_keys(keys, variable.key_dtype, variable.table_name)
-    flat = tf.reshape(keys, [-1])
-    if is_alone(variable):
-        if report is not None:
-            with tf.control_dependencies([_ops.lib().sok_validate_csr(variable.handle, flat, report)]):
-                keys = tf.identity(keys)
-        return _ops.lib().sok_table_lookup(variable.handle, keys, training, dim=variable.dim)[0]
-    splits = tf.zeros([0], tf.int64) if report is None else report
-    feature = Feature(variable, Csr(flat, splits), exchange.ROWS, exact=exact)
-    (rows,) = exchange.lookup_group([feature], training)
-    rows = tf.reshape(rows, tf.concat([tf.shape(keys), [variable.dim]], 0))
-    rows.set_shape(keys.shape.concatenate([variable.dim]))
-    return rows
+    ids = keys if report is None else Csr(keys, report)
+    return lookup_group([Feature(variable, ids, exact=exact)], training)[0]
 
 
-def lookup_pooled(
-    variable: EmbeddingVariable,
-    csr: Csr,
-    combiner: str,
-    training: Any = True,
-    slot_num: int = 1,
-    max_nnz: int = 0,
-    max_feature_num: int = 0,
-) -> tf.Tensor:
-    """One vector per segment: its keys' rows combined by tf.nn.embedding_lookup_sparse's rules.
-
-    Args:
-        variable: the table.
-        csr: keys, segments and optional weights.
-        combiner: 'sum', 'mean' or 'sqrtn'.
-        training: as in `lookup_rows`.
-        slot_num: segments per sample, for `max_feature_num` and messages.
-        max_nnz: keys a segment may have; 0: any number.
-        max_feature_num: keys a sample may have; 0: any number.
-
-    Returns:
-        [S, D] float32; an empty segment gives zeros. Collective; differentiable in the variable and the weights.
-
-    Raises:
-        tf.errors.InvalidArgumentError: the input breaks a limit, or a key is outside an identity table, on every rank.
-        tf.errors.ResourceExhaustedError: an owner's shard is full, on every rank.
-    """
-    limits = Limits(slot_num, max_nnz, max_feature_num)
-    return lookup_group([Feature(variable, csr, combiner, limits)], training)[0]
+def _with_report(parts: list[list[Feature]]) -> list[list[Feature]]:
+    """The features; on several workers, the first of a table says, too, what is wrong with ids of variables."""
+    flat = [f for part in parts for f in part]
+    variables = [f for f in flat if not f.is_of_table]
+    first = next((f for f in flat if f.is_of_table), None)
+    if not variables or first is None or Group.of([first]).is_alone:
+        return parts
+    splits = plain_variables.reported(first.ids.for_ops()[1], variables)
+    told = dataclasses.replace(first, ids=dataclasses.replace(first.ids, row_splits=splits))
+    return [[told if f is first else f for f in part] for part in parts]
 
 
-def lookup_group(features: Sequence[Feature], training: Any = True) -> list[tf.Tensor]:
-    """`lookup_pooled` of many features and tables, all in one op.
+def _of_tables(part: Sequence[Feature], training: Any) -> list[tf.Tensor]:
+    features = [f for f in part if f.is_of_table]
+    return finish(begin(features, training)) if features else []
 
-    Args:
-        features: what to look up; several may share a table. Rows travel in 16 bit if all their tables say the same.
-        training: as in `lookup_rows`.
 
-    Returns:
-        For each feature [S, D] float32. Collective; differentiable in the variables and the weights.
-
-    Raises:
-        As `lookup_pooled`. On one worker, features are validated one after the other, before any is looked up.
-    """
-    if features and not is_alone(features[0].table):
-        return exchange.lookup_group(features, training)
-    features = [_with_keys(f, as_keys(f.csr.keys, f.table.key_dtype, f.table.table_name)) for f in features]
-    for table in {id(f.table): f.table for f in features}.values():
-        reading.note(table)
-    features = [f if f.checked else _validated(f) for f in features]
-    return _lookup_fused(features, training) if features else []
+def _of_variables(part: Sequence[Feature], after: list[tf.Tensor]) -> list[tf.Tensor]:
+    features = [f for f in part if not f.is_of_table]
+    if features and after:
+        with tf.control_dependencies(after):
+            features = [_with_keys(f, tf.identity(f.ids.keys)) for f in features]
+    return [_shaped(f, found) for f, found in zip(features, plain_variables.lookup(features), strict=True)]
 
 
 def _with_keys(f: Feature, keys: tf.Tensor) -> Feature:
-    return dataclasses.replace(f, csr=dataclasses.replace(f.csr, keys=keys))
+    return dataclasses.replace(f, ids=dataclasses.replace(f.ids, keys=keys))
 
 
-def _validated(f: Feature) -> Feature:
-    checked = _ops.lib().sok_validate_csr(f.table.handle, f.csr.keys, f.csr.row_splits, **f.limits.attributes())
-    return _with_keys(f, checked)
+def _look_up_here(ticket: Ticket) -> list[tf.Tensor]:
+    """What this worker finds in its own tables, which are whole: the one place where one worker judges its ids."""
+    features = [_checked(f) for f in ticket.features]
+    first = features[0]
+    if len(features) == 1 and first.combiner == ROWS:
+        return [_ops.lib().sok_table_lookup(first.table.handle, first.ids.keys, ticket.insert, dim=first.table.dim)[0]]
+    keys, row_splits, weights = map(list, zip(*(f.ids.for_ops() for f in features), strict=True))
+    combiners = [f.pooling for f in features]
+    for i, combiner in enumerate(combiners):
+        if combiner == ROWS:  # from the same op: each key is a segment of its own
+            combiners[i], row_splits[i] = "sum", tf.range(tf.size(keys[i], out_type=tf.int64) + 1)
+    return _ops.lib().sok_group_lookup(
+        ticket.group.handles,
+        keys,
+        row_splits,
+        weights,
+        ticket.insert,
+        table_of=ticket.group.table_of(features),
+        dims=ticket.group.dims,
+        combiners=combiners,
+        capacities=[table.capacity for table in ticket.group.tables],
+    )[0]
 
 
-def _lookup_fused(features: Sequence[Feature], training: Any) -> list[tf.Tensor]:
-    tables = list({id(f.table): f.table for f in features}.values())
-    number = {id(table): i for i, table in enumerate(tables)}
-    outputs, _ = _ops.lib().sok_group_lookup(
-        [table.handle for table in tables],
-        [f.csr.keys for f in features],
-        [f.csr.row_splits for f in features],
-        [_weights(f) for f in features],
-        training,
-        table_of=[number[id(f.table)] for f in features],
-        dims=[table.dim for table in tables],
-        combiners=[f.combiner for f in features],
-        capacities=[table.capacity for table in tables],
-    )
-    return outputs
+def _checked(f: Feature) -> Feature:
+    """The feature, once this worker has found nothing wrong with it that the op for all of them would not see."""
+    keys, row_splits, _ = f.ids.for_ops()
+    if f.ids.row_splits is None or not (f.ids.needs_check or f.max_nnz or f.max_feature_num):
+        return f
+    checked = _ops.lib().sok_validate_csr(f.table.handle, keys, row_splits, **f.limits)
+    return _with_keys(f, checked if f.ids.keys.shape.rank == 1 else tf.reshape(checked, tf.shape(f.ids.keys)))
 
 
-def _weights(f: Feature) -> tf.Tensor:
-    return tf.zeros([0]) if f.csr.weights is None else tf.convert_to_tensor(f.csr.weights, tf.float32)
+def _shaped(f: Feature, found: tf.Tensor) -> tf.Tensor:
+    """What a feature gives, of its pooled vectors [S, D], or of one row for each of its keys."""
+    dim = found.shape[-1]
+    if f.combiner == PADDED:
+        found = tf.RaggedTensor.from_row_splits(found, f.ids.row_splits, validate=False).to_tensor()
+        found.set_shape([None, None, dim])
+    elif f.combiner == ROWS and found.shape.rank == 2 and f.ids.keys.shape.rank != 1:
+        found = tf.reshape(found, tf.concat([tf.shape(f.ids.keys), [dim]], 0))
+        found.set_shape(f.ids.keys.shape.concatenate([dim]))
+    return found if f.dtype is None else tf.cast(found, f.dtype)
 
 
 look_up_with(lookup_rows)

@@ -6,7 +6,6 @@ by stock TensorFlow, one by one.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,10 +13,7 @@ import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
 from sok.base import _ops
-from sok.lookup.lookup import Csr
-
-# What the ids of a variable are: row numbers.
-ID_DTYPE = tf.int64
+from sok.lookup.feature import ROWS, Feature
 
 _MAX_ROWS = 2**31 - 1  # what the native op counts
 
@@ -59,13 +55,11 @@ def name_of(variable: Any) -> str:
     return variable.name.partition(":")[0]
 
 
-def lookup(variables: Sequence[Any], csrs: Sequence[Csr], combiners: Sequence[str]) -> list[tf.Tensor]:
-    """One vector per segment, or with the combiner `exchange.ROWS` one per id, of each variable.
+def lookup(features: Sequence[Feature]) -> list[tf.Tensor]:
+    """One vector per segment, or if it is not pooled one per id, of each feature of a variable.
 
     Args:
-        variables: [rows, dim] of any float dtype; one may come several times.
-        csrs: for each its ids, int64, and optional weights.
-        combiners: for each one.
+        features: of variables [rows, dim] of any float dtype; one may come several times. Their ids are Csr.
 
     Returns:
         For each [S, dim] or [N, dim] of the variable's dtype. Not collective. Differentiable in the variables and the
@@ -76,37 +70,44 @@ def lookup(variables: Sequence[Any], csrs: Sequence[Csr], combiners: Sequence[st
         tf.errors.InvalidArgumentError: malformed ids, or an id that is no row; names the variable.
         tf.errors.FailedPreconditionError: a variable has no value yet.
     """
-    for variable in variables:
-        _check_shape(variable)
-    kinds = [_kind(variable) for variable in variables]
-    outputs: list[Any] = [None] * len(variables)
+    for feature in features:
+        _check_shape(feature.table)
+    kinds = [_kind(feature.table) for feature in features]
+    outputs: list[Any] = [None] * len(features)
     # One op reads what lies on one device.
-    places = [(kind, variable.device) for kind, variable in zip(kinds, variables, strict=True)]
+    places = [(kind, feature.table.device) for kind, feature in zip(kinds, features, strict=True)]
     for kind, device in dict.fromkeys(place for place in places if place[0] != "other"):
         chosen = [i for i, place in enumerate(places) if place == (kind, device)]
-        pooled = _pool(kind, [variables[i] for i in chosen], [csrs[i] for i in chosen], [combiners[i] for i in chosen])
-        for i, output in zip(chosen, pooled, strict=True):
+        for i, output in zip(chosen, _pool(kind, [features[i] for i in chosen]), strict=True):
             outputs[i] = output
     for i, kind in enumerate(kinds):
         if kind == "other":
-            outputs[i] = _stock(variables[i], csrs[i], combiners[i])
+            outputs[i] = _stock(features[i])
     return outputs
 
 
-def reported(row_splits: tf.Tensor, variables: Sequence[Any], csrs: Sequence[Csr]) -> tf.Tensor:
-    """`row_splits` of a table's feature; or a report, if `lookup` would raise for the ids of a variable.
+def reported(row_splits: tf.Tensor, features: Sequence[Feature]) -> tf.Tensor:
+    """`row_splits` of a table's feature; or a report, if `lookup` would raise for the ids of a variable's.
 
     The lookup of the table raises it, on all workers.
     """
-    for variable in variables:
-        _check_shape(variable)
+    for feature in features:
+        _check_shape(feature.table)
     return _ops.lib().sok_report_ids(
         row_splits,
-        [csr.keys for csr in csrs],
-        [csr.row_splits for csr in csrs],
-        names=[name_of(variable) for variable in variables],
-        num_rows=[tf.TensorShape(variable.shape).as_list()[0] for variable in variables],
+        *_ids_of(features),
+        names=[name_of(feature.table) for feature in features],
+        num_rows=[_num_rows(feature.table) for feature in features],
     )
+
+
+def _ids_of(features: Sequence[Feature]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    ids, row_splits, _ = map(list, zip(*(feature.ids.for_ops() for feature in features), strict=True))
+    return ids, row_splits
+
+
+def _num_rows(variable: Any) -> int:
+    return tf.TensorShape(variable.shape).as_list()[0]
 
 
 def _check_shape(variable: Any) -> None:
@@ -118,15 +119,15 @@ def _check_shape(variable: Any) -> None:
 
 
 def _kind(variable: Any) -> str:
-    if variable.dtype.base_dtype != tf.float32 or tf.TensorShape(variable.shape).as_list()[0] > _MAX_ROWS:
+    if variable.dtype.base_dtype != tf.float32 or _num_rows(variable) > _MAX_ROWS:
         return "other"
     if isinstance(variable, resource_variable_ops.BaseResourceVariable):
         return "resource"
     return "reference" if variable.dtype._is_ref_dtype else "other"
 
 
-def _pool(kind: str, variables: list[Any], csrs: list[Csr], combiners: list[str]) -> list[tf.Tensor]:
-    distinct = list({id(variable): variable for variable in variables}.values())
+def _pool(kind: str, features: list[Feature]) -> list[tf.Tensor]:
+    distinct = list({id(feature.table): feature.table for feature in features}.values())
     number = {id(variable): i for i, variable in enumerate(distinct)}
     shapes = [tf.TensorShape(variable.shape).as_list() for variable in distinct]
     if kind == "resource":
@@ -138,50 +139,50 @@ def _pool(kind: str, variables: list[Any], csrs: list[Csr], combiners: list[str]
         op, sources = _ops.lib().sok_tensor_pool, [tf.convert_to_tensor(variable) for variable in distinct]
     outputs = op(
         sources,
-        [csr.keys for csr in csrs],
-        [csr.row_splits for csr in csrs],
+        *_ids_of(features),
         names=[name_of(variable) for variable in distinct],
         num_rows=[rows for rows, _ in shapes],
         dims=[dim for _, dim in shapes],
-        variable_of=[number[id(variable)] for variable in variables],
+        variable_of=[number[id(feature.table)] for feature in features],
         # Weights may want a gradient, which needs the rows.
-        combiners=["rows" if csr.weights is not None else c for csr, c in zip(csrs, combiners, strict=True)],
+        combiners=[ROWS if feature.ids.weights is not None else feature.pooling for feature in features],
     )
     return [
-        rows if csr.weights is None else _combine(rows, csr, combiner)
-        for rows, csr, combiner in zip(outputs, csrs, combiners, strict=True)
+        rows if feature.ids.weights is None else _combine(rows, feature)
+        for rows, feature in zip(outputs, features, strict=True)
     ]
 
 
-def _combine(rows: tf.Tensor, csr: Csr, combiner: str) -> tf.Tensor:
-    index = tf.range(tf.size(csr.keys, out_type=tf.int64))
-    return _ops.lib().sok_combine(rows, index, csr.row_splits, csr.weights, combiner=combiner)
+def _combine(rows: tf.Tensor, feature: Feature) -> tf.Tensor:
+    ids = feature.ids
+    index = tf.range(tf.size(ids.keys, out_type=tf.int64))
+    return _ops.lib().sok_combine(rows, index, ids.row_splits, ids.weights, combiner=feature.pooling)
 
 
-def _stock(variable: Any, csr: Csr, combiner: str) -> tf.Tensor:
-    bound = tf.TensorShape(variable.shape).as_list()[0]
-    ids = _ops.lib().sok_check_ids(csr.keys, csr.row_splits, variable=name_of(variable), num_rows=bound)
+def _stock(feature: Feature) -> tf.Tensor:
+    variable = feature.table
+    given, row_splits, _ = feature.ids.for_ops()
+    ids = _ops.lib().sok_check_ids(given, row_splits, variable=name_of(variable), num_rows=_num_rows(variable))
     rows = tf.nn.embedding_lookup(variable, ids)
-    if combiner == "rows":
+    if feature.pooling == ROWS:
         return rows
     with tf.control_dependencies([ids]):  # until then the splits may be a report, which counts nothing
         # Not an identity: of constant splits that are wrong, shape inference would make an error that names nothing.
-        row_splits = tf.compat.v1.placeholder_with_default(csr.row_splits, [None])
-        csr = dataclasses.replace(csr, row_splits=row_splits)
+        row_splits = tf.compat.v1.placeholder_with_default(row_splits, [None])
     if rows.dtype.size == 2:
         # Sums of many 16-bit floats stop growing: as TensorFlow does, add in 32 bits and round once.
-        return tf.cast(_pooled(tf.cast(rows, tf.float32), csr, combiner), rows.dtype)
-    return _pooled(rows, csr, combiner)
+        return tf.cast(_pooled(tf.cast(rows, tf.float32), row_splits, feature), rows.dtype)
+    return _pooled(rows, row_splits, feature)
 
 
-def _pooled(rows: tf.Tensor, csr: Csr, combiner: str) -> tf.Tensor:
-    num_segments = tf.size(csr.row_splits, out_type=tf.int64) - 1
-    segment = tf.repeat(tf.range(num_segments), csr.row_splits[1:] - csr.row_splits[:-1])
-    weights = tf.ones_like(csr.keys, rows.dtype) if csr.weights is None else tf.cast(csr.weights, rows.dtype)
+def _pooled(rows: tf.Tensor, row_splits: tf.Tensor, feature: Feature) -> tf.Tensor:
+    num_segments, weights = tf.size(row_splits, out_type=tf.int64) - 1, feature.ids.weights
+    segment = tf.repeat(tf.range(num_segments), row_splits[1:] - row_splits[:-1])
+    weights = tf.ones_like(rows[:, 0]) if weights is None else tf.cast(weights, rows.dtype)
     sums = tf.math.unsorted_segment_sum(rows * weights[:, None], segment, num_segments)
-    if combiner == "sum":
+    if feature.combiner == "sum":
         return sums
-    if combiner == "mean":
+    if feature.combiner == "mean":
         divisor = tf.math.unsorted_segment_sum(weights, segment, num_segments)
     else:
         divisor = tf.sqrt(tf.math.unsorted_segment_sum(weights * weights, segment, num_segments))

@@ -15,7 +15,8 @@ import tensorflow as tf
 import sok
 from sok.job import context
 from sok.job.transport import horovod
-from sok.lookup.lookup import Csr, Feature, lookup_group
+from sok.lookup.feature import Csr, Feature
+from sok.lookup.lookup import lookup_group
 from sok.optimizers.loss_scaling import all_finite
 
 from .conftest import EMULATED_GPU
@@ -99,7 +100,7 @@ def all_rows(tables):
     none = tf.zeros([0], tf.int64)
     features = [Feature(t, Csr(tf.cast(keys, t.key_dtype), none), "rows", exact=True) for t in tables]
     if tables[0].world_size == 1:
-        return [t.sparse_read(f.csr.keys).numpy() for t, f in zip(tables, features, strict=True)]
+        return [t.sparse_read(f.ids.keys).numpy() for t, f in zip(tables, features, strict=True)]
     return [rows.numpy() for rows in lookup_group(features, training=False)]
 
 
@@ -110,7 +111,7 @@ def lookup(kind, tables, batch):
     outputs = []
     for feature in features_of(kind, tables, batch):
         if feature.combiner == "rows":
-            outputs.append(sok.lookup.lookup.lookup_rows(feature.table, feature.csr.keys))
+            outputs.append(sok.lookup.lookup.lookup_rows(feature.table, feature.ids.keys))
         else:
             outputs += lookup_group([feature])
     return outputs

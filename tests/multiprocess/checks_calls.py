@@ -6,6 +6,7 @@ import tensorflow as tf
 import sok
 from sok.job import context
 from sok.lookup import lookup
+from sok.lookup.feature import Csr, Feature
 
 v1 = tf.compat.v1
 
@@ -27,7 +28,7 @@ def check_tables_whose_names_are_alike_are_looked_up_at_once(world, monkeypatch)
 
     @tf.function
     def step():
-        group = lookup.lookup_group([lookup.Feature(t, lookup.Csr(keys, [0, 6]), "sum") for t in tables[:2]])
+        group = lookup.lookup_group([Feature(t, Csr(keys, [0, 6]), "sum") for t in tables[:2]])
         return tf.add_n([tf.reduce_sum(lookup.lookup_rows(t, keys)) for t in tables[2:]] + [tf.reduce_sum(group)])
 
     for _ in range(5):

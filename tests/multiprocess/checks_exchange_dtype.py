@@ -10,7 +10,8 @@ import tf_keras
 
 import sok
 from sok.layers import for_keras
-from sok.lookup.lookup import Csr, Feature, lookup_group, lookup_rows
+from sok.lookup.feature import Csr, Feature
+from sok.lookup.lookup import lookup_group, lookup_rows
 from tests.multiprocess.checks_distributed import SCALERS
 from tests.reference.exchange import ANSWER_HEADER, owner
 from tests.reference.exchange_wire import rounded

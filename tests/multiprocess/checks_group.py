@@ -9,7 +9,8 @@ import tensorflow as tf
 import sok
 from sok.base import _ops
 from sok.job import context
-from sok.lookup.lookup import Csr, Feature, lookup_group
+from sok.lookup.feature import Csr, Feature
+from sok.lookup.lookup import lookup_group
 from tests.group_features import FEATURES, TABLES, features_of, make_tables
 from tests.multiprocess.harness import World
 from tests.reference import combine as reference

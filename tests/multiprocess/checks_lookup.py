@@ -8,6 +8,8 @@ import sok
 from sok.base import _ops
 from sok.job import context
 from sok.lookup import lookup
+from sok.lookup.feature import Csr
+from tests.group_features import lookup_pooled
 from tests.multiprocess.harness import World
 
 DIM = 3
@@ -85,8 +87,8 @@ def check_pooling_is_that_of_tf_nn(world):
     sp_weights = tf.RaggedTensor.from_row_splits(tf.constant(weights), splits).to_sparse()
     for combiner in ("sum", "mean", "sqrtn"):
         for mine, theirs in ((None, None), (tf.constant(weights), sp_weights)):
-            csr = lookup.Csr(tf.constant(keys), tf.constant(splits), mine)
-            pooled = lookup.lookup_pooled(variable, csr, combiner)
+            csr = Csr(tf.constant(keys), tf.constant(splits), mine)
+            pooled = lookup_pooled(variable, csr, combiner)
             if len(keys) == 0:
                 np.testing.assert_array_equal(pooled, np.zeros([6, DIM]))
             else:

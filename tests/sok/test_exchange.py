@@ -1,5 +1,6 @@
 """Group lookups on several workers, which are threads here: one exchange for all tables, and bad news for everyone."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -8,9 +9,10 @@ import tensorflow as tf
 
 import sok
 from sok.lookup import exchange
-from sok.lookup.lookup import Csr, Feature, Limits, lookup_group, lookup_pooled, lookup_rows
+from sok.lookup.feature import Csr, Feature
+from sok.lookup.lookup import begin, finish, lookup_group, lookup_rows
 from sok.table.table import EmbeddingVariable
-from tests.group_features import FEATURES, TABLES, features_of, make_tables
+from tests.group_features import FEATURES, TABLES, features_of, lookup_pooled, make_tables
 from tests.messages import saying
 from tests.reference.judge import assert_close, assert_same
 from tests.sok.threads_world import checked, run_world
@@ -53,7 +55,7 @@ def as_csr(inputs):
 def run(tables, inputs, upstream):
     """Outputs, gradient of each key of each table, gradients of weights."""
     features = features_of(tables, as_csr(inputs))
-    weights = [f.csr.weights for f in features if f.csr.weights is not None]
+    weights = [f.ids.weights for f in features if f.ids.weights is not None]
     with tf.GradientTape() as tape:
         tape.watch(weights)
         outputs = lookup_group(features)
@@ -150,6 +152,39 @@ def test_outputs_that_one_worker_does_not_use_have_zero_gradients(monkeypatch):
     for of_first, of_second in checked(run_world(2, program, monkeypatch)):
         assert_same(of_first, [[2.0, 2.0]])
         assert_same(of_second, [[1.0, 1.0]])
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_lookup_that_has_begun_changes_nothing_until_its_turn(size, monkeypatch):
+    def program(transport):
+        hashed = EmbeddingVariable(1, 100, name="begun", initializer="ones")
+        legal = EmbeddingVariable(1, 100, name="begun_legal", hashed=False)
+        features = [
+            Feature(hashed, Csr(tf.constant([transport.rank, 7], tf.int64))),
+            Feature(legal, Csr(tf.constant([transport.rank], tf.int64), tf.constant([0, 1], tf.int64)), "sum"),
+        ]
+        ticket = begin(features, training=True)
+        begin(features, training=True)  # nobody finishes it
+        if transport.rank == size - 1:
+            bad = dataclasses.replace(
+                features[1], ids=Csr(tf.constant([10_000], tf.int64), tf.constant([0, 1], tf.int64))
+            )
+            wrong = begin([features[0], bad], training=True)
+        else:
+            wrong = begin(features, training=True)
+        assert int(hashed.size()) == int(legal.size()) == 0
+        # What happens in between is seen, and gets its gradient.
+        hashed.assign(tf.range(size, dtype=tf.int64), tf.fill([size, 1], 5.0))
+        with tf.GradientTape() as tape:
+            rows, _ = finish(ticket)
+            loss = tf.reduce_sum(rows)
+        assert rows.numpy().tolist() == [[5.0], [1.0]]
+        assert tf.reduce_sum(tape.gradient(loss, hashed).values) == 1.0 + (7 % size == transport.rank) * size
+        with pytest.raises(tf.errors.InvalidArgumentError, match="key 10000 is outside"):
+            finish(wrong)
+        return lookup_rows(hashed, [7]).shape
+
+    assert checked(run_world(size, program, monkeypatch)) == [[1, 1]] * size
 
 
 def csr_of(keys, splits, weights=None):
@@ -263,11 +298,11 @@ def test_limits_are_those_of_each_feature(monkeypatch):
     def program(transport):
         table = EmbeddingVariable(2, 100, name="limited")
         csr = csr_of(tf.constant([1, 3, 5], tf.int64), [0, 1, 3])
-        limits = [Limits(), Limits(slot_num=2, max_nnz=1 if transport.rank == 0 else 2)]
+        limits = [{}, {"slot_num": 2, "max_nnz": 1 if transport.rank == 0 else 2}]
         with pytest.raises(
             tf.errors.InvalidArgumentError, match=saying("sample 0", "feature 1 has more than max_nnz =")
         ):
-            lookup_group([Feature(table, csr, "sum", one) for one in limits])
+            lookup_group([Feature(table, csr, "sum", **one) for one in limits])
         return lookup_pooled(table, csr, "sum").shape
 
     assert checked(run_world(2, program, monkeypatch)) == [[2, 2]] * 2

@@ -1,13 +1,16 @@
 """Every form of input says the same, and what says something else is refused."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from sok.layers import All2AllDenseEmbedding
+from sok.lookup.feature import Csr, Feature
 from sok.lookup.inputs import static_batch, to_csr, to_dense
-from sok.lookup.lookup import Csr, lookup_pooled
 from sok.table.table import EmbeddingVariable
+from tests.group_features import lookup_pooled
 from tests.messages import saying
 
 # Three samples of two features.
@@ -39,8 +42,13 @@ def forms(values, dtype):
 FORMS = list(forms(KEYS, tf.int64))
 
 
+@functools.cache
+def table_of(key_dtype):
+    return EmbeddingVariable(1, 10, name="inputs", key_dtype=key_dtype)
+
+
 def csr(inputs, slot_num=2, key_dtype=tf.int64, **kwargs):
-    return to_csr(inputs, slot_num, key_dtype, "doc", **kwargs)
+    return to_csr(Feature(table_of(key_dtype), inputs, "sum", slot_num=slot_num, **kwargs))
 
 
 def assert_csr(found, keys, splits, weights=None):
@@ -185,7 +193,7 @@ def test_other_shapes_are_refused_with_what_is_accepted(inputs, came):
     ids=range(3),
 )
 def test_other_dtypes_are_refused(inputs):
-    with pytest.raises(ValueError, match="table 'doc': keys must be int64, .* Received: (float32|float64|uint64)"):
+    with pytest.raises(ValueError, match="table 'inputs': keys must be int64, .* Received: (float32|float64|uint64)"):
         csr(inputs)
 
 

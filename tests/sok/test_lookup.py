@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok.lookup.lookup import Csr, lookup_pooled, lookup_rows
+from sok.lookup.feature import Csr
+from sok.lookup.lookup import lookup_rows
 from sok.table.table import EmbeddingVariable
+from tests.group_features import lookup_pooled
 from tests.reference import combine as reference
 from tests.reference.judge import assert_close, assert_same, assert_same_table
 from tests.sok.threads_world import checked, run_world

@@ -9,9 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import sok
-from sok.lookup.lookup import Csr, Feature, Limits, lookup_group, lookup_pooled
+from sok.lookup.feature import Csr, Feature
+from sok.lookup.lookup import lookup_group
 from sok.table.table import EmbeddingVariable
-from tests.group_features import FEATURES, TABLES
+from tests.group_features import FEATURES, TABLES, lookup_pooled
 from tests.messages import saying
 from tests.reference.exchange import ANSWER_HEADER
 from tests.reference.judge import assert_close, assert_same
@@ -196,7 +197,7 @@ def test_bad_keys_and_limits_are_told_to_all(monkeypatch):
         ):
             lookup_pooled(table, mine, "sum")
         with pytest.raises(tf.errors.InvalidArgumentError, match="more than max_nnz = 1"):
-            lookup_group([Feature(table, good, "sum", Limits(max_nnz=1))])
+            lookup_group([Feature(table, good, "sum", max_nnz=1)])
         assert int(table.size()) == 0
         return lookup_pooled(table, good, "sum").shape
 

@@ -11,8 +11,8 @@ import sok
 from sok.base import _ops
 from sok.job import context
 from sok.lookup import lookup
+from sok.lookup.feature import Csr, Feature
 from sok.lookup.inputs import to_csr
-from sok.lookup.lookup import Csr, Feature
 from sok.saved_model.frozen_table import FrozenTable, word_dtype
 from sok.saved_model.initial_rows import initial_rows
 from sok.saved_model.signatures import flat_function, served_by
@@ -70,13 +70,14 @@ def test_a_group_pools_alike(tables, features):
     st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3), KEYS), max_size=8, unique_by=lambda x: x[:2]),
     st.booleans(),
 )
-def test_sparse_inputs_in_any_order_become_the_same_segments(entries, weighted):
+def test_sparse_inputs_in_any_order_become_the_same_segments(tables, entries, weighted):
     indices = tf.constant([e[:2] for e in entries], tf.int64, shape=[len(entries), 2])
     ids = tf.SparseTensor(indices, tf.constant([e[2] for e in entries], tf.int64), [5, 4])
     weights = ids.with_values(tf.range(len(entries), dtype=tf.float32)) if weighted else None
-    expected = to_csr(ids, 1, tf.int64, "t", weights)
+    feature = Feature(tables[0], ids, "sum", weights)
+    expected = to_csr(feature)
     with _ops.substituted(StockOps(freeze)):
-        actual = to_csr(ids, 1, tf.int64, "t", weights)
+        actual = to_csr(feature)
     for part in ("keys", "row_splits", "weights"):
         if getattr(expected, part) is not None:
             np.testing.assert_array_equal(getattr(actual, part), getattr(expected, part))

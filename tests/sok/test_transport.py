@@ -19,7 +19,7 @@ from sok.job.transport import ordering
 from sok.job.transport.horovod import HorovodTransport, _named
 from sok.job.transport.local import LocalTransport
 from sok.job.transport.ordering import in_turn, turns_of
-from sok.lookup.exchange import _Group
+from sok.lookup.feature import Group
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -70,7 +70,7 @@ COLLECTIVES = st.tuples(
 def test_no_two_collectives_have_one_name(one, other):
     def name_of(table, num_tables, what, number):
         tables = [types.SimpleNamespace(table_name=t) for t in (table, *map(str, range(1, num_tables)))]
-        return _named(f"{_Group(tuple(tables)).name}/{what}{number}")["name"]
+        return _named(f"{Group(tuple(tables)).name}/{what}{number}")["name"]
 
     # Nor do they differ by case alone: in one graph TensorFlow would give the second another name.
     assert (name_of(*one).lower() == name_of(*other).lower()) == (one == other)

@@ -13,7 +13,8 @@ from tensorflow.python.feature_column import feature_column as fc_v1
 from tensorflow.python.feature_column import feature_column_v2 as fc_v2
 
 from sok.lookup import group
-from sok.lookup.group import Request
+from sok.lookup.feature import Feature
+from sok.lookup.lookup import lookup_parts
 from sok.lookup.plain_variables import as_plain_variable
 from sok.table.table import is_embedding_variable
 
@@ -43,7 +44,7 @@ def group_of(column: Any) -> Group | None:
 
 @contextlib.contextmanager
 def collecting() -> Iterator[None]:
-    """Inside, a grouped column that is asked for its tensor says what it would look up, if it can: a `Request`."""
+    """Inside, a grouped column that is asked for its tensor says what it would look up, if it can: a `Feature`."""
     before, _here.collects = is_collecting(), True
     try:
         yield
@@ -55,7 +56,7 @@ def is_collecting() -> bool:
     return getattr(_here, "collects", False)
 
 
-def request(param: Any, sparse_tensors: Any, combiner: str, prunes: bool, categorical_column: Any) -> Request | None:
+def request(param: Any, sparse_tensors: Any, combiner: str, prunes: bool, categorical_column: Any) -> Feature | None:
     """The lookup of a column in `param`; None where only stock TensorFlow knows how.
 
     Args:
@@ -79,7 +80,7 @@ def request(param: Any, sparse_tensors: Any, combiner: str, prunes: bool, catego
             kept = tf.logical_and(kept, weights.values > 0)
         ids = tf.sparse.retain(ids, kept)
         weights = None if weights is None else tf.sparse.retain(weights, kept)
-    return Request(variable, ids, weights, combiner, ids_called=categorical_column.name)
+    return Feature(variable, ids, combiner, weights, ids_called=categorical_column.name, weights_called="sp_weights")
 
 
 def _may_be_negative(column: Any) -> bool:
@@ -104,10 +105,10 @@ def look_up(made: Sequence[tuple[Any, Any]], training: Any) -> dict[Any, tf.Tens
     Returns:
         By column. Collective, with an exchange for each group (or part of it) that has a table.
     """
-    tensors = {column: said for column, said in made if not isinstance(said, Request)}
-    by_group: dict[Group | None, list[tuple[Any, Request]]] = {}
+    tensors = {column: said for column, said in made if not isinstance(said, Feature)}
+    by_group: dict[Group | None, list[tuple[Any, Feature]]] = {}
     for column, said in made:
-        if isinstance(said, Request):
+        if isinstance(said, Feature):
             by_group.setdefault(group_of(column), []).append((column, said))
     parts = [
         (of_group, part)
@@ -115,7 +116,7 @@ def look_up(made: Sequence[tuple[Any, Any]], training: Any) -> dict[Any, tf.Tens
         for part in group.chunks(members, of_group.params_num_per_group if of_group else 1)
     ]
     names = [(of_group and of_group.name) or "group_embedding_columns" for of_group, _ in parts]
-    outputs = group.lookup_parts([[said for _, said in part] for _, part in parts], training, names)
+    outputs = lookup_parts([[said for _, said in part] for _, part in parts], training, names)
     for (_, part), of_part in zip(parts, outputs, strict=True):
         tensors.update({column: output for (column, _), output in zip(part, of_part, strict=True)})
     return tensors

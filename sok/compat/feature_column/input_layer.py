@@ -14,8 +14,7 @@ import tensorflow as tf
 from tensorflow.python.feature_column import feature_column as fc_v1
 
 from sok.compat.feature_column import grouping
-from sok.lookup.group import Request
-from sok.table.table import is_embedding_variable
+from sok.lookup.feature import Feature
 
 _lock = threading.Lock()
 _original: Any = None
@@ -99,8 +98,8 @@ def _collect(
             made.append((column, said))
             if cols_to_vars is not None:
                 cols_to_vars[column] = tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES, scope.name)
-                if isinstance(said, Request) and is_embedding_variable(said.param):
-                    cols_to_vars[column].append(said.param)
+                if isinstance(said, Feature) and said.is_of_table:
+                    cols_to_vars[column].append(said.table)
     return made
 
 

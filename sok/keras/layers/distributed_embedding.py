@@ -8,8 +8,9 @@ import tensorflow as tf
 
 from sok.base.types import Condition, DTypeLike, Ids
 from sok.keras.layers.base import EmbeddingLayerMixin, check_combiner
-from sok.lookup import lookup
-from sok.lookup.inputs import static_batch, to_csr
+from sok.lookup.feature import Feature
+from sok.lookup.inputs import static_batch
+from sok.lookup.lookup import lookup_group
 from sok.table.initializers import Initializer
 from sok.table.options import whole_number
 
@@ -100,16 +101,17 @@ class DistributedEmbeddingMixin(EmbeddingLayerMixin):
 
     def call(self, inputs: Ids, training: Condition | None = None, weights: Ids | None = None) -> tf.Tensor:
         variable = self.embedding_variable
-        csr = to_csr(inputs, self.slot_num, variable.key_dtype, variable.table_name, weights, self.padding_key)
-        pooled = lookup.lookup_pooled(
+        feature = Feature(
             variable,
-            csr,
+            inputs,
             self.combiner,
-            self._inserts(training),
+            weights,
             slot_num=self.slot_num,
             max_nnz=self.max_nnz,
             max_feature_num=self.slot_num * self.max_nnz if self.max_feature_num == 1 else self.max_feature_num,
+            padding_key=self.padding_key,
         )
+        (pooled,) = lookup_group([feature], self._inserts(training))
         pooled = tf.reshape(pooled, [-1, self.slot_num, variable.dim])
         pooled.set_shape([static_batch(inputs, self.slot_num), self.slot_num, variable.dim])
         return self._to_compute_dtype(pooled)

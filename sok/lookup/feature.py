@@ -1,0 +1,152 @@
+"""What a lookup is of: the ids of one feature, and the tables of several."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sok.base import _ops
+from sok.job import context
+from sok.table.table import EmbeddingVariable, is_embedding_variable
+
+# Combiners of a feature that is not pooled: each key's row, [..., D] for keys [...]; and the rows of each segment one
+# after the other, [S, T, D], filled up with zeros to the longest.
+ROWS = "rows"
+PADDED = "padded"
+
+
+@dataclasses.dataclass(frozen=True)
+class Csr:
+    """Ids of S segments, back to back: segment s holds keys[row_splits[s]:row_splits[s + 1]].
+
+    Where something is wrong with the ids that only a run can tell, a report of it stands in place of the row splits:
+    the lookup raises it, on every rank (`sok.lookup.inputs`).
+    """
+
+    keys: tf.Tensor  # [N]; with the combiner ROWS [...]
+    row_splits: tf.Tensor | None = None  # [S + 1] int64; None or [0]: no segments, with ROWS alone
+    weights: tf.Tensor | None = None  # [N] float32; for ordinary variables of float64, that
+    needs_check: bool = True  # unless it is known that `row_splits` are no report
+
+    def for_ops(self) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Keys [N], row splits and weights, as the native ops take them: an empty vector for what there is not."""
+        keys = self.keys if self.keys.shape.rank == 1 else tf.reshape(self.keys, [-1])
+        splits = tf.zeros([0], tf.int64) if self.row_splits is None else self.row_splits
+        return keys, splits, tf.zeros([0]) if self.weights is None else self.weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Feature:
+    """One of the lookups of a call: ids of one table or ordinary variable, and what becomes of their rows."""
+
+    table: Any  # an EmbeddingVariable; or an ordinary variable, of which every worker has all rows
+    ids: Any  # Csr, or any form that `sok.lookup.inputs` takes; with ROWS, keys of any shape
+    combiner: str = ROWS  # or PADDED, 'sum', 'mean', 'sqrtn'
+    weights: Any = None  # in the form of the ids, unless those are Csr
+    dtype: tf.DType | None = None  # of the result, if it is not that of `table`
+    slot_num: int = 1  # segments per sample
+    max_nnz: int = 0  # keys that a segment may have; 0: any number
+    max_feature_num: int = 0  # keys that a sample may have; 0: any number
+    padding_key: int | None = None  # in dense ids, those equal to it are left out
+    exact: bool = False  # rows travel as they are, whatever `table.exchange_dtype` says
+    ids_called: str = "inputs"  # in messages: the argument that a person passed
+    weights_called: str = "weights"
+
+    @property
+    def is_of_table(self) -> bool:
+        return is_embedding_variable(self.table)
+
+    @property
+    def key_dtype(self) -> tf.DType:
+        """Of a table's keys; an ordinary variable's are row numbers."""
+        return self.table.key_dtype if self.is_of_table else tf.int64
+
+    @property
+    def source(self) -> str:
+        """What is looked up, in messages."""
+        if self.is_of_table:
+            return f"table '{self.table.table_name}'"
+        return f"variable '{self.table.name.partition(':')[0]}'"
+
+    @property
+    def label(self) -> str:
+        """What is looked up, and by which argument if it is not the input of a layer."""
+        return self.source if self.ids_called == "inputs" else f"`{self.ids_called}` of {self.source}"
+
+    @property
+    def pooling(self) -> str:
+        """The combiner in words of the native ops, which fill nothing up."""
+        return ROWS if self.combiner == PADDED else self.combiner
+
+    @property
+    def limits(self) -> dict[str, int]:
+        return {"slot_num": self.slot_num, "max_nnz": self.max_nnz, "max_feature_num": self.max_feature_num}
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """The distinct tables of some features, in order of first use."""
+
+    tables: tuple[EmbeddingVariable, ...]
+
+    @classmethod
+    def of(cls, features: Sequence[Feature]) -> Group:
+        return cls(tuple(dict.fromkeys(feature.table for feature in features)))
+
+    def table_of(self, features: Sequence[Feature]) -> list[int]:
+        number = {table: i for i, table in enumerate(self.tables)}
+        return [number[feature.table] for feature in features]
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether a lookup asks no other worker: there is none, or a model is being traced for its export."""
+        return self.tables[0].world_size == 1 or _ops.is_substituted()
+
+    @property
+    def name(self) -> str:
+        """Of no other group of the program: a '+' of a table's name is doubled."""
+        more = f"+{len(self.tables) - 1}" if len(self.tables) > 1 else ""
+        return f"sok/{self.tables[0].table_name.replace('+', '++')}{more}"
+
+    def collective(self, what: str) -> str:
+        """The name of one of the group's collectives, on all workers."""
+        return context.unique_collective_name(f"{self.name}/{what}")
+
+    @property
+    def handles(self) -> list[tf.Tensor]:
+        return [table.handle for table in self.tables]
+
+    @property
+    def dims(self) -> list[int]:
+        return [table.dim for table in self.tables]
+
+    @property
+    def device(self) -> str:
+        """Where the tables are; empty in a v1 graph that leaves it to TensorFlow."""
+        return self.tables[0].handle.device or ""
+
+    def check_device(self) -> None:
+        """`ValueError` unless all tables are in one place."""
+        for table in self.tables:
+            device = table.handle.device or ""
+            if device != self.device:
+                raise ValueError(
+                    "The tables of one lookup must be on one device; look them up in two calls. Received: "
+                    f"'{self.tables[0].table_name}' on {self.device} and '{table.table_name}' on {device}."
+                )
+
+    @property
+    def word_dtype(self) -> tf.DType:
+        return tf.int64 if any(table.key_dtype.size == 8 for table in self.tables) else tf.int32
+
+    @property
+    def program(self) -> int:
+        """A number that differs for other tables, so that workers notice that they run different programs."""
+        text = ";".join(
+            f"{t.table_name},{t.dim},{t.key_dtype.name},{t.capacity},{t.hashed},{t.placement}" for t in self.tables
+        )
+        return zlib.crc32(text.encode()) & 0x7FFFFFFF
