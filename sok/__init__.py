@@ -49,6 +49,7 @@ _PUBLIC = {
     "Average": "sok.distributed:Average",
     "Sum": "sok.distributed:Sum",
     "callbacks": "sok.keras.callbacks",
+    "metrics": "sok.keras.metrics",
     "hooks": "sok.checkpoint.hooks",
     # Checkpoints.
     "save": "sok.checkpoint:save",

@@ -1,6 +1,6 @@
 """Callbacks for `fit` on several workers, under Keras 3 and under tf_keras.
 
-    model.fit(..., callbacks=[sok.callbacks.BroadcastVariablesCallback(), sok.callbacks.MetricAverageCallback()])
+    model.fit(..., callbacks=[sok.callbacks.BroadcastVariablesCallback(), sok.callbacks.MetricSumCallback()])
 
 They are no subclasses of either library's `Callback`, since one process may use both; both libraries only call methods.
 """
@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 import numbers
 import os
+import warnings
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from sok.base.types import PathLike
@@ -20,6 +22,7 @@ from sok.distributed.broadcast import broadcast_variables
 from sok.distributed.replicas import variables_of
 from sok.job import context
 from sok.job.agreement import together
+from sok.keras.metrics import of_model, sum_over_workers
 
 
 class _Callback:
@@ -54,7 +57,7 @@ class _Callback:
         return type(self).on_train_batch_end is not _Callback.on_train_batch_end
 
     def _implements_test_batch_hooks(self) -> bool:
-        return False
+        return type(self).on_test_batch_end is not _Callback.on_test_batch_end
 
     def _implements_predict_batch_hooks(self) -> bool:
         return False
@@ -116,7 +119,7 @@ class MetricAverageCallback(_Callback):
 
     Put it before callbacks that decide something by the logs (EarlyStopping, ReduceLROnPlateau, ModelCheckpoint):
     workers that stop at different epochs leave the others waiting. The average of a metric that is no mean over
-    samples (AUC) is only an approximation of that metric over all samples.
+    samples (AUC) is only an approximation of that metric over all samples: `MetricSumCallback` is exact.
 
     Args:
         num_samples: how many this worker trains on: its weight in the average. None: all weigh the same.
@@ -149,6 +152,82 @@ class MetricAverageCallback(_Callback):
         for name, (weighted, weight) in zip(names, sums.numpy().T.tolist(), strict=True):
             if weight > 0:
                 logs[name] = weighted / weight
+
+
+class MetricSumCallback(_Callback):
+    """Tells metrics over the samples of all workers, exactly: sums of what each has counted, not averages of values.
+
+    Takes Keras' own metrics (`sok.metrics.sum_over_workers` says which) and the losses; one that is no sum keeps this
+    worker's value, and a warning names it. Put it before callbacks that decide something by the logs (EarlyStopping,
+    ReduceLROnPlateau, ModelCheckpoint). Between batches, progress bars show this worker's values.
+
+    `evaluate(..., callbacks=[MetricSumCallback()])` returns such values, too, if Keras knows the number of batches when
+    it begins (arrays, datasets of known cardinality, `steps=`); else it says in an error what to give.
+
+    Collective: on all workers or on none, two collectives an epoch or evaluation, none on one worker.
+
+    Example:
+        >>> MetricSumCallback().on_epoch_end(0, {"loss": 0.5})
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_fit = False
+        self._told: dict[str, float] | None = None  # of the training part of this epoch
+        self._told_of_validation: dict[str, float] = {}
+        self._warned: set[str] = set()
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._is_fit = True
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._is_fit = False
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._told, self._told_of_validation = None, {}
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        # Keras resets the metrics next, to count those of validation.
+        if self._is_fit:
+            self._told = self._summed()
+        elif context.size() > 1 and not self.params.get("steps"):
+            raise ValueError(
+                "evaluate with sok.callbacks.MetricSumCallback needs the number of batches, to sum before it returns. "
+                "Give steps=..., or a dataset that knows it: dataset.apply(tf.data.experimental.assert_cardinality(n))."
+            )
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        # Before Keras asks the metrics for what `evaluate` returns.
+        if not self._is_fit and batch + 1 == self.params.get("steps"):
+            self._summed()
+
+    def on_test_end(self, logs: Any = None) -> None:
+        if self._is_fit:
+            self._told_of_validation = self._summed()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        told = {
+            **(self._summed() if self._told is None else self._told),
+            **{f"val_{name}": value for name, value in self._told_of_validation.items()},
+        }
+        if logs is not None:
+            logs.update({name: value for name, value in told.items() if name in logs})
+
+    def _summed(self) -> dict[str, float]:
+        """The values over all workers' samples, which the metrics hold from now on until they are reset."""
+        if self.model is None or context.size() == 1:
+            return {}
+        metrics, others = of_model(self.model)
+        if unknown := set(others) - self._warned:
+            self._warned |= unknown
+            warnings.warn(
+                f"Metrics {sorted(unknown)} are told of this worker's samples alone: they are not known to be "
+                "functions of sums over samples. If one is, say so: metric.sums_over_workers = True.",
+                stacklevel=2,
+            )
+        sum_over_workers(metrics)
+        results = self.model.get_metrics_result()
+        return {name: float(value) for name, value in results.items() if np.ndim(value) == 0}
 
 
 class ModelCheckpoint(_Callback):
