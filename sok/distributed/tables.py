@@ -22,10 +22,11 @@ class TableTrainer:
         stock: the optimizer of everything else.
         given: a `sok.optimizers.Optimizer`, or None.
         op: 'average' or 'sum'.
-        shares_iterations: whether a matching optimizer counts in the stock optimizer's `iterations`.
+        owner: the distributed optimizer of TF 1 whose checkpoints are to have the optimizer of the tables, once there
+            is one. None: `stock` is one of Keras, in whose `iterations` a matching optimizer counts.
     """
 
-    def __init__(self, stock: Any, given: Optimizer | None, op: str, shares_iterations: bool = True) -> None:
+    def __init__(self, stock: Any, given: Optimizer | None, op: str, owner: Any = None) -> None:
         if given is not None and not isinstance(given, Optimizer):
             raise TypeError(
                 "`embedding_optimizer` must be one of sok.optimizers (SGD, Adagrad, Adam, LazyAdam), or None for the "
@@ -34,7 +35,9 @@ class TableTrainer:
         self._stock = stock
         self._optimizer = given
         self._op = op
-        self.shares_iterations = shares_iterations and given is None
+        self._owner = owner
+        self.shares_iterations = given is None and owner is None
+        self._track()
 
     @property
     def optimizer(self) -> Optimizer:
@@ -45,7 +48,12 @@ class TableTrainer:
         """
         if self._optimizer is None:
             self._optimizer = matching_optimizer(self._stock, share_iterations=self.shares_iterations)
+            self._track()
         return self._optimizer
+
+    def _track(self) -> None:
+        if self._owner is not None and self._optimizer is not None:
+            self._owner._track_trackable(self._optimizer, "embedding_optimizer")
 
     @property
     def own_variables(self) -> list[Any]:
@@ -116,9 +124,9 @@ class HandsOn:
     _deserialize: Callable[..., Any]
     name: str
 
-    def _hold(self, inner: Any, embedding_optimizer: Any, op: str, shares_iterations: bool = True) -> None:
+    def _hold(self, inner: Any, embedding_optimizer: Any, op: str, owner: Any = None) -> None:
         self.inner, self.op, self._given = inner, check_op(op), embedding_optimizer
-        self._tables = TableTrainer(inner, embedding_optimizer, self.op, shares_iterations)
+        self._tables = TableTrainer(inner, embedding_optimizer, self.op, owner)
 
     @property
     def embedding_optimizer(self) -> Any:

@@ -21,7 +21,8 @@ class V1DistributedOptimizer(HandsOn, tf.compat.v1.train.Optimizer):
         self, optimizer: Any, embedding_optimizer: Any = None, op: str = Average, name: str | None = None
     ) -> None:
         super().__init__(use_locking=False, name=name or f"Distributed{optimizer.get_name()}")
-        self._hold(optimizer, embedding_optimizer, op, shares_iterations=False)
+        self._hold(optimizer, embedding_optimizer, op, owner=self)
+        self._track_trackable(optimizer, "inner")
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[Pair]:
         """As the inner optimizer's, of all workers together, so that clipping and summaries see those."""
@@ -56,6 +57,11 @@ class V1DistributedOptimizer(HandsOn, tf.compat.v1.train.Optimizer):
 
     def get_slot_names(self) -> list[str]:
         return self.inner.get_slot_names()
+
+    def __dir__(self) -> list[str]:
+        # TensorFlow's checkpoints look here for it, and would ask for variables that are slots of tables. Those of
+        # other variables they find by `inner`.
+        return [name for name in super().__dir__() if name != "get_slot_names"]
 
     def variables(self) -> list[Any]:
         return [*self.inner.variables(), *self._tables.own_variables]

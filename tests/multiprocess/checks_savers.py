@@ -71,6 +71,34 @@ def check_a_manager_saves_the_rows_of_all_workers(world, tmp_path_of_rank):
     return path, saved_rows
 
 
+def check_a_manager_keeps_slots_and_powers_of_an_optimizer_of_tf_1(world, tmp_path_of_rank):
+    folder = _shared_folder(tmp_path_of_rank, "tf_1")
+
+    def model():
+        return tf.train.Checkpoint(
+            table=sok.EmbeddingVariable(DIM, 200, name="tf_1", seed=5),
+            weight=tf.Variable([1.0, 2.0]),
+            optimizer=sok.DistributedOptimizer(tf.compat.v1.train.AdamOptimizer(0.1)),
+        )
+
+    def train(model, steps):
+        variables = [model.weight, model.table]
+        for step in steps:
+            with tf.GradientTape() as tape:
+                rows = tf.reduce_sum(lookup_rows(model.table, tf.constant(_batch(step + world.rank))))
+                loss = tf.reduce_sum(tf.square(model.weight)) + tf.square(rows - 1.0)
+            model.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return model.weight.numpy(), model.table.sparse_read(KEYS).numpy()
+
+    saved, other = model(), model()
+    train(saved, range(4))
+    sok.CheckpointManager(saved, folder, max_to_keep=1).save()
+    sok.CheckpointManager(other, folder, max_to_keep=1).restore_or_initialize()
+    assert int(other.optimizer.embedding_optimizer.iterations) == 4
+    for found, expected in zip(train(other, range(4, 8)), train(saved, range(4, 8)), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
+
+
 def check_what_a_manager_of_one_worker_saved_all_workers_restore(world, tmp_path_of_rank, monkeypatch):
     folder = _shared_folder(tmp_path_of_rank, "from_one")
     with monkeypatch.context() as patch:  # each for itself, and rank 0 where all will look

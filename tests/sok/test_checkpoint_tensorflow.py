@@ -233,3 +233,87 @@ def test_checkpoints_of_v1_graphs_leave_rows_out_and_say_so(tmp_path):
         with pytest.warns(UserWarning, match="No rows were restored of embedding table 'of_graph'"):
             checkpoint.restore(path).initialize_or_restore(session)
     assert folders(tmp_path) == []
+
+
+class V1Model(tf.train.Checkpoint):
+    """A table and a dense weight, which an optimizer of TF 1 trains."""
+
+    def __init__(self, given=False):
+        tables_own = sok.optimizers.LazyAdam(0.02, name="given") if given else None
+        super().__init__(
+            table=new_table(),
+            weight=tf.Variable([1.0, 2.0]),
+            optimizer=sok.DistributedOptimizer(tf.compat.v1.train.AdamOptimizer(0.1), tables_own),
+        )
+
+    def step(self, number):
+        with tf.GradientTape() as tape:
+            rows = tf.reduce_sum(sok.all2all_dense_embedding(self.table, tf.constant([number % 5, 7], tf.int64)))
+            loss = tf.reduce_sum(tf.square(self.weight)) + tf.square(rows - 1.0)
+        variables = [self.weight, self.table]
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return float(loss)
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["matching", "given"])
+@pytest.mark.parametrize("stepped", [False, True], ids=["fresh", "stepped"])
+def test_an_optimizer_of_tf_1_goes_on_with_slots_and_powers(tmp_path, given, stepped):
+    saved, other = V1Model(given), V1Model(given)
+    for number in range(4):
+        saved.step(number)
+    if given:
+        saved.optimizer.embedding_optimizer.learning_rate = 0.005
+    path = saved.save(str(tmp_path / "model"))
+    if stepped:
+        other.step(0)
+    status = other.restore(path)
+    losses = [saved.step(number) for number in range(4, 8)]
+    np.testing.assert_allclose([other.step(number) for number in range(4, 8)], losses, rtol=1e-6)
+    status.assert_consumed()  # what was made late, too
+    for name in ("m", "v"):
+        expected = saved.optimizer.get_slot(saved.weight, name)
+        np.testing.assert_array_equal(other.optimizer.get_slot(other.weight, name), expected)
+        expected = saved.optimizer.get_slot(saved.table, name)
+        np.testing.assert_allclose(other.optimizer.get_slot(other.table, name), expected, rtol=1e-6)
+
+
+def test_the_inner_optimizer_alone_is_that_of_a_model_without_sok(tmp_path):
+    saved = V1Model()
+    for number in range(3):
+        saved.step(number)
+    path = tf.train.Checkpoint(weight=saved.weight, optimizer=saved.optimizer.inner).save(str(tmp_path / "dense"))
+    plain = tf.train.Checkpoint(weight=tf.Variable([0.0, 0.0]), optimizer=tf.compat.v1.train.AdamOptimizer(0.1))
+    plain.restore(path)
+    gradient = tf.constant([0.5, -2.0])
+    plain.optimizer.apply_gradients([(gradient, plain.weight)])
+    saved.optimizer.apply_gradients([(gradient, saved.weight)])
+    np.testing.assert_array_equal(plain.weight, saved.weight)
+
+
+def test_an_optimizer_of_tf_1_in_a_graph_goes_on(tmp_path):
+    v1 = tf.compat.v1
+    path, found = None, []
+    for restores in (False, True):
+        with tf.Graph().as_default(), v1.Session() as session:
+            table = sok.EmbeddingVariable(DIM, 10, name="of_v1_optimizer", initializer="ones")
+            weight = tf.Variable([1.0, 2.0])
+            optimizer = sok.DistributedOptimizer(v1.train.AdamOptimizer(0.1))
+            rows = tf.reduce_sum(sok.all2all_dense_embedding(table, tf.constant([3], tf.int64)))
+            loss = tf.reduce_sum(tf.square(weight)) + tf.square(rows)
+            train = optimizer.minimize(loss, var_list=[weight, table])
+            checkpoint = tf.train.Checkpoint(weight=weight, optimizer=optimizer)
+            session.run(v1.global_variables_initializer())
+            if restores:
+                checkpoint.restore(path).assert_consumed().run_restore_ops(session)
+                sok.restore(tmp_path / "rows", table, session=session)
+            else:
+                for _ in range(3):
+                    session.run(train)
+                path = checkpoint.save(str(tmp_path / "model"))
+                sok.save(tmp_path / "rows", table, session=session)
+            for _ in range(2):
+                session.run(train)
+            steps = optimizer.embedding_optimizer.iterations
+            found.append([session.run([weight, *(optimizer.get_slot(weight, n) for n in ("m", "v")), steps, loss])])
+    np.testing.assert_equal(found[1], found[0])
+    assert found[0][0][3] == 5
