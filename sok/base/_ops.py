@@ -21,7 +21,7 @@ BUILD_INFO_NAME = "build_info.json"
 _NATIVE_DIR = Path(os.environ.get("SOK_NATIVE_DIR") or Path(__file__).resolve().parents[1] / "_native")
 # What gives TensorFlow the gradients of our ops, tables their lookup, and TensorFlow's checkpoints the rows of tables.
 # They are built on this module and on tables, so they are loaded by name with the library, which every table needs.
-_REGISTERED = ("sok.base._gradients", "sok.lookup.lookup", "sok.checkpoint.beside")
+_REGISTERED = ("sok.lookup.gradients", "sok.lookup.lookup", "sok.checkpoint.beside")
 
 # Reentrant: the gradient module may call lib() while lib() imports it.
 _lock = threading.RLock()

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok.base import _ops
-from sok.base._gradients import are_distinct
+from sok.lookup.gradients import are_distinct
 
 NONFINITE_POLICIES = ("allow", "skip", "raise")
 

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import sok
-from sok.base._gradients import are_distinct
+from sok.lookup.gradients import are_distinct
 from tests.messages import saying
 
 COMBINERS = ("sum", "mean", "sqrtn")

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import sok
-from sok.base._gradients import are_distinct
+from sok.lookup.gradients import are_distinct
 from tests.messages import saying
 from tests.sok.threads_world import checked, run_world
 
