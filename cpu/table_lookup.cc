@@ -30,7 +30,7 @@ struct EmbeddingTable::Task {
   int64_t feature = 0;
   int64_t begin = 0, end = 0;
   int64_t first_segment = 0, last_segment = 0;
-  int64_t missing = 0;  // keys without a row, if they shall get one
+  int64_t missing = 0;  // keys without a row
   bool bad = false;     // a key that the table cannot hold
 };
 
@@ -117,48 +117,60 @@ bool EmbeddingTable::KeysAreRowIds(const Feature& feature) const {
          ChosenRowKernels().pool_keys({}, nullptr, kNoSplits, 0, 0, Combiner::kSum, config_.dim, nullptr);
 }
 
-void EmbeddingTable::Run(const Feature& feature, Task* task, bool find, uint32_t* rows, float* buffer) const {
+int64_t EmbeddingTable::WriteRowIds(const Feature& feature, const Task& task, const uint32_t* rows) const {
+  rows += task.begin;
+  const int64_t n = task.end - task.begin;
+  if (feature.place == nullptr) {
+    return ChosenRowKernels().widen(rows, n, FirstRowId(), feature.row_ids + task.begin);
+  }
+  int64_t missing = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    feature.row_ids[feature.place[task.begin + i]] = RowId(rows[i]);
+    missing += rows[i] == kNoRow;
+  }
+  return missing;
+}
+
+void EmbeddingTable::Find(const Feature& feature, Task* task, uint32_t* rows) const {
+  const uint64_t* keys = feature.keys + task->begin;
+  const int64_t n = task->end - task->begin;
+  if (rows == nullptr) {  // KeysAreRowIds
+    task->bad = !ChosenRowKernels().all_below(keys, n, static_cast<uint64_t>(config_.capacity));
+    return;
+  }
+  FindRows(keys, n, rows + task->begin, &task->bad);
+  task->missing = WriteRowIds(feature, *task, rows);
+}
+
+void EmbeddingTable::Read(const Feature& feature, const Task& task, const uint32_t* rows, bool insert,
+                          float* buffer) const {
   const RowKernels& kernels = ChosenRowKernels();
-  const int64_t dim = config_.dim, n = task->end - task->begin;
-  const bool pooled = feature.row_splits != nullptr, insert = task->missing >= 0;
-  bool decays = HasDecay();
+  const int64_t dim = config_.dim, n = task.end - task.begin;
+  const bool pooled = feature.row_splits != nullptr;
   const RowView view = {rows_.slabs(), rows_.shift(), rows_.rows_per_slab() - 1, rows_.stride()};
   if (rows == nullptr) {  // KeysAreRowIds
-    const uint64_t* keys = feature.keys + task->begin;
-    task->missing = 0;
-    task->bad = !kernels.all_below(keys, n, static_cast<uint64_t>(config_.capacity));
-    if (!task->bad) {
-      kernels.pool_keys(view, keys, feature.row_splits, task->first_segment, task->last_segment, feature.combiner, dim,
-                        feature.output);
+    if (!task.bad) {
+      kernels.pool_keys(view, feature.keys + task.begin, feature.row_splits, task.first_segment, task.last_segment,
+                        feature.combiner, dim, feature.output);
     }
     return;
   }
-  rows += task->begin;
-  if (find) FindRows(feature.keys + task->begin, n, rows, &task->bad);
-  int64_t missing = 0;
-  if (feature.place == nullptr) {
-    missing = kernels.widen(rows, n, FirstRowId(), feature.row_ids + task->begin);
-  } else {
-    for (int64_t i = 0; i < n; ++i) {
-      feature.row_ids[feature.place[task->begin + i]] = RowId(rows[i]);
-      missing += rows[i] == kNoRow;
-    }
-  }
+  rows += task.begin;
+  bool decays = HasDecay();
   if (decays && insert) {  // the table is ours alone, see LookupGroup: what is read for training is settled once
     CopyAside(rows, n);
     SettleRows(rows, n);
     decays = false;
   }
-  task->missing = insert ? missing : 0;
-  if (pooled && task->missing > 0) return;  // all of it once every key has its row
+  if (pooled && insert && task.missing > 0) return;  // all of it once every key has its row
 
   const bool stream = !pooled && feature.place == nullptr && feature.n * dim * 4 >= kStreamBytes;
   // Rows that are still to be made are filled in later: until then they are gathered as zeros.
-  const bool readable = missing == 0 || insert;
+  const bool readable = task.missing == 0 || insert;
   if (readable && !decays && feature.weights == nullptr && feature.place == nullptr) {
-    const bool done = pooled ? kernels.pool(view, rows, feature.row_splits, task->first_segment, task->last_segment,
+    const bool done = pooled ? kernels.pool(view, rows, feature.row_splits, task.first_segment, task.last_segment,
                                             feature.combiner, dim, feature.output)
-                             : kernels.gather(view, rows, n, dim, stream, feature.output + task->begin * dim);
+                             : kernels.gather(view, rows, n, dim, stream, feature.output + task.begin * dim);
     if (stream) kernels.fence();
     if (done) return;
   }
@@ -166,14 +178,14 @@ void EmbeddingTable::Run(const Feature& feature, Task* task, bool find, uint32_t
   constexpr int64_t kStep = kBlock / 2;
   const float* records[2][kStep];
   auto size_of = [&](int64_t at) { return std::max<int64_t>(0, std::min(kStep, n - at)); };
-  int64_t segment = task->first_segment;
+  int64_t segment = task.first_segment;
   auto zero_empty = [&](int64_t at) {  // segments that end at or before position `at` and were not filled
-    for (; segment < task->last_segment && feature.row_splits[segment + 1] <= at; ++segment)
+    for (; segment < task.last_segment && feature.row_splits[segment + 1] <= at; ++segment)
       std::fill_n(feature.output + segment * dim, dim, 0.0f);
   };
   Locate(rows, size_of(0), decays, records[0]);
   for (int64_t at = 0; at < n; at += kStep) {
-    const int64_t count = size_of(at), first = task->begin + at;
+    const int64_t count = size_of(at), first = task.begin + at;
     const float** from = records[at / kStep & 1];
     Locate(rows + at + kStep, size_of(at + kStep), decays, records[(at / kStep + 1) & 1]);
     for (int64_t i = 0; i < count; ++i) {
@@ -207,7 +219,7 @@ void EmbeddingTable::Run(const Feature& feature, Task* task, bool find, uint32_t
       ++segment;
     }
   }
-  if (pooled) zero_empty(task->end);
+  if (pooled) zero_empty(task.end);
 }
 
 bool EmbeddingTable::HasDecay() const {
@@ -347,18 +359,17 @@ void EmbeddingTable::FinishFeature(const Cpu& cpu, Scratch* scratch, const Featu
   Lock lock(table->mutex_);
   const bool stale = changes != table->changes_;
   if (stale) {  // row numbers found before may have been given to other keys since
-    ForTasks(cpu, num_tasks, feature.n * kKeyCycles, [&](int64_t, int64_t t) {
-      Task& task = tasks[t];
-      table->FindRows(feature.keys + task.begin, task.end - task.begin, rows + task.begin, &task.bad);
-      task.missing = std::count(rows + task.begin, rows + task.end, kNoRow);
-    });
+    ForTasks(cpu, num_tasks, feature.n * kKeyCycles,
+             [&](int64_t, int64_t t) { table->Find(feature, &tasks[t], rows); });
   }
   int64_t *missing, count;
   CollectMissing(cpu, scratch, tasks, num_tasks, rows, &missing, &count);
   table->InsertMissing(cpu, scratch, feature.keys, missing, count, rows);
   if (stale || feature.row_splits != nullptr) {
     ForTasks(cpu, num_tasks, feature.n * (kKeyCycles + dim), [&](int64_t worker, int64_t t) {
-      if (stale || tasks[t].missing > 0) table->Run(feature, &tasks[t], false, rows, buffers + worker * buffer_floats);
+      if (!stale && tasks[t].missing == 0) return;
+      tasks[t].missing = table->WriteRowIds(feature, tasks[t], rows);
+      table->Read(feature, tasks[t], rows, true, buffers + worker * buffer_floats);
     });
     return;
   }
@@ -402,7 +413,6 @@ void EmbeddingTable::LookupGroup(const Cpu& cpu, Scratch* scratch, const Feature
       task.end = pooled ? feature.row_splits[end] : end;
       task.first_segment = begin;
       task.last_segment = end;
-      task.missing = insert ? 0 : -1;
     }
   }
   float* buffers = scratch->Get<float>(MaxWorkers(cpu, num_tasks) * (kBlock + 2) * max_dim);
@@ -431,7 +441,8 @@ void EmbeddingTable::LookupGroup(const Cpu& cpu, Scratch* scratch, const Feature
     }
     ForTasks(cpu, num_tasks, cost, [&](int64_t worker, int64_t t) {
       const int64_t f = tasks[t].feature;
-      features[f].table->Run(features[f], &tasks[t], true, rows[f], buffers + worker * (kBlock + 2) * max_dim);
+      features[f].table->Find(features[f], &tasks[t], rows[f]);
+      features[f].table->Read(features[f], tasks[t], rows[f], insert, buffers + worker * (kBlock + 2) * max_dim);
     });
   }
   for (int64_t t = 0; t < num_tasks; ++t) {

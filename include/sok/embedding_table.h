@@ -162,8 +162,13 @@ class EmbeddingTable final : public TableStore {
   uint32_t FindRow(uint64_t key) const;
   // rows of keys, or kNoRow; *bad becomes true for a key that this shard cannot hold.
   void FindRows(const uint64_t* keys, int64_t n, uint32_t* rows, bool* bad) const;
-  // Looks up what `task` covers, or with `find` false only reads what rows already says. buffer: [kBlock, dim].
-  void Run(const Feature& feature, Task* task, bool find, uint32_t* rows, float* buffer) const;
+  // The halves of a lookup, of the keys that `task` covers. Find writes their rows, their row ids, and how many have none;
+  // it changes nothing in the table, so that it may run ahead. Read writes what the rows hold, after every update so far;
+  // pooled keys of a lookup with insert must all have their rows. Between the two, InsertMissing. buffer: [kBlock, dim].
+  void Find(const Feature& feature, Task* task, uint32_t* rows) const;
+  void Read(const Feature& feature, const Task& task, const uint32_t* rows, bool insert, float* buffer) const;
+  // The ids of the rows of `task`; how many have none.
+  int64_t WriteRowIds(const Feature& feature, const Task& task, const uint32_t* rows) const;
   // Brings rows up to the last call of every decaying set, for good. Threads may settle the same rows at the same time,
   // but nobody else may look at the table meanwhile. Logically const: it changes no answer.
   void SettleRows(const uint32_t* rows, int64_t n) const;
