@@ -66,11 +66,14 @@ class Feature:
         return self.table.key_dtype if self.is_of_table else tf.int64
 
     @property
+    def name(self) -> str:
+        """Of the table or variable."""
+        return self.table.table_name if self.is_of_table else self.table.name.partition(":")[0]
+
+    @property
     def source(self) -> str:
         """What is looked up, in messages."""
-        if self.is_of_table:
-            return f"table '{self.table.table_name}'"
-        return f"variable '{self.table.name.partition(':')[0]}'"
+        return f"{'table' if self.is_of_table else 'variable'} '{self.name}'"
 
     @property
     def label(self) -> str:

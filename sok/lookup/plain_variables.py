@@ -51,10 +51,6 @@ def _is_partitioned(value: Any) -> bool:
     return type(value).__name__ == "PartitionedVariable" and hasattr(value, "_get_partitions")
 
 
-def name_of(variable: Any) -> str:
-    return variable.name.partition(":")[0]
-
-
 def lookup(features: Sequence[Feature]) -> list[tf.Tensor]:
     """One vector per segment, or if it is not pooled one per id, of each feature of a variable.
 
@@ -71,7 +67,7 @@ def lookup(features: Sequence[Feature]) -> list[tf.Tensor]:
         tf.errors.FailedPreconditionError: a variable has no value yet.
     """
     for feature in features:
-        _check_shape(feature.table)
+        _check_shape(feature)
     kinds = [_kind(feature.table) for feature in features]
     outputs: list[Any] = [None] * len(features)
     # One op reads what lies on one device.
@@ -92,11 +88,11 @@ def reported(row_splits: tf.Tensor, features: Sequence[Feature]) -> tf.Tensor:
     The lookup of the table raises it, on all workers.
     """
     for feature in features:
-        _check_shape(feature.table)
+        _check_shape(feature)
     return _ops.lib().sok_report_ids(
         row_splits,
         *_ids_of(features),
-        names=[name_of(feature.table) for feature in features],
+        names=[feature.name for feature in features],
         num_rows=[_num_rows(feature.table) for feature in features],
     )
 
@@ -110,12 +106,10 @@ def _num_rows(variable: Any) -> int:
     return tf.TensorShape(variable.shape).as_list()[0]
 
 
-def _check_shape(variable: Any) -> None:
-    if variable.shape.rank != 2 or not variable.shape.is_fully_defined():
-        raise ValueError(
-            f"variable '{name_of(variable)}' must be a matrix [rows, dim] of known shape. Received: shape "
-            f"{variable.shape}."
-        )
+def _check_shape(feature: Feature) -> None:
+    shape = feature.table.shape
+    if shape.rank != 2 or not shape.is_fully_defined():
+        raise ValueError(f"{feature.source} must be a matrix [rows, dim] of known shape. Received: shape {shape}.")
 
 
 def _kind(variable: Any) -> str:
@@ -127,20 +121,21 @@ def _kind(variable: Any) -> str:
 
 
 def _pool(kind: str, features: list[Feature]) -> list[tf.Tensor]:
-    distinct = list({id(feature.table): feature.table for feature in features}.values())
-    number = {id(variable): i for i, variable in enumerate(distinct)}
-    shapes = [tf.TensorShape(variable.shape).as_list() for variable in distinct]
+    distinct = {id(feature.table): feature for feature in features}
+    number = {of_variable: i for i, of_variable in enumerate(distinct)}
+    variables = [feature.table for feature in distinct.values()]
+    shapes = [tf.TensorShape(variable.shape).as_list() for variable in variables]
     if kind == "resource":
-        for variable in distinct:
+        for variable in variables:
             # Without it a tape does not know that the handle stands for this variable.
             resource_variable_ops.variable_accessed(variable)
-        op, sources = _ops.lib().sok_variable_pool, [variable.handle for variable in distinct]
+        op, sources = _ops.lib().sok_variable_pool, [variable.handle for variable in variables]
     else:
-        op, sources = _ops.lib().sok_tensor_pool, [tf.convert_to_tensor(variable) for variable in distinct]
+        op, sources = _ops.lib().sok_tensor_pool, [tf.convert_to_tensor(variable) for variable in variables]
     outputs = op(
         sources,
         *_ids_of(features),
-        names=[name_of(variable) for variable in distinct],
+        names=[feature.name for feature in distinct.values()],
         num_rows=[rows for rows, _ in shapes],
         dims=[dim for _, dim in shapes],
         variable_of=[number[id(feature.table)] for feature in features],
@@ -162,7 +157,7 @@ def _combine(rows: tf.Tensor, feature: Feature) -> tf.Tensor:
 def _stock(feature: Feature) -> tf.Tensor:
     variable = feature.table
     given, row_splits, _ = feature.ids.for_ops()
-    ids = _ops.lib().sok_check_ids(given, row_splits, variable=name_of(variable), num_rows=_num_rows(variable))
+    ids = _ops.lib().sok_check_ids(given, row_splits, variable=feature.name, num_rows=_num_rows(variable))
     rows = tf.nn.embedding_lookup(variable, ids)
     if feature.pooling == ROWS:
         return rows

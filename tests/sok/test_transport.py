@@ -18,7 +18,7 @@ from sok.base import _ops, tracing
 from sok.job.transport import ordering
 from sok.job.transport.horovod import HorovodTransport, _named
 from sok.job.transport.local import LocalTransport
-from sok.job.transport.ordering import in_turn, turns_of
+from sok.job.transport.ordering import in_turn
 from sok.lookup.feature import Group
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,8 +86,7 @@ def test_collectives_of_one_name_run_in_program_order():
 
     def collective(number):
         # Not stateful, as Horovod's ops are not.
-        turns = turns_of("test/turn")
-        return in_turn(turns, lambda: tf.numpy_function(note, [number], tf.int32, stateful=False))
+        return in_turn("test/turn", lambda _: tf.numpy_function(note, [number], tf.int32, stateful=False))
 
     inner = tf.function(collective, autograph=False)
 
@@ -106,16 +105,14 @@ NAMES = (b"test/a", b"test/b")
 
 def test_collectives_of_other_names_do_not_wait_for_each_other():
     def collective(x, name):
-        turns = turns_of(name)
-
-        def build():
+        def build(turns):
             counted = tracing.count(x, name, "all_to_all", turns)
             how = {"collective": name, "rank": 0}
             posted, sizes = _ops.lib().sok_shared_post(counted, [2], turns, **how)
             received, _ = _ops.lib().sok_shared_collect(posted, sizes, counted, [2], turns, **how)
             return tracing.done(received, name, turns)
 
-        return in_turn(turns, build)
+        return in_turn(name, build)
 
     @tf.function
     def step(x):
@@ -136,7 +133,7 @@ def test_collectives_of_other_names_do_not_wait_for_each_other():
 
 def test_what_orders_collectives_ends_with_the_functions_that_have_them():
     def traced(name):
-        function = tf.function(lambda x: in_turn(turns_of(name), lambda: x + 1))
+        function = tf.function(lambda x: in_turn(name, lambda _: x + 1))
         function(tf.constant(1))
         return function
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from sok.base import _ops, tracing
 from sok.job.transport.base import Transport, check_addable, check_has_rows, check_movable, run_now
-from sok.job.transport.ordering import in_turn, turns_of
+from sok.job.transport.ordering import in_turn
 from sok.job.transport.watch import Watch
 
 _CPU = "/CPU:0"
@@ -191,9 +191,8 @@ class HorovodTransport(Transport):
 
     def _run(self, kind: str, name: str, tensors: Any, collective: Callable[..., Sequence[tf.Tensor]]) -> Any:
         """What `collective(first of tensors, turns)` gives: counted, and in turn with others of the name."""
-        turns = turns_of(name)
 
-        def build() -> list[tf.Tensor]:
+        def build(turns: list[tf.Tensor]) -> list[tf.Tensor]:
             first, *_ = tracing.count_group(tf.nest.flatten(tensors), name, kind, turns)
             try:
                 result, *others = collective(first, turns)
@@ -203,7 +202,7 @@ class HorovodTransport(Transport):
                 raise tf.errors.DeadlineExceededError(None, None, self._watch.verdict) from error
             return [tracing.done(result, name, turns), *others]
 
-        return in_turn(turns, build)
+        return in_turn(name, build)
 
     def abort(self) -> None:
         self._hvd.shutdown()

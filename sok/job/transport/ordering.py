@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeVar
 
 import tensorflow as tf
@@ -28,10 +28,15 @@ _lock = threading.Lock()
 _ANSWERS = "sok/answers"
 
 
-def in_turn(turns: Sequence[tf.Tensor], collective: Callable[[], T]) -> T:
-    """Returns what `collective()` builds, ordered among all others that touch these `turns_of` their name."""
+def in_turn(name: str, collective: Callable[[list[tf.Tensor]], T]) -> T:
+    """Returns what `collective(turns)` builds: inside a `tf.function` ordered among all others of this name.
+
+    `turns` has the resource that orders them. It is empty elsewhere: eager calls run one by one as they are, and in a
+    v1 graph every name is unique.
+    """
+    turns = _turns_of(name)
     if not turns:
-        return collective()
+        return collective(turns)
     # Made out here: a constant inside would take over the dependency, which the graph optimizer may drop with it.
     one = tf.constant(1, tf.int64)
 
@@ -39,17 +44,13 @@ def in_turn(turns: Sequence[tf.Tensor], collective: Callable[[], T]) -> T:
         return [tf.raw_ops.AssignAddVariableOp(resource=turn, value=one) for turn in turns]
 
     with tf.control_dependencies(touch()):
-        result = collective()
+        result = collective(turns)
     with tf.control_dependencies(tf.nest.flatten(result)):
         touch()
     return result
 
 
-def turns_of(name: str) -> list[tf.Tensor]:
-    """The resource that orders the collectives of this name inside a `tf.function`.
-
-    None elsewhere: eager calls run one by one as they are, and in a v1 graph every name is unique.
-    """
+def _turns_of(name: str) -> list[tf.Tensor]:
     is_ordered = tf.executing_eagerly() or not tf.compat.v1.executing_eagerly_outside_functions()
     return [] if is_ordered else [counter(name)]
 
@@ -60,7 +61,7 @@ def answered(checked: tf.Tensor) -> None:
     A lookup that raises on one worker raises on all, but beside what does not need its rows. What changes state must
     wait for it, else some workers have changed theirs when the step ends.
     """
-    for turn in turns_of(_ANSWERS):
+    for turn in _turns_of(_ANSWERS):
         with tf.control_dependencies([checked]):
             tf.raw_ops.ReadVariableOp(resource=turn, dtype=tf.int64)
 
@@ -73,7 +74,7 @@ def after_answers() -> contextlib.AbstractContextManager[None]:
     v1 graph has no order of the program.
     """
     turn = _turns.get(_ANSWERS)  # none: no function has looked anything up
-    if turn is None or not turns_of(_ANSWERS):
+    if turn is None or not _turns_of(_ANSWERS):
         return contextlib.nullcontext()
     one = tf.constant(1, tf.int64)
     return tf.control_dependencies([tf.raw_ops.AssignAddVariableOp(resource=turn, value=one)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import threading
 from typing import TYPE_CHECKING, Any
@@ -128,7 +127,9 @@ class EmbeddingLayerMixin(_Layer):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # Keras takes a list for several inputs, and lets NumPy's int64 meet a table of int32 keys.
         given = args[0] if args else kwargs.get("inputs")
-        with self._told_to_peers(given):
+        # Keras' symbols are looked up by nobody; and one worker needs no table before it is built.
+        asks_peers = context.size() > 1 and not any(_is_symbol(part) for part in tf.nest.flatten(given))
+        with exchange.told_to_peers(*([self.embedding_variable] if asks_peers else [])):
             if args and isinstance(given, (list, tuple, np.ndarray)) and not _holds_tensors(given):
                 args = (as_keys(given, tf.as_dtype(self._options.key_dtype), self.name), *args[1:])
             else:
@@ -136,13 +137,6 @@ class EmbeddingLayerMixin(_Layer):
             if not self.built and isinstance(given, tf.SparseTensor) and given.shape.rank is None:
                 self.build(None)  # Keras 3 would ask for the shape first
             return super().__call__(*args, **kwargs)
-
-    def _told_to_peers(self, inputs: Any) -> contextlib.AbstractContextManager[None]:
-        """For the body that looks `inputs` up: what is refused before, the layer refuses on all workers."""
-        # Keras' symbols are looked up by nobody; and one worker needs no table before it is built.
-        if context.size() == 1 or any(_is_symbol(part) for part in tf.nest.flatten(inputs)):
-            return contextlib.nullcontext()
-        return exchange.told_to_peers(self.embedding_variable)
 
     def save_own_variables(self, store: Any) -> None:
         store_files.save(self.embedding_variable, store)
