@@ -19,7 +19,7 @@ _ALL = (
 )
 _OF_RANKS = {
     1: _ALL,
-    2: (*_ALL, "calls", "refusals", "profile", "formats", "matrix"),
+    2: (*_ALL, "calls", "refusals", "profile", "formats", "old_files", "matrix"),
     3: ("job", "calls", "refusals", "lookup", "group", "exchange_dtype", "loops", "fit", "metrics", "checkpoint"),
     4: ("job", "lookup", "loops"),
 }
