@@ -22,15 +22,15 @@ from sok.checkpoint import chains, heartbeat
 from sok.checkpoint import manifest as manifests
 from sok.checkpoint.writing import Work
 from sok.job.agreement import describe, exception_of, first_error, together
-from sok.job.transport.base import Transport
+from sok.job.job import Job
 
 _POLL_SECONDS, _MAX_POLL_SECONDS = 0.02, 0.2
 _ROOM = 4096  # for the words of an error
 # How long a program that has ended otherwise waits for ranks that may have died.
 _PATIENCE_SECONDS = 60.0
 
-# Saves that nobody has waited for, each with the transport of its job. Of one job: the same on all ranks.
-_pending: list[tuple[weakref.ref[Transport], AsyncSave]] = []
+# Saves that nobody has waited for, each with its job. Of one job: the same on all ranks.
+_pending: list[tuple[weakref.ref[Job], AsyncSave]] = []
 
 
 class AsyncSave:
@@ -225,31 +225,31 @@ def discard(work: Work) -> None:
             os.unlink(path)
 
 
-def start(transport: Transport, work: Work) -> AsyncSave:
+def start(job: Job, work: Work) -> AsyncSave:
     """Begins to write in the background what the work's tables held when it was begun."""
     save = AsyncSave(work)
-    _pending.append((weakref.ref(transport), save))
+    _pending.append((weakref.ref(job), save))
     save.start()
     return save
 
 
-def finish(transport: Transport, raising: bool = True) -> None:
+def finish(job: Job, raising: bool = True) -> None:
     """Waits, with all ranks, for the save under way, if there is one. Collective then.
 
     Raises:
         Exception: it has failed, and not all ranks have been told; only if `raising`. Else the next call raises it.
     """
     for entry in list(_pending):
-        transport_of, save = entry
-        transport_then = transport_of()
-        if transport_then is transport:
+        job_of_save, save = entry
+        job_then = job_of_save()
+        if job_then is job:
             if not raising:
-                if not any(together(transport, "sok/save/pending", save.failed)):
+                if not any(together(job.transport, "sok/save/pending", save.failed)):
                     _pending.remove(entry)
                 continue
             _pending.remove(entry)
-            together(transport, "sok/save/pending", save.raise_untold)
-        elif transport_then is None or transport_then.has_ended:
+            together(job.transport, "sok/save/pending", save.raise_untold)
+        elif job_then is None or job_then.has_ended:
             # Of a job that this process has shut down. The ranks of that one meet in the folder alone.
             _pending.remove(entry)
             if save.failed() and not save.is_told:

@@ -19,7 +19,7 @@ from sok.checkpoint.lease import NAME as LEASE
 from sok.checkpoint.lease import Lease, forget, of_series
 from sok.checkpoint.manifest import NAME as MANIFEST
 from sok.checkpoint.manifest import make_folder
-from sok.job import context
+from sok.job.job import job_of
 from sok.table.table import is_embedding_variable
 
 SUFFIX = ".sok"
@@ -70,7 +70,7 @@ def _on_save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[Any]
     if _meeting:
         _meeting[-1].update(trackables)
         _with_text(lambda given: note_objects(given.removesuffix(f"-{_SAVER}"), trackables), file_prefix)
-    elif context.size() > 1 or any(table._in_graph_mode for table in trackables.values()):
+    elif job_of(trackables.values()).size > 1 or any(table._in_graph_mode for table in trackables.values()):
         for table in trackables.values():
             table.warn_not_saved()
     else:
@@ -81,7 +81,7 @@ def _on_save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[Any]
 def _on_restore(trackables: Mapping[str, Any], merged_prefix: tf.Tensor) -> None:
     if _meeting:
         _meeting[-1].update(trackables)
-    elif context.size() > 1 or any(table._in_graph_mode for table in trackables.values()):
+    elif job_of(trackables.values()).size > 1 or any(table._in_graph_mode for table in trackables.values()):
         warn_not_restored(trackables, "a worker alone cannot restore tables; use sok.CheckpointManager on all workers.")
     else:
         _with_text(lambda prefix: restore_tables(prefix, trackables), merged_prefix)
@@ -134,7 +134,7 @@ def restore_tables(prefix: str, trackables: Mapping[str, Any], session: Any = No
 
     folder = folder_of(prefix)
     said = together(
-        context.get_transport(),
+        job_of(trackables.values()).transport,
         "sok/beside/look",
         lambda: [_objects(folder), read_manifest(folder).generation] if os.path.isdir(folder) else None,
     )

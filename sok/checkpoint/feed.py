@@ -18,8 +18,8 @@ from sok.checkpoint.native import EagerCalls, verify_shard
 from sok.checkpoint.restoring import TRIES, can_hold, is_superseded, restore
 from sok.checkpoint.targets import calls_for, tables_by_saved_name
 from sok.checkpoint.verifying import check_summary
-from sok.job import context
 from sok.job.agreement import check_equal, together
+from sok.job.job import job_of
 from sok.job.transport.base import Transport
 
 _HEADER = struct.Struct("<IIQII")
@@ -159,7 +159,7 @@ class Follower:
             as `sok.restore`, except that a missing checkpoint is none yet: False. After an error in the middle of a
             delta the next `poll` reads the whole checkpoint.
         """
-        transport = context.get_transport()
+        transport = job_of(self._tables.values()).transport
         for left in reversed(range(TRIES)):
             has_changed = self._poll_once(transport, is_last=left == 0)
             if has_changed is not None:

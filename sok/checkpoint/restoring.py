@@ -73,12 +73,12 @@ def restore(
 
     Example: see `sok.save`.
     """
-    transport = context.get_transport()
+    job = context.get_job()
     path = os.path.abspath(os.fspath(path))
-    background.finish(transport, raising=False)
+    background.finish(job, raising=False)
     for left in reversed(range(TRIES)):
         generation = _restore_once(
-            transport, path, variables_or_model, optimizers, slots, session, progress, _names, is_last=left == 0
+            job.transport, path, variables_or_model, optimizers, slots, session, progress, _names, is_last=left == 0
         )
         if generation is not None:
             break

@@ -88,9 +88,10 @@ def save(
         ...     [link.tables[0].files[0].rows for link in sok.checkpoint.read_manifest(folder).links]
         [2, 1]
     """
-    transport = context.get_transport()
+    job = context.get_job()
+    transport = job.transport
     path = os.path.abspath(os.fspath(path))
-    background.finish(transport)
+    background.finish(job)
 
     def plan() -> dict[str, Any]:
         work.tables = list(tables_of(variables_or_model).values())
@@ -138,7 +139,7 @@ def save(
     try:
         if asynchronous:
             together(transport, "sok/save/begin", begin_beside, undo=lambda: background.discard(work))
-            return background.start(transport, work)
+            return background.start(job, work)
         # If a peer is lost on the way, the files stay: rank 0 may have had all answers, and be listing them right now.
         written = together(transport, "sok/save/write", write, undo=work.remove_files)
         together(transport, "sok/save/commit", lambda: work.commit(written))

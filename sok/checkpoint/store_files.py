@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok.checkpoint import beside
+from sok.job.job import job_of
 
 _NAME = "sok_table"
 _GENERATION = "keras"  # a file of Keras is one as a whole
@@ -36,7 +37,7 @@ def save(table: Any, store: Any) -> None:
 
     if _left_out:
         return
-    if table.world_size > 1 or table._in_graph_mode:
+    if job_of([table]).size > 1 or table._in_graph_mode:
         table.warn_not_saved()
         return
     with tempfile.TemporaryDirectory() as folder, tf.init_scope():
@@ -55,7 +56,7 @@ def load(table: Any, store: Any) -> None:
     if _NAME not in store.keys():  # noqa: SIM118 (Keras' stores have no `in`)
         beside.warn_not_restored({"": table}, "this file holds none.")
         return
-    if table.world_size > 1 or table._in_graph_mode:
+    if job_of([table]).size > 1 or table._in_graph_mode:
         beside.warn_not_restored({"": table}, "a worker alone cannot restore tables; use sok.load_weights.")
         return
     with tempfile.TemporaryDirectory() as folder, tf.init_scope():

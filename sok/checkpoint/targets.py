@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok.checkpoint.native import EagerCalls, SessionCalls
+from sok.job.job import job_of
 from sok.optimizers import Optimizer, claims
 from sok.table.table import EmbeddingVariable, is_embedding_variable
 
@@ -110,8 +111,9 @@ def calls_for(tables: Sequence[EmbeddingVariable], session: Any) -> EagerCalls |
     """How ops of these tables are run now.
 
     Raises:
-        RuntimeError: inside a tf.function; or in a v1 graph without a session.
+        RuntimeError: a table is of a job that has ended; inside a tf.function; or in a v1 graph without a session.
     """
+    job_of(tables)
     if not any(table._in_graph_mode for table in tables):
         if session is not None:
             raise ValueError("`session` is for tables of a v1 graph; these are not.")

@@ -15,6 +15,7 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGra
 
 from sok.base import names, profiling, tracing
 from sok.job import dead_peers, gpus
+from sok.job.job import Job
 from sok.job.transport import horovod, watch
 from sok.job.transport.base import Transport
 from sok.job.transport.local import LocalTransport
@@ -23,12 +24,8 @@ from sok.job.transport.local import LocalTransport
 _LAUNCHER_VARIABLES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
-@dataclasses.dataclass
-class _Job:
-    transport: Transport
-    global_batch_size: Any = None
-    seed: Any = 0
-    deadline: float = 0.0
+@dataclasses.dataclass(eq=False, repr=False)
+class _Job(Job):
     is_explicit: bool = False  # made by Init, not by the first table of a single process
     seed_was_read: bool = False
     ranks_agree: bool = False
@@ -96,7 +93,7 @@ def Init(global_batch_size: int | None = None, seed: int | None = None, deadline
         job = _join(0 if seed is None else seed, global_batch_size, deadline)
         # The GPU cannot be chosen any more once something has run; so this comes first, and tells what it has to say.
         try:
-            gpus.bind(job.transport.local_rank, job.transport.size)
+            gpus.bind(job.local_rank, job.size)
         except RuntimeError as error:
             job.gpu_error = error
         # What the ranks say to each other, so that all of them fail if one does; then what each says.
@@ -104,23 +101,28 @@ def Init(global_batch_size: int | None = None, seed: int | None = None, deadline
         if job.gpu_error is not None:
             raise job.gpu_error
         job.seed = _whole_number("seed", job.seed)
-        job.global_batch_size = _check_batch(job.global_batch_size, job.transport.size)
+        job.global_batch_size = _check_batch(job.global_batch_size, job.size)
         _check_seed_is_in_time(_job, job.seed)
-        profiling.follow_environment(job.transport.rank, job.transport.size)
-        _job = job
-    if job.transport.size > 1:
-        dead_peers.explain_on_exit(job.transport.rank)
-        tracing.summarize_at_exit(job.transport.rank)
+        profiling.follow_environment(job.rank, job.size)
+        _job = _begun(_job, job)
+    if job.size > 1:
+        dead_peers.explain_on_exit(job.rank)
+        tracing.summarize_at_exit(job.rank)
     return ok
 
 
-def get_transport() -> Transport:
-    """Returns how this worker reaches the others. A single process needs no `Init` for it.
+def get_job() -> Job:
+    """Returns the job of now. A single process needs no `Init` for it.
 
     Raises:
         RuntimeError: this process is one of several workers, and `sok.Init` has not been called.
     """
-    return _get_job().transport
+    return _get_job()
+
+
+def get_transport() -> Transport:
+    """Returns how this worker reaches the others in the job of now: see `get_job`."""
+    return get_job().transport
 
 
 def get_seed() -> int:
@@ -154,15 +156,15 @@ def shutdown() -> None:
     """Ends the job; `Init` may then start another. Does nothing without a job.
 
     Call it on all workers, and make new tables afterwards: names of tables and optimizers are free again, so that a
-    second run in one process has the initial values and the names in checkpoints of the first. Horovod keeps running
+    second run in one process has the initial values and the names in checkpoints of the first. `export()` still reads
+    the tables of this one; lookups, updates, saves and all else that is collective refuse them. Horovod keeps running
     until the process ends: it cannot be started a second time reliably, since workers that are early would find the
     addresses of the first time.
     """
     global _job, enabled_strategy
     with _lock:
         if _job is not None:
-            _job.transport.shutdown()
-            _job.transport.has_ended = True
+            _job.end()
         _job = enabled_strategy = None
         names.start_anew()
 
@@ -221,7 +223,18 @@ def _join(seed: Any, global_batch_size: Any, deadline: Any) -> _Job:
             )
         # horovodrun -np 1: Horovod is there for the user's own calls; we need no collectives.
         transport = found if found.size > 1 else transport
-    return _Job(transport, global_batch_size, seed, seconds, is_explicit=True)
+    return _Job(transport, seed, global_batch_size, seconds, is_explicit=True)
+
+
+def _begun(before: _Job | None, job: _Job) -> _Job:
+    """The job that `Init` has made; if a first table has begun one of this process alone, that one goes on."""
+    if before is None or job.size > 1:
+        if before is not None:
+            before.end()
+        return job
+    before.seed, before.global_batch_size, before.deadline = job.seed, job.global_batch_size, job.deadline
+    before.is_explicit, before.ranks_agree = True, job.ranks_agree
+    return before
 
 
 def _launcher_of_many() -> str:
@@ -281,7 +294,7 @@ def _check_seed_is_in_time(implicit: _Job | None, seed: int) -> None:
 def _check_agreement(job: _Job) -> tf.Tensor:
     """Gives 'OK' if all ranks passed the same arguments to Init, else raises on all of them. Asks once per job."""
     with tf.init_scope():
-        if job.transport.size == 1 or job.ranks_agree:
+        if job.size == 1 or job.ranks_agree:
             return tf.constant("OK")
         if tf.executing_eagerly():
             ok = _gather_and_compare(job)
@@ -313,7 +326,7 @@ def _gather_and_compare(job: _Job) -> tf.Tensor:
             "themselves (0; 1: has not). Received, by rank:",
             everyone,
         ],
-        summarize=3 * job.transport.size,
+        summarize=3 * job.size,
     )
     with tf.control_dependencies([] if check is None else [check]):
         return tf.constant("OK")

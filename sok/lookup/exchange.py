@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from sok.base import _ops
-from sok.job import context
 from sok.job.transport import ordering
 from sok.job.transport.refusal import all_refuse
 from sok.lookup.feature import Feature, Group
@@ -104,8 +103,8 @@ def send_keys(group: Group, features: Sequence[Feature], insert: tf.Tensor) -> S
             ways=[table.way_home for table in group.tables],
             **attributes,
         )
-        with _counting_anew():
-            words, splits = context.get_transport().all_to_all(routed.words, routed.splits, group.collective("keys"))
+        with _counting_anew(group):
+            words, splits = group.transport.all_to_all(routed.words, routed.splits, group.collective("keys"))
     places = (routed.index, routed.splits_home, routed.scales, routed.asked)
     return Sent(group, number, insert, attributes, words, splits, *places)
 
@@ -121,7 +120,7 @@ def fetch_rows(sent: Sent, features: Sequence[Feature]) -> list[tf.Tensor]:
 
     Collective: one, and one for the gradient. Differentiable in the tables and weights.
     """
-    with _on(sent.group.device), _counting_anew():
+    with _on(sent.group.device), _counting_anew(sent.group):
         served = _ops.lib().sok_exchange_serve(
             sent.group.handles,
             sent.words,
@@ -159,7 +158,7 @@ def told_to_peers(*tables: EmbeddingVariable) -> Iterator[None]:
     Who enters it is `sok.lookup.lookup.lookup_parts`, for everybody; and the layers' `__call__`, since Keras looks at
     inputs before they do. What is inside raises as if it were alone.
     """
-    if not tables or tables[0].world_size == 1:
+    if not tables or tables[0].job.has_ended or tables[0].world_size == 1:
         yield
         return
     group = Group(tuple(dict.fromkeys(tables)))
@@ -174,7 +173,7 @@ def told_to_peers(*tables: EmbeddingVariable) -> Iterator[None]:
 
 def _refuse(error: Exception, group: Group) -> None:
     """Takes part in collective 1 of a lookup, with nothing but bad news."""
-    number, transport, text = _count_call(group), context.get_transport(), f"{type(error).__name__}: {error}"
+    number, transport, text = _count_call(group), group.transport, f"{type(error).__name__}: {error}"
     if not tf.executing_eagerly():
         all_refuse(transport, f"{group.name}/refused", text)
         return
@@ -206,17 +205,17 @@ def _count_call(group: Group) -> int:
 
 def _calls_of(group: Group) -> _Calls:
     with _lock:
-        return _calls.setdefault(context.get_transport(), {}).setdefault(group.name, _Calls())
+        return _calls.setdefault(group.transport, {}).setdefault(group.name, _Calls())
 
 
 @contextlib.contextmanager
-def _counting_anew() -> Iterator[None]:
+def _counting_anew(group: Group) -> Iterator[None]:
     """Where ranks met in different calls, all raise here, and count all their exchanges from here on."""
     try:
         yield
     except tf.errors.FailedPreconditionError:
         with _lock:
-            for calls in _calls[context.get_transport()].values():
+            for calls in _calls[group.transport].values():
                 calls.number = 0
         raise
 
@@ -229,7 +228,7 @@ def _common_dtype(features: Sequence[Feature]) -> str:
 
 def _bring_home(sent: Sent, answers: tf.Tensor, splits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Sends answers to the peers that asked, `splits` floats to each; gives those of all owners, and their sizes."""
-    transport, served = context.get_transport(), answers
+    transport, served = sent.group.transport, answers
 
     @tf.custom_gradient
     def exchange(answers: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Any]:
@@ -254,13 +253,13 @@ def _send(
     """Sends `splits` floats to each peer, in the call's dtype; gives the `expected` ones of each, and their sizes."""
     name = sent.group.collective(what)
     if sent.dtype == "float32":
-        with _counting_anew():
+        with _counting_anew(sent.group):
             return transport.all_to_all(floats, splits, name)
     lib = _ops.lib()
     # Where the tables are: a GPU then has half as much to copy.
     with _beside(floats, sent.group.device):
         words, word_splits = lib.sok_exchange_narrow(floats, splits, type=sent.dtype)
-    with _counting_anew():
+    with _counting_anew(sent.group):
         received, received_splits = transport.all_to_all(words, word_splits, name)
     with _beside(words, sent.group.device):
         return lib.sok_exchange_widen(received, received_splits, expected, type=sent.dtype)

@@ -11,6 +11,8 @@ import tensorflow as tf
 
 from sok.base import _ops
 from sok.job import context
+from sok.job.job import job_of
+from sok.job.transport.base import Transport
 from sok.table.table import EmbeddingVariable, is_embedding_variable
 
 # Combiners of a feature that is not pooled: each key's row, [..., D] for keys [...]; and the rows of each segment one
@@ -107,7 +109,11 @@ class Group:
     @property
     def is_alone(self) -> bool:
         """Whether a lookup asks no other worker: there is none, or a model is being traced for its export."""
-        return self.tables[0].world_size == 1 or _ops.is_substituted()
+        return job_of(self.tables).size == 1 or _ops.is_substituted()
+
+    @property
+    def transport(self) -> Transport:
+        return self.tables[0].job.transport
 
     @property
     def name(self) -> str:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from sok.base import names
 from sok.base.types import Rate
+from sok.job.job import job_of
 from sok.job.transport.ordering import after_answers
 from sok.optimizers import claims, gradients
 from sok.optimizers.learning_rate import LearningRate, as_learning_rate, checked_number
@@ -235,6 +236,8 @@ class Optimizer(tf.__internal__.tracking.Trackable):
         counts_step: bool = True,
     ) -> tf.Operation | None:
         self._check_graph()
+        if pairs:
+            job_of([variable for _, variable in pairs])
         for _, variable in pairs:
             claims.claim(self, variable)
         with tf.name_scope(name or self.name), after_answers():

@@ -12,6 +12,8 @@ from typing import Any
 import tensorflow as tf
 
 from sok.base import _ops
+from sok.job import context
+from sok.job.job import job_of
 from sok.lookup.gradients import are_distinct
 
 NONFINITE_POLICIES = ("allow", "skip", "raise")
@@ -106,7 +108,7 @@ def prepare(
         The gradients, and what must have run before the first of them is applied: with 'raise', ops that fail if any
         row of any table on any rank is not finite.
     """
-    transport = _transport_of_several(clipping, nonfinite)
+    transport = _transport_of_several(gradients, clipping, nonfinite)
     # One table on one rank: the op that applies checks it all before it changes anything.
     needs_check = nonfinite == "raise" and (len(gradients) > 1 or transport is not None)
     if not gradients or not (clipping.is_active or needs_check):
@@ -132,14 +134,12 @@ def prepare(
     return _clip(summed, clipping, squares, nonfinite), guards
 
 
-def _transport_of_several(clipping: Clipping, nonfinite: str) -> Any:
+def _transport_of_several(gradients: list[TableGradient], clipping: Clipping, nonfinite: str) -> Any:
     """The transport if this step has something to tell other ranks, else None."""
-    if not (clipping.needs_norms or nonfinite == "raise"):
+    if not gradients or not (clipping.needs_norms or nonfinite == "raise"):
         return None
-    from sok.job import context
-
-    transport = context.get_transport()
-    return transport if transport.size > 1 else None
+    job = job_of([g.variable for g in gradients])
+    return job.transport if job.size > 1 else None
 
 
 def _sum_duplicates(g: TableGradient) -> TableGradient:
@@ -157,8 +157,6 @@ def _exchange(
     transport: Any, squares: tf.Tensor | None, finite: list[tf.Tensor], nonfinite: str, label: str
 ) -> tuple[tf.Tensor | None, tf.Tensor | None]:
     """Adds up squares over ranks, and tells who has bad rows of which table [R, T]; both in one collective."""
-    from sok.job import context
-
     told = [] if squares is None else [squares]
     if nonfinite == "raise":
         told.append(tf.stack([tf.cast(tf.reduce_any(~rows), tf.float32) for rows in finite]))

@@ -15,6 +15,7 @@ from tensorflow.python.saved_model import fingerprinting_utils
 from sok.base.types import PathLike
 from sok.job import context
 from sok.job.agreement import check_equal, done_by_all, together
+from sok.job.job import job_of
 from sok.saved_model import rows
 from sok.saved_model.frozen_table import ROW_DTYPES, FrozenTable, SharedInitialRows, unseen_row
 from sok.saved_model.initial_rows import initial_rows
@@ -139,6 +140,12 @@ def export_saved_model(
     return ExportReport(export_path, names, tables)
 
 
+def _names_of(tables: list[EmbeddingVariable]) -> list[str]:
+    if tables:
+        job_of(tables)
+    return [table.table_name for table in tables]
+
+
 def _exported(
     model: Any,
     path: PathLike,
@@ -167,7 +174,7 @@ def _exported(
             _put_in_place(partial, folder, overwrite)
 
     folder, export = done_by_all(transport, "sok/export/trace", prepare)
-    names = together(transport, "sok/export/tables", lambda: [frozen.table.table_name for frozen in export.tables])
+    names = together(transport, "sok/export/tables", lambda: _names_of([frozen.table for frozen in export.tables]))
     check_equal(names, "sok.export_saved_model: the tables of the model, in order of use,")
     partial = f"{folder}.partial-{os.getpid()}"
     try:

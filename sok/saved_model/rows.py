@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from sok.job import context
+from sok.job.job import job_of
 from sok.job.transport.base import run_now
 from sok.saved_model.frozen_table import word_dtype
 from sok.table.table import EmbeddingVariable
@@ -144,7 +144,7 @@ def _hashed_keys(export: Export, frozen: Frozen) -> _Keys:
         words = export.words(table)
     except Exception as error:  # no memory for them, say: the peers wait for this worker's share
         words, failure = np.zeros(0, word_dtype(table).as_numpy_dtype), error
-    transport, name = context.get_transport(), f"sok/{table.table_name}/export"
+    transport, name = job_of([table]).transport, f"sok/{table.table_name}/export"
     if transport.size > 1:
         splits = [len(words), *[0] * (transport.size - 1)]
         words = run_now(lambda: transport.all_to_all(tf.constant(words), tf.constant(splits), f"{name}/keys")[0])

@@ -11,6 +11,7 @@ from tensorflow.python.client import session as sessions
 from tensorflow.python.ops import resource_variable_ops
 
 from sok.base import keras_calls
+from sok.job.job import Job
 from sok.table import custom_gradients
 from sok.table.weights import TableRows
 
@@ -21,7 +22,7 @@ class AsVariable(resource_variable_ops.BaseResourceVariable):
     # What the table says.
     _table_name: str
     _dim: int
-    _world_size: int
+    _job: Job
     export: Any
     _warned_not_saved = False
 
@@ -138,7 +139,7 @@ class AsVariable(resource_variable_ops.BaseResourceVariable):
 
     def _copy_trackable_to_cpu(self, object_map: dict) -> None:
         # Asked for by asynchronous checkpoints, which write later.
-        if self._world_size == 1:
+        if self._job.size == 1:
             raise ValueError(  # NotImplementedError would be taken for "leave it out"
                 f"Asynchronous checkpoints cannot hold the embedding table '{self._table_name}': its rows would be of "
                 "a later step than the dense variables. Save without `experimental_enable_async_checkpoint`."

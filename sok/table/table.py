@@ -13,6 +13,7 @@ from tensorflow.python.framework import ops
 from sok.base import _ops, names
 from sok.base.types import TensorLike
 from sok.job import context
+from sok.job.job import Job, job_of
 from sok.table import state as table_state
 from sok.table.as_variable import AsVariable
 from sok.table.initializers import derived_seed, to_spec
@@ -83,9 +84,8 @@ class EmbeddingVariable(AsVariable):
         self._capacity = whole_number("capacity", capacity, _MAX_CAPACITY)
         self._options = options = said_once(options, "options", **properties)
         self._key_dtype = tf.as_dtype(options.key_dtype)
-        transport = context.get_transport()
-        self._world_size, self._rank = transport.size, transport.rank
-        options.placement.check(transport.size, options.hashed)
+        self._job = job = context.get_job()
+        options.placement.check(job.size, options.hashed)
         self._table_name = names.unique("table", name or "embedding_variable")
         # A shard's capacity changes with the number of workers where it is a share of the legal keys.
         spec = to_spec(options.initializer, options.num_keys or self._capacity, self._dim)
@@ -105,8 +105,8 @@ class EmbeddingVariable(AsVariable):
                 dim=self._dim,
                 capacity=self._capacity,
                 hashed=options.hashed,
-                world_size=self._world_size,
-                rank=self._rank,
+                world_size=job.size,
+                rank=job.rank,
                 **options.placement.to_attributes(),
                 num_keys=options.num_keys or 0,
                 seed=self._seed,
@@ -180,14 +180,19 @@ class EmbeddingVariable(AsVariable):
         return self._table_name
 
     @property
+    def job(self) -> Job:
+        """The workers that share the table."""
+        return self._job
+
+    @property
     def world_size(self) -> int:
-        """Workers that share the table."""
-        return self._world_size
+        """How many they are."""
+        return self._job.size
 
     @property
     def rank(self) -> int:
         """Which of them holds this shard."""
-        return self._rank
+        return self._job.rank
 
     @property
     def owner(self) -> int | None:
@@ -219,9 +224,9 @@ class EmbeddingVariable(AsVariable):
         used = ""
         if tf.executing_eagerly() and not self._in_graph_mode:
             used = f", rows {int(self.num_rows()):,} of {self._capacity:,}"
-        place = f"shard {self._rank} of {self._world_size}"
+        place = f"shard {self.rank} of {self.world_size}"
         if self.owner is not None:
-            place = f"all on rank {self.owner} of {self._world_size}"
+            place = f"all on rank {self.owner} of {self.world_size}"
         if self.placement.hash:
             place += " by hash"
         if self.way_home != "auto":
@@ -247,9 +252,8 @@ class EmbeddingVariable(AsVariable):
 
     def total_size(self) -> tf.Tensor:
         """Rows in use in all shards: int64 scalar. Collective."""
-        transport = context.get_transport()
         name = context.unique_collective_name(f"sok/{self._table_name}/size")
-        return transport.grouped_all_reduce([self.num_rows()], name, average=False)[0]
+        return job_of([self]).transport.grouped_all_reduce([self.num_rows()], name, average=False)[0]
 
     def sparse_read(self, keys: TensorLike, name: str | None = None) -> tf.Tensor:
         """The rows of `keys` as they stand, without inserting any. Collective; differentiable.

@@ -14,6 +14,7 @@ import numpy as np
 import sok
 from sok.checkpoint import heartbeat, restoring, saving
 from sok.job import context
+from sok.job.job import Job
 from tests.kills.pipes import PipeTransport, pairs
 
 _RECORD = struct.Struct("<cq")
@@ -95,9 +96,9 @@ def _run(body: Any) -> None:
 
 
 def _work(rank, lines, folder, first, kill, how, saves, writer) -> None:
-    transport = PipeTransport(rank, lines)
+    job = Job(PipeTransport(rank, lines))
     heartbeat.BEAT_SECONDS, heartbeat.PATIENCE_SECONDS = 0.1, 2.0  # for workers that are killed, not slow
-    context.get_transport = lambda: transport
+    context.get_job = lambda: job
 
     def say(what: bytes, number: int) -> None:
         os.write(writer, _RECORD.pack(what, number))
@@ -106,7 +107,7 @@ def _work(rank, lines, folder, first, kill, how, saves, writer) -> None:
     number = first - 1
     if first > 1 or os.path.exists(os.path.join(folder, "manifest.json")):
         restoring.restore(folder, tables)
-        number = _look(tables, rank, transport.size)
+        number = _look(tables, rank, job.size)
         say(b"R", number)
     steps = ctypes.CDLL(None)
     done = 0

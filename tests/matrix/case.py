@@ -118,12 +118,13 @@ class Case:
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Makes this worker a job of its own. What is done inside must leave names of later tables as on the others."""
+        from sok.job.job import Job
         from sok.job.transport.local import LocalTransport
 
-        before = context.get_transport
-        local = LocalTransport()
-        context.get_transport = lambda: local
+        before = context.get_job
+        local = Job(LocalTransport())
+        context.get_job = lambda: local
         try:
             yield
         finally:
-            context.get_transport = before
+            context.get_job = before

@@ -14,6 +14,7 @@ import tf_keras
 import sok
 from sok.checkpoint import read_manifest, verify
 from sok.job import context
+from sok.job.job import Job
 from sok.job.transport.local import LocalTransport
 
 DIM = 3
@@ -82,8 +83,8 @@ def check_what_many_saved_one_restores(world, tmp_path_of_rank, monkeypatch):
     everywhere = context.get_transport().all_gather(tf.constant([[int(t.size()) for t in tables]]), "sizes").numpy()
     expected = train(tables, optimizer, range(6, 10))
     with monkeypatch.context() as patch:
-        alone = LocalTransport()
-        patch.setattr(context, "get_transport", lambda: alone)
+        alone = Job(LocalTransport())
+        patch.setattr(context, "get_job", lambda: alone)
         others, fresh = make("_d"), sok.optimizers.Adam(0.5)
         sok.restore(folder, {t.table_name: o for t, o in zip(tables, others, strict=True)}, fresh)
         assert [int(o.size()) for o in others] == everywhere.sum(0).tolist()
@@ -111,9 +112,9 @@ def check_slots_of_stock_optimizers_go_from_one_to_many_and_back(world, tmp_path
         assert int(optimizer.iterations) == 6
         return others, optimizer
 
-    everyone, alone = context.get_transport(), LocalTransport()
+    everyone, alone = context.get_transport(), Job(LocalTransport())
     with monkeypatch.context() as patch:  # every rank alone, and so does the same
-        patch.setattr(context, "get_transport", lambda: alone)
+        patch.setattr(context, "get_job", lambda: alone)
         tables, optimizer = make("_g"), optimizer_of()
         train(tables, optimizer, range(6))
         expected = state(tables, optimizer)
@@ -126,7 +127,7 @@ def check_slots_of_stock_optimizers_go_from_one_to_many_and_back(world, tmp_path
         assert rows == {key: then[key] for key in rows} and int(table.total_size()) == len(then)
     sok.save(folders[1], shared, again)
     with monkeypatch.context() as patch:
-        patch.setattr(context, "get_transport", lambda: alone)
+        patch.setattr(context, "get_job", lambda: alone)
         back, again = restored(folders[1], "_i")
         assert state(back, again) == expected
         np.testing.assert_allclose(train(back, again, [6]), train(tables, optimizer, [6]), rtol=1e-6)
@@ -182,8 +183,8 @@ def check_a_chain_is_restored_by_any_number(world, tmp_path_of_rank, monkeypatch
     # Workers of another number go on with the chain, and these here with what those have saved.
     everywhere = context.get_transport().all_gather(tf.constant([[int(t.size()) for t in tables]]), "sizes").numpy()
     with monkeypatch.context() as patch:
-        alone = LocalTransport()
-        patch.setattr(context, "get_transport", lambda: alone)
+        alone = Job(LocalTransport())
+        patch.setattr(context, "get_job", lambda: alone)
         fresh = sok.optimizers.Adam(0.5)  # on all ranks, or the names of later ones would differ
         if world.rank == 0:
             named = {t.table_name: sok.EmbeddingVariable(DIM, 400, name=t.table_name, seed=5) for t in tables}

@@ -100,12 +100,20 @@ def check_a_second_job_of_the_process_does_what_the_first_did(world):
                 loss = tf.reduce_sum(tf.square(lookup_rows(table, keys) - 1.0))
             optimizer.apply_gradients([(tape.gradient(loss, table), table)])
 
-        for call in (step, tf.function(step)):
-            call(tf.constant([1, 2, world.rank + 2, 7], tf.int64))
+        keys, compiled = tf.constant([1, 2, world.rank + 2, 7], tf.int64), tf.function(step)
+        for call in (step, compiled):
+            call(keys)
+        for before, of_before, _ in runs:
+            for way in (before.total_size, lambda: lookup_rows(before, keys), lambda: of_before(keys[:2])):  # noqa: B023
+                with pytest.raises(RuntimeError, match=rf"'again' is of a job that has ended: <Job .*{world.size}, "):
+                    way()
+            if world.size > 1:  # alone, it has no collective
+                with pytest.raises(tf.errors.InvalidArgumentError, match="was traced in a job that has ended"):
+                    of_before(keys)
         assert int(table.total_size()) == len({1, 2, 7, *range(2, world.size + 2)})
-        runs.append((table, table.sparse_read(tf.range(9, dtype=tf.int64)).numpy()))
+        runs.append((table, compiled, table.sparse_read(tf.range(9, dtype=tf.int64)).numpy()))
         sok.shutdown()
-    (first, rows), (second, rows_again) = runs
+    (first, _, rows), (second, _, rows_again) = runs
     assert first.table_name == second.table_name == "again"
     np.testing.assert_array_equal(rows, rows_again)
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import sok
 from sok.job import context
+from sok.job.job import Job
 from sok.job.transport.local import LocalTransport
 from sok.lookup.lookup import lookup_rows
 from tests.sok.checkpoint_cases import DIM
@@ -102,8 +103,8 @@ def check_a_manager_keeps_slots_and_powers_of_an_optimizer_of_tf_1(world, tmp_pa
 def check_what_a_manager_of_one_worker_saved_all_workers_restore(world, tmp_path_of_rank, monkeypatch):
     folder = _shared_folder(tmp_path_of_rank, "from_one")
     with monkeypatch.context() as patch:  # each for itself, and rank 0 where all will look
-        alone = LocalTransport()
-        patch.setattr(context, "get_transport", lambda: alone)
+        alone = Job(LocalTransport())
+        patch.setattr(context, "get_job", lambda: alone)
         saved = _trackables()
         saved.weight.assign(3.0)
         _train(saved, range(10))

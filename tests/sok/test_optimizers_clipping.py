@@ -6,8 +6,9 @@ import pytest
 import tensorflow as tf
 
 import sok
-from sok.job import context
+from sok.job.job import Job
 from sok.lookup.lookup import lookup_rows
+from sok.optimizers import gradients
 from sok.table import state as table_state
 from tests.messages import saying
 from tests.reference import optimizers as reference
@@ -197,7 +198,7 @@ class TwoRanks:
 def two_ranks(monkeypatch):
     def start(other):
         transport = TwoRanks(other)
-        monkeypatch.setattr(context, "get_transport", lambda: transport)
+        monkeypatch.setattr(gradients, "job_of", lambda tables: Job(transport))
         return transport
 
     return start

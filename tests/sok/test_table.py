@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import sok
 from sok.job import context
+from sok.job.job import Job
 from sok.table.table import EmbeddingVariable, is_embedding_variable, split_embedding_variable_from_others
 from tests.reference.initial_values import Initializer, initial_rows
 from tests.reference.judge import assert_same, assert_same_table
@@ -29,7 +30,7 @@ class World:
 
 @pytest.fixture
 def as_rank(monkeypatch):
-    return lambda rank, size: monkeypatch.setattr(context, "get_transport", lambda: World(rank, size))
+    return lambda rank, size: monkeypatch.setattr(context, "get_job", lambda: Job(World(rank, size)))
 
 
 def test_properties_say_what_it_is():

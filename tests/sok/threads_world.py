@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from sok.base import names
 from sok.job import context
+from sok.job.job import Job
 
 _DEADLINE = 30.0  # seconds; a rank that waits longer for its peers has lost them
 
@@ -35,7 +36,6 @@ class ThreadTransport:
     """One rank's side. Counts the collectives that it took part in."""
 
     name = "threads"
-    has_ended = False
     local_rank = 0
 
     def __init__(self, rank: int, size: int, meeting: _Meeting):
@@ -71,15 +71,15 @@ class ThreadTransport:
 def run_world(size: int, program: Callable[[ThreadTransport], Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """program(transport) on each of `size` ranks at once. Gives what each returned, or the exception that it raised."""
     here = threading.local()
-    monkeypatch.setattr(context, "get_transport", lambda: here.transport)
+    monkeypatch.setattr(context, "get_job", lambda: here.job)
     monkeypatch.setattr(names, "of_job", lambda: here.names)  # as if each rank were a process that has just begun
     meeting = _Meeting(size)
     results: list[Any] = [None] * size
 
     def run(rank: int) -> None:
-        here.transport, here.names = ThreadTransport(rank, size, meeting), names.Names()
+        here.job, here.names = Job(ThreadTransport(rank, size, meeting)), names.Names()
         try:
-            results[rank] = program(here.transport)
+            results[rank] = program(here.job.transport)
         except Exception as error:  # the test looks at it
             results[rank] = error
 

@@ -16,6 +16,8 @@ from sok.compat.formats.shard import Shard
 from sok.compat.formats.writing import NewColumn, TableWriter
 from sok.job import context
 from sok.job.agreement import agree, attempt
+from sok.job.job import job_of
+from sok.job.transport.base import Transport
 
 
 def plan(counts: Sequence[int], dim: int, in_turns: bool) -> np.ndarray:
@@ -142,7 +144,7 @@ def dump_tables(dumps: Sequence[Dump], name: str) -> tf.Tensor:
         for dump in dumps:
             dump.undo()
 
-    transport = context.get_transport()
+    transport = job_of([dump.shard.variable for dump in dumps]).transport
     sizes = tf.stack([tf.size(dump.shard.keys, tf.int64) for dump in dumps])
     counts = transport.all_gather(sizes[tf.newaxis], context.unique_collective_name(f"{name}/counts"))
     with _undone_on_error(undo):
@@ -175,14 +177,14 @@ def _undone_on_error(undo: Callable[[], None]) -> Iterator[None]:
 
 def _stream(dump: Dump, name: str) -> tf.Tensor:
     """Sends all rows to the worker that writes them, round by round. Gives a scalar that is there when that is done."""
-    shard, rank = dump.shard, dump.shard.variable.rank
+    shard, job = dump.shard, dump.shard.variable.job
     rounds = tf.ensure_shape(tf.numpy_function(dump.rounds, [], tf.int64), [None, None, 2])
     names = [context.unique_collective_name(f"{name}/column{c}") for c in range(2 + len(shard.slots))]
 
     def body(i: tf.Tensor) -> tuple[tf.Tensor]:
-        start, stop = rounds[i, rank, 0], rounds[i, rank, 1]
+        start, stop = rounds[i, job.rank, 0], rounds[i, job.rank, 1]
         parts = [shard.keys[start:stop], shard.rows(start, stop), *(slot[start:stop] for slot in shard.slots)]
-        there = [_send(part, dump.writer, c) for part, c in zip(parts, names, strict=True)]
+        there = [_send(job.transport, part, dump.writer, c) for part, c in zip(parts, names, strict=True)]
         written = tf.reshape(tf.numpy_function(dump.write, there, tf.int64), [])
         return (i + tf.cast(written, tf.int32) + 1,)
 
@@ -190,9 +192,8 @@ def _stream(dump: Dump, name: str) -> tf.Tensor:
     return done
 
 
-def _send(part: tf.Tensor, to: int, name: str) -> tf.Tensor:
+def _send(transport: Transport, part: tf.Tensor, to: int, name: str) -> tf.Tensor:
     """The rows of all workers, on worker `to`; none on the others."""
-    transport = context.get_transport()
     # Flat: what is a vector goes through shared memory where there is some.
     flat = tf.reshape(part, [-1])
     splits = tf.one_hot(to, transport.size, tf.size(flat), 0, dtype=tf.int32)

@@ -23,6 +23,7 @@ from sok.compat.v2.rows import as_key_type
 from sok.compat.v2.variable import StaticVariable
 from sok.job import context
 from sok.job.agreement import check_equal, done_by_all, together
+from sok.job.job import job_of
 from sok.table.table import EmbeddingVariable, is_embedding_variable
 
 
@@ -152,6 +153,7 @@ def _variables(given: Any) -> list[EmbeddingVariable]:
             raise ValueError(f"Two variables would share the file {name}-key. Give them names of their own.")
     if not variables:
         raise ValueError("sok.dump and sok.load take at least one variable. Received: none.")
+    job_of(variables)
     return variables
 
 

@@ -12,8 +12,8 @@ from sok.base import _ops
 from sok.base.progress import on_stderr
 from sok.compat.formats.columns import StoredTable
 from sok.compat.formats.fitting import Destination, check_room, keys_for, own_keys
-from sok.job import context
 from sok.job.agreement import agree, attempt, describe, exception_of
+from sok.job.job import job_of
 from sok.table.table import EmbeddingVariable
 
 
@@ -134,7 +134,7 @@ def load_tables(loads: Sequence[Load], name: str) -> tf.Tensor:
 
     Collective.
     """
-    transport = context.get_transport()
+    transport = job_of([load.variable for load in loads]).transport
     ready = agree(transport, f"{name}/check", _first([_check(load) for load in loads]))
     with tf.control_dependencies([ready]):
         ready = agree(transport, f"{name}/reserve", _first([_reserve(load) for load in loads]))

@@ -10,8 +10,8 @@ import tensorflow as tf
 from sok.base import _ops
 from sok.compat.formats.fitting import Destination
 from sok.compat.v2.variable import StaticVariable
-from sok.job import context
 from sok.job.agreement import done_by_all
+from sok.job.job import job_of
 from sok.table.table import EmbeddingVariable
 
 
@@ -60,7 +60,7 @@ def checked_shard(variable: EmbeddingVariable, name: str) -> Shard:
     """`whole_shard`, which fails on all workers if on one. In a graph nothing runs before the first collective."""
     if not tf.executing_eagerly():
         return whole_shard(variable, by_key=False)
-    return done_by_all(context.get_transport(), f"{name}/shard", lambda: whole_shard(variable, by_key=False))
+    return done_by_all(job_of([variable]).transport, f"{name}/shard", lambda: whole_shard(variable, by_key=False))
 
 
 def num_legal_keys(variable: EmbeddingVariable) -> int:

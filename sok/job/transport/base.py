@@ -54,7 +54,6 @@ class Transport(abc.ABC):
     rank: int
     size: int
     local_rank: int
-    has_ended: bool = False  # whether `sok.shutdown` has ended its job
 
     @abc.abstractmethod
     def all_to_all(self, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:

@@ -25,7 +25,7 @@ _ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
 _turns: weakref.WeakValueDictionary[str, tf.Tensor] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 
-_ANSWERS = "sok/answers"
+_ANSWERS, _EPOCH = "sok/answers", "sok/epoch"
 
 
 def in_turn(name: str, collective: Callable[[list[tf.Tensor]], T]) -> T:
@@ -43,7 +43,7 @@ def in_turn(name: str, collective: Callable[[list[tf.Tensor]], T]) -> T:
     def touch() -> list[tf.Operation]:
         return [tf.raw_ops.AssignAddVariableOp(resource=turn, value=one) for turn in turns]
 
-    with tf.control_dependencies(touch()):
+    with tf.control_dependencies([_check_epoch()]), tf.control_dependencies(touch()):
         result = collective(turns)
     with tf.control_dependencies(tf.nest.flatten(result)):
         touch()
@@ -78,6 +78,23 @@ def after_answers() -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
     one = tf.constant(1, tf.int64)
     return tf.control_dependencies([tf.raw_ops.AssignAddVariableOp(resource=turn, value=one)])
+
+
+def _check_epoch() -> tf.Operation:
+    """Fails in a function that was traced before the job ended whose collective it is about to run."""
+    epoch, words = counter(_EPOCH), "This function was traced in a job that has ended. Make it anew, with new tables."
+    with tf.init_scope():
+        now = tf.raw_ops.ReadVariableOp(resource=epoch, dtype=tf.int64).numpy()
+    is_now = tf.equal(tf.raw_ops.ReadVariableOp(resource=epoch, dtype=tf.int64), now)
+    return tf.raw_ops.Assert(condition=is_now, data=[words])
+
+
+def end_epoch() -> None:
+    """Refuses the collectives of functions that are traced by now, as their job has ended."""
+    epoch = _turns.get(_EPOCH)  # none: there is no such function
+    if epoch is not None:
+        with tf.init_scope():
+            tf.raw_ops.AssignAddVariableOp(resource=epoch, value=tf.constant(1, tf.int64))
 
 
 def counter(name: str) -> tf.Tensor:

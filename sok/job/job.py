@@ -1,0 +1,90 @@
+"""`Job`: who this worker is, among which others. Tables hold theirs."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+from sok.job.transport import ordering
+from sok.job.transport.base import Transport
+
+_epochs = itertools.count(1)
+
+
+@dataclasses.dataclass(eq=False)
+class Job:
+    """A group of workers, from `sok.Init` (of one process: from its first table) to `sok.shutdown()`.
+
+    A table belongs to the job that it was made in, and asks it for rank, size, transport and seed. Another job, be it
+    of as many workers, has another `epoch`: tables of the one before are refused, and so are functions that were traced
+    for it, once they reach a collective.
+
+    Args:
+        transport: how this worker reaches the others.
+        seed: of the initial values of tables.
+        global_batch_size: samples of all workers in one step; None: not known.
+        deadline: seconds that a collective may wait for workers; 0: for ever.
+
+    Example:
+        >>> from sok.job.transport.local import LocalTransport
+        >>> job, other = Job(LocalTransport(), seed=7), Job(LocalTransport())
+        >>> job.rank, job.size, job.seed, job.has_ended, other.epoch > job.epoch
+        (0, 1, 7, False, True)
+    """
+
+    transport: Transport
+    seed: Any = 0
+    global_batch_size: Any = None
+    deadline: float = 0.0
+    epoch: int = dataclasses.field(default_factory=_epochs.__next__, init=False)
+    has_ended: bool = dataclasses.field(default=False, init=False)
+
+    @property
+    def rank(self) -> int:
+        """This worker's number, from 0 to `size - 1`."""
+        return self.transport.rank
+
+    @property
+    def size(self) -> int:
+        """The number of workers."""
+        return self.transport.size
+
+    @property
+    def local_rank(self) -> int:
+        """This worker's number among those of its host."""
+        return self.transport.local_rank
+
+    def end(self) -> None:
+        """Ends it: its tables, and functions that were traced for it, are refused from now on."""
+        self.transport.shutdown()
+        self.has_ended = True
+        ordering.end_epoch()
+
+    def __repr__(self) -> str:
+        ended = ", ended" if self.has_ended else ""
+        return f"<Job {self.epoch}: rank {self.rank} of {self.size}, {self.transport.name}, seed {self.seed}{ended}>"
+
+
+def job_of(tables: Iterable[Any]) -> Job:
+    """The one job of these tables, at least one. To be asked before anything is done to them on all workers.
+
+    Raises:
+        RuntimeError: the job of a table has ended.
+        ValueError: the tables are of different jobs.
+    """
+    first, *others = tables
+    for table in (first, *others):
+        if table.job.has_ended:
+            raise RuntimeError(
+                f"The embedding table '{table.table_name}' is of a job that has ended: {table.job!r}. Make the table, "
+                "and what has it (layer, model, optimizer), anew in the job of now. `table.export()` still gives its "
+                "rows, and `assign` stores them in another table."
+            )
+        if table.job is not first.job:
+            raise ValueError(
+                "Tables of different jobs cannot be used together. Received: "
+                f"'{first.table_name}' of {first.job!r}, '{table.table_name}' of {table.job!r}."
+            )
+    return first.job
