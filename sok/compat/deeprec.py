@@ -18,12 +18,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok.base.types import DTypeLike
+from sok.base.types import DTypeLike, TensorLike
 from sok.compat import feature_column, strategy
 from sok.compat.feature_column import group_embedding_column_scope
 from sok.compat.feature_column.id_column import AnyIdColumn, capacity_of
 from sok.compat.scoped_tables import scoped_table
 from sok.lookup import group
+from sok.lookup.lookup import lookup_rows
 from sok.table.initializers import BANK_ROWS, Initializer, with_rows
 from sok.table.options import TableOptions, said_once, whole_number
 from sok.table.placement import Placement
@@ -117,7 +118,7 @@ def get_embedding_variable(
         table: all properties of the table, instead of key_dtype, initializer, trainable and these two.
 
     Returns:
-        The table. When executing eagerly always a new one.
+        The table, which `tf.nn.embedding_lookup` trains. When executing eagerly always a new one.
 
     Raises:
         ValueError: as `sok.EmbeddingVariable`; the scope reuses and has no such table, or does not reuse and has one;
@@ -157,9 +158,22 @@ def get_embedding_variable(
         initializer = tf.compat.v1.truncated_normal_initializer()
     if capacity is None:
         capacity, initializer = DEFAULT_CAPACITY, with_rows(initializer, BANK_ROWS, embedding_dim)
-    found = scoped_table(name, embedding_dim, capacity, options=dataclasses.replace(options, initializer=initializer))
+    options = dataclasses.replace(options, initializer=initializer)
+    found = scoped_table(name, embedding_dim, capacity, kind=_EmbeddingVariable, options=options)
     _add_to_collections(found, collections or ())
     return found
+
+
+class _EmbeddingVariable(EmbeddingVariable):
+    """A table that `tf.nn.embedding_lookup`, which calls `sparse_read`, trains: DeepRec's scripts know no other."""
+
+    def sparse_read(self, keys: TensorLike, name: str | None = None) -> tf.Tensor:
+        """The rows of `keys` [...]: [..., D]. Keys without a row get one. Collective; differentiable."""
+        return lookup_rows(self, keys, training=True)
+
+    def total_count(self) -> tf.Tensor:
+        """Rows in use in this worker's shard, and their length: int64 [2]."""
+        return tf.stack([self.num_rows(), self.dim])
 
 
 class EmbeddingVariableOption:

@@ -9,12 +9,15 @@ import tensorflow as tf
 from sok.table.table import EmbeddingVariable
 
 
-def scoped_table(name: str, dim: int, capacity: int, **options: Any) -> EmbeddingVariable:
+def scoped_table(
+    name: str, dim: int, capacity: int, kind: type[EmbeddingVariable] = EmbeddingVariable, **options: Any
+) -> EmbeddingVariable:
     """The table `name` of the current variable scope.
 
     Args:
         name: within the scope.
         dim, capacity, options: as `EmbeddingVariable` takes them; of a table that is there only `dim` is compared.
+        kind: its class.
 
     Returns:
         In a v1 graph what `tf.compat.v1.get_variable` would give: a new table, or with `reuse` that of this name. When
@@ -27,7 +30,7 @@ def scoped_table(name: str, dim: int, capacity: int, **options: Any) -> Embeddin
     full_name = f"{scope.name}/{name}" if scope.name else name
     with tf.init_scope():
         if tf.executing_eagerly():
-            return EmbeddingVariable(dim, capacity, name=full_name, **options)
+            return kind(dim, capacity, name=full_name, **options)
         # In the graph and not beside it: tables hold on to their graph, so that it would never be freed.
         graph = tf.compat.v1.get_default_graph()
         tables = graph._sok_tables = getattr(graph, "_sok_tables", {})
@@ -43,7 +46,7 @@ def scoped_table(name: str, dim: int, capacity: int, **options: Any) -> Embeddin
             "variable scope; for another table, take another name."
         )
     if found is None:
-        found = tables[full_name] = EmbeddingVariable(dim, capacity, name=full_name, **options)
+        found = tables[full_name] = kind(dim, capacity, name=full_name, **options)
     if found.dim != dim:
         raise ValueError(f"Table '{full_name}' has rows of dim {found.dim}. Received: dim {dim}.")
     return found

@@ -3,6 +3,7 @@
 import contextlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -109,6 +110,26 @@ def test_embedding_variables_by_name():
         sok.deeprec.get_embedding_variable("v", 4, value_dtype=tf.float16)
     eager = [sok.deeprec.get_embedding_variable("v", 4, trainable=False) for _ in range(2)]
     assert eager[0] is not eager[1] and not eager[0].trainable
+
+
+@pytest.mark.parametrize("rule", ["GradientDescent", "Adagrad", "Adam", "Ftrl"])
+def test_embedding_lookup_trains_as_it_trains_a_variable(rule):
+    """Ids that come twice, as DeepRec's own tests compare its embedding variables with variables."""
+    v1, ids, ones = tf.compat.v1, tf.constant([0, 1, 2, 5, 6, 7, 0], tf.int64), tf.compat.v1.ones_initializer()
+    found = []
+    for make, shape in ((sok.deeprec.get_embedding_variable, 3), (v1.get_variable, [8, 3])):
+        with tf.Graph().as_default(), v1.Session() as session:
+            variable = make("v", shape, initializer=ones)
+            rows = tf.nn.embedding_lookup(variable, tf.identity(ids.numpy()))
+            optimizer = sok.OptimizerWrapper(getattr(v1.train, f"{rule}Optimizer")(0.1))
+            train = optimizer.minimize(2.0 * tf.reduce_sum(rows))
+            session.run(v1.global_variables_initializer())
+            for _ in range(5):
+                session.run(train)
+            found.append(session.run(rows))
+            if not found[1:]:
+                assert session.run(variable.total_count()).tolist() == [6, 3]
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
 
 
 def test_embedding_variables_take_deeprecs_positions():
