@@ -90,6 +90,10 @@ std::string InputLimits::Describe(const InputStatus& bad) const {
       return "every feature must have the same number of ids (nnz_per_slot), without gaps.";
     case kWeightsDiffer:
       return "there must be one weight for each id, at the same places as the ids.";
+    case kSlotKeyTooLarge:
+      return "id " + at +
+             " is too large for distinct_slots: id * slot_num + slot, with slot_num = " + std::to_string(slot_num) +
+             ", must fit into the key dtype. Take key_dtype int64, or smaller ids.";
   }
   return "unknown status " + std::to_string(bad.status) +
          ". All workers must run the same version of sok and the same program.";

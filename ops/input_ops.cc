@@ -14,7 +14,7 @@ REGISTER_OP("Sok>CheckInput")
     .Input("ok: bool")
     .Input("detail: int64")
     .Output("checked_splits: int64")
-    .Attr("problem: {'rows_not_whole', 'wrong_slot_num', 'uneven', 'weights_differ'}")
+    .Attr("problem: {'rows_not_whole', 'wrong_slot_num', 'uneven', 'weights_differ', 'slot_key_too_large'}")
     .SetShapeFn([](InferenceContext* c) {
       // Splits, or a report of two numbers: but whatever follows a report is never run.
       c->set_output(0, c->input(0));
@@ -29,7 +29,8 @@ class CheckInputOp : public OpKernel {
     status_ = problem == "rows_not_whole"   ? kRowsNotWhole
               : problem == "wrong_slot_num" ? kWrongSlotNum
               : problem == "uneven"         ? kUneven
-                                            : kWeightsDiffer;
+              : problem == "weights_differ" ? kWeightsDiffer
+                                            : kSlotKeyTooLarge;
   }
   void Compute(OpKernelContext* ctx) override {
     Guard(ctx, [&] {

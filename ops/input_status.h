@@ -19,7 +19,8 @@ enum KeyStatus : int64_t {
   kWeightsDiffer = 9,     // -
   kRefused = 10,          // bytes of a text that follows
   kBadNumRows = 11,       // rows of the input
-  kLastStatus = kBadNumRows,
+  kSlotKeyTooLarge = 12,  // the key
+  kLastStatus = kSlotKeyTooLarge,
 };
 
 }  // namespace sok

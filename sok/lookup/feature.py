@@ -54,6 +54,7 @@ class Feature:
     max_nnz: int = 0  # keys that a segment may have; 0: any number
     max_feature_num: int = 0  # keys that a sample may have; 0: any number
     padding_key: int | None = None  # in dense ids, those equal to it are left out
+    distinct_slots: bool = False  # the key of a row is an id with the number of its feature in the sample
     exact: bool = False  # rows travel as they are, whatever `table.exchange_dtype` says
     ids_called: str = "inputs"  # in messages: the argument that a person passed
     weights_called: str = "weights"

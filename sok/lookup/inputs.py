@@ -256,10 +256,19 @@ def to_csr(feature: Feature) -> Csr:
         dense = _keys_of(ids, feature)
         given = _weights_of(feature, dense, tf.size(dense, out_type=tf.int64))
         csr = _from_dense(feature, dense, given and given.flat)
-    if given is None:
+    if given is not None:
+        splits = _check(csr.row_splits, "weights_differ", given.fit, tf.zeros([], tf.int64))
+        csr = dataclasses.replace(csr, row_splits=splits, needs_check=True)
+    if not feature.distinct_slots:
         return csr
-    splits = _check(csr.row_splits, "weights_differ", given.fit, tf.zeros([], tf.int64))
-    return dataclasses.replace(csr, row_splits=splits, needs_check=True)
+    keys, splits = slot_keys(csr.keys, csr.row_splits, csr.row_splits, feature.slot_num)
+    return dataclasses.replace(csr, keys=keys, row_splits=splits, needs_check=True)
+
+
+def slot_keys(keys: tf.Tensor, row_splits: tf.Tensor, report: tf.Tensor, slot_num: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Keys [N] of which each stands for an id and the slot of its segment, and `report`, or one of an id too large."""
+    keys, ok, detail = _ops.lib().sok_slot_keys(keys, row_splits, slot_num=slot_num)
+    return keys, _check(report, "slot_key_too_large", ok, detail)
 
 
 def _as_they_are(feature: Feature, ids: Csr) -> Csr:

@@ -22,6 +22,7 @@ _PROBLEMS = {
     "wrong_slot_num": "every sample must have slot_num features. Received:",
     "uneven": "every feature must have the same number of ids (nnz_per_slot), without gaps. Received:",
     "weights_differ": "`weights` must have one weight for each id, at the same places as the ids. Received:",
+    "slot_key_too_large": "id * slot_num + slot must fit into the key dtype (distinct_slots). Received id:",
 }
 
 
@@ -149,6 +150,18 @@ class StockOps:
 
     def sok_check_input(self, row_splits: tf.Tensor, ok: tf.Tensor, detail: tf.Tensor, problem: str) -> tf.Tensor:
         return _after([tf.debugging.Assert(ok, [_PROBLEMS[problem], detail])], row_splits)
+
+    def sok_slot_keys(
+        self, keys: tf.Tensor, row_splits: tf.Tensor, slot_num: int
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        segments = tf.searchsorted(row_splits[1:], tf.range(tf.size(keys, tf.int64)), side="right", out_type=tf.int64)
+        # In int64, which stock ops divide on every device; of uint64 the upper half counts as too large.
+        ids, limits = tf.cast(keys, tf.int64), keys.dtype
+        first, last = max(limits.min, -(2**63)) // slot_num, min(limits.max, 2**63 - 1) // slot_num - 1
+        is_good = tf.logical_and(ids >= first, ids <= last)
+        bad = tf.argmin(tf.cast(tf.pad(is_good, [[0, 1]]), tf.int32))
+        slot_keys = tf.cast(ids * slot_num + segments % slot_num, limits)
+        return slot_keys, tf.reduce_all(is_good), tf.gather(tf.pad(ids, [[0, 1]]), bad)
 
     def sok_sparse_to_csr(
         self, row: tf.Tensor, keys: tf.Tensor, weights: tf.Tensor, num_rows: tf.Tensor

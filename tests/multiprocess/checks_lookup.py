@@ -10,6 +10,7 @@ from sok.job import context
 from sok.lookup import lookup
 from sok.lookup.feature import Csr
 from tests.group_features import lookup_pooled
+from tests.messages import saying
 from tests.multiprocess.harness import World
 
 DIM = 3
@@ -262,3 +263,15 @@ def check_tables_of_v1_sessions(world):
     moved = 0.5 * sum(range(1, world.size + 1)) * np.array([[counts[key] for key in row] for row in KEYS])
     np.testing.assert_allclose(first - second, np.repeat(moved[..., None], DIM, axis=2), rtol=1e-5)
     return {"rows": first}
+
+
+def check_slots_that_are_distinct_have_rows_of_their_own(world):
+    layer = sok.DistributedEmbedding("sum", 100, 4, 2, 1, distinct_slots=True, name="distinct_slots")
+    found = layer(tf.constant([[7, 7], [world.rank, 7]], tf.int64)).numpy()
+    assert not np.allclose(found[0, 0], found[0, 1])
+    np.testing.assert_array_equal(found[0, 1], found[1, 1])
+    everyone = context.get_transport().all_gather(layer.embedding_variable.size()[tf.newaxis], "distinct/size")
+    assert int(tf.reduce_sum(everyone)) == 2 + world.size
+    too_large = 2**62 if world.rank == world.size - 1 else 1
+    with pytest.raises(tf.errors.InvalidArgumentError, match=saying("distinct_slots", str(2**62))):
+        layer(tf.constant([[1, too_large]], tf.int64))

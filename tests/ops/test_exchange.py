@@ -407,11 +407,15 @@ def test_a_report_raises_at_once_with_one_rank(lib, row_splits, text):
     assert text in error.value.message and "table 'shop'" in error.value.message
 
 
-@pytest.mark.parametrize("problem", ["rows_not_whole", "wrong_slot_num", "uneven", "weights_differ"])
+@pytest.mark.parametrize(
+    "problem", ["rows_not_whole", "wrong_slot_num", "uneven", "weights_differ", "slot_key_too_large"]
+)
 def test_check_input_passes_splits_or_reports(lib, problem):
     splits = tf.constant([0, 1, 4], tf.int64)
     assert_same(lib.sok_check_input(splits, True, 9, problem=problem), splits)
-    status = {"rows_not_whole": 6, "wrong_slot_num": 7, "uneven": 8, "weights_differ": 9}[problem]
+    status = {"rows_not_whole": 6, "wrong_slot_num": 7, "uneven": 8, "weights_differ": 9, "slot_key_too_large": 12}[
+        problem
+    ]
     assert_same(lib.sok_check_input(splits, False, 9, problem=problem), report(status, 9))
     # An earlier report is not written over.
     assert_same(lib.sok_check_input(report(5, 2), False, 9, problem=problem), report(5, 2))

@@ -9,7 +9,7 @@ import tensorflow as tf
 from sok.base.types import Condition, DTypeLike, Ids
 from sok.keras.layers.base import EmbeddingLayerMixin
 from sok.lookup import lookup
-from sok.lookup.inputs import check_sizes, describe, sizes, to_dense
+from sok.lookup.inputs import check_sizes, describe, sizes, slot_keys, to_dense
 from sok.table.initializers import Initializer
 from sok.table.options import whole_number
 
@@ -22,7 +22,7 @@ class All2AllDenseEmbeddingMixin(EmbeddingLayerMixin):
 
     Args:
         max_vocabulary_size_per_gpu, embedding_vec_size, slot_num, use_hashtable, key_dtype, embedding_initializer,
-            **kwargs: as `sok.DistributedEmbedding` takes them.
+            **kwargs: as `sok.DistributedEmbedding` takes them. `distinct_slots` needs dynamic_input=False.
         nnz_per_slot: ids per feature.
         dynamic_input: False: the input is [B, F, nnz_per_slot]. True: any shape.
 
@@ -68,6 +68,8 @@ class All2AllDenseEmbeddingMixin(EmbeddingLayerMixin):
         super().__init__(sizes, use_hashtable, key_dtype, embedding_initializer, **kwargs)
         self.nnz_per_slot = whole_number("nnz_per_slot", nnz_per_slot)
         self.dynamic_input = bool(dynamic_input)
+        if self.dynamic_input and self.distinct_slots:
+            raise ValueError("`distinct_slots` must be False with dynamic_input=True, where ids have no slots.")
 
     def call(self, inputs: Ids, training: Condition | None = None) -> tf.Tensor:
         variable = self.embedding_variable
@@ -77,7 +79,12 @@ class All2AllDenseEmbeddingMixin(EmbeddingLayerMixin):
         if self.dynamic_input:
             return self._to_compute_dtype(self._rows(dense, training, report))
         # Flat until the lookup has judged the report: a reshape that fails would stop this worker alone.
-        rows = self._rows(tf.reshape(dense, [-1]), training, report)
+        keys = tf.reshape(dense, [-1])
+        if self.distinct_slots:
+            splits = tf.range(0, tf.size(keys, tf.int64) + 1, self.nnz_per_slot, dtype=tf.int64)
+            nothing = tf.zeros([0], tf.int64) if report is None else report
+            keys, report = slot_keys(keys, splits, nothing, self.slot_num)
+        rows = self._rows(keys, training, report)
         wanted, static = [self.slot_num, self.nnz_per_slot], sizes(dense)
         rows = tf.reshape(rows, [-1, *wanted, variable.dim])
         rows.set_shape([static[0] if static else None, *wanted, variable.dim])

@@ -73,6 +73,7 @@ class EmbeddingLayerMixin(_Layer):
         exchange_dtype: DTypeLike | None = None,
         placement: Placement | None = None,
         table: TableOptions | None = None,
+        distinct_slots: bool = False,
         **kwargs: Any,
     ) -> None:
         resolve(embedding_initializer, "embedding_initializer")
@@ -95,6 +96,12 @@ class EmbeddingLayerMixin(_Layer):
         self.autocast = self._autocast = False
         self._options = dataclasses.replace(options, trainable=True)  # the layer's own, and may change
         self._table: EmbeddingVariable | None = None
+        if distinct_slots and not options.hashed:
+            raise ValueError(
+                "`distinct_slots` must be False with use_hashtable=False, where ids are row numbers: give each slot a "
+                "range of row numbers with sok.data.add_offsets, or take a hashed table."
+            )
+        self.distinct_slots = bool(distinct_slots)
 
     @property
     def embedding_variable(self) -> EmbeddingVariable:
@@ -146,6 +153,7 @@ class EmbeddingLayerMixin(_Layer):
 
     def get_config(self) -> dict[str, Any]:
         sizes = {name: getattr(self, name) for name in _SIZES}
+        sizes["distinct_slots"] = self.distinct_slots
         return {**super().get_config(), **sizes, "table": self._options.get_config(self._keras_initializers)}
 
     @classmethod

@@ -32,7 +32,9 @@ class DistributedEmbeddingMixin(EmbeddingLayerMixin):
         key_dtype: int64 (default), int32, uint32 or uint64. Every value is a legal id.
         embedding_initializer: None (uniform in [-0.05, 0.05]), a Keras name, a Keras initializer or `f(shape, dtype)`.
         padding_key: ids of dense inputs that equal it count as absent. None: all ids count.
-        **kwargs: `table`, a `sok.TableOptions`: all properties of the table, instead of use_hashtable, key_dtype
+        **kwargs: `distinct_slots`: True gives each slot rows of its own: an id and its slot together are the key,
+            exactly (id * slot_num + slot, which must fit into the key dtype). False: equal ids share a row, whatever
+            their slots. `table`, a `sok.TableOptions`: all properties of the table, instead of use_hashtable, key_dtype
             and embedding_initializer; or two of these properties, `exchange_dtype` and `placement`; and the arguments
             of the Keras layer (name, trainable, dtype, ...).
 
@@ -110,6 +112,7 @@ class DistributedEmbeddingMixin(EmbeddingLayerMixin):
             max_nnz=self.max_nnz,
             max_feature_num=self.slot_num * self.max_nnz if self.max_feature_num == 1 else self.max_feature_num,
             padding_key=self.padding_key,
+            distinct_slots=self.distinct_slots,
         )
         (pooled,) = lookup_group([feature], self._inserts(training))
         pooled = tf.reshape(pooled, [-1, self.slot_num, variable.dim])
