@@ -15,12 +15,12 @@ DEADLINE = 600.0
 # their number.
 _ALL = (
     *("job", "transport", "distributed", "replicas", "lookup", "group", "exchange_dtype", "columns", "loops", "fit"),
-    *("metrics", "optimizers", "export", "checkpoint", "savers"),
+    *("metrics", "optimizers", "export", "checkpoint", "savers", "v2"),
 )
 _OF_RANKS = {
     1: _ALL,
     2: (*_ALL, "calls", "refusals", "profile", "formats", "old_files", "matrix"),
-    3: ("job", "calls", "refusals", "lookup", "group", "exchange_dtype", "loops", "fit", "metrics", "checkpoint"),
+    3: ("job", "calls", "refusals", "lookup", "group", "exchange_dtype", "loops", "fit", "metrics", "checkpoint", "v2"),
     4: ("job", "lookup", "loops"),
 }
 MODULES = {ranks: [f"tests.multiprocess.checks_{name}" for name in names] for ranks, names in _OF_RANKS.items()}

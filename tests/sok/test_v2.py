@@ -1,12 +1,12 @@
-"""The names of SOK v2 on one worker, against stock TensorFlow. Several workers: test_v2_multiprocess.py."""
+"""The names of SOK v2 on one worker, against stock TensorFlow. Several workers: tests/multiprocess/test_v2.py."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import sok
+from tests.multiprocess import checks_v2
 from tests.multiprocess.harness import World
-from tests.sok import v2_checks
 from tests.sok.threads_world import run_world
 
 IDS = [[3, 1, 4, 1], [], [5, 0, 2], [3], []]
@@ -112,11 +112,11 @@ def test_misuse_of_lookups_is_explained():
     table = sok.Variable(MATRIX)
     with pytest.raises(NotImplementedError, match="`use_low_frequency_filter` must be False"):
         sok.lookup_sparse(table, ragged(IDS), use_low_frequency_filter=True)
-    with pytest.raises(ValueError, match=r"`combiners\[0\]` must be 'sum', 'mean' or 'sqrtn'. Received: 'max'"):
+    with pytest.raises(ValueError, match=r"`combiners\[0\]` .*'sum', 'mean' or 'sqrtn'.*'max'"):
         sok.lookup_sparse([table], [ragged(IDS)], combiners=["max"])
     with pytest.raises(TypeError, match=r"`params\[0\]` must be a sok.EmbeddingVariable"):
         sok.lookup_sparse(MATRIX, ragged(IDS))
-    with pytest.raises(TypeError, match="`param` must be a sok.Variable or sok.DynamicVariable"):
+    with pytest.raises(TypeError, match="`param` .*sok.Variable .*sok.DynamicVariable"):
         sok.all2all_dense_embedding(tf.Variable(MATRIX), [1])
 
 
@@ -180,13 +180,13 @@ def test_shape_and_initializer_make_rows_as_they_are_needed():
         ({}, ValueError, "either `initial_value`, or `shape`"),
         ({"initial_value": MATRIX, "shape": (6, 3)}, ValueError, "either `initial_value`, or `shape`"),
         ({"initial_value": MATRIX, "initializer": "ones"}, ValueError, "either `initial_value`, or `shape`"),
-        ({"initial_value": MATRIX, "dtype": tf.float64}, TypeError, "`dtype` must be float32 or None.*float64"),
+        ({"initial_value": MATRIX, "dtype": tf.float64}, TypeError, "`dtype` .*float32.*float64"),
         ({"initial_value": tf.constant([[1.0]], tf.float64)}, TypeError, "`initial_value` must be float32.*float64"),
         ({"initial_value": [["a"]]}, TypeError, "`initial_value` must be numbers"),
-        ({"initial_value": np.zeros([2, 3, 4])}, ValueError, r"must be a matrix \[V, D\].*\(2, 3, 4\)"),
-        ({"initial_value": 1.0}, ValueError, r"must be a matrix \[V, D\]"),
-        ({"initial_value": np.zeros([0, 3])}, ValueError, r"must be \(V, D\), known and not empty"),
-        ({"shape": (None, 3)}, ValueError, r"must be \(V, D\), known and not empty"),
+        ({"initial_value": np.zeros([2, 3, 4])}, ValueError, r"matrix \[V, D\].*\(2, 3, 4\)"),
+        ({"initial_value": 1.0}, ValueError, r"matrix \[V, D\]"),
+        ({"initial_value": np.zeros([0, 3])}, ValueError, r"\(V, D\), .*not empty"),
+        ({"shape": (None, 3)}, ValueError, r"\(V, D\), .*not empty"),
         ({"shape": 3}, ValueError, r"\(V, D\)|must"),
         ({"initial_value": MATRIX, "constraint": abs}, ValueError, "`constraint` must be None"),
         ({"initial_value": MATRIX, "mode": "replicated"}, ValueError, "'localized:#'.*Received: 'replicated'"),
@@ -299,18 +299,18 @@ def test_max_capacity_is_the_number_of_rows():
     ("arguments", "error", "message"),
     [
         ({"dimension": 0}, ValueError, "`dim` must be a whole number"),
-        ({"dimension": 2, "dtype": tf.float16}, TypeError, "`dtype` must be float32. Received: float16"),
-        ({"dimension": 2, "var_type": "disk"}, ValueError, "`var_type` must be None, 'hbm', 'hybrid'.*'disk'"),
+        ({"dimension": 2, "dtype": tf.float16}, TypeError, "`dtype` .*float32.*float16"),
+        ({"dimension": 2, "var_type": "disk"}, ValueError, "`var_type` .*'hbm', 'hybrid'.*'disk'"),
         ({"dimension": 2, "key_type": tf.float32}, ValueError, "`key_type` must be one of int64"),
         ({"dimension": 2, "constraint": abs}, ValueError, "`constraint` must be None"),
         (
             {"dimension": 2, "capacity": 3, "hbm": 1},
             TypeError,
-            r"unknown keyword\(s\) capacity, hbm. Known are max_cap",
+            r"keyword\(s\) capacity, hbm.*max_cap",
         ),
         ({"dimension": 2, "max_capacity": 0}, ValueError, "must be a whole number"),
-        ({"dimension": 2, "initializer": "thirteen"}, ValueError, "`initializer` must be a name that Keras knows"),
-        ({"dimension": 2, "mode": "localized"}, ValueError, "`mode` must be None, 'distributed' or 'localized:#'"),
+        ({"dimension": 2, "initializer": "thirteen"}, ValueError, "`initializer` .*Keras"),
+        ({"dimension": 2, "mode": "localized"}, ValueError, "`mode` .*'distributed' or 'localized:#'"),
     ],
 )
 def test_misuse_of_a_dynamic_variable_is_explained(arguments, error, message):
@@ -349,7 +349,7 @@ def test_rows_of_a_variable_are_assigned_and_exported_by_number():
     assert indices.numpy().tolist() == list(range(6))
     np.testing.assert_array_equal(values, expected)
     for function in (sok.export, lambda v: sok.assign(v, [1], [[1.0]])):
-        with pytest.raises(TypeError, match="`variable` must be a sok.Variable or sok.DynamicVariable"):
+        with pytest.raises(TypeError, match="`variable` .*sok.Variable .*sok.DynamicVariable"):
             function(tf.Variable(1.0))
 
 
@@ -383,13 +383,13 @@ def test_init_may_be_repeated_and_rebinds_nothing():
     assert before == (tf.keras.optimizers, tf.keras.optimizers.Adam, tf.optimizers)
     sok.init("single")
     for function in (sok.init, sok.set_comm_tool):
-        with pytest.raises(ValueError, match="`tool` must be 'horovod' or 'single'. Received: 'mpi'"):
+        with pytest.raises(ValueError, match="`tool` .*'horovod' or 'single'.*'mpi'"):
             function("mpi")
 
 
 def test_a_job_of_several_workers_is_not_single(monkeypatch):
     def program(_):
-        with pytest.raises(ValueError, match="`tool` 'single' is for one process. This job has 2 workers"):
+        with pytest.raises(ValueError, match="`tool` 'single' .*2 workers"):
             sok.init("single")
 
     run_world(2, program, monkeypatch)
@@ -406,7 +406,7 @@ def test_alone_every_collective_gives_back_what_came(call):
         np.testing.assert_array_equal(result, x)
     for op in ("sum", "average", "max", "min"):
         np.testing.assert_array_equal(call(lambda x, op=op: c.allreduce(x, op), x), x)
-    v2_checks.check_v2_collectives_refuse_what_does_not_fit(World(0, 1))
+    checks_v2.check_v2_collectives_refuse_what_does_not_fit(World(0, 1))
 
 
 def test_variables_without_a_name_have_the_names_that_sok_gives_them():

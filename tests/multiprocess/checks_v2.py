@@ -1,4 +1,4 @@
-"""SOK v2's names on several workers, run on each by test_v2_multiprocess.py."""
+"""SOK v2's names on several workers, run on each by test_v2.py."""
 
 import keras
 import numpy as np
@@ -218,7 +218,7 @@ def check_v2_collectives_refuse_what_does_not_fit(world):
     """The same on one worker as on many; here all do it, so that none waits."""
     c, ones, two = sok.communication, [1] * world.size, tf.constant([1.0, 2.0])
     cases = [
-        (lambda: c.alltoall(tf.constant(["a"]), ones), TypeError, "alltoall: the dtype must be one of .*string"),
+        (lambda: c.alltoall(tf.constant(["a"]), ones), TypeError, "alltoall: .*dtype .*string"),
         (lambda: c.alltoall(tf.constant(1.0), ones), ValueError, "alltoall: the tensor must have rows"),
         (lambda: c.alltoall(two, [1.0] * world.size), TypeError, "`splits` must be integers. Received: float32"),
         (lambda: c.alltoall(two, [*ones, 1]), ValueError, rf"one value per worker, {world.size}\. .*{world.size + 1}"),
@@ -226,11 +226,11 @@ def check_v2_collectives_refuse_what_does_not_fit(world):
         (lambda: c.alltoall(two[:0], [-1, *ones][: world.size]), ValueError, "must not be negative"),
         (lambda: c.allreduce(two, "prod"), ValueError, "`op` must be 'sum', .* Received: 'prod'"),
         (lambda: c.allreduce(tf.constant(1), "average"), TypeError, "allreduce: a dtype to average must .*int32"),
-        (lambda: c.allreduce(tf.constant(True), "sum"), TypeError, "allreduce: a dtype to sum must be .*bool"),
-        (lambda: c.allreduce(tf.constant("a"), "max"), TypeError, "allreduce: the dtype must be one of .*string"),
+        (lambda: c.allreduce(tf.constant(True), "sum"), TypeError, "allreduce: .*dtype to sum .*bool"),
+        (lambda: c.allreduce(tf.constant("a"), "max"), TypeError, "allreduce: .*dtype .*string"),
         (lambda: c.allgather(tf.constant(1)), ValueError, "allgather: the tensor must have rows"),
-        (lambda: c.allgather(tf.constant(["a"])), TypeError, "allgather: the dtype must be one of .*string"),
-        (lambda: c.broadcast(tf.constant(1j), 0), TypeError, "broadcast: the dtype must be one of .*complex128"),
+        (lambda: c.allgather(tf.constant(["a"])), TypeError, "allgather: .*dtype .*string"),
+        (lambda: c.broadcast(tf.constant(1j), 0), TypeError, "broadcast: .*dtype .*complex128"),
     ]
     for case, error, message in cases:
         for run in (case, tf.function(case)):
@@ -242,7 +242,7 @@ def check_v2_collectives_refuse_what_does_not_fit(world):
         return c.alltoall(rows, splits)[0]
 
     for splits in ([3] * world.size, [-1, *[1] * world.size][: world.size]):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="must sum to the number of rows of `tensor`"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="sum to .*rows of `tensor`"):
             sent(two, tf.constant(splits, tf.int64))
     assert sent(tf.zeros([world.size]), tf.constant(ones, tf.int64)).shape == [world.size]
 
