@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -50,6 +51,37 @@ def _has_gpu() -> bool:
         return cupy.cuda.runtime.getDeviceCount() > 0
     except Exception:  # no CuPy, no driver, no device
         return False
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    """A file of tests begins without a job, and leaves the process as it was: none depends on what ran before it."""
+    _end_job()
+    before = _settings()
+    yield
+    _end_job()
+    assert _settings() == before, "a test of this file has left the process with other settings"
+
+
+def _end_job() -> None:
+    if "sok.job.context" in sys.modules:
+        sys.modules["sok.job.context"].shutdown()
+
+
+def _settings() -> dict[str, Any]:
+    """What tests are tempted to set for a whole process. A library that is not loaded has its defaults."""
+    ours = ("SOK_", "HOROVOD_", "CUDA_", "OMPI_", "PMI_", "TF_USE_LEGACY_KERAS")
+    found: dict[str, Any] = {name: value for name, value in os.environ.items() if name.startswith(ours)}
+    found |= {"folder": os.getcwd(), "eager": True, "keras": ("float32", "float32"), "tf_keras": ("float32", "float32")}
+    if "tensorflow" in sys.modules:
+        found["eager"] = sys.modules["tensorflow"].executing_eagerly()
+    if "keras.config" in sys.modules:
+        config = sys.modules["keras.config"]
+        found["keras"] = config.floatx(), config.dtype_policy().name
+    if "tf_keras.mixed_precision" in sys.modules:
+        library = sys.modules["tf_keras"]
+        found["tf_keras"] = library.backend.floatx(), library.mixed_precision.global_policy().name
+    return found
 
 
 @pytest.fixture(scope="session")
