@@ -147,7 +147,7 @@ def test_slots_can_be_read_and_restored(cuda, rng):
         pair.table.apply(
             "sgd", [0.1], pair.cuda.put(np.zeros(0, np.int64)), pair.cuda.put(np.zeros((0, 3), np.float32))
         )
-    with pytest.raises(RuntimeError, match="no optimizer has used slot set 'other'"):
+    with pytest.raises(RuntimeError, match="no .*slot set 'other'"):
         pair.table.export("other")
 
 

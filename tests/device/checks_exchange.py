@@ -165,7 +165,7 @@ def check_bad_input_on_one_rank_raises_on_all(world):
         beyond[3] = (tf.constant([100 * world.size], tf.int32), tf.constant([0, 1], tf.int64), *good[3][2:])
         weights[1] = (*good[1][:2], tf.ones([500]), good[1][3])
         python[3] = (tf.constant([1.5]), *good[3][1:])
-        bad = [(beyond, "key 100|key [0-9]+ is outside|outside"), (weights, "`weights` must have one value per key")]
+        bad = [(beyond, "key 100|key [0-9]+ is outside|outside"), (weights, "`weights` .*per key")]
         run = tf.function(lambda batch: lookup("wide", tables, batch))
         for call, (batch, text) in itertools.product((run, lambda b: lookup("wide", tables, b)), bad):
             with pytest.raises(tf.errors.InvalidArgumentError, match=text):

@@ -116,8 +116,8 @@ def test_segments_that_are_not_there_are_left_out_of_sums(lib):
         ([-1, 1], [0, 1, 2], r"variable 'v0': id -1 is outside \[0, 4\)"),
         ([2**32 + 1, 1], [0, 1, 2], r"variable 'v0': id 4294967297 is outside \[0, 4\)"),
         ([1, 2], [0, 2, 1], "variable 'v0': `row_splits` must not fall"),
-        ([1, 2], [0, 1], "`row_splits` must end with the number of keys, 2"),
-        ([1, 2], report(5, 7), "variable 'v0': the row index of key number 7 is"),
+        ([1, 2], [0, 1], "`row_splits` must end with .*2"),
+        ([1, 2], report(5, 7), "'v0': .*key number 7"),
     ],
 )
 def test_the_gradient_of_a_pool_names_bad_input(lib, ids, splits, message):
@@ -150,7 +150,7 @@ def test_misuse_of_a_pool(lib, change, error, message):
     [
         ({"row_splits": np.zeros(0, np.int64)}, "`row_splits` must start with 0"),
         ({"row_splits": [[0, 2]]}, "`row_splits` must have rank 1"),
-        ({"weights": [1.0]}, r"`weights` must have one value per key \(2\) or none. Received: 1"),
+        ({"weights": [1.0]}, r"`weights` .*per key \(2\).*Received: 1"),
         ({"rows": np.zeros(3, np.float32)}, "`rows` must have rank 2"),
         ({"index": [[0, 2]]}, "`index` must have rank 1"),
     ],

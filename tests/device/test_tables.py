@@ -155,9 +155,9 @@ def test_calls_of_a_table_in_a_function(device):
     assert content_of(table, "Adagrad").keys() == {2, 9, 3}
     with pytest.raises(tf.errors.InvalidArgumentError, match="can reserve 0 to 500"):
         table.reserve(501)
-    with pytest.raises(tf.errors.FailedPreconditionError, match="no optimizer has used slot set 'none'"):
+    with pytest.raises(tf.errors.FailedPreconditionError, match="no .*slot set 'none'"):
         table.slots("none")
-    with pytest.raises(tf.errors.InvalidArgumentError, match="belongs to rule 'adagrad' here, and to 'lazy_adam'"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="'adagrad' .*'lazy_adam'"):
         table.restore_rows([2], np.ones([1, DIM]), np.ones([1, 2 * DIM]), slot_set="Adagrad", rule="lazy_adam")
     with pytest.raises(tf.errors.ResourceExhaustedError, match="in_function"):
         table.assign(np.arange(600), np.ones([600, DIM], np.float32))
@@ -192,9 +192,9 @@ def test_slots_of_stock_optimizers_are_refused_in_words(tmp_path):
     optimizers = [sok.OptimizerWrapper(tf.keras.optimizers.Adamax(0.1)) for _ in tables]
     losses_of(tables[0], optimizers[0], 1, steps=4)
     sok.save(str(tmp_path), tables[0])
-    with pytest.raises(tf.errors.InvalidArgumentError, match="is on a GPU, where the slots of 'Adamax.*cannot lie"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="on a GPU.*'Adamax"):
         losses_of(tables[1], optimizers[1], 1, steps=4)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="is on a GPU, where the slots of 'Adamax.*cannot lie"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="on a GPU.*'Adamax"):
         sok.restore(str(tmp_path), {tables[0].table_name: tables[1]})
     sok.restore(str(tmp_path), {tables[0].table_name: tables[1]}, slots=False)
     assert_same(content_of(tables[1]), content_of(tables[0]))

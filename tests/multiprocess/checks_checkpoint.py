@@ -166,7 +166,7 @@ def check_a_worker_that_fails_stops_all(world, tmp_path_of_rank):
     old = read_manifest(folder)
     context.get_transport().barrier("saved")
     arguments = tables if world.rank < world.size - 1 else 3
-    with pytest.raises(TypeError, match="must be embedding variables, layers, a model"):
+    with pytest.raises(TypeError, match="embedding variables, .*a model"):
         sok.save(folder, arguments)
     assert read_manifest(folder) == old
 

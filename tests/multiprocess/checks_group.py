@@ -140,7 +140,7 @@ def check_weights_of_wrong_length_on_one_rank_raise_on_all(world):
     bad[1] = (*good[1][:2], tf.ones([500]), good[1][3])
     run = tf.function(lambda inputs: lookup_group(features_of(tables, inputs)))
     for call in (run, lambda inputs: lookup_group(features_of(tables, inputs))):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="`weights` must have one value per key"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="`weights` .*per key"):
             call(bad if world.rank == 0 else good)
         assert len(call(good)) == len(FEATURES)
 

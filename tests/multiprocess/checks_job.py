@@ -50,7 +50,7 @@ def check_ranks_that_pass_different_arguments_all_raise(world):
     if world.size == 1:
         return
     for first, others in (({"seed": 1}, {"seed": 2}), ({"global_batch_size": 24}, {}), ({"seed": "x"}, {"seed": 1})):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="sok.Init: all workers must pass the same"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="sok.Init: .*the same"):
             sok.Init(**(others if world.rank else first))
 
 

@@ -22,8 +22,8 @@ PROGRAM = Path(__file__).with_name("program_that_loses_a_worker.py")
     [
         ("kill", r"exit with status code 137"),
         ("raise", r"\[1\]<stderr>:ValueError: the worker's own mistake"),
-        ("trace", r"sok: rank 1 could not build a function or graph: ValueError: [^$]*keys must be int64"),
-        ("build", r"sok: rank 1 could not build a function or graph: ValueError: [^$]*keys must be int64"),
+        ("trace", r"sok: rank 1 could not build .*: ValueError: [^$]*int64"),
+        ("build", r"sok: rank 1 could not build .*: ValueError: [^$]*int64"),
     ],
 )
 def test_a_lost_worker_ends_the_job_with_a_clear_message(way, told, monkeypatch):
@@ -42,7 +42,7 @@ def test_a_lost_worker_ends_the_job_with_a_clear_message(way, told, monkeypatch)
 @pytest.mark.parametrize(
     "way, where",
     [
-        ("leave", r"rank 1 is in no collective; its last was .*; its program is at .*loses_a_worker.*evaluate_alone"),
+        ("leave", r"rank 1 is in no collective; its last .*; its program .*loses_a_worker.*evaluate_alone"),
         ("stop", r"rank 1 (has told nothing yet|.*last heard of)"),
     ],
 )
@@ -50,11 +50,11 @@ def test_a_worker_that_does_not_come_ends_the_job_with_words(way, where):
     job = run([sys.executable, str(PROGRAM), way], ranks=2, deadline=120)
     assert not job.timed_out and job.returncode != 0, job.output
     assert re.search(
-        r"sok: rank 0: \w+ 'sok/lost/\w+/0' \(number \d+\) has waited for \d+ s: rank 0 came, rank 1 did not",
+        r"sok: rank 0: \w+ 'sok/lost/\w+/0' .* \d+ s: rank 0 came, rank 1 did not",
         job.output,
     ), job.output
     assert re.search(where, job.output), job.output
-    assert "The job ends after 12 s of that" in job.output and "The job ends here: sok.Init(deadline=12)" in job.output
+    assert "ends after 12 s" in job.output and "The job ends here: sok.Init(deadline=12)" in job.output
 
 
 def test_the_deadline_ends_a_job_and_all_its_processes():

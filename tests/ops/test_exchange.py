@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.messages import saying
 from tests.ops.shapes import SHAPES, make_keys, report
 from tests.ops.tables import KEY_TYPES, NativeTable
 from tests.ops.worlds import FINE, FIRST, HEADER_WORDS, NO_WEIGHTS, NOT_GROUPED, ONE, World, i32, rows, word_type
@@ -155,59 +156,58 @@ def test_a_key_outside_raises_the_same_on_every_rank(key_dtype, world_size):
 
 
 LIMITS = [
-    ([0, 2, 2, 3, 7], {"slot_num": 2, "max_nnz": 3}, "sample 1, feature 1 has more than max_nnz = 3 keys"),
-    ([0, 4, 4, 4, 7], {"slot_num": 2, "max_nnz": 3, "max_feature_num": 3}, "sample 0, feature 0 has more than max_nnz"),
-    ([0, 2, 4, 5, 7], {"slot_num": 2, "max_feature_num": 3}, "sample 0 has more than max_feature_num = 3 keys"),
-    ([0, 1, 2, 5, 7], {"slot_num": 2, "max_feature_num": 4}, "sample 1 has more than max_feature_num = 4 keys"),
+    ([0, 2, 2, 3, 7], {"slot_num": 2, "max_nnz": 3}, ("sample 1, feature 1", "max_nnz = 3")),
+    ([0, 4, 4, 4, 7], {"slot_num": 2, "max_nnz": 3, "max_feature_num": 3}, ("sample 0, feature 0", "max_nnz")),
+    ([0, 2, 4, 5, 7], {"slot_num": 2, "max_feature_num": 3}, ("sample 0", "max_feature_num = 3")),
+    ([0, 1, 2, 5, 7], {"slot_num": 2, "max_feature_num": 4}, ("sample 1", "max_feature_num = 4")),
     ([0, 2, 2, 3, 7], {"slot_num": 2, "max_nnz": 4, "max_feature_num": 5}, None),
     ([0, 0, 0, 0, 7], {"slot_num": 4}, None),
 ]
 
 
-@pytest.mark.parametrize(("row_splits", "limits", "text"), LIMITS)
-def test_too_many_keys_raise_at_once_with_one_rank(lib, call, row_splits, limits, text):
+@pytest.mark.parametrize(("row_splits", "limits", "parts"), LIMITS)
+def test_too_many_keys_raise_at_once_with_one_rank(lib, call, row_splits, limits, parts):
     assert (first_fault(np.array(row_splits), **({"max_nnz": 0, "max_feature_num": 0} | limits)) is None) == (
-        text is None
+        parts is None
     )
     table, keys = NativeTable(name="shop"), tf.range(7, dtype=tf.int64)
     check = lambda keys: lib.sok_validate_csr(table.handle, keys, tf.constant(row_splits, tf.int64), **limits)  # noqa: E731
-    if text is None:
+    if parts is None:
         assert_same(call(check, keys), keys)
     else:
-        with pytest.raises(tf.errors.InvalidArgumentError) as error:
+        with pytest.raises(tf.errors.InvalidArgumentError, match=saying(*parts, "'shop' (rank 0 of 1)")) as error:
             call(check, keys)
-        assert text in error.value.message and "table 'shop' (rank 0 of 1)" in error.value.message
         assert "input of rank" not in error.value.message  # with one rank there is nobody else to blame
     assert table.size() == 0
 
 
-@pytest.mark.parametrize(("row_splits", "limits", "text"), LIMITS)
+@pytest.mark.parametrize(("row_splits", "limits", "parts"), LIMITS)
 @pytest.mark.parametrize("key_dtype", [tf.int64, tf.uint32])
-def test_too_many_keys_raise_on_every_rank(row_splits, limits, text, key_dtype):
+def test_too_many_keys_raise_on_every_rank(row_splits, limits, parts, key_dtype):
     world = World(2, [key_dtype])
     features = [[(0, [1, 2, 3], [0, 1, 2, 3, 3], None, "sum")], [(0, range(7), row_splits, None, "sum")]]
-    if text is None:
+    if parts is None:
         world.lookup(features, **limits)
         return
     routed = [world.route(r, features[r], **limits) for r in range(2)]
-    world.raises_everywhere(routed, tf.errors.InvalidArgumentError, (text, "input of rank 1: "), **limits)
+    world.raises_everywhere(routed, tf.errors.InvalidArgumentError, (*parts, "input of rank 1: "), **limits)
 
 
 @pytest.mark.parametrize(
-    ("bad", "text"),
+    ("bad", "parts"),
     [
-        ((0, [1, 2], [0, 3], None, "sum"), "`row_splits` must start with 0, never fall"),
-        ((0, [1, 2], [0, 2], [1.0, 2.0, 3.0], "sum"), "`weights` must have one value per key (2) or none. Received: 3"),
-        ((0, [1, 2], [0, 2], [[1.0, 2.0]], "sum"), "`weights` must have rank 1"),
-        ((0, [[1, 2]], [0, 2], None, "sum"), "`keys` must have rank 1"),
-        ((0, [1, 2], [[0, 2]], None, "sum"), "`row_splits` must have rank 1"),
-        ((0, tf.constant([1, 2]), [0, 2], None, "sum"), "keys must be int64. Received: int32"),
+        ((0, [1, 2], [0, 3], None, "sum"), ["`row_splits`", "start with 0"]),
+        ((0, [1, 2], [0, 2], [1.0, 2.0, 3.0], "sum"), ["`weights`", "(2)", "Received: 3"]),
+        ((0, [1, 2], [0, 2], [[1.0, 2.0]], "sum"), ["`weights`", "rank 1"]),
+        ((0, [[1, 2]], [0, 2], None, "sum"), ["`keys`", "rank 1"]),
+        ((0, [1, 2], [[0, 2]], None, "sum"), ["`row_splits`", "rank 1"]),
+        ((0, tf.constant([1, 2]), [0, 2], None, "sum"), ["int64", "Received: int32"]),
     ],
 )
-def test_malformed_input_raises_on_every_rank(bad, text):
+def test_malformed_input_raises_on_every_rank(bad, parts):
     world = World(3)
     routed = [world.route(r, [(0, [1], [0, 1], None, "sum"), bad if r == 2 else rows([4])]) for r in range(3)]
-    world.raises_everywhere(routed, tf.errors.InvalidArgumentError, (text, "input of rank 2: "), [0, 0])
+    world.raises_everywhere(routed, tf.errors.InvalidArgumentError, (*parts, "input of rank 2: "), [0, 0])
 
 
 @pytest.mark.parametrize("wide", [True, False])
@@ -223,23 +223,23 @@ def test_a_refusal_is_told_in_its_own_words(lib, wide):
 
 
 @pytest.mark.parametrize(
-    ("other", "text"),
+    ("other", "parts"),
     [
-        ({"call": 8}, "are in different calls of this lookup: by rank, call 7, 8"),
-        ({"insert": False}, "`training` must be the same on all workers. Received, by rank: 1, 0"),
-        ({"program": 4}, "look up different tables in one exchange"),
+        ({"call": 8}, ["different calls", "7, 8"]),
+        ({"insert": False}, ["`training`", "same on all workers", "1, 0"]),
+        ({"program": 4}, ["different tables"]),
     ],
 )
-def test_ranks_that_are_not_in_step_all_raise(other, text):
+def test_ranks_that_are_not_in_step_all_raise(other, parts):
     world = World(2)
     mine = {"call": 7, "program": 3, "insert": True}
     of_rank = [mine, mine | other]
     routed = [world.route(r, [rows([1, 2])], **of_rank[r]) for r in range(2)]
     received = all_to_all([t.words.numpy() for t in routed], [t.splits.numpy() for t in routed])
     for rank, words in enumerate(zip(*received, strict=True)):
-        with pytest.raises(tf.errors.FailedPreconditionError) as error:
+        said = saying(*parts, f"table 'item' (rank {rank} of 2)")
+        with pytest.raises(tf.errors.FailedPreconditionError, match=said):
             world.serve(rank, *words, **of_rank[rank])
-        assert text in error.value.message and f"table 'item' (rank {rank} of 2)" in error.value.message
     assert all(shard.size() == 0 for (shard,) in world.shards)
 
 
@@ -254,10 +254,9 @@ def test_a_full_shard_is_reported_to_every_rank():
     assert served[1].row_ids[0].shape == [0]
     home = all_to_all([t.answers.numpy() for t in served], [t.answer_splits.numpy() for t in served])
     for rank, answers in enumerate(zip(*home, strict=True)):
-        with pytest.raises(tf.errors.ResourceExhaustedError) as error:
+        said = saying("rank 1 could not answer", "table 'item' (rank 1 of 2): full", "2 rows", "max_vocabulary_size")
+        with pytest.raises(tf.errors.ResourceExhaustedError, match=said):
             world.combine(*answers, routed[rank], features[rank])
-        for text in ("rank 1 could not answer", "table 'item' (rank 1 of 2): full: all 2 rows", "max_vocabulary_size"):
-            assert text in error.value.message
     assert [shard.as_dict() for (shard,) in world.shards] == before
     # What fits still goes in, for both ranks together: the same new key, and one that is there.
     assert_same(world.rows([[3], [3, 1]])[0], NativeTable(seed=0).lookup([3])[0])
@@ -277,13 +276,13 @@ def test_a_request_that_makes_no_sense_is_answered():
         ([0, 2**62, 2**62, 1, 4], "message of rank 0 is cut off"),
         ([0, 1, -1, 1], "message of rank 0 is cut off"),
         ([0, 1, 2, 1, 4], "message of rank 0 is cut off"),
-        ([0, 2, 2, 0, 2, 4, 6], "piece of 0 keys where at most 2 are left"),
-        ([0, 2, 2, -1, 3, 4, 6], "piece of -1 keys where at most 2 are left"),
-        ([0, 2, 2, 1, 2, 4, 6], "piece of 2 keys where at most 1 are left"),
-        ([0, 1, 2, 2**62, 4, 6], "piece of 4611686018427387904 keys where at most 2 are left"),
-        ([0, 1, 2, 1, 4, 6], "has keys that are in no piece"),
-        ([0, 0, 1, 4], "has keys that are in no piece"),
-        ([0, 1, 0, 1], "piece of 1 keys where at most 0 are left"),
+        ([0, 2, 2, 0, 2, 4, 6], "piece of 0 keys"),
+        ([0, 2, 2, -1, 3, 4, 6], "piece of -1 keys"),
+        ([0, 2, 2, 1, 2, 4, 6], "piece of 2 keys"),
+        ([0, 1, 2, 2**62, 4, 6], "piece of 4611686018427387904 keys"),
+        ([0, 1, 2, 1, 4, 6], "in no piece"),
+        ([0, 0, 1, 4], "in no piece"),
+        ([0, 1, 0, 1], "piece of 1 keys"),
     ):
         words = np.array([*FINE, *keys, *FINE, 0, 0, 0])
         served = world.serve(0, words, i32(HEADER_WORDS + len(keys), HEADER_WORDS + 3))
@@ -291,9 +290,8 @@ def test_a_request_that_makes_no_sense_is_answered():
         size = int(served.answer_splits[0])
         routed = world.route(1, [rows([1])])
         home = np.concatenate([served.answers.numpy()[:size], np.zeros(ANSWER_HEADER + 3, np.float32)])
-        with pytest.raises(tf.errors.InvalidArgumentError) as error:
+        with pytest.raises(tf.errors.InvalidArgumentError, match=saying("rank 0 could not answer", text)):
             world.combine(home, i32(size, ANSWER_HEADER + 3), routed, [rows([1])])
-        assert "rank 0 could not answer" in error.value.message and text in error.value.message
 
 
 def test_shapes_are_inferred(lib):
@@ -340,40 +338,40 @@ def test_wrong_arguments_are_named(lib):
         (lambda: two.serve(0, np.zeros(20, np.int64), i32(10, 10)), "words must be int64 if"),
         (lambda: world.serve(0, fine.astype(np.int32), i32(10, 10)), "words must be int64 if"),
         (lambda: world.route(0, [rows([1], table=0)], slot_num=0), "`slot_num` must be at least 1"),
-        (lambda: world.serve(0, fine, i32(10, 10), tables=[1]), "`table_of` must name one of the tables"),
+        (lambda: world.serve(0, fine, i32(10, 10), tables=[1]), "`table_of` .*tables"),
         (lambda: world.serve(0, fine, i32(20)), r"`splits` must have shape \[2\]. Received: \[1\]"),
-        (lambda: world.serve(0, fine, i32(10, 11)), "`splits` must sum to the number of words, 20"),
-        (lambda: world.serve(0, fine, i32(10, 9)), "`splits` must sum to the number of words, 20"),
-        (lambda: world.serve(0, fine, i32(18, 2)), "the message of rank 1 has another form"),
-        (lambda: world.serve(0, message_of(1, *FINE[1:], 0, 0, 0), i32(10, 10)), "message of rank 0 has another form"),
+        (lambda: world.serve(0, fine, i32(10, 11)), "`splits` must sum to .*20"),
+        (lambda: world.serve(0, fine, i32(10, 9)), "`splits` must sum to .*20"),
+        (lambda: world.serve(0, fine, i32(18, 2)), "rank 1 .*form"),
+        (lambda: world.serve(0, message_of(1, *FINE[1:], 0, 0, 0), i32(10, 10)), "rank 0 .*form"),
         (lambda: world.serve(0, message_of(*FINE[:4], 99, 0, 0, 0, 0, 0), i32(10, 10)), "unknown status 99"),
         (lambda: lib.sok_exchange_serve(world.handles(0), fine, i32(10, 10), 0, True, dims=[4], **group), "have dim 3"),
         (lambda: world.combine(home, asked[:1], routed, [rows([1, 2])]), r"`splits` must have shape \[2\]"),
         (lambda: world.combine(home[:-1], asked, routed, [rows([1, 2])]), "`splits` does not fit `answers`"),
-        (lambda: world.combine(home, other, routed, [rows([1, 2])]), "are not those that were asked for"),
+        (lambda: world.combine(home, other, routed, [rows([1, 2])]), "not those .*asked for"),
         (
             lambda: lib.sok_exchange_combine(
                 home, asked, asked, [i32(36)], [NOT_GROUPED], [NO_WEIGHTS], [NO_WEIGHTS], combiners=["rows"], dims=[3]
             ),
-            "`index` must lie inside the answers",
+            "`index` .*inside the answers",
         ),
         (
             lambda: lib.sok_exchange_combine(
                 home, asked, asked, [i32(16)], [np.array([0, 1])], [ONE], [ONE], combiners=["sum"], dims=[3]
             ),
-            "`scales` must have one value per piece of a feature without weights",
+            "`scales` .*per piece",
         ),
         (lambda: lib.sok_validate_csr(shard, np.zeros((1, 1), np.int64), NOT_GROUPED), "`keys` must have rank 1"),
         (lambda: lib.sok_validate_csr(shard, np.zeros(1, np.int64), np.array([1])), "`row_splits` must start with 0"),
         (lambda: sum_grad(counts * 0), "does not have the gradients"),
         (lambda: sum_grad(counts - 2), "`counts` must lie in"),
-        (lambda: sum_grad(counts[:, :1]), "one column per table and two per feature"),
-        (lambda: sum_grad(counts, row_ids=[0, 1]), "`row_ids` must have one value for each key"),
-        (lambda: sum_grad(counts, row_ids=[0, 1, 2, 3]), "`row_ids` must have one value for each key"),
+        (lambda: sum_grad(counts[:, :1]), "per table and two per feature"),
+        (lambda: sum_grad(counts, row_ids=[0, 1]), "`row_ids` .*each key"),
+        (lambda: sum_grad(counts, row_ids=[0, 1, 2, 3]), "`row_ids` .*each key"),
         (lambda: sum_grad(counts, splits=[0, 1]), "`piece_splits` do not fit `counts`"),
         (lambda: sum_grad(counts, splits=[0, 2, 0]), "`piece_splits` do not fit `counts`"),
         (lambda: sum_grad(counts, splits=[0, 2, 2]), "`piece_splits` do not fit `counts`"),
-        (lambda: sum_grad(counts, table_of=[1]), "`table_of` must name one of the tables"),
+        (lambda: sum_grad(counts, table_of=[1]), "`table_of` .*tables"),
     ]
     for case, text in cases:
         with pytest.raises(tf.errors.InvalidArgumentError, match=text):
@@ -381,30 +379,29 @@ def test_wrong_arguments_are_named(lib):
 
 
 REPORTS = [
-    (report(5, 3), "the row index of key number 3 is outside the dense_shape"),
-    (report(6, 5), "the number of rows must be batch * slot_num, a multiple of 2. Received: 5"),
-    (report(7, 3), "every sample must have slot_num = 2 features. Received: 3"),
-    (report(8, 0), "the same number of ids"),
-    (report(9, 0), "one weight for each id"),
-    (np.array([-5, 3]), "`row_splits` must start with 0, never"),  # splits gone wrong are no report
-    (np.array([0, 2]), "`row_splits` must start with 0, never fall, and end with the number of keys"),
+    (report(5, 3), ["key number 3", "dense_shape"]),
+    (report(6, 5), ["batch * slot_num", "multiple of 2", "Received: 5"]),
+    (report(7, 3), ["slot_num = 2", "Received: 3"]),
+    (report(8, 0), ["same number of ids"]),
+    (report(9, 0), ["one weight", "each id"]),
+    (np.array([-5, 3]), ["`row_splits`", "start with 0"]),  # splits gone wrong are no report
+    (np.array([0, 2]), ["`row_splits`", "end with the number of keys"]),
 ]
 
 
-@pytest.mark.parametrize(("row_splits", "text"), REPORTS)
-def test_a_malformed_input_raises_on_every_rank(row_splits, text):
+@pytest.mark.parametrize(("row_splits", "parts"), REPORTS)
+def test_a_malformed_input_raises_on_every_rank(row_splits, parts):
     world = World(2)
     features = [[rows([1, 2])], [(0, [3], row_splits, None, "sum")]]
     routed = [world.route(r, features[r], slot_num=2) for r in range(2)]
-    texts = (text, "input of rank 1: ")
-    world.raises_everywhere(routed, tf.errors.InvalidArgumentError, texts, slot_num=2)
+    said = (*parts, "input of rank 1: ")
+    world.raises_everywhere(routed, tf.errors.InvalidArgumentError, said, slot_num=2)
 
 
-@pytest.mark.parametrize(("row_splits", "text"), REPORTS[:5])
-def test_a_report_raises_at_once_with_one_rank(lib, row_splits, text):
-    with pytest.raises(tf.errors.InvalidArgumentError) as error:
+@pytest.mark.parametrize(("row_splits", "parts"), REPORTS[:5])
+def test_a_report_raises_at_once_with_one_rank(lib, row_splits, parts):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=saying(*parts, "table 'shop'")):
         lib.sok_validate_csr(NativeTable(name="shop").handle, np.zeros(1, np.int64), row_splits, slot_num=2)
-    assert text in error.value.message and "table 'shop'" in error.value.message
 
 
 @pytest.mark.parametrize(

@@ -28,5 +28,5 @@ def test_what_an_envelope_says_of_this_rank_must_be_so(lib):
     envelope, size = lib.sok_shared_post(x, splits, [], rank=0, collective="c")
     for count in (2, 4, 1 << 20, 1 << 62):
         envelope = tf.concat([[tf.constant(count, tf.int64)], envelope[1:]], 0)
-        with pytest.raises(tf.errors.InvalidArgumentError, match="what rank 0 sent for collective .c. is no envelope"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="rank 0 .*.c.*no envelope"):
             lib.sok_shared_collect(envelope, size, x, splits, [], rank=0, collective="c")

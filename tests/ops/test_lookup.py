@@ -261,8 +261,8 @@ def test_wrong_arguments_are_named(lib):
         (lambda: lib.sok_table_lookup(table.handle, np.array([1]), True, dim=4), "rows have dim 3. Received: 4"),
         (lambda: lib.sok_table_lookup(table.handle, np.array([1]), [True], dim=3), "`insert` must have rank 0"),
         (lambda: table.lookup_combine([[1]], [0, 1]), "`keys` must have rank 1"),
-        (lambda: table.lookup_combine([1, 2], [0, 1]), "`row_splits` must end with the number of keys, 2"),
-        (lambda: table.lookup_combine([1, 2], [0, 2], [1.0]), r"`weights` must have one value per key \(2\)"),
+        (lambda: table.lookup_combine([1, 2], [0, 1]), "`row_splits` must end with .*2"),
+        (lambda: table.lookup_combine([1, 2], [0, 2], [1.0]), r"`weights` .*per key \(2\)"),
         (lambda: table.lookup_combine([1, 2], [[0, 2]]), "`row_splits` must have rank 1"),
     ]
     for case, text in cases:

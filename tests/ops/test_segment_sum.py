@@ -107,8 +107,8 @@ def test_shapes_are_inferred(lib):
     ("ids", "num_segments", "text"),
     [
         ([0, 3], 3, r"segment_ids\[1\] = 3 must be below num_segments = 3"),
-        ([0, 1], -1, "`num_segments` must not be negative. Received: -1"),
-        ([0, 1, 2], 3, r"`data` must have a shape that starts with that of `segment_ids`"),
+        ([0, 1], -1, "`num_segments` .*: -1"),
+        ([0, 1, 2], 3, r"`data` .*shape .*`segment_ids`"),
         ([0, 1], [3, 3], "`num_segments` must have rank 0"),
     ],
 )

@@ -98,8 +98,8 @@ def test_assign_to_a_full_table_changes_nothing():
 @pytest.mark.parametrize(
     ("owner", "remedy"),
     [
-        (-1, "key mod 2 is 1. If other ranks have room, keys are unevenly spread: .*placement=sok.row_wise.hash=True."),
-        (1, r"the whole table, as table_wise.1.: sok.row_wise.. spreads it"),
+        (-1, "key mod 2 is 1.*unevenly .*row_wise.hash=True."),
+        (1, r"table_wise.1.: .*row_wise.. spreads"),
         (-2, r"of each worker's shard\). .Op"),
     ],
     ids=["by key", "one owner", "by hash"],
@@ -107,7 +107,7 @@ def test_assign_to_a_full_table_changes_nothing():
 def test_a_full_shard_says_what_it_holds_and_what_to_do(owner, remedy):
     table = NativeTable(dim=1, capacity=2, world_size=2, rank=1, owner=owner)
     keys = [k for k in range(1, 40, 2) if owner != -2 or buckets_of(np.array([k]))[0] >= NUM_BUCKETS // 2]
-    with pytest.raises(tf.errors.ResourceExhaustedError, match=f"rank 1 of 2.: full: all 2 rows are in .*{remedy}"):
+    with pytest.raises(tf.errors.ResourceExhaustedError, match=f"rank 1 of 2.*2 rows .*{remedy}"):
         table.lookup(keys)
 
 
@@ -216,7 +216,7 @@ def test_shapes_are_inferred(lib):
     ("config", "text"),
     [
         ({"capacity": 2**32}, "capacity must lie in"),
-        ({"rank": 2, "world_size": 2}, r"rank must lie in \[0, world_size\). Received: rank 2 of 2"),
+        ({"rank": 2, "world_size": 2}, r"\[0, world_size\).*rank 2 of 2"),
         ({"init": Initializer("zeros")}, "initializer must be 'constant', 'uniform'.*Received: 'zeros'"),
         ({"init": Initializer("bank")}, "bank must have shape"),
         ({"init": Initializer("bank", bank=np.zeros((1, 4), np.float32))}, "bank must have shape"),

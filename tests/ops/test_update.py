@@ -187,9 +187,7 @@ def test_a_slot_set_belongs_to_one_rule():
     table.lookup([1])
     apply(table, [0], [[1.0]], "adagrad", slot_set="mine")
     before = table.as_dict()
-    with pytest.raises(
-        tf.errors.InvalidArgumentError, match=saying("table 'shop'", "slot set 'mine' belongs to another rule")
-    ):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=saying("table 'shop'", "slot set 'mine'", "another rule")):
         apply(table, [0], [[1.0]], "sgd", slot_set="mine")
     assert table.as_dict() == before
 
@@ -222,9 +220,7 @@ def test_nonfinite_gradients_raise_or_skip_or_pass(rule, bad):
     clean = NativeTable(dim=2, name="shop")
     clean.lookup([70, 80, 90])
     fresh = clean.as_dict()
-    with pytest.raises(
-        tf.errors.InvalidArgumentError, match=saying("table 'shop'", "gradient of key 80 holds NaN or infinity")
-    ):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=saying("table 'shop'", "key 80", "NaN")):
         apply(clean, ids, grads, rule, nonfinite="raise")
     assert clean.as_dict() == fresh
     apply(clean, [0, 2], grads[[0, 3]], rule)
@@ -290,9 +286,9 @@ def test_wrong_arguments_are_named():
         (lambda: apply(table, [[0]], grads, "sgd"), "`row_ids` must have rank 1"),
         (
             lambda: apply(table, [0], grads, "sgd", hyper=(1.0, 2.0)),
-            "hyper for rule 'sgd' must have 1 values. Received: 2",
+            "'sgd' .*1 values.*: 2",
         ),
-        (lambda: apply(table, [0], grads, "adagrad", hyper=(1.0,)), "hyper for rule 'adagrad' must have 3 values"),
+        (lambda: apply(table, [0], grads, "adagrad", hyper=(1.0,)), "'adagrad' .*3 values"),
         (lambda: apply(table, [0], grads, "adam", hyper=[[1.0] * 4]), "`hyper` must have rank 1"),
         (lambda: apply(table, [0], grads, "adam", step=0), "step must be at least 1. Received: 0"),
         (lambda: apply(table, [0], grads, "adam", hyper=(1.0, 1.0, 0.9, 1e-7)), r"beta_1 must lie in \[0, 1\)"),

@@ -72,7 +72,7 @@ def test_each_rank_gets_what_it_may_have(monkeypatch):
 
 def test_values_that_differ_are_named_with_their_ranks():
     assert agreement.check_equal([3, 3], "`n`") == 3
-    with pytest.raises(ValueError, match="`n` must be the same on all workers. Rank 0 has 3, rank 1 4"):
+    with pytest.raises(ValueError, match="`n` .*0 has 3, rank 1 4"):
         agreement.check_equal([3, 4], "`n`")
 
 

@@ -219,7 +219,7 @@ def test_two_optimizers_do_not_share_what_a_file_holds_of_one(tmp_path):
     tf.train.Checkpoint(table=other).restore(tf.train.latest_checkpoint(str(tmp_path)))
     train(other, second, range(1))
     assert (second.slot_set, int(second.iterations)) == (name, 4)
-    with pytest.raises(ValueError, match="Two optimizers named 'of_the_file' would share their slots in table"):
+    with pytest.raises(ValueError, match="'of_the_file' .*share .*slots"):
         train(other, third, range(1))
 
 
@@ -272,7 +272,7 @@ def test_another_rule_is_refused_by_name(tmp_path):
     other, sgd = new_table(), sok.optimizers.SGD(0.1, name=optimizer.slot_set)
     sgd._slot_set = optimizer.slot_set  # as in another process
     train(other, sgd, range(1))
-    with pytest.raises(ValueError, match="has rule 'sgd'; .* has 'adagrad'. To take over the rows alone"):
+    with pytest.raises(ValueError, match="'sgd'.*'adagrad'.*rows alone"):
         sok.restore(tmp_path, {table.table_name: other})
     sok.restore(tmp_path, {table.table_name: other}, slots=False)
 
@@ -281,19 +281,19 @@ def test_unknown_tables_and_optimizers_are_refused(tmp_path):
     table = saved_table(tmp_path)
     with pytest.raises(ValueError, match=rf"holds no table 'item.*'. It holds: '{table.table_name}'"):
         sok.restore(tmp_path, new_table())
-    with pytest.raises(ValueError, match="holds no step count of the optimizer 'Adam.*none; give"):
+    with pytest.raises(ValueError, match="step count .*'Adam.*none; give"):
         sok.restore(tmp_path, table, RULES["Adam"]())
 
 
 @pytest.mark.parametrize(
     "call, error, text",
     [
-        (lambda path, t: sok.save(path, 3), TypeError, "must be embedding variables, layers, a model"),
+        (lambda path, t: sok.save(path, 3), TypeError, "embedding variables, .*a model"),
         (lambda path, t: sok.save(path, []), ValueError, "holds no embedding table"),
         (lambda path, t: sok.save(path, keras.Sequential()), ValueError, "holds no embedding table"),
         (lambda path, t: sok.save(path, t, keras.optimizers.SGD()), TypeError, "keep no slots in tables"),
         (lambda path, t: sok.save(path, t, 2 * [RULES["SGD"]()]), ValueError, "names one twice"),
-        (lambda path, t: sok.save(path, t, session=3), ValueError, "`session` is for tables of a v1 graph"),
+        (lambda path, t: sok.save(path, t, session=3), ValueError, "`session` .*v1 graph"),
         (lambda path, t: sok.restore(path, {"a": 3}), TypeError, "must give an EmbeddingVariable"),
         (lambda path, t: sok.restore(path, {}), ValueError, "is empty"),
         (lambda path, t: sok.restore(path, {"a": t, "b": t}), ValueError, "names one table twice"),
@@ -341,7 +341,7 @@ def test_a_file_of_another_save_is_noticed(tmp_path):
     sok.save(tmp_path / "b", table)
     (file,), (foreign,) = shards(tmp_path / "a"), shards(tmp_path / "b")
     file.write_bytes(foreign.read_bytes())
-    with pytest.raises(CheckpointError, match=f"{file.name}.*not the file that the manifest lists: generation"):
+    with pytest.raises(CheckpointError, match=f"{file.name}.*manifest .*generation"):
         sok.restore(tmp_path / "a", table)
 
 
@@ -395,7 +395,7 @@ def test_slots_that_the_manifest_does_not_know_are_noticed(tmp_path):
         tmp_path,
         dataclasses.replace(changed, tables=(dataclasses.replace(changed.tables[0], slot_sets=()),)),
     )
-    with pytest.raises(CheckpointError, match="a slot set '.*' of rule 'adagrad', which the manifest does not know"):
+    with pytest.raises(CheckpointError, match="slot set '.*'adagrad'.*manifest"):
         sok.restore(tmp_path, [table])
     assert len(verify(tmp_path)) == 1
 

@@ -78,7 +78,7 @@ def test_a_generation_that_is_not_in_the_chain_is_told(tmp_path):
     table = new_table()
     known = step(tmp_path, table, 1)
     sok.save(tmp_path, table)
-    with pytest.raises(ValueError, match=f"the save {known} is not in the chain that lies there: g000002-"):
+    with pytest.raises(ValueError, match=f"{known} .*chain .*g000002-"):
         next(sok.deltas(tmp_path, after=known))
     with pytest.raises(FileNotFoundError, match="no checkpoint here"):
         next(sok.deltas(tmp_path / "none"))
@@ -194,7 +194,7 @@ def test_a_delta_of_another_save_is_noticed(tmp_path):
     step(tmp_path, table, 5)
     old, new = (link.files[0].name for link in read_manifest(tmp_path).links)
     (tmp_path / new).write_bytes((tmp_path / old).read_bytes())
-    with pytest.raises(CheckpointError, match=saying("not the file that the manifest lists", "generation")):
+    with pytest.raises(CheckpointError, match=saying("not the file", "manifest", "generation")):
         follower.poll()
 
 

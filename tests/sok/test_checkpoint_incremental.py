@@ -150,7 +150,7 @@ def test_what_was_saved_elsewhere_meanwhile_makes_it_a_full_save(tmp_path):
     sok.save(tmp_path / "a", table)
     sok.save(tmp_path / "b", table)
     table.assign([1], np.zeros([1, DIM]))
-    with all_rows_because("was last saved or restored as g000001-.*, and there lies g000001-"):
+    with all_rows_because("saved or restored as g000001-.*there lies g000001-"):
         sok.save(tmp_path / "a", table, incremental=True)
     assert rows_of_links(tmp_path / "a") == [2]
 
@@ -175,7 +175,7 @@ def test_a_table_that_was_not_saved_or_restored_as_a_whole_makes_it_a_full_save(
     train(table, optimizer, range(2))
     sok.save(tmp_path, table, optimizer)
     sok.restore(tmp_path, table, slots=False)
-    with all_rows_because("neither saved before nor restored as a whole"):
+    with all_rows_because("neither saved .*nor restored"):
         sok.save(tmp_path, table, incremental=True)
     assert rows_of_links(tmp_path) == [int(table.size())]
 
@@ -184,7 +184,7 @@ def test_a_lost_file_of_the_chain_makes_it_a_full_save(tmp_path):
     table = new_table()
     sok.save(tmp_path, table)
     (tmp_path / read_manifest(tmp_path).files[0].name).unlink()
-    with all_rows_because("its file g000001-.*shard is gone or has another size"):
+    with all_rows_because("g000001-.*shard .*another size"):
         sok.save(tmp_path, table, incremental=True)
     assert verify(tmp_path) == []
 
@@ -211,7 +211,7 @@ def test_another_program_that_saves_meanwhile_is_noticed(tmp_path, monkeypatch):
         return summary
 
     monkeypatch.setattr(native.EagerCalls, "save_changes", slow)
-    with pytest.raises(RuntimeError, match="writer.json: a later save of this job writes here now"):
+    with pytest.raises(RuntimeError, match="writer.json: .*later save .*this job"):
         sok.save(tmp_path, table, incremental=True)
     assert read_manifest(tmp_path).tables[0].name == other.table_name and verify(tmp_path) == []
 
@@ -229,7 +229,7 @@ def test_a_chain_ends_at_its_longest_and_a_save_sums_the_manifest_twice(tmp_path
         lengths.append(len(read_manifest(tmp_path).links))
     assert lengths == [1, 2, 1, 2, 1] and sums[1:] == [2] * 4
     assert len(rows_of_links(tmp_path)) == 1 and rows_of_links(tmp_path) == [5]
-    with pytest.raises(ValueError, match="`max_chain` must be a whole number of at least 1. Received: 0"):
+    with pytest.raises(ValueError, match="`max_chain` .*at least 1.*: 0"):
         sok.save(tmp_path, table, incremental=True, max_chain=0)
 
 
@@ -268,7 +268,7 @@ def test_links_that_change_places_are_noticed(chain):
     folder, table = chain
     files = [folder / link.files[0].name for link in read_manifest(folder).links]
     files[1].write_bytes(files[2].read_bytes())
-    with pytest.raises(CheckpointError, match="not the file that the manifest lists: generation"):
+    with pytest.raises(CheckpointError, match="not the file .*manifest .*generation"):
         sok.restore(folder, table)
 
 
@@ -276,7 +276,7 @@ def test_a_save_that_comes_twice_is_refused(chain):
     folder, _ = chain
     whole = read_manifest(folder)
     made = dataclasses.replace(whole, before=(*whole.before, whole.before[-1]))
-    with pytest.raises(CheckpointError, match="a save comes twice in the chain"):
+    with pytest.raises(CheckpointError, match="twice in the chain"):
         manifest.from_bytes(manifest.to_bytes(made), "crafted")
 
 
@@ -286,10 +286,10 @@ def test_a_delta_in_the_place_of_all_rows_is_noticed(chain):
     manifest.write_manifest(folder, dataclasses.replace(whole, before=whole.before[1:]))
     assert any("delta is True instead of False" in line for line in verify(folder))
     before = contents(table)
-    with pytest.raises(CheckpointError, match="delta is True instead of False"):
+    with pytest.raises(CheckpointError, match="delta is True"):
         sok.restore(folder, table)
     assert contents(table) == before
-    with pytest.raises(tf.errors.DataLossError, match="a delta, where all rows should be"):
+    with pytest.raises(tf.errors.DataLossError, match="delta, where all rows"):
         sok.compact(folder)
 
 
@@ -359,7 +359,7 @@ def test_the_command_line_shows_checks_and_compacts_chains(chain, capsys):
     assert cli.main(["compact", str(folder)]) == 0
     assert "3 saves of" in capsys.readouterr().out
     assert cli.main(["compact", str(folder)]) == 0
-    assert "is a full checkpoint: nothing to do" in capsys.readouterr().out
+    assert "nothing to do" in capsys.readouterr().out
     assert cli.main(["compact", str(folder / "none")]) == 1
     before = contents(table)
     sok.restore(folder, table)

@@ -49,12 +49,12 @@ def test_the_job_that_began_first_is_told_until_it_restores(tmp_path, job):
     first, second = filled(1.0), filled(2.0)
     sok.save(tmp_path, first)
     job("b")
-    with pytest.warns(UserWarning, match=f"process {os.getpid()} on .* is still there and has saved here"):
+    with pytest.warns(UserWarning, match=f"process {os.getpid()} .*still there"):
         sok.save(tmp_path, second)
     sok.save(tmp_path, second)
     job("a")
     for _ in range(2):
-        with pytest.raises(lease.LeaseLost, match=r"writer.json: another job saves here now: process \d+ on .*, since"):
+        with pytest.raises(lease.LeaseLost, match=r"writer.json: another job .*process \d+ on .*, since"):
             sok.save(tmp_path, first)
     assert verify(tmp_path) == []
     sok.save(tmp_path / "elsewhere", first)
@@ -148,7 +148,7 @@ def test_managers_of_two_jobs_take_turns_as_saves_do(tmp_path, job):
         managers[name] = sok.CheckpointManager(checkpoint, tmp_path / "new" / "folder", max_to_keep=2)
         managers[name].save()
     job("a")
-    with pytest.raises(lease.LeaseLost, match="ckpt.writer.json: another job saves here now"):
+    with pytest.raises(lease.LeaseLost, match="ckpt.writer.json: another job"):
         managers["a"].save()
     managers["a"].restore(managers["b"].latest_checkpoint)
     assert managers["a"].save().endswith("ckpt-2")

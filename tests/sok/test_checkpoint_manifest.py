@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from sok.checkpoint import CheckpointError, manifest
 from sok.checkpoint.crc32c import crc32c
+from tests.messages import saying
 
 EXAMPLE = manifest.Manifest(
     generation="g000007-5f3a9c1e",
@@ -97,7 +98,7 @@ def test_no_cut_and_no_flipped_bit_goes_unnoticed(data):
 
 @pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe", b"[" * 100000, b"[]", b"{}", b'{"format": "other"}', b"3"])
 def test_foreign_files_are_refused(data):
-    with pytest.raises(CheckpointError, match="/a/manifest.json: .*(not JSON|not the manifest of a sok checkpoint)"):
+    with pytest.raises(CheckpointError, match="/a/manifest.json: .*(not JSON|not the manifest)"):
         read(data)
 
 
@@ -110,43 +111,42 @@ def first_file(body):
 
 
 @pytest.mark.parametrize(
-    "change, text",
+    "change, parts",
     [
-        (lambda b: b.update(version=4), "written in version 4 of the format; this sok reads up to version 3"),
-        (lambda b: first_table(b).update(placement={"buckets": 4096, "hash": "md5"}), "'item/ü' is placed by {'bu"),
-        (lambda b: b.update(version=2), "the manifest has no 'before'"),
-        (lambda b: b.update(before=[]), "a chain of deltas in version 1"),
-        (lambda b: b.update(same_as="g7"), "no save gives the generation 'g7'"),
-        (lambda b: b.update(version="1"), "no version of the format is '1'"),
-        (lambda b: b.pop("tables"), "has no 'tables'"),
-        (lambda b: b.update(tables={}), "'tables' of the manifest is {}"),
-        (lambda b: b.update(tables=[3]), "a table has no 'name'"),
-        (lambda b: b.update(world_size=True), "'world_size' of the manifest is True"),
-        (lambda b: b.update(generation="7"), "no save gives the generation '7'"),
-        (lambda b: b.update(world_size=-1), "is negative: -1"),
-        (lambda b: b["tables"].append(b["tables"][0]), "two tables have one name"),
-        (lambda b: b["optimizers"].append({}), "an optimizer has no 'slot_set'"),
-        (lambda b: first_table(b).update(dim="3"), "'dim' of table 'item/ü' is '3'"),
-        (lambda b: first_table(b)["slot_sets"].append([]), "a slot set of table 'item/ü' has no 'name'"),
-        (lambda b: first_table(b)["files"].append(first_file(b)), "two files of one rank"),
-        (lambda b: first_table(b)["files"].pop(), "has files of ranks [0], not of all that have held rows"),
-        (lambda b: first_table(b).update(owner=1), "has files of ranks [0, 1], not of all"),
-        (lambda b: b["optimizers"][0].update(iterations=10**30), "is not a number of 64 bits"),
-        (lambda b: first_file(b).update(rank=2), "a file of rank 2, of 2 ranks"),
-        (lambda b: first_file(b).update(bytes=1.5), "'bytes' of a file of table 'item/ü' is 1.5"),
-        (lambda b: first_file(b).update(name="../../etc/passwd"), "'../../etc/passwd', which no save gives"),
-        (lambda b: first_file(b).update(name="/etc/passwd"), "which no save gives"),
-        (lambda b: first_file(b).update(name="g000007-5f3a9c1e-t0000-r0000.shard/.."), "which no save gives"),
-        (lambda b: first_file(b).update(name="g000006-5f3a9c1e-t0000-r0000.shard"), "which no save gives"),
+        (lambda b: b.update(version=4), ["version 4", "up to version 3"]),
+        (lambda b: first_table(b).update(placement={"buckets": 4096, "hash": "md5"}), ["'item/ü' is placed by {'bu"]),
+        (lambda b: b.update(version=2), ["the manifest has no 'before'"]),
+        (lambda b: b.update(before=[]), ["chain of deltas", "version 1"]),
+        (lambda b: b.update(same_as="g7"), ["generation 'g7'"]),
+        (lambda b: b.update(version="1"), ["version", "'1'"]),
+        (lambda b: b.pop("tables"), ["has no 'tables'"]),
+        (lambda b: b.update(tables={}), ["'tables' of the manifest is {}"]),
+        (lambda b: b.update(tables=[3]), ["a table has no 'name'"]),
+        (lambda b: b.update(world_size=True), ["'world_size'", "True"]),
+        (lambda b: b.update(generation="7"), ["generation '7'"]),
+        (lambda b: b.update(world_size=-1), ["is negative: -1"]),
+        (lambda b: b["tables"].append(b["tables"][0]), ["two tables have one name"]),
+        (lambda b: b["optimizers"].append({}), ["an optimizer has no 'slot_set'"]),
+        (lambda b: first_table(b).update(dim="3"), ["'dim' of table 'item/ü'", "'3'"]),
+        (lambda b: first_table(b)["slot_sets"].append([]), ["slot set of table 'item/ü'", "no 'name'"]),
+        (lambda b: first_table(b)["files"].append(first_file(b)), ["two files of one rank"]),
+        (lambda b: first_table(b)["files"].pop(), ["ranks [0], not of all"]),
+        (lambda b: first_table(b).update(owner=1), ["ranks [0, 1], not of all"]),
+        (lambda b: b["optimizers"][0].update(iterations=10**30), ["64 bits"]),
+        (lambda b: first_file(b).update(rank=2), ["rank 2, of 2 ranks"]),
+        (lambda b: first_file(b).update(bytes=1.5), ["'bytes'", "'item/ü'", "1.5"]),
+        (lambda b: first_file(b).update(name="../../etc/passwd"), ["'../../etc/passwd', which no save gives"]),
+        (lambda b: first_file(b).update(name="/etc/passwd"), ["which no save gives"]),
+        (lambda b: first_file(b).update(name="g000007-5f3a9c1e-t0000-r0000.shard/.."), ["which no save gives"]),
+        (lambda b: first_file(b).update(name="g000006-5f3a9c1e-t0000-r0000.shard"), ["which no save gives"]),
     ],
 )
-def test_crafted_manifests_are_refused(change, text):
+def test_crafted_manifests_are_refused(change, parts):
     def apply(body):
         change(body)
 
-    with pytest.raises(CheckpointError, match="/a/manifest.json: ") as error:
+    with pytest.raises(CheckpointError, match=saying("/a/manifest.json: ", *parts)):
         read(signed(apply))
-    assert text in str(error.value)
 
 
 def test_the_crafting_itself_is_right():
@@ -178,26 +178,25 @@ def test_a_chain_is_read_as_it_was_written():
 
 
 @pytest.mark.parametrize(
-    "change, text",
+    "change, parts",
     [
-        (lambda b, older: b["before"].append(older), "has no 'erased'"),
-        (lambda b, older: b.update(before={}), "'before' of the manifest is {}"),
-        (lambda b, older: b.update(before=[3]), "link 0 of the chain has no 'generation'"),
-        (lambda b, older: older.update(generation="g000007-5f3a9c1e"), "which no save gives"),
-        (lambda b, older: first_file(b).pop("held"), "has no 'held'"),
-        (lambda b, older: first_file(b).update(erased=-1), "is negative: -1"),
-        (lambda b, older: first_table(b).update(dim=4), "the saves of the chain have different tables"),
-        (lambda b, older: first_table(older).update(name="other"), "the saves of the chain have different tables"),
-        (lambda b, older: older.update(tables=[]), "the saves of the chain have different tables"),
+        (lambda b, older: b["before"].append(older), ["has no 'erased'"]),
+        (lambda b, older: b.update(before={}), ["'before' of the manifest is {}"]),
+        (lambda b, older: b.update(before=[3]), ["link 0 of the chain", "no 'generation'"]),
+        (lambda b, older: older.update(generation="g000007-5f3a9c1e"), ["which no save gives"]),
+        (lambda b, older: first_file(b).pop("held"), ["has no 'held'"]),
+        (lambda b, older: first_file(b).update(erased=-1), ["is negative: -1"]),
+        (lambda b, older: first_table(b).update(dim=4), ["chain", "different tables"]),
+        (lambda b, older: first_table(older).update(name="other"), ["chain", "different tables"]),
+        (lambda b, older: older.update(tables=[]), ["chain", "different tables"]),
     ],
 )
-def test_crafted_chains_are_refused(change, text):
+def test_crafted_chains_are_refused(change, parts):
     def apply(body):
         change(body, chained(body))
 
-    with pytest.raises(CheckpointError, match="/a/manifest.json: ") as error:
+    with pytest.raises(CheckpointError, match=saying("/a/manifest.json: ", *parts)):
         read(signed(apply))
-    assert text in str(error.value)
 
 
 def test_folders_that_cannot_be_synced_are_not_asked_to(tmp_path, monkeypatch):
@@ -224,7 +223,7 @@ def test_a_pipe_is_no_manifest(tmp_path):
 
 def test_a_folder_without_a_manifest_is_no_checkpoint(tmp_path):
     for path in (tmp_path, tmp_path / "none"):
-        with pytest.raises(FileNotFoundError, match="no checkpoint here: there is no manifest.json"):
+        with pytest.raises(FileNotFoundError, match="no checkpoint here.*manifest.json"):
             manifest.read_manifest(path)
 
 

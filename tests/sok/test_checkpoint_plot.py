@@ -77,8 +77,8 @@ def test_damaged_shards_are_refused_with_name_and_offset(saved):
     whole = Path(name).read_bytes()
     for content, text in [
         (whole[:100], "at offset .*: (not a block|the file ends)"),
-        (b"????" + whole[4:], "at offset 0: not a block of a shard"),
-        (b"", "at offset 0: the file ends before its end block"),
+        (b"????" + whole[4:], "at offset 0: .*block"),
+        (b"", "at offset 0: .*end block"),
     ]:
         with open(name, "wb") as file:
             file.write(content)
@@ -87,7 +87,7 @@ def test_damaged_shards_are_refused_with_name_and_offset(saved):
     payload = whole.index(b"SBLK\x02") + 24  # of the block of rows, which begins with their number
     with open(name, "wb") as file:
         file.write(whole[:payload] + (7).to_bytes(8, "little") + whole[payload + 8 :])
-    with pytest.raises(CheckpointError, match="a block of rows that does not fit the table"):
+    with pytest.raises(CheckpointError, match="block .*fit the table"):
         sampling.sample(path, table)
 
 

@@ -95,7 +95,7 @@ def test_two_optimizers_that_took_one_name_over_do_not_share_slots(tmp_path):
     train(other.b, yours, range(3, 5))
     assert mine.slot_set == yours.slot_set
     before = contents(other.a)
-    with pytest.raises(ValueError, match=saying("Two optimizers named 'Adam", "' would share their slots in table")):
+    with pytest.raises(ValueError, match=saying("Two optimizers named 'Adam", "' would share", "slots")):
         train(other.a, yours, range(5, 6))
     assert contents(other.a) == before
 
@@ -140,7 +140,7 @@ def test_tables_of_checkpoints_that_a_manager_keeps_for_good_stay(tmp_path):
 
 def test_remote_file_systems_are_refused_by_name(tmp_path):
     for prefix in ("gs://bucket/ckpt-1", "file:///tmp/ckpt-1"):
-        with pytest.raises(ValueError, match=f"{prefix}: embedding tables are saved in folders of the system only"):
+        with pytest.raises(ValueError, match=f"{prefix}: .*folders"):
             beside.folder_of(prefix)
 
 
@@ -151,7 +151,7 @@ def test_a_checkpoint_without_tables_restores_the_rest_and_says_so(tmp_path):
     shutil.rmtree(path + ".sok")
     saved.weight.assign(0.0)
     saved.table.assign([1], np.ones([1, DIM]))
-    with pytest.warns(UserWarning, match=f"No rows were restored of embedding table '{saved.table.table_name}'"):
+    with pytest.warns(UserWarning, match=f"No rows .*'{saved.table.table_name}'"):
         saved.restore(path).assert_consumed()
     assert float(saved.weight) == 3.0
     assert sorted(contents(saved.table)) == [1]
@@ -181,7 +181,7 @@ def test_what_is_damaged_is_an_error_and_changes_no_table(tmp_path):
 def test_asynchronous_checkpoints_are_refused(tmp_path):
     saved = trackables()
     options = tf.train.CheckpointOptions(enable_async=True)
-    with pytest.raises(ValueError, match="Asynchronous checkpoints cannot hold the embedding table"):
+    with pytest.raises(ValueError, match="Asynchronous .*embedding table"):
         saved.save(str(tmp_path / "model"), options)
     assert folders(tmp_path) == []
 
@@ -228,9 +228,9 @@ def test_checkpoints_of_v1_graphs_leave_rows_out_and_say_so(tmp_path):
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         checkpoint = tf.train.Checkpoint(table=sok.EmbeddingVariable(DIM, 10, name="of_graph"))
         session.run(tf.compat.v1.global_variables_initializer())
-        with pytest.warns(UserWarning, match="The rows of embedding table 'of_graph' are not saved here"):
+        with pytest.warns(UserWarning, match="rows .*'of_graph' .*not saved"):
             path = checkpoint.save(str(tmp_path / "model"))
-        with pytest.warns(UserWarning, match="No rows were restored of embedding table 'of_graph'"):
+        with pytest.warns(UserWarning, match="No rows .*'of_graph'"):
             checkpoint.restore(path).initialize_or_restore(session)
     assert folders(tmp_path) == []
 

@@ -192,7 +192,7 @@ def test_a_worker_that_loses_a_peer_leaves_the_files_that_others_may_list(tmp_pa
 def test_workers_that_mean_different_things_are_told(tmp_path, monkeypatch):
     def program(transport):
         tables = [table_for(transport.rank, transport.size, name=name) for name in ("a", "b")]
-        with pytest.raises(ValueError, match="must be the same on all workers. Rank 0 has .*'a', 'b'.*rank 1 "):
+        with pytest.raises(ValueError, match="same on all workers.*0 has .*'a', 'b'.*rank 1 "):
             sok.save(tmp_path, tables if transport.rank == 0 else tables[::-1])
         with pytest.raises(TypeError, match="rank 1 of 2: `variables_or_model` must be"):
             sok.save(tmp_path, tables if transport.rank == 0 else 3)
@@ -214,7 +214,7 @@ def test_a_folder_that_is_not_shared_is_told(tmp_path, monkeypatch):
 
     def program(transport):
         table = table_for(transport.rank, transport.size)
-        with pytest.raises(RuntimeError, match="rank 0 sees no such file. All workers must save into one folder"):
+        with pytest.raises(RuntimeError, match="rank 0 sees no .*one folder"):
             sok.save(tmp_path, [table])
 
     checked(run_world(2, program, monkeypatch))

@@ -61,7 +61,7 @@ def test_arguments_must_be_whole_numbers(argument, value):
 
 @pytest.mark.parametrize("value", [0, -4])
 def test_a_batch_smaller_than_the_world_is_refused(value):
-    with pytest.raises(ValueError, match=rf"at least the number of workers, 1\. Received: {value}"):
+    with pytest.raises(ValueError, match=rf"number of workers, 1.*Received: {value}"):
         sok.Init(global_batch_size=value)
 
 
@@ -110,7 +110,7 @@ def test_without_horovod_several_workers_are_refused(monkeypatch):
     monkeypatch.setenv("PMI_SIZE", "2")
     monkeypatch.setitem(sys.modules, "horovod", None)
     monkeypatch.setitem(sys.modules, "horovod.tensorflow", None)
-    with pytest.raises(ImportError, match="one of several workers, but Horovod cannot be imported"):
+    with pytest.raises(ImportError, match="one of several .*Horovod"):
         sok.Init()
 
 

@@ -81,17 +81,17 @@ def test_rows_become_float32(files):
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["one/user", "npy:a,b"], "'one/user' must be FORMAT:PLACE, with FORMAT one of v1, v2, npy"),
+        (["one/user", "npy:a,b"], "'one/user' .*FORMAT:PLACE.*v1, v2, npy"),
         (["v3:one/user", "npy:a,b"], "must be FORMAT:PLACE"),
         (["v1:one/user", "npy:a,b"], "v1:one/user: give --dim"),
         (["v1:one/", "npy:a,b", "--dim", "2"], "must be DIRECTORY/NAME"),
         (["v1:one/user", "npy:a", "--dim", "2"], "npy:a: must be npy:KEYS.npy,VALUES.npy"),
         (["v1:one/user", "npy:a,b", "--dim", "5"], "one/user_values.file: 24 bytes"),
         (["v1:one/user", "npy:a,b", "--dim", "0"], "--dim must be at least 1"),
-        (["npy:k.npy,v.npy", "npy:a,b", "--key-dtype", "float"], "--key-dtype must be one of int64"),
+        (["npy:k.npy,v.npy", "npy:a,b", "--key-dtype", "float"], "--key-dtype .*int64"),
         (["v1:one/none", "npy:a,b", "--dim", "2"], "one/none_values.file: there is no such file|none_keys.file"),
         (["v2:two/user_0", "v2:new/user:0"], "give user_0"),
-        (["npy:k.npy,v.npy", "v1:a/b", "--key-dtype", "uint64"], "v1:a/b: keys must be int64 or uint32 there"),
+        (["npy:k.npy,v.npy", "v1:a/b", "--key-dtype", "uint64"], "v1:a/b: .*int64 or uint32"),
         (["npy:k.npy,v.npy", "v2:a/b", "--key-dtype", "int32"], "k.npy, byte 144: holds key 2147483648.*int32 keys"),
     ],
 )
@@ -108,7 +108,8 @@ def test_what_makes_no_sense_is_said_and_nothing_is_written(files, words, messag
 def test_slots_of_two_optimizers_are_refused(files, capsys):
     (files / "two" / "user_0-Adagrad-accumulator").write_bytes(b"")
     assert cli.main(["convert", "v2:two/user_0", "npy:a,b"]) == 1
-    assert "slots of several optimizers for user_0: Adagrad, Adam" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "slots of several optimizers" in told and "user_0: Adagrad, Adam" in told
 
 
 def test_a_conversion_that_breaks_off_leaves_no_files(files, monkeypatch):

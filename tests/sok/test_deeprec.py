@@ -101,7 +101,7 @@ def test_embedding_variables_by_name():
                 sok.deeprec.get_embedding_variable("v", 4)
         with tf.compat.v1.variable_scope("a", reuse=tf.compat.v1.AUTO_REUSE):
             assert sok.deeprec.get_embedding_variable("v", 4) is first
-            with pytest.raises(ValueError, match="'a/v' has rows of dim 4. Received: dim 5"):
+            with pytest.raises(ValueError, match="'a/v' .*dim 4.*dim 5"):
                 sok.deeprec.get_embedding_variable("v", 5)
         with tf.compat.v1.variable_scope("b", reuse=True), pytest.raises(ValueError, match="'b/v' does not exist"):
             sok.deeprec.get_embedding_variable("v", 4)
@@ -164,9 +164,9 @@ def test_embedding_variables_say_where_their_rows_lie_and_how_they_travel():
         ((tf.int64, None, None, True), ValueError, "`regularizer` must be None: .* Received: True"),
         ({"custom_getter": len}, ValueError, "`custom_getter` must be None"),
         ({"constraint": len}, ValueError, "`constraint` must be None"),
-        ({"collections": "mine"}, ValueError, "`collections` must be a list of names. Received: 'mine'"),
+        ({"collections": "mine"}, ValueError, "`collections` .*'mine'"),
         ({"init_data_source": "path"}, NotImplementedError, "`init_data_source` is to come"),
-        ({"ev_option": object()}, NotImplementedError, "`ev_option` must be None or an EmbeddingVariableOption"),
+        ({"ev_option": object()}, NotImplementedError, "`ev_option` .*EmbeddingVariableOption"),
         ({"steps_to_live": 100}, NotImplementedError, "`steps_to_live` is to come.*Received: 100"),
     ],
 )
@@ -261,19 +261,19 @@ def test_columns_of_any_ids_need_a_table():
     column = sok.deeprec.categorical_column_with_embedding("item", capacity=10)
     with (
         tf.Graph().as_default(),
-        pytest.raises(ValueError, match="'item' has no number of buckets.*sok.feature_column.embedding_column"),
+        pytest.raises(ValueError, match="'item' .*buckets.*sok.feature_column.embedding_column"),
     ):
         tf.compat.v1.feature_column.input_layer(ids_and_weights(), [tf.feature_column.embedding_column(column, 2)])
     assert sok.feature_column.embedding_column(column, 2).capacity == 10
-    with pytest.raises(ValueError, match="`dtype` must be of integers: hash others first"):
+    with pytest.raises(ValueError, match="`dtype` .*hash others"):
         sok.deeprec.categorical_column_with_embedding("item", dtype=tf.string)
     for make in (
         sok.deeprec.categorical_column_with_embedding,
         lambda name, **o: sok.deeprec.get_embedding_variable(name, 2, **o),
     ):
-        with pytest.raises(NotImplementedError, match="`ev_option` must be None or an EmbeddingVariableOption"):
+        with pytest.raises(NotImplementedError, match="`ev_option` .*EmbeddingVariableOption"):
             make("item", ev_option=1)
-    with pytest.raises(NotImplementedError, match="`filter_option` of an embedding variable is to come"):
+    with pytest.raises(NotImplementedError, match="`filter_option` .*to come"):
         sok.deeprec.EmbeddingVariableOption(filter_option=1)
     with pytest.raises(TypeError, match="unknown keyword.* filter"):
         sok.deeprec.EmbeddingVariableOption(filter=1)

@@ -287,7 +287,7 @@ def test_an_optimizer_without_a_match_says_what_to_pass_when_a_table_comes():
 def test_gradient_accumulation_is_refused_with_tables():
     inner = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
     distributed = sok.DistributedOptimizer(inner, embedding_optimizer=sok.optimizers.SGD(0.1))
-    with pytest.raises(ValueError, match="`gradient_accumulation_steps` does not work with embedding tables"):
+    with pytest.raises(ValueError, match="`gradient_accumulation_steps` .*embedding tables"):
         distributed.build([table_of("accumulated")])
     with pytest.raises(ValueError, match=r"Call build\(variables\) first"):
         sok.DistributedOptimizer(keras.optimizers.SGD(0.1)).apply([tf.constant(1.0)])

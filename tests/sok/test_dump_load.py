@@ -188,7 +188,7 @@ def test_slots_of_an_earlier_dump_do_not_stay_beside_new_rows(tmp_path):
 def test_workers_that_dump_with_other_optimizers_say_so_on_all(tmp_path):
     def program(transport):
         variable = sok.Variable(ROWS, name="unequal")
-        with pytest.raises(ValueError, match="tables and optimizer must be the same on all workers.*SGD.*rank 1.*none"):
+        with pytest.raises(ValueError, match="same on all workers.*SGD.*rank 1.*none"):
             sok.dump(tmp_path, variable, sok.SGD(0.1) if transport.rank == 0 else None)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -200,7 +200,7 @@ def test_slots_of_some_tables_only_are_refused(tmp_path):
     trained, other = sok.Variable(ROWS, name="trained"), sok.Variable(ROWS, name="other")
     optimizer = sok.OptimizerWrapper(legacy.SGD(0.1, momentum=0.5))
     train(trained, optimizer, [0])
-    with pytest.raises(ValueError, match="slots for some of the tables, but not for other"):
+    with pytest.raises(ValueError, match="some of the tables, .*not for other"):
         sok.dump(tmp_path, [trained, other], optimizer)
     assert os.listdir(tmp_path) == []
 
@@ -255,7 +255,7 @@ def test_rows_of_a_dynamic_variable_that_are_not_in_the_files_stay(tmp_path):
 def test_a_static_variable_takes_all_its_rows_or_none(tmp_path):
     put(tmp_path, "all_0", [0, 1], ROWS[:2])
     variable = sok.Variable(ROWS, name="all")
-    with pytest.raises(ValueError, match="all_0-key, byte 296: holds 2 keys. Table 'all' has 3 rows"):
+    with pytest.raises(ValueError, match="all_0-key, .*2 keys.*'all' has 3 rows"):
         sok.load(tmp_path, variable)
     put(tmp_path, "all_0", [0, 1, 3], ROWS)
     with pytest.raises(ValueError, match="all_0-key, byte 312: holds key 3.*below 3"):
@@ -289,14 +289,14 @@ def test_what_cannot_be_dumped_is_said_on_all_workers_and_nothing_is_written(tmp
         for variables, error, message in (
             ([variable, empty], ValueError, "table 'empty' has no rows"),
             (narrow, tf.errors.InvalidArgumentError, "rank 1 of 2: .*key_type int32 does not hold"),
-            ([variable, variable], ValueError, "Two variables would share the file full_0-key"),
+            ([variable, variable], ValueError, "share .*full_0-key"),
             ([], ValueError, "at least one variable"),
         ):
             with pytest.raises(error, match=message):
                 sok.dump(tmp_path, variables)
         with pytest.raises(TypeError, match="take a sok.Variable"):
             sok.dump(tmp_path, tf.Variable([1.0]))
-        with pytest.raises(TypeError, match="`optimizer` must be what trains the tables"):
+        with pytest.raises(TypeError, match="`optimizer` .*trains"):
             sok.dump(tmp_path, variable, legacy.SGD(0.1))
         with pytest.raises(ValueError, match="`optimizer` must be one optimizer. Received: 2"):
             sok.dump(tmp_path, variable, [None, None])
@@ -308,7 +308,7 @@ def test_what_cannot_be_dumped_is_said_on_all_workers_and_nothing_is_written(tmp
 
 def test_optimizers_that_sok_has_no_name_for_are_refused(tmp_path):
     variable = sok.Variable(ROWS, name="nameless")
-    with pytest.raises(ValueError, match="no names for the state of RMSprop"):
+    with pytest.raises(ValueError, match="no names .*RMSprop"):
         sok.dump(tmp_path, variable, sok.OptimizerWrapper(legacy.RMSprop(0.1)))
 
 

@@ -201,7 +201,7 @@ BAD_INPUTS = {
     "weights length": (
         csr_of(GOOD.keys, [0, 2], tf.ones([3])),
         tf.errors.InvalidArgumentError,
-        r"`weights` must have one value per key \(2\) or none. Received: 3",
+        r"`weights` .*per key \(2\).*: 3",
     ),
     "splits": (csr_of(GOOD.keys, [0, 3]), tf.errors.InvalidArgumentError, "`row_splits` must start with 0"),
 }
@@ -313,8 +313,7 @@ def test_a_type_that_rows_do_not_travel_in_is_refused(dtype):
     if dtype == "half":  # TensorFlow's other name for it
         assert EmbeddingVariable(2, 10, exchange_dtype=dtype).exchange_dtype == "float16"
         return
-    text = "`exchange_dtype` must be one of 'float32', 'float16', 'bfloat16'. Received: "
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises(ValueError, match=saying("`exchange_dtype`", "'float32', 'float16', 'bfloat16'", "Received: ")):
         sok.TableOptions(exchange_dtype=dtype)
 
 

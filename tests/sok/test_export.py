@@ -303,18 +303,18 @@ def test_what_cannot_be_exported_is_said(path):
     untracked = tf.lookup.StaticHashTable(entries, 0)
     spec = ids_spec()
     cases = [
-        (dict(signatures=None), ValueError, "must say what this model is called with"),
-        (dict(signatures="ids"), TypeError, "`signatures` must be None, a tf.TensorSpec"),
-        (dict(signatures={"a": (reads, spec)}), ValueError, "uses ops that only sok has, Sok>TableExport"),
+        (dict(signatures=None), ValueError, "what this model is called with"),
+        (dict(signatures="ids"), TypeError, "`signatures` .*TensorSpec"),
+        (dict(signatures={"a": (reads, spec)}), ValueError, "only sok has, Sok>TableExport"),
         (
             dict(signatures={"a": (same_names, spec)}),
             ValueError,
-            "would have the name 'x_values', of 'x_values' and of 'x'",
+            "name 'x_values', of 'x_values' and of 'x'",
         ),
         (dict(signatures={"a": (calls_python, spec)}), ValueError, "Python functions of this process"),
-        (dict(signatures={"a": tf.function(reads)}), ValueError, "'a': the tf.function needs an input_signature"),
-        (dict(signatures={"a": (reads, [3])}), TypeError, "'a': all inputs must be given as specs"),
-        (dict(signatures={"__a": (reads, spec)}), ValueError, "must be texts that do not begin with '__'"),
+        (dict(signatures={"a": tf.function(reads)}), ValueError, "'a': .*input_signature"),
+        (dict(signatures={"a": (reads, [3])}), TypeError, "'a': .*as specs"),
+        (dict(signatures={"__a": (reads, spec)}), ValueError, "not begin with '__'"),
         (
             dict(signatures={"a": (lambda x: takes_table(table, x), spec)}),
             ValueError,
@@ -323,10 +323,10 @@ def test_what_cannot_be_exported_is_said(path):
         (
             dict(signatures={"a": (lambda x: x + untracked.lookup(x), spec)}),
             ValueError,
-            "not an attribute of the model",
+            "not an attribute",
         ),
-        (dict(signatures=spec, row_dtype="float64"), ValueError, "`row_dtype` must be None, 'float32', 'float16'"),
-        (dict(signatures=spec, default="none"), ValueError, "`default` must be 'initial', 'mean', 'zeros' or a finite"),
+        (dict(signatures=spec, row_dtype="float64"), ValueError, "`row_dtype` .*'float32', 'float16'"),
+        (dict(signatures=spec, default="none"), ValueError, "`default` .*'initial', 'mean', 'zeros'"),
         (dict(signatures=spec, default=float("nan")), ValueError, "`default` must be"),
         (dict(signatures=spec, default={"nobody": 0}), ValueError, r"names tables \['nobody'\]"),
     ]
@@ -335,7 +335,7 @@ def test_what_cannot_be_exported_is_said(path):
             sok.export_saved_model(model, path, **options)
     with pytest.raises(TypeError, match="`model` must be"):
         sok.export_saved_model(3, path, signatures=spec)
-    with tf.Graph().as_default(), pytest.raises(RuntimeError, match="must be called eagerly and outside"):
+    with tf.Graph().as_default(), pytest.raises(RuntimeError, match="eagerly and outside"):
         sok.export_saved_model(model, path, signatures=spec)
     assert not path.parent.exists()
     # Nothing is left of it: the model looks up as before.

@@ -89,16 +89,16 @@ def test_what_cannot_be_exported_is_said(tmp_path):
                 ValueError,
                 "only sok has, Sok>TableSize",
             ),
-            ({"a": ({"x": tf.constant(1)}, {"y": rows})}, ValueError, "the placeholder 'ids', which is not one of"),
-            ({"a": (given, {"y": loop})}, ValueError, "a loop of v1 control flow"),
-            ({"a": (given, {"y": rows + hidden})}, ValueError, "'hidden' is in none of the graph's collections"),
-            ({"a": rows}, TypeError, "must be a dict from names to pairs of dicts"),
-            (None, TypeError, "must be a dict from names to pairs of dicts"),
+            ({"a": ({"x": tf.constant(1)}, {"y": rows})}, ValueError, "placeholder 'ids'"),
+            ({"a": (given, {"y": loop})}, ValueError, "loop of v1"),
+            ({"a": (given, {"y": rows + hidden})}, ValueError, "'hidden' .*collections"),
+            ({"a": rows}, TypeError, "dict .*pairs of dicts"),
+            (None, TypeError, "dict .*pairs of dicts"),
             ({"__a": (given, {"y": rows})}, ValueError, "do not begin with '__'"),
             (
                 {"a": (given, {"y": tf.RaggedTensor.from_row_lengths(rows, [1]), "y_values": rows})},
                 ValueError,
-                "would have the name 'y_values', of 'y' and of 'y_values'",
+                "name 'y_values', of 'y' and of 'y_values'",
             ),
         ]
         for signatures, error, text in cases:

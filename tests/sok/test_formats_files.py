@@ -83,9 +83,7 @@ def test_v1_sizes_that_do_not_fit_are_refused_with_file_and_size(tmp_path):
     with pytest.raises(FormatError, match=saying("user_values.file", "23 bytes", "rows of 8 bytes")):
         v1.open_table(str(tmp_path), "user", 2)
     put(values, ROWS.tobytes()[:-8])
-    with pytest.raises(
-        FormatError, match=saying("user_keys.file", "24 bytes are neither 8 nor 4 for each of the 2 rows")
-    ):
+    with pytest.raises(FormatError, match=saying("user_keys.file", "24 bytes", "2 rows")):
         v1.open_table(str(tmp_path), "user", 2)
     keys.unlink()
     keys.mkdir()
@@ -128,24 +126,24 @@ KEY_FILE, WEIGHT_FILE = v2_header(0, 1) + KEYS.tobytes(), v2_header(1, 5) + ROWS
 @pytest.mark.parametrize(
     "key_file, weight_file, message",
     [
-        (KEY_FILE[:295], WEIGHT_FILE, "t-key: has 295 bytes, and the header alone takes 296"),
-        (KEY_FILE[:-1], WEIGHT_FILE, "t-key: 319 bytes are 296 of header and 23 of data"),
-        (KEY_FILE[:296], WEIGHT_FILE, "t-key: holds no keys after its header of 296"),
-        (WEIGHT_FILE, WEIGHT_FILE, r"t-key: byte 256 must say 0 \(keys\). It says 1 \(weights\)"),
+        (KEY_FILE[:295], WEIGHT_FILE, "t-key: .*295 bytes.*296"),
+        (KEY_FILE[:-1], WEIGHT_FILE, "t-key: 319 bytes .*23 of data"),
+        (KEY_FILE[:296], WEIGHT_FILE, "t-key: .*no keys .*296"),
+        (WEIGHT_FILE, WEIGHT_FILE, r"t-key: byte 256 .*\(keys\).*\(weights\)"),
         (
             v2_header(0, 5) + KEYS.tobytes(),
             WEIGHT_FILE,
-            r"t-key: byte 292 must give the dtype, one of 0 \(int32\).*says 5",
+            r"t-key: byte 292 .*0 \(int32\).*says 5",
         ),
-        (v2_header(0, 7) + KEYS.tobytes(), WEIGHT_FILE, "t-key: byte 292 must give the dtype.*says 7"),
+        (v2_header(0, 7) + KEYS.tobytes(), WEIGHT_FILE, "t-key: byte 292 .*says 7"),
         (
             KEY_FILE,
             WEIGHT_FILE[:-4],
-            "t-weight: 20 bytes after the header are no whole number of float32 for each of the 3",
+            "t-weight: 20 bytes .*float32 .*3",
         ),
         (KEY_FILE, WEIGHT_FILE[:296], "t-weight: 0 bytes after the header"),
-        (KEY_FILE, v2_header(1, 5, "m") + ROWS.tobytes(), "t-weight: byte 260 must name slot ''. It names 'm'"),
-        (KEY_FILE, v2_header(99, 5) + ROWS.tobytes(), "t-weight: byte 256 must say 1.*no kind of file that SOK writes"),
+        (KEY_FILE, v2_header(1, 5, "m") + ROWS.tobytes(), "t-weight: byte 260 .*''.*'m'"),
+        (KEY_FILE, v2_header(99, 5) + ROWS.tobytes(), "t-weight: byte 256 .*no kind of file"),
     ],
 )
 def test_v2_files_that_make_no_sense_are_refused(tmp_path, key_file, weight_file, message):
@@ -241,13 +239,13 @@ def test_each_worker_takes_its_own_keys():
 @pytest.mark.parametrize(
     "keys, settings, message",
     [
-        ([1, 2, 1], {}, r"keys\[0\] and keys\[2\]: hold key 1 more than once"),
+        ([1, 2, 1], {}, r"keys\[0\] and keys\[2\]: .*key 1 "),
         ([1, 2, 2**32], {"key_dtype": np.dtype(np.uint32)}, r"keys\[2\]: holds key 4294967296.*takes uint32 keys"),
         ([1, -2, 3], {"key_dtype": np.dtype(np.uint64)}, r"keys\[1\]: holds key -2.*takes uint64 keys"),
-        ([1, 2, 10], {"num_keys": 10}, r"keys\[2\]: holds key 10. Table 't' takes row numbers for keys, below 10"),
+        ([1, 2, 10], {"num_keys": 10}, r"keys\[2\]: .*key 10.*'t' .*row numbers .*below 10"),
         ([-1, 2, 3], {"num_keys": 10}, r"keys\[0\]: holds key -1"),
         ([0, 1, 2], {"num_keys": 4, "complete": True}, "holds 3 keys. Table 't' has 4 rows"),
-        ([0, 1, 2], {"dim": 3}, "holds rows of 2 numbers. Table 't' has rows of 3"),
+        ([0, 1, 2], {"dim": 3}, "rows of 2 .*'t' .*rows of 3"),
     ],
 )
 def test_keys_that_do_not_fit_are_named(keys, settings, message):
@@ -264,7 +262,7 @@ def test_unsigned_keys_beyond_the_signed_ones_are_refused_by_a_signed_table():
 
 def test_a_full_table_is_named():
     check_room(to(), 7, 3)
-    with pytest.raises(TableFull, match=saying("table 't' (rank 0 of 1) has 8 of at most 10 rows", "3 new ones")):
+    with pytest.raises(TableFull, match=saying("table 't' (rank 0 of 1)", "8 of at most 10 rows", "3 new ones")):
         check_room(to(), 8, 3)
 
 

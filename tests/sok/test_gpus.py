@@ -60,19 +60,19 @@ def test_without_gpus_nothing_happens(monkeypatch):
 
 def test_more_workers_than_gpus(monkeypatch):
     Config(monkeypatch, 2)
-    with pytest.raises(RuntimeError, match=saying("Worker 2 of this host has no GPU", "TensorFlow sees 2")):
+    with pytest.raises(RuntimeError, match=saying("Worker 2", "no GPU", "TensorFlow sees 2")):
         gpus.bind(2, 3)
 
 
 def test_too_late_to_choose(monkeypatch):
     Config(monkeypatch, 2, started=True)
-    with pytest.raises(RuntimeError, match="Call sok.Init before anything is computed"):
+    with pytest.raises(RuntimeError, match="sok.Init before"):
         gpus.bind(1, 2)
 
 
 def test_too_late_to_let_memory_grow(monkeypatch):
     Config(monkeypatch, 1, started=True)
-    with pytest.warns(UserWarning, match="may have taken most of the memory of /physical_device:GPU:0"):
+    with pytest.warns(UserWarning, match="memory of /physical_device:GPU:0"):
         gpus.bind(0, 1)
     Config(monkeypatch, 1, started=True, grows=True)
     with warnings.catch_warnings():

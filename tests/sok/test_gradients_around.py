@@ -112,7 +112,7 @@ def test_a_jacobian_is_taken_in_the_vectors(mode):
             result = tf.reduce_sum(rows**2, 1)
         return tape.jacobian(result, rows if in_vectors else table)
 
-    with pytest.raises(Exception, match=r"(?s)matrix of all rows.*tape.jacobian does: take it in the vectors"):
+    with pytest.raises(Exception, match=r"(?s)matrix of all rows.*tape.jacobian.*in the vectors"):
         run(lambda: jacobian(False), mode)
     assert run(lambda: jacobian(True), mode).shape == [3, 3, 2]
 

@@ -214,16 +214,16 @@ def test_a_full_shard_names_its_table():
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"combiners": "max"}, ValueError, r"`combiners\[0\]` must be 'sum', 'mean' or 'sqrtn'"),
-        ({"combiners": ["sum"]}, ValueError, "one string or one per table, 2"),
-        ({"sp_ids": []}, ValueError, "`sp_ids` must have one entry per table, 2. Received: 0"),
-        ({"sp_weights": [None]}, ValueError, "`sp_weights` must have one entry per table"),
+        ({"combiners": "max"}, ValueError, r"`combiners\[0\]` .*'sum', 'mean' or 'sqrtn'"),
+        ({"combiners": ["sum"]}, ValueError, "one per table, 2"),
+        ({"sp_ids": []}, ValueError, "`sp_ids` .*per table, 2.*: 0"),
+        ({"sp_weights": [None]}, ValueError, "`sp_weights` .*per table"),
         ({"params": [tf.constant(1.0), tf.constant(2.0)]}, TypeError, r"`params\[0\]` must be a sok.EmbeddingVariable"),
         ({"sp_ids": [tf.constant(1.5), tf.constant(1.5)]}, (TypeError, ValueError), "integer|int64"),
-        ({"sp_ids": ragged([[1]])}, TypeError, "`sp_ids` must be a list or tuple"),
-        ({"params": tf.constant([1.0])}, TypeError, "`params` must be a list or tuple"),
+        ({"sp_ids": ragged([[1]])}, TypeError, "`sp_ids` .*list or tuple"),
+        ({"params": tf.constant([1.0])}, TypeError, "`params` .*list or tuple"),
         ({"partition_strategy": "div"}, ValueError, "`partition_strategy` must be 'mod'.*Received: 'div'"),
-        ({"params_num_per_group": 0}, ValueError, "`params_num_per_group` must be None or a whole number.*: 0"),
+        ({"params_num_per_group": 0}, ValueError, "`params_num_per_group` .*whole number.*: 0"),
         ({"params_num_per_group": 1.5}, ValueError, "`params_num_per_group` must be"),
         (
             {"is_sequence": True, "sp_weights": [ragged([[1.0]], tf.float32), None]},

@@ -42,8 +42,8 @@ CUBE = tf.SparseTensor(tf.zeros([0, 4], tf.int64), tf.zeros([0], tf.int64), [1, 
         (tf.zeros([2], tf.int64), r"must be a SparseTensor \[batch, n\], .* a dense tensor of shape \(2,\), int64"),
         (CUBE, r"must be a SparseTensor \[batch, n\], .* Received: a SparseTensor of shape \(1, 1, 1, 1\), int64"),
         (tf.zeros([2, 2]), "keys must be int64, .* Received: float32"),
-        (np.zeros([2, 2]), "keys must be integers. Received: an array of float64"),
-        ([[1], [2, 3]], "nested lists of keys must be even"),
+        (np.zeros([2, 2]), ".*integers.*float64"),
+        ([[1], [2, 3]], ".*lists of keys .*even"),
         (ragged([[1.0]], tf.float32), "keys must be int64, .* Received: float32"),
     ],
     ids=["vector", "sparse_of_rank_4", "floats", "array_of_floats", "uneven", "ragged_floats"],
@@ -57,10 +57,7 @@ def test_ids_of_a_wrong_form_are_called_what_they_were_passed_as(kind, word, bad
 @pytest.mark.parametrize(("kind", "word"), KINDS)
 def test_weights_of_a_wrong_form_are_called_what_they_were_passed_as(kind, word):
     name = f"weights_{kind}"
-    text = (
-        rf"`sp_weights\[1\]` must have the form of `sp_ids\[1\]`, for {word} '{name}\w*'\. "
-        r"Received: sp_ids\[1\] a RaggedTensor .*, sp_weights\[1\] a dense tensor"
-    )
+    text = rf"`sp_weights\[1\]` .*form of `sp_ids\[1\]`, for {word} '{name}\w*'\. .*a RaggedTensor .*a dense tensor"
     with pytest.raises(ValueError, match=text):
         look_up(kind, ragged([[1]]), name, tf.ones([1, 1]))
 

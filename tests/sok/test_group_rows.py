@@ -157,10 +157,10 @@ def test_rows_and_sequences_of_several_workers_are_those_of_one(monkeypatch):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"params": make_table}, TypeError, "`params` must be a list or tuple"),
+        ({"params": make_table}, TypeError, "`params` .*list or tuple"),
         ({"params": [None]}, TypeError, r"`params\[0\]` must be"),
-        ({"ids": tf.constant([1])}, TypeError, "`ids` must be a list or tuple"),
-        ({"ids": []}, ValueError, "`ids` must have one entry per table, 1. Received: 0"),
+        ({"ids": tf.constant([1])}, TypeError, "`ids` .*list or tuple"),
+        ({"ids": []}, ValueError, "`ids` .*per table, 1.*: 0"),
         ({"ids": [[1.5]]}, ValueError, "keys must be integers"),
         ({"ids": [tf.constant([1.5])]}, ValueError, "keys must be int64"),
         ({"partition_strategy": "div"}, ValueError, "`partition_strategy` must be 'mod'.*Received: 'div'"),
@@ -175,7 +175,7 @@ def test_misuse(change, error, message):
     "ids", [tf.ragged.constant([[1], [2, 3]]), tf.sparse.from_dense([[1]])], ids=["ragged", "sparse"]
 )
 def test_ids_that_are_not_dense_are_refused_by_place(ids):
-    with pytest.raises(TypeError, match=r"`ids\[1\]` must be dense. Received: a (Ragged|Sparse)Tensor"):
+    with pytest.raises(TypeError, match=r"`ids\[1\]` .*dense.*a (Ragged|Sparse)Tensor"):
         sok.group_embedding_lookup([make_table(2), make_table(3)], [[1], ids])
 
 

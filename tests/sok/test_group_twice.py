@@ -58,9 +58,7 @@ def test_the_gradient_of_a_table_is_not_differentiated_again():
             (output,) = sok.group_embedding_lookup_sparse([table], [make_ids()], "sum")
             loss = tf.reduce_sum(output**3)
         penalty = tf.reduce_sum(inner.gradient(loss, table).values ** 2)
-    with pytest.raises(
-        LookupError, match=saying("Sok>GroupLookupGrad is part of the gradient of a lookup", "a second time")
-    ):
+    with pytest.raises(LookupError, match=saying("Sok>GroupLookupGrad", "gradient", "a second time")):
         outer.gradient(penalty, table)
     # What the message says to do.
     with tf.GradientTape() as outer:

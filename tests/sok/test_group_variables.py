@@ -177,9 +177,7 @@ def test_an_id_that_is_no_row_is_named(dtype, bad):
 def test_malformed_ids_name_the_variable(dtype):
     variable = make_variable(2, dtype=dtype, name="victim")
     outside = tf.SparseTensor(tf.constant([[0, 0], [7, 0]], tf.int64), tf.constant([1, 2], tf.int64), [2, 2])
-    with pytest.raises(
-        tf.errors.InvalidArgumentError, match=saying("variable 'victim'", "the row index of key number 1 is out")
-    ):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=saying("variable 'victim'", "key number 1 ")):
         sok.group_embedding_lookup_sparse([variable], [outside], "sum")
     weights = ragged([[1.0], [1.0]], tf.float32)
     with pytest.raises(tf.errors.InvalidArgumentError, match=saying("variable 'victim'", "one weight for")):
@@ -253,7 +251,7 @@ def test_in_a_v1_graph(use_resource):
 def test_variables_split_into_partitions_are_refused():
     with tf.Graph().as_default():
         split = tf.compat.v1.get_variable("parts", [10, 2], partitioner=tf.compat.v1.fixed_size_partitioner(2))
-        with pytest.raises(TypeError, match="that is not split into partitions"):
+        with pytest.raises(TypeError, match="not split into partitions"):
             sok.group_embedding_lookup_sparse([split], [tf.RaggedTensor.from_row_splits([1], [0, 1])])
 
 

@@ -153,12 +153,12 @@ def test_an_initializer_of_ones_own_is_called_whatever_its_name():
 @pytest.mark.parametrize(
     "initializer, error, text",
     [
-        ("no_such", ValueError, "must be a name that Keras knows.* Received: 'no_such'"),
+        ("no_such", ValueError, "Keras knows.* 'no_such'"),
         (3.5, TypeError, "callable.* Received: 3.5"),
         (
             lambda shape, dtype: np.zeros([1, 2]),
             ValueError,
-            r"of the shape it is given, \(8, 2\). Received: shape \(1, 2\)",
+            r"\(8, 2\).*\(1, 2\)",
         ),
         (lambda shape, dtype: np.full(shape, "a"), ValueError, "must return numbers"),
         (lambda shape, dtype: np.full(shape, np.nan), ValueError, "finite float32 numbers. Received: 16 of 16"),

@@ -44,9 +44,9 @@ def test_signatures_are_those_of_sok():
 @pytest.mark.parametrize(
     "make, arguments, text",
     [
-        (distributed, dict(combiner="max"), "`combiner` must be 'sum', 'mean' or 'sqrtn'. Received: 'max'"),
+        (distributed, dict(combiner="max"), "`combiner` .*'sum', 'mean' or 'sqrtn'.*'max'"),
         (distributed, dict(combiner=None), "`combiner` .* Received: None"),
-        (distributed, dict(rows=0), "`max_vocabulary_size_per_gpu` must be a whole number in .* Received: 0"),
+        (distributed, dict(rows=0), "`max_vocabulary_size_per_gpu` .*: 0"),
         (distributed, dict(dim=1.5), "`embedding_vec_size` .* Received: 1.5"),
         (distributed, dict(slot_num=-1), "`slot_num` .* Received: -1"),
         (distributed, dict(max_nnz=True), "`max_nnz` .* Received: True"),
@@ -54,25 +54,25 @@ def test_signatures_are_those_of_sok():
         (
             distributed,
             dict(max_nnz=2**63),
-            r"`max_nnz` must be a whole number in \[1, 9223372036854775807\]. Received: 92",
+            r"`max_nnz` .*9223372036854775807\].*: 92",
         ),
         (
             distributed,
             dict(max_nnz=2**62),
-            r"`slot_num \* max_nnz` must be a whole number in \[1, 9223372036854775807\]",
+            r"`slot_num \* max_nnz` .*9223372036854775807\]",
         ),
         (
             distributed,
             dict(max_feature_num=7),
-            r"`max_feature_num` must lie in \[1, slot_num \* max_nnz = 6\]. Received: 7",
+            r"`max_feature_num` .*slot_num \* max_nnz = 6\].*: 7",
         ),
         (
             distributed,
             dict(key_dtype="int16"),
-            "`key_dtype` must be one of int64, int32, uint32, uint64. Received: 'int16'",
+            "`key_dtype` .*int64, int32, uint32, uint64.*'int16'",
         ),
         (distributed, dict(embedding_initializer="nil"), "`embedding_initializer` must be a name .* Received: 'nil'"),
-        (all_to_all, dict(nnz_per_slot=0), "`nnz_per_slot` must be a whole number in .* Received: 0"),
+        (all_to_all, dict(nnz_per_slot=0), "`nnz_per_slot` .*: 0"),
         (all_to_all, dict(rows="many"), "`max_vocabulary_size_per_gpu` .* Received: 'many'"),
     ],
 )
@@ -198,9 +198,9 @@ class TestDistributedEmbedding:
 
     def test_max_feature_num_of_one_stands_for_as_many_as_fit(self):
         assert distributed()(IDS).shape == [2, 2, 4]
-        with pytest.raises(tf.errors.InvalidArgumentError, match="sample 0 has more than max_feature_num = 5 keys"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="sample 0 .*max_feature_num = 5"):
             distributed(max_feature_num=5)(IDS)
-        with pytest.raises(tf.errors.InvalidArgumentError, match="sample 0, feature 0 has more than max_nnz = 2 keys"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="sample 0, feature 0 .*max_nnz = 2"):
             distributed(max_nnz=2)(IDS)
 
     def test_empty_features_are_zeros(self):
@@ -343,7 +343,7 @@ class TestGetEmbedding:
             assert sok.get_embedding("get_c") is b is not a
 
     def test_an_unknown_name_without_a_constructor_is_an_error(self):
-        with pytest.raises(ValueError, match="no embedding layer named 'get_d'. Pass `constructor`"):
+        with pytest.raises(ValueError, match="'get_d'.*`constructor`"):
             sok.get_embedding("get_d")
 
 

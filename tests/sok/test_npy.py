@@ -126,11 +126,11 @@ def test_a_file_is_read_in_pieces_however_large_it_is(paths, monkeypatch):
 @pytest.mark.parametrize(
     "keys, values, error, message",
     [
-        (KEYS[:2], ROWS, ValueError, r"values\[0\]: holds 3 rows of 2, but there are 2 keys"),
+        (KEYS[:2], ROWS, ValueError, r"values\[0\]: .*3 rows .*2 keys"),
         (KEYS, np.ones([3, 5], np.float32), ValueError, "holds rows of 5 numbers. Table 'refused.*' has rows of 2"),
         (KEYS, np.ones([3, 2], int), ValueError, r"values\[0\]: rows must be \[n, D\]"),
         (KEYS.astype(float), ROWS, ValueError, r"keys\[0\]: keys must be \[n\]"),
-        (np.array([1, 2, 1]), ROWS, ValueError, r"keys\[0\] and keys\[2\]: hold key 1 more than once"),
+        (np.array([1, 2, 1]), ROWS, ValueError, r"keys\[0\] and keys\[2\]: .*key 1 "),
         ("none.npy", ROWS, FileNotFoundError, "none.npy: there is no such file"),
         (np.arange(30), np.ones([30, 2], np.float32), tf.errors.ResourceExhaustedError, "at most 20 rows, and 30 new"),
     ],

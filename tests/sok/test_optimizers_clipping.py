@@ -82,8 +82,8 @@ def test_a_step_without_keys_clips_nothing(clipping, rng):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"clipnorm": 1.0, "clipvalue": 1.0}, "Only one of `clipnorm`, `clipvalue` and `global_clipnorm`"),
-        ({"clipnorm": 0.0}, "`clipnorm` must be a number above 0, or None. Received: 0.0"),
+        ({"clipnorm": 1.0, "clipvalue": 1.0}, "one of `clipnorm`, `clipvalue` and `global_clipnorm`"),
+        ({"clipnorm": 0.0}, "`clipnorm` .*above 0.*: 0.0"),
         ({"clipvalue": -1.0}, "`clipvalue` must be"),
         ({"global_clipnorm": "1"}, "`global_clipnorm` must be"),
         ({"clipnorm": True}, "`clipnorm` must be"),

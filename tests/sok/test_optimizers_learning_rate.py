@@ -125,7 +125,7 @@ def test_a_tensor_of_a_function_being_traced_is_an_error():
     def make(rate):
         sok.optimizers.SGD(rate)
 
-    with pytest.raises(TypeError, match="must not be a tensor of a function that is being traced"):
+    with pytest.raises(TypeError, match="tensor of a function .*traced"):
         make(tf.constant(0.5))
 
 

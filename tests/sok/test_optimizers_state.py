@@ -48,7 +48,7 @@ def test_each_v1_graph_counts_anew():
 
 @pytest.mark.parametrize("name", ["", "_hidden", "two words", 3])
 def test_a_name_that_is_no_name_scope_is_an_error(name):
-    with pytest.raises(ValueError, match="`name` must be None or a string of letters"):
+    with pytest.raises(ValueError, match="`name` .*string of letters"):
         sok.optimizers.SGD(name=name)
 
 
@@ -108,7 +108,7 @@ def test_config_holds_schedules_of_both_keras(library):
 
 @pytest.mark.parametrize("rate", [lambda step: 0.1, lambda: 0.1], ids=["step", "nothing"])
 def test_config_of_a_function_is_an_error(rate):
-    with pytest.raises(TypeError, match="get_config.. cannot write down a learning rate that is"):
+    with pytest.raises(TypeError, match="get_config.. .*learning rate"):
         sok.optimizers.SGD(rate).get_config()
 
 
@@ -140,10 +140,10 @@ def test_variables_are_the_counter_and_the_rate():
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: sok.optimizers.Adam(beta_1=1.0), r"`beta_1` must be a number in \[0, 1\). Received: 1.0"),
+        (lambda: sok.optimizers.Adam(beta_1=1.0), r"`beta_1` .*\[0, 1\).*: 1.0"),
         (lambda: sok.optimizers.LazyAdam(beta_2=-0.1), "`beta_2` must be"),
         (lambda: sok.optimizers.LazyAdamOptimizer(beta1="0.9"), "`beta_1` must be"),
-        (lambda: sok.optimizers.Adam(epsilon=-1.0), "`epsilon` must be a finite number"),
+        (lambda: sok.optimizers.Adam(epsilon=-1.0), "`epsilon` .*finite"),
         (lambda: sok.optimizers.Adagrad(initial_accumulator_value=-0.1), "`initial_accumulator_value` must be"),
         (lambda: sok.optimizers.Adagrad(initial_accumulator_value=0.0, epsilon=0.0), "divide 0 by 0"),
     ],
@@ -234,12 +234,12 @@ def test_use_in_another_graph_is_an_error(rng):
     with tf.Graph().as_default():
         table = sok.EmbeddingVariable(1, 4, name="elsewhere")
         grad = tf.gradients(tf.reduce_sum(lookup_rows(table, tf.constant([1], tf.int64))), table)[0]
-        with pytest.raises(RuntimeError, match="was made in eager mode and is used in a v1 graph"):
+        with pytest.raises(RuntimeError, match="eager mode .*v1 graph"):
             eager.apply_gradients([(grad, table)])
         in_graph = sok.optimizers.SGD()
-    with tf.Graph().as_default(), pytest.raises(RuntimeError, match="in a v1 graph and is used in another one"):
+    with tf.Graph().as_default(), pytest.raises(RuntimeError, match="v1 graph .*another one"):
         in_graph.apply_gradients([(None, table)] * 0)
-    with pytest.raises(RuntimeError, match="in a v1 graph and is used in eager mode"):
+    with pytest.raises(RuntimeError, match="v1 graph .*eager mode"):
         in_graph.apply_gradients([])
 
 

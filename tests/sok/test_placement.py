@@ -36,7 +36,7 @@ def test_costs_are_checked(cost):
 
 @pytest.mark.parametrize("owner", [-1, 1, True, 0.0])
 def test_an_owner_is_a_rank(owner):
-    with pytest.raises(ValueError, match="`owner` must be None or a rank in"):
+    with pytest.raises(ValueError, match="`owner` .*rank"):
         sok.EmbeddingVariable(2, 10, owner=owner)
 
 

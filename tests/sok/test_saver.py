@@ -181,7 +181,7 @@ BAD_FILES = {
     "full": (
         lambda d: put(d, "bad", np.arange(30), np.zeros([30, 2])),
         tf.errors.ResourceExhaustedError,
-        r"rank 0 of 2\) has 1 of at most 10 rows, and 14 new",
+        r"rank 0 of 2\) .*1 of at most 10 rows, and 14 new",
     ),
 }
 
@@ -278,9 +278,7 @@ def test_a_file_that_breaks_while_it_is_read_is_an_error_that_says_so(tmp_path, 
     put(tmp_path, "breaks", KEYS, ROWS)
     variable = table("breaks")
     monkeypatch.setattr("sok.compat.formats.load.own_keys", lambda stored, to: _cut(tmp_path / "breaks_values.file"))
-    with pytest.raises(
-        ValueError, match="was longer when it was opened.*Some rows were stored before that: load again"
-    ):
+    with pytest.raises(ValueError, match="was longer .*Some rows were stored.*load again"):
         sok.Saver().restore_from_file(variable, tmp_path)
 
 
@@ -296,7 +294,7 @@ def test_what_stops_one_worker_from_storing_stops_all(tmp_path, monkeypatch):
     monkeypatch.setattr("sok.compat.formats.load._store", store)
 
     def program(transport):
-        with pytest.raises(RuntimeError, match=r"rank 1 of 2: no more Some rows were stored"):
+        with pytest.raises(RuntimeError, match=r"rank 1 of 2: no more .*rows were stored"):
             sok.Saver().restore_from_file(table("stops"), tmp_path)
 
     with pytest.MonkeyPatch.context() as patch:

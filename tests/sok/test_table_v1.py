@@ -132,7 +132,7 @@ def test_savers_and_meta_graphs_leave_it_out(session, tmp_path):  # P10
     read = tf.identity(v.sparse_read(tf.constant([3], tf.int64)), name="read")
     session.run(v1.global_variables_initializer())
     saver = v1.train.Saver()
-    with pytest.warns(UserWarning, match="The rows of embedding table 'v' are not saved here"):
+    with pytest.warns(UserWarning, match="rows .*'v' .*not saved"):
         path = saver.save(session, str(tmp_path / "c"))
     assert [name for name, _ in tf.train.list_variables(path)] == ["w"]
     expected = session.run(read)

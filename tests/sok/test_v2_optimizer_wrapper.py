@@ -1,5 +1,5 @@
 """`sok.OptimizerWrapper` against the stock optimizers that it wraps. Its slots: test_v2_optimizer_slots.py; several
-workers: test_v2_multiprocess.py.
+workers: tests/multiprocess/test_v2.py.
 """
 
 import keras
