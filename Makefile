@@ -18,8 +18,8 @@ test:  ## set up, then lint, C++ tests under three sanitizers, all Python tests 
 test-fast:  ## the Python tests that start no workers, doctests, and the C++ tests without sanitizers
 	@scripts/test.sh fast
 
-matrix:  ## every kind of table x every operation x every rule, on one worker and on two (some 20 minutes)
-	@$${PYTHON:-.venv/bin/python} -m tests.matrix
+matrix:  ## every kind of table x every operation x every rule, on one worker and on two (hours; PART=1/20: minutes)
+	@$${PYTHON:-.venv/bin/python} -m tests.matrix --part $(or $(PART),1/1)
 
 fuzz:  ## what reads files, under fuzzers (clang; SECONDS_EACH=600: of each reader, instead of 60)
 	@scripts/fuzz.sh $${SECONDS_EACH:-60}

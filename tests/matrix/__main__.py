@@ -1,4 +1,4 @@
-"""`make matrix`: the product, on one worker and then on two. `--workers 1` or `2`: only that."""
+"""`make matrix`: the product, on one worker and then on two; `--part 2/10` is the second tenth of it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ _HOUR = 3600.0
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.matrix", description=__doc__)
     parser.add_argument("--workers", type=int, choices=(1, 2), help="only on that many")
-    workers = parser.parse_args().workers
-    os.environ["SOK_TEST_MATRIX"] = "product"
+    parser.add_argument("--part", default="1/1", help="'2/10': the second tenth of the cells, drawn by chance once")
+    arguments = parser.parse_args()
+    workers, os.environ["SOK_TEST_MATRIX"] = arguments.workers, arguments.part
     failed = 0
     if workers != 2:
-        failed |= int(pytest.main(["-q", str(Path(__file__).parent)]))
+        failed |= int(pytest.main(["-q", "-n", str(os.cpu_count()), str(Path(__file__).parent)]))
     if workers != 1:
         failed |= _on_two_workers()
     return failed
