@@ -83,6 +83,8 @@ class _Scopes:
 _scopes = _Scopes()
 _lock = threading.RLock()
 _inside = threading.local()
+# What a LossScaleOptimizer inside a scope hands on to: under a tf.distribute strategy it does so in another thread.
+_handed_on: weakref.WeakSet[Any] = weakref.WeakSet()
 _matched: weakref.WeakKeyDictionary[Any, Optimizer] = weakref.WeakKeyDictionary()
 
 
@@ -131,10 +133,14 @@ def _wrapped(original: Callable[..., Any], route: Callable[..., Any]) -> Callabl
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         is_ours = type(self).__module__.partition(".")[0] == "sok"
-        # A LossScaleOptimizer hands all on to the optimizer inside, unscaled.
-        hands_on = type(self).__name__.startswith("LossScaleOptimizer")
-        if is_ours or hands_on or not getattr(_inside, "depth", 0):
+        if is_ours or not (getattr(_inside, "depth", 0) or self in _handed_on):
             return original(self, *args, **kwargs)
+        if type(self).__name__.startswith("LossScaleOptimizer"):  # hands all on to the optimizer inside, unscaled
+            _handed_on.add(self.inner_optimizer)
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                _handed_on.discard(self.inner_optimizer)
         return route(functools.partial(original, self), self, *args, **kwargs)
 
     return method

@@ -187,6 +187,21 @@ def test_a_loss_scaler_leaves_out_steps_that_are_not_finite(kind, mixed, call, r
     assert float(scaler.dynamic_scale if kind == "keras" else scaler.loss_scale) == 2.0
 
 
+def test_a_loss_scaler_under_a_strategy_hands_on_in_another_thread(rng):
+    weights = initial_rows(rng)
+    table = table_of(weights)
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        scaler = tf_keras.mixed_precision.LossScaleOptimizer(legacy.SGD(0.5), dynamic=False, initial_scale=4.0)
+
+    def train():
+        with sok.OptimizerScope([table]):
+            scaler.apply_gradients([(gradient(table, [1], ONES), table)], experimental_aggregate_gradients=False)
+
+    strategy.run(tf.function(train))
+    assert_close(rows_of(table)[1], weights[1] - 0.5)
+
+
 def test_what_has_no_match_is_an_error_inside(rng):
     table = table_of(initial_rows(rng))
     with sok.OptimizerScope([table]), pytest.raises(ValueError, match="`momentum` is 0.9"):
