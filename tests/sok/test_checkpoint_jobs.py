@@ -1,8 +1,10 @@
 """Several jobs and one folder: who saves there, and who reads meanwhile."""
 
+import errno
 import os
 import re
 import subprocess
+import unittest.mock
 from pathlib import Path
 
 import numpy as np
@@ -183,3 +185,50 @@ def test_a_checkpoint_of_before_is_read(tmp_path):
     assert found[2] == pytest.approx([5.8438907, 6.8438907, 7.8438907])
     assert table.slots("Adagrad")[1].numpy()[:4, 0].tolist() == [0.25, 1.25, 2.25, 1.25]
     assert [len(link.files) for link in manifest.read_manifest(folder).links] == [1, 1, 1] and verify(folder) == []
+
+
+class OtherHost:
+    """Opens files as an NFS client that takes them for unchanged, since their time and size are, while it has them."""
+
+    def __init__(self):
+        self.cached, self.dropped, self.stale = {}, set(), 0
+
+    def open(self, path, mode="r", **how):
+        file = open(path, mode, **how)  # noqa: SIM115
+        if mode != "rb":
+            return file
+        if self.stale:
+            self.stale -= 1
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        read, number = file.read, file.fileno()
+
+        def read_cached():
+            if path not in self.cached or number in self.dropped:
+                self.cached[path] = read()
+            return self.cached[path]
+
+        told = unittest.mock.MagicMock(wraps=file, read=read_cached)
+        told.__enter__.return_value = told
+        told.__exit__.side_effect = lambda *_: file.close()
+        return told
+
+    def advise(self, number, *_):
+        self.dropped.add(number)
+
+
+def test_a_lease_is_read_past_what_a_host_has_cached(tmp_path, job, monkeypatch):
+    path, host = lease.in_folder(tmp_path), OtherHost()
+    job("a")
+    first = lease.Lease(path)
+    first.take()
+    with monkeypatch.context() as here:
+        here.setattr(lease, "open", host.open, raising=False)
+        first.check()
+    job("b")
+    with pytest.warns(UserWarning, match="is still there"):
+        lease.Lease(path).take()
+    monkeypatch.setattr(lease, "open", host.open, raising=False)
+    monkeypatch.setattr(os, "posix_fadvise", host.advise)
+    host.stale = 1  # and the file was made anew
+    with pytest.raises(lease.LeaseLost, match="another job saves here now"):
+        first.check()
