@@ -137,7 +137,7 @@ def fetch_rows(sent: Sent, features: Sequence[Feature]) -> list[tf.Tensor]:
         sent.asked,
         sent.index,
         sent.row_splits,
-        [f.ids.for_ops()[2] for f in features],
+        [f.ids.weights_for_ops() for f in features],
         sent.scales,
         combiners=[f.pooling for f in features],
         dims=[f.table.dim for f in features],

@@ -38,7 +38,10 @@ class Csr:
         """Keys [N], row splits and weights, as the native ops take them: an empty vector for what there is not."""
         keys = self.keys if self.keys.shape.rank == 1 else tf.reshape(self.keys, [-1])
         splits = tf.zeros([0], tf.int64) if self.row_splits is None else self.row_splits
-        return keys, splits, tf.zeros([0]) if self.weights is None else self.weights
+        return keys, splits, self.weights_for_ops()
+
+    def weights_for_ops(self) -> tf.Tensor:
+        return tf.zeros([0]) if self.weights is None else self.weights
 
 
 @dataclasses.dataclass(frozen=True)

@@ -205,9 +205,9 @@ def _look_up_here(ticket: Ticket) -> list[tf.Tensor]:
 
 def _checked(f: Feature) -> Feature:
     """The feature, once this worker has found nothing wrong with it that the op for all of them would not see."""
-    keys, row_splits, _ = f.ids.for_ops()
     if f.ids.row_splits is None or not (f.ids.needs_check or f.max_nnz or f.max_feature_num):
         return f
+    keys, row_splits, _ = f.ids.for_ops()
     checked = _ops.lib().sok_validate_csr(f.table.handle, keys, row_splits, **f.limits)
     return _with_keys(f, checked if f.ids.keys.shape.rank == 1 else tf.reshape(checked, tf.shape(f.ids.keys)))
 
