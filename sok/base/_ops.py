@@ -9,9 +9,10 @@ import importlib.metadata
 import json
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from sok.base.patching import Here
 
 LIBRARY_NAME = "libsok_ops.so"
 SERVING_LIBRARY_NAME = "libsok_serving.so"
@@ -28,7 +29,7 @@ _lock = threading.RLock()
 _library: Any = None
 _serving_library: Any = None
 _is_ready = False
-_here = threading.local()
+_substitutes = Here()
 
 
 class NativeLibraryError(ImportError):
@@ -50,9 +51,8 @@ def lib() -> Any:
         True
     """
     global _library, _is_ready
-    substitute = getattr(_here, "substitute", None)
-    if substitute is not None:
-        return substitute
+    if _substitutes.value is not None:
+        return _substitutes.value
     # Callers without the lock must not see the library before its gradients are registered.
     if _is_ready:
         return _library
@@ -111,19 +111,14 @@ def collectives() -> str:
         size = 2 * needed
 
 
-@contextlib.contextmanager
-def substituted(library: Any) -> Iterator[None]:
+def substituted(library: Any) -> contextlib.AbstractContextManager[None]:
     """Inside, and in this thread alone, `lib()` gives `library`: how a model is traced without our ops to export it."""
-    before, _here.substitute = getattr(_here, "substitute", None), library
-    try:
-        yield
-    finally:
-        _here.substitute = before
+    return _substitutes.inside(library)
 
 
 def is_substituted() -> bool:
     """Whether `lib()` gives a substitute, which stands for all workers, here and now."""
-    return getattr(_here, "substitute", None) is not None
+    return _substitutes.value is not None
 
 
 def library_path() -> Path:

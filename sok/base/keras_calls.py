@@ -1,4 +1,14 @@
-"""Which functions of Keras are running: what Keras knows but does not tell a variable or layer."""
+"""Which functions of Keras are running: what Keras knows, and has no argument to tell.
+
+No other module looks at the call stack, and this one for six things:
+
+- whether a batch is trained on, in a layer of a model whose own `call` takes no `training`;
+- whether `numpy()` is called by `get_weights`, which wants keys too, or by a writer of HDF5, which must get no rows;
+- whether a stock optimizer is about to change a table, to whose handle it would write by row numbers;
+- which `LossScaleOptimizer` builds the optimizer inside, and would turn gradients of tables into matrices;
+- whose `fit` makes the first step, so that replicas start alike;
+- which layer looks a table up that Keras 3 would not find among the layer's variables.
+"""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.saved_model import registration
 
+from sok.base.patching import Here
 from sok.checkpoint.lease import NAME as LEASE
 from sok.checkpoint.lease import Lease, forget, of_series
 from sok.checkpoint.manifest import NAME as MANIFEST
@@ -28,7 +29,7 @@ _SAVER = "sok.tables"
 _FORMAT = "sok tables beside a TensorFlow checkpoint"
 
 # Where a collective saver of ours wants to know the tables that TensorFlow meets, and moves their rows itself.
-_meeting: list[dict[str, Any]] = []
+_meeting = Here()
 
 
 @contextlib.contextmanager
@@ -38,11 +39,8 @@ def meeting() -> Iterator[dict[str, Any]]:
     To be used where `save_tables` has written the rows before.
     """
     met: dict[str, Any] = {}
-    _meeting.append(met)
-    try:
+    with _meeting.inside(met):
         yield met
-    finally:
-        _meeting.remove(met)
 
 
 def folder_of(prefix: str) -> str:
@@ -67,8 +65,8 @@ def remove_without_checkpoint(prefixes: Iterable[str]) -> None:
 
 
 def _on_save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[Any]:
-    if _meeting:
-        _meeting[-1].update(trackables)
+    if _meeting.value is not None:
+        _meeting.value.update(trackables)
         _with_text(lambda given: note_objects(given.removesuffix(f"-{_SAVER}"), trackables), file_prefix)
     elif job_of(trackables.values()).size > 1 or any(table._in_graph_mode for table in trackables.values()):
         for table in trackables.values():
@@ -79,8 +77,8 @@ def _on_save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[Any]
 
 
 def _on_restore(trackables: Mapping[str, Any], merged_prefix: tf.Tensor) -> None:
-    if _meeting:
-        _meeting[-1].update(trackables)
+    if _meeting.value is not None:
+        _meeting.value.update(trackables)
     elif job_of(trackables.values()).size > 1 or any(table._in_graph_mode for table in trackables.values()):
         warn_not_restored(trackables, "a worker alone cannot restore tables; use sok.CheckpointManager on all workers.")
     else:

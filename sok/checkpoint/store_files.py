@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from sok.base.patching import Here
 from sok.checkpoint import beside
 from sok.job.job import job_of
 
@@ -18,24 +18,19 @@ _NAME = "sok_table"
 _GENERATION = "keras"  # a file of Keras is one as a whole
 
 # Where our own functions for several workers leave rows to the files beside.
-_left_out: list[None] = []
+_left_out = Here()
 
 
-@contextlib.contextmanager
-def leaving_rows_out() -> Iterator[None]:
+def leaving_rows_out() -> contextlib.AbstractContextManager[None]:
     """Within it Keras' files neither get rows nor give them, and say nothing about it."""
-    _left_out.append(None)
-    try:
-        yield
-    finally:
-        _left_out.pop()
+    return _left_out.inside(True)
 
 
 def save(table: Any, store: Any) -> None:
     """Puts rows and slots into a layer's store, if this worker has all of them."""
     from sok.checkpoint.native import EagerCalls
 
-    if _left_out:
+    if _left_out.value:
         return
     if job_of([table]).size > 1 or table._in_graph_mode:
         table.warn_not_saved()
@@ -51,7 +46,7 @@ def load(table: Any, store: Any) -> None:
     from sok.checkpoint.native import EagerCalls, verify_shard
     from sok.optimizers import claims
 
-    if _left_out:
+    if _left_out.value:
         return
     if _NAME not in store.keys():  # noqa: SIM118 (Keras' stores have no `in`)
         beside.warn_not_restored({"": table}, "this file holds none.")

@@ -12,12 +12,13 @@ Nothing in `tensorflow` is touched before `install()`, and nothing is left of it
 from __future__ import annotations
 
 import dataclasses
-import threading
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from sok.base.patching import Patch
 from sok.base.types import DTypeLike, TensorLike
 from sok.compat import feature_column, strategy
 from sok.compat.feature_column import group_embedding_column_scope
@@ -32,9 +33,6 @@ from sok.table.table import EmbeddingVariable
 
 DEFAULT_CAPACITY = 1 << 30
 """Rows that each worker's part of a table may hold, where nobody says. Memory is taken as rows appear."""
-
-_lock = threading.Lock()
-_installed: list[tuple[Any, str]] = []
 
 
 def group_embedding_lookup_sparse(
@@ -289,39 +287,29 @@ def install() -> None:
         >>> hasattr(tf.nn, "group_embedding_lookup_sparse")
         False
     """
-    with _lock:
-        if _installed:
-            return
-        places = [(module, *name) for module in _modules() for name in _NAMES.items()]
-        found = [(_parent(module, name), name.rpartition(".")[2], value) for module, name, value in places]
-        for parent, name, _ in found:
-            if hasattr(parent, name):
-                raise RuntimeError(f"`{parent.__name__}` has a {name!r} of its own. sok.deeprec puts nothing over it.")
-        for parent, name, value in found:
-            # One module may be behind two paths.
-            if not hasattr(parent, name):
-                setattr(parent, name, value)
-                _installed.append((parent, name))
-        for module in _modules():
-            module.feature_column.embedding_column = _embedding_column
+    _patch.install()
 
 
 def uninstall() -> None:
     """Takes away what `install()` put there. Does nothing where nothing is installed."""
-    with _lock:
-        while _installed:
-            parent, name = _installed.pop()
-            delattr(parent, name)
-        for module in _modules():
-            if module.feature_column.embedding_column is _embedding_column:
-                module.feature_column.embedding_column = _stock_embedding_column
+    _patch.uninstall()
 
 
-def _modules() -> list[Any]:
-    return [tf, tf.compat.v1, tf.compat.v2]
+def _wanted() -> list[tuple[Any, str, Callable[[Any], Any]]]:
+    wanted: list[tuple[Any, str, Callable[[Any], Any]]] = []
+    for module in (tf, tf.compat.v1, tf.compat.v2):
+        for path, value in _NAMES.items():
+            *parents, name = path.split(".")
+            parent = functools.reduce(getattr, parents, module)
+            if hasattr(parent, name):
+                raise RuntimeError(f"`{parent.__name__}` has a {name!r} of its own. sok.deeprec puts nothing over it.")
+            wanted.append((parent, name, functools.partial(_instead, value)))
+        wanted.append((module.feature_column, "embedding_column", functools.partial(_instead, _embedding_column)))
+    return wanted
 
 
-def _parent(module: Any, name: str) -> Any:
-    for part in name.split(".")[:-1]:
-        module = getattr(module, part)
-    return module
+def _instead(value: Any, _: Any) -> Any:
+    return value
+
+
+_patch = Patch(_wanted)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -11,9 +11,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok.base.patching import Here, Patch
 from sok.job.transport.ordering import after_answers
 from sok.optimizers import Optimizer, matching_optimizer
 from sok.optimizers.loss_scaling import follow_loss_scaler
+from sok.optimizers.stock import stock_bases
 from sok.table.table import is_embedding_variable
 
 
@@ -56,33 +58,21 @@ class OptimizerScope:
                 "`trainable_variables` must be a list or tuple of variables. "
                 f"Received: {type(trainable_variables).__name__}."
             )
+        self._entered: list[contextlib.ExitStack] = []
 
     def __enter__(self) -> OptimizerScope:
-        with _lock:
-            # Again for an inner scope: a library may have been imported in between.
-            _wrap_methods()
-            _scopes.total += 1
-        _inside.depth = getattr(_inside, "depth", 0) + 1
+        stack = contextlib.ExitStack()
+        stack.enter_context(_patch.begun())
+        stack.enter_context(_scopes.inside(self))
+        self._entered.append(stack)
         return self
 
     def __exit__(self, *error: Any) -> None:
-        _inside.depth -= 1
-        with _lock:
-            _scopes.total -= 1
-            if _scopes.total == 0:
-                _unwrap_methods()
+        self._entered.pop().close()
 
 
-class _Scopes:
-    """Scopes open in all threads, and the methods they replaced: (class, name, original)."""
-
-    total = 0
-    replaced: list[tuple[type, str, Callable[..., Any]]] = []
-
-
-_scopes = _Scopes()
+_scopes = Here()
 _lock = threading.RLock()
-_inside = threading.local()
 # What a LossScaleOptimizer inside a scope hands on to: under a tf.distribute strategy it does so in another thread.
 _handed_on: weakref.WeakSet[Any] = weakref.WeakSet()
 _matched: weakref.WeakKeyDictionary[Any, Optimizer] = weakref.WeakKeyDictionary()
@@ -95,11 +85,7 @@ _LIBRARIES = ("keras", "tf_keras", "tensorflow")
 
 def _stock_classes() -> Iterator[type]:
     """Optimizer classes of the libraries imported so far, bases included."""
-    roots: list[type] = [tf.compat.v1.train.Optimizer]
-    if "keras" in sys.modules:
-        roots.append(sys.modules["keras"].optimizers.Optimizer)
-    if "tf_keras" in sys.modules:
-        roots += [sys.modules["tf_keras"].optimizers.Optimizer, sys.modules["tf_keras"].optimizers.legacy.Optimizer]
+    roots = tuple(stock_bases().values())
     seen: set[type] = set()
     waiting = [cls for root in roots for cls in (*root.__mro__, *root.__subclasses__())]
     while waiting:
@@ -108,32 +94,26 @@ def _stock_classes() -> Iterator[type]:
         if cls in seen or cls.__module__.partition(".")[0] not in _LIBRARIES:
             continue
         seen.add(cls)
-        if issubclass(cls, tuple(roots)):
+        if issubclass(cls, roots):
             waiting += cls.__subclasses__()
         yield cls
 
 
-def _wrap_methods() -> None:
-    wrapped = {(cls, name) for cls, name, _ in _scopes.replaced}
+def _methods() -> Iterator[tuple[type, str, Callable[[Any], Any]]]:
     for cls in list(_stock_classes()):
         for name, route in (("apply_gradients", _apply_gradients), ("apply", _apply), ("build", _build)):
-            original = cls.__dict__.get(name)
-            if callable(original) and (cls, name) not in wrapped:
-                _scopes.replaced.append((cls, name, original))
-                setattr(cls, name, _wrapped(original, route))
+            if callable(vars(cls).get(name)):
+                yield cls, name, functools.partial(_wrapped, route)
 
 
-def _unwrap_methods() -> None:
-    while _scopes.replaced:
-        cls, name, original = _scopes.replaced.pop()
-        setattr(cls, name, original)
+_patch = Patch(_methods)
 
 
-def _wrapped(original: Callable[..., Any], route: Callable[..., Any]) -> Callable[..., Any]:
+def _wrapped(route: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         is_ours = type(self).__module__.partition(".")[0] == "sok"
-        if is_ours or not (getattr(_inside, "depth", 0) or self in _handed_on):
+        if is_ours or (_scopes.value is None and self not in _handed_on):
             return original(self, *args, **kwargs)
         if type(self).__name__.startswith("LossScaleOptimizer"):  # hands all on to the optimizer inside, unscaled
             _handed_on.add(self.inner_optimizer)

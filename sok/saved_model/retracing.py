@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
+from sok.base.patching import Here, Patch
+
 _Function = polymorphic_function.Function
-_lock = threading.Lock()
-_open = 0
-_original_call: Any = None
-_here = threading.local()
+_copies = Here()
 
 
 @contextlib.contextmanager
@@ -23,29 +22,24 @@ def functions_are_traced_anew() -> Iterator[None]:
     What a function was traced to holds the ops of that time, and it would keep what it is traced to now. TensorFlow's
     class of functions is touched as long as one of these is open.
     """
-    global _open, _original_call
-    before, _here.copies = getattr(_here, "copies", None), {}
-    with _lock:
-        if _open == 0:
-            _original_call = _Function.__call__
-            _Function.__call__ = _call
-        _open += 1
-    try:
+    with _patch.begun(), _copies.inside({}):
         yield
-    finally:
-        _here.copies = before
-        with _lock:
-            _open -= 1
-            if _open == 0:
-                _Function.__call__ = _original_call
 
 
-def _call(function: Any, *args: Any, **kwargs: Any) -> Any:
-    copies = getattr(_here, "copies", None)
-    # Of a subclass, such as a function that was loaded, there is nothing to trace. A copy is a copy already.
-    if copies is not None and type(function) is _Function and not any(function is copy for _, copy in copies.values()):
-        if id(function) not in copies:
-            # With the function itself, so that its id stays its own.
-            copies[id(function)] = (function, function._clone(None))
-        function = copies[id(function)][1]
-    return _original_call(function, *args, **kwargs)
+def _calling_copies(call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def called(function: Any, *args: Any, **kwargs: Any) -> Any:
+        copies = _copies.value
+        # Of a subclass, such as a function that was loaded, there is nothing to trace. A copy is a copy already.
+        is_traced = type(function) is _Function and copies is not None
+        if is_traced and not any(function is copy for _, copy in copies.values()):
+            if id(function) not in copies:
+                # With the function itself, so that its id stays its own.
+                copies[id(function)] = (function, function._clone(None))
+            function = copies[id(function)][1]
+        return call(function, *args, **kwargs)
+
+    return called
+
+
+_patch = Patch(lambda: [(_Function, "__call__", _calling_copies)])

@@ -38,7 +38,7 @@ def methods_are_as_they_were():
     before = [vars(cls)[name] for cls, name in METHODS]
     yield
     assert [vars(cls)[name] for cls, name in METHODS] == before
-    assert optimizer_scope._scopes.replaced == []
+    assert optimizer_scope._patch._replaced == {}
 
 
 def variable_of(stock, values):
@@ -211,8 +211,8 @@ def test_what_has_no_match_is_an_error_inside(rng):
 def test_an_error_inside_leaves_nothing_behind():
     with pytest.raises(KeyError), sok.OptimizerScope([]), sok.OptimizerScope([]):
         raise KeyError("from the body")
-    assert optimizer_scope._scopes.total == 0
-    assert optimizer_scope._inside.depth == 0
+    assert optimizer_scope._patch._users == 0
+    assert optimizer_scope._scopes.value is None
 
 
 def test_nested_scopes_work_until_the_outermost_ends(rng):

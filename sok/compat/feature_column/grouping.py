@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.feature_column import feature_column as fc_v1
 from tensorflow.python.feature_column import feature_column_v2 as fc_v2
 
+from sok.base.patching import Here
 from sok.lookup import group
 from sok.lookup.feature import Feature
 from sok.lookup.lookup import lookup_parts
@@ -34,7 +34,7 @@ class Group:
         return self
 
 
-_here = threading.local()
+_collecting = Here()
 
 
 def group_of(column: Any) -> Group | None:
@@ -42,18 +42,13 @@ def group_of(column: Any) -> Group | None:
     return getattr(column, "_sok_group", None)
 
 
-@contextlib.contextmanager
-def collecting() -> Iterator[None]:
+def collecting() -> contextlib.AbstractContextManager[None]:
     """Inside, a grouped column that is asked for its tensor says what it would look up, if it can: a `Feature`."""
-    before, _here.collects = is_collecting(), True
-    try:
-        yield
-    finally:
-        _here.collects = before
+    return _collecting.inside(True)
 
 
 def is_collecting() -> bool:
-    return getattr(_here, "collects", False)
+    return _collecting.value is not None
 
 
 def request(param: Any, sparse_tensors: Any, combiner: str, prunes: bool, categorical_column: Any) -> Feature | None:

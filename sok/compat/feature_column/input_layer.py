@@ -7,26 +7,20 @@ up as one there. This one first lets all columns make their variables, in Tensor
 from __future__ import annotations
 
 import contextlib
-import threading
+import functools
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.feature_column import feature_column as fc_v1
 
+from sok.base.patching import Patch
 from sok.compat.feature_column import grouping
 from sok.lookup.feature import Feature
-
-_lock = threading.Lock()
-_original: Any = None
 
 
 def install() -> None:
     """Lets `input_layer` look groups up. Doing it again does nothing."""
-    global _original
-    with _lock:
-        if _original is None:
-            _original = fc_v1._internal_input_layer
-            fc_v1._internal_input_layer = _input_layer
+    _patch.install()
 
 
 def uninstall() -> None:
@@ -38,14 +32,11 @@ def uninstall() -> None:
         >>> import sok
         >>> sok.feature_column.uninstall()
     """
-    global _original
-    with _lock:
-        if _original is not None:
-            fc_v1._internal_input_layer = _original
-            _original = None
+    _patch.uninstall()
 
 
 def _input_layer(
+    original: Any,  # TensorFlow's own
     features: Any,
     feature_columns: Any,
     weight_collections: Any = None,
@@ -58,8 +49,6 @@ def _input_layer(
     columns = fc_v1._normalize_feature_columns(feature_columns)
     is_ours = any(grouping.group_of(c) for c in columns) and all(isinstance(c, fc_v1._DenseColumn) for c in columns)
     if not is_ours:
-        # A template made while this was installed may outlive it.
-        original = _original or fc_v1._internal_input_layer
         options = {"from_template": from_template, "scope": scope, "cols_to_output_tensors": cols_to_output_tensors}
         return original(features, columns, weight_collections, trainable, cols_to_vars, **options)
     keys = tf.compat.v1.GraphKeys
@@ -106,3 +95,6 @@ def _collect(
 def _of(column: Any, what: str) -> Any:
     # TensorFlow's new columns warn where their old names are used.
     return getattr(column, what) if getattr(column, "_is_v2_column", False) else getattr(column, f"_{what}")
+
+
+_patch = Patch(lambda: [(fc_v1, "_internal_input_layer", lambda own: functools.partial(_input_layer, own))])

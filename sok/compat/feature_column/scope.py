@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import threading
+import functools
 from collections.abc import Iterator
 from typing import Any
 
+from sok.base.patching import Here, Patch
 from sok.base.types import DTypeLike
 from sok.compat.feature_column import input_layer
 from sok.compat.feature_column.grouping import Group
 from sok.compat.feature_column.tf_columns import GROUPED
 from sok.lookup.group import check_per_group, refuse_exchange_dtype
 
-_lock = threading.Lock()
-_open_scopes = 0  # of all threads
-_originals: dict[type, Any] = {}
-_here = threading.local()
+_groups = Here()
 
 
 def current_group() -> Group | None:
     """The group of the innermost scope that this thread is in."""
-    stack = getattr(_here, "groups", [])
-    return stack[-1] if stack else None
+    return _groups.value
 
 
 @contextlib.contextmanager
@@ -76,13 +73,8 @@ def group_embedding_column_scope(
     refuse_exchange_dtype(exchange_dtype)
     group = Group(name, check_per_group(params_num_per_group))
     input_layer.install()
-    _here.groups = [*getattr(_here, "groups", []), group]
-    _touch()
-    try:
+    with _patch.begun(), _groups.inside(group):
         yield group
-    finally:
-        _untouch()
-        _here.groups = _here.groups[:-1]
 
 
 def in_group(column_class: type, group: Group, kind: type | None = None) -> type:
@@ -106,36 +98,16 @@ def restore(kind: type, group: Group, fields: tuple[Any, ...]) -> Any:
     return in_group(GROUPED.get(kind, kind), group, kind)(*fields)
 
 
-def _touch() -> None:
-    """Lets TensorFlow's classes make grouped columns in threads that are in a scope."""
-    global _open_scopes
-    with _lock:
-        _open_scopes += 1
-        if _open_scopes > 1:
-            return
-        for plain, grouped in GROUPED.items():
-            _originals[plain] = plain.__dict__.get("__new__")
-            plain.__new__ = _maker(plain, grouped, plain.__new__)  # type: ignore[method-assign]  # what we are here for
+def _grouping(plain: type, make: Any) -> Any:
+    """What makes, in place of `make`, grouped columns in threads that are in a scope."""
 
-
-def _untouch() -> None:
-    global _open_scopes
-    with _lock:
-        _open_scopes -= 1
-        if _open_scopes:
-            return
-        for plain, original in _originals.items():
-            if original is None:
-                del plain.__new__
-            else:
-                plain.__new__ = original  # type: ignore[method-assign]
-
-
-def _maker(plain: type, grouped: type, make: Any) -> Any:
     def new(cls: type, *args: Any, **kwargs: Any) -> Any:
         group = current_group()
         if cls is not plain or group is None:
             return make(cls, *args, **kwargs)
-        return make(in_group(grouped, group, plain), *args, **kwargs)
+        return make(in_group(GROUPED[plain], group, plain), *args, **kwargs)
 
     return new
+
+
+_patch = Patch(lambda: [(plain, "__new__", functools.partial(_grouping, plain)) for plain in GROUPED])
