@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import tensorflow as tf
@@ -10,6 +9,7 @@ import tensorflow as tf
 from sok import optimizers
 from sok.distributed.reduction import Average, check_op
 from sok.job import context
+from sok.optimizers.stock import stock_bases
 
 
 def DistributedOptimizer(
@@ -81,13 +81,14 @@ def DistributedOptimizer(
             "`optimizer` must not scale losses: put the LossScaleOptimizer around sok.DistributedOptimizer(inner "
             f"optimizer), as compile() does under the policy 'mixed_float16'. Received: {optimizer!r}."
         )
-    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+    kinds = [kind for kind, base in stock_bases().items() if isinstance(optimizer, base)]
+    if "v1" in kinds:
         from sok.distributed.v1_optimizer import V1DistributedOptimizer as family
-    elif _is_of("keras", "Optimizer", optimizer):
+    elif "keras" in kinds:
         from sok.distributed.keras_optimizer import KerasDistributedOptimizer as family
-    elif _is_of("tf_keras", "Optimizer", optimizer):
+    elif "tf_keras" in kinds:
         from sok.distributed.tf_keras_optimizer import TfKerasDistributedOptimizer as family
-    elif _is_of("tf_keras", "legacy.Optimizer", optimizer):
+    elif "legacy" in kinds:
         from sok.distributed.tf_keras_legacy_optimizer import TfKerasLegacyDistributedOptimizer as family
     else:
         raise TypeError(
@@ -97,14 +98,3 @@ def DistributedOptimizer(
     if hasattr(optimizer, "inner") and type(optimizer).__module__.startswith("sok."):
         raise ValueError(f"`optimizer` is distributed already. Received: {optimizer!r}.")
     return family(optimizer, embedding_optimizer, op, name)
-
-
-def _is_of(library: str, name: str, optimizer: Any) -> bool:
-    # An optimizer of a library that nobody has imported cannot have come in; importing it would take seconds.
-    module = sys.modules.get(library)
-    if module is None:
-        return False
-    kind: Any = module.optimizers
-    for part in name.split("."):
-        kind = getattr(kind, part)
-    return isinstance(optimizer, kind)

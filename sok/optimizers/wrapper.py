@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,6 +14,7 @@ from sok.optimizers.buffered import Buffered, check
 from sok.optimizers.global_step import count_after
 from sok.optimizers.lazy_adam import LazyAdam
 from sok.optimizers.matching import _match, _NoMatch
+from sok.optimizers.stock import stock_bases
 
 Pair = tuple[Any, Any]  # (gradient, variable)
 
@@ -199,13 +199,7 @@ class OptimizerWrapper(tf.__internal__.tracking.Trackable):
 
 
 def _checked(optimizer: Any) -> Any:
-    known = [tf.compat.v1.train.Optimizer]
-    # Of a Keras that nobody has imported no optimizer can have come in; importing one takes seconds.
-    if "keras" in sys.modules:
-        known.append(sys.modules["keras"].optimizers.Optimizer)
-    if "tf_keras" in sys.modules:
-        known += [sys.modules["tf_keras"].optimizers.Optimizer, sys.modules["tf_keras"].optimizers.legacy.Optimizer]
-    if not isinstance(optimizer, tuple(known)):
+    if not isinstance(optimizer, tuple(stock_bases().values())):
         raise TypeError(
             "`optimizer` must be an optimizer of Keras 3, tf_keras, tf_keras.optimizers.legacy or tf.compat.v1.train. "
             f"(Those of sok.optimizers train tables without a wrapper.) Received: {optimizer!r}."
