@@ -48,6 +48,11 @@ def vector(name: str, x: Any, dtypes: Sequence[str], n: int | None = None) -> An
     return _checked(name, x, dtypes, 1, None if n is None else (n,))
 
 
+def optional(name: str, x: Any, dtypes: Sequence[str], n: int | None = None) -> Any:
+    """As `vector`; None stays None."""
+    return None if x is None else vector(name, x, dtypes, n)
+
+
 def matrix(name: str, x: Any, dtypes: Sequence[str], shape: tuple[int | None, int | None] = (None, None)) -> Any:
     """The same for [n, dim]."""
     return _checked(name, x, dtypes, 2, shape)

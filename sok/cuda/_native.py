@@ -99,27 +99,19 @@ def call(name: str, *args: Any) -> None:
         check(library().sok_cuda_synchronize(context()))
 
 
+_ADDRESS, _INT = ctypes.c_void_p, ctypes.c_int64
+
+
 class Rows(ctypes.Structure):
     """SokCudaRows."""
 
-    _fields_ = [
-        ("slabs", ctypes.c_void_p),
-        ("matrix", ctypes.c_void_p),
-        ("shift", ctypes.c_int64),
-        ("mask", ctypes.c_int64),
-        ("stride", ctypes.c_int64),
-    ]
+    _fields_ = [("slabs", _ADDRESS), ("matrix", _ADDRESS), ("shift", _INT), ("mask", _INT), ("stride", _INT)]
 
 
 class Segments(ctypes.Structure):
     """SokCudaSegments."""
 
-    _fields_ = [
-        ("row_splits", ctypes.c_void_p),
-        ("hotness", ctypes.c_int64),
-        ("segments", ctypes.c_int64),
-        ("n", ctypes.c_int64),
-    ]
+    _fields_ = [("row_splits", _ADDRESS), ("hotness", _INT), ("segments", _INT), ("n", _INT)]
 
 
 class Feature(ctypes.Structure):
@@ -127,14 +119,14 @@ class Feature(ctypes.Structure):
 
     _fields_ = [
         ("rows", Rows),
-        ("num_rows", ctypes.c_int64),
-        ("dim", ctypes.c_int64),
-        ("index", ctypes.c_void_p),
+        ("num_rows", _INT),
+        ("dim", _INT),
+        ("index", _ADDRESS),
         ("segments", Segments),
-        ("weights", ctypes.c_void_p),
+        ("weights", _ADDRESS),
         ("combiner", ctypes.c_char_p),
-        ("output", ctypes.c_void_p),
-        ("output_stride", ctypes.c_int64),
+        ("output", _ADDRESS),
+        ("output_stride", _INT),
     ]
 
 
@@ -142,12 +134,12 @@ class Addends(ctypes.Structure):
     """SokCudaAddends."""
 
     _fields_ = [
-        ("table", ctypes.c_int64),
-        ("row_ids", ctypes.c_void_p),
-        ("values", ctypes.c_void_p),
-        ("values_stride", ctypes.c_int64),
+        ("table", _INT),
+        ("row_ids", _ADDRESS),
+        ("values", _ADDRESS),
+        ("values_stride", _INT),
         ("segments", Segments),
-        ("weights", ctypes.c_void_p),
+        ("weights", _ADDRESS),
         ("combiner", ctypes.c_char_p),
     ]
 
@@ -155,46 +147,22 @@ class Addends(ctypes.Structure):
 class TableSums(ctypes.Structure):
     """SokCudaRowSums."""
 
-    _fields_ = [
-        ("num_rows", ctypes.c_int64),
-        ("dim", ctypes.c_int64),
-        ("row_ids", ctypes.c_void_p),
-        ("sums", ctypes.c_void_p),
-        ("num_sums", ctypes.c_void_p),
-    ]
+    _fields_ = [("num_rows", _INT), ("dim", _INT), ("row_ids", _ADDRESS), ("sums", _ADDRESS), ("num_sums", _ADDRESS)]
 
 
 class Asked(ctypes.Structure):
     """SokCudaAsked."""
 
-    _fields_ = [
-        ("table", ctypes.c_void_p),
-        ("keys", ctypes.c_void_p),
-        ("n", ctypes.c_int64),
-        ("rows", ctypes.c_void_p),
-        ("row_ids", ctypes.c_void_p),
-    ]
+    _fields_ = [("table", _ADDRESS), ("keys", _ADDRESS), ("n", _INT), ("rows", _ADDRESS), ("row_ids", _ADDRESS)]
 
 
 class TableGradients(ctypes.Structure):
     """SokCudaGradients."""
 
-    _fields_ = [
-        ("table", ctypes.c_void_p),
-        ("row_ids", ctypes.c_void_p),
-        ("grads", ctypes.c_void_p),
-        ("n", ctypes.c_int64),
-        ("num_grads", ctypes.c_void_p),
-    ]
+    _fields_ = [("table", _ADDRESS), ("row_ids", _ADDRESS), ("grads", _ADDRESS), ("n", _INT), ("num_grads", _ADDRESS)]
 
 
 class Update(ctypes.Structure):
     """SokCudaUpdate."""
 
-    _fields_ = [
-        ("rows", Rows),
-        ("num_rows", ctypes.c_int64),
-        ("slot_offset", ctypes.c_int64),
-        ("decay", ctypes.c_void_p),
-        ("stamps", ctypes.c_void_p),
-    ]
+    _fields_ = [("rows", Rows), ("num_rows", _INT), ("slot_offset", _INT), ("decay", _ADDRESS), ("stamps", _ADDRESS)]

@@ -93,9 +93,7 @@ def combine_group(features: Sequence[Feature], *, dtype: str = "float32", first_
     for k, f in enumerate(features):
         index = _arrays.ids(f"features[{k}].index", f.index)
         where, num_rows, columns, held = _rows_of(f"features[{k}].rows", f.rows, f.dim)
-        weights = None
-        if f.weights is not None:
-            weights = _arrays.vector(f"features[{k}].weights", f.weights, ("float32",), len(index))
+        weights = _arrays.optional(f"features[{k}].weights", f.weights, ("float32",), len(index))
         keep += [index, held, weights]
         one = made[k]
         one.rows, one.num_rows, one.dim = where, num_rows, columns if f.dim is None else f.dim
@@ -118,8 +116,7 @@ def combine_group(features: Sequence[Feature], *, dtype: str = "float32", first_
     for k, output in enumerate(outputs):
         made[k].output = _arrays.address(output)
         made[k].output_stride = output.strides[0] // output.itemsize if output.shape[0] > 1 else max(1, output.shape[1])
-    if first_bad is not None:
-        first_bad = _arrays.vector("first_bad", first_bad, ("uint64",), len(features))
+    first_bad = _arrays.optional("first_bad", first_bad, ("uint64",), len(features))
     _native.call("combine_group", made, len(features), dtype.encode(), _arrays.address(first_bad))
     return outputs
 
@@ -155,8 +152,7 @@ def expand_segments(
     (float32): the gradient of `combine` in row index[i] is factor[i] * grad[segment[i]]. Does not wait."""
     keep: list[Any] = []
     segments = segments_of(row_splits, hotness, n, keep)
-    if weights is not None:
-        weights = _arrays.vector("weights", weights, ("float32",), n)
+    weights = _arrays.optional("weights", weights, ("float32",), n)
     segment, factor = _arrays.empty(n, np.uint32), _arrays.empty(n, np.float32)
     _native.call(
         "expand_segments",
@@ -211,7 +207,7 @@ def combine_grad_weights(
         combiner_bytes(combiner),
     )
     result = _arrays.empty(len(index), np.float32)
-    first_bad = _word("first_bad", first_bad)
+    first_bad = _arrays.optional("first_bad", first_bad, ("uint64",), 1)
     _native.call("combine_grad_weights", ctypes.byref(feature), *map(_arrays.address, (grad, result, first_bad)))
     return result
 
@@ -243,12 +239,11 @@ def combine_grad_rows(
     """
     grad, index = _arrays.matrix("grad", grad, ("float32",)), _arrays.ids("index", index)
     keep: list[Any] = [grad, index]
-    if weights is not None:
-        weights = _arrays.vector("weights", weights, ("float32",), len(index))
+    weights = _arrays.optional("weights", weights, ("float32",), len(index))
     segments = segments_of(row_splits, hotness, len(index), keep)
     _check_segments(grad, segments)
     result = _arrays.empty((num_rows, grad.shape[1]), np.float32)
-    first_bad = _word("first_bad", first_bad)
+    first_bad = _arrays.optional("first_bad", first_bad, ("uint64",), 1)
     _native.call(
         "combine_grad_rows",
         _arrays.address(grad),
@@ -267,7 +262,3 @@ def combine_grad_rows(
 def _check_segments(grad: Any, segments: _native.Segments) -> None:
     if grad.shape[0] != segments.segments:
         raise ValueError(f"`grad` must have a row for each of {segments.segments} segments. Received: {grad.shape[0]}.")
-
-
-def _word(name: str, x: Any) -> Any:
-    return None if x is None else _arrays.vector(name, x, ("uint64",), 1)

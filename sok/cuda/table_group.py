@@ -152,9 +152,7 @@ class TableGroup:
         for t, (table, g) in enumerate(zip(self.tables, grads, strict=True)):
             row_ids = _arrays.ids(f"grads[{t}].row_ids", g.row_ids)
             values = _arrays.matrix(f"grads[{t}].grads", g.grads, ("float32",), (len(row_ids), table.dim))
-            num = g.num_grads
-            if num is not None:
-                num = _arrays.vector(f"grads[{t}].num_grads", num, ("int64",), 1)
+            num = _arrays.optional(f"grads[{t}].num_grads", g.num_grads, ("int64",), 1)
             keep += [row_ids, values, num]
             addresses = map(_arrays.address, (row_ids, values))
             made[t] = _native.TableGradients(table.handle, *addresses, len(row_ids), _arrays.address(num))

@@ -120,9 +120,7 @@ def native_addends(addends: Sequence[Addends], dim_of: Callable[[Addends], int])
                 f"`addends[{k}].grad` must have a row for each of {one.segments.segments} segments. "
                 f"Received: {grad.shape[0]}."
             )
-        weights = None
-        if a.weights is not None:
-            weights = _arrays.vector(f"addends[{k}].weights", a.weights, ("float32",), len(row_ids))
+        weights = _arrays.optional(f"addends[{k}].weights", a.weights, ("float32",), len(row_ids))
         keep += [row_ids, grad, weights]
         one.table = a.table
         one.row_ids, one.values, one.weights = (_arrays.address(x) for x in (row_ids, grad, weights))
@@ -263,8 +261,7 @@ def update_rows(
     grads, kind = _float_type("grads", grads)
     n, dim = (int(size) for size in grads.shape)
     row_ids = _arrays.ids("row_ids", row_ids, n)
-    if table_of is not None:
-        table_of = _arrays.vector("table_of", table_of, ("int32",), n)
+    table_of = _arrays.optional("table_of", table_of, ("int32",), n)
     made = (_native.Update * max(1, len(tables)))()
     for k, table in enumerate(tables):
         made[k] = table._native_update(f"tables[{k}].values", dim, rule)
