@@ -23,7 +23,7 @@ class LearningRate:
 
     def at(self, iterations: tf.Tensor) -> tf.Tensor:
         """Returns the rate of the step after `iterations` steps (int64 []), as float64 []."""
-        raise NotImplementedError
+        return tf.cast(self.visible(iterations), tf.float64)
 
     def visible(self, iterations: Any) -> Any:
         """What the optimizer's `learning_rate` property gives."""
@@ -114,9 +114,6 @@ class TensorRate(LearningRate):
     def __init__(self, tensor: tf.Tensor) -> None:
         self.tensor = tensor
 
-    def at(self, iterations: tf.Tensor) -> tf.Tensor:
-        return tf.cast(self.tensor, tf.float64)
-
     def visible(self, iterations: Any) -> Any:
         return self.tensor
 
@@ -129,9 +126,6 @@ class ScheduleRate(LearningRate):
 
     def __init__(self, schedule: Callable[[Any], Any]) -> None:
         self.schedule = schedule
-
-    def at(self, iterations: tf.Tensor) -> tf.Tensor:
-        return tf.cast(self.visible(iterations), tf.float64)
 
     def visible(self, iterations: Any) -> Any:
         return tf.convert_to_tensor(self.schedule(tf.convert_to_tensor(iterations)))
@@ -153,9 +147,6 @@ class CallableRate(LearningRate):
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self.function = function
-
-    def at(self, iterations: tf.Tensor) -> tf.Tensor:
-        return tf.cast(self.visible(iterations), tf.float64)
 
     def visible(self, iterations: Any) -> Any:
         return tf.convert_to_tensor(self.function())

@@ -25,13 +25,17 @@ def _request(column: Any, sparse_tensors: Any, variable: Any) -> Any:
     return grouping.request(variable, sparse_tensors, column.combiner, prunes, column.categorical_column)
 
 
-class GroupedEmbeddingColumn(fc_v2.EmbeddingColumn):
-    """What `tf.feature_column.embedding_column` makes in a scope."""
+class _InLayer:
+    """How tf_keras' `DenseFeatures` asks a grouped column for its tensor; before TensorFlow's class among the bases."""
 
     def get_dense_tensor(self, transformation_cache: Any, state_manager: Any, training: Any = None) -> Any:
         if grouping.is_collecting():
-            return super().get_dense_tensor(transformation_cache, state_manager)
+            return super().get_dense_tensor(transformation_cache, state_manager)  # type: ignore[misc]
         return grouping.tensor_in_layer(self, transformation_cache, state_manager, training)
+
+
+class GroupedEmbeddingColumn(_InLayer, fc_v2.EmbeddingColumn):
+    """What `tf.feature_column.embedding_column` makes in a scope."""
 
     # Where both TensorFlow's old and its new way arrive with ids and variable at hand.
     def _get_dense_tensor_internal_helper(self, sparse_tensors: Any, embedding_weights: Any) -> Any:
@@ -42,13 +46,8 @@ class GroupedEmbeddingColumn(fc_v2.EmbeddingColumn):
         return super()._get_dense_tensor_internal_helper(sparse_tensors, embedding_weights)
 
 
-class GroupedSharedEmbeddingColumn(fc_v2.SharedEmbeddingColumn):
+class GroupedSharedEmbeddingColumn(_InLayer, fc_v2.SharedEmbeddingColumn):
     """What `tf.feature_column.shared_embeddings` makes in a scope."""
-
-    def get_dense_tensor(self, transformation_cache: Any, state_manager: Any, training: Any = None) -> Any:
-        if grouping.is_collecting():
-            return super().get_dense_tensor(transformation_cache, state_manager)
-        return grouping.tensor_in_layer(self, transformation_cache, state_manager, training)
 
     def _get_dense_tensor_internal(self, transformation_cache: Any, state_manager: Any) -> Any:
         if grouping.is_collecting() and _can_group(self):
