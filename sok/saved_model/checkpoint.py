@@ -87,6 +87,11 @@ class Variables:
         self._checkpoint.finish()
 
 
+def variables_in(folder: str, name_of: Callable[[Any, str], str]) -> Variables:
+    """Those of the SavedModel in a folder."""
+    return Variables(PiecewiseCheckpoint(f"{folder}/variables/variables", f"{folder}/variables/pieces"), name_of)
+
+
 class _Writer:
     def __init__(
         self,

@@ -60,6 +60,11 @@ class StandsForTable:
     """What all that stands for a table knows of it. It sets `_about`."""
 
     _about: About
+    row_dtype: tf.DType
+
+    def sorted_keys(self, words: np.ndarray) -> np.ndarray:
+        """The bits of keys [n] in the order in which they are written."""
+        raise NotImplementedError
 
     @property
     def table(self) -> EmbeddingVariable:
@@ -109,7 +114,6 @@ class FrozenTable(StandsForTable, tf.Module):
         return [variable.handle for variable in self.variables]
 
     def sorted_keys(self, words: np.ndarray) -> np.ndarray:
-        """The bits of keys [n] in the order in which they are searched."""
         return np.sort(words)
 
     def lookup(self, keys: tf.Tensor) -> tf.Tensor:

@@ -10,17 +10,18 @@ import tensorflow as tf
 
 from sok.base import _ops
 from sok.lookup import lookup
-from sok.saved_model.checkpoint import PiecewiseCheckpoint, Variables
+from sok.saved_model.checkpoint import Variables, variables_in
 from sok.saved_model.frozen_table import FrozenTable, key_words
 from sok.saved_model.native_table import NativeFiles, NativeOps
 from sok.saved_model.retracing import functions_are_traced_anew
+from sok.saved_model.rows import Export
 from sok.saved_model.signatures import flat_function, served_by
 from sok.saved_model.stock_ops import StockOps
 from sok.saved_model.tracked import check_ops, resources_of
 from sok.table.table import EmbeddingVariable
 
 
-class ModelExport:
+class ModelExport(Export):
     """Signatures of a model, traced to stock ops or, with `files`, to those of a native export.
 
     `freeze` makes what stands for a table.
@@ -47,20 +48,15 @@ class ModelExport:
         namespaces = None if self._files is None else ["Sok"]
         options = tf.saved_model.SaveOptions(namespace_whitelist=namespaces, experimental_custom_gradients=False)
         tf.saved_model.save(self._saved, folder, signatures=self._functions, options=options)
-        if self._files is not None:
-            return self._files.put_into(folder)
-        checkpoint = PiecewiseCheckpoint(f"{folder}/variables/variables", f"{folder}/variables/pieces")
-        return Variables(checkpoint, self._checkpoint_name)
+        return variables_in(folder, self._checkpoint_name) if self._files is None else self._files.put_into(folder)
 
     def _checkpoint_name(self, frozen: FrozenTable, variable: str) -> str:
         return f"tables/{self.tables.index(frozen)}/{variable}/.ATTRIBUTES/VARIABLE_VALUE"
 
     def words(self, table: EmbeddingVariable) -> np.ndarray:
-        """The bits of this worker's keys [n]."""
         return key_words(table).numpy()
 
     def rows(self, table: EmbeddingVariable, keys: np.ndarray) -> np.ndarray:
-        """The rows [n, D] of keys, of all workers. Collective."""
         return lookup.lookup_rows(table, keys, training=False, exact=True).numpy()
 
 

@@ -59,7 +59,6 @@ class NativeTable(StandsForTable, tf.saved_model.experimental.TrackableResource)
         return _ops.serving_lib().sok_serving_open(self.resource_handle, self.asset.asset_path)
 
     def sorted_keys(self, words: np.ndarray) -> np.ndarray:
-        """The bits of keys [n] in the order of the file."""
         in_order = unmixed_keys(np.sort(mixed_keys(self._wide(words))))
         return in_order.view(np.int64).astype(words.dtype)
 

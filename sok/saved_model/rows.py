@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from sok.job.job import job_of
 from sok.job.transport.base import run_now
-from sok.saved_model.frozen_table import word_dtype
+from sok.saved_model.frozen_table import StandsForTable, word_dtype
 from sok.table.table import EmbeddingVariable
 
 # Of float32 rows that travel and are written at a time; three or four copies of it exist at once.
@@ -56,17 +56,6 @@ class _Keys:
     failure: Exception | None = None  # of this worker; it has told nobody yet
 
 
-class Frozen(Protocol):
-    """What stands for a table."""
-
-    table: EmbeddingVariable
-    row_dtype: tf.DType
-    unseen_row: np.ndarray | None
-
-    def sorted_keys(self, words: np.ndarray) -> np.ndarray:
-        """The bits of keys [n] in the order in which they are written."""
-
-
 class Writer(Protocol):
     """Takes the rows of one table from first to last; `num_bytes` is known when it is finished."""
 
@@ -99,7 +88,7 @@ class Export(Protocol):
         """The rows [n, D] of keys, of all workers. Collective."""
 
 
-def write(export: Export, frozen: Frozen, target: Target | None) -> tuple[Written, Exception | None]:
+def write(export: Export, frozen: StandsForTable, target: Target | None) -> tuple[Written, Exception | None]:
     """Writes all rows of a table. Collective.
 
     Only rank 0 writes, which alone has a target. An error of writing is given back, not raised: the other workers
@@ -138,7 +127,7 @@ def write(export: Export, frozen: Frozen, target: Target | None) -> tuple[Writte
     return Written(0 if keys.is_empty else keys.count, num_bytes, loss), failure
 
 
-def _hashed_keys(export: Export, frozen: Frozen) -> _Keys:
+def _hashed_keys(export: Export, frozen: StandsForTable) -> _Keys:
     table, failure = frozen.table, None
     try:
         words = export.words(table)
@@ -169,7 +158,7 @@ def _part(table: EmbeddingVariable, keys: _Keys, begin: int, end: int) -> np.nda
     return keys.words[begin:end].view(table.key_dtype.as_numpy_dtype)
 
 
-def _narrowed(frozen: Frozen, rows: np.ndarray, begin: int) -> dict[str, np.ndarray]:
+def _narrowed(frozen: StandsForTable, rows: np.ndarray, begin: int) -> dict[str, np.ndarray]:
     """Rows [n, D] as they are stored.
 
     Raises:

@@ -10,10 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from sok.lookup import lookup
-from sok.saved_model.checkpoint import PiecewiseCheckpoint, Variables
+from sok.saved_model.checkpoint import Variables, variables_in
 from sok.saved_model.frozen_table import FrozenTable, key_words
 from sok.saved_model.graph_copy import GraphCopy
 from sok.saved_model.native_table import NativeFiles, NativeOps
+from sok.saved_model.rows import Export
 from sok.saved_model.signatures import all_parts, checked_name
 from sok.saved_model.stock_ops import StockOps
 from sok.saved_model.tracked import check_ops
@@ -29,7 +30,7 @@ def session_of(model: Any) -> Any | None:
     return session if isinstance(session, v1.Session) else None
 
 
-class SessionExport:
+class SessionExport(Export):
     """Part of the graph of a session, in a graph of stock ops or, with `files`, of those of a native export.
 
     `freeze` makes what stands for a table.
@@ -84,22 +85,17 @@ class SessionExport:
                 strip_default_attrs=True,
             )
             builder.save()
-        if self._files is not None:
-            return self._files.put_into(folder)
-        checkpoint = PiecewiseCheckpoint(f"{folder}/variables/variables", f"{folder}/variables/pieces")
-        return Variables(checkpoint, self._checkpoint_name)
+        return variables_in(folder, self._checkpoint_name) if self._files is None else self._files.put_into(folder)
 
     def _checkpoint_name(self, frozen: FrozenTable, variable: str) -> str:
         return getattr(frozen, variable).op.name
 
     def words(self, table: EmbeddingVariable) -> np.ndarray:
-        """The bits of this worker's keys [n]."""
         with _unfinalized(self._session.graph):
             words = key_words(table)
         return self._session.run(words)
 
     def rows(self, table: EmbeddingVariable, keys: np.ndarray) -> np.ndarray:
-        """The rows [n, D] of keys, of all workers. Collective."""
         if table not in self._readers:
             with _unfinalized(self._session.graph):
                 asked = v1.placeholder(table.key_dtype, [None])
