@@ -14,7 +14,7 @@ from sok.base.errors import CheckpointError
 from sok.base.types import PathLike
 from sok.checkpoint import manifest as manifests
 from sok.checkpoint.manifest import Link, Manifest, Shard, Table, read_manifest
-from sok.checkpoint.native import EagerCalls, verify_shard
+from sok.checkpoint.native import EagerCalls, SessionCalls, verify_shard
 from sok.checkpoint.restoring import TRIES, can_hold, is_superseded, restore
 from sok.checkpoint.targets import calls_for, tables_by_saved_name
 from sok.checkpoint.verifying import check_summary
@@ -140,7 +140,7 @@ class Follower:
         self._slots = bool(slots)
         self._generation: str | None = None
         self._seen: tuple[int, ...] | None = None  # the manifest, if all that it lists is applied; rank 0 looks
-        if not isinstance(calls_for(list(self._tables.values()), None), EagerCalls):
+        if isinstance(calls_for(list(self._tables.values()), None), SessionCalls):
             raise ValueError("sok.follow is for eager tables; in a v1 graph call sok.restore.")
 
     @property

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,48 +54,47 @@ class EagerCalls:
     """Runs them at once."""
 
     def save(self, table: Any, path: str, generation: str) -> dict[str, Any]:
-        return _parsed(_ops.lib().sok_table_save(table.handle, path, generation).numpy())
+        return _parsed(self._run(table, "save", path=path, generation=generation))
 
     def save_changes(self, table: Any, path: str, generation: str) -> dict[str, Any]:
         """As `save`, but only what has changed since the last complete save."""
-        return _parsed(_ops.lib().sok_table_save(table.handle, path, generation, changes=True).numpy())
+        return _parsed(self._run(table, "save changes", path=path, generation=generation))
 
     def save_snapshot(self, table: Any, path: str, generation: str, changes: bool) -> dict[str, Any]:
         """As `save` or `save_changes`, of what the table held at `begin`."""
-        lib = _ops.lib()
-        return _parsed(lib.sok_table_save(table.handle, path, generation, changes=changes, snapshot=True).numpy())
+        what = "save changes of snapshot" if changes else "save snapshot"
+        return _parsed(self._run(table, what, path=path, generation=generation))
 
     def begin(self, table: Any, snapshot: str = "") -> None:
         """What has changed so far belongs to a save that begins; with a snapshot of 'all' rows or of 'changes'."""
-        _ops.lib().sok_table_save_begin(table.handle, snapshot=snapshot)
+        self._run(table, f"begin {snapshot}")
 
     def end(self, table: Any, base: str) -> None:
         """It is complete under the name `base`; an empty one: it has failed."""
-        _ops.lib().sok_table_save_end(table.handle, base)
+        self._run(table, "end", generation=base)
 
     def changes(self, table: Any) -> dict[str, Any]:
-        return _parsed(_ops.lib().sok_table_changes(table.handle).numpy())
+        return _parsed(self._run(table, "changes"))
 
     def size(self, table: Any) -> int:
-        return int(table.num_rows())
+        return int(self._run(table, "size"))
 
     def slot_sets(self, table: Any) -> list[table_state.SlotSet]:
-        return table_state.slot_sets(table)
+        return table_state.as_slot_sets(self._run(table, "slot sets"))
 
     def second(self, table: Any, num_rows: int) -> Any:
         """An empty table like this one, to load about so many rows into."""
         second = table_state.second_table(table)
-        # Records are as wide as the slots in the files make them: memory of another width would be asked for twice.
-        _ops.lib().sok_table_reserve(second, tf.constant(num_rows, tf.int64), keys_only=True)
+        self._run(table, "reserve", second, num_rows=tf.constant(num_rows, tf.int64))
         return second
 
     def load(self, table: Any, second: Any, path: str, sets: Pairs) -> dict[str, Any]:
-        saved, own = _columns(sets)
+        saved, own = (np.array([pair[i] for pair in sets], object) for i in (0, 1))
         with _naming(path):
-            return _parsed(_ops.lib().sok_table_load(second, path, saved, own).numpy())
+            return _parsed(self._run(table, "load", second, path=path, saved_sets=saved, table_sets=own))
 
     def swap(self, table: Any, second: Any) -> None:
-        table_state.swap(table, second)
+        self._run(table, "swap", second)
 
     def drop(self, table: Any, second: Any) -> None:
         return None  # it goes with its handle
@@ -105,62 +105,28 @@ class EagerCalls:
     def assign(self, variable: Any, value: Any) -> None:
         variable.assign(value)
 
+    def _run(self, table: Any, what: str, second: Any = None, **given: Any) -> Any:
+        found = _makers(table, second, **given)[what]()
+        return None if found is None else tf.nest.map_structure(lambda tensor: tensor.numpy(), found)
 
-class SessionCalls:
+
+class SessionCalls(EagerCalls):
     """Runs them in a session. Their ops are put into the graph at the first call, or by `prepare`."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
 
-    def save(self, table: Any, path: str, generation: str) -> dict[str, Any]:
-        ops = _graph_ops(table)
-        return _parsed(self._session.run(ops["save"], {ops["path"]: path, ops["generation"]: generation}))
-
-    def save_changes(self, table: Any, path: str, generation: str) -> dict[str, Any]:
-        ops = _graph_ops(table)
-        return _parsed(self._session.run(ops["save_changes"], {ops["path"]: path, ops["generation"]: generation}))
-
-    def save_snapshot(self, table: Any, path: str, generation: str, changes: bool) -> dict[str, Any]:
-        ops = _graph_ops(table)
-        saved = ops["save_snapshot_of_changes" if changes else "save_snapshot"]
-        return _parsed(self._session.run(saved, {ops["path"]: path, ops["generation"]: generation}))
-
-    def begin(self, table: Any, snapshot: str = "") -> None:
-        self._session.run(_graph_ops(table)["begin" + snapshot])
-
-    def end(self, table: Any, base: str) -> None:
-        ops = _graph_ops(table)
-        self._session.run(ops["end"], {ops["generation"]: base})
-
-    def changes(self, table: Any) -> dict[str, Any]:
-        return _parsed(self._session.run(_graph_ops(table)["changes"]))
-
-    def size(self, table: Any) -> int:
-        return int(self._session.run(_graph_ops(table)["size"]))
-
-    def slot_sets(self, table: Any) -> list[table_state.SlotSet]:
-        columns = [column.tolist() for column in self._session.run(_graph_ops(table)["slot_sets"])]
-        return [table_state.SlotSet(n.decode(), r.decode(), k, c) for n, r, k, c in zip(*columns, strict=True)]
-
     def second(self, table: Any, num_rows: int) -> Any:
         self.drop(table, None)  # one that an interrupted restore has left
-        ops = _graph_ops(table)
-        self._session.run(ops["reserve"], {ops["num_rows"]: num_rows})
+        self._run(table, "reserve", num_rows=num_rows)
         return None
 
-    def load(self, table: Any, second: Any, path: str, sets: Pairs) -> dict[str, Any]:
-        ops = _graph_ops(table)
-        saved, own = (np.array(column, object) for column in zip_sets(sets))
-        feed = {ops["path"]: path, ops["saved_sets"]: saved, ops["table_sets"]: own}
-        with _naming(path):
-            return _parsed(self._session.run(ops["load"], feed))
-
     def swap(self, table: Any, second: Any) -> None:
-        self._session.run(_graph_ops(table)["swap"])
+        super().swap(table, second)
         self.drop(table, second)
 
     def drop(self, table: Any, second: Any) -> None:
-        self._session.run(_graph_ops(table)["drop"])
+        self._run(table, "drop")
 
     def read(self, variable: Any) -> Any:
         return self._session.run(variable).item()
@@ -168,14 +134,9 @@ class SessionCalls:
     def assign(self, variable: Any, value: Any) -> None:
         variable.load(value, self._session)
 
-
-def zip_sets(sets: Pairs) -> tuple[list[str], list[str]]:
-    """The pairs as two lists."""
-    return [saved for saved, _ in sets], [own for _, own in sets]
-
-
-def _columns(sets: Pairs) -> list[tf.Tensor]:
-    return [tf.constant(column, tf.string, [len(column)]) for column in zip_sets(sets)]
+    def _run(self, table: Any, what: str, second: Any = None, **given: Any) -> Any:
+        ops = _graph_ops(table)
+        return self._session.run(ops[what], {ops[name]: value for name, value in given.items()})
 
 
 def _graph_ops(table: Any) -> dict[str, Any]:
@@ -192,34 +153,45 @@ def _graph_ops(table: Any) -> dict[str, Any]:
             fed["num_rows"] = placeholder(tf.int64, [])
         # Where the table is. If that is for TensorFlow to choose, any device named here would move the table there.
         with tf.compat.v1.colocate_with(table.handle, ignore_existing=True):
-            made = vars(table)["_checkpoint_ops"] = fed | _ops_of(table, **fed)
+            shared_name = f"sok_second/{table.table_name}"
+            second = _ops.lib().sok_table_handle(shared_name=shared_name, **table._attributes)
+            made = vars(table)["_checkpoint_ops"] = {
+                **fed,
+                **{what: make() for what, make in _makers(table, second, **fed).items()},
+            }
     return made
 
 
-def _ops_of(
+def _makers(
     table: Any,
-    path: tf.Tensor,
-    generation: tf.Tensor,
-    saved_sets: tf.Tensor,
-    table_sets: tf.Tensor,
-    num_rows: tf.Tensor,
-) -> dict[str, Any]:
-    lib = _ops.lib()
-    second = lib.sok_table_handle(shared_name=f"sok_second/{table.table_name}", **table._attributes)
+    second: Any,
+    path: Any = None,
+    generation: Any = None,
+    saved_sets: Any = None,
+    table_sets: Any = None,
+    num_rows: Any = None,
+) -> dict[str, Callable[[], Any]]:
+    """What makes each op. `second`: the handle of a second table."""
+    lib, handle = _ops.lib(), table.handle
+    save = functools.partial(lib.sok_table_save, handle, path, generation)
+    begin = functools.partial(lib.sok_table_save_begin, handle)
     return {
-        "save": lib.sok_table_save(table.handle, path, generation),
-        "save_changes": lib.sok_table_save(table.handle, path, generation, changes=True),
-        "save_snapshot": lib.sok_table_save(table.handle, path, generation, snapshot=True),
-        "save_snapshot_of_changes": lib.sok_table_save(table.handle, path, generation, changes=True, snapshot=True),
-        **{f"begin{of}": lib.sok_table_save_begin(table.handle, snapshot=of) for of in ("", "all", "changes")},
-        "end": lib.sok_table_save_end(table.handle, generation),
-        "changes": lib.sok_table_changes(table.handle),
-        "size": table.num_rows(),
-        "slot_sets": lib.sok_table_slot_sets(table.handle),
-        "reserve": lib.sok_table_reserve(second, num_rows, keys_only=True),
-        "load": lib.sok_table_load(second, path, saved_sets, table_sets),
-        "swap": lib.sok_table_swap(table.handle, second),
-        "drop": tf.raw_ops.DestroyResourceOp(resource=second, ignore_lookup_error=True),
+        "save": save,
+        "save changes": lambda: save(changes=True),
+        "save snapshot": lambda: save(snapshot=True),
+        "save changes of snapshot": lambda: save(changes=True, snapshot=True),
+        "begin ": lambda: begin(snapshot=""),
+        "begin all": lambda: begin(snapshot="all"),
+        "begin changes": lambda: begin(snapshot="changes"),
+        "end": lambda: lib.sok_table_save_end(handle, generation),
+        "changes": lambda: lib.sok_table_changes(handle),
+        "size": table.num_rows,
+        "slot sets": lambda: lib.sok_table_slot_sets(handle),
+        # Records are as wide as the slots in the files make them: memory of another width would be asked for twice.
+        "reserve": lambda: lib.sok_table_reserve(second, num_rows, keys_only=True),
+        "load": lambda: lib.sok_table_load(second, path, saved_sets, table_sets),
+        "swap": lambda: lib.sok_table_swap(handle, second),
+        "drop": lambda: tf.raw_ops.DestroyResourceOp(resource=second, ignore_lookup_error=True),
     }
 
 

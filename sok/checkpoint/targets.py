@@ -107,7 +107,7 @@ def _of_compiled(model: Any) -> list[Optimizer]:
     return [inner] if isinstance(inner, Optimizer) else []
 
 
-def calls_for(tables: Sequence[EmbeddingVariable], session: Any) -> EagerCalls | SessionCalls:
+def calls_for(tables: Sequence[EmbeddingVariable], session: Any) -> EagerCalls:
     """How ops of these tables are run now.
 
     Raises:

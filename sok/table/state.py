@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from tensorflow.core.framework import types_pb2
@@ -107,11 +107,13 @@ def slot_sets(variable: EmbeddingVariable) -> list[SlotSet]:
         >>> slot_sets(sok.EmbeddingVariable(dim=2, capacity=10, name="untrained"))
         []
     """
-    columns = [column.numpy().tolist() for column in _ops.lib().sok_table_slot_sets(variable.handle)]
-    return [
-        SlotSet(name.decode(), rule.decode(), num_slots, calls)
-        for name, rule, num_slots, calls in zip(*columns, strict=True)
-    ]
+    return as_slot_sets([column.numpy() for column in _ops.lib().sok_table_slot_sets(variable.handle)])
+
+
+def as_slot_sets(columns: Iterable[Any]) -> list[SlotSet]:
+    """What the op gives, as arrays: names, rules, numbers of slots and of calls."""
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return [SlotSet(name.decode(), rule.decode(), num_slots, calls) for name, rule, num_slots, calls in rows]
 
 
 def second_table(variable: EmbeddingVariable) -> tf.Tensor:
