@@ -11,7 +11,6 @@ import atexit
 import json
 import os
 import sys
-import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -72,9 +71,7 @@ class trace:
         self._before, self._counts = collective_counts(), None
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: types.TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._counts = self._so_far()
 
     @property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 import math
 import os
 
@@ -12,9 +11,8 @@ import sok
 from sok.base.progress import Progress, on_stderr
 from sok.base.types import PathLike
 from sok.checkpoint import chains, native
-from sok.checkpoint.lease import Lease, LeaseLost, in_folder
+from sok.checkpoint.lease import Lease, LeaseLost, in_folder, utc_now
 from sok.checkpoint.manifest import (
-    Link,
     Manifest,
     Shard,
     SlotSet,
@@ -89,7 +87,7 @@ def compact(path: PathLike, *, progress: bool | None = None) -> None:
             generation=generation,
             sok_version=sok.__version__,
             world_size=manifest.world_size,
-            created=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            created=utc_now(),
             tables=tables,
             optimizers=manifest.optimizers,
             same_as=manifest.generation,
@@ -113,7 +111,10 @@ def _table(path: str, manifest: Manifest, generation: str, number: int, table: T
             (place, os.path.join(path, file.name))
             for place, link in enumerate(manifest.links)
             for file in link.table(table.name).files
-            if _can_hold(file, link, table, old, manifest)
+            # Whether it can hold keys that the rank of `old` held at the end.
+            if table.placement.may_hold(
+                old.rank, manifest.world_size, link.table(table.name).placement, file.rank, link.world_size
+            )
         ]
         summary = native.compact_shards(
             [file for _, file in files],
@@ -131,9 +132,3 @@ def _table(path: str, manifest: Manifest, generation: str, number: int, table: T
             slot_sets.setdefault(slot_set["name"], SlotSet(**slot_set))
         bar.add(old.bytes)
     return dataclasses.replace(table, slot_sets=tuple(slot_sets.values()), files=tuple(shards))
-
-
-def _can_hold(file: Shard, link: Link, table: Table, target: Shard, manifest: Manifest) -> bool:
-    """Whether a file of a link can hold keys that the rank of `target` held at the end."""
-    saved = link.table(table.name).placement
-    return table.placement.may_hold(target.rank, manifest.world_size, saved, file.rank, link.world_size)

@@ -105,7 +105,7 @@ class Lease:
         said = {
             "format": _FORMAT,
             "token": self.token,
-            "since": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "since": utc_now(),
             "host": socket.gethostname()[:64],
             "pid": os.getpid(),
             "processes": _processes(),
@@ -140,6 +140,11 @@ class Lease:
             "job that should not be running. To go on with this one, restore what lies there, or save into another "
             "folder."
         )
+
+
+def utc_now() -> str:
+    """The time of day, as the files of checkpoints have it."""
+    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def forget(path: str) -> None:

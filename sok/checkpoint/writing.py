@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 import os
 import warnings
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ import sok
 from sok.base.progress import on_stderr
 from sok.checkpoint import chains
 from sok.checkpoint import manifest as manifests
-from sok.checkpoint.lease import Lease, LeaseLost, in_folder
+from sok.checkpoint.lease import Lease, LeaseLost, in_folder, utc_now
 from sok.checkpoint.manifest import Manifest, OptimizerState, Shard, SlotSet, Table
 from sok.optimizers import Optimizer
 from sok.table.table import EmbeddingVariable
@@ -166,7 +165,7 @@ class Work:
             generation=self.generation,
             sok_version=sok.__version__,
             world_size=self.size,
-            created=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            created=utc_now(),
             tables=tuple(_table(table, [of_rank[i] for of_rank in written]) for i, table in enumerate(self.tables)),
             optimizers=self._states,
             before=() if self._base is None else self._base.links,

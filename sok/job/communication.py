@@ -51,19 +51,10 @@ def set_comm_tool(tool: str = "horovod") -> None:
         raise ValueError(f"`tool` 'single' is for one process. This job has {context.size()} workers: give 'horovod'.")
 
 
-def rank() -> int:
-    """Returns this worker's number, from 0 to `num_ranks() - 1`."""
-    return context.rank()
-
-
-def num_ranks() -> int:
-    """Returns the number of workers."""
-    return context.size()
-
-
-def local_rank() -> int:
-    """Returns this worker's number among those of its host."""
-    return context.local_rank()
+# There is one device to a worker.
+rank = global_gpu_id = context.rank
+num_ranks = num_gpus = context.size
+local_rank = context.local_rank
 
 
 def id_in_rank() -> int:
@@ -74,16 +65,6 @@ def id_in_rank() -> int:
 def num_gpu_per_rank() -> int:
     """Returns the number of devices of a process: 1."""
     return 1
-
-
-def global_gpu_id() -> int:
-    """Returns `rank()`: there is one device to a worker."""
-    return context.rank()
-
-
-def num_gpus() -> int:
-    """Returns `num_ranks()`: there is one device to a worker."""
-    return context.size()
 
 
 def alltoall(tensor: TensorLike, splits: TensorLike) -> tuple[tf.Tensor, tf.Tensor]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import types
-
 from sok.base.profiling import Recording
 from sok.job import context
 
@@ -49,7 +47,5 @@ class profile(Recording):
         self.start(transport.rank, transport.size)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: types.TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()

@@ -24,17 +24,8 @@ _VAR_TYPES = ("hbm", "hybrid", "dynamic")
 
 # What SOK's two hash tables are told about GPU memory and eviction. Nothing here has a meaning for ours.
 IGNORED_OPTIONS = (
-    "init_capacity",
-    "max_hbm_for_vectors",
-    "max_bucket_size",
-    "max_load_factor",
-    "block_size",
-    "device_id",
-    "io_by_cpu",
-    "evict_strategy",
-    "filter_ratio",
-    "reserved_key_start_bit",
-    "num_of_buckets_per_alloc",
+    *("init_capacity", "max_hbm_for_vectors", "max_bucket_size", "max_load_factor", "block_size", "device_id"),
+    *("io_by_cpu", "evict_strategy", "filter_ratio", "reserved_key_start_bit", "num_of_buckets_per_alloc"),
 )
 
 
