@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 import sok
 
@@ -70,3 +71,13 @@ def test_gradients_are_tensorflows_to_the_second_order(rng):
 def test_an_id_beyond_the_segments_is_an_error_in_both(function):
     with pytest.raises(tf.errors.InvalidArgumentError):
         function(tf.ones([2]), tf.constant([0, 3]), 3)
+
+
+@pytest.mark.parametrize(
+    "given, scale, moves", [((1024,), 1024.0, False), (("dynamic",), 2.0**15, True), ((), 2.0**15, True)]
+)
+def test_a_loss_scale_may_be_given_as_sok_v1_has_it(given, scale, moves, monkeypatch):
+    monkeypatch.setattr(tf.keras, "mixed_precision", tf_keras.mixed_precision)  # as TF_USE_LEGACY_KERAS=1 does
+    for optimizer in (tf_keras.optimizers.legacy.Adam(0.1), sok.optimizers.Adam(0.1)):
+        scaler = sok.tf.keras.mixed_precision.LossScaleOptimizer(optimizer, *given)
+        assert (float(scaler.loss_scale), scaler.dynamic) == (scale, moves)

@@ -18,7 +18,8 @@ def LossScaleOptimizer(inner_optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         inner_optimizer: an optimizer of `tf.keras`, which trains tables inside `sok.OptimizerScope`, or one of
             `sok.optimizers`, which trains nothing else. The class of Keras 3 takes that by itself; that of tf_keras
             takes Keras optimizers alone.
-        *args, **kwargs: what that class takes besides: `initial_scale`, `dynamic_growth_steps`, ...
+        *args, **kwargs: what that class takes besides: `initial_scale`, `dynamic_growth_steps`, ... With tf_keras the
+            second by position may be what SOK v1 has there: a number, a scale that stays, or 'dynamic'.
 
     Several workers agree on the steps that are left out where `inner_optimizer` is one of `sok.optimizers` or a
     `sok.DistributedOptimizer`; under Keras 3 whatever it is.
@@ -34,4 +35,8 @@ def LossScaleOptimizer(inner_optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         from sok.distributed.tf_keras_optimizer import TfKerasTablesOptimizer
 
         inner_optimizer = TfKerasTablesOptimizer(inner_optimizer)
+    if args[:1] == ("dynamic",):
+        args = args[1:]
+    elif args and not isinstance(args[0], bool) and scaler.__module__.startswith("tf_keras."):
+        return scaler(inner_optimizer, dynamic=False, initial_scale=args[0])
     return scaler(inner_optimizer, *args, **kwargs)
