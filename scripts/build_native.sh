@@ -2,7 +2,7 @@
 # Builds sok/_native (libsok_ops.so and libsok_serving.so) for the TensorFlow of $PYTHON (default: .venv's, or else python3).
 # Needs: g++, make. cmake is taken from beside $PYTHON, or else from PATH. Incremental.
 #   CUDAARCHS  CUDA architectures, as CMake's variable of that name; default: those that a wheel has
-#   SOK_CUDA   ON, OFF or (default) AUTO: sok/_native/libsok_cuda.so too, where nvcc is found
+#   SOK_CUDA   sok/_native/libsok_cuda.so too: ON, OFF, NVCC: where nvcc is found, or (default) AUTO: where nvcc and a GPU are
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -22,12 +22,15 @@ CMAKE="$(dirname "$PYTHON")/cmake"
 unset MAKEFLAGS MAKELEVEL MFLAGS
 
 build=build/native
+cuda=${SOK_CUDA:-AUTO}
+# What was built with kernels keeps them: `make demo` after `make test` builds nothing anew.
+[[ $cuda == AUTO && -f $build/identity && -f sok/_native/libsok_cuda.so ]] && cuda=NVCC
 # Another Python or TensorFlow means other headers: configure again. (Metadata only, so this takes no time.)
-identity="$PYTHON $("$PYTHON" -c 'from importlib.metadata import version; print(version("tensorflow"))' 2>/dev/null || echo none) cuda ${SOK_CUDA:-AUTO} ${CUDAARCHS:-}"
+identity="$PYTHON $("$PYTHON" -c 'from importlib.metadata import version; print(version("tensorflow"))' 2>/dev/null || echo none) cuda $cuda ${CUDAARCHS:-}"
 if [[ ! -f $build/Makefile || "$(cat $build/identity 2>/dev/null)" != "$identity" ]]; then
   mkdir -p $build
   rm -f $build/CMakeCache.txt
-  "$CMAKE" -S . -B $build -G "Unix Makefiles" -DPython3_EXECUTABLE="$PYTHON" -DSOK_CUDA="${SOK_CUDA:-AUTO}"
+  "$CMAKE" -S . -B $build -G "Unix Makefiles" -DPython3_EXECUTABLE="$PYTHON" -DSOK_CUDA="$cuda"
   echo "$identity" > $build/identity
 fi
 

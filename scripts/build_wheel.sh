@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Builds the sdist, and from it the wheel for the TensorFlow of $PYTHON, into dist/. Says what is in them.
 set -euo pipefail
+# A wheel has kernels wherever they can be built: it runs on other machines.
+export SOK_CUDA=${SOK_CUDA:-NVCC}
 source "$(dirname "$0")/common.sh"
 need_modules setuptools wheel pip
 

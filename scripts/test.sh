@@ -4,6 +4,8 @@
 #   PYTHON   an environment that is ready; without it, .venv is used and set up first
 #   SOK_TEST_JOBS   test files run side by side; default: as many as there are processors, at most 4
 set -euo pipefail
+# Kernels are compiled wherever that can be done, to see that they compile.
+export SOK_CUDA=${SOK_CUDA:-NVCC}
 [[ -n "${PYTHON:-}" ]] || "$(dirname "$0")/setup.sh"
 source "$(dirname "$0")/common.sh"
 which=${1:-all}

@@ -103,3 +103,16 @@ def test_every_place_that_states_the_version_states_the_same():
     cmake = re.search(r"project\(sok VERSION (\S+)", (ROOT / "CMakeLists.txt").read_text())
     assert pyproject and cmake
     assert {pyproject.group(1), cmake.group(1)} == {sok.__version__}
+
+
+def test_kernels_are_built_by_default_only_where_a_gpu_is(tmp_path):
+    cmake = Path(sys.executable).with_name("cmake")
+    configure = [str(cmake), "-S", str(ROOT), "-B", str(tmp_path), "-DSOK_OPS=OFF"]
+    done = subprocess.run(configure, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    if not any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/dxg")):
+        assert "CUDA kernels: OFF" in done.stdout
+    refused = subprocess.run([*configure, "-DSOK_CUDA=maybe"], capture_output=True, text=True, timeout=120)
+    assert refused.returncode != 0
+    for word in ("SOK_CUDA", "AUTO", "NVCC", "'maybe'"):
+        assert word in refused.stderr
