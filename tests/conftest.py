@@ -70,7 +70,7 @@ def _end_job() -> None:
 
 def _settings() -> dict[str, Any]:
     """What tests are tempted to set for a whole process. A library that is not loaded has its defaults."""
-    ours = ("SOK_", "HOROVOD_", "CUDA_", "OMPI_", "PMI_", "TF_USE_LEGACY_KERAS")
+    ours = ("SOK_", "HOROVOD_", "CUDA_VISIBLE_DEVICES", "OMPI_", "PMI_", "TF_USE_LEGACY_KERAS")
     found: dict[str, Any] = {name: value for name, value in os.environ.items() if name.startswith(ours)}
     found |= {"folder": os.getcwd(), "eager": True, "keras": ("float32", "float32"), "tf_keras": ("float32", "float32")}
     if "tensorflow" in sys.modules:
