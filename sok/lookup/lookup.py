@@ -102,7 +102,7 @@ def lookup_parts(
         return found
 
     # What is wrong in any part is told where peers wait: at the first exchange.
-    waiting = next((tables for part in parts if (tables := [f.table for f in part if f.is_of_table])), ())
+    waiting = next(filter(None, ([f.table for f in part if f.is_of_table] for part in parts)), ())
     with exchange.told_to_peers(*waiting):
         parts = _with_report(each(lambda part: [dataclasses.replace(f, ids=to_csr(f)) for f in part], parts))
         of_tables = each(lambda part: _of_tables(part, training), parts)
