@@ -56,6 +56,10 @@ class Job:
         """This worker's number among those of its host."""
         return self.transport.local_rank
 
+    def to_attributes(self) -> dict[str, int]:
+        """The attributes by which native ops know it."""
+        return {"world_size": self.size, "rank": self.rank}
+
     def end(self) -> None:
         """Ends it: its tables, and functions that were traced for it, are refused from now on."""
         self.transport.shutdown()

@@ -98,6 +98,16 @@ class TableOptions:
             )
         self.placement.check(None, self.hashed)
 
+    def to_attributes(self) -> dict[str, Any]:
+        """The attributes by which native ops know it; what the initializer becomes has its own."""
+        return {
+            "key_dtype": tf.as_dtype(self.key_dtype),
+            "hashed": self.hashed,
+            "num_keys": self.num_keys or 0,
+            "memory_bytes": self.gpu_memory_bytes or 0,
+            **self.placement.to_attributes(),
+        }
+
     def _values(self) -> tuple[Any, ...]:
         made: Any = self.initializer  # Keras' initializers are equal to themselves only
         made = (type(made), repr(made.get_config())) if hasattr(made, "get_config") else made

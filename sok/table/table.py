@@ -99,20 +99,8 @@ class EmbeddingVariable(AsVariable):
         with ops.init_scope():
             graph_mode = not tf.executing_eagerly()
             # What another table needs to hold the same rows (sok/table/state.py makes one).
-            self._attributes = dict(
-                table=self._table_name,
-                key_dtype=self._key_dtype,
-                dim=self._dim,
-                capacity=self._capacity,
-                hashed=options.hashed,
-                world_size=job.size,
-                rank=job.rank,
-                **options.placement.to_attributes(),
-                num_keys=options.num_keys or 0,
-                seed=self._seed,
-                **spec.to_attributes(),
-                memory_bytes=options.gpu_memory_bytes or 0,
-            )
+            sizes = {"table": self._table_name, "dim": self._dim, "capacity": self._capacity, "seed": self._seed}
+            self._attributes = {**sizes, **options.to_attributes(), **spec.to_attributes(), **job.to_attributes()}
             handle = _ops.lib().sok_table_handle(
                 shared_name=f"sok/{self._table_name}" if graph_mode else "",
                 anonymous=not graph_mode,
