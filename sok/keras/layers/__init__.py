@@ -7,15 +7,31 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok.base.types import Condition, Ids
 from sok.keras.layers.all2all_dense_embedding import All2AllDenseEmbeddingMixin
 from sok.keras.layers.distributed_embedding import DistributedEmbeddingMixin
 from sok.keras.layers.registry import get_embedding
 
 __all__ = ["All2AllDenseEmbedding", "DistributedEmbedding", "for_keras", "get_embedding"]
 
-_MIXINS: dict[str, type[DistributedEmbeddingMixin | All2AllDenseEmbeddingMixin]] = {
-    "DistributedEmbedding": DistributedEmbeddingMixin,
-    "All2AllDenseEmbedding": All2AllDenseEmbeddingMixin,
+
+# Each Keras needs its own default for "training, unless Keras says otherwise": in a bare call tf_keras replaces None by
+# False, whereas Keras 3 hands a default of True on to the layers after this one.
+
+
+class _DistributedInTfKeras(DistributedEmbeddingMixin):
+    def call(self, inputs: Ids, training: Condition | None = True, weights: Ids | None = None) -> tf.Tensor:
+        return super().call(inputs, training, weights)
+
+
+class _All2AllInTfKeras(All2AllDenseEmbeddingMixin):
+    def call(self, inputs: Ids, training: Condition | None = True) -> tf.Tensor:
+        return super().call(inputs, training)
+
+
+_MIXINS = {  # for Keras 3, and for tf_keras
+    "DistributedEmbedding": (DistributedEmbeddingMixin, _DistributedInTfKeras),
+    "All2AllDenseEmbedding": (All2AllDenseEmbeddingMixin, _All2AllInTfKeras),
 }
 _made: dict[type, types.SimpleNamespace] = {}
 
@@ -34,24 +50,16 @@ def for_keras(keras: Any) -> types.SimpleNamespace:
         True
     """
     # tf.keras and the module it stands for have one Layer, and get one pair of classes.
-    if keras.layers.Layer not in _made:
-        register = keras.utils.register_keras_serializable(package="sok")
-        layers = {name: register(_make(name, mixin, keras)) for name, mixin in _MIXINS.items()}
-        _made[keras.layers.Layer] = types.SimpleNamespace(**layers)
-    return _made[keras.layers.Layer]
-
-
-def _make(name: str, mixin: type[DistributedEmbeddingMixin | All2AllDenseEmbeddingMixin], keras: Any) -> type:
     layer = keras.layers.Layer
-    body: dict[str, Any] = {"__doc__": mixin.__doc__, "__module__": __name__, "_keras_initializers": keras.initializers}
-    if layer.__module__.startswith("tf_keras"):
-        # In a bare call tf_keras replaces None by False, whereas Keras 3 hands a default of True on to the layers after
-        # this one: each needs its own default for "training, unless Keras says otherwise".
-        call = mixin.call
-        defaults = (True, *(call.__defaults__ or ())[1:])
-        body["call"] = types.FunctionType(call.__code__, call.__globals__, "call", defaults, call.__closure__)
-        body["call"].__annotations__ = call.__annotations__
-    return type(name, (mixin, layer), body)
+    if layer not in _made:
+        register = keras.utils.register_keras_serializable(package="sok")
+        of_keras = {"__module__": __name__, "_keras_initializers": keras.initializers}
+        _made[layer] = types.SimpleNamespace()
+        for name, mixins in _MIXINS.items():
+            mixin = mixins[layer.__module__.startswith("tf_keras")]
+            made = type(name, (mixin, layer), {"__doc__": mixins[0].__doc__, **of_keras})
+            setattr(_made[layer], name, register(made))
+    return _made[layer]
 
 
 DistributedEmbedding = for_keras(tf.keras).DistributedEmbedding
