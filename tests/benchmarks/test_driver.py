@@ -30,7 +30,7 @@ for line in f:
     if name == "insert": assert first + count <= 12
     seconds = []
     for i in range(count):
-        t = time.perf_counter(); time.sleep(ms / 1e3); seconds.append(time.perf_counter() - t)
+        time.sleep(ms / 1e3); seconds.append(ms / 1e3)  # not what a busy machine makes of it
     say({"seconds": seconds, "cpu_s": 0.0})
 """
 
@@ -65,7 +65,7 @@ def job(*contestants, measure="zipf", gib=0.001):
 def test_contestants_take_turns_and_ratios_come_out(run):
     (result,) = run(job("sok", "tf"), sok=(1, "-"), tf=(8, "-"))
     assert result.figures["sok"].windows == PACE.windows
-    assert 3 < result.ratio("tf") < 9
+    assert result.ratio("tf") == pytest.approx(8)
     assert result.verdict == "met"
     assert result.about["tf"] == "fake 1: sleeps"
     assert result.inspected == {"rows": 5}

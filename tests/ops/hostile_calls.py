@@ -113,6 +113,8 @@ def make_calls(lib: Any, folder: Path) -> None:
     lib.sok_tensor_pool([tf.ones([4, 3])], [i64(1, 2)], [splits], **pool)
     lib.sok_check_ids(i64(1, 2), splits, variable="v", num_rows=4)
     lib.sok_report_ids(splits, [i64(1, 2)], [splits], names=["v"], num_rows=[4])
+    for bad in (splits, i64(), i64(5), i64(-3, 9, 2), i64(-(2**63), 7), i64(0, 2**62)):
+        lib.sok_slot_keys(i64(1, 2**62, -(2**63)), bad, slot_num=2**62)
     lib.sok_check_input(splits, True, tf.constant(1, tf.int64), problem="uneven")
     lib.sok_validate_csr(table.handle, i64(1, 2), splits, slot_num=1, max_nnz=2, max_feature_num=3)
     for type_ in ("float16", "bfloat16"):
