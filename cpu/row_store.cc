@@ -72,8 +72,9 @@ void RowStore::TakePages(int64_t slab) {
   for (int64_t at = 0; at < slab_bytes(); at += 4096) memory[at] = memory[at];
 }
 
-int64_t RowStore::AddFloats(int64_t count, float init) {
-  const int64_t offset = floats_;
+int64_t RowStore::AddFloats(const std::vector<float>& fresh) {
+  const int64_t offset = floats_, count = static_cast<int64_t>(fresh.size());
+  const bool zeros = std::count(fresh.begin(), fresh.end(), 0.0f) == count;
   RowStore wider(*this, floats_ + count);
   for (int64_t slab = 0; slab < num_slabs(); ++slab)
     if (slabs_[static_cast<size_t>(slab)] != nullptr) wider.Touch(slab << shift_);
@@ -82,7 +83,7 @@ int64_t RowStore::AddFloats(int64_t count, float init) {
     for (int64_t r = 0; r <= mask_; ++r) {
       float* to = wider.slabs_[slab] + r * wider.stride_;
       std::memcpy(to, slabs_[slab] + r * stride_, static_cast<size_t>(offset) * sizeof(float));
-      if (init != 0.0f) std::fill(to + offset, to + offset + count, init);
+      if (!zeros) std::copy(fresh.begin(), fresh.end(), to + offset);
     }
     DropPages(slabs_[slab], slab_bytes());
   }

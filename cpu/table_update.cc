@@ -74,13 +74,10 @@ EmbeddingTable::SlotSet* EmbeddingTable::FindOrAttach(const UpdateRule& rule, co
     set->stamps.TouchAll(rows_);
   }
   sets_.reserve(sets_.size() + 1);
-  if (rule.num_slots() > 0) set->offset = rows_.AddFloats(rule.num_slots() * config_.dim, rule.slot_init);
-  if (std::any_of(rule.slot_inits, rule.slot_inits + kMaxSlots, [](float x) { return x != 0.0f; })) {
-    for (int64_t slab = 0; slab < rows_.num_slabs(); ++slab) {
-      const int64_t first = slab * rows_.rows_per_slab();
-      for (int64_t row = first; rows_.Has(first) && row < first + rows_.rows_per_slab(); ++row)
-        rule.FillSlots(config_.dim, rows_.Record(row) + set->offset);
-    }
+  if (rule.num_slots() > 0) {
+    std::vector<float> fresh(static_cast<size_t>(rule.num_slots() * config_.dim));
+    rule.FillSlots(config_.dim, fresh.data());
+    set->offset = rows_.AddFloats(fresh);
   }
   sets_.push_back(std::move(set));
   return sets_.back().get();
@@ -142,7 +139,9 @@ void EmbeddingTable::Update(const Gradients& gradients, int64_t begin, int64_t e
   const bool decays = set->rule.decays();
   const uint32_t next_call = static_cast<uint32_t>(set->history.calls() + 1);
   const int64_t* ids = gradients.row_ids;
-  if (nonfinite != Nonfinite::kSkip && std::all_of(ids + begin, ids + end, [](int64_t id) { return id >= 0; })) {
+  const bool is_ours = set->rule.function == nullptr;
+  if (is_ours && nonfinite != Nonfinite::kSkip &&
+      std::all_of(ids + begin, ids + end, [](int64_t id) { return id >= 0; })) {
     for (int64_t i = begin; decays && i < end; ++i) {  // a lookup for training has settled all of these
       constexpr int64_t kStampAhead = 24;
       if (i + kStampAhead < end) __builtin_prefetch(set->Stamp(RowOf(ids[i + kStampAhead])), 1);
@@ -174,7 +173,8 @@ void EmbeddingTable::Update(const Gradients& gradients, int64_t begin, int64_t e
     int64_t run = first;  // rows [run, i) are ready and wait for the rule
     auto flush = [&](int64_t to) {
       if (to > run) {
-        kernels.update(set->rule, records + (run - first), set->offset, gradients.grads + run * dim, to - run, dim);
+        const auto update = is_ours ? kernels.update : CallRule;
+        update(set->rule, records + (run - first), set->offset, gradients.grads + run * dim, to - run, dim);
       }
       run = to + 1;
     };

@@ -20,10 +20,10 @@ constexpr int64_t kMostSlabs = 1024;  // their addresses then stay in a multipro
 __global__ void SetSlabKernel(float** slabs, int64_t number, float* slab) { slabs[number] = slab; }
 
 __global__ void WidenKernel(const float* from, int64_t from_stride, int64_t floats, int64_t num_rows, int64_t count,
-                            float init, int64_t to_stride, float* to) {
+                            const float* fresh, int64_t to_stride, float* to) {
   for (int64_t i = GlobalThread(); i < num_rows * (floats + count); i += GlobalThreads()) {
     const int64_t row = i / (floats + count), j = i - row * (floats + count);
-    to[row * to_stride + j] = j < floats ? from[row * from_stride + j] : init;
+    to[row * to_stride + j] = j < floats ? from[row * from_stride + j] : fresh[j - floats];
   }
 }
 
@@ -85,7 +85,7 @@ void DeviceRowStore::Reserve(const Cuda& cuda, int64_t num_rows) {
   }
 }
 
-int64_t DeviceRowStore::AddFloats(const Cuda& cuda, int64_t count, float init) {
+int64_t DeviceRowStore::AddFloats(const Cuda& cuda, int64_t count, const float* fresh) {
   const int64_t offset = floats_, stride = RecordStride(floats_ + count);
   std::vector<float*> wider;
   wider.reserve(slabs_.size());
@@ -100,7 +100,7 @@ int64_t DeviceRowStore::AddFloats(const Cuda& cuda, int64_t count, float init) {
   }
   for (size_t i = 0; i < wider.size(); ++i) {
     Launch(WidenKernel, GridFor((mask_ + 1) * (floats_ + count), kThreads), kThreads, 0, cuda, slabs_[i], stride_,
-           floats_, mask_ + 1, count, init, stride, wider[i]);
+           floats_, mask_ + 1, count, fresh, stride, wider[i]);
     Launch(SetSlabKernel, 1, 1, 0, cuda, device_slabs_, static_cast<int64_t>(i), wider[i]);
   }
   SOK_CUDA(cudaStreamSynchronize(cuda.stream));

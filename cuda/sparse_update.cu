@@ -2,6 +2,8 @@
 // lane, so that of a record of 64 weights with one slot 512 bytes are under way for each tile.
 #include <algorithm>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "detail/launch.h"
@@ -145,9 +147,8 @@ __device__ __forceinline__ void Replay(const DecayArgs& decay, const UpdateRule&
     AlphaCursor peek = cursor;
     steps = ReplayLength(rule, peek.Next(), decay.max_alpha);
     if (steps > decay.calls - from) steps = decay.calls - from;
-    for (int64_t k = 0; k < steps; ++k) {
-      AdamDecayElement(cursor.Next(), rule.one_minus_beta_1, rule.one_minus_beta_2, rule.epsilon, w, m, v);
-    }
+    const Adam adam(rule);
+    for (int64_t k = 0; k < steps; ++k) adam.MissedElement(cursor.Next(), w, m, v);
   }
   const double rest = static_cast<double>(decay.calls - from - steps);
   if (rest > 0) {
@@ -189,10 +190,16 @@ __device__ __forceinline__ void Settle(const DecayArgs& decay, const UpdateRule&
   }
 }
 
-template <Rule kRule, class T>
+template <class R, size_t... k>
+__device__ __forceinline__ void UpdateElement(const R& rule, float g, float* w, Vector4* slots, int j,
+                                              std::index_sequence<k...>) {
+  rule.Element(g, w, &slots[k].x[j]...);
+}
+
+template <class R, class T>
 __global__ void UpdateRowsKernel(UpdateRule rule, Group group, Nonfinite nonfinite, const uint64_t* refused) {
-  constexpr bool kHasFirst = kRule != Rule::kSgd;
-  constexpr bool kHasSecond = kRule == Rule::kAdam || kRule == Rule::kLazyAdam;
+  constexpr int kSlots = kNumSlots<R>;
+  const R step(rule);
   if (nonfinite == Nonfinite::kRaise && *refused != kNothingBad) return;
   ForGradients(group, [&](const DeviceGradients& grads, const RowLanes& tile, int64_t i, const DeviceUpdate* table,
                           int64_t row) {
@@ -204,7 +211,7 @@ __global__ void UpdateRowsKernel(UpdateRule rule, Group group, Nonfinite nonfini
     float* record = update.rows.At(row);
     float* slots = record + update.slot_offset;
     if (nonfinite == Nonfinite::kSkip && tile.Any(!MyColumnsAreFinite<T>(grads, group.scale, tile, i))) return;
-    if constexpr (kRule == Rule::kAdam) {
+    if constexpr (R::kDecays) {
       const int64_t stamp = update.decay.stamps[row];
       __syncwarp(tile.mask);  // every lane has read the stamp
       Settle(update.decay, rule, stamp, tile, grads.dim, record, slots);
@@ -213,14 +220,12 @@ __global__ void UpdateRowsKernel(UpdateRule rule, Group group, Nonfinite nonfini
     for (int64_t column = 4 * tile.lane; column < grads.dim; column += 4 * tile.lanes) {
       const int n = ColumnsLeft(grads.dim, column);
       const Vector4 g = Gradient<T>(grads, group.scale, i, column, n);
-      Vector4 w = Load4(record + column, n), a = {}, b = {};
-      if (kHasFirst) a = Load4(slots + column, n);
-      if (kHasSecond) b = Load4(slots + grads.dim + column, n);
+      Vector4 w = Load4(record + column, n), s[kSlots + 1];  // one more: none would be no array
+      for (int k = 0; k < kSlots; ++k) s[k] = Load4(slots + k * grads.dim + column, n);
       for (int j = 0; j < 4; ++j)
-        if (j < n) UpdateElement<kRule>(rule, g.x[j], &w.x[j], &a.x[j], &b.x[j]);
+        if (j < n) UpdateElement(step, g.x[j], &w.x[j], s, j, std::make_index_sequence<kSlots>());
       Store4(record + column, w, n);
-      if (kHasFirst) Store4(slots + column, a, n);
-      if (kHasSecond) Store4(slots + grads.dim + column, b, n);
+      for (int k = 0; k < kSlots; ++k) Store4(slots + k * grads.dim + column, s[k], n);
     }
     if (tile.lane == 0) update.notes.Note(row);
   });
@@ -245,13 +250,12 @@ __global__ void SettleRowsKernel(UpdateRule rule, DeviceUpdate update, const int
 template <class T>
 void LaunchUpdate(const Cuda& cuda, const UpdateRule& rule, const Group& group, Nonfinite nonfinite,
                   uint64_t* refused) {
-  auto kernel = UpdateRowsKernel<Rule::kSgd, T>;
-  if (rule.rule == Rule::kAdagrad) kernel = UpdateRowsKernel<Rule::kAdagrad, T>;
-  if (rule.rule == Rule::kLazyAdam) kernel = UpdateRowsKernel<Rule::kLazyAdam, T>;
-  if (rule.rule == Rule::kAdam) kernel = UpdateRowsKernel<Rule::kAdam, T>;
   const int64_t grid = GridFor(group.num_blocks, 1);
   if (nonfinite == Nonfinite::kRaise) Launch(CheckRowsKernel<T>, grid, kThreads, 0, cuda, group, refused);
-  Launch(kernel, grid, kThreads, 0, cuda, rule, group, nonfinite, refused);
+  WithRule(rule.rule, [&](auto* null) {
+    using R = std::remove_pointer_t<decltype(null)>;
+    Launch(UpdateRowsKernel<R, T>, grid, kThreads, 0, cuda, rule, group, nonfinite, refused);
+  });
 }
 
 void Check(const UpdateRule& rule, const DeviceUpdate* updates, int64_t num_tables, const DeviceGradients* gradients,

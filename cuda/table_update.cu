@@ -1,6 +1,7 @@
 // DeviceTable: gradients to rows, and the slots of optimizers.
 #include <algorithm>
 #include <set>
+#include <vector>
 
 #include "detail/launch.h"
 #include "detail/slot_set.h"
@@ -15,10 +16,6 @@ constexpr int kThreads = 256;
 __global__ void RowNumbersKernel(const uint32_t* rows, int64_t n, int64_t* row_numbers) {
   for (int64_t i = GlobalThread(); i < n; i += GlobalThreads())
     row_numbers[i] = rows[i] >= kBadRow ? -1 : static_cast<int64_t>(rows[i]);
-}
-
-__global__ void FillKernel(float* values, int64_t n, float value) {
-  for (int64_t i = GlobalThread(); i < n; i += GlobalThreads()) values[i] = value;
 }
 
 }  // namespace
@@ -72,14 +69,16 @@ DeviceTable::State::SlotSet* DeviceTable::State::FindOrAttach(const Cuda& cuda, 
     // What a fresh row's slots hold is one stretch behind the weights; longer, before the records are.
     DeviceBlock<float> longer(&memory);
     longer.Allocate(defaults.size() + count, "what fresh slots hold");
-    set->offset = rows.AddFloats(cuda, count, rule.slot_init);
     if (defaults.size() > 0) {
       SOK_CUDA(cudaMemcpyAsync(longer.data(), defaults.data(), static_cast<size_t>(defaults.size()) * sizeof(float),
                                cudaMemcpyDeviceToDevice, cuda.stream));
     }
-    Launch(FillKernel, GridFor(count, kThreads), kThreads, 0, cuda, longer.data() + defaults.size(), count,
-           rule.slot_init);
+    std::vector<float> fresh(static_cast<size_t>(count));
+    rule.FillSlots(config.dim, fresh.data());
+    float* const added = longer.data() + defaults.size();
+    SOK_CUDA(cudaMemcpyAsync(added, fresh.data(), fresh.size() * sizeof(float), cudaMemcpyHostToDevice, cuda.stream));
     SOK_CUDA(cudaStreamSynchronize(cuda.stream));
+    set->offset = rows.AddFloats(cuda, count, added);
     defaults.Swap(&longer);
   }
   sets.push_back(std::move(set));

@@ -22,6 +22,7 @@ class GroupApplyOp : public OpKernel {
       Check(ctx->GetAttr("slot_set", &slot_set_));
       Check(ctx->GetAttr("nonfinite", &nonfinite));
       Check(ctx->GetAttr("distinct", &distinct_));
+      ParseRule(rule_);  // refuses what is no rule's name
       nonfinite_ = ParseNonfinite(nonfinite);
       if (static_cast<int64_t>(distinct_.size()) != num_tables) {
         throw InvalidArgument("`distinct` must have " + std::to_string(num_tables) +

@@ -45,12 +45,12 @@ class TableRestoreOp : public OpKernel {
                               rule + "'.");
       }
       if (!rule.empty()) info_.rule.rule = ParseRule(rule);
-      const size_t expected = info_.rule.is_named() ? static_cast<size_t>(info_.rule.num_slots()) : 1;
-      if (inits.size() != expected) {
-        throw InvalidArgument("`slot_inits` must have " + std::to_string(expected) +
-                              " values. Received: " + std::to_string(inits.size()) + ".");
+      const size_t num_slots = static_cast<size_t>(info_.rule.num_slots());
+      if (inits.size() != 1 && inits.size() != num_slots) {
+        throw InvalidArgument("`slot_inits` must have 1 value, or one for each of " + std::to_string(num_slots) +
+                              " slots. Received: " + std::to_string(inits.size()) + ".");
       }
-      std::copy(inits.begin(), inits.end(), info_.rule.is_named() ? info_.rule.slot_inits : &info_.rule.slot_init);
+      for (size_t k = 0; k < num_slots; ++k) info_.rule.slot_inits[k] = inits[inits.size() == 1 ? 0 : k];
     });
   }
   void Compute(OpKernelContext* ctx) override {

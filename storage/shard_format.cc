@@ -64,18 +64,26 @@ class HeadReader {
   int64_t at_ = 0;
 };
 
+// What a head says of a rule, in the file's order.
+std::vector<float*> SettingsOf(UpdateRule* rule) {
+  if (rule->files_hold_betas()) {
+    return {&rule->slot_inits[0],    &rule->beta_1,           &rule->beta_2,
+            &rule->one_minus_beta_1, &rule->one_minus_beta_2, &rule->epsilon};
+  }
+  std::vector<float*> settings;
+  for (float& init : rule->slot_inits) settings.push_back(&init);
+  return settings;
+}
+
 // What makes no sense in a slot set; empty: nothing.
 std::string SetError(const SlotSetInfo& set) {
   const UpdateRule& rule = set.rule;
   const std::string who = "slot set '" + set.name + "' ";
-  for (const float x :
-       {rule.slot_init, rule.beta_1, rule.beta_2, rule.one_minus_beta_1, rule.one_minus_beta_2, rule.epsilon}) {
-    if (!std::isfinite(x)) return who + "has a setting that is not finite";
-  }
-  for (const float x : rule.slot_inits)
-    if (!std::isfinite(x)) return who + "has a setting that is not finite";
-  const std::string bad_betas = BetaError(rule);
-  if (!bad_betas.empty()) return who + "has betas that make no sense: " + bad_betas;
+  UpdateRule copy = rule;
+  for (const float* x : SettingsOf(&copy))
+    if (!std::isfinite(*x)) return who + "has a setting that is not finite";
+  const std::string error = SettingsError(rule);
+  if (!error.empty()) return who + "has settings that make no sense: " + error;
   if (set.calls < 0 || set.calls > UINT32_MAX) return who + "counts " + std::to_string(set.calls) + " calls";
   return {};
 }
@@ -126,17 +134,6 @@ void ReadRuns(const BlockReader& file, HeadReader* in, bool is_delta, SlotSetInf
   }
 }
 
-// What a head says of a rule, in the file's order: of a named one, what its slots start as.
-std::vector<float*> SettingsOf(UpdateRule* rule) {
-  if (!rule->is_named()) {
-    return {&rule->slot_init,        &rule->beta_1,           &rule->beta_2,
-            &rule->one_minus_beta_1, &rule->one_minus_beta_2, &rule->epsilon};
-  }
-  std::vector<float*> settings;
-  for (float& init : rule->slot_inits) settings.push_back(&init);
-  return settings;
-}
-
 SlotSetInfo ReadSlotSet(const BlockReader& file, HeadReader* in, bool is_delta) {
   SlotSetInfo set;
   set.name = in->Text("slot set");
@@ -151,9 +148,8 @@ SlotSetInfo ReadSlotSet(const BlockReader& file, HeadReader* in, bool is_delta) 
     file.Refuse("slot set '" + set.name + "' of rule '" + rule + "' has " + std::to_string(num_slots) +
                 " slots instead of " + std::to_string(set.rule.num_slots()));
   }
-  for (float* x : SettingsOf(&set.rule)) {
-    *x = in->Get<float>();
-  }
+  for (float* x : SettingsOf(&set.rule)) *x = in->Get<float>();
+  if (set.rule.files_hold_betas()) std::fill_n(set.rule.slot_inits + 1, kMaxSlots - 1, set.rule.slot_inits[0]);
   set.calls = static_cast<int64_t>(in->Get<uint64_t>());
   ReadRuns(file, in, is_delta, &set);
   return set;

@@ -43,9 +43,9 @@ class RowStore {
     return slabs_[static_cast<size_t>(row >> shift_)] + (row & mask_) * stride_;
   }
 
-  // Widens every record by `count` floats of value `init`; gives the offset of the first. While rows move, their new places are
+  // Widens every record by the floats `fresh`; gives the offset of the first. While rows move, their new places are
   // taken one by one as the old ones are given back. Throws OutOfMemory, then nothing changed.
-  int64_t AddFloats(int64_t count, float init);
+  int64_t AddFloats(const std::vector<float>& fresh);
 
   void Swap(RowStore* other);
 
@@ -98,9 +98,9 @@ class DeviceRowStore {
   void Reserve(const Cuda& cuda, int64_t num_rows);
   int64_t num_rows() const { return num_slabs_ << shift_; }  // that have a slab
 
-  // Widens every record by `count` floats of value `init`; gives the offset of the first. Waits for the stream. While rows
-  // move, the old and the new slabs are both there. Throws OutOfMemory, then nothing changed.
-  int64_t AddFloats(const Cuda& cuda, int64_t count, float init);
+  // Widens every record by `count` floats, fresh [count] on the device; gives the offset of the first. Waits for the stream.
+  // While rows move, the old and the new slabs are both there. Throws OutOfMemory, then nothing changed.
+  int64_t AddFloats(const Cuda& cuda, int64_t count, const float* fresh);
 
   // Exchanges the rows with a store of the same dim and max_rows, whose memory the caller accounts for.
   void Swap(DeviceRowStore* other);

@@ -1,6 +1,4 @@
-// Optimizer rules: how one row changes. Each rule is stated once, for host and device.
-//
-// Formulas are those of Keras 3 (keras.optimizers), in float32. w: weights, g: summed gradient of the row.
+// Optimizer rules: how one row changes. Each is stated once, for host and device, by a header of rules/.
 #pragma once
 
 #include <cmath>
@@ -8,93 +6,82 @@
 #include <string>
 #include <vector>
 
-#include "sok/philox.h"
+#include "sok/error.h"
+#include "sok/rules/all.h"
+#include "sok/rules/own_rule.h"
 
 namespace sok {
 
-// From kFirstNamed on: rules of others, who read and write rows themselves (EmbeddingTable::Gather, Scatter). Such a rule has a
-// name that lists its slots, as 'RMSprop(velocity,momentum)': a table keeps them, and knows no more of it.
-enum class Rule : int32_t { kSgd, kAdagrad, kLazyAdam, kAdam };
-constexpr Rule kFirstNamed = static_cast<Rule>(8);
-
-// Slots that a named rule has at most.
-constexpr int kMaxSlots = 6;
+// The rules of rules/all.h. From kFirstNamed on: those of others, whose names list their slots, as
+// 'RMSprop(velocity,momentum)'. A table keeps the slots; who has no function here (own_rule.h) reads and writes rows itself
+// (EmbeddingTable::Gather, Scatter).
+#define SOK_RULE_NUMBER(R) k##R,
+enum class Rule : int32_t { SOK_RULES(SOK_RULE_NUMBER) };
+#undef SOK_RULE_NUMBER
+constexpr Rule kFirstNamed = static_cast<Rule>(1024);
 
 // What to do with a gradient row that holds a NaN or an infinity.
 enum class Nonfinite { kAllow, kSkip, kRaise };
 
-struct UpdateRule {
+// f(a null pointer to the class of a rule of rules/all.h).
+template <class F>
+auto WithRule(Rule rule, const F& f) {
+  switch (rule) {
+#define SOK_RULE_CASE(R) \
+  case Rule::k##R:       \
+    return f(static_cast<R*>(nullptr));
+    SOK_RULES(SOK_RULE_CASE)
+#undef SOK_RULE_CASE
+  }
+  throw InvalidArgument("this rule is a function of its own, which runs on the CPU alone.");
+}
+
+struct UpdateRule : RuleSettings {
   Rule rule = Rule::kSgd;
-  float lr = 0.0f;  // for the Adam rules: alpha = lr sqrt(1 - beta_2^t) / (1 - beta_1^t), t the step
-  float beta_1 = 0.0f;
-  float beta_2 = 0.0f;
-  float one_minus_beta_1 = 1.0f;  // rounded from double, as Keras does
-  float one_minus_beta_2 = 1.0f;
-  float epsilon = 0.0f;
-  float slot_init = 0.0f;
-  float slot_inits[kMaxSlots] = {};  // of a named rule, in place of slot_init
+  int64_t step = 0;
+  SokRuleFunction function = nullptr;  // of a rule of one's own
 
   bool is_named() const { return rule >= kFirstNamed; }
   int num_slots() const {
-    if (is_named()) return static_cast<int>(rule) % 8;  // ParseRule numbers them so
-    return rule == Rule::kSgd ? 0 : rule == Rule::kAdagrad ? 1 : 2;
+#define SOK_RULE_SLOTS(R) kNumSlots<R>,
+    constexpr int counts[] = {SOK_RULES(SOK_RULE_SLOTS)};
+#undef SOK_RULE_SLOTS
+    return is_named() ? static_cast<int>(rule) % 8 : counts[static_cast<int>(rule)];  // ParseRule numbers them so
   }
-  bool decays() const { return rule == Rule::kAdam; }
+  bool decays() const {
+#define SOK_RULE_DECAYS(R) || (R::kDecays && rule == Rule::k##R)
+    return false SOK_RULES(SOK_RULE_DECAYS);
+#undef SOK_RULE_DECAYS
+  }
+  bool files_hold_betas() const {
+#define SOK_RULE_BETAS(R) || (R::kFilesHoldBetas && rule == Rule::k##R)
+    return false SOK_RULES(SOK_RULE_BETAS);
+#undef SOK_RULE_BETAS
+  }
   // What a fresh row holds: slots [num_slots * dim].
   void FillSlots(int64_t dim, float* slots) const {
     for (int k = 0; k < num_slots(); ++k)
-      for (int64_t j = 0; j < dim; ++j) *slots++ = is_named() ? slot_inits[k] : slot_init;
+      for (int64_t j = 0; j < dim; ++j) *slots++ = slot_inits[k];
   }
 };
 
-// Why no rule has these betas; empty: it may have them. Betas are below 1 after rounding to float32, too, and those of
-// 'adam' such that a row's momentum is gone after some 200,000 missed steps: so long it may take to catch up with them.
-std::string BetaError(const UpdateRule& rule);
-
 // Reads `hyper` (docs/design/native_ops.md) and works out alpha for `step`. Throws InvalidArgument, also for a learning rate
-// that is negative or not finite in float32, and for a named rule.
+// that is negative or not finite in float32, and for a named rule without a function.
 UpdateRule MakeUpdateRule(const std::string& name, const double* hyper, int64_t hyper_size, int64_t step);
+// Why no rule has such settings, of a file; empty: it may have them.
+std::string SettingsError(const UpdateRule& rule);
 // The name of a rule, and the other way round; the latter throws InvalidArgument. A named rule has one number in this
 // process from the first ParseRule of its name on.
 const char* RuleName(Rule rule);
 Rule ParseRule(const std::string& name);
 Nonfinite ParseNonfinite(const std::string& name);
 
-SOK_HOST_DEVICE void SgdElement(float g, float lr, float* w) { *w -= lr * g; }
+// SokRegisterRule; throws InvalidArgument.
+void RegisterRule(const std::string& name, const SokRuleLayout& layout, SokRuleFunction function);
 
-// Duchi, Hazan, Singer (2011).
-SOK_HOST_DEVICE void AdagradElement(float g, float lr, float epsilon, float* w, float* accumulator) {
-  *accumulator += g * g;
-  *w -= lr * g / sqrtf(*accumulator + epsilon);
-}
-
-// Kingma and Ba (2015), in the form of Keras (epsilon beside the uncorrected root).
-SOK_HOST_DEVICE void AdamElement(float g, float alpha, float one_minus_beta_1, float one_minus_beta_2, float epsilon,
-                                 float* w, float* m, float* v) {
-  *m += (g - *m) * one_minus_beta_1;
-  *v += (g * g - *v) * one_minus_beta_2;
-  *w -= alpha * *m / (sqrtf(*v) + epsilon);
-}
-
-// One step of the same with g = 0: what every untouched row of a dense Adam goes through.
-SOK_HOST_DEVICE void AdamDecayElement(float alpha, float one_minus_beta_1, float one_minus_beta_2, float epsilon,
-                                      float* w, float* m, float* v) {
-  *m -= *m * one_minus_beta_1;
-  *v -= *v * one_minus_beta_2;
-  *w -= alpha * *m / (sqrtf(*v) + epsilon);
-}
-
-// One element by the rule; a and b are its first and second slot, where the rule has them.
-template <Rule kRule>
-SOK_HOST_DEVICE void UpdateElement(const UpdateRule& rule, float g, float* w, float* a, float* b) {
-  if constexpr (kRule == Rule::kSgd) {
-    SgdElement(g, rule.lr, w);
-  } else if constexpr (kRule == Rule::kAdagrad) {
-    AdagradElement(g, rule.lr, rule.epsilon, w, a);
-  } else {
-    AdamElement(g, rule.lr, rule.one_minus_beta_1, rule.one_minus_beta_2, rule.epsilon, w, a, b);
-  }
-}
+// Has the function of a rule of one's own change `count` records, whose slots begin at records[i] + slot_offset.
+void CallRule(const UpdateRule& rule, float* const* records, int64_t slot_offset, const float* grads, int64_t count,
+              int64_t dim);
 
 // A stretch of calls that share one alpha; it ends where the next one begins.
 struct AlphaRun {

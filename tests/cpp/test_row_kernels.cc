@@ -259,12 +259,9 @@ TEST(UpdatesFollowTheRule) {
           float* w = expected.data() + (at[i] - records.data());
           for (int64_t j = 0; j < dim; ++j) {
             const float g = grads[static_cast<size_t>(i * dim + j)];
-            if (rule.rule == sok::Rule::kSgd) sok::SgdElement(g, rule.lr, &w[j]);
-            if (rule.rule == sok::Rule::kAdagrad) sok::AdagradElement(g, rule.lr, rule.epsilon, &w[j], &w[dim + j]);
-            if (rule.rule == sok::Rule::kAdam || rule.rule == sok::Rule::kLazyAdam) {
-              sok::AdamElement(g, rule.lr, rule.one_minus_beta_1, rule.one_minus_beta_2, rule.epsilon, &w[j],
-                               &w[dim + j], &w[2 * dim + j]);
-            }
+            if (rule.rule == sok::Rule::kSgd) sok::Sgd(rule).Element(g, &w[j]);
+            if (rule.rule == sok::Rule::kAdagrad) sok::Adagrad(rule).Element(g, &w[j], &w[dim + j]);
+            if (rule.num_slots() == 2) sok::Adam(rule).Element(g, &w[j], &w[dim + j], &w[2 * dim + j]);
           }
         }
         CHECK(records == expected);

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <fstream>
 #include <iterator>
+#include <vector>
 
 #include "check.h"
 
@@ -71,8 +72,8 @@ TEST(WideningKeepsRowsAndFillsTheNewFloats) {
       store.Touch(row);
       for (int64_t j = 0; j < dim; ++j) store.Record(row)[j] = static_cast<float>(row + j);
     }
-    CHECK_EQ(store.AddFloats(dim, 0.1f), dim);
-    CHECK_EQ(store.AddFloats(2 * dim, 0.0f), 2 * dim);
+    CHECK_EQ(store.AddFloats(std::vector<float>(static_cast<size_t>(dim), 0.1f)), dim);
+    CHECK_EQ(store.AddFloats(std::vector<float>(static_cast<size_t>(2 * dim))), 2 * dim);
     CHECK_EQ(store.floats(), 4 * dim);
     for (const int64_t row : rows) {
       const float* record = store.Record(row);
@@ -116,7 +117,7 @@ TEST(SlabsOfAnArenaAreApart) {
     }
     CHECK_EQ(store.MissingSlabs(200 * rows), 190);
     CHECK_EQ(store.MissingSlabs(3 * rows + 1), 0);
-    CHECK_EQ(store.AddFloats(dim, 2.0f), dim);
+    CHECK_EQ(store.AddFloats(std::vector<float>(static_cast<size_t>(dim), 2.0f)), dim);
     for (const int64_t slab : {150, 0, 7, 1, 199, 2, 63, 64, 65, 3}) {
       for (const int64_t row : {slab * rows, slab * rows + rows - 1}) {
         CHECK_EQ(store.Record(row)[dim - 1], static_cast<float>(row + 1));

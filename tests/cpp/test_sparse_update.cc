@@ -19,30 +19,38 @@ bool Near(double a, double b, double relative) { return std::fabs(a - b) <= rela
 }  // namespace
 
 TEST(ElementsFollowTheFormulas) {
+  sok::RuleSettings settings;
+  settings.lr = 0.25f;
   float w = 1.0f;
-  sok::SgdElement(2.0f, 0.25f, &w);
+  sok::Sgd(settings).Element(2.0f, &w);
   CHECK_EQ(w, 0.5f);
 
+  settings.lr = 0.75f;
   float accumulator = 5.0f;
-  sok::AdagradElement(2.0f, 0.75f, 0.0f, &w, &accumulator);
+  sok::Adagrad(settings).Element(2.0f, &w, &accumulator);
   CHECK_EQ(accumulator, 9.0f);
   CHECK_EQ(w, 0.0f);
 
+  settings.lr = 0.5f;
+  settings.one_minus_beta_1 = settings.one_minus_beta_2 = 0.25f;
   float m = 0.0f, v = 0.0f;
-  sok::AdamElement(4.0f, 0.5f, 0.25f, 0.25f, 0.0f, &w, &m, &v);
+  sok::Adam(settings).Element(4.0f, &w, &m, &v);
   CHECK_EQ(m, 1.0f);
   CHECK_EQ(v, 4.0f);
   CHECK_EQ(w, -0.25f);
-  sok::AdamDecayElement(0.5f, 0.5f, 0.75f, 0.0f, &w, &m, &v);
+  settings.one_minus_beta_1 = 0.5f;
+  settings.one_minus_beta_2 = 0.75f;
+  sok::Adam(settings).MissedElement(0.5f, &w, &m, &v);
   CHECK_EQ(m, 0.5f);
   CHECK_EQ(v, 1.0f);
   CHECK_EQ(w, -0.5f);
 }
 
-TEST(DecayIsAStepWithoutGradient) {
+TEST(AMissedStepIsAStepWithoutGradient) {
   float a[3] = {1.0f, 0.3f, 0.07f}, b[3] = {1.0f, 0.3f, 0.07f};
-  sok::AdamElement(0.0f, 0.01f, 0.1f, 0.001f, 1e-7f, &a[0], &a[1], &a[2]);
-  sok::AdamDecayElement(0.01f, 0.1f, 0.001f, 1e-7f, &b[0], &b[1], &b[2]);
+  const sok::UpdateRule rule = Adam(0.01, 1);
+  sok::Adam(rule).Element(0.0f, &a[0], &a[1], &a[2]);
+  sok::Adam(rule).MissedElement(rule.lr, &b[0], &b[1], &b[2]);
   for (int i = 0; i < 3; ++i) CHECK_EQ(a[i], b[i]);
 }
 

@@ -25,6 +25,6 @@ inline sok::UpdateRule RuleOf(sok::Rule kind) {
   rule.one_minus_beta_1 = 0.1f;
   rule.one_minus_beta_2 = 0.001f;
   rule.epsilon = 1e-7f;
-  rule.slot_init = kind == sok::Rule::kAdagrad ? 0.1f : 0.0f;
+  rule.slot_inits[0] = kind == sok::Rule::kAdagrad ? 0.1f : 0.0f;
   return rule;
 }

@@ -57,10 +57,12 @@ TEST(WideningKeepsRowsAndFillsSlots) {
   const std::vector<float> values = Numbered(15, 0.0f);
   DeviceArray<float> device_values(values);
   sok::ScatterRecords(cuda, store.view(), device_rows, 3, 0, 5, device_values);
-  CHECK_EQ(store.AddFloats(cuda, 10, 0.5f), 5);
+  const std::vector<float> fresh = Numbered(10, 0.5f);
+  DeviceArray<float> device_fresh(fresh);
+  CHECK_EQ(store.AddFloats(cuda, 10, device_fresh), 5);
   CHECK_EQ(store.floats(), 15);
   CHECK(Gathered(store, rows, 0, 5) == values);
-  CHECK(Gathered(store, rows, 5, 10) == std::vector<float>(30, 0.5f));
+  for (const uint32_t row : rows) CHECK(Gathered(store, {row}, 5, 10) == fresh);
 }
 
 TEST(RowsPastTheBudgetAreRefusedByName) {
@@ -69,7 +71,7 @@ TEST(RowsPastTheBudgetAreRefusedByName) {
   store.Reserve(cuda, 8192);
   const int64_t before = memory.in_use();
   CHECK_THROWS(store.Reserve(cuda, 1 << 20), sok::OutOfMemory, "table 't': no device memory for embedding rows");
-  CHECK_THROWS(store.AddFloats(cuda, 64, 0.0f), sok::OutOfMemory, "of a budget of 5242880");
+  CHECK_THROWS(store.AddFloats(cuda, 64, nullptr), sok::OutOfMemory, "of a budget of 5242880");
   CHECK_EQ(store.floats(), 64);
   CHECK(memory.in_use() >= before && memory.in_use() <= 5 << 20);
 }

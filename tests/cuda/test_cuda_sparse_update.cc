@@ -62,12 +62,9 @@ void Apply(const sok::UpdateRule& rule, const float* g, float scale, int64_t dim
   float *a = record + dim + 1, *b = a + dim;
   for (int64_t j = 0; j < dim; ++j) {
     const float x = g[j] * scale;
-    if (rule.rule == sok::Rule::kSgd) sok::SgdElement(x, rule.lr, &record[j]);
-    if (rule.rule == sok::Rule::kAdagrad) sok::AdagradElement(x, rule.lr, rule.epsilon, &record[j], &a[j]);
-    if (rule.num_slots() == 2) {
-      sok::AdamElement(x, rule.lr, rule.one_minus_beta_1, rule.one_minus_beta_2, rule.epsilon, &record[j], &a[j],
-                       &b[j]);
-    }
+    if (rule.rule == sok::Rule::kSgd) sok::Sgd(rule).Element(x, &record[j]);
+    if (rule.rule == sok::Rule::kAdagrad) sok::Adagrad(rule).Element(x, &record[j], &a[j]);
+    if (rule.num_slots() == 2) sok::Adam(rule).Element(x, &record[j], &a[j], &b[j]);
   }
 }
 
