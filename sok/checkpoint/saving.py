@@ -17,6 +17,7 @@ from sok.checkpoint.writing import Work
 from sok.job import context
 from sok.job.agreement import check_equal, together
 from sok.optimizers import Optimizer
+from sok.table import rules
 from sok.table.table import EmbeddingVariable
 
 
@@ -152,9 +153,8 @@ def save(
 
 def _warn_of_lost_counts(tables: Sequence[EmbeddingVariable], chosen: Sequence[Optimizer], calls: Any) -> None:
     given = {optimizer.slot_set for optimizer in chosen}
-    lost = {
-        s.name for table in tables for s in calls.slot_sets(table) if "adam" in s.rule.lower() and s.name not in given
-    }
+    kept = {s.name: s.rule for table in tables for s in calls.slot_sets(table) if s.name not in given}
+    lost = [name for name, rule in kept.items() if rules.find(rule).counts_steps]
     if lost:
         warnings.warn(
             f"sok.save: the step count of {', '.join(sorted(lost))} is not saved, as the optimizer was not given: "

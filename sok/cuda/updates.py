@@ -11,10 +11,7 @@ import numpy as np
 
 from sok.cuda import _arrays, _native
 from sok.cuda.combining import combiner_bytes, segments_of
-
-# Slots that each rule keeps per weight, and how many numbers `hyper` has: learning rate; Adagrad: initial accumulator,
-# epsilon; Adam: beta_1, beta_2, epsilon.
-NUM_SLOTS = {"sgd": 0, "adagrad": 1, "lazy_adam": 2, "adam": 2}
+from sok.table.rules import RULES
 
 
 def _float_type(name: str, x: Any) -> tuple[Any, str]:
@@ -196,7 +193,7 @@ class Records:
         x = _arrays.to_device(name, self.values)
         if x.dtype.name != "float32" or x.ndim != 2 or not x.flags.c_contiguous:
             raise ValueError(f"`{name}` must be a contiguous float32 matrix. Received: {list(x.shape)} {x.dtype.name}.")
-        num_slots = NUM_SLOTS[rule]
+        num_slots = len(RULES[rule].slots)
         if x.shape[1] < dim or (
             num_slots and (self.slot_offset < dim or x.shape[1] < self.slot_offset + num_slots * dim)
         ):
@@ -215,8 +212,8 @@ class Records:
 
 
 def _rule_args(rule: str, hyper: Sequence[float], step: int) -> tuple[Any, ...]:
-    if rule not in NUM_SLOTS:
-        raise ValueError(f"`rule` must be one of {tuple(NUM_SLOTS)}. Received: {rule!r}.")
+    if rule not in RULES:
+        raise ValueError(f"`rule` must be one of {tuple(RULES)}. Received: {rule!r}.")
     return rule.encode(), (ctypes.c_double * max(1, len(hyper)))(*hyper), len(hyper), int(step)
 
 
@@ -238,7 +235,8 @@ def update_rows(
 
     Args:
       rule: "sgd", "adagrad", "lazy_adam" or "adam".
-      hyper: learning rate; for adagrad also initial accumulator and epsilon; for the Adams beta_1, beta_2, epsilon.
+      hyper: learning rate, then those of `sok.table.rules.RULES`: for adagrad initial accumulator and epsilon, for the
+        Adams beta_1, beta_2, epsilon.
       tables: their records; "adam" needs a `Decay` in each.
       row_ids: `[N]` int64, distinct within a table (`sum_rows` gives them so); negative ones are skipped.
       grads: `[N, D]` float32, float16 or bfloat16.

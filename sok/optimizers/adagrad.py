@@ -6,7 +6,6 @@ from typing import Any
 
 from sok.base.types import Rate
 from sok.optimizers.base import Optimizer
-from sok.optimizers.checks import not_negative
 
 
 class Adagrad(Optimizer):
@@ -19,6 +18,8 @@ class Adagrad(Optimizer):
     """
 
     rule = "adagrad"
+    initial_accumulator_value: float
+    epsilon: float
 
     def __init__(
         self,
@@ -28,20 +29,5 @@ class Adagrad(Optimizer):
         name: str | None = None,
         **options: Any,
     ) -> None:
-        self.initial_accumulator_value = not_negative("initial_accumulator_value", initial_accumulator_value)
-        self.epsilon = not_negative("epsilon", epsilon)
-        if self.initial_accumulator_value + self.epsilon == 0:
-            raise ValueError(
-                "One of `initial_accumulator_value` and `epsilon` must be above 0: a zero gradient would divide 0 by 0."
-            )
-        super().__init__(learning_rate, name, **options)
-
-    @property
-    def slot_inits(self) -> tuple[float, ...]:
-        return (self.initial_accumulator_value,)
-
-    def _hyper(self) -> list[float]:
-        return [self.initial_accumulator_value, self.epsilon]
-
-    def _rule_config(self) -> dict[str, Any]:
-        return {"initial_accumulator_value": self.initial_accumulator_value, "epsilon": self.epsilon}
+        hyper = {"initial_accumulator_value": initial_accumulator_value, "epsilon": epsilon}
+        super().__init__(learning_rate, name, hyper=hyper, **options)

@@ -6,7 +6,6 @@ from typing import Any
 
 from sok.base.types import Rate
 from sok.optimizers.base import Optimizer
-from sok.optimizers.checks import decay_rate, not_negative
 
 
 class Adam(Optimizer):
@@ -42,6 +41,9 @@ class Adam(Optimizer):
     """
 
     rule = "adam"
+    beta_1: float
+    beta_2: float
+    epsilon: float
 
     def __init__(
         self,
@@ -52,13 +54,5 @@ class Adam(Optimizer):
         name: str | None = None,
         **options: Any,
     ) -> None:
-        self.beta_1 = decay_rate("beta_1", beta_1)
-        self.beta_2 = decay_rate("beta_2", beta_2)
-        self.epsilon = not_negative("epsilon", epsilon)
-        super().__init__(learning_rate, name, **options)
-
-    def _hyper(self) -> list[float]:
-        return [self.beta_1, self.beta_2, self.epsilon]
-
-    def _rule_config(self) -> dict[str, Any]:
-        return {"beta_1": self.beta_1, "beta_2": self.beta_2, "epsilon": self.epsilon}
+        hyper = {"beta_1": beta_1, "beta_2": beta_2, "epsilon": epsilon}
+        super().__init__(learning_rate, name, hyper=hyper, **options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -54,7 +54,8 @@ class Optimizer(tf.__internal__.tracking.Trackable):
     Slots (moments, accumulators) live in the tables: `sok.save` and `sok.restore` keep them, and the two above.
     """
 
-    # What the native op calls the rule. Set by each subclass, or by its instances.
+    # The name of its rule (sok.table.rules), set by each subclass. What it gives the constructor as `hyper` becomes its
+    # attributes.
     rule: str
 
     def __init__(
@@ -65,7 +66,10 @@ class Optimizer(tf.__internal__.tracking.Trackable):
         clipvalue: float | None = None,
         global_clipnorm: float | None = None,
         nonfinite_gradients: str = "allow",
+        *,
+        hyper: Mapping[str, float] | None = None,
     ) -> None:
+        self._take(hyper)
         if nonfinite_gradients not in gradients.NONFINITE_POLICIES:
             raise ValueError(
                 f"`nonfinite_gradients` must be one of {gradients.NONFINITE_POLICIES}. "
@@ -87,15 +91,27 @@ class Optimizer(tf.__internal__.tracking.Trackable):
         if self._rate.trackable is not None:
             self._track_trackable(self._rate.trackable, "learning_rate")
 
-    # What a subclass says about its rule.
+    # What its rule says.
 
-    def _hyper(self) -> list[float]:
-        """What the native rule takes after the learning rate."""
-        return []
+    def _take(self, hyper: Mapping[str, float] | None) -> None:
+        if hyper is None:
+            return
+        rule = rules.find(self.rule)
+        names = [one.name for one in rule.hyper]
+        if set(names) != set(hyper):
+            raise ValueError(
+                f"Rule '{self.rule}' takes {names} beside the learning rate. Received: {list(hyper)}. A rule of your "
+                "own must be registered first: sok.table.rules.register."
+            )
+        for one in rule.hyper:
+            setattr(self, one.name, one.check(one.name, hyper[one.name]))
+        error = rule.error(self._rule_config())
+        if error:
+            raise ValueError(error)
 
-    def _rule_config(self) -> dict[str, Any]:
-        """The subclass' own constructor arguments."""
-        return {}
+    def _rule_config(self) -> dict[str, float]:
+        """The hyperparameters beside the learning rate, in the order in which the native rule takes them."""
+        return {one.name: getattr(self, one.name) for one in rules.find(self.rule).hyper}
 
     # State.
 
@@ -132,12 +148,13 @@ class Optimizer(tf.__internal__.tracking.Trackable):
     @property
     def slot_names(self) -> tuple[str, ...]:
         """The names of the slots that tables keep for each row."""
-        return rules.slot_names(self.rule)
+        return rules.find(self.rule).slot_names
 
     @property
     def slot_inits(self) -> tuple[float, ...]:
         """The initial value of each slot."""
-        return (0.0,) * len(self.slot_names)
+        starts = [slot.start for slot in rules.find(self.rule).slots]
+        return tuple(getattr(self, start) if isinstance(start, str) else start for start in starts)
 
     # Without get_slot_names: TensorFlow's checkpoints would take slots for variables.
     def get_slot(self, var: EmbeddingVariable, name: str) -> tf.Tensor:
@@ -249,7 +266,7 @@ class Optimizer(tf.__internal__.tracking.Trackable):
             )
             done = tf.convert_to_tensor(self._iterations)
             step = tf.cast(done, tf.int64) + 1
-            hyper = tf.concat([[self._rate.at(done)], tf.constant(self._hyper(), tf.float64)], 0)
+            hyper = tf.concat([[self._rate.at(done)], tf.constant(list(self._rule_config().values()), tf.float64)], 0)
             with tf.control_dependencies([guard for guard in guards if guard is not None]):
                 updates = [self._update(ready, step, hyper)] if ready else []
             if counts_step:

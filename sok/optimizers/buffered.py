@@ -23,7 +23,16 @@ from sok.job.transport.base import run_now
 from sok.optimizers import gradients
 from sok.optimizers.base import Optimizer
 from sok.optimizers.learning_rate import GraphConstantRate
-from sok.optimizers.matching import _class_of, _follow_iterations, _keras_rate, _legacy_rate, _NoMatch, _refuse
+from sok.optimizers.matching import (
+    _class_of,
+    _follow_iterations,
+    _keras_rate,
+    _legacy_rate,
+    _NoMatch,
+    _refuse,
+    is_legacy,
+    v1_rate,
+)
 
 # Optimizers that treat each element by itself.
 _KERAS = ("SGD", "RMSprop", "Adadelta", "Adamax", "Nadam", "Adam", "Lion", "Ftrl")
@@ -95,8 +104,8 @@ class Buffered(Optimizer):
 def _rate_of(stock: Any) -> Any:
     """The learning rate of a stock optimizer itself."""
     if not isinstance(stock, tf.compat.v1.train.Optimizer):
-        return _legacy_rate(stock) if hasattr(stock, "_create_hypers") else _keras_rate(stock)
-    rate = getattr(stock, "_lr" if hasattr(stock, "_lr") else "_learning_rate")
+        return _legacy_rate(stock) if is_legacy(stock) else _keras_rate(stock)
+    rate = v1_rate(stock)
     # Nobody can set it: a variable of ours would be saved, and restored to no effect.
     return GraphConstantRate(float(rate)) if isinstance(rate, numbers.Real) else rate
 
@@ -238,7 +247,7 @@ def _copy_of(stock: Any, weights: tf.Variable) -> tuple[Any, Callable[[tf.Tensor
     if "jit_compile" in config:
         config["jit_compile"] = False
     optimizer = type(stock).from_config(config)
-    if hasattr(stock, "_create_hypers"):
+    if is_legacy(stock):
         return _copy_of_legacy(stock, optimizer, weights)
     # Not by setattr, which would track a variable that is the stock optimizer's.
     optimizer.__dict__["_learning_rate"] = stock._learning_rate

@@ -15,8 +15,13 @@ import tensorflow as tf
 from sok.optimizers.adagrad import Adagrad
 from sok.optimizers.adam import Adam
 from sok.optimizers.base import Optimizer
+from sok.optimizers.lazy_adam import LazyAdam
 from sok.optimizers.learning_rate import LearningRate, as_learning_rate
 from sok.optimizers.sgd import SGD
+from sok.table import rules
+
+FUSED: dict[str, type[Any]] = {optimizer.rule: optimizer for optimizer in (SGD, Adagrad, Adam, LazyAdam)}
+"""Of the rules that are compiled in, the class that trains by each."""
 
 
 def matching_optimizer(stock: Any, share_iterations: bool = False) -> Optimizer:
@@ -52,8 +57,9 @@ def matching_optimizer(stock: Any, share_iterations: bool = False) -> Optimizer:
     except _NoMatch as reason:
         raise ValueError(
             f"No optimizer of embedding tables does what {type(stock).__module__}.{type(stock).__name__} would do: "
-            f"{reason} Pass one: embedding_optimizer=sok.optimizers.X(...), where X is SGD, Adagrad, Adam or "
-            "LazyAdam; it trains the tables, and the stock optimizer everything else."
+            f"{reason} Pass one: embedding_optimizer=sok.optimizers.X(...), where X is one of "
+            f"{', '.join(optimizer.__name__ for optimizer in FUSED.values())}; it trains the tables, and the stock "
+            "optimizer everything else."
         ) from None
 
 
@@ -63,18 +69,32 @@ class _NoMatch(Exception):
 
 def _match(stock: Any, share_iterations: bool) -> Optimizer:
     stock = _without_loss_scale(stock)
-    for library, name, reader in _READERS:
-        if type(stock) is _class_of(library, name):
-            # Where variables are made: legacy ones make theirs on first use, perhaps inside a function.
-            with tf.init_scope():
-                matched = reader(stock)
-                if library != "tensorflow":
-                    _follow_iterations(matched, stock, share_iterations)
-            return matched
-    raise _NoMatch(
-        "known are exactly SGD, Adagrad and Adam of Keras 3, tf_keras and tf_keras.optimizers.legacy, and "
-        "GradientDescentOptimizer, AdagradOptimizer and AdamOptimizer of tf.compat.v1.train."
-    )
+    for optimizer in FUSED.values():
+        for equal in rules.find(optimizer.rule).equals:
+            if any(type(stock) is _class_of(*path.split(".", 1)) for path in equal.classes):
+                # Where variables are made: legacy ones make theirs on first use, perhaps inside a function.
+                with tf.init_scope():
+                    return _equal(optimizer, equal, stock, share_iterations)
+    known = [path for name in FUSED for stock in rules.find(name).equals for path in stock.classes]
+    raise _NoMatch(f"known are exactly {', '.join(known)}.")
+
+
+def _equal(optimizer: type[Any], equal: rules.Stock, stock: Any, share_iterations: bool) -> Optimizer:
+    _refuse(stock, *equal.refuses)
+    unlike = equal.unlike(stock)
+    if unlike:
+        raise _NoMatch(unlike)
+    # Numbers first: _legacy_rate turns them into variables, which in a v1 graph have no value yet.
+    names = [hyper.name for hyper in rules.find(optimizer.rule).hyper]
+    hyper = {name: _number(stock, equal.reads.get(name, name)) for name in names}
+    matched: Optimizer
+    if isinstance(stock, tf.compat.v1.train.Optimizer):
+        matched = optimizer(v1_rate(stock), **hyper)
+        return matched
+    rate, options = (_legacy_rate, _legacy_options) if is_legacy(stock) else (_keras_rate, _keras_options)
+    matched = optimizer(rate(stock), **hyper, **options(stock))
+    _follow_iterations(matched, stock, share_iterations)
+    return matched
 
 
 def _class_of(library: str, name: str) -> Any:
@@ -158,18 +178,8 @@ def _keras_options(stock: Any) -> dict[str, Any]:
     return {"clipnorm": clipnorm, "clipvalue": None if clipnorm else clipvalue}
 
 
-def _keras_sgd(stock: Any) -> Optimizer:
-    _refuse(stock, "momentum", "nesterov")
-    return SGD(_keras_rate(stock), **_keras_options(stock))
-
-
-def _keras_adagrad(stock: Any) -> Optimizer:
-    return Adagrad(_keras_rate(stock), stock.initial_accumulator_value, epsilon=stock.epsilon, **_keras_options(stock))
-
-
-def _keras_adam(stock: Any) -> Optimizer:
-    _refuse(stock, "amsgrad")
-    return Adam(_keras_rate(stock), stock.beta_1, stock.beta_2, stock.epsilon, **_keras_options(stock))
+def is_legacy(stock: Any) -> bool:
+    return hasattr(stock, "_create_hypers")
 
 
 # tf_keras.optimizers.legacy: numbers become variables when first used.
@@ -178,13 +188,6 @@ def _keras_adam(stock: Any) -> Optimizer:
 def _legacy_rate(stock: Any) -> LearningRate:
     stock._create_hypers()
     return _StockRate(stock, lambda optimizer: optimizer._hyper["learning_rate"], stock._initial_decay)
-
-
-def _legacy_number(stock: Any, name: str) -> float:
-    value = stock._hyper[name]
-    if isinstance(value, tf.Variable) and tf.executing_eagerly():
-        return float(value.numpy())
-    return _number(name, value)
 
 
 def _legacy_options(stock: Any) -> dict[str, Any]:
@@ -196,58 +199,8 @@ def _legacy_options(stock: Any) -> dict[str, Any]:
     return {"clipnorm": stock.clipnorm, "clipvalue": stock.clipvalue}
 
 
-def _legacy_sgd(stock: Any) -> Optimizer:
-    _refuse(stock, "_momentum", "nesterov")
-    return SGD(_legacy_rate(stock), **_legacy_options(stock))
-
-
-def _legacy_adagrad(stock: Any) -> Optimizer:
-    start, epsilon = stock._initial_accumulator_value, stock.epsilon
-    # It adds epsilon to the root where we add it under the root. Without any, we differ by epsilon / sqrt(accumulator),
-    # which float32 hardly sees for the usual values.
-    if not start > 0 or epsilon > 1e-6 * start**0.5:
-        raise _NoMatch("its `epsilon` stands outside the root and is too large beside `initial_accumulator_value`.")
-    return Adagrad(_legacy_rate(stock), start, epsilon=0.0, **_legacy_options(stock))
-
-
-def _legacy_adam(stock: Any) -> Optimizer:
-    _refuse(stock, "amsgrad")
-    # Numbers first: _legacy_rate turns them into variables, which in a v1 graph have no value yet.
-    beta_1, beta_2 = _legacy_number(stock, "beta_1"), _legacy_number(stock, "beta_2")
-    return Adam(_legacy_rate(stock), beta_1, beta_2, stock.epsilon, **_legacy_options(stock))
-
-
-# tf.compat.v1.train.
-
-
-def _v1_sgd(stock: Any) -> Optimizer:
-    return SGD(stock._learning_rate)
-
-
-def _v1_adagrad(stock: Any) -> Optimizer:
-    return Adagrad(stock._learning_rate, _number("initial_accumulator_value", stock._initial_accumulator_value), 0.0)
-
-
-def _v1_adam(stock: Any) -> Optimizer:
-    # Its epsilon is the paper's "epsilon hat", beside the uncorrected root: the form Keras uses too.
-    beta_1, beta_2 = _number("beta1", stock._beta1), _number("beta2", stock._beta2)
-    return Adam(stock._lr, beta_1, beta_2, _number("epsilon", stock._epsilon))
-
-
-_READERS: list[tuple[str, str, Callable[[Any], Optimizer]]] = [
-    ("keras", "optimizers.SGD", _keras_sgd),
-    ("keras", "optimizers.Adagrad", _keras_adagrad),
-    ("keras", "optimizers.Adam", _keras_adam),
-    ("tf_keras", "optimizers.SGD", _keras_sgd),
-    ("tf_keras", "optimizers.Adagrad", _keras_adagrad),
-    ("tf_keras", "optimizers.Adam", _keras_adam),
-    ("tf_keras", "optimizers.legacy.SGD", _legacy_sgd),
-    ("tf_keras", "optimizers.legacy.Adagrad", _legacy_adagrad),
-    ("tf_keras", "optimizers.legacy.Adam", _legacy_adam),
-    ("tensorflow", "compat.v1.train.GradientDescentOptimizer", _v1_sgd),
-    ("tensorflow", "compat.v1.train.AdagradOptimizer", _v1_adagrad),
-    ("tensorflow", "compat.v1.train.AdamOptimizer", _v1_adam),
-]
+def v1_rate(stock: Any) -> Any:
+    return stock._lr if hasattr(stock, "_lr") else stock._learning_rate
 
 
 def _refuse(stock: Any, *options: str) -> None:
@@ -262,7 +215,13 @@ def _limit(value: Any) -> Any:
     return value if value is not None and value > 0 else None
 
 
-def _number(name: str, value: Any) -> float:
+def _number(stock: Any, attribute: str | float) -> float:
+    if isinstance(attribute, float):
+        return attribute
+    hyper = getattr(stock, "_hyper", {})  # of legacy ones, where numbers become variables
+    value = hyper[attribute] if attribute in hyper else getattr(stock, attribute)
+    if attribute in hyper and isinstance(value, tf.Variable) and tf.executing_eagerly():
+        return float(value.numpy())
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise _NoMatch(f"`{name}` must be a number known now, and is {value!r}.")
+        raise _NoMatch(f"`{attribute.lstrip('_')}` must be a number known now, and is {value!r}.")
     return float(value)

@@ -8,13 +8,12 @@ from typing import Any
 import tensorflow as tf
 
 from sok.job.transport.ordering import after_answers
-from sok.optimizers.adam import Adam
 from sok.optimizers.base import Optimizer
 from sok.optimizers.buffered import Buffered, check
 from sok.optimizers.global_step import count_after
-from sok.optimizers.lazy_adam import LazyAdam
-from sok.optimizers.matching import _match, _NoMatch
+from sok.optimizers.matching import FUSED, _match, _NoMatch, v1_rate
 from sok.optimizers.stock import stock_bases
+from sok.table import rules
 
 Pair = tuple[Any, Any]  # (gradient, variable)
 
@@ -90,7 +89,7 @@ class OptimizerWrapper(tf.__internal__.tracking.Trackable):
         """That of the stock optimizer, settable where that one's is."""
         stock = self._optimizer
         if isinstance(stock, tf.compat.v1.train.Optimizer):
-            return getattr(stock, "_lr" if hasattr(stock, "_lr") else "_learning_rate")
+            return v1_rate(stock)
         return stock.learning_rate
 
     @learning_rate.setter
@@ -248,16 +247,11 @@ def _tables_optimizer(stock: Any) -> Optimizer:
             f"sok.OptimizerWrapper cannot do to tables what {type(stock).__module__}.{type(stock).__name__} does: "
             f"{reason} Train the tables by one of sok.optimizers instead."
         ) from None
-    if type(matched) is not Adam:
+    optimizer = FUSED.get(rules.find(matched.rule).lazy)
+    if optimizer is None:
         return matched
-    lazy = LazyAdam(
-        matched._rate,
-        matched.beta_1,
-        matched.beta_2,
-        matched.epsilon,
-        clipnorm=matched.clipnorm,
-        clipvalue=matched.clipvalue,
-    )
+    clipping = {"clipnorm": matched.clipnorm, "clipvalue": matched.clipvalue}
+    lazy: Optimizer = optimizer(matched._rate, **matched._rule_config(), **clipping)
     # It goes on from the steps that the stock optimizer had done.
     lazy._adopt_iterations(matched.iterations)
     return lazy

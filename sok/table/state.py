@@ -54,7 +54,7 @@ def restore_rows(
         rule: 'sgd', 'adagrad', 'adam' or 'lazy_adam', or of a stock optimizer its name with those of its slots, as
             'RMSprop(velocity,momentum)'. To be given with `slots`.
         slot_init: what slots of a fresh row hold (Adagrad's initial accumulator), if the set is made here: a number, or
-            of a stock optimizer one for each slot.
+            one for each slot.
 
     Returns:
         How many rows of this worker's shard were made: int64 scalar; in a v1 graph to be run. Not collective.
@@ -95,7 +95,7 @@ def restore_rows(
         tf.convert_to_tensor(slots, tf.float32),
         slot_set=slot_set or "",
         rule=rule or "",
-        slot_inits=(starts or [0.0])[:1] if rule is None or rule in RULES else starts,
+        slot_inits=starts or [0.0],
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from sok.base.errors import CheckpointError
 from sok.checkpoint.manifest import Table
-from sok.table.rules import slot_names
+from sok.table import rules
 
 _BLOCK = struct.Struct("<IIQII")  # magic, type, length of the payload, CRC, 0: docs/design/checkpoint.md
 _MAGIC, _ROWS, _END = 0x4B4C4253, 2, 4
@@ -33,7 +33,7 @@ def vectors_of(table: Table) -> list[str]:
     """The vectors that a record of the table has, in the order of the file."""
     names = ["weights"]
     for slot_set in table.slot_sets:
-        known = slot_names(slot_set.rule)
+        known = rules.find(slot_set.rule).slot_names
         for k in range(slot_set.num_slots):
             names.append(f"{slot_set.name}: {known[k] if k < len(known) else f'slot {k}'}")
     return names

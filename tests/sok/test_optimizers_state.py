@@ -81,7 +81,7 @@ def test_config_makes_the_same_optimizer_again(cls):
     again = cls.from_config(config)
     assert type(again) is cls
     assert again.get_config() == config
-    assert again._hyper() == optimizer._hyper()
+    assert again._rule_config() == optimizer._rule_config()
     assert again.slot_set != optimizer.slot_set
 
 

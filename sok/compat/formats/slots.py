@@ -9,11 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from sok.compat.formats.shard import Shard
-from sok.optimizers.adagrad import Adagrad
-from sok.optimizers.adam import Adam
 from sok.optimizers.base import Optimizer
 from sok.optimizers.buffered import Buffered
-from sok.optimizers.sgd import SGD
+from sok.table import rules
 from sok.table import state as table_state
 from sok.table.table import EmbeddingVariable
 
@@ -53,8 +51,8 @@ class OptimizerSlots:
                 f"of sok.optimizers. Received: {optimizer!r}."
             )
         if not isinstance(self._optimizer, Buffered):
-            known = {SGD: ("SGD", ()), Adagrad: ("Adagrad", ("accumulator",)), Adam: ("Adam", ("m", "v"))}
-            self.name, self.slots = next(found for cls, found in known.items() if isinstance(self._optimizer, cls))
+            rule = rules.find(self._optimizer.rule)
+            self.name, self.slots = rule.dumped_as or rule.name.partition("(")[0], rule.slot_names
             return
         stock = type(self._optimizer.stock).__name__
         if stock not in _STOCK:

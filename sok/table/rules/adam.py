@@ -1,0 +1,24 @@
+"""Adam."""
+
+from sok.table.rules.rule import Hyper, RowRule, Slot, Stock, decay_rate
+
+ADAM = RowRule(
+    "adam",
+    slots=(Slot("m"), Slot("v")),
+    hyper=(Hyper("beta_1", decay_rate), Hyper("beta_2", decay_rate), Hyper("epsilon")),
+    decays=True,
+    counts_steps=True,
+    lazy="lazy_adam",
+    dumped_as="Adam",
+    equals=(
+        Stock(
+            ("keras.optimizers.Adam", "tf_keras.optimizers.Adam", "tf_keras.optimizers.legacy.Adam"),
+            refuses=("amsgrad",),
+        ),
+        # Its epsilon is the paper's "epsilon hat", beside the uncorrected root: the form Keras uses too.
+        Stock(
+            ("tensorflow.compat.v1.train.AdamOptimizer",),
+            {"beta_1": "_beta1", "beta_2": "_beta2", "epsilon": "_epsilon"},
+        ),
+    ),
+)
