@@ -111,6 +111,29 @@ def collectives() -> str:
         size = 2 * needed
 
 
+class _RuleLayout(ctypes.Structure):
+    _fields_ = (("size", ctypes.c_int64), ("hyper", ctypes.c_char_p), ("starts", ctypes.c_char_p))
+
+
+def register_rule(name: str, hyper: str, starts: str, function: int) -> None:
+    """Calls `SokRegisterRule` (include/sok/rules/own_rule.h). Raises ValueError."""
+    lib()
+    register = ctypes.CDLL(str(library_path())).SokRegisterRule
+    register.argtypes, register.restype = (ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p), ctypes.c_char_p
+    layout = _RuleLayout(ctypes.sizeof(_RuleLayout), hyper.encode(), starts.encode())
+    error = register(name.encode(), ctypes.byref(layout), function)
+    if error is not None:
+        raise ValueError(error.decode())
+
+
+def rules() -> list[dict[str, Any]]:
+    """What native code knows of the update rules of this process: `SokRules`."""
+    lib()
+    function = ctypes.CDLL(str(library_path())).SokRules
+    function.restype = ctypes.c_char_p
+    return json.loads(function())
+
+
 def substituted(library: Any) -> contextlib.AbstractContextManager[None]:
     """Inside, and in this thread alone, `lib()` gives `library`: how a model is traced without our ops to export it."""
     return _substitutes.inside(library)

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 import sok
 from sok.table import state as table_state
+from tests.matrix.own_rule import Damped
 
 from .conftest import EMULATED_GPU
 
@@ -198,6 +199,11 @@ def test_slots_of_stock_optimizers_are_refused_in_words(tmp_path):
         sok.restore(str(tmp_path), {tables[0].table_name: tables[1]})
     sok.restore(str(tmp_path), {tables[0].table_name: tables[1]}, slots=False)
     assert_same(content_of(tables[1]), content_of(tables[0]))
+
+
+def test_a_rule_of_ones_own_is_refused_in_words():
+    with pytest.raises(tf.errors.InvalidArgumentError, match="is on a GPU, where the slots of 'damped.*cannot lie"):
+        losses_of(table_on(EMULATED_GPU, "own_rule"), Damped(0.1), 1, steps=1)
 
 
 def test_a_session_saves_and_restores(tmp_path):

@@ -10,9 +10,10 @@ import keras
 import numpy as np
 
 import sok
+from tests.matrix import own_rule
 from tests.reference import optimizers as reference
 
-RATE, EPSILON, BETAS, MOMENTUM, ACCUMULATOR = 0.1, 1e-7, (0.9, 0.999), 0.9, 0.1
+RATE, EPSILON, BETAS, MOMENTUM, ACCUMULATOR, TOTAL = 0.1, 1e-7, (0.9, 0.999), 0.9, 0.1, 0.5
 
 State = tuple[np.ndarray, ...]
 # (rows [n, D], slots, gradients [n, D] with zeros in untouched rows, touched [n], step from 1) -> (rows, slots)
@@ -44,6 +45,15 @@ def _momentum(rows: np.ndarray, slots: State, grads: np.ndarray, touched: np.nda
     return np.where(touched[:, None], rows + velocity, rows), (velocity,)
 
 
+def _damped(rows: np.ndarray, slots: State, grads: np.ndarray, touched: np.ndarray, step: int) -> tuple:
+    before = (rows, *slots)
+    new, *of_slots = (
+        np.where(touched[:, None], after, was)
+        for after, was in zip(own_rule.damped(*before, grads, RATE, MOMENTUM), before, strict=True)
+    )
+    return new, tuple(of_slots)
+
+
 @dataclasses.dataclass(frozen=True)
 class Rule:
     make: Callable[[], Any]
@@ -61,6 +71,7 @@ RULES = {
     ),
     "Adam": Rule(lambda: sok.optimizers.Adam(RATE), _adam, (0.0, 0.0)),
     "LazyAdam": Rule(lambda: sok.optimizers.LazyAdam(RATE), _lazy_adam, (0.0, 0.0)),
+    "own rule": Rule(lambda: own_rule.Damped(RATE, MOMENTUM, TOTAL), _damped, (0.0, TOTAL)),
     "wrapped Adam": Rule(lambda: sok.OptimizerWrapper(keras.optimizers.Adam(RATE)), _lazy_adam, (0.0, 0.0)),
     "wrapped momentum": Rule(
         lambda: sok.OptimizerWrapper(keras.optimizers.SGD(RATE, momentum=MOMENTUM)), _momentum, (0.0,)
