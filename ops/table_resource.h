@@ -1,6 +1,7 @@
 // The table as a TensorFlow resource.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <set>
 #include <string>
@@ -38,6 +39,9 @@ class TableResource : public tensorflow::ResourceBase {
 
   // Wherever the table is.
   TableStore& store() { return *store_; }
+
+  // Update calls so far, with gradients or without: the same on all ranks.
+  std::atomic<int64_t> step{0};
 
   // For kernels of the CPU, and for those of a device. Both throw InvalidArgument where the table is elsewhere.
   bool is_on_host() const { return host_ != nullptr; }

@@ -1,4 +1,4 @@
-// A table's rows together with what optimizers keep of them: restoring, listing, swapping.
+// A table's rows together with what optimizers keep of them: restoring, listing, swapping. And its step.
 #include <algorithm>
 #include <new>
 #include <string>
@@ -211,6 +211,69 @@ class TableSwapOp : public OpKernel {
 };
 REGISTER_KERNEL_BUILDER(Name("Sok>TableSwap").Device(tensorflow::DEVICE_CPU), TableSwapOp);
 SOK_HOST_MEMORY_KERNEL("Sok>TableSwap", TableSwapOp, "handle", "other");
+
+REGISTER_OP("Sok>TableStep")
+    .Input("handle: resource")
+    .Output("step: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    });
+
+class TableStepOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* ctx) override {
+    Guard(ctx, [&] {
+      Tensor* step;
+      Check(ctx->allocate_output(0, TensorShape({}), &step));
+      step->scalar<int64_t>()() = TableArg(ctx, 0)->step;
+    });
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("Sok>TableStep").Device(tensorflow::DEVICE_CPU), TableStepOp);
+SOK_HOST_MEMORY_KERNEL("Sok>TableStep", TableStepOp, "handle", "step");
+
+REGISTER_OP("Sok>TableSetStep")
+    .Input("handle: resource")
+    .Input("step: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle unused;
+      return c->WithRank(c->input(1), 0, &unused);
+    });
+
+class TableSetStepOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* ctx) override {
+    Guard(ctx, [&] {
+      CheckRank(ctx->input(1), 0, "step");
+      TableArg(ctx, 0)->step = ctx->input(1).scalar<int64_t>()();
+    });
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("Sok>TableSetStep").Device(tensorflow::DEVICE_CPU), TableSetStepOp);
+SOK_HOST_MEMORY_KERNEL("Sok>TableSetStep", TableSetStepOp, "handle", "step");
+
+REGISTER_OP("Sok>TablesCountStep")
+    .Input("handles: M * resource")
+    .Attr("M: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext*) { return absl::OkStatus(); });
+
+class TablesCountStepOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* ctx) override {
+    Guard(ctx, [&] {
+      for (int t = 0; t < ctx->num_inputs(); ++t) ++TableArg(ctx, t)->step;
+    });
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("Sok>TablesCountStep").Device(tensorflow::DEVICE_CPU), TablesCountStepOp);
+SOK_HOST_MEMORY_KERNEL("Sok>TablesCountStep", TablesCountStepOp, "handles");
 
 }  // namespace
 }  // namespace sok

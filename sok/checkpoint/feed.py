@@ -21,6 +21,7 @@ from sok.checkpoint.verifying import check_summary
 from sok.job.agreement import check_equal, together
 from sok.job.job import job_of
 from sok.job.transport.base import Transport
+from sok.table.state import set_step
 
 _HEADER = struct.Struct("<IIQII")
 _ROWS, _ERASED, _END = 2, 3, 4
@@ -35,6 +36,7 @@ class Delta:
     keys: np.ndarray  # [n] of the table's key dtype
     rows: np.ndarray  # [n, D] float32: their rows now
     erased: np.ndarray  # [m] of the key dtype: keys that have no row any more
+    step: int | None = None  # of the table when it was saved; None: not known
 
     def apply(self, tables: Any) -> None:
         """Stores it in the table of that name among `tables` (as for `sok.restore`), if it is there.
@@ -48,6 +50,8 @@ class Delta:
             table.erase(self.erased)
         if len(self.keys):
             table.assign(self.keys, self.rows)
+        if self.step is not None:
+            set_step(table, self.step)
 
 
 def deltas(path: PathLike, after: str | None = None) -> Iterator[Delta]:
@@ -195,7 +199,7 @@ class Follower:
 
         def apply() -> bool:
             try:
-                self._apply(newer)
+                self._apply(newer, manifest)
             except Exception:
                 if is_last or not is_superseded(self._path, manifest.generation):
                     raise
@@ -207,7 +211,7 @@ class Follower:
         self._generation, self._seen = manifest.generation, seen
         return True
 
-    def _apply(self, links: list[Link]) -> None:
+    def _apply(self, links: list[Link], manifest: Manifest) -> None:
         calls = EagerCalls()
         work = []
         for link in links:
@@ -222,6 +226,8 @@ class Follower:
         for _, table, file, variable in work:
             sets = [(s.name, s.name) for s in table.slot_sets] if self._slots else []
             calls.load(variable, variable.handle, os.path.join(self._path, file.name), sets)
+        for name, variable in self._tables.items():
+            calls.set_step(variable, manifest.step_of(name))
 
 
 def _after(manifest: Manifest, generation: str | None) -> list[Link] | None:
@@ -266,4 +272,4 @@ def _piece(link: Link, table: Table, **parts: np.ndarray) -> Delta:
         "rows": np.empty((0, table.dim), np.float32),
         "erased": np.empty(0, table.key_dtype),
     }
-    return Delta(link.generation, table.name, **{**empty, **parts})
+    return Delta(link.generation, table.name, **{**empty, **parts}, step=table.step)

@@ -74,6 +74,7 @@ class Table:
     slot_sets: tuple[SlotSet, ...]
     files: tuple[Shard, ...]
     by_hash: bool = False
+    step: int | None = None  # of the table; None: the sok that saved it did not count
 
     @property
     def placement(self) -> Placement:
@@ -152,6 +153,14 @@ class Manifest(_Tables):
         newest = Link(self.generation, self.sok_version, self.world_size, self.created, self.tables, self.same_as)
         return (*self.before, newest)
 
+    def step_of(self, name: str) -> int:
+        """The step of a table; of one that was saved without, the most that its optimizers have counted."""
+        table = self.table(name)
+        if table.step is not None:
+            return table.step
+        counted = {state.slot_set: state.iterations for state in self.optimizers}
+        return max((max(s.calls, counted.get(s.name, 0)) for s in table.slot_sets), default=0)
+
     @property
     def bytes(self) -> int:
         """Bytes of all files of the chain."""
@@ -196,6 +205,8 @@ def _table_members(table: Table) -> dict[str, Any]:
     members = {**vars(table), "slot_sets": [vars(slot_set) for slot_set in table.slot_sets], "files": files}
     if members.pop("by_hash"):
         members["placement"] = _BY_HASH
+    if table.step is None:
+        del members["step"]
     return members
 
 
@@ -408,7 +419,8 @@ def _table(body: Any, link: dict[str, Any], is_delta: bool) -> Table:
     by_hash = "placement" in body
     if by_hash and (body["placement"] != _BY_HASH or plain["owner"] is not None or not plain["hashed"]):
         raise _Wrong(f"{where} is placed by {body['placement']!r}, which makes no sense here")
-    return Table(**plain, slot_sets=slot_sets, files=files, by_hash=by_hash)
+    step = _member(body, "step", int, where) if "step" in body else None
+    return Table(**plain, slot_sets=slot_sets, files=files, by_hash=by_hash, step=step)
 
 
 def _shard(body: Any, where: str, link: dict[str, Any], is_delta: bool) -> Shard:

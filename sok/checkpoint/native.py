@@ -79,13 +79,19 @@ class EagerCalls:
     def size(self, table: Any) -> int:
         return int(self._run(table, "size"))
 
+    def step(self, table: Any) -> int:
+        return int(self._run(table, "step"))
+
+    def set_step(self, table: Any, step: int) -> None:
+        self._run(table, "set step", number=step)
+
     def slot_sets(self, table: Any) -> list[table_state.SlotSet]:
         return table_state.as_slot_sets(self._run(table, "slot sets"))
 
     def second(self, table: Any, num_rows: int) -> Any:
         """An empty table like this one, to load about so many rows into."""
         second = table_state.second_table(table)
-        self._run(table, "reserve", second, num_rows=tf.constant(num_rows, tf.int64))
+        self._run(table, "reserve", second, number=tf.constant(num_rows, tf.int64))
         return second
 
     def load(self, table: Any, second: Any, path: str, sets: Pairs) -> dict[str, Any]:
@@ -118,7 +124,7 @@ class SessionCalls(EagerCalls):
 
     def second(self, table: Any, num_rows: int) -> Any:
         self.drop(table, None)  # one that an interrupted restore has left
-        self._run(table, "reserve", num_rows=num_rows)
+        self._run(table, "reserve", number=num_rows)
         return None
 
     def swap(self, table: Any, second: Any) -> None:
@@ -150,7 +156,7 @@ def _graph_ops(table: Any) -> dict[str, Any]:
             placeholder = tf.compat.v1.placeholder
             fed = {name: placeholder(tf.string, []) for name in ("path", "generation")}
             fed |= {name: placeholder(tf.string, [None]) for name in ("saved_sets", "table_sets")}
-            fed["num_rows"] = placeholder(tf.int64, [])
+            fed["number"] = placeholder(tf.int64, [])
         # Where the table is. If that is for TensorFlow to choose, any device named here would move the table there.
         with tf.compat.v1.colocate_with(table.handle, ignore_existing=True):
             shared_name = f"sok_second/{table.table_name}"
@@ -169,7 +175,7 @@ def _makers(
     generation: Any = None,
     saved_sets: Any = None,
     table_sets: Any = None,
-    num_rows: Any = None,
+    number: Any = None,
 ) -> dict[str, Callable[[], Any]]:
     """What makes each op. `second`: the handle of a second table."""
     lib, handle = _ops.lib(), table.handle
@@ -186,9 +192,11 @@ def _makers(
         "end": lambda: lib.sok_table_save_end(handle, generation),
         "changes": lambda: lib.sok_table_changes(handle),
         "size": table.num_rows,
+        "step": lambda: table.step,
+        "set step": lambda: table_state.set_step(table, number),
         "slot sets": lambda: lib.sok_table_slot_sets(handle),
         # Records are as wide as the slots in the files make them: memory of another width would be asked for twice.
-        "reserve": lambda: lib.sok_table_reserve(second, num_rows, keys_only=True),
+        "reserve": lambda: lib.sok_table_reserve(second, number, keys_only=True),
         "load": lambda: lib.sok_table_load(second, path, saved_sets, table_sets),
         "swap": lambda: lib.sok_table_swap(handle, second),
         "drop": lambda: tf.raw_ops.DestroyResourceOp(resource=second, ignore_lookup_error=True),

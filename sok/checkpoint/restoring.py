@@ -153,6 +153,7 @@ def _restore_once(
         return None
     for name, second in seconds.items():
         calls.swap(tables[name], second)
+        calls.set_step(tables[name], manifest.step_of(name))
     for table in whole:  # the next incremental save goes on from here
         calls.begin(table)
         calls.end(table, manifest.generation)

@@ -103,6 +103,7 @@ def save(
         if isinstance(max_chain, bool) or not isinstance(max_chain, int) or max_chain < 1:
             raise ValueError(f"`max_chain` must be a whole number of at least 1. Received: {max_chain!r}.")
         said: dict[str, Any] = {"arguments": [path, *names, bool(incremental), bool(asynchronous), max_chain]}
+        said["steps"] = [work.calls.step(table) for table in work.tables]
         if transport.rank == 0:
             said["generation"], work.before = _begin(path, work.lease)
             said["lease"] = work.lease.token
@@ -117,6 +118,7 @@ def save(
         [answer["arguments"] for answer in said],
         "sok.save: [path, tables, optimizers, incremental, asynchronous, max_chain]",
     )
+    work.steps = _agreed_steps(work, [answer["steps"] for answer in said])
     work.generation = said[0]["generation"]
     work.lease = Lease(in_folder(path), said[0]["lease"])
     why: str | None = ""
@@ -149,6 +151,19 @@ def save(
         raise
     work.end(complete=True)
     return None
+
+
+def _agreed_steps(work: Work, said: list[list[int]]) -> list[int]:
+    """The step of each table; where workers disagree the largest, with a warning."""
+    for table, by_rank in zip(work.tables, zip(*said, strict=True), strict=True):
+        if work.rank == 0 and len(set(by_rank)) > 1:
+            warnings.warn(
+                f"sok.save: workers disagree about the step of table '{table.table_name}': by rank {list(by_rank)}. "
+                "All must call apply_gradients with it equally often, with a gradient or None. "
+                f"Saved is {max(by_rank)}.",
+                stacklevel=4,
+            )
+    return [max(by_rank) for by_rank in zip(*said, strict=True)]
 
 
 def _warn_of_lost_counts(tables: Sequence[EmbeddingVariable], chosen: Sequence[Optimizer], calls: Any) -> None:

@@ -14,7 +14,7 @@ from sok.base.patching import Here
 from sok.checkpoint import beside
 from sok.job.job import job_of
 
-_NAME = "sok_table"
+_NAME, _STEP = "sok_table", "sok_table_step"
 _GENERATION = "keras"  # a file of Keras is one as a whole
 
 # Where our own functions for several workers leave rows to the files beside.
@@ -39,6 +39,7 @@ def save(table: Any, store: Any) -> None:
         path = Path(folder, "shard")
         EagerCalls().save(table, str(path), _GENERATION)
         store[_NAME] = np.fromfile(path, np.uint8)
+        store[_STEP] = np.int64(table.step)
 
 
 def load(table: Any, store: Any) -> None:
@@ -65,3 +66,5 @@ def load(table: Any, store: Any) -> None:
         calls.load(table, second, str(path), list(names.items()))
         calls.swap(table, second)
         claims.restored(table, sets, names)
+        counted = max((s["calls"] for s in shard["slot_sets"]), default=0)  # a file of before has no step
+        calls.set_step(table, int(np.asarray(store[_STEP])) if _STEP in store.keys() else counted)  # noqa: SIM118

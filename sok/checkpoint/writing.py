@@ -37,6 +37,7 @@ class Work:
     generation: str = ""
     before: Manifest | None = None  # what lies there; rank 0 knows it
     lease: Lease = dataclasses.field(init=False)  # to save there, which rank 0 has taken
+    steps: list[int] = dataclasses.field(default_factory=list)  # of the tables
     changes: bool = False  # only what has changed
     snapshot: bool = False  # training goes on meanwhile
     expected_bytes: int = 0
@@ -166,13 +167,15 @@ class Work:
             sok_version=sok.__version__,
             world_size=self.size,
             created=utc_now(),
-            tables=tuple(_table(table, [of_rank[i] for of_rank in written]) for i, table in enumerate(self.tables)),
+            tables=tuple(
+                _table(table, [of_rank[i] for of_rank in written], self.steps[i]) for i, table in enumerate(self.tables)
+            ),
             optimizers=self._states,
             before=() if self._base is None else self._base.links,
         )
 
 
-def _table(table: EmbeddingVariable, summaries: Sequence[dict[str, Any] | None]) -> Table:
+def _table(table: EmbeddingVariable, summaries: Sequence[dict[str, Any] | None], step: int) -> Table:
     files: list[Shard] = []
     sets: dict[str, SlotSet] = {}
     for rank, summary in enumerate(summaries):
@@ -197,6 +200,7 @@ def _table(table: EmbeddingVariable, summaries: Sequence[dict[str, Any] | None])
         slot_sets=tuple(sets.values()),
         files=tuple(files),
         by_hash=table.placement.hash,
+        step=step,
     )
 
 

@@ -176,8 +176,7 @@ def _update_tables(stock: Any, pairs: list[tuple[Any, Any]]) -> tuple[Any, list[
         matched = _matched.get(stock)
         if matched is None:
             matched = _matched[stock] = matching_optimizer(stock, share_iterations=shares)
-    kept = [(grad, variable) for grad, variable in tables if grad is not None]
-    return matched._apply(kept, counts_step=not (shares and others)), others
+    return matched._apply(tables, counts_step=not (shares and others)), others
 
 
 def _finish_alone(stock: Any, update: Any, global_step: Any = None, *_: Any, **__: Any) -> Any:

@@ -12,6 +12,7 @@ from sok.distributed.reduction import Pair, check_op, reduce_dense, split_pairs,
 from sok.distributed.tape import is_reduced
 from sok.job.transport.ordering import after_answers
 from sok.optimizers import Optimizer, matching_optimizer
+from sok.table.state import count_step
 from sok.table.table import is_embedding_variable
 
 
@@ -89,7 +90,10 @@ class TableTrainer:
         has_table_step = any(grad is not None for grad, _ in of_tables)
         has_dense_step = any(grad is not None for grad in reduced)
         # Before the stock optimizer's, whose counter it may share.
-        update = self._update(of_tables, not has_dense_step, reduces, scale) if has_table_step else None
+        if has_table_step:
+            update = self._update(of_tables, not has_dense_step, reduces, scale)
+        else:
+            update = count_step(table for _, table in of_tables)
         with after_answers(), tf.control_dependencies([] if update is None else [update]):
             if has_dense_step or not has_table_step:
                 return update, dense_step(
@@ -98,8 +102,7 @@ class TableTrainer:
             return update, None if self.shares_iterations else count()
 
     def _update(self, pairs: Sequence[Pair], counts_step: bool, reduces: bool, scale: float) -> Any:
-        pairs = [pair for pair in pairs if pair[0] is not None]
-        if reduces and any(is_reduced(grad) for grad, _ in pairs):
+        if reduces and any(grad is not None and is_reduced(grad) for grad, _ in pairs):
             raise ValueError(
                 "These gradients come from a sok.DistributedGradientTape, which has reduced them over all workers, and "
                 "sok.DistributedOptimizer would do so again. Use a tf.GradientTape with it, or stock optimizers and "
@@ -108,7 +111,7 @@ class TableTrainer:
         if reduces:
             scale *= table_scale(self._op)
         return self.optimizer._apply(
-            pairs,
+            list(pairs),
             gradient_scale=None if scale == 1.0 else scale,
             counts_step=counts_step or not self.shares_iterations,
         )

@@ -228,8 +228,8 @@ class Optimizer(tf.__internal__.tracking.Trackable):
 
         Args:
             grads_and_vars: pairs (`tf.IndexedSlices` with local row ids, `EmbeddingVariable`), as `tape.gradient` gives
-                them. A pair whose gradient is None is left out; slices without rows still count as a step of their
-                table, which under `Adam` decays every row.
+                them. Each counts a `step` of its table. Where the gradient is None that is all; slices without rows are
+                an update, which under `Adam` decays every row.
             name: name scope of the ops.
             gradient_scale: a number or scalar tensor that gradients are multiplied with, before they are clipped.
             experimental_aggregate_gradients: accepted because scripts for SOK v1 pass it; it has no effect.
@@ -253,8 +253,10 @@ class Optimizer(tf.__internal__.tracking.Trackable):
         counts_step: bool = True,
     ) -> tf.Operation | None:
         self._check_graph()
-        if pairs:
-            job_of([variable for _, variable in pairs])
+        tables = [variable for _, variable in pairs]
+        if tables:
+            job_of(tables)
+        pairs = [pair for pair in pairs if pair[0] is not None]
         for _, variable in pairs:
             claims.claim(self, variable)
         with tf.name_scope(name or self.name), after_answers():
@@ -269,12 +271,13 @@ class Optimizer(tf.__internal__.tracking.Trackable):
             hyper = tf.concat([[self._rate.at(done)], tf.constant(list(self._rule_config().values()), tf.float64)], 0)
             with tf.control_dependencies([guard for guard in guards if guard is not None]):
                 updates = [self._update(ready, step, hyper)] if ready else []
-            if counts_step:
-                # After the updates: in a v1 graph nothing else keeps them from reading the next step's number.
-                with tf.control_dependencies([op for op in updates if op is not None] + [step, hyper]):
+            # After the updates: in a v1 graph nothing else keeps them from reading the next step's number.
+            with tf.control_dependencies([op for op in updates if op is not None] + [step, hyper]):
+                updates.append(table_state.count_step(tables))
+                if counts_step:
                     updates.append(self._count_step())
             # A function runs all that is in it, and cannot return an op.
-            return tf.group(*updates) if _is_v1_graph() else None
+            return tf.group(*[op for op in updates if op is not None]) if _is_v1_graph() else None
 
     def _update(self, ready: list[gradients.TableGradient], step: tf.Tensor, hyper: tf.Tensor) -> Any:
         return gradients.apply(ready, step, hyper, self.rule, self._slot_set, self.nonfinite_gradients)
@@ -372,8 +375,8 @@ def _check_variable(variable: Any) -> None:
 
 
 def _checked_pairs(grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """The pairs that have a gradient."""
-    pairs = [tuple(pair) for pair in grads_and_vars]
+    """The pairs, each variable once."""
+    pairs: list[Any] = [tuple(pair) for pair in grads_and_vars]
     for pair in pairs:
         if len(pair) != 2:
             raise ValueError(f"`grads_and_vars` must hold pairs (gradient, variable). Received: {pair!r}.")
@@ -386,11 +389,10 @@ def _checked_pairs(grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any,
                 "Ask the tape for its gradient once; it covers all lookups."
             )
         seen.add(id(variable))
-    kept = [(grad, variable) for grad, variable in pairs if grad is not None]
-    if pairs and not kept:
+    if pairs and all(grad is None for grad, _ in pairs):
         warnings.warn(
             "None of the embedding variables given to apply_gradients has a gradient: "
             f"{[variable.table_name for _, variable in pairs]}. Were they looked up under the tape?",
             stacklevel=3,
         )
-    return kept
+    return pairs

@@ -14,6 +14,7 @@ from sok.optimizers.global_step import count_after
 from sok.optimizers.matching import FUSED, _match, _NoMatch, v1_rate
 from sok.optimizers.stock import stock_bases
 from sok.table import rules
+from sok.table.state import count_step
 
 Pair = tuple[Any, Any]  # (gradient, variable)
 
@@ -150,9 +151,10 @@ class OptimizerWrapper(tf.__internal__.tracking.Trackable):
         """
         _refuse_scaled_losses(self._optimizer)
         tables, others = _split(grads_and_vars)
-        if not tables and not others:
+        has_table_step = any(grad is not None for grad, _ in tables)
+        if not has_table_step and not others:
             raise ValueError("No gradients provided for any variable: the loss depends on none, or the list is empty.")
-        update = self.embedding_optimizer._apply(tables, name) if tables else None
+        update = self.embedding_optimizer._apply(tables, name) if has_table_step else count_step(v for _, v in tables)
         if others:
             with after_answers(), tf.control_dependencies([] if update is None else [update]):
                 result = self._apply_to_others(others, name)
@@ -218,10 +220,10 @@ def _refuse_scaled_losses(optimizer: Any) -> None:
 
 
 def _split(grads_and_vars: Iterable[Pair]) -> tuple[list[Pair], list[Pair]]:
-    """The pairs that have a gradient: those of tables, and the others."""
+    """The pairs of tables, and those of other variables that have a gradient."""
     from sok.table.table import is_embedding_variable
 
-    pairs = [(grad, variable) for grad, variable in grads_and_vars if grad is not None]
+    pairs = [(grad, variable) for grad, variable in grads_and_vars]
     tables = [pair for pair in pairs if is_embedding_variable(pair[1])]
     names = [variable.table_name for _, variable in tables]
     for name in names:
@@ -230,7 +232,7 @@ def _split(grads_and_vars: Iterable[Pair]) -> tuple[list[Pair], list[Pair]]:
                 f"`grads_and_vars` must name each variable once: table '{name}' is there twice. Ask the tape for its "
                 "gradient once; it covers all lookups."
             )
-    return tables, [pair for pair in pairs if not is_embedding_variable(pair[1])]
+    return tables, [pair for pair in pairs if pair[0] is not None and not is_embedding_variable(pair[1])]
 
 
 def _tables_optimizer(stock: Any) -> Optimizer:

@@ -131,6 +131,17 @@ def swap(variable: EmbeddingVariable, other: tf.Tensor) -> tf.Operation | None:
     return _ops.lib().sok_table_swap(variable.handle, other)
 
 
+def count_step(tables: Iterable[EmbeddingVariable]) -> tf.Operation | None:
+    """Adds 1 to the `step` of each table: an update call has been made. Returns the op in a graph."""
+    handles = [table.handle for table in tables]
+    return _ops.lib().sok_tables_count_step(handles) if handles else None
+
+
+def set_step(variable: EmbeddingVariable, step: TensorLike) -> tf.Operation | None:
+    """Says how many update calls the rows have seen that a table holds now. Returns the op in a graph."""
+    return _ops.lib().sok_table_set_step(variable.handle, tf.cast(step, tf.int64))
+
+
 def set_handle_data(handle: tf.Tensor, dim: int, graph_mode: bool) -> None:
     """Tells TensorFlow what is behind the handle of a table: [0, dim] float32.
 

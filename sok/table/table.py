@@ -234,6 +234,14 @@ class EmbeddingVariable(AsVariable):
         """Rows in use in this worker's shard: int64 scalar. Not collective."""
         return _ops.lib().sok_table_size(self.handle)
 
+    @property
+    def step(self) -> tf.Tensor:
+        """Update calls so far (`apply_gradients` with this table), with a gradient or None: int64 scalar.
+
+        The same on all workers, whatever each of them has looked up. Checkpoints keep it. Not collective.
+        """
+        return _ops.lib().sok_table_step(self.handle)
+
     def size(self) -> tf.Tensor:
         """The same as `num_rows`; of a `sok.DynamicVariable` what SOK v2 calls its size."""
         return self.num_rows()

@@ -130,6 +130,7 @@ def _table_lines(table: Table) -> list[str]:
     lines = [
         f"table '{table.name}': {_count(table.rows, 'row')} of dim {table.dim}, {kind} {table.key_dtype} keys{place}, "
         f"capacity {table.capacity:,} per worker, {_bytes(table.bytes)}"
+        + ("" if table.step is None else f", step {table.step:,}")
     ]
     if len(table.files) > 1:
         held = (file.rows if file.held is None else file.held for file in table.files)

@@ -16,6 +16,7 @@ from sok.checkpoint import read_manifest, verify
 from sok.job import context
 from sok.job.job import Job
 from sok.job.transport.local import LocalTransport
+from sok.lookup.lookup import lookup_rows
 
 DIM = 3
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -240,3 +241,34 @@ def save_for_all(folder):
 
 if __name__ == "__main__":
     save_for_all(sys.argv[1])
+
+
+def check_steps_of_tables_are_equal_and_kept_at_another_size(world, tmp_path_of_rank, monkeypatch):
+    folder = shared_folder(world, tmp_path_of_rank, "steps")
+    table, other = (sok.EmbeddingVariable(2, 50, name=f"{name}_steps", seed=1) for name in ("uneven", "even"))
+    optimizer = sok.optimizers.Adagrad(0.1)
+
+    def step(number):  # in turns all have rows, rank 0 has none, the others have None for a gradient
+        keys = tf.range(0 if number % 3 == 1 and world.rank == 0 else 4, dtype=tf.int64)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(lookup_rows(table, keys)) + tf.reduce_sum(lookup_rows(other, keys))
+        gradients = tape.gradient(loss, [table, other])
+        if number % 3 == 2 and world.rank > 0:
+            gradients[0] = None
+        optimizer.apply_gradients(zip(gradients, [table, other], strict=True))
+
+    for number in range(6):
+        step(number)
+    steps = context.get_transport().all_gather(table.step[tf.newaxis], "steps").numpy()
+    assert steps.tolist() == [6] * world.size
+    sok.save(folder, table, optimizer)
+    step(0)
+    with monkeypatch.context() as patch:
+        alone = Job(LocalTransport())
+        patch.setattr(context, "get_job", lambda: alone)
+        lone = sok.EmbeddingVariable(2, 50, name="lone_steps", seed=1)
+        sok.restore(folder, {"uneven_steps": lone})
+        assert int(lone.step) == 6
+    context.get_transport().barrier("steps/restored")
+    sok.restore(folder, table, optimizer)
+    assert int(table.step) == 6
