@@ -41,11 +41,11 @@ void TableConfig::Check() const {
   check(world_size >= 1 && rank >= 0 && rank < world_size, "rank must lie in [0, world_size). Received: rank " +
                                                                std::to_string(rank) + " of " +
                                                                std::to_string(world_size) + ".");
-  check(partition().IsValid(),
-        "owner must be a rank in [0, " + std::to_string(world_size) +
-            "), -1: each row on the rank of its key, or, on at most 4096 ranks, -2: of its bucket. " +
-            "Received: " + std::to_string(owner) + ".");
-  check(hashed || owner != kByHash, "keys that are row numbers cannot be spread by hash.");
+  check(partition().IsValid(), "owner must be a rank in [0, " + std::to_string(world_size) +
+                                   "), -1: each row on the rank of its key, or, on at most 4096 ranks, -2: of its "
+                                   "bucket, or say of which ranks. " +
+                                   "Received: " + std::to_string(owner) + ".");
+  check(hashed || !partition().is_by_hash(), "keys that are row numbers cannot be spread by hash.");
   check(num_keys >= 0 && num_keys <= capacity * partition().num_shards(),
         "num_keys must lie in [0, capacity per worker * workers]. Received: " + std::to_string(num_keys) + ".");
   if (initializer.kind == InitKind::kBank) {
@@ -67,7 +67,10 @@ void TableConfig::CheckKey(uint64_t key) const {
   const std::string outside =
       Label() + ": key " + KeyText(key) + " is outside [0, " + std::to_string(num_legal()) + ")";
   if (num_keys > 0) throw InvalidArgument(outside + ", its row numbers.");
-  throw InvalidArgument(outside + " = [0, capacity per worker" + (owner == kByKey ? " * workers" : "") +
+  throw InvalidArgument(outside + " = [0, capacity per worker" +
+                        (owner == kByKey ? " * workers"
+                         : owner < 0     ? " * " + std::to_string(partition().num_shards())
+                                         : "") +
                         "). A table with use_hashtable=False uses keys as row numbers; raise its capacity or use "
                         "use_hashtable=True.");
 }
@@ -77,9 +80,10 @@ void TableConfig::CheckOwned(uint64_t key) const {
   const int owned_by = partition().OwnerOf(key);
   if (owned_by == rank) return;
   throw InvalidArgument(Label() + ": key " + KeyText(key) + " belongs to rank " + std::to_string(owned_by) +
-                        (owner == kByKey    ? " (key mod workers)"
-                         : owner == kByHash ? " (by its hash)"
-                                            : ", as the whole table") +
+                        (owner >= 0                 ? ", as the whole table"
+                         : partition().is_by_hash() ? " (by its hash)"
+                         : owner == kByKey          ? " (key mod workers)"
+                                                    : " (key mod " + std::to_string(partition().num_shards()) + ")") +
                         ". Look keys of all ranks up through sok.lookup or a layer.");
 }
 
@@ -92,7 +96,7 @@ void TableConfig::ThrowFull(uint64_t key) const {
     text += here + "the keys of which key mod " + workers + " is " + std::to_string(rank) +
             ". If other ranks have room, keys are unevenly spread: make the table with "
             "placement=sok.row_wise(hash=True), which spreads them by their hash.";
-  } else if (world_size > 1 && owner != kByHash) {
+  } else if (world_size > 1 && owner >= 0) {
     text += here + "the whole table, as table_wise(" + std::to_string(owner) +
             "): sok.row_wise() spreads it over all " + workers + " workers.";
   }

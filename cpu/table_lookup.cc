@@ -47,9 +47,10 @@ void EmbeddingTable::FindRows(const uint64_t* keys, int64_t n, uint32_t* rows, b
       for (int64_t i = 0; i < n; ++i) *bad = *bad || OwnerOf(keys[i]) != config_.rank;
     return index_->Find(keys, n, rows);
   }
-  const uint64_t num_legal = config_.num_legal(), rank = static_cast<uint64_t>(config_.rank);
-  const uint64_t shards = static_cast<uint64_t>(config_.partition().num_shards());
-  if (!config_.partition().is_spread() && config_.owner != config_.rank && n > 0) *bad = true;
+  const Partition partition = config_.partition();
+  const uint64_t num_legal = config_.num_legal(), shards = static_cast<uint64_t>(partition.num_shards());
+  const uint64_t rank = static_cast<uint64_t>(config_.rank - partition.first_rank());  // among those that hold rows
+  if (!partition.Holds(config_.rank) && n > 0) *bad = true;
   if (shards == 1) {
     if (ChosenRowKernels().narrow(keys, n, num_legal, rows)) *bad = true;
   } else {

@@ -47,7 +47,7 @@ int sok_cuda_unsorted_segment_sum(SokCudaContext* context, const void* data, con
                                   int64_t n, int64_t dim, int64_t num_segments, int fixed, float* sums,
                                   uint64_t* first_bad);
 
-/* sok/partition.h. owner: a rank, or -1 for each key's own. places may be null. */
+/* sok/partition.h. owner: as in Partition. places may be null. */
 int sok_cuda_partition_keys(SokCudaContext* context, const uint64_t* keys, int64_t n, int world_size, int owner,
                             int is_unsigned, uint64_t* sorted_keys, uint32_t* positions, uint32_t* places,
                             int64_t* counts);

@@ -12,8 +12,8 @@ namespace {
 
 using SlotSetInfo = TableStore::SlotSetInfo;
 
-// 1: a full save; 2: a delta; 3: of rows spread by hash, which the versions before do not know.
-constexpr uint32_t kVersion = 3;
+// 1: a full save; 2: a delta; 3: of rows spread by hash; 4: of rows spread over some ranks. Older ones do not know later.
+constexpr uint32_t kVersion = 4;
 constexpr uint32_t kHashed = 1, kUnsigned = 2, kDelta = 4;
 constexpr int64_t kMaxSets = 1024;
 constexpr int kMaxDecayingSets = 16;                 // what restoring one costs does not depend on the file's size
@@ -88,12 +88,16 @@ std::string SetError(const SlotSetInfo& set) {
   return {};
 }
 
+// The version that brought this way to spread rows. What an older sok would understand, it shall read.
+uint32_t VersionOf(int owner) { return owner <= kByRanks ? 4 : owner == kByHash ? 3 : 1; }
+
 // What makes no sense in a head; empty: nothing. Readers and writers ask the same, so what was written can be read.
 std::string HeadError(const ShardHead& head) {
   if (head.key_bytes != 4 && head.key_bytes != 8) return "keys of " + std::to_string(head.key_bytes) + " bytes";
   if (head.dim < 1 || head.dim > kMaxDim) return "rows of dim " + std::to_string(static_cast<uint64_t>(head.dim));
-  if (head.rank < 0 || head.rank >= head.world_size || !Partition{head.world_size, head.owner}.IsValid() ||
-      (head.owner >= 0 && head.owner != head.rank) || (head.owner == kByHash && !head.hashed)) {
+  const Partition partition = {head.world_size, head.owner};
+  if (head.rank < 0 || head.rank >= head.world_size || !partition.IsValid() || !partition.Holds(head.rank) ||
+      (partition.is_by_hash() && !head.hashed)) {
     return "rank " + std::to_string(head.rank) + " of " + std::to_string(head.world_size) + " with owner " +
            std::to_string(head.owner) + " makes no sense";
   }
@@ -180,7 +184,7 @@ ShardHead ReadHead(BlockReader* file) {
   if (world_size > INT32_MAX || rank > INT32_MAX || in.Get<uint32_t>() != 0) {
     file->Refuse("rank " + std::to_string(rank) + " of " + std::to_string(world_size) + " makes no sense");
   }
-  if ((owner == kByHash) != (version == kVersion)) {
+  if (VersionOf(owner) != (version > 2 ? version : 1)) {
     file->Refuse("owner " + std::to_string(owner) + " makes no sense in version " + std::to_string(version));
   }
   if (num_sets > kMaxSets) file->Refuse(std::to_string(num_sets) + " slot sets");
@@ -281,7 +285,7 @@ void WriteHead(const ShardHead& head, BlockWriter* file) {
 
 std::vector<char> HeadBytes(const ShardHead& head) {
   HeadWriter out;
-  out.Put(head.owner == kByHash ? kVersion : head.is_delta ? uint32_t{2} : uint32_t{1});
+  out.Put(std::max(VersionOf(head.owner), head.is_delta ? uint32_t{2} : uint32_t{1}));
   out.Put((head.hashed ? kHashed : 0u) | (head.is_unsigned ? kUnsigned : 0u) | (head.is_delta ? kDelta : 0u));
   out.Put(static_cast<uint32_t>(head.key_bytes));
   out.Put(static_cast<uint32_t>(head.sets.size()));

@@ -9,9 +9,12 @@
 
 namespace sok {
 
-// What stands for an owner where the rows of a table are spread over all ranks.
+// What `owner` is, of a table whose rows are not all on the rank of that number.
 inline constexpr int kByKey = -1;   // row of a key: on rank key mod world_size
 inline constexpr int kByHash = -2;  // on the rank that has the bucket of the key; hashed tables only
+// Below: over some ranks that follow one another, by key or by bucket. OwnerOfRanks gives the number.
+inline constexpr int kByRanks = -3;
+inline constexpr int kRankBits = 14;
 
 // A bucket is on one rank at any world size, whole. There are 2^kBucketBits of them, and at most as many ranks.
 inline constexpr int kBucketBits = 12;
@@ -34,7 +37,17 @@ SOK_HOST_DEVICE int Owner(uint64_t key, int world_size, bool is_unsigned) {
   return static_cast<int>(r < 0 ? r + world_size : r);
 }
 
-// How the rows of a table lie on ranks: each on that of its key or of its bucket, or all on one (table-wise).
+SOK_HOST_DEVICE int OwnerOfBucket(int bucket, int world_size) {
+  return static_cast<int>((static_cast<int64_t>(bucket) * world_size) >> kBucketBits);
+}
+
+// `count` ranks from `first` on, each below 2^kRankBits, as one number. Files hold it.
+constexpr int OwnerOfRanks(int first, int count, bool by_hash) {
+  return kByRanks - (((first << kRankBits) + count) * 2 + by_hash);
+}
+
+// How the rows of a table lie on ranks: over `num_shards` of them from `first_rank` on, each row on that of its key or of
+// its bucket. Row-wise these are all ranks, table-wise one.
 struct Partition {
   int world_size = 1;
   int owner = kByKey;
@@ -42,17 +55,28 @@ struct Partition {
 
   SOK_HOST_DEVICE int OwnerOf(uint64_t key) const {
     if (owner == kByKey) return Owner(key, world_size, is_unsigned);
-    if (owner != kByHash) return owner;
-    return static_cast<int>((static_cast<int64_t>(BucketOf(key)) * world_size) >> kBucketBits);
+    if (owner >= 0) return owner;
+    if (owner == kByHash) return OwnerOfBucket(BucketOf(key), world_size);
+    return first_rank() +
+           (is_by_hash() ? OwnerOfBucket(BucketOf(key), num_shards()) : Owner(key, num_shards(), is_unsigned));
   }
-  bool is_spread() const { return owner < 0; }
+  SOK_HOST_DEVICE bool is_by_hash() const { return owner == kByHash || (owner <= kByRanks && (code() & 1) != 0); }
+  SOK_HOST_DEVICE int first_rank() const {
+    return owner >= 0 ? owner : owner > kByRanks ? 0 : static_cast<int>(code() >> (kRankBits + 1));
+  }
   // Ranks that hold rows. The row of key k in an identity table is k / num_shards.
-  int num_shards() const { return is_spread() ? world_size : 1; }
-  // Whether ranks are numbered from 0 to world_size - 1, and the owner is one, or stands for a way to spread rows.
-  bool IsValid() const {
-    return world_size >= 1 && owner >= kByHash && owner < world_size &&
-           (owner != kByHash || world_size <= (1 << kBucketBits));
+  SOK_HOST_DEVICE int num_shards() const {
+    return owner >= 0 ? 1 : owner > kByRanks ? world_size : static_cast<int>((code() >> 1) & ((1 << kRankBits) - 1));
   }
+  bool Holds(int rank) const { return rank >= first_rank() && rank - first_rank() < num_shards(); }
+  // Whether ranks are numbered from 0 to world_size - 1, and rows are on some of them, by bucket on no more than there are.
+  bool IsValid() const {
+    return world_size >= 1 && num_shards() >= 1 && first_rank() < world_size &&
+           num_shards() <= world_size - first_rank() && (!is_by_hash() || num_shards() <= (1 << kBucketBits));
+  }
+
+ private:
+  SOK_HOST_DEVICE int64_t code() const { return int64_t{kByRanks} - owner; }
 };
 
 // On a device: keys sorted by the rank that owns them, those of one rank in the order they came, as an all-to-all sends

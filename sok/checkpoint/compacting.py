@@ -123,7 +123,7 @@ def _table(path: str, manifest: Manifest, generation: str, number: int, table: T
             os.path.join(path, name),
             world_size=manifest.world_size,
             rank=old.rank,
-            **table.placement.to_attributes(),
+            **table.placement.to_attributes(manifest.world_size),
             hashed=table.hashed,
             passes=passes,
         )

@@ -17,10 +17,10 @@ from typing import Any
 from sok.base.errors import CheckpointError
 from sok.base.types import PathLike
 from sok.checkpoint.crc32c import crc32c
-from sok.table.placement import HASH_NAME, NUM_BUCKETS, Placement
+from sok.table.placement import HASH_NAME, NUM_BUCKETS, Placement, row_wise, table_wise
 
 # 1: a full save; 2: with deltas; 3: with tables spread by hash, which the versions before do not know.
-FORMAT, VERSION = "sok-checkpoint", 3
+FORMAT, VERSION = "sok-checkpoint", 4
 NAME = "manifest.json"
 # Everything that a save leaves in the folder beside the manifest.
 # A generation begins with its number: that of the one before, plus one.
@@ -66,20 +66,14 @@ class Table:
     dim: int
     key_dtype: str
     hashed: bool
-    owner: int | None
+    placement: Placement
     capacity: int
     num_keys: int | None
     seed: int
     initializer: dict[str, Any]
     slot_sets: tuple[SlotSet, ...]
     files: tuple[Shard, ...]
-    by_hash: bool = False
     step: int | None = None  # of the table; None: the sok that saved it did not count
-
-    @property
-    def placement(self) -> Placement:
-        """Which rank held which rows."""
-        return Placement(hash=self.by_hash, owner=self.owner)
 
     @property
     def rows(self) -> int:
@@ -183,7 +177,8 @@ def to_bytes(manifest: Manifest) -> bytes:
     """The file."""
     links = (manifest, *manifest.before)
     # What an older sok would understand, it shall read.
-    version = VERSION if any(t.by_hash for link in links for t in link.tables) else 2 if manifest.before else 1
+    placements = (_placement_members(table.placement)[0] for link in links for table in link.tables)
+    version = max(2 if manifest.before else 1, *placements)
     members = _link_members(manifest)
     members["optimizers"] = [vars(optimizer) for optimizer in manifest.optimizers]
     del members["before"]
@@ -203,11 +198,34 @@ def _link_members(link: Link | Manifest) -> dict[str, Any]:
 def _table_members(table: Table) -> dict[str, Any]:
     files = [{name: value for name, value in vars(file).items() if _is_said(file, name)} for file in table.files]
     members = {**vars(table), "slot_sets": [vars(slot_set) for slot_set in table.slot_sets], "files": files}
-    if members.pop("by_hash"):
-        members["placement"] = _BY_HASH
+    del members["placement"]
     if table.step is None:
         del members["step"]
-    return members
+    return {**members, **_placement_members(table.placement)[1]}
+
+
+def _placement_members(placement: Placement) -> tuple[int, dict[str, Any]]:
+    """What a table's members say of it, and the version of the format that brought these."""
+    if placement == row_wise(hash=True):
+        return 3, {"owner": None, "placement": _BY_HASH}
+    if placement == row_wise() or placement.owner is not None:
+        return 1, {"owner": placement.owner}
+    return 4, {"owner": None, "placement": placement.get_config()}
+
+
+def _placement(body: dict[str, Any], where: str, hashed: bool, world_size: int) -> Placement:
+    owner, said = _member(body, "owner", _KINDS["int | None"], where), body.get("placement")
+    try:
+        if isinstance(said, dict) and said != _BY_HASH:
+            found = Placement.from_config(said)
+        else:
+            found = row_wise(hash=said == _BY_HASH) if owner is None else table_wise(owner)
+        if _placement_members(found)[1] != {"owner": owner, **({} if said is None else {"placement": said})}:
+            raise ValueError("which makes no sense here")
+        found.check(world_size, hashed)
+    except (TypeError, ValueError) as error:
+        raise _Wrong(f"{where} is placed by {said!r}: {error}") from None
+    return found
 
 
 def _is_said(file: Shard, name: str) -> bool:
@@ -413,14 +431,11 @@ def _table(body: Any, link: dict[str, Any], is_delta: bool) -> Table:
     files = tuple(_shard(f, where, link, is_delta) for f in _member(body, "files", list, where))
     if len({file.rank for file in files}) != len(files):
         raise _Wrong(f"{where} has two files of one rank")
-    writers = link["world_size"] if plain["owner"] is None else 1
-    if len(files) != writers or any(file.rank != plain["owner"] for file in files if plain["owner"] is not None):
+    placement = _placement(body, where, plain["hashed"], link["world_size"])
+    if sorted(file.rank for file in files) != list(placement.ranks(link["world_size"])):
         raise _Wrong(f"{where} has files of ranks {[file.rank for file in files]}, not of all that have held rows")
-    by_hash = "placement" in body
-    if by_hash and (body["placement"] != _BY_HASH or plain["owner"] is not None or not plain["hashed"]):
-        raise _Wrong(f"{where} is placed by {body['placement']!r}, which makes no sense here")
     step = _member(body, "step", int, where) if "step" in body else None
-    return Table(**plain, slot_sets=slot_sets, files=files, by_hash=by_hash, step=step)
+    return Table(**plain, placement=placement, slot_sets=slot_sets, files=files, step=step)
 
 
 def _shard(body: Any, where: str, link: dict[str, Any], is_delta: bool) -> Shard:

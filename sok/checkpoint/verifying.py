@@ -24,7 +24,7 @@ def check_summary(path: str, link: Link, table: Table, file: Shard, summary: dic
         "key_dtype": table.key_dtype,
         "world_size": link.world_size,
         "rank": file.rank,
-        **table.placement.to_attributes(),
+        **table.placement.to_attributes(link.world_size),
         "delta": file.held is not None,
         "rows": file.rows,
         "erased": file.erased,

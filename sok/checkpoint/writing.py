@@ -68,7 +68,7 @@ class Work:
         show = False if self.rank else bool(self.progress) if self.snapshot else self.progress
         with on_stderr("saving", self.expected_bytes, show, "bytes") as bar:
             for number, table in enumerate(self.tables):
-                if not table.placement.holds(self.rank):
+                if not table.placement.holds(self.rank, self.size):
                     summaries.append(None)
                     continue
                 name = f"{self.generation}-t{number:04}-r{self.rank:04}.shard"
@@ -116,20 +116,20 @@ class Work:
     def _warn_of_crowded_shards(self, made: Manifest) -> None:
         """Says once per table that one worker holds twice its share of the rows, or more."""
         for table, saved in zip(self.tables, made.tables, strict=True):
-            if (
-                saved.owner is not None
-                or saved.rows < _FEW_ROWS * self.size
-                or self.size == 1
-                or table.is_known_crowded
-            ):
+            if len(saved.files) == 1 or saved.rows < _FEW_ROWS * len(saved.files) or table.is_known_crowded:
                 continue
             fullest = max(saved.files, key=Shard.num_held)
-            if fullest.num_held() * self.size >= 2 * saved.rows:
+            share = saved.rows / len(saved.files)
+            if fullest.num_held() >= 2 * share:
                 table.is_known_crowded = True
                 warnings.warn(
                     f"Table '{saved.name}': rank {fullest.rank} holds {fullest.num_held():,} of its {saved.rows:,} "
-                    f"rows, {fullest.num_held() * self.size / saved.rows:.1f} times its share. "
-                    + ("" if saved.by_hash or not saved.hashed else "Make it with placement=sok.row_wise(hash=True): ")
+                    f"rows, {fullest.num_held() / share:.1f} times its share. "
+                    + (
+                        ""
+                        if saved.placement.hash or not saved.hashed
+                        else "Make it with placement=sok.row_wise(hash=True): "
+                    )
                     + "steps wait for that rank, and its shard is full first.",
                     stacklevel=2,
                 )
@@ -192,14 +192,13 @@ def _table(table: EmbeddingVariable, summaries: Sequence[dict[str, Any] | None],
         dim=table.dim,
         key_dtype=table.key_dtype.name,
         hashed=table.hashed,
-        owner=table.owner,
+        placement=table.placement,
         capacity=table.capacity,
         num_keys=attributes["num_keys"] or None,
         seed=table.seed,
         initializer={"kind": attributes["initializer"], "a": attributes["init_a"], "b": attributes["init_b"]},
         slot_sets=tuple(sets.values()),
         files=tuple(files),
-        by_hash=table.placement.hash,
         step=step,
     )
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok.cuda import _arrays, _native
-from sok.table.placement import Placement
+from sok.table.placement import Placement, row_wise
 
 ORDERS = ("first_appearance", "any")
 
@@ -99,7 +99,7 @@ def partition_keys(
         _arrays.address(given),
         n,
         ctypes.c_int(world_size),
-        ctypes.c_int((placement or Placement()).to_attributes()["owner"] if owner is None else owner),
+        ctypes.c_int((placement or row_wise()).to_attributes(world_size)["owner"] if owner is None else owner),
         ctypes.c_int(dtype.kind == "u"),
         *map(_arrays.address, (moved, positions, places, counts)),
     )

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from sok.table.initializers import Initializer, InitializerSpec, resolve
 from sok.table.keys import check_key_dtype
-from sok.table.placement import Placement
+from sok.table.placement import Placement, row_wise, table_wise
 
 _WIRE = ("float32", "float16", "bfloat16")
 
@@ -78,7 +78,7 @@ class TableOptions:
             "initializer": self.initializer() if isinstance(self.initializer, type) else self.initializer,
             "hashed": bool(self.hashed),
             "trainable": bool(self.trainable),
-            "placement": Placement() if self.placement is None else self.placement,
+            "placement": row_wise() if self.placement is None else self.placement,
             "way_home": _one_of("way_home", self.way_home, "auto", "rows", "sums"),
             "exchange_dtype": _one_of("exchange_dtype", self.exchange_dtype, *_WIRE, of=lambda d: tf.as_dtype(d).name),
         }
@@ -98,14 +98,14 @@ class TableOptions:
             )
         self.placement.check(None, self.hashed)
 
-    def to_attributes(self) -> dict[str, Any]:
-        """The attributes by which native ops know it; what the initializer becomes has its own."""
+    def to_attributes(self, world_size: int) -> dict[str, Any]:
+        """The attributes by which native ops know it in such a job; what the initializer becomes has its own."""
         return {
             "key_dtype": tf.as_dtype(self.key_dtype),
             "hashed": self.hashed,
             "num_keys": self.num_keys or 0,
             "memory_bytes": self.gpu_memory_bytes or 0,
-            **self.placement.to_attributes(),
+            **self.placement.to_attributes(world_size),
         }
 
     def _values(self) -> tuple[Any, ...]:
@@ -179,7 +179,7 @@ def said_once(
         owner = properties.pop("owner")
         if "placement" in properties:
             raise ValueError(f"Give `placement` or `owner`, not both. Received: {properties!r} and {owner!r}.")
-        properties["placement"] = Placement(owner=owner)
+        properties["placement"] = table_wise(owner)
     if options is None:
         return TableOptions(**properties)
     if not isinstance(options, TableOptions):

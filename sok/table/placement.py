@@ -1,13 +1,14 @@
-"""Which rank holds the row of a key: `row_wise` and `table_wise`. Knows no TensorFlow.
+"""Which rank holds the row of a key. Knows no TensorFlow.
 
-Its twin in C++ is include/sok/partition.h.
+A kind of placement is one class here (or anywhere: `Placement` tells how), and functions that make it. All other code
+asks `Placement`. Native code knows what kinds have in common: include/sok/partition.h.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,45 +19,45 @@ NUM_BUCKETS = 2**BUCKET_BITS
 HASH_NAME = "fmix64"
 """What files call the hash."""
 
-_BY_KEY, _BY_HASH = -1, -2  # what native code is told in the place of an owner
+_KINDS: dict[str, type[Placement]] = {}
 
 
-@dataclasses.dataclass(frozen=True)
 class Placement:
     """Which rank holds the rows of a table. Made by `sok.row_wise` and `sok.table_wise`.
 
-    Args:
-        hash: spread rows by a hash of their keys, not by the keys themselves.
-        owner: the rank that holds all rows; None: they are spread over all ranks.
-
-    Raises:
-        ValueError: `owner` is no rank, or is given together with `hash`.
+    A new kind is a frozen dataclass, a subclass with a name (`class Upper(Placement, kind="upper")`), whose fields are
+    its arguments and whose `ranks` says which ranks hold rows. Its name and its fields are in files and configurations.
 
     Example:
-        >>> Placement(), Placement(hash=True), Placement(owner=1)
+        >>> row_wise(), row_wise(hash=True), table_wise(1)
         (row_wise(), row_wise(hash=True), table_wise(1))
-        >>> Placement().owner_of(np.array([4, -1]), world_size=3).tolist()
+        >>> row_wise().owner_of(np.array([4, -1]), world_size=3).tolist()
         [1, 2]
     """
 
-    hash: bool = False
-    owner: int | None = None
+    kind: ClassVar[str]
+    owner: ClassVar[int | None] = None
+    """The rank that holds all rows, at any world size; None: there is none."""
+    hash: ClassVar[bool] = False
+    """Whether rows are spread by a hash of their keys, not by the keys themselves."""
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.hash, bool):
-            raise ValueError(f"`hash` must be True or False. Received: {self.hash!r}.")
-        if self.owner is None:
-            return
-        if isinstance(self.owner, bool) or not hasattr(self.owner, "__index__") or self.owner < 0:
-            raise ValueError(f"`owner` must be None or a rank in [0, workers). Received: {self.owner!r}.")
-        if self.hash:
-            raise ValueError("The rows of a table are on one rank (`owner`) or spread by hash (`hash=True`), not both.")
-        object.__setattr__(self, "owner", int(self.owner))
+    def __init_subclass__(cls, kind: str) -> None:
+        cls.kind = kind
+        _KINDS[kind] = cls
+
+    def ranks(self, world_size: int) -> range:
+        """The ranks that hold rows, one after the other. What `check` allows is not empty."""
+        raise NotImplementedError
 
     def __repr__(self) -> str:
-        return (
-            f"table_wise({self.owner})" if self.owner is not None else f"row_wise({'hash=True' if self.hash else ''})"
-        )
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        shown = [f"{f.name}={v!r}" for f in fields if (v := getattr(self, f.name)) != f.default]
+        return f"{self.kind}({', '.join(shown)})"
+
+    @property
+    def words(self) -> str:
+        """How lists of tables say it; of the usual placement nothing."""
+        return repr(self)
 
     def check(self, world_size: int | None, hashed: bool) -> None:
         """Raises `ValueError` if a table cannot be placed so on `world_size` ranks (None: not known yet)."""
@@ -68,72 +69,133 @@ class Placement:
             )
         if world_size is None:
             return
-        if self.owner is not None and self.owner >= world_size:
+        ranks = self.ranks(world_size)
+        if not ranks or ranks[-1] >= world_size:
             raise ValueError(
                 f"`owner` must be None or a rank in [0, {world_size}), the workers of this job. Received: {self.owner}."
+                if self.owner is not None
+                else f"{self} must have rows on some of the {world_size} workers of this job. It has: {ranks}."
             )
-        if self.hash and world_size > NUM_BUCKETS:
-            raise ValueError(f"row_wise(hash=True) has {NUM_BUCKETS} buckets, and this job {world_size} workers.")
+        if self.hash and len(ranks) > NUM_BUCKETS:
+            raise ValueError(f"{self} has {NUM_BUCKETS} buckets, and this job {len(ranks)} workers.")
 
     def num_shards(self, world_size: int) -> int:
         """How many ranks hold rows."""
-        return world_size if self.owner is None else 1
+        return len(self.ranks(world_size))
+
+    def share(self, num_keys: int, world_size: int) -> int:
+        """How many of the row numbers below `num_keys` a rank holds at most, of a table that is not hashed."""
+        return -(-num_keys // self.num_shards(world_size))
+
+    def holds(self, rank: int, world_size: int) -> bool:
+        """Whether a rank holds rows at all."""
+        return rank in self.ranks(world_size)
 
     def owner_of(self, keys: np.ndarray, world_size: int) -> np.ndarray:
         """The rank of each key: [n] int64. keys: [n], of any integer dtype."""
-        if self.owner is not None:
-            return np.full(len(keys), self.owner)
+        ranks = self.ranks(world_size)
         if self.hash:
-            return (buckets_of(keys) * world_size) >> BUCKET_BITS
+            return ranks.start + ((buckets_of(keys) * len(ranks)) >> BUCKET_BITS)
         if keys.dtype.kind == "u":
-            return (keys.astype(np.uint64) % np.uint64(world_size)).astype(np.int64)
-        return keys.astype(np.int64) % world_size
+            return ranks.start + (keys.astype(np.uint64) % np.uint64(len(ranks))).astype(np.int64)
+        return ranks.start + keys.astype(np.int64) % len(ranks)
 
     def local_keys(self, num_keys: int, rank: int, world_size: int) -> tuple[int, int, int]:
         """Start, stop and step of the row numbers below `num_keys` that a rank holds, of a table that is not hashed."""
-        if self.owner is None:
-            return rank, max(rank, num_keys), world_size
-        return 0, num_keys if rank == self.owner else 0, 1
+        ranks = self.ranks(world_size)
+        if rank not in ranks:
+            return 0, 0, 1
+        return rank - ranks.start, max(rank - ranks.start, num_keys), len(ranks)
 
     def row_of(self, keys: Any, world_size: int) -> Any:
         """The place of each key among its rank's rows, of a table that is not hashed."""
         return keys // self.num_shards(world_size)
 
-    def holds(self, rank: int) -> bool:
-        """Whether a rank holds rows at all."""
-        return self.owner in (None, rank)
-
     def may_hold(self, rank: int, world_size: int, saved: Placement, saved_rank: int, saved_size: int) -> bool:
         """Whether a key of `rank` here may have been one of `saved_rank` where a table was placed as `saved`."""
-        if not (self.holds(rank) and saved.holds(saved_rank)):
+        here, there = self.ranks(world_size), saved.ranks(saved_size)
+        if rank not in here or saved_rank not in there:
             return False
-        if self.owner is not None or saved.owner is not None or self.hash != saved.hash:
+        if self.hash != saved.hash:
             return True
+        place, saved_place = rank - here.start, saved_rank - there.start
         if self.hash:
-            first, stop = _buckets_on(rank, world_size)
-            saved_first, saved_stop = _buckets_on(saved_rank, saved_size)
+            first, stop = _buckets_on(place, len(here))
+            saved_first, saved_stop = _buckets_on(saved_place, len(there))
             return max(first, saved_first) < min(stop, saved_stop)
-        # Both leave the same remainder by what divides both sizes.
-        common = math.gcd(saved_size, world_size)
-        return saved_rank % common == rank % common
+        # Both leave the same remainder by what divides both numbers of ranks.
+        common = math.gcd(len(here), len(there))
+        return place % common == saved_place % common
 
-    def to_attributes(self) -> dict[str, int]:
-        """The attributes by which native ops know it."""
-        return {"owner": (_BY_HASH if self.hash else _BY_KEY) if self.owner is None else self.owner}
-
-    @classmethod
-    def from_attributes(cls, owner: int) -> Placement:
-        """The placement that native code means by `owner`."""
-        return cls(hash=owner == _BY_HASH, owner=owner if owner >= 0 else None)
+    def to_attributes(self, world_size: int) -> dict[str, int]:
+        """The attributes by which native ops know it, in a job of that size: `OwnerOfRanks` of partition.h."""
+        ranks = self.ranks(world_size)
+        return {"owner": -3 - (((ranks.start << 14) + len(ranks)) * 2 + self.hash)}
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of which `from_config` makes an equal one."""
-        return dataclasses.asdict(self)
+        """What `from_config` makes an equal one of, for JSON."""
+        return {"kind": self.kind, **vars(self)}
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Placement:
-        """The placement of which `get_config` gave this."""
-        return cls(**config)
+    @staticmethod
+    def from_config(config: dict[str, Any]) -> Placement:
+        """The placement of which `get_config` gave this. Raises `ValueError` for a kind that is not known."""
+        arguments = dict(config)
+        kind = arguments.pop("kind", None)
+        if kind is None and arguments.keys() == {"hash", "owner"}:  # before kinds had names
+            owner = arguments["owner"]
+            return row_wise(arguments["hash"]) if owner is None else table_wise(owner)
+        if kind not in _KINDS:
+            known = ", ".join(sorted(_KINDS))
+            raise ValueError(
+                f"no placement is of kind {kind!r}; known are {known}. Use a newer sok, or import its class"
+            )
+        return _KINDS[kind](**arguments)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class RowWise(Placement, kind="row_wise"):
+    """Made by `row_wise`."""
+
+    hash: bool = False  # type: ignore[misc]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.hash, bool):
+            raise ValueError(f"`hash` must be True or False. Received: {self.hash!r}.")
+
+    def ranks(self, world_size: int) -> range:
+        return range(world_size)
+
+    @property
+    def words(self) -> str:
+        return "spread by hash" if self.hash else ""
+
+    def to_attributes(self, world_size: int) -> dict[str, int]:
+        return {"owner": -2 if self.hash else -1}  # as files had it first
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class TableWise(Placement, kind="table_wise"):
+    """Made by `table_wise`."""
+
+    owner: int  # type: ignore[misc]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.owner, bool) or not hasattr(self.owner, "__index__") or self.owner < 0:
+            raise ValueError(f"`owner` must be None or a rank in [0, workers). Received: {self.owner!r}.")
+        object.__setattr__(self, "owner", int(self.owner))
+
+    def __repr__(self) -> str:
+        return f"table_wise({self.owner})"
+
+    def ranks(self, world_size: int) -> range:
+        return range(self.owner, self.owner + 1)
+
+    @property
+    def words(self) -> str:
+        return f"all on rank {self.owner}"
+
+    def to_attributes(self, world_size: int) -> dict[str, int]:
+        return {"owner": self.owner}  # as files had it first
 
 
 def row_wise(hash: bool = False) -> Placement:
@@ -151,7 +213,7 @@ def row_wise(hash: bool = False) -> Placement:
         >>> row_wise(hash=True)
         row_wise(hash=True)
     """
-    return Placement(hash=hash)
+    return RowWise(hash)
 
 
 def table_wise(owner: int) -> Placement:
@@ -172,7 +234,7 @@ def table_wise(owner: int) -> Placement:
     """
     if owner is None:
         raise ValueError("`owner` must be a rank. Received: None.")
-    return Placement(owner=owner)
+    return TableWise(owner)
 
 
 def buckets_of(keys: np.ndarray) -> np.ndarray:

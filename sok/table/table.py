@@ -100,7 +100,12 @@ class EmbeddingVariable(AsVariable):
             graph_mode = not tf.executing_eagerly()
             # What another table needs to hold the same rows (sok/table/state.py makes one).
             sizes = {"table": self._table_name, "dim": self._dim, "capacity": self._capacity, "seed": self._seed}
-            self._attributes = {**sizes, **options.to_attributes(), **spec.to_attributes(), **job.to_attributes()}
+            self._attributes = {
+                **sizes,
+                **options.to_attributes(job.size),
+                **spec.to_attributes(),
+                **job.to_attributes(),
+            }
             handle = _ops.lib().sok_table_handle(
                 shared_name=f"sok/{self._table_name}" if graph_mode else "",
                 anonymous=not graph_mode,
@@ -213,10 +218,8 @@ class EmbeddingVariable(AsVariable):
         if tf.executing_eagerly() and not self._in_graph_mode:
             used = f", rows {int(self.num_rows()):,} of {self._capacity:,}"
         place = f"shard {self.rank} of {self.world_size}"
-        if self.owner is not None:
-            place = f"all on rank {self.owner} of {self.world_size}"
-        if self.placement.hash:
-            place += " by hash"
+        if self.placement.words:
+            place += f", {self.placement.words}"
         if self.way_home != "auto":
             place += f", home by {self.way_home}"
         if self.exchange_dtype != "float32":

@@ -126,7 +126,7 @@ def _link_line(link: Link, is_delta: bool) -> str:
 
 def _table_lines(table: Table) -> list[str]:
     kind = "hashed" if table.hashed else "identity"
-    place = ", spread by hash" if table.by_hash else "" if table.owner is None else f", all on rank {table.owner}"
+    place = table.placement.words and f", {table.placement.words}"
     lines = [
         f"table '{table.name}': {_count(table.rows, 'row')} of dim {table.dim}, {kind} {table.key_dtype} keys{place}, "
         f"capacity {table.capacity:,} per worker, {_bytes(table.bytes)}"

@@ -72,11 +72,20 @@ TEST(CraftedHeadsAreRefused) {
     Craft(folder / "b", {{sok::BlockType::kHead, changed}}, 0);
     CHECK_THROWS(sok::VerifyShard(folder / "b"), sok::DamagedFile, why);
   };
-  refuses(Changed(head, 0, uint32_t{4}), "version 4 of the format; this sok reads up to version 3");
-  // Rows by hash are of version 3, and only they.
+  refuses(Changed(head, 0, uint32_t{5}), "version 5 of the format; this sok reads up to version 4");
+  // Rows by hash are of version 3, rows on some ranks of version 4, and only they.
   refuses(Changed(head, 0, uint32_t{3}), "owner -1 makes no sense");
   refuses(Changed(head, 32, int32_t{sok::kByHash}), "owner -2 makes no sense");
   refuses(Changed(head, 32, int32_t{-3}), "owner -3 makes no sense");
+  refuses(Changed(head, 0, uint32_t{4}), "owner -1 makes no sense in version 4");
+  const auto on_ranks = [&](int first, int count, bool by_hash) {
+    return Changed(Changed(head, 0, uint32_t{4}), 32, int32_t{sok::OwnerOfRanks(first, count, by_hash)});
+  };
+  refuses(on_ranks(0, 2, false), "makes no sense");
+  refuses(on_ranks(1, 1, false), "makes no sense");
+  refuses(on_ranks(0, 0, false), "makes no sense");
+  Craft(folder / "b", {{sok::BlockType::kHead, on_ranks(0, 1, true)}}, 0);
+  CHECK_EQ(sok::VerifyShard(folder / "b").head.owner, sok::OwnerOfRanks(0, 1, true));
   refuses(Changed(head, 0, uint32_t{0}), "version 0");
   refuses(Changed(head, 4, uint32_t{4}), "unknown flags");
   refuses(Changed(head, 8, uint32_t{3}), "keys of 3 bytes");

@@ -49,6 +49,27 @@ TEST(TheBucketsOfKeysNeverChange) {
   CHECK(!(sok::Partition{4097, sok::kByHash, false}.IsValid()) && !(sok::Partition{2, -3, false}.IsValid()));
 }
 
+TEST(RowsCanLieOnSomeRanksThatFollowOneAnother) {
+  for (const bool by_hash : {false, true}) {
+    for (const auto& [first, count] : std::vector<std::pair<int, int>>{{0, 7}, {2, 3}, {6, 1}, {1, 4}}) {
+      const sok::Partition some{7, sok::OwnerOfRanks(first, count, by_hash), false};
+      const sok::Partition all{count, by_hash ? sok::kByHash : sok::kByKey, false};
+      CHECK(some.IsValid() && some.first_rank() == first && some.num_shards() == count);
+      CHECK(some.is_by_hash() == by_hash && some.Holds(first) && some.Holds(first + count - 1));
+      CHECK(!some.Holds(first - 1) && !some.Holds(first + count));
+      for (int64_t key = -50; key < 50; ++key) {
+        CHECK_EQ(some.OwnerOf(static_cast<uint64_t>(key)), first + all.OwnerOf(static_cast<uint64_t>(key)));
+      }
+    }
+    for (const auto& [first, count] : std::vector<std::pair<int, int>>{{0, 8}, {7, 1}, {3, 5}, {2, 0}}) {
+      CHECK(!(sok::Partition{7, sok::OwnerOfRanks(first, count, by_hash), false}.IsValid()));
+    }
+  }
+  CHECK((sok::Partition{9000, sok::OwnerOfRanks(9, 5000, false), false}.IsValid()));
+  CHECK(!(sok::Partition{9000, sok::OwnerOfRanks(9, 5000, true), false}.IsValid()));
+  CHECK(!(sok::Partition{INT32_MAX, INT32_MIN, false}.IsValid()));
+}
+
 TEST(KeysAreBucketedByOwnerInOrderOfFirstAppearance) {
   const int64_t wide[] = {5, 2, 5, 3, 4, -1};
   const uint32_t narrow[] = {7, 7, 0xffffffffu};

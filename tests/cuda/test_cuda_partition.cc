@@ -15,7 +15,9 @@ TEST(KeysGoToTheirOwnersInOrder) {
   for (const int64_t n : {0, 1, 256, 257, 3000}) {
     for (const int world : {1, 2, 3, 7, 300}) {
       for (const bool is_unsigned : {false, true}) {
-        for (const int owner : {sok::kByHash, sok::kByKey, 0, world - 1}) {
+        for (const int owner :
+             {sok::kByHash, sok::kByKey, 0, world - 1, sok::OwnerOfRanks(world / 2, world - world / 2, false),
+              sok::OwnerOfRanks(world / 2, world - world / 2, true)}) {
           std::mt19937_64 rng(static_cast<uint64_t>(n + world));
           std::vector<uint64_t> keys;
           for (int64_t i = 0; i < n; ++i) keys.push_back(rng() >> (rng() % 64));

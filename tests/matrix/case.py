@@ -82,11 +82,7 @@ class Case:
     def contents(self, made: Made) -> tuple[np.ndarray, np.ndarray]:
         """Keys and rows of all workers, sorted. Each key must be on one worker, and on the right one."""
         keys, rows = (tensor.numpy() for tensor in made.table.export())
-        if self.kind.owner is not None:
-            assert len(keys) == 0 or sok.rank() == self.kind.owner
-        else:
-            placement = self.kind.placement
-            assert all(owner(int(key), self.world, placement) == sok.rank() for key in keys)
+        assert all(owner(int(key), self.world, self.kind.placement) == sok.rank() for key in keys)
         transport = context.get_transport()
         everyones_keys = transport.all_gather(tf.constant(keys.astype(np.int64)), "matrix/keys").numpy()
         everyones_rows = transport.all_gather(tf.constant(rows), "matrix/rows").numpy()

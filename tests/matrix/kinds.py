@@ -16,6 +16,8 @@ import sok
 from sok import deeprec
 from sok.layers import for_keras
 from sok.lookup.lookup import lookup_rows
+from sok.table.placement import Placement
+from tests.placements import PLACEMENTS
 
 DIM = 3
 NUM_ROWS = 40  # of an identity table, and what a worker of a hashed one has room for
@@ -43,7 +45,7 @@ class Made:
 class Kind:
     maker: str
     keys: str  # the dtype, with "identity " before it if keys are row numbers
-    placement: str  # 'by key': row k is on worker k % R; 'by hash'; 'one worker': all rows are on the last one
+    placement: str  # of tests/placements.py
 
     @property
     def hashed(self) -> bool:
@@ -54,20 +56,16 @@ class Kind:
         return tf.as_dtype(self.keys.rpartition(" ")[2])
 
     @property
-    def owner(self) -> int | None:
-        return sok.size() - 1 if self.placement == "one worker" else None
-
-    @property
-    def placed(self) -> sok.table.placement.Placement:
-        return sok.table.placement.Placement(hash=self.placement == "by hash", owner=self.owner)
+    def placed(self) -> Placement:
+        return PLACEMENTS[self.placement](sok.size())
 
     @property
     def mode(self) -> str:
-        return "distributed" if self.owner is None else f"localized:{self.owner}"
+        return "distributed" if self.placed.owner is None else f"localized:{self.placed.owner}"
 
     @property
     def capacity(self) -> int:
-        return NUM_ROWS if self.hashed or self.owner is not None else -(-NUM_ROWS // sok.size())
+        return NUM_ROWS if self.hashed else self.placed.share(NUM_ROWS, sok.size())
 
     def pool(self) -> np.ndarray:
         """Legal keys: for hashed tables the ends of the dtype, what lies beyond the capacity, and neighbours."""
@@ -197,6 +195,7 @@ def _column(kind: Kind, name: str) -> Made:
 HASHED = ("int64", "int32", "uint32", "uint64")
 IDENTITY = tuple(f"identity {dtype}" for dtype in HASHED)
 ANYWHERE = ("by key", "by hash", "one worker")
+ON_SOME = "EmbeddingVariable on some workers"  # by a kind of placement that tests alone have
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,6 +209,7 @@ class Maker:
 
 MAKERS = {
     "EmbeddingVariable": Maker(_variable, HASHED + IDENTITY),
+    ON_SOME: Maker(_variable, ("int64", "identity int64"), ("upper workers",)),
     "Variable": Maker(_static, ("identity int64",), ("by key", "one worker")),
     "Variable of an array": Maker(_of_array, ("identity int64",), ("by key", "one worker")),
     "DynamicVariable": Maker(_dynamic, HASHED),

@@ -81,7 +81,8 @@ def refuse_what_does_not_fit(case: Case) -> None:
         keys = tf.cast(tf.range((NUM_ROWS + 1) * case.world) + 50, it.made.key_dtype)
         error, said = tf.errors.ResourceExhaustedError, [str(case.kind.capacity)]
     else:
-        keys = tf.constant([1, case.kind.capacity * (case.world if case.kind.owner is None else 1)], it.made.key_dtype)
+        beyond = case.kind.capacity * case.kind.placed.num_shards(case.world)
+        keys = tf.constant([1, beyond], it.made.key_dtype)
         error, said = tf.errors.InvalidArgumentError, [str(int(keys[1]))]
     with pytest.raises(error) as raised:
         it.made.rows(keys)

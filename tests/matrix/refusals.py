@@ -18,7 +18,7 @@ class Refusal:
 
 REFUSALS = [
     Refusal(
-        of=lambda kind: kind.placement == "by hash" and not kind.hashed,
+        of=lambda kind: kind.placement.endswith("by hash") and not kind.hashed,
         error=ValueError,
         words=("`placement`", "row_wise()", "hashed=True"),
         why="Row numbers fill shards of one capacity evenly; a hash sends one more than it has room for.",

@@ -9,8 +9,10 @@ def bucket(key: int) -> int:
     return (word ^ (word >> 33)) >> 52
 
 
-def owner(key: int, world_size: int, placement: str, rank: int = 0) -> int:
-    """placement: 'by key', 'by hash', or 'one': all on `rank`."""
-    if placement == "one":
-        return rank
-    return key % world_size if placement == "by key" else bucket(key) * world_size // 4096
+def owner(key: int, world_size: int, placement: str) -> int:
+    """placement: as in tests/placements.py."""
+    if placement == "one worker":
+        return world_size - 1
+    first = world_size // 2 if placement.startswith("upper workers") else 0
+    count = world_size - first
+    return first + (bucket(key) * count // 4096 if placement.endswith("by hash") else key % count)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from sok.checkpoint import CheckpointError, manifest
 from sok.checkpoint.crc32c import crc32c
+from sok.table.placement import row_wise
 from tests.messages import saying
 
 EXAMPLE = manifest.Manifest(
@@ -26,7 +27,7 @@ EXAMPLE = manifest.Manifest(
             dim=16,
             key_dtype="int64",
             hashed=True,
-            owner=None,
+            placement=row_wise(),
             capacity=1000,
             num_keys=None,
             seed=-5,
@@ -113,8 +114,16 @@ def first_file(body):
 @pytest.mark.parametrize(
     "change, parts",
     [
-        (lambda b: b.update(version=4), ["version 4", "up to version 3"]),
+        (lambda b: b.update(version=5), ["version 5", "up to version 4"]),
         (lambda b: first_table(b).update(placement={"buckets": 4096, "hash": "md5"}), ["'item/ü' is placed by {'bu"]),
+        (
+            lambda b: first_table(b).update(placement={"kind": "by_moon", "phase": 3}),
+            ["'item/ü' is placed by {'kind': 'by_moon', 'phase': 3}", "no placement is of kind 'by_moon'", "row_wise"],
+        ),
+        (lambda b: first_table(b).update(placement={"kind": "row_wise", "phase": 3}), ["placed by", "'phase'"]),
+        (lambda b: first_table(b).update(placement={"kind": "row_wise"}), ["placed by", "makes no sense"]),
+        (lambda b: first_table(b).update(placement={"kind": "table_wise", "owner": 0}), ["makes no sense"]),
+        (lambda b: first_table(b).update(owner=2), ["placed by", "a rank in [0, 2)"]),
         (lambda b: b.update(version=2), ["the manifest has no 'before'"]),
         (lambda b: b.update(before=[]), ["chain of deltas", "version 1"]),
         (lambda b: b.update(same_as="g7"), ["generation 'g7'"]),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import sok
 from sok.checkpoint import native, read_manifest, verify
 from sok.job.agreement import together
+from tests.placements import PLACEMENTS
 from tests.reference.placement import owner
 from tests.sok import threads_world
 from tests.sok.checkpoint_cases import contents, files_of
@@ -70,20 +71,17 @@ pytestmark = pytest.mark.filterwarnings("ignore:sok.save. the step count")
     keys=st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-9, 40), max_size=60, unique=True),
     before=st.integers(1, 5),
     after=st.integers(1, 5),
-    kinds=st.tuples(*[st.sampled_from(["by key", "by hash", "one"])] * 2),
+    kinds=st.tuples(*[st.sampled_from(sorted(PLACEMENTS))] * 2),
 )
 def test_any_number_of_workers_becomes_any_other(keys, before, after, kinds):
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-        placed = [
-            {"placement": sok.table.placement.Placement(kind == "by hash", world - 1 if kind == "one" else None)}
-            for world, kind in zip((before, after), kinds, strict=True)
-        ]
+        placed = [{"placement": PLACEMENTS[kind](world)} for world, kind in zip((before, after), kinds, strict=True)]
         shards = roundtrip(folder, patch, keys, before, after, saved=placed[0], restored=placed[1])
         for rank, shard in enumerate(shards):
-            assert shard == expected([key for key in keys if owner(key, after, kinds[1], after - 1) == rank])
+            assert shard == expected([key for key in keys if owner(key, after, kinds[1]) == rank])
         assert verify(folder) == []
         saved = read_manifest(folder).table("item")
-        assert saved.placement == placed[0]["placement"] and (saved.by_hash == (kinds[0] == "by hash"))
+        assert saved.placement == placed[0]["placement"]
 
 
 @pytest.mark.parametrize("before, after", [(1, 3), (3, 2), (2, 4)])

@@ -192,7 +192,7 @@ class TableEmbeddingColumn(fc_v2.DenseColumn, fc_v1._DenseColumn, _Fields):
         capacity, num_ids = self.capacity, None
         if capacity is None:
             num_ids = self.categorical_column.num_buckets
-            capacity = -(-num_ids // options.placement.num_shards(context.size()))
+            capacity = options.placement.share(num_ids, context.size())
         return {
             "dim": self.dimension,
             "capacity": capacity,

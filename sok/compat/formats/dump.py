@@ -76,7 +76,7 @@ class Dump:
         show: bool | None = None,
     ) -> None:
         self.shard, self.name = shard, shard.variable.table_name
-        self.writer = shard.variable.owner or 0  # the rank that writes: who holds all rows, or 0
+        self.writer = shard.variable.placement.ranks(shard.variable.world_size)[0]
         self._new_columns, self._obsolete, self._in_turns, self._show = new_columns, obsolete, in_turns, show
         self._files: _Files | None = None
         self._error: Exception | None = None

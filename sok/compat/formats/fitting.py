@@ -33,11 +33,6 @@ class Destination:
         """[n] bool: which keys have their rows on this worker."""
         return self.placement.owner_of(keys, self.world_size) == self.rank
 
-    @property
-    def num_shards(self) -> int:
-        """How many workers hold rows."""
-        return self.placement.num_shards(self.world_size)
-
 
 def check_dim(stored: StoredTable, to: Destination) -> None:
     if stored.dim != to.dim:
@@ -60,7 +55,6 @@ def keys_for(stored: StoredTable, to: Destination, start: int, stop: int) -> np.
         bad = (keys < 0) | (keys.astype(np.uint64) >= np.uint64(to.num_keys))
         if bad.any():
             needed = max(int(found.max()) + 1, stored.num_rows)
-            share = -(-needed // to.num_shards)
             _refuse(
                 stored,
                 to,
@@ -69,7 +63,8 @@ def keys_for(stored: StoredTable, to: Destination, start: int, stop: int) -> np.
                 bad,
                 f"row numbers for keys, below {to.num_keys}. More workers, each with its capacity, may have written "
                 f"the file: on {to.world_size} workers make the table with a capacity (`max_vocabulary_size_per_gpu`) "
-                f"of at least {share}, and with `num_keys`, if it has that, of at least {needed}",
+                f"of at least {to.placement.share(needed, to.world_size)}, and with `num_keys`, if it has that, of at "
+                f"least {needed}",
             )
     return keys
 

@@ -121,7 +121,7 @@ class StaticVariable(HasMode, EmbeddingVariable):
     def __init__(self, shape: tuple[int, int], options: TableOptions, *, name: str, initial_value: Any = None) -> None:
         self._global_shape = shape
         options = dataclasses.replace(options, hashed=False, num_keys=shape[0])
-        capacity = -(-shape[0] // options.placement.num_shards(context.size()))
+        capacity = options.placement.share(shape[0], context.size())
         super().__init__(shape[1], capacity, name=name, options=options)
         with tf.init_scope():
             if initial_value is not None:

@@ -1,0 +1,29 @@
+"""Placements that tests try, by the words that tests/reference/placement.py has for them. A new one joins by a line."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import sok
+from sok.table.placement import Placement
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class UpperRanks(Placement, kind="upper_ranks"):
+    """A kind that is in no library: rows are on the upper half of the workers."""
+
+    hash: bool = False
+
+    def ranks(self, world_size: int) -> range:
+        return range(world_size // 2, world_size)
+
+
+# From the number of workers.
+PLACEMENTS: dict[str, Callable[[int], Placement]] = {
+    "by key": lambda size: sok.row_wise(),
+    "by hash": lambda size: sok.row_wise(hash=True),
+    "one worker": lambda size: sok.table_wise(size - 1),
+    "upper workers": lambda size: UpperRanks(),
+    "upper workers by hash": lambda size: UpperRanks(hash=True),
+}
