@@ -178,7 +178,7 @@ def to_bytes(manifest: Manifest) -> bytes:
     links = (manifest, *manifest.before)
     # What an older sok would understand, it shall read.
     placements = (_placement_members(table.placement)[0] for link in links for table in link.tables)
-    version = max(2 if manifest.before else 1, *placements)
+    version = max([2 if manifest.before else 1, *placements])
     members = _link_members(manifest)
     members["optimizers"] = [vars(optimizer) for optimizer in manifest.optimizers]
     del members["before"]

@@ -1,5 +1,6 @@
 """The manifest: its checksum, and what is refused in it."""
 
+import dataclasses
 import errno
 import json
 import os
@@ -69,6 +70,11 @@ def test_what_was_written_is_read(tmp_path):
     assert manifest.read_manifest(tmp_path) == EXAMPLE
     assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
     assert EXAMPLE.tables[0].rows == 9423 and EXAMPLE.table(EXAMPLE.tables[0].name) is EXAMPLE.tables[0]
+
+
+def test_a_manifest_of_no_tables_is_read_as_written():
+    empty = dataclasses.replace(EXAMPLE, tables=(), before=())
+    assert read(manifest.to_bytes(empty)) == empty and json.loads(manifest.to_bytes(empty))["version"] == 1
 
 
 def test_layout_does_not_matter():
