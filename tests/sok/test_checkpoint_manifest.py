@@ -77,6 +77,15 @@ def test_a_manifest_of_no_tables_is_read_as_written():
     assert read(manifest.to_bytes(empty)) == empty and json.loads(manifest.to_bytes(empty))["version"] == 1
 
 
+@pytest.mark.parametrize("world_size", [3, 2**31, 2**62, 2**70])
+@pytest.mark.parametrize("by_hash", [False, True])
+def test_a_manifest_of_more_workers_than_files_is_refused(world_size, by_hash):
+    tables = (dataclasses.replace(EXAMPLE.tables[0], placement=row_wise(hash=by_hash)),)
+    damaged = dataclasses.replace(EXAMPLE, world_size=world_size, tables=tables, before=())
+    with pytest.raises(CheckpointError, match=saying("item/ü") if world_size < 2**63 else None):
+        read(manifest.to_bytes(damaged))
+
+
 def test_layout_does_not_matter():
     assert read(json.dumps(json.loads(manifest.to_bytes(EXAMPLE)), indent=None, sort_keys=True).encode()) == EXAMPLE
 
