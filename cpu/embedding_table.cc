@@ -88,9 +88,10 @@ void TableConfig::CheckOwned(uint64_t key) const {
 }
 
 void TableConfig::ThrowFull(uint64_t key) const {
-  std::string text = Label() + ": full: all " + std::to_string(capacity) + " rows are in use and key " + KeyText(key) +
-                     " is new. Nothing of this step was stored. Raise max_vocabulary_size_per_gpu (the capacity of "
-                     "each worker's shard).";
+  std::string text =
+      Label() + ": full: all " + std::to_string(capacity) + " rows are in use and key " + KeyText(key) +
+      " is new. This shard has stored nothing of this step. Raise max_vocabulary_size_per_gpu (the capacity of "
+      "each worker's shard).";
   const std::string here = " This shard holds ", workers = std::to_string(world_size);
   if (world_size > 1 && owner == kByKey) {
     text += here + "the keys of which key mod " + workers + " is " + std::to_string(rank) +

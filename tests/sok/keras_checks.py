@@ -20,7 +20,7 @@ IDS = np.array([[1, 2], [3, 4], [1, 4], [5, 6]] * 4)
 LABELS = (IDS.sum(axis=1, keepdims=True) % 2).astype("float32")
 
 
-def tests_of(*modules):
+def checks_as_tests(*modules):
     """The checks of the modules, under the names that pytest collects."""
     checks = {name: value for module in modules for name, value in vars(module).items() if name.startswith("check_")}
     return {"test_" + name.removeprefix("check_"): check for name, check in checks.items()}

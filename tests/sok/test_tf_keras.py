@@ -10,7 +10,7 @@ RUNNER = """
 from tests.sok import keras_checks, keras_file_checks
 
 assert not keras_checks.IS_KERAS_3
-globals().update(keras_checks.tests_of(keras_checks, keras_file_checks))
+globals().update(keras_checks.checks_as_tests(keras_checks, keras_file_checks))
 """
 
 

@@ -38,7 +38,7 @@ class All2AllDenseEmbeddingMixin(EmbeddingLayerMixin):
     Raises:
         ValueError: an argument or the form of the input is not one of these.
         tf.errors.InvalidArgumentError: an id is outside an identity table; on every worker.
-        tf.errors.ResourceExhaustedError: a shard is full; on every worker, nothing stored.
+        tf.errors.ResourceExhaustedError: a shard is full; on every worker. That shard has stored nothing of the step.
 
     Collective, as `sok.DistributedEmbedding`.
 

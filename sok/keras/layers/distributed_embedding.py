@@ -59,7 +59,7 @@ class DistributedEmbeddingMixin(EmbeddingLayerMixin):
         ValueError: an argument or the form of the input is not one of these.
         tf.errors.InvalidArgumentError: too many ids in a feature or sample, or an id outside an identity table; on
             every worker.
-        tf.errors.ResourceExhaustedError: a shard is full; on every worker, nothing stored.
+        tf.errors.ResourceExhaustedError: a shard is full; on every worker. That shard has stored nothing of the step.
 
     Collective: every worker calls it in every step. Two collectives forward, one backward. In a bare custom loop a row
     receives the sum of the gradients of all workers: see `sok.DistributedGradientTape`.
