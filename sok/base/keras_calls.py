@@ -1,13 +1,14 @@
 """Which functions of Keras are running: what Keras knows, and has no argument to tell.
 
-No other module looks at the call stack, and this one for six things:
+No other module looks at the call stack, and this one for seven things:
 
 - whether a batch is trained on, in a layer of a model whose own `call` takes no `training`;
 - whether `numpy()` is called by `get_weights`, which wants keys too, or by a writer of HDF5, which must get no rows;
 - whether a stock optimizer is about to change a table, to whose handle it would write by row numbers;
 - which `LossScaleOptimizer` builds the optimizer inside, and would turn gradients of tables into matrices;
 - whose `fit` makes the first step, so that replicas start alike;
-- which layer looks a table up that Keras 3 would not find among the layer's variables.
+- which layer looks a table up that Keras 3 would not find among the layer's variables;
+- whether weights are read to be drawn by TensorBoard, or counted for a summary.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import sys
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
+
+_KERAS = ("keras.src.", "tf_keras.src.")
 
 
 def running() -> set[str]:
@@ -27,6 +30,21 @@ def loss_scaler() -> Any:
     """The Keras 3 or tf_keras `LossScaleOptimizer` that has called us, or None."""
     scalers = (f.f_locals.get("self") for f in _frames() if _module(f).endswith(".loss_scale_optimizer"))
     return next((scaler for scaler in scalers if scaler is not None), None)
+
+
+def is_evaluating() -> bool:
+    """Whether Keras' `evaluate` or `predict` has called us."""
+    return bool({"test_step", "predict_step"} & running())
+
+
+def is_counting_parameters() -> bool:
+    """Whether our caller is asked by Keras, which counts the numbers in variables. Cheap: it looks at two frames."""
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(2):  # of a list in between, too
+        if frame is not None and frame.f_code.co_name in ("count_params", "weight_memory_size"):
+            return _module(frame).startswith(_KERAS)
+        frame = None if frame is None else frame.f_back
+    return False
 
 
 def caller() -> Any:
@@ -66,7 +84,7 @@ def track(variable: Any) -> None:
 def _frames() -> Iterator[FrameType]:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
-        if _module(frame).startswith(("keras.src.", "tf_keras.src.")):
+        if _module(frame).startswith(_KERAS):
             yield frame
         frame = frame.f_back
 

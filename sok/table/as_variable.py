@@ -10,10 +10,12 @@ import tensorflow as tf
 from tensorflow.python.client import session as sessions
 from tensorflow.python.ops import resource_variable_ops
 
-from sok.base import keras_calls
+from sok.base import _ops, keras_calls
 from sok.job.job import Job
 from sok.table import custom_gradients
 from sok.table.weights import TableRows
+
+_MAX_DRAWN = 10_000  # TensorBoard makes 30 bars of them
 
 
 class AsVariable(resource_variable_ops.BaseResourceVariable):
@@ -22,6 +24,7 @@ class AsVariable(resource_variable_ops.BaseResourceVariable):
     # What the table says.
     _table_name: str
     _dim: int
+    _key_dtype: tf.DType
     _job: Job
     export: Any
     _warned_not_saved = False
@@ -38,6 +41,13 @@ class AsVariable(resource_variable_ops.BaseResourceVariable):
     @trainable.setter
     def trainable(self, value: bool) -> None:
         self._trainable = bool(value)
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """(0, D): no dense matrix. Keras' `summary` and `count_params` get [rows that are in use here, D]."""
+        if keras_calls.is_counting_parameters() and tf.executing_eagerly():
+            return tf.TensorShape([int(_ops.lib().sok_table_size(self.handle)), self._dim])
+        return self._shape
 
     # A table is equal to itself only: tf.Variable's comparison would read two dense matrices.
     def __eq__(self, other: object) -> bool:
@@ -116,8 +126,18 @@ class AsVariable(resource_variable_ops.BaseResourceVariable):
 
     def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
         # Every dense read of the base class goes through this one.
-        rows = custom_gradients.stand_in(self)
+        rows = self._drawn_rows()
+        if rows is None:
+            rows = custom_gradients.stand_in(self)
         return self._no_dense_value() if rows is None else rows
+
+    def _drawn_rows(self) -> tf.Tensor | None:
+        """For Keras' callback TensorBoard rows of this shard, 10,000 at the most and evenly spread; else None."""
+        if "_log_weights" not in keras_calls.running() or not tf.executing_eagerly():
+            return None
+        keys = _ops.lib().sok_table_keys(self.handle, key_dtype=self._key_dtype)
+        keys = keys[:: max(1, -(-len(keys) // _MAX_DRAWN))]
+        return _ops.lib().sok_table_lookup(self.handle, keys, False, dim=self._dim)[0]
 
     eval = gather_nd = _in_session = _no_dense_value
 

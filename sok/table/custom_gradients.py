@@ -1,4 +1,4 @@
-"""Tables that are looked up inside `tf.custom_gradient`."""
+"""Tables that TensorFlow itself reads: in `tf.custom_gradient`, and by `tf.gather`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ def stand_in(table: Any) -> tf.Tensor | None:
     resource_variable_ops.variable_accessed(table)
     rows, _ = _ops.lib().sok_table_lookup(table.handle, tf.zeros([0], table.key_dtype), False, dim=table.dim)
     return rows
+
+
+def gathers() -> bool:
+    """Whether `tf.gather`, which `tf.nn.embedding_lookup` calls, has called the method that asks."""
+    return bool(sys._getframe(2).f_globals.get("__name__") == "tensorflow.python.ops.array_ops")
 
 
 def _is_recorded(modules: set[str]) -> bool:

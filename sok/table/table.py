@@ -10,10 +10,11 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import ops
 
-from sok.base import _ops, names
+from sok.base import _ops, keras_calls, names, strategies
 from sok.base.types import TensorLike
 from sok.job import context
 from sok.job.job import Job, job_of
+from sok.table import custom_gradients
 from sok.table import state as table_state
 from sok.table.as_variable import AsVariable
 from sok.table.initializers import derived_seed, to_spec
@@ -58,6 +59,7 @@ class EmbeddingVariable(AsVariable):
 
     Raises:
         ValueError: an argument is out of range, or given twice.
+        RuntimeError: a `tf.distribute` strategy with replicas is in force.
 
     Collective if `initializer` is none of Keras' random or constant ones.
 
@@ -86,6 +88,7 @@ class EmbeddingVariable(AsVariable):
         self._key_dtype = tf.as_dtype(options.key_dtype)
         self._job = job = context.get_job()
         options.placement.check(job.size, options.hashed)
+        strategies.refuse(f"The embedding table {name!r}" if name else "An embedding table")
         self._table_name = names.unique("table", name or "embedding_variable")
         # A shard's capacity changes with the number of workers where it is a share of the legal keys.
         spec = to_spec(options.initializer, options.num_keys or self._capacity, self._dim)
@@ -125,6 +128,8 @@ class EmbeddingVariable(AsVariable):
                 is_initialized_op=None,
                 cached_value=None,
                 name=self._table_name,
+                # tf_keras asks whether a model's variables were made under the strategy that trains it.
+                distribute_strategy=tf.distribute.get_strategy() if tf.distribute.has_strategy() else None,
             )
             if graph_mode and options.trainable:
                 # Not a global variable: initialisers, Savers and broadcasts of v1 would try to read it as a matrix.
@@ -257,6 +262,9 @@ class EmbeddingVariable(AsVariable):
     def sparse_read(self, keys: TensorLike, name: str | None = None) -> tf.Tensor:
         """The rows of `keys` as they stand, without inserting any. Collective; differentiable.
 
+        `tf.nn.embedding_lookup(table, keys)` and `tf.gather(table, keys)`, which call it, look up as
+        `sok.all2all_dense_embedding` does: a key without a row gets one, but in Keras' evaluate and predict.
+
         Args:
             keys: [...] of the table's key dtype. A key without a row reads as its initial value.
             name: ignored; here for `tf.Variable`'s signature.
@@ -264,6 +272,8 @@ class EmbeddingVariable(AsVariable):
         Returns:
             [..., D] float32. Between workers, too, they travel in float32.
         """
+        if custom_gradients.gathers():
+            return _lookup_rows(self, keys, training=not keras_calls.is_evaluating())
         return _lookup_rows(self, keys, training=False, exact=True)
 
     def assign(

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import sok
+from sok.table import as_variable
 from sok.table.weights import TableRows
 
 keras = tf.keras
@@ -239,12 +240,52 @@ def check_several_layers_are_several_tables():
 def check_summary_and_parameter_counts():
     layer = embedding()
     model = functional(layer)
-    lines = []
-    model.summary(print_fn=lambda line, **_: lines.append(line))
-    text = "\n".join(lines)
-    assert "(None, 2, 4)" in text
-    assert model.count_params() == 8 * 8 + 8 + 8 + 1  # of the dense layers: rows are no fixed number
-    assert layer.count_params() == 0
+    dense = 8 * 8 + 8 + 8 + 1
+    for rows in (0, 3):  # those in use: what there may be, nobody has in memory
+        assert (layer.count_params(), model.count_params()) == (rows * 4, dense + rows * 4)
+        model.summary(print_fn=lambda line, into=(lines := []), **_: into.append(line))
+        text = "\n".join(lines)
+        assert "(None, 2, 4)" in text and f"Total params: {dense + rows * 4} " in text
+        layer(tf.constant([[1, 2], [3, 1]]))
+    assert layer.var.shape == (0, 4)
+    own = Own(sok.Variable(np.ones([10, 4], np.float32)), "attribute")
+    own(tf.constant([[1, 2]]))
+    assert own.count_params() == 40
+
+
+def check_plain_lists_are_inputs():
+    layer = embedding(embedding_initializer="ones")
+    fixed = sok.All2AllDenseEmbedding(100, 4, slot_num=2, nnz_per_slot=1)
+    ids = [[1, 2], [3, 4]]
+    for out in (layer(ids), layer(inputs=ids), layer(tuple(ids), weights=[[1.0, 1.0], [1.0, 1.0]])):
+        assert out.shape == (2, 2, 4)
+    for out in (fixed(ids), fixed(inputs=ids), fixed([[[1], [2]], [[3], [4]]])):
+        assert out.shape == (2, 2, 1, 4)
+    assert (sorted(layer.var.export()[0].numpy()), layer.var.key_dtype) == ([1, 2, 3, 4], tf.int64)
+
+
+@pytest.mark.parametrize("kind", ["layer", "Variable"])
+def check_tensorboard_draws_rows(kind, monkeypatch, tmp_path):
+    monkeypatch.setattr(as_variable, "_MAX_DRAWN", 4)
+    layer = embedding() if kind == "layer" else Own(TABLES[kind](), "attribute")
+    ids = keras.Input((2,), dtype="int64")
+    model = keras.Model(ids, keras.layers.Dense(1, name="d")(keras.layers.Flatten()(layer(ids))))
+    model.compile(sok.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    board = keras.callbacks.TensorBoard(str(tmp_path), histogram_freq=1, write_images=True, write_graph=False)
+    model.fit(IDS, LABELS, verbose=0, callbacks=[board])
+    (table,) = layer.trainable_variables
+    name = table.table_name
+    num_rows = int(table.size())
+    assert num_rows == (6 if kind == "layer" else 100), "drawing makes no rows"
+    events = tf.data.TFRecordDataset([str(path) for path in tmp_path.glob("train/*")])
+    values = [v for e in events for v in tf.compat.v1.Event.FromString(e.numpy()).summary.value]
+    drawn = {v.tag: tf.make_ndarray(v.tensor) for v in values}
+    (rows,) = [bins for tag, bins in drawn.items() if tag in (f"{name}/histogram", f"{name}_0/histogram")]
+    # Bins are [left, right, number of values].
+    sample = table.sparse_read(table.export()[0][:: num_rows // 3 if kind == "layer" else num_rows // 4]).numpy()
+    assert rows[:, 2].sum() == sample.size
+    np.testing.assert_allclose([rows[0, 0], rows[-1, 1]], [sample.min(), sample.max()], rtol=1e-6)
+    assert sum("histogram" in tag for tag in drawn) == 3, "of dense weights, too"
 
 
 def check_frozen_layers_stay_as_they_are():

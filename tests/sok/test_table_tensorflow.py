@@ -260,3 +260,20 @@ def test_stock_optimizers_say_what_to_use(library, kind, call):  # elsewhere the
         with pytest.raises(TypeError, match=rf"'{v.table_name}'.*`sok.OptimizerWrapper` or `sok.DistributedOptimizer`"):
             call(step)
         np.testing.assert_array_equal(v.export()[1], before)
+
+
+@pytest.mark.parametrize("look_up", [tf.nn.embedding_lookup, tf.gather])
+def test_what_tensorflow_gathers_gets_rows_that_are_trained(call, look_up):
+    table, optimizer = EmbeddingVariable(2, 10, initializer="ones"), sok.optimizers.SGD(0.5)
+
+    def step(keys):
+        with tf.GradientTape() as tape:
+            rows = look_up(table, keys)
+            loss = tf.reduce_sum(rows)
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+        return rows
+
+    assert call(step, keys(3, 4)).shape == (2, 2)
+    assert table.sparse_read([3, 4, 5]).numpy().tolist() == [[0.5, 0.5]] * 2 + [[1.0, 1.0]]
+    call(lambda: table.sparse_read([5]))
+    assert int(table.size()) == 2, "sparse_read itself makes no row"

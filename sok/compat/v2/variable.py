@@ -179,9 +179,9 @@ class StaticVariable(HasMode, EmbeddingVariable):
                 f"tf.nn.embedding_lookup_sparse does not take the sok.Variable '{self.table_name}', of which it would "
                 "see this worker's rows alone. Use sok.lookup_sparse, or sok.group_embedding_lookup_sparse."
             )
-        rows = custom_gradients.stand_in(self)
-        if rows is not None:
-            return rows
+        for rows in (self._drawn_rows(), custom_gradients.stand_in(self)):
+            if rows is not None:
+                return rows
         resource_variable_ops.variable_accessed(self)
         # Rows that are not there yet are made: a gradient needs them.
         return _ops.lib().sok_table_lookup(self.handle, self.local_indices(), True, dim=self.dim)[0]

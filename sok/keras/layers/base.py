@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from sok.base import keras_calls
+from sok.base import keras_calls, strategies
 from sok.base.types import DTypeLike
 from sok.checkpoint import store_files
 from sok.job import context
@@ -76,6 +76,7 @@ class EmbeddingLayerMixin(_Layer):
         distinct_slots: bool = False,
         **kwargs: Any,
     ) -> None:
+        strategies.refuse(f"A sok.{type(self).__name__}")
         resolve(embedding_initializer, "embedding_initializer")
         options = said_once(
             table,
@@ -137,8 +138,9 @@ class EmbeddingLayerMixin(_Layer):
         # Keras' symbols are looked up by nobody; and one worker needs no table before it is built.
         asks_peers = context.size() > 1 and not any(_is_symbol(part) for part in tf.nest.flatten(given))
         with exchange.told_to_peers(*([self.embedding_variable] if asks_peers else [])):
-            if args and isinstance(given, (list, tuple, np.ndarray)) and not _holds_tensors(given):
-                args = (as_keys(given, tf.as_dtype(self._options.key_dtype), self.name), *args[1:])
+            if isinstance(given, (list, tuple, np.ndarray)) and not _holds_tensors(given):
+                keys = as_keys(given, tf.as_dtype(self._options.key_dtype), self.name)
+                args, kwargs = ((keys, *args[1:]), kwargs) if args else (args, {**kwargs, "inputs": keys})
             else:
                 _check_integers(given)
             if not self.built and isinstance(given, tf.SparseTensor) and given.shape.rank is None:
@@ -168,7 +170,7 @@ class EmbeddingLayerMixin(_Layer):
         # Outside fit, evaluate and predict Keras says nothing: a bare call in a custom loop trains, as in SOK.
         # Keras 3 says nothing either to the layers of a model whose own call takes no `training`.
         if training is None:
-            return not {"test_step", "predict_step"} & keras_calls.running()
+            return not keras_calls.is_evaluating()
         return tf.cast(training, tf.bool) if tf.is_tensor(training) else bool(training)
 
     def _to_compute_dtype(self, rows: tf.Tensor) -> tf.Tensor:
