@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok import optimizers
+from sok.base import strategies
 from sok.distributed.reduction import Average, check_op
 from sok.job import context
 from sok.optimizers.stock import stock_bases
@@ -40,7 +41,8 @@ def DistributedOptimizer(
         TypeError: `optimizer` is none of these.
         ValueError: it is distributed already, or scales losses; a name that Keras does not know; or, at the first step
             with a table, no optimizer matches.
-        RuntimeError: this process is one of several workers, and `sok.Init` has not been called.
+        RuntimeError: this process is one of several workers, and `sok.Init` has not been called; or a `tf.distribute`
+            strategy with replicas is in force, here or at a step.
 
     Things to know:
         - Collective: every worker makes the same number of steps. With fewer batches on one worker than on another,
@@ -72,6 +74,7 @@ def DistributedOptimizer(
 
     Source: the role of Horovod's `DistributedOptimizer`, which under Keras 3 reduces nothing.
     """
+    strategies.refuse("sok.DistributedOptimizer")
     check_op(op)
     context.get_transport()  # says so if it is too early
     if isinstance(optimizer, (str, dict)):

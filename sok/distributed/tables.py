@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok.base import strategies
 from sok.distributed import replicas
 from sok.distributed.reduction import Pair, check_op, reduce_dense, split_pairs, table_scale
 from sok.distributed.tape import is_reduced
@@ -84,6 +85,7 @@ class TableTrainer:
         Returns:
             In a v1 graph the op that updates the tables, else None; and what `dense_step` or `count` gave, or None.
         """
+        strategies.refuse("sok.DistributedOptimizer")
         replicas.start_in_fit(self)
         of_tables, others = split_pairs(grads_and_vars)
         reduced = reduce_dense(others, self._op, of_tables) if reduces else [grad for grad, _ in others]

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok.base import strategies
 from sok.distributed.reduction import Average, check_op, reduce_dense, split_pairs, table_scale
 from sok.job import context
 from sok.table.table import is_embedding_variable
@@ -50,6 +51,7 @@ class DistributedGradientTape:
     """
 
     def __init__(self, tape: tf.GradientTape, op: str = Average) -> None:
+        strategies.refuse("sok.DistributedGradientTape")
         if not isinstance(tape, tf.GradientTape):
             raise TypeError(f"`tape` must be a tf.GradientTape. Received: {tape!r}.")
         context.get_transport()  # says so if it is too early

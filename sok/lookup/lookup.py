@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok.base import _ops
+from sok.base import _ops, strategies
 from sok.lookup import exchange, plain_variables
 from sok.lookup.feature import PADDED, ROWS, Csr, Feature, Group
 from sok.lookup.inputs import to_csr
@@ -104,6 +104,8 @@ def lookup_parts(
     # What is wrong in any part is told where peers wait: at the first exchange.
     waiting = next(filter(None, ([f.table for f in part if f.is_of_table] for part in parts)), ())
     with exchange.told_to_peers(*waiting):
+        if waiting:
+            strategies.refuse(f"A lookup in table '{waiting[0].table_name}'")
         parts = _with_report(each(lambda part: [dataclasses.replace(f, ids=to_csr(f)) for f in part], parts))
         of_tables = each(lambda part: _of_tables(part, training), parts)
         # Their gradients need ids alone. Where the lookup of a table raises, they are not to be updated either.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from sok.base import names
+from sok.base import names, strategies
 from sok.base.types import Rate
 from sok.job.job import job_of
 from sok.job.transport.ordering import after_answers
@@ -69,6 +69,7 @@ class Optimizer(tf.__internal__.tracking.Trackable):
         *,
         hyper: Mapping[str, float] | None = None,
     ) -> None:
+        strategies.refuse(f"sok.optimizers.{type(self).__name__}")
         self._take(hyper)
         if nonfinite_gradients not in gradients.NONFINITE_POLICIES:
             raise ValueError(
@@ -252,6 +253,7 @@ class Optimizer(tf.__internal__.tracking.Trackable):
         gradient_scale: float | tf.Tensor | None = None,
         counts_step: bool = True,
     ) -> tf.Operation | None:
+        strategies.refuse(f"sok.optimizers.{type(self).__name__}")
         self._check_graph()
         tables = [variable for _, variable in pairs]
         if tables:

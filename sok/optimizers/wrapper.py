@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok.base import strategies
 from sok.job.transport.ordering import after_answers
 from sok.optimizers.base import Optimizer
 from sok.optimizers.buffered import Buffered, check
@@ -64,6 +65,7 @@ class OptimizerWrapper(tf.__internal__.tracking.Trackable):
     """
 
     def __init__(self, optimizer: Any) -> None:
+        strategies.refuse("sok.OptimizerWrapper")
         self._optimizer = _checked(optimizer)
         self._tables: Optimizer | None = None
         self._track_trackable(optimizer, "optimizer")
@@ -149,6 +151,7 @@ class OptimizerWrapper(tf.__internal__.tracking.Trackable):
             TypeError: the gradient of a table is not `tf.IndexedSlices`.
             RuntimeError: the optimizer belongs to another graph.
         """
+        strategies.refuse("sok.OptimizerWrapper")
         _refuse_scaled_losses(self._optimizer)
         tables, others = _split(grads_and_vars)
         has_table_step = any(grad is not None for grad, _ in tables)
