@@ -3,7 +3,6 @@
 #include <utility>
 #include <vector>
 
-#include "gpu_kernel.h"
 #include "op.h"
 #include "sok/shard_file.h"
 #include "table_resource.h"
@@ -20,14 +19,7 @@ std::string TextArg(OpKernelContext* ctx, int index, const char* name) {
 int KeyBytes(const TableResource& resource) { return tensorflow::DataTypeSize(resource.key_dtype()); }
 
 void StoreSummary(OpKernelContext* ctx, const ShardSummary& summary) {
-  Tensor* out;
-  Check(ctx->allocate_output(0, TensorShape({}), &out));
-  out->scalar<tstring>()() = ShardSummaryJson(summary);
-}
-
-absl::Status ScalarOut(InferenceContext* c) {
-  c->set_output(0, c->Scalar());
-  return absl::OkStatus();
+  ScalarOutput<tstring>(ctx, 0) = ShardSummaryJson(summary);
 }
 
 REGISTER_OP("Sok>TableSave")
@@ -38,100 +30,70 @@ REGISTER_OP("Sok>TableSave")
     .Attr("changes: bool = false")
     .Attr("snapshot: bool = false")
     .SetIsStateful()
-    .SetShapeFn(ScalarOut);
+    .SetShapeFn(ScalarShape);
 
-class TableSaveOp : public OpKernel {
+class TableSaveOp : public GuardedOp {
  public:
-  explicit TableSaveOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    Guard(ctx, [&] {
-      Check(ctx->GetAttr("changes", &changes_));
-      Check(ctx->GetAttr("snapshot", &snapshot_));
-    });
+  explicit TableSaveOp(OpKernelConstruction* ctx) : GuardedOp(ctx) {
+    Check(ctx->GetAttr("changes", &changes_));
+    Check(ctx->GetAttr("snapshot", &snapshot_));
   }
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
-      const std::string path = TextArg(ctx, 1, "path"), generation = TextArg(ctx, 2, "generation");
-      const int key_bytes = KeyBytes(*resource);
-      if (snapshot_) {  // beside training: it gets the other processors
-        const SerialExecutor executor;
-        return StoreSummary(ctx,
-                            SaveShardSnapshot({executor}, &resource->store(), key_bytes, generation, path, changes_));
-      }
-      const TfExecutor executor(ctx);
-      const auto save = changes_ ? SaveShardChanges : SaveShard;
-      StoreSummary(ctx, save({executor}, resource->store(), key_bytes, generation, path));
-    });
+  void Run(OpKernelContext* ctx) override {
+    const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
+    const std::string path = TextArg(ctx, 1, "path"), generation = TextArg(ctx, 2, "generation");
+    const int key_bytes = KeyBytes(*resource);
+    if (snapshot_) {  // beside training: it gets the other processors
+      const SerialExecutor executor;
+      return StoreSummary(ctx,
+                          SaveShardSnapshot({executor}, &resource->store(), key_bytes, generation, path, changes_));
+    }
+    const TfExecutor executor(ctx);
+    const auto save = changes_ ? SaveShardChanges : SaveShard;
+    StoreSummary(ctx, save({executor}, resource->store(), key_bytes, generation, path));
   }
 
  private:
   bool changes_ = false;
   bool snapshot_ = false;
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>TableSave").Device(tensorflow::DEVICE_CPU), TableSaveOp);
-SOK_HOST_MEMORY_KERNEL("Sok>TableSave", TableSaveOp, "handle", "path", "generation", "summary");
+SOK_HOST_KERNEL("Sok>TableSave", TableSaveOp, "handle", "path", "generation", "summary");
 
 REGISTER_OP("Sok>TableSaveBegin")
     .Input("handle: resource")
     .Attr("snapshot: {'', 'all', 'changes'} = ''")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext*) { return absl::OkStatus(); });
+    .SetShapeFn(NoOutputs);
 
-class TableSaveBeginOp : public OpKernel {
+class TableSaveBeginOp : public GuardedOp {
  public:
-  explicit TableSaveBeginOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    Guard(ctx, [&] {
-      std::string of;
-      Check(ctx->GetAttr("snapshot", &of));
-      using Of = TableStore::SnapshotOf;
-      of_ = of == "all" ? Of::kAllRows : of == "changes" ? Of::kChanges : Of::kNothing;
-    });
+  explicit TableSaveBeginOp(OpKernelConstruction* ctx) : GuardedOp(ctx) {
+    std::string of;
+    Check(ctx->GetAttr("snapshot", &of));
+    using Of = TableStore::SnapshotOf;
+    of_ = of == "all" ? Of::kAllRows : of == "changes" ? Of::kChanges : Of::kNothing;
   }
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] { TableArg(ctx, 0)->store().BeginSave(of_); });
-  }
+  void Run(OpKernelContext* ctx) override { TableArg(ctx, 0)->store().BeginSave(of_); }
 
  private:
   TableStore::SnapshotOf of_ = TableStore::SnapshotOf::kNothing;
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>TableSaveBegin").Device(tensorflow::DEVICE_CPU), TableSaveBeginOp);
-SOK_HOST_MEMORY_KERNEL("Sok>TableSaveBegin", TableSaveBeginOp, "handle");
+SOK_HOST_KERNEL("Sok>TableSaveBegin", TableSaveBeginOp, "handle");
 
-REGISTER_OP("Sok>TableSaveEnd")
-    .Input("handle: resource")
-    .Input("base: string")
-    .SetIsStateful()
-    .SetShapeFn([](InferenceContext*) { return absl::OkStatus(); });
+REGISTER_OP("Sok>TableSaveEnd").Input("handle: resource").Input("base: string").SetIsStateful().SetShapeFn(NoOutputs);
 
-class TableSaveEndOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] { TableArg(ctx, 0)->store().EndSave(TextArg(ctx, 1, "base")); });
-  }
-};
-REGISTER_KERNEL_BUILDER(Name("Sok>TableSaveEnd").Device(tensorflow::DEVICE_CPU), TableSaveEndOp);
-SOK_HOST_MEMORY_KERNEL("Sok>TableSaveEnd", TableSaveEndOp, "handle", "base");
+void TableSaveEnd(OpKernelContext* ctx) { TableArg(ctx, 0)->store().EndSave(TextArg(ctx, 1, "base")); }
+SOK_HOST_KERNEL("Sok>TableSaveEnd", FunctionOp<TableSaveEnd>, "handle", "base");
 
 REGISTER_OP("Sok>TableChanges")
     .Input("handle: resource")
     .Output("summary: string")
     .SetIsStateful()
-    .SetShapeFn(ScalarOut);
+    .SetShapeFn(ScalarShape);
 
-class TableChangesOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      Tensor* out;
-      Check(ctx->allocate_output(0, TensorShape({}), &out));
-      out->scalar<tstring>()() = ChangesJson(TableArg(ctx, 0)->store().Changes());
-    });
-  }
-};
-REGISTER_KERNEL_BUILDER(Name("Sok>TableChanges").Device(tensorflow::DEVICE_CPU), TableChangesOp);
-SOK_HOST_MEMORY_KERNEL("Sok>TableChanges", TableChangesOp, "handle", "summary");
+void TableChanges(OpKernelContext* ctx) {
+  ScalarOutput<tstring>(ctx, 0) = ChangesJson(TableArg(ctx, 0)->store().Changes());
+}
+SOK_HOST_KERNEL("Sok>TableChanges", FunctionOp<TableChanges>, "handle", "summary");
 
 REGISTER_OP("Sok>TableLoad")
     .Input("handle: resource")
@@ -140,27 +102,20 @@ REGISTER_OP("Sok>TableLoad")
     .Input("table_sets: string")
     .Output("summary: string")
     .SetIsStateful()
-    .SetShapeFn(ScalarOut);
+    .SetShapeFn(ScalarShape);
 
-class TableLoadOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
-      CheckRank(ctx->input(2), 1, "saved_sets");
-      CheckShape(ctx->input(3), ctx->input(2).shape(), "table_sets");
-      std::vector<std::pair<std::string, std::string>> names;
-      for (int64_t i = 0; i < ctx->input(2).NumElements(); ++i) {
-        names.emplace_back(ctx->input(2).vec<tstring>()(i), ctx->input(3).vec<tstring>()(i));
-      }
-      const TfExecutor executor(ctx);
-      StoreSummary(ctx, LoadShard({executor}, TextArg(ctx, 1, "path"), KeyBytes(*resource), names, &resource->store()));
-    });
+void TableLoad(OpKernelContext* ctx) {
+  const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
+  CheckRank(ctx->input(2), 1, "saved_sets");
+  CheckShape(ctx->input(3), ctx->input(2).shape(), "table_sets");
+  std::vector<std::pair<std::string, std::string>> names;
+  for (int64_t i = 0; i < ctx->input(2).NumElements(); ++i) {
+    names.emplace_back(ctx->input(2).vec<tstring>()(i), ctx->input(3).vec<tstring>()(i));
   }
-};
-REGISTER_KERNEL_BUILDER(Name("Sok>TableLoad").Device(tensorflow::DEVICE_CPU), TableLoadOp);
-SOK_HOST_MEMORY_KERNEL("Sok>TableLoad", TableLoadOp, "handle", "path", "saved_sets", "table_sets", "summary");
+  const TfExecutor executor(ctx);
+  StoreSummary(ctx, LoadShard({executor}, TextArg(ctx, 1, "path"), KeyBytes(*resource), names, &resource->store()));
+}
+SOK_HOST_KERNEL("Sok>TableLoad", FunctionOp<TableLoad>, "handle", "path", "saved_sets", "table_sets", "summary");
 
 REGISTER_OP("Sok>ShardsCompact")
     .Input("paths: string")
@@ -174,59 +129,47 @@ REGISTER_OP("Sok>ShardsCompact")
     .Attr("hashed: bool")
     .Attr("passes: int")
     .SetIsStateful()
-    .SetShapeFn(ScalarOut);
+    .SetShapeFn(ScalarShape);
 
-class ShardsCompactOp : public OpKernel {
+class ShardsCompactOp : public GuardedOp {
  public:
-  explicit ShardsCompactOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    Guard(ctx, [&] {
-      Check(ctx->GetAttr("world_size", &head_.world_size));
-      Check(ctx->GetAttr("rank", &head_.rank));
-      Check(ctx->GetAttr("owner", &head_.owner));
-      Check(ctx->GetAttr("hashed", &head_.hashed));
-      Check(ctx->GetAttr("passes", &passes_));
-      if (passes_ < 1 || passes_ > 65536) throw InvalidArgument("`passes` must lie in [1, 65536].");
-    });
+  explicit ShardsCompactOp(OpKernelConstruction* ctx) : GuardedOp(ctx) {
+    Check(ctx->GetAttr("world_size", &head_.world_size));
+    Check(ctx->GetAttr("rank", &head_.rank));
+    Check(ctx->GetAttr("owner", &head_.owner));
+    Check(ctx->GetAttr("hashed", &head_.hashed));
+    Check(ctx->GetAttr("passes", &passes_));
+    if (passes_ < 1 || passes_ > 65536) throw InvalidArgument("`passes` must lie in [1, 65536].");
   }
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      CheckRank(ctx->input(0), 1, "paths");
-      CheckShape(ctx->input(1), ctx->input(0).shape(), "links");
-      std::vector<std::vector<std::string>> links;
-      for (int64_t i = 0; i < ctx->input(0).NumElements(); ++i) {
-        const int64_t number = ctx->input(1).vec<int64_t>()(i);
-        if (number < 0 || number >= ctx->input(0).NumElements()) {
-          throw InvalidArgument("`links` must lie in [0, number of paths). Received: " + std::to_string(number) + ".");
-        }
-        const size_t link = static_cast<size_t>(number);
-        if (link >= links.size()) links.resize(link + 1);
-        links[link].push_back(ctx->input(0).vec<tstring>()(i));
+  void Run(OpKernelContext* ctx) override {
+    CheckRank(ctx->input(0), 1, "paths");
+    CheckShape(ctx->input(1), ctx->input(0).shape(), "links");
+    std::vector<std::vector<std::string>> links;
+    for (int64_t i = 0; i < ctx->input(0).NumElements(); ++i) {
+      const int64_t number = ctx->input(1).vec<int64_t>()(i);
+      if (number < 0 || number >= ctx->input(0).NumElements()) {
+        throw InvalidArgument("`links` must lie in [0, number of paths). Received: " + std::to_string(number) + ".");
       }
-      ShardHead head = head_;
-      head.generation = TextArg(ctx, 2, "generation");
-      const TfExecutor executor(ctx);
-      StoreSummary(ctx, CompactShards({executor}, links, head, passes_, TextArg(ctx, 3, "path")));
-    });
+      const size_t link = static_cast<size_t>(number);
+      if (link >= links.size()) links.resize(link + 1);
+      links[link].push_back(ctx->input(0).vec<tstring>()(i));
+    }
+    ShardHead head = head_;
+    head.generation = TextArg(ctx, 2, "generation");
+    const TfExecutor executor(ctx);
+    StoreSummary(ctx, CompactShards({executor}, links, head, passes_, TextArg(ctx, 3, "path")));
   }
 
  private:
   ShardHead head_;
   int64_t passes_ = 1;
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>ShardsCompact").Device(tensorflow::DEVICE_CPU), ShardsCompactOp);
-SOK_HOST_MEMORY_KERNEL("Sok>ShardsCompact", ShardsCompactOp, "paths", "links", "generation", "path", "summary");
+SOK_HOST_KERNEL("Sok>ShardsCompact", ShardsCompactOp, "paths", "links", "generation", "path", "summary");
 
-REGISTER_OP("Sok>ShardVerify").Input("path: string").Output("summary: string").SetIsStateful().SetShapeFn(ScalarOut);
+REGISTER_OP("Sok>ShardVerify").Input("path: string").Output("summary: string").SetIsStateful().SetShapeFn(ScalarShape);
 
-class ShardVerifyOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] { StoreSummary(ctx, VerifyShard(TextArg(ctx, 0, "path"))); });
-  }
-};
-REGISTER_KERNEL_BUILDER(Name("Sok>ShardVerify").Device(tensorflow::DEVICE_CPU), ShardVerifyOp);
-SOK_HOST_MEMORY_KERNEL("Sok>ShardVerify", ShardVerifyOp, "path", "summary");
+void ShardVerify(OpKernelContext* ctx) { StoreSummary(ctx, VerifyShard(TextArg(ctx, 0, "path"))); }
+SOK_HOST_KERNEL("Sok>ShardVerify", FunctionOp<ShardVerify>, "path", "summary");
 
 }  // namespace
 }  // namespace sok

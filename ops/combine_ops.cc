@@ -35,25 +35,22 @@ REGISTER_OP("Sok>Combine")
 class CombineOp : public CombinerOp {
  public:
   using CombinerOp::CombinerOp;
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const Tensor &rows = ctx->input(0), &index = ctx->input(1);
-      CheckRank(rows, 2, "rows");
-      CheckRank(index, 1, "index");
-      const int64_t n = index.NumElements(), dim = rows.dim_size(1);
-      const int64_t segments = CheckRowSplits(ctx->input(2), n);
-      const float* weights = WeightsOrNull(ctx->input(3), n);
-      const ProfileSpan span("combine", name(), {n, segments, segments * dim * int64_t{sizeof(float)}}, "op");
-      CheckIndex(Int64(index), n, rows.dim_size(0));
-      Tensor* output;
-      Check(ctx->allocate_output(0, CheckedShape({segments, dim}), &output));
-      const TfExecutor executor(ctx);
-      Combine({executor}, rows.flat<float>().data(), Int64(index), Int64(ctx->input(2)), weights, segments, dim,
-              combiner_, output->flat<float>().data());
-    });
+  void Run(OpKernelContext* ctx) override {
+    const Tensor &rows = ctx->input(0), &index = ctx->input(1);
+    CheckRank(rows, 2, "rows");
+    CheckRank(index, 1, "index");
+    const int64_t n = index.NumElements(), dim = rows.dim_size(1);
+    const int64_t segments = CheckRowSplits(ctx->input(2), n);
+    const float* weights = WeightsOrNull(ctx->input(3), n);
+    const ProfileSpan span("combine", name(), {n, segments, segments * dim * int64_t{sizeof(float)}}, "op");
+    CheckIndex(Int64(index), n, rows.dim_size(0));
+    Tensor* output = Output(ctx, 0, CheckedShape({segments, dim}));
+    const TfExecutor executor(ctx);
+    Combine({executor}, rows.flat<float>().data(), Int64(index), Int64(ctx->input(2)), weights, segments, dim,
+            combiner_, output->flat<float>().data());
   }
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>Combine").Device(tensorflow::DEVICE_CPU), CombineOp);
+SOK_CPU_KERNEL("Sok>Combine", CombineOp);
 
 REGISTER_OP("Sok>CombineGradRows")
     .Input("grad: float")
@@ -75,28 +72,25 @@ REGISTER_OP("Sok>CombineGradRows")
 class CombineGradRowsOp : public CombinerOp {
  public:
   using CombinerOp::CombinerOp;
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const Tensor &grad = ctx->input(0), &index = ctx->input(1);
-      CheckRank(grad, 2, "grad");
-      CheckRank(index, 1, "index");
-      const int64_t n = index.NumElements(), dim = grad.dim_size(1);
-      const int64_t segments = CheckRowSplits(ctx->input(2), n);
-      CheckShape(grad, {segments, dim}, "grad");
-      const float* weights = WeightsOrNull(ctx->input(3), n);
-      const int64_t num_rows = ScalarArg<int64_t>(ctx->input(4), "num_rows");
-      const ProfileSpan span("backward", name(), {n, num_rows, num_rows * dim * int64_t{sizeof(float)}}, "op");
-      CheckIndex(Int64(index), n, num_rows);
-      Tensor* out;
-      Check(ctx->allocate_output(0, CheckedShape({num_rows, dim}), &out));
-      const TfExecutor executor(ctx);
-      const ScratchLease scratch;
-      CombineGradRows({executor}, scratch.get(), grad.flat<float>().data(), Int64(index), Int64(ctx->input(2)), weights,
-                      n, segments, num_rows, dim, combiner_, out->flat<float>().data());
-    });
+  void Run(OpKernelContext* ctx) override {
+    const Tensor &grad = ctx->input(0), &index = ctx->input(1);
+    CheckRank(grad, 2, "grad");
+    CheckRank(index, 1, "index");
+    const int64_t n = index.NumElements(), dim = grad.dim_size(1);
+    const int64_t segments = CheckRowSplits(ctx->input(2), n);
+    CheckShape(grad, {segments, dim}, "grad");
+    const float* weights = WeightsOrNull(ctx->input(3), n);
+    const int64_t num_rows = ScalarArg<int64_t>(ctx->input(4), "num_rows");
+    const ProfileSpan span("backward", name(), {n, num_rows, num_rows * dim * int64_t{sizeof(float)}}, "op");
+    CheckIndex(Int64(index), n, num_rows);
+    Tensor* out = Output(ctx, 0, CheckedShape({num_rows, dim}));
+    const TfExecutor executor(ctx);
+    const ScratchLease scratch;
+    CombineGradRows({executor}, scratch.get(), grad.flat<float>().data(), Int64(index), Int64(ctx->input(2)), weights,
+                    n, segments, num_rows, dim, combiner_, out->flat<float>().data());
   }
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>CombineGradRows").Device(tensorflow::DEVICE_CPU), CombineGradRowsOp);
+SOK_CPU_KERNEL("Sok>CombineGradRows", CombineGradRowsOp);
 
 REGISTER_OP("Sok>CombineGradWeights")
     .Input("grad: float")
@@ -114,28 +108,25 @@ REGISTER_OP("Sok>CombineGradWeights")
 class CombineGradWeightsOp : public CombinerOp {
  public:
   using CombinerOp::CombinerOp;
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const Tensor &grad = ctx->input(0), &rows = ctx->input(1), &index = ctx->input(2);
-      CheckRank(grad, 2, "grad");
-      CheckRank(rows, 2, "rows");
-      CheckRank(index, 1, "index");
-      const int64_t n = index.NumElements(), dim = rows.dim_size(1);
-      const int64_t segments = CheckRowSplits(ctx->input(3), n);
-      CheckShape(grad, {segments, dim}, "grad");
-      const float* weights = WeightsOrNull(ctx->input(4), n);
-      const ProfileSpan span("backward", name(), {n, -1, n * int64_t{sizeof(float)}}, "op");
-      CheckIndex(Int64(index), n, rows.dim_size(0));
-      Tensor* out;
-      Check(ctx->allocate_output(0, ctx->input(4).shape(), &out));
-      if (weights == nullptr) return;  // no weights, or no keys
-      const TfExecutor executor(ctx);
-      CombineGradWeights({executor}, grad.flat<float>().data(), rows.flat<float>().data(), Int64(index),
-                         Int64(ctx->input(3)), weights, segments, dim, combiner_, out->flat<float>().data());
-    });
+  void Run(OpKernelContext* ctx) override {
+    const Tensor &grad = ctx->input(0), &rows = ctx->input(1), &index = ctx->input(2);
+    CheckRank(grad, 2, "grad");
+    CheckRank(rows, 2, "rows");
+    CheckRank(index, 1, "index");
+    const int64_t n = index.NumElements(), dim = rows.dim_size(1);
+    const int64_t segments = CheckRowSplits(ctx->input(3), n);
+    CheckShape(grad, {segments, dim}, "grad");
+    const float* weights = WeightsOrNull(ctx->input(4), n);
+    const ProfileSpan span("backward", name(), {n, -1, n * int64_t{sizeof(float)}}, "op");
+    CheckIndex(Int64(index), n, rows.dim_size(0));
+    Tensor* out = Output(ctx, 0, ctx->input(4).shape());
+    if (weights == nullptr) return;  // no weights, or no keys
+    const TfExecutor executor(ctx);
+    CombineGradWeights({executor}, grad.flat<float>().data(), rows.flat<float>().data(), Int64(index),
+                       Int64(ctx->input(3)), weights, segments, dim, combiner_, out->flat<float>().data());
   }
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>CombineGradWeights").Device(tensorflow::DEVICE_CPU), CombineGradWeightsOp);
+SOK_CPU_KERNEL("Sok>CombineGradWeights", CombineGradWeightsOp);
 
 }  // namespace
 }  // namespace sok

@@ -1,5 +1,4 @@
 // From (segment of each key, any order) to row splits.
-#include "gpu_kernel.h"
 #include "input_limits.h"
 #include "op.h"
 #include "sok/segment_sum.h"
@@ -34,66 +33,59 @@ REGISTER_OP("Sok>SparseToCsr")
       return absl::OkStatus();
     });
 
-class SparseToCsrOp : public OpKernel {
+class SparseToCsrOp : public GuardedOp {
  public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const Tensor &row = ctx->input(0), &keys = ctx->input(1), &weights = ctx->input(2);
-      CheckRank(row, 1, "row");
-      const int64_t n = row.NumElements();
-      CheckShape(keys, TensorShape({n}), "keys");
-      const float* w = WeightsOrNull(weights, n);
-      const int64_t segments = ScalarArg<int64_t>(ctx->input(3), "num_rows");
-      if (!IsCount(segments)) return Report(ctx, {kBadNumRows, segments});
-      const int64_t* rows = Int64(row);
-      bool sorted = true;
-      for (int64_t i = 0; i < n; ++i) {
-        if (rows[i] < 0 || rows[i] >= segments) return Report(ctx, {kRowOutOfRange, i});
-        sorted = sorted && (i == 0 || rows[i - 1] <= rows[i]);
-      }
-      const ScratchLease scratch;
-      const uint32_t *offsets, *positions;
-      Tensor splits, *order;
-      try {
-        Check(ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({segments + 1}), &splits));
-        SortById(scratch.get(), rows, n, segments, &offsets, &positions);
-      } catch (const std::exception&) {  // peers wait: the lookup tells them
-        return Report(ctx, {kBadNumRows, segments});
-      }
-      ctx->set_output(0, splits);
-      Check(ctx->allocate_output(3, TensorShape({n}), &order));
-      std::copy(offsets, offsets + segments + 1, splits.flat<int64_t>().data());
-      std::copy(positions, positions + n, order->flat<int64_t>().data());
-      if (sorted) {  // the usual case: nothing moves
-        ctx->set_output(1, keys);
-        ctx->set_output(2, weights);
-        return;
-      }
-      Tensor *csr_keys, *csr_weights;
-      Check(ctx->allocate_output(1, keys.shape(), &csr_keys));
-      Check(ctx->allocate_output(2, weights.shape(), &csr_weights));
-      const uint64_t* words = KeyWords(keys, scratch.get());
-      uint64_t* moved = scratch.get()->Get<uint64_t>(n);
-      for (int64_t i = 0; i < n; ++i) moved[i] = words[positions[i]];
-      StoreKeys(moved, n, csr_keys);
-      if (w != nullptr)
-        for (int64_t i = 0; i < n; ++i) csr_weights->flat<float>()(i) = w[positions[i]];
-    });
+  using GuardedOp::GuardedOp;
+  void Run(OpKernelContext* ctx) override {
+    const Tensor &row = ctx->input(0), &keys = ctx->input(1), &weights = ctx->input(2);
+    CheckRank(row, 1, "row");
+    const int64_t n = row.NumElements();
+    CheckShape(keys, TensorShape({n}), "keys");
+    const float* w = WeightsOrNull(weights, n);
+    const int64_t segments = ScalarArg<int64_t>(ctx->input(3), "num_rows");
+    if (!IsCount(segments)) return Report(ctx, {kBadNumRows, segments});
+    const int64_t* rows = Int64(row);
+    bool sorted = true;
+    for (int64_t i = 0; i < n; ++i) {
+      if (rows[i] < 0 || rows[i] >= segments) return Report(ctx, {kRowOutOfRange, i});
+      sorted = sorted && (i == 0 || rows[i - 1] <= rows[i]);
+    }
+    const ScratchLease scratch;
+    const uint32_t *offsets, *positions;
+    Tensor splits;
+    try {
+      Check(ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({segments + 1}), &splits));
+      SortById(scratch.get(), rows, n, segments, &offsets, &positions);
+    } catch (const std::exception&) {  // peers wait: the lookup tells them
+      return Report(ctx, {kBadNumRows, segments});
+    }
+    ctx->set_output(0, splits);
+    Tensor* order = Output(ctx, 3, TensorShape({n}));
+    std::copy(offsets, offsets + segments + 1, splits.flat<int64_t>().data());
+    std::copy(positions, positions + n, order->flat<int64_t>().data());
+    if (sorted) {  // the usual case: nothing moves
+      ctx->set_output(1, keys);
+      ctx->set_output(2, weights);
+      return;
+    }
+    Tensor* csr_keys = Output(ctx, 1, keys.shape());
+    Tensor* csr_weights = Output(ctx, 2, weights.shape());
+    const uint64_t* words = KeyWords(keys, scratch.get());
+    uint64_t* moved = scratch.get()->Get<uint64_t>(n);
+    for (int64_t i = 0; i < n; ++i) moved[i] = words[positions[i]];
+    StoreKeys(moved, n, csr_keys);
+    if (w != nullptr)
+      for (int64_t i = 0; i < n; ++i) csr_weights->flat<float>()(i) = w[positions[i]];
   }
 
  private:
   static void Report(OpKernelContext* ctx, const InputStatus& bad) {
-    Tensor *keys, *weights, *order;
     WriteReport(ctx, 0, bad);
-    Check(ctx->allocate_output(1, TensorShape({0}), &keys));
-    Check(ctx->allocate_output(2, TensorShape({0}), &weights));
-    Check(ctx->allocate_output(3, TensorShape({0}), &order));
+    for (const int index : {1, 2, 3}) Output(ctx, index, TensorShape({0}));
   }
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>SparseToCsr").Device(tensorflow::DEVICE_CPU), SparseToCsrOp);
-SOK_HOST_MEMORY_KERNEL("Sok>SparseToCsr", SparseToCsrOp, "row", "keys", "weights", "num_rows", "row_splits", "csr_keys",
-                       "csr_weights", "order");
+SOK_HOST_KERNEL("Sok>SparseToCsr", SparseToCsrOp, "row", "keys", "weights", "num_rows", "row_splits", "csr_keys",
+                "csr_weights", "order");
 
 }  // namespace
 }  // namespace sok

@@ -11,24 +11,22 @@
 namespace sok {
 
 // Reads the attributes of GroupApply.
-class GroupApplyOp : public OpKernel {
+class GroupApplyOp : public GuardedOp {
  public:
-  explicit GroupApplyOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    Guard(ctx, [&] {
-      std::string nonfinite;
-      int64_t num_tables;
-      Check(ctx->GetAttr("M", &num_tables));
-      Check(ctx->GetAttr("rule", &rule_));
-      Check(ctx->GetAttr("slot_set", &slot_set_));
-      Check(ctx->GetAttr("nonfinite", &nonfinite));
-      Check(ctx->GetAttr("distinct", &distinct_));
-      ParseRule(rule_);  // refuses what is no rule's name
-      nonfinite_ = ParseNonfinite(nonfinite);
-      if (static_cast<int64_t>(distinct_.size()) != num_tables) {
-        throw InvalidArgument("`distinct` must have " + std::to_string(num_tables) +
-                              " values. Received: " + std::to_string(distinct_.size()) + ".");
-      }
-    });
+  explicit GroupApplyOp(OpKernelConstruction* ctx) : GuardedOp(ctx) {
+    std::string nonfinite;
+    int64_t num_tables;
+    Check(ctx->GetAttr("M", &num_tables));
+    Check(ctx->GetAttr("rule", &rule_));
+    Check(ctx->GetAttr("slot_set", &slot_set_));
+    Check(ctx->GetAttr("nonfinite", &nonfinite));
+    Check(ctx->GetAttr("distinct", &distinct_));
+    ParseRule(rule_);  // refuses what is no rule's name
+    nonfinite_ = ParseNonfinite(nonfinite);
+    if (static_cast<int64_t>(distinct_.size()) != num_tables) {
+      throw InvalidArgument("`distinct` must have " + std::to_string(num_tables) +
+                            " values. Received: " + std::to_string(distinct_.size()) + ".");
+    }
   }
 
  protected:

@@ -78,49 +78,47 @@ class GroupLookupOp : public TablesOp {
  public:
   using TablesOp::TablesOp;
 
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const int m = group_->num_tables(), n = group_->num_features();
-      const std::vector<RefCountPtr<TableResource>> tables = Tables(ctx);
-      const bool insert = ScalarArg<bool>(ctx->input(m + 3 * n), "insert");
-      const ScratchLease scratch;
-      std::vector<EmbeddingTable::Feature> features(static_cast<size_t>(n));
-      std::vector<Wanted> wanted(static_cast<size_t>(2 * n));  // outputs, then row ids
-      bool* are_keys = scratch.get()->Get<bool>(n);
-      std::fill_n(are_keys, n, false);
-      for (int f = 0; f < n; ++f) {
-        EmbeddingTable::Feature& feature = features[static_cast<size_t>(f)];
-        const Tensor &keys = ctx->input(m + f), &row_splits = ctx->input(m + n + f);
-        feature = KeysOf(*tables[group_->TableOf(f)], keys, scratch.get());
-        feature.segments =
-            Labelled([&] { return feature.table->Label(); }, [&] { return CheckRowSplits(row_splits, feature.n); });
-        feature.row_splits = Int64(row_splits);
-        feature.weights = WeightsOrNull(ctx->input(m + 2 * n + f), feature.n);
-        feature.combiner = group_->combiners[static_cast<size_t>(f)];
-        wanted[static_cast<size_t>(f)] = {tensorflow::DT_FLOAT, CheckedShape({feature.segments, feature.table->dim()})};
-        wanted[static_cast<size_t>(n + f)] = {tensorflow::DT_INT64, keys.shape()};
-        if (keys.dtype() == tensorflow::DT_INT64) feature.keys_are_row_ids = &are_keys[f];
-      }
-      std::vector<Tensor> outputs = AllocateTogether(ctx, wanted);
-      for (size_t f = 0; f < features.size(); ++f) {
-        features[f].output = outputs[f].flat<float>().data();
-        Tensor* row_ids = &outputs[features.size() + f];
-        features[f].row_ids = reinterpret_cast<int64_t*>(row_ids->flat<int64_t>().data());
-      }
-      const ProfileGroup described = DescribeGroup(features, [](const EmbeddingTable::Feature& f) {
-        return ProfileCounts{f.n, f.segments, f.segments * f.table->dim() * int64_t{sizeof(float)}};
-      });
-      const ProfileSpan span("find+combine", described.tables, described.counts);
-      const TfExecutor executor(ctx);
-      EmbeddingTable::LookupGroup({executor}, scratch.get(), features.data(), n, insert);
-      for (int f = 0; f < n; ++f) {
-        ctx->set_output(f, outputs[static_cast<size_t>(f)]);
-        ctx->set_output(n + f, are_keys[f] ? ctx->input(m + f) : outputs[static_cast<size_t>(n + f)]);
-      }
+  void Run(OpKernelContext* ctx) override {
+    const int m = group_->num_tables(), n = group_->num_features();
+    const std::vector<RefCountPtr<TableResource>> tables = Tables(ctx);
+    const bool insert = ScalarArg<bool>(ctx->input(m + 3 * n), "insert");
+    const ScratchLease scratch;
+    std::vector<EmbeddingTable::Feature> features(static_cast<size_t>(n));
+    std::vector<Wanted> wanted(static_cast<size_t>(2 * n));  // outputs, then row ids
+    bool* are_keys = scratch.get()->Get<bool>(n);
+    std::fill_n(are_keys, n, false);
+    for (int f = 0; f < n; ++f) {
+      EmbeddingTable::Feature& feature = features[static_cast<size_t>(f)];
+      const Tensor &keys = ctx->input(m + f), &row_splits = ctx->input(m + n + f);
+      feature = KeysOf(*tables[group_->TableOf(f)], keys, scratch.get());
+      feature.segments =
+          Labelled([&] { return feature.table->Label(); }, [&] { return CheckRowSplits(row_splits, feature.n); });
+      feature.row_splits = Int64(row_splits);
+      feature.weights = WeightsOrNull(ctx->input(m + 2 * n + f), feature.n);
+      feature.combiner = group_->combiners[static_cast<size_t>(f)];
+      wanted[static_cast<size_t>(f)] = {tensorflow::DT_FLOAT, CheckedShape({feature.segments, feature.table->dim()})};
+      wanted[static_cast<size_t>(n + f)] = {tensorflow::DT_INT64, keys.shape()};
+      if (keys.dtype() == tensorflow::DT_INT64) feature.keys_are_row_ids = &are_keys[f];
+    }
+    std::vector<Tensor> outputs = AllocateTogether(ctx, wanted);
+    for (size_t f = 0; f < features.size(); ++f) {
+      features[f].output = outputs[f].flat<float>().data();
+      Tensor* row_ids = &outputs[features.size() + f];
+      features[f].row_ids = reinterpret_cast<int64_t*>(row_ids->flat<int64_t>().data());
+    }
+    const ProfileGroup described = DescribeGroup(features, [](const EmbeddingTable::Feature& f) {
+      return ProfileCounts{f.n, f.segments, f.segments * f.table->dim() * int64_t{sizeof(float)}};
     });
+    const ProfileSpan span("find+combine", described.tables, described.counts);
+    const TfExecutor executor(ctx);
+    EmbeddingTable::LookupGroup({executor}, scratch.get(), features.data(), n, insert);
+    for (int f = 0; f < n; ++f) {
+      ctx->set_output(f, outputs[static_cast<size_t>(f)]);
+      ctx->set_output(n + f, are_keys[f] ? ctx->input(m + f) : outputs[static_cast<size_t>(n + f)]);
+    }
   }
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>GroupLookup").Device(tensorflow::DEVICE_CPU), GroupLookupOp);
+SOK_CPU_KERNEL(Name("Sok>GroupLookup"), GroupLookupOp);
 
 // The gradient of GroupLookup: for each table the rows that were read, each once, with what came back for it. The matrix
 // of gradients per key never exists.
@@ -147,52 +145,49 @@ class GroupLookupGradOp : public TablesOp {
  public:
   using TablesOp::TablesOp;
 
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const int m = group_->num_tables(), n = group_->num_features();
-      std::vector<std::vector<RowAddends>> addends(static_cast<size_t>(m));
-      for (int f = 0; f < n; ++f) {
-        const size_t t = group_->TableOf(f);
-        const Tensor &grad = ctx->input(f), &row_ids = ctx->input(n + f), &row_splits = ctx->input(2 * n + f);
-        CheckRank(row_ids, 1, "row_ids");
-        RowAddends a;
-        a.n = row_ids.NumElements();
-        a.segments = CheckRowSplits(row_splits, a.n);
-        CheckShape(grad, {a.segments, group_->dims[t]}, "grad");
-        a.row_ids = Int64(row_ids);
-        a.values = grad.flat<float>().data();
-        a.row_splits = Int64(row_splits);
-        a.weights = WeightsOrNull(ctx->input(3 * n + f), a.n);
-        a.combiner = group_->combiners[static_cast<size_t>(f)];
-        addends[t].push_back(a);
-      }
-      std::vector<RowSums> tables;
-      for (int t = 0; t < m; ++t) {
-        const auto& of_table = addends[static_cast<size_t>(t)];
-        tables.push_back(
-            {group_->dims[static_cast<size_t>(t)], of_table.data(), static_cast<int64_t>(of_table.size())});
-      }
-      const ProfileSpan span("backward", name(), {}, "op");
-      SharedBlocks blocks;  // small sums of many tables side by side; how many rows there are is known one by one
-      auto place = [&](int index, const TensorShape& shape) {
-        ctx->set_output(index, blocks.Allocate(ctx->expected_output_dtype(index), shape));
-        return ctx->mutable_output(index);
-      };
-      const TfExecutor executor(ctx);
-      const ScratchLease scratch;
-      SumRows({executor}, scratch.get(), tables.data(), m, [&](int64_t t, int64_t rows) {
-        RowSumsTarget target;
-        target.row_ids =
-            reinterpret_cast<int64_t*>(place(static_cast<int>(t), CheckedShape({rows}))->flat<int64_t>().data());
-        target.sums = place(static_cast<int>(m + t), CheckedShape({rows, group_->dims[static_cast<size_t>(t)]}))
-                          ->flat<float>()
-                          .data();
-        return target;
-      });
+  void Run(OpKernelContext* ctx) override {
+    const int m = group_->num_tables(), n = group_->num_features();
+    std::vector<std::vector<RowAddends>> addends(static_cast<size_t>(m));
+    for (int f = 0; f < n; ++f) {
+      const size_t t = group_->TableOf(f);
+      const Tensor &grad = ctx->input(f), &row_ids = ctx->input(n + f), &row_splits = ctx->input(2 * n + f);
+      CheckRank(row_ids, 1, "row_ids");
+      RowAddends a;
+      a.n = row_ids.NumElements();
+      a.segments = CheckRowSplits(row_splits, a.n);
+      CheckShape(grad, {a.segments, group_->dims[t]}, "grad");
+      a.row_ids = Int64(row_ids);
+      a.values = grad.flat<float>().data();
+      a.row_splits = Int64(row_splits);
+      a.weights = WeightsOrNull(ctx->input(3 * n + f), a.n);
+      a.combiner = group_->combiners[static_cast<size_t>(f)];
+      addends[t].push_back(a);
+    }
+    std::vector<RowSums> tables;
+    for (int t = 0; t < m; ++t) {
+      const auto& of_table = addends[static_cast<size_t>(t)];
+      tables.push_back({group_->dims[static_cast<size_t>(t)], of_table.data(), static_cast<int64_t>(of_table.size())});
+    }
+    const ProfileSpan span("backward", name(), {}, "op");
+    SharedBlocks blocks;  // small sums of many tables side by side; how many rows there are is known one by one
+    auto place = [&](int index, const TensorShape& shape) {
+      ctx->set_output(index, blocks.Allocate(ctx->expected_output_dtype(index), shape));
+      return ctx->mutable_output(index);
+    };
+    const TfExecutor executor(ctx);
+    const ScratchLease scratch;
+    SumRows({executor}, scratch.get(), tables.data(), m, [&](int64_t t, int64_t rows) {
+      RowSumsTarget target;
+      target.row_ids =
+          reinterpret_cast<int64_t*>(place(static_cast<int>(t), CheckedShape({rows}))->flat<int64_t>().data());
+      target.sums = place(static_cast<int>(m + t), CheckedShape({rows, group_->dims[static_cast<size_t>(t)]}))
+                        ->flat<float>()
+                        .data();
+      return target;
     });
   }
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>GroupLookupGrad").Device(tensorflow::DEVICE_CPU), GroupLookupGradOp);
+SOK_CPU_KERNEL(Name("Sok>GroupLookupGrad"), GroupLookupGradOp);
 
 // The gradient of GroupLookup in its weights. Reads the rows once more, so it belongs before their update.
 REGISTER_OP("Sok>GroupLookupGradWeights")
@@ -213,39 +208,37 @@ class GroupLookupGradWeightsOp : public TablesOp {
  public:
   using TablesOp::TablesOp;
 
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const int m = group_->num_tables(), n = group_->num_features();
-      const ProfileSpan span("backward", name(), {}, "op");
-      const TfExecutor executor(ctx);
-      const ScratchLease lease;
-      Scratch* scratch = lease.get();
-      const std::vector<RefCountPtr<TableResource>> tables = Tables(ctx);
-      std::vector<EmbeddingTable::Feature> features;
-      for (int f = 0; f < n; ++f) {
-        EmbeddingTable::Feature feature = KeysOf(*tables[group_->TableOf(f)], ctx->input(m + n + f), scratch);
-        feature.output = scratch->Get<float>(feature.n * feature.table->dim());
-        feature.row_ids = scratch->Get<int64_t>(feature.n);
-        features.push_back(feature);
-      }
-      EmbeddingTable::LookupGroup({executor}, scratch, features.data(), n, /*insert=*/false);
-      for (int f = 0; f < n; ++f) {
-        const EmbeddingTable::Feature& feature = features[static_cast<size_t>(f)];
-        const Tensor &grad = ctx->input(m + f), &row_splits = ctx->input(m + 2 * n + f);
-        const int64_t segments = CheckRowSplits(row_splits, feature.n), dim = feature.table->dim();
-        CheckShape(grad, {segments, dim}, "grad");
-        const float* weights = WeightsOrNull(ctx->input(m + 3 * n + f), feature.n);
-        Tensor* out = AllocateOutput(ctx, f, ctx->input(m + 3 * n + f).shape());
-        if (weights == nullptr) continue;
-        int64_t* index = scratch->Get<int64_t>(feature.n);
-        std::iota(index, index + feature.n, int64_t{0});
-        CombineGradWeights({executor}, grad.flat<float>().data(), feature.output, index, Int64(row_splits), weights,
-                           segments, dim, group_->combiners[static_cast<size_t>(f)], out->flat<float>().data());
-      }
-    });
+  void Run(OpKernelContext* ctx) override {
+    const int m = group_->num_tables(), n = group_->num_features();
+    const ProfileSpan span("backward", name(), {}, "op");
+    const TfExecutor executor(ctx);
+    const ScratchLease lease;
+    Scratch* scratch = lease.get();
+    const std::vector<RefCountPtr<TableResource>> tables = Tables(ctx);
+    std::vector<EmbeddingTable::Feature> features;
+    for (int f = 0; f < n; ++f) {
+      EmbeddingTable::Feature feature = KeysOf(*tables[group_->TableOf(f)], ctx->input(m + n + f), scratch);
+      feature.output = scratch->Get<float>(feature.n * feature.table->dim());
+      feature.row_ids = scratch->Get<int64_t>(feature.n);
+      features.push_back(feature);
+    }
+    EmbeddingTable::LookupGroup({executor}, scratch, features.data(), n, /*insert=*/false);
+    for (int f = 0; f < n; ++f) {
+      const EmbeddingTable::Feature& feature = features[static_cast<size_t>(f)];
+      const Tensor &grad = ctx->input(m + f), &row_splits = ctx->input(m + 2 * n + f);
+      const int64_t segments = CheckRowSplits(row_splits, feature.n), dim = feature.table->dim();
+      CheckShape(grad, {segments, dim}, "grad");
+      const float* weights = WeightsOrNull(ctx->input(m + 3 * n + f), feature.n);
+      Tensor* out = AllocateOutput(ctx, f, ctx->input(m + 3 * n + f).shape());
+      if (weights == nullptr) continue;
+      int64_t* index = scratch->Get<int64_t>(feature.n);
+      std::iota(index, index + feature.n, int64_t{0});
+      CombineGradWeights({executor}, grad.flat<float>().data(), feature.output, index, Int64(row_splits), weights,
+                         segments, dim, group_->combiners[static_cast<size_t>(f)], out->flat<float>().data());
+    }
   }
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>GroupLookupGradWeights").Device(tensorflow::DEVICE_CPU), GroupLookupGradWeightsOp);
+SOK_CPU_KERNEL(Name("Sok>GroupLookupGradWeights"), GroupLookupGradWeightsOp);
 
 }  // namespace
 }  // namespace sok

@@ -1,7 +1,6 @@
 // What is wrong with an input: reports in place of row splits, and the judge of one rank.
 #include <string>
 
-#include "gpu_kernel.h"
 #include "input_limits.h"
 #include "op.h"
 #include "validate_csr_op.h"
@@ -21,31 +20,28 @@ REGISTER_OP("Sok>CheckInput")
       return absl::OkStatus();
     });
 
-class CheckInputOp : public OpKernel {
+class CheckInputOp : public GuardedOp {
  public:
-  explicit CheckInputOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+  explicit CheckInputOp(OpKernelConstruction* ctx) : GuardedOp(ctx) {
     std::string problem;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("problem", &problem));
+    Check(ctx->GetAttr("problem", &problem));
     status_ = problem == "rows_not_whole"   ? kRowsNotWhole
               : problem == "wrong_slot_num" ? kWrongSlotNum
               : problem == "uneven"         ? kUneven
               : problem == "weights_differ" ? kWeightsDiffer
                                             : kSlotKeyTooLarge;
   }
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const Tensor& row_splits = ctx->input(0);
-      const bool ok = ScalarArg<bool>(ctx->input(1), "ok");
-      if (ok || IsReport(row_splits)) return ctx->set_output(0, row_splits);
-      WriteReport(ctx, 0, {status_, ScalarArg<int64_t>(ctx->input(2), "detail")});
-    });
+  void Run(OpKernelContext* ctx) override {
+    const Tensor& row_splits = ctx->input(0);
+    const bool ok = ScalarArg<bool>(ctx->input(1), "ok");
+    if (ok || IsReport(row_splits)) return ctx->set_output(0, row_splits);
+    WriteReport(ctx, 0, {status_, ScalarArg<int64_t>(ctx->input(2), "detail")});
   }
 
  private:
   KeyStatus status_;
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>CheckInput").Device(tensorflow::DEVICE_CPU), CheckInputOp);
-SOK_HOST_MEMORY_KERNEL("Sok>CheckInput", CheckInputOp, "row_splits", "ok", "detail", "checked_splits");
+SOK_HOST_KERNEL("Sok>CheckInput", CheckInputOp, "row_splits", "ok", "detail", "checked_splits");
 
 REGISTER_OP("Sok>ValidateCsr")
     .Input("handle: resource")
@@ -76,7 +72,7 @@ class HostValidateCsrOp final : public ValidateCsrOp {
     return {kFine, 0};
   }
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>ValidateCsr").Device(tensorflow::DEVICE_CPU), HostValidateCsrOp);
+SOK_CPU_KERNEL("Sok>ValidateCsr", HostValidateCsrOp);
 
 }  // namespace
 }  // namespace sok

@@ -27,35 +27,33 @@ REGISTER_OP("Sok>TableLookup")
       return absl::OkStatus();
     });
 
-class TableLookupOp : public OpKernel {
+class TableLookupOp : public GuardedOp {
  public:
-  explicit TableLookupOp(OpKernelConstruction* ctx) : OpKernel(ctx) { OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_)); }
+  explicit TableLookupOp(OpKernelConstruction* ctx) : GuardedOp(ctx) { Check(ctx->GetAttr("dim", &dim_)); }
 
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
-      const Tensor& keys = ctx->input(1);
-      resource->CheckKeyType(keys);
-      resource->CheckDim(dim_);
-      const bool insert = ScalarArg<bool>(ctx->input(2), "insert");
-      TensorShape shape = keys.shape();
-      shape.AddDim(dim_);
-      Tensor* rows = AllocateOutput(ctx, 0, shape);
-      Tensor* row_ids = AllocateOutput(ctx, 1, keys.shape());
-      const ProfileSpan span("find", resource->config().name,
-                             {keys.NumElements(), keys.NumElements(), static_cast<int64_t>(rows->TotalBytes())});
-      const TfExecutor executor(ctx);
-      const ScratchLease scratch;
-      resource->table().Lookup({executor}, scratch.get(), KeyWords(keys, scratch.get()), keys.NumElements(), insert,
-                               nullptr, rows->flat<float>().data(),
-                               reinterpret_cast<int64_t*>(row_ids->flat<int64_t>().data()));
-    });
+  void Run(OpKernelContext* ctx) override {
+    const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
+    const Tensor& keys = ctx->input(1);
+    resource->CheckKeyType(keys);
+    resource->CheckDim(dim_);
+    const bool insert = ScalarArg<bool>(ctx->input(2), "insert");
+    TensorShape shape = keys.shape();
+    shape.AddDim(dim_);
+    Tensor* rows = AllocateOutput(ctx, 0, shape);
+    Tensor* row_ids = AllocateOutput(ctx, 1, keys.shape());
+    const ProfileSpan span("find", resource->config().name,
+                           {keys.NumElements(), keys.NumElements(), static_cast<int64_t>(rows->TotalBytes())});
+    const TfExecutor executor(ctx);
+    const ScratchLease scratch;
+    resource->table().Lookup({executor}, scratch.get(), KeyWords(keys, scratch.get()), keys.NumElements(), insert,
+                             nullptr, rows->flat<float>().data(),
+                             reinterpret_cast<int64_t*>(row_ids->flat<int64_t>().data()));
   }
 
  private:
   int64_t dim_;
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>TableLookup").Device(tensorflow::DEVICE_CPU), TableLookupOp);
+SOK_CPU_KERNEL("Sok>TableLookup", TableLookupOp);
 
 }  // namespace
 }  // namespace sok

@@ -1,5 +1,4 @@
 // A library without kernels for GPUs.
-#include "gpu_kernel.h"
 
 namespace sok {
 

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "guard.h"
+#include "kernel.h"
 #include "scratch_tf.h"
 #include "sok/combine.h"
 #include "tensor_args.h"
@@ -27,15 +28,50 @@ using tensorflow::shape_inference::ShapeHandle;
 #define SOK_KEY_TYPES "{int64, int32, uint32, uint64}"
 #define SOK_COMBINERS "{'sum', 'mean', 'sqrtn'}"
 
-// An op with the attribute `combiner`.
-class CombinerOp : public OpKernel {
+using tensorflow::shape_inference::NoOutputs;
+using tensorflow::shape_inference::ScalarShape;
+
+// Output `index` of the op, not yet written.
+inline Tensor* Output(OpKernelContext* ctx, int index, const TensorShape& shape) {
+  Tensor* output = nullptr;
+  Check(ctx->allocate_output(index, shape, &output));
+  return output;
+}
+
+template <class T>
+T& ScalarOutput(OpKernelContext* ctx, int index) {
+  return Output(ctx, index, TensorShape({}))->scalar<T>()();
+}
+
+// An op whose work may throw.
+class GuardedOp : public OpKernel {
  public:
-  explicit CombinerOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    Guard(ctx, [&] {
-      std::string combiner;
-      Check(ctx->GetAttr("combiner", &combiner));
-      combiner_ = ParseCombiner(combiner);
-    });
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* ctx) final {
+    Guard(ctx, [&] { Run(ctx); });
+  }
+
+ private:
+  virtual void Run(OpKernelContext* ctx) = 0;
+};
+
+// An op without attributes: a function of its inputs.
+template <void (*kRun)(OpKernelContext*)>
+class FunctionOp final : public GuardedOp {
+ public:
+  using GuardedOp::GuardedOp;
+
+ private:
+  void Run(OpKernelContext* ctx) override { kRun(ctx); }
+};
+
+// An op with the attribute `combiner`.
+class CombinerOp : public GuardedOp {
+ public:
+  explicit CombinerOp(OpKernelConstruction* ctx) : GuardedOp(ctx) {
+    std::string combiner;
+    Check(ctx->GetAttr("combiner", &combiner));
+    combiner_ = ParseCombiner(combiner);
   }
 
  protected:

@@ -3,7 +3,6 @@
 #include <string>
 #include <vector>
 
-#include "gpu_kernel.h"
 #include "op.h"
 #include "table_resource.h"
 
@@ -55,43 +54,39 @@ REGISTER_OP("Sok>TableScatter")
     .SetShapeFn([](InferenceContext* c) { return MatricesOf(c, /*are_inputs=*/true); });
 
 // What both have: attributes, and the first two inputs.
-class RowOp : public OpKernel {
+class RowOp : public GuardedOp {
  public:
-  explicit RowOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    Guard(ctx, [&] {
-      std::string rule;
-      std::vector<float> inits;
-      Check(ctx->GetAttr("dim", &dim_));
-      Check(ctx->GetAttr("rule", &rule));
-      Check(ctx->GetAttr("slot_set", &slot_set_));
-      Check(ctx->GetAttr("slot_inits", &inits));
-      rule_.rule = ParseRule(rule);
-      if (!rule_.is_named() || slot_set_.empty() || inits.size() != static_cast<size_t>(rule_.num_slots())) {
-        throw InvalidArgument(
-            "`rule` must list its slots, `slot_inits` have a value for each, and `slot_set` a name. "
-            "Received: '" +
-            rule + "', " + std::to_string(inits.size()) + " values and '" + slot_set_ + "'.");
-      }
-      std::copy(inits.begin(), inits.end(), rule_.slot_inits);
-    });
+  explicit RowOp(OpKernelConstruction* ctx) : GuardedOp(ctx) {
+    std::string rule;
+    std::vector<float> inits;
+    Check(ctx->GetAttr("dim", &dim_));
+    Check(ctx->GetAttr("rule", &rule));
+    Check(ctx->GetAttr("slot_set", &slot_set_));
+    Check(ctx->GetAttr("slot_inits", &inits));
+    rule_.rule = ParseRule(rule);
+    if (!rule_.is_named() || slot_set_.empty() || inits.size() != static_cast<size_t>(rule_.num_slots())) {
+      throw InvalidArgument(
+          "`rule` must list its slots, `slot_inits` have a value for each, and `slot_set` a name. "
+          "Received: '" +
+          rule + "', " + std::to_string(inits.size()) + " values and '" + slot_set_ + "'.");
+    }
+    std::copy(inits.begin(), inits.end(), rule_.slot_inits);
   }
 
  protected:
   // Calls body(table, row_ids, n) with the inputs, checked.
   template <class Body>
   void WithTable(OpKernelContext* ctx, const Body& body) const {
-    Guard(ctx, [&] {
-      const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
-      resource->CheckDim(dim_);
-      if (!resource->is_on_host()) {
-        throw InvalidArgument(resource->config().Label() + " is on a GPU, where the slots of '" + RuleName(rule_.rule) +
-                              "' cannot lie. Train it by one of sok.optimizers, or make it under " +
-                              "tf.device('CPU:0').");
-      }
-      const Tensor& row_ids = ctx->input(1);
-      CheckRank(row_ids, 1, "row_ids");
-      body(resource->table(), Int64(row_ids), row_ids.NumElements());
-    });
+    const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
+    resource->CheckDim(dim_);
+    if (!resource->is_on_host()) {
+      throw InvalidArgument(resource->config().Label() + " is on a GPU, where the slots of '" + RuleName(rule_.rule) +
+                            "' cannot lie. Train it by one of sok.optimizers, or make it under " +
+                            "tf.device('CPU:0').");
+    }
+    const Tensor& row_ids = ctx->input(1);
+    CheckRank(row_ids, 1, "row_ids");
+    body(resource->table(), Int64(row_ids), row_ids.NumElements());
   }
 
   int64_t dim_ = 1;
@@ -102,23 +97,21 @@ class RowOp : public OpKernel {
 class TableGatherOp final : public RowOp {
  public:
   using RowOp::RowOp;
-  void Compute(OpKernelContext* ctx) override {
+  void Run(OpKernelContext* ctx) override {
     WithTable(ctx, [&](EmbeddingTable& table, const int64_t* row_ids, int64_t n) {
-      Tensor *rows, *slots;
-      Check(ctx->allocate_output(0, TensorShape({n, dim_}), &rows));
-      Check(ctx->allocate_output(1, TensorShape({n, dim_ * rule_.num_slots()}), &slots));
+      Tensor* rows = Output(ctx, 0, TensorShape({n, dim_}));
+      Tensor* slots = Output(ctx, 1, TensorShape({n, dim_ * rule_.num_slots()}));
       const TfExecutor executor(ctx);
       table.Gather({executor}, rule_, slot_set_, row_ids, n, rows->flat<float>().data(), slots->flat<float>().data());
     });
   }
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>TableGather").Device(tensorflow::DEVICE_CPU), TableGatherOp);
-SOK_HOST_MEMORY_KERNEL("Sok>TableGather", TableGatherOp, "handle", "row_ids", "rows", "slots");
+SOK_HOST_KERNEL("Sok>TableGather", TableGatherOp, "handle", "row_ids", "rows", "slots");
 
 class TableScatterOp final : public RowOp {
  public:
   using RowOp::RowOp;
-  void Compute(OpKernelContext* ctx) override {
+  void Run(OpKernelContext* ctx) override {
     WithTable(ctx, [&](EmbeddingTable& table, const int64_t* row_ids, int64_t n) {
       const Tensor &rows = ctx->input(2), &slots = ctx->input(3);
       CheckShape(rows, TensorShape({n, dim_}), "rows");
@@ -128,8 +121,7 @@ class TableScatterOp final : public RowOp {
     });
   }
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>TableScatter").Device(tensorflow::DEVICE_CPU), TableScatterOp);
-SOK_HOST_MEMORY_KERNEL("Sok>TableScatter", TableScatterOp, "handle", "row_ids", "rows", "slots");
+SOK_HOST_KERNEL("Sok>TableScatter", TableScatterOp, "handle", "row_ids", "rows", "slots");
 
 }  // namespace
 }  // namespace sok

@@ -18,25 +18,23 @@ REGISTER_OP("Sok>UnsortedSegmentSum")
     .SetShapeFn(tensorflow::shape_inference::SegmentReductionWithNumSegmentsShapeFn);
 
 template <class T>
-class UnsortedSegmentSumOp : public OpKernel {
+class UnsortedSegmentSumOp : public GuardedOp {
  public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const Tensor &data = ctx->input(0), &ids = ctx->input(1), &num = ctx->input(2);
-      const int64_t segments = num.dtype() == tensorflow::DT_INT32 ? ScalarArg<int32_t>(num, "num_segments")
-                                                                   : ScalarArg<int64_t>(num, "num_segments");
-      int64_t dim;
-      Tensor* out = AllocateOutput(ctx, 0, SegmentSumShape(data, ids, segments, &dim));
-      const TfExecutor executor(ctx);
-      const ScratchLease scratch;
-      auto sum = [&](const auto* of_ids) {
-        Sum({executor}, scratch.get(), data.flat<T>().data(), of_ids, ids.NumElements(), dim, segments,
-            out->flat<T>().data());
-      };
-      if (ids.dtype() == tensorflow::DT_INT32) return sum(ids.flat<int32_t>().data());
-      sum(Int64(ids));
-    });
+  using GuardedOp::GuardedOp;
+  void Run(OpKernelContext* ctx) override {
+    const Tensor &data = ctx->input(0), &ids = ctx->input(1), &num = ctx->input(2);
+    const int64_t segments = num.dtype() == tensorflow::DT_INT32 ? ScalarArg<int32_t>(num, "num_segments")
+                                                                 : ScalarArg<int64_t>(num, "num_segments");
+    int64_t dim;
+    Tensor* out = AllocateOutput(ctx, 0, SegmentSumShape(data, ids, segments, &dim));
+    const TfExecutor executor(ctx);
+    const ScratchLease scratch;
+    auto sum = [&](const auto* of_ids) {
+      Sum({executor}, scratch.get(), data.flat<T>().data(), of_ids, ids.NumElements(), dim, segments,
+          out->flat<T>().data());
+    };
+    if (ids.dtype() == tensorflow::DT_INT32) return sum(ids.flat<int32_t>().data());
+    sum(Int64(ids));
   }
 
  private:
@@ -56,9 +54,9 @@ class UnsortedSegmentSumOp : public OpKernel {
   }
 };
 
-#define SOK_REGISTER(T)                                                                                         \
-  REGISTER_KERNEL_BUILDER(Name("Sok>UnsortedSegmentSum").Device(tensorflow::DEVICE_CPU).TypeConstraint<T>("T"), \
-                          UnsortedSegmentSumOp<T>)
+#define SOK_REGISTER(T)                                                                            \
+  SOK_KERNEL(Name("Sok>UnsortedSegmentSum").Device(tensorflow::DEVICE_CPU).TypeConstraint<T>("T"), \
+             UnsortedSegmentSumOp<T>)
 SOK_REGISTER(float);
 SOK_REGISTER(double);
 SOK_REGISTER(Eigen::half);

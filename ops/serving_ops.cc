@@ -5,14 +5,12 @@
 #include <utility>
 #include <vector>
 
-#include "op.h"
+#include "handle_op.h"
 #include "sok/serving_table.h"
-#include "tensorflow/core/framework/resource_mgr.h"
 
 namespace sok {
 namespace {
 
-using tensorflow::ResourceHandle;
 using tensorflow::tstring;
 
 // A table that is opened after its handle is made: where the model lies is known when it is loaded.
@@ -53,47 +51,16 @@ REGISTER_OP("Sok>ServingTable")
     .Attr("shared_name: string = ''")
     .Attr("anonymous: bool = false")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Scalar());
-      return absl::OkStatus();
-    });
+    .SetShapeFn(ScalarShape);
 
-class ServingTableOp : public OpKernel {
+class ServingTableOp final : public HandleOp<ServingResource> {
  public:
-  explicit ServingTableOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    Guard(ctx, [&] {
-      Check(ctx->GetAttr("container", &container_));
-      Check(ctx->GetAttr("shared_name", &shared_name_));
-      Check(ctx->GetAttr("anonymous", &anonymous_));
-      if (shared_name_.empty()) shared_name_ = name();
-    });
-  }
-
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      Tensor* handle;
-      Check(ctx->allocate_output(0, TensorShape({}), &handle));
-      if (anonymous_) {
-        // The mapping lives as long as the loaded model does.
-        handle->scalar<ResourceHandle>()() =
-            ResourceHandle::MakeRefCountingHandle(new ServingResource(), ctx->device()->name());
-        return;
-      }
-      const ResourceHandle by_name = tensorflow::MakeResourceHandle<ServingResource>(ctx, container_, shared_name_);
-      Resource resource;
-      Check(tensorflow::LookupOrCreateResource<ServingResource>(ctx, by_name, &resource, [](ServingResource** made) {
-        *made = new ServingResource();
-        return absl::OkStatus();
-      }));
-      handle->scalar<ResourceHandle>()() = by_name;
-    });
-  }
+  using HandleOp::HandleOp;
 
  private:
-  std::string container_, shared_name_;
-  bool anonymous_ = false;
+  ServingResource* Make() const override { return new ServingResource; }
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>ServingTable").Device(tensorflow::DEVICE_CPU), ServingTableOp);
+SOK_CPU_KERNEL("Sok>ServingTable", ServingTableOp);
 
 REGISTER_OP("Sok>ServingOpen")
     .Input("handle: resource")
@@ -104,14 +71,8 @@ REGISTER_OP("Sok>ServingOpen")
       return c->WithRank(c->input(1), 0, &unused);
     });
 
-class ServingOpenOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] { ServingArg(ctx, 0)->Open(ScalarArg<tstring>(ctx->input(1), "path")); });
-  }
-};
-REGISTER_KERNEL_BUILDER(Name("Sok>ServingOpen").Device(tensorflow::DEVICE_CPU), ServingOpenOp);
+void ServingOpen(OpKernelContext* ctx) { ServingArg(ctx, 0)->Open(ScalarArg<tstring>(ctx->input(1), "path")); }
+SOK_CPU_KERNEL("Sok>ServingOpen", FunctionOp<ServingOpen>);
 
 void CheckKeysAndDim(const ServingTable& table, const Tensor& keys, int64_t dim) {
   const auto type = keys.dtype();
@@ -143,32 +104,27 @@ REGISTER_OP("Sok>ServingLookup")
       return absl::OkStatus();
     });
 
-class ServingLookupOp : public OpKernel {
+class ServingLookupOp : public GuardedOp {
  public:
-  explicit ServingLookupOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    Guard(ctx, [&] { Check(ctx->GetAttr("dim", &dim_)); });
-  }
+  explicit ServingLookupOp(OpKernelConstruction* ctx) : GuardedOp(ctx) { Check(ctx->GetAttr("dim", &dim_)); }
 
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const std::shared_ptr<const ServingTable> table = ServingArg(ctx, 0)->table();
-      const Tensor& keys = ctx->input(1);
-      CheckKeysAndDim(*table, keys, dim_);
-      TensorShape shape = keys.shape();
-      Check(shape.AddDimWithStatus(dim_));
-      Tensor* rows;
-      Check(ctx->allocate_output(0, shape, &rows));
-      const ScratchLease scratch;
-      const TfExecutor executor(ctx);
-      table->Lookup({executor}, scratch.get(), KeyWords(keys, scratch.get()), keys.NumElements(),
-                    rows->flat<float>().data());
-    });
+  void Run(OpKernelContext* ctx) override {
+    const std::shared_ptr<const ServingTable> table = ServingArg(ctx, 0)->table();
+    const Tensor& keys = ctx->input(1);
+    CheckKeysAndDim(*table, keys, dim_);
+    TensorShape shape = keys.shape();
+    Check(shape.AddDimWithStatus(dim_));
+    Tensor* rows = Output(ctx, 0, shape);
+    const ScratchLease scratch;
+    const TfExecutor executor(ctx);
+    table->Lookup({executor}, scratch.get(), KeyWords(keys, scratch.get()), keys.NumElements(),
+                  rows->flat<float>().data());
   }
 
  private:
   int64_t dim_ = 0;
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>ServingLookup").Device(tensorflow::DEVICE_CPU), ServingLookupOp);
+SOK_CPU_KERNEL("Sok>ServingLookup", ServingLookupOp);
 
 REGISTER_OP("Sok>ServingGroupLookup")
     .Input("handles: M * resource")
@@ -203,41 +159,36 @@ REGISTER_OP("Sok>ServingGroupLookup")
       return absl::OkStatus();
     });
 
-class ServingGroupLookupOp : public OpKernel {
+class ServingGroupLookupOp : public GuardedOp {
  public:
-  explicit ServingGroupLookupOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    Guard(ctx, [&] {
-      std::vector<std::string> combiners;
-      Check(ctx->GetAttr("table_of", &table_of_));
-      Check(ctx->GetAttr("dims", &dims_));
-      Check(ctx->GetAttr("combiners", &combiners));
-      // Shape functions do not run for eager calls.
-      if (static_cast<size_t>(ctx->num_inputs()) != dims_.size() + 3 * table_of_.size()) {
-        throw InvalidArgument("`table_of` must have a value for each feature, `dims` for each table.");
-      }
-      if (combiners.size() != table_of_.size())
-        throw InvalidArgument("`combiners` must have a value for each feature.");
-      for (const int64_t table : table_of_)
-        if (table < 0 || static_cast<size_t>(table) >= dims_.size())
-          throw InvalidArgument("`table_of` must lie in [0, M).");
-      for (const std::string& name : combiners) combiners_.push_back(ParseCombiner(name));
-    });
+  explicit ServingGroupLookupOp(OpKernelConstruction* ctx) : GuardedOp(ctx) {
+    std::vector<std::string> combiners;
+    Check(ctx->GetAttr("table_of", &table_of_));
+    Check(ctx->GetAttr("dims", &dims_));
+    Check(ctx->GetAttr("combiners", &combiners));
+    // Shape functions do not run for eager calls.
+    if (static_cast<size_t>(ctx->num_inputs()) != dims_.size() + 3 * table_of_.size()) {
+      throw InvalidArgument("`table_of` must have a value for each feature, `dims` for each table.");
+    }
+    if (combiners.size() != table_of_.size()) throw InvalidArgument("`combiners` must have a value for each feature.");
+    for (const int64_t table : table_of_)
+      if (table < 0 || static_cast<size_t>(table) >= dims_.size())
+        throw InvalidArgument("`table_of` must lie in [0, M).");
+    for (const std::string& name : combiners) combiners_.push_back(ParseCombiner(name));
   }
 
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const int m = static_cast<int>(dims_.size()), n = static_cast<int>(table_of_.size());
-      std::vector<std::shared_ptr<const ServingTable>> tables;
-      for (int t = 0; t < m; ++t) tables.push_back(ServingArg(ctx, t)->table());
-      const ScratchLease scratch;
-      const TfExecutor executor(ctx);
-      for (int f = 0; f < n; ++f) {
-        const ServingTable& table = *tables[static_cast<size_t>(table_of_[static_cast<size_t>(f)])];
-        CheckRank(ctx->input(m + f), 1, "keys");
-        CheckKeysAndDim(table, ctx->input(m + f), dims_[static_cast<size_t>(table_of_[static_cast<size_t>(f)])]);
-        Pool(ctx, {executor}, scratch.get(), table, f, m, n);
-      }
-    });
+  void Run(OpKernelContext* ctx) override {
+    const int m = static_cast<int>(dims_.size()), n = static_cast<int>(table_of_.size());
+    std::vector<std::shared_ptr<const ServingTable>> tables;
+    for (int t = 0; t < m; ++t) tables.push_back(ServingArg(ctx, t)->table());
+    const ScratchLease scratch;
+    const TfExecutor executor(ctx);
+    for (int f = 0; f < n; ++f) {
+      const ServingTable& table = *tables[static_cast<size_t>(table_of_[static_cast<size_t>(f)])];
+      CheckRank(ctx->input(m + f), 1, "keys");
+      CheckKeysAndDim(table, ctx->input(m + f), dims_[static_cast<size_t>(table_of_[static_cast<size_t>(f)])]);
+      Pool(ctx, {executor}, scratch.get(), table, f, m, n);
+    }
   }
 
  private:
@@ -248,8 +199,7 @@ class ServingGroupLookupOp : public OpKernel {
         Labelled([&] { return "table '" + table.name() + "'"; }, [&] { return CheckRowSplits(splits, num_keys); });
     const float* weights = WeightsOrNull(ctx->input(m + 2 * n + f), num_keys);
     const int64_t* begin = Int64(splits);
-    Tensor* output;
-    Check(ctx->allocate_output(f, CheckedShape({segments, table.dim()}), &output));
+    Tensor* output = Output(ctx, f, CheckedShape({segments, table.dim()}));
     float* pooled = output->flat<float>().data();
     const uint64_t* words = KeyWords(keys, scratch);
     bool is_one_each = weights == nullptr && num_keys == segments;
@@ -266,7 +216,7 @@ class ServingGroupLookupOp : public OpKernel {
   std::vector<int64_t> table_of_, dims_;
   std::vector<Combiner> combiners_;
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>ServingGroupLookup").Device(tensorflow::DEVICE_CPU), ServingGroupLookupOp);
+SOK_CPU_KERNEL("Sok>ServingGroupLookup", ServingGroupLookupOp);
 
 }  // namespace
 }  // namespace sok

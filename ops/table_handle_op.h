@@ -4,13 +4,11 @@
 #include <cstdint>
 #include <string>
 
-#include "op.h"
+#include "handle_op.h"
 #include "sok/initializer.h"
 #include "table_resource.h"
 
 namespace sok {
-
-using tensorflow::ResourceHandle;
 
 // Reads the attributes that say what a fresh row holds.
 inline Initializer InitializerAttrs(OpKernelConstruction* ctx) {
@@ -26,48 +24,23 @@ inline Initializer InitializerAttrs(OpKernelConstruction* ctx) {
   return init;
 }
 
-class TableHandleOp : public OpKernel {
+class TableHandleOp : public HandleOp<TableResource> {
  public:
-  explicit TableHandleOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    Guard(ctx, [&] {
-      Check(ctx->GetAttr("container", &container_));
-      Check(ctx->GetAttr("shared_name", &shared_name_));
-      Check(ctx->GetAttr("anonymous", &anonymous_));
-      Check(ctx->GetAttr("key_dtype", &key_dtype_));
-      Check(ctx->GetAttr("table", &config_.name));
-      Check(ctx->GetAttr("dim", &config_.dim));
-      Check(ctx->GetAttr("capacity", &config_.capacity));
-      Check(ctx->GetAttr("hashed", &config_.hashed));
-      Check(ctx->GetAttr("world_size", &config_.world_size));
-      Check(ctx->GetAttr("rank", &config_.rank));
-      Check(ctx->GetAttr("owner", &config_.owner));
-      Check(ctx->GetAttr("num_keys", &config_.num_keys));
-      Check(ctx->GetAttr("memory_bytes", &memory_bytes_));
-      config_.is_unsigned = IsUnsigned(key_dtype_);
-      config_.initializer = InitializerAttrs(ctx);
-      Check(ctx->GetAttr("bank", &config_.initializer.bank));
-      config_.initializer.bank_rows = static_cast<int64_t>(config_.initializer.bank.size()) / config_.dim;
-      if (shared_name_.empty()) shared_name_ = name();
-    });
-  }
-
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      Tensor* handle;
-      Check(ctx->allocate_output(0, TensorShape({}), &handle));
-      if (anonymous_) {
-        // The handle counts references: the table lives as long as a variable or a traced function holds it.
-        handle->scalar<ResourceHandle>()() = ResourceHandle::MakeRefCountingHandle(Make(), ctx->device()->name());
-        return;
-      }
-      const ResourceHandle by_name = tensorflow::MakeResourceHandle<TableResource>(ctx, container_, shared_name_);
-      RefCountPtr<TableResource> resource;
-      Check(tensorflow::LookupOrCreateResource<TableResource>(ctx, by_name, &resource, [&](TableResource** made) {
-        *made = Make();
-        return absl::OkStatus();
-      }));
-      handle->scalar<ResourceHandle>()() = by_name;
-    });
+  explicit TableHandleOp(OpKernelConstruction* ctx) : HandleOp(ctx) {
+    Check(ctx->GetAttr("key_dtype", &key_dtype_));
+    Check(ctx->GetAttr("table", &config_.name));
+    Check(ctx->GetAttr("dim", &config_.dim));
+    Check(ctx->GetAttr("capacity", &config_.capacity));
+    Check(ctx->GetAttr("hashed", &config_.hashed));
+    Check(ctx->GetAttr("world_size", &config_.world_size));
+    Check(ctx->GetAttr("rank", &config_.rank));
+    Check(ctx->GetAttr("owner", &config_.owner));
+    Check(ctx->GetAttr("num_keys", &config_.num_keys));
+    Check(ctx->GetAttr("memory_bytes", &memory_bytes_));
+    config_.is_unsigned = IsUnsigned(key_dtype_);
+    config_.initializer = InitializerAttrs(ctx);
+    Check(ctx->GetAttr("bank", &config_.initializer.bank));
+    config_.initializer.bank_rows = static_cast<int64_t>(config_.initializer.bank.size()) / config_.dim;
   }
 
  protected:
@@ -76,10 +49,6 @@ class TableHandleOp : public OpKernel {
   int64_t memory_bytes() const { return memory_bytes_; }
 
  private:
-  virtual TableResource* Make() const = 0;
-
-  std::string container_, shared_name_;
-  bool anonymous_ = false;
   tensorflow::DataType key_dtype_ = tensorflow::DT_INT64;
   TableConfig config_;
   int64_t memory_bytes_ = 0;

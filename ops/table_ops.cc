@@ -1,8 +1,9 @@
 // Making tables, and everything that looks at one from outside: size, export, slots, assign, erase.
 #include <memory>
+#include <new>
+#include <string>
 #include <vector>
 
-#include "gpu_kernel.h"
 #include "op.h"
 #include "table_handle_op.h"
 #include "table_resource.h"
@@ -39,10 +40,7 @@ REGISTER_OP("Sok>TableHandle")
     .Attr("bank: list(float) = []")
     .Attr("memory_bytes: int >= 0 = 0")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Scalar());
-      return absl::OkStatus();
-    });
+    .SetShapeFn(ScalarShape);
 
 class HostTableHandleOp final : public TableHandleOp {
  public:
@@ -51,30 +49,12 @@ class HostTableHandleOp final : public TableHandleOp {
  private:
   TableResource* Make() const override { return new TableResource(config(), key_dtype()); }
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>TableHandle").Device(tensorflow::DEVICE_CPU), HostTableHandleOp);
+SOK_CPU_KERNEL("Sok>TableHandle", HostTableHandleOp);
 
-REGISTER_OP("Sok>TableSize")
-    .Input("handle: resource")
-    .Output("size: int64")
-    .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Scalar());
-      return absl::OkStatus();
-    });
+REGISTER_OP("Sok>TableSize").Input("handle: resource").Output("size: int64").SetIsStateful().SetShapeFn(ScalarShape);
 
-class TableSizeOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      Tensor* size;
-      Check(ctx->allocate_output(0, TensorShape({}), &size));
-      size->scalar<int64_t>()() = TableArg(ctx, 0)->store().size();
-    });
-  }
-};
-REGISTER_KERNEL_BUILDER(Name("Sok>TableSize").Device(tensorflow::DEVICE_CPU), TableSizeOp);
-SOK_HOST_MEMORY_KERNEL("Sok>TableSize", TableSizeOp, "handle", "size");
+void TableSize(OpKernelContext* ctx) { ScalarOutput<int64_t>(ctx, 0) = TableArg(ctx, 0)->store().size(); }
+SOK_HOST_KERNEL("Sok>TableSize", FunctionOp<TableSize>, "handle", "size");
 
 REGISTER_OP("Sok>TableKeys")
     .Input("handle: resource")
@@ -86,23 +66,15 @@ REGISTER_OP("Sok>TableKeys")
       return absl::OkStatus();
     });
 
-class TableKeysOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
-      resource->CheckKeyType(Tensor(ctx->expected_output_dtype(0), TensorShape({0})));
-      const std::vector<uint64_t> words = resource->store().Keys();
-      const auto n = static_cast<int64_t>(words.size());
-      Tensor* keys;
-      Check(ctx->allocate_output(0, CheckedShape({n}), &keys));
-      StoreKeys(words.data(), n, keys);
-    });
-  }
-};
-REGISTER_KERNEL_BUILDER(Name("Sok>TableKeys").Device(tensorflow::DEVICE_CPU), TableKeysOp);
-SOK_HOST_MEMORY_KERNEL("Sok>TableKeys", TableKeysOp, "handle", "keys");
+void TableKeys(OpKernelContext* ctx) {
+  const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
+  resource->CheckKeyType(Tensor(ctx->expected_output_dtype(0), TensorShape({0})));
+  const std::vector<uint64_t> words = resource->store().Keys();
+  const auto n = static_cast<int64_t>(words.size());
+  Tensor* keys = Output(ctx, 0, CheckedShape({n}));
+  StoreKeys(words.data(), n, keys);
+}
+SOK_HOST_KERNEL("Sok>TableKeys", FunctionOp<TableKeys>, "handle", "keys");
 
 REGISTER_OP("Sok>TableExport")
     .Input("handle: resource")
@@ -120,35 +92,32 @@ REGISTER_OP("Sok>TableExport")
       return absl::OkStatus();
     });
 
-class TableExportOp : public OpKernel {
+class TableExportOp : public GuardedOp {
  public:
-  explicit TableExportOp(OpKernelConstruction* ctx) : OpKernel(ctx) { OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_)); }
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
-      TableStore& table = resource->store();
-      Tensor probe(ctx->expected_output_dtype(0), TensorShape({0}));
-      resource->CheckKeyType(probe);
-      resource->CheckDim(dim_);
-      Tensor *keys = nullptr, *rows = nullptr;
-      const TfExecutor executor(ctx);
-      const ScratchLease scratch;
-      uint64_t* words = nullptr;
-      table.Export({executor}, "", [&](int64_t n, int64_t) {
-        Check(ctx->allocate_output(0, CheckedShape({n}), &keys));
-        Check(ctx->allocate_output(1, CheckedShape({n, dim_}), &rows));
-        words = scratch.get()->Get<uint64_t>(n);
-        return TableStore::ExportTarget{words, rows->flat<float>().data(), nullptr, nullptr};
-      });
-      StoreKeys(words, keys->NumElements(), keys);
+  explicit TableExportOp(OpKernelConstruction* ctx) : GuardedOp(ctx) { Check(ctx->GetAttr("dim", &dim_)); }
+  void Run(OpKernelContext* ctx) override {
+    const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
+    TableStore& table = resource->store();
+    Tensor probe(ctx->expected_output_dtype(0), TensorShape({0}));
+    resource->CheckKeyType(probe);
+    resource->CheckDim(dim_);
+    Tensor *keys = nullptr, *rows = nullptr;
+    const TfExecutor executor(ctx);
+    const ScratchLease scratch;
+    uint64_t* words = nullptr;
+    table.Export({executor}, "", [&](int64_t n, int64_t) {
+      keys = Output(ctx, 0, CheckedShape({n}));
+      rows = Output(ctx, 1, CheckedShape({n, dim_}));
+      words = scratch.get()->Get<uint64_t>(n);
+      return TableStore::ExportTarget{words, rows->flat<float>().data(), nullptr, nullptr};
     });
+    StoreKeys(words, keys->NumElements(), keys);
   }
 
  private:
   int64_t dim_;
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>TableExport").Device(tensorflow::DEVICE_CPU), TableExportOp);
-SOK_HOST_MEMORY_KERNEL("Sok>TableExport", TableExportOp, "handle", "keys", "rows");
+SOK_HOST_KERNEL("Sok>TableExport", TableExportOp, "handle", "keys", "rows");
 
 REGISTER_OP("Sok>TableSlots")
     .Input("handle: resource")
@@ -166,39 +135,34 @@ REGISTER_OP("Sok>TableSlots")
       return absl::OkStatus();
     });
 
-class TableSlotsOp : public OpKernel {
+class TableSlotsOp : public GuardedOp {
  public:
-  explicit TableSlotsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("slot_set", &slot_set_));
-  }
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
-      TableStore& table = resource->store();
-      Tensor probe(ctx->expected_output_dtype(0), TensorShape({0}));
-      resource->CheckKeyType(probe);
-      if (slot_set_.empty()) throw InvalidArgument("`slot_set` must not be empty.");
-      Tensor *keys = nullptr, *slots = nullptr, *stamps = nullptr;
-      const TfExecutor executor(ctx);
-      const ScratchLease scratch;
-      uint64_t* words = nullptr;
-      table.Export({executor}, slot_set_, [&](int64_t n, int64_t floats) {
-        Check(ctx->allocate_output(0, CheckedShape({n}), &keys));
-        Check(ctx->allocate_output(1, CheckedShape({n, floats}), &slots));
-        Check(ctx->allocate_output(2, CheckedShape({n}), &stamps));
-        words = scratch.get()->Get<uint64_t>(n);
-        return TableStore::ExportTarget{words, nullptr, slots->flat<float>().data(),
-                                        reinterpret_cast<int64_t*>(stamps->flat<int64_t>().data())};
-      });
-      StoreKeys(words, keys->NumElements(), keys);
+  explicit TableSlotsOp(OpKernelConstruction* ctx) : GuardedOp(ctx) { Check(ctx->GetAttr("slot_set", &slot_set_)); }
+  void Run(OpKernelContext* ctx) override {
+    const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
+    TableStore& table = resource->store();
+    Tensor probe(ctx->expected_output_dtype(0), TensorShape({0}));
+    resource->CheckKeyType(probe);
+    if (slot_set_.empty()) throw InvalidArgument("`slot_set` must not be empty.");
+    Tensor *keys = nullptr, *slots = nullptr, *stamps = nullptr;
+    const TfExecutor executor(ctx);
+    const ScratchLease scratch;
+    uint64_t* words = nullptr;
+    table.Export({executor}, slot_set_, [&](int64_t n, int64_t floats) {
+      keys = Output(ctx, 0, CheckedShape({n}));
+      slots = Output(ctx, 1, CheckedShape({n, floats}));
+      stamps = Output(ctx, 2, CheckedShape({n}));
+      words = scratch.get()->Get<uint64_t>(n);
+      return TableStore::ExportTarget{words, nullptr, slots->flat<float>().data(),
+                                      reinterpret_cast<int64_t*>(stamps->flat<int64_t>().data())};
     });
+    StoreKeys(words, keys->NumElements(), keys);
   }
 
  private:
   std::string slot_set_;
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>TableSlots").Device(tensorflow::DEVICE_CPU), TableSlotsOp);
-SOK_HOST_MEMORY_KERNEL("Sok>TableSlots", TableSlotsOp, "handle", "keys", "slots", "stamps");
+SOK_HOST_KERNEL("Sok>TableSlots", TableSlotsOp, "handle", "keys", "slots", "stamps");
 
 REGISTER_OP("Sok>TableAssign")
     .Input("handle: resource")
@@ -212,26 +176,46 @@ REGISTER_OP("Sok>TableAssign")
       return c->WithRank(c->input(2), 2, &unused);
     });
 
-class TableAssignOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
-      TableStore& table = resource->store();
-      resource->CheckKeyType(ctx->input(1));
-      CheckRank(ctx->input(1), 1, "keys");
-      const int64_t n = ctx->input(1).NumElements();
-      CheckShape(ctx->input(2), {n, table.dim()}, "rows");
-      const TfExecutor executor(ctx);
-      const ScratchLease scratch;
-      table.Assign({executor}, scratch.get(), KeyWords(ctx->input(1), scratch.get()),
-                   ctx->input(2).flat<float>().data(), n);
-    });
+void TableAssign(OpKernelContext* ctx) {
+  const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
+  TableStore& table = resource->store();
+  resource->CheckKeyType(ctx->input(1));
+  CheckRank(ctx->input(1), 1, "keys");
+  const int64_t n = ctx->input(1).NumElements();
+  CheckShape(ctx->input(2), {n, table.dim()}, "rows");
+  const TfExecutor executor(ctx);
+  const ScratchLease scratch;
+  table.Assign({executor}, scratch.get(), KeyWords(ctx->input(1), scratch.get()), ctx->input(2).flat<float>().data(),
+               n);
+}
+SOK_HOST_KERNEL("Sok>TableAssign", FunctionOp<TableAssign>, "handle", "keys", "rows");
+
+// What cannot be done is told, not raised: in a graph nothing else could tell it to peers that wait in the next collective.
+template <void (*kRun)(OpKernelContext*)>
+void Tell(OpKernelContext* ctx) {
+  auto& text = ScalarOutput<tensorflow::tstring>(ctx, 0);
+  try {
+    kRun(ctx);
+  } catch (const TableFull& full) {
+    text = std::string("TableFull: ") + full.what();
+  } catch (const OutOfMemory& out) {
+    text = std::string("TableFull: ") + out.what();
+  } catch (const std::bad_alloc&) {
+    text = "TableFull: out of memory";
+  } catch (const std::exception& other) {
+    text = std::string("RuntimeError: ") + other.what();
   }
-};
-REGISTER_KERNEL_BUILDER(Name("Sok>TableAssign").Device(tensorflow::DEVICE_CPU), TableAssignOp);
-SOK_HOST_MEMORY_KERNEL("Sok>TableAssign", TableAssignOp, "handle", "keys", "rows");
+}
+
+REGISTER_OP("Sok>TableTryAssign")
+    .Input("handle: resource")
+    .Input("keys: Tkey")
+    .Input("rows: float")
+    .Output("error: string")
+    .Attr("Tkey: " SOK_KEY_TYPES)
+    .SetIsStateful()
+    .SetShapeFn(ScalarShape);
+SOK_HOST_KERNEL("Sok>TableTryAssign", FunctionOp<Tell<TableAssign>>, "handle", "keys", "rows", "error");
 
 REGISTER_OP("Sok>TableErase")
     .Input("handle: resource")
@@ -245,24 +229,15 @@ REGISTER_OP("Sok>TableErase")
       return c->WithRank(c->input(1), 1, &unused);
     });
 
-class TableEraseOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
-      resource->CheckKeyType(ctx->input(1));
-      CheckRank(ctx->input(1), 1, "keys");
-      Tensor* erased;
-      Check(ctx->allocate_output(0, TensorShape({}), &erased));
-      const ScratchLease scratch;
-      erased->scalar<int64_t>()() =
-          resource->store().Erase(KeyWords(ctx->input(1), scratch.get()), ctx->input(1).NumElements());
-    });
-  }
-};
-REGISTER_KERNEL_BUILDER(Name("Sok>TableErase").Device(tensorflow::DEVICE_CPU), TableEraseOp);
-SOK_HOST_MEMORY_KERNEL("Sok>TableErase", TableEraseOp, "handle", "keys", "erased");
+void TableErase(OpKernelContext* ctx) {
+  const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
+  resource->CheckKeyType(ctx->input(1));
+  CheckRank(ctx->input(1), 1, "keys");
+  const ScratchLease scratch;
+  int64_t& erased = ScalarOutput<int64_t>(ctx, 0);  // memory first: afterwards nothing can fail
+  erased = resource->store().Erase(KeyWords(ctx->input(1), scratch.get()), ctx->input(1).NumElements());
+}
+SOK_HOST_KERNEL("Sok>TableErase", FunctionOp<TableErase>, "handle", "keys", "erased");
 
 REGISTER_OP("Sok>TableReserve")
     .Input("handle: resource")
@@ -274,23 +249,31 @@ REGISTER_OP("Sok>TableReserve")
       return c->WithRank(c->input(1), 0, &unused);
     });
 
-class TableReserveOp : public OpKernel {
+class TableReserveOp : public GuardedOp {
  public:
-  explicit TableReserveOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    Guard(ctx, [&] { Check(ctx->GetAttr("keys_only", &keys_only_)); });
-  }
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const TfExecutor executor(ctx);
-      TableArg(ctx, 0)->store().Reserve({executor}, ScalarArg<int64_t>(ctx->input(1), "num_rows"), !keys_only_);
-    });
+  explicit TableReserveOp(OpKernelConstruction* ctx) : GuardedOp(ctx) { Check(ctx->GetAttr("keys_only", &keys_only_)); }
+  void Run(OpKernelContext* ctx) override {
+    const TfExecutor executor(ctx);
+    TableArg(ctx, 0)->store().Reserve({executor}, ScalarArg<int64_t>(ctx->input(1), "num_rows"), !keys_only_);
   }
 
  private:
   bool keys_only_ = false;
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>TableReserve").Device(tensorflow::DEVICE_CPU), TableReserveOp);
-SOK_HOST_MEMORY_KERNEL("Sok>TableReserve", TableReserveOp, "handle", "num_rows");
+SOK_HOST_KERNEL("Sok>TableReserve", TableReserveOp, "handle", "num_rows");
+
+REGISTER_OP("Sok>TableTryReserve")
+    .Input("handle: resource")
+    .Input("num_rows: int64")
+    .Output("error: string")
+    .SetIsStateful()
+    .SetShapeFn(ScalarShape);
+
+void ReserveRows(OpKernelContext* ctx) {
+  const TfExecutor executor(ctx);
+  TableArg(ctx, 0)->store().Reserve({executor}, ScalarArg<int64_t>(ctx->input(1), "num_rows"));
+}
+SOK_HOST_KERNEL("Sok>TableTryReserve", FunctionOp<Tell<ReserveRows>>, "handle", "num_rows", "error");
 
 REGISTER_OP("Sok>Philox")
     .Input("keys: Tkey")
@@ -310,37 +293,32 @@ REGISTER_OP("Sok>Philox")
       return absl::OkStatus();
     });
 
-class PhiloxOp : public OpKernel {
+class PhiloxOp : public GuardedOp {
  public:
-  explicit PhiloxOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    Guard(ctx, [&] {
-      std::string kind;
-      Check(ctx->GetAttr("initializer", &kind));
-      Check(ctx->GetAttr("init_a", &init_.a));
-      Check(ctx->GetAttr("init_b", &init_.b));
-      Check(ctx->GetAttr("dim", &dim_));
-      init_.kind = ParseInitKind(kind);
-      if (dim_ < 1 || dim_ > kMaxDim) {
-        throw InvalidArgument("`dim` must lie in [1, " + std::to_string(kMaxDim) +
-                              "]. Received: " + std::to_string(dim_) + ".");
-      }
-      if (init_.kind == InitKind::kBank) throw InvalidArgument("initializer 'bank' needs a table.");
-    });
+  explicit PhiloxOp(OpKernelConstruction* ctx) : GuardedOp(ctx) {
+    std::string kind;
+    Check(ctx->GetAttr("initializer", &kind));
+    Check(ctx->GetAttr("init_a", &init_.a));
+    Check(ctx->GetAttr("init_b", &init_.b));
+    Check(ctx->GetAttr("dim", &dim_));
+    init_.kind = ParseInitKind(kind);
+    if (dim_ < 1 || dim_ > kMaxDim) {
+      throw InvalidArgument("`dim` must lie in [1, " + std::to_string(kMaxDim) +
+                            "]. Received: " + std::to_string(dim_) + ".");
+    }
+    if (init_.kind == InitKind::kBank) throw InvalidArgument("initializer 'bank' needs a table.");
   }
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      CheckRank(ctx->input(0), 1, "keys");
-      Initializer init = init_;
-      init.seed = static_cast<uint64_t>(ScalarArg<int64_t>(ctx->input(1), "seed"));
-      const int64_t n = ctx->input(0).NumElements();
-      Tensor* rows;
-      Check(ctx->allocate_output(0, CheckedShape({n, dim_}), &rows));
-      const ScratchLease scratch;
-      const uint64_t* keys = KeyWords(ctx->input(0), scratch.get());
-      float* out = rows->flat<float>().data();
-      TfExecutor(ctx).For(n, 50 + 20 * dim_, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) FillRow(init, keys[i], dim_, out + i * dim_);
-      });
+  void Run(OpKernelContext* ctx) override {
+    CheckRank(ctx->input(0), 1, "keys");
+    Initializer init = init_;
+    init.seed = static_cast<uint64_t>(ScalarArg<int64_t>(ctx->input(1), "seed"));
+    const int64_t n = ctx->input(0).NumElements();
+    Tensor* rows = Output(ctx, 0, CheckedShape({n, dim_}));
+    const ScratchLease scratch;
+    const uint64_t* keys = KeyWords(ctx->input(0), scratch.get());
+    float* out = rows->flat<float>().data();
+    TfExecutor(ctx).For(n, 50 + 20 * dim_, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) FillRow(init, keys[i], dim_, out + i * dim_);
     });
   }
 
@@ -348,8 +326,7 @@ class PhiloxOp : public OpKernel {
   Initializer init_;
   int64_t dim_ = 1;
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>Philox").Device(tensorflow::DEVICE_CPU), PhiloxOp);
-SOK_HOST_MEMORY_KERNEL("Sok>Philox", PhiloxOp, "keys", "seed", "rows");
+SOK_HOST_KERNEL("Sok>Philox", PhiloxOp, "keys", "seed", "rows");
 
 }  // namespace
 }  // namespace sok

@@ -51,11 +51,9 @@ struct GroupAttributes {
 };
 
 // An op with these attributes.
-class TablesOp : public OpKernel {
+class TablesOp : public GuardedOp {
  public:
-  explicit TablesOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    Guard(ctx, [&] { group_ = std::make_unique<GroupAttributes>(ctx); });
-  }
+  explicit TablesOp(OpKernelConstruction* ctx) : GuardedOp(ctx) { group_ = std::make_unique<GroupAttributes>(ctx); }
 
  protected:
   // The tables, which are the first inputs.

@@ -6,7 +6,6 @@
 #include <sstream>
 #include <string>
 
-#include "gpu_kernel.h"
 #include "op.h"
 #include "sok/json.h"
 #include "sok/profile.h"
@@ -52,14 +51,14 @@ REGISTER_OP("Sok>TraceCollective")
       return absl::OkStatus();
     });
 
-class TraceCollectiveOp : public OpKernel {
+class TraceCollectiveOp : public GuardedOp {
  public:
-  explicit TraceCollectiveOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("collective", &name_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("kind", &kind_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("more_bytes", &more_bytes_));
+  explicit TraceCollectiveOp(OpKernelConstruction* ctx) : GuardedOp(ctx) {
+    Check(ctx->GetAttr("collective", &name_));
+    Check(ctx->GetAttr("kind", &kind_));
+    Check(ctx->GetAttr("more_bytes", &more_bytes_));
   }
-  void Compute(OpKernelContext* ctx) override {
+  void Run(OpKernelContext* ctx) override {
     const int64_t bytes = static_cast<int64_t>(ctx->input(0).TotalBytes()) + more_bytes_;
     {
       Counts& counts = TheCounts();
@@ -80,8 +79,7 @@ class TraceCollectiveOp : public OpKernel {
   std::string name_, kind_;
   int64_t more_bytes_;
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>TraceCollective").Device(tensorflow::DEVICE_CPU), TraceCollectiveOp);
-SOK_HOST_MEMORY_KERNEL("Sok>TraceCollective", TraceCollectiveOp, "turns");  // the tensor stays where it is
+SOK_HOST_KERNEL("Sok>TraceCollective", TraceCollectiveOp, "turns");  // the tensor stays where it is
 
 // Stands after a collective, as TraceCollective before it: Horovod's op between them is not ours to time.
 REGISTER_OP("Sok>TraceCollectiveDone")
@@ -97,12 +95,12 @@ REGISTER_OP("Sok>TraceCollectiveDone")
       return absl::OkStatus();
     });
 
-class TraceCollectiveDoneOp : public OpKernel {
+class TraceCollectiveDoneOp : public GuardedOp {
  public:
-  explicit TraceCollectiveDoneOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("collective", &name_));
+  explicit TraceCollectiveDoneOp(OpKernelConstruction* ctx) : GuardedOp(ctx) {
+    Check(ctx->GetAttr("collective", &name_));
   }
-  void Compute(OpKernelContext* ctx) override {
+  void Run(OpKernelContext* ctx) override {
     {
       Counts& counts = TheCounts();
       std::lock_guard<std::mutex> lock(counts.mutex);
@@ -117,43 +115,30 @@ class TraceCollectiveDoneOp : public OpKernel {
  private:
   std::string name_;
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>TraceCollectiveDone").Device(tensorflow::DEVICE_CPU), TraceCollectiveDoneOp);
-SOK_HOST_MEMORY_KERNEL("Sok>TraceCollectiveDone", TraceCollectiveDoneOp, "turns");
+SOK_HOST_KERNEL("Sok>TraceCollectiveDone", TraceCollectiveDoneOp, "turns");
 
-REGISTER_OP("Sok>TraceRead")
-    .Input("reset: bool")
-    .Output("json: string")
-    .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+REGISTER_OP("Sok>TraceRead").Input("reset: bool").Output("json: string").SetIsStateful().SetShapeFn(ScalarShape);
 
-class TraceReadOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const bool reset = ScalarArg<bool>(ctx->input(0), "reset");
-      Tensor* json;
-      Check(ctx->allocate_output(0, TensorShape({}), &json));
-      std::ostringstream names;
-      int64_t calls = 0, bytes = 0;
-      Counts& counts = TheCounts();
-      std::lock_guard<std::mutex> lock(counts.mutex);
-      for (auto& [name, count] : counts.by_name) {
-        if (count.calls == 0) continue;  // none since the last reset
-        names << (calls == 0 ? "" : ", ") << JsonText(name) << ": {\"kind\": " << JsonText(count.kind)
-              << ", \"collectives\": " << count.calls << ", \"bytes\": " << count.bytes << "}";
-        calls += count.calls;
-        bytes += count.bytes;
-        if (reset) count.calls = count.bytes = 0;
-      }
-      std::ostringstream out;
-      out << "{\"collectives\": " << calls << ", \"bytes\": " << bytes << ", \"by_name\": {" << names.str() << "}}";
-      json->scalar<tensorflow::tstring>()() = out.str();
-    });
+void TraceRead(OpKernelContext* ctx) {
+  const bool reset = ScalarArg<bool>(ctx->input(0), "reset");
+  Tensor* json = Output(ctx, 0, TensorShape({}));
+  std::ostringstream names;
+  int64_t calls = 0, bytes = 0;
+  Counts& counts = TheCounts();
+  std::lock_guard<std::mutex> lock(counts.mutex);
+  for (auto& [name, count] : counts.by_name) {
+    if (count.calls == 0) continue;  // none since the last reset
+    names << (calls == 0 ? "" : ", ") << JsonText(name) << ": {\"kind\": " << JsonText(count.kind)
+          << ", \"collectives\": " << count.calls << ", \"bytes\": " << count.bytes << "}";
+    calls += count.calls;
+    bytes += count.bytes;
+    if (reset) count.calls = count.bytes = 0;
   }
-};
-REGISTER_KERNEL_BUILDER(Name("Sok>TraceRead").Device(tensorflow::DEVICE_CPU), TraceReadOp);
-SOK_HOST_MEMORY_KERNEL("Sok>TraceRead", TraceReadOp, "reset", "json");
+  std::ostringstream out;
+  out << "{\"collectives\": " << calls << ", \"bytes\": " << bytes << ", \"by_name\": {" << names.str() << "}}";
+  json->scalar<tensorflow::tstring>()() = out.str();
+}
+SOK_HOST_KERNEL("Sok>TraceRead", FunctionOp<TraceRead>, "reset", "json");
 
 REGISTER_OP("Sok>Profile")
     .Input("path: string")
@@ -162,38 +147,33 @@ REGISTER_OP("Sok>Profile")
     .Attr("action: {'start', 'stop'}")
     .Attr("rank: int >= 0 = 0")
     .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+    .SetShapeFn(ScalarShape);
 
-class ProfileOp : public OpKernel {
+class ProfileOp : public GuardedOp {
  public:
-  explicit ProfileOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+  explicit ProfileOp(OpKernelConstruction* ctx) : GuardedOp(ctx) {
     std::string action;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("action", &action));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("rank", &rank_));
+    Check(ctx->GetAttr("action", &action));
+    Check(ctx->GetAttr("rank", &rank_));
     starts_ = action == "start";
   }
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      Tensor* json;
-      Check(ctx->allocate_output(0, TensorShape({}), &json));
-      ProfileSummary summary;
-      if (starts_) {
-        const std::string path = ScalarArg<tensorflow::tstring>(ctx->input(0), "path");
-        StartProfile(path, rank_, ScalarArg<int64_t>(ctx->input(1), "max_spans"));
-      } else {
-        summary = StopProfile();
-      }
-      json->scalar<tensorflow::tstring>()() =
-          "{\"spans\": " + std::to_string(summary.spans) + ", \"dropped\": " + std::to_string(summary.dropped) + "}";
-    });
+  void Run(OpKernelContext* ctx) override {
+    ProfileSummary summary;
+    if (starts_) {
+      const std::string path = ScalarArg<tensorflow::tstring>(ctx->input(0), "path");
+      StartProfile(path, rank_, ScalarArg<int64_t>(ctx->input(1), "max_spans"));
+    } else {
+      summary = StopProfile();
+    }
+    ScalarOutput<tensorflow::tstring>(ctx, 0) =
+        "{\"spans\": " + std::to_string(summary.spans) + ", \"dropped\": " + std::to_string(summary.dropped) + "}";
   }
 
  private:
   bool starts_ = false;
   int rank_ = 0;
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>Profile").Device(tensorflow::DEVICE_CPU), ProfileOp);
-SOK_HOST_MEMORY_KERNEL("Sok>Profile", ProfileOp, "path", "max_spans", "json");
+SOK_HOST_KERNEL("Sok>Profile", ProfileOp, "path", "max_spans", "json");
 
 }  // namespace
 }  // namespace sok

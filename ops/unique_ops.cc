@@ -34,43 +34,38 @@ void StoreNumbers(const uint32_t* from, int64_t n, Tensor* to) {
   }
 }
 
-class UniqueOp : public OpKernel {
+class UniqueOp : public GuardedOp {
  public:
-  explicit UniqueOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("with_counts", &with_counts_));
-  }
+  explicit UniqueOp(OpKernelConstruction* ctx) : GuardedOp(ctx) { Check(ctx->GetAttr("with_counts", &with_counts_)); }
 
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const Tensor& x = ctx->input(0);
-      CheckRank(x, 1, "x");
-      const int64_t n = x.NumElements();
-      if (n > INT32_MAX && ctx->expected_output_dtype(1) == tensorflow::DT_INT32) {
-        throw InvalidArgument("`x` has " + std::to_string(n) + " elements: use out_idx=int64.");
-      }
-      const TfExecutor executor(ctx);
-      const ScratchLease lease;
-      Scratch* scratch = lease.get();
-      uint64_t* distinct = scratch->Get<uint64_t>(n);
-      uint32_t* counts = with_counts_ ? scratch->Get<uint32_t>(n) : nullptr;
-      Tensor* idx = AllocateOutput(ctx, 1, CheckedShape({n}));
-      // int32 numbers are written where they are wanted.
-      const bool in_place = idx->dtype() == tensorflow::DT_INT32;
-      uint32_t* inverse =
-          in_place ? reinterpret_cast<uint32_t*>(idx->flat<int32_t>().data()) : scratch->Get<uint32_t>(n);
-      const int64_t found = Unique({executor}, scratch, KeyWords(x, scratch), n, distinct, inverse, counts);
-      Tensor* y = AllocateOutput(ctx, 0, CheckedShape({found}));
-      Tensor* count = AllocateOutput(ctx, 2, CheckedShape({with_counts_ ? found : 0}));
-      StoreKeys(distinct, found, y);
-      if (!in_place) StoreNumbers(inverse, n, idx);
-      if (with_counts_) StoreNumbers(counts, found, count);
-    });
+  void Run(OpKernelContext* ctx) override {
+    const Tensor& x = ctx->input(0);
+    CheckRank(x, 1, "x");
+    const int64_t n = x.NumElements();
+    if (n > INT32_MAX && ctx->expected_output_dtype(1) == tensorflow::DT_INT32) {
+      throw InvalidArgument("`x` has " + std::to_string(n) + " elements: use out_idx=int64.");
+    }
+    const TfExecutor executor(ctx);
+    const ScratchLease lease;
+    Scratch* scratch = lease.get();
+    uint64_t* distinct = scratch->Get<uint64_t>(n);
+    uint32_t* counts = with_counts_ ? scratch->Get<uint32_t>(n) : nullptr;
+    Tensor* idx = AllocateOutput(ctx, 1, CheckedShape({n}));
+    // int32 numbers are written where they are wanted.
+    const bool in_place = idx->dtype() == tensorflow::DT_INT32;
+    uint32_t* inverse = in_place ? reinterpret_cast<uint32_t*>(idx->flat<int32_t>().data()) : scratch->Get<uint32_t>(n);
+    const int64_t found = Unique({executor}, scratch, KeyWords(x, scratch), n, distinct, inverse, counts);
+    Tensor* y = AllocateOutput(ctx, 0, CheckedShape({found}));
+    Tensor* count = AllocateOutput(ctx, 2, CheckedShape({with_counts_ ? found : 0}));
+    StoreKeys(distinct, found, y);
+    if (!in_place) StoreNumbers(inverse, n, idx);
+    if (with_counts_) StoreNumbers(counts, found, count);
   }
 
  private:
   bool with_counts_ = true;
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>Unique").Device(tensorflow::DEVICE_CPU), UniqueOp);
+SOK_CPU_KERNEL("Sok>Unique", UniqueOp);
 
 }  // namespace
 }  // namespace sok

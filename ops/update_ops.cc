@@ -39,32 +39,30 @@ class HostGroupApplyOp final : public GroupApplyOp {
  public:
   using GroupApplyOp::GroupApplyOp;
 
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const int m = num_tables();
-      std::vector<RefCountPtr<TableResource>> tables;
-      std::vector<EmbeddingTable::Gradients> gradients;
-      for (int t = 0; t < m; ++t) {
-        tables.push_back(TableArg(ctx, t));
-        EmbeddingTable& table = tables.back()->table();
-        const Tensor &row_ids = ctx->input(m + t), &grads = ctx->input(2 * m + t);
-        CheckRank(row_ids, 1, "row_ids");
-        const int64_t n = row_ids.NumElements();
-        CheckShape(grads, {n, table.dim()}, "grads");
-        gradients.push_back({&table, Int64(row_ids), grads.flat<float>().data(), n, distinct_[static_cast<size_t>(t)]});
-      }
-      const UpdateRule rule = Rule(ctx);
-      const ProfileGroup group = DescribeGroup(gradients, [](const EmbeddingTable::Gradients& g) {
-        return ProfileCounts{-1, g.n, g.n * g.table->dim() * int64_t{sizeof(float)}};
-      });
-      const ProfileSpan span("update", group.tables, group.counts);
-      const TfExecutor executor(ctx);
-      const ScratchLease scratch;
-      EmbeddingTable::ApplyGroup({executor}, scratch.get(), rule, slot_set_, nonfinite_, gradients.data(), m);
+  void Run(OpKernelContext* ctx) override {
+    const int m = num_tables();
+    std::vector<RefCountPtr<TableResource>> tables;
+    std::vector<EmbeddingTable::Gradients> gradients;
+    for (int t = 0; t < m; ++t) {
+      tables.push_back(TableArg(ctx, t));
+      EmbeddingTable& table = tables.back()->table();
+      const Tensor &row_ids = ctx->input(m + t), &grads = ctx->input(2 * m + t);
+      CheckRank(row_ids, 1, "row_ids");
+      const int64_t n = row_ids.NumElements();
+      CheckShape(grads, {n, table.dim()}, "grads");
+      gradients.push_back({&table, Int64(row_ids), grads.flat<float>().data(), n, distinct_[static_cast<size_t>(t)]});
+    }
+    const UpdateRule rule = Rule(ctx);
+    const ProfileGroup group = DescribeGroup(gradients, [](const EmbeddingTable::Gradients& g) {
+      return ProfileCounts{-1, g.n, g.n * g.table->dim() * int64_t{sizeof(float)}};
     });
+    const ProfileSpan span("update", group.tables, group.counts);
+    const TfExecutor executor(ctx);
+    const ScratchLease scratch;
+    EmbeddingTable::ApplyGroup({executor}, scratch.get(), rule, slot_set_, nonfinite_, gradients.data(), m);
   }
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>GroupApply").Device(tensorflow::DEVICE_CPU), HostGroupApplyOp);
+SOK_CPU_KERNEL("Sok>GroupApply", HostGroupApplyOp);
 
 // Writes distinct row ids and, for each, the sum of its addends. Negative row ids are dropped.
 void SumByRow(OpKernelContext* ctx, Scratch* scratch, const RowAddends& addends, int64_t dim) {
@@ -95,27 +93,25 @@ REGISTER_OP("Sok>SumDuplicates")
     .Output("sums: float")
     .SetShapeFn(SumByRowShape);
 
-class SumDuplicatesOp : public OpKernel {
+class SumDuplicatesOp : public GuardedOp {
  public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const Tensor &row_ids = ctx->input(0), &values = ctx->input(1);
-      CheckRank(row_ids, 1, "row_ids");
-      CheckRank(values, 2, "values");
-      const int64_t n = row_ids.NumElements(), dim = values.dim_size(1);
-      CheckShape(values, {n, dim}, "values");
-      RowAddends addends;
-      addends.row_ids = Int64(row_ids);
-      addends.n = n;
-      addends.values = values.flat<float>().data();
-      const ProfileSpan span("backward", name(), {-1, n, static_cast<int64_t>(values.TotalBytes())}, "op");
-      const ScratchLease scratch;
-      SumByRow(ctx, scratch.get(), addends, dim);
-    });
+  using GuardedOp::GuardedOp;
+  void Run(OpKernelContext* ctx) override {
+    const Tensor &row_ids = ctx->input(0), &values = ctx->input(1);
+    CheckRank(row_ids, 1, "row_ids");
+    CheckRank(values, 2, "values");
+    const int64_t n = row_ids.NumElements(), dim = values.dim_size(1);
+    CheckShape(values, {n, dim}, "values");
+    RowAddends addends;
+    addends.row_ids = Int64(row_ids);
+    addends.n = n;
+    addends.values = values.flat<float>().data();
+    const ProfileSpan span("backward", name(), {-1, n, static_cast<int64_t>(values.TotalBytes())}, "op");
+    const ScratchLease scratch;
+    SumByRow(ctx, scratch.get(), addends, dim);
   }
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>SumDuplicates").Device(tensorflow::DEVICE_CPU), SumDuplicatesOp);
+SOK_CPU_KERNEL("Sok>SumDuplicates", SumDuplicatesOp);
 
 }  // namespace
 }  // namespace sok

@@ -9,32 +9,28 @@
 
 namespace sok {
 
-class ValidateCsrOp : public OpKernel {
+class ValidateCsrOp : public GuardedOp {
  public:
-  explicit ValidateCsrOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    Guard(ctx, [&] {
-      Check(ctx->GetAttr("slot_num", &limits_.slot_num));
-      Check(ctx->GetAttr("max_nnz", &limits_.max_nnz));
-      Check(ctx->GetAttr("max_feature_num", &limits_.max_feature_num));
-    });
+  explicit ValidateCsrOp(OpKernelConstruction* ctx) : GuardedOp(ctx) {
+    Check(ctx->GetAttr("slot_num", &limits_.slot_num));
+    Check(ctx->GetAttr("max_nnz", &limits_.max_nnz));
+    Check(ctx->GetAttr("max_feature_num", &limits_.max_feature_num));
   }
 
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
-      const Tensor& keys = ctx->input(1);
-      resource->CheckKeyType(keys);
-      CheckRank(keys, 1, "keys");
-      const TableConfig& table = resource->config();
-      const int64_t n = keys.NumElements();
-      const ProfileSpan span("route", table.name, {n});
-      const Splits row_splits = Labelled([&] { return table.Label(); }, [&] { return ReadSplits(ctx->input(2), n); });
-      InputStatus status = row_splits.status;
-      if (status.status == kFine) status = InspectKeys(table, keys);
-      if (status.status == kFine) status = limits_.Inspect(row_splits);
-      if (status.status != kFine) limits_.Raise(table, table.rank, status);
-      ctx->set_output(0, keys);
-    });
+  void Run(OpKernelContext* ctx) override {
+    const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
+    const Tensor& keys = ctx->input(1);
+    resource->CheckKeyType(keys);
+    CheckRank(keys, 1, "keys");
+    const TableConfig& table = resource->config();
+    const int64_t n = keys.NumElements();
+    const ProfileSpan span("route", table.name, {n});
+    const Splits row_splits = Labelled([&] { return table.Label(); }, [&] { return ReadSplits(ctx->input(2), n); });
+    InputStatus status = row_splits.status;
+    if (status.status == kFine) status = InspectKeys(table, keys);
+    if (status.status == kFine) status = limits_.Inspect(row_splits);
+    if (status.status != kFine) limits_.Raise(table, table.rank, status);
+    ctx->set_output(0, keys);
   }
 
  private:

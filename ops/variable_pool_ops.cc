@@ -9,7 +9,6 @@
 
 #include "../cpu/row_kernels.h"
 #include "../cpu/tasks.h"
-#include "gpu_kernel.h"
 #include "input_limits.h"
 #include "op.h"
 #include "output_pool.h"
@@ -142,54 +141,50 @@ REGISTER_OP("Sok>TensorPool")
     .SOK_POOL_VARIABLES_ATTRS.SetShapeFn(PoolShape);
 
 template <bool kByHandle>
-class PoolOp : public OpKernel {
+class PoolOp : public GuardedOp {
  public:
-  explicit PoolOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    Guard(ctx, [&] { of_ = std::make_unique<PoolAttributes>(ctx); });
-  }
+  explicit PoolOp(OpKernelConstruction* ctx) : GuardedOp(ctx) { of_ = std::make_unique<PoolAttributes>(ctx); }
 
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const int m = of_->num_variables(), n = of_->num_features();
-      std::vector<RefCountPtr<tensorflow::Var>> variables;
-      if (kByHandle) variables = VariablesOf(ctx, *of_);
-      std::vector<PoolInput> inputs;
-      std::vector<int64_t> dims;
-      for (int f = 0; f < n; ++f) {
-        inputs.push_back(ReadPoolInput(*of_, f, ctx->input(m + f), ctx->input(m + n + f)));
-        dims.push_back(of_->dims[static_cast<size_t>(of_->variable_of[static_cast<size_t>(f)])]);
-      }
-      // For the whole of it: a writer that finds its tensor in other hands would copy it.
-      const SharedLocks locks(variables);
-      std::vector<const float*> rows;
-      for (int v = 0; v < m; ++v)
-        rows.push_back(RowsOf(*of_, v, kByHandle ? *variables[static_cast<size_t>(v)]->tensor() : ctx->input(v)));
-      std::vector<float*> outputs;
-      ProfileCounts counts;
-      for (int f = 0; f < n; ++f) {
-        const PoolInput& in = inputs[static_cast<size_t>(f)];
-        Tensor* output = AllocateOutput(ctx, f, CheckedShape({in.segments, dims[static_cast<size_t>(f)]}));
-        outputs.push_back(output->flat<float>().data());
-        counts += ProfileCounts{in.n, in.segments, static_cast<int64_t>(output->TotalBytes())};
-      }
-      const ProfileSpan span("find+combine", name(), counts, "op");
-      int64_t cost;
-      const std::vector<PoolTask> tasks = CutIntoTasks(inputs, dims, &cost);
-      const TfExecutor executor(ctx);
-      ForTasks({executor}, static_cast<int64_t>(tasks.size()), cost, [&](int64_t, int64_t t) {
-        const PoolTask& task = tasks[static_cast<size_t>(t)];
-        const size_t f = static_cast<size_t>(task.feature);
-        RunTask(inputs[f], task.first, task.last, rows[static_cast<size_t>(of_->variable_of[f])], dims[f],
-                of_->combiners[f], outputs[f]);
-      });
+  void Run(OpKernelContext* ctx) override {
+    const int m = of_->num_variables(), n = of_->num_features();
+    std::vector<RefCountPtr<tensorflow::Var>> variables;
+    if (kByHandle) variables = VariablesOf(ctx, *of_);
+    std::vector<PoolInput> inputs;
+    std::vector<int64_t> dims;
+    for (int f = 0; f < n; ++f) {
+      inputs.push_back(ReadPoolInput(*of_, f, ctx->input(m + f), ctx->input(m + n + f)));
+      dims.push_back(of_->dims[static_cast<size_t>(of_->variable_of[static_cast<size_t>(f)])]);
+    }
+    // For the whole of it: a writer that finds its tensor in other hands would copy it.
+    const SharedLocks locks(variables);
+    std::vector<const float*> rows;
+    for (int v = 0; v < m; ++v)
+      rows.push_back(RowsOf(*of_, v, kByHandle ? *variables[static_cast<size_t>(v)]->tensor() : ctx->input(v)));
+    std::vector<float*> outputs;
+    ProfileCounts counts;
+    for (int f = 0; f < n; ++f) {
+      const PoolInput& in = inputs[static_cast<size_t>(f)];
+      Tensor* output = AllocateOutput(ctx, f, CheckedShape({in.segments, dims[static_cast<size_t>(f)]}));
+      outputs.push_back(output->flat<float>().data());
+      counts += ProfileCounts{in.n, in.segments, static_cast<int64_t>(output->TotalBytes())};
+    }
+    const ProfileSpan span("find+combine", name(), counts, "op");
+    int64_t cost;
+    const std::vector<PoolTask> tasks = CutIntoTasks(inputs, dims, &cost);
+    const TfExecutor executor(ctx);
+    ForTasks({executor}, static_cast<int64_t>(tasks.size()), cost, [&](int64_t, int64_t t) {
+      const PoolTask& task = tasks[static_cast<size_t>(t)];
+      const size_t f = static_cast<size_t>(task.feature);
+      RunTask(inputs[f], task.first, task.last, rows[static_cast<size_t>(of_->variable_of[f])], dims[f],
+              of_->combiners[f], outputs[f]);
     });
   }
 
  private:
   std::unique_ptr<PoolAttributes> of_;
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>VariablePool").Device(tensorflow::DEVICE_CPU), PoolOp<true>);
-REGISTER_KERNEL_BUILDER(Name("Sok>TensorPool").Device(tensorflow::DEVICE_CPU), PoolOp<false>);
+SOK_CPU_KERNEL("Sok>VariablePool", PoolOp<true>);
+SOK_CPU_KERNEL("Sok>TensorPool", PoolOp<false>);
 
 // The gradient of both: for each variable the rows that were read, each once, with what came back for it.
 REGISTER_OP("Sok>VariablePoolGrad")
@@ -213,54 +208,52 @@ REGISTER_OP("Sok>VariablePoolGrad")
       return absl::OkStatus();
     });
 
-class VariablePoolGradOp : public OpKernel {
+class VariablePoolGradOp : public GuardedOp {
  public:
-  explicit VariablePoolGradOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    Guard(ctx, [&] { of_ = std::make_unique<PoolAttributes>(ctx); });
+  explicit VariablePoolGradOp(OpKernelConstruction* ctx) : GuardedOp(ctx) {
+    of_ = std::make_unique<PoolAttributes>(ctx);
   }
 
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const int m = of_->num_variables(), n = of_->num_features();
-      std::vector<std::vector<RowAddends>> addends(static_cast<size_t>(m));
-      for (int f = 0; f < n; ++f) {
-        const size_t variable = static_cast<size_t>(of_->variable_of[static_cast<size_t>(f)]);
-        const PoolInput in = ReadPoolInput(*of_, f, ctx->input(n + f), ctx->input(2 * n + f));
-        CheckShape(ctx->input(f), {in.segments, of_->dims[variable]}, "grads");
-        RowAddends a;
-        a.row_ids = in.ids;
-        a.n = in.n;
-        a.values = ctx->input(f).flat<float>().data();
-        a.row_splits = in.row_splits;
-        a.segments = in.segments;
-        a.combiner = of_->combiners[static_cast<size_t>(f)];
-        addends[variable].push_back(a);
-      }
-      std::vector<RowSums> tables;
-      for (int v = 0; v < m; ++v) {
-        const auto& of_variable = addends[static_cast<size_t>(v)];
-        tables.push_back(
-            {of_->dims[static_cast<size_t>(v)], of_variable.data(), static_cast<int64_t>(of_variable.size())});
-      }
-      const ProfileSpan span("backward", name(), {}, "op");
-      const TfExecutor executor(ctx);
-      const ScratchLease scratch;
-      SumRows({executor}, scratch.get(), tables.data(), m, [&](int64_t v, int64_t rows) {
-        Tensor* ids = AllocateOutput(ctx, static_cast<int>(v), CheckedShape({rows}));
-        Tensor* sums =
-            AllocateOutput(ctx, static_cast<int>(m + v), CheckedShape({rows, of_->dims[static_cast<size_t>(v)]}));
-        RowSumsTarget target;
-        target.row_ids = reinterpret_cast<int64_t*>(ids->flat<int64_t>().data());
-        target.sums = sums->flat<float>().data();
-        return target;
-      });
+  void Run(OpKernelContext* ctx) override {
+    const int m = of_->num_variables(), n = of_->num_features();
+    std::vector<std::vector<RowAddends>> addends(static_cast<size_t>(m));
+    for (int f = 0; f < n; ++f) {
+      const size_t variable = static_cast<size_t>(of_->variable_of[static_cast<size_t>(f)]);
+      const PoolInput in = ReadPoolInput(*of_, f, ctx->input(n + f), ctx->input(2 * n + f));
+      CheckShape(ctx->input(f), {in.segments, of_->dims[variable]}, "grads");
+      RowAddends a;
+      a.row_ids = in.ids;
+      a.n = in.n;
+      a.values = ctx->input(f).flat<float>().data();
+      a.row_splits = in.row_splits;
+      a.segments = in.segments;
+      a.combiner = of_->combiners[static_cast<size_t>(f)];
+      addends[variable].push_back(a);
+    }
+    std::vector<RowSums> tables;
+    for (int v = 0; v < m; ++v) {
+      const auto& of_variable = addends[static_cast<size_t>(v)];
+      tables.push_back(
+          {of_->dims[static_cast<size_t>(v)], of_variable.data(), static_cast<int64_t>(of_variable.size())});
+    }
+    const ProfileSpan span("backward", name(), {}, "op");
+    const TfExecutor executor(ctx);
+    const ScratchLease scratch;
+    SumRows({executor}, scratch.get(), tables.data(), m, [&](int64_t v, int64_t rows) {
+      Tensor* ids = AllocateOutput(ctx, static_cast<int>(v), CheckedShape({rows}));
+      Tensor* sums =
+          AllocateOutput(ctx, static_cast<int>(m + v), CheckedShape({rows, of_->dims[static_cast<size_t>(v)]}));
+      RowSumsTarget target;
+      target.row_ids = reinterpret_cast<int64_t*>(ids->flat<int64_t>().data());
+      target.sums = sums->flat<float>().data();
+      return target;
     });
   }
 
  private:
   std::unique_ptr<PoolAttributes> of_;
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>VariablePoolGrad").Device(tensorflow::DEVICE_CPU), VariablePoolGradOp);
+SOK_CPU_KERNEL("Sok>VariablePoolGrad", VariablePoolGradOp);
 
 // For what stock ops look up: the ids, once they are known to be fine.
 REGISTER_OP("Sok>CheckIds")
@@ -274,26 +267,24 @@ REGISTER_OP("Sok>CheckIds")
       return absl::OkStatus();
     });
 
-class CheckIdsOp : public OpKernel {
+class CheckIdsOp : public GuardedOp {
  public:
-  explicit CheckIdsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("variable", &variable_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_rows", &num_rows_));
+  explicit CheckIdsOp(OpKernelConstruction* ctx) : GuardedOp(ctx) {
+    Check(ctx->GetAttr("variable", &variable_));
+    Check(ctx->GetAttr("num_rows", &num_rows_));
   }
 
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      Labelled([&] { return "variable '" + variable_ + "'"; },
-               [&] { return CheckPoolInput(num_rows_, ctx->input(0), ctx->input(1)); });
-      ctx->set_output(0, ctx->input(0));
-    });
+  void Run(OpKernelContext* ctx) override {
+    Labelled([&] { return "variable '" + variable_ + "'"; },
+             [&] { return CheckPoolInput(num_rows_, ctx->input(0), ctx->input(1)); });
+    ctx->set_output(0, ctx->input(0));
   }
 
  private:
   std::string variable_;
   int64_t num_rows_;
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>CheckIds").Device(tensorflow::DEVICE_CPU), CheckIdsOp);
+SOK_CPU_KERNEL("Sok>CheckIds", CheckIdsOp);
 
 // For variables beside the tables of several workers: row splits of a table's feature, or in their place what is wrong with
 // the ids of a variable. The lookup of the table raises it on all workers; to raise here would leave the others waiting.
@@ -310,41 +301,36 @@ REGISTER_OP("Sok>ReportIds")
       return absl::OkStatus();
     });
 
-class ReportIdsOp : public OpKernel {
+class ReportIdsOp : public GuardedOp {
  public:
-  explicit ReportIdsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    Guard(ctx, [&] {
-      int64_t n;
-      Check(ctx->GetAttr("N", &n));
-      Check(ctx->GetAttr("names", &names_));
-      Check(ctx->GetAttr("num_rows", &num_rows_));
-      if (names_.size() != static_cast<size_t>(n) || num_rows_.size() != names_.size())
-        throw InvalidArgument("`names` and `num_rows` must have one value per feature.");
-    });
+  explicit ReportIdsOp(OpKernelConstruction* ctx) : GuardedOp(ctx) {
+    int64_t n;
+    Check(ctx->GetAttr("N", &n));
+    Check(ctx->GetAttr("names", &names_));
+    Check(ctx->GetAttr("num_rows", &num_rows_));
+    if (names_.size() != static_cast<size_t>(n) || num_rows_.size() != names_.size())
+      throw InvalidArgument("`names` and `num_rows` must have one value per feature.");
   }
 
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const int n = static_cast<int>(names_.size());
-      try {
-        for (int f = 0; f < n; ++f) {
-          const size_t feature = static_cast<size_t>(f);
-          Labelled([&] { return "variable '" + names_[feature] + "'"; },
-                   [&] { return CheckPoolInput(num_rows_[feature], ctx->input(1 + f), ctx->input(1 + n + f)); });
-        }
-      } catch (const InvalidArgument& e) {
-        return WriteTextReport(ctx, 0, e.what());
+  void Run(OpKernelContext* ctx) override {
+    const int n = static_cast<int>(names_.size());
+    try {
+      for (int f = 0; f < n; ++f) {
+        const size_t feature = static_cast<size_t>(f);
+        Labelled([&] { return "variable '" + names_[feature] + "'"; },
+                 [&] { return CheckPoolInput(num_rows_[feature], ctx->input(1 + f), ctx->input(1 + n + f)); });
       }
-      ctx->set_output(0, ctx->input(0));
-    });
+    } catch (const InvalidArgument& e) {
+      return WriteTextReport(ctx, 0, e.what());
+    }
+    ctx->set_output(0, ctx->input(0));
   }
 
  private:
   std::vector<std::string> names_;
   std::vector<int64_t> num_rows_;
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>ReportIds").Device(tensorflow::DEVICE_CPU), ReportIdsOp);
-SOK_HOST_MEMORY_KERNEL("Sok>ReportIds", ReportIdsOp, "row_splits", "ids", "id_splits", "checked_splits");
+SOK_HOST_KERNEL("Sok>ReportIds", ReportIdsOp, "row_splits", "ids", "id_splits", "checked_splits");
 
 }  // namespace
 }  // namespace sok

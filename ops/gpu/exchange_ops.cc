@@ -149,7 +149,7 @@ class GpuExchangeServeOp final : public ExchangeServeOp {
 
   void OutputBadNews(OpKernelContext* ctx, const std::vector<float>& answers) const override {
     const int64_t size = static_cast<int64_t>(answers.size());
-    CopyToDevice(CudaOf(ctx), AllocateGpuOutput(ctx, 0, CheckedShape({size}))->data(), answers.data(),
+    CopyToDevice(CudaOf(ctx), Output(ctx, 0, CheckedShape({size}))->data(), answers.data(),
                  size * int64_t{sizeof(float)});
   }
 
@@ -216,7 +216,7 @@ class GpuExchangeCombineOp final : public PoolOp {
       std::vector<float*> outputs;
       for (size_t f = 0; f < features.size(); ++f) {
         const TensorShape shape = CheckedShape({features[f].segments, features[f].dim});
-        outputs.push_back(AllocateGpuOutput(ctx, static_cast<int>(f), shape)->flat<float>().data());
+        outputs.push_back(Output(ctx, static_cast<int>(f), shape)->flat<float>().data());
       }
       ctx->set_output(static_cast<int>(features.size()), ctx->input(1));
       CombineAnswers(cuda, &scratch, floats, size, features.data(), static_cast<int>(features.size()), outputs.data());
@@ -241,7 +241,7 @@ class GpuExchangeCombineGradOp final : public PoolOp {
         CheckShape(grads[f], {features[f].segments, features[f].dim}, "grads");
         from.push_back(grads[f].flat<float>().data());
       }
-      float* packed = AllocateGpuOutput(ctx, 0, CheckedShape({size}))->flat<float>().data();
+      float* packed = Output(ctx, 0, CheckedShape({size}))->flat<float>().data();
       TfDeviceScratch scratch(ctx);
       CombineAnswersGrad(CudaOf(ctx), &scratch, features.data(), static_cast<int>(features.size()), from.data(), size,
                          packed);
@@ -261,7 +261,7 @@ class GpuExchangeCombineGradWeightsOp final : public PoolOp {
       CheckRank(answers, 1, "answers");
       const PooledFeature feature = Features(ctx)[0];
       CheckShape(grad, {feature.segments, feature.dim}, "grad");
-      float* out = AllocateGpuOutput(ctx, 0, ctx->input(4).shape())->flat<float>().data();
+      float* out = Output(ctx, 0, ctx->input(4).shape())->flat<float>().data();
       if (ctx->input(4).NumElements() == 0) return;  // no weights, or no keys
       TfDeviceScratch scratch(ctx);
       CombineAnswersGradWeights(CudaOf(ctx), &scratch, answers.flat<float>().data(), answers.NumElements(), feature,

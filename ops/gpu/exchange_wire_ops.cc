@@ -12,7 +12,7 @@ class GpuExchangeNarrowOp final : public WireOp {
     Guard(ctx, [&] {
       const Tensor& floats = ctx->input(0);
       const Begins begins = OfFloats(floats, ctx->input(1));
-      float* words = AllocateGpuOutput(ctx, 0, CheckedShape({begins.words.back()}))->flat<float>().data();
+      float* words = Output(ctx, 0, CheckedShape({begins.words.back()}))->flat<float>().data();
       OutputSplits(ctx, begins.words);
       TfDeviceScratch scratch(ctx);
       NarrowMessages(CudaOf(ctx), &scratch, begins.layout(), type_, floats.flat<float>().data(), words);
@@ -28,7 +28,7 @@ class GpuExchangeWidenOp final : public WireOp {
     Guard(ctx, [&] {
       const Tensor& words = ctx->input(0);
       const Begins begins = OfWords(words, ctx->input(1), ctx->input(2));
-      float* floats = AllocateGpuOutput(ctx, 0, CheckedShape({begins.floats.back()}))->flat<float>().data();
+      float* floats = Output(ctx, 0, CheckedShape({begins.floats.back()}))->flat<float>().data();
       OutputSplits(ctx, begins.floats);
       TfDeviceScratch scratch(ctx);
       WidenMessages(CudaOf(ctx), &scratch, begins.layout(), type_, words.flat<float>().data(), floats);

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "../gpu_kernel.h"
 #include "../op.h"
 #include "sok/device.h"
 #include "sok/device_words.h"
@@ -53,14 +52,7 @@ inline const uint64_t* DeviceKeyWords(const Cuda& cuda, const Tensor& keys, Devi
   return words;
 }
 
-inline Tensor* AllocateGpuOutput(OpKernelContext* ctx, int index, const TensorShape& shape) {
-  Tensor* output = nullptr;
-  Check(ctx->allocate_output(index, shape, &output));
-  return output;
-}
-
 }  // namespace sok
 
 // Registers an op's kernel for GPUs: SOK_GPU_KERNEL(Name("Sok>Op").HostMemory("arg"), Class).
-#define SOK_GPU_KERNEL(definition, ...) SOK_GPU_KERNEL_AS(definition, __VA_ARGS__)
-#define SOK_GPU_KERNEL_AS(definition, ...) REGISTER_KERNEL_BUILDER(definition.Device(::sok::GpuDevice()), __VA_ARGS__)
+#define SOK_GPU_KERNEL(definition, ...) SOK_KERNEL(definition.Device(GpuDevice()), __VA_ARGS__)

@@ -19,55 +19,53 @@ class GpuGroupLookupOp final : public TablesOp {
  public:
   using TablesOp::TablesOp;
 
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const int m = group_->num_tables(), n = group_->num_features();
-      const std::vector<RefCountPtr<TableResource>> tables = Tables(ctx);
-      const bool insert = ScalarArg<bool>(ctx->input(m + 3 * n), "insert");
-      const Cuda cuda = CudaOf(ctx);
-      TfDeviceScratch scratch(ctx);
-      watch_.ThrowIfBadIsKnown(cuda, &scratch, DeviceTablesOf(tables));
-      std::vector<DeviceFeature> features;
-      std::vector<DeviceTable::Asked> asked;
-      for (int f = 0; f < n; ++f) {
-        TableResource& resource = *tables[group_->TableOf(f)];
-        const Tensor &keys = ctx->input(m + f), &row_splits = ctx->input(m + n + f);
-        resource.CheckKeyType(keys);
-        CheckRank(keys, 1, "keys");
-        DeviceFeature feature;
-        feature.dim = resource.config().dim;
-        feature.segments = Labelled([&] { return resource.config().Label(); },
-                                    [&] { return SegmentsArg(row_splits, keys.NumElements()); });
-        feature.weights = WeightsOrNull(ctx->input(m + 2 * n + f), feature.segments.n);
-        feature.combiner = group_->combiners[static_cast<size_t>(f)];
-        feature.output = AllocateGpuOutput(ctx, f, CheckedShape({feature.segments.segments, feature.dim}))->data();
-        feature.output_stride = feature.dim;
-        auto* row_ids = static_cast<int64_t*>(AllocateGpuOutput(ctx, n + f, keys.shape())->data());
-        DeviceTable::Asked one = {&resource.device_table(), DeviceKeyWords(cuda, keys, &scratch), feature.segments.n,
-                                  nullptr, row_ids};
-        if (insert) {
-          feature.index = row_ids;
-        } else {
-          // Keys without a row read as their fresh one, which lies in no table.
-          one.rows = scratch.Get<float>(one.n * feature.dim);
-          feature.rows = MatrixRows(one.rows, feature.dim);
-          feature.num_rows = one.n;
-        }
-        asked.push_back(one);
-        features.push_back(feature);
-      }
-      DeviceTable::LookupGroup(cuda, &scratch, asked.data(), n, insert);
-      std::vector<DeviceTable::Reading> readings;
+  void Run(OpKernelContext* ctx) override {
+    const int m = group_->num_tables(), n = group_->num_features();
+    const std::vector<RefCountPtr<TableResource>> tables = Tables(ctx);
+    const bool insert = ScalarArg<bool>(ctx->input(m + 3 * n), "insert");
+    const Cuda cuda = CudaOf(ctx);
+    TfDeviceScratch scratch(ctx);
+    watch_.ThrowIfBadIsKnown(cuda, &scratch, DeviceTablesOf(tables));
+    std::vector<DeviceFeature> features;
+    std::vector<DeviceTable::Asked> asked;
+    for (int f = 0; f < n; ++f) {
+      TableResource& resource = *tables[group_->TableOf(f)];
+      const Tensor &keys = ctx->input(m + f), &row_splits = ctx->input(m + n + f);
+      resource.CheckKeyType(keys);
+      CheckRank(keys, 1, "keys");
+      DeviceFeature feature;
+      feature.dim = resource.config().dim;
+      feature.segments = Labelled([&] { return resource.config().Label(); },
+                                  [&] { return SegmentsArg(row_splits, keys.NumElements()); });
+      feature.weights = WeightsOrNull(ctx->input(m + 2 * n + f), feature.segments.n);
+      feature.combiner = group_->combiners[static_cast<size_t>(f)];
+      feature.output = Output(ctx, f, CheckedShape({feature.segments.segments, feature.dim}))->data();
+      feature.output_stride = feature.dim;
+      auto* row_ids = static_cast<int64_t*>(Output(ctx, n + f, keys.shape())->data());
+      DeviceTable::Asked one = {&resource.device_table(), DeviceKeyWords(cuda, keys, &scratch), feature.segments.n,
+                                nullptr, row_ids};
       if (insert) {
-        readings = ReadAll(cuda, tables);
-        for (int f = 0; f < n; ++f) {
-          const DeviceTable::Reading& reading = readings[group_->TableOf(f)];
-          features[static_cast<size_t>(f)].rows = reading.rows;
-          features[static_cast<size_t>(f)].num_rows = reading.num_rows;
-        }
+        feature.index = row_ids;
+      } else {
+        // Keys without a row read as their fresh one, which lies in no table.
+        one.rows = scratch.Get<float>(one.n * feature.dim);
+        feature.rows = MatrixRows(one.rows, feature.dim);
+        feature.num_rows = one.n;
       }
-      CombineGroup(cuda, &scratch, features.data(), n, FloatType::kFloat32, nullptr);
-    });
+      asked.push_back(one);
+      features.push_back(feature);
+    }
+    DeviceTable::LookupGroup(cuda, &scratch, asked.data(), n, insert);
+    std::vector<DeviceTable::Reading> readings;
+    if (insert) {
+      readings = ReadAll(cuda, tables);
+      for (int f = 0; f < n; ++f) {
+        const DeviceTable::Reading& reading = readings[group_->TableOf(f)];
+        features[static_cast<size_t>(f)].rows = reading.rows;
+        features[static_cast<size_t>(f)].num_rows = reading.num_rows;
+      }
+    }
+    CombineGroup(cuda, &scratch, features.data(), n, FloatType::kFloat32, nullptr);
   }
 
  private:
@@ -80,26 +78,24 @@ class GpuGroupLookupGradOp final : public TablesOp {
  public:
   using TablesOp::TablesOp;
 
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const int m = group_->num_tables(), n = group_->num_features();
-      std::vector<std::vector<DeviceAddends>> addends(static_cast<size_t>(m));
-      for (int f = 0; f < n; ++f) {
-        const size_t t = group_->TableOf(f);
-        const Tensor &grad = ctx->input(f), &row_ids = ctx->input(n + f), &row_splits = ctx->input(2 * n + f);
-        CheckRank(row_ids, 1, "row_ids");
-        DeviceAddends a;
-        a.row_ids = Int64(row_ids);
-        a.segments = SegmentsArg(row_splits, row_ids.NumElements());
-        CheckShape(grad, {a.segments.segments, group_->dims[t]}, "grad");
-        a.values = grad.data();
-        a.values_stride = group_->dims[t];
-        a.weights = WeightsOrNull(ctx->input(3 * n + f), a.segments.n);
-        a.combiner = group_->combiners[static_cast<size_t>(f)];
-        addends[t].push_back(a);
-      }
-      OutputRowSumsToHost(ctx, addends, group_->dims, group_->capacities);
-    });
+  void Run(OpKernelContext* ctx) override {
+    const int m = group_->num_tables(), n = group_->num_features();
+    std::vector<std::vector<DeviceAddends>> addends(static_cast<size_t>(m));
+    for (int f = 0; f < n; ++f) {
+      const size_t t = group_->TableOf(f);
+      const Tensor &grad = ctx->input(f), &row_ids = ctx->input(n + f), &row_splits = ctx->input(2 * n + f);
+      CheckRank(row_ids, 1, "row_ids");
+      DeviceAddends a;
+      a.row_ids = Int64(row_ids);
+      a.segments = SegmentsArg(row_splits, row_ids.NumElements());
+      CheckShape(grad, {a.segments.segments, group_->dims[t]}, "grad");
+      a.values = grad.data();
+      a.values_stride = group_->dims[t];
+      a.weights = WeightsOrNull(ctx->input(3 * n + f), a.segments.n);
+      a.combiner = group_->combiners[static_cast<size_t>(f)];
+      addends[t].push_back(a);
+    }
+    OutputRowSumsToHost(ctx, addends, group_->dims, group_->capacities);
   }
 };
 SOK_GPU_KERNEL(Name("Sok>GroupLookupGrad"), GpuGroupLookupGradOp);

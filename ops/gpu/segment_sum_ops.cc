@@ -11,24 +11,22 @@ namespace sok {
 namespace {
 
 template <class T>
-class GpuUnsortedSegmentSumOp final : public OpKernel {
+class GpuUnsortedSegmentSumOp final : public GuardedOp {
  public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const Tensor &data = ctx->input(0), &ids = ctx->input(1), &num = ctx->input(2);
-      const int64_t segments = num.dtype() == tensorflow::DT_INT32 ? ScalarArg<int32_t>(num, "num_segments")
-                                                                   : ScalarArg<int64_t>(num, "num_segments");
-      int64_t dim;
-      Tensor* out = AllocateGpuOutput(ctx, 0, SegmentSumShape(data, ids, segments, &dim));
-      const Cuda cuda = CudaOf(ctx);
-      TfDeviceScratch scratch(ctx);
-      auto sum = [&](const auto* of_ids) {
-        Sum(cuda, &scratch, data.flat<T>().data(), of_ids, ids.NumElements(), dim, segments, out->flat<T>().data());
-      };
-      if (ids.dtype() == tensorflow::DT_INT32) return sum(ids.flat<int32_t>().data());
-      sum(Int64(ids));
-    });
+  using GuardedOp::GuardedOp;
+  void Run(OpKernelContext* ctx) override {
+    const Tensor &data = ctx->input(0), &ids = ctx->input(1), &num = ctx->input(2);
+    const int64_t segments = num.dtype() == tensorflow::DT_INT32 ? ScalarArg<int32_t>(num, "num_segments")
+                                                                 : ScalarArg<int64_t>(num, "num_segments");
+    int64_t dim;
+    Tensor* out = Output(ctx, 0, SegmentSumShape(data, ids, segments, &dim));
+    const Cuda cuda = CudaOf(ctx);
+    TfDeviceScratch scratch(ctx);
+    auto sum = [&](const auto* of_ids) {
+      Sum(cuda, &scratch, data.flat<T>().data(), of_ids, ids.NumElements(), dim, segments, out->flat<T>().data());
+    };
+    if (ids.dtype() == tensorflow::DT_INT32) return sum(ids.flat<int32_t>().data());
+    sum(Int64(ids));
   }
 
  private:

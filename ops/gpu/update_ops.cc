@@ -29,27 +29,25 @@ class GpuGroupApplyOp final : public GroupApplyOp {
  public:
   using GroupApplyOp::GroupApplyOp;
 
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const UpdateRule rule = Rule(ctx);
-      const Cuda cuda = CudaOf(ctx);
-      std::vector<RefCountPtr<TableResource>> resources;
-      std::vector<DeviceTable::Gradients> all;
-      for (int t = 0; t < num_tables(); ++t) {
-        resources.push_back(TableArg(ctx, t));
-        const Tensor &row_ids = ctx->input(num_tables() + t), &grads = ctx->input(2 * num_tables() + t);
-        CheckRank(row_ids, 1, "row_ids");
-        const int64_t n = row_ids.NumElements();
-        CheckShape(grads, {n, resources.back()->config().dim}, "grads");
-        all.push_back({&resources.back()->device_table(), Int64(row_ids), grads.flat<float>().data(), n, nullptr});
-      }
-      TfDeviceScratch scratch(ctx);
-      const std::unique_ptr<RowSumsOutput> sums = SumDuplicatesOf(ctx, cuda, &scratch, &all);  // read until the end
-      DeviceTable::ApplyGroup(cuda, &scratch, rule, slot_set_, nonfinite_, 1.0f, all.data(), num_tables());
-      if (nonfinite_ == Nonfinite::kRaise) {
-        DeviceTable::ThrowIfBadToHost(cuda, &scratch, DeviceTablesOf(resources));
-      }
-    });
+  void Run(OpKernelContext* ctx) override {
+    const UpdateRule rule = Rule(ctx);
+    const Cuda cuda = CudaOf(ctx);
+    std::vector<RefCountPtr<TableResource>> resources;
+    std::vector<DeviceTable::Gradients> all;
+    for (int t = 0; t < num_tables(); ++t) {
+      resources.push_back(TableArg(ctx, t));
+      const Tensor &row_ids = ctx->input(num_tables() + t), &grads = ctx->input(2 * num_tables() + t);
+      CheckRank(row_ids, 1, "row_ids");
+      const int64_t n = row_ids.NumElements();
+      CheckShape(grads, {n, resources.back()->config().dim}, "grads");
+      all.push_back({&resources.back()->device_table(), Int64(row_ids), grads.flat<float>().data(), n, nullptr});
+    }
+    TfDeviceScratch scratch(ctx);
+    const std::unique_ptr<RowSumsOutput> sums = SumDuplicatesOf(ctx, cuda, &scratch, &all);  // read until the end
+    DeviceTable::ApplyGroup(cuda, &scratch, rule, slot_set_, nonfinite_, 1.0f, all.data(), num_tables());
+    if (nonfinite_ == Nonfinite::kRaise) {
+      DeviceTable::ThrowIfBadToHost(cuda, &scratch, DeviceTablesOf(resources));
+    }
   }
 
  private:
@@ -79,35 +77,29 @@ class GpuGroupApplyOp final : public GroupApplyOp {
 SOK_GPU_KERNEL(Name("Sok>GroupApply").HostMemory("handles").HostMemory("step").HostMemory("hyper"), GpuGroupApplyOp);
 
 // Waits for the stream, to learn how many rows there are.
-class GpuSumDuplicatesOp final : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const Tensor &row_ids = ctx->input(0), &values = ctx->input(1);
-      CheckRank(row_ids, 1, "row_ids");
-      CheckRank(values, 2, "values");
-      const int64_t n = row_ids.NumElements(), dim = values.dim_size(1);
-      CheckShape(values, {n, dim}, "values");
-      const Cuda cuda = CudaOf(ctx);
-      TfDeviceScratch scratch(ctx);
-      Tensor unique, sums;
-      Check(ctx->allocate_temp(tensorflow::DT_INT64, CheckedShape({n}), &unique));
-      Check(ctx->allocate_temp(tensorflow::DT_FLOAT, values.shape(), &sums));
-      int64_t count = 0;
-      if (n > 0 && dim > 0) {
-        const DeviceAddends addends = AddendsOf(Int64(row_ids), values.flat<float>().data(), n, dim);
-        auto* on_device = scratch.Get<int64_t>(1);
-        SumRows(cuda, &scratch, &addends, 1, &kMostRows, 1, dim, FloatType::kFloat32,
-                static_cast<int64_t*>(unique.data()), nullptr, static_cast<float*>(sums.data()), on_device, nullptr);
-        CopyToHost(cuda, &count, on_device, sizeof(count));
-      }
-      ctx->set_output(0, unique.Slice(0, count));
-      ctx->set_output(1, sums.Slice(0, count));
-    });
+void GpuSumDuplicates(OpKernelContext* ctx) {
+  const Tensor &row_ids = ctx->input(0), &values = ctx->input(1);
+  CheckRank(row_ids, 1, "row_ids");
+  CheckRank(values, 2, "values");
+  const int64_t n = row_ids.NumElements(), dim = values.dim_size(1);
+  CheckShape(values, {n, dim}, "values");
+  const Cuda cuda = CudaOf(ctx);
+  TfDeviceScratch scratch(ctx);
+  Tensor unique, sums;
+  Check(ctx->allocate_temp(tensorflow::DT_INT64, CheckedShape({n}), &unique));
+  Check(ctx->allocate_temp(tensorflow::DT_FLOAT, values.shape(), &sums));
+  int64_t count = 0;
+  if (n > 0 && dim > 0) {
+    const DeviceAddends addends = AddendsOf(Int64(row_ids), values.flat<float>().data(), n, dim);
+    auto* on_device = scratch.Get<int64_t>(1);
+    SumRows(cuda, &scratch, &addends, 1, &kMostRows, 1, dim, FloatType::kFloat32, static_cast<int64_t*>(unique.data()),
+            nullptr, static_cast<float*>(sums.data()), on_device, nullptr);
+    CopyToHost(cuda, &count, on_device, sizeof(count));
   }
-};
-SOK_GPU_KERNEL(Name("Sok>SumDuplicates"), GpuSumDuplicatesOp);
+  ctx->set_output(0, unique.Slice(0, count));
+  ctx->set_output(1, sums.Slice(0, count));
+}
+SOK_GPU_KERNEL(Name("Sok>SumDuplicates"), FunctionOp<GpuSumDuplicates>);
 
 }  // namespace
 }  // namespace sok

@@ -26,11 +26,9 @@ void CheckOnDevice(const Cuda& cuda, const Tensor& ids, int64_t num_rows, const 
 }
 
 // An op with the attributes of a pool, over variables or on what comes back for them.
-class PoolAttributesOp : public OpKernel {
+class PoolAttributesOp : public GuardedOp {
  public:
-  explicit PoolAttributesOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    Guard(ctx, [&] { of_ = std::make_unique<PoolAttributes>(ctx); });
-  }
+  explicit PoolAttributesOp(OpKernelConstruction* ctx) : GuardedOp(ctx) { of_ = std::make_unique<PoolAttributes>(ctx); }
 
  protected:
   int64_t DimOf(int f) const { return of_->dims[static_cast<size_t>(of_->variable_of[static_cast<size_t>(f)])]; }
@@ -58,35 +56,33 @@ class GpuPoolOp final : public PoolAttributesOp {
  public:
   using PoolAttributesOp::PoolAttributesOp;
 
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const int m = of_->num_variables(), n = of_->num_features();
-      std::vector<RefCountPtr<tensorflow::Var>> variables;
-      if (kByHandle) variables = VariablesOf(ctx, *of_);
-      // Until the work is on the stream: a writer's comes behind it there.
-      const SharedLocks locks(variables);
-      std::vector<const float*> rows;
-      for (int v = 0; v < m; ++v)
-        rows.push_back(RowsOf(*of_, v, kByHandle ? *variables[static_cast<size_t>(v)]->tensor() : ctx->input(v)));
-      std::vector<DeviceFeature> features;
-      for (int f = 0; f < n; ++f) {
-        const size_t variable = static_cast<size_t>(of_->variable_of[static_cast<size_t>(f)]);
-        const Tensor& ids = ctx->input(m + f);
-        DeviceFeature feature;
-        feature.dim = of_->dims[variable];
-        feature.rows = MatrixRows(rows[variable], feature.dim);
-        feature.num_rows = of_->num_rows[variable];
-        feature.segments = SegmentsOf(f, ids, ctx->input(m + n + f));
-        feature.index = Int64(ids);
-        feature.combiner = of_->combiners[static_cast<size_t>(f)];
-        feature.output = AllocateGpuOutput(ctx, f, CheckedShape({feature.segments.segments, feature.dim}))->data();
-        feature.output_stride = feature.dim;
-        if (feature.dim > 0) features.push_back(feature);
-      }
-      TfDeviceScratch scratch(ctx);
-      CombineGroup(CudaOf(ctx), &scratch, features.data(), static_cast<int64_t>(features.size()), FloatType::kFloat32,
-                   nullptr);
-    });
+  void Run(OpKernelContext* ctx) override {
+    const int m = of_->num_variables(), n = of_->num_features();
+    std::vector<RefCountPtr<tensorflow::Var>> variables;
+    if (kByHandle) variables = VariablesOf(ctx, *of_);
+    // Until the work is on the stream: a writer's comes behind it there.
+    const SharedLocks locks(variables);
+    std::vector<const float*> rows;
+    for (int v = 0; v < m; ++v)
+      rows.push_back(RowsOf(*of_, v, kByHandle ? *variables[static_cast<size_t>(v)]->tensor() : ctx->input(v)));
+    std::vector<DeviceFeature> features;
+    for (int f = 0; f < n; ++f) {
+      const size_t variable = static_cast<size_t>(of_->variable_of[static_cast<size_t>(f)]);
+      const Tensor& ids = ctx->input(m + f);
+      DeviceFeature feature;
+      feature.dim = of_->dims[variable];
+      feature.rows = MatrixRows(rows[variable], feature.dim);
+      feature.num_rows = of_->num_rows[variable];
+      feature.segments = SegmentsOf(f, ids, ctx->input(m + n + f));
+      feature.index = Int64(ids);
+      feature.combiner = of_->combiners[static_cast<size_t>(f)];
+      feature.output = Output(ctx, f, CheckedShape({feature.segments.segments, feature.dim}))->data();
+      feature.output_stride = feature.dim;
+      if (feature.dim > 0) features.push_back(feature);
+    }
+    TfDeviceScratch scratch(ctx);
+    CombineGroup(CudaOf(ctx), &scratch, features.data(), static_cast<int64_t>(features.size()), FloatType::kFloat32,
+                 nullptr);
   }
 };
 SOK_GPU_KERNEL(Name("Sok>VariablePool").HostMemory("handles"), GpuPoolOp<true>);
@@ -97,49 +93,47 @@ class GpuVariablePoolGradOp final : public PoolAttributesOp {
  public:
   using PoolAttributesOp::PoolAttributesOp;
 
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const int m = of_->num_variables(), n = of_->num_features();
-      const Cuda cuda = CudaOf(ctx);
-      TfDeviceScratch scratch(ctx);
-      auto* words = scratch.Get<uint64_t>(m + n);  // counts, then what is bad
-      auto* num_sums = reinterpret_cast<int64_t*>(words);
-      SetOnDevice(cuda, words, 0xFF, (m + n) * int64_t{sizeof(uint64_t)});
-      std::vector<std::vector<DeviceAddends>> addends(static_cast<size_t>(m));
-      for (int f = 0; f < n; ++f) {
-        const size_t variable = static_cast<size_t>(of_->variable_of[static_cast<size_t>(f)]);
-        const Tensor &grad = ctx->input(f), &ids = ctx->input(n + f), &row_splits = ctx->input(2 * n + f);
-        DeviceAddends a;
-        a.segments = SegmentsOf(f, ids, row_splits);
-        CheckShape(grad, {a.segments.segments, DimOf(f)}, "grads");
-        a.row_ids = Int64(ids);
-        a.values = grad.data();
-        a.values_stride = DimOf(f);
-        a.combiner = of_->combiners[static_cast<size_t>(f)];
-        addends[variable].push_back(a);
-        CheckOnDevice(cuda, ids, of_->num_rows[variable], row_splits, words + m + f);
-      }
-      std::vector<Tensor> ids(static_cast<size_t>(m)), sums(static_cast<size_t>(m));
-      for (size_t v = 0; v < addends.size(); ++v) {
-        int64_t most = 0;
-        for (const DeviceAddends& a : addends[v]) most += a.segments.n;
-        Check(ctx->allocate_temp(tensorflow::DT_INT64, CheckedShape({most}), &ids[v]));
-        Check(ctx->allocate_temp(tensorflow::DT_FLOAT, CheckedShape({most, of_->dims[v]}), &sums[v]));
-        SumOf(cuda, &scratch, v, &addends[v], most, &ids[v], &sums[v], num_sums + v);
-      }
-      std::vector<uint64_t> found(static_cast<size_t>(m + n));
-      CopyToHost(cuda, found.data(), words, (m + n) * int64_t{sizeof(uint64_t)});
-      for (int f = 0; f < n; ++f) {
-        if (found[static_cast<size_t>(m + f)] == kNothingBad) continue;
-        // As on the CPU, which finds the same.
-        ReadPoolInput(*of_, f, OnHost(cuda, ctx->input(n + f)), OnHost(cuda, ctx->input(2 * n + f)));
-      }
-      for (int v = 0; v < m; ++v) {
-        const int64_t count = static_cast<int64_t>(found[static_cast<size_t>(v)]);
-        ctx->set_output(v, ids[static_cast<size_t>(v)].Slice(0, count));
-        ctx->set_output(m + v, sums[static_cast<size_t>(v)].Slice(0, count));
-      }
-    });
+  void Run(OpKernelContext* ctx) override {
+    const int m = of_->num_variables(), n = of_->num_features();
+    const Cuda cuda = CudaOf(ctx);
+    TfDeviceScratch scratch(ctx);
+    auto* words = scratch.Get<uint64_t>(m + n);  // counts, then what is bad
+    auto* num_sums = reinterpret_cast<int64_t*>(words);
+    SetOnDevice(cuda, words, 0xFF, (m + n) * int64_t{sizeof(uint64_t)});
+    std::vector<std::vector<DeviceAddends>> addends(static_cast<size_t>(m));
+    for (int f = 0; f < n; ++f) {
+      const size_t variable = static_cast<size_t>(of_->variable_of[static_cast<size_t>(f)]);
+      const Tensor &grad = ctx->input(f), &ids = ctx->input(n + f), &row_splits = ctx->input(2 * n + f);
+      DeviceAddends a;
+      a.segments = SegmentsOf(f, ids, row_splits);
+      CheckShape(grad, {a.segments.segments, DimOf(f)}, "grads");
+      a.row_ids = Int64(ids);
+      a.values = grad.data();
+      a.values_stride = DimOf(f);
+      a.combiner = of_->combiners[static_cast<size_t>(f)];
+      addends[variable].push_back(a);
+      CheckOnDevice(cuda, ids, of_->num_rows[variable], row_splits, words + m + f);
+    }
+    std::vector<Tensor> ids(static_cast<size_t>(m)), sums(static_cast<size_t>(m));
+    for (size_t v = 0; v < addends.size(); ++v) {
+      int64_t most = 0;
+      for (const DeviceAddends& a : addends[v]) most += a.segments.n;
+      Check(ctx->allocate_temp(tensorflow::DT_INT64, CheckedShape({most}), &ids[v]));
+      Check(ctx->allocate_temp(tensorflow::DT_FLOAT, CheckedShape({most, of_->dims[v]}), &sums[v]));
+      SumOf(cuda, &scratch, v, &addends[v], most, &ids[v], &sums[v], num_sums + v);
+    }
+    std::vector<uint64_t> found(static_cast<size_t>(m + n));
+    CopyToHost(cuda, found.data(), words, (m + n) * int64_t{sizeof(uint64_t)});
+    for (int f = 0; f < n; ++f) {
+      if (found[static_cast<size_t>(m + f)] == kNothingBad) continue;
+      // As on the CPU, which finds the same.
+      ReadPoolInput(*of_, f, OnHost(cuda, ctx->input(n + f)), OnHost(cuda, ctx->input(2 * n + f)));
+    }
+    for (int v = 0; v < m; ++v) {
+      const int64_t count = static_cast<int64_t>(found[static_cast<size_t>(v)]);
+      ctx->set_output(v, ids[static_cast<size_t>(v)].Slice(0, count));
+      ctx->set_output(m + v, sums[static_cast<size_t>(v)].Slice(0, count));
+    }
   }
 
  private:
@@ -162,32 +156,30 @@ class GpuVariablePoolGradOp final : public PoolAttributesOp {
 SOK_GPU_KERNEL(Name("Sok>VariablePoolGrad"), GpuVariablePoolGradOp);
 
 // Waits for the stream: it is there to raise, and the stock ops that it stands before ask for sizes anyway.
-class GpuCheckIdsOp final : public OpKernel {
+class GpuCheckIdsOp final : public GuardedOp {
  public:
-  explicit GpuCheckIdsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("variable", &variable_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_rows", &num_rows_));
+  explicit GpuCheckIdsOp(OpKernelConstruction* ctx) : GuardedOp(ctx) {
+    Check(ctx->GetAttr("variable", &variable_));
+    Check(ctx->GetAttr("num_rows", &num_rows_));
   }
 
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const Tensor &ids = ctx->input(0), &row_splits = ctx->input(1);
-      const Cuda cuda = CudaOf(ctx);
-      Labelled([&] { return "variable '" + variable_ + "'"; },
-               [&] {
-                 CheckRank(ids, 1, "ids");
-                 CheckRank(row_splits, 1, "row_splits");
-                 TfDeviceScratch scratch(ctx);
-                 auto* first_bad = scratch.Get<uint64_t>(1);
-                 SetOnDevice(cuda, first_bad, 0xFF, sizeof(uint64_t));
-                 CheckOnDevice(cuda, ids, num_rows_, row_splits, first_bad);
-                 uint64_t found;
-                 CopyToHost(cuda, &found, first_bad, sizeof(found));
-                 if (found != kNothingBad) CheckPoolInput(num_rows_, OnHost(cuda, ids), OnHost(cuda, row_splits));
-                 return 0;
-               });
-      ctx->set_output(0, ids);
-    });
+  void Run(OpKernelContext* ctx) override {
+    const Tensor &ids = ctx->input(0), &row_splits = ctx->input(1);
+    const Cuda cuda = CudaOf(ctx);
+    Labelled([&] { return "variable '" + variable_ + "'"; },
+             [&] {
+               CheckRank(ids, 1, "ids");
+               CheckRank(row_splits, 1, "row_splits");
+               TfDeviceScratch scratch(ctx);
+               auto* first_bad = scratch.Get<uint64_t>(1);
+               SetOnDevice(cuda, first_bad, 0xFF, sizeof(uint64_t));
+               CheckOnDevice(cuda, ids, num_rows_, row_splits, first_bad);
+               uint64_t found;
+               CopyToHost(cuda, &found, first_bad, sizeof(found));
+               if (found != kNothingBad) CheckPoolInput(num_rows_, OnHost(cuda, ids), OnHost(cuda, row_splits));
+               return 0;
+             });
+    ctx->set_output(0, ids);
   }
 
  private:

@@ -13,38 +13,36 @@ class GpuGroupLookupGradWeightsOp final : public TablesOp {
  public:
   using TablesOp::TablesOp;
 
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const int m = group_->num_tables(), n = group_->num_features();
-      const std::vector<RefCountPtr<TableResource>> tables = Tables(ctx);
-      const Cuda cuda = CudaOf(ctx);
-      for (int f = 0; f < n; ++f) {
-        TableResource& resource = *tables[group_->TableOf(f)];
-        const Tensor &grad = ctx->input(m + f), &keys = ctx->input(m + n + f), &row_splits = ctx->input(m + 2 * n + f),
-                     &weights = ctx->input(m + 3 * n + f);
-        resource.CheckKeyType(keys);
-        CheckRank(keys, 1, "keys");
-        DeviceFeature feature;
-        feature.dim = resource.config().dim;
-        feature.num_rows = keys.NumElements();
-        feature.segments = SegmentsArg(row_splits, feature.num_rows);
-        feature.weights = WeightsOrNull(weights, feature.num_rows);
-        feature.combiner = group_->combiners[static_cast<size_t>(f)];
-        CheckShape(grad, {feature.segments.segments, feature.dim}, "grad");
-        auto* out = static_cast<float*>(AllocateGpuOutput(ctx, f, weights.shape())->data());
-        if (feature.weights == nullptr) continue;
-        TfDeviceScratch scratch(ctx);
-        auto* rows = scratch.Get<float>(feature.num_rows * feature.dim);
-        auto* row_ids = scratch.Get<int64_t>(feature.num_rows);
-        resource.device_table().Lookup(cuda, &scratch, DeviceKeyWords(cuda, keys, &scratch), feature.num_rows,
-                                       /*insert=*/false, rows, row_ids);
-        auto* index = scratch.Get<int64_t>(feature.num_rows);
-        Count(cuda, feature.num_rows, index);
-        feature.rows = MatrixRows(rows, feature.dim);
-        feature.index = index;
-        CombineGradWeights(cuda, feature, grad.flat<float>().data(), out, nullptr);
-      }
-    });
+  void Run(OpKernelContext* ctx) override {
+    const int m = group_->num_tables(), n = group_->num_features();
+    const std::vector<RefCountPtr<TableResource>> tables = Tables(ctx);
+    const Cuda cuda = CudaOf(ctx);
+    for (int f = 0; f < n; ++f) {
+      TableResource& resource = *tables[group_->TableOf(f)];
+      const Tensor &grad = ctx->input(m + f), &keys = ctx->input(m + n + f), &row_splits = ctx->input(m + 2 * n + f),
+                   &weights = ctx->input(m + 3 * n + f);
+      resource.CheckKeyType(keys);
+      CheckRank(keys, 1, "keys");
+      DeviceFeature feature;
+      feature.dim = resource.config().dim;
+      feature.num_rows = keys.NumElements();
+      feature.segments = SegmentsArg(row_splits, feature.num_rows);
+      feature.weights = WeightsOrNull(weights, feature.num_rows);
+      feature.combiner = group_->combiners[static_cast<size_t>(f)];
+      CheckShape(grad, {feature.segments.segments, feature.dim}, "grad");
+      auto* out = static_cast<float*>(Output(ctx, f, weights.shape())->data());
+      if (feature.weights == nullptr) continue;
+      TfDeviceScratch scratch(ctx);
+      auto* rows = scratch.Get<float>(feature.num_rows * feature.dim);
+      auto* row_ids = scratch.Get<int64_t>(feature.num_rows);
+      resource.device_table().Lookup(cuda, &scratch, DeviceKeyWords(cuda, keys, &scratch), feature.num_rows,
+                                     /*insert=*/false, rows, row_ids);
+      auto* index = scratch.Get<int64_t>(feature.num_rows);
+      Count(cuda, feature.num_rows, index);
+      feature.rows = MatrixRows(rows, feature.dim);
+      feature.index = index;
+      CombineGradWeights(cuda, feature, grad.flat<float>().data(), out, nullptr);
+    }
   }
 };
 SOK_GPU_KERNEL(Name("Sok>GroupLookupGradWeights").HostMemory("handles"), GpuGroupLookupGradWeightsOp);

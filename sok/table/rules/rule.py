@@ -68,7 +68,6 @@ class RowRule:
         slots: in the order of a row's record.
         hyper: in the order in which native code takes them, after the learning rate.
         decays: rows outside the batch change in each step too: they catch up when they are next read or changed.
-        needs_whole_row: a row cannot be divided, since what happens to an element depends on the others.
         counts_steps: a restored optimizer needs the number of steps done: it corrects a bias by it.
         lazy: the name of the rule that does the same to the rows of the batch and leaves the others alone, if this one
             does not.
@@ -81,7 +80,6 @@ class RowRule:
     slots: tuple[Slot, ...] = ()
     hyper: tuple[Hyper, ...] = ()
     decays: bool = False
-    needs_whole_row: bool = False
     counts_steps: bool = False
     lazy: str = ""
     dumped_as: str = ""
