@@ -52,12 +52,12 @@ def DistributedOptimizer(
           reduced. A matching optimizer clips tables by `clipnorm` and `clipvalue` too; with `global_clipnorm` none
           matches.
         - Which gradients are None must not depend on the worker; if it does, all workers raise.
-        - Replicas must start alike. In the first `fit` of a model that is built they do: worker 0's weights reach all
-          before the first step, unless a `sok.callbacks.BroadcastVariablesCallback` takes another worker's. A model
-          without an `Input`, which the first step builds, needs that callback; elsewhere call
-          `sok.broadcast_variables`, or in a v1 session use `sok.hooks.BroadcastVariablesHook`. Who forgets it is told:
-          the second step compares checksums of the variables, and raises on all workers if they differ (not in v1
-          graphs).
+        - Replicas must start alike. In the first `fit` they do: worker 0's weights reach all before the first step
+          (with run_eagerly=True: before its update), unless a `sok.callbacks.BroadcastVariablesCallback` takes another
+          worker's. Elsewhere call `sok.broadcast_variables`, or in a v1 session use
+          `sok.hooks.BroadcastVariablesHook`. Who forgets it is told: the second step compares checksums of the
+          variables, and raises on all workers if they differ (not in v1 graphs). So does the second step of each later
+          `fit` (not with optimizers of `tf_keras.optimizers.legacy`).
         - It reduces in `apply_gradients`. But a v1 optimizer whose `compute_gradients` was called in this graph has
           done it there, so that what you do to gradients in between (clipping) sees those of all workers.
         - Do not use it with `sok.DistributedGradientTape`, which reduces too.

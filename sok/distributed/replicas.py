@@ -16,7 +16,8 @@ from sok.table.table import is_embedding_variable
 
 _PRIME = 4093  # sums of residues are exact in float32 for 4,000 workers
 _SECOND = 2
-_eager_steps: dict[tuple[int, ...], int] = {}
+_EAGER_STEPS = "_sok_eager_steps"  # an attribute of variables, which ends with them
+_COUNTER = "sok/steps/"
 _numbers = itertools.count()
 
 
@@ -43,7 +44,8 @@ def model_weights(model: Any) -> Iterator[Any]:
 def start_in_fit(optimizer: Any) -> None:
     """Before the first step of an optimizer in Keras' `fit`: gives all workers worker 0's weights, if no callback does.
 
-    Not those of a model that the first step builds: what it makes has no values yet. `told` looks at these.
+    A function that makes variables is traced twice, and before the second time these have values: so those of a model
+    that the first step builds are given, too, but in eager mode after that step's gradients.
 
     Collective: on all workers, one collective, once.
     """
@@ -53,34 +55,51 @@ def start_in_fit(optimizer: Any) -> None:
     if fit is None:
         return
     model, callbacks = fit
-    optimizer.__dict__["_has_started"] = True
-    if any(getattr(callback, "broadcasts_variables", False) for callback in callbacks):
-        return
     with tf.init_scope():
         weights = [as_tf_variable(variable) for variable in model_weights(model)]
-        if all(bool(weight.is_initialized()) for weight in weights if not is_embedding_variable(weight)):
+        if not all(bool(weight.is_initialized()) for weight in weights if not is_embedding_variable(weight)):
+            return
+        optimizer.__dict__["_has_started"] = True
+        if not any(getattr(callback, "broadcasts_variables", False) for callback in callbacks):
             broadcast_variables(weights)
+
+
+def end_of_fit(variables: Sequence[Any]) -> None:
+    """Lets the second step from now on compare replicas again: between two fits somebody may have set one's weights."""
+    if not tf.executing_eagerly():
+        return
+    for variable in variables:
+        if vars(variable).get(_EAGER_STEPS, 0) >= _SECOND:
+            vars(variable)[_EAGER_STEPS] = 0
+    for counter in ordering.counters(_COUNTER):
+        if tf.raw_ops.ReadVariableOp(resource=counter, dtype=tf.int64) >= _SECOND:
+            tf.raw_ops.AssignVariableOp(resource=counter, value=tf.constant(0, tf.int64))
 
 
 def told(variables: Sequence[Any]) -> tf.Tensor:
     """What a worker says of its variables in this step, before it changes them: [1 + n] float32.
 
-    In the second step 1 and a checksum of each, else zeros. Not in the first: programs broadcast after it, when all
-    variables have been made.
+    In the second step, and in that of each later `fit`, 1 and a checksum of each, else zeros. Not in the first:
+    programs broadcast after it, when all variables have been made. Eagerly each variable counts its own steps.
     """
     nothing = tf.zeros([1 + len(variables)])
     if _in_v1_graph():
         return nothing
 
-    def checksums() -> tf.Tensor:
-        return tf.stack([1.0, *[_checksum(tf.convert_to_tensor(variable)) for variable in variables]])
+    def checksums(told: Sequence[bool] | None = None) -> tf.Tensor:
+        told = told or [True] * len(variables)
+        sums = [
+            _checksum(tf.convert_to_tensor(v)) if is_told else 0.0 for v, is_told in zip(variables, told, strict=True)
+        ]
+        return tf.stack([1.0, *sums])
 
     if tf.executing_eagerly():
-        key = tuple(id(variable) for variable in variables)
-        _eager_steps[key] = _eager_steps.get(key, 0) + 1
-        return checksums() if _eager_steps[key] == _SECOND else nothing
+        for variable in variables:
+            vars(variable)[_EAGER_STEPS] = vars(variable).get(_EAGER_STEPS, 0) + 1
+        told = [vars(variable)[_EAGER_STEPS] == _SECOND for variable in variables]
+        return checksums(told) if any(told) else nothing
     with tf.device("/CPU:0"):
-        steps = ordering.counter(f"sok/steps/{next(_numbers)}")
+        steps = ordering.counter(f"{_COUNTER}{next(_numbers)}")
         tf.raw_ops.AssignAddVariableOp(resource=steps, value=tf.constant(1, tf.int64))
         step = tf.raw_ops.ReadVariableOp(resource=steps, dtype=tf.int64)
         return tf.cond(tf.equal(step, _SECOND), checksums, lambda: nothing)

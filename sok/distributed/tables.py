@@ -11,6 +11,7 @@ from sok.base import strategies
 from sok.distributed import replicas
 from sok.distributed.reduction import Pair, check_op, reduce_dense, split_pairs, table_scale
 from sok.distributed.tape import is_reduced
+from sok.job import context
 from sok.job.transport.ordering import after_answers
 from sok.optimizers import Optimizer, matching_optimizer
 from sok.table.state import count_step
@@ -155,7 +156,11 @@ class HandsOn:
         self.inner.iterations = variable
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
-        self.inner.finalize_variable_values([v for v in var_list if not is_embedding_variable(v)])
+        # What both Kerases call when `fit` ends.
+        others = [v for v in var_list if not is_embedding_variable(v)]
+        if context.size() > 1:
+            replicas.end_of_fit(others)
+        self.inner.finalize_variable_values(others)
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
         self.inner.exclude_from_weight_decay(var_list, var_names)

@@ -66,12 +66,12 @@ class _Callback:
 class BroadcastVariablesCallback(_Callback):
     """Gives all workers the dense weights and the optimizer state of worker `root_rank` when training begins.
 
-    The first `fit` of a built model with `sok.DistributedOptimizer` does so by itself, from worker 0. Take this one for
-    another worker's values, and for a model that the first batch builds.
+    The first `fit` with `sok.DistributedOptimizer` gives all workers the weights of worker 0 by itself. Take this one
+    for another worker's values, in each `fit` anew, and for the optimizer's state.
 
     It broadcasts what exists when `fit` begins, and everything once more after the first batch if that has made more
     variables (optimizer slots; weights of a model that was not built). By then replicas that differed have sent their
-    gradients: build the model first, or give all workers the same seed, where N workers must equal one from the first
+    gradients: build the model first, or leave it to the first `fit`, where N workers must equal one from the first
     step. Each embedding table keeps its rows, which start alike anyhow.
 
     Args:

@@ -30,6 +30,44 @@ def check_replicas_start_alike_in_fit_though_nobody_broadcasts(world):
             assert_equal_on_all_ranks(np.concatenate([w.ravel() for w in model.get_weights()]))
 
 
+def unbuilt_model(library, seed, **options):
+    library.utils.set_random_seed(seed)
+    model = library.Sequential([library.layers.Dense(3, activation="tanh"), library.layers.Dense(1)])
+    model.compile(sok.DistributedOptimizer(library.optimizers.Adam(0.1)), "mse", **options)
+    return model
+
+
+def check_replicas_that_the_first_batch_of_fit_builds_start_alike(world):
+    x, y = (share(world, part) for part in samples(batches=3))
+    for library in LIBRARIES.values():
+        trained = {}
+        for name, seed, options in (
+            ("seeds differ", 20 + world.rank, {}),
+            ("seeds are rank 0's", 20, {}),
+            ("eager", 20 + world.rank, {"run_eagerly": True}),
+        ):
+            model = unbuilt_model(library, seed, **options)
+            model.fit(x, y, batch_size=BATCH // world.size, shuffle=False, verbose=0)
+            trained[name] = np.concatenate([w.ravel() for w in model.get_weights()])
+            assert_equal_on_all_ranks(trained[name])
+        np.testing.assert_array_equal(trained["seeds differ"], trained["seeds are rank 0's"])  # from the first step on
+
+
+def check_each_fit_compares_replicas_anew(world):
+    if world.size == 1:
+        return
+    x, y = (share(world, part) for part in samples(batches=3))
+    for library in LIBRARIES.values():
+        for options in ({}, {"run_eagerly": True}):
+            model = unbuilt_model(library, seed=20, **options)
+            for _ in range(2):
+                model.fit(x, y, batch_size=BATCH // world.size, verbose=0)
+            model.layers[0].set_weights([w + world.rank for w in model.layers[0].get_weights()])
+            with pytest.raises(tf.errors.InvalidArgumentError, match="kernel") as told:
+                model.fit(x, y, batch_size=BATCH // world.size, verbose=0)
+            assert "sok.broadcast_variables" in str(told.value)
+
+
 def check_replicas_that_differ_are_named_in_the_second_step(world):
     if world.size == 1:
         return

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import sok
+from sok.distributed import replicas
 from sok.distributed.reduction import check_op
 from sok.lookup.lookup import lookup_rows
 from tests.messages import saying
@@ -107,3 +108,18 @@ def test_the_hook_lives_with_a_monitored_session_that_has_tables():
             raw = session._tf_sess()
             np.testing.assert_allclose(raw.run(rows), [[0.5, 0.0]])
             np.testing.assert_allclose(raw.run(weight), [0.5, 1.5])
+
+
+def test_eager_steps_are_counted_by_the_variables_themselves():
+    old = tf.Variable(1.0)
+    replicas.told([old])
+    for _ in range(20):  # one of them lies where one before has lain
+        new = tf.Variable([1.0])
+        replicas.told([old])
+        told = [replicas.told([new]).numpy() for _ in range(3)]
+        assert [t[0] for t in told] == [0.0, 1.0, 0.0] and told[1][1] > 0
+        del new
+    newcomer = tf.Variable(3.0)
+    replicas.told([newcomer])
+    both = replicas.told([old, newcomer]).numpy()
+    assert both[:2].tolist() == [1.0, 0.0] and both[2] > 0, "each variable is compared once"

@@ -97,6 +97,12 @@ def end_epoch() -> None:
             tf.raw_ops.AssignAddVariableOp(resource=epoch, value=tf.constant(1, tf.int64))
 
 
+def counters(prefix: str) -> list[tf.Tensor]:
+    """The handles of the counters that functions hold now, of names that begin so."""
+    with _lock:
+        return [handle for name, handle in list(_turns.items()) if name.startswith(prefix)]
+
+
 def counter(name: str) -> tf.Tensor:
     """The handle of a counter, int64, that lives as long as a function holds it.
 
