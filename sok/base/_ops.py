@@ -172,10 +172,14 @@ def remedy() -> str:
     source = _NATIVE_DIR.parent.parent
     if (source / "CMakeLists.txt").exists():
         return f"Build it for this Python: run `PYTHON=$(command -v python) make native` in {source}"
-    return (
-        "Build it for this TensorFlow: run `pip install --no-build-isolation --no-deps --no-cache-dir "
+    build = (
+        "uild it for this TensorFlow: run `pip install --no-build-isolation --no-deps --no-cache-dir "
         "--force-reinstall` on the sok source (its folder or sdist); it needs g++ and make"
     )
+    built_for = str((build_info() or {}).get("tensorflow_version", ""))
+    if not built_for:
+        return f"B{build}"
+    return f"Install that TensorFlow: `pip install 'tensorflow=={'.'.join(_major_minor(built_for))}.*'`. Or b{build}"
 
 
 def check() -> None:
@@ -217,6 +221,13 @@ def _load(path: Path) -> Any:
         ) from error
 
     built_for = _check_file(path, tf.__version__)
+    # One that was built by others may pass strings of another layout, which links where few symbols have strings.
+    cxx11_abi = (build_info() or {}).get("cxx11_abi", tf.sysconfig.CXX11_ABI_FLAG)
+    if cxx11_abi != tf.sysconfig.CXX11_ABI_FLAG:
+        raise NativeLibraryError(
+            f"The native library of sok was built with _GLIBCXX_USE_CXX11_ABI={cxx11_abi}, but this TensorFlow "
+            f"{tf.__version__} with {tf.sysconfig.CXX11_ABI_FLAG}: {path}. {remedy()}."
+        )
     try:
         return tf.load_op_library(str(path))
     except (tf.errors.OpError, OSError) as error:

@@ -55,7 +55,16 @@ def test_library_for_another_tensorflow_is_refused_before_it_is_loaded(native_di
         _ops.lib()
     message = str(caught.value)
     assert f"was built for TensorFlow 1.15.5, but this is TensorFlow {tf.__version__}" in message
-    assert "pip install" in message
+    assert "`pip install 'tensorflow==1.15.*'`. Or build it for this TensorFlow: run `pip install" in message
+
+
+def test_library_with_the_strings_of_another_abi_is_refused_before_it_is_loaded(native_dir):
+    (native_dir / "libsok_ops.so").write_text("not a library")
+    other = 1 - tf.sysconfig.CXX11_ABI_FLAG
+    info = {"tensorflow_version": tf.__version__, "cxx11_abi": other}
+    (native_dir / "build_info.json").write_text(json.dumps(info))
+    with pytest.raises(_ops.NativeLibraryError, match=f"with _GLIBCXX_USE_CXX11_ABI={other}, but this TensorFlow"):
+        _ops.lib()
 
 
 def test_library_for_another_patch_release_is_not_refused_for_that(native_dir):
