@@ -1,7 +1,7 @@
 # What can be done here, one line each; the work is in scripts/. `make` alone prints this list.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast matrix fuzz kill-test bench bench-quick bench-peers lint format native wheel clean
+.PHONY: help setup demo test test-fast matrix fuzz kill-test bench bench-quick bench-peers lint format native wheel docs clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ native:  ## build sok/_native for the TensorFlow of $PYTHON (default: .venv)
 
 wheel:  ## sdist and wheel, into dist/
 	@scripts/build_wheel.sh
+
+docs:  ## the guides and the reference of all public names as HTML, into build/docs/
+	@TF_CPP_MIN_LOG_LEVEL=3 $${PYTHON:-.venv/bin/python} scripts/build_docs.py
 
 clean:  ## remove what was built; .venv stays
 	@rm -rf build dist sok/_native *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
