@@ -125,7 +125,11 @@ REGISTER_OP("Sok>TableSetStep")
       return c->WithRank(c->input(1), 0, &unused);
     });
 
-void TableSetStep(OpKernelContext* ctx) { TableArg(ctx, 0)->step = ScalarArg<int64_t>(ctx->input(1), "step"); }
+void TableSetStep(OpKernelContext* ctx) {
+  const auto step = ScalarArg<int64_t>(ctx->input(1), "step");
+  if (step < 0) throw InvalidArgument("`step` must not be negative. Received: " + std::to_string(step) + ".");
+  TableArg(ctx, 0)->step = step;
+}
 SOK_HOST_KERNEL("Sok>TableSetStep", FunctionOp<TableSetStep>, "handle", "step");
 
 REGISTER_OP("Sok>TablesCountStep")

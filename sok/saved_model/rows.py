@@ -98,7 +98,7 @@ def write(export: Export, frozen: StandsForTable, target: Target | None) -> tupl
         tf.errors.OpError: of the lookups, on all workers.
     """
     table, loss, writer = frozen.table, RowsLoss(), None
-    keys = _hashed_keys(export, frozen) if table.hashed else _Keys(_num_identity_rows(table), None)
+    keys = _hashed_keys(export, frozen) if table.num_keys is None else _Keys(table.num_keys, None)
     failure = keys.failure
     step = max(1, PIECE_BYTES // (4 * table.dim))
     try:
@@ -144,12 +144,6 @@ def _hashed_keys(export: Export, frozen: StandsForTable) -> _Keys:
         return _Keys(count, frozen.sorted_keys(words), failure=failure)
     except MemoryError as error:  # the peers go on and ask for rows until they are told
         return _Keys(count, words, failure=error)
-
-
-def _num_identity_rows(table: EmbeddingVariable) -> int:
-    if table.options.num_keys is not None:
-        return table.options.num_keys
-    return table.capacity * table.placement.num_shards(table.world_size)
 
 
 def _part(table: EmbeddingVariable, keys: _Keys, begin: int, end: int) -> np.ndarray:

@@ -19,6 +19,9 @@ NUM_BUCKETS = 2**BUCKET_BITS
 HASH_NAME = "fmix64"
 """What files call the hash."""
 
+_RANK_BITS = 14  # of what native ops know of other kinds than these: OwnerOfRanks of include/sok/partition.h
+_MAX_RANKS = 2**_RANK_BITS
+
 _KINDS: dict[str, type[Placement]] = {}
 
 
@@ -130,7 +133,9 @@ class Placement:
     def to_attributes(self, world_size: int) -> dict[str, int]:
         """The attributes by which native ops know it, in a job of that size: `OwnerOfRanks` of partition.h."""
         ranks = self.ranks(world_size)
-        return {"owner": -3 - (((ranks.start << 14) + len(ranks)) * 2 + self.hash)}
+        if ranks.stop >= _MAX_RANKS or ranks.step != 1:
+            raise ValueError(f"{self} must have ranks below {_MAX_RANKS:,} that follow one another. It has: {ranks}.")
+        return {"owner": -3 - (((ranks.start << _RANK_BITS) + len(ranks)) * 2 + self.hash)}
 
     def get_config(self) -> dict[str, Any]:
         """What `from_config` makes an equal one of, for JSON."""

@@ -163,6 +163,13 @@ class EmbeddingVariable(AsVariable):
         return self._key_dtype
 
     @property
+    def num_keys(self) -> int | None:
+        """How many row numbers are legal keys, in use or not, of all workers together; None: every key is legal."""
+        if self.hashed:
+            return None
+        return self._attributes["num_keys"] or self.capacity * self.placement.num_shards(self.world_size)
+
+    @property
     def hashed(self) -> bool:
         """False if keys are row numbers (`use_hashtable=False`)."""
         return self._options.hashed

@@ -173,6 +173,9 @@ def test_what_a_table_cannot_be_placed_by_is_said():
         sok.row_wise(hash=True).check(4097, hashed=True)
     with pytest.raises(ValueError, match="Received: None"):
         sok.table_wise(None)
+    with pytest.raises(ValueError, match="ranks below 16,384"):
+        UpperRanks().to_attributes(16384)
+    assert UpperRanks().to_attributes(16383)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

@@ -11,6 +11,7 @@ import tf_keras
 import sok
 from sok.checkpoint import manifest as manifests
 from sok.lookup.lookup import lookup_rows
+from sok.table import state
 from tests.sok.threads_world import checked, run_world
 
 KEYS = tf.constant([1, 2], tf.int64)
@@ -138,3 +139,10 @@ def test_workers_that_disagree_are_warned(tmp_path, monkeypatch):
     with pytest.warns(UserWarning, match=r"disagree about the step of table 'uneven': by rank \[1, 2\].*Saved is 2"):
         checked(run_world(2, program, monkeypatch))
     assert saved_steps(tmp_path) == [2]
+
+
+def test_a_negative_step_is_refused():
+    table = sok.EmbeddingVariable(2, 10)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="`step` must not be negative. Received: -1"):
+        state.set_step(table, -1)
+    assert int(table.step) == 0

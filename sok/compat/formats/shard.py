@@ -41,19 +41,11 @@ def whole_shard(variable: EmbeddingVariable, by_key: bool) -> Shard:
     Args:
         by_key: sorted by key. Otherwise in the order in which rows were made, which is the same in every run.
     """
-    if variable.hashed:
+    if variable.num_keys is None:
         keys = _ops.lib().sok_table_keys(variable.handle, key_dtype=variable.key_dtype)
         return Shard(variable, tf.sort(keys) if by_key else keys)
-    return Shard(
-        variable,
-        tf.cast(
-            tf.range(
-                *variable.placement.local_keys(num_legal_keys(variable), variable.rank, variable.world_size),
-                dtype=tf.int64,
-            ),
-            variable.key_dtype,
-        ),
-    )
+    own = variable.placement.local_keys(variable.num_keys, variable.rank, variable.world_size)
+    return Shard(variable, tf.cast(tf.range(*own, dtype=tf.int64), variable.key_dtype))
 
 
 def checked_shard(variable: EmbeddingVariable, name: str) -> Shard:
@@ -63,13 +55,6 @@ def checked_shard(variable: EmbeddingVariable, name: str) -> Shard:
     return done_by_all(job_of([variable]).transport, f"{name}/shard", lambda: whole_shard(variable, by_key=False))
 
 
-def num_legal_keys(variable: EmbeddingVariable) -> int:
-    """How many keys a table without hashing has, in use or not."""
-    # What it was given, or 0.
-    num_shards = variable.placement.num_shards(variable.world_size)
-    return variable._attributes["num_keys"] or variable.capacity * num_shards
-
-
 def destination(variable: EmbeddingVariable, complete: bool = False) -> Destination:
     """What must be known of a table before rows are put in. `complete`: a `sok.Variable` takes all its rows or none."""
     return Destination(
@@ -77,7 +62,7 @@ def destination(variable: EmbeddingVariable, complete: bool = False) -> Destinat
         dim=variable.dim,
         key_dtype=variable.key_dtype.as_numpy_dtype().dtype,
         capacity=variable.capacity,
-        num_keys=None if variable.hashed else num_legal_keys(variable),
+        num_keys=variable.num_keys,
         rank=variable.rank,
         world_size=variable.world_size,
         placement=variable.placement,
