@@ -6,7 +6,7 @@ No other module looks at the call stack, and this one for seven things:
 - whether `numpy()` is called by `get_weights`, which wants keys too, or by a writer of HDF5, which must get no rows;
 - whether a stock optimizer is about to change a table, to whose handle it would write by row numbers;
 - which `LossScaleOptimizer` builds the optimizer inside, and would turn gradients of tables into matrices;
-- whose `fit` makes the first step, so that replicas start alike;
+- whose `fit` makes the first step, so that replicas start alike, and which model trains;
 - which layer looks a table up that Keras 3 would not find among the layer's variables;
 - whether weights are read to be drawn by TensorBoard, or counted for a summary.
 """
@@ -50,6 +50,11 @@ def is_counting_parameters() -> bool:
 def caller() -> Any:
     """The object of Keras 3 or tf_keras in whose method we were called, the nearest one; or None."""
     return next((f.f_locals["self"] for f in _frames() if "self" in f.f_locals), None)
+
+
+def model_that_trains() -> Any:
+    """The model whose `train_step` has called us, if that is Keras 3's or tf_keras' own; None otherwise."""
+    return next((f.f_locals.get("self") for f in _frames() if f.f_code.co_name == "train_step"), None)
 
 
 def fit_that_runs() -> tuple[Any, list[Any]] | None:

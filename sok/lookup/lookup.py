@@ -59,7 +59,7 @@ def finish(ticket: Ticket) -> list[tf.Tensor]:
     Collective: one, on several workers, and one for the gradient. Raises as `lookup_parts`.
     """
     for table in ticket.group.tables:
-        reading.note(table)
+        reading.note(table, ticket.insert)
     found = _look_up_here(ticket) if ticket.sent is None else exchange.fetch_rows(ticket.sent, ticket.features)
     return [_shaped(f, output) for f, output in zip(ticket.features, found, strict=True)]
 

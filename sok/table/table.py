@@ -14,7 +14,7 @@ from sok.base import _ops, keras_calls, names, strategies
 from sok.base.types import TensorLike
 from sok.job import context
 from sok.job.job import Job, job_of
-from sok.table import custom_gradients
+from sok.table import custom_gradients, reading
 from sok.table import state as table_state
 from sok.table.as_variable import AsVariable
 from sok.table.initializers import derived_seed, to_spec
@@ -307,6 +307,7 @@ class EmbeddingVariable(AsVariable):
         """
         if values is None:
             return self._assign_copy(keys)
+        reading.note_written(self)
         return _ops.lib().sok_table_assign(self.handle, self._as_keys(keys), tf.convert_to_tensor(values, tf.float32))
 
     def _assign_copy(self, array: Any) -> tf.Operation | None:

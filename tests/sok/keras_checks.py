@@ -14,6 +14,7 @@ import tensorflow as tf
 import sok
 from sok.table import as_variable
 from sok.table.weights import TableRows
+from tests.messages import saying
 
 keras = tf.keras
 IS_KERAS_3 = not keras.layers.Layer.__module__.startswith("tf_keras")
@@ -196,6 +197,51 @@ def check_tables_of_layers_of_ones_own_are_trained(kind, place, tmp_path):
     model.fit(IDS, LABELS, verbose=0)
     sok.restore(str(tmp_path / "saved"), model)
     np.testing.assert_array_equal(table.sparse_read(np.arange(1, 7)), rows)
+
+
+class Hidden:
+    """What no Keras looks into."""
+
+    def __init__(self, content):
+        self.content = content
+
+
+class Forgetful(keras.Model):
+    """Keeps its layer where Keras does not find it."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.hidden = Hidden(layer)
+        self.head = head()
+
+    call = Subclassed.call
+
+    @property
+    def embedding(self):
+        return self.hidden.content
+
+
+def check_tables_that_fit_does_not_find_are_named():
+    layer = embedding("forgotten")
+    model = Forgetful(layer)
+    model.compile(sok.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    with pytest.warns(UserWarning, match=saying("'forgotten'", model.name, "attribute", "trainable=False")) as told:
+        model.fit(IDS, LABELS, verbose=0, epochs=2)
+    assert sum("forgotten" in str(w.message) for w in told) == 1
+    assert not any(v is layer.var for v in model.trainable_variables) and int(layer.var.step) == 0
+
+
+@pytest.mark.filterwarnings("error:Embedding table")
+def check_tables_that_are_not_to_be_trained_are_not_named():
+    layer = embedding(trainable=False)
+    for model in (Forgetful(layer), compiled("subclassed", layer)):
+        model.compile(sok.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+        model.fit(IDS, LABELS, verbose=0)
+    layer = embedding()
+    model = Forgetful(layer)
+    model.compile(sok.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    model.evaluate(IDS, LABELS, verbose=0)
+    model.predict(IDS, verbose=0)
 
 
 @pytest.mark.parametrize("kind", ["sparse", "ragged"])
