@@ -165,7 +165,7 @@ def all_steps(environment: Mapping[str, str] = os.environ) -> list[Step]:
         steps.append(
             Step(
                 "horovod",
-                "Horovod with Gloo, compiled from source (2 to 4 minutes)",
+                "Horovod with Gloo, compiled from source (1 to 3 minutes)",
                 ["bash", "scripts/build_horovod.sh"],
                 inputs=[contents([ROOT / "scripts/build_horovod.sh"]), pinned, compiler, *settings],
                 env={"PYTHON": python},
