@@ -4,7 +4,7 @@
 one process with one device, so what SOK counts in GPUs is counted in workers here.
 
 The collectives work eagerly, in `tf.function` and in v1 graphs, are *collective* (every worker calls them in the same
-order) and have the gradients of Horovod's ops. `sok.lookup_sparse` and the layers bring gradients home by themselves.
+order) and promise no gradients: `sok.lookup_sparse` and the layers bring gradients home by themselves.
 """
 
 from __future__ import annotations
