@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -59,6 +59,7 @@ class Feature:
     padding_key: int | None = None  # in dense ids, those equal to it are left out
     distinct_slots: bool = False  # the key of a row is an id with the number of its feature in the sample
     exact: bool = False  # rows travel as they are, whatever `table.exchange_dtype` says
+    seen: Callable[[tf.Tensor, tf.Tensor], None] | None = None  # is shown the keys and row splits of ids with slots
     ids_called: str = "inputs"  # in messages: the argument that a person passed
     weights_called: str = "weights"
 

@@ -259,6 +259,8 @@ def to_csr(feature: Feature) -> Csr:
     if given is not None:
         splits = _check(csr.row_splits, "weights_differ", given.fit, tf.zeros([], tf.int64))
         csr = dataclasses.replace(csr, row_splits=splits, needs_check=True)
+    if feature.seen is not None:
+        feature.seen(csr.keys, csr.row_splits)
     if not feature.distinct_slots:
         return csr
     keys, splits = slot_keys(csr.keys, csr.row_splits, csr.row_splits, feature.slot_num)

@@ -80,9 +80,12 @@ class All2AllDenseEmbeddingMixin(EmbeddingLayerMixin):
             return self._to_compute_dtype(self._rows(dense, training, report))
         # Flat until the lookup has judged the report: a reshape that fails would stop this worker alone.
         keys = tf.reshape(dense, [-1])
-        if self.distinct_slots:
+        if self.distinct_slots or self._hints_at_shared_slots():
             splits = tf.range(0, tf.size(keys, tf.int64) + 1, self.nnz_per_slot, dtype=tf.int64)
             nothing = tf.zeros([0], tf.int64) if report is None else report
+        if self._hints_at_shared_slots():
+            self._shared_slots.look(keys, splits, self._inserts(training))
+        if self.distinct_slots:
             keys, report = slot_keys(keys, splits, nothing, self.slot_num)
         rows = self._rows(keys, training, report)
         wanted, static = [self.slot_num, self.nnz_per_slot], sizes(dense)

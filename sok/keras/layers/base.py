@@ -14,6 +14,7 @@ from sok.base.types import DTypeLike
 from sok.checkpoint import store_files
 from sok.job import context
 from sok.lookup import exchange
+from sok.lookup.shared_slots import SharedSlots
 from sok.table.initializers import Initializer, resolve
 from sok.table.keys import as_keys
 from sok.table.options import TableOptions, said_once, whole_number
@@ -73,7 +74,7 @@ class EmbeddingLayerMixin(_Layer):
         exchange_dtype: DTypeLike | None = None,
         placement: Placement | None = None,
         table: TableOptions | None = None,
-        distinct_slots: bool = False,
+        distinct_slots: bool | None = None,
         **kwargs: Any,
     ) -> None:
         strategies.refuse(f"A sok.{type(self).__name__}")
@@ -102,7 +103,8 @@ class EmbeddingLayerMixin(_Layer):
                 "`distinct_slots` must be False with use_hashtable=False, where ids are row numbers: give each slot a "
                 "range of row numbers with sok.data.add_offsets, or take a hashed table."
             )
-        self.distinct_slots = bool(distinct_slots)
+        self.distinct_slots = None if distinct_slots is None else bool(distinct_slots)
+        self._shared_slots = SharedSlots(self.name, self.slot_num)
 
     @property
     def embedding_variable(self) -> EmbeddingVariable:
@@ -164,6 +166,9 @@ class EmbeddingLayerMixin(_Layer):
         old = {_OLD[name]: config.pop(name) for name in _OLD if name in config}
         config["table"] = TableOptions.from_config(config.get("table", old), cls._keras_initializers)
         return super().from_config(config)
+
+    def _hints_at_shared_slots(self) -> bool:
+        return self.distinct_slots is None and self.slot_num > 1
 
     @staticmethod
     def _inserts(training: Any) -> Any:

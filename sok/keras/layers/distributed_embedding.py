@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import tensorflow as tf
@@ -34,9 +35,11 @@ class DistributedEmbeddingMixin(EmbeddingLayerMixin):
         padding_key: ids of dense inputs that equal it count as absent. None: all ids count.
         **kwargs: `distinct_slots`: True gives each slot rows of its own: an id and its slot together are the key,
             exactly (id * slot_num + slot, which must fit into the key dtype). False: equal ids share a row, whatever
-            their slots. `table`, a `sok.TableOptions`: all properties of the table, instead of use_hashtable, key_dtype
-            and embedding_initializer; or two of these properties, `exchange_dtype` and `placement`; and the arguments
-            of the Keras layer (name, trainable, dtype, ...).
+            their slots. None (default): as False, and if equal ids come in half of the slots in the first training
+            batches (of 32 samples or more, eagerly or in fit), a warning asks whether they are to. `table`, a
+            `sok.TableOptions`: all properties of the table, instead of use_hashtable, key_dtype and
+            embedding_initializer; or two of these properties, `exchange_dtype` and `placement`; and the arguments of
+            the Keras layer (name, trainable, dtype, ...).
 
     Call args:
         inputs: integers, as one of
@@ -112,9 +115,14 @@ class DistributedEmbeddingMixin(EmbeddingLayerMixin):
             max_nnz=self.max_nnz,
             max_feature_num=self.slot_num * self.max_nnz if self.max_feature_num == 1 else self.max_feature_num,
             padding_key=self.padding_key,
-            distinct_slots=self.distinct_slots,
+            distinct_slots=bool(self.distinct_slots),
         )
-        (pooled,) = lookup_group([feature], self._inserts(training))
+        inserts = self._inserts(training)
+        if self._hints_at_shared_slots():
+            feature = dataclasses.replace(
+                feature, seen=lambda keys, splits: self._shared_slots.look(keys, splits, inserts)
+            )
+        (pooled,) = lookup_group([feature], inserts)
         pooled = tf.reshape(pooled, [-1, self.slot_num, variable.dim])
         pooled.set_shape([static_batch(inputs, self.slot_num), self.slot_num, variable.dim])
         return self._to_compute_dtype(pooled)
