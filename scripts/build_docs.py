@@ -47,6 +47,8 @@ class Page(pdoc.doc.Module):
                 for name, member in found.members.items()
                 if member.docstring and name != "__init__" and member.taken_from[0].startswith("sok.")
                 if member.taken_from[1].rpartition(".")[0] not in bases
+                # A method without a docstring has that of TensorFlow's method, often of what it refuses to do.
+                if inspect.getattr_static(found.obj, name, "").__doc__
             }
             found.constructor, found.members, found.own_members = found.members.get("__init__"), own, list(own.values())
 

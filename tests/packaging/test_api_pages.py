@@ -70,3 +70,10 @@ def test_sections_of_docstrings_are_understood(pages):
     sections = ("Args:", "Returns: [", "Raises: ", "Example: >>>")
     raw = [f"{path.name}: {text}" for path, page in pages.items() for text in page.texts if text.startswith(sections)]
     assert raw == []
+
+
+def test_methods_that_refuse_are_not_told_in_the_words_of_tensorflow(pages):
+    pages, folder = pages
+    assert "EmbeddingVariable.scatter_update" not in pages[folder / "sok.html"].ids
+    assert "EmbeddingVariable.assign" in pages[folder / "sok.html"].ids
+    assert "DynamicVariable.size" in pages[folder / "sok.html"].ids
