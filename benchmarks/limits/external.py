@@ -1,4 +1,4 @@
-"""Another program that measures the machine's limits, if SOK_BENCH_LIMITS names one: its source (C++) or the program.
+"""Another program that measures the machine's limits, if SOK_BENCH_LIMITS names one: its source (C++, one file) or it.
 
 It is run beside, alone and before the contestants, once for each of 'w1', 'w2', 'w3' that is wanted. It reads our files
 (SOKBENCH_DATA), prints JSON lines: `case`, `dim`, `dist`, `combiner`, `optimizer`, `ms`, `ms_min`, `n`, `ext_cpu`.
@@ -35,12 +35,9 @@ def program() -> Path:
         raise Absent(f"{VARIABLE} names {path}, which does not exist")
     if path.suffix not in (".cc", ".cpp"):
         return path
-    # A source may come with helpers; those without a main of their own lie beside it and are named probe.*.
-    sources = [path, *sorted(path.parent.glob("probe" + path.suffix))]
-    newest = max(source.stat().st_mtime for source in sources)
-    if not BINARY.exists() or BINARY.stat().st_mtime < newest:
+    if not BINARY.exists() or BINARY.stat().st_mtime < path.stat().st_mtime:
         BINARY.parent.mkdir(parents=True, exist_ok=True)
-        command = ["g++", *_FLAGS, *map(str, sources), "-o", str(BINARY)]
+        command = ["g++", *_FLAGS, str(path), "-o", str(BINARY)]
         try:
             subprocess.run(command, capture_output=True, check=True)
         except (OSError, subprocess.CalledProcessError) as error:

@@ -191,6 +191,14 @@ def test_limit_program_that_is_not_named_is_absent(monkeypatch, tmp_path):
         external.program()
 
 
+def test_limit_program_is_built_of_its_file_alone(monkeypatch, tmp_path):
+    for name in ("limits.cpp", "probe.cpp"):  # two mains
+        (tmp_path / name).write_text("int main() { return 0; }")
+    monkeypatch.setattr(external, "BINARY", tmp_path / "build" / "limits")
+    monkeypatch.setenv(external.VARIABLE, str(tmp_path / "limits.cpp"))
+    assert external.program().exists()
+
+
 def test_nothing_is_begun_when_the_time_is_up(run, monkeypatch):
     over = driver.Pace(windows=3, window_s=0.02, case_s=1.0)
     over.deadline = 0.0
