@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <utility>
 
 #include "cpu_features.h"
 #include "pages.h"
@@ -20,6 +21,7 @@ constexpr uint32_t kNoRow = HashTable::kNoRow;
 constexpr int kPlaces = HashTable::kPlaces;
 constexpr int64_t kKeysPerSegment = int64_t{1} << 19;  // a rebuild of this many takes 10 to 20 ms
 constexpr int kMaxSegmentBits = 12;
+constexpr int64_t kKeysPerChunk = 8192, kMaxChunks = 16;  // of new keys, which are dealt to segments chunk by chunk
 constexpr int64_t kHugeBytes = int64_t{2} << 20;
 
 // Every segment without buckets points here: an empty bucket that nobody passed ends any probe at once.
@@ -31,6 +33,7 @@ inline uint32_t Home(uint64_t hash, uint32_t num_buckets) {
 }
 
 // Four fifths: 16 bytes a key. Above, more and more keys live outside their home bucket: 13 % here, 17 % at seven eighths.
+// Growing by half leaves a segment 53 % full.
 inline uint64_t MaxUsed(uint64_t num_buckets) { return num_buckets * (kPlaces - 1); }
 
 // Seven eighths: so long a segment may wait for its turn to grow.
@@ -55,13 +58,13 @@ inline int FindInBucket(const Bucket& bucket, uint64_t key) {
   return -1;
 }
 
-// Answers from the home bucket alone; left[] gets the keys for which that bucket was not the end of the search.
-using ResolveHome = int (*)(const uint64_t* keys, const Bucket* const* homes, int n, uint32_t* rows, int* left);
+// Looks each key up in one bucket; left[] gets those for which that bucket was not the end of the search. Has room for n + 1.
+using FindInBuckets = int (*)(const uint64_t* keys, const Bucket* const* buckets, int n, uint32_t* rows, int* left);
 
-int ResolveHomeGeneric(const uint64_t* keys, const Bucket* const* homes, int n, uint32_t* rows, int* left) {
+int FindInBucketsGeneric(const uint64_t* keys, const Bucket* const* buckets, int n, uint32_t* rows, int* left) {
   int num_left = 0;
   for (int i = 0; i < n; ++i) {
-    const Bucket& bucket = *homes[i];
+    const Bucket& bucket = *buckets[i];
     uint32_t row = kNoRow;
     for (int j = 0; j < kPlaces; ++j)
       row = bucket.keys[j] == keys[i] && bucket.rows[j] != kNoRow ? bucket.rows[j] : row;
@@ -73,11 +76,11 @@ int ResolveHomeGeneric(const uint64_t* keys, const Bucket* const* homes, int n, 
 }
 
 #if defined(__x86_64__)
-__attribute__((target("avx2"))) int ResolveHomeAvx2(const uint64_t* keys, const Bucket* const* homes, int n,
-                                                    uint32_t* rows, int* left) {
+__attribute__((target("avx2"))) int FindInBucketsAvx2(const uint64_t* keys, const Bucket* const* buckets, int n,
+                                                      uint32_t* rows, int* left) {
   int num_left = 0;
   for (int i = 0; i < n; ++i) {
-    const Bucket& bucket = *homes[i];
+    const Bucket& bucket = *buckets[i];
     const __m256i four = _mm256_load_si256(reinterpret_cast<const __m256i*>(bucket.keys));
     const __m256i wanted = _mm256_set1_epi64x(static_cast<int64_t>(keys[i]));
     int found = _mm256_movemask_pd(_mm256_castsi256_pd(_mm256_cmpeq_epi64(four, wanted)));
@@ -92,38 +95,38 @@ __attribute__((target("avx2"))) int ResolveHomeAvx2(const uint64_t* keys, const 
   return num_left;
 }
 
-__attribute__((target("avx512f"))) int ResolveHomeAvx512(const uint64_t* keys, const Bucket* const* homes, int n,
-                                                         uint32_t* rows, int* left) {
+__attribute__((target("avx512f"))) int FindInBucketsAvx512(const uint64_t* keys, const Bucket* const* buckets, int n,
+                                                           uint32_t* rows, int* left) {
   const __m512i no_row = _mm512_set1_epi32(-1);
   int num_left = 0;
   for (int i = 0; i < n; ++i) {
     // Keys are the 64-bit lanes 0 to 4 of the line, rows its 32-bit lanes 10 to 14.
-    const __m512i line = _mm512_load_si512(homes[i]);
+    const __m512i line = _mm512_load_si512(buckets[i]);
     const unsigned same = _mm512_cmpeq_epi64_mask(line, _mm512_set1_epi64(static_cast<int64_t>(keys[i]))) & 0x1Fu;
     const unsigned used = (static_cast<unsigned>(_mm512_cmpneq_epi32_mask(line, no_row)) >> 10) & 0x1Fu;
     const unsigned found = same & used;
-    const uint32_t at_place = homes[i]->rows[__builtin_ctz(found | 0x10u)];
+    const uint32_t at_place = buckets[i]->rows[__builtin_ctz(found | 0x10u)];
     const uint32_t row = found != 0 ? at_place : kNoRow;
     rows[i] = row;
     left[num_left] = i;
-    num_left += row == kNoRow && homes[i]->passed != 0;
+    num_left += row == kNoRow && buckets[i]->passed != 0;
   }
   return num_left;
 }
 #endif
 
-ResolveHome ChooseResolveHome() {
+FindInBuckets ChooseFindInBuckets() {
 #if defined(__x86_64__)
   switch (ChosenIsa()) {
     case Isa::kAvx512:
-      return ResolveHomeAvx512;
+      return FindInBucketsAvx512;
     case Isa::kAvx2:
-      return ResolveHomeAvx2;
+      return FindInBucketsAvx2;
     case Isa::kGeneric:
       break;
   }
 #endif
-  return ResolveHomeGeneric;
+  return FindInBucketsGeneric;
 }
 
 }  // namespace
@@ -147,14 +150,25 @@ void HashTable::Prepare(const uint64_t* keys, int64_t n, const Bucket** homes) c
 }
 
 void HashTable::Find(const uint64_t* keys, int64_t n, uint32_t* rows) const {
-  static const ResolveHome resolve_home = ChooseResolveHome();
+  static const FindInBuckets find_in_buckets = ChooseFindInBuckets();
   // While the buckets of one block of keys are searched, those of the next three are on their way to the cache. Blocks
-  // are small: a processor has some dozen lines on their way, and asking for more at once stops it. The one key in
-  // eight that lives outside its home bucket asks for the bucket behind it, and is searched for some blocks later.
+  // are small: a processor has some dozen lines on their way, and asking for more at once stops it. A key that lives
+  // outside its home bucket asks for the bucket behind it, and is searched for there some blocks later.
   constexpr int64_t kBlock = 8, kAhead = 3 * kBlock, kRound = 32 * kBlock;
   constexpr int64_t kRing = kAhead / kBlock + 1;  // a power of two
   const Bucket* homes[kRing][kBlock];
-  int64_t left[kRound];
+  int64_t left[kRound];  // positions of keys whose search goes on, and where
+  uint64_t left_keys[kRound];
+  const Bucket* behind[kRound];
+  int64_t num_left = 0;
+  auto go_on = [&](int64_t at, const Bucket* bucket) {
+    const Segment& s = SegmentOf(keys[at]);
+    const Bucket* next = bucket + 1 == s.buckets + s.num_buckets ? s.buckets : bucket + 1;
+    __builtin_prefetch(next);
+    left[num_left] = at;
+    left_keys[num_left] = keys[at];
+    behind[num_left++] = next;
+  };
   auto prepare = [&](int64_t at) {
     if (at >= n) return;
     // The processor's own prefetching loses sight of the keys between the buckets.
@@ -163,22 +177,21 @@ void HashTable::Find(const uint64_t* keys, int64_t n, uint32_t* rows) const {
   };
   for (int64_t at = 0; at < kAhead; at += kBlock) prepare(at);
   for (int64_t round = 0; round < n; round += kRound) {
-    int64_t num_left = 0;
     for (int64_t at = round; at < std::min(n, round + kRound); at += kBlock) {
       prepare(at + kAhead);
       const Bucket* const* of_block = homes[at / kBlock & (kRing - 1)];
       int left_of_block[kBlock + 1];
       const int count =
-          resolve_home(keys + at, of_block, static_cast<int>(std::min(kBlock, n - at)), rows + at, left_of_block);
-      for (int i = 0; i < count; ++i) {
-        __builtin_prefetch(of_block[left_of_block[i]] + 1);
-        left[num_left++] = at + left_of_block[i];
-      }
+          find_in_buckets(keys + at, of_block, static_cast<int>(std::min(kBlock, n - at)), rows + at, left_of_block);
+      for (int i = 0; i < count; ++i) go_on(at + left_of_block[i], of_block[left_of_block[i]]);
     }
-    for (int64_t i = 0; i < num_left; ++i) {
-      const uint64_t key = keys[left[i]];
-      const uint32_t* place = FindPlace(SegmentOf(key), Hash(key), key);
-      if (place != nullptr) rows[left[i]] = *place;
+    while (num_left > 0) {
+      uint32_t found[kRound];
+      int still_left[kRound + 1];
+      const int64_t searched = std::exchange(num_left, 0);
+      const int count = find_in_buckets(left_keys, behind, static_cast<int>(searched), found, still_left);
+      for (int64_t i = 0; i < searched; ++i) rows[left[i]] = found[i];
+      for (int i = 0; i < count; ++i) go_on(left[still_left[i]], behind[still_left[i]]);
     }
   }
 }
@@ -224,6 +237,39 @@ uint32_t* HashTable::Place(const Segment& s, uint64_t hash, uint64_t key, uint32
   }
 }
 
+uint32_t* HashTable::FindOrPlace(const Segment& s, uint64_t hash, uint64_t key, uint32_t row, bool* is_new) {
+  const uint32_t home = Home(hash, s.num_buckets);
+  Bucket* to = nullptr;  // the first with a free place
+  int place = 0;
+  int64_t full = 0;  // buckets before that
+  bool ended = false;
+  *is_new = false;
+  for (uint32_t b = home; !ended || to == nullptr;) {
+    Bucket& bucket = s.buckets[b];
+    for (int i = 0; i < kPlaces; ++i) {
+      if (bucket.rows[i] == kNoRow) {
+        if (to == nullptr) {
+          to = &bucket;
+          place = i;
+        }
+      } else if (bucket.keys[i] == key) {
+        return &bucket.rows[i];
+      }
+    }
+    full += to == nullptr;
+    ended = ended || bucket.passed == 0;
+    if (++b == s.num_buckets) b = 0;
+  }
+  for (uint32_t b = home; full > 0; --full) {
+    ++s.buckets[b].passed;
+    if (++b == s.num_buckets) b = 0;
+  }
+  to->keys[place] = key;
+  to->rows[place] = row;
+  *is_new = true;
+  return &to->rows[place];
+}
+
 void HashTable::Rebuild(Segment* s, uint64_t num_buckets) const {
   if (num_buckets >= (uint64_t{1} << 31)) throw OutOfMemory("a hash table segment cannot hold this many keys");
   num_buckets = FillPages(num_buckets);
@@ -246,44 +292,54 @@ void HashTable::Rebuild(Segment* s, uint64_t num_buckets) const {
 void HashTable::InsertMissing(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, int64_t m, uint32_t* rows,
                               const std::function<void(const bool*, int64_t)>& number_rows) {
   // Stable order by segment: segments are then filled side by side, each in order of position.
-  const int64_t num_segments = static_cast<int64_t>(segments_.size());
+  const int64_t num_segments = this->num_segments(), chunks = std::min(MaxWorkers(cpu, m / kKeysPerChunk), kMaxChunks);
+  auto chunk_begin = [&](int64_t c) { return m * c / chunks; };
   uint64_t* hashes = scratch->Get<uint64_t>(m);
-  int64_t* begin = scratch->Get<int64_t>(num_segments + 1);
   uint32_t* order = scratch->Get<uint32_t>(m);
-  std::fill(begin, begin + num_segments + 1, int64_t{0});
-  for (int64_t k = 0; k < m; ++k) {
-    hashes[k] = Hash(keys[k]);
-    ++begin[SegmentNumber(keys[k]) + 1];
+  uint32_t* next = scratch->Get<uint32_t>(chunks * num_segments);  // in `order`, of each chunk's keys of each segment
+  std::fill_n(next, chunks * num_segments, 0u);
+  ForTasks(cpu, chunks, m * 10, [&](int64_t, int64_t c) {
+    for (int64_t k = chunk_begin(c); k < chunk_begin(c + 1); ++k) {
+      hashes[k] = Hash(keys[k]);
+      ++next[c * num_segments + static_cast<int64_t>(SegmentNumber(keys[k]))];
+    }
+  });
+  struct Share {  // of a segment that gets keys: order[begin .. end)
+    Segment* segment;
+    uint32_t begin, end;
+    uint64_t used_after() const { return uint64_t{segment->used} + (end - begin); }
+  };
+  Share* shares = scratch->Get<Share>(std::min(m, num_segments));
+  int64_t num_shares = 0;
+  uint32_t at = 0;
+  for (int64_t s = 0; s < num_segments; ++s) {
+    const uint32_t begin = at;
+    for (int64_t c = 0; c < chunks; ++c) at += std::exchange(next[c * num_segments + s], at);
+    if (at > begin) shares[num_shares++] = {&segments_[static_cast<size_t>(s)], begin, at};
   }
-  for (int64_t s = 0; s < num_segments; ++s) begin[s + 1] += begin[s];
-  for (int64_t k = 0; k < m; ++k) order[begin[SegmentNumber(keys[k])]++] = static_cast<uint32_t>(k);
-  for (int64_t s = num_segments; s > 0; --s) begin[s] = begin[s - 1];
-  begin[0] = 0;
+  ForTasks(cpu, chunks, m * 10, [&](int64_t, int64_t c) {
+    for (int64_t k = chunk_begin(c); k < chunk_begin(c + 1); ++k)
+      order[next[c * num_segments + static_cast<int64_t>(SegmentNumber(keys[k]))]++] = static_cast<uint32_t>(k);
+  });
 
   // Room first, so that no bucket moves while keys are placed.
-  auto used_after = [&](int64_t s) {
-    return static_cast<uint64_t>(segments_[static_cast<size_t>(s)].used) +
-           static_cast<uint64_t>(begin[s + 1] - begin[s]);
-  };
-  int64_t* growing = scratch->Get<int64_t>(num_segments);
+  Share** growing = scratch->Get<Share*>(num_shares);
   int64_t num_growing = 0, num_full = 0, cost = 0;
   for (const bool full : {true, false}) {
-    for (int64_t s = 0; s < num_segments; ++s) {
-      const uint64_t used = used_after(s), num_buckets = segments_[static_cast<size_t>(s)].num_buckets;
-      if (begin[s] == begin[s + 1] || used <= MaxUsed(num_buckets) || full != (used > UsedAtMost(num_buckets)))
-        continue;
+    for (Share* share = shares; share != shares + num_shares; ++share) {
+      const uint64_t used = share->used_after(), num_buckets = share->segment->num_buckets;
+      if (used <= MaxUsed(num_buckets) || full != (used > UsedAtMost(num_buckets))) continue;
       if (!full && num_growing >= std::max<int64_t>(num_full, kGrowingAtOnce)) break;
-      growing[num_growing++] = s;
+      growing[num_growing++] = share;
       cost += static_cast<int64_t>(used) * 50;
     }
     if (full) num_full = num_growing;
   }
   std::atomic<bool> no_memory{false};
   ForTasks(cpu, num_growing, cost, [&](int64_t, int64_t i) {
-    Segment& segment = segments_[static_cast<size_t>(growing[i])];
-    const uint64_t used = used_after(growing[i]);
+    const uint64_t num_buckets = growing[i]->segment->num_buckets;
     try {
-      Rebuild(&segment, std::max<uint64_t>(BucketsFor(used), segment.num_buckets + segment.num_buckets / 4));
+      Rebuild(growing[i]->segment, std::max(BucketsFor(growing[i]->used_after()), num_buckets + num_buckets / 2));
     } catch (...) {  // out of memory, or too many keys
       no_memory.store(true);
     }
@@ -294,23 +350,19 @@ void HashTable::InsertMissing(const Cpu& cpu, Scratch* scratch, const uint64_t* 
   uint32_t** places = scratch->Get<uint32_t*>(m);
   bool* first = scratch->Get<bool>(m);
   std::atomic<int64_t> num_new{0};
-  ForTasks(cpu, num_segments, m * 60, [&](int64_t, int64_t s) {
-    Segment& segment = segments_[static_cast<size_t>(s)];
-    constexpr int64_t kAhead = 12;
-    int64_t fresh = 0;
-    for (int64_t i = begin[s]; i < begin[s + 1]; ++i) {
-      if (i + kAhead < begin[s + 1]) {
-        __builtin_prefetch(segment.buckets + Home(hashes[order[i + kAhead]], segment.num_buckets), 1);
-      }
-      const uint32_t k = order[i];
-      places[k] = FindPlace(segment, hashes[k], keys[k]);
-      first[k] = places[k] == nullptr;
-      if (!first[k]) continue;
-      places[k] = Place(segment, hashes[k], keys[k], k);
-      ++segment.used;
-      ++fresh;
+  ForTasks(cpu, num_shares, m * 60, [&](int64_t, int64_t i) {
+    const Share& share = shares[i];
+    Segment& segment = *share.segment;
+    constexpr uint32_t kAhead = 12;
+    const uint32_t used = segment.used;
+    for (uint32_t at = share.begin; at < share.end; ++at) {
+      if (share.end - at > kAhead)
+        __builtin_prefetch(segment.buckets + Home(hashes[order[at + kAhead]], segment.num_buckets), 1);
+      const uint32_t k = order[at];
+      places[k] = FindOrPlace(segment, hashes[k], keys[k], k, &first[k]);
+      segment.used += first[k];
     }
-    num_new.fetch_add(fresh, std::memory_order_relaxed);
+    num_new.fetch_add(segment.used - used, std::memory_order_relaxed);
   });
   size_ += num_new.load();
   try {
@@ -331,20 +383,18 @@ void HashTable::InsertMissing(const Cpu& cpu, Scratch* scratch, const uint64_t* 
 }
 
 uint32_t HashTable::Erase(uint64_t key) {
-  if (Find(key) == kNoRow) return kNoRow;
   Segment& s = SegmentOf(key);
-  for (uint32_t b = Home(Hash(key), s.num_buckets);;) {
-    const int place = FindInBucket(s.buckets[b], key);
-    if (place >= 0) {
-      const uint32_t row = s.buckets[b].rows[place];
-      s.buckets[b].rows[place] = kNoRow;
-      --s.used;
-      --size_;
-      return row;
-    }
+  if (s.num_buckets == 0) return kNoRow;
+  const uint64_t hash = Hash(key);
+  uint32_t* place = FindPlace(s, hash, key);
+  if (place == nullptr) return kNoRow;
+  for (uint32_t b = Home(hash, s.num_buckets); place < s.buckets[b].rows || place >= s.buckets[b].rows + kPlaces;) {
     --s.buckets[b].passed;  // this key no longer lives beyond
     if (++b == s.num_buckets) b = 0;
   }
+  --s.used;
+  --size_;
+  return std::exchange(*place, kNoRow);
 }
 
 uint64_t HashTable::BucketsToReserve(int64_t n) const {

@@ -2,7 +2,7 @@
 //
 // Layout: a directory of segments chosen by the top hash bits, each an open-addressed array of buckets. A bucket is one
 // cache line: five keys, their row numbers, and how many keys had to pass it by because it was full. So a find touches
-// one line, and a miss stops at the first bucket that nobody passed. A full segment is rebuilt 1.25 times as large,
+// one line, and a miss stops at the first bucket that nobody passed. A full segment is rebuilt 1.5 times as large,
 // alone: growing stops the caller for one segment (about half a million keys), never for the whole table.
 //
 // The segment of a key is the same in every process, as files hold rows in the order of segments. Its bucket depends on the
@@ -48,10 +48,9 @@ class HashTable {
   // The same for many: rows[i] = row of keys[i]. Runs on the calling thread.
   void Find(const uint64_t* keys, int64_t n, uint32_t* rows) const;
 
-  // Adds m keys that are not in the table, but may repeat among themselves. number_rows(first, num_new) is called once
-  // all are placed: first[k] says whether position k is the first of its key, num_new how many are. It gives the row of
-  // each such position by writing rows[k]; all others then get the row of the first. If it throws, the table is as it
-  // was. Throws OutOfMemory, then nothing changed either. Serial order of k decides who is first, not threads.
+  // Adds those of m keys that are not in the table. number_rows(first, num_new) is called once all are placed: first[k] says
+  // whether position k is the first of a new key, num_new how many are. It gives the row of each such position by writing
+  // rows[k]; all others then get the row of their key. If it throws, the table is as it was. Throws OutOfMemory, then nothing changed either. Serial order of k decides who is first, not threads.
   void InsertMissing(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, int64_t m, uint32_t* rows,
                      const std::function<void(const bool* first, int64_t num_new)>& number_rows);
 
@@ -99,7 +98,10 @@ class HashTable {
   void Prepare(const uint64_t* keys, int64_t n, const Bucket** homes) const;
   // Where the row of key is written, or null. The segment must have buckets.
   static uint32_t* FindPlace(const Segment& s, uint64_t hash, uint64_t key);
+  // Gives a key that is not there a place.
   static uint32_t* Place(const Segment& s, uint64_t hash, uint64_t key, uint32_t row);
+  // The place of a key that may be there; *is_new: it was not.
+  static uint32_t* FindOrPlace(const Segment& s, uint64_t hash, uint64_t key, uint32_t row, bool* is_new);
   void Rebuild(Segment* s, uint64_t num_buckets) const;
   uint64_t BucketsToReserve(int64_t n) const;  // of each segment
 

@@ -89,6 +89,40 @@ TEST(InsertingTwiceKeepsTheFirstRow) {
   CHECK_EQ(table.size(), 1);
 }
 
+TEST(KeysThatAreThereKeepTheirRows) {
+  // So it is with keys that another call adds between a search and this. Rows that equal positions must not confuse.
+  for (const int threads : {1, 4}) {
+    const ThreadExecutor executor(threads);
+    HashTable table(1 << 21);  // four segments
+    std::unordered_map<uint64_t, uint32_t> expected;
+    auto key = [](uint32_t i) { return i * 0x9E3779B97F4A7C15ull; };
+    for (uint32_t i = 0; i < 20000; ++i) {
+      FindOrInsert(&table, key(i), i);
+      expected.emplace(key(i), i);
+    }
+    std::vector<uint64_t> keys;
+    for (uint32_t i = 0; i < 60000; ++i) keys.push_back(key(i % 40000));
+    std::vector<uint32_t> rows(keys.size());
+    sok::Scratch scratch;
+    int64_t wrong = 0, num_first = 0;
+    table.InsertMissing({executor}, &scratch, keys.data(), 60000, rows.data(), [&](const bool* first, int64_t num_new) {
+      for (uint32_t k = 0; k < 60000; ++k) {
+        wrong += first[k] != (k >= 20000 && k < 40000);
+        if (first[k]) rows[k] = 100000 + k;
+        num_first += first[k];
+      }
+      CHECK_EQ(num_first, num_new);
+    });
+    for (uint32_t k = 0; k < 60000; ++k) {
+      const uint32_t row = k % 40000 < 20000 ? k % 40000 : 100000 + k % 40000;
+      wrong += rows[k] != row;
+      expected.emplace(keys[k], row);
+    }
+    CHECK_EQ(wrong, 0);
+    CheckHolds(table, expected);
+  }
+}
+
 TEST(GrowingLosesNothing) {
   // One segment, several segments, and keys that agree in their low or high bits.
   const int64_t n = 300000 / kFewer;
@@ -111,8 +145,8 @@ TEST(GrowingLosesNothing) {
 TEST(MemoryStaysNearWhatKeysNeed) {
   HashTable table(1 << 20);
   for (uint64_t i = 0; i < 1 << 20; ++i) FindOrInsert(&table, i * 0x9E3779B97F4A7C15ull, static_cast<uint32_t>(i));
-  // 64 bytes hold five keys; a load of two thirds is the least that 1.25-fold growth may leave.
-  CHECK(table.memory_bytes() < (int64_t{1} << 20) * 64 / 5 * 3 / 2);
+  // 64 bytes hold five keys; a load of 53 % is the least that growth by half may leave.
+  CHECK(table.memory_bytes() < (int64_t{1} << 20) * 64 / 5 * 15 / 8);
 }
 
 TEST(SegmentsDoNotGrowAllAtOnce) {
@@ -134,9 +168,9 @@ TEST(SegmentsDoNotGrowAllAtOnce) {
     bytes += grown;
     if (at < n / 4) continue;  // as long as segments are small, a batch is much for each
     growing += grown > 0;
-    CHECK(grown * 30 < bytes);  // a quarter of two of the 16
+    CHECK(grown * 12 < bytes);  // half of two of the 16, which are not equal
   }
-  CHECK(growing > 30);
+  CHECK(growing > 20);
   int64_t wrong = 0;
   for (int64_t i = 0; i < n; ++i) wrong += table.Find(static_cast<uint64_t>(i) * 77) != i;
   CHECK_EQ(wrong, 0);
