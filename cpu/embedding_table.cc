@@ -310,38 +310,41 @@ int64_t EmbeddingTable::Erase(const uint64_t* keys, int64_t n) {
   CheckKeys(keys, n);
   Lock lock(mutex_);
   // All that takes memory comes first, so that all keys go or none does.
-  std::vector<uint32_t> found;
+  std::vector<uint32_t> found(static_cast<size_t>(n));
+  std::vector<uint64_t> found_keys;
+  bool bad = false;  // keys of other ranks have no row here
+  FindRows(keys, n, found.data(), &bad);
   for (int64_t i = 0; i < n; ++i) {
-    const uint32_t row = OwnerOf(keys[i]) == config_.rank ? FindRow(keys[i]) : kNoRow;
+    const uint32_t row = found[static_cast<size_t>(i)];
     if (row == kNoRow) continue;
     erased_.Touch(row);
-    found.push_back(row);
+    found[found_keys.size()] = row;
+    found_keys.push_back(keys[i]);
   }
+  found.resize(found_keys.size());
   if (saved_.is_on()) saved_.ReserveErased(found.size());
   CopyAside(found.data(), static_cast<int64_t>(found.size()));
   if (snapshot_) ReserveMore(&snapshot_->orphans, found.size());
   if (config_.hashed) ReserveMore(&free_rows_, found.size());
 
   int64_t erased = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    if (OwnerOf(keys[i]) != config_.rank) continue;
-    const uint32_t row = FindRow(keys[i]);
-    if (row == kNoRow) continue;
+  for (size_t i = 0; i < found.size(); ++i) {
+    const uint32_t row = found[i];
+    if (*erased_.At(row) == epoch_ + 1) continue;  // a key given twice
     *erased_.At(row) = epoch_ + 1;
-    if (saved_.is_on()) saved_.MarkErased(keys[i]);
-    SnapshotLosesRow(row, keys[i]);
+    if (saved_.is_on()) saved_.MarkErased(found_keys[i]);
+    SnapshotLosesRow(row, found_keys[i]);
     if (config_.hashed) {
-      index_->Erase(keys[i]);
+      index_->Erase(found_keys[i]);
       free_rows_.push_back(row);
     } else {
       MarkInUse(row, false);
     }
     ++erased;
-    // Now, not at the end: what FindRow says of the next key depends on whether the table is full.
-    --num_rows_;
   }
+  num_rows_ -= erased;
   if (erased > 0) {
-    ++changes_;
+    ++losses_;
     ++epoch_;
   }
   return erased;

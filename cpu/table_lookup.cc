@@ -1,4 +1,4 @@
-// Keys to rows: the reading half of EmbeddingTable, and rows that appear on the way.
+// Keys to rows: the reading half of EmbeddingTable.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -243,97 +243,6 @@ const float* EmbeddingTable::ReadRow(uint32_t row, uint64_t key, float* out, flo
   return weights;
 }
 
-// What must be there before a row can be written.
-void EmbeddingTable::MakeRoom(int64_t row) {
-  rows_.Touch(row);
-  for (const auto& set : sets_) {
-    if (set->rule.decays()) set->stamps.Touch(row);
-  }
-}
-
-void EmbeddingTable::InitRows(const std::pair<uint32_t, uint64_t>* fresh, int64_t n) {
-  uint64_t keys[kBlock];
-  float* records[kBlock];
-  for (int64_t begin = 0; begin < n; begin += kBlock) {
-    const int64_t count = std::min(kBlock, n - begin);
-    for (int64_t i = 0; i < count; ++i) {
-      const auto [row, key] = fresh[begin + i];
-      keys[i] = key;
-      records[i] = rows_.Record(row);
-      for (const auto& set : sets_) {
-        set->rule.FillSlots(config_.dim, records[i] + set->offset);
-        if (set->rule.decays()) *set->Stamp(row) = static_cast<uint32_t>(set->history.calls());
-      }
-    }
-    FillRows(config_.initializer, keys, count, config_.dim, records);
-  }
-}
-
-void EmbeddingTable::InsertHashed(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, const int64_t* missing,
-                                  int64_t m, uint32_t* rows, std::vector<std::pair<uint32_t, uint64_t>>* fresh) {
-  uint64_t* wanted = scratch->Get<uint64_t>(m);
-  uint32_t* found = scratch->Get<uint32_t>(m);
-  cpu.executor.For(m, 10, [&](int64_t begin, int64_t end) {
-    for (int64_t k = begin; k < end; ++k) wanted[k] = keys[missing[k]];
-  });
-  index_->InsertMissing(cpu, scratch, wanted, m, found, [&](const bool* first, int64_t num_new) {
-    const size_t old_free = free_rows_.size();
-    const int64_t room = static_cast<int64_t>(old_free) + config_.capacity - next_row_;
-    fresh->reserve(static_cast<size_t>(std::min(num_new, room)));
-    size_t taken = 0;  // from the end of free_rows_, which is only cut when all went well
-    int64_t next = next_row_;
-    for (int64_t k = 0; k < m; ++k) {
-      if (!first[k]) continue;
-      if (taken == old_free && next == config_.capacity) config_.ThrowFull(wanted[k]);
-      found[k] = taken < old_free ? free_rows_[old_free - 1 - taken] : static_cast<uint32_t>(next);
-      taken < old_free ? static_cast<void>(++taken) : static_cast<void>(++next);
-      MakeRoom(found[k]);
-      fresh->emplace_back(found[k], wanted[k]);
-    }
-    saved_.MakeRoom(next);
-    next_row_ = next;
-    free_rows_.resize(old_free - taken);
-  });
-  cpu.executor.For(m, 10, [&](int64_t begin, int64_t end) {
-    for (int64_t k = begin; k < end; ++k) rows[missing[k]] = found[k];
-  });
-}
-
-void EmbeddingTable::InsertMissing(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, const int64_t* missing,
-                                   int64_t m, uint32_t* rows, bool fresh) {
-  if (m == 0) return;
-  std::vector<std::pair<uint32_t, uint64_t>> made;
-  if (config_.hashed) {
-    InsertHashed(cpu, scratch, keys, missing, m, rows, &made);
-  } else {
-    const uint64_t shards = static_cast<uint64_t>(config_.partition().num_shards());
-    made.reserve(static_cast<size_t>(m));
-    saved_.MakeRoom(config_.capacity);
-    for (int64_t k = 0; k < m; ++k) MakeRoom(static_cast<int64_t>(keys[missing[k]] / shards));
-    for (int64_t k = 0; k < m; ++k) {
-      const int64_t i = missing[k];
-      rows[i] = static_cast<uint32_t>(keys[i] / shards);
-      if (InUse(rows[i])) continue;
-      MarkInUse(rows[i], true);
-      made.emplace_back(rows[i], keys[i]);
-    }
-  }
-  // Nothing from here on takes memory: a row that its key can find but nobody has written must never be.
-  num_rows_ += static_cast<int64_t>(made.size());
-  if (!made.empty()) ++changes_;
-  if (saved_.is_on()) {
-    for (const auto& [row, key] : made) saved_.Mark(row);
-  }
-  if (snapshot_) {
-    // A number that nobody had when the save began is not of the snapshot, though it may be below the limit.
-    for (const auto& [row, key] : made)
-      if (row < snapshot_->rows) snapshot_->states[row] = Snapshot::kDone;
-  }
-  if (!fresh) return;
-  cpu.executor.For(static_cast<int64_t>(made.size()), 50 + 10 * config_.dim,
-                   [&](int64_t begin, int64_t end) { InitRows(made.data() + begin, end - begin); });
-}
-
 // Positions without a row in the tasks of one feature, ascending.
 void EmbeddingTable::CollectMissing(const Cpu& cpu, Scratch* scratch, const Task* tasks, int64_t num_tasks,
                                     const uint32_t* rows, int64_t** missing, int64_t* count) {
@@ -354,11 +263,11 @@ void EmbeddingTable::CollectMissing(const Cpu& cpu, Scratch* scratch, const Task
 
 // Gives rows to the missing keys of one feature and fills in what the search had to leave out.
 void EmbeddingTable::FinishFeature(const Cpu& cpu, Scratch* scratch, const Feature& feature, Task* tasks,
-                                   int64_t num_tasks, int64_t changes, uint32_t* rows, float* buffers) {
+                                   int64_t num_tasks, int64_t losses, uint32_t* rows, float* buffers) {
   EmbeddingTable* table = feature.table;
   const int64_t dim = table->dim(), buffer_floats = (kBlock + 2) * dim;
   Lock lock(table->mutex_);
-  const bool stale = changes != table->changes_;
+  const bool stale = losses != table->losses_, decays = table->HasDecay();
   if (stale) {  // row numbers found before may have been given to other keys since
     ForTasks(cpu, num_tasks, feature.n * kKeyCycles,
              [&](int64_t, int64_t t) { table->Find(feature, &tasks[t], rows); });
@@ -375,7 +284,11 @@ void EmbeddingTable::FinishFeature(const Cpu& cpu, Scratch* scratch, const Featu
     return;
   }
   cpu.executor.For(count, kKeyCycles + dim, [&](int64_t begin, int64_t end) {
-    for (int64_t k = begin; k < end; ++k) {  // just made, so no decay is missing
+    for (int64_t k = begin; k < end; ++k) {
+      if (decays) {  // of a row that another call has made since the search
+        table->CopyAside(rows + missing[k], 1);
+        table->SettleRows(rows + missing[k], 1);
+      }
       const int64_t at = feature.place == nullptr ? missing[k] : feature.place[missing[k]];
       std::memcpy(feature.output + at * dim, table->rows_.Record(rows[missing[k]]),
                   static_cast<size_t>(dim) * sizeof(float));
@@ -417,7 +330,7 @@ void EmbeddingTable::LookupGroup(const Cpu& cpu, Scratch* scratch, const Feature
     }
   }
   float* buffers = scratch->Get<float>(MaxWorkers(cpu, num_tasks) * (kBlock + 2) * max_dim);
-  int64_t* changes = scratch->Get<int64_t>(num_features);
+  int64_t* losses = scratch->Get<int64_t>(num_features);
   {
     // In the order of addresses, and each once: two calls that share tables cannot wait for one another.
     std::vector<EmbeddingTable*> tables;
@@ -436,7 +349,7 @@ void EmbeddingTable::LookupGroup(const Cpu& cpu, Scratch* scratch, const Feature
       }
     }
     for (int64_t f = 0; f < num_features; ++f) {
-      changes[f] = features[f].table->changes_;
+      losses[f] = features[f].table->losses_;
       if (features[f].table->KeysAreRowIds(features[f])) rows[f] = nullptr;
       if (features[f].keys_are_row_ids != nullptr) *features[f].keys_are_row_ids = rows[f] == nullptr;
     }
@@ -455,7 +368,7 @@ void EmbeddingTable::LookupGroup(const Cpu& cpu, Scratch* scratch, const Feature
     bool any = false;
     for (int64_t t = first_task[f]; t < first_task[f + 1]; ++t) any = any || tasks[t].missing > 0;
     if (!any) continue;
-    FinishFeature(cpu, scratch, features[f], tasks + first_task[f], first_task[f + 1] - first_task[f], changes[f],
+    FinishFeature(cpu, scratch, features[f], tasks + first_task[f], first_task[f + 1] - first_task[f], losses[f],
                   rows[f], buffers);
   }
 }

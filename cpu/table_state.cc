@@ -197,7 +197,9 @@ void EmbeddingTable::Swap(TableStore* with) {
     throw FailedPrecondition(table->Label() + ": an asynchronous save is under way. Wait for its result first.");
   }
   // A table that never had a row has given nobody an id of one: it stays as it was made, and keys may go on being row ids.
-  auto is_untouched = [](const EmbeddingTable& table) { return table.changes_ == 0 && table.epoch_ == 0; };
+  auto is_untouched = [](const EmbeddingTable& table) {
+    return table.num_rows_ == 0 && table.losses_ == 0 && table.epoch_ == 0;
+  };
   const bool untouched = is_untouched(*this), other_untouched = is_untouched(*other);
   std::swap(index_, other->index_);
   rows_.Swap(&other->rows_);
@@ -209,7 +211,7 @@ void EmbeddingTable::Swap(TableStore* with) {
   sets_.swap(other->sets_);
   for (auto [table, keeps] : {std::pair{this, untouched}, std::pair{other, other_untouched}}) {
     table->saved_.TurnOff();
-    ++table->changes_;
+    ++table->losses_;
     if (keeps) continue;
     ++table->epoch_;
     table->first_epoch_ = table->epoch_;

@@ -176,15 +176,24 @@ class EmbeddingTable final : public TableStore {
   static void CollectMissing(const Cpu& cpu, Scratch* scratch, const Task* tasks, int64_t num_tasks,
                              const uint32_t* rows, int64_t** missing, int64_t* count);
   static void FinishFeature(const Cpu& cpu, Scratch* scratch, const Feature& feature, Task* tasks, int64_t num_tasks,
-                            int64_t changes, uint32_t* rows, float* buffers);
+                            int64_t losses, uint32_t* rows, float* buffers);
   // Gives a row to each of the m positions listed in `missing` (ascending); all or none, then throws TableFull. With
   // `fresh` false the caller writes the whole record of new rows, and their stamps.
   void InsertMissing(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, const int64_t* missing, int64_t m,
                      uint32_t* rows, bool fresh = true);
-  void InsertHashed(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, const int64_t* missing, int64_t m,
-                    uint32_t* rows, std::vector<std::pair<uint32_t, uint64_t>>* fresh);
+  struct MadeRow {
+    uint32_t row;
+    uint64_t key;
+  };
+  struct MadeRows {  // in scratch memory
+    MadeRow* rows = nullptr;
+    int64_t n = 0;
+  };
+  MadeRows InsertHashed(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, const int64_t* missing, int64_t m,
+                        uint32_t* rows);
+  MadeRows InsertIdentity(Scratch* scratch, const uint64_t* keys, const int64_t* missing, int64_t m, uint32_t* rows);
   void MakeRoom(int64_t row);
-  void InitRows(const std::pair<uint32_t, uint64_t>* fresh, int64_t n);
+  void InitRows(const MadeRow* fresh, int64_t n);
   bool KeysAreRowIds(const Feature& feature) const;
   // Row ids: the row in the lower half, above it as much of the epoch as keeps them from being negative.
   int64_t FirstRowId() const { return (epoch_ & kEpochMask) << 32; }
@@ -242,7 +251,7 @@ class EmbeddingTable final : public TableStore {
   std::vector<uint64_t> in_use_;  // identity: one bit per row
   std::vector<uint32_t> unused_;  // identity: rows not in use in each stretch of 4,096; where 0, no bit is read
   int64_t num_rows_ = 0;          // rows in use
-  int64_t changes_ = 0;           // of the set of keys: row numbers found before the last one may be stale
+  int64_t losses_ = 0;            // of keys, to Erase or Swap: row numbers found before the last one may be stale
   // Calls of Erase that erased something. Row ids have it modulo 2^31, so one that is kept for as many of these calls is
   // taken for a new one. An id with an older epoch may mean a row that was erased since: erased_ tells in which epoch a
   // row was last, 0 if never. An id of an epoch before first_epoch_ means a row that Swap has taken away.

@@ -1,0 +1,122 @@
+// Rows for keys that are new to an EmbeddingTable.
+#include <algorithm>
+
+#include "slot_set.h"
+#include "sok/embedding_table.h"
+#include "table_snapshot.h"
+#include "tasks.h"
+
+namespace sok {
+namespace {
+
+constexpr int64_t kBlock = 32;  // rows that are filled at a time
+constexpr int64_t kKeysPerTask = 8192;
+
+}  // namespace
+
+// What must be there before a row can be written.
+void EmbeddingTable::MakeRoom(int64_t row) {
+  rows_.Touch(row);
+  for (const auto& set : sets_) {
+    if (set->rule.decays()) set->stamps.Touch(row);
+  }
+}
+
+void EmbeddingTable::InitRows(const MadeRow* fresh, int64_t n) {
+  uint64_t keys[kBlock];
+  float* records[kBlock];
+  for (int64_t begin = 0; begin < n; begin += kBlock) {
+    const int64_t count = std::min(kBlock, n - begin);
+    for (int64_t i = 0; i < count; ++i) {
+      const auto [row, key] = fresh[begin + i];
+      keys[i] = key;
+      records[i] = rows_.Record(row);
+      for (const auto& set : sets_) {
+        set->rule.FillSlots(config_.dim, records[i] + set->offset);
+        if (set->rule.decays()) *set->Stamp(row) = static_cast<uint32_t>(set->history.calls());
+      }
+    }
+    FillRows(config_.initializer, keys, count, config_.dim, records);
+  }
+}
+
+EmbeddingTable::MadeRows EmbeddingTable::InsertHashed(const Cpu& cpu, Scratch* scratch, const uint64_t* keys,
+                                                      const int64_t* missing, int64_t m, uint32_t* rows) {
+  uint64_t* wanted = scratch->Get<uint64_t>(m);
+  uint32_t* found = scratch->Get<uint32_t>(m);
+  cpu.executor.For(m, 10, [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; ++k) wanted[k] = keys[missing[k]];
+  });
+  MadeRows made;
+  index_->InsertMissing(cpu, scratch, wanted, m, found, [&](const bool* first, int64_t num_new) {
+    // The n-th new key gets the n-th row from the end of free_rows_, or else from next_row_ on.
+    const int64_t num_free = static_cast<int64_t>(free_rows_.size()), taken = std::min(num_new, num_free);
+    const int64_t next = next_row_ + num_new - taken;
+    if (next > config_.capacity) {
+      int64_t room = num_free + config_.capacity - next_row_, k = 0;
+      while (!first[k] || room-- > 0) ++k;
+      config_.ThrowFull(wanted[k]);
+    }
+    for (int64_t row = next_row_; row < next; row = (row | (rows_.rows_per_slab() - 1)) + 1) MakeRoom(row);
+    saved_.MakeRoom(next);
+    made = {scratch->Get<MadeRow>(num_new), num_new};
+    const int64_t tasks = (m + kKeysPerTask - 1) / kKeysPerTask;
+    int64_t* before = scratch->Get<int64_t>(tasks + 1);  // new keys before each task
+    auto task_end = [&](int64_t t) { return std::min(m, (t + 1) * kKeysPerTask); };
+    before[0] = 0;
+    ForTasks(cpu, tasks, m, [&](int64_t, int64_t t) {
+      before[t + 1] = std::count(first + t * kKeysPerTask, first + task_end(t), true);
+    });
+    for (int64_t t = 0; t < tasks; ++t) before[t + 1] += before[t];
+    ForTasks(cpu, tasks, m * 10, [&](int64_t, int64_t t) {
+      int64_t at = before[t];
+      for (int64_t k = t * kKeysPerTask; k < task_end(t); ++k) {
+        if (!first[k]) continue;
+        found[k] = at < num_free ? free_rows_[static_cast<size_t>(num_free - 1 - at)]
+                                 : static_cast<uint32_t>(next_row_ + at - num_free);
+        made.rows[at++] = {found[k], wanted[k]};
+      }
+    });
+    next_row_ = next;
+    free_rows_.resize(static_cast<size_t>(num_free - taken));
+  });
+  cpu.executor.For(m, 10, [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; ++k) rows[missing[k]] = found[k];
+  });
+  return made;
+}
+
+EmbeddingTable::MadeRows EmbeddingTable::InsertIdentity(Scratch* scratch, const uint64_t* keys, const int64_t* missing,
+                                                        int64_t m, uint32_t* rows) {
+  const uint64_t shards = static_cast<uint64_t>(config_.partition().num_shards());
+  MadeRows made = {scratch->Get<MadeRow>(m), 0};
+  saved_.MakeRoom(config_.capacity);
+  for (int64_t k = 0; k < m; ++k) MakeRoom(static_cast<int64_t>(keys[missing[k]] / shards));
+  for (int64_t k = 0; k < m; ++k) {
+    const int64_t i = missing[k];
+    rows[i] = static_cast<uint32_t>(keys[i] / shards);
+    if (InUse(rows[i])) continue;
+    MarkInUse(rows[i], true);
+    made.rows[made.n++] = {rows[i], keys[i]};
+  }
+  return made;
+}
+
+void EmbeddingTable::InsertMissing(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, const int64_t* missing,
+                                   int64_t m, uint32_t* rows, bool fresh) {
+  if (m == 0) return;
+  const MadeRows made = config_.hashed ? InsertHashed(cpu, scratch, keys, missing, m, rows)
+                                       : InsertIdentity(scratch, keys, missing, m, rows);
+  // Nothing from here on takes memory: a row that its key can find but nobody has written must never be.
+  num_rows_ += made.n;
+  for (int64_t k = 0; saved_.is_on() && k < made.n; ++k) saved_.Mark(made.rows[k].row);
+  for (int64_t k = 0; snapshot_ && k < made.n; ++k) {
+    // A number that nobody had when the save began is not of the snapshot, though it may be below the limit.
+    if (made.rows[k].row < snapshot_->rows) snapshot_->states[made.rows[k].row] = Snapshot::kDone;
+  }
+  if (!fresh) return;
+  cpu.executor.For(made.n, 50 + 10 * config_.dim,
+                   [&](int64_t begin, int64_t end) { InitRows(made.rows + begin, end - begin); });
+}
+
+}  // namespace sok
