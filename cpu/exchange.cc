@@ -8,65 +8,18 @@
 #include "feature_keys.h"
 #include "numbering.h"
 #include "pieces.h"
+#include "route_plan.h"
 #include "sok/error.h"
 
 namespace sok {
 namespace {
 
-// Keys of one hash table: it and the keys in it then stay in a second-level cache (4 MB for 2 cores is a usual size).
-constexpr int64_t kKeysPerPart = 128 << 10;
-constexpr int kMaxParts = 16;
 constexpr int64_t kCyclesPerKey = 20;
-constexpr uint32_t kFirst = 0x80000000u;
 
 // Sums are chosen if what they move, times this, is less than what rows move. With two workers on 2 cores of one busy
 // host, dim 16 and 64, hotness 1 to 50, sums were mostly faster where they move less than 0.8 of the rows and slower
 // above 1.2; between the two the difference was noise (docs/design/exchange.md has the figures).
 constexpr double kSumsFactor = 1.0;
-
-// A table's keys are one part, or several by hash if they are many. Each part is deduplicated by itself.
-struct Part {
-  int table;
-  int number;
-  int64_t n;            // keys that fall into it
-  int64_t num_keys;     // distinct ones
-  int64_t num_fixed;    // of these, first, those of features that come by rows in any case
-  uint32_t base;        // its first distinct key is number `base` of the table
-  uint64_t* keys;       // [n], the distinct ones first
-  uint32_t* place;      // [n]: owner, then place in the answers
-  int64_t* counts;      // [world]
-  int64_t* first_word;  // [world], in the message of that rank's keys of this table
-};
-
-// How keys of features that may come by sums travel. Open: it takes the number of distinct ones to say.
-enum class Choice { kRows, kSums, kOpen };
-
-struct TableKeys {
-  Choice choice;
-  int64_t n;          // keys to tell apart
-  int64_t free_keys;  // of features that may come by sums
-  int64_t pieces;     // of theirs, at least
-  int64_t max_pieces;
-  int64_t limit;                // more distinct ones than this, and sums are the choice
-  std::atomic<int64_t>* found;  // how many distinct ones there are, so far
-  int parts_begin, parts_end;
-  int shift;  // a hash's part is hash >> shift; 64: there is one part
-  uint64_t* keys;
-  uint32_t* place;
-};
-
-struct Plan {
-  int world, num_tables, num_features, num_parts;
-  const RouteTable* tables;
-  const RouteFeature* features;
-  TableKeys* of_table;
-  Part* parts;
-  PieceCount cut;
-  const int64_t* counts;
-  const int64_t* pieces;
-};
-
-bool MaySum(const RouteFeature& feature) { return feature.row_splits != nullptr; }
 
 // What a key and its row, or a piece and its sum, move: number or length there, the row home and as much of gradients.
 int64_t RowBytes(const RouteTable& table, int word_bytes) { return word_bytes + 2 * table.value_bytes * table.dim; }
@@ -81,64 +34,23 @@ double RowsCost(const RouteTable& table, int64_t distinct, int word_bytes) {
 }
 
 // What can be said before keys are looked at.
-void ChooseEarly(const RouteTable& table, const RouteFeature* features, int num_features, int t, int world,
-                 int word_bytes, TableKeys* keys) {
+void ChooseEarly(const Plan& plan, const RouteTable& table, int word_bytes, TableKeys* keys) {
   keys->choice = table.way == WayHome::kSums ? Choice::kSums : Choice::kRows;
-  for (int f = 0; f < num_features; ++f) {
-    if (features[f].table == t && MaySum(features[f])) keys->free_keys += features[f].n;
-  }
+  for (int at = keys->features_free; at < keys->features_end; ++at)
+    keys->free_keys += plan.features[plan.features_of[at]].n;
   if (table.way != WayHome::kAuto || keys->free_keys == 0) return;
-  for (int f = 0; f < num_features; ++f) {
-    if (features[f].table != t || !MaySum(features[f])) continue;
-    const int64_t* splits = features[f].row_splits;
-    for (int64_t s = 0; s < features[f].segments; ++s) keys->pieces += splits[s + 1] > splits[s];
+  for (int at = keys->features_free; at < keys->features_end; ++at) {
+    const RouteFeature& feature = plan.features[plan.features_of[at]];
+    const int64_t* splits = feature.row_splits;
+    for (int64_t s = 0; s < feature.segments; ++s) keys->pieces += splits[s + 1] > splits[s];
   }
-  const int64_t owners = Partition{world, table.owner, table.is_unsigned}.num_shards();
+  const int64_t owners = Partition{plan.world, table.owner, table.is_unsigned}.num_shards();
   keys->max_pieces = std::min(keys->free_keys, keys->pieces * owners);
   if (SumsCost(table, keys->free_keys, keys->pieces, word_bytes) >= RowsCost(table, keys->free_keys, word_bytes))
     return;
   keys->choice = Choice::kOpen;
   keys->limit = static_cast<int64_t>(SumsCost(table, keys->free_keys, keys->max_pieces, word_bytes) /
                                      static_cast<double>(RowBytes(table, word_bytes)));
-}
-
-// Not seeded: the order of keys in a message depends on it, and so do the numbers of the rows that they get.
-inline int PartOf(uint64_t key, int shift) {
-  key = (key ^ (key >> 32)) * 0xD6E8FEB86659FD93ull;
-  key = (key ^ (key >> 29)) * 0x9E3779B97F4A7C15ull;
-  return shift == 64 ? 0 : static_cast<int>(key >> shift);
-}
-
-void Deduplicate(const Plan& plan, Part* part, uint32_t* slots) {
-  constexpr int64_t kBlock = 4096;
-  const TableKeys& table = plan.of_table[part->table];
-  const bool is_unsigned = plan.tables[part->table].is_unsigned, is_open = table.choice == Choice::kOpen;
-  const uint32_t base = part->base;
-  Numbering numbering(part->n, slots, part->keys);
-  for (const bool free : {false, true}) {
-    if (free) part->num_fixed = numbering.count();
-    if (free && table.choice == Choice::kSums) break;
-    for (int f = 0; f < plan.num_features; ++f) {
-      const RouteFeature& feature = plan.features[f];
-      if (feature.table != part->table || MaySum(feature) != free) continue;
-      int32_t* index = feature.index;
-      WithKeys(feature, is_unsigned, [&](auto key_at) {
-        for (int64_t at = 0; at < feature.n; at += kBlock) {
-          const uint32_t before = numbering.count();
-          for (int64_t i = at; i < std::min(at + kBlock, feature.n); ++i) {
-            const uint64_t key = key_at(i);
-            if (PartOf(key, table.shift) != part->number) continue;
-            const uint32_t next = numbering.count(), number = numbering.NumberOf(key);
-            index[i] = static_cast<int32_t>((base + number) | (number == next ? kFirst : 0));
-          }
-          if (!free || !is_open) continue;
-          const int64_t more = numbering.count() - before;
-          if (table.found->fetch_add(more, std::memory_order_relaxed) + more > table.limit) return;
-        }
-      });
-    }
-  }
-  part->num_keys = numbering.count();
 }
 
 void CountOwners(const Plan& plan, Part* part) {
@@ -200,97 +112,33 @@ WayHome ParseWayHome(const std::string& name) {
 
 namespace {
 
-// The tables' keys and their parts, so that only those are told apart that may come by rows.
-void MakeParts(Scratch* scratch, Plan* plan, int word_bytes) {
-  plan->of_table = scratch->Get<TableKeys>(plan->num_tables);
-  plan->num_parts = 0;
-  for (int t = 0; t < plan->num_tables; ++t) {
-    TableKeys& table = plan->of_table[t];
-    table = TableKeys();
-    table.shift = 64;
-    table.found = new (scratch->Get<std::atomic<int64_t>>(1)) std::atomic<int64_t>(0);
-    for (int f = 0; f < plan->num_features; ++f) {
-      if (plan->features[f].table == t) table.n += plan->features[f].n;
-    }
-    if (table.n > kPlaceMask) {
-      throw InvalidArgument("at most 2^31 - 1 keys of one table in one call. Received: " + std::to_string(table.n) +
-                            ".");
-    }
-    ChooseEarly(plan->tables[t], plan->features, plan->num_features, t, plan->world, word_bytes, &table);
-    if (table.choice == Choice::kSums) table.n -= table.free_keys;
-    int parts = 1;
-    while (parts < kMaxParts && parts * kKeysPerPart < table.n) {
-      parts *= 2;
-      --table.shift;
-    }
-    table.parts_begin = plan->num_parts;
-    plan->num_parts += parts;
-    table.parts_end = plan->num_parts;
-    table.keys = scratch->Get<uint64_t>(table.n);
-    table.place = scratch->Get<uint32_t>(table.n);
-  }
-  plan->parts = scratch->Get<Part>(plan->num_parts);
-  for (int t = 0; t < plan->num_tables; ++t) {
-    const TableKeys& table = plan->of_table[t];
-    int64_t in_part[kMaxParts] = {};
-    const int parts = table.parts_end - table.parts_begin;
-    if (parts == 1) in_part[0] = table.n;
-    for (int f = 0; parts > 1 && f < plan->num_features; ++f) {
-      const RouteFeature& feature = plan->features[f];
-      if (feature.table != t || (table.choice == Choice::kSums && MaySum(feature))) continue;
-      ForEachKey(feature, plan->tables[t].is_unsigned,
-                 [&](int64_t, uint64_t key) { ++in_part[PartOf(key, table.shift)]; });
-    }
-    int64_t base = 0;
-    for (int p = 0; p < parts; ++p) {
-      Part& part = plan->parts[table.parts_begin + p];
-      part = Part();
-      part.table = t;
-      part.number = p;
-      part.n = in_part[p];
-      part.base = static_cast<uint32_t>(base);
-      part.keys = table.keys + base;
-      part.place = table.place + base;
-      part.counts = scratch->Get<int64_t>(plan->world);
-      part.first_word = scratch->Get<int64_t>(plan->world);
-      base += in_part[p];
-    }
-  }
-}
-
-// Cuts what may come by sums, and settles what was open.
+// Settles what was open, and cuts what comes by sums.
 void Choose(const Cpu& cpu, Scratch* scratch, Plan* plan, int word_bytes) {
   for (int t = 0; t < plan->num_tables; ++t) {
     TableKeys& table = plan->of_table[t];
     if (table.choice != Choice::kOpen) continue;
     const int64_t distinct = table.found->load();
-    if (distinct > table.limit) {
-      table.choice = Choice::kSums;
-    } else if (SumsCost(plan->tables[t], table.free_keys, table.pieces, word_bytes) >=
-               RowsCost(plan->tables[t], distinct, word_bytes)) {
-      table.choice = Choice::kRows;
+    table.choice = Choice::kSums;
+    if (distinct > table.limit) continue;
+    const double rows = RowsCost(plan->tables[t], distinct, word_bytes);
+    auto sums_with = [&](int64_t pieces) {
+      return SumsCost(plan->tables[t], table.free_keys, pieces, word_bytes) < rows;
+    };
+    if (sums_with(table.pieces)) {
+      int64_t pieces = 0;
+      for (int at = table.features_free; at < table.features_end; ++at)
+        pieces += EstimatePieces(scratch, plan->tables[t], plan->features[plan->features_of[at]], plan->world);
+      if (sums_with(pieces)) continue;
     }
+    table.choice = Choice::kRows;
   }
   int* cut = scratch->Get<int>(plan->num_features);
   int num_cut = 0;
   for (int f = 0; f < plan->num_features; ++f) {
     const RouteFeature& feature = plan->features[f];
-    if (MaySum(feature) && plan->of_table[feature.table].choice != Choice::kRows) cut[num_cut++] = f;
+    if (MaySum(feature) && plan->of_table[feature.table].choice == Choice::kSums) cut[num_cut++] = f;
   }
   plan->cut = CountPieces(cpu, scratch, plan->tables, plan->features, cut, num_cut, plan->world);
-  for (int t = 0; t < plan->num_tables; ++t) {
-    TableKeys& table = plan->of_table[t];
-    if (table.choice != Choice::kOpen) continue;
-    int64_t pieces = 0;
-    for (int64_t c = 0; c < plan->cut.num_chunks; ++c) {
-      const PieceChunk& chunk = plan->cut.chunks[c];
-      if (plan->features[chunk.feature].table != t) continue;
-      for (int r = 0; r < plan->world; ++r) pieces += chunk.pieces[r];
-    }
-    const bool sums = SumsCost(plan->tables[t], table.free_keys, pieces, word_bytes) <
-                      RowsCost(plan->tables[t], table.found->load(), word_bytes);
-    table.choice = sums ? Choice::kSums : Choice::kRows;
-  }
   for (int p = 0; p < plan->num_parts; ++p) {
     Part& part = plan->parts[p];
     if (plan->of_table[part.table].choice == Choice::kSums) part.num_keys = part.num_fixed;
@@ -317,7 +165,6 @@ void AddUp(Scratch* scratch, Plan* plan, Route* route) {
   int64_t* words = scratch->Get<int64_t>(world);
   int64_t* floats = scratch->Get<int64_t>(world);
   int64_t* pieces = scratch->Get<int64_t>(num_features);
-  int64_t* of_rank = scratch->Get<int64_t>(2 * world);
   std::fill_n(counts, world * width, 0);
   for (int p = 0; p < plan->num_parts; ++p) {
     const Part& part = plan->parts[p];
@@ -332,12 +179,14 @@ void AddUp(Scratch* scratch, Plan* plan, Route* route) {
     pieces[f] = kByRows;
     if (!MaySum(feature) || plan->of_table[feature.table].choice != Choice::kSums) continue;
     pieces[f] = 0;
-    plan->cut.Of(f, of_rank, of_rank + world);
+  }
+  for (int64_t c = 0; c < plan->cut.num_chunks; ++c) {
+    const PieceChunk& chunk = plan->cut.chunks[c];
     for (int r = 0; r < world; ++r) {
-      int64_t* count = counts + r * width + num_tables + 2 * f;
-      count[0] = of_rank[r];
-      count[1] = of_rank[world + r];
-      pieces[f] += of_rank[r];
+      int64_t* count = counts + r * width + num_tables + 2 * chunk.feature;
+      count[0] += chunk.pieces[r];
+      count[1] += chunk.keys[r];
+      pieces[chunk.feature] += chunk.pieces[r];
     }
   }
   int64_t all_floats = 0;
@@ -381,7 +230,9 @@ Route RouteKeys(const Cpu& cpu, Scratch* scratch, const RouteTable* tables, int 
   plan->num_features = num_features;
   plan->tables = tables;
   plan->features = features;
-  MakeParts(scratch, plan, word_bytes);
+  SortFeatures(scratch, plan);
+  for (int t = 0; t < num_tables; ++t) ChooseEarly(*plan, tables[t], word_bytes, &plan->of_table[t]);
+  MakeParts(cpu, scratch, plan);
 
   const Runs runs(cpu, *plan);
   int64_t largest = 0;
@@ -463,20 +314,15 @@ void WriteRoute(const Cpu& cpu, Scratch* scratch, const Route& route, const int6
           part->place[u] = static_cast<uint32_t>(next_place[owner]);
           next_place[owner] += dim;
         }
+        const bool all = plan.of_table[part->table].choice == Choice::kRows;
+        for (int64_t i = 0; i < (all ? part->n : part->fixed_n); ++i)
+          part->home[i] = part->place[part->home[i] & ~kFirst] | (part->home[i] & kFirst);
       });
     }
   });
-  for (int f = 0; f < plan.num_features; ++f) {
-    if (plan.pieces[f] != kByRows) continue;
-    const RouteFeature& feature = plan.features[f];
-    const uint32_t* of_key = plan.of_table[feature.table].place;
-    cpu.executor.For(feature.n, 5, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        const uint32_t number = static_cast<uint32_t>(feature.index[i]);
-        feature.index[i] = static_cast<int32_t>(of_key[number & ~kFirst] | (number & kFirst));
-      }
-    });
-  }
+  cpu.executor.For(plan.num_chunks, 4 * kKeysPerChunk, [&](int64_t begin, int64_t end) {
+    for (int64_t c = begin; c < end; ++c) WriteIndex(plan, plan.chunks[c]);
+  });
   WritePieces(cpu, scratch, plan.cut, targets, words);
 }
 

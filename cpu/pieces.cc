@@ -77,20 +77,28 @@ void WriteChunk(const PieceCount& count, const PieceChunk& chunk, const PieceTar
 
 }  // namespace
 
-void PieceCount::Of(int f, int64_t* pieces, int64_t* keys) const {
-  std::fill_n(pieces, world, 0);
-  std::fill_n(keys, world, 0);
-  for (int64_t c = 0; c < num_chunks; ++c) {
-    if (chunks[c].feature != f) continue;
-    for (int r = 0; r < world; ++r) {
-      pieces[r] += chunks[c].pieces[r];
-      keys[r] += chunks[c].keys[r];
-    }
-  }
-}
-
 bool PieceCount::AllLegal() const {
   return std::all_of(chunks, chunks + num_chunks, [](const PieceChunk& chunk) { return chunk.is_legal; });
+}
+
+int64_t EstimatePieces(Scratch* scratch, const RouteTable& table, const RouteFeature& f, int world) {
+  constexpr int64_t kSampled = 1024;
+  const Partition partition = PartitionOf(table, world);
+  const int64_t sampled = std::min(f.segments, kSampled);
+  int64_t* seen = scratch->Get<int64_t>(world);  // the last segment that had a key of that rank
+  std::fill_n(seen, world, -1);
+  int64_t pieces = 0;
+  WithKeys(f, table.is_unsigned, [&](auto key_at) {
+    for (int64_t k = 0; k < sampled; ++k) {
+      const int64_t s = f.segments * k / sampled;
+      for (int64_t i = f.row_splits[s]; i < f.row_splits[s + 1]; ++i) {
+        int64_t& last = seen[partition.OwnerOf(key_at(i))];
+        pieces += last != s;
+        last = s;
+      }
+    }
+  });
+  return sampled == 0 ? 0 : pieces * f.segments / sampled;
 }
 
 PieceCount CountPieces(const Cpu& cpu, Scratch* scratch, const RouteTable* tables, const RouteFeature* features,

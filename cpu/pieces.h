@@ -27,10 +27,11 @@ struct PieceCount {
   const RouteTable* tables = nullptr;
   const RouteFeature* features = nullptr;
 
-  // Adds up those of feature f: pieces [world], keys [world].
-  void Of(int f, int64_t* pieces, int64_t* keys) const;
   bool AllLegal() const;
 };
+
+// About how many pieces the feature has on all ranks: of a thousand segments all over it they are counted.
+int64_t EstimatePieces(Scratch* scratch, const RouteTable& table, const RouteFeature& f, int world);
 
 PieceCount CountPieces(const Cpu& cpu, Scratch* scratch, const RouteTable* tables, const RouteFeature* features,
                        const int* cut, int num_cut, int world);  // cut: which features

@@ -102,11 +102,11 @@ inline std::vector<Asked> AllAsked(const int64_t* counts, int64_t world, int64_t
       all.push_back({r, table, feature, column, of_rank[column], of_rank[keys_column]});
     }
   };
+  std::vector<std::vector<int64_t>> features_of(static_cast<size_t>(num_tables));
+  for (int64_t f = 0; f < num_features; ++f) features_of[table_of[f]].push_back(f);
   for (int64_t t = 0; t < num_tables; ++t) {
     add(t, -1, t, t);
-    for (int64_t f = 0; f < num_features; ++f) {
-      if (table_of[f] == t) add(t, f, num_tables + 2 * f, num_tables + 2 * f + 1);
-    }
+    for (const int64_t f : features_of[t]) add(t, f, num_tables + 2 * f, num_tables + 2 * f + 1);
   }
   return all;
 }

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <map>
 #include <random>
 #include <vector>
@@ -48,7 +49,20 @@ void CheckPieces(int world, bool is_unsigned, int threads, int64_t segments) {
   std::vector<std::vector<int64_t>> pieces(3, std::vector<int64_t>(ranks)), keys(pieces), length(pieces), key(pieces),
       place(pieces);
   int64_t words = 0, floats = 0;
-  for (int f = 0; f < 3; ++f) count.Of(f, pieces[static_cast<size_t>(f)].data(), keys[static_cast<size_t>(f)].data());
+  for (int64_t c = 0; c < count.num_chunks; ++c) {
+    const sok::PieceChunk& chunk = count.chunks[c];
+    const size_t f = static_cast<size_t>(chunk.feature);
+    for (size_t r = 0; r < ranks; ++r) {
+      pieces[f][r] += chunk.pieces[r];
+      keys[f][r] += chunk.keys[r];
+    }
+  }
+  for (size_t f = 0; f < 3; ++f) {
+    int64_t all = 0;
+    for (const int64_t n : pieces[f]) all += n;
+    const int64_t estimate = sok::EstimatePieces(&scratch, tables[features[f].table], features[f], world);
+    CHECK(segments > 1024 ? std::abs(estimate - all) * 20 <= all : estimate == all);
+  }
   for (size_t r = 0; r < ranks; ++r) {
     for (size_t f = 0; f < 3; ++f) {
       length[f][r] = words;
