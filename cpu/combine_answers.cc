@@ -1,7 +1,7 @@
 // The asker's side of the way home: answers become outputs, and gradients of outputs become what goes back.
 #include <algorithm>
-#include <type_traits>
 
+#include "row_kernels.h"
 #include "sok/exchange.h"
 
 namespace sok {
@@ -39,36 +39,43 @@ inline float ScaleOf(const PooledFeature& feature, const Segment& segment) {
                       segment.last - segment.first);
 }
 
-// kDim 0: known at run time only. Constant ones keep the sums in registers.
-template <int kDim>
-void CombineSegments(const float* answers, const PooledFeature& feature, int64_t begin, int64_t end, float* output) {
-  const int64_t dim = kDim == 0 ? feature.dim : kDim;
-  constexpr int64_t kAhead = 16;
+// Answers as records one float apart, so that a place is a row number; its top bit chooses between two equal slabs.
+class AnswerRows {
+ public:
+  explicit AnswerRows(const float* answers) : slabs_{const_cast<float*>(answers), const_cast<float*>(answers)} {}
+  RowView view() const { return {slabs_, 31, kPlaceMask, 1}; }
+
+ private:
+  float* slabs_[2];  // only read
+};
+
+// For widths without a loop of their own, and with weights.
+void CombineSegments(const RowKernels& kernels, const float* answers, const PooledFeature& feature, int64_t begin,
+                     int64_t end, float* output) {
+  constexpr int64_t kAhead = 16, kBlock = 64;
+  const float* rows[kBlock];
   for (int64_t s = begin; s < end; ++s) {
     const Segment segment = SegmentOf(feature, s);
-    float* out = output + s * dim;
-    float sums[kDim == 0 ? 1 : kDim];
-    float* sum = kDim == 0 ? out : sums;
-    for (int64_t j = 0; j < dim; ++j) sum[j] = 0.0f;
-    for (int64_t i = segment.first; i < segment.last; ++i) {
-      if (i + kAhead < feature.n) __builtin_prefetch(answers + (feature.index[i + kAhead] & kPlaceMask));
-      const float* row = answers + (feature.index[i] & kPlaceMask);
-      if (feature.weights == nullptr) {
-        for (int64_t j = 0; j < dim; ++j) sum[j] += row[j];
-      } else {
-        const float w = feature.weights[i];
-        for (int64_t j = 0; j < dim; ++j) sum[j] += w * row[j];
+    float* out = output + s * feature.dim;
+    int64_t at = segment.first;
+    do {
+      const int64_t count = std::min(kBlock, segment.last - at);
+      for (int64_t i = 0; i < count; ++i) {
+        if (at + i + kAhead < feature.n) __builtin_prefetch(answers + (feature.index[at + i + kAhead] & kPlaceMask));
+        rows[i] = answers + (feature.index[at + i] & kPlaceMask);
       }
-    }
+      const float* weights = feature.weights == nullptr ? nullptr : feature.weights + at;
+      kernels.accumulate(rows, weights, count, feature.dim, at == segment.first, out);
+      at += count;
+    } while (at < segment.last);
     const float scale = ScaleOf(feature, segment);
-    for (int64_t j = 0; j < dim; ++j) out[j] = sum[j] * scale;
+    if (scale != 1.0f) kernels.scale(scale, feature.dim, out);
   }
 }
 
-template <int kDim>
-void ScatterSegments(const PooledFeature& feature, const float* grad, int64_t begin_place, int64_t end_place,
-                     float* packed) {
-  const int64_t dim = kDim == 0 ? feature.dim : kDim;
+// For widths without a loop of their own, and with weights: what falls into places [begin, end).
+void ScatterSegments(const PooledFeature& feature, const float* grad, int64_t begin, int64_t end, float* packed) {
+  const int64_t dim = feature.dim;
   constexpr int64_t kAhead = 16;
   for (int64_t s = 0; s < feature.segments; ++s) {
     const Segment segment = SegmentOf(feature, s);
@@ -77,7 +84,7 @@ void ScatterSegments(const PooledFeature& feature, const float* grad, int64_t be
     for (int64_t i = segment.first; i < segment.last; ++i) {
       if (i + kAhead < feature.n) __builtin_prefetch(packed + (feature.index[i + kAhead] & kPlaceMask), 1);
       const int32_t place = feature.index[i] & kPlaceMask;
-      if (place < begin_place || place >= end_place) continue;
+      if (place < begin || place >= end) continue;
       const float factor = feature.weights == nullptr ? scale : scale * feature.weights[i];
       float* to = packed + place;
       if (feature.index[i] < 0) {
@@ -86,21 +93,6 @@ void ScatterSegments(const PooledFeature& feature, const float* grad, int64_t be
         for (int64_t j = 0; j < dim; ++j) to[j] += factor * g[j];
       }
     }
-  }
-}
-
-// call(std::integral_constant<int, kDim>) with the constant for usual dims.
-template <class Call>
-void WithDim(int64_t dim, const Call& call) {
-  switch (dim) {
-    case 8:
-      return call(std::integral_constant<int, 8>());
-    case 16:
-      return call(std::integral_constant<int, 16>());
-    case 32:
-      return call(std::integral_constant<int, 32>());
-    default:
-      return call(std::integral_constant<int, 0>());
   }
 }
 
@@ -114,14 +106,26 @@ bool PlacesFit(const PooledFeature& feature, int64_t size) {
 
 void CombineAnswers(const Cpu& cpu, const float* answers, const PooledFeature* features, int num_features,
                     float* const* outputs) {
+  const RowKernels& kernels = ChosenRowKernels();
+  const AnswerRows rows(answers);
   ForSegments(cpu, features, num_features, [&](int f, int64_t begin, int64_t end) {
-    WithDim(features[f].dim,
-            [&](auto dim) { CombineSegments<decltype(dim)::value>(answers, features[f], begin, end, outputs[f]); });
+    const PooledFeature& feature = features[f];
+    if (feature.weights == nullptr) {
+      const uint32_t* index = reinterpret_cast<const uint32_t*>(feature.index);
+      const int64_t* splits = feature.row_splits;
+      const bool done = splits == nullptr ? kernels.gather(rows.view(), index + begin, end - begin, feature.dim, false,
+                                                           outputs[f] + begin * feature.dim)
+                                          : kernels.pool(rows.view(), index + splits[begin], splits, begin, end,
+                                                         feature.combiner, feature.dim, outputs[f]);
+      if (done) return;
+    }
+    CombineSegments(kernels, answers, feature, begin, end, outputs[f]);
   });
 }
 
 void CombineAnswersGrad(const Cpu& cpu, const PooledFeature* features, int num_features, const float* const* grads,
                         int64_t size, float* packed) {
+  const RowKernels& kernels = ChosenRowKernels();
   // Each slice of the places is one thread's: it reads all features and sums what falls into its slice, in order.
   const int64_t slices = std::max<int64_t>(1, std::min<int64_t>(cpu.executor.num_threads(), size / 4096));
   int64_t work = 0;
@@ -131,10 +135,13 @@ void CombineAnswersGrad(const Cpu& cpu, const PooledFeature* features, int num_f
     for (const bool free : {false, true}) {
       for (int f = 0; f < num_features; ++f) {
         if ((features[f].row_splits != nullptr && features[f].weights == nullptr) != free) continue;
-        WithDim(features[f].dim, [&](auto dim) {
-          ScatterSegments<decltype(dim)::value>(features[f], grads[f], size * begin / slices, size * end / slices,
-                                                packed);
-        });
+        const PooledFeature& feature = features[f];
+        const int64_t first = size * begin / slices, last = size * end / slices;
+        if (feature.weights != nullptr ||
+            !kernels.scatter(feature.index, feature.row_splits, feature.segments, feature.combiner, grads[f],
+                             feature.dim, first, last, packed)) {
+          ScatterSegments(feature, grads[f], first, last, packed);
+        }
       }
     }
   });

@@ -53,6 +53,12 @@ struct RowKernels {
   bool (*sum_segments)(const uint32_t* slot, const int64_t* row_splits, int64_t segments, Combiner combiner,
                        const float* values, int64_t dim, uint32_t* next, float* sums);
 
+  // The other way of pool, without row numbers: to + (lower 31 bits of index[i]) += values[s] * scale(s), in order of i, where
+  // those bits are in [first, last); where the top bit is set, nothing was there before. False, and nothing done, for a dim
+  // that has no loop of its own.
+  bool (*scatter)(const int32_t* index, const int64_t* row_splits, int64_t segments, Combiner combiner,
+                  const float* values, int64_t dim, int64_t first, int64_t last, float* to);
+
   // update for records of rows row_ids[i] (lower 32 bits), none negative, asking the memory ahead.
   void (*update_rows)(const RowView& view, const UpdateRule& rule, const int64_t* row_ids, int64_t slot_offset,
                       const float* grads, int64_t count, int64_t dim);

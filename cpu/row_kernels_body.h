@@ -9,9 +9,9 @@
 namespace sok {
 namespace {
 
-constexpr RowKernels kKernels = {Gather,    Fence,   Pool,        PoolKeys,    AllBelow,   NeverFalls,
-                                 Narrow,    Widen,   SumSegments, UpdateRows,  Accumulate, Scale,
-                                 SumBySlot, AddRows, Update,      ReadDecayed, Settle,     FillUniform};
+constexpr RowKernels kKernels = {Gather,  Fence,       Pool,        PoolKeys,   AllBelow,   NeverFalls, Narrow,
+                                 Widen,   SumSegments, Scatter,     UpdateRows, Accumulate, Scale,      SumBySlot,
+                                 AddRows, Update,      ReadDecayed, Settle,     FillUniform};
 
 }  // namespace
 }  // namespace sok

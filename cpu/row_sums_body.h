@@ -53,6 +53,48 @@ bool SumSegments(const uint32_t* slot, const int64_t* row_splits, int64_t segmen
 #undef SOK_CALL
 }
 
+template <int64_t kDim>
+void ScatterFixed(const int32_t* index, const int64_t* row_splits, int64_t segments, Combiner combiner,
+                  const float* values, int64_t first, int64_t last, float* to) {
+  using Vec = typename Wide<kDim>::Vec;
+  typedef int32_t Bits __attribute__((vector_size(sizeof(Vec)), aligned(4), may_alias));
+  constexpr int64_t kWidth = Wide<kDim>::kWidth, kVectors = Wide<kDim>::kVectors, kAhead = kAheadRows<kDim>;
+  const int64_t n = row_splits == nullptr ? segments : row_splits[segments];
+  int64_t i = 0;
+  for (int64_t s = 0; s < segments; ++s) {
+    const int64_t end = row_splits == nullptr ? s + 1 : row_splits[s + 1], count = end - i;
+    Vec add[kVectors];
+    for (int64_t v = 0; v < kVectors; ++v) add[v] = *reinterpret_cast<const Vec*>(values + s * kDim + v * kWidth);
+    if (combiner != Combiner::kSum && count > 1) {
+      const float divisor = static_cast<float>(count);
+      const float scale = 1.0f / (combiner == Combiner::kMean ? divisor : sqrtf(divisor));
+      for (int64_t v = 0; v < kVectors; ++v) add[v] = scale * add[v];
+    }
+    for (; i < end; ++i) {
+      if (i + kAhead < n) {
+        const float* ahead = to + (index[i + kAhead] & 0x7fffffff);
+        for (int64_t at = 0; at < kDim; at += 16) __builtin_prefetch(ahead + at, 1);
+      }
+      const int64_t place = index[i] & 0x7fffffff;
+      if (place < first || place >= last) continue;
+      // No branch: which keys are the first of their place nobody can foretell.
+      const int32_t kept = ~(index[i] >> 31);
+      for (int64_t v = 0; v < kVectors; ++v) {
+        Vec* sum = reinterpret_cast<Vec*>(to + place + v * kWidth);
+        const Bits old = *reinterpret_cast<const Bits*>(sum) & (Bits{} + kept);
+        *sum = reinterpret_cast<Vec>(old) + add[v];
+      }
+    }
+  }
+}
+
+bool Scatter(const int32_t* index, const int64_t* row_splits, int64_t segments, Combiner combiner, const float* values,
+             int64_t dim, int64_t first, int64_t last, float* to) {
+#define SOK_CALL(kDim) ScatterFixed<kDim>(index, row_splits, segments, combiner, values, first, last, to)
+  SOK_FOR_DIMS(SOK_CALL)
+#undef SOK_CALL
+}
+
 template <bool kScaled, class Shape>
 SOK_INLINE void SumStrip(Shape, const float* const* source, const float* factor, const uint32_t* slot, int64_t n,
                          int64_t dim, int64_t at, float* sums) {

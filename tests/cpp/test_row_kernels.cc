@@ -184,6 +184,52 @@ TEST(SegmentsGoToTheirSlots) {
   }
 }
 
+// In slices, as threads do it; what was there before a place's first row does not count.
+TEST(GradientsGoToTheirPlaces) {
+  std::mt19937 rng(8);
+  const std::vector<int64_t> splits = {0, 3, 3, 4, 24};
+  const std::vector<int32_t> place = {0, 1, 0, 2, 2, 1, 3, 3, 0, 4, 5, 6, 7, 8, 9, 0, 1, 2, 10, 11, 4, 4, 4, 12};
+  for (const sok::RowKernels* kernels : All()) {
+    for (const int64_t dim : kDims) {
+      const std::vector<float> values = Random(&rng, 24 * dim);
+      std::vector<int32_t> index;
+      int32_t next = 0;
+      for (const int32_t at : place) {
+        const bool first = at == next;
+        next += first;
+        index.push_back((5 + at * static_cast<int32_t>(dim)) | (first ? INT32_MIN : 0));
+      }
+      for (const sok::Combiner combiner : {sok::Combiner::kSum, sok::Combiner::kMean, sok::Combiner::kSqrtn}) {
+        for (const bool pooled : {true, false}) {
+          if (!pooled && combiner != sok::Combiner::kSum) continue;
+          const int64_t size = 5 + 13 * dim;
+          std::vector<float> sums(static_cast<size_t>(size), NAN), expected(sums.size(), 0.0f);
+          bool done = true;
+          const int64_t bounds[] = {0, size / 3, size};
+          for (int slice = 0; slice < 2; ++slice) {
+            done = kernels->scatter(index.data(), pooled ? splits.data() : nullptr, pooled ? 4 : 24, combiner,
+                                    values.data(), dim, bounds[slice], bounds[slice + 1], sums.data());
+          }
+          CHECK_EQ(done, HasOwnLoop(dim));
+          if (!done) continue;
+          for (int64_t i = 0; i < 24; ++i) {
+            int64_t s = pooled ? 0 : i;
+            while (pooled && splits[static_cast<size_t>(s + 1)] <= i) ++s;
+            const int64_t count = pooled ? splits[static_cast<size_t>(s + 1)] - splits[static_cast<size_t>(s)] : 1;
+            const float scale = sok::SegmentScale(combiner, nullptr, count);
+            for (int64_t j = 0; j < dim; ++j) {
+              const float add = scale * values[static_cast<size_t>(s * dim + j)];
+              expected[static_cast<size_t>(5 + place[static_cast<size_t>(i)] * dim + j)] += add;
+            }
+          }
+          for (size_t i = 0; i < 5; ++i) CHECK(std::isnan(sums[i]));
+          CHECK(std::equal(sums.begin() + 5, sums.end(), expected.begin() + 5));
+        }
+      }
+    }
+  }
+}
+
 TEST(RowsAreAddedWhereTheyBelong) {
   std::mt19937 rng(8);
   const std::vector<size_t> where = {0, 1, 0, 2, 1, 0, 3, 3, 0, 1, 2, 3};
