@@ -132,16 +132,13 @@ def _of_size(values: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
     return tf.concat([values, tf.zeros([missing], values.dtype)], 0)[:size]
 
 
-def _sparse_rows(sparse: tf.SparseTensor, rank: int | None, slot_num: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """The segment of each id [N], the number of segments, and of features per sample."""
-    indices, dense_shape = sparse.indices, sparse.dense_shape
-    of_matrix = (indices[:, 0], dense_shape[0], tf.constant(slot_num, tf.int64))
+def _sparse_rows(sparse: tf.SparseTensor, rank: int | None, slot_num: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """The number of segments, and of features per sample."""
+    dense_shape = sparse.dense_shape
+    of_matrix = (dense_shape[0], tf.constant(slot_num, tf.int64))
     if rank == 2:
         return of_matrix
-    # A feature beyond slot_num would land in the next sample. No segment is -1: what reads it reports it.
-    in_sample = tf.logical_and(indices[:, 1] >= 0, indices[:, 1] < slot_num)
-    row = tf.where(in_sample, indices[:, 0] * slot_num + indices[:, 1], tf.constant(-1, tf.int64))
-    of_cube = (row, dense_shape[0] * slot_num, dense_shape[1])
+    of_cube = (dense_shape[0] * slot_num, dense_shape[1])
     if rank == 3:
         return of_cube
     is_cube = tf.equal(tf.size(dense_shape), 3)  # a placeholder: known when it runs
@@ -154,10 +151,17 @@ def _from_sparse(feature: Feature, sparse: tf.SparseTensor, weights: tf.Tensor |
     rank = sparse.shape.rank if sparse.shape.rank is not None else (sizes(sparse.dense_shape) or [None])[0]
     if rank not in (2, 3, None):
         raise _error(sparse, feature)
-    row, num_rows, num_features = _sparse_rows(sparse, rank, slot_num)
+    num_rows, num_features = _sparse_rows(sparse, rank, slot_num)
     is_single = weights is not None and weights.dtype == tf.float32
     given = weights if is_single else tf.zeros([0], tf.float32)
-    splits, keys, given, order = _ops.lib().sok_sparse_to_csr(row, _keys_of(sparse.values, feature), given, num_rows)
+    splits, keys, given, order = _ops.lib().sok_sparse_to_csr(
+        sparse.indices,
+        _keys_of(sparse.values, feature),
+        given,
+        num_rows,
+        slot_num=slot_num,
+        wants_order=weights is not None,
+    )
     if weights is not None and not is_single:
         given = tf.gather(weights, order)
     if rank != 3:

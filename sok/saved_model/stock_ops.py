@@ -164,8 +164,15 @@ class StockOps:
         return slot_keys, tf.reduce_all(is_good), tf.gather(tf.pad(ids, [[0, 1]]), bad)
 
     def sok_sparse_to_csr(
-        self, row: tf.Tensor, keys: tf.Tensor, weights: tf.Tensor, num_rows: tf.Tensor
+        self,
+        row: tf.Tensor,
+        keys: tf.Tensor,
+        weights: tf.Tensor,
+        num_rows: tf.Tensor,
+        slot_num: int = 1,
+        wants_order: bool = True,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+        row = _segments_of(row, slot_num)
         is_inside = tf.reduce_all(tf.logical_and(row >= 0, row < num_rows))
         text = "a row index of a SparseTensor is outside its dense_shape of so many rows:"
         row = _after([tf.debugging.Assert(is_inside, [text, num_rows])], row)
@@ -183,6 +190,18 @@ class StockOps:
 
     def sok_unsorted_segment_sum(self, data: tf.Tensor, ids: tf.Tensor, num: Any, name: str | None = None) -> tf.Tensor:
         return tf.math.unsorted_segment_sum(data, ids, num, name=name)
+
+
+def _segments_of(row: tf.Tensor, slot_num: int) -> tf.Tensor:
+    """[N], of segments or of indices of a matrix or cube."""
+    if row.shape.rank == 1:
+        return row
+    if row.shape[1] == 2:
+        return row[:, 0]
+    # A slot beyond slot_num would land in the next sample: no segment is -1.
+    sample, slot = row[:, 0], row[:, 1]
+    of_cube = tf.where(tf.logical_and(slot >= 0, slot < slot_num), sample * slot_num + slot, tf.constant(-1, tf.int64))
+    return of_cube if row.shape[1] == 3 else tf.where(tf.equal(tf.shape(row)[1], 3), of_cube, sample)
 
 
 def _pool(

@@ -109,6 +109,14 @@ def make_calls(lib: Any, folder: Path) -> None:
     lib.sok_combine_grad_rows(grads, *combined, tf.constant(2, tf.int64), combiner="mean")
     lib.sok_combine_grad_weights(grads, grads, *combined, combiner="mean")
     lib.sok_sparse_to_csr(i64(1, 0), i64(1, 2), none, tf.constant(2, tf.int64))
+    lib.sok_sparse_to_csr(
+        tf.constant([[1, 0, 2], [0, 1, 0]], tf.int64),
+        i64(1, 2),
+        none,
+        tf.constant(4, tf.int64),
+        slot_num=2,
+        wants_order=False,
+    )
     variable = tf.Variable(tf.ones([4, 3]))
     pool = {"names": ["v"], "num_rows": [4], "dims": [3], "variable_of": [0], "combiners": ["sum"]}
     lib.sok_variable_pool([variable.handle], [i64(1, 2)], [splits], **pool)

@@ -35,6 +35,31 @@ def test_keys_come_row_by_row_in_stable_order(lib, rng, dtype, weighted, case):
     assert_same(got.order, order)
 
 
+@pytest.mark.parametrize("shuffled", [False, True], ids=["in_order", "in_any"])
+@pytest.mark.parametrize("columns", [2, 3])
+def test_indices_of_a_matrix_or_a_cube(lib, rng, columns, shuffled):
+    shape = (50, 4, 3)[:columns]
+    indices = np.argwhere(rng.random(shape) < 0.4)
+    if shuffled:
+        rng.shuffle(indices)
+    keys, weights = np.arange(len(indices)), rng.normal(size=len(indices)).astype(np.float32)
+    row = indices[:, 0] if columns == 2 else indices[:, 0] * 4 + indices[:, 1]
+    splits, order = sparse_to_csr(row, 200)
+    for wants_order in (False, True):
+        got = lib.sok_sparse_to_csr(indices, keys, weights, 200, slot_num=4, wants_order=wants_order)
+        assert_same(got.row_splits, splits)
+        assert_same(got.csr_keys, keys[order])
+        assert_same(got.csr_weights, weights[order])
+        assert_same(got.order, order if wants_order else order[:0])
+
+
+@pytest.mark.parametrize("index", [[0, 4, 0], [0, -1, 0], [-1, 0, 0], [50, 0, 0], [2**62, 3, 0]])
+def test_an_index_outside_of_a_cube_is_reported(lib, index):
+    got = lib.sok_sparse_to_csr([[0, 0, 0], index], [7, 8], np.zeros(0, np.float32), 200, slot_num=4)
+    outside = lib.sok_sparse_to_csr([0, -1], [7, 8], np.zeros(0, np.float32), 200)
+    assert_same(got.row_splits, outside.row_splits)
+
+
 def test_large_input_agrees_with_a_stable_sort(lib, call, rng):
     row = rng.integers(0, 3_000, 50_000)
     keys, weights = rng.integers(0, 99, 50_000), rng.normal(size=50_000).astype(np.float32)
@@ -93,8 +118,13 @@ def test_shapes_are_inferred(lib):
         assert got.csr_weights.shape == [0] and got.csr_keys.dtype == tf.int32
         got = lib.sok_sparse_to_csr(p(tf.int64, [None]), p(tf.int32, [None]), p(tf.float32, [None]), p(tf.int64, []))
         assert got.row_splits.shape.as_list() == [None]
-        with pytest.raises(ValueError, match="rank 1"):
-            lib.sok_sparse_to_csr(p(tf.int64, [6, 1]), p(tf.int32, [6]), p(tf.float32, [0]), 3)
+        for shape in ([6, 1], [6, 4], [6, 2, 2]):
+            with pytest.raises(ValueError, match="rank 1, or 2 or 3 columns"):
+                lib.sok_sparse_to_csr(p(tf.int64, shape), p(tf.int32, [6]), p(tf.float32, [0]), 3)
+        got = lib.sok_sparse_to_csr(
+            p(tf.int64, [6, 3]), p(tf.int32, [6]), p(tf.float32, [0]), 3, slot_num=3, wants_order=False
+        )
+        assert got.csr_keys.shape == [6] and got.order.shape == [0]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +132,8 @@ def test_shapes_are_inferred(lib):
     [
         (([0, 1], [1, 2, 3], [], 3), r"`keys` must have shape \[2\]. Received: \[3\]"),
         (([0, 1], [1, 2], [1.0], 3), r"`weights` .*per key \(2\).*: 1"),
-        (([[0, 1]], [1, 2], [], 3), "`row` must have rank 1"),
+        (([[0], [1]], [1, 2], [], 3), "`row` must have rank 1, or 2 or 3 columns"),
+        (([[[0, 1]]], [1], [], 3), "`row` must have rank 1, or 2 or 3 columns"),
     ],
 )
 def test_bad_arguments_are_named(lib, args, text):
