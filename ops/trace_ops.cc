@@ -22,6 +22,7 @@ struct Count {
   int64_t begun = 0;  // as `calls`, but never reset: workers compare theirs
   bool waits = false;
   Clock::time_point changed;  // when it began to wait, or was done
+  double seconds = 0;         // from begin to done, of all
 };
 
 struct Counts {
@@ -105,8 +106,10 @@ class TraceCollectiveDoneOp : public GuardedOp {
       Counts& counts = TheCounts();
       std::lock_guard<std::mutex> lock(counts.mutex);
       Count& count = counts.by_name[name_];
+      const auto now = Clock::now();
+      if (count.waits) count.seconds += std::chrono::duration<double>(now - count.changed).count();
       count.waits = false;
-      count.changed = Clock::now();
+      count.changed = now;
     }
     ProfileEnd("", name_, {-1, -1, static_cast<int64_t>(ctx->input(0).TotalBytes())});
     ctx->set_output(0, ctx->input(0));
@@ -129,10 +132,14 @@ void TraceRead(OpKernelContext* ctx) {
   for (auto& [name, count] : counts.by_name) {
     if (count.calls == 0) continue;  // none since the last reset
     names << (calls == 0 ? "" : ", ") << JsonText(name) << ": {\"kind\": " << JsonText(count.kind)
-          << ", \"collectives\": " << count.calls << ", \"bytes\": " << count.bytes << "}";
+          << ", \"collectives\": " << count.calls << ", \"bytes\": " << count.bytes
+          << ", \"seconds\": " << count.seconds << "}";
     calls += count.calls;
     bytes += count.bytes;
-    if (reset) count.calls = count.bytes = 0;
+    if (reset) {
+      count.calls = count.bytes = 0;
+      count.seconds = 0;
+    }
   }
   std::ostringstream out;
   out << "{\"collectives\": " << calls << ", \"bytes\": " << bytes << ", \"by_name\": {" << names.str() << "}}";

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,7 +28,8 @@ def collective_counts(reset: bool = False) -> dict[str, Any]:
 
     Returns:
         `collectives`, `bytes` (handed over by this worker, its own share included) and `by_name`: for each name `kind`,
-        `collectives`, `bytes`. Names end in a number where one graph has several. A job of one worker has none.
+        `collectives`, `bytes` and `seconds`, from when this worker had all that it sends until all had come: in part
+        it waits for the slowest. Names end in a number where one graph has several. A job of one worker has none.
 
     Not collective. Safe from several threads.
 
@@ -50,17 +52,25 @@ def run_now(make: Callable[[], tf.Tensor]) -> Any:
         return session.run(make())
 
 
+# The collectives of one lookup: sok/lookup/exchange.py.
+_LOOKUP = re.compile(r"sok/(?P<tables>.+)/(?P<what>keys|rows|grads)(/(?P<number>\d+))?")
+
+
 class trace:
     """Counts the collectives that run inside a `with`, also those of functions that were traced before.
 
     After the `with` (or inside it, up to now): `collectives`, `bytes` and `by_name`, as `collective_counts` returns
-    them. Do not reset the counts inside.
+    them; and `by_lookup`, for each lookup of tables on several workers, the slowest first: how often it ran, its
+    collectives, bytes and seconds. Lookups overlap, so their seconds may sum to more than a step takes. `print(t)`
+    shows them. Do not reset the counts inside.
 
     Example:
         >>> with trace() as t:
         ...     pass
-        >>> t.collectives, t.bytes, t.by_name
-        (0, 0, {})
+        >>> t.collectives, t.bytes, t.by_name, t.by_lookup
+        (0, 0, {}, {})
+        >>> print(t)
+        0 collectives, 0 bytes
     """
 
     def __init__(self) -> None:
@@ -89,6 +99,32 @@ class trace:
         """The same for each name."""
         return self._so_far()["by_name"]
 
+    @property
+    def by_lookup(self) -> dict[str, dict[str, Any]]:
+        """`calls`, `collectives`, `bytes` and `seconds` of each lookup, named by its table; 'a+3': with 3 others."""
+        found: dict[str, dict[str, Any]] = {}
+        for name, count in self.by_name.items():
+            if (parts := _LOOKUP.fullmatch(name)) is None:
+                continue
+            number = f" ({parts['number']})" if parts["number"] not in (None, "0") else ""
+            one = found.setdefault(
+                f"{parts['tables']}{number}", {"calls": 0, "collectives": 0, "bytes": 0, "seconds": 0.0}
+            )
+            one["calls"] += count["collectives"] * (parts["what"] == "keys")
+            for what in ("collectives", "bytes", "seconds"):
+                one[what] += count[what]
+        return dict(sorted(found.items(), key=lambda item: -item[1]["seconds"]))
+
+    def __str__(self) -> str:
+        lines = [f"{self.collectives:,} collectives, {self.bytes:,} bytes"]
+        for name, one in self.by_lookup.items():
+            calls = max(one["calls"], 1)
+            lines.append(
+                f"lookup '{name}': {one['calls']:,} calls, each {1000 * one['seconds'] / calls:.3g} ms, "
+                f"{one['bytes'] / calls:,.0f} bytes"
+            )
+        return "\n".join(lines)
+
     def _so_far(self) -> dict[str, Any]:
         if self._before is None:
             raise RuntimeError("sok.trace() counts inside a `with`: with sok.trace() as t: ...")
@@ -98,10 +134,10 @@ class trace:
 def _difference(after: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
     by_name = {}
     for name, now in after["by_name"].items():
-        then = before["by_name"].get(name, {"collectives": 0, "bytes": 0})
-        calls = now["collectives"] - then["collectives"]
-        if calls:
-            by_name[name] = {"kind": now["kind"], "collectives": calls, "bytes": now["bytes"] - then["bytes"]}
+        then = before["by_name"].get(name, {"collectives": 0, "bytes": 0, "seconds": 0.0})
+        more = {what: now[what] - then[what] for what in ("collectives", "bytes", "seconds")}
+        if more["collectives"]:
+            by_name[name] = {"kind": now["kind"], **more}
     return {
         "collectives": sum(count["collectives"] for count in by_name.values()),
         "bytes": sum(count["bytes"] for count in by_name.values()),
@@ -141,7 +177,8 @@ def summarize_at_exit(rank: int) -> None:
         counts = collective_counts()
         lines = [f"sok: rank {rank}: {counts['collectives']} collectives, {counts['bytes']} bytes"]
         for name, one in sorted(counts["by_name"].items()):
-            lines.append(f"sok: rank {rank}:   {one['collectives']:>8} {one['bytes']:>14}  {one['kind']}  {name}")
+            counts_of_one = f"{one['collectives']:>8} {one['bytes']:>14} {one['seconds']:>9.3f} s"
+            lines.append(f"sok: rank {rank}:   {counts_of_one}  {one['kind']}  {name}")
         sys.stderr.write("\n".join(lines) + "\n")
 
     atexit.register(summarize)

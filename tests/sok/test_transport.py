@@ -161,10 +161,37 @@ def test_counts_are_those_inside_the_with_also_of_functions_traced_before():
         step(tf.ones([3]))
     step(tf.ones([3]))
     assert (inside, t.collectives, t.bytes) == (2, 4, 2 * (12 + 32 + 12))
-    assert t.by_name == {
+    assert _without_seconds(t.by_name) == {
         "test/group": {"kind": "all_reduce", "collectives": 2, "bytes": 88},
         "test/one": {"kind": "all_to_all", "collectives": 2, "bytes": 24},
     }
+
+
+def _without_seconds(by_name):
+    return {name: {k: v for k, v in one.items() if k != "seconds"} for name, one in by_name.items()}
+
+
+def test_a_trace_tells_each_lookup_with_its_time():
+    """Names as sok/lookup/exchange.py makes them; real ones: tests/multiprocess/checks_lookup.py."""
+    pause = {"sok/a/keys": 0.0, "sok/a/rows": 0.0, "sok/b+2/grads": 0.03}
+    with sok.trace() as t:
+        for name, seconds in pause.items():
+            x = tracing.count(tf.ones([2]), f"{name}/0", "all_to_all")
+            time.sleep(seconds)
+            tracing.done(x, f"{name}/0")
+        for name in ("sok/a/keys/1", "sok/a/keys", "sok/dense_gradients/0", "sok/a/size"):
+            tracing.done(tracing.count(tf.ones([2]), name, "all_to_all"), name)
+    assert list(t.by_lookup)[0] == "b+2" and t.by_lookup["b+2"]["seconds"] >= 0.03  # slept: the slowest comes first
+    assert t.by_name["sok/b+2/grads/0"]["seconds"] == t.by_lookup["b+2"]["seconds"]
+    assert _without_seconds(t.by_lookup) == {
+        "a": {"calls": 2, "collectives": 3, "bytes": 24},
+        "a (1)": {"calls": 1, "collectives": 1, "bytes": 8},
+        "b+2": {"calls": 0, "collectives": 1, "bytes": 8},
+    }
+    first, *lookups = str(t).splitlines()
+    assert first == "7 collectives, 56 bytes"
+    assert [line.partition(":")[0] for line in lookups] == [f"lookup '{name}'" for name in t.by_lookup]
+    assert sok.collective_counts(reset=True)["by_name"]["sok/b+2/grads/0"]["seconds"] > 0
 
 
 def test_counts_can_be_read_and_reset_anywhere():
