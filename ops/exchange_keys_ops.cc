@@ -152,9 +152,13 @@ class ExchangeRouteOp : public GroupOp {
         throw InvalidArgument("`keys` must have one tensor per feature.");
       }
       const int64_t call = ScalarArg<int64_t>(ctx->input(tables.size()), "call");
-      const int64_t mode = ModeOf(ScalarArg<bool>(ctx->input(tables.size() + 1), "insert"), exchange_type_);
+      const bool insert = ScalarArg<bool>(ctx->input(tables.size() + 1), "insert");
+      const int64_t mode = ModeOf(insert, exchange_type_);
       int64_t num_keys = 0;
-      for (const Tensor& k : in.keys) num_keys += k.NumElements();
+      for (int f = 0; f < in.keys.size(); ++f) {
+        num_keys += in.keys[f].NumElements();
+        if (insert) tables[static_cast<size_t>(table_of_[f])]->ids += in.keys[f].NumElements();
+      }
       const std::string names = NamesOf(tables);
       const ProfileSpan span("route", names, {num_keys});
       if (is_wide_) {

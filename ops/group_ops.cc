@@ -112,6 +112,7 @@ class GroupLookupOp : public TablesOp {
     const ProfileSpan span("find+combine", described.tables, described.counts);
     const TfExecutor executor(ctx);
     EmbeddingTable::LookupGroup({executor}, scratch.get(), features.data(), n, insert);
+    for (int f = 0; insert && f < n; ++f) tables[group_->TableOf(f)]->ids += features[static_cast<size_t>(f)].n;
     for (int f = 0; f < n; ++f) {
       ctx->set_output(f, outputs[static_cast<size_t>(f)]);
       ctx->set_output(n + f, are_keys[f] ? ctx->input(m + f) : outputs[static_cast<size_t>(n + f)]);

@@ -48,6 +48,7 @@ class TableLookupOp : public GuardedOp {
     resource->table().Lookup({executor}, scratch.get(), KeyWords(keys, scratch.get()), keys.NumElements(), insert,
                              nullptr, rows->flat<float>().data(),
                              reinterpret_cast<int64_t*>(row_ids->flat<int64_t>().data()));
+    if (insert) resource->ids += keys.NumElements();
   }
 
  private:

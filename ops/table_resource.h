@@ -42,6 +42,8 @@ class TableResource : public tensorflow::ResourceBase {
 
   // Update calls so far, with gradients or without: the same on all ranks.
   std::atomic<int64_t> step{0};
+  // Ids, with their repeats, that lookups of this process have asked for where they make rows.
+  std::atomic<int64_t> ids{0};
 
   // For kernels of the CPU, and for those of a device. Both throw InvalidArgument where the table is elsewhere.
   bool is_on_host() const { return host_ != nullptr; }

@@ -116,6 +116,11 @@ REGISTER_OP("Sok>TableStep").Input("handle: resource").Output("step: int64").Set
 void TableStep(OpKernelContext* ctx) { ScalarOutput<int64_t>(ctx, 0) = TableArg(ctx, 0)->step; }
 SOK_HOST_KERNEL("Sok>TableStep", FunctionOp<TableStep>, "handle", "step");
 
+REGISTER_OP("Sok>TableIds").Input("handle: resource").Output("ids: int64").SetIsStateful().SetShapeFn(ScalarShape);
+
+void TableIds(OpKernelContext* ctx) { ScalarOutput<int64_t>(ctx, 0) = TableArg(ctx, 0)->ids; }
+SOK_HOST_KERNEL("Sok>TableIds", FunctionOp<TableIds>, "handle", "ids");
+
 REGISTER_OP("Sok>TableSetStep")
     .Input("handle: resource")
     .Input("step: int64")

@@ -45,6 +45,7 @@ class GpuGroupLookupOp final : public TablesOp {
       DeviceTable::Asked one = {&resource.device_table(), DeviceKeyWords(cuda, keys, &scratch), feature.segments.n,
                                 nullptr, row_ids};
       if (insert) {
+        resource.ids += one.n;
         feature.index = row_ids;
       } else {
         // Keys without a row read as their fresh one, which lies in no table.

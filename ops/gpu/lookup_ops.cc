@@ -25,6 +25,7 @@ class GpuTableLookupOp final : public GuardedOp {
     resource->device_table().ThrowIfBadIsKnown(cuda);
     resource->device_table().Lookup(cuda, &scratch, DeviceKeyWords(cuda, keys, &scratch), keys.NumElements(), insert,
                                     rows->flat<float>().data(), static_cast<int64_t*>(row_ids->data()));
+    if (insert) resource->ids += keys.NumElements();
   }
 
  private:

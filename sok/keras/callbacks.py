@@ -7,6 +7,7 @@ They are no subclasses of either library's `Callback`, since one process may use
 
 from __future__ import annotations
 
+import contextlib
 import math
 import numbers
 import os
@@ -16,13 +17,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sok.base import tracing
 from sok.base.types import PathLike
 from sok.checkpoint import save_weights
+from sok.checkpoint.targets import tables_of
 from sok.distributed.broadcast import broadcast_variables
 from sok.distributed.replicas import variables_of
 from sok.job import context
 from sok.job.agreement import together
 from sok.keras.metrics import of_model, sum_over_workers
+from sok.table.options import whole_number
 
 
 class _Callback:
@@ -290,6 +294,103 @@ class ModelCheckpoint(_Callback):
             raise ValueError(f"The logs have no {error}. They have: {', '.join(logs) or 'nothing'}.") from None
         is_better = self.best is None or (value < self.best if self.mode == "min" else value > self.best)
         return [path, value] if is_better and not math.isnan(value) else None
+
+
+class TableScalars(_Callback):
+    """Writes scalars of tables and their exchange for TensorBoard, every `every` steps of `fit` or when a loop says so.
+
+    Each worker writes what it knows itself, into a run of its own: 'LOG_DIR/rank0' and so on. Of each table:
+    `tables/NAME/rows` in this worker's shard; `tables/NAME/full`, their share of the capacity; `tables/NAME/new_ids`,
+    the rows that have come to this shard since the scalars before per id that this worker has looked up in training,
+    with repeats: the share of unseen ids. On several workers also `exchange/seconds_per_step` and
+    `exchange/bytes_per_step` of the lookups and their gradients, as `sok.trace` counts them.
+
+    Args:
+        log_dir: a folder.
+        every: steps from one writing to the next, at least 1.
+        tables: an `EmbeddingVariable`, a layer, a model, or a list of these. None: those of the model in `fit`.
+
+    In a loop of one's own: `scalars = TableScalars("logs", tables=model)`, and `scalars.write(step)` now and then.
+
+    Not collective: one worker may have it alone. It takes microseconds a step, and some 0.1 ms for each table where it
+    writes. The counts it reads are kept anyway.
+
+    Raises:
+        ValueError: `every` is no whole number of at least 1.
+
+    Example:
+        >>> import sok, tempfile
+        >>> table = sok.EmbeddingVariable(2, 100, name="watched")
+        >>> folder = tempfile.mkdtemp()
+        >>> scalars = TableScalars(folder, tables=table)
+        >>> rows = sok.lookup_sparse(table, tf.ragged.constant([[1, 2, 2, 2]], dtype=tf.int64), combiners="sum")
+        >>> scalars.write(1)
+        {'tables/watched/rows': 2.0, 'tables/watched/full': 0.02, 'tables/watched/new_ids': 0.5}
+        >>> os.listdir(folder)
+        ['rank0']
+    """
+
+    def __init__(self, log_dir: PathLike, every: int = 100, tables: Any = None) -> None:
+        super().__init__()
+        self.log_dir, self.every, self.tables = os.fspath(log_dir), whole_number("every", every), tables
+        self._writer: Any = None
+        self._steps = self._before_epoch = self._written = 0
+        self._counts: dict[str, tuple[int, int]] = {}  # of each table at the last writing: rows, ids
+        self._trace = tracing.trace()
+        self._begin()
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if self.tables is None:
+            self.tables = self.model
+        iterations = getattr(getattr(self.model, "optimizer", None), "iterations", None)
+        self._steps = self._before_epoch = self._written = 0 if iterations is None else int(iterations)
+        self._begin()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._before_epoch = self._steps
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._steps = self._before_epoch + batch + 1
+        if self._steps - self._written >= self.every:
+            self.write(self._steps)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        if self._writer is not None:
+            self._writer.flush()
+
+    def write(self, step: int) -> dict[str, float]:
+        """Writes the scalars of now under the number `step`, and returns them by their tags."""
+        if self._writer is None:
+            self._writer = tf.summary.create_file_writer(os.path.join(self.log_dir, f"rank{context.rank()}"))
+        scalars: dict[str, float] = {}
+        before, steps = self._counts, max(step - self._written, 1)
+        lookups = self._trace.by_lookup.values()
+        for table in tables_of(self.tables).values():
+            (rows, ids), (old_rows, old_ids) = self._now(table), before.get(table.table_name, (0, 0))
+            scalars[f"tables/{table.table_name}/rows"] = float(rows)
+            scalars[f"tables/{table.table_name}/full"] = rows / table.capacity
+            if ids > old_ids:
+                scalars[f"tables/{table.table_name}/new_ids"] = max(rows - old_rows, 0) / (ids - old_ids)
+        if lookups:
+            for what in ("seconds", "bytes"):
+                scalars[f"exchange/{what}_per_step"] = float(sum(one[what] for one in lookups) / steps)
+        with self._writer.as_default(step=step):
+            for tag, value in scalars.items():
+                tf.summary.scalar(tag, value)
+        self._begin()
+        self._written = step
+        return scalars
+
+    def _begin(self) -> None:
+        """Counts from here."""
+        self._trace.__enter__()
+        with contextlib.suppress(ValueError):  # a model that is not built has no tables yet
+            tables = {} if self.tables is None else tables_of(self.tables)
+            self._counts = {name: self._now(table) for name, table in tables.items()}
+
+    @staticmethod
+    def _now(table: Any) -> tuple[int, int]:
+        return int(table.num_rows()), int(table.ids_seen)
 
 
 def _checked_weight(argument: str, value: float | None) -> float:

@@ -250,8 +250,8 @@ for _name in _ONLY_ONCE.split():
     tf.RegisterGradient(f"Sok>{_name}")(_not_a_second_time)
 
 _WITHOUT_GRADIENT = (
-    "ExchangeRoute ValidateCsr CheckIds SlotKeys SumDuplicates Unique TableExport TableSize TableStep TableRestore "
-    "TableSlotSets TableGather TableScatter TableSave TableLoad TableKeys ShardVerify Philox"
+    "ExchangeRoute ValidateCsr CheckIds SlotKeys SumDuplicates Unique TableExport TableSize TableStep TableIds "
+    "TableRestore TableSlotSets TableGather TableScatter TableSave TableLoad TableKeys ShardVerify Philox"
 )
 for _name in _WITHOUT_GRADIENT.split():
     tf.no_gradient(f"Sok>{_name}")

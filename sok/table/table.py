@@ -257,6 +257,14 @@ class EmbeddingVariable(AsVariable):
         """
         return _ops.lib().sok_table_step(self.handle)
 
+    @property
+    def ids_seen(self) -> tf.Tensor:
+        """Ids that this worker has looked up so far where lookups make rows, with their repeats: int64 scalar.
+
+        Counted since the table was made, in no checkpoint. Not collective.
+        """
+        return _ops.lib().sok_table_ids(self.handle)
+
     def size(self) -> tf.Tensor:
         """The same as `num_rows`; of a `sok.DynamicVariable` what SOK v2 calls its size."""
         return self.num_rows()

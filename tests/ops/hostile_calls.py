@@ -78,6 +78,7 @@ def make_calls(lib: Any, folder: Path) -> None:
     lib.sok_table_set_step(table.handle, tf.constant(7, tf.int64))
     lib.sok_tables_count_step([table.handle, identity.handle])
     lib.sok_table_step(table.handle)
+    lib.sok_table_ids(table.handle)
     table.erase([5])
     table.size()
     table.export()
