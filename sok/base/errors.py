@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Kind = TypeVar("Kind", bound=type[Exception])
 
@@ -28,3 +28,14 @@ CheckpointError = DamagedFileError = FormatError
 @raised_on_all
 class TableFull(Exception):
     """The rows do not fit into a worker's share of the table. All workers raise `tf.errors.ResourceExhaustedError`."""
+
+
+def refuse_strings(dtype: Any, label: str) -> None:
+    """`ValueError` if ids have the dtype of strings: of TensorFlow, NumPy or Keras."""
+    is_numpy = getattr(dtype, "kind", "") in tuple("SUT")
+    if is_numpy or getattr(dtype, "name", dtype) == "string":
+        raise ValueError(
+            f"{label}: the ids are strings, and keys of tables are integers. Hash them first: "
+            "sok.data.hash_columns(values, names), which keeps columns that share a table apart, or "
+            "tf.strings.to_hash_bucket_fast(values, num_buckets) for one column."
+        )

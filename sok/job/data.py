@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sok.base.errors import refuse_strings
 from sok.base.types import TensorLike
 from sok.job import context
 
@@ -93,7 +94,7 @@ def add_offsets(ids: TensorLike | tf.RaggedTensor, sizes: Sequence[int]) -> Any:
         int64 keys in the form of `ids`, in [0, sum(sizes)).
 
     Raises:
-        ValueError: other shapes; sizes that are not positive whole numbers.
+        ValueError: other shapes; sizes that are not positive whole numbers; ids that are strings.
         tf.errors.InvalidArgumentError: an id outside its column.
 
     Example:
@@ -104,6 +105,7 @@ def add_offsets(ids: TensorLike | tf.RaggedTensor, sizes: Sequence[int]) -> Any:
     if lengths.ndim != 1 or lengths.dtype.kind not in "iu" or not len(lengths) or (lengths < 1).any():
         raise ValueError(f"`sizes` must be a list of positive whole numbers, one for each column. Received: {sizes!r}.")
     ids = _columns(ids, len(lengths))
+    refuse_strings(ids.dtype, "`ids`")
     values, columns = _with_columns(tf.cast(ids, tf.int64), len(lengths))
     limits = tf.gather(tf.constant(lengths, tf.int64), columns)
     is_good = tf.logical_and(values >= 0, values < limits)

@@ -35,12 +35,28 @@ def sizes(tensor: Any) -> list[int | None] | None:
 
 
 def _error(inputs: Any, feature: Feature) -> ValueError:
-    slot_num = feature.slot_num
     if feature.ids_called != "inputs":  # not the input of a layer, so nobody spoke of slots
         return ValueError(
             f"{feature.label} must be a SparseTensor [batch, n], a RaggedTensor [batch, None] or a dense tensor "
             f"[batch, n]. Received: {describe(inputs)}."
         )
+    return _wrong_slots(inputs, feature.slot_num)
+
+
+def check_symbol(symbol: Any, slot_num: int) -> None:
+    """`ValueError` if a symbolic input of Keras can hold no batch of `slot_num` features, whatever is not known yet."""
+    static = sizes(symbol)
+    if static is None:
+        return
+    is_full = not any(getattr(symbol, form, False) for form in ("sparse", "ragged")) and isinstance(
+        getattr(symbol, "type_spec", None), (tf.TensorSpec, type(None))
+    )
+    has_slots = len(static) == 3 or (len(static) == 2 and is_full and slot_num > 1)
+    if len(static) not in (2, 3) or (has_slots and static[1] not in (slot_num, None)):
+        raise _wrong_slots(symbol, slot_num)
+
+
+def _wrong_slots(inputs: Any, slot_num: int) -> ValueError:
     accepted = (
         f"a SparseTensor with dense_shape [batch * {slot_num}, max_nnz] or [batch, {slot_num}, n], a RaggedTensor "
         f"[batch, {slot_num}, None] or [batch * {slot_num}, None], or a dense tensor [batch, {slot_num}, n] or "

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sok.base.errors import refuse_strings
 from sok.base.types import DTypeLike
 
 KEY_DTYPES = (tf.int64, tf.int32, tf.uint32, tf.uint64)
@@ -41,7 +42,7 @@ def as_keys(keys: Any, key_dtype: tf.DType, table_name: str, label: str | None =
     Messages begin with `label`, by default the table's name.
 
     Raises:
-        ValueError: a value, or the dtype, does not fit.
+        ValueError: a value, or the dtype, does not fit; of strings, it says how to make keys of them.
     """
     label = label or f"table '{table_name}'"
     if not tf.is_tensor(keys):
@@ -50,6 +51,7 @@ def as_keys(keys: Any, key_dtype: tf.DType, table_name: str, label: str | None =
         return tf.convert_to_tensor(keys)
     if keys.dtype in _WIDER[key_dtype]:
         return tf.cast(keys, key_dtype)
+    refuse_strings(keys.dtype, label)
     raise ValueError(
         f"{label}: keys must be {key_dtype.name}, or an integer dtype that fits into it. "
         f"Received: {keys.dtype.name}. Cast them, or give a table another key_dtype."
@@ -72,6 +74,7 @@ def _checked_array(keys: Any, key_dtype: tf.DType, label: str) -> np.ndarray:
         array = np.asarray(keys, object)  # NumPy makes floats of Python integers on both sides of 2^63
     is_integer = array.dtype.kind in "iu" or array.dtype == object and all(type(k) is int for k in array.ravel())
     if not is_integer:
+        refuse_strings(np.asarray(array.ravel().tolist()).dtype if given.kind == "O" else given, label)
         raise ValueError(f"{label}: keys must be integers. Received: an array of {given}.")
     for key in (int(array.min()), int(array.max())):
         if not key_dtype.min <= key <= key_dtype.max:

@@ -44,7 +44,6 @@ def test_numpy_keys_pass_if_their_values_fit():
         (tf.uint64, [3, -5], "Received: -5"),
         (tf.int64, [1.5], "Received: an array of float64"),
         (tf.int64, np.array([True]), "Received: an array of bool"),
-        (tf.int64, ["a"], "must be integers"),
     ],
 )
 def test_values_that_do_not_fit_are_named(dtype, keys, came):
@@ -65,3 +64,11 @@ def test_tensors_of_a_narrower_dtype_are_cast(narrow, wide):
 def test_tensors_whose_values_might_be_lost_are_refused(given, table):
     with pytest.raises(ValueError, match=f"keys must be {table.name}, .* Received: {given.name}"):
         as_keys(tf.zeros([2], given), table, "t")
+
+
+@pytest.mark.parametrize(
+    "given", [["a", "b"], "a", np.array(["a"]), np.array([b"a"], object), tf.constant(["a"]), ["a", 1]], ids=repr
+)
+def test_strings_are_refused_with_what_makes_keys_of_them(given):
+    with pytest.raises(ValueError, match=saying("table 'doc'", "strings", "sok.data.hash_columns", "hash_bucket_fast")):
+        as_keys(given, tf.int64, "doc")

@@ -99,11 +99,23 @@ class All2AllDenseEmbeddingMixin(EmbeddingLayerMixin):
 
     def _checked(self, inputs: Ids, dense: tf.Tensor, report: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor | None]:
         """`dense` as [B, F, nnz_per_slot], and the report, to which a wrong size that is seen late is added."""
-        static, wanted = sizes(dense), [self.slot_num, self.nnz_per_slot]
+        wanted, static = [self.slot_num, self.nnz_per_slot], self._checked_sizes(inputs, sizes(dense))
+        if len(sizes(dense) or ()) == 2:
+            dense = tf.expand_dims(dense, self._left_out)
+        if static[1:] != wanted:
+            report = check_sizes(report, dense, wanted)
+        return dense, report
+
+    @property
+    def _left_out(self) -> int:
+        """Which axis, of length 1, inputs may be without."""
+        return 2 if self.nnz_per_slot == 1 else 1
+
+    def _checked_sizes(self, inputs: Any, static: list[int | None] | None) -> list[int | None]:
+        """A static shape as that of [B, F, nnz_per_slot]. ValueError if it cannot be."""
+        wanted = [self.slot_num, self.nnz_per_slot]
         if static is not None and len(static) == 2 and 1 in wanted:
-            axis = 2 if self.nnz_per_slot == 1 else 1
-            dense = tf.expand_dims(dense, axis)
-            static = [*static[:axis], 1, *static[axis:]]
+            static = [*static[: self._left_out], 1, *static[self._left_out :]]
         if (
             static is None
             or len(static) != 3
@@ -113,9 +125,12 @@ class All2AllDenseEmbeddingMixin(EmbeddingLayerMixin):
                 f"`inputs` must have shape [batch, {self.slot_num}, {self.nnz_per_slot}] = [batch, slot_num, "
                 f"nnz_per_slot]; for other shapes use dynamic_input=True. Received: {describe(inputs)}."
             )
-        if static[1:] != wanted:
-            report = check_sizes(report, dense, wanted)
-        return dense, report
+        return static
+
+    def _check_symbol(self, symbol: Any) -> None:
+        static = sizes(symbol)
+        if not self.dynamic_input and static is not None:
+            self._checked_sizes(symbol, static)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         dim = self.embedding_vec_size

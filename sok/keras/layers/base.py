@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok.base import keras_calls, strategies
+from sok.base.errors import refuse_strings
 from sok.base.types import DTypeLike
 from sok.checkpoint import store_files
 from sok.job import context
@@ -144,7 +145,9 @@ class EmbeddingLayerMixin(_Layer):
                 keys = as_keys(given, tf.as_dtype(self._options.key_dtype), self.name)
                 args, kwargs = ((keys, *args[1:]), kwargs) if args else (args, {**kwargs, "inputs": keys})
             else:
-                _check_integers(given)
+                _check_integers(given, self.name)
+                if _is_symbol(given):  # else the first step of fit would say so
+                    self._check_symbol(given)
             if not self.built and isinstance(given, tf.SparseTensor) and given.shape.rank is None:
                 self.build(None)  # Keras 3 would ask for the shape first
             return super().__call__(*args, **kwargs)
@@ -170,6 +173,10 @@ class EmbeddingLayerMixin(_Layer):
     def _hints_at_shared_slots(self) -> bool:
         return self.distinct_slots is None and self.slot_num > 1
 
+    def _check_symbol(self, symbol: Any) -> None:
+        """`ValueError` if no batch of a symbolic input of Keras can be looked up, as far as its shape is known."""
+        raise NotImplementedError
+
     @staticmethod
     def _inserts(training: Any) -> Any:
         # Outside fit, evaluate and predict Keras says nothing: a bare call in a custom loop trains, as in SOK.
@@ -184,10 +191,11 @@ class EmbeddingLayerMixin(_Layer):
         return tf.cast(rows, dtype) if dtype.is_floating else rows
 
 
-def _check_integers(inputs: Any) -> None:
+def _check_integers(inputs: Any, layer: str) -> None:
     if not (isinstance(inputs, (int, float, str, list, tuple, dict)) or hasattr(inputs, "dtype")):
         raise ValueError(f"`inputs` must be a tensor of integers, or what makes one. Received: {inputs!r}.")
     dtype = getattr(inputs, "dtype", None)
+    refuse_strings(dtype, f"`inputs` of layer '{layer}'")
     name = getattr(dtype, "name", dtype)  # Keras 3's symbolic tensors have names for dtypes
     if isinstance(name, str) and not name.startswith(("int", "uint")):
         raise ValueError(

@@ -10,7 +10,7 @@ import tensorflow as tf
 from sok.base.types import Condition, DTypeLike, Ids
 from sok.keras.layers.base import EmbeddingLayerMixin, check_combiner
 from sok.lookup.feature import Feature
-from sok.lookup.inputs import static_batch
+from sok.lookup.inputs import check_symbol, static_batch
 from sok.lookup.lookup import lookup_group
 from sok.table.initializers import Initializer
 from sok.table.options import whole_number
@@ -103,6 +103,9 @@ class DistributedEmbeddingMixin(EmbeddingLayerMixin):
             )
         self.combiner = check_combiner(combiner)
         self.padding_key = padding_key
+
+    def _check_symbol(self, symbol: Any) -> None:
+        check_symbol(symbol, self.slot_num)
 
     def call(self, inputs: Ids, training: Condition | None = None, weights: Ids | None = None) -> tf.Tensor:
         variable = self.embedding_variable
