@@ -25,6 +25,7 @@ _PUBLIC = {
     "size": "sok.job.context:size",
     "local_rank": "sok.job.context:local_rank",
     "shutdown": "sok.job.context:shutdown",
+    "barrier": "sok.job.communication:barrier",
     "data": "sok.job.data",
     "enable_distributed_strategy": "sok.compat.strategy:enable_distributed_strategy",
     # Layers and their variables.

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from sok.base import log
 from sok.base.progress import on_stderr
 from sok.base.types import PathLike
 from sok.checkpoint import background, chains
@@ -82,6 +83,7 @@ def restore(
         )
         if generation is not None:
             break
+    log.logger.info("Restored %s of %s.", generation, path)
     forget(in_folder(path))  # what another job has saved there is known now
     return generation if _give_generation else None
 

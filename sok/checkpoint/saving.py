@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from sok.base import log
 from sok.base.types import PathLike
 from sok.checkpoint import background, chains
 from sok.checkpoint import manifest as manifests
@@ -150,6 +151,7 @@ def save(
         work.end(complete=False)
         raise
     work.end(complete=True)
+    log.logger.info("Saved %d tables to %s as %s.", len(work.tables), path, work.generation)
     return None
 
 

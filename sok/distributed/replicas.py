@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from sok.base import keras_calls
 from sok.distributed.broadcast import as_tf_variable, broadcast_variables
-from sok.job import context
+from sok.job import context, dead_peers
 from sok.job.transport import ordering
 from sok.table.table import is_embedding_variable
 
@@ -55,6 +55,7 @@ def start_in_fit(optimizer: Any) -> None:
     if fit is None:
         return
     model, callbacks = fit
+    dead_peers.note_fit(model)
     with tf.init_scope():
         weights = [as_tf_variable(variable) for variable in model_weights(model)]
         if not all(bool(weight.is_initialized()) for weight in weights if not is_embedding_variable(weight)):

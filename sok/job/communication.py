@@ -67,6 +67,30 @@ def num_gpu_per_rank() -> int:
     return 1
 
 
+def barrier() -> None:
+    """Waits until all workers are here: before one reads what another writes, or around what a script times.
+
+    Saves, restores and all other calls of sok that are collective need none around them.
+
+    Raises:
+        RuntimeError: not called eagerly, but while a function is traced or a v1 graph is built.
+        tf.errors.DeadlineExceededError: the deadline of `sok.Init` has passed, and some workers did not come. The
+            message names them, and where they are. tf.errors.OpError: a worker is gone.
+
+    Collective: one. Returns at once on one worker.
+
+    Example:
+        >>> import sok
+        >>> sok.barrier()
+    """
+    if not tf.executing_eagerly():
+        raise RuntimeError(
+            "sok.barrier() waits where the program calls it: call it eagerly, outside of tf.function and v1 graphs. "
+            "In a step no barrier is needed: its lookups and gradients meet the other workers."
+        )
+    context.get_transport().barrier("sok/communication/barrier")
+
+
 def alltoall(tensor: TensorLike, splits: TensorLike) -> tuple[tf.Tensor, tf.Tensor]:
     """Sends each worker its rows and gives the rows that all workers sent here.
 

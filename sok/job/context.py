@@ -9,11 +9,12 @@ import threading
 import weakref
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import ops
 from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
-from sok.base import names, profiling, tracing
+from sok.base import log, names, profiling, tracing
 from sok.job import dead_peers, gpus
 from sok.job.job import Job
 from sok.job.transport import horovod, watch
@@ -22,6 +23,9 @@ from sok.job.transport.local import LocalTransport
 
 # How launchers tell a process how many of it they started: horovodrun, Open MPI, other MPIs.
 _LAUNCHER_VARIABLES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+
+# How workers tell one another of arguments that are None, or no whole numbers: as numbers that nobody passes.
+_NONE, _NO_NUMBER = 1 - 2**63, -(2**63)
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -70,7 +74,7 @@ def Init(global_batch_size: int | None = None, seed: int | None = None, deadline
     On a host with GPUs each worker gets the one with its `local_rank`, whose memory grows as needed; where one GPU is
     visible already, it stays (docs/gpu.md).
 
-    Collective. On several workers it also adds a line to the report of an exception that a dead peer caused
+    Collective. On several workers it also adds lines to the report of an exception that a dead peer caused
     (`sys.excepthook`), and with SOK_TRACE=1 in the environment a count of collectives when the process ends. With
     SOK_TRACE=FILE it starts a profile that is written then (`sok.profile`), on one worker too.
 
@@ -91,6 +95,7 @@ def Init(global_batch_size: int | None = None, seed: int | None = None, deadline
             _check_repeated(_job, global_batch_size, seed, deadline)
             return _check_agreement(_job)
         job = _join(0 if seed is None else seed, global_batch_size, deadline)
+        log.set_rank(job.rank)
         # The GPU cannot be chosen any more once something has run; so this comes first, and tells what it has to say.
         try:
             gpus.bind(job.local_rank, job.size)
@@ -105,8 +110,9 @@ def Init(global_batch_size: int | None = None, seed: int | None = None, deadline
         _check_seed_is_in_time(_job, job.seed)
         profiling.follow_environment(job.rank, job.size)
         _job = _begun(_job, job)
+    log.logger.info("The job begins: %r, global_batch_size %s.", _job, _job.global_batch_size)
     if job.size > 1:
-        dead_peers.explain_on_exit(job.rank)
+        dead_peers.explain_on_exit(job.rank, job.transport.describe_ended)
         tracing.summarize_at_exit(job.rank)
     return ok
 
@@ -165,6 +171,7 @@ def shutdown() -> None:
     with _lock:
         if _job is not None:
             _job.end()
+            log.logger.info("The job has ended: %r.", _job)
         _job = enabled_strategy = None
         names.start_anew()
 
@@ -181,11 +188,12 @@ def unique_collective_name(base: str) -> str:
     if tf.executing_eagerly():
         return base
     with _lock:
-        counters = _graph_counters.setdefault(_counting_graph(), {})
+        counters = _graph_counters.setdefault(counting_graph(), {})
         return f"{base}/{next(counters.setdefault(base, itertools.count()))}"
 
 
-def _counting_graph() -> Any:
+def counting_graph() -> Any:
+    """The graph in which collectives are counted that are built now: not executing eagerly."""
     graph = ops.get_default_graph()
     is_v1 = not tf.compat.v1.executing_eagerly_outside_functions()
     while graph.building_function and (is_v1 or isinstance(graph, ControlFlowFuncGraph)) and graph.outer_graph:
@@ -317,21 +325,42 @@ def _check_agreement(job: _Job) -> tf.Tensor:
 
 
 def _gather_and_compare(job: _Job) -> tf.Tensor:
-    words = [_word(job.global_batch_size, none=-1), _word(job.seed, none=0), int(job.gpu_error is not None)]
+    words = [_word(job.global_batch_size, none=_NONE), _word(job.seed, none=0), int(job.gpu_error is None)]
     everyone = job.transport.all_gather(tf.constant([words], tf.int64), unique_collective_name("sok/init"))
-    check = tf.debugging.Assert(
-        tf.reduce_all(tf.equal(everyone, everyone[:1])),
-        [
-            "sok.Init: all workers must pass the same [global_batch_size, seed] (-1: None), and find a GPU for "
-            "themselves (0; 1: has not). Received, by rank:",
-            everyone,
-        ],
-        summarize=3 * job.size,
-    )
-    with tf.control_dependencies([] if check is None else [check]):
+    if tf.executing_eagerly():
+        if differences := _differences(everyone.numpy()):
+            raise tf.errors.InvalidArgumentError(None, None, differences)
         return tf.constant("OK")
+    differences = tf.reshape(tf.numpy_function(_differences, [everyone], tf.string), [])
+    with tf.control_dependencies([tf.debugging.Assert(tf.equal(differences, ""), [differences])]):
+        return tf.constant("OK")
+
+
+def _differences(everyone: np.ndarray) -> str:
+    """What workers have passed to Init that must be the same, in words; empty if it is. `everyone`: their words [R, 3].
+
+    >>> _differences(np.array([[64, 7, 1], [64, 8, 1], [64, 8, 1]]))
+    'sok.Init: all workers must pass the same `seed`. Received: 7 on rank 0, 8 on ranks 1, 2.'
+    """
+    said = []
+    for place, what in enumerate(("global_batch_size", "seed", "gpu")):
+        ranks: dict[int, list[int]] = {}
+        for rank, value in enumerate(everyone[:, place].tolist()):
+            ranks.setdefault(value, []).append(rank)
+        if len(ranks) == 1:
+            continue
+        if what == "gpu":
+            said.append(f"{watch.ranks_named(ranks[0])} found no GPU to use, {watch.ranks_named(ranks[1])} did.")
+            continue
+        values = ", ".join(f"{_spoken(value)} on {watch.ranks_named(its)}" for value, its in ranks.items())
+        said.append(f"all workers must pass the same `{what}`. Received: {values}.")
+    return f"sok.Init: {' Also, '.join(said)}" if said else ""
+
+
+def _spoken(word: int) -> str:
+    return {_NONE: "None", _NO_NUMBER: "no whole number"}.get(word, str(word))
 
 
 def _word(argument: Any, none: int) -> int:
     # What is no number fails its own check afterwards, on the rank that passed it; the others must not wait for that.
-    return none if argument is None else int(argument) if _is_whole_number(argument) else -(2**63)
+    return none if argument is None else int(argument) if _is_whole_number(argument) else _NO_NUMBER

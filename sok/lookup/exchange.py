@@ -27,6 +27,7 @@ import tensorflow as tf
 from sok.base import _ops
 from sok.job.transport import ordering
 from sok.job.transport.refusal import all_refuse
+from sok.lookup import advice
 from sok.lookup.feature import Feature, Group
 from sok.table.table import EmbeddingVariable
 
@@ -228,7 +229,7 @@ def _common_dtype(features: Sequence[Feature]) -> str:
 
 def _bring_home(sent: Sent, answers: tf.Tensor, splits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Sends answers to the peers that asked, `splits` floats to each; gives those of all owners, and their sizes."""
-    transport, served = sent.group.transport, answers
+    transport, served, step = sent.group.transport, answers, advice.counted(sent.group)
 
     @tf.custom_gradient
     def exchange(answers: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Any]:
@@ -238,6 +239,7 @@ def _bring_home(sent: Sent, answers: tf.Tensor, splits: tf.Tensor) -> tuple[tf.T
         home, home_splits = _send(transport, sent, "rows", answers, splits, sent.asked)
 
         def grad(upstream: tf.Tensor, _: Any) -> tf.Tensor:
+            step.end(transport.size)
             with _beside(served, sent.group.device):  # they end where the answers began
                 upstream = tf.identity(tf.convert_to_tensor(upstream))
             return _send(transport, sent, "grads", upstream, home_splits, splits)[0]

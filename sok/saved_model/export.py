@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import uuid
 from collections.abc import Mapping
@@ -12,6 +13,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.saved_model import fingerprinting_utils
 
+import sok
+from sok.base import log
 from sok.base.types import PathLike
 from sok.job import context
 from sok.job.agreement import check_equal, done_by_all, together
@@ -90,7 +93,7 @@ def export_saved_model(
             specs of its arguments): several signatures. Of a session: a dict from names to pairs (inputs, outputs) of
             dicts from names to tensors of its graph.
         row_dtype: None (float32), 'float16' or 'int8' (with a float32 scale for each row): how rows are stored. What
-            that costs in accuracy is printed. Sums are made in float32.
+            that costs in accuracy is told (logger `sok`). Sums are made in float32.
         default: what keys without a row read as. 'initial': the row they would get, as `training=False` does in `sok`.
             'mean': the mean of the initializer. 'zeros'. A number: all elements. Or a dict from table names to these,
             where tables that are not named have 'initial'. Identity tables have a row for each legal key.
@@ -136,7 +139,9 @@ def export_saved_model(
     with contextlib.nullcontext() if files is None else contextlib.closing(files):
         export_path, names, tables = _exported(model, path, signatures, row_dtype, default, files, overwrite)
     if context.rank() == 0 and row_dtype is not None:
-        print(*tables, sep="\n")  # noqa: T201 (what rows have lost, nobody should have to ask for)
+        # What rows have lost, nobody should have to ask for.
+        log.logger.warning("%s", "\n".join(map(str, tables)))
+    log.logger.info("Exported %d tables to %s.", len(tables), export_path)
     return ExportReport(export_path, names, tables)
 
 
@@ -170,6 +175,7 @@ def _exported(
     def put_in_place() -> None:
         if target is not None:
             target.finish()
+            _write_description(partial, tables, native=files is not None)
             fingerprinting_utils.write_fingerprint(partial)
             _put_in_place(partial, folder, overwrite)
 
@@ -238,6 +244,14 @@ def _write_rows(export: ModelExport | SessionExport, target: rows.Target | None)
     if failure is not None:
         raise failure
     return tuple(reports)
+
+
+def _write_description(folder: str, tables: tuple[TableReport, ...], native: bool) -> None:
+    """What `sok inspect` says of the tables: the model itself does not name them."""
+    told = {"sok_version": sok.__version__, "native": native, "tables": [dataclasses.asdict(table) for table in tables]}
+    tf.io.gfile.makedirs(os.path.join(folder, "assets.extra"))
+    with tf.io.gfile.GFile(os.path.join(folder, "assets.extra", "sok.json"), "w") as file:
+        file.write(json.dumps(told, indent=2))
 
 
 def _put_in_place(folder: str, path: str, overwrite: bool) -> None:

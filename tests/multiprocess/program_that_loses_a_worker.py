@@ -47,6 +47,8 @@ def main(way: str) -> None:
                 os.kill(os.getpid(), signal.SIGSTOP)
             if way == "leave":
                 evaluate_alone()
+            if way == "end":
+                return
             if way == "trace":
                 tf.function(refused)()
             if way == "build":

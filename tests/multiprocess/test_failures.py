@@ -22,8 +22,8 @@ PROGRAM = Path(__file__).with_name("program_that_loses_a_worker.py")
     [
         ("kill", r"exit with status code 137"),
         ("raise", r"\[1\]<stderr>:ValueError: the worker's own mistake"),
-        ("trace", r"sok: rank 1 could not build .*: ValueError: [^$]*int64"),
-        ("build", r"sok: rank 1 could not build .*: ValueError: [^$]*int64"),
+        ("trace", r"sok: rank 1: This worker could not build .*: ValueError: [^$]*int64"),
+        ("build", r"sok: rank 1: This worker could not build .*: ValueError: [^$]*int64"),
     ],
 )
 def test_a_lost_worker_ends_the_job_with_a_clear_message(way, told, monkeypatch):
@@ -32,7 +32,10 @@ def test_a_lost_worker_ends_the_job_with_a_clear_message(way, told, monkeypatch)
     assert not job.timed_out and job.returncode != 0
     assert re.search(told, job.output), job.output
     # The survivor says why it ends, unless horovodrun was quicker, which then says so.
-    survivor = r"sok: rank 0: a peer stopped .*cannot go on without it|Terminating remaining workers after failure"
+    survivor = (
+        r"sok: rank 0: (a peer stopped .*cannot go on without it|rank 1 has ended with ValueError: )"
+        r"|Terminating remaining workers after failure"
+    )
     assert re.search(survivor, job.output), job.output
     assert "trained to the end" not in job.output
     seconds = float(re.search(r"lost at ([\d.]+)", job.output).group(1))
@@ -55,6 +58,15 @@ def test_a_worker_that_does_not_come_ends_the_job_with_words(way, where):
     ), job.output
     assert re.search(where, job.output), job.output
     assert "ends after 12 s" in job.output and "The job ends here: sok.Init(deadline=12)" in job.output
+
+
+def test_a_worker_that_ends_before_the_others_is_told_with_its_steps():
+    job = run([sys.executable, str(PROGRAM), "end"], ranks=2, deadline=120)
+    assert not job.timed_out and job.returncode != 0, job.output
+    assert "sok: rank 0: rank 1 came to the end of its program after 11 training steps" in job.output
+    words = r"sok: rank 0:   This worker has begun 11 training steps, and waits in \w+ 'sok/lost/keys/0' \(number 12\)"
+    assert re.search(words, job.output), job.output
+    assert "sok.data.batches" in job.output and "MetricSumCallback before EarlyStopping" in job.output
 
 
 def test_the_deadline_ends_a_job_and_all_its_processes():

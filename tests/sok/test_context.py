@@ -3,13 +3,18 @@
 import importlib.util
 import subprocess
 import sys
+import threading
+import types
+import weakref
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import sok
 from sok.job import context, dead_peers
 from sok.job.context import unique_collective_name
+from sok.job.transport import refusal
 
 LAUNCHERS = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
@@ -210,6 +215,9 @@ def test_the_hook_adds_a_line_and_calls_the_one_before(monkeypatch, capsys):
     seen = []
     monkeypatch.setattr(sys, "excepthook", lambda *error: seen.append(error))
     monkeypatch.setattr(dead_peers, "_is_installed", False)
+    monkeypatch.setattr(dead_peers, "_tell", str)
+    monkeypatch.setattr(dead_peers, "_ended", dead_peers.WELL)
+    assert dead_peers.own_end()[0] == dead_peers.WELL
     dead_peers.explain_on_exit(rank=2)
     dead_peers.explain_on_exit(rank=2)
     for error in (ValueError("mine"), RuntimeError("Horovod has been shut down")):
@@ -218,3 +226,40 @@ def test_the_hook_adds_a_line_and_calls_the_one_before(monkeypatch, capsys):
     assert capsys.readouterr().err == (
         "sok: rank 2: a peer stopped, or the job was ended (see above); this worker cannot go on without it.\n"
     )
+    assert dead_peers.own_end()[0] == dead_peers.BY_A_PEER
+    dead_peers.explain_on_exit(rank=2, tell=lambda: "rank 1 has ended.\n  Do this.")
+    sys.excepthook(RuntimeError, RuntimeError("gloo: read error"), None)
+    assert capsys.readouterr().err == "sok: rank 2: rank 1 has ended.\nsok: rank 2:   Do this.\n"
+    sys.excepthook(ValueError, ValueError("mine"), None)
+    assert dead_peers.own_end()[0] == "ValueError: mine"
+
+
+def test_whether_a_callback_has_stopped_fit_is_known_while_the_model_lives(monkeypatch):
+    monkeypatch.setattr(dead_peers, "_fits", weakref.WeakSet())
+    assert dead_peers.own_end()[1] is None
+    model = type("Model", (), {"stop_training": False})()
+    dead_peers.note_fit(model)
+    assert dead_peers.own_end()[1] is False
+    model.stop_training = True
+    assert dead_peers.own_end()[1] is True
+    del model
+    assert dead_peers.own_end()[1] is None
+
+
+def test_words_of_different_arguments_name_ranks_and_values():
+    none, no_number = context._NONE, context._NO_NUMBER
+    assert context._differences(np.array([[64, 7, 1]] * 3)) == ""
+    said = context._differences(np.array([[64, 7, 1], [none, 7, 1], [no_number, -1, 0], [64, 7, 1]]))
+    assert said == (
+        "sok.Init: all workers must pass the same `global_batch_size`. Received: 64 on ranks 0, 3, None on rank 1, no "
+        "whole number on rank 2. Also, all workers must pass the same `seed`. Received: 7 on ranks 0, 1, 3, -1 on rank "
+        "2. Also, rank 2 found no GPU to use, ranks 0, 1, 3 did."
+    )
+
+
+def test_a_refusal_after_the_end_of_the_job_leaves_no_traceback_of_its_thread(monkeypatch):
+    left = []
+    monkeypatch.setattr(threading, "excepthook", left.append)
+    ended = types.SimpleNamespace(rank=0, barrier=lambda name: (_ for _ in ()).throw(ValueError("hvd.init()")))
+    refusal.all_refuse(ended, "sok/refused", "ids are no integers")
+    assert not left

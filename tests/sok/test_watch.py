@@ -10,7 +10,17 @@ import tensorflow as tf
 
 import sok
 from sok.base import tracing
-from sok.job.transport.watch import Collective, Report, checked_deadline, describe, lonely, own_collectives, own_place
+from sok.job import dead_peers
+from sok.job.transport.watch import (
+    Collective,
+    Report,
+    checked_deadline,
+    describe,
+    describe_ended,
+    lonely,
+    own_collectives,
+    own_place,
+)
 from tests.messages import saying
 
 
@@ -51,6 +61,33 @@ def test_the_longest_lonely_wait_is_told():
     mine = report(waiting("a", 3, 70.0), waiting("b", 1, 60.0), waiting("c", 1, 80.0), done("d", 1, 90.0))
     one, missing = lonely({0: mine, 1: report(done("c", 1, 1.0))}, 0, 50.0)
     assert (one.name, missing) == ("a", [1])
+
+
+def ended(how, *collectives, was_stopped=None):
+    return Report({one.name: one for one in collectives}, "its end", ended=how, was_stopped=was_stopped)
+
+
+@pytest.mark.parametrize(
+    "was_stopped, remedies",
+    [
+        (False, ["fewer batches", "sok.data.batches", "steps_per_epoch"]),
+        (True, ["A callback has stopped", "MetricSumCallback before EarlyStopping"]),
+        (None, ["fewer batches", "Or: A callback has stopped"]),
+    ],
+)
+def test_a_peer_that_ended_well_is_told_with_its_steps_and_the_remedy(was_stopped, remedies):
+    peer = ended(dead_peers.WELL, done("sok/a/grads/0", 3, 1.0), done("sok/a/keys/0", 9, 1.0), was_stopped=was_stopped)
+    mine = report(done("sok/dense_gradients/0", 4, 1.0), waiting("sok/a/keys/0", 10, 1.0))
+    said = describe_ended({0: mine, 1: peer}, 0)
+    assert re.match(saying("rank 1 came to the end of its program after 3 training steps", *remedies), said), said
+    assert "This worker has begun 4 training steps, and waits in all_to_all 'sok/a/keys/0' (number 10)." in said
+    assert ("fewer batches" in said) is (was_stopped is not True)
+
+
+def test_a_peer_that_raised_is_told_and_one_that_lost_a_peer_is_not():
+    reports = {0: report(), 1: ended("ValueError: mine"), 2: ended(dead_peers.BY_A_PEER), 3: None, 4: report()}
+    assert describe_ended(reports, 0) == "rank 1 has ended with ValueError: mine (its own output says where)."
+    assert describe_ended({0: ended(dead_peers.WELL), 1: report()}, 0) == ""
 
 
 def test_words_name_the_collective_the_ranks_and_their_places():

@@ -97,6 +97,10 @@ class Transport(abc.ABC):
         """How tensors of a GPU travel, in words for people: see `sok doctor`."""
         return "on the device (one worker: nothing is sent)"
 
+    def describe_ended(self) -> str:
+        """What is known of workers whose programs have ended, in words for people; or nothing."""
+        return ""
+
     def abort(self) -> None:  # noqa: B027 (one worker has none)
         """Ends all collectives, on every rank, with an error: those under way and those to come."""
 

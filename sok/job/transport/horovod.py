@@ -60,6 +60,7 @@ class HorovodTransport(Transport):
             hvd.init()
         self.rank, self.size, self.local_rank = hvd.rank(), hvd.size(), hvd.local_rank()
         self._watch: Watch | None = None
+        self._was_aborted = False
         if deadline and self.size > 1:
             self._watch = Watch(self.rank, self.size, deadline, self._store(), self.abort)
         self.shares_memory = self._can_share_memory()
@@ -192,6 +193,11 @@ class HorovodTransport(Transport):
     def _run(self, kind: str, name: str, tensors: Any, collective: Callable[..., Sequence[tf.Tensor]]) -> Any:
         """What `collective(first of tensors, turns)` gives: counted, and in turn with others of the name."""
 
+        if self._was_aborted:
+            raise tf.errors.AbortedError(
+                None, None, f"{kind} '{name}': the job has ended, as sok has said on stderr. Start the workers anew."
+            )
+
         def build(turns: list[tf.Tensor]) -> list[tf.Tensor]:
             first, *_ = tracing.count_group(tf.nest.flatten(tensors), name, kind, turns)
             try:
@@ -204,7 +210,11 @@ class HorovodTransport(Transport):
 
         return in_turn(name, build)
 
+    def describe_ended(self) -> str:
+        return "" if self._watch is None else self._watch.describe_ended()
+
     def abort(self) -> None:
+        self._was_aborted = True
         self._hvd.shutdown()
 
     def shutdown(self) -> None:

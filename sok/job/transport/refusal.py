@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 
-import tensorflow as tf
-
+from sok.base import log
 from sok.job.transport.base import Transport, run_now
 
 
@@ -25,16 +23,17 @@ def all_refuse(transport: Transport, name: str, text: str) -> None:
     """
 
     def ask() -> None:
-        with contextlib.suppress(tf.errors.OpError):  # the job has ended
+        # Whatever it is, the job has ended, before or now. What this rank refuses it raises anyhow.
+        with contextlib.suppress(Exception):
             run_now(lambda: transport.barrier(name))
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(float(os.environ.get("SOK_REFUSAL_SECONDS", "30")))
     if asking.is_alive():
-        sys.stderr.write(
-            f"sok: rank {transport.rank} could not build a function or graph: {text}\n"
-            f"sok: rank {transport.rank}: its peers could, and would wait in it for this worker. The job ends here.\n"
+        log.logger.error(
+            "This worker could not build a function or graph: %s\n"
+            "Its peers could, and would wait in it for this worker. The job ends here.",
+            text,
         )
-        sys.stderr.flush()
         transport.abort()

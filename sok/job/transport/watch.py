@@ -11,6 +11,7 @@ slow. What proves it is that a peer has begun fewer collectives of the name, or 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import http.client
 import json
@@ -25,7 +26,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sok.base import _ops
+from sok.base import _ops, log
+from sok.job import dead_peers
 
 DEADLINE = 1800.0  # seconds
 _WARN_AFTER = 60.0
@@ -53,6 +55,14 @@ class Report:
     collectives: dict[str, Collective]
     place: str  # where its program is
     silent: float = 0.0  # seconds that it has told nothing new, if those are more than usual
+    ended: str = ""  # how its program has ended (sok/job/dead_peers.py); empty: it runs
+    was_stopped: bool | None = None  # whether a callback has stopped its `fit`
+
+    @property
+    def steps(self) -> int:
+        """Training steps that it has begun, as far as gradients tell."""
+        gradients = [one for one in self.collectives.values() if {"grads", "dense_gradients"} & {*one.name.split("/")}]
+        return max((one.begun for one in gradients), default=0)
 
     @property
     def oldest_wait(self) -> Collective | None:
@@ -91,8 +101,8 @@ def describe(reports: dict[int, Report | None], one: Collective, missing: list[i
     """What waits, who came, and where each of the others is: lines for people."""
     came = [rank for rank in reports if rank not in missing]
     lines = [
-        f"{one.kind} '{one.name}' (number {one.begun}) has waited for {one.seconds:.0f} s: {_ranks(came)} came, "
-        f"{_ranks(missing)} did not."
+        f"{one.kind} '{one.name}' (number {one.begun}) has waited for {one.seconds:.0f} s: {ranks_named(came)} came, "
+        f"{ranks_named(missing)} did not."
     ]
     for rank in [*came[:1], *missing[:_MOST_RANKS_SHOWN]]:
         lines.append(f"  rank {rank} {_whereabouts(reports[rank])}")
@@ -100,7 +110,40 @@ def describe(reports: dict[int, Report | None], one: Collective, missing: list[i
     return "\n".join(lines)
 
 
-def _ranks(ranks: list[int]) -> str:
+_FEWER_BATCHES = (
+    "It had fewer batches than this worker. Give all as many: sok.data.batches, or one steps_per_epoch for all."
+)
+_STOPPED = (
+    "A callback has stopped its training (model.stop_training). All workers must stop after the same step: put "
+    "sok.callbacks.MetricSumCallback before EarlyStopping, both on all workers."
+)
+
+
+def describe_ended(reports: dict[int, Report | None], rank: int) -> str:
+    """What is known of the peers of `rank` whose programs have ended, and what to do: lines for people, or nothing."""
+    mine, lines = reports[rank], []
+    ended = {peer: report for peer, report in reports.items() if peer != rank and report is not None and report.ended}
+    for peer, report in list(ended.items())[:_MOST_RANKS_SHOWN]:
+        if report.ended == dead_peers.BY_A_PEER:
+            continue
+        if report.ended != dead_peers.WELL:
+            lines.append(f"rank {peer} has ended with {report.ended} (its own output says where).")
+            continue
+        lines.append(f"rank {peer} came to the end of its program after {_steps(report)}, before this worker did.")
+        if mine is not None and (wait := mine.oldest_wait) is not None:
+            lines.append(
+                f"  This worker has begun {_steps(mine)}, and waits in {wait.kind} '{wait.name}' (number {wait.begun})."
+            )
+        causes = {True: _STOPPED, False: _FEWER_BATCHES, None: f"{_FEWER_BATCHES} Or: {_STOPPED}"}
+        lines.append(f"  {causes[report.was_stopped]}")
+    return "\n".join(lines)
+
+
+def _steps(report: Report) -> str:
+    return f"{report.steps} training step{'' if report.steps == 1 else 's'}"
+
+
+def ranks_named(ranks: list[int]) -> str:
     shown = ", ".join(map(str, ranks[:_MOST_RANKS_SHOWN]))
     more = f" and {len(ranks) - _MOST_RANKS_SHOWN} more" if len(ranks) > _MOST_RANKS_SHOWN else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
@@ -138,7 +181,10 @@ class Watch:
         self._told = 0
         self._heard: dict[int, tuple[int, float]] = {}  # of each peer: which report, and when it was new here
         self._warned: tuple[str, int] | None = None
+        self._telling = threading.Lock()
         self.verdict = ""  # why the job was ended, once it was
+        # Horovod's own end comes after it, and with that the peers' errors.
+        atexit.register(self._tell_end)
         threading.Thread(target=self._run, name="sok-watch", daemon=True).start()
 
     def stop(self) -> None:
@@ -160,7 +206,7 @@ class Watch:
         found = lonely(reports, self._rank, self._deadline)
         if found is not None:
             self.verdict = f"{describe(reports, *found)}\n  The job ends here: sok.Init(deadline={self._deadline:g})."
-            self._say(self.verdict)
+            log.logger.error("%s", self.verdict)
             self.stop()
             ending = threading.Thread(target=self._end, daemon=True)
             # The program, which fails now, may leave at once; Horovod must not be ended from two threads.
@@ -177,17 +223,32 @@ class Watch:
         speaker = min(rank for rank in reports if rank not in missing)
         if speaker == self._rank and self._warned != (one.name, one.begun):
             self._warned = (one.name, one.begun)
-            self._say(f"{describe(reports, one, missing)}\n  The job ends after {self._deadline:g} s of that.")
+            words = describe(reports, one, missing)
+            log.logger.warning("%s\n  The job ends after %g s of that.", words, self._deadline)
 
-    def _say(self, text: str) -> None:
-        sys.stderr.write("".join(f"sok: rank {self._rank}: {line}\n" for line in text.splitlines()))
-        sys.stderr.flush()
+    def describe_ended(self) -> str:
+        """What peers have told of their end: see the function."""
+        mine = Report(own_collectives(), own_place())
+        try:
+            return describe_ended(self._read_all(mine), self._rank)
+        except (OSError, http.client.HTTPException, ValueError):
+            return ""  # the store has ended, too
+
+    def _tell_end(self) -> None:
+        self.stop()
+        how, was_stopped = dead_peers.own_end()
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            self._tell(Report(own_collectives(), "its end", ended=how, was_stopped=was_stopped))
 
     def _tell(self, report: Report) -> None:
-        self._told += 1
-        told = [dataclasses.astuple(one) for one in report.collectives.values()]
-        body = json.dumps({"number": self._told, "collectives": told, "place": report.place})
-        self._request("PUT", self._rank, body.encode())
+        with self._telling:
+            if self._stopped.is_set() and not report.ended:
+                return  # it would come after the last word
+            self._told += 1
+            told = [dataclasses.astuple(one) for one in report.collectives.values()]
+            body = {"number": self._told, "collectives": told, "place": report.place}
+            body |= {"ended": report.ended, "was_stopped": report.was_stopped}
+            self._request("PUT", self._rank, json.dumps(body).encode())
 
     def _read_all(self, mine: Report) -> dict[int, Report | None]:
         return {rank: mine if rank == self._rank else self._read(rank) for rank in range(self._size)}
@@ -201,9 +262,9 @@ class Watch:
             self._heard[rank] = (told["number"], now)
         collectives = [Collective(*one) for one in told["collectives"]]
         silent = now - self._heard[rank][1]
-        return Report(
-            {one.name: one for one in collectives}, told["place"], silent if silent > 2 * self._interval else 0.0
-        )
+        silent = silent if silent > 2 * self._interval else 0.0
+        by_name = {one.name: one for one in collectives}
+        return Report(by_name, told["place"], silent, told["ended"], told["was_stopped"])
 
     def _request(self, method: str, rank: int, body: bytes | None = None) -> bytes | None:
         connection = http.client.HTTPConnection(self._store, timeout=10)
