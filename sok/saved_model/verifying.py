@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from google.protobuf.message import DecodeError
 from tensorflow.core.protobuf import saved_model_pb2
 
 from sok.saved_model.serving_file import Head, verify_file
+
+
+def read_saved_model(path: str) -> Any:
+    """The protocol buffer of the SavedModel at `path`.
+
+    Raises:
+        OSError: there is none.
+        ValueError: it is damaged.
+    """
+    name = os.path.join(path, "saved_model.pb")
+    model = saved_model_pb2.SavedModel()
+    try:
+        with open(name, "rb") as file:
+            model.ParseFromString(file.read())
+    except DecodeError as error:
+        raise ValueError(f"{name}: not a SavedModel: {error}.") from None
+    return model
 
 
 def verify_export(path: str) -> tuple[list[Head], list[str]]:
@@ -30,13 +48,7 @@ def verify_export(path: str) -> tuple[list[Head], list[str]]:
         >>> (tables[0].dim, wrong)
         (2, [])
     """
-    name = os.path.join(path, "saved_model.pb")
-    model = saved_model_pb2.SavedModel()
-    try:
-        with open(name, "rb") as file:
-            model.ParseFromString(file.read())
-    except DecodeError as error:
-        raise ValueError(f"{name}: not a SavedModel: {error}.") from None
+    model = read_saved_model(path)
     # With paths they would lead out of the folder.
     names = sorted({os.path.basename(a.filename) for meta in model.meta_graphs for a in meta.asset_file_def})
     files = [name for name in names if name.endswith(".sok")]

@@ -50,11 +50,14 @@ def build_parser() -> argparse.ArgumentParser:
     inspect = command(
         "inspect",
         _inspect,
-        help="say what is in a checkpoint",
-        description="Prints the tables of a checkpoint: rows, dims, slots, workers, size. Reads the manifest only; "
-        "with --plot some of the rows, too.",
+        help="say what is in a checkpoint, a manager's folder or an export",
+        description="Prints the tables of a checkpoint: rows, dims, slots, workers, size; of a folder of "
+        "sok.CheckpointManager all its checkpoints; of an export its signatures and tables. Reads what these say of "
+        "themselves only; with --plot some of the rows, too.",
     )
-    inspect.add_argument("path", metavar="PATH", help="the folder given to sok.save")
+    inspect.add_argument(
+        "path", metavar="PATH", help="the folder given to sok.save, sok.CheckpointManager or sok.export_saved_model"
+    )
     inspect.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
     inspect.add_argument(
         "--plot",
@@ -73,6 +76,21 @@ def build_parser() -> argparse.ArgumentParser:
         "checks it. Exit status 0 only if it can be restored, or served.",
     )
     verify.add_argument("path", metavar="PATH", help="the folder given to sok.save or sok.export_saved_model")
+
+    profile = commands.add_parser("profile", help="draw what sok.profile has written")
+    plot = profile.add_subparsers(title="commands", metavar="COMMAND", required=True).add_parser(
+        "plot",
+        help="draw some steps as a picture",
+        description="Draws steps of the traces of one worker or several: a row for each thread and for each "
+        "collective. Needs matplotlib.",
+    )
+    plot.set_defaults(run=_plot)
+    plot.add_argument("traces", metavar="TRACE.json", nargs="+", help="what sok.profile or SOK_TRACE=FILE has written")
+    plot.add_argument(
+        "--output", metavar="FILE.png", help="the picture (default: the name of the first trace and .png)"
+    )
+    plot.add_argument("--first", metavar="STEP", type=int, default=0, help="the first step to draw (default: 0)")
+    plot.add_argument("--steps", metavar="N", type=int, default=2, help="how many (default: 2)")
 
     compact = command(
         "compact",
@@ -124,6 +142,12 @@ def _verify(options: argparse.Namespace) -> int:
     from sok.tools import looking
 
     return looking.verify(options.path)
+
+
+def _plot(options: argparse.Namespace) -> int:
+    from sok.tools import looking
+
+    return looking.plot_profile(options.traces, options.output, options.first, options.steps)
 
 
 def _compact(options: argparse.Namespace) -> int:

@@ -7,10 +7,11 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sok.checkpoint.manifest import Link, Manifest, Table, read_manifest
+from sok.tools import folders
 
 
 def _told(command: Callable[..., int]) -> Callable[..., int]:
@@ -29,10 +30,17 @@ def _told(command: Callable[..., int]) -> Callable[..., int]:
 
 @_told
 def inspect(path: str, as_json: bool = False, plot: str | None = None) -> int:
-    """Prints what a checkpoint holds; the exit status. Loads no TensorFlow.
+    """Prints what a checkpoint, a manager's folder or an export holds; the exit status.
 
-    `plot`: the picture to draw as well; '' for the default name, None for none.
+    Loads no TensorFlow, but for an export. `plot`: of a checkpoint the picture to draw as well; '' for the default
+    name, None for none.
     """
+    path = path.rstrip("/") or path
+    if folders.is_export(path) or folders.is_managed(path):
+        if plot is not None:
+            raise ValueError(f"{path}: --plot draws checkpoints of tables: the folders whose names end in '.sok'.")
+        print(_inspected(path, as_json))
+        return 0
     manifest = read_manifest(path)
     if plot is not None:
         from sok.tools import picture
@@ -43,10 +51,24 @@ def inspect(path: str, as_json: bool = False, plot: str | None = None) -> int:
     return 0
 
 
+def _inspected(path: str, as_json: bool) -> str:
+    """What is said of an export, or of a manager's folder."""
+    if folders.is_export(path):
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        export = folders.export(path)
+        return json.dumps(export, indent=2) if as_json else folders.export_lines(path, export, _bytes)
+    found = folders.managed(path)
+    if not as_json:
+        return folders.managed_lines(path, found, described, _bytes)
+    for one in found:
+        one["tables"] = one["tables"] and dataclasses.asdict(one["tables"])
+    return json.dumps(found, indent=2)
+
+
 @_told
 def verify(path: str) -> int:
     """Prints whether a checkpoint, or the tables of a native export, are whole; the exit status."""
-    is_export = os.path.exists(os.path.join(path, "saved_model.pb"))
+    is_export = folders.is_export(path)
     if not is_export:
         read_manifest(path)  # says what is missing before TensorFlow is loaded, which takes seconds
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -74,6 +96,16 @@ def _verify_export(path: str) -> tuple[list[str], str]:
     tables, wrong = verify_export(path)
     size = sum(head.file_bytes for head in tables)
     return wrong, f"native export of {_count(len(tables), 'table')}, {_bytes(size)}"
+
+
+@_told
+def plot_profile(traces: Sequence[str], target: str | None, first: int, steps: int) -> int:
+    """Draws traces of `sok.profile`; the exit status."""
+    from sok.tools import timeline
+
+    drawn = timeline.plot(traces, target or f"{os.path.splitext(os.path.basename(traces[0]))[0]}.png", first, steps)
+    print(f"drawn: {drawn}", file=sys.stderr)
+    return 0
 
 
 @_told
