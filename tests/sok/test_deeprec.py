@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import sok
+from tests.messages import saying
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = (
@@ -267,6 +268,9 @@ def test_columns_of_any_ids_need_a_table():
     assert sok.feature_column.embedding_column(column, 2).capacity == 10
     with pytest.raises(ValueError, match="`dtype` .*hash others"):
         sok.deeprec.categorical_column_with_embedding("item", dtype=tf.string)
+    column = sok.feature_column.embedding_column(sok.deeprec.categorical_column_with_embedding("item"), 2)
+    with tf.Graph().as_default(), pytest.raises(ValueError, match=saying("column 'item'", "sok.data.hash_columns")):
+        tf.compat.v1.feature_column.input_layer({"item": [["a"]]}, [column])
     for make in (
         sok.deeprec.categorical_column_with_embedding,
         lambda name, **o: sok.deeprec.get_embedding_variable(name, 2, **o),

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
 from tensorflow.python.feature_column import feature_column_v2 as fc_v2
 from tensorflow.python.feature_column import serialization
+
+from sok.base.errors import refuse_strings
 
 
 @serialization.register_feature_column
 class AnyIdColumn(fc_v2.IdentityCategoricalColumn):
     """Integer ids as they come. `number_buckets`, of the class that it is made of, is the capacity of a worker."""
+
+    def _transform_input_tensor(self, input_tensor: tf.SparseTensor) -> tf.SparseTensor:
+        refuse_strings(input_tensor.dtype, f"column '{self.key}'")
+        return super()._transform_input_tensor(input_tensor)
 
     @property
     def num_buckets(self) -> int:

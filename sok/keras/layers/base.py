@@ -146,7 +146,7 @@ class EmbeddingLayerMixin(_Layer):
                 args, kwargs = ((keys, *args[1:]), kwargs) if args else (args, {**kwargs, "inputs": keys})
             else:
                 _check_integers(given, self.name)
-                if _is_symbol(given):  # else the first step of fit would say so
+                if type(given).__name__.endswith("KerasTensor"):  # else the first step of fit would say so
                     self._check_symbol(given)
             if not self.built and isinstance(given, tf.SparseTensor) and given.shape.rank is None:
                 self.build(None)  # Keras 3 would ask for the shape first
