@@ -33,9 +33,9 @@ def test_what_holds_a_job_up_reaches_standard_error_line_by_line(alone, capsys):
 
 def test_a_level_is_enough_to_hear_more(alone, capsys, tmp_path, monkeypatch):
     alone()
+    sok.shutdown()
     monkeypatch.setattr(log.logger, "level", logging.INFO)
     monkeypatch.setattr(log.logger, "_cache", {})
-    sok.shutdown()
     sok.Init(global_batch_size=8, seed=3)
     table = sok.EmbeddingVariable(2, 10, name="logged")
     sok.save(tmp_path / "c", table)
