@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from benchmarks import group_lookup, synthetic, workloads
+from benchmarks import group_lookup, layer, synthetic, workloads
 from benchmarks.job import GIB, Case, Check, Job, ratios
 
 _BEST = Check(against="best peer", at_least=1)
@@ -230,6 +230,7 @@ def all_jobs() -> list[Job]:
         _workers("w2"),
         _workers("w4"),
         *group_lookup.jobs(),
+        *layer.jobs(),
         *(_memory(rows, 16) for rows in (10**6, 10**7, 10**8)),
         _probe("startup", "Start-up", startup, gib=3.0, quick=True),
     ]

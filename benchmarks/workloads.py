@@ -12,6 +12,7 @@ The big ones lie in files, for programs that are not Python; anything else (`mak
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from pathlib import Path
 
@@ -129,7 +130,15 @@ def _bags(offsets: np.ndarray, ids: np.ndarray) -> Bags:
 
 
 def make_bags(
-    *, tables: int, rows: int, batch: int, hotness: int, distribution: str, number: int, seed: int = 12
+    *,
+    tables: int,
+    rows: int,
+    batch: int,
+    hotness: int,
+    distribution: str,
+    number: int,
+    seed: int = 12,
+    exponent: float = ZIPF_EXPONENT,
 ) -> Bags:
     """Batch `number` of T tables: 1..hotness ids for each sample, or exactly one if hotness is 1."""
     rng = np.random.default_rng([seed, number])
@@ -141,7 +150,7 @@ def make_bags(
         return _bags(offsets, rng.integers(0, rows, total))
     if distribution != "zipf":
         raise ValueError(f"`distribution` must be one of {DISTRIBUTIONS}. Received: {distribution!r}.")
-    ranks = _zipf(rows).draw(rng, total)
+    ranks = _zipf(rows, exponent).draw(rng, total)
     # Frequent ids lie anywhere in a table, elsewhere in each: an odd factor permutes the row numbers.
     base = np.concatenate([[0], np.cumsum(offsets[:, -1])])
     ids = np.empty(total, np.int64)
@@ -158,13 +167,9 @@ def permuted(ranks: np.ndarray, rows: int, table: int) -> np.ndarray:
     return (ranks.astype(np.uint64) * np.uint64(factor) + np.uint64(table)) % np.uint64(rows)
 
 
-_zipf_cache: dict[int, Zipf] = {}
-
-
-def _zipf(rows: int) -> Zipf:
-    if rows not in _zipf_cache:
-        _zipf_cache[rows] = Zipf(rows)
-    return _zipf_cache[rows]
+@functools.cache
+def _zipf(rows: int, exponent: float) -> Zipf:
+    return Zipf(rows, exponent)
 
 
 def make_w2(data: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import sok
-from benchmarks import machine, probes, synthetic, timeline, workloads
+from benchmarks import layer, machine, probes, synthetic, timeline, workloads
 from benchmarks.contestant import Prepared
 from benchmarks.contestants import tensors
 from sok.lookup.feature import Csr, Feature
@@ -34,6 +34,7 @@ def prepare(job: dict[str, Any]) -> Prepared:
         "w3": _w3,
         "w4": _w4,
         "synthetic": _synthetic,
+        "layer": _layer,
         "memory": _memory,
         "startup": _startup,
     }
@@ -278,6 +279,45 @@ def _synthetic(job: dict[str, Any]) -> Prepared:
     prepared = Prepared(how() + ", identity tables")
     prepared["step"] = lambda i: step(*batches[i % len(batches)])
     prepared.inspections["step"] = lambda: {"mlp_alone_ms": _dense_alone_ms(model, job["optimizer"], batches[0])}
+    return prepared
+
+
+def _layer(job: dict[str, Any]) -> Prepared:
+    kind, slots, size = job["ids"], layer.SLOTS, layer.BATCH * layer.SLOTS
+    embedding = sok.DistributedEmbedding(
+        "sum",
+        slots * layer.ALL_ROWS,
+        layer.DIM,
+        slots,
+        layer.HOTNESS,
+        slots * layer.HOTNESS,
+        use_hashtable=job["hashed"],
+        distinct_slots=True,
+    )
+    rule = optimizer("adagrad")
+    upstream = tensors.gradients_for([[layer.BATCH, slots, layer.DIM]])[0]
+    signature = [tf.SparseTensorSpec([size, layer.HOTNESS], tf.int64)]
+
+    @tf.function(input_signature=signature)
+    def step(ids: tf.SparseTensor) -> None:
+        with tf.GradientTape() as tape:
+            outputs = embedding(ids, training=True)
+        tables = embedding.trainable_variables
+        gradients = tape.gradient(outputs, tables, output_gradients=upstream)
+        rule.apply_gradients(zip(gradients, tables, strict=True))
+
+    batches = []
+    for bags in layer.batches(kind):
+        where, ids = layer.together(bags)
+        batches.append(tf.SparseTensor(tf.constant(where), tf.constant(ids), [size, layer.HOTNESS]))
+    prepared = Prepared("DistributedEmbedding, one SparseTensor")
+    prepared[kind] = lambda i: step(batches[i % len(batches)])
+    if kind == "new":
+        step.get_concrete_function()
+        prepared.once.add(kind)
+    else:
+        for i in range(len(batches)):  # the rows are there
+            prepared[kind](i)
     return prepared
 
 

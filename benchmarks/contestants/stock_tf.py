@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from benchmarks import synthetic, workloads
+from benchmarks import layer, synthetic, workloads
 from benchmarks.contestant import Prepared, Unsupported
 from benchmarks.contestants import tensors
 
@@ -19,7 +19,7 @@ def version() -> str:
 
 def prepare(job: dict[str, Any]) -> Prepared:
     tensors.set_threads(job["threads"])
-    makers = {"w1": _w1, "w2": _w2, "w3": _w3, "w4": _w4, "synthetic": _synthetic}
+    makers = {"w1": _w1, "w2": _w2, "w3": _w3, "w4": _w4, "synthetic": _synthetic, "layer": _layer}
     return makers[job["kind"]](job)
 
 
@@ -251,4 +251,35 @@ def _synthetic(job: dict[str, Any]) -> Prepared:
     batches = synthetic.batches(tf, model, batch)
     prepared = Prepared(f"gather, reduce_sum + tf_keras legacy {job['optimizer']}")
     prepared["step"] = lambda i: step(*batches[i % len(batches)])
+    return prepared
+
+
+def _layer(job: dict[str, Any]) -> Prepared:
+    kind = job["ids"]
+    tables = [rows_variable(layer.ROWS, layer.DIM, slot) for slot in range(layer.SLOTS)]
+    rule = tensors.stock_optimizer("adagrad")
+    rule._create_all_weights(tables)
+    upstream = tensors.gradients_for([[layer.BATCH, layer.DIM]] * layer.SLOTS)
+    shape = [layer.BATCH, layer.HOTNESS]
+
+    @tf.function(input_signature=[tf.SparseTensorSpec(shape, tf.int64)] * layer.SLOTS)
+    def step(*ids: tf.SparseTensor) -> None:
+        with tf.GradientTape() as tape:
+            outputs = _pooled(tables, ids, "sum")
+        rule.apply_gradients(zip(tape.gradient(outputs, tables, output_gradients=upstream), tables, strict=True))
+
+    batches = []
+    for bags in layer.batches(kind):
+        batch = []
+        for slot in range(layer.SLOTS):
+            ids, offsets = bags.table(slot)
+            # Ids beyond the table are those that nobody has seen: here any rows, each once.
+            where = layer.indices(np.diff(offsets))
+            batch.append(tf.SparseTensor(tf.constant(where), tf.constant(ids % layer.ROWS), shape))
+        batches.append(batch)
+    prepared = Prepared("26 embedding_lookup_sparse(allow_fast_lookup) + tf_keras legacy adagrad, rows by number")
+    prepared[kind] = lambda i: step(*batches[i % len(batches)])
+    if kind == "new":
+        step.get_concrete_function()
+        prepared.once.add(kind)
     return prepared
