@@ -6,20 +6,21 @@ The stock twin exists to check the other: the same rows to start from, the same 
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 import sok
-from criteo.data import ClickLog
+from criteo.features import Features
 from sok.job.context import get_transport
 
 _RANGE = 0.05  # rows start uniformly distributed in [-0.05, 0.05]
 
 
-def _stock_optimizer(name: str, learning_rate: float) -> tf.keras.optimizers.Optimizer:
+def _stock_optimizer(name: str, learning_rate: Any, **more: float) -> tf.keras.optimizers.Optimizer:
     kinds = {"adam": "Adam", "lazyadam": "Adam", "adagrad": "Adagrad", "sgd": "SGD"}
-    return getattr(tf.keras.optimizers, kinds[name])(learning_rate)
+    return getattr(tf.keras.optimizers, kinds[name])(learning_rate, **more)
 
 
 class Sok:
@@ -28,27 +29,24 @@ class Sok:
     def __init__(self, options: argparse.Namespace, num_features: int):
         self._options, self._num_features = options, num_features
 
-    def embed(self, dim: int, name: str) -> tf.keras.layers.Layer:
-        """Return a layer from keys [B, F] to rows [B, F, dim]."""
+    def embed(self, dim: int, name: str, zeros: bool = False) -> tf.keras.layers.Layer:
+        """Return a layer from keys [B, F] to rows [B, F, dim], which start at zero or at small random values."""
+        # A seed of its own, so that a table starts alike whatever it is called and in whichever backend.
+        small = tf.keras.initializers.RandomUniform(-_RANGE, _RANGE, seed=2 * self._options.seed)
         return sok.DistributedEmbedding(
             combiner="sum",
             max_vocabulary_size_per_gpu=self._options.max_vocabulary_size_per_gpu,
             embedding_vec_size=dim,
             slot_num=self._num_features,
             max_nnz=1,
-            # A seed of its own, so that a table starts alike whatever it is called and in whichever backend.
-            embedding_initializer=tf.keras.initializers.RandomUniform(
-                -_RANGE, _RANGE, seed=2 * self._options.seed + (dim == 1)
-            ),
+            embedding_initializer="zeros" if zeros else small,
             name=name,
         )
 
-    def optimizer(self, model: tf.keras.Model) -> tf.keras.optimizers.Optimizer:
+    def optimizer(self, kind: str, learning_rate: Any, **more: float) -> tf.keras.optimizers.Optimizer:
         """Return an optimizer that adds up all workers' gradients, of rows and of dense weights alike."""
-        sok.broadcast_variables(model.variables, root_rank=0)
-        options = self._options
-        own = sok.optimizers.LazyAdam(options.learning_rate) if options.optimizer == "lazyadam" else None
-        stock = _stock_optimizer(options.optimizer, options.learning_rate)
+        own = sok.optimizers.LazyAdam(learning_rate) if kind == "lazyadam" else None
+        stock = _stock_optimizer(kind, learning_rate, **more)
         return sok.DistributedOptimizer(stock, embedding_optimizer=own, op=sok.Sum)
 
     def prepare(self, gradients: list) -> list:
@@ -64,23 +62,23 @@ class Sok:
 class Stock:
     """All rows of the log's keys in one TensorFlow variable per table."""
 
-    def __init__(self, options: argparse.Namespace, log: ClickLog):
+    def __init__(self, options: argparse.Namespace, features: Features):
         if get_transport().size > 1:
             raise ValueError("`--backend stock` runs in one process: start it without horovodrun.")
         if options.optimizer == "lazyadam":
             raise ValueError("`--backend stock` has no lazyadam: give adam, adagrad or sgd.")
         self._options = options
-        self._keys = distinct_keys(log)
+        self._keys = distinct_keys(features)
 
-    def embed(self, dim: int, name: str) -> tf.keras.layers.Layer:
-        """Return a layer from keys [B, F] to rows [B, F, dim]."""
-        twin = Sok(self._options, num_features=1).embed(dim, name)
+    def embed(self, dim: int, name: str, zeros: bool = False) -> tf.keras.layers.Layer:
+        """Return a layer from keys [B, F] to rows [B, F, dim], which start as those of `Sok`."""
+        twin = Sok(self._options, num_features=1).embed(dim, name, zeros)
         rows = twin.embedding_variable.sparse_read(self._keys)  # initial values: nothing is in that table
         return DenseTable(self._keys, rows.numpy(), name=name)
 
-    def optimizer(self, model: tf.keras.Model) -> tf.keras.optimizers.Optimizer:
+    def optimizer(self, kind: str, learning_rate: Any, **more: float) -> tf.keras.optimizers.Optimizer:
         """Return TensorFlow's own optimizer."""
-        return _stock_optimizer(self._options.optimizer, self._options.learning_rate)
+        return _stock_optimizer(kind, learning_rate, **more)
 
     def prepare(self, gradients: list) -> list:
         """Return the gradients as the optimizer wants them: dense.
@@ -95,11 +93,11 @@ class Stock:
         return [self._keys.size]
 
 
-def distinct_keys(log: ClickLog) -> np.ndarray:
+def distinct_keys(features: Features) -> np.ndarray:
     """Return all keys of a log, in ascending order [V] int64."""
     keys = np.empty(0, dtype=np.int64)
     for part in ("train", "test"):
-        for batch in log.batches(part, 65536):
+        for batch in features.batches(part, 65536):
             keys = np.union1d(keys, batch.keys)
     return keys
 

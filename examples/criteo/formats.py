@@ -34,6 +34,8 @@ class LogFormat:
     num_dense: int
     num_sparse: int
     has_header: bool
+    has_counts: bool
+    """Whether the dense columns are counts, log(1 + x), -1 where missing."""
     parse: Callable[[np.ndarray, np.ndarray, np.ndarray], Parsed]
 
 
@@ -99,6 +101,7 @@ CRITEO = LogFormat(
     num_dense=13,
     num_sparse=26,
     has_header=False,
+    has_counts=True,
     parse=_parse_criteo,
 )
 
@@ -113,6 +116,7 @@ AVAZU = LogFormat(
     num_dense=2,
     num_sparse=22,
     has_header=True,
+    has_counts=False,
     parse=_parse_avazu,
 )
 

@@ -1,6 +1,8 @@
-"""Exact AUC and log loss in NumPy."""
+"""Exact AUC, log loss and calibration in NumPy."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
@@ -44,3 +46,27 @@ def log_loss(labels: np.ndarray, probabilities: np.ndarray) -> float:
     if y.size == 0:
         return float("nan")
     return float(-np.mean(y * np.log(p) + (1 - y) * np.log1p(-p)))
+
+
+def calibration(labels: np.ndarray, probabilities: np.ndarray, bins: int = 10) -> dict[str, Any]:
+    """Return how predicted probabilities compare with what happened.
+
+    Args:
+      labels: [n] 0 or 1.
+      probabilities: [n].
+      bins: groups of as equal a size as can be, in the order of the predictions.
+
+    Returns:
+      "ratio": predicted over observed positives, None without any. "bins": for each that has rows "predicted" (mean
+      probability), "observed" (share of positives) and "rows".
+
+    >>> calibration(np.array([0, 1, 1, 1]), np.array([0.25, 0.25, 0.5, 1.0]), bins=2)["bins"][1]
+    {'predicted': 0.75, 'observed': 1.0, 'rows': 2}
+    """
+    order = np.argsort(probabilities, kind="stable")
+    p, y = np.asarray(probabilities, np.float64)[order], np.asarray(labels, np.float64)[order]
+    parts = [(a, b) for a, b in zip(np.array_split(p, bins), np.array_split(y, bins), strict=True) if a.size]
+    return {
+        "ratio": float(p.sum() / y.sum()) if y.sum() else None,
+        "bins": [{"predicted": float(a.mean()), "observed": float(b.mean()), "rows": a.size} for a, b in parts],
+    }

@@ -1,8 +1,8 @@
 """Three click models in Keras: DLRM-like, DeepFM, and Wide & Deep.
 
 Each takes `{"dense": [B, num_dense] float32, "keys": [B, F] int64}` and gives logits [B]. Where the embedding rows live
-is the caller's choice: `embed(dim, name)` returns a layer from keys [B, F] to rows [B, F, dim]. They run under Keras 3
-and, with TF_USE_LEGACY_KERAS=1, under tf_keras.
+is the caller's choice: `embed(dim, name, zeros=False)` returns a layer from keys [B, F] to rows [B, F, dim]. They run
+under Keras 3 and, with TF_USE_LEGACY_KERAS=1, under tf_keras.
 
 Every dense layer has an initializer with its own seed, so that all workers, and both backends, start alike.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-Embed = Callable[[int, str], tf.keras.layers.Layer]
+Embed = Callable[..., tf.keras.layers.Layer]
 
 
 class _Seeds:
@@ -31,7 +31,23 @@ class _Seeds:
         return tf.keras.Sequential([self.dense(w, "relu", f"{name}_{i}") for i, w in enumerate(widths)], name=name)
 
 
-class Dlrm(tf.keras.Model):
+class _Model(tf.keras.Model):
+    """A model that keeps its embedding rows small: `l2` / 2 times the squares of the rows of each sample is a loss."""
+
+    l2 = 0.0
+
+    def linear_variables(self) -> list:
+        """Return the variables of a linear part, if there is one."""
+        return []
+
+    def rows_of(self, keys, training):  # [B, F] -> [B, F, D]
+        rows = self.embedding(keys, training=training)
+        if training and self.l2:
+            self.add_loss(0.5 * self.l2 * tf.reduce_sum(tf.square(rows)))
+        return rows
+
+
+class Dlrm(_Model):
     """Dot products of all pairs of feature vectors, the dense features being one of them, then an MLP.
 
     After Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation Systems" (2019).
@@ -49,7 +65,7 @@ class Dlrm(tf.keras.Model):
 
     def call(self, inputs, training=False):
         dense = self.bottom(inputs["dense"])  # [B, D]
-        rows = self.embedding(inputs["keys"], training=training)  # [B, F, D]
+        rows = self.rows_of(inputs["keys"], training)  # [B, F, D]
         vectors = tf.concat([dense[:, None, :], rows], axis=1)  # [B, 1 + F, D]
         products = tf.matmul(vectors, vectors, transpose_b=True)  # [B, 1 + F, 1 + F]
         flat = tf.reshape(products, [-1, products.shape[1] * products.shape[2]])
@@ -57,7 +73,7 @@ class Dlrm(tf.keras.Model):
         return self.logit(self.top(tf.concat([dense, pairs], axis=1)))[:, 0]
 
 
-class DeepFm(tf.keras.Model):
+class DeepFm(_Model):
     """A factorization machine and an MLP over the same embedding rows, added.
 
     After Guo et al., "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction" (2017).
@@ -67,14 +83,17 @@ class DeepFm(tf.keras.Model):
         super().__init__(name="deepfm")
         seeds = _Seeds(seed)
         self.embedding = embed(embedding_dim, "embedding")
-        self.first_order = embed(1, "first_order")
+        self.first_order = embed(1, "first_order", zeros=True)
         self.linear = seeds.dense(1, None, "linear")
         self.deep = seeds.tower((128, 64), "deep")
         self.logit = seeds.dense(1, None, "logit")
         self._width = num_features * embedding_dim
 
+    def linear_variables(self) -> list:
+        return self.first_order.trainable_variables + self.linear.trainable_variables
+
     def call(self, inputs, training=False):
-        rows = self.embedding(inputs["keys"], training=training)  # [B, F, D]
+        rows = self.rows_of(inputs["keys"], training)  # [B, F, D]
         weights = self.first_order(inputs["keys"], training=training)  # [B, F, 1]
         # The sum over all pairs i < j of <v_i, v_j> is half of (the square of the sum - the sum of the squares).
         total = tf.reduce_sum(rows, axis=1)
@@ -85,7 +104,7 @@ class DeepFm(tf.keras.Model):
         return linear + second_order + deep
 
 
-class WideDeep(tf.keras.Model):
+class WideDeep(_Model):
     """A linear model over all values and an MLP over their embedding rows, added.
 
     After Cheng et al., "Wide & Deep Learning for Recommender Systems" (2016), without hand-crossed features.
@@ -95,14 +114,17 @@ class WideDeep(tf.keras.Model):
         super().__init__(name="widedeep")
         seeds = _Seeds(seed)
         self.embedding = embed(embedding_dim, "embedding")
-        self.wide = embed(1, "wide")
+        self.wide = embed(1, "wide", zeros=True)
         self.linear = seeds.dense(1, None, "linear")
         self.deep = seeds.tower((256, 128), "deep")
         self.logit = seeds.dense(1, None, "logit")
         self._width = num_features * embedding_dim
 
+    def linear_variables(self) -> list:
+        return self.wide.trainable_variables + self.linear.trainable_variables
+
     def call(self, inputs, training=False):
-        rows = self.embedding(inputs["keys"], training=training)  # [B, F, D]
+        rows = self.rows_of(inputs["keys"], training)  # [B, F, D]
         weights = self.wide(inputs["keys"], training=training)  # [B, F, 1]
         flat = tf.concat([inputs["dense"], tf.reshape(rows, [-1, self._width])], axis=1)
         deep = self.logit(self.deep(flat))[:, 0]

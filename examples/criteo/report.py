@@ -12,10 +12,10 @@ from sok.base.progress import human
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c2430; --soft: #667085; --line: #d9dee7; --page: #ffffff; --card: #f5f7fa;
-        --a: #2563eb; --b: #d97706; --c: #16a34a; }
+        --a: #2563eb; --b: #d97706; --c: #16a34a; --d: #9333ea; }
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e6e9ef; --soft: #98a2b3; --line: #333c4a; --page: #14181f; --card: #1d232d;
-          --a: #6ea8ff; --b: #fbbf24; --c: #4ade80; } }
+          --a: #6ea8ff; --b: #fbbf24; --c: #4ade80; --d: #c084fc; } }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page); margin: 0; }
 main { max-width: 960px; margin: 0 auto; padding: 28px 20px 48px; }
 h1 { font-size: 24px; margin: 0 0 4px; } h2 { font-size: 17px; margin: 34px 0 10px; }
@@ -28,6 +28,7 @@ svg { width: 100%; height: auto; display: block; } svg text { fill: var(--soft);
 .grid { stroke: var(--line); } .bar { fill: var(--a); } .track { fill: var(--card); }
 .loss { stroke: var(--a); fill: none; stroke-width: 2; } .test { stroke: var(--c); fill: none; stroke-width: 2; }
 .best { stroke: var(--b); fill: none; stroke-width: 2; stroke-dasharray: 6 5; }
+.base { stroke: var(--d); fill: none; stroke-width: 2; stroke-dasharray: 2 4; }
 table { border-collapse: collapse; width: 100%; } td { border-top: 1px solid var(--line); padding: 5px 8px 5px 0; }
 td:first-child { color: var(--soft); width: 240px; } td:last-child { overflow-wrap: anywhere; }
 """
@@ -42,7 +43,8 @@ def write_report(path: Path, result: dict[str, Any], history: Sequence[dict[str,
     Args:
       path: the HTML file; its folder is made if missing.
       result: what `train.py --json` writes.
-      history: one entry a measurement, with `step`, `train_loss`, `test_auc`, `test_logloss`.
+      history: one entry a measurement, with `step`, `train_loss`, `test_auc`, `test_logloss`, `seconds`,
+        `samples_per_second`. The last is that of the whole test part.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     settings = result["settings"]
@@ -55,6 +57,9 @@ def write_report(path: Path, result: dict[str, Any], history: Sequence[dict[str,
         '<div class="charts">',
         f"<div><h2>Log loss</h2>{_chart(_loss_series(history, result), 'step')}</div>",
         f"<div><h2>Test AUC</h2>{_chart(_auc_series(history, result), 'step')}</div>",
+        f"<div><h2>Rows per second</h2>{_chart(_speed_series(history), 'seconds of training', from_zero=True)}</div>",
+        f"<div><h2>Calibration: share of clicks among rows of a tenth of the predictions</h2>"
+        f"{_chart(_calibration_series(result), 'mean prediction', from_zero=True, dots=True)}</div>",
         "</div>",
         f"<h2>Embedding rows per shard</h2>{_bars(result['rows_per_shard'])}",
         f"<h2>Settings</h2>{_table(settings)}",
@@ -69,11 +74,13 @@ def write_report(path: Path, result: dict[str, Any], history: Sequence[dict[str,
 
 
 def _cards(result: dict[str, Any]) -> str:
-    cards = [("test AUC", _number(result["auc"]))]
+    cards = [("test AUC", _number(result["auc"])), ("AUC of logistic regression", _number(result["baseline_auc"]))]
     if result.get("best_auc") is not None:
         cards.append(("best possible AUC", _number(result["best_auc"])))
     cards += [
         ("test log loss", _number(result["logloss"])),
+        ("log loss of logistic regression", _number(result["baseline_logloss"])),
+        ("predicted over observed clicks", _number(result["calibration"]["ratio"])),
         ("samples per second", human(result["samples_per_second"])),
         ("embedding rows", f"{result['rows']:,}"),
     ]
@@ -91,27 +98,43 @@ def _points(history: Sequence[dict[str, float]], key: str) -> list[tuple[float, 
 def _loss_series(history: Sequence[dict[str, float]], result: dict[str, Any]) -> list[Series]:
     series: list[Series] = [("loss", "training", _points(history, "train_loss"))]
     series.append(("test", "test", _points(history, "test_logloss")))
-    return series + _level("best possible", result.get("best_logloss"), result["steps"])
+    return series + _levels(result, "logloss")
 
 
 def _auc_series(history: Sequence[dict[str, float]], result: dict[str, Any]) -> list[Series]:
-    return [("test", "test", _points(history, "test_auc"))] + _level(
-        "best possible", result.get("best_auc"), result["steps"]
+    return [("test", "test", _points(history, "test_auc"))] + _levels(result, "auc")
+
+
+def _levels(result: dict[str, Any], key: str) -> list[Series]:
+    levels = (("base", "logistic regression", f"baseline_{key}"), ("best", "best possible", f"best_{key}"))
+    ends = [(css, legend, result.get(name)) for css, legend, name in levels]
+    return [(css, legend, [(0, y), (result["steps"], y)]) for css, legend, y in ends if y is not None]
+
+
+def _speed_series(history: Sequence[dict[str, float]]) -> list[Series]:
+    points = [(h["seconds"], h["samples_per_second"]) for h in history if h["samples_per_second"]]
+    return [("loss", "all workers", points)]
+
+
+def _calibration_series(result: dict[str, Any]) -> list[Series]:
+    model, baseline = (
+        [(group["predicted"], group["observed"]) for group in result[key]["bins"]]
+        for key in ("calibration", "baseline_calibration")
     )
+    end = max(x for x, _ in model + baseline)
+    exact = [(0.0, 0.0), (end, end)]
+    return [("test", "model", model), ("base", "logistic regression", baseline), ("best", "exact", exact)]
 
 
-def _level(legend: str, value: float | None, steps: int) -> list[Series]:
-    return [] if value is None else [("best", legend, [(0, value), (steps, value)])]
-
-
-def _chart(series: Sequence[Series], x_label: str) -> str:
+def _chart(series: Sequence[Series], x_label: str, from_zero: bool = False, dots: bool = False) -> str:
     """Return a line chart as SVG, or a sentence when there is nothing to draw."""
     points = [p for _, _, line in series for p in line]
-    if not any(line for css, _, line in series if css != "best"):
+    if not any(line for css, _, line in series if css not in ("base", "best")):
         return '<p class="soft">Nothing was measured.</p>'
     width, height, left, right, top, bottom = 460, 270, 52, 14, 34, 38
-    x_high = max(max(x for x, _ in points), 1)
-    y_ticks = _ticks(min(y for _, y in points), max(y for _, y in points))
+    x_high = max(x for x, _ in points) or 1.0
+    x_ticks = [tick for tick in _ticks(0, x_high) if tick <= x_high]
+    y_ticks = _ticks(0 if from_zero else min(y for _, y in points), max(y for _, y in points))
     y_low, y_high = y_ticks[0], y_ticks[-1]
 
     def at(x: float, y: float) -> tuple[float, float]:
@@ -121,29 +144,26 @@ def _chart(series: Sequence[Series], x_label: str) -> str:
         )
 
     parts = [f'<svg viewBox="0 0 {width} {height}" role="img">']
-    decimals = max(0, -math.floor(math.log10(y_ticks[1] - y_ticks[0]) + 1e-9))
     for tick in y_ticks:
         y = at(0, tick)[1]
         parts.append(f'<line class="grid" x1="{left}" x2="{width - right}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{tick:.{decimals}f}</text>')
-    for tick in _ticks(0, x_high):
-        if tick <= x_high:
-            x = at(tick, y_low)[0]
-            parts.append(f'<text x="{x:.1f}" y="{height - bottom + 18}" text-anchor="middle">{human(tick)}</text>')
+        parts.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{_label(tick, y_ticks)}</text>')
+    for tick in x_ticks:
+        x, label = at(tick, y_low)[0], _label(tick, x_ticks)
+        parts.append(f'<text x="{x:.1f}" y="{height - bottom + 18}" text-anchor="middle">{label}</text>')
     parts.append(f'<text x="{width - right}" y="{height - 4}" text-anchor="end">{html.escape(x_label)}</text>')
-    legend_x = left
+    legend_x = 8
     for css, legend, line in series:
         if not line:
             continue
-        if len(line) == 1:
-            x, y = at(*line[0])
+        for x, y in (at(*point) for point in line if len(line) == 1 or (dots and css != "best")):
             parts.append(f'<circle class="{css}" cx="{x:.1f}" cy="{y:.1f}" r="4"/>')
-        else:
+        if len(line) > 1:
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*p) for p in line))
             parts.append(f'<polyline class="{css}" points="{path}"/>')
         parts.append(f'<line class="{css}" x1="{legend_x}" x2="{legend_x + 22}" y1="14" y2="14"/>')
         parts.append(f'<text x="{legend_x + 28}" y="18">{html.escape(legend)}</text>')
-        legend_x += 50 + 7 * len(legend)
+        legend_x += 36 + 6 * len(legend)
     return "".join(parts) + "</svg>"
 
 
@@ -157,6 +177,11 @@ def _ticks(low: float, high: float) -> list[float]:
     first = math.floor(low / step + 1e-9)
     last = math.ceil(high / step - 1e-9)
     return [i * step for i in range(first, last + 1)]
+
+
+def _label(tick: float, ticks: Sequence[float]) -> str:
+    step = ticks[1] - ticks[0] if len(ticks) > 1 else tick
+    return human(tick) if step >= 1 else f"{tick:.{max(0, -math.floor(math.log10(step) + 1e-9))}f}"
 
 
 def _bars(rows: Sequence[int]) -> str:

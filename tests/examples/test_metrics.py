@@ -30,3 +30,24 @@ def test_log_loss_of_known_cases():
     assert metrics.log_loss([1, 0], [0.8, 0.4]) == pytest.approx(-(math.log(0.8) + math.log(0.6)) / 2)
     assert math.isfinite(metrics.log_loss([1], [0.0]))
     assert math.isnan(metrics.log_loss([], []))
+
+
+def test_calibration_compares_means_of_tenths():
+    rng = np.random.default_rng(0)
+    probabilities = rng.uniform(0.05, 0.5, 1003)
+    labels = rng.uniform(size=1003) < probabilities
+    found = metrics.calibration(labels, probabilities)
+    assert found["ratio"] == pytest.approx(probabilities.sum() / labels.sum())
+    pairs = sorted(zip(probabilities.tolist(), labels.tolist(), strict=True))
+    first, last = pairs[:101], pairs[-100:]
+    for group, part in ((found["bins"][0], first), (found["bins"][-1], last)):
+        assert group["rows"] == len(part)
+        assert group["predicted"] == pytest.approx(sum(p for p, _ in part) / len(part))
+        assert group["observed"] == pytest.approx(sum(y for _, y in part) / len(part))
+    assert sum(group["rows"] for group in found["bins"]) == 1003
+
+
+def test_calibration_without_positives_or_with_few_rows():
+    found = metrics.calibration([0, 0], np.array([0.1, 0.2]))
+    assert found["ratio"] is None
+    assert [group["predicted"] for group in found["bins"]] == [0.1, 0.2]

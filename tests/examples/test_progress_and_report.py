@@ -56,11 +56,22 @@ def test_human_numbers():
 
 RESULT = {
     "auc": 0.8123, "logloss": 0.44, "best_auc": 0.8381, "best_logloss": 0.41, "samples_per_second": 54321.0,
-    "steps": 30, "workers": 2, "rows": 300, "rows_per_shard": [140, 160], "train_rows": 800, "test_rows": 200,
+    "baseline_auc": 0.8011, "baseline_logloss": 0.45, "steps": 30, "workers": 2,
+    "calibration": {"ratio": 1.0421, "bins": [{"predicted": p, "observed": p + 0.01, "rows": 9} for p in (0.1, 0.3)]},
+    "baseline_calibration": {"ratio": 0.9, "bins": [{"predicted": 0.2, "observed": 0.1, "rows": 9}]},
+    "rows": 300, "rows_per_shard": [140, 160], "train_rows": 800, "test_rows": 200,
     "settings": {"model": "dlrm", "data": "/data/<a>&b.tsv", "learning_rate": 0.002, "json": None},
 }  # fmt: skip
 HISTORY = [
-    {"step": s, "train_loss": 0.6 - s / 100, "test_auc": 0.7 + s / 400, "test_logloss": 0.5} for s in (10, 20, 30)
+    {
+        "step": s,
+        "train_loss": 0.6 - s / 100,
+        "test_auc": 0.7 + s / 400,
+        "test_logloss": 0.5,
+        "seconds": s / 2,
+        "samples_per_second": 54321.0 - s,
+    }
+    for s in (10, 20, 30)
 ]
 
 
@@ -94,21 +105,23 @@ def test_report_is_one_well_formed_page_without_outside_references(tmp_path):
     path = report.write_report(tmp_path / "new" / "report.html", RESULT, HISTORY)
     page = path.read_text()
     checker = Checker(page)
-    for expected in ("0.8123", "0.8381", "54.3k", "<a>&b.tsv", "worker 1", "160", "0.002"):
+    for expected in ("0.8123", "0.8381", "0.8011", "1.0421", "54.3k", "<a>&b.tsv", "worker 1", "160", "0.002"):
         assert expected in checker.text, expected
     assert not {tag for tag, _ in checker.seen} & {"script", "link", "img", "iframe"}
     assert "http" not in page
     lines = [attrs["points"] for tag, attrs in checker.seen if tag == "polyline"]
-    assert [len(points.split()) for points in lines] == [3, 3, 2, 3, 2]  # loss: train, test, best; AUC: test, best
+    # Loss: training, test, baseline, best. AUC: test, baseline, best. Rows per second. Calibration: model and exact; of
+    # the baseline there is one point, a dot.
+    assert [len(points.split()) for points in lines] == [3, 3, 2, 2, 3, 2, 2, 3, 2, 2]
+    assert [tag for tag, _ in checker.seen].count("circle") == 3
     widths = [float(attrs["width"]) for tag, attrs in checker.seen if tag == "rect"]
     assert widths[0] / widths[1] == pytest.approx(140 / 160, rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    "history", [[], HISTORY[:1], [{"step": 5, "train_loss": 0.5, "test_auc": None, "test_logloss": 0.5}]]
-)
+@pytest.mark.parametrize("history", [[], HISTORY[:1], [{**HISTORY[0], "test_auc": None, "samples_per_second": None}]])
 def test_report_of_a_short_run_without_known_truth(tmp_path, history):
-    result = {**RESULT, "auc": None, "best_auc": None, "best_logloss": None, "rows_per_shard": [0], "workers": 1}
+    result = {**RESULT, "best_auc": None, "best_logloss": None, "rows_per_shard": [0], "workers": 1}
+    result |= {"auc": None, "baseline_auc": None, "calibration": {**RESULT["calibration"], "ratio": None}}
     checker = Checker(report.write_report(tmp_path / "report.html", result, history).read_text())
     drawn = [attrs["points"] for tag, attrs in checker.seen if tag == "polyline"]
     assert all(math.isfinite(float(x)) for points in drawn for pair in points.split() for x in pair.split(","))
