@@ -15,14 +15,14 @@ FEATURES, DENSE, VALUES, LOG_ODDS = 3, 2, 20, -0.7
 @pytest.fixture
 def batches():
     rng = np.random.default_rng(0)
-    keys = rng.integers(0, VALUES, [4, 32, FEATURES])
+    keys = rng.integers(0, VALUES, [4, 32, FEATURES]) + VALUES * np.arange(FEATURES)  # each column has its own
     dense = rng.normal(size=[4, 32, DENSE]).astype(np.float32)
     return keys, dense, rng.integers(0, 2, [4, 32]).astype(np.float32)
 
 
 def numpy_logits(keys, dense, labels, l2, steps):
     """Logits of all batches after Adagrad's steps on some of them."""
-    weights = {"row": np.zeros(VALUES), "dense": np.zeros(DENSE), "bias": np.zeros(1)}
+    weights = {"row": np.zeros(VALUES * FEATURES), "dense": np.zeros(DENSE), "bias": np.zeros(1)}
     sums = {name: np.full(w.shape, 0.1) for name, w in weights.items()}
 
     def logits(b):
@@ -30,7 +30,7 @@ def numpy_logits(keys, dense, labels, l2, steps):
 
     for b in steps:
         error = (1 / (1 + np.exp(-logits(b))) - labels[b]) / labels[b].size
-        gradients = {"row": np.zeros(VALUES), "dense": error @ dense[b], "bias": error.sum(keepdims=True)}
+        gradients = {"row": np.zeros(VALUES * FEATURES), "dense": error @ dense[b], "bias": error.sum(keepdims=True)}
         for row_keys, e in zip(keys[b], error, strict=True):
             for key in row_keys:
                 gradients["row"][key] += e + l2 * weights["row"][key] / labels[b].size
