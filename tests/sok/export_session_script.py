@@ -35,4 +35,5 @@ with tf.train.MonitoredTrainingSession() as session:
     assert tf.get_default_graph().finalized  # as it was
     # Afterwards: this graph's lookups make rows.
     predicted = session.run(logits, {**feed, ids: [[1, 77], [-9, 4]]})
+print(*report.tables, sep="\n")
 print("predicted", *predicted.ravel())
