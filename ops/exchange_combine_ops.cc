@@ -64,36 +64,33 @@ REGISTER_OP("Sok>ExchangeCombine")
 class ExchangeCombineOp : public CpuPoolOp {
  public:
   using CpuPoolOp::CpuPoolOp;
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const Tensor& answers = ctx->input(0);
-      CheckRank(answers, 1, "answers");
-      const int64_t size = answers.NumElements();
-      const float* floats = answers.flat<float>().data();
-      const std::vector<int64_t> begin = AnswerBegins(ctx->input(1), ctx->input(2), size);
-      std::vector<float> headers;
-      for (size_t r = 0; r + 1 < begin.size(); ++r)
-        headers.insert(headers.end(), floats + begin[r], floats + begin[r] + 2);
-      CheckAnswers(begin, ctx->input(2), headers.data(),
-                   [&](int64_t at, int64_t n) { return std::vector<float>(floats + at, floats + at + n); });
-      const ProfileSpan span("combine", name(), {-1, -1, size * int64_t{sizeof(float)}}, "op");
-      const std::vector<PooledFeature> features = CheckedFeatures(ctx, size);
-      std::vector<Wanted> wanted;
-      for (const PooledFeature& f : features)
-        wanted.push_back({tensorflow::DT_FLOAT, CheckedShape({f.segments, f.dim})});
-      std::vector<Tensor> tensors = AllocateTogether(ctx, wanted);
-      std::vector<float*> outputs;
-      for (size_t f = 0; f < features.size(); ++f) {
-        outputs.push_back(tensors[f].flat<float>().data());
-        ctx->set_output(static_cast<int>(f), tensors[f]);
-      }
-      ctx->set_output(static_cast<int>(features.size()), ctx->input(1));
-      const TfExecutor executor(ctx);
-      CombineAnswers({executor}, floats, features.data(), static_cast<int>(features.size()), outputs.data());
-    });
+  void Run(OpKernelContext* ctx) override {
+    const Tensor& answers = ctx->input(0);
+    CheckRank(answers, 1, "answers");
+    const int64_t size = answers.NumElements();
+    const float* floats = answers.flat<float>().data();
+    const std::vector<int64_t> begin = AnswerBegins(ctx->input(1), ctx->input(2), size);
+    std::vector<float> headers;
+    for (size_t r = 0; r + 1 < begin.size(); ++r)
+      headers.insert(headers.end(), floats + begin[r], floats + begin[r] + 2);
+    CheckAnswers(begin, ctx->input(2), headers.data(),
+                 [&](int64_t at, int64_t n) { return std::vector<float>(floats + at, floats + at + n); });
+    const ProfileSpan span("combine", name(), {-1, -1, size * int64_t{sizeof(float)}}, "op");
+    const std::vector<PooledFeature> features = CheckedFeatures(ctx, size);
+    std::vector<Wanted> wanted;
+    for (const PooledFeature& f : features) wanted.push_back({tensorflow::DT_FLOAT, CheckedShape({f.segments, f.dim})});
+    std::vector<Tensor> tensors = AllocateTogether(ctx, wanted);
+    std::vector<float*> outputs;
+    for (size_t f = 0; f < features.size(); ++f) {
+      outputs.push_back(tensors[f].flat<float>().data());
+      ctx->set_output(static_cast<int>(f), tensors[f]);
+    }
+    ctx->set_output(static_cast<int>(features.size()), ctx->input(1));
+    const TfExecutor executor(ctx);
+    CombineAnswers({executor}, floats, features.data(), static_cast<int>(features.size()), outputs.data());
   }
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>ExchangeCombine").Device(tensorflow::DEVICE_CPU), ExchangeCombineOp);
+SOK_CPU_KERNEL("Sok>ExchangeCombine", ExchangeCombineOp);
 
 REGISTER_OP("Sok>ExchangeCombineGrad")
     .Input("grads: F * float")
@@ -111,32 +108,30 @@ REGISTER_OP("Sok>ExchangeCombineGrad")
 class ExchangeCombineGradOp : public CpuPoolOp {
  public:
   using CpuPoolOp::CpuPoolOp;
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      OpInputList grads;
-      Check(ctx->input_list("grads", &grads));
-      const Tensor& splits = ctx->input(grads.size());
-      const int64_t size = AnswerFloats(splits);
-      const ProfileSpan span("backward", name(), {-1, -1, size * int64_t{sizeof(float)}}, "op");
-      const std::vector<PooledFeature> features = CheckedFeatures(ctx, size);
-      std::vector<const float*> from;
-      for (int f = 0; f < grads.size(); ++f) {
-        CheckShape(grads[f], {features[f].segments, features[f].dim}, "grads");
-        from.push_back(grads[f].flat<float>().data());
-      }
-      Tensor* packed = AllocateOutput(ctx, 0, CheckedShape({size}));
-      float* out = packed->flat<float>().data();
-      int64_t at = 0;
-      for (int64_t r = 0; r < splits.NumElements(); ++r) {
-        std::fill_n(out + at, kAnswerHeader, 0.0f);
-        at += splits.flat<int32_t>()(r);
-      }
-      const TfExecutor executor(ctx);
-      CombineAnswersGrad({executor}, features.data(), static_cast<int>(features.size()), from.data(), size, out);
-    });
+  void Run(OpKernelContext* ctx) override {
+    OpInputList grads;
+    Check(ctx->input_list("grads", &grads));
+    const Tensor& splits = ctx->input(grads.size());
+    const int64_t size = AnswerFloats(splits);
+    const ProfileSpan span("backward", name(), {-1, -1, size * int64_t{sizeof(float)}}, "op");
+    const std::vector<PooledFeature> features = CheckedFeatures(ctx, size);
+    std::vector<const float*> from;
+    for (int f = 0; f < grads.size(); ++f) {
+      CheckShape(grads[f], {features[f].segments, features[f].dim}, "grads");
+      from.push_back(grads[f].flat<float>().data());
+    }
+    Tensor* packed = AllocateOutput(ctx, 0, CheckedShape({size}));
+    float* out = packed->flat<float>().data();
+    int64_t at = 0;
+    for (int64_t r = 0; r < splits.NumElements(); ++r) {
+      std::fill_n(out + at, kAnswerHeader, 0.0f);
+      at += splits.flat<int32_t>()(r);
+    }
+    const TfExecutor executor(ctx);
+    CombineAnswersGrad({executor}, features.data(), static_cast<int>(features.size()), from.data(), size, out);
   }
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>ExchangeCombineGrad").Device(tensorflow::DEVICE_CPU), ExchangeCombineGradOp);
+SOK_CPU_KERNEL("Sok>ExchangeCombineGrad", ExchangeCombineGradOp);
 
 REGISTER_OP("Sok>ExchangeCombineGradWeights")
     .Input("grad: float")
@@ -156,24 +151,20 @@ REGISTER_OP("Sok>ExchangeCombineGradWeights")
 class ExchangeCombineGradWeightsOp : public CpuPoolOp {
  public:
   using CpuPoolOp::CpuPoolOp;
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      if (dims_.size() != 1) throw InvalidArgument("gradients in weights are those of one feature.");
-      const Tensor &grad = ctx->input(0), &answers = ctx->input(1);
-      CheckRank(answers, 1, "answers");
-      const PooledFeature feature = CheckedFeatures(ctx, answers.NumElements())[0];
-      CheckShape(grad, {feature.segments, feature.dim}, "grad");
-      Tensor* out;
-      Check(ctx->allocate_output(0, ctx->input(4).shape(), &out));
-      if (out->NumElements() == 0) return;  // no weights, or no keys
-      const TfExecutor executor(ctx);
-      CombineAnswersGradWeights({executor}, answers.flat<float>().data(), feature, grad.flat<float>().data(),
-                                out->flat<float>().data());
-    });
+  void Run(OpKernelContext* ctx) override {
+    if (dims_.size() != 1) throw InvalidArgument("gradients in weights are those of one feature.");
+    const Tensor &grad = ctx->input(0), &answers = ctx->input(1);
+    CheckRank(answers, 1, "answers");
+    const PooledFeature feature = CheckedFeatures(ctx, answers.NumElements())[0];
+    CheckShape(grad, {feature.segments, feature.dim}, "grad");
+    Tensor* out = Output(ctx, 0, ctx->input(4).shape());
+    if (out->NumElements() == 0) return;  // no weights, or no keys
+    const TfExecutor executor(ctx);
+    CombineAnswersGradWeights({executor}, answers.flat<float>().data(), feature, grad.flat<float>().data(),
+                              out->flat<float>().data());
   }
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>ExchangeCombineGradWeights").Device(tensorflow::DEVICE_CPU),
-                        ExchangeCombineGradWeightsOp);
+SOK_CPU_KERNEL("Sok>ExchangeCombineGradWeights", ExchangeCombineGradWeightsOp);
 
 }  // namespace
 }  // namespace sok

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "exchange_op.h"
-#include "gpu_kernel.h"
 
 namespace sok {
 namespace {
@@ -39,9 +38,8 @@ void Refuse(OpKernelContext* ctx, const std::string& whole_text, int64_t program
             int64_t feature, int world) {
   const std::string text = Cut(whole_text);
   const int64_t size = kHeaderWords + static_cast<int64_t>(text.size());
-  Tensor *words, *splits;
-  Check(ctx->allocate_output(0, CheckedShape({world * size}), &words));
-  Check(ctx->allocate_output(1, CheckedShape({world}), &splits));
+  Tensor* words = Output(ctx, 0, CheckedShape({world * size}));
+  Tensor* splits = Output(ctx, 1, CheckedShape({world}));
   std::fill_n(splits->flat<int32_t>().data(), world, static_cast<int32_t>(size));
   if (words->dtype() == tensorflow::DT_INT64) {
     WriteRefusal<int64_t>(text, program, call, mode, feature, world, words);
@@ -65,28 +63,25 @@ REGISTER_OP("Sok>ExchangeRefuse")
       return absl::OkStatus();
     });
 
-class ExchangeRefuseOp : public OpKernel {
+class ExchangeRefuseOp : public GuardedOp {
  public:
-  explicit ExchangeRefuseOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("program", &program_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("world_size", &world_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("text", &text_));
+  explicit ExchangeRefuseOp(OpKernelConstruction* ctx) : GuardedOp(ctx) {
+    Check(ctx->GetAttr("program", &program_));
+    Check(ctx->GetAttr("world_size", &world_));
+    Check(ctx->GetAttr("text", &text_));
   }
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const int64_t call = ScalarArg<int64_t>(ctx->input(0), "call");
-      // In what the rows of this call would have travelled, nobody asks any more.
-      const int64_t mode = ModeOf(ScalarArg<bool>(ctx->input(1), "insert"), FloatType::kFloat32);
-      Refuse(ctx, text_, program_, call, mode, 0, static_cast<int>(world_));
-    });
+  void Run(OpKernelContext* ctx) override {
+    const int64_t call = ScalarArg<int64_t>(ctx->input(0), "call");
+    // In what the rows of this call would have travelled, nobody asks any more.
+    const int64_t mode = ModeOf(ScalarArg<bool>(ctx->input(1), "insert"), FloatType::kFloat32);
+    Refuse(ctx, text_, program_, call, mode, 0, static_cast<int>(world_));
   }
 
  private:
   int64_t program_, world_;
   std::string text_;
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>ExchangeRefuse").Device(tensorflow::DEVICE_CPU), ExchangeRefuseOp);
-SOK_HOST_MEMORY_KERNEL("Sok>ExchangeRefuse", ExchangeRefuseOp, "call", "insert", "words", "splits");
+SOK_HOST_KERNEL("Sok>ExchangeRefuse", ExchangeRefuseOp, "call", "insert", "words", "splits");
 
 REGISTER_OP("Sok>ExchangeRoute")
     .Input("handles: T * resource")
@@ -130,43 +125,39 @@ REGISTER_OP("Sok>ExchangeRoute")
 class ExchangeRouteOp : public GroupOp {
  public:
   explicit ExchangeRouteOp(OpKernelConstruction* ctx) : GroupOp(ctx) {
-    Guard(ctx, [&] {
-      is_wide_ = ctx->output_type(0) == tensorflow::DT_INT64;
-      std::vector<std::string> ways;
-      Check(ctx->GetAttr("ways", &ways));
-      for (const std::string& way : ways) ways_.push_back(ParseWayHome(way));
-      Check(ctx->GetAttr("combiners", &combiners_));
-      if (combiners_.size() != table_of_.size()) throw InvalidArgument("`combiners` must have one value per feature.");
-    });
+    is_wide_ = ctx->output_type(0) == tensorflow::DT_INT64;
+    std::vector<std::string> ways;
+    Check(ctx->GetAttr("ways", &ways));
+    for (const std::string& way : ways) ways_.push_back(ParseWayHome(way));
+    Check(ctx->GetAttr("combiners", &combiners_));
+    if (combiners_.size() != table_of_.size()) throw InvalidArgument("`combiners` must have one value per feature.");
   }
 
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const Tables tables = GetTables(ctx);
-      if (ways_.size() != tables.size()) throw InvalidArgument("`ways` must have one value per table.");
-      Inputs in;
-      Check(ctx->input_list("keys", &in.keys));
-      Check(ctx->input_list("row_splits", &in.row_splits));
-      Check(ctx->input_list("weights", &in.weights));
-      if (in.keys.size() != static_cast<int>(table_of_.size())) {
-        throw InvalidArgument("`keys` must have one tensor per feature.");
-      }
-      const int64_t call = ScalarArg<int64_t>(ctx->input(tables.size()), "call");
-      const bool insert = ScalarArg<bool>(ctx->input(tables.size() + 1), "insert");
-      const int64_t mode = ModeOf(insert, exchange_type_);
-      int64_t num_keys = 0;
-      for (int f = 0; f < in.keys.size(); ++f) {
-        num_keys += in.keys[f].NumElements();
-        if (insert) tables[static_cast<size_t>(table_of_[f])]->ids += in.keys[f].NumElements();
-      }
-      const std::string names = NamesOf(tables);
-      const ProfileSpan span("route", names, {num_keys});
-      if (is_wide_) {
-        Run<int64_t>(ctx, tables, in, call, mode);
-      } else {
-        Run<int32_t>(ctx, tables, in, call, mode);
-      }
-    });
+  void Run(OpKernelContext* ctx) override {
+    const Tables tables = GetTables(ctx);
+    if (ways_.size() != tables.size()) throw InvalidArgument("`ways` must have one value per table.");
+    Inputs in;
+    Check(ctx->input_list("keys", &in.keys));
+    Check(ctx->input_list("row_splits", &in.row_splits));
+    Check(ctx->input_list("weights", &in.weights));
+    if (in.keys.size() != static_cast<int>(table_of_.size())) {
+      throw InvalidArgument("`keys` must have one tensor per feature.");
+    }
+    const int64_t call = ScalarArg<int64_t>(ctx->input(tables.size()), "call");
+    const bool insert = ScalarArg<bool>(ctx->input(tables.size() + 1), "insert");
+    const int64_t mode = ModeOf(insert, exchange_type_);
+    int64_t num_keys = 0;
+    for (int f = 0; f < in.keys.size(); ++f) {
+      num_keys += in.keys[f].NumElements();
+      if (insert) tables[static_cast<size_t>(table_of_[f])]->ids += in.keys[f].NumElements();
+    }
+    const std::string names = NamesOf(tables);
+    const ProfileSpan span("route", names, {num_keys});
+    if (is_wide_) {
+      Run<int64_t>(ctx, tables, in, call, mode);
+    } else {
+      Run<int32_t>(ctx, tables, in, call, mode);
+    }
   }
 
  private:
@@ -202,8 +193,7 @@ class ExchangeRouteOp : public GroupOp {
     Route route;
     const Fault fault = Find(ctx, {executor}, scratch.get(), tables, route_tables, in, &features,
                              static_cast<int>(sizeof(Word)), &route);
-    Tensor* asked;
-    Check(ctx->allocate_output(2, CheckedShape({world}), &asked));
+    Tensor* asked = Output(ctx, 2, CheckedShape({world}));
     if (fault.status.status != kFine) {
       for (const RouteFeature& feature : features) std::fill_n(feature.index, feature.n, 0);
       std::fill_n(asked->flat<int32_t>().data(), world, static_cast<int32_t>(kAnswerHeader));
@@ -227,8 +217,7 @@ class ExchangeRouteOp : public GroupOp {
     }
     const int64_t num_counts = CountsPerRank(num_tables, num_features);
     int64_t* word_begin = scratch.get()->template Get<int64_t>(world);
-    Tensor* splits;
-    Check(ctx->allocate_output(1, CheckedShape({world}), &splits));
+    Tensor* splits = Output(ctx, 1, CheckedShape({world}));
     int64_t size = 0;
     for (int r = 0; r < world; ++r) {
       const int64_t message = kHeaderWords + num_counts + route.words[r];
@@ -331,9 +320,8 @@ class ExchangeRouteOp : public GroupOp {
 
   template <class Word>
   void TellFault(OpKernelContext* ctx, const Fault& fault, int64_t call, int64_t mode, int world) const {
-    Tensor *words, *splits;
-    Check(ctx->allocate_output(0, CheckedShape({world * int64_t{kHeaderWords}}), &words));
-    Check(ctx->allocate_output(1, CheckedShape({world}), &splits));
+    Tensor* words = Output(ctx, 0, CheckedShape({world * int64_t{kHeaderWords}}));
+    Tensor* splits = Output(ctx, 1, CheckedShape({world}));
     Word* out = reinterpret_cast<Word*>(words->data());
     for (int r = 0; r < world; ++r) out = WriteHeader(program_, call, mode, fault.status, fault.feature, out);
     std::fill_n(splits->flat<int32_t>().data(), world, static_cast<int32_t>(kHeaderWords));
@@ -364,10 +352,9 @@ class ExchangeRouteOp : public GroupOp {
   std::vector<std::string> combiners_;  // [F]
   std::vector<WayHome> ways_;           // [T]
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>ExchangeRoute").Device(tensorflow::DEVICE_CPU), ExchangeRouteOp);
-// But for the weights, of which only the number is wanted.
-SOK_HOST_MEMORY_KERNEL("Sok>ExchangeRoute", ExchangeRouteOp, "handles", "call", "insert", "keys", "row_splits", "words",
-                       "splits", "asked", "index", "splits_home", "scales");
+// Not the weights, of which only the number is wanted.
+SOK_HOST_KERNEL("Sok>ExchangeRoute", ExchangeRouteOp, "handles", "call", "insert", "keys", "row_splits", "words",
+                "splits", "asked", "index", "splits_home", "scales");
 
 }  // namespace
 }  // namespace sok

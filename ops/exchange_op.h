@@ -121,29 +121,26 @@ inline std::string NamesOf(const std::vector<RefCountPtr<TableResource>>& tables
 }
 
 // The tables and features of a group, as attributes say.
-class GroupOp : public OpKernel {
+class GroupOp : public GuardedOp {
  public:
-  explicit GroupOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    Guard(ctx, [&] {
-      Check(ctx->GetAttr("program", &program_));
-      std::string exchange_dtype;
-      Check(ctx->GetAttr("exchange_dtype", &exchange_dtype));
-      exchange_type_ = ParseFloatType(exchange_dtype);
-      std::vector<int64_t> slot_num, max_nnz, max_feature_num;
-      Check(ctx->GetAttr("table_of", &table_of_));
-      Check(ctx->GetAttr("slot_num", &slot_num));
-      Check(ctx->GetAttr("max_nnz", &max_nnz));
-      Check(ctx->GetAttr("max_feature_num", &max_feature_num));
-      const size_t n = table_of_.size();
-      if (slot_num.size() != n || max_nnz.size() != n || max_feature_num.size() != n) {
-        throw InvalidArgument(
-            "`table_of`, `slot_num`, `max_nnz` and `max_feature_num` must have one value per feature.");
-      }
-      for (size_t f = 0; f < n; ++f) {
-        if (slot_num[f] < 1) throw InvalidArgument("`slot_num` must be at least 1.");
-        limits_.push_back({slot_num[f], max_nnz[f], max_feature_num[f]});
-      }
-    });
+  explicit GroupOp(OpKernelConstruction* ctx) : GuardedOp(ctx) {
+    Check(ctx->GetAttr("program", &program_));
+    std::string exchange_dtype;
+    Check(ctx->GetAttr("exchange_dtype", &exchange_dtype));
+    exchange_type_ = ParseFloatType(exchange_dtype);
+    std::vector<int64_t> slot_num, max_nnz, max_feature_num;
+    Check(ctx->GetAttr("table_of", &table_of_));
+    Check(ctx->GetAttr("slot_num", &slot_num));
+    Check(ctx->GetAttr("max_nnz", &max_nnz));
+    Check(ctx->GetAttr("max_feature_num", &max_feature_num));
+    const size_t n = table_of_.size();
+    if (slot_num.size() != n || max_nnz.size() != n || max_feature_num.size() != n) {
+      throw InvalidArgument("`table_of`, `slot_num`, `max_nnz` and `max_feature_num` must have one value per feature.");
+    }
+    for (size_t f = 0; f < n; ++f) {
+      if (slot_num[f] < 1) throw InvalidArgument("`slot_num` must be at least 1.");
+      limits_.push_back({slot_num[f], max_nnz[f], max_feature_num[f]});
+    }
   }
 
  protected:

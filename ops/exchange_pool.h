@@ -63,20 +63,18 @@ inline int64_t AnswerFloats(const Tensor& splits) {
 }
 
 // What CombineAnswers and its gradients have in common: features of a group, each with a combiner or as they are.
-class PoolOp : public OpKernel {
+class PoolOp : public GuardedOp {
  public:
-  explicit PoolOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    Guard(ctx, [&] {
-      std::vector<std::string> combiners;
-      Check(ctx->GetAttr("combiners", &combiners));
-      Check(ctx->GetAttr("dims", &dims_));
-      if (combiners.size() != dims_.size()) throw InvalidArgument("`dims` must have one value per feature.");
-      for (const std::string& combiner : combiners) {
-        is_pooled_.push_back(combiner != "rows");
-        combiners_.push_back(is_pooled_.back() ? ParseCombiner(combiner) : Combiner::kSum);
-      }
-      CheckDims(dims_);
-    });
+  explicit PoolOp(OpKernelConstruction* ctx) : GuardedOp(ctx) {
+    std::vector<std::string> combiners;
+    Check(ctx->GetAttr("combiners", &combiners));
+    Check(ctx->GetAttr("dims", &dims_));
+    if (combiners.size() != dims_.size()) throw InvalidArgument("`dims` must have one value per feature.");
+    for (const std::string& combiner : combiners) {
+      is_pooled_.push_back(combiner != "rows");
+      combiners_.push_back(is_pooled_.back() ? ParseCombiner(combiner) : Combiner::kSum);
+    }
+    CheckDims(dims_);
   }
 
  protected:

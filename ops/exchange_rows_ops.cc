@@ -94,8 +94,7 @@ class CpuExchangeServeOp final : public ExchangeServeOp {
   }
 
   void OutputBadNews(OpKernelContext* ctx, const std::vector<float>& answers) const override {
-    Tensor* output;
-    Check(ctx->allocate_output(0, CheckedShape({static_cast<int64_t>(answers.size())}), &output));
+    Tensor* output = Output(ctx, 0, CheckedShape({static_cast<int64_t>(answers.size())}));
     std::copy(answers.begin(), answers.end(), output->flat<float>().data());
   }
 
@@ -151,7 +150,7 @@ class CpuExchangeServeOp final : public ExchangeServeOp {
     EmbeddingTable::LookupGroup(cpu, scratch, begin, end - begin, true);
   }
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>ExchangeServe").Device(tensorflow::DEVICE_CPU), CpuExchangeServeOp);
+SOK_CPU_KERNEL("Sok>ExchangeServe", CpuExchangeServeOp);
 
 // The gradient of ExchangeServe: for each table the rows that were read for all ranks, each once, with what came back
 // for it, summed where it lies in the gradients.
@@ -185,36 +184,33 @@ class CpuExchangeSumGradOp final : public ExchangeSumGradOp {
  public:
   using ExchangeSumGradOp::ExchangeSumGradOp;
 
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const ProfileSpan span("backward", name(), {-1, -1, static_cast<int64_t>(ctx->input(0).TotalBytes())}, "op");
-      std::vector<std::vector<RowAddends>> addends(dims().size());
-      for (const AskedGrad& grad : Grads(ctx)) {
-        if (grad.row_splits != nullptr && !AreSplits(grad.row_splits, grad.segments, grad.n)) {
-          throw InvalidArgument("`piece_splits` do not fit `counts`.");
-        }
-        RowAddends a;
-        a.n = grad.n;
-        a.row_ids = grad.row_ids;
-        a.values = grad.values;
-        a.row_splits = grad.row_splits;
-        a.segments = grad.segments;
-        addends[grad.table].push_back(a);
+  void Run(OpKernelContext* ctx) override {
+    const ProfileSpan span("backward", name(), {-1, -1, static_cast<int64_t>(ctx->input(0).TotalBytes())}, "op");
+    std::vector<std::vector<RowAddends>> addends(dims().size());
+    for (const AskedGrad& grad : Grads(ctx)) {
+      if (grad.row_splits != nullptr && !AreSplits(grad.row_splits, grad.segments, grad.n)) {
+        throw InvalidArgument("`piece_splits` do not fit `counts`.");
       }
-      std::vector<RowSums> tables;
-      for (int t = 0; t < num_tables(); ++t) {
-        tables.push_back({dims()[t], addends[t].data(), static_cast<int64_t>(addends[t].size())});
-      }
-      const TfExecutor executor(ctx);
-      const ScratchLease scratch;
-      SumRows({executor}, scratch.get(), tables.data(), num_tables(), [&](int64_t table, int64_t rows) {
-        const int t = static_cast<int>(table);
-        RowSumsTarget target;
-        target.row_ids =
-            reinterpret_cast<int64_t*>(AllocateOutput(ctx, t, CheckedShape({rows}))->flat<int64_t>().data());
-        target.sums = AllocateOutput(ctx, num_tables() + t, CheckedShape({rows, dims()[t]}))->flat<float>().data();
-        return target;
-      });
+      RowAddends a;
+      a.n = grad.n;
+      a.row_ids = grad.row_ids;
+      a.values = grad.values;
+      a.row_splits = grad.row_splits;
+      a.segments = grad.segments;
+      addends[grad.table].push_back(a);
+    }
+    std::vector<RowSums> tables;
+    for (int t = 0; t < num_tables(); ++t) {
+      tables.push_back({dims()[t], addends[t].data(), static_cast<int64_t>(addends[t].size())});
+    }
+    const TfExecutor executor(ctx);
+    const ScratchLease scratch;
+    SumRows({executor}, scratch.get(), tables.data(), num_tables(), [&](int64_t table, int64_t rows) {
+      const int t = static_cast<int>(table);
+      RowSumsTarget target;
+      target.row_ids = reinterpret_cast<int64_t*>(AllocateOutput(ctx, t, CheckedShape({rows}))->flat<int64_t>().data());
+      target.sums = AllocateOutput(ctx, num_tables() + t, CheckedShape({rows, dims()[t]}))->flat<float>().data();
+      return target;
     });
   }
 
@@ -225,7 +221,7 @@ class CpuExchangeSumGradOp final : public ExchangeSumGradOp {
     return splits[0] == 0 && splits[rows] == keys;
   }
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>ExchangeSumGrad").Device(tensorflow::DEVICE_CPU), CpuExchangeSumGradOp);
+SOK_CPU_KERNEL("Sok>ExchangeSumGrad", CpuExchangeSumGradOp);
 
 }  // namespace
 }  // namespace sok

@@ -29,33 +29,29 @@ struct Requests {
 class ExchangeServeOp : public GroupOp {
  public:
   explicit ExchangeServeOp(OpKernelConstruction* ctx) : GroupOp(ctx) {
-    Guard(ctx, [&] {
-      int num_tables;
-      tensorflow::DataType word;
-      Check(ctx->GetAttr("T", &num_tables));
-      Check(ctx->GetAttr("Tword", &word));
-      Check(ctx->GetAttr("dims", &dims_));
-      is_wide_ = word == tensorflow::DT_INT64;
-      if (static_cast<int>(dims_.size()) != num_tables) throw InvalidArgument("`dims` must have one value per table.");
-    });
+    int num_tables;
+    tensorflow::DataType word;
+    Check(ctx->GetAttr("T", &num_tables));
+    Check(ctx->GetAttr("Tword", &word));
+    Check(ctx->GetAttr("dims", &dims_));
+    is_wide_ = word == tensorflow::DT_INT64;
+    if (static_cast<int>(dims_.size()) != num_tables) throw InvalidArgument("`dims` must have one value per table.");
   }
 
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const Tables tables = GetTables(ctx);
-      for (size_t t = 0; t < tables.size(); ++t) tables[t]->CheckDim(dims_[t]);
-      const int at = static_cast<int>(tables.size());
-      const Tensor &words = ctx->input(at), &splits = ctx->input(at + 1);
-      CheckRank(words, 1, "words");
-      CheckShape(splits, {tables[0]->config().world_size}, "splits");
-      const int64_t call = ScalarArg<int64_t>(ctx->input(at + 2), "call");
-      const bool insert = ScalarArg<bool>(ctx->input(at + 3), "insert");
-      if (is_wide_) {
-        Run(ctx, tables, reinterpret_cast<const int64_t*>(words.flat<int64_t>().data()), call, insert);
-      } else {
-        Run(ctx, tables, words.flat<int32_t>().data(), call, insert);
-      }
-    });
+  void Run(OpKernelContext* ctx) override {
+    const Tables tables = GetTables(ctx);
+    for (size_t t = 0; t < tables.size(); ++t) tables[t]->CheckDim(dims_[t]);
+    const int at = static_cast<int>(tables.size());
+    const Tensor &words = ctx->input(at), &splits = ctx->input(at + 1);
+    CheckRank(words, 1, "words");
+    CheckShape(splits, {tables[0]->config().world_size}, "splits");
+    const int64_t call = ScalarArg<int64_t>(ctx->input(at + 2), "call");
+    const bool insert = ScalarArg<bool>(ctx->input(at + 3), "insert");
+    if (is_wide_) {
+      Run(ctx, tables, reinterpret_cast<const int64_t*>(words.flat<int64_t>().data()), call, insert);
+    } else {
+      Run(ctx, tables, words.flat<int32_t>().data(), call, insert);
+    }
   }
 
  protected:
@@ -301,14 +297,10 @@ class ExchangeServeOp : public GroupOp {
     answer.push_back(0.0f);  // to spare: an answer in 16 bit may look one value shorter than it is (exchange_wire.h)
     for (int r = 0; r < world; ++r) answers.insert(answers.end(), answer.begin(), answer.end());
     OutputBadNews(ctx, answers);
-    Tensor *answer_splits, *counts, *empty;
     const int64_t width = CountsPerRank(static_cast<int64_t>(dims_.size()), static_cast<int64_t>(table_of_.size()));
-    Check(ctx->allocate_output(1, CheckedShape({world}), &answer_splits));
-    Check(ctx->allocate_output(2, CheckedShape({world, width}), &counts));
-    Check(ctx->allocate_output(3, TensorShape({0}), &empty));
-    for (size_t t = 0; t < dims_.size(); ++t) {
-      Check(ctx->allocate_output(4 + static_cast<int>(t), TensorShape({0}), &empty));
-    }
+    Tensor* answer_splits = Output(ctx, 1, CheckedShape({world}));
+    Tensor* counts = Output(ctx, 2, CheckedShape({world, width}));
+    for (size_t t = 0; t <= dims_.size(); ++t) Output(ctx, 3 + static_cast<int>(t), TensorShape({0}));
     std::fill_n(answer_splits->flat<int32_t>().data(), world, static_cast<int32_t>(answer.size()));
     counts->flat<int64_t>().setZero();
   }

@@ -18,23 +18,21 @@ struct AskedGrad {
 };
 
 // Of the inputs only `counts` is read here; the others may lie on a device.
-class ExchangeSumGradOp : public OpKernel {
+class ExchangeSumGradOp : public GuardedOp {
  public:
-  explicit ExchangeSumGradOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    Guard(ctx, [&] {
-      Check(ctx->GetAttr("dims", &dims_));
-      Check(ctx->GetAttr("table_of", &table_of_));
-      int64_t num_tables;
-      Check(ctx->GetAttr("T", &num_tables));
-      if (static_cast<int64_t>(dims_.size()) != num_tables)
-        throw InvalidArgument("`dims` must have one value per table.");
-      CheckDims(dims_);
-      for (const int64_t table : table_of_) {
-        if (table < 0 || table >= static_cast<int64_t>(dims_.size())) {
-          throw InvalidArgument("`table_of` must name one of the tables.");
-        }
+  explicit ExchangeSumGradOp(OpKernelConstruction* ctx) : GuardedOp(ctx) {
+    Check(ctx->GetAttr("dims", &dims_));
+    Check(ctx->GetAttr("table_of", &table_of_));
+    int64_t num_tables;
+    Check(ctx->GetAttr("T", &num_tables));
+    if (static_cast<int64_t>(dims_.size()) != num_tables)
+      throw InvalidArgument("`dims` must have one value per table.");
+    CheckDims(dims_);
+    for (const int64_t table : table_of_) {
+      if (table < 0 || table >= static_cast<int64_t>(dims_.size())) {
+        throw InvalidArgument("`table_of` must name one of the tables.");
       }
-    });
+    }
   }
 
  protected:

@@ -11,14 +11,12 @@
 namespace sok {
 
 // What ExchangeNarrow and ExchangeWiden have in common. The sizes of messages are on the host.
-class WireOp : public OpKernel {
+class WireOp : public GuardedOp {
  public:
-  explicit WireOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    Guard(ctx, [&] {
-      std::string type;
-      Check(ctx->GetAttr("type", &type));
-      type_ = ParseFloatType(type);
-    });
+  explicit WireOp(OpKernelConstruction* ctx) : GuardedOp(ctx) {
+    std::string type;
+    Check(ctx->GetAttr("type", &type));
+    type_ = ParseFloatType(type);
   }
 
  protected:
@@ -67,9 +65,8 @@ class WireOp : public OpKernel {
 
   // The sizes of messages that begin there, as output 1.
   static void OutputSplits(OpKernelContext* ctx, const std::vector<int64_t>& begins) {
-    Tensor* splits;
     const int64_t world = static_cast<int64_t>(begins.size()) - 1;
-    Check(ctx->allocate_output(1, CheckedShape({world}), &splits));
+    Tensor* splits = Output(ctx, 1, CheckedShape({world}));
     for (int64_t r = 0; r < world; ++r) {
       const size_t at = static_cast<size_t>(r);
       splits->flat<int32_t>()(r) = static_cast<int32_t>(begins[at + 1] - begins[at]);

@@ -19,19 +19,17 @@ REGISTER_OP("Sok>ExchangeNarrow")
 class ExchangeNarrowOp : public WireOp {
  public:
   using WireOp::WireOp;
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const Tensor& floats = ctx->input(0);
-      const ProfileSpan span("narrow", name(), {-1, -1, static_cast<int64_t>(floats.TotalBytes())}, "op");
-      const Begins begins = OfFloats(floats, ctx->input(1));
-      float* words = AllocateOutput(ctx, 0, CheckedShape({begins.words.back()}))->flat<float>().data();
-      OutputSplits(ctx, begins.words);
-      const TfExecutor executor(ctx);
-      NarrowMessages(Cpu{executor}, begins.layout(), type_, floats.flat<float>().data(), words);
-    });
+  void Run(OpKernelContext* ctx) override {
+    const Tensor& floats = ctx->input(0);
+    const ProfileSpan span("narrow", name(), {-1, -1, static_cast<int64_t>(floats.TotalBytes())}, "op");
+    const Begins begins = OfFloats(floats, ctx->input(1));
+    float* words = AllocateOutput(ctx, 0, CheckedShape({begins.words.back()}))->flat<float>().data();
+    OutputSplits(ctx, begins.words);
+    const TfExecutor executor(ctx);
+    NarrowMessages(Cpu{executor}, begins.layout(), type_, floats.flat<float>().data(), words);
   }
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>ExchangeNarrow").Device(tensorflow::DEVICE_CPU), ExchangeNarrowOp);
+SOK_CPU_KERNEL("Sok>ExchangeNarrow", ExchangeNarrowOp);
 
 REGISTER_OP("Sok>ExchangeWiden")
     .Input("words: float")
@@ -49,19 +47,17 @@ REGISTER_OP("Sok>ExchangeWiden")
 class ExchangeWidenOp : public WireOp {
  public:
   using WireOp::WireOp;
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const Tensor& words = ctx->input(0);
-      const ProfileSpan span("widen", name(), {-1, -1, static_cast<int64_t>(words.TotalBytes())}, "op");
-      const Begins begins = OfWords(words, ctx->input(1), ctx->input(2));
-      float* floats = AllocateOutput(ctx, 0, CheckedShape({begins.floats.back()}))->flat<float>().data();
-      OutputSplits(ctx, begins.floats);
-      const TfExecutor executor(ctx);
-      WidenMessages(Cpu{executor}, begins.layout(), type_, words.flat<float>().data(), floats);
-    });
+  void Run(OpKernelContext* ctx) override {
+    const Tensor& words = ctx->input(0);
+    const ProfileSpan span("widen", name(), {-1, -1, static_cast<int64_t>(words.TotalBytes())}, "op");
+    const Begins begins = OfWords(words, ctx->input(1), ctx->input(2));
+    float* floats = AllocateOutput(ctx, 0, CheckedShape({begins.floats.back()}))->flat<float>().data();
+    OutputSplits(ctx, begins.floats);
+    const TfExecutor executor(ctx);
+    WidenMessages(Cpu{executor}, begins.layout(), type_, words.flat<float>().data(), floats);
   }
 };
-REGISTER_KERNEL_BUILDER(Name("Sok>ExchangeWiden").Device(tensorflow::DEVICE_CPU), ExchangeWidenOp);
+SOK_CPU_KERNEL("Sok>ExchangeWiden", ExchangeWidenOp);
 
 }  // namespace
 }  // namespace sok

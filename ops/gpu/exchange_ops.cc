@@ -170,21 +170,19 @@ class GpuExchangeSumGradOp final : public ExchangeSumGradOp {
  public:
   using ExchangeSumGradOp::ExchangeSumGradOp;
 
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      std::vector<std::vector<DeviceAddends>> addends(dims().size());
-      for (const AskedGrad& grad : Grads(ctx)) {
-        DeviceAddends a;
-        a.row_ids = grad.row_ids;
-        a.values = grad.values;
-        a.values_stride = dims()[grad.table];
-        a.segments.row_splits = grad.row_splits;
-        a.segments.segments = grad.row_splits == nullptr ? grad.n : grad.segments;
-        a.segments.n = grad.n;
-        addends[grad.table].push_back(a);
-      }
-      OutputRowSumsToHost(ctx, addends, dims());
-    });
+  void Run(OpKernelContext* ctx) override {
+    std::vector<std::vector<DeviceAddends>> addends(dims().size());
+    for (const AskedGrad& grad : Grads(ctx)) {
+      DeviceAddends a;
+      a.row_ids = grad.row_ids;
+      a.values = grad.values;
+      a.values_stride = dims()[grad.table];
+      a.segments.row_splits = grad.row_splits;
+      a.segments.segments = grad.row_splits == nullptr ? grad.n : grad.segments;
+      a.segments.n = grad.n;
+      addends[grad.table].push_back(a);
+    }
+    OutputRowSumsToHost(ctx, addends, dims());
   }
 };
 SOK_GPU_KERNEL(Name("Sok>ExchangeSumGrad").HostMemory("counts"), GpuExchangeSumGradOp);
@@ -195,32 +193,30 @@ class GpuExchangeCombineOp final : public PoolOp {
  public:
   using PoolOp::PoolOp;
 
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      const Cuda cuda = CudaOf(ctx);
-      TfDeviceScratch scratch(ctx);
-      const Tensor& answers = ctx->input(0);
-      CheckRank(answers, 1, "answers");
-      const int64_t size = answers.NumElements();
-      const float* floats = answers.flat<float>().data();
-      const std::vector<int64_t> begin = AnswerBegins(ctx->input(1), ctx->input(2), size);
-      const int64_t world = static_cast<int64_t>(begin.size()) - 1;
-      std::vector<float> headers(static_cast<size_t>(2 * world));
-      AnswerHeadersToHost(cuda, &scratch, floats, begin.data(), world, headers.data());
-      CheckAnswers(begin, ctx->input(2), headers.data(), [&](int64_t at, int64_t n) {
-        std::vector<float> text(static_cast<size_t>(n));
-        CopyToHost(cuda, text.data(), floats + at, n * int64_t{sizeof(float)});
-        return text;
-      });
-      const std::vector<PooledFeature> features = Features(ctx);
-      std::vector<float*> outputs;
-      for (size_t f = 0; f < features.size(); ++f) {
-        const TensorShape shape = CheckedShape({features[f].segments, features[f].dim});
-        outputs.push_back(Output(ctx, static_cast<int>(f), shape)->flat<float>().data());
-      }
-      ctx->set_output(static_cast<int>(features.size()), ctx->input(1));
-      CombineAnswers(cuda, &scratch, floats, size, features.data(), static_cast<int>(features.size()), outputs.data());
+  void Run(OpKernelContext* ctx) override {
+    const Cuda cuda = CudaOf(ctx);
+    TfDeviceScratch scratch(ctx);
+    const Tensor& answers = ctx->input(0);
+    CheckRank(answers, 1, "answers");
+    const int64_t size = answers.NumElements();
+    const float* floats = answers.flat<float>().data();
+    const std::vector<int64_t> begin = AnswerBegins(ctx->input(1), ctx->input(2), size);
+    const int64_t world = static_cast<int64_t>(begin.size()) - 1;
+    std::vector<float> headers(static_cast<size_t>(2 * world));
+    AnswerHeadersToHost(cuda, &scratch, floats, begin.data(), world, headers.data());
+    CheckAnswers(begin, ctx->input(2), headers.data(), [&](int64_t at, int64_t n) {
+      std::vector<float> text(static_cast<size_t>(n));
+      CopyToHost(cuda, text.data(), floats + at, n * int64_t{sizeof(float)});
+      return text;
     });
+    const std::vector<PooledFeature> features = Features(ctx);
+    std::vector<float*> outputs;
+    for (size_t f = 0; f < features.size(); ++f) {
+      const TensorShape shape = CheckedShape({features[f].segments, features[f].dim});
+      outputs.push_back(Output(ctx, static_cast<int>(f), shape)->flat<float>().data());
+    }
+    ctx->set_output(static_cast<int>(features.size()), ctx->input(1));
+    CombineAnswers(cuda, &scratch, floats, size, features.data(), static_cast<int>(features.size()), outputs.data());
   }
 };
 SOK_GPU_KERNEL(Name("Sok>ExchangeCombine").HostMemory("splits").HostMemory("asked").HostMemory("checked_splits"),
@@ -230,22 +226,20 @@ class GpuExchangeCombineGradOp final : public PoolOp {
  public:
   using PoolOp::PoolOp;
 
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      OpInputList grads;
-      Check(ctx->input_list("grads", &grads));
-      const int64_t size = AnswerFloats(ctx->input(grads.size()));
-      const std::vector<PooledFeature> features = Features(ctx);
-      std::vector<const float*> from;
-      for (int f = 0; f < grads.size(); ++f) {
-        CheckShape(grads[f], {features[f].segments, features[f].dim}, "grads");
-        from.push_back(grads[f].flat<float>().data());
-      }
-      float* packed = Output(ctx, 0, CheckedShape({size}))->flat<float>().data();
-      TfDeviceScratch scratch(ctx);
-      CombineAnswersGrad(CudaOf(ctx), &scratch, features.data(), static_cast<int>(features.size()), from.data(), size,
-                         packed);
-    });
+  void Run(OpKernelContext* ctx) override {
+    OpInputList grads;
+    Check(ctx->input_list("grads", &grads));
+    const int64_t size = AnswerFloats(ctx->input(grads.size()));
+    const std::vector<PooledFeature> features = Features(ctx);
+    std::vector<const float*> from;
+    for (int f = 0; f < grads.size(); ++f) {
+      CheckShape(grads[f], {features[f].segments, features[f].dim}, "grads");
+      from.push_back(grads[f].flat<float>().data());
+    }
+    float* packed = Output(ctx, 0, CheckedShape({size}))->flat<float>().data();
+    TfDeviceScratch scratch(ctx);
+    CombineAnswersGrad(CudaOf(ctx), &scratch, features.data(), static_cast<int>(features.size()), from.data(), size,
+                       packed);
   }
 };
 SOK_GPU_KERNEL(Name("Sok>ExchangeCombineGrad").HostMemory("splits"), GpuExchangeCombineGradOp);
@@ -254,19 +248,17 @@ class GpuExchangeCombineGradWeightsOp final : public PoolOp {
  public:
   using PoolOp::PoolOp;
 
-  void Compute(OpKernelContext* ctx) override {
-    Guard(ctx, [&] {
-      if (dims_.size() != 1) throw InvalidArgument("gradients in weights are those of one feature.");
-      const Tensor &grad = ctx->input(0), &answers = ctx->input(1);
-      CheckRank(answers, 1, "answers");
-      const PooledFeature feature = Features(ctx)[0];
-      CheckShape(grad, {feature.segments, feature.dim}, "grad");
-      float* out = Output(ctx, 0, ctx->input(4).shape())->flat<float>().data();
-      if (ctx->input(4).NumElements() == 0) return;  // no weights, or no keys
-      TfDeviceScratch scratch(ctx);
-      CombineAnswersGradWeights(CudaOf(ctx), &scratch, answers.flat<float>().data(), answers.NumElements(), feature,
-                                grad.flat<float>().data(), out);
-    });
+  void Run(OpKernelContext* ctx) override {
+    if (dims_.size() != 1) throw InvalidArgument("gradients in weights are those of one feature.");
+    const Tensor &grad = ctx->input(0), &answers = ctx->input(1);
+    CheckRank(answers, 1, "answers");
+    const PooledFeature feature = Features(ctx)[0];
+    CheckShape(grad, {feature.segments, feature.dim}, "grad");
+    float* out = Output(ctx, 0, ctx->input(4).shape())->flat<float>().data();
+    if (ctx->input(4).NumElements() == 0) return;  // no weights, or no keys
+    TfDeviceScratch scratch(ctx);
+    CombineAnswersGradWeights(CudaOf(ctx), &scratch, answers.flat<float>().data(), answers.NumElements(), feature,
+                              grad.flat<float>().data(), out);
   }
 };
 SOK_GPU_KERNEL(Name("Sok>ExchangeCombineGradWeights"), GpuExchangeCombineGradWeightsOp);
