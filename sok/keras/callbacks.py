@@ -312,8 +312,7 @@ class TableScalars(_Callback):
 
     In a loop of one's own: `scalars = TableScalars("logs", tables=model)`, and `scalars.write(step)` now and then.
 
-    Not collective: one worker may have it alone. It takes microseconds a step, and some 0.1 ms for each table where it
-    writes. The counts it reads are kept anyway.
+    Not collective: one worker may have it alone. The counts it reads are kept anyway.
 
     Raises:
         ValueError: `every` is no whole number of at least 1.
