@@ -10,6 +10,18 @@
 namespace sok {
 namespace {
 
+// What each of a segment's `count` keys adds: its gradient, times what pooling multiplied the rows with.
+template <int64_t kDim>
+inline void LoadAddend(const float* value, int64_t count, Combiner combiner, typename Wide<kDim>::Vec* add) {
+  using Vec = typename Wide<kDim>::Vec;
+  for (int64_t v = 0; v < Wide<kDim>::kVectors; ++v)
+    add[v] = *reinterpret_cast<const Vec*>(value + v * Wide<kDim>::kWidth);
+  if (combiner == Combiner::kSum || count <= 1) return;
+  const float divisor = static_cast<float>(count);
+  const float scale = 1.0f / (combiner == Combiner::kMean ? divisor : sqrtf(divisor));
+  for (int64_t v = 0; v < Wide<kDim>::kVectors; ++v) add[v] = scale * add[v];
+}
+
 template <int64_t kDim>
 void SumSegmentsFixed(const uint32_t* slot, const int64_t* row_splits, int64_t segments, Combiner combiner,
                       const float* values, uint32_t* next, float* sums) {
@@ -21,12 +33,7 @@ void SumSegmentsFixed(const uint32_t* slot, const int64_t* row_splits, int64_t s
   for (int64_t s = 0; s < segments; ++s) {
     const int64_t end = row_splits == nullptr ? s + 1 : row_splits[s + 1], count = end - i;
     Vec add[kVectors];
-    for (int64_t v = 0; v < kVectors; ++v) add[v] = *reinterpret_cast<const Vec*>(values + s * kDim + v * kWidth);
-    if (combiner != Combiner::kSum && count > 1) {
-      const float divisor = static_cast<float>(count);
-      const float scale = 1.0f / (combiner == Combiner::kMean ? divisor : sqrtf(divisor));
-      for (int64_t v = 0; v < kVectors; ++v) add[v] = scale * add[v];
-    }
+    LoadAddend<kDim>(values + s * kDim, count, combiner, add);
     for (; i < end; ++i) {
       if (i + kAhead < n) {  // of a slot that is left out, too: its address is nobody's, and no pointer may lie there
         const uintptr_t ahead = reinterpret_cast<uintptr_t>(sums) + uintptr_t{slot[i + kAhead]} * kDim * sizeof(float);
@@ -64,12 +71,7 @@ void ScatterFixed(const int32_t* index, const int64_t* row_splits, int64_t segme
   for (int64_t s = 0; s < segments; ++s) {
     const int64_t end = row_splits == nullptr ? s + 1 : row_splits[s + 1], count = end - i;
     Vec add[kVectors];
-    for (int64_t v = 0; v < kVectors; ++v) add[v] = *reinterpret_cast<const Vec*>(values + s * kDim + v * kWidth);
-    if (combiner != Combiner::kSum && count > 1) {
-      const float divisor = static_cast<float>(count);
-      const float scale = 1.0f / (combiner == Combiner::kMean ? divisor : sqrtf(divisor));
-      for (int64_t v = 0; v < kVectors; ++v) add[v] = scale * add[v];
-    }
+    LoadAddend<kDim>(values + s * kDim, count, combiner, add);
     for (; i < end; ++i) {
       if (i + kAhead < n) {
         const float* ahead = to + (index[i + kAhead] & 0x7fffffff);
