@@ -27,8 +27,10 @@ _PUBLIC = {
     "shutdown": "sok.job.context:shutdown",
     "barrier": "sok.job.communication:barrier",
     "data": "sok.job.data",
+    "hash_strings": "sok.job.data:hash_strings",
     "enable_distributed_strategy": "sok.compat.strategy:enable_distributed_strategy",
     # Layers and their variables.
+    "Embedding": "sok.layers:Embedding",
     "DistributedEmbedding": "sok.layers:DistributedEmbedding",
     "All2AllDenseEmbedding": "sok.layers:All2AllDenseEmbedding",
     "get_embedding": "sok.layers:get_embedding",

@@ -1,7 +1,7 @@
 """Which functions of Keras are running: what Keras knows, and has no argument to tell.
 
-No other module looks for Keras on the call stack (`sok/table/custom_gradients.py` looks for TensorFlow's functions), and
-this one for seven things:
+No other module looks for Keras on the call stack (`sok/table/custom_gradients.py` looks for TensorFlow's functions),
+and this one for seven things:
 
 - whether a batch is trained on, in a layer of a model whose own `call` takes no `training`;
 - whether `numpy()` is called by `get_weights`, which wants keys too, or by a writer of HDF5, which must get no rows;

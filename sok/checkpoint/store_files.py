@@ -26,11 +26,16 @@ def leaving_rows_out() -> contextlib.AbstractContextManager[None]:
     return _left_out.inside(True)
 
 
+def leaves_rows_out() -> bool:
+    """Whether the caller is within `leaving_rows_out`."""
+    return bool(_left_out.value)
+
+
 def save(table: Any, store: Any) -> None:
     """Puts rows and slots into a layer's store, if this worker has all of them."""
     from sok.checkpoint.native import EagerCalls
 
-    if _left_out.value:
+    if leaves_rows_out():
         return
     if job_of([table]).size > 1 or table._in_graph_mode:
         table.warn_not_saved()
@@ -47,7 +52,7 @@ def load(table: Any, store: Any) -> None:
     from sok.checkpoint.native import EagerCalls, verify_shard
     from sok.optimizers import claims
 
-    if _left_out.value:
+    if leaves_rows_out():
         return
     if _NAME not in store.keys():  # noqa: SIM118 (Keras' stores have no `in`)
         beside.warn_not_restored({"": table}, "this file holds none.")

@@ -91,8 +91,9 @@ def _variance_scaling(scale: float, mode: str, distribution: str, rows: int | No
     if rows is None and mode != "fan_out":
         raise ValueError(
             "An initializer of the variance-scaling family (Glorot, He, Lecun) scales rows by their number, but nobody "
-            "said how many rows this table will have. Say it (`max_capacity=` of sok.DynamicVariable), or take an "
-            "initializer with a scale of its own: 'random_normal' or tf.keras.initializers.RandomUniform(-a, a)."
+            "said how many rows this table will have. Say it (`max_capacity=` of sok.DynamicVariable, `capacity=` of "
+            "sok.Embedding), or take an initializer with a scale of its own: 'random_normal' or "
+            "tf.keras.initializers.RandomUniform(-a, a)."
         )
     known = rows or 0
     fan = {"fan_in": known, "fan_out": dim, "fan_avg": (known + dim) / 2}[mode]

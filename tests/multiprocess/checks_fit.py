@@ -33,6 +33,12 @@ def fit(world, name, library, stock, embedding_optimizer=None, **options):
     x = library.layers.Dense(5, activation="tanh")(x)
     model = library.Model(ids_in, library.layers.Dense(1, activation="sigmoid")(x))
     optimizer = sok.DistributedOptimizer(stock, embedding_optimizer=embedding_optimizer)
+    tables = {"pooled": pooled.embedding_variable, "dense": dense.embedding_variable}
+    return train(world, library, model, optimizer, tables, ids, labels, **options)
+
+
+def train(world, library, model, optimizer, tables, ids, labels, **options):
+    """Twenty steps of `fit` with this rank's samples: what the rank reports."""
     model.compile(optimizer=optimizer, loss="binary_crossentropy", **options)
     running_means = []
     record = library.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: running_means.append(logs["loss"]))
@@ -45,7 +51,6 @@ def fit(world, name, library, stock, embedding_optimizer=None, **options):
         verbose=0,
         callbacks=[sok.callbacks.BroadcastVariablesCallback(), record],
     )
-    tables = {"pooled": pooled.embedding_variable, "dense": dense.embedding_variable}
     weights = [np.asarray(v) for v in model.trainable_variables if v not in tables.values()]
     assert int(np.asarray(optimizer.iterations)) == STEPS
     return {
@@ -53,6 +58,33 @@ def fit(world, name, library, stock, embedding_optimizer=None, **options):
         "dense": np.concatenate([w.ravel() for w in weights]),
         "tables": shards(tables, dict.fromkeys(tables, optimizer.embedding_optimizer.slot_set)),
     }
+
+
+def fit_drop_in(world, name, library, stock):
+    """Layers with the arguments of Keras' own: of row numbers, of any ids, and one that stays a variable."""
+    ids, labels = samples()
+    library.utils.set_random_seed(11)
+    layer = for_keras(library).Embedding
+    layers = {
+        "rows": layer(97, DIM, name=f"{name}_rows", sparse_as_dense_size=0),
+        "any": layer(None, DIM, name=f"{name}_any", combiner="mean", mask_zero=True),
+        "small": layer(97, DIM, name=f"{name}_small", sparse_as_dense_size=97),
+    }
+    ids_in = library.Input((SLOTS, IDS_PER_SLOT), dtype="int64")
+    x = library.layers.Concatenate()([library.layers.Flatten()(layer(ids_in)) for layer in layers.values()])
+    model = library.Model(ids_in, library.layers.Dense(1, activation="sigmoid")(x))
+    tables = {which: layers[which].embedding_variable for which in ("rows", "any")}
+    found = train(world, library, model, sok.DistributedOptimizer(stock), tables, np.abs(ids), labels)
+    # On each rank the matrix of all ranks, and so the same.
+    return {**found, "dense": np.concatenate([found["dense"], layers["rows"].get_weights()[0].ravel()])}
+
+
+def check_keras_3_fit_of_drop_in_layers(world):
+    return fit_drop_in(world, "drop_in", keras, keras.optimizers.SGD(0.5))
+
+
+def check_tf_keras_fit_of_drop_in_layers(world):
+    return fit_drop_in(world, "tf_drop_in", tf_keras, tf_keras.optimizers.Adagrad(0.1))
 
 
 def check_keras_3_fit(world):

@@ -10,9 +10,10 @@ import tensorflow as tf
 from sok.base.types import Condition, Ids
 from sok.keras.layers.all2all_dense_embedding import All2AllDenseEmbeddingMixin
 from sok.keras.layers.distributed_embedding import DistributedEmbeddingMixin
+from sok.keras.layers.embedding import EmbeddingMixin
 from sok.keras.layers.registry import get_embedding
 
-__all__ = ["All2AllDenseEmbedding", "DistributedEmbedding", "for_keras", "get_embedding"]
+__all__ = ["All2AllDenseEmbedding", "DistributedEmbedding", "Embedding", "for_keras", "get_embedding"]
 
 
 # Each Keras needs its own default for "training, unless Keras says otherwise": in a bare call tf_keras replaces None by
@@ -29,7 +30,13 @@ class _All2AllInTfKeras(All2AllDenseEmbeddingMixin):
         return super().call(inputs, training)
 
 
+class _EmbeddingInTfKeras(EmbeddingMixin):
+    def call(self, inputs: Ids, training: Condition | None = True) -> Any:
+        return super().call(inputs, training)
+
+
 _MIXINS = {  # for Keras 3, and for tf_keras
+    "Embedding": (EmbeddingMixin, _EmbeddingInTfKeras),
     "DistributedEmbedding": (DistributedEmbeddingMixin, _DistributedInTfKeras),
     "All2AllDenseEmbedding": (All2AllDenseEmbeddingMixin, _All2AllInTfKeras),
 }
@@ -39,17 +46,17 @@ _made: dict[type, types.SimpleNamespace] = {}
 def for_keras(keras: Any) -> types.SimpleNamespace:
     """Gives the layers as classes of `keras`: Keras 3, or an explicitly imported `tf_keras`.
 
-    `sok.DistributedEmbedding` and `sok.All2AllDenseEmbedding` are those for `tf.keras`.
+    `sok.Embedding`, `sok.DistributedEmbedding` and `sok.All2AllDenseEmbedding` are those for `tf.keras`.
 
     Returns:
-        A namespace with `DistributedEmbedding` and `All2AllDenseEmbedding`, the same classes in every call.
+        A namespace with these three names, the same classes in every call.
 
     Example:
         >>> import tf_keras
         >>> issubclass(for_keras(tf_keras).DistributedEmbedding, tf_keras.layers.Layer)
         True
     """
-    # tf.keras and the module it stands for have one Layer, and get one pair of classes.
+    # tf.keras and the module it stands for have one Layer, and get the same classes.
     layer = keras.layers.Layer
     if layer not in _made:
         register = keras.utils.register_keras_serializable(package="sok")
@@ -57,10 +64,12 @@ def for_keras(keras: Any) -> types.SimpleNamespace:
         _made[layer] = types.SimpleNamespace()
         for name, mixins in _MIXINS.items():
             mixin = mixins[layer.__module__.startswith("tf_keras")]
-            made = type(name, (mixin, layer), {"__doc__": mixins[0].__doc__, **of_keras})
+            base = keras.layers.Embedding if name == "Embedding" else layer
+            made = type(name, (mixin, base), {"__doc__": mixins[0].__doc__, **of_keras})
             setattr(_made[layer], name, register(made))
     return _made[layer]
 
 
+Embedding = for_keras(tf.keras).Embedding
 DistributedEmbedding = for_keras(tf.keras).DistributedEmbedding
 All2AllDenseEmbedding = for_keras(tf.keras).All2AllDenseEmbedding

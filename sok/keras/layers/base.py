@@ -60,11 +60,107 @@ else:
     _Layer = object
 
 
-class EmbeddingLayerMixin(_Layer):
-    """Stands before Keras' Layer among a layer's bases."""
+class TableLayerMixin(_Layer):
+    """A layer over a table. Stands before a class of Keras among a layer's bases."""
 
     # Of the Keras that the class is made for: see sok.layers.for_keras.
     _keras_initializers: Any = None
+    _options: TableOptions
+    _table: EmbeddingVariable | None
+
+    def _hold(self, options: TableOptions) -> None:
+        """After the constructor of Keras: what the layer needs to be one over a table."""
+        # XLA has no kernels of ours. Keras 3 heeds this flag only if it was set before the first compile().
+        self.supports_jit = False
+        # Weights of ids stay float32: only the output has the compute dtype. (Keras 3's and tf_keras' name for it.)
+        self.autocast = self._autocast = False
+        self._options = dataclasses.replace(options, trainable=True)  # the layer's own, and may change
+        self._table = None
+
+    @property
+    def embedding_variable(self) -> EmbeddingVariable:
+        """The layer's table, which is made now if no input has made it."""
+        if self._table is None:
+            with _making_tables:
+                if self._table is None:
+                    self._table = self._make_table()
+        return self._table
+
+    def _table_size(self) -> tuple[int, int]:
+        """Length of a row, and rows that this worker may hold."""
+        raise NotImplementedError
+
+    def _make_table(self) -> EmbeddingVariable:
+        options = dataclasses.replace(self._options, trainable=self.trainable)
+        table = EmbeddingVariable(*self._table_size(), name=self.name, options=options)
+        # Keras 3 does not find variables that are not its own; tf_keras finds the attribute by itself.
+        if hasattr(self, "_track_variable"):
+            self._track_variable(table)
+        return table
+
+    @property
+    def var(self) -> EmbeddingVariable:
+        """SOK's other name for `embedding_variable`."""
+        return self.embedding_variable
+
+    def build(self, input_shape: Any = None) -> None:
+        self.embedding_variable  # noqa: B018 (made here)
+        self.built = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # Keras takes a list for several inputs, and lets NumPy's int64 meet a table of int32 keys.
+        given = args[0] if args else kwargs.get("inputs")
+        # Keras' symbols are looked up by nobody; and one worker needs no table before it is built.
+        asks_peers = context.size() > 1 and not any(_is_symbol(part) for part in tf.nest.flatten(given))
+        with exchange.told_to_peers(*(self._tables_asked() if asks_peers else [])):
+            if isinstance(given, (list, tuple, np.ndarray)) and not _holds_tensors(given):
+                keys = self._from_values(given)
+                args, kwargs = ((keys, *args[1:]), kwargs) if args else (args, {**kwargs, "inputs": keys})
+            else:
+                self._check_ids(given)
+                if type(given).__name__.endswith("KerasTensor"):  # else the first step of fit would say so
+                    self._check_symbol(given)
+            if not self.built and isinstance(given, tf.SparseTensor) and given.shape.rank is None:
+                self.build(None)  # Keras 3 would ask for the shape first
+            return super().__call__(*args, **kwargs)
+
+    def _tables_asked(self) -> list[EmbeddingVariable]:
+        return [self.embedding_variable]
+
+    def _from_values(self, given: Any) -> tf.Tensor:
+        """Ids that were given as a list or an array."""
+        return as_keys(given, tf.as_dtype(self._options.key_dtype), self.name)
+
+    def _check_ids(self, given: Any) -> None:
+        """`ValueError` for inputs that cannot be ids, by their dtype."""
+        check_integers(given, self.name)
+
+    def save_own_variables(self, store: Any) -> None:
+        store_files.save(self.embedding_variable, store)
+
+    def load_own_variables(self, store: Any) -> None:
+        store_files.load(self.embedding_variable, store)
+
+    def _check_symbol(self, symbol: Any) -> None:
+        """`ValueError` if no batch of a symbolic input of Keras can be looked up, as far as its shape is known."""
+        raise NotImplementedError
+
+    @staticmethod
+    def _inserts(training: Any) -> Any:
+        # Outside fit, evaluate and predict Keras says nothing: a bare call in a custom loop trains, as in SOK.
+        # Keras 3 says nothing either to the layers of a model whose own call takes no `training`.
+        if training is None:
+            return not keras_calls.is_evaluating()
+        return tf.cast(training, tf.bool) if tf.is_tensor(training) else bool(training)
+
+    def _to_compute_dtype(self, rows: Any) -> Any:
+        # With v2 behaviour off, tf_keras takes the dtype of the first input, integers here, for the layer's own.
+        dtype = tf.as_dtype(self.compute_dtype or tf.float32)
+        return tf.cast(rows, dtype) if dtype.is_floating else rows
+
+
+class EmbeddingLayerMixin(TableLayerMixin):
+    """What the layers of SOK v1 share: features of a fixed number, by SOK's names of sizes."""
 
     def __init__(
         self,
@@ -88,17 +184,11 @@ class EmbeddingLayerMixin(_Layer):
             exchange_dtype=exchange_dtype,
             placement=placement,
         )
-        if not options.trainable and kwargs.setdefault("trainable", False):
-            raise ValueError("`trainable` is given twice: True, and False in `table`.")
+        check_trainable(options, kwargs)
         super().__init__(**kwargs)
         checked = (whole_number(name, size) for name, size in zip(_SIZES, sizes, strict=True))
         self.max_vocabulary_size_per_gpu, self.embedding_vec_size, self.slot_num = checked
-        # XLA has no kernels of ours. Keras 3 heeds this flag only if it was set before the first compile().
-        self.supports_jit = False
-        # Weights of ids stay float32: only the output has the compute dtype. (Keras 3's and tf_keras' name for it.)
-        self.autocast = self._autocast = False
-        self._options = dataclasses.replace(options, trainable=True)  # the layer's own, and may change
-        self._table: EmbeddingVariable | None = None
+        self._hold(options)
         if distinct_slots and not options.hashed:
             raise ValueError(
                 "`distinct_slots` must be False with use_hashtable=False, where ids are row numbers: give each slot a "
@@ -107,56 +197,8 @@ class EmbeddingLayerMixin(_Layer):
         self.distinct_slots = None if distinct_slots is None else bool(distinct_slots)
         self._shared_slots = SharedSlots(self.name, self.slot_num)
 
-    @property
-    def embedding_variable(self) -> EmbeddingVariable:
-        """The layer's table, which is made now if no input has made it."""
-        if self._table is None:
-            with _making_tables:
-                if self._table is None:
-                    self._table = self._make_table()
-        return self._table
-
-    def _make_table(self) -> EmbeddingVariable:
-        options = dataclasses.replace(self._options, trainable=self.trainable)
-        table = EmbeddingVariable(
-            self.embedding_vec_size, self.max_vocabulary_size_per_gpu, name=self.name, options=options
-        )
-        # Keras 3 does not find variables that are not its own; tf_keras finds the attribute by itself.
-        if hasattr(self, "_track_variable"):
-            self._track_variable(table)
-        return table
-
-    @property
-    def var(self) -> EmbeddingVariable:
-        """SOK's other name for `embedding_variable`."""
-        return self.embedding_variable
-
-    def build(self, input_shape: Any = None) -> None:
-        self.embedding_variable  # noqa: B018 (made here)
-        self.built = True
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # Keras takes a list for several inputs, and lets NumPy's int64 meet a table of int32 keys.
-        given = args[0] if args else kwargs.get("inputs")
-        # Keras' symbols are looked up by nobody; and one worker needs no table before it is built.
-        asks_peers = context.size() > 1 and not any(_is_symbol(part) for part in tf.nest.flatten(given))
-        with exchange.told_to_peers(*([self.embedding_variable] if asks_peers else [])):
-            if isinstance(given, (list, tuple, np.ndarray)) and not _holds_tensors(given):
-                keys = as_keys(given, tf.as_dtype(self._options.key_dtype), self.name)
-                args, kwargs = ((keys, *args[1:]), kwargs) if args else (args, {**kwargs, "inputs": keys})
-            else:
-                _check_integers(given, self.name)
-                if type(given).__name__.endswith("KerasTensor"):  # else the first step of fit would say so
-                    self._check_symbol(given)
-            if not self.built and isinstance(given, tf.SparseTensor) and given.shape.rank is None:
-                self.build(None)  # Keras 3 would ask for the shape first
-            return super().__call__(*args, **kwargs)
-
-    def save_own_variables(self, store: Any) -> None:
-        store_files.save(self.embedding_variable, store)
-
-    def load_own_variables(self, store: Any) -> None:
-        store_files.load(self.embedding_variable, store)
+    def _table_size(self) -> tuple[int, int]:
+        return self.embedding_vec_size, self.max_vocabulary_size_per_gpu
 
     def get_config(self) -> dict[str, Any]:
         sizes = {name: getattr(self, name) for name in _SIZES}
@@ -173,25 +215,14 @@ class EmbeddingLayerMixin(_Layer):
     def _hints_at_shared_slots(self) -> bool:
         return self.distinct_slots is None and self.slot_num > 1
 
-    def _check_symbol(self, symbol: Any) -> None:
-        """`ValueError` if no batch of a symbolic input of Keras can be looked up, as far as its shape is known."""
-        raise NotImplementedError
 
-    @staticmethod
-    def _inserts(training: Any) -> Any:
-        # Outside fit, evaluate and predict Keras says nothing: a bare call in a custom loop trains, as in SOK.
-        # Keras 3 says nothing either to the layers of a model whose own call takes no `training`.
-        if training is None:
-            return not keras_calls.is_evaluating()
-        return tf.cast(training, tf.bool) if tf.is_tensor(training) else bool(training)
-
-    def _to_compute_dtype(self, rows: tf.Tensor) -> tf.Tensor:
-        # With v2 behaviour off, tf_keras takes the dtype of the first input, integers here, for the layer's own.
-        dtype = tf.as_dtype(self.compute_dtype or tf.float32)
-        return tf.cast(rows, dtype) if dtype.is_floating else rows
+def check_trainable(options: TableOptions, kwargs: dict[str, Any]) -> None:
+    """A table that is not trainable makes its layer so, of whose constructor these are the arguments."""
+    if not options.trainable and kwargs.setdefault("trainable", False):
+        raise ValueError("`trainable` is given twice: True, and False in `table`.")
 
 
-def _check_integers(inputs: Any, layer: str) -> None:
+def check_integers(inputs: Any, layer: str) -> None:
     if not (isinstance(inputs, (int, float, str, list, tuple, dict)) or hasattr(inputs, "dtype")):
         raise ValueError(f"`inputs` must be a tensor of integers, or what makes one. Received: {inputs!r}.")
     dtype = getattr(inputs, "dtype", None)
