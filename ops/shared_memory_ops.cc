@@ -1,25 +1,29 @@
-// An all-to-all among processes of one host: what is large lies in shared memory, and only small envelopes that say where
-// travel through the collective, which also says when.
+// An all-to-all among processes of one host: what is large lies in shared memory, and small envelopes that say where travel by
+// mail (sok/mail.h), which also says when.
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <fstream>
 #include <functional>
+#include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "op.h"
 #include "output_pool.h"
+#include "sok/mail.h"
 #include "sok/shared_memory.h"
 
 namespace sok {
 namespace {
 
-// Stateful, so that equal ones are not merged. `turns`: of those that wait for each other (trace_ops.cc says why).
-
 // An envelope is seven words, and behind them the data themselves if they are few (filled up to whole words).
 enum EnvelopeWord { kCount, kPid, kFd, kId, kOffset, kIsInline, kName, kEnvelopeWords };
 constexpr int64_t kInlineBytes = 16 << 10;  // below, opening a region costs more than a socket
+constexpr double kSecondsToConnect = 60.0;
 
 SharedPool& ThePool() {
   static SharedPool* pool = new SharedPool;  // leaked: kernels may run while the process ends
@@ -31,8 +35,10 @@ SharedReader& TheReader() {
   return *reader;
 }
 
-// Eagerly Horovod matches collectives by their kind alone: ranks that are out of step meet in different ones.
-int64_t NumberOf(const std::string& collective) { return static_cast<int64_t>(std::hash<std::string>()(collective)); }
+// Eager calls meet whatever their names: ranks that are out of step are in different ones.
+int64_t NumberOf(const std::string& collective, tensorflow::DataType dtype) {
+  return static_cast<int64_t>(std::hash<std::string>()(collective)) ^ dtype;
+}
 
 int64_t WordsOf(int64_t bytes) { return (bytes + 7) / 8; }
 
@@ -56,16 +62,35 @@ struct Splits {
 
 #define SOK_SHARED_TYPES "{int32, int64, float, double}"
 
-REGISTER_OP("Sok>SharedPost")
+// The mail of the job that is now; null if ranks do not share a host. That of jobs before is closed and stays: kernels may
+// still be in it, and at the end of the process, too.
+class TheMail {
+ public:
+  static Mail* Get() { return Now().load(); }
+  static void Set(std::unique_ptr<Mail> mail) {
+    Mail* const before = Now().exchange(mail.release());
+    if (before != nullptr) before->Close("the job has ended.");
+  }
+
+ private:
+  static std::atomic<Mail*>& Now() {
+    static std::atomic<Mail*> now{nullptr};
+    return now;
+  }
+};
+
+// Stateful, so that equal ones are not merged. `turns`: of those that wait for each other (trace_ops.cc says why).
+REGISTER_OP("Sok>SharedAllToAll")
     .Input("x: T")
     .Input("splits: int32")
     .Input("turns: num_turns * resource")
-    .Output("envelopes: int64")
-    .Output("envelope_splits: int32")
+    .Output("received: T")
+    .Output("received_splits: int32")
     .Attr("T: " SOK_SHARED_TYPES)
     .Attr("num_turns: int >= 0")
     .Attr("collective: string")
     .Attr("rank: int >= 0")
+    .Attr("in_graph: bool")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle unused;
@@ -75,17 +100,43 @@ REGISTER_OP("Sok>SharedPost")
       return absl::OkStatus();
     });
 
-class SharedPostOp : public GuardedOp {
+class SharedAllToAllOp final : public tensorflow::AsyncOpKernel {
  public:
-  explicit SharedPostOp(OpKernelConstruction* ctx) : GuardedOp(ctx) {
+  explicit SharedAllToAllOp(OpKernelConstruction* ctx) : AsyncOpKernel(ctx) {
+    bool in_graph = true;
     Check(ctx->GetAttr("rank", &rank_));
     Check(ctx->GetAttr("collective", &collective_));
+    Check(ctx->GetAttr("in_graph", &in_graph));
+    // Eager calls meet in the order in which they are made, so that ranks which are out of step notice it.
+    name_ = in_graph ? collective_ : "";
   }
 
-  void Run(OpKernelContext* ctx) override {
+  void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
+    Mail* const mail = TheMail::Get();
+    std::vector<Mail::Words> envelopes;
+    Guard(ctx, [&] {
+      if (mail == nullptr) throw FailedPrecondition("the job of collective '" + collective_ + "' has ended.");
+      envelopes = Post(ctx);
+    });
+    if (!ctx->status().ok()) return done();
+    mail->AllToAll(name_, std::move(envelopes),
+                   [this, ctx, done = std::move(done)](const std::string& error, const std::vector<Mail::Words>& all) {
+                     if (error.empty()) {
+                       Guard(ctx, [&] { Collect(ctx, all); });
+                     } else {
+                       ctx->CtxFailure(__FILE__, __LINE__, absl::UnavailableError(collective_ + ": " + error));
+                     }
+                     done();
+                   });
+  }
+
+ private:
+  // What goes to each rank: into shared memory, or into its envelope.
+  std::vector<Mail::Words> Post(OpKernelContext* ctx) const {
     const Tensor& x = ctx->input(0);
     CheckRank(x, 1, "x");
     const Splits splits(ctx->input(1), x.NumElements(), "splits");
+    if (rank_ >= splits.world) throw InvalidArgument("`splits` must have one value per rank.");
     const int64_t width = tensorflow::DataTypeSize(x.dtype());
     const char* data = static_cast<const char*>(x.data());
     auto bytes_for = [&](int64_t r) { return r == rank_ ? 0 : splits.counts[r] * width; };
@@ -104,161 +155,123 @@ class SharedPostOp : public GuardedOp {
     } catch (const OutOfMemory&) {
       has_memory = false;  // the long way then: peers wait
     }
-    auto is_inline = [&](int64_t r) { return bytes_for(r) <= kInlineBytes || !has_memory; };
-
-    int64_t num_words = 0;
-    for (int64_t r = 0; r < splits.world; ++r) {
-      num_words += kEnvelopeWords + (is_inline(r) ? WordsOf(bytes_for(r)) : 0);
-    }
-    Tensor* envelopes = AllocateOutput(ctx, 0, CheckedShape({num_words}));
-    Tensor* envelope_splits = Output(ctx, 1, TensorShape({splits.world}));
-    int64_t* word = reinterpret_cast<int64_t*>(envelopes->flat<int64_t>().data());
+    std::vector<Mail::Words> envelopes(static_cast<size_t>(splits.world));
     int64_t offset = 0;
     for (int64_t r = 0; r < splits.world; ++r) {
       const int64_t bytes = bytes_for(r);
-      int64_t* const begin = word;
+      const bool is_inline = bytes <= kInlineBytes || !has_memory;
+      Mail::Words& word = envelopes[static_cast<size_t>(r)];
+      word.resize(static_cast<size_t>(kEnvelopeWords + (is_inline ? WordsOf(bytes) : 0)));
       word[kCount] = splits.counts[r];
       word[kPid] = lease.region.pid;
       word[kFd] = lease.region.fd;
       word[kId] = lease.region.id;
       word[kOffset] = offset;
-      word[kIsInline] = is_inline(r) ? 1 : 0;
-      word[kName] = NumberOf(collective_);
-      word += kEnvelopeWords;
-      if (!is_inline(r)) {
+      word[kIsInline] = is_inline ? 1 : 0;
+      word[kName] = NumberOf(collective_, x.dtype());
+      if (!is_inline) {
         std::memcpy(lease.data + offset, data, static_cast<size_t>(bytes));
         offset += (bytes + 63) & ~int64_t{63};
       } else if (bytes > 0) {
-        word[WordsOf(bytes) - 1] = 0;
-        std::memcpy(word, data, static_cast<size_t>(bytes));
-        word += WordsOf(bytes);
+        std::memcpy(&word[kEnvelopeWords], data, static_cast<size_t>(bytes));
       }
-      envelope_splits->flat<int32_t>()(r) = static_cast<int32_t>(word - begin);
       data += splits.counts[r] * width;
     }
+    return envelopes;
   }
 
- private:
-  int64_t rank_ = 0;
-  std::string collective_;
-};
-SOK_CPU_KERNEL("Sok>SharedPost", SharedPostOp);
-
-REGISTER_OP("Sok>SharedCollect")
-    .Input("envelopes: int64")
-    .Input("envelope_splits: int32")
-    .Input("x: T")
-    .Input("splits: int32")
-    .Input("turns: num_turns * resource")
-    .Output("received: T")
-    .Output("received_splits: int32")
-    .Attr("T: " SOK_SHARED_TYPES)
-    .Attr("num_turns: int >= 0")
-    .Attr("collective: string")
-    .Attr("rank: int >= 0")
-    .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Vector(c->UnknownDim()));
-      c->set_output(1, c->input(3));
-      return absl::OkStatus();
-    });
-
-class SharedCollectOp : public GuardedOp {
- public:
-  explicit SharedCollectOp(OpKernelConstruction* ctx) : GuardedOp(ctx) {
-    Check(ctx->GetAttr("rank", &rank_));
-    Check(ctx->GetAttr("collective", &collective_));
-  }
-
-  void Run(OpKernelContext* ctx) override {
-    const Tensor &envelopes = ctx->input(0), &x = ctx->input(2);
-    CheckRank(envelopes, 1, "envelopes");
-    CheckRank(x, 1, "x");
-    const Splits sizes(ctx->input(1), envelopes.NumElements(), "envelope_splits");
-    const Splits splits(ctx->input(3), x.NumElements(), "splits");
-    if (sizes.world != splits.world || rank_ >= splits.world) {
-      throw InvalidArgument("`envelope_splits` and `splits` must have one value per rank.");
-    }
+  void Collect(OpKernelContext* ctx, const std::vector<Mail::Words>& envelopes) const {
+    const Tensor& x = ctx->input(0);
+    const Splits splits(ctx->input(1), x.NumElements(), "splits");
     const int64_t width = tensorflow::DataTypeSize(x.dtype());
-    const int64_t* word = Int64(envelopes);
+    if (static_cast<int64_t>(envelopes.size()) != splits.world) {
+      throw InvalidArgument("`splits` must have one value per rank.");
+    }
     Tensor* received_splits = Output(ctx, 1, TensorShape({splits.world}));
     int64_t total = 0;
     for (int64_t r = 0; r < splits.world; ++r) {
-      const bool is_whole = sizes.counts[r] >= kEnvelopeWords;
-      if (is_whole && word[kName] != NumberOf(collective_)) {
+      const Mail::Words& word = envelopes[static_cast<size_t>(r)];
+      const bool is_whole = word.size() >= kEnvelopeWords;
+      if (is_whole && word[kName] != NumberOf(collective_, x.dtype())) {
         throw FailedPrecondition("what rank " + std::to_string(r) + " sent is not of collective '" + collective_ +
-                                 "': it was in another call. All workers must make the same lookups, in the same "
-                                 "order.");
+                                 "', or has another dtype: it was in another call. All workers must make the same "
+                                 "lookups, in the same order.");
       }
       const int64_t count = !is_whole || word[kCount] > INT32_MAX ? -1 : word[kCount];
       const int64_t words = count < 0 || r == rank_ || word[kIsInline] == 0 ? 0 : WordsOf(count * width);
-      // What this rank sent to itself lies in `x` alone.
-      const bool is_right = r != rank_ || count == splits.counts[r];
-      if (count < 0 || !is_right || sizes.counts[r] != kEnvelopeWords + words) {
+      if (count < 0 || static_cast<int64_t>(word.size()) != kEnvelopeWords + words) {
         throw InvalidArgument("what rank " + std::to_string(r) + " sent for collective '" + collective_ +
                               "' is no envelope.");
       }
       received_splits->flat<int32_t>()(r) = static_cast<int32_t>(count);
       total += count;
-      word += sizes.counts[r];
     }
-    Tensor* received = AllocateOutput(ctx, 0, CheckedShape({total}));
-    char* to = static_cast<char*>(received->data());
-    word = Int64(envelopes);
-    for (int64_t r = 0; r < splits.world; ++r) {
+    char* to = static_cast<char*>(AllocateOutput(ctx, 0, CheckedShape({total}))->data());
+    for (int64_t r = 0, before = 0; r < splits.world; before += splits.counts[r], ++r) {
+      const Mail::Words& word = envelopes[static_cast<size_t>(r)];
       const int64_t bytes = word[kCount] * width;
-      if (r == rank_) {
-        int64_t before = 0;
-        for (int64_t p = 0; p < rank_; ++p) before += splits.counts[p];
+      if (r == rank_) {  // what this rank sends to itself stays where it is
         std::memcpy(to, static_cast<const char*>(x.data()) + before * width, static_cast<size_t>(bytes));
       } else if (word[kIsInline] != 0) {
-        std::memcpy(to, word + kEnvelopeWords, static_cast<size_t>(bytes));
+        if (bytes > 0) std::memcpy(to, &word[kEnvelopeWords], static_cast<size_t>(bytes));
       } else {
         TheReader().Read({word[kPid], word[kFd], word[kId]}, word[kOffset], bytes, to);
       }
       to += bytes;
-      word += sizes.counts[r];
+    }
+  }
+
+  int64_t rank_ = 0;
+  std::string collective_, name_;
+};
+SOK_CPU_KERNEL("Sok>SharedAllToAll", SharedAllToAllOp);
+
+// How ranks find out that they can: each offers a region that holds its own number, and an address for mail; and tries to
+// read those of the others (SharedCanRead), then to connect (MailConnect).
+constexpr int64_t kOfferWords = 7;
+
+REGISTER_OP("Sok>SharedOffer")
+    .Output("offer: int64")
+    .Attr("rank: int >= 0")
+    .Attr("size: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->MakeShape({kOfferWords}));
+      return absl::OkStatus();
+    });
+
+class SharedOfferOp : public GuardedOp {
+ public:
+  explicit SharedOfferOp(OpKernelConstruction* ctx) : GuardedOp(ctx) {
+    Check(ctx->GetAttr("rank", &rank_));
+    Check(ctx->GetAttr("size", &size_));
+    if (rank_ >= size_ || size_ > INT32_MAX) throw InvalidArgument("`rank` must be below `size`.");
+  }
+  void Run(OpKernelContext* ctx) override {
+    auto out = Output(ctx, 0, TensorShape({kOfferWords}))->flat<int64_t>();
+    out.setZero();
+    // Equal process numbers on two hosts must not meet: the kernel's boot id tells hosts apart.
+    std::string boot;
+    std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+    const int64_t host = static_cast<int64_t>(std::hash<std::string>()(boot));
+    const int64_t number = host ^ (static_cast<int64_t>(getpid()) << 32);
+    try {
+      auto mail = std::make_unique<Mail>(static_cast<int>(rank_), static_cast<int>(size_));
+      const SharedPool::Lease lease = ThePool().Take("offer", sizeof(number), static_cast<int>(size_ - 1));
+      std::memcpy(lease.data, &number, sizeof(number));
+      const int64_t offer[kOfferWords] = {lease.region.pid, lease.region.fd,    lease.region.id,   host,
+                                          number,           mail->address()[0], mail->address()[1]};
+      std::copy(offer, offer + kOfferWords, out.data());
+      TheMail::Set(std::move(mail));
+    } catch (const OutOfMemory&) {  // no region has the number 0, so nobody can read this
+    } catch (const FailedPrecondition&) {
     }
   }
 
  private:
-  int64_t rank_ = 0;
-  std::string collective_;
+  int64_t rank_ = 0, size_ = 1;
 };
-SOK_CPU_KERNEL("Sok>SharedCollect", SharedCollectOp);
-
-// How ranks find out that they can: each offers a region that holds its own number, and tries to read those of the others.
-REGISTER_OP("Sok>SharedOffer")
-    .Input("readers: int32")
-    .Output("offer: int64")
-    .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->MakeShape({5}));
-      return absl::OkStatus();
-    });
-
-void SharedOffer(OpKernelContext* ctx) {
-  const int readers = ScalarArg<int32_t>(ctx->input(0), "readers");
-  Tensor* offer = Output(ctx, 0, TensorShape({5}));
-  auto out = offer->flat<int64_t>();
-  out.setZero();
-  // Equal process numbers on two hosts must not meet: the kernel's boot id tells hosts apart.
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  const int64_t number = static_cast<int64_t>(std::hash<std::string>()(boot) ^ (static_cast<uint64_t>(getpid()) << 32));
-  try {
-    const SharedPool::Lease lease = ThePool().Take("offer", sizeof(number), readers);
-    std::memcpy(lease.data, &number, sizeof(number));
-    out(0) = lease.region.pid;
-    out(1) = lease.region.fd;
-    out(2) = lease.region.id;
-    out(3) = static_cast<int64_t>(std::hash<std::string>()(boot));
-    out(4) = number;
-  } catch (const OutOfMemory&) {
-    // No region has the number 0, so nobody can read this.
-  }
-}
-SOK_CPU_KERNEL("Sok>SharedOffer", FunctionOp<SharedOffer>);
+SOK_CPU_KERNEL("Sok>SharedOffer", SharedOfferOp);
 
 REGISTER_OP("Sok>SharedCanRead")
     .Input("offers: int64")
@@ -273,7 +286,7 @@ class SharedCanReadOp : public GuardedOp {
   void Run(OpKernelContext* ctx) override {
     const Tensor& offers = ctx->input(0);
     CheckRank(offers, 2, "offers");
-    if (offers.dim_size(1) != 5) throw InvalidArgument("`offers` must have 5 columns.");
+    if (offers.dim_size(1) != kOfferWords) throw InvalidArgument("`offers` must have 7 columns.");
     Tensor* ok = Output(ctx, 0, TensorShape({}));
     auto offer = offers.matrix<int64_t>();
     bool all = rank_ < offers.dim_size(0);
@@ -295,5 +308,38 @@ class SharedCanReadOp : public GuardedOp {
 };
 SOK_CPU_KERNEL("Sok>SharedCanRead", SharedCanReadOp);
 
+// Whether this rank has connected with all others, which try at the same time.
+REGISTER_OP("Sok>MailConnect")
+    .Input("offers: int64")
+    .Output("ok: bool")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+
+void MailConnect(OpKernelContext* ctx) {
+  const Tensor& offers = ctx->input(0);
+  CheckRank(offers, 2, "offers");
+  if (offers.dim_size(1) != kOfferWords) throw InvalidArgument("`offers` must have 7 columns.");
+  bool& ok = ScalarOutput<bool>(ctx, 0);
+  ok = false;
+  Mail* const mail = TheMail::Get();
+  if (mail == nullptr) return;
+  std::vector<Mail::Address> addresses;
+  for (int64_t r = 0; r < offers.dim_size(0); ++r) {
+    addresses.push_back({offers.matrix<int64_t>()(r, 5), offers.matrix<int64_t>()(r, 6)});
+  }
+  try {
+    mail->Connect(addresses, kSecondsToConnect);
+    ok = true;
+  } catch (const FailedPrecondition&) {
+  }
+}
+SOK_CPU_KERNEL("Sok>MailConnect", FunctionOp<MailConnect>);
+
 }  // namespace
 }  // namespace sok
+
+// Ends the mail of the job, here and for all peers. Asks nothing of TensorFlow, which may hang.
+extern "C" void SokCloseMail() {
+  sok::Mail* const mail = sok::TheMail::Get();
+  if (mail != nullptr) mail->Close("connection closed by peer: the job was ended.");
+}

@@ -273,3 +273,11 @@ def check_what_is_large_goes_through_shared_memory(world, monkeypatch):
         send(tf.zeros([world.size * 50_000], tf.float32), tf.fill([world.size], 50_000))
     # One collective, of the bytes that were handed over and not of the envelopes.
     assert (trace.collectives, trace.bytes) == (1, 4 * 50_000 * world.size)
+
+
+def check_a_message_of_another_dtype_is_refused(world):
+    if world.size == 1:
+        return
+    dtype = tf.int32 if world.rank else tf.int64
+    with pytest.raises(tf.errors.FailedPreconditionError, match="test/dtype.*another dtype"):
+        context.get_transport().all_to_all(tf.zeros([world.size], dtype), tf.ones([world.size], tf.int32), "test/dtype")

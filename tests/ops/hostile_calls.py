@@ -146,10 +146,10 @@ def make_calls(lib: Any, folder: Path) -> None:
     one = ([routed.index[1]], [routed.splits_home[1]], [f32(1, 1)], [none])
     answers = tf.zeros([64])
     lib.sok_exchange_combine_grad_weights(grads, answers, *one, combiners=["sum"], dims=[3])
-    envelopes, envelope_splits = lib.sok_shared_post(f32(1, 2), tf.constant([2]), [], rank=0, collective="c")
-    lib.sok_shared_collect(envelopes, envelope_splits, f32(1, 2), tf.constant([2]), [], rank=0, collective="c")
-    offer = lib.sok_shared_offer(tf.constant(0))
-    lib.sok_shared_can_read(tf.expand_dims(offer, 0), rank=0)
+    offers = tf.expand_dims(lib.sok_shared_offer(rank=0, size=1), 0)
+    lib.sok_shared_can_read(offers, rank=0)
+    lib.sok_mail_connect(offers)
+    lib.sok_shared_all_to_all(f32(1, 2), tf.constant([2]), [], rank=0, collective="c", in_graph=False)
 
 
 def numbers_of(value: Any) -> Iterator[Any]:

@@ -34,9 +34,10 @@ class HorovodTransport(Transport):
     """The processes and collectives of Horovod, as it was built (Gloo or MPI). Starts Horovod if nobody has.
 
     Tensors are staged through the CPU; TensorFlow copies those of a GPU there and back. Where all workers are on one
-    host, what `all_to_all` moves lies in memory that they share, and Horovod only tells where (SOK_SHARED_MEMORY=0 in
-    the environment of any worker turns that off). Only a Horovod that was built to do its alltoall on GPUs
-    (HOROVOD_GPU_OPERATIONS=NCCL) gets floats that lie on one as they are; all workers must then have them there.
+    host, `all_to_all` goes through memory that they share and sockets between them, without Horovod
+    (SOK_SHARED_MEMORY=0 in the environment of any worker turns that off). Only a Horovod that was built to do its
+    alltoall on GPUs (HOROVOD_GPU_OPERATIONS=NCCL) gets floats that lie on one as they are; all workers must then have
+    them there.
 
     Args:
         deadline: seconds that a collective may wait for workers which do not come (`transport/watch.py`); 0: for ever.
@@ -61,6 +62,7 @@ class HorovodTransport(Transport):
         self.rank, self.size, self.local_rank = hvd.rank(), hvd.size(), hvd.local_rank()
         self._watch: Watch | None = None
         self._was_aborted = False
+        self.shares_memory = False
         if deadline and self.size > 1:
             self._watch = Watch(self.rank, self.size, deadline, self._store(), self.abort)
         self.shares_memory = self._can_share_memory()
@@ -86,9 +88,12 @@ class HorovodTransport(Transport):
         lib, wanted = _ops.lib(), os.environ.get("SOK_SHARED_MEMORY", "1") != "0"
 
         def ask() -> tf.Tensor:
-            offers = self.all_gather(lib.sok_shared_offer(self.size - 1)[tf.newaxis], "sok/shared_memory/offers")
+            offer = lib.sok_shared_offer(rank=self.rank, size=self.size)
+            offers = self.all_gather(offer[tf.newaxis], "sok/shared_memory/offers")
             can = tf.logical_and(lib.sok_shared_can_read(offers, rank=self.rank), wanted)
-            return tf.reduce_all(self.all_gather(can[tf.newaxis], "sok/shared_memory/answers"))
+            all_can = tf.reduce_all(self.all_gather(can[tf.newaxis], "sok/shared_memory/answers"))
+            connected = tf.cond(all_can, lambda: lib.sok_mail_connect(offers), lambda: tf.constant(False))
+            return tf.reduce_all(self.all_gather(connected[tf.newaxis], "sok/shared_memory/connected"))
 
         return bool(run_now(ask))
 
@@ -102,11 +107,10 @@ class HorovodTransport(Transport):
             def collective(wire: tf.Tensor, turns: list[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
                 if not is_shared:
                     return self._hvd.alltoall(wire, splits, **_named(name))
-                # The data lie in shared memory; where, and that they are there, Horovod tells.
-                lib, how = _ops.lib(), {"collective": name, "rank": self.rank}
-                posted, sizes = lib.sok_shared_post(wire, splits, turns, **how)
-                envelopes, sizes = self._hvd.alltoall(posted, sizes, **_named(name))
-                return lib.sok_shared_collect(envelopes, sizes, wire, splits, turns, **how)
+                in_graph = not tf.executing_eagerly()
+                return _ops.lib().sok_shared_all_to_all(
+                    wire, splits, turns, collective=name, rank=self.rank, in_graph=in_graph
+                )
 
             received, received_splits = self._run("all_to_all", name, wire, collective)
             received.set_shape([None, *tensor.shape[1:]])
@@ -215,6 +219,8 @@ class HorovodTransport(Transport):
 
     def abort(self) -> None:
         self._was_aborted = True
+        if self.shares_memory:
+            _ops.close_mail()
         self._hvd.shutdown()
 
     def shutdown(self) -> None:

@@ -1,0 +1,314 @@
+#include "sok/mail.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <utility>
+
+#include "sok/error.h"
+
+namespace sok {
+namespace {
+
+constexpr size_t kChunk = 64 << 10;
+constexpr int kMaxRanks = 4096;
+constexpr int64_t kMaxName = 1 << 16, kMaxWords = int64_t{1} << 34;
+
+// Before the name, which is filled up to whole words, and the words.
+struct Frame {
+  int64_t name_bytes, num_words;
+  size_t bytes() const { return sizeof(Frame) + static_cast<size_t>((name_bytes + 7) / 8 * 8 + num_words * 8); }
+};
+
+FailedPrecondition Failure(const std::string& what) { return FailedPrecondition(what + ": " + std::strerror(errno)); }
+
+// Of the abstract namespace: no file, and gone with the socket.
+sockaddr_un SocketAddress(const Mail::Address& number, socklen_t* size) {
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  const int length =
+      std::snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1, "sok-%llx-%llx",
+                    static_cast<unsigned long long>(number[0]), static_cast<unsigned long long>(number[1]));
+  *size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + static_cast<size_t>(length));
+  return address;
+}
+
+// Anybody on the host can see the address.
+void CheckIsOurs(int fd) {
+  ucred peer = {};
+  socklen_t size = sizeof(peer);
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 || peer.uid != geteuid()) {
+    throw FailedPrecondition("a process of another user is at the other end of a socket.");
+  }
+}
+
+struct Socket {
+  int fd = -1;
+  explicit Socket(int descriptor) : fd(descriptor) {}
+  ~Socket() {
+    if (fd >= 0) close(fd);
+  }
+  int Release() { return std::exchange(fd, -1); }
+};
+
+}  // namespace
+
+struct Mail::Peer {
+  int rank, fd;
+  std::mutex sending;
+  std::string outbox;  // what the socket has not taken yet
+  std::string inbox;   // the beginning of a frame
+  bool is_lost = false;
+  Peer(int number, int descriptor) : rank(number), fd(descriptor) {}
+  ~Peer() { close(fd); }
+};
+
+struct Mail::Finished {
+  Done done;
+  std::string error;
+  std::vector<Words> received;
+};
+
+Mail::Mail(int rank, int size) : rank_(rank), size_(size) {
+  if (rank < 0 || rank >= size || size > kMaxRanks) {
+    throw FailedPrecondition("there is no mail for rank " + std::to_string(rank) + " of " + std::to_string(size) + ".");
+  }
+  std::random_device random;
+  for (int64_t& word : address_) word = static_cast<int64_t>((uint64_t{random()} << 32) | random());
+  Socket listener(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  socklen_t bytes;
+  const sockaddr_un address = SocketAddress(address_, &bytes);
+  if (listener.fd < 0 || bind(listener.fd, reinterpret_cast<const sockaddr*>(&address), bytes) != 0 ||
+      listen(listener.fd, size) != 0) {
+    throw Failure("no socket to listen at");
+  }
+  wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (wake_ < 0) throw Failure("no event to wake a thread");
+  listener_ = listener.Release();
+}
+
+Mail::~Mail() {
+  Close("the job has ended.");
+  if (reader_.joinable()) reader_.join();
+  if (listener_ >= 0) close(listener_);
+  close(wake_);
+}
+
+void Mail::Connect(const std::vector<Address>& addresses, double seconds) {
+  if (reader_.joinable()) throw FailedPrecondition("this process has connected already.");
+  if (static_cast<int>(addresses.size()) != size_) {
+    throw FailedPrecondition("there must be " + std::to_string(size_) + " addresses.");
+  }
+  peers_.clear();
+  peers_.resize(static_cast<size_t>(size_));
+  // Lower ranks are called, higher ones call. Who calls says its rank.
+  for (int r = 0; r < rank_; ++r) {
+    Socket to(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    socklen_t bytes;
+    const sockaddr_un address = SocketAddress(addresses[static_cast<size_t>(r)], &bytes);
+    if (to.fd < 0 || connect(to.fd, reinterpret_cast<const sockaddr*>(&address), bytes) != 0) {
+      throw Failure("rank " + std::to_string(r) + " cannot be reached by a socket of this host");
+    }
+    CheckIsOurs(to.fd);
+    const int64_t mine = rank_;
+    if (send(to.fd, &mine, sizeof(mine), MSG_NOSIGNAL) != sizeof(mine)) throw Failure("nothing can be sent");
+    peers_[static_cast<size_t>(r)] = std::make_unique<Peer>(r, to.Release());
+  }
+  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  for (int left = size_ - 1 - rank_; left > 0; --left) {
+    pollfd waiting = {listener_, POLLIN, 0};
+    const auto rest = std::chrono::duration_cast<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
+    if (poll(&waiting, 1, static_cast<int>(std::max<int64_t>(rest.count(), 0))) <= 0) {
+      throw FailedPrecondition(std::to_string(left) + " ranks have not called within " + std::to_string(seconds) +
+                               " s.");
+    }
+    Socket from(accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC));
+    int64_t rank = -1;
+    if (from.fd < 0 || recv(from.fd, &rank, sizeof(rank), MSG_WAITALL) != sizeof(rank)) throw Failure("no caller");
+    CheckIsOurs(from.fd);
+    if (rank <= rank_ || rank >= size_ || peers_[static_cast<size_t>(rank)] != nullptr) {
+      throw FailedPrecondition("somebody calls who is no rank of this job.");
+    }
+    peers_[static_cast<size_t>(rank)] = std::make_unique<Peer>(static_cast<int>(rank), from.Release());
+  }
+  close(std::exchange(listener_, -1));
+  reader_ = std::thread([this] { Read(); });
+}
+
+void Mail::AllToAll(const std::string& name, std::vector<Words> sent, Done done) {
+  if (!reader_.joinable()) return done("this process has not connected with its peers.", {});
+  if (static_cast<int>(sent.size()) != size_) return done("there must be one message per rank.", {});
+  const Frame frame_of_name = {static_cast<int64_t>(name.size()), 0};
+  for (const auto& peer : peers_) {
+    if (peer == nullptr) continue;
+    const Words& words = sent[static_cast<size_t>(peer->rank)];
+    Frame frame = frame_of_name;
+    frame.num_words = static_cast<int64_t>(words.size());
+    std::string bytes(frame.bytes(), '\0');
+    std::memcpy(&bytes[0], &frame, sizeof(frame));
+    std::memcpy(&bytes[sizeof(frame)], name.data(), name.size());
+    if (!words.empty()) std::memcpy(&bytes[bytes.size() - words.size() * 8], words.data(), words.size() * 8);
+    Send(peer.get(), bytes);
+  }
+  std::vector<Words> own(static_cast<size_t>(size_));
+  own[static_cast<size_t>(rank_)] = std::move(sent[static_cast<size_t>(rank_)]);
+  std::vector<Finished> finished;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    Call& call = calls_[name];
+    call.received.resize(static_cast<size_t>(size_));
+    call.waiting.emplace_back(std::move(own), std::move(done));
+    Match(name, &finished);
+  }
+  for (Finished& one : finished) one.done(one.error, one.received);
+}
+
+// Takes out the calls of a name for which all has come; and, where the job cannot go on, the others too.
+void Mail::Match(const std::string& name, std::vector<Finished>* finished) {
+  const auto at = calls_.find(name);
+  if (at == calls_.end()) return;
+  Call& call = at->second;
+  auto has_come = [&](const auto& peer) {
+    return peer == nullptr || !call.received[static_cast<size_t>(peer->rank)].empty();
+  };
+  while (!call.waiting.empty()) {
+    const bool is_complete = std::all_of(peers_.begin(), peers_.end(), has_come);
+    if (!is_complete && error_.empty()) break;
+    auto& [words, done] = call.waiting.front();
+    finished->push_back({std::move(done), is_complete ? "" : error_, std::move(words)});
+    call.waiting.pop_front();
+    if (!is_complete) continue;
+    for (const auto& peer : peers_) {
+      if (peer == nullptr) continue;
+      auto& from = call.received[static_cast<size_t>(peer->rank)];
+      finished->back().received[static_cast<size_t>(peer->rank)] = std::move(from.front());
+      from.pop_front();
+    }
+  }
+  const auto is_empty = [](const std::deque<Words>& from) { return from.empty(); };
+  if (call.waiting.empty() && std::all_of(call.received.begin(), call.received.end(), is_empty)) calls_.erase(at);
+}
+
+void Mail::Close(const std::string& why) {
+  if (is_closed_.exchange(true)) return;
+  for (const auto& peer : peers_)
+    if (peer != nullptr) Lose(peer.get(), why);
+  const uint64_t one = 1;
+  if (write(wake_, &one, sizeof(one)) < 0) return;  // full: it wakes anyway
+}
+
+// The peer sends no more. What waits for it, or will, gets `why`.
+void Mail::Lose(Peer* peer, const std::string& why) {
+  std::vector<Finished> finished;
+  {
+    const std::lock_guard<std::mutex> sending(peer->sending);
+    peer->is_lost = true;
+    peer->outbox.clear();
+    shutdown(peer->fd, SHUT_RDWR);
+  }
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (error_.empty()) error_ = why;
+    std::vector<std::string> names;
+    for (const auto& call : calls_) names.push_back(call.first);
+    for (const std::string& name : names) Match(name, &finished);
+  }
+  for (Finished& one : finished) one.done(one.error, one.received);
+}
+
+void Mail::Send(Peer* peer, const std::string& bytes) {
+  const std::lock_guard<std::mutex> lock(peer->sending);
+  if (peer->is_lost) return;
+  const bool was_empty = peer->outbox.empty();
+  peer->outbox += bytes;
+  if (was_empty) Flush(peer);
+  const uint64_t one = 1;
+  // The reader sends the rest, once the socket takes it.
+  if (!peer->outbox.empty() && write(wake_, &one, sizeof(one)) < 0) return;
+}
+
+// With peer->sending. An error shows when the reader reads.
+void Mail::Flush(Peer* peer) {
+  size_t sent = 0;
+  while (sent < peer->outbox.size()) {
+    const ssize_t n =
+        send(peer->fd, peer->outbox.data() + sent, peer->outbox.size() - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) break;
+    sent += static_cast<size_t>(n);
+  }
+  peer->outbox.erase(0, sent);
+}
+
+void Mail::Read() {
+  std::vector<pollfd> files;
+  std::vector<Peer*> readers;
+  while (!is_closed_) {
+    files.assign(1, {wake_, POLLIN, 0});
+    readers.assign(1, nullptr);
+    for (const auto& peer : peers_) {
+      if (peer == nullptr) continue;
+      const std::lock_guard<std::mutex> lock(peer->sending);
+      if (peer->is_lost) continue;
+      files.push_back({peer->fd, static_cast<int16_t>(peer->outbox.empty() ? POLLIN : POLLIN | POLLOUT), 0});
+      readers.push_back(peer.get());
+    }
+    if (poll(files.data(), files.size(), -1) < 0) continue;
+    uint64_t woken;
+    if (files[0].revents != 0 && read(wake_, &woken, sizeof(woken)) < 0) continue;
+    for (size_t i = 1; i < files.size(); ++i) {
+      if ((files[i].revents & POLLOUT) != 0) {
+        const std::lock_guard<std::mutex> lock(readers[i]->sending);
+        Flush(readers[i]);
+      }
+      if ((files[i].revents & ~POLLOUT) != 0 && !ReadFrom(readers[i])) {
+        Lose(readers[i], "connection closed by peer: rank " + std::to_string(readers[i]->rank) + " has left the job.");
+      }
+    }
+  }
+}
+
+// Whether the peer may send more.
+bool Mail::ReadFrom(Peer* peer) {
+  const size_t before = peer->inbox.size();
+  peer->inbox.resize(before + kChunk);
+  const ssize_t n = recv(peer->fd, &peer->inbox[before], kChunk, MSG_DONTWAIT);
+  peer->inbox.resize(before + static_cast<size_t>(std::max<ssize_t>(n, 0)));
+  if (n <= 0) return n < 0 && (errno == EAGAIN || errno == EINTR);
+  std::vector<Finished> finished;
+  size_t at = 0;
+  bool is_right = true;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    while (peer->inbox.size() - at >= sizeof(Frame)) {
+      Frame frame;
+      std::memcpy(&frame, peer->inbox.data() + at, sizeof(frame));
+      is_right =
+          frame.name_bytes >= 0 && frame.name_bytes <= kMaxName && frame.num_words >= 0 && frame.num_words <= kMaxWords;
+      if (!is_right || peer->inbox.size() - at < frame.bytes()) break;
+      const std::string name = peer->inbox.substr(at + sizeof(frame), static_cast<size_t>(frame.name_bytes));
+      Words words(static_cast<size_t>(frame.num_words));
+      at += frame.bytes();
+      if (!words.empty()) std::memcpy(words.data(), peer->inbox.data() + at - words.size() * 8, words.size() * 8);
+      Call& call = calls_[name];
+      call.received.resize(static_cast<size_t>(size_));
+      call.received[static_cast<size_t>(peer->rank)].push_back(std::move(words));
+      Match(name, &finished);
+    }
+  }
+  peer->inbox.erase(0, at);
+  for (Finished& one : finished) one.done(one.error, one.received);
+  return is_right;
+}
+
+}  // namespace sok

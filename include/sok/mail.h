@@ -1,0 +1,73 @@
+// Short messages between the processes of one host, over sockets of its kernel.
+//
+// Every process listens at an address of its own, and learns those of the others by other means. From then on one thread
+// reads what comes in, and calls back whoever waits for it. Messages of one name meet in the order in which each process
+// sends them. A process that ends is noticed at once, since the kernel closes its sockets.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+namespace sok {
+
+class Mail {
+ public:
+  using Words = std::vector<int64_t>;
+  // What each rank sent; or, if `error` is not empty, why it will not come. Called once, by any thread.
+  using Done = std::function<void(const std::string& error, const std::vector<Words>& received)>;
+
+  // Listens. Throws FailedPrecondition if the kernel has no such sockets.
+  Mail(int rank, int size);
+  ~Mail();
+  Mail(const Mail&) = delete;
+  Mail& operator=(const Mail&) = delete;
+
+  // Where this process listens: what the others must be given.
+  using Address = std::array<int64_t, 2>;
+  const Address& address() const { return address_; }
+
+  // Connects with all others, which do the same within `seconds`. Throws FailedPrecondition where one cannot be reached.
+  void Connect(const std::vector<Address>& addresses, double seconds);
+
+  // Sends `sent[r]` to rank r, and calls `done` when all ranks have sent theirs under this name.
+  void AllToAll(const std::string& name, std::vector<Words> sent, Done done);
+
+  // Ends it: those who wait, here and elsewhere, are called with `why`.
+  void Close(const std::string& why);
+
+ private:
+  struct Peer;
+  struct Call {
+    std::deque<std::pair<std::vector<Words>, Done>> waiting;  // with what this rank sent to itself
+    std::vector<std::deque<Words>> received;                  // by rank
+  };
+  struct Finished;
+
+  void Read();
+  bool ReadFrom(Peer* peer);
+  void Send(Peer* peer, const std::string& bytes);
+  void Flush(Peer* peer);
+  void Lose(Peer* peer, const std::string& why);
+  void Match(const std::string& name, std::vector<Finished>* finished);
+
+  const int rank_, size_;
+  Address address_;
+  int listener_ = -1, wake_ = -1;
+  std::vector<std::unique_ptr<Peer>> peers_;  // by rank; none of its own
+  std::mutex mutex_;                          // of all below
+  std::unordered_map<std::string, Call> calls_;
+  std::string error_;  // why the job cannot go on, once it cannot
+  std::atomic<bool> is_closed_{false};
+  std::thread reader_;
+};
+
+}  // namespace sok

@@ -1,0 +1,152 @@
+#include "sok/mail.h"
+
+#include <future>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+#include "sok/error.h"
+#include "threads.h"
+
+namespace {
+
+using sok::Mail;
+using Received = std::vector<Mail::Words>;
+
+// All ranks of a job in this process, connected.
+std::vector<std::unique_ptr<Mail>> Job(int size) {
+  std::vector<std::unique_ptr<Mail>> ranks;
+  std::vector<Mail::Address> addresses;
+  for (int r = 0; r < size; ++r) {
+    ranks.push_back(std::make_unique<Mail>(r, size));
+    addresses.push_back(ranks.back()->address());
+  }
+  RunTogether(size, [&](int r) { ranks[static_cast<size_t>(r)]->Connect(addresses, 30.0); });
+  return ranks;
+}
+
+// What will come, or why nothing does.
+class Answer {
+ public:
+  Answer(Mail* rank, const std::string& name, std::vector<Mail::Words> sent) {
+    auto promise = std::make_shared<std::promise<std::pair<std::string, Received>>>();
+    future_ = promise->get_future();
+    rank->AllToAll(name, std::move(sent), [promise](const std::string& error, const Received& received) {
+      promise->set_value({error, received});
+    });
+  }
+  Received get() {
+    const auto [error, received] = future_.get();
+    if (!error.empty()) throw sok::FailedPrecondition(error);
+    return received;
+  }
+
+ private:
+  std::future<std::pair<std::string, Received>> future_;
+};
+
+Answer Exchange(Mail* rank, const std::string& name, std::vector<Mail::Words> sent) {
+  return Answer(rank, name, std::move(sent));
+}
+
+TEST(EveryRankGetsWhatTheOthersSend) {
+  for (const int size : {1, 2, 4}) {
+    auto job = Job(size);
+    std::vector<Answer> futures;
+    for (int from = 0; from < size; ++from) {
+      std::vector<Mail::Words> sent;
+      for (int to = 0; to < size; ++to) sent.push_back(Mail::Words(static_cast<size_t>(to), 10 * from + to));
+      futures.push_back(Exchange(job[static_cast<size_t>(from)].get(), "keys", sent));
+    }
+    for (int to = 0; to < size; ++to) {
+      const Received received = futures[static_cast<size_t>(to)].get();
+      for (int from = 0; from < size; ++from) {
+        CHECK(received[static_cast<size_t>(from)] == Mail::Words(static_cast<size_t>(to), 10 * from + to));
+      }
+    }
+  }
+}
+
+TEST(NamesMeetInAnyOrderAndCallsOfANameInTheirOwn) {
+  auto job = Job(2);
+  std::vector<Answer> here, there;
+  for (int64_t i = 0; i < 300; ++i) {
+    here.push_back(Exchange(job[0].get(), "name" + std::to_string(i % 7), {{}, {i}}));
+  }
+  for (int64_t name = 6; name >= 0; --name) {
+    for (int64_t i = name; i < 300; i += 7) {
+      there.push_back(Exchange(job[1].get(), "name" + std::to_string(name), {{1000 + i}, {}}));
+    }
+  }
+  for (int64_t i = 0; i < 300; ++i) CHECK_EQ(here[static_cast<size_t>(i)].get()[1][0], 1000 + i);
+  size_t at = 0;
+  for (int64_t name = 6; name >= 0; --name)
+    for (int64_t i = name; i < 300; i += 7) CHECK_EQ(there[at++].get()[0][0], i);
+}
+
+TEST(MoreThanASocketTakesAtOnceArrivesWhole) {
+  auto job = Job(2);
+  Mail::Words large(std::size_t{3} << 20);
+  for (size_t i = 0; i < large.size(); ++i) large[i] = static_cast<int64_t>(i * i);
+  auto first = Exchange(job[0].get(), "large", {{}, large});
+  auto second = Exchange(job[1].get(), "large", {large, {}});
+  CHECK(first.get()[1] == large);
+  CHECK(second.get()[0] == large);
+}
+
+TEST(ManyThreadsMaySend) {
+  auto job = Job(3);
+  RunTogether(12, [&](int t) {
+    for (int64_t i = 0; i < 50; ++i) {
+      Mail* const rank = job[static_cast<size_t>(t % 3)].get();
+      const Received received = Exchange(rank, "thread" + std::to_string(t / 3), {{i}, {i}, {i}}).get();
+      for (const auto& words : received) CHECK_EQ(words.at(0), i);
+    }
+  });
+}
+
+TEST(WhoWaitsForARankThatHasEndedIsTold) {
+  auto job = Job(3);
+  auto waits = Exchange(job[0].get(), "keys", {{}, {}, {}});
+  auto complete = Exchange(job[0].get(), "before", {{}, {}, {}});
+  for (size_t r = 1; r < 3; ++r) (void)Exchange(job[r].get(), "before", {{}, {}, {}});
+  CHECK_EQ(complete.get().size(), size_t{3});
+  job[2].reset();
+  CHECK_THROWS(waits.get(), sok::FailedPrecondition, "rank 2 has left the job");
+  auto later = Exchange(job[1].get(), "keys", {{}, {}, {}});
+  CHECK_THROWS(later.get(), sok::FailedPrecondition, "rank 2 has left the job");
+}
+
+TEST(WhatARankSentBeforeItEndedArrives) {
+  auto job = Job(2);
+  (void)Exchange(job[1].get(), "keys", {{7}, {}});
+  job[1].reset();
+  CHECK_EQ(Exchange(job[0].get(), "keys", {{}, {}}).get()[1][0], 7);
+  CHECK_THROWS(Exchange(job[0].get(), "keys", {{}, {}}).get(), sok::FailedPrecondition, "has left the job");
+}
+
+TEST(ClosingTellsAll) {
+  auto job = Job(2);
+  auto own = Exchange(job[0].get(), "keys", {{}, {}});
+  auto other = Exchange(job[1].get(), "rows", {{}, {}});
+  job[0]->Close("too late.");
+  CHECK_THROWS(own.get(), sok::FailedPrecondition, "too late");
+  CHECK_THROWS(other.get(), sok::FailedPrecondition, "rank 0 has left the job");
+}
+
+TEST(NobodyWaitsForMailThatCannotCome) {
+  Mail alone(0, 2);
+  CHECK_THROWS(Exchange(&alone, "keys", {{}, {}}).get(), sok::FailedPrecondition, "not connected");
+  CHECK_THROWS(alone.Connect({alone.address(), {1, 2}}, 0.01), sok::FailedPrecondition, "have not called");
+  Mail caller(1, 2);
+  CHECK_THROWS(caller.Connect({{1, 2}, caller.address()}, 0.01), sok::FailedPrecondition, "rank 0 cannot be reached");
+  auto job = Job(2);
+  CHECK_THROWS(Exchange(job[0].get(), "keys", {{}}).get(), sok::FailedPrecondition, "one message per rank");
+  CHECK_THROWS(job[0]->Connect({{1, 2}, {3, 4}}, 1.0), sok::FailedPrecondition, "connected already");
+  CHECK_THROWS(alone.Connect({alone.address()}, 1.0), sok::FailedPrecondition, "2 addresses");
+  CHECK_THROWS(Mail(2, 2), sok::FailedPrecondition, "rank 2 of 2");
+}
+
+}  // namespace
