@@ -292,7 +292,7 @@ def _layer(job: dict[str, Any]) -> Prepared:
         layer.HOTNESS,
         slots * layer.HOTNESS,
         use_hashtable=job["hashed"],
-        distinct_slots=True,
+        distinct_slots=job["hashed"],
     )
     rule = optimizer("adagrad")
     upstream = tensors.gradients_for([[layer.BATCH, slots, layer.DIM]])[0]
