@@ -16,6 +16,7 @@
 #include "output_pool.h"
 #include "sok/mail.h"
 #include "sok/shared_memory.h"
+#include "trace.h"
 
 namespace sok {
 namespace {
@@ -126,6 +127,8 @@ class SharedAllToAllOp final : public tensorflow::AsyncOpKernel {
                      } else {
                        ctx->CtxFailure(__FILE__, __LINE__, absl::UnavailableError(collective_ + ": " + error));
                      }
+                     // A program may catch the error and go on: it must not be taken for one that waits.
+                     if (!ctx->status().ok()) TraceWaitsNoMore(collective_);
                      done();
                    });
   }

@@ -9,6 +9,7 @@
 #include "op.h"
 #include "sok/json.h"
 #include "sok/profile.h"
+#include "trace.h"
 
 namespace sok {
 namespace {
@@ -82,6 +83,20 @@ class TraceCollectiveOp : public GuardedOp {
 };
 SOK_HOST_KERNEL("Sok>TraceCollective", TraceCollectiveOp, "turns");  // the tensor stays where it is
 
+}  // namespace
+
+void TraceWaitsNoMore(const std::string& collective) {
+  Counts& counts = TheCounts();
+  std::lock_guard<std::mutex> lock(counts.mutex);
+  Count& count = counts.by_name[collective];
+  const auto now = Clock::now();
+  if (count.waits) count.seconds += std::chrono::duration<double>(now - count.changed).count();
+  count.waits = false;
+  count.changed = now;
+}
+
+namespace {
+
 // Stands after a collective, as TraceCollective before it: Horovod's op between them is not ours to time.
 REGISTER_OP("Sok>TraceCollectiveDone")
     .Input("x: T")
@@ -102,15 +117,7 @@ class TraceCollectiveDoneOp : public GuardedOp {
     Check(ctx->GetAttr("collective", &name_));
   }
   void Run(OpKernelContext* ctx) override {
-    {
-      Counts& counts = TheCounts();
-      std::lock_guard<std::mutex> lock(counts.mutex);
-      Count& count = counts.by_name[name_];
-      const auto now = Clock::now();
-      if (count.waits) count.seconds += std::chrono::duration<double>(now - count.changed).count();
-      count.waits = false;
-      count.changed = now;
-    }
+    TraceWaitsNoMore(name_);
     ProfileEnd("", name_, {-1, -1, static_cast<int64_t>(ctx->input(0).TotalBytes())});
     ctx->set_output(0, ctx->input(0));
   }

@@ -354,8 +354,9 @@ def check_a_library_that_moves_device_memory_is_given_it(world, monkeypatch):
     assert transport.gpu_tensors().startswith("on the device")
     case = dataclasses.replace(CASES[1], way_home="rows")
     found = train(EMULATED_GPU, case, [world.rank])
-    # Keys by way of the host; answers and gradients stay where they are, also where a function is traced.
-    assert set(seen) == {(tf.int64, False), (tf.float32, True)} and len(seen) >= 3
+    # Keys go by way of the host, where ranks share memory; answers and gradients stay where they are, also where a
+    # function is traced.
+    assert set(seen) == {(tf.float32, True)} and len(seen) >= 2
     seen.clear()
     with tf.device("/CPU:0"):
         lookup("wide", make_tables("wide", "device_none"), good_batch(world))

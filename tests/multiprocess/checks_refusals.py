@@ -7,6 +7,7 @@ import tensorflow as tf
 import tf_keras
 
 import sok
+from sok.job.transport import watch
 
 IDS = tf.constant([[1, 2], [3, 4]], tf.int64)
 
@@ -232,6 +233,8 @@ def check_keys_are_never_taken_for_gradients(world):
         loss = lookup(few)
     with pytest.raises(tf.errors.FailedPreconditionError, match="it was in another call"):
         lookup(many) if world.rank == 0 else tape.gradient(loss, table)
+    # The deadline would end a program that has caught this and gone on.
+    assert not [one for one in watch.own_collectives().values() if one.waits]
 
 
 def check_an_initializer_that_fails_on_one_rank(world):
