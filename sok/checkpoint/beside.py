@@ -25,7 +25,7 @@ from sok.table.table import is_embedding_variable
 
 SUFFIX = ".sok"
 OBJECTS = "objects.json"
-_SAVER = "sok.tables"
+SAVER = "sok.tables"
 _FORMAT = "sok tables beside a TensorFlow checkpoint"
 
 # Where a collective saver of ours wants to know the tables that TensorFlow meets, and moves their rows itself.
@@ -67,12 +67,12 @@ def remove_without_checkpoint(prefixes: Iterable[str]) -> None:
 def _on_save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[Any]:
     if _meeting.value is not None:
         _meeting.value.update(trackables)
-        _with_text(lambda given: note_objects(given.removesuffix(f"-{_SAVER}"), trackables), file_prefix)
+        _with_text(lambda given: note_objects(given.removesuffix(f"-{SAVER}"), trackables), file_prefix)
     elif job_of(trackables.values()).size > 1 or any(table._in_graph_mode for table in trackables.values()):
         for table in trackables.values():
             table.warn_not_saved()
     else:
-        _with_text(lambda given: _save_alone(given.removesuffix(f"-{_SAVER}"), trackables), file_prefix)
+        _with_text(lambda given: _save_alone(given.removesuffix(f"-{SAVER}"), trackables), file_prefix)
     return []  # nothing that TensorFlow has to merge into its own files
 
 
@@ -212,8 +212,8 @@ def _stem(prefix: str) -> str | None:
 
 # Has TensorFlow's checkpoints give us the tables that they meet. Once: this module is loaded with the native library.
 registration.register_checkpoint_saver(
-    package=_SAVER.partition(".")[0],
-    name=_SAVER.partition(".")[2],
+    package=SAVER.partition(".")[0],
+    name=SAVER.partition(".")[2],
     predicate=is_embedding_variable,
     save_fn=_on_save,
     restore_fn=_on_restore,

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
 from sok.base.errors import CheckpointError
 from sok.base.progress import on_stderr
 from sok.base.types import PathLike
+from sok.checkpoint.beside import SAVER, SUFFIX
 from sok.checkpoint.manifest import Link, Shard, Table, read_manifest
 from sok.checkpoint.native import verify_shard
 from sok.job.agreement import plain_text
@@ -81,3 +84,35 @@ def verify(path: PathLike, progress: bool | None = None) -> list[str]:
                     wrong.append(plain_text(error))
                 bar.add(file.bytes)
     return wrong
+
+
+def verify_dense(prefix: str) -> tuple[list[str], int]:
+    """Reads the variables of a `tf.train.Checkpoint`; says what is wrong with them, and whether its tables are missing.
+
+    Returns:
+        A line for each variable that cannot be read, and the bytes of the others. Rows of tables are not read.
+    """
+    wrong, size = [], 0
+    try:
+        reader = tf.train.load_checkpoint(prefix)
+    except _UNREADABLE as error:
+        return [f"{prefix}.index: {plain_text(error)}"], 0
+    for name in sorted(reader.get_variable_to_shape_map()):
+        try:
+            value = reader.get_tensor(name)  # TensorFlow looks at its checksum
+        except _UNREADABLE as error:
+            wrong.append(f"{prefix}: '{name}': {plain_text(error)}")
+            continue
+        if name != _OBJECTS:
+            size += np.asarray(value).nbytes
+        elif _has_tables(value) and not os.path.isdir(prefix + SUFFIX):
+            wrong.append(f"{prefix}{SUFFIX}: not there: the rows of the checkpoint's tables are missing.")
+    return wrong, size
+
+
+_OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"  # where TensorFlow says which objects there are
+_UNREADABLE = (tf.errors.OpError, IndexError, ValueError, RuntimeError)  # its reader gives of errors what it likes
+
+
+def _has_tables(objects: bytes) -> bool:
+    return any(node.registered_saver.name == SAVER for node in TrackableObjectGraph.FromString(objects).nodes)

@@ -71,11 +71,17 @@ def build_parser() -> argparse.ArgumentParser:
     verify = command(
         "verify",
         _verify,
-        help="say whether a checkpoint, or the tables of a native export, are whole",
-        description="Reads every byte of a checkpoint, or of the tables of a model exported with native=True, and "
-        "checks it. Exit status 0 only if it can be restored, or served.",
+        help="say whether a checkpoint, all of a manager's folder, or the tables of a native export are whole",
+        description="Reads every byte of a checkpoint, of all checkpoints of a folder of sok.CheckpointManager, or of "
+        "the tables of a model exported with native=True, and checks it. Exit status 0 only if all of it can be "
+        "restored, or served.",
     )
-    verify.add_argument("path", metavar="PATH", help="the folder given to sok.save or sok.export_saved_model")
+    verify.add_argument(
+        "path",
+        metavar="PATH",
+        help="the folder given to sok.save, sok.CheckpointManager or sok.export_saved_model; or one checkpoint of a "
+        "manager, as its save() returned it",
+    )
 
     profile = commands.add_parser("profile", help="draw what sok.profile has written")
     plot = profile.add_subparsers(title="commands", metavar="COMMAND", required=True).add_parser(

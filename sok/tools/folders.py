@@ -26,19 +26,23 @@ def is_managed(path: str) -> bool:
     return os.path.isfile(os.path.join(path, STATE)) or os.path.isfile(f"{path}.index")
 
 
+def listed(path: str) -> tuple[list[str], str]:
+    """The prefixes of a manager's checkpoints, oldest first, and the newest; or the one with that prefix."""
+    state = Path(path, STATE)
+    if not state.is_file():
+        return [path], path
+    said = [(which, os.path.join(path, json.loads(name))) for which, name in _PATH.findall(state.read_text("utf-8"))]
+    newest = dict(said).get("model_checkpoint_path", "")
+    return [prefix for which, prefix in said if which == "all_model_checkpoint_paths"], newest
+
+
 def managed(path: str) -> list[dict[str, Any]]:
     """The checkpoints of a manager's folder, oldest first, or the one with that prefix.
 
     Each with `path`, `newest`, `bytes` of its dense variables (None: its files are gone) and `tables`, a Manifest or
     None.
     """
-    state = Path(path, STATE)
-    prefixes, newest = [path], path
-    if state.is_file():
-        said = [(which, json.loads(name)) for which, name in _PATH.findall(state.read_text(encoding="utf-8"))]
-        listed = {which: os.path.join(path, name) for which, name in said}
-        newest = listed.get("model_checkpoint_path", "")
-        prefixes = [os.path.join(path, name) for which, name in said if which == "all_model_checkpoint_paths"]
+    prefixes, newest = listed(path)
     return [
         {
             "path": prefix,

@@ -67,12 +67,17 @@ def _inspected(path: str, as_json: bool) -> str:
 
 @_told
 def verify(path: str) -> int:
-    """Prints whether a checkpoint, or the tables of a native export, are whole; the exit status."""
-    is_export = folders.is_export(path)
-    if not is_export:
+    """Prints whether a checkpoint, all of a manager's folder, or the tables of an export are whole; the exit status."""
+    path = path.rstrip("/") or path
+    if folders.is_export(path):
+        check = _verify_export
+    elif folders.is_managed(path):
+        check = _verify_managed
+    else:
+        check = _verify_checkpoint
         read_manifest(path)  # says what is missing before TensorFlow is loaded, which takes seconds
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    wrong, found = (_verify_export if is_export else _verify_checkpoint)(path)
+    wrong, found = check(path)
     if wrong:
         print("\n".join(wrong), file=sys.stderr)
         return 1
@@ -88,6 +93,28 @@ def _verify_checkpoint(path: str) -> tuple[list[str], str]:
     files = sum(len(link.files) for link in manifest.links)
     chain = f", {_count(len(manifest.before), 'delta')}" if manifest.before else ""
     return wrong, f"{_count(len(manifest.tables), 'table')}, {_count(files, 'file')}{chain}, {_bytes(manifest.bytes)}"
+
+
+def _verify_managed(path: str) -> tuple[list[str], str]:
+    """The same of all checkpoints of a manager's folder, or of the one with that prefix."""
+    from sok.checkpoint.verifying import verify_dense
+
+    prefixes = folders.listed(path)[0]
+    if not prefixes:
+        return [f"{os.path.join(path, folders.STATE)}: lists no checkpoint."], ""
+    wrong, lines = [], [_count(len(prefixes), "checkpoint")]
+    for prefix in prefixes:
+        bad, dense = verify_dense(prefix)
+        tables = "no tables"
+        if os.path.isdir(f"{prefix}.sok"):
+            try:
+                damaged, tables = _verify_checkpoint(f"{prefix}.sok")
+                bad += damaged
+            except (OSError, ValueError) as error:  # the manifest: the other checkpoints may be whole
+                bad.append(str(error))
+        wrong += bad
+        lines.append(f"{os.path.basename(prefix)}: {'damaged' if bad else f'{_bytes(dense)} of variables, {tables}'}")
+    return wrong, "\n".join(lines)
 
 
 def _verify_export(path: str) -> tuple[list[str], str]:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +45,41 @@ def test_a_manager_s_folder_says_which_checkpoints_it_has(manager, capsys):
     assert new["bytes"] > 0 and new["tables"]["tables"][0]["name"].startswith("managed")
     assert cli.main(["inspect", manager.directory, "--plot"]) == 1
     assert ".sok" in capsys.readouterr().err
+
+
+def test_verify_reads_all_checkpoints_of_a_manager_s_folder(manager, capsys):
+    def said():
+        status = cli.main(["verify", manager.directory + "/"])
+        out = capsys.readouterr()
+        return status, out.out, out.err.splitlines()
+
+    kept = Path(manager.directory)
+    status, out, _ = said()
+    first, old, new = out.splitlines()
+    assert status == 0 and first == f"{kept}: whole: 2 checkpoints"
+    assert old.startswith("ckpt-2: ") and re.match(r"ckpt-3: \d+ B of variables, 1 table, 1 file, ", new)
+    assert cli.main(["verify", manager.latest_checkpoint]) == 0  # one of them
+    assert "whole: 1 checkpoint\nckpt-3: " in capsys.readouterr().out
+
+    (shard,) = kept.glob("ckpt-2.sok/*.shard")
+    shard.write_bytes(shard.read_bytes()[:-5])
+    shutil.move(kept / "ckpt-3.sok", kept / "elsewhere")
+    (data,) = kept.glob("ckpt-3.data-*")
+    whole = data.read_bytes()
+    data.write_bytes(b"x" + whole[1:])
+    status, out, errors = said()
+    assert (status, out) == (1, "")
+    assert errors[0].startswith(f"{shard}: at offset") and "Checksum" in errors[2] and len(errors) == 3
+    assert errors[1] == f"{kept}/ckpt-3.sok: not there: the rows of the checkpoint's tables are missing."
+    data.write_bytes(whole[:3])
+    assert any("'weight/.ATTRIBUTES/VARIABLE_VALUE': Read less" in line for line in said()[2])
+    (kept / "ckpt-3.index").unlink()
+    (kept / "ckpt-2.sok" / "manifest.json").write_text("{")
+    status, _, errors = said()
+    assert status == 1 and "ckpt-2.sok/manifest.json" in errors[0]
+    assert errors[1].startswith(f"{kept}/ckpt-3.index: ") and len(errors) == 2
+    (kept / "checkpoint").write_text("")
+    assert "lists no checkpoint" in said()[2][0]
 
 
 def test_checkpoints_without_tables_or_without_files_are_said(tmp_path, capsys):
