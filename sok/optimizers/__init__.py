@@ -3,7 +3,8 @@
     optimizer = sok.optimizers.Adam(1e-3)
     optimizer.apply_gradients(zip(tape.gradient(loss, embedding_variables), embedding_variables))
 
-`matching_optimizer(stock)` makes the one that does to tables what a stock TensorFlow or Keras optimizer would.
+`rule` makes one of a function of one's own, `matching_optimizer(stock)` the one that does to tables what a stock
+TensorFlow or Keras optimizer would.
 """
 
 from sok.optimizers.adagrad import Adagrad
@@ -11,6 +12,7 @@ from sok.optimizers.adam import Adam
 from sok.optimizers.base import Optimizer
 from sok.optimizers.lazy_adam import LazyAdam, LazyAdamOptimizer
 from sok.optimizers.matching import matching_optimizer
+from sok.optimizers.own import rule
 from sok.optimizers.sgd import SGD
 from sok.optimizers.utils import split_embedding_variable_from_others
 
@@ -22,5 +24,6 @@ __all__ = [
     "LazyAdamOptimizer",
     "Optimizer",
     "matching_optimizer",
+    "rule",
     "split_embedding_variable_from_others",
 ]

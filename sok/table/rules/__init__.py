@@ -9,7 +9,7 @@ from sok.table.rules.lazy_adam import LAZY_ADAM
 from sok.table.rules.rule import Hyper, RowRule, Slot, Stock
 from sok.table.rules.sgd import SGD
 
-__all__ = ["RULES", "Hyper", "RowRule", "Slot", "Stock", "find", "register"]
+__all__ = ["RULES", "Hyper", "RowRule", "Slot", "Stock", "declare", "find", "register"]
 
 RULES = {rule.name: rule for rule in (SGD, ADAGRAD, LAZY_ADAM, ADAM)}
 """The rules that are compiled in, each a header of `include/sok/rules`."""
@@ -31,6 +31,11 @@ def find(name: str) -> RowRule:
     return RowRule(name, slots, counts_steps="adam" in name.lower())
 
 
+def declare(rule: RowRule) -> None:
+    """Makes a rule of one's own known to this process, which can then make optimizers of it."""
+    _registered[rule.name] = rule
+
+
 def register(rule: RowRule, function: int) -> None:
     """Registers a rule of one's own in this process, or gives it another function.
 
@@ -50,4 +55,4 @@ def register(rule: RowRule, function: int) -> None:
     starts = ",".join(slot.start if isinstance(slot.start, str) else repr(float(slot.start)) for slot in rule.slots)
     hyper = ",".join(["learning_rate", *(hyper.name for hyper in rule.hyper)])
     _ops.register_rule(rule.name, hyper, starts, function)
-    _registered[rule.name] = rule
+    declare(rule)
