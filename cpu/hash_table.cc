@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <utility>
 
 #include "cpu_features.h"
@@ -17,6 +18,7 @@ namespace sok {
 namespace {
 
 using Bucket = HashTable::Bucket;
+using Segment = HashTable::Segment;
 constexpr uint32_t kNoRow = HashTable::kNoRow;
 constexpr int kPlaces = HashTable::kPlaces;
 constexpr int64_t kKeysPerSegment = int64_t{1} << 19;  // a rebuild of this many takes 10 to 20 ms
@@ -115,18 +117,62 @@ __attribute__((target("avx512f"))) int FindInBucketsAvx512(const uint64_t* keys,
 }
 #endif
 
-FindInBuckets ChooseFindInBuckets() {
+// Finds the home buckets of the keys of a table and asks the memory for them.
+using AskForHomes = void (*)(const Segment* segments, int bits, uint64_t seed, const uint64_t* keys, int64_t n,
+                             const Bucket** homes);
+
+void AskForHomesGeneric(const Segment* segments, int bits, uint64_t seed, const uint64_t* keys, int64_t n,
+                        const Bucket** homes) {
+  for (int64_t i = 0; i < n; ++i) {
+    const Segment& s = segments[HashTable::SegmentNumber(keys[i], bits)];
+    homes[i] = s.num_buckets == 0 ? &kEmptyBucket : s.buckets + Home(HashKey(keys[i] ^ seed), s.num_buckets);
+    __builtin_prefetch(homes[i]);
+  }
+}
+
+#if defined(__x86_64__)
+#define SOK_AVX512 __attribute__((target("avx512f,avx512vl,avx512dq")))
+
+// HashKey of eight.
+typedef uint64_t Eight __attribute__((vector_size(64)));
+SOK_AVX512 inline Eight HashKeys(Eight x) {
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+  return x ^ (x >> 31);
+}
+
+SOK_AVX512 void AskForHomesAvx512(const Segment* segments, int bits, uint64_t seed, const uint64_t* keys, int64_t n,
+                                  const Bucket** homes) {
+  if (n != 8) return AskForHomesGeneric(segments, bits, seed, keys, n, homes);
+  const Eight key = (Eight)_mm512_loadu_si512(keys), hash = HashKeys(key ^ seed);
+  const Eight number = bits == 0 ? Eight{} : HashKeys(key) >> (64 - bits);
+  for (int i = 0; i < 8; ++i) {
+    const Segment& s = segments[number[i]];
+    homes[i] = s.num_buckets == 0 ? &kEmptyBucket : s.buckets + Home(hash[i], s.num_buckets);
+    // Into the second cache an Intel has three times as many lines on their way as into the first.
+    __builtin_prefetch(homes[i], 0, 2);
+  }
+}
+#endif
+
+struct Searcher {
+  AskForHomes ask_for_homes;
+  FindInBuckets find_in_buckets;
+  int64_t blocks_ahead;  // how far before the search the memory is asked
+};
+
+Searcher ChooseSearcher() {
 #if defined(__x86_64__)
   switch (ChosenIsa()) {
     case Isa::kAvx512:
-      return FindInBucketsAvx512;
+      return {AskForHomesAvx512, FindInBucketsAvx512, 7};
     case Isa::kAvx2:
-      return FindInBucketsAvx2;
+      return {AskForHomesGeneric, FindInBucketsAvx2, 3};
     case Isa::kGeneric:
       break;
   }
 #endif
-  return FindInBucketsGeneric;
+  return {AskForHomesGeneric, FindInBucketsGeneric, 3};
 }
 
 }  // namespace
@@ -140,22 +186,13 @@ HashTable::~HashTable() {
   for (Segment& s : segments_) FreePages(s.buckets, int64_t{s.num_buckets} * static_cast<int64_t>(sizeof(Bucket)));
 }
 
-// Finds the home buckets of the keys and asks the memory for them.
-void HashTable::Prepare(const uint64_t* keys, int64_t n, const Bucket** homes) const {
-  for (int64_t i = 0; i < n; ++i) {
-    const Segment& s = SegmentOf(keys[i]);
-    homes[i] = s.num_buckets == 0 ? &kEmptyBucket : s.buckets + Home(Hash(keys[i]), s.num_buckets);
-    __builtin_prefetch(homes[i]);
-  }
-}
-
 void HashTable::Find(const uint64_t* keys, int64_t n, uint32_t* rows) const {
-  static const FindInBuckets find_in_buckets = ChooseFindInBuckets();
-  // While the buckets of one block of keys are searched, those of the next three are on their way to the cache. Blocks
+  static const Searcher searcher = ChooseSearcher();
+  // While the buckets of one block of keys are searched, those of the next ones are on their way to the cache. Blocks
   // are small: a processor has some dozen lines on their way, and asking for more at once stops it. A key that lives
   // outside its home bucket asks for the bucket behind it, and is searched for there some blocks later.
-  constexpr int64_t kBlock = 8, kAhead = 3 * kBlock, kRound = 32 * kBlock;
-  constexpr int64_t kRing = kAhead / kBlock + 1;  // a power of two
+  constexpr int64_t kBlock = 8, kRound = 32 * kBlock, kRing = 8;  // above blocks_ahead; a power of two
+  const int64_t ahead = searcher.blocks_ahead * kBlock;
   const Bucket* homes[kRing][kBlock];
   int64_t left[kRound];  // positions of keys whose search goes on, and where
   uint64_t left_keys[kRound];
@@ -173,23 +210,24 @@ void HashTable::Find(const uint64_t* keys, int64_t n, uint32_t* rows) const {
     if (at >= n) return;
     // The processor's own prefetching loses sight of the keys between the buckets.
     __builtin_prefetch(keys + std::min(at + 16 * kBlock, n));
-    Prepare(keys + at, std::min(kBlock, n - at), homes[at / kBlock & (kRing - 1)]);
+    searcher.ask_for_homes(segments_.data(), segment_bits_, seed_, keys + at, std::min(kBlock, n - at),
+                           homes[at / kBlock & (kRing - 1)]);
   };
-  for (int64_t at = 0; at < kAhead; at += kBlock) prepare(at);
+  for (int64_t at = 0; at < ahead; at += kBlock) prepare(at);
   for (int64_t round = 0; round < n; round += kRound) {
     for (int64_t at = round; at < std::min(n, round + kRound); at += kBlock) {
-      prepare(at + kAhead);
+      prepare(at + ahead);
       const Bucket* const* of_block = homes[at / kBlock & (kRing - 1)];
       int left_of_block[kBlock + 1];
-      const int count =
-          find_in_buckets(keys + at, of_block, static_cast<int>(std::min(kBlock, n - at)), rows + at, left_of_block);
+      const int count = searcher.find_in_buckets(keys + at, of_block, static_cast<int>(std::min(kBlock, n - at)),
+                                                 rows + at, left_of_block);
       for (int i = 0; i < count; ++i) go_on(at + left_of_block[i], of_block[left_of_block[i]]);
     }
     while (num_left > 0) {
       uint32_t found[kRound];
       int still_left[kRound + 1];
       const int64_t searched = std::exchange(num_left, 0);
-      const int count = find_in_buckets(left_keys, behind, static_cast<int>(searched), found, still_left);
+      const int count = searcher.find_in_buckets(left_keys, behind, static_cast<int>(searched), found, still_left);
       for (int64_t i = 0; i < searched; ++i) rows[left[i]] = found[i];
       for (int i = 0; i < count; ++i) go_on(left[still_left[i]], behind[still_left[i]]);
     }

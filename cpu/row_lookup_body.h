@@ -11,16 +11,16 @@ namespace sok {
 namespace {
 
 template <int64_t kDim>
-SOK_INLINE void PrefetchRecord(const float* record) {
-  for (int64_t at = 0; at < kDim; at += 16) __builtin_prefetch(record + at);
-  if (kDim % 16 != 0) __builtin_prefetch(record + kDim - 1);
+SOK_INLINE void AskRecord(const float* record) {
+  for (int64_t at = 0; at < kDim; at += 16) Ask(record + at);
+  if (kDim % 16 != 0) Ask(record + kDim - 1);
 }
 
 // How many rows ahead the memory is asked: enough to hide its latency, not more lines than it can bring at once.
 template <int64_t kDim>
-constexpr int64_t kAheadRows = kDim <= 16   ? 24
-                               : kDim <= 32 ? 16
-                                            : 8;
+constexpr int64_t kAheadRows = kDim <= 16   ? kAheadLines
+                               : kDim <= 32 ? kAheadLines * 2 / 3
+                                            : kAheadLines / 3;
 
 // Stands for rows that are still to be made: no row that may change meanwhile.
 alignas(64) const float kNoRecord[128] = {};
@@ -33,7 +33,7 @@ void GatherFixed(const RowView view, const uint32_t* rows, int64_t n, bool strea
   static_assert(sizeof(kNoRecord) >= kDim * sizeof(float));
   auto record = [&](int64_t i) { return rows[i] == 0xFFFFFFFFu ? kNoRecord : RecordAt(view, rows[i]); };
   for (int64_t i = 0; i < n; ++i) {
-    if (i + kAhead < n) PrefetchRecord<kDim>(record(i + kAhead));
+    if (i + kAhead < n) AskRecord<kDim>(record(i + kAhead));
     const float* from = record(i);
     if (stream) {
       for (int64_t v = 0; v < kVectors; ++v) StreamVector(to + i * kDim + v * kWidth, from + v * kWidth);
@@ -50,21 +50,16 @@ void PoolFixed(const RowView view, const Row* rows, const int64_t* row_splits, i
                Combiner combiner, float* out) {
   using Vec = typename Wide<kDim>::Vec;
   constexpr int64_t kWidth = Wide<kDim>::kWidth, kVectors = Wide<kDim>::kVectors, kAhead = kAheadRows<kDim>;
-  constexpr int64_t kRing = 32;  // records on their way; kAhead of them at a time
-  const float* ring[kRing];
   const int64_t base = row_splits[first], n = row_splits[last] - base;
-  auto ask = [&](int64_t i) {
-    ring[i % kRing] = RecordAt(view, static_cast<uint32_t>(rows[i]));
-    PrefetchRecord<kDim>(ring[i % kRing]);
-  };
-  for (int64_t i = 0; i < (n < kAhead ? n : kAhead); ++i) ask(i);
+  auto record = [&](int64_t i) { return RecordAt(view, static_cast<uint32_t>(rows[i])); };
+  for (int64_t i = 0; i < (n < kAhead ? n : kAhead); ++i) AskRecord<kDim>(record(i));
   int64_t i = 0;
   for (int64_t s = first; s < last; ++s) {
     const int64_t end = row_splits[s + 1] - base, count = end - i;
     Vec sum[kVectors] = {};
     for (; i < end; ++i) {
-      const float* from = ring[i % kRing];
-      if (i + kAhead < n) ask(i + kAhead);
+      AskRecord<kDim>(record(i + kAhead < n ? i + kAhead : n - 1));
+      const float* from = record(i);
       for (int64_t v = 0; v < kVectors; ++v) sum[v] += *reinterpret_cast<const Vec*>(from + v * kWidth);
     }
     if (combiner != Combiner::kSum && count > 1) {

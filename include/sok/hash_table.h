@@ -34,7 +34,14 @@ class HashTable {
     uint32_t rows[kPlaces];  // kNoRow: the place is free
     uint32_t passed;         // keys that belong here or before and live after
   };
+  struct Segment {
+    Bucket* buckets = nullptr;
+    uint32_t num_buckets = 0;
+    uint32_t used = 0;  // places that hold a key
+  };
   static_assert(sizeof(Bucket) == 64, "a bucket is one cache line");
+  // The segment of a key, of 2^bits.
+  static size_t SegmentNumber(uint64_t key, int bits) { return bits == 0 ? 0 : HashKey(key) >> (64 - bits); }
 
   // max_keys sizes the directory only; no bucket is allocated before the first insert. More keys than that work too.
   // seed: another one is for tests, which chooses keys against it.
@@ -85,17 +92,10 @@ class HashTable {
   }
 
  private:
-  struct Segment {
-    Bucket* buckets = nullptr;
-    uint32_t num_buckets = 0;
-    uint32_t used = 0;  // places that hold a key
-  };
-
   uint64_t Hash(uint64_t key) const { return HashKey(key ^ seed_); }  // of the bucket
-  size_t SegmentNumber(uint64_t key) const { return segment_bits_ == 0 ? 0 : HashKey(key) >> (64 - segment_bits_); }
+  size_t SegmentNumber(uint64_t key) const { return SegmentNumber(key, segment_bits_); }
   const Segment& SegmentOf(uint64_t key) const { return segments_[SegmentNumber(key)]; }
   Segment& SegmentOf(uint64_t key) { return segments_[SegmentNumber(key)]; }
-  void Prepare(const uint64_t* keys, int64_t n, const Bucket** homes) const;
   // Where the row of key is written, or null. The segment must have buckets.
   static uint32_t* FindPlace(const Segment& s, uint64_t hash, uint64_t key);
   // Gives a key that is not there a place.
