@@ -34,6 +34,7 @@ _PUBLIC = {
     "DistributedEmbedding": "sok.layers:DistributedEmbedding",
     "All2AllDenseEmbedding": "sok.layers:All2AllDenseEmbedding",
     "get_embedding": "sok.layers:get_embedding",
+    "distributed_model": "sok.keras.conversion:distributed_model",
     "group_embedding_lookup": "sok.lookup.group:group_embedding_lookup",
     "group_embedding_lookup_sparse": "sok.lookup.group:group_embedding_lookup_sparse",
     "group_embedding_column_scope": "sok.feature_column:group_embedding_column_scope",

@@ -39,7 +39,8 @@ class Step:
         # No warning of Python's: as an error, on this worker alone, it would leave the others waiting.
         log.logger.warning(
             "A training step makes %d lookups (%s, ...), and for each of them the %d workers meet three times. Make "
-            "one lookup of all: one sok.DistributedEmbedding with as many slots (slot_num, distinct_slots=True) where "
+            "one lookup of all: sok.distributed_model(model) does so where a model of Keras is traced, and not with "
+            "run_eagerly=True; one sok.DistributedEmbedding with as many slots (slot_num, distinct_slots=True) where "
             "the columns have one width, else sok.group_embedding_lookup_sparse of their tables, or "
             "sok.group_embedding_column_scope() around feature columns (docs/group_lookup.md). What each lookup "
             "costs: with sok.trace() as t: ...; print(t).",

@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok.base import _ops, strategies
+from sok.base.patching import Here
 from sok.lookup import exchange, plain_variables
 from sok.lookup.feature import PADDED, ROWS, Csr, Feature, Group
 from sok.lookup.inputs import to_csr
@@ -64,6 +65,16 @@ def finish(ticket: Ticket) -> list[tf.Tensor]:
     return [_shaped(f, output) for f, output in zip(ticket.features, found, strict=True)]
 
 
+_meeting = Here()
+
+
+def met_by(
+    is_here: Callable[[], bool], meet: Callable[..., list[list[tf.Tensor]]]
+) -> contextlib.AbstractContextManager[None]:
+    """Inside, `lookup_parts` is `meet(parts, training, names)` wherever `is_here()`: see `sok.lookup.cutting`."""
+    return _meeting.inside((is_here, meet))
+
+
 def lookup_parts(
     parts: Sequence[Sequence[Feature]], training: Any = True, names: Sequence[str] | None = None
 ) -> list[list[tf.Tensor]]:
@@ -89,6 +100,16 @@ def lookup_parts(
     and weights. If an output of a part contributes to the loss on one worker, one must on every worker: the gradient is
     a collective too.
     """
+    if _meeting.value is not None and _meeting.value[0]():
+        found: list[list[tf.Tensor]] = _meeting.value[1](parts, training, names)
+        return found
+    return look_up_parts(parts, training, names)
+
+
+def look_up_parts(
+    parts: Sequence[Sequence[Feature]], training: Any = True, names: Sequence[str] | None = None
+) -> list[list[tf.Tensor]]:
+    """`lookup_parts`, whoever meets it."""
     scopes = [""] * len(parts)
     for i, name in enumerate(names or ()):
         with tf.name_scope(name) as scopes[i]:
@@ -113,6 +134,25 @@ def lookup_parts(
         of_variables = each(lambda part: _of_variables(part, done), parts)
     both = zip(parts, map(iter, of_tables), map(iter, of_variables), strict=True)
     return [[next(tables if f.is_of_table else variables) for f in part] for part, tables, variables in both]
+
+
+def look_up_apart(
+    parts: Sequence[Sequence[Feature]], training: Any
+) -> tuple[list[list[Feature]], list[list[tf.Tensor]]]:
+    """The features with their ids as Csr, and what `lookup_parts` would return, in a graph that nobody runs.
+
+    Not collective: it has the ops of one worker, and nothing counts it.
+    """
+    insert = tf.convert_to_tensor(training, tf.bool)
+    asked = [[dataclasses.replace(f, ids=to_csr(dataclasses.replace(f, seen=None))) for f in part] for part in parts]
+    found = []
+    for part in asked:
+        of_tables = [f for f in part if f.is_of_table]
+        outputs = _look_up_here(Ticket(tuple(of_tables), Group.of(of_tables), insert, None)) if of_tables else []
+        tables = iter([_shaped(f, output) for f, output in zip(of_tables, outputs, strict=True)])
+        variables = iter(_of_variables(part, []))
+        found.append([next(tables if f.is_of_table else variables) for f in part])
+    return asked, found
 
 
 def lookup_group(features: Sequence[Feature], training: Any = True) -> list[tf.Tensor]:

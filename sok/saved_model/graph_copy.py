@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
+from sok.base import graph_ops
 from sok.saved_model.stock_ops import StockOps
 
 _LOOPS = ("NextIteration", "Enter", "LoopCond")
@@ -100,22 +101,9 @@ class GraphCopy:
             return self._same(op)
 
     def _same(self, op: tf.Operation) -> list[tf.Tensor]:
-        graph = tf.compat.v1.get_default_graph()
-        for attribute in op.node_def.attr.values():
-            for name in [attribute.func.name, *(function.name for function in attribute.list.func)]:
-                if name:
-                    graph._add_function_recursive(op.graph._get_function(name))
         controls = [c for old in op.control_inputs if (c := self._control(old)) is not None]
         with tf.control_dependencies(controls):
-            made = graph._create_op_internal(
-                op.type,
-                [self._of(tensor) for tensor in op.inputs],
-                [tensor.dtype.base_dtype for tensor in op.outputs],
-                name=op.name,
-                attrs={name: op.node_def.attr[name] for name in op.node_def.attr if name != "_class"},
-                op_def=op.op_def,
-            )
-        self._ops[op] = made
+            made = self._ops[op] = graph_ops.copied(op, [self._of(tensor) for tensor in op.inputs])
         return list(made.outputs)
 
     def _control(self, old: tf.Operation) -> tf.Operation | None:

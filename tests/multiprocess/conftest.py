@@ -15,7 +15,19 @@ DEADLINE = 1200.0
 # What runs on how many ranks: everything on 1 (what the others are compared with) and 2; beyond, what could depend on
 # their number.
 _ALL = (
-    *("job", "transport", "distributed", "replicas", "lookup", "group", "exchange_dtype", "columns", "loops", "fit"),
+    *(
+        "job",
+        "transport",
+        "distributed",
+        "replicas",
+        "lookup",
+        "group",
+        "exchange_dtype",
+        "columns",
+        "loops",
+        "fit",
+        "convert",
+    ),
     *("metrics", "optimizers", "export", "checkpoint", "savers", "v2"),
 )
 _OF_RANKS = {

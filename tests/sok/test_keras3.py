@@ -5,13 +5,21 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.sok import keras_checks, keras_embedding_checks, keras_file_checks, keras_input_checks
+from tests.sok import (
+    keras_checks,
+    keras_conversion_checks,
+    keras_embedding_checks,
+    keras_file_checks,
+    keras_input_checks,
+)
 
 if not keras_checks.IS_KERAS_3:
     pytest.skip("this process has tf_keras for tf.keras", allow_module_level=True)
 
 globals().update(
-    keras_checks.checks_as_tests(keras_checks, keras_embedding_checks, keras_file_checks, keras_input_checks)
+    keras_checks.checks_as_tests(
+        keras_checks, keras_conversion_checks, keras_embedding_checks, keras_file_checks, keras_input_checks
+    )
 )
 
 

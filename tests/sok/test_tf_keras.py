@@ -7,10 +7,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNNER = """
-from tests.sok import keras_checks, keras_embedding_checks, keras_file_checks, keras_input_checks
+from tests.sok import keras_checks, keras_conversion_checks, keras_embedding_checks
+from tests.sok import keras_file_checks, keras_input_checks
 
 assert not keras_checks.IS_KERAS_3
-modules = keras_checks, keras_embedding_checks, keras_file_checks, keras_input_checks
+modules = keras_checks, keras_conversion_checks, keras_embedding_checks, keras_file_checks, keras_input_checks
 globals().update(keras_checks.checks_as_tests(*modules))
 """
 
@@ -31,7 +32,7 @@ def test_checks_pass_under_legacy_keras(tmp_path):
         str(tmp_path),
         str(path),
     ]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=480)
     print(done.stdout[-4000:], done.stderr[-1000:])  # shown if the next lines fail
     assert done.returncode == 0, "a check failed under tf_keras: see its output"
     assert " passed" in done.stdout and " skipped" not in done.stdout

@@ -29,7 +29,7 @@ SPARSE_AS_DENSE_SIZE = 64
 _ANY = 2**30  # rows that a worker may hold of a table of any ids; memory is taken as they appear
 _IN_A_STEP = 2**20  # rows that are copied at once
 # Below it a float holds whole numbers as they are: Keras' inputs are floats unless told otherwise.
-_EXACT = {"float16": 2**11, "bfloat16": 2**8, "float32": 2**24, "float64": 2**53}
+EXACT = {"float16": 2**11, "bfloat16": 2**8, "float32": 2**24, "float64": 2**53}
 _REFUSED = {
     "lora_rank": "a table has no matrix to add a product of two small ones to",
     "quantization_config": "rows of a table are float32",
@@ -241,8 +241,8 @@ class EmbeddingMixin(_Base):
         if name == "string" and self.input_dim is None:
             if self.mask_zero:
                 raise ValueError(f"`inputs` of layer '{self.name}' must be integers with mask_zero=True.")
-        elif name in _EXACT and self.input_dim is not None:
-            if self.input_dim > _EXACT[name]:
+        elif name in EXACT and self.input_dim is not None:
+            if self.input_dim > EXACT[name]:
                 raise ValueError(
                     f"`inputs` of layer '{self.name}' must be integers: {name} does not tell all ids below "
                     f"{self.input_dim} apart. Keras makes inputs float32 unless told otherwise: use "

@@ -1,0 +1,80 @@
+"""Ops of one graph once more, in another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+
+def copied(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> tf.Operation:
+    """The same op with these inputs, in the default graph, with the functions that it calls."""
+    graph = tf.compat.v1.get_default_graph()
+    for attribute in op.node_def.attr.values():
+        for name in [attribute.func.name, *(function.name for function in attribute.list.func)]:
+            if name:
+                graph._add_function_recursive(op.graph._get_function(name))
+    return graph._create_op_internal(
+        op.type,
+        list(inputs),
+        [tensor.dtype.base_dtype for tensor in op.outputs],
+        name=op.name,
+        attrs={name: op.node_def.attr[name] for name in op.node_def.attr if name != "_class"},
+        op_def=op.op_def,
+    )
+
+
+class Copy:
+    """Copies tensors of `graph` into the default one, with all that leads to them.
+
+    Args:
+        given: what stands in the default graph for tensors of the other, by their `ref()`.
+    """
+
+    def __init__(self, given: Mapping[Any, tf.Tensor], graph: Any) -> None:
+        self._made = dict(given)
+        self._graph = graph
+        self._is_pure: dict[tf.Operation, bool] = {}
+
+    def is_pure(self, tensor: tf.Tensor) -> bool:
+        """Whether it may be computed at another place: by ops without a state, from what is given."""
+        if self._is_there(tensor):
+            return True
+        for op in self._in_order(tensor):
+            if op not in self._is_pure:
+                is_alone = not (op.op_def.is_stateful or op.control_inputs or op.type.startswith("Placeholder"))
+                inputs = (self._is_there(t) or self._is_pure.get(t.op, False) for t in op.inputs)
+                self._is_pure[op] = is_alone and all(inputs)
+        return self._is_pure[tensor.op]
+
+    def tensor(self, tensor: tf.Tensor) -> tf.Tensor:
+        """What stands for it in the default graph."""
+        if not self._is_there(tensor):
+            for op in self._in_order(tensor):
+                if any(output.ref() not in self._made for output in op.outputs):
+                    with tf.name_scope(""), tf.device(op.device):
+                        new = copied(op, [self._of(t) for t in op.inputs])
+                    self._made |= {old.ref(): made for old, made in zip(op.outputs, new.outputs, strict=True)}
+        return self._of(tensor)
+
+    def _is_there(self, tensor: tf.Tensor) -> bool:
+        return getattr(tensor, "graph", None) is not self._graph or tensor.ref() in self._made
+
+    def _of(self, tensor: tf.Tensor) -> tf.Tensor:
+        return self._made.get(tensor.ref(), tensor)
+
+    def _in_order(self, tensor: tf.Tensor) -> list[tf.Operation]:
+        """The ops that lead to a tensor, each after those that it needs."""
+        ordered: dict[tf.Operation, None] = {}
+        waiting, seen = [tensor.op], set()
+        while waiting:  # not by recursion: graphs are deeper than Python's stack
+            op = waiting[-1]
+            missing = [] if op in seen else [t.op for t in op.inputs if not self._is_there(t) and t.op not in seen]
+            seen.add(op)
+            if missing:
+                waiting += missing
+            else:
+                waiting.pop()
+                ordered.setdefault(op)
+        return list(ordered)
