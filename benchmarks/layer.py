@@ -51,13 +51,16 @@ def indices(lengths: np.ndarray) -> np.ndarray:
     return np.stack([row, np.arange(first[-1]) - first[row]], axis=1)
 
 
-def together(bags: workloads.Bags) -> tuple[np.ndarray, np.ndarray]:
-    """indices and ids [N] of one SparseTensor [BATCH * SLOTS, HOTNESS], sample after sample."""
+def together(bags: workloads.Bags, apart: bool) -> tuple[np.ndarray, np.ndarray]:
+    """indices and ids [N] of one SparseTensor [BATCH * SLOTS, HOTNESS], sample after sample; apart: slot s begins at
+    id s * ALL_ROWS.
+    """
     lengths = np.diff(bags.offsets, axis=1)  # [SLOTS, BATCH]
     slot = np.repeat(np.arange(SLOTS), lengths.sum(axis=1))
     sample = np.concatenate([np.repeat(np.arange(BATCH), of_slot) for of_slot in lengths])
     order = np.lexsort((slot, sample))  # stable: ids of one segment stay in order
-    return indices(lengths.T.reshape(-1)), bags.ids[order]
+    ids = bags.ids + slot * ALL_ROWS if apart else bags.ids
+    return indices(lengths.T.reshape(-1)), ids[order]
 
 
 def _job(hashed: bool, kind: str, at_least: float) -> Job:

@@ -308,7 +308,7 @@ def _layer(job: dict[str, Any]) -> Prepared:
 
     batches = []
     for bags in layer.batches(kind):
-        where, ids = layer.together(bags)
+        where, ids = layer.together(bags, apart=not job["hashed"])
         batches.append(tf.SparseTensor(tf.constant(where), tf.constant(ids), [size, layer.HOTNESS]))
     prepared = Prepared("DistributedEmbedding, one SparseTensor")
     prepared[kind] = lambda i: step(batches[i % len(batches)])
