@@ -3,8 +3,9 @@
 `sok.init()` (or `sok.Init`) comes first where there are several workers; a single process needs neither. A worker is
 one process with one device, so what SOK counts in GPUs is counted in workers here.
 
-The collectives work eagerly, in `tf.function` and in v1 graphs, are *collective* (every worker calls them in the same
-order) and promise no gradients: `sok.lookup_sparse` and the layers bring gradients home by themselves.
+The collectives work eagerly, in `tf.function` and in v1 graphs, and are *collective*: every worker calls them in the
+same order. `alltoall` is differentiable; the others promise no gradients. (`sok.lookup_sparse` and the layers bring
+gradients home by themselves.)
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import tensorflow as tf
 from sok.base.types import TensorLike
 from sok.job import context
 from sok.job.agreement import agree, describe
-from sok.job.transport.base import check_addable, check_has_rows, check_movable
+from sok.job.transport.base import Transport, check_addable, check_has_rows, check_movable
 from sok.job.transport.refusal import all_refuse
 
 TOOLS = ("horovod", "single")
@@ -106,7 +107,8 @@ def alltoall(tensor: TensorLike, splits: TensorLike) -> tuple[tf.Tensor, tf.Tens
         ValueError: a scalar, or splits that do not fit.
         tf.errors.InvalidArgumentError: in a graph, where only a run shows that splits do not fit. All on all workers.
 
-    Two collectives: the first tells all workers what one of them refuses.
+    Two collectives: the first tells all workers what one of them refuses. Differentiable in `tensor`, any number of
+    times: the gradient of what arrived is sent back. That is a collective, too: all workers take it or none does.
 
     Example:
         >>> received, splits = alltoall(tf.constant([1, 2, 3]), [3])
@@ -127,7 +129,23 @@ def alltoall(tensor: TensorLike, splits: TensorLike) -> tuple[tf.Tensor, tf.Tens
             all_refuse(transport, f"{name}/refused", str(error))
         raise
     with tf.control_dependencies([agree(transport, f"{name}/refused", wrong)]):
-        return transport.all_to_all(tensor, tf.identity(splits), name)
+        return _sent(transport, tensor, tf.identity(splits), name)
+
+
+def _sent(transport: Transport, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+    """The transport's all_to_all, whose gradient is one that sends back."""
+
+    @tf.custom_gradient
+    def send(rows: tf.Tensor) -> Any:
+        received, counts = transport.all_to_all(rows, splits, name)
+
+        def back(gradient: Any, _: Any) -> tf.Tensor:
+            own = context.unique_collective_name("sok/communication/alltoall_gradient")
+            return _sent(transport, tf.convert_to_tensor(gradient), counts, own)[0]
+
+        return (received, counts), back
+
+    return send(tensor)
 
 
 def _checked_splits(splits: Any, tensor: tf.Tensor, workers: int) -> tuple[tf.Tensor, tf.Tensor | str]:

@@ -214,6 +214,37 @@ def check_v2_collectives(world):
         assert received == (ranks * 10 + world.rank).tolist() and splits == [1] * world.size
 
 
+def check_v2_a_gradient_goes_back_the_way_that_rows_came(world):
+    """The worker that gets row i of [n, ...] multiplies its square by 1 + its rank, so its gradient is known here."""
+    counts = [(world.rank + to) % 3 for to in range(world.size)]  # some are 0, and workers send unlike numbers
+    factor = np.repeat(1.0 + np.arange(world.size), counts)
+    number, empty = sum(counts), tf.zeros([0], tf.int32)
+    for dtype in (tf.float32, tf.float64, tf.float16, tf.bfloat16):
+        for shape in ([number], [number, 2]):
+            rows = tf.cast(tf.reshape(tf.range(1, 1 + np.prod(shape)), shape), dtype)
+
+            def gradients(rows, dtype=dtype):
+                with tf.GradientTape() as outer:
+                    outer.watch(rows)
+                    with tf.GradientTape() as inner:
+                        inner.watch(rows)
+                        got = sok.communication.alltoall(rows, counts)[0]
+                        loss = tf.reduce_sum(got * got) * tf.cast(1 + world.rank, dtype)
+                    first = inner.gradient(loss, rows)
+                    total = tf.reduce_sum(first)
+                return first, outer.gradient(total, rows)
+
+            for run in (gradients, tf.function(gradients)):
+                first, second = run(rows)
+                expected = 2.0 * factor.reshape([-1] + [1] * (len(shape) - 1))
+                np.testing.assert_array_equal(tf.cast(first, tf.float64), expected * tf.cast(rows, tf.float64))
+                np.testing.assert_array_equal(tf.cast(second, tf.float64), np.broadcast_to(expected, shape))
+    with tf.GradientTape() as tape:
+        tape.watch(empty)
+        got, _ = sok.communication.alltoall(empty, [0] * world.size)  # integers have none
+    assert got.shape == [0]
+
+
 def check_v2_collectives_refuse_what_does_not_fit(world):
     """The same on one worker as on many; here all do it, so that none waits."""
     c, ones, two = sok.communication, [1] * world.size, tf.constant([1.0, 2.0])
