@@ -64,6 +64,19 @@ def test_hello_learns(finish):
     assert float(re.search(r"worker 0 of 1: loss (\d\.\d+)", out).group(1)) < 0.3
 
 
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.multiprocess)])
+def test_a_converted_model_is_the_stock_model(finish, workers):
+    # Processes of their own may be told which Keras is tf.keras.
+    out = finish(
+        "convert_keras.py",
+        *("--layers", 3, "--steps", 4, "--check"),
+        workers=workers,
+        TF_USE_LEGACY_KERAS=str(workers - 1),
+    )
+    result = json.loads(re.search(r"{.*}", out).group(0))
+    assert (result["changed_lines"], result["workers"]) == (2, workers)
+
+
 @pytest.mark.parametrize("script", LOOPS)
 def test_loop_learns(loop_auc, script):
     assert loop_auc(script, workers=1) > 0.65
