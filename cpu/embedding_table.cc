@@ -188,10 +188,11 @@ void EmbeddingTable::Export(const Cpu& cpu, const std::string& slot_set,
   const std::vector<std::pair<uint32_t, uint64_t>> rows = RowsInOrder();
   const int64_t n = static_cast<int64_t>(rows.size()), num_tasks = (n + kRowsPerTask - 1) / kRowsPerTask;
   const ExportTarget to = allocate(n, slot_floats);
-  std::vector<float> buffers(static_cast<size_t>(MaxWorkers(cpu, num_tasks) * 4 * dim));
+  constexpr int64_t kRows = 1 + kMaxSlots;  // what comes out, and scratch of ReadRow
+  std::vector<float> buffers(static_cast<size_t>(MaxWorkers(cpu, num_tasks) * kRows * dim));
   ForTasks(cpu, num_tasks, n * (kLookupCycles + dim), [&](int64_t worker, int64_t task) {
     const int64_t begin = task * kRowsPerTask;
-    float* buffer = buffers.data() + worker * 4 * dim;
+    float* buffer = buffers.data() + worker * kRows * dim;
     const int64_t end = std::min(n, begin + kRowsPerTask);
     for (int64_t i = begin; i < end; ++i) {
       const auto [row, key] = rows[static_cast<size_t>(i)];

@@ -82,12 +82,12 @@ struct RowKernels {
   void (*update)(const UpdateRule& rule, float* const* records, int64_t slot_offset, const float* grads, int64_t count,
                  int64_t dim);
 
-  // Brings one row over missed decays: out (may be w) = the weights now. m and v stay as they are.
-  void (*read_decayed)(const Decay& decay, float epsilon, const float* w, const float* m, const float* v, int64_t dim,
+  // Brings one row over missed steps of a rule that decays: out (may be w) = the weights now. Slots stay as they are.
+  void (*read_decayed)(const UpdateRule& rule, const Decay& decay, const float* w, const float* slots, int64_t dim,
                        float* out);
 
-  // The same in place, moments too.
-  void (*settle)(const Decay& decay, float epsilon, int64_t dim, float* w, float* m, float* v);
+  // The same in place, slots too.
+  void (*settle)(const UpdateRule& rule, const Decay& decay, int64_t dim, float* w, float* slots);
 
   // Fresh uniform rows: records[i] = the first dim floats of the row of keys[i] (initializer.h).
   void (*fill_uniform)(uint64_t seed, float a, float width, const uint64_t* keys, int64_t count, int64_t dim,

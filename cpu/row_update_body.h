@@ -75,18 +75,47 @@ void UpdateRows(const RowView& view, const UpdateRule& rule, const int64_t* row_
   });
 }
 
-void ReadDecayed(const Decay& decay, float epsilon, const float* w, const float* m, const float* v, int64_t dim,
-                 float* out) {
-  for (int64_t j = 0; j < dim; ++j) out[j] = w[j] - DecayedStep(decay, epsilon, m[j], v[j]);
+template <class R, class... Slot>
+SOK_INLINE void ReadElements(const R rule, const Decay decay, const float* w, int64_t dim, float* out,
+                             const Slot* __restrict__... slots) {
+  for (int64_t j = 0; j < dim; ++j) {
+    float weight = w[j];
+    [&](Slot... copies) { rule.CatchUp(decay, &weight, &copies...); }(slots[j]...);
+    out[j] = weight;
+  }
 }
 
-void Settle(const Decay& decay, float epsilon, int64_t dim, float* __restrict__ w, float* __restrict__ m,
-            float* __restrict__ v) {
-  for (int64_t j = 0; j < dim; ++j) {
-    w[j] -= DecayedStep(decay, epsilon, m[j], v[j]);
-    m[j] *= decay.fade_m;
-    v[j] *= decay.fade_v;
-  }
+template <class R, class... Slot>
+SOK_INLINE void SettleElements(const R rule, const Decay decay, int64_t dim, float* __restrict__ w,
+                               Slot* __restrict__... slots) {
+  for (int64_t j = 0; j < dim; ++j) rule.CatchUp(decay, &w[j], &slots[j]...);
+}
+
+template <class R, size_t... k>
+SOK_INLINE void ReadRecord(const R& rule, const Decay& decay, const float* w, const float* slots, int64_t dim,
+                           float* out, std::index_sequence<k...>) {
+  ReadElements(rule, decay, w, dim, out, (slots + static_cast<int64_t>(k) * dim)...);
+}
+
+template <class R, size_t... k>
+SOK_INLINE void SettleRecord(const R& rule, const Decay& decay, int64_t dim, float* w, float* slots,
+                             std::index_sequence<k...>) {
+  SettleElements(rule, decay, dim, w, (slots + static_cast<int64_t>(k) * dim)...);
+}
+
+void ReadDecayed(const UpdateRule& rule, const Decay& decay, const float* w, const float* slots, int64_t dim,
+                 float* out) {
+  WithRule(rule.rule, [&](auto* null) {
+    using R = std::remove_pointer_t<decltype(null)>;
+    if constexpr (R::kDecays) ReadRecord(R(rule), decay, w, slots, dim, out, SlotsOf<R>());
+  });
+}
+
+void Settle(const UpdateRule& rule, const Decay& decay, int64_t dim, float* w, float* slots) {
+  WithRule(rule.rule, [&](auto* null) {
+    using R = std::remove_pointer_t<decltype(null)>;
+    if constexpr (R::kDecays) SettleRecord(R(rule), decay, dim, w, slots, SlotsOf<R>());
+  });
 }
 
 }  // namespace

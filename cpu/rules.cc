@@ -23,10 +23,14 @@ struct RuleInfo {
   Words slots;
   Words starts;  // of each slot
   Words hyper;
+  Words formerly;
   bool decays = false;
   std::atomic<SokRuleFunction> function{nullptr};  // before it is there, starts and hyper are empty
 
   std::string word() const { return name.substr(0, name.find('(')); }
+  bool Is(const std::string& called) const {
+    return name == called || std::find(formerly.begin(), formerly.end(), called) != formerly.end();
+  }
 };
 
 // The rules of others, numbered. They stay where they are.
@@ -76,6 +80,7 @@ void Describe(RuleInfo* info) {
     info->starts.push_back(slot.start);
   }
   info->hyper.assign(R::kHyper.begin(), R::kHyper.end());
+  info->formerly.assign(R::kFormerly.begin(), R::kFormerly.end());
   info->decays = R::kDecays;
 }
 
@@ -113,13 +118,13 @@ const char* RuleName(Rule rule) { return InfoOf(rule).name.c_str(); }
 Rule ParseRule(const std::string& name) {
   const std::deque<RuleInfo>& compiled_in = CompiledIn();
   for (size_t i = 0; i < compiled_in.size(); ++i)
-    if (compiled_in[i].name == name) return static_cast<Rule>(i);
+    if (compiled_in[i].Is(name)) return static_cast<Rule>(i);
   Words slots;
   if (!SlotsOf(name, &slots)) {
     std::string known;
     for (const RuleInfo& rule : compiled_in) known += "'" + rule.name + "', ";
     throw InvalidArgument("rule must be " + known + "or list up to " + std::to_string(kMaxSlots) +
-                          " slots like 'RMSprop(velocity,momentum)'. Received: '" + name + "'.");
+                          " slots like 'signum(m,count)'. Received: '" + name + "'.");
   }
   const int num_slots = static_cast<int>(slots.size());
   Named& named = Named::Instance();

@@ -8,9 +8,7 @@
 
 namespace sok {
 
-bool EmbeddingTable::SlotSet::KeepsSums(const UpdateRule& next) const {
-  return sums && next.beta_1 == rule.beta_1 && next.beta_2 == rule.beta_2;
-}
+bool EmbeddingTable::SlotSet::KeepsSums(const UpdateRule& next) const { return sums && next.model() == rule.model(); }
 
 std::unique_ptr<DecaySums> EmbeddingTable::SlotSet::SumsFor(const UpdateRule& next) const {
   if (!next.decays() || KeepsSums(next) || !DecaySums::Fits(next)) return nullptr;
@@ -27,14 +25,14 @@ void EmbeddingTable::SlotSet::SetRule(const UpdateRule& next, std::unique_ptr<De
 }
 
 void EmbeddingTable::SlotSet::Append() {
-  history.Append(rule.lr);
-  if (sums) sums->Append(rule.lr);
+  history.Append(rule.missed);
+  if (sums) sums->Append(rule.missed);
 }
 
 void EmbeddingTable::SlotSet::Append(const std::vector<AlphaHistory::Run>& runs, int64_t calls) {
   for (size_t i = 0; i < runs.size(); ++i) {
     const int64_t end = i + 1 < runs.size() ? runs[i + 1].first_call : calls + 1;
-    history.Append(runs[i].alpha, end - runs[i].first_call);
+    history.Append(runs[i].missed(), end - runs[i].first_call);
   }
   sums.reset();
   SetRule(rule);
@@ -46,11 +44,11 @@ void EmbeddingTable::SlotSet::Read(int64_t row, const float* w, const float* slo
   if (stamp == calls) {
     if (w != out) std::memcpy(out, w, static_cast<size_t>(dim) * sizeof(float));
   } else if (sums) {
-    ChosenRowKernels().read_decayed(sums->Of(history, stamp, calls), rule.epsilon, w, slots, slots + dim, dim, out);
+    ChosenRowKernels().read_decayed(rule, sums->Of(history, stamp, calls), w, slots, dim, out);
   } else {
     if (w != out) std::memcpy(out, w, static_cast<size_t>(dim) * sizeof(float));
-    std::memcpy(scratch, slots, static_cast<size_t>(2 * dim) * sizeof(float));
-    ReplayDecay(history, rule, stamp, calls, dim, out, scratch, scratch + dim);
+    std::memcpy(scratch, slots, static_cast<size_t>(rule.num_slots() * dim) * sizeof(float));
+    ReplayDecay(history, rule, stamp, calls, dim, out, scratch);
   }
 }
 
@@ -58,9 +56,9 @@ void EmbeddingTable::SlotSet::SettleFrom(int64_t stamp, int64_t dim, float* w, f
   const int64_t calls = history.calls();
   if (stamp == calls) return;
   if (sums) {
-    ChosenRowKernels().settle(sums->Of(history, stamp, calls), rule.epsilon, dim, w, slots, slots + dim);
+    ChosenRowKernels().settle(rule, sums->Of(history, stamp, calls), dim, w, slots);
   } else {
-    ReplayDecay(history, rule, stamp, calls, dim, w, slots, slots + dim);
+    ReplayDecay(history, rule, stamp, calls, dim, w, slots);
   }
 }
 

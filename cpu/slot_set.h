@@ -21,12 +21,12 @@ struct EmbeddingTable::SlotSet {
 
   // The rest is for decaying rules only.
   AlphaHistory history;
-  std::unique_ptr<DecaySums> sums;                 // null: these betas need step by step replay
-  RowColumn<uint32_t> stamps;                      // call up to which a row is current
-  int64_t calls_at_base = 0;                       // of the save that changes are counted from
-  mutable std::atomic<int64_t> calls_read{0};      // of the save under way: as of when its rows were read
-  std::string skipped_save;                        // the save whose calls SkipCalls has added last
-  std::vector<std::pair<int64_t, float>> skipped;  // those
+  std::unique_ptr<DecaySums> sums;             // null: these betas need step by step replay
+  RowColumn<uint32_t> stamps;                  // call up to which a row is current
+  int64_t calls_at_base = 0;                   // of the save that changes are counted from
+  mutable std::atomic<int64_t> calls_read{0};  // of the save under way: as of when its rows were read
+  std::string skipped_save;                    // the save whose calls SkipCalls has added last
+  std::vector<AlphaRun> skipped;               // those
 
   uint32_t* Stamp(int64_t row) const { return stamps.At(row); }
   bool IsCurrent(int64_t row) const { return *Stamp(row) == history.calls(); }
@@ -44,15 +44,17 @@ struct EmbeddingTable::SlotSet {
   // Whether steps that rows have missed would not be the same by the next rule: they are settled before it comes.
   bool SettlesBefore(const UpdateRule& next) const {
     return rule.decays() && history.calls() > 0 &&
-           (next.beta_1 != rule.beta_1 || next.beta_2 != rule.beta_2 || next.epsilon != rule.epsilon ||
-            next.one_minus_beta_1 != rule.one_minus_beta_1 || next.one_minus_beta_2 != rule.one_minus_beta_2);
+           (next.beta_1 != rule.beta_1 || next.beta_2 != rule.beta_2 ||
+            next.one_minus_beta_1 != rule.one_minus_beta_1 || next.one_minus_beta_2 != rule.one_minus_beta_2 ||
+            // Of rules with extra epsilon is told with each step, or of no account.
+            (next.epsilon != rule.epsilon && rule.rule != Rule::kNadam));
   }
 
   // Many calls have been applied elsewhere, up to `calls` in the counting of the runs.
   void Append(const std::vector<AlphaHistory::Run>& runs, int64_t calls);
 
   // Weights of a row as they stand after every call: from w (may be out) and the row's slots. out: [dim];
-  // scratch: [2 * dim].
+  // scratch: [num_slots * dim].
   void Read(int64_t row, const float* w, const float* slots, int64_t dim, float* out, float* scratch) const;
 
   // Brings weights and slots of a row up to the last call, in place. The stamp is the caller's business.

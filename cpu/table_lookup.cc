@@ -191,7 +191,7 @@ void EmbeddingTable::Read(const Feature& feature, const Task& task, const uint32
     Locate(rows + at + kStep, size_of(at + kStep), decays, records[(at / kStep + 1) & 1]);
     for (int64_t i = 0; i < count; ++i) {
       if (from[i] != nullptr && !decays) continue;
-      float* own = buffer + i * dim;  // the last 2 * dim floats behind the block are scratch of ReadRow
+      float* own = buffer + i * dim;  // the last kMaxSlots * dim floats behind the block are scratch of ReadRow
       from[i] = rows[at + i] == kNoRow && insert
                     ? own
                     : ReadRow(rows[at + i], feature.keys[first + i], own, buffer + kBlock * dim);
@@ -265,7 +265,7 @@ void EmbeddingTable::CollectMissing(const Cpu& cpu, Scratch* scratch, const Task
 void EmbeddingTable::FinishFeature(const Cpu& cpu, Scratch* scratch, const Feature& feature, Task* tasks,
                                    int64_t num_tasks, int64_t losses, uint32_t* rows, float* buffers) {
   EmbeddingTable* table = feature.table;
-  const int64_t dim = table->dim(), buffer_floats = (kBlock + 2) * dim;
+  const int64_t dim = table->dim(), buffer_floats = (kBlock + kMaxSlots) * dim;
   Lock lock(table->mutex_);
   const bool stale = losses != table->losses_, decays = table->HasDecay();
   if (stale) {  // row numbers found before may have been given to other keys since
@@ -329,7 +329,7 @@ void EmbeddingTable::LookupGroup(const Cpu& cpu, Scratch* scratch, const Feature
       task.last_segment = end;
     }
   }
-  float* buffers = scratch->Get<float>(MaxWorkers(cpu, num_tasks) * (kBlock + 2) * max_dim);
+  float* buffers = scratch->Get<float>(MaxWorkers(cpu, num_tasks) * (kBlock + kMaxSlots) * max_dim);
   int64_t* losses = scratch->Get<int64_t>(num_features);
   {
     // In the order of addresses, and each once: two calls that share tables cannot wait for one another.
@@ -356,7 +356,8 @@ void EmbeddingTable::LookupGroup(const Cpu& cpu, Scratch* scratch, const Feature
     ForTasks(cpu, num_tasks, cost, [&](int64_t worker, int64_t t) {
       const int64_t f = tasks[t].feature;
       features[f].table->Find(features[f], &tasks[t], rows[f]);
-      features[f].table->Read(features[f], tasks[t], rows[f], insert, buffers + worker * (kBlock + 2) * max_dim);
+      features[f].table->Read(features[f], tasks[t], rows[f], insert,
+                              buffers + worker * (kBlock + kMaxSlots) * max_dim);
     });
   }
   for (int64_t t = 0; t < num_tasks; ++t) {

@@ -58,10 +58,10 @@ DeviceDecay::~DeviceDecay() = default;
 
 bool DeviceDecay::SetRule(const UpdateRule& rule, bool anew) {
   if (!rule.decays()) throw InvalidArgument("rule '" + std::string(RuleName(rule.rule)) + "' does not decay.");
-  const bool same_betas = has_rule_ && rule.beta_1 == rule_.beta_1 && rule.beta_2 == rule_.beta_2;
+  const bool same_model = has_rule_ && rule.model() == rule_.model();
   rule_ = rule;
   has_rule_ = true;
-  if (same_betas && !anew) return false;
+  if (same_model && !anew) return false;
   sums_.reset();
   memory_->has_powers = false;
   if (DecaySums::Fits(rule)) {
@@ -82,15 +82,15 @@ void DeviceDecay::Append(const Cuda& cuda, const UpdateRule& rule, const std::ve
                          int64_t calls) {
   for (size_t i = 0; i < runs.size(); ++i) {
     const int64_t end = i + 1 < runs.size() ? runs[i + 1].first_call : calls + 1;
-    history_.Append(runs[i].alpha, end - runs[i].first_call);
+    history_.Append(runs[i].missed(), end - runs[i].first_call);
   }
   SetRule(rule, /*anew=*/true);
   Upload(cuda);
 }
 
 void DeviceDecay::Append(const Cuda& cuda) {
-  history_.Append(rule_.lr);
-  if (sums_) sums_->Append(rule_.lr);
+  history_.Append(rule_.missed);
+  if (sums_) sums_->Append(rule_.missed);
   Upload(cuda);
 }
 
@@ -112,6 +112,7 @@ DecayArgs DeviceDecay::args(uint32_t* stamps) const {
   args.max_alpha = history_.max_alpha();
   args.is_closed_form = sums_ != nullptr;
   if (sums_) args.view = sums_->view(history_);
+  args.view.model = rule_.model();
   args.view.ready = memory_->ready.data();
   args.view.powers = memory_->powers.data();
   args.view.alphas = {memory_->runs.data(), memory_->num_runs};

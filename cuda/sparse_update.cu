@@ -138,55 +138,64 @@ __global__ void KeepBadKernel(Group group) {
   }
 }
 
-// One weight with its moments, over the calls from + 1 .. to.
-__device__ __forceinline__ void Replay(const DecayArgs& decay, const UpdateRule& rule, int64_t from, bool row_moves,
-                                       float* w, float* m, float* v) {
-  int64_t steps = 0;
-  if (row_moves) {
-    AlphaCursor cursor(decay.view.alphas, from + 1);
-    AlphaCursor peek = cursor;
-    steps = ReplayLength(rule, peek.Next(), decay.max_alpha);
-    if (steps > decay.calls - from) steps = decay.calls - from;
-    const Adam adam(rule);
-    for (int64_t k = 0; k < steps; ++k) adam.MissedElement(cursor.Next(), w, m, v);
-  }
-  const double rest = static_cast<double>(decay.calls - from - steps);
-  if (rest > 0) {
-    *m *= static_cast<float>(pow(static_cast<double>(rule.beta_1), rest));
-    *v *= static_cast<float>(pow(static_cast<double>(rule.beta_2), rest));
-  }
+// f(w, slots...) for element j of a row's four columns.
+template <class R, class F, size_t... k>
+__device__ __forceinline__ void OnElement(Vector4* w, Vector4* slots, int j, const F& f, std::index_sequence<k...>) {
+  f(&w->x[j], &slots[k].x[j]...);
+}
+
+// One weight with its slots, over the calls from + 1 .. to.
+template <class R, class... Slot>
+__device__ __forceinline__ void Replay(const R& step, const DecayArgs& decay, const DecayModel& model, int64_t from,
+                                       int64_t steps, float* w, Slot*... slots) {
+  AlphaCursor cursor(decay.view.alphas, from + 1);
+  for (int64_t s = 0; s < steps; ++s) step.MissedElement(cursor.Next(), w, slots...);
+  if (steps == decay.calls - from) return;
+  const double extra = R::kHasExtra ? decay.view.alphas.SumOfExtra(from + steps, decay.calls) : 0.0;
+  step.CatchUp(Faded(model, static_cast<double>(decay.calls - from - steps), extra), w, slots...);
 }
 
 // Brings a record from the state after call `from` to that after the last one. All lanes of the tile come here.
-__device__ __forceinline__ void Settle(const DecayArgs& decay, const UpdateRule& rule, int64_t from,
-                                       const RowLanes& tile, int64_t dim, float* record, float* slots) {
+template <class R>
+__device__ __forceinline__ void Settle(const DecayArgs& decay, const R& step, int64_t from, const RowLanes& tile,
+                                       int64_t dim, float* record, float* slots) {
+  constexpr int kSlots = kNumSlots<R>;
   if (from >= decay.calls) return;
   Decay closed = {};
-  bool moves = true;
+  int64_t steps = 0;
+  const DecayModel model = decay.view.model;
   if (decay.is_closed_form) {
     closed = decay.view.Of(from, decay.calls);
   } else {
-    // As on the CPU: a row without momentum is not replayed, its second moment fades at once.
-    bool mine = false;
-    for (int64_t column = tile.lane; column < dim; column += tile.lanes) mine = mine || slots[column] != 0.0f;
-    moves = tile.Any(mine);
+    // As on the CPU: a row without momentum is not replayed, its other slots fade at once.
+    bool moves = R::kMomentumSlot < 0;
+    for (int64_t column = tile.lane; !moves && column < dim; column += tile.lanes)
+      moves = slots[(R::kMomentumSlot < 0 ? 0 : R::kMomentumSlot) * dim + column] != 0.0f;
+    if (tile.Any(moves)) {
+      AlphaCursor first(decay.view.alphas, from + 1);
+      steps = ReplayLength(model, first.Next().alpha, decay.max_alpha);
+      if (steps > decay.calls - from) steps = decay.calls - from;
+    }
   }
   for (int64_t column = 4 * tile.lane; column < dim; column += 4 * tile.lanes) {
     const int n = ColumnsLeft(dim, column);
-    Vector4 w = Load4(record + column, n), m = Load4(slots + column, n), v = Load4(slots + dim + column, n);
+    Vector4 w = Load4(record + column, n), s[kSlots];
+    for (int k = 0; k < kSlots; ++k) s[k] = Load4(slots + k * dim + column, n);
     for (int j = 0; j < 4; ++j) {
       if (j >= n) continue;
-      if (decay.is_closed_form) {
-        w.x[j] -= DecayedStep(closed, rule.epsilon, m.x[j], v.x[j]);
-        m.x[j] *= closed.fade_m;
-        v.x[j] *= closed.fade_v;
-      } else {
-        Replay(decay, rule, from, moves, &w.x[j], &m.x[j], &v.x[j]);
-      }
+      OnElement<R>(
+          &w, s, j,
+          [&](auto... element) {
+            if (decay.is_closed_form) {
+              step.CatchUp(closed, element...);
+            } else {
+              Replay(step, decay, model, from, steps, element...);
+            }
+          },
+          std::make_index_sequence<kSlots>());
     }
     Store4(record + column, w, n);
-    Store4(slots + column, m, n);
-    Store4(slots + dim + column, v, n);
+    for (int k = 0; k < kSlots; ++k) Store4(slots + k * dim + column, s[k], n);
   }
 }
 
@@ -214,7 +223,7 @@ __global__ void UpdateRowsKernel(UpdateRule rule, Group group, Nonfinite nonfini
     if constexpr (R::kDecays) {
       const int64_t stamp = update.decay.stamps[row];
       __syncwarp(tile.mask);  // every lane has read the stamp
-      Settle(update.decay, rule, stamp, tile, grads.dim, record, slots);
+      Settle(update.decay, step, stamp, tile, grads.dim, record, slots);
       if (tile.lane == 0) update.decay.stamps[row] = static_cast<uint32_t>(update.decay.calls + 1);
     }
     for (int64_t column = 4 * tile.lane; column < grads.dim; column += 4 * tile.lanes) {
@@ -232,8 +241,10 @@ __global__ void UpdateRowsKernel(UpdateRule rule, Group group, Nonfinite nonfini
 }
 
 // A tile that takes a row's stamp settles the row: of those that ask for the same row, one finds it old.
+template <class R>
 __global__ void SettleRowsKernel(UpdateRule rule, DeviceUpdate update, const int64_t* row_ids, int64_t n, int64_t dim,
                                  int lane_bits) {
+  const R step(rule);
   const RowLanes tile(lane_bits);
   const uint32_t calls = static_cast<uint32_t>(update.decay.calls);
   for (int64_t i = GlobalThread() >> lane_bits; i < n; i += GlobalThreads() >> lane_bits) {
@@ -243,7 +254,7 @@ __global__ void SettleRowsKernel(UpdateRule rule, DeviceUpdate update, const int
     uint32_t stamp = calls;
     if (tile.lane == 0 && LoadRelaxed(at) != calls) stamp = atomicExch(at, calls);
     stamp = __shfl_sync(tile.mask, stamp, 0, tile.lanes);
-    Settle(update.decay, rule, stamp, tile, dim, record, record + update.slot_offset);
+    Settle(update.decay, step, stamp, tile, dim, record, record + update.slot_offset);
   }
 }
 
@@ -273,8 +284,8 @@ void Check(const UpdateRule& rule, const DeviceUpdate* updates, int64_t num_tabl
   }
   for (int64_t t = 0; rule.decays() && t < num_tables; ++t) {
     if (updates[t].decay.stamps != nullptr || updates[t].num_rows == 0) continue;
-    throw InvalidArgument("table " + std::to_string(t) +
-                          " has no stamps, which rule 'adam' needs. Give DeviceDecay's args().");
+    throw InvalidArgument("table " + std::to_string(t) + " has no stamps, which rule '" + RuleName(rule.rule) +
+                          "' needs. Give DeviceDecay's args().");
   }
 }
 
@@ -321,8 +332,13 @@ void SettleRows(const Cuda& cuda, const UpdateRule& rule, const DeviceUpdate& up
   if (dim < 1) throw InvalidArgument("dim must be at least 1. Received: " + std::to_string(dim) + ".");
   if (update.decay.stamps == nullptr) throw InvalidArgument("only tables with a decaying rule have rows to settle.");
   const int lane_bits = LaneBits(dim);
-  Launch(SettleRowsKernel, GridFor(n << lane_bits, kThreads), kThreads, 0, cuda, rule, update, row_ids, n, dim,
-         lane_bits);
+  WithRule(rule.rule, [&](auto* null) {
+    using R = std::remove_pointer_t<decltype(null)>;
+    if constexpr (R::kDecays) {
+      Launch(SettleRowsKernel<R>, GridFor(n << lane_bits, kThreads), kThreads, 0, cuda, rule, update, row_ids, n, dim,
+             lane_bits);
+    }
+  });
 }
 
 void ThrowIfBadToHost(const Cuda& cuda, const uint64_t* first_bad, const int64_t* row_ids, int64_t n) {

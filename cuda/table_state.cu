@@ -83,9 +83,9 @@ void DeviceTable::State::SkipCalls(const Cuda& cuda, const std::string& save,
     if (set == nullptr) set = FindOrAttach(cuda, info.rule, info.name);
     if (!info.rule.decays()) continue;
     // Ranks may number their calls from different beginnings: what counts is how many there were, and their alphas.
-    std::vector<std::pair<int64_t, float>> runs{{info.num_missed(), 0.0f}};
-    for (const AlphaHistory::Run& run : info.missed)
-      runs.emplace_back(run.first_call - info.missed[0].first_call, run.alpha);
+    std::vector<AlphaRun> runs{{info.num_missed(), 0.0f}};
+    for (const AlphaRun& run : info.missed)
+      runs.push_back({run.first_call - info.missed[0].first_call, run.alpha, run.extra});
     if (set->skipped_save == save && !save.empty()) {
       if (set->skipped == runs) continue;
       throw InvalidArgument(config.Label() + ": two files of the save " + save + " disagree about the steps of '" +

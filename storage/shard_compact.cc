@@ -79,7 +79,7 @@ bool SameSteps(const SlotSetInfo& a, const SlotSetInfo& b) {
     return false;
   }
   for (size_t i = 0; i < a.missed.size(); ++i) {
-    if (a.missed[i].alpha != b.missed[i].alpha ||
+    if (a.missed[i].alpha != b.missed[i].alpha || a.missed[i].extra != b.missed[i].extra ||
         a.missed[i].first_call - a.missed[0].first_call != b.missed[i].first_call - b.missed[0].first_call) {
       return false;
     }

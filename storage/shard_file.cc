@@ -196,6 +196,7 @@ std::string ChangesJson(const TableStore::ChangeInfo& info) {
     for (const AlphaHistory::Run& run : set.missed) {
       const int64_t first = run.first_call - set.missed[0].first_call;
       digest = Crc32c(&run.alpha, sizeof(run.alpha), Crc32c(&first, sizeof(first), digest));
+      if (set.rule.has_extra()) digest = Crc32c(&run.extra, sizeof(run.extra), digest);
     }
     num_runs += static_cast<int64_t>(set.missed.size());
     steps += (steps.empty() ? "" : ", ") + JsonText(set.name) + ": [" + std::to_string(set.num_missed()) + ", " +

@@ -72,6 +72,10 @@ std::vector<float*> SettingsOf(UpdateRule* rule) {
   }
   std::vector<float*> settings;
   for (float& init : rule->slot_inits) settings.push_back(&init);
+  if (rule->decays()) {
+    for (float* x : {&rule->beta_1, &rule->beta_2, &rule->one_minus_beta_1, &rule->one_minus_beta_2, &rule->epsilon})
+      settings.push_back(x);
+  }
   return settings;
 }
 
@@ -111,7 +115,7 @@ std::string HeadError(const ShardHead& head) {
     if (!error.empty()) return error;
     num_decaying += set.rule.decays();
   }
-  if (num_decaying > kMaxDecayingSets) return std::to_string(num_decaying) + " slot sets of rule 'adam'";
+  if (num_decaying > kMaxDecayingSets) return std::to_string(num_decaying) + " slot sets of rules that decay";
   if (RowBytes(head) > kMaxRowBytes) {
     return "rows of " + std::to_string(RowBytes(head)) + " bytes with their slots; at most " +
            std::to_string(kMaxRowBytes) + " can be";
@@ -128,13 +132,14 @@ void ReadRuns(const BlockReader& file, HeadReader* in, bool is_delta, SlotSetInf
   if (runs > kMaxShardRuns) file.Refuse(where + std::to_string(runs) + " runs");
   for (uint32_t i = 0; i < runs; ++i) {
     const uint64_t first = in->Get<uint64_t>();
-    const float alpha = in->Get<float>();
+    const float alpha = in->Get<float>(), extra = set->rule.has_extra() ? in->Get<float>() : 0.0f;
     const uint64_t least = i == 0 ? 1 : static_cast<uint64_t>(set->missed.back().first_call) + 1;
-    if (first < least || first > static_cast<uint64_t>(std::max<int64_t>(0, set->calls)) || !std::isfinite(alpha)) {
+    if (first < least || first > static_cast<uint64_t>(std::max<int64_t>(0, set->calls)) || !std::isfinite(alpha) ||
+        !std::isfinite(extra)) {
       file.Refuse(where + "a run that begins at call " + std::to_string(first) + " of " + std::to_string(set->calls) +
                   " with alpha " + std::to_string(alpha));
     }
-    set->missed.push_back({static_cast<int64_t>(first), alpha});
+    set->missed.push_back({static_cast<int64_t>(first), alpha, extra});
   }
 }
 
@@ -308,6 +313,7 @@ std::vector<char> HeadBytes(const ShardHead& head) {
     for (const AlphaHistory::Run& run : set.missed) {
       out.Put(static_cast<uint64_t>(run.first_call));
       out.Put(run.alpha);
+      if (set.rule.has_extra()) out.Put(run.extra);
     }
   }
   return out.bytes();

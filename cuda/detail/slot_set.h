@@ -17,12 +17,12 @@ struct DeviceTable::State::SlotSet {
   std::string name;
   UpdateRule rule;  // of the last call
   int64_t offset = 0;
-  std::unique_ptr<DeviceDecay> decay;              // null: the rule does not decay
-  GrowingWords stamps;                             // of each row, the call up to which it is current
-  int64_t calls_at_base = 0;                       // of the save that changes are counted from
-  int64_t calls_read = 0;                          // of the save under way: as of when its rows were read
-  std::string skipped_save;                        // the save whose calls SkipCalls has added last
-  std::vector<std::pair<int64_t, float>> skipped;  // those
+  std::unique_ptr<DeviceDecay> decay;  // null: the rule does not decay
+  GrowingWords stamps;                 // of each row, the call up to which it is current
+  int64_t calls_at_base = 0;           // of the save that changes are counted from
+  int64_t calls_read = 0;              // of the save under way: as of when its rows were read
+  std::string skipped_save;            // the save whose calls SkipCalls has added last
+  std::vector<AlphaRun> skipped;       // those
 };
 
 }  // namespace sok

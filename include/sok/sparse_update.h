@@ -4,16 +4,18 @@
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "sok/error.h"
 #include "sok/rules/all.h"
+#include "sok/rules/decay.h"
 #include "sok/rules/own_rule.h"
 
 namespace sok {
 
 // The rules of rules/all.h. From kFirstNamed on: those of others, whose names list their slots, as
-// 'RMSprop(velocity,momentum)'. A table keeps the slots; who has no function here (own_rule.h) reads and writes rows itself
+// 'signum(m,count)'. A table keeps the slots; who has no function here (own_rule.h) reads and writes rows itself
 // (EmbeddingTable::Gather, Scatter).
 #define SOK_RULE_NUMBER(R) k##R,
 enum class Rule : int32_t { SOK_RULES(SOK_RULE_NUMBER) };
@@ -53,6 +55,17 @@ struct UpdateRule : RuleSettings {
     return false SOK_RULES(SOK_RULE_DECAYS);
 #undef SOK_RULE_DECAYS
   }
+  // Whether a missed step of it is told by two numbers.
+  bool has_extra() const {
+#define SOK_RULE_EXTRA(R) || (R::kDecays && R::kHasExtra && rule == Rule::k##R)
+    return false SOK_RULES(SOK_RULE_EXTRA);
+#undef SOK_RULE_EXTRA
+  }
+  // How its slots fade. Of a rule that does not decay nothing in particular.
+  DecayModel model() const {
+    return is_named() ? DecayModel{}
+                      : WithRule(rule, [&](auto* null) { return std::remove_pointer_t<decltype(null)>::Model(*this); });
+  }
   bool files_hold_betas() const {
 #define SOK_RULE_BETAS(R) || (R::kFilesHoldBetas && rule == Rule::k##R)
     return false SOK_RULES(SOK_RULE_BETAS);
@@ -83,32 +96,54 @@ void RegisterRule(const std::string& name, const SokRuleLayout& layout, SokRuleF
 void CallRule(const UpdateRule& rule, float* const* records, int64_t slot_offset, const float* grads, int64_t count,
               int64_t dim);
 
-// A stretch of calls that share one alpha; it ends where the next one begins.
+// A stretch of calls that share alpha and extra (MissedStep); it ends where the next one begins.
 struct AlphaRun {
   int64_t first_call;
   float alpha;
+  float extra = 0.0f;
+  double extra_before = 0.0;  // the sum over all calls before
+
+  MissedStep missed() const { return {alpha, extra}; }
+  bool operator==(const AlphaRun& other) const {
+    return first_call == other.first_call && alpha == other.alpha && extra == other.extra;
+  }
 };
 
 // What host and device read of an AlphaHistory.
 struct AlphaView {
   const AlphaRun* runs;  // [num_runs], by first_call
   int64_t num_runs;
-};
 
-// Walks calls from `first` on: Next() gives the alpha of each in turn.
-class AlphaCursor {
- public:
-  SOK_HOST_DEVICE AlphaCursor(const AlphaView& view, int64_t first) : view_(view), run_(0), call_(first) {
-    int64_t past = view.num_runs;  // the first run that begins after `first` lies in (run_, past]
-    while (past - run_ > 1) {
-      const int64_t middle = run_ + (past - run_) / 2;
-      if (view.runs[middle].first_call <= first) {
-        run_ = middle;
+  // The run that call `call` is of.
+  SOK_HOST_DEVICE int64_t RunOf(int64_t call) const {
+    int64_t run = 0, past = num_runs;  // the first run that begins after `call` lies in (run, past]
+    while (past - run > 1) {
+      const int64_t middle = run + (past - run) / 2;
+      if (runs[middle].first_call <= call) {
+        run = middle;
       } else {
         past = middle;
       }
     }
+    return run;
   }
+
+  // The sum of extra over calls from + 1 .. to.
+  SOK_HOST_DEVICE double SumOfExtra(int64_t from, int64_t to) const { return ExtraUpTo(to) - ExtraUpTo(from); }
+
+ private:
+  SOK_HOST_DEVICE double ExtraUpTo(int64_t call) const {
+    if (call < 1) return 0.0;
+    const AlphaRun& run = runs[RunOf(call)];
+    return run.extra_before + static_cast<double>(call - run.first_call + 1) * static_cast<double>(run.extra);
+  }
+};
+
+// Walks calls from `first` on: Next() gives what to know of each in turn.
+class AlphaCursor {
+ public:
+  SOK_HOST_DEVICE AlphaCursor(const AlphaView& view, int64_t first)
+      : view_(view), run_(view.RunOf(first)), call_(first) {}
 
   // The alpha of the next n calls if they share one, else NaN.
   SOK_HOST_DEVICE float SteadyFor(int64_t n) const {
@@ -118,10 +153,10 @@ class AlphaCursor {
     return steady ? view_.runs[run].alpha : NAN;
   }
 
-  SOK_HOST_DEVICE float Next() {
+  SOK_HOST_DEVICE MissedStep Next() {
     while (run_ + 1 < view_.num_runs && view_.runs[run_ + 1].first_call <= call_) ++run_;
     ++call_;
-    return view_.runs[run_].alpha;
+    return view_.runs[run_].missed();
   }
 
  private:
@@ -136,12 +171,13 @@ class AlphaHistory {
  public:
   using Run = AlphaRun;
 
-  void Append(float alpha) { Append(alpha, 1); }
+  void Append(float alpha) { Append({alpha, 0.0f}, 1); }
+  void Append(const MissedStep& missed) { Append(missed, 1); }
   // Room for one more call: appending it then takes no memory.
   void ReserveOne() {
     if (runs_.size() == runs_.capacity()) runs_.reserve(2 * runs_.size() + 8);
   }
-  void Append(float alpha, int64_t count);
+  void Append(const MissedStep& missed, int64_t count);
   int64_t calls() const { return calls_; }
   float max_alpha() const { return max_; }
 
@@ -158,11 +194,11 @@ class AlphaHistory {
 };
 
 // After how many replayed calls the rest of the sum cannot change a float32 weight any more.
-// Term j is at most max_alpha r^j |m| / sqrt(v) with r = beta_1 / sqrt(beta_2); the tail is that over 1 - r.
-SOK_HOST_DEVICE int64_t ReplayLength(const UpdateRule& rule, float first_alpha, float max_alpha) {
+// Term j is at most max_alpha r^j |m| / s with r = fade_1 / root; the tail is that over 1 - r.
+SOK_HOST_DEVICE int64_t ReplayLength(const DecayModel& model, float first_alpha, float max_alpha) {
   // From the largest float to below the smallest: no momentum is left, and nothing moves.
-  const int64_t all = rule.beta_1 > 0.0f ? static_cast<int64_t>(-192.1 / log(static_cast<double>(rule.beta_1))) + 1 : 1;
-  const double r = rule.beta_1 / sqrt(static_cast<double>(rule.beta_2));
+  const int64_t all = model.fade_1 > 0.0 ? static_cast<int64_t>(-192.1 / log(model.fade_1)) + 1 : 1;
+  const double r = model.fade_1 / model.root;
   if (!(r < 1.0) || first_alpha == 0.0f) return all;
   if (r == 0.0) return 1;
   const double growth = static_cast<double>(max_alpha) / fabs(static_cast<double>(first_alpha));
@@ -174,6 +210,16 @@ SOK_HOST_DEVICE int64_t ReplayLength(const UpdateRule& rule, float first_alpha, 
 // Brings one row from the state after call `from` to the state after call `to` by replaying steps with g = 0.
 // The part of the sum that cannot change a float32 weight any more is left out; the moments then decay in closed form.
 void ReplayDecay(const AlphaHistory& history, const UpdateRule& rule, int64_t from, int64_t to, int64_t dim, float* w,
-                 float* m, float* v);
+                 float* slots);
+
+// What k steps do besides moving a weight by its momentum; shrunk: the sum of extra over them.
+SOK_HOST_DEVICE Decay Faded(const DecayModel& model, double k, double extra) {
+  Decay decay;
+  decay.fade_m = static_cast<float>(pow(model.fade_1, k));
+  decay.fade_v = static_cast<float>(pow(model.fade_2, k));
+  if (model.shrinks) decay.keep = static_cast<float>(exp(extra));
+  if (model.adds_extra) decay.extra = static_cast<float>(extra);
+  return decay;
+}
 
 }  // namespace sok

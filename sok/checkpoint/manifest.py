@@ -18,6 +18,7 @@ from sok.base.errors import CheckpointError
 from sok.base.types import PathLike
 from sok.checkpoint.crc32c import crc32c
 from sok.table.placement import HASH_NAME, NUM_BUCKETS, Placement, row_wise, table_wise
+from sok.table.rules import name_now
 
 # 1: a full save; 2: with deltas; 3: with tables spread by hash, which the versions before do not know.
 FORMAT, VERSION = "sok-checkpoint", 4
@@ -39,6 +40,9 @@ class SlotSet:
     rule: str
     num_slots: int
     calls: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rule", name_now(self.rule))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +98,9 @@ class OptimizerState:
     rule: str
     iterations: int
     learning_rate: float | None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rule", name_now(self.rule))
 
 
 class _Tables:

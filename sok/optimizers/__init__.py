@@ -7,22 +7,36 @@
 TensorFlow or Keras optimizer would.
 """
 
+from sok.optimizers.adadelta import Adadelta
 from sok.optimizers.adagrad import Adagrad
 from sok.optimizers.adam import Adam
+from sok.optimizers.adamax import Adamax
+from sok.optimizers.adamw import AdamW
 from sok.optimizers.base import Optimizer
+from sok.optimizers.ftrl import Ftrl
 from sok.optimizers.lazy_adam import LazyAdam, LazyAdamOptimizer
+from sok.optimizers.lion import Lion
 from sok.optimizers.matching import matching_optimizer
+from sok.optimizers.nadam import Nadam
+from sok.optimizers.rmsprop import RMSprop
 from sok.optimizers.own import rule
 from sok.optimizers.sgd import SGD
 from sok.optimizers.utils import split_embedding_variable_from_others
 
 __all__ = [
     "SGD",
+    "Adadelta",
     "Adagrad",
     "Adam",
+    "AdamW",
+    "Adamax",
+    "Ftrl",
     "LazyAdam",
     "LazyAdamOptimizer",
+    "Lion",
+    "Nadam",
     "Optimizer",
+    "RMSprop",
     "matching_optimizer",
     "rule",
     "split_embedding_variable_from_others",

@@ -20,9 +20,15 @@ class Adam(Optimizer):
     values are those of `keras.optimizers.Adam` on a dense variable, within 1e-5 relative. Keys never seen have no
     momentum, so nothing is missed for them. `LazyAdam` does not change rows outside the batch.
 
-    Two slots, m and v, starting at zero. Other arguments are those of `sok.optimizers.Optimizer`.
+    Args:
+        amsgrad: the denominator is that of the largest v so far, which does not shrink. One slot more, vhat.
+        lazy: rows outside the batch stay as they are.
+        **options: see `sok.optimizers.Optimizer`.
 
-    Source: Kingma and Ba, "Adam" (2015), in Keras' form (epsilon is added to the uncorrected root).
+    Two slots, m and v, starting at zero.
+
+    Source: Kingma and Ba, "Adam" (2015), in Keras' form (epsilon is added to the uncorrected root); Reddi, Kale, Kumar,
+    "On the Convergence of Adam and Beyond" (2018).
 
     Example:
         >>> import tensorflow as tf, sok
@@ -41,6 +47,7 @@ class Adam(Optimizer):
     """
 
     rule = "adam"
+    rules: tuple[str, ...] = ("adam", "amsgrad", "lazy_amsgrad")
     beta_1: float
     beta_2: float
     epsilon: float
@@ -52,7 +59,14 @@ class Adam(Optimizer):
         beta_2: float = 0.999,
         epsilon: float = 1e-7,
         name: str | None = None,
+        amsgrad: bool = False,
+        lazy: bool = False,
         **options: Any,
     ) -> None:
+        self._choose("amsgrad" if amsgrad else "adam", lazy)
         hyper = {"beta_1": beta_1, "beta_2": beta_2, "epsilon": epsilon}
         super().__init__(learning_rate, name, hyper=hyper, **options)
+
+    @classmethod
+    def _options_of(cls, rule: str) -> dict[str, Any]:
+        return {"amsgrad": rule.endswith("amsgrad"), **super()._options_of(rule)}

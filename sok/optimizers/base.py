@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from sok.table.table import EmbeddingVariable
 
 
+_LAZY = "lazy_"  # the names of such rules begin with it
+
+
 class Optimizer(tf.__internal__.tracking.Trackable):
     """Changes the rows of embedding tables by their gradients; the base class of `sok.optimizers`.
 
@@ -54,9 +57,10 @@ class Optimizer(tf.__internal__.tracking.Trackable):
     Slots (moments, accumulators) live in the tables: `sok.save` and `sok.restore` keep them, and the two above.
     """
 
-    # The name of its rule (sok.table.rules), set by each subclass. What it gives the constructor as `hyper` becomes its
-    # attributes.
+    # The name of its rule (sok.table.rules), set by each subclass, or by its constructor where arguments choose one of
+    # `rules`. What it gives the constructor as `hyper` becomes its attributes.
     rule: str
+    rules: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -109,6 +113,21 @@ class Optimizer(tf.__internal__.tracking.Trackable):
         error = rule.error(self._rule_config())
         if error:
             raise ValueError(error)
+
+    @classmethod
+    def _options_of(cls, rule: str) -> dict[str, Any]:
+        """The arguments, beside the hyperparameters, by which the constructor chooses this one of its rules."""
+        return {"lazy": rule.startswith(_LAZY)} if cls.rules else {}
+
+    def _choose(self, rule: str, lazy: bool) -> None:
+        if lazy not in (False, True):
+            raise ValueError(f"`lazy` must be True or False. Received: {lazy!r}.")
+        self.rule = _LAZY + rule if lazy else rule
+
+    @property
+    def lazy(self) -> bool:
+        """Whether rows outside the batch stay as they are, where a dense table's would change."""
+        return self.rule.startswith(_LAZY)
 
     def _rule_config(self) -> dict[str, float]:
         """The hyperparameters beside the learning rate, in the order in which the native rule takes them."""
@@ -270,7 +289,8 @@ class Optimizer(tf.__internal__.tracking.Trackable):
             )
             done = tf.convert_to_tensor(self._iterations)
             step = tf.cast(done, tf.int64) + 1
-            hyper = tf.concat([[self._rate.at(done)], tf.constant(list(self._rule_config().values()), tf.float64)], 0)
+            values = [float(value) for value in self._rule_config().values()]
+            hyper = tf.concat([[self._rate.at(done)], tf.constant(values, tf.float64)], 0)
             with tf.control_dependencies([guard for guard in guards if guard is not None]):
                 updates = [self._update(ready, step, hyper)] if ready else []
             # After the updates: in a v1 graph nothing else keeps them from reading the next step's number.
@@ -317,6 +337,7 @@ class Optimizer(tf.__internal__.tracking.Trackable):
             "name": self.name,
             "learning_rate": self._rate.config(),
             **self._rule_config(),
+            **self._options_of(self.rule),
             "clipnorm": self.clipnorm,
             "clipvalue": self.clipvalue,
             "global_clipnorm": self.global_clipnorm,

@@ -13,10 +13,20 @@ class LazyAdam(Adam):
     """`sok.optimizers.Adam` without decay of untouched rows: only the rows of the batch change.
 
     Bias correction counts the optimizer's steps, not the row's, as tf.contrib's LazyAdamOptimizer did. The arguments
-    are those of `sok.optimizers.Adam`.
+    are those of `sok.optimizers.Adam`, of which it is the one with `lazy=True`.
     """
 
     rule = "lazy_adam"
+    rules = ("lazy_adam",)
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{"lazy": True, **options})
+
+    @classmethod
+    def _options_of(cls, rule: str) -> dict[str, Any]:
+        options = super()._options_of(rule)
+        del options["lazy"]
+        return options
 
 
 class LazyAdamOptimizer(CountsGlobalStep, LazyAdam):

@@ -6,21 +6,33 @@ import functools
 import numbers
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from sok.optimizers.adadelta import Adadelta
 from sok.optimizers.adagrad import Adagrad
 from sok.optimizers.adam import Adam
+from sok.optimizers.adamax import Adamax
+from sok.optimizers.adamw import AdamW
 from sok.optimizers.base import Optimizer
+from sok.optimizers.ftrl import Ftrl
 from sok.optimizers.lazy_adam import LazyAdam
 from sok.optimizers.learning_rate import LearningRate, as_learning_rate
+from sok.optimizers.lion import Lion
+from sok.optimizers.nadam import Nadam
+from sok.optimizers.rmsprop import RMSprop
 from sok.optimizers.sgd import SGD
 from sok.table import rules
 
-FUSED: dict[str, type[Any]] = {optimizer.rule: optimizer for optimizer in (SGD, Adagrad, Adam, LazyAdam)}
+_CLASSES: tuple[type[Any], ...] = (
+    *(SGD, Adagrad, Adam, LazyAdam, RMSprop, Adadelta, Adamax, Nadam, AdamW, Lion, Ftrl),
+)
+FUSED: dict[str, type[Any]] = {
+    rule: optimizer for optimizer in _CLASSES for rule in optimizer.rules or [optimizer.rule]
+}
 """Of the rules that are compiled in, the class that trains by each."""
 
 
@@ -31,10 +43,11 @@ def matching_optimizer(stock: Any, share_iterations: bool = False) -> Optimizer:
     schedule, acts on both. `clipnorm` and `clipvalue` are taken over.
 
     Args:
-        stock: a Keras 3 or tf_keras SGD, Adagrad or Adam, a legacy one (`tf_keras.optimizers.legacy`), or a
-            `tf.compat.v1.train` GradientDescentOptimizer, AdagradOptimizer or AdamOptimizer. Exactly these classes:
-            a subclass may do anything. A tf_keras LossScaleOptimizer with a fixed scale is looked through. An
-            optimizer of ours is returned as it is.
+        stock: a Keras 3 or tf_keras SGD, Adagrad, Adam, AdamW, RMSprop, Adadelta, Adamax, Nadam, Lion or Ftrl, a legacy
+            one (`tf_keras.optimizers.legacy`), or a `tf.compat.v1.train` GradientDescentOptimizer, MomentumOptimizer,
+            AdagradOptimizer, AdamOptimizer, RMSPropOptimizer, AdadeltaOptimizer or FtrlOptimizer. Exactly these
+            classes: a subclass may do anything. A tf_keras LossScaleOptimizer with a fixed scale is looked through. An
+            optimizer of ours is returned as it is. Of Ftrl rows outside the batch stay (see `sok.optimizers.Ftrl`).
         share_iterations: False: counts its own steps, starting from what `stock` has counted, so that it does not
             matter which of the two runs first in a step. True: counts in the `iterations` of `stock`
             itself (which v1 optimizers do not have).
@@ -58,7 +71,7 @@ def matching_optimizer(stock: Any, share_iterations: bool = False) -> Optimizer:
         raise ValueError(
             f"No optimizer of embedding tables does what {type(stock).__module__}.{type(stock).__name__} would do: "
             f"{reason} Pass one: embedding_optimizer=sok.optimizers.X(...), where X is one of "
-            f"{', '.join(optimizer.__name__ for optimizer in FUSED.values())}; it trains the tables, and the stock "
+            f"{', '.join(optimizer.__name__ for optimizer in _CLASSES)}; it trains the tables, and the stock "
             "optimizer everything else."
         ) from None
 
@@ -69,30 +82,39 @@ class _NoMatch(Exception):
 
 def _match(stock: Any, share_iterations: bool) -> Optimizer:
     stock = _without_loss_scale(stock)
-    for optimizer in FUSED.values():
-        for equal in rules.find(optimizer.rule).equals:
-            if any(type(stock) is _class_of(*path.split(".", 1)) for path in equal.classes):
-                # Where variables are made: legacy ones make theirs on first use, perhaps inside a function.
-                with tf.init_scope():
-                    return _equal(optimizer, equal, stock, share_iterations)
-    known = [path for name in FUSED for stock in rules.find(name).equals for path in stock.classes]
-    raise _NoMatch(f"known are exactly {', '.join(known)}.")
+    every = [(name, equal) for name in FUSED for equal in rules.find(name).equals]
+    ours = [(n, e) for n, e in every if any(type(stock) is _class_of(*path.split(".", 1)) for path in e.classes)]
+    why = _NoMatch(f"known are exactly {', '.join(dict.fromkeys(path for _, e in every for path in e.classes))}.")
+    for name, equal in ours:
+        if not all(getattr(stock, option, None) for option in equal.requires):
+            continue
+        try:
+            _refuse(stock, *equal.refuses)
+            # Where variables are made: legacy ones make theirs on first use, perhaps inside a function.
+            with tf.init_scope():
+                return _equal(rules.find(name), equal, stock, share_iterations)
+        except _NoMatch as reason:
+            why = reason
+    raise why
 
 
-def _equal(optimizer: type[Any], equal: rules.Stock, stock: Any, share_iterations: bool) -> Optimizer:
-    _refuse(stock, *equal.refuses)
+def of_rule(rule: str, rate: Any, hyper: Mapping[str, float], **options: Any) -> Optimizer:
+    """The optimizer of the library that trains by this rule."""
+    made: Optimizer = FUSED[rule](rate, **hyper, **FUSED[rule]._options_of(rule), **options)
+    return made
+
+
+def _equal(rule: rules.RowRule, equal: rules.Stock, stock: Any, share_iterations: bool) -> Optimizer:
     unlike = equal.unlike(stock)
     if unlike:
         raise _NoMatch(unlike)
     # Numbers first: _legacy_rate turns them into variables, which in a v1 graph have no value yet.
-    names = [hyper.name for hyper in rules.find(optimizer.rule).hyper]
-    hyper = {name: _number(stock, equal.reads.get(name, name)) for name in names}
-    matched: Optimizer
+    hyper = {one.name: _number(stock, equal.reads.get(one.name, one.name)) for one in rule.hyper}
     if isinstance(stock, tf.compat.v1.train.Optimizer):
-        matched = optimizer(v1_rate(stock), **hyper)
-        return matched
-    rate, options = (_legacy_rate, _legacy_options) if is_legacy(stock) else (_keras_rate, _keras_options)
-    matched = optimizer(rate(stock), **hyper, **options(stock))
+        return of_rule(rule.name, v1_rate(stock), hyper)
+    rate = _legacy_rate(stock) if is_legacy(stock) else _keras_rate(stock)
+    options = _legacy_options(stock) if is_legacy(stock) else _keras_options(stock, takes=hyper)
+    matched = of_rule(rule.name, rate, hyper, **options)
     _follow_iterations(matched, stock, share_iterations)
     return matched
 
@@ -169,8 +191,9 @@ def _keras_rate(stock: Any) -> LearningRate:
     return _StockRate(stock, lambda optimizer: optimizer._learning_rate)
 
 
-def _keras_options(stock: Any) -> dict[str, Any]:
-    _refuse(stock, "weight_decay", "use_ema", "loss_scale_factor", "gradient_accumulation_steps")
+def _keras_options(stock: Any, takes: Container[str]) -> dict[str, Any]:
+    refused = ("weight_decay", "use_ema", "loss_scale_factor", "gradient_accumulation_steps")
+    _refuse(stock, *(option for option in refused if option not in takes))
     clipnorm, clipvalue = _limit(stock.clipnorm), _limit(stock.clipvalue)
     if _limit(stock.global_clipnorm):
         raise _NoMatch("`global_clipnorm` measures dense gradients and those of tables together.")
@@ -187,7 +210,9 @@ def is_legacy(stock: Any) -> bool:
 
 def _legacy_rate(stock: Any) -> LearningRate:
     stock._create_hypers()
-    return _StockRate(stock, lambda optimizer: optimizer._hyper["learning_rate"], stock._initial_decay)
+    # That of Nadam slows its momentum's schedule.
+    decay = 0.0 if "Nadam" in type(stock).__name__ else stock._initial_decay
+    return _StockRate(stock, lambda optimizer: optimizer._hyper["learning_rate"], decay)
 
 
 def _legacy_options(stock: Any) -> dict[str, Any]:
@@ -215,13 +240,15 @@ def _limit(value: Any) -> Any:
     return value if value is not None and value > 0 else None
 
 
-def _number(stock: Any, attribute: str | float) -> float:
+def _number(stock: Any, attribute: str | float | Callable[[Any], float]) -> float:
+    if callable(attribute):
+        return attribute(stock)
     if isinstance(attribute, float):
         return attribute
     hyper = getattr(stock, "_hyper", {})  # of legacy ones, where numbers become variables
     value = hyper[attribute] if attribute in hyper else getattr(stock, attribute)
     if attribute in hyper and isinstance(value, tf.Variable) and tf.executing_eagerly():
         return float(value.numpy())
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+    if not isinstance(value, numbers.Real):
         raise _NoMatch(f"`{attribute.lstrip('_')}` must be a number known now, and is {value!r}.")
     return float(value)

@@ -1,4 +1,4 @@
-"""Stochastic gradient descent."""
+"""SGD, with or without momentum."""
 
 from __future__ import annotations
 
@@ -9,9 +9,20 @@ from sok.optimizers.base import Optimizer
 
 
 class SGD(Optimizer):
-    """Plain gradient descent: `w -= learning_rate * g` for the rows of the batch. No slots.
+    """Gradient descent: `w -= learning_rate * g`, or with momentum `v = momentum v - learning_rate g; w += v`.
 
-    Arguments other than the rate's default are those of `sok.optimizers.Optimizer`.
+    Without momentum only the rows of the batch change, and no slots are kept. With it a dense table's rows all move on
+    by their momentum in each step: so do those of a table here, when they are next looked up, updated or exported.
+
+    Args:
+        momentum: what each step leaves of the one before, below 1. Above 0: one slot, `momentum`, starting at zero.
+        nesterov: `w += momentum v - learning_rate g` instead.
+        rate_in_velocity: False: v holds gradients and not steps, `v = momentum v + g; w -= learning_rate v`, as in
+            `tf.compat.v1.train.MomentumOptimizer`: a new learning rate then acts on what is in v.
+        lazy: with momentum, rows outside the batch stay as they are.
+        **options: see `sok.optimizers.Optimizer`.
+
+    Source: Polyak (1964); Nesterov's form as Sutskever et al. (2013) and Keras write it.
 
     Example:
         >>> import tensorflow as tf, sok
@@ -26,6 +37,28 @@ class SGD(Optimizer):
     """
 
     rule = "sgd"
+    rules = ("sgd", "momentum", "lazy_momentum")
+    momentum: float = 0.0
+    nesterov: bool = False
+    rate_in_velocity: bool = True
 
-    def __init__(self, learning_rate: Rate = 0.01, name: str | None = None, **options: Any) -> None:
-        super().__init__(learning_rate, name, **options)
+    def __init__(
+        self,
+        learning_rate: Rate = 0.01,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        name: str | None = None,
+        rate_in_velocity: bool = True,
+        lazy: bool = False,
+        **options: Any,
+    ) -> None:
+        if momentum == 0:
+            super().__init__(learning_rate, name, **options)
+            return
+        self._choose("momentum", lazy)
+        hyper = {"momentum": momentum, "nesterov": nesterov, "rate_in_velocity": rate_in_velocity}
+        super().__init__(learning_rate, name, hyper=hyper, **options)
+
+    @classmethod
+    def _options_of(cls, rule: str) -> dict[str, Any]:
+        return {} if rule == "sgd" else super()._options_of(rule)

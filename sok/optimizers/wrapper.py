@@ -10,9 +10,8 @@ import tensorflow as tf
 from sok.base import strategies
 from sok.job.transport.ordering import after_answers
 from sok.optimizers.base import Optimizer
-from sok.optimizers.buffered import Buffered, check
 from sok.optimizers.global_step import count_after
-from sok.optimizers.matching import FUSED, _match, _NoMatch, v1_rate
+from sok.optimizers.matching import _match, _NoMatch, of_rule, v1_rate
 from sok.optimizers.stock import stock_bases
 from sok.table import rules
 from sok.table.state import count_step
@@ -23,14 +22,12 @@ Pair = tuple[Any, Any]  # (gradient, variable)
 class OptimizerWrapper(tf.__internal__.tracking.Trackable):
     """Applies the rule of a stock optimizer to the rows of tables that a step has touched, and to other variables.
 
-    SGD, Adagrad and Adam do to tables what the optimizer of `sok.optimizers` with that rule does, in one fused op. For
-    others (momentum, RMSprop, Adadelta, Adamax, Nadam, Lion, Ftrl, amsgrad) the rows of the batch and their slots are
-    put into dense variables, on which a copy of the stock optimizer does its step; that costs several passes over these
-    rows. Both use the stock optimizer's learning rate itself: schedules, and changes made later, act. Variables that
-    are no tables go to the stock optimizer.
+    To tables is done what the optimizer of `sok.optimizers` with that rule does, in one fused op. It uses the stock
+    optimizer's learning rate itself: schedules, and changes made later, act. Variables that are no tables go to the
+    stock optimizer.
 
     **Rows outside the batch do not change**, as in SOK v2: Adam is `sok.optimizers.LazyAdam` here, and momentum moves a
-    row only when the row is in the batch. (Stock optimizers let such rows drift on; `sok.optimizers.Adam` and
+    row only when the row is in the batch. (Stock optimizers let such rows drift on; `sok.optimizers` and
     `sok.DistributedOptimizer` do so too.)
 
     Gradients are not reduced: rows already hold the sum over all workers, other variables this worker's gradient only.
@@ -38,9 +35,8 @@ class OptimizerWrapper(tf.__internal__.tracking.Trackable):
 
     Args:
         optimizer: a Keras 3 optimizer, a tf_keras one (new or `legacy`) or a `tf.compat.v1.train.Optimizer`. For tables
-            one of the classes above. `clipnorm` and `clipvalue`
-            of SGD, Adagrad and Adam act on tables too, of the others `clipvalue` only; no option may be set that looks
-            at more than a row and its gradient (`weight_decay`, `use_ema`, `global_clipnorm`, ...).
+            one of those that `sok.optimizers.matching_optimizer` knows. `clipnorm` and `clipvalue` act on tables too.
+            No option may be set that tables do not have (`use_ema`, `global_clipnorm`, ...).
 
     Raises:
         TypeError: `optimizer` is none of these.
@@ -241,33 +237,19 @@ def _split(grads_and_vars: Iterable[Pair]) -> tuple[list[Pair], list[Pair]]:
 def _tables_optimizer(stock: Any) -> Optimizer:
     try:
         matched = _match(stock, share_iterations=False)
-    except _NoMatch as no_match:
-        why = _why_not_buffered(stock)
-        if why is None:
-            return Buffered(stock)
-        reasons = [why, str(no_match)]
-        # Which option is in the way says more than that a class is not in the list.
-        reason = next((r for r in reasons if not r.startswith("known are")), why)
+    except _NoMatch as reason:
         raise ValueError(
             f"sok.OptimizerWrapper cannot do to tables what {type(stock).__module__}.{type(stock).__name__} does: "
             f"{reason} Train the tables by one of sok.optimizers instead."
         ) from None
-    optimizer = FUSED.get(rules.find(matched.rule).lazy)
-    if optimizer is None:
+    rule = rules.find(matched.rule).lazy
+    if not rule:
         return matched
     clipping = {"clipnorm": matched.clipnorm, "clipvalue": matched.clipvalue}
-    lazy: Optimizer = optimizer(matched._rate, **matched._rule_config(), **clipping)
+    lazy = of_rule(rule, matched._rate, matched._rule_config(), **clipping)
     # It goes on from the steps that the stock optimizer had done.
     lazy._adopt_iterations(matched.iterations)
     return lazy
-
-
-def _why_not_buffered(stock: Any) -> str | None:
-    try:
-        check(stock)
-    except _NoMatch as reason:
-        return str(reason)
-    return None
 
 
 def _is_v1_graph() -> bool:

@@ -52,7 +52,7 @@ def restore_rows(
             None: rows only; slots of rows that exist stay.
         slot_set: the name of the optimizer's slots: its `slot_set`. To be given with `slots`.
         rule: 'sgd', 'adagrad', 'adam' or 'lazy_adam', or of a stock optimizer its name with those of its slots, as
-            'RMSprop(velocity,momentum)'. To be given with `slots`.
+            'signum(m)'. To be given with `slots`.
         slot_init: what slots of a fresh row hold (Adagrad's initial accumulator), if the set is made here: a number, or
             one for each slot.
 
@@ -81,8 +81,7 @@ def restore_rows(
         )
     if rule is not None and rule not in RULES and "(" not in rule:
         raise ValueError(
-            f"`rule` must be one of {', '.join(map(repr, RULES))}, or list slots: 'RMSprop(velocity,momentum)'. "
-            f"Received: {rule!r}."
+            f"`rule` must be one of {', '.join(map(repr, RULES))}, or list slots: 'signum(m)'. Received: {rule!r}."
         )
     starts = list(slot_init) if isinstance(slot_init, Iterable) else [slot_init]
     keys = variable._as_keys(keys)

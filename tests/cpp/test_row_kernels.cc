@@ -363,7 +363,7 @@ TEST(MissedDecayAtOnceIsMissedDecayStepByStep) {
         std::vector<double> exact_w(w.begin(), w.end()), exact_m(m.begin(), m.end()), exact_v(v.begin(), v.end());
         sok::AlphaCursor cursor(history.view(), from + 1);
         for (int64_t call = from + 1; call <= kCalls; ++call) {
-          const double alpha = cursor.Next();
+          const double alpha = cursor.Next().alpha;
           for (size_t j = 0; j < exact_w.size(); ++j) {
             exact_m[j] *= static_cast<double>(rule.beta_1);
             exact_v[j] *= static_cast<double>(rule.beta_2);
@@ -373,10 +373,12 @@ TEST(MissedDecayAtOnceIsMissedDecayStepByStep) {
         const std::vector<float> before = w;
         const sok::Decay decay = sums.Of(history, from, kCalls);
         for (const sok::RowKernels* kernels : All()) {
-          std::vector<float> read(before.size()), settled = before, m2 = m, v2 = v;
-          kernels->read_decayed(decay, rule.epsilon, before.data(), m.data(), v.data(), dim, read.data());
-          kernels->settle(decay, rule.epsilon, dim, settled.data(), m2.data(), v2.data());
+          std::vector<float> read(before.size()), settled = before, slots = m;
+          slots.insert(slots.end(), v.begin(), v.end());
+          kernels->read_decayed(rule, decay, before.data(), slots.data(), dim, read.data());
+          kernels->settle(rule, decay, dim, settled.data(), slots.data());
           CHECK(read == settled);
+          const std::vector<float> m2(slots.begin(), slots.begin() + dim), v2(slots.begin() + dim, slots.end());
           for (size_t j = 0; j < read.size(); ++j) {
             const double moved = std::fabs(exact_w[j] - static_cast<double>(before[j]));
             CHECK(std::fabs(static_cast<double>(read[j]) - exact_w[j]) <=

@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "check.h"
+#include "rules.h"
+#include "sok/adam_decay.h"
 #include "tables.h"
 
 namespace {
@@ -37,12 +39,12 @@ const SokRuleLayout kMomentum = Layout("learning_rate,beta,start", "start,7.5");
 }  // namespace
 
 TEST(NamesAreThoseOfTheListOrListSlots) {
-  for (const char* name : {"sgd", "adagrad", "lazy_adam", "adam", "RMSprop(velocity,momentum)", "sign()"})
+  for (const char* name : {"sgd", "adagrad", "lazy_adam", "adam", "signum(m,count)", "sign()"})
     CHECK_EQ(std::string(sok::RuleName(sok::ParseRule(name))), std::string(name));
   CHECK(sok::ParseRule("x(a)") == sok::ParseRule("x(a)"));
   CHECK(sok::ParseRule("x(a)") != sok::ParseRule("x(b)"));
   for (const char* name :
-       {"", "rmsprop", "x", "x(", "x)", "(a)", "x(a,)", "x(,a)", "x(a", "x(a)b", "x(a b)", "x(a,b,c,d,e,f,g)", "x(,)"})
+       {"", "nobody", "x", "x(", "x)", "(a)", "x(a,)", "x(,a)", "x(a", "x(a)b", "x(a b)", "x(a,b,c,d,e,f,g)", "x(,)"})
     CHECK_THROWS(sok::ParseRule(name), sok::InvalidArgument, "Received: '" + std::string(name) + "'");
   sok::UpdateRule rule;
   rule.rule = sok::ParseRule("x(a,b,c)");
@@ -148,4 +150,67 @@ TEST(FunctionsForCAndPythonSayTheSame) {
   CHECK(rules.find("{\"name\": \"plain(a,b)\", \"slots\": [\"a\", \"b\"], \"starts\": [\"0.5\", \"beta\"]") !=
         std::string::npos);
   CHECK(rules.find("nobody") == std::string::npos);
+}
+
+namespace {
+
+// Weights [1] and slots after the steps that a row has missed, one by one.
+template <class R, size_t... k>
+void StepByStep(const sok::UpdateRule& rule, const std::vector<sok::MissedStep>& missed, float* w, float* slots,
+                std::index_sequence<k...>) {
+  for (const sok::MissedStep& step : missed) R(rule).MissedElement(step, w, (slots + k)...);
+}
+
+template <class R, size_t... k>
+void AtOnce(const sok::UpdateRule& rule, const sok::Decay& decay, float* w, float* slots, std::index_sequence<k...>) {
+  R(rule).CatchUp(decay, w, (slots + k)...);
+}
+
+}  // namespace
+
+TEST(MissedStepsAtOnceAreMissedStepsOneByOne) {
+  for (const std::string& name : RuleNames()) {
+    sok::WithRule(sok::ParseRule(name), [&](auto* null) {
+      using R = std::remove_pointer_t<decltype(null)>;
+      if constexpr (R::kDecays) {
+        const auto slots_of = std::make_index_sequence<sok::kNumSlots<R>>();
+        sok::AlphaHistory history;
+        std::vector<sok::MissedStep> steps;
+        const sok::UpdateRule first = RuleNamed(name, 1);
+        CHECK_EQ(sok::DecaySums::Fits(first), first.model().has_sums);
+        sok::DecaySums sums(first);
+        constexpr int64_t kCalls = 900;
+        for (int64_t call = 1; call <= kCalls; ++call) {
+          // It changes now and then, in some calls at each, and stands still.
+          const double lr = call < 300 ? 0.01 : call < 330 ? 0.0 : call < 600 ? 0.02 / static_cast<double>(call) : 1e-3;
+          const sok::UpdateRule rule = RuleNamed(name, call, lr);
+          steps.push_back(rule.missed);
+          history.Append(rule.missed);
+          sums.Append(rule.missed);
+        }
+        for (const int64_t from : {0, 1, 100, 290, 598, 700, 880, 899}) {
+          float one[2][4] = {{0.5f, 0.3f, 0.2f, 0.25f}, {0.5f, 0.3f, 0.2f, 0.25f}}, replayed[4];
+          std::copy(one[0], one[0] + 4, replayed);
+          StepByStep<R>(first, {steps.begin() + from, steps.end()}, &one[0][0], &one[0][1], slots_of);
+          if (first.model().has_sums) {
+            AtOnce<R>(first, sums.Of(history, from, kCalls), &one[1][0], &one[1][1], slots_of);
+          } else {
+            sok::ReplayDecay(history, first, from, kCalls, 1, &one[1][0], &one[1][1]);
+          }
+          sok::ReplayDecay(history, first, from, kCalls, 1, &replayed[0], &replayed[1]);
+          for (int k = 0; k <= sok::kNumSlots<R>; ++k) {
+            const float tolerance = 3e-5f * std::fabs(one[0][k]) + 1e-6f;  // hundreds of roundings, one by one
+            CHECK(std::fabs(one[0][k] - one[1][k]) <= tolerance);
+            CHECK(std::fabs(one[0][k] - replayed[k]) <= tolerance);
+          }
+        }
+      }
+    });
+  }
+}
+
+TEST(NamesOfOldFilesAreThoseOfRules) {
+  CHECK(sok::ParseRule("RMSprop(velocity,momentum)") == sok::Rule::kLazyRmspropMomentum);
+  CHECK_EQ(std::string(sok::RuleName(sok::ParseRule("SGD(m)"))), "lazy_momentum");
+  CHECK(sok::ParseRule("RMSPropOptimizer(rms,mg,momentum)") >= sok::kFirstNamed);
 }

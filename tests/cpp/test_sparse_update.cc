@@ -40,7 +40,7 @@ TEST(ElementsFollowTheFormulas) {
   CHECK_EQ(w, -0.25f);
   settings.one_minus_beta_1 = 0.5f;
   settings.one_minus_beta_2 = 0.75f;
-  sok::Adam(settings).MissedElement(0.5f, &w, &m, &v);
+  sok::Adam(settings).MissedElement({0.5f}, &w, &m, &v);
   CHECK_EQ(m, 0.5f);
   CHECK_EQ(v, 1.0f);
   CHECK_EQ(w, -0.5f);
@@ -50,7 +50,7 @@ TEST(AMissedStepIsAStepWithoutGradient) {
   float a[3] = {1.0f, 0.3f, 0.07f}, b[3] = {1.0f, 0.3f, 0.07f};
   const sok::UpdateRule rule = Adam(0.01, 1);
   sok::Adam(rule).Element(0.0f, &a[0], &a[1], &a[2]);
-  sok::Adam(rule).MissedElement(rule.lr, &b[0], &b[1], &b[2]);
+  sok::Adam(rule).MissedElement(rule.missed, &b[0], &b[1], &b[2]);
   for (int i = 0; i < 3; ++i) CHECK_EQ(a[i], b[i]);
 }
 
@@ -73,7 +73,8 @@ TEST(HistoryGivesBackEveryAlpha) {
   CHECK_EQ(history.max_alpha(), 59.0f);
   for (int64_t first = 1; first <= 200; ++first) {
     sok::AlphaCursor cursor(history.view(), first);
-    for (int64_t call = first; call <= 200; ++call) CHECK_EQ(cursor.Next(), alphas[static_cast<size_t>(call - 1)]);
+    for (int64_t call = first; call <= 200; ++call)
+      CHECK_EQ(cursor.Next().alpha, alphas[static_cast<size_t>(call - 1)]);
   }
 }
 
@@ -86,9 +87,10 @@ TEST(ReplayAgreesWithStepsTakenOneByOne) {
       rules.push_back(Adam(call % 100 < 50 ? 0.001 : 0.1, call));
       history.Append(rules.back().lr);
     }
+    float slots[10], *m = slots, *v = slots + 5;
     const float w0[] = {1.0f, -2.0f, 0.5f, 3.0f, 0.0f}, m0[] = {0.5f, -0.01f, 0.0f, 1e-8f, 2.0f};
     const float v0[] = {0.3f, 0.2f, 0.1f, 1e-12f, 1e-3f};
-    float w[5], m[5], v[5];
+    float w[5];
     double ew[5], em[5], ev[5];
     for (int j = 0; j < 5; ++j) {
       ew[j] = w[j] = w0[j];
@@ -100,7 +102,7 @@ TEST(ReplayAgreesWithStepsTakenOneByOne) {
         ew[j] -= rules[static_cast<size_t>(call - 1)].lr * em[j] / (std::sqrt(ev[j]) + 1e-7);
       }
     }
-    sok::ReplayDecay(history, rules.back(), 10, 10 + missed, 5, w, m, v);
+    sok::ReplayDecay(history, rules.back(), 10, 10 + missed, 5, w, slots);
     for (int j = 0; j < 5; ++j) {
       CHECK(std::fabs(w[j] - ew[j]) <= 1e-5 * std::max(1.0, std::fabs(ew[j])));
       // Hundreds of float32 roundings of m and v; below the smallest normal float there are no digits to keep.
@@ -116,20 +118,20 @@ TEST(ReplayEndsWithTheMomentum) {
   const sok::UpdateRule rule = sok::MakeUpdateRule("adam", hyper, 4, 1);
   for (const int64_t missed : {int64_t{500}, int64_t{3000}, int64_t{4000000000}}) {
     sok::AlphaHistory history;
-    history.Append(0.001f, missed);
-    CHECK(sok::ReplayLength(rule, 0.001f, 0.001f) < 2000);
-    float w = 1.0f, m = 0.5f, v = 0.25f;
-    double ew = w, em = m, ev = v;
+    history.Append({0.001f, 0.0f}, missed);
+    CHECK(sok::ReplayLength(rule.model(), 0.001f, 0.001f) < 2000);
+    float w = 1.0f, slots[] = {0.5f, 0.25f};
+    double ew = w, em = slots[0], ev = slots[1];
     for (int64_t call = 0; call < std::min<int64_t>(missed, 5000); ++call) {
       em *= 0.9;
       ev *= 0.5;
       ew -= 0.001 * em / (std::sqrt(ev) + 1e-7);
     }
-    sok::ReplayDecay(history, rule, 0, missed, 1, &w, &m, &v);
+    sok::ReplayDecay(history, rule, 0, missed, 1, &w, slots);
     CHECK(std::fabs(w - ew) <= 1e-5 * std::fabs(ew));
   }
   const double slowest[] = {0.001, 0.999, 0.5, 1e-7};
-  CHECK(sok::ReplayLength(sok::MakeUpdateRule("adam", slowest, 4, 1), 0.001f, 0.001f) < 200000);
+  CHECK(sok::ReplayLength(sok::MakeUpdateRule("adam", slowest, 4, 1).model(), 0.001f, 0.001f) < 200000);
 }
 
 TEST(BadRulesAreRefused) {
@@ -138,7 +140,7 @@ TEST(BadRulesAreRefused) {
   CHECK_THROWS(sok::MakeUpdateRule("adam", slow, 4, 1), sok::InvalidArgument, "must be at most 0.999");
   CHECK_EQ(sok::MakeUpdateRule("lazy_adam", slow, 4, 1).beta_1, 0.9999f);
   const double hyper[] = {1.0, 1.0, 0.9, 1e-7};
-  CHECK_THROWS(sok::MakeUpdateRule("rmsprop", hyper, 1, 1), sok::InvalidArgument, "Received: 'rmsprop'");
+  CHECK_THROWS(sok::MakeUpdateRule("nobody", hyper, 1, 1), sok::InvalidArgument, "Received: 'nobody'");
   CHECK_THROWS(sok::MakeUpdateRule("sgd", hyper, 2, 1), sok::InvalidArgument, "must have 1 values. Received: 2");
   CHECK_THROWS(sok::MakeUpdateRule("adam", hyper, 4, 1), sok::InvalidArgument, "beta_1 must lie in [0, 1)");
   CHECK_THROWS(sok::MakeUpdateRule("lazy_adam", hyper, 4, 0), sok::InvalidArgument, "step must be at least 1");

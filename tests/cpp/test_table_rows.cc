@@ -20,7 +20,7 @@ sok::UpdateRule Named(const std::string& name, const Floats& inits) {
   return rule;
 }
 
-const sok::UpdateRule kRmsprop = Named("RMSprop(velocity,momentum)", {0.5f, -2.0f});
+const sok::UpdateRule kRmsprop = Named("named(velocity,momentum)", {0.5f, -2.0f});
 
 struct Gathered {
   Floats rows, slots;

@@ -19,7 +19,7 @@ inline sok::TableConfig Config(int64_t dim, int64_t capacity, bool hashed = true
 inline sok::UpdateRule RuleOf(sok::Rule kind) {
   sok::UpdateRule rule;
   rule.rule = kind;
-  rule.lr = 0.1f;
+  rule.lr = rule.missed.alpha = 0.1f;
   rule.beta_1 = 0.9f;
   rule.beta_2 = 0.999f;
   rule.one_minus_beta_1 = 0.1f;

@@ -4,12 +4,15 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "check.h"
 #include "detail/scratch.h"
 #include "detail/vector4.h"
 #include "device_memory.h"
+#include "rules.h"
 #include "sok/device_update.h"
 #include "sok/error.h"
 
@@ -57,15 +60,19 @@ struct Table {
   sok::DeviceUpdate update;
 };
 
+template <class R, size_t... k>
+void OnElement(const R& rule, float g, float* w, float* slots, int64_t dim, std::index_sequence<k...>) {
+  rule.Element(g, w, (slots + static_cast<int64_t>(k) * dim)...);
+}
+
 // The rule on one record, element by element.
 void Apply(const sok::UpdateRule& rule, const float* g, float scale, int64_t dim, float* record) {
-  float *a = record + dim + 1, *b = a + dim;
-  for (int64_t j = 0; j < dim; ++j) {
-    const float x = g[j] * scale;
-    if (rule.rule == sok::Rule::kSgd) sok::Sgd(rule).Element(x, &record[j]);
-    if (rule.rule == sok::Rule::kAdagrad) sok::Adagrad(rule).Element(x, &record[j], &a[j]);
-    if (rule.num_slots() == 2) sok::Adam(rule).Element(x, &record[j], &a[j], &b[j]);
-  }
+  sok::WithRule(rule.rule, [&](auto* null) {
+    using R = std::remove_pointer_t<decltype(null)>;
+    for (int64_t j = 0; j < dim; ++j)
+      OnElement(R(rule), g[j] * scale, &record[j], record + dim + 1 + j, dim,
+                std::make_index_sequence<sok::kNumSlots<R>>());
+  });
 }
 
 }  // namespace
@@ -73,11 +80,11 @@ void Apply(const sok::UpdateRule& rule, const float* g, float scale, int64_t dim
 TEST(EveryRuleGivesTheBitsOfTheCpu) {
   const sok::Cuda cuda;
   std::mt19937 rng(1);
-  for (const std::string name : {"sgd", "adagrad", "lazy_adam", "adam"}) {
+  for (const std::string& name : RuleNames()) {
     for (const int64_t dim : {1, 3, 4, 16, 64, 150}) {
       for (const float scale : {1.0f, 0.125f}) {
         sok::StreamScratch scratch(cuda);
-        const sok::UpdateRule rule = MakeRule(name);
+        const sok::UpdateRule rule = RuleNamed(name, 3);
         Table tables[2] = {{&rng, dim, rule.num_slots(), 40}, {&rng, dim, rule.num_slots(), 8}};
         DeviceArray<uint32_t> stamps(std::vector<uint32_t>(48));
         sok::DeviceDecay decay[2];
@@ -205,7 +212,7 @@ TEST(AdamMovesRowsThatNoGradientReaches) {
       sok::StreamScratch scratch(cuda);
       // A learning rate that changes; row 7 never comes, rows 0 to 2 come once and then again after all others.
       sok::UpdateRule rule = MakeRule("adam", call, betas.beta_1, betas.beta_2);
-      if (call > 100) rule.lr *= 0.5f;
+      if (call > 100) rule.missed.alpha = rule.lr *= 0.5f;
       const int64_t row = call < 4 || call > 327 ? call % 3 : 3 + call % 4;
       CHECK_EQ(sok::DecaySums::Fits(rule), betas.is_closed_form);
       table.update.decay = decay.Begin(cuda, rule, stamps);

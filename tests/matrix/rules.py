@@ -12,6 +12,7 @@ import numpy as np
 import sok
 from tests.matrix import own_rule
 from tests.reference import optimizers as reference
+from tests.reference.rules import STEPS
 
 RATE, EPSILON, BETAS, MOMENTUM, ACCUMULATOR, TOTAL = 0.1, 1e-7, (0.9, 0.999), 0.9, 0.1, 0.5
 
@@ -37,6 +38,11 @@ def _adam(rows: np.ndarray, slots: State, grads: np.ndarray, touched: np.ndarray
 def _lazy_adam(rows: np.ndarray, slots: State, grads: np.ndarray, touched: np.ndarray, step: int) -> tuple:
     new, *moments = reference.lazy_adam(rows, *slots, grads, touched, RATE, *BETAS, EPSILON, step)
     return new, tuple(moments)
+
+
+def _nadam(rows: np.ndarray, slots: State, grads: np.ndarray, touched: np.ndarray, step: int) -> tuple:
+    hyper = {"learning_rate": RATE, "beta_1": BETAS[0], "beta_2": BETAS[1], "epsilon": EPSILON, "schedule_decay": 1.0}
+    return STEPS["nadam"](rows, slots, grads, hyper, step)
 
 
 def _momentum(rows: np.ndarray, slots: State, grads: np.ndarray, touched: np.ndarray, step: int) -> tuple:
@@ -70,6 +76,7 @@ RULES = {
         (ACCUMULATOR,),
     ),
     "Adam": Rule(lambda: sok.optimizers.Adam(RATE), _adam, (0.0, 0.0)),
+    "Nadam": Rule(lambda: sok.optimizers.Nadam(RATE), _nadam, (0.0, 0.0)),
     "LazyAdam": Rule(lambda: sok.optimizers.LazyAdam(RATE), _lazy_adam, (0.0, 0.0)),
     "own rule": Rule(lambda: own_rule.Damped(RATE, MOMENTUM, TOTAL), _damped, (0.0, TOTAL)),
     "wrapped Adam": Rule(lambda: sok.OptimizerWrapper(keras.optimizers.Adam(RATE)), _lazy_adam, (0.0, 0.0)),

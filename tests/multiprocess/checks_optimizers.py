@@ -12,6 +12,10 @@ CASES = [
     *((rule, clipping) for rule in ("SGD", "Adam") for clipping in ({}, {"clipnorm": 0.5}, {"global_clipnorm": 0.5})),
     ("Adagrad", {"clipvalue": 0.2}),
     ("LazyAdam", {"clipnorm": 0.5, "nonfinite_gradients": "raise"}),
+    ("SGD", {"momentum": 0.9, "nesterov": True, "clipnorm": 0.5}),
+    ("RMSprop", {"momentum": 0.5, "centered": True, "epsilon": 1e-2}),
+    ("Adam", {"amsgrad": True}),
+    *((rule, {}) for rule in ("Adadelta", "AdamW", "Adamax", "Nadam", "Lion", "Ftrl")),
 ]
 
 

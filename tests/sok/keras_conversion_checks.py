@@ -148,8 +148,8 @@ def check_a_compiled_model_goes_on_where_it_was(optimizer):
 
 def check_a_model_of_another_optimizer_is_to_be_compiled_anew():
     model = functional()
-    model.compile(keras.optimizers.Nadam(), "mse")
-    with pytest.warns(UserWarning, match="No optimizer of embedding tables does what .*Nadam"):
+    model.compile(keras.optimizers.Adafactor(), "mse")
+    with pytest.warns(UserWarning, match="No optimizer of embedding tables does what .*Adafactor"):
         sok.distributed_model(model)
 
 

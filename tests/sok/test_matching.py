@@ -52,6 +52,22 @@ STOCK = {
     "v1.GradientDescent": (lambda: v1.GradientDescentOptimizer(0.1), sok.optimizers.SGD),
     "v1.Adagrad": (lambda: v1.AdagradOptimizer(0.1, 0.2), sok.optimizers.Adagrad),
     "v1.Adam": (lambda: v1.AdamOptimizer(0.1, 0.8, 0.99, 1e-4), sok.optimizers.Adam),
+    "keras.SGD nesterov": (lambda: keras.optimizers.SGD(0.1, nesterov=True), sok.optimizers.SGD),
+    "tf_keras.SGD nesterov": (lambda: tf_keras.optimizers.SGD(0.1, nesterov=True), sok.optimizers.SGD),
+    "tf_keras.SGD momentum": (lambda: tf_keras.optimizers.SGD(0.1, 0.5), sok.optimizers.SGD),
+    "keras.Adam amsgrad": (lambda: keras.optimizers.Adam(0.1, amsgrad=True), sok.optimizers.Adam),
+    "keras.Adam weight_decay": (lambda: keras.optimizers.Adam(0.1, weight_decay=0.5), sok.optimizers.AdamW),
+    "keras.AdamW": (lambda: keras.optimizers.AdamW(0.1, 0.5), sok.optimizers.AdamW),
+    "keras.AdamW of none": (lambda: keras.optimizers.AdamW(0.1, weight_decay=0.0), sok.optimizers.Adam),
+    "tf_keras.AdamW": (lambda: tf_keras.optimizers.AdamW(0.1, 0.5), sok.optimizers.AdamW),
+    "tf_keras.RMSprop": (
+        lambda: tf_keras.optimizers.RMSprop(0.01, centered=True, momentum=0.5, epsilon=1e-2),
+        sok.optimizers.RMSprop,
+    ),
+    "tf_keras.Adadelta": (lambda: tf_keras.optimizers.Adadelta(0.5, epsilon=1e-4), sok.optimizers.Adadelta),
+    "tf_keras.Adamax": (lambda: tf_keras.optimizers.Adamax(0.1), sok.optimizers.Adamax),
+    "tf_keras.Nadam": (lambda: tf_keras.optimizers.Nadam(0.1), sok.optimizers.Nadam),
+    "tf_keras.Lion": (lambda: tf_keras.optimizers.Lion(0.01), sok.optimizers.Lion),
 }
 
 
@@ -216,21 +232,24 @@ class Custom(keras.optimizers.Adam):
     pass
 
 
+def excluding(stock):
+    stock.exclude_from_weight_decay(var_names=["bias"])
+    return stock
+
+
 NO_MATCH = {
-    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
-    "nesterov": lambda: tf_keras.optimizers.SGD(0.1, nesterov=True),
-    "amsgrad": lambda: keras.optimizers.Adam(amsgrad=True),
-    "weight_decay": lambda: keras.optimizers.Adam(weight_decay=0.01),
+    "momentum`? must": lambda: v1.MomentumOptimizer(0.1, tf.Variable(0.9)),
+    "adaptive_epsilon": lambda: tf_keras.optimizers.Adam(adaptive_epsilon=True),
+    "weight_decay": lambda: keras.optimizers.SGD(weight_decay=0.01),
+    "amsgrad": lambda: keras.optimizers.AdamW(amsgrad=True),
+    "left out of its `weight_decay`": lambda: excluding(keras.optimizers.AdamW()),
     "use_ema": lambda: tf_keras.optimizers.Adam(use_ema=True),
     "global_clipnorm": lambda: keras.optimizers.Adam(global_clipnorm=1.0),
     "loss_scale_factor": lambda: keras.optimizers.Adam(loss_scale_factor=8.0),
     "gradient_accumulation_steps": lambda: keras.optimizers.Adam(gradient_accumulation_steps=2),
-    "known are exactly": lambda: keras.optimizers.AdamW(),
+    "known are exactly": lambda: keras.optimizers.Adafactor(),
     "Custom .*known are exactly": lambda: Custom(),
-    "Nadam .*known are exactly": lambda: tf_keras.optimizers.Nadam(),
-    "MomentumOptimizer .*known are exactly": lambda: v1.MomentumOptimizer(0.1, 0.9),
-    "momentum`? is": lambda: legacy.SGD(0.1, momentum=0.5),
-    "amsgrad` is True": lambda: legacy.Adam(amsgrad=True),
+    "AdagradDAOptimizer .*known are exactly": lambda: v1.AdagradDAOptimizer(0.1, tf.Variable(0)),
     "global_clipnorm` is 1.0": lambda: legacy.Adam(global_clipnorm=1.0),
     "it clips twice": lambda: legacy.Adam(clipnorm=1.0, clipvalue=1.0),
     "gradient_transformers": lambda: legacy.SGD(gradient_transformers=[lambda pairs: pairs]),

@@ -204,8 +204,8 @@ def test_a_loss_scaler_under_a_strategy_hands_on_in_another_thread(rng):
 
 def test_what_has_no_match_is_an_error_inside(rng):
     table = table_of(initial_rows(rng))
-    with sok.OptimizerScope([table]), pytest.raises(ValueError, match="`momentum` is 0.9"):
-        keras.optimizers.SGD(0.1, momentum=0.9).apply_gradients([(gradient(table, [1], ONES), table)])
+    with sok.OptimizerScope([table]), pytest.raises(ValueError, match="`use_ema` is True"):
+        keras.optimizers.SGD(0.1, use_ema=True).apply_gradients([(gradient(table, [1], ONES), table)])
 
 
 def test_an_error_inside_leaves_nothing_behind():

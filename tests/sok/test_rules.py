@@ -3,6 +3,7 @@
 import dataclasses
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from tests.matrix.own_rule import DAMPED, Damped, address
 from tests.matrix.rules import RULES as IN_THE_MATRIX
 from tests.messages import saying
 from tests.sok.optimizer_cases import gradient, initial_rows, table_of
+from tests.sok.rule_cases import CASES
 
 
 def declared(rule):
@@ -39,10 +41,11 @@ def test_python_and_native_code_declare_the_same_rules():
     assert native[DAMPED.name] == declared(DAMPED)
 
 
-def test_each_rule_has_its_class_and_goes_through_the_matrix():
+def test_each_rule_has_its_class_and_goes_through_the_matrix_or_test_every_rule():
     assert set(FUSED) == set(rules.RULES)
+    assert all(set(optimizer.rules or [optimizer.rule]) <= set(rules.RULES) for optimizer in FUSED.values())
     trained_by = {rule.make().rule for name, rule in IN_THE_MATRIX.items() if not name.startswith(("wrapped", "dist"))}
-    assert trained_by == {*rules.RULES, DAMPED.name}
+    assert trained_by | set(CASES) == {*rules.RULES, DAMPED.name}
     assert all(rule.lazy in ("", *rules.RULES) for rule in rules.RULES.values())
 
 
@@ -96,3 +99,24 @@ def test_hyperparameters_of_a_rule_are_checked():
 def test_rules_are_known_without_tensorflow():
     code = "from sok.table import rules; assert rules.find('x(a,b)').slot_names == ('a', 'b') and len(rules.RULES) > 3"
     subprocess.run([sys.executable, "-c", f"{code}; import sys; assert 'tensorflow' not in sys.modules"], check=True)
+
+
+def test_the_page_of_optimizers_says_what_the_registry_says():
+    page = (Path(__file__).parents[2] / "docs" / "optimizers.md").read_text()
+    found = {}
+    for line in page.splitlines():
+        if line.startswith("| `") and line.count(" | ") == 5:
+            rule, by, untouched, slots, row_bytes, _ = (cell.strip() for cell in line.strip("|").split(" | "))
+            found[rule.strip("`")] = (by, untouched, slots, row_bytes)
+    assert list(found) == list(rules.RULES)
+    for name, (by, untouched, slots, row_bytes) in found.items():
+        rule = rules.RULES[name]
+        assert by.strip("`").partition("(")[0] == FUSED[name].__name__
+        assert ("lazy=True" in by) == (name.startswith("lazy_") and name != "lazy_adam")
+        assert untouched == ("exact" if rule.decays else untouched) and untouched in (
+            "exact",
+            "lazy",
+            "does not change",
+        )
+        assert slots == (", ".join(rule.slot_names) or "-")
+        assert row_bytes == (f"{4 * len(rule.slots)} D" + " + 4" * rule.decays if rule.slots else "0")

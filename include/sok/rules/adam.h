@@ -2,8 +2,7 @@
 // not in the batch catch up by adam_decay.h.
 #pragma once
 
-#include "sok/error.h"
-#include "sok/rules/rule.h"
+#include "sok/rules/decay.h"
 
 namespace sok {
 
@@ -15,23 +14,24 @@ struct Adam : RowRule {
   static constexpr bool kFilesHoldBetas = true;
 
   static void Read(int64_t step, RuleSettings* settings) {
-    if (step < 1) throw InvalidArgument("step must be at least 1. Received: " + std::to_string(step) + ".");
-    settings->beta_1 = static_cast<float>(settings->hyper[1]);
-    settings->beta_2 = static_cast<float>(settings->hyper[2]);
-    settings->one_minus_beta_1 = static_cast<float>(1.0 - settings->hyper[1]);
-    settings->one_minus_beta_2 = static_cast<float>(1.0 - settings->hyper[2]);
+    ReadBetas(step, 1, settings);
     settings->epsilon = static_cast<float>(settings->hyper[3]);
-    // In float32, as Keras works it out: 1 - beta_2^t loses digits at small t, and we must lose the same.
-    const float t = static_cast<float>(step);
-    settings->lr *= std::sqrt(1.0f - std::pow(settings->beta_2, t)) / (1.0f - std::pow(settings->beta_1, t));
+    settings->lr *= Correction(*settings, step);
+    settings->missed.alpha = settings->lr;
   }
 
-  // A row's momentum is gone after some 200,000 missed steps: so long it may take to catch up with them.
+  static float Correction(const RuleSettings& settings, int64_t step) {
+    return RootOfRest(settings.beta_2, step) / (1.0f - std::pow(settings.beta_1, static_cast<float>(step)));
+  }
+
   static std::string Error(const RuleSettings& settings) {
     const std::string error = BetaError(settings);
-    if (!error.empty() || settings.beta_1 <= 0.999f) return error;
-    return "beta_1 of rule 'adam' must be at most 0.999 (of 'lazy_adam' it may be more). Received: " +
-           std::to_string(settings.beta_1) + ".";
+    return error.empty() ? SlowError(settings, "adam") : error;
+  }
+
+  static DecayModel Model(const RuleSettings& settings) {
+    const double beta_2 = settings.beta_2;
+    return {settings.beta_1, beta_2, std::sqrt(beta_2)};
   }
 
   SOK_HOST_DEVICE explicit Adam(const RuleSettings& settings)
@@ -47,31 +47,19 @@ struct Adam : RowRule {
   }
 
   // The same with g = 0, by the alpha of a missed step: what every untouched row of a dense Adam goes through.
-  SOK_HOST_DEVICE void MissedElement(float missed_alpha, float* w, float* m, float* v) const {
+  SOK_HOST_DEVICE void MissedElement(const MissedStep& missed, float* w, float* m, float* v) const {
     *m -= *m * one_minus_beta_1;
     *v -= *v * one_minus_beta_2;
-    *w -= missed_alpha * *m / (sqrtf(*v) + epsilon);
+    *w -= missed.alpha * *m / (sqrtf(*v) + epsilon);
+  }
+
+  SOK_HOST_DEVICE void CatchUp(const Decay& decay, float* w, float* m, float* v) const {
+    *w -= DecayedBy(decay, epsilon, *m, sqrtf(*v));
+    *m *= decay.fade_m;
+    *v *= decay.fade_v;
   }
 
   float alpha, one_minus_beta_1, one_minus_beta_2, epsilon;
-
- protected:
-  // Betas are below 1 after rounding to float32, too.
-  static std::string BetaError(const RuleSettings& settings) {
-    const float betas[2] = {settings.beta_1, settings.beta_2};
-    const float rests[2] = {settings.one_minus_beta_1, settings.one_minus_beta_2};
-    for (int i = 0; i < 2; ++i) {
-      const std::string name = "beta_" + std::to_string(i + 1);
-      if (!(betas[i] >= 0.0f && betas[i] < 1.0f)) {
-        return name + " must lie in [0, 1), in float32. Received: " + std::to_string(betas[i]) + ".";
-      }
-      if (!(std::fabs(1.0 - betas[i] - rests[i]) < 1e-6)) {
-        return "1 - " + name + " must not be " + std::to_string(rests[i]) + " where " + name + " is " +
-               std::to_string(betas[i]) + ".";
-      }
-    }
-    return {};
-  }
 };
 
 }  // namespace sok

@@ -10,23 +10,12 @@ import tensorflow as tf
 
 from sok.compat.formats.shard import Shard
 from sok.optimizers.base import Optimizer
-from sok.optimizers.buffered import Buffered
 from sok.table import rules
 from sok.table import state as table_state
 from sok.table.table import EmbeddingVariable
 
-# What SOK calls a stock optimizer, and its slots, in the order in which every Keras makes them. It looks for a known
-# name in that of the class and takes the last that it finds, so that Adamax is 'Adam'.
-_STOCK = {
-    "SGD": ("SGD", ("momentum",)),
-    "MomentumOptimizer": ("SGD", ("momentum",)),
-    "Adam": ("Adam", ("m", "v", "vhat")),
-    "Adamax": ("Adam", ("m", "v")),
-    "Adadelta": ("Adadelta", ("accum_grad", "accum_var")),
-    "AdadeltaOptimizer": ("Adadelta", ("accum", "accum_update")),
-    "Ftrl": ("Ftrl", ("accumulator", "linear")),
-    "FtrlOptimizer": ("Ftrl", ("accum", "linear")),
-}
+# Of optimizers of TF 1 SOK takes the names of slots that these have.
+_OF_V1 = {"AdadeltaOptimizer": ("accum", "accum_update"), "FtrlOptimizer": ("accum", "linear")}
 
 
 class OptimizerSlots:
@@ -50,23 +39,16 @@ class OptimizerSlots:
                 "`optimizer` must be what trains the tables: a sok.OptimizerWrapper, a sok.DistributedOptimizer or one "
                 f"of sok.optimizers. Received: {optimizer!r}."
             )
-        if not isinstance(self._optimizer, Buffered):
-            rule = rules.find(self._optimizer.rule)
-            self.name, self.slots = rule.dumped_as or rule.name.partition("(")[0], rule.slot_names
-            return
-        stock = type(self._optimizer.stock).__name__
-        if stock not in _STOCK:
+        rule = rules.find(self._optimizer.rule)
+        if rule.name in rules.RULES and not rule.dumped_as:
             raise ValueError(
-                f"SOK's files have no names for the state of {stock}: known are SGD, Adagrad, Adam, Adamax, Adadelta "
-                "and Ftrl. Dump without `optimizer`, or use sok.save, which takes every optimizer."
+                f"SOK's files have no names for the state of {type(self._optimizer).__name__}: known are SGD, Adagrad, "
+                "Adam, Adamax, Adadelta and Ftrl. Dump without `optimizer`, or use sok.save, which takes every "
+                "optimizer."
             )
-        self.name, self.slots = _STOCK[stock]
-        has = self._optimizer.slot_names
-        if len(has) != len(self.slots):
-            raise ValueError(
-                f"{stock} has {len(has)} slots, and SOK's files have names for {len(self.slots)}: "
-                f"{', '.join(self.slots)}."
-            )
+        self.name = rule.dumped_as or rule.name.partition("(")[0]
+        stock = type(getattr(optimizer, "optimizer", None)).__name__
+        self.slots = _OF_V1.get(stock, rule.slot_names)
 
     def has_state(self, variable: EmbeddingVariable) -> bool:
         """Whether this worker has slots of the table: after a first step, or `store`."""

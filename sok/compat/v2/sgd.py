@@ -28,7 +28,7 @@ class SGD(CountsGlobalStep, optimizers.SGD):
     """
 
     def __init__(self, lr: Rate, name: str | None = None, **options: Any) -> None:
-        super().__init__(lr, name, **options)
+        super().__init__(lr, name=name, **options)
 
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()

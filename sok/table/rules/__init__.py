@@ -3,28 +3,66 @@
 from __future__ import annotations
 
 from sok.base import _ops
+from sok.table.rules.adadelta import ADADELTA, LAZY_ADADELTA
 from sok.table.rules.adagrad import ADAGRAD
 from sok.table.rules.adam import ADAM
+from sok.table.rules.adamax import ADAMAX, LAZY_ADAMAX
+from sok.table.rules.adamw import ADAMW, LAZY_ADAMW
+from sok.table.rules.amsgrad import AMSGRAD, LAZY_AMSGRAD
+from sok.table.rules.ftrl import FTRL
 from sok.table.rules.lazy_adam import LAZY_ADAM
+from sok.table.rules.lion import LAZY_LION, LION
+from sok.table.rules.momentum import LAZY_MOMENTUM, MOMENTUM
+from sok.table.rules.nadam import LAZY_NADAM, NADAM
+from sok.table.rules.rmsprop import (
+    LAZY_RMSPROP,
+    LAZY_RMSPROP_CENTERED,
+    LAZY_RMSPROP_CENTERED_MOMENTUM,
+    LAZY_RMSPROP_MOMENTUM,
+    RMSPROP,
+    RMSPROP_CENTERED,
+    RMSPROP_CENTERED_MOMENTUM,
+    RMSPROP_MOMENTUM,
+)
 from sok.table.rules.rule import Hyper, RowRule, Slot, Stock
 from sok.table.rules.sgd import SGD
 
-__all__ = ["RULES", "Hyper", "RowRule", "Slot", "Stock", "declare", "find", "register"]
+__all__ = ["RULES", "Hyper", "RowRule", "Slot", "Stock", "declare", "find", "name_now", "register"]
 
-RULES = {rule.name: rule for rule in (SGD, ADAGRAD, LAZY_ADAM, ADAM)}
-"""The rules that are compiled in, each a header of `include/sok/rules`."""
+_ALL = (
+    *(SGD, MOMENTUM, LAZY_MOMENTUM, ADAGRAD, ADADELTA, LAZY_ADADELTA),
+    *(RMSPROP, LAZY_RMSPROP, RMSPROP_MOMENTUM, LAZY_RMSPROP_MOMENTUM),
+    *(RMSPROP_CENTERED, LAZY_RMSPROP_CENTERED, RMSPROP_CENTERED_MOMENTUM, LAZY_RMSPROP_CENTERED_MOMENTUM),
+    *(ADAM, LAZY_ADAM, AMSGRAD, LAZY_AMSGRAD, ADAMW, LAZY_ADAMW, ADAMAX, LAZY_ADAMAX, NADAM, LAZY_NADAM),
+    *(LION, LAZY_LION, FTRL),
+)
+RULES = {rule.name: rule for rule in _ALL}
+"""The rules that are compiled in, each in a header of `include/sok/rules`."""
+
+# What stock optimizers were called whose steps ran beside the table: those left untouched rows alone.
+_FORMERLY = {old: rule.name for rule in _ALL if not rule.decays for old in rule.formerly}
 
 _registered: dict[str, RowRule] = {}
+
+
+def name_now(name: str) -> str:
+    """What a rule is called now whose name a file has.
+
+    Example:
+        >>> name_now("RMSprop(velocity,momentum)"), name_now("signum(m)")
+        ('lazy_rmsprop_momentum', 'signum(m)')
+    """
+    return _FORMERLY.get(name, name)
 
 
 def find(name: str) -> RowRule:
     """The rule of that name; of one that this process knows by its name alone, what the name says: its slots.
 
     Example:
-        >>> find("RMSprop(velocity,momentum)").slot_names
-        ('velocity', 'momentum')
+        >>> find("signum(m,count)").slot_names
+        ('m', 'count')
     """
-    known = RULES.get(name) or _registered.get(name)
+    known = RULES.get(name_now(name)) or _registered.get(name)
     if known is not None:
         return known
     slots = tuple(Slot(slot) for slot in name.partition("(")[2].removesuffix(")").split(",") if slot)

@@ -2,6 +2,8 @@
 
 from sok.table.rules.rule import Hyper, RowRule, Slot, Stock, decay_rate
 
+V1_NAMES = {"beta_1": "_beta1", "beta_2": "_beta2", "epsilon": "_epsilon"}
+
 ADAM = RowRule(
     "adam",
     slots=(Slot("m"), Slot("v")),
@@ -12,13 +14,13 @@ ADAM = RowRule(
     dumped_as="Adam",
     equals=(
         Stock(
-            ("keras.optimizers.Adam", "tf_keras.optimizers.Adam", "tf_keras.optimizers.legacy.Adam"),
-            refuses=("amsgrad",),
+            (
+                *("keras.optimizers.Adam", "tf_keras.optimizers.Adam", "tf_keras.optimizers.legacy.Adam"),
+                *("keras.optimizers.AdamW", "tf_keras.optimizers.AdamW"),
+            ),
+            refuses=("amsgrad", "weight_decay", "adaptive_epsilon"),
         ),
         # Its epsilon is the paper's "epsilon hat", beside the uncorrected root: the form Keras uses too.
-        Stock(
-            ("tensorflow.compat.v1.train.AdamOptimizer",),
-            {"beta_1": "_beta1", "beta_2": "_beta2", "epsilon": "_epsilon"},
-        ),
+        Stock(("tensorflow.compat.v1.train.AdamOptimizer",), V1_NAMES),
     ),
 )

@@ -21,6 +21,18 @@ def decay_rate(name: str, value: float) -> float:
     return float(value)
 
 
+def flag(name: str, value: Any) -> bool:
+    if value not in (0, 1):
+        raise ValueError(f"`{name}` must be True or False. Received: {value!r}.")
+    return bool(value)
+
+
+def negative(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not (math.isfinite(value) and value <= 0):
+        raise ValueError(f"`{name}` must be a finite number that is not positive. Received: {value!r}.")
+    return float(value)
+
+
 @dataclasses.dataclass(frozen=True)
 class Slot:
     """A vector that a table keeps beside each row, as long as the row.
@@ -38,7 +50,7 @@ class Hyper:
     """A hyperparameter beside the learning rate; `check(name, value)` gives it as a float, or raises ValueError."""
 
     name: str
-    check: Callable[[str, float], float] = not_negative
+    check: Callable[[str, Any], float] = not_negative
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,14 +59,16 @@ class Stock:
 
     Attributes:
         classes: what it is called: 'keras.optimizers.Adam'. Exactly these classes.
-        reads: of a hyperparameter the attribute that has it, or its value if it is always the same one; the others are
-            in attributes of their names.
+        reads: of a hyperparameter the attribute that has it, its value if it is always the same one, or what gives it;
+            the others are in attributes of their names.
+        requires: options without which it is another rule.
         refuses: options that make it another rule.
         unlike: why this one is another rule in spite of its class; empty: it is not.
     """
 
     classes: tuple[str, ...]
-    reads: Mapping[str, str | float] = dataclasses.field(default_factory=dict)
+    reads: Mapping[str, str | float | Callable[[Any], float]] = dataclasses.field(default_factory=dict)
+    requires: tuple[str, ...] = ()
     refuses: tuple[str, ...] = ()
     unlike: Callable[[Any], str] = lambda stock: ""
 
@@ -73,6 +87,7 @@ class RowRule:
             does not.
         dumped_as: what SOK v2 calls it in its files; empty: its own name, without slots.
         equals: the stock optimizers that do the same.
+        formerly: what files call it that were written before it was compiled in. Their slots are the same.
         error: why these hyperparameters do not go together; empty: they do.
     """
 
@@ -84,8 +99,13 @@ class RowRule:
     lazy: str = ""
     dumped_as: str = ""
     equals: tuple[Stock, ...] = ()
+    formerly: tuple[str, ...] = ()
     error: Callable[[Mapping[str, float]], str] = lambda hyper: ""
 
     @property
     def slot_names(self) -> tuple[str, ...]:
         return tuple(slot.name for slot in self.slots)
+
+    def lazily(self) -> RowRule:
+        """The rule that does the same to the rows of the batch and leaves the others alone."""
+        return dataclasses.replace(self, name=self.lazy, decays=False, lazy="", equals=())

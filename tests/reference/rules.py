@@ -1,0 +1,120 @@
+"""What a step of each update rule does to the rows of a batch, or of an exact rule to all rows, in float64.
+
+`STEPS[rule](weights, slots, grads, hyper, step)` gives (weights, slots): [rows, D] each; `hyper` has the learning rate
+and what the rule takes besides, by name; `step` counts from 1. Names are those without 'lazy_'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+Slots = tuple[np.ndarray, ...]
+Step = Callable[[np.ndarray, Slots, np.ndarray, Mapping[str, float], int], tuple[np.ndarray, Slots]]
+
+
+def _momentum(w, slots, g, h, step):
+    (m,), rate = slots, h["learning_rate"]
+    if h["rate_in_velocity"]:
+        m = h["momentum"] * m - rate * g
+        return (w + h["momentum"] * m - rate * g if h["nesterov"] else w + m), (m,)
+    m = h["momentum"] * m + g
+    return w - rate * (g + h["momentum"] * m if h["nesterov"] else m), (m,)
+
+
+def _rmsprop(has_momentum: bool, centered: bool) -> Step:
+    def step(w, slots, g, h, step):
+        v, *others = slots
+        rho = h["rho"]
+        v = rho * v + (1 - rho) * g**2
+        variance, after = v, [v]
+        if centered:
+            mean = rho * others[-1] + (1 - rho) * g
+            variance = v - mean**2
+        root = np.sqrt(variance + h["epsilon"]) if h["epsilon_in_root"] else np.sqrt(variance) + h["epsilon"]
+        moved = h["learning_rate"] * g / root
+        if has_momentum:
+            moved = h["momentum"] * others[0] + moved
+            after.append(moved)
+        if centered:
+            after.append(mean)
+        return w - moved, tuple(after)
+
+    return step
+
+
+def _adadelta(w, slots, g, h, step):
+    a, b = slots
+    a = h["rho"] * a + (1 - h["rho"]) * g**2
+    moved = g * np.sqrt(b + h["epsilon"]) / np.sqrt(a + h["epsilon"])
+    b = h["rho"] * b + (1 - h["rho"]) * moved**2
+    return w - h["learning_rate"] * moved, (a, b)
+
+
+def _moments(m, v, g, h):
+    return m + (g - m) * (1 - h["beta_1"]), v + (g**2 - v) * (1 - h["beta_2"])
+
+
+def _alpha(h, step):
+    return h["learning_rate"] * np.sqrt(1 - h["beta_2"] ** step) / (1 - h["beta_1"] ** step)
+
+
+def _amsgrad(w, slots, g, h, step):
+    m, v = _moments(*slots[:2], g, h)
+    vhat = np.maximum(slots[2], v)
+    return w - _alpha(h, step) * m / (np.sqrt(vhat) + h["epsilon"]), (m, v, vhat)
+
+
+def _adamw(w, slots, g, h, step):
+    m, v = _moments(*slots, g, h)
+    w = w - h["learning_rate"] * h["weight_decay"] * w
+    return w - _alpha(h, step) * m / (np.sqrt(v) + h["epsilon"]), (m, v)
+
+
+def _adamax(w, slots, g, h, step):
+    m, v = slots
+    m, v = m + (g - m) * (1 - h["beta_1"]), np.maximum(h["beta_2"] * v, np.abs(g))
+    return w - h["learning_rate"] / (1 - h["beta_1"] ** step) * m / (v + h["epsilon"]), (m, v)
+
+
+def _nadam(w, slots, g, h, step):
+    m, v = _moments(*slots, g, h)
+
+    def u(t):
+        return h["beta_1"] * (1 - 0.5 * 0.96 ** (h["schedule_decay"] * t))
+
+    product = np.prod([u(t) for t in range(1, step + 1)])
+    hat = u(step + 1) * m / (1 - product * u(step + 1)) + (1 - u(step)) * g / (1 - product)
+    return w - h["learning_rate"] * hat / (np.sqrt(v / (1 - h["beta_2"] ** step)) + h["epsilon"]), (m, v)
+
+
+def _ftrl(w, slots, g, h, step):
+    n, z = slots
+    power, lr, l1 = -h["learning_rate_power"], h["learning_rate"], h["l1_regularization_strength"]
+    l2 = h["l2_regularization_strength"] + h["beta"] / (2 * lr)
+    grown = n + g**2
+    z = z + g + 2 * h["l2_shrinkage_regularization_strength"] * w - (grown**power - n**power) / lr * w
+    return (np.clip(z, -l1, l1) - z) / (grown**power / lr + 2 * l2), (grown, z)
+
+
+def _lion(w, slots, g, h, step):
+    (m,) = slots
+    w = w - h["learning_rate"] * np.sign(h["beta_1"] * m + (1 - h["beta_1"]) * g)
+    return w, (h["beta_2"] * m + (1 - h["beta_2"]) * g,)
+
+
+STEPS: dict[str, Step] = {
+    "momentum": _momentum,
+    "rmsprop": _rmsprop(False, False),
+    "rmsprop_momentum": _rmsprop(True, False),
+    "rmsprop_centered": _rmsprop(False, True),
+    "rmsprop_centered_momentum": _rmsprop(True, True),
+    "adadelta": _adadelta,
+    "amsgrad": _amsgrad,
+    "adamw": _adamw,
+    "adamax": _adamax,
+    "nadam": _nadam,
+    "ftrl": _ftrl,
+    "lion": _lion,
+}

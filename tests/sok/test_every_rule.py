@@ -1,0 +1,179 @@
+"""Every rule that is compiled in: against stock Keras or NumPy, restored at another size, read from old files."""
+
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok
+from sok.checkpoint import read_manifest
+from sok.optimizers.matching import matching_optimizer
+from sok.table import rules
+from sok.table import state as table_state
+from tests.messages import saying
+from tests.reference.rules import STEPS
+from tests.sok.checkpoint_cases import contents
+from tests.sok.optimizer_cases import DIM, gradient, initial_rows, random_steps, rows_of, stepper, table_of
+from tests.sok.rule_cases import CASES, EXACT, LAZY
+from tests.sok.test_optimizers_adam import assert_within
+from tests.sok.threads_world import checked, run_world
+from tests.sok.wrapper_cases import BUFFERED, MATRIX, ROWS, stock_rows, train_on
+from tests.sok.wrapper_cases import STEPS as WRAPPED_STEPS
+
+MANY = 60
+
+
+def set_rate(optimizers, rate, number):
+    """The rate changes, and stands at zero for a while."""
+    if number % 40 == 20:
+        for optimizer in optimizers:
+            optimizer.learning_rate = rate * [0.5, 0.0, 1.5, 1.0][number // 40 % 4]
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_300_steps_on_skewed_keys_are_those_of_stock_keras_on_a_dense_table(name, rng):
+    case, weights = EXACT[name], initial_rows(rng, MANY)
+    ours, stock, dense = case.make(case.rate), case.stock(case.rate), keras.Variable(weights)
+    assert ours.rule == name and not ours.lazy
+    table = table_of(weights, name)
+    stock.build([dense])
+    run, run_stock = stepper(ours, table), tf.function(lambda grad: stock.apply([grad], [dense]))
+    for number, step in enumerate(random_steps(rng, 300, MANY)):
+        set_rate([ours, stock], case.rate, number)
+        run(step.keys, step.grads)
+        run_stock(tf.constant(step.dense(MANY)))
+        if number % 60 == 33:  # reading leaves rows as they are, or settles them
+            assert_within(rows_of(table, MANY), dense.numpy())
+    assert np.abs(dense.numpy() - weights).max() > 0.05
+    assert_within(rows_of(table, MANY), dense.numpy())
+
+
+@pytest.mark.parametrize("name", LAZY)
+def test_a_lazy_rule_is_the_formula_on_the_rows_of_the_batch(name, rng):
+    case, weights = LAZY[name], initial_rows(rng, MANY)
+    ours, table = case.make(case.rate), table_of(weights, name)
+    assert ours.rule == name and ours.lazy == name.startswith("lazy_")
+    run, rate = stepper(ours, table), case.rate
+    expected = (weights.astype(np.float64), *(np.full(weights.shape, start) for start in ours.slot_inits))
+    for number, step in enumerate(random_steps(rng, 60, MANY), 1):
+        if number == 30:
+            rate = ours.learning_rate = case.rate / 2
+        run(step.keys, step.grads)
+        w, slots = STEPS[name.removeprefix("lazy_")](
+            expected[0], expected[1:], step.dense(MANY), {**ours._rule_config(), "learning_rate": rate}, number
+        )
+        touched = np.isin(np.arange(MANY), step.keys)[:, None]
+        expected = tuple(np.where(touched, new, old) for new, old in zip((w, *slots), expected, strict=True))
+    np.testing.assert_allclose(rows_of(table, MANY), expected[0], rtol=2e-5, atol=2e-5)
+    keys, slots, _ = (part.numpy() for part in table.slots(ours.slot_set))
+    np.testing.assert_allclose(slots, np.concatenate(expected[1:], axis=1)[keys], rtol=2e-4, atol=1e-5)
+
+
+def new_table(name):
+    return sok.EmbeddingVariable(DIM, 4 * MANY, name=name, seed=5)
+
+
+def numbers_of(shards):
+    return {key: np.concatenate([np.frombuffer(part, "f4") for part in row]) for s in shards for key, row in s.items()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_chain_of_saves_is_restored_at_another_size_and_trains_on_alike(name, rng, tmp_path, monkeypatch):
+    """The rows that changed are in a delta: the others catch up with what they have missed meanwhile."""
+    case, table = CASES[name], new_table(f"{name}_saved")
+    table.assign(np.arange(MANY), initial_rows(rng, MANY))
+    ours, steps = case.make(case.rate), list(random_steps(rng, 40, MANY))
+
+    def train(by, trained, some):
+        run = stepper(by, trained)
+        for step in some:
+            run(step.keys, step.grads)
+
+    train(ours, table, steps[:12])
+    sok.save(tmp_path, [table], [ours])
+    train(ours, table, steps[12:30])
+    sok.save(tmp_path, [table], [ours], incremental=True)
+
+    def restored(transport):
+        part = new_table("restored")
+        sok.restore(tmp_path, {table.table_name: part})
+        return contents(part)
+
+    expected = numbers_of([contents(table)])
+    with monkeypatch.context() as patch:
+        found = numbers_of(checked(run_world(2, restored, patch)))
+    assert found.keys() == expected.keys()
+    for key, row in expected.items():
+        np.testing.assert_allclose(found[key], row, rtol=1e-5, atol=1e-6)
+    again, continued = new_table("again"), case.make(case.rate)
+    sok.restore(tmp_path, {table.table_name: again}, continued)
+    assert int(continued.iterations) == 30
+    train(ours, table, steps[30:])
+    train(continued, again, steps[30:])
+    assert_within(rows_of(again, MANY), rows_of(table, MANY))
+
+
+@pytest.mark.parametrize("name", BUFFERED)
+def test_each_stock_optimizer_has_its_rule(name):
+    matched = matching_optimizer(BUFFERED[name]())
+    assert matched.rule in rules.RULES
+    assert type(matched).from_config({**matched.get_config(), "learning_rate": 0.1}).rule == matched.rule
+
+
+def test_options_choose_the_rule():
+    for name, case in CASES.items():
+        made = case.make(0.5)
+        again = type(made).from_config(made.get_config())
+        assert (again.rule, again._rule_config()) == (name, made._rule_config())
+    with pytest.raises(ValueError, match=saying("`lazy`", "True or False", "'yes'")):
+        sok.optimizers.RMSprop(lazy="yes")
+    with pytest.raises(ValueError, match=saying("`nesterov`", "True or False", "2")):
+        sok.optimizers.SGD(0.1, momentum=0.5, nesterov=2)
+    with pytest.raises(ValueError, match=saying("`learning_rate_power`", "not positive", "0.5")):
+        sok.optimizers.Ftrl(0.1, learning_rate_power=0.5)
+    with pytest.raises(ValueError, match=saying("`momentum`", "[0, 1)", "1.0")):
+        sok.optimizers.RMSprop(0.1, momentum=1.0)
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: sok.optimizers.Ftrl(0.0), ["'ftrl' must be above 0"]),
+        (lambda: sok.optimizers.AdamW(1.0, weight_decay=1.0), ["weight_decay times the learning rate must be below 1"]),
+        (
+            lambda: sok.optimizers.SGD(0.1, momentum=0.9999),
+            ["momentum of rule 'momentum'", "at most 0.999", "'lazy_momentum'"],
+        ),
+        (lambda: sok.optimizers.Nadam(0.1, beta_1=0.9999), ["beta_1 of rule 'nadam'", "'lazy_nadam'"]),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused_at_the_first_step(make, message, rng):
+    table = table_of(initial_rows(rng), "refused")
+    before = rows_of(table)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=saying(*message)):
+        make().apply_gradients([(gradient(table, [1], np.ones([1, DIM])), table)])
+    np.testing.assert_array_equal(rows_of(table), before)
+
+
+OLD = Path(__file__).parents[1] / "data" / "slots_of_stock_optimizers"  # two steps of each, by the sok before
+
+
+@pytest.mark.parametrize("saved", read_manifest(OLD).names)
+def test_slots_of_stock_optimizers_that_ran_beside_tables_are_read(saved):
+    name = next(case for case in BUFFERED if case.replace(" ", "_") == saved)
+    table, optimizer = sok.DynamicVariable(DIM, initializer="0", name=saved), sok.OptimizerWrapper(BUFFERED[name]())
+    sok.restore(OLD, {saved: table})
+    (found,) = table_state.slot_sets(table)
+    if name == "v1.RMSProp centered":  # its slots came in another order
+        assert found.rule == "RMSPropOptimizer(rms,mg,momentum)"
+        with pytest.raises(tf.errors.InvalidArgumentError, match=saying(found.rule, "has no function in this process")):
+            table_state.restore_rows(table, [1], MATRIX[:1], np.ones([1, DIM]), slot_set=found.name, rule=found.rule)
+        return
+    assert found.rule in rules.RULES
+    optimizer.embedding_optimizer.iterations.assign(2)  # the file has it under another name than an optimizer's of now
+    train_on(table, optimizer, range(2, WRAPPED_STEPS))
+    np.testing.assert_allclose(
+        table.sparse_read(np.arange(ROWS)), stock_rows(BUFFERED[name]())[-1], rtol=2e-5, atol=1e-6
+    )
