@@ -20,7 +20,7 @@ bool DecaySums::Fits(const UpdateRule& rule) {
   if (!(r < 0.999) || !(r / (root * root * root) < 0.9995)) return false;
   // The first term left out, A_4 / A_0, is about 4! (mean i)^4 (d_i / i)^4.
   const double steps = r / (1.0 - r), per_step = (1.0 - root) / root;
-  return 24.0 * std::pow(std::max(1.0, steps) * per_step, 4.0) < 1e-7;
+  return 24.0 * std::pow(std::max(1.0, steps) * per_step, 4.0) < 2e-7;
 }
 
 DecaySums::DecaySums(const UpdateRule& rule) : model_(rule.model()) {

@@ -21,7 +21,7 @@ inline std::vector<double> HyperOf(const std::string& name, double learning_rate
                                                 {"initial_accumulator_value", 0.1},
                                                 {"epsilon", 1e-3},
                                                 {"beta_1", 0.9},
-                                                {"beta_2", 0.99},
+                                                {"beta_2", 0.999},
                                                 {"momentum", 0.9},
                                                 {"nesterov", 1.0},
                                                 {"rate_in_velocity", 1.0},

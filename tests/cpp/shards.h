@@ -41,7 +41,7 @@ inline sok::ShardSummary Load(Table* table, const std::string& path, const Pairs
   return sok::LoadShard({kThreads}, path, key_bytes, sets, &table->native());
 }
 
-constexpr const char* kNamedRule = "named(velocity,momentum)";
+constexpr const char* kNamedRule = "RMSpr0p(velocity,momentum)";
 
 // Gives the keys rows with slots of a rule that the library does not know.
 inline void UseNamedRule(Table* table, const std::vector<uint64_t>& keys) {

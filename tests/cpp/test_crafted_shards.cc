@@ -255,8 +255,8 @@ TEST(CraftedNamedRulesAreRefused) {
   };
   Craft(folder / "b", {{sok::BlockType::kHead, head}}, 0);
   CHECK(sok::VerifyShard(folder / "b").head.sets[0].rule.is_named());  // the crafting itself is right
-  refuses(Changed(head, rule + 7, '['), "unknown rule 'RMSprop[velocity,momentum)'");
-  refuses(Changed(head, end - 1, ','), "unknown rule 'RMSprop(velocity,momentum,'");
+  refuses(Changed(head, rule + 7, '['), "unknown rule 'RMSpr0p[velocity,momentum)'");
+  refuses(Changed(head, end - 1, ','), "unknown rule 'RMSpr0p(velocity,momentum,'");
   refuses(Changed(head, rule + 16, '.'), "has 2 slots instead of 1");
   refuses(Changed(head, rule + 10, ','), "has 2 slots instead of 3");
   refuses(Changed(head, end, uint32_t{7}), "has 7 slots instead of 2");

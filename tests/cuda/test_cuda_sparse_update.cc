@@ -107,7 +107,11 @@ TEST(EveryRuleGivesTheBitsOfTheCpu) {
           const size_t k = static_cast<size_t>(i);
           if (row_ids[k] >= 0) Apply(rule, grads.data() + i * dim, scale, dim, tables[of_table[k]].Record(row_ids[k]));
         }
-        for (Table& table : tables) CHECK(table.device.Get() == table.values);
+        for (Table& table : tables) {
+          const std::vector<float> got = table.device.Get();
+          for (size_t k = 0; k < got.size(); ++k)  // a variance of random slots may be negative: NaN on both
+            CHECK(got[k] == table.values[k] || (std::isnan(got[k]) && std::isnan(table.values[k])));
+        }
       }
     }
   }
