@@ -32,14 +32,16 @@ class OptimizerState:
         self._slots: list[list[Any]] = []
         self._lost = ""
         try:
-            names = matching_optimizer(self._stock).slot_names
+            matched = matching_optimizer(self._stock)
         except ValueError as error:
             self._lost = str(error)
             return
         if is_legacy(self._stock):
             self._lost = "It is one of tf_keras.optimizers.legacy, and has made steps." if self._stock.weights else ""
+        elif self._has_steps and matched.rule not in ("sgd", "adagrad", "adam", "adamw"):
+            self._lost = f"It has made steps, and slots of rule '{matched.rule}' are not."
         elif self._has_steps:
-            self._lists = [_LISTS[name] for name in names]
+            self._lists = [_LISTS[name] for name in matched.slot_names]
             self._slots = [self._slots_of(variable) for variable in variables]
 
     @classmethod

@@ -18,8 +18,8 @@ from sok.optimizers.lazy_adam import LazyAdam, LazyAdamOptimizer
 from sok.optimizers.lion import Lion
 from sok.optimizers.matching import matching_optimizer
 from sok.optimizers.nadam import Nadam
-from sok.optimizers.rmsprop import RMSprop
 from sok.optimizers.own import rule
+from sok.optimizers.rmsprop import RMSprop
 from sok.optimizers.sgd import SGD
 from sok.optimizers.utils import split_embedding_variable_from_others
 
