@@ -64,7 +64,7 @@ def test_a_worker_that_ends_before_the_others_is_told_with_its_steps():
     job = run([sys.executable, str(PROGRAM), "end"], ranks=2, deadline=120)
     assert not job.timed_out and job.returncode != 0, job.output
     assert "sok: rank 0: rank 1 came to the end of its program after 11 training steps" in job.output
-    words = r"sok: rank 0:   This worker has begun 11 training steps, and waits in \w+ 'sok/lost/keys/0' \(number 12\)"
+    words = r"sok: rank 0:   This worker has begun 11 training steps, and came to \w+ 'sok/lost/keys/0' \(number 12\)"
     assert re.search(words, job.output), job.output
     assert "sok.data.batches" in job.output and "MetricSumCallback before EarlyStopping" in job.output
 

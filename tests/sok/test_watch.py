@@ -80,7 +80,7 @@ def test_a_peer_that_ended_well_is_told_with_its_steps_and_the_remedy(was_stoppe
     mine = report(done("sok/dense_gradients/0", 4, 1.0), waiting("sok/a/keys/0", 10, 1.0))
     said = describe_ended({0: mine, 1: peer}, 0)
     assert re.match(saying("rank 1 came to the end of its program after 3 training steps", *remedies), said), said
-    assert "This worker has begun 4 training steps, and waits in all_to_all 'sok/a/keys/0' (number 10)." in said
+    assert "This worker has begun 4 training steps, and came to all_to_all 'sok/a/keys/0' (number 10)." in said
     assert ("fewer batches" in said) is (was_stopped is not True)
 
 

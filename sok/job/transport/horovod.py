@@ -105,17 +105,20 @@ class HorovodTransport(Transport):
             is_shared = self.shares_memory and place == _CPU and wire.shape.rank == 1 and wire.dtype in _SHARED
 
             def collective(wire: tf.Tensor, turns: list[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-                if not is_shared:
-                    return self._hvd.alltoall(wire, splits, **_named(name))
-                in_graph = not tf.executing_eagerly()
-                return _ops.lib().sok_shared_all_to_all(
-                    wire, splits, turns, collective=name, rank=self.rank, in_graph=in_graph
-                )
+                if is_shared:
+                    return self._shared_all_to_all(wire, splits, name, turns)
+                return self._hvd.alltoall(wire, splits, **_named(name))
 
             received, received_splits = self._run("all_to_all", name, wire, collective)
             received.set_shape([None, *tensor.shape[1:]])
             received_splits.set_shape([self.size])
             return _from_wire(received, tensor.dtype), received_splits
+
+    def _shared_all_to_all(
+        self, wire: tf.Tensor, splits: tf.Tensor, name: str, turns: list[tf.Tensor]
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        in_graph = not tf.executing_eagerly()
+        return _ops.lib().sok_shared_all_to_all(wire, splits, turns, collective=name, rank=self.rank, in_graph=in_graph)
 
     def _place_of(self, tensor: tf.Tensor) -> str:
         """Where the all-to-all of a tensor runs. The same on all ranks, if all have the tensor on a GPU or none.
@@ -154,10 +157,26 @@ class HorovodTransport(Transport):
     def _reduce_group(self, group: list[tf.Tensor], name: str, average: bool) -> list[tf.Tensor]:
         op = self._hvd.Average if average else self._hvd.Sum
 
-        def collective(first: tf.Tensor, _: Any) -> list[tf.Tensor]:
+        def collective(first: tf.Tensor, turns: list[tf.Tensor]) -> list[tf.Tensor]:
+            if self.shares_memory and first.dtype in _SHARED:
+                return self._reduce_shared([first, *group[1:]], name, average, turns)
             return self._hvd.grouped_allreduce([first, *group[1:]], op=op, **_named(name))
 
         return self._run("all_reduce", name, group, collective)
+
+    def _reduce_shared(
+        self, group: list[tf.Tensor], name: str, average: bool, turns: list[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """Each rank adds up its part of all numbers, in the order of ranks, and all get all parts."""
+        flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in group], 0)
+        part = (tf.size(flat) + self.size - 1) // self.size
+        splits = tf.fill([self.size], part)
+        padded = tf.pad(flat, [[0, part * self.size - tf.size(flat)]])
+        mine = tf.reshape(self._shared_all_to_all(padded, splits, f"{name}/parts", turns)[0], [self.size, part])
+        added = tf.add_n(tf.unstack(mine)) / self.size if average else tf.add_n(tf.unstack(mine))
+        sums = self._shared_all_to_all(tf.tile(added, [self.size]), splits, f"{name}/sums", turns)[0]
+        pieces = tf.split(sums[: tf.size(flat)], [tf.size(tensor) for tensor in group])
+        return [tf.reshape(piece, tf.shape(tensor)) for piece, tensor in zip(pieces, group, strict=True)]
 
     def all_gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         with tf.device("/CPU:0"):

@@ -130,9 +130,9 @@ def describe_ended(reports: dict[int, Report | None], rank: int) -> str:
             lines.append(f"rank {peer} has ended with {report.ended} (its own output says where).")
             continue
         lines.append(f"rank {peer} came to the end of its program after {_steps(report)}, before this worker did.")
-        if mine is not None and (wait := mine.oldest_wait) is not None:
+        if mine is not None and (last := mine.oldest_wait or mine.last_done) is not None:
             lines.append(
-                f"  This worker has begun {_steps(mine)}, and waits in {wait.kind} '{wait.name}' (number {wait.begun})."
+                f"  This worker has begun {_steps(mine)}, and came to {last.kind} '{last.name}' (number {last.begun})."
             )
         causes = {True: _STOPPED, False: _FEWER_BATCHES, None: f"{_FEWER_BATCHES} Or: {_STOPPED}"}
         lines.append(f"  {causes[report.was_stopped]}")
