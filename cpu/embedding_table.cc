@@ -353,7 +353,7 @@ int64_t EmbeddingTable::Erase(const uint64_t* keys, int64_t n) {
 
 int64_t EmbeddingTable::memory_bytes() const {
   SharedLock lock(mutex_);
-  int64_t bytes = rows_.memory_bytes() + erased_.memory_bytes() + saved_.memory_bytes() +
+  int64_t bytes = rows_.memory_bytes() + erased_.memory_bytes() + saved_.memory_bytes() + row_keys_.memory_bytes() +
                   static_cast<int64_t>(in_use_.size() * sizeof(uint64_t) + free_rows_.capacity() * sizeof(uint32_t));
   if (index_) bytes += index_->memory_bytes();
   if (snapshot_) bytes += snapshot_->rows * static_cast<int64_t>(sizeof(uint32_t)) + snapshot_->copies.bytes();

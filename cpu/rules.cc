@@ -25,6 +25,7 @@ struct RuleInfo {
   Words hyper;
   Words formerly;
   bool decays = false;
+  std::atomic<bool> reads_keys{false}, prefetches{false};
   std::atomic<SokRuleFunction> function{nullptr};  // before it is there, starts and hyper are empty
 
   std::string word() const { return name.substr(0, name.find('(')); }
@@ -160,6 +161,7 @@ void RegisterRule(const std::string& name, const SokRuleLayout& layout, SokRuleF
                           " slots what it starts as: a finite number, or one of " + Joined(hyper) + ". Received: '" +
                           layout.starts + "'.");
   }
+  const bool is_whole = layout.size >= static_cast<int64_t>(sizeof(SokRuleLayout));
   Named& named = Named::Instance();
   const std::lock_guard<std::mutex> lock(named.mutex);
   for (const RuleInfo& other : named.rules) {
@@ -174,6 +176,8 @@ void RegisterRule(const std::string& name, const SokRuleLayout& layout, SokRuleF
     rule.starts = starts;
     rule.hyper = hyper;
   }
+  rule.reads_keys = is_whole && layout.reads_keys != 0;
+  rule.prefetches = is_whole && layout.prefetches != 0;
   rule.function = function;
 }
 
@@ -183,10 +187,13 @@ UpdateRule MakeUpdateRule(const std::string& name, const double* hyper, int64_t 
   rule.step = step;
   const RuleInfo& info = InfoOf(rule.rule);
   rule.function = info.function;
+  rule.reads_keys = info.reads_keys;
+  rule.prefetches = info.prefetches;
   if (rule.is_named() && rule.function == nullptr) {
     throw InvalidArgument("rule '" + name +
                           "' has no function in this process, which knows its name and slots alone. Register a rule of "
-                          "your own (sok.table.rules.register) before the first update, in each process.");
+                          "your own before the first update, in each process: import the module that declares it "
+                          "(sok.optimizers.rule), or call sok.table.rules.register.");
   }
   const int64_t expected = static_cast<int64_t>(info.hyper.size());
   if (hyper_size != expected) {
@@ -212,9 +219,10 @@ std::string SettingsError(const UpdateRule& rule) {
   return WithRule(rule.rule, [&](auto* null) { return std::remove_pointer_t<decltype(null)>::Error(rule); });
 }
 
-void CallRule(const UpdateRule& rule, float* const* records, int64_t slot_offset, const float* grads, int64_t count,
-              int64_t dim) {
-  const SokRuleBlock block = {sizeof(SokRuleBlock), count, dim, records, slot_offset, grads, rule.hyper, rule.step};
+void CallRule(const UpdateRule& rule, float* const* records, int64_t slot_offset, const float* grads,
+              const uint64_t* keys, int64_t count, int64_t dim) {
+  const SokRuleBlock block = {sizeof(SokRuleBlock), count,     dim, records, slot_offset, grads,
+                              rule.hyper,           rule.step, keys};
   rule.function(&block);
 }
 

@@ -20,6 +20,7 @@ void EmbeddingTable::MakeRoom(int64_t row) {
   for (const auto& set : sets_) {
     if (set->rule.decays()) set->stamps.Touch(row);
   }
+  if (keeps_keys_) row_keys_.Touch(row);
 }
 
 void EmbeddingTable::InitRows(const MadeRow* fresh, int64_t n) {
@@ -114,6 +115,7 @@ void EmbeddingTable::InsertMissing(const Cpu& cpu, Scratch* scratch, const uint6
     // A number that nobody had when the save began is not of the snapshot, though it may be below the limit.
     if (made.rows[k].row < snapshot_->rows) snapshot_->states[made.rows[k].row] = Snapshot::kDone;
   }
+  for (int64_t k = 0; keeps_keys_ && k < made.n; ++k) *row_keys_.At(made.rows[k].row) = made.rows[k].key;
   if (!fresh) return;
   cpu.executor.For(made.n, 50 + 10 * config_.dim,
                    [&](int64_t begin, int64_t end) { InitRows(made.rows + begin, end - begin); });

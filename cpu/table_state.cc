@@ -209,6 +209,8 @@ void EmbeddingTable::Swap(TableStore* with) {
   std::swap(next_row_, other->next_row_);
   free_rows_.swap(other->free_rows_);
   sets_.swap(other->sets_);
+  std::swap(keeps_keys_, other->keeps_keys_);
+  std::swap(row_keys_, other->row_keys_);
   for (auto [table, keeps] : {std::pair{this, untouched}, std::pair{other, other_untouched}}) {
     table->saved_.TurnOff();
     ++table->losses_;

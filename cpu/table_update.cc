@@ -5,6 +5,7 @@
 #include <cstring>
 #include <mutex>
 
+#include "gradient_rows.h"
 #include "row_kernels.h"
 #include "slot_set.h"
 #include "sok/embedding_table.h"
@@ -18,14 +19,6 @@ namespace {
 
 constexpr int64_t kRowsPerTask = 2048;
 constexpr int64_t kRowCycles = 60;
-
-bool AllFinite(const float* x, int64_t n) {
-  float sum = 0.0f;  // x * 0 is zero for a finite x, NaN for anything else
-  for (int64_t i = 0; i < n; ++i) sum += x[i] * 0.0f;
-  return sum == 0.0f;
-}
-
-uint32_t RowOf(int64_t row_id) { return static_cast<uint32_t>(row_id); }
 
 }  // namespace
 
@@ -133,15 +126,15 @@ void EmbeddingTable::DropStale(Scratch* scratch, Gradients* gradients) const {
   gradients->distinct = false;  // one row may have come under two ids
 }
 
-void EmbeddingTable::Update(const Gradients& gradients, int64_t begin, int64_t end, SlotSet* set, Nonfinite nonfinite) {
+void EmbeddingTable::Update(const Gradients& gradients, int64_t begin, int64_t end, SlotSet* set, Nonfinite nonfinite,
+                            float* aside) {
+  if (set->rule.function != nullptr) return CallOwnRule(gradients, begin, end, *set, nonfinite, aside);
   const RowKernels& kernels = ChosenRowKernels();
   const int64_t dim = config_.dim, floats = set->offset + set->rule.num_slots() * dim;
   const bool decays = set->rule.decays();
   const uint32_t next_call = static_cast<uint32_t>(set->history.calls() + 1);
   const int64_t* ids = gradients.row_ids;
-  const bool is_ours = set->rule.function == nullptr;
-  if (is_ours && nonfinite != Nonfinite::kSkip &&
-      std::all_of(ids + begin, ids + end, [](int64_t id) { return id >= 0; })) {
+  if (nonfinite != Nonfinite::kSkip && std::all_of(ids + begin, ids + end, [](int64_t id) { return id >= 0; })) {
     for (int64_t i = begin; decays && i < end; ++i) {  // a lookup for training has settled all of these
       constexpr int64_t kStampAhead = 24;
       if (i + kStampAhead < end) __builtin_prefetch(set->Stamp(RowOf(ids[i + kStampAhead])), 1);
@@ -173,8 +166,7 @@ void EmbeddingTable::Update(const Gradients& gradients, int64_t begin, int64_t e
     int64_t run = first;  // rows [run, i) are ready and wait for the rule
     auto flush = [&](int64_t to) {
       if (to > run) {
-        const auto update = is_ours ? kernels.update : CallRule;
-        update(set->rule, records + (run - first), set->offset, gradients.grads + run * dim, to - run, dim);
+        kernels.update(set->rule, records + (run - first), set->offset, gradients.grads + run * dim, to - run, dim);
       }
       run = to + 1;
     };
@@ -280,10 +272,17 @@ void EmbeddingTable::ApplyGroup(const Cpu& cpu, Scratch* scratch, const UpdateRu
     sets[t]->ReserveOne();
     ready[t].table->SettleBefore(cpu, *sets[t], rule);
     sums.push_back(sets[t]->SumsFor(rule));
+    if (rule.reads_keys) ready[t].table->KeepKeys();
   }
+  // A rule of one's own may make of finite numbers what is not.
+  const bool checks = rule.function != nullptr && nonfinite == Nonfinite::kSkip;
+  int64_t floats_aside = 0;
+  for (int64_t t = 0; checks && t < num_tables; ++t)
+    floats_aside = std::max(floats_aside, FloatsAside(rule, ready[t].table->dim()));
+  float* aside = checks ? scratch->Get<float>(MaxWorkers(cpu, count) * floats_aside) : nullptr;
   // Nothing from here on takes memory.
   for (int64_t t = 0; t < num_tables; ++t) sets[t]->SetRule(rule, std::move(sums[static_cast<size_t>(t)]));
-  ForTasks(cpu, count, cost, [&](int64_t, int64_t s) {
+  ForTasks(cpu, count, cost, [&](int64_t worker, int64_t s) {
     const Stretch& stretch = stretches[s];
     const Gradients& g = ready[stretch.table];
     if (g.table->saved_.is_on()) {
@@ -296,7 +295,8 @@ void EmbeddingTable::ApplyGroup(const Cpu& cpu, Scratch* scratch, const UpdateRu
         rows[i - stretch.begin] = g.row_ids[i] < 0 ? HashTable::kNoRow : RowOf(g.row_ids[i]);
       g.table->CopyAside(rows, stretch.end - stretch.begin);
     }
-    g.table->Update(g, stretch.begin, stretch.end, sets[stretch.table], nonfinite);
+    g.table->Update(g, stretch.begin, stretch.end, sets[stretch.table], nonfinite,
+                    aside == nullptr ? nullptr : aside + worker * floats_aside);
   });
   if (rule.decays())
     for (int64_t t = 0; t < num_tables; ++t) sets[t]->Append();

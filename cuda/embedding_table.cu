@@ -163,6 +163,9 @@ DeviceTable::State::State(TableConfig c, int64_t budget_bytes)
   const Cuda cuda{};
   bad.Allocate(1, "its status");
   SOK_CUDA(cudaMemsetAsync(bad.data(), 0, sizeof(Bad), cuda.stream));
+  if (config.initializer.kind == InitKind::kOwn) {
+    throw InvalidArgument(config.Label() + ": an initializer of your own runs on the CPU alone. Keep the table there.");
+  }
   const std::vector<float>& values = config.initializer.bank;
   if (!values.empty()) {
     bank.Allocate(static_cast<int64_t>(values.size()), "the initializer's bank");

@@ -21,6 +21,11 @@ inline Initializer InitializerAttrs(OpKernelConstruction* ctx) {
   Check(ctx->GetAttr("seed", &seed));
   init.kind = ParseInitKind(kind);
   init.seed = static_cast<uint64_t>(seed);
+  if (init.kind == InitKind::kOwn) {
+    init.function = OwnInitializer(kind);
+    init.a = 0.0f;  // it is given uniforms in [0, 1)
+    init.b = 1.0f;
+  }
   return init;
 }
 

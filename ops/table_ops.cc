@@ -306,7 +306,9 @@ class PhiloxOp : public GuardedOp {
       throw InvalidArgument("`dim` must lie in [1, " + std::to_string(kMaxDim) +
                             "]. Received: " + std::to_string(dim_) + ".");
     }
-    if (init_.kind == InitKind::kBank) throw InvalidArgument("initializer 'bank' needs a table.");
+    if (init_.kind == InitKind::kBank || init_.kind == InitKind::kOwn) {
+      throw InvalidArgument("initializer '" + kind + "' needs a table.");
+    }
   }
   void Run(OpKernelContext* ctx) override {
     CheckRank(ctx->input(0), 1, "keys");

@@ -11,6 +11,20 @@
 namespace sok {
 namespace {
 
+using Gradients = EmbeddingTable::Gradients;
+
+absl::Status GroupUpdateShape(InferenceContext* c) {
+  int64_t m;
+  TF_RETURN_IF_ERROR(c->GetAttr("M", &m));
+  ShapeHandle unused;
+  for (int t = 0; t < m; ++t) {
+    TF_RETURN_IF_ERROR(c->WithRank(c->input(static_cast<int>(m) + t), 1, &unused));
+    TF_RETURN_IF_ERROR(c->WithRank(c->input(static_cast<int>(2 * m) + t), 2, &unused));
+  }
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(static_cast<int>(3 * m)), 0, &unused));
+  return c->WithRank(c->input(static_cast<int>(3 * m + 1)), 1, &unused);
+}
+
 REGISTER_OP("Sok>GroupApply")
     .Input("handles: M * resource")
     .Input("row_ids: M * int64")
@@ -23,26 +37,19 @@ REGISTER_OP("Sok>GroupApply")
     .Attr("nonfinite: {'allow', 'skip', 'raise'} = 'allow'")
     .Attr("distinct: list(bool)")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      int64_t m;
-      TF_RETURN_IF_ERROR(c->GetAttr("M", &m));
-      ShapeHandle unused;
-      for (int t = 0; t < m; ++t) {
-        TF_RETURN_IF_ERROR(c->WithRank(c->input(static_cast<int>(m) + t), 1, &unused));
-        TF_RETURN_IF_ERROR(c->WithRank(c->input(static_cast<int>(2 * m) + t), 2, &unused));
-      }
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(static_cast<int>(3 * m)), 0, &unused));
-      return c->WithRank(c->input(static_cast<int>(3 * m + 1)), 1, &unused);
-    });
+    .SetShapeFn(GroupUpdateShape);
 
-class HostGroupApplyOp final : public GroupApplyOp {
+// Inputs of a group of tables: f(gradients, rule, executor, scratch).
+class HostGroupUpdateOp : public GroupApplyOp {
  public:
   using GroupApplyOp::GroupApplyOp;
 
-  void Run(OpKernelContext* ctx) override {
+ protected:
+  template <class F>
+  void WithGroup(OpKernelContext* ctx, const F& f) {
     const int m = num_tables();
     std::vector<RefCountPtr<TableResource>> tables;
-    std::vector<EmbeddingTable::Gradients> gradients;
+    std::vector<Gradients> gradients;
     for (int t = 0; t < m; ++t) {
       tables.push_back(TableArg(ctx, t));
       EmbeddingTable& table = tables.back()->table();
@@ -53,16 +60,60 @@ class HostGroupApplyOp final : public GroupApplyOp {
       gradients.push_back({&table, Int64(row_ids), grads.flat<float>().data(), n, distinct_[static_cast<size_t>(t)]});
     }
     const UpdateRule rule = Rule(ctx);
-    const ProfileGroup group = DescribeGroup(gradients, [](const EmbeddingTable::Gradients& g) {
+    const ProfileGroup group = DescribeGroup(gradients, [](const Gradients& g) {
       return ProfileCounts{-1, g.n, g.n * g.table->dim() * int64_t{sizeof(float)}};
     });
     const ProfileSpan span("update", group.tables, group.counts);
     const TfExecutor executor(ctx);
     const ScratchLease scratch;
-    EmbeddingTable::ApplyGroup({executor}, scratch.get(), rule, slot_set_, nonfinite_, gradients.data(), m);
+    f(Cpu{executor}, scratch.get(), rule, gradients.data());
+  }
+};
+
+class HostGroupApplyOp final : public HostGroupUpdateOp {
+ public:
+  using HostGroupUpdateOp::HostGroupUpdateOp;
+
+  void Run(OpKernelContext* ctx) override {
+    WithGroup(ctx, [&](const Cpu& cpu, Scratch* scratch, const UpdateRule& rule, const Gradients* gradients) {
+      EmbeddingTable::ApplyGroup(cpu, scratch, rule, slot_set_, nonfinite_, gradients, num_tables());
+    });
   }
 };
 SOK_CPU_KERNEL("Sok>GroupApply", HostGroupApplyOp);
+
+REGISTER_OP("Sok>GroupTry")
+    .Input("handles: M * resource")
+    .Input("row_ids: M * int64")
+    .Input("grads: M * float")
+    .Input("step: int64")
+    .Input("hyper: double")
+    .Output("why: string")
+    .Attr("M: int >= 1")
+    .Attr("rule: string")
+    .Attr("slot_set: string")
+    .Attr("nonfinite: {'raise'} = 'raise'")
+    .Attr("distinct: list(bool)")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(GroupUpdateShape(c));
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    });
+
+class HostGroupTryOp final : public HostGroupUpdateOp {
+ public:
+  using HostGroupUpdateOp::HostGroupUpdateOp;
+
+  void Run(OpKernelContext* ctx) override {
+    Tensor* why = Output(ctx, 0, CheckedShape({}));
+    WithGroup(ctx, [&](const Cpu& cpu, Scratch* scratch, const UpdateRule& rule, const Gradients* gradients) {
+      why->scalar<tensorflow::tstring>()() =
+          EmbeddingTable::TryGroup(cpu, scratch, rule, slot_set_, gradients, num_tables());
+    });
+  }
+};
+SOK_CPU_KERNEL("Sok>GroupTry", HostGroupTryOp);
 
 // Writes distinct row ids and, for each, the sum of its addends. Negative row ids are dropped.
 void SumByRow(OpKernelContext* ctx, Scratch* scratch, const RowAddends& addends, int64_t dim) {

@@ -47,6 +47,7 @@ _PUBLIC = {
     "split_embedding_variable_from_others": "sok.table.table:split_embedding_variable_from_others",
     # Training.
     "optimizers": "sok.optimizers",
+    "initializer": "sok.table.own_initializer:initializer",
     "OptimizerScope": "sok.compat.optimizer_scope:OptimizerScope",
     "DistributedGradientTape": "sok.distributed:DistributedGradientTape",
     "DistributedOptimizer": "sok.distributed:DistributedOptimizer",

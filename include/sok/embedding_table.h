@@ -100,6 +100,11 @@ class EmbeddingTable final : public TableStore {
   static void ApplyGroup(const Cpu& cpu, Scratch* scratch, const UpdateRule& rule, const std::string& slot_set,
                          Nonfinite nonfinite, const Gradients* gradients, int64_t num_tables);
 
+  // What ApplyGroup by a rule of one's own would give, and forgets it. Returns why it should not be done: the rule makes
+  // NaN or infinity of a row, its slots and its gradient, which are finite; empty: no such row. Costs as much as the update.
+  static std::string TryGroup(const Cpu& cpu, Scratch* scratch, const UpdateRule& rule, const std::string& slot_set,
+                              const Gradients* gradients, int64_t num_tables);
+
   // ApplyGroup of this table.
   void Apply(const Cpu& cpu, Scratch* scratch, const UpdateRule& rule, const std::string& slot_set, Nonfinite nonfinite,
              const int64_t* row_ids,  // [n]
@@ -207,7 +212,18 @@ class EmbeddingTable final : public TableStore {
   void DropStale(Scratch* scratch, Gradients* gradients) const;
   // The rows of ids, kNoRow of those that are gone. Throws InvalidArgument.
   std::vector<uint32_t> RowsOfIds(const int64_t* row_ids, int64_t n) const;
-  void Update(const Gradients& gradients, int64_t begin, int64_t end, SlotSet* set, Nonfinite nonfinite);
+  void Update(const Gradients& gradients, int64_t begin, int64_t end, SlotSet* set, Nonfinite nonfinite, float* aside);
+  // The same by a rule of one's own. aside: see FloatsAside; or null, then whatever the rule gives is stored.
+  void CallOwnRule(const Gradients& gradients, int64_t begin, int64_t end, const SlotSet& set, Nonfinite nonfinite,
+                   float* aside);
+  // Has a rule of one's own change copies of rows, which need so many floats; the first gradient whose row is not finite
+  // afterwards, or `end`. set: null if the rule has none yet.
+  int64_t TryOwnRule(const Gradients& gradients, int64_t begin, int64_t end, const UpdateRule& rule, const SlotSet* set,
+                     float* aside) const;
+  static int64_t FloatsAside(const UpdateRule& rule, int64_t dim);
+  // The keys of rows, for a rule that reads them.
+  void KeepKeys();
+  uint64_t KeptKey(uint32_t row) const { return config_.hashed ? *row_keys_.At(row) : KeyOfRow(row); }
   bool InUse(int64_t row) const {
     // A table in full use pays for no bits: the counts of a million rows are one kilobyte.
     return unused_[static_cast<size_t>(row >> kCountShift)] == 0 ||
@@ -261,6 +277,8 @@ class EmbeddingTable final : public TableStore {
   int64_t next_row_ = 0;             // hashed: row numbers given out so far
   std::vector<uint32_t> free_rows_;  // hashed: erased row numbers
   std::vector<std::unique_ptr<SlotSet>> sets_;
+  bool keeps_keys_ = false;  // in row_keys_, of a hashed table
+  RowColumn<uint64_t> row_keys_;
   RowChanges saved_;
   std::shared_ptr<Snapshot> snapshot_;  // of a save that goes on beside training; whoever reads it holds it too
 };

@@ -5,14 +5,18 @@
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "sok/device.h"
+#include "sok/own_initializer.h"
 #include "sok/philox.h"
 
 namespace sok {
 
-enum class InitKind { kConstant, kUniform, kNormal, kTruncatedNormal, kBank };
+enum class InitKind { kConstant, kUniform, kNormal, kTruncatedNormal, kBank, kOwn };
+
+constexpr std::string_view kOwnKind = "own:";  // the name of an initializer of one's own follows
 
 struct Initializer {
   InitKind kind = InitKind::kUniform;
@@ -21,6 +25,7 @@ struct Initializer {
   uint64_t seed = 0;
   std::vector<float> bank;  // [bank_rows, dim], for kBank
   int64_t bank_rows = 0;
+  SokInitializerFunction function = nullptr;  // for kOwn, of uniforms with a = 0, b = 1
 };
 
 // Uniform in [0, 1) with 24 random bits.
@@ -80,10 +85,11 @@ struct InitializerView {
   uint64_t seed;
   const float* bank;  // [bank_rows, dim], for kBank
   int64_t bank_rows;
+  SokInitializerFunction function = nullptr;  // for kOwn, on the CPU alone
 };
 
 inline InitializerView ViewOf(const Initializer& init) {
-  return {init.kind, init.a, init.b, init.seed, init.bank.data(), init.bank_rows};
+  return {init.kind, init.a, init.b, init.seed, init.bank.data(), init.bank_rows, init.function};
 }
 
 // Elements 4 * block .. 4 * block + 3 of the fresh row of `key`; those at dim and behind are not to be used.
@@ -94,7 +100,7 @@ SOK_HOST_DEVICE void FreshElements(const InitializerView& init, uint64_t key, in
     return;
   }
   const PhiloxWords words = RowWords(init.seed, key, static_cast<uint32_t>(block));
-  if (init.kind == InitKind::kUniform) {
+  if (init.kind == InitKind::kUniform || init.kind == InitKind::kOwn) {
     const float width = init.b - init.a;
     for (int j = 0; j < 4; ++j) value[j] = init.a + UnitUniform(words.word[j]) * width;
   } else if (init.kind == InitKind::kNormal) {
@@ -111,9 +117,12 @@ SOK_HOST_DEVICE void FreshElements(const InitializerView& init, uint64_t key, in
   }
 }
 
-// The initializer named `name` ("constant", "uniform", "normal", "truncated_normal", "bank").
+// The initializer named `name` ("constant", "uniform", "normal", "truncated_normal", "bank", "own:..." of one's own).
 // Throws InvalidArgument for any other name.
 InitKind ParseInitKind(const std::string& name);
+
+// The function of an initializer of one's own, "own:...". Throws InvalidArgument if this process has registered none.
+SokInitializerFunction OwnInitializer(const std::string& kind);
 
 // Writes the fresh row of `key`. Thread-safe; repeats bit for bit.
 void FillRow(const InitializerView& init, uint64_t key, int64_t dim,

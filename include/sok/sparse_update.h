@@ -42,6 +42,7 @@ struct UpdateRule : RuleSettings {
   Rule rule = Rule::kSgd;
   int64_t step = 0;
   SokRuleFunction function = nullptr;  // of a rule of one's own
+  bool reads_keys = false, prefetches = false;
 
   bool is_named() const { return rule >= kFirstNamed; }
   int num_slots() const {
@@ -93,8 +94,9 @@ Nonfinite ParseNonfinite(const std::string& name);
 void RegisterRule(const std::string& name, const SokRuleLayout& layout, SokRuleFunction function);
 
 // Has the function of a rule of one's own change `count` records, whose slots begin at records[i] + slot_offset.
-void CallRule(const UpdateRule& rule, float* const* records, int64_t slot_offset, const float* grads, int64_t count,
-              int64_t dim);
+void CallRule(const UpdateRule& rule, float* const* records, int64_t slot_offset, const float* grads,
+              const uint64_t* keys,  // [count], or null
+              int64_t count, int64_t dim);
 
 // A stretch of calls that share alpha and extra (MissedStep); it ends where the next one begins.
 struct AlphaRun {

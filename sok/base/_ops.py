@@ -117,16 +117,32 @@ def close_mail() -> None:
 
 
 class _RuleLayout(ctypes.Structure):
-    _fields_ = (("size", ctypes.c_int64), ("hyper", ctypes.c_char_p), ("starts", ctypes.c_char_p))
+    _fields_ = (
+        ("size", ctypes.c_int64),
+        ("hyper", ctypes.c_char_p),
+        ("starts", ctypes.c_char_p),
+        ("prefetches", ctypes.c_int64),
+        ("reads_keys", ctypes.c_int64),
+    )
 
 
-def register_rule(name: str, hyper: str, starts: str, function: int) -> None:
+def register_rule(name: str, hyper: str, starts: str, function: int, prefetches: bool, reads_keys: bool) -> None:
     """Calls `SokRegisterRule` (include/sok/rules/own_rule.h). Raises ValueError."""
     lib()
     register = ctypes.CDLL(str(library_path())).SokRegisterRule
     register.argtypes, register.restype = (ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p), ctypes.c_char_p
-    layout = _RuleLayout(ctypes.sizeof(_RuleLayout), hyper.encode(), starts.encode())
+    layout = _RuleLayout(ctypes.sizeof(_RuleLayout), hyper.encode(), starts.encode(), prefetches, reads_keys)
     error = register(name.encode(), ctypes.byref(layout), function)
+    if error is not None:
+        raise ValueError(error.decode())
+
+
+def register_initializer(name: str, function: int) -> None:
+    """Calls `SokRegisterInitializer` (include/sok/own_initializer.h). Raises ValueError."""
+    lib()
+    register = ctypes.CDLL(str(library_path())).SokRegisterInitializer
+    register.argtypes, register.restype = (ctypes.c_char_p, ctypes.c_void_p), ctypes.c_char_p
+    error = register(name.encode(), function)
     if error is not None:
         raise ValueError(error.decode())
 

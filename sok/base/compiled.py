@@ -199,7 +199,22 @@ def _tools(numba: Any) -> dict[str, Any]:
 
         return intrinsic(pointer)
 
+    @intrinsic
+    def prefetch(typing: Any, address: Any) -> Any:
+        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            from llvmlite import ir
+
+            word, pointer = ir.IntType(32), ir.IntType(8).as_pointer()
+            kind = ir.FunctionType(ir.VoidType(), [pointer, word, word, word])
+            called = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
+            # To be written, and to stay in the nearest cache; data.
+            builder.call(called, [builder.inttoptr(arguments[0], pointer), *(word(value) for value in (1, 3, 1))])
+            return context.get_dummy_value()
+
+        return numba.types.void(numba.types.int64), code
+
     return {
+        "_sok_prefetch": prefetch,
         "_sok_carray": numba.carray,
         "_sok_floats": pointer_to(numba.float32),
         "_sok_doubles": pointer_to(numba.float64),

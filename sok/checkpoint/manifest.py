@@ -98,6 +98,7 @@ class OptimizerState:
     rule: str
     iterations: int
     learning_rate: float | None
+    source: str | None = None  # of a rule of one's own: where it is declared, and a hash of it
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rule", name_now(self.rule))
@@ -187,7 +188,10 @@ def to_bytes(manifest: Manifest) -> bytes:
     placements = (_placement_members(table.placement)[0] for link in links for table in link.tables)
     version = max([2 if manifest.before else 1, *placements])
     members = _link_members(manifest)
-    members["optimizers"] = [vars(optimizer) for optimizer in manifest.optimizers]
+    members["optimizers"] = [
+        {name: value for name, value in vars(optimizer).items() if name != "source" or value is not None}
+        for optimizer in manifest.optimizers
+    ]
     del members["before"]
     if version > 1:
         members["before"] = [_link_members(link) for link in manifest.before]
@@ -404,8 +408,14 @@ def _manifest(body: dict[str, Any]) -> Manifest:
     newest = _link(body, "the manifest", is_delta=bool(older))
     _check_chain((*older, newest))
     found = _member(body, "optimizers", list, "the manifest")
-    optimizers = tuple(OptimizerState(**_members(OptimizerState, o, "an optimizer")) for o in found)
+    optimizers = tuple(_optimizer(state, "an optimizer") for state in found)
     return Manifest(**vars(newest), optimizers=optimizers, before=older)
+
+
+def _optimizer(body: Any, where: str) -> OptimizerState:
+    members = _members(OptimizerState, body, where)
+    source = _member(body, "source", str, where) if "source" in body else None
+    return OptimizerState(**members, source=source)
 
 
 def _link(body: Any, where: str, is_delta: bool) -> Link:

@@ -20,6 +20,7 @@ from sok.job import context
 from sok.job.agreement import check_equal, together
 from sok.job.transport.base import Transport
 from sok.optimizers import Optimizer
+from sok.table import rules
 from sok.table.table import EmbeddingVariable
 
 # A job that saves without pause may remove what is being read: so often the checkpoint that took its place is read.
@@ -123,6 +124,7 @@ def _restore_once(
         for name, variable in tables.items():
             _check_table(path, manifest, name, variable)
         if slots:
+            _check_rules(path, manifest, list(tables))
             states = _matched(path, manifest, chosen, explicit=optimizers is not None)
         return [path, manifest.generation, list(tables), [o.slot_set for o, _ in states]]
 
@@ -223,7 +225,27 @@ def _matched(
                 f"Optimizer '{optimizer.slot_set}' has rule '{optimizer.rule}'; '{state.slot_set}' in {path} has "
                 f"'{state.rule}'. To take over the rows alone, pass slots=False."
             )
+        if None not in (optimizer.source, state.source) and optimizer.source != state.source:
+            warnings.warn(
+                f"Rule '{optimizer.rule}' is not what wrote {path}: here it is {optimizer.source}, there "
+                f"{state.source} (where it is declared, and a hash of its source). Its slots are taken over. A rule "
+                "that cannot go on with them should have another `version`.",
+                stacklevel=5,
+            )
     return pairs
+
+
+def _check_rules(path: str, manifest: Manifest, names: Sequence[str]) -> None:
+    """Refuses slots that no rule of this process could go on with."""
+    needed = {slot_set.name for name in names for slot_set in manifest.table(name).slot_sets}
+    for state in manifest.optimizers:
+        if state.source is not None and state.slot_set in needed and not rules.is_known(state.rule):
+            module, _, _ = state.source.partition(" ")
+            raise ValueError(
+                f"{path} holds slots of '{state.rule}', a rule of one's own that this process does not know. Import "
+                f"the module that declares it first ({module} did, when they were saved). To take over rows alone, "
+                "pass slots=False."
+            )
 
 
 def _load(

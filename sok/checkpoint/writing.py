@@ -210,6 +210,7 @@ def _state(optimizer: Optimizer, calls: Any) -> OptimizerState:
         rule=optimizer.rule,
         iterations=int(calls.read(iterations)),
         learning_rate=float(calls.read(rate[0])) if rate else None,
+        source=optimizer.source,
     )
 
 

@@ -62,6 +62,9 @@ class Optimizer(tf.__internal__.tracking.Trackable):
     rule: str
     rules: tuple[str, ...] = ()
 
+    # Of a rule of one's own, for files: where it is declared, and a hash of what it says.
+    source: str | None = None
+
     def __init__(
         self,
         learning_rate: Rate,

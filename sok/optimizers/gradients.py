@@ -96,6 +96,21 @@ def apply(
     )
 
 
+def tried(ready: list[TableGradient], step: Any, hyper: Any, rule: str, slot_set: str) -> tf.Tensor:
+    """Why a rule of one's own must not be applied: it makes NaN or infinity of what is finite. As `agree` takes it."""
+    why = _ops.lib().sok_group_try(
+        [g.variable.handle for g in ready],
+        [g.row_ids for g in ready],
+        [g.values for g in ready],
+        step,
+        hyper,
+        rule=rule,
+        slot_set=slot_set,
+        distinct=[g.distinct for g in ready],
+    )
+    return tf.where(tf.equal(why, ""), why, tf.strings.join(["InvalidArgumentError: ", why]))
+
+
 def prepare(
     gradients: list[TableGradient], clipping: Clipping, nonfinite: str, label: str
 ) -> tuple[list[TableGradient], list[Any]]:

@@ -10,10 +10,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from sok.base import arithmetic, compiled
 from sok.base.types import Rate
-from sok.job.agreement import together
+from sok.job.agreement import agree, together
 from sok.job.job import Job, job_of
+from sok.optimizers import gradients
 from sok.optimizers.base import Optimizer
 from sok.table import rules
 
@@ -114,7 +117,8 @@ class OwnRule(Optimizer):
         """Compiles the rule and registers it, once, and compares it with those of other workers. Collective."""
         if self._agreed is job:
             return
-        said = together(job.transport, f"sok/{self._slot_set}/rule", self._compile)
+        # By one name: optimizers of other rules have other names.
+        said = together(job.transport, "sok/own_rule", self._compile)
         for rank, theirs in enumerate(said):
             differ = [what for what in said[0] if theirs[what] != said[0][what]]
             if differ:
@@ -126,12 +130,23 @@ class OwnRule(Optimizer):
                 )
         self._agreed = job
 
+    def _update(self, ready: list[gradients.TableGradient], step: Any, hyper: Any) -> Any:
+        if self.nonfinite_gradients != "raise":
+            return super()._update(ready, step, hyper)
+        # Whether its results are finite is known only when they are there: for all tables, before one changes.
+        job = job_of([g.variable for g in ready])
+        why = gradients.tried(ready, step, hyper, self.rule, self._slot_set)
+        agreed = agree(job.transport, f"sok/{self._slot_set}/tried", why)
+        with tf.control_dependencies([] if tf.executing_eagerly() else [agreed]):
+            return super()._update(ready, step, hyper)
+
     def _compile(self) -> dict[str, str]:
         """What workers compare."""
         cls, declared = type(self), self._declared
         if cls._made is None:
             address, kept = declared.compiled()
-            rules.register(declared.rule, address)
+            reads_keys = "key" in declared.source.parameters
+            rules.register(declared.rule, address, prefetches=True, reads_keys=reads_keys)
             cls._made = kept
         return {
             "rule": declared.rule.name,
@@ -227,13 +242,24 @@ class _Declared:
             "rows = _sok_carray(_sok_words(fields[3]), (fields[1],))",
             f"hyper = _sok_carray(_sok_doubles(fields[6]), ({len(self.hyper)},))",
             *(["keys = _sok_carray(_sok_words(fields[8]), (fields[1],))"] if "key" in parameters else []),
+            # Read here: a loop that writes rows could not know that these stay.
+            "step, grads, offset = fields[7], fields[5], fields[4]",
+            *(f"h{number} = _sok_float32(hyper[{number}])" for number in range(len(self.hyper))),
+            # A row comes from memory while the ones before it are worked on: as far ahead as the built-in rules look.
+            f"slots, end = 4 * offset, 4 * (offset + {len(kept)} * dim)",
+            "ahead = 12 if end <= 256 else 6 if end <= 768 else 3",
             "for i in range(fields[1]):",
+            "    coming = rows[min(i + ahead, fields[1] - 1)]",
+            "    for at in range(0, 4 * dim, 64):",
+            "        _sok_prefetch(coming + at)",
+            "    for at in range(slots, end, 64):",
+            "        _sok_prefetch(coming + at)",
         ]
         ordered = ["learning_rate", *(one.name for one in self.rule.hyper)]
         vectors = []
         for place, name in enumerate(parameters):
             if place < 2 or name in self.slots:
-                address = ("rows[i]", "fields[5] + 4 * i * dim")[place] if place < 2 else _slot(kept.index(name))
+                address = ("rows[i]", "grads + 4 * i * dim")[place] if place < 2 else _slot(kept.index(name))
                 vectors.append(f"v{place} = _sok_carray(_sok_floats({address}), (dim,))")
                 kinds[name], argument = arithmetic.ARRAY, f"v{place}"
                 if by_element:
@@ -242,12 +268,13 @@ class _Declared:
                 vectors.append(f"v{place} = _sok_carray(_sok_floats({_slot(kept.index(name))}), (1,))")
                 kinds[name], argument = arithmetic.CELL, f"v{place}"
                 if name == "touches":
-                    vectors.append(f"v{place}[0] += _sok_float32(1)")
-                    kinds[name], argument = arithmetic.FLOAT, f"v{place}[0]"
+                    vectors += [f"v{place}[0] += _sok_float32(1)", f"touches = v{place}[0]"]
+                    kinds[name], argument = arithmetic.FLOAT, "touches"
             elif name in ("step", "key"):
-                kinds[name], argument = arithmetic.INT, {"step": "fields[7]", "key": "keys[i]"}[name]
+                vectors += ["key = keys[i]"] if name == "key" else []
+                kinds[name], argument = arithmetic.INT, {"step": "step", "key": "key"}[name]
             else:
-                kinds[name], argument = arithmetic.FLOAT, f"_sok_float32(hyper[{ordered.index(name)}])"
+                kinds[name], argument = arithmetic.FLOAT, f"h{ordered.index(name)}"
             arguments.append(argument)
         lines += [f"    {line}" for line in vectors]
         call = f"_sok_rule({', '.join(arguments)})"
@@ -260,7 +287,7 @@ class _Declared:
 
 
 def _slot(number: int) -> str:
-    return f"rows[i] + 4 * (fields[4] + {number} * dim)"
+    return f"rows[i] + 4 * (offset + {number} * dim)"
 
 
 def _class_of(declared: _Declared) -> type[OwnRule]:
@@ -271,6 +298,7 @@ def _class_of(declared: _Declared) -> type[OwnRule]:
         "__doc__": function.__doc__ or f"The rule `{function.__name__}` of {function.__module__}.",
         "rule": declared.rule.name,
         "function": staticmethod(function),
+        "source": f"{function.__module__}.{function.__qualname__} {declared.source.digest}",
         "_declared": declared,
     }
     return type(function.__name__, (OwnRule,), members)

@@ -14,6 +14,7 @@ from tensorflow.python.ops import resource_variable_ops
 from sok.base import _ops
 from sok.saved_model.initial_rows import initial_rows
 from sok.table.initializers import InitializerSpec
+from sok.table.own_initializer import KIND as OWN
 from sok.table.table import EmbeddingVariable
 
 ROW_DTYPES = {None: tf.float32, "float32": tf.float32, "float16": tf.float16, "int8": tf.int8}
@@ -28,6 +29,12 @@ def unseen_row(table: EmbeddingVariable, default: Any) -> np.ndarray | None:
         ValueError: neither 'initial', 'mean', 'zeros' nor a number.
     """
     spec, dim = table._initializer_spec, table.dim
+    if default in ("initial", "mean") and spec.kind.startswith(OWN):
+        raise ValueError(
+            f"Table '{table.table_name}' has an initializer of your own, '{spec.kind.removeprefix(OWN)}', which "
+            "an export cannot hold: say what unseen keys read as, `default='zeros'` or a number. Received: "
+            f"{default!r}."
+        )
     if default == "initial":
         return np.full(dim, spec.a, np.float32) if spec.kind == "constant" else None
     if default == "zeros":

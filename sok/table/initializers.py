@@ -15,6 +15,7 @@ from tensorflow.python.framework import ops
 
 from sok.job import context
 from sok.job.agreement import done_by_all
+from sok.table.own_initializer import OwnInitializer
 
 # Rows drawn once from an initializer that has no formula here; fresh rows pick their elements from them.
 BANK_ROWS = 4096
@@ -248,6 +249,8 @@ def to_spec(initializer: Any, rows: int | None, dim: int) -> InitializerSpec:
         initializer = with_rows(initializer, rows, dim)
     if isinstance(initializer, InitializerSpec):
         return initializer
+    if isinstance(initializer, OwnInitializer):
+        return InitializerSpec(initializer.register(dim))
     bank = _draw_bank(initializer, rows, dim)
     return InitializerSpec("bank", bank=tuple(bank.ravel().tolist()), seed=_own_seed(initializer))
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from sok.table.initializers import Initializer, InitializerSpec, resolve
 from sok.table.keys import check_key_dtype
+from sok.table.own_initializer import OwnInitializer
 from sok.table.placement import Placement, row_wise, table_wise
 
 _WIRE = ("float32", "float16", "bfloat16")
@@ -122,6 +123,8 @@ class TableOptions:
     def get_config(self, initializers: Any = None) -> dict[str, Any]:
         """What `from_config` makes it of again, for JSON. `initializers`: the module of a Keras; None: `tf.keras`'s."""
         initializer: Any = self.initializer
+        if isinstance(initializer, OwnInitializer):
+            initializer = InitializerSpec(initializer.kind)
         if isinstance(initializer, InitializerSpec):
             initializer = dataclasses.asdict(initializer)
         elif initializer is not None and not isinstance(initializer, str):

@@ -32,7 +32,7 @@ void Sign(const SokRuleBlock* block) {
     }
 }
 
-SokRuleLayout Layout(const char* hyper, const char* starts) { return {sizeof(SokRuleLayout), hyper, starts}; }
+SokRuleLayout Layout(const char* hyper, const char* starts) { return {sizeof(SokRuleLayout), hyper, starts, 0, 0}; }
 
 const SokRuleLayout kMomentum = Layout("learning_rate,beta,start", "start,7.5");
 

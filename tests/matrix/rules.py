@@ -13,6 +13,7 @@ import sok
 from tests.matrix import own_rule
 from tests.reference import optimizers as reference
 from tests.reference.rules import STEPS
+from tests.sok import own_rules
 
 RATE, EPSILON, BETAS, MOMENTUM, ACCUMULATOR, TOTAL = 0.1, 1e-7, (0.9, 0.999), 0.9, 0.1, 0.5
 
@@ -78,6 +79,7 @@ RULES = {
     "Adam": Rule(lambda: sok.optimizers.Adam(RATE), _adam, (0.0, 0.0)),
     "Nadam": Rule(lambda: sok.optimizers.Nadam(RATE), _nadam, (0.0, 0.0)),
     "LazyAdam": Rule(lambda: sok.optimizers.LazyAdam(RATE), _lazy_adam, (0.0, 0.0)),
+    "rule in Python": Rule(lambda: own_rules.adagrad(RATE, epsilon=EPSILON), _adagrad, (ACCUMULATOR,)),
     "own rule": Rule(lambda: own_rule.Damped(RATE, MOMENTUM, TOTAL), _damped, (0.0, TOTAL)),
     "wrapped Adam": Rule(lambda: sok.OptimizerWrapper(keras.optimizers.Adam(RATE)), _lazy_adam, (0.0, 0.0)),
     "wrapped momentum": Rule(

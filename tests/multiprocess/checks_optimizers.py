@@ -6,6 +6,8 @@ import tensorflow as tf
 
 import sok
 from sok.lookup.lookup import lookup_rows
+from tests.messages import saying
+from tests.sok import own_rules
 
 KEYS, STEPS = 20, 8
 CASES = [
@@ -16,12 +18,18 @@ CASES = [
     ("RMSprop", {"momentum": 0.5, "centered": True, "epsilon": 1e-2}),
     ("Adam", {"amsgrad": True}),
     *((rule, {}) for rule in ("Adadelta", "AdamW", "Adamax", "Nadam", "Lion", "Ftrl")),
+    ("adagrad", {}),  # of own_rules, as the next one
+    ("with_everything", {"clipnorm": 0.5, "nonfinite_gradients": "raise"}),
 ]
 
 
 def check_optimizers_and_clipping(world):
     """Rows of two tables after some steps on uneven parts of the same batches."""
-    return {f"{rule} {more}": _train(world, getattr(sok.optimizers, rule)(0.05, **more)) for rule, more in CASES}
+    return {f"{rule} {more}": _train(world, _class_of(rule)(0.05, **more)) for rule, more in CASES}
+
+
+def _class_of(rule):
+    return getattr(own_rules, rule, None) or getattr(sok.optimizers, rule)
 
 
 def _train(world, optimizer):
@@ -69,6 +77,55 @@ def check_a_bad_gradient_on_the_last_rank_raises_on_all(world):
     np.testing.assert_array_equal(good.sparse_read([3]).numpy(), [[1.0]])
     step(tf.constant(1.0))
     np.testing.assert_allclose(bad.sparse_read(everyone).numpy(), 0.5, rtol=1e-4)  # few digits in 1 - beta_2
+
+
+def check_own_rules_that_differ_raise_on_all(world):
+    functions = [own_rules.plain, own_rules.plain_too]
+    functions[1].__name__ = "plain"
+    for rule in (functions[min(world.rank, 1)], [own_rules.plain, own_rules.no_name][min(world.rank, 1)]):
+        optimizer, table = sok.optimizers.rule()(rule)(0.5), sok.EmbeddingVariable(1, 8, initializer="ones")
+
+        def step(optimizer=optimizer, table=table):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(lookup_rows(table, [0, 1]))
+            optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+
+        if world.size == 1:
+            step()
+            continue
+        for run in (step, tf.function(step)):
+            with pytest.raises(ValueError, match="rank 1"):
+                run()
+        np.testing.assert_array_equal(table.sparse_read([0, 1]), np.ones((2, 1)))
+
+
+def check_an_own_rule_that_divides_by_zero_on_the_last_rank_raises_on_all(world):
+    table = sok.EmbeddingVariable(1, 8, name="divided", initializer="ones")
+    optimizer = own_rules.divides(0.5, nonfinite_gradients="raise")
+
+    def step(factor):
+        with tf.GradientTape() as tape:
+            loss = factor * tf.reduce_sum(lookup_rows(table, [world.rank]))  # which lives on this rank
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+
+    for run in (step, tf.function(step)):
+        message = saying("divided", "divides(total)", f"key {world.size - 1}", "divide by zero")
+        with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+            run(tf.constant(0.0 if world.rank == world.size - 1 else 1.0))
+    everyone = range(world.size)
+    np.testing.assert_array_equal(table.sparse_read(everyone), np.ones((world.size, 1)))
+    step(tf.constant(1.0))
+    np.testing.assert_allclose(table.sparse_read(everyone), np.full((world.size, 1), 0.5))
+
+
+def check_own_initializers_that_differ_raise_on_all(world):
+    made = [sok.initializer(function) for function in (own_rules.ramp, own_rules.other_ramp)]
+    made[1].kind = made[0].kind
+    table = sok.EmbeddingVariable(2, 8, initializer=made[0])
+    np.testing.assert_array_equal(table.sparse_read([3, 4]), [[3, 4], [4, 5]])
+    if world.size > 1:
+        with pytest.raises(ValueError, match=saying("initializer 'ramp'", "all workers") if not world.rank else ""):
+            sok.EmbeddingVariable(2, 8, initializer=made[min(world.rank, 1)])
 
 
 def check_clipping_costs_one_collective_for_all_tables(world):

@@ -21,6 +21,7 @@ import tensorflow as tf
 from sok.base import _ops
 from tests.ops.tables import NativeTable
 from tests.ops.worlds import World
+from tests.sok import own_rules
 
 NUMBERS = [-(2**63), -1, 0, 3, 2**31 - 1, 2**31, 2**60, 2**61, 2**63 - 1]
 BIAS = {
@@ -71,6 +72,10 @@ def make_calls(lib: Any, folder: Path) -> None:
     for rule, hyper in [("sgd", [0.1]), ("adagrad", [0.1, 0.1, 1e-7]), ("adam", [0.1, 0.9, 0.99, 1e-7])]:
         for one, rows in zip([table, identity], ids, strict=True):
             one.apply(rows, grads, hyper=hyper, rule=rule, slot_set=rule)
+    own_rules.by_key()._compile()
+    lib.sok_group_try(
+        [table.handle], [ids[0]], [grads], 1, [0.1], rule=own_rules.by_key.rule, slot_set="own", distinct=[False]
+    )
     table.assign([1, 5], grads)
     lib.sok_table_try_assign(table.handle, table.keys([1, 6]), grads)
     lib.sok_table_try_reserve(table.handle, tf.constant(5, tf.int64))

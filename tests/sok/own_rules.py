@@ -52,7 +52,19 @@ def versioned(w, g, m, step, learning_rate=0.1):
     return w - learning_rate * m / step, m
 
 
-ALL = [lambda: signum(0.1, beta=0.9), adagrad, by_element, with_everything, versioned]
+@sok.optimizers.rule(slots=["seen"], hyper=["learning_rate"])
+def by_key(w, g, seen, key, learning_rate=0.1):
+    seen[:] = key
+    w -= (1 + key % 3) * learning_rate * g
+
+
+@sok.optimizers.rule(slots=["total"])
+def divides(w, g, total, learning_rate=0.1):
+    total += g
+    w -= learning_rate * g / total
+
+
+ALL = [by_key, lambda: signum(0.1, beta=0.9), adagrad, by_element, with_everything, versioned]
 
 
 def plain(w, g, learning_rate):
@@ -75,3 +87,32 @@ def no_type(w, g, learning_rate):
 
 def returns_two(w, g, learning_rate):
     return w, g
+
+
+def plain_too(w, g, learning_rate):
+    w -= 2 * learning_rate * g
+
+
+def ramp(key, column):
+    return key + column
+
+
+def other_ramp(key, column, random):
+    return key + random
+
+
+def endless(key, column):
+    return 1 / key
+
+
+def unfinished(key, column):
+    return undefined  # noqa: F821
+
+
+def _changed(w, g, accumulator, learning_rate=0.1, epsilon=1e-7):
+    accumulator += 2 * g * g
+    return w - learning_rate * g / np.sqrt(accumulator + epsilon), accumulator
+
+
+_changed.__name__, _changed.__qualname__ = "by_element", "changed"
+changed = sok.optimizers.rule(slots={"accumulator": 0.1}, hyper=["learning_rate", "epsilon"], per="element")(_changed)

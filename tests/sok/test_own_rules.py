@@ -6,15 +6,22 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import sok
 from sok.base import arithmetic, compiled
+from sok.checkpoint.manifest import read_manifest
+from sok.lookup.lookup import lookup_rows
+from sok.saved_model.frozen_table import unseen_row
 from sok.table import rules
+from sok.table.initializers import InitializerSpec
 from tests.messages import saying
+from tests.reference import initial_values
 from tests.sok import own_rules
 from tests.sok.optimizer_cases import gradient, initial_rows, random_steps, stepper, table_of
 
@@ -69,6 +76,47 @@ def test_a_rule_does_what_its_function_does(make, rng):
     np.testing.assert_allclose(table.sparse_read(np.arange(ROWS)).numpy(), judge.rows, rtol=2e-6, atol=1e-6)
     for name, kept in judge.kept.items():
         np.testing.assert_allclose(optimizer.get_slot(table, name), kept, rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("hashed", [True, False])
+def test_a_rule_knows_the_keys_of_rows_old_and_new(hashed):
+    optimizer = own_rules.by_key()
+    table = sok.EmbeddingVariable(2, 64, hashed=hashed, name="known_keys")
+    for keys in ([5, 3], [7, 3], [5, 40]):
+        optimizer.apply_gradients([(gradient(table, keys, np.ones([2, 2])), table)])
+    table.erase([7])
+    optimizer.apply_gradients([(gradient(table, [41], np.ones([1, 2])), table)])
+    keys, seen = (tensor.numpy() for tensor in table.slots(optimizer.slot_set)[:2])
+    assert sorted(keys) == [3, 5, 40, 41]
+    np.testing.assert_array_equal(seen, np.repeat(keys[:, None], 2, 1))
+
+
+def test_a_rule_that_divides_by_zero_follows_nonfinite_gradients():
+    grads = np.array([[1.0, 0.0, 1.0], [1.0, 2.0, 1.0]], np.float32)  # that of key 0 has 0 / 0
+    fresh = np.ones([2, 3], np.float32)
+    for policy, expected in {
+        "allow": [[0.9, np.nan, 0.9], [0.9] * 3],
+        "skip": [[1] * 3, [0.9] * 3],
+        "raise": fresh,
+    }.items():
+        table, optimizer = table_of(fresh, f"divided_{policy}"), own_rules.divides(nonfinite_gradients=policy)
+        other = table_of(fresh, f"beside_{policy}")
+
+        def step(table=table, optimizer=optimizer, other=other):
+            pairs = [(gradient(one, [0, 1], rows), one) for one, rows in ((other, fresh), (table, grads))]
+            optimizer.apply_gradients(pairs)
+
+        if policy == "raise":
+            message = saying(f"divided_{policy}", "divides(total)", "key 0", "divide by zero", "Nothing was updated")
+            for run in (step, tf.function(step)):
+                with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+                    run()
+            np.testing.assert_array_equal(other.sparse_read([0, 1]), fresh)
+        else:
+            step()
+            kept = optimizer.get_slot(table, "total").numpy()
+            np.testing.assert_array_equal(kept, grads if policy == "allow" else [[0, 0, 0], [1, 2, 1]])
+        np.testing.assert_allclose(table.sparse_read([0, 1]), expected, rtol=1e-6)
 
 
 def test_expressions_on_rows_become_loops_in_float32():
@@ -182,3 +230,113 @@ def test_names_and_config_of_a_rule():
     assert again.get_config() == optimizer.get_config() and again.clipnorm == 2.0
     assert isinstance(optimizer, sok.optimizers.Optimizer) and "epsilon" in repr(optimizer)
     assert own_rules.adagrad.__doc__ == "Adagrad, as Keras has it."
+
+
+@pytest.fixture
+def trained(tmp_path, rng):
+    """A folder with a saved table, which `by_element` has trained."""
+    table, optimizer = table_of(initial_rows(rng), "saved_rows"), own_rules.by_element()
+    optimizer.apply_gradients([(gradient(table, [1, 2], np.ones([2, 3])), table)])
+    sok.save(tmp_path, [table], [optimizer])
+    return tmp_path, table, optimizer
+
+
+@pytest.mark.filterwarnings("ignore:Table")  # it has another seed
+def test_a_checkpoint_holds_the_rule_and_its_source(trained, capsys):
+    folder, table, optimizer = trained
+    (state,) = read_manifest(folder).optimizers
+    assert state.rule == "by_element(accumulator)" and state.source == optimizer.source
+    assert optimizer.source.startswith("tests.sok.own_rules.by_element ")
+    other = sok.EmbeddingVariable(3, 48, name="saved_rows_again")
+    again = own_rules.by_element(name="again")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Rule")
+        sok.restore(folder, {table.table_name: other}, [again])
+    np.testing.assert_array_equal(again.get_slot(other, "accumulator"), optimizer.get_slot(table, "accumulator"))
+    assert again.iterations.numpy() == 1
+
+
+@pytest.mark.filterwarnings("ignore:Table")  # it has another seed
+def test_another_source_warns_and_another_layout_is_refused(trained):
+    folder, saved, _ = trained
+    table = sok.EmbeddingVariable(3, 48, name="saved_rows_too")
+    changed = own_rules.changed(name="changed")
+    assert changed.rule == own_rules.by_element.rule
+    with pytest.warns(UserWarning, match=saying("'by_element(accumulator)'", "own_rules.changed", "`version`")):
+        sok.restore(folder, {saved.table_name: table}, [changed])
+    for other in (own_rules.adagrad(name="other"), own_rules.versioned(name="third")):
+        with pytest.raises(ValueError, match=saying(other.rule, "'by_element(accumulator)'", "slots=False")):
+            sok.restore(folder, {saved.table_name: table}, [other])
+
+
+def test_slots_of_a_rule_that_is_not_known_are_refused_at_loading(trained):
+    folder, table, _ = trained
+    code = f"""
+import sok
+table = sok.EmbeddingVariable(3, 48, name="{table.table_name}")
+sok.restore({str(folder)!r}, [table], slots=False)
+assert table.sparse_read([1]).numpy().any()
+try:
+    sok.restore({str(folder)!r}, [table])
+except ValueError as error:
+    print(error)
+"""
+    said = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True).stdout
+    for part in ("'by_element(accumulator)'", "tests.sok.own_rules.by_element did", "Import", "slots=False"):
+        assert part in said
+
+
+def test_a_rule_works_with_what_is_around_optimizers(rng):
+    stock = keras.optimizers.SGD(0.5)
+    optimizer = sok.DistributedOptimizer(stock, embedding_optimizer=own_rules.adagrad(0.1))
+    table, dense = table_of(initial_rows(rng), "beside_dense"), tf.Variable([1.0])
+    before = table.sparse_read([1]).numpy()
+    optimizer.apply_gradients([(gradient(table, [1], np.ones([1, 3])), table), (tf.constant([1.0]), dense)])
+    np.testing.assert_allclose(table.sparse_read([1]), before - 0.1 / np.sqrt(1.1), rtol=1e-5)
+    assert float(dense[0]) == 0.5
+    own = own_rules.signum(keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5), beta=0.0)
+    for rate in (0.5, 0.25):
+        before = table.sparse_read([2]).numpy()
+        own.apply_gradients([(gradient(table, [2], np.ones([1, 3])), table)])
+        np.testing.assert_allclose(before - table.sparse_read([2]).numpy(), np.full([1, 3], rate), rtol=1e-5)
+
+
+# Initializers.
+
+
+@sok.initializer
+def spread(key, column, random):
+    return (random - 0.5) / (1 + column) if key % 2 else key * 0.5
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint32"])
+def test_an_initializer_gives_what_its_function_gives(dtype):
+    keys = np.array([0, 1, 2, 7, 2**31 + 1], dtype)
+    dim = 6
+    table = sok.EmbeddingVariable(dim, 64, key_dtype=dtype, initializer=spread, name="spread")
+    random = initial_values.initial_rows(initial_values.Initializer("uniform", 0.0, 1.0), table.seed, keys, dim)
+    expected = [[spread.function(int(k), j, random[i, j]) for j in range(dim)] for i, k in enumerate(keys)]
+    np.testing.assert_array_equal(table.sparse_read(keys), np.array(expected, np.float32))
+    np.testing.assert_array_equal(lookup_rows(table, tf.constant(keys)), np.array(expected, np.float32))
+    assert table.options.from_config(table.options.get_config()).initializer.kind == "own:spread"
+
+
+def test_initializers_that_cannot_be_are_refused_with_words(tmp_path):
+    with pytest.raises(ValueError, match=saying("Initializer 'plain'", "key, column, random", "'w'")):
+        sok.initializer(own_rules.plain)
+    with pytest.raises(ValueError, match=saying("Initializer 'endless'", "finite", "inf", "key 0", "column 0")):
+        sok.EmbeddingVariable(2, 4, initializer=sok.initializer(own_rules.endless))
+    with pytest.raises(ValueError, match=saying("Initializer 'unfinished'", "own_rules.py, line", "`undefined`")):
+        sok.EmbeddingVariable(2, 4, initializer=sok.initializer(own_rules.unfinished))
+    with pytest.raises(TypeError, match=saying("'spread'", "keys", ".function")):
+        spread([2, 2], tf.float32)
+    absent = InitializerSpec("own:absent")
+    with pytest.raises(tf.errors.InvalidArgumentError, match=saying("'own:absent'", "sok.initializer")):
+        sok.EmbeddingVariable(2, 4, initializer=absent)
+
+
+def test_an_export_asks_what_unseen_keys_read_as(tmp_path):
+    table = sok.EmbeddingVariable(2, 16, initializer=spread, name="exported_spread")
+    with pytest.raises(ValueError, match=saying("'exported_spread'", "'spread'", "default='zeros'")):
+        unseen_row(table, "initial")
+    np.testing.assert_array_equal(unseen_row(table, "zeros"), [0, 0])

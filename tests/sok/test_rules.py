@@ -16,6 +16,7 @@ from sok.table import rules
 from tests.matrix.own_rule import DAMPED, Damped, address
 from tests.matrix.rules import RULES as IN_THE_MATRIX
 from tests.messages import saying
+from tests.sok import own_rules
 from tests.sok.optimizer_cases import gradient, initial_rows, table_of
 from tests.sok.rule_cases import CASES
 
@@ -45,7 +46,7 @@ def test_each_rule_has_its_class_and_goes_through_the_matrix_or_test_every_rule(
     assert set(FUSED) == set(rules.RULES)
     assert all(set(optimizer.rules or [optimizer.rule]) <= set(rules.RULES) for optimizer in FUSED.values())
     trained_by = {rule.make().rule for name, rule in IN_THE_MATRIX.items() if not name.startswith(("wrapped", "dist"))}
-    assert trained_by | set(CASES) == {*rules.RULES, DAMPED.name}
+    assert trained_by | set(CASES) == {*rules.RULES, DAMPED.name, own_rules.adagrad.rule}
     assert all(rule.lazy in ("", *rules.RULES) for rule in rules.RULES.values())
 
 

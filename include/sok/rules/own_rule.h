@@ -20,6 +20,7 @@ typedef struct SokRuleBlock {
   const float* gradients; /* [num_rows, dim] */
   const double* hyper;    /* in the order of the layout */
   int64_t step;           /* that this update performs, from 1 */
+  const uint64_t* keys;   /* [num_rows], signed ones sign-extended; null, unless the layout asks for them */
 } SokRuleBlock;
 
 /* Called by many threads at once, for different rows. Must not throw, and must stay where it is as long as the process. */
@@ -30,6 +31,8 @@ typedef struct SokRuleLayout {
   const char* hyper; /* names, of which the learning rate is the first: "learning_rate,beta" */
   const char*
       starts; /* what each slot of a fresh row holds, a number or the name of a hyperparameter: "0"; "": zeros */
+  int64_t prefetches; /* 1: the function prefetches the rows that it comes to, and blocks are longer */
+  int64_t reads_keys; /* 1: blocks have keys, for which a hashed table keeps the key of each row in 8 bytes more */
 } SokRuleLayout;
 
 /* Registers a rule, or gives it another function. Returns null; or why it cannot be done, until the thread's next call. The

@@ -27,7 +27,7 @@ from sok.table.rules.rmsprop import (
 from sok.table.rules.rule import Hyper, RowRule, Slot, Stock
 from sok.table.rules.sgd import SGD
 
-__all__ = ["RULES", "Hyper", "RowRule", "Slot", "Stock", "declare", "find", "name_now", "register"]
+__all__ = ["RULES", "Hyper", "RowRule", "Slot", "Stock", "declare", "find", "is_known", "name_now", "register"]
 
 _ALL = (
     *(SGD, MOMENTUM, LAZY_MOMENTUM, ADAGRAD, ADADELTA, LAZY_ADADELTA),
@@ -69,12 +69,17 @@ def find(name: str) -> RowRule:
     return RowRule(name, slots, counts_steps="adam" in name.lower())
 
 
+def is_known(name: str) -> bool:
+    """Whether this process knows more of the rule than its name says."""
+    return name in RULES or name in _registered
+
+
 def declare(rule: RowRule) -> None:
     """Makes a rule of one's own known to this process, which can then make optimizers of it."""
     _registered[rule.name] = rule
 
 
-def register(rule: RowRule, function: int) -> None:
+def register(rule: RowRule, function: int, prefetches: bool = False, reads_keys: bool = False) -> None:
     """Registers a rule of one's own in this process, or gives it another function.
 
     Graphs and files hold the name of a rule: whoever trains registers it first, each process and each worker for
@@ -84,6 +89,8 @@ def register(rule: RowRule, function: int) -> None:
         rule: its name lists its slots: 'signum(m)'.
         function: the address of a C function `void (const SokRuleBlock*)`, see `include/sok/rules/own_rule.h`. It is
             called by many threads, and must stay as long as the process.
+        prefetches: it prefetches the rows of a block that it comes to; blocks are longer then.
+        reads_keys: it wants the keys of rows, which a hashed table then keeps in 8 bytes more for each row.
 
     Raises:
         ValueError: the name is none, or was registered with another layout: other slots, starts or hyperparameters.
@@ -92,5 +99,5 @@ def register(rule: RowRule, function: int) -> None:
         raise ValueError(f"The name of rule '{rule.name}' must list its slots: {', '.join(rule.slot_names)}.")
     starts = ",".join(slot.start if isinstance(slot.start, str) else repr(float(slot.start)) for slot in rule.slots)
     hyper = ",".join(["learning_rate", *(hyper.name for hyper in rule.hyper)])
-    _ops.register_rule(rule.name, hyper, starts, function)
+    _ops.register_rule(rule.name, hyper, starts, function, prefetches, reads_keys)
     declare(rule)
