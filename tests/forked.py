@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import linecache
 import os
 import signal
 import subprocess
@@ -97,6 +98,8 @@ def _become(request: dict[str, Any]) -> int:
     file = request["file"]
     sys.argv = [file, *request["arguments"]]
     sys.path.insert(0, os.path.dirname(file))
+    # As notebooks do with their cells: tracebacks, and what is compiled from its source, find it.
+    linecache.cache[file] = (len(request["text"]), None, request["text"].splitlines(keepends=True), file)
     try:
         exec(compile(request["text"], file, "exec"), {"__name__": "__main__", "__file__": file})
     except SystemExit as left:

@@ -53,6 +53,12 @@ def movielens_auc(finish, tmp_path, movielens_dir, known):
     return run
 
 
+def test_a_rule_of_ones_own_gives_what_the_built_in_one_gives(finish):
+    out = finish("own_rule.py", "--check", "--rows", "500", "--steps", "4", "--batch-size", "256")
+    said = json.loads(out.strip().splitlines()[-1])
+    assert said["max_difference"] < 1e-6 and said["time_ratio"] > 0
+
+
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.multiprocess)])
 def test_export_predicts_the_same_without_sok(finish, workers):
     out = finish("export.py", workers=workers)
