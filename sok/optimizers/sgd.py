@@ -45,9 +45,9 @@ class SGD(Optimizer):
     def __init__(
         self,
         learning_rate: Rate = 0.01,
+        name: str | None = None,
         momentum: float = 0.0,
         nesterov: bool = False,
-        name: str | None = None,
         rate_in_velocity: bool = True,
         lazy: bool = False,
         **options: Any,
