@@ -88,8 +88,8 @@ class OwnInitializer:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(
-            f"Initializer '{self.__name__}' makes rows of sok's tables from their keys, not tensors of a shape. Its "
-            f"function is {self.__name__}.function."
+            f"Initializer '{self.__name__}' makes rows of sok's tables from their keys, not tensors of a shape: a "
+            f"small sok.Embedding has a table with sparse_as_dense_size=0. Its function is {self.__name__}.function."
         )
 
     def register(self, dim: int) -> str:
