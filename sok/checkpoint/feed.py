@@ -13,11 +13,10 @@ import numpy as np
 from sok.base.errors import CheckpointError
 from sok.base.types import PathLike
 from sok.checkpoint import manifest as manifests
-from sok.checkpoint.manifest import Link, Manifest, Shard, Table, read_manifest
+from sok.checkpoint.manifest import Link, Manifest, Shard, Table, check_summary, read_manifest
 from sok.checkpoint.native import EagerCalls, SessionCalls, verify_shard
 from sok.checkpoint.restoring import TRIES, can_hold, is_superseded, restore
 from sok.checkpoint.targets import calls_for, tables_by_saved_name
-from sok.checkpoint.verifying import check_summary
 from sok.job.agreement import check_equal, together
 from sok.job.job import job_of
 from sok.job.transport.base import Transport

@@ -13,9 +13,8 @@ from sok.base.progress import on_stderr
 from sok.base.types import PathLike
 from sok.checkpoint import background, chains
 from sok.checkpoint.lease import forget, in_folder
-from sok.checkpoint.manifest import Link, Manifest, OptimizerState, Shard, Table, read_manifest
+from sok.checkpoint.manifest import Link, Manifest, OptimizerState, Shard, Table, check_summary, read_manifest
 from sok.checkpoint.targets import calls_for, optimizers_of, tables_by_saved_name
-from sok.checkpoint.verifying import check_summary
 from sok.job import context
 from sok.job.agreement import check_equal, together
 from sok.job.transport.base import Transport

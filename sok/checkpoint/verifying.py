@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -13,40 +12,9 @@ from sok.base.errors import CheckpointError
 from sok.base.progress import on_stderr
 from sok.base.types import PathLike
 from sok.checkpoint.beside import SAVER, SUFFIX
-from sok.checkpoint.manifest import Link, Shard, Table, read_manifest
+from sok.checkpoint.manifest import check_summary, read_manifest
 from sok.checkpoint.native import verify_shard
 from sok.job.agreement import plain_text
-
-
-def check_summary(path: str, link: Link, table: Table, file: Shard, summary: dict[str, Any]) -> None:
-    """Raises CheckpointError if a shard is not the one that the manifest lists."""
-    expected = {
-        "generation": link.generation,
-        "table": table.name,
-        "dim": table.dim,
-        "key_dtype": table.key_dtype,
-        "world_size": link.world_size,
-        "rank": file.rank,
-        **table.placement.to_attributes(link.world_size),
-        "delta": file.held is not None,
-        "rows": file.rows,
-        "erased": file.erased,
-        "bytes": file.bytes,
-        "digest": file.digest,
-    }
-    for what, value in expected.items():
-        if summary[what] != value:
-            raise CheckpointError(
-                f"{path}: at offset 0: not the file that the manifest lists: {what} is {summary[what]!r} instead of "
-                f"{value!r}."
-            )
-    listed = {(s.name, s.rule, s.num_slots) for s in table.slot_sets}
-    for slot_set in summary["slot_sets"]:
-        if (slot_set["name"], slot_set["rule"], slot_set["num_slots"]) not in listed:
-            raise CheckpointError(
-                f"{path}: at offset 0: not the file that the manifest lists: it has a slot set {slot_set['name']!r} of "
-                f"rule {slot_set['rule']!r}, which the manifest does not know."
-            )
 
 
 def verify(path: PathLike, progress: bool | None = None) -> list[str]:
