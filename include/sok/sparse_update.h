@@ -105,7 +105,7 @@ struct AlphaRun {
   float extra = 0.0f;
   double extra_before = 0.0;  // the sum over all calls before
 
-  MissedStep missed() const { return {alpha, extra}; }
+  SOK_HOST_DEVICE MissedStep missed() const { return {alpha, extra}; }
   bool operator==(const AlphaRun& other) const {
     return first_call == other.first_call && alpha == other.alpha && extra == other.extra;
   }
