@@ -240,6 +240,13 @@ def _export(case: Case, native: bool) -> None:
 
 def dump_and_load(case: Case) -> None:
     it = case.trained()
+    if case.rule_name == "Nadam":  # of which SOK has no names
+        with pytest.raises(ValueError, match="no names for the state of Nadam"):
+            sok.dump(case.folder, it.made.table, it.optimizer)
+        sok.dump(case.folder, it.made.table)
+        it.made.table.assign(it.judge.keys, np.zeros([len(it.judge.keys), DIM], np.float32))
+        sok.load(case.folder, it.made.table)
+        return case.check(it.made, it.judge, exactly=False)
     sok.dump(case.folder, it.made.table, it.optimizer)
     before = copy.deepcopy(it.judge)
     case.train(it, 2)
