@@ -27,23 +27,30 @@ class _Seeds:
         initializer = tf.keras.initializers.GlorotUniform(seed=self._next)
         return tf.keras.layers.Dense(units, activation=activation, kernel_initializer=initializer, name=name)
 
+    def zeros(self, name: str) -> tf.keras.layers.Dense:
+        """What is added to a linear part starts at nothing: the model is no worse than that part, to begin with."""
+        return tf.keras.layers.Dense(1, kernel_initializer="zeros", name=name)
+
     def tower(self, widths: tuple[int, ...], name: str) -> tf.keras.Sequential:
         return tf.keras.Sequential([self.dense(w, "relu", f"{name}_{i}") for i, w in enumerate(widths)], name=name)
 
 
 class _Model(tf.keras.Model):
-    """A model that keeps its embedding rows small: `l2` / 2 times the squares of the rows of each sample is a loss."""
+    """A model that keeps its embedding rows small: `l2` / 2 times the squares of the rows of each sample is a loss.
 
-    l2 = 0.0
+    So are `linear_l2` / 2 times those of the weights of its linear part.
+    """
+
+    l2 = linear_l2 = 0.0
 
     def linear_variables(self) -> list:
         """Return the variables of a linear part, if there is one."""
         return []
 
-    def rows_of(self, keys, training):  # [B, F] -> [B, F, D]
-        rows = self.embedding(keys, training=training)
-        if training and self.l2:
-            self.add_loss(0.5 * self.l2 * tf.reduce_sum(tf.square(rows)))
+    def rows_of(self, embedding, keys, training, l2):  # [B, F] -> [B, F, D]
+        rows = embedding(keys, training=training)
+        if training and l2:
+            self.add_loss(0.5 * l2 * tf.reduce_sum(tf.square(rows)))
         return rows
 
 
@@ -65,7 +72,7 @@ class Dlrm(_Model):
 
     def call(self, inputs, training=False):
         dense = self.bottom(inputs["dense"])  # [B, D]
-        rows = self.rows_of(inputs["keys"], training)  # [B, F, D]
+        rows = self.rows_of(self.embedding, inputs["keys"], training, self.l2)  # [B, F, D]
         vectors = tf.concat([dense[:, None, :], rows], axis=1)  # [B, 1 + F, D]
         products = tf.matmul(vectors, vectors, transpose_b=True)  # [B, 1 + F, 1 + F]
         flat = tf.reshape(products, [-1, products.shape[1] * products.shape[2]])
@@ -86,15 +93,15 @@ class DeepFm(_Model):
         self.first_order = embed(1, "first_order", zeros=True)
         self.linear = seeds.dense(1, None, "linear")
         self.deep = seeds.tower((128, 64), "deep")
-        self.logit = seeds.dense(1, None, "logit")
+        self.logit = seeds.zeros("logit")
         self._width = num_features * embedding_dim
 
     def linear_variables(self) -> list:
         return self.first_order.trainable_variables + self.linear.trainable_variables
 
     def call(self, inputs, training=False):
-        rows = self.rows_of(inputs["keys"], training)  # [B, F, D]
-        weights = self.first_order(inputs["keys"], training=training)  # [B, F, 1]
+        rows = self.rows_of(self.embedding, inputs["keys"], training, self.l2)  # [B, F, D]
+        weights = self.rows_of(self.first_order, inputs["keys"], training, self.linear_l2)  # [B, F, 1]
         # The sum over all pairs i < j of <v_i, v_j> is half of (the square of the sum - the sum of the squares).
         total = tf.reduce_sum(rows, axis=1)
         second_order = 0.5 * tf.reduce_sum(tf.square(total) - tf.reduce_sum(tf.square(rows), axis=1), axis=1)
@@ -117,15 +124,15 @@ class WideDeep(_Model):
         self.wide = embed(1, "wide", zeros=True)
         self.linear = seeds.dense(1, None, "linear")
         self.deep = seeds.tower((256, 128), "deep")
-        self.logit = seeds.dense(1, None, "logit")
+        self.logit = seeds.zeros("logit")
         self._width = num_features * embedding_dim
 
     def linear_variables(self) -> list:
         return self.wide.trainable_variables + self.linear.trainable_variables
 
     def call(self, inputs, training=False):
-        rows = self.rows_of(inputs["keys"], training)  # [B, F, D]
-        weights = self.wide(inputs["keys"], training=training)  # [B, F, 1]
+        rows = self.rows_of(self.embedding, inputs["keys"], training, self.l2)  # [B, F, D]
+        weights = self.rows_of(self.wide, inputs["keys"], training, self.linear_l2)  # [B, F, 1]
         flat = tf.concat([inputs["dense"], tf.reshape(rows, [-1, self._width])], axis=1)
         deep = self.logit(self.deep(flat))[:, 0]
         return deep + self.linear(inputs["dense"])[:, 0] + tf.reduce_sum(weights, axis=[1, 2])

@@ -8,9 +8,9 @@ SPLITS = 2
 
 
 def reaches_logistic_regression(results) -> bool:
-    """Whether models are as good on average, up to what two splits of some thousand rows can tell."""
+    """Whether models are at least as good on average."""
     auc, loss = (compare.differences(results, key).mean() for key in ("auc", "logloss"))
-    return auc > -0.003 and loss < 0.003 and all(result["baseline_auc"] > 0.65 for result in results)
+    return auc >= 0.0 and loss <= 0.0 and all(result["baseline_auc"] > 0.65 for result in results)
 
 
 def test_default_reaches_logistic_regression_on_criteo(criteo_sample):
@@ -28,7 +28,7 @@ def test_default_reaches_logistic_regression_on_movielens(movielens_dir, tmp_pat
 
 def test_a_model_that_does_not_learn_is_seen(tmp_path, capsys):
     log = generate.generate(tmp_path / "log.tsv", 3000, 0)
-    flags = ["--splits", "2", "--model", "dlrm", "--optimizer", "sgd", "--learning-rate", "1e-6"]
+    flags = ["--splits", "2", "--epochs", "1", "--model", "dlrm", "--optimizer", "sgd", "--learning-rate", "1e-6"]
     assert compare.main(["--data", str(log), *flags]) == 0
     assert "0 of 2 above 0" in capsys.readouterr().out
 

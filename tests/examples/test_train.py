@@ -14,7 +14,7 @@ SMALL = ("--batch-size", "256", "--epochs", "1", "--curve-points", "3")
 JSON_KEYS = {
     *("auc", "logloss", "best_auc", "best_logloss", "samples_per_second", "steps", "workers", "rows", "rows_per_shard"),
     *("train_rows", "test_rows", "skipped_lines", "seconds", "settings", "history", "calibration"),
-    *("baseline_auc", "baseline_logloss", "baseline_l2", "baseline_calibration"),
+    *("baseline_auc", "baseline_logloss", "baseline_l2", "baseline_calibration", "passes"),
 }
 
 
