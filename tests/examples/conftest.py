@@ -59,7 +59,7 @@ def run_workers(workers: int, script: str, arguments: list[str], deadline: float
 def example(forked, tmp_path_factory):
     """Runs an example in processes of its own; returns (exit status, stdout, stderr)."""
 
-    def run(script: str, *arguments: str, workers: int = 1, deadline: float = 120, **environment: str):
+    def run(script: str, *arguments: str, workers: int = 1, deadline: float = 300, **environment: str):
         arguments = [str(argument) for argument in arguments]
         if workers > 1:
             return run_workers(workers, script, arguments, deadline, environment)

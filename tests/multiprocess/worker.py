@@ -21,7 +21,7 @@ import pytest
 from tests.multiprocess.harness import Outcome, World
 
 # A check takes a few seconds on two idle cores.
-CHECK_SECONDS = float(os.environ.get("SOK_TEST_CHECK_SECONDS", "120"))
+CHECK_SECONDS = float(os.environ.get("SOK_TEST_CHECK_SECONDS", "240"))
 
 
 def checks_of(module: types.ModuleType) -> dict[str, Callable[..., Any]]:
