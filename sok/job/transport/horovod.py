@@ -169,13 +169,13 @@ class HorovodTransport(Transport):
     ) -> list[tf.Tensor]:
         """Each rank adds up its part of all numbers, in the order of ranks, and all get all parts."""
         flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in group], 0)
-        part = (tf.size(flat) + self.size - 1) // self.size
-        splits = tf.fill([self.size], part)
-        padded = tf.pad(flat, [[0, part * self.size - tf.size(flat)]])
-        mine = tf.reshape(self._shared_all_to_all(padded, splits, f"{name}/parts", turns)[0], [self.size, part])
+        splits = tf.size(flat) // self.size + tf.cast(tf.range(self.size) < tf.size(flat) % self.size, tf.int32)
+        part = splits[self.rank]
+        mine = tf.reshape(self._shared_all_to_all(flat, splits, f"{name}/parts", turns)[0], [self.size, part])
         added = tf.add_n(tf.unstack(mine)) / self.size if average else tf.add_n(tf.unstack(mine))
-        sums = self._shared_all_to_all(tf.tile(added, [self.size]), splits, f"{name}/sums", turns)[0]
-        pieces = tf.split(sums[: tf.size(flat)], [tf.size(tensor) for tensor in group])
+        copies, copy_splits = tf.tile(added, [self.size]), tf.fill([self.size], part)
+        sums = self._shared_all_to_all(copies, copy_splits, f"{name}/sums", turns)[0]
+        pieces = tf.split(sums, [tf.size(tensor) for tensor in group])
         return [tf.reshape(piece, tf.shape(tensor)) for piece, tensor in zip(pieces, group, strict=True)]
 
     def all_gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
