@@ -211,17 +211,18 @@ void Mail::Close(const std::string& why) {
 void Mail::Lose(Peer* peer, const std::string& why) {
   std::vector<Finished> finished;
   {
-    const std::lock_guard<std::mutex> sending(peer->sending);
-    peer->is_lost = true;
-    peer->outbox.clear();
-    shutdown(peer->fd, SHUT_RDWR);
-  }
-  {
+    // The reason first: the reader, which sees the closed socket, would find another.
     const std::lock_guard<std::mutex> lock(mutex_);
     if (error_.empty()) error_ = why;
     std::vector<std::string> names;
     for (const auto& call : calls_) names.push_back(call.first);
     for (const std::string& name : names) Match(name, &finished);
+  }
+  {
+    const std::lock_guard<std::mutex> sending(peer->sending);
+    peer->is_lost = true;
+    peer->outbox.clear();
+    shutdown(peer->fd, SHUT_RDWR);
   }
   for (Finished& one : finished) one.done(one.error, one.received);
 }
