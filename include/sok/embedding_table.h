@@ -111,17 +111,6 @@ class EmbeddingTable final : public TableStore {
              const float* grads,      // [n, dim]
              int64_t n);
 
-  // Rows and slots for a named rule, whose step the caller does: reads what it changes (Gather), and stores it (Scatter).
-  // Both attach the slot set on first use, and pass over ids that are negative or of rows erased since their lookup: Gather
-  // gives zeros for them and what fresh slots hold. Between the two nobody else should update these rows: the later of
-  // two Scatters counts. Ids must be distinct. Throw InvalidArgument for row ids that do not exist; nothing changed then.
-  void Gather(const Cpu& cpu, const UpdateRule& rule, const std::string& slot_set, const int64_t* row_ids, int64_t n,
-              float* rows,    // [n, dim]
-              float* slots);  // [n, num_slots * dim]
-  void Scatter(const Cpu& cpu, const UpdateRule& rule, const std::string& slot_set, const int64_t* row_ids, int64_t n,
-               const float* rows,    // [n, dim]
-               const float* slots);  // [n, num_slots * dim]
-
   // TableStore, in which all of them are described.
   int64_t size() const override;
   std::vector<uint64_t> Keys() const override;
@@ -210,8 +199,6 @@ class EmbeddingTable final : public TableStore {
   static void SumDuplicates(const Cpu& cpu, Scratch* scratch, Gradients* gradients, int64_t num_tables);
   bool IsGone(int64_t id) const;
   void DropStale(Scratch* scratch, Gradients* gradients) const;
-  // The rows of ids, kNoRow of those that are gone. Throws InvalidArgument.
-  std::vector<uint32_t> RowsOfIds(const int64_t* row_ids, int64_t n) const;
   void Update(const Gradients& gradients, int64_t begin, int64_t end, SlotSet* set, Nonfinite nonfinite, float* aside);
   // The same by a rule of one's own. aside: see FloatsAside; or null, then whatever the rule gives is stored.
   void CallOwnRule(const Gradients& gradients, int64_t begin, int64_t end, const SlotSet& set, Nonfinite nonfinite,

@@ -15,8 +15,7 @@
 namespace sok {
 
 // The rules of rules/all.h. From kFirstNamed on: those of others, whose names list their slots, as
-// 'signum(m,count)'. A table keeps the slots; who has no function here (own_rule.h) reads and writes rows itself
-// (EmbeddingTable::Gather, Scatter).
+// 'signum(m,count)'. A table keeps the slots; own_rule.h has the functions.
 #define SOK_RULE_NUMBER(R) k##R,
 enum class Rule : int32_t { SOK_RULES(SOK_RULE_NUMBER) };
 #undef SOK_RULE_NUMBER
