@@ -131,15 +131,18 @@ def get_embedding_variable(
         ...     table.table_name
         'model/user'
 
-    Source: `tf.get_embedding_variable` of DeepRec; its options `ev_option` and `steps_to_live` are to come.
+    Source: `tf.get_embedding_variable` of DeepRec; its options `ev_option` and `steps_to_live` must be None.
     """
     refused = {"regularizer": regularizer, "custom_getter": custom_getter, "constraint": constraint}
     for argument, value in refused.items():
         if value is not None:
             raise ValueError(f"`{argument}` must be None: a table knows nothing of it. Received: {value!r}.")
-    for argument, value in {"init_data_source": init_data_source, "steps_to_live": steps_to_live}.items():
+    for argument, (value, remedy) in {
+        "init_data_source": (init_data_source, "give its rows by `assign`"),
+        "steps_to_live": (steps_to_live, "rows stay until `erase(keys)` removes them"),
+    }.items():
         if value is not None:
-            raise NotImplementedError(f"`{argument}` is to come; it must be None. Received: {value!r}.")
+            raise NotImplementedError(f"`{argument}` must be None; {remedy}. Received: {value!r}.")
     _check_option(ev_option)
     if tf.as_dtype(value_dtype or tf.float32) != tf.float32:
         raise ValueError(f"`value_dtype` must be float32. Received: {value_dtype!r}.")
@@ -175,7 +178,7 @@ class _EmbeddingVariable(EmbeddingVariable):
 
 
 class EmbeddingVariableOption:
-    """DeepRec's options of a table: filters, eviction and storage. Each must be None: none is there yet."""
+    """DeepRec's options of a table. Each must be None: rows live in memory, all are admitted, and none is evicted."""
 
     def __init__(self, ht_type: str = "", ht_partition_num: int = 1000, **options: None) -> None:
         unknown = options.keys() - {"evict_option", "ckpt", "filter_option", "storage_option", "init_option"}
@@ -183,7 +186,10 @@ class EmbeddingVariableOption:
             raise TypeError(f"EmbeddingVariableOption: unknown keyword(s) {', '.join(sorted(unknown))}.")
         for name, value in options.items():
             if value is not None:
-                raise NotImplementedError(f"`{name}` of an embedding variable is to come; it must be None.")
+                raise NotImplementedError(
+                    f"`{name}` must be None: rows live in memory, all are admitted, and stay until `erase(keys)`. "
+                    f"Received: {value!r}."
+                )
 
 
 def _check_option(ev_option: EmbeddingVariableOption | None) -> None:

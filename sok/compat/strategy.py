@@ -52,7 +52,7 @@ def enable_distributed_strategy(strategy: str = "localized") -> tf.Tensor | None
             raise ValueError(f"The strategy '{enabled}' is enabled, and a program has one. Received: '{strategy}'.")
         if strategy == "parameter_server":
             raise NotImplementedError(
-                "The strategy 'parameter_server' is to come. 'collective' spreads tables over workers."
+                "There are no parameter servers here. Enable 'collective': it spreads tables over the workers."
             )
         ok = context.Init() if strategy == "collective" else None
         if strategy == "localized":

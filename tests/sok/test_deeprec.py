@@ -166,9 +166,9 @@ def test_embedding_variables_say_where_their_rows_lie_and_how_they_travel():
         ({"custom_getter": len}, ValueError, "`custom_getter` must be None"),
         ({"constraint": len}, ValueError, "`constraint` must be None"),
         ({"collections": "mine"}, ValueError, "`collections` .*'mine'"),
-        ({"init_data_source": "path"}, NotImplementedError, "`init_data_source` is to come"),
+        ({"init_data_source": "path"}, NotImplementedError, "`init_data_source` must be None.*`assign`"),
         ({"ev_option": object()}, NotImplementedError, "`ev_option` .*EmbeddingVariableOption"),
-        ({"steps_to_live": 100}, NotImplementedError, "`steps_to_live` is to come.*Received: 100"),
+        ({"steps_to_live": 100}, NotImplementedError, "`steps_to_live` must be None.*`erase.keys.`.*Received: 100"),
     ],
 )
 def test_what_embedding_variables_do_not_take(arguments, error, message):
@@ -208,7 +208,7 @@ def test_localized_is_for_one_worker(monkeypatch):
 
 
 def test_strategies_that_there_are_not():
-    with pytest.raises(NotImplementedError, match="'parameter_server' is to come"):
+    with pytest.raises(NotImplementedError, match="no parameter servers.*'collective'"):
         sok.enable_distributed_strategy("parameter_server")
     with pytest.raises(ValueError, match="`strategy` must be 'collective'.*Received: 'mirrored'"):
         sok.enable_distributed_strategy("mirrored")
@@ -277,7 +277,7 @@ def test_columns_of_any_ids_need_a_table():
     ):
         with pytest.raises(NotImplementedError, match="`ev_option` .*EmbeddingVariableOption"):
             make("item", ev_option=1)
-    with pytest.raises(NotImplementedError, match="`filter_option` .*to come"):
+    with pytest.raises(NotImplementedError, match="`filter_option` must be None.*`erase.keys.`.*Received: 1"):
         sok.deeprec.EmbeddingVariableOption(filter_option=1)
     with pytest.raises(TypeError, match="unknown keyword.* filter"):
         sok.deeprec.EmbeddingVariableOption(filter=1)
