@@ -17,6 +17,7 @@ from sok.distributed.broadcast import broadcast_variables
 from sok.job import context
 from sok.job.agreement import together
 from sok.optimizers import claims
+from sok.table import reading
 from sok.table.table import is_embedding_variable
 
 
@@ -46,6 +47,7 @@ class BroadcastVariablesHook(tf.compat.v1.train.SessionRunHook):
         self._broadcast: Any = None
 
     def begin(self) -> None:
+        reading.tell_untrained(_tables_of_graph())
         # Here, since the graph is finalized afterwards.
         self._broadcast = broadcast_variables(tf.compat.v1.global_variables(), self.root_rank)
 
@@ -111,12 +113,13 @@ class CheckpointSaverHook(tf.compat.v1.train.SessionRunHook):
     def begin(self) -> None:
         tables, optimizers, self._saver = self._given
         if tables is None:
-            tables = list(filter(is_embedding_variable, tf.compat.v1.trainable_variables()))
+            tables = _tables_of_graph()
         self._tables = list(tables_of(tables).values())
         self._optimizers = claims.optimizers_of(self._tables) if optimizers is None else optimizers
         self._step = tf.compat.v1.train.get_global_step()
         if self._step is None:
             raise ValueError("CheckpointSaverHook needs tf.compat.v1.train.get_or_create_global_step() in the graph.")
+        reading.tell_untrained(self._tables)
         # Here, since the graph is finalized afterwards.
         prepare(self._tables)
         self._saver = self._saver or tf.compat.v1.train.Saver()
@@ -183,3 +186,7 @@ class CheckpointSaverHook(tf.compat.v1.train.SessionRunHook):
 
         together(transport, "sok/hook/dense", dense)
         self._last_step = step
+
+
+def _tables_of_graph() -> list[Any]:
+    return list(filter(is_embedding_variable, tf.compat.v1.trainable_variables()))

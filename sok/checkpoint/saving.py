@@ -18,7 +18,7 @@ from sok.checkpoint.writing import Work
 from sok.job import context
 from sok.job.agreement import check_equal, together
 from sok.optimizers import Optimizer
-from sok.table import rules
+from sok.table import reading, rules
 from sok.table.table import EmbeddingVariable
 
 
@@ -97,6 +97,7 @@ def save(
 
     def plan() -> dict[str, Any]:
         work.tables = list(tables_of(variables_or_model).values())
+        reading.tell_untrained(work.tables)
         work.optimizers = optimizers_of(optimizers, variables_or_model) or []
         work.calls = calls_for(work.tables, session)
         _warn_of_lost_counts(work.tables, work.optimizers, work.calls)

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import record
 
-from sok.base import _ops, keras_calls
+from sok.base import _ops
 from sok.job import context
 from sok.job.transport import ordering
 
-_BATCHES = 3  # so many are looked at
-_SAMPLES = 32, 512  # of a batch: fewer say nothing, and more of them nothing else
+_BATCHES = 8  # so many are looked at, together: few ids of two large columns are in one
+_SAMPLES, _KEYS = 32, 1 << 15  # of a batch: fewer say nothing, and more of them take too long
 
 
 class SharedSlots:
@@ -28,11 +29,12 @@ class SharedSlots:
     def __init__(self, layer: str, slot_num: int) -> None:
         self._layer, self._slot_num = layer, slot_num
         self._batches = 0
+        self._seen = np.empty([0, 2], np.int64)  # distinct pairs of id and slot
 
     def look(self, keys: tf.Tensor, row_splits: tf.Tensor, inserts: Any) -> None:
         """To be called with the ids of each batch: segment b * slot_num + f is slot f of sample b.
 
-        Eagerly, and while a function is traced for Keras' `fit`, which then runs four small ops more in each step.
+        Eagerly, and while a function with a tape is traced, which then runs four small ops more in each step.
         Scripts for SOK, where slots share rows on purpose, hear nothing.
         """
         is_over = self._batches >= _BATCHES or context.rank() != 0 or "sparse_operation_kit" in sys.modules
@@ -40,7 +42,7 @@ class SharedSlots:
             return
         if tf.executing_eagerly():
             self._judge(keys.numpy(), row_splits.numpy())
-        elif "train_step" in keras_calls.running() and not _ops.is_substituted():
+        elif record.could_possibly_record() and not _ops.is_substituted():
             with tf.device("/CPU:0"):
                 seen = ordering.counter(f"sok/slots/{id(self)}")
                 tf.raw_ops.AssignAddVariableOp(resource=seen, value=tf.constant(1, tf.int64))
@@ -52,7 +54,8 @@ class SharedSlots:
         self._batches += 1
         if self._batches > _BATCHES:
             return np.bool_(False)
-        found = shared(keys, row_splits, self._slot_num)
+        self._seen = np.unique(np.concatenate([self._seen, pairs_of(keys, row_splits, self._slot_num)]), axis=0)
+        found = shared(self._seen, self._slot_num)
         if found is not None:
             self._batches = _BATCHES
             key, slots, count = found
@@ -63,25 +66,34 @@ class SharedSlots:
                 "sok.data.add_offsets). If slots are to share rows, distinct_slots=False says so, and ends this hint.",
                 stacklevel=2,
             )
+        if self._batches == _BATCHES:
+            self._seen = self._seen[:0]
         return np.bool_(True)
 
 
-def shared(keys: np.ndarray, row_splits: np.ndarray, slot_num: int) -> tuple[int, list[int], int] | None:
+def pairs_of(keys: np.ndarray, row_splits: np.ndarray, slot_num: int) -> np.ndarray:
+    """Ids of a batch and their slots, [N, 2] int64; none of a batch that says little."""
+    splits = row_splits[: np.searchsorted(row_splits, _KEYS, side="right")]
+    splits = splits[: (len(splits) - 1) // slot_num * slot_num + 1]
+    if len(splits) <= _SAMPLES * slot_num or row_splits[-1] != len(keys):  # what is wrong, the lookup will say
+        return np.empty([0, 2], np.int64)
+    slots = np.repeat(np.arange(len(splits) - 1) % slot_num, np.diff(splits))
+    return np.stack([keys[: len(slots)].astype(np.int64), slots], 1)
+
+
+def shared(pairs: np.ndarray, slot_num: int) -> tuple[int, list[int], int] | None:
     """What says that slots share ids: an id, two of its slots, and how many slots have such ids.
 
     None unless half of the slots do, by two ids at least: one may be padding.
+
+    Args:
+        pairs: [N, 2], distinct and in order: an id, and a slot that it came in.
+        slot_num: how many slots there are.
     """
-    samples = (len(row_splits) - 1) // slot_num
-    if samples < _SAMPLES[0] or row_splits[-1] != len(keys):  # what is wrong with an input, the lookup will say
-        return None
-    row_splits = row_splits[: min(samples, _SAMPLES[1]) * slot_num + 1]
-    slots = np.repeat(np.arange(len(row_splits) - 1) % slot_num, np.diff(row_splits))
-    ids, number = np.unique(keys[: len(slots)], return_inverse=True)
-    pairs = np.unique(number.ravel() * slot_num + slots)  # an id in a slot, however often
-    number, slots = pairs // slot_num, pairs % slot_num
-    several = np.bincount(number, minlength=len(ids)) > 1
-    count = len(np.unique(slots[several[number]]))
+    ids, number, counts = np.unique(pairs[:, 0], return_inverse=True, return_counts=True)
+    slots, several = pairs[:, 1], counts > 1
+    count = len(np.unique(slots[several[number.ravel()]]))
     if several.sum() < 2 or 2 * count < slot_num:
         return None
     first = int(several.argmax())
-    return int(ids[first]), slots[number == first][:2].tolist(), count
+    return int(ids[first]), slots[number.ravel() == first][:2].tolist(), count

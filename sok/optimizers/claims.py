@@ -9,6 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok.table import reading
+
 
 @dataclasses.dataclass(frozen=True)
 class SavedSlots:
@@ -67,6 +69,7 @@ def claim(optimizer: Any, table: Any) -> None:
         with tf.init_scope():
             optimizer.iterations.assign(taken.iterations)
     known.append(optimizer)
+    reading.note_trained(table)
     vars(optimizer).setdefault("_tables_trained", weakref.WeakSet()).add(table)
 
 

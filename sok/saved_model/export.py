@@ -25,6 +25,7 @@ from sok.saved_model.initial_rows import initial_rows
 from sok.saved_model.model import ModelExport
 from sok.saved_model.native_table import NativeFiles, NativeTable
 from sok.saved_model.session import SessionExport, session_of
+from sok.table import reading
 from sok.table.table import EmbeddingVariable
 
 
@@ -170,7 +171,9 @@ def _exported(
             _check_path(folder, overwrite)
         if files is not None and "://" in folder:
             raise ValueError(f"`native` needs a path of the local file system. Received: {folder!r}.")
-        return folder, _prepared(model, signatures, _row_dtype(row_dtype), default, files)
+        export = _prepared(model, signatures, _row_dtype(row_dtype), default, files)
+        reading.tell_untrained([frozen.table for frozen in export.tables])
+        return folder, export
 
     def put_in_place() -> None:
         if target is not None:

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 import sok
-from sok.lookup.shared_slots import shared
+from sok.lookup.shared_slots import pairs_of, shared
 from tests.messages import saying
 
 SLOTS, BATCH = 4, 64
@@ -98,13 +98,35 @@ def test_what_is_said_comes_back_from_a_configuration():
 
 def test_only_half_of_the_slots_and_two_ids_are_a_hint():
     def found(columns):
-        ids = np.stack(columns, 1)
-        return shared(ids.ravel(), np.arange(ids.size + 1), len(columns))
+        return shared(np.unique([(id, slot) for slot, ids in enumerate(columns) for id in ids], axis=0), len(columns))
 
     n = np.arange(40)
     assert found([n, n + 100, n + 200, n + 39]) is None  # one id, 39
     assert found([n, n + 100, n + 200, n + 38]) == (38, [0, 3], 2)
     assert found([n, n + 100, n + 200, n + 300, n + 38]) is None  # two slots of five
-    ids, splits = np.repeat(n, 2), np.arange(81)
-    assert shared(ids, splits, 2) == (0, [0, 1], 2)
-    assert shared(ids, splits[:-3], 2) is None and shared(ids[:40], splits[:41], 2) is None
+    assert shared(np.empty([0, 2], np.int64), 2) is None
+
+
+def test_batches_that_say_little_are_passed_over():
+    ids, splits = np.repeat(np.arange(40), 2), np.arange(81)
+    assert pairs_of(ids, splits, 2).tolist() == [[i // 2, i % 2] for i in range(80)]
+    assert not len(pairs_of(ids, splits[:-3], 2)) and not len(pairs_of(ids[:40], splits[:41], 2))
+    many = np.arange(2**16)  # the first 2**15 keys of it, and whole samples of them
+    assert len(pairs_of(many, np.append(many, 2**16), 3)) == 2**15 // 3 * 3
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_two_columns_of_many_ids_are_hinted_at_in_a_loop_of_ones_own(mode, rng):
+    layer = sok.DistributedEmbedding("sum", 100_000, 2, slot_num=2, max_nnz=1, name=f"large_{mode}")
+    optimizer = sok.optimizers.SGD(0.1)
+
+    def step(ids):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(ids))
+        optimizer.apply_gradients([(tape.gradient(loss, layer.embedding_variable), layer.embedding_variable)])
+
+    step = tf.function(step) if mode == "function" else step
+    with pytest.warns(UserWarning, match=saying(f"'large_{mode}'", "2 of 2 slots")) as told:
+        for _ in range(8):
+            step(tf.constant(rng.integers(0, 1_000_000, [1024, 2])))  # one equal pair a batch, on average
+    assert len(told_of(told)) == 1

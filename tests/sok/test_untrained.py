@@ -1,5 +1,8 @@
 """A table that a training step looks up and nobody trains is told of, once; one that is to stay as it is, is not."""
 
+import os
+import subprocess
+import sys
 import warnings
 
 import keras
@@ -7,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import sok
+from tests.messages import saying
 
 TABLES = {
     "EmbeddingVariable": lambda **options: sok.EmbeddingVariable(4, 100, **options),
@@ -123,3 +127,92 @@ def test_a_tape_around_a_function_trains(call):
         warnings.simplefilter("error")
         call(step)
     assert int(table.step) == 1
+
+
+def without_the_table_in_a_function(table, weight):
+    """An eager tape around a function."""
+    forward = tf.function(look_up)
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = forward(table) * weight
+        weight.assign_sub(tape.gradient(loss, weight))
+
+    return step
+
+
+def gradients_that_nobody_applies(table, weight):
+    @tf.function
+    def gradients():
+        with tf.GradientTape() as tape:
+            loss = look_up(table) * weight
+        return tape.gradient(loss, [weight, table])
+
+    return lambda: weight.assign_sub(gradients()[0])
+
+
+@pytest.mark.parametrize("steps_of", [without_the_table_in_a_function, gradients_that_nobody_applies])
+@pytest.mark.parametrize("keep", ["save", "export"])
+def test_what_python_cannot_see_is_told_of_where_rows_are_kept(steps_of, keep, tmp_path):
+    layer, weight = sok.All2AllDenseEmbedding(100, 4, 1, 1), tf.Variable(1.0)
+    layer.build([None, 1])
+    table = layer.embedding_variable
+    step = steps_of(table, weight)
+    for _ in range(3):
+        step()
+
+    def kept(to):
+        if keep == "save":
+            sok.save(tmp_path / to, [table])
+        else:
+            model = keras.Sequential([keras.Input([1], dtype="int64"), layer])
+            sok.export_saved_model(model, tmp_path / to)
+
+    with pytest.warns(
+        UserWarning, match=saying(f"'{table.table_name}'", "no optimizer has trained it", "tape.gradient")
+    ):
+        kept("first")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kept("second")
+
+
+@pytest.mark.parametrize("is_right", [False, True])
+def test_a_graph_of_tf_1_whose_optimizers_leave_a_table_is_told_of_where_it_is_complete(is_right):
+    v1 = tf.compat.v1
+    with tf.Graph().as_default():
+        table, weight = sok.EmbeddingVariable(4, 100, name=f"of_tf_1_{is_right}"), v1.get_variable("w", initializer=1.0)
+        loss = look_up(table) * weight
+        step = [v1.train.GradientDescentOptimizer(0.1).minimize(loss, var_list=[weight])]
+        if is_right:
+            step.append(sok.optimizers.SGD(0.1).apply_gradients(zip(tf.gradients(loss, [table]), [table], strict=True)))
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            hook = sok.hooks.BroadcastVariablesHook()
+            hook.begin()
+            hook.begin()
+    texts = [str(w.message) for w in told if table.table_name in str(w.message)]
+    assert len(texts) == (0 if is_right else 1), texts
+
+
+AT_EXIT = """
+import sys, tensorflow as tf, sok
+def main():
+    table, weight = sok.EmbeddingVariable(2, 10, name="left_out"), tf.Variable(1.0)
+    forward = tf.function(lambda: tf.reduce_sum(sok.group_embedding_lookup([table], [tf.constant([1])])[0]))
+    with tf.GradientTape() as tape:
+        loss = forward() * weight
+    weight.assign_sub(tape.gradient(loss, weight))
+    if len(sys.argv) > 1:
+        raise ValueError
+main()
+"""
+
+
+@pytest.mark.parametrize("how, is_told", [([], True), (["fail"], False)])
+def test_the_end_of_a_program_tells_of_it_unless_it_failed(how, is_told):
+    environment = {**os.environ, "PYTHONPATH": os.getcwd(), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = [sys.executable, "-c", AT_EXIT, *how]
+    answer = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert (answer.returncode == 0) == is_told
+    assert ("'left_out' is looked up for training" in answer.stderr) == is_told, answer.stderr
