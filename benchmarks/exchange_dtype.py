@@ -3,7 +3,7 @@
 For each dim a training step (lookup, gradient, SGD) of one table by float32, float16 and bfloat16, taken in turns;
 rank 0 prints a line of a table: bytes that this rank's rows and gradients have, the median time of each type, and of
 its quotients to float32, turn by turn, the median and the quartiles. docs/design/exchange.md has the figures.
-SOK_SHARED_MEMORY=0 lets all of it go through sockets.
+Run it with SOK_SHARED_MEMORY=0: workers of one host that share memory send float32 whatever their tables say.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def main() -> None:
     sok.Init()
     transport = sok.job.context.get_transport()
     if transport.rank == 0:
-        print(f"shared memory: {transport.shares_memory}; {args}")
+        print(f"shared memory: {transport.shares_memory}, narrowed: {transport.narrowing_pays()}; {args}")
         print(
             "| dim | MB float32 | MB 16 bit | float32 ms | float16 ms | bfloat16 ms | float16 / float32 | "
             "bfloat16 / float32 |"

@@ -85,7 +85,7 @@ def send_keys(group: Group, features: Sequence[Feature], insert: tf.Tensor) -> S
     number = _count_call(group)
     attributes = {
         "program": group.program,
-        "exchange_dtype": _common_dtype(features),
+        "exchange_dtype": _common_dtype(group, features),
         "table_of": group.table_of(features),
         **{limit: [feature.limits[limit] for feature in features] for limit in features[0].limits},
     }
@@ -221,8 +221,10 @@ def _counting_anew(group: Group) -> Iterator[None]:
         raise
 
 
-def _common_dtype(features: Sequence[Feature]) -> str:
-    """What rows and gradients travel in: what all tables say."""
+def _common_dtype(group: Group, features: Sequence[Feature]) -> str:
+    """What rows and gradients travel in: what all tables say, if that saves time."""
+    if not group.transport.narrowing_pays():
+        return "float32"
     said = {"float32" if feature.exact else feature.table.exchange_dtype for feature in features}
     return said.pop() if len(said) == 1 else "float32"
 

@@ -41,8 +41,9 @@ class TableOptions:
             are the same up to the order of sums.
         exchange_dtype: the dtype in which rows and their gradients travel between workers: float32 (default), float16
             or bfloat16. The latter two round them, and halve what is moved. Rows, and sums of gradients, are float32 at
-            both ends. One lookup travels in 16 bit if all its tables say the same, else in float32. On one host 16 bit
-            is no faster. Equal on all workers.
+            both ends. One lookup travels in 16 bit if all its tables say the same, else in float32. Workers that
+            share memory, those of one host, send float32 all the same: narrowing takes longer than copying. Equal on
+            all workers.
         gpu_memory_bytes: the most memory that this shard may take of a GPU, if it lies there. What needs more raises
             ResourceExhaustedError and changes nothing. None: what the GPU has.
         placement: which worker holds which rows. `sok.row_wise()` (default): the row of a key is on rank

@@ -240,8 +240,9 @@ def check_an_owner_that_cannot_answer_is_heard_by_all(world):
         assert len(lookup_group(features)) == len(tables)
 
 
-def check_rows_that_travel_in_16_bit_are_those_of_the_cpu(world):
+def check_rows_that_travel_in_16_bit_are_those_of_the_cpu(world, monkeypatch):
     """Rounded by the device that they leave: the same bits. Gradients are added in another order, then rounded."""
+    monkeypatch.setattr(context.get_transport(), "narrowing_pays", lambda: True)  # as between hosts
     for dtype, way in (("float16", "rows"), ("bfloat16", "rows"), ("float16", "sums")):
         found = {}
         for device in ("/CPU:0", EMULATED_GPU):
@@ -265,7 +266,8 @@ def check_rows_that_travel_in_16_bit_are_those_of_the_cpu(world):
             assert np.mean(np.isclose(there, here, rtol=1e-5, atol=1e-5)) > 0.8
 
 
-def check_a_gradient_that_overflows_in_16_bit_is_infinite_for_its_owner(world):
+def check_a_gradient_that_overflows_in_16_bit_is_infinite_for_its_owner(world, monkeypatch):
+    monkeypatch.setattr(context.get_transport(), "narrowing_pays", lambda: True)
     with tf.device(EMULATED_GPU):
         table = sok.EmbeddingVariable(3, 10, name="device_overflows", initializer="ones", exchange_dtype="float16")
         keys = tf.constant([0, 1], tf.int64)
@@ -282,6 +284,7 @@ def check_a_gradient_that_overflows_in_16_bit_is_infinite_for_its_owner(world):
 def check_a_session_keeps_rows_on_the_device_that_tensorflow_chose(world, monkeypatch):
     """With a stand-in for a Horovod that has an alltoall of its own for GPUs, in a graph that names no device."""
     transport = context.get_transport()
+    monkeypatch.setattr(transport, "narrowing_pays", lambda: True)
     real = transport._hvd.alltoall
 
     def alltoall(tensor, splits, **options):

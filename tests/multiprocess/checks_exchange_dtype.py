@@ -16,6 +16,7 @@ from tests.multiprocess.checks_distributed import SCALERS
 from tests.reference.exchange import ANSWER_HEADER, owner
 from tests.reference.exchange_wire import rounded
 
+ENVIRONMENT = {"SOK_SHARED_MEMORY": "0"}  # as between hosts: in shared memory nothing is narrowed
 DTYPES = ("float16", "bfloat16")
 DIMS, NUM_KEYS, SEGMENTS = (1, 3, 5), 12, 7  # odd widths, so that some messages are filled up
 # (table, combiner) of each feature; nothing that weights, so that all may come by sums.

@@ -98,6 +98,19 @@ def check_pooling_is_that_of_tf_nn(world):
                 np.testing.assert_allclose(pooled, expected, rtol=1e-5, atol=1e-6)
 
 
+def check_rows_are_not_rounded_in_memory_that_ranks_share(world):
+    exact = 1 + 2.0**-20
+    halves = table("not_rounded", exchange_dtype="float16")
+    halves.assign([1, 2], [[exact] * DIM] * 2)
+    keys = tf.constant([2, 1], tf.int64)
+    with tf.GradientTape() as tape:
+        rows = lookup.lookup_rows(halves, keys)
+        loss = tf.reduce_sum(rows * exact)
+    np.testing.assert_array_equal(rows, np.full([2, DIM], np.float32(exact)))
+    gradient = tape.gradient(loss, halves)
+    np.testing.assert_array_equal(gradient.values, np.full(gradient.values.shape, np.float32(exact) * world.size))
+
+
 def check_all_keys_on_one_owner(world):
     variable = table("one_owner")
     keys = 12 * np.arange(10)

@@ -91,9 +91,13 @@ def main(folder: str, modules: list[str]) -> int:
     own_folder = Path(folder) / f"files_of_rank_{world.rank}"
     own_folder.mkdir()
     for number, module_name in enumerate(modules):
-        if number:
-            _begin_another_job()
-        for name, check in checks_of(importlib.import_module(module_name)).items():
+        module = importlib.import_module(module_name)
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            for name, value in getattr(module, "ENVIRONMENT", {}).items():  # of the module's job
+                monkeypatch.setenv(name, value)
+            if number:
+                _begin_another_job()
+        for name, check in checks_of(module).items():
             with deadline(CHECK_SECONDS, name, report):
                 outcome = run_check(name, check, world, own_folder)
             report.add(outcome)

@@ -50,6 +50,9 @@ class ThreadTransport:
         received = [parts[self.rank] for parts in brought]
         return tf.constant(np.concatenate(received)), tf.constant([len(p) for p in received], tf.int32)
 
+    def narrowing_pays(self) -> bool:
+        return True
+
     def grouped_all_reduce(self, tensors: Sequence[tf.Tensor], name: str, average: bool) -> list[tf.Tensor]:
         brought = self._collect(name, [t.numpy() for t in tensors])
         sums = [np.sum(column, axis=0) for column in zip(*brought, strict=True)]

@@ -132,6 +132,11 @@ class HorovodTransport(Transport):
         device = tensor.device or _CPU
         return device if "GPU" in device.rpartition("device:")[2] else _CPU
 
+    def narrowing_pays(self) -> bool:
+        return (
+            self.moves_on_gpu or not self.shares_memory
+        )  # to copy floats takes less time than to narrow and widen them
+
     def gpu_tensors(self) -> str:
         if self.moves_on_gpu:
             return f"on the device ({'NCCL' if self._hvd.nccl_built() else 'MPI'})"
