@@ -19,7 +19,9 @@ class SGD(Optimizer):
         nesterov: `w += momentum v - learning_rate g` instead.
         rate_in_velocity: False: v holds gradients and not steps, `v = momentum v + g; w -= learning_rate v`, as in
             `tf.compat.v1.train.MomentumOptimizer`: a new learning rate then acts on what is in v.
-        lazy: with momentum, rows outside the batch stay as they are.
+        lazy: with momentum or weight decay, rows outside the batch stay as they are.
+        weight_decay: before each step `w -= learning_rate weight_decay w`, as in Keras, of all rows made so far.
+            Times the learning rate it must be below 1. Above 0: one slot, as with momentum.
         **options: see `sok.optimizers.Optimizer`.
 
     Source: Polyak (1964); Nesterov's form as Sutskever et al. (2013) and Keras write it.
@@ -37,10 +39,11 @@ class SGD(Optimizer):
     """
 
     rule = "sgd"
-    rules = ("sgd", "momentum", "lazy_momentum")
+    rules = ("sgd", "momentum", "lazy_momentum", "sgdw", "lazy_sgdw")
     momentum: float = 0.0
     nesterov: bool = False
     rate_in_velocity: bool = True
+    weight_decay: float = 0.0
 
     def __init__(
         self,
@@ -50,8 +53,16 @@ class SGD(Optimizer):
         nesterov: bool = False,
         rate_in_velocity: bool = True,
         lazy: bool = False,
+        weight_decay: float = 0.0,
         **options: Any,
     ) -> None:
+        if weight_decay != 0:
+            if not rate_in_velocity:
+                raise ValueError("`rate_in_velocity` must be True with `weight_decay`. Received: False.")
+            self._choose("sgdw", lazy)
+            hyper = {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
+            super().__init__(learning_rate, name, hyper=hyper, **options)
+            return
         if momentum == 0:
             super().__init__(learning_rate, name, **options)
             return

@@ -23,6 +23,10 @@ def _momentum(w, slots, g, h, step):
     return w - rate * (g + h["momentum"] * m if h["nesterov"] else m), (m,)
 
 
+def _sgdw(w, slots, g, h, step):
+    return _momentum(w - h["learning_rate"] * h["weight_decay"] * w, slots, g, {**h, "rate_in_velocity": 1}, step)
+
+
 def _rmsprop(has_momentum: bool, centered: bool) -> Step:
     def step(w, slots, g, h, step):
         v, *others = slots
@@ -117,4 +121,5 @@ STEPS: dict[str, Step] = {
     "nadam": _nadam,
     "ftrl": _ftrl,
     "lion": _lion,
+    "sgdw": _sgdw,
 }

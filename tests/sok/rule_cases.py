@@ -58,6 +58,10 @@ EXACT = {
     "nadam": RuleCase(
         lambda rate, **more: of.Nadam(rate, epsilon=1e-3, **more), lambda rate: stock.Nadam(rate, epsilon=1e-3)
     ),
+    "sgdw": RuleCase(
+        lambda rate, **more: of.SGD(rate, momentum=0.8, weight_decay=0.3, **more),
+        lambda rate: stock.SGD(rate, momentum=0.8, weight_decay=0.3),
+    ),
     "lion": RuleCase(lambda rate, **more: of.Lion(rate, **more), lambda rate: stock.Lion(rate), 0.005),
 }
 LAZY = {

@@ -57,6 +57,8 @@ STOCK = {
     "tf_keras.SGD momentum": (lambda: tf_keras.optimizers.SGD(0.1, 0.5), sok.optimizers.SGD),
     "keras.Adam amsgrad": (lambda: keras.optimizers.Adam(0.1, amsgrad=True), sok.optimizers.Adam),
     "keras.Adam weight_decay": (lambda: keras.optimizers.Adam(0.1, weight_decay=0.5), sok.optimizers.AdamW),
+    "keras.SGD weight_decay": (lambda: keras.optimizers.SGD(0.1, weight_decay=0.5), sok.optimizers.SGD),
+    "tf_keras.SGD weight_decay": (lambda: tf_keras.optimizers.SGD(0.1, 0.5, weight_decay=0.5), sok.optimizers.SGD),
     "keras.AdamW": (lambda: keras.optimizers.AdamW(0.1, 0.5), sok.optimizers.AdamW),
     "keras.AdamW of none": (lambda: keras.optimizers.AdamW(0.1, weight_decay=0.0), sok.optimizers.Adam),
     "tf_keras.AdamW": (lambda: tf_keras.optimizers.AdamW(0.1, 0.5), sok.optimizers.AdamW),
@@ -240,7 +242,7 @@ def excluding(stock):
 NO_MATCH = {
     "momentum`? must": lambda: v1.MomentumOptimizer(0.1, tf.Variable(0.9)),
     "adaptive_epsilon": lambda: tf_keras.optimizers.Adam(adaptive_epsilon=True),
-    "weight_decay": lambda: keras.optimizers.SGD(weight_decay=0.01),
+    "weight_decay": lambda: keras.optimizers.RMSprop(weight_decay=0.01),
     "amsgrad": lambda: keras.optimizers.AdamW(amsgrad=True),
     "left out of its `weight_decay`": lambda: excluding(keras.optimizers.AdamW()),
     "use_ema": lambda: tf_keras.optimizers.Adam(use_ema=True),

@@ -14,6 +14,7 @@
 #include "sok/rules/nadam.h"
 #include "sok/rules/rmsprop.h"
 #include "sok/rules/sgd.h"
+#include "sok/rules/sgdw.h"
 
 #define SOK_RULES(X)             \
   X(Sgd)                         \
@@ -42,4 +43,6 @@
   X(LazyAdamW)                   \
   X(Ftrl)                        \
   X(Lion)                        \
-  X(LazyLion)
+  X(LazyLion)                    \
+  X(SgdW)                        \
+  X(LazySgdW)

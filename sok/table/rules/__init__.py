@@ -26,6 +26,7 @@ from sok.table.rules.rmsprop import (
 )
 from sok.table.rules.rule import Hyper, RowRule, Slot, Stock
 from sok.table.rules.sgd import SGD
+from sok.table.rules.sgdw import LAZY_SGDW, SGDW
 
 __all__ = ["RULES", "Hyper", "RowRule", "Slot", "Stock", "declare", "find", "is_known", "name_now", "register"]
 
@@ -34,7 +35,7 @@ _ALL = (
     *(RMSPROP, LAZY_RMSPROP, RMSPROP_MOMENTUM, LAZY_RMSPROP_MOMENTUM),
     *(RMSPROP_CENTERED, LAZY_RMSPROP_CENTERED, RMSPROP_CENTERED_MOMENTUM, LAZY_RMSPROP_CENTERED_MOMENTUM),
     *(ADAM, LAZY_ADAM, AMSGRAD, LAZY_AMSGRAD, ADAMW, LAZY_ADAMW, ADAMAX, LAZY_ADAMAX, NADAM, LAZY_NADAM),
-    *(LION, LAZY_LION, FTRL),
+    *(LION, LAZY_LION, FTRL, SGDW, LAZY_SGDW),
 )
 RULES = {rule.name: rule for rule in _ALL}
 """The rules that are compiled in, each in a header of `include/sok/rules`."""

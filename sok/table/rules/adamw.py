@@ -6,7 +6,8 @@ from sok.table.rules.adam import ADAM
 from sok.table.rules.rule import Hyper, RowRule, Stock
 
 
-def _has_exceptions(stock: Any) -> str:
+def has_exceptions(stock: Any) -> str:
+    """Why weight decay is not that of all variables."""
     options = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern", "_exclude_from_weight_decay_names")
     if any(getattr(stock, option, None) for option in options):
         return "some variables are left out of its `weight_decay` (exclude_from_weight_decay)."
@@ -29,7 +30,7 @@ ADAMW = RowRule(
             ),
             requires=("weight_decay",),
             refuses=("amsgrad", "adaptive_epsilon"),
-            unlike=_has_exceptions,
+            unlike=has_exceptions,
         ),
     ),
 )
