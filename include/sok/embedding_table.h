@@ -111,6 +111,12 @@ class EmbeddingTable final : public TableStore {
              const float* grads,      // [n, dim]
              int64_t n);
 
+  // Rows by row id, as they stand after every step (Gather), and what they are to be (Scatter); slots stay. Ids that are
+  // negative, or of rows erased since their lookup, read as zeros and are passed over. Between the two nobody else should
+  // update these rows. Ids must be distinct. Throw InvalidArgument for row ids that do not exist; nothing changed then.
+  void Gather(const Cpu& cpu, const int64_t* row_ids, int64_t n, float* rows);  // rows [n, dim]
+  void Scatter(const Cpu& cpu, const int64_t* row_ids, int64_t n, const float* rows);
+
   // TableStore, in which all of them are described.
   int64_t size() const override;
   std::vector<uint64_t> Keys() const override;
@@ -199,6 +205,8 @@ class EmbeddingTable final : public TableStore {
   static void SumDuplicates(const Cpu& cpu, Scratch* scratch, Gradients* gradients, int64_t num_tables);
   bool IsGone(int64_t id) const;
   void DropStale(Scratch* scratch, Gradients* gradients) const;
+  // The rows of ids, kNoRow of those that are gone. Throws InvalidArgument.
+  std::vector<uint32_t> RowsOfIds(const int64_t* row_ids, int64_t n) const;
   void Update(const Gradients& gradients, int64_t begin, int64_t end, SlotSet* set, Nonfinite nonfinite, float* aside);
   // The same by a rule of one's own. aside: see FloatsAside; or null, then whatever the rule gives is stored.
   void CallOwnRule(const Gradients& gradients, int64_t begin, int64_t end, const SlotSet& set, Nonfinite nonfinite,

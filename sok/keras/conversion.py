@@ -22,6 +22,7 @@ from sok.table.options import TableOptions, said_once, whole_number
 
 # What a layer over a table has of its own. A class that has one of them, too, would lose it.
 _OURS = ("call", "build", "__call__", "embeddings")
+_OWN = ("combiner", "capacity", "sparse_as_dense_size", "table", "regularize")  # which Keras' own layer does not take
 _OF_CALLS = (
     *("_call_signature", "call_signature_parameters", "_call_has_training_arg", "_call_has_mask_arg"),  # Keras 3
     *("_call_has_context_arg", "_call_spec"),  # and tf_keras
@@ -79,6 +80,7 @@ def distributed_model(
     keep: Iterable[str] = (),
     one_exchange: bool = True,
     dry_run: bool = False,
+    regularize: str = "batch",
 ) -> Any:
     """Returns `model` with its `Embedding` layers over tables that are spread over the workers.
 
@@ -98,6 +100,7 @@ def distributed_model(
         one_exchange: whether lookups that do not depend on each other are made together, in one exchange: in `fit`,
             `evaluate`, `predict`, and wherever the model is called in a `tf.function`. The Python code of the model
             then runs twice where a function is traced. Executing eagerly they stay one by one.
+        regularize: what `embeddings_regularizer` of a layer does to rows outside the batch: see `sok.Embedding`.
         dry_run: whether to print what would be done, a line for each embedding layer, and to do nothing.
 
     Returns:
@@ -127,7 +130,7 @@ def distributed_model(
     """
     strategies.refuse("sok.distributed_model")
     keras = _keras_of(model)
-    plan = plan_of(model, table, sparse_as_dense_size, keep)
+    plan = plan_of(model, table, sparse_as_dense_size, keep, regularize)
     if dry_run:
         if context.rank() == 0:
             sys.stdout.write(f"{plan}\n")
@@ -138,7 +141,7 @@ def distributed_model(
     converted = [one.layer for one in plan.to_convert]
     state = OptimizerState.of(model, [_matrix(layer) for layer in converted]) if converted else None
     for one in plan.to_convert:
-        _convert(one, keras)
+        _convert(one, keras, regularize)
     if one_exchange:
         _look_up_together(model)
     if state is not None:
@@ -151,6 +154,7 @@ def plan_of(
     table: TableOptions | Mapping[str, TableOptions] | None = None,
     sparse_as_dense_size: int | None = None,
     keep: Iterable[str] = (),
+    regularize: str = "batch",
 ) -> Plan:
     """What `distributed_model` would do."""
     keras = _keras_of(model)
@@ -176,7 +180,7 @@ def plan_of(
             planned.append(Planned(layer, path, None, "`keep` names it"))
         elif layer.input_dim <= size:
             planned.append(Planned(layer, path, None, f"no more than {size} rows"))
-        elif reason := _why_not(layer, keras, options):
+        elif reason := _why_not(layer, keras, options, regularize):
             planned.append(Planned(layer, path, None, reason, is_refused=True))
         else:
             planned.append(Planned(layer, path, options))
@@ -205,12 +209,12 @@ def _layers(model: Any, path: str = "", seen: set[int] | None = None) -> Iterato
             yield from _layers(layer, own, seen)
 
 
-def _why_not(layer: Any, keras: Any, options: TableOptions) -> str | None:
+def _why_not(layer: Any, keras: Any, options: TableOptions, regularize: str) -> str | None:
     base = keras.layers.Embedding
     own = [name for name in _OURS if getattr(type(layer), name, None) is not getattr(base, name, None)]
     if own:
         return f"its class {type(layer).__name__} has a `{own[0]}` of its own"
-    if reason := embedding.why_no_table(layer):
+    if reason := embedding.why_no_table(layer, regularize):
         return reason
     if options.initializer is not None:
         return "`initializer` in `table` is said by the layer"
@@ -236,7 +240,7 @@ def _checked(plan: Plan) -> list[list[Any]]:
     return [[one.path, one.layer.input_dim, one.layer.output_dim, str(one.options)] for one in plan.layers]
 
 
-def _convert(one: Planned, keras: Any) -> None:
+def _convert(one: Planned, keras: Any, regularize: str) -> None:
     """Makes a layer of Keras' one over a table, the same object."""
     layer, options = one.layer, one.options
     assert options is not None
@@ -247,6 +251,7 @@ def _convert(one: Planned, keras: Any) -> None:
     like = sok_layers.for_keras(keras).Embedding(1, 1, sparse_as_dense_size=1)
     vars(layer).update({name: vars(like)[name] for name in _OF_CALLS if name in vars(like)})
     layer.combiner = layer.capacity = None
+    layer.regularize = regularize
     layer.sparse_as_dense_size = 0
     layer._become(options, is_plain=False)
     if matrix is not None:
@@ -274,7 +279,18 @@ def _taken(layer: Any) -> np.ndarray:
         tf.__internal__.tracking.AutoTrackable.__delattr__(layer, name)  # Keras 3's collects garbage each time
     else:
         delattr(layer, name)
+        # tf_keras asks the penalty of the matrix there.
+        layer._callable_losses = [loss for loss in layer._callable_losses if not _is_of(loss, variable)]
     return matrix
+
+
+def _is_of(loss: Any, variable: Any) -> bool:
+    """Whether a loss of tf_keras, a function of no argument, is the penalty of this variable."""
+    while isinstance(loss, functools.partial):
+        if any(argument is variable for argument in loss.args):
+            return True
+        loss = next(iter(loss.args), None)
+    return False
 
 
 @functools.cache
@@ -286,10 +302,10 @@ def _over_table(of: Any, keras: Any) -> type:
 
     def from_config(_: type, config: dict[str, Any]) -> Any:
         config = dict(config)
-        own = {name: config.pop(name, None) for name in ("combiner", "capacity", "sparse_as_dense_size", "table")}
+        own = {name: config.pop(name, None) for name in _OWN}
         layer = of.from_config(config)
         options = TableOptions.from_config(own["table"] or {}, keras.initializers)
-        _convert(Planned(layer, layer.name, options), keras)
+        _convert(Planned(layer, layer.name, options), keras, own["regularize"] or "batch")
         return layer
 
     mixin = ours.__mro__[1]

@@ -285,7 +285,10 @@ class Optimizer(tf.__internal__.tracking.Trackable):
             claims.claim(self, variable)
         with tf.name_scope(name or self.name), after_answers():
             ready, guards = gradients.prepare(
-                [gradients.from_slices(grad, variable, gradient_scale) for grad, variable in pairs],
+                [
+                    gradients.with_penalty(gradients.from_slices(grad, variable, gradient_scale))
+                    for grad, variable in pairs
+                ],
                 self._clipping,
                 self.nonfinite_gradients,
                 self._slot_set,
@@ -295,7 +298,9 @@ class Optimizer(tf.__internal__.tracking.Trackable):
             values = [float(value) for value in self._rule_config().values()]
             hyper = tf.concat([[self._rate.at(done)], tf.constant(values, tf.float64)], 0)
             with tf.control_dependencies([guard for guard in guards if guard is not None]):
-                updates = [self._update(ready, step, hyper)] if ready else []
+                updates = self._update_all(ready, step, hyper)
+            with tf.control_dependencies([op for op in updates if op is not None]):
+                updates += gradients.constrain(ready)
             # After the updates: in a v1 graph nothing else keeps them from reading the next step's number.
             with tf.control_dependencies([op for op in updates if op is not None] + [step, hyper]):
                 updates.append(table_state.count_step(tables))
@@ -303,6 +308,28 @@ class Optimizer(tf.__internal__.tracking.Trackable):
                     updates.append(self._count_step())
             # A function runs all that is in it, and cannot return an op.
             return tf.group(*[op for op in updates if op is not None]) if _is_v1_graph() else None
+
+    def _update_all(self, ready: list[gradients.TableGradient], step: tf.Tensor, hyper: tf.Tensor) -> list[Any]:
+        """One op, and one more for each penalty that shrinks all rows of tables."""
+        exact = [g for g in ready if g.variable.row_terms and g.variable.row_terms.is_exact]
+        if not exact:
+            return [self._update(ready, step, hyper)] if ready else []
+        if self.rule != "sgd" or self._clipping.is_active:
+            raise ValueError(
+                f"Table '{exact[0].variable.table_name}' has regularize='exact', for which its optimizer must be plain "
+                "SGD, without momentum, weight decay and clipping: rows outside the batch then shrink in each step by "
+                f"one factor. Received: {self!r}. Use regularize='batch'."
+            )
+        of_penalty: dict[float, list[gradients.TableGradient]] = {}
+        for g in exact:
+            of_penalty.setdefault(g.variable.row_terms.l2, []).append(g)
+        others = [g for g in ready if all(g is not one for one in exact)]
+        updates = [self._update(others, step, hyper)] if others else []
+        for l2, tables in of_penalty.items():
+            # The gradient of l2 |w|^2 is 2 l2 w. No momentum, and none of Nesterov's.
+            decay = tf.concat([hyper, [0.0, 0.0, 2.0 * l2]], 0)
+            updates.append(gradients.apply(tables, step, decay, "sgdw", self._slot_set, self.nonfinite_gradients))
+        return updates
 
     def _update(self, ready: list[gradients.TableGradient], step: tf.Tensor, hyper: tf.Tensor) -> Any:
         return gradients.apply(ready, step, hyper, self.rule, self._slot_set, self.nonfinite_gradients)

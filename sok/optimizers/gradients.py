@@ -79,6 +79,21 @@ def from_slices(grad: Any, variable: Any, scale: Any = None) -> TableGradient:
     return TableGradient(variable, row_ids, values, are_distinct(grad))
 
 
+def with_penalty(g: TableGradient) -> TableGradient:
+    """The gradient with that of the table's penalty, which each row of the step gets once, from its owner."""
+    terms = g.variable.row_terms
+    if terms is None or terms.regularizer is None or terms.is_exact:
+        return g
+    g = _sum_duplicates(g)
+    return dataclasses.replace(g, values=g.values + terms.gradient(g.variable, g.row_ids))
+
+
+def constrain(ready: list[TableGradient]) -> list[tf.Operation | None]:
+    """Applies the constraints of tables to the rows that a step has changed. Returns the ops in a graph."""
+    constrained = [_sum_duplicates(g) for g in ready if g.variable.row_terms and g.variable.row_terms.constraint]
+    return [g.variable.row_terms.constrain(g.variable, g.row_ids) for g in constrained]
+
+
 def apply(
     ready: list[TableGradient], step: Any, hyper: Any, rule: str, slot_set: str, nonfinite: str
 ) -> tf.Operation | None:

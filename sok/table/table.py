@@ -21,6 +21,7 @@ from sok.table.initializers import derived_seed, to_spec
 from sok.table.keys import as_keys
 from sok.table.options import TableOptions, said_once, whole_number
 from sok.table.placement import Placement
+from sok.table.row_terms import RowTerms
 from sok.table.weights import rows_behind
 
 _MAX_DIM = 2**20
@@ -136,7 +137,8 @@ class EmbeddingVariable(AsVariable):
                 tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES, self)
         _by_handle[id(self.handle)] = self
         self.is_known_crowded = False  # one worker has far more rows than the others, and somebody said so
-        self.regularizer = None
+        self.row_terms: RowTerms | None = None  # what steps add to its rows, and let them be
+        self.regularizer = None  # what Keras reads of any variable, to add a penalty of the matrix
         self.overwrite_with_gradient = False
         self.path = self._table_name
 

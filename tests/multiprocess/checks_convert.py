@@ -50,9 +50,10 @@ def samples(fields):
     return ids, rng.normal(size=(STEPS * BATCH, 1)).astype("float32")
 
 
-def fit(world, model, fields):
+def fit(world, model, fields, ids=None):
     """Trains with this rank's part of each batch; each step is to be one exchange."""
-    ids, labels = samples(fields)
+    all_ids, labels = samples(fields)
+    ids = all_ids if ids is None else ids
     mine = np.arange(STEPS * BATCH).reshape(STEPS, world.size, -1)[:, world.rank].ravel()
     options = dict(batch_size=BATCH // world.size, shuffle=False, verbose=0)
     model.fit([c[mine] for c in ids], labels[mine], **options)
@@ -66,17 +67,18 @@ def fit(world, model, fields):
         assert found == {"rows": 3 * STEPS, "dense_gradients": STEPS}, counted.by_name
 
 
-def trained_alike(world, library, build, optimizer, fields=4):
+def trained_alike(world, library, build, optimizer, fields=4, ids=None, **options):
     stock = build(library, fields)
     library.utils.set_random_seed(6 + world.rank)  # worker 0's weights count
     model = build(library, fields)
     if world.rank == 0:
         stock.set_weights(model.get_weights())
     sok.broadcast_variables(stock.variables)
-    assert sok.distributed_model(model) is model
+    assert sok.distributed_model(model, **options) is model
     model.compile(sok.DistributedOptimizer(optimizer()), "mse")
-    fit(world, model, fields)
-    ids, labels = samples(fields)
+    all_ids, labels = samples(fields)
+    ids = all_ids if ids is None else [ids()] * fields
+    fit(world, model, fields, ids)
     stock.compile(optimizer(), "mse")
     stock.fit(ids, labels, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
     expected, found = (m.predict(ids, batch_size=BATCH, verbose=0) for m in (stock, model))
@@ -94,6 +96,42 @@ def check_a_converted_model_of_keras_3_is_trained_as_stock(world):
     trained_alike(world, keras, deep_fm, lambda: keras.optimizers.Adagrad(0.05))
 
 
+def limited(library, fields):
+    """Small tables, of which each batch has all rows, with a penalty and a constraint."""
+    terms = dict(
+        embeddings_regularizer=library.regularizers.L2(0.1), embeddings_constraint=library.constraints.NonNeg()
+    )
+    inputs = [library.Input((1,), dtype="int64", name=f"c{i}") for i in range(fields)]
+    rows = [
+        library.layers.Embedding(BATCH // 2, DIM, name=f"limited_{i.name}", **terms)(i % (BATCH // 2)) for i in inputs
+    ]
+    return library.Model(inputs, library.layers.Dense(1)(library.layers.Flatten()(library.layers.Add()(rows))))
+
+
+def shrinking(library, fields):
+    inputs = [library.Input((1,), dtype="int64", name=f"c{i}") for i in range(fields)]
+    layers = [
+        library.layers.Embedding(
+            ROWS, DIM, name=f"shrinking_{i.name}", embeddings_regularizer=library.regularizers.L2(l2)
+        )
+        for i, l2 in zip(inputs, (0.1, 0.2, 0.1, 0.2), strict=True)
+    ]
+    rows = [layer(i) for layer, i in zip(layers, inputs, strict=True)]
+    return library.Model(inputs, library.layers.Dense(1)(library.layers.Flatten()(library.layers.Add()(rows))))
+
+
+def check_a_penalty_and_a_constraint_are_those_of_stock(world):
+    def ids():
+        rng = np.random.default_rng(3)
+        return np.concatenate([rng.permutation(BATCH) for _ in range(STEPS)])[:, None]
+
+    trained_alike(world, keras, limited, lambda: keras.optimizers.SGD(0.05), ids=ids, sparse_as_dense_size=0)
+
+
+def check_an_exact_penalty_is_that_of_stock(world):
+    trained_alike(world, keras, shrinking, lambda: keras.optimizers.SGD(0.05), regularize="exact")
+
+
 def check_a_converted_model_of_tf_keras_is_trained_as_stock(world):
     trained_alike(world, tf_keras, deep_fm, lambda: tf_keras.optimizers.Adam(0.02))
 
@@ -109,9 +147,9 @@ def check_a_converted_subclassed_model_is_trained_as_stock(world):
 def check_a_model_that_cannot_be_converted_is_refused_on_all_ranks(world):
     ids = keras.Input((1,), dtype="int64")
     # On one rank alone, as a program may have it by mistake.
-    regularizer = "l2" if world.rank == world.size - 1 else None
-    layer = keras.layers.Embedding(ROWS, DIM, name="refused", embeddings_regularizer=regularizer)
+    constraint = "unit_norm" if world.rank == world.size - 1 else None
+    layer = keras.layers.Embedding(ROWS, DIM, name="refused", embeddings_constraint=constraint)
     model = keras.Model(ids, layer(ids))
-    with pytest.raises(ValueError, match="refused .Embedding.: it has an `embeddings_regularizer`"):
+    with pytest.raises(ValueError, match="refused .Embedding.: `embeddings_constraint` UnitNorm.axis=0. does not act"):
         sok.distributed_model(model)
     assert type(layer) is keras.layers.Embedding

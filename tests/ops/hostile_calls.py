@@ -92,6 +92,7 @@ def make_calls(lib: Any, folder: Path) -> None:
     lib.sok_table_slot_sets(table.handle)
     slots = {"slot_set": "restored", "rule": "lazy_adam", "slot_inits": [0.0]}
     lib.sok_table_restore(table.handle, i64(1, 9), grads, tf.ones([2, 6]), **slots)
+    lib.sok_table_scatter(table.handle, ids[0], lib.sok_table_gather(table.handle, ids[0], dim=3), dim=3)
     lib.sok_table_changes(table.handle)
     lib.sok_table_save_begin(table.handle, snapshot="all")
     for shard, snapshot in [("a", True), ("b", False)]:

@@ -177,7 +177,7 @@ def check_what_cannot_be_converted_is_named_and_nothing_changes():
     floats = keras.Input((1,))
     rows = [
         Doubled(ROWS, DIM, name="doubled")(user),
-        keras.layers.Embedding(ROWS, DIM, embeddings_regularizer="l2", name="regular")(item),
+        keras.layers.Embedding(ROWS, DIM, embeddings_constraint="max_norm", name="regular")(item),
         keras.layers.Embedding(2**25, 1, name="of_floats", embeddings_initializer="zeros")(floats),
         keras.layers.Embedding(ROWS, DIM, name="fine")(shop),
     ]
@@ -186,7 +186,7 @@ def check_what_cannot_be_converted_is_named_and_nothing_changes():
         sok.distributed_model(model)
     for text in (
         "doubled (Doubled): its class Doubled has a `call` of its own",
-        "regular (Embedding): it has an `embeddings_regularizer`",
+        "regular (Embedding): `embeddings_constraint` MaxNorm(max_value=2, axis=0) does not act on each row",
         "of_floats (Embedding): its ids are float32",
         "keep=['doubled', 'regular', 'of_floats']",
     ):
@@ -194,6 +194,25 @@ def check_what_cannot_be_converted_is_named_and_nothing_changes():
     assert type(model.get_layer("fine")) is keras.layers.Embedding
     sok.distributed_model(model, keep=["doubled", "regular", "of_floats"])
     assert isinstance(model.get_layer("fine"), sok.Embedding)
+
+
+@pytest.mark.parametrize("regularize", ["batch", "exact"])
+def check_regularizers_and_constraints_are_carried_over(regularize):
+    ids = keras.Input((3,), dtype="int64")
+    limits = {"embeddings_constraint": keras.constraints.NonNeg()} if regularize == "batch" else {}
+    layer = keras.layers.Embedding(ROWS, DIM, embeddings_regularizer=keras.regularizers.L2(0.1), **limits)
+    model = sok.distributed_model(keras.Model(ids, keras.layers.Flatten()(layer(ids))), regularize=regularize)
+    terms = layer.embedding_variable.row_terms
+    assert (terms.l2, terms.regularize, terms.constraint) == (
+        pytest.approx(0.1),
+        regularize,
+        layer.embeddings_constraint,
+    )
+    model.compile(sok.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    before = layer.get_weights()[0]
+    loss = model.train_on_batch(np.array([[1, 2, 1]]), np.zeros([1, 3 * DIM], "float32"))
+    rows = before[[1, 2, 1]]
+    np.testing.assert_allclose(loss, 0.1 * (before[[1, 2]] ** 2).sum() + (rows**2).mean(), rtol=1e-4)
 
 
 def check_arguments_are_judged():

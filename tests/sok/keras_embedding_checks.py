@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 import sok
+from sok.keras.layers.base import TableLayerMixin
 from tests.messages import saying
 from tests.sok.keras_checks import IS_KERAS_3
 
@@ -89,6 +90,123 @@ def check_fit_and_evaluate_are_those_of_keras(optimizer, mask_zero):
     assert results[1][0][-1] < results[1][0][0]
     for came, expected in zip(*results, strict=True):
         np.testing.assert_allclose(came, expected, rtol=1e-5, atol=1e-6)
+
+
+PENALTIES = {
+    "l1": keras.regularizers.L1(0.02),
+    "l2": keras.regularizers.L2(0.03),
+    "both": keras.regularizers.L1L2(0.01, 0.02),
+    "one's own": lambda rows: 0.01 * tf.reduce_sum(rows**4),
+}
+
+
+def trained(layer, ids, **options):
+    """Trains it for as many steps as there are batches of ids [steps, 20, 3]: losses, and the matrix."""
+    model = classifier(layer)
+    inner = keras.optimizers.get({"class_name": options.pop("optimizer", "SGD"), "config": {"learning_rate": 0.1}})
+    is_ours, callbacks = isinstance(layer, TableLayerMixin), options.pop("callbacks", None)
+    model.compile(sok.DistributedOptimizer(inner) if is_ours else inner, "mse", **options)
+    ids = ids.reshape(-1, 3)
+    labels = (ids.sum(axis=1) % 2).astype("float32")
+    fitted = model.fit(ids, labels, batch_size=20, epochs=2, shuffle=False, verbose=0, callbacks=callbacks)
+    losses = fitted.history["loss"]
+    return losses, layer.get_weights()[0]
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "RMSprop"])
+@pytest.mark.parametrize("penalty", PENALTIES)
+def check_a_penalty_is_that_of_keras_where_a_batch_has_all_rows(penalty, optimizer):
+    rng, n = np.random.default_rng(3), 50
+    # Each row at least once in a batch, and some twice.
+    ids = np.stack([np.concatenate([rng.permutation(n), rng.integers(0, n, 10)]) for _ in range(3)])
+    results = []
+    for make in (keras.layers.Embedding, lambda *args, **kw: sok.Embedding(*args, sparse_as_dense_size=0, **kw)):
+        layer = make(n, DIM, embeddings_regularizer=PENALTIES[penalty])
+        layer.build((None, 3))
+        layer.set_weights([MATRIX[:n]])
+        results.append(trained(layer, ids, optimizer=optimizer))
+    for came, expected in zip(*results, strict=True):
+        np.testing.assert_allclose(came, expected, rtol=1e-4, atol=1e-5)
+
+
+def check_a_penalty_leaves_rows_outside_the_batch_alone():
+    ids = np.random.default_rng(3).permutation(ROWS)[:60].reshape(1, 20, 3)
+    penalty = keras.regularizers.L2(0.03)
+    layers = [stock(embeddings_regularizer=penalty), sok.Embedding(ROWS, DIM, weights=MATRIX)]
+    layers.append(sok.Embedding(ROWS, DIM, weights=MATRIX, embeddings_regularizer=penalty))
+    for layer in layers:
+        model = classifier(layer)
+        inner = keras.optimizers.SGD(0.1)
+        model.compile(inner if layer is layers[0] else sok.DistributedOptimizer(inner), "mse")
+        model.train_on_batch(ids[0], np.ones(20, "float32"))
+    expected, free, found = (layer.get_weights()[0] for layer in layers)
+    inside = np.unique(ids)
+    np.testing.assert_allclose(found[inside], expected[inside], rtol=1e-5, atol=1e-6)
+    assert np.abs(found[inside] - free[inside]).max() > 1e-3
+    outside = np.setdiff1d(np.arange(ROWS), inside)
+    np.testing.assert_array_equal(found[outside], MATRIX[outside])
+
+
+def check_a_penalty_covers_what_a_combiner_pools():
+    penalty = keras.regularizers.L2(0.5)
+    layer = sok.Embedding(ROWS, DIM, weights=MATRIX, combiner="mean", mask_zero=True, embeddings_regularizer=penalty)
+    for ids in (tf.constant([[3, 0, 3], [7, 3, 0]]), tf.ragged.constant([[3, 3, 0], [7]])):
+        layer(ids)
+        np.testing.assert_allclose(sum(layer.losses), 0.5 * (MATRIX[[3, 7]] ** 2).sum(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def check_an_exact_penalty_shrinks_all_rows_as_keras_does(run_eagerly):
+    rng = np.random.default_rng(4)
+    ids = np.stack([rng.permutation(ROWS)[:60] for _ in range(4)])
+    penalty = keras.regularizers.L2(0.03)
+    ours = sok.Embedding(ROWS, DIM, weights=MATRIX, embeddings_regularizer=penalty, regularize="exact")
+    _, expected = trained(stock(embeddings_regularizer=penalty), ids)
+    _, found = trained(ours, ids, run_eagerly=run_eagerly)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    copy = type(ours).from_config(ours.get_config())
+    assert copy.regularize == "exact" and copy.embedding_variable.row_terms.l2 == pytest.approx(0.03)
+
+
+def check_an_exact_penalty_is_for_plain_sgd():
+    layer = sok.Embedding(ROWS, DIM, embeddings_regularizer="l2", regularize="exact")
+    with pytest.raises(ValueError, match=saying("regularize='exact'", "plain SGD", "Adagrad")):
+        trained(layer, np.zeros([1, 20, 3], "int64"), optimizer="Adagrad")
+
+
+def check_rows_of_an_exact_penalty_shrink_from_the_start():
+    layers = []
+    for make in (keras.layers.Embedding, sok.Embedding):
+        options = {"regularize": "exact"} if make is sok.Embedding else {}
+        layer = make(ROWS, DIM, "ones", embeddings_regularizer=keras.regularizers.L2(0.03), **options)
+        layers.append(trained(layer, np.arange(60).reshape(1, 20, 3))[1])
+    assert layers[0][199, 0] < 0.999
+    np.testing.assert_allclose(layers[1], layers[0], rtol=1e-5)
+
+
+CONSTRAINTS = {
+    "non_neg": keras.constraints.NonNeg(),
+    "unit_norm": keras.constraints.UnitNorm(axis=1),
+    "max_norm": keras.constraints.MaxNorm(1.5, axis=-1),
+}
+
+
+@pytest.mark.parametrize("constraint", CONSTRAINTS)
+def check_a_constraint_acts_on_the_rows_that_a_step_has_changed(constraint):
+    ids = np.stack([np.random.default_rng(5).permutation(ROWS)[:60] for _ in range(3)])
+    ids[:, :5] = ids[:, 5:10]  # some come twice
+    function = CONSTRAINTS[constraint]
+    theirs = stock(embeddings_constraint=function) if IS_KERAS_3 else stock()
+    # tf_keras refuses constraints where gradients are slices.
+    constrain = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda *_: theirs.set_weights([np.asarray(function(tf.constant(theirs.get_weights()[0])))])
+    )
+    _, expected = trained(theirs, ids[:1], callbacks=[] if IS_KERAS_3 else [constrain])
+    _, found = trained(sok.Embedding(ROWS, DIM, weights=MATRIX, embeddings_constraint=function), ids[:1])
+    inside, outside = np.unique(ids[0]), np.setdiff1d(np.arange(ROWS), ids[0])
+    np.testing.assert_allclose(found[inside], expected[inside], rtol=1e-5, atol=1e-6)
+    assert np.abs(found[inside] - MATRIX[inside]).max() > 0.1
+    np.testing.assert_array_equal(found[outside], MATRIX[outside])
 
 
 def check_masks_are_those_of_keras():
@@ -242,8 +360,14 @@ def check_subclasses_without_training_make_no_rows_in_evaluation():
 
 REFUSED = {
     "lora_rank": ({"lora_rank": 4}, "`lora_rank`"),
-    "regularizer": ({"embeddings_regularizer": "l2"}, "`embeddings_regularizer`"),
-    "constraint": ({"embeddings_constraint": "non_neg"}, "`embeddings_constraint`"),
+    "a penalty of a matrix": ({"embeddings_regularizer": "orthogonal_regularizer"}, "no sum over rows"),
+    "a constraint of columns": ({"embeddings_constraint": "max_norm"}, "MaxNorm(axis=1)"),
+    "an exact penalty that is not l2": ({"embeddings_regularizer": "l1", "regularize": "exact"}, "L2 penalty alone"),
+    "an exact penalty and a constraint": (
+        {"embeddings_regularizer": "l2", "regularize": "exact", "embeddings_constraint": "non_neg"},
+        "`embeddings_constraint`",
+    ),
+    "no such penalty": ({"embeddings_regularizer": "l2", "regularize": "all"}, "'batch' or 'exact'"),
     "float64": ({"dtype": "float64"}, "float64"),
     "two initializers": (
         {"embeddings_initializer": "ones", "table": sok.TableOptions(initializer="zeros")},

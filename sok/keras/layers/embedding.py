@@ -17,9 +17,10 @@ from sok.keras.layers.base import TableLayerMixin, check_combiner, check_integer
 from sok.lookup import plain_variables
 from sok.lookup.feature import ROWS, Feature
 from sok.lookup.inputs import describe, sizes
-from sok.lookup.lookup import lookup_group
+from sok.lookup.lookup import lookup_group, lookup_rows
 from sok.table.initializers import with_rows
 from sok.table.options import TableOptions, said_once, whole_number
+from sok.table.row_terms import RowTerms
 from sok.table.table import EmbeddingVariable
 from sok.table.weights import rows_behind
 
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
         embeddings_initializer: Any
         mask_zero: bool
 
+        def add_loss(self, loss: Any) -> None: ...
         def compute_mask(self, inputs: Any, mask: Any = None) -> Any: ...
         def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]: ...
         def get_weights(self) -> list[Any]: ...
@@ -75,6 +77,15 @@ class EmbeddingMixin(_Base):
         capacity: rows that each worker may hold where any id is legal. None: 2^30; memory is taken as rows appear.
         sparse_as_dense_size: up to so many rows the layer keeps an ordinary variable on each worker, which is averaged
             with the dense ones. None: 64. 0: it is a table whatever `input_dim`. Layers with a `combiner` too.
+        embeddings_regularizer: in `kwargs`. A penalty that is a sum over rows: L1, L2, L1L2, or your own. Each row
+            that a step looks up gets its gradient once, from its owner, whatever the number of workers and `op`; the
+            optimizer adds it, and no tape has it. The loss has the penalty of the rows of this worker's batch, each
+            once a call.
+        regularize: what the penalty does to rows that no worker has looked up in a step. "batch": nothing. "exact":
+            they shrink as those of Keras' own layer; of L2 alone, trained by plain SGD. Costs D more floats a row, and
+            with `input_dim` all rows are made at once.
+        embeddings_constraint: in `kwargs`. Acts on each row by itself: NonNeg(), UnitNorm(axis=1), MaxNorm(axis=1),
+            MinMaxNorm(axis=1), or one of your own. Applied to the rows that a step has looked up, after it.
         **kwargs: the other arguments of Keras' layer: name, trainable, dtype, activity_regularizer, input_length, ...
 
     Call args:
@@ -87,8 +98,9 @@ class EmbeddingMixin(_Base):
         [*shape of the ids, D], ragged where these are; with `combiner` without their last axis. In the compute dtype.
 
     Raises:
-        ValueError: an argument or the form of the ids is not one of these; `lora_rank`, `embeddings_regularizer` or
-            `embeddings_constraint` of a table, and rows of float64.
+        ValueError: an argument or the form of the ids is not one of these; of a table `lora_rank`, rows of float64, a
+            regularizer that is no sum over rows, a constraint that does not act row by row; when training,
+            regularize="exact" with another optimizer than plain SGD.
         tf.errors.InvalidArgumentError: an id is no row number; on every worker.
         tf.errors.ResourceExhaustedError: a shard is full; on every worker. That shard has stored nothing of the step.
 
@@ -118,6 +130,7 @@ class EmbeddingMixin(_Base):
         table: TableOptions | None = None,
         capacity: int | None = None,
         sparse_as_dense_size: int | None = None,
+        regularize: str = "batch",
         weights: Any = None,
         **kwargs: Any,
     ) -> None:
@@ -139,6 +152,7 @@ class EmbeddingMixin(_Base):
         self.combiner = None if combiner is None else check_combiner(combiner)
         self.capacity = None if capacity is None else whole_number("capacity", capacity)
         self.sparse_as_dense_size = sparse_as_dense_size
+        self.regularize = regularize
         self._become(options, is_plain=rows is not None and rows <= dense_size)
         if weights is not None:
             self.build(None)
@@ -149,7 +163,7 @@ class EmbeddingMixin(_Base):
         self._is_plain = is_plain
         if not is_plain:
             strategies.refuse(f"A sok.{type(self).__name__}")
-            reason = why_no_table(self)
+            reason = why_no_table(self, self.regularize)
             if reason is not None:
                 raise ValueError(f"Layer '{self.name}' cannot be over a table: {reason}.")
         if self.input_dim is not None and self.capacity is not None:
@@ -175,7 +189,15 @@ class EmbeddingMixin(_Base):
                 f"Layer '{self.name}' has an ordinary variable of {self.input_dim} rows, `embeddings`, and no table. "
                 "For a table of any size give it sparse_as_dense_size=0."
             )
-        return super()._make_table()
+        table = super()._make_table()
+        table.row_terms = terms_of(self, self.regularize)
+        if self.input_dim is not None and table.row_terms is not None and table.row_terms.is_exact:
+            # Rows shrink from when they are made on: those of a matrix from the start.
+            for start in range(0, self.input_dim, _IN_A_STEP):
+                part = range(start + context.rank(), min(start + _IN_A_STEP, self.input_dim), context.size())
+                with tf.init_scope():
+                    lookup_rows(table, tf.constant(list(part), table.key_dtype), training=True)
+        return table
 
     def build(self, input_shape: Any = None) -> None:
         if self._is_plain:
@@ -189,8 +211,15 @@ class EmbeddingMixin(_Base):
     def _look_up(self, ids: Any, inserts: Any) -> Any:
         variable, dtype = self._looked_up()
 
+        terms = None if self._is_plain else variable.row_terms
+
         def look(ids: Any, combiner: str = ROWS, **more: Any) -> tf.Tensor:
-            return lookup_group([Feature(variable, ids, combiner, dtype=dtype, **more)], inserts)[0]
+            asked = [Feature(variable, ids, combiner, dtype=dtype, **more)]
+            if terms is None or terms.regularizer is None:
+                return lookup_group(asked, inserts)[0]
+            found, rows = lookup_group([*asked, Feature(variable, _distinct(ids, more.get("padding_key")))], inserts)
+            self.add_loss(terms.penalty(rows))
+            return found
 
         if self.combiner is not None:
             return _pooled(ids, self.combiner, self.output_dim, self.mask_zero, look)
@@ -303,7 +332,7 @@ class EmbeddingMixin(_Base):
         refuse({"lora_rank": args or kwargs})
 
     def get_config(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("combiner", "capacity", "sparse_as_dense_size")}
+        own = {name: getattr(self, name) for name in ("combiner", "capacity", "sparse_as_dense_size", "regularize")}
         # Said by other arguments.
         options = dataclasses.replace(self._options, initializer=None, hashed=True, num_keys=None)
         return {**super().get_config(), **own, "table": options.get_config(self._keras_initializers)}
@@ -324,11 +353,19 @@ def refuse(arguments: dict[str, Any]) -> None:
             raise ValueError(f"`{name}` is not for sok.Embedding: {reason}. Received: {arguments[name]!r}.")
 
 
-def why_no_table(layer: Any) -> str | None:
+def terms_of(layer: Any, regularize: str) -> RowTerms | None:
+    """What the layer's regularizer and constraint are to the rows of a table. ValueError if they cannot be."""
+    regularizer, constraint = layer.embeddings_regularizer, layer.embeddings_constraint
+    terms = RowTerms(layer.output_dim, regularizer, regularize, constraint)
+    return None if regularizer is None and constraint is None else terms
+
+
+def why_no_table(layer: Any, regularize: str = "batch") -> str | None:
     """Why a layer of Keras' class `Embedding` cannot be over a table; None: it can."""
-    for name in ("embeddings_regularizer", "embeddings_constraint"):
-        if getattr(layer, name, None) is not None:
-            return f"it has an `{name}`, which acts on all rows of a matrix"
+    try:
+        terms_of(layer, regularize)
+    except ValueError as error:
+        return str(error).removesuffix(".")
     if getattr(layer, "lora_enabled", False) or getattr(layer, "lora_rank", None):
         return f"`lora_rank` is not for tables: {_REFUSED['lora_rank']}"
     if getattr(layer, "quantization_mode", None):
@@ -355,6 +392,16 @@ def assign_matrix(table: EmbeddingVariable, matrix: np.ndarray) -> None:
     for start in range(0, len(matrix), _IN_A_STEP):
         part = matrix[start : start + _IN_A_STEP]
         table.assign(np.arange(start, start + len(part)).astype(keys), part)
+
+
+def _distinct(ids: Any, padding_key: int | None) -> tf.Tensor:
+    """The ids that are looked up, each once."""
+    if isinstance(ids, tf.RaggedTensor):
+        ids = ids.flat_values
+    elif isinstance(ids, tf.SparseTensor):
+        ids = ids.values
+    distinct = tf.unique(tf.reshape(ids, [-1])).y
+    return distinct if padding_key is None else tf.boolean_mask(distinct, tf.not_equal(distinct, padding_key))
 
 
 def _pooled(ids: Any, combiner: str, dim: int, leaves_out_zero: bool, look: Any) -> Any:
