@@ -391,11 +391,17 @@ void HashTable::InsertMissing(const Cpu& cpu, Scratch* scratch, const uint64_t* 
   ForTasks(cpu, num_shares, m * 60, [&](int64_t, int64_t i) {
     const Share& share = shares[i];
     Segment& segment = *share.segment;
-    constexpr uint32_t kAhead = 12;
+    constexpr uint32_t kAhead = 12, kKeysAhead = 3 * kAhead;  // of buckets, and of what says where they are
     const uint32_t used = segment.used;
     for (uint32_t at = share.begin; at < share.end; ++at) {
-      if (share.end - at > kAhead)
-        __builtin_prefetch(segment.buckets + Home(hashes[order[at + kAhead]], segment.num_buckets), 1);
+      const uint32_t left = share.end - at;
+      if (left > kKeysAhead) {
+        const uint32_t k = order[at + kKeysAhead];
+        __builtin_prefetch(&hashes[k]);
+        __builtin_prefetch(&keys[k]);
+        __builtin_prefetch(&places[k], 1);
+      }
+      if (left > kAhead) __builtin_prefetch(segment.buckets + Home(hashes[order[at + kAhead]], segment.num_buckets), 1);
       const uint32_t k = order[at];
       places[k] = FindOrPlace(segment, hashes[k], keys[k], k, &first[k]);
       segment.used += first[k];
