@@ -1,8 +1,11 @@
 """Loading the native library: once, and with errors that say how to repair what is wrong."""
 
 import json
+import os
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -126,3 +129,43 @@ def test_the_first_public_name_already_says_what_is_wrong(native_dir, built_for,
     monkeypatch.delitem(vars(sok), "Init", raising=False)
     with pytest.raises(ImportError, match=text):
         from sok import Init  # noqa: F401
+
+
+@pytest.mark.parametrize("name", ["libsok_ops.so", "libsok_cuda.so"])
+def test_cudas_runtime_is_inside_and_hidden(name):
+    """TensorFlow exports stubs of it: kernels of one toolkit would run on the runtime of another, or on none."""
+    library = Path(_ops.library_path()).with_name(name)
+    if (_ops.build_info() or {}).get("cuda", "none") == "none":
+        pytest.skip("built without CUDA")
+    symbols = subprocess.run(["nm", "-D", str(library)], capture_output=True, text=True, check=True).stdout
+    assert "sok" in symbols.lower()
+    assert [line for line in symbols.splitlines() if re.search(r" _*cuda[A-Z]", line)] == []
+
+
+TRAINS = """
+import tensorflow as tf, sok
+table = sok.EmbeddingVariable(4, 100, initializer="ones")
+optimizer = sok.optimizers.SGD(0.5)
+with tf.GradientTape() as tape:
+    rows = sok.group_embedding_lookup([table], [tf.constant([7, 9], tf.int64)])[0]
+    loss = tf.reduce_sum(rows)
+optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+print(tf.__file__, table.export()[1].numpy().tolist())
+"""
+
+
+def test_the_same_library_trains_beside_tensorflow_cpu(tmp_path):
+    """`tensorflow-cpu` of the same version, which has no CUDA at all."""
+    install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(tmp_path)]
+    subprocess.run([*install, f"tensorflow-cpu=={tf.__version__}"], check=True, timeout=300)
+    where = os.pathsep.join([str(tmp_path), str(Path(_ops.__file__).parents[2])])
+    done = subprocess.run(
+        [sys.executable, "-c", TRAINS],
+        env={**os.environ, "PYTHONPATH": where},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split() == [str(tmp_path / "tensorflow" / "__init__.py"), *str([[0.5] * 4] * 2).split()]
+    shutil.rmtree(tmp_path / "tensorflow")  # 1.3 GB
