@@ -206,7 +206,7 @@ void DeviceTable::State::InsertRows(const Cuda& cuda, DeviceScratch* scratch, co
   uint32_t* leaders = scratch->Get<uint32_t>(n);
   if (index) {
     index->InsertMissing(
-        cuda, scratch, keys, n, found, leaders, [&](int64_t bound) { MakeRoom(cuda, bound); },
+        cuda, scratch, keys, n, found, leaders, room(), [&](int64_t bound) { MakeRoom(cuda, bound); },
         [&](uint64_t key) { config.ThrowFull(key); });
   } else {
     MakeRoom(cuda, config.capacity);
@@ -220,6 +220,14 @@ void DeviceTable::State::InsertRows(const Cuda& cuda, DeviceScratch* scratch, co
     Launch(StampNewKernel, GridOf(n), kThreads, 0, cuda, found, leaders, n, static_cast<uint32_t>(set->decay->calls()),
            set->stamps.data());
   }
+}
+
+int64_t DeviceTable::State::room() const {
+  int64_t room = rows.num_rows();
+  for (const auto& set : sets) {
+    if (set->decay != nullptr) room = std::min(room, set->stamps.capacity());
+  }
+  return changes.is_on() ? std::min(room, changes.capacity()) : room;
 }
 
 void DeviceTable::State::MakeRoom(const Cuda& cuda, int64_t bound) {

@@ -192,13 +192,20 @@ void DeviceHashTable::Learn(const DeviceHashCounters& counters) {
   rows_bound_ = counters.next_row;
 }
 
-bool DeviceHashTable::MayNotFit(int64_t n) const {
-  return size_bound_ + n > std::min(Room(), capacity_) || rows_bound_ + n > capacity_;
+bool DeviceHashTable::MayNotFit(int64_t n, int64_t room) const {
+  return size_bound_ + n > std::min(Room(), capacity_) || rows_bound_ + n > std::min(room, capacity_);
 }
 
 int64_t DeviceHashTable::RowsAfter(int64_t num_new) const {
   // Numbers on the free list go first, so this may be more than are needed, but never more than there are.
   return std::min(rows_bound_ + num_new, capacity_);
+}
+
+int64_t DeviceHashTable::SpareRows(int64_t num_new, int64_t n) const {
+  // A part of the table, so that a large one seldom waits; a batch, so that a small one does not wait each time.
+  constexpr int64_t kMostOfABatch = int64_t{1} << 18;
+  const int64_t rows = RowsAfter(num_new);
+  return std::min(rows + std::max(rows / 8, std::min(n, kMostOfABatch)), capacity_);
 }
 
 void DeviceHashTable::MakeKeyRoom(const Cuda& cuda, int64_t num_new) {
@@ -245,7 +252,8 @@ void DeviceHashTable::Find(const Cuda& cuda, const uint64_t* keys, int64_t n, ui
 }
 
 void DeviceHashTable::InsertMissing(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int64_t n,
-                                    uint32_t* rows, uint32_t* leaders, const std::function<void(int64_t)>& make_room,
+                                    uint32_t* rows, uint32_t* leaders, int64_t room,
+                                    const std::function<void(int64_t)>& make_room,
                                     const std::function<void(uint64_t)>& throw_full) {
   CheckSize(label_, n);
   if (n == 0) return;
@@ -254,7 +262,8 @@ void DeviceHashTable::InsertMissing(const Cuda& cuda, DeviceScratch* scratch, co
   Launch(SetNumNewKernel, 1, 1, 0, cuda, before, n, counters_);
   // Were all of them new, would they fit? Then nobody has to wait for how many are. Else ask.
   int64_t num_new = n;
-  if (MayNotFit(n)) {
+  const bool may_not_fit = MayNotFit(n, room);
+  if (may_not_fit) {
     Refresh(cuda);
     num_new = on_host_->num_new;
     if (!HasRowsFor(num_new)) {
@@ -265,6 +274,12 @@ void DeviceHashTable::InsertMissing(const Cuda& cuda, DeviceScratch* scratch, co
   }
   make_room(RowsAfter(num_new));
   MakeKeyRoom(cuda, num_new);
+  if (may_not_fit) {
+    try {
+      make_room(SpareRows(num_new, n));
+    } catch (const OutOfMemory&) {  // these keys have their rows
+    }
+  }
   Launch(PlaceNewKernel, GridOfTiles(n), kThreads, 0, cuda, view_, keys, leaders, before, n, free_rows_, counters_,
          rows);
   Launch(FollowLeadersKernel, GridOf(n), kThreads, 0, cuda, leaders, n, counters_, rows);

@@ -329,7 +329,7 @@ class GroupLookup {
     for (size_t t = 0; t < m; ++t) {
       num_new[t] = tables_[t].last - tables_[t].first;
       if (!states_[t]->index) continue;
-      may_not_fit = may_not_fit || states_[t]->index->MayNotFit(num_new[t]);
+      may_not_fit = may_not_fit || states_[t]->index->MayNotFit(num_new[t], states_[t]->room());
     }
     if (may_not_fit) LearnCounts(cuda, scratch, &num_new);
     bool has_moved = false;
@@ -338,6 +338,16 @@ class GroupLookup {
       if (tables_[t].first == tables_[t].last) continue;
       state.MakeRoom(cuda, state.index ? state.index->RowsAfter(num_new[t]) : state.config.capacity);
       if (state.index) state.index->MakeKeyRoom(cuda, num_new[t]);
+    }
+    for (size_t t = 0; t < m; ++t) {
+      DeviceTable::State& state = *states_[t];
+      if (tables_[t].first == tables_[t].last) continue;
+      if (state.index && may_not_fit) {  // after all have what they need
+        try {
+          state.MakeRoom(cuda, state.index->SpareRows(num_new[t], tables_[t].last - tables_[t].first));
+        } catch (const OutOfMemory&) {
+        }
+      }
       has_moved = has_moved || (state.index && state.index->view().buckets != tables_[t].view.index.buckets) ||
                   state.rows.view().slabs != tables_[t].view.rows.slabs ||
                   state.changes.notes().marks != tables_[t].view.notes.marks;

@@ -26,6 +26,7 @@ class DeviceRowChanges {
 
   // Nothing is noted, and nothing is paid for, before the first Begin.
   bool is_on() const { return keys_.is_on(); }
+  int64_t capacity() const { return marks_.capacity(); }
   bool is_saving() const { return keys_.is_saving(); }
   const std::string& base() const { return keys_.base(); }
 

@@ -161,8 +161,9 @@ class DeviceHashTable {
   void Find(const Cuda& cuda, const uint64_t* keys, int64_t n, uint32_t* rows) const;
 
   // Gives rows to the keys that Find left without one, all or none.
-  // make_room(num_rows) is called on the host before anything is stored: row numbers will be below num_rows. It may be more
-  // than are needed, and may throw; then nothing was stored.
+  // room: row numbers below it need no make_room(num_rows), which is called on the host before anything is stored: row numbers
+  // will be below num_rows. It may throw; then nothing was stored. It is called again with more (SpareRows), and what it
+  // throws then is of no matter if it is OutOfMemory.
   // leaders[i], if rows[i] was kNoRow, is the first position of the same key, else kNoRow: what is at leaders[i] == i is new.
   // The rows are the same in every run. Waits for the stream only if the table may have to grow, in index, in rows or past
   // its capacity. Throws InvalidArgument for n >= 2^31, what throw_full throws of the first key that has no room, OutOfMemory;
@@ -172,7 +173,7 @@ class DeviceHashTable {
                      int64_t n,
                      uint32_t* rows,     // [n], in and out
                      uint32_t* leaders,  // [n]
-                     const std::function<void(int64_t num_rows)>& make_room,
+                     int64_t room, const std::function<void(int64_t num_rows)>& make_room,
                      const std::function<void(uint64_t key)>& throw_full);
 
   // Removes keys, which may repeat or be none of the table's. erased[i] = the row that position i gave up, or kNoRow. Nothing waits, but
@@ -205,13 +206,16 @@ class DeviceHashTable {
 
   // InsertMissing in steps, for who gives rows to the keys of many tables at once: MakeCounters; the new keys are counted on the
   // device; if MayNotFit(as many as were asked for), the true counters are learned, and all must have rows; rows for
-  // RowsAfter, then MakeKeyRoom; the keys are placed, and counters() say so; AddToBounds.
+  // RowsAfter, then MakeKeyRoom, then, if the counters were learned, rows for SpareRows too where there is memory; the keys
+  // are placed, and counters() say so; AddToBounds.
   void MakeCounters(const Cuda& cuda);
-  bool MayNotFit(int64_t n) const;  // n new keys, for all that the host knows
+  bool MayNotFit(int64_t n, int64_t room) const;  // n new keys in so many rows, for all that the host knows
   void Learn(const DeviceHashCounters& counters);
   bool HasRowsFor(int64_t num_new) const { return num_new <= rows_left(); }
   int64_t rows_left() const { return capacity_ - size_bound_; }
-  int64_t RowsAfter(int64_t num_new) const;             // row numbers will be below
+  int64_t RowsAfter(int64_t num_new) const;  // row numbers will be below
+  // With room for so many the next lookups of n keys need not wait for how many of them are new.
+  int64_t SpareRows(int64_t num_new, int64_t n) const;
   void MakeKeyRoom(const Cuda& cuda, int64_t num_new);  // may rebuild, and then waits; throws OutOfMemory
   void AddToBounds(int64_t num_new);
   DeviceHashCounters* counters() const { return counters_; }

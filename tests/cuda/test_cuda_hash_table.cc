@@ -40,7 +40,7 @@ class Judged {
     table.Find(cuda, device_keys, n, rows);
     scratch.Reset();
     table.InsertMissing(
-        cuda, &scratch, device_keys, n, rows, leaders, [&](int64_t num_rows) { room = num_rows; },
+        cuda, &scratch, device_keys, n, rows, leaders, room, [&](int64_t num_rows) { room = num_rows; },
         [](uint64_t key) { throw sok::TableFull("key " + std::to_string(key) + " is new"); });
     std::unordered_map<uint64_t, uint32_t> first;
     const Rows got_leaders = leaders.Get();
@@ -219,7 +219,7 @@ TEST(RoomThatCannotBeMadeLeavesTheTableAsItWas) {
   t.table.Find(t.cuda, keys, 2, rows);
   CHECK_THROWS(
       t.table.InsertMissing(
-          t.cuda, &t.scratch, keys, 2, rows, leaders, [](int64_t) { throw sok::OutOfMemory("no slab"); }, nullptr),
+          t.cuda, &t.scratch, keys, 2, rows, leaders, 0, [](int64_t) { throw sok::OutOfMemory("no slab"); }, nullptr),
       sok::OutOfMemory, "no slab");
   t.CheckAll();
   CHECK(t.FindOrInsert({3}) == Rows{2});
@@ -261,8 +261,9 @@ TEST(AThrongOfCallsDoesWhatAMapDoes) {
 TEST(TooManyKeysAtOnceAreRefused) {
   Judged t(10);
   CHECK_THROWS(t.table.Erase(t.cuda, &t.scratch, nullptr, int64_t{1} << 31, nullptr), sok::InvalidArgument, "2^31");
-  CHECK_THROWS(t.table.InsertMissing(t.cuda, &t.scratch, nullptr, int64_t{1} << 31, nullptr, nullptr, nullptr, nullptr),
-               sok::InvalidArgument, "2147483648");
+  CHECK_THROWS(
+      t.table.InsertMissing(t.cuda, &t.scratch, nullptr, int64_t{1} << 31, nullptr, nullptr, 0, nullptr, nullptr),
+      sok::InvalidArgument, "2147483648");
 }
 
 // Buckets that keys had to pass by, all together: n^2 / 20 if n keys want one bucket.

@@ -365,6 +365,37 @@ TEST(LookupsAndUpdatesOfTwoStreamsAreOrdered) {
   for (cudaStream_t stream : streams) SOK_CUDA(cudaStreamDestroy(stream));
 }
 
+// Keys that are known need no rows, however often they come: a table near its budget goes on.
+TEST(KnownKeysTakeNoRows) {
+  Twins t(Config(16, 1 << 20), 3760128);
+  Keys keys;
+  for (uint64_t i = 0; i < 30000; ++i) keys.push_back(i);
+  t.Check(keys, true);
+  keys.resize(8000);
+  for (int step = 0; step < 3; ++step) t.Check(keys, true);
+}
+
+TEST(RowsGrowWithKeysAndNotWithSteps) {
+  constexpr int64_t kDim = 512, kRowBytes = kDim * 4, kSlab = int64_t{2} << 20;
+  constexpr size_t kBatch = 64, kKeys = 1500;
+  Twins t(Config(kDim, 1 << 20));
+  t.device.Reserve(t.cuda, 1 << 16, /*rows=*/false);
+  const int64_t empty = t.device.memory_bytes();
+  std::mt19937 random(3);
+  Keys known;
+  for (int step = 0; step < 400 / kFewer; ++step) {
+    Keys keys;
+    while (keys.size() < kBatch) {
+      if (known.empty() || (known.size() < kKeys && random() % 8 == 0)) known.push_back(known.size() * 977);
+      keys.push_back(known[random() % known.size()]);
+    }
+    t.Lookup(keys, true);
+    const int64_t in_use = static_cast<int64_t>(known.size());
+    const int64_t most = (in_use + in_use / 8 + static_cast<int64_t>(kBatch)) * kRowBytes + 2 * kSlab;
+    CHECK(t.device.memory_bytes() - empty <= most);
+  }
+}
+
 TEST(ReservedRoomIsNotAskedForAgain) {
   Twins t(Config(16, 5000));
   t.device.Reserve(t.cuda, 5000);

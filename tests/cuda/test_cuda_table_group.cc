@@ -339,6 +339,24 @@ TEST(TablesOfAGroupGrow) {
   }
 }
 
+// Near their budgets tables go on as long as no key is new.
+TEST(KnownKeysOfAGroupTakeNoRows) {
+  Tables group(0);
+  for (size_t t = 0; t < 2; ++t) {
+    sok::TableConfig config = Config(t);
+    config.dim = 16;
+    config.capacity = 1 << 20;
+    config.hashed = true;
+    group.all.push_back(std::make_unique<sok::DeviceTable>(config, 3760128));
+  }
+  std::vector<Keys> pieces(2);
+  for (uint64_t i = 0; i < 30000; ++i)
+    for (Keys& keys : pieces) keys.push_back(i);
+  CHECK_EQ(LookupAll(&group, pieces, true, true).said, "");
+  for (Keys& keys : pieces) keys.resize(8000);
+  for (int step = 0; step < 3; ++step) CHECK_EQ(LookupAll(&group, pieces, true, true).said, "");
+}
+
 TEST(NewRowsOfAGroupHaveFreshSlots) {
   for (const auto kind : {sok::Rule::kAdagrad, sok::Rule::kAdam}) {
     Tables group(4), single(4);
