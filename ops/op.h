@@ -50,6 +50,9 @@ class GuardedOp : public OpKernel {
   void Compute(OpKernelContext* ctx) final {
     Guard(ctx, [&] { Run(ctx); });
   }
+  // TensorFlow takes kernels of GPUs for ones that only start something, and runs them one after the other on the thread
+  // that starts all else. Ours may work on the host, or wait for the device. How long each takes it measures by itself.
+  bool IsExpensive() final { return true; }
 
  private:
   virtual void Run(OpKernelContext* ctx) = 0;
