@@ -13,7 +13,15 @@
 #include "sok/error.h"
 
 struct SokCudaContext {
-  explicit SokCudaContext(void* stream) : cuda{static_cast<cudaStream_t>(stream)}, scratch(cuda) {}
+  explicit SokCudaContext(void* stream) : cuda{static_cast<cudaStream_t>(stream)}, scratch(cuda) {
+    // One handle for another stream in each thread: tables could not tell whose work to wait for.
+    if (stream == cudaStreamPerThread) {
+      throw sok::InvalidArgument(
+          "the per-thread default stream cannot be taken. Make a stream (cupy.cuda.Stream(non_blocking=True)), or "
+          "leave "
+          "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM unset.");
+    }
+  }
 
   sok::Cuda cuda;
   sok::StreamScratch scratch;

@@ -342,7 +342,6 @@ void SettleRows(const Cuda& cuda, const UpdateRule& rule, const DeviceUpdate& up
 }
 
 void ThrowIfBadToHost(const Cuda& cuda, const uint64_t* first_bad, const int64_t* row_ids, int64_t n) {
-  SOK_CUDA(cudaStreamSynchronize(cuda.stream));
   uint64_t position = kNothingBad;
   SOK_CUDA(cudaMemcpyAsync(&position, first_bad, sizeof(position), cudaMemcpyDeviceToHost, cuda.stream));
   SOK_CUDA(cudaStreamSynchronize(cuda.stream));

@@ -25,11 +25,12 @@ class StreamScratch final : public DeviceScratch {
   void Reset() {
     if (blocks_.size() > 1) {  // next time one block shall do
       size_t bytes = 0;
-      for (const Block& block : blocks_) {
-        bytes += block.bytes;
-        SOK_CUDA(cudaFreeAsync(block.data, stream_));
+      for (const Block& block : blocks_) bytes += block.bytes;
+      while (!blocks_.empty()) {
+        char* data = blocks_.back().data;
+        blocks_.pop_back();  // what throws has been given back all the same
+        SOK_CUDA(cudaFreeAsync(data, stream_));
       }
-      blocks_.clear();
       AddBlock(bytes);
     }
     used_ = 0;

@@ -87,6 +87,17 @@ def address(x: Any) -> ctypes.c_void_p:
     return ctypes.c_void_p(x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr)
 
 
+def bad(first_bad: Any, n: int) -> ctypes.c_void_p:
+    """Where the `[n]` uint64 words of `first_bad` lie, in which kernels report; null for None."""
+    if first_bad is None:
+        return address(None)
+    given = to_device("first_bad", first_bad)
+    words = vector("first_bad", given, ("uint64",), n)
+    if address(words).value != address(given).value:
+        raise ValueError("`first_bad` must be contiguous: kernels write into it.")
+    return address(words)
+
+
 def none_bad(n: int = 1) -> Any:
     """Words for kernels to report in (first_bad)."""
     return module().full(n, 2**64 - 1, np.uint64)

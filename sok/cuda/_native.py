@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -66,11 +67,25 @@ def check(status: int) -> None:
         raise _ERRORS.get(status, RuntimeError)(library().sok_cuda_last_error().decode())
 
 
+class _Context:
+    """Scratch on a stream, of one thread. Given back with the thread."""
+
+    def __init__(self, pointer: int, stream: Any) -> None:
+        self._lib, self.pointer = library(), ctypes.c_void_p()
+        self._stream = stream  # lives as long: scratch is freed on it
+        check(self._lib.sok_cuda_context_create(ctypes.c_void_p(pointer), ctypes.byref(self.pointer)))
+
+    def __del__(self) -> None:
+        # At the end of the process CUDA may have gone before.
+        if not sys.is_finalizing():
+            self._lib.sok_cuda_context_destroy(self.pointer)
+
+
 class _Contexts(threading.local):
     """A context for each stream and device that this thread has used: scratch is not to be shared."""
 
     def __init__(self) -> None:
-        self.of_stream: dict[tuple[Any, ...], ctypes.c_void_p] = {}
+        self.of_stream: dict[tuple[Any, ...], _Context] = {}
 
 
 _contexts = _Contexts()
@@ -78,17 +93,16 @@ _contexts = _Contexts()
 
 def context() -> ctypes.c_void_p:
     """That of CuPy's current device and stream."""
-    device, stream = 0, 0
+    device, pointer, stream = 0, 0, None
     if not is_emulated():
         import cupy
 
-        device, stream = cupy.cuda.runtime.getDevice(), cupy.cuda.get_current_stream().ptr
+        device, stream = cupy.cuda.runtime.getDevice(), cupy.cuda.get_current_stream()
+        pointer = stream.ptr
     known, lib = _contexts.of_stream, library()
-    if (lib, device, stream) not in known:
-        made = ctypes.c_void_p()
-        check(lib.sok_cuda_context_create(ctypes.c_void_p(stream), ctypes.byref(made)))
-        known[lib, device, stream] = made
-    return known[lib, device, stream]
+    if (lib, device, pointer) not in known:
+        known[lib, device, pointer] = _Context(pointer, stream)
+    return known[lib, device, pointer].pointer
 
 
 def call(name: str, *args: Any) -> None:

@@ -116,8 +116,7 @@ def combine_group(features: Sequence[Feature], *, dtype: str = "float32", first_
     for k, output in enumerate(outputs):
         made[k].output = _arrays.address(output)
         made[k].output_stride = output.strides[0] // output.itemsize if output.shape[0] > 1 else max(1, output.shape[1])
-    first_bad = _arrays.optional("first_bad", first_bad, ("uint64",), len(features))
-    _native.call("combine_group", made, len(features), dtype.encode(), _arrays.address(first_bad))
+    _native.call("combine_group", made, len(features), dtype.encode(), _arrays.bad(first_bad, len(features)))
     return outputs
 
 
@@ -207,8 +206,8 @@ def combine_grad_weights(
         combiner_bytes(combiner),
     )
     result = _arrays.empty(len(index), np.float32)
-    first_bad = _arrays.optional("first_bad", first_bad, ("uint64",), 1)
-    _native.call("combine_grad_weights", ctypes.byref(feature), *map(_arrays.address, (grad, result, first_bad)))
+    given = *map(_arrays.address, (grad, result)), _arrays.bad(first_bad, 1)
+    _native.call("combine_grad_weights", ctypes.byref(feature), *given)
     return result
 
 
@@ -243,7 +242,6 @@ def combine_grad_rows(
     segments = segments_of(row_splits, hotness, len(index), keep)
     _check_segments(grad, segments)
     result = _arrays.empty((num_rows, grad.shape[1]), np.float32)
-    first_bad = _arrays.optional("first_bad", first_bad, ("uint64",), 1)
     _native.call(
         "combine_grad_rows",
         _arrays.address(grad),
@@ -254,7 +252,7 @@ def combine_grad_rows(
         int(grad.shape[1]),
         combiner_bytes(combiner),
         _arrays.address(result),
-        _arrays.address(first_bad),
+        _arrays.bad(first_bad, 1),
     )
     return result
 

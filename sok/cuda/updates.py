@@ -54,7 +54,7 @@ def unsorted_segment_sum(
         num_segments,
         ctypes.c_int(deterministic),
         _arrays.address(sums),
-        _arrays.address(first_bad),
+        _arrays.bad(first_bad, 1),
     )
     return sums
 
@@ -158,7 +158,8 @@ def sum_rows(addends: Sequence[Addends], table_rows: Sequence[int], *, first_bad
         len(table_rows),
         int(dim),
         given.kind.encode(),
-        *map(_arrays.address, (out.row_ids, out.tables, out.sums, out.num_sums, first_bad)),
+        *map(_arrays.address, (out.row_ids, out.tables, out.sums, out.num_sums)),
+        _arrays.bad(first_bad, len(addends)),
     )
     return out
 
@@ -275,7 +276,7 @@ def update_rows(
         dim,
         ctypes.c_float(grad_scale),
         nonfinite.encode(),
-        _arrays.address(first_bad),
+        _arrays.bad(first_bad, 1),
     )
 
 
@@ -291,4 +292,4 @@ def settle_rows(rule: str, hyper: Sequence[float], table: Records, row_ids: Any,
 def check(first_bad: Any, row_ids: Any) -> None:
     """Waits for the device, and raises ValueError naming position and row id if `update_rows` refused a gradient."""
     row_ids = _arrays.ids("row_ids", row_ids)
-    _native.call("throw_if_bad_to_host", _arrays.address(first_bad), _arrays.address(row_ids), len(row_ids))
+    _native.call("throw_if_bad_to_host", _arrays.bad(first_bad, 1), _arrays.address(row_ids), len(row_ids))

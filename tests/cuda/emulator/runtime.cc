@@ -253,7 +253,10 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   CheckSide("to", to, to_kind, kind, kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice);
   CheckSide("from", from, from_kind, kind, kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice);
   void* target = sok_emulator::OnDevice(to);
-  if (from_kind == Kind::kHost) {
+  // NumPy's arrays stand for the device's (HostMemoryIsDevice): kernels before this copy still write into them.
+  const bool is_devices =
+      sok_emulator::IsHostMemoryDevice() && (kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice);
+  if (from_kind == Kind::kHost && !is_devices) {
     auto copy =
         std::make_shared<std::vector<char>>(static_cast<const char*>(from), static_cast<const char*>(from) + bytes);
     Of(stream)->Add([=] { std::memcpy(target, copy->data(), bytes); });
