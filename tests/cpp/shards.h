@@ -49,10 +49,10 @@ inline void UseNamedRule(Table* table, const std::vector<uint64_t>& keys) {
   rule.rule = sok::ParseRule(kNamedRule);
   rule.slot_inits[0] = 0.5f;
   rule.slot_inits[1] = -2.0f;
-  const std::vector<int64_t> ids = table->Lookup(keys).ids;
-  std::vector<float> rows(ids.size() * 3), slots(ids.size() * 6);
+  std::vector<float> rows(keys.size() * 3), slots(keys.size() * 6);
   for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<float>(i);
   for (size_t i = 0; i < slots.size(); ++i) slots[i] = 100.0f + static_cast<float>(i);
-  table->native().Scatter({kThreads}, rule, "rmsprop", ids.data(), static_cast<int64_t>(ids.size()), rows.data(),
-                          slots.data());
+  sok::Scratch scratch;
+  table->native().Restore({kThreads}, &scratch, {{"rmsprop", rule, 0, {}}},
+                          {keys.data(), rows.data(), {slots.data()}, static_cast<int64_t>(keys.size())});
 }

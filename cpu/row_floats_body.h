@@ -1,8 +1,6 @@
-// The bodies of FloatKernels. Included by one file per instruction set, each compiled with its own flags, so nothing here
-// may have external linkage: the linker would keep one copy for all.
+// RowKernels: floats to 16 bit and back, with the bits of sok/float_bits.h.
 #include <cstdint>
 
-#include "float_kernels.h"
 #include "sok/float_bits.h"
 
 #if defined(__F16C__)
@@ -40,8 +38,6 @@ void ToBFloat16(const float* from, int64_t n, uint16_t* to) {
 void FromBFloat16(const uint16_t* from, int64_t n, float* to) {
   for (int64_t i = 0; i < n; ++i) to[i] = FloatOfBFloat16(from[i]);
 }
-
-const FloatKernels kKernels = {ToHalf, FromHalf, ToBFloat16, FromBFloat16};
 
 }  // namespace
 }  // namespace sok
