@@ -297,7 +297,9 @@ class ModelCheckpoint(_Callback):
 
 
 class TableScalars(_Callback):
-    """Writes scalars of tables and their exchange for TensorBoard, every `every` steps of `fit` or when a loop says so.
+    """Writes scalars of tables and their exchange for TensorBoard.
+
+    Every `every` steps of `fit` and at its end, or when a loop says so.
 
     Each worker writes what it knows itself, into a run of its own: 'LOG_DIR/rank0' and so on. Of each table:
     `tables/NAME/rows` in this worker's shard; `tables/NAME/full`, their share of the capacity; `tables/NAME/new_ids`,
@@ -354,6 +356,8 @@ class TableScalars(_Callback):
             self.write(self._steps)
 
     def on_train_end(self, logs: Any = None) -> None:
+        if self._steps > self._written:
+            self.write(self._steps)
         if self._writer is not None:
             self._writer.flush()
 

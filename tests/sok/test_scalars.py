@@ -35,13 +35,13 @@ def test_fit_writes_them_every_n_steps(k, tmp_path):
     model.fit(IDS, LABELS, epochs=2, validation_data=(IDS + 50, LABELS), **options)
     scalars = read(tmp_path / "rank0")
     # 5 steps an epoch, 8 ids a step, of which 30 are distinct; validation looks up others, which make no rows.
-    rows = {3: 24.0, 6: 30.0, 9: 30.0}
+    rows = {3: 24.0, 6: 30.0, 9: 30.0, 10: 30.0}  # at the end, too
     assert scalars["tables/ads/rows"] == rows
     assert scalars["tables/ads/full"] == {step: pytest.approx(n / 100) for step, n in rows.items()}
-    assert scalars["tables/ads/new_ids"] == {3: 1.0, 6: pytest.approx(6 / 24), 9: 0.0}
+    assert scalars["tables/ads/new_ids"] == {3: 1.0, 6: pytest.approx(6 / 24), 9: 0.0, 10: 0.0}
     assert len(scalars) == 3  # one worker exchanges nothing
     model.fit(IDS, LABELS, epochs=1, **options)  # goes on where the first ended
-    assert list(read(tmp_path / "rank0")["tables/ads/rows"]) == [3, 6, 9, 13]
+    assert list(read(tmp_path / "rank0")["tables/ads/rows"]) == [3, 6, 9, 10, 13, 15]
 
 
 def test_a_model_that_the_first_batch_builds_has_them_too(tmp_path):
