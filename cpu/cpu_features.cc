@@ -3,11 +3,18 @@
 #include <cstdlib>
 #include <cstring>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace sok {
 namespace {
 
 Isa BestIsa() {
 #if defined(__x86_64__)
+  // Conversions to 16 bit, which __builtin_cpu_supports does not know in every compiler.
+  unsigned eax, ebx, ecx = 0, edx;
+  if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0 || (ecx & bit_F16C) == 0) return Isa::kGeneric;
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
     return Isa::kAvx512;
   }

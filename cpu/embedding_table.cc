@@ -12,6 +12,7 @@
 #include "sok/error.h"
 #include "sok/host_memory.h"
 #include "sok/partition.h"
+#include "sort_by_row.h"
 #include "table_snapshot.h"
 #include "tasks.h"
 
@@ -165,7 +166,7 @@ std::vector<std::pair<uint32_t, uint64_t>> EmbeddingTable::RowsInOrder() const {
   rows.reserve(static_cast<size_t>(num_rows_));
   if (config_.hashed) {
     index_->ForEach([&](uint64_t key, uint32_t row) { rows.emplace_back(row, key); });
-    std::sort(rows.begin(), rows.end());
+    SortByRow(&rows);
   } else {
     for (int64_t row = 0; row < config_.capacity; ++row)
       if (InUse(row)) rows.emplace_back(static_cast<uint32_t>(row), KeyOfRow(row));

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "float_kernels.h"
+#include "row_kernels.h"
 
 namespace sok {
 namespace {
@@ -29,7 +29,7 @@ void ForWords(const Cpu& cpu, const WireLayout& layout, const Header& header, co
 }  // namespace
 
 void NarrowMessages(const Cpu& cpu, const WireLayout& layout, FloatType type, const float* floats, float* words) {
-  const FloatKernels& kernels = ChosenFloatKernels();
+  const RowKernels& kernels = ChosenRowKernels();
   const auto convert = type == FloatType::kFloat16 ? kernels.to_half : kernels.to_bfloat16;
   ForWords(
       cpu, layout, [&](int64_t to, int64_t from) { std::copy_n(floats + from, kAnswerHeader, words + to); },
@@ -41,7 +41,7 @@ void NarrowMessages(const Cpu& cpu, const WireLayout& layout, FloatType type, co
 }
 
 void WidenMessages(const Cpu& cpu, const WireLayout& layout, FloatType type, const float* words, float* floats) {
-  const FloatKernels& kernels = ChosenFloatKernels();
+  const RowKernels& kernels = ChosenRowKernels();
   const auto convert = type == FloatType::kFloat16 ? kernels.from_half : kernels.from_bfloat16;
   ForWords(
       cpu, layout, [&](int64_t from, int64_t to) { std::copy_n(words + from, kAnswerHeader, floats + to); },

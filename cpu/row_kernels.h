@@ -92,6 +92,12 @@ struct RowKernels {
   // Fresh uniform rows: records[i] = the first dim floats of the row of keys[i] (initializer.h).
   void (*fill_uniform)(uint64_t seed, float a, float width, const uint64_t* keys, int64_t count, int64_t dim,
                        float* const* records);
+
+  // Floats from[0 .. n) to 16 bit, and back; from and to need not be aligned.
+  void (*to_half)(const float* from, int64_t n, uint16_t* to);
+  void (*from_half)(const uint16_t* from, int64_t n, float* to);
+  void (*to_bfloat16)(const float* from, int64_t n, uint16_t* to);
+  void (*from_bfloat16)(const uint16_t* from, int64_t n, float* to);
 };
 
 // Those of ChosenIsa().

@@ -386,20 +386,4 @@ void EmbeddingTable::Lookup(const Cpu& cpu, Scratch* scratch, const uint64_t* ke
   LookupGroup(cpu, scratch, &feature, 1, insert);
 }
 
-void EmbeddingTable::LookupCombine(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, int64_t n,
-                                   const int64_t* row_splits, const float* weights, int64_t segments, Combiner combiner,
-                                   bool insert, float* output, int64_t* row_ids) {
-  Feature feature;
-  feature.table = this;
-  feature.keys = keys;
-  feature.n = n;
-  feature.row_splits = row_splits;
-  feature.segments = segments;
-  feature.weights = weights;
-  feature.combiner = combiner;
-  feature.output = output;
-  feature.row_ids = row_ids;
-  LookupGroup(cpu, scratch, &feature, 1, insert);
-}
-
 }  // namespace sok

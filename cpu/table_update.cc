@@ -302,14 +302,4 @@ void EmbeddingTable::ApplyGroup(const Cpu& cpu, Scratch* scratch, const UpdateRu
     for (int64_t t = 0; t < num_tables; ++t) sets[t]->Append();
 }
 
-void EmbeddingTable::Apply(const Cpu& cpu, Scratch* scratch, const UpdateRule& rule, const std::string& slot_set,
-                           Nonfinite nonfinite, const int64_t* row_ids, const float* grads, int64_t n) {
-  Gradients gradients;
-  gradients.table = this;
-  gradients.row_ids = row_ids;
-  gradients.grads = grads;
-  gradients.n = n;
-  ApplyGroup(cpu, scratch, rule, slot_set, nonfinite, &gradients, 1);
-}
-
 }  // namespace sok

@@ -22,7 +22,10 @@ struct Idle {
 struct Pool {
   std::mutex mutex;
   std::vector<Idle> idle;  // oldest first
-  PoolBytes bytes;
+  struct {
+    int64_t in_use = 0;
+    int64_t idle = 0;
+  } bytes;
   int64_t peak = 0;  // of bytes in use
 };
 
@@ -159,12 +162,6 @@ tensorflow::Tensor SharedBlocks::Allocate(tensorflow::DataType dtype, const tens
   }
   used_ += bytes;
   return TensorInBlock(block_, used_ - bytes, dtype, shape);
-}
-
-PoolBytes OutputPoolBytes() {
-  Pool& pool = ThePool();
-  std::lock_guard<std::mutex> lock(pool.mutex);
-  return pool.bytes;
 }
 
 }  // namespace sok

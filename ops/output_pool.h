@@ -60,11 +60,4 @@ class SharedBlocks {
   int64_t used_ = 0;
 };
 
-// Bytes of the pool: in use, and kept for the next call.
-struct PoolBytes {
-  int64_t in_use = 0;
-  int64_t idle = 0;
-};
-PoolBytes OutputPoolBytes();
-
 }  // namespace sok

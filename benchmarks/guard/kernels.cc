@@ -125,13 +125,20 @@ int main(int argc, char** argv) {
   } else if (is("find")) {
     kernel = [&] { table.Lookup(cpu, &scratch, keys.data(), kKeys, false, nullptr, rows.data(), row_ids.data()); };
   } else if (is("pool")) {
-    kernel = [&] {
-      table.LookupCombine(cpu, &scratch, keys.data(), kKeys, splits.data(), nullptr, kSegments, sok::Combiner::kSum,
-                          false, pooled.data(), row_ids.data());
-    };
+    sok::EmbeddingTable::Feature feature;
+    feature.table = &table;
+    feature.keys = keys.data();
+    feature.n = kKeys;
+    feature.row_splits = splits.data();
+    feature.segments = kSegments;
+    feature.combiner = sok::Combiner::kSum;
+    feature.output = pooled.data();
+    feature.row_ids = row_ids.data();
+    kernel = [&cpu, &scratch, feature] { sok::EmbeddingTable::LookupGroup(cpu, &scratch, &feature, 1, false); };
   } else if (is("update")) {
-    kernel = [&] {
-      table.Apply(cpu, &scratch, rule, "guard", sok::Nonfinite::kAllow, row_ids.data(), rows.data(), kKeys);
+    const sok::EmbeddingTable::Gradients gradients{&table, row_ids.data(), rows.data(), kKeys};
+    kernel = [&, gradients] {
+      sok::EmbeddingTable::ApplyGroup(cpu, &scratch, rule, "guard", sok::Nonfinite::kAllow, &gradients, 1);
     };
   } else {
     return 2;

@@ -75,14 +75,6 @@ class EmbeddingTable final : public TableStore {
               float* rows,           // [n, dim]
               int64_t* row_ids);     // [n]
 
-  // LookupGroup of one feature that is pooled.
-  void LookupCombine(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, int64_t n,
-                     const int64_t* row_splits,  // [segments + 1], checked by the caller
-                     const float* weights,       // [n] or null
-                     int64_t segments, Combiner combiner, bool insert,
-                     float* output,      // [segments, dim]
-                     int64_t* row_ids);  // [n]
-
   // Gradients of one table's rows.
   struct Gradients {
     EmbeddingTable* table = nullptr;
@@ -104,12 +96,6 @@ class EmbeddingTable final : public TableStore {
   // NaN or infinity of a row, its slots and its gradient, which are finite; empty: no such row. Costs as much as the update.
   static std::string TryGroup(const Cpu& cpu, Scratch* scratch, const UpdateRule& rule, const std::string& slot_set,
                               const Gradients* gradients, int64_t num_tables);
-
-  // ApplyGroup of this table.
-  void Apply(const Cpu& cpu, Scratch* scratch, const UpdateRule& rule, const std::string& slot_set, Nonfinite nonfinite,
-             const int64_t* row_ids,  // [n]
-             const float* grads,      // [n, dim]
-             int64_t n);
 
   // Rows by row id, as they stand after every step (Gather), and what they are to be (Scatter); slots stay. Ids that are
   // negative, or of rows erased since their lookup, read as zeros and are passed over. Between the two nobody else should

@@ -26,6 +26,30 @@ struct TableForTests {
 }  // namespace sok
 using sok::TableForTests;
 
+// LookupGroup of one feature whose rows are summed.
+inline void LookUpSums(const sok::Cpu& cpu, sok::Scratch* scratch, sok::EmbeddingTable* table, const uint64_t* keys,
+                       int64_t n, const int64_t* row_splits, int64_t segments, bool insert, float* output,
+                       int64_t* row_ids) {
+  sok::EmbeddingTable::Feature feature;
+  feature.table = table;
+  feature.keys = keys;
+  feature.n = n;
+  feature.row_splits = row_splits;
+  feature.segments = segments;
+  feature.combiner = sok::Combiner::kSum;
+  feature.output = output;
+  feature.row_ids = row_ids;
+  sok::EmbeddingTable::LookupGroup(cpu, scratch, &feature, 1, insert);
+}
+
+// ApplyGroup of one table.
+inline void ApplyTo(const sok::Cpu& cpu, sok::Scratch* scratch, sok::EmbeddingTable* table, const sok::UpdateRule& rule,
+                    const std::string& slot_set, sok::Nonfinite nonfinite, const int64_t* row_ids, const float* grads,
+                    int64_t n) {
+  const sok::EmbeddingTable::Gradients gradients{table, row_ids, grads, n};
+  sok::EmbeddingTable::ApplyGroup(cpu, scratch, rule, slot_set, nonfinite, &gradients, 1);
+}
+
 // Safe from several threads: every call has its own scratch.
 class Table {
  public:
@@ -45,16 +69,16 @@ class Table {
     const int64_t segments = Size(splits) - 1;
     Rows rows{std::vector<float>(static_cast<size_t>(segments) * Dim(), -99.0f),
               std::vector<int64_t>(keys.size(), -99)};
-    table_.LookupCombine({executor_}, &scratch, keys.data(), Size(keys), splits.data(), nullptr, segments,
-                         sok::Combiner::kSum, insert, rows.values.data(), rows.ids.data());
+    LookUpSums({executor_}, &scratch, &table_, keys.data(), Size(keys), splits.data(), segments, insert,
+               rows.values.data(), rows.ids.data());
     return rows;
   }
 
   void Apply(const std::string& rule, const std::vector<double>& hyper, const std::vector<int64_t>& ids,
              const std::vector<float>& grads, int64_t step = 1, sok::Nonfinite nonfinite = sok::Nonfinite::kAllow) {
     sok::Scratch scratch;
-    table_.Apply({executor_}, &scratch, sok::MakeUpdateRule(rule, hyper.data(), Size(hyper), step), rule, nonfinite,
-                 ids.data(), grads.data(), Size(ids));
+    ApplyTo({executor_}, &scratch, &table_, sok::MakeUpdateRule(rule, hyper.data(), Size(hyper), step), rule, nonfinite,
+            ids.data(), grads.data(), Size(ids));
   }
 
   void Assign(const std::vector<uint64_t>& keys, float value) {

@@ -296,11 +296,11 @@ TEST(SlotSetsBelongToOneRule) {
   const float grad[] = {1, 1};
   table.Lookup({1});
   CHECK_THROWS(table.native().SlotFloats("mine"), sok::FailedPrecondition, "slot set 'mine' yet. Known: none");
-  table.native().Apply({executor}, &scratch, sok::MakeUpdateRule("adagrad", hyper, 3, 1), "mine",
-                       sok::Nonfinite::kAllow, &id, grad, 1);
+  ApplyTo({executor}, &scratch, &table.native(), sok::MakeUpdateRule("adagrad", hyper, 3, 1), "mine",
+          sok::Nonfinite::kAllow, &id, grad, 1);
   CHECK_EQ(table.native().SlotFloats("mine"), 2);
-  CHECK_THROWS(table.native().Apply({executor}, &scratch, sok::MakeUpdateRule("sgd", hyper, 1, 1), "mine",
-                                    sok::Nonfinite::kAllow, &id, grad, 1),
+  CHECK_THROWS(ApplyTo({executor}, &scratch, &table.native(), sok::MakeUpdateRule("sgd", hyper, 1, 1), "mine",
+                       sok::Nonfinite::kAllow, &id, grad, 1),
                sok::InvalidArgument, "slot set 'mine' belongs to another rule");
   float slots[2];
   int64_t stamp;

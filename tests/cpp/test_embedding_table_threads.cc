@@ -164,8 +164,7 @@ TEST(RowsErasedInTheMiddleOfALookupAreFoundAgain) {
       const ErasingExecutor executor(&table);
       sok::Scratch scratch;
       if (pooled) {
-        table.native().LookupCombine({executor}, &scratch, keys, 3, splits, nullptr, 1, sok::Combiner::kSum, true, rows,
-                                     ids);
+        LookUpSums({executor}, &scratch, &table.native(), keys, 3, splits, 1, true, rows, ids);
       } else {
         table.native().Lookup({executor}, &scratch, keys, 3, true, nullptr, rows, ids);
       }

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "../../cpu/cpu_features.h"
-#include "../../cpu/float_kernels.h"
 #include "../../cpu/row_kernels.h"
 #include "check.h"
 #include "sok/float_bits.h"
@@ -113,7 +112,7 @@ TEST(SixteenBitsGoThereAndBack) {
   for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
   std::vector<float> plain(all.size()), flushed(all.size());
   for (size_t i = 0; i < all.size(); ++i) plain[i] = sok::FloatOfHalf(all[i]);
-  const sok::FloatKernels& kernels = sok::ChosenFloatKernels();
+  const sok::RowKernels& kernels = sok::ChosenRowKernels();
   const auto n = static_cast<int64_t>(all.size());
   {
     const Flushed now;

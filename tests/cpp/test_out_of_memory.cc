@@ -116,8 +116,8 @@ struct World {
       LookUp(t, keys, ids[t].data());
       const double hyper[] = {0.01, 0.9, 0.999, 1e-7};
       for (int step = 1; step <= 3; ++step)
-        table.Apply(kCpu, &scratch, sok::MakeUpdateRule("adam", hyper, 4, step), "adam", sok::Nonfinite::kAllow,
-                    ids[t].data() + 10 * step, grads.data(), 50);
+        ApplyTo(kCpu, &scratch, &table, sok::MakeUpdateRule("adam", hyper, 4, step), "adam", sok::Nonfinite::kAllow,
+                ids[t].data() + 10 * step, grads.data(), 50);
       table.BeginSave();
       table.EndSave("base");
       table.Erase(gone.data(), 10);

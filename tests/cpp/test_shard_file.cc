@@ -163,8 +163,8 @@ TEST(NothingIsWrittenThatNoReaderWouldTake) {
   Table table(Shard(0, 1)), wide(Config(int64_t{1} << 20, 10));
   auto attach = [&](Table* to, const std::string& set) {
     const double hyper[] = {0.01, 0.9, 0.999, 1e-7};
-    to->native().Apply({kThreads}, &scratch, sok::MakeUpdateRule("lazy_adam", hyper, 4, 1), set, sok::Nonfinite::kAllow,
-                       nullptr, nullptr, 0);
+    ApplyTo({kThreads}, &scratch, &to->native(), sok::MakeUpdateRule("lazy_adam", hyper, 4, 1), set,
+            sok::Nonfinite::kAllow, nullptr, nullptr, 0);
   };
   auto refuses = [&](Table* from, const std::string& generation, const std::string& why) {
     CHECK_THROWS(sok::SaveShard({kThreads}, from->native(), 8, generation, folder / "a"), sok::InvalidArgument, why);

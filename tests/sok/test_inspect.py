@@ -159,9 +159,6 @@ def test_profiles_are_drawn(trace, tmp_path, monkeypatch, capsys):
     (tmp_path / "no.json").write_text("[]")
     assert cli.main(["profile", "plot", "no.json"]) == 1
     assert "no trace of sok.profile" in capsys.readouterr().err
-    script = [sys.executable, str(ROOT / "scripts" / "plot_profile.py"), "old.png", "0", "2", str(trace)]
-    subprocess.run(script, check=True, env={"PYTHONPATH": str(ROOT)})
-    assert (tmp_path / "old.png").exists()
 
 
 def test_profile_alone_says_what_it_can_do(capsys):
