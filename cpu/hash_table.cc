@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "cpu_features.h"
-#include "pages.h"
 #include "sok/error.h"
+#include "sok/pages.h"
 #include "tasks.h"
 
 #if defined(__x86_64__)

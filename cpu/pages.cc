@@ -1,4 +1,4 @@
-#include "pages.h"
+#include "sok/pages.h"
 
 #include <sys/mman.h>
 

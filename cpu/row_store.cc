@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "pages.h"
 #include "sok/error.h"
+#include "sok/pages.h"
 
 namespace sok {
 namespace {

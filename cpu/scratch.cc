@@ -2,8 +2,8 @@
 
 #include <string>
 
-#include "pages.h"
 #include "sok/error.h"
+#include "sok/pages.h"
 
 namespace sok {
 

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "sok/error.h"
+#include "sok/pages.h"
 
 namespace sok {
 namespace {
@@ -29,13 +30,6 @@ struct Header {
 };
 
 std::atomic<int64_t> last_id{0};
-
-// Sizes differ a little from step to step: eight sizes per power of two let them share memory.
-int64_t RoundUp(int64_t bytes) {
-  int64_t step = kMinBytes;
-  while (step * 16 <= bytes) step *= 2;
-  return (bytes + step - 1) / step * step;
-}
 
 }  // namespace
 
@@ -93,7 +87,7 @@ SharedPool::Lease SharedPool::Take(const std::string& collective, int64_t bytes,
   if (best == regions_.end()) {
     // In place of one of another size, so that there are never more than were in use at the same time.
     if (too_small != regions_.end()) regions_.erase(too_small);
-    regions_.push_back(std::make_unique<Region>(RoundUp(bytes)));
+    regions_.push_back(std::make_unique<Region>(SharedSize(bytes, kMinBytes)));
     best = std::prev(regions_.end());
   } else {
     regions_.splice(regions_.end(), regions_, best);

@@ -100,7 +100,7 @@ REGISTER_OP("Sok>ExchangeRoute")
     .Attr("Tkeys: list(" SOK_KEY_TYPES ")")
     .Attr("combiners: list(" SOK_POOLERS ")")
     .Attr("ways: list({'auto', 'rows', 'sums'})")
-    .SOK_GROUP_ATTRS.SetIsStateful()
+    .SOK_EXCHANGE_ATTRS.SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       int64_t tables, features;
       std::vector<std::string> combiners;

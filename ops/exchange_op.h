@@ -33,10 +33,10 @@ inline bool InsertOf(int64_t mode) { return mode % 2 != 0; }
 
 // First float of an answer. The second is the length of a text that follows the header: one float for each byte.
 enum AnswerStatus { kServed, kFull, kNoMemory, kBadRequest, kBadState, kInternal };
-constexpr int64_t kMaxText = 2000;
+constexpr int64_t kMaxErrorBytes = 2000;
 
 // What fits a message, of a text about what is wrong.
-inline std::string Cut(const std::string& text) { return text.substr(0, kMaxText); }
+inline std::string Cut(const std::string& text) { return text.substr(0, kMaxErrorBytes); }
 
 inline bool IsWide(tensorflow::DataType key) { return key == tensorflow::DT_INT64 || key == tensorflow::DT_UINT64; }
 
@@ -182,7 +182,7 @@ class GroupOp : public GuardedOp {
 
 #define SOK_POOLERS "{'sum', 'mean', 'sqrtn', 'rows'}"
 
-#define SOK_GROUP_ATTRS                                                       \
+#define SOK_EXCHANGE_ATTRS                                                    \
   Attr("T: int >= 1")                                                         \
       .Attr("Tword: {int64, int32}")                                          \
       .Attr("program: int = 0")                                               \

@@ -39,7 +39,7 @@ void CheckAnswers(const std::vector<int64_t>& begin, const Tensor& asked, const 
       all_there = all_there && size == asked.flat<int32_t>()(r);
       continue;
     }
-    const int64_t told = std::min({static_cast<int64_t>(headers[2 * r + 1]), kMaxText, size - kAnswerHeader});
+    const int64_t told = std::min({static_cast<int64_t>(headers[2 * r + 1]), kMaxErrorBytes, size - kAnswerHeader});
     std::string text = "rank " + std::to_string(r) + " could not answer: ";
     for (const float c : read(begin[r] + kAnswerHeader, std::max<int64_t>(0, told))) text += static_cast<char>(c);
     if (status == static_cast<float>(kFull)) throw TableFull(text);

@@ -22,7 +22,7 @@ REGISTER_OP("Sok>ExchangeServe")
     .Output("counts: int64")
     .Output("piece_splits: int64")
     .Output("row_ids: T * int64")
-    .SOK_GROUP_ATTRS.Attr("dims: list(int)")
+    .SOK_EXCHANGE_ATTRS.Attr("dims: list(int)")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       int64_t tables;

@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "../cpu/pages.h"
 #include "guard.h"
+#include "sok/pages.h"
 #include "tensorflow/core/framework/allocation_description.pb.h"
 
 namespace sok {
@@ -35,13 +35,6 @@ Pool& ThePool() {
   return *pool;
 }
 
-// Sizes differ a little from step to step: eight sizes per power of two let them share memory.
-int64_t RoundUp(int64_t bytes) {
-  int64_t step = kMinBytes;
-  while (step * 16 <= bytes) step *= 2;
-  return (bytes + step - 1) / step * step;
-}
-
 class PooledBuffer final : public tensorflow::TensorBuffer {
  public:
   PooledBuffer(std::shared_ptr<PooledBlock> block, int64_t offset, size_t size)
@@ -61,7 +54,7 @@ class PooledBuffer final : public tensorflow::TensorBuffer {
 }  // namespace
 
 std::shared_ptr<PooledBlock> PooledBlock::Take(int64_t bytes) {
-  bytes = RoundUp(bytes);
+  bytes = SharedSize(bytes, kMinBytes);
   Pool& pool = ThePool();
   char* data = nullptr;
   std::vector<Idle> drop;

@@ -47,7 +47,7 @@ class HeadReader {
   }
   std::string Text(const char* what) {
     const uint32_t n = Get<uint32_t>();
-    if (n > kMaxText) file_.Refuse(std::string("the head's ") + what + " has " + std::to_string(n) + " bytes");
+    if (n > kMaxNameBytes) file_.Refuse(std::string("the head's ") + what + " has " + std::to_string(n) + " bytes");
     return {Take(n), n};
   }
   bool AtEnd() const { return at_ == block_.n; }
@@ -272,8 +272,8 @@ int64_t RowBytes(const ShardHead& head) {
 void WriteHead(const ShardHead& head, BlockWriter* file) {
   std::string error = HeadError(head);
   auto check = [&](const char* what, const std::string& text) {
-    if (error.empty() && static_cast<int64_t>(text.size()) > kMaxText)
-      error = what + (" has " + std::to_string(text.size())) + " bytes, of at most " + std::to_string(kMaxText);
+    if (error.empty() && static_cast<int64_t>(text.size()) > kMaxNameBytes)
+      error = what + (" has " + std::to_string(text.size())) + " bytes, of at most " + std::to_string(kMaxNameBytes);
   };
   check("the table's name", head.table);
   check("the generation", head.generation);

@@ -13,7 +13,7 @@
 
 namespace sok {
 
-constexpr int64_t kMaxText = 65536;  // bytes of a name
+constexpr int64_t kMaxNameBytes = 65536;  // bytes of a name
 
 // Bytes of a row in a rows block.
 int64_t RowBytes(const ShardHead& head);

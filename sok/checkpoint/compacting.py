@@ -14,9 +14,9 @@ from sok.checkpoint import chains, native
 from sok.checkpoint.lease import Lease, LeaseLost, in_folder, utc_now
 from sok.checkpoint.manifest import (
     Manifest,
-    Shard,
-    SlotSet,
-    Table,
+    SavedSlotSet,
+    SavedTable,
+    ShardFile,
     generation_after,
     read_manifest,
     write_manifest,
@@ -100,11 +100,11 @@ def compact(path: PathLike, *, progress: bool | None = None) -> None:
         chains.sweep(path, lease, manifest.links)
 
 
-def _table(path: str, manifest: Manifest, generation: str, number: int, table: Table, bar: Progress) -> Table:
+def _table(path: str, manifest: Manifest, generation: str, number: int, table: SavedTable, bar: Progress) -> SavedTable:
     deltas = [file for link in manifest.links[1:] for file in link.table(table.name).files]
     passes = max(1, math.ceil(sum(file.rows + file.erased for file in deltas) / MAX_KEYS))
     shards = []
-    slot_sets: dict[str, SlotSet] = {}
+    slot_sets: dict[str, SavedSlotSet] = {}
     for old in table.files:
         name = f"{generation}-t{number:04}-r{old.rank:04}.shard"
         files = [
@@ -127,8 +127,8 @@ def _table(path: str, manifest: Manifest, generation: str, number: int, table: T
             hashed=table.hashed,
             passes=passes,
         )
-        shards.append(Shard(name, old.rank, summary["rows"], summary["bytes"], summary["digest"]))
+        shards.append(ShardFile(name, old.rank, summary["rows"], summary["bytes"], summary["digest"]))
         for slot_set in summary["slot_sets"]:
-            slot_sets.setdefault(slot_set["name"], SlotSet(**slot_set))
+            slot_sets.setdefault(slot_set["name"], SavedSlotSet(**slot_set))
         bar.add(old.bytes)
     return dataclasses.replace(table, slot_sets=tuple(slot_sets.values()), files=tuple(shards))

@@ -13,7 +13,7 @@ import numpy as np
 from sok.base.errors import CheckpointError
 from sok.base.types import PathLike
 from sok.checkpoint import manifest as manifests
-from sok.checkpoint.manifest import Link, Manifest, Shard, Table, check_summary, read_manifest
+from sok.checkpoint.manifest import Link, Manifest, SavedTable, ShardFile, check_summary, read_manifest
 from sok.checkpoint.native import EagerCalls, SessionCalls, verify_shard
 from sok.checkpoint.restoring import TRIES, can_hold, is_superseded, restore
 from sok.checkpoint.targets import calls_for, tables_by_saved_name
@@ -240,7 +240,7 @@ def _after(manifest: Manifest, generation: str | None) -> list[Link] | None:
     return None
 
 
-def _pieces(path: str, link: Link, table: Table, file: Shard) -> Iterator[Delta]:
+def _pieces(path: str, link: Link, table: SavedTable, file: ShardFile) -> Iterator[Delta]:
     """The blocks of one file, which is checked before."""
     name = os.path.join(path, file.name)
     summary = verify_shard(name)
@@ -265,7 +265,7 @@ def _pieces(path: str, link: Link, table: Table, file: Shard) -> Iterator[Delta]
                 yield _piece(link, table, keys=keys, rows=rows.reshape(n, table.dim).copy())
 
 
-def _piece(link: Link, table: Table, **parts: np.ndarray) -> Delta:
+def _piece(link: Link, table: SavedTable, **parts: np.ndarray) -> Delta:
     empty: Mapping[str, np.ndarray] = {
         "keys": np.empty(0, table.key_dtype),
         "rows": np.empty((0, table.dim), np.float32),

@@ -33,7 +33,7 @@ _BY_HASH = {"buckets": NUM_BUCKETS, "hash": HASH_NAME}
 
 
 @dataclasses.dataclass(frozen=True)
-class SlotSet:
+class SavedSlotSet:
     """What one optimizer keeps in a table."""
 
     name: str
@@ -46,7 +46,7 @@ class SlotSet:
 
 
 @dataclasses.dataclass(frozen=True)
-class Shard:
+class ShardFile:
     """The rows of one table that one rank held."""
 
     name: str
@@ -63,7 +63,7 @@ class Shard:
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
+class SavedTable:
     """One table, with its shards."""
 
     name: str
@@ -75,8 +75,8 @@ class Table:
     num_keys: int | None
     seed: int
     initializer: dict[str, Any]
-    slot_sets: tuple[SlotSet, ...]
-    files: tuple[Shard, ...]
+    slot_sets: tuple[SavedSlotSet, ...]
+    files: tuple[ShardFile, ...]
     step: int | None = None  # of the table; None: the sok that saved it did not count
 
     @property
@@ -107,19 +107,19 @@ class OptimizerState:
 class _Tables:
     """What a link and a whole checkpoint have in common."""
 
-    tables: tuple[Table, ...]
+    tables: tuple[SavedTable, ...]
 
     @property
     def names(self) -> list[str]:
         """What its tables are called."""
         return [table.name for table in self.tables]
 
-    def table(self, name: str) -> Table:
+    def table(self, name: str) -> SavedTable:
         """The table of that name. Raises KeyError if there is none."""
         return {table.name: table for table in self.tables}[name]
 
     @property
-    def files(self) -> list[Shard]:
+    def files(self) -> list[ShardFile]:
         """All its files."""
         return [file for table in self.tables for file in table.files]
 
@@ -132,7 +132,7 @@ class Link(_Tables):
     sok_version: str
     world_size: int
     created: str
-    tables: tuple[Table, ...]
+    tables: tuple[SavedTable, ...]
     same_as: str | None = None  # the generation whose chain `sok.compact` has made this of
 
 
@@ -144,7 +144,7 @@ class Manifest(_Tables):
     sok_version: str
     world_size: int
     created: str
-    tables: tuple[Table, ...]
+    tables: tuple[SavedTable, ...]
     optimizers: tuple[OptimizerState, ...]
     before: tuple[Link, ...] = ()  # oldest first; none: the newest save is a full one
     same_as: str | None = None
@@ -206,7 +206,7 @@ def _link_members(link: Link | Manifest) -> dict[str, Any]:
     return members
 
 
-def _table_members(table: Table) -> dict[str, Any]:
+def _table_members(table: SavedTable) -> dict[str, Any]:
     files = [{name: value for name, value in vars(file).items() if _is_said(file, name)} for file in table.files]
     members = {**vars(table), "slot_sets": [vars(slot_set) for slot_set in table.slot_sets], "files": files}
     del members["placement"]
@@ -239,7 +239,7 @@ def _placement(body: dict[str, Any], where: str, hashed: bool, world_size: int) 
     return found
 
 
-def _is_said(file: Shard, name: str) -> bool:
+def _is_said(file: ShardFile, name: str) -> bool:
     return file.held is not None or name not in ("erased", "held")
 
 
@@ -439,12 +439,12 @@ def _check_chain(links: tuple[Link, ...]) -> None:
         raise _Wrong("the saves of the chain have different tables")
 
 
-def _table(body: Any, link: dict[str, Any], is_delta: bool) -> Table:
+def _table(body: Any, link: dict[str, Any], is_delta: bool) -> SavedTable:
     name = _member(body, "name", str, "a table")
     where = f"table {name!r}"
-    plain = _members(Table, body, where)
+    plain = _members(SavedTable, body, where)
     found = _member(body, "slot_sets", list, where)
-    slot_sets = tuple(SlotSet(**_members(SlotSet, s, f"a slot set of {where}")) for s in found)
+    slot_sets = tuple(SavedSlotSet(**_members(SavedSlotSet, s, f"a slot set of {where}")) for s in found)
     files = tuple(_shard(f, where, link, is_delta) for f in _member(body, "files", list, where))
     if len({file.rank for file in files}) != len(files):
         raise _Wrong(f"{where} has two files of one rank")
@@ -453,13 +453,13 @@ def _table(body: Any, link: dict[str, Any], is_delta: bool) -> Table:
     if sorted(file.rank for file in files) != list(placement.ranks(link["world_size"])[: len(files) + 1]):
         raise _Wrong(f"{where} has files of ranks {[file.rank for file in files]}, not of all that have held rows")
     step = _member(body, "step", int, where) if "step" in body else None
-    return Table(**plain, placement=placement, slot_sets=slot_sets, files=files, step=step)
+    return SavedTable(**plain, placement=placement, slot_sets=slot_sets, files=files, step=step)
 
 
-def _shard(body: Any, where: str, link: dict[str, Any], is_delta: bool) -> Shard:
+def _shard(body: Any, where: str, link: dict[str, Any], is_delta: bool) -> ShardFile:
     of = f"a file of {where}"
     counts = {name: _member(body, name, int, of) for name in ("erased", "held") if is_delta}
-    shard = Shard(**_members(Shard, body, of), **counts)
+    shard = ShardFile(**_members(ShardFile, body, of), **counts)
     match = SHARD_NAME.fullmatch(shard.name)
     # So no name leads out of the folder.
     if match is None or match[1] != link["generation"]:
@@ -469,7 +469,7 @@ def _shard(body: Any, where: str, link: dict[str, Any], is_delta: bool) -> Shard
     return shard
 
 
-def check_summary(path: str, link: Link, table: Table, file: Shard, summary: dict[str, Any]) -> None:
+def check_summary(path: str, link: Link, table: SavedTable, file: ShardFile, summary: dict[str, Any]) -> None:
     """Raises CheckpointError if a shard is not the one that the manifest lists."""
     expected = {
         "generation": link.generation,

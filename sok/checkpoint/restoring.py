@@ -13,7 +13,7 @@ from sok.base.progress import on_stderr
 from sok.base.types import PathLike
 from sok.checkpoint import background, chains
 from sok.checkpoint.lease import forget, in_folder
-from sok.checkpoint.manifest import Link, Manifest, OptimizerState, Shard, Table, check_summary, read_manifest
+from sok.checkpoint.manifest import Link, Manifest, OptimizerState, SavedTable, ShardFile, check_summary, read_manifest
 from sok.checkpoint.targets import calls_for, optimizers_of, tables_by_saved_name
 from sok.job import context
 from sok.job.agreement import check_equal, together
@@ -34,7 +34,7 @@ def restore(
     slots: bool = True,
     session: Any = None,
     progress: bool | None = None,
-    _names: Callable[[EmbeddingVariable, Table], dict[str, str]] | None = None,
+    _names: Callable[[EmbeddingVariable, SavedTable], dict[str, str]] | None = None,
     _give_generation: bool = False,
 ) -> str | None:
     """Gives tables the rows and slots of the checkpoint in `path`, at any number of workers.
@@ -105,7 +105,7 @@ def _restore_once(
     slots: bool,
     session: Any,
     progress: bool | None,
-    names: Callable[[EmbeddingVariable, Table], dict[str, str]] | None,
+    names: Callable[[EmbeddingVariable, SavedTable], dict[str, str]] | None,
     is_last: bool,
 ) -> str | None:
     """As `restore`; None if another checkpoint took the place of the one that was being read."""
@@ -256,7 +256,7 @@ def _load(
     calls: Any,
     seconds: dict[str, Any],
     progress: bool | None,
-    names: Callable[[EmbeddingVariable, Table], dict[str, str]] | None,
+    names: Callable[[EmbeddingVariable, SavedTable], dict[str, str]] | None,
     whole: list[EmbeddingVariable],
 ) -> None:
     """Reads what this rank needs into second tables; notes which tables will then hold just what was saved."""
@@ -289,7 +289,7 @@ def _load(
 
 
 def _check_sets(
-    path: str, saved: Table, sets: Sequence[tuple[str, str]], variable: EmbeddingVariable, calls: Any
+    path: str, saved: SavedTable, sets: Sequence[tuple[str, str]], variable: EmbeddingVariable, calls: Any
 ) -> None:
     own = [name for _, name in sets]
     for name in own:
@@ -308,12 +308,12 @@ def _check_sets(
             )
 
 
-def can_hold(file: Shard, saved: Table, link: Link, variable: EmbeddingVariable) -> bool:
+def can_hold(file: ShardFile, saved: SavedTable, link: Link, variable: EmbeddingVariable) -> bool:
     """Whether a file can hold keys of this rank."""
     return variable.placement.may_hold(variable.rank, variable.world_size, saved.placement, file.rank, link.world_size)
 
 
-def _expected_rows(path: str, files: Sequence[tuple[Link, Table, Shard]], variable: EmbeddingVariable) -> int:
+def _expected_rows(path: str, files: Sequence[tuple[Link, SavedTable, ShardFile]], variable: EmbeddingVariable) -> int:
     """About how many rows this rank will have; no more than the files and the table have room for."""
     room = sum(min(file.rows, _size(os.path.join(path, file.name)) // (8 + 4 * variable.dim)) for *_, file in files)
     newest = [of_link for of_link in files if of_link[0].generation == files[-1][0].generation]

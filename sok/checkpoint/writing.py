@@ -15,7 +15,7 @@ from sok.base.progress import on_stderr
 from sok.checkpoint import chains
 from sok.checkpoint import manifest as manifests
 from sok.checkpoint.lease import Lease, LeaseLost, in_folder, utc_now
-from sok.checkpoint.manifest import Manifest, OptimizerState, Shard, SlotSet, Table
+from sok.checkpoint.manifest import Manifest, OptimizerState, SavedSlotSet, SavedTable, ShardFile
 from sok.optimizers import Optimizer
 from sok.table.table import EmbeddingVariable
 
@@ -118,7 +118,7 @@ class Work:
         for table, saved in zip(self.tables, made.tables, strict=True):
             if len(saved.files) == 1 or saved.rows < _FEW_ROWS * len(saved.files) or table.is_known_crowded:
                 continue
-            fullest = max(saved.files, key=Shard.num_held)
+            fullest = max(saved.files, key=ShardFile.num_held)
             share = saved.rows / len(saved.files)
             if fullest.num_held() >= 2 * share:
                 table.is_known_crowded = True
@@ -175,19 +175,19 @@ class Work:
         )
 
 
-def _table(table: EmbeddingVariable, summaries: Sequence[dict[str, Any] | None], step: int) -> Table:
-    files: list[Shard] = []
-    sets: dict[str, SlotSet] = {}
+def _table(table: EmbeddingVariable, summaries: Sequence[dict[str, Any] | None], step: int) -> SavedTable:
+    files: list[ShardFile] = []
+    sets: dict[str, SavedSlotSet] = {}
     for rank, summary in enumerate(summaries):
         if summary is None:
             continue
         counts = (summary["erased"], summary["held"]) if summary["delta"] else ()
-        files.append(Shard(summary["name"], rank, summary["rows"], summary["bytes"], summary["digest"], *counts))
+        files.append(ShardFile(summary["name"], rank, summary["rows"], summary["bytes"], summary["digest"], *counts))
         for slot_set in summary["slot_sets"]:
             # A rank that an optimizer has not reached yet has no such set; calls of an exact Adam are equal on all.
-            sets.setdefault(slot_set["name"], SlotSet(**slot_set))
+            sets.setdefault(slot_set["name"], SavedSlotSet(**slot_set))
     attributes = table._attributes
-    return Table(
+    return SavedTable(
         name=table.table_name,
         dim=table.dim,
         key_dtype=table.key_dtype.name,

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sok.checkpoint.manifest import Link, Manifest, Table, read_manifest
+from sok.checkpoint.manifest import Link, Manifest, SavedTable, read_manifest
 from sok.tools import folders
 
 
@@ -183,7 +183,7 @@ def _link_line(link: Link, is_delta: bool) -> str:
     )
 
 
-def _table_lines(table: Table) -> list[str]:
+def _table_lines(table: SavedTable) -> list[str]:
     kind = "hashed" if table.hashed else "identity"
     place = table.placement.words and f", {table.placement.words}"
     lines = [

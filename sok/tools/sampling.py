@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from sok.base.errors import CheckpointError
-from sok.checkpoint.manifest import Table
+from sok.checkpoint.manifest import SavedTable
 from sok.table import rules
 
 _BLOCK = struct.Struct("<IIQII")  # magic, type, length of the payload, CRC, 0: docs/design/checkpoint.md
@@ -29,7 +29,7 @@ class Sample:
     of: int  # how many there are in the table
 
 
-def vectors_of(table: Table) -> list[str]:
+def vectors_of(table: SavedTable) -> list[str]:
     """The vectors that a record of the table has, in the order of the file."""
     names = ["weights"]
     for slot_set in table.slot_sets:
@@ -39,7 +39,7 @@ def vectors_of(table: Table) -> list[str]:
     return names
 
 
-def sample(path: str, table: Table, max_values: int = MAX_VALUES, max_blocks: int = MAX_BLOCKS) -> list[Sample]:
+def sample(path: str, table: SavedTable, max_values: int = MAX_VALUES, max_blocks: int = MAX_BLOCKS) -> list[Sample]:
     """Numbers of each vector of a table, evenly over its shards; all of them if there are few.
 
     Args:
@@ -87,7 +87,7 @@ def _rows_blocks(name: str) -> Iterator[tuple[str, int, int]]:
             offset += _BLOCK.size + length
 
 
-def _vectors(name: str, offset: int, length: int, table: Table) -> Iterator[np.ndarray]:
+def _vectors(name: str, offset: int, length: int, table: SavedTable) -> Iterator[np.ndarray]:
     """The weights and the slots in one block of rows, each [n, dim]."""
     with open(name, "rb") as file:
         file.seek(offset)

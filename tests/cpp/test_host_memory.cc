@@ -1,5 +1,5 @@
 // What the system says of how much memory there is, and memory that is given back to it.
-#include "../../cpu/pages.h"
+#include "sok/pages.h"
 
 #include <sys/stat.h>
 

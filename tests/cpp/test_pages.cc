@@ -1,4 +1,4 @@
-#include "../../cpu/pages.h"
+#include "sok/pages.h"
 
 #include <cstdint>
 #include <cstring>

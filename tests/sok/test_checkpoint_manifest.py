@@ -23,7 +23,7 @@ EXAMPLE = manifest.Manifest(
     world_size=2,
     created="2025-01-31T12:00:00Z",
     tables=(
-        manifest.Table(
+        manifest.SavedTable(
             name="item/ü",
             dim=16,
             key_dtype="int64",
@@ -33,10 +33,10 @@ EXAMPLE = manifest.Manifest(
             num_keys=None,
             seed=-5,
             initializer={"kind": "uniform", "a": -0.05, "b": 0.05},
-            slot_sets=(manifest.SlotSet("Adam", "adam", 2, 100),),
+            slot_sets=(manifest.SavedSlotSet("Adam", "adam", 2, 100),),
             files=(
-                manifest.Shard("g000007-5f3a9c1e-t0000-r0000.shard", 0, 4711, 95000, "00c0ffee"),
-                manifest.Shard("g000007-5f3a9c1e-t0000-r0001.shard", 1, 4712, 95020, "00c0ffee"),
+                manifest.ShardFile("g000007-5f3a9c1e-t0000-r0000.shard", 0, 4711, 95000, "00c0ffee"),
+                manifest.ShardFile("g000007-5f3a9c1e-t0000-r0001.shard", 1, 4712, 95020, "00c0ffee"),
             ),
         ),
     ),

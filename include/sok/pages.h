@@ -24,4 +24,12 @@ void FreePages(void* p, int64_t bytes);
 // nothing.
 std::string MappingsText(const std::string& proc);
 
+// Bytes to ask for where sizes differ a little from step to step: one of eight sizes per power of two, so that they can share
+// memory; a multiple of `least`.
+constexpr int64_t SharedSize(int64_t bytes, int64_t least) {
+  int64_t step = least;
+  while (step * 16 <= bytes) step *= 2;
+  return (bytes + step - 1) / step * step;
+}
+
 }  // namespace sok
