@@ -74,7 +74,7 @@ std::shared_ptr<PooledBlock> PooledBlock::Take(int64_t bytes) {
     pool.bytes.in_use += bytes;
     pool.peak = std::max(pool.peak, pool.bytes.in_use);
     size_t dropped = 0;
-    while (dropped < pool.idle.size() && pool.bytes.idle > pool.peak) {
+    while (dropped < pool.idle.size() && pool.bytes.in_use + pool.bytes.idle > 2 * pool.peak) {
       pool.bytes.idle -= pool.idle[dropped].bytes;
       drop.push_back(pool.idle[dropped++]);
     }

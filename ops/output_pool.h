@@ -2,8 +2,9 @@
 //
 // A lookup may write a hundred megabytes per step. Fresh from the system, that memory costs more to clear, page by page,
 // than the lookup itself, and small pages cost it again in address translation. So large outputs come from a pool of
-// huge pages: a tensor gives its memory back when the last reference to it dies. The pool keeps no more for later than was
-// in use at the same time at some point. (Not less: what a step needs in its two halves, it does not need at once.)
+// huge pages: a tensor gives its memory back when the last reference to it dies. All of the pool, in use and kept for later,
+// is at most twice what was in use at the same time at some point. (Not less: what a step needs one after the other, in blocks
+// of several sizes, is more than it needs at once, and what is given up between two steps is cleared again in each.)
 #pragma once
 
 #include <cstddef>
