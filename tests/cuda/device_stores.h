@@ -73,8 +73,8 @@ struct OnCpu {
   void Apply(const sok::UpdateRule& rule, const std::string& set, const std::vector<int64_t>& ids,
              const Floats& grads) {
     sok::Scratch scratch;
-    store.Apply(cpu, &scratch, rule, set, sok::Nonfinite::kAllow, ids.data(), grads.data(),
-                static_cast<int64_t>(ids.size()));
+    const sok::EmbeddingTable::Gradients gradients{&store, ids.data(), grads.data(), static_cast<int64_t>(ids.size())};
+    sok::EmbeddingTable::ApplyGroup(cpu, &scratch, rule, set, sok::Nonfinite::kAllow, &gradients, 1);
   }
 
   sok::EmbeddingTable store;

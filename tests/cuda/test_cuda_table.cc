@@ -80,7 +80,9 @@ class Twins {
     device.Apply(cuda, &scratch, rule, set, nonfinite, 1.0f, ids, device_grads, n);
     SOK_CUDA(cudaDeviceSynchronize());
     cpu_scratch.Reset();
-    if (on_cpu) cpu.Apply({executor}, &cpu_scratch, rule, set, nonfinite, row_ids.data(), grads.data(), n);
+    if (!on_cpu) return;
+    const sok::EmbeddingTable::Gradients gradients{&cpu, row_ids.data(), grads.data(), n};
+    sok::EmbeddingTable::ApplyGroup({executor}, &cpu_scratch, rule, set, nonfinite, &gradients, 1);
   }
 
   void Assign(const Keys& keys, const Floats& rows) {
