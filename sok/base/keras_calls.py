@@ -1,13 +1,14 @@
 """Which functions of Keras are running: what Keras knows, and has no argument to tell.
 
 No other module looks for Keras on the call stack (`sok/table/custom_gradients.py` looks for TensorFlow's functions),
-and this one for seven things:
+and this one for eight things:
 
 - whether a batch is trained on, in a layer of a model whose own `call` takes no `training`;
 - whether `numpy()` is called by `get_weights`, which wants keys too, or by a writer of HDF5, which must get no rows;
 - whether a stock optimizer is about to change a table, to whose handle it would write by row numbers;
 - which `LossScaleOptimizer` builds the optimizer inside, and would turn gradients of tables into matrices;
 - whose `fit` makes the first step, so that replicas start alike, and which model trains;
+- how many samples a step of `fit` has, and how many steps, where workers have different numbers;
 - which layer looks a table up that Keras 3 would not find among the layer's variables;
 - whether weights are read to be drawn by TensorBoard, or counted for a summary.
 """
@@ -65,6 +66,21 @@ def fit_that_runs() -> tuple[Any, list[Any]] | None:
         if frame.f_code.co_name == "fit" and callbacks is not None:
             return frame.f_locals["self"], callbacks
     return None
+
+
+def batches_of_fit() -> int | None:
+    """How many batches an epoch of the `fit` has that has called us; None if Keras does not know."""
+    for frame in _frames():
+        if frame.f_code.co_name == "fit":
+            iterator, handler = frame.f_locals.get("epoch_iterator"), frame.f_locals.get("data_handler")
+            known = iterator.num_batches if iterator is not None else getattr(handler, "inferred_steps", None)
+            return None if known is None else int(known)
+    return None
+
+
+def batch_of_step() -> Any:
+    """The inputs that the `train_step` of Keras 3 or tf_keras trains on that has called us; None outside of one."""
+    return next((f.f_locals.get("x") for f in _frames() if f.f_code.co_name == "train_step"), None)
 
 
 def track(variable: Any) -> None:

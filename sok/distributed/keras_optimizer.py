@@ -69,4 +69,6 @@ class KerasDistributedOptimizer(HandsOn, keras.optimizers.Optimizer):
             variable.assign(weight)
 
     def scale_loss(self, loss: Any) -> Any:
-        return self.inner.scale_loss(loss)
+        samples = self._tables.samples_of_step()
+        loss = self.inner.scale_loss(loss)
+        return loss if samples is None else loss * keras.ops.cast(samples, loss.dtype)

@@ -45,9 +45,12 @@ def DistributedOptimizer(
             strategy with replicas is in force, here or at a step.
 
     Things to know:
-        - Collective: every worker makes the same number of steps. With fewer batches on one worker than on another,
-          `fit` ends there, while the other waits for it until that process ends, and then fails (Horovod: shut down):
-          give all the same number (`steps_per_epoch=...`).
+        - Collective: every worker makes the same number of steps. In Keras' `fit` a worker that has no more batches in
+          an epoch takes part in the steps of the others, with no ids and no gradients, until none has any (not with
+          run_eagerly, steps_per_execution, a LossScaleOptimizer, or a worker without a first batch: there it waits,
+          and fails when the others end). Elsewhere give all the same number.
+        - 'average' weighs workers by their samples in Keras' own `train_step`: a step has the mean over the samples of
+          all workers. In a loop, or `train_step`, of your own all workers weigh the same.
         - `clipnorm`, `global_clipnorm` and `clipvalue` of `optimizer` see dense gradients only, after they were
           reduced. A matching optimizer clips tables by `clipnorm` and `clipvalue` too; with `global_clipnorm` none
           matches.

@@ -61,19 +61,42 @@ def reduce_dense(pairs: Sequence[Pair], op: str, of_tables: Sequence[Pair] = ())
     Collective: the same variables in the same order on all workers. Where a lookup of the step raises, no worker takes
     part: those that did would change their variables, and wait for the others'.
     """
+    return reduce_weighted(pairs, op, of_tables)[0]
+
+
+def reduce_weighted(
+    pairs: Sequence[Pair], op: str, of_tables: Sequence[Pair] = (), samples: Any = None
+) -> tuple[list[Any], tf.Tensor | None]:
+    """`reduce_dense`, where an average weighs workers by their samples.
+
+    Args:
+        samples: of this worker, by whose number its gradients, those of `of_tables` too, are multiplied already for an
+            average. 0 of one that has no batch. None: all workers weigh the same.
+
+    Returns:
+        The gradients, and how many samples a worker has on average, of a sum all: float32 []. For an average gradients
+        of tables are to be divided by that and by R. None if `samples` is. Where no worker has samples gradients are
+        zeros.
+    """
     pairs = list(pairs)
     transport = context.get_transport()
-    if transport.size == 1 or not pairs:
-        return [grad for grad, _ in pairs]
+    if transport.size == 1 or not (pairs or samples is not None):
+        return [grad for grad, _ in pairs], None
     # What is None here still takes part, as zeros: a worker that left it out would leave its peers waiting for it.
     dense = [_dense(grad, variable) for grad, variable in pairs]
-    is_present = tf.constant([float(grad is not None) for grad, _ in pairs], dense[0].dtype)
+    dtype = dense[0].dtype if dense else tf.float32
+    is_present = tf.constant([float(grad is not None) for grad, _ in pairs], dtype)
+    weight = [] if samples is None else [tf.reshape(tf.cast(samples, tf.float32), [1])]
     variables = [variable for _, variable in pairs]
     told = replicas.told([v for v in variables if _is_variable(v)])
     name = context.unique_collective_name("sok/dense_gradients")
     with _answered(of_tables):
-        dense = [tf.identity(grad) for grad in [told, is_present, *dense]]
-    all_told, present, *reduced = transport.grouped_all_reduce(dense, name, average=op == Average)
+        dense = [tf.identity(grad) for grad in [*weight, told, is_present, *dense]]
+    of_all = transport.grouped_all_reduce(dense, name, average=op == Average)
+    mean = of_all.pop(0)[0] if weight else None
+    all_told, present, *reduced = of_all
+    if mean is not None and op == Average:
+        reduced = [tf.math.divide_no_nan(grad, tf.cast(mean, grad.dtype)) for grad in reduced]
     workers = 1 if op == Average else transport.size
     checks = [
         _check_present(present, is_present, workers, variables),
@@ -83,7 +106,7 @@ def reduce_dense(pairs: Sequence[Pair], op: str, of_tables: Sequence[Pair] = ())
         return [
             None if grad is None else tf.ensure_shape(new, variable.shape)
             for new, (grad, variable) in zip(reduced, pairs, strict=True)
-        ]
+        ], mean
 
 
 def _answered(of_tables: Sequence[Pair]) -> contextlib.AbstractContextManager[None]:

@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok.base import strategies
-from sok.distributed import replicas
-from sok.distributed.reduction import Pair, check_op, reduce_dense, split_pairs, table_scale
+from sok.base import keras_calls, strategies
+from sok.distributed import joining, replicas
+from sok.distributed.reduction import Average, Pair, check_op, reduce_weighted, split_pairs, table_scale
 from sok.distributed.tape import is_reduced
 from sok.job import context
 from sok.job.transport.ordering import after_answers
@@ -40,7 +40,28 @@ class TableTrainer:
         self._op = op
         self._owner = owner
         self.shares_iterations = given is None and owner is None
+        self._samples: Any = None  # of the step that is being built, if its loss is weighted by them
+        self.is_reduced = False  # inside: what a step gets are the gradients of all workers, of tables too
         self._track()
+
+    def samples_of_step(self) -> Any:
+        """How many samples the batch of Keras' `train_step` has, with which its loss is to be multiplied; or None.
+
+        Where a step averages over workers: those with more samples then weigh more.
+        """
+        self._samples = None
+        if self._op != Average or context.size() == 1 or not tf.compat.v1.executing_eagerly_outside_functions():
+            return None
+        if keras_calls.loss_scaler() is None:  # one reduces by itself
+            self._samples = joining.num_samples(keras_calls.batch_of_step())
+        return self._samples
+
+    def _taken_samples(self) -> Any:
+        """What gradients were multiplied with; 1 in steps of Keras' that others may join; else None."""
+        samples, self._samples = self._samples, None
+        if self._owner is not None or context.size() == 1:
+            return None
+        return samples if samples is not None else 1.0 if keras_calls.model_that_trains() is not None else None
 
     @property
     def optimizer(self) -> Optimizer:
@@ -71,7 +92,7 @@ class TableTrainer:
         dense_step: Callable[[list[Pair]], Any],
         count: Callable[[], Any],
         reduces: bool = True,
-        scale: float = 1.0,
+        scale: Any = 1.0,
     ) -> tuple[Any, Any]:
         """Does one step on all workers: reduces dense gradients, updates the tables, then the other variables.
 
@@ -89,7 +110,13 @@ class TableTrainer:
         strategies.refuse("sok.DistributedOptimizer")
         replicas.start_in_fit(self)
         of_tables, others = split_pairs(grads_and_vars)
-        reduced = reduce_dense(others, self._op, of_tables) if reduces else [grad for grad, _ in others]
+        reduces = reduces and not self.is_reduced
+        reduced, samples = [grad for grad, _ in others], None
+        if reduces:
+            joining.note_step(self, of_tables, others)
+            reduced, samples = reduce_weighted(others, self._op, of_tables, self._taken_samples())
+        if samples is not None and self._op == Average:
+            scale = scale / samples
         has_table_step = any(grad is not None for grad, _ in of_tables)
         has_dense_step = any(grad is not None for grad in reduced)
         # Before the stock optimizer's, whose counter it may share.
@@ -104,7 +131,7 @@ class TableTrainer:
                 )
             return update, None if self.shares_iterations else count()
 
-    def _update(self, pairs: Sequence[Pair], counts_step: bool, reduces: bool, scale: float) -> Any:
+    def _update(self, pairs: Sequence[Pair], counts_step: bool, reduces: bool, scale: Any) -> Any:
         if reduces and any(grad is not None and is_reduced(grad) for grad, _ in pairs):
             raise ValueError(
                 "These gradients come from a sok.DistributedGradientTape, which has reduced them over all workers, and "
@@ -115,7 +142,7 @@ class TableTrainer:
             scale *= table_scale(self._op)
         return self.optimizer._apply(
             list(pairs),
-            gradient_scale=None if scale == 1.0 else scale,
+            gradient_scale=None if isinstance(scale, float) and scale == 1.0 else scale,
             counts_step=counts_step or not self.shares_iterations,
         )
 

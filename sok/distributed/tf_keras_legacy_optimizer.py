@@ -38,6 +38,13 @@ class TfKerasLegacyDistributedOptimizer(HandsOn, tf_keras.optimizers.legacy.Opti
         if embedding_optimizer is not None:
             self._track_trackable(embedding_optimizer, "embedding_optimizer")
 
+    def _compute_gradients(self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> list[Pair]:
+        # In `fit` on several workers times the number of samples, by which a step weighs workers.
+        if grad_loss is None and tape is not None and not callable(loss):
+            samples = self._tables.samples_of_step()
+            grad_loss = None if samples is None else tf.cast(samples, loss.dtype)
+        return super()._compute_gradients(loss, var_list, grad_loss, tape)
+
     def _aggregate_gradients(self, grads_and_vars: Iterable[Pair]) -> list[Pair]:
         # For tf_keras' LossScaleOptimizer, which calls apply_gradients without experimental_aggregate_gradients then.
         return aggregate(grads_and_vars, self.op)

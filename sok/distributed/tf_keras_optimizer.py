@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import tensorflow as tf
 import tf_keras
 
 from sok.distributed.loss_scale import aggregate
@@ -36,6 +37,15 @@ class TfKerasDistributedOptimizer(HandsOn, tf_keras.optimizers.Optimizer):
             self.embedding_optimizer.build([v for v, _ in embeddings])
         self.inner.build([v for v, _ in others])
         self._built = True
+
+    def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> list[Pair]:
+        """As in tf_keras; in `fit` on several workers times the number of samples, by which a step weighs workers."""
+        samples = None if tape is None or callable(loss) else self._tables.samples_of_step()
+        if samples is None:
+            return super().compute_gradients(loss, var_list, tape)
+        variables = var_list() if callable(var_list) else var_list
+        gradients = tape.gradient(loss, variables, output_gradients=tf.cast(samples, loss.dtype))
+        return list(zip(gradients, variables, strict=True))
 
     def aggregate_gradients(self, grads_and_vars: Iterable[Pair]) -> list[Pair]:
         """For tf_keras' `LossScaleOptimizer`, which calls `apply_gradients` with `skip_gradients_aggregation` then."""

@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok.base import tracing
+from sok.base.keras_callback import Callback
 from sok.base.types import PathLike
 from sok.checkpoint import save_weights
 from sok.checkpoint.targets import tables_of
@@ -29,45 +30,7 @@ from sok.keras.metrics import of_model, sum_over_workers
 from sok.table.options import whole_number
 
 
-class _Callback:
-    """What both libraries expect of a callback."""
-
-    def __init__(self) -> None:
-        self.model: Any = None
-        self.params: dict[str, Any] = {}
-
-    def set_params(self, params: dict[str, Any]) -> None:
-        self.params = params
-
-    def set_model(self, model: Any) -> None:
-        self.model = model
-
-    def _nothing(self, *args: Any, **kwargs: Any) -> None:
-        return None
-
-    # Keras 3 goes without waiting for each batch if all callbacks say that theirs is this one.
-    _nothing._is_default = True  # type: ignore[attr-defined]
-
-    on_train_begin = on_train_end = on_test_begin = on_test_end = on_predict_begin = on_predict_end = _nothing
-    on_epoch_begin = on_epoch_end = on_batch_begin = on_batch_end = _nothing
-    on_train_batch_begin = on_train_batch_end = on_test_batch_begin = on_test_batch_end = _nothing
-    on_predict_batch_begin = on_predict_batch_end = _nothing
-
-    # tf_keras asks these.
-    _supports_tf_logs = False
-    _chief_worker_only = None
-
-    def _implements_train_batch_hooks(self) -> bool:
-        return type(self).on_train_batch_end is not _Callback.on_train_batch_end
-
-    def _implements_test_batch_hooks(self) -> bool:
-        return type(self).on_test_batch_end is not _Callback.on_test_batch_end
-
-    def _implements_predict_batch_hooks(self) -> bool:
-        return False
-
-
-class BroadcastVariablesCallback(_Callback):
+class BroadcastVariablesCallback(Callback):
     """Gives all workers the dense weights and the optimizer state of worker `root_rank` when training begins.
 
     The first `fit` with `sok.DistributedOptimizer` gives all workers the weights of worker 0 by itself. Take this one
@@ -118,7 +81,7 @@ class BroadcastVariablesCallback(_Callback):
         self._sent = {id(variable) for variable in variables}
 
 
-class MetricAverageCallback(_Callback):
+class MetricAverageCallback(Callback):
     """Averages the logs of each epoch over the workers, so that all print, record and decide upon the same numbers.
 
     Put it before callbacks that decide something by the logs (EarlyStopping, ReduceLROnPlateau, ModelCheckpoint):
@@ -158,7 +121,7 @@ class MetricAverageCallback(_Callback):
                 logs[name] = weighted / weight
 
 
-class MetricSumCallback(_Callback):
+class MetricSumCallback(Callback):
     """Tells metrics over the samples of all workers, exactly: sums of what each has counted, not averages of values.
 
     Takes Keras' own metrics (`sok.metrics.sum_over_workers` says which) and the losses; one that is no sum keeps this
@@ -234,7 +197,7 @@ class MetricSumCallback(_Callback):
         return {name: float(value) for name, value in results.items() if np.ndim(value) == 0}
 
 
-class ModelCheckpoint(_Callback):
+class ModelCheckpoint(Callback):
     """Saves the weights of a model with its tables after each epoch, on any number of workers: see `sok.save_weights`.
 
     Use it instead of Keras' own, which on several workers would write the dense weights only, once on each. The logs of
@@ -296,7 +259,7 @@ class ModelCheckpoint(_Callback):
         return [path, value] if is_better and not math.isnan(value) else None
 
 
-class TableScalars(_Callback):
+class TableScalars(Callback):
     """Writes scalars of tables and their exchange for TensorBoard.
 
     Every `every` steps of `fit` and at its end, or when a loop says so.

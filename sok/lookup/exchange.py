@@ -19,7 +19,7 @@ import contextlib
 import dataclasses
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -42,6 +42,7 @@ class _Calls:
 
 
 _lock = threading.Lock()
+note_gradient: Callable[[Sent], None] | None = None  # called where the gradient of a lookup is taken, or built
 # Of each exchange, by transport: a job that starts anew counts anew.
 _calls: weakref.WeakKeyDictionary[Any, dict[str, _Calls]] = weakref.WeakKeyDictionary()
 
@@ -242,6 +243,8 @@ def _bring_home(sent: Sent, answers: tf.Tensor, splits: tf.Tensor) -> tuple[tf.T
 
         def grad(upstream: tf.Tensor, _: Any) -> tf.Tensor:
             step.end(transport.size)
+            if note_gradient is not None:
+                note_gradient(sent)
             with _beside(served, sent.group.device):  # they end where the answers began
                 upstream = tf.identity(tf.convert_to_tensor(upstream))
             return _send(transport, sent, "grads", upstream, home_splits, splits)[0]

@@ -49,9 +49,22 @@ def begin(features: Sequence[Feature], training: Any) -> Ticket:
     Collective: one, on several workers. What is wrong with ids is raised by `finish`.
     """
     group, insert = Group.of(features), tf.convert_to_tensor(training, tf.bool)
-    return Ticket(
-        tuple(features), group, insert, None if group.is_alone else exchange.send_keys(group, features, insert)
-    )
+    sent = None if group.is_alone else exchange.send_keys(group, features, insert)
+    if _note is not None and sent is not None:
+        _note(features, insert, sent)
+    return Ticket(tuple(features), group, insert, sent)
+
+
+_note: Callable[[Sequence[Feature], tf.Tensor, exchange.Sent], None] | None = None
+
+
+def note_with(
+    note: Callable[[Sequence[Feature], tf.Tensor, exchange.Sent], None], note_gradient: Callable[[exchange.Sent], None]
+) -> None:
+    """Has both called where lookups of several workers begin, and where their gradients are taken, or built."""
+    global _note
+    _note = note
+    exchange.note_gradient = note_gradient
 
 
 def finish(ticket: Ticket) -> list[tf.Tensor]:
