@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from sok.base import keras_calls, strategies
 from sok.distributed import joining, replicas
-from sok.distributed.reduction import Average, Pair, check_op, reduce_weighted, split_pairs, table_scale
+from sok.distributed.reduction import Average, Pair, Sum, check_op, reduce_weighted, split_pairs, table_scale
 from sok.distributed.tape import is_reduced
 from sok.job import context
 from sok.job.transport.ordering import after_answers
@@ -203,9 +203,21 @@ class HandsOn:
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
         config = {key: value for key, value in config.items() if key != "is_legacy_optimizer"}
+        made = vars(cls).get("__init__")
+        if str(getattr(made, "__module__", "")).startswith("horovod."):
+            # hvd.DistributedOptimizer around it: that would reduce rows by their places. It reduces by itself.
+            own: Any = cls.__mro__[1]
+            return own.from_config({**config, "op": _op_of_horovod(made)}, custom_objects)
         config["optimizer"] = cls._deserialize(config["optimizer"], custom_objects)
         config["embedding_optimizer"] = deserialize(config.get("embedding_optimizer"))
         return cls(**config)
+
+
+def _op_of_horovod(constructor: Any) -> str:
+    """What the class that Horovod makes of an optimizer is to do: one `op` for dense gradients and rows."""
+    cells = zip(constructor.__code__.co_freevars, constructor.__closure__ or (), strict=True)
+    asked = next((cell.cell_contents for name, cell in cells if name == "op"), None)
+    return Sum if asked == constructor.__globals__["hvd"].Sum else Average  # Horovod takes no other
 
 
 def serialize(optimizer: Optimizer | None) -> dict[str, Any] | None:

@@ -214,6 +214,24 @@ def check_workers_with_fewer_batches_join_the_others_in_tf_keras(world):
     joined(world, tf_keras, lambda: tf_keras.optimizers.SGD(0.05, momentum=0.5), known=False)
 
 
+def check_the_lines_of_openembedding_train_as_stock_under_horovod(world):
+    hvd = pytest.importorskip("horovod.tensorflow.keras")
+    embed = pytest.importorskip("openembedding.tensorflow")
+    stock, model = deep_fm(keras, 2), deep_fm(keras, 2)
+    sok.broadcast_variables(model.variables)
+    stock.set_weights(model.get_weights())
+    optimizer = embed.distributed_optimizer(keras.optimizers.Adagrad(0.05))
+    optimizer = hvd.DistributedOptimizer(optimizer) if world.size > 1 else optimizer
+    model = embed.distributed_model(model)
+    model.compile(optimizer, "mse")
+    fit(world, model, 2)
+    ids, labels = samples(2)
+    stock.compile(keras.optimizers.Adagrad(0.05), "mse")
+    stock.fit(ids, labels, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+    expected, found = (m.predict(ids, batch_size=BATCH, verbose=0) for m in (stock, model))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
 def check_a_model_that_cannot_be_converted_is_refused_on_all_ranks(world):
     ids = keras.Input((1,), dtype="int64")
     # On one rank alone, as a program may have it by mistake.

@@ -12,6 +12,7 @@ OURS = (
     "cuda",
     "examples",
     "include",
+    "openembedding",
     "ops",
     "scripts",
     "sok",

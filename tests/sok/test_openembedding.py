@@ -1,0 +1,91 @@
+"""OpenEmbedding's names: what its scripts call, over sok."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import openembedding
+import openembedding.tensorflow as embed
+import sok
+from tests.messages import saying
+
+keras = tf.keras
+IDS = np.arange(40).reshape(20, 2)
+
+
+def model(name="oe"):
+    ids = keras.Input([2], dtype="int64")
+    rows = keras.layers.Embedding(100, 4, name=f"{name}_rows")(ids)
+    small = keras.layers.Embedding(64, 4, name=f"{name}_small")(ids)
+    joined = keras.layers.Concatenate()([keras.layers.Flatten()(rows), keras.layers.Flatten()(small)])
+    return keras.Model(ids, keras.layers.Dense(1, "sigmoid")(joined))
+
+
+def trained(made):
+    optimizer = embed.distributed_optimizer(keras.optimizers.Adagrad(0.1))
+    made.compile(optimizer, "binary_crossentropy", metrics=["AUC"])
+    made.fit(IDS, np.ones([20, 1]), verbose=0)
+    return made.predict(IDS, verbose=0)
+
+
+def test_the_lines_of_its_readme_train_save_and_load(tmp_path):
+    made = embed.distributed_model(model())
+    assert isinstance(made.get_layer("oe_rows"), sok.Embedding)
+    assert type(made.get_layer("oe_small")) is keras.layers.Embedding  # 64, inclusive
+    expected = trained(made)
+    made.save_weights(str(tmp_path / "w"))
+    made.save(str(tmp_path / "m"))
+    made.save_as_original_model(str(tmp_path / "o"), include_optimizer=False)
+    embed.save_server_model(made, str(tmp_path / "s"))
+    for path in (tmp_path / "w", tmp_path / "m" / "variables" / "variables"):
+        for layer in made.layers:
+            layer.set_weights([np.zeros_like(weight) for weight in layer.get_weights()])
+        assert np.abs(made.predict(IDS, verbose=0) - expected).max() > 0
+        made.load_weights(str(path))
+        np.testing.assert_array_equal(made.predict(IDS, verbose=0), expected)
+    made.get_layer("oe_rows").set_weights([np.zeros([100, 4], "float32")])
+    embed.load_server_model(made, str(tmp_path / "s"))
+    np.testing.assert_array_equal(made.predict(IDS, verbose=0), expected)
+    with pytest.raises(OSError, match="no weights"):
+        made.load_weights(str(tmp_path / "nowhere"))
+    with pytest.raises(ValueError, match="include_optimizer"):
+        made.save_as_original_model(str(tmp_path / "o"))
+
+
+def test_layers_take_its_arguments():
+    layer = embed.Embedding(-1, 3, keras.initializers.RandomNormal(0.0, 1e-4), num_shards=4, explicit=False)
+    assert layer(tf.constant([[2**62]])).shape == (1, 1, 3) and layer.input_dim is None
+    assert not embed.Embedding(10, 3)._is_plain and embed.Embedding(1000, 3, sparse_as_dense=True)._is_plain
+    copy = embed.Embedding.from_config(embed.Embedding(1000, 3, sparse_as_dense=True).get_config())
+    assert copy._is_plain and copy.input_dim == 1000
+    assert embed.Adam(0.5).inner.learning_rate == 0.5
+
+    class Mine(embed.Model):
+        def __init__(self):
+            super().__init__()
+            self.rows = embed.Embedding(-1, 1, "zeros")
+
+        def call(self, ids):
+            return tf.reduce_sum(self.rows(ids), 1)
+
+    mine = Mine()
+    mine.compile(embed.SGD(0.1), "mse")
+    mine.fit(IDS, np.ones([20, 1]), verbose=0)
+    assert int(mine.rows.embedding_variable.num_rows()) == 40
+
+
+def test_horovod_around_it_is_one_optimizer():
+    hvd = pytest.importorskip("horovod.tensorflow.keras")
+    made = embed.distributed_optimizer(keras.optimizers.Adam(0.5))
+    around = hvd.DistributedOptimizer(made, op=hvd.Sum)
+    assert type(around) is type(made) and around.op == sok.Sum
+    assert hvd.DistributedOptimizer(made).op == sok.Average
+
+
+def test_servers_are_refused_with_words(monkeypatch):
+    for name in ("Server", "Master"):
+        with pytest.raises(NotImplementedError, match=saying(name, "the workers hold the rows")):
+            getattr(openembedding, name)()
+    monkeypatch.setattr(embed.flags, "master_endpoint", "127.0.0.1:1")
+    with pytest.raises(NotImplementedError, match="master_endpoint"):
+        embed.Embedding(10, 2)
