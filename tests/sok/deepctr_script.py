@@ -1,0 +1,78 @@
+"""Trains models of DeepCTR, unmodified, and converted copies; prints how far apart their predictions are.
+
+Run by test_deepctr.py under tf_keras: `deepctr_script.py FOLDER_OF_DEEPCTR MODEL...`.
+"""
+
+import json
+import sys
+import types
+
+
+def no_network(*_, **__):
+    raise OSError("DeepCTR asks PyPI for its newest version when it is imported")
+
+
+sys.modules["requests"] = types.SimpleNamespace(get=no_network)
+sys.path.append(sys.argv[1])
+
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
+from deepctr import models  # noqa: E402
+from deepctr.feature_column import DenseFeat, SparseFeat, VarLenSparseFeat  # noqa: E402
+
+import sok  # noqa: E402
+
+keras = tf.keras
+ROWS, BATCH, STEPS = 100, 24, 20
+RNG = np.random.default_rng(0)
+
+
+def column(name, **options):
+    return SparseFeat(
+        name, ROWS, 4, embeddings_initializer=keras.initializers.RandomNormal(0.0, 0.05, seed=3), **options
+    )
+
+
+def build(name):
+    keras.utils.set_random_seed(5)
+    price = DenseFeat("price", 1)
+    if name == "DIN":  # a history that shares the table of the item; Dice normalizes by the batch of each worker
+        history = VarLenSparseFeat(column("hist_item", embedding_name="item"), maxlen=3, length_name="length")
+        return models.DIN([column("item"), price, history], ["item"], att_activation="sigmoid")
+    columns = [*(column(f"C{i}") for i in range(4)), price]
+    return getattr(models, name)(columns, columns)
+
+
+def samples(name):
+    """No id comes twice in a batch."""
+    n = BATCH * STEPS
+    many = {"price": RNG.random((n, 1)).astype("float32")}
+    if name == "DIN":
+        ids = np.concatenate([1 + RNG.permutation(ROWS - 1)[: 4 * BATCH].reshape(BATCH, 4) for _ in range(STEPS)])
+        many |= {"item": ids[:, 0], "hist_item": ids[:, 1:], "length": np.full(n, 3)}
+    else:
+        many |= {f"C{i}": np.concatenate([RNG.permutation(ROWS)[:BATCH] for _ in range(STEPS)]) for i in range(4)}
+    return many, RNG.integers(0, 2, (n, 1)).astype("float32")
+
+
+def difference(name):
+    """The largest difference of predictions after 20 steps: stock on all samples, ours on each worker's part."""
+    stock, ours = build(name), build(name)
+    sok.broadcast_variables(stock.variables)
+    ours.set_weights(stock.get_weights())
+    ours = sok.distributed_model(ours)
+    x, y = samples(name)
+    mine = np.arange(BATCH * STEPS).reshape(STEPS, sok.size(), -1)[:, sok.rank()].ravel()
+    stock.compile(keras.optimizers.Adagrad(0.01), "binary_crossentropy")
+    ours.compile(sok.DistributedOptimizer(keras.optimizers.Adagrad(0.01)), "binary_crossentropy")
+    stock.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+    part = {key: value[mine] for key, value in x.items()}
+    ours.fit(part, y[mine], batch_size=BATCH // sok.size(), shuffle=False, verbose=0)
+    found, expected = (model.predict(x, batch_size=BATCH, verbose=0) for model in (ours, stock))
+    return float(np.abs(found - expected).max())
+
+
+sok.Init(seed=1)
+said = {name: difference(name) for name in sys.argv[2:]}
+if sok.rank() == 0:
+    print("differences:", json.dumps(said), flush=True)

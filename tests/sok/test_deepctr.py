@@ -1,0 +1,40 @@
+"""DeepCTR's models as they are, converted: they train as stock, on one worker and on two."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.multiprocess.harness import run
+
+SCRIPT = Path(__file__).with_name("deepctr_script.py")
+REQUIREMENTS = SCRIPT.parents[2] / "requirements" / "deepctr.txt"
+
+
+@pytest.fixture(scope="module")
+def deepctr(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("deepctr")
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", folder, "-r", REQUIREMENTS]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120)
+    if done.returncode:
+        pytest.skip(f"DeepCTR cannot be had: {done.stderr[-300:]}")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "ranks, models",
+    [
+        (1, ["WDL", "DeepFM", "DCN", "xDeepFM", "DIN"]),
+        pytest.param(2, ["DeepFM", "DIN"], marks=pytest.mark.multiprocess),
+    ],
+)
+def test_models_of_deepctr_are_trained_as_stock(ranks, models, deepctr, monkeypatch):
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
+    job = run([sys.executable, str(SCRIPT), str(deepctr), *models], ranks=ranks, deadline=300)
+    found = re.search(r"differences: (\{.*\})", job.output)
+    assert job.returncode == 0 and found, job.output[-4000:]
+    differences = json.loads(found.group(1))
+    assert list(differences) == models and max(differences.values()) < 1e-5, differences
