@@ -185,7 +185,7 @@ void EmbeddingTable::Export(const Cpu& cpu, const std::string& slot_set,
                             const std::function<ExportTarget(int64_t, int64_t)>& allocate) const {
   SharedLock lock(mutex_);
   const SlotSet* set = slot_set.empty() ? nullptr : &RequireSet(slot_set);
-  const int64_t dim = config_.dim, slot_floats = set == nullptr ? 0 : set->rule.num_slots() * dim;
+  const int64_t dim = config_.dim, slot_floats = set == nullptr ? 0 : set->rule.slot_floats(dim);
   const std::vector<std::pair<uint32_t, uint64_t>> rows = RowsInOrder();
   const int64_t n = static_cast<int64_t>(rows.size()), num_tasks = (n + kRowsPerTask - 1) / kRowsPerTask;
   const ExportTarget to = allocate(n, slot_floats);
@@ -218,13 +218,13 @@ const EmbeddingTable::SlotSet& EmbeddingTable::RequireSet(const std::string& slo
 
 int64_t EmbeddingTable::SlotFloats(const std::string& slot_set) const {
   SharedLock lock(mutex_);
-  return RequireSet(slot_set).rule.num_slots() * config_.dim;
+  return RequireSet(slot_set).rule.slot_floats(config_.dim);
 }
 
 void EmbeddingTable::ReadSlots(const SlotSet& set, uint32_t row, float* weights, float* slots, int64_t* stamp) const {
   const int64_t dim = config_.dim;
   const float* record = rows_.Record(row);
-  std::copy_n(record + set.offset, set.rule.num_slots() * dim, slots);  // none and nowhere, of a rule without slots
+  std::copy_n(record + set.offset, set.rule.slot_floats(dim), slots);  // none and nowhere, of a rule without slots
   *stamp = -1;
   if (!set.rule.decays()) return;
   std::copy_n(record, dim, weights);  // settling moves them too; the row itself stays as it is
@@ -237,7 +237,7 @@ void EmbeddingTable::Slots(const std::string& slot_set, const uint64_t* keys, in
   CheckKeys(keys, n);
   SharedLock lock(mutex_);
   const SlotSet& set = RequireSet(slot_set);
-  const int64_t floats = set.rule.num_slots() * config_.dim;
+  const int64_t floats = set.rule.slot_floats(config_.dim);
   std::vector<float> weights(static_cast<size_t>(config_.dim));
   for (int64_t i = 0; i < n; ++i) {
     const uint32_t row = FindRow(keys[i]);

@@ -26,14 +26,60 @@ SOK_INLINE void UpdateElements(const R rule, const float* __restrict__ g, int64_
   }
 }
 
-template <int64_t kDim, class R, size_t... k>
+// Sums over a row go by kLanes columns at a time, so that they are vectors and the same on all processors.
+template <class R, class... Vector>
+SOK_INLINE SumsOfRow<R::kSums> SumRow(const R rule, const float* __restrict__ g, int64_t dim,
+                                      const float* __restrict__ w, Vector* __restrict__... vectors) {
+  constexpr int64_t kLanes = 8;
+  float lanes[R::kSums][kLanes] = {};
+  auto add = [&](int64_t j, int64_t count) {
+    for (int64_t l = 0; l < count; ++l) {
+      const SumsOfRow<R::kSums> terms = rule.First(g[j + l], w[j + l], &vectors[j + l]...);
+      for (int s = 0; s < R::kSums; ++s) lanes[s][l] += terms.of[s];
+    }
+  };
+  int64_t j = 0;
+  for (; j + kLanes <= dim; j += kLanes) add(j, kLanes);
+  add(j, dim - j);
+  SumsOfRow<R::kSums> sums;
+  for (int s = 0; s < R::kSums; ++s) {
+    for (int64_t apart = kLanes / 2; apart > 0; apart /= 2)
+      for (int64_t l = 0; l < apart; ++l) lanes[s][l] += lanes[s][l + apart];
+    sums.of[s] = lanes[s][0];
+  }
+  return sums;
+}
+
+// The step of a row whose elements need to know something of all of it.
+template <int64_t kDim, class R, class... Vector>
+SOK_INLINE void UpdateWhole(const R rule, float factor, const float* __restrict__ g, int64_t dim, float* __restrict__ w,
+                            Vector* __restrict__... vectors) {
+  if (kDim != 0) dim = kDim;
+  for (int64_t j = 0; j < dim; ++j) rule.Element(g[j], factor, &w[j], &vectors[j]...);
+}
+
+template <int64_t kDim, class R, size_t... k, size_t... s>
 SOK_INLINE void UpdateRecord(const R& rule, const float* g, float* w, float* slots, int64_t dim,
-                             std::index_sequence<k...>) {
-  UpdateElements<kDim>(rule, g, dim, w, (slots + static_cast<int64_t>(k) * dim)...);
+                             std::index_sequence<k...>, std::index_sequence<s...>) {
+  if (kDim != 0) dim = kDim;
+  if constexpr (!kByRow<R>) {
+    UpdateElements<kDim>(rule, g, dim, w, (slots + static_cast<int64_t>(k) * dim)...);
+  } else {
+    float* scalars = slots + static_cast<int64_t>(sizeof...(k)) * dim;
+    float factor;
+    if constexpr (R::kSums > 0) {
+      factor = rule.Factor(SumRow(rule, g, dim, w, (slots + static_cast<int64_t>(k) * dim)...), dim, &scalars[s]...);
+    } else {
+      factor = rule.Factor(dim, &scalars[s]...);
+    }
+    UpdateWhole<kDim>(rule, factor, g, dim, w, (slots + static_cast<int64_t>(k) * dim)...);
+  }
 }
 
 template <class R>
-using SlotsOf = std::make_index_sequence<kNumSlots<R>>;
+using SlotsOf = std::make_index_sequence<kNumVectors<R>>;
+template <class R>
+using ScalarsOf = std::make_index_sequence<kNumScalars<R>>;
 
 void Update(const UpdateRule& rule, float* const* records, int64_t slot_offset, const float* grads, int64_t count,
             int64_t dim) {
@@ -41,7 +87,7 @@ void Update(const UpdateRule& rule, float* const* records, int64_t slot_offset, 
     using R = std::remove_pointer_t<decltype(null)>;
     const R step(rule);
     for (int64_t i = 0; i < count; ++i)
-      UpdateRecord<0>(step, grads + i * dim, records[i], records[i] + slot_offset, dim, SlotsOf<R>());
+      UpdateRecord<0>(step, grads + i * dim, records[i], records[i] + slot_offset, dim, SlotsOf<R>(), ScalarsOf<R>());
   });
 }
 
@@ -49,7 +95,8 @@ template <int64_t kDim, class R>
 SOK_INLINE void UpdateRowsOf(const RowView& view, const R& step, const int64_t* row_ids, int64_t slot_offset,
                              const float* grads, int64_t count, int64_t dim) {
   if (kDim != 0) dim = kDim;
-  const int64_t floats = kNumSlots<R> * dim, lines = (slot_offset + floats + 15) / 16;
+  static_assert(!(R::kDecays && kByRow<R>), "missed steps are elements' alone");
+  const int64_t floats = CountSlots<R>().floats(dim), lines = (slot_offset + floats + 15) / 16;
   const int64_t ahead = lines <= 4 ? 12 : lines <= 12 ? 6 : 3;
   for (int64_t i = 0; i < count; ++i) {
     if (i + ahead < count) {
@@ -58,7 +105,7 @@ SOK_INLINE void UpdateRowsOf(const RowView& view, const R& step, const int64_t* 
       for (int64_t at = slot_offset; at < slot_offset + floats; at += 16) __builtin_prefetch(next + at, 1);
     }
     float* w = const_cast<float*>(RecordAt(view, static_cast<uint32_t>(row_ids[i])));
-    UpdateRecord<kDim>(step, grads + i * dim, w, w + slot_offset, dim, SlotsOf<R>());
+    UpdateRecord<kDim>(step, grads + i * dim, w, w + slot_offset, dim, SlotsOf<R>(), ScalarsOf<R>());
   }
 }
 

@@ -21,10 +21,11 @@ using Words = std::vector<std::string>;
 struct RuleInfo {
   std::string name;
   Words slots;
-  Words starts;  // of each slot
+  int num_scalars = 0;  // the last of them
+  Words starts;         // of each slot
   Words hyper;
   Words formerly;
-  bool decays = false;
+  bool decays = false, needs_whole_row = false;
   std::atomic<bool> reads_keys{false}, prefetches{false};
   std::atomic<SokRuleFunction> function{nullptr};  // before it is there, starts and hyper are empty
 
@@ -60,15 +61,25 @@ std::string Joined(const Words& words) {
   return text;
 }
 
-// The slots in 'word(one,two)', in which words are letters, digits, '_' and '.'; false: not such a name.
-bool SlotsOf(const std::string& name, Words* slots) {
+// The slots in 'word(one,two;three)', in which words are letters, digits, '_' and '.', and those behind ';' scalars; false: not
+// such a name.
+bool SlotsOf(const std::string& name, Words* slots, int* num_scalars) {
   auto is_word = [](const std::string& text) {
     return !text.empty() && std::all_of(text.begin(), text.end(),
                                         [](unsigned char c) { return std::isalnum(c) != 0 || c == '_' || c == '.'; });
   };
   const size_t open = name.find('(');
   if (name.size() > kMaxName || open == std::string::npos || name.back() != ')') return false;
-  *slots = Split(name.substr(open + 1, name.size() - open - 2));
+  const std::string inside = name.substr(open + 1, name.size() - open - 2);
+  const size_t semicolon = inside.find(';');
+  *slots = Split(inside.substr(0, semicolon));
+  *num_scalars = 0;
+  if (semicolon != std::string::npos) {
+    const Words scalars = Split(inside.substr(semicolon + 1));
+    if (scalars.empty()) return false;
+    slots->insert(slots->end(), scalars.begin(), scalars.end());
+    *num_scalars = static_cast<int>(scalars.size());
+  }
   return is_word(name.substr(0, open)) && slots->size() <= kMaxSlots &&
          std::all_of(slots->begin(), slots->end(), is_word);
 }
@@ -82,7 +93,9 @@ void Describe(RuleInfo* info) {
   }
   info->hyper.assign(R::kHyper.begin(), R::kHyper.end());
   info->formerly.assign(R::kFormerly.begin(), R::kFormerly.end());
+  info->num_scalars = kNumScalars<R>;
   info->decays = R::kDecays;
+  info->needs_whole_row = R::kSums > 0;
 }
 
 std::deque<RuleInfo>& CompiledIn() {
@@ -100,7 +113,7 @@ RuleInfo& InfoOf(Rule rule) {
   if (rule < kFirstNamed) return CompiledIn()[static_cast<size_t>(rule)];
   Named& named = Named::Instance();
   const std::lock_guard<std::mutex> lock(named.mutex);
-  return named.rules[static_cast<size_t>(static_cast<int>(rule) - kFirst) / 8];
+  return named.rules[static_cast<size_t>(static_cast<int>(rule) - kFirst) / 64];
 }
 
 // What a slot starts as: a number, or one of the hyperparameters; NaN: neither.
@@ -121,13 +134,14 @@ Rule ParseRule(const std::string& name) {
   for (size_t i = 0; i < compiled_in.size(); ++i)
     if (compiled_in[i].Is(name)) return static_cast<Rule>(i);
   Words slots;
-  if (!SlotsOf(name, &slots)) {
+  int num_scalars = 0;
+  if (!SlotsOf(name, &slots, &num_scalars)) {
     std::string known;
     for (const RuleInfo& rule : compiled_in) known += "'" + rule.name + "', ";
     throw InvalidArgument("rule must be " + known + "or list up to " + std::to_string(kMaxSlots) +
-                          " slots like 'signum(m,count)'. Received: '" + name + "'.");
+                          " slots like 'signum(m;count)', scalars behind ';'. Received: '" + name + "'.");
   }
-  const int num_slots = static_cast<int>(slots.size());
+  const int num_vectors = static_cast<int>(slots.size()) - num_scalars;
   Named& named = Named::Instance();
   const std::lock_guard<std::mutex> lock(named.mutex);
   size_t i = 0;
@@ -137,8 +151,9 @@ Rule ParseRule(const std::string& name) {
     RuleInfo& rule = named.rules.emplace_back();
     rule.name = name;
     rule.slots = std::move(slots);
+    rule.num_scalars = num_scalars;
   }
-  return static_cast<Rule>(kFirst + static_cast<int>(i) * 8 + num_slots);
+  return static_cast<Rule>(kFirst + static_cast<int>(i) * 64 + 8 * num_scalars + num_vectors);
 }
 
 void RegisterRule(const std::string& name, const SokRuleLayout& layout, SokRuleFunction function) {
@@ -249,8 +264,9 @@ extern "C" const char* SokRules() {
   };
   auto add = [&](const sok::RuleInfo& rule) {
     rules.push_back("{\"name\": " + sok::JsonText(rule.name) + ", \"slots\": " + list(rule.slots) +
-                    ", \"starts\": " + list(rule.starts) + ", \"hyper\": " + list(rule.hyper) +
-                    ", \"decays\": " + (rule.decays ? "true}" : "false}"));
+                    ", \"num_scalars\": " + std::to_string(rule.num_scalars) + ", \"starts\": " + list(rule.starts) +
+                    ", \"hyper\": " + list(rule.hyper) + ", \"decays\": " + (rule.decays ? "true" : "false") +
+                    ", \"needs_whole_row\": " + (rule.needs_whole_row ? "true}" : "false}"));
   };
   for (const sok::RuleInfo& rule : sok::CompiledIn()) add(rule);
   sok::Named& named = sok::Named::Instance();

@@ -47,7 +47,7 @@ void EmbeddingTable::SlotSet::Read(int64_t row, const float* w, const float* slo
     ChosenRowKernels().read_decayed(rule, sums->Of(history, stamp, calls), w, slots, dim, out);
   } else {
     if (w != out) std::memcpy(out, w, static_cast<size_t>(dim) * sizeof(float));
-    std::memcpy(scratch, slots, static_cast<size_t>(rule.num_slots() * dim) * sizeof(float));
+    std::memcpy(scratch, slots, static_cast<size_t>(rule.slot_floats(dim)) * sizeof(float));
     ReplayDecay(history, rule, stamp, calls, dim, out, scratch);
   }
 }

@@ -54,7 +54,7 @@ struct EmbeddingTable::SlotSet {
   void Append(const std::vector<AlphaHistory::Run>& runs, int64_t calls);
 
   // Weights of a row as they stand after every call: from w (may be out) and the row's slots. out: [dim];
-  // scratch: [num_slots * dim].
+  // scratch: [slot_floats].
   void Read(int64_t row, const float* w, const float* slots, int64_t dim, float* out, float* scratch) const;
 
   // Brings weights and slots of a row up to the last call, in place. The stamp is the caller's business.

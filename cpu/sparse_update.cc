@@ -65,7 +65,7 @@ void ReplayDecay(const AlphaHistory& history, const UpdateRule& rule, int64_t fr
   WithRule(rule.rule, [&](auto* null) {
     using R = std::remove_pointer_t<decltype(null)>;
     if constexpr (R::kDecays)
-      Replay<R>(history, rule, from, to, dim, w, slots, std::make_index_sequence<kNumSlots<R>>());
+      Replay<R>(history, rule, from, to, dim, w, slots, std::make_index_sequence<kNumVectors<R>>());
   });
 }
 

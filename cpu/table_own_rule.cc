@@ -26,7 +26,7 @@ int64_t RowsPrefetched(int64_t floats) { return floats <= 64 ? 16 : floats <= 19
 }  // namespace
 
 int64_t EmbeddingTable::FloatsAside(const UpdateRule& rule, int64_t dim) {
-  return kRowsAside * (1 + rule.num_slots()) * dim;
+  return kRowsAside * (dim + rule.slot_floats(dim));
 }
 
 void EmbeddingTable::KeepKeys() {
@@ -40,7 +40,7 @@ void EmbeddingTable::KeepKeys() {
 
 void EmbeddingTable::CallOwnRule(const Gradients& gradients, int64_t begin, int64_t end, const SlotSet& set,
                                  Nonfinite nonfinite, float* aside) {
-  const int64_t dim = config_.dim, slot_floats = set.rule.num_slots() * dim, own = dim + slot_floats;
+  const int64_t dim = config_.dim, slot_floats = set.rule.slot_floats(dim), own = dim + slot_floats;
   const bool prefetches = set.rule.prefetches && aside == nullptr;
   const int64_t step = prefetches ? kMaxRows : RowsPrefetched(own);
   const int64_t* ids = gradients.row_ids;
@@ -96,7 +96,7 @@ void EmbeddingTable::CallOwnRule(const Gradients& gradients, int64_t begin, int6
 
 int64_t EmbeddingTable::TryOwnRule(const Gradients& gradients, int64_t begin, int64_t end, const UpdateRule& rule,
                                    const SlotSet* set, float* aside) const {
-  const int64_t dim = config_.dim, slot_floats = rule.num_slots() * dim;
+  const int64_t dim = config_.dim, slot_floats = rule.slot_floats(dim);
   for (int64_t i = begin; i < end; ++i) {
     const int64_t id = gradients.row_ids[i];
     const float* grads = gradients.grads + i * dim;

@@ -143,7 +143,7 @@ void EmbeddingTable::CopySnapshotRows(const Cpu& cpu, const std::vector<uint32_t
       std::memcpy(weights, record, static_cast<size_t>(dim) * sizeof(float));
       for (size_t j = 0; j < s.sets.size(); ++j) {
         const SlotSet& set = *s.sets[j];
-        const int64_t slot_floats = set.rule.num_slots() * dim;
+        const int64_t slot_floats = set.rule.slot_floats(dim);
         if (slot_floats == 0) continue;
         float* slots = target.slots[j] + i * slot_floats;
         std::memcpy(slots, record + set.offset, static_cast<size_t>(slot_floats) * sizeof(float));

@@ -59,7 +59,7 @@ void EmbeddingTable::CopyOut(const std::pair<uint32_t, uint64_t>* rows, int64_t 
     std::memcpy(weights, record, static_cast<size_t>(dim) * sizeof(float));
     for (size_t s = 0; s < sets_.size(); ++s) {
       const SlotSet& set = *sets_[s];
-      const int64_t floats = set.rule.num_slots() * dim;
+      const int64_t floats = set.rule.slot_floats(dim);
       if (floats == 0) continue;
       float* slots = target.slots[s] + (begin + i) * floats;
       std::memcpy(slots, record + set.offset, static_cast<size_t>(floats) * sizeof(float));
@@ -162,7 +162,7 @@ int64_t EmbeddingTable::Restore(const Cpu& cpu, Scratch* scratch, const std::vec
       }
       std::memcpy(record, values.rows + source[i] * dim, static_cast<size_t>(dim) * sizeof(float));
       for (size_t s = 0; s < sets.size(); ++s) {
-        const int64_t floats = sets[s]->rule.num_slots() * dim;
+        const int64_t floats = sets[s]->rule.slot_floats(dim);
         if (floats == 0) continue;
         std::memcpy(record + sets[s]->offset, values.slots[s] + source[i] * floats,
                     static_cast<size_t>(floats) * sizeof(float));

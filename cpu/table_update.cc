@@ -68,7 +68,7 @@ EmbeddingTable::SlotSet* EmbeddingTable::FindOrAttach(const UpdateRule& rule, co
   }
   sets_.reserve(sets_.size() + 1);
   if (rule.num_slots() > 0) {
-    std::vector<float> fresh(static_cast<size_t>(rule.num_slots() * config_.dim));
+    std::vector<float> fresh(static_cast<size_t>(rule.slot_floats(config_.dim)));
     rule.FillSlots(config_.dim, fresh.data());
     set->offset = rows_.AddFloats(fresh);
   }
@@ -130,7 +130,7 @@ void EmbeddingTable::Update(const Gradients& gradients, int64_t begin, int64_t e
                             float* aside) {
   if (set->rule.function != nullptr) return CallOwnRule(gradients, begin, end, *set, nonfinite, aside);
   const RowKernels& kernels = ChosenRowKernels();
-  const int64_t dim = config_.dim, floats = set->offset + set->rule.num_slots() * dim;
+  const int64_t dim = config_.dim, floats = set->offset + set->rule.slot_floats(dim);
   const bool decays = set->rule.decays();
   const uint32_t next_call = static_cast<uint32_t>(set->history.calls() + 1);
   const int64_t* ids = gradients.row_ids;

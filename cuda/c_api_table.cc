@@ -120,7 +120,7 @@ int sok_cuda_table_assign_slots(SokCudaContext* context, SokCudaTable* table, co
                                 const float* slots, int64_t n, int64_t slot_floats) {
   return OfTable(context, table, [&](sok::DeviceTable& t, const Cuda& cuda, DeviceScratch* scratch) {
     const sok::UpdateRule made = sok::MakeUpdateRule(rule, hyper, hyper_size, step);
-    const int64_t expected = made.num_slots() * t.config().dim;
+    const int64_t expected = made.slot_floats(t.config().dim);
     if (slot_floats != expected) {
       throw sok::InvalidArgument(t.Label() + ": rule '" + rule + "' keeps " + std::to_string(expected) +
                                  " floats per row in its slots. Received: " + std::to_string(slot_floats) + ".");

@@ -40,7 +40,7 @@ class Whole {
   std::optional<TableWriting> writing_;
 };
 
-int64_t SlotsOf(const State& state, const State::SlotSet& set) { return set.rule.num_slots() * state.config.dim; }
+int64_t SlotsOf(const State& state, const State::SlotSet& set) { return set.rule.slot_floats(state.config.dim); }
 
 int64_t StageRows(int64_t floats) { return std::max<int64_t>(1, kStageFloats / std::max<int64_t>(1, floats)); }
 

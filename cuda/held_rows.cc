@@ -14,7 +14,7 @@ int64_t HeldRows::Begin(int64_t num_rows, const std::vector<TableStore::SlotSetI
   num_rows_ = num_rows;
   sets_ = sets;
   row_floats_ = dim_;
-  for (const TableStore::SlotSetInfo& set : sets_) row_floats_ += set.rule.num_slots() * dim_;
+  for (const TableStore::SlotSetInfo& set : sets_) row_floats_ += set.rule.slot_floats(dim_);
   return std::max<int64_t>(1, kBlockFloats / row_floats_);
 }
 
@@ -41,7 +41,7 @@ TableStore::RowTarget HeldRows::TargetOf(const Block& block, int64_t first) cons
   TableStore::RowTarget target{block.keys.get() + first, block.values.get() + first * dim_, {}};
   float* slots = block.values.get() + block.n * dim_;
   for (const TableStore::SlotSetInfo& set : sets_) {
-    const int64_t floats = set.rule.num_slots() * dim_;
+    const int64_t floats = set.rule.slot_floats(dim_);
     target.slots.push_back(slots + first * floats);
     slots += block.n * floats;
   }
@@ -58,7 +58,7 @@ void HeldRows::GiveTo(TableStore::RowSink* sink) {
       std::copy_n(from.keys, count, to.keys);
       std::copy_n(from.rows, count * dim_, to.rows);
       for (size_t s = 0; s < sets_.size(); ++s) {
-        const int64_t floats = count * sets_[s].rule.num_slots() * dim_;
+        const int64_t floats = count * sets_[s].rule.slot_floats(dim_);
         if (floats > 0) std::copy_n(from.slots[s], floats, to.slots[s]);
       }
       sink->Commit();

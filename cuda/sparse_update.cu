@@ -47,6 +47,11 @@ struct RowLanes {
         mask((lanes == kWarpSize ? kFullMask : (1u << lanes) - 1u) << first) {}
 
   __device__ __forceinline__ bool Any(bool yes) const { return (__ballot_sync(mask, yes) & mask) != 0; }
+  // The same bits in all lanes: each adds the same pairs.
+  __device__ __forceinline__ float Sum(float x) const {
+    for (int apart = 1; apart < lanes; apart *= 2) x += __shfl_xor_sync(mask, x, apart, lanes);
+    return x;
+  }
 
   int lanes, lane, first;
   unsigned mask;
@@ -159,7 +164,7 @@ __device__ __forceinline__ void Replay(const R& step, const DecayArgs& decay, co
 template <class R>
 __device__ __forceinline__ void Settle(const DecayArgs& decay, const R& step, int64_t from, const RowLanes& tile,
                                        int64_t dim, float* record, float* slots) {
-  constexpr int kSlots = kNumSlots<R>;
+  constexpr int kSlots = kNumVectors<R>;
   if (from >= decay.calls) return;
   Decay closed = {};
   int64_t steps = 0;
@@ -199,15 +204,54 @@ __device__ __forceinline__ void Settle(const DecayArgs& decay, const R& step, in
   }
 }
 
-template <class R, size_t... k>
-__device__ __forceinline__ void UpdateElement(const R& rule, float g, float* w, Vector4* slots, int j,
-                                              std::index_sequence<k...>) {
-  rule.Element(g, w, &slots[k].x[j]...);
+// f(gradient, weight, vectors...) for this lane's elements of a row: the same elements each time.
+template <class R, class T, class F>
+__device__ __forceinline__ void ForElements(const DeviceGradients& grads, float scale, int64_t i, const RowLanes& tile,
+                                            float* record, float* slots, const F& f) {
+  constexpr int kSlots = kNumVectors<R>;
+  for (int64_t column = 4 * tile.lane; column < grads.dim; column += 4 * tile.lanes) {
+    const int n = ColumnsLeft(grads.dim, column);
+    const Vector4 g = Gradient<T>(grads, scale, i, column, n);
+    Vector4 w = Load4(record + column, n), s[kSlots + 1];  // one more: none would be no array
+    for (int k = 0; k < kSlots; ++k) s[k] = Load4(slots + k * grads.dim + column, n);
+    for (int j = 0; j < 4; ++j) {
+      if (j >= n) continue;
+      OnElement<R>(&w, s, j, [&](auto... element) { f(g.x[j], element...); }, std::make_index_sequence<kSlots>());
+    }
+    Store4(record + column, w, n);
+    for (int k = 0; k < kSlots; ++k) Store4(slots + k * grads.dim + column, s[k], n);
+  }
+}
+
+// What the elements of a row need to know of all of it. All lanes of the tile come here, and get the same.
+template <class R, class T, size_t... s>
+__device__ __forceinline__ float FactorOf(const R& step, const DeviceGradients& grads, float scale, int64_t i,
+                                          const RowLanes& tile, float* record, float* slots,
+                                          std::index_sequence<s...>) {
+  constexpr int kScalars = static_cast<int>(sizeof...(s));
+  float* scalars = slots + kNumVectors<R> * grads.dim;
+  float own[kScalars + 1] = {};
+  for (int k = 0; k < kScalars; ++k) own[k] = scalars[k];
+  float factor;
+  if constexpr (R::kSums > 0) {
+    SumsOfRow<R::kSums> sums = {};
+    ForElements<R, T>(grads, scale, i, tile, record, slots, [&](float g, const float* w, auto... vectors) {
+      const SumsOfRow<R::kSums> terms = step.First(g, *w, vectors...);
+      for (int k = 0; k < R::kSums; ++k) sums.of[k] += terms.of[k];
+    });
+    for (int k = 0; k < R::kSums; ++k) sums.of[k] = tile.Sum(sums.of[k]);
+    factor = step.Factor(sums, grads.dim, &own[s]...);
+  } else {
+    factor = step.Factor(grads.dim, &own[s]...);
+  }
+  __syncwarp(tile.mask);  // every lane has read the scalars
+  if (tile.lane == 0)
+    for (int k = 0; k < kScalars; ++k) scalars[k] = own[k];
+  return factor;
 }
 
 template <class R, class T>
 __global__ void UpdateRowsKernel(UpdateRule rule, Group group, Nonfinite nonfinite, const uint64_t* refused) {
-  constexpr int kSlots = kNumSlots<R>;
   const R step(rule);
   if (nonfinite == Nonfinite::kRaise && *refused != kNothingBad) return;
   ForGradients(group, [&](const DeviceGradients& grads, const RowLanes& tile, int64_t i, const DeviceUpdate* table,
@@ -226,15 +270,14 @@ __global__ void UpdateRowsKernel(UpdateRule rule, Group group, Nonfinite nonfini
       Settle(update.decay, step, stamp, tile, grads.dim, record, slots);
       if (tile.lane == 0) update.decay.stamps[row] = static_cast<uint32_t>(update.decay.calls + 1);
     }
-    for (int64_t column = 4 * tile.lane; column < grads.dim; column += 4 * tile.lanes) {
-      const int n = ColumnsLeft(grads.dim, column);
-      const Vector4 g = Gradient<T>(grads, group.scale, i, column, n);
-      Vector4 w = Load4(record + column, n), s[kSlots + 1];  // one more: none would be no array
-      for (int k = 0; k < kSlots; ++k) s[k] = Load4(slots + k * grads.dim + column, n);
-      for (int j = 0; j < 4; ++j)
-        if (j < n) UpdateElement(step, g.x[j], &w.x[j], s, j, std::make_index_sequence<kSlots>());
-      Store4(record + column, w, n);
-      for (int k = 0; k < kSlots; ++k) Store4(slots + k * grads.dim + column, s[k], n);
+    if constexpr (!kByRow<R>) {
+      ForElements<R, T>(grads, group.scale, i, tile, record, slots,
+                        [&](float g, auto... element) { step.Element(g, element...); });
+    } else {
+      const float factor =
+          FactorOf<R, T>(step, grads, group.scale, i, tile, record, slots, std::make_index_sequence<kNumScalars<R>>());
+      ForElements<R, T>(grads, group.scale, i, tile, record, slots,
+                        [&](float g, auto... element) { step.Element(g, factor, element...); });
     }
     if (tile.lane == 0) update.notes.Note(row);
   });

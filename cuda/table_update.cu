@@ -64,7 +64,7 @@ DeviceTable::State::SlotSet* DeviceTable::State::FindOrAttach(const Cuda& cuda, 
     set->stamps.Grow(cuda, rows.num_rows(), rows.num_rows(), "an optimizer's stamps");
   }
   sets.reserve(sets.size() + 1);
-  const int64_t count = rule.num_slots() * config.dim;
+  const int64_t count = rule.slot_floats(config.dim);
   if (count > 0) {
     // What a fresh row's slots hold is one stretch behind the weights; longer, before the records are.
     DeviceBlock<float> longer(&memory);
@@ -165,7 +165,7 @@ void DeviceTable::AssignSlots(const Cuda& cuda, DeviceScratch* scratch, const Up
   state_->CheckCount(n);
   const TableWriting writing(state_.get(), cuda);
   const State::SlotSet* set = state_->FindOrAttach(cuda, rule, slot_set);
-  state_->Store(cuda, scratch, keys, n, set->offset, rule.num_slots() * state_->config.dim, slots);
+  state_->Store(cuda, scratch, keys, n, set->offset, rule.slot_floats(state_->config.dim), slots);
 }
 
 void DeviceTable::Slots(const Cuda& cuda, DeviceScratch* scratch, const std::string& slot_set, const int64_t* row_ids,
@@ -176,12 +176,12 @@ void DeviceTable::Slots(const Cuda& cuda, DeviceScratch* scratch, const std::str
   uint32_t* found = scratch->Get<uint32_t>(n);
   state_->RowsOfIds(cuda, row_ids, n, found);
   state_->Settle(cuda, scratch, found, n);
-  GatherRecords(cuda, state_->rows.view(), found, n, set.offset, set.rule.num_slots() * state_->config.dim, slots);
+  GatherRecords(cuda, state_->rows.view(), found, n, set.offset, set.rule.slot_floats(state_->config.dim), slots);
 }
 
 int64_t DeviceTable::SlotFloats(const std::string& slot_set) {
   std::shared_lock<std::shared_mutex> lock(state_->mutex);
-  return state_->RequireSet(slot_set).rule.num_slots() * state_->config.dim;
+  return state_->RequireSet(slot_set).rule.slot_floats(state_->config.dim);
 }
 
 }  // namespace sok

@@ -58,7 +58,7 @@ class TableRestoreOp : public GuardedOp {
     CheckShape(ctx->input(2), {n, table.dim()}, "rows");
     std::vector<TableStore::SlotSetInfo> sets;
     if (!info_.name.empty()) sets.push_back(info_);
-    CheckShape(ctx->input(3), {n, sets.empty() ? 0 : info_.rule.num_slots() * table.dim()}, "slots");
+    CheckShape(ctx->input(3), {n, sets.empty() ? 0 : info_.rule.slot_floats(table.dim())}, "slots");
     const TfExecutor executor(ctx);
     const ScratchLease scratch;
     TableStore::RowValues values;

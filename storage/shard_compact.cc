@@ -59,7 +59,7 @@ struct Picked {
       keys.push_back(from.keys[i]);
       rows.insert(rows.end(), from.rows + i * dim, from.rows + (i + 1) * dim);
       for (size_t s = 0; s < sets.size(); ++s) {
-        const int64_t floats = sets[s].rule.num_slots() * dim;
+        const int64_t floats = sets[s].rule.slot_floats(dim);
         slots[s].insert(slots[s].end(), from.slots[s] + i * floats, from.slots[s] + (i + 1) * floats);
       }
     }

@@ -79,6 +79,16 @@ std::vector<float*> SettingsOf(UpdateRule* rule) {
   return settings;
 }
 
+// What a head says of a rule's slots: how many are vectors, and in the upper half how many are scalars.
+uint32_t SlotWord(const UpdateRule& rule) {
+  return static_cast<uint32_t>(rule.slots().vectors) | static_cast<uint32_t>(rule.slots().scalars) << 16;
+}
+
+std::string SlotText(uint32_t word) {
+  const std::string scalars = word >> 16 == 0 ? "" : " and " + std::to_string(word >> 16) + " scalars";
+  return std::to_string(word & 0xFFFF) + " slots" + scalars;
+}
+
 // What makes no sense in a slot set; empty: nothing.
 std::string SetError(const SlotSetInfo& set) {
   const UpdateRule& rule = set.rule;
@@ -152,10 +162,10 @@ SlotSetInfo ReadSlotSet(const BlockReader& file, HeadReader* in, bool is_delta) 
   } catch (const InvalidArgument&) {
     file.Refuse("slot set '" + set.name + "' has the unknown rule '" + rule + "'");
   }
-  const uint32_t num_slots = in->Get<uint32_t>();
-  if (num_slots != static_cast<uint32_t>(set.rule.num_slots())) {
-    file.Refuse("slot set '" + set.name + "' of rule '" + rule + "' has " + std::to_string(num_slots) +
-                " slots instead of " + std::to_string(set.rule.num_slots()));
+  const uint32_t counts = in->Get<uint32_t>();
+  if (counts != SlotWord(set.rule)) {
+    file.Refuse("slot set '" + set.name + "' of rule '" + rule + "' has " + SlotText(counts) + " instead of " +
+                SlotText(SlotWord(set.rule)));
   }
   for (float* x : SettingsOf(&set.rule)) *x = in->Get<float>();
   if (set.rule.files_hold_betas()) std::fill_n(set.rule.slot_inits + 1, kMaxSlots - 1, set.rule.slot_inits[0]);
@@ -255,7 +265,7 @@ TableStore::RowValues ReadRows(const BlockReader& file, const ShardHead& head, c
   const float* at = values.rows + values.n * head.dim;
   for (const SlotSetInfo& set : head.sets) {
     values.slots.push_back(at);
-    at += values.n * head.dim * set.rule.num_slots();
+    at += values.n * set.rule.slot_floats(head.dim);
   }
   CheckKeys(file, head, values.keys, values.n);
   return values;
@@ -264,9 +274,9 @@ TableStore::RowValues ReadRows(const BlockReader& file, const ShardHead& head, c
 }  // namespace
 
 int64_t RowBytes(const ShardHead& head) {
-  int64_t vectors = 1;
-  for (const SlotSetInfo& set : head.sets) vectors += set.rule.num_slots();
-  return 8 + 4 * head.dim * vectors;
+  int64_t floats = head.dim;
+  for (const SlotSetInfo& set : head.sets) floats += set.rule.slot_floats(head.dim);
+  return 8 + 4 * floats;
 }
 
 void WriteHead(const ShardHead& head, BlockWriter* file) {
@@ -304,7 +314,7 @@ std::vector<char> HeadBytes(const ShardHead& head) {
   for (const SlotSetInfo& set : head.sets) {
     out.Text(set.name);
     out.Text(RuleName(set.rule.rule));
-    out.Put(static_cast<uint32_t>(set.rule.num_slots()));
+    out.Put(SlotWord(set.rule));
     UpdateRule rule = set.rule;
     for (const float* x : SettingsOf(&rule)) out.Put(*x);
     out.Put(static_cast<uint64_t>(set.calls));
@@ -329,7 +339,7 @@ TableStore::RowTarget RowsBlock(const ShardHead& head, int64_t n, BlockWriter* f
   float* at = target.rows + n * head.dim;
   for (const SlotSetInfo& set : head.sets) {
     target.slots.push_back(at);
-    at += n * head.dim * set.rule.num_slots();
+    at += n * set.rule.slot_floats(head.dim);
   }
   return target;
 }

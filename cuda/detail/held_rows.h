@@ -32,7 +32,7 @@ class HeldRows final : public TableStore::RowSink {
   struct Block {
     int64_t n = 0;
     std::unique_ptr<uint64_t[]> keys;  // [n]
-    std::unique_ptr<float[]> values;   // rows [n, dim], then the slots of each set [n, num_slots * dim]
+    std::unique_ptr<float[]> values;   // rows [n, dim], then the slots of each set [n, slot_floats]
   };
 
   TableStore::RowTarget TargetOf(const Block& block, int64_t first) const;

@@ -104,7 +104,7 @@ class DeviceTable {
               const float* rows,  // [n, dim]
               int64_t n);
   // The same with slots of one set instead of weights, which are those of a fresh row where there was none; the set is
-  // attached if needed. For restoring. slots: [n, num_slots * dim].
+  // attached if needed. For restoring. slots: [n, slot_floats].
   void AssignSlots(const Cuda& cuda, DeviceScratch* scratch, const UpdateRule& rule, const std::string& slot_set,
                    const uint64_t* keys, const float* slots, int64_t n);
 
@@ -123,7 +123,7 @@ class DeviceTable {
   // FailedPrecondition for an unknown set.
   void Weights(const Cuda& cuda, DeviceScratch* scratch, const int64_t* row_ids, int64_t n, float* rows);
   void Slots(const Cuda& cuda, DeviceScratch* scratch, const std::string& slot_set, const int64_t* row_ids, int64_t n,
-             float* slots);  // [n, num_slots * dim]
+             float* slots);  // [n, slot_floats]
   int64_t SlotFloats(const std::string& slot_set);
 
   // Room for n rows in all: up to there nothing grows, and nothing waits. With `rows` false for their keys only. Waits for

@@ -14,8 +14,8 @@
 
 namespace sok {
 
-// The rules of rules/all.h. From kFirstNamed on: those of others, whose names list their slots, as
-// 'signum(m,count)'. A table keeps the slots; own_rule.h has the functions.
+// The rules of rules/all.h. From kFirstNamed on: those of others, whose names list their slots, vectors and scalars, as
+// 'signum(m;count)'. A table keeps the slots; own_rule.h has the functions.
 #define SOK_RULE_NUMBER(R) k##R,
 enum class Rule : int32_t { SOK_RULES(SOK_RULE_NUMBER) };
 #undef SOK_RULE_NUMBER
@@ -44,12 +44,16 @@ struct UpdateRule : RuleSettings {
   bool reads_keys = false, prefetches = false;
 
   bool is_named() const { return rule >= kFirstNamed; }
-  int num_slots() const {
-#define SOK_RULE_SLOTS(R) kNumSlots<R>,
-    constexpr int counts[] = {SOK_RULES(SOK_RULE_SLOTS)};
+  SlotCounts slots() const {
+#define SOK_RULE_SLOTS(R) CountSlots<R>(),
+    constexpr SlotCounts counts[] = {SOK_RULES(SOK_RULE_SLOTS)};
 #undef SOK_RULE_SLOTS
-    return is_named() ? static_cast<int>(rule) % 8 : counts[static_cast<int>(rule)];  // ParseRule numbers them so
+    if (!is_named()) return counts[static_cast<int>(rule)];
+    return {static_cast<int>(rule) % 8, static_cast<int>(rule) / 8 % 8};  // ParseRule numbers them so
   }
+  int num_slots() const { return slots().vectors + slots().scalars; }
+  // What a row of `dim` weights keeps: the one place that says how wide slots are.
+  int64_t slot_floats(int64_t dim) const { return slots().floats(dim); }
   bool decays() const {
 #define SOK_RULE_DECAYS(R) || (R::kDecays && rule == Rule::k##R)
     return false SOK_RULES(SOK_RULE_DECAYS);
@@ -71,10 +75,10 @@ struct UpdateRule : RuleSettings {
     return false SOK_RULES(SOK_RULE_BETAS);
 #undef SOK_RULE_BETAS
   }
-  // What a fresh row holds: slots [num_slots * dim].
-  void FillSlots(int64_t dim, float* slots) const {
+  // What a fresh row holds: values [slot_floats].
+  void FillSlots(int64_t dim, float* values) const {
     for (int k = 0; k < num_slots(); ++k)
-      for (int64_t j = 0; j < dim; ++j) *slots++ = slot_inits[k];
+      for (int64_t j = 0; j < (k < slots().vectors ? dim : 1); ++j) *values++ = slot_inits[k];
   }
 };
 

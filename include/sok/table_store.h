@@ -79,7 +79,7 @@ class TableStore {
   virtual void Export(const Cpu& cpu, const std::string& slot_set,
                       const std::function<ExportTarget(int64_t n, int64_t slot_floats)>& allocate) const = 0;
 
-  // Slots of one set for the given keys: slots [n, num_slots * dim], stamps [n] (-1 where the rule keeps none).
+  // Slots of one set for the given keys: slots [n, slot_floats], stamps [n] (-1 where the rule keeps none).
   // Missed decay is included. Throws FailedPrecondition for an unknown set, InvalidArgument for an unknown key.
   virtual int64_t SlotFloats(const std::string& slot_set) const = 0;
   virtual void Slots(const std::string& slot_set, const uint64_t* keys, int64_t n, float* slots,
@@ -106,7 +106,7 @@ class TableStore {
   struct RowTarget {
     uint64_t* keys = nullptr;   // [n]
     float* rows = nullptr;      // [n, dim]
-    std::vector<float*> slots;  // for each slot set [n, num_slots * dim]
+    std::vector<float*> slots;  // for each slot set [n, slot_floats]
   };
   class RowSink {
    public:
@@ -172,7 +172,7 @@ class TableStore {
   struct RowValues {
     const uint64_t* keys = nullptr;   // [n]
     const float* rows = nullptr;      // [n, dim]
-    std::vector<const float*> slots;  // for each of `sets` [n, num_slots * dim]
+    std::vector<const float*> slots;  // for each of `sets` [n, slot_floats]
     int64_t n = 0;
   };
   virtual int64_t Restore(const Cpu& cpu, Scratch* scratch, const std::vector<SlotSetInfo>& sets,

@@ -20,6 +20,7 @@ from sok.checkpoint.targets import calls_for, tables_by_saved_name
 from sok.job.agreement import check_equal, together
 from sok.job.job import job_of
 from sok.job.transport.base import Transport
+from sok.table import rules
 from sok.table.state import set_step
 
 _HEADER = struct.Struct("<IIQII")
@@ -245,7 +246,8 @@ def _pieces(path: str, link: Link, table: SavedTable, file: ShardFile) -> Iterat
     name = os.path.join(path, file.name)
     summary = verify_shard(name)
     check_summary(name, link, table, file, summary)
-    row_bytes = 8 + 4 * table.dim * (1 + sum(slot_set["num_slots"] for slot_set in summary["slot_sets"]))
+    slots = sum(rules.find(slot_set["rule"]).slot_floats(table.dim) for slot_set in summary["slot_sets"])
+    row_bytes = 8 + 4 * (table.dim + slots)
     with open(name, "rb") as opened:
         while True:
             _, kind, length, _, _ = _HEADER.unpack(opened.read(_HEADER.size))

@@ -17,6 +17,7 @@ from sok.checkpoint import manifest as manifests
 from sok.checkpoint.lease import Lease, LeaseLost, in_folder, utc_now
 from sok.checkpoint.manifest import Manifest, OptimizerState, SavedSlotSet, SavedTable, ShardFile
 from sok.optimizers import Optimizer
+from sok.table import rules
 from sok.table.table import EmbeddingVariable
 
 # Rows per worker: fewer are no measure, and cost little.
@@ -157,9 +158,9 @@ class Work:
         return (self.calls.save_changes if self.changes else self.calls.save)(table, path, self.generation)
 
     def _bytes_of(self, table: EmbeddingVariable) -> int:
-        vectors = 1 + sum(slot_set.num_slots for slot_set in self.calls.slot_sets(table))
+        slots = sum(rules.find(slot_set.rule).slot_floats(table.dim) for slot_set in self.calls.slot_sets(table))
         rows = self.calls.changes(table)["rows"] if self.changes else self.calls.size(table)
-        return rows * (8 + 4 * table.dim * vectors)
+        return rows * (8 + 4 * (table.dim + slots))
 
     def _manifest(self, written: Sequence[Sequence[dict[str, Any] | None]]) -> Manifest:
         return Manifest(

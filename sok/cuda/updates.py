@@ -194,12 +194,12 @@ class Records:
         x = _arrays.to_device(name, self.values)
         if x.dtype.name != "float32" or x.ndim != 2 or not x.flags.c_contiguous:
             raise ValueError(f"`{name}` must be a contiguous float32 matrix. Received: {list(x.shape)} {x.dtype.name}.")
-        num_slots = len(RULES[rule].slots)
+        slot_floats = RULES[rule].slot_floats(dim)
         if x.shape[1] < dim or (
-            num_slots and (self.slot_offset < dim or x.shape[1] < self.slot_offset + num_slots * dim)
+            slot_floats and (self.slot_offset < dim or x.shape[1] < self.slot_offset + slot_floats)
         ):
             raise ValueError(
-                f"`{name}` must have {dim} weights and from column {self.slot_offset} on {num_slots * dim} floats of "
+                f"`{name}` must have {dim} weights and from column {self.slot_offset} on {slot_floats} floats of "
                 f"slots in each row. Received: {x.shape[1]} columns."
             )
         update = _native.Update()

@@ -23,9 +23,11 @@ class Adam(Optimizer):
     Args:
         amsgrad: the denominator is that of the largest v so far, which does not shrink. One slot more, vhat.
         lazy: rows outside the batch stay as they are.
+        bias_correction: "step": by the number of the optimizer's steps. "row": by the number of the row's own, which
+            the table counts, as OpenEmbedding does; with `lazy` alone.
         **options: see `sok.optimizers.Optimizer`.
 
-    Two slots, m and v, starting at zero.
+    Two slots, m and v, starting at zero; with `bias_correction="row"` also count, one number a row.
 
     Source: Kingma and Ba, "Adam" (2015), in Keras' form (epsilon is added to the uncorrected root); Reddi, Kale, Kumar,
     "On the Convergence of Adam and Beyond" (2018).
@@ -47,7 +49,7 @@ class Adam(Optimizer):
     """
 
     rule = "adam"
-    rules: tuple[str, ...] = ("adam", "amsgrad", "lazy_amsgrad")
+    rules: tuple[str, ...] = ("adam", "amsgrad", "lazy_adam", "lazy_amsgrad", "lazy_adam_by_row")
     beta_1: float
     beta_2: float
     epsilon: float
@@ -61,9 +63,10 @@ class Adam(Optimizer):
         name: str | None = None,
         amsgrad: bool = False,
         lazy: bool = False,
+        bias_correction: str = "step",
         **options: Any,
     ) -> None:
-        self._choose("amsgrad" if amsgrad else "adam", lazy)
+        self._choose("amsgrad" if amsgrad else "adam", lazy, bias_correction)
         hyper = {"beta_1": beta_1, "beta_2": beta_2, "epsilon": epsilon}
         super().__init__(learning_rate, name, hyper=hyper, **options)
 

@@ -18,14 +18,16 @@ class Adamax(Optimizer):
 
     Args:
         lazy: rows outside the batch stay as they are.
+        bias_correction: "step": by the number of the optimizer's steps. "row": by the number of the row's own, which
+            the table counts, as OpenEmbedding does; with `lazy` alone.
         **options: see `sok.optimizers.Optimizer`.
 
-    Slots: m and v, starting at zero.
+    Slots: m and v, starting at zero; with `bias_correction="row"` also count, one number a row.
 
     Source: Kingma and Ba, "Adam" (2015), section 7.1, in Keras' form.
     """
 
-    rules = ("adamax", "lazy_adamax")
+    rules = ("adamax", "lazy_adamax", "lazy_adamax_by_row")
     beta_1: float
     beta_2: float
     epsilon: float
@@ -38,8 +40,9 @@ class Adamax(Optimizer):
         epsilon: float = 1e-7,
         name: str | None = None,
         lazy: bool = False,
+        bias_correction: str = "step",
         **options: Any,
     ) -> None:
-        self._choose("adamax", lazy)
+        self._choose("adamax", lazy, bias_correction)
         hyper = {"beta_1": beta_1, "beta_2": beta_2, "epsilon": epsilon}
         super().__init__(learning_rate, name, hyper=hyper, **options)

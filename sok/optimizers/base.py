@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 
 _LAZY = "lazy_"  # the names of such rules begin with it
+_BY_ROW = "_by_row"  # and end with it, if they count the steps of each row
 
 
 class Optimizer(tf.__internal__.tracking.Trackable):
@@ -120,12 +121,20 @@ class Optimizer(tf.__internal__.tracking.Trackable):
     @classmethod
     def _options_of(cls, rule: str) -> dict[str, Any]:
         """The arguments, beside the hyperparameters, by which the constructor chooses this one of its rules."""
-        return {"lazy": rule.startswith(_LAZY)} if cls.rules else {}
+        by_row = {"bias_correction": "row"} if rule.endswith(_BY_ROW) else {}
+        return {"lazy": rule.startswith(_LAZY), **by_row} if cls.rules else {}
 
-    def _choose(self, rule: str, lazy: bool) -> None:
+    def _choose(self, rule: str, lazy: bool, bias_correction: str = "step") -> None:
         if lazy not in (False, True):
             raise ValueError(f"`lazy` must be True or False. Received: {lazy!r}.")
-        self.rule = _LAZY + rule if lazy else rule
+        if bias_correction not in ("step", "row"):
+            raise ValueError(f"`bias_correction` must be 'step' or 'row'. Received: {bias_correction!r}.")
+        self.rule = (_LAZY + rule if lazy else rule) + (_BY_ROW if bias_correction == "row" else "")
+        if bias_correction == "row" and self.rule not in rules.RULES:
+            raise ValueError(
+                f"{type(self).__name__} counts the steps of each row (bias_correction='row') if it is lazy and not "
+                f"amsgrad. Received: lazy={lazy}, rule {rule!r}."
+            )
 
     @property
     def lazy(self) -> bool:
@@ -170,7 +179,7 @@ class Optimizer(tf.__internal__.tracking.Trackable):
 
     @property
     def slot_names(self) -> tuple[str, ...]:
-        """The names of the slots that tables keep for each row."""
+        """The names of the slots that tables keep for each row, scalars behind the others."""
         return rules.find(self.rule).slot_names
 
     @property
@@ -181,7 +190,8 @@ class Optimizer(tf.__internal__.tracking.Trackable):
 
     # Without get_slot_names: TensorFlow's checkpoints would take slots for variables.
     def get_slot(self, var: EmbeddingVariable, name: str) -> tf.Tensor:
-        """One slot of the rows that this worker holds of a table: [n, D], in the order of `var.export()`. Eager only.
+        """One slot of the rows that this worker holds of a table, in the order of `var.export()`: [n, D], of a scalar
+        [n, 1]. Eager only.
 
         Raises:
             TypeError: `var` is no embedding variable.
@@ -190,10 +200,10 @@ class Optimizer(tf.__internal__.tracking.Trackable):
         _check_variable(var)
         if name not in self.slot_names:
             raise ValueError(f"`name` must be one of {list(self.slot_names)}. Received: {name!r}.")
-        number = self.slot_names.index(name)
+        number, widths = self.slot_names.index(name), rules.find(self.rule).slot_widths(var.dim)
         if self._slot_set not in {found.name for found in table_state.slot_sets(var)}:
-            return tf.fill([tf.size(var.export()[0]), var.dim], self.slot_inits[number])
-        return tf.split(var.slots(self._slot_set)[1], len(self.slot_names), axis=1)[number]
+            return tf.fill([tf.size(var.export()[0]), widths[number]], self.slot_inits[number])
+        return tf.split(var.slots(self._slot_set)[1], widths, axis=1)[number]
 
     @property
     def _slots(self) -> dict[str, dict[str, tf.Tensor]]:

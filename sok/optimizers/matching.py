@@ -19,16 +19,20 @@ from sok.optimizers.adamax import Adamax
 from sok.optimizers.adamw import AdamW
 from sok.optimizers.base import Optimizer
 from sok.optimizers.ftrl import Ftrl
+from sok.optimizers.group_ftrl import GroupFtrl
+from sok.optimizers.lamb import Lamb
 from sok.optimizers.lazy_adam import LazyAdam
 from sok.optimizers.learning_rate import LearningRate, as_learning_rate
 from sok.optimizers.lion import Lion
 from sok.optimizers.nadam import Nadam
 from sok.optimizers.rmsprop import RMSprop
+from sok.optimizers.rowwise import RowWiseAdagrad, RowWiseAdam
 from sok.optimizers.sgd import SGD
 from sok.table import rules
 
 _CLASSES: tuple[type[Any], ...] = (
     *(SGD, Adagrad, Adam, LazyAdam, RMSprop, Adadelta, Adamax, Nadam, AdamW, Lion, Ftrl),
+    *(GroupFtrl, Lamb, RowWiseAdagrad, RowWiseAdam),
 )
 FUSED: dict[str, type[Any]] = {
     rule: optimizer for optimizer in _CLASSES for rule in optimizer.rules or [optimizer.rule]

@@ -41,7 +41,7 @@ def rule(
     Args:
         slots: vectors that a table keeps beside each row, as long as the row: names, or a mapping from names to what
             they hold before the first update, a number or the name of a hyperparameter. Names alone: zeros.
-        scalars: the same for numbers of which a row has one. Each takes the room of a slot.
+        scalars: the same for numbers of which a row has one.
         hyper: names of hyperparameters, 'learning_rate' among them. Those that the function's signature gives a
             default have it in the class, too.
         version: of the rule, a number or word. It is part of the rule's name in files and graphs: slots that another
@@ -55,7 +55,7 @@ def rule(
     - `step`: the number of this update, from 1 (int);
     - `key`: of the row, as int64 (uint64 keys from 2^63 on are negative);
     - `touches`: how often this row has been updated, this time included (float32, exact up to 2^24). It is kept with
-      the row, in the room of one more slot.
+      the row, as one more scalar.
 
     Returns:
         A decorator. What it makes is a subclass of `sok.optimizers.Optimizer`, whose constructor takes the
@@ -181,11 +181,13 @@ class _Declared:
         word = function.__name__ if version is None else f"{function.__name__}.{version}"
         if not re.fullmatch(r"[A-Za-z0-9_.]+", word):
             raise ValueError(f"`version` must be a number or a word of letters, digits and '_'. Received: {version!r}.")
+        slots_of_rule = tuple(rules.Slot(name, start, scalar=name not in slots) for name, start in kept.items())
         self.rule = rules.RowRule(
-            f"{word}({','.join(kept)})",
-            slots=tuple(rules.Slot(name, start) for name, start in kept.items()),
+            rules.name_of(word, slots_of_rule),
+            slots=slots_of_rule,
             hyper=tuple(rules.Hyper(name, _finite) for name in hyper if name != "learning_rate"),
             counts_steps="step" in source.parameters,
+            needs_whole_row=per == "row",
         )
         rules.declare(self.rule)
 
@@ -246,7 +248,7 @@ class _Declared:
             "step, grads, offset = fields[7], fields[5], fields[4]",
             *(f"h{number} = _sok_float32(hyper[{number}])" for number in range(len(self.hyper))),
             # A row comes from memory while the ones before it are worked on: as far ahead as the built-in rules look.
-            f"slots, end = 4 * offset, 4 * (offset + {len(kept)} * dim)",
+            f"slots, end = 4 * offset, 4 * (offset + {len(self.slots)} * dim + {len(kept) - len(self.slots)})",
             "ahead = 12 if end <= 256 else 6 if end <= 768 else 3",
             "for i in range(fields[1]):",
             "    coming = rows[min(i + ahead, fields[1] - 1)]",
@@ -265,7 +267,8 @@ class _Declared:
                 if by_element:
                     kinds[name], argument = arithmetic.FLOAT, f"v{place}[j]"
             elif name in self.scalars or name == "touches":
-                vectors.append(f"v{place} = _sok_carray(_sok_floats({_slot(kept.index(name))}), (1,))")
+                address = _slot(len(self.slots), kept.index(name) - len(self.slots))
+                vectors.append(f"v{place} = _sok_carray(_sok_floats({address}), (1,))")
                 kinds[name], argument = arithmetic.CELL, f"v{place}"
                 if name == "touches":
                     vectors += [f"v{place}[0] += _sok_float32(1)", f"touches = v{place}[0]"]
@@ -286,8 +289,9 @@ class _Declared:
         return compiled.compiled(self.source, kinds, "\n".join(lines), 9 if "key" in parameters else 8, "Rule", keep)
 
 
-def _slot(number: int) -> str:
-    return f"rows[i] + 4 * (offset + {number} * dim)"
+def _slot(vectors: int, scalars: int = 0) -> str:
+    """The address behind so many slots of a row."""
+    return f"rows[i] + 4 * (offset + {vectors} * dim + {scalars})"
 
 
 def _class_of(declared: _Declared) -> type[OwnRule]:

@@ -48,11 +48,12 @@ def restore_rows(
         keys: [n] of the table's key dtype. Keys that other workers own are ignored, so all workers may make the same
             call with all keys. Of equal keys the last one counts.
         values: [n, D] float32, as they stand after every step so far.
-        slots: [n, K * D] float32, slot after slot: Adagrad's accumulator (K = 1), Adam's and LazyAdam's m, v (K = 2).
+        slots: [n, K * D + S] float32, slot after slot, K of them vectors and then S of them scalars: Adagrad's
+            accumulator (K = 1), Adam's and LazyAdam's m, v (K = 2), RowWiseAdagrad's accumulator (S = 1).
             None: rows only; slots of rows that exist stay.
         slot_set: the name of the optimizer's slots: its `slot_set`. To be given with `slots`.
-        rule: 'sgd', 'adagrad', 'adam' or 'lazy_adam', or of a stock optimizer its name with those of its slots, as
-            'signum(m)'. To be given with `slots`.
+        rule: one of `sok.table.rules.RULES`, as 'adagrad', or the name of another with its slots, as 'signum(m;count)'.
+            To be given with `slots`.
         slot_init: what slots of a fresh row hold (Adagrad's initial accumulator), if the set is made here: a number, or
             one for each slot.
 

@@ -341,7 +341,8 @@ class EmbeddingVariable(AsVariable):
         return _ops.lib().sok_table_export(self.handle, key_dtype=self._key_dtype, dim=self._dim)
 
     def slots(self, slot_set: str) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Optimizer state of all rows in use: keys [n], slots [n, K * D], stamps [n] (-1: none). Not collective."""
+        """Optimizer state of all rows in use: keys [n], slots [n, K * D + S] of K vectors and S scalars,
+        stamps [n] (-1: none). Not collective."""
         return _ops.lib().sok_table_slots(self.handle, key_dtype=self._key_dtype, slot_set=slot_set)
 
     def restore_rows(

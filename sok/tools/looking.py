@@ -10,7 +10,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sok.checkpoint.manifest import Link, Manifest, SavedTable, read_manifest
+from sok.checkpoint.manifest import Link, Manifest, SavedSlotSet, SavedTable, read_manifest
+from sok.table import rules
 from sok.tools import folders
 
 
@@ -196,10 +197,14 @@ def _table_lines(table: SavedTable) -> list[str]:
         lines.append(f"    rows by rank: {', '.join(f'{rows:,}' for rows in held)}")
     for slot_set in table.slot_sets:
         calls = f", {_count(slot_set.calls, 'call')}" if slot_set.calls else ""
-        lines.append(
-            f"    slots '{slot_set.name}': {slot_set.rule}, {_count(slot_set.num_slots, 'vector')} per row{calls}"
-        )
+        lines.append(f"    slots '{slot_set.name}': {slot_set.rule}, {_slots_of(slot_set)} per row{calls}")
     return lines
+
+
+def _slots_of(slot_set: SavedSlotSet) -> str:
+    scalars = [slot.name for slot in rules.slots_of(slot_set.rule, slot_set.num_slots) if slot.scalar]
+    numbers = f" and {_count(len(scalars), 'number')} ({', '.join(scalars)})" if scalars else ""
+    return _count(slot_set.num_slots - len(scalars), "vector") + numbers
 
 
 def _count(number: int, thing: str) -> str:

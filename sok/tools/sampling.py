@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from sok.base.errors import CheckpointError
-from sok.checkpoint.manifest import SavedTable
+from sok.checkpoint.manifest import SavedSlotSet, SavedTable
 from sok.table import rules
 
 _BLOCK = struct.Struct("<IIQII")  # magic, type, length of the payload, CRC, 0: docs/design/checkpoint.md
@@ -29,14 +29,13 @@ class Sample:
     of: int  # how many there are in the table
 
 
+def slots_of_set(slot_set: SavedSlotSet) -> tuple[rules.Slot, ...]:
+    return rules.slots_of(slot_set.rule, slot_set.num_slots)
+
+
 def vectors_of(table: SavedTable) -> list[str]:
-    """The vectors that a record of the table has, in the order of the file."""
-    names = ["weights"]
-    for slot_set in table.slot_sets:
-        known = rules.find(slot_set.rule).slot_names
-        for k in range(slot_set.num_slots):
-            names.append(f"{slot_set.name}: {known[k] if k < len(known) else f'slot {k}'}")
-    return names
+    """The vectors and scalars that a record of the table has, in the order of the file."""
+    return ["weights", *(f"{one.name}: {slot.name}" for one in table.slot_sets for slot in slots_of_set(one))]
 
 
 def sample(path: str, table: SavedTable, max_values: int = MAX_VALUES, max_blocks: int = MAX_BLOCKS) -> list[Sample]:
@@ -62,10 +61,10 @@ def sample(path: str, table: SavedTable, max_values: int = MAX_VALUES, max_block
             # A copy: a view would keep the whole block. An odd step meets all elements of a row in turn.
             step = -(-flat.size // room)
             kept.append(flat[:: step + (step > 1 and step % 2 == 0)].copy())
-    total = table.rows * table.dim
+    widths = [table.dim, *(slot.floats(table.dim) for one in table.slot_sets for slot in slots_of_set(one))]
     return [
-        Sample(name, np.concatenate(kept) if kept else np.zeros(0, np.float32), total)
-        for name, kept in zip(names, found, strict=True)
+        Sample(name, np.concatenate(kept) if kept else np.zeros(0, np.float32), table.rows * width)
+        for name, kept, width in zip(names, found, widths, strict=True)
     ]
 
 
@@ -88,20 +87,18 @@ def _rows_blocks(name: str) -> Iterator[tuple[str, int, int]]:
 
 
 def _vectors(name: str, offset: int, length: int, table: SavedTable) -> Iterator[np.ndarray]:
-    """The weights and the slots in one block of rows, each [n, dim]."""
+    """The weights and the slots in one block of rows, each [n, dim], or [n, 1] of a scalar."""
     with open(name, "rb") as file:
         file.seek(offset)
         payload = file.read(length)
-    slots = [slot_set.num_slots for slot_set in table.slot_sets]
+    sets = [[slot.floats(table.dim) for slot in slots_of_set(slot_set)] for slot_set in table.slot_sets]
     n = struct.unpack_from("<Q", payload)[0] if length >= 8 else 0
-    if n < 1 or length != 8 + n * (8 + 4 * table.dim * (1 + sum(slots))):
+    if n < 1 or length != 8 + n * (8 + 4 * (table.dim + sum(map(sum, sets)))):
         raise CheckpointError(
             f"{name}: at offset {offset}: a block of rows that does not fit the table that the manifest lists."
         )
     at = 8 + 8 * n
-    for num_vectors in (1, *slots):
-        size = n * table.dim * num_vectors
-        part = np.frombuffer(payload, "<f4", size, at).reshape(n, num_vectors, table.dim)
-        at += 4 * size
-        for k in range(num_vectors):
-            yield part[:, k]
+    for widths in ((table.dim,), *sets):
+        part = np.frombuffer(payload, "<f4", n * sum(widths), at).reshape(n, sum(widths))
+        at += 4 * part.size
+        yield from np.split(part, np.cumsum(widths)[:-1], axis=1) if widths else ()

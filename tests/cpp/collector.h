@@ -39,7 +39,8 @@ class Collector : public sok::EmbeddingTable::RowSink {
     rows_.assign(static_cast<size_t>(n) * dim_, 0.0f);
     slots_.clear();
     sok::EmbeddingTable::RowTarget target{keys_.data(), rows_.data(), {}};
-    for (const auto& set : sets) slots_.emplace_back(static_cast<size_t>(n * set.rule.num_slots()) * dim_);
+    for (const auto& set : sets)
+      slots_.emplace_back(static_cast<size_t>(n * set.rule.slot_floats(static_cast<int64_t>(dim_))));
     for (auto& slots : slots_) target.slots.push_back(slots.data());
     return target;
   }

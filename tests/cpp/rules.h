@@ -31,7 +31,8 @@ inline std::vector<double> HyperOf(const std::string& name, double learning_rate
                                                 {"schedule_decay", 1.0},
                                                 {"weight_decay", 0.5},
                                                 {"learning_rate_power", -0.5},
-                                                {"beta", 0.1}};
+                                                {"beta", 0.1},
+                                                {"l21_regularization_strength", 0.05}};
   std::vector<double> hyper;
   sok::WithRule(sok::ParseRule(name), [&](auto* null) {
     for (const char* one : std::remove_pointer_t<decltype(null)>::kHyper)

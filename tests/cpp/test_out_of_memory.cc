@@ -58,7 +58,7 @@ class StateSink : public EmbeddingTable::RowSink {
     for (const auto& set : sets) {
       *out_ << "; " << set.name << " " << sok::RuleName(set.rule.rule) << " " << set.rule.beta_1 << " "
             << set.rule.epsilon << " " << set.calls;
-      slots_.push_back(set.rule.num_slots());
+      slots_.push_back(set.rule.slot_floats(dim));
     }
     return 64;
   }
@@ -67,7 +67,7 @@ class StateSink : public EmbeddingTable::RowSink {
     n_ = n;
     keys_.assign(static_cast<size_t>(n), 0);
     floats_.assign(1, std::vector<float>(static_cast<size_t>(n * dim)));
-    for (const int slots : slots_) floats_.emplace_back(static_cast<size_t>(n * dim * slots));
+    for (const int64_t slots : slots_) floats_.emplace_back(static_cast<size_t>(n * slots));
     EmbeddingTable::RowTarget target;
     target.keys = keys_.data();
     target.rows = floats_[0].data();
@@ -86,7 +86,7 @@ class StateSink : public EmbeddingTable::RowSink {
  private:
   std::ostringstream* out_;
   int64_t n_ = 0;
-  std::vector<int> slots_;
+  std::vector<int64_t> slots_;
   std::vector<uint64_t> keys_;
   std::vector<std::vector<float>> floats_;
 };

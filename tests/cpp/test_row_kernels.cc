@@ -8,6 +8,7 @@
 #include "../../cpu/cpu_features.h"
 #include "../../cpu/row_kernels.h"
 #include "check.h"
+#include "rules.h"
 #include "sok/initializer.h"
 
 namespace {
@@ -312,6 +313,34 @@ TEST(UpdatesFollowTheRule) {
         }
         CHECK(records == expected);
         CHECK(by_row == expected);
+      }
+    }
+  }
+}
+
+TEST(RulesThatLookAtWholeRowsGiveTheSameBitsEverywhere) {
+  std::mt19937 rng(4);
+  for (const char* name : {"rowwise_adagrad", "rowwise_adam", "lamb", "group_ftrl", "lazy_adam_by_row"}) {
+    const sok::UpdateRule rule = RuleNamed(name, 3);
+    for (const int64_t dim : kDims) {
+      const int64_t floats = dim + rule.slot_floats(dim) + 1;  // one behind, of another's
+      std::vector<float> start = Random(&rng, 3 * floats);
+      for (float& x : start) x = std::fabs(x);
+      const std::vector<float> grads = Random(&rng, 3 * dim);
+      std::vector<float> first;
+      for (const sok::RowKernels* kernels : All()) {
+        std::vector<float> records = start, by_row = start;
+        float* at[3] = {records.data() + 2 * floats, records.data(), records.data() + floats};
+        kernels->update(rule, at, dim, grads.data(), 3, dim);
+        float* slab = by_row.data();
+        const int64_t ids[3] = {2, 0, 1};
+        kernels->update_rows({&slab, 2, 3, floats}, rule, ids, dim, grads.data(), 3, dim);
+        CHECK(by_row == records);
+        if (first.empty()) first = records;
+        CHECK(records == first);
+        for (int64_t row = 0; row < 3; ++row)
+          CHECK(records[row * floats + floats - 1] == start[row * floats + floats - 1]);
+        CHECK(records[0] != start[0]);
       }
     }
   }

@@ -39,16 +39,21 @@ const SokRuleLayout kMomentum = Layout("learning_rate,beta,start", "start,7.5");
 }  // namespace
 
 TEST(NamesAreThoseOfTheListOrListSlots) {
-  for (const char* name : {"sgd", "adagrad", "lazy_adam", "adam", "signum(m,count)", "sign()"})
+  for (const char* name :
+       {"sgd", "adagrad", "lazy_adam", "adam", "signum(m,count)", "signum(m;count)", "counted(;count)", "sign()"})
     CHECK_EQ(std::string(sok::RuleName(sok::ParseRule(name))), std::string(name));
   CHECK(sok::ParseRule("x(a)") == sok::ParseRule("x(a)"));
   CHECK(sok::ParseRule("x(a)") != sok::ParseRule("x(b)"));
-  for (const char* name :
-       {"", "nobody", "x", "x(", "x)", "(a)", "x(a,)", "x(,a)", "x(a", "x(a)b", "x(a b)", "x(a,b,c,d,e,f,g)", "x(,)"})
+  for (const char* name : {"", "nobody", "x", "x(", "x)", "(a)", "x(a,)", "x(,a)", "x(a", "x(a)b", "x(a b)",
+                           "x(a,b,c,d,e,f,g)", "x(,)", "x(;)", "x(a;)", "x(a;b;c)", "x(a,;b)", "x(a,b,c,d;e,f,g)"})
     CHECK_THROWS(sok::ParseRule(name), sok::InvalidArgument, "Received: '" + std::string(name) + "'");
   sok::UpdateRule rule;
   rule.rule = sok::ParseRule("x(a,b,c)");
   CHECK_EQ(rule.num_slots(), 3);
+  CHECK_EQ(rule.slot_floats(5), 15);
+  rule.rule = sok::ParseRule("x(a,b;c)");
+  CHECK_EQ(rule.num_slots(), 3);
+  CHECK_EQ(rule.slot_floats(5), 11);
 }
 
 TEST(ARuleWithoutAFunctionIsNotApplied) {
@@ -144,11 +149,12 @@ TEST(FunctionsForCAndPythonSayTheSame) {
   const char* error = SokRegisterRule("plain(a,b)", &other, Momentum);
   CHECK(error != nullptr && std::string(error).find("another name") != std::string::npos);
   const std::string rules = SokRules();
-  CHECK(rules.find("{\"name\": \"adagrad\", \"slots\": [\"accumulator\"], \"starts\": [\"initial_accumulator_value\"], "
-                   "\"hyper\": [\"learning_rate\", \"initial_accumulator_value\", \"epsilon\"], \"decays\": false}") !=
-        std::string::npos);
-  CHECK(rules.find("{\"name\": \"plain(a,b)\", \"slots\": [\"a\", \"b\"], \"starts\": [\"0.5\", \"beta\"]") !=
-        std::string::npos);
+  CHECK(rules.find("{\"name\": \"adagrad\", \"slots\": [\"accumulator\"], \"num_scalars\": 0, \"starts\": "
+                   "[\"initial_accumulator_value\"], "
+                   "\"hyper\": [\"learning_rate\", \"initial_accumulator_value\", \"epsilon\"], \"decays\": false, "
+                   "\"needs_whole_row\": false}") != std::string::npos);
+  CHECK(rules.find("{\"name\": \"plain(a,b)\", \"slots\": [\"a\", \"b\"], \"num_scalars\": 0, \"starts\": [\"0.5\", "
+                   "\"beta\"]") != std::string::npos);
   CHECK(rules.find("nobody") == std::string::npos);
 }
 
@@ -173,7 +179,7 @@ TEST(MissedStepsAtOnceAreMissedStepsOneByOne) {
     sok::WithRule(sok::ParseRule(name), [&](auto* null) {
       using R = std::remove_pointer_t<decltype(null)>;
       if constexpr (R::kDecays) {
-        const auto slots_of = std::make_index_sequence<sok::kNumSlots<R>>();
+        const auto slots_of = std::make_index_sequence<sok::kNumVectors<R>>();
         sok::AlphaHistory history;
         std::vector<sok::MissedStep> steps;
         const sok::UpdateRule first = RuleNamed(name, 1);
@@ -198,7 +204,7 @@ TEST(MissedStepsAtOnceAreMissedStepsOneByOne) {
             sok::ReplayDecay(history, first, from, kCalls, 1, &one[1][0], &one[1][1]);
           }
           sok::ReplayDecay(history, first, from, kCalls, 1, &replayed[0], &replayed[1]);
-          for (int k = 0; k <= sok::kNumSlots<R>; ++k) {
+          for (int k = 0; k <= sok::kNumVectors<R>; ++k) {
             const float tolerance = 3e-5f * std::fabs(one[0][k]) + 1e-6f;  // hundreds of roundings, one by one
             CHECK(std::fabs(one[0][k] - one[1][k]) <= tolerance);
             CHECK(std::fabs(one[0][k] - replayed[k]) <= tolerance);

@@ -13,7 +13,7 @@ from .conftest import EMULATED_GPU
 CPU = "/CPU:0"
 DIM = 5
 KEYS = 60
-OPTIMIZERS = ("SGD", "Adagrad", "LazyAdam", "Adam")
+OPTIMIZERS = ("SGD", "Adagrad", "LazyAdam", "Adam", "RowWiseAdam")
 ACROSS = [(EMULATED_GPU, CPU), (CPU, EMULATED_GPU)]
 WAYS = [(EMULATED_GPU, EMULATED_GPU), *ACROSS]
 

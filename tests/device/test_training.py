@@ -5,11 +5,14 @@ import pytest
 import tensorflow as tf
 
 import sok
+from sok.table import rules
+from tests.sok.rule_cases import CASES
 
 from .conftest import EMULATED_GPU
 
 DIMS = (4, 7, 16)
 COMBINERS = ("sum", "mean", "sqrtn")
+BY_ROW = [name for name, rule in rules.RULES.items() if rule.needs_whole_row or any(s.scalar for s in rule.slots)]
 
 
 def batches(seed, steps=4, keys=50, segments=10, high=300):
@@ -54,6 +57,15 @@ def test_a_step_is_that_of_the_cpu(name, hashed, as_function):
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-6)
     for row, expected in zip(rows, expected_rows, strict=True):
         np.testing.assert_allclose(row, expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", BY_ROW)
+def test_a_step_of_a_rule_that_looks_at_whole_rows_is_that_of_the_cpu(name):
+    losses, rows = train(EMULATED_GPU, CASES[name].make(0.1), True, False)
+    expected_losses, expected_rows = train("/CPU:0", CASES[name].make(0.1), True, False)
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
+    for row, expected in zip(rows, expected_rows, strict=True):
+        np.testing.assert_allclose(row, expected, rtol=2e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("key_dtype", [tf.int32, tf.uint32, tf.uint64])

@@ -19,6 +19,9 @@ MORE_RULES = [
     ("SGD", {"momentum": 0.9, "nesterov": True, "clipnorm": 0.5}),
     ("RMSprop", {"momentum": 0.5, "centered": True, "epsilon": 1e-2}),
     ("Adam", {"amsgrad": True}),
+    ("Adam", {"lazy": True, "bias_correction": "row"}),
+    ("GroupFtrl", {"l21_regularization_strength": 0.1}),
+    *((rule, {"epsilon": 1e-2}) for rule in ("Lamb", "RowWiseAdagrad", "RowWiseAdam")),
     *((rule, {}) for rule in ("Adadelta", "AdamW", "Adamax", "Nadam", "Lion", "Ftrl")),
 ]
 OWN_RULES = [

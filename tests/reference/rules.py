@@ -1,7 +1,8 @@
 """What a step of each update rule does to the rows of a batch, or of an exact rule to all rows, in float64.
 
-`STEPS[rule](weights, slots, grads, hyper, step)` gives (weights, slots): [rows, D] each; `hyper` has the learning rate
-and what the rule takes besides, by name; `step` counts from 1. Names are those without 'lazy_'.
+`STEPS[rule](weights, slots, grads, hyper, step)` gives (weights, slots): [rows, D] each, or [rows, 1] of scalars;
+`hyper` has the learning rate and what the rule takes besides, by name; `step` counts from 1.
+Names are those without 'lazy_'.
 """
 
 from __future__ import annotations
@@ -108,6 +109,53 @@ def _lion(w, slots, g, h, step):
     return w, (h["beta_2"] * m + (1 - h["beta_2"]) * g,)
 
 
+def _rowwise_adagrad(w, slots, g, h, step):
+    a = slots[0] + np.mean(g**2, axis=1, keepdims=True)
+    return w - h["learning_rate"] * g / (np.sqrt(a) + h["epsilon"]), (a,)
+
+
+def _corrected(m, v, h, step):
+    return m / (1 - h["beta_1"] ** step) / (np.sqrt(v / (1 - h["beta_2"] ** step)) + h["epsilon"])
+
+
+def _rowwise_adam(w, slots, g, h, step):
+    m, v = slots
+    m = m + (g - m) * (1 - h["beta_1"])
+    v = v + (np.mean(g**2, axis=1, keepdims=True) - v) * (1 - h["beta_2"])
+    return w - h["learning_rate"] * _corrected(m, v, h, step), (m, v)
+
+
+def _lamb(w, slots, g, h, step):
+    m, v = _moments(*slots, g, h)
+    moved = _corrected(m, v, h, step) + h["weight_decay"] * w
+    of_rows, of_steps = (np.linalg.norm(x, axis=1, keepdims=True) for x in (w, moved))
+    ratio = np.where((of_rows > 0) & (of_steps > 0), of_rows / np.where(of_steps > 0, of_steps, 1), 1)
+    return w - h["learning_rate"] * ratio * moved, (m, v)
+
+
+def _group_ftrl(w, slots, g, h, step):
+    _, (n, z) = _ftrl(w, slots, g, h, step)
+    s = np.clip(z, -h["l1_regularization_strength"], h["l1_regularization_strength"]) - z
+    norms = np.linalg.norm(s, axis=1, keepdims=True)
+    left = np.maximum(0, 1 - h["l21_regularization_strength"] * np.sqrt(w.shape[1]) / np.maximum(norms, 1e-30))
+    lr, l2 = h["learning_rate"], h["l2_regularization_strength"] + h["beta"] / (2 * h["learning_rate"])
+    return left * s / (n ** -h["learning_rate_power"] / lr + 2 * l2), (n, z)
+
+
+def _adam(w, slots, g, h, step):
+    m, v = _moments(*slots, g, h)
+    return w - _alpha(h, step) * m / (np.sqrt(v) + h["epsilon"]), (m, v)
+
+
+def _by_row(of: Step) -> Step:
+    def step(w, slots, g, h, step):
+        *slots, count = slots
+        w, slots = of(w, tuple(slots), g, h, count + 1)
+        return w, (*slots, count + 1)
+
+    return step
+
+
 STEPS: dict[str, Step] = {
     "momentum": _momentum,
     "rmsprop": _rmsprop(False, False),
@@ -122,4 +170,10 @@ STEPS: dict[str, Step] = {
     "ftrl": _ftrl,
     "lion": _lion,
     "sgdw": _sgdw,
+    "rowwise_adagrad": _rowwise_adagrad,
+    "rowwise_adam": _rowwise_adam,
+    "lamb": _lamb,
+    "group_ftrl": _group_ftrl,
+    "adam_by_row": _by_row(_adam),
+    "adamax_by_row": _by_row(_adamax),
 }

@@ -69,6 +69,12 @@ LAZY = {
         f"lazy_{name}": RuleCase(lambda rate, make=case.make: make(rate, lazy=True), rate=case.rate)
         for name, case in EXACT.items()
     },
+    "lazy_adam_by_row": RuleCase(lambda rate: of.Adam(rate, 0.8, 0.99, 1e-3, lazy=True, bias_correction="row")),
+    "lazy_adamax_by_row": RuleCase(lambda rate: of.Adamax(rate, epsilon=1e-3, lazy=True, bias_correction="row")),
+    "rowwise_adagrad": RuleCase(lambda rate: of.RowWiseAdagrad(rate, 0.1)),
+    "rowwise_adam": RuleCase(lambda rate: of.RowWiseAdam(rate, 0.8, 0.99, 1e-3)),
+    "lamb": RuleCase(lambda rate: of.Lamb(rate, weight_decay=0.1)),
+    "group_ftrl": RuleCase(lambda rate: of.GroupFtrl(rate, 0.7, **FTRL), rate=0.5),
     "ftrl": RuleCase(lambda rate: of.Ftrl(rate, l2_shrinkage_regularization_strength=0.01, **FTRL), rate=0.5),
 }
 CASES = EXACT | LAZY

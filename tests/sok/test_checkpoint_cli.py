@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import sok
-from sok.tools import cli
+from sok.checkpoint import read_manifest
+from sok.tools import cli, sampling
 from tests.sok.checkpoint_cases import RULES, new_table, train
 
 
@@ -31,6 +32,21 @@ def test_inspect_says_what_is_there(saved, capsys):
     assert f"optimizer '{optimizer.slot_set}': adam, 2 steps, learning rate 0.01" in said
     assert cli.main(["inspect", str(folder), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tables"][0]["dim"] == 3
+
+
+def test_inspect_tells_numbers_of_a_row_from_vectors(tmp_path, capsys):
+    table, optimizer = new_table(), sok.optimizers.RowWiseAdam(0.1)
+    train(table, optimizer, range(2))
+    sok.save(tmp_path, table, optimizer)
+    assert cli.main(["inspect", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert f"slots '{optimizer.slot_set}': rowwise_adam, 1 vector and 1 number (v) per row" in said
+    (saved,) = read_manifest(str(tmp_path)).tables
+    samples = {found.title.split(": ")[-1]: found for found in sampling.sample(str(tmp_path), saved)}
+    rows = int(table.size())
+    assert {title: found.of for title, found in samples.items()} == {"weights": 3 * rows, "m": 3 * rows, "v": rows}
+    np.testing.assert_array_equal(np.sort(samples["v"].values), np.sort(optimizer.get_slot(table, "v").numpy().ravel()))
+    assert cli.main(["verify", str(tmp_path)]) == 0
 
 
 def test_inspect_loads_no_tensorflow(saved):

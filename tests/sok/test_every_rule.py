@@ -55,8 +55,11 @@ def test_a_lazy_rule_is_the_formula_on_the_rows_of_the_batch(name, rng):
     case, weights = LAZY[name], initial_rows(rng, MANY)
     ours, table = case.make(case.rate), table_of(weights, name)
     assert ours.rule == name and ours.lazy == name.startswith("lazy_")
-    run, rate = stepper(ours, table), case.rate
-    expected = (weights.astype(np.float64), *(np.full(weights.shape, start) for start in ours.slot_inits))
+    run, rate, widths = stepper(ours, table), case.rate, rules.find(ours.rule).slot_widths(DIM)
+    expected = (
+        weights.astype(np.float64),
+        *(np.full([MANY, w], s) for w, s in zip(widths, ours.slot_inits, strict=True)),
+    )
     for number, step in enumerate(random_steps(rng, 60, MANY), 1):
         if number == 30:
             rate = ours.learning_rate = case.rate / 2
@@ -115,6 +118,56 @@ def test_a_chain_of_saves_is_restored_at_another_size_and_trains_on_alike(name, 
     assert_within(rows_of(again, MANY), rows_of(table, MANY))
 
 
+def test_slots_of_several_rules_lie_side_by_side(rng):
+    """Numbers of a row between vectors: each optimizer finds its own, also where rows come later."""
+    values, steps = initial_rows(rng, MANY), list(random_steps(rng, 12, MANY))
+    names = ["rowwise_adagrad", "lazy_adam_by_row", "amsgrad", "rowwise_adam"]
+
+    def slots_of(chosen):
+        table, optimizers = new_table("side_by_side"), [CASES[name].make(0.0) for name in chosen]
+        runs = [stepper(optimizer, table) for optimizer in optimizers]
+        for number, step in enumerate(steps):
+            table.assign(step.keys, values[step.keys])  # makes new ones
+            for run in runs if number > 3 else runs[:1]:
+                run(step.keys, step.grads)
+        assert len(table_state.slot_sets(table)) == len(chosen)
+        return {o.rule: {k: o.get_slot(table, k).numpy() for k in o.slot_names} for o in optimizers}
+
+    together = slots_of(names)
+    assert together["rowwise_adagrad"]["accumulator"].shape[1] == together["rowwise_adam"]["v"].shape[1] == 1
+    for name in names:
+        alone = slots_of([name]) if name == names[0] else slots_of([names[0], name])
+        for slot, found in alone[name].items():
+            np.testing.assert_allclose(together[name][slot], found, rtol=1e-6, err_msg=f"{name}: {slot}")
+
+
+def test_group_lasso_makes_rows_zero_as_a_whole(rng):
+    table, optimizer = table_of(initial_rows(rng, MANY), "grouped"), CASES["group_ftrl"].make(0.5)
+    run = stepper(optimizer, table)
+    weak = np.arange(MANY)[:, None] % 2
+    run(np.arange(MANY), np.where(weak, 0.01, 10.0) * rng.normal(size=(MANY, DIM)))
+    zero = (rows_of(table, MANY) == 0).all(1)
+    assert zero.sum() > MANY // 4 and not zero[::2].all()
+    assert not np.signbit(rows_of(table, MANY)[zero]).any()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: sok.optimizers.Adam(bias_correction="row"),
+        lambda: sok.optimizers.Adam(lazy=True, amsgrad=True, bias_correction="row"),
+        lambda: sok.optimizers.Adamax(bias_correction="row"),
+    ],
+)
+def test_rows_steps_are_counted_by_lazy_rules_alone(make):
+    with pytest.raises(ValueError, match=saying("bias_correction='row'", "if it is lazy and not amsgrad")):
+        make()
+    with pytest.raises(ValueError, match=saying("`bias_correction`", "'step' or 'row'", "'key'")):
+        sok.optimizers.Adam(bias_correction="key")
+    with pytest.raises(ValueError, match=saying("initial_accumulator_value", "must be above 0")):
+        sok.optimizers.RowWiseAdagrad(epsilon=0.0)
+
+
 @pytest.mark.parametrize("name", BUFFERED)
 def test_each_stock_optimizer_has_its_rule(name):
     matched = matching_optimizer(BUFFERED[name]())
@@ -140,7 +193,7 @@ def test_options_choose_the_rule():
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: sok.optimizers.Ftrl(0.0), ["'ftrl' must be above 0"]),
+        (lambda: sok.optimizers.Ftrl(0.0), ["Ftrl must be above 0"]),
         (lambda: sok.optimizers.AdamW(1.0, weight_decay=1.0), ["weight_decay times the learning rate must be below 1"]),
         (
             lambda: sok.optimizers.SGD(0.1, momentum=0.9999),

@@ -35,7 +35,7 @@ class Rows:
         self.optimizer, self.declared = optimizer, optimizer._declared
         self.rows = values.copy()
         self.kept = {
-            name: np.full_like(values, start)
+            name: np.full([len(values), values.shape[1] if name in self.declared.slots else 1], start, np.float32)
             for name, start in zip(optimizer.slot_names, optimizer.slot_inits, strict=True)
         }
         self.steps = 0
@@ -50,8 +50,7 @@ class Rows:
             given |= {name: np.float32(getattr(self.optimizer, name)) for name in self.declared.hyper[1:]}
             given["learning_rate"] = np.float32(self.optimizer.learning_rate)
             for name, values in self.kept.items():
-                given[name] = values[key, :1] if name in self.declared.scalars else values[key]
-                given[name] = values[key, 0] if name == "touches" else given[name]
+                given[name] = values[key, 0] if name == "touches" else values[key]
             names = self.declared.source.parameters
             arguments = [self.rows[key], g, *(given[name] for name in names[2:])]
             if self.declared.per == "row":
@@ -267,6 +266,31 @@ def test_another_source_warns_and_another_layout_is_refused(trained):
     for other in (own_rules.adagrad(name="other"), own_rules.versioned(name="third")):
         with pytest.raises(ValueError, match=saying(other.rule, "'by_element(accumulator)'", "slots=False")):
             sok.restore(folder, {saved.table_name: table}, [other])
+
+
+@pytest.mark.filterwarnings("ignore:Table")  # it has another seed
+def test_a_scalar_is_one_number_in_tables_and_files(rng, tmp_path):
+    """Where a rule's scalars were slots as long as rows, files have another layout: 'signum(m,count)'."""
+    table, optimizer = table_of(initial_rows(rng), "with_scalar"), own_rules.signum(0.1, beta=0.5)
+    optimizer.apply_gradients([(gradient(table, [1, 2], np.ones([2, 3])), table)])
+    assert optimizer.rule == "signum(m;count)"
+    assert optimizer.get_slot(table, "count").numpy().ravel().tolist() == [0, 1, 1, *[0] * 9]
+    assert table.slots(optimizer.slot_set)[1].shape[1] == 3 + 1
+    sok.save(tmp_path / "now", [table], [optimizer])
+    again, restored = own_rules.signum(0.1, beta=0.5), sok.EmbeddingVariable(3, 48, name="with_scalar_again")
+    sok.restore(tmp_path / "now", {table.table_name: restored}, [again])
+    np.testing.assert_array_equal(again.get_slot(restored, "count"), optimizer.get_slot(table, "count"))
+    with pytest.raises(ValueError, match=saying("as long as rows", "signum", "one number a row", "sok.save")):
+        sok.dump(str(tmp_path), sok.DynamicVariable(3, name="dumped_with_scalar"), optimizer)
+
+    class Before(sok.optimizers.Optimizer):
+        rule = "signum(m,count)"
+
+    before, old = Before(0.1, hyper={}), sok.EmbeddingVariable(3, 48, name="with_vectors")
+    old.restore_rows([1], np.ones([1, 3]), np.ones([1, 6]), slot_set=before.slot_set, rule=before.rule)
+    sok.save(tmp_path / "before", [old], [before])
+    with pytest.raises(ValueError, match=saying("'signum(m;count)'", "'signum(m,count)'", "slots=False")):
+        sok.restore(tmp_path / "before", {old.table_name: restored}, [own_rules.signum(0.1, beta=0.5)])
 
 
 def test_slots_of_a_rule_that_is_not_known_are_refused_at_loading(trained):

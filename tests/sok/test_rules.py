@@ -28,7 +28,9 @@ def declared(rule):
         "slots": list(rule.slot_names),
         "starts": [str(slot.start) for slot in rule.slots],
         "hyper": ["learning_rate", *(hyper.name for hyper in rule.hyper)],
+        "num_scalars": sum(slot.scalar for slot in rule.slots),
         "decays": rule.decays,
+        "needs_whole_row": rule.needs_whole_row and rule.name in rules.RULES,
     }
 
 
@@ -87,7 +89,7 @@ def test_a_name_keeps_its_layout():
     ):
         with pytest.raises(ValueError, match=saying(other.name, "this process has 'damped(m,total)'", "another name")):
             rules.register(other, address())
-    with pytest.raises(ValueError, match=saying("must list its slots: m, total")):
+    with pytest.raises(ValueError, match=saying("must list its slots: m,total")):
         rules.register(dataclasses.replace(DAMPED, name="damped"), address())
     assert rules.find(DAMPED.name) == DAMPED
 
@@ -120,4 +122,7 @@ def test_the_page_of_optimizers_says_what_the_registry_says():
             "does not change",
         )
         assert slots == (", ".join(rule.slot_names) or "-")
-        assert row_bytes == (f"{4 * len(rule.slots)} D" + " + 4" * rule.decays if rule.slots else "0")
+        vectors, numbers = rule.slot_floats(1000) // 1000, rule.slot_floats(1000) % 1000 + rule.decays
+        assert row_bytes == (
+            " + ".join([f"{4 * vectors} D"] * (vectors > 0) + [f"{4 * numbers}"] * (numbers > 0)) or "0"
+        )

@@ -4,15 +4,20 @@
 #include "sok/rules/adadelta.h"
 #include "sok/rules/adagrad.h"
 #include "sok/rules/adam.h"
+#include "sok/rules/adam_by_row.h"
 #include "sok/rules/adamax.h"
 #include "sok/rules/adamw.h"
 #include "sok/rules/amsgrad.h"
 #include "sok/rules/ftrl.h"
+#include "sok/rules/group_ftrl.h"
+#include "sok/rules/lamb.h"
 #include "sok/rules/lazy_adam.h"
 #include "sok/rules/lion.h"
 #include "sok/rules/momentum.h"
 #include "sok/rules/nadam.h"
 #include "sok/rules/rmsprop.h"
+#include "sok/rules/rowwise_adagrad.h"
+#include "sok/rules/rowwise_adam.h"
 #include "sok/rules/sgd.h"
 #include "sok/rules/sgdw.h"
 
@@ -45,4 +50,10 @@
   X(Lion)                        \
   X(LazyLion)                    \
   X(SgdW)                        \
-  X(LazySgdW)
+  X(LazySgdW)                    \
+  X(LazyAdamByRow)               \
+  X(LazyAdamaxByRow)             \
+  X(RowwiseAdagrad)              \
+  X(RowwiseAdam)                 \
+  X(Lamb)                        \
+  X(GroupFtrl)

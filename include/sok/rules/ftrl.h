@@ -21,7 +21,7 @@ struct Ftrl : RowRule {
   static void Read(int64_t /*step*/, RuleSettings* settings) {
     const double* hyper = settings->hyper;
     const float lr = settings->lr;
-    if (!(lr > 0.0f)) throw InvalidArgument("the learning rate of rule 'ftrl' must be above 0: it divides by it.");
+    if (!(lr > 0.0f)) throw InvalidArgument("the learning rate of Ftrl must be above 0: it divides by it.");
     settings->terms[0] = static_cast<float>(-hyper[1]);
     settings->terms[1] = static_cast<float>(hyper[3]);
     settings->terms[2] = 2.0f * (static_cast<float>(hyper[4]) + static_cast<float>(hyper[6]) / (2.0f * lr));

@@ -1,6 +1,7 @@
 /* Update rules of one's own: a C function that changes rows in place, registered under a name.
  *
- * Graphs and files hold the name, which lists the slots: 'signum(m)'. Each process that trains registers it before its first
+ * Graphs and files hold the name, which lists the slots: 'signum(m)', or 'signum(m;count)' where a row
+ * has one number alone of those behind ';'. Each process that trains registers it before its first
  * update; to read files, to restore and to export nobody has to. Structs say their size, so that they can grow at the end. */
 #pragma once
 
@@ -16,7 +17,7 @@ typedef struct SokRuleBlock {
   int64_t num_rows;
   int64_t dim;
   float* const* rows;     /* [num_rows], each the weights [dim] of a row */
-  int64_t slot_offset;    /* slot k of row i: rows[i] + slot_offset + k * dim, [dim] */
+  int64_t slot_offset;    /* slot k of row i: rows[i] + slot_offset + k * dim, [dim]; behind all of them its scalars */
   const float* gradients; /* [num_rows, dim] */
   const double* hyper;    /* in the order of the layout */
   int64_t step;           /* that this update performs, from 1 */
@@ -39,7 +40,8 @@ typedef struct SokRuleLayout {
  * layout of a name stays: another one, or the same word with other slots, is refused. */
 const char* SokRegisterRule(const char* name, const SokRuleLayout* layout, SokRuleFunction function);
 
-/* All rules of this process, as JSON: [{"name", "slots", "starts", "hyper", "decays"}, ...]. Until the thread's next call. */
+/* All rules of this process, as JSON: [{"name", "slots", "num_scalars", "starts", "hyper", "decays",
+ * "needs_whole_row"}, ...]. Until the thread's next call. */
 const char* SokRules(void);
 
 #ifdef __cplusplus

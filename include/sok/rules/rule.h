@@ -2,11 +2,15 @@
 //
 // A rule is a class that holds what the steps of one call calculate with. It says
 //   kName       what ops, graphs and files call it;
-//   kSlots      what a row keeps for each of its weights, and what a fresh row has there;
+//   kSlots      what a row keeps: vectors, of a number for each of its weights, then scalars, and what a fresh row has there;
 //   kHyper      its hyperparameters, the learning rate first: `hyper` of GroupApply has their values in this order;
 //   Read        takes from `hyper` what it needs, and throws InvalidArgument where it makes no sense;
 //   Error       why no rule has such settings, of files; empty: it may have them;
 //   Element     the step of one weight, with as many slots as kSlots; on host and device, with the same bits.
+// A rule whose step needs to know something of the whole row, a sum over it or a scalar (kByRow), also says
+//   kSums    how many sums over the row it needs;
+//   First    of a rule with sums: changes vectors, not the weight, by one element, and gives what it adds to the sums;
+//   Factor   once a row, from the sums, dim and its scalars, which it may change: a number that Element takes behind the gradient.
 // A rule whose untouched rows change too (kDecays) also says
 //   Model          how its slots fade while a row is not touched, from which sums over missed steps are made;
 //   CatchUp        what many missed steps do to one weight, by those sums (adam_decay.h);
@@ -63,6 +67,19 @@ struct RuleSettings {
 struct RuleSlot {
   const char* name;
   const char* start = "0";  // of a fresh row: a number, or the name of a hyperparameter
+  bool is_scalar = false;   // one number a row; such slots come behind the others
+};
+
+// How many slots of each kind a row has; in its record, and in files, scalars lie behind the vectors.
+struct SlotCounts {
+  int vectors = 0;
+  int scalars = 0;
+  SOK_HOST_DEVICE int64_t floats(int64_t dim) const { return vectors * dim + scalars; }
+};
+
+template <int n>
+struct SumsOfRow {
+  float of[n];
 };
 
 struct RowRule {
@@ -70,6 +87,7 @@ struct RowRule {
   // Shards have the first initial value, betas and epsilon of it; of others what each slot starts as.
   static constexpr bool kFilesHoldBetas = false;
   static constexpr bool kHasExtra = false;  // MissedStep::extra
+  static constexpr int kSums = 0;           // over the row
   // What files call it that were written before it was compiled in; its slots are the same.
   static constexpr std::array<const char*, 0> kFormerly = {};
   static constexpr int kMomentumSlot = 0;  // of a rule that decays: where that is zero, weights do not move; -1: none
@@ -128,6 +146,18 @@ inline std::string RowRule::SlowError(const RuleSettings& settings, const char* 
 inline float RootOfRest(float beta, int64_t step) { return std::sqrt(1.0f - std::pow(beta, static_cast<float>(step))); }
 
 template <class R>
-constexpr int kNumSlots = static_cast<int>(std::tuple_size<decltype(R::kSlots)>::value);
+constexpr SlotCounts CountSlots() {
+  SlotCounts counts;
+  for (const RuleSlot& slot : R::kSlots) ++(slot.is_scalar ? counts.scalars : counts.vectors);
+  return counts;
+}
+
+template <class R>
+constexpr int kNumVectors = CountSlots<R>().vectors;
+template <class R>
+constexpr int kNumScalars = CountSlots<R>().scalars;
+
+template <class R>
+constexpr bool kByRow = R::kSums > 0 || kNumScalars<R> > 0;
 
 }  // namespace sok

@@ -49,6 +49,11 @@ class OptimizerSlots:
         self.name = rule.dumped_as or rule.name.partition("(")[0]
         stock = type(getattr(optimizer, "optimizer", None)).__name__
         self.slots = _OF_V1.get(stock, rule.slot_names)
+        if any(slot.scalar for slot in rule.slots):
+            raise ValueError(
+                f"SOK's files have slots that are as long as rows alone, and {type(self._optimizer).__name__} keeps "
+                "one number a row. Dump without `optimizer`, or use sok.save, which takes every optimizer."
+            )
 
     def has_state(self, variable: EmbeddingVariable) -> bool:
         """Whether this worker has slots of the table: after a first step, or `store`."""
@@ -56,8 +61,11 @@ class OptimizerSlots:
 
     def read(self, shard: Shard) -> list[tf.Tensor]:
         """Each slot of the shard's rows [n, D]; what no step has touched is what it starts as. Eager only."""
-        keys, dim = shard.keys.numpy(), shard.variable.dim
-        starts = [np.full([len(keys), dim], start, np.float32) for start in self._optimizer.slot_inits]
+        keys, widths = shard.keys.numpy(), rules.find(self._optimizer.rule).slot_widths(shard.variable.dim)
+        starts = [
+            np.full([len(keys), width], start, np.float32)
+            for width, start in zip(widths, self._optimizer.slot_inits, strict=True)
+        ]
         if not self.has_state(shard.variable):
             return [tf.constant(start) for start in starts]
         slots = np.concatenate(starts, axis=1)
@@ -67,7 +75,7 @@ class OptimizerSlots:
         if len(found) > len(keys) or (places == len(keys)).any() or (keys[order][places] != found).any():
             raise RuntimeError(f"table '{shard.variable.table_name}' got new rows while it was being dumped.")
         slots[order[places]] = values.numpy()
-        return [tf.constant(part) for part in np.split(slots, len(self.slots), axis=1)]
+        return [tf.constant(part) for part in np.split(slots, np.cumsum(widths)[:-1], axis=1)]
 
     def store(self, variable: EmbeddingVariable, keys: tf.Tensor, rows: tf.Tensor, slots: Sequence[tf.Tensor]) -> None:
         """Puts rows of this worker [m, D] into the table, with their slots, each [m, D]. Eager only."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from sok.base import _ops
 from sok.table.rules.adadelta import ADADELTA, LAZY_ADADELTA
 from sok.table.rules.adagrad import ADAGRAD
 from sok.table.rules.adam import ADAM
+from sok.table.rules.adam_by_row import LAZY_ADAM_BY_ROW, LAZY_ADAMAX_BY_ROW
 from sok.table.rules.adamax import ADAMAX, LAZY_ADAMAX
 from sok.table.rules.adamw import ADAMW, LAZY_ADAMW
 from sok.table.rules.amsgrad import AMSGRAD, LAZY_AMSGRAD
 from sok.table.rules.ftrl import FTRL
+from sok.table.rules.group_ftrl import GROUP_FTRL
+from sok.table.rules.lamb import LAMB
 from sok.table.rules.lazy_adam import LAZY_ADAM
 from sok.table.rules.lion import LAZY_LION, LION
 from sok.table.rules.momentum import LAZY_MOMENTUM, MOMENTUM
@@ -24,11 +29,25 @@ from sok.table.rules.rmsprop import (
     RMSPROP_CENTERED_MOMENTUM,
     RMSPROP_MOMENTUM,
 )
+from sok.table.rules.rowwise import ROWWISE_ADAGRAD, ROWWISE_ADAM
 from sok.table.rules.rule import Hyper, RowRule, Slot, Stock
 from sok.table.rules.sgd import SGD
 from sok.table.rules.sgdw import LAZY_SGDW, SGDW
 
-__all__ = ["RULES", "Hyper", "RowRule", "Slot", "Stock", "declare", "find", "is_known", "name_now", "register"]
+__all__ = [
+    "RULES",
+    "Hyper",
+    "RowRule",
+    "Slot",
+    "Stock",
+    "declare",
+    "find",
+    "is_known",
+    "name_now",
+    "name_of",
+    "register",
+    "slots_of",
+]
 
 _ALL = (
     *(SGD, MOMENTUM, LAZY_MOMENTUM, ADAGRAD, ADADELTA, LAZY_ADADELTA),
@@ -36,6 +55,8 @@ _ALL = (
     *(RMSPROP_CENTERED, LAZY_RMSPROP_CENTERED, RMSPROP_CENTERED_MOMENTUM, LAZY_RMSPROP_CENTERED_MOMENTUM),
     *(ADAM, LAZY_ADAM, AMSGRAD, LAZY_AMSGRAD, ADAMW, LAZY_ADAMW, ADAMAX, LAZY_ADAMAX, NADAM, LAZY_NADAM),
     *(LION, LAZY_LION, FTRL, SGDW, LAZY_SGDW),
+    *(GROUP_FTRL, LAMB),
+    *(ROWWISE_ADAGRAD, ROWWISE_ADAM, LAZY_ADAM_BY_ROW, LAZY_ADAMAX_BY_ROW),
 )
 RULES = {rule.name: rule for rule in _ALL}
 """The rules that are compiled in, each in a header of `include/sok/rules`."""
@@ -60,14 +81,35 @@ def find(name: str) -> RowRule:
     """The rule of that name; of one that this process knows by its name alone, what the name says: its slots.
 
     Example:
-        >>> find("signum(m,count)").slot_names
+        >>> find("signum(m;count)").slot_names
         ('m', 'count')
     """
     known = RULES.get(name_now(name)) or _registered.get(name)
     if known is not None:
         return known
-    slots = tuple(Slot(slot) for slot in name.partition("(")[2].removesuffix(")").split(",") if slot)
+    vectors, _, scalars = name.partition("(")[2].removesuffix(")").partition(";")
+    slots = tuple(
+        Slot(slot, scalar=words is scalars) for words in (vectors, scalars) for slot in words.split(",") if slot
+    )
     return RowRule(name, slots, counts_steps="adam" in name.lower())
+
+
+def slots_of(name: str, num_slots: int) -> tuple[Slot, ...]:
+    """The slots of a rule. If a newer sok has it compiled in they are not known: vectors without names."""
+    known = find(name).slots
+    return known if len(known) == num_slots else tuple(Slot(f"slot {k}") for k in range(num_slots))
+
+
+def name_of(word: str, slots: Iterable[Slot]) -> str:
+    """The name of a rule that is not compiled in.
+
+    Example:
+        >>> name_of("signum", [Slot("m"), Slot("count", scalar=True)])
+        'signum(m;count)'
+    """
+    slots = list(slots)
+    vectors, scalars = (",".join(slot.name for slot in slots if slot.scalar == kind) for kind in (False, True))
+    return f"{word}({vectors}{';' if scalars else ''}{scalars})"
 
 
 def is_known(name: str) -> bool:
@@ -87,7 +129,7 @@ def register(rule: RowRule, function: int, prefetches: bool = False, reads_keys:
     itself. Files can be read, restored and exported without. Tables on GPUs refuse it.
 
     Args:
-        rule: its name lists its slots: 'signum(m)'.
+        rule: its name lists its slots: 'signum(m)', or 'signum(m;count)' where those behind ';' are one number a row.
         function: the address of a C function `void (const SokRuleBlock*)`, see `include/sok/rules/own_rule.h`. It is
             called by many threads, and must stay as long as the process.
         prefetches: it prefetches the rows of a block that it comes to; blocks are longer then.
@@ -96,8 +138,8 @@ def register(rule: RowRule, function: int, prefetches: bool = False, reads_keys:
     Raises:
         ValueError: the name is none, or was registered with another layout: other slots, starts or hyperparameters.
     """
-    if find(rule.name).slot_names != rule.slot_names:
-        raise ValueError(f"The name of rule '{rule.name}' must list its slots: {', '.join(rule.slot_names)}.")
+    if rule.name != name_of(rule.name.partition("(")[0], rule.slots):
+        raise ValueError(f"The name of rule '{rule.name}' must list its slots: {name_of('', rule.slots)[1:-1]}.")
     starts = ",".join(slot.start if isinstance(slot.start, str) else repr(float(slot.start)) for slot in rule.slots)
     hyper = ",".join(["learning_rate", *(hyper.name for hyper in rule.hyper)])
     _ops.register_rule(rule.name, hyper, starts, function, prefetches, reads_keys)

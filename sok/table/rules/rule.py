@@ -35,14 +35,19 @@ def negative(name: str, value: float) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """A vector that a table keeps beside each row, as long as the row.
+    """What a table keeps beside each row: a vector, as long as the row, or one number.
 
     Attributes:
         start: what it holds of a row that no step has touched: a number, or the name of a hyperparameter.
+        scalar: it is one number a row. Such slots come behind the others.
     """
 
     name: str
     start: float | str = 0.0
+    scalar: bool = False
+
+    def floats(self, dim: int) -> int:
+        return 1 if self.scalar else dim
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,11 +83,13 @@ class RowRule:
     """How a row of a table changes by its gradient. The native half is a header of `include/sok/rules`, or registered.
 
     Attributes:
-        name: in ops, graphs and files. That of a rule which is not compiled in lists its slots: 'signum(m)'.
+        name: in ops, graphs and files. That of a rule which is not compiled in lists its slots: 'signum(m;count)', with
+            scalars behind ';'.
         slots: in the order of a row's record.
         hyper: in the order in which native code takes them, after the learning rate.
         decays: rows outside the batch change in each step too: they catch up when they are next read or changed.
         counts_steps: a restored optimizer needs the number of steps done: it corrects a bias by it.
+        needs_whole_row: the step of a weight depends on others of its row.
         lazy: the name of the rule that does the same to the rows of the batch and leaves the others alone, if this one
             does not.
         dumped_as: what SOK v2 calls it in its files; empty: its own name, without slots.
@@ -96,6 +103,7 @@ class RowRule:
     hyper: tuple[Hyper, ...] = ()
     decays: bool = False
     counts_steps: bool = False
+    needs_whole_row: bool = False
     lazy: str = ""
     dumped_as: str = ""
     equals: tuple[Stock, ...] = ()
@@ -105,6 +113,19 @@ class RowRule:
     @property
     def slot_names(self) -> tuple[str, ...]:
         return tuple(slot.name for slot in self.slots)
+
+    def slot_widths(self, dim: int) -> tuple[int, ...]:
+        """How many floats each slot has, of a row of `dim` weights."""
+        return tuple(slot.floats(dim) for slot in self.slots)
+
+    def slot_floats(self, dim: int) -> int:
+        """How many floats all slots have together.
+
+        Example:
+            >>> RowRule("signum(m;count)", (Slot("m"), Slot("count", scalar=True))).slot_floats(16)
+            17
+        """
+        return sum(self.slot_widths(dim))
 
     def lazily(self) -> RowRule:
         """The rule that does the same to the rows of the batch and leaves the others alone."""
