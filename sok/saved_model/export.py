@@ -72,6 +72,7 @@ def export_saved_model(
     default: str | float | Mapping[str, str | float] = "initial",
     native: bool = False,
     overwrite: bool = False,
+    drop_zero_rows: bool = False,
 ) -> ExportReport:
     """Writes a model as a SavedModel of stock ops, which TensorFlow Serving and any TensorFlow load without `sok`.
 
@@ -100,13 +101,16 @@ def export_saved_model(
             where tables that are not named have 'initial'. Identity tables have a row for each legal key.
         native: whether lookups may be ops of ours, for tables that are too large for each process to load.
         overwrite: whether to replace what is at `path`, when the new model is whole.
+        drop_zero_rows: whether rows of hashed tables that are zero, as `sok.optimizers.GroupFtrl` makes them, are left
+            out. They read as before, since `default` must be 'zeros' (or 0) for these tables. Reads all rows twice.
 
     Returns:
         An `ExportReport`, on all workers. Signatures take and give plain tensors: see docs/export.md for their names.
 
     Raises:
-        TypeError, ValueError: `model`, `signatures`, `row_dtype` or `default` is not one of these; ops that only `sok`
-            has are left in the model (they are named); `native` with a `path` that is not of the local file system.
+        TypeError, ValueError: `model`, `signatures`, `row_dtype` or `default` is not one of these; `drop_zero_rows`
+            where keys without a row do not read as zeros; ops that only `sok` has are left in the model (they are
+            named); `native` with a `path` that is not of the local file system.
         FileExistsError: there is something at `path`.
         RuntimeError: inside a function, or while a v1 graph is built, without its session.
         OSError, tf.errors.OpError: writing failed. What was at `path` is as it was.
@@ -138,7 +142,9 @@ def export_saved_model(
         )
     files = NativeFiles() if native else None
     with contextlib.nullcontext() if files is None else contextlib.closing(files):
-        export_path, names, tables = _exported(model, path, signatures, row_dtype, default, files, overwrite)
+        export_path, names, tables = _exported(
+            model, path, signatures, row_dtype, default, files, overwrite, drop_zero_rows
+        )
     if context.rank() == 0 and row_dtype is not None:
         # What rows have lost, nobody should have to ask for.
         log.logger.warning("%s", "\n".join(map(str, tables)))
@@ -160,6 +166,7 @@ def _exported(
     default: Any,
     files: NativeFiles | None,
     overwrite: bool,
+    drop_zero_rows: bool,
 ) -> tuple[str, tuple[str, ...], tuple[TableReport, ...]]:
     """Where the model was written, and the names of its signatures."""
     transport = context.get_transport()
@@ -171,7 +178,7 @@ def _exported(
             _check_path(folder, overwrite)
         if files is not None and "://" in folder:
             raise ValueError(f"`native` needs a path of the local file system. Received: {folder!r}.")
-        export = _prepared(model, signatures, _row_dtype(row_dtype), default, files)
+        export = _prepared(model, signatures, _row_dtype(row_dtype), default, files, drop_zero_rows)
         reading.tell_untrained([frozen.table for frozen in export.tables])
         return folder, export
 
@@ -188,7 +195,7 @@ def _exported(
     partial = f"{folder}.partial-{os.getpid()}"
     try:
         target = done_by_all(transport, "sok/export/save", lambda: export.save(partial) if is_writer else None)
-        tables = done_by_all(transport, "sok/export/rows", lambda: _write_rows(export, target))
+        tables = done_by_all(transport, "sok/export/rows", lambda: _write_rows(export, target, drop_zero_rows))
         # Only now: a worker may have failed to send its rows.
         done_by_all(transport, "sok/export/place", put_in_place)
     finally:
@@ -209,7 +216,7 @@ def _check_path(path: str, overwrite: bool) -> None:
 
 
 def _prepared(
-    model: Any, signatures: Any, row_dtype: tf.DType, default: Any, files: NativeFiles | None
+    model: Any, signatures: Any, row_dtype: tf.DType, default: Any, files: NativeFiles | None, drop_zero_rows: bool
 ) -> ModelExport | SessionExport:
     """The model in stock ops or, with `files`, in those of a native export, and what it needs."""
     # By table name; None: of all others.
@@ -218,7 +225,13 @@ def _prepared(
     initial = SharedInitialRows() if session is None else initial_rows
 
     def freeze(table: EmbeddingVariable) -> FrozenTable | NativeTable:
-        unseen = unseen_row(table, defaults.get(table.table_name, defaults[None]))
+        reads_as = defaults.get(table.table_name, defaults[None])
+        unseen = unseen_row(table, reads_as)
+        if drop_zero_rows and table.num_keys is None and (unseen is None or unseen.any()):
+            raise ValueError(
+                f"`drop_zero_rows` needs default='zeros', of table '{table.table_name}' too: the keys of rows that are "
+                f"left out read as keys without a row do. Received: default={reads_as!r}."
+            )
         if files is not None:
             return NativeTable(table, row_dtype, unseen, files.placeholder(table))
         return FrozenTable(table, row_dtype, unseen, initial)
@@ -235,10 +248,12 @@ def _prepared(
     return export
 
 
-def _write_rows(export: ModelExport | SessionExport, target: rows.Target | None) -> tuple[TableReport, ...]:
+def _write_rows(
+    export: ModelExport | SessionExport, target: rows.Target | None, drop_zero_rows: bool
+) -> tuple[TableReport, ...]:
     reports, failure = [], None
     for frozen in export.tables:
-        written, failed = rows.write(export, frozen, target if failure is None else None)
+        written, failed = rows.write(export, frozen, target if failure is None else None, drop_zero_rows)
         failure = failure or failed
         table, loss = frozen.table, written.loss
         losses = (loss.largest_error, loss.relative)

@@ -88,8 +88,10 @@ class Export(Protocol):
         """The rows [n, D] of keys, of all workers. Collective."""
 
 
-def write(export: Export, frozen: StandsForTable, target: Target | None) -> tuple[Written, Exception | None]:
-    """Writes all rows of a table. Collective.
+def write(
+    export: Export, frozen: StandsForTable, target: Target | None, drop_zeros: bool = False
+) -> tuple[Written, Exception | None]:
+    """Writes all rows of a table; with drop_zeros those of a hashed one that are not zero. Collective.
 
     Only rank 0 writes, which alone has a target. An error of writing is given back, not raised: the other workers
     go on handing out rows until they are told.
@@ -99,8 +101,10 @@ def write(export: Export, frozen: StandsForTable, target: Target | None) -> tupl
     """
     table, loss, writer = frozen.table, RowsLoss(), None
     keys = _hashed_keys(export, frozen) if table.num_keys is None else _Keys(table.num_keys, None)
+    if drop_zeros and table.num_keys is None and not keys.is_empty:
+        keys = _without_zeros(export, table, keys)
     failure = keys.failure
-    step = max(1, PIECE_BYTES // (4 * table.dim))
+    step = _rows_at_a_time(table)
     try:
         for begin in range(0, keys.count, step):
             end = min(begin + step, keys.count)
@@ -144,6 +148,29 @@ def _hashed_keys(export: Export, frozen: StandsForTable) -> _Keys:
         return _Keys(count, frozen.sorted_keys(words), failure=failure)
     except MemoryError as error:  # the peers go on and ask for rows until they are told
         return _Keys(count, words, failure=error)
+
+
+def _rows_at_a_time(table: EmbeddingVariable) -> int:
+    return max(1, PIECE_BYTES // (4 * table.dim))
+
+
+def _without_zeros(export: Export, table: EmbeddingVariable, keys: _Keys) -> _Keys:
+    """The keys whose rows are not zero."""
+    transport, step = job_of([table]).transport, _rows_at_a_time(table)
+    is_asking, failure = transport.rank == 0 and keys.failure is None, keys.failure
+    kept = [keys.words[:0]] if keys.words is not None else []
+    for begin in range(0, keys.count, step):
+        asked = _part(table, keys, begin, min(begin + step, keys.count)) if is_asking else np.zeros(0)
+        rows = export.rows(table, asked.astype(table.key_dtype.as_numpy_dtype, copy=False))
+        if is_asking and keys.words is not None:
+            kept.append(keys.words[begin : begin + len(rows)][rows.any(axis=1)])
+    words = np.concatenate(kept) if is_asking else keys.words
+    mine = tf.constant([len(words) if is_asking and words is not None else keys.count], tf.int64)
+    name = f"sok/{table.table_name}/export/kept"
+    count = int(run_now(lambda: transport.all_gather(mine, name))[0])
+    if count == 0 and keys.words is not None:
+        return _Keys(1, np.zeros(1, keys.words.dtype), is_empty=True, failure=failure)
+    return _Keys(max(1, count), words, is_empty=count == 0, failure=failure)
 
 
 def _part(table: EmbeddingVariable, keys: _Keys, begin: int, end: int) -> np.ndarray:

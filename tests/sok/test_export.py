@@ -94,6 +94,26 @@ def test_unseen_keys_have_the_default_asked_for(stranger, path, default, expecte
     assert rows.tolist() == [9.0 if key in keys else expected for key in (0, 5, -5)]
 
 
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("zeros", [[], [3, 60], range(100)])
+def test_rows_that_are_zero_are_left_out(monkeypatch, stranger, path, zeros, native):
+    monkeypatch.setattr("sok.saved_model.rows.PIECE_BYTES", 7 * 2 * 4)
+    table, plain = (sok.EmbeddingVariable(2, 100, hashed=h, name="with_zeros") for h in (True, False))
+    for one in (table, plain):
+        one.assign(np.arange(100), np.ones([100, 2]))
+        one.assign(np.array(zeros, np.int64), np.tile(np.array([0.0, -0.0], "f"), [len(zeros), 1]))
+    options = {"signatures": ids_spec(), "drop_zero_rows": True, "native": native}
+    with pytest.raises(ValueError, match="`drop_zero_rows` needs default='zeros'.*'initial'"):
+        sok.export_saved_model(Rows(table), path, **options)
+    report = sok.export_saved_model(Rows(table), path, default=0.0, **options)
+    assert report.tables[0].num_rows == 100 - len(zeros)
+    if not native:
+        rows = stranger.predict(path, {"ids": np.arange(-1, 101)[None]})["output_0"][0, :, 0]
+        assert [key - 1 for key in np.flatnonzero(rows == 0)] == [-1, *zeros, 100]
+        (found,) = sok.export_saved_model(Rows(plain), path, overwrite=True, **options).tables
+        assert found.num_rows == 100  # of an identity table each key has its row
+
+
 def test_an_empty_table_reads_as_initial_values(stranger, path):
     table = sok.EmbeddingVariable(2, 9, name="empty", initializer="normal")
     assert sok.export_saved_model(Rows(table), path, signatures=ids_spec()).tables[0].num_rows == 0
