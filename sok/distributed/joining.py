@@ -47,7 +47,8 @@ class _Step:
 
 _noted: list[_Noted] = []
 _gradients: list[Any] = []  # those that were sent of the lookups whose gradients were taken
-_steps: weakref.WeakKeyDictionary[Any, _Step] = weakref.WeakKeyDictionary()  # of each TableTrainer
+# Of each TableTrainer; None where a lookup lies in a function of its own, in which nobody sees it a second time.
+_steps: weakref.WeakKeyDictionary[Any, _Step | None] = weakref.WeakKeyDictionary()
 
 
 def _graph() -> Any:
@@ -95,12 +96,15 @@ def note_step(trainer: TableTrainer, of_tables: Sequence[Any], others: Sequence[
     graph = _graph()
     tables = [table for grad, table in of_tables if grad is not None]
     mine = [one for one in lookups if one.graph == graph]
-    _steps[trainer] = _Step(
-        [(one.features, one.insert) for one in mine],
-        [i for sent in gradients for i, one in enumerate(mine) if one.sent is sent],
-        tables,
-        [(v, grad is not None) for grad, v in others],
-    )
+    if len(mine) < len(lookups):
+        _steps[trainer] = None
+    elif _steps.get(trainer, mine) is not None:
+        _steps[trainer] = _Step(
+            [(one.features, one.insert) for one in mine],
+            [i for sent in gradients for i, one in enumerate(mine) if one.sent is sent],
+            tables,
+            [(v, grad is not None) for grad, v in others],
+        )
     fit = keras_calls.fit_that_runs()
     if fit is None or getattr(fit[0].optimizer, "_tables", None) is not trainer:
         return
@@ -138,7 +142,8 @@ def _meet(model: Any, callbacks: list[Any]) -> None:
         at_once = int(at_once or 1)
         said = agreement.together(context.get_transport(), "sok/fit", lambda: [batches, at_once])
     is_even = batches is not None and all(one == said[0] for one in said)
-    callbacks.insert(0, _Joining(model.optimizer, joins=not is_even and all(steps == 1 for _, steps in said)))
+    joins = not is_even and all(steps == 1 for _, steps in said) and _steps.get(model.optimizer._tables) is not None
+    callbacks.insert(0, _Joining(model.optimizer, joins))
 
 
 class _Joining(Callback):
@@ -165,6 +170,8 @@ class _Joining(Callback):
             return
         self._is_done = True
         step = _steps[self._optimizer._tables]
+        if step is None:  # known only since the last `fit` began
+            return
         if self._made_of is not step:
             made = _exchange(self._optimizer._tables, step), _update(self._optimizer, step)
             self._functions = tf.function(made[0], autograph=False), tf.function(made[1], autograph=False)
