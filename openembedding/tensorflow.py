@@ -79,7 +79,9 @@ class Embedding(sok.Embedding):
 
 
 def distributed_optimizer(optimizer: Any, explicit: bool = True) -> Any:
-    """`sok.DistributedOptimizer(optimizer)`. `explicit` is taken.
+    """`sok.DistributedOptimizer(optimizer)`, of which tables have the lazy form. `explicit` is taken.
+
+    Rows outside the batch stay as they are; Adam and Adamax correct the bias of a row by the steps that it has had.
 
     `hvd.DistributedOptimizer` around it gives the same optimizer with Horovod's `op`, for dense weights and rows alike.
 
@@ -88,7 +90,7 @@ def distributed_optimizer(optimizer: Any, explicit: bool = True) -> Any:
         'average'
     """
     _begin()
-    return sok.DistributedOptimizer(optimizer)
+    return sok.DistributedOptimizer(optimizer, "lazy")
 
 
 def distributed_model(

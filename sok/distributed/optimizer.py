@@ -14,7 +14,10 @@ from sok.optimizers.stock import stock_bases
 
 
 def DistributedOptimizer(
-    optimizer: Any, embedding_optimizer: optimizers.Optimizer | None = None, op: str = Average, name: str | None = None
+    optimizer: Any,
+    embedding_optimizer: optimizers.Optimizer | str | None = None,
+    op: str = Average,
+    name: str | None = None,
 ) -> Any:
     """Returns an optimizer of the same family that trains a model with tables on all workers as on one.
 
@@ -28,7 +31,8 @@ def DistributedOptimizer(
             used, not copied. A name ('adam') or configuration is what `tf.keras.optimizers.get` makes of it.
         embedding_optimizer: one of `sok.optimizers` for the tables, with its own learning rate and step count. None:
             the one that matches (`sok.optimizers.matching_optimizer`), which shares `optimizer`'s learning rate, so
-            that schedules and `LearningRateScheduler` act on both, and (but for v1 optimizers) its step count.
+            that schedules and `LearningRateScheduler` act on both, and (but for v1 optimizers) its step count. 'lazy':
+            the same, but rows outside the batch stay as they are (`matching_optimizer(lazy=True)`).
         op: `sok.Average` ('average', the default) or `sok.Sum` ('sum', for losses that are sums).
         name: of the optimizer returned.
 

@@ -23,17 +23,19 @@ class TableTrainer:
 
     Args:
         stock: the optimizer of everything else.
-        given: a `sok.optimizers.Optimizer`, or None.
+        given: a `sok.optimizers.Optimizer`, or None; 'lazy': the lazy form of the one that matches.
         op: 'average' or 'sum'.
         owner: the distributed optimizer of TF 1 whose checkpoints are to have the optimizer of the tables, once there
             is one. None: `stock` is one of Keras, in whose `iterations` a matching optimizer counts.
     """
 
-    def __init__(self, stock: Any, given: Optimizer | None, op: str, owner: Any = None) -> None:
+    def __init__(self, stock: Any, given: Optimizer | str | None, op: str, owner: Any = None) -> None:
+        self._is_lazy = isinstance(given, str) and given == "lazy"
+        given = None if self._is_lazy else given
         if given is not None and not isinstance(given, Optimizer):
             raise TypeError(
-                "`embedding_optimizer` must be one of sok.optimizers (SGD, Adagrad, Adam, LazyAdam), or None for the "
-                f"one that matches. Received: {given!r}."
+                "`embedding_optimizer` must be one of sok.optimizers (SGD, Adagrad, Adam, LazyAdam), None for the one "
+                f"that matches, or 'lazy' for its lazy form. Received: {given!r}."
             )
         self._stock = stock
         self._optimizer = given
@@ -71,7 +73,7 @@ class TableTrainer:
             ValueError: there is none that matches.
         """
         if self._optimizer is None:
-            self._optimizer = matching_optimizer(self._stock, share_iterations=self.shares_iterations)
+            self._optimizer = matching_optimizer(self._stock, self.shares_iterations, lazy=self._is_lazy)
             self._track()
         return self._optimizer
 
@@ -220,9 +222,11 @@ def _op_of_horovod(constructor: Any) -> str:
     return Sum if asked == constructor.__globals__["hvd"].Sum else Average  # Horovod takes no other
 
 
-def serialize(optimizer: Optimizer | None) -> dict[str, Any] | None:
-    """Writes down a tables' optimizer that was given; None stays None."""
-    return None if optimizer is None else {"class_name": type(optimizer).__name__, "config": optimizer.get_config()}
+def serialize(optimizer: Optimizer | str | None) -> dict[str, Any] | str | None:
+    """Writes down a tables' optimizer that was given; None and 'lazy' stay."""
+    if not isinstance(optimizer, Optimizer):
+        return optimizer
+    return {"class_name": type(optimizer).__name__, "config": optimizer.get_config()}
 
 
 def deserialize(config: Any) -> Any:

@@ -40,7 +40,7 @@ FUSED: dict[str, type[Any]] = {
 """Of the rules that are compiled in, the class that trains by each."""
 
 
-def matching_optimizer(stock: Any, share_iterations: bool = False) -> Optimizer:
+def matching_optimizer(stock: Any, share_iterations: bool = False, lazy: bool = False) -> Optimizer:
     """Returns the optimizer that does to embedding tables what `stock` would do to the equivalent dense tables.
 
     It uses the stock optimizer's learning rate itself, not its present value: a variable that is assigned later, or a
@@ -55,6 +55,8 @@ def matching_optimizer(stock: Any, share_iterations: bool = False) -> Optimizer:
         share_iterations: False: counts its own steps, starting from what `stock` has counted, so that it does not
             matter which of the two runs first in a step. True: counts in the `iterations` of `stock`
             itself (which v1 optimizers do not have).
+        lazy: True: rows outside the batch stay as they are, and Adam and Adamax correct a row's bias by its own
+            steps, as OpenEmbedding does.
 
     Raises:
         ValueError: the optimizer, or an option of it, has no equivalent here; the message says what to pass instead.
@@ -70,7 +72,7 @@ def matching_optimizer(stock: Any, share_iterations: bool = False) -> Optimizer:
     if isinstance(stock, Optimizer):
         return stock
     try:
-        return _match(stock, share_iterations)
+        return _match(stock, share_iterations, _lazily if lazy else rules.find)
     except _NoMatch as reason:
         raise ValueError(
             f"No optimizer of embedding tables does what {type(stock).__module__}.{type(stock).__name__} would do: "
@@ -84,7 +86,12 @@ class _NoMatch(Exception):
     """Why there is no equivalent; one sentence."""
 
 
-def _match(stock: Any, share_iterations: bool) -> Optimizer:
+def _lazily(name: str) -> rules.RowRule:
+    """The rule of this formula that leaves rows outside the batch."""
+    return rules.find(next(rule for rule in (f"lazy_{name}_by_row", f"lazy_{name}", name) if rule in FUSED))
+
+
+def _match(stock: Any, share_iterations: bool, form: Callable[[str], rules.RowRule] = rules.find) -> Optimizer:
     stock = _without_loss_scale(stock)
     every = [(name, equal) for name in FUSED for equal in rules.find(name).equals]
     ours = [(n, e) for n, e in every if any(type(stock) is _class_of(*path.split(".", 1)) for path in e.classes)]
@@ -96,7 +103,7 @@ def _match(stock: Any, share_iterations: bool) -> Optimizer:
             _refuse(stock, *equal.refuses)
             # Where variables are made: legacy ones make theirs on first use, perhaps inside a function.
             with tf.init_scope():
-                return _equal(rules.find(name), equal, stock, share_iterations)
+                return _equal(form(name), equal, stock, share_iterations)
         except _NoMatch as reason:
             why = reason
     raise why

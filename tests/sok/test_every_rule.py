@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 import sok
 from sok.checkpoint import read_manifest
@@ -46,6 +47,28 @@ def test_300_steps_on_skewed_keys_are_those_of_stock_keras_on_a_dense_table(name
         run_stock(tf.constant(step.dense(MANY)))
         if number % 60 == 33:  # reading leaves rows as they are, or settles them
             assert_within(rows_of(table, MANY), dense.numpy())
+    assert np.abs(dense.numpy() - weights).max() > 0.05
+    assert_within(rows_of(table, MANY), dense.numpy())
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_300_steps_are_those_of_stock_tf_keras(name, rng):
+    """Of the same optimizer there, and by the one that matches it."""
+    case, weights = EXACT[name], initial_rows(rng, MANY)
+    made = case.stock(case.rate)
+    shared = {
+        k: v for k, v in made.get_config().items() if k not in ("loss_scale_factor", "gradient_accumulation_steps")
+    }
+    stock, dense = getattr(tf_keras.optimizers, type(made).__name__)(**shared), tf.Variable(weights)
+    stock.build([dense])
+    ours, table = matching_optimizer(stock), table_of(weights, name)
+    assert ours.rule == name
+    run = stepper(ours, table)
+    run_stock = tf.function(lambda grad: stock.apply_gradients([(grad, dense)]))
+    for number, step in enumerate(random_steps(rng, 300, MANY)):
+        set_rate([stock], case.rate, number)
+        run(step.keys, step.grads)
+        run_stock(tf.constant(step.dense(MANY)))
     assert np.abs(dense.numpy() - weights).max() > 0.05
     assert_within(rows_of(table, MANY), dense.numpy())
 

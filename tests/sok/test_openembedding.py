@@ -74,6 +74,33 @@ def test_layers_take_its_arguments():
     assert int(mine.rows.embedding_variable.num_rows()) == 40
 
 
+# By its formulas: four rows that begin at 1, gradients of 1, learning rate 0.1.
+LAZY = {
+    "Adam": ({}, [0.8, 0.7, 0.9, 1.0]),
+    "Adamax": ({}, [0.8, 0.7, 0.9, 1.0]),
+    "SGD": ({"momentum": 0.9}, [0.71, 0.439, 0.9, 1.0]),
+    "RMSprop": ({}, [0.454, 0.262, 0.684, 1.0]),
+    "Adagrad": ({}, None),
+}
+
+
+@pytest.mark.parametrize("name", LAZY)
+def test_rows_outside_the_batch_stay_and_each_counts_its_own_steps(name):
+    arguments, expected = LAZY[name]
+    layer = embed.Embedding(-1, 1, "ones", name=f"lazy_{name}")
+    optimizer = getattr(embed, name)(0.1, **arguments)
+    for ids in ([0, 1], [1], [1], [0, 2]):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(tf.constant(ids)))
+        table = layer.embedding_variable
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+    if expected is None:  # which leaves them anyway
+        assert type(optimizer.embedding_optimizer).__name__ == "Adagrad"
+        return
+    np.testing.assert_allclose(tf.squeeze(layer(tf.range(4))), expected, atol=6e-4)
+    assert int(optimizer.iterations) == int(optimizer.embedding_optimizer.iterations) == 4
+
+
 def test_horovod_around_it_is_one_optimizer():
     hvd = pytest.importorskip("horovod.tensorflow.keras")
     made = embed.distributed_optimizer(keras.optimizers.Adam(0.5))
