@@ -176,7 +176,7 @@ def test_what_cannot_be_wrapped_is_refused(make, error, message):
     [
         (lambda: keras.optimizers.Adafactor(0.1), "exactly keras.optimizers.SGD, "),
         (lambda: keras.optimizers.RMSprop(0.1, use_ema=True), "`use_ema` is True"),
-        (lambda: keras.optimizers.SGD(0.1, weight_decay=0.1), "`weight_decay` is 0.1"),
+        (lambda: keras.optimizers.RMSprop(0.1, weight_decay=0.1), "`weight_decay` is 0.1"),
         (lambda: legacy.SGD(0.1, momentum=0.5, global_clipnorm=1.0), "`global_clipnorm` is 1.0"),
         (lambda: v1.AdagradDAOptimizer(0.1, tf.Variable(0)), "known are exactly.*FtrlOptimizer"),
     ],
