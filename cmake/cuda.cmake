@@ -38,6 +38,7 @@ set(SOK_CUDA_HOST_SOURCES
   cuda/device_memory.cc
   cuda/device_store.cc
   cuda/held_rows.cc
+  cuda/home_device.cc
   cuda/staging.cc
   cuda/table_locks.cc
 )

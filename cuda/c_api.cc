@@ -112,7 +112,11 @@ int sok_cuda_context_create(void* stream, SokCudaContext** context) {
   return sok::Guard([&] { *context = new SokCudaContext(stream); });
 }
 
-void sok_cuda_context_destroy(SokCudaContext* context) { delete context; }
+void sok_cuda_context_destroy(SokCudaContext* context) {
+  if (context == nullptr) return;
+  const sok::HomeDevice::Visit visit(sok::HomeDevice(context->home));
+  delete context;
+}
 
 int sok_cuda_synchronize(SokCudaContext* context) {
   return sok::GuardWith(

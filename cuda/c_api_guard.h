@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "c_api.h"
+#include "detail/home_device.h"
 #include "detail/scratch.h"
 #include "sok/device.h"
 #include "sok/error.h"
@@ -23,6 +24,7 @@ struct SokCudaContext {
     }
   }
 
+  sok::HomeDevice home;
   sok::Cuda cuda;
   sok::StreamScratch scratch;
 };
@@ -67,6 +69,7 @@ template <class Body>
 int GuardWith(SokCudaContext* context, const Body& body) {
   return Guard([&] {
     if (context == nullptr) throw InvalidArgument("context must not be null.");
+    const HomeDevice::Visit visit(context->home);
     context->scratch.Reset();
     body(context->cuda, &context->scratch);
   });

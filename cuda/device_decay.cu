@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "detail/check.h"
+#include "detail/home_device.h"
 #include "detail/upload.h"
 #include "sok/device_update.h"
 #include "sok/error.h"
@@ -45,6 +46,7 @@ struct DeviceDecay::Memory {
     int64_t capacity_ = 0;
   };
 
+  HomeDevice home;
   Array<Decay> ready;
   Array<DecayTerms> powers;
   Array<AlphaRun> runs;
@@ -54,7 +56,11 @@ struct DeviceDecay::Memory {
 
 DeviceDecay::DeviceDecay() : memory_(std::make_unique<Memory>()) {}
 
-DeviceDecay::~DeviceDecay() = default;
+DeviceDecay::~DeviceDecay() {
+  if (memory_ == nullptr) return;
+  const HomeDevice::Visit visit(memory_->home);
+  memory_.reset();
+}
 
 bool DeviceDecay::SetRule(const UpdateRule& rule, bool anew) {
   if (!rule.decays()) throw InvalidArgument("rule '" + std::string(RuleName(rule.rule)) + "' does not decay.");

@@ -10,6 +10,7 @@
 
 #include "detail/check.h"
 #include "detail/held_rows.h"
+#include "detail/home_device.h"
 #include "detail/scratch.h"
 #include "detail/slot_set.h"
 #include "detail/table_state.h"
@@ -61,8 +62,12 @@ void RecordsToHost(const Cuda& cuda, StreamScratch* scratch, const State& state,
 }  // namespace
 
 struct DeviceStore::Stream {
+  HomeDevice home;
   Stream() { SOK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)); }
-  ~Stream() { static_cast<void>(cudaStreamDestroy(stream)); }
+  ~Stream() {
+    const HomeDevice::Visit visit(home);
+    static_cast<void>(cudaStreamDestroy(stream));
+  }
 
   std::mutex mutex;
   cudaStream_t stream = nullptr;
@@ -72,6 +77,7 @@ class DeviceStore::Call {
  public:
   explicit Call(const DeviceStore& store)
       : lock_(store.stream_->mutex),
+        visit_(store.stream_->home),
         cuda{store.stream_->stream},
         state(*store.table_->state()),
         scratch(cuda),
@@ -79,6 +85,7 @@ class DeviceStore::Call {
 
  private:
   const std::lock_guard<std::mutex> lock_;
+  const HomeDevice::Visit visit_;
 
  public:
   const Cuda cuda;

@@ -258,7 +258,11 @@ void DeviceTable::State::ThrowIfIllegalToHost(const Cuda& cuda, DeviceScratch* s
 
 DeviceTable::DeviceTable(TableConfig config, int64_t budget_bytes)
     : state_(std::make_unique<State>(std::move(config), budget_bytes)) {}
-DeviceTable::~DeviceTable() = default;
+DeviceTable::~DeviceTable() {
+  if (state_ == nullptr) return;
+  const HomeDevice::Visit visit(state_->home);
+  state_.reset();
+}
 
 const TableConfig& DeviceTable::config() const { return state_->config; }
 std::string DeviceTable::Label() const { return state_->config.Label(); }

@@ -116,13 +116,17 @@ void DeviceTable::ThrowIfBadIsKnown(const Cuda& cuda) {
 }
 
 struct DeviceTableWatch::State {
+  HomeDevice home;
   PinnedValue<uint64_t> any_bad;  // a kernel writes it there
   std::shared_ptr<Event> written;
 };
 
 DeviceTableWatch::DeviceTableWatch() = default;
 DeviceTableWatch::~DeviceTableWatch() {
-  if (state_ != nullptr && state_->written != nullptr) state_->written->Wait();
+  if (state_ == nullptr) return;
+  const HomeDevice::Visit visit(state_->home);
+  if (state_->written != nullptr) state_->written->Wait();
+  state_.reset();
 }
 
 void DeviceTableWatch::ThrowIfBadIsKnown(const Cuda& cuda, DeviceScratch* scratch,

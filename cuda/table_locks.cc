@@ -78,6 +78,7 @@ TableReading::TableReading(States states, const Cuda& cuda)
 }
 
 TableReading::~TableReading() {
+  const HomeDevice::Visit visit(home_);  // whoever holds it may let go of it on any thread
   const std::lock_guard<std::mutex> lock(ReadsMutex());
   try {
     done_->Record(cuda_);

@@ -11,6 +11,7 @@
 #include "check.h"
 #include "event.h"
 #include "growing_array.h"
+#include "home_device.h"
 #include "row_changes.h"
 #include "sok/device_memory.h"
 #include "sok/device_table.h"
@@ -120,6 +121,7 @@ struct DeviceTable::State {
   SlotSet* FindOrAttach(const Cuda& cuda, const UpdateRule& rule, const std::string& slot_set);
 
   const TableConfig config;
+  const HomeDevice home;
   DeviceMemory memory;
   DeviceRowStore rows;
   std::unique_ptr<DeviceHashTable> index;  // null for an identity table
@@ -166,6 +168,7 @@ class TableReading {
 
  private:
   const std::vector<DeviceTable::State*> states_;
+  const HomeDevice home_;
   const Cuda cuda_;
   const std::shared_ptr<Event> done_;
   std::vector<std::shared_lock<std::shared_mutex>> locks_;

@@ -153,7 +153,7 @@ class DeviceTable {
   State* state() { return state_.get(); }
 
  private:
-  const std::unique_ptr<State> state_;
+  std::unique_ptr<State> state_;
 };
 
 // Hears of bad input of many tables without waiting, for who works on them again and again. Safe from several threads.

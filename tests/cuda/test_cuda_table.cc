@@ -398,6 +398,36 @@ TEST(RowsGrowWithKeysAndNotWithSteps) {
   }
 }
 
+#if defined(SOK_CUDA_EMULATED)  // which has two devices, and counts
+
+// A table goes on a thread that has never seen its device, and must not get to see another.
+TEST(ATableIsFreedOnItsDevice) {
+  std::unique_ptr<sok::DeviceTable> table;
+  std::shared_ptr<void> reading;
+  std::thread([&] {
+    SOK_CUDA(cudaSetDevice(1));
+    const sok::Cuda cuda{};
+    sok::StreamScratch scratch(cuda);
+    table = std::make_unique<sok::DeviceTable>(Config(4, 100), 0);
+    DeviceArray<uint64_t> keys(Keys{1, 2, 3});
+    DeviceArray<int64_t> row_ids(3);
+    DeviceArray<float> grads(Floats(12, 1.0f));
+    table->Lookup(cuda, &scratch, keys, 3, true, nullptr, row_ids);
+    table->Apply(cuda, &scratch, RuleOf(sok::Rule::kAdam), "a", sok::Nonfinite::kAllow, 1.0f, row_ids, grads, 3);
+    reading = table->Read(cuda).lock;
+    SOK_CUDA(cudaDeviceSynchronize());
+  }).join();
+  const int64_t elsewhere = sok_emulator::CallsOn(0), there = sok_emulator::CallsOn(1);
+  std::thread([&] {
+    reading.reset();
+    table.reset();
+  }).join();
+  CHECK_EQ(sok_emulator::CallsOn(0), elsewhere);
+  CHECK(sok_emulator::CallsOn(1) > there);
+}
+
+#endif
+
 TEST(ReservedRoomIsNotAskedForAgain) {
   Twins t(Config(16, 5000));
   t.device.Reserve(t.cuda, 5000);

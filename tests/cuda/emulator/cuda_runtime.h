@@ -88,6 +88,13 @@ cudaError_t cudaPeekAtLastError();
 cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaGetDeviceCount(int* count);
+
+// As of CUDA 13. Of the driver it has what cuda/home_device.cc asks for.
+#define CUDART_VERSION 13000
+enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess = 0, cudaDriverEntryPointSymbolNotFound = 1 };
+constexpr unsigned long long cudaEnableDefault = 0;
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned version,
+                                             unsigned long long flags, cudaDriverEntryPointQueryResult* found);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
 cudaError_t cudaDeviceSynchronize();
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes);
@@ -162,6 +169,9 @@ void MoveArguments(Line line, T*... arguments) {
 
 // From now on memory of the host is as good as the device's: where NumPy's arrays stand for a device's.
 void HostMemoryIsDevice();
+
+// Calls for which this device had to have a context, since the process began.
+int64_t CallsOn(int device);
 
 // What all threads have asked for since the process began. A call of CUB counts as one launch, though it is several.
 struct Counts {

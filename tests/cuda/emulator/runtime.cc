@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -41,7 +42,53 @@ struct Point {  // a place in a stream
 
 }  // namespace
 
+namespace {
+
+constexpr int kDevices = 2;
+std::atomic<int64_t> calls_on[kDevices];
+char contexts[kDevices];  // their addresses are contexts
+
+// The device of a thread: that of the context it has pushed last, else the one it has set. Until something is done there, the
+// thread has no context.
+struct Thread {
+  int set = 0;
+  bool has_context = false;
+  std::vector<int> pushed;
+
+  int device() const { return pushed.empty() ? set : pushed.back(); }
+};
+Thread& thread() {
+  thread_local Thread current;
+  return current;
+}
+
+// What every call does that makes a context where there is none. Gives the device.
+int Touch() {
+  if (thread().pushed.empty()) thread().has_context = true;
+  ++calls_on[thread().device()];
+  return thread().device();
+}
+
+int PushContext(void* context) {
+  thread().pushed.push_back(static_cast<int>(static_cast<char*>(context) - contexts));
+  return 0;
+}
+int PopContext(void** context) {
+  if (thread().pushed.empty()) return 1;
+  *context = &contexts[thread().pushed.back()];
+  thread().pushed.pop_back();
+  return 0;
+}
+int CurrentContext(void** context) {
+  const bool has_one = thread().has_context || !thread().pushed.empty();
+  *context = has_one ? &contexts[thread().device()] : nullptr;
+  return 0;
+}
+
+}  // namespace
+
 struct CUevent_st {
+  const int device = Touch();
   std::mutex mutex;
   std::shared_ptr<Point> last;
   std::shared_ptr<Point> Last() {
@@ -89,6 +136,7 @@ struct CUstream_st {
     point->Wait();
   }
 
+  const int device = Touch();
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<std::function<void()>> queue;
@@ -97,6 +145,14 @@ struct CUstream_st {
 };
 
 namespace {
+
+struct Counters {
+  std::atomic<int64_t> launches{0}, copies{0}, sets{0}, marks{0}, waits{0}, host_waits{0};
+};
+Counters& counters() {
+  static Counters all;
+  return all;
+}
 
 struct Streams {
   std::mutex mutex;
@@ -109,13 +165,23 @@ Streams& streams() {
 
 CUstream_st* Of(cudaStream_t stream) {
   if (stream != nullptr) return stream;
-  static CUstream_st* zero = [] {
-    auto* s = new CUstream_st();
+  static CUstream_st* zero[kDevices] = {};
+  const int device = Touch();
+  std::lock_guard<std::mutex> lock(streams().mutex);
+  if (zero[device] == nullptr) streams().all.insert(zero[device] = new CUstream_st());
+  return zero[device];
+}
+
+// Waits for the work of a device, or of all (-1).
+void WaitFor(int device) {
+  ++counters().host_waits;
+  std::vector<CUstream_st*> all;
+  {
     std::lock_guard<std::mutex> lock(streams().mutex);
-    streams().all.insert(s);
-    return s;
-  }();
-  return zero;
+    all.assign(streams().all.begin(), streams().all.end());
+  }
+  for (CUstream_st* stream : all)
+    if (device < 0 || stream->device == device) stream->Synchronize();
 }
 
 using sok_emulator::Kind;
@@ -129,22 +195,20 @@ void CheckSide(const char* name, const void* p, Kind found, cudaMemcpyKind kind,
                         found == Kind::kDevice ? "device" : "host");
 }
 
-struct Counters {
-  std::atomic<int64_t> launches{0}, copies{0}, sets{0}, marks{0}, waits{0}, host_waits{0};
-};
-Counters& counters() {
-  static Counters all;
-  return all;
-}
-
 }  // namespace
 
 namespace sok_emulator {
 
 void Enqueue(cudaStream_t stream, std::function<void()> work) {
   ++counters().launches;
-  Of(stream)->Add(std::move(work));
+  CUstream_st* to = Of(stream);
+  if (to->device != Touch()) {
+    EndWith("a kernel is started on a stream of device %d while device %d is current", to->device, thread().device());
+  }
+  to->Add(std::move(work));
 }
+
+int64_t CallsOn(int device) { return calls_on[device]; }
 
 Counts CountsSoFar() {
   const Counters& c = counters();
@@ -175,19 +239,30 @@ const char* cudaGetErrorString(cudaError_t status) {
 }
 cudaError_t cudaGetLastError() { return cudaSuccess; }
 cudaError_t cudaPeekAtLastError() { return cudaSuccess; }
-cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
-cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidDevice; }
-cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
+cudaError_t cudaGetDevice(int* device) { return *device = thread().device(), cudaSuccess; }
+cudaError_t cudaSetDevice(int device) {
+  if (device < 0 || device >= kDevices) return cudaErrorInvalidDevice;
+  (thread().pushed.empty() ? thread().set : thread().pushed.back()) = device;
+  Touch();
+  return cudaSuccess;
+}
+cudaError_t cudaGetDeviceCount(int* count) { return *count = kDevices, cudaSuccess; }
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned, unsigned long long,
+                                             cudaDriverEntryPointQueryResult* found) {
+  const std::string asked = name;
+  *function = asked == "cuCtxPushCurrent"  ? reinterpret_cast<void*>(PushContext)
+              : asked == "cuCtxPopCurrent" ? reinterpret_cast<void*>(PopContext)
+              : asked == "cuCtxGetCurrent" ? reinterpret_cast<void*>(CurrentContext)
+                                           : nullptr;
+  *found = *function == nullptr ? cudaDriverEntryPointSymbolNotFound : cudaDriverEntryPointSuccess;
+  return cudaSuccess;
+}
+
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) { return *value = 2, cudaSuccess; }
 
 cudaError_t cudaDeviceSynchronize() {
-  ++counters().host_waits;
-  std::vector<CUstream_st*> all;
-  {
-    std::lock_guard<std::mutex> lock(streams().mutex);
-    all.assign(streams().all.begin(), streams().all.end());
-  }
-  for (CUstream_st* stream : all) stream->Synchronize();
+  WaitFor(Touch());
   return cudaSuccess;
 }
 
@@ -199,19 +274,22 @@ cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
 }
 
 cudaError_t cudaMalloc(void** p, size_t bytes) {
+  Touch();
   *p = nullptr;
   return bytes == 0 ? cudaSuccess : sok_emulator::AllocateDevice(p, bytes);
 }
 
 cudaError_t cudaFree(void* p) {
+  Touch();
   if (p == nullptr) return cudaSuccess;
-  cudaDeviceSynchronize();
+  WaitFor(-1);
   return sok_emulator::FreeDevice(p) ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 cudaError_t cudaMallocAsync(void** p, size_t bytes, cudaStream_t) { return cudaMalloc(p, bytes); }
 
 cudaError_t cudaFreeAsync(void* p, cudaStream_t stream) {
+  Touch();
   if (p == nullptr) return cudaSuccess;
   Of(stream)->Add([p] {
     if (!sok_emulator::FreeDevice(p)) sok_emulator::EndWith("cudaFreeAsync: no device memory begins at %p", p);
@@ -220,6 +298,7 @@ cudaError_t cudaFreeAsync(void* p, cudaStream_t stream) {
 }
 
 cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) {
+  Touch();
   *p = std::aligned_alloc(256, (bytes + 256) / 256 * 256);
   if (*p == nullptr) return cudaErrorMemoryAllocation;
   std::memset(*p, 0xA5, bytes);
@@ -240,12 +319,14 @@ cudaError_t cudaHostRegister(void* p, size_t bytes, unsigned) {
 }
 
 cudaError_t cudaHostUnregister(void* p) {
-  cudaDeviceSynchronize();
+  Touch();
+  WaitFor(-1);
   sok_emulator::Unpin(p);
   return cudaSuccess;
 }
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+  Touch();
   if (bytes == 0) return cudaSuccess;
   ++counters().copies;
   const Kind to_kind = sok_emulator::KindOf(to, bytes, "cudaMemcpyAsync to the device or from it");
@@ -273,6 +354,7 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind 
 }
 
 cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t stream) {
+  Touch();
   ++counters().sets;
   if (bytes == 0) return cudaSuccess;
   if (sok_emulator::KindOf(p, bytes, "cudaMemsetAsync") == Kind::kHost && !sok_emulator::IsHostMemoryDevice()) {
@@ -321,6 +403,10 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   ++counters().marks;
+  if (event->device != Of(stream)->device) {
+    sok_emulator::EndWith("an event of device %d is recorded on a stream of device %d", event->device,
+                          Of(stream)->device);
+  }
   auto point = std::make_shared<Point>();
   {
     std::lock_guard<std::mutex> lock(event->mutex);
