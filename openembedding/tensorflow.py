@@ -128,7 +128,10 @@ def save_server_model(model: Any, path: str, include_optimizer: bool = True) -> 
 
 
 def load_server_model(model: Any, path: str) -> None:
-    """Gives a model's tables what `save_server_model` has written, on any number of workers. Collective."""
+    """Gives a model's tables the rows that `save_server_model` has written, on any number of workers. Collective.
+
+    What optimizers keep of rows is not read: `sok.restore` does that.
+    """
     sok.restore(path, model, slots=False)
 
 

@@ -109,7 +109,7 @@ def get_embedding_variable(
         caching_device, validate_shape: accepted, without meaning here.
         partitioner: ignored: rows are spread over the workers of the job.
         regularizer, custom_getter, constraint: must be None.
-        init_data_source, steps_to_live: must be None; there is nothing like them here yet.
+        init_data_source, steps_to_live: must be None: assign rows, and erase them, by `assign` and `erase`.
         ev_option: None, or an `EmbeddingVariableOption` without any setting.
         capacity: rows that each worker's part may hold; memory is taken as they appear. None: 2^30.
         exchange_dtype, placement: as `sok.TableOptions` takes them.
@@ -121,7 +121,7 @@ def get_embedding_variable(
     Raises:
         ValueError: as `sok.EmbeddingVariable`; the scope reuses and has no such table, or does not reuse and has one;
             the table has another dim; another `value_dtype`; an argument that must be None.
-        NotImplementedError: an argument that has to be None because it is not there yet.
+        NotImplementedError: `init_data_source`, `steps_to_live` or `ev_option` asks for what tables do not do.
 
     Example:
         >>> with tf.Graph().as_default():
@@ -219,7 +219,7 @@ def categorical_column_with_embedding(
 
     Raises:
         ValueError: ids that are no integers.
-        NotImplementedError: an option that is not there yet.
+        NotImplementedError: `ev_option` asks for what tables do not do.
 
     Example:
         >>> import sok

@@ -23,6 +23,11 @@ class GroupFtrl(Optimizer):
     Slots: `accumulator` (n), starting at `initial_accumulator_value`, and `linear` (z), starting at zero.
 
     Source: Yue et al., "Adaptive Optimizers with Sparse Group Lasso for Neural Networks in CTR Prediction" (2021).
+
+    Example:
+        >>> import sok
+        >>> sok.optimizers.GroupFtrl(0.1, l21_regularization_strength=0.01).slot_names
+        ('accumulator', 'linear')
     """
 
     rule = "group_ftrl"

@@ -25,6 +25,11 @@ class Lamb(Optimizer):
 
     Source: You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes" (2020), with each row
     a layer of its own, as in FBGEMM.
+
+    Example:
+        >>> import sok
+        >>> sok.optimizers.Lamb(0.01, weight_decay=0.01).slot_names
+        ('m', 'v')
     """
 
     rule = "lamb"

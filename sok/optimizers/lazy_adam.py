@@ -13,8 +13,8 @@ class LazyAdam(Adam):
     """`sok.optimizers.Adam` without decay of untouched rows: only the rows of the batch change.
 
     Bias correction counts the optimizer's steps, as tf.contrib's LazyAdamOptimizer did, unless it is told otherwise
-    (`bias_correction="row"`). The arguments
-    are those of `sok.optimizers.Adam`, of which it is the one with `lazy=True`.
+    (`bias_correction="row"`). The arguments are those of `sok.optimizers.Adam`, of which it is the one with
+    `lazy=True`.
     """
 
     rule = "lazy_adam"

@@ -62,6 +62,11 @@ class RowWiseAdam(Optimizer):
     Slots: m, and v, one number a row. Both start at zero.
 
     Source: FBGEMM's partial row-wise Adam.
+
+    Example:
+        >>> import sok
+        >>> sok.optimizers.RowWiseAdam(0.01).slot_names
+        ('m', 'v')
     """
 
     rule = "rowwise_adam"

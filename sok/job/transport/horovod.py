@@ -133,9 +133,8 @@ class HorovodTransport(Transport):
         return device if "GPU" in device.rpartition("device:")[2] else _CPU
 
     def narrowing_pays(self) -> bool:
-        return (
-            self.moves_on_gpu or not self.shares_memory
-        )  # to copy floats takes less time than to narrow and widen them
+        # In shared memory to copy floats takes less time than to narrow and widen them.
+        return self.moves_on_gpu or not self.shares_memory
 
     def gpu_tensors(self) -> str:
         if self.moves_on_gpu:
