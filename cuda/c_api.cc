@@ -114,7 +114,7 @@ int sok_cuda_context_create(void* stream, SokCudaContext** context) {
 
 void sok_cuda_context_destroy(SokCudaContext* context) {
   if (context == nullptr) return;
-  const sok::HomeDevice::Visit visit(sok::HomeDevice(context->home));
+  const sok::HomeDevice::Visit visit(context->home);
   delete context;
 }
 

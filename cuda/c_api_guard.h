@@ -18,8 +18,7 @@ struct SokCudaContext {
     // One handle for another stream in each thread: tables could not tell whose work to wait for.
     if (stream == cudaStreamPerThread) {
       throw sok::InvalidArgument(
-          "the per-thread default stream cannot be taken. Make a stream (cupy.cuda.Stream(non_blocking=True)), or "
-          "leave "
+          "the per-thread default stream cannot be taken. Make one (cupy.cuda.Stream(non_blocking=True)), or leave "
           "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM unset.");
     }
   }
