@@ -32,7 +32,7 @@ python_tests() {
   # tests/conftest.py says; files begin in the order they are listed, and those that take long are early.
   local jobs=${SOK_TEST_JOBS:-$(($(nproc) < 4 ? $(nproc) : 4))}
   "$PYTHON" -m pytest -n "$jobs" --dist loadgroup --no-loadscope-reorder --doctest-modules \
-    --durations=40 --durations-min=5 sok sparse_operation_kit openembedding tests "$@" 2>&1 | tee build/test/pytest.log
+    --durations=40 --durations-min=5 sok sparse_operation_kit openembedding distributed_embeddings tests "$@" 2>&1 | tee build/test/pytest.log
 }
 
 case $which in

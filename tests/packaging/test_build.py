@@ -13,7 +13,7 @@ import packaging.requirements
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("sok", "sparse_operation_kit", "openembedding")
+PACKAGES = ("sok", "sparse_operation_kit", "openembedding", "distributed_embeddings")
 sys_path_of_the_build = str(ROOT / "cmake")
 
 

@@ -10,6 +10,7 @@ OURS = (
     "cmake",
     "cpu",
     "cuda",
+    "distributed_embeddings",
     "examples",
     "include",
     "openembedding",

@@ -1,0 +1,1 @@
+"""Which table goes where: Merlin's rules, and a planner that knows what each choice costs. Arithmetic alone."""
