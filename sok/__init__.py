@@ -44,6 +44,7 @@ _PUBLIC = {
     "row_wise": "sok.table.placement:row_wise",
     "table_wise": "sok.table.placement:table_wise",
     "balance_tables": "sok.table.balancing:balance_tables",
+    "plan": "sok.planning.planner:plan",
     "split_embedding_variable_from_others": "sok.table.table:split_embedding_variable_from_others",
     # Training.
     "optimizers": "sok.optimizers",

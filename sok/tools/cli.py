@@ -83,6 +83,19 @@ def build_parser() -> argparse.ArgumentParser:
         "manager, as its save() returned it",
     )
 
+    from sok.tools import planning  # arithmetic alone: what it takes says it itself
+
+    planning.add_arguments(
+        command(
+            "plan",
+            planning.main,
+            help="say where each table belongs on so many workers, and how long a step takes",
+            description="Predicts a training step by a cost model whose constants were measured, or published, and "
+            "says for each table where it belongs and why. Allocates nothing. Exit status 1 if they do not fit.",
+            epilog="example: sok plan benchmarks/synthetic_models.json --model small --workers 8 --machine a100",
+        )
+    )
+
     profile = commands.add_parser("profile", help="draw what sok.profile has written")
     plot = profile.add_subparsers(title="commands", metavar="COMMAND", required=True).add_parser(
         "plot",

@@ -1,0 +1,83 @@
+"""Where one table is, described plainly: what becomes `sok.Placement` when a table is made."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+from sok.table.placement import Placement, row_wise, table_wise
+
+KINDS = ("row_wise", "table_wise", "column_wise", "data_parallel")
+
+
+@dataclasses.dataclass(frozen=True)
+class Where:
+    """One placement of one table.
+
+    Attributes:
+        kind: 'row_wise', rows over all ranks; 'table_wise', all on one; 'column_wise', pieces of each row on some;
+            'data_parallel', a copy on each.
+        owners: of 'table_wise' and 'column_wise' the rank of each piece.
+        widths: of 'column_wise' the columns of each piece, from the left.
+        hash: of 'row_wise', whether rows are spread by a hash of their keys.
+
+    Example:
+        >>> print(Where("table_wise", owners=(3,)), Where("column_wise", owners=(0, 2), widths=(8, 8)))
+        table_wise(3) column_wise((8, 8), owners=(0, 2))
+    """
+
+    kind: str
+    owners: tuple[int, ...] = ()
+    widths: tuple[int, ...] = ()
+    hash: bool = False
+
+    def __str__(self) -> str:
+        if self.kind == "table_wise":
+            return f"table_wise({self.owners[0]})"
+        if self.kind == "column_wise":
+            return f"column_wise({self.widths}, owners={self.owners})"
+        return f"{self.kind}({'hash=True' if self.hash else ''})"
+
+    @property
+    def words(self) -> str:
+        """The same, short enough for a column of a table."""
+        if self.kind != "column_wise":
+            return str(self)
+        shown = ",".join(map(str, self.owners[:4])) + (",.." if len(self.owners) > 4 else "")
+        return f"column_wise({len(self.owners)} on {shown})"
+
+    def as_dict(self) -> dict[str, Any]:
+        """What is not empty, for JSON."""
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in dataclasses.asdict(self).items() if v}
+
+    def placement(self) -> Placement:
+        """The `sok.Placement` that a table takes, where there is one.
+
+        Raises:
+            NotImplementedError: tables have no placement of this kind yet.
+        """
+        if self.kind == "row_wise":
+            return row_wise(self.hash)
+        if self.kind == "table_wise":
+            return table_wise(self.owners[0])
+        raise NotImplementedError(f"tables cannot be placed by {self.kind} yet.")
+
+
+def pinned(text: str | Where) -> tuple[str, int | None]:
+    """The kind that a pin names, and the owner or the number of pieces, if it names one.
+
+    Args:
+        text: 'row_wise', 'data_parallel', 'table_wise', 'table_wise(3)', 'column_wise' or
+            'column_wise(4)', of 4 pieces.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    match = re.fullmatch(r"(\w+?)(?:\((\d*)\))?", str(text).replace(" ", ""))
+    if not match or match[1] not in KINDS or (match[2] and match[1] in ("row_wise", "data_parallel")):
+        raise ValueError(
+            "a pin must be row_wise, data_parallel, table_wise, table_wise(OWNER), column_wise or "
+            f"column_wise(PIECES). Received: {text}."
+        )
+    return match[1], int(match[2]) if match[2] else None

@@ -1,0 +1,109 @@
+"""`sok plan`: plans a model from the command line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+
+from sok.planning import machine as machines
+from sok.planning import showing
+from sok.planning.planner import plan
+from sok.planning.where import KINDS
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What `sok plan` takes."""
+    parser.add_argument(
+        "tables", metavar="FILE.json", help="`tables`, or `models` of them; docs/planning.md has the format"
+    )
+    parser.add_argument("--model", help="which of the models of the file")
+    parser.add_argument("--workers", type=int, required=True, help="ranks of the job")
+    parser.add_argument("--hosts", type=int, default=1, help="hosts that they are on (default: 1)")
+    parser.add_argument("--batch", type=int, default=65536, help="samples of all workers in a step (default: 65536)")
+    parser.add_argument("--optimizer", default="adagrad", help="the update rule of the tables (default: adagrad)")
+    parser.add_argument("--memory", type=_bytes, help="of a worker, such as 80GB or 12GiB (default: the machine's)")
+    parser.add_argument(
+        "--machine",
+        help=f"a file, or one of {', '.join(machines.shipped())} (default: what `sok doctor --measure` has measured, "
+        f"else {machines.DEFAULT})",
+    )
+    parser.add_argument(
+        "--strategy",
+        default="auto",
+        help="auto (default), a kind for all tables, or Merlin's basic, memory_balanced or memory_optimized",
+    )
+    parser.add_argument("--column-slice-threshold", type=int, help="elements of a slice, for Merlin's strategies")
+    parser.add_argument(
+        "--pin", action="append", default=[], metavar="TABLE=KIND", help="such as user=table_wise(0); again for others"
+    )
+    parser.add_argument(
+        "--forbid", action="append", default=[], choices=KINDS, help="a kind that no table may have; again for others"
+    )
+    parser.add_argument(
+        "--mp-input", action="store_true", help="each rank brings the ids of its own tables (dp_input=False)"
+    )
+    parser.add_argument("--all", action="store_true", help="show all ranks and tables, not the slowest and largest")
+    parser.add_argument("--json", metavar="FILE", help="also write the plan as JSON; - prints that alone")
+    parser.add_argument("--html", metavar="FILE", help="also write a page with a picture of the ranks")
+
+
+def main(options: argparse.Namespace) -> int:
+    """Prints the plan. Returns 1, and says why, if there is none."""
+    try:
+        pins = dict(_pin(text) for text in options.pin)
+        found = plan(
+            options.tables,
+            options.workers,
+            hosts=options.hosts,
+            batch=options.batch,
+            optimizer=options.optimizer,
+            memory=options.memory,
+            machine=options.machine,
+            model=options.model,
+            strategy=options.strategy,
+            pin=pins,
+            forbid=options.forbid,
+            dp_input=not options.mp_input,
+            column_slice_threshold=options.column_slice_threshold,
+        )
+        if options.html:
+            Path(options.html).write_text(showing.as_html(found), encoding="utf-8")
+        text = json.dumps(found.as_dict(), indent=2)
+        if options.json == "-":
+            print(text)
+            return 0
+        if options.json:
+            Path(options.json).write_text(f"{text}\n", encoding="utf-8")
+    except (OSError, ValueError) as error:
+        print(f"sok plan: {error}", file=sys.stderr)
+        return 1
+    print(showing.as_text(found, 10**9 if options.all else showing.MOST))
+    return 0
+
+
+def _pin(text: str) -> tuple[str, str]:
+    name, equals, kind = text.rpartition("=")
+    if not equals:
+        raise ValueError(f"--pin must be TABLE=KIND. Received: {text!r}.")
+    return name, kind
+
+
+def _bytes(text: str) -> int:
+    units = {
+        "KB": 1e3,
+        "MB": 1e6,
+        "GB": 1e9,
+        "TB": 1e12,
+        "KIB": 2**10,
+        "MIB": 2**20,
+        "GIB": 2**30,
+        "TIB": 2**40,
+        "B": 1,
+    }
+    match = re.fullmatch(r"([\d.]+) ?(\w*)", text.strip())
+    if not match or (match[2].upper() or "B") not in units:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes, such as 80GB or 12GiB")
+    return int(float(match[1]) * units[match[2].upper() or "B"])
