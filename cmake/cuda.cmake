@@ -39,6 +39,7 @@ set(SOK_CUDA_HOST_SOURCES
   cuda/device_store.cc
   cuda/held_rows.cc
   cuda/home_device.cc
+  cuda/records_to_host.cc
   cuda/staging.cc
   cuda/table_locks.cc
 )

@@ -4,62 +4,54 @@
 #include <utility>
 
 #include "detail/check.h"
+#include "detail/growing_array.h"
 #include "detail/home_device.h"
 #include "detail/upload.h"
 #include "sok/device_update.h"
 #include "sok/error.h"
 
 namespace sok {
+
 struct DeviceDecay::Memory {
-  // An array that grows, and is written, in stream order.
+  explicit Memory(DeviceMemory* budget)
+      : ready(budget != nullptr ? budget : &own),
+        powers(budget != nullptr ? budget : &own),
+        runs(budget != nullptr ? budget : &own) {}
+
   template <class T>
-  class Array {
-   public:
-    Array() = default;
-    Array(const Array&) = delete;
-    Array& operator=(const Array&) = delete;
-    ~Array() {
-      if (data_ == nullptr) return;
-      static_cast<void>(cudaDeviceSynchronize());
-      static_cast<void>(cudaFree(data_));
-    }
+  static void MakeRoom(const Cuda& cuda, int64_t n, GrowingArray<T>* array) {
+    array->Grow(cuda, n, 2 * n, "an optimizer's history of its calls");
+  }
 
-    // data()[begin .. n) = from[begin .. n); what lies before `begin` stays. `from` is read at once.
-    void Write(const Cuda& cuda, const T* from, int64_t begin, int64_t n) {
-      if (n > capacity_) {
-        const int64_t capacity = std::max(n, 2 * capacity_);
-        T* wider = nullptr;
-        SOK_CUDA(
-            cudaMallocAsync(reinterpret_cast<void**>(&wider), static_cast<size_t>(capacity) * sizeof(T), cuda.stream));
-        if (data_ != nullptr) SOK_CUDA(cudaFreeAsync(data_, cuda.stream));
-        data_ = wider;
-        capacity_ = capacity;
-        begin = 0;
-      }
-      if (begin < n) UploadTo(cuda, from + begin, n - begin, data_ + begin);
-    }
-
-    const T* data() const { return data_; }
-
-   private:
-    T* data_ = nullptr;
-    int64_t capacity_ = 0;
-  };
+  // to[begin .. n) = from[begin .. n), in stream order; what lies before `begin` stays. `from` is read at once.
+  template <class T>
+  static void Write(const Cuda& cuda, const T* from, int64_t begin, int64_t n, GrowingArray<T>* to) {
+    MakeRoom(cuda, n, to);
+    if (begin < n) UploadTo(cuda, from + begin, n - begin, to->data() + begin);
+  }
 
   HomeDevice home;
-  Array<Decay> ready;
-  Array<DecayTerms> powers;
-  Array<AlphaRun> runs;
+  DeviceMemory own{"an optimizer's history"};
+  GrowingArray<Decay> ready;
+  GrowingArray<DecayTerms> powers;
+  GrowingArray<AlphaRun> runs;
   int64_t num_runs = 0;  // of those already there
   bool has_powers = false;
 };
 
-DeviceDecay::DeviceDecay() : memory_(std::make_unique<Memory>()) {}
+DeviceDecay::DeviceDecay(DeviceMemory* memory) : memory_(std::make_unique<Memory>(memory)) {}
 
 DeviceDecay::~DeviceDecay() {
   if (memory_ == nullptr) return;
   const HomeDevice::Visit visit(memory_->home);
+  static_cast<void>(cudaDeviceSynchronize());
   memory_.reset();
+}
+
+void DeviceDecay::MoveTo(DeviceMemory* memory) {
+  memory_->ready.MoveTo(memory);
+  memory_->powers.MoveTo(memory);
+  memory_->runs.MoveTo(memory);
 }
 
 bool DeviceDecay::SetRule(const UpdateRule& rule, bool anew) {
@@ -81,6 +73,13 @@ bool DeviceDecay::SetRule(const UpdateRule& rule, bool anew) {
 
 DecayArgs DeviceDecay::Begin(const Cuda& cuda, const UpdateRule& rule, uint32_t* stamps) {
   if (SetRule(rule, /*anew=*/false)) Upload(cuda);
+  // What Append will write: when rows have changed, nothing may fail any more.
+  Memory::MakeRoom(cuda, memory_->num_runs + 1, &memory_->runs);
+  if (sums_) {
+    const DecayView view = sums_->view(history_);
+    Memory::MakeRoom(cuda, view.num_ready + 1, &memory_->ready);
+    Memory::MakeRoom(cuda, view.length + 1, &memory_->powers);
+  }
   return args(stamps);
 }
 
@@ -102,12 +101,12 @@ void DeviceDecay::Append(const Cuda& cuda) {
 
 void DeviceDecay::Upload(const Cuda& cuda) {
   const AlphaView alphas = history_.view();
-  memory_->runs.Write(cuda, alphas.runs, memory_->num_runs, alphas.num_runs);
+  Memory::Write(cuda, alphas.runs, memory_->num_runs, alphas.num_runs, &memory_->runs);
   memory_->num_runs = alphas.num_runs;
   if (!sums_) return;
   const DecayView view = sums_->view(history_);
-  memory_->ready.Write(cuda, view.ready, 0, view.num_ready);
-  memory_->powers.Write(cuda, view.powers, memory_->has_powers ? view.length + 1 : 0, view.length + 1);
+  Memory::Write(cuda, view.ready, 0, view.num_ready, &memory_->ready);
+  Memory::Write(cuda, view.powers, memory_->has_powers ? view.length + 1 : 0, view.length + 1, &memory_->powers);
   memory_->has_powers = true;
 }
 

@@ -11,6 +11,7 @@
 #include "detail/check.h"
 #include "detail/held_rows.h"
 #include "detail/home_device.h"
+#include "detail/records_to_host.h"
 #include "detail/scratch.h"
 #include "detail/slot_set.h"
 #include "detail/table_state.h"
@@ -22,9 +23,6 @@ namespace sok {
 namespace {
 
 using State = DeviceTable::State;
-
-// How many floats of rows are on their way at a time.
-constexpr int64_t kStageFloats = int64_t{8} << 20;
 
 // The table as it stands, for as long as this lives. Missed decay may have to be written down, which only a writer may do.
 class Whole {
@@ -42,22 +40,6 @@ class Whole {
 };
 
 int64_t SlotsOf(const State& state, const State::SlotSet& set) { return set.rule.slot_floats(state.config.dim); }
-
-int64_t StageRows(int64_t floats) { return std::max<int64_t>(1, kStageFloats / std::max<int64_t>(1, floats)); }
-
-// to[i] = floats first .. first + floats - 1 of the record of rows[i], on the host.
-void RecordsToHost(const Cuda& cuda, StreamScratch* scratch, const State& state, const uint32_t* rows, int64_t n,
-                   int64_t first, int64_t floats, float* to) {
-  if (n == 0 || floats == 0) return;
-  const int64_t at_a_time = std::min(n, StageRows(floats));
-  scratch->Reset();
-  auto* stage = scratch->Get<float>(at_a_time * floats);
-  for (int64_t at = 0; at < n; at += at_a_time) {
-    const int64_t count = std::min(at_a_time, n - at);
-    GatherRecords(cuda, state.rows.view(), rows + at, count, first, floats, stage);
-    CopyToHost(cuda, to + at * floats, stage, count * floats * int64_t{sizeof(float)});
-  }
-}
 
 }  // namespace
 
@@ -101,8 +83,10 @@ struct DeviceStore::Placed {
   const uint32_t* rows = nullptr;
 };
 
-DeviceStore::DeviceStore(TableConfig config, int64_t budget_bytes, int64_t rows_at_a_time, HostBytes host_bytes)
-    : table_(std::make_unique<DeviceTable>(std::move(config), budget_bytes)),
+DeviceStore::DeviceStore(TableConfig config, int64_t budget_bytes, int64_t rows_at_a_time, HostBytes host_bytes,
+                         std::unique_ptr<DeviceAllocator> owner)
+    : owner_(std::move(owner)),
+      table_(std::make_unique<DeviceTable>(std::move(config), budget_bytes, owner_.get())),
       stream_(std::make_unique<Stream>()),
       rows_at_a_time_(std::max<int64_t>(1, rows_at_a_time)),
       host_bytes_(host_bytes == nullptr ? AvailableHostBytes : host_bytes) {}
@@ -169,10 +153,11 @@ void DeviceStore::Export(const Cpu&, const std::string& slot_set,
   VisitRows(&call, {}, [&](const uint64_t* keys, const uint32_t* rows, int64_t n) {
     if (to.keys != nullptr) CopyToHost(call.cuda, to.keys + at, keys, n * int64_t{sizeof(uint64_t)});
     if (to.rows != nullptr) {
-      RecordsToHost(call.cuda, &call.stage, call.state, rows, n, 0, dim(), to.rows + at * dim());
+      RecordsToHost(call.cuda, &call.stage, call.state.rows.view(), rows, n, 0, dim(), to.rows + at * dim());
     }
     if (to.slots != nullptr) {
-      RecordsToHost(call.cuda, &call.stage, call.state, rows, n, set->offset, floats, to.slots + at * floats);
+      RecordsToHost(call.cuda, &call.stage, call.state.rows.view(), rows, n, set->offset, floats,
+                    to.slots + at * floats);
     }
     if (to.stamps != nullptr) std::fill_n(to.stamps + at, n, set->decay == nullptr ? -1 : set->decay->calls());
     at += n;
@@ -199,7 +184,7 @@ void DeviceStore::Slots(const std::string& slot_set, const uint64_t* keys, int64
     throw InvalidArgument(Label() + ": key " + config().KeyText(keys[i]) + " has no row.");
   }
   call.state.Settle(call.cuda, &call.scratch, rows, n);
-  RecordsToHost(call.cuda, &call.stage, call.state, rows, n, set.offset, SlotsOf(call.state, set), slots);
+  RecordsToHost(call.cuda, &call.stage, call.state.rows.view(), rows, n, set.offset, SlotsOf(call.state, set), slots);
   std::fill_n(stamps, n, set.decay == nullptr ? -1 : set.decay->calls());
 }
 
@@ -240,12 +225,12 @@ void DeviceStore::ReadRows(Call* call, RowSink* sink, bool changes) const {
       const int64_t count = std::min(rows_per_batch, n - at);
       const RowTarget to = sink->Allocate(count);
       CopyToHost(call->cuda, to.keys, keys + at, count * int64_t{sizeof(uint64_t)});
-      RecordsToHost(call->cuda, &call->stage, state, rows + at, count, 0, dim(), to.rows);
+      RecordsToHost(call->cuda, &call->stage, state.rows.view(), rows + at, count, 0, dim(), to.rows);
       for (size_t s = 0; s < state.sets.size(); ++s) {
         const State::SlotSet& set = *state.sets[s];
         const int64_t floats = SlotsOf(state, set);
         if (floats == 0) continue;
-        RecordsToHost(call->cuda, &call->stage, state, rows + at, count, set.offset, floats, to.slots[s]);
+        RecordsToHost(call->cuda, &call->stage, state.rows.view(), rows + at, count, set.offset, floats, to.slots[s]);
       }
       sink->Commit();
     }

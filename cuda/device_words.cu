@@ -2,6 +2,7 @@
 
 #include "detail/check.h"
 #include "detail/launch.h"
+#include "detail/staging.h"
 #include "detail/vector4.h"
 
 namespace sok {
@@ -55,9 +56,7 @@ void Copy(const Cuda& cuda, void* to, const void* from, int64_t bytes, cudaMemcp
 
 }  // namespace
 
-void CopyToDevice(const Cuda& cuda, void* to, const void* from, int64_t bytes) {
-  Copy(cuda, to, from, bytes, cudaMemcpyHostToDevice);
-}
+void CopyToDevice(const Cuda& cuda, void* to, const void* from, int64_t bytes) { UploadBytes(cuda, from, bytes, to); }
 void CopyOnDevice(const Cuda& cuda, void* to, const void* from, int64_t bytes) {
   Copy(cuda, to, from, bytes, cudaMemcpyDeviceToDevice);
 }

@@ -145,12 +145,12 @@ __global__ void KeepLastKernel(const uint32_t* leaders, int64_t n, RowNotes note
 
 // ---- the state
 
-DeviceTable::State::State(TableConfig c, int64_t budget_bytes)
+DeviceTable::State::State(TableConfig c, int64_t budget_bytes, DeviceAllocator* owner)
     : config([&c] {
         c.Check();
         return std::move(c);
       }()),
-      memory(config.Label(), budget_bytes),
+      memory(config.Label(), budget_bytes, owner),
       rows(config.dim, config.capacity, &memory),
       in_use(&memory),
       num_in_use(&memory),
@@ -161,14 +161,14 @@ DeviceTable::State::State(TableConfig c, int64_t budget_bytes)
       defaults(&memory),
       bad(&memory) {
   const Cuda cuda{};
-  bad.Allocate(1, "its status");
+  bad.Allocate(cuda, 1, "its status");
   SOK_CUDA(cudaMemsetAsync(bad.data(), 0, sizeof(Bad), cuda.stream));
   if (config.initializer.kind == InitKind::kOwn) {
     throw InvalidArgument(config.Label() + ": an initializer of your own runs on the CPU alone. Keep the table there.");
   }
   const std::vector<float>& values = config.initializer.bank;
   if (!values.empty()) {
-    bank.Allocate(static_cast<int64_t>(values.size()), "the initializer's bank");
+    bank.Allocate(cuda, static_cast<int64_t>(values.size()), "the initializer's bank");
     SOK_CUDA(cudaMemcpyAsync(bank.data(), values.data(), values.size() * sizeof(float), cudaMemcpyHostToDevice,
                              cuda.stream));
     initializer.bank = bank.data();
@@ -176,7 +176,7 @@ DeviceTable::State::State(TableConfig c, int64_t budget_bytes)
   if (config.hashed) {
     index = std::make_unique<DeviceHashTable>(config.Label(), config.capacity, &memory);
   } else {
-    num_in_use.Allocate(1, "its count");
+    num_in_use.Allocate(cuda, 1, "its count");
     SOK_CUDA(cudaMemsetAsync(num_in_use.data(), 0, sizeof(int64_t), cuda.stream));
     in_use.Grow(cuda, (config.capacity + 31) / 32, 0, "which rows are in use");
   }
@@ -256,8 +256,8 @@ void DeviceTable::State::ThrowIfIllegalToHost(const Cuda& cuda, DeviceScratch* s
 
 // ---- the table
 
-DeviceTable::DeviceTable(TableConfig config, int64_t budget_bytes)
-    : state_(std::make_unique<State>(std::move(config), budget_bytes)) {}
+DeviceTable::DeviceTable(TableConfig config, int64_t budget_bytes, DeviceAllocator* owner)
+    : state_(std::make_unique<State>(std::move(config), budget_bytes, owner)) {}
 DeviceTable::~DeviceTable() {
   if (state_ == nullptr) return;
   const HomeDevice::Visit visit(state_->home);

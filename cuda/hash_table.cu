@@ -175,8 +175,8 @@ void DeviceHashTable::MakeCounters(const Cuda& cuda) {
   if (counters_ != nullptr) return;
   if (on_host_ == nullptr)
     SOK_CUDA(cudaHostAlloc(reinterpret_cast<void**>(&on_host_), sizeof(DeviceHashCounters), cudaHostAllocDefault));
-  counters_ =
-      static_cast<DeviceHashCounters*>(memory_->Allocate(sizeof(DeviceHashCounters), "the counters of the key index"));
+  counters_ = static_cast<DeviceHashCounters*>(
+      memory_->Allocate(cuda, sizeof(DeviceHashCounters), "the counters of the key index"));
   SOK_CUDA(cudaMemsetAsync(counters_, 0, sizeof(DeviceHashCounters), cuda.stream));
 }
 
@@ -227,13 +227,13 @@ void DeviceHashTable::Rebuild(const Cuda& cuda, int64_t keys) {
   bigger.seed = HashSeed();
   const int64_t bytes = static_cast<int64_t>(bigger.num_buckets * sizeof(DeviceBucket));
   bigger.buckets = static_cast<DeviceBucket*>(memory_->Allocate(
-      bytes, view_.buckets == nullptr ? "the key index"
-                                      : "a larger key index (while keys move, both are there; Reserve avoids that)"));
+      cuda, bytes,
+      view_.buckets == nullptr ? "the key index"
+                               : "a larger key index (while keys move, both are there; Reserve avoids that)"));
   Launch(ClearKernel, GridOf(static_cast<int64_t>(bigger.num_buckets) * (kPlaces + 2)), kThreads, 0, cuda, bigger);
   Launch(RebuildKernel, GridOfTiles(static_cast<int64_t>(view_.num_buckets) * kPlaces), kThreads, 0, cuda, view_,
          bigger);
-  SOK_CUDA(cudaStreamSynchronize(cuda.stream));
-  memory_->Free(view_.buckets, static_cast<int64_t>(view_.num_buckets * sizeof(DeviceBucket)));
+  memory_->Free(cuda, view_.buckets, static_cast<int64_t>(view_.num_buckets * sizeof(DeviceBucket)));
   view_ = bigger;
 }
 
@@ -297,13 +297,12 @@ void DeviceHashTable::Erase(const Cuda& cuda, DeviceScratch* scratch, const uint
     Refresh(cuda);
     const int64_t wanted = std::min(capacity_, rows_bound_ + rows_bound_ / 2);
     const int64_t word = sizeof(uint32_t);
-    auto* longer = static_cast<uint32_t*>(memory_->Allocate(wanted * word, "the list of free row numbers"));
+    auto* longer = static_cast<uint32_t*>(memory_->Allocate(cuda, wanted * word, "the list of free row numbers"));
     if (on_host_->num_free > 0) {
       SOK_CUDA(cudaMemcpyAsync(longer, free_rows_, static_cast<size_t>(on_host_->num_free * word),
                                cudaMemcpyDeviceToDevice, cuda.stream));
-      SOK_CUDA(cudaStreamSynchronize(cuda.stream));
     }
-    memory_->Free(free_rows_, free_capacity_ * word);
+    memory_->Free(cuda, free_rows_, free_capacity_ * word);
     free_rows_ = longer;
     free_capacity_ = wanted;
   }

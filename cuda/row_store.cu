@@ -58,7 +58,7 @@ DeviceRowStore::DeviceRowStore(int64_t dim, int64_t max_rows, DeviceMemory* memo
 }
 
 DeviceRowStore::~DeviceRowStore() {
-  for (float* slab : slabs_) memory_->Free(slab, SlabBytes(stride_));
+  for (const Slab& slab : slabs_) memory_->Free(slab.data, slab.bytes);
   memory_->Free(device_slabs_, max_slabs_ * static_cast<int64_t>(sizeof(float*)));
 }
 
@@ -74,38 +74,55 @@ DeviceRows DeviceRowStore::view() const {
 void DeviceRowStore::Reserve(const Cuda& cuda, int64_t num_rows) {
   if (device_slabs_ == nullptr) {
     device_slabs_ = static_cast<float**>(
-        memory_->Allocate(max_slabs_ * static_cast<int64_t>(sizeof(float*)), "the list of row slabs"));
+        memory_->Allocate(cuda, max_slabs_ * static_cast<int64_t>(sizeof(float*)), "the list of row slabs"));
   }
   slabs_.reserve(static_cast<size_t>(max_slabs_));
   while (this->num_rows() < num_rows) {
-    float* slab = static_cast<float*>(memory_->Allocate(SlabBytes(stride_), "embedding rows"));
-    slabs_.push_back(slab);
-    Launch(SetSlabKernel, 1, 1, 0, cuda, device_slabs_, num_slabs_, slab);
-    ++num_slabs_;
+    const int64_t bytes = SlabBytes(stride_);
+    slabs_.push_back({static_cast<float*>(memory_->Allocate(cuda, bytes, "embedding rows")), bytes});
+    SetSlab(cuda, static_cast<size_t>(num_slabs_++), slabs_.back());
   }
 }
 
+void DeviceRowStore::SetSlab(const Cuda& cuda, size_t number, Slab slab) {
+  slabs_[number] = slab;
+  Launch(SetSlabKernel, 1, 1, 0, cuda, device_slabs_, static_cast<int64_t>(number), slab.data);
+}
+
+void DeviceRowStore::Widen(const Cuda& cuda, const Slab& from, int64_t from_stride, int64_t count, const float* fresh,
+                           int64_t to_stride, const Slab& to) const {
+  Launch(WidenKernel, GridFor((mask_ + 1) * (floats_ + count), kThreads), kThreads, 0, cuda, from.data, from_stride,
+         floats_, mask_ + 1, count, fresh, to_stride, to.data);
+}
+
 int64_t DeviceRowStore::AddFloats(const Cuda& cuda, int64_t count, const float* fresh) {
+  const char* const what = "wider embedding rows (an optimizer's slots; while rows move, two slabs are there twice)";
   const int64_t offset = floats_, stride = RecordStride(floats_ + count);
-  std::vector<float*> wider;
-  wider.reserve(slabs_.size());
+  const int64_t twice = std::min<int64_t>(2, num_slabs_);
+  memory_->CheckBudget(num_slabs_ * (SlabBytes(stride) - SlabBytes(stride_)) + twice * SlabBytes(stride_), what);
+  Slab before;  // the slab that was widened last, as it was
+  size_t done = 0;
   try {
-    for (size_t i = 0; i < slabs_.size(); ++i) {
-      wider.push_back(static_cast<float*>(memory_->Allocate(
-          SlabBytes(stride), "wider embedding rows (an optimizer's slots; while rows move, both widths are there)")));
+    for (; done < slabs_.size(); ++done) {
+      const Slab wide = {static_cast<float*>(memory_->Allocate(cuda, SlabBytes(stride), what)), SlabBytes(stride)};
+      Widen(cuda, slabs_[done], stride_, count, fresh, stride, wide);
+      memory_->Free(cuda, before.data, before.bytes);
+      before = slabs_[done];
+      SetSlab(cuda, done, wide);
     }
   } catch (const OutOfMemory&) {
-    for (float* slab : wider) memory_->Free(slab, SlabBytes(stride));
+    // The last one is still there as it was. Each of the others goes to where the one after it has moved out, so that going
+    // back takes no memory.
+    for (size_t i = done; i-- > 0;) {
+      const Slab wide = slabs_[i];
+      if (i + 1 < done) Widen(cuda, wide, stride, 0, nullptr, stride_, before);
+      SetSlab(cuda, i, before);
+      before = wide;
+    }
+    memory_->Free(cuda, before.data, before.bytes);
     throw;
   }
-  for (size_t i = 0; i < wider.size(); ++i) {
-    Launch(WidenKernel, GridFor((mask_ + 1) * (floats_ + count), kThreads), kThreads, 0, cuda, slabs_[i], stride_,
-           floats_, mask_ + 1, count, fresh, stride, wider[i]);
-    Launch(SetSlabKernel, 1, 1, 0, cuda, device_slabs_, static_cast<int64_t>(i), wider[i]);
-  }
-  SOK_CUDA(cudaStreamSynchronize(cuda.stream));
-  for (float* slab : slabs_) memory_->Free(slab, SlabBytes(stride_));
-  slabs_ = std::move(wider);
+  memory_->Free(cuda, before.data, before.bytes);
   floats_ += count;
   stride_ = stride;
   return offset;

@@ -2,6 +2,7 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -12,28 +13,42 @@
 namespace sok {
 namespace {
 
-// Pinned memory, and where in its stream the copy from it is done.
+// Pinned memory, and where in its stream the copy from it or to it is done.
 struct Block {
   char* data = nullptr;
   int64_t bytes = 0;
   cudaEvent_t copied = nullptr;
 };
 
+bool IsCopied(const Block& block) {
+  const cudaError_t status = cudaEventQuery(block.copied);
+  if (status == cudaSuccess) return true;
+  if (status != cudaErrorNotReady) SOK_CUDA(status);
+  static_cast<void>(cudaGetLastError());  // else who looks for errors of launches finds this one
+  return false;
+}
+
 // The blocks of each device (an event belongs to one), kept for as long as the process lives: when it ends, CUDA may be
 // gone before this is. There are as many as there were copies under way at once.
 class Blocks {
  public:
-  // One that no copy reads any more. Throws CudaError.
+  // One that no copy uses any more. Throws CudaError.
   Block Take(int device, int64_t bytes) {
-    std::deque<Block>& all = of_device_[device];  // the one used longest ago first
-    for (auto block = all.begin(); block != all.end(); ++block) {
-      const cudaError_t status = cudaEventQuery(block->copied);
-      if (status == cudaErrorNotReady) break;
-      SOK_CUDA(status);
-      if (block->bytes < bytes) continue;
-      const Block taken = *block;
-      all.erase(block);
-      return taken;
+    constexpr int kMostUnderWay = 8;  // of this size or above: a host that is ahead of its device waits
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      std::deque<Block>& all = of_device_[device];  // the one used longest ago first
+      int under_way = 0;
+      auto oldest = all.end();
+      for (auto block = all.begin(); block != all.end(); ++block) {
+        if (block->bytes < bytes) continue;
+        if (IsCopied(*block)) return Remove(&all, block);
+        if (under_way++ == 0) oldest = block;
+      }
+      if (under_way >= kMostUnderWay) {
+        SOK_CUDA(cudaEventSynchronize(oldest->copied));
+        return Remove(&all, oldest);
+      }
     }
     constexpr int64_t kLeastBytes = 64 << 10;
     Block made;
@@ -45,31 +60,52 @@ class Blocks {
     SOK_CUDA(status);
     return made;
   }
-  void GiveBack(int device, const Block& block) { of_device_[device].push_back(block); }
-
-  std::mutex mutex;
+  void GiveBack(int device, const Block& block) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    of_device_[device].push_back(block);
+  }
 
  private:
+  static Block Remove(std::deque<Block>* all, std::deque<Block>::iterator block) {
+    const Block taken = *block;
+    all->erase(block);
+    return taken;
+  }
+
+  std::mutex mutex_;
   std::map<int, std::deque<Block>> of_device_;
 };
 
+Blocks& AllBlocks() {
+  static Blocks& blocks = *new Blocks;
+  return blocks;
+}
+
 }  // namespace
 
+PinnedLease::PinnedLease(int64_t bytes) {
+  SOK_CUDA(cudaGetDevice(&device_));
+  const Block block = AllBlocks().Take(device_, bytes);
+  data_ = block.data;
+  bytes_ = block.bytes;
+  copied_ = block.copied;
+}
+
+PinnedLease::~PinnedLease() { AllBlocks().GiveBack(device_, {data_, bytes_, copied_}); }
+
+void PinnedLease::Mark(const Cuda& cuda) { SOK_CUDA(cudaEventRecord(copied_, cuda.stream)); }
+
+void PinnedLease::Wait() const { SOK_CUDA(cudaEventSynchronize(copied_)); }
+
 void UploadBytes(const Cuda& cuda, const void* from, int64_t bytes, void* to) {
-  static Blocks& blocks = *new Blocks;
-  int device = 0;
-  SOK_CUDA(cudaGetDevice(&device));
-  Block block;
-  {
-    const std::lock_guard<std::mutex> lock(blocks.mutex);
-    block = blocks.Take(device, bytes);
+  constexpr int64_t kMostAtOnce = int64_t{32} << 20;
+  for (int64_t at = 0; at < bytes; at += kMostAtOnce) {
+    const auto n = static_cast<size_t>(std::min(kMostAtOnce, bytes - at));
+    PinnedLease lease(static_cast<int64_t>(n));
+    std::memcpy(lease.data(), static_cast<const char*>(from) + at, n);
+    SOK_CUDA(cudaMemcpyAsync(static_cast<char*>(to) + at, lease.data(), n, cudaMemcpyHostToDevice, cuda.stream));
+    lease.Mark(cuda);
   }
-  std::memcpy(block.data, from, static_cast<size_t>(bytes));
-  cudaError_t status = cudaMemcpyAsync(to, block.data, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, cuda.stream);
-  if (status == cudaSuccess) status = cudaEventRecord(block.copied, cuda.stream);
-  SOK_CUDA(status);  // the block is lost then: a copy may still read it
-  const std::lock_guard<std::mutex> lock(blocks.mutex);
-  blocks.GiveBack(device, block);
 }
 
 }  // namespace sok

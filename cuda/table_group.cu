@@ -12,6 +12,7 @@
 #include "detail/copy_row.h"
 #include "detail/launch.h"
 #include "detail/place_key.h"
+#include "detail/places.h"
 #include "detail/primitives.h"
 #include "detail/slot_set.h"
 #include "detail/table_state.h"
@@ -130,6 +131,7 @@ __global__ void ElectGroupKernel(Group group) {
     // Tables that have the same keys shall not meet.
     const uint64_t hash = HashKey((key + static_cast<uint64_t>(piece.table) * 0x9E3779B97F4A7C15ull) ^ group.seed);
     for (uint32_t place = static_cast<uint32_t>(hash) & group.mask;; place = (place + 1) & group.mask) {
+      if (place == kNobody) continue;  // means that a position takes no part
       uint32_t there = LoadRelaxed(&group.places[place]);
       if (there == kNobody) there = atomicCAS(&group.places[place], kNobody, me);
       if (there != kNobody && (there < table.first || there >= table.last || group.keys[there] != key)) continue;
@@ -310,9 +312,8 @@ class GroupLookup {
     group_.n = n_;
     group_.is_missing = parcel.On(missing_at);
     if (!insert) return;
-    uint32_t places = 64;  // at most half full
-    while (places < 2 * n_ && places < 0x80000000u) places *= 2;
-    group_.mask = places - 1;
+    const int64_t places = PlacesFor(n_);
+    group_.mask = static_cast<uint32_t>(places - 1);
     group_.seed = HashSeed();
     group_.places = scratch->Get<uint32_t>(places);
     group_.rows = scratch->Get<uint32_t>(n_);

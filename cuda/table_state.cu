@@ -141,7 +141,7 @@ void DeviceTable::Swap(const Cuda& cuda, DeviceTable* other) {
   mine.defaults.Swap(&theirs.defaults);
   mine.sets.swap(theirs.sets);
   for (State* state : states)
-    for (const auto& set : state->sets) set->stamps.MoveTo(&state->memory);
+    for (const auto& set : state->sets) set->MoveTo(&state->memory);
 }
 
 }  // namespace sok

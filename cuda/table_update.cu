@@ -60,7 +60,7 @@ DeviceTable::State::SlotSet* DeviceTable::State::FindOrAttach(const Cuda& cuda, 
   set->name = slot_set;
   set->rule = rule;
   if (rule.decays()) {
-    set->decay = std::make_unique<DeviceDecay>();
+    set->decay = std::make_unique<DeviceDecay>(&memory);
     set->stamps.Grow(cuda, rows.num_rows(), rows.num_rows(), "an optimizer's stamps");
   }
   sets.reserve(sets.size() + 1);
@@ -68,7 +68,7 @@ DeviceTable::State::SlotSet* DeviceTable::State::FindOrAttach(const Cuda& cuda, 
   if (count > 0) {
     // What a fresh row's slots hold is one stretch behind the weights; longer, before the records are.
     DeviceBlock<float> longer(&memory);
-    longer.Allocate(defaults.size() + count, "what fresh slots hold");
+    longer.Allocate(cuda, defaults.size() + count, "what fresh slots hold");
     if (defaults.size() > 0) {
       SOK_CUDA(cudaMemcpyAsync(longer.data(), defaults.data(), static_cast<size_t>(defaults.size()) * sizeof(float),
                                cudaMemcpyDeviceToDevice, cuda.stream));

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "detail/launch.h"
+#include "detail/places.h"
 #include "detail/primitives.h"
 #include "sok/error.h"
 #include "sok/hash_key.h"
@@ -114,8 +115,7 @@ void Unique(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int6
   }
   SOK_CUDA(cudaMemsetAsync(num_unique, 0, sizeof(int64_t), cuda.stream));
   if (n == 0) return;
-  int64_t num_places = 64;
-  while (num_places < 2 * n) num_places *= 2;
+  const int64_t num_places = PlacesFor(n);
   const Places places = {scratch->Get<uint32_t>(num_places), static_cast<uint64_t>(num_places - 1), HashSeed()};
   uint32_t* place_of = scratch->Get<uint32_t>(n);
   uint32_t* number_of = scratch->Get<uint32_t>(num_places);

@@ -19,19 +19,19 @@ class HandleOp : public GuardedOp {
   }
 
  private:
-  virtual Resource* Make() const = 0;
+  virtual Resource* Make(OpKernelContext* ctx) const = 0;
 
   void Run(OpKernelContext* ctx) override {
     auto& handle = ScalarOutput<tensorflow::ResourceHandle>(ctx, 0);
     if (anonymous_) {
       // The handle counts references: what it is of lives as long as a variable, a traced function or a model holds it.
-      handle = tensorflow::ResourceHandle::MakeRefCountingHandle(Make(), ctx->device()->name());
+      handle = tensorflow::ResourceHandle::MakeRefCountingHandle(Make(ctx), ctx->device()->name());
       return;
     }
     handle = tensorflow::MakeResourceHandle<Resource>(ctx, container_, shared_name_);
     RefCountPtr<Resource> resource;
     Check(tensorflow::LookupOrCreateResource<Resource>(ctx, handle, &resource, [&](Resource** made) {
-      *made = Make();
+      *made = Make(ctx);
       return absl::OkStatus();
     }));
   }

@@ -58,7 +58,7 @@ class ServingTableOp final : public HandleOp<ServingResource> {
   using HandleOp::HandleOp;
 
  private:
-  ServingResource* Make() const override { return new ServingResource; }
+  ServingResource* Make(OpKernelContext*) const override { return new ServingResource; }
 };
 SOK_CPU_KERNEL("Sok>ServingTable", ServingTableOp);
 

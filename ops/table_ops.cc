@@ -47,7 +47,7 @@ class HostTableHandleOp final : public TableHandleOp {
   using TableHandleOp::TableHandleOp;
 
  private:
-  TableResource* Make() const override { return new TableResource(config(), key_dtype()); }
+  TableResource* Make(OpKernelContext*) const override { return new TableResource(config(), key_dtype()); }
 };
 SOK_CPU_KERNEL("Sok>TableHandle", HostTableHandleOp);
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "launch.h"
+#include "places.h"
 #include "primitives.h"
 #include "sok/hash_table.h"
 #include "sok/scratch.h"
@@ -31,6 +32,7 @@ __global__ void ElectKernel(const uint64_t* keys, int64_t n, const uint32_t* row
     const uint64_t key = keys[i];
     const uint32_t me = static_cast<uint32_t>(i);
     for (uint32_t place = static_cast<uint32_t>(HashKey(key ^ seed)) & mask;; place = (place + 1) & mask) {
+      if (place == kNobody) continue;  // means that a position takes no part
       uint32_t there = LoadRelaxed(&positions[place]);
       if (there == kNobody) there = atomicCAS(&positions[place], kNobody, me);
       if (there != kNobody && keys[there] != key) continue;
@@ -60,14 +62,13 @@ struct Elected {
 template <Speaker kSpeaker>
 Elected Elect(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int64_t n, const uint32_t* rows,
               bool missing, uint32_t* leaders) {
-  uint32_t places = 64;  // at most half full
-  while (places < 2 * n && places < 0x80000000u) places *= 2;
+  const int64_t places = PlacesFor(n);
   uint32_t* positions = scratch->Get<uint32_t>(places);
   uint32_t* place_of = scratch->Get<uint32_t>(n);
   Elected elected = {leaders != nullptr ? leaders : scratch->Get<uint32_t>(n), scratch->Get<uint32_t>(n + 1)};
-  SOK_CUDA(cudaMemsetAsync(positions, 0xFF, size_t{places} * sizeof(uint32_t), cuda.stream));
+  SOK_CUDA(cudaMemsetAsync(positions, 0xFF, static_cast<size_t>(places) * sizeof(uint32_t), cuda.stream));
   Launch(ElectKernel<kSpeaker>, GridFor(n, kElectThreads), kElectThreads, 0, cuda, keys, n, rows, missing, positions,
-         places - 1, HashSeed(), place_of);
+         static_cast<uint32_t>(places - 1), HashSeed(), place_of);
   Launch(LeadersKernel, GridFor(n + 1, kElectThreads), kElectThreads, 0, cuda, positions, place_of, n, elected.leaders,
          elected.before);
   ExclusiveSum(cuda, scratch, elected.before, elected.before, n + 1);

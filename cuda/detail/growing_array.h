@@ -30,17 +30,16 @@ class GrowingArray {
   // The values have come from another table, whose memory was swapped with this one's.
   void MoveTo(DeviceMemory* memory) { memory_ = memory; }
 
-  // Waits for the stream if there was something to copy. Throws OutOfMemory, then nothing changed.
+  // Throws OutOfMemory, then nothing changed.
   void Grow(const Cuda& cuda, int64_t n, int64_t most, const char* what) {
     if (n <= capacity_) return;
     const int64_t wanted = std::min(std::max(n, most), std::max(n, capacity_ + capacity_ / 2));
-    auto* longer = static_cast<T*>(memory_->Allocate(wanted * kBytes, what));
+    auto* longer = static_cast<T*>(memory_->Allocate(cuda, wanted * kBytes, what));
     SOK_CUDA(cudaMemsetAsync(longer + capacity_, 0, static_cast<size_t>((wanted - capacity_) * kBytes), cuda.stream));
     if (capacity_ > 0) {
       SOK_CUDA(cudaMemcpyAsync(longer, data_, static_cast<size_t>(capacity_ * kBytes), cudaMemcpyDeviceToDevice,
                                cuda.stream));
-      SOK_CUDA(cudaStreamSynchronize(cuda.stream));
-      memory_->Free(data_, capacity_ * kBytes);
+      memory_->Free(cuda, data_, capacity_ * kBytes);
     }
     data_ = longer;
     capacity_ = wanted;

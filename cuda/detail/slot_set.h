@@ -14,6 +14,12 @@ namespace sok {
 struct DeviceTable::State::SlotSet {
   explicit SlotSet(DeviceMemory* memory) : stamps(memory) {}
 
+  // The set has come from another table, whose memory was swapped with this one's.
+  void MoveTo(DeviceMemory* memory) {
+    stamps.MoveTo(memory);
+    if (decay != nullptr) decay->MoveTo(memory);
+  }
+
   std::string name;
   UpdateRule rule;  // of the last call
   int64_t offset = 0;

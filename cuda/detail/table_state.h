@@ -28,9 +28,9 @@ class DeviceBlock {
   DeviceBlock& operator=(const DeviceBlock&) = delete;
   ~DeviceBlock() { Free(); }
 
-  void Allocate(int64_t n, const char* what) {
+  void Allocate(const Cuda& cuda, int64_t n, const char* what) {
     Free();
-    data_ = static_cast<T*>(memory_->Allocate(n * static_cast<int64_t>(sizeof(T)), what));
+    data_ = static_cast<T*>(memory_->Allocate(cuda, n * static_cast<int64_t>(sizeof(T)), what));
     n_ = n;
   }
   // With a block of the same memory.
@@ -74,7 +74,7 @@ struct DeviceTable::State {
 
   using Bad = TableBad;
 
-  State(TableConfig config, int64_t budget_bytes);
+  State(TableConfig config, int64_t budget_bytes, DeviceAllocator* owner);
   ~State();  // waits for the device
 
   bool HasDecay() const;

@@ -27,11 +27,11 @@ class DeviceStore final : public TableStore {
   // How many bytes this process may still take.
   using HostBytes = int64_t (*)();
 
-  // As DeviceTable's constructor, on the current device. rows_at_a_time: how many rows are listed, on the device, for one
+  // As DeviceTable's constructor, on the current device; the store keeps the owner alive. rows_at_a_time: how many rows are listed, on the device, for one
   // pass over the index: 40 bytes each.
   // host_bytes: for tests; null: as the system says it.
   DeviceStore(TableConfig config, int64_t budget_bytes, int64_t rows_at_a_time = int64_t{1} << 20,
-              HostBytes host_bytes = nullptr);
+              HostBytes host_bytes = nullptr, std::unique_ptr<DeviceAllocator> owner = nullptr);
   ~DeviceStore() override;
 
   DeviceTable& table() { return *table_; }
@@ -83,6 +83,7 @@ class DeviceStore final : public TableStore {
   void ForgetSave(Call* call);  // it failed before it had a snapshot
   void CheckHostMemory(Call* call, bool changes) const;
 
+  const std::unique_ptr<DeviceAllocator> owner_;
   const std::unique_ptr<DeviceTable> table_;
   const std::unique_ptr<Stream> stream_;
   const int64_t rows_at_a_time_;

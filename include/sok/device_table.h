@@ -26,10 +26,11 @@ namespace sok {
 
 class DeviceTable {
  public:
-  // budget_bytes: most device memory the table may take; 0: what the device has. config.initializer.bank is host memory. A hashed table
+  // budget_bytes: most device memory the table may take; 0: what the device has. owner: whose memory it is (DeviceMemory),
+  // which must live longer; null: CUDA's. config.initializer.bank is host memory. A hashed table
   // takes no memory before rows appear; an identity one all of its rows'. Throws InvalidArgument as EmbeddingTable does,
   // OutOfMemory, CudaError.
-  DeviceTable(TableConfig config, int64_t budget_bytes);
+  DeviceTable(TableConfig config, int64_t budget_bytes, DeviceAllocator* owner = nullptr);
   ~DeviceTable();  // waits for the device
   DeviceTable(const DeviceTable&) = delete;
   DeviceTable& operator=(const DeviceTable&) = delete;

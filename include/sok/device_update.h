@@ -15,6 +15,8 @@
 
 namespace sok {
 
+class DeviceMemory;
+
 // What a kernel needs to bring rows over the calls of a decaying rule that they missed.
 struct DecayArgs {
   uint32_t* stamps =
@@ -95,7 +97,8 @@ void ThrowIfBadToHost(const Cuda& cuda, const uint64_t* first_bad, const int64_t
 // Not thread-safe; all calls are put on streams in order of each other.
 class DeviceDecay {
  public:
-  DeviceDecay();
+  // memory: whose budget the copy is part of; null: nobody's.
+  explicit DeviceDecay(DeviceMemory* memory = nullptr);
   ~DeviceDecay();  // waits for the device
   DeviceDecay(const DeviceDecay&) = delete;
   DeviceDecay& operator=(const DeviceDecay&) = delete;
@@ -104,7 +107,7 @@ class DeviceDecay {
   // rows. Throws InvalidArgument for a rule that does not decay, OutOfMemory.
   DecayArgs Begin(const Cuda& cuda, const UpdateRule& rule, uint32_t* stamps);
 
-  // That call has been put on the stream. Work that was put there before sees the history as it was. Throws OutOfMemory.
+  // That call has been put on the stream. Work that was put there before sees the history as it was. Begin took what it needs.
   void Append(const Cuda& cuda);
 
   // Many calls by a rule of the same kind have been applied elsewhere: those of the runs, up to `calls` in their counting.
@@ -113,6 +116,9 @@ class DeviceDecay {
 
   // What SettleRows needs, until the next Begin or Append. At least one call must have been appended.
   DecayArgs args(uint32_t* stamps) const;
+
+  // What it takes belongs to this memory from now on, which has been swapped with the one before.
+  void MoveTo(DeviceMemory* memory);
 
   int64_t calls() const { return history_.calls(); }
   // As of AlphaHistory.

@@ -8,8 +8,8 @@
 
 namespace sok {
 
-// to[0 .. bytes) = from[0 .. bytes), put on the stream. `from` is pageable host memory, read before the call returns.
-// Throws CudaError.
+// to[0 .. bytes) = from[0 .. bytes), put on the stream. `from` is host memory of any kind, read before the call returns; it
+// travels by way of pinned memory, since a copy from another kind makes the host wait for the stream. Throws CudaError.
 void CopyToDevice(const Cuda& cuda, void* to, const void* from, int64_t bytes);
 void CopyOnDevice(const Cuda& cuda, void* to, const void* from, int64_t bytes);
 void ZeroOnDevice(const Cuda& cuda, void* to, int64_t bytes);

@@ -216,7 +216,7 @@ class DeviceHashTable {
   int64_t RowsAfter(int64_t num_new) const;  // row numbers will be below
   // With room for so many the next lookups of n keys need not wait for how many of them are new.
   int64_t SpareRows(int64_t num_new, int64_t n) const;
-  void MakeKeyRoom(const Cuda& cuda, int64_t num_new);  // may rebuild, and then waits; throws OutOfMemory
+  void MakeKeyRoom(const Cuda& cuda, int64_t num_new);  // may rebuild; throws OutOfMemory
   void AddToBounds(int64_t num_new);
   DeviceHashCounters* counters() const { return counters_; }
   const uint32_t* free_rows() const { return free_rows_; }

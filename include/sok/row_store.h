@@ -98,8 +98,8 @@ class DeviceRowStore {
   void Reserve(const Cuda& cuda, int64_t num_rows);
   int64_t num_rows() const { return num_slabs_ << shift_; }  // that have a slab
 
-  // Widens every record by `count` floats, fresh [count] on the device; gives the offset of the first. Waits for the stream.
-  // While rows move, the old and the new slabs are both there. Throws OutOfMemory, then nothing changed.
+  // Widens every record by `count` floats, fresh [count] on the device; gives the offset of the first. Slab by
+  // slab: while rows move, two slabs are there twice. Nothing waits. Throws OutOfMemory, then no row has changed.
   int64_t AddFloats(const Cuda& cuda, int64_t count, const float* fresh);
 
   // Exchanges the rows with a store of the same dim and max_rows, whose memory the caller accounts for.
@@ -109,7 +109,15 @@ class DeviceRowStore {
 
  private:
   int64_t SlabBytes(int64_t stride) const { return ((mask_ + 1) * stride) * static_cast<int64_t>(sizeof(float)); }
-  float** SlabsFor(const Cuda& cuda, std::vector<float*>* slabs, int64_t stride, int64_t count);
+
+  struct Slab {
+    float* data = nullptr;
+    int64_t bytes = 0;  // more than its rows take where a widening was given up
+  };
+  void SetSlab(const Cuda& cuda, size_t number, Slab slab);
+  // Records of another stride, with `count` floats of `fresh` behind them.
+  void Widen(const Cuda& cuda, const Slab& from, int64_t from_stride, int64_t count, const float* fresh,
+             int64_t to_stride, const Slab& to) const;
 
   DeviceMemory* const memory_;
   int64_t floats_, stride_;
@@ -117,7 +125,7 @@ class DeviceRowStore {
   int64_t mask_;
   int64_t max_slabs_;
   int64_t num_slabs_ = 0;
-  std::vector<float*> slabs_;       // as the host knows them
+  std::vector<Slab> slabs_;         // as the host knows them
   float** device_slabs_ = nullptr;  // [max_slabs]
 };
 

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 
-from sok.tools import _machine_checks
+from sok.tools import _cuda_checks, _machine_checks
 from sok.tools._finding import FAIL, OK, Finding
 
 Check = Callable[[], list[Finding]]
@@ -60,6 +60,7 @@ def all_checks(with_horovod: bool = False) -> list[Check]:
         _machine_checks.check_horovod,
         _machine_checks.check_native_library,
         _machine_checks.check_devices,
+        _cuda_checks.check_cuda,
         check_self_test,
     ]
     if with_horovod:

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "device_stores.h"
+#include "sok/device_words.h"
 #include "sok/error.h"
 
 namespace {
@@ -67,6 +68,43 @@ TEST(EverythingReadIsWhatTheCpuReads) {
     }
   }
 }
+
+#if defined(SOK_CUDA_EMULATED)  // which counts
+
+TEST(WhatGoesToADeviceGoesByPinnedMemory) {
+  std::vector<uint64_t> words((size_t{40} << 20) / 8);
+  for (size_t i = 0; i < words.size(); ++i) words[i] = i * 0x9E3779B97F4A7C15ull;
+  DeviceArray<uint64_t> there(Size(words));
+  const sok::Cuda cuda{};
+  const auto before = sok_emulator::CountsSoFar();
+  sok::CopyToDevice(cuda, there, words.data(), Size(words) * int64_t{sizeof(uint64_t)});
+  const auto counts = sok_emulator::CountsSoFar() - before;
+  CHECK_EQ(counts.to_device, 2);  // of 32 MiB at most
+  CHECK_EQ(counts.pageable, 0);
+  CHECK_EQ(counts.host_waits, 0);
+  CHECK(there.Get() == words);
+}
+
+// Rows that are read come by two blocks in turns: the copies are not ones that a host waits for one by one.
+TEST(ManyRowsAreReadByBlocksThatTakeTurns) {
+  constexpr int64_t kDim = 1024, kRows = 11000;  // three turns of 16 MiB
+  sok::DeviceStore store(Config(kDim, kRows), 0);
+  Keys keys(kRows);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = 7 * i;
+  Floats rows(static_cast<size_t>(kRows * kDim));
+  for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<float>(i % 65521);
+  sok::Scratch scratch;
+  store.Assign(cpu, &scratch, keys.data(), rows.data(), kRows);
+  const auto before = sok_emulator::CountsSoFar();
+  const Exported read = Export(store, "");
+  const auto counts = sok_emulator::CountsSoFar() - before;
+  CHECK(read.keys == keys);
+  CHECK(read.rows == rows);
+  CHECK(counts.pageable <= 4);  // counts and keys
+  CHECK(counts.to_host >= 5);
+}
+
+#endif
 
 TEST(RestoredRowsGoOnAsIfNothingHadHappened) {
   for (const bool hashed : {true, false}) {

@@ -9,6 +9,7 @@
 
 #include "check.h"
 #include "chosen_keys.h"
+#include "detail/places.h"
 #include "detail/scratch.h"
 #include "device_memory.h"
 #include "sok/error.h"
@@ -110,6 +111,16 @@ Keys Range(uint64_t begin, uint64_t end) {
 }
 
 }  // namespace
+
+TEST(PlacesOfPositionsAreNeverMoreThanHalfTaken) {
+  const int64_t most = (int64_t{1} << 31) - 1;
+  for (const int64_t n :
+       {int64_t{0}, int64_t{1}, int64_t{32}, int64_t{33}, int64_t{1} << 30, (int64_t{1} << 30) + 1, most}) {
+    const int64_t places = sok::PlacesFor(n);
+    CHECK(places >= 2 * n && places >= 64 && places <= int64_t{1} << 32);
+    CHECK_EQ(places & (places - 1), 0);
+  }
+}
 
 TEST(AnEmptyTableFindsNothing) {
   Judged t(10);

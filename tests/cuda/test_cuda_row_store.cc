@@ -1,3 +1,6 @@
+#include <cstring>
+#include <map>
+#include <string>
 #include <vector>
 
 #include "check.h"
@@ -74,6 +77,113 @@ TEST(RowsPastTheBudgetAreRefusedByName) {
   CHECK_THROWS(store.AddFloats(cuda, 64, nullptr), sok::OutOfMemory, "of a budget of 5242880");
   CHECK_EQ(store.floats(), 64);
   CHECK(memory.in_use() >= before && memory.in_use() <= 5 << 20);
+}
+
+// Gives so much and no more, and counts.
+class Owner final : public sok::DeviceAllocator {
+ public:
+  void* Allocate(int64_t bytes) override {
+    void* p = nullptr;
+    if (bytes > left) return nullptr;
+    SOK_CUDA(cudaMalloc(&p, static_cast<size_t>(bytes)));
+    left -= bytes;
+    bytes_of[p] = bytes;
+    return p;
+  }
+  void Free(void* p) override {
+    static_cast<void>(cudaFree(p));
+    left += bytes_of.at(p);
+    bytes_of.erase(p);
+  }
+  sok::Cuda stream() const override { return cuda; }
+  std::string Room() const override { return "its owner has " + std::to_string(left) + " left"; }
+
+  int64_t left = 0;
+  std::map<void*, int64_t> bytes_of;
+};
+
+TEST(WideningTakesTwoSlabsMoreAndNotAllRowsTwice) {
+  constexpr int64_t kSlab = int64_t{2} << 20;
+  for (const int64_t budget : {10 * kSlab + 8192, 10 * kSlab - 8192}) {  // four of twice the width, two of one
+    sok::DeviceMemory memory("table 't'", budget);
+    sok::DeviceRowStore store(64, 32768, &memory);
+    store.Reserve(cuda, 32768);
+    DeviceArray<float> fresh(Numbered(64, 0.0f));
+    if (budget > 10 * kSlab) {
+      CHECK_EQ(store.AddFloats(cuda, 64, fresh), 64);
+    } else {
+      CHECK_THROWS(store.AddFloats(cuda, 64, fresh), sok::OutOfMemory, "two slabs are there twice");
+      CHECK_EQ(store.floats(), 64);
+    }
+  }
+}
+
+TEST(AWideningThatIsGivenUpChangesNoRow) {
+  constexpr int64_t kSlab = int64_t{2} << 20;
+  const std::vector<uint32_t> rows = {0, 8191, 8192, 20000, 32767};
+  DeviceArray<uint32_t> device_rows(rows);
+  const std::vector<float> values = Numbered(5 * 64, 1.0f);
+  DeviceArray<float> device_values(values), fresh(Numbered(64, 0.5f));
+  for (const int64_t wide : {0, 1, 2, 3}) {  // slabs of twice the width that there is memory for
+    Owner owner;
+    owner.left = int64_t{1} << 40;
+    {
+      sok::DeviceMemory memory("table 't'", 0, &owner);
+      sok::DeviceRowStore store(64, 32768, &memory);
+      store.Reserve(cuda, 32768);
+      sok::ScatterRecords(cuda, store.view(), device_rows, 5, 0, 64, device_values);
+      const int64_t in_use = memory.in_use();
+      owner.left = wide == 0 ? 0 : (wide + 2) * kSlab - 1;
+      CHECK_THROWS(store.AddFloats(cuda, 64, fresh), sok::OutOfMemory, "its owner has");
+      CHECK_EQ(store.floats(), 64);
+      CHECK(Gathered(store, rows, 0, 64) == values);
+      CHECK(memory.in_use() >= in_use);
+      owner.left = int64_t{1} << 40;
+      CHECK_EQ(store.AddFloats(cuda, 64, fresh), 64);
+      CHECK(Gathered(store, rows, 0, 64) == values);
+      CHECK(Gathered(store, {20000}, 64, 64) == Numbered(64, 0.5f));
+      SOK_CUDA(cudaDeviceSynchronize());
+    }
+    CHECK_EQ(owner.bytes_of.size(), size_t{0});
+  }
+}
+
+TEST(WhatAnOwnerGivesIsUsedAfterItsOwnWork) {
+  // The owner's stream fills memory and gives it back; another stream's table takes the same memory.
+  struct OneBlock final : sok::DeviceAllocator {
+    void* Allocate(int64_t) override { return block; }
+    void Free(void*) override {}
+    sok::Cuda stream() const override { return owners; }
+    std::string Room() const override { return ""; }
+    sok::Cuda owners;
+    float* block = nullptr;
+  } owner;
+  constexpr int64_t kFloats = 1 << 22;
+  SOK_CUDA(cudaStreamCreateWithFlags(&owner.owners.stream, cudaStreamNonBlocking));
+  sok::Cuda other;
+  SOK_CUDA(cudaStreamCreateWithFlags(&other.stream, cudaStreamNonBlocking));
+  {
+    DeviceArray<float> block(kFloats);
+    owner.block = block;
+    sok::DeviceMemory memory("table 't'", 0, &owner);
+    for (int round = 0; round < 20; ++round) {
+      SOK_CUDA(cudaMemsetAsync(block, 1, kFloats * sizeof(float), owner.owners.stream));
+      void* p = memory.Allocate(other, kFloats * int64_t{sizeof(float)}, "a test");
+      SOK_CUDA(cudaMemsetAsync(p, 2, kFloats * sizeof(float), other.stream));
+      memory.Free(other, p, kFloats * int64_t{sizeof(float)});
+      SOK_CUDA(cudaMemsetAsync(block + kFloats - 1, 3, sizeof(float), owner.owners.stream));
+      SOK_CUDA(cudaDeviceSynchronize());
+      const std::vector<float> found = block.Get();
+      uint32_t first, last;
+      std::memcpy(&first, &found[0], 4);
+      std::memcpy(&last, &found[kFloats - 1], 4);
+      CHECK_EQ(first, 0x02020202u);
+      CHECK_EQ(last, 0x03030303u);
+    }
+    CHECK_EQ(memory.in_use(), 0);
+  }
+  SOK_CUDA(cudaStreamDestroy(owner.owners.stream));
+  SOK_CUDA(cudaStreamDestroy(other.stream));
 }
 
 TEST(AddressesAreWiderThan32Bits) {

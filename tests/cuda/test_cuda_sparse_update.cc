@@ -13,6 +13,7 @@
 #include "detail/vector4.h"
 #include "device_memory.h"
 #include "rules.h"
+#include "sok/device_memory.h"
 #include "sok/device_update.h"
 #include "sok/error.h"
 
@@ -294,4 +295,23 @@ TEST(UpdatesThatMakeNoSenseAreRefused) {
   CHECK_THROWS(sok::SettleRows(cuda, MakeRule("adam"), update, nullptr, 1, 1), sok::InvalidArgument, "decaying rule");
   sok::DeviceDecay decay;
   CHECK_THROWS(decay.Begin(cuda, MakeRule("sgd"), nullptr), sok::InvalidArgument, "'sgd' does not decay");
+}
+
+TEST(TheHistoryOfCallsIsPartOfItsTablesBudget) {
+  const sok::Cuda cuda{};
+  sok::DeviceMemory memory("table 't'"), small("table 'small'", 16);
+  {
+    sok::DeviceDecay decay(&memory);
+    for (int call = 0; call < 5; ++call) {
+      decay.Begin(cuda, MakeRule("adam"), nullptr);
+      const int64_t taken = memory.in_use();
+      CHECK(taken > 0);
+      decay.Append(cuda);
+      CHECK_EQ(memory.in_use(), taken);  // a call that has changed rows needs no more
+    }
+  }
+  CHECK_EQ(memory.in_use(), 0);
+  sok::DeviceDecay decay(&small);
+  CHECK_THROWS(decay.Begin(cuda, MakeRule("adam"), nullptr), sok::OutOfMemory,
+               "table 'small': no device memory for an optimizer's history of its calls");
 }

@@ -13,11 +13,11 @@ script.ROWS = 2000
 
 
 def tables():
-    from tests.device.conftest import EMULATED_GPU
+    from tests.device.conftest import GPU
 
-    with tf.device(EMULATED_GPU):
+    with tf.device(GPU):
         made = [sok.EmbeddingVariable(8, 3000, name="item"), sok.EmbeddingVariable(2, 1000, name="other")]
-    assert all(table.handle.device.endswith("EMULATED_GPU:0") for table in made)
+    assert all(table.handle.device.endswith("GPU:0") for table in made)
     return made
 
 

@@ -19,7 +19,7 @@ from sok.lookup.feature import Csr, Feature
 from sok.lookup.lookup import lookup_group
 from sok.optimizers.loss_scaling import all_finite
 
-from .conftest import EMULATED_GPU
+from .conftest import GPU
 
 STEPS, SEGMENTS, NUM_KEYS = 3, 5, 24
 TABLES = {
@@ -150,7 +150,7 @@ def check_init(world):
 
 
 def check_training(world):
-    return {case: train(EMULATED_GPU, case, [world.rank]) for case in CASES}
+    return {case: train(GPU, case, [world.rank]) for case in CASES}
 
 
 def good_batch(world):
@@ -158,7 +158,7 @@ def good_batch(world):
 
 
 def check_bad_input_on_one_rank_raises_on_all(world):
-    with tf.device(EMULATED_GPU):
+    with tf.device(GPU):
         tables = make_tables("wide", "device_bad")
         good = good_batch(world)
         beyond, weights, python = list(good), list(good), list(good)
@@ -184,7 +184,7 @@ def check_bad_input_on_one_rank_raises_on_all(world):
 
 
 def check_a_full_shard_raises_on_all_and_stores_nothing(world):
-    with tf.device(EMULATED_GPU):
+    with tf.device(GPU):
         table = sok.EmbeddingVariable(4, 10, name="device_full", initializer="ones")
         few = tf.range(0, 10 * world.size, dtype=tf.int64)  # ten for each
         many = tf.range(0, 11, dtype=tf.int64) * world.size  # all of rank 0
@@ -200,7 +200,7 @@ def check_a_full_shard_raises_on_all_and_stores_nothing(world):
 
 def check_a_gradient_of_no_row_is_told_to_all(world):
     """What a device finds on its own is raised by a later lookup: in the same one on all workers."""
-    with tf.device(EMULATED_GPU):
+    with tf.device(GPU):
         table = sok.EmbeddingVariable(4, 10, name="device_no_row", initializer="ones")
         features = [Feature(table, Csr(tf.range(2, dtype=tf.int64), tf.zeros([0], tf.int64)), "rows")]
         lookup_group(features)
@@ -215,7 +215,7 @@ def check_a_gradient_of_no_row_is_told_to_all(world):
 
 def check_an_owner_that_cannot_answer_is_heard_by_all(world):
     """Keys of another rank, as a peer with other ideas of ownership would send them."""
-    with tf.device(EMULATED_GPU):
+    with tf.device(GPU):
         tables = make_tables("wide", "device_broken")
         transport = context.get_transport()
         send = transport.all_to_all
@@ -245,7 +245,7 @@ def check_rows_that_travel_in_16_bit_are_those_of_the_cpu(world, monkeypatch):
     monkeypatch.setattr(context.get_transport(), "narrowing_pays", lambda: True)  # as between hosts
     for dtype, way in (("float16", "rows"), ("bfloat16", "rows"), ("float16", "sums")):
         found = {}
-        for device in ("/CPU:0", EMULATED_GPU):
+        for device in ("/CPU:0", GPU):
             with tf.device(device):
                 tables = make_tables("wide", f"device_{dtype}_{way}", way, exchange_dtype=dtype)
                 batch = batch_of(CASES[0], 3, [world.rank])
@@ -256,19 +256,19 @@ def check_rows_that_travel_in_16_bit_are_those_of_the_cpu(world, monkeypatch):
                 sok.optimizers.SGD(1.0).apply_gradients(zip(gradients, tables, strict=True))
                 found[device] = [np.array(x) for x in outputs], [np.array(x) for x in all_rows(tables)]
         step = {"float16": 2.0**-10, "bfloat16": 2.0**-7}[dtype]
-        for here, there in zip(found["/CPU:0"][0], found[EMULATED_GPU][0], strict=True):
+        for here, there in zip(found["/CPU:0"][0], found[GPU][0], strict=True):
             if way == "rows":
                 np.testing.assert_array_equal(there, here)
             else:
                 np.testing.assert_allclose(there, here, rtol=2 * step, atol=2 * step)
-        for here, there in zip(found["/CPU:0"][1], found[EMULATED_GPU][1], strict=True):
+        for here, there in zip(found["/CPU:0"][1], found[GPU][1], strict=True):
             np.testing.assert_allclose(there, here, rtol=4 * step, atol=8 * step)
             assert np.mean(np.isclose(there, here, rtol=1e-5, atol=1e-5)) > 0.8
 
 
 def check_a_gradient_that_overflows_in_16_bit_is_infinite_for_its_owner(world, monkeypatch):
     monkeypatch.setattr(context.get_transport(), "narrowing_pays", lambda: True)
-    with tf.device(EMULATED_GPU):
+    with tf.device(GPU):
         table = sok.EmbeddingVariable(3, 10, name="device_overflows", initializer="ones", exchange_dtype="float16")
         keys = tf.constant([0, 1], tf.int64)
         with tf.GradientTape() as tape:
@@ -320,9 +320,9 @@ def check_a_session_keeps_rows_on_the_device_that_tensorflow_chose(world, monkey
         places = {}
         for node in (node for graph in metadata.partition_graphs for node in graph.node):
             if node.op == "Sok>TraceCollective":
-                places[node.attr["collective"].s.decode().split("/")[-2]] = EMULATED_GPU.strip("/") in node.device
+                places[node.attr["collective"].s.decode().split("/")[-2]] = GPU.strip("/") in node.device
             elif node.op in ("Sok>ExchangeNarrow", "Sok>ExchangeWiden"):
-                places[node.name] = EMULATED_GPU.strip("/") in node.device
+                places[node.name] = GPU.strip("/") in node.device
         return found, places
 
     dtypes = ("float32", "float16")
@@ -356,7 +356,7 @@ def check_a_library_that_moves_device_memory_is_given_it(world, monkeypatch):
     monkeypatch.setattr(transport._hvd, "alltoall", alltoall)
     assert transport.gpu_tensors().startswith("on the device")
     case = dataclasses.replace(CASES[1], way_home="rows")
-    found = train(EMULATED_GPU, case, [world.rank])
+    found = train(GPU, case, [world.rank])
     # Keys go by way of the host, where ranks share memory; answers and gradients stay where they are, also where a
     # function is traced.
     assert set(seen) == {(tf.float32, True)} and len(seen) >= 2
@@ -365,6 +365,6 @@ def check_a_library_that_moves_device_memory_is_given_it(world, monkeypatch):
         lookup("wide", make_tables("wide", "device_none"), good_batch(world))
     assert not any(on_device for _, on_device in seen)
     monkeypatch.undo()
-    staged = train(EMULATED_GPU, case, [world.rank])
+    staged = train(GPU, case, [world.rank])
     tf.nest.map_structure(np.testing.assert_array_equal, found[0], staged[0])
     assert horovod.HorovodTransport._place_of(transport, tf.zeros([1])) == "/CPU:0"

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 import sok
 
-from .conftest import EMULATED_GPU
+from .conftest import GPU
 
 KEYS = np.arange(40)
 
@@ -26,7 +26,7 @@ def content_of(table):
 def check_tables_are_saved_and_restored_by_all(world, tmp_path_of_rank):
     sok.Init(global_batch_size=8)
     folder = tmp_path_of_rank.parent / "saved"
-    table = table_on(EMULATED_GPU, "shared")
+    table = table_on(GPU, "shared")
     table.assign(KEYS, values_of(KEYS))
     sok.save(folder, [table])
     mine = content_of(table)
@@ -39,7 +39,7 @@ def check_tables_are_saved_and_restored_by_all(world, tmp_path_of_rank):
 
 def check_changes_are_saved_beside_training_by_all(world, tmp_path_of_rank):
     folder = tmp_path_of_rank.parent / "chain"
-    table = table_on(EMULATED_GPU if world.rank == 1 else "/CPU:0", "mixed")
+    table = table_on(GPU if world.rank == 1 else "/CPU:0", "mixed")
     table.assign(KEYS, values_of(KEYS))
     sok.save(folder, [table])
     table.assign(KEYS[:10], np.zeros([10, 3], np.float32))

@@ -3,8 +3,10 @@
 // stream has come past it, as on a device.
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <iterator>
 
 #include "tensorflow/c/experimental/stream_executor/stream_executor.h"
 #include "tensorflow/c/tf_status.h"
@@ -217,4 +219,11 @@ extern "C" void SE_InitPlugin(SE_PlatformRegistrationParams* params, TF_Status* 
   params->destroy_platform = [](SP_Platform*) {};
   params->destroy_platform_fns = [](SP_PlatformFns*) {};
   Ok(status);
+}
+
+// For tests in Python: what sok_emulator::CountsSoFar says, in this order.
+extern "C" void sok_emulator_counts(int64_t* counts) {
+  const sok_emulator::Counts c = sok_emulator::CountsSoFar();
+  const int64_t all[] = {c.launches, c.copies, c.sets, c.to_device, c.to_host, c.bytes, c.pageable, c.marks, c.waits, c.host_waits};
+  std::copy(std::begin(all), std::end(all), counts);
 }

@@ -15,7 +15,7 @@ from tests.sok import test_checkpoint_feed as feed
 from tests.sok import test_checkpoint_incremental as incremental
 from tests.sok.checkpoint_cases import new_table
 
-from .conftest import EMULATED_GPU
+from .conftest import GPU
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -37,12 +37,12 @@ test_pieces = feed.test_pieces_say_what_each_save_has_changed
 @pytest.fixture(autouse=True)
 def on_the_gpu():
     sok.Init()
-    with tf.device(EMULATED_GPU):
+    with tf.device(GPU):
         yield
 
 
 def test_tables_of_these_tests_are_there():
-    assert new_table().handle.device.endswith("EMULATED_GPU:0")
+    assert new_table().handle.device.endswith("GPU:0")
 
 
 def test_a_save_that_is_killed_leaves_the_newest_complete_checkpoint(tmp_path):

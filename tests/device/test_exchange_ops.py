@@ -14,7 +14,7 @@ from tests.ops.worlds import FINE, NO_WEIGHTS, World, i32
 from tests.reference.exchange import all_to_all
 from tests.reference.exchange_wire import TYPES
 
-from .conftest import EMULATED_GPU
+from .conftest import GPU
 
 CPU = "/CPU:0"
 
@@ -82,7 +82,7 @@ def test_a_lookup_there_and_back_is_that_of_the_cpu(data):
     }
     size, found = data.draw(st.integers(1, 3)), {}
     insert = data.draw(st.lists(st.booleans(), min_size=1, max_size=2))
-    for device in (CPU, EMULATED_GPU):
+    for device in (CPU, GPU):
         rng = np.random.default_rng(seed)
         with tf.device(device):
             world = world_on(device, size, dtypes, dims, **options)
@@ -94,7 +94,7 @@ def test_a_lookup_there_and_back_is_that_of_the_cpu(data):
                 ]
                 upstream = [[rng.normal(size=(99, dims[t])).astype(np.float32) for t, *_ in plan] for _ in range(size)]
                 found[device].append(look_up(world, features, upstream, inserts))
-    for (exact, close), (other_exact, other_close) in zip(found[CPU], found[EMULATED_GPU], strict=True):
+    for (exact, close), (other_exact, other_close) in zip(found[CPU], found[GPU], strict=True):
         tf.nest.map_structure(np.testing.assert_array_equal, exact, other_exact)
         tf.nest.map_structure(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5), close, other_close)
 
@@ -116,7 +116,7 @@ def test_what_an_owner_says_is_raised_in_its_words(lib):
         ).outputs[0]
 
     good = [0.0] * 16 + [3.0, 4.0]
-    with tf.device(EMULATED_GPU):
+    with tf.device(GPU):
         np.testing.assert_array_equal(combine(good, [18], [18]), [[3.0, 4.0]])
         for status, error in (
             (1, tf.errors.ResourceExhaustedError),
@@ -147,7 +147,7 @@ def test_what_an_owner_says_is_raised_in_its_words(lib):
 @pytest.mark.parametrize("key", [40, 1])
 def test_a_key_that_is_not_this_owner_s_is_answered_in_words(key):
     """An identity table of two workers with 20 rows each; rank 0 has the even keys below 40."""
-    with tf.device(EMULATED_GPU):
+    with tf.device(GPU):
         world = World(2, hashed=False, capacity=20)
         # Each rank asks for one key by rows.
         words = np.array([*FINE, 1, 0, 0, 2, *FINE, 1, 0, 0, key])
@@ -167,7 +167,7 @@ def test_a_key_that_is_not_this_owner_s_is_answered_in_words(key):
 def test_messages_of_16_bit_values_are_those_of_the_cpu(rng, dtype, sizes):
     messages = messages_of(rng, sizes)
     splits, found = i32(*map(len, messages)), {}
-    for device in (CPU, EMULATED_GPU):
+    for device in (CPU, GPU):
         with tf.device(device):
             words, word_splits = _ops.lib().sok_exchange_narrow(np.concatenate(messages), splits, type=dtype)
             floats, float_splits = _ops.lib().sok_exchange_widen(words, word_splits, splits, type=dtype)
@@ -175,14 +175,14 @@ def test_messages_of_16_bit_values_are_those_of_the_cpu(rng, dtype, sizes):
         assert device.strip("/") in words.device and device.strip("/") in floats.device
         found[device] = [x.numpy().view(np.uint32) for x in (words, floats, other)]
         found[device] += [word_splits.numpy(), float_splits.numpy()]
-    for here, there in zip(found[CPU], found[EMULATED_GPU], strict=True):
+    for here, there in zip(found[CPU], found[GPU], strict=True):
         np.testing.assert_array_equal(there, here)
-    with tf.device(EMULATED_GPU), pytest.raises(tf.errors.InvalidArgumentError, match="must sum to"):
+    with tf.device(GPU), pytest.raises(tf.errors.InvalidArgumentError, match="must sum to"):
         _ops.lib().sok_exchange_narrow(np.zeros(17, np.float32), i32(16), type=dtype)
 
 
 def test_full_tables_are_full_for_all_askers():
-    with tf.device(EMULATED_GPU):
+    with tf.device(GPU):
         world = World(2, capacity=2)
         asked = lambda *keys: np.array([*FINE, len(keys), 0, 0, *keys, *FINE, 1, 0, 0, keys[0]])  # noqa: E731
         too_many = world.serve(0, asked(2, 4, 6), i32(13, 11))
@@ -192,12 +192,12 @@ def test_full_tables_are_full_for_all_askers():
 
 
 def test_counting_collectives_leaves_tensors_where_they_are(lib):
-    with tf.device(EMULATED_GPU):
+    with tf.device(GPU):
         x = tf.constant([1.0, 2.0])
         counted = lib.sok_trace_collective(x, [], collective="device/x", kind="all_to_all")
         done = lib.sok_trace_collective_done(counted, [], collective="device/x")
     for tensor in (counted, done):
-        assert EMULATED_GPU.strip("/") in tensor.device
+        assert GPU.strip("/") in tensor.device
         np.testing.assert_array_equal(tensor, x)
 
 

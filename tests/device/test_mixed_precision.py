@@ -6,7 +6,7 @@ import tensorflow as tf
 import sok
 from tests.sok import test_mixed_precision as cases
 
-from .conftest import EMULATED_GPU
+from .conftest import GPU
 
 library = cases.library
 
@@ -18,11 +18,11 @@ test_steps_that_overflow = cases.test_steps_that_overflow_are_left_out
 @pytest.fixture(autouse=True)
 def on_the_gpu():
     sok.Init()
-    with tf.device(EMULATED_GPU):
+    with tf.device(GPU):
         yield
 
 
 def test_tables_of_layers_are_there(library):
     layer = cases.layer_of(library, "pooled", "mixed_float16")
     layer(tf.constant([[[1], [2]]], tf.int64))
-    assert layer.embedding_variable.handle.device.endswith("EMULATED_GPU:0")
+    assert layer.embedding_variable.handle.device.endswith("GPU:0")

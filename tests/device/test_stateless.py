@@ -13,7 +13,7 @@ from tests.ops import test_variable_pool as pool_cases
 from tests.ops.shapes import report
 from tests.reference.judge import assert_close, assert_same
 
-from .conftest import EMULATED_GPU
+from .conftest import GPU
 
 COMBINERS = ("sum", "mean", "sqrtn")
 
@@ -43,7 +43,7 @@ def lib():
 @pytest.fixture(autouse=True)
 def on_the_gpu():
     sok.Init()
-    with tf.device(EMULATED_GPU):
+    with tf.device(GPU):
         yield
 
 
@@ -71,7 +71,7 @@ def calls(lib):
 
 def test_each_op_runs_on_the_gpu(lib):
     for name, output in calls(lib):
-        assert output.device.endswith("EMULATED_GPU:0"), name
+        assert output.device.endswith("GPU:0"), name
 
 
 @pytest.mark.parametrize("out_idx", [tf.int32, tf.int64])
@@ -213,7 +213,7 @@ def weights(rng):
 
 def check_both_devices(call, run):
     found = []
-    for device in (EMULATED_GPU, "/CPU:0"):
+    for device in (GPU, "/CPU:0"):
         with tf.device(device):
             found.append(run(device)(call))
     for ours, expected in zip(*found, strict=True):
@@ -287,7 +287,7 @@ def test_ordinary_variables_train_as_on_the_cpu(call, rng):
     values = rng.normal(size=(50, 6)).astype(np.float32)
     features = [ragged(rng, 50) for _ in range(3)]
     rows = []
-    for device in (EMULATED_GPU, "/CPU:0"):
+    for device in (GPU, "/CPU:0"):
         with tf.device(device):
             variable = tf.Variable(values)
 

@@ -1,5 +1,7 @@
 """Tables on a GPU: saving, restoring, and all that looks at one from outside, as on the CPU."""
 
+import gc
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -8,14 +10,14 @@ import sok
 from sok.table import state as table_state
 from tests.matrix.own_rule import Damped
 
-from .conftest import EMULATED_GPU
+from .conftest import GPU
 
 CPU = "/CPU:0"
 DIM = 5
 KEYS = 60
 OPTIMIZERS = ("SGD", "Adagrad", "LazyAdam", "Adam", "RowWiseAdam")
-ACROSS = [(EMULATED_GPU, CPU), (CPU, EMULATED_GPU)]
-WAYS = [(EMULATED_GPU, EMULATED_GPU), *ACROSS]
+ACROSS = [(GPU, CPU), (CPU, GPU)]
+WAYS = [(GPU, GPU), *ACROSS]
 
 
 def table_on(device, name, **arguments):
@@ -111,10 +113,10 @@ def test_a_table_follows_one_that_is_trained_elsewhere(tmp_path, trained_on, ser
 
 
 def test_a_failed_restore_changes_nothing(tmp_path):
-    table = table_on(EMULATED_GPU, "large")
+    table = table_on(GPU, "large")
     table.assign(tf.range(100, dtype=tf.int64), np.ones([100, DIM], np.float32))
     sok.save(tmp_path, [table])
-    small = table_on(EMULATED_GPU, "small", capacity=50)
+    small = table_on(GPU, "small", capacity=50)
     small.assign(tf.constant([7], tf.int64), np.full([1, DIM], 2.0, np.float32))
     with pytest.raises(tf.errors.ResourceExhaustedError, match="full"):
         sok.restore(tmp_path, {table.table_name: small})
@@ -126,7 +128,7 @@ def test_keys_of_every_type_come_out_as_they_went_in(key_dtype, tmp_path):
     kind = key_dtype.as_numpy_dtype
     keys = np.array([0, 3, np.iinfo(kind).max, np.iinfo(kind).min, 5], kind)
     expected = dict(zip(keys.tolist(), np.arange(5 * DIM, dtype=np.float32).reshape(5, DIM), strict=True))
-    table = table_on(EMULATED_GPU, "typed", key_dtype=key_dtype)
+    table = table_on(GPU, "typed", key_dtype=key_dtype)
     table.assign(keys, np.arange(5 * DIM, dtype=np.float32).reshape(5, DIM))
     assert_same(content_of(table), expected)
     assert int(table.size()) == len(expected)
@@ -177,7 +179,7 @@ def test_keys_outside_an_identity_table(device):
 @pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam"])
 def test_dumped_tables_are_loaded(tmp_path, name):
     """The old format, with the state of the optimizer."""
-    with tf.device(EMULATED_GPU):
+    with tf.device(GPU):
         table, optimizer = sok.DynamicVariable(DIM, name="dumped"), getattr(sok.optimizers, name)(0.1)
         losses_of(table, optimizer, 1)
         sok.dump(str(tmp_path), table, optimizer)
@@ -189,7 +191,7 @@ def test_dumped_tables_are_loaded(tmp_path, name):
 
 
 def test_slots_of_a_rule_of_ones_own_are_refused_in_words(tmp_path):
-    tables = [table_on(device, "own_rule") for device in (CPU, EMULATED_GPU)]
+    tables = [table_on(device, "own_rule") for device in (CPU, GPU)]
     optimizers = [Damped(0.1) for _ in tables]
     losses_of(tables[0], optimizers[0], 1, steps=4)
     sok.save(str(tmp_path), tables[0])
@@ -202,7 +204,7 @@ def test_slots_of_a_rule_of_ones_own_are_refused_in_words(tmp_path):
 
 
 def test_a_session_saves_and_restores(tmp_path):
-    with tf.Graph().as_default(), tf.device(EMULATED_GPU):
+    with tf.Graph().as_default(), tf.device(GPU):
         table = sok.EmbeddingVariable(DIM, 100, name="of_session")
         assign = table.assign(tf.constant([1, 2], tf.int64), tf.ones([2, DIM]))
         erase, size, exported = table.erase(tf.constant([1], tf.int64)), table.size(), table.export()
@@ -231,7 +233,7 @@ def test_a_session_leaves_the_choice_of_device_to_tensorflow(tmp_path):
 
 
 def test_tables_of_two_devices_do_not_swap():
-    a, b = table_on(CPU, "here"), table_on(EMULATED_GPU, "there")
+    a, b = table_on(CPU, "here"), table_on(GPU, "there")
     with pytest.raises(tf.errors.OpError):
         table_state.swap(a, b.handle)
     with pytest.raises(tf.errors.OpError):
@@ -239,9 +241,9 @@ def test_tables_of_two_devices_do_not_swap():
 
 
 def test_what_a_step_found_bad_is_told_once_by_the_next_call():
-    table = table_on(EMULATED_GPU, "nan")
+    table = table_on(GPU, "nan")
     optimizer = sok.optimizers.SGD(0.1, nonfinite_gradients="raise")
-    with tf.device(EMULATED_GPU):
+    with tf.device(GPU):
         with tf.GradientTape() as tape:
             rows = sok.group_embedding_lookup([table], [tf.constant([1], tf.int64)])[0]
             loss = tf.reduce_sum(rows * float("nan"))
@@ -254,7 +256,7 @@ def test_what_a_step_found_bad_is_told_once_by_the_next_call():
 
 
 def test_an_id_outside_an_identity_table_is_told_by_a_later_lookup():
-    with tf.device(EMULATED_GPU):
+    with tf.device(GPU):
         table = sok.EmbeddingVariable(2, 10, hashed=False, name="outside", initializer="ones")
         rows = table.sparse_read(tf.constant([3, 77], tf.int64)).numpy()
         np.testing.assert_array_equal(rows, [[1.0, 1.0], [0.0, 0.0]])
@@ -263,3 +265,26 @@ def test_an_id_outside_an_identity_table_is_told_by_a_later_lookup():
                 table.sparse_read(tf.constant([3], tf.int64)).numpy()
         table.sparse_read(tf.constant([3], tf.int64))  # once
         assert int(table.size()) == 0  # nothing was inserted
+
+
+def test_tables_take_their_memory_from_tensorflows_pool():
+    def in_use():
+        return tf.config.experimental.get_memory_info(GPU.strip("/"))["current"]
+
+    before = in_use()
+    with tf.device(GPU):
+        table = sok.EmbeddingVariable(64, 20000, name="pooled_memory")
+    table.reserve(20000)
+    assert in_use() - before >= 20000 * 64 * 4
+    del table
+    gc.collect()
+    assert in_use() == before
+
+
+def test_a_table_that_finds_no_memory_in_the_pool_says_how_much_there_is():
+    with tf.device(GPU):
+        table = sok.EmbeddingVariable(1024, 1 << 31, name="too_large_for_the_pool")
+    with pytest.raises(
+        tf.errors.ResourceExhaustedError, match="too_large_for_the_pool.*TensorFlow's allocator of this device"
+    ):
+        table.reserve(1 << 31)

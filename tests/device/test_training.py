@@ -8,7 +8,7 @@ import sok
 from sok.table import rules
 from tests.sok.rule_cases import CASES
 
-from .conftest import EMULATED_GPU
+from .conftest import GPU
 
 DIMS = (4, 7, 16)
 COMBINERS = ("sum", "mean", "sqrtn")
@@ -52,7 +52,7 @@ def train(device, optimizer, hashed, as_function, key_dtype=tf.int64):
 @pytest.mark.parametrize("as_function", [True, False])
 @pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam", "LazyAdam"])
 def test_a_step_is_that_of_the_cpu(name, hashed, as_function):
-    losses, rows = train(EMULATED_GPU, getattr(sok.optimizers, name)(0.1), hashed, as_function)
+    losses, rows = train(GPU, getattr(sok.optimizers, name)(0.1), hashed, as_function)
     expected_losses, expected_rows = train("/CPU:0", getattr(sok.optimizers, name)(0.1), hashed, as_function)
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-6)
     for row, expected in zip(rows, expected_rows, strict=True):
@@ -61,7 +61,7 @@ def test_a_step_is_that_of_the_cpu(name, hashed, as_function):
 
 @pytest.mark.parametrize("name", BY_ROW)
 def test_a_step_of_a_rule_that_looks_at_whole_rows_is_that_of_the_cpu(name):
-    losses, rows = train(EMULATED_GPU, CASES[name].make(0.1), True, False)
+    losses, rows = train(GPU, CASES[name].make(0.1), True, False)
     expected_losses, expected_rows = train("/CPU:0", CASES[name].make(0.1), True, False)
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
     for row, expected in zip(rows, expected_rows, strict=True):
@@ -70,7 +70,7 @@ def test_a_step_of_a_rule_that_looks_at_whole_rows_is_that_of_the_cpu(name):
 
 @pytest.mark.parametrize("key_dtype", [tf.int32, tf.uint32, tf.uint64])
 def test_keys_of_every_type(key_dtype):
-    losses, rows = train(EMULATED_GPU, sok.optimizers.SGD(0.1), True, False, key_dtype)
+    losses, rows = train(GPU, sok.optimizers.SGD(0.1), True, False, key_dtype)
     expected_losses, expected_rows = train("/CPU:0", sok.optimizers.SGD(0.1), True, False, key_dtype)
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-6)
     np.testing.assert_allclose(rows[0], expected_rows[0], rtol=1e-6)
@@ -78,7 +78,7 @@ def test_keys_of_every_type(key_dtype):
 
 def test_one_row_twice_in_a_gradient():
     results = []
-    for device in ("/CPU:0", EMULATED_GPU):
+    for device in ("/CPU:0", GPU):
         with tf.device(device):
             table = sok.EmbeddingVariable(3, 100, seed=1, name="twice")
             with tf.GradientTape() as tape:
@@ -94,7 +94,7 @@ def test_one_row_twice_in_a_gradient():
 
 
 def test_a_full_table_says_so_and_keeps_its_rows():
-    with tf.device(EMULATED_GPU):
+    with tf.device(GPU):
         table = sok.EmbeddingVariable(4, 10, name="full_on_gpu")
         before = sok.lookup.lookup.lookup_rows(table, tf.range(8, dtype=tf.int64))
         with pytest.raises(tf.errors.ResourceExhaustedError, match=r"full_on_gpu.*10"):

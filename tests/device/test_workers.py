@@ -7,7 +7,7 @@ import tensorflow as tf
 import sok
 from tests.multiprocess.harness import run_checks
 
-from .conftest import EMULATED_GPU
+from .conftest import GPU
 
 pytestmark = pytest.mark.multiprocess
 
@@ -18,7 +18,7 @@ def test_what_several_workers_save_one_restores(tmp_path):
     job = run_checks(["tests.device.checks_workers"], 2, tmp_path, DEADLINE)
     job.values("check_changes_are_saved_beside_training_by_all")
     saved = job.values("check_tables_are_saved_and_restored_by_all")
-    with tf.device(EMULATED_GPU):
+    with tf.device(GPU):
         table = sok.EmbeddingVariable(3, 100, seed=1, name="of_all")
     sok.restore(saved[0][0], {"shared": table})
     rows = {key: row for _, mine in saved for key, row in mine.items()}

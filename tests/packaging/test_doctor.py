@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from sok.base import _ops
-from sok.tools import _machine_checks, _self_test, cli, doctor
+from sok.tools import _cuda_checks, _machine_checks, _self_test, cli, doctor
 from sok.tools._finding import FAIL, OK, WARN, Finding
 
 INSTALLED = "numpy"  # a package that is there whether Horovod is or not
@@ -27,6 +27,7 @@ def test_doctor_says_usable_in_json_with_exit_status_0():
     checks = {check["name"]: check for check in report["checks"]}
     assert set(checks) == {
         *("python", "cpu", "memory", "huge pages", "tensorflow", "keras", "horovod", "native library", "devices"),
+        *(["cuda"] if (_ops.build_info() or {}).get("cuda", "none") != "none" else []),
         "self test",
     }
     assert checks["self test"]["status"] == OK
@@ -165,6 +166,52 @@ def test_horovod_says_how_rows_of_gpus_travel(on_gpus, way):
 def test_devices_say_where_tables_are(cuda, status, text):
     finding = _machine_checks.where_tables_are({"CPU": ["/physical_device:CPU:0"], "GPU": ["GPU:0"]}, cuda)
     assert finding.status == status and text in finding.text
+
+
+@pytest.mark.parametrize(
+    "toolkit, architectures, version, capability, status, text",
+    [
+        ("13.0.88", "80-real 90", (13, 0), (9, 0), OK, "built with CUDA 13.0 for sm_80, sm_90, and newer by 9.0"),
+        ("13.0.88", "80-real 90", (12, 8), (9, 0), FAIL, "It needs a driver of release 580 or later"),
+        ("12.9.41", "80-real 90", (12, 2), (9, 0), OK, "H200 runs it"),
+        ("12.9.41", "80-real 90", (11, 8), (8, 0), FAIL, "It needs a driver of release 525 or later"),
+        ("14.1.0", "90", (13, 0), (9, 0), FAIL, "It needs a driver of a release that supports CUDA 14.0"),
+        ("13.0.88", "80-real 90", (13, 0), (8, 6), OK, "H200 runs it"),  # machine code of 8.0
+        ("13.0.88", "80-real 90", (13, 0), (7, 5), FAIL, "it has compute capability 7.5, for which there is no code"),
+        ("13.0.88", "80-real 90", (13, 0), (10, 0), OK, "H200 runs it"),  # compiled from that of 9.0
+        ("13.1.10", "80-real 90", (13, 0), (10, 0), FAIL, "this driver cannot compile what CUDA 13.1 left"),
+        ("13.0.88", "90-real", (13, 0), (10, 0), FAIL, "for which there is no code"),
+        ("13.0.88", "90a-virtual native", (13, 0), (9, 0), OK, "for none, and newer by 9.0"),
+    ],
+)
+def test_cuda_says_in_words_what_will_not_run(toolkit, architectures, version, capability, status, text):
+    finding = _cuda_checks.what_will_run(toolkit, architectures, _cuda_checks.Driver(version, (("H200", capability),)))
+    assert finding.status == status and text in finding.text
+    assert bool(finding.remedy) == (status == FAIL)
+
+
+def test_cuda_without_a_driver_is_no_failure():
+    finding = _cuda_checks.what_will_run("13.0.88", "90", None)
+    assert finding.status == OK and "no driver here" in finding.text
+
+
+def test_the_driver_is_asked_for_its_version_and_its_gpus(tmp_path):
+    source = tmp_path / "cuda.c"
+    source.write_text("""
+        #include <string.h>
+        int cuInit(unsigned flags) { return 0; }
+        int cuDriverGetVersion(int* version) { return *version = 12080, 0; }
+        int cuDeviceGetCount(int* count) { return *count = 2, 0; }
+        int cuDeviceGetName(char* name, int n, int device) { return strcpy(name, device ? "B" : "A"), 0; }
+        int cuDeviceGetAttribute(int* value, int what, int device) {
+          return *value = what == 75 ? 8 + device : what == 76 ? 6 - 6 * device : -1, 0;
+        }
+    """)
+    library = tmp_path / "libcuda.so.1"
+    subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    found = _cuda_checks.find_driver(str(library))
+    assert found == _cuda_checks.Driver((12, 8), (("A", (8, 6)), ("B", (9, 0))))
+    assert _cuda_checks.find_driver(str(tmp_path / "none.so")) is None
 
 
 def test_command_without_a_name_prints_help_and_fails(capsys):

@@ -176,15 +176,19 @@ int64_t CallsOn(int device);
 // What all threads have asked for since the process began. A call of CUB counts as one launch, though it is several.
 struct Counts {
   int64_t launches, copies, sets;  // kernels, cudaMemcpyAsync, cudaMemsetAsync
-  int64_t marks, waits;            // cudaEventRecord, cudaStreamWaitEvent
-  int64_t host_waits;              // the host waited for a stream
+  int64_t to_device, to_host;      // of the copies
+  int64_t bytes;                   // of these two
+  int64_t pageable;      // of these two: from or to memory that is not pinned, where the host may have to wait
+  int64_t marks, waits;  // cudaEventRecord, cudaStreamWaitEvent
+  int64_t host_waits;    // the host waited for a stream
 
   int64_t OnStreams() const { return launches + copies + sets + marks + waits; }
 };
 Counts CountsSoFar();
 inline Counts operator-(const Counts& a, const Counts& b) {
-  return {a.launches - b.launches, a.copies - b.copies, a.sets - b.sets,
-          a.marks - b.marks,       a.waits - b.waits,   a.host_waits - b.host_waits};
+  return {a.launches - b.launches, a.copies - b.copies,        a.sets - b.sets,         a.to_device - b.to_device,
+          a.to_host - b.to_host,   a.bytes - b.bytes,          a.pageable - b.pageable, a.marks - b.marks,
+          a.waits - b.waits,       a.host_waits - b.host_waits};
 }
 
 // How much device memory there is from now on, and how much is taken: for tests of running out of it.

@@ -147,7 +147,8 @@ struct CUstream_st {
 namespace {
 
 struct Counters {
-  std::atomic<int64_t> launches{0}, copies{0}, sets{0}, marks{0}, waits{0}, host_waits{0};
+  std::atomic<int64_t> launches{0}, copies{0}, sets{0}, to_device{0}, to_host{0}, bytes{0}, pageable{0}, marks{0},
+      waits{0}, host_waits{0};
 };
 Counters& counters() {
   static Counters all;
@@ -212,7 +213,7 @@ int64_t CallsOn(int device) { return calls_on[device]; }
 
 Counts CountsSoFar() {
   const Counters& c = counters();
-  return {c.launches, c.copies, c.sets, c.marks, c.waits, c.host_waits};
+  return {c.launches, c.copies, c.sets, c.to_device, c.to_host, c.bytes, c.pageable, c.marks, c.waits, c.host_waits};
 }
 
 }  // namespace sok_emulator
@@ -333,6 +334,12 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   const Kind from_kind = sok_emulator::KindOf(from, bytes, "cudaMemcpyAsync to the device or from it");
   CheckSide("to", to, to_kind, kind, kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice);
   CheckSide("from", from, from_kind, kind, kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice);
+  if (to_kind != from_kind) {
+    const bool is_upload = to_kind == Kind::kDevice;
+    ++(is_upload ? counters().to_device : counters().to_host);
+    counters().bytes += static_cast<int64_t>(bytes);
+    if ((is_upload ? from_kind : to_kind) == Kind::kHost) ++counters().pageable;
+  }
   void* target = sok_emulator::OnDevice(to);
   // NumPy's arrays stand for the device's (HostMemoryIsDevice): kernels before this copy still write into them.
   const bool is_devices =
@@ -345,7 +352,8 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
     const void* source = sok_emulator::OnDevice(from);
     Of(stream)->Add([=] { std::memcpy(target, source, bytes); });
   }
-  return to_kind == Kind::kHost ? cudaStreamSynchronize(stream) : cudaSuccess;
+  if (to_kind == Kind::kHost) Of(stream)->Synchronize();
+  return cudaSuccess;
 }
 
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
