@@ -47,6 +47,15 @@ def build_parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
     doctor.add_argument("--horovod", action="store_true", help="also start two Horovod workers and let them talk")
 
+    doctor.add_argument(
+        "--measure",
+        metavar="FILE",
+        nargs="?",
+        const="",
+        help="measure what the cost model of `sok plan` counts in, and write it to FILE (default: where `sok plan` "
+        "looks); under horovodrun also the links between its workers",
+    )
+
     inspect = command(
         "inspect",
         _inspect,
@@ -148,6 +157,8 @@ def build_parser() -> argparse.ArgumentParser:
 def _doctor(options: argparse.Namespace) -> int:
     from sok.tools import doctor
 
+    if options.measure is not None:
+        return doctor.measure(options.measure or None)
     return doctor.main(doctor.all_checks(options.horovod), options.json)
 
 

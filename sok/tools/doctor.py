@@ -45,6 +45,45 @@ def main(checks: list[Check], as_json: bool = False) -> int:
     return 0 if usable else 1
 
 
+def measure(path: str | None, **sizes: int) -> int:
+    """Measures the machine for `sok plan`, writes it and says what was found. Collective, where workers were started.
+
+    Args:
+        path: the file; None: where `sok plan` looks.
+        sizes: `table_bytes`, of the tables that are measured.
+
+    Returns:
+        The exit status: 0, or 1 if the file cannot be written.
+    """
+    import sok
+    from sok.planning import machine, measuring
+
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    sok.Init()
+    (memory,) = _machine_checks.check_memory()
+    there = min(memory.details["available_bytes"], memory.details.get("container_limit_bytes", 2**63))
+    found = measuring.measure(there, **sizes)
+    if sok.rank():
+        return 0
+    target = machine.measured_path() if path is None else path
+    try:
+        machine.save(found, target)
+    except OSError as error:
+        print(f"sok doctor: {target} cannot be written: {error}", file=sys.stderr)
+        return 1
+    for name, value in found.as_dict().items():
+        if name not in ("measured", "name", "source"):
+            print(f"{name:<20} {_spoken(value)}")
+    print(f"\n{found.name}. {found.source}\nWritten to {target}.")
+    return 0
+
+
+def _spoken(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {_spoken(part)}" for name, part in value.items())
+    return f"{value:.3g}"
+
+
 def all_checks(with_horovod: bool = False) -> list[Check]:
     """The checks in the order in which they make sense: nothing after a missing TensorFlow can succeed.
 

@@ -32,7 +32,7 @@ _ALL = (
 )
 _OF_RANKS = {
     1: _ALL,
-    2: (*_ALL, "calls", "refusals", "profile", "formats", "old_files", "matrix", "words"),
+    2: (*_ALL, "calls", "refusals", "profile", "formats", "old_files", "matrix", "measuring", "words"),
     3: ("job", "calls", "refusals", "lookup", "group", "exchange_dtype", "loops", "fit", "metrics", "checkpoint", "v2"),
     4: ("job", "lookup", "loops"),
 }
