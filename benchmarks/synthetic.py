@@ -54,9 +54,11 @@ class Model:
 
 
 def load(name: str) -> Model:
-    """One of the models by name. Raises KeyError for another."""
+    """One of the models by name. Raises KeyError for another, and for one that averages outputs: `sok plan` has it."""
     description = json.loads(PATH.read_text())
     one = description["models"][name]
+    if "interact_stride" in one:
+        raise KeyError(f"{name} averages outputs before its MLP, which the benchmark does not")
     tables = [
         Table(group["rows"], group["width"], tuple(group["hotness"]))
         for group in one["tables"]

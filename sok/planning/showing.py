@@ -143,7 +143,7 @@ def _bars_of_memory(plan: Plan) -> str:
     return _picture(plan, bars)
 
 
-_LEFT, _WIDTH = 60, 700  # pixels
+_LEFT, _TOP, _WIDTH = 60, 8, 700  # pixels
 
 
 def _height(plan: Plan) -> int:
@@ -172,9 +172,9 @@ def _picture(plan: Plan, bars: Sequence[str]) -> str:
     rects = "".join(bar for bar in bars if bar.startswith("<rect"))
     words = "".join(bar for bar in bars if bar.startswith("<text"))
     for place in range(len(plan.ranks)):
-        words = words.replace(f'data-y="{place}"', f'y="{place * height + min(height, 14) - 2}"')
-    total = len(plan.ranks) * height + 8
+        words = words.replace(f'data-y="{place}"', f'y="{_TOP + place * height + min(height, 14) - 2}"')
+    total = _TOP + len(plan.ranks) * height + 8
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + _WIDTH + 90}" height="{total}" font-size="11" '
-        f'font-family="sans-serif"><g transform="scale(1,{height})">{rects}</g>{words}</svg>'
+        f'font-family="sans-serif"><g transform="translate(0,{_TOP}) scale(1,{height})">{rects}</g>{words}</svg>'
     )

@@ -93,6 +93,11 @@ def test_synthetic_models_are_as_published(name, tables, inputs, width, floats):
     assert model.bytes == 4 * floats
 
 
+def test_models_that_average_outputs_are_left_to_the_planner():
+    with pytest.raises(KeyError, match="medium averages outputs before its MLP"):
+        synthetic.load("medium")
+
+
 def test_power_law_stays_in_the_table_and_prefers_low_ids():
     ids = synthetic.power_law(np.random.default_rng(0), 1000, 100_000, 1.05)
     assert ids.min() == 0 and ids.max() <= 999

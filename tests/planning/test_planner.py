@@ -3,6 +3,8 @@
 import dataclasses
 import itertools
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,6 +30,7 @@ ROUND = Machine(
     **{"all_reduce_within": Link(1e-3, 1e9), "all_reduce_between": Link(1e-2, 1e8)},
 )
 FILE = "benchmarks/synthetic_models.json"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs/planning.md"
 
 
 def uniform(rows, dim=16, **others):
@@ -269,7 +272,7 @@ def test_files_of_merlins_models_have_their_dense_part():
         ({"tables": [{"rows": 3, "dim": 1, "age": 2}]}, "has 'age', which is not known"),
         ({"tables": {"rows": 3}}, "a JSON file must have `tables`, a list, or `models`"),
         ({"tables": "missing.json"}, "missing.json cannot be read as JSON"),
-        ({"tables": FILE}, "`model` must be one of tiny, small, criteo. Received: None"),
+        ({"tables": FILE}, "`model` must be one of tiny, small, .*criteo. Received: None"),
         ({"tables": [{"rows": 0, "dim": 1}]}, "`rows` of table '' must be at least 1: 0"),
         ({"tables": [{"rows": 1, "dim": 1, "hotness": [-1]}]}, "`hotness` of table '' must be at least 0"),
         ({"tables": [{"rows": 1, "dim": 1, "skew": -1}]}, "`skew` of table '' must be at least 0"),
@@ -355,3 +358,15 @@ def test_costs_of_owners_are_numbers_of_each_piece():
     assert found.owners.shape == (5, 3) and not found.everywhere
     assert found.owners[KEYS].tolist() == [found.owners[KEYS, 0]] * 3
     assert found.owners[MEMORY, 0] > found.owners[MEMORY, 1]
+
+
+def test_predictions_of_the_documentation_are_those_of_today():
+    rows = re.findall(r"^\| (\w+) \| (\d+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|", DOCUMENT.read_text("utf-8"), re.M)
+    assert len(rows) == 14
+    for model, workers, predicted, published, ratio in rows:
+        made = plan(
+            FILE, int(workers), hosts=max(1, int(workers) // 8), machine="a100", model=model, dp_input=False,
+            strategy="memory_balanced", column_slice_threshold=1280 * 1048576 if int(workers) > 1 else None,
+        )  # fmt: skip
+        assert made.step_ms == pytest.approx(float(predicted), abs=0.051), (model, workers)
+        assert made.step_ms / float(published) == pytest.approx(float(ratio), abs=0.01)
