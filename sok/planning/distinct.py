@@ -37,6 +37,20 @@ def expected_distinct(num_ids: float, rows: int, skew: float) -> float:
     return float(min(counts @ seen, num_ids))
 
 
+def draw(random: np.random.Generator, rows: int, skew: float, number: int) -> np.ndarray:
+    """Ids of the law, [number] int64 in [0, rows): 0 is the most frequent one.
+
+    Example:
+        >>> draw(np.random.default_rng(0), rows=1000, skew=1.05, number=5).tolist()
+        [60, 4, 0, 0, 225]
+    """
+    if skew == 0:
+        return random.integers(rows, size=number)
+    g, u = 1.0 - skew, random.random(number)
+    x = (rows + 1.0) ** u if g == 0 else (u * ((rows + 1.0) ** g - 1.0) + 1.0) ** (1.0 / g)
+    return np.clip(np.floor(x).astype(np.int64) - 1, 0, rows - 1)
+
+
 @functools.lru_cache(maxsize=4096)
 def _bins(rows: int, skew: float) -> tuple[np.ndarray, np.ndarray]:
     """How many rows of which probability."""

@@ -58,6 +58,8 @@ class RankPlan:
         phases: milliseconds of each phase, without waiting for others.
         bytes_in, bytes_out: that other ranks send it and that it sends, of keys, rows and gradients.
         bound_by: the phase that takes longest.
+        handed: bytes that it hands over of 'keys', 'rows' and 'grads', its own share included, as
+            `sok.collective_counts` counts them.
     """
 
     rank: int
@@ -66,6 +68,7 @@ class RankPlan:
     bytes_in: int
     bytes_out: int
     bound_by: str
+    handed: dict[str, float]
 
     @property
     def ms(self) -> float:
@@ -81,6 +84,7 @@ class Plan:
         bound_ms: no plan of the same kinds is below this.
         is_exact: whether no plan of the same kinds is better.
         phases: milliseconds of the slowest rank in each phase.
+        exchanges_ms: of 'keys', 'rows' and 'grads', on their way.
     """
 
     model: str
@@ -91,6 +95,7 @@ class Plan:
     bound_ms: float
     is_exact: bool
     phases: dict[str, float]
+    exchanges_ms: dict[str, float]
     tables: tuple[TablePlan, ...]
     ranks: tuple[RankPlan, ...]
 
@@ -107,6 +112,7 @@ class Plan:
             **{"workers": job.workers, "hosts": job.hosts, "batch": job.batch, "optimizer": job.rule},
             **{"strategy": self.strategy, "step_ms": self.step_ms, "bound_ms": self.bound_ms, "exact": self.is_exact},
             "phases_ms": self.phases,
+            "exchanges_ms": self.exchanges_ms,
             "ranks": [dataclasses.asdict(rank) | {"ms": rank.ms} for rank in self.ranks],
             "tables": [
                 {
@@ -210,6 +216,7 @@ def plan(
         found.bound * 1e3,
         found.is_exact,
         _phases(state),
+        {kind: seconds * 1e3 for kind, seconds in state.exchanges().items()},
         tuple(_explained(asked, search, found, state, pins)),
         tuple(_ranks(state)),
     )
@@ -340,6 +347,11 @@ def _ranks(state: State) -> list[RankPlan]:
                 int(others * keys + exchanged),
                 int(all_keys - keys + exchanged),
                 max(mine, key=lambda name: mine[name]),
+                {
+                    "keys": all_keys * (others > 0),
+                    "rows": job.workers * answers * (others > 0),
+                    "grads": all_answers * (others > 0),
+                },
             )
         )
     return found

@@ -77,6 +77,13 @@ class State:
         sent = 2 * (job.workers - 1) / job.workers * 4 * job.dense_parameters + self.reduce
         return sent * job.per_reduced_byte + (job.reduce_latency if sent else 0.0)
 
+    def exchanges(self) -> dict[str, float]:
+        """Seconds of each exchange, its latency included."""
+        latency = self.job.latency if self.exchanged else 0.0
+        keys = float(self.exchange(KEYS).max()) + (latency if self.job.dp_input else 0.0)
+        answers = float(self.exchange(ANSWERS).max()) + latency
+        return {"keys": keys, "rows": answers, "grads": answers}
+
     def parts(self) -> dict[str, float]:
         """Seconds of what lies between barriers: what a step is the sum of, by names for reasons."""
         job = self.job

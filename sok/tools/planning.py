@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import sok
 from sok.planning import machine as machines
 from sok.planning import showing
-from sok.planning.planner import plan
+from sok.planning.planner import Plan, plan
+from sok.planning.tables import model_of
 from sok.planning.where import KINDS
+
+if TYPE_CHECKING:
+    from sok.planning.checking import Checked
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--mp-input", action="store_true", help="each rank brings the ids of its own tables (dp_input=False)"
     )
     parser.add_argument("--all", action="store_true", help="show all ranks and tables, not the slowest and largest")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="also train some steps of the plan's tables, under horovodrun with as many workers, and print predicted "
+        "beside measured",
+    )
     parser.add_argument("--json", metavar="FILE", help="also write the plan as JSON; - prints that alone")
     parser.add_argument("--html", metavar="FILE", help="also write a page with a picture of the ranks")
 
@@ -69,19 +82,33 @@ def main(options: argparse.Namespace) -> int:
             dp_input=not options.mp_input,
             column_slice_threshold=options.column_slice_threshold,
         )
+        checked = _checked(options, found) if options.check else None
+        if checked and sok.rank():
+            return 0
         if options.html:
             Path(options.html).write_text(showing.as_html(found), encoding="utf-8")
-        text = json.dumps(found.as_dict(), indent=2)
+        content = found.as_dict() | ({"check": {"ms": checked.parts, "bytes": checked.bytes}} if checked else {})
+        text = json.dumps(content, indent=2)
         if options.json == "-":
             print(text)
             return 0
         if options.json:
             Path(options.json).write_text(f"{text}\n", encoding="utf-8")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, NotImplementedError) as error:
         print(f"sok plan: {error}", file=sys.stderr)
         return 1
     print(showing.as_text(found, 10**9 if options.all else showing.MOST))
+    if checked:
+        print(f"\nTables alone, of the slowest worker:\n{checked}")
     return 0
+
+
+def _checked(options: argparse.Namespace, found: Plan) -> Checked:
+    from sok.planning.checking import check
+
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    sok.Init()
+    return check(found, model_of(options.tables, options.model))
 
 
 def _pin(text: str) -> tuple[str, str]:

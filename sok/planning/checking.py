@@ -1,0 +1,155 @@
+"""Trains some steps of a plan, and sets what they took beside what was predicted."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import numpy as np
+
+from sok.planning.distinct import draw
+from sok.planning.planner import Plan
+from sok.planning.tables import Model
+
+OPTIMIZERS = {"adagrad": "Adagrad", "adam": "Adam", "sgd": "SGD"}
+_BATCHES = 4  # different ones, in turn: their rows are made before the clock starts
+
+
+@dataclasses.dataclass(frozen=True)
+class Checked:
+    """Predicted and measured, of the tables alone.
+
+    Attributes:
+        parts: of a step, its exchanges and the rest -> milliseconds (predicted, measured on the slowest worker).
+        bytes: 'keys', 'rows', 'grads' -> what this worker hands over in a step (predicted, measured), its own share
+            included.
+    """
+
+    parts: dict[str, tuple[float, float]]
+    bytes: dict[str, tuple[float, float]]
+
+    def __str__(self) -> str:
+        lines = [f"{'':<12}{'predicted':>12}{'measured':>12}{'ratio':>8}"]
+        for names, unit, scale in ((self.parts, "ms", 1.0), (self.bytes, "MB", 1e-6)):
+            for name, (predicted, measured) in names.items():
+                ratio = f"{predicted / measured:.2f}" if measured else "-"
+                words = f"{name} {unit}"
+                lines.append(f"{words:<12}{predicted * scale:>12.3f}{measured * scale:>12.3f}{ratio:>8}")
+        return "\n".join(lines)
+
+
+def check(plan: Plan, model: Model, steps: int = 20) -> Checked:
+    """Makes the tables of a plan, trains them on ids drawn as it supposes, and measures. Collective.
+
+    The dense part is not trained, and is in neither figure. Pooled features alone.
+
+    Args:
+        plan: of `model`, for as many workers as this job has, all tables by rows or as a whole.
+        steps: that are timed.
+
+    Raises:
+        ValueError: the plan is for another number of workers, an optimizer that is not in `OPTIMIZERS`, or rows that
+            are not pooled.
+        NotImplementedError: a table is placed as tables cannot be yet.
+    """
+    import tensorflow as tf
+
+    from sok import optimizers
+    from sok.base.tracing import collective_counts
+    from sok.job import context
+    from sok.lookup.group import group_embedding_lookup_sparse
+
+    transport = context.get_transport()
+    if transport.size != plan.job.workers:
+        raise ValueError(f"the plan is for {plan.job.workers} workers, and this job has {transport.size}.")
+    if plan.job.rule not in OPTIMIZERS:
+        raise ValueError(f"`optimizer` must be one of {', '.join(OPTIMIZERS)} to be checked: {plan.job.rule!r}.")
+    if not all(table.pooled for table in model.tables):
+        raise ValueError("tables whose rows are not pooled cannot be checked.")
+    tables = _tables(plan, model)
+    optimizer = getattr(optimizers, OPTIMIZERS[plan.job.rule])(0.01)
+    params = [table for table, shape in zip(tables, model.tables, strict=True) for _ in shape.hotness]
+    batches = [_batch(model, int(plan.job.samples), transport.rank, number) for number in range(_BATCHES)]
+
+    @tf.function
+    def step(*ids: Any) -> Any:
+        with tf.GradientTape() as tape:
+            pooled = group_embedding_lookup_sparse(params, list(ids), "sum")
+            loss = tf.add_n([tf.reduce_sum(rows) for rows in pooled])
+        optimizer.apply_gradients(zip(tape.gradient(loss, tables), tables, strict=True))
+        return loss
+
+    for batch in batches * 2:
+        step(*batch).numpy()
+    transport.barrier("sok/check/begin")
+    before, times = collective_counts(), []
+    for number in range(steps):
+        started = time.perf_counter()
+        step(*batches[number % _BATCHES]).numpy()
+        times.append(time.perf_counter() - started)
+    moved = _per_step(before, collective_counts(), steps)
+    mine = [float(np.median(times)), *(moved[kind][1] for kind in moved)]
+    everyone = transport.all_gather(tf.constant([mine], tf.float32), "sok/check/times").numpy()
+    measured = [1e3 * float(seconds) for seconds in everyone.max(axis=0)]
+    return _beside(plan, transport.rank, measured, {kind: count for kind, (count, _) in moved.items()})
+
+
+def _tables(plan: Plan, model: Model) -> list[Any]:
+    from sok.table.options import TableOptions
+    from sok.table.table import EmbeddingVariable
+
+    made = []
+    for table, found in zip(model.tables, plan.tables, strict=True):
+        placement = found.where.placement()
+        options = TableOptions(
+            placement=placement,
+            initializer="zeros",
+            hashed=table.hashed,
+            num_keys=None if table.hashed else table.rows,
+            way_home=plan.job.way_home,
+            seed=1,
+        )
+        capacity = placement.share(table.rows, plan.job.workers)
+        # A hash spreads keys unevenly.
+        capacity += (capacity // 4 + 64) if table.hashed else 0
+        made.append(EmbeddingVariable(table.dim, capacity, name=f"check_{table.name}", options=options))
+    return made
+
+
+def _batch(model: Model, samples: int, rank: int, number: int) -> list[Any]:
+    """Ids of each feature, [samples, hotness], other ones on each rank."""
+    import tensorflow as tf
+
+    random = np.random.default_rng([21, rank, number])
+    found = []
+    for table in model.tables:
+        for hotness in table.hotness:
+            ids = max(1, round(hotness))
+            keys = draw(random, table.rows, table.skew, samples * ids)
+            found.append(tf.RaggedTensor.from_uniform_row_length(tf.constant(keys), ids))
+    return found
+
+
+def _per_step(before: dict[str, Any], after: dict[str, Any], steps: int) -> dict[str, tuple[float, float]]:
+    """Of keys, rows and grads: bytes and seconds of a step."""
+    found = {}
+    for kind in ("keys", "rows", "grads"):
+        sums = [
+            sum(counts["by_name"][name][of] * sign for name in counts["by_name"] if kind in name.split("/"))
+            for of in ("bytes", "seconds")
+            for counts, sign in ((after, 1), (before, -1))
+        ]
+        found[kind] = ((sums[0] + sums[1]) / steps, (sums[2] + sums[3]) / steps)
+    return found
+
+
+def _beside(plan: Plan, rank: int, measured: list[float], moved: dict[str, float]) -> Checked:
+    step, *exchanges = measured
+    predicted = plan.step_ms - plan.phases["dense"]
+    travel = {kind: plan.exchanges_ms[kind] for kind in moved}
+    parts = {"step": (predicted, step)}
+    parts |= {kind: (travel[kind], seconds) for kind, seconds in zip(moved, exchanges, strict=True)}
+    parts["rest"] = (predicted - sum(travel.values()), step - sum(exchanges))
+    handed = plan.ranks[rank].handed
+    return Checked(parts, {kind: (handed[kind], count) for kind, count in moved.items()})
