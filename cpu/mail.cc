@@ -69,6 +69,7 @@ struct Mail::Peer {
   std::string outbox;  // what the socket has not taken yet
   std::string inbox;   // the beginning of a frame
   bool is_lost = false;
+  std::string why_lost;  // with the mutex of the mail; empty while it may send more
   Peer(int number, int descriptor) : rank(number), fd(descriptor) {}
   ~Peer() { close(fd); }
 };
@@ -173,19 +174,23 @@ void Mail::AllToAll(const std::string& name, std::vector<Words> sent, Done done)
   for (Finished& one : finished) one.done(one.error, one.received);
 }
 
-// Takes out the calls of a name for which all has come; and, where the job cannot go on, the others too.
+// Takes out the calls of a name for which all has come, and those for which something cannot come any more. What a peer
+// sent before it left counts, also while another is late: who is early may have left the job in good order.
 void Mail::Match(const std::string& name, std::vector<Finished>* finished) {
   const auto at = calls_.find(name);
   if (at == calls_.end()) return;
   Call& call = at->second;
-  auto has_come = [&](const auto& peer) {
-    return peer == nullptr || !call.received[static_cast<size_t>(peer->rank)].empty();
-  };
   while (!call.waiting.empty()) {
-    const bool is_complete = std::all_of(peers_.begin(), peers_.end(), has_come);
-    if (!is_complete && error_.empty()) break;
+    bool is_complete = true;
+    std::string error;
+    for (const auto& peer : peers_) {
+      if (peer == nullptr || !call.received[static_cast<size_t>(peer->rank)].empty()) continue;
+      is_complete = false;
+      if (error.empty()) error = peer->why_lost;
+    }
+    if (!is_complete && error.empty()) break;
     auto& [words, done] = call.waiting.front();
-    finished->push_back({std::move(done), is_complete ? "" : error_, std::move(words)});
+    finished->push_back({std::move(done), error, std::move(words)});
     call.waiting.pop_front();
     if (!is_complete) continue;
     for (const auto& peer : peers_) {
@@ -197,6 +202,23 @@ void Mail::Match(const std::string& name, std::vector<Finished>* finished) {
   }
   const auto is_empty = [](const std::deque<Words>& from) { return from.empty(); };
   if (call.waiting.empty() && std::all_of(call.received.begin(), call.received.end(), is_empty)) calls_.erase(at);
+}
+
+void Mail::Leave(double seconds) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  // The reader goes on meanwhile: the other side may be leaving, too.
+  auto has_more = [](Peer* peer) {
+    const std::lock_guard<std::mutex> lock(peer->sending);
+    if (!peer->is_lost) Flush(peer);
+    return !peer->is_lost && !peer->outbox.empty();
+  };
+  for (const auto& peer : peers_) {
+    while (peer != nullptr && has_more(peer.get()) && std::chrono::steady_clock::now() < end) {
+      pollfd full = {peer->fd, POLLOUT, 0};
+      poll(&full, 1, 10);
+    }
+  }
+  Close("the job has ended.");
 }
 
 void Mail::Close(const std::string& why) {
@@ -213,7 +235,7 @@ void Mail::Lose(Peer* peer, const std::string& why) {
   {
     // The reason first: the reader, which sees the closed socket, would find another.
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (error_.empty()) error_ = why;
+    if (peer->why_lost.empty()) peer->why_lost = why;
     std::vector<std::string> names;
     for (const auto& call : calls_) names.push_back(call.first);
     for (const std::string& name : names) Match(name, &finished);

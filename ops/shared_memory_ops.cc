@@ -24,7 +24,7 @@ namespace {
 // An envelope is seven words, and behind them the data themselves if they are few (filled up to whole words).
 enum EnvelopeWord { kCount, kPid, kFd, kId, kOffset, kIsInline, kName, kEnvelopeWords };
 constexpr int64_t kInlineBytes = 16 << 10;  // below, opening a region costs more than a socket
-constexpr double kSecondsToConnect = 60.0;
+constexpr double kSecondsToConnect = 60.0, kSecondsToLeave = 10.0;
 
 SharedPool& ThePool() {
   static SharedPool* pool = new SharedPool;  // leaked: kernels may run while the process ends
@@ -70,7 +70,7 @@ class TheMail {
   static Mail* Get() { return Now().load(); }
   static void Set(std::unique_ptr<Mail> mail) {
     Mail* const before = Now().exchange(mail.release());
-    if (before != nullptr) before->Close("the job has ended.");
+    if (before != nullptr) before->Leave(kSecondsToLeave);
   }
 
  private:

@@ -41,7 +41,10 @@ class Mail {
   // Sends `sent[r]` to rank r, and calls `done` when all ranks have sent theirs under this name.
   void AllToAll(const std::string& name, std::vector<Words> sent, Done done);
 
-  // Ends it: those who wait, here and elsewhere, are called with `why`.
+  // Ends it in good order: what this process has sent still arrives, if the others take it within `seconds`.
+  void Leave(double seconds);
+
+  // Ends it at once: those who wait, here and elsewhere, are called with `why`.
   void Close(const std::string& why);
 
  private:
@@ -55,7 +58,7 @@ class Mail {
   void Read();
   bool ReadFrom(Peer* peer);
   void Send(Peer* peer, const std::string& bytes);
-  void Flush(Peer* peer);
+  static void Flush(Peer* peer);
   void Lose(Peer* peer, const std::string& why);
   void Match(const std::string& name, std::vector<Finished>* finished);
 
@@ -65,7 +68,6 @@ class Mail {
   std::vector<std::unique_ptr<Peer>> peers_;  // by rank; none of its own
   std::mutex mutex_;                          // of all below
   std::unordered_map<std::string, Call> calls_;
-  std::string error_;  // why the job cannot go on, once it cannot
   std::atomic<bool> is_closed_{false};
   std::thread reader_;
 };

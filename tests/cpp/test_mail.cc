@@ -127,6 +127,29 @@ TEST(WhatARankSentBeforeItEndedArrives) {
   CHECK_THROWS(Exchange(job[0].get(), "keys", {{}, {}}).get(), sok::FailedPrecondition, "has left the job");
 }
 
+TEST(ARankMayLeaveBeforeAnotherHasSent) {
+  auto job = Job(3);
+  auto waits = Exchange(job[0].get(), "keys", {{}, {}, {}});
+  (void)Exchange(job[1].get(), "keys", {{7}, {}, {}});
+  auto lost = Exchange(job[0].get(), "rows", {{}, {}, {}});
+  job[1].reset();
+  CHECK_THROWS(lost.get(), sok::FailedPrecondition, "rank 1 has left the job");  // so rank 0 knows
+  (void)Exchange(job[2].get(), "keys", {{8}, {}, {}});
+  const Received received = waits.get();
+  CHECK_EQ(received[1][0], 7);
+  CHECK_EQ(received[2][0], 8);
+}
+
+TEST(WhoLeavesSendsWhatASocketDidNotTake) {
+  auto job = Job(2);
+  const Mail::Words large(std::size_t{3} << 20, 5);
+  (void)Exchange(job[1].get(), "keys", {large, {}});
+  job[1]->Leave(30.0);
+  CHECK(Exchange(job[0].get(), "keys", {{}, {}}).get()[1] == large);
+  auto after = Exchange(job[1].get(), "keys", {{}, {}});
+  CHECK_THROWS(after.get(), sok::FailedPrecondition, "the job has ended");
+}
+
 TEST(ClosingTellsAll) {
   // Often: its reader must not find the closed socket before it knows the reason.
   for (int i = 0; i < 100; ++i) {
