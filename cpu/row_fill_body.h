@@ -57,7 +57,7 @@ void PhiloxBlocks(uint64_t seed, uint32_t (*c)[kBlocks]) {
 #endif
 
 void FillUniform(uint64_t seed, float a, float width, const uint64_t* keys, int64_t count, int64_t dim,
-                 float* const* records) {
+                 int64_t first_block, float* const* records) {
   const int64_t per_row = (dim + 3) / 4, total = count * per_row;
   int64_t row = 0, block = 0;        // of the block that is prepared next
   int64_t to_row = 0, to_block = 0;  // of the one that is stored next
@@ -65,7 +65,7 @@ void FillUniform(uint64_t seed, float a, float width, const uint64_t* keys, int6
     uint32_t c[4][kBlocks] = {};
     const int64_t n = total - first < kBlocks ? total - first : kBlocks;
     for (int64_t l = 0; l < n; ++l) {
-      const PhiloxWords counter = RowCounter(keys[row], static_cast<uint32_t>(block));
+      const PhiloxWords counter = RowCounter(keys[row], static_cast<uint32_t>(first_block + block));
       for (int w = 0; w < 4; ++w) c[w][l] = counter.word[w];
       if (++block < per_row) continue;
       block = 0;

@@ -89,9 +89,9 @@ struct RowKernels {
   // The same in place, slots too.
   void (*settle)(const UpdateRule& rule, const Decay& decay, int64_t dim, float* w, float* slots);
 
-  // Fresh uniform rows: records[i] = the first dim floats of the row of keys[i] (initializer.h).
+  // Fresh uniform rows: records[i] = dim floats of the row of keys[i] (initializer.h), from element 4 * first_block on.
   void (*fill_uniform)(uint64_t seed, float a, float width, const uint64_t* keys, int64_t count, int64_t dim,
-                       float* const* records);
+                       int64_t first_block, float* const* records);
 
   // Floats from[0 .. n) to 16 bit, and back; from and to need not be aligned.
   void (*to_half)(const float* from, int64_t n, uint16_t* to);

@@ -143,7 +143,9 @@ int64_t EmbeddingTable::Restore(const Cpu& cpu, Scratch* scratch, const std::vec
   for (const auto& set : sets_)
     if (std::find(sets.begin(), sets.end(), set.get()) == sets.end()) others.push_back(set.get());
   const int64_t rows_before = num_rows_;
-  const bool all_new = num_missing == count;
+  const Columns columns = values.columns.dim > 0 ? values.columns : Columns{config_.dim, 0, 0, config_.dim};
+  const bool are_whole = columns.n == config_.dim && columns.dim == config_.dim;
+  const bool all_new = num_missing == count && are_whole;
   InsertMissing(cpu, scratch, mine, missing, num_missing, rows, /*fresh=*/!all_new);
   MarkChanged(rows, count);
   CopyAside(rows, count);
@@ -160,12 +162,17 @@ int64_t EmbeddingTable::Restore(const Cpu& cpu, Scratch* scratch, const std::vec
         if (!all_new) set->Settle(rows[i], dim, record, record + set->offset);
         *set->Stamp(rows[i]) = static_cast<uint32_t>(set->history.calls());
       }
-      std::memcpy(record, values.rows + source[i] * dim, static_cast<size_t>(dim) * sizeof(float));
+      auto copy = [&](const float* from, float* to) {
+        std::memcpy(to + columns.to, from + columns.from, static_cast<size_t>(columns.n) * sizeof(float));
+      };
+      copy(values.rows + source[i] * columns.dim, record);
       for (size_t s = 0; s < sets.size(); ++s) {
-        const int64_t floats = sets[s]->rule.slot_floats(dim);
-        if (floats == 0) continue;
-        std::memcpy(record + sets[s]->offset, values.slots[s] + source[i] * floats,
-                    static_cast<size_t>(floats) * sizeof(float));
+        const UpdateRule& rule = sets[s]->rule;
+        const float* from = values.slots[s] + source[i] * rule.slot_floats(columns.dim);
+        float* to = record + sets[s]->offset;
+        const int64_t vectors = rule.slots().vectors;
+        for (int64_t k = 0; k < vectors; ++k) copy(from + k * columns.dim, to + k * dim);
+        std::copy(from + vectors * columns.dim, from + rule.slot_floats(columns.dim), to + vectors * dim);
       }
     }
   };

@@ -257,19 +257,23 @@ DeviceStore::Placed DeviceStore::Place(Call* call, const uint64_t* keys, int64_t
   return placed;
 }
 
-void DeviceStore::Store(Call* call, const Placed& placed, int64_t first, int64_t floats, const float* values) {
+void DeviceStore::Store(Call* call, const Placed& placed, int64_t first, int64_t floats, const float* values,
+                        int64_t stride) {
   const auto n = static_cast<int64_t>(placed.keys.size());
   if (n == 0 || floats == 0) return;
   const int64_t at_a_time = std::min(n, StageRows(floats));
   call->stage.Reset();
   auto* stage = call->stage.Get<float>(at_a_time * floats);
-  std::vector<float> packed(placed.source.empty() ? 0 : static_cast<size_t>(at_a_time * floats));
+  const bool is_packed = placed.source.empty() && stride == floats;
+  std::vector<float> packed(is_packed ? 0 : static_cast<size_t>(at_a_time * floats));
   for (int64_t at = 0; at < n; at += at_a_time) {
     const int64_t count = std::min(at_a_time, n - at);
     const float* from = values + at * floats;
-    if (!placed.source.empty()) {
-      for (int64_t i = 0; i < count; ++i)
-        std::copy_n(values + placed.source[static_cast<size_t>(at + i)] * floats, floats, packed.data() + i * floats);
+    if (!is_packed) {
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t source = placed.source.empty() ? at + i : placed.source[static_cast<size_t>(at + i)];
+        std::copy_n(values + source * stride, floats, packed.data() + i * floats);
+      }
       from = packed.data();
     }
     CopyToDevice(call->cuda, stage, from, count * floats * int64_t{sizeof(float)});
@@ -281,7 +285,7 @@ void DeviceStore::Assign(const Cpu&, Scratch*, const uint64_t* keys, const float
   CheckKeys(keys, n);
   Call call(*this);
   const TableWriting writing(&call.state, call.cuda);
-  Store(&call, Place(&call, keys, n), 0, dim(), rows);
+  Store(&call, Place(&call, keys, n), 0, dim(), rows, dim());
   // The caller's memory may be pinned, and is read until now.
   SOK_CUDA(cudaStreamSynchronize(call.cuda.stream));
 }
@@ -299,9 +303,17 @@ int64_t DeviceStore::Restore(const Cpu&, Scratch*, const std::vector<SlotSetInfo
   }
   const int64_t rows_before = state.CountToHost(call.cuda);
   const Placed placed = Place(&call, values.keys, values.n);
-  Store(&call, placed, 0, dim(), values.rows);
-  for (size_t s = 0; s < sets.size(); ++s)
-    Store(&call, placed, sets[s]->offset, SlotsOf(state, *sets[s]), values.slots[s]);
+  const Columns columns = values.columns.dim > 0 ? values.columns : Columns{dim(), 0, 0, dim()};
+  Store(&call, placed, columns.to, columns.n, values.rows + columns.from, columns.dim);
+  for (size_t s = 0; s < sets.size(); ++s) {
+    const int64_t vectors = values.columns.dim > 0 ? infos[s].rule.slots().vectors : 0;  // whole ones all at once
+    const int64_t stride = infos[s].rule.slot_floats(columns.dim), behind = vectors * columns.dim;
+    for (int64_t k = 0; k < vectors; ++k) {
+      const int64_t to = sets[s]->offset + k * dim() + columns.to;
+      Store(&call, placed, to, columns.n, values.slots[s] + k * columns.dim + columns.from, stride);
+    }
+    Store(&call, placed, sets[s]->offset + vectors * dim(), stride - behind, values.slots[s] + behind, stride);
+  }
   return state.CountToHost(call.cuda) - rows_before;  // waits: the caller's memory may be pinned
 }
 

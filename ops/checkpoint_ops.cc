@@ -100,6 +100,7 @@ REGISTER_OP("Sok>TableLoad")
     .Input("path: string")
     .Input("saved_sets: string")
     .Input("table_sets: string")
+    .Input("columns: int64")
     .Output("summary: string")
     .SetIsStateful()
     .SetShapeFn(ScalarShape);
@@ -112,10 +113,19 @@ void TableLoad(OpKernelContext* ctx) {
   for (int64_t i = 0; i < ctx->input(2).NumElements(); ++i) {
     names.emplace_back(ctx->input(2).vec<tstring>()(i), ctx->input(3).vec<tstring>()(i));
   }
+  TableStore::Columns columns;
+  if (ctx->input(4).NumElements() != 0) {
+    CheckShape(ctx->input(4), TensorShape({4}), "columns");
+    const auto given = ctx->input(4).vec<int64_t>();
+    columns = {given(0), given(1), given(2), given(3)};
+    if (columns.dim < 1) throw InvalidArgument("`columns` must be empty, or begin with the dim of what is saved.");
+  }
   const TfExecutor executor(ctx);
-  StoreSummary(ctx, LoadShard({executor}, TextArg(ctx, 1, "path"), KeyBytes(*resource), names, &resource->store()));
+  StoreSummary(ctx,
+               LoadShard({executor}, TextArg(ctx, 1, "path"), KeyBytes(*resource), names, &resource->store(), columns));
 }
-SOK_HOST_KERNEL("Sok>TableLoad", FunctionOp<TableLoad>, "handle", "path", "saved_sets", "table_sets", "summary");
+SOK_HOST_KERNEL("Sok>TableLoad", FunctionOp<TableLoad>, "handle", "path", "saved_sets", "table_sets", "columns",
+                "summary");
 
 REGISTER_OP("Sok>ShardsCompact")
     .Input("paths: string")

@@ -19,6 +19,7 @@ inline Initializer InitializerAttrs(OpKernelConstruction* ctx) {
   Check(ctx->GetAttr("init_a", &init.a));
   Check(ctx->GetAttr("init_b", &init.b));
   Check(ctx->GetAttr("seed", &seed));
+  Check(ctx->GetAttr("first_column", &init.first_column));
   init.kind = ParseInitKind(kind);
   init.seed = static_cast<uint64_t>(seed);
   if (init.kind == InitKind::kOwn) {

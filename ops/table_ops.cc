@@ -38,6 +38,7 @@ REGISTER_OP("Sok>TableHandle")
     .Attr("init_a: float")
     .Attr("init_b: float")
     .Attr("bank: list(float) = []")
+    .Attr("first_column: int >= 0 = 0")
     .Attr("memory_bytes: int >= 0 = 0")
     .SetIsStateful()
     .SetShapeFn(ScalarShape);

@@ -86,11 +86,19 @@ ShardSummary WriteShard(const TableStore& table, int key_bytes, const std::strin
 }
 
 // Throws InvalidArgument if the rows of a file cannot be a table's.
-void CheckFits(const ShardHead& head, const std::string& path, int key_bytes, const TableStore& table) {
+void CheckFits(const ShardHead& head, const std::string& path, int key_bytes, const TableStore::Columns& columns,
+               const TableStore& table) {
   const TableConfig& config = table.config();
-  if (head.dim != config.dim) {
-    throw InvalidArgument(table.Label() + ": its rows have dim " + std::to_string(config.dim) + ", those in " + path +
+  const int64_t dim = columns.dim > 0 ? columns.dim : config.dim;
+  if (head.dim != dim) {
+    throw InvalidArgument(table.Label() + ": its rows have dim " + std::to_string(dim) + ", those in " + path +
                           " have dim " + std::to_string(head.dim) + ".");
+  }
+  if (columns.dim > 0 && (columns.n < 1 || columns.from < 0 || columns.n > dim - columns.from || columns.to < 0 ||
+                          columns.n > config.dim - columns.to)) {
+    throw InvalidArgument(table.Label() + ": columns " + std::to_string(columns.from) + " to " +
+                          std::to_string(columns.from + columns.n) + " of " + path + " cannot be those from " +
+                          std::to_string(columns.to) + " on here.");
   }
   if (head.is_unsigned != config.is_unsigned || head.key_bytes != key_bytes) {
     auto name = [](bool is_unsigned, int bytes) {
@@ -122,7 +130,8 @@ ShardSummary SaveShardSnapshot(const Cpu& cpu, TableStore* table, int key_bytes,
 }
 
 ShardSummary LoadShard(const Cpu& cpu, const std::string& path, int key_bytes,
-                       const std::vector<std::pair<std::string, std::string>>& set_names, TableStore* table) {
+                       const std::vector<std::pair<std::string, std::string>>& set_names, TableStore* table,
+                       const TableStore::Columns& columns) {
   const TableConfig& config = table->config();
   Scratch scratch;
   std::vector<SlotSetInfo> sets;  // as the table calls them
@@ -131,7 +140,7 @@ ShardSummary LoadShard(const Cpu& cpu, const std::string& path, int key_bytes,
   bool is_delta = false;
   ShardVisitor visitor;
   visitor.head = [&](const BlockReader&, const ShardHead& head) {
-    CheckFits(head, path, key_bytes, *table);
+    CheckFits(head, path, key_bytes, columns, *table);
     for (const auto& [from, to] : set_names) {
       const auto found = std::find_if(head.sets.begin(), head.sets.end(),
                                       [&from = from](const SlotSetInfo& set) { return set.name == from; });
@@ -148,11 +157,12 @@ ShardSummary LoadShard(const Cpu& cpu, const std::string& path, int key_bytes,
     int64_t mine = 0;
     for (int64_t i = 0; i < values.n; ++i) mine += config.partition().OwnerOf(values.keys[i]) == config.rank;
     TableStore::RowValues chosen = values;
+    chosen.columns = columns;
     chosen.slots.clear();
     for (const size_t place : places) chosen.slots.push_back(values.slots[place]);
     scratch.Reset();
     const int64_t fresh = table->Restore(cpu, &scratch, sets, chosen);
-    if (fresh != mine && !is_delta) file.Refuse("a key is in the checkpoint twice");
+    if (fresh != mine && !is_delta && columns.dim == 0) file.Refuse("a key is in the checkpoint twice");
     stored += mine;
   };
   ShardSummary summary = ReadShard(path, visitor);

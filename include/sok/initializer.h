@@ -26,6 +26,7 @@ struct Initializer {
   std::vector<float> bank;  // [bank_rows, dim], for kBank
   int64_t bank_rows = 0;
   SokInitializerFunction function = nullptr;  // for kOwn, of uniforms with a = 0, b = 1
+  int64_t first_column = 0;                   // rows are these and later elements of longer ones
 };
 
 // Uniform in [0, 1) with 24 random bits.
@@ -86,19 +87,18 @@ struct InitializerView {
   const float* bank;  // [bank_rows, dim], for kBank
   int64_t bank_rows;
   SokInitializerFunction function = nullptr;  // for kOwn, on the CPU alone
+  int64_t first_column = 0;
 };
 
 inline InitializerView ViewOf(const Initializer& init) {
-  return {init.kind, init.a, init.b, init.seed, init.bank.data(), init.bank_rows, init.function};
+  return {init.kind, init.a, init.b, init.seed, init.bank.data(), init.bank_rows, init.function, init.first_column};
 }
 
-// Elements 4 * block .. 4 * block + 3 of the fresh row of `key`; those at dim and behind are not to be used.
-SOK_HOST_DEVICE void FreshElements(const InitializerView& init, uint64_t key, int64_t dim, int64_t block,
-                                   float* value) {  // [4]
-  if (init.kind == InitKind::kConstant) {
-    for (int j = 0; j < 4; ++j) value[j] = init.a;
-    return;
-  }
+// What one block of random words gives: four elements of a row, the first of them that of `column`. Outside [0, dim) they
+// are not to be used.
+SOK_HOST_DEVICE void ElementsOfBlock(const InitializerView& init, uint64_t key, int64_t dim, int64_t block,
+                                     int64_t first_column,
+                                     float* value) {  // [4]
   const PhiloxWords words = RowWords(init.seed, key, static_cast<uint32_t>(block));
   if (init.kind == InitKind::kUniform || init.kind == InitKind::kOwn) {
     const float width = init.b - init.a;
@@ -111,10 +111,27 @@ SOK_HOST_DEVICE void FreshElements(const InitializerView& init, uint64_t key, in
   } else {
     for (int j = 0; j < 4; ++j) {
       const uint64_t bank_row = (uint64_t{words.word[j]} * static_cast<uint64_t>(init.bank_rows)) >> 32;
-      const int64_t column = 4 * block + j;
-      value[j] = column < dim ? init.bank[static_cast<int64_t>(bank_row) * dim + column] : 0.0f;
+      const int64_t column = first_column + j;
+      const bool is_inside = column >= 0 && column < dim;
+      value[j] = is_inside ? init.bank[static_cast<int64_t>(bank_row) * dim + column] : 0.0f;
     }
   }
+}
+
+// Elements 4 * block .. 4 * block + 3 of the fresh row of `key`; those at dim and behind are not to be used.
+SOK_HOST_DEVICE void FreshElements(const InitializerView& init, uint64_t key, int64_t dim, int64_t block,
+                                   float* value) {  // [4]
+  if (init.kind == InitKind::kConstant) {
+    for (int j = 0; j < 4; ++j) value[j] = init.a;
+    return;
+  }
+  const int64_t first = init.first_column + 4 * block;
+  const int shift = static_cast<int>(first & 3);
+  if (shift == 0) return ElementsOfBlock(init, key, dim, first >> 2, 4 * block, value);
+  float of_two[8];  // blocks
+  for (int i = 0; i < 2; ++i)
+    ElementsOfBlock(init, key, dim, (first >> 2) + i, 4 * (block + i) - shift, of_two + 4 * i);
+  for (int j = 0; j < 4; ++j) value[j] = of_two[shift + j];
 }
 
 // The initializer named `name` ("constant", "uniform", "normal", "truncated_normal", "bank", "own:..." of one's own).

@@ -54,13 +54,15 @@ ShardSummary SaveShardChanges(const Cpu& cpu, const TableStore& table, int key_b
 ShardSummary SaveShardSnapshot(const Cpu& cpu, TableStore* table, int key_bytes, const std::string& generation,
                                const std::string& path, bool changes);
 
-// Puts the rows of the file that this rank owns into the table, which has none of them yet; of a delta, into a table that
+// Puts the rows of the file that this rank owns into the table, which has none of them yet, but for other columns of theirs
+// (`columns`, where the file has rows that are cut otherwise); of a delta, into a table that
 // holds what the save before held: keys that were erased lose their rows, and an exact Adam catches up. Of slot set
 // set_names[i].first the slots go to the table's set set_names[i].second; other sets are left out. A file of another dim
 // or key dtype is InvalidArgument. Whatever is thrown, some rows may have been stored: load into a table that can be
 // thrown away. Needs memory for one block.
 ShardSummary LoadShard(const Cpu& cpu, const std::string& path, int key_bytes,
-                       const std::vector<std::pair<std::string, std::string>>& set_names, TableStore* table);
+                       const std::vector<std::pair<std::string, std::string>>& set_names, TableStore* table,
+                       const TableStore::Columns& columns = {});
 
 // Writes what a chain of saves holds of one rank as the shard of a full save: rows as the newest link leaves them. links:
 // the files, oldest link first, that can hold keys of that rank. head: whose hashed, world_size, rank, owner and generation

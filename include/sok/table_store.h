@@ -169,11 +169,19 @@ class TableStore {
   // were new.
   // All or none: throws InvalidArgument for a key that the table cannot hold or a set that belongs to another rule,
   // TableFull, OutOfMemory; then no row was stored.
+  //
+  // Values of rows that are cut otherwise than the table's: `n` columns of them, from `from` on, are those of the table
+  // from `to` on. The other columns of a row stay; those of a new row are fresh.
+  struct Columns {
+    int64_t dim = 0;  // of the values; 0: they have the table's columns, all of them
+    int64_t from = 0, to = 0, n = 0;
+  };
   struct RowValues {
     const uint64_t* keys = nullptr;   // [n]
     const float* rows = nullptr;      // [n, dim]
     std::vector<const float*> slots;  // for each of `sets` [n, slot_floats]
     int64_t n = 0;
+    Columns columns = {};
   };
   virtual int64_t Restore(const Cpu& cpu, Scratch* scratch, const std::vector<SlotSetInfo>& sets,
                           const RowValues& values) = 0;

@@ -94,10 +94,12 @@ class EagerCalls:
         self._run(table, "reserve", second, number=tf.constant(num_rows, tf.int64))
         return second
 
-    def load(self, table: Any, second: Any, path: str, sets: Pairs) -> dict[str, Any]:
+    def load(self, table: Any, second: Any, path: str, sets: Pairs, columns: Sequence[int] = ()) -> dict[str, Any]:
+        """`columns`: which of the file go where (`sok.checkpoint.restoring.columns_for`)."""
         saved, own = (np.array([pair[i] for pair in sets], object) for i in (0, 1))
+        given = {"path": path, "saved_sets": saved, "table_sets": own, "columns": np.array(columns, np.int64)}
         with _naming(path):
-            return _parsed(self._run(table, "load", second, path=path, saved_sets=saved, table_sets=own))
+            return _parsed(self._run(table, "load", second, **given))
 
     def swap(self, table: Any, second: Any) -> None:
         self._run(table, "swap", second)
@@ -157,6 +159,7 @@ def _graph_ops(table: Any) -> dict[str, Any]:
             fed = {name: placeholder(tf.string, []) for name in ("path", "generation")}
             fed |= {name: placeholder(tf.string, [None]) for name in ("saved_sets", "table_sets")}
             fed["number"] = placeholder(tf.int64, [])
+            fed["columns"] = placeholder(tf.int64, [None])
         # Where the table is. If that is for TensorFlow to choose, any device named here would move the table there.
         with tf.compat.v1.colocate_with(table.handle, ignore_existing=True):
             shared_name = f"sok_second/{table.table_name}"
@@ -176,6 +179,7 @@ def _makers(
     saved_sets: Any = None,
     table_sets: Any = None,
     number: Any = None,
+    columns: Any = None,
 ) -> dict[str, Callable[[], Any]]:
     """What makes each op. `second`: the handle of a second table."""
     lib, handle = _ops.lib(), table.handle
@@ -197,7 +201,7 @@ def _makers(
         "slot sets": lambda: lib.sok_table_slot_sets(handle),
         # Records are as wide as the slots in the files make them: memory of another width would be asked for twice.
         "reserve": lambda: lib.sok_table_reserve(second, number, keys_only=True),
-        "load": lambda: lib.sok_table_load(second, path, saved_sets, table_sets),
+        "load": lambda: lib.sok_table_load(second, path, saved_sets, table_sets, columns),
         "swap": lambda: lib.sok_table_swap(handle, second),
         "drop": lambda: tf.raw_ops.DestroyResourceOp(resource=second, ignore_lookup_error=True),
     }

@@ -100,7 +100,7 @@ TEST(FreshRowsAreThoseOfAnyThread) {
         keys[i] = static_cast<uint64_t>(i) * 0x123456789ABCDEFull;
         at[i] = rows.data() + i * dim;
       }
-      kernels->fill_uniform(7, init.a, init.b - init.a, keys, 9, dim, at);
+      kernels->fill_uniform(7, init.a, init.b - init.a, keys, 9, dim, 0, at);
       of_kernel.push_back(rows);
     }
     for (const auto& one : of_kernel) CHECK(SameBits(one, of_kernel[0]));

@@ -65,6 +65,36 @@ TEST(ShorterRowsAreTheStartOfLongerOnes) {
   }
 }
 
+// What a row is made of where it is cut into columns.
+TEST(LaterColumnsAreThoseOfLongerRows) {
+  std::vector<float> bank(3 * 64);
+  for (size_t i = 0; i < bank.size(); ++i) bank[i] = static_cast<float>(i);
+  for (const auto kind : {sok::InitKind::kConstant, sok::InitKind::kUniform, sok::InitKind::kNormal,
+                          sok::InitKind::kTruncatedNormal, sok::InitKind::kBank}) {
+    sok::Initializer init = Make(kind, 0.5f, 2.0f);
+    if (kind == sok::InitKind::kBank) init.bank = bank;
+    init.bank_rows = 3;
+    const std::vector<float> whole = Row(init, 123, 64);
+    for (const int64_t first : {1, 2, 3, 4, 7, 32, 60}) {
+      for (const int64_t dim : {1, 2, 4}) {
+        init.first_column = first;
+        if (kind == sok::InitKind::kBank) {  // its columns are those of the rows
+          init.bank.clear();
+          for (int64_t row = 0; row < 3; ++row)
+            for (int64_t j = 0; j < dim; ++j) init.bank.push_back(bank[static_cast<size_t>(row * 64 + first + j)]);
+        }
+        const std::vector<float> part = Row(init, 123, dim);
+        for (int64_t j = 0; j < dim; ++j) CHECK_EQ(part[static_cast<size_t>(j)], whole[static_cast<size_t>(first + j)]);
+        const uint64_t key = 123;
+        std::vector<float> of_many(static_cast<size_t>(dim));
+        float* at = of_many.data();
+        sok::FillRows(init, &key, 1, dim, &at);
+        CHECK(of_many == part);
+      }
+    }
+  }
+}
+
 TEST(RowsWriteNothingBehindThemselves) {
   std::vector<float> memory(8, -99.0f);
   sok::FillRow(Make(sok::InitKind::kNormal, 0.0f, 1.0f), 1, 5, memory.data());

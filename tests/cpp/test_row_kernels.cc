@@ -355,14 +355,17 @@ TEST(UniformRowsAreThoseOfTheScalarFormula) {
       std::vector<float> rows(static_cast<size_t>(7 * dim + 1), 3.0f), row(static_cast<size_t>(dim));
       float* at[7];
       for (int64_t i = 0; i < 7; ++i) at[i] = rows.data() + i * dim;
-      kernels->fill_uniform(init.seed, init.a, init.b - init.a, keys, 7, dim, at);
-      int64_t wrong = 0;
-      for (int64_t i = 0; i < 7; ++i) {
-        sok::FillRow(init, keys[i], dim, row.data());
-        for (int64_t j = 0; j < dim; ++j) wrong += row[static_cast<size_t>(j)] != at[i][j];
+      for (const int64_t first_block : {0, 3}) {
+        kernels->fill_uniform(init.seed, init.a, init.b - init.a, keys, 7, dim, first_block, at);
+        init.first_column = 4 * first_block;
+        int64_t wrong = 0;
+        for (int64_t i = 0; i < 7; ++i) {
+          sok::FillRow(init, keys[i], dim, row.data());
+          for (int64_t j = 0; j < dim; ++j) wrong += row[static_cast<size_t>(j)] != at[i][j];
+        }
+        CHECK_EQ(wrong, 0);
+        CHECK_EQ(rows.back(), 3.0f);
       }
-      CHECK_EQ(wrong, 0);
-      CHECK_EQ(rows.back(), 3.0f);
     }
   }
 }

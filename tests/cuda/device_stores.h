@@ -116,7 +116,7 @@ inline void CheckSame(const AllRows& a, const AllRows& b) {
   }
 }
 
-inline int64_t Restore(TableStore* store, const Collector& saved) {
+inline int64_t Restore(TableStore* store, const Collector& saved, TableStore::Columns columns = {}) {
   sok::Scratch scratch;
   Keys keys;
   Floats rows;
@@ -127,7 +127,7 @@ inline int64_t Restore(TableStore* store, const Collector& saved) {
     for (size_t s = 0; s < slots.size(); ++s)
       slots[s].insert(slots[s].end(), kept.slots[s].begin(), kept.slots[s].end());
   }
-  TableStore::RowValues values{keys.data(), rows.data(), {}, Size(keys)};
+  TableStore::RowValues values{keys.data(), rows.data(), {}, Size(keys), columns};
   for (const auto& s : slots) values.slots.push_back(s.data());
   return store->Restore(cpu, &scratch, saved.sets, values);
 }

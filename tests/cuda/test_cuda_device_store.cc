@@ -125,6 +125,21 @@ TEST(RestoredRowsGoOnAsIfNothingHadHappened) {
   }
 }
 
+TEST(RowsAreRestoredColumnByColumn) {
+  OnDevice device(Config(3, 500)), again(Config(3, 400)), narrow(Config(2, 400));
+  OnCpu host(Config(2, 400));
+  Train(&device, 60, 1, 4);
+  const Collector saved = ReadAll(device.store);
+  CHECK_EQ(Restore(&again.store, saved, {3, 2, 2, 1}), 60);
+  CHECK_EQ(Restore(&again.store, saved, {3, 0, 0, 2}), 0);
+  CheckSame(ReadAll(again.store).found, saved.found);
+  CHECK_EQ(Restore(&narrow.store, saved, {3, 1, 0, 2}), 60);
+  CHECK_EQ(Restore(&host.store, saved, {3, 1, 0, 2}), 60);
+  CheckSame(ReadAll(narrow.store).found, ReadAll(host.store).found);
+  CHECK_EQ(Restore(&again.store, ReadAll(narrow.store), {2, 0, 1, 2}), 0);
+  CheckSame(ReadAll(again.store).found, saved.found);
+}
+
 TEST(OfEqualKeysTheLastCountsAndOtherRanksKeysAreLeftOut) {
   sok::TableConfig config = Config(2, 100);
   config.world_size = 3;

@@ -98,7 +98,7 @@ def make_calls(lib: Any, folder: Path) -> None:
     for shard, snapshot in [("a", True), ("b", False)]:
         lib.sok_table_save(table.handle, str(folder / shard), "g", snapshot=snapshot)
     lib.sok_table_save_end(table.handle, "g")
-    lib.sok_table_load(other.handle, str(folder / "a"), ["adam"], ["adam"])
+    lib.sok_table_load(other.handle, str(folder / "a"), ["adam"], ["adam"], [])
     lib.sok_shard_verify(str(folder / "a"))
     head = {"world_size": 1, "rank": 0, "owner": -1, "hashed": True, "passes": 1}
     lib.sok_shards_compact([str(folder / "a")], i64(0), "g2", str(folder / "c"), **head)
