@@ -43,6 +43,8 @@ _PUBLIC = {
     "TableOptions": "sok.table.options:TableOptions",
     "row_wise": "sok.table.placement:row_wise",
     "table_wise": "sok.table.placement:table_wise",
+    "column_wise": "sok.table.placement:column_wise",
+    "data_parallel": "sok.table.placement:data_parallel",
     "balance_tables": "sok.table.balancing:balance_tables",
     "plan": "sok.planning.planner:plan",
     "split_embedding_variable_from_others": "sok.table.table:split_embedding_variable_from_others",

@@ -27,3 +27,9 @@ PLACEMENTS: dict[str, Callable[[int], Placement]] = {
     "upper workers": lambda size: UpperRanks(),
     "upper workers by hash": lambda size: UpperRanks(hash=True),
 }
+# Those of which several workers hold each key: columns of its row, or copies.
+WHOLE_PLACEMENTS: dict[str, Callable[[int], Placement]] = {
+    "columns": lambda size: sok.column_wise([1, 1, 1], owners=[size - 1, 0, size - 1]),
+    "copies": lambda size: sok.data_parallel(),
+}
+ALL_PLACEMENTS = {**PLACEMENTS, **WHOLE_PLACEMENTS}

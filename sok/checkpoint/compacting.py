@@ -13,6 +13,7 @@ from sok.base.types import PathLike
 from sok.checkpoint import chains, native
 from sok.checkpoint.lease import Lease, LeaseLost, in_folder, utc_now
 from sok.checkpoint.manifest import (
+    Link,
     Manifest,
     SavedSlotSet,
     SavedTable,
@@ -112,9 +113,7 @@ def _table(path: str, manifest: Manifest, generation: str, number: int, table: S
             for place, link in enumerate(manifest.links)
             for file in link.table(table.name).files
             # Whether it can hold keys that the rank of `old` held at the end.
-            if table.placement.may_hold(
-                old.rank, manifest.world_size, link.table(table.name).placement, file.rank, link.world_size
-            )
+            if _may_hold(path, table, old, manifest, link, file)
         ]
         summary = native.compact_shards(
             [file for _, file in files],
@@ -123,7 +122,7 @@ def _table(path: str, manifest: Manifest, generation: str, number: int, table: S
             os.path.join(path, name),
             world_size=manifest.world_size,
             rank=old.rank,
-            **table.placement.to_attributes(manifest.world_size),
+            **table.placement.attributes_of(old.rank, manifest.world_size),
             hashed=table.hashed,
             passes=passes,
         )
@@ -132,3 +131,17 @@ def _table(path: str, manifest: Manifest, generation: str, number: int, table: S
             slot_sets.setdefault(slot_set["name"], SavedSlotSet(**slot_set))
         bar.add(old.bytes)
     return dataclasses.replace(table, slot_sets=tuple(slot_sets.values()), files=tuple(shards))
+
+
+def _may_hold(path: str, table: SavedTable, shard: ShardFile, manifest: Manifest, link: Link, file: ShardFile) -> bool:
+    """Whether a file can hold what the rank of `shard` held at the end. ValueError if it cuts rows otherwise."""
+    saved = link.table(table.name)
+    columns, of_file = table.columns_of(shard), saved.columns_of(file)
+    if columns == of_file:
+        return table.placement.may_hold(shard.rank, manifest.world_size, saved.placement, file.rank, link.world_size)
+    if max(columns.start, of_file.start) < min(columns.stop, of_file.stop):
+        raise ValueError(
+            f"{path}: the rows of table '{table.name}' are cut in one way in {manifest.generation} and in another in "
+            f"{link.generation}, which cannot be compacted. Save all rows: sok.save(..., incremental=False)."
+        )
+    return False

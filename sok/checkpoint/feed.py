@@ -15,7 +15,7 @@ from sok.base.types import PathLike
 from sok.checkpoint import manifest as manifests
 from sok.checkpoint.manifest import Link, Manifest, SavedTable, ShardFile, check_summary, read_manifest
 from sok.checkpoint.native import EagerCalls, SessionCalls, verify_shard
-from sok.checkpoint.restoring import TRIES, can_hold, is_superseded, restore
+from sok.checkpoint.restoring import TRIES, can_hold, columns_for, is_superseded, restore
 from sok.checkpoint.targets import calls_for, tables_by_saved_name
 from sok.job.agreement import check_equal, together
 from sok.job.job import job_of
@@ -34,9 +34,10 @@ class Delta:
     generation: str  # the save
     table: str  # the table's name
     keys: np.ndarray  # [n] of the table's key dtype
-    rows: np.ndarray  # [n, D] float32: their rows now
+    rows: np.ndarray  # [n, D] float32: their rows now; of a table whose rows are cut, some columns of them
     erased: np.ndarray  # [m] of the key dtype: keys that have no row any more
     step: int | None = None  # of the table when it was saved; None: not known
+    first_column: int = 0  # of `rows`
 
     def apply(self, tables: Any) -> None:
         """Stores it in the table of that name among `tables` (as for `sok.restore`), if it is there.
@@ -49,7 +50,7 @@ class Delta:
         if len(self.erased):
             table.erase(self.erased)
         if len(self.keys):
-            table.assign(self.keys, self.rows)
+            table.assign_columns(self.keys, self.rows, self.first_column)
         if self.step is not None:
             set_step(table, self.step)
 
@@ -225,7 +226,8 @@ class Follower:
             check_summary(name, link, table, file, verify_shard(name))
         for _, table, file, variable in work:
             sets = [(s.name, s.name) for s in table.slot_sets] if self._slots else []
-            calls.load(variable, variable.handle, os.path.join(self._path, file.name), sets)
+            name = os.path.join(self._path, file.name)
+            calls.load(variable, variable.handle, name, sets, columns_for(file, table, variable))
         for name, variable in self._tables.items():
             calls.set_step(variable, manifest.step_of(name))
 
@@ -246,8 +248,10 @@ def _pieces(path: str, link: Link, table: SavedTable, file: ShardFile) -> Iterat
     name = os.path.join(path, file.name)
     summary = verify_shard(name)
     check_summary(name, link, table, file, summary)
-    slots = sum(rules.find(slot_set["rule"]).slot_floats(table.dim) for slot_set in summary["slot_sets"])
-    row_bytes = 8 + 4 * (table.dim + slots)
+    columns = table.columns_of(file)
+    dim = len(columns)
+    slots = sum(rules.find(slot_set["rule"]).slot_floats(dim) for slot_set in summary["slot_sets"])
+    row_bytes = 8 + 4 * (dim + slots)
     with open(name, "rb") as opened:
         while True:
             _, kind, length, _, _ = _HEADER.unpack(opened.read(_HEADER.size))
@@ -263,14 +267,14 @@ def _pieces(path: str, link: Link, table: SavedTable, file: ShardFile) -> Iterat
             if kind == _ERASED:
                 yield _piece(link, table, erased=keys)
             else:
-                rows = np.frombuffer(payload, np.float32, n * table.dim, 8 + 8 * n)
-                yield _piece(link, table, keys=keys, rows=rows.reshape(n, table.dim).copy())
+                rows = np.frombuffer(payload, np.float32, n * dim, 8 + 8 * n)
+                yield _piece(link, table, columns.start, keys=keys, rows=rows.reshape(n, dim).copy())
 
 
-def _piece(link: Link, table: SavedTable, **parts: np.ndarray) -> Delta:
+def _piece(link: Link, table: SavedTable, first_column: int = 0, **parts: np.ndarray) -> Delta:
     empty: Mapping[str, np.ndarray] = {
         "keys": np.empty(0, table.key_dtype),
         "rows": np.empty((0, table.dim), np.float32),
         "erased": np.empty(0, table.key_dtype),
     }
-    return Delta(link.generation, table.name, **{**empty, **parts}, step=table.step)
+    return Delta(link.generation, table.name, **{**empty, **parts}, step=table.step, first_column=first_column)

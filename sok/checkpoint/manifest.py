@@ -16,8 +16,9 @@ from typing import Any
 
 from sok.base.errors import CheckpointError
 from sok.base.types import PathLike
+from sok.checkpoint import placed
 from sok.checkpoint.crc32c import crc32c
-from sok.table.placement import HASH_NAME, NUM_BUCKETS, Placement, row_wise, table_wise
+from sok.table.placement import Placement
 from sok.table.rules import name_now
 
 # 1: a full save; 2: with deltas; 3: with tables spread by hash, which the versions before do not know.
@@ -29,7 +30,6 @@ GENERATION = re.compile(r"g[0-9]{6,}-[0-9a-f]{8}")
 SHARD_NAME = re.compile(r"(g[0-9]{6,}-[0-9a-f]{8})-t[0-9]{4,}-r[0-9]{4,}\.shard")
 
 _MAX_BYTES = 1 << 28  # a million shards
-_BY_HASH = {"buckets": NUM_BUCKETS, "hash": HASH_NAME}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +82,15 @@ class SavedTable:
     @property
     def rows(self) -> int:
         """Rows of the table when it was saved; of a delta that is more than its files hold."""
-        return sum(file.num_held() for file in self.files)
+        held = [file.num_held() for file in self.files]
+        return max(held, default=0) if self.placement.cuts_rows else sum(held)
+
+    def columns_of(self, file: ShardFile) -> range:
+        """The columns of rows that one of its files has."""
+        if not self.placement.cuts_rows:
+            return range(self.dim)
+        # There are as many files as ranks, or all owners are named.
+        return self.placement.part_of(file.rank, self.dim, len(self.files)).columns
 
     @property
     def bytes(self) -> int:
@@ -185,7 +193,7 @@ def to_bytes(manifest: Manifest) -> bytes:
     """The file."""
     links = (manifest, *manifest.before)
     # What an older sok would understand, it shall read.
-    placements = (_placement_members(table.placement)[0] for link in links for table in link.tables)
+    placements = (placed.members_of(table.placement)[0] for link in links for table in link.tables)
     version = max([2 if manifest.before else 1, *placements])
     members = _link_members(manifest)
     members["optimizers"] = [
@@ -212,28 +220,14 @@ def _table_members(table: SavedTable) -> dict[str, Any]:
     del members["placement"]
     if table.step is None:
         del members["step"]
-    return {**members, **_placement_members(table.placement)[1]}
+    return {**members, **placed.members_of(table.placement)[1]}
 
 
-def _placement_members(placement: Placement) -> tuple[int, dict[str, Any]]:
-    """What a table's members say of it, and the version of the format that brought these."""
-    if placement == row_wise(hash=True):
-        return 3, {"owner": None, "placement": _BY_HASH}
-    if placement == row_wise() or placement.owner is not None:
-        return 1, {"owner": placement.owner}
-    return 4, {"owner": None, "placement": placement.get_config()}
-
-
-def _placement(body: dict[str, Any], where: str, hashed: bool, world_size: int) -> Placement:
+def _placement(body: dict[str, Any], where: str, hashed: bool, world_size: int, dim: int) -> Placement:
     owner, said = _member(body, "owner", _KINDS["int | None"], where), body.get("placement")
     try:
-        if isinstance(said, dict) and said != _BY_HASH:
-            found = Placement.from_config(said)
-        else:
-            found = row_wise(hash=said == _BY_HASH) if owner is None else table_wise(owner)
-        if _placement_members(found)[1] != {"owner": owner, **({} if said is None else {"placement": said})}:
-            raise ValueError("which makes no sense here")
-        found.check(world_size, hashed)
+        found = placed.from_members(owner, said)
+        found.check(world_size, hashed, dim)
     except (TypeError, ValueError) as error:
         raise _Wrong(f"{where} is placed by {said!r}: {error}") from None
     return found
@@ -448,9 +442,9 @@ def _table(body: Any, link: dict[str, Any], is_delta: bool) -> SavedTable:
     files = tuple(_shard(f, where, link, is_delta) for f in _member(body, "files", list, where))
     if len({file.rank for file in files}) != len(files):
         raise _Wrong(f"{where} has two files of one rank")
-    placement = _placement(body, where, plain["hashed"], link["world_size"])
+    placement = _placement(body, where, plain["hashed"], link["world_size"], plain["dim"])
     # No longer list than that of the files: a damaged manifest may speak of any number of workers.
-    if sorted(file.rank for file in files) != list(placement.ranks(link["world_size"])[: len(files) + 1]):
+    if sorted(file.rank for file in files) != placement.writers(link["world_size"], len(files) + 1):
         raise _Wrong(f"{where} has files of ranks {[file.rank for file in files]}, not of all that have held rows")
     step = _member(body, "step", int, where) if "step" in body else None
     return SavedTable(**plain, placement=placement, slot_sets=slot_sets, files=files, step=step)
@@ -474,11 +468,11 @@ def check_summary(path: str, link: Link, table: SavedTable, file: ShardFile, sum
     expected = {
         "generation": link.generation,
         "table": table.name,
-        "dim": table.dim,
+        "dim": len(table.columns_of(file)),
         "key_dtype": table.key_dtype,
         "world_size": link.world_size,
         "rank": file.rank,
-        **table.placement.to_attributes(link.world_size),
+        **table.placement.attributes_of(file.rank, link.world_size),
         "delta": file.held is not None,
         "rows": file.rows,
         "erased": file.erased,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import os
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from sok.base import log
+from sok.base.errors import CheckpointError
 from sok.base.progress import on_stderr
 from sok.base.types import PathLike
 from sok.checkpoint import background, chains
@@ -282,10 +284,24 @@ def _load(
     with on_stderr("restoring", total, False if rank else progress, "bytes") as bar:
         for (name, variable), (_, sets, files) in zip(tables.items(), plans, strict=True):
             second = seconds[name] = calls.second(variable, _expected_rows(path, files, variable))
+            stored: dict[str, Counter[int]] = {}
             for link, saved, file in files:
-                summary = calls.load(variable, second, os.path.join(path, file.name), sets)
+                columns = columns_for(file, saved, variable)
+                summary = calls.load(variable, second, os.path.join(path, file.name), sets, columns)
                 check_summary(os.path.join(path, file.name), link, saved, file, summary)
+                for column in range(columns[2], columns[2] + columns[3]) if columns else ():
+                    stored.setdefault(link.generation, Counter())[column] += summary["stored"]
                 bar.add(file.bytes)
+            _check_columns(path, saved, stored)
+
+
+def _check_columns(path: str, saved: SavedTable, stored: dict[str, Counter[int]]) -> None:
+    for generation, rows in stored.items():
+        if len(set(rows.values())) > 1:
+            counts = ", ".join(f"{count:,} have column {column}" for column, count in sorted(rows.items()))
+            raise CheckpointError(
+                f"{path}: the files of {generation} do not fit together: of the rows of table '{saved.name}' {counts}."
+            )
 
 
 def _check_sets(
@@ -309,13 +325,35 @@ def _check_sets(
 
 
 def can_hold(file: ShardFile, saved: SavedTable, link: Link, variable: EmbeddingVariable) -> bool:
-    """Whether a file can hold keys of this rank."""
-    return variable.placement.may_hold(variable.rank, variable.world_size, saved.placement, file.rank, link.world_size)
+    """Whether a file can hold keys of this rank, and columns."""
+    of_file, here = saved.columns_of(file), _columns(variable)
+    has_columns = max(of_file.start, here.start) < min(of_file.stop, here.stop)
+    return has_columns and variable.placement.may_hold(
+        variable.rank, variable.world_size, saved.placement, file.rank, link.world_size
+    )
+
+
+def _columns(variable: EmbeddingVariable) -> range:
+    return variable.placement.part_of(variable.rank, variable.dim, variable.world_size).columns
+
+
+def columns_for(file: ShardFile, saved: SavedTable, variable: EmbeddingVariable) -> list[int]:
+    """Which columns of a file go where: dim of the file, the first of them there and here, how many; []: all."""
+    of_file, here = saved.columns_of(file), _columns(variable)
+    if of_file == here:
+        return []
+    first = max(of_file.start, here.start)
+    return [len(of_file), first - of_file.start, first - here.start, min(of_file.stop, here.stop) - first]
 
 
 def _expected_rows(path: str, files: Sequence[tuple[Link, SavedTable, ShardFile]], variable: EmbeddingVariable) -> int:
     """About how many rows this rank will have; no more than the files and the table have room for."""
-    room = sum(min(file.rows, _size(os.path.join(path, file.name)) // (8 + 4 * variable.dim)) for *_, file in files)
+    first = _columns(variable).start  # rows are counted where they begin
+    files = [(link, saved, file) for link, saved, file in files if first in saved.columns_of(file)]
+    room = sum(
+        min(file.rows, _size(os.path.join(path, file.name)) // (8 + 4 * len(saved.columns_of(file))))
+        for _, saved, file in files
+    )
     newest = [of_link for of_link in files if of_link[0].generation == files[-1][0].generation]
     rows = 0
     for link, saved, file in newest:
@@ -324,6 +362,7 @@ def _expected_rows(path: str, files: Sequence[tuple[Link, SavedTable, ShardFile]
             variable.placement.may_hold(rank, variable.world_size, saved.placement, file.rank, link.world_size)
             for rank in range(variable.world_size)
         )
+        readers = min(readers, variable.placement.num_shards(variable.world_size))
         rows += math.ceil(file.num_held() / max(readers, 1))
     return min(room, rows, variable.capacity)
 

@@ -69,7 +69,7 @@ class Work:
         show = False if self.rank else bool(self.progress) if self.snapshot else self.progress
         with on_stderr("saving", self.expected_bytes, show, "bytes") as bar:
             for number, table in enumerate(self.tables):
-                if not table.placement.holds(self.rank, self.size):
+                if self.rank not in table.placement.writers(self.size):
                     summaries.append(None)
                     continue
                 name = f"{self.generation}-t{number:04}-r{self.rank:04}.shard"
@@ -117,7 +117,8 @@ class Work:
     def _warn_of_crowded_shards(self, made: Manifest) -> None:
         """Says once per table that one worker holds twice its share of the rows, or more."""
         for table, saved in zip(self.tables, made.tables, strict=True):
-            if len(saved.files) == 1 or saved.rows < _FEW_ROWS * len(saved.files) or table.is_known_crowded:
+            is_spread = len(saved.files) > 1 and not saved.placement.cuts_rows
+            if not is_spread or saved.rows < _FEW_ROWS * len(saved.files) or table.is_known_crowded:
                 continue
             fullest = max(saved.files, key=ShardFile.num_held)
             share = saved.rows / len(saved.files)
@@ -158,9 +159,9 @@ class Work:
         return (self.calls.save_changes if self.changes else self.calls.save)(table, path, self.generation)
 
     def _bytes_of(self, table: EmbeddingVariable) -> int:
-        slots = sum(rules.find(slot_set.rule).slot_floats(table.dim) for slot_set in self.calls.slot_sets(table))
+        slots = sum(rules.find(slot_set.rule).slot_floats(table.local_dim) for slot_set in self.calls.slot_sets(table))
         rows = self.calls.changes(table)["rows"] if self.changes else self.calls.size(table)
-        return rows * (8 + 4 * (table.dim + slots))
+        return rows * (8 + 4 * (table.local_dim + slots))
 
     def _manifest(self, written: Sequence[Sequence[dict[str, Any] | None]]) -> Manifest:
         return Manifest(

@@ -84,25 +84,26 @@ def send_keys(group: Group, features: Sequence[Feature], insert: tf.Tensor) -> S
     """
     group.check_device()
     number = _count_call(group)
+    asked = _by_part(features)
     attributes = {
         "program": group.program,
         "exchange_dtype": _common_dtype(group, features),
-        "table_of": group.table_of(features),
-        **{limit: [feature.limits[limit] for feature in features] for limit in features[0].limits},
+        "table_of": group.parts_of(features),
+        **{limit: [feature.limits[limit] for feature in asked] for limit in features[0].limits},
     }
-    keys, row_splits, weights = map(list, zip(*(f.ids.for_ops() for f in features), strict=True))
+    keys, row_splits, weights = map(list, zip(*(f.ids.for_ops() for f in asked), strict=True))
     # Where the tables are, so that what they answer is known to lie there when its way home is chosen.
     with _on(group.device):
         routed = _ops.lib().sok_exchange_route(
-            group.handles,
+            group.part_handles,
             number,
             insert,
             keys,
             row_splits,
             weights,
             Tword=group.word_dtype,
-            combiners=[f.pooling for f in features],
-            ways=[table.way_home for table in group.tables],
+            combiners=[f.pooling for f in asked],
+            ways=[table.way_home for table in group.tables for _ in table.parts],
             **attributes,
         )
         with _counting_anew(group):
@@ -124,28 +125,52 @@ def fetch_rows(sent: Sent, features: Sequence[Feature]) -> list[tf.Tensor]:
     """
     with _on(sent.group.device), _counting_anew(sent.group):
         served = _ops.lib().sok_exchange_serve(
-            sent.group.handles,
+            sent.group.part_handles,
             sent.words,
             sent.splits,
             sent.number,
             sent.insert,
-            dims=sent.group.dims,
+            dims=[part.dim for table in sent.group.tables for part in table.parts],
             **sent.attributes,
         )
     home, home_splits = _bring_home(sent, served.answers, served.answer_splits)
+    asked = _by_part(features)
     outputs, checked_splits = _ops.lib().sok_exchange_combine(
         home,
         home_splits,
         sent.asked,
         sent.index,
         sent.row_splits,
-        [f.ids.weights_for_ops() for f in features],
+        [f.ids.weights_for_ops() for f in asked],
         sent.scales,
-        combiners=[f.pooling for f in features],
-        dims=[f.table.dim for f in features],
+        combiners=[f.pooling for f in asked],
+        dims=[part.dim for f in features for part in f.table.parts],
     )
     ordering.answered(checked_splits)
-    return outputs
+    of_parts = iter(outputs)
+    return [_joined(f.table, [next(of_parts) for _ in f.table.parts]) for f in features]
+
+
+def _by_part(features: Sequence[Feature]) -> list[Feature]:
+    """Each feature once for each part of its table."""
+    return [feature for feature in features for _ in feature.table.parts]
+
+
+def _joined(table: EmbeddingVariable, outputs: list[tf.Tensor]) -> tf.Tensor:
+    """What comes of a feature, from what its table's parts gave."""
+    if len(outputs) == 1:
+        return outputs[0]
+    return tf.concat(outputs, -1) if table.placement.cuts_rows else _copy_of(table.rank, outputs)
+
+
+def _copy_of(rank: int, outputs: list[tf.Tensor]) -> tf.Tensor:
+    """The answer of this rank's own copy of the rows. The gradient goes to all copies."""
+
+    @tf.custom_gradient
+    def own(*outputs: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        return tf.identity(outputs[rank]), lambda upstream: [upstream] * len(outputs)
+
+    return own(*outputs)
 
 
 @contextlib.contextmanager

@@ -111,6 +111,14 @@ class Group:
         number = {table: i for i, table in enumerate(self.tables)}
         return [number[feature.table] for feature in features]
 
+    def parts_of(self, features: Sequence[Feature]) -> list[int]:
+        """Of each feature the parts of its table, by their places in `part_handles`."""
+        first, places = 0, {}
+        for table in self.tables:
+            places[table] = range(first, first + len(table.parts))
+            first += len(table.parts)
+        return [place for feature in features for place in places[feature.table]]
+
     @property
     def is_alone(self) -> bool:
         """Whether a lookup asks no other worker: there is none, or a model is being traced for its export."""
@@ -133,6 +141,10 @@ class Group:
     @property
     def handles(self) -> list[tf.Tensor]:
         return [table.handle for table in self.tables]
+
+    @property
+    def part_handles(self) -> list[tf.Tensor]:
+        return [handle for table in self.tables for handle in table.part_handles]
 
     @property
     def dims(self) -> list[int]:

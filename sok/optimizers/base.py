@@ -200,7 +200,7 @@ class Optimizer(tf.__internal__.tracking.Trackable):
         _check_variable(var)
         if name not in self.slot_names:
             raise ValueError(f"`name` must be one of {list(self.slot_names)}. Received: {name!r}.")
-        number, widths = self.slot_names.index(name), rules.find(self.rule).slot_widths(var.dim)
+        number, widths = self.slot_names.index(name), rules.find(self.rule).slot_widths(var.local_dim)
         if self._slot_set not in {found.name for found in table_state.slot_sets(var)}:
             return tf.fill([tf.size(var.export()[0]), widths[number]], self.slot_inits[number])
         return tf.split(var.slots(self._slot_set)[1], widths, axis=1)[number]

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok.table import reading
+from sok.table import reading, rules
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +52,7 @@ def claim(optimizer: Any, table: Any) -> None:
     known = _known(table)
     if any(other is optimizer for other in known):
         return
+    _refuse_cut_rows(optimizer, table)
     waiting = _waiting(table)
     names = {other.slot_set for other in known}
     fitting = [slots for slots in waiting.values() if slots.rule == optimizer.rule and slots.name not in names]
@@ -71,6 +72,23 @@ def claim(optimizer: Any, table: Any) -> None:
     known.append(optimizer)
     reading.note_trained(table)
     vars(optimizer).setdefault("_tables_trained", weakref.WeakSet()).add(table)
+
+
+def _refuse_cut_rows(optimizer: Any, table: Any) -> None:
+    """`ValueError` if the optimizer must see whole rows, and each worker has some columns of them."""
+    if not table.placement.cuts_rows:
+        return
+    why = ""
+    if rules.find(optimizer.rule).needs_whole_row:
+        why = "by whose rule the step of a weight depends on the others of its row"
+    elif optimizer.nonfinite_gradients == "skip":
+        why = "which leaves rows out that are not finite (nonfinite_gradients='skip')"
+    if why:
+        raise ValueError(
+            f"Optimizer '{optimizer.slot_set}' ({type(optimizer).__name__}), {why}, cannot train table "
+            f"'{table.table_name}', whose rows are cut: {table.placement}. Give the table another placement, or take "
+            "another optimizer."
+        )
 
 
 def names_here(table: Any, saved: Sequence[SavedSlots]) -> dict[str, str]:

@@ -72,7 +72,7 @@ def from_slices(grad: Any, variable: Any, scale: Any = None) -> TableGradient:
             f"a lookup gave, as tape.gradient returns. Received: {grad!r}."
         )
     # float16 and bfloat16 come from layers that compute in them; the table and its optimizer are float32.
-    values = tf.reshape(tf.cast(grad.values, tf.float32), [-1, variable.dim])
+    values = tf.reshape(tf.cast(grad.values, tf.float32), [-1, variable.local_dim])
     if scale is not None:
         values = values * tf.cast(scale, tf.float32)
     row_ids = tf.reshape(tf.cast(grad.indices, tf.int64), [-1])
@@ -150,7 +150,8 @@ def prepare(
     if clipping.needs_norms:
         # Rows that will be skipped or reported take no part: one NaN would otherwise spoil every row of the table.
         counted = summed if nonfinite == "allow" else [_only(g, rows) for g, rows in zip(summed, finite, strict=True)]
-        squares = tf.stack([tf.reduce_sum(tf.square(g.values)) for g in counted])
+        # Each worker that has a copy of the rows has this sum.
+        squares = tf.stack([tf.reduce_sum(tf.square(g.values)) / g.variable.num_copies for g in counted])
     if transport is not None:
         squares, bad_ranks = _exchange(transport, squares, finite, nonfinite, label)
 

@@ -46,7 +46,7 @@ class AsVariable(resource_variable_ops.BaseResourceVariable):
     def shape(self) -> tf.TensorShape:
         """(0, D): no dense matrix. Keras' `summary` and `count_params` get [rows that are in use here, D]."""
         if keras_calls.is_counting_parameters() and tf.executing_eagerly():
-            return tf.TensorShape([int(_ops.lib().sok_table_size(self.handle)), self._dim])
+            return tf.TensorShape([int(_ops.lib().sok_table_size(self.handle)), self._local_dim])
         return self._shape
 
     # A table is equal to itself only: tf.Variable's comparison would read two dense matrices.
@@ -78,7 +78,7 @@ class AsVariable(resource_variable_ops.BaseResourceVariable):
         keras_functions = keras_calls.running()
         if "save_own_variables" in keras_functions or any("hdf5" in name for name in keras_functions):
             self.warn_not_saved()
-            return np.zeros([0, self._dim], np.float32)
+            return np.zeros([0, self._local_dim], np.float32)
         if "get_weights" in keras_functions and tf.executing_eagerly():
             return TableRows(*(tensor.numpy() for tensor in self.export()))
         return self._no_dense_value()
@@ -137,7 +137,7 @@ class AsVariable(resource_variable_ops.BaseResourceVariable):
             return None
         keys = _ops.lib().sok_table_keys(self.handle, key_dtype=self._key_dtype)
         keys = keys[:: max(1, -(-len(keys) // _MAX_DRAWN))]
-        return _ops.lib().sok_table_lookup(self.handle, keys, False, dim=self._dim)[0]
+        return _ops.lib().sok_table_lookup(self.handle, keys, False, dim=self._local_dim)[0]
 
     eval = gather_nd = _in_session = _no_dense_value
 

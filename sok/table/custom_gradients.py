@@ -21,7 +21,7 @@ def stand_in(table: Any) -> tf.Tensor | None:
     if not _is_recorded({kind.__module__ for kind in type(table).__mro__}):
         return None
     resource_variable_ops.variable_accessed(table)
-    rows, _ = _ops.lib().sok_table_lookup(table.handle, tf.zeros([0], table.key_dtype), False, dim=table.dim)
+    rows, _ = _ops.lib().sok_table_lookup(table.handle, tf.zeros([0], table.key_dtype), False, dim=table.local_dim)
     return rows
 
 

@@ -34,9 +34,12 @@ class InitializerSpec:
     bank: tuple[float, ...] = ()
     seed: int | None = None  # the initializer's own
 
-    def to_attributes(self) -> dict[str, Any]:
+    def to_attributes(self, columns: range | None = None, dim: int = 0) -> dict[str, Any]:
         """The attributes by which native ops know it."""
-        return {"initializer": self.kind, "init_a": self.a, "init_b": self.b, "bank": self.bank}
+        bank, first = self.bank, columns.start if columns else 0
+        if bank and columns and len(columns) < dim:
+            bank = tuple(np.reshape(bank, [-1, dim])[:, columns.start : columns.stop].ravel().tolist())
+        return {"initializer": self.kind, "init_a": self.a, "init_b": self.b, "bank": bank, "first_column": first}
 
 
 Initializer: TypeAlias = str | type | Callable[..., Any] | InitializerSpec

@@ -49,7 +49,8 @@ class TableOptions:
         placement: which worker holds which rows. `sok.row_wise()` (default): the row of a key is on rank
             key % world_size. `sok.row_wise(hash=True)`: on a rank that a hash of the key chooses, for ids that have a
             pattern; hashed tables only. `sok.table_wise(owner)`: all rows are on one rank (small tables, spread over
-            workers as whole tables). Equal on all workers; results do not depend on it.
+            workers as whole tables). `sok.column_wise(pieces)`: each of several ranks has some columns of all rows.
+            `sok.data_parallel()`: each rank has a copy of all rows. Equal on all workers; results do not depend on it.
 
     Raises:
         ValueError: a property is out of range, or does not go with another.
@@ -95,19 +96,18 @@ class TableOptions:
             raise ValueError("`num_keys` is for tables whose keys are row numbers: give hashed=False, too.")
         if not isinstance(self.placement, Placement):
             raise ValueError(
-                "`placement` must be sok.row_wise(), sok.row_wise(hash=True) or sok.table_wise(owner). "
-                f"Received: {self.placement!r}."
+                "`placement` must be sok.row_wise(), sok.row_wise(hash=True), sok.table_wise(owner), "
+                f"sok.column_wise(pieces) or sok.data_parallel(). Received: {self.placement!r}."
             )
         self.placement.check(None, self.hashed)
 
-    def to_attributes(self, world_size: int) -> dict[str, Any]:
-        """The attributes by which native ops know it in such a job; what the initializer becomes has its own."""
+    def to_attributes(self) -> dict[str, Any]:
+        """The attributes by which native ops know it; what the initializer and the placement become have their own."""
         return {
             "key_dtype": tf.as_dtype(self.key_dtype),
             "hashed": self.hashed,
             "num_keys": self.num_keys or 0,
             "memory_bytes": self.gpu_memory_bytes or 0,
-            **self.placement.to_attributes(world_size),
         }
 
     def _values(self) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Which rank holds the row of a key. Knows no TensorFlow.
+"""Which rank holds which part of the row of a key. Knows no TensorFlow.
 
 A kind of placement is one class here (or anywhere: `Placement` tells how), and functions that make it. All other code
 asks `Placement`. Native code knows what kinds have in common: include/sok/partition.h.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,8 +26,23 @@ _MAX_RANKS = 2**_RANK_BITS
 _KINDS: dict[str, type[Placement]] = {}
 
 
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Some columns of the rows of a table, as native ops know them: a table of its own, on every rank."""
+
+    columns: range
+    ranks: range
+    """Those that hold rows of it."""
+    attributes: dict[str, int]
+
+    @property
+    def dim(self) -> int:
+        """Columns."""
+        return len(self.columns)
+
+
 class Placement:
-    """Which rank holds the rows of a table. Made by `sok.row_wise` and `sok.table_wise`.
+    """Which rank holds the rows of a table. Made by `sok.row_wise`, `table_wise`, `column_wise` and `data_parallel`.
 
     A new kind is a frozen dataclass, a subclass with a name (`class Upper(Placement, kind="upper")`), whose fields are
     its arguments and whose `ranks` says which ranks hold rows. Its name and its fields are in files and configurations.
@@ -43,10 +59,15 @@ class Placement:
     """The rank that holds all rows, at any world size; None: there is none."""
     hash: ClassVar[bool] = False
     """Whether rows are spread by a hash of their keys, not by the keys themselves."""
+    cuts_rows: ClassVar[bool] = False
+    """Whether a row lies on several ranks, each of which has some of its columns."""
+    is_copied: ClassVar[bool] = False
+    """Whether each rank that holds rows holds all of them."""
 
-    def __init_subclass__(cls, kind: str) -> None:
+    def __init_subclass__(cls, kind: str = "") -> None:
         cls.kind = kind
-        _KINDS[kind] = cls
+        if kind:
+            _KINDS[kind] = cls
 
     def ranks(self, world_size: int) -> range:
         """The ranks that hold rows, one after the other. What `check` allows is not empty."""
@@ -62,8 +83,8 @@ class Placement:
         """How lists of tables say it; of the usual placement nothing."""
         return repr(self)
 
-    def check(self, world_size: int | None, hashed: bool) -> None:
-        """Raises `ValueError` if a table cannot be placed so on `world_size` ranks (None: not known yet)."""
+    def check(self, world_size: int | None, hashed: bool, dim: int | None = None) -> None:
+        """Raises `ValueError` if a table of rows of `dim` cannot be placed so on so many ranks. None: not known yet."""
         if self.hash and not hashed:
             raise ValueError(
                 "`placement` must be row_wise() or table_wise(owner) for a table whose keys are row numbers: spread by "
@@ -94,14 +115,31 @@ class Placement:
         """Whether a rank holds rows at all."""
         return rank in self.ranks(world_size)
 
+    def parts(self, dim: int, world_size: int) -> tuple[Part, ...]:
+        """What a table of rows of `dim` is made of in a job of that size. A rank holds rows of one part at most."""
+        return (Part(range(dim), self.ranks(world_size), self.to_attributes(world_size)),)
+
+    def part_of(self, rank: int, dim: int, world_size: int) -> Part:
+        """The part of which a rank holds rows; one of which it holds none, if it holds no rows at all."""
+        parts = self.parts(dim, world_size)
+        return next((part for part in parts if rank in part.ranks), parts[0])
+
+    def writers(self, world_size: int, most: int | None = None) -> list[int]:
+        """The ranks whose rows, all together, are the table: those that write files. `most`: no more of them."""
+        return list(self.ranks(world_size)[:most])
+
     def owner_of(self, keys: np.ndarray, world_size: int) -> np.ndarray:
-        """The rank of each key: [n] int64. keys: [n], of any integer dtype."""
+        """The rank of each key: [n] int64. keys: [n], of any integer dtype. Of several holders the first."""
         ranks = self.ranks(world_size)
         if self.hash:
             return ranks.start + ((buckets_of(keys) * len(ranks)) >> BUCKET_BITS)
         if keys.dtype.kind == "u":
             return ranks.start + (keys.astype(np.uint64) % np.uint64(len(ranks))).astype(np.int64)
         return ranks.start + keys.astype(np.int64) % len(ranks)
+
+    def holds_keys(self, keys: np.ndarray, rank: int, world_size: int) -> np.ndarray:
+        """Whether a rank holds rows, or columns of rows, of each key: [n] bool."""
+        return self.owner_of(keys, world_size) == rank
 
     def local_keys(self, num_keys: int, rank: int, world_size: int) -> tuple[int, int, int]:
         """Start, stop and step of the row numbers below `num_keys` that a rank holds, of a table that is not hashed."""
@@ -117,9 +155,9 @@ class Placement:
     def may_hold(self, rank: int, world_size: int, saved: Placement, saved_rank: int, saved_size: int) -> bool:
         """Whether a key of `rank` here may have been one of `saved_rank` where a table was placed as `saved`."""
         here, there = self.ranks(world_size), saved.ranks(saved_size)
-        if rank not in here or saved_rank not in there:
+        if not self.holds(rank, world_size) or saved_rank not in saved.writers(saved_size):
             return False
-        if self.hash != saved.hash:
+        if self.hash != saved.hash or any(one.cuts_rows or one.is_copied for one in (self, saved)):
             return True
         place, saved_place = rank - here.start, saved_rank - there.start
         if self.hash:
@@ -130,6 +168,10 @@ class Placement:
         common = math.gcd(len(here), len(there))
         return place % common == saved_place % common
 
+    def attributes_of(self, rank: int, world_size: int) -> dict[str, int]:
+        """The attributes by which native ops know the rows of a rank that is among `writers`."""
+        return self.to_attributes(world_size)
+
     def to_attributes(self, world_size: int) -> dict[str, int]:
         """The attributes by which native ops know it, in a job of that size: `OwnerOfRanks` of partition.h."""
         ranks = self.ranks(world_size)
@@ -139,7 +181,7 @@ class Placement:
 
     def get_config(self) -> dict[str, Any]:
         """What `from_config` makes an equal one of, for JSON."""
-        return {"kind": self.kind, **vars(self)}
+        return {"kind": self.kind, **{name: list(v) if isinstance(v, tuple) else v for name, v in vars(self).items()}}
 
     @staticmethod
     def from_config(config: dict[str, Any]) -> Placement:
@@ -203,6 +245,111 @@ class TableWise(Placement, kind="table_wise"):
         return {"owner": self.owner}  # as files had it first
 
 
+class _OfAllKeys(Placement):
+    """Each rank that holds rows has rows, or columns of rows, of all keys."""
+
+    def num_shards(self, world_size: int) -> int:
+        return 1
+
+    def owner_of(self, keys: np.ndarray, world_size: int) -> np.ndarray:
+        return np.full(len(keys), self.writers(world_size)[0], np.int64)
+
+    def holds_keys(self, keys: np.ndarray, rank: int, world_size: int) -> np.ndarray:
+        return np.full(len(keys), self.holds(rank, world_size))
+
+    def local_keys(self, num_keys: int, rank: int, world_size: int) -> tuple[int, int, int]:
+        return 0, num_keys if self.holds(rank, world_size) else 0, 1
+
+    def attributes_of(self, rank: int, world_size: int) -> dict[str, int]:
+        return {"owner": rank}
+
+    def to_attributes(self, world_size: int) -> dict[str, int]:
+        raise ValueError(f"{self} has several owners of a key on {world_size} ranks: each of its parts has one.")
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class ColumnWise(_OfAllKeys, kind="column_wise"):
+    """Made by `column_wise`."""
+
+    pieces: int | tuple[int, ...]
+    owners: tuple[int, ...] | None = None
+    cuts_rows = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.pieces, list | tuple):
+            object.__setattr__(self, "pieces", tuple(_whole("pieces", width) for width in self.pieces))
+        else:
+            _whole("pieces", self.pieces)
+        if self.owners is not None:
+            object.__setattr__(self, "owners", tuple(_whole("owners", owner, 0) for owner in self.owners))
+        if self.num_pieces < 1 or len(self.owners or ()) not in (0, self.num_pieces) or self.owners == ():
+            raise ValueError(
+                "`pieces` must be how many, or the width of each; and `owners` None or the rank of each. "
+                f"Received: pieces={self.pieces!r}, owners={self.owners!r}."
+            )
+
+    @property
+    def num_pieces(self) -> int:
+        return self.pieces if isinstance(self.pieces, int) else len(self.pieces)
+
+    def ranks(self, world_size: int) -> range:
+        owners = self._owners(world_size)
+        return range(min(owners), max(owners) + 1)  # not each of them: see `holds`
+
+    def holds(self, rank: int, world_size: int) -> bool:
+        return rank in self._owners(world_size)
+
+    def writers(self, world_size: int, most: int | None = None) -> list[int]:
+        return sorted(set(self._owners(world_size)))[:most]
+
+    def check(self, world_size: int | None, hashed: bool, dim: int | None = None) -> None:
+        if world_size is not None:
+            beyond = max(self._owners(world_size))
+            if beyond >= world_size:
+                raise ValueError(
+                    f"`owners` must be ranks in [0, {world_size}), the workers of this job. Received: {beyond}."
+                )
+        if dim is None:
+            return
+        if self.num_pieces > dim if isinstance(self.pieces, int) else sum(self.pieces) != dim:
+            raise ValueError(f"`pieces` must cut rows of {dim} columns, each into some. Received: {self.pieces!r}.")
+
+    def parts(self, dim: int, world_size: int) -> tuple[Part, ...]:
+        widths: dict[int, int] = {}  # pieces of one rank are one: which columns those are is nobody's matter
+        for owner, width in zip(self._owners(world_size), self._widths(dim), strict=True):
+            widths[owner] = widths.get(owner, 0) + width
+        found, first = [], 0
+        for owner, width in widths.items():
+            found.append(Part(range(first, first + width), range(owner, owner + 1), {"owner": owner}))
+            first += width
+        return tuple(found)
+
+    def _owners(self, world_size: int) -> tuple[int, ...]:
+        return self.owners or tuple(piece % world_size for piece in range(self.num_pieces))
+
+    def _widths(self, dim: int) -> tuple[int, ...]:
+        if not isinstance(self.pieces, int):
+            return self.pieces
+        width, wider = divmod(dim, self.pieces)
+        return tuple(width + (piece < wider) for piece in range(self.pieces))
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class DataParallel(_OfAllKeys, kind="data_parallel"):
+    """Made by `data_parallel`."""
+
+    is_copied = True
+
+    def ranks(self, world_size: int) -> range:
+        return range(world_size)
+
+    def writers(self, world_size: int, most: int | None = None) -> list[int]:
+        return [0]
+
+    def parts(self, dim: int, world_size: int) -> tuple[Part, ...]:
+        return tuple(Part(range(dim), range(rank, rank + 1), {"owner": rank}) for rank in range(world_size))
+
+
 def row_wise(hash: bool = False) -> Placement:
     """Spreads the rows of a table over all workers.
 
@@ -242,6 +389,48 @@ def table_wise(owner: int) -> Placement:
     return TableWise(owner)
 
 
+def column_wise(pieces: int | Sequence[int], owners: Sequence[int] | None = None) -> Placement:
+    """Cuts the rows of a table into pieces, some columns each, that lie on different workers.
+
+    For tables of long rows with few keys, or with keys that crowd. A key goes once to each worker that has a piece.
+    What needs a whole row refuses such a table: optimizers whose state is one number a row, constraints.
+
+    Args:
+        pieces: how many, at most as many as a row has columns: the first `dim % pieces` have one column more. Or the
+            columns of each, which sum to the table's dim.
+        owners: the rank of each piece; a rank may have several. None: piece i is on rank i % world_size.
+
+    Returns:
+        For `TableOptions(placement=...)`. Results do not depend on it.
+
+    Raises:
+        ValueError: no whole numbers, or not an owner for each piece.
+
+    Example:
+        >>> column_wise(2), column_wise([8, 4], owners=[1, 0])
+        (column_wise(pieces=2), column_wise(pieces=(8, 4), owners=(1, 0)))
+        >>> [(part.columns, part.ranks[0]) for part in column_wise(3, owners=[0, 1, 0]).parts(dim=8, world_size=2)]
+        [(range(0, 5), 0), (range(5, 8), 1)]
+    """
+    return ColumnWise(pieces, owners)  # type: ignore[arg-type]
+
+
+def data_parallel() -> Placement:
+    """Gives each worker a copy of all rows of a table.
+
+    For small tables that every batch reads all over. All keys and gradients of a step go to all workers, in the
+    collectives of the other tables, and each makes rows and updates them in the same order.
+
+    Returns:
+        For `TableOptions(placement=...)`. Results do not depend on it.
+
+    Example:
+        >>> data_parallel()
+        data_parallel()
+    """
+    return DataParallel()
+
+
 def buckets_of(keys: np.ndarray) -> np.ndarray:
     """The bucket of each key, [n] int64 in [0, 4096). Files rely on it: it never changes.
 
@@ -252,6 +441,12 @@ def buckets_of(keys: np.ndarray) -> np.ndarray:
         words = (words ^ (words >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
         words = (words ^ (words >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
         return ((words ^ (words >> np.uint64(33))) >> np.uint64(64 - BUCKET_BITS)).astype(np.int64)
+
+
+def _whole(argument: str, value: Any, low: int = 1) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value < low:
+        raise ValueError(f"`{argument}` must be whole numbers, at least {low}. Received: {value!r}.")
+    return int(value)
 
 
 def _buckets_on(rank: int, world_size: int) -> tuple[int, int]:

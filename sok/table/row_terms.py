@@ -12,6 +12,10 @@ import tensorflow as tf
 from sok.base import _ops
 
 REGULARIZE = ("batch", "exact")
+_CUT = (
+    "needs whole rows, which sok.column_wise cuts. Use one that acts on each number by itself, as L1, L2 or NonNeg() "
+    "do, or another placement"
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -72,6 +76,13 @@ class RowTerms:
         is_l2 = type(self.regularizer).__name__ in ("L2", "L1L2") and not config.get("l1")
         return float(config["l2"]) if is_l2 else None
 
+    def check_cut(self) -> None:
+        """`ValueError` unless both do to some columns of rows what they do to these as parts of the rows."""
+        if self.regularizer is not None and not _adds_up(self.regularizer, self.dim, by_columns=True):
+            raise ValueError(f"`embeddings_regularizer` {_name(self.regularizer)} {_CUT}")
+        if self.constraint is not None and not _acts_row_by_row(self.constraint, self.dim, by_columns=True):
+            raise ValueError(f"`embeddings_constraint` {_name(self.constraint)} {_CUT}")
+
     def penalty(self, rows: tf.Tensor) -> tf.Tensor:
         """The penalty of rows [n, D]: float32 []. Not differentiable: optimizers know it without."""
         assert self.regularizer is not None
@@ -89,12 +100,12 @@ class RowTerms:
     def constrain(self, table: Any, row_ids: tf.Tensor) -> tf.Operation | None:
         """Lets the rows of these ids, none of which comes twice, be what the constraint makes of them."""
         assert self.constraint is not None
-        rows = tf.ensure_shape(self.constraint(_read(table, row_ids)), [None, self.dim])
-        return _ops.lib().sok_table_scatter(table.handle, row_ids, rows, dim=self.dim)
+        rows = tf.ensure_shape(self.constraint(_read(table, row_ids)), [None, table.local_dim])
+        return _ops.lib().sok_table_scatter(table.handle, row_ids, rows, dim=table.local_dim)
 
 
 def _read(table: Any, row_ids: tf.Tensor) -> tf.Tensor:
-    return _ops.lib().sok_table_gather(table.handle, row_ids, dim=table.dim)
+    return _ops.lib().sok_table_gather(table.handle, row_ids, dim=table.local_dim)
 
 
 def _name(term: Any) -> str:
@@ -111,18 +122,22 @@ def _samples(dim: int) -> list[np.ndarray]:
     return [rows * 0.01, rows, rows * 100]
 
 
-def _adds_up(penalty: Callable[[Any], Any], dim: int) -> bool:
+def _halves(rows: np.ndarray, by_columns: bool) -> list[np.ndarray]:
+    return np.split(rows, [rows.shape[1] // 2], axis=1) if by_columns else np.split(rows, [2])
+
+
+def _adds_up(penalty: Callable[[Any], Any], dim: int, by_columns: bool = False) -> bool:
     def apart(rows: np.ndarray) -> Any:
-        whole, *parts = (_evaluated(penalty, part) for part in (rows, rows[:2], rows[2:]))
+        whole, *parts = (_evaluated(penalty, part) for part in (rows, *_halves(rows, by_columns)))
         return whole.shape == () and np.allclose(whole, sum(parts), rtol=1e-4)
 
     return all(apart(rows) for rows in _samples(dim))
 
 
-def _acts_row_by_row(constraint: Callable[[Any], Any], dim: int) -> bool:
+def _acts_row_by_row(constraint: Callable[[Any], Any], dim: int, by_columns: bool = False) -> bool:
     def apart(rows: np.ndarray) -> Any:
-        whole, *parts = (_evaluated(constraint, part) for part in (rows, rows[:2], rows[2:]))
-        return whole.shape == rows.shape and np.allclose(whole, np.concatenate(parts), rtol=1e-4)
+        whole, *parts = (_evaluated(constraint, part) for part in (rows, *_halves(rows, by_columns)))
+        return whole.shape == rows.shape and np.allclose(whole, np.concatenate(parts, int(by_columns)), rtol=1e-4)
 
     return all(apart(rows) for rows in _samples(dim))
 

@@ -13,7 +13,7 @@ from tensorflow.python.ops import resource_variable_ops
 
 from sok.base import _ops
 from sok.base.types import TensorLike
-from sok.table.rules import RULES
+from sok.table.rules import RULES, find
 
 if TYPE_CHECKING:
     from sok.table.table import EmbeddingVariable
@@ -85,14 +85,19 @@ def restore_rows(
             f"`rule` must be one of {', '.join(map(repr, RULES))}, or list slots: 'signum(m)'. Received: {rule!r}."
         )
     starts = list(slot_init) if isinstance(slot_init, Iterable) else [slot_init]
-    keys = variable._as_keys(keys)
-    if slots is None:
-        slots = tf.zeros([tf.size(keys), 0])
+    keys, values = variable._as_keys(keys), tf.convert_to_tensor(values, tf.float32)
+    slots = tf.zeros([tf.size(keys), 0]) if slots is None else tf.convert_to_tensor(slots, tf.float32)
+    if variable.placement.cuts_rows and rule is not None:
+        widths = find(rule).slot_widths(variable.dim)
+        parts = tf.split(tf.ensure_shape(slots, [None, sum(widths)]), widths, axis=1)
+        slots = tf.concat(
+            [variable.own_columns(p) if w == variable.dim else p for p, w in zip(parts, widths, strict=True)], 1
+        )
     return _ops.lib().sok_table_restore(
         variable.handle,
         keys,
-        tf.convert_to_tensor(values, tf.float32),
-        tf.convert_to_tensor(slots, tf.float32),
+        variable.own_columns(values),
+        slots,
         slot_set=slot_set or "",
         rule=rule or "",
         slot_inits=starts or [0.0],

@@ -20,7 +20,7 @@ from sok.table.as_variable import AsVariable
 from sok.table.initializers import derived_seed, to_spec
 from sok.table.keys import as_keys
 from sok.table.options import TableOptions, said_once, whole_number
-from sok.table.placement import Placement
+from sok.table.placement import Part, Placement
 from sok.table.row_terms import RowTerms
 from sok.table.weights import rows_behind
 
@@ -88,7 +88,10 @@ class EmbeddingVariable(AsVariable):
         self._options = options = said_once(options, "options", **properties)
         self._key_dtype = tf.as_dtype(options.key_dtype)
         self._job = job = context.get_job()
-        options.placement.check(job.size, options.hashed)
+        options.placement.check(job.size, options.hashed, self._dim)
+        self._parts = options.placement.parts(self._dim, job.size)
+        own = options.placement.part_of(job.rank, self._dim, job.size)
+        self._local_dim = own.dim
         strategies.refuse(f"The embedding table {name!r}" if name else "An embedding table")
         self._table_name = names.unique("table", name or "embedding_variable")
         # A shard's capacity changes with the number of workers where it is a share of the legal keys.
@@ -103,23 +106,30 @@ class EmbeddingVariable(AsVariable):
         with ops.init_scope():
             graph_mode = not tf.executing_eagerly()
             # What another table needs to hold the same rows (sok/table/state.py makes one).
-            sizes = {"table": self._table_name, "dim": self._dim, "capacity": self._capacity, "seed": self._seed}
-            self._attributes = {
-                **sizes,
-                **options.to_attributes(job.size),
-                **spec.to_attributes(),
-                **job.to_attributes(),
-            }
-            handle = _ops.lib().sok_table_handle(
-                shared_name=f"sok/{self._table_name}" if graph_mode else "",
-                anonymous=not graph_mode,
-                name=self._table_name if graph_mode else None,
-                **self._attributes,
-            )
-            table_state.set_handle_data(handle, self._dim, graph_mode)
+            sizes = {"table": self._table_name, "capacity": self._capacity, "seed": self._seed}
+            common = {**sizes, **options.to_attributes(), **job.to_attributes()}
+            self.part_handles: list[tf.Tensor] = []
+            for number, part in enumerate(self._parts):
+                more = f"/{number}" if len(self._parts) > 1 else ""
+                attributes = {
+                    **common,
+                    "dim": part.dim,
+                    **part.attributes,
+                    **spec.to_attributes(part.columns, self._dim),
+                }
+                made = _ops.lib().sok_table_handle(
+                    shared_name=f"sok/{self._table_name}{more}" if graph_mode else "",
+                    anonymous=not graph_mode,
+                    name=f"{self._table_name}{more}" if graph_mode else None,
+                    **attributes,
+                )
+                table_state.set_handle_data(made, part.dim, graph_mode)
+                self.part_handles.append(made)
+                if part == own:
+                    self._attributes, handle = attributes, made
             super().__init__(
                 trainable=options.trainable,
-                shape=tf.TensorShape([0, self._dim]),
+                shape=tf.TensorShape([0, self._local_dim]),
                 dtype=tf.float32,
                 handle=handle,
                 handle_name=self._table_name,
@@ -153,6 +163,21 @@ class EmbeddingVariable(AsVariable):
     def dim(self) -> int:
         """Length of a row."""
         return self._dim
+
+    @property
+    def local_dim(self) -> int:
+        """How many of a row's columns this worker's shard has: `dim`, unless `placement` cuts rows."""
+        return self._local_dim
+
+    @property
+    def num_copies(self) -> int:
+        """How many workers have the same rows: 1, unless `placement` copies them."""
+        return self.world_size if self.placement.is_copied else 1
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What native ops take for tables of their own; the handles are `part_handles`. `handle` is that held here."""
+        return self._parts
 
     @property
     def capacity(self) -> int:
@@ -274,7 +299,9 @@ class EmbeddingVariable(AsVariable):
     def total_size(self) -> tf.Tensor:
         """Rows in use in all shards: int64 scalar. Collective."""
         name = context.unique_collective_name(f"sok/{self._table_name}/size")
-        return job_of([self]).transport.grouped_all_reduce([self.num_rows()], name, average=False)[0]
+        is_counted = self.rank in self.placement.writers(self.world_size)[: 1 if self.placement.cuts_rows else None]
+        mine = self.num_rows() if is_counted else tf.zeros([], tf.int64)
+        return job_of([self]).transport.grouped_all_reduce([mine], name, average=False)[0]
 
     def sparse_read(self, keys: TensorLike, name: str | None = None) -> tf.Tensor:
         """The rows of `keys` as they stand, without inserting any. Collective; differentiable.
@@ -318,7 +345,37 @@ class EmbeddingVariable(AsVariable):
         if values is None:
             return self._assign_copy(keys)
         reading.note_written(self)
-        return _ops.lib().sok_table_assign(self.handle, self._as_keys(keys), tf.convert_to_tensor(values, tf.float32))
+        values = tf.convert_to_tensor(values, tf.float32)
+        return _ops.lib().sok_table_assign(self.handle, self._as_keys(keys), self.own_columns(values))
+
+    def assign_columns(self, keys: TensorLike, values: TensorLike, first_column: int) -> None:
+        """`assign` of some columns of rows, from `first_column` on. The others of a new row start as ever. Eager.
+
+        Args:
+            keys: [n], of which none comes twice.
+            values: [n, k] float32.
+        """
+        keys, values = self._as_keys(keys), tf.convert_to_tensor(values, tf.float32)
+        own = range(self._attributes["first_column"], self._attributes["first_column"] + self._local_dim)
+        first, stop = max(first_column, own.start), min(first_column + values.shape[1], own.stop)
+        if first >= stop:
+            return
+        values = values[:, first - first_column : stop - first_column]
+        if stop - first < len(own):
+            # What other workers own comes from a lookup as an error.
+            is_mine = self.placement.holds_keys(keys.numpy(), self.rank, self.world_size)
+            keys, values = keys[is_mine], values[is_mine]
+            rows, _ = _ops.lib().sok_table_lookup(self.handle, keys, False, dim=self._local_dim)
+            values = tf.concat([rows[:, : first - own.start], values, rows[:, stop - own.start :]], 1)
+        reading.note_written(self)
+        _ops.lib().sok_table_assign(self.handle, keys, values)
+
+    def own_columns(self, values: tf.Tensor) -> tf.Tensor:
+        """Of rows [n, D] the columns of this worker's shard."""
+        if self._local_dim == self._dim:
+            return values
+        first = self._attributes["first_column"]
+        return tf.ensure_shape(values, [None, self._dim])[:, first : first + self._local_dim]
 
     def _assign_copy(self, array: Any) -> tf.Operation | None:
         rows = rows_behind(array)
@@ -336,9 +393,9 @@ class EmbeddingVariable(AsVariable):
         """All rows in use in this worker's shard. Not collective.
 
         Returns:
-            keys [n] of the key dtype and values [n, D] float32, in the order the rows were made.
+            keys [n] of the key dtype and values [n, local_dim] float32, in the order the rows were made.
         """
-        return _ops.lib().sok_table_export(self.handle, key_dtype=self._key_dtype, dim=self._dim)
+        return _ops.lib().sok_table_export(self.handle, key_dtype=self._key_dtype, dim=self._local_dim)
 
     def slots(self, slot_set: str) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Optimizer state of all rows in use: keys [n], slots [n, K * D + S] of K vectors and S scalars,

@@ -51,12 +51,16 @@ def sample(path: str, table: SavedTable, max_values: int = MAX_VALUES, max_block
         CheckpointError, OSError: a shard is missing or damaged. (CRCs are not looked at: `sok verify` does.)
     """
     names = vectors_of(table)
-    blocks = [block for file in table.files for block in _rows_blocks(os.path.join(path, file.name))]
+    blocks = [
+        (name, offset, length, len(table.columns_of(file)))
+        for file in table.files
+        for name, offset, length in _rows_blocks(os.path.join(path, file.name))
+    ]
     chosen = [blocks[i] for i in np.linspace(0, len(blocks) - 1, min(len(blocks), max_blocks)).astype(int)]
     found: list[list[np.ndarray]] = [[] for _ in names]
     room = max(1, max_values // max(1, len(chosen)))
-    for name, offset, length in chosen:
-        for kept, vector in zip(found, _vectors(name, offset, length, table), strict=True):
+    for name, offset, length, dim in chosen:
+        for kept, vector in zip(found, _vectors(name, offset, length, dim, table), strict=True):
             flat = vector.reshape(-1)
             # A copy: a view would keep the whole block. An odd step meets all elements of a row in turn.
             step = -(-flat.size // room)
@@ -86,19 +90,19 @@ def _rows_blocks(name: str) -> Iterator[tuple[str, int, int]]:
             offset += _BLOCK.size + length
 
 
-def _vectors(name: str, offset: int, length: int, table: SavedTable) -> Iterator[np.ndarray]:
+def _vectors(name: str, offset: int, length: int, dim: int, table: SavedTable) -> Iterator[np.ndarray]:
     """The weights and the slots in one block of rows, each [n, dim], or [n, 1] of a scalar."""
     with open(name, "rb") as file:
         file.seek(offset)
         payload = file.read(length)
-    sets = [[slot.floats(table.dim) for slot in slots_of_set(slot_set)] for slot_set in table.slot_sets]
+    sets = [[slot.floats(dim) for slot in slots_of_set(slot_set)] for slot_set in table.slot_sets]
     n = struct.unpack_from("<Q", payload)[0] if length >= 8 else 0
-    if n < 1 or length != 8 + n * (8 + 4 * (table.dim + sum(map(sum, sets)))):
+    if n < 1 or length != 8 + n * (8 + 4 * (dim + sum(map(sum, sets)))):
         raise CheckpointError(
             f"{name}: at offset {offset}: a block of rows that does not fit the table that the manifest lists."
         )
     at = 8 + 8 * n
-    for widths in ((table.dim,), *sets):
+    for widths in ((dim,), *sets):
         part = np.frombuffer(payload, "<f4", n * sum(widths), at).reshape(n, sum(widths))
         at += 4 * part.size
         yield from np.split(part, np.cumsum(widths)[:-1], axis=1) if widths else ()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tests.matrix.case import Case
-from tests.matrix.kinds import KINDS, Kind
+from tests.matrix.kinds import KINDS, ON_EACH, Kind
 from tests.matrix.operations import OPERATIONS, Operation
 from tests.matrix.refusals import refusal_of
 from tests.matrix.rules import RULES
@@ -55,6 +55,7 @@ def product(
         for kind in kinds
         if operation.applies(kind) and refusal_of(kind) is None
         for rule in (rules if operation.trains else ["SGD"])
+        if not (RULES[rule].by_row and kind.placement == "columns")
     ]
 
 
@@ -73,8 +74,8 @@ def covering(cells: list[Cell], combinations: Callable[[Cell], set] = lambda cel
 
 
 def chosen() -> list[Cell]:
-    """What one worker is to do."""
-    return _part() or covering(product())
+    """What one worker is to do. Alone it holds whole rows, once, whoever else would have columns or copies of them."""
+    return _part() or covering([cell for cell in product() if cell.kind.placement not in ON_EACH])
 
 
 def chosen_for_workers() -> list[Cell]:

@@ -17,7 +17,7 @@ from sok import deeprec
 from sok.layers import for_keras
 from sok.lookup.lookup import lookup_rows
 from sok.table.placement import Placement
-from tests.placements import PLACEMENTS
+from tests.placements import ALL_PLACEMENTS
 
 DIM = 3
 NUM_ROWS = 40  # of an identity table, and what a worker of a hashed one has room for
@@ -57,7 +57,7 @@ class Kind:
 
     @property
     def placed(self) -> Placement:
-        return PLACEMENTS[self.placement](sok.size())
+        return ALL_PLACEMENTS[self.placement](sok.size())
 
     @property
     def mode(self) -> str:
@@ -195,6 +195,8 @@ def _column(kind: Kind, name: str) -> Made:
 HASHED = ("int64", "int32", "uint32", "uint64")
 IDENTITY = tuple(f"identity {dtype}" for dtype in HASHED)
 ANYWHERE = ("by key", "by hash", "one worker")
+ON_EACH = ("columns", "copies")  # several workers hold something of each row
+ON_SEVERAL = "EmbeddingVariable with each row on several workers"
 ON_SOME = "EmbeddingVariable on some workers"  # by a kind of placement that tests alone have
 
 
@@ -210,6 +212,7 @@ class Maker:
 MAKERS = {
     "EmbeddingVariable": Maker(_variable, HASHED + IDENTITY),
     ON_SOME: Maker(_variable, ("int64", "identity int64"), ("upper workers",)),
+    ON_SEVERAL: Maker(_variable, ("int64", "identity uint32"), ON_EACH),
     "Variable": Maker(_static, ("identity int64",), ("by key", "one worker")),
     "Variable of an array": Maker(_of_array, ("identity int64",), ("by key", "one worker")),
     "DynamicVariable": Maker(_dynamic, HASHED),

@@ -67,6 +67,7 @@ class Rule:
     step: Step
     slots: tuple[float, ...] = ()  # what each holds of a fresh row
     averages: bool = False  # over workers; else gradients are added
+    by_row: bool = False  # it sees whole rows, and so trains none that are cut
 
 
 RULES = {
@@ -79,7 +80,7 @@ RULES = {
     "Adam": Rule(lambda: sok.optimizers.Adam(RATE), _adam, (0.0, 0.0)),
     "Nadam": Rule(lambda: sok.optimizers.Nadam(RATE), _nadam, (0.0, 0.0)),
     "LazyAdam": Rule(lambda: sok.optimizers.LazyAdam(RATE), _lazy_adam, (0.0, 0.0)),
-    "rule in Python": Rule(lambda: own_rules.adagrad(RATE, epsilon=EPSILON), _adagrad, (ACCUMULATOR,)),
+    "rule in Python": Rule(lambda: own_rules.adagrad(RATE, epsilon=EPSILON), _adagrad, (ACCUMULATOR,), by_row=True),
     "own rule": Rule(lambda: own_rule.Damped(RATE, MOMENTUM, TOTAL), _damped, (0.0, TOTAL)),
     "wrapped Adam": Rule(lambda: sok.OptimizerWrapper(keras.optimizers.Adam(RATE)), _lazy_adam, (0.0, 0.0)),
     "wrapped momentum": Rule(

@@ -2,6 +2,7 @@
 
 import itertools
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -97,6 +98,30 @@ def check_group_is_what_numpy_says(world):
         with sok.trace() as trace:
             lookup_group(features_of(tables, inputs), training=False)
         assert trace.collectives == (2 if world.size > 1 else 0), trace.by_name
+
+
+def check_tables_of_any_placement_are_one_exchange(world):
+    kinds = [sok.row_wise(), sok.row_wise(hash=True), sok.table_wise(0), sok.column_wise(3), sok.data_parallel()]
+    tables = [sok.EmbeddingVariable(6, 50, name=f"placed_{i}", seed=1, placement=kind) for i, kind in enumerate(kinds)]
+    dense, optimizer = tf.Variable(tf.ones([6])), sok.DistributedOptimizer(keras.optimizers.Adagrad(0.5))
+
+    @tf.function
+    def step(ids):
+        with tf.GradientTape() as tape:
+            pooled = sok.group_embedding_lookup_sparse(tables, [ids] * len(tables), ["mean"] * len(tables))
+            loss = tf.add_n([tf.reduce_mean(tf.square(p - dense)) for p in pooled])
+        optimizer.apply_gradients(zip(tape.gradient(loss, [*tables, dense]), [*tables, dense], strict=True))
+
+    lengths = [2, 0, 3] if world.rank else [3, 1, 1]
+    for number in range(3):
+        ids = tf.RaggedTensor.from_row_lengths(tf.range(5, dtype=tf.int64) + number * world.rank, lengths)
+        with sok.trace() as trace:
+            step(ids)
+        # Three for all tables, and one for what is dense.
+        assert trace.collectives == (4 if world.size > 1 else 0), trace.by_name
+    rows = [table.sparse_read(tf.range(10, dtype=tf.int64)).numpy() for table in tables]
+    for of_table in rows[1:]:
+        np.testing.assert_allclose(of_table, rows[0], atol=1e-5)
 
 
 def check_group_in_a_v1_session(world):

@@ -16,3 +16,12 @@ def owner(key: int, world_size: int, placement: str) -> int:
     first = world_size // 2 if placement.startswith("upper workers") else 0
     count = world_size - first
     return first + (bucket(key) * count // 4096 if placement.endswith("by hash") else key % count)
+
+
+def columns(key: int, world_size: int, placement: str) -> dict[int, list[int]]:
+    """Of each rank that holds some of the row [3] of a key: which columns."""
+    if placement == "columns":
+        return {world_size - 1: [0, 1], 0: [2]} if world_size > 1 else {0: [0, 1, 2]}
+    if placement == "copies":
+        return dict.fromkeys(range(world_size), [0, 1, 2])
+    return {owner(key, world_size, placement): [0, 1, 2]}

@@ -18,6 +18,7 @@ from sok.job import context
 from sok.job.agreement import agree, attempt
 from sok.job.job import job_of
 from sok.job.transport.base import Transport
+from sok.table.table import EmbeddingVariable
 
 
 def plan(counts: Sequence[int], dim: int, in_turns: bool) -> np.ndarray:
@@ -76,7 +77,7 @@ class Dump:
         show: bool | None = None,
     ) -> None:
         self.shard, self.name = shard, shard.variable.table_name
-        self.writer = shard.variable.placement.ranks(shard.variable.world_size)[0]
+        self.writer = shard.variable.placement.writers(shard.variable.world_size)[0]
         self._new_columns, self._obsolete, self._in_turns, self._show = new_columns, obsolete, in_turns, show
         self._files: _Files | None = None
         self._error: Exception | None = None
@@ -84,8 +85,18 @@ class Dump:
 
     def begin(self, counts: np.ndarray) -> None:
         self.undo()  # what a run of this graph has left that broke off
-        total, table = int(counts.sum()), self.shard.variable
-        self._plan = plan(counts.tolist(), table.dim, self._in_turns)
+        table = self.shard.variable
+        writers = table.placement.writers(table.world_size)
+        counts = np.where(np.isin(np.arange(len(counts)), writers), counts, 0)  # copies are of one worker alone
+        total = int(counts.sum())
+        if table.placement.cuts_rows:
+            total = int(counts[self.writer])
+            if (counts[writers] != total).any():
+                raise RuntimeError(f"table '{self.name}' got new rows while it was being dumped.")
+            sends = plan([total], table.dim, self._in_turns)  # all of them the columns of the same rows
+            self._plan = np.where((counts > 0)[None, :, None], sends, 0)
+        else:
+            self._plan = plan(counts.tolist(), table.dim, self._in_turns)
         new_columns = self._new_columns(total)
         self._error = None
         if table.rank == self.writer:
@@ -177,14 +188,18 @@ def _undone_on_error(undo: Callable[[], None]) -> Iterator[None]:
 
 def _stream(dump: Dump, name: str) -> tf.Tensor:
     """Sends all rows to the worker that writes them, round by round. Gives a scalar that is there when that is done."""
-    shard, job = dump.shard, dump.shard.variable.job
+    shard, table = dump.shard, dump.shard.variable
+    job = table.job
     rounds = tf.ensure_shape(tf.numpy_function(dump.rounds, [], tf.int64), [None, None, 2])
     names = [context.unique_collective_name(f"{name}/column{c}") for c in range(2 + len(shard.slots))]
 
     def body(i: tf.Tensor) -> tuple[tf.Tensor]:
         start, stop = rounds[i, job.rank, 0], rounds[i, job.rank, 1]
-        parts = [shard.keys[start:stop], shard.rows(start, stop), *(slot[start:stop] for slot in shard.slots)]
-        there = [_send(job.transport, part, dump.writer, c) for part, c in zip(parts, names, strict=True)]
+        has_keys = not table.placement.cuts_rows or job.rank == dump.writer
+        keys = shard.keys[start:stop] if has_keys else shard.keys[:0]
+        parts = [shard.rows(start, stop), *(slot[start:stop] for slot in shard.slots)]
+        there = [_send(job.transport, part, dump.writer, c) for part, c in zip([keys, *parts], names, strict=True)]
+        there = [there[0], *(_rows(table, part) for part in there[1:])]
         written = tf.reshape(tf.numpy_function(dump.write, there, tf.int64), [])
         return (i + tf.cast(written, tf.int32) + 1,)
 
@@ -192,10 +207,22 @@ def _stream(dump: Dump, name: str) -> tf.Tensor:
     return done
 
 
+def _rows(table: EmbeddingVariable, numbers: tf.Tensor) -> tf.Tensor:
+    """Rows [n, D], of which each worker in turn has sent its columns."""
+    if not table.placement.cuts_rows:
+        return tf.reshape(numbers, [-1, table.dim])
+    n, at, found = tf.size(numbers) // table.dim, 0, {}
+    for rank in table.placement.writers(table.world_size):
+        columns = table.placement.part_of(rank, table.dim, table.world_size).columns
+        found[columns.start] = tf.reshape(numbers[at : at + n * len(columns)], [n, len(columns)])
+        at += n * len(columns)
+    return tf.concat([found[first] for first in sorted(found)], 1)
+
+
 def _send(transport: Transport, part: tf.Tensor, to: int, name: str) -> tf.Tensor:
-    """The rows of all workers, on worker `to`; none on the others."""
+    """The numbers of all workers, on worker `to`; none on the others."""
     # Flat: what is a vector goes through shared memory where there is some.
     flat = tf.reshape(part, [-1])
     splits = tf.one_hot(to, transport.size, tf.size(flat), 0, dtype=tf.int32)
     received, _ = transport.all_to_all(flat, splits, name)
-    return tf.reshape(received, [-1, *part.shape[1:]])
+    return received

@@ -31,7 +31,7 @@ class Destination:
 
     def owns(self, keys: np.ndarray) -> np.ndarray:
         """[n] bool: which keys have their rows on this worker."""
-        return self.placement.owner_of(keys, self.world_size) == self.rank
+        return self.placement.holds_keys(keys, self.rank, self.world_size)
 
 
 def check_dim(stored: StoredTable, to: Destination) -> None:

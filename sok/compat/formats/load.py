@@ -103,10 +103,10 @@ class Load:
         """Remembers what `finish` tells: peers do not listen before."""
         self._error = self._error or error
 
-    def note(self, error: bytes) -> np.int32:
+    def note(self, error: Any) -> np.int32:
         """Remembers what the op that stores has told."""
         if error:
-            self.failed(exception_of(error.decode(errors="replace")))
+            self.failed(exception_of(np.asarray(error).item().decode(errors="replace")))
         return np.int32(0)
 
     def finish(self) -> None:
@@ -197,7 +197,7 @@ def _store(load: Load) -> tf.Tensor:
         keys = tf.ensure_shape(keys, [None])
         rows = [tf.ensure_shape(array, [None, load.variable.dim]) for array in rows]
         if load.store is None:
-            error = _ops.lib().sok_table_try_assign(load.variable.handle, keys, rows[0])
+            error = _ops.lib().sok_table_try_assign(load.variable.handle, keys, load.variable.own_columns(rows[0]))
             stored = tf.numpy_function(load.note, [error], tf.int32)
         else:
             stored = load.store(keys, rows[0], rows[1:])

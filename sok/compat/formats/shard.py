@@ -30,9 +30,9 @@ class Shard:
     slots: Sequence[tf.Tensor] = ()
 
     def rows(self, start: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
-        """[stop - start, D]."""
+        """[stop - start, D], or the columns that this worker holds."""
         keys = tf.cast(self.keys[start:stop], self.variable.key_dtype)
-        return _ops.lib().sok_table_lookup(self.variable.handle, keys, False, dim=self.variable.dim)[0]
+        return _ops.lib().sok_table_lookup(self.variable.handle, keys, False, dim=self.variable.local_dim)[0]
 
 
 def whole_shard(variable: EmbeddingVariable, by_key: bool) -> Shard:
@@ -43,6 +43,7 @@ def whole_shard(variable: EmbeddingVariable, by_key: bool) -> Shard:
     """
     if variable.num_keys is None:
         keys = _ops.lib().sok_table_keys(variable.handle, key_dtype=variable.key_dtype)
+        by_key = by_key or variable.placement.cuts_rows  # the order of all who have columns of them
         return Shard(variable, tf.sort(keys) if by_key else keys)
     own = variable.placement.local_keys(variable.num_keys, variable.rank, variable.world_size)
     return Shard(variable, tf.cast(tf.range(*own, dtype=tf.int64), variable.key_dtype))

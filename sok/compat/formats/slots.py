@@ -61,7 +61,7 @@ class OptimizerSlots:
 
     def read(self, shard: Shard) -> list[tf.Tensor]:
         """Each slot of the shard's rows [n, D]; what no step has touched is what it starts as. Eager only."""
-        keys, widths = shard.keys.numpy(), rules.find(self._optimizer.rule).slot_widths(shard.variable.dim)
+        keys, widths = shard.keys.numpy(), rules.find(self._optimizer.rule).slot_widths(shard.variable.local_dim)
         starts = [
             np.full([len(keys), width], start, np.float32)
             for width, start in zip(widths, self._optimizer.slot_inits, strict=True)

@@ -137,7 +137,7 @@ class StaticVariable(HasMode, EmbeddingVariable):
     @property
     def shape(self) -> tf.TensorShape:
         """[n, D] of the rows that live on this worker."""
-        return tf.TensorShape([len(range(*self._local_slice())), self.dim])
+        return tf.TensorShape([len(range(*self._local_slice())), self.local_dim])
 
     @property
     def global_gpu_id(self) -> int:
@@ -155,7 +155,7 @@ class StaticVariable(HasMode, EmbeddingVariable):
 
     def local_rows(self) -> tf.Tensor:
         """The rows that live on this worker: [n, D] float32, as `local_indices`. Not collective, not differentiable."""
-        rows, _ = _ops.lib().sok_table_lookup(self.handle, self.local_indices(), False, dim=self.dim)
+        rows, _ = _ops.lib().sok_table_lookup(self.handle, self.local_indices(), False, dim=self.local_dim)
         return rows
 
     def numpy(self) -> Any:
@@ -184,7 +184,7 @@ class StaticVariable(HasMode, EmbeddingVariable):
                 return rows
         resource_variable_ops.variable_accessed(self)
         # Rows that are not there yet are made: a gradient needs them.
-        return _ops.lib().sok_table_lookup(self.handle, self.local_indices(), True, dim=self.dim)[0]
+        return _ops.lib().sok_table_lookup(self.handle, self.local_indices(), True, dim=self.local_dim)[0]
 
     def _as_graph_element(self) -> tf.Tensor | None:
         return self._fetched

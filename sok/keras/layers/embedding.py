@@ -191,6 +191,8 @@ class EmbeddingMixin(_Base):
             )
         table = super()._make_table()
         table.row_terms = terms_of(self, self.regularize)
+        if table.row_terms is not None and table.placement.cuts_rows:
+            table.row_terms.check_cut()
         if self.input_dim is not None and table.row_terms is not None and table.row_terms.is_exact:
             # Rows shrink from when they are made on: those of a matrix from the start.
             for start in range(0, self.input_dim, _IN_A_STEP):
