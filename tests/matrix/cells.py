@@ -55,7 +55,7 @@ def product(
         for kind in kinds
         if operation.applies(kind) and refusal_of(kind) is None
         for rule in (rules if operation.trains else ["SGD"])
-        if not (RULES[rule].by_row and kind.placement == "columns")
+        if kind.placement != "columns" or rule not in _BY_ROW
     ]
 
 
@@ -94,6 +94,7 @@ def _part() -> list[Cell]:
     return [cell for cell in cells if cell in part_of_them]
 
 
+_BY_ROW = [name for name, rule in RULES.items() if rule.by_row]
 _numbers = {cell: number for number, cell in enumerate(product())}
 
 

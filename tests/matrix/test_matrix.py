@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from tests.matrix.cells import chosen, chosen_for_workers, covering, product
-from tests.matrix.kinds import ANYWHERE, KINDS, MAKERS, ON_SOME, Kind
+from tests.matrix.kinds import ANYWHERE, KINDS, MAKERS, ON_EACH, ON_SEVERAL, ON_SOME, Kind
 from tests.matrix.operations import OPERATIONS, Operation
 from tests.matrix.refusals import REFUSALS, refusal_of
 from tests.matrix.rules import RULES
@@ -46,8 +46,9 @@ def test_what_is_chosen_holds_all_pairs_and_all_triples_with_the_placement():
 def test_whoever_makes_tables_places_them_anywhere():
     kinds = {(kind.maker, kind.placement) for kind in KINDS if refusal_of(kind) is None}
     by_mode = {("Variable", "by hash"), ("Variable of an array", "by hash")}  # which `mode` cannot say
-    makers = set(MAKERS) - {ON_SOME}
-    assert kinds == set(itertools.product(makers, ANYWHERE)) - by_mode | {(ON_SOME, "upper workers")}
+    elsewhere = {(ON_SOME, "upper workers"), *((ON_SEVERAL, placement) for placement in ON_EACH)}
+    makers = set(MAKERS) - {ON_SOME, ON_SEVERAL}
+    assert kinds == set(itertools.product(makers, ANYWHERE)) - by_mode | elsewhere
 
 
 def test_two_workers_do_every_operation_with_every_value_of_each_factor():
