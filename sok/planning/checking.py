@@ -45,13 +45,12 @@ def check(plan: Plan, model: Model, steps: int = 20) -> Checked:
     The dense part is not trained, and is in neither figure. Pooled features alone.
 
     Args:
-        plan: of `model`, for as many workers as this job has, all tables by rows or as a whole.
+        plan: of `model`, for as many workers as this job has.
         steps: that are timed.
 
     Raises:
         ValueError: the plan is for another number of workers, an optimizer that is not in `OPTIMIZERS`, or rows that
             are not pooled.
-        NotImplementedError: a table is placed as tables cannot be yet.
     """
     import tensorflow as tf
 

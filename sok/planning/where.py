@@ -6,7 +6,7 @@ import dataclasses
 import re
 from typing import Any
 
-from sok.table.placement import Placement, row_wise, table_wise
+from sok.table.placement import Placement, column_wise, data_parallel, row_wise, table_wise
 
 KINDS = ("row_wise", "table_wise", "column_wise", "data_parallel")
 
@@ -52,16 +52,12 @@ class Where:
         return {name: list(v) if isinstance(v, tuple) else v for name, v in dataclasses.asdict(self).items() if v}
 
     def placement(self) -> Placement:
-        """The `sok.Placement` that a table takes, where there is one.
-
-        Raises:
-            NotImplementedError: tables have no placement of this kind yet.
-        """
+        """The `sok.Placement` of the table that this describes."""
         if self.kind == "row_wise":
             return row_wise(self.hash)
         if self.kind == "table_wise":
             return table_wise(self.owners[0])
-        raise NotImplementedError(f"tables cannot be placed by {self.kind} yet.")
+        return column_wise(self.widths, self.owners) if self.kind == "column_wise" else data_parallel()
 
 
 def pinned(text: str | Where) -> tuple[str, int | None]:

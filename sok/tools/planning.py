@@ -94,7 +94,7 @@ def main(options: argparse.Namespace) -> int:
             return 0
         if options.json:
             Path(options.json).write_text(f"{text}\n", encoding="utf-8")
-    except (OSError, ValueError, NotImplementedError) as error:
+    except (OSError, ValueError) as error:
         print(f"sok plan: {error}", file=sys.stderr)
         return 1
     print(showing.as_text(found, 10**9 if options.all else showing.MOST))

@@ -157,6 +157,20 @@ def test_pins_and_forbidden_kinds_are_kept():
     assert [table.reason for table in made.tables[:2]] == ["pinned", "pinned"]
 
 
+@pytest.mark.parametrize(
+    ("where", "placement"),
+    [
+        (Where("row_wise"), sok.row_wise()),
+        (Where("row_wise", hash=True), sok.row_wise(hash=True)),
+        (Where("table_wise", owners=(3,)), sok.table_wise(3)),
+        (Where("column_wise", owners=(2, 0), widths=(5, 3)), sok.column_wise([5, 3], owners=[2, 0])),
+        (Where("data_parallel"), sok.data_parallel()),
+    ],
+)
+def test_what_is_planned_is_a_placement_of_tables(where, placement):
+    assert where.placement() == placement
+
+
 def test_rules_of_whole_rows_are_not_cut():
     made = plan([uniform(10**6, 64)], 4, machine=ROUND, optimizer="rowwise_adagrad", memory=10**12)
     assert made.tables[0].where.kind != "column_wise"
@@ -216,11 +230,7 @@ def test_every_plan_places_every_table_whole(shapes, ranks):
         assert where.kind != "table_wise" or len(where.owners) == 1
 
 
-def test_descriptions_become_placements_where_tables_have_them():
-    assert Where("row_wise", hash=True).placement() == sok.row_wise(hash=True)
-    assert Where("table_wise", owners=(2,)).placement() == sok.table_wise(2)
-    with pytest.raises(NotImplementedError, match="cannot be placed by column_wise yet"):
-        Where("column_wise", owners=(0, 1), widths=(2, 2)).placement()
+def test_descriptions_are_printed():
     assert Where("column_wise", (0, 1), (2, 2)).as_dict() == {"kind": "column_wise", "owners": [0, 1], "widths": [2, 2]}
     assert Where("column_wise", tuple(range(8)), (1,) * 8).words == "column_wise(8 on 0,1,2,3,..)"
     assert str(Where("column_wise", (0, 1), (2, 2))) == "column_wise((2, 2), owners=(0, 1))"
