@@ -2,11 +2,41 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
+#include "row_kernels.h"
 #include "sok/error.h"
 #include "sok/segment_sum.h"
+#include "tasks.h"
 
 namespace sok {
+namespace {
+
+// Segments [first, last) of a feature.
+struct GroupTask {
+  const HostFeature* feature;
+  int64_t first, last;
+};
+
+void RunTask(const GroupTask& task) {
+  const HostFeature& of = *task.feature;
+  if (of.row_splits == nullptr) {
+    for (int64_t i = task.first; i < task.last; ++i)
+      std::copy_n(of.rows + of.index[i] * of.dim, of.dim, of.output + i * of.dim);
+    return;
+  }
+  constexpr int kRowBits = 31;                // row numbers are shifted by as many, so they have fewer than 32
+  float* slab = const_cast<float*>(of.rows);  // only read
+  const RowView view{&slab, kRowBits, (int64_t{1} << kRowBits) - 1, of.dim};
+  const auto* keys = reinterpret_cast<const uint64_t*>(of.index) + of.row_splits[task.first];
+  if (ChosenRowKernels().pool_keys(view, keys, of.row_splits, task.first, task.last, of.combiner, of.dim, of.output))
+    return;
+  const SerialExecutor here;
+  Combine({here}, of.rows, of.index, of.row_splits + task.first, nullptr, task.last - task.first, of.dim, of.combiner,
+          of.output + task.first * of.dim);
+}
+
+}  // namespace
 
 Combiner ParseCombiner(const std::string& name) {
   if (name == "sum") return Combiner::kSum;
@@ -34,6 +64,23 @@ void Combine(const Cpu& cpu, const float* rows, const int64_t* index, const int6
         for (int64_t j = 0; j < dim; ++j) out[j] *= scale;
     }
   });
+}
+
+// Cuts the work of all features into pieces of some ten microseconds.
+void CombineGroup(const Cpu& cpu, const HostFeature* features, int64_t num_features) {
+  constexpr int64_t kCycles = 50000;
+  std::vector<GroupTask> tasks;
+  int64_t cost = 0;
+  for (const HostFeature* of = features; of != features + num_features; ++of) {
+    if (of->segments == 0) continue;
+    const int64_t of_feature = of->n * (20 + of->dim) + of->segments * (20 + of->dim / 4);
+    const int64_t pieces = std::min(of->segments, of_feature / kCycles + 1);
+    cost += of_feature;
+    for (int64_t p = 0; p < pieces; ++p)
+      tasks.push_back({of, of->segments * p / pieces, of->segments * (p + 1) / pieces});
+  }
+  ForTasks(cpu, static_cast<int64_t>(tasks.size()), cost,
+           [&](int64_t, int64_t t) { RunTask(tasks[static_cast<size_t>(t)]); });
 }
 
 void ExpandSegments(const Cpu& cpu, const int64_t* row_splits, const float* weights, int64_t segments,

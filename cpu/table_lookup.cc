@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstring>
 #include <mutex>
+#include <numeric>
 #include <utility>
 
 #include "row_kernels.h"
@@ -297,8 +298,8 @@ void EmbeddingTable::FinishFeature(const Cpu& cpu, Scratch* scratch, const Featu
   });
 }
 
-void EmbeddingTable::LookupGroup(const Cpu& cpu, Scratch* scratch, const Feature* features, int64_t num_features,
-                                 bool insert) {
+void EmbeddingTable::LookupFeatures(const Cpu& cpu, Scratch* scratch, const Feature* features, int64_t num_features,
+                                    bool insert) {
   // Every feature is cut into tasks of about equal size, at segments if it is pooled.
   int64_t num_tasks = 0, cost = 0, max_dim = 1;
   int64_t* first_task = scratch->Get<int64_t>(num_features + 1);
@@ -372,6 +373,60 @@ void EmbeddingTable::LookupGroup(const Cpu& cpu, Scratch* scratch, const Feature
     FinishFeature(cpu, scratch, features[f], tasks + first_task[f], first_task[f + 1] - first_task[f], losses[f],
                   rows[f], buffers);
   }
+}
+
+// Hashed tables with several features that together have more keys than there is room for.
+std::vector<EmbeddingTable*> EmbeddingTable::TightTables(const Feature* features, int64_t num_features) {
+  std::vector<std::pair<EmbeddingTable*, int64_t>> asked;
+  for (int64_t f = 0; f < num_features; ++f) asked.emplace_back(features[f].table, features[f].n);
+  std::sort(asked.begin(), asked.end());
+  std::vector<EmbeddingTable*> tight;
+  for (size_t i = 0; i < asked.size();) {
+    const EmbeddingTable* table = asked[i].first;
+    const size_t first = i;
+    int64_t n = 0;
+    for (; i < asked.size() && asked[i].first == table; ++i) n += asked[i].second;
+    if (i - first > 1 && table->index_ && table->size() + n > table->config_.capacity)
+      tight.push_back(asked[first].first);
+  }
+  return tight;
+}
+
+void EmbeddingTable::LookupGroup(const Cpu& cpu, Scratch* scratch, const Feature* features, int64_t num_features,
+                                 bool insert) {
+  std::vector<EmbeddingTable*> tables;
+  if (insert && num_features > 1) tables = TightTables(features, num_features);
+  if (tables.empty()) return LookupFeatures(cpu, scratch, features, num_features, insert);
+  // What is tight is first searched, and then gets what is missing in one piece.
+  std::vector<Feature> ample;
+  std::vector<std::vector<Feature>> tight(tables.size());
+  for (int64_t f = 0; f < num_features; ++f) {
+    const size_t t = static_cast<size_t>(std::find(tables.begin(), tables.end(), features[f].table) - tables.begin());
+    (t < tables.size() ? tight[t] : ample).push_back(features[f]);
+  }
+  auto look = [&](const std::vector<Feature>& some, bool insert) {
+    LookupFeatures(cpu, scratch, some.data(), static_cast<int64_t>(some.size()), insert);
+  };
+  for (const auto& of_table : tight) look(of_table, false);
+  look(ample, true);
+  for (const auto& of_table : tight) {
+    AddMissing(cpu, scratch, of_table);
+    look(of_table, true);
+  }
+}
+
+// Gives rows to keys of one table that a lookup has found to have none.
+void EmbeddingTable::AddMissing(const Cpu& cpu, Scratch* scratch, const std::vector<Feature>& features) {
+  std::vector<uint64_t> keys;
+  for (const Feature& f : features)
+    for (int64_t i = 0; i < f.n; ++i)
+      if (f.row_ids[f.place == nullptr ? i : f.place[i]] < 0) keys.push_back(f.keys[i]);
+  const int64_t n = static_cast<int64_t>(keys.size());
+  int64_t* all = scratch->Get<int64_t>(n);
+  std::iota(all, all + n, int64_t{0});
+  EmbeddingTable* table = features[0].table;
+  const Lock lock(table->mutex_);
+  table->InsertMissing(cpu, scratch, keys.data(), all, n, scratch->Get<uint32_t>(n));
 }
 
 void EmbeddingTable::Lookup(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, int64_t n, bool insert,

@@ -1,7 +1,6 @@
 // Owners answer what they were asked for, and hand the gradients of their rows on (docs/design/exchange.md).
 #include <algorithm>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "exchange_serve.h"
@@ -85,7 +84,8 @@ class CpuExchangeServeOp final : public ExchangeServeOp {
       features.push_back(feature);
     }
     const TfExecutor executor(ctx);
-    Find({executor}, scratch.get(), std::move(features), insert);
+    EmbeddingTable::LookupGroup({executor}, scratch.get(), features.data(), static_cast<int64_t>(features.size()),
+                                insert);
     ctx->set_output(0, answers);
     ctx->set_output(1, requests.answer_splits);
     ctx->set_output(2, requests.counts);
@@ -104,50 +104,6 @@ class CpuExchangeServeOp final : public ExchangeServeOp {
     uint64_t* keys = scratch->Get<uint64_t>(requests.all[i].keys);
     ReadKeys(requests, i, is_unsigned, keys);
     return keys;
-  }
-
-  // Looks all features up; those of one table lie side by side. New keys of a table are added for all ranks or for none.
-  static void Find(const Cpu& cpu, Scratch* scratch, std::vector<EmbeddingTable::Feature> features, bool insert) {
-    // A shard that may become full is first searched, and then gets what is missing in one piece.
-    auto is_tight = [](const EmbeddingTable::Feature* begin, const EmbeddingTable::Feature* end) {
-      int64_t n = 0;
-      for (const auto* f = begin; f != end; ++f) n += f->n;
-      const EmbeddingTable* table = begin->table;
-      return table->config().hashed && table->size() + n > table->config().capacity;
-    };
-    std::vector<EmbeddingTable::Feature> tight;
-    for (size_t f = 0; insert && f < features.size();) {
-      size_t end = f;
-      while (end < features.size() && features[end].table == features[f].table) ++end;
-      if (is_tight(&features[f], features.data() + end)) {
-        tight.insert(tight.end(), features.begin() + f, features.begin() + end);
-        features.erase(features.begin() + f, features.begin() + end);
-      } else {
-        f = end;
-      }
-    }
-    EmbeddingTable::LookupGroup(cpu, scratch, features.data(), static_cast<int64_t>(features.size()), insert);
-    EmbeddingTable::LookupGroup(cpu, scratch, tight.data(), static_cast<int64_t>(tight.size()), false);
-    for (size_t f = 0; f < tight.size();) {
-      const size_t begin = f;
-      while (f < tight.size() && tight[f].table == tight[begin].table) ++f;
-      AddMissing(cpu, scratch, &tight[begin], tight.data() + f);
-    }
-  }
-
-  static void AddMissing(const Cpu& cpu, Scratch* scratch, const EmbeddingTable::Feature* begin,
-                         const EmbeddingTable::Feature* end) {
-    int64_t missing = 0;
-    for (const auto* f = begin; f != end; ++f) missing += std::count(f->row_ids, f->row_ids + f->n, -1);
-    if (missing == 0) return;
-    uint64_t* keys = scratch->Get<uint64_t>(missing);
-    int64_t at = 0;
-    for (const auto* f = begin; f != end; ++f)
-      for (int64_t i = 0; i < f->n; ++i)
-        if (f->row_ids[i] < 0) keys[at++] = f->keys[i];
-    begin->table->Lookup(cpu, scratch, keys, missing, true, nullptr, scratch->Get<float>(missing * begin->table->dim()),
-                         scratch->Get<int64_t>(missing));
-    EmbeddingTable::LookupGroup(cpu, scratch, begin, end - begin, true);
   }
 };
 SOK_CPU_KERNEL("Sok>ExchangeServe", CpuExchangeServeOp);

@@ -1,6 +1,6 @@
 #include "tensor_args.h"
 
-#include "../cpu/row_kernels.h"
+#include "sok/check_ids.h"
 
 namespace sok {
 
@@ -59,12 +59,9 @@ int64_t CheckRowSplits(const Tensor& row_splits, int64_t n) {
   const int64_t size = row_splits.NumElements();
   const int64_t* splits = Int64(row_splits);
   if (size < 1 || splits[0] != 0) throw InvalidArgument("`row_splits` must start with 0.");
-  const bool falls = !ChosenRowKernels().never_falls(splits, size);
-  for (int64_t i = 1; falls && i < size; ++i) {
-    if (splits[i] < splits[i - 1]) {
-      throw InvalidArgument("`row_splits` must not fall. Received: " + std::to_string(splits[i - 1]) + " then " +
-                            std::to_string(splits[i]) + " at " + std::to_string(i) + ".");
-    }
+  if (const int64_t i = FirstFall(splits, size); i < size) {
+    throw InvalidArgument("`row_splits` must not fall. Received: " + std::to_string(splits[i - 1]) + " then " +
+                          std::to_string(splits[i]) + " at " + std::to_string(i) + ".");
   }
   if (splits[size - 1] != n) {
     throw InvalidArgument("`row_splits` must end with the number of keys, " + std::to_string(n) +

@@ -12,9 +12,7 @@
 
 namespace sok {
 
-// Row numbers are shifted by as many bits, so they have fewer than 32.
-inline constexpr int kRowBits = 31;
-inline constexpr int64_t kMaxRows = (int64_t{1} << kRowBits) - 1;
+inline constexpr int64_t kMaxRows = INT32_MAX;
 inline constexpr int64_t kMaxVariableDim = INT32_MAX;
 
 // Which variable each feature reads, and how it is pooled.
@@ -57,19 +55,12 @@ struct PoolAttributes {
   std::string Label(int64_t variable) const { return "variable '" + names[static_cast<size_t>(variable)] + "'"; }
 };
 
-// One feature's ids, checked.
-struct PoolInput {
-  const int64_t* ids = nullptr;  // [n]
-  int64_t n = 0;
-  const int64_t* row_splits = nullptr;  // [segments + 1]; null for rows
-  int64_t segments = 0;                 // rows of the output
-};
+// Ids that are rows of a variable, `bound` of them, and row splits that fit; both in host memory. Gives a feature that reads
+// nothing yet. Throws InvalidArgument.
+HostFeature CheckPoolInput(int64_t bound, const Tensor& ids, const Tensor& row_splits);
 
-// Ids that are rows of a variable, `bound` of them, and row splits that fit; both in host memory. Throws InvalidArgument.
-PoolInput CheckPoolInput(int64_t bound, const Tensor& ids, const Tensor& row_splits);
-
-// The same of feature f, whose variable the error names.
-PoolInput ReadPoolInput(const PoolAttributes& of, int f, const Tensor& ids, const Tensor& row_splits);
+// The same of feature f, with its dim and combiner; the error names its variable.
+HostFeature ReadPoolInput(const PoolAttributes& of, int f, const Tensor& ids, const Tensor& row_splits);
 
 // Shared locks of many variables, taken in one order everywhere: two ops that wait for each other's would never end.
 class SharedLocks {

@@ -1,42 +1,41 @@
 // Many plain TensorFlow variables at once: one op pools rows of all of them where they lie, one sums their gradients.
 #include "variable_pool_op.h"
 
-#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "../cpu/row_kernels.h"
-#include "../cpu/tasks.h"
 #include "input_limits.h"
 #include "op.h"
 #include "output_pool.h"
+#include "sok/check_ids.h"
 #include "sok/profile.h"
 #include "sok/sum_rows.h"
 
 namespace sok {
 
-PoolInput CheckPoolInput(int64_t bound, const Tensor& ids, const Tensor& row_splits) {
+HostFeature CheckPoolInput(int64_t bound, const Tensor& ids, const Tensor& row_splits) {
   CheckRank(ids, 1, "ids");
-  PoolInput in;
+  HostFeature in;
   in.n = ids.NumElements();
-  in.ids = Int64(ids);
+  in.index = Int64(ids);
   const Splits splits = ReadSplits(row_splits, in.n);
   const InputLimits no_limits;
   if (splits.status.status != kFine) throw InvalidArgument(no_limits.Describe(splits.status));
   in.row_splits = splits.begin;
   in.segments = splits.segments;
-  if (!ChosenRowKernels().all_below(reinterpret_cast<const uint64_t*>(in.ids), in.n, static_cast<uint64_t>(bound))) {
-    const int64_t* bad = std::find_if(in.ids, in.ids + in.n, [&](int64_t id) { return id < 0 || id >= bound; });
-    throw InvalidArgument("id " + std::to_string(*bad) + " is outside [0, " + std::to_string(bound) + ").");
+  if (const int64_t i = FirstOutside(in.index, in.n, bound); i < in.n) {
+    throw InvalidArgument("id " + std::to_string(in.index[i]) + " is outside [0, " + std::to_string(bound) + ").");
   }
   return in;
 }
 
-static PoolInput ReadFeature(const PoolAttributes& of, int f, const Tensor& ids, const Tensor& row_splits) {
+static HostFeature ReadFeature(const PoolAttributes& of, int f, const Tensor& ids, const Tensor& row_splits) {
   const size_t feature = static_cast<size_t>(f), variable = static_cast<size_t>(of.variable_of[feature]);
-  PoolInput in = CheckPoolInput(of.num_rows[variable], ids, row_splits);
+  HostFeature in = CheckPoolInput(of.num_rows[variable], ids, row_splits);
+  in.dim = of.dims[variable];
+  in.combiner = of.combiners[feature];
   if (!of.is_pooled[feature]) {
     in.row_splits = nullptr;
     in.segments = in.n;
@@ -46,50 +45,12 @@ static PoolInput ReadFeature(const PoolAttributes& of, int f, const Tensor& ids,
   return in;
 }
 
-PoolInput ReadPoolInput(const PoolAttributes& of, int f, const Tensor& ids, const Tensor& row_splits) {
+HostFeature ReadPoolInput(const PoolAttributes& of, int f, const Tensor& ids, const Tensor& row_splits) {
   return Labelled([&] { return of.Label(of.variable_of[static_cast<size_t>(f)]); },
                   [&] { return ReadFeature(of, f, ids, row_splits); });
 }
 
 namespace {
-
-// Segments [first, last) of a feature.
-struct PoolTask {
-  int feature;
-  int64_t first, last;
-};
-
-void RunTask(const PoolInput& in, int64_t first, int64_t last, const float* rows, int64_t dim, Combiner combiner,
-             float* output) {
-  if (in.row_splits == nullptr) {
-    for (int64_t i = first; i < last; ++i) std::copy_n(rows + in.ids[i] * dim, dim, output + i * dim);
-    return;
-  }
-  float* slab = const_cast<float*>(rows);  // only read
-  const RowView view{&slab, kRowBits, kMaxRows, dim};
-  const auto* keys = reinterpret_cast<const uint64_t*>(in.ids) + in.row_splits[first];
-  if (ChosenRowKernels().pool_keys(view, keys, in.row_splits, first, last, combiner, dim, output)) return;
-  const SerialExecutor here;
-  Combine({here}, rows, in.ids, in.row_splits + first, nullptr, last - first, dim, combiner, output + first * dim);
-}
-
-// Cuts the work of all features into pieces of some ten microseconds.
-std::vector<PoolTask> CutIntoTasks(const std::vector<PoolInput>& inputs, const std::vector<int64_t>& dims,
-                                   int64_t* cost) {
-  constexpr int64_t kCycles = 50000;
-  std::vector<PoolTask> tasks;
-  *cost = 0;
-  for (size_t f = 0; f < inputs.size(); ++f) {
-    const PoolInput& in = inputs[f];
-    if (in.segments == 0) continue;
-    const int64_t of_feature = in.n * (20 + dims[f]) + in.segments * (20 + dims[f] / 4);
-    const int64_t pieces = std::min(in.segments, of_feature / kCycles + 1);
-    *cost += of_feature;
-    for (int64_t p = 0; p < pieces; ++p)
-      tasks.push_back({static_cast<int>(f), in.segments * p / pieces, in.segments * (p + 1) / pieces});
-  }
-  return tasks;
-}
 
 #define SOK_POOL_VARIABLES_ATTRS      \
   Attr("M: int >= 1")                 \
@@ -149,35 +110,24 @@ class PoolOp : public GuardedOp {
     const int m = of_->num_variables(), n = of_->num_features();
     std::vector<RefCountPtr<tensorflow::Var>> variables;
     if (kByHandle) variables = VariablesOf(ctx, *of_);
-    std::vector<PoolInput> inputs;
-    std::vector<int64_t> dims;
-    for (int f = 0; f < n; ++f) {
-      inputs.push_back(ReadPoolInput(*of_, f, ctx->input(m + f), ctx->input(m + n + f)));
-      dims.push_back(of_->dims[static_cast<size_t>(of_->variable_of[static_cast<size_t>(f)])]);
-    }
+    std::vector<HostFeature> features;
+    for (int f = 0; f < n; ++f) features.push_back(ReadPoolInput(*of_, f, ctx->input(m + f), ctx->input(m + n + f)));
     // For the whole of it: a writer that finds its tensor in other hands would copy it.
     const SharedLocks locks(variables);
     std::vector<const float*> rows;
     for (int v = 0; v < m; ++v)
       rows.push_back(RowsOf(*of_, v, kByHandle ? *variables[static_cast<size_t>(v)]->tensor() : ctx->input(v)));
-    std::vector<float*> outputs;
     ProfileCounts counts;
     for (int f = 0; f < n; ++f) {
-      const PoolInput& in = inputs[static_cast<size_t>(f)];
-      Tensor* output = AllocateOutput(ctx, f, CheckedShape({in.segments, dims[static_cast<size_t>(f)]}));
-      outputs.push_back(output->flat<float>().data());
-      counts += ProfileCounts{in.n, in.segments, static_cast<int64_t>(output->TotalBytes())};
+      HostFeature& feature = features[static_cast<size_t>(f)];
+      Tensor* output = AllocateOutput(ctx, f, CheckedShape({feature.segments, feature.dim}));
+      feature.rows = rows[static_cast<size_t>(of_->variable_of[static_cast<size_t>(f)])];
+      feature.output = output->flat<float>().data();
+      counts += ProfileCounts{feature.n, feature.segments, static_cast<int64_t>(output->TotalBytes())};
     }
     const ProfileSpan span("find+combine", name(), counts, "op");
-    int64_t cost;
-    const std::vector<PoolTask> tasks = CutIntoTasks(inputs, dims, &cost);
     const TfExecutor executor(ctx);
-    ForTasks({executor}, static_cast<int64_t>(tasks.size()), cost, [&](int64_t, int64_t t) {
-      const PoolTask& task = tasks[static_cast<size_t>(t)];
-      const size_t f = static_cast<size_t>(task.feature);
-      RunTask(inputs[f], task.first, task.last, rows[static_cast<size_t>(of_->variable_of[f])], dims[f],
-              of_->combiners[f], outputs[f]);
-    });
+    CombineGroup({executor}, features.data(), n);
   }
 
  private:
@@ -219,15 +169,15 @@ class VariablePoolGradOp : public GuardedOp {
     std::vector<std::vector<RowAddends>> addends(static_cast<size_t>(m));
     for (int f = 0; f < n; ++f) {
       const size_t variable = static_cast<size_t>(of_->variable_of[static_cast<size_t>(f)]);
-      const PoolInput in = ReadPoolInput(*of_, f, ctx->input(n + f), ctx->input(2 * n + f));
-      CheckShape(ctx->input(f), {in.segments, of_->dims[variable]}, "grads");
+      const HostFeature in = ReadPoolInput(*of_, f, ctx->input(n + f), ctx->input(2 * n + f));
+      CheckShape(ctx->input(f), {in.segments, in.dim}, "grads");
       RowAddends a;
-      a.row_ids = in.ids;
+      a.row_ids = in.index;
       a.n = in.n;
       a.values = ctx->input(f).flat<float>().data();
       a.row_splits = in.row_splits;
       a.segments = in.segments;
-      a.combiner = of_->combiners[static_cast<size_t>(f)];
+      a.combiner = in.combiner;
       addends[variable].push_back(a);
     }
     std::vector<RowSums> tables;

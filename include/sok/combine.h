@@ -51,6 +51,23 @@ void Combine(const Cpu& cpu,
              int64_t segments, int64_t dim, Combiner combiner,
              float* output);  // [segments, dim]
 
+// One feature of a group: without row_splits a plain gather.
+struct HostFeature {
+  const float* rows = nullptr;  // [num_rows, dim]; num_rows below 2^31
+  int64_t dim = 0;
+  const int64_t* index = nullptr;  // [n], each in [0, num_rows)
+  int64_t n = 0;
+  const int64_t* row_splits = nullptr;  // [segments + 1] or null
+  int64_t segments = 0;                 // without row_splits n
+  Combiner combiner = Combiner::kSum;
+  float* output = nullptr;  // [segments, dim]
+};
+
+// Combine of any number of features, of any dims and matrices, in one parallel loop.
+void CombineGroup(const Cpu& cpu,
+                  const HostFeature* features,  // [num_features]
+                  int64_t num_features);
+
 // Gradient of Combine in rows: dense [num_rows, dim], initialised here.
 void CombineGradRows(const Cpu& cpu, Scratch* scratch,
                      const float* grad,          // [segments, dim]

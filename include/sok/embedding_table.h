@@ -63,8 +63,8 @@ class EmbeddingTable final : public TableStore {
   };
 
   // Rows of the features' keys, as they stand after every update so far; all features in one parallel loop. Empty
-  // segments give zeros. With insert, a missing key gets a fresh row, all or none in each feature: throws TableFull, and
-  // no key of that feature was stored. Without, it reads as its fresh row, row id -1, and nothing is stored.
+  // segments give zeros. With insert, a missing key gets a fresh row, all or none in each table: throws TableFull, and
+  // no key of that table was stored. Without, it reads as its fresh row, row id -1, and nothing is stored.
   // Throws InvalidArgument for a key that its table cannot hold; then nothing is stored in any.
   // Waits for nothing but the tables. Repeats bit for bit.
   static void LookupGroup(const Cpu& cpu, Scratch* scratch, const Feature* features, int64_t num_features, bool insert);
@@ -161,6 +161,11 @@ class EmbeddingTable final : public TableStore {
   void Locate(const uint32_t* rows, int64_t n, bool decays, const float** records) const;
   static void CollectMissing(const Cpu& cpu, Scratch* scratch, const Task* tasks, int64_t num_tasks,
                              const uint32_t* rows, int64_t** missing, int64_t* count);
+  // LookupGroup, but for tables that become full: each feature gets its rows, or none.
+  static void LookupFeatures(const Cpu& cpu, Scratch* scratch, const Feature* features, int64_t num_features,
+                             bool insert);
+  static std::vector<EmbeddingTable*> TightTables(const Feature* features, int64_t num_features);
+  static void AddMissing(const Cpu& cpu, Scratch* scratch, const std::vector<Feature>& features);
   static void FinishFeature(const Cpu& cpu, Scratch* scratch, const Feature& feature, Task* tasks, int64_t num_tasks,
                             int64_t losses, uint32_t* rows, float* buffers);
   // Gives a row to each of the m positions listed in `missing` (ascending); all or none, then throws TableFull. With

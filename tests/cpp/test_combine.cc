@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "check.h"
+#include "sok/check_ids.h"
 #include "sok/error.h"
 #include "threads.h"
 
@@ -119,6 +120,45 @@ TEST(ADivisorOfZeroGivesZeros) {
   out = -9.0f;
   sok::Combine({executor}, rows, index, splits, zeros, 1, 1, Combiner::kSqrtn, &out);
   CHECK_EQ(out, 0.0f);
+}
+
+// Features of several widths, pooled and not, with loops of their own (16) and without, give what each gives alone.
+TEST(AGroupGivesWhatEachFeatureGivesAlone) {
+  const Case a(16), b(7), c(3);
+  std::vector<float> out_a(static_cast<size_t>(a.segments * 16), -9.0f),
+      out_b(static_cast<size_t>(b.segments * 7), -9.0f);
+  std::vector<float> rows_c(static_cast<size_t>(c.n * 3), -9.0f), alone_a = out_a, alone_b = out_b;
+  const sok::HostFeature features[] = {
+      {a.rows.data(), 16, a.index.data(), a.n, a.splits.data(), a.segments, Combiner::kMean, out_a.data()},
+      {},
+      {b.rows.data(), 7, b.index.data(), b.n, b.splits.data(), b.segments, Combiner::kSqrtn, out_b.data()},
+      {c.rows.data(), 3, c.index.data(), c.n, nullptr, c.n, Combiner::kSum, rows_c.data()}};
+  const ThreadExecutor executor(3);
+  sok::CombineGroup({executor}, features, 4);
+  sok::Combine({executor}, a.rows.data(), a.index.data(), a.splits.data(), nullptr, a.segments, 16, Combiner::kMean,
+               alone_a.data());
+  sok::Combine({executor}, b.rows.data(), b.index.data(), b.splits.data(), nullptr, b.segments, 7, Combiner::kSqrtn,
+               alone_b.data());
+  CHECK(out_a == alone_a);
+  CHECK(out_b == alone_b);
+  for (int64_t i = 0; i < c.n; ++i)
+    for (int64_t j = 0; j < 3; ++j) CHECK_EQ(rows_c[i * 3 + j], c.rows[c.index[i] * 3 + j]);
+}
+
+TEST(TheFirstIdOutsideAndTheFirstFallAreFound) {
+  std::vector<int64_t> ids(100, 6), splits(100);
+  for (int64_t i = 0; i < 100; ++i) splits[i] = i / 3;
+  CHECK_EQ(sok::FirstOutside(ids.data(), 100, 7), 100);
+  CHECK_EQ(sok::FirstOutside(ids.data(), 100, 6), 0);
+  CHECK_EQ(sok::FirstOutside(ids.data(), 0, 0), 0);
+  CHECK_EQ(sok::FirstFall(splits.data(), 100), 100);
+  for (const int64_t at : {1, 50, 99}) {
+    std::vector<int64_t> bad_ids = ids, bad_splits = splits;
+    bad_ids[at] = at % 2 == 0 ? -1 : 7;
+    bad_splits[at] = -1;
+    CHECK_EQ(sok::FirstOutside(bad_ids.data(), 100, 7), at);
+    CHECK_EQ(sok::FirstFall(bad_splits.data(), 100), at);
+  }
 }
 
 TEST(ResultsDoNotDependOnThreads) {

@@ -145,6 +145,25 @@ TEST(AKeyThatNoTableHoldsStoresNothingAnywhere) {
   CHECK_EQ(a.native().size() + b.native().size(), 0);
 }
 
+// Features that fit one by one, but not together: new keys of a table are added for all of its features or for none.
+TEST(AFullTableStoresNothingForAnyOfItsFeatures) {
+  Table tight(Config(4, 10)), ample(Config(3, 100)), twin(Config(4, 10));
+  for (Table* table : {&tight, &twin}) table->Lookup(Range(0, 4));
+  std::vector<Asked> asked;
+  asked.emplace_back(tight, Range(2, 8));
+  asked.emplace_back(ample, Range(0, 5));
+  asked.emplace_back(tight, Range(6, 11), Splits{0, 2, 5});
+  CHECK_THROWS(LookUp(&asked), sok::TableFull, "all 10 rows are in use and key 10 is new");
+  CHECK(tight.native().Keys() == Range(0, 4));
+  CHECK(ample.native().Keys() == Range(0, 5));
+  asked.back().keys.back() = 9;  // nine keys with those that are there: together they fit
+  asked.back().keys[3] = 3;
+  LookUp(&asked);
+  const Rows first = twin.Lookup(asked[0].keys), pooled = twin.LookupCombine(asked[2].keys, asked[2].splits);
+  CHECK(asked[0].output == first.values && asked[0].ids == first.ids);
+  CHECK(asked[2].output == pooled.values && asked[2].ids == pooled.ids);
+}
+
 TEST(AGroupOfUpdatesIsAsManySingleOnes) {
   for (const bool exact : {false, true}) {
     Table a(Config(4, 300)), b(Config(3, 300)), twin_a(Config(4, 300)), twin_b(Config(3, 300));

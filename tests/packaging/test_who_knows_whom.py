@@ -221,8 +221,19 @@ def test_the_core_includes_no_tensorflow_and_no_cuda(folder):
     assert found == []
 
 
-def test_ops_contain_no_kernels():
-    files = [path for path in (ROOT / "ops").rglob("*") if path.is_file()]
+@pytest.mark.parametrize(
+    ("folder", "forbidden"),
+    [
+        ("ops", r"__global__|<<<"),
+        ("ops", r'#include\s*"(\.\./)+(cpu|cuda|storage)/'),
+        ("cpu", r'#include\s*"(\.\./)+(ops|cuda|storage)/'),
+        ("cuda", r'#include\s*"(\.\./)+(ops|cpu|storage)/'),
+        ("storage", r'#include\s*"(\.\./)+(ops|cpu|cuda)/'),
+        ("include", r'#include\s*"(\.\./)+'),
+    ],
+)
+def test_native_folders_meet_in_the_promises_alone(folder, forbidden):
+    files = [path for path in (ROOT / folder).rglob("*") if path.is_file()]
     assert files
-    found = [path.name for path in files if re.search(r"__global__|<<<", path.read_text(encoding="utf-8"))]
+    found = [path.name for path in files if re.search(forbidden, path.read_text(encoding="utf-8"))]
     assert found == []
