@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from sok.compat.graph_copy import GraphCopy
 from sok.lookup import lookup
 from sok.saved_model.checkpoint import Variables, variables_in
 from sok.saved_model.frozen_table import FrozenTable, key_words
-from sok.saved_model.graph_copy import GraphCopy
+from sok.saved_model.model import register
 from sok.saved_model.native_table import NativeFiles, NativeOps
-from sok.saved_model.rows import Export
+from sok.saved_model.rows import Export, Freeze
 from sok.saved_model.signatures import all_parts, checked_name
 from sok.saved_model.stock_ops import StockOps
 from sok.saved_model.tracked import check_ops
@@ -31,14 +32,12 @@ def session_of(model: Any) -> Any | None:
 
 
 class SessionExport(Export):
-    """Part of the graph of a session, in a graph of stock ops or, with `files`, of those of a native export.
+    """Part of the graph of a session, or MonitoredSession, in a graph of its own."""
 
-    `freeze` makes what stands for a table.
-    """
+    is_eager = False
 
-    def __init__(
-        self, session: Any, signatures: Any, freeze: Callable[[EmbeddingVariable], Any], files: NativeFiles | None
-    ) -> None:
+    def __init__(self, model: Any, signatures: Any, freeze: Freeze, files: NativeFiles | None) -> None:
+        session: Any = session_of(model)
         self._session, self._files = session, files
         self._readers: dict[EmbeddingVariable, tuple[tf.Tensor, tf.Tensor]] = {}
         named = _named(signatures)
@@ -65,8 +64,11 @@ class SessionExport(Export):
         # Pairs, since variables are hashable in their own graph only: those of the copy, and of the session.
         self._variables = [(new, _variable_of(session.graph, op)) for op, new in copy.variables.items()]
 
+    @staticmethod
+    def takes(model: Any) -> bool:
+        return session_of(model) is not None
+
     def save(self, folder: str) -> Variables | NativeFiles:
-        """Saves all but the rows of tables; gives what takes them."""
         values = self._session.run([old for _, old in self._variables])
         with self._graph.as_default(), v1.Session(config=v1.ConfigProto(device_count={"GPU": 0})) as session:
             variables = [v for frozen in self.tables for v in frozen.variables]
@@ -103,6 +105,9 @@ class SessionExport(Export):
                 self._readers[table] = (asked, rows)
         asked, rows = self._readers[table]
         return self._session.run(rows, {asked: keys})
+
+
+register(SessionExport)
 
 
 def _named(signatures: Any) -> dict[str, tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]]:

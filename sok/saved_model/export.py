@@ -22,9 +22,9 @@ from sok.job.job import job_of
 from sok.saved_model import rows
 from sok.saved_model.frozen_table import ROW_DTYPES, FrozenTable, SharedInitialRows, unseen_row
 from sok.saved_model.initial_rows import initial_rows
-from sok.saved_model.model import ModelExport
+from sok.saved_model.model import kind_of
 from sok.saved_model.native_table import NativeFiles, NativeTable
-from sok.saved_model.session import SessionExport, session_of
+from sok.saved_model.rows import Export
 from sok.table import reading
 from sok.table.table import EmbeddingVariable
 
@@ -136,7 +136,7 @@ def export_saved_model(
 
     Source: the role of `save_as_original_model` of OpenEmbedding, which cannot export hashed tables.
     """
-    if session_of(model) is None and not tf.executing_eagerly():
+    if kind_of(model).is_eager and not tf.executing_eagerly():
         raise RuntimeError(
             "sok.export_saved_model must be called eagerly and outside of functions, or with the session of a v1 graph."
         )
@@ -172,7 +172,7 @@ def _exported(
     transport = context.get_transport()
     is_writer = transport.rank == 0
 
-    def prepare() -> tuple[str, ModelExport | SessionExport]:
+    def prepare() -> tuple[str, Export]:
         folder = os.fspath(path).rstrip("/")
         if is_writer:
             _check_path(folder, overwrite)
@@ -217,12 +217,12 @@ def _check_path(path: str, overwrite: bool) -> None:
 
 def _prepared(
     model: Any, signatures: Any, row_dtype: tf.DType, default: Any, files: NativeFiles | None, drop_zero_rows: bool
-) -> ModelExport | SessionExport:
+) -> Export:
     """The model in stock ops or, with `files`, in those of a native export, and what it needs."""
     # By table name; None: of all others.
     defaults = {None: "initial", **default} if isinstance(default, dict) else {None: default}
-    session = session_of(model)
-    initial = SharedInitialRows() if session is None else initial_rows
+    kind = kind_of(model)
+    initial = SharedInitialRows() if kind.is_eager else initial_rows
 
     def freeze(table: EmbeddingVariable) -> FrozenTable | NativeTable:
         reads_as = defaults.get(table.table_name, defaults[None])
@@ -236,11 +236,7 @@ def _prepared(
             return NativeTable(table, row_dtype, unseen, files.placeholder(table))
         return FrozenTable(table, row_dtype, unseen, initial)
 
-    export: ModelExport | SessionExport
-    if session is None:
-        export = ModelExport(model, signatures, freeze, files)
-    else:
-        export = SessionExport(session, signatures, freeze, files)
+    export = kind(model, signatures, freeze, files)
     names = {frozen.table.table_name for frozen in export.tables}
     unknown = sorted(name for name in defaults if name is not None and name not in names)
     if unknown:
@@ -248,9 +244,7 @@ def _prepared(
     return export
 
 
-def _write_rows(
-    export: ModelExport | SessionExport, target: rows.Target | None, drop_zero_rows: bool
-) -> tuple[TableReport, ...]:
+def _write_rows(export: Export, target: rows.Target | None, drop_zero_rows: bool) -> tuple[TableReport, ...]:
     reports, failure = [], None
     for frozen in export.tables:
         written, failed = rows.write(export, frozen, target if failure is None else None, drop_zero_rows)

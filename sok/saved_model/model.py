@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from sok.saved_model.checkpoint import Variables, variables_in
 from sok.saved_model.frozen_table import FrozenTable, key_words
 from sok.saved_model.native_table import NativeFiles, NativeOps
 from sok.saved_model.retracing import functions_are_traced_anew
-from sok.saved_model.rows import Export
+from sok.saved_model.rows import Export, Freeze
 from sok.saved_model.signatures import flat_function, served_by
 from sok.saved_model.stock_ops import StockOps
 from sok.saved_model.tracked import check_ops, resources_of
@@ -22,14 +21,11 @@ from sok.table.table import EmbeddingVariable
 
 
 class ModelExport(Export):
-    """Signatures of a model, traced to stock ops or, with `files`, to those of a native export.
+    """Signatures of a model, traced."""
 
-    `freeze` makes what stands for a table.
-    """
+    is_eager = True
 
-    def __init__(
-        self, model: Any, signatures: Any, freeze: Callable[[EmbeddingVariable], Any], files: NativeFiles | None
-    ) -> None:
+    def __init__(self, model: Any, signatures: Any, freeze: Freeze, files: NativeFiles | None) -> None:
         stock, self._files = (StockOps if files is None else NativeOps)(freeze), files
         self._functions = {}
         with _ops.substituted(stock), functions_are_traced_anew():
@@ -43,8 +39,11 @@ class ModelExport(Export):
         frozen = [handle for table in self.tables for handle in table.handles]
         self._saved = _Saved(self.tables, resources_of(list(self._functions.values()), model, frozen))
 
+    @staticmethod
+    def takes(model: Any) -> bool:
+        return True  # or else what is wrong with it is told where it is read
+
     def save(self, folder: str) -> Variables | NativeFiles:
-        """Saves all but the rows of tables; gives what takes them."""
         namespaces = None if self._files is None else ["Sok"]
         options = tf.saved_model.SaveOptions(namespace_whitelist=namespaces, experimental_custom_gradients=False)
         tf.saved_model.save(self._saved, folder, signatures=self._functions, options=options)
@@ -58,6 +57,19 @@ class ModelExport(Export):
 
     def rows(self, table: EmbeddingVariable, keys: np.ndarray) -> np.ndarray:
         return lookup.lookup_rows(table, keys, training=False, exact=True).numpy()
+
+
+# Kinds of what can be exported; those that other rooms add come first.
+_kinds: list[type[Export]] = [ModelExport]
+
+
+def register(kind: type[Export]) -> None:
+    _kinds.insert(0, kind)
+
+
+def kind_of(model: Any) -> type[Export]:
+    _ops.lib()  # with which other rooms' kinds are loaded
+    return next(kind for kind in _kinds if kind.takes(model))
 
 
 class _Saved(tf.Module):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -11,7 +12,10 @@ import tensorflow as tf
 from sok.job.job import job_of
 from sok.job.transport.base import run_now
 from sok.saved_model.frozen_table import StandsForTable, word_dtype
+from sok.saved_model.native_table import NativeFiles
 from sok.table.table import EmbeddingVariable
+
+Freeze = Callable[[EmbeddingVariable], Any]
 
 # Of float32 rows that travel and are written at a time; three or four copies of it exist at once.
 PIECE_BYTES = 32 << 20
@@ -79,7 +83,24 @@ class Target(Protocol):
 
 
 class Export(Protocol):
-    """What is exported, as rows see it."""
+    """Signatures of a model in stock ops or, with `files`, in those of a native export, and what they need.
+
+    `freeze` makes what stands for a table.
+    """
+
+    is_eager: ClassVar[bool]  # whether its models are read eagerly, outside of graphs
+    names: tuple[str, ...]  # of the signatures
+    tables: Sequence[Any]  # what stands for them
+
+    def __init__(self, model: Any, signatures: Any, freeze: Freeze, files: NativeFiles | None) -> None: ...
+
+    @staticmethod
+    def takes(model: Any) -> bool:
+        """Whether `model` is of this kind."""
+        raise NotImplementedError
+
+    def save(self, folder: str) -> Target:
+        """Saves all but the rows of tables; gives what takes them."""
 
     def words(self, table: EmbeddingVariable) -> np.ndarray:
         """The bits of this worker's keys [n]."""
