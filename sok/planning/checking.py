@@ -13,6 +13,7 @@ from sok.planning.planner import Plan
 from sok.planning.tables import Model
 
 OPTIMIZERS = {"adagrad": "Adagrad", "adam": "Adam", "sgd": "SGD"}
+_EXCHANGES = ("keys", "rows", "grads")
 _BATCHES = 4  # different ones, in turn: their rows are made before the clock starts
 
 
@@ -82,16 +83,18 @@ def check(plan: Plan, model: Model, steps: int = 20) -> Checked:
     for batch in batches * 2:
         step(*batch).numpy()
     transport.barrier("sok/check/begin")
-    before, times = collective_counts(), []
+    counts, times = [collective_counts()], []
     for number in range(steps):
         started = time.perf_counter()
         step(*batches[number % _BATCHES]).numpy()
-        times.append(time.perf_counter() - started)
-    moved = _per_step(before, collective_counts(), steps)
-    mine = [float(np.median(times)), *(moved[kind][1] for kind in moved)]
-    everyone = transport.all_gather(tf.constant([mine], tf.float32), "sok/check/times").numpy()
-    measured = [1e3 * float(seconds) for seconds in everyone.max(axis=0)]
-    return _beside(plan, transport.rank, measured, {kind: count for kind, (count, _) in moved.items()})
+        seconds = time.perf_counter() - started
+        counts.append(collective_counts())
+        exchanges = [_between(*counts[-2:], kind, "seconds") for kind in _EXCHANGES]
+        # Of one step at a time: medians of the parts need not add up, and a rest of means may fall below zero.
+        times.append([seconds, *exchanges, seconds - sum(exchanges)])
+    everyone = transport.all_gather(tf.constant([np.median(times, axis=0)], tf.float32), "sok/check/times").numpy()
+    moved = {kind: _between(counts[0], counts[-1], kind, "bytes") / steps for kind in _EXCHANGES}
+    return _beside(plan, transport.rank, [1e3 * float(seconds) for seconds in everyone.max(axis=0)], moved)
 
 
 def _tables(plan: Plan, model: Model) -> list[Any]:
@@ -130,25 +133,18 @@ def _batch(model: Model, samples: int, rank: int, number: int) -> list[Any]:
     return found
 
 
-def _per_step(before: dict[str, Any], after: dict[str, Any], steps: int) -> dict[str, tuple[float, float]]:
-    """Of keys, rows and grads: bytes and seconds of a step."""
-    found = {}
-    for kind in ("keys", "rows", "grads"):
-        sums = [
-            sum(counts["by_name"][name][of] * sign for name in counts["by_name"] if kind in name.split("/"))
-            for of in ("bytes", "seconds")
-            for counts, sign in ((after, 1), (before, -1))
-        ]
-        found[kind] = ((sums[0] + sums[1]) / steps, (sums[2] + sums[3]) / steps)
-    return found
+def _between(before: dict[str, Any], after: dict[str, Any], kind: str, what: str) -> float:
+    """Bytes or seconds of the collectives of a kind."""
+    names = [name for name in after["by_name"] if kind in name.split("/")]
+    return float(sum(after["by_name"][name][what] - before["by_name"][name][what] for name in names))
 
 
 def _beside(plan: Plan, rank: int, measured: list[float], moved: dict[str, float]) -> Checked:
-    step, *exchanges = measured
+    step, *exchanges, rest = measured
     predicted = plan.step_ms - plan.phases["dense"]
     travel = {kind: plan.exchanges_ms[kind] for kind in moved}
     parts = {"step": (predicted, step)}
-    parts |= {kind: (travel[kind], seconds) for kind, seconds in zip(moved, exchanges, strict=True)}
-    parts["rest"] = (predicted - sum(travel.values()), step - sum(exchanges))
+    parts |= {kind: (travel[kind], taken) for kind, taken in zip(moved, exchanges, strict=True)}
+    parts["rest"] = (predicted - sum(travel.values()), rest)
     handed = plan.ranks[rank].handed
     return Checked(parts, {kind: (handed[kind], count) for kind, count in moved.items()})
