@@ -13,7 +13,6 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kLanes = 8;
-constexpr int64_t kLeastSlabBytes = int64_t{2} << 20;
 constexpr int64_t kMostSlabs = 1024;  // their addresses then stay in a multiprocessor's first cache
 
 // Addresses travel as arguments: no host memory has to outlive the call.
@@ -48,10 +47,10 @@ __global__ void CopyRecordsKernel(DeviceRows records, const uint32_t* rows, int6
 
 }  // namespace
 
-DeviceRowStore::DeviceRowStore(int64_t dim, int64_t max_rows, DeviceMemory* memory)
+DeviceRowStore::DeviceRowStore(int64_t dim, int64_t max_rows, DeviceMemory* memory, int64_t least_slab_bytes)
     : memory_(memory), floats_(dim), stride_(RecordStride(dim)), shift_(6) {
   auto bytes = [&](int shift) { return stride_ * static_cast<int64_t>(sizeof(float)) << shift; };
-  while (bytes(shift_ + 1) <= kLeastSlabBytes || (max_rows >> shift_) >= kMostSlabs) ++shift_;
+  while (bytes(shift_ + 1) <= least_slab_bytes || (max_rows >> shift_) >= kMostSlabs) ++shift_;
   while (shift_ > 0 && (int64_t{1} << (shift_ - 1)) >= max_rows) --shift_;  // a small table is one small slab
   mask_ = (int64_t{1} << shift_) - 1;
   max_slabs_ = std::max<int64_t>(1, (max_rows + mask_) >> shift_);

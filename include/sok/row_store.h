@@ -85,7 +85,8 @@ class RowStore {
 // host; calls on several streams are the caller's to order.
 class DeviceRowStore {
  public:
-  DeviceRowStore(int64_t dim, int64_t max_rows, DeviceMemory* memory);
+  // A slab has `least_slab_bytes` or nearly, unless all rows together have less, or there would be too many slabs.
+  DeviceRowStore(int64_t dim, int64_t max_rows, DeviceMemory* memory, int64_t least_slab_bytes = int64_t{2} << 20);
   ~DeviceRowStore();
   DeviceRowStore(const DeviceRowStore&) = delete;
   DeviceRowStore& operator=(const DeviceRowStore&) = delete;
