@@ -33,6 +33,7 @@ _PUBLIC = {
     "Embedding": "sok.layers:Embedding",
     "DistributedEmbedding": "sok.layers:DistributedEmbedding",
     "All2AllDenseEmbedding": "sok.layers:All2AllDenseEmbedding",
+    "parallel": "sok.keras.parallel",
     "get_embedding": "sok.layers:get_embedding",
     "distributed_model": "sok.keras.conversion:distributed_model",
     "group_embedding_lookup": "sok.lookup.group:group_embedding_lookup",

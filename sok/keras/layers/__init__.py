@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -11,9 +12,13 @@ from sok.base.types import Condition, Ids
 from sok.keras.layers.all2all_dense_embedding import All2AllDenseEmbeddingMixin
 from sok.keras.layers.distributed_embedding import DistributedEmbeddingMixin
 from sok.keras.layers.embedding import EmbeddingMixin
+from sok.keras.layers.embedding_collection import EmbeddingCollectionMixin
 from sok.keras.layers.registry import get_embedding
 
-__all__ = ["All2AllDenseEmbedding", "DistributedEmbedding", "Embedding", "for_keras", "get_embedding"]
+__all__ = [
+    *("All2AllDenseEmbedding", "DistributedEmbedding", "Embedding", "EmbeddingCollection", "for_keras"),
+    "get_embedding",
+]
 
 
 # Each Keras needs its own default for "training, unless Keras says otherwise": in a bare call tf_keras replaces None by
@@ -35,10 +40,16 @@ class _EmbeddingInTfKeras(EmbeddingMixin):
         return super().call(inputs, training)
 
 
+class _CollectionInTfKeras(EmbeddingCollectionMixin):
+    def call(self, inputs: Sequence[Ids], training: Condition | None = True) -> list[Any]:
+        return super().call(inputs, training)
+
+
 _MIXINS = {  # for Keras 3, and for tf_keras
     "Embedding": (EmbeddingMixin, _EmbeddingInTfKeras),
     "DistributedEmbedding": (DistributedEmbeddingMixin, _DistributedInTfKeras),
     "All2AllDenseEmbedding": (All2AllDenseEmbeddingMixin, _All2AllInTfKeras),
+    "EmbeddingCollection": (EmbeddingCollectionMixin, _CollectionInTfKeras),
 }
 _made: dict[type, types.SimpleNamespace] = {}
 
@@ -49,7 +60,7 @@ def for_keras(keras: Any) -> types.SimpleNamespace:
     `sok.Embedding`, `sok.DistributedEmbedding` and `sok.All2AllDenseEmbedding` are those for `tf.keras`.
 
     Returns:
-        A namespace with these three names, the same classes in every call.
+        A namespace with these names and `EmbeddingCollection`, the same classes in every call.
 
     Example:
         >>> import tf_keras
@@ -60,8 +71,9 @@ def for_keras(keras: Any) -> types.SimpleNamespace:
     layer = keras.layers.Layer
     if layer not in _made:
         register = keras.utils.register_keras_serializable(package="sok")
-        of_keras = {"__module__": __name__, "_keras_initializers": keras.initializers}
         _made[layer] = types.SimpleNamespace()
+        of_keras = {"__module__": __name__, "_keras_initializers": keras.initializers}
+        of_keras |= {"_keras": keras, "_classes": _made[layer]}
         for name, mixins in _MIXINS.items():
             mixin = mixins[layer.__module__.startswith("tf_keras")]
             base = keras.layers.Embedding if name == "Embedding" else layer
@@ -73,3 +85,4 @@ def for_keras(keras: Any) -> types.SimpleNamespace:
 Embedding = for_keras(tf.keras).Embedding
 DistributedEmbedding = for_keras(tf.keras).DistributedEmbedding
 All2AllDenseEmbedding = for_keras(tf.keras).All2AllDenseEmbedding
+EmbeddingCollection = for_keras(tf.keras).EmbeddingCollection

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -26,6 +27,8 @@ from sok.table.weights import rows_behind
 
 SPARSE_AS_DENSE_SIZE = 64
 """A matrix of so many rows is no table, unless somebody says otherwise."""
+
+Answer: TypeAlias = "Callable[[Sequence[tf.Tensor]], Any]"
 
 _ANY = 2**30  # rows that a worker may hold of a table of any ids; memory is taken as they appear
 _IN_A_STEP = 2**20  # rows that are copied at once
@@ -211,27 +214,27 @@ class EmbeddingMixin(_Base):
         return self._to_compute_dtype(self._look_up(self._as_ids(inputs), self._inserts(training)))
 
     def _look_up(self, ids: Any, inserts: Any) -> Any:
+        asked, answer = self.asks(ids)
+        return answer(lookup_group(asked, inserts))
+
+    def asks(self, ids: Any) -> tuple[list[Feature], Answer]:
+        """What a call looks up, and what it makes of that."""
         variable, dtype = self._looked_up()
-
         terms = None if self._is_plain else variable.row_terms
-
-        def look(ids: Any, combiner: str = ROWS, **more: Any) -> tf.Tensor:
-            asked = [Feature(variable, ids, combiner, dtype=dtype, **more)]
-            if terms is None or terms.regularizer is None:
-                return lookup_group(asked, inserts)[0]
-            found, rows = lookup_group([*asked, Feature(variable, _distinct(ids, more.get("padding_key")))], inserts)
-            self.add_loss(terms.penalty(rows))
-            return found
-
         if self.combiner is not None:
-            return _pooled(ids, self.combiner, self.output_dim, self.mask_zero, look)
-        if isinstance(ids, tf.RaggedTensor):
-            return ids.with_flat_values(look(ids.flat_values))
-        if isinstance(ids, tf.SparseTensor):
-            shape = ids.shape
-            ids = tf.sparse.to_dense(tf.sparse.reorder(ids), validate_indices=False)
-            ids.set_shape(shape)
-        return look(ids)
+            ids, padding_key, shaped = _segments(ids, self.output_dim, self.mask_zero)
+        else:
+            (ids, shaped), padding_key = _flat(ids), None
+        slot_num = _slot_num(ids)
+        asked = [Feature(variable, ids, self.combiner or ROWS, dtype=dtype, slot_num=slot_num, padding_key=padding_key)]
+        if terms is None or terms.regularizer is None:
+            return asked, lambda found: shaped(found[0])
+
+        def with_penalty(found: Sequence[tf.Tensor]) -> Any:
+            self.add_loss(terms.penalty(found[1]))
+            return shaped(found[0])
+
+        return [*asked, Feature(variable, _distinct(ids, padding_key))], with_penalty
 
     def _looked_up(self) -> tuple[Any, tf.DType | None]:
         """The table or variable, and what its rows are cast to; None: nothing."""
@@ -301,7 +304,7 @@ class EmbeddingMixin(_Base):
         if self._is_plain or self.input_dim is None or len(weights) != 1 or rows_behind(weights[0]) is not None:
             super().set_weights(weights)
             return
-        matrix = np.asarray(weights[0])
+        matrix = weights[0] if isinstance(weights[0], np.ndarray) else np.asarray(weights[0])
         if matrix.shape != (self.input_dim, self.output_dim):
             raise ValueError(
                 f"Weights of layer '{self.name}' must have shape {(self.input_dim, self.output_dim)}. "
@@ -381,19 +384,22 @@ def why_no_table(layer: Any, regularize: str = "batch") -> str | None:
     return None
 
 
-def matrix_of(table: EmbeddingVariable, num_rows: int) -> np.ndarray:
-    """All rows of a table of row numbers, in use or not, on each worker: [n, D]. Collective."""
-    starts = range(0, num_rows, _IN_A_STEP)
-    parts = [table.sparse_read(tf.range(s, min(s + _IN_A_STEP, num_rows), dtype=table.key_dtype)) for s in starts]
-    return np.concatenate([part.numpy() for part in parts])
+def matrix_of(table: EmbeddingVariable, num_rows: int, at_once: int = _IN_A_STEP, is_wanted: bool = True) -> np.ndarray:
+    """All rows of a table of row numbers, in use or not: [n, D]; on a worker that wants none, [0, D]. Collective."""
+    parts = []
+    for start in range(0, num_rows, at_once):
+        stop = min(start + at_once, num_rows) if is_wanted else start
+        parts.append(table.sparse_read(tf.range(start, stop, dtype=table.key_dtype)).numpy())
+    return np.concatenate(parts)
 
 
-def assign_matrix(table: EmbeddingVariable, matrix: np.ndarray) -> None:
-    """Stores the rows of a matrix [n, D] that this worker owns. Not collective."""
-    keys = table.key_dtype.as_numpy_dtype
-    for start in range(0, len(matrix), _IN_A_STEP):
-        part = matrix[start : start + _IN_A_STEP]
-        table.assign(np.arange(start, start + len(part)).astype(keys), part)
+def assign_matrix(table: EmbeddingVariable, matrix: Any, at_once: int = _IN_A_STEP) -> None:
+    """Stores the rows of a matrix [n, D] that this worker owns, and reads no others. Not collective."""
+    start, stop, step = table.placement.local_keys(len(matrix), table.rank, table.world_size)
+    for first in range(start, stop, at_once * step):
+        own = slice(first, min(first + at_once * step, stop), step)
+        keys = np.arange(own.start, own.stop, step).astype(table.key_dtype.as_numpy_dtype)
+        table.assign(keys, np.asarray(matrix[own]))
 
 
 def _distinct(ids: Any, padding_key: int | None) -> tf.Tensor:
@@ -406,16 +412,32 @@ def _distinct(ids: Any, padding_key: int | None) -> tf.Tensor:
     return distinct if padding_key is None else tf.boolean_mask(distinct, tf.not_equal(distinct, padding_key))
 
 
-def _pooled(ids: Any, combiner: str, dim: int, leaves_out_zero: bool, look: Any) -> Any:
-    """One vector for each list of ids along the last axis."""
+def _flat(ids: Any) -> tuple[Any, Callable[[tf.Tensor], Any]]:
+    """Ids that are not pooled, as keys of any shape, and what makes of their rows what the ids were."""
+    if isinstance(ids, tf.RaggedTensor):
+        return ids.flat_values, ids.with_flat_values
+    if isinstance(ids, tf.SparseTensor):
+        shape = ids.shape
+        ids = tf.sparse.to_dense(tf.sparse.reorder(ids), validate_indices=False)
+        ids.set_shape(shape)
+    return ids, lambda rows: rows
+
+
+def _segments(ids: Any, dim: int, leaves_out_zero: bool) -> tuple[Any, int | None, Callable[[tf.Tensor], Any]]:
+    """Ids in a form that lookups pool, one vector for each list of ids along the last axis.
+
+    With the id that is left out, if lookups must do that, and what makes of the vectors what the ids were.
+    """
     if isinstance(ids, tf.RaggedTensor):
         if ids.flat_values.shape.rank != 1:  # [..., None, n], even in n
-            return ids.with_flat_values(_pooled(ids.flat_values, combiner, dim, leaves_out_zero, look))
-        if leaves_out_zero:
-            ids = tf.ragged.boolean_mask(ids, tf.not_equal(ids, 0))
-        *outer, splits = ids.nested_row_splits
-        pooled = look(tf.RaggedTensor.from_row_splits(ids.flat_values, splits, validate=False), combiner)
-        return tf.RaggedTensor.from_nested_row_splits(pooled, outer, validate=False) if outer else pooled
+            inner, padding_key, of_values = _segments(ids.flat_values, dim, leaves_out_zero)
+            return inner, padding_key, lambda pooled: ids.with_flat_values(of_values(pooled))
+        kept = tf.ragged.boolean_mask(ids, tf.not_equal(ids, 0)) if leaves_out_zero else ids
+        *outer, splits = kept.nested_row_splits
+        inner = tf.RaggedTensor.from_row_splits(kept.flat_values, splits, validate=False)
+        if not outer:
+            return inner, None, lambda pooled: pooled
+        return inner, None, lambda pooled: tf.RaggedTensor.from_nested_row_splits(pooled, outer, validate=False)
     static = sizes(ids)
     if static is None or len(static) < 2:
         raise _no_last_axis(ids)
@@ -423,23 +445,28 @@ def _pooled(ids: Any, combiner: str, dim: int, leaves_out_zero: bool, look: Any)
         if leaves_out_zero:
             ids = tf.sparse.retain(ids, tf.not_equal(ids.values, 0))
         if len(static) == 2:
-            return look(ids, combiner)
+            return ids, None, lambda pooled: pooled
         if len(static) != 3 or static[1] is None:
             raise ValueError(
                 "`inputs` must be a SparseTensor [B, n], or [B, F, n] whose F is known. Received: "
                 + describe(ids)
                 + "."
             )
-        return tf.reshape(look(ids, combiner, slot_num=static[1]), [-1, static[1], dim])
-    pooled = look(
-        tf.reshape(ids, [-1, tf.shape(ids)[-1]]) if len(static) > 2 else ids,
-        combiner,
-        padding_key=0 if leaves_out_zero else None,
-    )
-    if len(static) > 2:
-        pooled = tf.reshape(pooled, tf.concat([tf.shape(ids)[:-1], [dim]], 0))
-    pooled.set_shape([*static[:-1], dim])
-    return pooled
+        return ids, None, lambda pooled: tf.reshape(pooled, [-1, static[1], dim])
+
+    def shaped(pooled: tf.Tensor) -> tf.Tensor:
+        if len(static) > 2:
+            pooled = tf.reshape(pooled, tf.concat([tf.shape(ids)[:-1], [dim]], 0))
+        pooled.set_shape([*static[:-1], dim])
+        return pooled
+
+    flat = tf.reshape(ids, [-1, tf.shape(ids)[-1]]) if len(static) > 2 else ids
+    return flat, 0 if leaves_out_zero else None, shaped
+
+
+def _slot_num(ids: Any) -> int:
+    static = sizes(ids) if isinstance(ids, tf.SparseTensor) else None
+    return static[1] or 1 if static is not None and len(static) == 3 else 1
 
 
 def _no_last_axis(ids: Any) -> ValueError:

@@ -1,0 +1,5 @@
+"""`sok.keras.parallel` under its public name."""
+
+from sok.base.aliases import stand_for
+
+__getattr__ = stand_for(__name__, "sok.keras.parallel")

@@ -1,0 +1,42 @@
+"""Collections of embedding layers on real workers, in a tf.function and in fit, against NumPy on the whole batch."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import sok
+from tests.sok import collections_of_tables as cases
+
+
+def check_a_collection_gives_what_numpy_says_of_the_whole_batch(world):
+    random = np.random.default_rng(5)
+    tables = [cases.Table(20, 4, "sum"), cases.Table(9, 3, "mean"), cases.Table(12, 2, "sum"), cases.Table(5, 6, "sum")]
+    last = world.size - 1  # with three ranks and more, some have no whole table
+    placements = [sok.row_wise(), sok.table_wise(last), sok.column_wise([1, 1], [0, last]), sok.data_parallel()]
+    starts = [random.normal(size=[table.rows, table.dim]).astype(np.float32) for table in tables]
+    layers = [sok.Embedding(table.rows, table.dim, combiner=table.combiner) for table in tables]
+    collection = sok.parallel.EmbeddingCollection(layers, placements=placements)
+    collection.set_weights(starts, use_lock=True)
+    optimizer = sok.DistributedOptimizer(keras.optimizers.SGD(0.1), op=sok.Sum)
+    matrices = [start.copy() for start in starts]
+
+    @tf.function(reduce_retracing=True)
+    def step(ids):
+        with tf.GradientTape() as tape:
+            found = collection(ids)
+            loss = tf.add_n([tf.reduce_sum(out * out) / 2 for out in found])
+        variables = collection.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return found
+
+    for _ in range(3):
+        batch = [cases.batch_of(random, table, 7) for table in tables]
+        (mine, *_) = cases.parts_of(random, 7, world.size)[world.rank :]
+        found = step([cases.as_input(table, ids[mine], "ragged") for table, ids in zip(tables, batch, strict=True)])
+        for i, (table, ids) in enumerate(zip(tables, batch, strict=True)):
+            whole = cases.look_up(table, matrices[i], ids)
+            np.testing.assert_allclose(found[i], whole[mine], rtol=1e-4, atol=1e-5)
+            matrices[i] = matrices[i] - 0.1 * cases.gradient(table, matrices[i], ids, whole)
+    for weight, matrix in zip(collection.get_weights(), matrices, strict=True):
+        np.testing.assert_allclose(weight, matrix, rtol=1e-4, atol=1e-5)
+    assert len(collection.get_weights(all_ranks=False)) == (4 if world.rank == 0 else 0)
