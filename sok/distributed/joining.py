@@ -8,15 +8,16 @@ nobody between the last batch of an epoch and its validation; a callback is the 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
+from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
 from sok.base import keras_calls
 from sok.base.keras_callback import Callback
-from sok.distributed import reduction
 from sok.job import agreement, context
 from sok.lookup import lookup
 from sok.lookup.feature import ROWS, Csr, Feature
@@ -32,7 +33,7 @@ class _Noted:
     features: list[Feature]
     insert: bool
     sent: Any
-    graph: Any  # weakly, the function in which it was built
+    graph: Any  # weakly, the function in which it was built; None: eagerly
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,16 +48,25 @@ class _Step:
 
 _noted: list[_Noted] = []
 _gradients: list[Any] = []  # those that were sent of the lookups whose gradients were taken
-# Of each TableTrainer; None where a lookup lies in a function of its own, in which nobody sees it a second time.
-_steps: weakref.WeakKeyDictionary[Any, _Step | None] = weakref.WeakKeyDictionary()
+# Of each TableTrainer; why nobody can join it, where a lookup lies in a function that nobody sees a second time.
+_steps: weakref.WeakKeyDictionary[Any, _Step | str] = weakref.WeakKeyDictionary()
 
 
-def _graph() -> Any:
-    return weakref.ref(tf.compat.v1.get_default_graph())
+def _graph(graph: Any = None) -> Any:
+    if tf.executing_eagerly():
+        return None
+    return weakref.ref(tf.compat.v1.get_default_graph() if graph is None else graph)
+
+
+def _graph_of_step() -> Any:
+    """As `_graph` of the lookups: a loss scale decides in it, in a branch, whether gradients are applied."""
+    is_branch = keras_calls.loss_scaler() is not None and not tf.executing_eagerly()
+    graph: Any = tf.compat.v1.get_default_graph()
+    return _graph(graph.outer_graph if is_branch and isinstance(graph, ControlFlowFuncGraph) else graph)
 
 
 def _note_lookup(features: Sequence[Feature], insert: tf.Tensor, sent: Any) -> None:
-    if tf.executing_eagerly() or keras_calls.model_that_trains() is None:
+    if keras_calls.model_that_trains() is None:
         return
     known = tf.get_static_value(insert)
     without = [dataclasses.replace(f, ids=None, seen=None) for f in features]
@@ -85,45 +95,62 @@ def num_samples(batch: Any) -> tf.Tensor | None:
 def note_step(trainer: TableTrainer, of_tables: Sequence[Any], others: Sequence[Any]) -> None:
     """Remembers the step that is made, or built, and looks whether workers of this `fit` have as many batches.
 
-    Collective in the first step of a `fit`: one.
+    Collective in the first step of a `fit`, if none has been before: one.
+
+    Raises:
+        ValueError: they have not, and cannot join a step like this one.
     """
     lookups, gradients = list(_noted), list(_gradients)
     _noted.clear()
     _gradients.clear()
-    # Eagerly Keras' tape says in which order gradients meet, and a worker that runs no model cannot know it.
-    if context.size() == 1 or tf.executing_eagerly() or keras_calls.model_that_trains() is None:
+    if context.size() == 1 or keras_calls.model_that_trains() is None:
         return
-    graph = _graph()
     tables = [table for grad, table in of_tables if grad is not None]
-    mine = [one for one in lookups if one.graph == graph]
-    if len(mine) < len(lookups):
-        _steps[trainer] = None
-    elif _steps.get(trainer, mine) is not None:
+    graph = _graph_of_step()
+    reason = _why_not(lookups, tables, graph)
+    if isinstance(_steps.get(trainer), str):
+        pass  # one of its functions is as it was
+    elif reason is not None:
+        _steps[trainer] = reason
+    else:
         _steps[trainer] = _Step(
-            [(one.features, one.insert) for one in mine],
-            [i for sent in gradients for i, one in enumerate(mine) if one.sent is sent],
+            [(one.features, one.insert) for one in lookups],
+            [i for sent in gradients for i, one in enumerate(lookups) if one.sent is sent],
             tables,
             [(v, grad is not None) for grad, v in others],
         )
     fit = keras_calls.fit_that_runs()
-    if fit is None or getattr(fit[0].optimizer, "_tables", None) is not trainer:
+    if fit is None or trainer_of(fit[0].optimizer) is not trainer:
         return
-    model, callbacks = fit
-    _meet(model, callbacks)
-    if not isinstance(getattr(model, "train_function", None), _Meeting) and model.train_function is not None:
-        model.train_function = _Meeting(model.train_function)
+    meeting = _begin(*fit, calls=1)
+    meeting.check()
+
+
+def _why_not(lookups: Sequence[_Noted], tables: Sequence[Any], graph: Any) -> str | None:
+    """Why a worker without a batch cannot join a step; None if it can."""
+    if any(one.graph != graph for one in lookups):
+        return "a lookup of the step lies in a tf.function, a loop or a branch of its own"
+    known = {id(f.table) for one in lookups for f in one.features}
+    if any(id(table) not in known for table in tables):
+        return "a lookup of the step lies in a tf.function that was traced before"
+    return None
+
+
+def trainer_of(optimizer: Any) -> Any:
+    """The `TableTrainer` of one of our optimizers, or of that in a `LossScaleOptimizer`; None of another."""
+    return getattr(getattr(optimizer, "inner_optimizer", optimizer), "_tables", None)
 
 
 class _Meeting:
-    """The function with which Keras makes a step; the first of each `fit` looks whether workers have as many."""
+    """The function with which Keras makes a step: before the first of each `fit` workers look who has how many."""
 
     def __init__(self, step: Any) -> None:
         self._step = step
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         fit = keras_calls.fit_that_runs()
-        if fit is not None and hasattr(fit[0].optimizer, "_tables"):
-            _meet(*fit)
+        if fit is not None and trainer_of(fit[0].optimizer) is not None:
+            args = _begin(*fit).before_call(args)
         return self._step(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -132,29 +159,79 @@ class _Meeting:
         return getattr(self._step, name)
 
 
-def _meet(model: Any, callbacks: list[Any]) -> None:
-    if any(isinstance(callback, _Joining) for callback in callbacks):
-        return
-    batches = keras_calls.batches_of_fit()
-    with tf.init_scope():
+def begin_fit(model: Any) -> None:
+    """To be called where Keras' `fit` has made its function, before its first step: also by workers without a batch.
+
+    Collective in `fit` with one of our optimizers: one.
+    """
+    fit = None if context.size() == 1 else keras_calls.fit_that_runs()
+    if fit is not None and fit[0] is model and trainer_of(model.optimizer) is not None:
+        _begin(*fit)
+
+
+def _begin(model: Any, callbacks: list[Any], calls: int = 0) -> _Joining:
+    """The callback of a `fit` that has it join, which is made by the first that asks."""
+    if not isinstance(getattr(model, "train_function", None), _Meeting) and model.train_function is not None:
+        model.train_function = _Meeting(model.train_function)
+    joining = next((callback for callback in callbacks if isinstance(callback, _Joining)), None)
+    if joining is None:
+        batches = keras_calls.batches_of_fit()
         at_once: Any = getattr(model, "_steps_per_execution", None)  # tf_keras' variable
-        at_once = getattr(model, "steps_per_execution", 1) if at_once is None else at_once.numpy()
-        at_once = int(at_once or 1)
-        said = agreement.together(context.get_transport(), "sok/fit", lambda: [batches, at_once])
-    is_even = batches is not None and all(one == said[0] for one in said)
-    joins = not is_even and all(steps == 1 for _, steps in said) and _steps.get(model.optimizer._tables) is not None
-    callbacks.insert(0, _Joining(model.optimizer, joins))
+        with tf.init_scope():
+            at_once = getattr(model, "steps_per_execution", 1) if at_once is None else at_once.numpy()
+            said = agreement.together(context.get_transport(), "sok/fit", lambda: batches)
+        joining = _Joining(model, said, int(at_once or 1), calls)
+        callbacks.insert(0, joining)
+        callbacks.append(_Agreeing(model))
+    return joining
+
+
+class _Agreeing(Callback):
+    """After all other callbacks: where one has stopped the `fit` of a worker, all stop."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self._model = model
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        said = agreement.together(context.get_transport(), "sok/fit/stop", lambda: bool(self._model.stop_training))
+        self._model.stop_training = any(said)
 
 
 class _Joining(Callback):
-    """After the last batch of an epoch: takes part in the steps of workers that have more, until none has."""
+    """After the last batch of an epoch: takes part in the steps of workers that have more, until none has.
 
-    def __init__(self, optimizer: Any, joins: bool) -> None:
+    Args:
+        model: that is trained.
+        batches: how many each worker has in an epoch; None: Keras does not know.
+        at_once: steps of a call of this worker's function.
+        calls: of it that have been made.
+    """
+
+    def __init__(self, model: Any, batches: list[int | None], at_once: int, calls: int) -> None:
         super().__init__()
-        self._optimizer, self._joins = optimizer, joins
+        self._model, self._trainer = model, trainer_of(model.optimizer)
+        self._batches, self._at_once, self._calls = batches, at_once, calls
+        self._is_even = None not in batches and len(set(batches)) == 1
         self._is_done = False
-        self._functions: tuple[Any, Any] | None = None
+        self._function: Any = None
         self._made_of: _Step | None = None
+        self._others_step = tf.Variable(True, trainable=False)
+
+    def check(self) -> None:
+        """ValueError where workers have other numbers of batches, and cannot join: on all of them."""
+        reason = _steps.get(self._trainer)
+        if isinstance(reason, str) and None not in self._batches and not self._is_even:
+            raise ValueError(_refusal(reason, self._batches))
+
+    def before_call(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What the function is to be called with instead of `args`, in which the batches lie."""
+        _noted.clear()  # of a step that has failed
+        _gradients.clear()
+        if self._asks():
+            args = self._ask(*args)
+        self._calls += 1
+        return args
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._is_done = False
@@ -166,29 +243,77 @@ class _Joining(Callback):
         self._join()
 
     def _join(self) -> None:
-        if not self._joins or self._is_done:
+        if self._is_done:
             return
-        self._is_done = True
-        step = _steps[self._optimizer._tables]
-        if step is None:  # known only since the last `fit` began
-            return
+        self._is_done = True  # until the next epoch
+        step, made = _steps.get(self._trainer), self._calls * self._at_once
+        if self._is_even:
+            left = (self._batches[0] or 0) - made
+            if left > 0 and not isinstance(step, _Step):
+                raise ValueError(
+                    f"This worker's `fit` was stopped after {made} of {self._batches[0]} batches, and it cannot take "
+                    f"part in the last steps of the others: {step}. Stop after the last batch of an epoch."
+                )
+            for _ in range(left):
+                self._step(step)
+        elif isinstance(step, _Step):
+            while self._step(step):
+                pass
+        elif step is None:
+            raise ValueError(
+                "This worker has had no batch, and so cannot take part in the steps of the others. Give each worker "
+                "one at least, or call `fit` without run_eagerly for a model that sok.distributed_model has converted."
+            )
+        elif self._asks():
+            self._tell(0)
+        self._calls = 0
+
+    def _asks(self) -> bool:
+        """Whether workers cannot join and nobody knows how many batches there are: they then ask before each call."""
+        return isinstance(_steps.get(self._trainer), str) and None in self._batches
+
+    def _ask(self, iterator: Any) -> tuple[Any, ...]:
+        """An iterator over the batches of one call, if all workers have as many; `iterator` has them no more."""
+        taken: list[Any] = []
+        for batch in itertools.islice(iterator, self._at_once):
+            one = tf.data.Dataset.from_tensors(batch)
+            taken.append(one if not taken else taken[-1].concatenate(one))
+        if not taken:
+            raise tf.errors.OutOfRangeError(None, None, "There are no more batches.")
+        self._tell(len(taken))
+        variant = tf.data.experimental.to_variant(taken[-1])
+        return (iter(tf.data.experimental.from_variant(variant, iterator.element_spec)),)
+
+    def _tell(self, batches: int) -> None:
+        said = agreement.together(
+            context.get_transport(), "sok/fit/batches", lambda: [batches, batches + self._calls * self._at_once]
+        )
+        if len({now for now, _ in said}) > 1:
+            raise ValueError(_refusal(str(_steps[self._trainer]), [None if now else made for now, made in said]))
+
+    def _step(self, step: Any) -> bool:
+        """Takes part in a step of the others; whether there was one."""
         if self._made_of is not step:
-            made = _exchange(self._optimizer._tables, step), _update(self._optimizer, step)
-            self._functions = tf.function(made[0], autograph=False), tf.function(made[1], autograph=False)
-            self._made_of = step
-        assert self._functions is not None
-        exchange, update = self._functions
-        while True:
-            mean, reduced, of_tables = exchange()
-            if mean == 0:  # nobody has a batch
-                return
-            update(mean, reduced, of_tables)
+            self._made_of, self._function = step, _joined_step(self._model.optimizer, step, self._others_step)
+            if not self._model.run_eagerly:
+                self._function = tf.function(self._function, autograph=False)
+        return bool(self._function())
 
 
-def _exchange(trainer: TableTrainer, step: _Step) -> Any:
-    """The collectives of a step, by a worker without a batch."""
+def _refusal(reason: str, batches: Sequence[int | None]) -> str:
+    numbers = ", ".join(f"{'more' if one is None else one} on rank {rank}" for rank, one in enumerate(batches))
+    return (
+        f"The workers of this `fit` have unequal numbers of batches in an epoch ({numbers}), and those that have fewer "
+        f"cannot take part in the steps of the others: {reason}. Give all as many: sok.data.batches, or one "
+        "steps_per_epoch for all."
+    )
 
-    def exchange() -> Any:
+
+def _joined_step(optimizer: Any, step: _Step, others_step: tf.Variable) -> Any:
+    """A step of a worker without a batch: the same collectives as with one, and the same changes."""
+    trainer = trainer_of(optimizer)
+
+    def join() -> tf.Tensor:
         lookups = []
         for features, insert in step.lookups:
             with tf.GradientTape() as tape:
@@ -196,34 +321,24 @@ def _exchange(trainer: TableTrainer, step: _Step) -> Any:
                 lookups.append((tape, tf.add_n([tf.reduce_sum(tf.cast(one, tf.float32)) for one in found])))
         # One by one, for they are taken in one order on all workers.
         gradients = [lookups[i][0].gradient(lookups[i][1], step.tables) for i in step.gradients]
-        of_tables = []
+        pairs: list[Any] = []
         for parts, table in zip(zip(*gradients, strict=True), step.tables, strict=False):
             slices = [part for part in parts if part is not None]
             values, indices = (tf.concat([getattr(part, name) for part in slices], 0) for name in ("values", "indices"))
-            of_tables.append((tf.IndexedSlices(values, indices), table))
-        pairs = [(tf.zeros(v.shape, v.dtype) if has_gradient else None, v) for v, has_gradient in step.others]
-        reduced, mean = reduction.reduce_weighted(pairs, trainer._op, of_tables, samples=0.0)
-        return mean, [grad for grad in reduced if grad is not None], [(g.values, g.indices) for g, _ in of_tables]
-
-    return exchange
-
-
-def _update(optimizer: Any, step: _Step) -> Any:
-    """What all workers do with the gradients of a step."""
-    trainer, size = optimizer._tables, context.size()
-
-    def update(mean: tf.Tensor, reduced: Any, of_tables: Any) -> None:
-        scale = 1.0 / (mean * size) if trainer._op == reduction.Average else 1.0
-        pairs: list[Any] = [(grad, v) for grad, (v, _) in zip(reduced, (o for o in step.others if o[1]), strict=True)]
-        for (values, indices), table in zip(of_tables, step.tables, strict=True):
-            pairs.append((tf.IndexedSlices(values * scale, indices), table))
-        trainer.is_reduced = True
+            pairs.append((tf.IndexedSlices(values, indices), table))
+        if hasattr(optimizer, "get_unscaled_gradients"):  # tf_keras does so where it takes gradients
+            pairs = list(zip(optimizer.get_unscaled_gradients([g for g, _ in pairs]), step.tables, strict=True))
+        pairs += [(tf.zeros(v.shape, v.dtype) if has_gradient else None, v) for v, has_gradient in step.others]
+        # A loss scale may leave the step out: then there was one.
+        others_step.assign(True)
+        trainer.joins = others_step
         try:
             optimizer.apply_gradients(pairs)
         finally:
-            trainer.is_reduced = False
+            trainer.joins = None
+        return others_step.read_value()
 
-    return update
+    return join
 
 
 def _empty(f: Feature) -> Feature:

@@ -2,47 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
-from sok.distributed.reduction import Pair, reduce_dense, split_pairs, table_scale
-from sok.job import context
+from sok.distributed.reduction import Pair
 from sok.optimizers.loss_scaling import all_finite
 
 
-def aggregate(grads_and_vars: Iterable[Pair], op: str) -> list[Pair]:
-    """What a tf_keras `LossScaleOptimizer` asks for before it looks whether gradients are finite: those of all workers.
+def with_nan_of_rows(others: Sequence[Pair], of_tables: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
+    """What a tf_keras `LossScaleOptimizer` is given to look whether gradients are finite: those of all workers.
 
     Its own look then finds the same everywhere: sums of dense gradients hold the NaN of any worker, and a NaN in rows,
     which stay with their owners, is told to all.
 
     Args:
-        grads_and_vars: pairs whose gradients are not None.
-        op: 'average' or 'sum'.
+        others: (reduced gradient, variable), dense.
+        of_tables: (gradient, table); no gradient is None.
 
     Returns:
-        The pairs in order, reduced; to be applied without reducing them again.
+        Both, of which the first gradient has a NaN on all workers if one of a table is not finite on any.
 
-    Collective if there are several workers: the dense gradients, and 4 bytes if there are tables.
+    Collective if there are tables: 4 bytes.
     """
-    pairs = list(grads_and_vars)
-    if context.size() == 1 or not pairs:
-        return pairs
-    of_tables, others = split_pairs(pairs)
-    reduced = {id(v): grad for grad, (_, v) in zip(reduce_dense(others, op, of_tables), others, strict=True)}
-    scale = table_scale(op)
-    rows = {id(v): tf.IndexedSlices(grad.values * scale, grad.indices, grad.dense_shape) for grad, v in of_tables}
+    others, of_tables = list(others), list(of_tables)
     if of_tables:
-        # One worker's NaN becomes everyone's, in a dense gradient if there is one: rows would have to be copied.
-        nan_or_zero = tf.where(all_finite(list(rows.values())), 0.0, float("nan"))
+        nan_or_zero = tf.where(all_finite([grad for grad, _ in of_tables]), 0.0, float("nan"))
+        first: Any = (others or of_tables)[0]
+        # Rather in a dense gradient: rows would have to be copied.
         if others:
-            first = id(others[0][1])
-            reduced[first] = reduced[first] + tf.cast(nan_or_zero, reduced[first].dtype)
+            others[0] = first[0] + tf.cast(nan_or_zero, first[0].dtype), first[1]
         else:
-            first = id(of_tables[0][1])
-            rows[first] = _with_ignored_row(rows[first], nan_or_zero)
-    return [((rows if id(v) in rows else reduced)[id(v)], v) for _, v in pairs]
+            of_tables[0] = _with_ignored_row(first[0], nan_or_zero), first[1]
+    return others, of_tables
 
 
 def _with_ignored_row(slices: tf.IndexedSlices, value: tf.Tensor) -> tf.IndexedSlices:

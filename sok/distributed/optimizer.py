@@ -50,11 +50,12 @@ def DistributedOptimizer(
 
     Things to know:
         - Collective: every worker makes the same number of steps. In Keras' `fit` a worker that has no more batches in
-          an epoch takes part in the steps of the others, with no ids and no gradients, until none has any (not with
-          run_eagerly, steps_per_execution, a LossScaleOptimizer, lookups in a `tf.function` of your own, or a worker
-          without a first batch: there it waits, and fails when the others end). Elsewhere give all the same number.
+          an epoch takes part in the steps of the others, with no ids and no gradients, until none has any; where a
+          callback stops one, all stop after that epoch. Steps with lookups in a `tf.function`, loop or branch of your
+          own cannot be joined: unequal numbers are then a ValueError on all workers. Elsewhere give all as many.
         - 'average' weighs workers by their samples in Keras' own `train_step`: a step has the mean over the samples of
-          all workers. In a loop, or `train_step`, of your own all workers weigh the same.
+          all workers. In a loop, or `train_step`, of your own, and under a `LossScaleOptimizer`, all workers that have
+          a batch weigh the same.
         - `clipnorm`, `global_clipnorm` and `clipvalue` of `optimizer` see dense gradients only, after they were
           reduced. A matching optimizer clips tables by `clipnorm` and `clipvalue` too; with `global_clipnorm` none
           matches.

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from sok.base import keras_calls, strategies
 from sok.distributed import joining, replicas
+from sok.distributed.loss_scale import with_nan_of_rows
 from sok.distributed.reduction import Average, Pair, Sum, check_op, reduce_weighted, split_pairs, table_scale
 from sok.distributed.tape import is_reduced
 from sok.job import context
@@ -43,7 +44,8 @@ class TableTrainer:
         self._owner = owner
         self.shares_iterations = given is None and owner is None
         self._samples: Any = None  # of the step that is being built, if its loss is weighted by them
-        self.is_reduced = False  # inside: what a step gets are the gradients of all workers, of tables too
+        # A variable, bool, while a worker without a batch makes, or builds, a step: whether any worker has one.
+        self.joins: tf.Variable | None = None
         self._track()
 
     def samples_of_step(self) -> Any:
@@ -112,13 +114,61 @@ class TableTrainer:
         strategies.refuse("sok.DistributedOptimizer")
         replicas.start_in_fit(self)
         of_tables, others = split_pairs(grads_and_vars)
-        reduces = reduces and not self.is_reduced
-        reduced, samples = [grad for grad, _ in others], None
+        reduced: list[Any] = [grad for grad, _ in others]
         if reduces:
+            reduced, by_samples = self._reduced(of_tables, others)
+            scale = scale * by_samples
+        if self.joins is None:
+            return self._change(of_tables, others, reduced, dense_step, count, reduces, scale)
+
+        def change() -> tf.Tensor:
+            self._change(of_tables, others, reduced, dense_step, count, reduces, scale)
+            return tf.constant(True)
+
+        tf.cond(self.joins, change, lambda: tf.constant(False))
+        return None, None
+
+    def aggregated(self, grads_and_vars: Iterable[Pair]) -> list[Pair]:
+        """For a `LossScaleOptimizer` of tf_keras: the pairs in order, to be applied without reducing them again.
+
+        Args:
+            grads_and_vars: pairs whose gradients are not None.
+
+        Collective if there are several workers: the dense gradients, and 4 bytes if there are tables.
+        """
+        pairs = list(grads_and_vars)
+        if context.size() == 1 or not pairs:
+            return pairs
+        of_tables, others = split_pairs(pairs)
+        reduced, scale = self._reduced(of_tables, others)
+        scale = scale * table_scale(self._op)
+        rows = [(tf.IndexedSlices(grad.values * scale, grad.indices, grad.dense_shape), v) for grad, v in of_tables]
+        both = with_nan_of_rows([(grad, v) for grad, (_, v) in zip(reduced, others, strict=True)], rows)
+        found = {id(v): grad for part in both for grad, v in part}
+        return [(found[id(v)], v) for _, v in pairs]
+
+    def _reduced(self, of_tables: Sequence[Pair], others: Sequence[Pair]) -> tuple[list[Any], Any]:
+        """The dense gradients of all workers, and what those of tables are to be multiplied with."""
+        if self.joins is None:
             joining.note_step(self, of_tables, others)
-            reduced, samples = reduce_weighted(others, self._op, of_tables, self._taken_samples())
-        if samples is not None and self._op == Average:
-            scale = scale / samples
+            reduced, mean = reduce_weighted(others, self._op, of_tables, self._taken_samples())
+        else:
+            reduced, mean = reduce_weighted(others, self._op, of_tables, 0.0)
+            assert mean is not None
+            self.joins.assign(mean > 0.0)
+        return reduced, 1.0 if mean is None or self._op != Average else tf.math.divide_no_nan(1.0, mean)
+
+    def _change(
+        self,
+        of_tables: Sequence[Pair],
+        others: Sequence[Pair],
+        reduced: Sequence[Any],
+        dense_step: Callable[[list[Pair]], Any],
+        count: Callable[[], Any],
+        reduces: bool,
+        scale: Any,
+    ) -> tuple[Any, Any]:
+        """Updates the tables, then the other variables, by reduced gradients."""
         has_table_step = any(grad is not None for grad, _ in of_tables)
         has_dense_step = any(grad is not None for grad in reduced)
         # Before the stock optimizer's, whose counter it may share.

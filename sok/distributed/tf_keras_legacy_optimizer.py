@@ -9,7 +9,6 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from sok.distributed.loss_scale import aggregate
 from sok.distributed.reduction import Average, Pair, split_pairs
 from sok.distributed.tables import HandsOn
 from sok.table.table import is_embedding_variable
@@ -47,7 +46,7 @@ class TfKerasLegacyDistributedOptimizer(HandsOn, tf_keras.optimizers.legacy.Opti
 
     def _aggregate_gradients(self, grads_and_vars: Iterable[Pair]) -> list[Pair]:
         # For tf_keras' LossScaleOptimizer, which calls apply_gradients without experimental_aggregate_gradients then.
-        return aggregate(grads_and_vars, self.op)
+        return self._tables.aggregated(grads_and_vars)
 
     def apply_gradients(
         self, grads_and_vars: Iterable[Pair], name: str | None = None, experimental_aggregate_gradients: bool = True

@@ -8,7 +8,6 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from sok.distributed.loss_scale import aggregate
 from sok.distributed.reduction import Average, Pair, Sum, split_pairs
 from sok.distributed.tables import HandsOn
 
@@ -49,7 +48,7 @@ class TfKerasDistributedOptimizer(HandsOn, tf_keras.optimizers.Optimizer):
 
     def aggregate_gradients(self, grads_and_vars: Iterable[Pair]) -> list[Pair]:
         """For tf_keras' `LossScaleOptimizer`, which calls `apply_gradients` with `skip_gradients_aggregation` then."""
-        return aggregate(grads_and_vars, self.op)
+        return self._tables.aggregated(grads_and_vars)
 
     def apply_gradients(
         self,

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok.base import strategies
+from sok.distributed import joining
 from sok.job import agreement, context
 from sok.keras import layers as sok_layers
 from sok.keras.layers import embedding
@@ -328,6 +329,11 @@ class _LooksUpTogether:
         if any(type(part).__name__ == "KerasTensor" for part in tf.nest.flatten((args, kwargs))):
             return call()
         return cutting.grouped(call)
+
+    def make_train_function(self, *args: Any, **kwargs: Any) -> Any:
+        made = super().make_train_function(*args, **kwargs)  # type: ignore[misc]
+        joining.begin_fit(self)
+        return made
 
 
 def _look_up_together(model: Any) -> None:

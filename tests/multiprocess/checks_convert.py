@@ -64,8 +64,8 @@ def fit(world, model, fields, ids=None):
         for name, one in counted.by_name.items():
             is_of_rows = any(f"/{what}" in name for what in ("keys", "rows", "grads"))
             found["rows" if is_of_rows else name.split("/")[1]] += one["collectives"]
-        # One a `fit`: whether workers have as many batches.
-        assert found == {"rows": 3 * STEPS, "dense_gradients": STEPS, "fit": 1}, counted.by_name
+        # Two: whether workers have as many batches, and whether one stops after the epoch.
+        assert found == {"rows": 3 * STEPS, "dense_gradients": STEPS, "fit": 2}, counted.by_name
 
 
 def trained_alike(world, library, build, optimizer, fields=4, ids=None, **options):
@@ -143,76 +143,6 @@ def check_a_converted_subclassed_model_is_trained_as_stock(world):
     with pytest.raises(tf.errors.InvalidArgumentError, match="sub_c2.*100"):
         model.predict(ids, batch_size=2, verbose=0)
     model.predict([np.ones([2, 1], "int64")] * 4, verbose=0)
-
-
-def uneven(world, fields):
-    """The batches of each rank: fewer on the second, the last one of each smaller. A step's ids are distinct."""
-    counts, rng, steps = [5 - 2 * rank for rank in range(world.size)], np.random.default_rng(8), []
-    for step in range(counts[0]):
-        order, batches = [rng.permutation(ROWS) for _ in range(fields)], []
-        for rank, count in enumerate(counts):
-            part = slice(16 * rank, 16 * rank + (16 if step < count - 1 else 5 + rank)) if step < count else slice(0)
-            batches.append(([one[part, None] for one in order], rng.normal(size=(len(order[0][part]), 1))))
-        steps.append(batches)
-    return steps
-
-
-def joined(world, library, optimizer, known):
-    """With fewer batches on one rank than on another, in `fit`: as one worker whose steps have the samples of all."""
-    fields, epochs = 2, 3
-    library.utils.set_random_seed(6)
-    stock, model = deep_fm(library, fields), deep_fm(library, fields)
-    stock.set_weights(model.get_weights())
-    steps, (test_ids, test_labels) = uneven(world, fields), samples(fields)
-    sok.distributed_model(model)
-    model.compile(sok.DistributedOptimizer(optimizer()), "mse")
-
-    def mine():
-        for step in steps:
-            ids, labels = step[world.rank]
-            if len(labels):
-                yield tuple(ids), labels
-
-    some = next(mine())
-    spec = tf.nest.map_structure(lambda x: tf.TensorSpec([None, 1], x.dtype), some)
-    data = tf.data.Dataset.from_generator(mine, output_signature=spec)
-    if known:
-        data = data.apply(tf.data.experimental.assert_cardinality(len(list(mine()))))
-    stops = library.callbacks.EarlyStopping(monitor="val_loss", patience=0, min_delta=1e3)
-    history = model.fit(
-        data,
-        epochs=epochs,
-        verbose=0,
-        validation_data=([c[world.rank :: world.size] for c in test_ids], test_labels[world.rank :: world.size]),
-        callbacks=[sok.callbacks.MetricSumCallback(), stops],
-    )
-    stock.compile(optimizer(), "mse")
-    for _ in range(2):
-        losses = [
-            float(
-                stock.train_on_batch(
-                    [np.concatenate(c) for c in zip(*(ids for ids, _ in s), strict=True)],
-                    np.concatenate([labels for _, labels in s]),
-                )
-            )
-            for s in steps
-        ]
-    assert len(losses) == 5 and len(history.history["loss"]) == 2  # no epoch is better by 1000 than the first
-    # tf_keras alone counts the batch that there was not, where it did not know how many there are.
-    assert int(np.asarray(model.optimizer.iterations)) == 10 + (world.size == 1 and not known)
-    expected, found = (m.predict(test_ids, batch_size=BATCH, verbose=0) for m in (stock, model))
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(history.history["val_loss"][-1], np.mean((expected - test_labels) ** 2), rtol=1e-4)
-    sok.broadcast_variables(model.variables)
-    np.testing.assert_array_equal(model.predict(test_ids, batch_size=BATCH, verbose=0), found)
-
-
-def check_workers_with_fewer_batches_join_the_others_in_keras_3(world):
-    joined(world, keras, lambda: keras.optimizers.Adam(0.02), known=True)
-
-
-def check_workers_with_fewer_batches_join_the_others_in_tf_keras(world):
-    joined(world, tf_keras, lambda: tf_keras.optimizers.SGD(0.05, momentum=0.5), known=False)
 
 
 def check_callbacks_and_weights_of_keras_do_what_they_do_on_one_worker(world, tmp_path_of_rank):

@@ -28,13 +28,27 @@ _ALL = (
         "loops",
         "fit",
         "convert",
+        "joining",
     ),
     *("metrics", "optimizers", "export", "checkpoint", "savers", "v2"),
 )
 _OF_RANKS = {
     1: _ALL,
     2: (*_ALL, "calls", "refusals", "profile", "formats", "old_files", "matrix", "measuring", "words"),
-    3: ("job", "calls", "refusals", "lookup", "group", "exchange_dtype", "loops", "fit", "metrics", "checkpoint", "v2"),
+    3: (
+        "job",
+        "calls",
+        "refusals",
+        "lookup",
+        "group",
+        "exchange_dtype",
+        "loops",
+        "fit",
+        "joining",
+        "metrics",
+        "checkpoint",
+        "v2",
+    ),
     4: ("job", "lookup", "loops", "collection"),
 }
 MODULES = {ranks: [f"tests.multiprocess.checks_{name}" for name in names] for ranks, names in _OF_RANKS.items()}
