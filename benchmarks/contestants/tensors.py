@@ -103,9 +103,13 @@ class Dlrm:
     def variables(self) -> list[tf.Variable]:
         return self._bottom.variables + self._top.variables
 
-    def loss(self, embeddings: Sequence[tf.Tensor], dense: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    def loss(self, embeddings: Sequence[tf.Tensor] | tf.Tensor, dense: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        """Embeddings: [B, D] of each table, or [B, T, D]."""
         hidden = self._bottom(dense)
-        stacked = tf.stack([hidden, *embeddings], 1)
+        if isinstance(embeddings, tf.Tensor):
+            stacked = tf.concat([hidden[:, None], embeddings], 1)
+        else:
+            stacked = tf.stack([hidden, *embeddings], 1)
         products = tf.reshape(tf.matmul(stacked, stacked, transpose_b=True), [-1, self._vectors**2])
         logits = self._top(tf.concat([hidden, tf.gather(products, self._pairs, axis=1)], 1))
         return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels, logits))
