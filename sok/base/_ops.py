@@ -10,9 +10,12 @@ import json
 import os
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sok.base.patching import Here
+
+if TYPE_CHECKING:
+    import numpy as np
 
 LIBRARY_NAME = "libsok_ops.so"
 SERVING_LIBRARY_NAME = "libsok_serving.so"
@@ -83,7 +86,7 @@ def serving_lib() -> Any:
         return _serving_library
 
 
-def crc32c(data: Any, before: int = 0) -> int:
+def crc32c(data: np.ndarray, before: int = 0) -> int:
     """Returns the CRC32C of the bytes of a contiguous NumPy array that follow bytes of CRC `before`.
 
     Example:
@@ -156,7 +159,7 @@ def rules() -> list[dict[str, Any]]:
     return json.loads(function())
 
 
-def substituted(library: Any) -> contextlib.AbstractContextManager[None]:
+def substituted(library: object) -> contextlib.AbstractContextManager[None]:
     """Inside, and in this thread alone, `lib()` gives `library`: how a model is traced without our ops to export it."""
     return _substitutes.inside(library)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 Kind = TypeVar("Kind", bound=type[Exception])
 
@@ -30,7 +30,7 @@ class TableFull(Exception):
     """The rows do not fit into a worker's share of the table. All workers raise `tf.errors.ResourceExhaustedError`."""
 
 
-def refuse_strings(dtype: Any, label: str) -> None:
+def refuse_strings(dtype: object, label: str) -> None:
     """`ValueError` if ids have the dtype of strings: of TensorFlow, NumPy or Keras."""
     is_numpy = getattr(dtype, "kind", "") in tuple("SUT")
     if is_numpy or getattr(dtype, "name", dtype) == "string":

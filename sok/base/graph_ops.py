@@ -32,7 +32,7 @@ class Copy:
         given: what stands in the default graph for tensors of the other, by their `ref()`.
     """
 
-    def __init__(self, given: Mapping[Any, tf.Tensor], graph: Any) -> None:
+    def __init__(self, given: Mapping[Any, tf.Tensor], graph: tf.Graph) -> None:
         self._made = dict(given)
         self._graph = graph
         self._is_pure: dict[tf.Operation, bool] = {}

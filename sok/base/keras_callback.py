@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from sok.base.types import KerasModel
+
 
 class Callback:
     """What both libraries expect of a callback."""
@@ -15,7 +17,7 @@ class Callback:
     def set_params(self, params: dict[str, Any]) -> None:
         self.params = params
 
-    def set_model(self, model: Any) -> None:
+    def set_model(self, model: KerasModel) -> None:
         self.model = model
 
     def _nothing(self, *args: Any, **kwargs: Any) -> None:

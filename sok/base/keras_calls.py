@@ -83,7 +83,7 @@ def batch_of_step() -> Any:
     return next((f.f_locals.get("x") for f in _frames() if f.f_code.co_name == "train_step"), None)
 
 
-def track(variable: Any) -> None:
+def track(variable: object) -> None:
     """Has the Keras 3 layer that looks `variable` up find it among its variables, if no layer around it does.
 
     Keras 3 finds variables of its own only: what is an attribute of a layer, or in a list of one, would not be trained.

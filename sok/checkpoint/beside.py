@@ -16,6 +16,7 @@ import tensorflow as tf
 from tensorflow.python.saved_model import registration
 
 from sok.base.patching import Here
+from sok.base.types import Session
 from sok.checkpoint.lease import NAME as LEASE
 from sok.checkpoint.lease import Lease, forget, of_series
 from sok.checkpoint.manifest import NAME as MANIFEST
@@ -120,7 +121,7 @@ def note_objects(prefix: str, trackables: Mapping[str, Any]) -> None:
     temporary.replace(path)
 
 
-def restore_tables(prefix: str, trackables: Mapping[str, Any], session: Any = None) -> None:
+def restore_tables(prefix: str, trackables: Mapping[str, Any], session: Session | None = None) -> None:
     """Gives tables what lies beside the checkpoint `prefix`; warns if nothing does. Collective.
 
     In a v1 session the step counts of optimizers are left to the saver of the global variables.

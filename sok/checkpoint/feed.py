@@ -6,7 +6,6 @@ import dataclasses
 import os
 import struct
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from sok.checkpoint import manifest as manifests
 from sok.checkpoint.manifest import Link, Manifest, SavedTable, ShardFile, check_summary, read_manifest
 from sok.checkpoint.native import EagerCalls, SessionCalls, verify_shard
 from sok.checkpoint.restoring import TRIES, can_hold, columns_for, is_superseded, restore
-from sok.checkpoint.targets import calls_for, tables_by_saved_name
+from sok.checkpoint.targets import Tables, calls_for, tables_by_saved_name
 from sok.job.agreement import check_equal, together
 from sok.job.job import job_of
 from sok.job.transport.base import Transport
@@ -39,7 +38,7 @@ class Delta:
     step: int | None = None  # of the table when it was saved; None: not known
     first_column: int = 0  # of `rows`
 
-    def apply(self, tables: Any) -> None:
+    def apply(self, tables: Tables) -> None:
         """Stores it in the table of that name among `tables` (as for `sok.restore`), if it is there.
 
         Each worker takes its own keys. Not collective; eager only.
@@ -111,7 +110,7 @@ def deltas(path: PathLike, after: str | None = None) -> Iterator[Delta]:
                 yield _piece(link, table)
 
 
-def follow(path: PathLike, variables_or_model: Any, *, slots: bool = False) -> Follower:
+def follow(path: PathLike, variables_or_model: Tables, *, slots: bool = False) -> Follower:
     """Returns a `Follower`, whose `poll` brings tables up to what another job has saved into `path` last.
 
     Args:
@@ -139,7 +138,7 @@ def follow(path: PathLike, variables_or_model: Any, *, slots: bool = False) -> F
 class Follower:
     """Tables that follow the checkpoints in a folder: see `sok.follow`."""
 
-    def __init__(self, path: PathLike, variables_or_model: Any, slots: bool) -> None:
+    def __init__(self, path: PathLike, variables_or_model: Tables, slots: bool) -> None:
         self._path = os.path.abspath(os.fspath(path))
         self._tables = tables_by_saved_name(variables_or_model)
         self._slots = bool(slots)

@@ -8,11 +8,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok.base.types import PathLike
+from sok.base.types import PathLike, Session
 from sok.checkpoint import beside, prepare, save
 from sok.checkpoint.lease import Lease, of_series
 from sok.checkpoint.manifest import make_folder
-from sok.checkpoint.targets import tables_of
+from sok.checkpoint.targets import Optimizers, Tables, tables_of
 from sok.distributed.broadcast import broadcast_variables
 from sok.job import context
 from sok.job.agreement import together
@@ -51,7 +51,7 @@ class BroadcastVariablesHook(tf.compat.v1.train.SessionRunHook):
         # Here, since the graph is finalized afterwards.
         self._broadcast = broadcast_variables(tf.compat.v1.global_variables(), self.root_rank)
 
-    def after_create_session(self, session: Any, coord: Any) -> None:
+    def after_create_session(self, session: Session, coord: tf.train.Coordinator) -> None:
         session.run(self._broadcast)
 
 
@@ -96,9 +96,9 @@ class CheckpointSaverHook(tf.compat.v1.train.SessionRunHook):
         self,
         checkpoint_dir: PathLike,
         save_steps: int,
-        tables: Any = None,
-        optimizers: Any = None,
-        saver: Any = None,
+        tables: Tables | None = None,
+        optimizers: Optimizers | None = None,
+        saver: tf.compat.v1.train.Saver | None = None,
         checkpoint_basename: str = "model.ckpt",
     ) -> None:
         if isinstance(save_steps, bool) or not isinstance(save_steps, int) or save_steps < 1:
@@ -111,7 +111,7 @@ class CheckpointSaverHook(tf.compat.v1.train.SessionRunHook):
         self._seen, self._largest_stride = 0, 1  # the global step as it was read last, and by how much it has grown
 
     def begin(self) -> None:
-        tables, optimizers, self._saver = self._given
+        tables, optimizers, saver = self._given
         if tables is None:
             tables = _tables_of_graph()
         self._tables = list(tables_of(tables).values())
@@ -122,9 +122,9 @@ class CheckpointSaverHook(tf.compat.v1.train.SessionRunHook):
         reading.tell_untrained(self._tables)
         # Here, since the graph is finalized afterwards.
         prepare(self._tables)
-        self._saver = self._saver or tf.compat.v1.train.Saver()
+        self._saver = saver or tf.compat.v1.train.Saver()
 
-    def after_create_session(self, session: Any, coord: Any) -> None:
+    def after_create_session(self, session: Session, coord: tf.train.Coordinator) -> None:
         transport = context.get_transport()
         path = together(transport, "sok/hook/latest", lambda: tf.train.latest_checkpoint(self._folder))[0]
         if path is not None:
@@ -139,10 +139,12 @@ class CheckpointSaverHook(tf.compat.v1.train.SessionRunHook):
         state = tf.train.get_checkpoint_state(self._folder)
         self._saver.recover_last_checkpoints(list(state.all_model_checkpoint_paths) if state else [path])
 
-    def before_run(self, run_context: Any) -> Any:
+    def before_run(self, run_context: tf.compat.v1.train.SessionRunContext) -> Any:
         return tf.compat.v1.train.SessionRunArgs(self._step)
 
-    def after_run(self, run_context: Any, run_values: Any) -> None:
+    def after_run(
+        self, run_context: tf.compat.v1.train.SessionRunContext, run_values: tf.compat.v1.train.SessionRunValues
+    ) -> None:
         # Read beside the step, before or after it counts, and on each worker otherwise. So it only says when the exact
         # number is worth a run of its own: all workers ask well before a save is due, and decide by what they get.
         seen = int(run_values.results)
@@ -155,7 +157,7 @@ class CheckpointSaverHook(tf.compat.v1.train.SessionRunHook):
         if step >= due:
             self._save(run_context.session, step)
 
-    def end(self, session: Any) -> None:
+    def end(self, session: Session) -> None:
         step = int(session.run(self._step))
         if step != self._last_step:
             self._save(session, step)

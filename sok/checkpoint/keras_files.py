@@ -6,7 +6,7 @@ import contextlib
 import os
 from typing import Any
 
-from sok.base.types import PathLike
+from sok.base.types import KerasModel, PathLike
 from sok.checkpoint import beside, store_files
 from sok.checkpoint.manifest import read_manifest
 from sok.checkpoint.targets import tables_of
@@ -17,7 +17,7 @@ _ENDING = ".weights.h5"
 _ATTRIBUTE = "sok_generation"
 
 
-def save_weights(model: Any, path: PathLike) -> None:
+def save_weights(model: KerasModel, path: PathLike) -> None:
     """Writes the weights of a Keras model with its tables, on any number of workers.
 
     Worker 0 writes the dense weights with `model.save_weights(path)`, and every worker its rows into the folder
@@ -68,7 +68,7 @@ def save_weights(model: Any, path: PathLike) -> None:
     together(transport, "sok/keras/save", dense)
 
 
-def load_weights(model: Any, path: PathLike) -> None:
+def load_weights(model: KerasModel, path: PathLike) -> None:
     """Gives a Keras model and its tables what `save_weights` has written, on any number of workers.
 
     Args:

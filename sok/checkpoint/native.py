@@ -12,8 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from sok.base import _ops
+from sok.base.types import Session
 from sok.job.agreement import plain_text
 from sok.table import state as table_state
+from sok.table.table import EmbeddingVariable
 
 Pairs = Sequence[tuple[str, str]]  # a slot set's name in the checkpoint, and in the table
 
@@ -53,64 +55,66 @@ def compact_shards(
 class EagerCalls:
     """Runs them at once."""
 
-    def save(self, table: Any, path: str, generation: str) -> dict[str, Any]:
+    def save(self, table: EmbeddingVariable, path: str, generation: str) -> dict[str, Any]:
         return _parsed(self._run(table, "save", path=path, generation=generation))
 
-    def save_changes(self, table: Any, path: str, generation: str) -> dict[str, Any]:
+    def save_changes(self, table: EmbeddingVariable, path: str, generation: str) -> dict[str, Any]:
         """As `save`, but only what has changed since the last complete save."""
         return _parsed(self._run(table, "save changes", path=path, generation=generation))
 
-    def save_snapshot(self, table: Any, path: str, generation: str, changes: bool) -> dict[str, Any]:
+    def save_snapshot(self, table: EmbeddingVariable, path: str, generation: str, changes: bool) -> dict[str, Any]:
         """As `save` or `save_changes`, of what the table held at `begin`."""
         what = "save changes of snapshot" if changes else "save snapshot"
         return _parsed(self._run(table, what, path=path, generation=generation))
 
-    def begin(self, table: Any, snapshot: str = "") -> None:
+    def begin(self, table: EmbeddingVariable, snapshot: str = "") -> None:
         """What has changed so far belongs to a save that begins; with a snapshot of 'all' rows or of 'changes'."""
         self._run(table, f"begin {snapshot}")
 
-    def end(self, table: Any, base: str) -> None:
+    def end(self, table: EmbeddingVariable, base: str) -> None:
         """It is complete under the name `base`; an empty one: it has failed."""
         self._run(table, "end", generation=base)
 
-    def changes(self, table: Any) -> dict[str, Any]:
+    def changes(self, table: EmbeddingVariable) -> dict[str, Any]:
         return _parsed(self._run(table, "changes"))
 
-    def size(self, table: Any) -> int:
+    def size(self, table: EmbeddingVariable) -> int:
         return int(self._run(table, "size"))
 
-    def step(self, table: Any) -> int:
+    def step(self, table: EmbeddingVariable) -> int:
         return int(self._run(table, "step"))
 
-    def set_step(self, table: Any, step: int) -> None:
+    def set_step(self, table: EmbeddingVariable, step: int) -> None:
         self._run(table, "set step", number=step)
 
-    def slot_sets(self, table: Any) -> list[table_state.SlotSet]:
+    def slot_sets(self, table: EmbeddingVariable) -> list[table_state.SlotSet]:
         return table_state.as_slot_sets(self._run(table, "slot sets"))
 
-    def second(self, table: Any, num_rows: int) -> Any:
+    def second(self, table: EmbeddingVariable, num_rows: int) -> Any:
         """An empty table like this one, to load about so many rows into."""
         second = table_state.second_table(table)
         self._run(table, "reserve", second, number=tf.constant(num_rows, tf.int64))
         return second
 
-    def load(self, table: Any, second: Any, path: str, sets: Pairs, columns: Sequence[int] = ()) -> dict[str, Any]:
+    def load(
+        self, table: EmbeddingVariable, second: tf.Tensor | None, path: str, sets: Pairs, columns: Sequence[int] = ()
+    ) -> dict[str, Any]:
         """`columns`: which of the file go where (`sok.checkpoint.restoring.columns_for`)."""
         saved, own = (np.array([pair[i] for pair in sets], object) for i in (0, 1))
         given = {"path": path, "saved_sets": saved, "table_sets": own, "columns": np.array(columns, np.int64)}
         with _naming(path):
             return _parsed(self._run(table, "load", second, **given))
 
-    def swap(self, table: Any, second: Any) -> None:
+    def swap(self, table: EmbeddingVariable, second: tf.Tensor | None) -> None:
         self._run(table, "swap", second)
 
-    def drop(self, table: Any, second: Any) -> None:
+    def drop(self, table: EmbeddingVariable, second: tf.Tensor | None) -> None:
         return None  # it goes with its handle
 
-    def read(self, variable: Any) -> Any:
+    def read(self, variable: tf.Variable) -> Any:
         return tf.convert_to_tensor(variable).numpy().item()
 
-    def assign(self, variable: Any, value: Any) -> None:
+    def assign(self, variable: tf.Variable, value: np.ndarray | float) -> None:
         variable.assign(value)
 
     def _run(self, table: Any, what: str, second: Any = None, **given: Any) -> Any:
@@ -121,25 +125,25 @@ class EagerCalls:
 class SessionCalls(EagerCalls):
     """Runs them in a session. Their ops are put into the graph at the first call, or by `prepare`."""
 
-    def __init__(self, session: Any) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
 
-    def second(self, table: Any, num_rows: int) -> Any:
+    def second(self, table: EmbeddingVariable, num_rows: int) -> Any:
         self.drop(table, None)  # one that an interrupted restore has left
         self._run(table, "reserve", number=num_rows)
         return None
 
-    def swap(self, table: Any, second: Any) -> None:
+    def swap(self, table: EmbeddingVariable, second: tf.Tensor | None) -> None:
         super().swap(table, second)
         self.drop(table, second)
 
-    def drop(self, table: Any, second: Any) -> None:
+    def drop(self, table: EmbeddingVariable, second: tf.Tensor | None) -> None:
         self._run(table, "drop")
 
-    def read(self, variable: Any) -> Any:
+    def read(self, variable: tf.Variable) -> Any:
         return self._session.run(variable).item()
 
-    def assign(self, variable: Any, value: Any) -> None:
+    def assign(self, variable: tf.Variable, value: np.ndarray | float) -> None:
         variable.load(value, self._session)
 
     def _run(self, table: Any, what: str, second: Any = None, **given: Any) -> Any:

@@ -18,7 +18,7 @@ def members_of(placement: Placement) -> tuple[int, dict[str, Any]]:
     return 4, {"owner": None, "placement": placement.get_config()}
 
 
-def from_members(owner: int | None, said: Any) -> Placement:
+def from_members(owner: int | None, said: object) -> Placement:
     """The placement of which `members_of` gave these. `ValueError` or `TypeError` if it gave them of none."""
     if isinstance(said, dict) and said != _BY_HASH:
         found = Placement.from_config(said)

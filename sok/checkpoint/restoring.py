@@ -12,11 +12,11 @@ from typing import Any
 from sok.base import log
 from sok.base.errors import CheckpointError
 from sok.base.progress import on_stderr
-from sok.base.types import PathLike
+from sok.base.types import PathLike, Session
 from sok.checkpoint import background, chains
 from sok.checkpoint.lease import forget, in_folder
 from sok.checkpoint.manifest import Link, Manifest, OptimizerState, SavedTable, ShardFile, check_summary, read_manifest
-from sok.checkpoint.targets import calls_for, optimizers_of, tables_by_saved_name
+from sok.checkpoint.targets import Optimizers, Tables, calls_for, optimizers_of, tables_by_saved_name
 from sok.job import context
 from sok.job.agreement import check_equal, together
 from sok.job.transport.base import Transport
@@ -30,11 +30,11 @@ TRIES = 10
 
 def restore(
     path: PathLike,
-    variables_or_model: Any,
-    optimizers: Any = None,
+    variables_or_model: Tables,
+    optimizers: Optimizers | None = None,
     *,
     slots: bool = True,
-    session: Any = None,
+    session: Session | None = None,
     progress: bool | None = None,
     _names: Callable[[EmbeddingVariable, SavedTable], dict[str, str]] | None = None,
     _give_generation: bool = False,

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from sok.base import log
-from sok.base.types import PathLike
+from sok.base.types import PathLike, Session
 from sok.checkpoint import background, chains
 from sok.checkpoint import manifest as manifests
 from sok.checkpoint.lease import Lease, in_folder
 from sok.checkpoint.manifest import Manifest
-from sok.checkpoint.targets import calls_for, optimizers_of, tables_of
+from sok.checkpoint.targets import Optimizers, Tables, calls_for, optimizers_of, tables_of
 from sok.checkpoint.writing import Work
 from sok.job import context
 from sok.job.agreement import check_equal, together
@@ -24,13 +24,13 @@ from sok.table.table import EmbeddingVariable
 
 def save(
     path: PathLike,
-    variables_or_model: Any,
-    optimizers: Any = None,
+    variables_or_model: Tables,
+    optimizers: Optimizers | None = None,
     *,
     incremental: bool = False,
     asynchronous: bool = False,
     max_chain: int = 100,
-    session: Any = None,
+    session: Session | None = None,
     progress: bool | None = None,
 ) -> background.AsyncSave | None:
     """Writes tables, with all optimizer slots, into the folder `path`: every worker its own rows.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+from collections.abc import MutableMapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -13,6 +13,7 @@ import tensorflow as tf
 from sok.base.patching import Here
 from sok.checkpoint import beside
 from sok.job.job import job_of
+from sok.table.table import EmbeddingVariable
 
 _NAME, _STEP = "sok_table", "sok_table_step"
 _GENERATION = "keras"  # a file of Keras is one as a whole
@@ -31,7 +32,7 @@ def leaves_rows_out() -> bool:
     return bool(_left_out.value)
 
 
-def save(table: Any, store: Any) -> None:
+def save(table: EmbeddingVariable, store: MutableMapping[str, np.ndarray]) -> None:
     """Puts rows and slots into a layer's store, if this worker has all of them."""
     from sok.checkpoint.native import EagerCalls
 
@@ -47,7 +48,7 @@ def save(table: Any, store: Any) -> None:
         store[_STEP] = np.int64(table.step)
 
 
-def load(table: Any, store: Any) -> None:
+def load(table: EmbeddingVariable, store: MutableMapping[str, np.ndarray]) -> None:
     """Gives the table what `save` has put into the store. Not collective, and refused on several workers."""
     from sok.checkpoint.native import EagerCalls, verify_shard
     from sok.optimizers import claims

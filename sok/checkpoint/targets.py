@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from sok.base.types import KerasLayer, KerasModel, Session, StockOptimizer
 from sok.checkpoint.native import EagerCalls, SessionCalls
 from sok.job.job import job_of
 from sok.optimizers import Optimizer, claims
 from sok.table.table import EmbeddingVariable, is_embedding_variable
 
+Tables: TypeAlias = (
+    "EmbeddingVariable | KerasModel | KerasLayer | tf.Module | Sequence[Tables] | Mapping[str, EmbeddingVariable]"
+)
+Optimizers: TypeAlias = "Optimizer | StockOptimizer | Sequence[Optimizer | StockOptimizer]"
 
-def tables_of(variables_or_model: Any) -> dict[str, EmbeddingVariable]:
+
+def tables_of(variables_or_model: Tables) -> dict[str, EmbeddingVariable]:
     """The tables in a variable, layer, model, module, or a list of these, by name.
 
     Raises:
@@ -34,7 +40,7 @@ def tables_of(variables_or_model: Any) -> dict[str, EmbeddingVariable]:
     return tables
 
 
-def tables_by_saved_name(variables_or_model: Any) -> dict[str, EmbeddingVariable]:
+def tables_by_saved_name(variables_or_model: Tables) -> dict[str, EmbeddingVariable]:
     """As `tables_of`; a mapping says itself which saved table goes where."""
     if not isinstance(variables_or_model, Mapping):
         return tables_of(variables_or_model)
@@ -69,7 +75,7 @@ def _tables_in(what: Any) -> Iterator[EmbeddingVariable]:
         )
 
 
-def optimizers_of(optimizers: Any, variables_or_model: Any) -> list[Optimizer] | None:
+def optimizers_of(optimizers: Optimizers | None, variables_or_model: Tables) -> list[Optimizer] | None:
     """The optimizers of tables that are meant: those given, or those that train the tables; None if there are none.
 
     Raises:
@@ -107,7 +113,7 @@ def _of_compiled(model: Any) -> list[Optimizer]:
     return [inner] if isinstance(inner, Optimizer) else []
 
 
-def calls_for(tables: Sequence[EmbeddingVariable], session: Any) -> EagerCalls:
+def calls_for(tables: Sequence[EmbeddingVariable], session: Session | None) -> EagerCalls:
     """How ops of these tables are run now.
 
     Raises:

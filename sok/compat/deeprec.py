@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
@@ -39,7 +39,7 @@ def group_embedding_lookup_sparse(
     params: Sequence[Any],
     sp_ids: Sequence[Any],
     combiners: str | Sequence[str] | None = None,
-    partition_strategy: Any = "mod",
+    partition_strategy: str | Sequence[Any] | None = "mod",
     sp_weights: Sequence[Any] | str | None = None,
     name: str | None = None,
     is_sequence: bool = False,
@@ -61,8 +61,8 @@ def group_embedding_lookup_sparse(
         params,
         sp_ids,
         combiners,
-        partition_strategy="mod" if partition_strategy is None else partition_strategy,
-        sp_weights=sp_weights,
+        partition_strategy=cast("str", partition_strategy or "mod"),
+        sp_weights=cast("Sequence[Any] | None", sp_weights),
         is_sequence=is_sequence,
         params_num_per_group=params_num_per_group,
         name=name,
@@ -78,8 +78,8 @@ def get_embedding_variable(
     regularizer: None = None,
     trainable: bool = True,
     collections: Sequence[str] | None = None,
-    caching_device: Any = None,
-    partitioner: Any = None,
+    caching_device: object = None,
+    partitioner: object = None,
     validate_shape: bool = True,
     custom_getter: None = None,
     constraint: None = None,

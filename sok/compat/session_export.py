@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sok.base.types import Exportable
 from sok.compat.graph_copy import GraphCopy
 from sok.lookup import lookup
 from sok.saved_model.checkpoint import Variables, variables_in
@@ -24,7 +25,7 @@ from sok.table.table import EmbeddingVariable
 v1 = tf.compat.v1
 
 
-def session_of(model: Any) -> Any | None:
+def session_of(model: object) -> Any | None:
     """The session that `model` is or, of a MonitoredSession, holds; None if it is none."""
     unwrapped = getattr(model, "_tf_sess", None)
     session = unwrapped() if callable(unwrapped) else model
@@ -36,7 +37,7 @@ class SessionExport(Export):
 
     is_eager = False
 
-    def __init__(self, model: Any, signatures: Any, freeze: Freeze, files: NativeFiles | None) -> None:
+    def __init__(self, model: Exportable, signatures: Any, freeze: Freeze, files: NativeFiles | None) -> None:
         session: Any = session_of(model)
         self._session, self._files = session, files
         self._readers: dict[EmbeddingVariable, tuple[tf.Tensor, tf.Tensor]] = {}
@@ -65,7 +66,7 @@ class SessionExport(Export):
         self._variables = [(new, _variable_of(session.graph, op)) for op, new in copy.variables.items()]
 
     @staticmethod
-    def takes(model: Any) -> bool:
+    def takes(model: object) -> bool:
         return session_of(model) is not None
 
     def save(self, folder: str) -> Variables | NativeFiles:

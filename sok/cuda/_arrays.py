@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from sok.cuda import _native
+
+if TYPE_CHECKING:
+    import cupy
+
+Array: TypeAlias = "cupy.ndarray | np.ndarray"  # on the device; NumPy's in the emulator. Or what DLPack makes one of.
 
 _WIDE = {"int64": "uint64", "uint64": "uint64", "int32": "int64", "uint32": "uint64"}
 FLOATS = ("float32", "float16", "bfloat16")
@@ -25,11 +31,11 @@ def module() -> Any:
     return cupy
 
 
-def empty(shape: int | Sequence[int], dtype: Any) -> Any:
+def empty(shape: int | Sequence[int], dtype: npt.DTypeLike) -> Any:
     return module().empty(shape, dtype)
 
 
-def to_device(name: str, x: Any) -> Any:
+def to_device(name: str, x: object) -> Any:
     """x as an array of the module, without a copy where it is on the device already.
 
     Raises TypeError naming the argument for what lies on the host."""
@@ -43,17 +49,17 @@ def to_device(name: str, x: Any) -> Any:
     return xp.from_dlpack(x) if hasattr(x, "__dlpack__") else xp.asarray(x)
 
 
-def vector(name: str, x: Any, dtypes: Sequence[str], n: int | None = None) -> Any:
+def vector(name: str, x: object, dtypes: Sequence[str], n: int | None = None) -> Any:
     """x as a contiguous [n] array of one of the dtypes. Raises TypeError or ValueError naming the argument."""
     return _checked(name, x, dtypes, 1, None if n is None else (n,))
 
 
-def optional(name: str, x: Any, dtypes: Sequence[str], n: int | None = None) -> Any:
+def optional(name: str, x: object, dtypes: Sequence[str], n: int | None = None) -> Any:
     """As `vector`; None stays None."""
     return None if x is None else vector(name, x, dtypes, n)
 
 
-def matrix(name: str, x: Any, dtypes: Sequence[str], shape: tuple[int | None, int | None] = (None, None)) -> Any:
+def matrix(name: str, x: object, dtypes: Sequence[str], shape: tuple[int | None, int | None] = (None, None)) -> Any:
     """The same for [n, dim]."""
     return _checked(name, x, dtypes, 2, shape)
 
@@ -69,25 +75,25 @@ def _checked(name: str, x: Any, dtypes: Sequence[str], ndim: int, shape: Sequenc
     return module().ascontiguousarray(x)
 
 
-def words(name: str, keys: Any, n: int | None = None) -> Any:
+def words(name: str, keys: object, n: int | None = None) -> Any:
     """Keys as 64-bit words: int32 is sign-extended, uint32 zero-extended, 64 bits are as they are."""
-    keys = vector(name, keys, tuple(_WIDE), n)
-    return keys.astype(_WIDE[keys.dtype.name], copy=False).view(np.uint64)
+    given = vector(name, keys, tuple(_WIDE), n)
+    return given.astype(_WIDE[given.dtype.name], copy=False).view(np.uint64)
 
 
-def ids(name: str, x: Any, n: int | None = None) -> Any:
+def ids(name: str, x: object, n: int | None = None) -> Any:
     """Row ids or indices as int64."""
     return vector(name, x, ("int64", "int32"), n).astype(np.int64, copy=False)
 
 
-def address(x: Any) -> ctypes.c_void_p:
+def address(x: Array | None) -> ctypes.c_void_p:
     """Where the array lies; null for None."""
     if x is None:
         return ctypes.c_void_p(None)
     return ctypes.c_void_p(x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr)
 
 
-def bad(first_bad: Any, n: int) -> ctypes.c_void_p:
+def bad(first_bad: Array | None, n: int) -> ctypes.c_void_p:
     """Where the `[n]` uint64 words of `first_bad` lie, in which kernels report; null for None."""
     if first_bad is None:
         return address(None)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from sok.cuda import _arrays, _native
+from sok.cuda._arrays import Array
 
 COMBINERS = ("sum", "mean", "sqrtn")
 
@@ -46,7 +47,7 @@ def combiner_bytes(combiner: str) -> bytes:
     return combiner.encode()
 
 
-def segments_of(row_splits: Any, hotness: int, n: int, keep: list[Any]) -> _native.Segments:
+def segments_of(row_splits: Array | None, hotness: int, n: int, keep: list[Any]) -> _native.Segments:
     """What the kernels take; arrays that must live as long go to `keep`."""
     if row_splits is not None:
         splits = _arrays.vector("row_splits", row_splits, ("int64",))
@@ -70,7 +71,7 @@ def _rows_of(name: str, rows: Any, dim: int | None) -> tuple[_native.Rows, int, 
     return _native.Rows(None, _arrays.address(rows), 0, 0, rows.shape[1]), rows.shape[0], rows.shape[1], rows
 
 
-def combine_group(features: Sequence[Feature], *, dtype: str = "float32", first_bad: Any = None) -> list[Any]:
+def combine_group(features: Sequence[Feature], *, dtype: str = "float32", first_bad: Array | None = None) -> list[Any]:
     """Pools any number of features, of any widths and tables, in one launch. Does not wait; repeats bit for bit.
 
     Args:
@@ -121,15 +122,15 @@ def combine_group(features: Sequence[Feature], *, dtype: str = "float32", first_
 
 
 def combine(
-    rows: Any,
-    index: Any,
-    row_splits: Any = None,
+    rows: Array,
+    index: Array,
+    row_splits: Array | None = None,
     *,
     hotness: int = 1,
-    weights: Any = None,
+    weights: Array | None = None,
     combiner: str = "sum",
     dtype: str = "float32",
-    first_bad: Any = None,
+    first_bad: Array | None = None,
 ) -> Any:
     """`combine_group` of one feature: gives `[S, D]`.
 
@@ -145,7 +146,7 @@ def combine(
 
 
 def expand_segments(
-    row_splits: Any = None, *, n: int, hotness: int = 1, weights: Any = None, combiner: str = "sum"
+    row_splits: Array | None = None, *, n: int, hotness: int = 1, weights: Array | None = None, combiner: str = "sum"
 ) -> tuple[Any, Any]:
     """For each of n positions, the segment that holds it `[n]` (uint32) and what its row was multiplied with `[n]`
     (float32): the gradient of `combine` in row index[i] is factor[i] * grad[segment[i]]. Does not wait."""
@@ -164,15 +165,15 @@ def expand_segments(
 
 
 def combine_grad_weights(
-    grad: Any,
-    rows: Any,
-    index: Any,
-    row_splits: Any = None,
+    grad: Array,
+    rows: Array,
+    index: Array,
+    row_splits: Array | None = None,
     *,
-    weights: Any,
+    weights: Array,
     hotness: int = 1,
     combiner: str = "sum",
-    first_bad: Any = None,
+    first_bad: Array | None = None,
 ) -> Any:
     """The gradient of `combine` in its weights. Does not wait; repeats bit for bit.
 
@@ -212,15 +213,15 @@ def combine_grad_weights(
 
 
 def combine_grad_rows(
-    grad: Any,
-    index: Any,
-    row_splits: Any = None,
+    grad: Array,
+    index: Array,
+    row_splits: Array | None = None,
     *,
     num_rows: int,
-    weights: Any = None,
+    weights: Array | None = None,
     hotness: int = 1,
     combiner: str = "sum",
-    first_bad: Any = None,
+    first_bad: Array | None = None,
 ) -> Any:
     """The gradient of `combine` in a matrix of rows. Does not wait; repeats bit for bit.
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok.cuda import _arrays, _native
+from sok.cuda._arrays import Array
 from sok.table.placement import Placement, row_wise
 
 ORDERS = ("first_appearance", "any")
@@ -27,7 +28,7 @@ def _in_order(order: str) -> ctypes.c_int:
     return ctypes.c_int(order == "first_appearance")
 
 
-def unique_padded(keys: Any, *, order: str = "first_appearance") -> tuple[Unique, Any]:
+def unique_padded(keys: Array, *, order: str = "first_appearance") -> tuple[Unique, Any]:
     """Finds distinct keys without waiting for the device.
 
     Args:
@@ -53,7 +54,7 @@ def unique_padded(keys: Any, *, order: str = "first_appearance") -> tuple[Unique
     return Unique(found.view(np.int64).astype(dtype, copy=False), inverse, counts), num
 
 
-def unique(keys: Any, *, order: str = "first_appearance") -> Unique:
+def unique(keys: Array, *, order: str = "first_appearance") -> Unique:
     """Finds distinct keys, as `tf.unique_with_counts`; waits for the device, to know how many there are.
 
     Args, Raises: as `unique_padded`.
@@ -79,7 +80,7 @@ class Partitioned(NamedTuple):
 
 
 def partition_keys(
-    keys: Any, world_size: int, *, owner: int | None = None, placement: Placement | None = None
+    keys: Array, world_size: int, *, owner: int | None = None, placement: Placement | None = None
 ) -> Partitioned:
     """Sorts keys by the rank that owns them, as `placement` says, or all of them `owner`, or `key % world_size`.
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok.cuda import _arrays, _native
+from sok.cuda._arrays import Array
 
 INITIALIZERS = ("constant", "uniform", "normal", "truncated_normal", "bank")
 _SIZES = ("dim", "capacity", "hashed", "is_unsigned", "world_size", "rank", "owner", "num_keys")
@@ -84,7 +85,7 @@ class Table:
         a: float = -0.05,
         b: float = 0.05,
         seed: int = 0,
-        bank: Any = None,
+        bank: Array | None = None,
         unsigned: bool = False,
         world_size: int = 1,
         rank: int = 0,
@@ -112,7 +113,7 @@ class Table:
         """The table in the C interface."""
         return self._handle
 
-    def lookup(self, keys: Any, *, insert: bool) -> Found:
+    def lookup(self, keys: Array, *, insert: bool) -> Found:
         """Finds the rows of keys.
 
         Args:
@@ -135,11 +136,11 @@ class Table:
         self._call("lookup", _arrays.address(words), len(words), int(insert), *map(_arrays.address, (rows, row_ids)))
         return Found(rows, row_ids)
 
-    def find(self, keys: Any) -> Any:
+    def find(self, keys: Array) -> Any:
         """Row ids `[N]` int64 of keys, -1 where there is none; no row is read. Raises as `lookup`."""
         return self._ids(keys, insert=False)
 
-    def find_or_insert(self, keys: Any) -> Any:
+    def find_or_insert(self, keys: Array) -> Any:
         """Row ids `[N]` int64 of keys; missing ones get fresh rows. Raises as `lookup`."""
         return self._ids(keys, insert=True)
 
@@ -147,14 +148,14 @@ class Table:
         self,
         rule: str,
         hyper: Sequence[float],
-        row_ids: Any,
-        grads: Any,
+        row_ids: Array,
+        grads: Array,
         *,
         step: int = 1,
         slot_set: str = "optimizer",
         nonfinite: str = "allow",
         grad_scale: float = 1.0,
-        num_grads: Any = None,
+        num_grads: Array | None = None,
     ) -> None:
         """Applies an optimizer's rule to distinct rows.
 
@@ -187,7 +188,7 @@ class Table:
             _arrays.address(num_grads),
         )
 
-    def assign(self, keys: Any, rows: Any) -> None:
+    def assign(self, keys: Array, rows: Array) -> None:
         """Stores rows `[N, D]` float32 for keys `[N]`, making them where needed; the last of equal keys counts.
 
         Keys of other ranks are passed over. Raises as `lookup`, and ValueError for a key outside an identity table."""
@@ -196,7 +197,14 @@ class Table:
         self._call("assign", *map(_arrays.address, (words, rows)), len(words))
 
     def assign_slots(
-        self, rule: str, hyper: Sequence[float], keys: Any, slots: Any, *, step: int = 1, slot_set: str = "optimizer"
+        self,
+        rule: str,
+        hyper: Sequence[float],
+        keys: Array,
+        slots: Array,
+        *,
+        step: int = 1,
+        slot_set: str = "optimizer",
     ) -> None:
         """Stores slots `[N, slots of the rule * D]` float32 for keys `[N]`, as `assign` does weights."""
         words = _arrays.words("keys", keys)
@@ -206,7 +214,7 @@ class Table:
             "assign_slots", *rule_args(rule, hyper, step), slot_set.encode(), *arrays, len(words), slots.shape[1]
         )
 
-    def erase(self, keys: Any) -> None:
+    def erase(self, keys: Array) -> None:
         """Removes keys `[N]`; those that are not there are passed over. Their row numbers are used again."""
         words = _arrays.words("keys", keys)
         self._call("erase", _arrays.address(words), len(words))
@@ -270,14 +278,14 @@ class Table:
 
 
 def fill_rows(
-    keys: Any,
+    keys: Array,
     dim: int,
     *,
     initializer: str = "uniform",
     a: float = -0.05,
     b: float = 0.05,
     seed: int = 0,
-    bank: Any = None,
+    bank: Array | None = None,
 ) -> Any:
     """Fresh rows `[N, dim]` float32 of keys `[N]`, as a Table makes them; bank is `[P, dim]` on the device."""
     words = _arrays.words("keys", keys)

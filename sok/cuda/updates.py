@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok.cuda import _arrays, _native
+from sok.cuda._arrays import Array
 from sok.cuda.combining import combiner_bytes, segments_of
 from sok.table.rules import RULES
 
@@ -21,7 +22,7 @@ def _float_type(name: str, x: Any) -> tuple[Any, str]:
 
 
 def unsorted_segment_sum(
-    data: Any, segment_ids: Any, num_segments: int, *, deterministic: bool = True, first_bad: Any = None
+    data: Array, segment_ids: Array, num_segments: int, *, deterministic: bool = True, first_bad: Array | None = None
 ) -> Any:
     """Sums rows by segment in float32, as tf.math.unsorted_segment_sum. Does not wait.
 
@@ -126,7 +127,7 @@ def native_addends(addends: Sequence[Addends], dim_of: Callable[[Addends], int])
     return NativeAddends(made, kind, keep)
 
 
-def sum_rows(addends: Sequence[Addends], table_rows: Sequence[int], *, first_bad: Any = None) -> RowSums:
+def sum_rows(addends: Sequence[Addends], table_rows: Sequence[int], *, first_bad: Array | None = None) -> RowSums:
     """Sums gradients per row, for all tables of one width at once. Does not wait; repeats bit for bit.
 
     Args:
@@ -222,15 +223,15 @@ def update_rows(
     rule: str,
     hyper: Sequence[float],
     tables: Sequence[Records],
-    row_ids: Any,
-    grads: Any,
+    row_ids: Array,
+    grads: Array,
     *,
-    table_of: Any = None,
-    num_grads: Any = None,
+    table_of: Array | None = None,
+    num_grads: Array | None = None,
     step: int = 1,
     grad_scale: float = 1.0,
     nonfinite: str = "allow",
-    first_bad: Any = None,
+    first_bad: Array | None = None,
 ) -> None:
     """Applies an optimizer's rule to rows in place, once per row: one launch for any number of tables.
 
@@ -280,7 +281,7 @@ def update_rows(
     )
 
 
-def settle_rows(rule: str, hyper: Sequence[float], table: Records, row_ids: Any, dim: int, *, step: int = 1) -> None:
+def settle_rows(rule: str, hyper: Sequence[float], table: Records, row_ids: Array, dim: int, *, step: int = 1) -> None:
     """Brings rows up to the last call of "adam", so that they may be read. Row ids may come more than once. Does not
     wait."""
     row_ids = _arrays.ids("row_ids", row_ids)
@@ -289,7 +290,7 @@ def settle_rows(rule: str, hyper: Sequence[float], table: Records, row_ids: Any,
     _native.call("settle_rows", *args, ctypes.byref(update), _arrays.address(row_ids), len(row_ids), dim)
 
 
-def check(first_bad: Any, row_ids: Any) -> None:
+def check(first_bad: Array | None, row_ids: Array | None) -> None:
     """Waits for the device, and raises ValueError naming position and row id if `update_rows` refused a gradient."""
     row_ids = _arrays.ids("row_ids", row_ids)
     _native.call("throw_if_bad_to_host", _arrays.bad(first_bad, 1), _arrays.address(row_ids), len(row_ids))

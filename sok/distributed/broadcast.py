@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok.base.types import Variable
 from sok.job import context
 from sok.table.table import is_embedding_variable
 
@@ -57,7 +58,7 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> tf.Oper
     return tf.group(*assigned) if is_v1_graph else None
 
 
-def as_tf_variable(variable: Any) -> Any:
+def as_tf_variable(variable: Variable) -> Any:
     """The TensorFlow variable that a variable of Keras 3 holds; any other as it is."""
     # Keras 3 variables hold one; of a TensorFlow variable, `value` is a method.
     value = getattr(variable, "value", None)

@@ -18,6 +18,7 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGra
 
 from sok.base import keras_calls
 from sok.base.keras_callback import Callback
+from sok.base.types import KerasModel, StockOptimizer
 from sok.job import agreement, context
 from sok.lookup import lookup
 from sok.lookup.feature import ROWS, Csr, Feature
@@ -136,7 +137,7 @@ def _why_not(lookups: Sequence[_Noted], tables: Sequence[Any], graph: Any) -> st
     return None
 
 
-def trainer_of(optimizer: Any) -> Any:
+def trainer_of(optimizer: StockOptimizer) -> Any:
     """The `TableTrainer` of one of our optimizers, or of that in a `LossScaleOptimizer`; None of another."""
     return getattr(getattr(optimizer, "inner_optimizer", optimizer), "_tables", None)
 
@@ -159,7 +160,7 @@ class _Meeting:
         return getattr(self._step, name)
 
 
-def begin_fit(model: Any) -> None:
+def begin_fit(model: KerasModel) -> None:
     """To be called where Keras' `fit` has made its function, before its first step: also by workers without a batch.
 
     Collective in `fit` with one of our optimizers: one.

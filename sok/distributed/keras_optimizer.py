@@ -7,8 +7,10 @@ from typing import Any
 
 import keras
 
+from sok.base.types import StockOptimizer, TensorLike
 from sok.distributed.reduction import Average, Pair, split_pairs
 from sok.distributed.tables import HandsOn
+from sok.optimizers import Optimizer
 from sok.optimizers.loss_scaling import follow_loss_scaler
 
 
@@ -20,7 +22,11 @@ class KerasDistributedOptimizer(HandsOn, keras.optimizers.Optimizer):
     _deserialize = staticmethod(keras.saving.deserialize_keras_object)
 
     def __init__(
-        self, optimizer: Any, embedding_optimizer: Any = None, op: str = Average, name: str | None = None
+        self,
+        optimizer: StockOptimizer,
+        embedding_optimizer: Optimizer | str | None = None,
+        op: str = Average,
+        name: str | None = None,
     ) -> None:
         super().__init__(learning_rate=0.0, name=name)
         self._hold(optimizer, embedding_optimizer, op)
@@ -68,7 +74,7 @@ class KerasDistributedOptimizer(HandsOn, keras.optimizers.Optimizer):
         for variable, weight in zip(self.variables, weights, strict=True):
             variable.assign(weight)
 
-    def scale_loss(self, loss: Any) -> Any:
+    def scale_loss(self, loss: TensorLike) -> Any:
         samples = self._tables.samples_of_step()
         loss = self.inner.scale_loss(loss)
         return loss if samples is None else loss * keras.ops.cast(samples, loss.dtype)

@@ -8,13 +8,14 @@ import tensorflow as tf
 
 from sok import optimizers
 from sok.base import strategies
+from sok.base.types import StockOptimizer
 from sok.distributed.reduction import Average, check_op
 from sok.job import context
 from sok.optimizers.stock import stock_bases
 
 
 def DistributedOptimizer(
-    optimizer: Any,
+    optimizer: StockOptimizer,
     embedding_optimizer: optimizers.Optimizer | str | None = None,
     op: str = Average,
     name: str | None = None,

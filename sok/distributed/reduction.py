@@ -19,7 +19,7 @@ Sum = "sum"
 Pair = tuple[Any, Any]  # (gradient, variable)
 
 
-def check_op(op: Any) -> str:
+def check_op(op: object) -> str:
     """Returns `op` as 'average' or 'sum', given in any capitalisation."""
     lowered = op.lower() if isinstance(op, str) else op
     if lowered not in (Average, Sum):
@@ -65,7 +65,7 @@ def reduce_dense(pairs: Sequence[Pair], op: str, of_tables: Sequence[Pair] = ())
 
 
 def reduce_weighted(
-    pairs: Sequence[Pair], op: str, of_tables: Sequence[Pair] = (), samples: Any = None
+    pairs: Sequence[Pair], op: str, of_tables: Sequence[Pair] = (), samples: tf.Tensor | None = None
 ) -> tuple[list[Any], tf.Tensor | None]:
     """`reduce_dense`, where an average weighs workers by their samples.
 

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok.base import keras_calls
+from sok.base.types import KerasModel, StockOptimizer
 from sok.distributed.broadcast import as_tf_variable, broadcast_variables
 from sok.job import context, dead_peers
 from sok.job.transport import ordering
@@ -21,7 +22,7 @@ _COUNTER = "sok/steps/"
 _numbers = itertools.count()
 
 
-def variables_of(model: Any) -> Iterator[Any]:
+def variables_of(model: KerasModel) -> Iterator[Any]:
     """The dense state that all workers share: weights, the optimizer's variables and its learning rate."""
     yield from model_weights(model)
     optimizer = getattr(model, "optimizer", None)
@@ -33,7 +34,7 @@ def variables_of(model: Any) -> Iterator[Any]:
             yield optimizer.learning_rate
 
 
-def model_weights(model: Any) -> Iterator[Any]:
+def model_weights(model: KerasModel) -> Iterator[Any]:
     """The weights of a model that is built."""
     # tf_keras raises for a model that is not built, Keras 3 gives an empty list.
     if model.built:
@@ -41,7 +42,7 @@ def model_weights(model: Any) -> Iterator[Any]:
         yield from (v for v in model.variables if getattr(v, "name", "") != "seed_generator_state")
 
 
-def start_in_fit(optimizer: Any) -> None:
+def start_in_fit(optimizer: StockOptimizer) -> None:
     """Before the first step of an optimizer in Keras' `fit`: gives all workers worker 0's weights, if no callback does.
 
     A function that makes variables is traced twice, and before the second time these have values: so those of a model

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok.base import keras_calls, strategies
+from sok.base.types import Rate, Scalar, StockOptimizer, Variable
 from sok.distributed import joining, replicas
 from sok.distributed.loss_scale import with_nan_of_rows
 from sok.distributed.reduction import Average, Pair, Sum, check_op, reduce_weighted, split_pairs, table_scale
@@ -30,7 +31,9 @@ class TableTrainer:
             is one. None: `stock` is one of Keras, in whose `iterations` a matching optimizer counts.
     """
 
-    def __init__(self, stock: Any, given: Optimizer | str | None, op: str, owner: Any = None) -> None:
+    def __init__(
+        self, stock: StockOptimizer, given: Optimizer | str | None, op: str, owner: StockOptimizer | None = None
+    ) -> None:
         self._is_lazy = isinstance(given, str) and given == "lazy"
         given = None if self._is_lazy else given
         if given is not None and not isinstance(given, Optimizer):
@@ -96,7 +99,7 @@ class TableTrainer:
         dense_step: Callable[[list[Pair]], Any],
         count: Callable[[], Any],
         reduces: bool = True,
-        scale: Any = 1.0,
+        scale: Scalar = 1.0,
     ) -> tuple[Any, Any]:
         """Does one step on all workers: reduces dense gradients, updates the tables, then the other variables.
 
@@ -223,7 +226,7 @@ class HandsOn:
         return self.inner.learning_rate
 
     @learning_rate.setter
-    def learning_rate(self, value: Any) -> None:
+    def learning_rate(self, value: Rate) -> None:
         self.inner.learning_rate = value
 
     @property
@@ -231,7 +234,7 @@ class HandsOn:
         return self.inner.iterations
 
     @iterations.setter
-    def iterations(self, variable: Any) -> None:
+    def iterations(self, variable: Variable) -> None:
         self.inner.iterations = variable
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
@@ -241,7 +244,9 @@ class HandsOn:
             replicas.end_of_fit(others)
         self.inner.finalize_variable_values(others)
 
-    def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
+    def exclude_from_weight_decay(
+        self, var_list: Sequence[Variable] | None = None, var_names: Sequence[str] | None = None
+    ) -> None:
         self.inner.exclude_from_weight_decay(var_list, var_names)
 
     def get_config(self) -> dict[str, Any]:
@@ -279,7 +284,7 @@ def serialize(optimizer: Optimizer | str | None) -> dict[str, Any] | str | None:
     return {"class_name": type(optimizer).__name__, "config": optimizer.get_config()}
 
 
-def deserialize(config: Any) -> Any:
+def deserialize(config: dict[str, Any] | str | None) -> Any:
     """The reverse of `serialize`; anything but its dictionaries is returned as it is."""
     if not isinstance(config, dict):
         return config

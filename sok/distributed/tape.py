@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok.base import strategies
+from sok.base.types import Gradient
 from sok.distributed.reduction import Average, check_op, reduce_dense, split_pairs, table_scale
 from sok.job import context
 from sok.table.table import is_embedding_variable
@@ -109,7 +110,7 @@ class DistributedGradientTape:
         return getattr(self._tape, name)
 
 
-def is_reduced(grad: Any) -> bool:
+def is_reduced(grad: Gradient) -> bool:
     """Returns whether `grad` is that of a table, as `mark_reduced` gave it."""
     if not isinstance(grad, tf.IndexedSlices) or grad.dense_shape is None:
         return False
@@ -117,7 +118,7 @@ def is_reduced(grad: Any) -> bool:
     return shape is None or shape[0] == _REDUCED
 
 
-def mark_reduced(grad: Any, scale: float) -> Any:
+def mark_reduced(grad: Gradient, scale: float) -> Any:
     """The gradient of a table times `scale`, marked as that of all workers together; of None None."""
     if grad is None:
         return None

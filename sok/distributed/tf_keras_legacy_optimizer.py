@@ -9,8 +9,10 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from sok.base.types import StockOptimizer, Variable
 from sok.distributed.reduction import Average, Pair, split_pairs
 from sok.distributed.tables import HandsOn
+from sok.optimizers import Optimizer
 from sok.table.table import is_embedding_variable
 
 
@@ -26,7 +28,11 @@ class TfKerasLegacyDistributedOptimizer(HandsOn, tf_keras.optimizers.legacy.Opti
     lr = HandsOn.learning_rate
 
     def __init__(
-        self, optimizer: Any, embedding_optimizer: Any = None, op: str = Average, name: str | None = None
+        self,
+        optimizer: StockOptimizer,
+        embedding_optimizer: Optimizer | str | None = None,
+        op: str = Average,
+        name: str | None = None,
     ) -> None:
         super().__init__(name=name or "DistributedOptimizer")
         self._hold(optimizer, embedding_optimizer, op)
@@ -66,7 +72,7 @@ class TfKerasLegacyDistributedOptimizer(HandsOn, tf_keras.optimizers.legacy.Opti
         is_v1_graph = not tf.compat.v1.executing_eagerly_outside_functions()
         return tf.group(update, result) if is_v1_graph and update is not None else result
 
-    def get_slot(self, var: Any, slot_name: str) -> Any:
+    def get_slot(self, var: Variable, slot_name: str) -> Any:
         return (self.embedding_optimizer if is_embedding_variable(var) else self.inner).get_slot(var, slot_name)
 
     @property

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 import tf_keras
 
+from sok.base.types import Rate, StockOptimizer, Variable
 from sok.distributed.reduction import Average, Pair, Sum, split_pairs
 from sok.distributed.tables import HandsOn
+from sok.optimizers import Optimizer
 
 
 @tf_keras.saving.register_keras_serializable(package="sok")
@@ -21,7 +23,11 @@ class TfKerasDistributedOptimizer(HandsOn, tf_keras.optimizers.Optimizer):
     lr = HandsOn.learning_rate
 
     def __init__(
-        self, optimizer: Any, embedding_optimizer: Any = None, op: str = Average, name: str | None = None
+        self,
+        optimizer: StockOptimizer,
+        embedding_optimizer: Optimizer | str | None = None,
+        op: str = Average,
+        name: str | None = None,
     ) -> None:
         # Before the base class, whose constructor sets what is handed on.
         self._hold(optimizer, embedding_optimizer, op)
@@ -37,10 +43,14 @@ class TfKerasDistributedOptimizer(HandsOn, tf_keras.optimizers.Optimizer):
         self.inner.build([v for v, _ in others])
         self._built = True
 
-    def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> list[Pair]:
+    def compute_gradients(
+        self,
+        loss: tf.Tensor | Callable[[], tf.Tensor],
+        var_list: Sequence[Variable] | Callable[[], Sequence[Variable]],
+        tape: tf.GradientTape | None = None,
+    ) -> list[Pair]:
         """As in tf_keras; in `fit` on several workers times the number of samples, by which a step weighs workers."""
-        samples = None if tape is None or callable(loss) else self._tables.samples_of_step()
-        if samples is None:
+        if tape is None or callable(loss) or (samples := self._tables.samples_of_step()) is None:
             return super().compute_gradients(loss, var_list, tape)
         variables = var_list() if callable(var_list) else var_list
         gradients = tape.gradient(loss, variables, output_gradients=tf.cast(samples, loss.dtype))
@@ -85,7 +95,7 @@ class TfKerasTablesOptimizer(TfKerasDistributedOptimizer):
         optimizer: one of `sok.optimizers`.
     """
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: StockOptimizer) -> None:
         # The one of dense variables, which get none of it, counts the steps.
         super().__init__(tf_keras.optimizers.SGD(0.0), optimizer, Sum, optimizer.name)
 
@@ -98,7 +108,7 @@ class TfKerasTablesOptimizer(TfKerasDistributedOptimizer):
         return self.embedding_optimizer.learning_rate
 
     @learning_rate.setter
-    def learning_rate(self, value: Any) -> None:
+    def learning_rate(self, value: Rate) -> None:
         self.embedding_optimizer.learning_rate = value
 
     lr = learning_rate

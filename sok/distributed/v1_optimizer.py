@@ -8,9 +8,11 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 
+from sok.base.types import StockOptimizer, Variable
 from sok.distributed.reduction import Average, Pair, reduce_dense, split_pairs, table_scale
 from sok.distributed.tables import HandsOn
 from sok.distributed.tape import is_reduced, mark_reduced
+from sok.optimizers import Optimizer
 from sok.table.table import is_embedding_variable
 
 
@@ -18,7 +20,11 @@ class V1DistributedOptimizer(HandsOn, tf.compat.v1.train.Optimizer):
     """See `sok.DistributedOptimizer`. Slots are those of `inner`."""
 
     def __init__(
-        self, optimizer: Any, embedding_optimizer: Any = None, op: str = Average, name: str | None = None
+        self,
+        optimizer: StockOptimizer,
+        embedding_optimizer: Optimizer | str | None = None,
+        op: str = Average,
+        name: str | None = None,
     ) -> None:
         super().__init__(use_locking=False, name=name or f"Distributed{optimizer.get_name()}")
         self._hold(optimizer, embedding_optimizer, op, owner=self)
@@ -36,7 +42,7 @@ class V1DistributedOptimizer(HandsOn, tf.compat.v1.train.Optimizer):
         ]
 
     def apply_gradients(
-        self, grads_and_vars: Iterable[Pair], global_step: Any = None, name: str | None = None
+        self, grads_and_vars: Iterable[Pair], global_step: tf.Variable | None = None, name: str | None = None
     ) -> tf.Operation | None:
         """As the inner optimizer's. Reduces gradients, unless they come from `compute_gradients`, which has done so.
 
@@ -52,7 +58,7 @@ class V1DistributedOptimizer(HandsOn, tf.compat.v1.train.Optimizer):
         )
         return update if result is None else result
 
-    def get_slot(self, var: Any, name: str) -> Any:
+    def get_slot(self, var: Variable, name: str) -> Any:
         return (self.embedding_optimizer if is_embedding_variable(var) else self.inner).get_slot(var, name)
 
     def get_slot_names(self) -> list[str]:

@@ -97,7 +97,7 @@ def attempt(function: Callable[..., None], *inputs: Any) -> tf.Tensor:
     return tf.reshape(tf.numpy_function(run, list(inputs), tf.string), [])
 
 
-def agree(transport: Transport, name: str, text: Any, undo: Callable[[], None] | None = None) -> tf.Tensor:
+def agree(transport: Transport, name: str, text: str | tf.Tensor, undo: Callable[[], None] | None = None) -> tf.Tensor:
     """Raises on all ranks if `text` is not empty on one, eagerly or when the graph runs.
 
     Args:

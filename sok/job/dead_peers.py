@@ -8,6 +8,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from sok.base.types import KerasModel
+
 # What Horovod and Gloo write when a peer leaves: closed connections, or a shutdown that another rank asked for.
 _SIGNS = (
     *("horovod has been shut down", "horovod has not been initialized", "gloo"),
@@ -51,7 +53,7 @@ def explain_on_exit(rank: int, tell: Callable[[], str] = str) -> None:
     sys.excepthook = hook
 
 
-def note_fit(model: Any) -> None:
+def note_fit(model: KerasModel) -> None:
     """Remembers, as long as it lives, a model that Keras' `fit` trains."""
     _fits.add(model)
 

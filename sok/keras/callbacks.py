@@ -12,6 +12,7 @@ import math
 import numbers
 import os
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ import tensorflow as tf
 
 from sok.base import tracing
 from sok.base.keras_callback import Callback
-from sok.base.types import PathLike
+from sok.base.types import Logs, PathLike
 from sok.checkpoint import save_weights
 from sok.checkpoint.targets import tables_of
 from sok.distributed.broadcast import broadcast_variables
@@ -28,6 +29,7 @@ from sok.job import context
 from sok.job.agreement import together
 from sok.keras.metrics import of_model, sum_over_workers
 from sok.table.options import whole_number
+from sok.table.table import EmbeddingVariable
 
 
 class BroadcastVariablesCallback(Callback):
@@ -59,12 +61,12 @@ class BroadcastVariablesCallback(Callback):
         self._sent: set[int] = set()
         self._is_first_batch = False
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         self._is_first_batch = True
         self._sent = set()
         self._broadcast()
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         if self._is_first_batch:
             self._is_first_batch = False
             if any(id(variable) not in self._sent for variable in variables_of(self.model)):
@@ -144,16 +146,16 @@ class MetricSumCallback(Callback):
         self._told_of_validation: dict[str, float] = {}
         self._warned: set[str] = set()
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         self._is_fit = True
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: Logs = None) -> None:
         self._is_fit = False
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         self._told, self._told_of_validation = None, {}
 
-    def on_test_begin(self, logs: Any = None) -> None:
+    def on_test_begin(self, logs: Logs = None) -> None:
         # Keras resets the metrics next, to count those of validation.
         if self._is_fit:
             self._told = self._summed()
@@ -163,12 +165,12 @@ class MetricSumCallback(Callback):
                 "Give steps=..., or a dataset that knows it: dataset.apply(tf.data.experimental.assert_cardinality(n))."
             )
 
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_test_batch_end(self, batch: int, logs: Logs = None) -> None:
         # Before Keras asks the metrics for what `evaluate` returns.
         if not self._is_fit and batch + 1 == self.params.get("steps"):
             self._summed()
 
-    def on_test_end(self, logs: Any = None) -> None:
+    def on_test_end(self, logs: Logs = None) -> None:
         if self._is_fit:
             self._told_of_validation = self._summed()
 
@@ -294,7 +296,9 @@ class TableScalars(Callback):
         ['rank0']
     """
 
-    def __init__(self, log_dir: PathLike, every: int = 100, tables: Any = None) -> None:
+    def __init__(
+        self, log_dir: PathLike, every: int = 100, tables: Sequence[EmbeddingVariable] | EmbeddingVariable | None = None
+    ) -> None:
         super().__init__()
         self.log_dir, self.every, self.tables = os.fspath(log_dir), whole_number("every", every), tables
         self._writer: Any = None
@@ -303,22 +307,22 @@ class TableScalars(Callback):
         self._trace = tracing.trace()
         self._begin()
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         if self.tables is None:
             self.tables = self.model
         iterations = getattr(getattr(self.model, "optimizer", None), "iterations", None)
         self._steps = self._before_epoch = self._written = 0 if iterations is None else int(iterations)
         self._begin()
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         self._before_epoch = self._steps
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         self._steps = self._before_epoch + batch + 1
         if self._steps - self._written >= self.every:
             self.write(self._steps)
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: Logs = None) -> None:
         if self._steps > self._written:
             self.write(self._steps)
         if self._writer is not None:

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok.base import strategies
+from sok.base.types import KerasModel
 from sok.distributed import joining
 from sok.job import agreement, context
 from sok.keras import layers as sok_layers
@@ -74,7 +75,7 @@ class Plan:
 
 
 def distributed_model(
-    model: Any,
+    model: KerasModel,
     *,
     table: TableOptions | Mapping[str, TableOptions] | None = None,
     sparse_as_dense_size: int | None = None,
@@ -151,7 +152,7 @@ def distributed_model(
 
 
 def plan_of(
-    model: Any,
+    model: KerasModel,
     table: TableOptions | Mapping[str, TableOptions] | None = None,
     sparse_as_dense_size: int | None = None,
     keep: Iterable[str] = (),

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok.base.types import TensorLike
+from sok.base.types import KerasModel, TensorLike
 from sok.job import context
 from sok.job.agreement import check_equal, together
 
@@ -60,7 +60,7 @@ class _AUCMixin:
         super().reset_state()  # type: ignore[misc]
 
 
-def for_keras(keras: Any) -> types.SimpleNamespace:
+def for_keras(keras: types.ModuleType) -> types.SimpleNamespace:
     """Gives `AUC` as a class of `keras`: Keras 3, or an explicitly imported `tf_keras`.
 
     `sok.metrics.AUC` is that for `tf.keras`.
@@ -121,7 +121,7 @@ def sum_over_workers(metrics: Sequence[Any]) -> None:
         vars(metric)["_is_summed"] = True
 
 
-def of_model(model: Any) -> tuple[list[Any], list[str]]:
+def of_model(model: KerasModel) -> tuple[list[Any], list[str]]:
     """The metrics of a compiled model that `sum_over_workers` takes, and the names of the others."""
     metrics = list(_each(model.metrics))
     return [m for m in metrics if _is_sum(m)], [m.name for m in metrics if not _is_sum(m)]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from sok.base.types import KerasModel
 from sok.distributed import DistributedOptimizer
 from sok.job import context
 from sok.optimizers import matching_optimizer
@@ -26,7 +27,7 @@ class OptimizerState:
         variables: of the layers that will be over tables; None of a layer that has none yet.
     """
 
-    def __init__(self, model: Any, variables: Sequence[Any]) -> None:
+    def __init__(self, model: KerasModel, variables: Sequence[Any]) -> None:
         self._model, self._stock = model, model.optimizer
         self._lists: list[str] = []
         self._slots: list[list[Any]] = []
@@ -45,7 +46,7 @@ class OptimizerState:
             self._slots = [self._slots_of(variable) for variable in variables]
 
     @classmethod
-    def of(cls, model: Any, variables: Sequence[Any]) -> OptimizerState | None:
+    def of(cls, model: KerasModel, variables: Sequence[Any]) -> OptimizerState | None:
         """That of a model; None if it is not compiled, or with a distributed optimizer."""
         is_compiled = getattr(model, "compiled", getattr(model, "_is_compiled", False))
         if not is_compiled or getattr(model, "optimizer", None) is None or hasattr(model.optimizer, "inner"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import tensorflow as tf
 
@@ -159,14 +159,14 @@ def group_embedding_lookup(
         return lookup_group(features, training)
 
 
-def check_per_group(size: Any) -> int | None:
+def check_per_group(size: object) -> int | None:
     """`params_num_per_group`, if that is None or a whole number of at least 1."""
-    if size is not None and (isinstance(size, bool) or not hasattr(size, "__index__") or size < 1):
+    if size is not None and (isinstance(size, bool) or not isinstance(size, SupportsIndex) or int(size) < 1):
         raise ValueError(f"`params_num_per_group` must be None or a whole number, at least 1. Received: {size!r}.")
     return None if size is None else int(size)
 
 
-def refuse_exchange_dtype(dtype: Any) -> None:
+def refuse_exchange_dtype(dtype: object) -> None:
     """`ValueError` unless `exchange_dtype` is None."""
     if dtype is not None:
         raise ValueError(

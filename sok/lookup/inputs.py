@@ -13,22 +13,23 @@ from typing import Any
 import tensorflow as tf
 
 from sok.base import _ops
+from sok.base.types import Ids, Shaped
 from sok.lookup.feature import ROWS, Csr, Feature
 from sok.table.keys import as_keys
 
 
-def describe(inputs: Any) -> str:
+def describe(inputs: object) -> str:
     """A short text that says what came, for messages."""
     if isinstance(inputs, tf.RaggedTensor):
         return f"a RaggedTensor of shape {inputs.shape} with ragged_rank {inputs.ragged_rank}, {inputs.dtype.name}"
     if isinstance(inputs, tf.SparseTensor):
         return f"a SparseTensor of shape {inputs.shape}, {inputs.dtype.name}"
-    if tf.is_tensor(inputs) or hasattr(inputs, "shape"):
+    if isinstance(inputs, Shaped):
         return f"a dense tensor of shape {tuple(sizes(inputs) or ())}, {getattr(inputs.dtype, 'name', inputs.dtype)}"
     return repr(inputs)
 
 
-def sizes(tensor: Any) -> list[int | None] | None:
+def sizes(tensor: Shaped) -> list[int | None] | None:
     """The static shape as a list of integers, which shapes do not hold with v2 behaviour off; None: rank unknown."""
     shape = tf.TensorShape(tensor.shape)
     return None if shape.rank is None else shape.as_list()
@@ -43,7 +44,7 @@ def _error(inputs: Any, feature: Feature) -> ValueError:
     return _wrong_slots(inputs, feature.slot_num)
 
 
-def check_symbol(symbol: Any, slot_num: int) -> None:
+def check_symbol(symbol: Shaped, slot_num: int) -> None:
     """`ValueError` if a symbolic input of Keras can hold no batch of `slot_num` features, whatever is not known yet."""
     static = sizes(symbol)
     if static is None:
@@ -304,7 +305,7 @@ def _as_they_are(feature: Feature, ids: Csr) -> Csr:
     return csr
 
 
-def to_dense(inputs: Any, key_dtype: tf.DType, table: str) -> tuple[tf.Tensor, tf.Tensor | None]:
+def to_dense(inputs: Ids, key_dtype: tf.DType, table: str) -> tuple[tf.Tensor, tf.Tensor | None]:
     """Ids of a fixed number per feature as a dense tensor, and None or row splits that are empty or a report."""
     empty = tf.zeros([0], tf.int64)
     if isinstance(inputs, tf.SparseTensor):
@@ -353,9 +354,9 @@ def check_sizes(splits: tf.Tensor | None, dense: tf.Tensor, wanted: list[int]) -
     return _check(splits, "uneven", tf.reduce_all(tf.equal(came, wanted)), came[0])
 
 
-def static_batch(inputs: Any, slot_num: int) -> int | None:
+def static_batch(inputs: Ids, slot_num: int) -> int | None:
     """How many samples `inputs` holds, if that is known before it runs."""
-    static = sizes(inputs)
+    static = sizes(inputs) if isinstance(inputs, Shaped) else None
     # A dense_shape may say anything. TensorFlow ends the process where sizes of a shape overflow.
     if not static or static[0] is None or not 0 <= static[0] < 2**31:
         return None

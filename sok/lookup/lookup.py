@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from sok.base import _ops, strategies
 from sok.base.patching import Here
+from sok.base.types import TensorLike, Training
 from sok.lookup import exchange, plain_variables
 from sok.lookup.feature import PADDED, ROWS, Csr, Feature, Group
 from sok.lookup.inputs import to_csr
@@ -43,7 +44,7 @@ class Ticket:
     sent: exchange.Sent | None  # None: this worker asks no other
 
 
-def begin(features: Sequence[Feature], training: Any) -> Ticket:
+def begin(features: Sequence[Feature], training: Training) -> Ticket:
     """Begins the lookup of features of tables whose ids are Csr, and changes no table.
 
     Collective: one, on several workers. What is wrong with ids is raised by `finish`.
@@ -89,7 +90,7 @@ def met_by(
 
 
 def lookup_parts(
-    parts: Sequence[Sequence[Feature]], training: Any = True, names: Sequence[str] | None = None
+    parts: Sequence[Sequence[Feature]], training: Training = True, names: Sequence[str] | None = None
 ) -> list[list[tf.Tensor]]:
     """Looks up the features of each part: those of tables by one op, or exchange, those of variables by another.
 
@@ -120,7 +121,7 @@ def lookup_parts(
 
 
 def look_up_parts(
-    parts: Sequence[Sequence[Feature]], training: Any = True, names: Sequence[str] | None = None
+    parts: Sequence[Sequence[Feature]], training: Training = True, names: Sequence[str] | None = None
 ) -> list[list[tf.Tensor]]:
     """`lookup_parts`, whoever meets it."""
     scopes = [""] * len(parts)
@@ -150,7 +151,7 @@ def look_up_parts(
 
 
 def look_up_apart(
-    parts: Sequence[Sequence[Feature]], training: Any
+    parts: Sequence[Sequence[Feature]], training: Training
 ) -> tuple[list[list[Feature]], list[list[tf.Tensor]]]:
     """The features with their ids as Csr, and what `lookup_parts` would return, in a graph that nobody runs.
 
@@ -168,15 +169,15 @@ def look_up_apart(
     return asked, found
 
 
-def lookup_group(features: Sequence[Feature], training: Any = True) -> list[tf.Tensor]:
+def lookup_group(features: Sequence[Feature], training: Training = True) -> list[tf.Tensor]:
     """`lookup_parts` of one part."""
     return lookup_parts([features], training)[0]
 
 
 def lookup_rows(
     variable: EmbeddingVariable,
-    keys: Any,
-    training: Any = True,
+    keys: TensorLike,
+    training: Training = True,
     report: tf.Tensor | None = None,
     exact: bool = False,
 ) -> tf.Tensor:

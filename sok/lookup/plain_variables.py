@@ -6,19 +6,20 @@ by stock TensorFlow, one by one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeGuard
 
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
 from sok.base import _ops
+from sok.base.types import Variable
 from sok.lookup.feature import ROWS, Feature
 
 _MAX_ROWS = 2**31 - 1  # what the native op counts
 
 
-def as_plain_variable(value: Any) -> Any | None:
+def as_plain_variable(value: object) -> Any | None:
     """The TensorFlow variable [rows, dim] that `value` is or, of Keras 3, holds; None if it is none of those."""
     if isinstance(value, tf.Variable):
         return value
@@ -39,7 +40,7 @@ def _keras_keeps_values_elsewhere() -> bool:
     return in_stateless_scope()
 
 
-def cast_to(value: Any, variable: Any) -> tf.DType | None:
+def cast_to(value: Variable, variable: Variable) -> tf.DType | None:
     """The dtype in which `value`, behind which `variable` is, wants to be read; None: that of the variable."""
     if value is variable or _is_partitioned(value):
         return None
@@ -47,7 +48,7 @@ def cast_to(value: Any, variable: Any) -> tf.DType | None:
     return None if dtype == variable.dtype.base_dtype else dtype
 
 
-def _is_partitioned(value: Any) -> bool:
+def _is_partitioned(value: object) -> TypeGuard[Iterable[Any]]:
     return type(value).__name__ == "PartitionedVariable" and hasattr(value, "_get_partitions")
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 import warnings
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import record
 
 from sok.base import _ops
+from sok.base.types import Condition
 from sok.job import context
 from sok.job.transport import ordering
 
@@ -31,7 +31,7 @@ class SharedSlots:
         self._batches = 0
         self._seen = np.empty([0, 2], np.int64)  # distinct pairs of id and slot
 
-    def look(self, keys: tf.Tensor, row_splits: tf.Tensor, inserts: Any) -> None:
+    def look(self, keys: tf.Tensor, row_splits: tf.Tensor, inserts: Condition) -> None:
         """To be called with the ids of each batch: segment b * slot_num + f is slot f of sample b.
 
         Eagerly, and while a function with a tape is traced, which then runs four small ops more in each step.

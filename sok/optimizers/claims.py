@@ -5,11 +5,15 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from sok.table import reading, rules
+from sok.table.table import EmbeddingVariable
+
+if TYPE_CHECKING:
+    from sok.optimizers import Optimizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,12 +41,12 @@ def optimizers_of(tables: Iterable[Any]) -> list[Any]:
     return sorted(found.values(), key=lambda optimizer: optimizer.slot_set)
 
 
-def tables_of(optimizer: Any) -> list[Any]:
+def tables_of(optimizer: Optimizer) -> list[Any]:
     """The tables that the optimizer has been built for, or has updated, ordered by their names."""
     return sorted(vars(optimizer).get("_tables_trained", ()), key=lambda table: table.table_name)
 
 
-def claim(optimizer: Any, table: Any) -> None:
+def claim(optimizer: Optimizer, table: EmbeddingVariable) -> None:
     """Notes that `optimizer` trains `table`. The first time, it takes slots over that a file has left for it.
 
     Raises:
@@ -71,7 +75,7 @@ def claim(optimizer: Any, table: Any) -> None:
             optimizer.iterations.assign(taken.iterations)
     known.append(optimizer)
     reading.note_trained(table)
-    vars(optimizer).setdefault("_tables_trained", weakref.WeakSet()).add(table)
+    optimizer.__dict__.setdefault("_tables_trained", weakref.WeakSet()).add(table)
 
 
 def _refuse_cut_rows(optimizer: Any, table: Any) -> None:
@@ -91,7 +95,7 @@ def _refuse_cut_rows(optimizer: Any, table: Any) -> None:
         )
 
 
-def names_here(table: Any, saved: Sequence[SavedSlots]) -> dict[str, str]:
+def names_here(table: EmbeddingVariable, saved: Sequence[SavedSlots]) -> dict[str, str]:
     """What saved slot sets are to be called in `table`: as its optimizer of the same rule, if there is one such."""
     names = {slots.name: slots.name for slots in saved}
     known = {optimizer.slot_set: optimizer for optimizer in _known(table)}
@@ -103,7 +107,7 @@ def names_here(table: Any, saved: Sequence[SavedSlots]) -> dict[str, str]:
     return names
 
 
-def restored(table: Any, saved: Sequence[SavedSlots], names: dict[str, str]) -> None:
+def restored(table: EmbeddingVariable, saved: Sequence[SavedSlots], names: dict[str, str]) -> None:
     """Gives the step counts of restored slots to the table's optimizers, or keeps them for those that come later."""
     known = {optimizer.slot_set: optimizer for optimizer in _known(table)}
     waiting = _waiting(table)

@@ -12,9 +12,11 @@ from typing import Any
 import tensorflow as tf
 
 from sok.base import _ops
+from sok.base.types import Gradient, Scalar
 from sok.job import context
 from sok.job.job import job_of
 from sok.lookup.gradients import are_distinct
+from sok.table.table import EmbeddingVariable
 
 NONFINITE_POLICIES = ("allow", "skip", "raise")
 
@@ -56,7 +58,7 @@ class Clipping:
         return self.needs_norms or self.clipvalue is not None
 
 
-def from_slices(grad: Any, variable: Any, scale: Any = None) -> TableGradient:
+def from_slices(grad: Gradient, variable: EmbeddingVariable, scale: Scalar | None = None) -> TableGradient:
     """Checks and converts one gradient that a tape gave.
 
     Args:
@@ -95,7 +97,7 @@ def constrain(ready: list[TableGradient]) -> list[tf.Operation | None]:
 
 
 def apply(
-    ready: list[TableGradient], step: Any, hyper: Any, rule: str, slot_set: str, nonfinite: str
+    ready: list[TableGradient], step: tf.Tensor, hyper: tf.Tensor, rule: str, slot_set: str, nonfinite: str
 ) -> tf.Operation | None:
     """Updates all tables in one op. Returns it in a graph."""
     return _ops.lib().sok_group_apply(
@@ -111,7 +113,7 @@ def apply(
     )
 
 
-def tried(ready: list[TableGradient], step: Any, hyper: Any, rule: str, slot_set: str) -> tf.Tensor:
+def tried(ready: list[TableGradient], step: tf.Tensor, hyper: tf.Tensor, rule: str, slot_set: str) -> tf.Tensor:
     """Why a rule of one's own must not be applied: it makes NaN or infinity of what is finite. As `agree` takes it."""
     why = _ops.lib().sok_group_try(
         [g.variable.handle for g in ready],

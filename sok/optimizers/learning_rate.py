@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sok.base.types import Rate, Variable
+
 
 class LearningRate:
     """One learning rate: its value at a step, what a user sees of it, and how it is set and saved."""
@@ -25,7 +27,7 @@ class LearningRate:
         """Returns the rate of the step after `iterations` steps (int64 []), as float64 []."""
         return tf.cast(self.visible(iterations), tf.float64)
 
-    def visible(self, iterations: Any) -> Any:
+    def visible(self, iterations: tf.Tensor | tf.Variable) -> Any:
         """What the optimizer's `learning_rate` property gives."""
         raise NotImplementedError
 
@@ -48,7 +50,7 @@ class LearningRate:
 class VariableRate(LearningRate):
     """A tf.Variable or a Keras variable: assignments act inside compiled functions too."""
 
-    def __init__(self, variable: Any) -> None:
+    def __init__(self, variable: Variable) -> None:
         self.variable = variable
 
     @property
@@ -58,7 +60,7 @@ class VariableRate(LearningRate):
     def at(self, iterations: tf.Tensor) -> tf.Tensor:
         return tf.cast(tf.convert_to_tensor(self.variable), tf.float64)
 
-    def visible(self, iterations: Any) -> Any:
+    def visible(self, iterations: tf.Tensor | tf.Variable) -> Any:
         return self.variable
 
     def assign(self, value: float) -> None:
@@ -90,7 +92,7 @@ class GraphConstantRate(LearningRate):
         self.is_used = True
         return tf.constant(np.float32(self.value), tf.float64)
 
-    def visible(self, iterations: Any) -> Any:
+    def visible(self, iterations: tf.Tensor | tf.Variable) -> Any:
         return self.value
 
     def assign(self, value: float) -> None:
@@ -114,7 +116,7 @@ class TensorRate(LearningRate):
     def __init__(self, tensor: tf.Tensor) -> None:
         self.tensor = tensor
 
-    def visible(self, iterations: Any) -> Any:
+    def visible(self, iterations: tf.Tensor | tf.Variable) -> Any:
         return self.tensor
 
     def describe(self) -> str:
@@ -127,7 +129,7 @@ class ScheduleRate(LearningRate):
     def __init__(self, schedule: Callable[[Any], Any]) -> None:
         self.schedule = schedule
 
-    def visible(self, iterations: Any) -> Any:
+    def visible(self, iterations: tf.Tensor | tf.Variable) -> Any:
         return tf.convert_to_tensor(self.schedule(tf.convert_to_tensor(iterations)))
 
     def describe(self) -> str:
@@ -148,14 +150,14 @@ class CallableRate(LearningRate):
     def __init__(self, function: Callable[[], Any]) -> None:
         self.function = function
 
-    def visible(self, iterations: Any) -> Any:
+    def visible(self, iterations: tf.Tensor | tf.Variable) -> Any:
         return tf.convert_to_tensor(self.function())
 
     def describe(self) -> str:
         return "a function"
 
 
-def as_learning_rate(value: Any) -> LearningRate:
+def as_learning_rate(value: Rate) -> LearningRate:
     """Makes a LearningRate of whatever a user may pass as `learning_rate`.
 
     Raises:
@@ -186,9 +188,10 @@ def as_learning_rate(value: Any) -> LearningRate:
         return VariableRate(tf.Variable(number, dtype=tf.float32, trainable=False, name="learning_rate"))
 
 
-def checked_number(value: Any) -> float:
-    is_scalar_array = isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "fiu"
-    if isinstance(value, bool) or not (isinstance(value, numbers.Real) or is_scalar_array):
+def checked_number(value: object) -> float:
+    if isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "fiu":
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(
             "`learning_rate` must be a number, a tf or Keras variable, a LearningRateSchedule, or a function of the "
             f"step or of nothing. Received: {value!r}."

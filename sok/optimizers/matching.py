@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sok.base.types import Rate, StockOptimizer
 from sok.optimizers.adadelta import Adadelta
 from sok.optimizers.adagrad import Adagrad
 from sok.optimizers.adam import Adam
@@ -40,7 +41,7 @@ FUSED: dict[str, type[Any]] = {
 """Of the rules that are compiled in, the class that trains by each."""
 
 
-def matching_optimizer(stock: Any, share_iterations: bool = False, lazy: bool = False) -> Optimizer:
+def matching_optimizer(stock: StockOptimizer, share_iterations: bool = False, lazy: bool = False) -> Optimizer:
     """Returns the optimizer that does to embedding tables what `stock` would do to the equivalent dense tables.
 
     It uses the stock optimizer's learning rate itself, not its present value: a variable that is assigned later, or a
@@ -109,7 +110,7 @@ def _match(stock: Any, share_iterations: bool, form: Callable[[str], rules.RowRu
     raise why
 
 
-def of_rule(rule: str, rate: Any, hyper: Mapping[str, float], **options: Any) -> Optimizer:
+def of_rule(rule: str, rate: Rate, hyper: Mapping[str, float], **options: Any) -> Optimizer:
     """The optimizer of the library that trains by this rule."""
     made: Optimizer = FUSED[rule](rate, **hyper, **FUSED[rule]._options_of(rule), **options)
     return made
@@ -212,7 +213,7 @@ def _keras_options(stock: Any, takes: Container[str]) -> dict[str, Any]:
     return {"clipnorm": clipnorm, "clipvalue": None if clipnorm else clipvalue}
 
 
-def is_legacy(stock: Any) -> bool:
+def is_legacy(stock: StockOptimizer) -> bool:
     return hasattr(stock, "_create_hypers")
 
 
@@ -235,7 +236,7 @@ def _legacy_options(stock: Any) -> dict[str, Any]:
     return {"clipnorm": stock.clipnorm, "clipvalue": stock.clipvalue}
 
 
-def v1_rate(stock: Any) -> Any:
+def v1_rate(stock: StockOptimizer) -> Any:
     return stock._lr if hasattr(stock, "_lr") else stock._learning_rate
 
 

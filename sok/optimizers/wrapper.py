@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from sok.base import strategies
+from sok.base.types import Rate, StockOptimizer, Variable
 from sok.job.transport.ordering import after_answers
 from sok.optimizers.base import Optimizer
 from sok.optimizers.global_step import count_after
@@ -60,7 +61,7 @@ class OptimizerWrapper(tf.__internal__.tracking.Trackable):
     Source: `OptimizerWrapper` of SOK v2; differences are listed in docs/migrating.md.
     """
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: StockOptimizer) -> None:
         strategies.refuse("sok.OptimizerWrapper")
         self._optimizer = _checked(optimizer)
         self._tables: Optimizer | None = None
@@ -92,7 +93,7 @@ class OptimizerWrapper(tf.__internal__.tracking.Trackable):
         return stock.learning_rate
 
     @learning_rate.setter
-    def learning_rate(self, value: Any) -> None:
+    def learning_rate(self, value: Rate) -> None:
         if isinstance(self._optimizer, tf.compat.v1.train.Optimizer):
             raise AttributeError(
                 "The learning rate of a tf.compat.v1.train optimizer cannot be set. Make the optimizer with a "
@@ -102,7 +103,7 @@ class OptimizerWrapper(tf.__internal__.tracking.Trackable):
 
     lr = learning_rate
 
-    def get_slot(self, var: Any, name: str) -> Any:
+    def get_slot(self, var: Variable, name: str) -> Any:
         """A slot of a table (see `sok.optimizers.Optimizer.get_slot`), or the stock optimizer's of a variable."""
         from sok.table.table import is_embedding_variable
 
@@ -171,7 +172,12 @@ class OptimizerWrapper(tf.__internal__.tracking.Trackable):
         return self._optimizer.compute_gradients(*args, **kwargs)
 
     def minimize(
-        self, loss: Any, global_step: tf.Variable | None = None, var_list: Any = None, *args: Any, **kwargs: Any
+        self,
+        loss: tf.Tensor | Callable[[], tf.Tensor],
+        global_step: tf.Variable | None = None,
+        var_list: Sequence[Variable] | None = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> tf.Operation | None:
         """`compute_gradients` and `apply_gradients` in one, of a `tf.compat.v1.train` optimizer.
 

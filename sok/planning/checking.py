@@ -89,7 +89,7 @@ def check(plan: Plan, model: Model, steps: int = 20) -> Checked:
         step(*batches[number % _BATCHES]).numpy()
         seconds = time.perf_counter() - started
         counts.append(collective_counts())
-        exchanges = [_between(*counts[-2:], kind, "seconds") for kind in _EXCHANGES]
+        exchanges = [_between(counts[-2], counts[-1], kind, "seconds") for kind in _EXCHANGES]
         # Of one step at a time: medians of the parts need not add up, and a rest of means may fall below zero.
         times.append([seconds, *exchanges, seconds - sum(exchanges)])
     everyone = transport.all_gather(tf.constant([np.median(times, axis=0)], tf.float32), "sok/check/times").numpy()

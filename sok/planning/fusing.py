@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from sok.base.types import DTypeLike
+
 # Two tables are one only if they agree on these: the table made of them has one of each.
 _SHARED = ("trainable", "dtype", "embeddings_regularizer", "activity_regularizer", "embeddings_constraint")
 
@@ -24,7 +26,7 @@ class ConcatInitializer:
     def __repr__(self) -> str:
         return f"ConcatInitializer({self.initializers}, {self.sizes})"
 
-    def __call__(self, shape: Sequence[int], dtype: Any = None, **arguments: Any) -> Any:
+    def __call__(self, shape: Sequence[int], dtype: DTypeLike | None = None, **arguments: Any) -> Any:
         import tensorflow as tf
 
         makers = [one if callable(one) else tf.keras.initializers.get(one) for one in self.initializers]

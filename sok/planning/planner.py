@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from sok.base.types import PathLike
 from sok.planning import machine as machines
 from sok.planning.costs import ANSWERS, KEYS, MEMORY, Job
 from sok.planning.merlin import STRATEGIES, DistEmbeddingStrategy
 from sok.planning.search import Found, NoRoom, Option, Search
 from sok.planning.slicing import even_parts
 from sok.planning.state import Choice, State
-from sok.planning.tables import Model, Table, model_of
+from sok.planning.tables import Model, Plannable, Table, model_of
 from sok.planning.where import KINDS, Where, pinned
 from sok.table import rules
 
@@ -126,14 +127,14 @@ class Plan:
 
 
 def plan(
-    tables: Any,
+    tables: Plannable,
     workers: int | None = None,
     *,
     hosts: int = 1,
     batch: int = 65536,
     optimizer: str = "adagrad",
     memory: int | None = None,
-    machine: Any = None,
+    machine: machines.Machine | PathLike | None = None,
     model: str | None = None,
     strategy: str = "auto",
     pin: Mapping[str, str] | None = None,

@@ -6,8 +6,9 @@ import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+from sok.base.types import KerasLayer, KerasModel
 from sok.planning.distinct import expected_distinct
 
 _KEY_BYTES = 8
@@ -107,7 +108,12 @@ class Model:
             raise ValueError(f"names of tables must be unique. More than one is called {repeated[0]!r}.")
 
 
-def model_of(tables: Any, model: str | None = None) -> Model:
+Plannable: TypeAlias = (
+    "Model | Iterable[Table | Mapping[str, Any] | KerasLayer] | KerasModel | Mapping[str, Any] | str | Path"
+)
+
+
+def model_of(tables: Plannable, model: str | None = None) -> Model:
     """Takes whatever says what is to be placed.
 
     Args:

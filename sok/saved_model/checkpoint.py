@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sok.saved_model.frozen_table import StandsForTable
+
 # What is collected before it is written: small tables share a file.
 FILE_BYTES = 32 << 20
 
@@ -78,7 +80,7 @@ class Variables:
     def __init__(self, checkpoint: PiecewiseCheckpoint, name_of: Callable[[Any, str], str]) -> None:
         self._checkpoint, self._name_of = checkpoint, name_of
 
-    def writer(self, frozen: Any, num_rows: int, words: np.ndarray | None) -> _Writer:
+    def writer(self, frozen: StandsForTable, num_rows: int, words: np.ndarray | None) -> _Writer:
         """What takes the rows of a table, whose keys are `words` (None: all of an identity table)."""
         return _Writer(self._checkpoint, lambda variable: self._name_of(frozen, variable), num_rows, words)
 

@@ -15,7 +15,7 @@ from tensorflow.python.saved_model import fingerprinting_utils
 
 import sok
 from sok.base import log
-from sok.base.types import PathLike
+from sok.base.types import Exportable, PathLike
 from sok.job import context
 from sok.job.agreement import check_equal, done_by_all, together
 from sok.job.job import job_of
@@ -64,7 +64,7 @@ class ExportReport:
 
 
 def export_saved_model(
-    model: Any,
+    model: Exportable,
     path: PathLike,
     *,
     signatures: Any = None,
@@ -159,7 +159,7 @@ def _names_of(tables: list[EmbeddingVariable]) -> list[str]:
 
 
 def _exported(
-    model: Any,
+    model: Exportable,
     path: PathLike,
     signatures: Any,
     row_dtype: str | None,
@@ -216,7 +216,12 @@ def _check_path(path: str, overwrite: bool) -> None:
 
 
 def _prepared(
-    model: Any, signatures: Any, row_dtype: tf.DType, default: Any, files: NativeFiles | None, drop_zero_rows: bool
+    model: Exportable,
+    signatures: Any,
+    row_dtype: tf.DType,
+    default: Any,
+    files: NativeFiles | None,
+    drop_zero_rows: bool,
 ) -> Export:
     """The model in stock ops or, with `files`, in those of a native export, and what it needs."""
     # By table name; None: of all others.

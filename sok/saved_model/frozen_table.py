@@ -20,7 +20,7 @@ from sok.table.table import EmbeddingVariable
 ROW_DTYPES = {None: tf.float32, "float32": tf.float32, "float16": tf.float16, "int8": tf.int8}
 
 
-def unseen_row(table: EmbeddingVariable, default: Any) -> np.ndarray | None:
+def unseen_row(table: EmbeddingVariable, default: object) -> np.ndarray | None:
     """What keys without a row read as, where `default` of `export_saved_model` says so: [D].
 
     None if each reads as the row it would get.
@@ -44,8 +44,7 @@ def unseen_row(table: EmbeddingVariable, default: Any) -> np.ndarray | None:
             return np.reshape(spec.bank, (-1, dim)).mean(0, dtype=np.float64).astype(np.float32)
         mean = (spec.a + spec.b) / 2 if spec.kind == "uniform" else spec.a
         return np.full(dim, mean, np.float32)
-    is_number = isinstance(default, (int, float, np.number)) and not isinstance(default, bool)
-    if is_number and np.isfinite(default):
+    if isinstance(default, (int, float, np.number)) and not isinstance(default, bool) and np.isfinite(default):
         return np.full(dim, default, np.float32)
     raise ValueError(f"`default` must be 'initial', 'mean', 'zeros' or a finite number. Received: {default!r}.")
 

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok.base import _ops
+from sok.base.types import Exportable
 from sok.lookup import lookup
 from sok.saved_model.checkpoint import Variables, variables_in
 from sok.saved_model.frozen_table import FrozenTable, key_words
@@ -25,7 +26,7 @@ class ModelExport(Export):
 
     is_eager = True
 
-    def __init__(self, model: Any, signatures: Any, freeze: Freeze, files: NativeFiles | None) -> None:
+    def __init__(self, model: Exportable, signatures: Any, freeze: Freeze, files: NativeFiles | None) -> None:
         stock, self._files = (StockOps if files is None else NativeOps)(freeze), files
         self._functions = {}
         with _ops.substituted(stock), functions_are_traced_anew():
@@ -40,7 +41,7 @@ class ModelExport(Export):
         self._saved = _Saved(self.tables, resources_of(list(self._functions.values()), model, frozen))
 
     @staticmethod
-    def takes(model: Any) -> bool:
+    def takes(model: object) -> bool:
         return True  # or else what is wrong with it is told where it is read
 
     def save(self, folder: str) -> Variables | NativeFiles:
@@ -67,7 +68,7 @@ def register(kind: type[Export]) -> None:
     _kinds.insert(0, kind)
 
 
-def kind_of(model: Any) -> type[Export]:
+def kind_of(model: object) -> type[Export]:
     _ops.lib()  # with which other rooms' kinds are loaded
     return next(kind for kind in _kinds if kind.takes(model))
 

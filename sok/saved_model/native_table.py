@@ -8,12 +8,12 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from sok.base import _ops
+from sok.base.types import Condition
 from sok.saved_model.frozen_table import About, StandsForTable
 from sok.saved_model.serving_file import Description, ServingFile, mixed_keys, unmixed_keys
 from sok.saved_model.stock_ops import StockOps, as_written
@@ -104,7 +104,7 @@ class NativeOps(StockOps):
         keys: Sequence[tf.Tensor],
         row_splits: Sequence[tf.Tensor],
         weights: Sequence[tf.Tensor],
-        insert: Any,
+        insert: Condition,
         table_of: Sequence[int],
         dims: Sequence[int],
         combiners: Sequence[str],

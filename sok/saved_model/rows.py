@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import tensorflow as tf
 
+from sok.base.types import Exportable
 from sok.job.job import job_of
 from sok.job.transport.base import run_now
 from sok.saved_model.frozen_table import StandsForTable, word_dtype
@@ -92,10 +93,10 @@ class Export(Protocol):
     names: tuple[str, ...]  # of the signatures
     tables: Sequence[Any]  # what stands for them
 
-    def __init__(self, model: Any, signatures: Any, freeze: Freeze, files: NativeFiles | None) -> None: ...
+    def __init__(self, model: Exportable, signatures: Any, freeze: Freeze, files: NativeFiles | None) -> None: ...
 
     @staticmethod
-    def takes(model: Any) -> bool:
+    def takes(model: object) -> bool:
         """Whether `model` is of this kind."""
         raise NotImplementedError
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok.base.types import Exportable, Ids
+
 DEFAULT = "serving_default"
 _SPECS = (tf.TensorSpec, tf.SparseTensorSpec, tf.RaggedTensorSpec)
 
@@ -25,7 +27,7 @@ class Served:
     converts: bool = True  # whether Python's `if` and `for` may be those of TensorFlow (AutoGraph)
 
 
-def served_by(model: Any, signatures: Any) -> dict[str, Served]:
+def served_by(model: Exportable, signatures: Any) -> dict[str, Served]:
     """The signatures of `model` by name; `signatures` as `sok.export_saved_model` takes it.
 
     Raises:
@@ -272,7 +274,7 @@ def all_parts(pairs: Iterable[tuple[str, Any]]) -> dict[str, tf.Tensor]:
     return found
 
 
-def parts_of(name: str, value: Any) -> dict[str, tf.Tensor]:
+def parts_of(name: str, value: Ids) -> dict[str, tf.Tensor]:
     """A tensor as named plain tensors: several of what is sparse or ragged."""
     if isinstance(value, (tf.SparseTensor, tf.compat.v1.SparseTensor)):
         return {f"{name}_{part}": getattr(value, part) for part in ("indices", "values", "dense_shape")}
@@ -283,7 +285,7 @@ def parts_of(name: str, value: Any) -> dict[str, tf.Tensor]:
     return {name: tf.convert_to_tensor(value)}
 
 
-def checked_name(name: Any) -> str:
+def checked_name(name: object) -> str:
     if not isinstance(name, str) or not name or name.startswith("__"):
         raise ValueError(f"`signatures`: names must be texts that do not begin with '__'. Received: {name!r}.")
     return name

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from sok.base import _ops
+from sok.base.types import Condition, Scalar
 from sok.saved_model.frozen_table import FrozenTable
 from sok.table.table import EmbeddingVariable, table_of
 
@@ -71,7 +72,7 @@ class StockOps:
 
     # Tables.
 
-    def sok_table_lookup(self, handle: tf.Tensor, keys: tf.Tensor, insert: Any, dim: int) -> _Looked:
+    def sok_table_lookup(self, handle: tf.Tensor, keys: tf.Tensor, insert: Condition, dim: int) -> _Looked:
         return _Looked(self._table(handle).lookup(keys))
 
     def sok_group_lookup(
@@ -80,7 +81,7 @@ class StockOps:
         keys: Sequence[tf.Tensor],
         row_splits: Sequence[tf.Tensor],
         weights: Sequence[tf.Tensor],
-        insert: Any,
+        insert: Condition,
         table_of: Sequence[int],
         dims: Sequence[int],
         combiners: Sequence[str],
@@ -185,10 +186,12 @@ class StockOps:
 
     # Drop-ins for TensorFlow's own.
 
-    def sok_unique(self, x: tf.Tensor, out_idx: Any, with_counts: bool = False, name: str | None = None) -> Any:
+    def sok_unique(self, x: tf.Tensor, out_idx: tf.DType, with_counts: bool = False, name: str | None = None) -> Any:
         return tf.unique_with_counts(x, out_idx=out_idx, name=name)
 
-    def sok_unsorted_segment_sum(self, data: tf.Tensor, ids: tf.Tensor, num: Any, name: str | None = None) -> tf.Tensor:
+    def sok_unsorted_segment_sum(
+        self, data: tf.Tensor, ids: tf.Tensor, num: Scalar, name: str | None = None
+    ) -> tf.Tensor:
         return tf.math.unsorted_segment_sum(data, ids, num, name=name)
 
 

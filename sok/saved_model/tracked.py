@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from tensorflow.python.checkpoint import trackable_view
 from tensorflow.python.trackable.base import Trackable
 
+from sok.base.types import Exportable
 from sok.table.table import is_embedding_variable, table_of
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework import graph_pb2
 
 _OURS = ("Sok>", "Horovod")
 _SERVED = "Sok>Serving"  # of the library that a server loads for a native export
 _PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 
 
-def resources_of(functions: Sequence[Any], model: Any, known: Sequence[tf.Tensor]) -> list[Any]:
+def resources_of(functions: Sequence[Any], model: Exportable, known: Sequence[tf.Tensor]) -> list[Any]:
     """Variables and other resources (lookup tables, say) that functions have captured, but for `known` handles.
 
     Only these are saved, and not the model: it has parts that no SavedModel can hold, such as tables and optimizers.
@@ -47,7 +51,7 @@ def resources_of(functions: Sequence[Any], model: Any, known: Sequence[tf.Tensor
     return found
 
 
-def check_ops(graph_def: Any) -> None:
+def check_ops(graph_def: graph_pb2.GraphDef) -> None:
     """Looks at all nodes, also those of functions.
 
     Raises:

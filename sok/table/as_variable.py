@@ -60,7 +60,7 @@ class AsVariable(resource_variable_ops.BaseResourceVariable):
         return id(self)
 
     # A variable of TensorFlow would make a dense one of what it reads.
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         raise TypeError(
             f"The embedding table '{self._table_name}' cannot be copied or pickled. Make another one with its "
             "arguments, and hand over its rows, with all slots by sok.save and sok.restore, or alone: "
@@ -70,7 +70,7 @@ class AsVariable(resource_variable_ops.BaseResourceVariable):
     def __copy__(self) -> AsVariable:
         return self
 
-    def __deepcopy__(self, memo: Any) -> Any:
+    def __deepcopy__(self, memo: dict[int, Any] | None) -> Any:
         return self.__reduce_ex__(None)
 
     def numpy(self) -> Any:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import sys
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
 from sok.base import _ops
 
+if TYPE_CHECKING:
+    from sok.table.table import EmbeddingVariable
 
-def stand_in(table: Any) -> tf.Tensor | None:
+
+def stand_in(table: EmbeddingVariable) -> tf.Tensor | None:
     """What stands for `table` where TensorFlow records the inputs of a custom gradient; None where it does not.
 
     TensorFlow reads there each variable that the function has watched. What comes back as gradient of the tensor is

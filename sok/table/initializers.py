@@ -7,7 +7,7 @@ import hashlib
 import math
 import numbers
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import tensorflow as tf
@@ -179,7 +179,7 @@ def _drawn(initializer: Callable[..., Any], shape: tuple[int, int]) -> np.ndarra
     return value
 
 
-def resolve(initializer: Any, argument: str = "initializer") -> str | Callable[..., Any]:
+def resolve(initializer: Initializer | None, argument: str = "initializer") -> str | Callable[..., Any]:
     """What `initializer` means: the name of one that the native table knows, or a callable `f(shape, dtype)`.
 
     Args:
@@ -213,7 +213,7 @@ def resolve(initializer: Any, argument: str = "initializer") -> str | Callable[.
     return initializer
 
 
-def with_rows(initializer: Any, rows: int | None, dim: int) -> Initializer:
+def with_rows(initializer: Initializer | None, rows: int | None, dim: int) -> InitializerSpec | Callable[..., Any]:
     """What makes `initializer` take its table for a matrix [rows, dim], whatever the table's capacity is.
 
     Args:
@@ -222,11 +222,13 @@ def with_rows(initializer: Any, rows: int | None, dim: int) -> Initializer:
     Raises:
         As `to_spec`.
     """
-    initializer = resolve(initializer)
-    return (_from_name if isinstance(initializer, str) else _from_object)(initializer, rows, dim) or initializer
+    found = resolve(initializer)
+    if isinstance(found, str):
+        return cast(InitializerSpec, _from_name(found, rows, dim))  # names that make none are none that `resolve` gives
+    return _from_object(found, rows, dim) or found
 
 
-def to_spec(initializer: Any, rows: int | None, dim: int) -> InitializerSpec:
+def to_spec(initializer: Initializer | None, rows: int | None, dim: int) -> InitializerSpec:
     """What fresh rows are made from.
 
     Constants, uniform and (truncated) normal distributions, and Keras' variance-scaling family become a formula. Of

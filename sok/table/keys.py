@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok.base.errors import refuse_strings
-from sok.base.types import DTypeLike
+from sok.base.types import DTypeLike, Shaped, TensorLike
 
 KEY_DTYPES = (tf.int64, tf.int32, tf.uint32, tf.uint64)
 
@@ -33,7 +33,7 @@ def check_key_dtype(key_dtype: DTypeLike, argument: str = "key_dtype") -> tf.DTy
     return dtype
 
 
-def as_keys(keys: Any, key_dtype: tf.DType, table_name: str, label: str | None = None) -> tf.Tensor:
+def as_keys(keys: TensorLike, key_dtype: tf.DType, table_name: str, label: str | None = None) -> tf.Tensor:
     """`keys` as a tensor of `key_dtype`.
 
     Tensors of another integer dtype are cast if no value of that dtype can be lost; NumPy arrays and Python numbers if
@@ -45,7 +45,7 @@ def as_keys(keys: Any, key_dtype: tf.DType, table_name: str, label: str | None =
         ValueError: a value, or the dtype, does not fit; of strings, it says how to make keys of them.
     """
     label = label or f"table '{table_name}'"
-    if not tf.is_tensor(keys):
+    if not (tf.is_tensor(keys) and isinstance(keys, Shaped)):
         return tf.constant(_checked_array(keys, key_dtype, label), key_dtype)
     if keys.dtype == key_dtype:
         return tf.convert_to_tensor(keys)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import tensorflow as tf
 
@@ -121,7 +122,7 @@ class TableOptions:
     def __hash__(self) -> int:
         return hash(self._values())
 
-    def get_config(self, initializers: Any = None) -> dict[str, Any]:
+    def get_config(self, initializers: types.ModuleType | None = None) -> dict[str, Any]:
         """What `from_config` makes it of again, for JSON. `initializers`: the module of a Keras; None: `tf.keras`'s."""
         initializer: Any = self.initializer
         if isinstance(initializer, OwnInitializer):
@@ -139,7 +140,7 @@ class TableOptions:
         return {**vars(self), "initializer": initializer, "placement": self.placement.get_config()}
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], initializers: Any = None) -> TableOptions:
+    def from_config(cls, config: Mapping[str, Any], initializers: types.ModuleType | None = None) -> TableOptions:
         """The options of a `get_config`; of properties that it does not have, the defaults."""
         config = dict(config)
         made = config.get("initializer")
@@ -152,8 +153,8 @@ class TableOptions:
         return cls(**config)
 
 
-def whole_number(argument: str, value: Any, top: int = 2**63 - 1, low: int = 1) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or not low <= value <= top:
+def whole_number(argument: str, value: object, top: int = 2**63 - 1, low: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex) or not low <= int(value) <= top:
         raise ValueError(f"`{argument}` must be a whole number in [{low}, {top}]. Received: {value!r}.")
     return int(value)
 

@@ -8,13 +8,16 @@ import sys
 import warnings
 import weakref
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from tensorflow.python.eager import record
 from tensorflow.python.ops import resource_variable_ops
 
 from sok.base import keras_calls
+
+if TYPE_CHECKING:
+    from sok.table.table import EmbeddingVariable
 
 # Who sums up the gradients of several batches applies them before: 32 tapes without any update are no training.
 _TAPES = 32
@@ -50,7 +53,7 @@ class _Training:
 _awaited: dict[int, _Training] = {}
 
 
-def note(table: Any, insert: tf.Tensor | None = None) -> None:
+def note(table: EmbeddingVariable, insert: tf.Tensor | None = None) -> None:
     """To be called for each table of a lookup, before it. `insert`: whether it makes rows, as in training; None: no."""
     keras_calls.track(table)
     asks = insert is not None and table.trainable and _could_train(table, insert)
@@ -61,14 +64,14 @@ def note(table: Any, insert: tf.Tensor | None = None) -> None:
         _expect_training(table, is_new)
 
 
-def note_trained(table: Any) -> None:
+def note_trained(table: EmbeddingVariable) -> None:
     """To be called by an optimizer that has been built for the table, or updates it."""
     training = _of(table)
     training.is_done = True
     _awaited.pop(id(training), None)
 
 
-def note_written(table: Any) -> None:
+def note_written(table: EmbeddingVariable) -> None:
     """To be called where rows are stored: who does so in a loop may train by it."""
     _of(table).tapes = 0
     _awaited.pop(id(_of(table)), None)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
 from sok.base import _ops
+
+if TYPE_CHECKING:
+    from sok.table.table import EmbeddingVariable
 
 REGULARIZE = ("batch", "exact")
 _CUT = (
@@ -88,7 +91,7 @@ class RowTerms:
         assert self.regularizer is not None
         return tf.cast(tf.stop_gradient(self.regularizer(tf.cast(rows, tf.float32))), tf.float32)
 
-    def gradient(self, table: Any, row_ids: tf.Tensor) -> tf.Tensor:
+    def gradient(self, table: EmbeddingVariable, row_ids: tf.Tensor) -> tf.Tensor:
         """What the penalty adds to the gradient of the rows [n, D] of these ids, of which none comes twice."""
         assert self.regularizer is not None
         rows = _read(table, row_ids)
@@ -97,7 +100,7 @@ class RowTerms:
             penalty = self.regularizer(rows)
         return tape.gradient(penalty, rows, unconnected_gradients="zero")
 
-    def constrain(self, table: Any, row_ids: tf.Tensor) -> tf.Operation | None:
+    def constrain(self, table: EmbeddingVariable, row_ids: tf.Tensor) -> tf.Operation | None:
         """Lets the rows of these ids, none of which comes twice, be what the constraint makes of them."""
         assert self.constraint is not None
         rows = tf.ensure_shape(self.constraint(_read(table, row_ids)), [None, table.local_dim])

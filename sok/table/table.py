@@ -443,7 +443,7 @@ def table_of(handle: tf.Tensor) -> EmbeddingVariable | None:
     return found if found is not None and found.handle is handle else None
 
 
-def is_embedding_variable(variable: Any) -> bool:
+def is_embedding_variable(variable: object) -> bool:
     """Whether `variable` is an `EmbeddingVariable`."""
     return isinstance(variable, EmbeddingVariable)
 

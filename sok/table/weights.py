@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -25,10 +25,10 @@ class TableRows(np.ndarray):
         self.keys, self.values, self.has_rows = keys, values, True
         return self
 
-    def copy(self, order: Any = "C") -> TableRows:
+    def copy(self, order: Literal["C", "F", "A", "K"] | None = "C") -> TableRows:
         return TableRows(*self._parts()) if self.has_rows else self
 
-    def __deepcopy__(self, memo: Any) -> TableRows:
+    def __deepcopy__(self, memo: dict[int, Any] | None) -> TableRows:
         return self.copy()
 
     def __reduce__(self) -> Any:
@@ -43,7 +43,7 @@ class TableRows(np.ndarray):
     __str__ = __repr__
 
 
-def rows_behind(array: Any) -> TableRows | None:
+def rows_behind(array: object) -> TableRows | None:
     """The rows that `array` stands for, itself or as a plain array made of one; None if there are none."""
     for candidate in (array, getattr(array, "base", None)):
         if isinstance(candidate, TableRows) and candidate.has_rows:

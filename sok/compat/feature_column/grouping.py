@@ -5,18 +5,22 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from tensorflow.python.feature_column import feature_column as fc_v1
 from tensorflow.python.feature_column import feature_column_v2 as fc_v2
 
 from sok.base.patching import Here
+from sok.base.types import Training, Variable
 from sok.lookup import group
 from sok.lookup.feature import Feature
 from sok.lookup.lookup import lookup_parts
 from sok.lookup.plain_variables import as_plain_variable
-from sok.table.table import is_embedding_variable
+from sok.table.table import EmbeddingVariable, is_embedding_variable
+
+if TYPE_CHECKING:
+    from tensorflow.python.feature_column import feature_column_v2
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -30,14 +34,14 @@ class Group:
     def __copy__(self) -> Group:
         return self
 
-    def __deepcopy__(self, memo: Any) -> Group:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Group:
         return self
 
 
 _collecting = Here()
 
 
-def group_of(column: Any) -> Group | None:
+def group_of(column: feature_column_v2.FeatureColumn) -> Group | None:
     """The group a column belongs to; None if it was made outside of every scope."""
     return getattr(column, "_sok_group", None)
 
@@ -51,7 +55,13 @@ def is_collecting() -> bool:
     return _collecting.value is not None
 
 
-def request(param: Any, sparse_tensors: Any, combiner: str, prunes: bool, categorical_column: Any) -> Feature | None:
+def request(
+    param: EmbeddingVariable | Variable,
+    sparse_tensors: feature_column_v2.CategoricalColumn.IdWeightPair,
+    combiner: str,
+    prunes: bool,
+    categorical_column: feature_column_v2.CategoricalColumn,
+) -> Feature | None:
     """The lookup of a column in `param`; None where only stock TensorFlow knows how.
 
     Args:
@@ -90,7 +100,7 @@ def _may_be_negative(column: Any) -> bool:
     return not isinstance(column, fc_v2.IdentityCategoricalColumn) or column.default_value is None
 
 
-def look_up(made: Sequence[tuple[Any, Any]], training: Any) -> dict[Any, tf.Tensor]:
+def look_up(made: Sequence[tuple[Any, Any]], training: Training) -> dict[Any, tf.Tensor]:
     """The tensor of each column.
 
     Args:
@@ -117,7 +127,12 @@ def look_up(made: Sequence[tuple[Any, Any]], training: Any) -> dict[Any, tf.Tens
     return tensors
 
 
-def tensor_in_layer(column: Any, cache: Any, state_manager: Any, training: Any) -> tf.Tensor:
+def tensor_in_layer(
+    column: feature_column_v2.FeatureColumn,
+    cache: feature_column_v2.FeatureTransformationCache,
+    state_manager: feature_column_v2.StateManager,
+    training: Training,
+) -> tf.Tensor:
     """The tensor of a grouped column in a `DenseFeatures` layer, looked up with the rest of its group there.
 
     Args:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 from tensorflow.python.feature_column import feature_column_v2 as fc_v2
 from tensorflow.python.feature_column import serialization
 
 from sok.base.errors import refuse_strings
+
+if TYPE_CHECKING:
+    from tensorflow.python.feature_column import feature_column_v2
 
 
 @serialization.register_feature_column
@@ -29,7 +32,7 @@ class AnyIdColumn(fc_v2.IdentityCategoricalColumn):
         )
 
 
-def capacity_of(column: Any) -> int | None:
+def capacity_of(column: feature_column_v2.FeatureColumn) -> int | None:
     """Rows for each worker's part of a table of this column, or of the one that it weighs; None: it knows its ids."""
     column = getattr(column, "categorical_column", column)
     return column.number_buckets if isinstance(column, AnyIdColumn) else None

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.feature_column import feature_column as fc_v1
 from tensorflow.python.feature_column import feature_column_v2 as fc_v2
 from tensorflow.python.feature_column import serialization
 
-from sok.base.types import DTypeLike
+from sok.base.types import DTypeLike, Training
 from sok.compat.feature_column import grouping, scope
 from sok.compat.feature_column.id_column import capacity_of
 from sok.compat.scoped_tables import scoped_table
@@ -21,6 +21,9 @@ from sok.table.initializers import Initializer
 from sok.table.options import TableOptions, said_once, whole_number
 from sok.table.placement import Placement
 from sok.table.table import EmbeddingVariable
+
+if TYPE_CHECKING:
+    from tensorflow.python.feature_column import feature_column_v2
 
 _TABLE = "embedding_weights"
 
@@ -35,7 +38,7 @@ class _Fields(NamedTuple):
 
 
 def embedding_column(
-    categorical_column: Any,
+    categorical_column: feature_column_v2.CategoricalColumn,
     dimension: int,
     combiner: str = "mean",
     initializer: Initializer | None = None,
@@ -149,17 +152,26 @@ class TableEmbeddingColumn(fc_v2.DenseColumn, fc_v1._DenseColumn, _Fields):
 
     # In tf_keras' DenseFeatures.
 
-    def transform_feature(self, transformation_cache: Any, state_manager: Any) -> Any:
+    def transform_feature(
+        self,
+        transformation_cache: feature_column_v2.FeatureTransformationCache,
+        state_manager: feature_column_v2.StateManager,
+    ) -> Any:
         return transformation_cache.get(self.categorical_column, state_manager)
 
-    def create_state(self, state_manager: Any) -> None:
+    def create_state(self, state_manager: feature_column_v2.StateManager) -> None:
         layer = state_manager._layer
         table = EmbeddingVariable(name=f"{layer.name}/{self.name}/{_TABLE}", **self._options(layer.trainable))
         state_manager.add_resource(self, _TABLE, table)
         # As an attribute Keras finds it among the weights of the layer.
         setattr(layer, f"_sok_{self.name}", table)
 
-    def get_dense_tensor(self, transformation_cache: Any, state_manager: Any, training: Any = None) -> Any:
+    def get_dense_tensor(
+        self,
+        transformation_cache: feature_column_v2.FeatureTransformationCache,
+        state_manager: feature_column_v2.StateManager,
+        training: Training = None,
+    ) -> Any:
         if not grouping.is_collecting():
             return grouping.tensor_in_layer(self, transformation_cache, state_manager, training)
         sparse_tensors = self.categorical_column.get_sparse_tensors(transformation_cache, state_manager)
@@ -218,7 +230,10 @@ class TableEmbeddingColumn(fc_v2.DenseColumn, fc_v1._DenseColumn, _Fields):
 
     @classmethod
     def from_config(
-        cls, config: dict[str, Any], custom_objects: Any = None, columns_by_name: Any = None
+        cls,
+        config: dict[str, Any],
+        custom_objects: dict[str, Any] | None = None,
+        columns_by_name: dict[str, Any] | None = None,
     ) -> TableEmbeddingColumn:
         fields = dict(config)
         fields["categorical_column"] = serialization.deserialize_feature_column(

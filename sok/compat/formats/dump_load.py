@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok.base.types import PathLike
+from sok.base.types import PathLike, StockOptimizer
 from sok.compat.formats import v2
 from sok.compat.formats.columns import StoredTable
 from sok.compat.formats.dump import Dump, dump_tables
@@ -24,13 +24,14 @@ from sok.compat.v2.variable import StaticVariable
 from sok.job import context
 from sok.job.agreement import check_equal, done_by_all, together
 from sok.job.job import job_of
+from sok.optimizers import Optimizer
 from sok.table.table import EmbeddingVariable, is_embedding_variable
 
 
 def dump(
     path: PathLike,
     dump_vars: EmbeddingVariable | Sequence[EmbeddingVariable],
-    optimizer: Any = None,
+    optimizer: Optimizer | StockOptimizer | None = None,
     *,
     progress: bool | None = None,
 ) -> None:
@@ -94,7 +95,7 @@ def dump(
 def load(
     path: PathLike,
     load_vars: EmbeddingVariable | Sequence[EmbeddingVariable],
-    optimizer: Any = None,
+    optimizer: Optimizer | StockOptimizer | None = None,
     *,
     progress: bool | None = None,
 ) -> None:

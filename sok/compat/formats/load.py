@@ -103,7 +103,7 @@ class Load:
         """Remembers what `finish` tells: peers do not listen before."""
         self._error = self._error or error
 
-    def note(self, error: Any) -> np.int32:
+    def note(self, error: np.ndarray | bytes) -> np.int32:
         """Remembers what the op that stores has told."""
         if error:
             self.failed(exception_of(np.asarray(error).item().decode(errors="replace")))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok.base.types import PathLike
+from sok.base.types import PathLike, TensorLike
 from sok.compat.formats import v1
 from sok.compat.formats.columns import ArrayColumn, RangeColumn, StoredTable
 from sok.compat.formats.dump import Dump, dump_tables
@@ -112,7 +112,7 @@ class Saver:
 
         return _load(variable, open_files, [], "restore", progress)
 
-    def load_embedding_values(self, embedding_variable: EmbeddingVariable, tensors: Any) -> tf.Tensor:
+    def load_embedding_values(self, embedding_variable: EmbeddingVariable, tensors: TensorLike) -> tf.Tensor:
         """Stores row i of a matrix under key i.
 
         Args:

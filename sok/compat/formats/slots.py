@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from sok.base.types import StockOptimizer
 from sok.compat.formats.shard import Shard
 from sok.optimizers.base import Optimizer
 from sok.table import rules
@@ -32,14 +32,15 @@ class OptimizerSlots:
     name: str  # SOK's word for the optimizer
     slots: tuple[str, ...]  # and for its slots
 
-    def __init__(self, optimizer: Any) -> None:
-        self._optimizer = getattr(optimizer, "embedding_optimizer", optimizer)
-        if not isinstance(self._optimizer, Optimizer):
+    def __init__(self, optimizer: Optimizer | StockOptimizer | None) -> None:
+        of_tables = getattr(optimizer, "embedding_optimizer", optimizer)
+        if not isinstance(of_tables, Optimizer):
             raise TypeError(
                 "`optimizer` must be what trains the tables: a sok.OptimizerWrapper, a sok.DistributedOptimizer or one "
                 f"of sok.optimizers. Received: {optimizer!r}."
             )
-        rule = rules.find(self._optimizer.rule)
+        self._optimizer = of_tables
+        rule = rules.find(of_tables.rule)
         if rule.name in rules.RULES and not rule.dumped_as:
             raise ValueError(
                 f"SOK's files have no names for the state of {type(self._optimizer).__name__}: known are SGD, Adagrad, "

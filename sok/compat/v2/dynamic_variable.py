@@ -81,7 +81,7 @@ class DynamicVariable(HasMode, EmbeddingVariable):
         initializer: Initializer | None = None,
         var_type: str | None = None,
         name: str | None = None,
-        constraint: Any = None,
+        constraint: object = None,
         trainable: bool = True,
         key_type: DTypeLike | None = None,
         dtype: DTypeLike | None = None,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
-from sok.base.types import TensorLike
+from sok.base.types import Ids, TensorLike
 from sok.lookup import lookup
 from sok.lookup.group import group_embedding_lookup_sparse
 from sok.table.table import EmbeddingVariable, is_embedding_variable
@@ -15,8 +15,8 @@ from sok.table.table import EmbeddingVariable, is_embedding_variable
 
 def lookup_sparse(
     params: EmbeddingVariable | Sequence[EmbeddingVariable],
-    sp_ids: Any,
-    sp_weights: Any = None,
+    sp_ids: Ids | Sequence[Ids],
+    sp_weights: Ids | Sequence[Ids | None] | None = None,
     combiners: str | Sequence[str] | None = None,
     use_low_frequency_filter: bool = False,
 ) -> Any:
@@ -60,7 +60,8 @@ def lookup_sparse(
             "`use_low_frequency_filter` must be False: tables here give a row to every key that is looked up."
         )
     if isinstance(params, (list, tuple)):
-        return group_embedding_lookup_sparse(params, sp_ids, _our_words(combiners), sp_weights=sp_weights)
+        ids, weights = cast("Sequence[Ids]", sp_ids), cast("Sequence[Ids | None] | None", sp_weights)
+        return group_embedding_lookup_sparse(params, ids, _our_words(combiners), sp_weights=weights)
     weights = None if sp_weights is None else [sp_weights]
     return group_embedding_lookup_sparse([params], [sp_ids], _our_words(combiners), sp_weights=weights)[0]
 

@@ -41,5 +41,5 @@ class SGD(CountsGlobalStep, optimizers.SGD):
         return self.learning_rate
 
     @lr.setter
-    def lr(self, value: Any) -> None:
+    def lr(self, value: Rate) -> None:
         self.learning_rate = value

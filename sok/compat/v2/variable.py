@@ -25,21 +25,21 @@ def Variable(
     initial_value: TensorLike | Callable[[], TensorLike] | None = None,
     trainable: bool | None = None,
     validate_shape: bool = True,
-    caching_device: Any = None,
+    caching_device: object = None,
     name: str | None = None,
-    variable_def: Any = None,
+    variable_def: object = None,
     dtype: DTypeLike | None = None,
     import_scope: str | None = None,
-    constraint: Any = None,
-    synchronization: Any = None,
-    aggregation: Any = None,
+    constraint: object = None,
+    synchronization: object = None,
+    aggregation: object = None,
     shape: Sequence[int] | tf.TensorShape | None = None,
     *,
     mode: str | None = None,
     initializer: Initializer | None = None,
-    collections: Any = None,
+    collections: object = None,
     use_resource: bool | None = None,
-    distribute_strategy: Any = None,
+    distribute_strategy: object = None,
     table: TableOptions | None = None,
 ) -> StaticVariable:
     """Makes a matrix of rows that live on the workers, with the arguments of `tf.Variable`.
@@ -118,7 +118,9 @@ class StaticVariable(HasMode, EmbeddingVariable):
             from the initializer of `options`.
     """
 
-    def __init__(self, shape: tuple[int, int], options: TableOptions, *, name: str, initial_value: Any = None) -> None:
+    def __init__(
+        self, shape: tuple[int, int], options: TableOptions, *, name: str, initial_value: TensorLike | None = None
+    ) -> None:
         self._global_shape = shape
         options = dataclasses.replace(options, hashed=False, num_keys=shape[0])
         capacity = options.placement.share(shape[0], context.size())

@@ -24,7 +24,6 @@ import traceback
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from sok.base import _ops, log
 from sok.job import dead_peers
@@ -301,7 +300,7 @@ def _is_the_programs(frame: types.FrameType) -> bool:
     return not frame.f_code.co_filename.startswith(_LIBRARIES)
 
 
-def checked_deadline(deadline: Any) -> float:
+def checked_deadline(deadline: float | str | None) -> float:
     """Seconds: the argument of `sok.Init`, else SOK_DEADLINE, else the default. 0: never.
 
     Raises:

@@ -54,7 +54,7 @@ _MIXINS = {  # for Keras 3, and for tf_keras
 _made: dict[type, types.SimpleNamespace] = {}
 
 
-def for_keras(keras: Any) -> types.SimpleNamespace:
+def for_keras(keras: types.ModuleType) -> types.SimpleNamespace:
     """Gives the layers as classes of `keras`: Keras 3, or an explicitly imported `tf_keras`.
 
     `sok.Embedding`, `sok.DistributedEmbedding` and `sok.All2AllDenseEmbedding` are those for `tf.keras`.

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok.base.types import Condition, DTypeLike, Ids
+from sok.base.types import Condition, DTypeLike, Ids, Shape
 from sok.keras.layers.base import EmbeddingLayerMixin
 from sok.lookup import lookup
 from sok.lookup.inputs import check_sizes, describe, sizes, slot_keys, to_dense
@@ -132,7 +132,7 @@ class All2AllDenseEmbeddingMixin(EmbeddingLayerMixin):
         if not self.dynamic_input and static is not None:
             self._checked_sizes(symbol, static)
 
-    def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: Shape) -> tuple[int | None, ...]:
         dim = self.embedding_vec_size
         if self.dynamic_input:
             return (*input_shape, dim)

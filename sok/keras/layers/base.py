@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import tensorflow as tf
 
 from sok.base import keras_calls, strategies
 from sok.base.errors import refuse_strings
-from sok.base.types import DTypeLike
+from sok.base.types import DTypeLike, Ids, Shape
 from sok.checkpoint import store_files
 from sok.job import context
 from sok.lookup import exchange
@@ -28,7 +29,7 @@ _COMBINERS = ("sum", "mean", "sqrtn")
 _making_tables = threading.RLock()
 
 
-def check_combiner(combiner: Any) -> str:
+def check_combiner(combiner: object) -> str:
     """'sum', 'mean' or 'sqrtn', given in any capitalisation."""
     lowered = combiner.lower() if isinstance(combiner, str) else combiner
     if lowered not in _COMBINERS:
@@ -103,7 +104,7 @@ class TableLayerMixin(_Layer):
         """SOK's other name for `embedding_variable`."""
         return self.embedding_variable
 
-    def build(self, input_shape: Any = None) -> None:
+    def build(self, input_shape: Shape | None = None) -> None:
         self.embedding_variable  # noqa: B018 (made here)
         self.built = True
 
@@ -135,10 +136,10 @@ class TableLayerMixin(_Layer):
         """`ValueError` for inputs that cannot be ids, by their dtype."""
         check_integers(given, self.name)
 
-    def save_own_variables(self, store: Any) -> None:
+    def save_own_variables(self, store: MutableMapping[str, np.ndarray]) -> None:
         store_files.save(self.embedding_variable, store)
 
-    def load_own_variables(self, store: Any) -> None:
+    def load_own_variables(self, store: MutableMapping[str, np.ndarray]) -> None:
         store_files.load(self.embedding_variable, store)
 
     def _check_symbol(self, symbol: Any) -> None:
@@ -222,7 +223,7 @@ def check_trainable(options: TableOptions, kwargs: dict[str, Any]) -> None:
         raise ValueError("`trainable` is given twice: True, and False in `table`.")
 
 
-def check_integers(inputs: Any, layer: str) -> None:
+def check_integers(inputs: Ids, layer: str) -> None:
     if not (isinstance(inputs, (int, float, str, list, tuple, dict)) or hasattr(inputs, "dtype")):
         raise ValueError(f"`inputs` must be a tensor of integers, or what makes one. Received: {inputs!r}.")
     dtype = getattr(inputs, "dtype", None)

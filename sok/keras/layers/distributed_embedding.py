@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok.base.types import Condition, DTypeLike, Ids
+from sok.base.types import Condition, DTypeLike, Ids, Shape
 from sok.keras.layers.base import EmbeddingLayerMixin, check_combiner
 from sok.lookup.feature import Feature
 from sok.lookup.inputs import check_symbol, static_batch
@@ -130,7 +130,7 @@ class DistributedEmbeddingMixin(EmbeddingLayerMixin):
         pooled.set_shape([static_batch(inputs, self.slot_num), self.slot_num, variable.dim])
         return self._to_compute_dtype(pooled)
 
-    def compute_output_shape(self, input_shape: Any) -> tuple[int | None, int, int]:
+    def compute_output_shape(self, input_shape: Shape) -> tuple[int | None, int, int]:
         batch = input_shape[0] if len(input_shape) == 3 or self.slot_num == 1 else None
         return (batch, self.slot_num, self.embedding_vec_size)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
 from sok.base import strategies
-from sok.base.types import Condition, Ids
+from sok.base.types import Condition, Ids, KerasInitializer, KerasLayer, Shape, TensorLike
 from sok.checkpoint import store_files
 from sok.job import context
 from sok.job.data import hash_strings
@@ -127,14 +127,14 @@ class EmbeddingMixin(_Base):
         self,
         input_dim: int | None,
         output_dim: int,
-        embeddings_initializer: Any = "uniform",
+        embeddings_initializer: KerasInitializer = "uniform",
         *args: Any,
         combiner: str | None = None,
         table: TableOptions | None = None,
         capacity: int | None = None,
         sparse_as_dense_size: int | None = None,
         regularize: str = "batch",
-        weights: Any = None,
+        weights: TensorLike | None = None,
         **kwargs: Any,
     ) -> None:
         any_id = input_dim is None or input_dim == -1
@@ -204,7 +204,7 @@ class EmbeddingMixin(_Base):
                     lookup_rows(table, tf.constant(list(part), table.key_dtype), training=True)
         return table
 
-    def build(self, input_shape: Any = None) -> None:
+    def build(self, input_shape: Shape | None = None) -> None:
         if self._is_plain:
             super(TableLayerMixin, self).build(input_shape)  # type: ignore[misc]
         else:
@@ -217,7 +217,7 @@ class EmbeddingMixin(_Base):
         asked, answer = self.asks(ids)
         return answer(lookup_group(asked, inserts))
 
-    def asks(self, ids: Any) -> tuple[list[Feature], Answer]:
+    def asks(self, ids: Ids) -> tuple[list[Feature], Answer]:
         """What a call looks up, and what it makes of that."""
         variable, dtype = self._looked_up()
         terms = None if self._is_plain else variable.row_terms
@@ -250,10 +250,10 @@ class EmbeddingMixin(_Base):
         wider = tf.as_dtype(self._options.key_dtype) if inputs.dtype.is_floating else inputs.dtype
         return tf.cast(inputs, wider)
 
-    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+    def compute_mask(self, inputs: Ids, mask: tf.Tensor | None = None) -> Any:
         return None if self.combiner is not None else super().compute_mask(inputs, mask)
 
-    def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: Shape) -> tuple[int | None, ...]:
         shape = super().compute_output_shape(input_shape)
         return shape if self.combiner is None else (*shape[:-2], shape[-1])
 
@@ -300,7 +300,7 @@ class EmbeddingMixin(_Base):
             return super().get_weights()
         return [matrix_of(self.embedding_variable, self.input_dim)]
 
-    def set_weights(self, weights: Any) -> None:
+    def set_weights(self, weights: Sequence[TensorLike]) -> None:
         if self._is_plain or self.input_dim is None or len(weights) != 1 or rows_behind(weights[0]) is not None:
             super().set_weights(weights)
             return
@@ -312,13 +312,13 @@ class EmbeddingMixin(_Base):
             )
         assign_matrix(self.embedding_variable, matrix)
 
-    def save_own_variables(self, store: Any) -> None:
+    def save_own_variables(self, store: MutableMapping[str, np.ndarray]) -> None:
         if self._is_plain:
             super(TableLayerMixin, self).save_own_variables(store)  # type: ignore[misc]
         else:
             super().save_own_variables(store)
 
-    def load_own_variables(self, store: Any) -> None:
+    def load_own_variables(self, store: MutableMapping[str, np.ndarray]) -> None:
         if self._is_plain:
             super(TableLayerMixin, self).load_own_variables(store)  # type: ignore[misc]
         elif self.input_dim is not None and "0" in store.keys() and not store_files.leaves_rows_out():  # noqa: SIM118
@@ -358,14 +358,14 @@ def refuse(arguments: dict[str, Any]) -> None:
             raise ValueError(f"`{name}` is not for sok.Embedding: {reason}. Received: {arguments[name]!r}.")
 
 
-def terms_of(layer: Any, regularize: str) -> RowTerms | None:
+def terms_of(layer: KerasLayer, regularize: str) -> RowTerms | None:
     """What the layer's regularizer and constraint are to the rows of a table. ValueError if they cannot be."""
     regularizer, constraint = layer.embeddings_regularizer, layer.embeddings_constraint
     terms = RowTerms(layer.output_dim, regularizer, regularize, constraint)
     return None if regularizer is None and constraint is None else terms
 
 
-def why_no_table(layer: Any, regularize: str = "batch") -> str | None:
+def why_no_table(layer: KerasLayer, regularize: str = "batch") -> str | None:
     """Why a layer of Keras' class `Embedding` cannot be over a table; None: it can."""
     try:
         terms_of(layer, regularize)
@@ -393,7 +393,7 @@ def matrix_of(table: EmbeddingVariable, num_rows: int, at_once: int = _IN_A_STEP
     return np.concatenate(parts)
 
 
-def assign_matrix(table: EmbeddingVariable, matrix: Any, at_once: int = _IN_A_STEP) -> None:
+def assign_matrix(table: EmbeddingVariable, matrix: np.ndarray, at_once: int = _IN_A_STEP) -> None:
     """Stores the rows of a matrix [n, D] that this worker owns, and reads no others. Not collective."""
     start, stop, step = table.placement.local_keys(len(matrix), table.rank, table.world_size)
     for first in range(start, stop, at_once * step):

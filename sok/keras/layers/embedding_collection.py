@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from sok.base.types import Condition, Ids
+from sok.base.types import Condition, Ids, Shape
 from sok.job import communication, context
 from sok.keras.layers.base import TableLayerMixin, _is_symbol
 from sok.keras.layers.embedding import Answer, EmbeddingMixin, assign_matrix, matrix_of
@@ -115,13 +115,13 @@ class EmbeddingCollectionMixin(TableLayerMixin):
         asked = [self.embeddings[table] for table in dict.fromkeys(self.input_table_map)]
         return [table for layer in asked if isinstance(layer, EmbeddingMixin) for table in layer._tables_asked()]
 
-    def build(self, input_shape: Any = None) -> None:
+    def build(self, input_shape: Shape | None = None) -> None:
         for layer in self.embeddings:
             if not layer.built:
                 layer.build(None if isinstance(layer, EmbeddingMixin) else (None,))
         self.built = True
 
-    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, inputs: Ids, *args: Any, **kwargs: Any) -> Any:
         if not self.built:
             self.build(None)
         is_symbolic = any(_is_symbol(part) for part in tf.nest.flatten(inputs))
@@ -160,7 +160,7 @@ class EmbeddingCollectionMixin(TableLayerMixin):
         found = lookup_group(asked, inserts) if asked else []
         return [self._to_compute_dtype(answer(found[first:stop])) for answer, first, stop in answers]
 
-    def compute_output_shape(self, input_shape: Any) -> list[Any]:
+    def compute_output_shape(self, input_shape: Shape) -> list[Any]:
         layers = [self.embeddings[table] for table in self.input_table_map]
         return [self._shape_of(layer, shape) for layer, shape in zip(layers, input_shape, strict=True)]
 
@@ -235,10 +235,10 @@ class EmbeddingCollectionMixin(TableLayerMixin):
                 f"Weights of layer '{layer.name}' must have shape {wanted}. Received: shape {np.shape(arrays[0])}."
             )
 
-    def save_own_variables(self, store: Any) -> None:
+    def save_own_variables(self, store: MutableMapping[str, np.ndarray]) -> None:
         """Nothing: the layers save theirs."""
 
-    def load_own_variables(self, store: Any) -> None:
+    def load_own_variables(self, store: MutableMapping[str, np.ndarray]) -> None:
         """Nothing: the layers load theirs."""
 
     def get_config(self) -> dict[str, Any]:

@@ -1,12 +1,11 @@
 """Adam with decoupled weight decay."""
 
-from typing import Any
-
+from sok.base.types import StockOptimizer
 from sok.table.rules.adam import ADAM
 from sok.table.rules.rule import Hyper, RowRule, Stock
 
 
-def has_exceptions(stock: Any) -> str:
+def has_exceptions(stock: StockOptimizer) -> str:
     """Why weight decay is not that of all variables."""
     options = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern", "_exclude_from_weight_decay_names")
     if any(getattr(stock, option, None) for option in options):

@@ -21,7 +21,7 @@ def decay_rate(name: str, value: float) -> float:
     return float(value)
 
 
-def flag(name: str, value: Any) -> bool:
+def flag(name: str, value: object) -> bool:
     if value not in (0, 1):
         raise ValueError(f"`{name}` must be True or False. Received: {value!r}.")
     return bool(value)

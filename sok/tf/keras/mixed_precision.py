@@ -6,12 +6,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok.base.types import StockOptimizer
 from sok.optimizers import Optimizer
 
 __all__ = ["LossScaleOptimizer"]
 
 
-def LossScaleOptimizer(inner_optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+def LossScaleOptimizer(inner_optimizer: StockOptimizer, *args: Any, **kwargs: Any) -> Any:
     """Returns the `LossScaleOptimizer` of `tf.keras`, which may be put around one of `sok.optimizers`, too.
 
     Args:
