@@ -74,8 +74,8 @@ class Feature:
 
     @property
     def name(self) -> str:
-        """Of the table or variable."""
-        return self.table.table_name if self.is_of_table else self.table.name.partition(":")[0]
+        """Of the table or variable; eager tensors have none."""
+        return self.table.table_name if self.is_of_table else getattr(self.table, "name", "tensor").partition(":")[0]
 
     @property
     def source(self) -> str:

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+import distributed_embeddings as de
 import sok
 from tests.sok import collections_of_tables as cases
 
@@ -40,3 +41,41 @@ def check_a_collection_gives_what_numpy_says_of_the_whole_batch(world):
     for weight, matrix in zip(collection.get_weights(), matrices, strict=True):
         np.testing.assert_allclose(weight, matrix, rtol=1e-4, atol=1e-5)
     assert len(collection.get_weights(all_ranks=False)) == (4 if world.rank == 0 else 0)
+
+
+def check_merlins_loop_and_fit_train_as_one_worker(world):
+    """11, too: the callback and the new optimizers leave rows and their slots where they are."""
+    sizes = [(60, 4), (40, 8), (90, 2)]
+    random = np.random.default_rng(9)
+    starts = [random.normal(size=size).astype(np.float32) for size in sizes]
+    ids = [random.integers(0, rows, [4 * world.size, 2]) for rows, _ in sizes]
+    mine = slice(4 * world.rank, 4 * world.rank + 4)
+    layers = [de.Embedding(rows, width, combiner="sum") for rows, width in sizes]
+    arguments = {"strategy": "memory_balanced", "column_slice_threshold": 100, "row_slice_threshold": 250}
+    layer = de.DistributedEmbedding(layers, **arguments)
+    layer.set_weights(starts)
+    inputs = [keras.Input((2,), dtype="int64") for _ in ids]
+    joined = keras.layers.Concatenate()(layer(inputs))
+    model = keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="ones")(joined))
+    model.compile(de.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    callbacks = [de.BroadcastGlobalVariablesCallback(0)]
+    batch, labels = [one[mine] for one in ids], np.zeros([4, 1], np.float32)
+    model.fit(batch, labels, batch_size=4, epochs=2, verbose=0, shuffle=False, callbacks=callbacks)
+    stock = keras.optimizers.SGD(0.1)
+    for _ in range(2):
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean(model(batch) ** 2)
+        variables = model.trainable_variables
+        gradients = de.DistributedGradientTape(tape).gradient(loss, variables)
+        stock.apply_gradients(zip(gradients, variables, strict=True))
+
+    one = [keras.layers.Embedding(rows, width) for rows, width in sizes]
+    inputs = [keras.Input((2,), dtype="int64") for _ in ids]
+    sums = [keras.ops.sum(layer(i), 1) for layer, i in zip(one, inputs, strict=True)]
+    alone = keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="ones")(keras.layers.Concatenate()(sums)))
+    for own, start in zip(one, starts, strict=True):
+        own.set_weights([start])
+    alone.compile(keras.optimizers.SGD(0.1), "mse")
+    alone.fit(ids, np.zeros([4 * world.size, 1], np.float32), batch_size=10**6, epochs=4, verbose=0)
+    for found, own in zip(layer.get_weights(all_ranks=True), one, strict=True):
+        np.testing.assert_allclose(found, own.get_weights()[0], rtol=1e-4, atol=1e-5)

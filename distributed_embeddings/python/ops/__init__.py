@@ -1,0 +1,1 @@
+"""Where Merlin has its ops."""

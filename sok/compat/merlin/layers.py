@@ -1,0 +1,315 @@
+"""Merlin's layers for Keras 3 and tf_keras."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok.compat.merlin.integer_lookup import IntegerLookupMixin
+from sok.compat.merlin.training import begin
+from sok.job import context
+from sok.keras import layers
+from sok.keras.layers.embedding_collection import CHUNK
+from sok.lookup.feature import ROWS, Feature
+from sok.lookup.lookup import lookup_group
+from sok.lookup.plain_variables import as_plain_variable
+from sok.planning import planner
+from sok.planning.merlin import DistEmbeddingStrategy
+from sok.table.options import whole_number
+from sok.table.placement import Placement, column_wise, data_parallel, row_wise, table_wise
+
+# Of a configuration of Keras' own layer, what this one has no argument for.
+_DROPPED = (
+    "mask_zero",
+    "input_length",
+    "lora_rank",
+    "lora_alpha",
+    "sparse",
+    "batch_input_shape",
+    "quantization_config",
+)
+_NOT_HERE = ("table", "capacity", "sparse_as_dense_size", "regularize", *_DROPPED)
+
+
+class EmbeddingMixin:
+    """A matrix of rows that this worker has whole, and a lookup that may pool.
+
+    `sok.Embedding` with Merlin's arguments, as an ordinary variable, whose gradients are averaged with the dense ones.
+    `DistributedEmbedding` makes tables of such layers.
+
+    Args:
+        combiner: None, 'sum', 'mean' or 'sqrtn'.
+        use_custom_kernel: taken. Lookups of float32 matrices are one native op.
+        **kwargs: those of Keras' layer: name, dtype, trainable, ...
+
+    Raises:
+        As `sok.Embedding`.
+
+    Example:
+        >>> import distributed_embeddings
+        >>> layer = distributed_embeddings.Embedding(10, 4, combiner="sum")
+        >>> layer(tf.ragged.constant([[1, 2], []], dtype=tf.int64)).shape
+        TensorShape([2, 4])
+    """
+
+    def __init__(
+        self,
+        input_dim: int,
+        output_dim: int,
+        embeddings_initializer: Any = "uniform",
+        embeddings_regularizer: Any = None,
+        activity_regularizer: Any = None,
+        embeddings_constraint: Any = None,
+        combiner: str | None = None,
+        use_custom_kernel: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        terms = {
+            "embeddings_regularizer": embeddings_regularizer,
+            "activity_regularizer": activity_regularizer,
+            "embeddings_constraint": embeddings_constraint,
+        }
+        for name, size in (("input_dim", input_dim), ("output_dim", output_dim)):
+            whole_number(name, size)
+        super().__init__(
+            input_dim,  # type: ignore[call-arg]
+            output_dim,
+            embeddings_initializer,
+            combiner=combiner,
+            sparse_as_dense_size=input_dim,
+            **{name: term for name, term in terms.items() if term is not None},
+            **kwargs,
+        )
+        self.use_custom_kernel = bool(use_custom_kernel)
+
+    def set_weights(self, weights: Any) -> None:
+        if not self.built:  # type: ignore[attr-defined]
+            self.build(None)  # type: ignore[attr-defined]
+        super().set_weights(weights)  # type: ignore[misc]
+
+    def get_config(self) -> dict[str, Any]:
+        config = super().get_config()  # type: ignore[misc]
+        kept = {name: value for name, value in config.items() if name not in _NOT_HERE}
+        return {**kept, "use_custom_kernel": self.use_custom_kernel}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Any:
+        return cls(**{name: value for name, value in config.items() if name not in _DROPPED})
+
+
+class ConcatOneHotEmbeddingMixin:
+    """Many small tables of one width in one matrix: column f of the ids is looked up in table f.
+
+    Args:
+        feature_sizes: rows of each table.
+        embedding_width: D.
+
+    Call args:
+        inputs: integers [B, F], of column f in [0, feature_sizes[f]).
+
+    Returns:
+        [B, F, D].
+
+    Raises:
+        ValueError: inputs are not [B, F].
+        tf.errors.InvalidArgumentError: an id is outside of the matrix.
+
+    Example:
+        >>> import distributed_embeddings
+        >>> layer = distributed_embeddings.ConcatOneHotEmbedding([10, 5], 4)
+        >>> layer(tf.constant([[9, 4], [0, 0]])).shape
+        TensorShape([2, 2, 4])
+    """
+
+    def __init__(self, feature_sizes: Sequence[int], embedding_width: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.feature_sizes = [whole_number("feature_sizes", size) for size in feature_sizes]
+        self.embedding_width = whole_number("embedding_width", embedding_width)
+        self._starts = np.cumsum([0, *self.feature_sizes[:-1]])
+        shape = (sum(self.feature_sizes), self.embedding_width)
+        self.params = self.add_weight(  # type: ignore[attr-defined]
+            name="params", shape=shape, dtype="float32", initializer="uniform"
+        )
+
+    def call(self, inputs: Any) -> tf.Tensor:
+        if inputs.shape.rank != 2 or inputs.shape[1] != len(self.feature_sizes):
+            raise ValueError(f"`inputs` must be [B, {len(self.feature_sizes)}]. Received: shape {inputs.shape}.")
+        ids = tf.cast(inputs, tf.int64) + self._starts
+        return lookup_group([Feature(as_plain_variable(self.params), ids, ROWS)])[0]
+
+    def compute_output_shape(self, input_shape: Any) -> tuple[int | None, int, int]:
+        return (input_shape[0], len(self.feature_sizes), self.embedding_width)
+
+    def get_config(self) -> dict[str, Any]:
+        own = {"feature_sizes": self.feature_sizes, "embedding_width": self.embedding_width}
+        return {**super().get_config(), **own}  # type: ignore[misc]
+
+
+class DistributedEmbeddingMixin:
+    """Embedding layers, each where Merlin's strategy says: a `sok.parallel.EmbeddingCollection` with its arguments.
+
+    Args:
+        embeddings: layers of which the configuration is taken; see `sok.parallel.EmbeddingCollection`.
+        strategy: 'basic', 'memory_balanced' or 'memory_optimized': Merlin's. 'auto': `sok.plan`, by what a step costs.
+        column_slice_threshold, row_slice_threshold, data_parallel_threshold, gpu_embedding_size: numbers of elements;
+            see `DistEmbeddingStrategy`. On one worker no table is cut into rows or copied.
+        dp_input: True: each worker brings its own samples, of all inputs.
+        input_table_map: the layer of each input.
+        plan: of 'auto': arguments for `sok.plan`: batch, machine, optimizer, pin, ...
+        **kwargs: `name`, `dtype`, `trainable`.
+
+    Call args:
+        inputs: a list of ids, one for each input.
+
+    Returns:
+        A list of outputs, in the order of inputs.
+
+    Attributes:
+        strategy: the `DistEmbeddingStrategy`; with 'auto' None.
+        plan: the `sok.planning.planner.Plan` of 'auto', else None.
+
+    Raises:
+        ValueError: an unknown strategy; as `sok.parallel.EmbeddingCollection`.
+        NotImplementedError: `dp_input` is False.
+
+    Collective. `get_weights(all_ranks=False)` is, too: rank 0 gets all matrices, the others an empty list.
+
+    Example:
+        >>> import distributed_embeddings
+        >>> tables = [distributed_embeddings.Embedding(100, 4, combiner="sum"), tf.keras.layers.Embedding(50, 8)]
+        >>> layer = distributed_embeddings.DistributedEmbedding(tables, strategy="memory_balanced")
+        >>> [tuple(out.shape) for out in layer([tf.constant([[1, 2]]), tf.constant([3])])]
+        [(1, 4), (1, 8)]
+    """
+
+    _keras: Any
+
+    def __init__(
+        self,
+        embeddings: Sequence[Any],
+        strategy: str = "basic",
+        column_slice_threshold: int | None = None,
+        row_slice_threshold: int | None = None,
+        dp_input: bool = True,
+        input_table_map: Sequence[int] | None = None,
+        data_parallel_threshold: int | None = None,
+        gpu_embedding_size: int | None = None,
+        plan: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        begin()
+        self._merlin = {
+            "strategy": strategy,
+            "column_slice_threshold": column_slice_threshold,
+            "row_slice_threshold": row_slice_threshold,
+            "dp_input": bool(dp_input),
+            "input_table_map": None if input_table_map is None else list(input_table_map),
+            "data_parallel_threshold": data_parallel_threshold,
+            "gpu_embedding_size": gpu_embedding_size,
+            "plan": None if plan is None else dict(plan),
+        }
+        if not dp_input and context.size() > 1:
+            raise NotImplementedError(
+                "`dp_input=False` is not there yet: give each worker its own samples, of all inputs."
+            )
+        self._given = list(embeddings)
+        made, found, placements = None, None, None
+        if strategy == "auto":
+            found, placements = _planned(self._given, input_table_map, plan or {})
+        else:
+            size = context.size()
+            made = DistEmbeddingStrategy(
+                self._given,
+                size,
+                strategy,
+                input_table_map,
+                column_slice_threshold,
+                row_slice_threshold if size > 1 and dp_input else None,
+                data_parallel_threshold if size > 1 and dp_input else None,
+                gpu_embedding_size,
+            )
+            placements = placements_of(made)
+        super().__init__(self._given, input_table_map, placements, **kwargs)  # type: ignore[call-arg]
+        self.strategy, self.plan = made, found
+
+    def get_weights(self, all_ranks: bool = False, chunk: int = CHUNK) -> list[Any]:
+        """As that of `sok.parallel.EmbeddingCollection`, but rank 0 alone gets matrices by default. Collective."""
+        return super().get_weights(all_ranks, chunk)  # type: ignore[misc]
+
+    def get_config(self) -> dict[str, Any]:
+        serialize = self._keras.layers.serialize
+        config = super().get_config()  # type: ignore[misc]
+        return {**config, **self._merlin, "embeddings": [serialize(layer) for layer in self._given]}
+
+
+def placements_of(strategy: DistEmbeddingStrategy) -> list[Placement]:
+    """What Merlin's plan says of each table, as placements of ours."""
+    copied, _, rows = strategy.table_groups
+    found = []
+    for table in range(len(strategy.global_configs)):
+        if table in copied or table in rows:
+            found.append(data_parallel() if table in copied else row_wise())
+            continue
+        pieces = strategy.columns_of(table)
+        owners, widths = [rank for rank, _, _ in pieces], [stop - start for _, start, stop in pieces]
+        found.append(table_wise(owners[0]) if len(pieces) == 1 else column_wise(widths, owners))
+    return found
+
+
+def _planned(embeddings: Sequence[Any], map_of: Sequence[int] | None, arguments: Mapping[str, Any]) -> Any:
+    """The plan of `sok.plan`, and the placement of each table; ids are taken as one a sample, unless `hotness` says."""
+    inputs = list(range(len(embeddings)) if map_of is None else map_of)
+    arguments = dict(arguments)
+    hotness = arguments.pop("hotness", [1] * len(inputs))
+    tables = []
+    for i, layer in enumerate(embeddings):
+        config = layer.get_config()
+        of_table = [ids for ids, table in zip(hotness, inputs, strict=True) if table == i]
+        is_pooled = config.get("combiner") is not None
+        tables.append(
+            {"rows": config["input_dim"], "dim": config["output_dim"], "hotness": of_table, "pooled": is_pooled}
+        )
+    found = planner.plan(tables, workers=context.size(), **arguments)
+    return found, [table.where.placement() for table in found.tables]
+
+
+_made: dict[type, types.SimpleNamespace] = {}
+
+
+def for_keras(keras: Any) -> types.SimpleNamespace:
+    """Gives Merlin's layers as classes of `keras`: Keras 3, or an explicitly imported `tf_keras`.
+
+    Returns:
+        A namespace with `Embedding`, `ConcatOneHotEmbedding`, `IntegerLookup` and `DistributedEmbedding`, the same
+        classes in every call. `distributed_embeddings` has those for `tf.keras`.
+
+    Example:
+        >>> import tf_keras
+        >>> issubclass(for_keras(tf_keras).DistributedEmbedding, tf_keras.layers.Layer)
+        True
+    """
+    layer = keras.layers.Layer
+    if layer not in _made:
+        ours = layers.for_keras(keras)
+        bases = {
+            "Embedding": (EmbeddingMixin, ours.Embedding),
+            "ConcatOneHotEmbedding": (ConcatOneHotEmbeddingMixin, layer),
+            "IntegerLookup": (IntegerLookupMixin, layer),
+            "DistributedEmbedding": (DistributedEmbeddingMixin, ours.EmbeddingCollection),
+        }
+        register = keras.utils.register_keras_serializable(package="distributed_embeddings")
+        _made[layer] = types.SimpleNamespace()
+        for name, of_class in bases.items():
+            own = {"__module__": __name__, "__doc__": of_class[0].__doc__}
+            setattr(_made[layer], name, register(type(name, of_class, own)))
+    return _made[layer]
+
+
+Embedding = for_keras(tf.keras).Embedding
+ConcatOneHotEmbedding = for_keras(tf.keras).ConcatOneHotEmbedding
+IntegerLookup = for_keras(tf.keras).IntegerLookup
+DistributedEmbedding = for_keras(tf.keras).DistributedEmbedding

@@ -1,0 +1,319 @@
+"""Merlin's names: what its programs call, over sok; and each defect that was confirmed in it, by its number there."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import distributed_embeddings as de
+import distributed_embeddings.python.layers.dist_model_parallel as dmp
+import sok
+from distributed_embeddings.python.layers import embedding as de_layers
+from distributed_embeddings.python.ops import embedding_lookup_ops
+from tests.sok.threads_world import checked, run_world
+
+BOTH = pytest.mark.parametrize("of", [keras, tf_keras], ids=["keras3", "tf_keras"])
+STRATEGIES = ("basic", "memory_balanced", "memory_optimized")
+RAGGED = tf.ragged.constant([[1, 2], [], [3]], dtype=tf.int64)
+
+
+def matrices(sizes, seed=0):
+    random = np.random.default_rng(seed)
+    return [random.normal(size=size).astype(np.float32) for size in sizes]
+
+
+def layers_of(sizes, combiner="sum"):
+    return [de.Embedding(rows, width, combiner=combiner) for rows, width in sizes]
+
+
+def outputs_of(workers, monkeypatch, sizes, inputs, combiner="sum", weights=None, **arguments):
+    """Each rank's outputs for its third or half of the batch, and all matrices as rank 0 gets them."""
+    weights = matrices(sizes) if weights is None else weights
+
+    def rank(transport):
+        layer = de.DistributedEmbedding(layers_of(sizes, combiner), **arguments)
+        layer.set_weights(weights)
+        outputs = [out.to_tensor() if isinstance(out, tf.RaggedTensor) else out for out in layer(inputs)]
+        return [out.numpy() for out in outputs], layer.get_weights()
+
+    return checked(run_world(workers, rank, monkeypatch))
+
+
+def expected_of(sizes, inputs, map_of, combiner="sum"):
+    """Stock TensorFlow's answers in one process."""
+    found = []
+    for ids, table in zip(inputs, map_of, strict=True):
+        matrix = tf.constant(matrices(sizes)[table])
+        if combiner is None:
+            rows = tf.gather(matrix, ids)
+            found.append(rows.to_tensor() if isinstance(rows, tf.RaggedTensor) else rows)
+        elif isinstance(ids, tf.SparseTensor):
+            found.append(tf.nn.embedding_lookup_sparse(matrix, ids, None, combiner=combiner))
+        else:
+            found.append(tf.reduce_sum(tf.gather(matrix, ids), -2))
+    return [np.asarray(out) for out in found]
+
+
+def same(outputs, expected):
+    for out, wanted in zip(outputs, expected, strict=True):
+        np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_names_are_where_programs_import_them():
+    assert dmp.DistributedEmbedding is de.DistributedEmbedding and dmp.broadcast_variables is de.broadcast_variables
+    assert de_layers.Embedding is de.Embedding and de_layers.ConcatOneHotEmbedding is de.ConcatOneHotEmbedding
+    assert embedding_lookup_ops.embedding_lookup is de.embedding_lookup
+    assert de.dist_model_parallel is dmp and set(de.__all__) <= set(dir(de)) and de.__version__ == sok.__version__
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = de.nothing
+
+
+@pytest.mark.parametrize("make", [tf.Variable, tf.constant], ids=["variable", "tensor"])
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+def test_1_as_many_ids_as_samples_are_not_one_each(make, combiner):
+    (matrix,) = matrices([(5, 3)])
+    scale = {"sum": 1.0, "mean": 0.5, "sqrtn": 0.5**0.5}[combiner]
+    expected = [scale * (matrix[1] + matrix[2]), np.zeros(3), matrix[3]]
+    for ids in (RAGGED, RAGGED.to_sparse()):
+        same([de.embedding_lookup(make(matrix), ids, combiner)], [expected])
+
+
+def test_lookups_pool_nothing_without_a_combiner_and_have_gradients():
+    (matrix,) = matrices([(5, 3)])
+    variable = tf.Variable(matrix)
+    np.testing.assert_array_equal(de.embedding_lookup(variable, [[4, 0], [1, 1]]), matrix[[[4, 0], [1, 1]]])
+    rows = de.embedding_lookup(variable, RAGGED)
+    assert rows.shape.as_list() == [3, None, 3]
+    np.testing.assert_array_equal(rows.flat_values, matrix[[1, 2, 3]])
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(de.embedding_lookup(variable, tf.ragged.constant([[1, 2, 1], [2]]), "sum"))
+    gradient = tape.gradient(loss, variable)
+    assert sorted(gradient.indices.numpy().tolist()) == [1, 2] and gradient.values.shape == [2, 3]
+    np.testing.assert_array_equal(tf.convert_to_tensor(gradient)[:, 0], [0, 2, 2, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (([1.0], RAGGED, "sum"), TypeError, "param must be Tensor"),
+        ((tf.zeros([5, 3]), tf.constant([1])), ValueError, "Only support 2D input"),
+        ((tf.zeros([5, 3]), tf.zeros([1, 2, 3], tf.int64), "sum"), ValueError, "Only support 2D input"),
+        ((tf.zeros([5, 3]), RAGGED.to_sparse()), ValueError, "for a SparseTensor. Received: None"),
+        ((tf.zeros([5, 3]), RAGGED, "max"), ValueError, "must be 'sum', 'mean' or 'sqrtn'. Received: 'max'"),
+        ((tf.Variable(tf.zeros([3, 3])), RAGGED, "sum"), tf.errors.InvalidArgumentError, "3"),
+        ((tf.zeros([3, 3]), RAGGED, "sum"), tf.errors.InvalidArgumentError, "3"),
+    ],
+)
+def test_9_what_cannot_be_looked_up_is_refused(arguments, error, message):
+    with pytest.raises(error, match=message):
+        de.embedding_lookup(*arguments)
+
+
+UNEVEN = [(10, 16), (500, 32), (100, 32), (100, 8), (50, 16), (50, 4), (100, 8), (100, 4)]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_2_slices_that_meet_unevenly_take_and_give_weights(strategy, monkeypatch):
+    inputs = [tf.constant([[1, 2], [3, 4]])] * len(UNEVEN)
+    results = outputs_of(4, monkeypatch, UNEVEN, inputs, strategy=strategy, column_slice_threshold=800)
+    for outputs, weights in results:
+        same(outputs, expected_of(UNEVEN, inputs, range(len(UNEVEN))))
+        # 5: the other ranks get nothing, not something.
+        assert len(weights) in (0, len(UNEVEN))
+    same(results[0][1], matrices(UNEVEN))
+    assert [len(weights) for _, weights in results[1:]] == [0, 0, 0]
+
+
+def test_3_shared_tables_whose_slices_meet_give_the_right_outputs(monkeypatch):
+    sizes, map_of = [(100, 4), (50, 4)], [1, 0, 0]
+    inputs = [tf.constant([[1, 2]]), tf.constant([[3, 40]]), tf.constant([[49, 0]])]
+    arguments = {"input_table_map": map_of, "strategy": "memory_balanced", "column_slice_threshold": 200}
+    for outputs, _ in outputs_of(2, monkeypatch, sizes, inputs, **arguments):
+        same(outputs, expected_of(sizes, inputs, map_of))
+
+
+@BOTH
+def test_4_what_a_table_says_of_itself_is_kept(of):
+    make = of.layers.Embedding
+    layers = [make(100, 4, "zeros"), make(80, 4, "ones"), make(90, 4, "ones", trainable=False)]
+    layer = de.for_keras(of).DistributedEmbedding(layers)
+    outputs = layer([tf.constant([1])] * 3)
+    assert [float(tf.reduce_mean(out)) for out in outputs] == [0, 1, 1]
+    assert len(layer.trainable_variables) == 2 and len(layer.non_trainable_variables) == 1
+
+
+def test_6_paths_are_taken_beside_copies(monkeypatch, tmp_path):
+    sizes = [(10, 4), (100, 8), (400, 8)]
+    paths = [str(tmp_path / f"{i}.npy") for i in range(3)]
+    for path, matrix in zip(paths, matrices(sizes), strict=True):
+        np.save(path, matrix)
+    inputs = [tf.constant([[1, 2]])] * 3
+    arguments = {"data_parallel_threshold": 50, "row_slice_threshold": 3000}
+    results = outputs_of(2, monkeypatch, sizes, inputs, weights=paths, **arguments)
+    for outputs, _ in results:
+        same(outputs, expected_of(sizes, inputs, range(3)))
+    same(results[0][1], matrices(sizes))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_7_8_13_14_any_form_of_ids_is_looked_up_by_any_number_of_workers(workers, monkeypatch):
+    """Sparse ids; none pooled, of any rank; ragged ids of tables in rows; tables in rows without a GPU."""
+    sizes = [(10, 4), (200, 8), (600, 8)]
+    arguments = {"data_parallel_threshold": 50, "row_slice_threshold": 3000}
+    pooled = [RAGGED.to_sparse(), RAGGED.to_sparse(), RAGGED.to_sparse()]
+    for outputs, _ in outputs_of(workers, monkeypatch, sizes, pooled, "mean", **arguments):
+        same(outputs, expected_of(sizes, pooled, range(3), "mean"))
+    deep = tf.constant([[[1, 2], [3, 4]]])
+    for ids in (tf.constant([1, 5]), tf.constant([[1], [2]]), tf.constant([[1, 2, 3]]), deep, RAGGED):
+        for outputs, _ in outputs_of(workers, monkeypatch, sizes, [ids] * 3, None, **arguments):
+            same(outputs, expected_of(sizes, [ids] * 3, range(3), None))
+
+
+class Doubled(keras.layers.Layer):
+    """A layer of a program's own."""
+
+    def __init__(self, input_dim, output_dim, **kwargs):
+        super().__init__(**kwargs)
+        self.input_dim, self.output_dim = input_dim, output_dim
+
+    def build(self, _):
+        self.rows = self.add_weight(name="rows", shape=(self.input_dim, self.output_dim), initializer="ones")
+
+    def call(self, ids):
+        return 2 * tf.gather(tf.convert_to_tensor(self.rows), ids)
+
+    def get_config(self):
+        return {**super().get_config(), "input_dim": self.input_dim, "output_dim": self.output_dim}
+
+
+def test_10_under_mixed_precision_rows_of_workers_are_not_averaged(monkeypatch):
+    def rank(transport):
+        layers = [keras.layers.Embedding(100, 4, "ones"), Doubled(10, 4)]
+        layer = de.DistributedEmbedding(layers, dtype="mixed_bfloat16")
+        ids = tf.constant([1 + transport.rank])
+        with tf.GradientTape() as tape:
+            outputs = layer([ids, ids])
+            loss = tf.add_n([tf.reduce_sum(tf.cast(out, tf.float32)) for out in outputs])
+        assert {out.dtype for out in outputs} == {tf.bfloat16}
+        variables = layer.trainable_variables
+        gradients = de.DistributedGradientTape(tape).gradient(loss, variables)
+        keras.optimizers.SGD(1.0).apply_gradients(zip(gradients, variables, strict=True))
+        return layer.get_weights(all_ranks=True)
+
+    for table, custom in checked(run_world(2, rank, monkeypatch)):
+        np.testing.assert_array_equal(table[:4, 0], [1, 0.5, 0.5, 1])
+        np.testing.assert_array_equal(custom[:4, 0], [1, 0, 0, 1])
+
+
+def model_of(of):
+    names = de.for_keras(of)
+    ids, more = of.Input((2,), dtype="int64"), of.Input((1,), dtype="int64")
+    layers = [names.Embedding(100, 4, combiner="sum"), of.layers.Embedding(80, 3)]
+    arguments = {"strategy": "memory_balanced", "column_slice_threshold": 200}
+    first, second = names.DistributedEmbedding(layers, name="tables", **arguments)([ids, more])
+    joined = of.layers.Concatenate()([first, of.layers.Flatten()(second)])
+    return of.Model([ids, more], of.layers.Dense(1)(joined))
+
+
+@BOTH
+def test_12_a_model_is_saved_with_what_its_optimizer_knows_of_rows(of, tmp_path):
+    model = model_of(of)
+    model.compile(de.DistributedOptimizer(of.optimizers.Adagrad(0.5)), "mse")
+    ids, labels = [np.arange(16).reshape(8, 2), np.arange(8).reshape(8, 1)], np.ones([8, 1])
+    model.fit(ids, labels, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = of.models.load_model(tmp_path / "model.keras")
+    layer = loaded.get_layer("tables")
+    assert layer.strategy.column_slice_threshold == 200 and layer.strategy.strategy == "basic"  # of one worker
+    for one in (model, loaded):
+        one.fit(ids, labels, verbose=0, shuffle=False)
+    np.testing.assert_allclose(loaded.predict(ids, verbose=0), model.predict(ids, verbose=0), rtol=1e-5)
+
+
+@BOTH
+def test_15_an_integer_lookup_is_restored(of, tmp_path):
+    layer = de.for_keras(of).IntegerLookup(4)
+    assert layer(tf.constant([[7, 9], [7, -2]], tf.int64)).numpy().tolist() == [[1, 2], [1, 3]]
+    model = of.Sequential([of.Input((2,), dtype="int64"), layer])
+    model.save(tmp_path / "model.keras")
+    tf.train.Checkpoint(layer=layer).write(str(tmp_path / "checkpoint"))
+    copy = type(layer).from_config(layer.get_config())
+    tf.train.Checkpoint(layer=copy).read(str(tmp_path / "checkpoint")).assert_consumed()
+    loaded = of.models.load_model(tmp_path / "model.keras").layers[-1]
+    by_weights = type(layer)(4)
+    by_weights.set_weights(layer.get_weights())
+    for restored in (copy, loaded, by_weights):
+        assert restored.get_vocabulary() == [-1, 7, 9, -2]
+        assert restored(tf.constant([5, -2, -1, 9, 6], tf.int64)).numpy().tolist() == [4, 3, 0, 2, 0]
+
+
+@BOTH
+def test_keys_are_numbered_in_order_of_appearance_until_there_is_no_room(of):
+    layer = de.for_keras(of).IntegerLookup(3)
+    number = tf.function(lambda ids: layer(ids))
+    assert number(tf.constant([[7, 9], [7, 5]], tf.int64)).numpy().tolist() == [[1, 2], [1, 3]]
+    assert number(tf.constant([11, 7, -1], tf.int64)).numpy().tolist() == [0, 1, 0]
+    assert layer.get_vocabulary() == [-1, 7, 9, 5]
+    ragged = layer(tf.ragged.constant([[5], [], [9, 8]], dtype=tf.int64))
+    assert ragged.to_list() == [[3], [], [2, 0]]
+    assert layer(ragged.to_sparse()).values.numpy().tolist() == [0, 0, 0]
+    extreme = de.for_keras(of).IntegerLookup(10)
+    keys = [-(2**63), 2**63 - 1, -2, -3, 0]
+    assert extreme(tf.constant(keys, tf.int64)).numpy().tolist() == [1, 2, 3, 4, 5]
+    assert extreme.get_vocabulary() == [-1, *keys]
+    # More new keys than room in one batch.
+    small = de.for_keras(of).IntegerLookup(2)
+    assert small(tf.constant([4, 4, 3, 2, 4, 1], tf.int64)).numpy().tolist() == [1, 1, 2, 0, 1, 0]
+    assert small(tf.zeros([0, 2], tf.int64)).shape == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: de.IntegerLookup(3)(tf.constant([1])), "must be int64. Received: int32"),
+        (lambda: de.IntegerLookup(0), "`max_tokens` must be a whole number"),
+        (lambda: de.IntegerLookup(2).set_weights([[1, 1]]), "at most 2 different keys, without -1"),
+        (lambda: de.IntegerLookup(2).set_weights([[1, -1]]), "at most 2 different keys, without -1"),
+        (lambda: de.Embedding(0, 4), "`input_dim` must be"),
+        (lambda: de.Embedding(10, 4, combiner="sum")(tf.constant([1])), "must have an axis to combine"),
+        (lambda: de.Embedding(10, 4, combiner="most"), "must be 'sum', 'mean' or 'sqrtn'"),
+        (lambda: de.ConcatOneHotEmbedding([3, 4], 2)(tf.constant([[1]])), r"must be \[B, 2\]"),
+        (lambda: de.DistributedEmbedding([de.Embedding(10, 4)], strategy="best"), "Unsupported shard strategy best"),
+        (lambda: de.DistributedEmbedding([de.Embedding(10, 4)]).set_weights([]), "You called `set_weights"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_words(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@BOTH
+def test_16_layers_of_both_keras_work_without_a_gpu(of):
+    names = de.for_keras(of)
+    layer = names.Embedding(10, 4, combiner="sum", name="plain")
+    (matrix,) = matrices([(10, 4)])
+    layer.set_weights([matrix])  # before any call
+    same([layer(RAGGED)], [[matrix[1] + matrix[2], np.zeros(4), matrix[3]]])
+    assert layer(tf.zeros([2, 3, 5], tf.int64)).shape == (2, 3, 4)
+    config = layer.get_config()
+    assert config["use_custom_kernel"] is True and "table" not in config
+    assert names.Embedding.from_config(config).get_config() == config
+    stock = of.layers.Embedding(10, 4, mask_zero=True).get_config()
+    assert names.Embedding.from_config(stock).input_dim == 10
+    concat = names.ConcatOneHotEmbedding([3, 4], 2)
+    np.testing.assert_array_equal(concat(tf.constant([[2, 3]]))[0], np.asarray(concat.params)[[2, 6]])
+    assert type(concat).from_config(concat.get_config()).feature_sizes == [3, 4]
+
+
+def test_auto_places_by_what_a_step_costs(monkeypatch):
+    def rank(_):
+        layers = layers_of([(100, 4), (10**5, 16)])
+        plan = {"machine": "cpu_2_cores", "pin": {"table_0": "table_wise(1)"}, "hotness": [1, 30, 2], "batch": 512}
+        layer = de.DistributedEmbedding(layers, strategy="auto", input_table_map=[0, 1, 0], plan=plan)
+        assert layer.strategy is None and layer.plan.step_ms > 0
+        outputs = layer([tf.constant([[1, 2]])] * 3)
+        return [table.where.kind for table in layer.plan.tables], [out.shape[1] for out in outputs]
+
+    for kinds, widths in checked(run_world(2, rank, monkeypatch)):
+        assert kinds[0] == "table_wise" and widths == [4, 16, 4]
