@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
 import os
 import types
-from typing import Any
+import warnings
+from typing import Any, NoReturn
 
 import tensorflow as tf
 
 import sok
 from openembedding import flags
+from sok.base import keras_calls
 from sok.checkpoint import store_files
-from sok.job import context
+from sok.distributed import joining, tables
+from sok.job import context, meeting
 from sok.keras import conversion
 
 __all__ = [
     *("Adadelta", "Adagrad", "Adam", "Adamax", "Embedding", "Ftrl", "Model", "Nadam", "RMSprop", "SGD"),
     *("distributed_model", "distributed_optimizer", "exb", "flags", "load_server_model", "save_as_original_model"),
-    "save_server_model",
+    *("Variable", "persist_server_model", "pulling", "restore_server_model", "save_server_model"),
+    "should_persist_server_model",
 ]
 
 _INSIDE = "openembedding"  # the folder of rows in that of a model
+_META = "openembedding.json"  # beside rows: whether optimizers are to take up theirs
 
 
 def _begin() -> None:
@@ -30,6 +37,30 @@ def _begin() -> None:
         context.get_transport()
     except RuntimeError:  # one of several workers, whose script knows no sok.Init
         sok.Init()
+    flags.num_workers = context.size()
+
+
+_models: list[Any] = []  # on several workers, those that one worker may ask all to save
+
+
+def _register(model: Any) -> None:
+    if context.size() > 1 and not any(one is model for one in _models):
+        for name, do in _BY_ALL.items():
+            meeting.serve(f"openembedding.{name}", functools.partial(_serve, do))
+        _models.append(model)
+
+
+def _serve(do: Any, number: int, *arguments: Any) -> None:
+    do(_models[number], *arguments)
+
+
+def _by_all(name: str, model: Any, *arguments: Any) -> None:
+    """Has all workers do this to their own model, whether they call it or not."""
+    number = next((number for number, one in enumerate(_models) if one is model), None)
+    if number is None:
+        _BY_ALL[name](model, *arguments)
+    else:
+        meeting.ask(f"openembedding.{name}", number, *arguments)
 
 
 class Embedding(sok.Embedding):
@@ -78,6 +109,22 @@ class Embedding(sok.Embedding):
         super().__init__(None if any_id else input_dim, output_dim, embeddings_initializer, *args, **kwargs)
 
 
+_told: list[str] = []  # ops that were named
+
+
+def _tell_op(op: str) -> None:
+    if op == sok.Average and context.size() > 1 and not _told:
+        _told.append(op)
+        warnings.warn(
+            "hvd.DistributedOptimizer averages unless it is told op=hvd.Sum, and here rows follow it as dense weights "
+            "do. OpenEmbedding itself sums the gradients of rows whatever the op: with op=hvd.Sum both are sums.",
+            stacklevel=2,
+        )
+
+
+tables.tell_op_of_horovod = _tell_op
+
+
 def distributed_optimizer(optimizer: Any, explicit: bool = True) -> Any:
     """`sok.DistributedOptimizer(optimizer)`, of which tables have the lazy form. `explicit` is taken.
 
@@ -106,7 +153,7 @@ def distributed_model(
         sparse_as_dense_size: layers of up to so many rows, inclusive, stay ordinary variables.
         num_shards, explicit: taken.
         override_method: whether `save`, `save_weights` and `load_weights` write and read rows, too, and there is a
-            `save_as_original_model`. All of them are collective: all workers call them.
+            `save_as_original_model`. One worker may call them alone: see `save_server_model`.
 
     Example:
         >>> ids = tf.keras.Input([2], dtype="int64")
@@ -119,33 +166,86 @@ def distributed_model(
     model = sok.distributed_model(model, sparse_as_dense_size=sparse_as_dense_size)
     if override_method:
         conversion._set_class(model, conversion._named_as(type(model), _Saves, {}))
+    _register(model)
     return model
 
 
 def save_server_model(model: Any, path: str, include_optimizer: bool = True) -> None:
-    """Writes the rows of a model's tables, and with `include_optimizer` what optimizers keep of them. Collective."""
-    sok.save(path, model, _optimizer_of(model) if include_optimizer else None)
+    """Writes the rows of a model's tables, and with `include_optimizer` what optimizers keep of them.
+
+    All workers write their rows, also if only one calls this, as OpenEmbedding's scripts do on worker 0: the others do
+    it where they next come to a save, or to the beginning or end of `fit`, of one of its epochs, or of `evaluate` or
+    `predict` of a model whose methods are overridden, or to the end of the program. One that comes to none of these
+    before the job's deadline (`sok.Init(deadline=)`, 1800 s) ends the job, with words.
+
+    Args:
+        model: that `distributed_model` has given, or a `Model`; of another all workers call this.
+        path: a folder, which all workers see.
+    """
+    _by_all("save_server_model", model, os.fspath(path), include_optimizer)
 
 
 def load_server_model(model: Any, path: str) -> None:
-    """Gives a model's tables the rows that `save_server_model` has written, on any number of workers. Collective.
-
-    What optimizers keep of rows is not read: `sok.restore` does that.
+    """Gives a model's tables the rows that `save_server_model` has written, on any number of workers, and what
+    optimizers keep of them, if that was written: else they begin anew. As collective as `save_server_model`.
     """
-    sok.restore(path, model, slots=False)
+    _by_all("load_server_model", model, os.fspath(path))
 
 
 def save_as_original_model(
     model: Any, path: str, overwrite: bool = True, include_optimizer: bool = True, **kwargs: Any
 ) -> None:
-    """Writes a SavedModel of stock ops, also of tables of any id: `sok.export_saved_model`. Collective.
+    """Writes a SavedModel of stock ops, also of tables of any id: `sok.export_saved_model`.
+
+    As collective as `save_server_model`.
 
     Raises:
         ValueError: `include_optimizer` is not False: a SavedModel for serving has no optimizer.
     """
     if include_optimizer:
         raise ValueError("`include_optimizer` must be False: what is served has no optimizer. Received: True.")
+    _by_all("save_as_original_model", model, os.fspath(path), overwrite)
+
+
+def _save_rows(model: Any, path: str, include_optimizer: bool) -> None:
+    sok.save(path, model, _optimizer_of(model) if include_optimizer else None)
+    if context.rank() == 0:
+        with open(os.path.join(path, _META), "w", encoding="utf-8") as file:
+            json.dump({"include_optimizer": include_optimizer}, file)
+
+
+def _load_rows(model: Any, path: str) -> None:
+    has_slots = True
+    with contextlib.suppress(FileNotFoundError), open(os.path.join(path, _META), encoding="utf-8") as file:
+        has_slots = json.load(file)["include_optimizer"]
+    sok.restore(path, model, slots=has_slots)
+
+
+def _export(model: Any, path: str, overwrite: bool) -> None:
     sok.export_saved_model(model, path, overwrite=overwrite)
+
+
+def _save(model: Any, path: str, overwrite: bool, include_optimizer: bool) -> None:
+    _export(model, path, overwrite)
+    _save_weights(model, _weights_file(os.path.join(path, _INSIDE, "model")))
+    if include_optimizer:
+        _save_rows(model, os.path.join(path, _INSIDE, "rows"), True)
+
+
+def _save_weights(model: Any, path: str) -> None:
+    if context.rank() == 0:
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    sok.save_weights(model, path)
+
+
+_BY_ALL = {
+    "save": _save,
+    "save_weights": _save_weights,
+    "load_weights": sok.load_weights,
+    "save_server_model": _save_rows,
+    "load_server_model": _load_rows,
+    "save_as_original_model": _export,
+}
 
 
 def _optimizer_of(model: Any) -> Any:
@@ -164,11 +264,8 @@ class _Saves:
     def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
         if store_files.leaves_rows_out():  # sok.save_weights, of the dense ones
             super().save_weights(filepath, *args, **kwargs)  # type: ignore[misc]
-            return
-        path = _weights_file(filepath)
-        if sok.rank() == 0:
-            os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-        sok.save_weights(self, path)
+        else:
+            _by_all("save_weights", self, _weights_file(filepath))
 
     def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
         if store_files.leaves_rows_out():
@@ -179,21 +276,41 @@ class _Saves:
         found = next((one for one in (path, inside) if os.path.exists(one)), None)
         if found is None:
             raise OSError(f"There are no weights in {path!r}, nor in {os.path.normpath(inside)!r}.")
-        sok.load_weights(self, found)
+        _by_all("load_weights", self, found)
 
     def save(self, filepath: Any, overwrite: bool = True, include_optimizer: bool = True, **kwargs: Any) -> None:
-        path = os.fspath(filepath)
-        sok.export_saved_model(self, path, overwrite=overwrite)
-        self.save_weights(os.path.join(path, _INSIDE, "model.weights.h5"))
-        if include_optimizer:
-            save_server_model(self, os.path.join(path, _INSIDE, "rows"))
+        _by_all("save", self, os.fspath(filepath), overwrite, include_optimizer)
 
     def save_as_original_model(self, filepath: Any, overwrite: bool = True, **kwargs: Any) -> None:
         save_as_original_model(self, os.fspath(filepath), overwrite, **kwargs)
 
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        self._meet("evaluate")
+        return super().evaluate(*args, **kwargs)  # type: ignore[misc]
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        self._meet("predict")
+        return super().predict(*args, **kwargs)  # type: ignore[misc]
+
+    def make_train_function(self, *args: Any, **kwargs: Any) -> Any:
+        made = super().make_train_function(*args, **kwargs)  # type: ignore[misc]
+        joining.begin_fit(self)
+        return made
+
+    def _meet(self, where: str) -> None:
+        if (
+            context.size() > 1 and keras_calls.fit_that_runs() is None
+        ):  # where workers meet when all have ended an epoch
+            meeting.together(f"model.{where}", lambda: None)
+
 
 class Model(_Saves, tf.keras.Model):
     """`tf.keras.Model`, to be subclassed, with `save`, `save_weights` and `load_weights` that keep rows, too."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        _begin()
+        _register(self)
 
 
 def _distributed(name: str) -> Any:
@@ -210,10 +327,21 @@ def _distributed(name: str) -> Any:
 Adadelta, Adagrad, Adam, Adamax = map(_distributed, ("Adadelta", "Adagrad", "Adam", "Adamax"))
 Ftrl, Nadam, RMSprop, SGD = map(_distributed, ("Ftrl", "Nadam", "RMSprop", "SGD"))
 
-exb = types.SimpleNamespace(
-    save_server_model=save_server_model,
-    load_server_model=load_server_model,
-    save_as_original_model=save_as_original_model,
-    distributed_model=distributed_model,
-    distributed_optimizer=distributed_optimizer,
-)
+
+def _not_here(name: str, instead: str) -> Any:
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise NotImplementedError(f"openembedding.tensorflow.{name} is not there: {instead}")
+
+    refuse.__name__ = refuse.__qualname__ = name
+    refuse.__doc__ = f"Refused: {instead}"
+    return refuse
+
+
+_PERSIST = "rows are in memory. Save them: sok.save(path, model, incremental=True) writes what has changed."
+should_persist_server_model = _not_here("should_persist_server_model", _PERSIST)
+persist_server_model = _not_here("persist_server_model", _PERSIST)
+restore_server_model = _not_here("restore_server_model", "rows are in memory. Read what sok.save wrote: sok.restore.")
+pulling = _not_here("pulling", "give the dataset to fit as it is. It made training faster, and changed no result.")
+Variable = _not_here("Variable", "a table is a sok.EmbeddingVariable, looked up by sok.lookup_sparse.")
+
+exb = types.SimpleNamespace(**{name: globals()[name] for name in __all__ if name not in ("exb", "flags")})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import sys
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGra
 from sok.base import keras_calls
 from sok.base.keras_callback import Callback
 from sok.base.types import KerasModel, StockOptimizer
-from sok.job import agreement, context
+from sok.job import agreement, context, meeting
 from sok.lookup import lookup
 from sok.lookup.feature import ROWS, Csr, Feature
 
@@ -163,11 +164,28 @@ class _Meeting:
 def begin_fit(model: KerasModel) -> None:
     """To be called where Keras' `fit` has made its function, before its first step: also by workers without a batch.
 
+    Raises:
+        ValueError: Horovod's MetricAverageCallback, where it would fail after the first epoch.
+
     Collective in `fit` with one of our optimizers: one.
     """
-    fit = None if context.size() == 1 else keras_calls.fit_that_runs()
-    if fit is not None and fit[0] is model and trainer_of(model.optimizer) is not None:
+    fit = keras_calls.fit_that_runs()
+    if fit is None or fit[0] is not model or trainer_of(model.optimizer) is None:
+        return
+    _refuse_average_of_horovod(fit[1])
+    if context.size() > 1:
         _begin(*fit)
+
+
+def _refuse_average_of_horovod(callbacks: Sequence[Any]) -> None:
+    theirs = getattr(sys.modules.get("horovod._keras.callbacks"), "MetricAverageCallbackImpl", ())
+    for callback in callbacks:
+        # It has Keras 3's backend, whatever Keras the model is of, and wants what tf_keras' has.
+        if isinstance(callback, theirs) and not hasattr(callback.backend, "constant"):
+            raise ValueError(
+                f"Horovod's {type(callback).__name__} fails with this Keras, after the first epoch. Take "
+                "sok.callbacks.MetricSumCallback(), which is exact, or sok.callbacks.MetricAverageCallback()."
+            )
 
 
 def _begin(model: Any, callbacks: list[Any], calls: int = 0) -> _Joining:
@@ -176,11 +194,12 @@ def _begin(model: Any, callbacks: list[Any], calls: int = 0) -> _Joining:
         model.train_function = _Meeting(model.train_function)
     joining = next((callback for callback in callbacks if isinstance(callback, _Joining)), None)
     if joining is None:
+        _refuse_average_of_horovod(callbacks)
         batches = keras_calls.batches_of_fit()
         at_once: Any = getattr(model, "_steps_per_execution", None)  # tf_keras' variable
         with tf.init_scope():
             at_once = getattr(model, "steps_per_execution", 1) if at_once is None else at_once.numpy()
-            said = agreement.together(context.get_transport(), "sok/fit", lambda: batches)
+            said = meeting.together("sok/fit", lambda: batches)
         joining = _Joining(model, said, int(at_once or 1), calls)
         callbacks.insert(0, joining)
         callbacks.append(_Agreeing(model))
@@ -195,7 +214,7 @@ class _Agreeing(Callback):
         self._model = model
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        said = agreement.together(context.get_transport(), "sok/fit/stop", lambda: bool(self._model.stop_training))
+        said = meeting.together("sok/fit/stop", lambda: bool(self._model.stop_training))
         self._model.stop_training = any(said)
 
 

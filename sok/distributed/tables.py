@@ -19,6 +19,9 @@ from sok.optimizers import Optimizer, matching_optimizer
 from sok.table.state import count_step
 from sok.table.table import is_embedding_variable
 
+# Called where hvd.DistributedOptimizer is put around one of ours.
+tell_op_of_horovod: Callable[[str], None] | None = None
+
 
 class TableTrainer:
     """Trains tables with the optimizer given, or with one that matches the stock optimizer, beside that one.
@@ -264,7 +267,10 @@ class HandsOn:
         if str(getattr(made, "__module__", "")).startswith("horovod."):
             # hvd.DistributedOptimizer around it: that would reduce rows by their places. It reduces by itself.
             own: Any = cls.__mro__[1]
-            return own.from_config({**config, "op": _op_of_horovod(made)}, custom_objects)
+            op = _op_of_horovod(made)
+            if tell_op_of_horovod is not None:
+                tell_op_of_horovod(op)
+            return own.from_config({**config, "op": op}, custom_objects)
         config["optimizer"] = cls._deserialize(config["optimizer"], custom_objects)
         config["embedding_optimizer"] = deserialize(config.get("embedding_optimizer"))
         return cls(**config)

@@ -29,6 +29,7 @@ _ALL = (
         "fit",
         "convert",
         "joining",
+        "openembedding",
     ),
     *("metrics", "optimizers", "export", "checkpoint", "savers", "v2"),
 )

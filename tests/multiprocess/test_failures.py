@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sok.checkpoint.manifest import read_manifest
 from tests.messages import saying
 from tests.multiprocess.harness import Job, Outcome, World, processes_of, run, run_checks
 from tests.multiprocess.worker import run_check
@@ -15,6 +16,7 @@ from tests.multiprocess.worker import run_check
 pytestmark = pytest.mark.multiprocess
 
 PROGRAM = Path(__file__).with_name("program_that_loses_a_worker.py")
+SAVES = Path(__file__).with_name("program_that_saves_alone.py")
 
 
 @pytest.mark.parametrize(
@@ -67,6 +69,21 @@ def test_a_worker_that_ends_before_the_others_is_told_with_its_steps():
     words = r"sok: rank 0:   This worker has begun 11 training steps, and came to \w+ 'sok/lost/keys/0' \(number 12\)"
     assert re.search(words, job.output), job.output
     assert "sok.data.batches" in job.output and "MetricSumCallback before EarlyStopping" in job.output
+
+
+def test_a_worker_that_has_ended_takes_part_in_what_worker_0_saves_alone(tmp_path):
+    job = run([sys.executable, str(SAVES), "end", str(tmp_path / "model")], ranks=2, deadline=120)
+    assert not job.timed_out and job.returncode == 0, job.output
+    assert "[0]<stdout>:saved" in job.output
+    assert read_manifest(str(tmp_path / "model.weights.h5.sok")).world_size == 2
+
+
+def test_a_worker_that_does_not_come_to_what_worker_0_saves_ends_the_job_with_words(tmp_path):
+    job = run([sys.executable, str(SAVES), "never", str(tmp_path / "model")], ranks=2, deadline=120)
+    assert not job.timed_out and job.returncode != 0, job.output
+    words = r"'sok/meeting' .* s: rank 0 came, rank 1 did not.\n.*\n.*rank 1 .*program_that_saves_alone.py"
+    assert re.search(words, job.output), job.output
+    assert "The job ends here: sok.Init(deadline=12)" in job.output and "saved" not in job.output
 
 
 def test_the_deadline_ends_a_job_and_all_its_processes():

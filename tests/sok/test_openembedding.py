@@ -116,3 +116,17 @@ def test_servers_are_refused_with_words(monkeypatch):
     monkeypatch.setattr(embed.flags, "master_endpoint", "127.0.0.1:1")
     with pytest.raises(NotImplementedError, match="master_endpoint"):
         embed.Embedding(10, 2)
+
+
+def test_what_is_not_there_says_what_to_do_instead():
+    for name, words in (
+        ("pulling", "give the dataset to fit"),
+        ("Variable", "sok.EmbeddingVariable"),
+        ("persist_server_model", "incremental=True"),
+        ("should_persist_server_model", "sok.save"),
+        ("restore_server_model", "sok.restore"),
+    ):
+        assert getattr(embed.exb, name) is getattr(embed, name)
+        with pytest.raises(NotImplementedError, match=saying(f"openembedding.tensorflow.{name} is not there", words)):
+            getattr(embed, name)("model", "path")
+    assert embed.flags.num_workers == sok.size() == 1

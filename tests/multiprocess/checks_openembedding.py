@@ -1,0 +1,152 @@
+"""OpenEmbedding's scripts on several workers: its lines, and what its worker 0 does alone."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import sok
+from sok.job import agreement, context, meeting
+from tests.multiprocess.checks_convert import BATCH, DIM, ROWS, deep_fm, fit, samples
+
+
+def check_the_lines_of_openembedding_train_as_stock_under_horovod(world):
+    hvd = pytest.importorskip("horovod.tensorflow.keras")
+    embed = pytest.importorskip("openembedding.tensorflow")
+    stock, model = deep_fm(keras, 2), deep_fm(keras, 2)
+    sok.broadcast_variables(model.variables)
+    stock.set_weights(model.get_weights())
+    optimizer = embed.distributed_optimizer(keras.optimizers.Adagrad(0.05))
+    optimizer = hvd.DistributedOptimizer(optimizer) if world.size > 1 else optimizer
+    model = embed.distributed_model(model)
+    model.compile(optimizer, "mse")
+    fit(world, model, 2)
+    ids, labels = samples(2)
+    stock.compile(keras.optimizers.Adagrad(0.05), "mse")
+    stock.fit(ids, labels, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+    expected, found = (m.predict(ids, batch_size=BATCH, verbose=0) for m in (stock, model))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def model_of(library, name):
+    ids = library.Input((1,), dtype="int64")
+    rows = library.layers.Embedding(ROWS, DIM, name=name)(ids)
+    return library.Model(ids, library.layers.Dense(1)(library.layers.Flatten()(rows)))
+
+
+def shared_folder(world, folder):
+    """That of rank 0, on all ranks."""
+    said = agreement.together(context.get_transport(), "test/folder", lambda: str(folder))
+    return type(folder)(said[0])
+
+
+def saved_by_rank_0(world, library, folder):
+    """Worker 0 saves after each epoch, and after `fit`, where the others evaluate; what is read then."""
+    embed = pytest.importorskip("openembedding.tensorflow")
+    (ids, _), labels = samples(2)
+    mine = slice(world.rank, None, world.size)
+    model = embed.distributed_model(model_of(library, f"alone_{library.__name__}"))
+    model.compile(embed.distributed_optimizer(library.optimizers.Adagrad(0.05)), "mse")
+    found = []
+
+    def save(epoch, logs):
+        model.save_weights(str(folder / f"epoch{epoch}"))
+
+    callbacks = [library.callbacks.LambdaCallback(on_epoch_end=save)] if world.rank == 0 else []
+    callbacks = [sok.callbacks.MetricSumCallback(), *callbacks]
+    for _ in range(2):
+        model.fit(ids[mine], labels[mine], batch_size=BATCH // world.size, epochs=2, verbose=0, callbacks=callbacks)
+        if world.rank == 0:
+            model.save(str(folder / "model"))
+            model.save_as_original_model(str(folder / "original"), include_optimizer=False)
+            embed.save_server_model(model, str(folder / "rows"))
+        found.append(model.predict(ids, batch_size=BATCH, verbose=0))
+    served = tf.saved_model.load(str(folder / "original")).signatures["serving_default"]
+    (of_served,) = served(tf.constant(ids)).values()
+    np.testing.assert_allclose(of_served, found[-1], rtol=1e-5, atol=1e-6)
+    layer = model.get_layer(f"alone_{library.__name__}")
+    model.fit(ids[mine], labels[mine], batch_size=BATCH // world.size, verbose=0)
+    for path in (folder / "model" / "variables" / "variables", folder / "epoch1"):
+        layer.set_weights([np.zeros([ROWS, DIM], "float32")])
+        model.load_weights(str(path))
+        np.testing.assert_array_equal(model.predict(ids, batch_size=BATCH, verbose=0), found[-1])
+    return embed, model, layer, ids[mine], labels[mine]
+
+
+def check_rank_0_saves_alone_in_keras_3(world, tmp_path_of_rank):
+    folder = shared_folder(world, tmp_path_of_rank)
+    embed, model, layer, ids, labels = saved_by_rank_0(world, keras, folder)
+    table, optimizer = layer.embedding_variable, model.optimizer.embedding_optimizer
+
+    def accumulators():
+        return np.asarray(table.slots(optimizer.slot_set)[1])
+
+    embed.load_server_model(model, str(folder / "rows"))
+    expected = accumulators()
+    assert expected.size == 0 or expected.max() > 0.1  # of the squares of gradients
+    model.fit(ids, labels, batch_size=BATCH // world.size, verbose=0)
+    assert (accumulators() != expected).any()
+    embed.load_server_model(model, str(folder / "rows"))
+    np.testing.assert_array_equal(accumulators(), expected)
+    embed.save_server_model(model, str(folder / "rows"), include_optimizer=False)
+    embed.load_server_model(model, str(folder / "rows"))
+    with pytest.raises(tf.errors.FailedPreconditionError, match="no optimizer has used"):
+        accumulators()
+    model.fit(ids, labels, batch_size=BATCH // world.size, verbose=0)
+    assert accumulators().size
+
+
+def check_rank_0_saves_alone_in_tf_keras(world, tmp_path_of_rank):
+    saved_by_rank_0(world, tf_keras, shared_folder(world, tmp_path_of_rank))
+
+
+def check_workers_that_meet_in_different_calls_are_told(world):
+    if world.size == 1:
+        return
+    meeting.serve("test/nothing", lambda: None)
+    with pytest.raises(RuntimeError, match="different calls: rank 0 in here, rank 1 in there"):
+        meeting.together("here" if world.rank == 0 else "there", lambda: None)
+    assert meeting.together("here", lambda: world.rank) == list(range(world.size))
+
+
+def check_what_one_worker_asks_in_vain_is_raised_on_all(world, tmp_path_of_rank):
+    embed = pytest.importorskip("openembedding.tensorflow")
+    model = embed.distributed_model(model_of(keras, "in_vain"))
+    missing = str(shared_folder(world, tmp_path_of_rank) / "nowhere")
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        if world.rank == 0:
+            embed.load_server_model(model, missing)
+        else:
+            model.predict(np.zeros([2, 1], "int64"), verbose=0)
+
+
+def check_horovod_s_average_of_metrics_is_refused(world):
+    hvd = pytest.importorskip("horovod.tensorflow.keras")
+    embed = pytest.importorskip("openembedding.tensorflow")
+    model = embed.distributed_model(model_of(keras, "average"))
+    model.compile(embed.distributed_optimizer(keras.optimizers.SGD(0.05)), "mse")
+    ids, labels = np.zeros([2, 1], "int64"), np.zeros([2, 1])
+    with pytest.raises(ValueError, match="Horovod's MetricAverageCallback fails.*MetricSumCallback"):
+        model.fit(ids, labels, callbacks=[hvd.callbacks.MetricAverageCallback()], verbose=0)
+    model.fit(ids, labels, callbacks=[sok.callbacks.MetricAverageCallback()], verbose=0)
+
+
+def check_what_horovod_averages_is_named_once(world):
+    hvd = pytest.importorskip("horovod.tensorflow.keras")
+    embed = pytest.importorskip("openembedding.tensorflow")
+
+    def told(**op):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            hvd.DistributedOptimizer(embed.distributed_optimizer(keras.optimizers.SGD(0.05)), **op)
+        return [str(one.message) for one in caught if "OpenEmbedding" in str(one.message)]
+
+    embed._told.clear()
+    assert told(op=hvd.Sum) == []
+    if world.size > 1:
+        (words,) = told()
+        assert "averages" in words and "op=hvd.Sum" in words
+    assert told() == []
