@@ -53,6 +53,17 @@ def movielens_auc(finish, tmp_path, movielens_dir, known):
     return run
 
 
+@pytest.mark.parametrize(("strategy", "collectives"), [("auto", None), ("memory_balanced", 4)])
+def test_tables_placed_by_a_plan_train_as_stock_keras_on_one_worker(finish, log_path, strategy, collectives):
+    arguments = ("--data", log_path, "--strategy", strategy, "--steps", "4", "--batch-size", "256", "--check")
+    out = finish("dlrm.py", *arguments, workers=2)
+    said = json.loads(re.search(r"\{.*\}", out)[0])
+    assert said["max_difference_to_one_worker"] < 1e-5 and said["measured_ms"] > 0
+    assert 0 < said["collectives_per_step"] <= 4 if collectives is None else said["collectives_per_step"] == collectives
+    assert said["predicted_ms"] > 0 if strategy == "auto" else said["predicted_ms"] is None
+    assert len(said["plan"]) == (26 if strategy == "auto" else 2)
+
+
 def test_a_rule_of_ones_own_gives_what_the_built_in_one_gives(finish):
     out = finish("own_rule.py", "--check", "--rows", "500", "--steps", "4", "--batch-size", "256")
     said = json.loads(out.strip().splitlines()[-1])

@@ -159,7 +159,8 @@ class DistributedEmbeddingMixin:
             see `DistEmbeddingStrategy`. On one worker no table is cut into rows or copied.
         dp_input: True: each worker brings its own samples, of all inputs.
         input_table_map: the layer of each input.
-        plan: of 'auto': arguments for `sok.plan`: batch, machine, optimizer, pin, ...
+        plan: of 'auto': arguments for `sok.plan`: batch, machine, optimizer, pin, ...; and what it is to know of the
+            model: `hotness`, ids a sample of each input; `distinct`, of each table; `dense_parameters`.
         **kwargs: `name`, `dtype`, `trainable`.
 
     Call args:
@@ -261,19 +262,26 @@ def placements_of(strategy: DistEmbeddingStrategy) -> list[Placement]:
 
 
 def _planned(embeddings: Sequence[Any], map_of: Sequence[int] | None, arguments: Mapping[str, Any]) -> Any:
-    """The plan of `sok.plan`, and the placement of each table; ids are taken as one a sample, unless `hotness` says."""
+    """The plan of `sok.plan`, and the placement of each table.
+
+    Beside the arguments of `sok.plan`: `hotness`, ids a sample of each input (1); `distinct`, of each table; and
+    `dense_parameters`.
+    """
     inputs = list(range(len(embeddings)) if map_of is None else map_of)
     arguments = dict(arguments)
     hotness = arguments.pop("hotness", [1] * len(inputs))
-    tables = []
-    for i, layer in enumerate(embeddings):
+    distinct = arguments.pop("distinct", [None] * len(embeddings))
+    model = {"dense_parameters": arguments.pop("dense_parameters", 0), "tables": []}
+    for i, (layer, share) in enumerate(zip(embeddings, distinct, strict=True)):
         config = layer.get_config()
-        of_table = [ids for ids, table in zip(hotness, inputs, strict=True) if table == i]
-        is_pooled = config.get("combiner") is not None
-        tables.append(
-            {"rows": config["input_dim"], "dim": config["output_dim"], "hotness": of_table, "pooled": is_pooled}
+        model["tables"].append(
+            {
+                **{"name": f"table_{i}", "rows": config["input_dim"], "dim": config["output_dim"], "distinct": share},
+                "hotness": [ids for ids, table in zip(hotness, inputs, strict=True) if table == i],
+                "pooled": config.get("combiner") is not None,
+            }
         )
-    found = planner.plan(tables, workers=context.size(), **arguments)
+    found = planner.plan(model, workers=context.size(), **arguments)
     return found, [table.where.placement() for table in found.tables]
 
 
