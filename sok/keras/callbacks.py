@@ -11,6 +11,7 @@ import contextlib
 import math
 import numbers
 import os
+import shutil
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from sok.base import tracing
 from sok.base.keras_callback import Callback
 from sok.base.types import Logs, PathLike
 from sok.checkpoint import save_weights
+from sok.checkpoint.manager import CheckpointManager
 from sok.checkpoint.targets import tables_of
 from sok.distributed.broadcast import broadcast_variables
 from sok.distributed.replicas import variables_of
@@ -259,6 +261,78 @@ class ModelCheckpoint(Callback):
             raise ValueError(f"The logs have no {error}. They have: {', '.join(logs) or 'nothing'}.") from None
         is_better = self.best is None or (value < self.best if self.mode == "min" else value > self.best)
         return [path, value] if is_better and not math.isnan(value) else None
+
+
+class BackupAndRestore(Callback):
+    """Lets `fit` of a program that was interrupted go on when it is started again, on any number of workers.
+
+    After each epoch it saves model, tables and optimizer, by `sok.CheckpointManager`; when `fit` begins it restores
+    what is there, and the first epoch is the one after. Use it instead of Keras' own, which on several workers would
+    write the dense weights only. Callbacks that count epochs (EarlyStopping, ReduceLROnPlateau) begin anew.
+
+    Args:
+        backup_dir: a folder for this alone, on storage that all workers see, and the same on all of them.
+        delete_checkpoint: whether to remove it when `fit` has ended.
+
+    Raises:
+        ValueError: in `fit`, of a model that is not built.
+        as `sok.CheckpointManager`.
+
+    Collective: on all workers or on none.
+
+    Example:
+        >>> import sok, tempfile
+        >>> ids = tf.keras.Input([1], dtype="int64")
+        >>> model = tf.keras.Model(ids, sok.Embedding(100, 2, name="backed_up")(ids))
+        >>> model.compile(sok.DistributedOptimizer("sgd"), "mse")
+        >>> folder = tempfile.mkdtemp()
+        >>> backup = BackupAndRestore(folder, delete_checkpoint=False)
+        >>> _ = model.fit(tf.ones([4, 1]), tf.ones([4, 1, 2]), epochs=2, verbose=0, callbacks=[backup])
+        >>> len(model.fit(tf.ones([4, 1]), tf.ones([4, 1, 2]), epochs=3, verbose=0, callbacks=[backup]).epoch)
+        1
+    """
+
+    def __init__(self, backup_dir: PathLike, delete_checkpoint: bool = True) -> None:
+        super().__init__()
+        self.backup_dir, self.delete_checkpoint = os.fspath(backup_dir), delete_checkpoint
+        self._manager: CheckpointManager | None = None
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        if not self.model.built:
+            raise ValueError("sok.callbacks.BackupAndRestore needs a model that is built: call it on a batch before.")
+        optimizer = self.model.optimizer
+        if hasattr(optimizer, "build") and not getattr(optimizer, "built", False):
+            optimizer.build(self.model.trainable_variables)
+        saved = tf.train.Checkpoint(model=self.model, optimizer=optimizer)
+        self._manager = CheckpointManager(saved, self.backup_dir, max_to_keep=1)
+        path = self._manager.restore_or_initialize()
+        if path is not None:
+            epoch = int(path.rpartition("-")[2])
+            self.model._initial_epoch = epoch  # Keras 3 asks this, tf_keras the other
+            self.model._training_state = _Begun(epoch)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        assert self._manager is not None
+        self._manager.save(epoch + 1)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        self.model._initial_epoch = self.model._training_state = None
+
+        def remove() -> None:
+            if self.delete_checkpoint and context.rank() == 0:
+                shutil.rmtree(self.backup_dir, ignore_errors=True)
+
+        together(context.get_transport(), "sok/backup/end", remove)
+
+
+class _Begun:
+    """What tf_keras' `fit` asks where it begins."""
+
+    def __init__(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def maybe_load_initial_counters_from_ckpt(self, steps: Any, initial_epoch: int, mode: Any) -> tuple[int, int]:
+        return max(self._epoch, initial_epoch), 0
 
 
 class TableScalars(Callback):

@@ -146,52 +146,6 @@ def check_a_converted_subclassed_model_is_trained_as_stock(world):
     model.predict([np.ones([2, 1], "int64")] * 4, verbose=0)
 
 
-def check_callbacks_and_weights_of_keras_do_what_they_do_on_one_worker(world, tmp_path_of_rank):
-    ids, labels = samples(2)
-    labels = (labels > 0).astype("float32")
-    weights = np.random.default_rng(5).random(len(labels)).astype("float32")
-    stock, model = deep_fm(keras, 2), deep_fm(keras, 2)
-    sok.broadcast_variables(model.variables)
-    stock.set_weights(model.get_weights())
-    sok.distributed_model(model)
-    found = []
-    for made, part, optimizer in (
-        (stock, slice(None), keras.optimizers.SGD(0.1)),
-        (model, slice(world.rank, None, world.size), sok.DistributedOptimizer(keras.optimizers.SGD(0.1))),
-    ):
-        folder = tmp_path_of_rank / f"logs{len(found)}"
-        callbacks = [
-            *([] if made is stock else [sok.callbacks.MetricSumCallback()]),
-            keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
-            keras.callbacks.ReduceLROnPlateau(monitor="val_loss", factor=0.5, patience=1, min_delta=1e3),
-            keras.callbacks.EarlyStopping(monitor="val_loss", patience=3, min_delta=1e3),
-            *([keras.callbacks.CSVLogger(f"{folder}.csv"), keras.callbacks.TensorBoard(folder)] * (world.rank == 0)),
-        ]
-        made.compile(optimizer, "mse", weighted_metrics=["mae"])
-        history = made.fit(
-            *([c[part] for c in ids], labels[part]),
-            sample_weight=weights[part],
-            validation_data=([c[part] for c in ids], labels[part]),
-            batch_size=BATCH // (1 if made is stock else world.size),
-            steps_per_epoch=STEPS,
-            epochs=8,
-            shuffle=False,
-            verbose=0,
-            callbacks=callbacks,
-        ).history
-        if world.rank == 0:
-            assert len((tmp_path_of_rank / f"logs{len(found)}.csv").read_text().splitlines()) == 1 + len(
-                history["loss"]
-            )
-            assert list(folder.rglob("*tfevents*"))
-        found.append((history, made.predict(ids, batch_size=BATCH, verbose=0)))
-    (expected, at_last), (came, at_last_of_ours) = found
-    assert len(expected["loss"]) == len(came["loss"]) == 4
-    for name in ("learning_rate", "loss", "val_loss", "mae"):
-        np.testing.assert_allclose(came[name], expected[name], rtol=1e-4, err_msg=name)
-    np.testing.assert_allclose(at_last_of_ours, at_last, rtol=1e-4, atol=1e-5)
-
-
 def check_a_model_that_cannot_be_converted_is_refused_on_all_ranks(world):
     ids = keras.Input((1,), dtype="int64")
     # On one rank alone, as a program may have it by mistake.

@@ -9,8 +9,9 @@ import tensorflow as tf
 import tf_keras
 
 import sok
-from sok.job import agreement, context, meeting
+from sok.job import meeting
 from tests.multiprocess.checks_convert import BATCH, DIM, ROWS, deep_fm, fit, samples
+from tests.multiprocess.training import shared_folder
 
 
 def check_the_lines_of_openembedding_train_as_stock_under_horovod(world):
@@ -35,12 +36,6 @@ def model_of(library, name):
     ids = library.Input((1,), dtype="int64")
     rows = library.layers.Embedding(ROWS, DIM, name=name)(ids)
     return library.Model(ids, library.layers.Dense(1)(library.layers.Flatten()(rows)))
-
-
-def shared_folder(world, folder):
-    """That of rank 0, on all ranks."""
-    said = agreement.together(context.get_transport(), "test/folder", lambda: str(folder))
-    return type(folder)(said[0])
 
 
 def saved_by_rank_0(world, library, folder):
@@ -77,7 +72,7 @@ def saved_by_rank_0(world, library, folder):
 
 
 def check_rank_0_saves_alone_in_keras_3(world, tmp_path_of_rank):
-    folder = shared_folder(world, tmp_path_of_rank)
+    folder = shared_folder(tmp_path_of_rank)
     embed, model, layer, ids, labels = saved_by_rank_0(world, keras, folder)
     table, optimizer = layer.embedding_variable, model.optimizer.embedding_optimizer
 
@@ -100,7 +95,7 @@ def check_rank_0_saves_alone_in_keras_3(world, tmp_path_of_rank):
 
 
 def check_rank_0_saves_alone_in_tf_keras(world, tmp_path_of_rank):
-    saved_by_rank_0(world, tf_keras, shared_folder(world, tmp_path_of_rank))
+    saved_by_rank_0(world, tf_keras, shared_folder(tmp_path_of_rank))
 
 
 def check_workers_that_meet_in_different_calls_are_told(world):
@@ -115,7 +110,7 @@ def check_workers_that_meet_in_different_calls_are_told(world):
 def check_what_one_worker_asks_in_vain_is_raised_on_all(world, tmp_path_of_rank):
     embed = pytest.importorskip("openembedding.tensorflow")
     model = embed.distributed_model(model_of(keras, "in_vain"))
-    missing = str(shared_folder(world, tmp_path_of_rank) / "nowhere")
+    missing = str(shared_folder(tmp_path_of_rank) / "nowhere")
     with pytest.raises(FileNotFoundError, match="nowhere"):
         if world.rank == 0:
             embed.load_server_model(model, missing)

@@ -30,6 +30,7 @@ _ALL = (
         "convert",
         "joining",
         "openembedding",
+        "callbacks",
     ),
     *("metrics", "optimizers", "export", "checkpoint", "savers", "v2"),
 )

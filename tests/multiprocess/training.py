@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from sok.job import context
+from sok.job import agreement, context
 
 STEPS, BATCH, SLOTS, IDS_PER_SLOT, DIM = 20, 24, 3, 2, 4
 STEPS_AT_ONCE = 4  # Keras' steps_per_execution, where it is used
@@ -56,3 +56,8 @@ def shards(variables, slot_sets, run=lambda x: [t.numpy() for t in x]):
 
 def sum_over_ranks(values):
     return context.get_transport().all_gather(tf.constant([values], tf.float64), "test/losses").numpy().sum(axis=0)
+
+
+def shared_folder(folder):
+    """That of rank 0, on all ranks."""
+    return type(folder)(agreement.together(context.get_transport(), "test/folder", lambda: str(folder))[0])
