@@ -93,26 +93,33 @@ REGISTER_OP("Sok>TableExport")
       return absl::OkStatus();
     });
 
+// Output 0: the keys of a table, in the order of rows. Others: where `outputs(n, slot floats)` puts rows or slots.
+template <class F>
+void ExportTable(OpKernelContext* ctx, TableStore& table, const std::string& slot_set, const F& outputs) {
+  const TfExecutor executor(ctx);
+  const ScratchLease scratch;
+  Tensor* keys = nullptr;
+  uint64_t* words = nullptr;
+  table.Export({executor}, slot_set, [&](int64_t n, int64_t floats) {
+    keys = Output(ctx, 0, CheckedShape({n}));
+    TableStore::ExportTarget target = outputs(n, floats);
+    target.keys = words = scratch.get()->Get<uint64_t>(n);
+    return target;
+  });
+  StoreKeys(words, keys->NumElements(), keys);
+}
+
 class TableExportOp : public GuardedOp {
  public:
   explicit TableExportOp(OpKernelConstruction* ctx) : GuardedOp(ctx) { Check(ctx->GetAttr("dim", &dim_)); }
   void Run(OpKernelContext* ctx) override {
     const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
-    TableStore& table = resource->store();
-    Tensor probe(ctx->expected_output_dtype(0), TensorShape({0}));
-    resource->CheckKeyType(probe);
+    resource->CheckKeyType(Tensor(ctx->expected_output_dtype(0), TensorShape({0})));
     resource->CheckDim(dim_);
-    Tensor *keys = nullptr, *rows = nullptr;
-    const TfExecutor executor(ctx);
-    const ScratchLease scratch;
-    uint64_t* words = nullptr;
-    table.Export({executor}, "", [&](int64_t n, int64_t) {
-      keys = Output(ctx, 0, CheckedShape({n}));
-      rows = Output(ctx, 1, CheckedShape({n, dim_}));
-      words = scratch.get()->Get<uint64_t>(n);
-      return TableStore::ExportTarget{words, rows->flat<float>().data(), nullptr, nullptr};
+    ExportTable(ctx, resource->store(), "", [&](int64_t n, int64_t) {
+      Tensor* rows = Output(ctx, 1, CheckedShape({n, dim_}));
+      return TableStore::ExportTarget{nullptr, rows->flat<float>().data(), nullptr, nullptr};
     });
-    StoreKeys(words, keys->NumElements(), keys);
   }
 
  private:
@@ -141,23 +148,13 @@ class TableSlotsOp : public GuardedOp {
   explicit TableSlotsOp(OpKernelConstruction* ctx) : GuardedOp(ctx) { Check(ctx->GetAttr("slot_set", &slot_set_)); }
   void Run(OpKernelContext* ctx) override {
     const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
-    TableStore& table = resource->store();
-    Tensor probe(ctx->expected_output_dtype(0), TensorShape({0}));
-    resource->CheckKeyType(probe);
+    resource->CheckKeyType(Tensor(ctx->expected_output_dtype(0), TensorShape({0})));
     if (slot_set_.empty()) throw InvalidArgument("`slot_set` must not be empty.");
-    Tensor *keys = nullptr, *slots = nullptr, *stamps = nullptr;
-    const TfExecutor executor(ctx);
-    const ScratchLease scratch;
-    uint64_t* words = nullptr;
-    table.Export({executor}, slot_set_, [&](int64_t n, int64_t floats) {
-      keys = Output(ctx, 0, CheckedShape({n}));
-      slots = Output(ctx, 1, CheckedShape({n, floats}));
-      stamps = Output(ctx, 2, CheckedShape({n}));
-      words = scratch.get()->Get<uint64_t>(n);
-      return TableStore::ExportTarget{words, nullptr, slots->flat<float>().data(),
+    ExportTable(ctx, resource->store(), slot_set_, [&](int64_t n, int64_t floats) {
+      Tensor *slots = Output(ctx, 1, CheckedShape({n, floats})), *stamps = Output(ctx, 2, CheckedShape({n}));
+      return TableStore::ExportTarget{nullptr, nullptr, slots->flat<float>().data(),
                                       reinterpret_cast<int64_t*>(stamps->flat<int64_t>().data())};
     });
-    StoreKeys(words, keys->NumElements(), keys);
   }
 
  private:
@@ -275,61 +272,6 @@ void ReserveRows(OpKernelContext* ctx) {
   TableArg(ctx, 0)->store().Reserve({executor}, ScalarArg<int64_t>(ctx->input(1), "num_rows"));
 }
 SOK_HOST_KERNEL("Sok>TableTryReserve", FunctionOp<Tell<ReserveRows>>, "handle", "num_rows", "error");
-
-REGISTER_OP("Sok>Philox")
-    .Input("keys: Tkey")
-    .Input("seed: int64")
-    .Output("rows: float")
-    .Attr("Tkey: " SOK_KEY_TYPES)
-    .Attr("initializer: string")
-    .Attr("init_a: float")
-    .Attr("init_b: float")
-    .Attr("dim: int >= 1")
-    .SetShapeFn([](InferenceContext* c) {
-      int64_t dim;
-      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
-      ShapeHandle keys;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &keys));
-      c->set_output(0, c->Matrix(c->Dim(keys, 0), dim));
-      return absl::OkStatus();
-    });
-
-class PhiloxOp : public GuardedOp {
- public:
-  explicit PhiloxOp(OpKernelConstruction* ctx) : GuardedOp(ctx) {
-    std::string kind;
-    Check(ctx->GetAttr("initializer", &kind));
-    Check(ctx->GetAttr("init_a", &init_.a));
-    Check(ctx->GetAttr("init_b", &init_.b));
-    Check(ctx->GetAttr("dim", &dim_));
-    init_.kind = ParseInitKind(kind);
-    if (dim_ < 1 || dim_ > kMaxDim) {
-      throw InvalidArgument("`dim` must lie in [1, " + std::to_string(kMaxDim) +
-                            "]. Received: " + std::to_string(dim_) + ".");
-    }
-    if (init_.kind == InitKind::kBank || init_.kind == InitKind::kOwn) {
-      throw InvalidArgument("initializer '" + kind + "' needs a table.");
-    }
-  }
-  void Run(OpKernelContext* ctx) override {
-    CheckRank(ctx->input(0), 1, "keys");
-    Initializer init = init_;
-    init.seed = static_cast<uint64_t>(ScalarArg<int64_t>(ctx->input(1), "seed"));
-    const int64_t n = ctx->input(0).NumElements();
-    Tensor* rows = Output(ctx, 0, CheckedShape({n, dim_}));
-    const ScratchLease scratch;
-    const uint64_t* keys = KeyWords(ctx->input(0), scratch.get());
-    float* out = rows->flat<float>().data();
-    TfExecutor(ctx).For(n, 50 + 20 * dim_, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) FillRow(init, keys[i], dim_, out + i * dim_);
-    });
-  }
-
- private:
-  Initializer init_;
-  int64_t dim_ = 1;
-};
-SOK_HOST_KERNEL("Sok>Philox", PhiloxOp, "keys", "seed", "rows");
 
 }  // namespace
 }  // namespace sok

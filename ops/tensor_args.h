@@ -32,11 +32,6 @@ const uint64_t* KeyWords(const tensorflow::Tensor& keys, Scratch* scratch);
 // The reverse, for keys that leave the library.
 void StoreKeys(const uint64_t* words, int64_t n, tensorflow::Tensor* keys);
 
-inline bool IsKeyType(tensorflow::DataType t) {
-  return t == tensorflow::DT_INT64 || t == tensorflow::DT_INT32 || t == tensorflow::DT_UINT32 ||
-         t == tensorflow::DT_UINT64;
-}
-
 inline bool IsUnsigned(tensorflow::DataType t) { return t == tensorflow::DT_UINT32 || t == tensorflow::DT_UINT64; }
 
 // row_splits [S + 1] over n values: starts at 0, never falls, ends at n. Gives S.

@@ -1,12 +1,5 @@
 """`sok.keras.metrics` under its public name."""
 
-import importlib
-import sys
-from typing import Any
+from sok.base.aliases import stand_for
 
-_module = sys.modules[__name__] = importlib.import_module("sok.keras.metrics")
-
-
-def __getattr__(name: str) -> Any:
-    # For what has imported this file by its path, and so has this module instead.
-    return getattr(_module, name)
+__getattr__ = stand_for(__name__, "sok.keras.metrics")

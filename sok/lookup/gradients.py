@@ -251,7 +251,7 @@ for _name in _ONLY_ONCE.split():
 
 _WITHOUT_GRADIENT = (
     "ExchangeRoute ValidateCsr CheckIds SlotKeys SumDuplicates Unique TableExport TableSize TableStep TableIds "
-    "TableRestore TableSlotSets TableGather TableScatter TableSave TableLoad TableKeys ShardVerify Philox"
+    "TableRestore TableSlotSets TableGather TableScatter TableSave TableLoad TableKeys ShardVerify"
 )
 for _name in _WITHOUT_GRADIENT.split():
     tf.no_gradient(f"Sok>{_name}")

@@ -96,35 +96,23 @@ def constrain(ready: list[TableGradient]) -> list[tf.Operation | None]:
     return [g.variable.row_terms.constrain(g.variable, g.row_ids) for g in constrained]
 
 
+def _columns(ready: list[TableGradient]) -> tuple[list[tf.Tensor], ...]:
+    """Handles, row ids and gradients, as ops of groups take them."""
+    return [g.variable.handle for g in ready], [g.row_ids for g in ready], [g.values for g in ready]
+
+
 def apply(
     ready: list[TableGradient], step: tf.Tensor, hyper: tf.Tensor, rule: str, slot_set: str, nonfinite: str
 ) -> tf.Operation | None:
     """Updates all tables in one op. Returns it in a graph."""
-    return _ops.lib().sok_group_apply(
-        [g.variable.handle for g in ready],
-        [g.row_ids for g in ready],
-        [g.values for g in ready],
-        step,
-        hyper,
-        rule=rule,
-        slot_set=slot_set,
-        nonfinite=nonfinite,
-        distinct=[g.distinct for g in ready],
-    )
+    settings = {"rule": rule, "slot_set": slot_set, "nonfinite": nonfinite}
+    return _ops.lib().sok_group_apply(*_columns(ready), step, hyper, distinct=[g.distinct for g in ready], **settings)
 
 
 def tried(ready: list[TableGradient], step: tf.Tensor, hyper: tf.Tensor, rule: str, slot_set: str) -> tf.Tensor:
     """Why a rule of one's own must not be applied: it makes NaN or infinity of what is finite. As `agree` takes it."""
-    why = _ops.lib().sok_group_try(
-        [g.variable.handle for g in ready],
-        [g.row_ids for g in ready],
-        [g.values for g in ready],
-        step,
-        hyper,
-        rule=rule,
-        slot_set=slot_set,
-        distinct=[g.distinct for g in ready],
-    )
+    settings = {"rule": rule, "slot_set": slot_set, "distinct": [g.distinct for g in ready]}
+    why = _ops.lib().sok_group_try(*_columns(ready), step, hyper, **settings)
     return tf.where(tf.equal(why, ""), why, tf.strings.join(["InvalidArgumentError: ", why]))
 
 

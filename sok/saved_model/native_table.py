@@ -8,12 +8,12 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from sok.base import _ops
-from sok.base.types import Condition
 from sok.saved_model.frozen_table import About, StandsForTable
 from sok.saved_model.serving_file import Description, ServingFile, mixed_keys, unmixed_keys
 from sok.saved_model.stock_ops import StockOps, as_written
@@ -98,24 +98,10 @@ class NativeTable(StandsForTable, tf.saved_model.experimental.TrackableResource)
 class NativeOps(StockOps):
     """Lookups as ops of sok's serving library; all else in stock ops."""
 
-    def sok_group_lookup(
-        self,
-        handles: Sequence[tf.Tensor],
-        keys: Sequence[tf.Tensor],
-        row_splits: Sequence[tf.Tensor],
-        weights: Sequence[tf.Tensor],
-        insert: Condition,
-        table_of: Sequence[int],
-        dims: Sequence[int],
-        combiners: Sequence[str],
-        capacities: Sequence[int] = (),
-    ) -> tuple[list[tf.Tensor], None]:
-        tables = [self._table(handle).resource_handle for handle in handles]
-        dims = [self._table(handle).table.dim for handle in handles]  # GraphCopy does not know them
-        outputs = _ops.serving_lib().sok_serving_group_lookup(
-            tables, keys, row_splits, weights, table_of=table_of, dims=dims, combiners=combiners
-        )
-        return outputs, None
+    def _pooled(self, tables: Sequence[Any], table_of: Sequence[int], combiners: Sequence[str], *ids: Any) -> Any:
+        handles, dims = [table.resource_handle for table in tables], [table.table.dim for table in tables]
+        settings = {"table_of": table_of, "dims": dims, "combiners": combiners}
+        return _ops.serving_lib().sok_serving_group_lookup(handles, *ids, **settings)
 
 
 class NativeFiles:

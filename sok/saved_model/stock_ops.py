@@ -87,9 +87,14 @@ class StockOps:
         combiners: Sequence[str],
         capacities: Sequence[int] = (),
     ) -> tuple[list[tf.Tensor], None]:
+        # Not `dims`: GraphCopy does not know them.
         tables = [self._table(handle) for handle in handles]
-        features = zip(table_of, keys, row_splits, weights, combiners, strict=True)
-        return [_pooled(tables[t].lookup(k), s, w, c) for t, k, s, w, c in features], None
+        return self._pooled(tables, table_of, combiners, keys, row_splits, weights), None
+
+    def _pooled(self, tables: Sequence[Any], table_of: Sequence[int], combiners: Sequence[str], *ids: Any) -> Any:
+        """The vectors of each feature; `ids`: the keys, row splits and weights of all."""
+        features = zip(table_of, combiners, *ids, strict=True)
+        return [_pooled(tables[t].lookup(keys), splits, weights, c) for t, c, keys, splits, weights in features]
 
     def sok_validate_csr(
         self,

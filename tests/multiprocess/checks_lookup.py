@@ -5,13 +5,13 @@ import pytest
 import tensorflow as tf
 
 import sok
-from sok.base import _ops
 from sok.job import context
 from sok.lookup import lookup
 from sok.lookup.feature import Csr
 from tests.group_features import lookup_pooled
 from tests.messages import saying
 from tests.multiprocess.harness import World
+from tests.ops.tables import fresh_rows
 
 DIM = 3
 KEYS = np.array([[5, -1], [5, 12], [2**60, 7], [24, 24], [12, 36]], np.int64)  # 12, 24 and 36 are all of rank 0
@@ -68,12 +68,7 @@ def check_gradients_reach_the_owners_summed_over_ranks(world):
 
 def initial_row(variable, key):
     """A key's initial row, without the table and without a collective."""
-    spec, keys = variable._initializer_spec, tf.constant([key], variable.key_dtype)
-    return (
-        _ops.lib()
-        .sok_philox(keys, variable.seed, initializer=spec.kind, init_a=spec.a, init_b=spec.b, dim=variable.dim)
-        .numpy()[0]
-    )
+    return fresh_rows([key], variable.seed, variable._initializer_spec, variable.dim, variable.key_dtype)[0]
 
 
 def check_pooling_is_that_of_tf_nn(world):

@@ -103,8 +103,6 @@ def make_calls(lib: Any, folder: Path) -> None:
     head = {"world_size": 1, "rank": 0, "owner": -1, "hashed": True, "passes": 1}
     lib.sok_shards_compact([str(folder / "a")], i64(0), "g2", str(folder / "c"), **head)
     lib.sok_table_swap(table.handle, other.handle)
-    init = {"initializer": "uniform", "init_a": -1.0, "init_b": 1.0, "dim": 3}
-    lib.sok_philox(i64(1, 2, 3, 4), tf.constant(1, tf.int64), **init)
     lib.sok_unique(i64(4, 4, 5), out_idx=tf.int64, with_counts=True)
     lib.sok_sum_duplicates(i64(1, 1), grads)
     lib.sok_unsorted_segment_sum(grads, i64(0, 1), tf.constant(2, tf.int64))

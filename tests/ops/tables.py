@@ -119,3 +119,9 @@ class NativeTable:
     def as_dict(self) -> dict[int, tuple[float, ...]]:
         keys, rows = self.export()
         return {int(key): tuple(row.tolist()) for key, row in zip(keys, rows, strict=True)}
+
+
+def fresh_rows(keys: Any, seed: int, init: Any, dim: int, key_dtype: tf.DType = tf.int64) -> np.ndarray:
+    """The rows [n, dim] that `keys` would get, from a table that nobody else has. `init` has `kind`, `a` and `b`."""
+    table = NativeTable(dim=dim, seed=seed, init=Initializer(init.kind, init.a, init.b), key_dtype=key_dtype)
+    return table.lookup(keys, insert=False)[0].numpy()

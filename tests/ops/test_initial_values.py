@@ -1,10 +1,9 @@
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ops.tables import KEY_TYPES, NativeTable
+from tests.ops.tables import KEY_TYPES, NativeTable, fresh_rows
 from tests.reference.initial_values import EXACT, TOLERANCE, Initializer, initial_rows
 from tests.reference.judge import assert_same
 from tests.reference.keys import extreme_keys
@@ -39,23 +38,19 @@ def test_fresh_rows_are_the_stated_function_of_seed_and_key(init, key_dtype):
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("dim", [1, 4, 9])
-def test_philox_op_gives_the_rows_of_a_table(lib, call, seed, dim):
+def test_rows_that_are_only_read_are_those_that_would_be_made(seed, dim):
     init = Initializer("uniform", -1.0, 1.0)
     keys = extreme_keys(np.int64)
-    got = call(
-        lambda keys, seed: lib.sok_philox(keys, seed, initializer="uniform", init_a=-1.0, init_b=1.0, dim=dim),
-        tf.constant(keys),
-        tf.constant(seed, tf.int64),
-    )
+    got = fresh_rows(keys, seed, init, dim)
     assert_initial(got, init, seed, keys, dim)
     assert_same(NativeTable(dim=dim, seed=seed, init=init).lookup(keys)[0], got)
 
 
 @pytest.mark.parametrize("init", INITIALIZERS[3:5], ids=lambda init: init.kind)
-def test_many_values_agree_with_the_inverse_distribution(lib, init):
+def test_many_values_agree_with_the_inverse_distribution(init):
     # Enough of them to reach the tails, where a formula of single precision is worst.
     keys = np.arange(4_000)
-    got = lib.sok_philox(keys, 3, initializer=init.kind, init_a=init.a, init_b=init.b, dim=4)
+    got = fresh_rows(keys, 3, init, 4)
     assert_initial(got, init, 3, keys, 4)
 
 
@@ -67,9 +62,8 @@ def test_many_values_agree_with_the_inverse_distribution(lib, init):
         ("truncated_normal", 0.0, 0.8796, -2.0, 2.0),
     ],
 )
-def test_values_have_the_moments_of_their_distribution(lib, kind, mean, std, low, high):
-    a, b = (0.0, 1.0)
-    x = lib.sok_philox(np.arange(100_000), 5, initializer=kind, init_a=a, init_b=b, dim=4).numpy().astype(np.float64)
+def test_values_have_the_moments_of_their_distribution(kind, mean, std, low, high):
+    x = fresh_rows(np.arange(100_000), 5, Initializer(kind, 0.0, 1.0), 4).astype(np.float64)
     assert np.all(x >= low) and np.all(x <= high)
     # Five standard errors of 400 000 independent values; correlations between neighbours would be larger too.
     error = 5 * std / np.sqrt(x.size)
@@ -99,21 +93,3 @@ def test_initial_rows_depend_on_neither_world_size_order_nor_batches(keys, world
         for batch in (shuffled[:cut], shuffled[cut:]):
             shard.lookup([k for k in batch if k % world_size == rank])
         assert shard.as_dict() == {k: row for k, row in expected.items() if k % world_size == rank}
-
-
-def test_shapes_and_errors_of_philox(lib):
-    args = {"initializer": "uniform", "init_a": 0.0, "init_b": 1.0, "dim": 6}
-    assert lib.sok_philox(np.zeros(0, np.int32), 0, **args).shape == (0, 6)
-    with tf.Graph().as_default():
-        keys = tf.compat.v1.placeholder(tf.int64, [5])
-        assert lib.sok_philox(keys, 0, **args).shape == [5, 6]
-        with pytest.raises(ValueError, match="rank 1"):
-            lib.sok_philox(tf.compat.v1.placeholder(tf.int64, [5, 1]), 0, **args)
-    for change, text in (
-        ({"keys": np.zeros((1, 1), np.int64)}, "`keys` must have rank 1|rank 1"),
-        ({"seed": [0]}, "`seed` must have rank 0"),
-        ({"initializer": "zeros"}, "Received: 'zeros'"),
-        ({"initializer": "bank"}, "initializer 'bank' needs a table"),
-    ):
-        with pytest.raises(tf.errors.InvalidArgumentError, match=text):
-            lib.sok_philox(**({"keys": np.zeros(1, np.int64), "seed": 0} | args | change))

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.ops.shapes import SHAPES, make_keys
-from tests.ops.tables import KEY_TYPES, NativeTable
+from tests.ops.tables import KEY_TYPES, NativeTable, fresh_rows
 from tests.reference import combine
 from tests.reference.initial_values import Initializer
 from tests.reference.judge import assert_close, assert_same
@@ -54,14 +54,11 @@ def test_missing_keys_read_as_initial_rows_and_are_not_stored(key_dtype):
 
 
 @pytest.mark.parametrize("insert", [False, True])
-def test_a_lookup_split_over_threads_gives_every_key_its_row(lib, call, rng, insert):
+def test_a_lookup_split_over_threads_gives_every_key_its_row(call, rng, insert):
     table = NativeTable(dim=4, capacity=20_000)
     keys = tf.constant(make_keys("split_over_threads", np.int64, rng))
     distinct, inverse = (t.numpy() for t in tf.unique(keys))
-    init = table.expected.init
-    fresh = lib.sok_philox(
-        distinct, table.expected.seed, initializer=init.kind, init_a=init.a, init_b=init.b, dim=4
-    ).numpy()
+    fresh = fresh_rows(distinct, table.expected.seed, table.expected.init, 4)
     for _ in range(2):  # once all new, once all known
         rows, row_ids = call(lambda keys: tuple(table.lookup(keys, insert)), keys)
         assert_same(rows, fresh[inverse])
