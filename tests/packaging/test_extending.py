@@ -57,5 +57,7 @@ def test_names_are_in_the_files_that_are_said_to_have_them():
 
 
 def test_a_name_that_is_not_there_is_seen():
-    text = "`sok/job/job.py`, `job_of(tables)`; `sok/job/job.py`, `no_such`; `Placement.xyz` in `sok/table/placement.py`"
+    text = (
+        "`sok/job/job.py`, `job_of(tables)`; `sok/job/job.py`, `no_such`; `Placement.xyz` in `sok/table/placement.py`"
+    )
     assert missing_names(text) == ["sok/job/job.py: no_such", "sok/table/placement.py: Placement.xyz"]
