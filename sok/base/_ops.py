@@ -26,7 +26,12 @@ _NATIVE_DIR = Path(os.environ.get("SOK_NATIVE_DIR") or Path(__file__).resolve().
 # What gives TensorFlow the gradients of our ops, tables their lookup, TensorFlow's checkpoints the rows of tables, and
 # exports the sessions of v1. They are built on this module and on tables, so they are loaded by name with the library,
 # which every table needs.
-_REGISTERED = ("sok.lookup.gradients", "sok.lookup.lookup", "sok.checkpoint.beside", "sok.compat.session_export")
+_REGISTERED = (
+    "sok.lookup.gradients",
+    "sok.lookup.lookup",
+    "sok.checkpoint.tf_checkpoints",
+    "sok.compat.session_export",
+)
 
 # Reentrant: the gradient module may call lib() while lib() imports it.
 _lock = threading.RLock()

@@ -12,10 +12,10 @@ import numpy as np
 from sok.base.errors import CheckpointError
 from sok.base.types import PathLike
 from sok.checkpoint import manifest as manifests
+from sok.checkpoint.arguments import Tables, calls_for, tables_by_saved_name
 from sok.checkpoint.manifest import Link, Manifest, SavedTable, ShardFile, check_summary, read_manifest
 from sok.checkpoint.native import EagerCalls, SessionCalls, verify_shard
 from sok.checkpoint.restoring import TRIES, can_hold, columns_for, is_superseded, restore
-from sok.checkpoint.targets import Tables, calls_for, tables_by_saved_name
 from sok.job.agreement import check_equal, together
 from sok.job.job import job_of
 from sok.job.transport.base import Transport

@@ -9,10 +9,10 @@ from typing import Any
 import tensorflow as tf
 
 from sok.base.types import PathLike, Session
-from sok.checkpoint import beside, prepare, save
+from sok.checkpoint import prepare, save, tf_checkpoints
+from sok.checkpoint.arguments import Optimizers, Tables, tables_of
 from sok.checkpoint.lease import Lease, of_series
 from sok.checkpoint.manifest import make_folder
-from sok.checkpoint.targets import Optimizers, Tables, tables_of
 from sok.distributed.broadcast import broadcast_variables
 from sok.job import context
 from sok.job.agreement import together
@@ -129,7 +129,7 @@ class CheckpointSaverHook(tf.compat.v1.train.SessionRunHook):
         path = together(transport, "sok/hook/latest", lambda: tf.train.latest_checkpoint(self._folder))[0]
         if path is not None:
             together(transport, "sok/hook/restore", lambda: self._restore_dense(session, path))
-            beside.restore_tables(path, {table.table_name: table for table in self._tables}, session)
+            tf_checkpoints.restore_tables(path, {table.table_name: table for table in self._tables}, session)
         self._last_step = self._seen = int(session.run(self._step))
         self._largest_stride = 1
 
@@ -173,18 +173,18 @@ class CheckpointSaverHook(tf.compat.v1.train.SessionRunHook):
                 lease.take()
 
         together(transport, "sok/hook/folder", begin)
-        save(beside.folder_of(prefix), self._tables, self._optimizers, session=session)
+        save(tf_checkpoints.folder_of(prefix), self._tables, self._optimizers, session=session)
 
         def dense() -> None:
             if transport.rank != 0:
                 return
-            beside.sweep(prefix, lease)
-            beside.note_objects(prefix, {table.table_name: table for table in self._tables})
+            tf_checkpoints.sweep(prefix, lease)
+            tf_checkpoints.note_objects(prefix, {table.table_name: table for table in self._tables})
             before = set(self._saver.last_checkpoints)
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "The rows of embedding table")  # they are: above
                 self._saver.save(session, self._prefix, global_step=step)
-            beside.remove_without_checkpoint(before - set(self._saver.last_checkpoints))
+            tf_checkpoints.remove_without_checkpoint(before - set(self._saver.last_checkpoints))
 
         together(transport, "sok/hook/dense", dense)
         self._last_step = step

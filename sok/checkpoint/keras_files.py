@@ -7,9 +7,9 @@ import os
 from typing import Any
 
 from sok.base.types import KerasModel, PathLike
-from sok.checkpoint import beside, store_files
+from sok.checkpoint import store_files, tf_checkpoints
+from sok.checkpoint.arguments import tables_of
 from sok.checkpoint.manifest import read_manifest
-from sok.checkpoint.targets import tables_of
 from sok.job import context
 from sok.job.agreement import check_equal, together
 
@@ -47,18 +47,18 @@ def save_weights(model: KerasModel, path: PathLike) -> None:
     """
     transport = context.get_transport()
     tables = _checked("sok.save_weights", model, path)
-    beside.save_tables(os.fspath(path), list(tables.values()))
+    tf_checkpoints.save_tables(os.fspath(path), list(tables.values()))
 
     def dense() -> None:
         if transport.rank == 0:
-            beside.note_objects(os.fspath(path), tables)
+            tf_checkpoints.note_objects(os.fspath(path), tables)
             # In one step, and with the name of the tables' save: a program that is killed here leaves tables and dense
             # weights of two epochs, which `load_weights` then refuses.
             partial = os.fspath(path).removesuffix(_ENDING) + ".tmp" + _ENDING
             try:
                 with store_files.leaving_rows_out():
                     model.save_weights(partial)
-                _sign(partial, read_manifest(beside.folder_of(os.fspath(path))).generation)
+                _sign(partial, read_manifest(tf_checkpoints.folder_of(os.fspath(path))).generation)
                 os.replace(partial, path)
             except BaseException:
                 with contextlib.suppress(OSError):
@@ -89,7 +89,7 @@ def load_weights(model: KerasModel, path: PathLike) -> None:
     tables = _checked("sok.load_weights", model, path)
 
     def dense() -> None:
-        folder = beside.folder_of(os.fspath(path))
+        folder = tf_checkpoints.folder_of(os.fspath(path))
         if not os.path.isdir(folder):
             raise FileNotFoundError(
                 f"{folder}: no such folder, where sok.save_weights puts tables. A file that one worker alone has saved "
@@ -103,7 +103,7 @@ def load_weights(model: KerasModel, path: PathLike) -> None:
             model.load_weights(path)
 
     together(context.get_transport(), "sok/keras/load", dense)
-    beside.restore_tables(os.fspath(path), _as_saved(os.fspath(path), tables))
+    tf_checkpoints.restore_tables(os.fspath(path), _as_saved(os.fspath(path), tables))
 
 
 def _sign(path: str, generation: str) -> None:
@@ -150,5 +150,5 @@ def _checked(who: str, model: Any, path: PathLike) -> dict[str, Any]:
 def _as_saved(path: str, tables: dict[str, Any]) -> dict[str, Any]:
     """The tables as the folder beside `path` knows them: by name if it has the same names, else by their place."""
     by_name = {table.table_name: table for table in tables.values()}
-    saved = {table.name for table in read_manifest(beside.folder_of(path)).tables}
+    saved = {table.name for table in read_manifest(tf_checkpoints.folder_of(path)).tables}
     return by_name if saved == set(by_name) else tables

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok.base.types import PathLike
-from sok.checkpoint import beside
+from sok.checkpoint import tf_checkpoints
 from sok.checkpoint.lease import Lease, of_series
 from sok.checkpoint.manifest import make_folder
 from sok.job import context
@@ -121,17 +121,17 @@ class CheckpointManager:
         check_equal([answer["arguments"] for answer in said], "sok.CheckpointManager.save: [checkpoint_number, tables]")
         number = said[0]["number"]  # worker 0's: the others' counters may not have been restored
         if tables:
-            beside.save_tables(f"{self._prefix}-{number}", tables)
+            tf_checkpoints.save_tables(f"{self._prefix}-{number}", tables)
 
         def dense() -> Any:
             if transport.rank != 0:
                 return None
             if tables:
-                beside.sweep(f"{self._prefix}-{number}", lease)
+                tf_checkpoints.sweep(f"{self._prefix}-{number}", lease)
             before = set(self._manager.checkpoints)
-            with beside.meeting():
+            with tf_checkpoints.meeting():
                 path = self._manager.save(number)
-            beside.remove_without_checkpoint(before - set(self._manager.checkpoints))
+            tf_checkpoints.remove_without_checkpoint(before - set(self._manager.checkpoints))
             return [path, int(counter)]
 
         path, count = together(transport, "sok/manager/dense", dense)[0]
@@ -157,14 +157,14 @@ class CheckpointManager:
 
         def dense() -> Any:
             nonlocal status, met
-            with beside.meeting() as met:
+            with tf_checkpoints.meeting() as met:
                 status = self._checkpoint.restore(path)
-            return [os.path.abspath(path), sorted(met), os.path.isdir(beside.folder_of(path))]
+            return [os.path.abspath(path), sorted(met), os.path.isdir(tf_checkpoints.folder_of(path))]
 
         said = together(transport, "sok/manager/restore", dense)
         check_equal(said, "sok.CheckpointManager.restore: [path, tables, whether they were saved]")
         if met:
-            beside.restore_tables(path, met)
+            tf_checkpoints.restore_tables(path, met)
         return status
 
     def restore_or_initialize(self) -> str | None:

@@ -14,9 +14,9 @@ from sok.base.errors import CheckpointError
 from sok.base.progress import on_stderr
 from sok.base.types import PathLike, Session
 from sok.checkpoint import background, chains
+from sok.checkpoint.arguments import Optimizers, Tables, calls_for, optimizers_of, tables_by_saved_name
 from sok.checkpoint.lease import forget, in_folder
 from sok.checkpoint.manifest import Link, Manifest, OptimizerState, SavedTable, ShardFile, check_summary, read_manifest
-from sok.checkpoint.targets import Optimizers, Tables, calls_for, optimizers_of, tables_by_saved_name
 from sok.job import context
 from sok.job.agreement import check_equal, together
 from sok.job.transport.base import Transport

@@ -11,9 +11,9 @@ from sok.base import log
 from sok.base.types import PathLike, Session
 from sok.checkpoint import background, chains
 from sok.checkpoint import manifest as manifests
+from sok.checkpoint.arguments import Optimizers, Tables, calls_for, optimizers_of, tables_of
 from sok.checkpoint.lease import Lease, in_folder
 from sok.checkpoint.manifest import Manifest
-from sok.checkpoint.targets import Optimizers, Tables, calls_for, optimizers_of, tables_of
 from sok.checkpoint.writing import Work
 from sok.job import context
 from sok.job.agreement import check_equal, together

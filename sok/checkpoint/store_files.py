@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok.base.patching import Here
-from sok.checkpoint import beside
+from sok.checkpoint import tf_checkpoints
 from sok.job.job import job_of
 from sok.table.table import EmbeddingVariable
 
@@ -56,10 +56,10 @@ def load(table: EmbeddingVariable, store: MutableMapping[str, np.ndarray]) -> No
     if leaves_rows_out():
         return
     if _NAME not in store.keys():  # noqa: SIM118 (Keras' stores have no `in`)
-        beside.warn_not_restored({"": table}, "this file holds none.")
+        tf_checkpoints.warn_not_restored({"": table}, "this file holds none.")
         return
     if job_of([table]).size > 1 or table._in_graph_mode:
-        beside.warn_not_restored({"": table}, "a worker alone cannot restore tables; use sok.load_weights.")
+        tf_checkpoints.warn_not_restored({"": table}, "a worker alone cannot restore tables; use sok.load_weights.")
         return
     with tempfile.TemporaryDirectory() as folder, tf.init_scope():
         path = Path(folder, "shard")

@@ -11,9 +11,9 @@ from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectG
 from sok.base.errors import CheckpointError
 from sok.base.progress import on_stderr
 from sok.base.types import PathLike
-from sok.checkpoint.beside import SAVER, SUFFIX
 from sok.checkpoint.manifest import check_summary, read_manifest
 from sok.checkpoint.native import verify_shard
+from sok.checkpoint.tf_checkpoints import SAVER, SUFFIX
 from sok.job.agreement import plain_text
 
 

@@ -23,8 +23,8 @@ from sok.base import tracing
 from sok.base.keras_callback import Callback
 from sok.base.types import Logs, PathLike
 from sok.checkpoint import save_weights
+from sok.checkpoint.arguments import tables_of
 from sok.checkpoint.manager import CheckpointManager
-from sok.checkpoint.targets import tables_of
 from sok.distributed.broadcast import broadcast_variables
 from sok.distributed.replicas import variables_of
 from sok.job import context

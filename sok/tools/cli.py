@@ -163,27 +163,27 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _inspect(options: argparse.Namespace) -> int:
-    from sok.tools import looking
+    from sok.tools import commands
 
-    return looking.inspect(options.path, as_json=options.json, plot=options.plot)
+    return commands.inspect(options.path, as_json=options.json, plot=options.plot)
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from sok.tools import looking
+    from sok.tools import commands
 
-    return looking.verify(options.path)
+    return commands.verify(options.path)
 
 
 def _plot(options: argparse.Namespace) -> int:
-    from sok.tools import looking
+    from sok.tools import commands
 
-    return looking.plot_profile(options.traces, options.output, options.first, options.steps)
+    return commands.plot_profile(options.traces, options.output, options.first, options.steps)
 
 
 def _compact(options: argparse.Namespace) -> int:
-    from sok.tools import looking
+    from sok.tools import commands
 
-    return looking.compact(options.path)
+    return commands.compact(options.path)
 
 
 def _convert(options: argparse.Namespace) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 from sok.checkpoint import manifest as manifests
 from sok.compat.formats import npy, v1, v2
 from sok.compat.formats.columns import FormatError, StoredTable
-from sok.compat.formats.fitting import Destination, TableFull, check_room, own_keys
+from sok.compat.formats.destination import Destination, TableFull, check_room, own_keys
 from sok.table.placement import row_wise
 
 MAX_DIM = 4

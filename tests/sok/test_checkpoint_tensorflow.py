@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import sok
-from sok.checkpoint import CheckpointError, beside
+from sok.checkpoint import CheckpointError, tf_checkpoints
 from tests.messages import saying
 from tests.sok.checkpoint_cases import DIM, RULES, assert_same_training, contents, new_table, train
 
@@ -141,7 +141,7 @@ def test_tables_of_checkpoints_that_a_manager_keeps_for_good_stay(tmp_path):
 def test_remote_file_systems_are_refused_by_name(tmp_path):
     for prefix in ("gs://bucket/ckpt-1", "file:///tmp/ckpt-1"):
         with pytest.raises(ValueError, match=f"{prefix}: .*folders"):
-            beside.folder_of(prefix)
+            tf_checkpoints.folder_of(prefix)
 
 
 def test_a_checkpoint_without_tables_restores_the_rest_and_says_so(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from sok.compat.formats import columns, npy, v1, v2
 from sok.compat.formats.columns import ArrayColumn, FileColumn, FormatError, StoredTable
-from sok.compat.formats.fitting import Destination, TableFull, check_room, own_keys
+from sok.compat.formats.destination import Destination, TableFull, check_room, own_keys
 from sok.compat.formats.writing import NewColumn, TableWriter
 from sok.table.placement import row_wise, table_wise
 from tests.messages import saying

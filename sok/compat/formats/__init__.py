@@ -1,7 +1,7 @@
 """Tables in files of other systems: SOK v1's `Saver`, SOK v2's `dump` and `load`, and NumPy's `.npy`.
 
     columns.py      a table in files, read in pieces; what can be wrong with it
-    fitting.py      whether a table in files fits into a table of this job
+    destination.py   whether a table in files fits into a table of this job
     writing.py      files that appear whole or not at all
     v1.py v2.py npy.py   what each format calls its files and puts before the data
     convert.py      from one format to another, without a table

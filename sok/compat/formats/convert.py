@@ -14,7 +14,7 @@ import numpy as np
 from sok.base.progress import on_stderr
 from sok.compat.formats import npy, v1, v2
 from sok.compat.formats.columns import KEY_DTYPES, StoredTable
-from sok.compat.formats.fitting import Destination, keys_for
+from sok.compat.formats.destination import Destination, keys_for
 from sok.compat.formats.writing import TableWriter
 from sok.table.placement import row_wise
 

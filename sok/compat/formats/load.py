@@ -11,7 +11,7 @@ import tensorflow as tf
 from sok.base import _ops
 from sok.base.progress import on_stderr
 from sok.compat.formats.columns import StoredTable
-from sok.compat.formats.fitting import Destination, check_room, keys_for, own_keys
+from sok.compat.formats.destination import Destination, check_room, keys_for, own_keys
 from sok.job.agreement import agree, attempt, describe, exception_of
 from sok.job.job import job_of
 from sok.table.table import EmbeddingVariable

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from sok.base import _ops
-from sok.compat.formats.fitting import Destination
+from sok.compat.formats.destination import Destination
 from sok.compat.v2.variable import StaticVariable
 from sok.job.agreement import done_by_all
 from sok.job.job import job_of
