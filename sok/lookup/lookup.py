@@ -240,7 +240,8 @@ def _look_up_here(ticket: Ticket) -> list[tf.Tensor]:
     features = [_checked(f) for f in ticket.features]
     first = features[0]
     if len(features) == 1 and first.combiner == ROWS:
-        return [_ops.lib().sok_table_lookup(first.table.handle, first.ids.keys, ticket.insert, dim=first.table.dim)[0]]
+        dim = first.table.local_dim
+        return [_ops.lib().sok_table_lookup(first.table.handle, first.ids.keys, ticket.insert, dim=dim)[0]]
     keys, row_splits, weights = map(list, zip(*(f.ids.for_ops() for f in features), strict=True))
     combiners = [f.pooling for f in features]
     for i, combiner in enumerate(combiners):
@@ -253,7 +254,7 @@ def _look_up_here(ticket: Ticket) -> list[tf.Tensor]:
         weights,
         ticket.insert,
         table_of=ticket.group.table_of(features),
-        dims=ticket.group.dims,
+        dims=[table.local_dim for table in ticket.group.tables],
         combiners=combiners,
         capacities=[table.capacity for table in ticket.group.tables],
     )[0]

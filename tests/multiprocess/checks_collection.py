@@ -79,3 +79,37 @@ def check_merlins_loop_and_fit_train_as_one_worker(world):
     alone.fit(ids, np.zeros([4 * world.size, 1], np.float32), batch_size=10**6, epochs=4, verbose=0)
     for found, own in zip(layer.get_weights(all_ranks=True), one, strict=True):
         np.testing.assert_allclose(found, own.get_weights()[0], rtol=1e-4, atol=1e-5)
+
+
+def check_ids_of_the_whole_batch_in_a_function(world):
+    sizes, size = [(60, 4), (40, 8), (90, 2)], 3 * world.size
+    random = np.random.default_rng(4)
+    starts = [random.normal(size=shape).astype(np.float32) for shape in sizes]
+    ids = [random.integers(0, rows, [size, 2]) for rows, _ in sizes]
+    layers = [de.Embedding(rows, width, combiner="sum") for rows, width in sizes]
+    layer = de.DistributedEmbedding(layers, "memory_balanced", column_slice_threshold=200, dp_input=False)
+    layer.set_weights(starts)
+    mine = [tf.constant(ids[i]) for i in layer.strategy.input_ids_list[world.rank]]
+    optimizer = sok.DistributedOptimizer(keras.optimizers.SGD(0.1), op=sok.Sum)
+
+    @tf.function(reduce_retracing=True)
+    def step(inputs):
+        with tf.GradientTape() as tape:
+            outputs = layer(inputs)
+            loss = tf.add_n([tf.reduce_sum(out * out) / 2 for out in outputs])
+        variables = layer.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return outputs
+
+    wanted, part = [start.copy() for start in starts], slice(3 * world.rank, 3 * world.rank + 3)
+    for number in range(3):
+        before = sok.collective_counts()["collectives"]
+        outputs = step(mine)
+        if number:
+            assert sok.collective_counts()["collectives"] - before == (2 if world.size > 1 else 0)
+        for out, matrix, one in zip(outputs, wanted, ids, strict=True):
+            whole = matrix[one].sum(1)
+            np.testing.assert_allclose(out, whole[part], rtol=1e-4, atol=1e-5)
+            np.subtract.at(matrix, one, 0.1 * whole[:, None])
+    for found, matrix in zip(layer.get_weights(all_ranks=True), wanted, strict=True):
+        np.testing.assert_allclose(found, matrix, rtol=1e-4, atol=1e-5)

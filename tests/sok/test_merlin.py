@@ -317,3 +317,64 @@ def test_auto_places_by_what_a_step_costs(monkeypatch):
 
     for kinds, widths in checked(run_world(2, rank, monkeypatch)):
         assert kinds[0] == "table_wise" and widths == [4, 16, 4]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+@pytest.mark.parametrize("strategy", [*STRATEGIES, "auto"])
+def test_ids_of_the_whole_batch_need_no_exchange_of_keys(workers, strategy, monkeypatch):
+    sizes, map_of, size = [(30, 8), (20, 4), (50, 6)], [2, 0, 1, 0], 12
+    random = np.random.default_rng(workers)
+    ids = [random.integers(0, sizes[t][0], [size, 2]) for t in map_of]
+    ups = [random.normal(size=[size, sizes[t][1]]).astype(np.float32) for t in map_of]
+    more = {"column_slice_threshold": 120} if strategy != "auto" else {"plan": {"machine": "cpu_2_cores", "batch": 12}}
+
+    def rank(transport):
+        layer = de.DistributedEmbedding(
+            layers_of(sizes), strategy=strategy, dp_input=False, input_table_map=map_of, **more
+        )
+        layer.set_weights(matrices(sizes))
+        held = layer.inputs_of_ranks[transport.rank]
+        if strategy != "auto":
+            assert held == layer.strategy.input_ids_list[transport.rank]
+        part = slice(size // workers * transport.rank, size // workers * (transport.rank + 1))
+        before = len(transport.collectives)
+        with tf.GradientTape() as tape:
+            outputs = layer([tf.ragged.constant(ids[i], dtype=tf.int64) for i in held])
+            loss = tf.add_n([tf.reduce_sum(out * up[part]) for out, up in zip(outputs, ups, strict=True)])
+        variables = [v for v in layer.trainable_variables if v.placement.holds(transport.rank, workers)]
+        gradients = tape.gradient(loss, variables) if variables else tape.gradient(loss, layer.trainable_variables)
+        made = [name.rpartition("/")[2].partition(".")[0] for name in transport.collectives[before:]]
+        sok.optimizers.SGD(0.1).apply_gradients(zip(gradients, variables, strict=False))
+        return [out.numpy() for out in outputs], layer.get_weights(), made, part
+
+    results = checked(run_world(workers, rank, monkeypatch))
+    for outputs, _, made, part in results:
+        same(outputs, [out[part] for out in expected_of(sizes, ids, map_of)])
+        assert made == ["rows", "grads"]
+    wanted = matrices(sizes)
+    for one, table, up in zip(ids, map_of, ups, strict=True):
+        np.subtract.at(wanted[table], one, 0.1 * up[:, None])
+    same(results[0][1], wanted)
+
+
+@pytest.mark.parametrize(("ids", "message"), [([[9, 60]] * 4, "no row number: 60"), ([[1]] * 3, "a multiple of 2: 3")])
+def test_what_is_wrong_with_the_whole_batch_is_raised_on_all_workers(ids, message, monkeypatch):
+    def rank(transport):
+        layer = de.DistributedEmbedding(layers_of([(30, 8), (50, 8)]), dp_input=False)
+        return layer([tf.constant(ids if transport.rank == 1 else [[1]] * 4)])
+
+    for error in run_world(2, rank, monkeypatch):
+        assert isinstance(error, tf.errors.InvalidArgumentError) and message in str(error)
+
+
+def test_what_cannot_bring_the_whole_batch_is_refused():
+    collection = sok.parallel.EmbeddingCollection
+    with pytest.raises(ValueError, match="whole on one worker or in columns, with dp_input=False. It has: row_wise"):
+        collection([sok.Embedding(100, 4)], dp_input=False)
+    layer = collection([sok.Embedding(100, 4)], placements=[sok.table_wise(0)], dp_input=False)
+    with pytest.raises(ValueError, match=r"must have shape \[B\], or its layer a `combiner`"):
+        layer([tf.constant([[1, 2]])])
+    assert layer([tf.constant([1, 2])])[0].shape == (2, 4)
+    regular = sok.Embedding(100, 4, embeddings_regularizer="l2")
+    with pytest.raises(ValueError, match="must have no regularizer"):
+        collection([regular], placements=[sok.table_wise(0)], dp_input=False)

@@ -157,7 +157,8 @@ class DistributedEmbeddingMixin:
         strategy: 'basic', 'memory_balanced' or 'memory_optimized': Merlin's. 'auto': `sok.plan`, by what a step costs.
         column_slice_threshold, row_slice_threshold, data_parallel_threshold, gpu_embedding_size: numbers of elements;
             see `DistEmbeddingStrategy`. On one worker no table is cut into rows or copied.
-        dp_input: True: each worker brings its own samples, of all inputs.
+        dp_input: True: each worker brings its own samples, of all inputs. False: the samples of all workers, of the
+            inputs `strategy.input_ids_list[rank]` ('auto': `inputs_of_ranks[rank]`), whose tables it holds.
         input_table_map: the layer of each input.
         plan: of 'auto': arguments for `sok.plan`: batch, machine, optimizer, pin, ...; and what it is to know of the
             model: `hotness`, ids a sample of each input; `distinct`, of each table; `dense_parameters`.
@@ -175,7 +176,6 @@ class DistributedEmbeddingMixin:
 
     Raises:
         ValueError: an unknown strategy; as `sok.parallel.EmbeddingCollection`.
-        NotImplementedError: `dp_input` is False.
 
     Collective. `get_weights(all_ranks=False)` is, too: rank 0 gets all matrices, the others an empty list.
 
@@ -213,14 +213,10 @@ class DistributedEmbeddingMixin:
             "gpu_embedding_size": gpu_embedding_size,
             "plan": None if plan is None else dict(plan),
         }
-        if not dp_input and context.size() > 1:
-            raise NotImplementedError(
-                "`dp_input=False` is not there yet: give each worker its own samples, of all inputs."
-            )
         self._given = list(embeddings)
         made, found, placements = None, None, None
         if strategy == "auto":
-            found, placements = _planned(self._given, input_table_map, plan or {})
+            found, placements = _planned(self._given, input_table_map, {"dp_input": bool(dp_input), **(plan or {})})
         else:
             size = context.size()
             made = DistEmbeddingStrategy(
@@ -234,7 +230,9 @@ class DistributedEmbeddingMixin:
                 gpu_embedding_size,
             )
             placements = placements_of(made)
-        super().__init__(self._given, input_table_map, placements, **kwargs)  # type: ignore[call-arg]
+        super().__init__(self._given, input_table_map, placements, dp_input, **kwargs)  # type: ignore[call-arg]
+        if made is not None and not dp_input:
+            self.inputs_of_ranks = made.input_ids_list
         self.strategy, self.plan = made, found
 
     def get_weights(self, all_ranks: bool = False, chunk: int = CHUNK) -> list[Any]:

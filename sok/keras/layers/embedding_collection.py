@@ -14,8 +14,10 @@ from sok.job import communication, context
 from sok.keras.layers.base import TableLayerMixin, _is_symbol
 from sok.keras.layers.embedding import Answer, EmbeddingMixin, assign_matrix, matrix_of
 from sok.lookup import exchange
-from sok.lookup.feature import Feature
+from sok.lookup.feature import ROWS, Feature
+from sok.lookup.inputs import describe
 from sok.lookup.lookup import lookup_group
+from sok.lookup.whole_batch import collective_name, look_up_whole_batch
 from sok.table.options import TableOptions, whole_number
 from sok.table.placement import Placement
 
@@ -42,6 +44,11 @@ class EmbeddingCollectionMixin(TableLayerMixin):
             input i is looked up in layer i.
         placements: a `sok.Placement` of each layer, or None for those that stay as they are. With
             `sok.data_parallel()` a layer of row numbers is an ordinary variable.
+        dp_input: True: each worker brings its own samples. False: it brings the ids of the samples of all workers, B,
+            but only for the inputs `inputs_of_ranks[rank]`, whose tables it holds, and gets the vectors of B / R of
+            them, from r B / R on. Then no keys travel: one collective forward, one backward. For layers of row numbers
+            whose tables are whole on one worker or in columns, and which give a vector a sample: with a `combiner`, or
+            ids [B].
         **kwargs: `name`, `dtype`, `trainable`.
 
     Call args:
@@ -74,6 +81,7 @@ class EmbeddingCollectionMixin(TableLayerMixin):
         embeddings: Sequence[Any],
         input_table_map: Sequence[int] | None = None,
         placements: Sequence[Placement | None] | None = None,
+        dp_input: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -88,6 +96,8 @@ class EmbeddingCollectionMixin(TableLayerMixin):
                 f"`placements` must have one for each of the {len(embeddings)} layers. Received: {len(chosen)}."
             )
         self.embeddings = [self._of(layer, placement) for layer, placement in zip(embeddings, chosen, strict=True)]
+        self.dp_input = bool(dp_input)
+        self.inputs_of_ranks: list[list[int]] = [] if self.dp_input else self._inputs_of_ranks()
 
     def _of(self, layer: Any, placement: Placement | None) -> Any:
         """The layer that stands for one of those given."""
@@ -103,6 +113,15 @@ class EmbeddingCollectionMixin(TableLayerMixin):
             is_copy = placement.is_copied and config["input_dim"] is not None
             config["sparse_as_dense_size"] = config["input_dim"] if is_copy else 0
         return self._classes.Embedding.from_config({**config, "table": options})
+
+    def _inputs_of_ranks(self) -> list[list[int]]:
+        """Of each rank the inputs whose tables it holds, table after table."""
+        held: list[list[int]] = [[] for _ in range(context.size())]
+        for table, layer in enumerate(self.embeddings):
+            inputs = [i for i, of_input in enumerate(self.input_table_map) if of_input == table]
+            for rank, _ in _pieces(layer):
+                held[rank] += inputs
+        return held
 
     @property
     def embedding_variable(self) -> Any:
@@ -125,18 +144,20 @@ class EmbeddingCollectionMixin(TableLayerMixin):
         if not self.built:
             self.build(None)
         is_symbolic = any(_is_symbol(part) for part in tf.nest.flatten(inputs))
-        with exchange.told_to_peers(*([] if is_symbolic or context.size() == 1 else self._tables_asked())):
+        asks_peers = self.dp_input and not is_symbolic and context.size() > 1
+        with exchange.told_to_peers(*(self._tables_asked() if asks_peers else [])):
             inputs = self._checked(inputs)
             return super(TableLayerMixin, self).__call__(inputs, *args, **kwargs)
 
     def _checked(self, inputs: Any) -> list[Any]:
-        if not isinstance(inputs, (list, tuple)) or len(inputs) != len(self.input_table_map):
+        mine = range(len(self.input_table_map)) if self.dp_input else self.inputs_of_ranks[context.rank()]
+        if not isinstance(inputs, (list, tuple)) or len(inputs) != len(mine):
             came = len(inputs) if isinstance(inputs, (list, tuple)) else repr(inputs)
             raise ValueError(
-                f"`inputs` of layer '{self.name}' must be a list of {len(self.input_table_map)}, one for each input. "
-                f"Received: {came}."
+                f"`inputs` of layer '{self.name}' must be a list of {len(mine)}, one for each input. Received: {came}."
             )
-        return [self._checked_one(self.embeddings[i], ids) for i, ids in zip(self.input_table_map, inputs, strict=True)]
+        layers = [self.embeddings[self.input_table_map[i]] for i in mine]
+        return [self._checked_one(layer, ids) for layer, ids in zip(layers, inputs, strict=True)]
 
     def _checked_one(self, layer: Any, ids: Any) -> Any:
         if not isinstance(layer, EmbeddingMixin):
@@ -150,6 +171,8 @@ class EmbeddingCollectionMixin(TableLayerMixin):
 
     def call(self, inputs: Sequence[Ids], training: Condition | None = None) -> list[Any]:
         inserts = EmbeddingMixin._inserts(training)
+        if not self.dp_input:
+            return self._of_the_whole_batch(inputs, inserts)
         layers = [self.embeddings[table] for table in self.input_table_map]
         asked: list[Feature] = []
         answers: list[tuple[Answer, int, int]] = []
@@ -159,6 +182,34 @@ class EmbeddingCollectionMixin(TableLayerMixin):
             asked += of_layer
         found = lookup_group(asked, inserts) if asked else []
         return [self._to_compute_dtype(answer(found[first:stop])) for answer, first, stop in answers]
+
+    def _of_the_whole_batch(self, inputs: Sequence[Ids], inserts: Any) -> list[Any]:
+        rank, asked = context.rank(), []
+        for i, ids in zip(self.inputs_of_ranks[rank], inputs, strict=True):
+            layer = self.embeddings[self.input_table_map[i]]
+            (feature,), _ = layer.asks(layer._as_ids(ids))
+            if feature.combiner == ROWS and feature.ids.shape.rank != 1:
+                raise ValueError(
+                    f"Input {i} of layer '{self.name}' must have shape [B], or its layer a `combiner`, with "
+                    f"dp_input=False. Received: {describe(ids)}."
+                )
+            asked.append(feature)
+        columns: dict[int, list[tuple[int, int]]] = {}  # of each input where its pieces lie, from the left
+        starts, widths = 0, list[int]()
+        pieces = [dict(_pieces(layer)) for layer in self.embeddings]
+        for of_rank, held in enumerate(self.inputs_of_ranks):
+            for i in held:
+                width = pieces[self.input_table_map[i]][of_rank]
+                columns.setdefault(i, []).append((of_rank, starts))
+                starts += width
+            widths.append(starts - sum(widths))
+        found = look_up_whole_batch(asked, inserts, widths, context.get_transport(), collective_name(self.name))
+        outputs = []
+        for i, table in enumerate(self.input_table_map):
+            begins = dict(columns[i])
+            parts = [found[:, begins[of] : begins[of] + width] for of, width in pieces[table].items()]
+            outputs.append(self._to_compute_dtype(tf.concat(parts, 1)))
+        return outputs
 
     def compute_output_shape(self, input_shape: Shape) -> list[Any]:
         layers = [self.embeddings[table] for table in self.input_table_map]
@@ -243,13 +294,29 @@ class EmbeddingCollectionMixin(TableLayerMixin):
 
     def get_config(self) -> dict[str, Any]:
         serialize = self._keras.layers.serialize
-        own = {"embeddings": [serialize(layer) for layer in self.embeddings], "input_table_map": self.input_table_map}
+        own: dict[str, Any] = {"dp_input": self.dp_input}
+        own |= {"embeddings": [serialize(layer) for layer in self.embeddings], "input_table_map": self.input_table_map}
         return {**super().get_config(), **own}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
         layers = [cls._keras.layers.deserialize(one) for one in config["embeddings"]]
         return cls(**{**config, "embeddings": layers})
+
+
+def _pieces(layer: Any) -> list[tuple[int, int]]:
+    """The rank and the columns of each piece of a layer's table, from the left."""
+    has_table = isinstance(layer, EmbeddingMixin) and not layer._is_plain and layer.input_dim is not None
+    placement = layer._options.placement if isinstance(layer, EmbeddingMixin) else None
+    if not has_table or placement is None or not (placement.cuts_rows or placement.owner is not None):
+        raise ValueError(
+            f"Layer '{layer.name}' must have row numbers, and a table that is whole on one worker or in columns, with "
+            f"dp_input=False. It has: {placement}."
+        )
+    if layer.embeddings_regularizer is not None:
+        raise ValueError(f"Layer '{layer.name}' must have no regularizer with dp_input=False.")
+    placement.check(context.size(), False, layer.output_dim)
+    return [(part.ranks[0], part.dim) for part in placement.parts(layer.output_dim, context.size())]
 
 
 def _asks(layer: Any, ids: Any) -> tuple[list[Feature], Answer]:
