@@ -8,6 +8,7 @@ import tf_keras
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import distributed_embeddings as de
 import sok
 from tests.sok import collections_of_tables as cases
 from tests.sok.threads_world import run_world
@@ -43,7 +44,7 @@ SCALED = {
 }
 
 
-def train(seed, workers, monkeypatch, steps=2):
+def train(seed, workers, monkeypatch, steps=2, make=None):
     """What each rank gets of random tables, plans and batches, trained by plain SGD; and what is to come of it."""
     random = np.random.default_rng(seed)
     tables = cases.tables_of(random)
@@ -62,7 +63,10 @@ def train(seed, workers, monkeypatch, steps=2):
             sok.Embedding(table.rows, table.dim, combiner=table.combiner, name=f"t{i}")
             for i, table in enumerate(tables)
         ]
-        collection = sok.parallel.EmbeddingCollection(layers, map_of, placements)
+        if make is None:
+            collection = sok.parallel.EmbeddingCollection(layers, map_of, placements)
+        else:
+            collection = make(layers, map_of)
         collection.set_weights(starts)
         optimizer, outputs = sok.optimizers.SGD(0.1), []
         for batch in batches:
@@ -82,7 +86,11 @@ def train(seed, workers, monkeypatch, steps=2):
                 if not hasattr(variable, "table_name"):
                     variable.assign_sub(0.1 * tf.convert_to_tensor(grad))
             outputs.append([out.numpy() for out in found])
-        return outputs, collection.get_weights(), [c for c in transport.collectives if "/refused" not in c]
+        return (
+            outputs,
+            collection.get_weights(all_ranks=True),
+            [c for c in transport.collectives if "/refused" not in c],
+        )
 
     expected, matrices = [], [start.copy() for start in starts]
     for batch in batches:
@@ -95,8 +103,8 @@ def train(seed, workers, monkeypatch, steps=2):
     return run_world(workers, rank, monkeypatch), expected, matrices, parts
 
 
-def check(seed, workers, monkeypatch):
-    results, expected, matrices, parts = train(seed, workers, monkeypatch)
+def check(seed, workers, monkeypatch, make=None):
+    results, expected, matrices, parts = train(seed, workers, monkeypatch, make=make)
     for result, part in zip(results, parts, strict=True):
         if isinstance(result, BaseException):
             raise result
@@ -114,6 +122,24 @@ def check(seed, workers, monkeypatch):
 def test_random_tables_and_plans_give_what_numpy_says_of_the_whole_batch(seed, workers):
     with pytest.MonkeyPatch.context() as monkeypatch:
         check(seed, workers, monkeypatch)
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from([1, 2, 3, 4]),
+    st.sampled_from(["basic", "memory_balanced", "memory_optimized"]),
+    st.tuples(*[st.one_of(st.none(), st.integers(5, 120))] * 3),
+)
+def test_random_tables_by_merlins_plans_give_what_numpy_says_of_the_whole_batch(seed, workers, strategy, thresholds):
+    columns, rows, copies = thresholds
+    arguments = {"column_slice_threshold": columns, "row_slice_threshold": rows, "data_parallel_threshold": copies}
+
+    def make(layers, map_of):
+        return de.DistributedEmbedding(layers, strategy, input_table_map=map_of, **arguments)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        check(seed, workers, monkeypatch, make)
 
 
 def test_all_tables_together_make_three_collectives_a_step(monkeypatch):

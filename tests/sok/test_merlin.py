@@ -125,6 +125,17 @@ def test_2_slices_that_meet_unevenly_take_and_give_weights(strategy, monkeypatch
     assert [len(weights) for _, weights in results[1:]] == [0, 0, 0]
 
 
+@pytest.mark.parametrize("width", [1, 2, 8])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_one_table_and_four_workers(strategy, width, monkeypatch):
+    """Merlin refuses a rank without a table."""
+    inputs = [tf.constant([[1, 2], [9, 9]])]
+    results = outputs_of(4, monkeypatch, [(10, width)], inputs, strategy=strategy)
+    for outputs, _ in results:
+        same(outputs, expected_of([(10, width)], inputs, [0]))
+    same(results[0][1], matrices([(10, width)]))
+
+
 def test_3_shared_tables_whose_slices_meet_give_the_right_outputs(monkeypatch):
     sizes, map_of = [(100, 4), (50, 4)], [1, 0, 0]
     inputs = [tf.constant([[1, 2]]), tf.constant([[3, 40]]), tf.constant([[49, 0]])]
