@@ -43,7 +43,8 @@ class Checked:
 def check(plan: Plan, model: Model, steps: int = 20) -> Checked:
     """Makes the tables of a plan, trains them on ids drawn as it supposes, and measures. Collective.
 
-    The dense part is not trained, and is in neither figure. Pooled features alone.
+    The dense part is not trained, and is in neither figure; nor is the reduction of copies, which rides on it: copies
+    of row numbers are ordinary variables here, as in layers. Pooled features alone.
 
     Args:
         plan: of `model`, for as many workers as this job has.
@@ -59,6 +60,7 @@ def check(plan: Plan, model: Model, steps: int = 20) -> Checked:
     from sok.base.tracing import collective_counts
     from sok.job import context
     from sok.lookup.group import group_embedding_lookup_sparse
+    from sok.table.table import EmbeddingVariable
 
     transport = context.get_transport()
     if transport.size != plan.job.workers:
@@ -69,6 +71,7 @@ def check(plan: Plan, model: Model, steps: int = 20) -> Checked:
         raise ValueError("tables whose rows are not pooled cannot be checked.")
     tables = _tables(plan, model)
     optimizer = getattr(optimizers, OPTIMIZERS[plan.job.rule])(0.01)
+    stock = getattr(tf.keras.optimizers, OPTIMIZERS[plan.job.rule])(0.01)
     params = [table for table, shape in zip(tables, model.tables, strict=True) for _ in shape.hotness]
     batches = [_batch(model, int(plan.job.samples), transport.rank, number) for number in range(_BATCHES)]
 
@@ -77,7 +80,11 @@ def check(plan: Plan, model: Model, steps: int = 20) -> Checked:
         with tf.GradientTape() as tape:
             pooled = group_embedding_lookup_sparse(params, list(ids), "sum")
             loss = tf.add_n([tf.reduce_sum(rows) for rows in pooled])
-        optimizer.apply_gradients(zip(tape.gradient(loss, tables), tables, strict=True))
+        pairs = list(zip(tape.gradient(loss, tables), tables, strict=True))
+        for one, of_variables in ((optimizer, False), (stock, True)):
+            own = [pair for pair in pairs if isinstance(pair[1], EmbeddingVariable) != of_variables]
+            if own:
+                one.apply_gradients(own)
         return loss
 
     for batch in batches * 2:
@@ -98,12 +105,17 @@ def check(plan: Plan, model: Model, steps: int = 20) -> Checked:
 
 
 def _tables(plan: Plan, model: Model) -> list[Any]:
+    import tensorflow as tf
+
     from sok.table.options import TableOptions
     from sok.table.table import EmbeddingVariable
 
     made = []
     for table, found in zip(model.tables, plan.tables, strict=True):
         placement = found.where.placement()
+        if placement.is_copied and not table.hashed:
+            made.append(tf.Variable(tf.zeros([table.rows, table.dim]), name=f"check_{table.name}"))
+            continue
         options = TableOptions(
             placement=placement,
             initializer="zeros",
