@@ -17,7 +17,7 @@ def _epsilon_of_legacy(stock: Any) -> str:
     return "its `epsilon` stands outside the root and is too large beside `initial_accumulator_value`."
 
 
-def _divides_by_zero(hyper: Mapping[str, float]) -> str:
+def divides_by_zero(hyper: Mapping[str, float]) -> str:
     if hyper["initial_accumulator_value"] + hyper["epsilon"] > 0:
         return ""
     return "One of `initial_accumulator_value` and `epsilon` must be above 0: a zero gradient would divide 0 by 0."
@@ -35,5 +35,5 @@ ADAGRAD = RowRule(
         Stock(("tf_keras.optimizers.legacy.Adagrad",), _WITHOUT_EPSILON, unlike=_epsilon_of_legacy),
         Stock(("tensorflow.compat.v1.train.AdagradOptimizer",), _WITHOUT_EPSILON),
     ),
-    error=_divides_by_zero,
+    error=divides_by_zero,
 )
