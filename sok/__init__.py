@@ -44,6 +44,7 @@ _PUBLIC = {
     "TableOptions": "sok.table.options:TableOptions",
     "row_wise": "sok.table.placement:row_wise",
     "table_wise": "sok.table.placement:table_wise",
+    "table_row_wise": "sok.table.placement:table_row_wise",
     "column_wise": "sok.table.placement:column_wise",
     "data_parallel": "sok.table.placement:data_parallel",
     "balance_tables": "sok.table.balancing:balance_tables",

@@ -24,8 +24,8 @@ PLACEMENTS: dict[str, Callable[[int], Placement]] = {
     "by key": lambda size: sok.row_wise(),
     "by hash": lambda size: sok.row_wise(hash=True),
     "one worker": lambda size: sok.table_wise(size - 1),
-    "upper workers": lambda size: UpperRanks(),
-    "upper workers by hash": lambda size: UpperRanks(hash=True),
+    "upper workers": lambda size: sok.table_row_wise(1, hosts=2),
+    "upper workers by hash": lambda size: sok.table_row_wise(1, hosts=2, hash=True),
 }
 # Those of which several workers hold each key: columns of its row, or copies.
 WHOLE_PLACEMENTS: dict[str, Callable[[int], Placement]] = {

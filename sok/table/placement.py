@@ -42,7 +42,7 @@ class Part:
 
 
 class Placement:
-    """Which rank holds the rows of a table. Made by `sok.row_wise`, `table_wise`, `column_wise` and `data_parallel`.
+    """Which rank holds the rows of a table. Made by `sok.row_wise`, `table_wise`, `table_row_wise`, `column_wise`, ...
 
     A new kind is a frozen dataclass, a subclass with a name (`class Upper(Placement, kind="upper")`), whose fields are
     its arguments and whose `ranks` says which ranks hold rows. Its name and its fields are in files and configurations.
@@ -245,6 +245,26 @@ class TableWise(Placement, kind="table_wise"):
         return {"owner": self.owner}  # as files had it first
 
 
+@dataclasses.dataclass(frozen=True, repr=False)
+class TableRowWise(Placement, kind="table_row_wise"):
+    """Made by `table_row_wise`."""
+
+    host: int
+    hosts: int
+    hash: bool = False  # type: ignore[misc]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "host", _whole("host", self.host, 0))
+        object.__setattr__(self, "hosts", _whole("hosts", self.hosts))
+        if self.host >= self.hosts:
+            raise ValueError(f"`host` must be in [0, {self.hosts}), the hosts. Received: {self.host}.")
+        if not isinstance(self.hash, bool):
+            raise ValueError(f"`hash` must be True or False. Received: {self.hash!r}.")
+
+    def ranks(self, world_size: int) -> range:
+        return range(world_size * self.host // self.hosts, world_size * (self.host + 1) // self.hosts)
+
+
 class _OfAllKeys(Placement):
     """Each rank that holds rows has rows, or columns of rows, of all keys."""
 
@@ -413,6 +433,31 @@ def column_wise(pieces: int | Sequence[int], owners: Sequence[int] | None = None
         [(range(0, 5), 0), (range(5, 8), 1)]
     """
     return ColumnWise(pieces, owners)  # type: ignore[arg-type]
+
+
+def table_row_wise(host: int, hosts: int, hash: bool = False) -> Placement:
+    """Spreads the rows of a table over the workers of one host.
+
+    For tables that are too much for one worker, where links within a host are faster than those between hosts: owners
+    of a table, who answer together, share one. Workers are taken to be numbered host by host, as horovodrun does, as
+    many on each: of R workers host h has those from R h / hosts to R (h + 1) / hosts.
+
+    Args:
+        host: which, in [0, hosts).
+        hosts: how many.
+        hash: as in `row_wise`.
+
+    Returns:
+        For `TableOptions(placement=...)`. Results do not depend on it.
+
+    Raises:
+        ValueError: `host` is none of them; when a table is made, that host has no worker.
+
+    Example:
+        >>> table_row_wise(1, hosts=2), list(table_row_wise(1, hosts=2).ranks(world_size=8))
+        (table_row_wise(host=1, hosts=2), [4, 5, 6, 7])
+    """
+    return TableRowWise(host, hosts, hash)
 
 
 def data_parallel() -> Placement:

@@ -197,7 +197,7 @@ IDENTITY = tuple(f"identity {dtype}" for dtype in HASHED)
 ANYWHERE = ("by key", "by hash", "one worker")
 ON_EACH = ("columns", "copies")  # several workers hold something of each row
 ON_SEVERAL = "EmbeddingVariable with each row on several workers"
-ON_SOME = "EmbeddingVariable on some workers"  # by a kind of placement that tests alone have
+ON_SOME = "EmbeddingVariable on some workers"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -147,7 +147,7 @@ def test_no_file_that_holds_a_key_of_mine_is_left_out(keys, before, after, kind,
         assert readers < after + before  # as many as two lists of ranges overlap
 
 
-@pytest.mark.parametrize("placement", [make(3) for make in PLACEMENTS.values()], ids=repr)
+@pytest.mark.parametrize("placement", [*[make(3) for make in PLACEMENTS.values()], UpperRanks()], ids=repr)
 def test_a_placement_is_a_value(placement):
     assert (
         Placement.from_config(placement.get_config())
@@ -173,6 +173,12 @@ def test_what_a_table_cannot_be_placed_by_is_said():
         sok.row_wise(hash=True).check(4097, hashed=True)
     with pytest.raises(ValueError, match="Received: None"):
         sok.table_wise(None)
+    with pytest.raises(ValueError, match=r"`host` must be in \[0, 2\), the hosts. Received: 2"):
+        sok.table_row_wise(2, hosts=2)
+    with pytest.raises(ValueError, match="`hash` must be True or False"):
+        sok.table_row_wise(0, 1, hash=1)
+    with pytest.raises(ValueError, match="must have rows on some of the 1 workers"):
+        sok.EmbeddingVariable(2, 10, placement=sok.table_row_wise(0, hosts=2))
     with pytest.raises(ValueError, match="ranks below 16,384"):
         UpperRanks().to_attributes(16384)
     assert UpperRanks().to_attributes(16383)
