@@ -1,10 +1,12 @@
 """Trains models of DeepCTR, unmodified, and converted copies; prints how far apart their predictions are.
 
-Run by test_deepctr.py under tf_keras: `deepctr_script.py FOLDER_OF_DEEPCTR MODEL...`.
+Run by test_deepctr.py under tf_keras: `deepctr_script.py FOLDER_OF_DEEPCTR STEPS MODEL...`. On one worker the converted
+copies are saved, loaded and exported, too, and the predictions of what comes of that count.
 """
 
 import json
 import sys
+import tempfile
 import types
 
 
@@ -23,7 +25,9 @@ from deepctr.feature_column import DenseFeat, SparseFeat, VarLenSparseFeat  # no
 import sok  # noqa: E402
 
 keras = tf.keras
-ROWS, BATCH, STEPS = 100, 24, 20
+ROWS, BATCH, STEPS = 100, 24, int(sys.argv[2])
+WITHOUT_NUMBERS = "AFM", "CCPM", "EDCN"  # which refuse them among what they look up
+FIELDS = {"FGCNN": 26}  # whose convolutions want many
 RNG = np.random.default_rng(0)
 
 
@@ -39,8 +43,11 @@ def build(name):
     if name == "DIN":  # a history that shares the table of the item; Dice normalizes by the batch of each worker
         history = VarLenSparseFeat(column("hist_item", embedding_name="item"), maxlen=3, length_name="length")
         return models.DIN([column("item"), price, history], ["item"], att_activation="sigmoid")
-    columns = [*(column(f"C{i}") for i in range(4)), price]
-    return getattr(models, name)(columns, columns)
+    groups = ({"group_name": "a"}, {"group_name": "b"}) if name == "FLEN" else ({}, {})
+    columns = [*(column(f"C{i}", **groups[i % 2]) for i in range(FIELDS.get(name, 4))), price]
+    if name in WITHOUT_NUMBERS:
+        columns.pop()
+    return getattr(models, name)(*[columns] * (1 if name in ("MLR", "PNN") else 2))
 
 
 def samples(name):
@@ -51,7 +58,10 @@ def samples(name):
         ids = np.concatenate([1 + RNG.permutation(ROWS - 1)[: 4 * BATCH].reshape(BATCH, 4) for _ in range(STEPS)])
         many |= {"item": ids[:, 0], "hist_item": ids[:, 1:], "length": np.full(n, 3)}
     else:
-        many |= {f"C{i}": np.concatenate([RNG.permutation(ROWS)[:BATCH] for _ in range(STEPS)]) for i in range(4)}
+        many |= {
+            f"C{i}": np.concatenate([RNG.permutation(ROWS)[:BATCH] for _ in range(STEPS)])
+            for i in range(FIELDS.get(name, 4))
+        }
     return many, RNG.integers(0, 2, (n, 1)).astype("float32")
 
 
@@ -69,10 +79,33 @@ def difference(name):
     part = {key: value[mine] for key, value in x.items()}
     ours.fit(part, y[mine], batch_size=BATCH // sok.size(), shuffle=False, verbose=0)
     found, expected = (model.predict(x, batch_size=BATCH, verbose=0) for model in (ours, stock))
-    return float(np.abs(found - expected).max())
+    others = [found] if sok.size() > 1 else [found, loaded(ours, x), served(ours, x)]
+    return max(float(np.abs(other - expected).max()) for other in others)
+
+
+def loaded(model, x):
+    """The predictions of a model whose weights and rows were lost, and come from a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        sok.save_weights(model, f"{folder}/model.weights.h5")
+        before = model.predict(x, batch_size=BATCH, verbose=0)
+        model.set_weights([np.zeros_like(weight) for weight in model.get_weights()])
+        assert np.abs(model.predict(x, batch_size=BATCH, verbose=0) - before).max() > 0
+        sok.load_weights(model, f"{folder}/model.weights.h5")
+    return model.predict(x, batch_size=BATCH, verbose=0)
+
+
+def served(model, x):
+    """What stock ops make of the exported model."""
+    with tempfile.TemporaryDirectory() as folder:
+        sok.export_saved_model(model, folder, overwrite=True)
+        serve = tf.saved_model.load(folder).signatures["serving_default"]
+        inputs = serve.structured_input_signature[1]
+        parts = {name: tf.cast(tf.reshape(x[name], [len(x[name]), -1]), spec.dtype) for name, spec in inputs.items()}
+        (found,) = serve(**parts).values()
+    return found.numpy()
 
 
 sok.Init(seed=1)
-said = {name: difference(name) for name in sys.argv[2:]}
+said = {name: difference(name) for name in sys.argv[3:]}
 if sok.rank() == 0:
     print("differences:", json.dumps(said), flush=True)

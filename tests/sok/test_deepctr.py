@@ -25,15 +25,17 @@ def deepctr(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "ranks, models",
+    "ranks, steps, models",
     [
-        (1, ["WDL", "DeepFM", "DCN", "xDeepFM", "DIN"]),
-        pytest.param(2, ["DeepFM", "DIN"], marks=pytest.mark.multiprocess),
+        (1, 20, ["WDL", "DeepFM", "DCN", "xDeepFM", "DIN"]),
+        (1, 3, ["AFM", "AutoInt", "CCPM", "DCNMix", "DIFM", "DeepFEFM", "EDCN", "FGCNN"]),
+        (1, 3, ["FLEN", "FNN", "FiBiNET", "FwFM", "IFM", "MLR", "NFM", "ONN", "PNN"]),
+        pytest.param(2, 20, ["DeepFM", "DIN"], marks=pytest.mark.multiprocess),
     ],
 )
-def test_models_of_deepctr_are_trained_as_stock(ranks, models, deepctr, monkeypatch):
+def test_models_of_deepctr_are_trained_as_stock_saved_loaded_and_exported(ranks, steps, models, deepctr, monkeypatch):
     monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
-    job = run([sys.executable, str(SCRIPT), str(deepctr), *models], ranks=ranks, deadline=300)
+    job = run([sys.executable, str(SCRIPT), str(deepctr), str(steps), *models], ranks=ranks, deadline=600)
     found = re.search(r"differences: (\{.*\})", job.output)
     assert job.returncode == 0 and found, job.output[-4000:]
     differences = json.loads(found.group(1))
