@@ -40,6 +40,7 @@ struct SharedPool::Region {
   Header* header = nullptr;
   std::string collective;  // of the last lease
   int later_calls = 0;     // of that collective, while the lease was not read
+  std::atomic<bool> has_owner{false};
 
   explicit Region(int64_t data_bytes) : id(++last_id), bytes(data_bytes) {
     const int64_t total = bytes + kHeaderBytes;
@@ -66,37 +67,76 @@ struct SharedPool::Region {
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;
 
-  bool IsFree() const { return header->unread.load(std::memory_order_acquire) <= 0; }
+  char* data() const { return reinterpret_cast<char*>(header) + kHeaderBytes; }
+  bool IsRead() const { return header->unread.load(std::memory_order_acquire) <= 0; }
+  bool IsFree() const { return IsRead() && !has_owner.load(std::memory_order_acquire); }
+  Lease Lend(const std::string& to, int readers) {
+    collective = to;
+    later_calls = 0;
+    header->unread.store(readers, std::memory_order_relaxed);
+    return {{getpid(), fd, id}, data()};
+  }
 };
 
 SharedPool::SharedPool() = default;
 SharedPool::~SharedPool() = default;
 
+// With the mutex.
+void SharedPool::GiveUp(const std::string& collective) {
+  regions_.remove_if([&](const std::shared_ptr<Region>& region) {
+    return !region->IsRead() && region->collective == collective && ++region->later_calls > 1;
+  });
+}
+
+// With the mutex: a region that is free. All of them are at most twice what was in use at once: a step takes several sizes in
+// turn, and memory that is fresh from the system costs more than a copy.
+std::shared_ptr<SharedPool::Region> SharedPool::Find(int64_t bytes) {
+  auto best = regions_.end();
+  int64_t in_use = 0, idle = 0;
+  for (auto it = regions_.begin(); it != regions_.end(); ++it) {
+    const int64_t there = (*it)->bytes;
+    const bool is_free = (*it)->IsFree();
+    (is_free ? idle : in_use) += there;
+    if (!is_free || there < bytes || there > std::max(4 * bytes, 4 * kMinBytes)) continue;
+    if (best == regions_.end() || there < (*best)->bytes) best = it;
+  }
+  const int64_t taken = best == regions_.end() ? SharedSize(bytes, kMinBytes) : (*best)->bytes;
+  most_in_use_ = std::max(most_in_use_, in_use + taken);
+  if (best != regions_.end()) {
+    regions_.splice(regions_.end(), regions_, best);
+    return regions_.back();
+  }
+  for (auto it = regions_.begin(); it != regions_.end() && in_use + taken + idle > 2 * most_in_use_;) {
+    const bool is_free = (*it)->IsFree();
+    if (is_free) idle -= (*it)->bytes;
+    it = is_free ? regions_.erase(it) : std::next(it);
+  }
+  regions_.push_back(std::make_shared<Region>(taken));
+  return regions_.back();
+}
+
 SharedPool::Lease SharedPool::Take(const std::string& collective, int64_t bytes, int readers) {
   std::lock_guard<std::mutex> lock(mutex_);
-  regions_.remove_if([&](const std::unique_ptr<Region>& region) {
-    return !region->IsFree() && region->collective == collective && ++region->later_calls > 1;
-  });
-  auto best = regions_.end(), too_small = regions_.end();
-  for (auto it = regions_.begin(); it != regions_.end(); ++it) {
-    if (!(*it)->IsFree()) continue;
-    const bool fits = (*it)->bytes >= bytes && (*it)->bytes <= std::max(4 * bytes, 4 * kMinBytes);
-    auto& candidate = fits ? best : too_small;
-    if (candidate == regions_.end() || (fits && (*it)->bytes < (*best)->bytes)) candidate = it;
-  }
-  if (best == regions_.end()) {
-    // In place of one of another size, so that there are never more than were in use at the same time.
-    if (too_small != regions_.end()) regions_.erase(too_small);
-    regions_.push_back(std::make_unique<Region>(SharedSize(bytes, kMinBytes)));
-    best = std::prev(regions_.end());
-  } else {
-    regions_.splice(regions_.end(), regions_, best);
-  }
-  Region& region = **best;
-  region.collective = collective;
-  region.later_calls = 0;
-  region.header->unread.store(readers, std::memory_order_relaxed);
-  return {{getpid(), region.fd, region.id}, reinterpret_cast<char*>(region.header) + kHeaderBytes};
+  GiveUp(collective);
+  return Find(bytes)->Lend(collective, readers);
+}
+
+std::shared_ptr<char> SharedPool::Allocate(int64_t bytes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const std::shared_ptr<Region> region = Find(bytes);
+  region->has_owner.store(true, std::memory_order_relaxed);
+  // A region that is given up stays mapped until its owner lets it go.
+  return {region->data(), [region](char*) { region->has_owner.store(false, std::memory_order_release); }};
+}
+
+bool SharedPool::Lend(const std::string& collective, const char* data, int readers, Lease* lease) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto is_here = [&](const auto& region) { return region->data() == data && region->has_owner; };
+  const auto found = std::find_if(regions_.begin(), regions_.end(), is_here);
+  if (found == regions_.end() || !(*found)->IsRead()) return false;
+  GiveUp(collective);
+  *lease = (*found)->Lend(collective, readers);
+  return true;
 }
 
 int64_t SharedPool::num_regions() const {

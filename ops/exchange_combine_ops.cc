@@ -120,8 +120,8 @@ class ExchangeCombineGradOp : public CpuPoolOp {
       CheckShape(grads[f], {features[f].segments, features[f].dim}, "grads");
       from.push_back(grads[f].flat<float>().data());
     }
-    Tensor* packed = AllocateOutput(ctx, 0, CheckedShape({size}));
-    float* out = packed->flat<float>().data();
+    Tensor packed = AllocateToSend(ctx, tensorflow::DT_FLOAT, CheckedShape({size}));
+    float* out = packed.flat<float>().data();
     int64_t at = 0;
     for (int64_t r = 0; r < splits.NumElements(); ++r) {
       std::fill_n(out + at, kAnswerHeader, 0.0f);
@@ -129,6 +129,7 @@ class ExchangeCombineGradOp : public CpuPoolOp {
     }
     const TfExecutor executor(ctx);
     CombineAnswersGrad({executor}, features.data(), static_cast<int>(features.size()), from.data(), size, out);
+    ctx->set_output(0, packed);
   }
 };
 SOK_CPU_KERNEL("Sok>ExchangeCombineGrad", ExchangeCombineGradOp);

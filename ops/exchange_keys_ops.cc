@@ -226,7 +226,9 @@ class ExchangeRouteOp : public GroupOp {
       splits->flat<int32_t>()(r) = static_cast<int32_t>(message);
       asked->flat<int32_t>()(r) = static_cast<int32_t>(route.floats[r]);
     }
-    Word* words = reinterpret_cast<Word*>(AllocateOutput(ctx, 0, CheckedShape({size}))->data());
+    const Tensor message = AllocateToSend(ctx, ctx->expected_output_dtype(0), CheckedShape({size}));
+    ctx->set_output(0, message);
+    Word* words = static_cast<Word*>(message.data());
     for (int r = 0; r < world; ++r) {
       Word* to = WriteHeader(program_, call, mode, {}, 0, words + word_begin[r] - num_counts - kHeaderWords);
       for (int64_t c = 0; c < num_counts; ++c) *to++ = static_cast<Word>(route.counts[r * num_counts + c]);

@@ -52,6 +52,10 @@ inline Tensor AllocateTemp(OpKernelContext* ctx, tensorflow::DataType dtype, con
   return tensor;
 }
 
+// A tensor for SharedAllToAll to send: in memory that peers map, so that it is written once, if the workers share memory and
+// it is large; else one of AllocateTemp. Throws OutOfMemory.
+Tensor AllocateToSend(OpKernelContext* ctx, tensorflow::DataType dtype, const TensorShape& shape);
+
 // Where the answer to each of the counts begins in all answers; counts: [world, CountsPerRank], not negative.
 class AnswerLayout {
  public:

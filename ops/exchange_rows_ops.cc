@@ -51,7 +51,7 @@ class CpuExchangeServeOp final : public ExchangeServeOp {
     const AnswerLayout& layout = requests.layout;
     const int64_t world = requests.answer_splits.NumElements();
     const int num_tables = static_cast<int>(tables.size());
-    Tensor answers = AllocateTemp(ctx, tensorflow::DT_FLOAT, CheckedShape({layout.end(world - 1)}));
+    Tensor answers = AllocateToSend(ctx, tensorflow::DT_FLOAT, CheckedShape({layout.end(world - 1)}));
     float* out = answers.flat<float>().data();
     for (int64_t r = 0; r < world; ++r) std::fill_n(out + layout.begin(r), kAnswerHeader, 0.0f);
     static_assert(kServed == 0);

@@ -35,10 +35,10 @@ Pool& ThePool() {
   return *pool;
 }
 
-class PooledBuffer final : public tensorflow::TensorBuffer {
+class OwnedBuffer final : public tensorflow::TensorBuffer {
  public:
-  PooledBuffer(std::shared_ptr<PooledBlock> block, int64_t offset, size_t size)
-      : TensorBuffer(block->data() + offset), block_(std::move(block)), size_(size) {}
+  OwnedBuffer(std::shared_ptr<char> memory, size_t size)
+      : TensorBuffer(memory.get()), memory_(std::move(memory)), size_(size) {}
   size_t size() const override { return size_; }
   TensorBuffer* root_buffer() override { return this; }
   void FillAllocationDescription(tensorflow::AllocationDescription* proto) const override {
@@ -47,7 +47,7 @@ class PooledBuffer final : public tensorflow::TensorBuffer {
   }
 
  private:
-  const std::shared_ptr<PooledBlock> block_;
+  const std::shared_ptr<char> memory_;
   const size_t size_;
 };
 
@@ -103,8 +103,14 @@ PooledBlock::~PooledBlock() {
 
 tensorflow::Tensor TensorInBlock(std::shared_ptr<PooledBlock> block, int64_t offset, tensorflow::DataType dtype,
                                  const tensorflow::TensorShape& shape) {
+  char* const data = block->data() + offset;
+  return TensorIn({std::move(block), data}, dtype, shape);
+}
+
+tensorflow::Tensor TensorIn(std::shared_ptr<char> memory, tensorflow::DataType dtype,
+                            const tensorflow::TensorShape& shape) {
   const size_t size = static_cast<size_t>(shape.num_elements()) * tensorflow::DataTypeSize(dtype);
-  auto* buffer = new PooledBuffer(std::move(block), offset, size);
+  auto* buffer = new OwnedBuffer(std::move(memory), size);
   tensorflow::Tensor tensor(dtype, shape, buffer);
   buffer->Unref();  // the tensor holds it now
   return tensor;

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "exchange_op.h"
 #include "op.h"
 #include "output_pool.h"
 #include "sok/mail.h"
@@ -134,7 +135,7 @@ class SharedAllToAllOp final : public tensorflow::AsyncOpKernel {
   }
 
  private:
-  // What goes to each rank: into shared memory, or into its envelope.
+  // What goes to each rank: into shared memory, unless it lies there, or into its envelope.
   std::vector<Mail::Words> Post(OpKernelContext* ctx) const {
     const Tensor& x = ctx->input(0);
     CheckRank(x, 1, "x");
@@ -153,8 +154,9 @@ class SharedAllToAllOp final : public tensorflow::AsyncOpKernel {
     }
     SharedPool::Lease lease;
     bool has_memory = readers > 0;
+    const bool is_there = has_memory && ThePool().Lend(collective_, data, readers, &lease);
     try {
-      if (has_memory) lease = ThePool().Take(collective_, shared_bytes, readers);
+      if (has_memory && !is_there) lease = ThePool().Take(collective_, shared_bytes, readers);
     } catch (const OutOfMemory&) {
       has_memory = false;  // the long way then: peers wait
     }
@@ -169,13 +171,13 @@ class SharedAllToAllOp final : public tensorflow::AsyncOpKernel {
       word[kPid] = lease.region.pid;
       word[kFd] = lease.region.fd;
       word[kId] = lease.region.id;
-      word[kOffset] = offset;
+      word[kOffset] = is_there ? data - lease.data : offset;
       word[kIsInline] = is_inline ? 1 : 0;
       word[kName] = NumberOf(collective_, x.dtype());
-      if (!is_inline) {
+      if (!is_inline && !is_there) {
         std::memcpy(lease.data + offset, data, static_cast<size_t>(bytes));
         offset += (bytes + 63) & ~int64_t{63};
-      } else if (bytes > 0) {
+      } else if (is_inline && bytes > 0) {
         std::memcpy(&word[kEnvelopeWords], data, static_cast<size_t>(bytes));
       }
       data += splits.counts[r] * width;
@@ -339,6 +341,16 @@ void MailConnect(OpKernelContext* ctx) {
 SOK_CPU_KERNEL("Sok>MailConnect", FunctionOp<MailConnect>);
 
 }  // namespace
+
+Tensor AllocateToSend(OpKernelContext* ctx, tensorflow::DataType dtype, const TensorShape& shape) {
+  const int64_t bytes = shape.num_elements() * tensorflow::DataTypeSize(dtype);
+  try {
+    if (bytes > kInlineBytes && TheMail::Get() != nullptr) return TensorIn(ThePool().Allocate(bytes), dtype, shape);
+  } catch (const OutOfMemory&) {  // it will be copied there, or travel in envelopes
+  }
+  return AllocateTemp(ctx, dtype, shape);
+}
+
 }  // namespace sok
 
 // Ends the mail of the job, here and for all peers. Asks nothing of TensorFlow, which may hang.

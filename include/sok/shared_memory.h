@@ -41,6 +41,14 @@ class SharedPool {
   // given up: readers took part in the last one, and for that were done with the one before it.
   Lease Take(const std::string& collective, int64_t bytes, int readers);
 
+  // Memory to be written and then sent as it is, 64-byte aligned: its region is not used again before the last owner has let
+  // it go and all readers have read. Throws OutOfMemory.
+  std::shared_ptr<char> Allocate(int64_t bytes);
+
+  // Lends `readers` processes what begins at `data`, each to read once, in the next collective of this name; false if
+  // no memory of Allocate begins there. It has been written, and has an owner at least until the collective has ended.
+  bool Lend(const std::string& collective, const char* data, int readers, Lease* lease);
+
   // Regions that exist, and their bytes.
   int64_t num_regions() const;
   int64_t bytes() const;
@@ -48,8 +56,12 @@ class SharedPool {
  private:
   struct Region;
 
+  std::shared_ptr<Region> Find(int64_t bytes);
+  void GiveUp(const std::string& collective);
+
   mutable std::mutex mutex_;
-  std::list<std::unique_ptr<Region>> regions_;  // oldest use first
+  std::list<std::shared_ptr<Region>> regions_;  // oldest use first
+  int64_t most_in_use_ = 0;                     // bytes
 };
 
 // The readers' side. Safe from several threads.
