@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from sok.base.types import Training
 from sok.job import context
 from sok.lookup.feature import ROWS, Feature, Group
 from sok.lookup.inputs import to_csr
@@ -27,7 +28,7 @@ _BAD_ID, _UNEVEN = 1, 2
 
 
 def look_up_whole_batch(
-    features: Sequence[Feature], training: Any, widths: Sequence[int], transport: Transport, name: str
+    features: Sequence[Feature], training: Training, widths: Sequence[int], transport: Transport, name: str
 ) -> tf.Tensor:
     """For each sample of this rank the vectors of all ranks' features, one after the other.
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from sok.base.types import Ids, Shape, TensorLike
 from sok.table.options import whole_number
 
 _NO_KEY = -1  # out of vocabulary, as in Merlin
@@ -52,14 +54,14 @@ class IntegerLookupMixin:
         with tf.init_scope(), tf.device("/CPU:0"):
             self._numbers = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0)
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Ids | Sequence[Ids]) -> Any:
         if isinstance(inputs, tf.RaggedTensor):
             return inputs.with_flat_values(self._number(inputs.flat_values))
         if isinstance(inputs, tf.SparseTensor):
             return tf.SparseTensor(inputs.indices, self._number(inputs.values), inputs.dense_shape)
         return self._number(inputs)
 
-    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, inputs: Ids | Sequence[Ids], *args: Any, **kwargs: Any) -> Any:
         if isinstance(inputs, (list, tuple, int, np.ndarray)):
             inputs = tf.convert_to_tensor(inputs, None if isinstance(inputs, np.ndarray) else tf.int64)
         dtype = getattr(getattr(inputs, "dtype", None), "name", getattr(inputs, "dtype", None))
@@ -67,7 +69,7 @@ class IntegerLookupMixin:
             raise ValueError(f"`inputs` of layer '{self.name}' must be int64. Received: {dtype}.")  # type: ignore[attr-defined]
         return super().__call__(inputs, *args, **kwargs)  # type: ignore[misc]
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
+    def compute_output_shape(self, input_shape: Shape) -> Any:
         return input_shape
 
     def _number(self, ids: tf.Tensor) -> tf.Tensor:
@@ -98,7 +100,7 @@ class IntegerLookupMixin:
         """The keys, int64, in order of their numbers."""
         return [self._keys()]
 
-    def set_weights(self, weights: Any) -> None:
+    def set_weights(self, weights: Sequence[TensorLike]) -> None:
         """Numbers these keys 1, 2, ...; others have no number.
 
         Raises:
@@ -113,10 +115,10 @@ class IntegerLookupMixin:
         self._numbers.remove(self._numbers.export()[0])
         self._numbers.insert(keys, np.arange(1, len(keys) + 1))
 
-    def save_own_variables(self, store: Any) -> None:
+    def save_own_variables(self, store: MutableMapping[str, np.ndarray]) -> None:
         store[_NAME] = self._keys()
 
-    def load_own_variables(self, store: Any) -> None:
+    def load_own_variables(self, store: MutableMapping[str, np.ndarray]) -> None:
         self.set_weights([np.asarray(store[_NAME])])
 
     def get_config(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sok.base.types import KerasInitializer, Shape, TensorLike
 from sok.compat.merlin.integer_lookup import IntegerLookupMixin
 from sok.compat.merlin.training import begin
 from sok.job import context
@@ -60,10 +61,10 @@ class EmbeddingMixin:
         self,
         input_dim: int,
         output_dim: int,
-        embeddings_initializer: Any = "uniform",
-        embeddings_regularizer: Any = None,
-        activity_regularizer: Any = None,
-        embeddings_constraint: Any = None,
+        embeddings_initializer: KerasInitializer = "uniform",
+        embeddings_regularizer: object = None,
+        activity_regularizer: object = None,
+        embeddings_constraint: object = None,
         combiner: str | None = None,
         use_custom_kernel: bool = True,
         **kwargs: Any,
@@ -86,7 +87,7 @@ class EmbeddingMixin:
         )
         self.use_custom_kernel = bool(use_custom_kernel)
 
-    def set_weights(self, weights: Any) -> None:
+    def set_weights(self, weights: Sequence[TensorLike]) -> None:
         if not self.built:  # type: ignore[attr-defined]
             self.build(None)  # type: ignore[attr-defined]
         super().set_weights(weights)  # type: ignore[misc]
@@ -135,13 +136,13 @@ class ConcatOneHotEmbeddingMixin:
             name="params", shape=shape, dtype="float32", initializer="uniform"
         )
 
-    def call(self, inputs: Any) -> tf.Tensor:
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
         if inputs.shape.rank != 2 or inputs.shape[1] != len(self.feature_sizes):
             raise ValueError(f"`inputs` must be [B, {len(self.feature_sizes)}]. Received: shape {inputs.shape}.")
         ids = tf.cast(inputs, tf.int64) + self._starts
         return lookup_group([Feature(as_plain_variable(self.params), ids, ROWS)])[0]
 
-    def compute_output_shape(self, input_shape: Any) -> tuple[int | None, int, int]:
+    def compute_output_shape(self, input_shape: Shape) -> tuple[int | None, int, int]:
         return (input_shape[0], len(self.feature_sizes), self.embedding_width)
 
     def get_config(self) -> dict[str, Any]:
@@ -286,7 +287,7 @@ def _planned(embeddings: Sequence[Any], map_of: Sequence[int] | None, arguments:
 _made: dict[type, types.SimpleNamespace] = {}
 
 
-def for_keras(keras: Any) -> types.SimpleNamespace:
+def for_keras(keras: types.ModuleType) -> types.SimpleNamespace:
     """Gives Merlin's layers as classes of `keras`: Keras 3, or an explicitly imported `tf_keras`.
 
     Returns:

@@ -6,15 +6,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok.base.types import Ids
+from sok.base.types import Ids, Variable
 from sok.keras.layers.base import check_combiner
 from sok.lookup.feature import ROWS, Feature
 from sok.lookup.inputs import describe
 from sok.lookup.lookup import lookup_group
 from sok.lookup.plain_variables import as_plain_variable
+from sok.table.table import EmbeddingVariable
 
 
-def embedding_lookup(param: Any, ids: Ids, combiner: str | None = None) -> Any:
+def embedding_lookup(param: Variable | EmbeddingVariable, ids: Ids, combiner: str | None = None) -> Any:
     """Looks up rows of a matrix that this worker has whole, and pools them.
 
     Args:

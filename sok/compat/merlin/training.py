@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 import sok
+from sok.base.types import StockOptimizer, Variable
 from sok.compat.optimizer_scope import OptimizerScope
 from sok.distributed import broadcast, optimizer, tape
 from sok.distributed.reduction import Average, Sum
@@ -30,7 +32,7 @@ def _op_of(op: Any) -> str:
     return {None: Average, 0: Average, 1: Sum}.get(op, op) if not isinstance(op, str) else op
 
 
-def DistributedGradientTape(gradtape: tf.GradientTape, *args: Any, op: Any = None, **kwargs: Any) -> Any:
+def DistributedGradientTape(gradtape: tf.GradientTape, *args: Any, op: object = None, **kwargs: Any) -> Any:
     """`sok.DistributedGradientTape(gradtape)`, whose gradients stock optimizers of TensorFlow and Keras take.
 
     In the thread that makes one, `apply_gradients` of any stock optimizer may be given tables from then on: they have
@@ -56,7 +58,7 @@ def DistributedGradientTape(gradtape: tf.GradientTape, *args: Any, op: Any = Non
     return tape.DistributedGradientTape(gradtape, _op_of(op))
 
 
-def DistributedOptimizer(optimizer_: Any, *args: Any, op: Any = None, **kwargs: Any) -> Any:
+def DistributedOptimizer(optimizer_: StockOptimizer, *args: Any, op: object = None, **kwargs: Any) -> Any:
     """`sok.DistributedOptimizer(optimizer)`, for `fit` and `apply_gradients`.
 
     Args:
@@ -72,7 +74,7 @@ def DistributedOptimizer(optimizer_: Any, *args: Any, op: Any = None, **kwargs: 
     return optimizer.DistributedOptimizer(optimizer_, op=_op_of(op))
 
 
-def broadcast_variables(variables: Any, root_rank: int = 0, *args: Any, **kwargs: Any) -> Any:
+def broadcast_variables(variables: Sequence[Variable], root_rank: int = 0, *args: Any, **kwargs: Any) -> Any:
     """`sok.broadcast_variables`: dense variables get the values of one worker; rows of tables stay. Collective.
 
     Example:
