@@ -293,9 +293,9 @@ class _Saves:
         return super().predict(*args, **kwargs)  # type: ignore[misc]
 
     def make_train_function(self, *args: Any, **kwargs: Any) -> Any:
-        made = super().make_train_function(*args, **kwargs)  # type: ignore[misc]
+        super().make_train_function(*args, **kwargs)  # type: ignore[misc]
         joining.begin_fit(self)
-        return made
+        return self.train_function  # type: ignore[attr-defined] # tf_keras takes it from here
 
     def _meet(self, where: str) -> None:
         if (
