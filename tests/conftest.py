@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -90,6 +92,18 @@ def forked() -> Iterator[Forked]:
     process = Forked()
     yield process
     process.close()
+
+
+@pytest.fixture(scope="session")
+def deepctr(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with DeepCTR alone, to be put on the path of a program."""
+    requirements = Path(__file__).resolve().parents[1] / "requirements" / "deepctr.txt"
+    folder = tmp_path_factory.mktemp("deepctr")
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", folder, "-r", requirements]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120)
+    if done.returncode:
+        pytest.skip(f"DeepCTR cannot be had: {done.stderr[-300:]}")
+    return folder
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,17 +10,6 @@ import pytest
 from tests.multiprocess.harness import run
 
 SCRIPT = Path(__file__).with_name("deepctr_script.py")
-REQUIREMENTS = SCRIPT.parents[2] / "requirements" / "deepctr.txt"
-
-
-@pytest.fixture(scope="module")
-def deepctr(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("deepctr")
-    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", folder, "-r", REQUIREMENTS]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120)
-    if done.returncode:
-        pytest.skip(f"DeepCTR cannot be had: {done.stderr[-300:]}")
-    return folder
 
 
 @pytest.mark.parametrize(
