@@ -97,8 +97,8 @@ def load_weights(model: KerasModel, path: PathLike) -> None:
             )
         _check_signed(os.fspath(path), folder)
         optimizer = getattr(model, "optimizer", None)
-        if optimizer is not None and not getattr(optimizer, "built", True):
-            optimizer.build(model.trainable_variables)  # Keras 3 would leave its state out
+        if hasattr(optimizer, "build") and not getattr(optimizer, "built", False):
+            optimizer.build(model.trainable_variables)  # Keras would leave its state out
         with store_files.leaving_rows_out():
             model.load_weights(path)
 
