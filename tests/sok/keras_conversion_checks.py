@@ -132,7 +132,8 @@ def check_lookups_of_a_traced_model_become_one(kind):
         types = [op.type for op in step.get_concrete_function(ids).graph.get_operations()]
         found = [types.count(f"Sok>{name}") for name in ("GroupLookup", "TableLookup")]
         assert found == ([1, 0] if one_exchange else [0, 3])
-        np.testing.assert_array_equal(step(ids), model(ids))
+        # A function fuses the dense part, which may round otherwise.
+        np.testing.assert_allclose(step(ids), model(ids), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("optimizer", ["Adam", "Adagrad"])
