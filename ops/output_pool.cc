@@ -37,9 +37,11 @@ Pool& ThePool() {
 
 class OwnedBuffer final : public tensorflow::TensorBuffer {
  public:
-  OwnedBuffer(std::shared_ptr<char> memory, size_t size)
-      : TensorBuffer(memory.get()), memory_(std::move(memory)), size_(size) {}
+  OwnedBuffer(std::shared_ptr<char> memory, size_t size, bool alone)
+      : TensorBuffer(memory.get()), memory_(std::move(memory)), size_(size), alone_(alone) {}
   size_t size() const override { return size_; }
+  // What TensorFlow asks before it lets a kernel write its output over its input.
+  bool OwnsMemory() const override { return alone_; }
   TensorBuffer* root_buffer() override { return this; }
   void FillAllocationDescription(tensorflow::AllocationDescription* proto) const override {
     proto->set_requested_bytes(static_cast<int64_t>(size_));
@@ -49,7 +51,17 @@ class OwnedBuffer final : public tensorflow::TensorBuffer {
  private:
   const std::shared_ptr<char> memory_;
   const size_t size_;
+  const bool alone_;
 };
+
+tensorflow::Tensor TensorOf(std::shared_ptr<char> memory, tensorflow::DataType dtype, const tensorflow::TensorShape& shape,
+                            bool alone) {
+  const size_t size = static_cast<size_t>(shape.num_elements()) * tensorflow::DataTypeSize(dtype);
+  auto* buffer = new OwnedBuffer(std::move(memory), size, alone);
+  tensorflow::Tensor tensor(dtype, shape, buffer);
+  buffer->Unref();  // the tensor holds it now
+  return tensor;
+}
 
 }  // namespace
 
@@ -104,16 +116,12 @@ PooledBlock::~PooledBlock() {
 tensorflow::Tensor TensorInBlock(std::shared_ptr<PooledBlock> block, int64_t offset, tensorflow::DataType dtype,
                                  const tensorflow::TensorShape& shape) {
   char* const data = block->data() + offset;
-  return TensorIn({std::move(block), data}, dtype, shape);
+  return TensorOf({std::move(block), data}, dtype, shape, true);
 }
 
-tensorflow::Tensor TensorIn(std::shared_ptr<char> memory, tensorflow::DataType dtype,
-                            const tensorflow::TensorShape& shape) {
-  const size_t size = static_cast<size_t>(shape.num_elements()) * tensorflow::DataTypeSize(dtype);
-  auto* buffer = new OwnedBuffer(std::move(memory), size);
-  tensorflow::Tensor tensor(dtype, shape, buffer);
-  buffer->Unref();  // the tensor holds it now
-  return tensor;
+tensorflow::Tensor TensorOthersRead(std::shared_ptr<char> memory, tensorflow::DataType dtype,
+                                    const tensorflow::TensorShape& shape) {
+  return TensorOf(std::move(memory), dtype, shape, false);
 }
 
 tensorflow::Tensor* AllocateOutput(tensorflow::OpKernelContext* ctx, int index, const tensorflow::TensorShape& shape) {

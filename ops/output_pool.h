@@ -34,9 +34,9 @@ class PooledBlock {
   const int64_t bytes_;
 };
 
-// A tensor in memory that it owns together with others.
-tensorflow::Tensor TensorIn(std::shared_ptr<char> memory, tensorflow::DataType dtype,
-                            const tensorflow::TensorShape& shape);
+// A tensor in memory that others read, also after this process has let go of it: no kernel writes its output over it.
+tensorflow::Tensor TensorOthersRead(std::shared_ptr<char> memory, tensorflow::DataType dtype,
+                                    const tensorflow::TensorShape& shape);
 
 // A tensor in part of a block, from `offset` on (a multiple of 64).
 tensorflow::Tensor TensorInBlock(std::shared_ptr<PooledBlock> block, int64_t offset, tensorflow::DataType dtype,
