@@ -7,7 +7,7 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +23,20 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in this hook too
-def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips, with a reason, what this machine cannot run; says what must stay in one process of pytest-xdist."""
+    items.sort(key=lambda item: not _shares_jobs(item))  # what takes longest begins first
     for item in items:
         # A file, or all files that share the jobs of tests/multiprocess, which run once a process.
-        shares_jobs = item.path.parent.name == "multiprocess" and "job" in getattr(item, "fixturenames", ())
-        group = "shared jobs" if shares_jobs else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
+        item.add_marker(pytest.mark.xdist_group("shared jobs" if _shares_jobs(item) else str(item.path)))
         if item.get_closest_marker("gpu") and not _has_gpu():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device and CuPy"))
         if item.get_closest_marker("multiprocess") and importlib.util.find_spec("horovod") is None:
             item.add_marker(pytest.mark.skip(reason="needs Horovod"))
+
+
+def _shares_jobs(item: pytest.Item) -> bool:
+    return item.path.parent.name == "multiprocess" and "job" in getattr(item, "fixturenames", ())
 
 
 def pytest_configure(config: pytest.Config) -> None:

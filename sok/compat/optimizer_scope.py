@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok.base.patching import Here, Patch
+from sok.job.job import Job
 from sok.job.transport.ordering import after_answers
 from sok.optimizers import Optimizer, matching_optimizer
 from sok.optimizers.loss_scaling import follow_loss_scaler
@@ -71,7 +72,23 @@ class OptimizerScope:
         self._entered.pop().close()
 
 
+def open_for(job: Job) -> None:
+    """As if every thread were inside a scope, until the job ends. Again for the same job it does nothing."""
+    with _lock:
+        if job in _open_for:
+            return
+        _open_for.add(job)
+    _patch.begin()
+
+    def close() -> None:
+        _open_for.discard(job)
+        _patch.end()
+
+    job.at_end(close)
+
+
 _scopes = Here()
+_open_for: set[Job] = set()
 _lock = threading.RLock()
 # What a LossScaleOptimizer inside a scope hands on to: under a tf.distribute strategy it does so in another thread.
 _handed_on: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -113,7 +130,7 @@ def _wrapped(route: Callable[..., Any], original: Callable[..., Any]) -> Callabl
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         is_ours = type(self).__module__.partition(".")[0] == "sok"
-        if is_ours or (_scopes.value is None and self not in _handed_on):
+        if is_ours or (_scopes.value is None and not _open_for and self not in _handed_on):
             return original(self, *args, **kwargs)
         if type(self).__name__.startswith("LossScaleOptimizer"):  # hands all on to the optimizer inside, unscaled
             _handed_on.add(self.inner_optimizer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from sok.job.transport import ordering
@@ -40,6 +40,7 @@ class Job:
     deadline: float = 0.0
     epoch: int = dataclasses.field(default_factory=_epochs.__next__, init=False)
     has_ended: bool = dataclasses.field(default=False, init=False)
+    _endings: list[Callable[[], None]] = dataclasses.field(default_factory=list, init=False, repr=False)
 
     @property
     def rank(self) -> int:
@@ -65,6 +66,12 @@ class Job:
         self.transport.shutdown()
         self.has_ended = True
         ordering.end_epoch()
+        while self._endings:
+            self._endings.pop()()
+
+    def at_end(self, do: Callable[[], None]) -> None:
+        """Has `do()` called when the job ends: what was set for the length of a job is taken back. The last first."""
+        self._endings.append(do)
 
     def __repr__(self) -> str:
         ended = ", ended" if self.has_ended else ""

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from sok.base import _ops, graph_ops
+from sok.base.autograph import converting
 from sok.base.patching import Here
 from sok.job.job import job_of
 from sok.lookup import lookup
@@ -66,13 +67,7 @@ def grouped(call: Callable[[], _T]) -> _T:
         >>> step(tf.constant([1], tf.int64)).numpy().tolist()
         [[2.0]]
     """
-    # Ours is not for AutoGraph. What it does to `call` it does where that is called.
-    autograph = tf.__internal__.autograph
-    return _grouped(autograph.tf_convert(call, autograph.control_status_ctx()))
-
-
-@tf.autograph.experimental.do_not_convert
-def _grouped(call: Callable[[], _T]) -> _T:
+    call = converting(call)
     graph = tf.compat.v1.get_default_graph() if not tf.executing_eagerly() else None
     is_v1 = not tf.compat.v1.executing_eagerly_outside_functions()
     if graph is None or is_v1 or _graph.value is graph or _ops.is_substituted():

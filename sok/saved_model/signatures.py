@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok.base.autograph import converting
 from sok.base.types import Exportable, Ids
 
 DEFAULT = "serving_default"
@@ -70,7 +71,8 @@ def flat_function(served: Served) -> tuple[Callable[..., dict[str, tf.Tensor]], 
         values = [
             _assembled(spec, [tensors[name] for name in of_spec]) for spec, of_spec in zip(specs, parts, strict=True)
         ]
-        outputs = served.function(*tf.nest.pack_sequence_as(served.arguments, values))
+        function = converting(served.function) if served.converts else served.function
+        outputs = function(*tf.nest.pack_sequence_as(served.arguments, values))
         return _named_outputs(outputs, served.output_names)
 
     return serve, of_all
@@ -144,7 +146,7 @@ def _call_of(model: Any) -> Served:
         # Keras' layers convert what of them is to be converted.
         return Served(lambda inputs: model(inputs, training=False), (), converts=False)
     takes_training = "training" in _parameters(model)
-    return Served((lambda inputs: model(inputs, training=False)) if takes_training else model, ())
+    return Served((lambda inputs: converting(model)(inputs, training=False)) if takes_training else model, ())
 
 
 def _is_keras(model: Any) -> bool:

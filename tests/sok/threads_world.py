@@ -53,6 +53,9 @@ class ThreadTransport:
     def narrowing_pays(self) -> bool:
         return True
 
+    def shutdown(self) -> None:
+        pass
+
     def grouped_all_reduce(self, tensors: Sequence[tf.Tensor], name: str, average: bool) -> list[tf.Tensor]:
         brought = self._collect(name, [t.numpy() for t in tensors])
         sums = [np.sum(column, axis=0) for column in zip(*brought, strict=True)]
@@ -78,9 +81,10 @@ def run_world(size: int, program: Callable[[ThreadTransport], Any], monkeypatch:
     monkeypatch.setattr(names, "of_job", lambda: here.names)  # as if each rank were a process that has just begun
     meeting = _Meeting(size)
     results: list[Any] = [None] * size
+    jobs = [Job(ThreadTransport(rank, size, meeting)) for rank in range(size)]
 
     def run(rank: int) -> None:
-        here.job, here.names = Job(ThreadTransport(rank, size, meeting)), names.Names()
+        here.job, here.names = jobs[rank], names.Names()
         try:
             results[rank] = program(here.job.transport)
         except Exception as error:  # the test looks at it
@@ -91,6 +95,8 @@ def run_world(size: int, program: Callable[[ThreadTransport], Any], monkeypatch:
         thread.start()
     for thread in threads:
         thread.join(2 * _DEADLINE)
+    for job in jobs:
+        job.end()
     return results
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,13 +9,11 @@ import tensorflow as tf
 
 import sok
 from sok.base.types import StockOptimizer, Variable
-from sok.compat.optimizer_scope import OptimizerScope
+from sok.compat import optimizer_scope
 from sok.distributed import broadcast, optimizer, tape
 from sok.distributed.reduction import Average, Sum
 from sok.job import context
 from sok.keras.callbacks import BroadcastVariablesCallback
-
-_scope = threading.local()
 
 
 def begin() -> None:
@@ -35,8 +32,8 @@ def _op_of(op: Any) -> str:
 def DistributedGradientTape(gradtape: tf.GradientTape, *args: Any, op: object = None, **kwargs: Any) -> Any:
     """`sok.DistributedGradientTape(gradtape)`, whose gradients stock optimizers of TensorFlow and Keras take.
 
-    In the thread that makes one, `apply_gradients` of any stock optimizer may be given tables from then on: they have
-    the optimizer of `sok.optimizers` that matches (`sok.OptimizerScope`).
+    From then on, until `sok.shutdown()`, `apply_gradients` of any stock optimizer may be given tables: they have the
+    optimizer of `sok.optimizers` that matches, as inside a `sok.OptimizerScope`.
 
     Args:
         gradtape: a `tf.GradientTape`.
@@ -52,9 +49,7 @@ def DistributedGradientTape(gradtape: tf.GradientTape, *args: Any, op: object = 
         4.0
     """
     begin()
-    if not hasattr(_scope, "entered"):
-        _scope.entered = OptimizerScope([])
-        _scope.entered.__enter__()
+    optimizer_scope.open_for(context.get_job())
     return tape.DistributedGradientTape(gradtape, _op_of(op))
 
 
