@@ -54,8 +54,8 @@ class OwnedBuffer final : public tensorflow::TensorBuffer {
   const bool alone_;
 };
 
-tensorflow::Tensor TensorOf(std::shared_ptr<char> memory, tensorflow::DataType dtype, const tensorflow::TensorShape& shape,
-                            bool alone) {
+tensorflow::Tensor TensorOf(std::shared_ptr<char> memory, tensorflow::DataType dtype,
+                            const tensorflow::TensorShape& shape, bool alone) {
   const size_t size = static_cast<size_t>(shape.num_elements()) * tensorflow::DataTypeSize(dtype);
   auto* buffer = new OwnedBuffer(std::move(memory), size, alone);
   tensorflow::Tensor tensor(dtype, shape, buffer);

@@ -345,7 +345,8 @@ SOK_CPU_KERNEL("Sok>MailConnect", FunctionOp<MailConnect>);
 Tensor AllocateToSend(OpKernelContext* ctx, tensorflow::DataType dtype, const TensorShape& shape) {
   const int64_t bytes = shape.num_elements() * tensorflow::DataTypeSize(dtype);
   try {
-    if (bytes > kInlineBytes && TheMail::Get() != nullptr) return TensorOthersRead(ThePool().Allocate(bytes), dtype, shape);
+    if (bytes > kInlineBytes && TheMail::Get() != nullptr)
+      return TensorOthersRead(ThePool().Allocate(bytes), dtype, shape);
   } catch (const OutOfMemory&) {  // it will be copied there, or travel in envelopes
   }
   return AllocateTemp(ctx, dtype, shape);

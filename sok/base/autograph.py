@@ -29,7 +29,9 @@ def converting(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     if isinstance(function, tf.types.experimental.PolymorphicFunction):
         return function  # says so itself
-    if not inspect.isroutine(function):
-        function = function.__call__
+    routine: Any = function
+    if not inspect.isroutine(routine):
+        routine = routine.__call__
     autograph = tf.__internal__.autograph
-    return autograph.tf_convert(function, autograph.control_status_ctx())
+    converted: Callable[..., Any] = autograph.tf_convert(routine, autograph.control_status_ctx())
+    return converted

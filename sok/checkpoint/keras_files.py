@@ -96,7 +96,7 @@ def load_weights(model: KerasModel, path: PathLike) -> None:
                 "with model.save_weights is loaded so, too: with model.load_weights, by one worker."
             )
         _check_signed(os.fspath(path), folder)
-        optimizer = getattr(model, "optimizer", None)
+        optimizer: Any = getattr(model, "optimizer", None)
         if hasattr(optimizer, "build") and not getattr(optimizer, "built", False):
             optimizer.build(model.trainable_variables)  # Keras would leave its state out
         with store_files.leaving_rows_out():
