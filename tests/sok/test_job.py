@@ -1,5 +1,7 @@
 """Tables belong to a job: those of one that has ended are refused by whatever would mix them with the job of now."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -14,6 +16,17 @@ from tests.sok.test_two_runs import fit, model_of, table_of
 
 KEYS = tf.constant([1, 2], tf.int64)
 ENDED = r"table '{}' is of a job that has ended: <Job \d+: rank 0 of 1, local, seed 3, ended>. Make the table.*anew"
+
+
+def test_what_is_set_for_a_job_is_taken_back_when_it_ends_the_last_first():
+    done = []
+    job = Job(LocalTransport())
+    for number in range(3):
+        job.at_end(functools.partial(done.append, number))
+    assert not done
+    for _ in range(2):
+        job.end()
+        assert done == [2, 1, 0]
 
 
 @pytest.fixture(scope="module")

@@ -217,6 +217,27 @@ def test_10_under_mixed_precision_rows_of_workers_are_not_averaged(monkeypatch):
         np.testing.assert_array_equal(custom[:4, 0], [1, 0, 0, 1])
 
 
+def test_a_tape_lets_stock_optimizers_train_tables_until_the_job_ends():
+    sok.shutdown()
+    stock = keras.optimizers.SGD.__mro__
+    before = [vars(cls).get("apply") for cls in stock]
+    sok.Init()
+    layer = de.Embedding(10, 2, embeddings_initializer="ones")
+
+    def gradients():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(tf.constant([[1]])))
+        return de.DistributedGradientTape(tape).gradient(loss, layer.trainable_variables)
+
+    for _ in range(2):
+        found = gradients()
+        keras.optimizers.SGD(0.25).apply_gradients(zip(found, layer.trainable_variables, strict=True))
+    np.testing.assert_array_equal(layer.get_weights()[0][:2], [[1, 1], [0.5, 0.5]])
+    assert [vars(cls).get("apply") for cls in stock] != before
+    sok.shutdown()
+    assert [vars(cls).get("apply") for cls in stock] == before
+
+
 def model_of(of):
     names = de.for_keras(of)
     ids, more = of.Input((2,), dtype="int64"), of.Input((1,), dtype="int64")
