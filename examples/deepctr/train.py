@@ -86,7 +86,6 @@ def main() -> int:
         metrics=[keras.metrics.BinaryCrossentropy(name="log_loss"), keras.metrics.AUC(name="auc")],
     )
     if options.load:
-        model.optimizer.build(model.trainable_variables)  # else Keras leaves the state of dense weights out
         sok.load_weights(model, options.load)
 
     callbacks = [sok.callbacks.MetricSumCallback()]  # metrics of all workers' samples
