@@ -1,11 +1,22 @@
-"""Ops of one graph once more, in another."""
+"""Ops of one graph once more, in another; and ops that run at once, whatever graph is being built."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+
+
+def run_now(make: Callable[[], tf.Tensor]) -> Any:
+    """The value of the tensor that `make()` makes, also while a graph is being built."""
+    with tf.init_scope():
+        if tf.executing_eagerly():
+            return make().numpy()
+    # A session of its own, with threads of its own: the first session of a process would decide those of all others.
+    config = tf.compat.v1.ConfigProto(use_per_session_threads=True, device_count={"GPU": 0})
+    with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
+        return session.run(make())
 
 
 def copied(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> tf.Operation:

@@ -12,12 +12,13 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from sok.base import _ops
+from sok.base.graph_ops import run_now
 
 
 def collective_counts(reset: bool = False) -> dict[str, Any]:
@@ -39,17 +40,6 @@ def collective_counts(reset: bool = False) -> dict[str, Any]:
         {'collectives': 0, 'bytes': 0, 'by_name': {}}
     """
     return json.loads(run_now(lambda: _ops.lib().sok_trace_read(reset)))
-
-
-def run_now(make: Callable[[], tf.Tensor]) -> Any:
-    """The value of `make()`, also while a graph is being built."""
-    with tf.init_scope():
-        if tf.executing_eagerly():
-            return make().numpy()
-    # A session of its own, with threads of its own: the first session of a process would decide those of all others.
-    config = tf.compat.v1.ConfigProto(use_per_session_threads=True, device_count={"GPU": 0})
-    with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
-        return session.run(make())
 
 
 # The collectives of one lookup: sok/lookup/exchange.py.

@@ -16,8 +16,9 @@ import numpy as np
 import tensorflow as tf
 
 from sok.base import errors
+from sok.base.graph_ops import run_now
 from sok.job import context
-from sok.job.transport.base import Transport, run_now
+from sok.job.transport.base import Transport
 
 T = TypeVar("T")
 

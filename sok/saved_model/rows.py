@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import tensorflow as tf
 
+from sok.base.graph_ops import run_now
 from sok.base.types import Exportable
 from sok.job.job import job_of
-from sok.job.transport.base import run_now
 from sok.saved_model.frozen_table import StandsForTable, word_dtype
 from sok.saved_model.native_table import NativeFiles
 from sok.table.table import EmbeddingVariable

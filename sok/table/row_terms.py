@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok.base import _ops
+from sok.base.graph_ops import run_now
 
 if TYPE_CHECKING:
     from sok.table.table import EmbeddingVariable
@@ -146,8 +147,4 @@ def _acts_row_by_row(constraint: Callable[[Any], Any], dim: int, by_columns: boo
 
 
 def _evaluated(function: Callable[[Any], Any], rows: np.ndarray) -> np.ndarray:
-    with tf.init_scope():
-        if tf.executing_eagerly():
-            return np.asarray(function(tf.constant(rows)))
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        return np.asarray(session.run(tf.convert_to_tensor(function(tf.constant(rows)))))
+    return np.asarray(run_now(lambda: tf.convert_to_tensor(function(tf.constant(rows)))))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
+
+from sok.base.graph_ops import run_now
 
 MOVABLE = (
     *(tf.uint8, tf.int8, tf.uint16, tf.int16, tf.uint32, tf.int32, tf.uint64, tf.int64, tf.bool),
@@ -117,14 +119,3 @@ class Transport(abc.ABC):
         if self.size == 1:
             return array
         return run_now(lambda: self.broadcast(tf.constant(array), root_rank, name))
-
-
-def run_now(build: Callable[[], tf.Tensor]) -> np.ndarray:
-    """The value of the tensor that `build()` makes, also while a graph is being built."""
-    with tf.init_scope():
-        if tf.executing_eagerly():
-            return build().numpy()
-    # Threads of its own: the first session of a process would otherwise decide those of all later ones.
-    config = tf.compat.v1.ConfigProto(use_per_session_threads=True, device_count={"GPU": 0})
-    with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
-        return session.run(build())

@@ -11,7 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from sok.base import _ops, tracing
-from sok.job.transport.base import Transport, check_addable, check_has_rows, check_movable, run_now
+from sok.base.graph_ops import run_now
+from sok.job.transport.base import Transport, check_addable, check_has_rows, check_movable
 from sok.job.transport.ordering import in_turn
 from sok.job.transport.watch import Watch
 

@@ -7,7 +7,8 @@ import os
 import threading
 
 from sok.base import log
-from sok.job.transport.base import Transport, run_now
+from sok.base.graph_ops import run_now
+from sok.job.transport.base import Transport
 
 
 def all_refuse(transport: Transport, name: str, text: str) -> None:
