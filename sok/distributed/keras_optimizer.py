@@ -8,9 +8,8 @@ from typing import Any
 import keras
 
 from sok.base.types import StockOptimizer, TensorLike
-from sok.distributed.reduction import Average, Pair, split_pairs
+from sok.distributed.reduction import Pair, split_pairs
 from sok.distributed.tables import HandsOn
-from sok.optimizers import Optimizer
 from sok.optimizers.loss_scaling import follow_loss_scaler
 
 
@@ -21,15 +20,9 @@ class KerasDistributedOptimizer(HandsOn, keras.optimizers.Optimizer):
     _serialize = staticmethod(keras.saving.serialize_keras_object)
     _deserialize = staticmethod(keras.saving.deserialize_keras_object)
 
-    def __init__(
-        self,
-        optimizer: StockOptimizer,
-        embedding_optimizer: Optimizer | str | None = None,
-        op: str = Average,
-        name: str | None = None,
-    ) -> None:
+    def __init__(self, optimizer: StockOptimizer, name: str | None = None, **tables: Any) -> None:
         super().__init__(learning_rate=0.0, name=name)
-        self._hold(optimizer, embedding_optimizer, op)
+        self._hold(optimizer, **tables)
         # What the base class made for itself has no use: one counter and one learning rate for everything.
         self._iterations = optimizer._iterations
         self._learning_rate = optimizer._learning_rate

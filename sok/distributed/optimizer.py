@@ -109,4 +109,4 @@ def DistributedOptimizer(
         )
     if hasattr(optimizer, "inner") and type(optimizer).__module__.startswith("sok."):
         raise ValueError(f"`optimizer` is distributed already. Received: {optimizer!r}.")
-    return family(optimizer, embedding_optimizer, op, name)
+    return family(optimizer, name, embedding_optimizer=embedding_optimizer, op=op)

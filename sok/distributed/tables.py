@@ -208,14 +208,15 @@ class TableTrainer:
 class HandsOn:
     """What all distributed optimizers have: a stock optimizer `inner`, of which they answer what they are asked.
 
-    It comes before a library's class among the bases, and `_hold` before that class' constructor.
+    It comes before a library's class among the bases. Its constructors take `inner` and a name, and hand on to `_hold`
+    what else `sok.DistributedOptimizer` is given.
     """
 
     _serialize: Callable[..., Any]
     _deserialize: Callable[..., Any]
     name: str
 
-    def _hold(self, inner: Any, embedding_optimizer: Any, op: str, owner: Any = None) -> None:
+    def _hold(self, inner: Any, embedding_optimizer: Any = None, op: str = Average, owner: Any = None) -> None:
         self.inner, self.op, self._given = inner, check_op(op), embedding_optimizer
         self._tables = TableTrainer(inner, embedding_optimizer, self.op, owner)
 

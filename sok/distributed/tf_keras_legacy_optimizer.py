@@ -10,9 +10,8 @@ import tensorflow as tf
 import tf_keras
 
 from sok.base.types import StockOptimizer, Variable
-from sok.distributed.reduction import Average, Pair, split_pairs
+from sok.distributed.reduction import Pair, split_pairs
 from sok.distributed.tables import HandsOn
-from sok.optimizers import Optimizer
 from sok.table.table import is_embedding_variable
 
 
@@ -27,21 +26,15 @@ class TfKerasLegacyDistributedOptimizer(HandsOn, tf_keras.optimizers.legacy.Opti
     _deserialize = staticmethod(functools.partial(tf_keras.optimizers.deserialize, use_legacy_optimizer=True))
     lr = HandsOn.learning_rate
 
-    def __init__(
-        self,
-        optimizer: StockOptimizer,
-        embedding_optimizer: Optimizer | str | None = None,
-        op: str = Average,
-        name: str | None = None,
-    ) -> None:
+    def __init__(self, optimizer: StockOptimizer, name: str | None = None, **tables: Any) -> None:
         super().__init__(name=name or "DistributedOptimizer")
-        self._hold(optimizer, embedding_optimizer, op)
+        self._hold(optimizer, **tables)
         self.name = self._name
         # For checkpoints: legacy optimizers do not look for children among their attributes. Slots are the inner one's
         # alone, so the methods that list slots are not handed on: what is listed twice cannot be saved.
         self._track_trackable(optimizer, "inner")
-        if embedding_optimizer is not None:
-            self._track_trackable(embedding_optimizer, "embedding_optimizer")
+        if self._given is not None:
+            self._track_trackable(self._given, "embedding_optimizer")
 
     def _compute_gradients(self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> list[Pair]:
         # In `fit` on several workers times the number of samples, by which a step weighs workers.

@@ -9,9 +9,8 @@ import tensorflow as tf
 import tf_keras
 
 from sok.base.types import Rate, StockOptimizer, Variable
-from sok.distributed.reduction import Average, Pair, Sum, split_pairs
+from sok.distributed.reduction import Pair, Sum, split_pairs
 from sok.distributed.tables import HandsOn
-from sok.optimizers import Optimizer
 
 
 @tf_keras.saving.register_keras_serializable(package="sok")
@@ -22,15 +21,9 @@ class TfKerasDistributedOptimizer(HandsOn, tf_keras.optimizers.Optimizer):
     _deserialize = staticmethod(tf_keras.optimizers.deserialize)
     lr = HandsOn.learning_rate
 
-    def __init__(
-        self,
-        optimizer: StockOptimizer,
-        embedding_optimizer: Optimizer | str | None = None,
-        op: str = Average,
-        name: str | None = None,
-    ) -> None:
+    def __init__(self, optimizer: StockOptimizer, name: str | None = None, **tables: Any) -> None:
         # Before the base class, whose constructor sets what is handed on.
-        self._hold(optimizer, embedding_optimizer, op)
+        self._hold(optimizer, **tables)
         super().__init__(name=name or "DistributedOptimizer", jit_compile=False)
 
     def _create_iteration_variable(self) -> None:
@@ -97,7 +90,7 @@ class TfKerasTablesOptimizer(TfKerasDistributedOptimizer):
 
     def __init__(self, optimizer: StockOptimizer) -> None:
         # The one of dense variables, which get none of it, counts the steps.
-        super().__init__(tf_keras.optimizers.SGD(0.0), optimizer, Sum, optimizer.name)
+        super().__init__(tf_keras.optimizers.SGD(0.0), optimizer.name, embedding_optimizer=optimizer, op=Sum)
 
     def build(self, var_list: Sequence[Any]) -> None:
         self.embedding_optimizer.build(var_list)

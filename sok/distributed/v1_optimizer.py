@@ -9,25 +9,18 @@ import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 
 from sok.base.types import StockOptimizer, Variable
-from sok.distributed.reduction import Average, Pair, reduce_dense, split_pairs, table_scale
+from sok.distributed.reduction import Pair, reduce_dense, split_pairs, table_scale
 from sok.distributed.tables import HandsOn
 from sok.distributed.tape import is_reduced, mark_reduced
-from sok.optimizers import Optimizer
 from sok.table.table import is_embedding_variable
 
 
 class V1DistributedOptimizer(HandsOn, tf.compat.v1.train.Optimizer):
     """See `sok.DistributedOptimizer`. Slots are those of `inner`."""
 
-    def __init__(
-        self,
-        optimizer: StockOptimizer,
-        embedding_optimizer: Optimizer | str | None = None,
-        op: str = Average,
-        name: str | None = None,
-    ) -> None:
+    def __init__(self, optimizer: StockOptimizer, name: str | None = None, **tables: Any) -> None:
         super().__init__(use_locking=False, name=name or f"Distributed{optimizer.get_name()}")
-        self._hold(optimizer, embedding_optimizer, op, owner=self)
+        self._hold(optimizer, **tables, owner=self)
         self._track_trackable(optimizer, "inner")
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[Pair]:
