@@ -54,4 +54,4 @@ class Ftrl(Optimizer):
             "l2_shrinkage_regularization_strength": l2_shrinkage_regularization_strength,
             "beta": beta,
         }
-        super().__init__(learning_rate, name, hyper=hyper, **options)
+        super().__init__(learning_rate, name, hyper={**hyper, **options.pop("hyper", {})}, **options)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from sok.base.types import Rate
-from sok.optimizers.base import Optimizer
+from sok.optimizers.ftrl import Ftrl
 
 
-class GroupFtrl(Optimizer):
+class GroupFtrl(Ftrl):
     """`sok.optimizers.Ftrl` whose rows become zero as a whole: n and z as there, and with s = clip(z, -l1, l1) - z
 
         w = max(0, 1 - l21 sqrt(D) / |s|) s / (n^-p / lr + 2 (l2 + beta / (2 lr)))
@@ -18,7 +18,7 @@ class GroupFtrl(Optimizer):
 
     Args:
         l21_regularization_strength: how much a row's gradients must say before it is more than zero.
-        **options: those of `sok.optimizers.Ftrl`, and of `sok.optimizers.Optimizer`.
+        *args, **options: those of `sok.optimizers.Ftrl`, and of `sok.optimizers.Optimizer`.
 
     Slots: `accumulator` (n), starting at `initial_accumulator_value`, and `linear` (z), starting at zero.
 
@@ -31,34 +31,14 @@ class GroupFtrl(Optimizer):
     """
 
     rule = "group_ftrl"
-    learning_rate_power: float
-    initial_accumulator_value: float
-    l1_regularization_strength: float
-    l2_regularization_strength: float
-    l2_shrinkage_regularization_strength: float
-    beta: float
     l21_regularization_strength: float
 
     def __init__(
         self,
         learning_rate: Rate = 0.001,
         l21_regularization_strength: float = 0.0,
-        learning_rate_power: float = -0.5,
-        initial_accumulator_value: float = 0.1,
-        l1_regularization_strength: float = 0.0,
-        l2_regularization_strength: float = 0.0,
-        l2_shrinkage_regularization_strength: float = 0.0,
-        beta: float = 0.0,
-        name: str | None = None,
+        *args: Any,
         **options: Any,
     ) -> None:
-        hyper = {
-            "learning_rate_power": learning_rate_power,
-            "initial_accumulator_value": initial_accumulator_value,
-            "l1_regularization_strength": l1_regularization_strength,
-            "l2_regularization_strength": l2_regularization_strength,
-            "l2_shrinkage_regularization_strength": l2_shrinkage_regularization_strength,
-            "beta": beta,
-            "l21_regularization_strength": l21_regularization_strength,
-        }
-        super().__init__(learning_rate, name, hyper=hyper, **options)
+        hyper = {"l21_regularization_strength": l21_regularization_strength}
+        super().__init__(learning_rate, *args, hyper=hyper, **options)

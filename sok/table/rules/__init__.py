@@ -7,15 +7,13 @@ from collections.abc import Iterable
 from sok.base import _ops
 from sok.table.rules.adadelta import ADADELTA, LAZY_ADADELTA
 from sok.table.rules.adagrad import ADAGRAD
-from sok.table.rules.adam import ADAM
-from sok.table.rules.adam_by_row import LAZY_ADAM_BY_ROW, LAZY_ADAMAX_BY_ROW
-from sok.table.rules.adamax import ADAMAX, LAZY_ADAMAX
+from sok.table.rules.adam import ADAM, LAZY_ADAM, LAZY_ADAM_BY_ROW
+from sok.table.rules.adamax import ADAMAX, LAZY_ADAMAX, LAZY_ADAMAX_BY_ROW
 from sok.table.rules.adamw import ADAMW, LAZY_ADAMW
 from sok.table.rules.amsgrad import AMSGRAD, LAZY_AMSGRAD
 from sok.table.rules.ftrl import FTRL
 from sok.table.rules.group_ftrl import GROUP_FTRL
 from sok.table.rules.lamb import LAMB
-from sok.table.rules.lazy_adam import LAZY_ADAM
 from sok.table.rules.lion import LAZY_LION, LION
 from sok.table.rules.momentum import LAZY_MOMENTUM, MOMENTUM
 from sok.table.rules.nadam import LAZY_NADAM, NADAM

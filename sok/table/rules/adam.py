@@ -24,3 +24,4 @@ ADAM = RowRule(
         Stock(("tensorflow.compat.v1.train.AdamOptimizer",), V1_NAMES),
     ),
 )
+LAZY_ADAM, LAZY_ADAM_BY_ROW = ADAM.lazily(), ADAM.lazily_by_row()

@@ -14,4 +14,4 @@ ADAMAX = RowRule(
     equals=(Stock(("keras.optimizers.Adamax", "tf_keras.optimizers.Adamax", "tf_keras.optimizers.legacy.Adamax")),),
     formerly=("Adamax(momentum,norm)", "Adamax(m,u)", "Adamax(m,v)"),
 )
-LAZY_ADAMAX = ADAMAX.lazily()
+LAZY_ADAMAX, LAZY_ADAMAX_BY_ROW = ADAMAX.lazily(), ADAMAX.lazily_by_row()

@@ -130,3 +130,9 @@ class RowRule:
     def lazily(self) -> RowRule:
         """The rule that does the same to the rows of the batch and leaves the others alone."""
         return dataclasses.replace(self, name=self.lazy, decays=False, lazy="", equals=())
+
+    def lazily_by_row(self) -> RowRule:
+        """The same, but that it counts the steps of each row, in a slot more, and corrects the row's bias by these."""
+        name, slots = f"{self.lazy}_by_row", (*self.slots, Slot("count", scalar=True))
+        lazy = dataclasses.replace(self.lazily(), name=name, slots=slots)
+        return dataclasses.replace(lazy, counts_steps=False, dumped_as="", formerly=())
