@@ -84,15 +84,8 @@ def compact(path: PathLike, *, progress: bool | None = None) -> None:
             tables = tuple(
                 _table(path, manifest, generation, number, table, bar) for number, table in enumerate(manifest.tables)
             )
-        made = Manifest(
-            generation=generation,
-            sok_version=sok.__version__,
-            world_size=manifest.world_size,
-            created=utc_now(),
-            tables=tables,
-            optimizers=manifest.optimizers,
-            same_as=manifest.generation,
-        )
+        made = dataclasses.replace(manifest, generation=generation, tables=tables, before=())
+        made = dataclasses.replace(made, sok_version=sok.__version__, created=utc_now(), same_as=manifest.generation)
         write_manifest(path, made, check)
     except BaseException:
         chains.remove_generation(path, generation)

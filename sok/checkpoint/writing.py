@@ -7,7 +7,6 @@ import dataclasses
 import os
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import sok
@@ -218,11 +217,10 @@ def _state(optimizer: Optimizer, calls: Any) -> OptimizerState:
 
 def _check_files(path: str, manifest: Manifest) -> None:
     for file in manifest.files:
-        found = Path(path, file.name)
-        size = found.stat().st_size if found.exists() else None
+        size = chains.size_of(path, file.name)
         if size != file.bytes:
             raise RuntimeError(
-                f"{found}: rank {file.rank} wrote {file.bytes} bytes, and rank 0 sees "
+                f"{os.path.join(path, file.name)}: rank {file.rank} wrote {file.bytes} bytes, and rank 0 sees "
                 f"{'no such file' if size is None else f'{size} bytes'}. All workers must save into one folder, on "
                 "storage that they share."
             )
