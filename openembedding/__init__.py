@@ -35,15 +35,19 @@ class Flags:
 flags = Flags()
 
 
-def _no_server(name: str) -> Any:
-    def refuse(*_: Any, **__: Any) -> NoReturn:
-        raise NotImplementedError(
-            f"openembedding.{name} is not there: the workers hold the rows, and the program needs no servers. Leave it "
-            "out, and start the program with horovodrun -np N."
-        )
+def refused(name: str, instead: str) -> Any:
+    """What stands for a name of OpenEmbedding that is not there: a call of it says what to do instead."""
 
-    refuse.__name__ = name
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise NotImplementedError(f"{name} is not there: {instead}")
+
+    refuse.__name__ = refuse.__qualname__ = name.rpartition(".")[2]
+    refuse.__doc__ = f"Refused: {instead}"
     return refuse
 
 
-Master, Server = _no_server("Master"), _no_server("Server")
+_NO_SERVERS = (
+    "the workers hold the rows, and the program needs no servers. Leave it out, and start the program with horovodrun "
+    "-np N."
+)
+Master, Server = refused("openembedding.Master", _NO_SERVERS), refused("openembedding.Server", _NO_SERVERS)

@@ -8,13 +8,14 @@ import json
 import os
 import types
 import warnings
-from typing import Any, NoReturn
+from typing import Any
 
 import tensorflow as tf
 
 import sok
-from openembedding import flags
+from openembedding import flags, refused
 from sok.base import keras_calls
+from sok.base.types import KerasInitializer, KerasModel, PathLike, StockOptimizer
 from sok.checkpoint import store_files
 from sok.distributed import joining, tables
 from sok.job import context, meeting
@@ -86,10 +87,10 @@ class Embedding(sok.Embedding):
         self,
         input_dim: int | None,
         output_dim: int,
-        embeddings_initializer: Any = "uniform",
-        embeddings_regularizer: Any = None,
-        activity_regularizer: Any = None,
-        embeddings_constraint: Any = None,
+        embeddings_initializer: KerasInitializer = "uniform",
+        embeddings_regularizer: object = None,
+        activity_regularizer: object = None,
+        embeddings_constraint: object = None,
         *args: Any,
         num_shards: int | None = None,
         sparse_as_dense: bool = False,
@@ -125,7 +126,7 @@ def _tell_op(op: str) -> None:
 tables.tell_op_of_horovod = _tell_op
 
 
-def distributed_optimizer(optimizer: Any, explicit: bool = True) -> Any:
+def distributed_optimizer(optimizer: StockOptimizer, explicit: bool = True) -> Any:
     """`sok.DistributedOptimizer(optimizer)`, of which tables have the lazy form. `explicit` is taken.
 
     Rows outside the batch stay as they are; Adam and Adamax correct the bias of a row by the steps that it has had.
@@ -141,7 +142,7 @@ def distributed_optimizer(optimizer: Any, explicit: bool = True) -> Any:
 
 
 def distributed_model(
-    model: Any,
+    model: KerasModel,
     sparse_as_dense_size: int = 64,
     num_shards: int | None = None,
     override_method: bool = True,
@@ -170,7 +171,7 @@ def distributed_model(
     return model
 
 
-def save_server_model(model: Any, path: str, include_optimizer: bool = True) -> None:
+def save_server_model(model: KerasModel, path: PathLike, include_optimizer: bool = True) -> None:
     """Writes the rows of a model's tables, and with `include_optimizer` what optimizers keep of them.
 
     All workers write their rows, also if only one calls this, as OpenEmbedding's scripts do on worker 0: the others do
@@ -185,7 +186,7 @@ def save_server_model(model: Any, path: str, include_optimizer: bool = True) -> 
     _by_all("save_server_model", model, os.fspath(path), include_optimizer)
 
 
-def load_server_model(model: Any, path: str) -> None:
+def load_server_model(model: KerasModel, path: PathLike) -> None:
     """Gives a model's tables the rows that `save_server_model` has written, on any number of workers, and what
     optimizers keep of them, if that was written: else they begin anew. As collective as `save_server_model`.
     """
@@ -193,7 +194,7 @@ def load_server_model(model: Any, path: str) -> None:
 
 
 def save_as_original_model(
-    model: Any, path: str, overwrite: bool = True, include_optimizer: bool = True, **kwargs: Any
+    model: KerasModel, path: PathLike, overwrite: bool = True, include_optimizer: bool = True, **kwargs: Any
 ) -> None:
     """Writes a SavedModel of stock ops, also of tables of any id: `sok.export_saved_model`.
 
@@ -329,12 +330,7 @@ Ftrl, Nadam, RMSprop, SGD = map(_distributed, ("Ftrl", "Nadam", "RMSprop", "SGD"
 
 
 def _not_here(name: str, instead: str) -> Any:
-    def refuse(*_: Any, **__: Any) -> NoReturn:
-        raise NotImplementedError(f"openembedding.tensorflow.{name} is not there: {instead}")
-
-    refuse.__name__ = refuse.__qualname__ = name
-    refuse.__doc__ = f"Refused: {instead}"
-    return refuse
+    return refused(f"openembedding.tensorflow.{name}", instead)
 
 
 _PERSIST = "rows are in memory. Save them: sok.save(path, model, incremental=True) writes what has changed."

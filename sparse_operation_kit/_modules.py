@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import sys
+from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
 
 PACKAGE = "sparse_operation_kit"
 
@@ -44,7 +44,9 @@ NAMES = {
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds the modules of the tables above. It has to come before the finder of files, which would copy modules."""
 
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
         is_known = _alias_of(fullname) or fullname.removeprefix(f"{PACKAGE}.") in NAMES
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True) if is_known else None
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import sok
-from sparse_operation_kit.experiment import distributed_variable, dynamic_variable
+from sparse_operation_kit.experiment import distributed_variable, dynamic_variable  # type: ignore[attr-defined]
 from sparse_operation_kit.experiment.lookup import lookup_sparse
 
 _NAMES = (

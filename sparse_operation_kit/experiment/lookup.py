@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 import sok
 from sok import all2all_dense_embedding
+from sok.base.types import Ids
+from sok.table.table import EmbeddingVariable
 
 __all__ = ["all2all_dense_embedding", "lookup_sparse"]
 
 
-def lookup_sparse(params: Any, sp_ids: Any, sp_weights: Any = None, combiners: Any = None) -> Any:
+def lookup_sparse(
+    params: EmbeddingVariable | Sequence[EmbeddingVariable],
+    sp_ids: Ids | Sequence[Ids],
+    sp_weights: Ids | Sequence[Ids | str | None] | None = None,
+    combiners: str | Sequence[str] | None = None,
+) -> Any:
     """Same as `sok.lookup_sparse`; combiners may also come third, as where there were no weights.
 
     Example:
