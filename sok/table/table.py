@@ -448,6 +448,13 @@ def is_embedding_variable(variable: object) -> bool:
     return isinstance(variable, EmbeddingVariable)
 
 
+def checked_table(variable: object, argument: str, kinds: str = "an embedding variable") -> EmbeddingVariable:
+    """`variable`; TypeError if it is no `EmbeddingVariable`, which says that `argument` must be one of `kinds`."""
+    if not isinstance(variable, EmbeddingVariable):
+        raise TypeError(f"`{argument}` must be {kinds}. Received: {variable!r}.")
+    return variable
+
+
 def split_embedding_variable_from_others(
     variables: Sequence[Any],
 ) -> tuple[tuple[EmbeddingVariable, ...], tuple[Any, ...]]:

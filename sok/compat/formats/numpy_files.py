@@ -16,7 +16,7 @@ from sok.compat.formats.dump import Dump, dump_tables
 from sok.compat.formats.graphs import run_or_build
 from sok.compat.formats.load import Load, load_tables
 from sok.compat.formats.shard import checked_shard, destination
-from sok.table.table import EmbeddingVariable, is_embedding_variable
+from sok.table.table import EmbeddingVariable, checked_table
 
 
 def save_npy(variable: EmbeddingVariable, keys: PathLike, values: PathLike, *, progress: bool | None = None) -> Any:
@@ -52,7 +52,7 @@ def save_npy(variable: EmbeddingVariable, keys: PathLike, values: PathLike, *, p
         >>> twice.sparse_read([3, 5]).numpy().tolist()
         [[0.5], [1.0]]
     """
-    _check(variable)
+    checked_table(variable, "variable")
     keys, values = os.fspath(keys), os.fspath(values)
     key_dtype = np.dtype(variable.key_dtype.as_numpy_dtype)
 
@@ -98,7 +98,7 @@ def load_npy(
 
     Example: see `save_npy`.
     """
-    _check(variable)
+    checked_table(variable, "variable")
 
     def open_all() -> StoredTable:
         rows = _column("values", values)
@@ -115,11 +115,6 @@ def _column(name: str, given: Any) -> Column:
     if isinstance(given, (str, os.PathLike)):
         return npy.open_array(os.fspath(given))
     return ArrayColumn(name, given if isinstance(given, np.ndarray) else np.asarray(given))
-
-
-def _check(variable: Any) -> None:
-    if not is_embedding_variable(variable):
-        raise TypeError(f"`variable` must be an embedding variable. Received: {variable!r}.")
 
 
 def _none_if_done(result: tf.Tensor) -> tf.Tensor | None:

@@ -17,7 +17,7 @@ from sok.compat.formats.dump import Dump, dump_tables
 from sok.compat.formats.graphs import run_or_build
 from sok.compat.formats.load import Load, load_tables
 from sok.compat.formats.shard import checked_shard, destination
-from sok.table.table import EmbeddingVariable, is_embedding_variable
+from sok.table.table import EmbeddingVariable, checked_table
 
 
 class Saver:
@@ -152,12 +152,8 @@ def _ok(done: tf.Tensor) -> tf.Tensor:
 
 
 def _checked(variable: Any) -> EmbeddingVariable:
-    if not is_embedding_variable(variable):
-        raise TypeError(
-            "`embedding_variable` must be an embedding variable, such as `layer.embedding_variable`. "
-            f"Received: {variable!r}."
-        )
-    return variable
+    kinds = "an embedding variable, such as `layer.embedding_variable`"
+    return checked_table(variable, "embedding_variable", kinds)
 
 
 def _stacked(tensors: Any, variable: EmbeddingVariable) -> tf.Tensor:

@@ -8,9 +8,10 @@ from typing import Any, cast
 import tensorflow as tf
 
 from sok.base.types import Ids, TensorLike
+from sok.compat.v2.variable import KINDS
 from sok.lookup import lookup
 from sok.lookup.group import group_embedding_lookup_sparse
-from sok.table.table import EmbeddingVariable, is_embedding_variable
+from sok.table.table import EmbeddingVariable, checked_table
 
 
 def lookup_sparse(
@@ -93,9 +94,7 @@ def all2all_dense_embedding(param: EmbeddingVariable, indices: TensorLike) -> tf
 
     Source: `all2all_dense_embedding` of SOK v2.
     """
-    if not is_embedding_variable(param):
-        raise TypeError(f"`param` must be a sok.Variable or sok.DynamicVariable. Received: {param!r}.")
-    return lookup.lookup_rows(param, indices, training=True)
+    return lookup.lookup_rows(checked_table(param, "param", KINDS), indices, training=True)
 
 
 def _our_words(combiners: Any) -> Any:

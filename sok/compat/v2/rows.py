@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from sok.base.types import TensorLike
-from sok.compat.v2.variable import StaticVariable
-from sok.table.table import EmbeddingVariable, is_embedding_variable, split_embedding_variable_from_others
+from sok.compat.v2.variable import KINDS, StaticVariable
+from sok.table.table import EmbeddingVariable, checked_table, split_embedding_variable_from_others
 
 
 def filter_variables(variables: Iterable[Any]) -> tuple[list[EmbeddingVariable], list[Any]]:
@@ -59,7 +59,7 @@ def assign(variable: EmbeddingVariable, indices: TensorLike, values: TensorLike)
 
     Source: `assign` of SOK v2.
     """
-    return _checked(variable).assign(indices, values)
+    return checked_table(variable, "variable", KINDS).assign(indices, values)
 
 
 def export(variable: EmbeddingVariable) -> tuple[tf.Tensor, tf.Tensor]:
@@ -88,7 +88,7 @@ def export(variable: EmbeddingVariable) -> tuple[tf.Tensor, tf.Tensor]:
     Source: `export` of SOK v2, which promises no order.
     """
     with tf.device("/CPU:0"):
-        if isinstance(_checked(variable), StaticVariable):
+        if isinstance(checked_table(variable, "variable", KINDS), StaticVariable):
             return variable.local_indices(), variable.local_rows()
         keys, rows = variable.export()
         order = tf.argsort(keys, stable=True)
@@ -105,9 +105,3 @@ def as_key_type(keys: tf.Tensor, variable: EmbeddingVariable) -> tf.Tensor:
     check = tf.debugging.assert_equal(tf.cast(cast, keys.dtype), keys, text)
     with tf.control_dependencies([] if check is None else [check]):
         return tf.identity(cast)
-
-
-def _checked(variable: Any) -> EmbeddingVariable:
-    if not is_embedding_variable(variable):
-        raise TypeError(f"`variable` must be a sok.Variable or sok.DynamicVariable. Received: {variable!r}.")
-    return variable

@@ -20,6 +20,9 @@ from sok.table.options import TableOptions, said_once
 from sok.table.table import EmbeddingVariable
 from sok.table.weights import TableRows, rows_behind
 
+KINDS = "a sok.Variable or sok.DynamicVariable"
+"""For messages: what SOK v2's functions take."""
+
 
 def Variable(
     initial_value: TensorLike | Callable[[], TensorLike] | None = None,
