@@ -19,6 +19,15 @@ from sok.table.table import EmbeddingVariable, is_embedding_variable
 # after the other, [S, T, D], filled up with zeros to the longest.
 ROWS = "rows"
 PADDED = "padded"
+_POOLING = ("sum", "mean", "sqrtn")
+
+
+def check_combiner(combiner: object, argument: str = "combiner") -> str:
+    """'sum', 'mean' or 'sqrtn', given in any capitalisation."""
+    lowered = combiner.lower() if isinstance(combiner, str) else combiner
+    if lowered not in _POOLING:
+        raise ValueError(f"`{argument}` must be 'sum', 'mean' or 'sqrtn'. Received: {combiner!r}.")
+    return lowered
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,11 +9,9 @@ import tensorflow as tf
 
 from sok.base.types import Condition, DTypeLike, Ids
 from sok.lookup import plain_variables
-from sok.lookup.feature import PADDED, ROWS, Feature
+from sok.lookup.feature import PADDED, ROWS, Feature, check_combiner
 from sok.lookup.lookup import lookup_group, lookup_parts
 from sok.table.table import is_embedding_variable
-
-_COMBINERS = ("sum", "mean", "sqrtn")
 
 
 def group_embedding_lookup_sparse(
@@ -200,11 +198,7 @@ def _check_combiners(combiners: Any, count: int) -> list[str]:
     values = [combiners] * count if isinstance(combiners, str) else list(combiners)
     if len(values) != count:
         raise ValueError(f"`combiners` must be one string or one per table, {count}. Received: {len(values)}.")
-    lowered = [v.lower() if isinstance(v, str) else v for v in values]
-    for i, v in enumerate(lowered):
-        if v not in _COMBINERS:
-            raise ValueError(f"`combiners[{i}]` must be 'sum', 'mean' or 'sqrtn'. Received: {values[i]!r}.")
-    return lowered
+    return [check_combiner(v, f"combiners[{i}]") for i, v in enumerate(values)]
 
 
 def _check_strategy(partition_strategy: Any) -> None:

@@ -16,7 +16,7 @@ from sok.compat.feature_column import grouping, scope
 from sok.compat.feature_column.id_column import capacity_of
 from sok.compat.scoped_tables import scoped_table
 from sok.job import context
-from sok.keras.layers.base import check_combiner
+from sok.lookup.feature import check_combiner
 from sok.table.initializers import Initializer
 from sok.table.options import TableOptions, said_once, whole_number
 from sok.table.placement import Placement

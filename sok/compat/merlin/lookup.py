@@ -7,8 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok.base.types import Ids, Variable
-from sok.keras.layers.base import check_combiner
-from sok.lookup.feature import ROWS, Feature
+from sok.lookup.feature import ROWS, Feature, check_combiner
 from sok.lookup.inputs import describe
 from sok.lookup.lookup import lookup_group
 from sok.lookup.plain_variables import as_plain_variable

@@ -23,18 +23,8 @@ from sok.table.options import TableOptions, said_once, whole_number
 from sok.table.placement import Placement
 from sok.table.table import EmbeddingVariable
 
-_COMBINERS = ("sum", "mean", "sqrtn")
-
 # Two threads may call a layer, or two layers, for the first time. One lock for all: layers are copied and pickled.
 _making_tables = threading.RLock()
-
-
-def check_combiner(combiner: object) -> str:
-    """'sum', 'mean' or 'sqrtn', given in any capitalisation."""
-    lowered = combiner.lower() if isinstance(combiner, str) else combiner
-    if lowered not in _COMBINERS:
-        raise ValueError(f"`combiner` must be 'sum', 'mean' or 'sqrtn'. Received: {combiner!r}.")
-    return lowered
 
 
 _SIZES = ("max_vocabulary_size_per_gpu", "embedding_vec_size", "slot_num")

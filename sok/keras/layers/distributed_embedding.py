@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from sok.base.types import Condition, DTypeLike, Ids, Shape
-from sok.keras.layers.base import EmbeddingLayerMixin, check_combiner
-from sok.lookup.feature import Feature
+from sok.keras.layers.base import EmbeddingLayerMixin
+from sok.lookup.feature import Feature, check_combiner
 from sok.lookup.inputs import check_symbol, static_batch
 from sok.lookup.lookup import lookup_group
 from sok.table.initializers import Initializer

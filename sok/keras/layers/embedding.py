@@ -14,9 +14,9 @@ from sok.base.types import Condition, Ids, KerasInitializer, KerasLayer, Shape, 
 from sok.checkpoint import store_files
 from sok.job import context
 from sok.job.data import hash_strings
-from sok.keras.layers.base import TableLayerMixin, check_combiner, check_integers, check_trainable
+from sok.keras.layers.base import TableLayerMixin, check_integers, check_trainable
 from sok.lookup import plain_variables
-from sok.lookup.feature import ROWS, Feature
+from sok.lookup.feature import ROWS, Feature, check_combiner
 from sok.lookup.inputs import describe, sizes
 from sok.lookup.lookup import lookup_group, lookup_rows
 from sok.table.initializers import with_rows
