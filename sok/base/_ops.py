@@ -138,21 +138,20 @@ class _RuleLayout(ctypes.Structure):
 
 def register_rule(name: str, hyper: str, starts: str, function: int, prefetches: bool, reads_keys: bool) -> None:
     """Calls `SokRegisterRule` (include/sok/rules/own_rule.h). Raises ValueError."""
-    lib()
-    register = ctypes.CDLL(str(library_path())).SokRegisterRule
-    register.argtypes, register.restype = (ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p), ctypes.c_char_p
     layout = _RuleLayout(ctypes.sizeof(_RuleLayout), hyper.encode(), starts.encode(), prefetches, reads_keys)
-    error = register(name.encode(), ctypes.byref(layout), function)
-    if error is not None:
-        raise ValueError(error.decode())
+    _register("SokRegisterRule", name, ctypes.addressof(layout), function)
 
 
 def register_initializer(name: str, function: int) -> None:
     """Calls `SokRegisterInitializer` (include/sok/own_initializer.h). Raises ValueError."""
+    _register("SokRegisterInitializer", name, function)
+
+
+def _register(function: str, name: str, *addresses: int) -> None:
     lib()
-    register = ctypes.CDLL(str(library_path())).SokRegisterInitializer
-    register.argtypes, register.restype = (ctypes.c_char_p, ctypes.c_void_p), ctypes.c_char_p
-    error = register(name.encode(), function)
+    register = getattr(ctypes.CDLL(str(library_path())), function)
+    register.argtypes, register.restype = (ctypes.c_char_p, *[ctypes.c_void_p] * len(addresses)), ctypes.c_char_p
+    error = register(name.encode(), *addresses)
     if error is not None:
         raise ValueError(error.decode())
 

@@ -8,8 +8,6 @@ import numpy as np
 
 from sok.planning.costs import ANSWERS, KEYS, MEMORY, SERVE, UPDATE, Job, Loads
 
-PHASES = ("key exchange", "forward", "backward", "update", "dense", "fixed")
-
 
 @dataclasses.dataclass(frozen=True)
 class Choice:

@@ -119,17 +119,9 @@ def _pin(text: str) -> tuple[str, str]:
 
 
 def _bytes(text: str) -> int:
-    units = {
-        "KB": 1e3,
-        "MB": 1e6,
-        "GB": 1e9,
-        "TB": 1e12,
-        "KIB": 2**10,
-        "MIB": 2**20,
-        "GIB": 2**30,
-        "TIB": 2**40,
-        "B": 1,
-    }
+    units = {"B": 1}
+    for power, prefix in enumerate("KMGT", start=1):
+        units |= {f"{prefix}B": 1000**power, f"{prefix}IB": 1024**power}
     match = re.fullmatch(r"([\d.]+) ?(\w*)", text.strip())
     if not match or (match[2].upper() or "B") not in units:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes, such as 80GB or 12GiB")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -158,16 +157,18 @@ def dump_tables(dumps: Sequence[Dump], name: str) -> tf.Tensor:
     transport = job_of([dump.shard.variable for dump in dumps]).transport
     sizes = tf.stack([tf.size(dump.shard.keys, tf.int64) for dump in dumps])
     counts = transport.all_gather(sizes[tf.newaxis], context.unique_collective_name(f"{name}/counts"))
-    with _undone_on_error(undo):
-        ready = agree(
-            transport, f"{name}/begin", attempt(lambda counts: _each(Dump.begin, dumps, counts), counts), undo
-        )
+    try:
+        begun = attempt(lambda counts: _each(Dump.begin, dumps, counts), counts)
+        ready = agree(transport, f"{name}/begin", begun, undo)
         # Nothing else keeps Python's functions in order inside a graph.
         for dump in dumps:
             with tf.control_dependencies([ready]):
                 ready = _stream(dump, f"{name}/{dump.name}")
         with tf.control_dependencies([ready]):
             ready = agree(transport, f"{name}/flush", attempt(lambda: _each(Dump.flush, dumps)), undo)
+    except BaseException:
+        undo()
+        raise
     with tf.control_dependencies([ready]):
         return agree(transport, f"{name}/commit", attempt(lambda: _each(Dump.commit, dumps)), undo)
 
@@ -175,15 +176,6 @@ def dump_tables(dumps: Sequence[Dump], name: str) -> tf.Tensor:
 def _each(method: Callable[..., None], dumps: Sequence[Dump], counts: np.ndarray | None = None) -> None:
     for place, dump in enumerate(dumps):
         method(dump, *([] if counts is None else [counts[:, place]]))
-
-
-@contextlib.contextmanager
-def _undone_on_error(undo: Callable[[], None]) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        undo()
-        raise
 
 
 def _stream(dump: Dump, name: str) -> tf.Tensor:
