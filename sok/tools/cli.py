@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 
@@ -58,7 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     inspect = command(
         "inspect",
-        _inspect,
+        lambda options: _commands().inspect(options.path, as_json=options.json, plot=options.plot),
         help="say what is in a checkpoint, a manager's folder or an export",
         description="Prints the tables of a checkpoint: rows, dims, slots, workers, size; of a folder of "
         "sok.CheckpointManager all its checkpoints; of an export its signatures and tables. Reads what these say of "
@@ -79,7 +80,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     verify = command(
         "verify",
-        _verify,
+        lambda options: _commands().verify(options.path),
         help="say whether a checkpoint, all of a manager's folder, or the tables of a native export are whole",
         description="Reads every byte of a checkpoint, of all checkpoints of a folder of sok.CheckpointManager, or of "
         "the tables of a model exported with native=True, and checks it. Exit status 0 only if all of it can be "
@@ -112,7 +113,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Draws steps of the traces of one worker or several: a row for each thread and for each "
         "collective. Needs matplotlib.",
     )
-    plot.set_defaults(run=_plot)
+    plot.set_defaults(run=lambda o: _commands().plot_profile(o.traces, o.output, o.first, o.steps))
     plot.add_argument("traces", metavar="TRACE.json", nargs="+", help="what sok.profile or SOK_TRACE=FILE has written")
     plot.add_argument(
         "--output", metavar="FILE.png", help="the picture (default: the name of the first trace and .png)"
@@ -122,7 +123,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     compact = command(
         "compact",
-        _compact,
+        lambda options: _commands().compact(options.path),
         help="make one full checkpoint of an incremental one",
         description="Reads the full save and the deltas of an incremental checkpoint and puts one full checkpoint in "
         "their place. Needs room for the rows once more on the disk, and no tables in memory. Nothing must be saved "
@@ -162,28 +163,10 @@ def _doctor(options: argparse.Namespace) -> int:
     return doctor.main(doctor.all_checks(options.horovod), options.json)
 
 
-def _inspect(options: argparse.Namespace) -> int:
+def _commands() -> ModuleType:
     from sok.tools import commands
 
-    return commands.inspect(options.path, as_json=options.json, plot=options.plot)
-
-
-def _verify(options: argparse.Namespace) -> int:
-    from sok.tools import commands
-
-    return commands.verify(options.path)
-
-
-def _plot(options: argparse.Namespace) -> int:
-    from sok.tools import commands
-
-    return commands.plot_profile(options.traces, options.output, options.first, options.steps)
-
-
-def _compact(options: argparse.Namespace) -> int:
-    from sok.tools import commands
-
-    return commands.compact(options.path)
+    return commands
 
 
 def _convert(options: argparse.Namespace) -> int:
