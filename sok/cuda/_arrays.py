@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sok.cuda import _native
-
-if TYPE_CHECKING:
-    import cupy
-
-Array: TypeAlias = "cupy.ndarray | np.ndarray"  # on the device; NumPy's in the emulator. Or what DLPack makes one of.
+from sok.cuda._native import Array, address
 
 _WIDE = {"int64": "uint64", "uint64": "uint64", "int32": "int64", "uint32": "uint64"}
 FLOATS = ("float32", "float16", "bfloat16")
@@ -84,13 +80,6 @@ def words(name: str, keys: object, n: int | None = None) -> Any:
 def ids(name: str, x: object, n: int | None = None) -> Any:
     """Row ids or indices as int64."""
     return vector(name, x, ("int64", "int32"), n).astype(np.int64, copy=False)
-
-
-def address(x: Array | None) -> ctypes.c_void_p:
-    """Where the array lies; null for None."""
-    if x is None:
-        return ctypes.c_void_p(None)
-    return ctypes.c_void_p(x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr)
 
 
 def bad(first_bad: Array | None, n: int) -> ctypes.c_void_p:

@@ -8,7 +8,14 @@ import os
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import cupy
+
+Array: TypeAlias = "cupy.ndarray | np.ndarray"  # on the device; NumPy's in the emulator. Or what DLPack makes one of.
 
 LIBRARY_VARIABLE = "SOK_CUDA_LIBRARY"
 _DEFAULT = Path(__file__).resolve().parent.parent / "_native" / "libsok_cuda.so"
@@ -105,12 +112,28 @@ def context() -> ctypes.c_void_p:
     return known[lib, device, pointer].pointer
 
 
+_C_TYPES: dict[type, Any] = {int: ctypes.c_int64, bool: ctypes.c_int, float: ctypes.c_float, str: str.encode}
+
+
 def call(name: str, *args: Any) -> None:
-    """Calls sok_cuda_<name> in the current context. Pointers and structures are ctypes'; int means int64_t."""
-    converted = [ctypes.c_int64(arg) if type(arg) is int else arg for arg in args]
-    check(getattr(library(), "sok_cuda_" + name)(context(), *converted))
+    """Calls sok_cuda_<name> in the current context, with Python's values, arrays, or what is of ctypes already."""
+    check(getattr(library(), "sok_cuda_" + name)(context(), *map(_as_argument, args)))
     if is_emulated():  # NumPy knows no streams
         check(library().sok_cuda_synchronize(context()))
+
+
+def _as_argument(arg: Any) -> Any:
+    if hasattr(arg, "dtype"):
+        return address(arg)
+    convert = _C_TYPES.get(type(arg))
+    return arg if convert is None else convert(arg)
+
+
+def address(array: Array | None) -> ctypes.c_void_p:
+    """Where an array lies; null for None."""
+    if array is None:
+        return ctypes.c_void_p(None)
+    return ctypes.c_void_p(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
 
 
 _ADDRESS, _INT = ctypes.c_void_p, ctypes.c_int64

@@ -117,7 +117,7 @@ def combine_group(features: Sequence[Feature], *, dtype: str = "float32", first_
     for k, output in enumerate(outputs):
         made[k].output = _arrays.address(output)
         made[k].output_stride = output.strides[0] // output.itemsize if output.shape[0] > 1 else max(1, output.shape[1])
-    _native.call("combine_group", made, len(features), dtype.encode(), _arrays.bad(first_bad, len(features)))
+    _native.call("combine_group", made, len(features), dtype, _arrays.bad(first_bad, len(features)))
     return outputs
 
 
@@ -154,13 +154,7 @@ def expand_segments(
     segments = segments_of(row_splits, hotness, n, keep)
     weights = _arrays.optional("weights", weights, ("float32",), n)
     segment, factor = _arrays.empty(n, np.uint32), _arrays.empty(n, np.float32)
-    _native.call(
-        "expand_segments",
-        ctypes.byref(segments),
-        _arrays.address(weights),
-        combiner_bytes(combiner),
-        *map(_arrays.address, (segment, factor)),
-    )
+    _native.call("expand_segments", ctypes.byref(segments), weights, combiner_bytes(combiner), segment, factor)
     return segment, factor
 
 
@@ -207,8 +201,7 @@ def combine_grad_weights(
         combiner_bytes(combiner),
     )
     result = _arrays.empty(len(index), np.float32)
-    given = *map(_arrays.address, (grad, result)), _arrays.bad(first_bad, 1)
-    _native.call("combine_grad_weights", ctypes.byref(feature), *given)
+    _native.call("combine_grad_weights", ctypes.byref(feature), grad, result, _arrays.bad(first_bad, 1))
     return result
 
 
@@ -243,18 +236,8 @@ def combine_grad_rows(
     segments = segments_of(row_splits, hotness, len(index), keep)
     _check_segments(grad, segments)
     result = _arrays.empty((num_rows, grad.shape[1]), np.float32)
-    _native.call(
-        "combine_grad_rows",
-        _arrays.address(grad),
-        _arrays.address(index),
-        ctypes.byref(segments),
-        _arrays.address(weights),
-        num_rows,
-        int(grad.shape[1]),
-        combiner_bytes(combiner),
-        _arrays.address(result),
-        _arrays.bad(first_bad, 1),
-    )
+    given = grad, index, ctypes.byref(segments), weights, num_rows, int(grad.shape[1]), combiner_bytes(combiner)
+    _native.call("combine_grad_rows", *given, result, _arrays.bad(first_bad, 1))
     return result
 
 

@@ -22,10 +22,10 @@ class Unique(NamedTuple):
     counts: Any
 
 
-def _in_order(order: str) -> ctypes.c_int:
+def _in_order(order: str) -> bool:
     if order not in ORDERS:
         raise ValueError(f"`order` must be one of {ORDERS}. Received: {order!r}.")
-    return ctypes.c_int(order == "first_appearance")
+    return order == "first_appearance"
 
 
 def unique_padded(keys: Array, *, order: str = "first_appearance") -> tuple[Unique, Any]:
@@ -47,9 +47,7 @@ def unique_padded(keys: Array, *, order: str = "first_appearance") -> tuple[Uniq
     n = len(given)
     found, inverse = _arrays.empty(n, np.uint64), _arrays.empty(n, np.uint32)
     counts, num = _arrays.empty(n, np.uint32), _arrays.empty(1, np.int64)
-    _native.call(
-        "unique", *map(_arrays.address, (given,)), n, in_order, *map(_arrays.address, (found, inverse, counts, num))
-    )
+    _native.call("unique", given, n, in_order, found, inverse, counts, num)
     dtype = _arrays.to_device("keys", keys).dtype
     return Unique(found.view(np.int64).astype(dtype, copy=False), inverse, counts), num
 
@@ -95,13 +93,7 @@ def partition_keys(
     moved = _arrays.empty(n, np.uint64)
     positions, places = _arrays.empty(n, np.uint32), _arrays.empty(n, np.uint32)
     counts = _arrays.empty(max(world_size, 0), np.int64)
-    _native.call(
-        "partition_keys",
-        _arrays.address(given),
-        n,
-        ctypes.c_int(world_size),
-        ctypes.c_int((placement or row_wise()).to_attributes(world_size)["owner"] if owner is None else owner),
-        ctypes.c_int(dtype.kind == "u"),
-        *map(_arrays.address, (moved, positions, places, counts)),
-    )
+    owner = (placement or row_wise()).to_attributes(world_size)["owner"] if owner is None else owner
+    of_ranks = ctypes.c_int(world_size), ctypes.c_int(owner), dtype.kind == "u"
+    _native.call("partition_keys", given, n, *of_ranks, moved, positions, places, counts)
     return Partitioned(moved.view(np.int64).astype(dtype, copy=False), positions, places, counts)

@@ -133,7 +133,7 @@ class Table:
         words = _arrays.words("keys", keys)
         rows = _arrays.empty((len(words), self.dim), np.float32)
         row_ids = _arrays.empty(len(words), np.int64)
-        self._call("lookup", _arrays.address(words), len(words), int(insert), *map(_arrays.address, (rows, row_ids)))
+        self._call("lookup", words, len(words), int(insert), rows, row_ids)
         return Found(rows, row_ids)
 
     def find(self, keys: Array) -> Any:
@@ -175,18 +175,9 @@ class Table:
         """
         row_ids = _arrays.ids("row_ids", row_ids)
         grads = _arrays.matrix("grads", grads, ("float32",), (len(row_ids), self.dim))
-        if num_grads is not None:
-            num_grads = _arrays.vector("num_grads", num_grads, ("int64",), 1)
-        self._call(
-            "apply",
-            *rule_args(rule, hyper, step),
-            slot_set.encode(),
-            nonfinite.encode(),
-            ctypes.c_float(grad_scale),
-            *map(_arrays.address, (row_ids, grads)),
-            len(row_ids),
-            _arrays.address(num_grads),
-        )
+        num_grads = _arrays.optional("num_grads", num_grads, ("int64",), 1)
+        settings = *rule_args(rule, hyper, step), slot_set, nonfinite, float(grad_scale)
+        self._call("apply", *settings, row_ids, grads, len(row_ids), num_grads)
 
     def assign(self, keys: Array, rows: Array) -> None:
         """Stores rows `[N, D]` float32 for keys `[N]`, making them where needed; the last of equal keys counts.
@@ -194,7 +185,7 @@ class Table:
         Keys of other ranks are passed over. Raises as `lookup`, and ValueError for a key outside an identity table."""
         words = _arrays.words("keys", keys)
         rows = _arrays.matrix("rows", rows, ("float32",), (len(words), self.dim))
-        self._call("assign", *map(_arrays.address, (words, rows)), len(words))
+        self._call("assign", words, rows, len(words))
 
     def assign_slots(
         self,
@@ -209,15 +200,12 @@ class Table:
         """Stores slots `[N, slots of the rule * D]` float32 for keys `[N]`, as `assign` does weights."""
         words = _arrays.words("keys", keys)
         slots = _arrays.matrix("slots", slots, ("float32",), (len(words), None))
-        arrays = map(_arrays.address, (words, slots))
-        self._call(
-            "assign_slots", *rule_args(rule, hyper, step), slot_set.encode(), *arrays, len(words), slots.shape[1]
-        )
+        self._call("assign_slots", *rule_args(rule, hyper, step), slot_set, words, slots, len(words), slots.shape[1])
 
     def erase(self, keys: Array) -> None:
         """Removes keys `[N]`; those that are not there are passed over. Their row numbers are used again."""
         words = _arrays.words("keys", keys)
-        self._call("erase", _arrays.address(words), len(words))
+        self._call("erase", words, len(words))
 
     def export(self, slot_set: str | None = None) -> tuple[Any, Any, Any]:
         """Keys `[U]` uint64, rows `[U, D]`, and slots `[U, S]` of one set or None, in the order of rows. Waits.
@@ -226,12 +214,12 @@ class Table:
         n = self.size()
         keys, row_ids = _arrays.empty(n, np.uint64), _arrays.empty(n, np.int64)
         rows = _arrays.empty((n, self.dim), np.float32)
-        self._call("export", *map(_arrays.address, (keys, row_ids)), n)
-        self._call("weights", _arrays.address(row_ids), n, _arrays.address(rows))
+        self._call("export", keys, row_ids, n)
+        self._call("weights", row_ids, n, rows)
         if slot_set is None:
             return keys, rows, None
-        slots = _arrays.empty((n, self._number("slot_floats", slot_set.encode())), np.float32)
-        self._call("slots", slot_set.encode(), _arrays.address(row_ids), n, _arrays.address(slots))
+        slots = _arrays.empty((n, self._number("slot_floats", slot_set)), np.float32)
+        self._call("slots", slot_set, row_ids, n, slots)
         return keys, rows, slots
 
     def reserve(self, n: int) -> None:
@@ -265,7 +253,7 @@ class Table:
     def _ids(self, keys: Any, *, insert: bool) -> Any:
         words = _arrays.words("keys", keys)
         row_ids = _arrays.empty(len(words), np.int64)
-        self._call("lookup", _arrays.address(words), len(words), int(insert), None, _arrays.address(row_ids))
+        self._call("lookup", words, len(words), int(insert), None, row_ids)
         return row_ids
 
     def _number(self, name: str, *args: Any) -> int:
@@ -293,19 +281,8 @@ def fill_rows(
     rows = _arrays.empty((len(words), dim), np.float32)
     if bank is not None:
         bank = _arrays.matrix("bank", bank, ("float32",), (None, dim))
-    _native.call(
-        "fill_rows",
-        initializer.encode(),
-        ctypes.c_float(a),
-        ctypes.c_float(b),
-        ctypes.c_uint64(seed % 2**64),
-        _arrays.address(bank),
-        0 if bank is None else len(bank),
-        _arrays.address(words),
-        len(words),
-        dim,
-        _arrays.address(rows),
-    )
+    settings = initializer, float(a), float(b), ctypes.c_uint64(seed % 2**64), bank, 0 if bank is None else len(bank)
+    _native.call("fill_rows", *settings, words, len(words), dim, rows)
     return rows
 
 
@@ -318,4 +295,4 @@ def _check_initializer(initializer: str, bank: Any) -> None:
 
 def rule_args(rule: str, hyper: Sequence[float], step: int) -> tuple[Any, ...]:
     """The arguments that name an optimizer's rule in calls of tables."""
-    return rule.encode(), (ctypes.c_double * len(hyper))(*hyper), len(hyper), step
+    return rule, (ctypes.c_double * len(hyper))(*hyper), len(hyper), int(step)

@@ -120,7 +120,7 @@ class TableGroup:
             mine = slice(first[t], first[t] + room[t])
             grads.append(TableGrads(row_ids[table.dim][mine], sums[table.dim][mine], num_sums[t : t + 1]))
             made[t] = _native.TableSums(table.capacity, table.dim, *map(_arrays.address, grads[-1]))
-        _native.call("sum_rows_of_tables", given.made, len(addends), made, len(made), given.kind.encode(), None)
+        _native.call("sum_rows_of_tables", given.made, len(addends), made, len(made), given.kind, None)
         return grads
 
     def apply(
@@ -156,15 +156,8 @@ class TableGroup:
             keep += [row_ids, values, num]
             addresses = map(_arrays.address, (row_ids, values))
             made[t] = _native.TableGradients(table.handle, *addresses, len(row_ids), _arrays.address(num))
-        _native.call(
-            "tables_apply",
-            *rule_args(rule, hyper, step),
-            slot_set.encode(),
-            nonfinite.encode(),
-            ctypes.c_float(grad_scale),
-            made,
-            len(made),
-        )
+        settings = *rule_args(rule, hyper, step), slot_set, nonfinite, float(grad_scale)
+        _native.call("tables_apply", *settings, made, len(made))
 
     def _lookup(
         self, keys: Sequence[Any], insert: bool, table_of: Sequence[int] | None, *, with_rows: bool

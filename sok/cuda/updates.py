@@ -12,6 +12,7 @@ import numpy as np
 from sok.cuda import _arrays, _native
 from sok.cuda._arrays import Array
 from sok.cuda.combining import combiner_bytes, segments_of
+from sok.cuda.table import rule_args
 from sok.table.rules import RULES
 
 
@@ -45,18 +46,8 @@ def unsorted_segment_sum(
         raise ValueError(f"`num_segments` must not be negative. Received: {num_segments}.")
     n, dim = (int(size) for size in data.shape)
     sums = _arrays.empty((num_segments, dim), np.float32)
-    _native.call(
-        "unsorted_segment_sum",
-        _arrays.address(data),
-        kind.encode(),
-        _arrays.address(ids),
-        n,
-        dim,
-        num_segments,
-        ctypes.c_int(deterministic),
-        _arrays.address(sums),
-        _arrays.bad(first_bad, 1),
-    )
+    given = data, kind, ids, n, dim, num_segments, bool(deterministic)
+    _native.call("unsorted_segment_sum", *given, sums, _arrays.bad(first_bad, 1))
     return sums
 
 
@@ -151,17 +142,9 @@ def sum_rows(addends: Sequence[Addends], table_rows: Sequence[int], *, first_bad
         _arrays.empty(1, np.int64),
     )
     rows = (ctypes.c_int64 * max(1, len(table_rows)))(*table_rows)
-    _native.call(
-        "sum_rows",
-        given.made,
-        len(addends),
-        rows,
-        len(table_rows),
-        int(dim),
-        given.kind.encode(),
-        *map(_arrays.address, (out.row_ids, out.tables, out.sums, out.num_sums)),
-        _arrays.bad(first_bad, len(addends)),
-    )
+    settings = given.made, len(addends), rows, len(table_rows), int(dim), given.kind
+    bad = _arrays.bad(first_bad, len(addends))
+    _native.call("sum_rows", *settings, out.row_ids, out.tables, out.sums, out.num_sums, bad)
     return out
 
 
@@ -213,10 +196,10 @@ class Records:
         return update
 
 
-def _rule_args(rule: str, hyper: Sequence[float], step: int) -> tuple[Any, ...]:
+def _known_rule(rule: str, hyper: Sequence[float], step: int) -> tuple[Any, ...]:
     if rule not in RULES:
         raise ValueError(f"`rule` must be one of {tuple(RULES)}. Received: {rule!r}.")
-    return rule.encode(), (ctypes.c_double * max(1, len(hyper)))(*hyper), len(hyper), int(step)
+    return rule_args(rule, hyper, step)
 
 
 def update_rows(
@@ -255,7 +238,7 @@ def update_rows(
       TypeError, ValueError: arguments of another dtype or shape, records too narrow, a rule or mode that does not
       exist.
     """
-    rule_args = _rule_args(rule, hyper, step)
+    settings = _known_rule(rule, hyper, step)
     if nonfinite not in ("allow", "skip", "raise"):
         raise ValueError(f"`nonfinite` must be 'allow', 'skip' or 'raise'. Received: {nonfinite!r}.")
     grads, kind = _float_type("grads", grads)
@@ -265,20 +248,8 @@ def update_rows(
     made = (_native.Update * max(1, len(tables)))()
     for k, table in enumerate(tables):
         made[k] = table._native_update(f"tables[{k}].values", dim, rule)
-    _native.call(
-        "update_rows",
-        *rule_args,
-        made,
-        len(tables),
-        *map(_arrays.address, (table_of, row_ids, grads)),
-        kind.encode(),
-        n,
-        _arrays.address(num_grads),
-        dim,
-        ctypes.c_float(grad_scale),
-        nonfinite.encode(),
-        _arrays.bad(first_bad, 1),
-    )
+    given = table_of, row_ids, grads, kind, n, num_grads, dim, float(grad_scale), nonfinite
+    _native.call("update_rows", *settings, made, len(tables), *given, _arrays.bad(first_bad, 1))
 
 
 def settle_rows(rule: str, hyper: Sequence[float], table: Records, row_ids: Array, dim: int, *, step: int = 1) -> None:
@@ -286,11 +257,11 @@ def settle_rows(rule: str, hyper: Sequence[float], table: Records, row_ids: Arra
     wait."""
     row_ids = _arrays.ids("row_ids", row_ids)
     update = table._native_update("table.values", dim, rule)
-    args = _rule_args(rule, hyper, step)
-    _native.call("settle_rows", *args, ctypes.byref(update), _arrays.address(row_ids), len(row_ids), dim)
+    settings = _known_rule(rule, hyper, step)
+    _native.call("settle_rows", *settings, ctypes.byref(update), row_ids, len(row_ids), dim)
 
 
 def check(first_bad: Array | None, row_ids: Array | None) -> None:
     """Waits for the device, and raises ValueError naming position and row id if `update_rows` refused a gradient."""
     row_ids = _arrays.ids("row_ids", row_ids)
-    _native.call("throw_if_bad_to_host", _arrays.bad(first_bad, 1), _arrays.address(row_ids), len(row_ids))
+    _native.call("throw_if_bad_to_host", _arrays.bad(first_bad, 1), row_ids, len(row_ids))
