@@ -27,52 +27,26 @@ namespace {
 
 UniqueOrder OrderOf(int in_order) { return in_order != 0 ? UniqueOrder::kFirstAppearance : UniqueOrder::kAny; }
 
+// Structures of the interface have the fields of ours, in their order.
+
 DeviceRows RowsOf(const SokCudaRows& c) {
-  DeviceRows rows;
-  rows.slabs = static_cast<float* const*>(c.slabs);
-  rows.matrix = c.matrix;
-  rows.shift = static_cast<int>(c.shift);
-  rows.mask = c.mask;
-  rows.stride = c.stride;
-  return rows;
+  return {static_cast<float* const*>(c.slabs), c.matrix, static_cast<int>(c.shift), c.mask, c.stride};
 }
 
-DeviceSegments SegmentsOf(const SokCudaSegments& c) {
-  DeviceSegments segments;
-  segments.row_splits = c.row_splits;
-  segments.hotness = c.hotness;
-  segments.segments = c.segments;
-  segments.n = c.n;
-  return segments;
-}
+DeviceSegments SegmentsOf(const SokCudaSegments& c) { return {c.row_splits, c.hotness, c.segments, c.n}; }
 
 DeviceFeature FeatureOf(const SokCudaFeature& c) {
-  DeviceFeature f;
-  f.rows = RowsOf(c.rows);
-  f.num_rows = c.num_rows;
-  f.dim = c.dim;
-  f.index = c.index;
-  f.segments = SegmentsOf(c.segments);
-  f.weights = c.weights;
-  f.combiner = ParseCombiner(c.combiner);
-  f.output = c.output;
-  f.output_stride = c.output_stride;
-  return f;
+  const DeviceSegments segments = SegmentsOf(c.segments);
+  const Combiner combiner = ParseCombiner(c.combiner);
+  return {RowsOf(c.rows), c.num_rows, c.dim, c.index, segments, c.weights, combiner, c.output, c.output_stride};
 }
 
 std::vector<DeviceAddends> AddendsOf(const SokCudaAddends* addends, int64_t num_addends) {
   std::vector<DeviceAddends> all;
   for (int64_t k = 0; k < num_addends; ++k) {
     const SokCudaAddends& c = addends[k];
-    DeviceAddends a;
-    a.table = c.table;
-    a.row_ids = c.row_ids;
-    a.values = c.values;
-    a.values_stride = c.values_stride;
-    a.segments = SegmentsOf(c.segments);
-    a.weights = c.weights;
-    a.combiner = ParseCombiner(c.combiner);
-    all.push_back(a);
+    all.push_back(
+        {c.table, c.row_ids, c.values, c.values_stride, SegmentsOf(c.segments), c.weights, ParseCombiner(c.combiner)});
   }
   return all;
 }

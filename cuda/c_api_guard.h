@@ -33,6 +33,11 @@ namespace sok {
 // Of this thread.
 std::string* LastError();
 
+inline int Failed(int status, const char* text) {
+  *LastError() = text;
+  return status;
+}
+
 // Runs body; what it throws becomes a status.
 template <class Body>
 int Guard(const Body& body) {
@@ -40,26 +45,19 @@ int Guard(const Body& body) {
     body();
     return SOK_CUDA_OK;
   } catch (const InvalidArgument& e) {
-    *LastError() = e.what();
-    return SOK_CUDA_INVALID_ARGUMENT;
+    return Failed(SOK_CUDA_INVALID_ARGUMENT, e.what());
   } catch (const TableFull& e) {
-    *LastError() = e.what();
-    return SOK_CUDA_TABLE_FULL;
+    return Failed(SOK_CUDA_TABLE_FULL, e.what());
   } catch (const OutOfMemory& e) {
-    *LastError() = e.what();
-    return SOK_CUDA_OUT_OF_MEMORY;
+    return Failed(SOK_CUDA_OUT_OF_MEMORY, e.what());
   } catch (const FailedPrecondition& e) {
-    *LastError() = e.what();
-    return SOK_CUDA_FAILED_PRECONDITION;
+    return Failed(SOK_CUDA_FAILED_PRECONDITION, e.what());
   } catch (const CudaError& e) {
-    *LastError() = e.what();
-    return SOK_CUDA_ERROR;
+    return Failed(SOK_CUDA_ERROR, e.what());
   } catch (const std::bad_alloc&) {
-    *LastError() = "the host has no memory";
-    return SOK_CUDA_OUT_OF_MEMORY;
+    return Failed(SOK_CUDA_OUT_OF_MEMORY, "the host has no memory");
   } catch (const std::exception& e) {
-    *LastError() = e.what();
-    return SOK_CUDA_INTERNAL;
+    return Failed(SOK_CUDA_INTERNAL, e.what());
   }
 }
 

@@ -2,6 +2,7 @@
 #include <string>
 
 #include "op.h"
+#include "shapes.h"
 #include "sok/profile.h"
 
 namespace sok {
@@ -100,10 +101,7 @@ REGISTER_OP("Sok>CombineGradWeights")
     .Input("weights: float")
     .Output("grad_weights: float")
     .Attr("combiner: " SOK_COMBINERS)
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->input(4));
-      return absl::OkStatus();
-    });
+    .SetShapeFn(ShapeOfInput<4>);
 
 class CombineGradWeightsOp : public CombinerOp {
  public:

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "exchange_pool.h"
+#include "shapes.h"
 
 namespace sok {
 namespace {
@@ -100,26 +101,17 @@ REGISTER_OP("Sok>ExchangeCombineGrad")
     .Input("weights: F * float")
     .Input("scales: F * float")
     .Output("packed: float")
-    .SOK_POOL_ATTRS.SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Vector(c->UnknownDim()));
-      return absl::OkStatus();
-    });
+    .SOK_POOL_ATTRS.SetShapeFn(VectorShape);
 
 class ExchangeCombineGradOp : public CpuPoolOp {
  public:
   using CpuPoolOp::CpuPoolOp;
   void Run(OpKernelContext* ctx) override {
-    OpInputList grads;
-    Check(ctx->input_list("grads", &grads));
-    const Tensor& splits = ctx->input(grads.size());
+    const Tensor& splits = ctx->input(num_features());
     const int64_t size = AnswerFloats(splits);
     const ProfileSpan span("backward", name(), {-1, -1, size * int64_t{sizeof(float)}}, "op");
     const std::vector<PooledFeature> features = CheckedFeatures(ctx, size);
-    std::vector<const float*> from;
-    for (int f = 0; f < grads.size(); ++f) {
-      CheckShape(grads[f], {features[f].segments, features[f].dim}, "grads");
-      from.push_back(grads[f].flat<float>().data());
-    }
+    const std::vector<const float*> grads = Grads(ctx, features);
     Tensor packed = AllocateToSend(ctx, tensorflow::DT_FLOAT, CheckedShape({size}));
     float* out = packed.flat<float>().data();
     int64_t at = 0;
@@ -128,7 +120,7 @@ class ExchangeCombineGradOp : public CpuPoolOp {
       at += splits.flat<int32_t>()(r);
     }
     const TfExecutor executor(ctx);
-    CombineAnswersGrad({executor}, features.data(), static_cast<int>(features.size()), from.data(), size, out);
+    CombineAnswersGrad({executor}, features.data(), num_features(), grads.data(), size, out);
     ctx->set_output(0, packed);
   }
 };

@@ -66,10 +66,14 @@ inline int64_t AnswerFloats(const Tensor& splits) {
 class PoolOp : public GuardedOp {
  public:
   explicit PoolOp(OpKernelConstruction* ctx) : GuardedOp(ctx) {
+    int64_t num_features;
     std::vector<std::string> combiners;
+    Check(ctx->GetAttr("F", &num_features));
     Check(ctx->GetAttr("combiners", &combiners));
     Check(ctx->GetAttr("dims", &dims_));
-    if (combiners.size() != dims_.size()) throw InvalidArgument("`dims` must have one value per feature.");
+    if (combiners.size() != dims_.size() || static_cast<int64_t>(dims_.size()) != num_features) {
+      throw InvalidArgument("`dims` must have one value per feature.");
+    }
     for (const std::string& combiner : combiners) {
       is_pooled_.push_back(combiner != "rows");
       combiners_.push_back(is_pooled_.back() ? ParseCombiner(combiner) : Combiner::kSum);
@@ -85,14 +89,25 @@ class PoolOp : public GuardedOp {
     Check(ctx->input_list("row_splits", &row_splits));
     Check(ctx->input_list("weights", &weights));
     Check(ctx->input_list("scales", &scales));
-    if (index.size() != static_cast<int>(dims_.size()))
-      throw InvalidArgument("`dims` must have one value per feature.");
     std::vector<PooledFeature> features;
     for (int f = 0; f < index.size(); ++f) {
       features.push_back(Feature(f, index[f], row_splits[f], weights[f], scales[f]));
     }
     return features;
   }
+
+  // The first inputs: of each feature the gradients of what it gave.
+  static std::vector<const float*> Grads(OpKernelContext* ctx, const std::vector<PooledFeature>& features) {
+    std::vector<const float*> grads;
+    for (const PooledFeature& feature : features) {
+      const Tensor& grad = ctx->input(static_cast<int>(grads.size()));
+      CheckShape(grad, {feature.segments, feature.dim}, "grads");
+      grads.push_back(grad.flat<float>().data());
+    }
+    return grads;
+  }
+
+  int num_features() const { return static_cast<int>(dims_.size()); }
 
   std::vector<int64_t> dims_;  // [F]
 

@@ -5,6 +5,7 @@
 
 #include "exchange_serve.h"
 #include "exchange_sum_grad.h"
+#include "shapes.h"
 #include "sok/sum_rows.h"
 
 namespace sok {
@@ -128,12 +129,7 @@ REGISTER_OP("Sok>ExchangeSumGrad")
       if (static_cast<int64_t>(dims.size()) != tables) {
         return absl::InvalidArgumentError("`dims` must have one value per table.");
       }
-      for (int t = 0; t < tables; ++t) {
-        const DimensionHandle rows = c->UnknownDim();
-        c->set_output(t, c->Vector(rows));
-        c->set_output(static_cast<int>(tables) + t, c->Matrix(rows, dims[t]));
-      }
-      return absl::OkStatus();
+      return DistinctRowsShape(c, dims);
     });
 
 class CpuExchangeSumGradOp final : public ExchangeSumGradOp {

@@ -1,6 +1,8 @@
 // Answers and gradients in 16 bit while they travel (docs/design/exchange.md).
 #include "exchange_wire.h"
 
+#include "shapes.h"
+
 namespace sok {
 namespace {
 
@@ -10,11 +12,7 @@ REGISTER_OP("Sok>ExchangeNarrow")
     .Output("words: float")
     .Output("word_splits: int32")
     .Attr("type: {'float16', 'bfloat16'}")
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Vector(c->UnknownDim()));
-      c->set_output(1, c->input(1));
-      return absl::OkStatus();
-    });
+    .SetShapeFn(MessagesShape);
 
 class ExchangeNarrowOp : public WireOp {
  public:
@@ -38,11 +36,7 @@ REGISTER_OP("Sok>ExchangeWiden")
     .Output("floats: float")
     .Output("float_splits: int32")
     .Attr("type: {'float16', 'bfloat16'}")
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Vector(c->UnknownDim()));
-      c->set_output(1, c->input(1));
-      return absl::OkStatus();
-    });
+    .SetShapeFn(MessagesShape);
 
 class ExchangeWidenOp : public WireOp {
  public:

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "output_pool.h"
+#include "shapes.h"
 #include "sok/profile.h"
 #include "sok/sum_rows.h"
 #include "tables_op.h"
@@ -133,13 +134,7 @@ REGISTER_OP("Sok>GroupLookupGrad")
     .SOK_GROUP_ATTRS.SetShapeFn([](InferenceContext* c) {
       std::vector<int64_t> table_of, dims;
       TF_RETURN_IF_ERROR(ReadAttributes(c, &table_of, &dims));
-      const int m = static_cast<int>(dims.size());
-      for (int t = 0; t < m; ++t) {
-        const DimensionHandle rows = c->UnknownDim();
-        c->set_output(t, c->Vector(rows));
-        c->set_output(m + t, c->Matrix(rows, dims[static_cast<size_t>(t)]));
-      }
-      return absl::OkStatus();
+      return DistinctRowsShape(c, dims);
     });
 
 class GroupLookupGradOp : public TablesOp {

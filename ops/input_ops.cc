@@ -3,6 +3,7 @@
 
 #include "input_limits.h"
 #include "op.h"
+#include "shapes.h"
 #include "validate_csr_op.h"
 
 namespace sok {
@@ -14,11 +15,7 @@ REGISTER_OP("Sok>CheckInput")
     .Input("detail: int64")
     .Output("checked_splits: int64")
     .Attr("problem: {'rows_not_whole', 'wrong_slot_num', 'uneven', 'weights_differ', 'slot_key_too_large'}")
-    .SetShapeFn([](InferenceContext* c) {
-      // Splits, or a report of two numbers: but whatever follows a report is never run.
-      c->set_output(0, c->input(0));
-      return absl::OkStatus();
-    });
+    .SetShapeFn(ShapeOfInput<0>);  // splits, or a report of two numbers: but whatever follows a report is never run
 
 class CheckInputOp : public GuardedOp {
  public:
@@ -53,10 +50,7 @@ REGISTER_OP("Sok>ValidateCsr")
     .Attr("max_nnz: int >= 0 = 0")
     .Attr("max_feature_num: int >= 0 = 0")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->input(1));
-      return absl::OkStatus();
-    });
+    .SetShapeFn(ShapeOfInput<1>);
 
 class HostValidateCsrOp final : public ValidateCsrOp {
  public:

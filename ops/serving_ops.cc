@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "handle_op.h"
+#include "shapes.h"
 #include "sok/serving_table.h"
 
 namespace sok {
@@ -62,14 +63,7 @@ class ServingTableOp final : public HandleOp<ServingResource> {
 };
 SOK_CPU_KERNEL("Sok>ServingTable", ServingTableOp);
 
-REGISTER_OP("Sok>ServingOpen")
-    .Input("handle: resource")
-    .Input("path: string")
-    .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      ShapeHandle unused;
-      return c->WithRank(c->input(1), 0, &unused);
-    });
+REGISTER_OP("Sok>ServingOpen").Input("handle: resource").Input("path: string").SetIsStateful().SetShapeFn(TakesScalar);
 
 void ServingOpen(OpKernelContext* ctx) { ServingArg(ctx, 0)->Open(ScalarArg<tstring>(ctx->input(1), "path")); }
 SOK_CPU_KERNEL("Sok>ServingOpen", FunctionOp<ServingOpen>);

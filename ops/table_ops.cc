@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "op.h"
+#include "shapes.h"
 #include "table_handle_op.h"
 #include "table_resource.h"
 
@@ -62,10 +63,7 @@ REGISTER_OP("Sok>TableKeys")
     .Output("keys: key_dtype")
     .Attr("key_dtype: " SOK_KEY_TYPES)
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Vector(c->UnknownDim()));
-      return absl::OkStatus();
-    });
+    .SetShapeFn(VectorShape);
 
 void TableKeys(OpKernelContext* ctx) {
   const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
@@ -242,10 +240,7 @@ REGISTER_OP("Sok>TableReserve")
     .Input("num_rows: int64")
     .Attr("keys_only: bool = false")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      ShapeHandle unused;
-      return c->WithRank(c->input(1), 0, &unused);
-    });
+    .SetShapeFn(TakesScalar);
 
 class TableReserveOp : public GuardedOp {
  public:

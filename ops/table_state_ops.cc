@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "op.h"
+#include "shapes.h"
 #include "table_resource.h"
 
 namespace sok {
@@ -121,14 +122,7 @@ REGISTER_OP("Sok>TableIds").Input("handle: resource").Output("ids: int64").SetIs
 void TableIds(OpKernelContext* ctx) { ScalarOutput<int64_t>(ctx, 0) = TableArg(ctx, 0)->ids; }
 SOK_HOST_KERNEL("Sok>TableIds", FunctionOp<TableIds>, "handle", "ids");
 
-REGISTER_OP("Sok>TableSetStep")
-    .Input("handle: resource")
-    .Input("step: int64")
-    .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      ShapeHandle unused;
-      return c->WithRank(c->input(1), 0, &unused);
-    });
+REGISTER_OP("Sok>TableSetStep").Input("handle: resource").Input("step: int64").SetIsStateful().SetShapeFn(TakesScalar);
 
 void TableSetStep(OpKernelContext* ctx) {
   const auto step = ScalarArg<int64_t>(ctx->input(1), "step");

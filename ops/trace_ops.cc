@@ -7,6 +7,7 @@
 #include <string>
 
 #include "op.h"
+#include "shapes.h"
 #include "sok/json.h"
 #include "sok/profile.h"
 #include "trace.h"
@@ -48,10 +49,7 @@ REGISTER_OP("Sok>TraceCollective")
     .Attr("kind: string")
     .Attr("more_bytes: int = 0")  // of the other tensors of a grouped collective
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->input(0));
-      return absl::OkStatus();
-    });
+    .SetShapeFn(ShapeOfInput<0>);
 
 class TraceCollectiveOp : public GuardedOp {
  public:
@@ -106,10 +104,7 @@ REGISTER_OP("Sok>TraceCollectiveDone")
     .Attr("T: type")
     .Attr("collective: string")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->input(0));
-      return absl::OkStatus();
-    });
+    .SetShapeFn(ShapeOfInput<0>);
 
 class TraceCollectiveDoneOp : public GuardedOp {
  public:

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -53,6 +54,15 @@ struct PoolAttributes {
   int num_variables() const { return static_cast<int>(names.size()); }
   int num_features() const { return static_cast<int>(variable_of.size()); }
   std::string Label(int64_t variable) const { return "variable '" + names[static_cast<size_t>(variable)] + "'"; }
+};
+
+// An op with these attributes, over variables or on what comes back for them.
+class PoolAttributesOp : public GuardedOp {
+ public:
+  explicit PoolAttributesOp(OpKernelConstruction* ctx) : GuardedOp(ctx) { of_ = std::make_unique<PoolAttributes>(ctx); }
+
+ protected:
+  std::unique_ptr<PoolAttributes> of_;
 };
 
 // Ids that are rows of a variable, `bound` of them, and row splits that fit; both in host memory. Gives a feature that reads

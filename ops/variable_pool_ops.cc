@@ -1,7 +1,6 @@
 // Many plain TensorFlow variables at once: one op pools rows of all of them where they lie, one sums their gradients.
 #include "variable_pool_op.h"
 
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,6 +8,7 @@
 #include "input_limits.h"
 #include "op.h"
 #include "output_pool.h"
+#include "shapes.h"
 #include "sok/check_ids.h"
 #include "sok/profile.h"
 #include "sok/sum_rows.h"
@@ -102,9 +102,9 @@ REGISTER_OP("Sok>TensorPool")
     .SOK_POOL_VARIABLES_ATTRS.SetShapeFn(PoolShape);
 
 template <bool kByHandle>
-class PoolOp : public GuardedOp {
+class PoolOp : public PoolAttributesOp {
  public:
-  explicit PoolOp(OpKernelConstruction* ctx) : GuardedOp(ctx) { of_ = std::make_unique<PoolAttributes>(ctx); }
+  using PoolAttributesOp::PoolAttributesOp;
 
   void Run(OpKernelContext* ctx) override {
     const int m = of_->num_variables(), n = of_->num_features();
@@ -129,9 +129,6 @@ class PoolOp : public GuardedOp {
     const TfExecutor executor(ctx);
     CombineGroup({executor}, features.data(), n);
   }
-
- private:
-  std::unique_ptr<PoolAttributes> of_;
 };
 SOK_CPU_KERNEL("Sok>VariablePool", PoolOp<true>);
 SOK_CPU_KERNEL("Sok>TensorPool", PoolOp<false>);
@@ -146,23 +143,15 @@ REGISTER_OP("Sok>VariablePoolGrad")
     .SOK_POOL_VARIABLES_ATTRS.SetShapeFn([](InferenceContext* c) {
       std::vector<int64_t> dims;
       TF_RETURN_IF_ERROR(c->GetAttr("dims", &dims));
-      const int m = static_cast<int>(dims.size());
-      if (c->num_outputs() != 2 * m) {
+      if (static_cast<size_t>(c->num_outputs()) != 2 * dims.size()) {
         return absl::InvalidArgumentError("`dims` must have one value per variable.");
       }
-      for (int v = 0; v < m; ++v) {
-        const DimensionHandle rows = c->UnknownDim();
-        c->set_output(v, c->Vector(rows));
-        c->set_output(m + v, c->Matrix(rows, dims[static_cast<size_t>(v)]));
-      }
-      return absl::OkStatus();
+      return DistinctRowsShape(c, dims);
     });
 
-class VariablePoolGradOp : public GuardedOp {
+class VariablePoolGradOp : public PoolAttributesOp {
  public:
-  explicit VariablePoolGradOp(OpKernelConstruction* ctx) : GuardedOp(ctx) {
-    of_ = std::make_unique<PoolAttributes>(ctx);
-  }
+  using PoolAttributesOp::PoolAttributesOp;
 
   void Run(OpKernelContext* ctx) override {
     const int m = of_->num_variables(), n = of_->num_features();
@@ -199,9 +188,6 @@ class VariablePoolGradOp : public GuardedOp {
       return target;
     });
   }
-
- private:
-  std::unique_ptr<PoolAttributes> of_;
 };
 SOK_CPU_KERNEL("Sok>VariablePoolGrad", VariablePoolGradOp);
 
@@ -212,10 +198,7 @@ REGISTER_OP("Sok>CheckIds")
     .Output("checked_ids: int64")
     .Attr("variable: string")
     .Attr("num_rows: int >= 0")
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->input(0));
-      return absl::OkStatus();
-    });
+    .SetShapeFn(ShapeOfInput<0>);
 
 class CheckIdsOp : public GuardedOp {
  public:
@@ -246,10 +229,7 @@ REGISTER_OP("Sok>ReportIds")
     .Attr("N: int >= 1")
     .Attr("names: list(string)")
     .Attr("num_rows: list(int)")
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->input(0));  // whatever follows a report is never run
-      return absl::OkStatus();
-    });
+    .SetShapeFn(ShapeOfInput<0>);  // whatever follows a report is never run
 
 class ReportIdsOp : public GuardedOp {
  public:

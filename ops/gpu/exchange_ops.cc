@@ -18,8 +18,6 @@
 namespace sok {
 namespace {
 
-using tensorflow::OpInputList;
-
 class GpuExchangeServeOp final : public ExchangeServeOp {
  public:
   using ExchangeServeOp::ExchangeServeOp;
@@ -227,19 +225,12 @@ class GpuExchangeCombineGradOp final : public PoolOp {
   using PoolOp::PoolOp;
 
   void Run(OpKernelContext* ctx) override {
-    OpInputList grads;
-    Check(ctx->input_list("grads", &grads));
-    const int64_t size = AnswerFloats(ctx->input(grads.size()));
+    const int64_t size = AnswerFloats(ctx->input(num_features()));
     const std::vector<PooledFeature> features = Features(ctx);
-    std::vector<const float*> from;
-    for (int f = 0; f < grads.size(); ++f) {
-      CheckShape(grads[f], {features[f].segments, features[f].dim}, "grads");
-      from.push_back(grads[f].flat<float>().data());
-    }
+    const std::vector<const float*> grads = Grads(ctx, features);
     float* packed = Output(ctx, 0, CheckedShape({size}))->flat<float>().data();
     TfDeviceScratch scratch(ctx);
-    CombineAnswersGrad(CudaOf(ctx), &scratch, features.data(), static_cast<int>(features.size()), from.data(), size,
-                       packed);
+    CombineAnswersGrad(CudaOf(ctx), &scratch, features.data(), num_features(), grads.data(), size, packed);
   }
 };
 SOK_GPU_KERNEL(Name("Sok>ExchangeCombineGrad").HostMemory("splits"), GpuExchangeCombineGradOp);

@@ -1,6 +1,5 @@
 // Many plain TensorFlow variables on a GPU at once: pooled where they lie, and the sums of what comes back.
 #include <algorithm>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -25,10 +24,9 @@ void CheckOnDevice(const Cuda& cuda, const Tensor& ids, int64_t num_rows, const 
   CheckIds(cuda, Int64(ids), ids.NumElements(), num_rows, Int64(row_splits), row_splits.NumElements(), first_bad);
 }
 
-// An op with the attributes of a pool, over variables or on what comes back for them.
-class PoolAttributesOp : public GuardedOp {
+class GpuPoolAttributesOp : public PoolAttributesOp {
  public:
-  explicit PoolAttributesOp(OpKernelConstruction* ctx) : GuardedOp(ctx) { of_ = std::make_unique<PoolAttributes>(ctx); }
+  using PoolAttributesOp::PoolAttributesOp;
 
  protected:
   int64_t DimOf(int f) const { return of_->dims[static_cast<size_t>(of_->variable_of[static_cast<size_t>(f)])]; }
@@ -45,16 +43,14 @@ class PoolAttributesOp : public GuardedOp {
                       return one_each;
                     });
   }
-
-  std::unique_ptr<PoolAttributes> of_;
 };
 
 // Nothing waits for the stream, so nothing is raised about values: an id that is no row reads as zeros, and so does a segment
 // whose splits make no sense. The gradient raises, which waits anyway.
 template <bool kByHandle>
-class GpuPoolOp final : public PoolAttributesOp {
+class GpuPoolOp final : public GpuPoolAttributesOp {
  public:
-  using PoolAttributesOp::PoolAttributesOp;
+  using GpuPoolAttributesOp::GpuPoolAttributesOp;
 
   void Run(OpKernelContext* ctx) override {
     const int m = of_->num_variables(), n = of_->num_features();
@@ -89,9 +85,9 @@ SOK_GPU_KERNEL(Name("Sok>VariablePool").HostMemory("handles"), GpuPoolOp<true>);
 SOK_GPU_KERNEL(Name("Sok>TensorPool"), GpuPoolOp<false>);
 
 // Waits for the stream once, to learn how many rows each variable's gradient has, and whether the input was fine.
-class GpuVariablePoolGradOp final : public PoolAttributesOp {
+class GpuVariablePoolGradOp final : public GpuPoolAttributesOp {
  public:
-  using PoolAttributesOp::PoolAttributesOp;
+  using GpuPoolAttributesOp::GpuPoolAttributesOp;
 
   void Run(OpKernelContext* ctx) override {
     const int m = of_->num_variables(), n = of_->num_features();
