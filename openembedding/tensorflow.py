@@ -64,6 +64,9 @@ def _by_all(name: str, model: Any, *arguments: Any) -> None:
         meeting.ask(f"openembedding.{name}", number, *arguments)
 
 
+_LAST = ("mask_zero", "input_length")  # of Keras 2's own arguments, after those that OpenEmbedding names
+
+
 class Embedding(sok.Embedding):
     """`sok.Embedding` with OpenEmbedding's arguments.
 
@@ -106,8 +109,12 @@ class Embedding(sok.Embedding):
             "embeddings_constraint": embeddings_constraint,
         }
         kwargs.update({name: term for name, term in terms.items() if term is not None})
+        if len(args) > len(_LAST):
+            most, given = 6 + len(_LAST), 6 + len(args)
+            raise TypeError(f"Embedding takes at most {most} arguments without a name. Received: {given}.")
+        kwargs.update(zip(_LAST, args, strict=False))
         kwargs.setdefault("sparse_as_dense_size", dense_size)
-        super().__init__(None if any_id else input_dim, output_dim, embeddings_initializer, *args, **kwargs)
+        super().__init__(None if any_id else input_dim, output_dim, embeddings_initializer, **kwargs)
 
 
 _told: list[str] = []  # ops that were named

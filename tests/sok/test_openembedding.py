@@ -28,6 +28,15 @@ def trained(made):
     return made.predict(IDS, verbose=0)
 
 
+def test_arguments_without_a_name_are_those_of_keras_2():
+    with pytest.warns(UserWarning, match="input_length"):
+        layer = embed.Embedding(100, 4, "ones", None, None, "non_neg", True, 2)
+    assert layer.mask_zero and layer.embeddings_regularizer is None and layer.embeddings_constraint is not None
+    assert layer.compute_mask(tf.constant([[0, 3]])).numpy().tolist() == [[False, True]]
+    with pytest.raises(TypeError, match=saying("at most 8 arguments", "Received: 9")):
+        embed.Embedding(100, 4, "ones", None, None, None, True, 2, 3)
+
+
 def test_the_lines_of_its_readme_train_save_and_load(tmp_path):
     made = embed.distributed_model(model())
     assert isinstance(made.get_layer("oe_rows"), sok.Embedding)
