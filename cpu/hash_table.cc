@@ -245,20 +245,24 @@ int64_t HashTable::Probes(uint64_t key) const {
   const Segment& s = SegmentOf(key);
   if (s.num_buckets == 0) return 1;
   int64_t probes = 1;
-  for (uint32_t b = Home(Hash(key), s.num_buckets); FindInBucket(s.buckets[b], key) < 0 && s.buckets[b].passed != 0;) {
-    ++probes;
+  const uint32_t home = Home(Hash(key), s.num_buckets);
+  for (uint32_t b = home; FindInBucket(s.buckets[b], key) < 0 && s.buckets[b].passed != 0; ++probes) {
     if (++b == s.num_buckets) b = 0;
+    if (b == home) break;
   }
   return probes;
 }
 
 uint32_t* HashTable::FindPlace(const Segment& s, uint64_t hash, uint64_t key) {
-  for (uint32_t b = Home(hash, s.num_buckets);;) {
+  const uint32_t home = Home(hash, s.num_buckets);
+  uint32_t b = home;
+  do {
     const int place = FindInBucket(s.buckets[b], key);
     if (place >= 0) return &s.buckets[b].rows[place];
     if (s.buckets[b].passed == 0) return nullptr;
     if (++b == s.num_buckets) b = 0;
-  }
+  } while (b != home);  // where keys were erased, each of few buckets may have been passed
+  return nullptr;
 }
 
 uint32_t* HashTable::Place(const Segment& s, uint64_t hash, uint64_t key, uint32_t row) {
@@ -295,8 +299,8 @@ uint32_t* HashTable::FindOrPlace(const Segment& s, uint64_t hash, uint64_t key, 
       }
     }
     full += to == nullptr;
-    ended = ended || bucket.passed == 0;
     if (++b == s.num_buckets) b = 0;
+    ended = ended || bucket.passed == 0 || b == home;
   }
   for (uint32_t b = home; full > 0; --full) {
     ++s.buckets[b].passed;

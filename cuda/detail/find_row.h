@@ -23,7 +23,9 @@ __device__ __forceinline__ ulonglong2 LoadPart(const DeviceBucket* bucket, int l
 // The row of key, or kNoRow; the same in all lanes. Nobody may write to the table meanwhile.
 __device__ __forceinline__ uint32_t FindRow(const BucketTile& tile, const HashTableView& table, uint64_t key) {
   if (table.num_buckets == 0) return kNoRow;
-  for (uint64_t b = HomeBucket(table, key);;) {
+  const uint64_t home = HomeBucket(table, key);
+  uint64_t b = home;
+  do {
     const ulonglong2 part = LoadPart(table.buckets + b, tile.lane);
     unsigned even = tile.Ballot(tile.lane < 5 && part.x == key);
     unsigned odd = tile.Ballot(tile.lane < 5 && part.y == key);
@@ -41,7 +43,8 @@ __device__ __forceinline__ uint32_t FindRow(const BucketTile& tile, const HashTa
     const uint32_t passed = static_cast<uint32_t>(tile.Shuffle(part.y, kBucketLanes - 1));
     if (passed == 0) return kNoRow;
     if (++b == table.num_buckets) b = 0;
-  }
+  } while (b != home);  // of few buckets, each may have been passed
+  return kNoRow;
 }
 
 }  // namespace sok

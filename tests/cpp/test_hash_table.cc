@@ -225,6 +225,26 @@ TEST(EndlessTurnoverDoesNotGrowTheTable) {
   CHECK(table.memory_bytes() <= 2 * bytes);
 }
 
+// Of a segment of few buckets, each may have been passed by a key that is still there: none says then that a key is not.
+TEST(AKeyThatIsNotThereIsNotSoughtForEver) {
+  std::mt19937_64 random(5);
+  uint64_t next = 0;
+  for (const size_t size : {5, 8, 12, 16, 30}) {
+    HashTable table(1000);
+    std::vector<uint64_t> keys(size);
+    uint32_t rows = 0;
+    for (uint64_t& key : keys) FindOrInsert(&table, key = ++next, rows++);
+    for (int turn = 0; turn < 20000; ++turn) {
+      uint64_t& key = keys[random() % size];
+      CHECK(table.Erase(key) != HashTable::kNoRow);
+      CHECK(FindOrInsert(&table, key = ++next, rows++).second);
+      CHECK_EQ(table.Find(~next), HashTable::kNoRow);
+      CHECK(table.Probes(~next) > 0);
+    }
+    CHECK_EQ(table.size(), static_cast<int64_t>(size));
+  }
+}
+
 TEST(TheOrderOfKeysRepeats) {
   std::vector<uint64_t> order[2];
   for (auto& keys : order) {

@@ -200,6 +200,30 @@ TEST(NineTenthsOfThePlacesAreUsed) {
   t.CheckAll();
 }
 
+// Where all buckets were passed by keys that are still there, none says that a key is not.
+TEST(AKeyThatIsNotThereIsNotSoughtForEver) {
+  Judged t(18);
+  t.table.Reserve(t.cuda, 18);
+  CHECK(t.table.view().num_buckets == 2);
+  std::mt19937_64 random(5);
+  Keys keys = Range(0, 18);
+  t.FindOrInsert(keys);
+  int all_passed = 0;
+  for (int round = 0; round < 200 && all_passed < 3; ++round) {
+    std::shuffle(keys.begin(), keys.end(), random);
+    t.Erase(Keys(keys.begin(), keys.begin() + 9));
+    const Keys come = Range(100 + 9 * static_cast<uint64_t>(round), 109 + 9 * static_cast<uint64_t>(round));
+    std::copy(come.begin(), come.end(), keys.begin());
+    t.CheckRows(come, t.FindOrInsert(come));
+    sok::DeviceBucket buckets[2];
+    SOK_CUDA(cudaMemcpy(buckets, t.table.view().buckets, sizeof(buckets), cudaMemcpyDeviceToHost));
+    all_passed += buckets[0].passed > 0 && buckets[1].passed > 0;
+    CHECK(t.Find({1, 2, 3, ~0ull}).back() == kNoRow);
+  }
+  CHECK_EQ(all_passed, 3);
+  t.CheckAll();
+}
+
 TEST(AFullTableStoresNothingAndNamesTheKey) {
   Judged t(5);
   t.FindOrInsert({1, 2, 3});

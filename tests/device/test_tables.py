@@ -271,6 +271,7 @@ def test_tables_take_their_memory_from_tensorflows_pool():
     def in_use():
         return tf.config.experimental.get_memory_info(GPU.strip("/"))["current"]
 
+    gc.collect()  # what tests before have left
     before = in_use()
     with tf.device(GPU):
         table = sok.EmbeddingVariable(64, 20000, name="pooled_memory")
