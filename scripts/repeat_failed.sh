@@ -11,7 +11,15 @@ trap 'rm -rf "$cache"' EXIT
 tests=("$PYTHON" -m pytest -o "cache_dir=$cache" "$@")
 "${tests[@]}" -n "$jobs" --dist loadgroup && exit
 [[ -f $cache/v/cache/lastfailed ]] || exit 1 # it did not get as far as a test
-"$PYTHON" -c 'import json, sys; print(*json.load(sys.stdin), sep="\n")' <"$cache/v/cache/lastfailed" >"$log"
+# pytest-xdist adds their groups to the names of tests, by which one process would not know them again.
+"$PYTHON" - "$cache/v/cache/lastfailed" >"$log" <<'END'
+import json, pathlib, re, sys
+
+path = pathlib.Path(sys.argv[1])
+failed = [re.sub(r"@[^\]]*$", "", name) for name in json.loads(path.read_text())]
+path.write_text(json.dumps(dict.fromkeys(failed, True)))
+print(*failed, sep="\n")
+END
 count=$(wc -l <"$log")
 echo "== $count test(s) failed, at most $most are repeated:"
 cat "$log"

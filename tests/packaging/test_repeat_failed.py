@@ -1,6 +1,7 @@
 """A repeat after a failure is counted and named, and too many are a failure."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -42,5 +43,7 @@ def test_repeats_are_counted(tmp_path, count, always, status, repeated):
     )
     assert done.returncode == status, done.stdout + done.stderr
     named = log.read_text().splitlines()
-    assert len(named) == repeated and all("test_unsteady" in line for line in named)
+    assert len(named) == repeated and all("test_unsteady" in line and "@" not in line for line in named)
+    if status == 0 and repeated:  # and nothing else ran again
+        assert re.search(rf"= {repeated} passed(, \d+ deselected)? in", done.stdout), done.stdout
     assert (f"{repeated} test(s) passed when they were repeated" in done.stdout) is (status == 0 and repeated > 0)
