@@ -121,7 +121,8 @@ def get_embedding_variable(
     Raises:
         ValueError: as `sok.EmbeddingVariable`; the scope reuses and has no such table, or does not reuse and has one;
             the table has another dim; another `value_dtype`; an argument that must be None.
-        NotImplementedError: `init_data_source`, `steps_to_live` or `ev_option` asks for what tables do not do.
+        NotImplementedError: `init_data_source` or `steps_to_live` asks for what tables do not do.
+        TypeError: `ev_option` is no EmbeddingVariableOption, which refuses by itself what tables do not do.
 
     Example:
         >>> with tf.Graph().as_default():
@@ -194,7 +195,7 @@ class EmbeddingVariableOption:
 
 def _check_option(ev_option: EmbeddingVariableOption | None) -> None:
     if ev_option is not None and not isinstance(ev_option, EmbeddingVariableOption):
-        raise NotImplementedError(f"`ev_option` must be None or an EmbeddingVariableOption. Received: {ev_option!r}.")
+        raise TypeError(f"`ev_option` must be None or an EmbeddingVariableOption. Received: {ev_option!r}.")
 
 
 def categorical_column_with_embedding(
@@ -219,7 +220,7 @@ def categorical_column_with_embedding(
 
     Raises:
         ValueError: ids that are no integers.
-        NotImplementedError: `ev_option` asks for what tables do not do.
+        TypeError: `ev_option` is no EmbeddingVariableOption.
 
     Example:
         >>> import sok

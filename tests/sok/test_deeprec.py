@@ -167,7 +167,7 @@ def test_embedding_variables_say_where_their_rows_lie_and_how_they_travel():
         ({"constraint": len}, ValueError, "`constraint` must be None"),
         ({"collections": "mine"}, ValueError, "`collections` .*'mine'"),
         ({"init_data_source": "path"}, NotImplementedError, "`init_data_source` must be None.*`assign`"),
-        ({"ev_option": object()}, NotImplementedError, "`ev_option` .*EmbeddingVariableOption"),
+        ({"ev_option": object()}, TypeError, "`ev_option` .*EmbeddingVariableOption"),
         ({"steps_to_live": 100}, NotImplementedError, "`steps_to_live` must be None.*`erase.keys.`.*Received: 100"),
     ],
 )
@@ -275,7 +275,7 @@ def test_columns_of_any_ids_need_a_table():
         sok.deeprec.categorical_column_with_embedding,
         lambda name, **o: sok.deeprec.get_embedding_variable(name, 2, **o),
     ):
-        with pytest.raises(NotImplementedError, match="`ev_option` .*EmbeddingVariableOption"):
+        with pytest.raises(TypeError, match="`ev_option` .*EmbeddingVariableOption"):
             make("item", ev_option=1)
     with pytest.raises(NotImplementedError, match="`filter_option` must be None.*`erase.keys.`.*Received: 1"):
         sok.deeprec.EmbeddingVariableOption(filter_option=1)
