@@ -110,17 +110,39 @@ class StockOps:
             return keys
         return _after(_checks(name, keys, row_splits, slot_num, max_nnz, max_feature_num), keys)
 
-    # Ordinary variables. `ids`: of each feature, and their row splits; `of`: names, variable_of, combiners, ...
+    # Ordinary variables.
 
-    def sok_variable_pool(self, handles: Sequence[tf.Tensor], *ids: Any, dims: Sequence[int], **of: Any) -> Any:
+    def sok_variable_pool(
+        self,
+        handles: Sequence[tf.Tensor],
+        ids: Sequence[tf.Tensor],
+        row_splits: Sequence[tf.Tensor],
+        names: Sequence[str],
+        num_rows: Sequence[int],
+        dims: Sequence[int],
+        variable_of: Sequence[int],
+        combiners: Sequence[str],
+    ) -> list[tf.Tensor]:
         def rows(v: int, of_feature: tf.Tensor) -> tf.Tensor:
             found = tf.raw_ops.ResourceGather(resource=handles[v], indices=of_feature, dtype=tf.float32)
             return tf.ensure_shape(found, [None, dims[v]])
 
-        return _pool(rows, *ids, **of)
+        return _pool(rows, ids, row_splits, names, variable_of, combiners)
 
-    def sok_tensor_pool(self, params: Sequence[tf.Tensor], *ids: Any, dims: Sequence[int], **of: Any) -> Any:
-        return _pool(lambda v, of_feature: tf.gather(params[v], of_feature), *ids, **of)
+    def sok_tensor_pool(
+        self,
+        params: Sequence[tf.Tensor],
+        ids: Sequence[tf.Tensor],
+        row_splits: Sequence[tf.Tensor],
+        names: Sequence[str],
+        num_rows: Sequence[int],
+        dims: Sequence[int],
+        variable_of: Sequence[int],
+        combiners: Sequence[str],
+    ) -> list[tf.Tensor]:
+        return _pool(
+            lambda v, of_feature: tf.gather(params[v], of_feature), ids, row_splits, names, variable_of, combiners
+        )
 
     def sok_combine(
         self, rows: tf.Tensor, index: tf.Tensor, row_splits: tf.Tensor, weights: tf.Tensor, combiner: str
@@ -195,7 +217,6 @@ def _pool(
     ids: Sequence[tf.Tensor],
     row_splits: Sequence[tf.Tensor],
     names: Sequence[str],
-    num_rows: Sequence[int],
     variable_of: Sequence[int],
     combiners: Sequence[str],
 ) -> list[tf.Tensor]:
