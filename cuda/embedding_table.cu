@@ -141,6 +141,11 @@ __global__ void KeepLastKernel(const uint32_t* leaders, int64_t n, RowNotes note
   }
 }
 
+__global__ void NoteKernel(const uint32_t* rows, int64_t n, RowNotes notes) {
+  for (int64_t i = GlobalThread(); i < n; i += GlobalThreads())
+    if (rows[i] != kNoRow) notes.Note(rows[i]);
+}
+
 }  // namespace
 
 // ---- the state
@@ -360,6 +365,17 @@ void DeviceTable::Weights(const Cuda& cuda, DeviceScratch* scratch, const int64_
   state_->RowsOfIds(cuda, row_ids, n, found);
   state_->Settle(cuda, scratch, found, n);
   GatherRecords(cuda, state_->rows.view(), found, n, 0, state_->config.dim, rows);
+}
+
+void DeviceTable::SetWeights(const Cuda& cuda, DeviceScratch* scratch, const int64_t* row_ids, int64_t n,
+                             const float* rows) {
+  state_->CheckCount(n);
+  const TableWriting writing(state_.get(), cuda);
+  uint32_t* found = scratch->Get<uint32_t>(n);
+  state_->RowsOfIds(cuda, row_ids, n, found);
+  state_->Settle(cuda, scratch, found, n);  // missed decay belongs to the old values
+  Launch(NoteKernel, GridOf(n), kThreads, 0, cuda, found, n, state_->changes.notes());
+  ScatterRecords(cuda, state_->rows.view(), found, n, 0, state_->config.dim, rows);
 }
 
 void DeviceTable::Reserve(const Cuda& cuda, int64_t n, bool rows) {

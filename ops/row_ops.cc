@@ -51,11 +51,6 @@ class RowOp : public GuardedOp {
   void WithTable(OpKernelContext* ctx, const Body& body) const {
     const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
     resource->CheckDim(dim_);
-    if (!resource->is_on_host()) {
-      throw InvalidArgument(resource->config().Label() +
-                            " is on a GPU, where rows have neither penalties nor constraints. Make it under "
-                            "tf.device('CPU:0').");
-    }
     const Tensor& row_ids = ctx->input(1);
     CheckRank(row_ids, 1, "row_ids");
     body(resource->table(), Int64(row_ids), row_ids.NumElements());
@@ -75,7 +70,7 @@ class TableGatherOp final : public RowOp {
     });
   }
 };
-SOK_HOST_KERNEL("Sok>TableGather", TableGatherOp, "handle", "row_ids", "rows");
+SOK_CPU_KERNEL("Sok>TableGather", TableGatherOp);
 
 class TableScatterOp final : public RowOp {
  public:
@@ -89,7 +84,7 @@ class TableScatterOp final : public RowOp {
     });
   }
 };
-SOK_HOST_KERNEL("Sok>TableScatter", TableScatterOp, "handle", "row_ids", "rows");
+SOK_CPU_KERNEL("Sok>TableScatter", TableScatterOp);
 
 }  // namespace
 }  // namespace sok

@@ -46,7 +46,6 @@ class TableResource : public tensorflow::ResourceBase {
   std::atomic<int64_t> ids{0};
 
   // For kernels of the CPU, and for those of a device. Both throw InvalidArgument where the table is elsewhere.
-  bool is_on_host() const { return host_ != nullptr; }
   EmbeddingTable& table() {
     if (host_ == nullptr) throw InvalidArgument(config().Label() + " is on a GPU, and this op runs on the CPU.");
     return *host_;

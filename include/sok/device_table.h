@@ -125,6 +125,9 @@ class DeviceTable {
   void Weights(const Cuda& cuda, DeviceScratch* scratch, const int64_t* row_ids, int64_t n, float* rows);
   void Slots(const Cuda& cuda, DeviceScratch* scratch, const std::string& slot_set, const int64_t* row_ids, int64_t n,
              float* slots);  // [n, slot_floats]
+  // What the weights of rows are to be, by distinct row ids; slots stay. Passes over row id -1 and rows erased since.
+  void SetWeights(const Cuda& cuda, DeviceScratch* scratch, const int64_t* row_ids, int64_t n,
+                  const float* rows);  // [n, dim]
   int64_t SlotFloats(const std::string& slot_set);
 
   // Room for n rows in all: up to there nothing grows, and nothing waits. With `rows` false for their keys only. Waits for

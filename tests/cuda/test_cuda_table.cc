@@ -194,6 +194,28 @@ TEST(EveryRuleTrainsAsOnTheCpu) {
   }
 }
 
+TEST(WeightsAreSetByRowIdAsOnTheCpu) {
+  for (const char* name : {"sgd", "adam"}) {  // of which one owes rows some decay
+    Twins t(Config(6, 400));
+    const Keys keys = {3, 5, 7, 9, 11};
+    const Answer answer = t.Check(keys, true);
+    t.Apply(RuleNamed(name, 1), "a", answer.row_ids, Random(keys.size() * 6, 1));
+    t.Apply(RuleNamed(name, 2), "a", {answer.row_ids[0]}, Random(6, 2));
+    t.Erase({5});
+    std::vector<int64_t> row_ids(answer.row_ids.begin() + 1, answer.row_ids.end());  // the first is gone by now
+    row_ids.push_back(-1);
+    const Floats rows = Random(row_ids.size() * 6, 3);
+    DeviceArray<int64_t> device_row_ids(row_ids);
+    DeviceArray<float> device_rows(rows);
+    t.scratch.Reset();
+    t.device.SetWeights(t.cuda, &t.scratch, device_row_ids, device_row_ids.size(), device_rows);
+    t.cpu.Scatter({t.executor}, row_ids.data(), static_cast<int64_t>(row_ids.size()), rows.data());
+    t.CheckAll("a", 1e-6f);
+    t.Apply(RuleNamed(name, 3), "a", answer.row_ids, Random(keys.size() * 6, 4));
+    t.CheckAll("a", 1e-5f);
+  }
+}
+
 TEST(ABadKeyIsHeardOfWithoutWaiting) {
   Twins t(Config(2, 10, false));
   t.device.ThrowIfBadIsKnown(t.cuda);  // nothing is

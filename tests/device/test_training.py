@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import sok
+from sok.base import _ops
 from sok.table import rules
 from tests.sok.rule_cases import CASES
 
@@ -101,3 +102,65 @@ def test_a_full_table_says_so_and_keeps_its_rows():
             sok.lookup.lookup.lookup_rows(table, tf.range(20, dtype=tf.int64))
         after = sok.lookup.lookup.lookup_rows(table, tf.range(8, dtype=tf.int64), training=False)
     np.testing.assert_array_equal(after, before)
+
+
+TERMS = {
+    "penalty": {"embeddings_regularizer": tf.keras.regularizers.L2(0.03)},
+    "penalty of many kinds": {"embeddings_regularizer": tf.keras.regularizers.L1L2(0.02, 0.03)},
+    "exact penalty": {"embeddings_regularizer": tf.keras.regularizers.L2(0.03), "regularize": "exact"},
+    "constraint": {"embeddings_constraint": tf.keras.constraints.MaxNorm(0.1, axis=1)},
+    "both": {
+        "embeddings_regularizer": tf.keras.regularizers.L2(0.03),
+        "embeddings_constraint": tf.keras.constraints.NonNeg(),
+    },
+}
+
+
+def train_with_terms(device, optimizer, **terms):
+    """Rows of all keys after some steps, of which each looks keys up twice and not all; the penalties that were told."""
+    with tf.device(device):
+        normal = tf.keras.initializers.RandomNormal(stddev=0.1, seed=3)
+        layer = sok.Embedding(40, 6, normal, sparse_as_dense_size=0, **terms)
+        layer.build([None, 3])
+        table = layer.embedding_variable
+        assert device.strip("/") in table.handle.device
+
+        @tf.function
+        def step(ids):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(layer(ids) ** 2)
+            optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+            return tf.add_n(layer.losses) if layer.losses else loss
+
+        rng = np.random.default_rng(2)
+        told = [float(step(tf.constant(rng.integers(0, 40, [5, 3])))) for _ in range(4)]
+        return told, layer.get_weights()[0]
+
+
+@pytest.mark.parametrize(
+    ("terms", "name"), [(terms, "SGD") for terms in TERMS] + [(terms, "Adam") for terms in TERMS if "exact" not in terms]
+)
+def test_penalties_and_constraints_act_as_on_the_cpu(terms, name):
+    (told, rows), (expected_told, expected) = (
+        train_with_terms(device, getattr(sok.optimizers, name)(0.1), **TERMS[terms]) for device in (GPU, "/CPU:0")
+    )
+    np.testing.assert_allclose(told, expected_told, rtol=1e-5)
+    np.testing.assert_allclose(rows, expected, rtol=1e-5, atol=1e-7)
+    _, free = train_with_terms(GPU, getattr(sok.optimizers, name)(0.1))
+    assert np.abs(rows - free).max() > 1e-3
+
+
+def test_rows_that_a_constraint_changed_belong_to_the_next_save(tmp_path):
+    lib = _ops.lib()
+    with tf.device(GPU):
+        table = sok.EmbeddingVariable(2, 10, name="noted", initializer="ones")
+        table.assign(tf.constant([1, 2, 3], tf.int64), tf.ones([3, 2]))
+        sok.save(tmp_path, table, incremental=True)
+        _, row_ids = lib.sok_table_lookup(table.handle, tf.constant([2, 9], tf.int64), False, dim=2)
+        lib.sok_table_scatter(table.handle, row_ids, tf.constant([[5.0, 6.0], [7.0, 8.0]]), dim=2)
+        np.testing.assert_array_equal(lib.sok_table_gather(table.handle, row_ids, dim=2), [[5, 6], [0, 0]])
+        sok.save(tmp_path, table, incremental=True)
+        table.assign(tf.constant([2], tf.int64), tf.zeros([1, 2]))
+        sok.restore(tmp_path, table)
+        keys, rows = table.export()
+    assert dict(zip(keys.numpy().tolist(), rows.numpy().tolist(), strict=True)) == {1: [1, 1], 2: [5, 6], 3: [1, 1]}
