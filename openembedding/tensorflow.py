@@ -17,6 +17,7 @@ from openembedding import flags, refused
 from sok.base import keras_calls
 from sok.base.types import KerasInitializer, KerasModel, PathLike, StockOptimizer
 from sok.checkpoint import store_files
+from sok.compat.formats import openembedding as its_files
 from sok.distributed import joining, tables
 from sok.job import context, meeting
 from sok.keras import conversion
@@ -223,6 +224,9 @@ def _save_rows(model: Any, path: str, include_optimizer: bool) -> None:
 
 
 def _load_rows(model: Any, path: str) -> None:
+    if its_files.is_checkpoint(path):  # of its own servers
+        sok.load_openembedding(path, model)
+        return
     has_slots = True
     with contextlib.suppress(FileNotFoundError), open(os.path.join(path, _META), encoding="utf-8") as file:
         has_slots = json.load(file)["include_optimizer"]

@@ -74,6 +74,7 @@ _PUBLIC = {
     "load": "sok.compat.formats.dump_load:load",
     "save_npy": "sok.compat.formats.numpy_files:save_npy",
     "load_npy": "sok.compat.formats.numpy_files:load_npy",
+    "load_openembedding": "sok.compat.formats.openembedding_load:load_openembedding",
     "CheckpointManager": "sok.checkpoint:CheckpointManager",
     "save_weights": "sok.checkpoint:save_weights",
     "load_weights": "sok.checkpoint:load_weights",

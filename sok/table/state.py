@@ -38,6 +38,7 @@ def restore_rows(
     slot_set: str | None = None,
     rule: str | None = None,
     slot_init: float | Iterable[float] = 0.0,
+    _second: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """Stores rows with the slots of one optimizer, making rows and slot set if they are missing.
 
@@ -94,7 +95,7 @@ def restore_rows(
             [variable.own_columns(p) if w == variable.dim else p for p, w in zip(parts, widths, strict=True)], 1
         )
     return _ops.lib().sok_table_restore(
-        variable.handle,
+        variable.handle if _second is None else _second,
         keys,
         variable.own_columns(values),
         slots,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,6 +29,7 @@ _MAX_DIM = 2**20
 _MAX_CAPACITY = 2**32 - 2  # row numbers are 32-bit words in the index, and two of them mean "no row"
 
 _by_handle: weakref.WeakValueDictionary[int, EmbeddingVariable] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
 
 
 def _lookup_rows(*_: Any, **__: Any) -> tf.Tensor:
@@ -146,6 +148,7 @@ class EmbeddingVariable(AsVariable):
                 # Not a global variable: initialisers, Savers and broadcasts of v1 would try to read it as a matrix.
                 tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES, self)
         _by_handle[id(self.handle)] = self
+        self.creation_number = next(_numbers)  # the tables of a program in the order in which they were made
         self.is_known_crowded = False  # one worker has far more rows than the others, and somebody said so
         self.row_terms: RowTerms | None = None  # what steps add to its rows, and let them be
         self.regularizer = None  # what Keras reads of any variable, to add a penalty of the matrix

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -111,9 +111,51 @@ class RangeColumn:
         return f"row {row}"
 
 
+class ChainedColumn:
+    """Arrays in files, one after another.
+
+    Args:
+        parts: in order; of equal dtypes and widths.
+        dtype, width: of them; None: [n].
+    """
+
+    def __init__(self, parts: Sequence[FileColumn], dtype: np.dtype, width: int | None = None) -> None:
+        self._parts, self._dtype = parts, dtype
+        self._starts = np.cumsum([0, *(part.shape[0] for part in parts)])
+        self._shape = (int(self._starts[-1]), *([] if width is None else [width]))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self._dtype
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        pieces = [np.zeros((0, *self._shape[1:]), self._dtype)]
+        for number in range(self.part_of(start), len(self._parts)):
+            first = int(self._starts[number])
+            if first >= stop:
+                break
+            part = self._parts[number]
+            pieces.append(part.read(max(start - first, 0), min(stop - first, part.shape[0])))
+        return np.concatenate(pieces)
+
+    def place(self, row: int) -> str:
+        number = self.part_of(row)
+        return self._parts[number].place(row - int(self._starts[number])) if self._parts else "no rows"
+
+    def part_of(self, row: int) -> int:
+        """Which part a row is in; of one behind the last, the last."""
+        return min(max(int(np.searchsorted(self._starts, row, "right")) - 1, 0), max(len(self._parts) - 1, 0))
+
+
 @dataclass(frozen=True)
 class StoredTable:
     """Keys, their rows, and slots of one optimizer: the i-th row of each column belongs to the i-th key.
+
+    Slots are as wide as rows, but for `scalars`, which are one number a row.
 
     Raises:
         FormatError: a dtype that no table has, or columns of different lengths or widths.
@@ -121,7 +163,8 @@ class StoredTable:
 
     keys: Column  # [n]
     rows: Column  # [n, D]
-    slots: Mapping[str, Column] = field(default_factory=dict)  # each [n, D]
+    slots: Mapping[str, Column] = field(default_factory=dict)  # each [n, D], of scalars [n, 1]
+    scalars: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if self.keys.dtype.name not in KEY_DTYPES or len(self.keys.shape) != 1:
@@ -129,13 +172,13 @@ class StoredTable:
                 f"{self.keys.place(0)}: keys must be [n] of {', '.join(KEY_DTYPES)}. "
                 f"Found: {list(self.keys.shape)} of {self.keys.dtype.name}."
             )
-        for column in (self.rows, *self.slots.values()):
+        for name, column in (("", self.rows), *self.slots.items()):
             if column.dtype.name not in ROW_DTYPES or len(column.shape) != 2 or column.shape[1] == 0:
                 raise FormatError(
                     f"{column.place(0)}: rows must be [n, D] of {', '.join(ROW_DTYPES)}. "
                     f"Found: {list(column.shape)} of {column.dtype.name}."
                 )
-            if column.shape != (self.num_rows, self.dim):
+            if column.shape != (self.num_rows, 1 if name in self.scalars else self.dim):
                 raise FormatError(
                     f"{column.place(0)}: holds {column.shape[0]} rows of {column.shape[1]}, but there are "
                     f"{self.num_rows} keys ({self.keys.place(0)}) and rows of {self.dim} ({self.rows.place(0)})."
