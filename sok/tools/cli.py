@@ -140,8 +140,12 @@ def build_parser() -> argparse.ArgumentParser:
         "not in order; then nothing was written.",
         epilog="example: sok convert v1:checkpoint/EmbeddingVariable npy:keys.npy,values.npy --dim 16",
     )
-    convert.add_argument("source", help="what to read: v1:DIRECTORY/NAME, v2:DIRECTORY/NAME or npy:KEYS.npy,VALUES.npy")
-    convert.add_argument("target", help="what to write, in the same words")
+    convert.add_argument(
+        "source",
+        help="what to read: v1:DIRECTORY/NAME, v2:DIRECTORY/NAME, npy:KEYS.npy,VALUES.npy or "
+        "openembedding:DIRECTORY/STORAGE",
+    )
+    convert.add_argument("target", help="what to write, in the same words; files of openembedding are read alone")
     convert.add_argument("--dim", type=int, help="length of a row; files of SOK v1 do not tell it")
     convert.add_argument(
         "--key-dtype",

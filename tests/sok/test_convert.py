@@ -10,6 +10,7 @@ import pytest
 
 from sok.compat.formats import columns
 from sok.tools import cli
+from tests.openembedding_files import Saved, adam_states, write
 
 KEYS = np.array([5, 3, 2**31], np.int64)
 ROWS = np.arange(6, dtype=np.float32).reshape(3, 2)
@@ -139,6 +140,7 @@ def test_it_needs_no_tensorflow_and_little_memory(files):
     program = """
 import resource, sys
 from sok.tools import cli
+from tests.openembedding_files import Saved, adam_states, write
 from sok.compat.formats import columns
 columns.READ_BYTES = 2**20
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -151,3 +153,25 @@ assert "tensorflow" not in sys.modules
     subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "PYTHONPATH": root}, timeout=60)
     written = np.fromfile("new/user_0-weight", "<f4", offset=296).reshape(n, dim)
     np.testing.assert_array_equal(written[:, 0], np.arange(n))
+
+
+def test_what_openembedding_saved_is_read(files, capsys):
+    rows = ROWS.astype("float64")
+    write("oe", [Saved(KEYS, rows, optimizer="adagrad", states=rows + 1), Saved(KEYS, ROWS)], 1)
+    write("adam", [Saved(KEYS, ROWS, optimizer="adam", states=adam_states(ROWS, ROWS, [1, 2, 3]))], 2)
+    for source in ("oe/0", "oe/1"):
+        assert cli.main(["convert", f"openembedding:{source}", "npy:a.npy,b.npy"]) == 0
+        assert np.load("a.npy").tolist() == KEYS.tolist() and np.load("b.npy").tolist() == ROWS.tolist()
+    assert "Slots accumulator were left out" in capsys.readouterr().out
+    assert cli.main(["convert", "openembedding:oe/0", "v2:new/user_0"]) == 0
+    assert (files / "new" / "user_0-Adagrad-accumulator").read_bytes()[296:] == (ROWS + 1).tobytes()
+    assert cli.main(["convert", "openembedding:adam/0", "v2:new/other_0"]) == 0
+    assert sorted(path.name for path in (files / "new").glob("other*")) == ["other_0-key", "other_0-weight"]
+    assert "Slots m, v, count were left out" in capsys.readouterr().out
+    for source, target, words in (
+        ("npy:k.npy,v.npy", "openembedding:oe/0", "files of openembedding are read, and not written"),
+        ("openembedding:oe/7", "npy:a.npy,b.npy", "has 0 variables in storage '7'. It has: variable 0 (storage 0)"),
+        ("openembedding:none/7", "npy:a.npy,b.npy", "none/model_meta: there is no such file"),
+    ):
+        assert cli.main(["convert", source, target]) == 1
+        assert words in capsys.readouterr().err

@@ -12,14 +12,16 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from sok.base.progress import on_stderr
-from sok.compat.formats import npy, v1, v2
+from sok.compat.formats import npy, openembedding, v1, v2
 from sok.compat.formats.columns import KEY_DTYPES, StoredTable
 from sok.compat.formats.destination import Destination, keys_for
 from sok.compat.formats.writing import TableWriter
+from sok.table import rules
 from sok.table.placement import row_wise
 
-# What keys may be in the files of each format.
-_KEYS_OF = {"v1": ("int64", "uint32"), "v2": KEY_DTYPES, "npy": KEY_DTYPES}
+# What keys may be in the files of each format that can be written.
+_KEYS_OF: dict[str, Sequence[str]] = {"v1": ("int64", "uint32"), "v2": KEY_DTYPES, "npy": KEY_DTYPES}
+_READ_ONLY = ("openembedding",)
 
 
 def convert(
@@ -41,6 +43,8 @@ def convert(
         FileNotFoundError, OSError: a file is missing, or cannot be read or written.
     """
     (reads, read_place), (writes, write_place) = _parts_of(source), _parts_of(target)
+    if writes in _READ_ONLY:
+        raise ValueError(f"{target}: files of {writes} are read, and not written.")
     stored, optimizer = _open(reads, read_place, dim, key_dtype)
     key_dtype = key_dtype or stored.keys.dtype.newbyteorder("=")
     if key_dtype.name not in _KEYS_OF[writes]:
@@ -48,7 +52,7 @@ def convert(
             f"{target}: keys must be {' or '.join(_KEYS_OF[writes])} there. In {source} they are {key_dtype.name}: "
             f"give --key-dtype {_KEYS_OF[writes][0]}."
         )
-    slots = tuple(stored.slots) if writes == "v2" else ()
+    slots = tuple(stored.slots) if writes == "v2" and optimizer else ()
     to = Destination("converted", stored.dim, key_dtype, stored.num_rows, None, 0, 1, row_wise())
     # All keys first: one that does not fit is found before anything is written.
     pieces = list(stored.pieces())
@@ -76,14 +80,15 @@ def _summary(stored: StoredTable, slots: Sequence[str], target: str) -> str:
     if slots:
         text += f", with slots {', '.join(slots)}"
     if lost:
-        text += f". Slots {', '.join(lost)} were left out: that format holds none"
+        text += f". Slots {', '.join(lost)} were left out: that format holds none of these"
     return text + "."
 
 
 def _parts_of(address: str) -> tuple[str, str]:
     name, colon, place = address.partition(":")
-    if not colon or name not in _KEYS_OF or not place:
-        raise ValueError(f"'{address}' must be FORMAT:PLACE, with FORMAT one of {', '.join(_KEYS_OF)}.")
+    formats = (*_KEYS_OF, *_READ_ONLY)
+    if not colon or name not in formats or not place:
+        raise ValueError(f"'{address}' must be FORMAT:PLACE, with FORMAT one of {', '.join(formats)}.")
     return name, place
 
 
@@ -92,6 +97,9 @@ def _open(kind: str, place: str, dim: int | None, key_dtype: np.dtype | None) ->
     if kind == "npy":
         return npy.open_table(*_npy_paths(place)), ""
     directory, name = _directory_and_name(place)
+    if kind == "openembedding":
+        stored, rule = openembedding.open_storage(directory, name)
+        return stored, rules.find(rule).dumped_as if rule else ""
     if kind == "v2":
         optimizer, slots = v2.find_slots(directory, name)
         return v2.open_table(directory, name, optimizer, slots), optimizer

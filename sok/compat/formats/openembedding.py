@@ -31,7 +31,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from sok.compat.formats.columns import ChainedColumn, FileColumn, FormatError, StoredTable, reading, size_of
-from sok.compat.formats.openembedding_states import STATES, slots_from
+from sok.compat.formats.openembedding_states import STATES, rule_of, slots_from
 
 META = "model_meta"
 VERSION = "0.2"
@@ -131,6 +131,24 @@ def open_variable(directory: str, variable: SavedVariable) -> OpenVariable:
         names = sorted(name for name in os.listdir(folder) if _FILE.fullmatch(name))
     shards = [shard for name in names for shard in _shards_in(os.path.join(folder, name), variable)]
     return OpenVariable(variable, _complete(folder, variable, shards))
+
+
+def open_storage(directory: str, storage: str) -> tuple[StoredTable, str]:
+    """The one variable of a storage, with all states of its optimizer, and our rule that has them; '': none.
+
+    Raises:
+        As `open_variable`; FormatError: there is no such storage, or it has several variables.
+    """
+    variables = read_meta(directory)
+    found = [variable for variable in variables if variable.storage == storage]
+    if len(found) != 1:
+        raise FormatError(
+            f"{os.path.join(directory, META)}: has {len(found)} variables in storage '{storage}'. It has: "
+            f"{'; '.join(map(str, variables)) or 'none'}."
+        )
+    opened = open_variable(directory, found[0])
+    rule = rule_of(opened.optimizer) if opened.has_state else None
+    return opened.table(rule), rule or ""
 
 
 @dataclass(frozen=True)

@@ -93,11 +93,12 @@ def load_openembedding(
             _Load(table, open_variable(path, variable), optimizer, slots)
             for variable, table in zip(variables, tables, strict=True)
         ]
-        _say_what_is_lost(path, loads)
         return [path, [str(v) for v in variables], [t.table_name for t in tables], [one.slot_set for one in loads]]
 
     transport, name = context.get_transport(), "sok/load_openembedding"
     check_equal(together(transport, f"{name}/plan", plan), "sok.load_openembedding: [path, variables, tables, slots]")
+    if context.rank() == 0:
+        _say_what_is_lost(path, loads)
 
     def load() -> None:
         rows = sum(one.num_rows for one in loads)
@@ -224,11 +225,11 @@ def _say_what_is_lost(path: str, loads: Sequence[_Load]) -> None:
         warnings.warn(
             f"{path}: of {one.saved.variable}{f' and {count - 1} others' * (count > 1)} rows are taken over, and no "
             f"optimizer states: {why}. It begins anew.",
-            stacklevel=2,
+            stacklevel=3,
         )
     wide = [one.saved.variable for one in loads if one.saved.variable.dtype == "float64"]
     if wide:
         warnings.warn(
             f"{path}: {wide[0]}{f' and {len(wide) - 1} others' * (len(wide) > 1)} become float32, which tables have.",
-            stacklevel=2,
+            stacklevel=3,
         )

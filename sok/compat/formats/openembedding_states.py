@@ -45,7 +45,8 @@ STATES = {
 }
 
 # By OpenEmbedding's optimizer, then by our rule: which of its states each of our slots holds. Lazy forms have the same.
-# A bias that is corrected by the optimizer's steps, and not by those of a row, is another state.
+# A bias that is corrected by the optimizer's steps, and not by those of a row, is another state. The last rule of each
+# keeps all of them.
 _SAME: dict[str, dict[str, dict[str, str]]] = {
     "sgd": {"sgd": {}, "momentum": {"momentum": "-moment"}},  # it is subtracted from weights there, and added here
     "adagrad": {"adagrad": {"accumulator": "accum"}},
@@ -64,6 +65,11 @@ def same_slots(optimizer: str, rule: str) -> dict[str, str] | None:
     """Of each slot of our rule what it is there; None: they are not the same states."""
     rules = _SAME.get(optimizer, {})
     return rules.get(rule, rules.get(rule.removeprefix("lazy_")))
+
+
+def rule_of(optimizer: str) -> str | None:
+    """The rule here that keeps all states of an optimizer there; None: there is none."""
+    return next(reversed(_SAME.get(optimizer, {})), None)
 
 
 def why_not(optimizer: str, hyper: Mapping[str, str], rule: str, options: Mapping[str, float]) -> str:
