@@ -45,10 +45,10 @@ else
   echo "-- shard, serving: skipped, there is no clang++ with libFuzzer (apt-get install clang libclang-rt-dev)"
 fi
 if "$PYTHON" -c 'import atheris' 2>/dev/null; then
-  for target in manifest v1 v2 npy; do
+  for target in manifest v1 v2 npy openembedding; do
     fuzz "$target" env PYTHONPATH=".${PYTHONPATH:+:$PYTHONPATH}" "$PYTHON" -m tests.fuzz.fuzz_readers "$target"
   done
 else
-  echo "-- manifest, v1, v2, npy: skipped, there is no atheris (pip install -r requirements/dev.txt)"
+  echo "-- manifest, v1, v2, npy, openembedding: skipped, there is no atheris (pip install -r requirements/dev.txt)"
 fi
 exit $failed

@@ -1,6 +1,6 @@
 """TARGET [options of libFuzzer] [corpus ...]: fuzzes one of the readers in Python, with Atheris.
 
-TARGET is manifest, v1, v2 or npy (tests/fuzz/readers.py).
+TARGET is manifest, v1, v2, npy or openembedding (tests/fuzz/readers.py).
 """
 
 import random

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from sok.checkpoint import manifest as manifests
-from sok.compat.formats import npy, v1, v2
+from sok.compat.formats import npy, openembedding, v1, v2
 from sok.compat.formats.columns import FormatError, StoredTable
 from sok.compat.formats.destination import Destination, TableFull, check_room, own_keys
 from sok.table.placement import row_wise
@@ -76,11 +76,18 @@ def check_npy(data: bytes) -> None:
     _check(files, lambda folder: npy.open_table(*(os.path.join(folder, name) for name in files)))
 
 
+def check_openembedding(data: bytes) -> None:
+    """A checkpoint of OpenEmbedding: two files of a storage, and what lies beside them."""
+    files = dict(zip(("0/model_0_0", "0/model_1_0", "model_meta"), parts(data, 3), strict=True))
+    _check(files, lambda folder: openembedding.open_storage(folder, "0")[0])
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "manifest": check_manifest,
     "v1": check_v1,
     "v2": check_v2,
     "npy": check_npy,
+    "openembedding": check_openembedding,
 }
 
 _in_memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
@@ -89,6 +96,7 @@ _in_memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
 def _check(files: dict[str, bytes], open_table: Callable[[str], StoredTable], dim: int | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="sok_fuzz_", dir=_in_memory) as folder:
         for name, data in files.items():
+            os.makedirs(os.path.dirname(os.path.join(folder, name)), exist_ok=True)
             with open(os.path.join(folder, name), "wb") as file:
                 file.write(data)
         try:
@@ -96,7 +104,7 @@ def _check(files: dict[str, bytes], open_table: Callable[[str], StoredTable], di
         except FormatError as error:
             assert folder in str(error), f"an error names the file: {error}"
             return
-        assert stored.num_rows * stored.keys.dtype.itemsize <= len(next(iter(files.values())))
+        assert stored.num_rows * stored.keys.dtype.itemsize <= sum(map(len, files.values()))
         assert dim is None or stored.dim == dim
         if stored.dim <= 1000:
             _check_table(stored, folder)
@@ -122,5 +130,10 @@ def _check_table(stored: StoredTable, folder: str) -> None:
             assert len(everything) == stored.num_rows == len(np.unique(everything))
             assert set(everything.tolist()) == set(stored.keys.read(0, stored.num_rows).tolist())
     for start, stop in stored.pieces():
-        for column in (stored.rows, *stored.slots.values()):
-            assert column.read(start, stop).shape == (stop - start, stored.dim)
+        for name, column in (("", stored.rows), *stored.slots.items()):
+            try:
+                found = column.read(start, stop)
+            except FormatError as error:
+                assert folder in str(error), f"an error names the file: {error}"
+                continue
+            assert found.shape == (stop - start, 1 if name in stored.scalars else stored.dim)

@@ -10,8 +10,10 @@ import tf_keras
 
 import sok
 from sok.job import meeting
+from sok.lookup.lookup import lookup_rows
 from tests.multiprocess.checks_convert import BATCH, DIM, ROWS, deep_fm, fit, samples
 from tests.multiprocess.training import shared_folder
+from tests.openembedding_files import Saved, adam_states, write
 
 
 def check_the_lines_of_openembedding_train_as_stock_under_horovod(world):
@@ -145,3 +147,77 @@ def check_what_horovod_averages_is_named_once(world):
         (words,) = told()
         assert "averages" in words and "op=hvd.Sum" in words
     assert told() == []
+
+
+KEYS = np.array([0, 1, 2, 7, 12, 2**40 + 1])
+
+
+def check_its_checkpoint_becomes_the_rows_of_each_worker(world, tmp_path_of_rank):
+    """Of three servers: rows and states where they belong, the step after that, and what is wrong on one worker."""
+    folder = shared_folder(tmp_path_of_rank) / "of_servers"
+    values = np.random.default_rng(3).uniform(0.1, 1.0, [6, 2, 7]).astype("float32")
+    rows, m, v, array, accum, g, h = np.moveaxis(values, 2, 0)
+    steps = np.arange(6)
+    if world.rank == 0:
+        any_key = Saved(KEYS, rows, optimizer="adam", states=adam_states(m, v, steps))
+        write(folder / "adam", [any_key, Saved(steps, array, vocabulary=9, optimizer="adam")], 3, 3, 1)
+        write(folder / "adagrad", [Saved(KEYS, rows, optimizer="adagrad", states=accum)], 4, 2, 2)
+    sok.barrier()
+    hashed = sok.EmbeddingVariable(dim=2, capacity=12, name="of_servers")
+    identity = sok.EmbeddingVariable(dim=2, capacity=9, name="of_an_array", hashed=False, num_keys=9)
+    optimizer = sok.optimizers.Adam(0.25, lazy=True, bias_correction="row")
+    sok.load_openembedding(folder / "adam", [hashed, identity], optimizer)
+    own = KEYS % world.size == world.rank
+    keys, found = (array.numpy() for array in hashed.export())
+    order = np.argsort(keys)
+    np.testing.assert_array_equal(keys[order], KEYS[own])
+    np.testing.assert_array_equal(found[order], rows[own])
+    expected = np.concatenate([m, v, steps[:, None]], 1)[own]
+    np.testing.assert_array_equal(hashed.slots(optimizer.slot_set)[1].numpy()[order], expected.astype("float32"))
+    np.testing.assert_array_equal(identity.sparse_read(steps), array)
+
+    def step(gradients, optimizer):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(lookup_rows(hashed, tf.constant(KEYS)) * gradients)
+        optimizer.apply_gradients([(tape.gradient(loss, hashed), hashed)])
+
+    step(g if world.rank == 0 else h, optimizer)
+    total = g + (world.size - 1) * h
+    powers = 0.9 ** (steps + 1)[:, None], 0.999 ** (steps + 1)[:, None]
+    rate = 0.25 * np.sqrt(1 - powers[1]) / (1 - powers[0])
+    new = rows - rate * (0.9 * m + 0.1 * total) / (np.sqrt(0.999 * v + 0.001 * total**2) + 1e-7)
+    np.testing.assert_allclose(hashed.sparse_read(KEYS), new, rtol=2e-5, atol=1e-6)
+
+    before = hashed.sparse_read(KEYS).numpy()
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        sok.load_openembedding(folder / ("nowhere" if world.rank == world.size - 1 else "adagrad"), hashed)
+    if world.size > 1:
+        with pytest.raises(ValueError, match="must be the same on all workers"):
+            sok.load_openembedding(folder / "adam", [hashed, identity], optimizer, slots=world.rank == 0)
+    np.testing.assert_array_equal(hashed.sparse_read(KEYS), before)
+
+    adagrad = sok.optimizers.Adagrad(0.25)
+    sok.load_openembedding(folder / "adagrad", hashed, adagrad)
+    step(g if world.rank == 0 else h, adagrad)
+    new = rows - 0.25 * total / np.sqrt(accum + total**2)
+    np.testing.assert_allclose(hashed.sparse_read(KEYS), new, rtol=2e-5, atol=1e-6)
+
+
+def check_rank_0_loads_its_checkpoint_alone(world, tmp_path_of_rank):
+    embed = pytest.importorskip("openembedding.tensorflow")
+    folder = shared_folder(tmp_path_of_rank)
+    ids, rows = np.arange(ROWS)[:, None], np.random.default_rng(1).normal(size=[ROWS, DIM]).astype("float32")
+    model = embed.distributed_model(model_of(keras, "alone_of_servers"))
+    model.compile(embed.distributed_optimizer(keras.optimizers.Adagrad(0.05)), "mse")
+    if world.rank == 0:
+        path = write(
+            folder / "of_servers_alone",
+            [Saved(ids[:, 0], rows, vocabulary=ROWS, optimizer="adagrad", states=rows**2)],
+            2,
+        )
+        embed.load_server_model(model, path)
+    model.predict(ids, verbose=0)
+    layer = model.get_layer("alone_of_servers")
+    np.testing.assert_array_equal(layer(tf.constant(ids))[:, 0], rows)
+    keys, accumulators, _ = layer.embedding_variable.slots(model.optimizer.embedding_optimizer.slot_set)
+    np.testing.assert_array_equal(accumulators, rows[keys] ** 2)
