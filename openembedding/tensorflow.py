@@ -13,13 +13,13 @@ from typing import Any
 import tensorflow as tf
 
 import sok
-from openembedding import flags, refused
+from openembedding import dense_weights, flags, refused
 from sok.base import keras_calls
 from sok.base.types import KerasInitializer, KerasModel, PathLike, StockOptimizer
 from sok.checkpoint import store_files
 from sok.compat.formats import openembedding as its_files
 from sok.distributed import joining, tables
-from sok.job import context, meeting
+from sok.job import agreement, context, meeting
 from sok.keras import conversion
 
 __all__ = [
@@ -244,6 +244,15 @@ def _save(model: Any, path: str, overwrite: bool, include_optimizer: bool) -> No
         _save_rows(model, os.path.join(path, _INSIDE, "rows"), True)
 
 
+def _load_its_weights(model: Any, path: str, rows: str) -> None:
+    """What OpenEmbedding's own `save_weights` or `save` has written; all of it, or nothing."""
+    name = "openembedding/load_weights"
+    values = agreement.done_by_all(context.get_transport(), name, lambda: dense_weights.read_for(model, path))
+    sok.load_openembedding(rows, model)
+    for variable, value in values:
+        variable.assign(value)
+
+
 def _save_weights(model: Any, path: str) -> None:
     if context.rank() == 0:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
@@ -254,6 +263,7 @@ _BY_ALL = {
     "save": _save,
     "save_weights": _save_weights,
     "load_weights": sok.load_weights,
+    "load_its_weights": _load_its_weights,
     "save_server_model": _save_rows,
     "load_server_model": _load_rows,
     "save_as_original_model": _export,
@@ -287,6 +297,11 @@ class _Saves:
         inside = os.path.join(os.path.dirname(os.fspath(filepath)), os.pardir, _INSIDE, "model.weights.h5")
         found = next((one for one in (path, inside) if os.path.exists(one)), None)
         if found is None:
+            theirs = (f"{os.fspath(filepath)}.openembedding/{_INSIDE}", os.path.dirname(inside))
+            rows = next((folder for folder in theirs if its_files.is_checkpoint(folder)), None)
+            if rows is not None:
+                _by_all("load_its_weights", self, os.fspath(filepath), rows)
+                return
             raise OSError(f"There are no weights in {path!r}, nor in {os.path.normpath(inside)!r}.")
         _by_all("load_weights", self, found)
 

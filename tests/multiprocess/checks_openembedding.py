@@ -2,6 +2,7 @@
 
 import warnings
 
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -209,14 +210,20 @@ def check_rank_0_loads_its_checkpoint_alone(world, tmp_path_of_rank):
     ids, rows = np.arange(ROWS)[:, None], np.random.default_rng(1).normal(size=[ROWS, DIM]).astype("float32")
     model = embed.distributed_model(model_of(keras, "alone_of_servers"))
     model.compile(embed.distributed_optimizer(keras.optimizers.Adagrad(0.05)), "mse")
+    stock = [weight for weight in model.weights if not isinstance(weight, sok.EmbeddingVariable)]
     if world.rank == 0:
-        path = write(
-            folder / "of_servers_alone",
-            [Saved(ids[:, 0], rows, vocabulary=ROWS, optimizer="adagrad", states=rows**2)],
-            2,
-        )
-        embed.load_server_model(model, path)
+        path = folder / "of_servers_alone.h5"
+        inside = f"{path}.openembedding/openembedding"
+        write(inside, [Saved(ids[:, 0], rows, vocabulary=ROWS, optimizer="adagrad", states=rows**2)], 2)
+        with h5py.File(path, "w") as file:  # as Keras 2 writes weights
+            group = file.create_group("dense")
+            for weight in stock:
+                group[f"{weight.path}:0"] = np.full(weight.shape, 0.5)
+            group.attrs["weight_names"] = [f"{weight.path}:0" for weight in stock]
+        embed.load_server_model(model, inside)
+        model.load_weights(str(path))
     model.predict(ids, verbose=0)
+    assert len(stock) == 2 and all((weight.numpy() == 0.5).all() for weight in stock)
     layer = model.get_layer("alone_of_servers")
     np.testing.assert_array_equal(layer(tf.constant(ids))[:, 0], rows)
     keys, accumulators, _ = layer.embedding_variable.slots(model.optimizer.embedding_optimizer.slot_set)

@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 import openembedding.tensorflow as embed
 import sok
@@ -245,7 +246,7 @@ def test_states_that_have_no_place_are_named_once_and_rows_are_kept(tmp_path):
         (sok.optimizers.Adagrad(0.1), "the state of its 'adam' is not that of 'adagrad' here"),
         (sok.optimizers.Adam(0.1), "the state of its 'adam' is not that of 'adam' here"),
     ):
-        with pytest.warns(UserWarning, match=saying("and 1 others rows are taken over", words)) as said:
+        with pytest.warns(UserWarning, match=saying("rows of variable 0 and 1 others are taken over", words)) as said:
             sok.load_openembedding(path, tables, optimizer)
         assert len(said) == 1
         assert [len(rows_of(table)) for table in tables] == [5, 5]
@@ -315,3 +316,78 @@ def test_it_works_when_executing_eagerly(tmp_path):
     path, table = write(tmp_path, [Saved(KEYS, numbers(5, 2))]), table_of("in_a_function")
     with pytest.raises(RuntimeError, match="outside of tf.function"):
         tf.function(lambda: sok.load_openembedding(path, table))()
+
+
+SOME = np.array([3, 11, 4, 99, 7])
+
+
+@pytest.fixture(scope="module")
+def saved_by_keras_2(tmp_path_factory):
+    """A model of OpenEmbedding as Keras 2 saves it: a table's layer has a weight of one row, and counts batches.
+
+    Gives what `load_weights` is called with, by form, and the weights of its other layers.
+    """
+    folder = tmp_path_factory.mktemp("keras_2")
+    ids = tf_keras.Input([1], dtype="int64")
+    fake = tf_keras.layers.Embedding(1, 2, name="of_two_rows")
+    rows = fake(ids)
+    fake.model_version = tf.Variable(7.1, dtype=tf.float64)
+    small = tf_keras.layers.Embedding(5, 2, name="of_two_small")(ids)
+    joined = tf_keras.layers.Flatten()(rows + small)
+    model = tf_keras.Model(ids, tf_keras.layers.Dense(1, name="of_two_top")(joined))
+    model.compile("adam", "mse")
+    model.fit(np.zeros([2, 1], "int64"), np.zeros([2, 1]), verbose=0)
+    model.save(folder / "model")
+    paths = {"saved_model": folder / "model" / "variables" / "variables"}
+    paths |= {"checkpoint": folder / "weights", "hdf5": folder / "weights.h5"}
+    for path in folder / "weights", folder / "weights.h5":
+        model.save_weights(str(path))
+    saved = Saved(SOME, numbers(5, 2), vocabulary=100, optimizer="adagrad", states=numbers(5, 2, 4))
+    for name in ("model", "weights.openembedding", "weights.h5.openembedding"):
+        write(folder / name / "openembedding", [saved])
+    return paths, {name: model.get_layer(f"of_two_{name}").get_weights() for name in ("small", "top")}
+
+
+def model_here(library, top="of_two_top", dim=2):
+    ids = library.Input([1], dtype="int64")
+    rows = library.layers.Embedding(100, 2, name="of_two_rows")(ids)
+    small = library.layers.Embedding(5, dim, name="of_two_small")(ids)
+    joined = library.layers.Flatten()(library.layers.Concatenate()([rows, small]) if dim > 2 else rows + small)
+    return embed.distributed_model(library.Model(ids, library.layers.Dense(1, name=top)(joined)))
+
+
+@pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras_3", "tf_keras"])
+@pytest.mark.parametrize("form", ["checkpoint", "hdf5", "saved_model"])
+def test_load_weights_finds_dense_weights_and_rows(saved_by_keras_2, form, library):
+    paths, dense = saved_by_keras_2
+    model = model_here(library)
+    model.compile(embed.distributed_optimizer(library.optimizers.Adagrad(RATE)), "mse")
+    model.load_weights(str(paths[form]))
+    table, optimizer = model.get_layer("of_two_rows").embedding_variable, model.optimizer.embedding_optimizer
+    assert rows_of(table) == dict(zip(SOME.tolist(), numbers(5, 2).tolist(), strict=True))
+    keys, accumulators, _ = (array.numpy() for array in table.slots(optimizer.slot_set))
+    np.testing.assert_array_equal(accumulators[np.argsort(keys)], numbers(5, 2, 4)[np.argsort(SOME)])
+    for name, expected in dense.items():
+        for found, weight in zip(model.get_layer(f"of_two_{name}").get_weights(), expected, strict=True):
+            np.testing.assert_array_equal(found, weight)
+
+
+@pytest.mark.parametrize("form", ["checkpoint", "hdf5"])
+def test_dense_weights_that_do_not_fit_leave_all_as_it_was(saved_by_keras_2, form, tmp_path):
+    path = str(saved_by_keras_2[0][form])
+    for model, words in (
+        (model_here(keras, top="another"), ("has no weight 'another/kernel'", "of_two_top/kernel", "rows alone")),
+        (model_here(keras, dim=3), ("'of_two_small/embeddings' is [5, 2] there, and [5, 3] here",)),
+    ):
+        table = model.get_layer("of_two_rows").embedding_variable
+        before = rows_of(table)
+        with pytest.raises(ValueError, match=saying(path, *words)):
+            model.load_weights(path)
+        assert rows_of(table) == before
+
+
+def test_rows_without_dense_weights_are_named(tmp_path):
+    write(tmp_path / "w.openembedding" / "openembedding", [Saved(SOME, numbers(5, 2), vocabulary=100)])
+    (tmp_path / "w").write_bytes(b"neither")
+    with pytest.raises(FileNotFoundError, match=saying("w.index", "rows alone")):
+        model_here(keras).load_weights(str(tmp_path / "w"))

@@ -219,17 +219,17 @@ def _check_fit(path: str, variables: Sequence[SavedVariable], tables: Sequence[E
 
 
 def _say_what_is_lost(path: str, loads: Sequence[_Load]) -> None:
-    lost = {one.lost: one for one in loads if one.lost}
-    for why, one in lost.items():
-        count = sum(other.lost == why for other in loads)
+    for why in dict.fromkeys(one.lost for one in loads if one.lost):
         warnings.warn(
-            f"{path}: of {one.saved.variable}{f' and {count - 1} others' * (count > 1)} rows are taken over, and no "
-            f"optimizer states: {why}. It begins anew.",
+            f"{path}: rows of {_named([other for other in loads if other.lost == why])} are taken over, states of the "
+            f"optimizer are not: {why}. It begins anew.",
             stacklevel=3,
         )
-    wide = [one.saved.variable for one in loads if one.saved.variable.dtype == "float64"]
+    wide = [one for one in loads if one.saved.variable.dtype == "float64"]
     if wide:
-        warnings.warn(
-            f"{path}: {wide[0]}{f' and {len(wide) - 1} others' * (len(wide) > 1)} become float32, which tables have.",
-            stacklevel=3,
-        )
+        warnings.warn(f"{path}: {_named(wide)} become float32, which tables have.", stacklevel=3)
+
+
+def _named(loads: Sequence[_Load]) -> str:
+    first = f"variable {loads[0].saved.variable.number}"
+    return first if len(loads) == 1 else f"{first} and {len(loads) - 1} others"
