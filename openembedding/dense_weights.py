@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import h5py
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
@@ -61,6 +60,8 @@ def _in_checkpoint(path: str) -> dict[str, Callable[[], np.ndarray]]:
 
 
 def _in_hdf5(path: str) -> dict[str, Callable[[], np.ndarray]]:
+    import h5py
+
     if not tf.io.gfile.exists(path) or not h5py.is_hdf5(path):
         raise FileNotFoundError(
             f"{path}: there is neither {path}.index, of a TensorFlow checkpoint, nor an HDF5 file of this name. "

@@ -197,6 +197,8 @@ def save_server_model(model: KerasModel, path: PathLike, include_optimizer: bool
 def load_server_model(model: KerasModel, path: PathLike) -> None:
     """Gives a model's tables the rows that `save_server_model` has written, on any number of workers, and what
     optimizers keep of them, if that was written: else they begin anew. As collective as `save_server_model`.
+
+    Also those that OpenEmbedding's own servers have written: see `sok.load_openembedding`.
     """
     _by_all("load_server_model", model, os.fspath(path))
 

@@ -177,12 +177,12 @@ def check_its_checkpoint_becomes_the_rows_of_each_worker(world, tmp_path_of_rank
     np.testing.assert_array_equal(hashed.slots(optimizer.slot_set)[1].numpy()[order], expected.astype("float32"))
     np.testing.assert_array_equal(identity.sparse_read(steps), array)
 
-    def step(gradients, optimizer):
+    def step(table, gradients, optimizer):
         with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(lookup_rows(hashed, tf.constant(KEYS)) * gradients)
-        optimizer.apply_gradients([(tape.gradient(loss, hashed), hashed)])
+            loss = tf.reduce_sum(lookup_rows(table, tf.constant(KEYS)) * gradients)
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
 
-    step(g if world.rank == 0 else h, optimizer)
+    step(hashed, g if world.rank == 0 else h, optimizer)
     total = g + (world.size - 1) * h
     powers = 0.9 ** (steps + 1)[:, None], 0.999 ** (steps + 1)[:, None]
     rate = 0.25 * np.sqrt(1 - powers[1]) / (1 - powers[0])
@@ -197,11 +197,14 @@ def check_its_checkpoint_becomes_the_rows_of_each_worker(world, tmp_path_of_rank
             sok.load_openembedding(folder / "adam", [hashed, identity], optimizer, slots=world.rank == 0)
     np.testing.assert_array_equal(hashed.sparse_read(KEYS), before)
 
-    adagrad = sok.optimizers.Adagrad(0.25)
-    sok.load_openembedding(folder / "adagrad", hashed, adagrad)
-    step(g if world.rank == 0 else h, adagrad)
-    new = rows - 0.25 * total / np.sqrt(accum + total**2)
-    np.testing.assert_allclose(hashed.sparse_read(KEYS), new, rtol=2e-5, atol=1e-6)
+    for number, placement in enumerate((sok.row_wise(), sok.column_wise(2), sok.data_parallel(), sok.table_wise(0))):
+        adagrad = sok.optimizers.Adagrad(0.25)
+        table = sok.EmbeddingVariable(dim=2, capacity=12, name=f"of_servers_{number}", placement=placement)
+        sok.load_openembedding(folder / "adagrad", table, adagrad)
+        np.testing.assert_array_equal(table.sparse_read(KEYS), rows)
+        step(table, g if world.rank == 0 else h, adagrad)
+        new = rows - 0.25 * total / np.sqrt(accum + total**2)
+        np.testing.assert_allclose(table.sparse_read(KEYS), new, rtol=2e-5, atol=1e-6)
 
 
 def check_rank_0_loads_its_checkpoint_alone(world, tmp_path_of_rank):

@@ -300,6 +300,11 @@ def test_what_is_found_while_rows_are_read_leaves_tables_as_they_were(tmp_path):
     optimizer = sok.optimizers.Adam(RATE, lazy=True, bias_correction="row")
     with pytest.raises(FormatError, match="powers of betas"):
         sok.load_openembedding(path, tables, optimizer)
+    wide = np.array([[1.0, 2.0], [1.0, 1e39]])
+    wide = write(tmp_path / "wide", [Saved(np.array([1, 2]), wide, optimizer="adagrad")], num_shards=1)
+    words = saying("model_0_0, byte", "holds [1.0, 1e+39], too much for float32")
+    with pytest.warns(UserWarning, match="become float32"), pytest.raises(FormatError, match=words):
+        sok.load_openembedding(wide, tables[:1])
     twice = write(tmp_path / "twice", [Saved(np.array([3, 5, 3]), numbers(3, 2))], num_shards=1)
     with pytest.raises(FormatError, match="hold key 3 more than once"):
         sok.load_openembedding(twice, tables[:1])

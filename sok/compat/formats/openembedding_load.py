@@ -12,11 +12,11 @@ import numpy as np
 import tensorflow as tf
 
 from sok.base import log
-from sok.base.errors import TableFull
+from sok.base.errors import FormatError, TableFull
 from sok.base.progress import on_stderr
 from sok.base.types import PathLike
 from sok.checkpoint.arguments import Optimizers, Tables, calls_for, optimizers_of, tables_of
-from sok.compat.formats.columns import StoredTable
+from sok.compat.formats.columns import Column, StoredTable
 from sok.compat.formats.destination import Destination, check_room, keys_for, own_keys
 from sok.compat.formats.openembedding import META, OpenVariable, SavedVariable, open_variable, read_meta
 from sok.compat.formats.openembedding_states import why_not
@@ -171,8 +171,15 @@ class _Load:
         keys = keys_for(stored, to, start, stop)
         mine = to.owns(keys)
 
-        def of(column: Any) -> np.ndarray:
-            return column.read(start, stop)[mine].astype(np.float32)
+        def of(column: Column) -> np.ndarray:
+            found = column.read(start, stop)
+            with np.errstate(over="ignore"):
+                narrow = found.astype(np.float32)
+            lost = np.isinf(narrow) & np.isfinite(found)
+            if lost.any():
+                row = int(np.argmax(lost.any(1)))
+                raise FormatError(f"{column.place(start + row)}: holds {found[row].tolist()}, too much for float32.")
+            return narrow[mine]
 
         rows = of(stored.rows)
         if optimizer is None:
