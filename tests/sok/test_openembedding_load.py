@@ -319,8 +319,12 @@ def test_what_is_found_while_rows_are_read_leaves_tables_as_they_were(tmp_path):
 
 def test_it_works_when_executing_eagerly(tmp_path):
     path, table = write(tmp_path, [Saved(KEYS, numbers(5, 2))]), table_of("in_a_function")
-    with pytest.raises(RuntimeError, match="outside of tf.function"):
+    with pytest.raises(RuntimeError, match="works when executing eagerly"):
         tf.function(lambda: sok.load_openembedding(path, table))()
+    with tf.Graph().as_default(), tf.compat.v1.Session().as_default():
+        of_graph = table_of("in_a_graph")
+        with pytest.raises(RuntimeError, match="works when executing eagerly"):
+            sok.load_openembedding(path, of_graph)
 
 
 SOME = np.array([3, 11, 4, 99, 7])

@@ -15,7 +15,8 @@ from sok.base import log
 from sok.base.errors import FormatError, TableFull
 from sok.base.progress import on_stderr
 from sok.base.types import PathLike
-from sok.checkpoint.arguments import Optimizers, Tables, calls_for, optimizers_of, tables_of
+from sok.checkpoint.arguments import Optimizers, Tables, optimizers_of, tables_of
+from sok.checkpoint.native import EagerCalls
 from sok.compat.formats.columns import Column, StoredTable
 from sok.compat.formats.destination import Destination, check_room, keys_for, own_keys
 from sok.compat.formats.openembedding import META, OpenVariable, SavedVariable, open_variable, read_meta
@@ -23,6 +24,7 @@ from sok.compat.formats.openembedding_states import why_not
 from sok.compat.formats.shard import destination
 from sok.job import context
 from sok.job.agreement import check_equal, together
+from sok.job.job import job_of
 from sok.optimizers import Optimizer
 from sok.table import rules
 from sok.table import state as table_state
@@ -85,7 +87,12 @@ def load_openembedding(
 
     def plan() -> list[Any]:
         tables = tables_in_order(variables_or_model)
-        calls_for(tables, None)
+        if not tf.executing_eagerly() or any(table._in_graph_mode for table in tables):
+            raise RuntimeError(
+                "sok.load_openembedding works when executing eagerly, not in a tf.function or a v1 graph. There "
+                "restore what sok.save has written of tables that were loaded eagerly."
+            )
+        job_of(tables)
         optimizer = _only(optimizers_of(optimizers, variables_or_model)) if slots else None
         variables = read_meta(path)
         _check_fit(path, variables, tables)
@@ -162,7 +169,7 @@ class _Load:
                 check_room(to, 0, len(mine))
             except TableFull as error:
                 raise tf.errors.ResourceExhaustedError(None, None, str(error)) from None
-        self.second = calls_for([self.table], None).second(self.table, len(mine))
+        self.second = EagerCalls().second(self.table, len(mine))
         for start, stop in stored.pieces():
             self._store(stored, to, optimizer, start, stop)
             shown.add(stop - start)
