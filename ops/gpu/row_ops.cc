@@ -29,10 +29,11 @@ class GpuTableGatherOp final : public GpuRowOp {
  public:
   using GpuRowOp::GpuRowOp;
   void Run(OpKernelContext* ctx) override {
-    WithTable(ctx, [&](DeviceTable& table, const Cuda& cuda, DeviceScratch* scratch, const int64_t* row_ids, int64_t n) {
-      Tensor* rows = Output(ctx, 0, TensorShape({n, dim_}));
-      table.Weights(cuda, scratch, row_ids, n, rows->flat<float>().data());
-    });
+    WithTable(ctx,
+              [&](DeviceTable& table, const Cuda& cuda, DeviceScratch* scratch, const int64_t* row_ids, int64_t n) {
+                Tensor* rows = Output(ctx, 0, TensorShape({n, dim_}));
+                table.Weights(cuda, scratch, row_ids, n, rows->flat<float>().data());
+              });
   }
 };
 SOK_GPU_KERNEL(Name("Sok>TableGather").HostMemory("handle"), GpuTableGatherOp);
@@ -41,11 +42,12 @@ class GpuTableScatterOp final : public GpuRowOp {
  public:
   using GpuRowOp::GpuRowOp;
   void Run(OpKernelContext* ctx) override {
-    WithTable(ctx, [&](DeviceTable& table, const Cuda& cuda, DeviceScratch* scratch, const int64_t* row_ids, int64_t n) {
-      const Tensor& rows = ctx->input(2);
-      CheckShape(rows, TensorShape({n, dim_}), "rows");
-      table.SetWeights(cuda, scratch, row_ids, n, rows.flat<float>().data());
-    });
+    WithTable(ctx,
+              [&](DeviceTable& table, const Cuda& cuda, DeviceScratch* scratch, const int64_t* row_ids, int64_t n) {
+                const Tensor& rows = ctx->input(2);
+                CheckShape(rows, TensorShape({n, dim_}), "rows");
+                table.SetWeights(cuda, scratch, row_ids, n, rows.flat<float>().data());
+              });
   }
 };
 SOK_GPU_KERNEL(Name("Sok>TableScatter").HostMemory("handle"), GpuTableScatterOp);

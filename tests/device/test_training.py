@@ -117,7 +117,7 @@ TERMS = {
 
 
 def train_with_terms(device, optimizer, **terms):
-    """Rows of all keys after some steps, of which each looks keys up twice and not all; the penalties that were told."""
+    """Rows of all keys after steps that look some keys up twice, and others not; the penalties that were told."""
     with tf.device(device):
         normal = tf.keras.initializers.RandomNormal(stddev=0.1, seed=3)
         layer = sok.Embedding(40, 6, normal, sparse_as_dense_size=0, **terms)
@@ -138,7 +138,8 @@ def train_with_terms(device, optimizer, **terms):
 
 
 @pytest.mark.parametrize(
-    ("terms", "name"), [(terms, "SGD") for terms in TERMS] + [(terms, "Adam") for terms in TERMS if "exact" not in terms]
+    ("terms", "name"),
+    [(terms, "SGD") for terms in TERMS] + [(terms, "Adam") for terms in TERMS if "exact" not in terms],
 )
 def test_penalties_and_constraints_act_as_on_the_cpu(terms, name):
     (told, rows), (expected_told, expected) = (
