@@ -33,6 +33,15 @@ class Here(threading.local):
         finally:
             self.values = before
 
+    @contextlib.contextmanager
+    def back_to(self, count: int) -> Iterator[None]:
+        """The body is inside of the first `count` values alone."""
+        before, self.values = self.values, self.values[:count]
+        try:
+            yield
+        finally:
+            self.values = before
+
 
 class Patch:
     """Attributes of others' classes and modules that are replaced as long as any thread needs it.

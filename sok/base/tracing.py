@@ -43,7 +43,7 @@ def collective_counts(reset: bool = False) -> dict[str, Any]:
 
 
 # The collectives of one lookup: sok/lookup/exchange.py.
-_LOOKUP = re.compile(r"sok/(?P<tables>.+)/(?P<what>keys|rows|grads)(/(?P<number>\d+))?")
+_LOOKUP = re.compile(r"sok/(?P<tables>.+?)(/ahead\d+)?/(?P<what>keys|rows|grads)(/(?P<number>\d+))?")
 
 
 class trace:

@@ -168,6 +168,8 @@ def shutdown() -> None:
     addresses of the first time.
     """
     global _job, enabled_strategy
+    if _job is not None:
+        _job.wait()  # without the lock: who is waited for may need it
     with _lock:
         if _job is not None:
             _job.end()

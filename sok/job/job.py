@@ -41,6 +41,7 @@ class Job:
     epoch: int = dataclasses.field(default_factory=_epochs.__next__, init=False)
     has_ended: bool = dataclasses.field(default=False, init=False)
     _endings: list[Callable[[], None]] = dataclasses.field(default_factory=list, init=False, repr=False)
+    _waits: list[Callable[[], None]] = dataclasses.field(default_factory=list, init=False, repr=False)
 
     @property
     def rank(self) -> int:
@@ -60,6 +61,15 @@ class Job:
     def to_attributes(self) -> dict[str, int]:
         """The attributes by which native ops know it."""
         return {"world_size": self.size, "rank": self.rank}
+
+    def wait(self) -> None:
+        """Waits for what goes on beside the program: peers have begun the same, and count on this worker."""
+        for wait in list(self._waits):
+            wait()
+
+    def at_wait(self, wait: Callable[[], None]) -> None:
+        """Has `wait()` called by `wait`, before the job ends."""
+        self._waits.append(wait)
 
     def end(self) -> None:
         """Ends it: its tables, and functions that were traced for it, are refused from now on."""

@@ -85,7 +85,7 @@ def grouped(call: Callable[[], _T]) -> _T:
                 "A model that is traced looks up its tables in another order each time that its `call` runs, so that "
                 "its lookups cannot become one: sok.distributed_model(model, one_exchange=False) leaves them alone."
             )
-        return lookup.look_up_parts(parts, training, names) if one.found is None else one.found
+        return lookup.lookup_parts(parts, training, names) if one.found is None else one.found
 
     _look_up_together(moved)
     with _met_in(graph, meet):
@@ -134,7 +134,7 @@ def _look_up_together(asked: Sequence[_Asked]) -> None:
                 if f.seen is not None:
                     f.seen(f.ids.keys, f.ids.row_splits)
             with tf.name_scope("lookups"):
-                found = iter(lookup.look_up_parts([features], insert)[0])
+                found = iter(lookup.lookup_parts([features], insert)[0])
             for one in members:
                 one.found = [[next(found) for _ in part] for part in one.parts]
 

@@ -22,6 +22,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tensorflow as tf
 
 from sok.base import _ops
@@ -35,9 +36,13 @@ if TYPE_CHECKING:
     from sok.job.transport.base import Transport
 
 
+# Of a message of keys (ops/exchange_op.h): where its status is, and which says that text follows the header.
+_HEADER_WORDS, _STATUS, _REFUSED = 7, 4, 10
+
+
 @dataclasses.dataclass
 class _Calls:
-    begun: int = 0  # lookups that this rank has begun, or built, or refused
+    begun: int = 0  # lookups that this rank has begun, built, refused, or finished if begun ahead
     number: int = 0  # of the next eager one, among those since the ranks last were in different calls
 
 
@@ -48,11 +53,22 @@ _calls: weakref.WeakKeyDictionary[Any, dict[str, _Calls]] = weakref.WeakKeyDicti
 
 
 @dataclasses.dataclass(frozen=True)
+class Ahead:
+    """As what keys travel whose lookup is finished later: nothing else in the job has messages of this name."""
+
+    name: str
+    number: tf.Tensor  # int64 []: of the batch; workers whose numbers differ raise as those in different calls do
+
+    def collective(self, group: Group) -> str:
+        return group.collective(f"{self.name}/keys")
+
+
+@dataclasses.dataclass(frozen=True)
 class Sent:
     """Keys that are with their owners: what this rank is asked, and where its own answers will lie."""
 
     group: Group
-    number: int  # among the eager calls; 0 inside a graph
+    number: int | tf.Tensor  # among the eager calls; 0 inside a graph; that of `Ahead`
     insert: tf.Tensor
     attributes: dict[str, Any]  # what the native ops are told of group and features
     words: tf.Tensor  # header and keys of each peer
@@ -68,13 +84,14 @@ class Sent:
         return self.attributes["exchange_dtype"]
 
 
-def send_keys(group: Group, features: Sequence[Feature], insert: tf.Tensor) -> Sent:
+def send_keys(group: Group, features: Sequence[Feature], insert: tf.Tensor, ahead: Ahead | None = None) -> Sent:
     """The first half of a lookup, which changes no table: keys go to their owners.
 
     Args:
         group: the tables of the features.
         features: whose ids are Csr.
         insert: whether keys without a row get one; bool, equal on all workers.
+        ahead: if other lookups may be finished before this one.
 
     Raises:
         ValueError: the tables are on several devices.
@@ -83,7 +100,7 @@ def send_keys(group: Group, features: Sequence[Feature], insert: tf.Tensor) -> S
     Collective: one. What is wrong with ids travels, and is raised by `fetch_rows`.
     """
     group.check_device()
-    number = _count_call(group)
+    number = _count_call(group) if ahead is None else ahead.number
     asked = _by_part(features)
     attributes = {
         "program": group.program,
@@ -107,7 +124,8 @@ def send_keys(group: Group, features: Sequence[Feature], insert: tf.Tensor) -> S
             **attributes,
         )
         with _counting_anew(group):
-            words, splits = group.transport.all_to_all(routed.words, routed.splits, group.collective("keys"))
+            name = group.collective("keys") if ahead is None else ahead.collective(group)
+            words, splits = group.transport.all_to_all(routed.words, routed.splits, name)
     places = (routed.index, routed.splits_home, routed.scales, routed.asked)
     return Sent(group, number, insert, attributes, words, splits, *places)
 
@@ -204,15 +222,41 @@ def _refuse(error: Exception, group: Group) -> None:
     if not tf.executing_eagerly():
         all_refuse(transport, f"{group.name}/refused", text)
         return
+    transport.all_to_all(*_refusal(group, number, text), group.collective("keys"))
+
+
+def _refusal(group: Group, number: int | tf.Tensor, text: str) -> tuple[tf.Tensor, tf.Tensor]:
     words, splits = _ops.lib().sok_exchange_refuse(
-        tf.constant(number, tf.int64),
+        tf.convert_to_tensor(number, tf.int64),
         True,
         Tword=group.word_dtype,
         program=group.program,
-        world_size=transport.size,
+        world_size=group.transport.size,
         text=text.encode(),
     )
-    transport.all_to_all(words, splits, group.collective("keys"))
+    return words, splits
+
+
+def refuse_ahead(group: Group, ahead: Ahead, text: str) -> list[tf.Tensor]:
+    """Takes part in `send_keys` of that name with nothing but bad news; gives what each rank has said [R] of words.
+
+    Peers raise it where they finish the lookup. Collective: one.
+    """
+    words, splits = group.transport.all_to_all(*_refusal(group, ahead.number, text), ahead.collective(group))
+    return [words, splits]
+
+
+def note_finished(group: Group) -> None:
+    """To be called where a lookup that was begun ahead is finished: should it raise, no peer waits to be told."""
+    calls = _calls_of(group)
+    with _lock:
+        calls.begun += 1
+
+
+def refused_text(words: np.ndarray) -> str | None:
+    """The text of a message of keys that is a refusal; None of any other."""
+    is_refusal = words.size >= _HEADER_WORDS and words[_STATUS] == _REFUSED
+    return bytes(words[_HEADER_WORDS:].astype(np.uint8)).decode(errors="replace") if is_refusal else None
 
 
 def _count_call(group: Group) -> int:

@@ -44,13 +44,14 @@ class Ticket:
     sent: exchange.Sent | None  # None: this worker asks no other
 
 
-def begin(features: Sequence[Feature], training: Training) -> Ticket:
+def begin(features: Sequence[Feature], training: Training, ahead: exchange.Ahead | None = None) -> Ticket:
     """Begins the lookup of features of tables whose ids are Csr, and changes no table.
 
-    Collective: one, on several workers. What is wrong with ids is raised by `finish`.
+    Collective: one, on several workers. What is wrong with ids is raised by `finish`. `ahead`: as what it travels, if
+    other lookups are finished between the two.
     """
     group, insert = Group.of(features), tf.convert_to_tensor(training, tf.bool)
-    sent = None if group.is_alone else exchange.send_keys(group, features, insert)
+    sent = None if group.is_alone else exchange.send_keys(group, features, insert, ahead)
     if _note is not None and sent is not None:
         _note(features, insert, sent)
     return Ticket(tuple(features), group, insert, sent)
@@ -85,7 +86,10 @@ _meeting = Here()
 def met_by(
     is_here: Callable[[], bool], meet: Callable[..., list[list[tf.Tensor]]]
 ) -> contextlib.AbstractContextManager[None]:
-    """Inside, `lookup_parts` is `meet(parts, training, names)` wherever `is_here()`: see `sok.lookup.cutting`."""
+    """Inside, `lookup_parts` is `meet(parts, training, names)` wherever `is_here()`: see `sok.lookup.cutting`.
+
+    What `meet` looks up itself is met by those around it.
+    """
     return _meeting.inside((is_here, meet))
 
 
@@ -114,40 +118,62 @@ def lookup_parts(
     and weights. If an output of a part contributes to the loss on one worker, one must on every worker: the gradient is
     a collective too.
     """
-    if _meeting.value is not None and _meeting.value[0]():
-        found: list[list[tf.Tensor]] = _meeting.value[1](parts, training, names)
-        return found
-    return look_up_parts(parts, training, names)
-
-
-def look_up_parts(
-    parts: Sequence[Sequence[Feature]], training: Training = True, names: Sequence[str] | None = None
-) -> list[list[tf.Tensor]]:
-    """`lookup_parts`, whoever meets it."""
+    for around, (is_here, meet) in reversed(list(enumerate(_meeting.values))):
+        if is_here():
+            with _meeting.back_to(around):
+                found: list[list[tf.Tensor]] = meet(parts, training, names)
+                return found
     scopes = [""] * len(parts)
     for i, name in enumerate(names or ()):
         with tf.name_scope(name) as scopes[i]:
             pass
-
-    def each(body: Callable[[Sequence[Feature]], Any], parts: Sequence[Sequence[Feature]]) -> list[Any]:
-        found = []
-        for part, scope in zip(parts, scopes, strict=True):
-            with tf.name_scope(scope) if scope else contextlib.nullcontext():
-                found.append(body(part))
-        return found
-
     # What is wrong in any part is told where peers wait: at the first exchange.
     waiting = next(filter(None, ([f.table for f in part if f.is_of_table] for part in parts)), ())
     with exchange.told_to_peers(*waiting):
         if waiting:
             strategies.refuse(f"A lookup in table '{waiting[0].table_name}'")
-        parts = _with_report(each(lambda part: [dataclasses.replace(f, ids=to_csr(f)) for f in part], parts))
-        of_tables = each(lambda part: _of_tables(part, training), parts)
-        # Their gradients need ids alone. Where the lookup of a table raises, they are not to be updated either.
-        done = [outputs[0] for outputs in of_tables if outputs]
-        of_variables = each(lambda part: _of_variables(part, done), parts)
+        asked = _each(lambda part: [dataclasses.replace(f, ids=to_csr(f)) for f in part], parts, scopes)
+        return _found(with_report(asked), lambda part: begin_part(part, training), scopes)
+
+
+def begin_part(part: Sequence[Feature], training: Training, ahead: exchange.Ahead | None = None) -> Ticket | None:
+    """`begin`, of those features of a part that are of tables; None: there are none."""
+    of_tables = [f for f in part if f.is_of_table]
+    return begin(of_tables, training, ahead) if of_tables else None
+
+
+def finish_parts(parts: Sequence[Sequence[Feature]], tickets: Sequence[Ticket | None]) -> list[list[tf.Tensor]]:
+    """What `lookup_parts` gives for parts that `begin_part` has begun: their ids are Csr."""
+    strategies.refuse("A lookup that was begun ahead")
+    waiting = iter(tickets)
+    return _found(parts, lambda _: next(waiting), [""] * len(parts))
+
+
+def _found(
+    parts: Sequence[Sequence[Feature]], ticket_of: Callable[[Sequence[Feature]], Ticket | None], scopes: Sequence[str]
+) -> list[list[tf.Tensor]]:
+    """Of each part what its tables give, one ticket after the other, and then its variables."""
+
+    def of_part(part: Sequence[Feature]) -> list[tf.Tensor]:
+        ticket = ticket_of(part)
+        return [] if ticket is None else finish(ticket)
+
+    of_tables = _each(of_part, parts, scopes)
+    # Their gradients need ids alone. Where the lookup of a table raises, they are not to be updated either.
+    done = [outputs[0] for outputs in of_tables if outputs]
+    of_variables = _each(lambda part: _of_variables(part, done), parts, scopes)
     both = zip(parts, map(iter, of_tables), map(iter, of_variables), strict=True)
     return [[next(tables if f.is_of_table else variables) for f in part] for part, tables, variables in both]
+
+
+def _each(
+    body: Callable[[Sequence[Feature]], Any], parts: Sequence[Sequence[Feature]], scopes: Sequence[str]
+) -> list[Any]:
+    found = []
+    for part, scope in zip(parts, scopes, strict=True):
+        with tf.name_scope(scope) if scope else contextlib.nullcontext():
+            found.append(body(part))
+    return found
 
 
 def look_up_apart(
@@ -206,7 +232,7 @@ def lookup_rows(
     return lookup_group([Feature(variable, ids, exact=exact)], training)[0]
 
 
-def _with_report(parts: list[list[Feature]]) -> list[list[Feature]]:
+def with_report(parts: list[list[Feature]]) -> list[list[Feature]]:
     """The features; on several workers, the first of a table says, too, what is wrong with ids of variables."""
     flat = [f for part in parts for f in part]
     variables = [f for f in flat if not f.is_of_table]
@@ -216,11 +242,6 @@ def _with_report(parts: list[list[Feature]]) -> list[list[Feature]]:
     splits = plain_variables.reported(first.ids.for_ops()[1], variables)
     told = dataclasses.replace(first, ids=dataclasses.replace(first.ids, row_splits=splits))
     return [[told if f is first else f for f in part] for part in parts]
-
-
-def _of_tables(part: Sequence[Feature], training: Any) -> list[tf.Tensor]:
-    features = [f for f in part if f.is_of_table]
-    return finish(begin(features, training)) if features else []
 
 
 def _of_variables(part: Sequence[Feature], after: list[tf.Tensor]) -> list[tf.Tensor]:

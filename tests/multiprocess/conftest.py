@@ -36,7 +36,7 @@ _ALL = (
 )
 _OF_RANKS = {
     1: _ALL,
-    2: (*_ALL, "calls", "refusals", "profile", "formats", "old_files", "matrix", "measuring", "words"),
+    2: (*_ALL, "calls", "refusals", "profile", "formats", "old_files", "matrix", "measuring", "words", "ahead"),
     3: (
         "job",
         "calls",

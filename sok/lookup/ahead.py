@@ -1,0 +1,203 @@
+"""Lookups whose keys travel ahead of their step: `sok.ahead`.
+
+What a function of the user's looks up for a batch is found once, by building it in a graph that nobody runs, as
+`sok.lookup.cutting` does. For each batch a thread then calculates the ids and begins the lookups (`lookup.begin`), some
+batches before their turn; in the step, inside `with ticket:`, they are finished (`lookup.finish`). So nothing but the
+time of `begin` differs from the synchronous lookup, and `begin` changes no table.
+
+On several workers all begin the same batches, be they used or not: batch i + depth when the program takes batch i,
+however fast the thread is. So a loop that all workers leave after the same batch leaves nobody waiting. A worker that
+has no such batch, or cannot begin it, says so in place of its keys.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok.lookup import exchange
+from sok.lookup.begun import ENDED, Plan, Ticket
+
+_MOST = 2**31 - 1  # a message's numbers are below it
+_BATCHES = 2**20  # of one iteration have numbers of their own
+
+_numbers = itertools.count()
+
+
+def ahead(dataset: Iterable[Any], lookup_fn: Callable[[Any], Any], depth: int = 1) -> Ahead:
+    """Gives the batches of `dataset`, each with a ticket: its lookups have begun up to `depth` batches before its turn.
+
+    While the program is in the step of a batch, a thread calculates the ids of the next ones and, on several workers,
+    sends their keys to the workers that own the rows. Rows are found, made, and sent home in the step itself. So every
+    result is that of the loop without `ahead`: outputs, tables, and what optimizers keep.
+
+        for batch, ticket in sok.ahead(dataset, lookup_fn, depth=2):
+            step(batch, ticket)  # inside: `with ticket: vectors = lookup_fn(batch)`
+
+    Inside `with ticket:` the lookups of `lookup_fn` are finished, in the order in which it makes them; what comes of
+    them is differentiable as ever. A ticket may be an argument of a `tf.function`, which is not traced anew for each.
+
+    Args:
+        dataset: a `tf.data.Dataset`, or another iterable of batches: tensors or arrays, or tuples and dicts of them.
+            It is read in a thread of its own. Each `iter()` of what `ahead` returns begins it anew.
+        lookup_fn: takes a batch, looks up, and returns anything: a model will do. It is built once in a graph that is
+            not run. A lookup whose ids depend on other rows, on variables or on other ops with a state, one whose
+            `training` is a tensor, and one in a loop, a branch or a function of its own is made in the step, as without
+            `ahead`; the logger `sok` names it once.
+        depth: how many batches at the most have begun before their turn, at least 1. Besides, one is in its step.
+
+    Returns:
+        An iterable of pairs (batch, ticket). Make it once, not once an epoch, and iterate over it as often as you like.
+
+    Raises:
+        TypeError, ValueError: of an argument; when the first batch is taken, of what `lookup_fn` refuses, or if it
+            looks up no table.
+        RuntimeError: inside a `tf.function` or a v1 graph; inside `with ticket:`, for another lookup than those of
+            `lookup_fn`.
+        What reading the data raises, at the turn of the batch; on the other workers `tf.errors.InvalidArgumentError`,
+            with its text, in the step of that batch. So it is where some workers have fewer batches than others: all
+            raise after the last that all have. What is wrong with ids is raised in the step of their batch, as without
+            `ahead`.
+
+    Collective where lookups are: all workers take as many batches, in step with each other, and leave a loop after the
+    same. Memory: ids and keys of `depth` + 1 batches.
+
+    Example:
+        >>> import sok
+        >>> table = sok.EmbeddingVariable(2, 100, name="ahead", initializer="ones")
+        >>> data = tf.data.Dataset.from_tensor_slices(tf.constant([[1, 2], [2, 3]], tf.int64))
+        >>> def embed(ids):
+        ...     return sok.group_embedding_lookup([table], [ids])[0]
+        >>> for ids, ticket in sok.ahead(data, embed, depth=2):
+        ...     with ticket:
+        ...         print(tf.reduce_sum(embed(ids)).numpy(), table.size().numpy())
+        4.0 2
+        4.0 3
+    """
+    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
+        raise ValueError(f"`depth` must be a whole number, at least 1. Received: {depth!r}.")
+    if not isinstance(dataset, Iterable):
+        raise TypeError(f"`dataset` must be a tf.data.Dataset or another iterable of batches. Received: {dataset!r}.")
+    if not callable(lookup_fn):
+        raise TypeError(f"`lookup_fn` must be a function of a batch. Received: {lookup_fn!r}.")
+    _refuse_graphs()
+    return Ahead(dataset, lookup_fn, depth)
+
+
+def _refuse_graphs() -> None:
+    if not tf.executing_eagerly():
+        raise RuntimeError(
+            "sok.ahead works where TensorFlow executes eagerly: its loop cannot be part of a tf.function or a v1 "
+            "graph. Make the step a tf.function, and give it batch and ticket."
+        )
+
+
+class Ahead:
+    """What `ahead` returns: iterate over it."""
+
+    def __init__(self, dataset: Iterable[Any], lookup_fn: Callable[[Any], Any], depth: int) -> None:
+        self._dataset, self._lookup_fn, self._depth = dataset, lookup_fn, depth
+        self._number = next(_numbers)
+        self._plan: Plan | None = None
+        self._iterations = 0
+        # One: begins have an order, which is the same on all workers.
+        self._thread = ThreadPoolExecutor(1, f"sok-ahead-{self._number}")
+
+    def __iter__(self) -> Iterator[tuple[Any, Ticket]]:
+        _refuse_graphs()
+        batches = iter(self._dataset)
+        if self._plan is None:
+            spec = getattr(self._dataset, "element_spec", None)
+            if spec is None:
+                first = next(batches, None)
+                if first is None:
+                    return
+                spec, batches = tf.nest.map_structure(_spec_of, first), itertools.chain([first], batches)
+            self._plan = Plan(spec, self._lookup_fn, self._number)
+            _wait_at_end(self._plan, self._thread)
+        plan, source = self._plan, _Source(batches)
+        self._iterations += 1
+        numbers = itertools.count(self._iterations * _BATCHES)
+        begun: collections.deque[Future[Any]] = collections.deque()
+        while True:
+            while len(begun) <= self._depth:
+                begun.append(self._thread.submit(source.begin, plan, next(numbers) % _MOST))
+            found = begun.popleft().result()
+            if found is None:
+                return
+            batch, tensors = found
+            del found
+            yield batch, Ticket(plan, tensors)
+            del batch, tensors
+
+
+def _wait_at_end(plan: Plan, thread: ThreadPoolExecutor) -> None:
+    held = weakref.ref(thread)
+
+    def wait() -> None:
+        running = held()
+        if running is not None:
+            running.submit(lambda: None).result()
+
+    if plan.job is not None:
+        plan.job.at_wait(wait)
+
+
+def _spec_of(value: Any) -> tf.TypeSpec:
+    """Of the batches of which `value` is one: they may have other numbers of samples."""
+    if isinstance(value, tf.RaggedTensor):
+        spec = tf.type_spec_from_value(value)
+        shape = [None] * spec.shape.rank
+        return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
+    if isinstance(value, tf.SparseTensor):
+        return tf.SparseTensorSpec([None] * value.shape.rank, value.dtype)
+    if isinstance(value, (tf.Tensor, np.ndarray, np.generic)):
+        return tf.TensorSpec([None, *value.shape[1:]] if len(value.shape) else [], value.dtype)
+    raise TypeError(
+        "The batches of `dataset` must be tensors or arrays, or tuples, lists and dicts of them. "
+        f"Received: one with {type(value).__name__} {value!r}."
+    )
+
+
+class _Source:
+    """The batches of one iteration, in the thread that begins them."""
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self._batches = batches
+        self._is_over = False  # on all workers
+
+    def begin(self, plan: Plan, number: int) -> tuple[Any, list[tf.Tensor]] | None:
+        """The next batch, and the tensors of its ticket; None: there is none, on any worker."""
+        if self._is_over:
+            return None
+        try:
+            batch = next(self._batches, self)
+            ids = None if batch is self else plan.ids(batch)
+        except Exception as error:  # whatever it is, peers have begun this batch
+            plan.refuse(number, f"{type(error).__name__}: {error}")
+            raise
+        if ids is not None:
+            return batch, [*ids, *plan.send(number, ids)]
+        self._check_ends(plan.refuse(number, ENDED))
+        self._is_over = True
+        return None
+
+    @staticmethod
+    def _check_ends(said: list[np.ndarray]) -> None:
+        """Raises unless the data of all workers end here. `said`: what each has said instead of keys, or its keys."""
+        for rank, words in enumerate(said):
+            text = exchange.refused_text(words)
+            if text is None:
+                raise ValueError(
+                    f"This worker's data have ended, and rank {rank} has another batch. Give all workers as many "
+                    "batches (sok.data.batches)."
+                )
+            if text != ENDED:
+                raise tf.errors.InvalidArgumentError(None, None, f"rank {rank}: {text}")

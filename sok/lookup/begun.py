@@ -1,0 +1,399 @@
+"""What `sok.ahead` begins for a batch: found once, begun by functions of it, finished in its step by a ticket."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok.base import graph_ops, log
+from sok.base.autograph import converting
+from sok.base.types import Training
+from sok.job import context
+from sok.job.job import job_of
+from sok.lookup import exchange, lookup
+from sok.lookup.feature import Csr, Feature, Group
+from sok.lookup.inputs import to_csr
+
+ENDED = "its data have ended before those of others. Give all workers as many batches (sok.data.batches)."
+
+_plans: weakref.WeakValueDictionary[int, Plan] = weakref.WeakValueDictionary()  # tickets and their specs keep them
+_named: set[str] = set()  # tables of lookups that are not made ahead, as far as that was said
+
+
+@dataclasses.dataclass
+class Asked:
+    """One call of `lookup_parts` by `lookup_fn`."""
+
+    parts: list[list[Feature]]  # their ids are Csr, of the graph that nobody runs
+    insert: bool | None
+    why_not: str = ""  # it stays in its step; empty: it goes ahead
+
+    @property
+    def features(self) -> list[Feature]:
+        return [f for part in self.parts for f in part]
+
+    @property
+    def kinds(self) -> list[Any]:
+        return [kind_of(f) for f in self.features]
+
+
+def kind_of(f: Feature) -> tuple[Any, ...]:
+    return id(f.table), f.combiner, f.dtype, f.slot_num
+
+
+class Plan:
+    """What is looked up for a batch, and the functions that begin it."""
+
+    def __init__(self, spec: object, lookup_fn: Callable[[Any], Any], number: int) -> None:
+        self.number, self.name = number, f"ahead{number}"
+        _plans[number] = self
+        self._leaves = tf.nest.flatten(spec, expand_composites=True)
+        scratch = _ask(spec, self._leaves, lookup_fn)
+        self.asked, self.nested = scratch.asked, scratch.nested
+        if not any(f.is_of_table for one in [*self.asked, *self.nested] for f in one.features):
+            raise ValueError("`lookup_fn` of sok.ahead looks up no table, so there is nothing to begin ahead.")
+        self._ids = self._make_ids(scratch)
+        self.ahead = [one for one in self.asked if not one.why_not]
+        self._tell_what_stays()
+        self.job = (
+            job_of([f.table for one in self.ahead for f in one.features if f.is_of_table]) if self.ahead else None
+        )
+        self._is_alone = self.job is None or self.job.size == 1
+        self._begun: list[list[lookup.Ticket | None]] = []  # by call and part, as `_send` is traced
+        specs = [tf.TensorSpec(t.shape, t.dtype) for t in self._ids.outputs]
+        number_spec = tf.TensorSpec([], tf.int64)
+        self._send = tf.function(self._begin, autograph=False).get_concrete_function(number_spec, *specs)
+        self.specs = [*specs, *(tf.TensorSpec(t.shape, t.dtype) for t in self._send.outputs)]
+        self.is_told_unused = False
+        self._refuse_at_end = None if self._is_alone else self._refusal(ENDED)
+
+    def ids(self, batch: object) -> list[tf.Tensor]:
+        """What the lookups of a batch need of it."""
+        return self._ids(*map(tf.convert_to_tensor, tf.nest.flatten(batch, expand_composites=True)))
+
+    def send(self, number: int, ids: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Begins the lookups of a batch."""
+        return self._send(tf.constant(number, tf.int64), *ids)
+
+    def refuse(self, number: int, text: str) -> list[np.ndarray]:
+        """Begins a batch that this worker has not; gives what each worker says in its place, or its keys."""
+        if self._is_alone:
+            return []
+        refuse = self._refuse_at_end if text == ENDED and self._refuse_at_end else self._refusal(text)
+        words, splits = (tensor.numpy() for tensor in refuse(tf.constant(number, tf.int64))[:2])
+        return np.split(words, np.cumsum(splits)[:-1])
+
+    def begun(self, tensors: Sequence[tf.Tensor]) -> list[tuple[Asked, list[lookup.Ticket | None]]]:
+        """The lookups that have begun, of the tensors of a ticket: their features, and a ticket of each part."""
+        ids, sent = iter(tensors), iter(tensors[len(self._ids.outputs) :])
+        found = []
+        for one, tickets in zip(self.ahead, self._begun, strict=True):
+            parts = [[dataclasses.replace(f, ids=_filled(f.ids, ids)) for f in part] for part in one.parts]
+            asked = dataclasses.replace(one, parts=parts)
+            found.append((asked, [_with_tensors(t, one.insert, p, sent) for t, p in zip(tickets, parts, strict=True)]))
+        return found
+
+    def _make_ids(self, scratch: _Scratch) -> Any:
+        """A function of the tensors of a batch that gives all ids; says which lookups go ahead."""
+
+        def ids(*leaves: tf.Tensor) -> list[tf.Tensor]:
+            given = dict(zip((leaf.ref() for leaf in scratch.leaves), leaves, strict=True))
+            # What is read of a resource may have changed when the batch has its turn.
+            constants = {i.ref(): o for o, i in scratch.graph.captures if o.dtype not in (tf.resource, tf.variant)}
+            copy = graph_ops.Copy(given | constants, scratch.graph)
+            found: list[tf.Tensor] = []
+            for one in self.asked:
+                tensors = [tensor for f in one.features for tensor in _tensors_of(f.ids)]
+                if not any(f.is_of_table for f in one.features):
+                    one.why_not = "it is of ordinary variables"
+                elif one.insert is None:
+                    one.why_not = "its `training` is a tensor"
+                elif not all(copy.is_pure(tensor) for tensor in tensors):
+                    one.why_not = "its ids come from other rows, from a variable, or from another op with a state"
+                else:
+                    found += [tf.identity(copy.tensor(tensor)) for tensor in tensors]
+            return found
+
+        return tf.function(ids, autograph=False).get_concrete_function(
+            *(tf.TensorSpec(leaf.shape, leaf.dtype) for leaf in self._leaves)
+        )
+
+    def _begin(self, number: tf.Tensor, *ids: tf.Tensor) -> list[tf.Tensor]:
+        given = iter(ids)
+        self._begun = []
+        for one in self.ahead:
+            parts = [[dataclasses.replace(f, ids=_filled(f.ids, given)) for f in part] for part in one.parts]
+            as_ahead = exchange.Ahead(self.name, number)
+            tickets = [lookup.begin_part(part, one.insert, as_ahead) for part in lookup.with_report(parts)]
+            self._begun.append(tickets)
+        return [t for tickets in self._begun for ticket in tickets if ticket is not None for t in _sent_of(ticket)]
+
+    def _refusal(self, text: str) -> Any:
+        def refuse(number: tf.Tensor) -> list[tf.Tensor]:
+            as_ahead = exchange.Ahead(self.name, number)
+            groups = [ticket.group for tickets in self._begun for ticket in tickets if ticket is not None]
+            return [said for group in groups for said in exchange.refuse_ahead(group, as_ahead, text)]
+
+        return tf.function(refuse, autograph=False).get_concrete_function(tf.TensorSpec([], tf.int64))
+
+    def _tell_what_stays(self) -> None:
+        if context.rank() != 0:
+            return
+        for one in self.nested:
+            one.why_not = "it lies in a loop, a branch or a function of its own"
+        for one in [*self.asked, *self.nested]:
+            tables = [f.name for f in one.features if f.is_of_table]
+            if one.why_not and tables and tables[0] not in _named:
+                _named.add(tables[0])
+                log.logger.warning(
+                    "sok.ahead: the lookup of table '%s' is made in its step, not ahead of it: %s.",
+                    tables[0],
+                    one.why_not,
+                )
+
+
+@dataclasses.dataclass
+class _Scratch:
+    graph: Any
+    leaves: list[tf.Tensor]
+    asked: list[Asked]
+    nested: list[Asked]  # in loops, branches and functions
+
+
+def _ask(spec: Any, leaves: Sequence[tf.TensorSpec], lookup_fn: Callable[[Any], Any]) -> _Scratch:
+    """What `lookup_fn` looks up, built in a graph that nobody runs."""
+    made: list[_Scratch] = []
+
+    def build(*leaves: tf.Tensor) -> None:
+        scratch = _Scratch(tf.compat.v1.get_default_graph(), list(leaves), [], [])
+        made.append(scratch)
+
+        def is_here() -> bool:
+            graph = tf.compat.v1.get_default_graph()
+            while graph is not None and graph is not scratch.graph:
+                graph = getattr(graph, "outer_graph", None)
+            return graph is not None
+
+        def meet(parts: Sequence[Sequence[Feature]], training: Any, _: Any) -> list[list[tf.Tensor]]:
+            one, found = lookup.look_up_apart(parts, training)
+            insert = tf.get_static_value(tf.convert_to_tensor(training, tf.bool))
+            is_nested = tf.compat.v1.get_default_graph() is not scratch.graph
+            list_of = scratch.nested if is_nested else scratch.asked
+            list_of.append(Asked(one, None if insert is None else bool(insert)))
+            return found
+
+        with lookup.met_by(is_here, meet):
+            converting(lookup_fn)(tf.nest.pack_sequence_as(spec, leaves, expand_composites=True))
+
+    tf.function(build).get_concrete_function(*(tf.TensorSpec(leaf.shape, leaf.dtype) for leaf in leaves))
+    return made[-1]
+
+
+def _tensors_of(ids: Csr) -> list[tf.Tensor]:
+    return [tensor for tensor in (ids.keys, ids.row_splits, ids.weights) if tensor is not None]
+
+
+def _filled(ids: Csr, tensors: Iterator[tf.Tensor]) -> Csr:
+    """The same with the next of the tensors, as `_tensors_of` gives them."""
+    names = ("keys", "row_splits", "weights")
+    return dataclasses.replace(ids, **{n: next(tensors) for n in names if getattr(ids, n) is not None})
+
+
+_OF_ONE = ("words", "splits", "asked")
+_OF_FEATURES = ("index", "row_splits", "scales")
+
+
+def _sent_of(ticket: lookup.Ticket) -> list[tf.Tensor]:
+    if ticket.sent is None:
+        return []
+    lists = [tensor for name in _OF_FEATURES for tensor in getattr(ticket.sent, name)]
+    return [ticket.sent.number, *(getattr(ticket.sent, name) for name in _OF_ONE), *lists]
+
+
+def _with_tensors(
+    ticket: lookup.Ticket | None, insert: Any, part: Sequence[Feature], tensors: Iterator[tf.Tensor]
+) -> lookup.Ticket | None:
+    """A ticket of the same lookup, of another batch: `part` has its ids, the next of `tensors` what was sent."""
+    if ticket is None:
+        return None
+    sent, is_insert = ticket.sent, tf.constant(insert)
+    if sent is not None:
+        new: dict[str, Any] = {name: next(tensors) for name in ("number", *_OF_ONE)}
+        new |= {name: [next(tensors) for _ in getattr(sent, name)] for name in _OF_FEATURES}
+        sent = dataclasses.replace(sent, insert=is_insert, **new)
+    return lookup.Ticket(tuple(f for f in part if f.is_of_table), ticket.group, is_insert, sent)
+
+
+class TicketSpec(tf.TypeSpec):
+    """By which a `tf.function` knows that it need not be traced anew for another batch of one `sok.ahead`."""
+
+    def __init__(self, number: int) -> None:
+        self._plan = _plans[number]
+
+    @property
+    def value_type(self) -> type:
+        return Ticket
+
+    @property
+    def _component_specs(self) -> list[tf.TensorSpec]:
+        return self._plan.specs
+
+    def _to_components(self, value: Ticket) -> list[tf.Tensor]:
+        return value._tensors
+
+    def _from_components(self, components: Sequence[tf.Tensor]) -> Ticket:
+        return Ticket(self._plan, components)
+
+    def _serialize(self) -> tuple[int]:
+        return (self._plan.number,)
+
+
+class Ticket(tf.__internal__.CompositeTensor):
+    """The lookups of a batch that have begun: inside `with ticket:` they are finished. `sok.ahead` gives it."""
+
+    def __init__(self, plan: Plan, tensors: Sequence[tf.Tensor]) -> None:
+        self._plan, self._tensors = plan, list(tensors)
+        self._entered: list[tuple[contextlib.AbstractContextManager[None], _Finishing]] = []
+
+    @property
+    def _type_spec(self) -> TicketSpec:
+        return TicketSpec(self._plan.number)
+
+    def __enter__(self) -> Ticket:
+        if not tf.executing_eagerly() and any(isinstance(t, tf.__internal__.EagerTensor) for t in self._tensors):
+            raise RuntimeError(
+                "A ticket of sok.ahead must be an argument of the tf.function in which it is used: what a function "
+                "closes over stays as it was when the function was traced."
+            )
+        finishing = _Finishing(self._plan, self._plan.begun(self._tensors))
+        meeting = lookup.met_by(finishing.is_here, finishing.meet)
+        meeting.__enter__()
+        self._entered.append((meeting, finishing))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        meeting, finishing = self._entered.pop()
+        meeting.__exit__(None, None, None)  # it has no part in errors
+        if kind is None:
+            finishing.tell_unused()
+
+
+@dataclasses.dataclass
+class _Entry:
+    """One call of `lookup_parts` that has begun."""
+
+    asked: Asked
+    tickets: list[lookup.Ticket | None]
+    found: list[tf.Tensor] | None = None  # by feature, once it is finished
+
+
+_Begun = tuple[_Entry, int]  # and the number of one of its features
+
+
+class _Finishing:
+    """Meets the lookups inside a `with ticket:`."""
+
+    def __init__(self, plan: Plan, begun: Sequence[tuple[Asked, list[lookup.Ticket | None]]]) -> None:
+        self._plan, self._at = plan, 0
+        self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        entries = iter([_Entry(*one) for one in begun])
+        # In the order of `lookup_fn`: features that have begun; between them, the kinds of a call that has not.
+        self._places: list[_Begun | list[Any]] = []
+        for one in plan.asked:
+            if not one.why_not:
+                entry = next(entries)
+                self._places += [(entry, i) for i in range(len(one.features))]
+            elif self._graph is not None:
+                self._places.append(one.kinds)
+        # Executing eagerly, what is looked up in loops and branches is met, too, in no order known before.
+        self._stay = [one.kinds for one in [*plan.asked, *plan.nested] if one.why_not] if self._graph is None else []
+
+    def is_here(self) -> bool:
+        if tf.executing_eagerly():
+            return self._graph is None
+        return tf.compat.v1.get_default_graph() is self._graph
+
+    def meet(
+        self, parts: Sequence[Sequence[Feature]], training: Training, names: Sequence[str] | None
+    ) -> list[list[tf.Tensor]]:
+        asked = [f for part in parts for f in part]
+        kinds = [kind_of(f) for f in asked]
+        places = self._places[self._at : self._at + len(kinds)]
+        begun = [place for place in places if isinstance(place, tuple)]
+        is_begun = [entry.asked.kinds[i] for entry, i in begun] == kinds
+        if is_begun and asked and (self._graph is not None or _are_ids_of(begun, asked)):
+            self._at += len(begun)
+            for part in parts:
+                if tables := [f for f in part if f.is_of_table]:
+                    exchange.note_finished(Group.of(tables))
+            found = iter(_finished(begun, asked, training))
+            return [[next(found) for _ in part] for part in parts]
+        if places and places[0] == kinds:
+            self._at += 1
+        elif kinds in self._stay or not asked:
+            pass
+        else:
+            raise RuntimeError(
+                "Inside `with ticket:` the lookups of `lookup_fn` are made, in its order and of the ticket's own batch."
+                f" Received: one in {' and '.join(f.source for f in asked)}, "
+                f"{'with other ids' if is_begun else 'which is not the next'}."
+            )
+        return lookup.lookup_parts(parts, training, names)
+
+    def tell_unused(self) -> None:
+        """Says once that a step makes no use of what has begun."""
+        if self._at == 0 and self._plan.ahead and not self._plan.is_told_unused and context.rank() == 0:
+            self._plan.is_told_unused = True
+            log.logger.warning(
+                "sok.ahead: nothing inside `with ticket:` looked up what has begun, so it was sent in vain. Where the "
+                "lookups are in a tf.function, give it the ticket, and enter it there."
+            )
+
+
+def _are_ids_of(begun: Sequence[_Begun], asked: Sequence[Feature]) -> bool:
+    for (entry, i), f in zip(begun, asked, strict=True):
+        known, given = entry.asked.features[i].ids, to_csr(dataclasses.replace(f, seen=None))
+        for one, other in ((known.keys, given.keys), (known.row_splits, given.row_splits)):
+            if one is not None and (other is None or not np.array_equal(one, other)):
+                return False
+    return True
+
+
+def _finished(begun: Sequence[_Begun], asked: Sequence[Feature], training: Any) -> list[tf.Tensor]:
+    def in_step(entry: _Entry, i: int, f: Feature) -> Csr | None:
+        # A graph that nobody runs had no counts to keep, and weights may want their gradient.
+        return to_csr(f) if f.seen is not None or entry.asked.features[i].ids.weights is not None else None
+
+    given = [in_step(*one, f) for one, f in zip(begun, asked, strict=True)]
+    insert, found = tf.get_static_value(tf.convert_to_tensor(training, tf.bool)), []
+    for place, (entry, i) in enumerate(begun):
+        if entry.found is None:
+            if insert != entry.asked.insert:
+                raise RuntimeError(
+                    "Inside `with ticket:` a lookup must have the `training` that it has in `lookup_fn`, "
+                    f"{entry.asked.insert}. Received: {training!r}."
+                )
+            entry.found = _finish(entry, given[place : place + len(entry.asked.features)])
+        found.append(entry.found[i])
+    return found
+
+
+def _finish(entry: _Entry, given: Sequence[Csr | None]) -> list[tf.Tensor]:
+    weights = iter([None if csr is None else csr.weights for csr in given])
+
+    def with_weights(f: Feature) -> Feature:
+        of_step = next(weights, None)
+        return f if of_step is None else dataclasses.replace(f, ids=dataclasses.replace(f.ids, weights=of_step))
+
+    parts = [[with_weights(f) for f in part] for part in entry.asked.parts]
+    tickets = []
+    for part, ticket in zip(parts, entry.tickets, strict=True):
+        of_tables = tuple(f for f in part if f.is_of_table)
+        tickets.append(None if ticket is None else dataclasses.replace(ticket, features=of_tables))
+    return [one for found in lookup.finish_parts(parts, tickets) for one in found]
