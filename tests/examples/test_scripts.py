@@ -71,6 +71,13 @@ def test_a_rule_of_ones_own_gives_what_the_built_in_one_gives(finish):
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.multiprocess)])
+def test_keys_ahead_change_nothing(finish, workers):
+    arguments = ("--depth", "2", "--steps", "8", "--batch-size", "64", "--vocabulary", "500", "--check")
+    said = json.loads(re.search(r"\{.*\}", finish("ahead.py", *arguments, workers=workers))[0])
+    assert said["equal"] is True and all(ms > 0 for ms in said["step_ms"])
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.multiprocess)])
 def test_export_predicts_the_same_without_sok(finish, workers):
     out = finish("export.py", workers=workers)
     assert float(re.search(r"difference (\S+)", out).group(1)) < 1e-6
