@@ -20,6 +20,7 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGra
 from sok.base import keras_calls
 from sok.base.keras_callback import Callback
 from sok.base.types import KerasModel, StockOptimizer
+from sok.distributed.loss_scale import share_of_mean
 from sok.job import agreement, context, meeting
 from sok.lookup import lookup
 from sok.lookup.feature import ROWS, Csr, Feature
@@ -46,6 +47,7 @@ class _Step:
     gradients: list[int]  # the lookups of which there is one, in the order in which it is taken
     tables: list[Any]  # that get a gradient
     others: list[tuple[Any, bool]]  # ordinary variables, and whether they get one
+    shares_samples: bool  # whether workers tell each other how many they have
 
 
 _noted: list[_Noted] = []
@@ -120,6 +122,7 @@ def note_step(trainer: TableTrainer, of_tables: Sequence[Any], others: Sequence[
             [i for sent in gradients for i, one in enumerate(lookups) if one.sent is sent],
             tables,
             [(v, grad is not None) for grad, v in others],
+            trainer.shares_samples,
         )
     fit = keras_calls.fit_that_runs()
     if fit is None or trainer_of(fit[0].optimizer) is not trainer:
@@ -339,8 +342,10 @@ def _joined_step(optimizer: Any, step: _Step, others_step: tf.Variable) -> Any:
             with tf.GradientTape() as tape:
                 found = lookup.finish(lookup.begin([_empty(f) for f in features], insert))
                 lookups.append((tape, tf.add_n([tf.reduce_sum(tf.cast(one, tf.float32)) for one in found])))
-        # One by one, for they are taken in one order on all workers.
-        gradients = [lookups[i][0].gradient(lookups[i][1], step.tables) for i in step.gradients]
+        shared = [share_of_mean(tf.constant(0.0))] if step.shares_samples else []
+        with tf.control_dependencies(shared):
+            # One by one, for they are taken in one order on all workers.
+            gradients = [lookups[i][0].gradient(lookups[i][1], step.tables) for i in step.gradients]
         pairs: list[Any] = []
         for parts, table in zip(zip(*gradients, strict=True), step.tables, strict=False):
             slices = [part for part in parts if part is not None]

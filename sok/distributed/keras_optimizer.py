@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from sok.base import keras_calls
 from sok.base.types import StockOptimizer, TensorLike
 from sok.distributed.reduction import Pair, split_pairs
 from sok.distributed.tables import HandsOn
@@ -31,6 +32,7 @@ class KerasDistributedOptimizer(HandsOn, keras.optimizers.Optimizer):
     def build(self, variables: Sequence[Any]) -> None:
         variables = list(variables)
         follow_loss_scaler()
+        self._weigh_what_is_scaled(keras_calls.loss_scaler())
         embeddings, others = split_pairs((v, v) for v in variables)
         if embeddings:
             self._refuse_accumulation()
@@ -38,6 +40,18 @@ class KerasDistributedOptimizer(HandsOn, keras.optimizers.Optimizer):
         self.inner.build([v for v, _ in others])
         self._trainable_variables = variables
         self.built = True
+
+    def _weigh_what_is_scaled(self, scaler: Any) -> None:
+        """Has a `LossScaleOptimizer` weigh the loss by samples, too: it does not ask the optimizer inside."""
+        if scaler is None:
+            return
+
+        def scale_loss(loss: TensorLike) -> Any:
+            share = self._tables.samples_of_step(is_scaled=True)
+            loss = type(scaler).scale_loss(scaler, loss)
+            return loss if share is None else loss * keras.ops.cast(share, loss.dtype)
+
+        scaler.scale_loss = scale_loss
 
     def _refuse_accumulation(self) -> None:
         if self.inner.gradient_accumulation_steps:

@@ -1,4 +1,4 @@
-"""Loss scaling: whether a step takes place, asked of tables too, and of all workers together."""
+"""Loss scaling on several workers: what they weigh, and whether a step takes place, asked of tables too."""
 
 from __future__ import annotations
 
@@ -8,7 +8,21 @@ from typing import Any
 import tensorflow as tf
 
 from sok.distributed.reduction import Pair
+from sok.job import context
+from sok.job.transport.ordering import after_answers
 from sok.optimizers.loss_scaling import all_finite
+
+
+def share_of_mean(samples: tf.Tensor) -> tf.Tensor:
+    """`samples` of this worker, float32 [], over the mean of all workers; a worker without a batch gives 0.
+
+    Collective: 4 bytes. Where a lookup of the step raises, no worker takes part.
+    """
+    name = context.unique_collective_name("sok/samples")
+    with after_answers():
+        samples = tf.identity(samples)
+    (mean,) = context.get_transport().grouped_all_reduce([samples], name, average=True)
+    return tf.math.divide_no_nan(samples, mean)
 
 
 def with_nan_of_rows(others: Sequence[Pair], of_tables: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:

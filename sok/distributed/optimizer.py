@@ -55,8 +55,7 @@ def DistributedOptimizer(
           callback stops one, all stop after that epoch. Steps with lookups in a `tf.function`, loop or branch of your
           own cannot be joined: unequal numbers are then a ValueError on all workers. Elsewhere give all as many.
         - 'average' weighs workers by their samples in Keras' own `train_step`: a step has the mean over the samples of
-          all workers. In a loop, or `train_step`, of your own, and under a `LossScaleOptimizer`, all workers that have
-          a batch weigh the same.
+          all workers. In a loop, or `train_step`, of your own all workers that have a batch weigh the same.
         - `clipnorm`, `global_clipnorm` and `clipvalue` of `optimizer` see dense gradients only, after they were
           reduced. A matching optimizer clips tables by `clipnorm` and `clipvalue` too; with `global_clipnorm` none
           matches.

@@ -10,7 +10,7 @@ import tensorflow as tf
 from sok.base import keras_calls, strategies
 from sok.base.types import Rate, Scalar, StockOptimizer, Variable
 from sok.distributed import joining, replicas
-from sok.distributed.loss_scale import with_nan_of_rows
+from sok.distributed.loss_scale import share_of_mean, with_nan_of_rows
 from sok.distributed.reduction import Average, Pair, Sum, check_op, reduce_weighted, split_pairs, table_scale
 from sok.distributed.tape import is_reduced
 from sok.job import context
@@ -50,20 +50,28 @@ class TableTrainer:
         self._owner = owner
         self.shares_iterations = given is None and owner is None
         self._samples: Any = None  # of the step that is being built, if its loss is weighted by them
+        self.shares_samples = False  # whether as parts of the mean of all workers
         # A variable, bool, while a worker without a batch makes, or builds, a step: whether any worker has one.
         self.joins: tf.Variable | None = None
         self._track()
 
-    def samples_of_step(self) -> Any:
+    def samples_of_step(self, is_scaled: bool = False) -> Any:
         """How many samples the batch of Keras' `train_step` has, with which its loss is to be multiplied; or None.
 
         Where a step averages over workers: those with more samples then weigh more.
+
+        Args:
+            is_scaled: whether a loss scale is at work. Then it is the number in parts of the mean of all workers: what
+                16 bits just hold must not grow by a batch.
+
+        Collective if `is_scaled` and it is not None: 4 bytes.
         """
-        self._samples = None
+        self._samples, self.shares_samples = None, False
         if self._op != Average or context.size() == 1 or not tf.compat.v1.executing_eagerly_outside_functions():
             return None
-        if keras_calls.loss_scaler() is None:  # one reduces by itself
-            self._samples = joining.num_samples(keras_calls.batch_of_step())
+        self._samples = joining.num_samples(keras_calls.batch_of_step())
+        if is_scaled and self._samples is not None:
+            self._samples, self.shares_samples = share_of_mean(self._samples), True
         return self._samples
 
     def _taken_samples(self) -> Any:

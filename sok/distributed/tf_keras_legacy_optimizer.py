@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from sok.base import keras_calls
 from sok.base.types import StockOptimizer, Variable
 from sok.distributed.reduction import Pair, split_pairs
 from sok.distributed.tables import HandsOn
@@ -39,7 +40,7 @@ class TfKerasLegacyDistributedOptimizer(HandsOn, tf_keras.optimizers.legacy.Opti
     def _compute_gradients(self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> list[Pair]:
         # In `fit` on several workers times the number of samples, by which a step weighs workers.
         if grad_loss is None and tape is not None and not callable(loss):
-            samples = self._tables.samples_of_step()
+            samples = self._tables.samples_of_step(keras_calls.loss_scaler() is not None)
             grad_loss = None if samples is None else tf.cast(samples, loss.dtype)
         return super()._compute_gradients(loss, var_list, grad_loss, tape)
 

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from sok.base import keras_calls
 from sok.base.types import Rate, StockOptimizer, Variable
 from sok.distributed.reduction import Pair, Sum, split_pairs
 from sok.distributed.tables import HandsOn
@@ -43,7 +44,8 @@ class TfKerasDistributedOptimizer(HandsOn, tf_keras.optimizers.Optimizer):
         tape: tf.GradientTape | None = None,
     ) -> list[Pair]:
         """As in tf_keras; in `fit` on several workers times the number of samples, by which a step weighs workers."""
-        if tape is None or callable(loss) or (samples := self._tables.samples_of_step()) is None:
+        is_scaled = keras_calls.loss_scaler() is not None
+        if tape is None or callable(loss) or (samples := self._tables.samples_of_step(is_scaled)) is None:
             return super().compute_gradients(loss, var_list, tape)
         variables = var_list() if callable(var_list) else var_list
         gradients = tape.gradient(loss, variables, output_gradients=tf.cast(samples, loss.dtype))

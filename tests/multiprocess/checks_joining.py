@@ -18,13 +18,13 @@ def model_of(library):
     return library.Model(inputs, library.layers.Dense(1)(library.layers.Flatten()(library.layers.Add()(rows))))
 
 
-def uneven(world, counts, is_full=False):
-    """The batches of each rank, step by step: the last one of each smaller unless `is_full`. A step's ids differ."""
+def uneven(world, counts):
+    """The batches of each rank, step by step: the last one of each is smaller. A step's ids differ."""
     rng, steps = np.random.default_rng(8), []
     for step in range(max(counts)):
         order, batches = [rng.permutation(ROWS) for _ in range(FIELDS)], []
         for rank, count in enumerate(counts):
-            size = 16 if step < count - 1 or is_full else 5 + rank
+            size = 16 if step < count - 1 else 5 + rank
             part = slice(16 * rank, 16 * rank + size) if step < count else slice(0)
             batches.append(([one[part, None] for one in order], rng.normal(size=(len(order[0][part]), 1))))
         steps.append(batches)
@@ -44,7 +44,7 @@ def joined(world, library, optimizer, known=True, fewer=2, scale=None, stop=None
     Args:
         known: whether Keras knows how many batches there are.
         fewer: batches of each rank than of the one before.
-        scale: what makes a `LossScaleOptimizer` of an optimizer. Then workers, not samples, weigh the same.
+        scale: what makes a `LossScaleOptimizer` of an optimizer.
         stop: the number of batches after which the last rank stops in its first epoch.
         options: of `compile`.
     """
@@ -52,7 +52,7 @@ def joined(world, library, optimizer, known=True, fewer=2, scale=None, stop=None
     library.utils.set_random_seed(6)
     stock, model = model_of(library), model_of(library)
     stock.set_weights(model.get_weights())
-    steps, (test_ids, test_labels) = uneven(world, counts, scale is not None), samples(FIELDS)
+    steps, (test_ids, test_labels) = uneven(world, counts), samples(FIELDS)
     sok.distributed_model(model)
     distributed = sok.DistributedOptimizer(optimizer())
     model.compile(distributed if scale is None else scale(distributed), "mse", **options)
@@ -124,7 +124,8 @@ def check_workers_join_scaled_steps_in_keras_3(world):
 
 def check_workers_join_scaled_steps_in_tf_keras(world):
     scale = tf_keras.mixed_precision.LossScaleOptimizer
-    joined(world, tf_keras, lambda: tf_keras.optimizers.Adagrad(0.05), scale=scale)
+    for optimizers in (tf_keras.optimizers, tf_keras.optimizers.legacy):
+        joined(world, tf_keras, lambda optimizers=optimizers: optimizers.Adagrad(0.05), scale=scale)
 
 
 def check_a_worker_without_a_batch_joins(world):
