@@ -61,10 +61,10 @@ def ahead(dataset: Iterable[Any], lookup_fn: Callable[[Any], Any], depth: int = 
             looks up no table.
         RuntimeError: inside a `tf.function` or a v1 graph; inside `with ticket:`, for another lookup than those of
             `lookup_fn`.
-        What reading the data raises, at the turn of the batch; on the other workers `tf.errors.InvalidArgumentError`,
-            with its text, in the step of that batch. So it is where some workers have fewer batches than others: all
-            raise after the last that all have. What is wrong with ids is raised in the step of their batch, as without
-            `ahead`.
+        What reading the data raises, at the turn of the batch; there the other workers raise
+            `tf.errors.InvalidArgumentError`, with its text. So it is where some workers have fewer batches than others:
+            all raise after the last that all have. What is wrong with ids is raised in the step of their batch, as
+            without `ahead`.
 
     Collective where lookups are: all workers take as many batches, in step with each other, and leave a loop after the
     same. Memory: ids and keys of `depth` + 1 batches.
@@ -184,7 +184,9 @@ class _Source:
             plan.refuse(number, f"{type(error).__name__}: {error}")
             raise
         if ids is not None:
-            return batch, [*ids, *plan.send(number, ids)]
+            sent = plan.send(number, ids)
+            plan.raise_what_peers_refuse(sent)
+            return batch, [*ids, *sent]
         self._check_ends(plan.refuse(number, ENDED))
         self._is_over = True
         return None

@@ -86,8 +86,16 @@ class Plan:
         if self._is_alone:
             return []
         refuse = self._refuse_at_end if text == ENDED and self._refuse_at_end else self._refusal(text)
-        words, splits = (tensor.numpy() for tensor in refuse(tf.constant(number, tf.int64))[:2])
-        return np.split(words, np.cumsum(splits)[:-1])
+        return _by_rank(*refuse(tf.constant(number, tf.int64))[:2])
+
+    def raise_what_peers_refuse(self, sent: Sequence[tf.Tensor]) -> None:
+        """Raises `InvalidArgumentError` if a worker has begun the batch of `send` with words in place of its keys."""
+        if self._is_alone:
+            return
+        for rank, words in enumerate(_by_rank(*sent[1:3])):  # of the first lookup: who refuses, refuses all
+            text = exchange.refused_text(words)
+            if text is not None:
+                raise tf.errors.InvalidArgumentError(None, None, f"rank {rank}: {text}")
 
     def begun(self, tensors: Sequence[tf.Tensor]) -> list[tuple[Asked, list[lookup.Ticket | None]]]:
         """The lookups that have begun, of the tensors of a ticket: their features, and a ticket of each part."""
@@ -203,6 +211,10 @@ def _filled(ids: Csr, tensors: Iterator[tf.Tensor]) -> Csr:
     """The same with the next of the tensors, as `_tensors_of` gives them."""
     names = ("keys", "row_splits", "weights")
     return dataclasses.replace(ids, **{n: next(tensors) for n in names if getattr(ids, n) is not None})
+
+
+def _by_rank(words: tf.Tensor, splits: tf.Tensor) -> list[np.ndarray]:
+    return np.split(words.numpy(), np.cumsum(splits.numpy())[:-1])
 
 
 _OF_ONE = ("words", "splits", "asked")

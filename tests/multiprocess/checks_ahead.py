@@ -122,7 +122,8 @@ def check_a_rank_whose_data_end_early_is_named_on_all(world):
 
 
 def check_what_the_data_of_one_rank_raise_is_told_to_all(world):
-    _, look_up = one("ahead_data")
+    """At the turn of that batch: in its step another lookup would be waited for."""
+    (_, look_up), (in_step, _), taken = one("ahead_data"), one("ahead_in_step"), []
 
     def batches():
         yield from counted(world, 3)
@@ -132,7 +133,9 @@ def check_what_the_data_of_one_rank_raise_is_told_to_all(world):
 
     def run():
         for ids, ticket in sok.ahead(batches(), look_up, depth=3):
+            lookup_rows(in_step, ids)
             _within(ticket, look_up, ids)
+            taken.append(ids)
 
     if world.rank == world.size - 1:
         with pytest.raises(KeyError, match="no fourth"):
@@ -140,6 +143,7 @@ def check_what_the_data_of_one_rank_raise_is_told_to_all(world):
     else:
         with pytest.raises(tf.errors.InvalidArgumentError, match=f"rank {world.size - 1}.*no fourth"):
             run()
+    assert len(taken) == 3 and lookup_rows(in_step, counted(world, 1)[0]).shape == [2, 2]
 
 
 def check_ranks_that_take_other_numbers_of_batches_are_told(world):
