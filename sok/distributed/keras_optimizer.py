@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from sok.base import keras_calls
 from sok.base.types import StockOptimizer, TensorLike
@@ -68,7 +67,7 @@ class KerasDistributedOptimizer(HandsOn, keras.optimizers.Optimizer):
             self.build(variables)
 
         def dense_step(pairs: list[Pair]) -> None:
-            self.inner.apply([_with_sums(grad) for grad, _ in pairs], [variable for _, variable in pairs])
+            self.inner.apply([grad for grad, _ in pairs], [variable for _, variable in pairs])
 
         scale = 1.0 / (self.inner.loss_scale_factor or 1.0)
         pairs = zip(grads, variables, strict=True)
@@ -86,16 +85,3 @@ class KerasDistributedOptimizer(HandsOn, keras.optimizers.Optimizer):
         samples = self._tables.samples_of_step()
         loss = self.inner.scale_loss(loss)
         return loss if samples is None else loss * keras.ops.cast(samples, loss.dtype)
-
-
-def _with_sums(grad: Any) -> Any:
-    """A gradient whose equal ids are one row: Keras 3 would square them one by one.
-
-    So it is where workers reduce gradients, in tables, in tf_keras and in TF 1: one worker is to give what several do.
-    """
-    if not isinstance(grad, tf.IndexedSlices):
-        return grad
-    indices, place = tf.unique(grad.indices)
-    return tf.IndexedSlices(
-        tf.math.unsorted_segment_sum(grad.values, place, tf.size(indices)), indices, grad.dense_shape
-    )

@@ -130,28 +130,6 @@ def test_an_embedding_optimizer_keeps_its_own_learning_rate(stock):
     assert distributed.embedding_optimizer is own and value(own.learning_rate) == 0.5
 
 
-def test_equal_ids_of_an_ordinary_variable_are_one_row(keras_stock, call):
-    """As on several workers, and in tables; Keras 3 alone would square their gradients one by one."""
-    ids, factors = tf.constant([1, 3, 1, 1]), tf.constant([[1.0], [2.0], [-3.0], [5.0]])
-    variable, dense = (tf.Variable(tf.ones([4, 2])) for _ in range(2))
-    distributed, stock = sok.DistributedOptimizer(keras_stock), type(keras_stock)(0.1)
-    if keras_stock.__module__.startswith("keras."):
-        for optimizer, of in (distributed, variable), (stock, dense):
-            optimizer.build([of])
-
-    def step():
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(tf.gather(variable, ids) * factors)
-        grad = tape.gradient(loss, variable)
-        assert isinstance(grad, tf.IndexedSlices)
-        distributed.apply_gradients([(grad, variable)])
-        stock.apply_gradients([(tf.convert_to_tensor(grad), dense)])
-
-    for _ in range(3):
-        call(step)
-    np.testing.assert_allclose(variable, dense, rtol=1e-6)
-
-
 def test_schedules_act_on_both():
     for library in (keras, tf_keras):
         schedule = library.optimizers.schedules.PiecewiseConstantDecay([1], [1.0, 0.0])
