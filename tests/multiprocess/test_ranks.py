@@ -19,6 +19,12 @@ def test_no_two_checks_have_one_name():
     assert names and len(set(names)) == len(names)
 
 
+@pytest.mark.parametrize("ranks", MODULES)
+def test_the_job_ends_by_itself(job, ranks):
+    ended = job(ranks)
+    assert not ended.timed_out and ended.returncode == 0, ended.output[-3000:]
+
+
 @pytest.mark.parametrize("ranks, check", [(ranks, check) for ranks in MODULES for check in checks_on(ranks)])
 def test_check_passes_on_all_ranks(job, ranks, check):
     job(ranks).values(check)
