@@ -307,6 +307,8 @@ def test_plans_end_with_what_holds_them(one):
 
 
 def test_a_batch_without_samples_is_a_batch():
-    program = Program.make("sgd", True)
+    program, taken = Program.make("sgd", True), 0
     for batch, ticket in sok.ahead([batch_of(0, 0, 1, seed) for seed in range(4)], program.look_up):
         program.step(batch, ticket)
+        taken += 1
+    assert taken == 4
