@@ -4,7 +4,7 @@ For each data set of the folder (benchmarks/real_data.py) and each seed a model 
 is, and after `sok.distributed_model`, from the same initial values, with the same samples in the same order. Data of
 clicks get a model like DeepFM, data of lists (what a user liked before) one like Wide & Deep. Under Keras 3 a third one
 is trained: stock, whose optimizer is given the sum of the gradients of equal ids, as ours are; Keras 3's own squares
-them one by one (so, on one worker, do converted models for layers that stay variables; several workers have the sums).
+them one by one (so do converted models for layers that stay variables).
 Prints for each the AUC on the test part, and how far that of the converted one lies above it, seed by seed.
 `horovodrun -np 2 python -m benchmarks.conversion ...` spreads the converted ones over two workers, which make the same
 global batches; each stock one is trained on one. TF_USE_LEGACY_KERAS=1: tf_keras.
@@ -80,8 +80,7 @@ def optimizer_of(args: argparse.Namespace, is_summed: bool = False) -> Any:
         return of[args.optimizer](args.rate)
 
     def summed(gradient: Any) -> Any:
-        is_sum = sok.size() > 1 or gradient.shape[0] > args.dense_size
-        return tf.convert_to_tensor(gradient) if is_sum else gradient
+        return tf.convert_to_tensor(gradient) if gradient.shape[0] > args.dense_size else gradient
 
     class Summed(of[args.optimizer]):  # type: ignore[misc]
         def apply(self, grads: list[Any], trainable_variables: Any = None) -> Any:

@@ -46,7 +46,7 @@ class _Step:
     lookups: list[tuple[list[Feature], bool]]  # of features without ids, and whether keys get rows
     gradients: list[int]  # the lookups of which there is one, in the order in which it is taken
     tables: list[Any]  # that get a gradient
-    others: list[tuple[Any, bool]]  # ordinary variables, and whether they get one
+    others: list[tuple[Any, type | None]]  # ordinary variables, and of which kind theirs is
     shares_samples: bool  # whether workers tell each other how many they have
 
 
@@ -121,7 +121,7 @@ def note_step(trainer: TableTrainer, of_tables: Sequence[Any], others: Sequence[
             [(one.features, one.insert) for one in lookups],
             [i for sent in gradients for i, one in enumerate(lookups) if one.sent is sent],
             tables,
-            [(v, grad is not None) for grad, v in others],
+            [(v, None if grad is None else type(grad)) for grad, v in others],
             trainer.shares_samples,
         )
     fit = keras_calls.fit_that_runs()
@@ -353,7 +353,7 @@ def _joined_step(optimizer: Any, step: _Step, others_step: tf.Variable) -> Any:
             pairs.append((tf.IndexedSlices(values, indices), table))
         if hasattr(optimizer, "get_unscaled_gradients"):  # tf_keras does so where it takes gradients
             pairs = list(zip(optimizer.get_unscaled_gradients([g for g, _ in pairs]), step.tables, strict=True))
-        pairs += [(tf.zeros(v.shape, v.dtype) if has_gradient else None, v) for v, has_gradient in step.others]
+        pairs += [(_nothing(v, kind), v) for v, kind in step.others]
         # A loss scale may leave the step out: then there was one.
         others_step.assign(True)
         trainer.joins = others_step
@@ -364,6 +364,15 @@ def _joined_step(optimizer: Any, step: _Step, others_step: tf.Variable) -> Any:
         return others_step.read_value()
 
     return join
+
+
+def _nothing(variable: Any, kind: type | None) -> Any:
+    """A gradient of a worker that has no samples."""
+    if kind is None:
+        return None
+    if not issubclass(kind, tf.IndexedSlices):
+        return tf.zeros(variable.shape, variable.dtype)
+    return tf.IndexedSlices(tf.zeros([0, *variable.shape[1:]], variable.dtype), tf.zeros([0], tf.int64))
 
 
 def _empty(f: Feature) -> Feature:

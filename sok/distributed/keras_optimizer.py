@@ -71,7 +71,13 @@ class KerasDistributedOptimizer(HandsOn, keras.optimizers.Optimizer):
 
         scale = 1.0 / (self.inner.loss_scale_factor or 1.0)
         pairs = zip(grads, variables, strict=True)
-        self._tables.step(pairs, dense_step, lambda: self._iterations.assign_add(1), scale=scale)
+        self._tables.step(
+            pairs,
+            dense_step,
+            lambda: self._iterations.assign_add(1),
+            scale=scale,
+            keeps_slices=_looks_at_each_slice(self.inner),
+        )
 
     @property
     def variables(self) -> list[Any]:
@@ -85,3 +91,12 @@ class KerasDistributedOptimizer(HandsOn, keras.optimizers.Optimizer):
         samples = self._tables.samples_of_step()
         loss = self.inner.scale_loss(loss)
         return loss if samples is None else loss * keras.ops.cast(samples, loss.dtype)
+
+
+def _looks_at_each_slice(optimizer: Any) -> bool:
+    """Whether an optimizer does something else with slices of equal ids than with their sum: squares them, say."""
+    # It adds gradients up itself; or fails with slices.
+    if optimizer.gradient_accumulation_steps or optimizer.loss_scale_factor:
+        return False
+    clips = optimizer.clipnorm or optimizer.clipvalue or optimizer.global_clipnorm
+    return bool(clips) or type(optimizer).update_step is not keras.optimizers.SGD.update_step

@@ -59,7 +59,11 @@ def DistributedOptimizer(
         - `clipnorm`, `global_clipnorm` and `clipvalue` of `optimizer` see dense gradients only, after they were
           reduced. A matching optimizer clips tables by `clipnorm` and `clipvalue` too; with `global_clipnorm` none
           matches.
-        - Which gradients are None must not depend on the worker; if it does, all workers raise.
+        - Under Keras 3 a gradient that is `tf.IndexedSlices`, as `Embedding` layers over ordinary variables have, stays
+          so: one collective more, for all of them, gives each worker those of all. Most optimizers of Keras 3 square
+          slices of equal ids one by one, and would make something else of their sum. It is reduced as dense ones are
+          for SGD without clipping, and with `gradient_accumulation_steps` or `loss_scale_factor`.
+        - Which gradients are None, or slices, must not depend on the worker; if it does, all workers raise.
         - Replicas must start alike. In the first `fit` they do: worker 0's weights reach all before the first step
           (with run_eagerly=True: before its update), unless a `sok.callbacks.BroadcastVariablesCallback` takes another
           worker's. Elsewhere call `sok.broadcast_variables`, or in a v1 session use

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok.distributed import replicas
+from sok.distributed import replicas, slices
 from sok.job import context
 from sok.job.transport import ordering
 from sok.table.table import is_embedding_variable
@@ -65,13 +65,19 @@ def reduce_dense(pairs: Sequence[Pair], op: str, of_tables: Sequence[Pair] = ())
 
 
 def reduce_weighted(
-    pairs: Sequence[Pair], op: str, of_tables: Sequence[Pair] = (), samples: tf.Tensor | None = None
+    pairs: Sequence[Pair],
+    op: str,
+    of_tables: Sequence[Pair] = (),
+    samples: tf.Tensor | None = None,
+    keeps_slices: bool = False,
 ) -> tuple[list[Any], tf.Tensor | None]:
     """`reduce_dense`, where an average weighs workers by their samples.
 
     Args:
         samples: of this worker, by whose number its gradients, those of `of_tables` too, are multiplied already for an
             average. 0 of one that has no batch. None: all workers weigh the same.
+        keeps_slices: whether `tf.IndexedSlices` stay what they are, those of all workers: as one worker has them that
+            has the samples of all. One collective more, the first, if any gradient here is slices or None.
 
     Returns:
         The gradients, and how many samples a worker has on average, of a sum all: float32 []. For an average gradients
@@ -82,31 +88,47 @@ def reduce_weighted(
     transport = context.get_transport()
     if transport.size == 1 or not (pairs or samples is not None):
         return [grad for grad, _ in pairs], None
+    variables = [variable for _, variable in pairs]
+    kept: dict[int, tf.IndexedSlices] = {}  # by their places in `pairs`
+    agreed = None
+    # Also one that has None: a peer may have slices there.
+    if keeps_slices and any(grad is None or isinstance(grad, tf.IndexedSlices) for grad, _ in pairs):
+        words = slices.pack(pairs)
+        with _answered(of_tables):
+            words = tf.identity(words)
+        is_same, kept = slices.of_all_workers(words, pairs)
+        agreed = _check_same(is_same, variables)
+    others = [place for place in range(len(pairs)) if place not in kept]
     # What is None here still takes part, as zeros: a worker that left it out would leave its peers waiting for it.
-    dense = [_dense(grad, variable) for grad, variable in pairs]
+    dense = [_dense(*pairs[place]) for place in others]
     dtype = dense[0].dtype if dense else tf.float32
     is_present = tf.constant([float(grad is not None) for grad, _ in pairs], dtype)
     weight = [] if samples is None else [tf.reshape(tf.cast(samples, tf.float32), [1])]
-    variables = [variable for _, variable in pairs]
     told = replicas.told([v for v in variables if _is_variable(v)])
     name = context.unique_collective_name("sok/dense_gradients")
-    with _answered(of_tables):
+    with _answered(of_tables), tf.control_dependencies([] if agreed is None else [agreed]):
         dense = [tf.identity(grad) for grad in [*weight, told, is_present, *dense]]
     of_all = transport.grouped_all_reduce(dense, name, average=op == Average)
     mean = of_all.pop(0)[0] if weight else None
     all_told, present, *reduced = of_all
-    if mean is not None and op == Average:
-        reduced = [tf.math.divide_no_nan(grad, tf.cast(mean, grad.dtype)) for grad in reduced]
     workers = 1 if op == Average else transport.size
     checks = [
         _check_present(present, is_present, workers, variables),
         replicas.check(all_told, told, workers, [_name(v) for v in variables if _is_variable(v)]),
     ]
+
+    def weighed(values: tf.Tensor) -> tf.Tensor:
+        return values if mean is None or op != Average else tf.math.divide_no_nan(values, tf.cast(mean, values.dtype))
+
     with tf.control_dependencies([check for check in checks if check is not None]):
-        return [
-            None if grad is None else tf.ensure_shape(new, variable.shape)
-            for new, (grad, variable) in zip(reduced, pairs, strict=True)
-        ], mean
+        results: list[Any] = [None] * len(pairs)
+        for place, grad in zip(others, reduced, strict=True):
+            if pairs[place][0] is not None:
+                results[place] = tf.ensure_shape(weighed(grad), variables[place].shape)
+        for place, whole in kept.items():
+            values = whole.values / (transport.size if op == Average else 1)
+            results[place] = tf.IndexedSlices(weighed(values), whole.indices, whole.dense_shape)
+        return results, mean
 
 
 def _answered(of_tables: Sequence[Pair]) -> contextlib.AbstractContextManager[None]:
@@ -131,13 +153,16 @@ def _dense(grad: Any, variable: Any) -> tf.Tensor:
 def _check_present(present: tf.Tensor, mine: tf.Tensor, workers: int, variables: Sequence[Any]) -> Any:
     """Fails unless the workers agree. `present` is 0 or `workers`, up to rounding in short floats, if they do."""
     expected = tf.cast(mine, tf.float32) * workers
-    is_same = tf.abs(tf.cast(present, tf.float32) - expected) < 0.5 / context.size()
+    return _check_same(tf.abs(tf.cast(present, tf.float32) - expected) < 0.5 / context.size(), variables)
+
+
+def _check_same(is_same: tf.Tensor, variables: Sequence[Any]) -> Any:
     names = [_name(variable) for variable in variables]
     return tf.debugging.Assert(
         tf.reduce_all(is_same),
         [
-            "The gradient of a variable is None on some workers and not on others. All must run the same program. "
-            "Variables:",
+            "The gradient of a variable is None on some workers and not on others, or tf.IndexedSlices on some only. "
+            "All must run the same program. Variables:",
             tf.boolean_mask(tf.constant(names), tf.logical_not(is_same)),
         ],
         summarize=8,

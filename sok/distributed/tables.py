@@ -111,6 +111,7 @@ class TableTrainer:
         count: Callable[[], Any],
         reduces: bool = True,
         scale: Scalar = 1.0,
+        keeps_slices: bool = False,
     ) -> tuple[Any, Any]:
         """Does one step on all workers: reduces dense gradients, updates the tables, then the other variables.
 
@@ -121,6 +122,7 @@ class TableTrainer:
             count: counts a step that the stock optimizer does not see and the tables' optimizer counts for itself.
             reduces: False if gradients are those of all workers already.
             scale: another factor for the gradients of tables.
+            keeps_slices: whether `dense_step` gets gradients that are slices as those of all workers, not as their sum.
 
         Returns:
             In a v1 graph the op that updates the tables, else None; and what `dense_step` or `count` gave, or None.
@@ -130,7 +132,7 @@ class TableTrainer:
         of_tables, others = split_pairs(grads_and_vars)
         reduced: list[Any] = [grad for grad, _ in others]
         if reduces:
-            reduced, by_samples = self._reduced(of_tables, others)
+            reduced, by_samples = self._reduced(of_tables, others, keeps_slices)
             scale = scale * by_samples
         if self.joins is None:
             return self._change(of_tables, others, reduced, dense_step, count, reduces, scale)
@@ -161,13 +163,15 @@ class TableTrainer:
         found = {id(v): grad for part in both for grad, v in part}
         return [(found[id(v)], v) for _, v in pairs]
 
-    def _reduced(self, of_tables: Sequence[Pair], others: Sequence[Pair]) -> tuple[list[Any], Any]:
+    def _reduced(
+        self, of_tables: Sequence[Pair], others: Sequence[Pair], keeps_slices: bool = False
+    ) -> tuple[list[Any], Any]:
         """The dense gradients of all workers, and what those of tables are to be multiplied with."""
         if self.joins is None:
             joining.note_step(self, of_tables, others)
-            reduced, mean = reduce_weighted(others, self._op, of_tables, self._taken_samples())
+            reduced, mean = reduce_weighted(others, self._op, of_tables, self._taken_samples(), keeps_slices)
         else:
-            reduced, mean = reduce_weighted(others, self._op, of_tables, 0.0)
+            reduced, mean = reduce_weighted(others, self._op, of_tables, 0.0, keeps_slices)
             assert mean is not None
             self.joins.assign(mean > 0.0)
         return reduced, 1.0 if mean is None or self._op != Average else tf.math.divide_no_nan(1.0, mean)

@@ -20,7 +20,8 @@ _REDUCED = -1
 class DistributedGradientTape:
     """A `tf.GradientTape` whose `gradient` is that of all workers together.
 
-    Gradients of ordinary variables are averaged (or summed) over the workers in one collective, and are dense; those of
+    Gradients of ordinary variables are averaged (or summed) over the workers in one collective, and are dense (so an
+    optimizer of Keras 3 squares one sum where it would square `tf.IndexedSlices` of equal ids one by one); those of
     embedding variables stay `tf.IndexedSlices` of this worker's own rows. They hold the sum over all workers already,
     and are divided by the number of workers for the average. With `op=sok.Average`, losses that are means over local
     batches of equal size, and R workers, this gives the gradients of one worker with the mean over the whole batch;

@@ -11,7 +11,7 @@ import tensorflow as tf
 import tf_keras
 
 import sok
-from sok.distributed.reduction import reduce_dense
+from sok.distributed.reduction import reduce_dense, reduce_weighted
 from sok.job import context
 from sok.lookup.lookup import lookup_rows
 
@@ -94,6 +94,59 @@ def check_sixteen_bit_gradients_are_reduced(world):
         (grad,) = reduce_dense([(tf.cast([1.0, 2.0, world.rank], dtype), variable)], sok.Average)
         assert grad.dtype == dtype
         np.testing.assert_allclose(tf.cast(grad, tf.float32), [1.0, 2.0, (world.size - 1) / 2], rtol=1e-2)
+
+
+def check_slices_are_those_of_all_ranks(world):
+    """As many of each variable as a rank has, of any dtype; ids of 32 and 64 bits; weighed by samples as others are."""
+    dtypes = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
+    variables = [tf.Variable(tf.zeros([5, 2], dtype), name=f"v{i}") for i, dtype in enumerate(dtypes)]
+    variables += [tf.Variable(tf.zeros([5])), tf.Variable(1.0), tf.Variable(tf.zeros([5, 0, 2]))]
+    total = world.size * (world.size - 1) / 2
+
+    def slices_of(rank, v, ids):
+        values = tf.fill([rank, *v.shape[1:]], rank + 0.5)
+        return tf.IndexedSlices(tf.cast(values, v.dtype), tf.range(rank, dtype=ids))
+
+    def reduce(op, samples):
+        ids = itertools.cycle((tf.int32, tf.int64))
+        grads = [slices_of(world.rank, v, next(ids)) if v.shape.rank else None for v in variables]
+        return reduce_weighted(list(zip(grads, variables, strict=True)), op, (), samples, keeps_slices=True)
+
+    for op, samples in (sok.Average, None), (sok.Sum, None), (sok.Average, tf.constant(world.rank + 1.0)):
+        with sok.trace() as t:
+            whole, mean = tf.function(reduce)(op, samples)
+        if world.size == 1:
+            continue
+        assert t.collectives == 2, t.by_name
+        factor = 1.0 if op == sok.Sum else 1.0 / world.size / (1.0 if samples is None else mean.numpy())
+        assert whole.pop(5) is None
+        for one, v in zip(whole, variables[:5] + variables[6:], strict=True):
+            assert one.values.dtype == v.dtype
+            assert tuple(one.values.shape) == (total, *v.shape[1:])
+            np.testing.assert_array_equal(one.indices, np.concatenate([np.arange(r) for r in range(world.size)]))
+            expected = np.repeat(np.arange(world.size) + 0.5, range(world.size)) * factor
+            values = tf.reshape(tf.cast(one.values, tf.float32), [int(total), -1]).numpy()
+            np.testing.assert_allclose(values, np.broadcast_to(expected[:, None], values.shape), rtol=2e-3)
+
+
+def check_slices_that_only_some_ranks_have_are_an_error_on_all(world):
+    if world.size == 1:
+        return
+    first, second = tf.Variable([1.0], name="first"), tf.Variable([[1.0]], name="second")
+    slices = tf.IndexedSlices(tf.ones([1, 1]), tf.constant([0]))
+    for other in None, tf.constant([[1.0]]):
+        # Which of them has nothing else that it would gather, too.
+        for of_first in tf.constant([1.0]), None:
+            pairs = [(of_first, first), (slices if world.rank == 0 else other, second)]
+            if other is not None and of_first is not None:
+                continue  # it does not gather
+            for call in (lambda f: f()), (lambda f: tf.function(f)()):
+                with pytest.raises(tf.errors.InvalidArgumentError, match="(?s)Slices on some only.*second") as error:
+                    call(lambda pairs=pairs: reduce_weighted(pairs, sok.Sum, keeps_slices=True)[0])
+                assert "first" not in str(error.value).rpartition("Variables")[2]
+    variables = (first, second) if world.rank else (second,)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="(?s)same program"):
+        reduce_weighted([(slices, v) for v in variables], sok.Sum, keeps_slices=True)
 
 
 def check_horovod_s_own_tape_works_beside_us(world):
@@ -188,6 +241,51 @@ def check_a_dense_step_is_one_collective(world):
             with sok.trace() as t:
                 model.train_on_batch(share(world, x), share(world, y))
         assert t.collectives == (world.size > 1), t.by_name
+
+
+def check_equal_ids_of_all_ranks_are_to_keras_3_what_those_of_one_are(world):
+    """Of a variable, in one rank's batch and in several: it squares their gradients one by one, or adds them up."""
+    of_rank = [3 + 2 * rank for rank in range(world.size)]
+    rng = np.random.default_rng(4)
+    ids, factors = rng.integers(0, 4, size=[3, sum(of_rank)]), rng.normal(size=[3, sum(of_rank), 2]).astype("float32")
+    mine = slice(sum(of_rank[: world.rank]), sum(of_rank[: world.rank + 1]))
+    optimizers = keras.optimizers
+    kinds = {
+        "adam": lambda: optimizers.Adam(0.05),
+        "adagrad": lambda: optimizers.Adagrad(0.05),
+        "rmsprop": lambda: optimizers.RMSprop(0.05, momentum=0.5, centered=True),
+        "sgd": lambda: optimizers.SGD(0.05, momentum=0.5, nesterov=True),
+        "clipped": lambda: optimizers.SGD(0.05, global_clipnorm=0.1),
+        "adding up": lambda: optimizers.Adam(0.05, gradient_accumulation_steps=2),
+    }
+
+    def eagerly(function):
+        return function
+
+    def trained(optimizer, part, call, adds_up=False):
+        rows, bias = keras.Variable(np.ones([4, 2], "float32")), keras.Variable(np.ones([2], "float32"))
+        optimizer.build([rows, bias])
+
+        def step(ids, factors):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum((tf.gather(rows.value, ids) + bias) ** 2 * factors)
+            grads = tape.gradient(loss, [rows.value, bias.value])
+            assert isinstance(grads[0], tf.IndexedSlices)
+            optimizer.apply([tf.convert_to_tensor(g) for g in grads] if adds_up else grads, [rows, bias])
+
+        step = call(step)
+        for of_ids, of_factors in zip(ids, factors, strict=True):
+            with sok.trace() as t:
+                step(tf.constant(of_ids[part]), tf.constant(of_factors[part]))
+        return np.concatenate([rows.numpy().ravel(), bias.numpy()]), t.collectives
+
+    for name, kind in kinds.items():
+        call = eagerly if name in ("adam", "adding up") else tf.function
+        found, collectives = trained(sok.DistributedOptimizer(kind(), op="sum"), mine, call)
+        np.testing.assert_allclose(found, trained(kind(), slice(None), eagerly)[0], rtol=1e-4, atol=1e-6, err_msg=name)
+        is_sum = np.allclose(found, trained(kind(), slice(None), eagerly, adds_up=True)[0], rtol=1e-3)
+        assert is_sum == (name in ("sgd", "adding up"))
+        assert collectives == (world.size > 1) * (1 if is_sum else 2), name
 
 
 def check_a_learning_rate_schedule_callback_acts(world):

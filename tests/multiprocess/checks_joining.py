@@ -15,6 +15,8 @@ FIELDS = 2
 def model_of(library):
     inputs = [library.Input((1,), dtype="int64", name=f"c{i}") for i in range(FIELDS)]
     rows = [library.layers.Embedding(ROWS, DIM, name=f"joining_{i.name}")(i) for i in inputs]
+    # A variable, of which equal ids come in each batch, and in those of other workers.
+    rows.append(library.layers.Embedding(7, DIM, name="joining_variable")(inputs[0] % 7))
     return library.Model(inputs, library.layers.Dense(1)(library.layers.Flatten()(library.layers.Add()(rows))))
 
 
