@@ -47,20 +47,14 @@ def of_all_workers(words: tf.Tensor, pairs: Sequence[tuple[Any, Any]]) -> tuple[
         # Not all_gather: this says how much came from whom, and goes through memory that workers share.
         copies, splits = tf.tile(words, [transport.size]), tf.fill([transport.size], tf.size(words))
         received, came = transport.all_to_all(copies, splits, name)
-        begins = tf.cumsum(came, exclusive=True)[:, None]
-        numbers = tf.gather(received, begins + tf.range(len(pairs)))  # [R, V]
+        numbers = tf.gather(received, tf.cumsum(came, exclusive=True)[:, None] + tf.range(len(pairs)))  # [R, V]
         is_same = tf.reduce_all(tf.equal(tf.minimum(numbers, 0), tf.minimum(words[: len(pairs)], 0)), 0)
         numbers = tf.maximum(numbers, 0)
-        sizes = numbers * tf.constant([_words_of_slice(variable) for _, variable in pairs])
+        sizes = numbers * tf.constant([sum(_words_of_slice(variable)) for _, variable in pairs])
         # Else a worker has other variables: nothing is to be made of its words.
         is_whole = tf.reduce_all(tf.equal(came, len(pairs) + tf.reduce_sum(sizes, 1)))
         is_same, numbers = is_same & is_whole, tf.where(is_whole, numbers, 0)
-        begins += len(pairs) + tf.cumsum(sizes, axis=1, exclusive=True)
-        return is_same, {
-            place: _unpacked(received, begins[:, place], numbers[:, place], grad, variable)
-            for place, (grad, variable) in enumerate(pairs)
-            if isinstance(grad, tf.IndexedSlices)
-        }
+        return is_same, _unpacked(received, came, numbers, pairs)
 
 
 def _number(grad: Any) -> tf.Tensor:
@@ -75,9 +69,10 @@ def _dtypes(variable: Any) -> tuple[tf.DType, tf.DType]:
     return (tf.int32 if rows <= tf.int32.max else tf.int64), (tf.float32 if dtype.size < 4 else dtype)
 
 
-def _words_of_slice(variable: Any) -> int:
+def _words_of_slice(variable: Any) -> tuple[int, int]:
+    """Of an id and of its values."""
     of_id, of_values = _dtypes(variable)
-    return (of_id.size + of_values.size * math.prod(variable.shape[1:])) // 4
+    return of_id.size // 4, of_values.size * math.prod(variable.shape[1:]) // 4
 
 
 def _packed(grad: Any, variable: Any) -> list[tf.Tensor]:
@@ -88,29 +83,34 @@ def _packed(grad: Any, variable: Any) -> list[tf.Tensor]:
 
 
 def _unpacked(
-    words: tf.Tensor, begins: tf.Tensor, numbers: tf.Tensor, grad: tf.IndexedSlices, variable: Any
-) -> tf.IndexedSlices:
-    """The slices of one variable.
+    words: tf.Tensor, came: tf.Tensor, numbers: tf.Tensor, pairs: Sequence[tuple[Any, Any]]
+) -> dict[int, tf.IndexedSlices]:
+    """The slices of each variable that has some, by its place.
 
     Args:
         words: of all workers.
-        begins: where in them those of the variable begin, of each worker: [R].
-        numbers: of its slices: [R].
+        came: how many of them from each: [R].
+        numbers: of slices of each worker and variable: [R, V].
     """
-    of_id, of_values = _dtypes(variable)
-    words_of_id = of_id.size // 4
+    places = [place for place, (grad, _) in enumerate(pairs) if isinstance(grad, tf.IndexedSlices)]
+    sizes = [numbers[:, place] * size for place in places for size in _words_of_slice(pairs[place][1])]
+    sizes = tf.stack([came - tf.add_n(sizes), *sizes] if sizes else [came], 1)  # [R, 1 + 2 len(places)]
+    pieces = tf.split(words, tf.reshape(sizes, [-1]), num=math.prod(sizes.shape))
+    found = {}
+    for part, place in enumerate(places):
+        grad, variable = pairs[place]
+        ids, values = (
+            _from_words(tf.concat(pieces[1 + 2 * part + i :: sizes.shape[1]], 0), dtype)
+            for i, dtype in enumerate(_dtypes(variable))
+        )
+        shape = [int(size) for size in variable.shape]
+        found[place] = tf.IndexedSlices(
+            tf.cast(tf.reshape(values, [tf.size(ids), *shape[1:]]), grad.values.dtype),
+            tf.cast(ids, grad.indices.dtype),
+            tf.constant(shape, grad.indices.dtype),
+        )
+    return found
 
-    def part(dtype: tf.DType, begin: int, words_of_one: int) -> tf.Tensor:
-        first = begins + numbers * begin
-        places = tf.ragged.range(first, first + numbers * words_of_one).values
-        found = tf.gather(words, places)
-        return tf.bitcast(tf.reshape(found, [-1, 2]) if dtype.size == 8 else found, dtype)
 
-    ids = part(of_id, 0, words_of_id)
-    values = part(of_values, words_of_id, _words_of_slice(variable) - words_of_id)
-    shape = [int(size) for size in variable.shape]
-    return tf.IndexedSlices(
-        tf.cast(tf.reshape(values, [tf.size(ids), *shape[1:]]), grad.values.dtype),
-        tf.cast(ids, grad.indices.dtype),
-        tf.constant(shape, grad.indices.dtype),
-    )
+def _from_words(words: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    return tf.bitcast(tf.reshape(words, [-1, 2]) if dtype.size == 8 else words, dtype)
