@@ -1,7 +1,8 @@
 """python -m benchmarks.small_tables: up to how many rows an embedding is better kept as an ordinary variable.
 
-A training step of a Keras model of embeddings of N rows each, one id a sample of each, uniform, Adagrad: as tables of
-sok, and as ordinary variables on each worker, averaged with the dense weights. Both take turns, a window of steps each.
+A training step of a Keras 3 model of embeddings of N rows each, one id a sample of each, uniform: as tables of sok, and
+as ordinary variables on each worker. With `--optimizer SGD` their gradients are averaged with the dense ones; with
+Adagrad, which squares those of equal ids one by one, each worker gets those of all. Both take turns, a window of steps.
 Prints for each N, dim and batch the median milliseconds of a step, and of the quotients window by window the median and
 the quartiles; then for each dim and batch the break-even: up to which N variables took no longer. On several workers:
 horovodrun -np 2 python -m benchmarks.small_tables. With `--large 1000000` the model has a table of so many rows too, so
@@ -27,13 +28,13 @@ WAYS = ("tables", "variables")
 _BATCHES = 4
 
 
-def model_of(sizes: list[int], dim: int, dense_size: int) -> Any:
+def model_of(sizes: list[int], dim: int, dense_size: int, optimizer: str) -> Any:
     ids = [keras.Input((1,), dtype="int64", name=f"c{i}") for i in range(len(sizes))]
     vectors = [keras.layers.Embedding(n, dim)(x) for n, x in zip(sizes, ids, strict=True)]
     x = keras.layers.Concatenate()(vectors) if len(vectors) > 1 else vectors[0]
     out = keras.layers.Dense(1)(keras.layers.Flatten()(x))
     model = sok.distributed_model(keras.Model(ids, out), sparse_as_dense_size=dense_size)
-    model.compile(sok.DistributedOptimizer(keras.optimizers.Adagrad(0.01)), "mse")
+    model.compile(sok.DistributedOptimizer(getattr(keras.optimizers, optimizer)(0.01)), "mse")
     sok.broadcast_variables(model.variables)
     return model
 
@@ -86,6 +87,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--large", type=int, default=0, help="rows of one more embedding, always a table; 0: none")
     parser.add_argument("--dims", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--batches", type=int, nargs="+", default=[1024, 4096], help="samples of each worker")
+    parser.add_argument("--optimizer", choices=["SGD", "Adagrad", "Adam"], default="Adagrad")
     parser.add_argument("--windows", type=int, default=15)
     parser.add_argument("--steps", type=int, default=10, help="of a window")
     args = parser.parse_args(arguments)
@@ -98,14 +100,16 @@ def main(arguments: list[str] | None = None) -> None:
 
     about, begin, rows = describe(), time.perf_counter(), sorted(args.rows)
     tell(f"{about['cpu']}, {about['usable_cores']} cores, {sok.size()} workers, {args.windows} windows of {args.steps}")
-    tell(f"{args.fields} embeddings of these rows" + (f", and one of {args.large:,}" if args.large else ""))
+    of_rows = f"{args.fields} embeddings of these rows" + (f", and one of {args.large:,}" if args.large else "")
+    tell(f"{args.optimizer}, {of_rows}")
     tell("| rows | dim | batch | tables, ms | variables, ms | variables / tables (quartiles) |")
     tell("|---|---|---|---|---|---|")
     found: dict[tuple[int, int], list[float]] = {}
     for dim in args.dims:
         for n in rows:
             sizes = [args.large] * bool(args.large) + [n] * args.fields
-            steps = {way: stepper(model_of(sizes, dim, n if way == "variables" else 0)) for way in WAYS}
+            dense_size = {"tables": 0, "variables": n}
+            steps = {way: stepper(model_of(sizes, dim, dense_size[way], args.optimizer)) for way in WAYS}
             for batch in args.batches:
                 taken = in_turns(steps, batches_of(sizes, batch), args.windows, args.steps)
                 low, middle, high = np.percentile(taken["variables"] / taken["tables"], [25, 50, 75])

@@ -63,7 +63,8 @@ def DistributedOptimizer(
           so: one collective more, for all of them, gives each worker those of all. Most optimizers of Keras 3 square
           slices of equal ids one by one, and would make something else of their sum. It is reduced as dense ones are
           for SGD without clipping, and with `gradient_accumulation_steps` or `loss_scale_factor`.
-        - Which gradients are None, or slices, must not depend on the worker; if it does, all workers raise.
+        - Which gradients are None, or slices, must not depend on the worker; if it does, all workers raise (which may
+          take until the deadline of `sok.Init` where a dense gradient is in the place of the only slices).
         - Replicas must start alike. In the first `fit` they do: worker 0's weights reach all before the first step
           (with run_eagerly=True: before its update), unless a `sok.callbacks.BroadcastVariablesCallback` takes another
           worker's. Elsewhere call `sok.broadcast_variables`, or in a v1 session use
