@@ -126,7 +126,7 @@ def check_slices_are_those_of_all_ranks(world):
             np.testing.assert_array_equal(one.indices, np.concatenate([np.arange(r) for r in range(world.size)]))
             expected = np.repeat(np.arange(world.size) + 0.5, range(world.size)) * factor
             values = tf.reshape(tf.cast(one.values, tf.float32), [int(total), -1]).numpy()
-            np.testing.assert_allclose(values, np.broadcast_to(expected[:, None], values.shape), rtol=2e-3)
+            np.testing.assert_allclose(values, np.broadcast_to(expected[:, None], values.shape), rtol=5e-3)  # bfloat16
 
 
 def check_slices_that_only_some_ranks_have_are_an_error_on_all(world):
@@ -245,7 +245,7 @@ def check_a_dense_step_is_one_collective(world):
 
 def check_equal_ids_of_all_ranks_are_to_keras_3_what_those_of_one_are(world):
     """Of a variable, in one rank's batch and in several: it squares their gradients one by one, or adds them up."""
-    of_rank = [3 + 2 * rank for rank in range(world.size)]
+    of_rank = [6 + 2 * rank for rank in range(world.size)]
     rng = np.random.default_rng(4)
     ids, factors = rng.integers(0, 4, size=[3, sum(of_rank)]), rng.normal(size=[3, sum(of_rank), 2]).astype("float32")
     mine = slice(sum(of_rank[: world.rank]), sum(of_rank[: world.rank + 1]))
@@ -255,7 +255,7 @@ def check_equal_ids_of_all_ranks_are_to_keras_3_what_those_of_one_are(world):
         "adagrad": lambda: optimizers.Adagrad(0.05),
         "rmsprop": lambda: optimizers.RMSprop(0.05, momentum=0.5, centered=True),
         "sgd": lambda: optimizers.SGD(0.05, momentum=0.5, nesterov=True),
-        "clipped": lambda: optimizers.SGD(0.05, global_clipnorm=0.1),
+        "clipped": lambda: optimizers.SGD(0.2, global_clipnorm=1.0),
         "adding up": lambda: optimizers.Adam(0.05, gradient_accumulation_steps=2),
     }
 
@@ -284,7 +284,7 @@ def check_equal_ids_of_all_ranks_are_to_keras_3_what_those_of_one_are(world):
         found, collectives = trained(sok.DistributedOptimizer(kind(), op="sum"), mine, call)
         np.testing.assert_allclose(found, trained(kind(), slice(None), eagerly)[0], rtol=1e-4, atol=1e-6, err_msg=name)
         is_sum = np.allclose(found, trained(kind(), slice(None), eagerly, adds_up=True)[0], rtol=1e-3)
-        assert is_sum == (name in ("sgd", "adding up"))
+        assert is_sum == (name in ("sgd", "adding up")), name
         assert collectives == (world.size > 1) * (1 if is_sum else 2), name
 
 
