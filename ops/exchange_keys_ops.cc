@@ -100,6 +100,7 @@ REGISTER_OP("Sok>ExchangeRoute")
     .Attr("Tkeys: list(" SOK_KEY_TYPES ")")
     .Attr("combiners: list(" SOK_POOLERS ")")
     .Attr("ways: list({'auto', 'rows', 'sums'})")
+    .Attr("counts_ids: bool = true")  // false: CountIds does, at the turn of the step
     .SOK_EXCHANGE_ATTRS.SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       int64_t tables, features;
@@ -129,6 +130,7 @@ class ExchangeRouteOp : public GroupOp {
     std::vector<std::string> ways;
     Check(ctx->GetAttr("ways", &ways));
     for (const std::string& way : ways) ways_.push_back(ParseWayHome(way));
+    Check(ctx->GetAttr("counts_ids", &counts_ids_));
     Check(ctx->GetAttr("combiners", &combiners_));
     if (combiners_.size() != table_of_.size()) throw InvalidArgument("`combiners` must have one value per feature.");
   }
@@ -149,7 +151,7 @@ class ExchangeRouteOp : public GroupOp {
     int64_t num_keys = 0;
     for (int f = 0; f < in.keys.size(); ++f) {
       num_keys += in.keys[f].NumElements();
-      if (insert) tables[static_cast<size_t>(table_of_[f])]->ids += in.keys[f].NumElements();
+      if (insert && counts_ids_) tables[static_cast<size_t>(table_of_[f])]->ids += in.keys[f].NumElements();
     }
     const std::string names = NamesOf(tables);
     const ProfileSpan span("route", names, {num_keys});
@@ -353,6 +355,7 @@ class ExchangeRouteOp : public GroupOp {
 
   std::vector<std::string> combiners_;  // [F]
   std::vector<WayHome> ways_;           // [T]
+  bool counts_ids_;
 };
 // Not the weights, of which only the number is wanted.
 SOK_HOST_KERNEL("Sok>ExchangeRoute", ExchangeRouteOp, "handles", "call", "insert", "keys", "row_splits", "words",

@@ -122,6 +122,24 @@ REGISTER_OP("Sok>TableIds").Input("handle: resource").Output("ids: int64").SetIs
 void TableIds(OpKernelContext* ctx) { ScalarOutput<int64_t>(ctx, 0) = TableArg(ctx, 0)->ids; }
 SOK_HOST_KERNEL("Sok>TableIds", FunctionOp<TableIds>, "handle", "ids");
 
+// The keys of each feature count as ids that its table has seen. For lookups whose ExchangeRoute has not counted them.
+REGISTER_OP("Sok>CountIds")
+    .Input("handles: N * resource")
+    .Input("keys: Tkeys")
+    .Attr("N: int >= 1")
+    .Attr("Tkeys: list(" SOK_KEY_TYPES ") >= 1")
+    .SetIsStateful()
+    .SetShapeFn(NoOutputs);
+
+void CountIds(OpKernelContext* ctx) {
+  tensorflow::OpInputList handles, keys;
+  Check(ctx->input_list("handles", &handles));
+  Check(ctx->input_list("keys", &keys));
+  if (handles.size() != keys.size()) throw InvalidArgument("`keys` must have one tensor per table.");
+  for (int i = 0; i < keys.size(); ++i) TableArg(ctx, i)->ids += keys[i].NumElements();
+}
+SOK_HOST_KERNEL("Sok>CountIds", FunctionOp<CountIds>, "handles", "keys");
+
 REGISTER_OP("Sok>TableSetStep").Input("handle: resource").Input("step: int64").SetIsStateful().SetShapeFn(TakesScalar);
 
 void TableSetStep(OpKernelContext* ctx) {

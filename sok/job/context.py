@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import itertools
 import os
@@ -16,7 +17,7 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGra
 
 from sok.base import log, names, profiling, tracing
 from sok.job import dead_peers, gpus
-from sok.job.job import Job
+from sok.job.job import SECONDS_TO_LEAVE, Job
 from sok.job.transport import horovod, watch
 from sok.job.transport.base import Transport
 from sok.job.transport.local import LocalTransport
@@ -169,7 +170,7 @@ def shutdown() -> None:
     """
     global _job, enabled_strategy
     if _job is not None:
-        _job.wait()  # without the lock: who is waited for may need it
+        _job.leave()  # without the lock: who is waited for may need it
     with _lock:
         if _job is not None:
             _job.end()
@@ -225,6 +226,7 @@ def _join(seed: Any, global_batch_size: Any, deadline: Any) -> _Job:
     launcher = _launcher_of_many()
     transport: Transport = LocalTransport()
     if launcher or horovod.running_size() > 0 or "HOROVOD_SIZE" in os.environ:
+        atexit.register(_abandon)  # first, to be done last: when peers know of this worker's end
         found = horovod.HorovodTransport(seconds)
         if launcher and launcher != f"{launcher.partition('=')[0]}={found.size}":
             raise RuntimeError(
@@ -234,6 +236,19 @@ def _join(seed: Any, global_batch_size: Any, deadline: Any) -> _Job:
         # horovodrun -np 1: Horovod is there for the user's own calls; we need no collectives.
         transport = found if found.size > 1 else transport
     return _Job(transport, seed, global_batch_size, seconds, is_explicit=True)
+
+
+def _abandon() -> None:
+    """At the end of the program: what waits beside it for a peer that does not come is dropped. Its thread must end."""
+    job = _job
+    if job is None or job.has_ended or not (left := job.leave(0)):
+        return
+    if any(beside.is_in_task for beside in left) and dead_peers.own_end()[0] == dead_peers.WELL:
+        log.logger.warning(
+            "The program ends, and this worker has begun a batch of sok.ahead that others have not. It is dropped."
+        )
+    job.transport.abort()
+    job.leave(SECONDS_TO_LEAVE)
 
 
 def _begun(before: _Job | None, job: _Job) -> _Job:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import itertools
+import weakref
 from collections.abc import Callable, Iterable
+from concurrent import futures
 from typing import Any
 
+from sok.job import dead_peers
+from sok.job.beside import Beside
 from sok.job.transport import ordering
 from sok.job.transport.base import Transport
 
+SECONDS_TO_LEAVE = 5.0  # at the end of a program: peers that are as far take milliseconds
 _epochs = itertools.count(1)
 
 
@@ -41,7 +47,8 @@ class Job:
     epoch: int = dataclasses.field(default_factory=_epochs.__next__, init=False)
     has_ended: bool = dataclasses.field(default=False, init=False)
     _endings: list[Callable[[], None]] = dataclasses.field(default_factory=list, init=False, repr=False)
-    _waits: list[Callable[[], None]] = dataclasses.field(default_factory=list, init=False, repr=False)
+    _is_left_at_exit: bool = dataclasses.field(default=False, init=False, repr=False)
+    _beside: weakref.WeakSet[Beside] = dataclasses.field(default_factory=weakref.WeakSet, init=False, repr=False)
 
     @property
     def rank(self) -> int:
@@ -62,14 +69,17 @@ class Job:
         """The attributes by which native ops know it."""
         return {"world_size": self.size, "rank": self.rank}
 
-    def wait(self) -> None:
-        """Waits for what goes on beside the program: peers have begun the same, and count on this worker."""
-        for wait in list(self._waits):
-            wait()
+    def leave(self, seconds: float | None = None) -> list[Beside]:
+        """Ends what goes on beside the program: peers are told. Gives what is not done in `seconds`; None: waits."""
+        left = {beside.leave(): beside for beside in list(self._beside)}
+        return [left[one] for one in futures.wait(left, seconds).not_done]
 
-    def at_wait(self, wait: Callable[[], None]) -> None:
-        """Has `wait()` called by `wait`, before the job ends."""
-        self._waits.append(wait)
+    def at_leave(self, beside: Beside) -> None:
+        """Has it ended by `leave`: before the job ends, and where the program does."""
+        if not self._is_left_at_exit:
+            self._is_left_at_exit = True
+            atexit.register(_leave_at_exit, weakref.ref(self))
+        self._beside.add(beside)
 
     def end(self) -> None:
         """Ends it: its tables, and functions that were traced for it, are refused from now on."""
@@ -86,6 +96,12 @@ class Job:
     def __repr__(self) -> str:
         ended = ", ended" if self.has_ended else ""
         return f"<Job {self.epoch}: rank {self.rank} of {self.size}, {self.transport.name}, seed {self.seed}{ended}>"
+
+
+def _leave_at_exit(held: weakref.ref[Job]) -> None:
+    job = held()
+    if job is not None and dead_peers.own_end()[0] == dead_peers.WELL:
+        job.leave(SECONDS_TO_LEAVE)
 
 
 def job_of(tables: Iterable[Any]) -> Job:

@@ -7,7 +7,7 @@ time of `begin` differs from the synchronous lookup, and `begin` changes no tabl
 
 On several workers all begin the same batches, be they used or not: batch i + depth when the program takes batch i,
 however fast the thread is. So a loop that all workers leave after the same batch leaves nobody waiting. A worker that
-has no such batch, or cannot begin it, says so in place of its keys.
+has no such batch, cannot begin it, or begins no more, says so in place of its keys.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import collections
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from sok.job.beside import Beside
 from sok.lookup import exchange
 from sok.lookup.begun import ENDED, Plan, Ticket
 
@@ -81,14 +82,19 @@ def ahead(dataset: Iterable[Any], lookup_fn: Callable[[Any], Any], depth: int = 
         4.0 2
         4.0 3
     """
-    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
-        raise ValueError(f"`depth` must be a whole number, at least 1. Received: {depth!r}.")
+    check_depth(depth)
     if not isinstance(dataset, Iterable):
         raise TypeError(f"`dataset` must be a tf.data.Dataset or another iterable of batches. Received: {dataset!r}.")
     if not callable(lookup_fn):
         raise TypeError(f"`lookup_fn` must be a function of a batch. Received: {lookup_fn!r}.")
     _refuse_graphs()
     return Ahead(dataset, lookup_fn, depth)
+
+
+def check_depth(depth: int) -> None:
+    """ValueError unless it is a number of batches."""
+    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
+        raise ValueError(f"`depth` must be a whole number, at least 1. Received: {depth!r}.")
 
 
 def _refuse_graphs() -> None:
@@ -104,50 +110,59 @@ class Ahead:
 
     def __init__(self, dataset: Iterable[Any], lookup_fn: Callable[[Any], Any], depth: int) -> None:
         self._dataset, self._lookup_fn, self._depth = dataset, lookup_fn, depth
-        self._number = next(_numbers)
-        self._plan: Plan | None = None
-        self._iterations = 0
-        # One: begins have an order, which is the same on all workers.
-        self._thread = ThreadPoolExecutor(1, f"sok-ahead-{self._number}")
+        self._number = next_number()
+        self._pipeline: Pipeline | None = None
 
     def __iter__(self) -> Iterator[tuple[Any, Ticket]]:
         _refuse_graphs()
         batches = iter(self._dataset)
-        if self._plan is None:
+        if self._pipeline is None:
             spec = getattr(self._dataset, "element_spec", None)
             if spec is None:
                 first = next(batches, None)
                 if first is None:
                     return
                 spec, batches = tf.nest.map_structure(_spec_of, first), itertools.chain([first], batches)
-            self._plan = Plan(spec, self._lookup_fn, self._number)
-            _wait_at_end(self._plan, self._thread)
-        plan, source = self._plan, _Source(batches)
-        self._iterations += 1
-        numbers = itertools.count(self._iterations * _BATCHES)
-        begun: collections.deque[Future[Any]] = collections.deque()
-        while True:
-            while len(begun) <= self._depth:
-                begun.append(self._thread.submit(source.begin, plan, next(numbers) % _MOST))
-            found = begun.popleft().result()
-            if found is None:
-                return
+            self._pipeline = Pipeline(Plan(spec, self._lookup_fn, self._number), self._depth)
+        plan, take = self._pipeline.plan, self._pipeline.read(batches)
+        while (found := take().result()) is not None:
             batch, tensors = found
             del found
             yield batch, Ticket(plan, tensors)
             del batch, tensors
 
 
-def _wait_at_end(plan: Plan, thread: ThreadPoolExecutor) -> None:
-    held = weakref.ref(thread)
+class Pipeline:
+    """A plan, and the thread in which its lookups begin: one, so that they have an order, the same on all workers."""
 
-    def wait() -> None:
-        running = held()
-        if running is not None:
-            running.submit(lambda: None).result()
+    def __init__(self, plan: Plan, depth: int) -> None:
+        self.plan = plan
+        self._depth, self._readings = depth, itertools.count(1)
+        self._thread = Beside(f"sok-ahead-{plan.number}")
+        self._thread.last = plan.leave
+        if plan.job is not None:
+            plan.job.at_leave(self._thread)
+        weakref.finalize(self, self._thread.leave).atexit = False
 
-    if plan.job is not None:
-        plan.job.at_wait(wait)
+    def read(self, batches: Iterator[Any]) -> Callable[[], Future[tuple[Any, list[tf.Tensor]] | None]]:
+        """A function that begins as many batches as may have, and gives the next one when it has begun.
+
+        That is the batch, with the tensors of its ticket; None: there is none.
+        """
+        source, numbers = _Source(batches), itertools.count(next(self._readings) * _BATCHES)
+        begun: collections.deque[Future[Any]] = collections.deque()
+
+        def take() -> Future[Any]:
+            while len(begun) <= self._depth:
+                begun.append(self._thread.submit(source.begin, self.plan, next(numbers) % _MOST))
+            return begun.popleft()
+
+        return take
+
+
+def next_number() -> int:
+    """Of a plan: the same on all workers, if they make theirs in the same order."""
+    return next(_numbers)
 
 
 def _spec_of(value: Any) -> tf.TypeSpec:
@@ -184,9 +199,7 @@ class _Source:
             plan.refuse(number, f"{type(error).__name__}: {error}")
             raise
         if ids is not None:
-            sent = plan.send(number, ids)
-            plan.raise_what_peers_refuse(sent)
-            return batch, [*ids, *sent]
+            return batch, [*ids, *plan.send(number, ids)]
         self._check_ends(plan.refuse(number, ENDED))
         self._is_over = True
         return None

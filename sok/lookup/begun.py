@@ -22,6 +22,11 @@ from sok.lookup.inputs import to_csr
 
 ENDED = "its data have ended before those of others. Give all workers as many batches (sok.data.batches)."
 
+LEFT = (
+    "it has begun no such batch, and has come to the end of its program, to sok.shutdown(), or to where nobody holds "
+    "this sok.ahead. All workers take as many batches."
+)
+
 _plans: weakref.WeakValueDictionary[int, Plan] = weakref.WeakValueDictionary()  # tickets and their specs keep them
 _named: set[str] = set()  # tables of lookups that are not made ahead, as far as that was said
 
@@ -71,6 +76,7 @@ class Plan:
         self._send = tf.function(self._begin, autograph=False).get_concrete_function(number_spec, *specs)
         self.specs = [*specs, *(tf.TensorSpec(t.shape, t.dtype) for t in self._send.outputs)]
         self.is_told_unused = False
+        self._over = ""  # no more is sent, for a worker has left: which
         self._refuse_at_end = None if self._is_alone else self._refusal(ENDED)
 
     def ids(self, batch: object) -> list[tf.Tensor]:
@@ -78,24 +84,39 @@ class Plan:
         return self._ids(*map(tf.convert_to_tensor, tf.nest.flatten(batch, expand_composites=True)))
 
     def send(self, number: int, ids: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Begins the lookups of a batch."""
-        return self._send(tf.constant(number, tf.int64), *ids)
+        """Begins the lookups of a batch.
+
+        Raises:
+            tf.errors.InvalidArgumentError: a worker has begun it with words in place of its keys.
+        """
+        if self._over:
+            raise tf.errors.InvalidArgumentError(None, None, self._over)
+        sent = self._send(tf.constant(number, tf.int64), *ids)
+        if not self._is_alone:
+            for rank, words in enumerate(self._said(*sent[1:3])):  # of the first lookup: who refuses, refuses all
+                text = exchange.refused_text(words)
+                if text is not None:
+                    raise tf.errors.InvalidArgumentError(None, None, f"rank {rank}: {text}")
+        return sent
 
     def refuse(self, number: int, text: str) -> list[np.ndarray]:
         """Begins a batch that this worker has not; gives what each worker says in its place, or its keys."""
-        if self._is_alone:
+        if self._is_alone or self._over:
             return []
         refuse = self._refuse_at_end if text == ENDED and self._refuse_at_end else self._refusal(text)
-        return _by_rank(*refuse(tf.constant(number, tf.int64))[:2])
+        return self._said(*refuse(tf.constant(number, tf.int64))[:2])
 
-    def raise_what_peers_refuse(self, sent: Sequence[tf.Tensor]) -> None:
-        """Raises `InvalidArgumentError` if a worker has begun the batch of `send` with words in place of its keys."""
-        if self._is_alone:
-            return
-        for rank, words in enumerate(_by_rank(*sent[1:3])):  # of the first lookup: who refuses, refuses all
-            text = exchange.refused_text(words)
-            if text is not None:
-                raise tf.errors.InvalidArgumentError(None, None, f"rank {rank}: {text}")
+    def leave(self) -> None:
+        """In place of the next batch: tells the others that this worker begins no more, so that none waits for it."""
+        self.refuse(0, LEFT)
+
+    def _said(self, words: tf.Tensor, splits: tf.Tensor) -> list[np.ndarray]:
+        """What each worker has sent."""
+        by_rank = np.split(words.numpy(), np.cumsum(splits.numpy())[:-1])
+        for rank, one in enumerate(by_rank):
+            if exchange.refused_text(one) == LEFT:
+                self._over = f"rank {rank}: {LEFT}"
+        return by_rank
 
     def begun(self, tensors: Sequence[tf.Tensor]) -> list[tuple[Asked, list[lookup.Ticket | None]]]:
         """The lookups that have begun, of the tensors of a ticket: their features, and a ticket of each part."""
@@ -211,10 +232,6 @@ def _filled(ids: Csr, tensors: Iterator[tf.Tensor]) -> Csr:
     """The same with the next of the tensors, as `_tensors_of` gives them."""
     names = ("keys", "row_splits", "weights")
     return dataclasses.replace(ids, **{n: next(tensors) for n in names if getattr(ids, n) is not None})
-
-
-def _by_rank(words: tf.Tensor, splits: tf.Tensor) -> list[np.ndarray]:
-    return np.split(words.numpy(), np.cumsum(splits.numpy())[:-1])
 
 
 _OF_ONE = ("words", "splits", "asked")

@@ -77,6 +77,7 @@ class Sent:
     row_splits: list[tf.Tensor]  # of each feature [S + 1] int64, of what index lists
     scales: list[tf.Tensor]  # of each feature by sums what its combiner multiplies each of them with; else empty
     asked: tf.Tensor  # [R] int32, floats this rank will get from each peer
+    is_ahead: bool  # its ids count where it is finished
 
     @property
     def dtype(self) -> str:
@@ -121,13 +122,14 @@ def send_keys(group: Group, features: Sequence[Feature], insert: tf.Tensor, ahea
             Tword=group.word_dtype,
             combiners=[f.pooling for f in asked],
             ways=[table.way_home for table in group.tables for _ in table.parts],
+            counts_ids=ahead is None,
             **attributes,
         )
         with _counting_anew(group):
             name = group.collective("keys") if ahead is None else ahead.collective(group)
             words, splits = group.transport.all_to_all(routed.words, routed.splits, name)
     places = (routed.index, routed.splits_home, routed.scales, routed.asked)
-    return Sent(group, number, insert, attributes, words, splits, *places)
+    return Sent(group, number, insert, attributes, words, splits, *places, is_ahead=ahead is not None)
 
 
 def fetch_rows(sent: Sent, features: Sequence[Feature]) -> list[tf.Tensor]:
@@ -141,6 +143,10 @@ def fetch_rows(sent: Sent, features: Sequence[Feature]) -> list[tf.Tensor]:
 
     Collective: one, and one for the gradient. Differentiable in the tables and weights.
     """
+    asked = _by_part(features)
+    if sent.is_ahead and tf.get_static_value(sent.insert):
+        handles = [handle for f in features for handle in f.table.part_handles]
+        _ops.lib().sok_count_ids(handles, [f.ids.keys for f in asked])
     with _on(sent.group.device), _counting_anew(sent.group):
         served = _ops.lib().sok_exchange_serve(
             sent.group.part_handles,
@@ -152,7 +158,6 @@ def fetch_rows(sent: Sent, features: Sequence[Feature]) -> list[tf.Tensor]:
             **sent.attributes,
         )
     home, home_splits = _bring_home(sent, served.answers, served.answer_splits)
-    asked = _by_part(features)
     outputs, checked_splits = _ops.lib().sok_exchange_combine(
         home,
         home_splits,

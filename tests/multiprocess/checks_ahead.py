@@ -39,6 +39,18 @@ def check_keys_ahead_through_sockets(world, monkeypatch, tmp_path_of_rank):
     compare("adagrad", True, 2, ["nothing", "evaluate", "nothing"], tmp_path_of_rank, world.rank, world.size, seed=7)
 
 
+def check_ids_count_in_the_step_that_looks_them_up(world):
+    (table, look_up), seen = one("ahead_seen"), []
+    step = tf.function(lambda ids, ticket: _within(ticket, look_up, ids))
+    for i, (ids, ticket) in enumerate(sok.ahead(counted(world, 6), look_up, depth=3)):
+        seen.append(int(table.ids_seen))
+        if i % 2:
+            _within(ticket, look_up, ids)
+        else:
+            step(ids, ticket)
+    assert seen == [0, 2, 4, 6, 8, 10] and int(table.ids_seen) == 12
+
+
 def check_one_exchange_is_ahead_and_two_are_in_the_step(world):
     table, look_up = one("ahead_counts")
     optimizer = sok.optimizers.SGD(1.0)
@@ -49,8 +61,10 @@ def check_one_exchange_is_ahead_and_two_are_in_the_step(world):
             loss = tf.reduce_sum(look_up(ids))
         optimizer.apply_gradients([(tape.gradient(loss, table), table)])
 
+    pipeline = sok.ahead(counted(world, 5), look_up, depth=2)
+    assert context.get_job().leave(30) == []  # those of other checks, so that they say nothing inside
     with sok.trace() as trace:
-        for ids, ticket in sok.ahead(counted(world, 5), look_up, depth=2):
+        for ids, ticket in pipeline:
             step(ids, ticket)
     if world.size == 1:
         assert trace.collectives == 0
@@ -160,9 +174,9 @@ def check_ranks_that_take_other_numbers_of_batches_are_told(world):
     with pytest.raises(tf.errors.FailedPreconditionError, match="call"):
         for ids, ticket in pipeline:
             _within(ticket, look_up, ids)
-    for i, _ in enumerate(pipeline):  # what the others have begun less, or their end would be waited for
-        if i == (0 if world.rank == 0 else 1):
-            break
+    assert context.get_job().leave(30) == []  # what one has begun more is waited for no more
+    with pytest.raises(RuntimeError, match="sok-ahead-.* has ended"):
+        next(iter(pipeline))
 
 
 def check_an_error_of_a_finished_lookup_inside_a_layer_leaves_nobody_waiting(world):
@@ -180,15 +194,42 @@ def check_an_error_of_a_finished_lookup_inside_a_layer_leaves_nobody_waiting(wor
     assert said == [True, False, True]
 
 
-def check_a_job_that_ends_waits_for_what_has_begun(world):
+def check_a_job_that_ends_drops_what_has_begun(world):
     _, look_up = one("ahead_last")
     pipeline = sok.ahead(Batches(counted(world, 9)), look_up, depth=4)
     next(iter(pipeline))
     before = sok.collective_counts()["collectives"] if world.size > 1 else 0
-    context.get_job().wait()
+    assert context.get_job().leave() == []
     begun = sok.collective_counts()["collectives"] - before if world.size > 1 else 0
     assert 0 <= begun <= 5
-    assert pipeline._thread._work_queue.empty()
+    thread = pipeline._pipeline._thread._thread
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def check_a_rank_that_has_left_is_named_where_others_take_another_batch(world):
+    """And its own batches that were under way end; what nobody holds any more has left."""
+    if world.size == 1:
+        return
+    table, look_up = one("ahead_who")
+    pipeline, taken = sok.ahead(Batches(counted(world, 9)), look_up, depth=2), []
+
+    def run():
+        for ids, ticket in pipeline:
+            _within(ticket, look_up, ids) if not taken else None
+            taken.append(ids)
+            if world.rank == 1:
+                break
+
+    if world.rank == 1:
+        run()
+        del pipeline
+    else:
+        with pytest.raises(tf.errors.InvalidArgumentError, match="rank 1: it has begun no such batch"):
+            run()
+        with pytest.raises(tf.errors.InvalidArgumentError, match="rank 1: it has begun no such batch"):
+            list(pipeline)
+    assert 1 <= len(taken) <= 4 and lookup_rows(table, counted(world, 1)[0]).shape == [2, 2]
 
 
 def check_the_rows_of_a_batch_are_those_of_its_turn(world):

@@ -16,6 +16,7 @@ from tests.multiprocess.worker import run_check
 pytestmark = pytest.mark.multiprocess
 
 PROGRAM = Path(__file__).with_name("program_that_loses_a_worker.py")
+LEAVES_AHEAD = Path(__file__).with_name("program_that_leaves_ahead.py")
 SAVES = Path(__file__).with_name("program_that_saves_alone.py")
 
 
@@ -69,6 +70,15 @@ def test_a_worker_that_ends_before_the_others_is_told_with_its_steps():
     words = r"sok: rank 0:   This worker has begun 11 training steps, and came to \w+ 'sok/lost/keys/0' \(number 12\)"
     assert re.search(words, job.output), job.output
     assert "sok.data.batches" in job.output and "MetricSumCallback before EarlyStopping" in job.output
+
+
+@pytest.mark.parametrize("way", ["apart", "stuck"])
+def test_a_program_ends_whose_peer_never_begins_what_it_has_begun_ahead(way):
+    job = run([sys.executable, str(LEAVES_AHEAD), way], ranks=2, deadline=120)
+    assert not job.timed_out and job.returncode == 0, job.output
+    assert job.output.count("left the loops") == 2, job.output
+    is_said = "has begun a batch of sok.ahead that others have not. It is dropped." in job.output
+    assert is_said == (way == "stuck"), job.output  # the threads told each other, or could not
 
 
 def test_a_worker_that_has_ended_takes_part_in_what_worker_0_saves_alone(tmp_path):

@@ -108,6 +108,7 @@ class Program:
         for i, table in enumerate(self.all_tables):
             for slot_set in state.slot_sets(table):
                 found[f"{i}/{slot_set.rule}"] = [tensor.numpy() for tensor in table.slots(slot_set.name)]
+            found[f"{i}/ids_seen"] = int(table.ids_seen)
             found[f"{i}/rows"] = [tensor.numpy() for tensor in table.export()]
         return found
 
