@@ -174,7 +174,7 @@ def distributed_model(
     _begin()
     model = sok.distributed_model(model, sparse_as_dense_size=sparse_as_dense_size)
     if override_method:
-        conversion._set_class(model, conversion._named_as(type(model), _Saves, {}))
+        conversion.set_class(model, conversion.named_as(type(model), _Saves, {}))
     _register(model)
     return model
 

@@ -1,7 +1,7 @@
 """Which functions of Keras are running: what Keras knows, and has no argument to tell.
 
 No other module looks for Keras on the call stack (`sok/table/custom_gradients.py` looks for TensorFlow's functions),
-and this one for eight things:
+and this one for nine things:
 
 - whether a batch is trained on, in a layer of a model whose own `call` takes no `training`;
 - whether `numpy()` is called by `get_weights`, which wants keys too, or by a writer of HDF5, which must get no rows;
@@ -10,6 +10,7 @@ and this one for eight things:
 - whose `fit` makes the first step, so that replicas start alike, and which model trains;
 - how many samples a step of `fit` has, and how many steps, where workers have different numbers;
 - which layer looks a table up that Keras 3 would not find among the layer's variables;
+- whether `fit`, or `evaluate` or `predict`, reads a dataset, whose lookups begin before they are made;
 - whether weights are read to be drawn by TensorBoard, or counted for a summary.
 """
 
@@ -57,6 +58,12 @@ def caller() -> Any:
 def model_that_trains() -> Any:
     """The model whose `train_step` has called us, if that is Keras 3's or tf_keras' own; None otherwise."""
     return next((f.f_locals.get("self") for f in _frames() if f.f_code.co_name == "train_step"), None)
+
+
+def entry_point() -> str | None:
+    """'fit', 'evaluate' or 'predict' of Keras, whichever has called us, the nearest one; None outside of them."""
+    names = (frame.f_code.co_name for frame in _frames())
+    return next((name for name in names if name in ("fit", "evaluate", "predict")), None)
 
 
 def fit_that_runs() -> tuple[Any, list[Any]] | None:

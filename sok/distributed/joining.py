@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -110,6 +110,11 @@ def note_step(trainer: TableTrainer, of_tables: Sequence[Any], others: Sequence[
     if context.size() == 1 or keras_calls.model_that_trains() is None:
         return
     tables = [table for grad, table in of_tables if grad is not None]
+    fit = keras_calls.fit_that_runs()
+    if fit is not None and _ahead_of(fit[1]) is not None:
+        if trainer_of(fit[0].optimizer) is trainer:
+            _begin(*fit, calls=1)
+        return
     graph = _graph_of_step()
     reason = _why_not(lookups, tables, graph)
     if isinstance(_steps.get(trainer), str):
@@ -124,7 +129,6 @@ def note_step(trainer: TableTrainer, of_tables: Sequence[Any], others: Sequence[
             [(v, None if grad is None else type(grad)) for grad, v in others],
             trainer.shares_samples,
         )
-    fit = keras_calls.fit_that_runs()
     if fit is None or trainer_of(fit[0].optimizer) is not trainer:
         return
     meeting = _begin(*fit, calls=1)
@@ -209,6 +213,27 @@ def _begin(model: Any, callbacks: list[Any], calls: int = 0) -> _Joining:
     return joining
 
 
+class _Ahead(Callback):
+    """In a `fit` whose lookups begin before their steps, so that nobody can join these."""
+
+    is_whole: Callable[[], bool]  # whether all batches of the data have been taken
+
+
+def note_ahead(is_whole: Callable[[], bool]) -> None:
+    """To be called where `fit` begins to read data whose lookups begin ahead."""
+    fit = keras_calls.fit_that_runs()
+    if fit is None or context.size() == 1:
+        return
+    ahead = _ahead_of(fit[1])
+    if ahead is None:
+        fit[1].append(ahead := _Ahead())
+    ahead.is_whole = is_whole
+
+
+def _ahead_of(callbacks: Sequence[Any]) -> _Ahead | None:
+    return next((callback for callback in callbacks if isinstance(callback, _Ahead)), None)
+
+
 class _Agreeing(Callback):
     """After all other callbacks: where one has stopped the `fit` of a worker, all stop."""
 
@@ -269,6 +294,9 @@ class _Joining(Callback):
         if self._is_done:
             return
         self._is_done = True  # until the next epoch
+        fit = keras_calls.fit_that_runs()
+        if fit is not None and (ahead := _ahead_of(fit[1])) is not None:
+            return self._check_is_whole(ahead)
         step, made = _steps.get(self._trainer), self._calls * self._at_once
         if self._is_even:
             left = (self._batches[0] or 0) - made
@@ -291,9 +319,21 @@ class _Joining(Callback):
             self._tell(0)
         self._calls = 0
 
+    def _check_is_whole(self, ahead: _Ahead) -> None:
+        made, self._calls = self._calls * self._at_once, 0
+        batches = self._batches[context.rank()]
+        if made < batches if batches is not None else self._model.stop_training and not ahead.is_whole():
+            raise ValueError(
+                f"This worker's `fit` was stopped in the middle of an epoch, after {made} batches, and with "
+                "sok.prefetch it cannot take part in the last steps of the others. Stop after the last batch of an "
+                "epoch."
+            )
+
     def _asks(self) -> bool:
         """Whether workers cannot join and nobody knows how many batches there are: they then ask before each call."""
-        return isinstance(_steps.get(self._trainer), str) and None in self._batches
+        fit = keras_calls.fit_that_runs()
+        is_ahead = fit is not None and _ahead_of(fit[1]) is not None
+        return not is_ahead and isinstance(_steps.get(self._trainer), str) and None in self._batches
 
     def _ask(self, iterator: Any) -> tuple[Any, ...]:
         """An iterator over the batches of one call, if all workers have as many; `iterator` has them no more."""

@@ -131,7 +131,7 @@ def distributed_model(
     Source: the role of OpenEmbedding's `distributed_model`, which leaves subclassed models alone, and weights behind.
     """
     strategies.refuse("sok.distributed_model")
-    keras = _keras_of(model)
+    keras = keras_of(model)
     plan = plan_of(model, table, sparse_as_dense_size, keep, regularize)
     if dry_run:
         if context.rank() == 0:
@@ -159,7 +159,7 @@ def plan_of(
     regularize: str = "batch",
 ) -> Plan:
     """What `distributed_model` would do."""
-    keras = _keras_of(model)
+    keras = keras_of(model)
     size = embedding.SPARSE_AS_DENSE_SIZE if sparse_as_dense_size is None else sparse_as_dense_size
     size = whole_number("sparse_as_dense_size", size, low=0)
     keep = [keep] if isinstance(keep, str) else list(keep)
@@ -189,7 +189,7 @@ def plan_of(
     return Plan(tuple(planned))
 
 
-def _keras_of(model: Any) -> Any:
+def keras_of(model: KerasModel) -> Any:
     """The Keras whose model it is."""
     for name in ("keras", "tf_keras"):
         # Of one that nobody has imported no model can have come in.
@@ -247,7 +247,7 @@ def _convert(one: Planned, keras: Any, regularize: str) -> None:
     layer, options = one.layer, one.options
     assert options is not None
     matrix = _taken(layer) if layer.built else None
-    _set_class(layer, _over_table(layer.__class__, keras))
+    set_class(layer, _over_table(layer.__class__, keras))
     for name in ("build", "quantize"):  # Keras 3 keeps that of the class before
         vars(layer).pop(name, None)
     like = sok_layers.for_keras(keras).Embedding(1, 1, sparse_as_dense_size=1)
@@ -312,11 +312,11 @@ def _over_table(of: Any, keras: Any) -> type:
 
     mixin = ours.__mro__[1]
     body = {"_keras_initializers": keras.initializers, "from_config": classmethod(from_config)}
-    made: type = keras.utils.register_keras_serializable(package="sok")(_named_as(of, mixin, body))
+    made: type = keras.utils.register_keras_serializable(package="sok")(named_as(of, mixin, body))
     return made
 
 
-def _named_as(of: Any, mixin: type, body: dict[str, Any]) -> type:
+def named_as(of: type, mixin: type, body: dict[str, Any]) -> type:
     """A subclass that files and messages know by the name of the class itself."""
     names = {"__module__": of.__module__, "__qualname__": of.__qualname__, "__doc__": of.__doc__}
     return type(of.__name__, (mixin, of), {**names, **body})
@@ -340,8 +340,8 @@ class _LooksUpTogether:
 def _look_up_together(model: Any) -> None:
     of = type(model)
     if not issubclass(of, _LooksUpTogether):
-        _set_class(model, _named_as(of, _LooksUpTogether, {}))
+        set_class(model, named_as(of, _LooksUpTogether, {}))
 
 
-def _set_class(layer: Any, to: type) -> None:
+def set_class(layer: object, to: type) -> None:
     object.__setattr__(layer, "__class__", to)

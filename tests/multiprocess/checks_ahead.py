@@ -2,9 +2,11 @@
 
 import itertools
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 import sok
 from sok.job import context
@@ -238,3 +240,57 @@ def check_the_rows_of_a_batch_are_those_of_its_turn(world):
         everything = tf.range(600, dtype=tf.int64)
         np.testing.assert_array_equal(_within(ticket, look_up, ids), np.full([2, 2], 1.0 + i))
         table.assign(everything[:450], np.full([450, 2], 2.0 + i, np.float32))
+
+
+def prefetched(world, library, seed, use):
+    """A converted model, this rank's batches, and what wraps them, or not."""
+    library.utils.set_random_seed(seed)
+    name = f"prefetch_{library.__name__}_{seed}_{use}"
+    inputs = [library.Input((1,), dtype="int64", name=f"c{i}") for i in range(2)]
+    rows = [library.layers.Embedding(300, 4, name=f"{name}_{i}")(x) for i, x in enumerate(inputs)]
+    model = library.Model(inputs, library.layers.Dense(1)(library.layers.Flatten()(library.layers.Add()(rows))))
+    model = sok.distributed_model(model, table=sok.TableOptions(seed=seed))
+    model.compile(sok.DistributedOptimizer(library.optimizers.Adagrad(0.1)), "mse")
+    rng = np.random.default_rng([seed, world.rank])
+    ids = tuple(rng.integers(0, 300, [24, 1]) for _ in range(2))
+    data = tf.data.Dataset.from_tensor_slices((ids, rng.normal(size=[24, 1]).astype("float32"))).batch(4)
+    wrap = (lambda d: sok.prefetch(d, model, depth=2)) if use else lambda d: d
+    return model, data, wrap
+
+
+def check_fit_of_what_is_prefetched_is_fit_to_the_bit(world):
+    for library in (keras, tf_keras):
+        results = []
+        for use in (False, True):
+            model, data, wrap = prefetched(world, library, 1, use)
+            stops = library.callbacks.EarlyStopping("loss", patience=0, min_delta=10.0)
+            history = model.fit(wrap(data), epochs=4, verbose=0, validation_data=wrap(data), callbacks=[stops])
+            told = model.evaluate(wrap(data), verbose=0)
+            weights = [weight.tobytes() for weight in model.get_weights()]
+            tables = [layer.embedding_variable for layer in model.layers if hasattr(layer, "embedding_variable")]
+            results.append([history.history, told, weights, [int(table.ids_seen) for table in tables]])
+            assert len(history.history["loss"]) == 2 and len(tables) == 2
+        assert results[0] == results[1]
+
+
+def check_what_is_prefetched_and_uneven_is_refused_on_all(world):
+    if world.size == 1:
+        return
+    model, data, _ = prefetched(world, keras, 2, True)
+    fewer = 5 - world.rank
+    with pytest.raises(ValueError, match="unequal numbers of batches .5 on rank 0, 4 on rank 1.*Give all as many"):
+        model.fit(sok.prefetch(data.take(fewer), model), verbose=0)
+    unknown = data.take(fewer).filter(lambda *_: True)
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=ENDS if world.rank == 0 else "data have ended, and rank 0"
+    ):
+        model.fit(sok.prefetch(unknown, model), verbose=0)
+    assert len(model.fit(sok.prefetch(data, model), verbose=0).history["loss"]) == 1
+
+    def stop(batch, logs):
+        model.stop_training = True
+
+    stops = keras.callbacks.LambdaCallback(on_train_batch_end=stop)
+    for some in data, data.filter(lambda *_: True):
+        with pytest.raises(ValueError, match="stopped in the middle of an epoch, after 1 batches"):
+            model.fit(sok.prefetch(some, model), verbose=0, callbacks=[stops])

@@ -11,6 +11,7 @@ from tests.sok import (
     keras_embedding_checks,
     keras_file_checks,
     keras_input_checks,
+    keras_prefetch_checks,
 )
 
 if not keras_checks.IS_KERAS_3:
@@ -18,7 +19,12 @@ if not keras_checks.IS_KERAS_3:
 
 globals().update(
     keras_checks.checks_as_tests(
-        keras_checks, keras_conversion_checks, keras_embedding_checks, keras_file_checks, keras_input_checks
+        keras_checks,
+        keras_conversion_checks,
+        keras_embedding_checks,
+        keras_file_checks,
+        keras_input_checks,
+        keras_prefetch_checks,
     )
 )
 
