@@ -342,6 +342,11 @@ class Model(_Saves, tf.keras.Model):
         _register(self)
 
 
+def pulling(dataset: tf.data.Dataset, model: KerasModel, steps: int | None = None) -> tf.data.Dataset:
+    """`sok.prefetch(dataset, model)`, of the first `steps` batches; None: of all."""
+    return sok.prefetch(dataset if steps is None else dataset.take(steps), model)
+
+
 def _distributed(name: str) -> Any:
     made = getattr(tf.keras.optimizers, name)
 
@@ -365,7 +370,6 @@ _PERSIST = "rows are in memory. Save them: sok.save(path, model, incremental=Tru
 should_persist_server_model = _not_here("should_persist_server_model", _PERSIST)
 persist_server_model = _not_here("persist_server_model", _PERSIST)
 restore_server_model = _not_here("restore_server_model", "rows are in memory. Read what sok.save wrote: sok.restore.")
-pulling = _not_here("pulling", "give the dataset to fit as it is. It made training faster, and changed no result.")
 Variable = _not_here("Variable", "a table is a sok.EmbeddingVariable, looked up by sok.lookup_sparse.")
 
 exb = types.SimpleNamespace(**{name: globals()[name] for name in __all__ if name not in ("exb", "flags")})

@@ -127,9 +127,22 @@ def test_servers_are_refused_with_words(monkeypatch):
         embed.Embedding(10, 2)
 
 
+def test_pulling_gives_fit_the_first_steps_of_the_dataset():
+    inputs = {"ids": keras.Input([1], dtype="int64", name="ids")}
+    rows = embed.Embedding(-1, 2, name="pulled")(inputs["ids"])
+    model = keras.Model(inputs, keras.layers.Flatten()(rows))
+    model.compile(embed.distributed_optimizer(keras.optimizers.SGD(0.1)), "mse")
+    ids = np.arange(12)[:, None]
+    data = tf.data.Dataset.from_tensor_slices(({"ids": ids}, np.ones([12, 2], "float32"))).batch(3)
+    model.fit(embed.pulling(data, model, steps=2), verbose=0)
+    table = model.get_layer("pulled").embedding_variable
+    assert sorted(table.export()[0].numpy()) == list(range(6))
+    model.fit(embed.pulling(data, model), verbose=0)
+    assert int(table.num_rows()) == 12 and int(table.ids_seen) == 18
+
+
 def test_what_is_not_there_says_what_to_do_instead():
     for name, words in (
-        ("pulling", "give the dataset to fit"),
         ("Variable", "sok.EmbeddingVariable"),
         ("persist_server_model", "incremental=True"),
         ("should_persist_server_model", "sok.save"),
