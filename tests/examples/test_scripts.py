@@ -75,6 +75,7 @@ def test_keys_ahead_change_nothing(finish, workers):
     arguments = ("--depth", "2", "--steps", "8", "--batch-size", "64", "--vocabulary", "500", "--check")
     said = json.loads(re.search(r"\{.*\}", finish("ahead.py", *arguments, workers=workers))[0])
     assert said["equal"] is True and all(ms > 0 for ms in said["step_ms"])
+    assert said["hidden_ms"] >= 0 and (workers > 1 or said["hidden_ms"] == 0)
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.multiprocess)])
