@@ -84,6 +84,7 @@ def make_calls(lib: Any, folder: Path) -> None:
     lib.sok_tables_count_step([table.handle, identity.handle])
     lib.sok_table_step(table.handle)
     lib.sok_table_ids(table.handle)
+    lib.sok_count_ids([table.handle], [np.array([1], np.int64)])
     table.erase([5])
     table.size()
     table.export()

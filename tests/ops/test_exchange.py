@@ -346,6 +346,7 @@ def test_wrong_arguments_are_named(lib):
         (lambda: world.serve(0, message_of(1, *FINE[1:], 0, 0, 0), i32(10, 10)), "rank 0 .*form"),
         (lambda: world.serve(0, message_of(*FINE[:4], 99, 0, 0, 0, 0, 0), i32(10, 10)), "unknown status 99"),
         (lambda: lib.sok_exchange_serve(world.handles(0), fine, i32(10, 10), 0, True, dims=[4], **group), "have dim 3"),
+        (lambda: lib.sok_count_ids(world.handles(0), [np.int64([1]), np.int64([2])]), "one tensor per table"),
         (lambda: world.combine(home, asked[:1], routed, [rows([1, 2])]), r"`splits` must have shape \[2\]"),
         (lambda: world.combine(home[:-1], asked, routed, [rows([1, 2])]), "`splits` does not fit `answers`"),
         (lambda: world.combine(home, other, routed, [rows([1, 2])]), "not those .*asked for"),
