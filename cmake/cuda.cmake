@@ -34,6 +34,7 @@ set(SOK_CUDA_SOURCES
 )
 set(SOK_CUDA_HOST_SOURCES
   cuda/c_api.cc
+  cuda/c_api_order.cc
   cuda/c_api_table.cc
   cuda/device_memory.cc
   cuda/device_store.cc

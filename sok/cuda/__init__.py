@@ -1,9 +1,23 @@
-"""The CUDA kernels by themselves: CuPy arrays in and out, without TensorFlow.
+"""The CUDA kernels by themselves: arrays of CuPy, Numba or PyTorch in, CuPy's out, without TensorFlow.
 
-Importing this needs neither a GPU nor CuPy; the first call does, and says what is missing. Arrays are CuPy's, or
-anything that has `__cuda_array_interface__` or DLPack (a PyTorch tensor); results are CuPy arrays on the current
-device. Work is put on CuPy's current stream, in order, and a call returns before it is done unless it says that it
-waits.
+Importing this needs neither a GPU nor CuPy; the first call does, and says what is missing.
+
+Arrays are CuPy's, or anything on the current device that has DLPack (a PyTorch tensor) or `__cuda_array_interface__` of
+version 2 or 3 (an array of Numba's). Those of others are never copied: they must be contiguous, and writable where
+kernels write (`first_bad`, `Records.values`). Results are CuPy's arrays, which have both protocols:
+`torch.from_dlpack(x)`, `numba.cuda.as_cuda_array(x)`.
+
+*In stream order* means, of a function: its work is put on CuPy's current stream of the current device, and it returns
+before that is done, unless it says that it waits. Of an array of another library,
+
+- the device first waits for the stream that it was made on: the one in `__cuda_array_interface__` (None: for none),
+  or, by DLPack, what `x.__dlpack__(stream=...)` makes our stream wait for. The host does not wait.
+- what the stream in `__cuda_array_interface__` is given after the call waits for the call's work, so that it may write
+  there again. DLPack names no stream for which this could be done: work on one stream, or let the other wait.
+- the memory stays, though nobody else has it any more, until the call's work is done. A later call on the same stream
+  and thread lets go of it.
+
+CuPy makes whoever takes a result wait for CuPy's stream at that moment: hand it on under the stream it was made on.
 
 Example (needs a GPU):
     >>> import cupy, sok.cuda  # doctest: +SKIP

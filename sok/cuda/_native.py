@@ -7,15 +7,14 @@ import functools
 import os
 import sys
 import threading
+from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
     import cupy
-
-Array: TypeAlias = "cupy.ndarray | np.ndarray"  # on the device; NumPy's in the emulator. Or what DLPack makes one of.
 
 LIBRARY_VARIABLE = "SOK_CUDA_LIBRARY"
 _DEFAULT = Path(__file__).resolve().parent.parent / "_native" / "libsok_cuda.so"
@@ -60,6 +59,7 @@ def _load(path: str) -> ctypes.CDLL:
     lib.sok_cuda_last_error.restype = ctypes.c_char_p
     lib.sok_cuda_context_destroy.restype = None
     lib.sok_cuda_decay_destroy.restype = None
+    lib.sok_cuda_mark_destroy.restype = None
     return lib
 
 
@@ -74,17 +74,60 @@ def check(status: int) -> None:
         raise _ERRORS.get(status, RuntimeError)(library().sok_cuda_last_error().decode())
 
 
-class _Context:
-    """Scratch on a stream, of one thread. Given back with the thread."""
+class _Mark:
+    """A place in the work of a context."""
 
-    def __init__(self, pointer: int, stream: Any) -> None:
+    def __init__(self, context: ctypes.c_void_p) -> None:
+        self._lib, self._pointer = library(), ctypes.c_void_p()
+        check(self._lib.sok_cuda_mark_create(context, ctypes.byref(self._pointer)))
+
+    def has_passed(self) -> bool:
+        passed = ctypes.c_int()
+        check(self._lib.sok_cuda_mark_has_passed(self._pointer, ctypes.byref(passed)))
+        return bool(passed.value)
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self._lib.sok_cuda_mark_destroy(self._pointer)
+
+
+class Context:
+    """A stream of a device, with scratch, of one thread. Given back with the thread.
+
+    It keeps arrays of other libraries until the stream is done with them: their memory may be anybody's after that."""
+
+    def __init__(self, device: int, stream: int, cupys: object) -> None:
         self._lib, self.pointer = library(), ctypes.c_void_p()
-        self._stream = stream  # lives as long: scratch is freed on it
-        check(self._lib.sok_cuda_context_create(ctypes.c_void_p(pointer), ctypes.byref(self.pointer)))
+        self.device, self.stream = device, stream
+        self._cupys = cupys  # its object of the stream lives as long: scratch is freed on it
+        self._borrowed: list[Any] = []  # since the last call
+        self._streams: set[int] = set()  # on which others work with these
+        self._held: deque[tuple[_Mark, list[Any]]] = deque()
+        check(self._lib.sok_cuda_context_create(ctypes.c_void_p(stream), ctypes.byref(self.pointer)))
+
+    def borrow(self, owner: object, stream: int | None) -> None:
+        """Keeps the owner until the next call is done. Work from now on waits for what `stream` has been given so far,
+        and what it is given after that call waits for it; None: neither."""
+        if stream is not None and (stream or 1) != (self.stream or 1):
+            check(self._lib.sok_cuda_wait_for(self.pointer, ctypes.c_void_p(stream)))
+            self._streams.add(stream)
+        self._borrowed.append(owner)
+
+    def end_call(self) -> None:
+        """After a call has put its work on the stream."""
+        while self._streams:
+            check(self._lib.sok_cuda_let_wait(self.pointer, ctypes.c_void_p(self._streams.pop())))
+        if self._borrowed:
+            self._held.append((_Mark(self.pointer), self._borrowed))
+            self._borrowed = []
+        while self._held and self._held[0][0].has_passed():
+            self._held.popleft()
 
     def __del__(self) -> None:
         # At the end of the process CUDA may have gone before.
         if not sys.is_finalizing():
+            if self._held or self._borrowed:
+                self._lib.sok_cuda_synchronize(self.pointer)
             self._lib.sok_cuda_context_destroy(self.pointer)
 
 
@@ -92,24 +135,33 @@ class _Contexts(threading.local):
     """A context for each stream and device that this thread has used: scratch is not to be shared."""
 
     def __init__(self) -> None:
-        self.of_stream: dict[tuple[Any, ...], _Context] = {}
+        self.of_stream: dict[tuple[Any, ...], Context] = {}
 
 
 _contexts = _Contexts()
 
 
-def context() -> ctypes.c_void_p:
+def current_device() -> int:
+    """CuPy's."""
+    if is_emulated():
+        return 0
+    import cupy
+
+    return int(cupy.cuda.runtime.getDevice())
+
+
+def context() -> Context:
     """That of CuPy's current device and stream."""
-    device, pointer, stream = 0, 0, None
+    device, pointer, stream = current_device(), 0, None
     if not is_emulated():
         import cupy
 
-        device, stream = cupy.cuda.runtime.getDevice(), cupy.cuda.get_current_stream()
+        stream = cupy.cuda.get_current_stream()
         pointer = stream.ptr
     known, lib = _contexts.of_stream, library()
     if (lib, device, pointer) not in known:
-        known[lib, device, pointer] = _Context(pointer, stream)
-    return known[lib, device, pointer].pointer
+        known[lib, device, pointer] = Context(device, pointer, stream)
+    return known[lib, device, pointer]
 
 
 _C_TYPES: dict[type, Any] = {int: ctypes.c_int64, bool: ctypes.c_int, float: ctypes.c_float, str: str.encode}
@@ -117,9 +169,13 @@ _C_TYPES: dict[type, Any] = {int: ctypes.c_int64, bool: ctypes.c_int, float: cty
 
 def call(name: str, *args: Any) -> None:
     """Calls sok_cuda_<name> in the current context, with Python's values, arrays, or what is of ctypes already."""
-    check(getattr(library(), "sok_cuda_" + name)(context(), *map(_as_argument, args)))
+    here = context()
+    try:
+        check(getattr(library(), "sok_cuda_" + name)(here.pointer, *map(_as_argument, args)))
+    finally:
+        here.end_call()
     if is_emulated():  # NumPy knows no streams
-        check(library().sok_cuda_synchronize(context()))
+        check(library().sok_cuda_synchronize(here.pointer))
 
 
 def _as_argument(arg: Any) -> Any:
@@ -129,7 +185,7 @@ def _as_argument(arg: Any) -> Any:
     return arg if convert is None else convert(arg)
 
 
-def address(array: Array | None) -> ctypes.c_void_p:
+def address(array: cupy.ndarray | np.ndarray | None) -> ctypes.c_void_p:
     """Where an array lies; null for None."""
     if array is None:
         return ctypes.c_void_p(None)

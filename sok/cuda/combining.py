@@ -72,7 +72,8 @@ def _rows_of(name: str, rows: Any, dim: int | None) -> tuple[_native.Rows, int, 
 
 
 def combine_group(features: Sequence[Feature], *, dtype: str = "float32", first_bad: Array | None = None) -> list[Any]:
-    """Pools any number of features, of any widths and tables, in one launch. Does not wait; repeats bit for bit.
+    """Pools any number of features, of any widths and tables, in one launch. In stream order; does not wait;
+    repeats bit for bit.
 
     Args:
       features: F of them.
@@ -132,7 +133,7 @@ def combine(
     dtype: str = "float32",
     first_bad: Array | None = None,
 ) -> Any:
-    """`combine_group` of one feature: gives `[S, D]`.
+    """`combine_group` of one feature: gives `[S, D]`, in stream order.
 
     Example:
         >>> rows = cupy.eye(3, dtype="float32")                                                      # doctest: +SKIP
@@ -149,7 +150,8 @@ def expand_segments(
     row_splits: Array | None = None, *, n: int, hotness: int = 1, weights: Array | None = None, combiner: str = "sum"
 ) -> tuple[Any, Any]:
     """For each of n positions, the segment that holds it `[n]` (uint32) and what its row was multiplied with `[n]`
-    (float32): the gradient of `combine` in row index[i] is factor[i] * grad[segment[i]]. Does not wait."""
+    (float32): the gradient of `combine` in row index[i] is factor[i] * grad[segment[i]]. In stream order; does not
+    wait."""
     keep: list[Any] = []
     segments = segments_of(row_splits, hotness, n, keep)
     weights = _arrays.optional("weights", weights, ("float32",), n)
@@ -169,7 +171,7 @@ def combine_grad_weights(
     combiner: str = "sum",
     first_bad: Array | None = None,
 ) -> Any:
-    """The gradient of `combine` in its weights. Does not wait; repeats bit for bit.
+    """The gradient of `combine` in its weights. In stream order; does not wait; repeats bit for bit.
 
     Args:
       grad: `[S, D]` float32, what came back for the vectors.
@@ -216,7 +218,7 @@ def combine_grad_rows(
     combiner: str = "sum",
     first_bad: Array | None = None,
 ) -> Any:
-    """The gradient of `combine` in a matrix of rows. Does not wait; repeats bit for bit.
+    """The gradient of `combine` in a matrix of rows. In stream order; does not wait; repeats bit for bit.
 
     Args:
       grad: `[S, D]` float32, what came back for the vectors.

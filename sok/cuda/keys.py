@@ -29,7 +29,7 @@ def _in_order(order: str) -> bool:
 
 
 def unique_padded(keys: Array, *, order: str = "first_appearance") -> tuple[Unique, Any]:
-    """Finds distinct keys without waiting for the device.
+    """Finds distinct keys. In stream order; does not wait.
 
     Args:
       keys: `[N]` int64, uint64, int32 or uint32; every value is a key. N may be 0, and is below 2^31.
@@ -43,17 +43,16 @@ def unique_padded(keys: Array, *, order: str = "first_appearance") -> tuple[Uniq
       TypeError, ValueError: arguments of another dtype or shape.
     """
     in_order = _in_order(order)
-    given = _arrays.words("keys", keys)
+    given, dtype = _arrays.words_and_dtype("keys", keys)
     n = len(given)
     found, inverse = _arrays.empty(n, np.uint64), _arrays.empty(n, np.uint32)
     counts, num = _arrays.empty(n, np.uint32), _arrays.empty(1, np.int64)
     _native.call("unique", given, n, in_order, found, inverse, counts, num)
-    dtype = _arrays.to_device("keys", keys).dtype
-    return Unique(found.view(np.int64).astype(dtype, copy=False), inverse, counts), num
+    return Unique(_arrays.keys_of(found, dtype), inverse, counts), num
 
 
 def unique(keys: Array, *, order: str = "first_appearance") -> Unique:
-    """Finds distinct keys, as `tf.unique_with_counts`; waits for the device, to know how many there are.
+    """Finds distinct keys, as `tf.unique_with_counts`. In stream order; waits, to know how many there are.
 
     Args, Raises: as `unique_padded`.
 
@@ -82,13 +81,12 @@ def partition_keys(
 ) -> Partitioned:
     """Sorts keys by the rank that owns them, as `placement` says, or all of them `owner`, or `key % world_size`.
 
-    Keys of one rank stay in the order they came. Deterministic; does not wait.
+    Keys of one rank stay in the order they came. Deterministic; in stream order; does not wait.
 
     Raises:
       TypeError, ValueError: keys of another dtype or shape; a world size below 1; an owner that is no rank.
     """
-    given = _arrays.words("keys", keys)
-    dtype = _arrays.to_device("keys", keys).dtype
+    given, dtype = _arrays.words_and_dtype("keys", keys)
     n = len(given)
     moved = _arrays.empty(n, np.uint64)
     positions, places = _arrays.empty(n, np.uint32), _arrays.empty(n, np.uint32)
@@ -96,4 +94,4 @@ def partition_keys(
     owner = (placement or row_wise()).to_attributes(world_size)["owner"] if owner is None else owner
     of_ranks = ctypes.c_int(world_size), ctypes.c_int(owner), dtype.kind == "u"
     _native.call("partition_keys", given, n, *of_ranks, moved, positions, places, counts)
-    return Partitioned(moved.view(np.int64).astype(dtype, copy=False), positions, places, counts)
+    return Partitioned(_arrays.keys_of(moved, dtype), positions, places, counts)

@@ -64,7 +64,7 @@ class Table:
       memory_bytes: most device memory that the table may take; None: what the device has.
 
     Raises:
-      ValueError: a configuration that makes no sense.
+      ValueError, TypeError: a configuration that makes no sense; a bank on a device.
       OutOfMemoryError: an identity table takes its memory at once.
 
     Example (needs a GPU):
@@ -95,6 +95,8 @@ class Table:
         if memory_bytes is not None and memory_bytes < 1:
             raise ValueError(f"`memory_bytes` must be at least 1, or None. Received: {memory_bytes}.")
         _check_initializer(initializer, bank)
+        if hasattr(bank, "__cuda_array_interface__"):
+            raise TypeError(f"`bank` must lie in the memory of the host. Received: {type(bank)} on a device.")
         held = None if bank is None else np.ascontiguousarray(bank, np.float32)
         if held is not None and (held.ndim != 2 or held.shape[1] != dim):
             raise ValueError(f"`bank` must have shape [P, {dim}]. Received: {list(held.shape)}.")
@@ -114,7 +116,7 @@ class Table:
         return self._handle
 
     def lookup(self, keys: Array, *, insert: bool) -> Found:
-        """Finds the rows of keys.
+        """Finds the rows of keys, in stream order.
 
         Args:
           keys: `[N]` int64, uint64, int32 or uint32; may repeat; N may be 0.
@@ -137,11 +139,11 @@ class Table:
         return Found(rows, row_ids)
 
     def find(self, keys: Array) -> Any:
-        """Row ids `[N]` int64 of keys, -1 where there is none; no row is read. Raises as `lookup`."""
+        """Row ids `[N]` int64 of keys, -1 where there is none; no row is read. In stream order; raises as `lookup`."""
         return self._ids(keys, insert=False)
 
     def find_or_insert(self, keys: Array) -> Any:
-        """Row ids `[N]` int64 of keys; missing ones get fresh rows. Raises as `lookup`."""
+        """Row ids `[N]` int64 of keys; missing ones get fresh rows. In stream order; raises as `lookup`."""
         return self._ids(keys, insert=True)
 
     def apply(
@@ -157,7 +159,7 @@ class Table:
         grad_scale: float = 1.0,
         num_grads: Array | None = None,
     ) -> None:
-        """Applies an optimizer's rule to distinct rows.
+        """Applies an optimizer's rule to distinct rows, in stream order.
 
         Args:
           rule, hyper, step: as `update_rows`.
@@ -182,7 +184,8 @@ class Table:
     def assign(self, keys: Array, rows: Array) -> None:
         """Stores rows `[N, D]` float32 for keys `[N]`, making them where needed; the last of equal keys counts.
 
-        Keys of other ranks are passed over. Raises as `lookup`, and ValueError for a key outside an identity table."""
+        Keys of other ranks are passed over. In stream order. Raises as `lookup`, and ValueError for a key outside an
+        identity table."""
         words = _arrays.words("keys", keys)
         rows = _arrays.matrix("rows", rows, ("float32",), (len(words), self.dim))
         self._call("assign", words, rows, len(words))
@@ -197,13 +200,15 @@ class Table:
         step: int = 1,
         slot_set: str = "optimizer",
     ) -> None:
-        """Stores slots `[N, slots of the rule * D]` float32 for keys `[N]`, as `assign` does weights."""
+        """Stores slots `[N, slots of the rule * D]` float32 for keys `[N]`, as `assign` does weights. In stream
+        order."""
         words = _arrays.words("keys", keys)
         slots = _arrays.matrix("slots", slots, ("float32",), (len(words), None))
         self._call("assign_slots", *rule_args(rule, hyper, step), slot_set, words, slots, len(words), slots.shape[1])
 
     def erase(self, keys: Array) -> None:
-        """Removes keys `[N]`; those that are not there are passed over. Their row numbers are used again."""
+        """Removes keys `[N]`; those that are not there are passed over. Their row numbers are used again. In stream
+        order."""
         words = _arrays.words("keys", keys)
         self._call("erase", words, len(words))
 
@@ -275,13 +280,13 @@ def fill_rows(
     seed: int = 0,
     bank: Array | None = None,
 ) -> Any:
-    """Fresh rows `[N, dim]` float32 of keys `[N]`, as a Table makes them; bank is `[P, dim]` on the device."""
+    """Fresh rows `[N, dim]` float32 of keys `[N]`, as a Table makes them, in stream order; bank is `[P, dim]` on the
+    device."""
     words = _arrays.words("keys", keys)
     _check_initializer(initializer, bank)
     rows = _arrays.empty((len(words), dim), np.float32)
-    if bank is not None:
-        bank = _arrays.matrix("bank", bank, ("float32",), (None, dim))
-    settings = initializer, float(a), float(b), ctypes.c_uint64(seed % 2**64), bank, 0 if bank is None else len(bank)
+    held = None if bank is None else _arrays.matrix("bank", bank, ("float32",), (None, dim))
+    settings = initializer, float(a), float(b), ctypes.c_uint64(seed % 2**64), held, 0 if held is None else len(held)
     _native.call("fill_rows", *settings, words, len(words), dim, rows)
     return rows
 

@@ -49,7 +49,7 @@ class TableGroup:
             raise ValueError("`tables` must be at least one table, and none of them twice.")
 
     def lookup(self, keys: Sequence[Any], *, insert: bool, table_of: Sequence[int] | None = None) -> list[Found]:
-        """Finds the rows of keys, as `Table.lookup` does for each.
+        """Finds the rows of keys, as `Table.lookup` does for each, in stream order.
 
         Args:
           keys: `[N]` each; several may be of one table, which numbers new rows in the order given.
@@ -68,11 +68,11 @@ class TableGroup:
         return self._lookup(keys, insert, table_of, with_rows=True)
 
     def find(self, keys: Sequence[Any], table_of: Sequence[int] | None = None) -> list[Any]:
-        """Row ids of keys, -1 where there is none; no row is read. Raises as `lookup`."""
+        """Row ids of keys, -1 where there is none; no row is read. In stream order; raises as `lookup`."""
         return [found.row_ids for found in self._lookup(keys, False, table_of, with_rows=False)]
 
     def find_or_insert(self, keys: Sequence[Any], table_of: Sequence[int] | None = None) -> list[Any]:
-        """Row ids of keys; missing ones get fresh rows. Raises as `lookup`."""
+        """Row ids of keys; missing ones get fresh rows. In stream order; raises as `lookup`."""
         return [found.row_ids for found in self._lookup(keys, True, table_of, with_rows=False)]
 
     @contextmanager
@@ -90,7 +90,8 @@ class TableGroup:
             end(held)
 
     def sum_rows(self, addends: Sequence[Addends]) -> list[TableGrads]:
-        """Sums gradients per row, for each table: what `apply` takes. Does not wait; repeats bit for bit.
+        """Sums gradients per row, for each table: what `apply` takes. In stream order; does not wait; repeats bit
+        for bit.
 
         Args:
           addends: of one lookup each, `table` being the table's number in the group; all gradients of one dtype.
@@ -106,8 +107,8 @@ class TableGroup:
             self._check_number(a.table)
         given = native_addends(addends, lambda a: self.tables[a.table].dim)
         room, first = [0] * len(self.tables), [0] * len(self.tables)
-        for a in addends:
-            room[a.table] += len(a.row_ids)
+        for a, n in zip(addends, given.lengths, strict=True):
+            room[a.table] += n
         rows_of_dim: dict[int, int] = {}
         for t, table in enumerate(self.tables):
             first[t] = rows_of_dim.get(table.dim, 0)
@@ -134,7 +135,7 @@ class TableGroup:
         nonfinite: str = "allow",
         grad_scale: float = 1.0,
     ) -> None:
-        """Applies an optimizer's rule to distinct rows of every table.
+        """Applies an optimizer's rule to distinct rows of every table, in stream order.
 
         Args:
           grads: for each table its own.

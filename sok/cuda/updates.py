@@ -25,7 +25,7 @@ def _float_type(name: str, x: Any) -> tuple[Any, str]:
 def unsorted_segment_sum(
     data: Array, segment_ids: Array, num_segments: int, *, deterministic: bool = True, first_bad: Array | None = None
 ) -> Any:
-    """Sums rows by segment in float32, as tf.math.unsorted_segment_sum. Does not wait.
+    """Sums rows by segment in float32, as tf.math.unsorted_segment_sum. In stream order; does not wait.
 
     Args:
       data: `[N, D]` float32, float16, or bfloat16 (as such, or as uint16 words).
@@ -88,18 +88,26 @@ class NativeAddends(NamedTuple):
     kind: str  # of the gradients
     keep: list[Any]  # what the addresses are of
 
+    @property
+    def lengths(self) -> list[int]:
+        """How many positions each has."""
+        return [one.segments.n for one in self.made]
 
-def native_addends(addends: Sequence[Addends], dim_of: Callable[[Addends], int]) -> NativeAddends:
-    """Checks addends, whose gradients must have dim_of(them) columns and one type. Raises TypeError, ValueError."""
+
+def native_addends(addends: Sequence[Addends], dim_of: Callable[[Addends], int] | None = None) -> NativeAddends:
+    """Checks addends, whose gradients must have dim_of(them) columns, or those of the first, and one type. Raises
+    TypeError, ValueError."""
     keep: list[Any] = []
-    made, kind = (_native.Addends * len(addends))(), "float32"
+    made, kind, dim = (_native.Addends * len(addends))(), "float32", 0
     for k, a in enumerate(addends):
         row_ids = _arrays.ids(f"addends[{k}].row_ids", a.row_ids)
         grad, this_kind = _float_type(f"addends[{k}].grad", a.grad)
         kind = this_kind if k == 0 else kind
-        if (grad.shape[1], this_kind) != (dim_of(a), kind):
+        if dim_of is not None or k == 0:
+            dim = int(grad.shape[1]) if dim_of is None else dim_of(a)
+        if (grad.shape[1], this_kind) != (dim, kind):
             raise ValueError(
-                f"`addends[{k}].grad` must be [?, {dim_of(a)}] {kind} as the others. "
+                f"`addends[{k}].grad` must be [?, {dim}] {kind} as the others. "
                 f"Received: {list(grad.shape)} {this_kind}."
             )
         one = made[k]
@@ -119,7 +127,8 @@ def native_addends(addends: Sequence[Addends], dim_of: Callable[[Addends], int])
 
 
 def sum_rows(addends: Sequence[Addends], table_rows: Sequence[int], *, first_bad: Array | None = None) -> RowSums:
-    """Sums gradients per row, for all tables of one width at once. Does not wait; repeats bit for bit.
+    """Sums gradients per row, for all tables of one width at once. In stream order; does not wait; repeats bit for
+    bit.
 
     Args:
       addends: of one lookup each; several may belong to one table.
@@ -132,9 +141,8 @@ def sum_rows(addends: Sequence[Addends], table_rows: Sequence[int], *, first_bad
     """
     if not addends:
         raise ValueError("`addends` must hold those of one lookup at least. Received none.")
-    dim = _arrays.to_device("addends[0].grad", addends[0].grad).shape[-1]
-    given = native_addends(addends, lambda _: dim)
-    n = sum(len(a.row_ids) for a in addends)
+    given = native_addends(addends)
+    n, dim = sum(given.lengths), int(given.made[0].values_stride)
     out = RowSums(
         _arrays.empty(n, np.int32),
         _arrays.empty(n, np.int64),
@@ -142,7 +150,7 @@ def sum_rows(addends: Sequence[Addends], table_rows: Sequence[int], *, first_bad
         _arrays.empty(1, np.int64),
     )
     rows = (ctypes.c_int64 * max(1, len(table_rows)))(*table_rows)
-    settings = given.made, len(addends), rows, len(table_rows), int(dim), given.kind
+    settings = given.made, len(addends), rows, len(table_rows), dim, given.kind
     bad = _arrays.bad(first_bad, len(addends))
     _native.call("sum_rows", *settings, out.row_ids, out.tables, out.sums, out.num_sums, bad)
     return out
@@ -175,9 +183,7 @@ class Records:
     decay: Decay | None = None
 
     def _native_update(self, name: str, dim: int, rule: str) -> _native.Update:
-        x = _arrays.to_device(name, self.values)
-        if x.dtype.name != "float32" or x.ndim != 2 or not x.flags.c_contiguous:
-            raise ValueError(f"`{name}` must be a contiguous float32 matrix. Received: {list(x.shape)} {x.dtype.name}.")
+        x = _arrays.written(name, self.values, "float32", (None, None))
         slot_floats = RULES[rule].slot_floats(dim)
         if x.shape[1] < dim or (
             slot_floats and (self.slot_offset < dim or x.shape[1] < self.slot_offset + slot_floats)
@@ -216,13 +222,13 @@ def update_rows(
     nonfinite: str = "allow",
     first_bad: Array | None = None,
 ) -> None:
-    """Applies an optimizer's rule to rows in place, once per row: one launch for any number of tables.
+    """Applies an optimizer's rule to rows in place, once per row: one launch for any number of tables. In stream order.
 
     Args:
       rule: "sgd", "adagrad", "lazy_adam" or "adam".
       hyper: learning rate, then those of `sok.table.rules.RULES`: for adagrad initial accumulator and epsilon, for the
         Adams beta_1, beta_2, epsilon.
-      tables: their records; "adam" needs a `Decay` in each.
+      tables: their records, which are written into; "adam" needs a `Decay` in each.
       row_ids: `[N]` int64, distinct within a table (`sum_rows` gives them so); negative ones are skipped.
       grads: `[N, D]` float32, float16 or bfloat16.
       table_of: `[N]` int32, the table of each; None: all are of the first.
@@ -245,6 +251,7 @@ def update_rows(
     n, dim = (int(size) for size in grads.shape)
     row_ids = _arrays.ids("row_ids", row_ids, n)
     table_of = _arrays.optional("table_of", table_of, ("int32",), n)
+    num_grads = _arrays.optional("num_grads", num_grads, ("int64",), 1)
     made = (_native.Update * max(1, len(tables)))()
     for k, table in enumerate(tables):
         made[k] = table._native_update(f"tables[{k}].values", dim, rule)
@@ -253,8 +260,8 @@ def update_rows(
 
 
 def settle_rows(rule: str, hyper: Sequence[float], table: Records, row_ids: Array, dim: int, *, step: int = 1) -> None:
-    """Brings rows up to the last call of "adam", so that they may be read. Row ids may come more than once. Does not
-    wait."""
+    """Brings rows up to the last call of "adam", so that they may be read. Row ids may come more than once. In stream
+    order; does not wait."""
     row_ids = _arrays.ids("row_ids", row_ids)
     update = table._native_update("table.values", dim, rule)
     settings = _known_rule(rule, hyper, step)
@@ -262,6 +269,6 @@ def settle_rows(rule: str, hyper: Sequence[float], table: Records, row_ids: Arra
 
 
 def check(first_bad: Array | None, row_ids: Array | None) -> None:
-    """Waits for the device, and raises ValueError naming position and row id if `update_rows` refused a gradient."""
-    row_ids = _arrays.ids("row_ids", row_ids)
-    _native.call("throw_if_bad_to_host", _arrays.bad(first_bad, 1), row_ids, len(row_ids))
+    """Raises ValueError naming position and row id if `update_rows` refused a gradient. In stream order; waits."""
+    ids = _arrays.ids("row_ids", row_ids)
+    _native.call("throw_if_bad_to_host", _arrays.bad(first_bad, 1), ids, len(ids))

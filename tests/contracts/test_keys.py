@@ -60,17 +60,6 @@ def test_partition_of_a_table_on_one_rank_sends_it_everything(cuda):
     np.testing.assert_array_equal(cuda.get(counts), [0, 0, 5])
 
 
-def test_arrays_of_others_come_by_dlpack(cuda):
-    import sok.cuda
-
-    class Foreign:  # as a PyTorch tensor
-        def __init__(self, x):
-            self.__dlpack__, self.__dlpack_device__ = x.__dlpack__, x.__dlpack_device__
-
-    found = sok.cuda.unique(Foreign(cuda.put(np.array([5, 5, 2]))))
-    np.testing.assert_array_equal(cuda.get(found.keys), [5, 2])
-
-
 def test_bad_arguments_are_named(cuda):
     import sok.cuda
 

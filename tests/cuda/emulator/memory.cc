@@ -27,6 +27,7 @@ std::atomic<bool> host_is_device{false};
 struct Memory {
   std::mutex mutex;
   std::map<uintptr_t, size_t> device, pinned;
+  std::map<uintptr_t, int> number;  // of the device that has what begins there
   size_t in_use = 0, limit = size_t{16} << 30;
   uintptr_t first = 0;  // of the addresses that the host gets: kSpan of them, and as many where things lie
   size_t next = 0;      // how many of them have been given
@@ -135,7 +136,7 @@ void MemoryInfo(size_t* in_use, size_t* limit) {
 void HostMemoryIsDevice() { host_is_device = true; }
 bool IsHostMemoryDevice() { return host_is_device; }
 
-cudaError_t AllocateDevice(void** p, size_t bytes) {
+cudaError_t AllocateDevice(void** p, size_t bytes, int device) {
   Memory& m = memory();
   std::lock_guard<std::mutex> lock(m.mutex);
   if (bytes > m.limit || m.in_use > m.limit - bytes) return cudaErrorMemoryAllocation;
@@ -155,6 +156,7 @@ cudaError_t AllocateDevice(void** p, size_t bytes) {
     if (*p == nullptr) return cudaErrorMemoryAllocation;
   }
   m.device[Word(*p)] = bytes;
+  m.number[Word(*p)] = device;
   m.in_use += bytes;
   std::memset(kApart ? static_cast<char*>(*p) + kSpan : *p, 0xA5, bytes);  // fresh memory holds anything
   return cudaSuccess;
@@ -174,6 +176,7 @@ bool FreeDevice(void* p) {
     std::free(p);
   }
   m.in_use -= found->second;
+  m.number.erase(found->first);
   m.device.erase(found);
   return true;
 }
@@ -207,6 +210,12 @@ Kind KindOf(const void* p, size_t bytes, const char* call) {
             reinterpret_cast<void*>(found->first));
   }
   return on_device ? Kind::kDevice : Kind::kPinned;
+}
+
+int DeviceOf(const void* p) {
+  Memory& m = memory();
+  std::lock_guard<std::mutex> lock(m.mutex);
+  return m.number.at(Find(m.device, Word(p))->first);
 }
 
 void* MovedToDevice(const void* p) {

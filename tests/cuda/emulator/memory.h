@@ -16,8 +16,9 @@
 
 namespace sok_emulator {
 
-cudaError_t AllocateDevice(void** p, size_t bytes);
-bool FreeDevice(void* p);  // false: not what AllocateDevice gave
+cudaError_t AllocateDevice(void** p, size_t bytes, int device);
+int DeviceOf(const void* p);  // of what lies where KindOf says kDevice
+bool FreeDevice(void* p);     // false: not what AllocateDevice gave
 void Pin(void* p, size_t bytes);
 void Unpin(void* p);
 void MemoryInfo(size_t* in_use, size_t* limit);

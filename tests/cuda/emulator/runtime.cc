@@ -164,8 +164,19 @@ Streams& streams() {
   return *s;
 }
 
+// The stream that each thread has, on the device where it first used it.
+struct OfThread {
+  OfThread() { cudaStreamCreateWithFlags(&stream, 0); }
+  ~OfThread() { cudaStreamDestroy(stream); }
+  cudaStream_t stream = nullptr;
+};
+
 CUstream_st* Of(cudaStream_t stream) {
-  if (stream != nullptr) return stream;
+  if (stream == cudaStreamPerThread) {
+    thread_local const OfThread own;
+    return own.stream;
+  }
+  if (stream != nullptr && stream != cudaStreamLegacy) return stream;
   static CUstream_st* zero[kDevices] = {};
   const int device = Touch();
   std::lock_guard<std::mutex> lock(streams().mutex);
@@ -275,9 +286,21 @@ cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
 }
 
 cudaError_t cudaMalloc(void** p, size_t bytes) {
-  Touch();
+  const int device = Touch();
   *p = nullptr;
-  return bytes == 0 ? cudaSuccess : sok_emulator::AllocateDevice(p, bytes);
+  return bytes == 0 ? cudaSuccess : sok_emulator::AllocateDevice(p, bytes, device);
+}
+
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* p) {
+  const Kind kind = sok_emulator::KindOf(p, 1, "cudaPointerGetAttributes");
+  if (kind == Kind::kDevice) {
+    *attributes = {cudaMemoryTypeDevice, sok_emulator::DeviceOf(p)};
+  } else if (kind == Kind::kHost && sok_emulator::IsHostMemoryDevice()) {
+    *attributes = {cudaMemoryTypeDevice, thread().device()};
+  } else {
+    *attributes = {kind == Kind::kPinned ? cudaMemoryTypeHost : cudaMemoryTypeUnregistered, -1};
+  }
+  return cudaSuccess;
 }
 
 cudaError_t cudaFree(void* p) {
@@ -392,6 +415,12 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   ++counters().host_waits;
   Of(stream)->Synchronize();
+  return cudaSuccess;
+}
+
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, void (*function)(void*), void* argument) {
+  Touch();
+  Of(stream)->Add([=] { function(argument); });
   return cudaSuccess;
 }
 
