@@ -50,6 +50,11 @@ std::map<uintptr_t, size_t>::const_iterator Find(const std::map<uintptr_t, size_
   return p <= found->first + found->second ? found : all.end();
 }
 
+// Whether p is in it. What ends at p is not it: a heap may give the bytes behind to anyone.
+bool Holds(const std::map<uintptr_t, size_t>& all, std::map<uintptr_t, size_t>::const_iterator found, uintptr_t p) {
+  return found != all.end() && p < found->first + found->second;
+}
+
 // Says what was touched, if it is ours, and leaves the rest to whoever was asked before: a debugger, a sanitizer or
 // Python's faulthandler then shows where.
 void OnFault(int, siginfo_t* info, void*) {
@@ -194,14 +199,10 @@ void Unpin(void* p) {
 Kind KindOf(const void* p, size_t bytes, const char* call) {
   Memory& m = memory();
   std::lock_guard<std::mutex> lock(m.mutex);
-  // What ends at p is not it: a heap may give the bytes behind to anyone.
-  const auto holds = [p](const auto& all, auto found) {
-    return found != all.end() && Word(p) < found->first + found->second;
-  };
   auto found = Find(m.device, Word(p));
-  const bool on_device = holds(m.device, found);
+  const bool on_device = Holds(m.device, found, Word(p));
   if (!on_device) found = Find(m.pinned, Word(p));
-  if (!on_device && !holds(m.pinned, found)) {
+  if (!on_device && !Holds(m.pinned, found, Word(p))) {
     if (IsHostsAddress(Word(p)) || IsWhereItLies(Word(p))) EndWith("%s: no device memory is allocated at %p", call, p);
     return Kind::kHost;
   }
@@ -212,10 +213,14 @@ Kind KindOf(const void* p, size_t bytes, const char* call) {
   return on_device ? Kind::kDevice : Kind::kPinned;
 }
 
-int DeviceOf(const void* p) {
+cudaPointerAttributes AttributesOf(const void* p, int current) {
   Memory& m = memory();
   std::lock_guard<std::mutex> lock(m.mutex);
-  return m.number.at(Find(m.device, Word(p))->first);
+  const auto found = Find(m.device, Word(p));
+  if (Holds(m.device, found, Word(p))) return {cudaMemoryTypeDevice, m.number.at(found->first)};
+  if (Holds(m.pinned, Find(m.pinned, Word(p)), Word(p))) return {cudaMemoryTypeHost, -1};
+  if (host_is_device && !IsHostsAddress(Word(p)) && !IsWhereItLies(Word(p))) return {cudaMemoryTypeDevice, current};
+  return {cudaMemoryTypeUnregistered, -1};
 }
 
 void* MovedToDevice(const void* p) {

@@ -17,8 +17,7 @@
 namespace sok_emulator {
 
 cudaError_t AllocateDevice(void** p, size_t bytes, int device);
-int DeviceOf(const void* p);  // of what lies where KindOf says kDevice
-bool FreeDevice(void* p);     // false: not what AllocateDevice gave
+bool FreeDevice(void* p);  // false: not what AllocateDevice gave
 void Pin(void* p, size_t bytes);
 void Unpin(void* p);
 void MemoryInfo(size_t* in_use, size_t* limit);
@@ -26,6 +25,8 @@ void MemoryInfo(size_t* in_use, size_t* limit);
 enum class Kind { kDevice, kPinned, kHost };
 // Where the bytes lie. Ends the process where they reach past what was allocated; `call` is named then.
 Kind KindOf(const void* p, size_t bytes, const char* call);
+// Of the byte at p, of which nothing need be known; `current` is the thread's device.
+cudaPointerAttributes AttributesOf(const void* p, int current);
 // Whether HostMemoryIsDevice() was called.
 bool IsHostMemoryDevice();
 

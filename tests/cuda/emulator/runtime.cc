@@ -292,14 +292,7 @@ cudaError_t cudaMalloc(void** p, size_t bytes) {
 }
 
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* p) {
-  const Kind kind = sok_emulator::KindOf(p, 1, "cudaPointerGetAttributes");
-  if (kind == Kind::kDevice) {
-    *attributes = {cudaMemoryTypeDevice, sok_emulator::DeviceOf(p)};
-  } else if (kind == Kind::kHost && sok_emulator::IsHostMemoryDevice()) {
-    *attributes = {cudaMemoryTypeDevice, thread().device()};
-  } else {
-    *attributes = {kind == Kind::kPinned ? cudaMemoryTypeHost : cudaMemoryTypeUnregistered, -1};
-  }
+  *attributes = sok_emulator::AttributesOf(p, Touch());
   return cudaSuccess;
 }
 
