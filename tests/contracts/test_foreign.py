@@ -197,6 +197,41 @@ def test_only_what_may_be_written_is_written(cuda):
         np.testing.assert_array_equal(cuda.get(sums), cuda.get(row))
 
 
+class OfNumPy:
+    """By NumPy's own capsules: the stand-ins share their structures with what reads them."""
+
+    def __init__(self, x, version):
+        self._x, self._version = x, version
+        self.__dlpack_device__ = x.__dlpack_device__
+
+    def __dlpack__(self, *, stream, max_version):
+        return self._x.__dlpack__(max_version=self._version and max_version)
+
+
+@pytest.mark.parametrize("version", [True, None], ids=["with a version", "without"])
+def test_capsules_of_another_maker_are_read_and_given_back(emulated, monkeypatch, rng, version):
+    import sok.cuda
+    from sok.cuda import _dlpack
+
+    monkeypatch.setattr(_dlpack, "_CPU", -1)
+    monkeypatch.setattr(_dlpack, "_CUDA", 1)  # as DLPack calls where NumPy's arrays are
+    data, ids = rng.normal(size=(5, 3)).astype(np.float32)[1:], np.array([1, 0, 1, -1], np.int32)
+    before = [sys.getrefcount(x) for x in (data, ids)]
+    for _ in range(3):
+        sums = sok.cuda.unsorted_segment_sum(OfNumPy(data, version), OfNumPy(ids, version), 2)
+        np.testing.assert_array_equal(sums, [data[1], data[0] + data[2]])
+    with pytest.raises(ValueError, match=saying("`data`", "contiguous", "strides [4, 12]")):
+        sok.cuda.unsorted_segment_sum(OfNumPy(data.T, version), OfNumPy(ids, version), 2)
+    if version:  # without one NumPy itself refuses
+        row = np.ones((1, 3), np.float32)
+        row.flags.writeable = False
+        with pytest.raises(ValueError, match=saying("`tables[0].values`", "read-only")):
+            sok.cuda.update_rows("sgd", [1.0], [sok.cuda.Records(OfNumPy(row, True), 3)], ids[1:2], row)
+    for _ in range(2):
+        sok.cuda.unique(np.arange(3))
+    assert [sys.getrefcount(x) for x in (data, ids)] == before
+
+
 # ---- order: on the emulator, whose streams tests can hold. Its calls wait, as NumPy has no streams; here they do not.
 
 
