@@ -77,7 +77,8 @@ class Plan:
         self.specs = [*specs, *(tf.TensorSpec(t.shape, t.dtype) for t in self._send.outputs)]
         self.is_told_unused = False
         self._over = ""  # no more is sent, for a worker has left: which
-        self._refuse_at_end = None if self._is_alone else self._refusal(ENDED)
+        # Built now, so that they travel as the keys do, and at the end of the program nothing is built.
+        self._at_end = {} if self._is_alone else {text: self._refusal(text) for text in (ENDED, LEFT)}
 
     def ids(self, batch: object) -> list[tf.Tensor]:
         """What the lookups of a batch need of it."""
@@ -103,7 +104,7 @@ class Plan:
         """Begins a batch that this worker has not; gives what each worker says in its place, or its keys."""
         if self._is_alone or self._over:
             return []
-        refuse = self._refuse_at_end if text == ENDED and self._refuse_at_end else self._refusal(text)
+        refuse = self._at_end.get(text) or self._refusal(text)
         return self._said(*refuse(tf.constant(number, tf.int64))[:2])
 
     def leave(self) -> None:
