@@ -12,7 +12,7 @@ def test_the_two_ways_are_a_table_and_a_variable_that_train_alike():
     sizes, start = [12, 20], rng.normal(size=[2 * 4, 1]).astype("float32")
     losses = {}
     for way, dense_size in ("tables", 0), ("variables", 12):
-        model = small_tables.model_of(sizes, 4, dense_size)
+        model = small_tables.model_of(sizes, 4, dense_size, "Adagrad")
         small, large = (layer for layer in model.layers if hasattr(layer, "input_dim"))
         assert isinstance(small, sok.Embedding) == (way == "tables") and isinstance(large, sok.Embedding)
         for layer, n in (small, 12), (large, 20):
