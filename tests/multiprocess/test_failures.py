@@ -97,8 +97,8 @@ def test_a_worker_that_does_not_come_to_what_worker_0_saves_ends_the_job_with_wo
 
 
 def test_the_deadline_ends_a_job_and_all_its_processes():
-    # A launcher that waits for ever, with a child of its own session.
-    job = run(["/bin/bash", "-c", "echo mark=$SOK_TEST_JOB; setsid sleep 1000 & sleep 1000"], ranks=2, deadline=10)
+    # A launcher that waits for ever, with a child of its own session. (It takes seconds to start one.)
+    job = run(["/bin/bash", "-c", "echo mark=$SOK_TEST_JOB; setsid sleep 1000 & sleep 1000"], ranks=2, deadline=20)
     assert job.timed_out
     mark = re.search(r"mark=(\w+)", job.output)
     assert mark, job.output
