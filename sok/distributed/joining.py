@@ -111,7 +111,7 @@ def note_step(trainer: TableTrainer, of_tables: Sequence[Any], others: Sequence[
         return
     tables = [table for grad, table in of_tables if grad is not None]
     fit = keras_calls.fit_that_runs()
-    if fit is not None and _ahead_of(fit[1]) is not None:
+    if fit is not None and _ahead_of(fit) is not None:
         if trainer_of(fit[0].optimizer) is trainer:
             _begin(*fit, calls=1)
         return
@@ -224,14 +224,15 @@ def note_ahead(is_whole: Callable[[], bool]) -> None:
     fit = keras_calls.fit_that_runs()
     if fit is None or context.size() == 1:
         return
-    ahead = _ahead_of(fit[1])
+    ahead = _ahead_of(fit)
     if ahead is None:
         fit[1].append(ahead := _Ahead())
     ahead.is_whole = is_whole
 
 
-def _ahead_of(callbacks: Sequence[Any]) -> _Ahead | None:
-    return next((callback for callback in callbacks if isinstance(callback, _Ahead)), None)
+def _ahead_of(fit: tuple[Any, list[Any]] | None) -> _Ahead | None:
+    """That of a `fit`, as `fit_that_runs` gives it, if its lookups begin ahead."""
+    return next((callback for callback in (fit[1] if fit else ()) if isinstance(callback, _Ahead)), None)
 
 
 class _Agreeing(Callback):
@@ -294,8 +295,8 @@ class _Joining(Callback):
         if self._is_done:
             return
         self._is_done = True  # until the next epoch
-        fit = keras_calls.fit_that_runs()
-        if fit is not None and (ahead := _ahead_of(fit[1])) is not None:
+        ahead = _ahead_of(keras_calls.fit_that_runs())
+        if ahead is not None:
             return self._check_is_whole(ahead)
         step, made = _steps.get(self._trainer), self._calls * self._at_once
         if self._is_even:
@@ -331,9 +332,8 @@ class _Joining(Callback):
 
     def _asks(self) -> bool:
         """Whether workers cannot join and nobody knows how many batches there are: they then ask before each call."""
-        fit = keras_calls.fit_that_runs()
-        is_ahead = fit is not None and _ahead_of(fit[1]) is not None
-        return not is_ahead and isinstance(_steps.get(self._trainer), str) and None in self._batches
+        cannot_join = isinstance(_steps.get(self._trainer), str) and None in self._batches
+        return cannot_join and _ahead_of(keras_calls.fit_that_runs()) is None  # last: it is asked before each call
 
     def _ask(self, iterator: Any) -> tuple[Any, ...]:
         """An iterator over the batches of one call, if all workers have as many; `iterator` has them no more."""
