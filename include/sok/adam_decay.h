@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "sok/exact_math.h"
 #include "sok/philox.h"
 #include "sok/sparse_update.h"
 
@@ -63,12 +64,12 @@ struct DecayView {
     } else {
       for (int64_t i = 1; i <= length; ++i) {
         const MissedStep missed = cursor.Next();
-        const double kept = model.shrinks ? exp(static_cast<double>(missed.extra)) : 1.0;
+        const double kept = model.shrinks ? ExactExp(missed.extra) : 1.0;
         for (int j = 0; j < 4; ++j) sums.b[j] = sums.b[j] * kept + missed.alpha * powers[i].b[j];
       }
     }
     if (model.shrinks) {
-      const double kept = exp(alphas.SumOfExtra(from + length, to));
+      const double kept = ExactExp(alphas.SumOfExtra(from + length, to));
       for (int j = 0; j < 4; ++j) sums.b[j] *= kept;
     }
     return WithSums(sums, faded);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "sok/device.h"
+#include "sok/exact_math.h"
 #include "sok/own_initializer.h"
 #include "sok/philox.h"
 
@@ -35,15 +36,17 @@ SOK_HOST_DEVICE float UnitUniform(uint32_t word) { return static_cast<float>(wor
 // Standard normal pair by Box and Muller (1958). The radius draws from (0, 1], so log never sees zero.
 SOK_HOST_DEVICE void NormalPair(uint32_t word0, uint32_t word1, float* z0, float* z1) {
   const float u = (static_cast<float>(word0 >> 8) + 1.0f) * 5.9604644775390625e-8f;
-  const float radius = sqrtf(-2.0f * logf(u));
+  const float radius = sqrtf(-2.0f * static_cast<float>(ExactLog(static_cast<double>(u))));
   const float angle = 6.283185307179586f * UnitUniform(word1);
-  *z0 = radius * cosf(angle);
-  *z1 = radius * sinf(angle);
+  double sine, cosine;
+  ExactSinCos(static_cast<double>(angle), &sine, &cosine);
+  *z0 = radius * static_cast<float>(cosine);
+  *z1 = radius * static_cast<float>(sine);
 }
 
 // Inverse of erf, single precision. Source: M. Giles, "Approximating the erfinv function", GPU Computing Gems 2 (2010).
 SOK_HOST_DEVICE float ErfInv(float x) {
-  float w = -logf((1.0f - x) * (1.0f + x));
+  float w = -static_cast<float>(ExactLog(static_cast<double>((1.0f - x) * (1.0f + x))));
   float p;
   if (w < 5.0f) {
     w -= 2.5f;
@@ -151,8 +154,7 @@ inline void FillRow(const Initializer& init, uint64_t key, int64_t dim, float* r
 // The same for many keys: rows[i] = fresh row of keys[i].
 void FillRows(const Initializer& init, const uint64_t* keys, int64_t count, int64_t dim, float* const* rows);
 
-// On a device, into one matrix: row i = fresh row of keys[i]. The bits of the CPU, except that normals may differ in the
-// last places (docs/design/initial_values.md). init.bank is device memory.
+// On a device, into one matrix: row i = fresh row of keys[i], the bits of the CPU. init.bank is device memory.
 void FillRows(const Cuda& cuda, const InitializerView& init, const uint64_t* keys, int64_t count, int64_t dim,
               float* rows);  // [count, dim]
 

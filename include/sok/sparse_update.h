@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "sok/error.h"
+#include "sok/exact_math.h"
 #include "sok/rules/all.h"
 #include "sok/rules/decay.h"
 #include "sok/rules/own_rule.h"
@@ -220,9 +221,9 @@ void ReplayDecay(const AlphaHistory& history, const UpdateRule& rule, int64_t fr
 // What k steps do besides moving a weight by its momentum; shrunk: the sum of extra over them.
 SOK_HOST_DEVICE Decay Faded(const DecayModel& model, double k, double extra) {
   Decay decay;
-  decay.fade_m = static_cast<float>(pow(model.fade_1, k));
-  decay.fade_v = static_cast<float>(pow(model.fade_2, k));
-  if (model.shrinks) decay.keep = static_cast<float>(exp(extra));
+  decay.fade_m = static_cast<float>(ExactPow(model.fade_1, k));
+  decay.fade_v = static_cast<float>(ExactPow(model.fade_2, k));
+  if (model.shrinks) decay.keep = static_cast<float>(ExactExp(extra));
   if (model.adds_extra) decay.extra = static_cast<float>(extra);
   return decay;
 }

@@ -2,6 +2,7 @@
 // what OpenEmbedding does, by powers of beta in each row.
 #pragma once
 
+#include "sok/exact_math.h"
 #include "sok/rules/adam.h"
 #include "sok/rules/adamax.h"
 
@@ -25,8 +26,10 @@ struct LazyAdamByRow : Adam {
 
   SOK_HOST_DEVICE float Factor(int64_t /*dim*/, float* count) const {
     *count += 1.0f;
-    return alpha * sqrtf(-expm1f(*count * log_beta_2)) / -expm1f(*count * log_beta_1);
+    return alpha * sqrtf(Rest(*count * log_beta_2)) / Rest(*count * log_beta_1);
   }
+  // 1 - beta^count, of the logarithm of that power.
+  SOK_HOST_DEVICE static float Rest(float log_power) { return -static_cast<float>(ExactExpM1(log_power)); }
   SOK_HOST_DEVICE void Element(float g, float factor, float* w, float* m, float* v) const {
     *m += (g - *m) * one_minus_beta_1;
     *v += (g * g - *v) * one_minus_beta_2;
@@ -49,7 +52,7 @@ struct LazyAdamaxByRow : Adamax {
 
   SOK_HOST_DEVICE float Factor(int64_t /*dim*/, float* count) const {
     *count += 1.0f;
-    return alpha / -expm1f(*count * log_beta_1);
+    return alpha / LazyAdamByRow::Rest(*count * log_beta_1);
   }
   SOK_HOST_DEVICE void Element(float g, float factor, float* w, float* m, float* v) const {
     *m += (g - *m) * one_minus_beta_1;

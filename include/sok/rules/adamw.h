@@ -2,6 +2,7 @@
 // with the learning rate.
 #pragma once
 
+#include "sok/exact_math.h"
 #include "sok/rules/adam.h"
 
 namespace sok {
@@ -43,7 +44,7 @@ struct AdamW : RowRule {
     adam.Element(g, w, m, v);
   }
   SOK_HOST_DEVICE void MissedElement(const MissedStep& missed, float* w, float* m, float* v) const {
-    *w *= expf(missed.extra);
+    *w *= static_cast<float>(ExactExp(missed.extra));
     adam.MissedElement(missed, w, m, v);
   }
   SOK_HOST_DEVICE void CatchUp(const Decay& decay, float* w, float* m, float* v) const {

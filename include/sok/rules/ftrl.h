@@ -2,6 +2,7 @@
 // where Keras would set those that never had a gradient to zero.
 #pragma once
 
+#include "sok/exact_math.h"
 #include "sok/rules/rule.h"
 
 namespace sok {
@@ -43,7 +44,7 @@ struct Ftrl : RowRule {
     *accumulator = grown;
   }
 
-  SOK_HOST_DEVICE float Power(float x) const { return power == 0.5f ? sqrtf(x) : powf(x, power); }
+  SOK_HOST_DEVICE float Power(float x) const { return power == 0.5f ? sqrtf(x) : static_cast<float>(ExactPow(x, power)); }
 
   float lr, power, l1, twice_l2, twice_shrinkage;
 };

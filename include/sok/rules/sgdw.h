@@ -3,6 +3,7 @@
 // weight_decay / 2 |w|^2 of all rows, those outside the batch too.
 #pragma once
 
+#include "sok/exact_math.h"
 #include "sok/rules/momentum.h"
 
 namespace sok {
@@ -45,7 +46,7 @@ struct SgdW : RowRule {
     momentum.Element(g, w, m);
   }
   SOK_HOST_DEVICE void MissedElement(const MissedStep& missed, float* w, float* m) const {
-    *w *= expf(missed.extra);
+    *w *= static_cast<float>(ExactExp(missed.extra));
     momentum.MissedElement(missed, w, m);
   }
   SOK_HOST_DEVICE void CatchUp(const Decay& decay, float* w, float* m) const {
