@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import contextlib
 
 import tensorflow as tf
 
@@ -10,8 +10,8 @@ import tensorflow as tf
 def bind(local_rank: int, size: int) -> None:
     """Gives this process the GPU with the number that it has among the workers of its host; memory grows as needed.
 
-    Tables take device memory beside TensorFlow's allocator, so that must not take all of it at the start. Does nothing
-    without a GPU. Of several GPUs, a job of one worker keeps those that are visible. Where one GPU is visible already
+    TensorFlow, whose pool tables take their memory from, leaves the rest of the card to others that way: NCCL, CuPy. Where
+    it has started already, its memory stays as it is. Does nothing without a GPU. Of several GPUs, a job of one worker keeps those that are visible. Where one GPU is visible already
     (CUDA_VISIBLE_DEVICES, `tf.config.set_visible_devices`), that is the worker's choice and stays. Sessions of
     TensorFlow 1 do not follow `tf.config`: there, `config.gpu_options.visible_device_list = str(sok.local_rank())` and
     `config.gpu_options.allow_growth = True` say the same.
@@ -40,13 +40,7 @@ def bind(local_rank: int, size: int) -> None:
 
 
 def _let_memory_grow(gpu: tf.config.PhysicalDevice) -> None:
-    try:
-        if tf.config.experimental.get_memory_growth(gpu) or tf.config.get_logical_device_configuration(gpu):
-            return  # chosen by the user
-        tf.config.experimental.set_memory_growth(gpu, True)
-    except (RuntimeError, ValueError):
-        warnings.warn(
-            f"TensorFlow may have taken most of the memory of {gpu.name}: tables get what is left. Call sok.Init "
-            "before anything is computed, or set TF_FORCE_GPU_ALLOW_GROWTH=true.",
-            stacklevel=3,
-        )
+    # It is too late once TensorFlow runs, and there is no need where the user has chosen.
+    with contextlib.suppress(RuntimeError, ValueError):
+        if not tf.config.get_logical_device_configuration(gpu):
+            tf.config.experimental.set_memory_growth(gpu, True)
