@@ -203,6 +203,8 @@ def combine_grad_weights(
         combiner_bytes(combiner),
     )
     result = _arrays.empty(len(index), np.float32)
+    if not len(index):  # an array without elements may have no address, which would say that there are no weights
+        return result
     _native.call("combine_grad_weights", ctypes.byref(feature), grad, result, _arrays.bad(first_bad, 1))
     return result
 

@@ -1,5 +1,7 @@
 """Mixed precision, under Keras 3 and tf_keras: rows and rules in float32, vectors in 16 bit, scaled losses."""
 
+import os
+
 import keras
 import numpy as np
 import pytest
@@ -11,8 +13,9 @@ from sok.layers import for_keras
 from tests.messages import saying
 
 LIBRARIES = {"keras": keras, "tf_keras": tf_keras}
-# Where ordinary variables and their optimizer are (tests/device runs these tests with tables elsewhere).
-DENSE = "/CPU:0"
+# Where ordinary variables and their optimizer are. tests/device runs these tests with tables elsewhere; what stands for a GPU in the
+# emulator has no kernels of dense layers.
+DENSE = "/GPU:0" if os.environ.get("SOK_DEVICE_TESTS") == "GPU" else "/CPU:0"
 POLICIES = ("mixed_float16", "mixed_bfloat16")
 
 
