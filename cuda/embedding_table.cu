@@ -29,26 +29,23 @@ __global__ void LookupKernel(TableView table, const uint64_t* keys, int64_t n,
                              int64_t* row_ids,  // [n] or null
                              uint64_t* bad) {   // has_key, key; or null
   const BucketTile tile;
-  for (int64_t i = GlobalThread() / kBucketLanes; i < n; i += GlobalThreads() / kBucketLanes) {
-    const uint64_t key = keys[i];
-    const uint32_t row = Search(tile, table, key);
-    const bool is_known = row != kNoRow && row != kBadRow;
-    if (tile.lane == 0) {
+  ForKeysAtOnce(n, [&](int64_t first, int count) {
+    uint64_t some[kKeysAtOnce];
+    uint32_t found[kKeysAtOnce];
+    const uint64_t key = LoadKeys(tile, keys + first, count, some);
+    Search(tile, table, some, found);
+    if (tile.lane < count) {
+      const int64_t i = first + tile.lane;
+      const uint32_t row = OfLane(tile, found);
       if (rows != nullptr) rows[i] = row;
-      if (row_ids != nullptr) row_ids[i] = is_known ? RowId(table, row) : -1;
+      if (row_ids != nullptr) row_ids[i] = row != kNoRow && row != kBadRow ? RowId(table, row) : -1;
       if (row == kBadRow && bad != nullptr && atomicExch(reinterpret_cast<unsigned long long*>(bad), 1ull) == 0) {
         bad[1] = key;
       }
     }
-    if (out == nullptr) continue;
-    if (is_known) {
-      CopyRow(tile, table.rows.At(row), table.dim, out + i * table.dim);
-    } else if (row == kBadRow) {
-      ZeroRow(tile, table.dim, out + i * table.dim);
-    } else if (kFreshToo) {
-      WriteFresh(tile, table, key, out + i * table.dim);
-    }
-  }
+    if (out == nullptr) return;
+    WriteRows<kFreshToo>(tile, table, some, found, count, out + first * table.dim);
+  });
 }
 
 __global__ void FindIllegalKernel(const uint64_t* keys, int64_t n, uint64_t num_legal, uint64_t* illegal) {
@@ -202,7 +199,7 @@ void DeviceTable::State::CheckCount(int64_t n) const {
 
 void DeviceTable::State::FindRows(const Cuda& cuda, const uint64_t* keys, int64_t n, bool keep_bad, bool fresh_too,
                                   uint32_t* found, float* out, int64_t* row_ids) {
-  Launch(fresh_too ? LookupKernel<true> : LookupKernel<false>, GridOfTiles(n), kThreads, 0, cuda, ViewOf(*this), keys,
+  Launch(fresh_too ? LookupKernel<true> : LookupKernel<false>, GridOfTiles((n + kKeysAtOnce - 1) / kKeysAtOnce), kThreads, 0, cuda, ViewOf(*this), keys,
          n, found, out, row_ids, keep_bad ? &bad.data()->has_key : nullptr);
 }
 

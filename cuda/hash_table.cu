@@ -24,25 +24,24 @@ int64_t KeysIn(uint64_t num_buckets) { return static_cast<int64_t>(num_buckets) 
 uint64_t BucketsFor(int64_t keys) { return static_cast<uint64_t>((keys + kPlaces - 2) / (kPlaces - 1)); }
 
 __global__ void ClearKernel(HashTableView table) {
-  // Keys may be anything where no row is: only rows, `passed` and `unused` are written.
-  constexpr int64_t kWords = kPlaces + 2;
-  for (int64_t i = GlobalThread(); i < static_cast<int64_t>(table.num_buckets) * kWords; i += GlobalThreads()) {
-    const int64_t word = i % kWords;
-    DeviceBucket& bucket = table.buckets[i / kWords];
-    if (word < kPlaces) {
-      bucket.rows[word] = kNone;
-    } else {
-      (word == kPlaces ? bucket.passed : bucket.unused) = 0;
-    }
+  // Keys may be anything where no row is, but whole lines are written faster than parts of them.
+  constexpr uint64_t kNobody = ~uint64_t{0};  // two rows that are none
+  ulonglong2* parts = reinterpret_cast<ulonglong2*>(table.buckets);
+  for (int64_t i = GlobalThread(); i < static_cast<int64_t>(table.num_buckets) * kBucketLanes; i += GlobalThreads()) {
+    const int64_t part = i % kBucketLanes;  // LoadPart
+    parts[i] = make_ulonglong2(part < 5 ? 0 : kNobody, part < 5 || part == kBucketLanes - 1 ? 0 : kNobody);
   }
 }
 
 __global__ void FindKernel(HashTableView table, const uint64_t* keys, int64_t n, uint32_t* rows) {
   const BucketTile tile;
-  for (int64_t i = GlobalThread() / kBucketLanes; i < n; i += GlobalThreads() / kBucketLanes) {
-    const uint32_t row = FindRow(tile, table, keys[i]);
-    if (tile.lane == 0) rows[i] = row;
-  }
+  ForKeysAtOnce(n, [&](int64_t first, int count) {
+    uint64_t some[kKeysAtOnce];
+    uint32_t found[kKeysAtOnce];
+    LoadKeys(tile, keys + first, count, some);
+    FindRows(tile, table, some, found);
+    if (tile.lane < count) rows[first + tile.lane] = OfLane(tile, found);
+  });
 }
 
 __global__ void RebuildKernel(HashTableView from, HashTableView to) {
@@ -230,7 +229,7 @@ void DeviceHashTable::Rebuild(const Cuda& cuda, int64_t keys) {
       cuda, bytes,
       view_.buckets == nullptr ? "the key index"
                                : "a larger key index (while keys move, both are there; Reserve avoids that)"));
-  Launch(ClearKernel, GridOf(static_cast<int64_t>(bigger.num_buckets) * (kPlaces + 2)), kThreads, 0, cuda, bigger);
+  Launch(ClearKernel, GridOf(static_cast<int64_t>(bigger.num_buckets) * kBucketLanes), kThreads, 0, cuda, bigger);
   Launch(RebuildKernel, GridOfTiles(static_cast<int64_t>(view_.num_buckets) * kPlaces), kThreads, 0, cuda, view_,
          bigger);
   memory_->Free(cuda, view_.buckets, static_cast<int64_t>(view_.num_buckets * sizeof(DeviceBucket)));
@@ -248,7 +247,7 @@ int64_t DeviceHashTable::SizeToHost(const Cuda& cuda) {
 }
 
 void DeviceHashTable::Find(const Cuda& cuda, const uint64_t* keys, int64_t n, uint32_t* rows) const {
-  Launch(FindKernel, GridOfTiles(n), kThreads, 0, cuda, view_, keys, n, rows);
+  Launch(FindKernel, GridOfTiles((n + kKeysAtOnce - 1) / kKeysAtOnce), kThreads, 0, cuda, view_, keys, n, rows);
 }
 
 void DeviceHashTable::InsertMissing(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int64_t n,

@@ -26,7 +26,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int64_t kTilesPerBlock = kThreads / kBucketLanes;
-constexpr int64_t kPerBlock = 4 * kTilesPerBlock;
+constexpr int64_t kPerBlock = 4 * kKeysAtOnce * kTilesPerBlock;  // enough that finding out whose they are costs little
 constexpr uint32_t kNobody = 0xFFFFFFFFu;
 
 // A table of the group.
@@ -81,15 +81,33 @@ __device__ __forceinline__ void ForKeys(const Group& group, const F& f) {
   }
 }
 
+// f(piece, table, first, count) for the keys of this block, `count` of them to a tile at once, from `first` of the piece on.
+template <class F>
+__device__ __forceinline__ void ForSomeKeys(const Group& group, const F& f) {
+  const int64_t tile = threadIdx.x / kBucketLanes;
+  for (int64_t block = blockIdx.x; block < group.num_blocks; block += gridDim.x) {
+    const Piece& piece = WorkOfBlock(group.pieces, group.num_pieces, block);
+    const GroupTable& table = group.tables[piece.table];
+    const int64_t begin = (block - piece.first_block) * kPerBlock;
+    const int64_t end = begin + kPerBlock < piece.n ? begin + kPerBlock : piece.n;
+    for (int64_t i = begin + tile * kKeysAtOnce; i < end; i += kTilesPerBlock * kKeysAtOnce) {
+      f(piece, table, i, end - i < kKeysAtOnce ? static_cast<int>(end - i) : kKeysAtOnce);
+    }
+  }
+}
+
 template <bool kFreshToo>
 __global__ void FindGroupKernel(Group group) {
   const BucketTile tile;
-  ForKeys(group, [&](const Piece& piece, const GroupTable& table, int64_t i, int64_t position) {
-    const uint64_t key = piece.keys[i];
-    const uint32_t row = Search(tile, table.view, key);
-    const bool is_known = row != kNoRow && row != kBadRow;
-    if (tile.lane == 0) {
-      piece.row_ids[i] = is_known ? RowId(table.view, row) : -1;
+  ForSomeKeys(group, [&](const Piece& piece, const GroupTable& table, int64_t first, int count) {
+    uint64_t some[kKeysAtOnce];
+    uint32_t found[kKeysAtOnce];
+    const uint64_t key = LoadKeys(tile, piece.keys + first, count, some);
+    Search(tile, table.view, some, found);
+    if (tile.lane < count) {
+      const int64_t i = first + tile.lane, position = piece.first + i;
+      const uint32_t row = OfLane(tile, found);
+      piece.row_ids[i] = row != kNoRow && row != kBadRow ? RowId(table.view, row) : -1;
       if (row == kBadRow && atomicExch(reinterpret_cast<unsigned long long*>(&table.bad->has_key), 1ull) == 0) {
         table.bad->key = key;
       }
@@ -97,19 +115,12 @@ __global__ void FindGroupKernel(Group group) {
         group.rows[position] = row;
         if (row == kNoRow) {
           group.keys[position] = key;
-          StoreRelaxed(group.is_missing, 1u);
+          if (LoadRelaxed(group.is_missing) == 0) StoreRelaxed(group.is_missing, 1u);
         }
       }
     }
     if (piece.out == nullptr) return;
-    float* out = piece.out + i * table.view.dim;
-    if (is_known) {
-      CopyRow(tile, table.view.rows.At(row), table.view.dim, out);
-    } else if (row == kBadRow) {
-      ZeroRow(tile, table.view.dim, out);
-    } else if (kFreshToo) {
-      WriteFresh(tile, table.view, key, out);
-    }
+    WriteRows<kFreshToo>(tile, table.view, some, found, count, piece.out + first * table.view.dim);
   });
 }
 

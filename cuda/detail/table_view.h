@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "copy_row.h"
 #include "find_row.h"
 #include "launch.h"
 #include "sok/initializer.h"
@@ -50,15 +51,23 @@ __device__ __forceinline__ int64_t RowId(const TableView& table, uint32_t row) {
   return static_cast<int64_t>((uint64_t{erasures} << 32) | row);
 }
 
-// The row of a key that this shard holds, kNoRow, or kBadRow.
-__device__ __forceinline__ uint32_t Search(const BucketTile& tile, const TableView& table, uint64_t key) {
+// For each key its row, if this shard holds it, kNoRow, or kBadRow.
+__device__ __forceinline__ void Search(const BucketTile& tile, const TableView& table,
+                                       const uint64_t (&keys)[kKeysAtOnce], uint32_t (&rows)[kKeysAtOnce]) {
   if (table.hashed) {
-    if (table.partition.OwnerOf(key) != table.rank) return kBadRow;
-    return FindRow(tile, table.index, key);
+    FindRows(tile, table.index, keys, rows);
+    SOK_UNROLL
+    for (int j = 0; j < kKeysAtOnce; ++j)
+      if (table.partition.OwnerOf(keys[j]) != table.rank) rows[j] = kBadRow;
+    return;
   }
-  if (key >= table.num_legal || table.partition.OwnerOf(key) != table.rank) return kBadRow;
-  const uint32_t row = static_cast<uint32_t>(key / table.shards);
-  return ((table.in_use[row >> 5] >> (row & 31)) & 1) != 0 ? row : kNoRow;
+  SOK_UNROLL
+  for (int j = 0; j < kKeysAtOnce; ++j) {
+    rows[j] = kBadRow;
+    if (keys[j] >= table.num_legal || table.partition.OwnerOf(keys[j]) != table.rank) continue;
+    const uint32_t row = static_cast<uint32_t>(table.shards == 1 ? keys[j] : keys[j] / table.shards);
+    rows[j] = ((table.in_use[row >> 5] >> (row & 31)) & 1) != 0 ? row : kNoRow;
+  }
 }
 
 __device__ __forceinline__ void WriteFresh(const BucketTile& tile, const TableView& table, uint64_t key, float* row) {
@@ -71,6 +80,25 @@ __device__ __forceinline__ void WriteFresh(const BucketTile& tile, const TableVi
     } else {
       for (int j = 0; j < 4; ++j)
         if (4 * block + j < table.dim) row[4 * block + j] = value[j];
+    }
+  }
+}
+
+// What Search has found, row after row: [count, dim]. kFreshToo: a key without a row reads as its fresh one, else nothing is
+// written for it.
+template <bool kFreshToo>
+__device__ __forceinline__ void WriteRows(const BucketTile& tile, const TableView& table,
+                                          const uint64_t (&keys)[kKeysAtOnce], const uint32_t (&rows)[kKeysAtOnce],
+                                          int count, float* out) {
+  SOK_UNROLL
+  for (int j = 0; j < kKeysAtOnce; ++j) {
+    if (j >= count) break;
+    if (rows[j] == kBadRow) {
+      ZeroRow(tile, table.dim, out + j * table.dim);
+    } else if (rows[j] != kNoRow) {
+      CopyRow(tile, table.rows.At(rows[j]), table.dim, out + j * table.dim);
+    } else if (kFreshToo) {
+      WriteFresh(tile, table, keys[j], out + j * table.dim);
     }
   }
 }
