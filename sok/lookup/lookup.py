@@ -50,11 +50,16 @@ def begin(features: Sequence[Feature], training: Training, ahead: exchange.Ahead
     Collective: one, on several workers. What is wrong with ids is raised by `finish`. `ahead`: as what it travels, if
     other lookups are finished between the two.
     """
-    group, insert = Group.of(features), tf.convert_to_tensor(training, tf.bool)
+    group, insert = Group.of(features), _as_bool(training)
     sent = None if group.is_alone else exchange.send_keys(group, features, insert, ahead)
     if _note is not None and sent is not None:
         _note(features, insert, sent)
     return Ticket(tuple(features), group, insert, sent)
+
+
+def _as_bool(training: Training) -> tf.Tensor:
+    with tf.device("/CPU:0"):  # where kernels take it: from a GPU it would be waited for
+        return tf.convert_to_tensor(training, tf.bool)
 
 
 _note: Callable[[Sequence[Feature], tf.Tensor, exchange.Sent], None] | None = None
@@ -183,7 +188,7 @@ def look_up_apart(
 
     Not collective: it has the ops of one worker, and nothing counts it.
     """
-    insert = tf.convert_to_tensor(training, tf.bool)
+    insert = _as_bool(training)
     asked = [[dataclasses.replace(f, ids=to_csr(dataclasses.replace(f, seen=None))) for f in part] for part in parts]
     found = []
     for part in asked:
