@@ -234,6 +234,12 @@ def _trace_collective_grad(op: tf.Operation, grad: tf.Tensor) -> tuple[tf.Tensor
     return grad, *[None] * (len(op.inputs) - 1)
 
 
+@tf.RegisterGradient("Sok>ToDevice")
+def _to_device_grad(op: tf.Operation, *grads: tf.Tensor) -> list[tf.Tensor | None]:
+    # Only weights have any; keys and row splits are integers.
+    return [g if t.dtype.is_floating else None for t, g in zip(op.inputs, grads, strict=True)]
+
+
 def _not_a_second_time(op: tf.Operation, *_: tf.Tensor) -> NoReturn:
     raise LookupError(
         f"{op.type} is part of the gradient of a lookup, which cannot be differentiated a second time. Look up outside "

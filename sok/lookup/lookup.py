@@ -17,7 +17,7 @@ import tensorflow as tf
 from sok.base import _ops, strategies
 from sok.base.patching import Here
 from sok.base.types import TensorLike, Training
-from sok.lookup import exchange, plain_variables
+from sok.lookup import exchange, host_ids, plain_variables
 from sok.lookup.feature import PADDED, ROWS, Csr, Feature, Group
 from sok.lookup.inputs import to_csr
 from sok.table import reading
@@ -137,8 +137,13 @@ def lookup_parts(
     with exchange.told_to_peers(*waiting):
         if waiting:
             strategies.refuse(f"A lookup in table '{waiting[0].table_name}'")
-        asked = _each(lambda part: [dataclasses.replace(f, ids=to_csr(f)) for f in part], parts, scopes)
+        asked = _each(lambda part: [_with_csr(f) for f in part], parts, scopes)
         return _found(with_report(asked), lambda part: begin_part(part, training), scopes)
+
+
+def _with_csr(f: Feature) -> Feature:
+    with host_ids.beside(f):
+        return dataclasses.replace(f, ids=to_csr(f))
 
 
 def begin_part(part: Sequence[Feature], training: Training, ahead: exchange.Ahead | None = None) -> Ticket | None:
@@ -273,6 +278,7 @@ def _look_up_here(ticket: Ticket) -> list[tf.Tensor]:
     for i, combiner in enumerate(combiners):
         if combiner == ROWS:  # from the same op: each key is a segment of its own
             combiners[i], row_splits[i] = "sum", tf.range(tf.size(keys[i], out_type=tf.int64) + 1)
+    keys, row_splits, weights = host_ids.together(ticket.group.device, keys, row_splits, weights)
     return _ops.lib().sok_group_lookup(
         ticket.group.handles,
         keys,
