@@ -13,8 +13,8 @@ from .conftest import GPU
 @pytest.mark.parametrize(
     ("features", "most"),
     [
-        (1, {"launches": 23, "to_device": 1, "to_host": 1, "sets": 2, "marks": 8, "waits": 7, "host_waits": 1}),
-        (58, {"launches": 24, "to_device": 5, "to_host": 1, "sets": 1, "marks": 12, "waits": 7, "host_waits": 1}),
+        (1, {"launches": 24, "to_device": 1, "to_host": 0, "sets": 2, "marks": 8, "waits": 7, "host_waits": 0}),
+        (58, {"launches": 24, "to_device": 5, "to_host": 0, "sets": 1, "marks": 12, "waits": 7, "host_waits": 0}),
     ],
 )
 def test_a_step_asks_for_no_more(features, most):
