@@ -180,7 +180,7 @@ class GpuExchangeSumGradOp final : public ExchangeSumGradOp {
       a.segments.n = grad.n;
       addends[grad.table].push_back(a);
     }
-    OutputRowSums(ctx, addends, dims());
+    OutputRowSums(ctx, addends, dims(), capacities());
   }
 };
 SOK_GPU_KERNEL(Name("Sok>ExchangeSumGrad").HostMemory("counts"), GpuExchangeSumGradOp);

@@ -69,6 +69,7 @@ def _exchange_serve_grad(op: tf.Operation, grad: tf.Tensor, *_: tf.Tensor) -> li
             [tf.identity(ids) for ids in op.outputs[4:]],
             table_of=op.get_attr("table_of"),
             dims=op.get_attr("dims"),
+            capacities=op.get_attr("capacities"),
         )
     slices = [_summed_slices(s, ids) for s, ids in zip(sums, row_ids, strict=True)]
     return [*slices, *[None] * (len(op.inputs) - num_tables)]
