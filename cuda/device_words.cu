@@ -57,6 +57,9 @@ void Copy(const Cuda& cuda, void* to, const void* from, int64_t bytes, cudaMemcp
 }  // namespace
 
 void CopyToDevice(const Cuda& cuda, void* to, const void* from, int64_t bytes) { UploadBytes(cuda, from, bytes, to); }
+void CopyToDevice(const Cuda& cuda, void* to, const HostPart* parts, int64_t num_parts) {
+  UploadParts(cuda, parts, num_parts, to);
+}
 void CopyOnDevice(const Cuda& cuda, void* to, const void* from, int64_t bytes) {
   Copy(cuda, to, from, bytes, cudaMemcpyDeviceToDevice);
 }

@@ -98,12 +98,28 @@ void PinnedLease::Mark(const Cuda& cuda) { SOK_CUDA(cudaEventRecord(copied_, cud
 void PinnedLease::Wait() const { SOK_CUDA(cudaEventSynchronize(copied_)); }
 
 void UploadBytes(const Cuda& cuda, const void* from, int64_t bytes, void* to) {
+  const HostPart all = {from, bytes, 0};
+  UploadParts(cuda, &all, 1, to);
+}
+
+void UploadParts(const Cuda& cuda, const HostPart* parts, int64_t num_parts, void* to) {
   constexpr int64_t kMostAtOnce = int64_t{32} << 20;
-  for (int64_t at = 0; at < bytes; at += kMostAtOnce) {
-    const auto n = static_cast<size_t>(std::min(kMostAtOnce, bytes - at));
-    PinnedLease lease(static_cast<int64_t>(n));
-    std::memcpy(lease.data(), static_cast<const char*>(from) + at, n);
-    SOK_CUDA(cudaMemcpyAsync(static_cast<char*>(to) + at, lease.data(), n, cudaMemcpyHostToDevice, cuda.stream));
+  const int64_t bytes = num_parts == 0 ? 0 : parts[num_parts - 1].at + parts[num_parts - 1].bytes;
+  const HostPart* part = parts;
+  for (int64_t begin = 0; begin < bytes; begin += kMostAtOnce) {
+    const int64_t end = std::min(begin + kMostAtOnce, bytes);
+    PinnedLease lease(end - begin);
+    char* const pinned = static_cast<char*>(lease.data());
+    for (; part != parts + num_parts && part->at < end; ++part) {
+      const int64_t first = std::max(begin, part->at), last = std::min(end, part->at + part->bytes);
+      if (last > first) {
+        std::memcpy(pinned + (first - begin), static_cast<const char*>(part->from) + (first - part->at),
+                    static_cast<size_t>(last - first));
+      }
+      if (part->at + part->bytes > end) break;  // the rest goes by the next copy
+    }
+    SOK_CUDA(cudaMemcpyAsync(static_cast<char*>(to) + begin, pinned, static_cast<size_t>(end - begin),
+                             cudaMemcpyHostToDevice, cuda.stream));
     lease.Mark(cuda);
   }
 }

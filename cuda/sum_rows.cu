@@ -25,6 +25,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int64_t kPerBlock = 4 * kThreads;
+constexpr int64_t kTailRows = 128;                  // to a block
 constexpr int64_t kMostNumbers = INT64_C(1) << 32;  // to sort by
 
 // One lookup's addends.
@@ -50,6 +51,14 @@ struct Stretch {
   int32_t* tables;    // or null
   int64_t* num_sums;  // or null
   int64_t first_block;
+};
+
+// What one table has room for beyond its sums, which it has none of.
+struct Tail {
+  int64_t* row_ids;
+  float* sums;
+  const int64_t* num_sums;
+  int64_t size, dim, first_block;
 };
 
 // Segments that have scales, or are checked.
@@ -148,6 +157,17 @@ __global__ void NumberRowsKernel(const Stretch* all, int64_t num_stretches, int6
   });
 }
 
+__global__ void FillTailsKernel(const Tail* all, int64_t num_tails, int64_t num_blocks) {
+  for (int64_t block = blockIdx.x; block < num_blocks; block += gridDim.x) {
+    const Tail& tail = WorkOfBlock(all, num_tails, block);
+    int64_t begin = (block - tail.first_block) * kTailRows;
+    const int64_t end = begin + kTailRows < tail.size ? begin + kTailRows : tail.size, count = *tail.num_sums;
+    if (begin < count) begin = count;
+    for (int64_t i = begin + threadIdx.x; i < end; i += blockDim.x) tail.row_ids[i] = -1;
+    for (int64_t i = begin * tail.dim + threadIdx.x; i < end * tail.dim; i += blockDim.x) tail.sums[i] = 0.0f;
+  }
+}
+
 int64_t BlocksFor(int64_t n) { return (n + kPerBlock - 1) / kPerBlock; }
 
 // Tables that share a sort, by dim.
@@ -163,7 +183,8 @@ class Group {
   static int64_t NumbersFor(int64_t num_rows, bool keeps_unknown) { return num_rows + (keeps_unknown ? 2 : 1); }
 
   // first_sum, goes_on and where the results go are the caller's to give.
-  void Add(int64_t table, int64_t num_rows, bool keeps_unknown, int64_t dim, float* sums, Stretch stretch) {
+  void Add(int64_t table, int64_t num_rows, bool keeps_unknown, int64_t dim, float* sums, Stretch stretch,
+           Tail tail = {}) {
     stretch.first = n_;
     stretch.first_work = static_cast<int64_t>(work_.size());
     for (const int64_t k : (*of_table_)[static_cast<size_t>(table)]) {
@@ -193,6 +214,11 @@ class Group {
     stretch_blocks_ += BlocksFor(stretch.room);
     n_ = end;
     stretches_.push_back(stretch);
+    if (tail.size > 0) {
+      tail.first_block = tail_blocks_;
+      tail_blocks_ += (tail.size + kTailRows - 1) / kTailRows;
+      tails_.push_back(tail);
+    }
     if (ranges_.empty() || ranges_.back().dim != dim) ranges_.push_back({dim, stretch.first, end, sums});
     ranges_.back().end = end;
   }
@@ -213,6 +239,7 @@ class Group {
     const auto work_at = parcel.Add(work_.data(), static_cast<int64_t>(work_.size()));
     const auto stretches_at = parcel.Add(stretches_.data(), static_cast<int64_t>(stretches_.size()));
     const auto segments_at = parcel.Add(segments_.data(), static_cast<int64_t>(segments_.size()));
+    const auto tails_at = parcel.Add(tails_.data(), static_cast<int64_t>(tails_.size()));
     parcel.Send(cuda, scratch);
     const Work* work = parcel.On(work_at);
     const Stretch* stretches = parcel.On(stretches_at);
@@ -238,6 +265,8 @@ class Group {
       ExclusiveSum(cuda, scratch, is_head, before, n_);
       Launch(NumberRowsKernel, grid, kThreads, 0, cuda, stretches, num_stretches, stretch_blocks_, work, sorted,
              positions, is_head, before, segments);
+      Launch(FillTailsKernel, GridFor(tail_blocks_, 1), kThreads, 0, cuda, parcel.On(tails_at),
+             static_cast<int64_t>(tails_.size()), tail_blocks_);
       for (const Range& range : ranges_) {
         SumSorted(cuda, scratch, ScatteredAddends<T>{source, factor}, segments + range.begin, kNoSegment,
                   positions + range.begin, range.end - range.begin, range.dim, range.sums, range.dim);
@@ -259,7 +288,8 @@ class Group {
   std::vector<SegmentWork> segments_;
   std::vector<int64_t> scaled_work_;  // of each of them, the work that reads its scales; -1: none
   std::vector<Range> ranges_;
-  int64_t n_ = 0, num_numbers_ = 0, stretch_blocks_ = 0, segment_blocks_ = 0;
+  std::vector<Tail> tails_;
+  int64_t n_ = 0, num_numbers_ = 0, stretch_blocks_ = 0, segment_blocks_ = 0, tail_blocks_ = 0;
   bool is_scaled_ = false;
 };
 
@@ -342,7 +372,8 @@ void SumRowsOfTables(const Cuda& cuda, DeviceScratch* scratch, const DeviceAdden
     }
     stretch.row_ids = table.row_ids;
     stretch.num_sums = table.num_sums;
-    group.Add(order[i], table.num_rows, true, table.dim, base, stretch);
+    group.Add(order[i], table.num_rows, true, table.dim, base, stretch,
+              {table.row_ids, table.sums, table.num_sums, table.size, table.dim, 0});
   }
   if (!group.empty()) group.Sum(cuda, scratch, type);
 }

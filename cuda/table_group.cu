@@ -204,9 +204,13 @@ __global__ void PlaceGroupKernel(Group group) {
 }
 
 // Where a key came new: its record, once, and what the lookup gives. Its values are a function of the key alone, so no
-// position waits for another's record.
+// position waits for another's record. The first block counts what is new, which nobody asks for meanwhile.
 __global__ void FillGroupKernel(Group group) {
   if (*group.is_missing == 0) return;
+  for (int64_t t = blockIdx.x == 0 ? threadIdx.x : group.num_tables; t < group.num_tables; t += blockDim.x) {
+    const GroupTable& table = group.tables[t];
+    if (table.counters != nullptr) CountInserted(group.before[table.last] - group.before[table.first], table.counters);
+  }
   const BucketTile tile;
   ForKeys(group, [&](const Piece& piece, const GroupTable& table, int64_t i, int64_t position) {
     const uint32_t leader = group.leaders[position];
@@ -222,14 +226,6 @@ __global__ void FillGroupKernel(Group group) {
     CopyRow(tile, table.defaults, table.num_defaults, record + table.view.dim);
     if (tile.lane == 0) table.view.notes.Note(row);
   });
-}
-
-__global__ void CountGroupKernel(Group group) {
-  if (*group.is_missing == 0) return;
-  for (int64_t t = GlobalThread(); t < group.num_tables; t += GlobalThreads()) {
-    const GroupTable& table = group.tables[t];
-    if (table.counters != nullptr) CountInserted(group.before[table.last] - group.before[table.first], table.counters);
-  }
 }
 
 __global__ void StampNewOfGroupKernel(Group group, int64_t first, int64_t last, uint32_t calls, uint32_t* stamps) {
@@ -283,7 +279,6 @@ class GroupLookup {
     MakeRoom(cuda, scratch);
     Launch(PlaceGroupKernel, grid, kThreads, 0, cuda, group_);
     Launch(FillGroupKernel, grid, kThreads, 0, cuda, group_);
-    Launch(CountGroupKernel, GridFor(group_.num_tables, kThreads), kThreads, 0, cuda, group_);
     for (size_t t = 0; t < states_.size(); ++t) {
       for (const auto& set : states_[t]->sets) {
         if (set->decay == nullptr) continue;

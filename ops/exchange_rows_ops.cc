@@ -23,6 +23,7 @@ REGISTER_OP("Sok>ExchangeServe")
     .Output("piece_splits: int64")
     .Output("row_ids: T * int64")
     .SOK_EXCHANGE_ATTRS.Attr("dims: list(int)")
+    .Attr("capacities: list(int) = []")  // for the gradient
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       int64_t tables;
@@ -121,6 +122,7 @@ REGISTER_OP("Sok>ExchangeSumGrad")
     .Attr("T: int >= 1")
     .Attr("table_of: list(int)")
     .Attr("dims: list(int)")
+    .Attr("capacities: list(int) = []")
     .SetShapeFn([](InferenceContext* c) {
       int64_t tables;
       std::vector<int64_t> dims;

@@ -23,10 +23,13 @@ class ExchangeSumGradOp : public GuardedOp {
   explicit ExchangeSumGradOp(OpKernelConstruction* ctx) : GuardedOp(ctx) {
     Check(ctx->GetAttr("dims", &dims_));
     Check(ctx->GetAttr("table_of", &table_of_));
+    Check(ctx->GetAttr("capacities", &capacities_));
     int64_t num_tables;
     Check(ctx->GetAttr("T", &num_tables));
     if (static_cast<int64_t>(dims_.size()) != num_tables)
       throw InvalidArgument("`dims` must have one value per table.");
+    if (!capacities_.empty() && capacities_.size() != dims_.size())
+      throw InvalidArgument("`capacities` must have one value per table, or none.");
     CheckDims(dims_);
     for (const int64_t table : table_of_) {
       if (table < 0 || table >= static_cast<int64_t>(dims_.size())) {
@@ -38,6 +41,8 @@ class ExchangeSumGradOp : public GuardedOp {
  protected:
   int num_tables() const { return static_cast<int>(dims_.size()); }
   const std::vector<int64_t>& dims() const { return dims_; }
+  // Of each table, what its row numbers are below, or nothing.
+  const std::vector<int64_t>& capacities() const { return capacities_; }
 
   // All there is, table after table. Throws InvalidArgument for inputs whose sizes do not fit.
   std::vector<AskedGrad> Grads(OpKernelContext* ctx) const {
@@ -91,7 +96,7 @@ class ExchangeSumGradOp : public GuardedOp {
   }
 
  private:
-  std::vector<int64_t> table_of_, dims_;
+  std::vector<int64_t> table_of_, dims_, capacities_;
 };
 
 }  // namespace sok

@@ -40,6 +40,21 @@ class CheckInputOp : public GuardedOp {
 };
 SOK_HOST_KERNEL("Sok>CheckInput", CheckInputOp, "row_splits", "ok", "detail", "checked_splits");
 
+// Tensors of the host where the op is placed. On a GPU by one copy, however many there are (ops/gpu/input_ops.cc).
+REGISTER_OP("Sok>ToDevice")
+    .Input("values: T")
+    .Output("there: T")
+    .Attr("T: list({int64, int32, uint32, uint64, float}) >= 1")
+    .SetShapeFn([](InferenceContext* c) {
+      for (int i = 0; i < c->num_inputs(); ++i) c->set_output(i, c->input(i));
+      return absl::OkStatus();
+    });
+
+void PassOn(OpKernelContext* ctx) {
+  for (int i = 0; i < ctx->num_inputs(); ++i) ctx->set_output(i, ctx->input(i));
+}
+SOK_CPU_KERNEL("Sok>ToDevice", FunctionOp<PassOn>);
+
 REGISTER_OP("Sok>ValidateCsr")
     .Input("handle: resource")
     .Input("keys: Tkey")

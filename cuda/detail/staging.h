@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "sok/device.h"
+#include "sok/device_words.h"
 
 struct CUevent_st;
 
@@ -32,5 +33,7 @@ class PinnedLease {
 // to[0 .. bytes) = from[0 .. bytes), put on the stream; `from` is read before the call returns. The host waits only where many
 // such copies are still under way. Throws CudaError.
 void UploadBytes(const Cuda& cuda, const void* from, int64_t bytes, void* to);
+// The same of parts that lie apart (CopyToDevice).
+void UploadParts(const Cuda& cuda, const HostPart* parts, int64_t num_parts, void* to);
 
 }  // namespace sok

@@ -11,6 +11,17 @@ namespace sok {
 // to[0 .. bytes) = from[0 .. bytes), put on the stream. `from` is host memory of any kind, read before the call returns; it
 // travels by way of pinned memory, since a copy from another kind makes the host wait for the stream. Throws CudaError.
 void CopyToDevice(const Cuda& cuda, void* to, const void* from, int64_t bytes);
+
+// Memory of the host of any kind, and where it goes.
+struct HostPart {
+  const void* from;
+  int64_t bytes;
+  int64_t at;  // bytes behind the begin
+};
+// The same of several parts, which come in the order of `at` and do not overlap, by one copy for up to 32 MiB. What lies between
+// them is overwritten.
+void CopyToDevice(const Cuda& cuda, void* to, const HostPart* parts, int64_t num_parts);
+
 void CopyOnDevice(const Cuda& cuda, void* to, const void* from, int64_t bytes);
 void ZeroOnDevice(const Cuda& cuda, void* to, int64_t bytes);
 void SetOnDevice(const Cuda& cuda, void* to, int byte, int64_t bytes);

@@ -83,6 +83,7 @@ struct DeviceRowSums {
   int64_t* row_ids = nullptr;   // [its addends], the first num_sums are written
   float* sums = nullptr;        // [its addends, dim], the same
   int64_t* num_sums = nullptr;  // [1]
+  int64_t size = 0;  // row_ids and sums have so many: behind the last sum they get -1 and zeros; 0: they stay
 };
 
 // SumRows with each table's rows in arrays of its own, and for tables of any dims: they share all but the additions. The sums

@@ -163,7 +163,7 @@ SOK_GPU_KERNEL(Name("Sok>ExchangeServe")
                    .HostMemory("counts"),
                GpuExchangeServeOp);
 
-// Waits for the stream once, to learn how many rows each table has. Pieces that are not what `counts` says are left out.
+// Pieces that are not what `counts` says are left out.
 class GpuExchangeSumGradOp final : public ExchangeSumGradOp {
  public:
   using ExchangeSumGradOp::ExchangeSumGradOp;
@@ -180,7 +180,7 @@ class GpuExchangeSumGradOp final : public ExchangeSumGradOp {
       a.segments.n = grad.n;
       addends[grad.table].push_back(a);
     }
-    OutputRowSumsToHost(ctx, addends, dims());
+    OutputRowSums(ctx, addends, dims(), capacities());
   }
 };
 SOK_GPU_KERNEL(Name("Sok>ExchangeSumGrad").HostMemory("counts"), GpuExchangeSumGradOp);

@@ -31,10 +31,11 @@ inline std::vector<DeviceTable::Reading> ReadAll(const Cuda& cuda,
 // dim share a tensor, in which each begins at whole 64 bytes.
 class RowSumsOutput {
  public:
-  // num_rows: of each table, what its row numbers are below; kMostRows: it is not known.
+  // num_rows: of each table, what its row numbers are below; kMostRows: it is not known. fills: behind the sums the room is row
+  // ids -1 and zeros, else nobody knows what.
   RowSumsOutput(OpKernelContext* ctx, const Cuda& cuda, DeviceScratch* scratch,
                 const std::vector<std::vector<DeviceAddends>>& addends, const std::vector<int64_t>& dims,
-                const std::vector<int64_t>& num_rows)
+                const std::vector<int64_t>& num_rows, bool fills)
       : num_sums_(scratch->Get<int64_t>(static_cast<int64_t>(addends.size()))), dims_(dims) {
     std::vector<DeviceAddends> all;
     for (size_t t = 0; t < addends.size(); ++t) {
@@ -45,6 +46,7 @@ class RowSumsOutput {
         most += a.segments.n;
       }
       const int64_t dim = dims[t];
+      size_.push_back(most);
       first_.push_back(room_[dim]);
       room_[dim] += (most + kWholeRows - 1) / kWholeRows * kWholeRows;
     }
@@ -52,7 +54,8 @@ class RowSumsOutput {
       Check(ctx->allocate_temp(tensorflow::DT_INT64, CheckedShape({rows}), &row_ids_[dim]));
       Check(ctx->allocate_temp(tensorflow::DT_FLOAT, CheckedShape({rows, dim}), &sums_[dim]));
     }
-    for (size_t t = 0; t < addends.size(); ++t) tables_.push_back({num_rows[t], dims[t], ids(t), sums(t), num_sums(t)});
+    for (size_t t = 0; t < addends.size(); ++t)
+      tables_.push_back({num_rows[t], dims[t], ids(t), sums(t), num_sums(t), fills ? size_[t] : 0});
     SumRowsOfTables(cuda, scratch, all.data(), static_cast<int64_t>(all.size()), tables_.data(),
                     static_cast<int64_t>(tables_.size()), FloatType::kFloat32, nullptr);
   }
@@ -62,35 +65,33 @@ class RowSumsOutput {
   float* sums(size_t t) { return static_cast<float*>(sums_[dims_[t]].data()) + first_[t] * dims_[t]; }
   int64_t* num_sums(size_t t) { return num_sums_ + t; }  // [1] on the device
 
-  // The rows whose number the host has learned.
-  Tensor IdsTensor(size_t t, int64_t count) const { return row_ids_.at(dims_[t]).Slice(first_[t], first_[t] + count); }
-  Tensor SumsTensor(size_t t, int64_t count) const { return sums_.at(dims_[t]).Slice(first_[t], first_[t] + count); }
+  // As many as there are addends.
+  Tensor IdsTensor(size_t t) const { return row_ids_.at(dims_[t]).Slice(first_[t], first_[t] + size_[t]); }
+  Tensor SumsTensor(size_t t) const { return sums_.at(dims_[t]).Slice(first_[t], first_[t] + size_[t]); }
 
  private:
   static constexpr int64_t kWholeRows = 32;
 
   int64_t* const num_sums_;
   const std::vector<int64_t> dims_;
-  std::vector<int64_t> first_;
+  std::vector<int64_t> first_, size_;
   std::map<int64_t, int64_t> room_;  // by dim
   std::map<int64_t, Tensor> row_ids_, sums_;
   std::vector<DeviceRowSums> tables_;
 };
 
-// Outputs for each table its distinct row ids, and behind those of all tables the sums of its addends. num_rows: what row
-// numbers are below, or nothing: they may be anything. Waits for the stream once, to learn how many there are.
-inline void OutputRowSumsToHost(OpKernelContext* ctx, const std::vector<std::vector<DeviceAddends>>& addends,
-                                const std::vector<int64_t>& dims, std::vector<int64_t> num_rows = {}) {
-  const Cuda cuda = CudaOf(ctx);
+// Outputs for each table its distinct row ids, and behind those of all tables the sums of its addends: as many as there are
+// addends, the last ones of row id -1 and zeros, so that nothing waits to learn how many rows there are. num_rows: what row
+// numbers are below, or nothing: they may be anything.
+inline void OutputRowSums(OpKernelContext* ctx, const std::vector<std::vector<DeviceAddends>>& addends,
+                          const std::vector<int64_t>& dims, std::vector<int64_t> num_rows = {}) {
   TfDeviceScratch scratch(ctx);
   const size_t m = addends.size();
   if (num_rows.empty()) num_rows.assign(m, kMostRows);
-  RowSumsOutput output(ctx, cuda, &scratch, addends, dims, num_rows);
-  std::vector<int64_t> counts(m);
-  CopyToHost(cuda, counts.data(), output.num_sums(0), static_cast<int64_t>(m * sizeof(int64_t)));
+  const RowSumsOutput output(ctx, CudaOf(ctx), &scratch, addends, dims, num_rows, /*fills=*/true);
   for (size_t t = 0; t < m; ++t) {
-    ctx->set_output(static_cast<int>(t), output.IdsTensor(t, counts[t]));
-    ctx->set_output(static_cast<int>(m + t), output.SumsTensor(t, counts[t]));
+    ctx->set_output(static_cast<int>(t), output.IdsTensor(t));
+    ctx->set_output(static_cast<int>(m + t), output.SumsTensor(t));
   }
 }
 

@@ -74,7 +74,6 @@ class GpuGroupLookupOp final : public TablesOp {
 };
 SOK_GPU_KERNEL(Name("Sok>GroupLookup").HostMemory("handles").HostMemory("insert"), GpuGroupLookupOp);
 
-// Waits for the stream once, to learn how many rows each table has.
 class GpuGroupLookupGradOp final : public TablesOp {
  public:
   using TablesOp::TablesOp;
@@ -96,7 +95,7 @@ class GpuGroupLookupGradOp final : public TablesOp {
       a.combiner = group_->combiners[static_cast<size_t>(f)];
       addends[t].push_back(a);
     }
-    OutputRowSumsToHost(ctx, addends, group_->dims, group_->capacities);
+    OutputRowSums(ctx, addends, group_->dims, group_->capacities);
   }
 };
 SOK_GPU_KERNEL(Name("Sok>GroupLookupGrad"), GpuGroupLookupGradOp);

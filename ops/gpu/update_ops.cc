@@ -66,7 +66,7 @@ class GpuGroupApplyOp final : public GroupApplyOp {
       addends.push_back({AddendsOf(g.row_ids, g.grads, g.n, dims.back())});
     }
     if (which.empty()) return nullptr;
-    auto sums = std::make_unique<RowSumsOutput>(ctx, cuda, scratch, addends, dims, num_rows);
+    auto sums = std::make_unique<RowSumsOutput>(ctx, cuda, scratch, addends, dims, num_rows, /*fills=*/false);
     for (size_t i = 0; i < which.size(); ++i) {
       DeviceTable::Gradients& g = (*all)[which[i]];
       g = {g.table, sums->ids(i), sums->sums(i), g.n, sums->num_sums(i)};

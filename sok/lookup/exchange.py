@@ -155,6 +155,7 @@ def fetch_rows(sent: Sent, features: Sequence[Feature]) -> list[tf.Tensor]:
             sent.number,
             sent.insert,
             dims=[part.dim for table in sent.group.tables for part in table.parts],
+            capacities=[table.capacity for table in sent.group.tables for _ in table.parts],
             **sent.attributes,
         )
     home, home_splits = _bring_home(sent, served.answers, served.answer_splits)

@@ -69,6 +69,7 @@ def _exchange_serve_grad(op: tf.Operation, grad: tf.Tensor, *_: tf.Tensor) -> li
             [tf.identity(ids) for ids in op.outputs[4:]],
             table_of=op.get_attr("table_of"),
             dims=op.get_attr("dims"),
+            capacities=op.get_attr("capacities"),
         )
     slices = [_summed_slices(s, ids) for s, ids in zip(sums, row_ids, strict=True)]
     return [*slices, *[None] * (len(op.inputs) - num_tables)]
@@ -232,6 +233,12 @@ def _unsorted_segment_sum_grad(op: tf.Operation, grad: tf.Tensor) -> tuple[tf.Te
 @tf.RegisterGradient("Sok>TraceCollectiveDone")
 def _trace_collective_grad(op: tf.Operation, grad: tf.Tensor) -> tuple[tf.Tensor | None, ...]:
     return grad, *[None] * (len(op.inputs) - 1)
+
+
+@tf.RegisterGradient("Sok>ToDevice")
+def _to_device_grad(op: tf.Operation, *grads: tf.Tensor) -> list[tf.Tensor | None]:
+    # Only weights have any; keys and row splits are integers.
+    return [g if t.dtype.is_floating else None for t, g in zip(op.inputs, grads, strict=True)]
 
 
 def _not_a_second_time(op: tf.Operation, *_: tf.Tensor) -> NoReturn:

@@ -17,7 +17,7 @@ import tensorflow as tf
 from sok.base import _ops, strategies
 from sok.base.patching import Here
 from sok.base.types import TensorLike, Training
-from sok.lookup import exchange, plain_variables
+from sok.lookup import exchange, host_ids, plain_variables
 from sok.lookup.feature import PADDED, ROWS, Csr, Feature, Group
 from sok.lookup.inputs import to_csr
 from sok.table import reading
@@ -50,11 +50,16 @@ def begin(features: Sequence[Feature], training: Training, ahead: exchange.Ahead
     Collective: one, on several workers. What is wrong with ids is raised by `finish`. `ahead`: as what it travels, if
     other lookups are finished between the two.
     """
-    group, insert = Group.of(features), tf.convert_to_tensor(training, tf.bool)
+    group, insert = Group.of(features), _as_bool(training)
     sent = None if group.is_alone else exchange.send_keys(group, features, insert, ahead)
     if _note is not None and sent is not None:
         _note(features, insert, sent)
     return Ticket(tuple(features), group, insert, sent)
+
+
+def _as_bool(training: Training) -> tf.Tensor:
+    with tf.device("/CPU:0"):  # where kernels take it: from a GPU it would be waited for
+        return tf.convert_to_tensor(training, tf.bool)
 
 
 _note: Callable[[Sequence[Feature], tf.Tensor, exchange.Sent], None] | None = None
@@ -132,8 +137,13 @@ def lookup_parts(
     with exchange.told_to_peers(*waiting):
         if waiting:
             strategies.refuse(f"A lookup in table '{waiting[0].table_name}'")
-        asked = _each(lambda part: [dataclasses.replace(f, ids=to_csr(f)) for f in part], parts, scopes)
+        asked = _each(lambda part: [_with_csr(f) for f in part], parts, scopes)
         return _found(with_report(asked), lambda part: begin_part(part, training), scopes)
+
+
+def _with_csr(f: Feature) -> Feature:
+    with host_ids.beside(f):
+        return dataclasses.replace(f, ids=to_csr(f))
 
 
 def begin_part(part: Sequence[Feature], training: Training, ahead: exchange.Ahead | None = None) -> Ticket | None:
@@ -183,7 +193,7 @@ def look_up_apart(
 
     Not collective: it has the ops of one worker, and nothing counts it.
     """
-    insert = tf.convert_to_tensor(training, tf.bool)
+    insert = _as_bool(training)
     asked = [[dataclasses.replace(f, ids=to_csr(dataclasses.replace(f, seen=None))) for f in part] for part in parts]
     found = []
     for part in asked:
@@ -268,6 +278,7 @@ def _look_up_here(ticket: Ticket) -> list[tf.Tensor]:
     for i, combiner in enumerate(combiners):
         if combiner == ROWS:  # from the same op: each key is a segment of its own
             combiners[i], row_splits[i] = "sum", tf.range(tf.size(keys[i], out_type=tf.int64) + 1)
+    keys, row_splits, weights = host_ids.together(ticket.group.device, keys, row_splits, weights)
     return _ops.lib().sok_group_lookup(
         ticket.group.handles,
         keys,

@@ -303,10 +303,11 @@ class Optimizer(tf.__internal__.tracking.Trackable):
                 self.nonfinite_gradients,
                 self._slot_set,
             )
-            done = tf.convert_to_tensor(self._iterations)
-            step = tf.cast(done, tf.int64) + 1
-            values = [float(value) for value in self._rule_config().values()]
-            hyper = tf.concat([[self._rate.at(done)], tf.constant(values, tf.float64)], 0)
+            with tf.device("CPU:0"):  # kernels take these there: from a GPU each would be waited for
+                done = tf.convert_to_tensor(self._iterations)
+                step = tf.cast(done, tf.int64) + 1
+                values = [float(value) for value in self._rule_config().values()]
+                hyper = tf.concat([[self._rate.at(done)], tf.constant(values, tf.float64)], 0)
             with tf.control_dependencies([guard for guard in guards if guard is not None]):
                 updates = self._update_all(ready, step, hyper)
             with tf.control_dependencies([op for op in updates if op is not None]):
@@ -337,7 +338,8 @@ class Optimizer(tf.__internal__.tracking.Trackable):
         updates = [self._update(others, step, hyper)] if others else []
         for l2, tables in of_penalty.items():
             # The gradient of l2 |w|^2 is 2 l2 w. No momentum, and none of Nesterov's.
-            decay = tf.concat([hyper, [0.0, 0.0, 2.0 * l2]], 0)
+            with tf.device("CPU:0"):
+                decay = tf.concat([hyper, [0.0, 0.0, 2.0 * l2]], 0)
             updates.append(gradients.apply(tables, step, decay, "sgdw", self._slot_set, self.nonfinite_gradients))
         return updates
 
@@ -345,7 +347,8 @@ class Optimizer(tf.__internal__.tracking.Trackable):
         return gradients.apply(ready, step, hyper, self.rule, self._slot_set, self.nonfinite_gradients)
 
     def _count_step(self) -> Any:
-        added = self._iterations.assign_add(1)
+        with tf.device("CPU:0"):
+            added = self._iterations.assign_add(1)
         return None if tf.executing_eagerly() else tf.convert_to_tensor(added).op
 
     def _adopt_iterations(self, variable: Any) -> None:

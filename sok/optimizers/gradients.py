@@ -86,13 +86,15 @@ def with_penalty(g: TableGradient) -> TableGradient:
     terms = g.variable.row_terms
     if terms is None or terms.regularizer is None or terms.is_exact:
         return g
-    g = _sum_duplicates(g)
+    g = _only_rows(_sum_duplicates(g))
     return dataclasses.replace(g, values=g.values + terms.gradient(g.variable, g.row_ids))
 
 
 def constrain(ready: list[TableGradient]) -> list[tf.Operation | None]:
     """Applies the constraints of tables to the rows that a step has changed. Returns the ops in a graph."""
-    constrained = [_sum_duplicates(g) for g in ready if g.variable.row_terms and g.variable.row_terms.constraint]
+    constrained = [
+        _only_rows(_sum_duplicates(g)) for g in ready if g.variable.row_terms and g.variable.row_terms.constraint
+    ]
     return [g.variable.row_terms.constrain(g.variable, g.row_ids) for g in constrained]
 
 
@@ -168,6 +170,13 @@ def _sum_duplicates(g: TableGradient) -> TableGradient:
         return g
     row_ids, sums = _ops.lib().sok_sum_duplicates(g.row_ids, g.values)
     return dataclasses.replace(g, row_ids=row_ids, values=sums, distinct=True)
+
+
+def _only_rows(g: TableGradient) -> TableGradient:
+    """Without what is of no row: behind the sums of a GPU's lookup there are zeros of row id -1."""
+    is_row = g.row_ids >= 0
+    row_ids, values = (tf.boolean_mask(of, is_row) for of in (g.row_ids, g.values))
+    return dataclasses.replace(g, row_ids=row_ids, values=values)
 
 
 def _only(g: TableGradient, rows: tf.Tensor) -> TableGradient:

@@ -1,5 +1,7 @@
 // DeviceStore beside EmbeddingTable: everything but lookups and updates gives the same.
+#include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <string>
 #include <thread>
 #include <vector>
@@ -83,6 +85,32 @@ TEST(WhatGoesToADeviceGoesByPinnedMemory) {
   CHECK_EQ(counts.pageable, 0);
   CHECK_EQ(counts.host_waits, 0);
   CHECK(there.Get() == words);
+}
+
+TEST(PartsThatLieApartGoToADeviceByOneCopy) {
+  const std::vector<uint64_t> first(1000, 7);
+  const std::vector<uint32_t> second(3, 9);
+  std::vector<uint64_t> third((size_t{40} << 20) / 8);  // goes on where the second copy begins
+  for (size_t i = 0; i < third.size(); ++i) third[i] = i * 0x9E3779B97F4A7C15ull;
+  constexpr int64_t kSecond = 8064, kThird = 8128;
+  DeviceArray<uint64_t> there(kThird / 8 + Size(third));
+  const sok::HostPart parts[] = {{first.data(), 8000, 0},
+                                 {second.data(), 12, kSecond},
+                                 {nullptr, 0, kThird},
+                                 {third.data(), Size(third) * 8, kThird}};
+  const sok::Cuda cuda{};
+  const auto before = sok_emulator::CountsSoFar();
+  sok::CopyToDevice(cuda, there, parts, 1);
+  sok::CopyToDevice(cuda, there, parts, 4);
+  sok::CopyToDevice(cuda, there, parts, 0);
+  const auto counts = sok_emulator::CountsSoFar() - before;
+  CHECK_EQ(counts.to_device, 1 + 2);
+  CHECK_EQ(counts.pageable, 0);
+  CHECK_EQ(counts.host_waits, 0);
+  const std::vector<uint64_t> found = there.Get();
+  CHECK(std::equal(first.begin(), first.end(), found.begin()));
+  CHECK_EQ(std::memcmp(&found[kSecond / 8], second.data(), 12), 0);
+  CHECK(std::equal(third.begin(), third.end(), found.begin() + kThird / 8));
 }
 
 // Rows that are read come by two blocks in turns: the copies are not ones that a host waits for one by one.

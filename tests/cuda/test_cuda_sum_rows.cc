@@ -161,6 +161,46 @@ TEST(RowsThatATableDoesNotHaveAreDroppedAndReported) {
   CHECK_EQ(bad[0], 2u);  // the row id of position 2 before segment 1, 3 + 1
 }
 
+TEST(RoomBehindTheSumsIsRowIdsOfNobodyAndZeros) {
+  constexpr int64_t kMost = 300;  // of more than two blocks
+  const std::vector<int64_t> dims = {4, 3, 4}, counts = {kMost, 40, 0}, rows = {7, 40, 5};
+  const sok::Cuda cuda;
+  sok::StreamScratch scratch(cuda);
+  DeviceArray<int64_t> num_sums(3);
+  std::vector<std::unique_ptr<DeviceArray<int64_t>>> given, row_ids;
+  std::vector<std::unique_ptr<DeviceArray<float>>> ones;
+  DeviceArray<float> of_dim_4(std::vector<float>(4 * (kMost + 64), 9.0f)), of_dim_3(std::vector<float>(3 * 64, 9.0f));
+  std::vector<sok::DeviceAddends> addends;
+  std::vector<sok::DeviceRowSums> tables;
+  for (size_t t = 0; t < 3; ++t) {
+    std::vector<int64_t> ids(static_cast<size_t>(counts[t]));
+    for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(i * 5) % rows[t];
+    given.push_back(std::make_unique<DeviceArray<int64_t>>(ids));
+    ones.push_back(std::make_unique<DeviceArray<float>>(std::vector<float>(ids.size() * 4, 1.0f)));
+    row_ids.push_back(std::make_unique<DeviceArray<int64_t>>(std::vector<int64_t>(ids.size() + 2, 9)));
+    sok::DeviceAddends a;
+    a.table = static_cast<int64_t>(t);
+    a.row_ids = *given[t];
+    a.values = ones[t]->data();
+    a.values_stride = dims[t];
+    a.segments.segments = a.segments.n = counts[t];
+    addends.push_back(a);
+    float* sums = t == 1 ? of_dim_3.data() : of_dim_4.data() + (t == 2 ? 4 * (kMost + 20) : 0);
+    tables.push_back({rows[t], dims[t], *row_ids[t], sums, num_sums + t, counts[t]});
+  }
+  sok::SumRowsOfTables(cuda, &scratch, addends.data(), 3, tables.data(), 3, sok::FloatType::kFloat32, nullptr);
+  CHECK(num_sums.Get() == (std::vector<int64_t>{7, 8, 0}));
+  const std::vector<float> sums = of_dim_4.Get(), others = of_dim_3.Get();
+  for (size_t i = 0; i < kMost + 2; ++i) {
+    const int64_t id = row_ids[0]->Get()[i];
+    CHECK_EQ(id, i < 7 ? static_cast<int64_t>(i) : i < kMost ? -1 : 9);
+    CHECK(i >= 7 ? sums[4 * i + 3] == (i < kMost ? 0.0f : 9.0f) : sums[4 * i] >= 42.0f && sums[4 * i] <= 43.0f);
+  }
+  for (size_t i = 0; i < 64 * 3; ++i) CHECK_EQ(others[i], i < 8 * 3 ? 5.0f : i < 40 * 3 ? 0.0f : 9.0f);
+  CHECK(row_ids[2]->Get() == (std::vector<int64_t>{9, 9}));
+  CHECK_EQ(sums[4 * (kMost + 20)], 9.0f);
+}
+
 TEST(NoAddendsGiveNoSums) {
   CHECK_EQ(Run({}, {}, 1, sok::FloatType::kFloat32, 0).size(), 0u);
   CHECK_EQ(Run({sok::DeviceAddends()}, {3}, 1, sok::FloatType::kFloat32, 0).size(), 0u);

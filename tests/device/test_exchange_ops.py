@@ -51,6 +51,8 @@ def look_up(world, features, upstream, insert):
         )
         for ids, rows in zip(row_ids, of_rows, strict=True):
             order = np.argsort(ids.numpy())
+            # On a GPU there is room behind the sums: zeros of row id -1.
+            order = order[np.searchsorted(ids.numpy()[order], 0) :]
             sums.append((ids.numpy()[order], rows.numpy()[order]))
     exact = [t.words for t in routed], [t.answers for t in served], [t.row_ids for t in served], outputs
     assert all(world.device in t.answers.device for t in served)

@@ -1,0 +1,77 @@
+"""Ids in the memory of the host, on their way to tables on a GPU: together, by one copy."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sok.base import _ops
+from sok.lookup.feature import Csr, Feature
+
+# Ops whose outputs are what somebody has handed to a graph, of which it says no device: the host's, as a rule.
+_HANDED_IN = ("Placeholder", "IteratorGetNext", "IteratorGetNextSync", "OptionalGetValue")
+
+
+def beside(feature: Feature) -> contextlib.AbstractContextManager[Any]:
+    """Where to make Csr of a feature's ids: on the host, if they lie there and the table on a GPU; else anywhere."""
+    is_apart = feature.is_of_table and _is_gpu(feature.table.handle.device)
+    if is_apart and all(_is_on_host(part) for part in _parts(feature.ids)):
+        return tf.device("/CPU:0")
+    return contextlib.nullcontext()
+
+
+def together(device: str, *columns: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
+    """The tensors of each column, on the device: those that lie on the host by one op, if the device is a GPU.
+
+    Example:
+        >>> [[ids]] = together("/CPU:0", [tf.constant([1, 2])])
+        >>> ids.numpy().tolist()
+        [1, 2]
+    """
+    found = [list(column) for column in columns]
+    # An op of ours would be in the way of who copies v1 graphs, or exports models.
+    if not _is_gpu(device) or _ops.is_substituted() or not tf.compat.v1.executing_eagerly_outside_functions():
+        return found
+    places = [(c, i) for c, column in enumerate(found) for i, t in enumerate(column) if _is_to_move(t)]
+    if not places:
+        return found
+    with tf.device(device):
+        moved = _ops.lib().sok_to_device([found[c][i] for c, i in places])
+    for (c, i), tensor in zip(places, moved, strict=True):
+        found[c][i] = tensor
+    return found
+
+
+def _is_gpu(device: str | None) -> bool:
+    return "GPU" in (device or "")
+
+
+def _is_to_move(tensor: tf.Tensor) -> bool:
+    return tensor.shape.num_elements() != 0 and _is_on_host(tensor)
+
+
+def _is_on_host(value: Any) -> bool:
+    """Whether a tensor is known to lie in the memory of the host; NumPy's arrays and numbers do."""
+    if not tf.is_tensor(value):
+        return True
+    if isinstance(value, tf.__internal__.EagerTensor):
+        return "CPU" in value.backing_device
+    op = getattr(value, "op", None)
+    if op is None:
+        return False
+    for outer, inner in getattr(op.graph, "captures", ()):
+        if inner is value:
+            return _is_on_host(outer)
+    return op.type in _HANDED_IN or "CPU" in (value.device or "")
+
+
+def _parts(ids: Any) -> list[Any]:
+    """The tensors that ids are made of."""
+    if isinstance(ids, Csr):
+        return [part for part in (ids.keys, ids.row_splits) if part is not None]
+    if isinstance(ids, (tf.SparseTensor, tf.RaggedTensor)):
+        return list(tf.nest.flatten(ids, expand_composites=True))
+    return [ids]
