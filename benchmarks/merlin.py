@@ -32,6 +32,7 @@ from sok.planning import planner, tables
 from sok.table import rules
 
 STRATEGIES = ("basic", "memory_balanced", "memory_optimized", "auto", "row_wise")
+# Classes of sok.optimizers, for tables, and of tf.keras.optimizers, for the dense part.
 OPTIMIZERS = {"sgd": "SGD", "adagrad": "Adagrad", "adam": "Adam"}
 SHARE = 0.7  # of the memory, for tables and slots
 _FILL = 500_000  # rows made at a time before timing starts
@@ -131,14 +132,14 @@ def scaled(
     tried = 1 if factor is None else factor
     while True:
         smaller = model.scaled(tried)
+        is_last = factor is not None or max(t.rows for t in smaller.tables) == 1
         try:
             where = place(smaller, None if threshold is None else max(1, threshold // tried))
+            if is_last or fits(smaller, where):
+                return smaller, tried, where
         except planner.DoesNotFit:
-            if factor is not None:
+            if is_last:
                 raise
-            where = None
-        if factor is not None or (where is not None and fits(smaller, where)):
-            return smaller, tried, where
         tried *= 2
 
 
@@ -149,32 +150,44 @@ class Training:
         self.setup = setup
         model = setup.model
         self.share = setup.batch // sok.size()
+        rate = synthetic.LEARNING_RATES[setup.optimizer]
+        self._rule = getattr(sok.optimizers, OPTIMIZERS[setup.optimizer])(rate)
         with tf.device(setup.device):
             self.embed = self._tables()
             self.tower = towers.Tower(model)
+            self._stock = getattr(tf.keras.optimizers, OPTIMIZERS[setup.optimizer])(rate)
+            dense = [v for v in self._variables() if not isinstance(v, sok.EmbeddingVariable)]
+            self._stock.build(dense)
+            sok.broadcast_variables(dense)  # copies of row numbers are made by Keras, on each worker its own
             self._batches = [self._batch(number) for number in range(setup.num_batches)]
-        rate = synthetic.LEARNING_RATES[setup.optimizer]
-        self._rule = getattr(sok.optimizers, OPTIMIZERS[setup.optimizer])(rate)
-        self._stock = getattr(tf.keras.optimizers, OPTIMIZERS[setup.optimizer])(rate)
         self._step = tf.function(self._train, input_signature=synthetic.signature(tf, model, self.share))
 
     def _tables(self) -> Any:
         """All tables with all their rows."""
         model, hashed = self.setup.model, self.setup.hashed
         layers = [
-            sok.Embedding(None if hashed else t.rows, t.width, combiner="sum", capacity=t.rows if hashed else None)
-            for t in model.tables
+            sok.Embedding(
+                None if hashed else t.rows,
+                t.width,
+                combiner="sum",
+                capacity=t.rows if hashed else None,
+                name=f"table_{i}",
+            )
+            for i, t in enumerate(model.tables)
         ]
         embed = sok.parallel.EmbeddingCollection(layers, [f.table for f in model.features()], self.setup.placements)
         embed.build(None)
         for number, (layer, table) in enumerate(zip(embed.embeddings, model.tables, strict=True)):
             variable = layer.trainable_variables[0]
-            if isinstance(variable, sok.EmbeddingVariable):  # copies of row numbers are ordinary variables
+            if isinstance(variable, sok.EmbeddingVariable):
                 for first in range(0, table.rows, _FILL * sok.size()):
                     last = min(table.rows, first + _FILL * sok.size())
                     keys = np.arange(first + sok.rank(), last, sok.size(), dtype=np.int64)
                     lookup_rows(variable, tf.constant(self._keys(keys, number)), training=True)
         return embed
+
+    def _variables(self) -> list[Any]:
+        return [*self.embed.trainable_variables, *self.tower.variables]
 
     def _keys(self, ids: np.ndarray, table: int) -> np.ndarray:
         return workloads.hashed_ids(ids, table) if self.setup.hashed else ids
@@ -190,7 +203,7 @@ class Training:
         with tf.device(self.setup.device):
             with tf.GradientTape() as tape:
                 loss = self.tower.loss(self.embed(list(ids), training=True), numbers, labels)
-            variables = [*self.embed.trainable_variables, *self.tower.variables]
+            variables = self._variables()
             pairs = list(zip(sok.DistributedGradientTape(tape).gradient(loss, variables), variables, strict=True))
             for rule, is_of_tables in ((self._rule, True), (self._stock, False)):
                 rule.apply_gradients([p for p in pairs if isinstance(p[1], sok.EmbeddingVariable) == is_of_tables])
@@ -204,23 +217,27 @@ class Training:
 def measure(training: Training, steps: int) -> dict[str, Any]:
     """Milliseconds of each step of the slowest worker, and of a step where nobody waits between them. Collective."""
     for number in range(max(_WARM_UP, training.setup.num_batches)):
-        loss = float(training.step(number))
+        training.step(number).numpy()
     taken = []
     for number in range(steps):
         begin = time.perf_counter()
-        loss = float(training.step(number))
+        training.step(number).numpy()
         taken.append(1e3 * (time.perf_counter() - begin))
     begin = time.perf_counter()
     for number in range(steps):
         last = training.step(number)
     loss = float(last)
-    taken.append(1e3 * (time.perf_counter() - begin) / steps)
+    taken += [1e3 * (time.perf_counter() - begin) / steps, loss]
     everyone = get_transport().all_gather(tf.constant([taken], tf.float64), "benchmarks/merlin/times").numpy()
-    *each, together = everyone.max(axis=0)
+    *each, together, _ = everyone.max(axis=0)
     low, middle, high = np.percentile(each, [25, 50, 75])
     return {
         **{"ms": float(middle), "quartiles_ms": [float(low), float(high)], "ms_without_waiting": float(together)},
-        **{"samples_per_s": 1e3 * training.setup.batch / float(middle), "steps": steps, "loss": loss},
+        **{
+            "samples_per_s": 1e3 * training.setup.batch / float(middle),
+            "steps": steps,
+            "loss": float(everyone[:, -1].mean()),
+        },
     }
 
 

@@ -81,15 +81,19 @@ def test_rows_are_divided_until_they_fit_and_the_threshold_with_them():
     assert (factor, asked) == (4, [100, 50, 25])
     assert [t.rows for t in model.tables] == [10, 7, 1] and len(where) == 3
     assert merlin.scaled(MODEL, 3, None, place, lambda *_: False)[:2] == (MODEL.scaled(3), 3)
+    with pytest.raises(merlin.planner.DoesNotFit, match="bytes are missing"):
+        budget = lambda model, threshold: merlin.placements(model, "auto", 1, 8, "adagrad", threshold, 10)  # noqa: E731
+        merlin.scaled(MODEL, None, None, budget, lambda *_: True)
 
 
-def test_the_command_says_scale_and_what_was_published(tmp_path, capsys):
-    options = ["--model", "criteo", "--batch_size", "64", "--steps", "2", "--device", "CPU", "--hashed"]
-    merlin.main([*options, "--memory", "0.01", "--json", str(tmp_path / "found.json")])
+def test_the_command_says_scale_and_figures(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(synthetic, "load", lambda name: MODEL)
+    options = ["--batch_size", "8", "--steps", "2", "--device", "CPU", "--hashed", "--strategy", "row_wise"]
+    merlin.main([*options, "--memory", "2e-6", "--json", str(tmp_path / "found.json")])
     said, found = capsys.readouterr().out, json.loads((tmp_path / "found.json").read_text())
     factor, held = found["scale"], sum(found["bytes_of_ranks"])
     assert f"scale: rows of every table divided by {factor}\n" in said and "published" not in said
-    assert held <= merlin.SHARE * 0.01 * 2**30 < 2.2 * held
+    assert held <= merlin.SHARE * 2e-6 * 2**30 < 2.2 * held and found["rows"] == 40 // factor + 30 // factor + 1
     assert 0 < found["quartiles_ms"][0] <= found["ms"] <= found["quartiles_ms"][1]
     assert found["published"] == [] and found["loss"] > 0
 
