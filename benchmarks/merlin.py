@@ -14,7 +14,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,13 @@ import distributed_embeddings
 import sok
 from benchmarks import machine, synthetic, towers, workloads
 from benchmarks.job import GIB
+from benchmarks.small_tables import in_turns
 from sok.compat.merlin.layers import placements_of
 from sok.job.context import get_transport
 from sok.lookup.lookup import lookup_rows
 from sok.planning import planner, tables
 from sok.table import rules
 
-STRATEGIES = ("basic", "memory_balanced", "memory_optimized", "auto", "row_wise")
 # Classes of sok.optimizers, for tables, and of tf.keras.optimizers, for the dense part.
 OPTIMIZERS = {"sgd": "SGD", "adagrad": "Adagrad", "adam": "Adam"}
 SHARE = 0.7  # of the memory, for tables and slots
@@ -241,6 +241,34 @@ def measure(training: Training, steps: int) -> dict[str, Any]:
     }
 
 
+def placed(model: synthetic.Model, factor: int, batch: int, optimizer: str, strategy: str) -> Setup:
+    """A setup for the workers of this job, on the CPU; `model` is scaled already."""
+    return Setup(model, factor, placements(model, strategy, sok.size(), batch, optimizer), batch, optimizer)
+
+
+def beside_each_other(trainings: Mapping[str, Training], windows: int = 9, steps: int = 3) -> dict[str, float]:
+    """Windows of steps of each strategy in turn: milliseconds of a step, and beside row_wise, window by window.
+
+    Returns for each strategy `NAME_ms` and, of the quotients by row_wise, `NAME_to_row_wise`, its quartiles `_low` and
+    `_high`; and `auto_to_best`, beside whichever of the others was the fastest. Collective.
+    """
+    batches = [(number,) for number in range(synthetic.NUM_BATCHES)]
+    mine = in_turns({name: training.step for name, training in trainings.items()}, batches, windows, steps)
+    stacked = tf.constant(np.stack(list(mine.values()))[None])
+    everyone = get_transport().all_gather(stacked, "benchmarks/merlin/windows").numpy()
+    taken = dict(zip(mine, everyone.max(axis=0), strict=True))  # the slowest worker's
+    figures = {}
+    for name, ms in taken.items():
+        figures[f"{name}_ms"] = float(np.median(ms))
+        if name == "row_wise":
+            continue
+        quartiles = np.percentile(ms / taken["row_wise"], [25, 50, 75])
+        for what, value in zip(("_low", "", "_high"), quartiles, strict=True):
+            figures[f"{name}_to_row_wise{what}"] = float(value)
+    best = min((name for name in taken if name != "auto"), key=lambda name: np.median(taken[name]))
+    return {**figures, "auto_to_best": float(np.median(taken["auto"] / taken[best]))}
+
+
 def published(setup: Setup) -> list[dict[str, Any]]:
     """What Merlin and NVIDIA say of this model; nothing of other batches and optimizers."""
     if setup.batch != 65536 or setup.optimizer != "adagrad":
@@ -276,7 +304,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--model", choices=list(json.loads(synthetic.PATH.read_text())["models"]), default="tiny")
     made.add_argument("--optimizer", choices=list(OPTIMIZERS), default="adagrad")
     made.add_argument("--batch_size", type=int, default=65536, help="samples of all workers (default 65536)")
-    made.add_argument("--strategy", choices=STRATEGIES, default="memory_balanced")
+    made.add_argument("--strategy", choices=synthetic.STRATEGIES, default="memory_balanced")
     made.add_argument("--column_slice_threshold", type=int, metavar="N", help="elements, of whole tables")
     made.add_argument("--scale", default="auto", metavar="F", help="rows are divided by F; auto: until they fit")
     made.add_argument("--steps", type=int, default=100, help="that are timed, twice (default 100)")

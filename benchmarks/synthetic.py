@@ -13,6 +13,8 @@ PATH = Path(__file__).resolve().parent / "synthetic_models.json"
 # As the peer's benchmark sets them.
 LEARNING_RATES = {"sgd": 0.03, "adagrad": 0.001, "adam": 0.001}
 NUM_BATCHES = 4
+# Ways to place tables: all in rows, Merlin's, and that of sok.plan.
+STRATEGIES = ("row_wise", "basic", "memory_balanced", "memory_optimized", "auto")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import sok
-from benchmarks import layer, machine, probes, synthetic, timeline, towers, workloads
+from benchmarks import layer, machine, merlin, probes, synthetic, timeline, towers, workloads
 from benchmarks.contestant import Prepared
 from benchmarks.contestants import tensors
 from sok.lookup.feature import Csr, Feature
@@ -34,6 +34,7 @@ def prepare(job: dict[str, Any]) -> Prepared:
         "w3": _w3,
         "w4": _w4,
         "synthetic": _synthetic,
+        "merlin": _merlin,
         "layer": _layer,
         "memory": _memory,
         "startup": _startup,
@@ -279,6 +280,14 @@ def _synthetic(job: dict[str, Any]) -> Prepared:
     prepared = Prepared(how() + ", identity tables")
     prepared["step"] = lambda i: step(*batches[i % len(batches)])
     prepared.inspections["step"] = lambda: {"mlp_alone_ms": _dense_alone_ms(model, job["optimizer"], batches[0])}
+    return prepared
+
+
+def _merlin(job: dict[str, Any]) -> Prepared:
+    sizes = (synthetic.load(job["model"]).scaled(job["scale"]), job["scale"], job["batch"], job["optimizer"])
+    trainings = {strategy: merlin.Training(merlin.placed(*sizes, strategy)) for strategy in synthetic.STRATEGIES}
+    prepared = Prepared("EmbeddingCollection, a model by each strategy, windows of steps in turn")
+    prepared.inspections["figures"] = lambda: merlin.beside_each_other(trainings)
     return prepared
 
 

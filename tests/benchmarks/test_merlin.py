@@ -1,22 +1,16 @@
 """That benchmarks/merlin.py trains what it says, and scales as it says."""
 
 import json
+import time
+import types
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import sok
 from benchmarks import merlin, synthetic, towers
-
-MODEL = synthetic.Model(
-    "tiny",
-    (synthetic.Table(40, 3, (1, 4)), synthetic.Table(30, 4, (1,)), synthetic.Table(1, 2, (2,))),
-    5,
-    (8,),
-    1.05,
-    4,
-)
+from benchmarks.jobs import all_jobs, select
+from tests.benchmarks.merlin_model import MODEL, train_beside_stock_tensorflow
 
 
 def test_the_averaged_row_is_that_of_numpy():
@@ -33,26 +27,10 @@ def test_the_averaged_row_is_that_of_numpy():
 
 def test_a_step_is_that_of_stock_tensorflow():
     sok.Init(seed=1)
-    where = merlin.placements(MODEL, "memory_balanced", 1, 8, "adagrad")
-    training = merlin.Training(merlin.Setup(MODEL, 1, where, 8, "adagrad"))
-    batches = [synthetic.make_batch(MODEL, 8, number) for number in range(4)]
-    tables = [tf.Variable(one) for one in training.embed.get_weights()]
-    tower = towers.Tower(MODEL)  # each has the same weights
-    stock = tf.keras.optimizers.Adagrad(synthetic.LEARNING_RATES["adagrad"])
-    for number in range(6):
-        numbers, labels, ids = batches[number % 4]
-        with tf.GradientTape() as tape:
-            pooled = [
-                tf.reduce_sum(tf.gather(tables[f.table], one), 1) for f, one in zip(MODEL.features(), ids, strict=True)
-            ]
-            loss = tower.loss(pooled, numbers, labels)
-        variables = [*tables, *tower.variables]
-        gradients = [tf.convert_to_tensor(gradient) for gradient in tape.gradient(loss, variables)]
-        stock.apply_gradients(zip(gradients, variables, strict=True))
-        assert float(training.step(number)) == pytest.approx(float(loss), rel=1e-5)
+    train_beside_stock_tensorflow("memory_balanced")
 
 
-@pytest.mark.parametrize("strategy", merlin.STRATEGIES)
+@pytest.mark.parametrize("strategy", synthetic.STRATEGIES)
 def test_the_plan_of_each_strategy(strategy):
     model = synthetic.load("tiny").scaled(100)
     where = merlin.placements(model, strategy, 2, 4096, "adagrad", 2_000_000)
@@ -96,6 +74,27 @@ def test_the_command_says_scale_and_figures(tmp_path, capsys, monkeypatch):
     assert held <= merlin.SHARE * 2e-6 * 2**30 < 2.2 * held and found["rows"] == 40 // factor + 30 // factor + 1
     assert 0 < found["quartiles_ms"][0] <= found["ms"] <= found["quartiles_ms"][1]
     assert found["published"] == [] and found["loss"] > 0
+
+
+def test_strategies_take_turns_and_are_compared_window_by_window():
+    sok.Init(seed=1)
+    turns, slow = [], {"row_wise": 0.002, "basic": 0.004, "auto": 0.008}
+
+    def stepper(name):
+        return lambda number: (turns.append(name), time.sleep(slow[name]))
+
+    trainings = {name: types.SimpleNamespace(step=stepper(name)) for name in slow}
+    figures = merlin.beside_each_other(trainings, windows=2, steps=1)
+    assert turns[-6:] == ["row_wise", "basic", "auto", "auto", "basic", "row_wise"]
+    assert figures["row_wise_ms"] >= 2 and figures["auto_ms"] >= 8 and "row_wise_to_row_wise" not in figures
+    assert figures["basic_to_row_wise_low"] <= figures["basic_to_row_wise"] <= figures["basic_to_row_wise_high"]
+    assert figures["auto_to_best"] == figures["auto_to_row_wise"] > figures["basic_to_row_wise"]
+
+
+def test_jobs_of_one_and_two_workers():
+    found = {job.name: job for job in select(all_jobs(), ["merlin/"], False)}
+    assert list(found) == ["merlin/tiny-1", "merlin/tiny-2", "merlin/small-1", "merlin/small-2"]
+    assert [job.contestants for job in found.values()] == [("sok-1x2",), ("sok-2x1",)] * 2
 
 
 def test_published_figures_are_those_of_the_batch_they_were_published_for():
