@@ -174,6 +174,24 @@ def _synthetic(model: str, batch: int, optimizer: str, under_ms: float, times: f
     )
 
 
+def _merlin(model: str, scale: int, batch: int, workers: int) -> Job:
+    """One job trains a copy of the model by each strategy in turn: processes of Horovod that wait keep cores busy."""
+    subject = f"sok-{workers}x{2 // workers}"
+    description = synthetic.load(model).scaled(scale)
+    on = "2 workers x 1 thread" if workers == 2 else "1 worker x 2 threads"
+    # On one worker all placements are one. On several sok.plan's is to be no slower than the best by more than 5 %.
+    checks = (Check(figure="auto_to_best", at_most=1.05),) if workers > 1 else ()
+    return Job(
+        f"merlin/{model}-{workers}",
+        {"kind": "merlin", "model": model, "scale": scale, "batch": batch, "optimizer": "adagrad"},
+        (subject,),
+        (Case(f"Merlin's {model} by strategy, {on}, batch {batch:,}", "figures", checks),),
+        subject=subject,
+        sizes=f"{len(description.tables)} tables, rows / {scale}, {description.bytes / GIB:.2f} GiB, adagrad",
+        gib=len(synthetic.STRATEGIES) * 2 * description.bytes / GIB + 1.5 * workers,
+    )
+
+
 def _workers(kind: str, **more: Any) -> Job:
     name = "W2 train" if kind == "w2" else "W4 step, multi-hot"
     case = Case(f"{name}, 2 workers x 1 thread, batch 16,384", "zipf", ratios(**{"sok-1x2": 0.8}))
@@ -227,6 +245,7 @@ def all_jobs() -> list[Job]:
         _synthetic("tiny", 4096, "adagrad", 25, 2),
         _synthetic("criteo", 65536, "sgd", 0, 0),
         _synthetic("criteo", 4096, "sgd", 60, 2),
+        *(_merlin(*sizes, workers) for sizes in (("tiny", 16, 4096), ("small", 128, 1024)) for workers in (1, 2)),
         _workers("w2"),
         _workers("w4"),
         *group_lookup.jobs(),

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 import sok
-from benchmarks import workloads
+from benchmarks import towers, workloads
 from benchmarks.contestants import ours, stock_tf, tensors
 from benchmarks.machine import describe
 from sok.lookup.lookup import lookup_rows
@@ -46,7 +46,7 @@ def ways(rows: int, batch: int) -> dict[str, Callable[[int], tf.Tensor]]:
 
     def trains(params: list[Any], lookups: Any, signature: list[tf.TensorSpec], ids: Any) -> Callable[[int], tf.Tensor]:
         step = ours._training_step(
-            params, lookups, tensors.Dlrm(TABLES, DIM), "adagrad", [*numbers, *signature], tensors.LEARNING_RATE
+            params, lookups, towers.Dlrm(TABLES, DIM), "adagrad", [*numbers, *signature], tensors.LEARNING_RATE
         )
         return lambda i: step(*clicks[i % len(clicks)], *ids[i % len(ids)])
 
@@ -71,7 +71,7 @@ def ways(rows: int, batch: int) -> dict[str, Callable[[int], tf.Tensor]]:
 
 def _dense_alone(batch: int, clicks: list[Any]) -> Callable[[int], tf.Tensor]:
     """The step of a model that is given its embeddings, and hands their gradients to nobody."""
-    model, rule = tensors.Dlrm(TABLES, DIM), tensors.stock_optimizer("adagrad")
+    model, rule = towers.Dlrm(TABLES, DIM), tensors.stock_optimizer("adagrad")
     given = [tf.Variable(rows) for rows in tensors.gradients_for([[batch, DIM]] * TABLES)]
 
     @tf.function

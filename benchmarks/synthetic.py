@@ -1,4 +1,4 @@
-"""Synthetic models of NVIDIA-Merlin/distributed-embeddings, `tiny`, `small` and `criteo` (synthetic_models.json)."""
+"""Synthetic models of NVIDIA-Merlin/distributed-embeddings, `tiny` to `colossal`, `criteo` (synthetic_models.json)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ PATH = Path(__file__).resolve().parent / "synthetic_models.json"
 # As the peer's benchmark sets them.
 LEARNING_RATES = {"sgd": 0.03, "adagrad": 0.001, "adam": 0.001}
 NUM_BATCHES = 4
+# Ways to place tables: all in rows, Merlin's, and that of sok.plan.
+STRATEGIES = ("row_wise", "basic", "memory_balanced", "memory_optimized", "auto")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Model:
     numbers: int
     mlp: tuple[int, ...]
     exponent: float
+    stride: int = 1  # so many neighbours of the row of all embeddings are averaged
 
     def features(self) -> list[Feature]:
         """Inputs table by table, in order of hotness."""
@@ -45,26 +48,31 @@ class Model:
     @property
     def width(self) -> int:
         """Length of the row that the MLP gets."""
-        return sum(f.width for f in self.features()) + self.numbers
+        return -(-sum(f.width for f in self.features()) // self.stride) + self.numbers
 
     @property
     def bytes(self) -> int:
         """All tables, without optimizer slots."""
         return 4 * sum(t.rows * t.width for t in self.tables)
 
+    def scaled(self, factor: int) -> Model:
+        """The same with a `factor`-th of the rows of every table, at least one."""
+        return dataclasses.replace(
+            self, tables=tuple(dataclasses.replace(t, rows=max(1, t.rows // factor)) for t in self.tables)
+        )
+
 
 def load(name: str) -> Model:
-    """One of the models by name. Raises KeyError for another, and for one that averages outputs: `sok plan` has it."""
+    """One of the models by name. Raises KeyError for another."""
     description = json.loads(PATH.read_text())
     one = description["models"][name]
-    if "interact_stride" in one:
-        raise KeyError(f"{name} averages outputs before its MLP, which the benchmark does not")
     tables = [
         Table(group["rows"], group["width"], tuple(group["hotness"]))
         for group in one["tables"]
         for _ in range(group["count"])
     ]
-    return Model(name, tuple(tables), one["numbers"], tuple(one["mlp"]), description["exponent"])
+    stride = one.get("interact_stride", 1)
+    return Model(name, tuple(tables), one["numbers"], tuple(one["mlp"]), description["exponent"], stride)
 
 
 def power_law(rng: np.random.Generator, rows: int, size: int, exponent: float) -> np.ndarray:

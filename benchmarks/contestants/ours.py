@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import sok
-from benchmarks import layer, machine, probes, synthetic, timeline, workloads
+from benchmarks import layer, machine, merlin, probes, synthetic, timeline, towers, workloads
 from benchmarks.contestant import Prepared
 from benchmarks.contestants import tensors
 from sok.lookup.feature import Csr, Feature
@@ -34,6 +34,7 @@ def prepare(job: dict[str, Any]) -> Prepared:
         "w3": _w3,
         "w4": _w4,
         "synthetic": _synthetic,
+        "merlin": _merlin,
         "layer": _layer,
         "memory": _memory,
         "startup": _startup,
@@ -232,7 +233,7 @@ def _w4(job: dict[str, Any]) -> Prepared:
     step = _training_step(
         tables,
         lambda flat: pooled(tables, tensors.as_ragged(flat), "sum", training=True),
-        tensors.Dlrm(job["tables"], job["dim"]),
+        towers.Dlrm(job["tables"], job["dim"]),
         job["optimizer"],
         signature,
         tensors.LEARNING_RATE,
@@ -270,7 +271,7 @@ def _synthetic(job: dict[str, Any]) -> Prepared:
     step = _training_step(
         tables,
         lookups,
-        tensors.Tower(model.width, model.mlp),
+        towers.Tower(model),
         job["optimizer"],
         signature,
         synthetic.LEARNING_RATES[job["optimizer"]],
@@ -279,6 +280,14 @@ def _synthetic(job: dict[str, Any]) -> Prepared:
     prepared = Prepared(how() + ", identity tables")
     prepared["step"] = lambda i: step(*batches[i % len(batches)])
     prepared.inspections["step"] = lambda: {"mlp_alone_ms": _dense_alone_ms(model, job["optimizer"], batches[0])}
+    return prepared
+
+
+def _merlin(job: dict[str, Any]) -> Prepared:
+    sizes = (synthetic.load(job["model"]).scaled(job["scale"]), job["scale"], job["batch"], job["optimizer"])
+    trainings = {strategy: merlin.Training(merlin.placed(*sizes, strategy)) for strategy in synthetic.STRATEGIES}
+    prepared = Prepared("EmbeddingCollection, a model by each strategy, windows of steps in turn")
+    prepared.inspections["figures"] = lambda: merlin.beside_each_other(trainings)
     return prepared
 
 
@@ -323,7 +332,7 @@ def _layer(job: dict[str, Any]) -> Prepared:
 
 def _dense_alone_ms(model: synthetic.Model, name: str, batch: Sequence[tf.Tensor]) -> float:
     """A step's time if embeddings came from nowhere and their gradients went nowhere: TensorFlow's part of it."""
-    tower, rule = tensors.Tower(model.width, model.mlp), tensors.stock_optimizer(name, synthetic.LEARNING_RATES[name])
+    tower, rule = towers.Tower(model), tensors.stock_optimizer(name, synthetic.LEARNING_RATES[name])
     numbers, labels = batch[:2]
     embeddings = [tf.random.stateless_normal([len(numbers), f.width], [f.width, 1]) for f in model.features()]
 

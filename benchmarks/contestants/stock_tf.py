@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from benchmarks import layer, synthetic, workloads
+from benchmarks import layer, synthetic, towers, workloads
 from benchmarks.contestant import Prepared, Unsupported
 from benchmarks.contestants import tensors
 
@@ -214,7 +214,7 @@ def _w4(job: dict[str, Any]) -> Prepared:
             ]
         return _pooled(tables, tensors.as_ragged(flat), "sum")
 
-    model = tensors.Dlrm(job["tables"], job["dim"])
+    model = towers.Dlrm(job["tables"], job["dim"])
     step = _training_step(tables, lookups, model, job["optimizer"], signature, tensors.LEARNING_RATE)
     clicks = [workloads.click_batch(i, batch) for i in range(workloads.W2_BATCHES)]
     clicks = [(tf.constant(dense), tf.constant(labels)) for dense, labels in clicks]
@@ -243,7 +243,7 @@ def _synthetic(job: dict[str, Any]) -> Prepared:
     step = _training_step(
         tables,
         lookups,
-        tensors.Tower(model.width, model.mlp),
+        towers.Tower(model),
         job["optimizer"],
         synthetic.signature(tf, model, batch),
         synthetic.LEARNING_RATES[job["optimizer"]],

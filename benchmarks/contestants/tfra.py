@@ -10,7 +10,7 @@ import tensorflow as tf
 import tensorflow_recommenders_addons
 from tensorflow_recommenders_addons import dynamic_embedding
 
-from benchmarks import workloads
+from benchmarks import towers, workloads
 from benchmarks.contestant import Prepared, Unsupported
 from benchmarks.contestants import tensors
 
@@ -173,7 +173,7 @@ def _w4(job: dict[str, Any]) -> Prepared:
     rule = _optimizer(job["optimizer"])
     table = _stacked(job)
     shadow = dynamic_embedding.shadow_ops.ShadowVariable(table, name="shadow")
-    model = tensors.Dlrm(job["tables"], job["dim"])
+    model = towers.Dlrm(job["tables"], job["dim"])
     variables: Sequence[Any] = [shadow, *model.variables]
     count = job["batch"] * job["tables"]
     clicks = [workloads.click_batch(i, job["batch"]) for i in range(workloads.W2_BATCHES)]

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 import distributed_embeddings as de
 import sok
+from tests.benchmarks.merlin_model import train_beside_stock_tensorflow
 from tests.sok import collections_of_tables as cases
 
 
@@ -113,3 +114,9 @@ def check_ids_of_the_whole_batch_in_a_function(world):
             np.subtract.at(matrix, one, 0.1 * whole[:, None])
     for found, matrix in zip(layer.get_weights(all_ranks=True), wanted, strict=True):
         np.testing.assert_allclose(found, matrix, rtol=1e-4, atol=1e-5)
+
+
+def check_the_benchmark_of_merlin_trains_as_stock_tensorflow(world):
+    """Tables in columns: 40 x 3 and 30 x 4 are above the threshold, 1 x 2 is not."""
+    kinds = [placement.kind for placement in train_beside_stock_tensorflow("basic", 100)]
+    assert kinds == (["column_wise", "column_wise", "table_wise"] if world.size > 1 else ["table_wise"] * 3)

@@ -1,0 +1,102 @@
+"""That benchmarks/merlin.py trains what it says, and scales as it says."""
+
+import json
+import time
+import types
+
+import numpy as np
+import pytest
+
+import sok
+from benchmarks import merlin, synthetic, towers
+from benchmarks.jobs import all_jobs, select
+from tests.benchmarks.merlin_model import MODEL, train_beside_stock_tensorflow
+
+
+def test_the_averaged_row_is_that_of_numpy():
+    tower, rng = towers.Tower(MODEL), np.random.default_rng(0)
+    embeddings = [rng.normal(size=[8, f.width]).astype("float32") for f in MODEL.features()]
+    numbers, labels = rng.normal(size=[8, 5]).astype("float32"), rng.integers(0, 2, [8, 1]).astype("float32")
+    row = np.concatenate(embeddings, 1)  # 12 of them, 4 at a time
+    x = np.concatenate([row.reshape(8, 3, 4).mean(2), numbers], 1)
+    (w0, w1), (b0, b1) = tower.variables[:2], tower.variables[2:]
+    logits = np.maximum(x @ w0.numpy() + b0.numpy(), 0) @ w1.numpy() + b1.numpy()
+    expected = np.mean(np.log1p(np.exp(logits)) - labels * logits)
+    assert float(tower.loss(embeddings, numbers, labels)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_step_is_that_of_stock_tensorflow():
+    sok.Init(seed=1)
+    train_beside_stock_tensorflow("memory_balanced")
+
+
+@pytest.mark.parametrize("strategy", synthetic.STRATEGIES)
+def test_the_plan_of_each_strategy(strategy):
+    model = synthetic.load("tiny").scaled(100)
+    where = merlin.placements(model, strategy, 2, 4096, "adagrad", 2_000_000)
+    held = merlin.bytes_of_ranks(model, where, "adagrad", 2)
+    assert sum(held) >= 2 * model.bytes and len(where) == 55
+    kinds = {placement.kind for placement in where}
+    if strategy == "row_wise":
+        assert kinds == {"row_wise"} and held[0] == held[1]
+    elif strategy != "auto":
+        assert kinds == {"table_wise", "column_wise"}  # the two of 25M x 16 are cut in two
+        assert [i for i, placement in enumerate(where) if placement.kind == "column_wise"] == [2, 3]
+    if strategy == "memory_balanced":
+        assert max(held) < 1.1 * min(held)
+
+
+def test_rows_are_divided_until_they_fit_and_the_threshold_with_them():
+    asked = []
+
+    def place(model, threshold):
+        asked.append(threshold)
+        if len(asked) == 1:
+            raise merlin.planner.DoesNotFit("1 byte is missing", 1)
+        return merlin.placements(model, "row_wise", 1, 8, "adagrad")
+
+    model, factor, where = merlin.scaled(MODEL, None, 100, place, lambda model, where: model.tables[0].rows <= 10)
+    assert (factor, asked) == (4, [100, 50, 25])
+    assert [t.rows for t in model.tables] == [10, 7, 1] and len(where) == 3
+    assert merlin.scaled(MODEL, 3, None, place, lambda *_: False)[:2] == (MODEL.scaled(3), 3)
+    with pytest.raises(merlin.planner.DoesNotFit, match="bytes are missing"):
+        budget = lambda model, threshold: merlin.placements(model, "auto", 1, 8, "adagrad", threshold, 10)  # noqa: E731
+        merlin.scaled(MODEL, None, None, budget, lambda *_: True)
+
+
+def test_the_command_says_scale_and_figures(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(synthetic, "load", lambda name: MODEL)
+    options = ["--batch_size", "8", "--steps", "2", "--device", "CPU", "--hashed", "--strategy", "row_wise"]
+    merlin.main([*options, "--memory", "2e-6", "--json", str(tmp_path / "found.json")])
+    said, found = capsys.readouterr().out, json.loads((tmp_path / "found.json").read_text())
+    factor, held = found["scale"], sum(found["bytes_of_ranks"])
+    assert f"scale: rows of every table divided by {factor}\n" in said and "published" not in said
+    assert held <= merlin.SHARE * 2e-6 * 2**30 < 2.2 * held and found["rows"] == 40 // factor + 30 // factor + 1
+    assert 0 < found["quartiles_ms"][0] <= found["ms"] <= found["quartiles_ms"][1]
+    assert found["published"] == [] and found["loss"] > 0
+
+
+def test_strategies_take_turns_and_are_compared_window_by_window():
+    sok.Init(seed=1)
+    turns, slow = [], {"row_wise": 0.002, "basic": 0.004, "auto": 0.008}
+
+    def stepper(name):
+        return lambda number: (turns.append(name), time.sleep(slow[name]))
+
+    trainings = {name: types.SimpleNamespace(step=stepper(name)) for name in slow}
+    figures = merlin.beside_each_other(trainings, windows=2, steps=1)
+    assert turns[-6:] == ["row_wise", "basic", "auto", "auto", "basic", "row_wise"]
+    assert figures["row_wise_ms"] >= 2 and figures["auto_ms"] >= 8 and "row_wise_to_row_wise" not in figures
+    assert figures["basic_to_row_wise_low"] <= figures["basic_to_row_wise"] <= figures["basic_to_row_wise_high"]
+    assert figures["auto_to_best"] == figures["auto_to_row_wise"] > figures["basic_to_row_wise"]
+
+
+def test_jobs_of_one_and_two_workers():
+    found = {job.name: job for job in select(all_jobs(), ["merlin/"], False)}
+    assert list(found) == ["merlin/tiny-1", "merlin/tiny-2", "merlin/small-1", "merlin/small-2"]
+    assert [job.contestants for job in found.values()] == [("sok-1x2",), ("sok-2x1",)] * 2
+
+
+def test_published_figures_are_those_of_the_batch_they_were_published_for():
+    whole = merlin.Setup(synthetic.load("tiny"), 1, (), 65536, "adagrad")
+    assert {(one["gpus"], one["ms"]) for one in merlin.published(whole)} >= {(1, 24.433), (8, 5.537), (1, 17.6)}
