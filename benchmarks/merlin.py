@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import subprocess
 import sys
@@ -144,7 +145,7 @@ def scaled(
 
 
 class Training:
-    """The tables and the dense part, made on the device of the setup; `step(number)` trains one batch."""
+    """The tables and the dense part, made on the device of the setup; `step()` trains the next batch."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
@@ -159,8 +160,9 @@ class Training:
             dense = [v for v in self._variables() if not isinstance(v, sok.EmbeddingVariable)]
             self._stock.build(dense)
             sok.broadcast_variables(dense)  # copies of row numbers are made by Keras, on each worker its own
-            self._batches = [self._batch(number) for number in range(setup.num_batches)]
-        self._step = tf.function(self._train, input_signature=synthetic.signature(tf, model, self.share))
+        batches = self._batches()
+        # One argument: of each tensor that a tf.function is given, Python pays for the check.
+        self._step = tf.function(lambda: self._train(*next(batches)))
 
     def _tables(self) -> Any:
         """All tables with all their rows."""
@@ -199,6 +201,15 @@ class Training:
         keys = [self._keys(one[mine], f.table) for one, f in zip(ids, model.features(), strict=True)]
         return [tf.constant(one) for one in (numbers[mine], labels[mine], *keys)]
 
+    def _batches(self) -> Any:
+        """A few batches over and over, brought to a GPU while the step before runs."""
+        with tf.device("/CPU:0"):
+            made = [tf.data.Dataset.from_tensors(tuple(self._batch(n))) for n in range(self.setup.num_batches)]
+            dataset = functools.reduce(tf.data.Dataset.concatenate, made).repeat()
+        if "GPU" in self.setup.device:
+            dataset = dataset.apply(tf.data.experimental.prefetch_to_device(self.setup.device))
+        return iter(dataset)
+
     def _train(self, numbers: tf.Tensor, labels: tf.Tensor, *ids: tf.Tensor) -> tf.Tensor:
         with tf.device(self.setup.device):
             with tf.GradientTape() as tape:
@@ -209,23 +220,23 @@ class Training:
                 rule.apply_gradients([p for p in pairs if isinstance(p[1], sok.EmbeddingVariable) == is_of_tables])
             return loss
 
-    def step(self, number: int) -> tf.Tensor:
+    def step(self) -> tf.Tensor:
         """The mean loss of this worker's part, before the update. Collective."""
-        return self._step(*self._batches[number % len(self._batches)])
+        return self._step()
 
 
 def measure(training: Training, steps: int) -> dict[str, Any]:
     """Milliseconds of each step of the slowest worker, and of a step where nobody waits between them. Collective."""
-    for number in range(max(_WARM_UP, training.setup.num_batches)):
-        training.step(number).numpy()
+    for _ in range(max(_WARM_UP, training.setup.num_batches)):
+        training.step().numpy()
     taken = []
-    for number in range(steps):
+    for _ in range(steps):
         begin = time.perf_counter()
-        training.step(number).numpy()
+        training.step().numpy()
         taken.append(1e3 * (time.perf_counter() - begin))
     begin = time.perf_counter()
-    for number in range(steps):
-        last = training.step(number)
+    for _ in range(steps):
+        last = training.step()
     loss = float(last)
     taken += [1e3 * (time.perf_counter() - begin) / steps, loss]
     everyone = get_transport().all_gather(tf.constant([taken], tf.float64), "benchmarks/merlin/times").numpy()
@@ -252,8 +263,8 @@ def beside_each_other(trainings: Mapping[str, Training], windows: int = 9, steps
     Returns for each strategy `NAME_ms` and, of the quotients by row_wise, `NAME_to_row_wise`, its quartiles `_low` and
     `_high`; and `auto_to_best`, beside whichever of the others was the fastest. Collective.
     """
-    batches = [(number,) for number in range(synthetic.NUM_BATCHES)]
-    mine = in_turns({name: training.step for name, training in trainings.items()}, batches, windows, steps)
+    turns: list[tuple[()]] = [()] * synthetic.NUM_BATCHES  # each training has its own batches, the same ones
+    mine = in_turns({name: training.step for name, training in trainings.items()}, turns, windows, steps)
     stacked = tf.constant(np.stack(list(mine.values()))[None])
     everyone = get_transport().all_gather(stacked, "benchmarks/merlin/windows").numpy()
     taken = dict(zip(mine, everyone.max(axis=0), strict=True))  # the slowest worker's

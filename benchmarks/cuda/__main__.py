@@ -30,6 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     for case in all_cases(device):
         if args.only not in case.name:
             continue
+        device.release()
         results.append(measure(device, case, bandwidth))
         print(line(results[-1]), flush=True)
     print("\nFewest bytes a call must move:")

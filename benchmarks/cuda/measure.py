@@ -45,6 +45,8 @@ class Device:
             import cupy
 
             self.xp = cupy
+            # A stream that PyTorch can be given, too: of the legacy one its events would see nothing.
+            cupy.cuda.Stream(non_blocking=True).use()
             self._spin = cupy.RawKernel(SPIN, "spin")
             self._flushed = cupy.empty(FLUSH_BYTES, np.uint8)
 
@@ -60,6 +62,12 @@ class Device:
 
     def put(self, x: np.ndarray) -> Any:
         return self.xp.asarray(x)
+
+    def release(self) -> None:
+        """Gives back memory that CuPy keeps for arrays to come, which tables cannot use."""
+        if not self.emulate:
+            self.synchronize()
+            self.xp.get_default_memory_pool().free_all_blocks()
 
     def synchronize(self) -> None:
         if not self.emulate:

@@ -20,6 +20,7 @@ HASHED_GOALS = {"tiny": "3.5 ms", "small": "15 ms"}
 def cases(device: Device) -> Iterator[Case]:
     for name in ("tiny",) if device.emulate else ("tiny", "small"):
         batch = Batch(device, synthetic.load(name))
+        device.release()
         yield from step_cases(f"Merlin {name}, identity", batch, Identity(batch), IDENTITY_GOALS[name])
         yield from step_cases(f"Merlin {name}, hashed", batch, Hashed(batch), HASHED_GOALS[name])
 

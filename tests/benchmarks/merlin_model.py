@@ -35,6 +35,6 @@ def train_beside_stock_tensorflow(strategy, threshold=None):
         variables = [*tables, *tower.variables]
         gradients = [tf.convert_to_tensor(gradient) for gradient in tape.gradient(loss, variables)]
         stock.apply_gradients(zip(gradients, variables, strict=True))
-        losses = get_transport().all_gather(training.step(number)[None], "tests/merlin/losses")
+        losses = get_transport().all_gather(training.step()[None], "tests/merlin/losses")
         np.testing.assert_allclose(np.mean(losses), loss, rtol=1e-5)
     return where

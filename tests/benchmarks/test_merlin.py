@@ -81,7 +81,7 @@ def test_strategies_take_turns_and_are_compared_window_by_window():
     turns, slow = [], {"row_wise": 0.002, "basic": 0.004, "auto": 0.008}
 
     def stepper(name):
-        return lambda number: (turns.append(name), time.sleep(slow[name]))
+        return lambda: (turns.append(name), time.sleep(slow[name]))
 
     trainings = {name: types.SimpleNamespace(step=stepper(name)) for name in slow}
     figures = merlin.beside_each_other(trainings, windows=2, steps=1)
