@@ -32,6 +32,7 @@ from sok.job.context import get_transport
 from sok.lookup.lookup import lookup_rows
 from sok.planning import planner, tables
 from sok.table import rules
+from sok.tools._machine_checks import check_memory
 
 # Classes of sok.optimizers, for tables, and of tf.keras.optimizers, for the dense part.
 OPTIMIZERS = {"sgd": "SGD", "adagrad": "Adagrad", "adam": "Adam"}
@@ -292,9 +293,10 @@ def published(setup: Setup) -> list[dict[str, Any]]:
 
 
 def memory_of(device: str) -> int:
-    """Bytes of the host, or of the smallest GPU that `nvidia-smi` knows."""
+    """Bytes of the host, or of this container, or of the smallest GPU that `nvidia-smi` knows."""
     if "GPU" not in device:
-        return machine.memory_bytes("MemTotal")
+        (found,) = check_memory()
+        return int(found.details.get("container_limit_bytes", found.details["total_bytes"]))
     asked = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
         said = subprocess.run(asked, capture_output=True, text=True, check=True).stdout

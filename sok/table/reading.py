@@ -156,6 +156,8 @@ def _expect_at_end(table: Any, graph: Any) -> None:
 
 
 def _judge(table: Any, graph: Any) -> None:
+    if _of(table).is_done or _of(table).is_told:
+        return  # before all operations are looked through: that of each of many tables takes longer than the trace
     is_outside = record.should_record_backprop([table.handle])  # of a tape that goes on
     if not is_outside and _has_update(graph):
         _of(table).tell(f"in function '{graph.name}', whose optimizer step leaves it as it is. {_REMEDY}")

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import sok
+from sok.table import reading
 from tests.messages import saying
 
 TABLES = {
@@ -216,3 +217,23 @@ def test_the_end_of_a_program_tells_of_it_unless_it_failed(how, is_told):
     answer = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert (answer.returncode == 0) == is_told
     assert ("'left_out' is looked up for training" in answer.stderr) == is_told, answer.stderr
+
+
+def test_a_function_is_not_looked_through_for_each_table_that_it_trains(monkeypatch):
+    tables, looked_through = [sok.EmbeddingVariable(4, 100) for _ in range(3)], []
+    monkeypatch.setattr(reading, "_has_update", lambda graph: looked_through.append(graph) or True)
+    optimizer = sok.optimizers.SGD(0.1)
+
+    @tf.function
+    def step(trained):
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([look_up(table) for table in tables])
+        pairs = list(zip(tape.gradient(loss, tables), tables, strict=True))
+        optimizer.apply_gradients(pairs[:trained])
+
+    step(3)
+    assert not looked_through
+    tables = [sok.EmbeddingVariable(4, 100) for _ in range(3)]
+    with pytest.warns(UserWarning, match="leaves it as it is"):
+        step(2)
+    assert len(looked_through) == 1
