@@ -226,13 +226,14 @@ def _from_dense(feature: Feature, dense: tf.Tensor, weights: tf.Tensor | None) -
     shape = tf.shape(dense, out_type=tf.int64)
     flat = tf.reshape(dense, [-1])
     if feature.padding_key is None:
-        csr = Csr(flat, tf.range(shape[0] * shape[1] + 1) * shape[2], weights)
+        csr = Csr(flat, tf.range(shape[0] * shape[1] + 1) * shape[2], weights, needs_check=False)
     else:
         kept = tf.not_equal(dense, tf.constant(feature.padding_key, feature.key_dtype))
         lengths = tf.reshape(tf.reduce_sum(tf.cast(kept, tf.int64), axis=2), [-1])
         splits = tf.concat([tf.zeros([1], tf.int64), tf.cumsum(lengths)], 0)
         kept = tf.reshape(kept, [-1])
-        csr = Csr(tf.boolean_mask(flat, kept), splits, None if weights is None else tf.boolean_mask(weights, kept))
+        given = None if weights is None else tf.boolean_mask(weights, kept)
+        csr = Csr(tf.boolean_mask(flat, kept), splits, given, needs_check=False)
     if tf.compat.dimension_value(dense.shape[1]) == slot_num:
         return csr
     return Csr(csr.keys, _check_slot_num(csr.row_splits, shape[1], slot_num), csr.weights)

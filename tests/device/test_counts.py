@@ -23,12 +23,20 @@ def test_a_step_asks_for_no_more(features, most):
     assert counts.launches > 10  # something was counted
 
 
-def looked_up(device, ids_on, as_function):
+FORMS = {
+    "ragged": lambda: tf.RaggedTensor.from_row_splits(
+        tf.constant([3, 1, 7], tf.int64), tf.constant([0, 1, 3], tf.int64)
+    ),
+    "dense": lambda: tf.constant([[3, 1], [7, 7], [2, 3]], tf.int64),
+}
+
+
+def looked_up(form, device, ids_on, as_function):
     """Pooled vectors and the copies of the last of three lookups, of two tables."""
     with tf.device(device):
         tables = [sok.EmbeddingVariable(d, 100, seed=d, name=f"counts_{d}") for d in (4, 6)]
     with tf.device(ids_on):
-        ids = tf.RaggedTensor.from_row_splits(tf.constant([3, 1, 7], tf.int64), tf.constant([0, 1, 3], tf.int64))
+        ids = FORMS[form]()
 
     def call(ids):
         with tf.device(device):
@@ -46,17 +54,18 @@ def looked_up(device, ids_on, as_function):
 
 
 @pytest.mark.parametrize("as_function", [False, True])
-def test_ids_of_the_host_go_to_the_device_by_one_copy(as_function):
-    found, counts = looked_up(GPU, "/CPU:0", as_function)
-    expected, _ = looked_up("/CPU:0", "/CPU:0", as_function)
+@pytest.mark.parametrize("form", list(FORMS))
+def test_ids_of_the_host_go_to_the_device_by_one_copy(form, as_function):
+    found, counts = looked_up(form, GPU, "/CPU:0", as_function)
+    expected, _ = looked_up(form, "/CPU:0", "/CPU:0", as_function)
     for output, of_cpu in zip(found, expected, strict=True):
         np.testing.assert_allclose(output, of_cpu, rtol=1e-6)
     assert (counts.to_device, counts.pageable, counts.to_host) == (1, 0, 0)
 
 
 def test_ids_on_the_device_stay_there():
-    found, counts = looked_up(GPU, GPU, False)
-    expected, _ = looked_up("/CPU:0", "/CPU:0", False)
+    found, counts = looked_up("ragged", GPU, GPU, False)
+    expected, _ = looked_up("ragged", "/CPU:0", "/CPU:0", False)
     for output, of_cpu in zip(found, expected, strict=True):
         np.testing.assert_allclose(output, of_cpu, rtol=1e-6)
     assert counts.to_host == 0
