@@ -62,10 +62,18 @@ def _is_on_host(value: Any) -> bool:
     op = getattr(value, "op", None)
     if op is None:
         return False
-    for outer, inner in getattr(op.graph, "captures", ()):
-        if inner is value:
-            return _is_on_host(outer)
+    outer = _handed_to(op.graph, value)
+    if outer is not None:
+        return _is_on_host(outer)
+    if op.type in _HANDED_IN and op.inputs:  # an iterator, which may bring what it has to a GPU (prefetch_to_device)
+        iterator = _handed_to(op.graph, op.inputs[0])
+        return iterator is None or not _is_gpu(iterator.device)
     return op.type in _HANDED_IN or "CPU" in (value.device or "")
+
+
+def _handed_to(graph: tf.Graph, inner: tf.Tensor) -> Any | None:
+    """What a function has of the outside in the place of `inner`, if that is known when it is traced."""
+    return next((outer for outer, one in getattr(graph, "captures", ()) if one is inner), None)
 
 
 def _parts(ids: Any) -> list[Any]:
