@@ -79,7 +79,10 @@ void DeviceMemory::Free(void* p, int64_t bytes) {
   if (p == nullptr) return;
   in_use_ -= bytes;
   if (owner_ != nullptr) return owner_->Free(p);
-  static_cast<void>(cudaFree(p));  // called by destructors; a device that is gone has freed everything
+  // Called by destructors; a device that is gone has freed everything. Of memory of a pool cudaFree takes it for granted that
+  // nobody uses it any more (seen on an H200: an illegal address in a kernel that was still running).
+  static_cast<void>(cudaDeviceSynchronize());
+  static_cast<void>(cudaFree(p));
 }
 
 }  // namespace sok

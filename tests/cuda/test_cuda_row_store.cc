@@ -91,6 +91,7 @@ class Owner final : public sok::DeviceAllocator {
     return p;
   }
   void Free(void* p) override {
+    SOK_CUDA(cudaDeviceSynchronize());
     static_cast<void>(cudaFree(p));
     left += bytes_of.at(p);
     bytes_of.erase(p);
