@@ -28,11 +28,11 @@ def main(arguments: list[str] | None = None) -> int:
         print("Emulated on the host: these figures say nothing about any GPU.\n")
     results = []
     for case in all_cases(device):
-        if args.only not in case.name:
-            continue
-        device.release()
-        results.append(measure(device, case, bandwidth))
-        print(line(results[-1]), flush=True)
+        if args.only in case.name:
+            device.release()
+            results.append(measure(device, case, bandwidth))
+            print(line(results[-1]), flush=True)
+        del case  # and with it what it holds, before the next is made
     print("\nFewest bytes a call must move:")
     for result in results:
         print(f"  {result.case.name}: {result.case.floor_bytes / 1e6:,.3f} MB ({result.case.floor})")
