@@ -30,21 +30,19 @@ __global__ void LookupKernel(TableView table, const uint64_t* keys, int64_t n,
                              uint64_t* bad) {   // has_key, key; or null
   const BucketTile tile;
   ForKeysAtOnce(n, [&](int64_t first, int count) {
-    uint64_t some[kKeysAtOnce];
-    uint32_t found[kKeysAtOnce];
-    const uint64_t key = LoadKeys(tile, keys + first, count, some);
-    Search(tile, table, some, found);
+    uint64_t key = 0;
+    uint32_t row = kNoRow;
     if (tile.lane < count) {
       const int64_t i = first + tile.lane;
-      const uint32_t row = OfLane(tile, found);
+      key = keys[i];
+      row = Search(table, key);
       if (rows != nullptr) rows[i] = row;
       if (row_ids != nullptr) row_ids[i] = row != kNoRow && row != kBadRow ? RowId(table, row) : -1;
       if (row == kBadRow && bad != nullptr && atomicExch(reinterpret_cast<unsigned long long*>(bad), 1ull) == 0) {
         bad[1] = key;
       }
     }
-    if (out == nullptr) return;
-    WriteRows<kFreshToo>(tile, table, some, found, count, out + first * table.dim);
+    if (out != nullptr) WriteRows<kFreshToo>(tile, table, key, row, count, out + first * table.dim);
   });
 }
 
@@ -199,8 +197,8 @@ void DeviceTable::State::CheckCount(int64_t n) const {
 
 void DeviceTable::State::FindRows(const Cuda& cuda, const uint64_t* keys, int64_t n, bool keep_bad, bool fresh_too,
                                   uint32_t* found, float* out, int64_t* row_ids) {
-  Launch(fresh_too ? LookupKernel<true> : LookupKernel<false>, GridOfTiles((n + kKeysAtOnce - 1) / kKeysAtOnce), kThreads, 0, cuda, ViewOf(*this), keys,
-         n, found, out, row_ids, keep_bad ? &bad.data()->has_key : nullptr);
+  Launch(fresh_too ? LookupKernel<true> : LookupKernel<false>, GridOfTiles((n + kKeysAtOnce - 1) / kKeysAtOnce),
+         kThreads, 0, cuda, ViewOf(*this), keys, n, found, out, row_ids, keep_bad ? &bad.data()->has_key : nullptr);
 }
 
 void DeviceTable::State::InsertRows(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int64_t n,

@@ -34,14 +34,7 @@ __global__ void ClearKernel(HashTableView table) {
 }
 
 __global__ void FindKernel(HashTableView table, const uint64_t* keys, int64_t n, uint32_t* rows) {
-  const BucketTile tile;
-  ForKeysAtOnce(n, [&](int64_t first, int count) {
-    uint64_t some[kKeysAtOnce];
-    uint32_t found[kKeysAtOnce];
-    LoadKeys(tile, keys + first, count, some);
-    FindRows(tile, table, some, found);
-    if (tile.lane < count) rows[first + tile.lane] = OfLane(tile, found);
-  });
+  for (int64_t i = GlobalThread(); i < n; i += GlobalThreads()) rows[i] = FindRow(table, keys[i]);
 }
 
 __global__ void RebuildKernel(HashTableView from, HashTableView to) {
@@ -247,7 +240,7 @@ int64_t DeviceHashTable::SizeToHost(const Cuda& cuda) {
 }
 
 void DeviceHashTable::Find(const Cuda& cuda, const uint64_t* keys, int64_t n, uint32_t* rows) const {
-  Launch(FindKernel, GridOfTiles((n + kKeysAtOnce - 1) / kKeysAtOnce), kThreads, 0, cuda, view_, keys, n, rows);
+  Launch(FindKernel, GridOf(n), kThreads, 0, cuda, view_, keys, n, rows);
 }
 
 void DeviceHashTable::InsertMissing(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int64_t n,

@@ -26,7 +26,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int64_t kTilesPerBlock = kThreads / kBucketLanes;
-constexpr int64_t kPerBlock = 4 * kKeysAtOnce * kTilesPerBlock;  // enough that finding out whose they are costs little
+constexpr int64_t kPerBlock = 2 * kKeysAtOnce * kTilesPerBlock;  // enough that finding out whose they are costs little
 constexpr uint32_t kNobody = 0xFFFFFFFFu;
 
 // A table of the group.
@@ -100,13 +100,12 @@ template <bool kFreshToo>
 __global__ void FindGroupKernel(Group group) {
   const BucketTile tile;
   ForSomeKeys(group, [&](const Piece& piece, const GroupTable& table, int64_t first, int count) {
-    uint64_t some[kKeysAtOnce];
-    uint32_t found[kKeysAtOnce];
-    const uint64_t key = LoadKeys(tile, piece.keys + first, count, some);
-    Search(tile, table.view, some, found);
+    uint64_t key = 0;
+    uint32_t row = kNoRow;
     if (tile.lane < count) {
       const int64_t i = first + tile.lane, position = piece.first + i;
-      const uint32_t row = OfLane(tile, found);
+      key = piece.keys[i];
+      row = Search(table.view, key);
       piece.row_ids[i] = row != kNoRow && row != kBadRow ? RowId(table.view, row) : -1;
       if (row == kBadRow && atomicExch(reinterpret_cast<unsigned long long*>(&table.bad->has_key), 1ull) == 0) {
         table.bad->key = key;
@@ -120,7 +119,7 @@ __global__ void FindGroupKernel(Group group) {
       }
     }
     if (piece.out == nullptr) return;
-    WriteRows<kFreshToo>(tile, table.view, some, found, count, piece.out + first * table.view.dim);
+    WriteRows<kFreshToo>(tile, table.view, key, row, count, piece.out + first * table.view.dim);
   });
 }
 

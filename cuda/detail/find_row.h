@@ -2,8 +2,8 @@
 #pragma once
 
 #include "launch.h"
-#include "vector4.h"  // SOK_UNROLL
 #include "sok/hash_table.h"
+#include "vector4.h"  // SOK_UNROLL
 
 namespace sok {
 
@@ -21,67 +21,37 @@ __device__ __forceinline__ ulonglong2 LoadPart(const DeviceBucket* bucket, int l
   return reinterpret_cast<const ulonglong2*>(bucket)[lane];
 }
 
-// Whether the search for key ends with this bucket, and with which row, or kNoRow; the same in all lanes.
-__device__ __forceinline__ bool EndsIn(const BucketTile& tile, const ulonglong2& part, uint64_t key, uint32_t* row) {
-  unsigned even = tile.Ballot(tile.lane < 5 && part.x == key);
-  unsigned odd = tile.Ballot(tile.lane < 5 && part.y == key);
-  // At most one place has the key and a row; a free one may still hold the key that was erased from it.
-  while ((even | odd) != 0) {
-    const int lane = __ffs(static_cast<int>(even | odd)) - 1;
-    const bool is_even = ((even >> lane) & 1) != 0;
-    const int place = 2 * lane + (is_even ? 0 : 1);
-    const uint64_t two = (place & 2) == 0 ? part.x : part.y;
-    const uint64_t rows = tile.Shuffle(static_cast<unsigned long long>(two), 5 + place / 4);
-    *row = static_cast<uint32_t>((place & 1) == 0 ? rows : rows >> 32);
-    if (*row != kNoRow) return true;
-    (is_even ? even : odd) &= ~(1u << lane);
-  }
-  *row = kNoRow;
-  return static_cast<uint32_t>(tile.Shuffle(part.y, kBucketLanes - 1)) == 0;  // `passed`
-}
-
-// How many keys a tile searches at once: it waits for their buckets together.
-constexpr int kKeysAtOnce = 4;
-
-// The rows of keys, or kNoRow; the same in all lanes. Nobody may write to the table meanwhile.
-__device__ __forceinline__ void FindRows(const BucketTile& tile, const HashTableView& table,
-                                         const uint64_t (&keys)[kKeysAtOnce], uint32_t (&rows)[kKeysAtOnce]) {
-  uint64_t home[kKeysAtOnce];
-  ulonglong2 part[kKeysAtOnce];
-  SOK_UNROLL
-  for (int j = 0; j < kKeysAtOnce; ++j) {
-    rows[j] = kNoRow;
-    home[j] = HomeBucket(table, keys[j]);
-    if (table.num_buckets != 0) part[j] = LoadPart(table.buckets + home[j], tile.lane);
-  }
-  if (table.num_buckets == 0) return;
-  SOK_UNROLL
-  for (int j = 0; j < kKeysAtOnce; ++j) {
-    uint64_t b = home[j];
-    while (!EndsIn(tile, part[j], keys[j], &rows[j])) {
-      if (++b == table.num_buckets) b = 0;
-      if (b == home[j]) break;  // of few buckets, each may have been passed
-      part[j] = LoadPart(table.buckets + b, tile.lane);
+// The row of key, or kNoRow, by one thread alone: measured on an H200, eight lanes to a key spend more on telling each other
+// what they see than they save. Nobody may write to the table meanwhile.
+__device__ __forceinline__ uint32_t FindRow(const HashTableView& table, uint64_t key) {
+  if (table.num_buckets == 0) return kNoRow;
+  const uint64_t home = HomeBucket(table, key);
+  uint64_t b = home;
+  do {
+    const DeviceBucket* bucket = table.buckets + b;
+    // All at once, with `passed`, which brings the rows near, too.
+    const uint32_t passed = bucket->passed;
+    ulonglong2 part[DeviceBucket::kPlaces / 2];
+    SOK_UNROLL
+    for (int i = 0; i < DeviceBucket::kPlaces / 2; ++i) part[i] = LoadPart(bucket, i);
+    unsigned places = 0;
+    SOK_UNROLL
+    for (int i = 0; i < DeviceBucket::kPlaces / 2; ++i) {
+      places |= (part[i].x == key ? 1u : 0u) << (2 * i) | (part[i].y == key ? 1u : 0u) << (2 * i + 1);
     }
-  }
+    // At most one place has the key and a row; a free one may still hold the key that was erased from it.
+    for (; places != 0; places &= places - 1) {
+      const uint32_t row = bucket->rows[__ffs(static_cast<int>(places)) - 1];
+      if (row != kNoRow) return row;
+    }
+    if (passed == 0) return kNoRow;
+    if (++b == table.num_buckets) b = 0;
+  } while (b != home);  // of few buckets, each may have been passed
+  return kNoRow;
 }
 
-// The keys of a tile at once: `count` of them, at `keys`, and the last in place of those there are not. Returns this lane's.
-__device__ __forceinline__ uint64_t LoadKeys(const BucketTile& tile, const uint64_t* keys, int count,
-                                             uint64_t (&all)[kKeysAtOnce]) {
-  const uint64_t mine = keys[tile.lane < count ? tile.lane : count - 1];
-  SOK_UNROLL
-  for (int j = 0; j < kKeysAtOnce; ++j) all[j] = tile.Shuffle(static_cast<unsigned long long>(mine), j);
-  return mine;
-}
-
-// What this lane is to write, of what the tile has found.
-__device__ __forceinline__ uint32_t OfLane(const BucketTile& tile, const uint32_t (&rows)[kKeysAtOnce]) {
-  uint32_t row = rows[0];
-  SOK_UNROLL
-  for (int j = 1; j < kKeysAtOnce; ++j) row = tile.lane == j ? rows[j] : row;
-  return row;
-}
+// How many keys a tile takes at once: each lane searches one, and where rows are copied all lanes copy each.
+constexpr int kKeysAtOnce = kBucketLanes;
 
 // f(first, count) for n keys of a grid, a tile each: `count` of them from `first` on.
 template <class F>

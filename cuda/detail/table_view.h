@@ -51,23 +51,15 @@ __device__ __forceinline__ int64_t RowId(const TableView& table, uint32_t row) {
   return static_cast<int64_t>((uint64_t{erasures} << 32) | row);
 }
 
-// For each key its row, if this shard holds it, kNoRow, or kBadRow.
-__device__ __forceinline__ void Search(const BucketTile& tile, const TableView& table,
-                                       const uint64_t (&keys)[kKeysAtOnce], uint32_t (&rows)[kKeysAtOnce]) {
+// The row of a key that this shard holds, kNoRow, or kBadRow.
+__device__ __forceinline__ uint32_t Search(const TableView& table, uint64_t key) {
   if (table.hashed) {
-    FindRows(tile, table.index, keys, rows);
-    SOK_UNROLL
-    for (int j = 0; j < kKeysAtOnce; ++j)
-      if (table.partition.OwnerOf(keys[j]) != table.rank) rows[j] = kBadRow;
-    return;
+    if (table.partition.OwnerOf(key) != table.rank) return kBadRow;
+    return FindRow(table.index, key);
   }
-  SOK_UNROLL
-  for (int j = 0; j < kKeysAtOnce; ++j) {
-    rows[j] = kBadRow;
-    if (keys[j] >= table.num_legal || table.partition.OwnerOf(keys[j]) != table.rank) continue;
-    const uint32_t row = static_cast<uint32_t>(table.shards == 1 ? keys[j] : keys[j] / table.shards);
-    rows[j] = ((table.in_use[row >> 5] >> (row & 31)) & 1) != 0 ? row : kNoRow;
-  }
+  if (key >= table.num_legal || table.partition.OwnerOf(key) != table.rank) return kBadRow;
+  const uint32_t row = static_cast<uint32_t>(table.shards == 1 ? key : key / table.shards);
+  return ((table.in_use[row >> 5] >> (row & 31)) & 1) != 0 ? row : kNoRow;
 }
 
 __device__ __forceinline__ void WriteFresh(const BucketTile& tile, const TableView& table, uint64_t key, float* row) {
@@ -84,21 +76,20 @@ __device__ __forceinline__ void WriteFresh(const BucketTile& tile, const TableVi
   }
 }
 
-// What Search has found, row after row: [count, dim]. kFreshToo: a key without a row reads as its fresh one, else nothing is
-// written for it.
+// Row after row what the lanes have found, each for its key: [count, dim]. kFreshToo: a key without a row reads as its fresh
+// one, else nothing is written for it.
 template <bool kFreshToo>
-__device__ __forceinline__ void WriteRows(const BucketTile& tile, const TableView& table,
-                                          const uint64_t (&keys)[kKeysAtOnce], const uint32_t (&rows)[kKeysAtOnce],
+__device__ __forceinline__ void WriteRows(const BucketTile& tile, const TableView& table, uint64_t key, uint32_t row,
                                           int count, float* out) {
-  SOK_UNROLL
-  for (int j = 0; j < kKeysAtOnce; ++j) {
-    if (j >= count) break;
-    if (rows[j] == kBadRow) {
-      ZeroRow(tile, table.dim, out + j * table.dim);
-    } else if (rows[j] != kNoRow) {
-      CopyRow(tile, table.rows.At(rows[j]), table.dim, out + j * table.dim);
+  for (int j = 0; j < count; ++j, out += table.dim) {
+    const uint32_t row_of_all = tile.Shuffle(row, j);
+    const uint64_t key_of_all = tile.Shuffle(static_cast<unsigned long long>(key), j);
+    if (row_of_all == kBadRow) {
+      ZeroRow(tile, table.dim, out);
+    } else if (row_of_all != kNoRow) {
+      CopyRow(tile, table.rows.At(row_of_all), table.dim, out);
     } else if (kFreshToo) {
-      WriteFresh(tile, table, keys[j], out + j * table.dim);
+      WriteFresh(tile, table, key_of_all, out);
     }
   }
 }
