@@ -42,7 +42,8 @@ SOK_HOST_DEVICE double ExactLog(double x) {
     ++exponent;
   }
   const double s = (m - 1.0) / (m + 1.0), z = s * s;
-  constexpr double kSeries[] = {2.0 / 19, 2.0 / 17, 2.0 / 15, 2.0 / 13, 2.0 / 11, 2.0 / 9, 2.0 / 7, 2.0 / 5, 2.0 / 3, 2.0};
+  constexpr double kSeries[] = {2.0 / 19, 2.0 / 17, 2.0 / 15, 2.0 / 13, 2.0 / 11,
+                                2.0 / 9,  2.0 / 7,  2.0 / 5,  2.0 / 3,  2.0};
   double p = 2.0 / 21;
   for (const double term : kSeries) p = p * z + term;
   const double e = static_cast<double>(exponent);
@@ -69,9 +70,7 @@ SOK_HOST_DEVICE double ExactExp(double x) {
 }
 
 // e^x - 1, without the loss near 0.
-SOK_HOST_DEVICE double ExactExpM1(double x) {
-  return x > -0.5 && x < 0.5 ? SmallExpM1(x) : ExactExp(x) - 1.0;
-}
+SOK_HOST_DEVICE double ExactExpM1(double x) { return x > -0.5 && x < 0.5 ? SmallExpM1(x) : ExactExp(x) - 1.0; }
 
 // x^power for x >= 0 that is normal or 0; as ExactExp where that is too large or small.
 SOK_HOST_DEVICE double ExactPow(double x, double power) {
@@ -87,10 +86,17 @@ SOK_HOST_DEVICE void ExactSinCos(double x, double* sine, double* cosine) {
   // pi / 2 in two parts, the first of 33 bits, so that n times it is exact.
   const double r = (x - n * 1.57079632673412561417e+00) - n * 6.07710050650619224932e-11, z = r * r;
   // The series of sin(r) / r and cos(r), |r| <= pi / 4.
-  constexpr double kSine[] = {-1.0 / 1307674368000, 1.0 / 6227020800, -1.0 / 39916800, 1.0 / 362880, -1.0 / 5040,
-                              1.0 / 120,            -1.0 / 6,         1.0};
-  constexpr double kCosine[] = {1.0 / 20922789888000, -1.0 / 87178291200, 1.0 / 479001600, -1.0 / 3628800,
-                                1.0 / 40320,          -1.0 / 720,         1.0 / 24,        -1.0 / 2, 1.0};
+  constexpr double kSine[] = {-1.0 / 1307674368000, 1.0 / 6227020800, -1.0 / 39916800, 1.0 / 362880,
+                              -1.0 / 5040,          1.0 / 120,        -1.0 / 6,        1.0};
+  constexpr double kCosine[] = {1.0 / 20922789888000,
+                                -1.0 / 87178291200,
+                                1.0 / 479001600,
+                                -1.0 / 3628800,
+                                1.0 / 40320,
+                                -1.0 / 720,
+                                1.0 / 24,
+                                -1.0 / 2,
+                                1.0};
   double s = 0.0, c = 0.0;
   for (const double term : kSine) s = s * z + term;
   for (const double term : kCosine) c = c * z + term;

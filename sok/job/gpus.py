@@ -10,10 +10,11 @@ import tensorflow as tf
 def bind(local_rank: int, size: int) -> None:
     """Gives this process the GPU with the number that it has among the workers of its host; memory grows as needed.
 
-    TensorFlow, whose pool tables take their memory from, leaves the rest of the card to others that way: NCCL, CuPy. Where
-    it has started already, its memory stays as it is. Does nothing without a GPU. Of several GPUs, a job of one worker keeps those that are visible. Where one GPU is visible already
-    (CUDA_VISIBLE_DEVICES, `tf.config.set_visible_devices`), that is the worker's choice and stays. Sessions of
-    TensorFlow 1 do not follow `tf.config`: there, `config.gpu_options.visible_device_list = str(sok.local_rank())` and
+    TensorFlow, whose pool tables take their memory from, leaves the rest of the card to others that way: NCCL, CuPy.
+    Where it has started already, its memory stays as it is. Does nothing without a GPU. Of several GPUs, a job of one
+    worker keeps those that are visible. Where one GPU is visible already (CUDA_VISIBLE_DEVICES,
+    `tf.config.set_visible_devices`), that is the worker's choice and stays. Sessions of TensorFlow 1 do not follow
+    `tf.config`: there, `config.gpu_options.visible_device_list = str(sok.local_rank())` and
     `config.gpu_options.allow_growth = True` say the same.
 
     Raises:

@@ -13,8 +13,8 @@ from sok.layers import for_keras
 from tests.messages import saying
 
 LIBRARIES = {"keras": keras, "tf_keras": tf_keras}
-# Where ordinary variables and their optimizer are. tests/device runs these tests with tables elsewhere; what stands for a GPU in the
-# emulator has no kernels of dense layers.
+# Where ordinary variables and their optimizer are. tests/device runs these tests with tables elsewhere; what stands for
+# a GPU in the emulator has no kernels of dense layers.
 DENSE = "/GPU:0" if os.environ.get("SOK_DEVICE_TESTS") == "GPU" else "/CPU:0"
 POLICIES = ("mixed_float16", "mixed_bfloat16")
 

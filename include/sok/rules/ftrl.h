@@ -44,7 +44,9 @@ struct Ftrl : RowRule {
     *accumulator = grown;
   }
 
-  SOK_HOST_DEVICE float Power(float x) const { return power == 0.5f ? sqrtf(x) : static_cast<float>(ExactPow(x, power)); }
+  SOK_HOST_DEVICE float Power(float x) const {
+    return power == 0.5f ? sqrtf(x) : static_cast<float>(ExactPow(x, power));
+  }
 
   float lr, power, l1, twice_l2, twice_shrinkage;
 };
