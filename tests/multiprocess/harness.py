@@ -95,7 +95,8 @@ def run(command: Sequence[str], ranks: int, deadline: float) -> Job:
         "TF_NUM_INTEROP_THREADS": "2",
         "OMP_NUM_THREADS": "1",
         "TF_CPP_MIN_LOG_LEVEL": "3",
-        "CUDA_VISIBLE_DEVICES": "-1",
+        # tests/device on a machine with a GPU: all workers of a job share the first.
+        "CUDA_VISIBLE_DEVICES": "0" if os.environ.get("SOK_DEVICE_TESTS") == "GPU" else "-1",
         # How often (ms) Horovod's thread looks whether there is something to do. At 1 it takes a fifth of a processor.
         "HOROVOD_CYCLE_TIME": "5",
     }
