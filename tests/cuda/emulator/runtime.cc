@@ -40,6 +40,25 @@ struct Point {  // a place in a stream
   }
 };
 
+// What cudaMallocAsync has given and nobody has freed.
+struct PoolMemory {
+  std::mutex mutex;
+  std::set<void*> given;
+
+  void Note(void* p) {
+    std::lock_guard<std::mutex> lock(mutex);
+    given.insert(p);
+  }
+  bool Forget(void* p) {
+    std::lock_guard<std::mutex> lock(mutex);
+    return given.erase(p) != 0;
+  }
+};
+PoolMemory& pool_memory() {
+  static PoolMemory* memory = new PoolMemory;  // outlives those who free at the end of the program
+  return *memory;
+}
+
 }  // namespace
 
 namespace {
@@ -299,15 +318,21 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
 cudaError_t cudaFree(void* p) {
   Touch();
   if (p == nullptr) return cudaSuccess;
-  WaitFor(-1);
+  // As on a device: of memory of a pool it is the caller who knows that nobody uses it any more.
+  if (!pool_memory().Forget(p)) WaitFor(-1);
   return sok_emulator::FreeDevice(p) ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-cudaError_t cudaMallocAsync(void** p, size_t bytes, cudaStream_t) { return cudaMalloc(p, bytes); }
+cudaError_t cudaMallocAsync(void** p, size_t bytes, cudaStream_t) {
+  const cudaError_t status = cudaMalloc(p, bytes);
+  if (status == cudaSuccess && *p != nullptr) pool_memory().Note(*p);
+  return status;
+}
 
 cudaError_t cudaFreeAsync(void* p, cudaStream_t stream) {
   Touch();
   if (p == nullptr) return cudaSuccess;
+  pool_memory().Forget(p);
   Of(stream)->Add([p] {
     if (!sok_emulator::FreeDevice(p)) sok_emulator::EndWith("cudaFreeAsync: no device memory begins at %p", p);
   });
