@@ -20,7 +20,7 @@ constexpr int kThreads = 256;
 int64_t GridOfTiles(int64_t n) { return GridFor(n, kThreads / kBucketLanes); }
 int64_t GridOf(int64_t n) { return GridFor(n, kThreads); }
 
-// A tile takes a key from its bucket to its row: 128 bytes of index, then the record, read once.
+// A thread takes a key from its bucket to its row: 128 bytes of index. Its tile then reads the record, once.
 // kFreshToo: keys without a row read as their fresh one.
 template <bool kFreshToo>
 __global__ void LookupKernel(TableView table, const uint64_t* keys, int64_t n,

@@ -1,4 +1,4 @@
-// How a tile of eight lanes searches the hash table: a bucket is 128 bytes, 16 for each lane.
+// How a thread searches the hash table, and how a tile of eight lanes shares out keys and copies what they have found.
 #pragma once
 
 #include "launch.h"

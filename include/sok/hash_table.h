@@ -113,8 +113,8 @@ class HashTable {
 
 // ---- On a device
 
-// Ten keys and their rows in 128 bytes, which eight lanes read at once, 16 bytes each. As on the CPU, what is free is marked in
-// the rows, and `passed` counts the keys that belong here or before and live behind.
+// Ten keys and their rows in 128 bytes, one line of the cache. As on the CPU, what is free is marked in the rows, and `passed`
+// counts the keys that belong here or before and live behind.
 struct alignas(128) DeviceBucket {
   static constexpr int kPlaces = 10;
   uint64_t keys[kPlaces];
