@@ -1,7 +1,7 @@
 """The Python in README and docs/ runs as it stands.
 
 A block that imports begins a program; one that does not goes on with the one before it. All programs of a page run in
-one folder, one after the other. A paragraph before a block that begins with "Not run here:" says why it does not; one
+one folder, one after the other. A paragraph before a block that begins with "CI does not run this:" says why; one
 that ends with "from `PATH`:" says that its lines are in that file.
 """
 
@@ -29,7 +29,7 @@ class Block:
     @property
     def reason(self) -> str | None:
         """Why it is not run; None if it is."""
-        said = re.match(r"Not run here: (.+)", self.before, re.S)
+        said = re.match(r"CI does not run this: (.+)", self.before, re.S)
         return said[1] if said else None
 
     @property
@@ -114,7 +114,7 @@ def test_readme_has_an_example_for_each_of_the_three_modes():
 
 def test_blocks_and_programs_are_told_apart():
     text = (
-        "One.\n\n```python\nimport x\n```\n\nGoes on.\n\n```py\nx.f()\n```\n\nNot run here: no\nspace.\n\n"
+        "One.\n\n```python\nimport x\n```\n\nGoes on.\n\n```py\nx.f()\n```\n\nCI does not run this: no\nspace.\n\n"
         "```python\nimport y\n```\n\nThis is from `a/b.py`:\n\n```python\nz = 1\n```\n\n```sh\nls\n```\n"
     )
     blocks = blocks_of("page", text)

@@ -136,6 +136,7 @@ def make_calls(lib: Any, folder: Path) -> None:
         words, sizes = lib.sok_exchange_narrow(f32(*[0.0] * 20), tf.constant([20]), type=type_)
         lib.sok_exchange_widen(words, sizes, tf.constant([20]), type=type_)
     call = tf.constant(0, tf.int64)
+    lib.sok_to_device([i64(1, 2), f32(1)])
     lib.sok_exchange_refuse(call, True, Tword=tf.int64, world_size=2, text="no")
     world = World(2)
     features = [[(0, [1, 2, 3], None, None, "rows"), (0, [4, 5], [0, 1, 2], None, "sum")]] * 2
