@@ -27,7 +27,9 @@ import sok  # noqa: E402
 keras = tf.keras
 ROWS, BATCH, STEPS = 100, 24, int(sys.argv[2])
 WITHOUT_NUMBERS = "AFM", "CCPM", "EDCN"  # which refuse them among what they look up
-FIELDS = {"FGCNN": 26}  # whose convolutions want many
+OPTIONS = {  # by default its convolutions want many fields, and take long to trace
+    "FGCNN": {"conv_kernel_width": (3, 3), "conv_filters": (4, 4), "new_maps": (2, 2), "pooling_width": (2, 2)}
+}
 RNG = np.random.default_rng(0)
 
 
@@ -44,10 +46,10 @@ def build(name):
         history = VarLenSparseFeat(column("hist_item", embedding_name="item"), maxlen=3, length_name="length")
         return models.DIN([column("item"), price, history], ["item"], att_activation="sigmoid")
     groups = ({"group_name": "a"}, {"group_name": "b"}) if name == "FLEN" else ({}, {})
-    columns = [*(column(f"C{i}", **groups[i % 2]) for i in range(FIELDS.get(name, 4))), price]
+    columns = [*(column(f"C{i}", **groups[i % 2]) for i in range(4)), price]
     if name in WITHOUT_NUMBERS:
         columns.pop()
-    return getattr(models, name)(*[columns] * (1 if name in ("MLR", "PNN") else 2))
+    return getattr(models, name)(*[columns] * (1 if name in ("MLR", "PNN") else 2), **OPTIONS.get(name, {}))
 
 
 def samples(name):
@@ -58,10 +60,7 @@ def samples(name):
         ids = np.concatenate([1 + RNG.permutation(ROWS - 1)[: 4 * BATCH].reshape(BATCH, 4) for _ in range(STEPS)])
         many |= {"item": ids[:, 0], "hist_item": ids[:, 1:], "length": np.full(n, 3)}
     else:
-        many |= {
-            f"C{i}": np.concatenate([RNG.permutation(ROWS)[:BATCH] for _ in range(STEPS)])
-            for i in range(FIELDS.get(name, 4))
-        }
+        many |= {f"C{i}": np.concatenate([RNG.permutation(ROWS)[:BATCH] for _ in range(STEPS)]) for i in range(4)}
     return many, RNG.integers(0, 2, (n, 1)).astype("float32")
 
 
