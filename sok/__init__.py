@@ -70,6 +70,7 @@ _PUBLIC = {
     "compact": "sok.checkpoint:compact",
     "deltas": "sok.checkpoint:deltas",
     "follow": "sok.checkpoint:follow",
+    "erase": "sok.tools.erasing:erase",
     # Files of other systems.
     "Saver": "sok.compat.formats.saver:Saver",
     "dump": "sok.compat.formats.dump_load:dump",

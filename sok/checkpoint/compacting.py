@@ -6,6 +6,10 @@ import contextlib
 import dataclasses
 import math
 import os
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import numpy as np
 
 import sok
 from sok.base.progress import Progress, on_stderr
@@ -71,32 +75,73 @@ def compact(path: PathLike, *, progress: bool | None = None) -> None:
     if (unfinished := lease.borrow(generation)) is not None:
         chains.remove_generation(path, unfinished)
 
-    def check() -> None:
-        lease.check()
-        if (found := read_manifest(path)) != manifest:
-            raise RuntimeError(
-                f"{path}: {found.generation} has taken the place of {manifest.generation} while it was compacted. "
-                "Nothing was changed. Do not save and compact at the same time."
-            )
-
-    try:
-        with on_stderr("compacting", manifest.bytes, progress, "bytes") as bar:
-            tables = tuple(
-                _table(path, manifest, generation, number, table, bar) for number, table in enumerate(manifest.tables)
-            )
-        made = dataclasses.replace(manifest, generation=generation, tables=tables, before=())
-        made = dataclasses.replace(made, sok_version=sok.__version__, created=utc_now(), same_as=manifest.generation)
-        write_manifest(path, made, check)
-    except BaseException:
-        chains.remove_generation(path, generation)
-        raise
+    with on_stderr("compacting", manifest.bytes, progress, "bytes") as bar:
+        rewrite(path, manifest, generation, lease, bar, same_as=manifest.generation)
     with contextlib.suppress(LeaseLost):
         chains.sweep(path, lease, manifest.links)
 
 
-def _table(path: str, manifest: Manifest, generation: str, number: int, table: SavedTable, bar: Progress) -> SavedTable:
+def rewrite(
+    path: str,
+    manifest: Manifest,
+    generation: str,
+    lease: Lease,
+    bar: Progress,
+    *,
+    same_as: str | None = None,
+    without: Mapping[str, np.ndarray] = MappingProxyType({}),
+) -> None:
+    """Puts one full checkpoint in the place of a chain, at once; the files of the chain stay.
+
+    Args:
+        generation: of the new one.
+        lease: of the folder, which is taken or borrowed.
+        bar: what is read is told there.
+        same_as: the generation whose rows it has; None: it has others.
+        without: by the names of tables, keys [n] of their dtype that are left out with their rows.
+    """
+
+    def check() -> None:
+        lease.check()
+        if (found := read_manifest(path)) != manifest:
+            raise RuntimeError(
+                f"{path}: {found.generation} has taken the place of {manifest.generation} while it was rewritten. "
+                "Nothing was changed. Do not save and compact, or erase, at the same time."
+            )
+
+    erasing = generation_after(manifest)  # what takes rows away is no file of the new checkpoint
+    try:
+        tables = tuple(
+            _table(path, manifest, generation, number, table, bar, erasing, without.get(table.name, ()))
+            for number, table in enumerate(manifest.tables)
+        )
+        chains.remove_generation(path, erasing)
+        made = dataclasses.replace(manifest, generation=generation, tables=tables, before=())
+        made = dataclasses.replace(made, sok_version=sok.__version__, created=utc_now(), same_as=same_as)
+        write_manifest(path, made, check)
+    except BaseException:
+        chains.remove_generation(path, erasing)
+        chains.remove_generation(path, generation)
+        raise
+
+
+def _table(
+    path: str,
+    manifest: Manifest,
+    generation: str,
+    number: int,
+    table: SavedTable,
+    bar: Progress,
+    erasing: str,
+    without: np.ndarray | Sequence[int],
+) -> SavedTable:
     deltas = [file for link in manifest.links[1:] for file in link.table(table.name).files]
-    passes = max(1, math.ceil(sum(file.rows + file.erased for file in deltas) / MAX_KEYS))
+    passes = max(1, math.ceil((sum(file.rows + file.erased for file in deltas) + len(without)) / MAX_KEYS))
+    # Keys leave as by a delta that comes last, of rows as wide as those of each file.
+    last: dict[int, str] = {}
+    for width in {len(table.columns_of(file)) for file in table.files if len(without)}:
+        last[width] = os.path.join(path, f"{erasing}-t{number:04}-r{width:04}.shard")
+        native.save_erasure(last[width], erasing, table, width, without)
     shards = []
     slot_sets: dict[str, SavedSlotSet] = {}
     for old in table.files:
@@ -108,6 +153,8 @@ def _table(path: str, manifest: Manifest, generation: str, number: int, table: S
             # Whether it can hold keys that the rank of `old` held at the end.
             if _may_hold(path, table, old, manifest, link, file)
         ]
+        if last:
+            files.append((len(manifest.links), last[len(table.columns_of(old))]))
         summary = native.compact_shards(
             [file for _, file in files],
             [place for place, _ in files],

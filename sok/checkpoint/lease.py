@@ -65,6 +65,18 @@ class Lease:
         self._write({})
         _taken[self._path] = here
 
+    def refuse_others(self) -> None:
+        """Raises RuntimeError if another job of this machine has it and still runs: it would bring back what is erased."""
+        holder = self._holder()
+        here = _process_of(self.token)
+        if holder is None or here in (_process_of(holder["token"]), _process_of(holder.get("for"))):
+            return
+        if _lives_here(holder):
+            raise RuntimeError(
+                f"{self._path}: {_who(holder)}, which still runs, saves here, and its tables may hold the rows. Call "
+                "sok.erase in that job, with its tables, or end it. Nothing was erased."
+            )
+
     def borrow(self, generation: str) -> str | None:
         """Takes it to write `generation` beside the save that has it, which may go on, as may the saves after it.
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from sok.base import _ops
 from sok.base.types import Session
+from sok.checkpoint.manifest import SavedTable
 from sok.job.agreement import plain_text
 from sok.table import state as table_state
 from sok.table.table import EmbeddingVariable
@@ -50,6 +51,22 @@ def compact_shards(
         .sok_shards_compact(tf.constant(paths, tf.string), tf.constant(links, tf.int64), generation, path, **settings)
         .numpy()
     )
+
+
+def save_erasure(path: str, generation: str, table: SavedTable, dim: int, keys: Any) -> None:
+    """Writes the shard of a delta to a saved table, of rows of `dim`, in which the keys [n] lose theirs. Eager only."""
+    lib = _ops.lib()
+    keys = tf.constant(keys, table.key_dtype)
+    like = {"table": table.name, "key_dtype": keys.dtype, "dim": dim, "capacity": max(1, int(tf.size(keys)))}
+    with tf.device("/CPU:0"):
+        fresh = {"seed": 0, "initializer": "constant", "init_a": 0.0, "init_b": 0.0}
+        handle = lib.sok_table_handle(anonymous=True, hashed=True, world_size=1, rank=0, **like, **fresh)
+        lib.sok_table_assign(handle, keys, tf.zeros([tf.size(keys), dim]))
+        lib.sok_table_save_begin(handle, snapshot="")
+        lib.sok_table_save_end(handle, generation)
+        lib.sok_table_erase(handle, keys)
+        lib.sok_table_save_begin(handle, snapshot="")
+        lib.sok_table_save(handle, path, generation, changes=True)
 
 
 class EagerCalls:

@@ -205,6 +205,12 @@ def sweep(prefix: str, lease: Lease) -> None:
         shutil.rmtree(entry, ignore_errors=True)
 
 
+def leases_of(folder: str) -> list[str]:
+    """The lease of the series to which the tables in `folder` belong; none if they are of no TensorFlow checkpoint."""
+    stem = _stem(folder.removesuffix(SUFFIX)) if folder.endswith(SUFFIX) else None
+    return [] if stem is None else [of_series(stem)]
+
+
 def _stem(prefix: str) -> str | None:
     """What the checkpoints of a series are called before their numbers; None of one that has none."""
     numbered = re.fullmatch(r"(.*)-\d+", os.path.abspath(prefix))

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import struct
 from collections.abc import Iterator
 
 import numpy as np
 
 from sok.base.errors import CheckpointError
 from sok.checkpoint.manifest import SavedSlotSet, SavedTable
+from sok.checkpoint.shard_blocks import ROWS, blocks_in
 from sok.table import rules
-
-_BLOCK = struct.Struct("<IIQII")  # magic, type, length of the payload, CRC, 0: docs/design/checkpoint.md
-_MAGIC, _ROWS, _END = 0x4B4C4253, 2, 4
 
 MAX_VALUES = 1_000_000  # kept of each vector
 MAX_BLOCKS = 64  # read of each table, of 4 MiB or less
@@ -74,20 +71,9 @@ def sample(path: str, table: SavedTable, max_values: int = MAX_VALUES, max_block
 
 def _rows_blocks(name: str) -> Iterator[tuple[str, int, int]]:
     """File, offset and length of each payload of rows."""
-    size = os.path.getsize(name)
-    with open(name, "rb") as file:
-        offset, kind = 0, 0
-        while kind != _END:
-            file.seek(offset)
-            head = file.read(_BLOCK.size)
-            if len(head) < _BLOCK.size:
-                raise CheckpointError(f"{name}: at offset {offset}: the file ends before its end block.")
-            magic, kind, length, _, _ = _BLOCK.unpack(head)
-            if magic != _MAGIC or length > size - offset - _BLOCK.size:
-                raise CheckpointError(f"{name}: at offset {offset}: not a block of a shard, or longer than the file.")
-            if kind == _ROWS:
-                yield name, offset + _BLOCK.size, length
-            offset += _BLOCK.size + length
+    for kind, offset, length in blocks_in(name):
+        if kind == ROWS:
+            yield name, offset, length
 
 
 def _vectors(name: str, offset: int, length: int, dim: int, table: SavedTable) -> Iterator[np.ndarray]:
@@ -96,7 +82,7 @@ def _vectors(name: str, offset: int, length: int, dim: int, table: SavedTable) -
         file.seek(offset)
         payload = file.read(length)
     sets = [[slot.floats(dim) for slot in slots_of_set(slot_set)] for slot_set in table.slot_sets]
-    n = struct.unpack_from("<Q", payload)[0] if length >= 8 else 0
+    n = int.from_bytes(payload[:8], "little") if length >= 8 else 0
     if n < 1 or length != 8 + n * (8 + 4 * (dim + sum(map(sum, sets)))):
         raise CheckpointError(
             f"{name}: at offset {offset}: a block of rows that does not fit the table that the manifest lists."
