@@ -66,7 +66,7 @@ class Lease:
         _taken[self._path] = here
 
     def refuse_others(self) -> None:
-        """Raises RuntimeError if another job of this machine has it and still runs: it would bring back what is erased."""
+        """Raises RuntimeError if another job of this machine has it and still runs: it would bring erased rows back."""
         holder = self._holder()
         here = _process_of(self.token)
         if holder is None or here in (_process_of(holder["token"]), _process_of(holder.get("for"))):

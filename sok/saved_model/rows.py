@@ -137,7 +137,7 @@ def write(
             try:
                 if keys.is_empty and frozen.unseen_row is not None:
                     rows = frozen.unseen_row[None, :]
-                values = _narrowed(frozen, rows, begin)
+                values = narrowed(frozen.row_dtype, rows, table.table_name, begin)
                 if frozen.row_dtype != tf.float32:
                     loss.add(rows, _widened(values))
                 writer = writer or target.writer(frozen, keys.count, keys.words)
@@ -201,20 +201,19 @@ def _part(table: EmbeddingVariable, keys: _Keys, begin: int, end: int) -> np.nda
     return keys.words[begin:end].view(table.key_dtype.as_numpy_dtype)
 
 
-def _narrowed(frozen: StandsForTable, rows: np.ndarray, begin: int) -> dict[str, np.ndarray]:
+def narrowed(dtype: tf.DType, rows: np.ndarray, table: str, begin: int) -> dict[str, np.ndarray]:
     """Rows [n, D] as they are stored.
 
     Raises:
         ValueError: a row has numbers for which that dtype has no room.
     """
-    dtype = frozen.row_dtype
     if dtype == tf.float32:
         return {"rows": rows}
     largest = np.abs(rows).max(1, initial=0.0)
     bad = np.flatnonzero(~(largest <= (np.finfo(np.float16).max if dtype == tf.float16 else np.finfo(np.float32).max)))
     if len(bad):
         raise ValueError(
-            f"table '{frozen.table.table_name}': row {begin + int(bad[0])} of those in the order of their keys has a "
+            f"table '{table}': row {begin + int(bad[0])} of those in the order of their keys has a "
             f"number that {dtype.name} cannot hold ({largest[bad[0]]}). Export it as float32 (row_dtype=None)."
         )
     if dtype == tf.float16:

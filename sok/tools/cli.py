@@ -131,6 +131,20 @@ def build_parser() -> argparse.ArgumentParser:
     )
     compact.add_argument("path", metavar="PATH", help="the folder given to sok.save")
 
+    find = command(
+        "find",
+        lambda options: _commands().find(options.key, options.paths, options.table, options.json),
+        help="say in which checkpoints, increments and exports a key lies",
+        description="Looks for a key, a user's id say, in all checkpoints and exports at the paths and below: which "
+        "table has a row of it, in which save, at which step. Increments that note it as erased count, too. Exit "
+        "status 0 if it is anywhere, 1 if it is nowhere, 2 if that cannot be said. sok.erase removes it.",
+        epilog="example: sok find 4711 checkpoints models --table users",
+    )
+    find.add_argument("key", metavar="KEY", type=int, help="as the tables have it; negative ones after --")
+    find.add_argument("paths", metavar="PATH", nargs="+", help="folders given to sok.save and so on, or above such")
+    find.add_argument("--table", metavar="NAME", help="look in tables of this name only")
+    find.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
+
     convert = command(
         "convert",
         _convert,

@@ -10,9 +10,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from sok.checkpoint.erasing import Wanted
 from sok.checkpoint.manifest import Link, Manifest, SavedSlotSet, SavedTable, read_manifest
 from sok.table import rules
-from sok.tools import folders
+from sok.tools import folders, places
 
 
 def _told(command: Callable[..., int]) -> Callable[..., int]:
@@ -158,6 +159,27 @@ def compact(path: str) -> int:
         f"{_bytes(after.bytes)}"
     )
     return 0
+
+
+def find(key: int, paths: Sequence[str], table: str | None = None, as_json: bool = False) -> int:
+    """Prints where a key lies; 0 if it lies anywhere, 1 if nowhere, 2 if that cannot be said."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    wanted = Wanted(everywhere=(key,)) if table is None else Wanted(of_tables={table: (key,)})
+    found, unsaid = [], []
+    try:
+        for place in places.places_under(paths):
+            found += list(places.records_in(place, wanted))
+            unsaid += places.what_cannot_be_said(place)
+    except (OSError, ValueError, ImportError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    if as_json:
+        print(json.dumps({"key": key, "found": [dataclasses.asdict(one) for one in found], "not_searched": unsaid}))
+    else:
+        print("\n".join(map(str, found)) or f"key {key}: nowhere")
+    for line in unsaid:
+        print(line, file=sys.stderr)
+    return 0 if found else 2 if unsaid else 1
 
 
 def described(path: str, manifest: Manifest) -> str:

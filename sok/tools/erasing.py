@@ -16,8 +16,9 @@ from sok.checkpoint.arguments import Tables, tables_by_saved_name
 from sok.checkpoint.erasing import Wanted
 from sok.job import context
 from sok.job.agreement import check_equal, together
+from sok.saved_model import erasing as exports_without
 from sok.table.table import EmbeddingVariable
-from sok.tools.places import Place, places_under
+from sok.tools.places import Place, places_under, records_in
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,17 +62,18 @@ def erase(
 ) -> ErasureReport:
     """Removes rows of keys, with all optimizer slots, from tables and from the files that were made of them.
 
-    A checkpoint that has one of the keys, as a row or as the note of an increment that it was erased, becomes a full one
-    without them, written and put into place as `sok.compact` does it: killed at any moment, it is the whole old one or
-    the whole new one, and the same call again completes the work. Then no file in its folder has a key or a byte of its
-    row any more, which is looked up. A checkpoint without the keys stays as it is, but for what interrupted saves have
-    left, which goes.
+    A checkpoint that has one of the keys, as a row or as the note of an increment that it was erased, becomes a full
+    one without them, written and put into place as `sok.compact` does it: killed at any moment, it is the whole old one
+    or the whole new one, and the same call again completes the work. Then no file in its folder has a key or its row
+    any more, which is looked up. A checkpoint without the keys stays as it is, but for what interrupted saves have
+    left, which goes. Of a native export each table's file is written anew and takes the old one's place at once; other
+    exports are listed, as their rows are variables of TensorFlow.
 
     Args:
         tables: which tables are meant. Embedding variables, layers, a model, or a list of these, as for `sok.save`: the
             rows leave them too. Or names, of tables that this program does not have: only files are looked through.
         keys: [n] integers, of all of `tables`; or a mapping from names of tables to their own.
-        checkpoints: folders of `sok.save`, `sok.CheckpointManager` and so on, or folders that have some somewhere below.
+        checkpoints: folders of `sok.save`, `sok.CheckpointManager` and so on, or folders that have some below.
         exports: folders of `sok.export_saved_model`, likewise.
 
     Returns:
@@ -192,9 +194,16 @@ def _erase_rows(name: str, table: EmbeddingVariable, wanted: Wanted) -> list[int
 
 def _erase_from(place: Place, wanted: Wanted) -> list[Any]:
     """The keys that were there, and the members of its `ErasedFrom`."""
+    left, removes = "", True
     if place.kind == "checkpoint":
         found = erasing.erase_from(place.path, wanted)
-        number = len({(one.table, one.key) for one in found})
-        return [sorted({one.key for one in found}), place.path, place.kind, number, number]
-    left = "was never completed, and may hold rows: remove its files (names that begin with 'g')"
-    return [[], place.path, place.kind, 0, 0, left]
+    elif place.kind == "unfinished save":
+        found, left = [], "was never completed, and may hold rows: remove its files (names that begin with 'g')"
+    elif left := exports_without.what_is_left(place.path):
+        found, removes = list(records_in(place, wanted)), False
+        if not found and exports_without.can_be_searched(place.path):
+            left = ""
+    else:
+        found = exports_without.erase_from(place.path, wanted)
+    number = len({(one.table, one.key) for one in found})
+    return [sorted({one.key for one in found}), place.path, place.kind, number, number if removes else 0, left]

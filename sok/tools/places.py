@@ -58,3 +58,19 @@ def records_in(place: Place, wanted: Wanted) -> Iterator[Record]:
     """Where keys lie in a place, as far as that can be seen."""
     if place.kind == "checkpoint":
         yield from erasing.records(place.path, wanted)
+    elif place.kind == "export":
+        from sok.saved_model import erasing as exports  # loads TensorFlow
+
+        yield from exports.records(place.path, wanted)
+
+
+def what_cannot_be_said(place: Place) -> list[str]:
+    """A line about a place that `records_in` cannot look into."""
+    if place.kind == "unfinished save":
+        return [f"{place.path}: files of a save that was never completed: not looked into."]
+    if place.kind == "export":
+        from sok.saved_model import erasing as exports
+
+        if not exports.can_be_searched(place.path):
+            return [f"{place.path}: does not say which of its variables are tables': not looked into."]
+    return []

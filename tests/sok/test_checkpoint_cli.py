@@ -49,8 +49,9 @@ def test_inspect_tells_numbers_of_a_row_from_vectors(tmp_path, capsys):
     assert cli.main(["verify", str(tmp_path)]) == 0
 
 
-def test_inspect_loads_no_tensorflow(saved):
+def test_inspect_and_find_load_no_tensorflow(saved):
     code = f"import sys; from sok.tools import cli; cli.main(['inspect', {str(saved[0])!r}])"
+    code += f"; assert cli.main(['find', '3', {str(saved[0])!r}]) == 0"
     code += "; assert 'tensorflow' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0 and "2 vectors per row" in done.stdout, done.stderr

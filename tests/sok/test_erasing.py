@@ -1,5 +1,6 @@
 """`sok.erase` and `sok find`: where a key lies, and that afterwards it lies nowhere."""
 
+import json
 import os
 import shutil
 import struct
@@ -10,7 +11,11 @@ import tensorflow as tf
 
 import sok
 from sok.checkpoint import lease, native, read_manifest, verify
+from sok.saved_model import serving_file
+from sok.saved_model.verifying import verify_export
+from sok.tools import cli
 from tests.sok.checkpoint_cases import DIM, RULES, contents, new_table, train
+from tests.sok.threads_world import checked, run_world
 
 # Keys whose bytes are no length or offset in a file.
 USER, SECOND, OTHER, NOBODY = 1_234_567_890_123, 987_654_321_987, 7, 999_999
@@ -278,3 +283,140 @@ def test_a_path_without_anything_is_an_error_before_anything_is_erased(tmp_path)
         tf.function(lambda: sok.erase(table, [USER]))()
     with tf.Graph().as_default(), pytest.raises(RuntimeError, match="run table.erase"):
         sok.erase(new_table(), [USER])
+
+
+@pytest.mark.parametrize(
+    "placement",
+    [sok.row_wise(hash=True), sok.table_wise(1), sok.column_wise([1, 2], [2, 0]), sok.data_parallel()],
+    ids=lambda placement: placement.kind,
+)
+def test_each_of_three_workers_erases_its_part_and_one_rewrites_what_all_have_saved(tmp_path, placement):
+    keys = np.array([USER, SECOND, *range(10)])
+
+    def program(transport):
+        table = new_table("placed", placement=placement)
+        table.assign(keys, np.tile(ROW, [12, 1]) + np.arange(12, dtype=np.float32)[:, None])
+        sok.save(tmp_path, table, incremental=True)
+        table.assign([USER, 4], np.stack([2 * ROW, np.ones(DIM, np.float32)]))
+        table.erase([SECOND])
+        sok.save(tmp_path, table, incremental=True)
+        report = sok.erase(table, [USER, SECOND, NOBODY], checkpoints=[tmp_path])
+        assert (report.nowhere, [place.removed for place in report.places]) == ((NOBODY,), [1, 2])
+        held = contents(table)
+        sok.restore(tmp_path, table)
+        assert contents(table) == held
+        return table.table_name, sorted(held)
+
+    with pytest.MonkeyPatch.context() as patch:
+        names, held = zip(*checked(run_world(3, program, patch)), strict=True)
+    assert {key for of_rank in held for key in of_rank} == set(range(10))
+    assert verify(tmp_path) == []
+    found = bytes_under(tmp_path)
+    assert not any(bytes_of(key) in found for key in (USER, SECOND))
+    # Of other workers than those that have saved it, without the tables.
+    assert sok.erase(names[0], [4], checkpoints=[tmp_path]).nowhere == ()
+    assert sok.erase(names[0], [4], checkpoints=[tmp_path]).nowhere == (4,)
+    assert verify(tmp_path) == []
+
+
+# Exports.
+
+SMALL = np.array([1.2345, -2.7182, 0.5772], np.float32)
+
+
+class Looked(tf.Module):
+    """What a user looks up in some tables, side by side."""
+
+    def __init__(self, *tables):
+        super().__init__()
+        self._tables = tables
+
+    def __call__(self, ids):
+        return tf.concat([t.sparse_read(tf.cast(ids, t.key_dtype)) for t in self._tables], 1)
+
+
+def export(folder, *tables, **settings):
+    spec = tf.TensorSpec([None], tf.int64, "ids")
+    return sok.export_saved_model(Looked(*tables), folder, signatures=spec, **settings).path
+
+
+def served(path, ids):
+    model = tf.saved_model.load(path)
+    return model.signatures["serving_default"](ids=tf.constant(ids, tf.int64))["output_0"].numpy()
+
+
+@pytest.mark.parametrize("row_dtype", [None, "int8"])
+def test_native_exports_lose_the_row_and_serve_all_others(tmp_path, row_dtype):
+    users, items = user_table(), new_table("items", hashed=False)
+    users.assign([USER], [SMALL])
+    items.assign([OTHER, 9], [SMALL, np.ones(DIM)])
+    path = export(tmp_path / "1", users, items, native=True, row_dtype=row_dtype)
+    before = served(path, [OTHER, 9])
+    assert before[0, DIM:] == pytest.approx(SMALL, abs=0.02)
+    names = [users.table_name, items.table_name]
+    report = sok.erase(names, {names[0]: [USER, NOBODY], names[1]: [OTHER]}, exports=[tmp_path])
+    assert [(p.kind, p.found, p.removed) for p in report.places] == [("export", 2, 2)]
+    assert report.is_complete and report.nowhere == (NOBODY,)
+    found = bytes_under(tmp_path)
+    mixed = serving_file.mixed_keys(np.array([USER], np.uint64)).tobytes()
+    assert mixed not in found and SMALL.tobytes() not in found
+    assert not verify_export(path)[1]
+    after = served(path, [OTHER, 9])
+    np.testing.assert_array_equal(after[:, :DIM], before[:, :DIM])
+    np.testing.assert_array_equal(after[1], before[1])
+    # As in a table in which it was never trained.
+    np.testing.assert_allclose(after[:1, DIM:], new_table().sparse_read([OTHER]), atol=1e-3 if row_dtype else 0)
+    assert [t["num_rows"] for t in json.loads((tmp_path / "1/assets.extra/sok.json").read_text())["tables"]] == [1, 200]
+    sok.erase(names, {names[0]: [OTHER]}, exports=[path])
+    np.testing.assert_array_equal(served(path, [9])[:, DIM:], before[1:, DIM:])
+
+
+def test_an_export_to_stock_tensorflow_is_listed(tmp_path):
+    table = user_table()
+    path = export(tmp_path / "1", table)
+    report = sok.erase(table, [USER, NOBODY], exports=[path])
+    assert [(p.found, p.removed) for p in report.places] == [(1, 1), (1, 0)] and report.nowhere == (NOBODY,)
+    assert not report.is_complete and "export it anew" in str(report)
+    export(path, table, overwrite=True)
+    assert sok.erase(table, [USER], exports=[path]).is_complete
+
+
+# The command.
+
+
+def test_find_says_where_a_key_lies(tmp_path, capsys):
+    table = user_table()
+    sok.save(tmp_path / "saved", table, incremental=True)
+    table.assign([USER], [ROW])
+    sok.save(tmp_path / "saved", table, incremental=True)
+    table.erase([USER])
+    sok.save(tmp_path / "saved", table, incremental=True)
+    path = export(tmp_path / "model" / "1", table, native=True)
+    full, changed, erased = (link.generation for link in read_manifest(tmp_path / "saved").links)
+    assert cli.main(["find", str(USER), str(tmp_path)]) == 0
+    label = f"{tmp_path}/saved: table '{table.table_name}', key {USER}: "
+    assert capsys.readouterr().out.splitlines() == [
+        f"{label}a row of full save {full}, step 0",
+        f"{label}a row of delta {changed}, step 0",
+        f"{label}noted as erased of delta {erased}, step 0",
+    ]
+    assert cli.main(["find", str(OTHER), str(tmp_path), "--json", "--table", table.table_name]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert [(one["path"], one["save"], one["is_row"]) for one in said["found"]] == [
+        (path, "", True),
+        (f"{tmp_path}/saved", full, True),
+    ]
+    assert cli.main(["find", str(OTHER), str(tmp_path), "--table", "items"]) == 1
+    assert cli.main(["find", str(NOBODY), str(tmp_path)]) == 1
+    assert capsys.readouterr().out.endswith(f"key {NOBODY}: nowhere\n")
+
+
+def test_find_says_what_it_cannot_say(tmp_path, capsys):
+    assert cli.main(["find", "7", str(tmp_path)]) == 2
+    assert "no checkpoint, export or dump here" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["find", "seven", str(tmp_path)])
+    sok.save(tmp_path, user_table())
+    (tmp_path / "manifest.json").unlink()
+    assert cli.main(["find", str(USER), str(tmp_path)]) == 2
+    assert "never completed" in capsys.readouterr().err

@@ -1,0 +1,246 @@
+"""Keys in exported models: where they lie, and the tables of a native export without them."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok.checkpoint.erasing import Record, Wanted
+from sok.checkpoint.manifest import sync_folder
+from sok.checkpoint.shard_blocks import among, keys_of
+from sok.saved_model.initial_rows import initial_rows
+from sok.saved_model.rows import PIECE_BYTES, narrowed
+from sok.saved_model.serving_file import (
+    KINDS,
+    ROW_TYPES,
+    Description,
+    Head,
+    ServingFile,
+    mixed_keys,
+    read_head,
+    unmixed_keys,
+    verify_file,
+)
+from sok.table.initializers import InitializerSpec
+
+_PARTIAL = ".partial"
+_KEYS_AT_A_TIME = 1 << 20
+
+
+def records(path: str, wanted: Wanted) -> Iterator[Record]:
+    """Where keys lie in the SavedModel at `path`, if `sok.export_saved_model` has written it.
+
+    An identity table has a row for each legal key, trained or not.
+
+    Raises:
+        OSError, DamagedFileError: a table of a native export is missing or damaged.
+        tf.errors.OpError: the variables of another one are.
+    """
+    told = description(path)
+    if told is None:
+        return
+    if not told["native"]:
+        yield from _records_of_variables(path, told["tables"], wanted)
+        return
+    for name in _files(path):
+        head, table = read_head(name)
+        for key in _found(name, head, _words(wanted, table, head)) if table not in _empty(told) else ():
+            yield Record(path, table, key, is_row=True)
+
+
+def _empty(told: dict[str, Any] | None) -> set[str]:
+    """Tables without keys, which have one that reads as those do that are not there."""
+    return {table["name"] for table in told["tables"] if not table["num_rows"]} if told else set()
+
+
+def description(path: str) -> dict[str, Any] | None:
+    """What `sok.export_saved_model` has told of its tables; None: it has not written this."""
+    try:
+        return json.loads(Path(path, "assets.extra", "sok.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def can_be_searched(path: str) -> bool:
+    """Whether `records` sees all tables of an export."""
+    told = description(path)
+    return told is not None and (told["native"] or _is_readable(path))
+
+
+def what_is_left(path: str) -> str:
+    """Why rows cannot be taken out of an export here, and what to do; "" if they can be."""
+    told = description(path)
+    if told is not None and told["native"]:
+        return ""
+    if not can_be_searched(path):
+        return "does not say which of its variables are tables': if some are, export it anew from the erased tables"
+    again = "export it anew from the erased tables: sok.export_saved_model(model, path, overwrite=True)"
+    return f"has its rows in variables of TensorFlow, as many as its graph says: {again}"
+
+
+def erase_from(path: str, wanted: Wanted) -> list[Record]:
+    """Takes keys out of the tables of a native export; gives those that it had.
+
+    Each table's file is written anew and takes the old one's place at once; the model can be loaded at any moment, and
+    after an interruption the next call completes the work. In an identity table a key has its initial row, or what keys
+    without a row read as, again. Servers that have mapped an old file hold it until they load the model anew.
+
+    Raises:
+        as `records`; OSError: a file cannot be written.
+    """
+    found: list[Record] = []
+    empty = _empty(description(path))
+    for left in glob.glob(f"{glob.escape(path)}/assets/*.sok{_PARTIAL}"):
+        os.unlink(left)
+    for name in _files(path):
+        head = verify_file(name)
+        table = read_head(name)[1]
+        words = _words(wanted, table, head) if table not in empty else np.zeros(0, np.uint64)
+        if keys := _found(name, head, words):
+            found += [Record(path, table, key, is_row=True) for key in keys]
+            _rewrite(name, head, table, words)
+            verify_file(name)
+    sync_folder(os.path.join(path, "assets"))
+    _tell(path)
+    return found
+
+
+def _files(path: str) -> list[str]:
+    return sorted(glob.glob(f"{glob.escape(path)}/assets/*.sok"))
+
+
+def _key_dtype(head: Head) -> tf.DType:
+    return tf.as_dtype(f"{'u' if head.flags & 2 else ''}int{8 * head.key_bytes}")
+
+
+def _words(wanted: Wanted, table: str, head: Head) -> np.ndarray:
+    return wanted.words(table, _key_dtype(head).name)
+
+
+def _found(name: str, head: Head, words: np.ndarray) -> list[int]:
+    """The keys of `words` [n] that a file has rows of."""
+    if not head.flags & 1:
+        there = words[words < np.uint64(head.num_rows)]
+    else:
+        mixed = np.sort(mixed_keys(words))
+        there = [among(part, mixed) for part in _mixed_in(name, head)] if len(words) else []
+        there = np.sort(unmixed_keys(np.concatenate([np.zeros(0, np.uint64), *there])))
+    return keys_of(there, _key_dtype(head).name)
+
+
+def _mixed_in(name: str, head: Head) -> Iterator[np.ndarray]:
+    for begin in range(0, head.num_rows, _KEYS_AT_A_TIME):
+        n = min(_KEYS_AT_A_TIME, head.num_rows - begin)
+        yield np.fromfile(name, "<u8", n, offset=head.keys_offset + 8 * begin)
+
+
+def _rewrite(name: str, head: Head, table: str, words: np.ndarray) -> None:
+    described = _description(name, head, table)
+    mixed, kept = None, np.ones(head.num_rows, bool)
+    if described.hashed:
+        mixed = np.concatenate(list(_mixed_in(name, head)))
+        kept = ~np.isin(mixed, mixed_keys(words))
+        mixed = mixed[kept]
+    else:
+        words = words[words < np.uint64(head.num_rows)]
+    file = ServingFile(name + _PARTIAL, described, mixed, int(kept.sum()))
+    with contextlib.closing(file):
+        step = max(1, PIECE_BYTES // head.row_bytes)
+        for begin in range(0, head.num_rows, step):
+            n = min(step, head.num_rows - begin)
+            rows, scales = _rows_in(name, head, described, begin, n)
+            if described.hashed:
+                chosen = kept[begin : begin + n]
+                file.add(rows[chosen], scales if scales is None else scales[chosen])
+                continue
+            here = words[(words >= np.uint64(begin)) & (words < np.uint64(begin + n))]
+            if len(here):
+                fresh = narrowed(described.row_dtype, _unseen(described, here), table, 0)
+                places = (here - np.uint64(begin)).astype(np.int64)
+                rows[places] = fresh["rows"]
+                if scales is not None:
+                    scales[places] = fresh["scales"]
+            file.add(rows, scales)
+        file.finish()
+    os.rename(name + _PARTIAL, name)
+
+
+def _description(name: str, head: Head, table: str) -> Description:
+    """What `head` was made of."""
+    numbers = np.fromfile(name, "<f4", head.unseen_bytes // 4, offset=head.unseen_offset)
+    kind = KINDS[head.unseen_kind]
+    unseen = numbers if kind == "constant" else InitializerSpec(kind, head.unseen_a, head.unseen_b, tuple(numbers))
+    dtype = next(dtype for dtype, number in ROW_TYPES.items() if number == head.row_type)
+    return Description(table, head.dim, dtype, _key_dtype(head), bool(head.flags & 1), head.seed, unseen)
+
+
+def _rows_in(name: str, head: Head, table: Description, begin: int, n: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """Rows [n, D] as they are stored, and their scales [n] if they have some."""
+    at = head.rows_offset + begin * head.row_bytes
+    records = np.fromfile(name, np.uint8, n * head.row_bytes, offset=at).reshape(n, head.row_bytes)
+    dtype, first = table.row_dtype, 4 if table.row_dtype == tf.int8 else 0
+    rows = records[:, first : first + dtype.size * head.dim].copy().view(dtype.as_numpy_dtype)
+    return rows, records[:, :4].copy().view("<f4")[:, 0] if first else None
+
+
+def _unseen(table: Description, words: np.ndarray) -> np.ndarray:
+    """What keys without a row read as [n, D] float32."""
+    if isinstance(table.unseen, np.ndarray):
+        return np.tile(table.unseen, [len(words), 1])
+    with tf.init_scope():
+        seed = tf.constant(np.uint64(table.seed).astype(np.int64))
+        return initial_rows(table.unseen, seed, tf.constant(words.astype(np.int64)), table.dim).numpy()
+
+
+def _tell(path: str) -> None:
+    """Brings up to date what the export says of its tables."""
+    told = description(path)
+    if told is None:
+        return
+    heads = {table: head for head, table in map(read_head, _files(path))}
+    tables = [dict(table) for table in told["tables"]]
+    for table in tables:
+        if (head := heads.get(table["name"])) is not None and table["num_bytes"] != head.file_bytes:
+            table.update(num_rows=head.num_rows, num_bytes=head.file_bytes)
+    if tables != told["tables"]:
+        name = os.path.join(path, "assets.extra", "sok.json")
+        with open(name + ".tmp", "w", encoding="utf-8") as file:
+            file.write(json.dumps({**told, "tables": tables}, indent=2))
+        os.rename(name + ".tmp", name)
+
+
+def _records_of_variables(path: str, tables: list[dict[str, Any]], wanted: Wanted) -> Iterator[Record]:
+    if not _is_readable(path):
+        return
+    reader = _reader(path)
+    names = set(reader.get_variable_to_shape_map())
+    for number, table in enumerate(tables):
+        name, variable = table["name"], f"tables/{number}/keys/.ATTRIBUTES/VARIABLE_VALUE"
+        if variable not in names:  # an identity table
+            keys = wanted.of_tables.get(name, wanted.everywhere)
+            there = [key for key in keys if 0 <= key < table["num_rows"]]
+        else:
+            # Bits of keys: whether they are signed the export does not say.
+            known = reader.get_tensor(variable)
+            bits = 8 * known.dtype.itemsize
+            legal = [k for k in wanted.of_tables.get(name, wanted.everywhere) if -(2 ** (bits - 1)) <= k < 2**bits]
+            found = set(np.asarray(known[: table["num_rows"]]).tolist())
+            there = [k for k in legal if (k + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1) in found]
+        yield from (Record(path, name, key, is_row=True) for key in there)
+
+
+def _reader(path: str) -> Any:
+    return tf.train.load_checkpoint(os.path.join(path, "variables", "variables"))
+
+
+def _is_readable(path: str) -> bool:
+    """Whether the variables of tables have names that say so: not those of a v1 session's export."""
+    return any(name.startswith("tables/0/rows/") for name in _reader(path).get_variable_to_shape_map())
