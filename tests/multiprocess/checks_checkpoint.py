@@ -76,6 +76,41 @@ def check_a_job_goes_on_from_its_checkpoint(world, tmp_path_of_rank):
     return sum(table.rows for table in manifest.tables)
 
 
+def check_each_rank_erases_its_part_and_one_the_files(world, tmp_path_of_rank):
+    folder = shared_folder(world, tmp_path_of_rank, "erased")
+    tables, optimizer = make("_erased", world), sok.optimizers.Adam(0.05)
+    if world.size > 1:
+        tables.append(sok.EmbeddingVariable(4, 400, name="cut_erased", seed=5, placement=sok.column_wise(2)))
+    train(tables, optimizer, range(3))
+    keys, dims = [401, 402, 403], [table.dim for table in tables]
+    for table, dim in zip(tables, dims, strict=True):
+        if table.hashed:
+            table.assign(keys, np.full([3, dim], 1234.5))
+    sok.save(folder, tables, optimizer, incremental=True)
+    train(tables, optimizer, range(3, 5))
+    sok.save(folder, tables, optimizer, incremental=True)
+    train(tables, optimizer, range(5, 7))
+    asked = {table.table_name: [*keys, 1, 9999] for table in tables}
+    expected = [{key: row for key, row in rows.items() if key not in (*keys, 1)} for rows in contents(tables)]
+    report = sok.erase(tables, asked, checkpoints=[folder])
+    assert report.is_complete and report.nowhere == (9999,), str(report)
+    by_name = {place.path: place.removed for place in report.places}
+    assert [by_name[table.table_name] for table in tables] == [4, 1, 4, 4][: len(tables)]
+    assert contents(tables) == expected
+    saved = b"".join(path.read_bytes() for path in folder.glob("*.shard"))
+    assert np.full(2, 1234.5, np.float32).tobytes() not in saved and verify(folder) == []
+    assert len(read_manifest(folder).links) == 1
+    sok.restore(folder, tables)  # also at the step before
+    assert not any({*keys, 1} & set(rows) for rows in contents(tables))
+    # What one worker finds wrong, all are told; nothing has changed.
+    with pytest.raises(FileNotFoundError, match="no checkpoint, export or dump here"):
+        sok.erase(tables, [2], checkpoints=[folder / "none"])
+    if world.size > 1:
+        with pytest.raises(ValueError, match="must be the same on all workers"):
+            sok.erase(tables, [world.rank])
+    return [len(rows) for rows in contents(tables)]
+
+
 def check_what_many_saved_one_restores(world, tmp_path_of_rank, monkeypatch):
     folder = shared_folder(world, tmp_path_of_rank, "to_one")
     tables, optimizer = make("_c", world), sok.optimizers.Adam(0.05)
