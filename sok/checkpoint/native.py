@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok.base import _ops
-from sok.base.types import Session
+from sok.base.types import Session, TensorLike
 from sok.checkpoint.manifest import SavedTable
 from sok.job.agreement import plain_text
 from sok.table import state as table_state
@@ -53,7 +53,7 @@ def compact_shards(
     )
 
 
-def save_erasure(path: str, generation: str, table: SavedTable, dim: int, keys: Any) -> None:
+def save_erasure(path: str, generation: str, table: SavedTable, dim: int, keys: TensorLike) -> None:
     """Writes the shard of a delta to a saved table, of rows of `dim`, in which the keys [n] lose theirs. Eager only."""
     lib = _ops.lib()
     keys = tf.constant(keys, table.key_dtype)

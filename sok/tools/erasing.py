@@ -14,6 +14,7 @@ from sok.base.types import PathLike, TensorLike
 from sok.checkpoint import background, erasing
 from sok.checkpoint.arguments import Tables, tables_by_saved_name
 from sok.checkpoint.erasing import Wanted
+from sok.compat.formats import erasing as dumps
 from sok.job import context
 from sok.job.agreement import check_equal, together
 from sok.saved_model import erasing as exports_without
@@ -198,7 +199,12 @@ def _erase_from(place: Place, wanted: Wanted) -> list[Any]:
     if place.kind == "checkpoint":
         found = erasing.erase_from(place.path, wanted)
     elif place.kind == "unfinished save":
-        found, left = [], "was never completed, and may hold rows: remove its files (names that begin with 'g')"
+        found, left = [], "was never completed, and may hold rows: remove its files"
+    elif place.kind == "dump":
+        found, left = dumps.erase_from(place.path, wanted)
+        removes = not left
+    elif place.kind == "file":
+        found, left = [], "is of Keras or SOK v1, and was not looked into: save it anew from the erased tables"
     elif left := exports_without.what_is_left(place.path):
         found, removes = list(records_in(place, wanted)), False
         if not found and exports_without.can_be_searched(place.path):

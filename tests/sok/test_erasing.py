@@ -8,6 +8,7 @@ import struct
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 import sok
 from sok.checkpoint import lease, native, read_manifest, verify
@@ -143,10 +144,9 @@ class Steps:
 
     def __init__(self, monkeypatch, at=None):
         self.count, self._at = 0, at
-        for owner, name in ((os, "rename"), (os, "replace"), (os, "unlink"), (native, "compact_shards")):
+        of_native = ((native, "compact_shards"), (native, "save_erasure"), (serving_file.ServingFile, "finish"))
+        for owner, name in ((os, "rename"), (os, "replace"), (os, "unlink"), (lease.Lease, "_write"), *of_native):
             monkeypatch.setattr(owner, name, self._counted(getattr(owner, name)))
-        monkeypatch.setattr(native, "save_erasure", self._counted(native.save_erasure))
-        monkeypatch.setattr(lease.Lease, "_write", self._counted(lease.Lease._write))
 
     def _counted(self, function):
         def run(*args, **kwargs):
@@ -371,6 +371,30 @@ def test_native_exports_lose_the_row_and_serve_all_others(tmp_path, row_dtype):
     np.testing.assert_array_equal(served(path, [9])[:, DIM:], before[1:, DIM:])
 
 
+def test_killed_at_any_step_a_native_export_is_whole_and_a_second_call_completes_the_work(tmp_path):
+    users, items = user_table(), new_table("items")
+    items.assign([SECOND, OTHER], [2 * ROW, np.ones(DIM)])
+    path = export(tmp_path / "1", users, items, native=True)
+    keys = {users.table_name: [USER], items.table_name: [SECOND]}
+    with pytest.MonkeyPatch.context() as patch:
+        steps = Steps(patch)
+        sok.erase(list(keys), keys, exports=[shutil.copytree(path, tmp_path / "counted")])
+    assert steps.count == 5  # two files are written, two get their names, and what is said of them
+    for at in range(1, steps.count + 1):
+        folder = shutil.copytree(path, tmp_path / f"killed{at}")
+        with pytest.MonkeyPatch.context() as patch:
+            Steps(patch, at)
+            with pytest.raises(Killed):
+                sok.erase(list(keys), keys, exports=[folder])
+        assert verify_export(folder)[1] == []
+        assert sok.erase(list(keys), keys, exports=[folder]).is_complete
+        found = bytes_under(folder)
+        mixed = serving_file.mixed_keys(np.array([USER, SECOND], np.uint64))
+        assert not any(key.tobytes() in found for key in mixed) and ROW.tobytes() not in found
+        assert [table.num_rows for table in verify_export(folder)[0]] == [1, 1]
+        assert [t["num_rows"] for t in json.loads((folder / "assets.extra/sok.json").read_text())["tables"]] == [1, 1]
+
+
 def test_an_export_to_stock_tensorflow_is_listed(tmp_path):
     table = user_table()
     path = export(tmp_path / "1", table)
@@ -379,6 +403,47 @@ def test_an_export_to_stock_tensorflow_is_listed(tmp_path):
     assert not report.is_complete and "export it anew" in str(report)
     export(path, table, overwrite=True)
     assert sok.erase(table, [USER], exports=[path]).is_complete
+
+
+def test_dumps_lose_the_row_with_its_slots(tmp_path, capsys):
+    table, other = (sok.DynamicVariable(DIM, initializer="zeros", name=name) for name in ("dumped", "matrix"))
+    optimizer = sok.OptimizerWrapper(tf_keras.optimizers.legacy.Adam(0.1))
+    sok.assign(table, tf.constant([USER, OTHER], tf.int64), tf.stack([ROW, tf.ones(DIM)]))
+    sok.assign(other, tf.constant([0, 1], tf.int64), tf.ones([2, DIM]))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(sok.lookup_sparse(table, tf.ragged.constant([[USER, OTHER]], tf.int64), combiners="sum"))
+    optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+    sok.dump(tmp_path, [table], optimizer)
+    sok.dump(tmp_path, [other])
+    before = contents(table)
+    (tmp_path / f"dumped_0-key.{'a' * 12}.tmp").write_bytes(bytes_of(USER))
+    assert cli.main(["find", str(USER), str(tmp_path), "--table", "dumped"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/dumped_0: table 'dumped_0', key {USER}: a row\n"
+
+    report = sok.erase(["dumped", "matrix"], {"dumped": [USER], "matrix": [1]}, checkpoints=[tmp_path])
+
+    assert [(p.kind, p.found, p.removed) for p in report.places] == [("dump", 1, 1), ("dump", 1, 0)]
+    assert "could not be loaded without one" in str(report)
+    saved = b"".join(path.read_bytes() for path in tmp_path.glob("dumped*"))
+    assert bytes_of(USER) not in saved and before[USER][0] not in saved and before[OTHER][0] in saved
+    table.erase([USER, OTHER])
+    sok.load(tmp_path, [table], optimizer)
+    assert contents(table) == {OTHER: before[OTHER]}
+    report = sok.erase("dumped", [OTHER], checkpoints=[tmp_path / "dumped_0-key"])
+    assert "no rows left: remove its files" in str(report)
+    (tmp_path / "dumped_0-key").unlink()  # as where writing was interrupted between two names
+    assert [p.kind for p in sok.erase("dumped", [OTHER], checkpoints=[tmp_path]).places] == ["unfinished save", "dump"]
+
+
+def test_files_of_keras_and_of_sok_v1_are_listed(tmp_path, capsys):
+    (tmp_path / "plain.weights.h5").write_bytes(b"no rows of ours")
+    (tmp_path / "model.keras").write_bytes(b"PK.. layers/embedding/vars sok_table ..")
+    (tmp_path / "item_keys.file").write_bytes(bytes_of(USER))
+    report = sok.erase("item", [USER], checkpoints=[tmp_path])
+    assert [place.path for place in report.places] == [f"{tmp_path}/item_keys.file", f"{tmp_path}/model.keras"]
+    assert not report.is_complete and "save it anew" in str(report)
+    assert cli.main(["find", str(USER), str(tmp_path)]) == 2
+    assert "model.keras: a file of Keras or of SOK v1: not looked into" in capsys.readouterr().err
 
 
 # The command.

@@ -25,7 +25,12 @@ _READ_ONLY = ("openembedding",)
 
 
 def convert(
-    source: str, target: str, dim: int | None = None, key_dtype: np.dtype | None = None, show: bool | None = None
+    source: str,
+    target: str,
+    dim: int | None = None,
+    key_dtype: np.dtype | None = None,
+    show: bool | None = None,
+    without: np.ndarray | None = None,
 ) -> str:
     """Writes what is at one address to another. Old files there are replaced when the new ones are whole.
 
@@ -34,6 +39,7 @@ def convert(
         dim: D, which the files of SOK v1 do not tell.
         key_dtype: of the keys to be written; None: as they are.
         show: progress; None: if standard error is a terminal.
+        without: 64-bit words [n] of keys that are left out with their rows, if the target is of `v2`.
 
     Returns:
         A sentence that says what was done.
@@ -64,7 +70,11 @@ def convert(
             for start, stop in pieces:
                 columns = [stored.rows, *(stored.slots[slot] for slot in slots)]
                 rows = [column.read(start, stop).astype(np.float32, copy=False) for column in columns]
-                new.write(keys_for(stored, to, start, stop), *rows)
+                keys = keys_for(stored, to, start, stop)
+                if without is not None:
+                    kept = ~np.isin(as_words(keys), without)
+                    keys, rows = keys[kept], [of_column[kept] for of_column in rows]
+                new.write(keys, *rows)
                 shown.add(stop - start)
         new.flush()
     except BaseException:
@@ -72,6 +82,11 @@ def convert(
         raise
     new.commit()
     return _summary(stored, slots, target)
+
+
+def as_words(keys: np.ndarray) -> np.ndarray:
+    """Keys [n] as 64-bit words [n] uint64: signed ones sign-extended."""
+    return keys.astype(np.int64 if keys.dtype.kind == "i" else np.uint64).view(np.uint64)
 
 
 def _summary(stored: StoredTable, slots: Sequence[str], target: str) -> str:

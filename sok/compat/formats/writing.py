@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
 import numpy as np
+
+# How the names end of files that are not complete.
+TMP_TAG = re.compile(r"\.[0-9a-f]{12}\.tmp$")
 
 
 @dataclass(frozen=True)
