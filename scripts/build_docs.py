@@ -27,7 +27,7 @@ import sok  # noqa: E402  of this checkout
 # In the order in which one meets them.
 ROOMS = (
     *("job", "keras", "table", "planning", "lookup", "optimizers", "distributed", "checkpoint", "saved_model", "base"),
-    "compat",
+    *("compat", "tools"),
 )
 BEGIN_WITH = ("index", "docs.which_api", "docs.from_keras_embedding", "docs.several_workers", "docs.install")
 

@@ -6,16 +6,21 @@ its own; in the end they are merged, which renames files and writes a new index.
 
 from __future__ import annotations
 
+import glob
+import os
+import shutil
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from sok.checkpoint.manifest import sync_folder
 from sok.saved_model.frozen_table import StandsForTable
 
 # What is collected before it is written: small tables share a file.
 FILE_BYTES = 32 << 20
+_PADDING = "sok_padding"  # a tensor that nobody reads, where there must be one more file
 
 
 class PiecewiseCheckpoint:
@@ -44,18 +49,51 @@ class PiecewiseCheckpoint:
 
     def finish(self) -> None:
         """Writes the rest, and puts all of it in the place of the old checkpoint."""
+        self._add_others()
+        self._flush()
+        for path in tf.io.gfile.glob(f"{self._prefix}.*"):
+            tf.io.gfile.remove(path)
+        self._merge(self._prefix)
+
+    def exchange(self) -> None:
+        """As `finish`, on a local disk; killed at any moment, the checkpoint is the whole old one or the whole new one.
+
+        Its files are named after their number, which is made another one than that of the old ones: so they lie beside
+        these until the index, by one renaming, takes the old index' place.
+        """
+        variables = os.path.dirname(self._prefix)
+        old = data_files(self._prefix)
+        self._flush()
+        self._add_others()
+        self._flush()
+        if len(self._pieces) == len(old):
+            self._waiting.append((_PADDING, "", np.zeros(1, np.float32)))
+            self._flush()
+        merged = os.path.join(f"{self._folder}.merged", os.path.basename(self._prefix))
+        self._merge(merged)
+        for path in data_files(merged):
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+            os.rename(path, os.path.join(variables, os.path.basename(path)))
+        with open(f"{merged}.index", "rb") as file:
+            os.fsync(file.fileno())
+        sync_folder(variables)
+        os.rename(f"{merged}.index", f"{self._prefix}.index")
+        sync_folder(variables)
+        sweep(self._prefix, self._folder)
+
+    def _add_others(self) -> None:
+        """The tensors that were not added, as they are."""
         reader = tf.train.load_checkpoint(self._prefix)
         names = set(reader.get_variable_to_shape_map())
         if not self._added <= names:
             raise RuntimeError(f"{self._prefix} has no variables {sorted(self._added - names)}.")
-        self._waiting += [(name, "", reader.get_tensor(name)) for name in sorted(names - self._added)]
-        self._flush()
-        del reader
-        for path in tf.io.gfile.glob(f"{self._prefix}.*"):
-            tf.io.gfile.remove(path)
+        self._waiting += [(name, "", reader.get_tensor(name)) for name in sorted(names - self._added - {_PADDING})]
+
+    def _merge(self, prefix: str) -> None:
         _run(
             lambda: tf.raw_ops.MergeV2Checkpoints(
-                checkpoint_prefixes=self._pieces, destination_prefix=self._prefix, delete_old_dirs=True
+                checkpoint_prefixes=self._pieces, destination_prefix=prefix, delete_old_dirs=True
             )
         )
 
@@ -72,6 +110,40 @@ class PiecewiseCheckpoint:
         )
         self._pieces.append(piece)
         self._waiting = []
+
+
+def data_files(prefix: str) -> list[str]:
+    """The files beside a checkpoint's index: of an interrupted `exchange` those of two checkpoints."""
+    return sorted(glob.glob(f"{glob.escape(prefix)}.data-*"))
+
+
+def sweep(prefix: str, folder: str) -> None:
+    """Removes what an interrupted `exchange` has left: files that the index does not name, and those in `folder`."""
+    for left in (folder, f"{folder}.merged"):
+        shutil.rmtree(left, ignore_errors=True)
+    sets = {path.rpartition("-of-")[2] for path in data_files(prefix)}
+    if len(sets) > 1:
+        current = next(number for number in sorted(sets) if _is_read_from(prefix, folder, number))
+        for path in data_files(prefix):
+            if not path.endswith(f"-of-{current}"):
+                os.unlink(path)
+    sync_folder(os.path.dirname(prefix))
+
+
+def _is_read_from(prefix: str, folder: str, number: str) -> bool:
+    """Whether the index of a checkpoint is that of the data files with this number in their names."""
+    os.makedirs(folder)
+    try:
+        for path in [f"{prefix}.index", *(p for p in data_files(prefix) if p.endswith(f"-of-{number}"))]:
+            os.link(path, os.path.join(folder, os.path.basename(path)))
+        reader = tf.train.load_checkpoint(os.path.join(folder, os.path.basename(prefix)))
+        for name in reader.get_variable_to_shape_map():
+            reader.get_tensor(name)
+        return True
+    except (tf.errors.OpError, RuntimeError):
+        return False
+    finally:
+        shutil.rmtree(folder)
 
 
 class Variables:

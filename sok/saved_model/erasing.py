@@ -6,16 +6,18 @@ import contextlib
 import glob
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.saved_model import fingerprinting_utils
 
 from sok.checkpoint.erasing import Record, Wanted
 from sok.checkpoint.manifest import sync_folder
 from sok.checkpoint.shard_blocks import among, keys_of
+from sok.saved_model.checkpoint import PiecewiseCheckpoint, sweep
 from sok.saved_model.initial_rows import initial_rows
 from sok.saved_model.rows import PIECE_BYTES, narrowed
 from sok.saved_model.serving_file import (
@@ -45,7 +47,7 @@ def records(path: str, wanted: Wanted) -> Iterator[Record]:
         tf.errors.OpError: the variables of another one are.
     """
     told = description(path)
-    if told is None:
+    if told is None or not can_be_searched(path):
         return
     if not told["native"]:
         yield from _records_of_variables(path, told["tables"], wanted)
@@ -56,9 +58,9 @@ def records(path: str, wanted: Wanted) -> Iterator[Record]:
             yield Record(path, table, key, is_row=True)
 
 
-def _empty(told: dict[str, Any] | None) -> set[str]:
+def _empty(told: dict[str, Any]) -> set[str]:
     """Tables without keys, which have one that reads as those do that are not there."""
-    return {table["name"] for table in told["tables"] if not table["num_rows"]} if told else set()
+    return {table["name"] for table in told["tables"] if not table["num_rows"]}
 
 
 def description(path: str) -> dict[str, Any] | None:
@@ -75,29 +77,24 @@ def can_be_searched(path: str) -> bool:
     return told is not None and (told["native"] or _is_readable(path))
 
 
-def what_is_left(path: str) -> str:
-    """Why rows cannot be taken out of an export here, and what to do; "" if they can be."""
-    told = description(path)
-    if told is not None and told["native"]:
-        return ""
-    if not can_be_searched(path):
-        return "does not say which of its variables are tables': if some are, export it anew from the erased tables"
-    again = "export it anew from the erased tables: sok.export_saved_model(model, path, overwrite=True)"
-    return f"has its rows in variables of TensorFlow, as many as its graph says: {again}"
+def erase_from(path: str, wanted: Wanted) -> tuple[list[Record], str]:
+    """Takes keys out of the tables of an export; gives those that it had and, if they are still there, what to do.
 
-
-def erase_from(path: str, wanted: Wanted) -> list[Record]:
-    """Takes keys out of the tables of a native export; gives those that it had.
-
-    Each table's file is written anew and takes the old one's place at once; the model can be loaded at any moment, and
-    after an interruption the next call completes the work. In an identity table a key has its initial row, or what keys
-    without a row read as, again. Servers that have mapped an old file hold it until they load the model anew.
+    Of a native export each table's file, and of another one the file of all variables, is written anew and takes the
+    old one's place at once; the model can be loaded at any moment, and after an interruption the next call completes
+    the work. In an identity table of a native export a key has its initial row, or what keys without a row read as,
+    again. Servers that have loaded the model hold the rows until they load it anew.
 
     Raises:
         as `records`; OSError: a file cannot be written.
     """
+    told = description(path)
+    if told is None or not can_be_searched(path):
+        return [], "does not say which variables are tables': if some are, export it anew from the erased tables"
+    if not told["native"]:
+        return _erase_from_variables(path, told, wanted)
     found: list[Record] = []
-    empty = _empty(description(path))
+    empty = _empty(told)
     for left in glob.glob(f"{glob.escape(path)}/assets/*.sok{_PARTIAL}"):
         os.unlink(left)
     for name in _files(path):
@@ -109,8 +106,8 @@ def erase_from(path: str, wanted: Wanted) -> list[Record]:
             _rewrite(name, head, table, words)
             verify_file(name)
     sync_folder(os.path.join(path, "assets"))
-    _tell(path)
-    return found
+    _tell(path, told, {table: (head.num_rows, head.file_bytes) for head, table in map(read_head, _files(path))})
+    return found, ""
 
 
 def _files(path: str) -> list[str]:
@@ -200,16 +197,13 @@ def _unseen(table: Description, words: np.ndarray) -> np.ndarray:
         return initial_rows(table.unseen, seed, tf.constant(words.astype(np.int64)), table.dim).numpy()
 
 
-def _tell(path: str) -> None:
-    """Brings up to date what the export says of its tables."""
-    told = description(path)
-    if told is None:
-        return
-    heads = {table: head for head, table in map(read_head, _files(path))}
+def _tell(path: str, told: dict[str, Any], sizes: Mapping[str, tuple[int, int]]) -> None:
+    """Brings up to date what the export has told of its tables: rows and bytes of each."""
     tables = [dict(table) for table in told["tables"]]
     for table in tables:
-        if (head := heads.get(table["name"])) is not None and table["num_bytes"] != head.file_bytes:
-            table.update(num_rows=head.num_rows, num_bytes=head.file_bytes)
+        rows, num_bytes = sizes.get(table["name"], (table["num_rows"], table["num_bytes"]))
+        if table["num_bytes"] != num_bytes:
+            table.update(num_rows=rows, num_bytes=num_bytes)
     if tables != told["tables"]:
         name = os.path.join(path, "assets.extra", "sok.json")
         with open(name + ".tmp", "w", encoding="utf-8") as file:
@@ -218,23 +212,73 @@ def _tell(path: str) -> None:
 
 
 def _records_of_variables(path: str, tables: list[dict[str, Any]], wanted: Wanted) -> Iterator[Record]:
-    if not _is_readable(path):
-        return
     reader = _reader(path)
-    names = set(reader.get_variable_to_shape_map())
     for number, table in enumerate(tables):
-        name, variable = table["name"], f"tables/{number}/keys/.ATTRIBUTES/VARIABLE_VALUE"
-        if variable not in names:  # an identity table
-            keys = wanted.of_tables.get(name, wanted.everywhere)
-            there = [key for key in keys if 0 <= key < table["num_rows"]]
+        keys = wanted.of_tables.get(table["name"], wanted.everywhere)
+        if _is_hashed(reader, number):
+            known = reader.get_tensor(_variable(number, "keys"))
+            words = set(known[: table["num_rows"]].tolist())
+            there = [key for key, word in _as_bits(keys, known.dtype) if word in words]
         else:
-            # Bits of keys: whether they are signed the export does not say.
-            known = reader.get_tensor(variable)
-            bits = 8 * known.dtype.itemsize
-            legal = [k for k in wanted.of_tables.get(name, wanted.everywhere) if -(2 ** (bits - 1)) <= k < 2**bits]
-            found = set(np.asarray(known[: table["num_rows"]]).tolist())
-            there = [k for k in legal if (k + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1) in found]
-        yield from (Record(path, name, key, is_row=True) for key in there)
+            there = [key for key in keys if 0 <= key < table["num_rows"]]
+        yield from (Record(path, table["name"], key, is_row=True) for key in there)
+
+
+def _as_bits(keys: Iterable[int], dtype: np.dtype) -> Iterator[tuple[int, int]]:
+    """Keys with their bits as variables have them; whether these stand for signed keys an export does not say."""
+    half = 2 ** (8 * dtype.itemsize - 1)
+    return ((key, (key + half) % (2 * half) - half) for key in keys if -half <= key < 2 * half)
+
+
+def _erase_from_variables(path: str, told: dict[str, Any], wanted: Wanted) -> tuple[list[Record], str]:
+    prefix, folder = os.path.join(path, "variables", "variables"), os.path.join(path, "variables", "erasing")
+    sweep(prefix, folder)
+    tables = told["tables"]
+    found = list(_records_of_variables(path, tables, wanted))
+    reader, new = _reader(path), None
+    for number, table in enumerate(tables):
+        gone = [one.key for one in found if one.table == table["name"]]
+        if gone and (not _is_hashed(reader, number) or len(gone) == table["num_rows"]):
+            again = "export it anew from the erased tables: sok.export_saved_model(model, path, overwrite=True)"
+            return found, f"has a row for each key of table '{table['name']}', or only these: {again}"
+    for number, table in enumerate(tables):
+        gone = [one.key for one in found if one.table == table["name"]]
+        if not gone:
+            continue
+        new = new or PiecewiseCheckpoint(prefix, folder)
+        keys = reader.get_tensor(_variable(number, "keys"))
+        kept = ~np.isin(keys, [word for _, word in _as_bits(gone, keys.dtype)])
+        num_rows = int(kept.sum())
+        for name in ("keys", "rows", "scales"):
+            if not reader.has_tensor(_variable(number, name)):
+                continue
+            values = reader.get_tensor(_variable(number, name))[kept]
+            step = max(1, PIECE_BYTES // max(1, values[:1].nbytes))
+            for begin in range(0, num_rows, step):
+                new.add(_variable(number, name), num_rows, begin, values[begin : begin + step])
+    if new is not None:
+        new.exchange()
+    sizes = {t["name"]: _size(_reader(path), number) for number, t in enumerate(tables) if t["num_rows"]}
+    _tell(path, told, sizes)
+    fingerprint = os.path.join(path, "fingerprint.pb")
+    if os.path.exists(fingerprint) and os.path.getmtime(f"{prefix}.index") > os.path.getmtime(fingerprint):
+        fingerprinting_utils.write_fingerprint(path)
+    return found, ""
+
+
+def _size(reader: Any, number: int) -> tuple[int, int]:
+    """Rows and bytes of a table."""
+    shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+    names = [name for name in (_variable(number, part) for part in ("keys", "rows", "scales")) if name in shapes]
+    return shapes[names[-1]][0], sum(int(np.prod(shapes[name])) * dtypes[name].size for name in names)
+
+
+def _variable(number: int, name: str) -> str:
+    return f"tables/{number}/{name}/.ATTRIBUTES/VARIABLE_VALUE"
+
+
+def _is_hashed(reader: Any, number: int) -> bool:
+    return reader.has_tensor(_variable(number, "keys"))
 
 
 def _reader(path: str) -> Any:
@@ -243,4 +287,4 @@ def _reader(path: str) -> Any:
 
 def _is_readable(path: str) -> bool:
     """Whether the variables of tables have names that say so: not those of a v1 session's export."""
-    return any(name.startswith("tables/0/rows/") for name in _reader(path).get_variable_to_shape_map())
+    return _reader(path).has_tensor(_variable(0, "rows"))

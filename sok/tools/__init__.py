@@ -1,1 +1,1 @@
-"""What is run from a shell: `sok doctor`, `inspect`, `verify`, `convert`."""
+"""What is run from a shell: `sok doctor`, `inspect`, `verify`, `find`, `convert`; and `sok.erase`."""

@@ -19,7 +19,7 @@ from sok.job import context
 from sok.job.agreement import check_equal, together
 from sok.saved_model import erasing as exports_without
 from sok.table.table import EmbeddingVariable
-from sok.tools.places import Place, places_under, records_in
+from sok.tools.places import Place, places_under
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +67,8 @@ def erase(
     one without them, written and put into place as `sok.compact` does it: killed at any moment, it is the whole old one
     or the whole new one, and the same call again completes the work. Then no file in its folder has a key or its row
     any more, which is looked up. A checkpoint without the keys stays as it is, but for what interrupted saves have
-    left, which goes. Of a native export each table's file is written anew and takes the old one's place at once; other
-    exports are listed, as their rows are variables of TensorFlow.
+    left, which goes. Exports are rewritten as safely: of a native one each table's file, of others that of
+    all variables. What cannot be rewritten is listed, with what to do.
 
     Args:
         tables: which tables are meant. Embedding variables, layers, a model, or a list of these, as for `sok.save`: the
@@ -195,21 +195,16 @@ def _erase_rows(name: str, table: EmbeddingVariable, wanted: Wanted) -> list[int
 
 def _erase_from(place: Place, wanted: Wanted) -> list[Any]:
     """The keys that were there, and the members of its `ErasedFrom`."""
-    left, removes = "", True
+    left = ""
     if place.kind == "checkpoint":
         found = erasing.erase_from(place.path, wanted)
     elif place.kind == "unfinished save":
         found, left = [], "was never completed, and may hold rows: remove its files"
     elif place.kind == "dump":
         found, left = dumps.erase_from(place.path, wanted)
-        removes = not left
     elif place.kind == "file":
         found, left = [], "is of Keras or SOK v1, and was not looked into: save it anew from the erased tables"
-    elif left := exports_without.what_is_left(place.path):
-        found, removes = list(records_in(place, wanted)), False
-        if not found and exports_without.can_be_searched(place.path):
-            left = ""
     else:
-        found = exports_without.erase_from(place.path, wanted)
+        found, left = exports_without.erase_from(place.path, wanted)
     number = len({(one.table, one.key) for one in found})
-    return [sorted({one.key for one in found}), place.path, place.kind, number, number if removes else 0, left]
+    return [sorted({one.key for one in found}), place.path, place.kind, number, 0 if left else number, left]

@@ -1,53 +1,35 @@
 """`sok.erase` and `sok find`: where a key lies, and that afterwards it lies nowhere."""
 
 import json
-import os
 import shutil
-import struct
 
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras
 
 import sok
-from sok.checkpoint import lease, native, read_manifest, verify
-from sok.saved_model import serving_file
-from sok.saved_model.verifying import verify_export
+from sok.checkpoint import lease, read_manifest, verify
 from sok.tools import cli
 from tests.sok.checkpoint_cases import DIM, RULES, contents, new_table, train
+from tests.sok.erasing_cases import (
+    NOBODY,
+    OTHER,
+    ROW,
+    SECOND,
+    USER,
+    Killed,
+    Steps,
+    assert_gone,
+    bytes_of,
+    bytes_under,
+    export,
+    user_table,
+)
 from tests.sok.threads_world import checked, run_world
 
-# Keys whose bytes are no length or offset in a file.
-USER, SECOND, OTHER, NOBODY = 1_234_567_890_123, 987_654_321_987, 7, 999_999
-ROW = np.array([1234.5, -9876.25, 3.0e7], np.float32)
 
-
-def bytes_of(key, dtype="int64"):
-    """The record of a key, as the files have it."""
-    return struct.pack("<Q", int(np.array(key, dtype).astype(np.int64 if dtype[0] == "i" else np.uint64)) % 2**64)
-
-
-def bytes_under(folder):
-    return b"".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
-
-
-def user_table(**settings):
-    table = new_table("users", **settings)
-    table.assign([USER, OTHER], [ROW, np.ones(DIM)])
-    return table
-
-
-def assert_gone(folder, *, rows=(ROW,), keys=(USER,), dtype="int64"):
-    assert verify(folder) == []
-    found = bytes_under(folder)
-    assert not any(np.asarray(row, np.float32).tobytes() in found for row in rows)
-    assert not any(bytes_of(key, dtype) in found for key in keys)
-
-
-@pytest.mark.parametrize("rule", ["Adagrad", "Adam"])
-def test_an_erased_row_is_nowhere_and_all_others_are_as_they_were(tmp_path, rule):
-    table, optimizer = new_table(), RULES[rule]()
+def test_an_erased_row_is_nowhere_and_all_others_are_as_they_were(tmp_path):
+    table, optimizer = new_table(), RULES["Adam"]()
     train(table, optimizer, range(3))
     table.assign([USER], [ROW])
     train(table, optimizer, range(3, 5))
@@ -67,7 +49,7 @@ def test_an_erased_row_is_nowhere_and_all_others_are_as_they_were(tmp_path, rule
     expected = {key: of_key for key, of_key in before.items() if key != USER}
     assert contents(table) == expected
     assert_gone(tmp_path, rows=[np.frombuffer(row, np.float32)])
-    other, fresh = new_table(), RULES[rule]()
+    other, fresh = new_table(), RULES["Adam"]()
     sok.restore(tmp_path, {table.table_name: other}, fresh)
     assert contents(other) == expected
     assert fresh.iterations == optimizer.iterations
@@ -133,29 +115,6 @@ def test_keys_of_all_dtypes_and_identity_tables(tmp_path, key_dtype, hashed):
     assert_gone(tmp_path, rows=[ROW, 2 * ROW], keys=keys if hashed else [], dtype=key_dtype)
     sok.restore(tmp_path, table)
     assert set(contents(table)) == {5}
-
-
-class Killed(BaseException):
-    """What nobody handles as an error of the disk."""
-
-
-class Steps:
-    """Counts what changes files; at step `at` the process is gone: nothing that it does later reaches the disk."""
-
-    def __init__(self, monkeypatch, at=None):
-        self.count, self._at = 0, at
-        of_native = ((native, "compact_shards"), (native, "save_erasure"), (serving_file.ServingFile, "finish"))
-        for owner, name in ((os, "rename"), (os, "replace"), (os, "unlink"), (lease.Lease, "_write"), *of_native):
-            monkeypatch.setattr(owner, name, self._counted(getattr(owner, name)))
-
-    def _counted(self, function):
-        def run(*args, **kwargs):
-            self.count += 1
-            if self._at is not None and self.count >= self._at:
-                raise Killed
-            return function(*args, **kwargs)
-
-        return run
 
 
 def test_killed_at_any_step_a_checkpoint_is_whole_and_a_second_call_completes_the_work(tmp_path):
@@ -317,133 +276,6 @@ def test_each_of_three_workers_erases_its_part_and_one_rewrites_what_all_have_sa
     assert sok.erase(names[0], [4], checkpoints=[tmp_path]).nowhere == ()
     assert sok.erase(names[0], [4], checkpoints=[tmp_path]).nowhere == (4,)
     assert verify(tmp_path) == []
-
-
-# Exports.
-
-SMALL = np.array([1.2345, -2.7182, 0.5772], np.float32)
-
-
-class Looked(tf.Module):
-    """What a user looks up in some tables, side by side."""
-
-    def __init__(self, *tables):
-        super().__init__()
-        self._tables = tables
-
-    def __call__(self, ids):
-        return tf.concat([t.sparse_read(tf.cast(ids, t.key_dtype)) for t in self._tables], 1)
-
-
-def export(folder, *tables, **settings):
-    spec = tf.TensorSpec([None], tf.int64, "ids")
-    return sok.export_saved_model(Looked(*tables), folder, signatures=spec, **settings).path
-
-
-def served(path, ids):
-    model = tf.saved_model.load(path)
-    return model.signatures["serving_default"](ids=tf.constant(ids, tf.int64))["output_0"].numpy()
-
-
-@pytest.mark.parametrize("row_dtype", [None, "int8"])
-def test_native_exports_lose_the_row_and_serve_all_others(tmp_path, row_dtype):
-    users, items = user_table(), new_table("items", hashed=False)
-    users.assign([USER], [SMALL])
-    items.assign([OTHER, 9], [SMALL, np.ones(DIM)])
-    path = export(tmp_path / "1", users, items, native=True, row_dtype=row_dtype)
-    before = served(path, [OTHER, 9])
-    assert before[0, DIM:] == pytest.approx(SMALL, abs=0.02)
-    names = [users.table_name, items.table_name]
-    report = sok.erase(names, {names[0]: [USER, NOBODY], names[1]: [OTHER]}, exports=[tmp_path])
-    assert [(p.kind, p.found, p.removed) for p in report.places] == [("export", 2, 2)]
-    assert report.is_complete and report.nowhere == (NOBODY,)
-    found = bytes_under(tmp_path)
-    mixed = serving_file.mixed_keys(np.array([USER], np.uint64)).tobytes()
-    assert mixed not in found and SMALL.tobytes() not in found
-    assert not verify_export(path)[1]
-    after = served(path, [OTHER, 9])
-    np.testing.assert_array_equal(after[:, :DIM], before[:, :DIM])
-    np.testing.assert_array_equal(after[1], before[1])
-    # As in a table in which it was never trained.
-    np.testing.assert_allclose(after[:1, DIM:], new_table().sparse_read([OTHER]), atol=1e-3 if row_dtype else 0)
-    assert [t["num_rows"] for t in json.loads((tmp_path / "1/assets.extra/sok.json").read_text())["tables"]] == [1, 200]
-    sok.erase(names, {names[0]: [OTHER]}, exports=[path])
-    np.testing.assert_array_equal(served(path, [9])[:, DIM:], before[1:, DIM:])
-
-
-def test_killed_at_any_step_a_native_export_is_whole_and_a_second_call_completes_the_work(tmp_path):
-    users, items = user_table(), new_table("items")
-    items.assign([SECOND, OTHER], [2 * ROW, np.ones(DIM)])
-    path = export(tmp_path / "1", users, items, native=True)
-    keys = {users.table_name: [USER], items.table_name: [SECOND]}
-    with pytest.MonkeyPatch.context() as patch:
-        steps = Steps(patch)
-        sok.erase(list(keys), keys, exports=[shutil.copytree(path, tmp_path / "counted")])
-    assert steps.count == 5  # two files are written, two get their names, and what is said of them
-    for at in range(1, steps.count + 1):
-        folder = shutil.copytree(path, tmp_path / f"killed{at}")
-        with pytest.MonkeyPatch.context() as patch:
-            Steps(patch, at)
-            with pytest.raises(Killed):
-                sok.erase(list(keys), keys, exports=[folder])
-        assert verify_export(folder)[1] == []
-        assert sok.erase(list(keys), keys, exports=[folder]).is_complete
-        found = bytes_under(folder)
-        mixed = serving_file.mixed_keys(np.array([USER, SECOND], np.uint64))
-        assert not any(key.tobytes() in found for key in mixed) and ROW.tobytes() not in found
-        assert [table.num_rows for table in verify_export(folder)[0]] == [1, 1]
-        assert [t["num_rows"] for t in json.loads((folder / "assets.extra/sok.json").read_text())["tables"]] == [1, 1]
-
-
-def test_an_export_to_stock_tensorflow_is_listed(tmp_path):
-    table = user_table()
-    path = export(tmp_path / "1", table)
-    report = sok.erase(table, [USER, NOBODY], exports=[path])
-    assert [(p.found, p.removed) for p in report.places] == [(1, 1), (1, 0)] and report.nowhere == (NOBODY,)
-    assert not report.is_complete and "export it anew" in str(report)
-    export(path, table, overwrite=True)
-    assert sok.erase(table, [USER], exports=[path]).is_complete
-
-
-def test_dumps_lose_the_row_with_its_slots(tmp_path, capsys):
-    table, other = (sok.DynamicVariable(DIM, initializer="zeros", name=name) for name in ("dumped", "matrix"))
-    optimizer = sok.OptimizerWrapper(tf_keras.optimizers.legacy.Adam(0.1))
-    sok.assign(table, tf.constant([USER, OTHER], tf.int64), tf.stack([ROW, tf.ones(DIM)]))
-    sok.assign(other, tf.constant([0, 1], tf.int64), tf.ones([2, DIM]))
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(sok.lookup_sparse(table, tf.ragged.constant([[USER, OTHER]], tf.int64), combiners="sum"))
-    optimizer.apply_gradients([(tape.gradient(loss, table), table)])
-    sok.dump(tmp_path, [table], optimizer)
-    sok.dump(tmp_path, [other])
-    before = contents(table)
-    (tmp_path / f"dumped_0-key.{'a' * 12}.tmp").write_bytes(bytes_of(USER))
-    assert cli.main(["find", str(USER), str(tmp_path), "--table", "dumped"]) == 0
-    assert capsys.readouterr().out == f"{tmp_path}/dumped_0: table 'dumped_0', key {USER}: a row\n"
-
-    report = sok.erase(["dumped", "matrix"], {"dumped": [USER], "matrix": [1]}, checkpoints=[tmp_path])
-
-    assert [(p.kind, p.found, p.removed) for p in report.places] == [("dump", 1, 1), ("dump", 1, 0)]
-    assert "could not be loaded without one" in str(report)
-    saved = b"".join(path.read_bytes() for path in tmp_path.glob("dumped*"))
-    assert bytes_of(USER) not in saved and before[USER][0] not in saved and before[OTHER][0] in saved
-    table.erase([USER, OTHER])
-    sok.load(tmp_path, [table], optimizer)
-    assert contents(table) == {OTHER: before[OTHER]}
-    report = sok.erase("dumped", [OTHER], checkpoints=[tmp_path / "dumped_0-key"])
-    assert "no rows left: remove its files" in str(report)
-    (tmp_path / "dumped_0-key").unlink()  # as where writing was interrupted between two names
-    assert [p.kind for p in sok.erase("dumped", [OTHER], checkpoints=[tmp_path]).places] == ["unfinished save", "dump"]
-
-
-def test_files_of_keras_and_of_sok_v1_are_listed(tmp_path, capsys):
-    (tmp_path / "plain.weights.h5").write_bytes(b"no rows of ours")
-    (tmp_path / "model.keras").write_bytes(b"PK.. layers/embedding/vars sok_table ..")
-    (tmp_path / "item_keys.file").write_bytes(bytes_of(USER))
-    report = sok.erase("item", [USER], checkpoints=[tmp_path])
-    assert [place.path for place in report.places] == [f"{tmp_path}/item_keys.file", f"{tmp_path}/model.keras"]
-    assert not report.is_complete and "save it anew" in str(report)
-    assert cli.main(["find", str(USER), str(tmp_path)]) == 2
-    assert "model.keras: a file of Keras or of SOK v1: not looked into" in capsys.readouterr().err
 
 
 # The command.
