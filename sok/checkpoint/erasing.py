@@ -60,9 +60,10 @@ def records(path: str, wanted: Wanted) -> Iterator[Record]:
     """
     for number, link in enumerate(read_manifest(path).links):
         for table in link.tables:
+            words_here = wanted.words(table.name, table.key_dtype)
             said: set[tuple[int, bool]] = set()  # a row that is cut has its key in several files
-            for file in table.files:
-                for is_row, words in found_in(os.path.join(path, file.name), wanted.words(table.name, table.key_dtype)):
+            for file in table.files if len(words_here) else ():
+                for is_row, words in found_in(os.path.join(path, file.name), words_here):
                     said |= {(key, is_row) for key in keys_of(words, table.key_dtype)}
             for key, is_row in sorted(said):
                 yield Record(path, table.name, key, is_row, link.generation, number > 0, table.step)

@@ -74,7 +74,7 @@ def description(path: str) -> dict[str, Any] | None:
 def can_be_searched(path: str) -> bool:
     """Whether `records` sees all tables of an export."""
     told = description(path)
-    return told is not None and (told["native"] or _is_readable(path))
+    return told is not None and (told["native"] or not told["tables"] or _is_readable(path))
 
 
 def erase_from(path: str, wanted: Wanted) -> tuple[list[Record], str]:

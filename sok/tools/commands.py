@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sok.checkpoint.erasing import Wanted
+from sok.checkpoint.erasing import Record, Wanted
 from sok.checkpoint.manifest import Link, Manifest, SavedSlotSet, SavedTable, read_manifest
 from sok.table import rules
 from sok.tools import folders, places
@@ -165,14 +165,19 @@ def find(key: int, paths: Sequence[str], table: str | None = None, as_json: bool
     """Prints where a key lies; 0 if it lies anywhere, 1 if nowhere, 2 if that cannot be said."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     wanted = Wanted(everywhere=(key,)) if table is None else Wanted(of_tables={table: (key,)})
-    found, unsaid = [], []
+    found: list[Record] = []
+    unsaid: list[str] = []
     try:
-        for place in places.places_under(paths):
-            found += list(places.records_in(place, wanted))
-            unsaid += places.what_cannot_be_said(place)
-    except (OSError, ValueError, ImportError) as error:
+        there = places.places_under(paths)
+    except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
+    for place in there:
+        try:
+            found += list(places.records_in(place, wanted))
+            unsaid += places.what_cannot_be_said(place)
+        except Exception as error:  # TensorFlow's own too: what else there is can be searched
+            unsaid.append(str(error))
     if as_json:
         print(json.dumps({"key": key, "found": [dataclasses.asdict(one) for one in found], "not_searched": unsaid}))
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -124,9 +125,15 @@ def erase(
             for place in places:
                 if place.kind == "checkpoint":
                     erasing.check_erasable(place.path)
-        return [sorted(live), sorted((name, list(of)) for name, of in wanted.of_tables.items()), *given]
+        asked = hashlib.sha256(repr(sorted(wanted.of_tables.items())).encode()).hexdigest()[
+            :16
+        ]  # there may be millions
+        return [sorted(live), asked, *given]
 
-    check_equal(together(transport, "sok/erase/plan", plan), "sok.erase: [tables, keys, checkpoints, exports]")
+    check_equal(
+        together(transport, "sok/erase/plan", plan),
+        "sok.erase: [tables, a hash of names and keys, checkpoints, exports]",
+    )
     found_by_rank = together(
         transport, "sok/erase/tables", lambda: [_erase_rows(n, live[n], wanted) for n in sorted(live)]
     )

@@ -314,6 +314,11 @@ def test_find_says_what_it_cannot_say(tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         cli.main(["find", "seven", str(tmp_path)])
     sok.save(tmp_path, user_table())
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "manifest.json").write_text("{}")  # another program's
+    assert cli.main(["find", str(USER), str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith(f"{tmp_path}: table") and f"{tmp_path}/other/manifest.json" in said.err
     (tmp_path / "manifest.json").unlink()
     assert cli.main(["find", str(USER), str(tmp_path)]) == 2
     assert "never completed" in capsys.readouterr().err
