@@ -10,7 +10,7 @@ and this one for nine things:
 - whose `fit` makes the first step, so that replicas start alike, and which model trains;
 - how many samples a step of `fit` has, and how many steps, where workers have different numbers;
 - which layer looks a table up that Keras 3 would not find among the layer's variables;
-- whether `fit`, or `evaluate` or `predict`, reads a dataset, whose lookups begin before they are made;
+- whether `fit`, or `evaluate` or `predict`, reads a dataset, whose lookups begin before they are made, and how far;
 - whether weights are read to be drawn by TensorBoard, or counted for a summary.
 """
 
@@ -64,6 +64,14 @@ def entry_point() -> str | None:
     """'fit', 'evaluate' or 'predict' of Keras, whichever has called us, the nearest one; None outside of them."""
     names = (frame.f_code.co_name for frame in _frames())
     return next((name for name in names if name in ("fit", "evaluate", "predict")), None)
+
+
+def steps_asked() -> int | None:
+    """How many steps the nearest caller of `entry_point` was told to make, of an epoch; None if it was not told."""
+    names = {"fit": "steps_per_epoch", "evaluate": "steps", "predict": "steps"}
+    steps = (f.f_locals.get(names[f.f_code.co_name]) for f in _frames() if f.f_code.co_name in names)
+    found = next(steps, None)
+    return None if found is None else int(found)
 
 
 def fit_that_runs() -> tuple[Any, list[Any]] | None:

@@ -11,8 +11,8 @@ import dataclasses
 import itertools
 import sys
 import weakref
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import tensorflow as tf
 from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
@@ -23,6 +23,7 @@ from sok.base.types import KerasModel, StockOptimizer
 from sok.distributed.loss_scale import share_of_mean
 from sok.job import agreement, context, meeting
 from sok.lookup import lookup
+from sok.lookup.begun import Ticket, finishing
 from sok.lookup.feature import ROWS, Csr, Feature
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ class _Noted:
 class _Step:
     """What a step of a worker with a batch does together with others."""
 
-    lookups: list[tuple[list[Feature], bool]]  # of features without ids, and whether keys get rows
+    # Of features without ids, whether keys get rows, and whether it has begun before.
+    lookups: list[tuple[list[Feature], bool, bool]]
     gradients: list[int]  # the lookups of which there is one, in the order in which it is taken
     tables: list[Any]  # that get a gradient
     others: list[tuple[Any, type | None]]  # ordinary variables, and of which kind theirs is
@@ -52,8 +54,9 @@ class _Step:
 
 _noted: list[_Noted] = []
 _gradients: list[Any] = []  # those that were sent of the lookups whose gradients were taken
-# Of each TableTrainer; why nobody can join it, where a lookup lies in a function that nobody sees a second time.
-_steps: weakref.WeakKeyDictionary[Any, _Step | str] = weakref.WeakKeyDictionary()
+# Of each TableTrainer, by whether lookups of its `fit` begin ahead; why nobody can join it, where a lookup lies in a
+# function that nobody sees a second time.
+_steps: weakref.WeakKeyDictionary[Any, dict[bool, _Step | str]] = weakref.WeakKeyDictionary()
 
 
 def _graph(graph: Any = None) -> Any:
@@ -111,19 +114,18 @@ def note_step(trainer: TableTrainer, of_tables: Sequence[Any], others: Sequence[
         return
     tables = [table for grad, table in of_tables if grad is not None]
     fit = keras_calls.fit_that_runs()
-    if fit is not None and _ahead_of(fit) is not None:
-        if trainer_of(fit[0].optimizer) is trainer:
-            _begin(*fit, calls=1)
-        return
+    steps, is_ahead = _steps.setdefault(trainer, {}), _ahead_of(fit) is not None
     graph = _graph_of_step()
     reason = _why_not(lookups, tables, graph)
-    if isinstance(_steps.get(trainer), str):
+    if isinstance(steps.get(is_ahead), str):
         pass  # one of its functions is as it was
     elif reason is not None:
-        _steps[trainer] = reason
+        steps[is_ahead] = reason
+        if (ahead := _ahead_of(fit)) is not None:
+            ahead.reading.refuse_to_join(reason)
     else:
-        _steps[trainer] = _Step(
-            [(one.features, one.insert) for one in lookups],
+        steps[is_ahead] = _Step(
+            [(one.features, one.insert, one.sent.is_ahead) for one in lookups],
             [i for sent in gradients for i, one in enumerate(lookups) if one.sent is sent],
             tables,
             [(v, None if grad is None else type(grad)) for grad, v in others],
@@ -206,20 +208,43 @@ def _begin(model: Any, callbacks: list[Any], calls: int = 0) -> _Joining:
         at_once: Any = getattr(model, "_steps_per_execution", None)  # tf_keras' variable
         with tf.init_scope():
             at_once = getattr(model, "steps_per_execution", 1) if at_once is None else at_once.numpy()
-            said = meeting.together("sok/fit", lambda: batches)
-        joining = _Joining(model, said, int(at_once or 1), calls)
+            said = meeting.together("sok/fit", lambda: [batches, keras_calls.steps_asked()])
+        batches_of_all, steps_of_all = map(list, zip(*said, strict=True))
+        joining = _Joining(model, batches_of_all, steps_of_all, int(at_once or 1), calls)
         callbacks.insert(0, joining)
         callbacks.append(_Agreeing(model))
     return joining
 
 
+class Reading(Protocol):
+    """How a `fit` reads data whose lookups begin ahead."""
+
+    has_begun: bool
+
+    def next(self) -> Ticket | None:
+        """The ticket of the next batch, which Keras has not taken; None: no worker has one."""
+
+    def stop(self) -> None:
+        """What has not begun is left out."""
+
+    def refuse_to_join(self, why: str) -> None:
+        """From the next batch on that not all workers have, all raise."""
+
+
 class _Ahead(Callback):
-    """In a `fit` whose lookups begin before their steps, so that nobody can join these."""
+    """In a `fit` whose lookups begin before their steps."""
 
-    is_whole: Callable[[], bool]  # whether all batches of the data have been taken
+    def __init__(self) -> None:
+        super().__init__()
+        self.readings: list[Reading] = []  # the last two: Keras 3 begins the next where an epoch ends
+
+    @property
+    def reading(self) -> Reading:
+        """That of the epoch."""
+        return next(one for one in reversed(self.readings) if one.has_begun or one is self.readings[0])
 
 
-def note_ahead(is_whole: Callable[[], bool]) -> None:
+def note_ahead(reading: Reading) -> None:
     """To be called where `fit` begins to read data whose lookups begin ahead."""
     fit = keras_calls.fit_that_runs()
     if fit is None or context.size() == 1:
@@ -227,7 +252,7 @@ def note_ahead(is_whole: Callable[[], bool]) -> None:
     ahead = _ahead_of(fit)
     if ahead is None:
         fit[1].append(ahead := _Ahead())
-    ahead.is_whole = is_whole
+    ahead.readings = [*ahead.readings[-1:], reading]
 
 
 def _ahead_of(fit: tuple[Any, list[Any]] | None) -> _Ahead | None:
@@ -253,12 +278,16 @@ class _Joining(Callback):
     Args:
         model: that is trained.
         batches: how many each worker has in an epoch; None: Keras does not know.
+        steps: the `steps_per_epoch` of each worker.
         at_once: steps of a call of this worker's function.
         calls: of it that have been made.
     """
 
-    def __init__(self, model: Any, batches: list[int | None], at_once: int, calls: int) -> None:
+    def __init__(
+        self, model: Any, batches: list[int | None], steps: list[int | None], at_once: int, calls: int
+    ) -> None:
         super().__init__()
+        self._steps_of_all = steps
         self._model, self._trainer = model, trainer_of(model.optimizer)
         self._batches, self._at_once, self._calls = batches, at_once, calls
         self._is_even = None not in batches and len(set(batches)) == 1
@@ -269,7 +298,7 @@ class _Joining(Callback):
 
     def check(self) -> None:
         """ValueError where workers have other numbers of batches, and cannot join: on all of them."""
-        reason = _steps.get(self._trainer)
+        reason = self._noted_step()
         if isinstance(reason, str) and None not in self._batches and not self._is_even:
             raise ValueError(_refusal(reason, self._batches))
 
@@ -277,6 +306,11 @@ class _Joining(Callback):
         """What the function is to be called with instead of `args`, in which the batches lie."""
         _noted.clear()  # of a step that has failed
         _gradients.clear()
+        if len(set(self._steps_of_all)) > 1 and _ahead_of(keras_calls.fit_that_runs()) is not None:
+            raise ValueError(
+                "With sok.prefetch all workers give `fit` one `steps_per_epoch`: what one has begun and does not train "
+                f"would be lost. Received, by rank: {self._steps_of_all}."
+            )
         if self._asks():
             args = self._ask(*args)
         self._calls += 1
@@ -295,10 +329,9 @@ class _Joining(Callback):
         if self._is_done:
             return
         self._is_done = True  # until the next epoch
-        ahead = _ahead_of(keras_calls.fit_that_runs())
-        if ahead is not None:
-            return self._check_is_whole(ahead)
-        step, made = _steps.get(self._trainer), self._calls * self._at_once
+        step, made = self._noted_step(), self._calls * self._at_once
+        if (ahead := _ahead_of(keras_calls.fit_that_runs())) is not None and self._model.stop_training:
+            ahead.reading.stop()
         if self._is_even:
             left = (self._batches[0] or 0) - made
             if left > 0 and not isinstance(step, _Step):
@@ -320,19 +353,13 @@ class _Joining(Callback):
             self._tell(0)
         self._calls = 0
 
-    def _check_is_whole(self, ahead: _Ahead) -> None:
-        made, self._calls = self._calls * self._at_once, 0
-        batches = self._batches[context.rank()]
-        if made < batches if batches is not None else self._model.stop_training and not ahead.is_whole():
-            raise ValueError(
-                f"This worker's `fit` was stopped in the middle of an epoch, after {made} batches, and with "
-                "sok.prefetch it cannot take part in the last steps of the others. Stop after the last batch of an "
-                "epoch."
-            )
+    def _noted_step(self) -> _Step | str | None:
+        is_ahead = _ahead_of(keras_calls.fit_that_runs()) is not None
+        return _steps.get(self._trainer, {}).get(is_ahead)
 
     def _asks(self) -> bool:
         """Whether workers cannot join and nobody knows how many batches there are: they then ask before each call."""
-        cannot_join = isinstance(_steps.get(self._trainer), str) and None in self._batches
+        cannot_join = isinstance(_steps.get(self._trainer, {}).get(False), str) and None in self._batches
         return cannot_join and _ahead_of(keras_calls.fit_that_runs()) is None  # last: it is asked before each call
 
     def _ask(self, iterator: Any) -> tuple[Any, ...]:
@@ -352,15 +379,24 @@ class _Joining(Callback):
             context.get_transport(), "sok/fit/batches", lambda: [batches, batches + self._calls * self._at_once]
         )
         if len({now for now, _ in said}) > 1:
-            raise ValueError(_refusal(str(_steps[self._trainer]), [None if now else made for now, made in said]))
+            raise ValueError(_refusal(str(self._noted_step()), [None if now else made for now, made in said]))
 
     def _step(self, step: Any) -> bool:
-        """Takes part in a step of the others; whether there was one."""
+        """Takes part in a step of the others; whether there was, or may have been, one."""
+        ahead, begun = _ahead_of(keras_calls.fit_that_runs()), []
+        if ahead is not None:
+            ticket = ahead.reading.next()
+            if ticket is None:
+                return False
+            begun = [ticket]
         if self._made_of is not step:
-            self._made_of, self._function = step, _joined_step(self._model.optimizer, step, self._others_step)
-            if not self._model.run_eagerly:
-                self._function = tf.function(self._function, autograph=False)
-        return bool(self._function())
+            join, eagerly = _joined_step(self._model.optimizer, step, self._others_step), self._model.run_eagerly
+            if begun:
+                join = finishing(begun[0], join, eagerly)
+            elif not eagerly:
+                join = tf.function(join, autograph=False)
+            self._made_of, self._function = step, join
+        return bool(self._function(*begun)) or ahead is not None
 
 
 def _refusal(reason: str, batches: Sequence[int | None]) -> str:
@@ -376,16 +412,18 @@ def _joined_step(optimizer: Any, step: _Step, others_step: tf.Variable) -> Any:
     """A step of a worker without a batch: the same collectives as with one, and the same changes."""
     trainer = trainer_of(optimizer)
 
-    def join() -> tf.Tensor:
-        lookups = []
-        for features, insert in step.lookups:
+    def join(begun: Sequence[lookup.Ticket] = ()) -> tf.Tensor:
+        lookups, tickets = [], iter(begun)
+        for features, insert, is_ahead in step.lookups:
             with tf.GradientTape() as tape:
-                found = lookup.finish(lookup.begin([_empty(f) for f in features], insert))
+                ticket = next(tickets) if is_ahead else lookup.begin([_empty(f) for f in features], insert)
+                found = lookup.finish(ticket)
                 lookups.append((tape, tf.add_n([tf.reduce_sum(tf.cast(one, tf.float32)) for one in found])))
         shared = [share_of_mean(tf.constant(0.0))] if step.shares_samples else []
         with tf.control_dependencies(shared):
-            # One by one, for they are taken in one order on all workers.
-            gradients = [lookups[i][0].gradient(lookups[i][1], step.tables) for i in step.gradients]
+            # One by one, for they are taken in one order on all workers. Ids that have begun train nothing.
+            nothing = tf.zeros([])
+            gradients = [lookups[i][0].gradient(lookups[i][1], step.tables, nothing) for i in step.gradients]
         pairs: list[Any] = []
         for parts, table in zip(zip(*gradients, strict=True), step.tables, strict=False):
             slices = [part for part in parts if part is not None]

@@ -15,12 +15,14 @@ from typing import Any
 import tensorflow as tf
 
 from sok.base import keras_calls
+from sok.base.patching import Here
 from sok.base.types import KerasModel
 from sok.distributed import joining
-from sok.job import context, meeting
+from sok.job import context
 from sok.keras.conversion import keras_of, named_as, set_class
+from sok.lookup import lookup
 from sok.lookup.ahead import Pipeline, check_depth, next_number
-from sok.lookup.begun import Plan, Ticket, TicketSpec
+from sok.lookup.begun import Plan, Ticket, TicketSpec, finishing
 
 
 def prefetch(dataset: tf.data.Dataset, model: KerasModel, depth: int = 1) -> tf.data.Dataset:
@@ -44,15 +46,16 @@ def prefetch(dataset: tf.data.Dataset, model: KerasModel, depth: int = 1) -> tf.
 
     Raises:
         TypeError: `dataset` is no `tf.data.Dataset`; `model` is none of Keras.
-        ValueError: `depth`; the model is not built, or looks up no table; when it is read, on all workers: they have
-            other numbers of batches, and know them.
+        ValueError: `depth`; the model is not built, or looks up no table; in `fit`, on all workers: they have other
+            `steps_per_epoch`.
         RuntimeError: it is transformed, or read by something else than Keras' three functions; in a step, the model
             looks up something else than a call of it does.
-        tf.errors.InvalidArgumentError: in `fit`, what reading the data raises, or that a worker has no more batches
-            where others have, on all workers.
+        tf.errors.InvalidArgumentError: what reading the data raises, on all workers; on all, too, that one has no more
+            batches and cannot join the others, since the model looks up in a `tf.function`, a loop or a branch of its
+            own.
 
-    Collective where lookups are. Workers have as many batches (`sok.data.batches`): those that have fewer do not join
-    the others, as they do in `fit` without it. On several workers each reading begins with one small collective.
+    Collective where lookups are. Workers that have fewer batches than others join these until all have ended, in
+    `fit` as without it; in `evaluate` and `predict` they serve their rows, and have the results of their own batches.
 
     Example:
         >>> import sok
@@ -125,11 +128,14 @@ class _Prefetched(tf.data.Dataset):
                 "What sok.prefetch returns is for fit, evaluate and predict of Keras. In loops of your own take "
                 "sok.ahead."
             )
-        self._check_numbers()
         pipeline = self._pipeline(caller == "fit")
         read = _Reading(pipeline, iter(self._dataset), self._dataset.element_spec)
-        if caller == "fit":
-            joining.note_ahead(lambda: read.is_over)
+        if pipeline.plan.is_alone:
+            pass
+        elif caller == "fit":
+            joining.note_ahead(read)
+        elif _readings.value is not None:
+            _readings.value.append((read, keras_calls.steps_asked()))
         return iter(read.as_dataset(self._dataset.cardinality()))
 
     def _pipeline(self, training: bool) -> Pipeline:
@@ -144,28 +150,29 @@ class _Prefetched(tf.data.Dataset):
 
             plan = Plan(self._dataset.element_spec, call, self._numbers[training])
             self._pipelines[training] = Pipeline(plan, self._depth)
+            self._pipelines[training].why_not_joined = _why_not_joined(plan, training)
         return self._pipelines[training]
 
-    def _check_numbers(self) -> None:
-        if context.size() == 1:
-            return
-        said = meeting.together("sok/prefetch", lambda: int(self.cardinality()))
-        if len(set(said)) > 1:
-            numbers = ", ".join(f"{'unknown' if n < 0 else n} on rank {rank}" for rank, n in enumerate(said))
-            raise ValueError(
-                f"The workers have unequal numbers of batches ({numbers}), and with sok.prefetch those that have fewer "
-                "cannot take part in the steps of the others. Give all as many: sok.data.batches. Or leave "
-                "sok.prefetch out."
-            )
+
+_readings = Here()  # of an `evaluate` or `predict`: each with its number of steps, if that is given
+
+
+def _why_not_joined(plan: Plan, training: bool) -> str:
+    """Why a worker without a batch cannot take part in steps that no call of the model tells it of."""
+    if any(f.is_of_table for one in plan.nested for f in one.features):
+        return "a lookup of the step lies in a tf.function, a loop or a branch of its own"
+    stays = any(one.why_not and f.is_of_table for one in plan.asked for f in one.features)
+    return "" if training or not stays else "a lookup of the step cannot begin before it"
 
 
 class _Reading:
     """One reading of the data: a dataset that asks for each batch, and takes it from a queue."""
 
     def __init__(self, pipeline: Pipeline, batches: Iterator[Any], spec: Any) -> None:
-        self._plan, self._spec = pipeline.plan, spec
-        self.is_over = False  # there was no more batch to give
-        self._take: Callable[[], Future[Any]] = pipeline.read(batches)
+        self._pipeline, self._plan, self._spec = pipeline, pipeline.plan, spec
+        self.has_begun, self.taken = False, 0  # whether Keras has asked for a batch; how many steps there were
+        self._take, self.stop = pipeline.read(batches)
+        self._end: Future[Any] | None = None  # what came where Keras was told that there is no batch
         self._leaves = tf.nest.flatten(spec, expand_composites=True)
         dtypes = [leaf.dtype for leaf in [*self._leaves, *self._plan.specs]]
         # Beside them, whether there is a batch, and what was raised instead.
@@ -195,20 +202,60 @@ class _Reading:
         is_known = int(cardinality) != tf.data.UNKNOWN_CARDINALITY
         return data.apply(tf.data.experimental.assert_cardinality(cardinality)) if is_known else data
 
+    def next(self) -> Ticket | None:
+        """Instead of Keras: the ticket of the next batch; None: no worker has one."""
+        end, self._end = self._end, None
+        found = (end or self._take()).result()
+        self._check_joined(found)
+        return None if found is None else found[1]
+
+    def refuse_to_join(self, why: str) -> None:
+        """From the next batch on that not all workers have, all raise."""
+        self._pipeline.why_not_joined = why
+
+    def _check_joined(self, found: tuple[Any, Ticket] | None) -> None:
+        why_not = self._pipeline.why_not_joined
+        if found is not None and why_not and found[1].num_batches < context.size():
+            raise ValueError(
+                "A worker's data have ended before those of others, and it cannot take part in their steps: "
+                f"{why_not}. Give all workers as many batches (sok.data.batches)."
+            )
+
+    def join(self, steps: int | None, eagerly: bool) -> None:
+        """Answers the other workers in their steps, of which there may be that many, and which train nothing."""
+        self.stop()
+        answer = None
+        while (steps is None or self.taken < steps) and (ticket := self.next()) is not None:
+            if answer is None:
+                answer = finishing(ticket, _finish_all, eagerly)
+            answer(ticket)
+            self.taken += 1
+
     def _ask(self) -> int:
+        self.has_begun = True
         self._take().add_done_callback(self._put)
         return 0
 
     def _put(self, done: Future[Any]) -> None:
-        error = done.exception()
-        found = None if error is not None else done.result()
+        error: BaseException | None = None
+        try:
+            found = done.result()
+            self._check_joined(found)
+        except Exception as raised:
+            error, found = raised, None
         said = "" if error is None else f"{type(error).__name__}: {error}"
-        if found is None:
-            self.is_over = True
+        if found is None or not found[1].has_batch:
+            self._end = None if error else done
             self._queue.enqueue([False, said, *self._none])
         else:
-            batch, tensors = found
-            self._queue.enqueue([True, "", *tf.nest.flatten(batch, expand_composites=True), *tensors])
+            self.taken += 1
+            self._queue.enqueue([True, "", *tf.nest.flatten(found, expand_composites=True)])
+
+
+def _finish_all(tickets: list[lookup.Ticket]) -> tf.Tensor:
+    # Of a graph what leads to no number is left out; a size does not lead there.
+    found = [tf.reduce_sum(tf.cast(one, tf.float32)) for ticket in tickets for one in lookup.finish(ticket)]
+    return tf.add_n(found)
 
 
 def _with_ticket(batch: Any, ticket: Any) -> tuple[Any, ...]:
@@ -228,6 +275,21 @@ class _TakesTickets:
 
     def predict_step(self, data: Any) -> Any:
         return _in_step(super().predict_step, data)  # type: ignore[misc]
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        return _joining_others(self, super().evaluate, *args, **kwargs)  # type: ignore[misc]
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        return _joining_others(self, super().predict, *args, **kwargs)  # type: ignore[misc]
+
+
+def _joining_others(model: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with _readings.inside([]):
+        result = function(*args, **kwargs)
+        for read, steps in _readings.value:
+            if read.has_begun:  # Keras 3 makes an iterator more
+                read.join(steps, model.run_eagerly)
+    return result
 
 
 def _in_step(step: Callable[[Any], Any], data: Any) -> Any:

@@ -7,7 +7,8 @@ time of `begin` differs from the synchronous lookup, and `begin` changes no tabl
 
 On several workers all begin the same batches, be they used or not: batch i + depth when the program takes batch i,
 however fast the thread is. So a loop that all workers leave after the same batch leaves nobody waiting. A worker that
-has no such batch, cannot begin it, or begins no more, says so in place of its keys.
+has no such batch begins one without ids, and says so; one that cannot begin it, or begins no more, says so in place of
+its keys.
 """
 
 from __future__ import annotations
@@ -23,8 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok.job.beside import Beside
-from sok.lookup import exchange
-from sok.lookup.begun import ENDED, Plan, Ticket
+from sok.lookup.begun import Plan, Ticket
 
 _MOST = 2**31 - 1  # a message's numbers are below it
 _BATCHES = 2**20  # of one iteration have numbers of their own
@@ -45,6 +45,11 @@ def ahead(dataset: Iterable[Any], lookup_fn: Callable[[Any], Any], depth: int = 
     Inside `with ticket:` the lookups of `lookup_fn` are finished, in the order in which it makes them; what comes of
     them is differentiable as ever. A ticket may be an argument of a `tf.function`, which is not traced anew for each.
 
+    A worker whose data have ended before those of others gets batches without samples, until all have ended: it runs
+    the step as they do. There `ticket.has_batch` is False, and `ticket.weight`, by which to multiply the mean loss of a
+    batch where an average over all workers is taken, 0.0; of others the number of workers over that of those that have
+    a batch.
+
     Args:
         dataset: a `tf.data.Dataset`, or another iterable of batches: tensors or arrays, or tuples and dicts of them.
             It is read in a thread of its own. Each `iter()` of what `ahead` returns begins it anew.
@@ -63,12 +68,11 @@ def ahead(dataset: Iterable[Any], lookup_fn: Callable[[Any], Any], depth: int = 
         RuntimeError: inside a `tf.function` or a v1 graph; inside `with ticket:`, for another lookup than those of
             `lookup_fn`.
         What reading the data raises, at the turn of the batch; there the other workers raise
-            `tf.errors.InvalidArgumentError`, with its text. So it is where some workers have fewer batches than others:
-            all raise after the last that all have. What is wrong with ids is raised in the step of their batch, as
-            without `ahead`.
+            `tf.errors.InvalidArgumentError`, with its text. What is wrong with ids is raised in the step of their
+            batch, as without `ahead`.
 
-    Collective where lookups are: all workers take as many batches, in step with each other, and leave a loop after the
-    same. Memory: ids and keys of `depth` + 1 batches.
+    Collective where lookups are: all workers take batches in step with each other, and leave a loop after the same; at
+    the end of the data that is the last of the worker that has most. Memory: ids and keys of `depth` + 1 batches.
 
     Example:
         >>> import sok
@@ -124,12 +128,12 @@ class Ahead:
                     return
                 spec, batches = tf.nest.map_structure(_spec_of, first), itertools.chain([first], batches)
             self._pipeline = Pipeline(Plan(spec, self._lookup_fn, self._number), self._depth)
-        plan, take = self._pipeline.plan, self._pipeline.read(batches)
+        take, _ = self._pipeline.read(batches)
         while (found := take().result()) is not None:
-            batch, tensors = found
+            batch, ticket = found
             del found
-            yield batch, Ticket(plan, tensors)
-            del batch, tensors
+            yield batch, ticket
+            del batch, ticket
 
 
 class Pipeline:
@@ -137,6 +141,7 @@ class Pipeline:
 
     def __init__(self, plan: Plan, depth: int) -> None:
         self.plan = plan
+        self.why_not_joined = ""  # by workers that have no batch where others have; empty: they take part
         self._depth, self._readings = depth, itertools.count(1)
         self._thread = Beside(f"sok-ahead-{plan.number}")
         self._thread.last = plan.leave
@@ -144,20 +149,26 @@ class Pipeline:
             plan.job.at_leave(self._thread)
         weakref.finalize(self, self._thread.leave).atexit = False
 
-    def read(self, batches: Iterator[Any]) -> Callable[[], Future[tuple[Any, list[tf.Tensor]] | None]]:
+    def read(
+        self, batches: Iterator[Any]
+    ) -> tuple[Callable[[], Future[tuple[Any, Ticket] | None]], Callable[[], None]]:
         """A function that begins as many batches as may have, and gives the next one when it has begun.
 
-        That is the batch, with the tensors of its ticket; None: there is none.
+        That is the batch with its ticket; where this worker has no more, but others have, one without samples; None: no
+        worker has one. And a function by which this worker has no more.
         """
-        source, numbers = _Source(batches), itertools.count(next(self._readings) * _BATCHES)
+        source, numbers = _Source(batches), None
         begun: collections.deque[Future[Any]] = collections.deque()
 
         def take() -> Future[Any]:
+            nonlocal numbers
+            if numbers is None:  # not before: Keras makes iterators that it does not read, on some workers
+                numbers = itertools.count(next(self._readings) * _BATCHES)
             while len(begun) <= self._depth:
                 begun.append(self._thread.submit(source.begin, self.plan, next(numbers) % _MOST))
             return begun.popleft()
 
-        return take
+        return take, source.stop
 
 
 def next_number() -> int:
@@ -186,33 +197,25 @@ class _Source:
 
     def __init__(self, batches: Iterator[Any]) -> None:
         self._batches = batches
-        self._is_over = False  # on all workers
+        self._has_ended = self._is_over = False  # on this worker; on all
 
-    def begin(self, plan: Plan, number: int) -> tuple[Any, list[tf.Tensor]] | None:
-        """The next batch, and the tensors of its ticket; None: there is none, on any worker."""
+    def stop(self) -> None:
+        """What has not begun is left out."""
+        self._has_ended = True
+
+    def begin(self, plan: Plan, number: int) -> tuple[Any, Ticket] | None:
+        """The next batch and its ticket, without samples if others have one; None: no worker has one."""
         if self._is_over:
             return None
         try:
-            batch = next(self._batches, self)
+            batch = self if self._has_ended else next(self._batches, self)
             ids = None if batch is self else plan.ids(batch)
         except Exception as error:  # whatever it is, peers have begun this batch
             plan.refuse(number, f"{type(error).__name__}: {error}")
             raise
         if ids is not None:
-            return batch, [*ids, *plan.send(number, ids)]
-        self._check_ends(plan.refuse(number, ENDED))
-        self._is_over = True
-        return None
-
-    @staticmethod
-    def _check_ends(said: list[np.ndarray]) -> None:
-        """Raises unless the data of all workers end here. `said`: what each has said instead of keys, or its keys."""
-        for rank, words in enumerate(said):
-            text = exchange.refused_text(words)
-            if text is None:
-                raise ValueError(
-                    f"This worker's data have ended, and rank {rank} has another batch. Give all workers as many "
-                    "batches (sok.data.batches)."
-                )
-            if text != ENDED:
-                raise tf.errors.InvalidArgumentError(None, None, f"rank {rank}: {text}")
+            return batch, plan.send(number, ids)
+        self._has_ended = True
+        found = plan.send_none(number)
+        self._is_over = found is None
+        return found

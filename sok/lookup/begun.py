@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -12,15 +13,13 @@ import numpy as np
 import tensorflow as tf
 
 from sok.base import graph_ops, log
-from sok.base.autograph import converting
 from sok.base.types import Training
 from sok.job import context
 from sok.job.job import job_of
 from sok.lookup import exchange, lookup
+from sok.lookup.asked import Asked, Scratch, ask, kind_of
 from sok.lookup.feature import Csr, Feature, Group
 from sok.lookup.inputs import to_csr
-
-ENDED = "its data have ended before those of others. Give all workers as many batches (sok.data.batches)."
 
 LEFT = (
     "it has begun no such batch, and has come to the end of its program, to sok.shutdown(), or to where nobody holds "
@@ -31,35 +30,16 @@ _plans: weakref.WeakValueDictionary[int, Plan] = weakref.WeakValueDictionary()  
 _named: set[str] = set()  # tables of lookups that are not made ahead, as far as that was said
 
 
-@dataclasses.dataclass
-class Asked:
-    """One call of `lookup_parts` by `lookup_fn`."""
-
-    parts: list[list[Feature]]  # their ids are Csr, of the graph that nobody runs
-    insert: bool | None
-    why_not: str = ""  # it stays in its step; empty: it goes ahead
-
-    @property
-    def features(self) -> list[Feature]:
-        return [f for part in self.parts for f in part]
-
-    @property
-    def kinds(self) -> list[Any]:
-        return [kind_of(f) for f in self.features]
-
-
-def kind_of(f: Feature) -> tuple[Any, ...]:
-    return id(f.table), f.combiner, f.dtype, f.slot_num
-
-
 class Plan:
     """What is looked up for a batch, and the functions that begin it."""
 
+    has_batch = True
+
     def __init__(self, spec: object, lookup_fn: Callable[[Any], Any], number: int) -> None:
-        self.number, self.name = number, f"ahead{number}"
+        self.number, self.name, self._spec = number, f"ahead{number}", spec
         _plans[number] = self
         self._leaves = tf.nest.flatten(spec, expand_composites=True)
-        scratch = _ask(spec, self._leaves, lookup_fn)
+        scratch = ask(spec, self._leaves, lookup_fn)
         self.asked, self.nested = scratch.asked, scratch.nested
         if not any(f.is_of_table for one in [*self.asked, *self.nested] for f in one.features):
             raise ValueError("`lookup_fn` of sok.ahead looks up no table, so there is nothing to begin ahead.")
@@ -69,47 +49,75 @@ class Plan:
         self.job = (
             job_of([f.table for one in self.ahead for f in one.features if f.is_of_table]) if self.ahead else None
         )
-        self._is_alone = self.job is None or self.job.size == 1
+        self.is_alone = self.job is None or self.job.size == 1
+        self.num_ids = len(self._ids.outputs)
         self._begun: list[list[lookup.Ticket | None]] = []  # by call and part, as `_send` is traced
-        specs = [tf.TensorSpec(t.shape, t.dtype) for t in self._ids.outputs]
-        number_spec = tf.TensorSpec([], tf.int64)
-        self._send = tf.function(self._begin, autograph=False).get_concrete_function(number_spec, *specs)
-        self.specs = [*specs, *(tf.TensorSpec(t.shape, t.dtype) for t in self._send.outputs)]
+        self._send, self.specs = self._sending(self._ids.outputs)
         self.is_told_unused = False
         self._over = ""  # no more is sent, for a worker has left: which
-        # Built now, so that they travel as the keys do, and at the end of the program nothing is built.
-        self._at_end = {} if self._is_alone else {text: self._refusal(text) for text in (ENDED, LEFT)}
+        if not self.is_alone:
+            # Built now, so that they travel as the keys do, and at the end of the program nothing is built.
+            self._left = self._refusal(LEFT)
+            self._no_ids = [t for one in self.ahead for f in one.features for t in _tensors_of(_emptied(f.ids))]
+            self._without_batch = copy.copy(self)
+            self._without_batch._become_without_batch()
 
     def ids(self, batch: object) -> list[tf.Tensor]:
         """What the lookups of a batch need of it."""
         return self._ids(*map(tf.convert_to_tensor, tf.nest.flatten(batch, expand_composites=True)))
 
-    def send(self, number: int, ids: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def _become_without_batch(self) -> None:
+        """A copy whose tickets have no ids, and so a type of their own."""
+        self.has_batch, self.number = False, -1 - self.number
+        _plans[self.number] = self
+        self._send, self.specs = self._sending(self._no_ids)
+
+    def send(self, number: int, ids: Sequence[tf.Tensor]) -> Ticket:
         """Begins the lookups of a batch.
 
         Raises:
             tf.errors.InvalidArgumentError: a worker has begun it with words in place of its keys.
         """
-        if self._over:
-            raise tf.errors.InvalidArgumentError(None, None, self._over)
-        sent = self._send(tf.constant(number, tf.int64), *ids)
-        if not self._is_alone:
-            for rank, words in enumerate(self._said(*sent[1:3])):  # of the first lookup: who refuses, refuses all
-                text = exchange.refused_text(words)
-                if text is not None:
-                    raise tf.errors.InvalidArgumentError(None, None, f"rank {rank}: {text}")
-        return sent
+        return Ticket(self, [*ids, *self._sent(self._send, number, ids)[0]])
 
-    def refuse(self, number: int, text: str) -> list[np.ndarray]:
-        """Begins a batch that this worker has not; gives what each worker says in its place, or its keys."""
-        if self._is_alone or self._over:
-            return []
-        refuse = self._at_end.get(text) or self._refusal(text)
-        return self._said(*refuse(tf.constant(number, tf.int64))[:2])
+    def send_none(self, number: int) -> tuple[Any, Ticket] | None:
+        """Begins a batch that this worker has not: one without samples, and its ticket; None: no worker has it.
+
+        Raises as `send`.
+        """
+        if self.is_alone:
+            return None
+        sent, is_batch = self._sent(self._without_batch._send, number, self._no_ids)
+        if not is_batch:
+            return None
+        batch = tf.nest.map_structure(_without_samples, self._spec)
+        return batch, Ticket(self._without_batch, [*self._no_ids, *sent])
+
+    def refuse(self, number: int, text: str) -> None:
+        """Begins a batch with nothing but bad news."""
+        self._tell(self._refusal, number, text)
 
     def leave(self) -> None:
         """In place of the next batch: tells the others that this worker begins no more, so that none waits for it."""
-        self.refuse(0, LEFT)
+        self._tell(lambda _: self._left, 0, LEFT)
+
+    def _tell(self, refusal: Callable[[str], Any], number: int, text: str) -> None:
+        if not self.is_alone and not self._over:
+            self._said(*refusal(text)(tf.constant(number, tf.int64))[:2])
+
+    def _sent(self, send: Any, number: int, ids: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], bool]:
+        """What was sent, and whether any worker has the batch."""
+        if self._over:
+            raise tf.errors.InvalidArgumentError(None, None, self._over)
+        sent = send(tf.constant(number, tf.int64), *ids)
+        if self.is_alone:
+            return sent, True
+        said = self._said(*sent[1:3])  # of the first lookup: who refuses, refuses all
+        for rank, words in enumerate(said):
+            text = exchange.refused_text(words)
+            if text is not None:
+                raise tf.errors.InvalidArgumentError(None, None, f"rank {rank}: {text}")
+        return sent, not all(exchange.says_end(words) for words in said)
 
     def _said(self, words: tf.Tensor, splits: tf.Tensor) -> list[np.ndarray]:
         """What each worker has sent."""
@@ -121,7 +129,7 @@ class Plan:
 
     def begun(self, tensors: Sequence[tf.Tensor]) -> list[tuple[Asked, list[lookup.Ticket | None]]]:
         """The lookups that have begun, of the tensors of a ticket: their features, and a ticket of each part."""
-        ids, sent = iter(tensors), iter(tensors[len(self._ids.outputs) :])
+        ids, sent = iter(tensors), iter(tensors[self.num_ids :])
         found = []
         for one, tickets in zip(self.ahead, self._begun, strict=True):
             parts = [[dataclasses.replace(f, ids=_filled(f.ids, ids)) for f in part] for part in one.parts]
@@ -129,7 +137,7 @@ class Plan:
             found.append((asked, [_with_tensors(t, one.insert, p, sent) for t, p in zip(tickets, parts, strict=True)]))
         return found
 
-    def _make_ids(self, scratch: _Scratch) -> Any:
+    def _make_ids(self, scratch: Scratch) -> Any:
         """A function of the tensors of a batch that gives all ids; says which lookups go ahead."""
 
         def ids(*leaves: tf.Tensor) -> list[tf.Tensor]:
@@ -154,12 +162,22 @@ class Plan:
             *(tf.TensorSpec(leaf.shape, leaf.dtype) for leaf in self._leaves)
         )
 
+    def lookups(self, tensors: Sequence[tf.Tensor]) -> list[lookup.Ticket]:
+        """Those of the tensors of a ticket that are to be finished, in order."""
+        return [ticket for _, tickets in self.begun(tensors) for ticket in tickets if ticket is not None]
+
+    def _sending(self, ids: Sequence[tf.Tensor]) -> tuple[Any, list[tf.TensorSpec]]:
+        """A function that begins lookups with ids like these, and what a ticket of it has."""
+        specs = [tf.TensorSpec(t.shape, t.dtype) for t in ids]
+        send = tf.function(self._begin, autograph=False).get_concrete_function(tf.TensorSpec([], tf.int64), *specs)
+        return send, [*specs, *(tf.TensorSpec(t.shape, t.dtype) for t in send.outputs)]
+
     def _begin(self, number: tf.Tensor, *ids: tf.Tensor) -> list[tf.Tensor]:
         given = iter(ids)
         self._begun = []
         for one in self.ahead:
             parts = [[dataclasses.replace(f, ids=_filled(f.ids, given)) for f in part] for part in one.parts]
-            as_ahead = exchange.Ahead(self.name, number)
+            as_ahead = exchange.Ahead(self.name, number, has_ended=not self.has_batch)
             tickets = [lookup.begin_part(part, one.insert, as_ahead) for part in lookup.with_report(parts)]
             self._begun.append(tickets)
         return [t for tickets in self._begun for ticket in tickets if ticket is not None for t in _sent_of(ticket)]
@@ -188,43 +206,6 @@ class Plan:
                 )
 
 
-@dataclasses.dataclass
-class _Scratch:
-    graph: Any
-    leaves: list[tf.Tensor]
-    asked: list[Asked]
-    nested: list[Asked]  # in loops, branches and functions
-
-
-def _ask(spec: Any, leaves: Sequence[tf.TensorSpec], lookup_fn: Callable[[Any], Any]) -> _Scratch:
-    """What `lookup_fn` looks up, built in a graph that nobody runs."""
-    made: list[_Scratch] = []
-
-    def build(*leaves: tf.Tensor) -> None:
-        scratch = _Scratch(tf.compat.v1.get_default_graph(), list(leaves), [], [])
-        made.append(scratch)
-
-        def is_here() -> bool:
-            graph = tf.compat.v1.get_default_graph()
-            while graph is not None and graph is not scratch.graph:
-                graph = getattr(graph, "outer_graph", None)
-            return graph is not None
-
-        def meet(parts: Sequence[Sequence[Feature]], training: Any, _: Any) -> list[list[tf.Tensor]]:
-            one, found = lookup.look_up_apart(parts, training)
-            insert = tf.get_static_value(tf.convert_to_tensor(training, tf.bool))
-            is_nested = tf.compat.v1.get_default_graph() is not scratch.graph
-            list_of = scratch.nested if is_nested else scratch.asked
-            list_of.append(Asked(one, None if insert is None else bool(insert)))
-            return found
-
-        with lookup.met_by(is_here, meet):
-            converting(lookup_fn)(tf.nest.pack_sequence_as(spec, leaves, expand_composites=True))
-
-    tf.function(build).get_concrete_function(*(tf.TensorSpec(leaf.shape, leaf.dtype) for leaf in leaves))
-    return made[-1]
-
-
 def _tensors_of(ids: Csr) -> list[tf.Tensor]:
     return [tensor for tensor in (ids.keys, ids.row_splits, ids.weights) if tensor is not None]
 
@@ -233,6 +214,30 @@ def _filled(ids: Csr, tensors: Iterator[tf.Tensor]) -> Csr:
     """The same with the next of the tensors, as `_tensors_of` gives them."""
     names = ("keys", "row_splits", "weights")
     return dataclasses.replace(ids, **{n: next(tensors) for n in names if getattr(ids, n) is not None})
+
+
+def _emptied(ids: Csr) -> Csr:
+    """The same of no samples."""
+    sizes = ids.keys.shape.as_list()
+    sizes = [size or 0 for size in sizes] if None in sizes else [0, *sizes[1:]]
+    return dataclasses.replace(
+        ids,
+        keys=tf.zeros(sizes, ids.keys.dtype),
+        row_splits=None if ids.row_splits is None else tf.zeros([1], ids.row_splits.dtype),
+        weights=None if ids.weights is None else tf.zeros(sizes, ids.weights.dtype),
+    )
+
+
+def _without_samples(spec: Any) -> Any:
+    """What a batch has there that has no samples."""
+    shape = spec.shape
+    sizes = [0] if shape.rank is None else [0, *(size or 0 for size in shape[1:])] if shape.rank else []
+    if isinstance(spec, tf.SparseTensorSpec):
+        return tf.SparseTensor(tf.zeros([0, len(sizes)], tf.int64), tf.zeros([0], spec.dtype), sizes)
+    if isinstance(spec, tf.RaggedTensorSpec):
+        values = tf.zeros([0, *sizes[spec.ragged_rank + 1 :]], spec.dtype)
+        return tf.RaggedTensor.from_nested_row_splits(values, [tf.zeros([1], spec.row_splits_dtype)] * spec.ragged_rank)
+    return tf.zeros(sizes, spec.dtype)
 
 
 _OF_ONE = ("words", "splits", "asked")
@@ -292,6 +297,31 @@ class Ticket(tf.__internal__.CompositeTensor):
         self._entered: list[tuple[contextlib.AbstractContextManager[None], _Finishing]] = []
 
     @property
+    def has_batch(self) -> bool:
+        """False where this worker's data have ended, and others' have not: its batch has no samples."""
+        return self._plan.has_batch
+
+    @property
+    def weight(self) -> tf.Tensor:
+        """What to multiply the mean loss of this batch with, so that an average over all workers is one over batches.
+
+        float32 []: the number of workers over that of those which have a batch here; 0.0 of one that has none.
+        """
+        if not self.has_batch:
+            return tf.constant(0.0)
+        workers = 1 if self._plan.job is None or self._plan.is_alone else self._plan.job.size
+        return float(workers) / tf.cast(self.num_batches, tf.float32)
+
+    @property
+    def num_batches(self) -> tf.Tensor:
+        """How many workers have a batch here, int32 []."""
+        if self._plan.is_alone:
+            return tf.constant(1)
+        # Of the first lookup.
+        _, words, splits, *_ = self._tensors[self._plan.num_ids :]
+        return exchange.having_keys(words, splits)
+
+    @property
     def _type_spec(self) -> TicketSpec:
         return TicketSpec(self._plan.number)
 
@@ -312,6 +342,18 @@ class Ticket(tf.__internal__.CompositeTensor):
         meeting.__exit__(None, None, None)  # it has no part in errors
         if kind is None:
             finishing.tell_unused()
+
+
+def finishing(ticket: Ticket, finish: Callable[[list[lookup.Ticket]], Any], eagerly: bool) -> Callable[[Ticket], Any]:
+    """A function of tickets of the same `sok.ahead`: `finish` of what has begun; a `tf.function` if not eagerly."""
+    plan = ticket._plan
+
+    def call(*tensors: tf.Tensor) -> Any:
+        return finish(plan.lookups(tensors))
+
+    of_any_size = [tf.TensorSpec([None] * spec.shape.rank, spec.dtype) for spec in plan.specs]
+    do = call if eagerly else tf.function(call, autograph=False, input_signature=of_any_size)
+    return lambda ticket: do(*ticket._tensors)
 
 
 @dataclasses.dataclass

@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     from sok.job.transport.base import Transport
 
 
-# Of a message of keys (ops/exchange_op.h): where its status is, and which says that text follows the header.
-_HEADER_WORDS, _STATUS, _REFUSED = 7, 4, 10
+# Of a message of keys (ops/exchange_op.h): where its status is, and which says that text follows the header. Where that
+# is fine nobody else looks at the detail: there a worker says that it has no such batch.
+_HEADER_WORDS, _STATUS, _DETAIL, _FINE, _REFUSED, _ENDED = 7, 4, 6, 0, 10, 1
 
 
 @dataclasses.dataclass
@@ -58,6 +59,7 @@ class Ahead:
 
     name: str
     number: tf.Tensor  # int64 []: of the batch; workers whose numbers differ raise as those in different calls do
+    has_ended: bool = False  # this worker has no such batch, and so no ids, and says so
 
     def collective(self, group: Group) -> str:
         return group.collective(f"{self.name}/keys")
@@ -127,7 +129,8 @@ def send_keys(group: Group, features: Sequence[Feature], insert: tf.Tensor, ahea
         )
         with _counting_anew(group):
             name = group.collective("keys") if ahead is None else ahead.collective(group)
-            words, splits = group.transport.all_to_all(routed.words, routed.splits, name)
+            words = routed.words if ahead is None or not ahead.has_ended else _saying_end(group, routed.words)
+            words, splits = group.transport.all_to_all(words, routed.splits, name)
     places = (routed.index, routed.splits_home, routed.scales, routed.asked)
     return Sent(group, number, insert, attributes, words, splits, *places, is_ahead=ahead is not None)
 
@@ -257,6 +260,25 @@ def note_finished(group: Group) -> None:
     calls = _calls_of(group)
     with _lock:
         calls.begun += 1
+
+
+def _saying_end(group: Group, words: tf.Tensor) -> tf.Tensor:
+    """Messages of keys without a key."""
+    by_rank = tf.reshape(words, [group.transport.size, -1])
+    end = tf.fill([group.transport.size, 1], tf.constant(_ENDED, words.dtype))
+    return tf.reshape(tf.concat([by_rank[:, :_DETAIL], end, by_rank[:, _DETAIL + 1 :]], 1), [-1])
+
+
+def having_keys(words: tf.Tensor, splits: tf.Tensor) -> tf.Tensor:
+    """How many ranks have the batch whose messages of keys these are, int32 []."""
+    begins = tf.cumsum(splits, exclusive=True)
+    status, detail = (tf.gather(words, begins + word) for word in (_STATUS, _DETAIL))
+    return tf.reduce_sum(tf.cast((status != _FINE) | (detail != _ENDED), tf.int32))
+
+
+def says_end(words: np.ndarray) -> bool:
+    """Whether who sent a message of keys has no such batch."""
+    return bool(words.size >= _HEADER_WORDS and words[_STATUS] == _FINE and words[_DETAIL] == _ENDED)
 
 
 def refused_text(words: np.ndarray) -> str | None:

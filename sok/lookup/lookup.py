@@ -52,8 +52,6 @@ def begin(features: Sequence[Feature], training: Training, ahead: exchange.Ahead
     """
     group, insert = Group.of(features), _as_bool(training)
     sent = None if group.is_alone else exchange.send_keys(group, features, insert, ahead)
-    if _note is not None and sent is not None:
-        _note(features, insert, sent)
     return Ticket(tuple(features), group, insert, sent)
 
 
@@ -68,7 +66,7 @@ _note: Callable[[Sequence[Feature], tf.Tensor, exchange.Sent], None] | None = No
 def note_with(
     note: Callable[[Sequence[Feature], tf.Tensor, exchange.Sent], None], note_gradient: Callable[[exchange.Sent], None]
 ) -> None:
-    """Has both called where lookups of several workers begin, and where their gradients are taken, or built."""
+    """Has both called where lookups of several workers are finished, and where their gradients are taken, or built."""
     global _note
     _note = note
     exchange.note_gradient = note_gradient
@@ -81,6 +79,8 @@ def finish(ticket: Ticket) -> list[tf.Tensor]:
     """
     for table in ticket.group.tables:
         reading.note(table, ticket.insert)
+    if _note is not None and ticket.sent is not None:
+        _note(ticket.features, ticket.insert, ticket.sent)
     found = _look_up_here(ticket) if ticket.sent is None else exchange.fetch_rows(ticket.sent, ticket.features)
     return [_shaped(f, output) for f, output in zip(ticket.features, found, strict=True)]
 

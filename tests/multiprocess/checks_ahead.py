@@ -13,8 +13,6 @@ from sok.job import context
 from sok.lookup.lookup import lookup_rows
 from tests.sok.ahead_cases import BETWEEN, Batches, compare
 
-ENDS = "data have ended before those of others"
-
 
 def counted(world, ids):
     return [tf.constant([i, i + 100 * world.rank], tf.int64) for i in range(ids)]
@@ -32,7 +30,8 @@ def check_keys_ahead_are_the_synchronous_loop(world, tmp_path_of_rank):
         [("adam", True, 1), ("adagrad", False, 2), ("momentum", True, 3), ("lazy", True, 4)]
     ):
         between = everything if i < 2 else ["nothing", "evaluate", "nothing", "erase"]
-        compare(optimizer, in_function, depth, between, folder / str(i), world.rank, world.size, seed=i)
+        fewer = (3, 1, 0, 0)[i]  # of one rank, which joins the other
+        compare(optimizer, in_function, depth, between, folder / str(i), world.rank, world.size, i, fewer)
 
 
 def check_keys_ahead_through_sockets(world, monkeypatch, tmp_path_of_rank):
@@ -82,6 +81,8 @@ def check_what_is_wrong_on_one_rank_raises_in_its_own_step_on_all(world):
     batches = counted(world, 6)
     if world.rank == world.size - 1:
         batches[3] = tf.constant([-1, 2], tf.int64)
+    elif world.rank == 0:
+        batches = batches[:2]  # it joins, and is told
     said = []
     for ids, ticket in sok.ahead(batches, look_up, depth=4):
         try:
@@ -115,34 +116,14 @@ def check_a_loop_that_all_leave_costs_nothing_and_can_be_begun_anew(world):
     assert len(list(pipeline)) == 9
 
 
-def check_a_rank_whose_data_end_early_is_named_on_all(world):
-    table, look_up = one("ahead_ends")
-    mine = 4 if world.rank == world.size - 1 else 6
-    taken = []
-
-    def run():
-        for ids, ticket in sok.ahead(counted(world, mine), look_up, depth=2):
-            _within(ticket, look_up, ids)
-            taken.append(ids)
-
-    if world.size == 1:
-        run()
-    elif world.rank == world.size - 1:
-        with pytest.raises(ValueError, match="This worker's data have ended, and rank 0 has another batch"):
-            run()
-    else:
-        with pytest.raises(tf.errors.InvalidArgumentError, match=f"rank {world.size - 1}.*{ENDS}"):
-            run()
-    assert len(taken) == 4
-    assert lookup_rows(table, counted(world, 1)[0]).shape == [2, 2]
-
-
 def check_what_the_data_of_one_rank_raise_is_told_to_all(world):
     """At the turn of that batch: in its step another lookup would be waited for."""
     (_, look_up), (in_step, _), taken = one("ahead_data"), one("ahead_in_step"), []
 
     def batches():
-        yield from counted(world, 3)
+        yield from counted(world, 3 if world.rank else 2)
+        if world.rank == 0:
+            return
         if world.rank == world.size - 1:
             raise KeyError("no fourth")
         yield from counted(world, 3)
@@ -242,7 +223,7 @@ def check_the_rows_of_a_batch_are_those_of_its_turn(world):
         table.assign(everything[:450], np.full([450, 2], 2.0 + i, np.float32))
 
 
-def prefetched(world, library, seed, use):
+def prefetched(world, library, seed, use, depth):
     """A converted model, this rank's batches, and what wraps them, or not."""
     library.utils.set_random_seed(seed)
     name = f"prefetch_{library.__name__}_{seed}_{use}"
@@ -254,43 +235,112 @@ def prefetched(world, library, seed, use):
     rng = np.random.default_rng([seed, world.rank])
     ids = tuple(rng.integers(0, 300, [24, 1]) for _ in range(2))
     data = tf.data.Dataset.from_tensor_slices((ids, rng.normal(size=[24, 1]).astype("float32"))).batch(4)
-    wrap = (lambda d: sok.prefetch(d, model, depth=2)) if use else lambda d: d
+    wrap = (lambda d: sok.prefetch(d, model, depth)) if use else lambda d: d
     return model, data, wrap
 
 
 def check_fit_of_what_is_prefetched_is_fit_to_the_bit(world):
-    for library in (keras, tf_keras):
+    """With batches that one rank has more than the other, too, whether their number is known or not."""
+    for library, depth in (keras, 2), (tf_keras, 1):
         results = []
         for use in (False, True):
-            model, data, wrap = prefetched(world, library, 1, use)
+            model, data, wrap = prefetched(world, library, 1, use, depth)
+            fewer = data.take(6 - 3 * world.rank)
+            if library is tf_keras:
+                fewer = fewer.filter(lambda *_: True)
             stops = library.callbacks.EarlyStopping("loss", patience=0, min_delta=10.0)
-            history = model.fit(wrap(data), epochs=4, verbose=0, validation_data=wrap(data), callbacks=[stops])
+            history = model.fit(wrap(fewer), epochs=4, verbose=0, validation_data=wrap(data), callbacks=[stops])
             told = model.evaluate(wrap(data), verbose=0)
             weights = [weight.tobytes() for weight in model.get_weights()]
             tables = [layer.embedding_variable for layer in model.layers if hasattr(layer, "embedding_variable")]
             results.append([history.history, told, weights, [int(table.ids_seen) for table in tables]])
             assert len(history.history["loss"]) == 2 and len(tables) == 2
+            predicted = model.predict(data, verbose=0)
         assert results[0] == results[1]
+        # Without sok.prefetch these would leave a rank waiting: a rank's own results depend on no other's data.
+        alone = model.evaluate(data.take(3), verbose=0)
+        told = model.evaluate(wrap(fewer), verbose=0)
+        assert told == alone if world.rank else told == results[1][1]
+        found = model.predict(wrap(fewer), verbose=0)
+        np.testing.assert_array_equal(found, predicted[: len(found)])
+        assert len(found) == 24 - 12 * world.rank
+        model.evaluate(wrap(fewer), steps=2, verbose=0)
 
 
-def check_what_is_prefetched_and_uneven_is_refused_on_all(world):
+def check_a_fit_of_what_is_prefetched_that_stops_in_an_epoch(world):
+    """One rank, which joins the other, or both: nothing that had begun is trained, and nobody waits for it."""
     if world.size == 1:
         return
-    model, data, _ = prefetched(world, keras, 2, True)
-    fewer = 5 - world.rank
-    with pytest.raises(ValueError, match="unequal numbers of batches .5 on rank 0, 4 on rank 1.*Give all as many"):
-        model.fit(sok.prefetch(data.take(fewer), model), verbose=0)
-    unknown = data.take(fewer).filter(lambda *_: True)
-    with pytest.raises(
-        tf.errors.InvalidArgumentError, match=ENDS if world.rank == 0 else "data have ended, and rank 0"
-    ):
-        model.fit(sok.prefetch(unknown, model), verbose=0)
-    assert len(model.fit(sok.prefetch(data, model), verbose=0).history["loss"]) == 1
 
-    def stop(batch, logs):
-        model.stop_training = True
+    def fit(use, ranks, some=lambda data: data, **options):
+        model, data, wrap = prefetched(world, keras, 2, use, depth=2)
 
-    stops = keras.callbacks.LambdaCallback(on_train_batch_end=stop)
-    for some in data, data.filter(lambda *_: True):
-        with pytest.raises(ValueError, match="stopped in the middle of an epoch, after 1 batches"):
-            model.fit(sok.prefetch(some, model), verbose=0, callbacks=[stops])
+        def stop(batch, logs):
+            model.stop_training = world.rank in ranks and batch == 1
+
+        stops = keras.callbacks.LambdaCallback(on_train_batch_end=stop)
+        history = model.fit(wrap(some(data)), epochs=3, verbose=0, callbacks=[stops], **options)
+        assert len(history.history["loss"]) == 1
+        return [history.history, model.predict(wrap(data), verbose=0).tolist(), model, wrap, data]
+
+    unknown = fit(True, [1], lambda data: data.filter(lambda *_: True))
+    assert unknown[:2] == fit(False, [1])[:2]
+    *found, model, wrap, data = fit(True, [0, 1], lambda data: data.repeat(), steps_per_epoch=6)
+    assert found == fit(False, [0, 1])[:2]
+    with pytest.raises(ValueError, match=r"one `steps_per_epoch`.*Received, by rank: \[2, 3\]"):
+        model.fit(wrap(data), verbose=0, steps_per_epoch=2 + world.rank)
+
+
+def check_what_is_prefetched_and_cannot_be_joined_is_refused_on_all(world):
+    if world.size == 1:
+        return
+    first, second = (sok.Embedding(50, 2, sparse_as_dense_size=0, name=f"prefetch_refused_{i}") for i in range(2))
+    inside = tf.function(second, autograph=False)
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.dense = first, second, keras.layers.Dense(1)
+
+        def call(self, ids):
+            return self.dense(tf.squeeze(first(ids) + inside(ids), 1))
+
+    model = Model()
+    model(tf.zeros([4, 1], tf.int64))
+    model.compile(sok.DistributedOptimizer("sgd"), "mse")
+    data = tf.data.Dataset.from_tensors((np.ones([4, 1], np.int64), np.ones([4, 1], np.float32))).repeat(4)
+    words = "data have ended before.*cannot take part.*a tf.function.*Give all workers as many"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=words):
+        model.fit(sok.prefetch(data.take(4 - world.rank).filter(lambda *_: True), model), verbose=0)
+
+
+def check_an_average_is_over_the_ranks_that_have_a_batch(world):
+    """As one worker has it, with a batch of each: NumPy says what comes of a step."""
+    table, look_up = one("ahead_weight")
+    weights, sgd = tf.Variable([1.0, 2.0]), tf.keras.optimizers.SGD(0.25)
+    optimizer, mine = sok.optimizers.SGD(0.25), counted(world, 4 - 2 * world.rank)
+
+    @tf.function
+    def step(ids, ticket):
+        with sok.DistributedGradientTape(tf.GradientTape()) as tape:
+            with ticket:
+                rows = look_up(ids)
+            loss = tf.reduce_mean(tf.linalg.matvec(rows, weights)) * ticket.weight
+        of_rows, of_weights = tape.gradient(loss, [table, weights])
+        optimizer.apply_gradients([(of_rows, table)])
+        sgd.apply_gradients([(of_weights, weights)])
+
+    rows, expected = {}, np.array([1.0, 2.0], np.float32)
+    for i, (ids, ticket) in enumerate(sok.ahead(Batches(mine), look_up, depth=2)):
+        step(ids, ticket)
+        ranks = [rank for rank in range(world.size) if i < 4 - 2 * rank]
+        keys = [key for rank in ranks for key in (i, i + 100 * rank)]  # of each batch
+        share = 1 / (2 * len(ranks))
+        found = [rows.get(key, np.ones(2, np.float32)).copy() for key in keys]
+        for key in keys:
+            rows[key] = rows.get(key, np.ones(2, np.float32)) - 0.25 * share * expected
+        expected = expected - 0.25 * share * sum(found)
+        np.testing.assert_allclose(weights, expected, rtol=1e-6)
+    assert i == 3
+    keys = sorted(rows)
+    np.testing.assert_allclose(lookup_rows(table, keys), [rows[key] for key in keys], rtol=1e-6)

@@ -40,7 +40,7 @@ def dataset(batches, known):
     return data.apply(tf.data.experimental.assert_cardinality(len(batches))) if known else data
 
 
-def joined(world, library, optimizer, known=True, fewer=2, scale=None, stop=None, **options):
+def joined(world, library, optimizer, known=True, fewer=2, scale=None, stop=None, depth=0, **options):
     """With fewer batches on one rank than on another, in `fit`: as one worker whose steps have the samples of all.
 
     Args:
@@ -48,6 +48,7 @@ def joined(world, library, optimizer, known=True, fewer=2, scale=None, stop=None
         fewer: batches of each rank than of the one before.
         scale: what makes a `LossScaleOptimizer` of an optimizer.
         stop: the number of batches after which the last rank stops in its first epoch.
+        depth: how many batches lookups begin ahead.
         options: of `compile`.
     """
     counts = [max(0, 5 - fewer * rank) for rank in range(world.size)]
@@ -65,8 +66,9 @@ def joined(world, library, optimizer, known=True, fewer=2, scale=None, stop=None
     def stop_early(batch, logs):
         model.stop_training = model.stop_training or (stop is not None and last and batch + 1 == stop)
 
+    data = dataset(mine, known)
     history = model.fit(
-        dataset(mine, known),
+        sok.prefetch(data, model, depth) if depth else data,
         epochs=3,
         verbose=0,
         validation_data=([c[world.rank :: world.size] for c in test_ids], test_labels[world.rank :: world.size]),
@@ -134,6 +136,13 @@ def check_workers_join_scaled_steps_in_tf_keras(world):
 
 def check_a_worker_without_a_batch_joins(world):
     joined(world, keras, lambda: keras.optimizers.Adagrad(0.05), fewer=5)
+
+
+def check_workers_join_steps_whose_lookups_began_before(world):
+    """Of two workers one has no batch, of three one has a single one."""
+    if world.size > 1:
+        fewer = 5 if world.size == 2 else 2
+        joined(world, keras, lambda: keras.optimizers.Adagrad(0.05), fewer=fewer, known=world.size == 2, depth=2)
 
 
 def check_a_worker_that_stops_in_an_epoch_joins_and_all_stop(world):

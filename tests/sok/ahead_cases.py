@@ -113,10 +113,10 @@ class Program:
         return found
 
 
-def batch_of(number: int, rank: int, size: int, seed: int = 0) -> dict[str, Any]:
+def batch_of(number: int, rank: int, size: int, seed: int = 0, most: int = SAMPLES) -> dict[str, Any]:
     """One batch of this rank: ragged ids with weights, of which some samples and some batches have none, and keys."""
     rng = np.random.default_rng([seed, number, rank, size])
-    samples = int(rng.integers(0, SAMPLES + 1))
+    samples = int(rng.integers(0, most + 1))
     lengths = rng.integers(0, IDS + 1, samples)
     ids = rng.integers(0, NUM_KEYS, lengths.sum())
     keys = rng.integers(0, NUM_KEYS, [samples, 2])
@@ -166,16 +166,22 @@ def compare(
     rank: int = 0,
     size: int = 1,
     seed: int = 0,
+    fewer: int = 0,
 ) -> Program:
-    """Trains synchronously and ahead, `between[i]` after step i, twice over the batches; all must be equal."""
-    batches = [batch_of(i, rank, size, seed) for i in range(len(between))]
+    """Trains synchronously and ahead, `between[i]` after step i, twice over the batches; all must be equal.
+
+    The synchronous loop has batches without samples where the last rank has `fewer`; ahead they are made.
+    """
+    mine = len(between) - fewer * (rank == size - 1)
+    batches = [batch_of(i, rank, size, seed, SAMPLES if i < mine else 0) for i in range(len(between))]
     plain, early = (Program.make(optimizer, in_function) for _ in range(2))
-    pipeline = sok.ahead(Batches(batches), early.look_up, depth=depth)
+    pipeline = sok.ahead(Batches(batches[:mine]), early.look_up, depth=depth)
     for epoch in range(2):
         steps = 0
         for i, (batch, ticket) in enumerate(pipeline):
-            assert batch is batches[i]
-            same(plain.step(batch), early.step(batch, ticket))
+            assert batch is batches[i] if i < mine else batch["keys"].shape == [0, 2]
+            assert ticket.has_batch == (i < mine)
+            same(plain.step(batches[i]), early.step(batch, ticket))
             plain.do(between[i], folder / f"plain_{epoch}_{i}")
             early.do(between[i], folder / f"early_{epoch}_{i}")
             steps += 1
