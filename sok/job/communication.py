@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok.base.custom_gradient import custom_gradient
 from sok.base.types import TensorLike
 from sok.job import context
 from sok.job.agreement import agree, describe
@@ -135,7 +136,7 @@ def alltoall(tensor: TensorLike, splits: TensorLike) -> tuple[tf.Tensor, tf.Tens
 def _sent(transport: Transport, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
     """The transport's all_to_all, whose gradient is one that sends back."""
 
-    @tf.custom_gradient
+    @custom_gradient
     def send(rows: tf.Tensor) -> Any:
         received, counts = transport.all_to_all(rows, splits, name)
 

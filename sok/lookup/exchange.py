@@ -26,6 +26,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok.base import _ops
+from sok.base.custom_gradient import custom_gradient
 from sok.job.transport import ordering
 from sok.job.transport.refusal import all_refuse
 from sok.lookup import advice
@@ -193,7 +194,7 @@ def _joined(table: EmbeddingVariable, outputs: list[tf.Tensor]) -> tf.Tensor:
 def _copy_of(rank: int, outputs: list[tf.Tensor]) -> tf.Tensor:
     """The answer of this rank's own copy of the rows. The gradient goes to all copies."""
 
-    @tf.custom_gradient
+    @custom_gradient
     def own(*outputs: tf.Tensor) -> tuple[tf.Tensor, Any]:
         return tf.identity(outputs[rank]), lambda upstream: [upstream] * len(outputs)
 
@@ -331,7 +332,7 @@ def _bring_home(sent: Sent, answers: tf.Tensor, splits: tf.Tensor) -> tuple[tf.T
     """Sends answers to the peers that asked, `splits` floats to each; gives those of all owners, and their sizes."""
     transport, served, step = sent.group.transport, answers, advice.counted(sent.group)
 
-    @tf.custom_gradient
+    @custom_gradient
     def exchange(answers: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Any]:
         if not sent.group.device:  # what a custom gradient is given is a copy, of no known place
             with _beside(served, ""):

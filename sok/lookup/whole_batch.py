@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from sok.base.custom_gradient import custom_gradient
 from sok.base.types import Training
 from sok.job import context
 from sok.lookup.feature import ROWS, Feature, Group
@@ -87,7 +88,7 @@ def _judged(features: Sequence[Feature], size: int) -> tuple[tf.Tensor, tf.Tenso
 def _sent_home(mine: tf.Tensor, header: tf.Tensor, widths: Sequence[int], transport: Transport, name: str) -> tf.Tensor:
     size, width, total = transport.size, widths[transport.rank], sum(widths)
 
-    @tf.custom_gradient
+    @custom_gradient
     def exchange(mine: tf.Tensor) -> tuple[tf.Tensor, Any]:
         body = tf.reshape(mine, [size, -1]) if width else tf.zeros([size, 0])
         message = tf.concat([tf.tile(header[None], [size, 1]), body], 1)
