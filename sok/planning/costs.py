@@ -106,14 +106,14 @@ def loads(table: Table, kind: str, widths: tuple[int, ...], job: Job) -> Loads:
         kind: as in `Where`.
         widths: columns of each piece; of kinds other than 'column_wise' all of them.
     """
-    if kind == "data_parallel":
+    if kind == "data_parallel" and not table.hashed:
         return _copied(table, job)
     ways = ("sums", "rows") if job.way_home == "auto" else (job.way_home,)
     if not table.pooled:
         ways = ("rows",)
     elif not job.dp_input:
         ways = ("sums",)
-    make = _by_rows if kind == "row_wise" else _by_owner
+    make = {"row_wise": _by_rows, "table_row_wise": _on_one_host, "data_parallel": _copied_by_key}.get(kind, _by_owner)
     # What moves less travels, as tables themselves choose.
     return min((make(table, widths, way, job) for way in ways), key=_moved)
 
@@ -123,19 +123,35 @@ def _moved(loads: Loads) -> float:
 
 
 def _by_rows(table: Table, _: tuple[int, ...], way: str, job: Job) -> Loads:
-    ranks = job.workers
+    return _over(job.workers, table, way, job)
+
+
+def _on_one_host(table: Table, _: tuple[int, ...], way: str, job: Job) -> Loads:
+    ranks = job.workers // job.hosts
+    loads = _over(ranks, table, way, job)
+    return dataclasses.replace(loads, owners=np.repeat(loads.owners, ranks, axis=1), everywhere=False)
+
+
+def _copied_by_key(table: Table, widths: tuple[int, ...], way: str, job: Job) -> Loads:
+    """A copy on each rank of a hashed table: all of them own all of it, and travel with the other tables."""
+    loads = _by_owner(table, widths, way, job)
+    return dataclasses.replace(loads, everywhere=True, buffers=job.workers * loads.buffers)
+
+
+def _over(ranks: int, table: Table, way: str, job: Job) -> Loads:
+    """Rows over that many ranks, each of which bears the same."""
     part = _Part(table, table.dim, job)
     # A rank has a whole number of rows, and the slowest counts.
     rows = -(-table.rows // ranks)
     distinct = max(part.distinct / ranks, min(part.distinct, 1.0))
     if way == "rows":
         asked = max(part.distinct_here / ranks, min(part.distinct_here, 1.0))
-        owner = part.owner(rows, _KEY * asked, asked, ranks * asked, distinct)
+        owner = part.owner(rows, _KEY * asked, asked, job.workers * asked, distinct)
         return part.asker(owner, True, "rows", answers=part.distinct_here)
     # Of a segment of h ids some owners have none.
     touched = sum(1 - (1 - 1 / ranks) ** ids for ids in table.hotness) * job.samples
     ids = job.samples * table.ids / ranks
-    owner = part.owner(rows, _KEY * (ids + touched), touched, ranks * ids, distinct)
+    owner = part.owner(rows, _KEY * (ids + touched), touched, job.workers * ids, distinct)
     return part.asker(owner, True, "sums", answers=touched * ranks)
 
 

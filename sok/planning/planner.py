@@ -160,8 +160,8 @@ def plan(
             measured here, else 'cpu_2_cores'.
         model: which of the models of a JSON file.
         strategy: 'auto'; or a kind for all tables; or 'basic', 'memory_balanced' or 'memory_optimized', Merlin's.
-        pin: name of a table -> 'row_wise', 'data_parallel', 'table_wise', 'table_wise(OWNER)', 'column_wise' or
-            'column_wise(PIECES)'.
+        pin: name of a table -> 'row_wise', 'data_parallel', 'table_wise', 'table_wise(OWNER)', 'table_row_wise',
+            'table_row_wise(HOST)', 'column_wise' or 'column_wise(PIECES)'.
         forbid: kinds that no table may have, unless it is pinned to one.
         dp_input: False: each rank brings the ids of the whole batch for the tables it owns.
         way_home: 'auto', or 'sums' or 'rows' for all tables (`TableOptions`).
@@ -251,6 +251,7 @@ def _options(table: Table, job: Job, strategy: str, pin: str | None, forbid: Col
         "column_wise": f"{job.rule} needs whole rows" if whole else "it has one column" if table.dim == 1 else "",
         "row_wise": "" if job.dp_input else "dp_input=False needs owners",
         "data_parallel": "" if job.dp_input else "dp_input=False needs owners",
+        "table_row_wise": _why_not_by_host(job),
     }
     left = [name for name in allowed if not impossible.get(name)]
     if not left:
@@ -270,9 +271,21 @@ def _options(table: Table, job: Job, strategy: str, pin: str | None, forbid: Col
             if number is not None and number >= job.workers:
                 raise ValueError(f"table {table.name!r} cannot be on rank {number} of {job.workers}.")
             found.append(Option(name, all_of_it, number))
+        elif name == "table_row_wise":
+            if number is not None and number >= job.hosts:
+                raise ValueError(f"table {table.name!r} cannot be on host {number} of {job.hosts}.")
+            found.append(Option(name, all_of_it, number))
         elif name != "data_parallel" or job.workers > 1 or kind or strategy == name:
             found.append(Option(name, all_of_it))
     return found or [Option("table_wise", all_of_it)]
+
+
+def _why_not_by_host(job: Job) -> str:
+    if not job.dp_input:
+        return "dp_input=False needs owners"
+    if job.hosts == 1:
+        return "there is one host: that is row_wise"
+    return "" if job.workers > job.hosts else "a host has one worker: that is table_wise"
 
 
 def _searched(search: Search, asked: Model, limit: int) -> Found:
@@ -358,11 +371,11 @@ def _ranks(state: State) -> list[RankPlan]:
     return found
 
 
-def _where(choice: Choice, table: Table) -> Where:
+def _where(choice: Choice, table: Table, hosts: int) -> Where:
     is_cut = choice.kind == "column_wise"
-    return Where(
-        choice.kind, choice.owners, choice.widths if is_cut else (), choice.kind == "row_wise" and table.hashed
-    )
+    by_rows = choice.kind in ("row_wise", "table_row_wise")
+    hosts = hosts if choice.kind == "table_row_wise" else 0
+    return Where(choice.kind, choice.owners, choice.widths if is_cut else (), by_rows and table.hashed, hosts)
 
 
 def _explained(
@@ -371,7 +384,7 @@ def _explained(
     now, parts = state.seconds(), state.parts()
     plans = []
     for i, (table, choice) in enumerate(zip(asked.tables, found.choices, strict=True)):
-        where = _where(choice, table)
+        where = _where(choice, table, search.job.hosts)
         memory = float(choice.loads.owners[MEMORY].sum()) * (search.job.workers if choice.loads.everywhere else 1)
         state.add(choice, -1.0)
         others, too_large = [], []
@@ -396,7 +409,7 @@ def _explained(
                 choice.loads.way,
                 int(memory),
                 reason,
-                _where(runner_up[1], table) if runner_up else None,
+                _where(runner_up[1], table, search.job.hosts) if runner_up else None,
                 runner_up[0] * 1e3 if runner_up else None,
             )
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -22,7 +22,7 @@ class Option:
 
     kind: str
     widths: tuple[int, ...]
-    owner: int | None = None
+    owner: int | None = None  # of 'table_row_wise' the host
 
 
 class NoRoom(Exception):
@@ -113,6 +113,8 @@ class Search:
         if (room < 0).any():
             return None
         fits = room >= cost.owners[MEMORY].max()
+        if option.kind == "table_row_wise":
+            return self._best_host(option, cost, fits, state)
         if option.owner is not None:
             fits &= np.arange(len(fits)) == option.owner
         pieces = cost.owners.shape[1]
@@ -126,6 +128,20 @@ class Search:
         owners = tuple(sorted(np.argsort(burden, kind="stable")[:pieces].tolist()))
         choice = Choice(option.kind, cost, owners, option.widths)
         return self._seconds_with(state, choice), choice
+
+    def _best_host(self, option: Option, cost: Loads, fits: np.ndarray, state: State) -> tuple[float, Choice] | None:
+        """As `best_of`, of rows on the ranks of one host: the one whose busiest rank has least to do."""
+        hosts = self._hosts()
+        burden = np.where(fits, state.burden(), np.inf)[hosts].max(axis=1)
+        host = int(burden.argmin()) if option.owner is None else option.owner
+        if not np.isfinite(burden[host]):
+            return None
+        choice = Choice(option.kind, cost, tuple(hosts[host].tolist()), option.widths)
+        return self._seconds_with(state, choice), choice
+
+    def _hosts(self) -> np.ndarray:
+        """[hosts, ranks of each]."""
+        return np.arange(self.job.workers).reshape(self.job.hosts, -1)
 
     @staticmethod
     def _seconds_with(state: State, choice: Choice) -> float:
@@ -203,7 +219,10 @@ class Search:
         for option in self.options[table]:
             cost = self.loads_of(table, option)
             pieces = cost.owners.shape[1]
-            freest = room if option.owner is None else room[[option.owner]]
+            of_each = room
+            if option.kind == "table_row_wise":  # the fullest rank of a host counts
+                of_each, pieces = room[self._hosts()].min(axis=1), 1
+            freest = of_each if option.owner is None else of_each[[option.owner]]
             last = room.min() if cost.everywhere else np.sort(freest)[::-1][min(pieces, len(freest)) - 1]
             missing.append(cost.owners[MEMORY].max() + cost.buffers - last)
         return float(max(1.0, min(missing)))
@@ -276,7 +295,12 @@ class Search:
             ranks = range(self.job.workers) if option.owner is None else [option.owner]
             pieces = cost.owners.shape[1]
             is_even = len(set(option.widths)) == 1
-            ways = itertools.combinations(ranks, pieces) if is_even else itertools.permutations(ranks, pieces)
+            ways: Iterable[tuple[int, ...]]
+            if option.kind == "table_row_wise":
+                hosts = self._hosts().tolist()
+                ways = map(tuple, hosts if option.owner is None else [hosts[option.owner]])
+            else:
+                ways = itertools.combinations(ranks, pieces) if is_even else itertools.permutations(ranks, pieces)
             seen = set()
             for owners in ways:
                 # Ranks that bear the same are the same; rounding of what was added and taken away is not meant.

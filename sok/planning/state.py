@@ -38,9 +38,10 @@ class State:
         loads = choice.loads
         if loads.everywhere:
             self.ranks += sign * loads.owners
-        else:
-            for piece, owner in enumerate(choice.owners):  # two pieces may be on one rank
-                self.ranks[:, owner] += sign * loads.owners[:, piece]
+        elif len(choice.owners) == 1:
+            self.ranks[:, choice.owners[0]] += sign * loads.owners[:, 0]
+        else:  # two pieces may be on one rank
+            np.add.at(self.ranks.T, list(choice.owners), sign * loads.owners.T)
         self.ranks[MEMORY] += sign * loads.buffers
         self.exchanged += int(sign) * (loads.way != "local")
         self.route += sign * loads.route

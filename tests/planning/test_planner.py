@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 import sok
 from sok.planning import machine as machines
 from sok.planning import showing
-from sok.planning.costs import KEYS, MEMORY, Job, loads
+from sok.planning.costs import ANSWERS, KEYS, MEMORY, Job, loads
 from sok.planning.distinct import expected_distinct
 from sok.planning.machine import Link, Machine
 from sok.planning.planner import DoesNotFit, plan
 from sok.planning.tables import Model, Table, model_of
-from sok.planning.where import Where, pinned
+from sok.planning.where import KINDS, Where, pinned
 
 # Every constant a power of ten, so that a reader can follow.
 ROUND = Machine(
@@ -120,17 +120,63 @@ def test_a_small_table_that_all_read_is_copied():
     assert made.tables[0].where.kind == "data_parallel" and made.tables[0].way == "local"
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_the_plan_of_few_tables_is_the_best_of_all(workers):
-    tables = [uniform(10**5, 16, hotness=[h]) for h in (1, 4, 9)]
-    made = plan(tables, workers, batch=3000, machine=ROUND)
+@pytest.mark.parametrize("workers, hosts", [(1, 1), (2, 1), (3, 1), (4, 2)])
+def test_the_plan_of_few_tables_is_the_best_of_all(workers, hosts):
+    tables = [uniform(10**5, 16, hotness=[h]) for h in ((1, 4, 9) if hosts == 1 else (4, 9))]
+    made = plan(tables, workers, hosts=hosts, batch=3000, machine=ROUND)
     assert made.is_exact and made.bound_ms == made.step_ms
     pins = ["row_wise", "data_parallel", *(f"table_wise({rank})" for rank in range(workers)), "column_wise(2)"]
     pins = pins if workers > 1 else pins[:-1]
-    names = [f"table_{i}" for i in range(3)]
-    for chosen in itertools.product(pins, repeat=3):
-        other = plan(tables, workers, batch=3000, machine=ROUND, pin=dict(zip(names, chosen, strict=True)))
+    pins += [f"table_row_wise({host})" for host in range(hosts) if hosts > 1]
+    names = [f"table_{i}" for i in range(len(tables))]
+    for chosen in itertools.product(pins, repeat=len(tables)):
+        pin = dict(zip(names, chosen, strict=True))
+        other = plan(tables, workers, hosts=hosts, batch=3000, machine=ROUND, pin=pin)
         assert made.step_ms <= other.step_ms * (1 + 1e-9)
+
+
+def test_rows_over_a_host_are_fewer_answers_than_over_all():
+    # Of 20 ids of a sample all owners have some: by sums each owner answers each sample.
+    table, job = uniform(10**6, 16, hotness=[20]), Job(ROUND, workers=8, hosts=4, batch=8000, way_home="sums")
+    of_all, of_host = (loads(table, kind, (16,), job).owners for kind in ("row_wise", "table_row_wise"))
+    assert of_all.shape == (5, 1) and of_host.shape == (5, 2)
+    touched = [1 - (1 - 1 / ranks) ** 20 for ranks in (8, 2)]
+    np.testing.assert_allclose(of_all[ANSWERS], 64 * 1000 * touched[0])
+    np.testing.assert_allclose(of_host[ANSWERS], 64 * 1000 * touched[1])
+    np.testing.assert_allclose(of_host[KEYS], 8 * 1000 * (10 + touched[1]))
+
+
+def test_a_table_too_large_for_a_rank_is_spread_over_the_freer_host():
+    pin = {"table_0": "table_row_wise(0)", "table_1": "table_row_wise"}
+    made = plan([uniform(10**5), uniform(10**5, hashed=True)], 8, hosts=2, batch=800, machine=ROUND, pin=pin)
+    wheres = [table.where for table in made.tables]
+    assert wheres[0] == Where("table_row_wise", owners=(0, 1, 2, 3), hosts=2)
+    assert wheres[1] == Where("table_row_wise", owners=(4, 5, 6, 7), hash=True, hosts=2)
+    assert str(wheres[1]) == "table_row_wise(1, hosts=2, hash=True)"
+    assert [rank.memory for rank in made.ranks[:4]] == [made.ranks[0].memory] * 4
+    limit = max(rank.memory for rank in made.ranks)
+    with pytest.raises(DoesNotFit, match="has no room beside the others") as refused:
+        both = dict.fromkeys(pin, "table_row_wise(1)")
+        plan([uniform(10**5), uniform(10**5)], 8, hosts=2, batch=800, machine=ROUND, pin=both, memory=limit)
+    assert 0 < refused.value.shortfall < limit
+
+
+@pytest.mark.parametrize("arguments, why", [({}, "there is one host"), ({"hosts": 4}, "a host has one worker")])
+def test_hosts_that_are_none_have_no_rows_to_share(arguments, why):
+    with pytest.raises(ValueError, match=f"table_row_wise: {why}"):
+        plan([uniform(10)], 4, machine=ROUND, pin={"table_0": "table_row_wise"}, **arguments)
+    with pytest.raises(ValueError, match="cannot be on host 2 of 2"):
+        plan([uniform(10)], 4, hosts=2, machine=ROUND, pin={"table_0": "table_row_wise(2)"})
+
+
+def test_copies_of_hashed_tables_travel_with_the_others():
+    # Each rank sends its 63.2 different keys to both, and gets a row of each from both.
+    table = uniform(100, 16, hotness=[1], hashed=True, pooled=False)
+    made = plan([table], 2, batch=200, machine=ROUND, strategy="data_parallel")
+    assert made.tables[0].where.kind == "data_parallel" and made.tables[0].way == "rows"
+    distinct = 100 * (1 - 0.99**100)
+    for rank in made.ranks:
+        assert rank.handed == pytest.approx({"keys": 16 * distinct, "rows": 128 * distinct, "grads": 128 * distinct})
 
 
 @pytest.mark.parametrize("model", ["tiny", "criteo"])
@@ -165,6 +211,8 @@ def test_pins_and_forbidden_kinds_are_kept():
         (Where("table_wise", owners=(3,)), sok.table_wise(3)),
         (Where("column_wise", owners=(2, 0), widths=(5, 3)), sok.column_wise([5, 3], owners=[2, 0])),
         (Where("data_parallel"), sok.data_parallel()),
+        (Where("table_row_wise", owners=(2, 3), hosts=4), sok.table_row_wise(1, hosts=4)),
+        (Where("table_row_wise", owners=(0, 1), hash=True, hosts=2), sok.table_row_wise(0, hosts=2, hash=True)),
     ],
 )
 def test_what_is_planned_is_a_placement_of_tables(where, placement):
@@ -270,7 +318,7 @@ def test_files_of_merlins_models_have_their_dense_part():
         ({"way_home": "walk"}, "`way_home` must be 'auto', 'rows' or 'sums'"),
         ({"strategy": "best"}, "`strategy` must be 'auto' or one of row_wise, .*: 'best'"),
         ({"forbid": ["best"]}, "`forbid` must be some of row_wise, .* Received: 'best'"),
-        ({"forbid": ["row_wise", "table_wise", "column_wise", "data_parallel"]}, r"no placement left \(all kinds"),
+        ({"forbid": list(KINDS)}, r"no placement left \(all kinds"),
         ({"pin": {"other": "row_wise"}}, "`pin` names no table of the model: 'other'. There are: table_0"),
         ({"pin": {"table_0": "row_wise(1)"}}, "a pin must be row_wise, .* Received: row_wise"),
         ({"pin": {"table_0": "table_wise(2)"}}, "cannot be on rank 2 of 2"),
