@@ -1,5 +1,8 @@
 """Lookups whose keys live on several ranks: what comes back, what comes in, what bad input on one rank does."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -283,3 +286,23 @@ def check_slots_that_are_distinct_have_rows_of_their_own(world):
     too_large = 2**62 if world.rank == world.size - 1 else 1
     with pytest.raises(tf.errors.InvalidArgumentError, match=saying("distinct_slots", str(2**62))):
         layer(tf.constant([[1, too_large]], tf.int64))
+
+
+def check_a_step_that_nobody_holds_leaves_no_graph(world):
+    table = sok.EmbeddingVariable(dim=2, capacity=10, name="of_a_step_that_goes")
+    graphs = []
+
+    @tf.function
+    def step(ids):
+        graphs.append(weakref.ref(tf.compat.v1.get_default_graph()))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.nn.embedding_lookup(table, ids) ** 2)
+        grads = tape.gradient(loss, [table])
+        optimizer.apply_gradients(zip(grads, [table], strict=True))
+
+    optimizer = sok.DistributedOptimizer(tf.keras.optimizers.SGD(0.1))
+    step(tf.constant([1, 2], tf.int64))
+    assert graphs[0]() is not None
+    del step
+    gc.collect()
+    assert graphs[0]() is None

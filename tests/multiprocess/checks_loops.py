@@ -1,8 +1,5 @@
 """Twenty steps in loops of one's own. What each check returns must not depend on the number of ranks."""
 
-import gc
-import weakref
-
 import horovod.tensorflow as hvd
 import keras
 import numpy as np
@@ -128,26 +125,6 @@ def session_loop(world, name, make_train):
         dense, tables = session.run(head), shards(variables, slot_sets, session.run)
     losses = sum_over_ranks([float(loss) for loss in losses]) / world.size
     return {"losses": losses, "dense": dense, "tables": tables}
-
-
-def check_a_step_that_nobody_holds_leaves_no_graph(world):
-    table = sok.EmbeddingVariable(dim=2, capacity=10, name="of_a_step_that_goes")
-    graphs = []
-
-    @tf.function
-    def step(ids):
-        graphs.append(weakref.ref(v1.get_default_graph()))
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(tf.nn.embedding_lookup(table, ids) ** 2)
-        grads = tape.gradient(loss, [table])
-        optimizer.apply_gradients(zip(grads, [table], strict=True))
-
-    optimizer = sok.DistributedOptimizer(keras.optimizers.SGD(0.1))
-    step(tf.constant([1, 2], tf.int64))
-    assert graphs[0]() is not None
-    del step
-    gc.collect()
-    assert graphs[0]() is None
 
 
 def check_v1_session_with_optimizers_of_ours(world):

@@ -141,9 +141,13 @@ def processes_of(mark: str) -> list[int]:
 
 
 def _kill(mark: str) -> None:
-    for pid in processes_of(mark):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    """Ends all processes of a job. What one of them has started meanwhile is found when looked for again."""
+    until = time.monotonic() + 30
+    while (left := processes_of(mark)) and time.monotonic() < until:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)  # a process takes its time to die where others compute
 
 
 def _horovodrun() -> str:
