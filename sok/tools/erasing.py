@@ -125,9 +125,8 @@ def erase(
             for place in places:
                 if place.kind == "checkpoint":
                     erasing.check_erasable(place.path)
-        asked = hashlib.sha256(repr(sorted(wanted.of_tables.items())).encode()).hexdigest()[
-            :16
-        ]  # there may be millions
+        words = repr(sorted(wanted.of_tables.items())).encode()
+        asked = hashlib.sha256(words).hexdigest()[:16]  # there may be millions
         return [sorted(live), asked, *given]
 
     check_equal(
