@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 
@@ -46,12 +47,12 @@ class Job:
     def slot_floats(self, dim: int) -> int:
         return rules.RULES[self.rule].slot_floats(dim)
 
-    @property
+    @functools.cached_property
     def per_byte(self) -> float:
         """Seconds for a byte that a rank sends, evenly to all others."""
         return self._mean(1 / self.machine.within.bandwidth, 1 / self.machine.between.bandwidth)
 
-    @property
+    @functools.cached_property
     def per_reduced_byte(self) -> float:
         machine = self.machine
         return self._mean(1 / machine.all_reduce_within.bandwidth, 1 / machine.all_reduce_between.bandwidth)
@@ -62,14 +63,14 @@ class Job:
         neighbours = self.workers // self.hosts - 1
         return (neighbours * near + (self.workers - 1 - neighbours) * far) / (self.workers - 1)
 
-    @property
+    @functools.cached_property
     def latency(self) -> float:
         """Of one exchange of all tables."""
         if self.workers == 1:
             return 0.0
         return self.machine.between.latency if self.hosts > 1 else self.machine.within.latency
 
-    @property
+    @functools.cached_property
     def reduce_latency(self) -> float:
         if self.workers == 1:
             return 0.0

@@ -53,6 +53,11 @@ class State:
         mine = self.ranks[row]
         return np.maximum(self._out * mine, self.job.per_byte * (mine.sum() - mine))
 
+    def _slowest_exchange(self, row: int) -> float:
+        """The largest of `exchange`."""
+        mine = self.ranks[row]
+        return max(self._out * mine.max(), self.job.per_byte * (mine.sum() - mine.min()))
+
     def phases(self) -> dict[str, np.ndarray]:
         """[ranks] seconds of each phase, were there no barrier in it."""
         job, machine, one = self.job, self.job.machine, np.ones(self.job.workers)
@@ -98,7 +103,7 @@ class State:
 
     def seconds(self) -> float:
         """Of a step."""
-        slowest = self.exchange(KEYS).max() + 2 * self.exchange(ANSWERS).max()
+        slowest = self._slowest_exchange(KEYS) + 2 * self._slowest_exchange(ANSWERS)
         slowest += self.ranks[SERVE].max() + self.ranks[UPDATE].max()
         return float(slowest) + self.constant()
 
