@@ -46,12 +46,7 @@ def _move_to_graph(op: tf.Operation) -> None:
     if not hasattr(graph, "_sok_gradients"):
         graph._sok_gradients = {}
     graph._sok_gradients[name] = entry["type"]
-    held = weakref.ref(graph)
-
-    def find(op: tf.Operation, *upstream: tf.Tensor) -> Any:
-        if (there := held()) is None:
-            raise LookupError(f"The gradient of {op.name} went with the graph that the op was copied from.")
-        return there._sok_gradients[name](op, *upstream)
-
-    entry["type"] = find
+    held: Any = weakref.ref(graph)
+    entry["type"] = lambda op, *upstream: held()._sok_gradients[name](op, *upstream)
+    # Of a copy of the op, in another graph, TensorFlow then says that it has no gradient.
     weakref.finalize(graph, ops.gradient_registry._registry.pop, name, None).atexit = False

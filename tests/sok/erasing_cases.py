@@ -1,9 +1,11 @@
 """Rows of a user who asks to be forgotten, files that have them, and kills while these are rewritten."""
 
 import os
+import shutil
 import struct
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import sok
@@ -60,6 +62,20 @@ class Steps:
             return function(*args, **kwargs)
 
         return run
+
+
+def copies_killed_at_each_step(path, folder, erase):
+    """Copies of what is at `path`, each after `erase(copy)` was killed at another step."""
+    with pytest.MonkeyPatch.context() as patch:
+        steps = Steps(patch)
+        erase(shutil.copytree(path, folder / "counted"))
+    for at in range(1, steps.count + 1):
+        copy = shutil.copytree(path, folder / f"killed{at}")
+        with pytest.MonkeyPatch.context() as patch:
+            Steps(patch, at)
+            with pytest.raises(Killed):
+                erase(copy)
+        yield copy
 
 
 class Looked(tf.Module):

@@ -17,11 +17,10 @@ from tests.sok.erasing_cases import (
     ROW,
     SECOND,
     USER,
-    Killed,
-    Steps,
     assert_gone,
     bytes_of,
     bytes_under,
+    copies_killed_at_each_step,
     export,
     user_table,
 )
@@ -126,25 +125,20 @@ def test_killed_at_any_step_a_checkpoint_is_whole_and_a_second_call_completes_th
     old = contents(table)
     new = {key: row for key, row in old.items() if key != USER}
     other, seen = new_table(), []
-    with pytest.MonkeyPatch.context() as patch:
-        steps = Steps(patch)
-        sok.erase(names, [USER], checkpoints=[shutil.copytree(first, tmp_path / "counted")])
-    assert steps.count > 6
-    for at in range(1, steps.count + 1):
-        folder = shutil.copytree(first, tmp_path / str(at))
-        with pytest.MonkeyPatch.context() as patch:
-            Steps(patch, at)
-            with pytest.raises(Killed):
-                sok.erase(names, [USER], checkpoints=[folder])
+
+    def erase(folder):
+        return sok.erase(names, [USER], checkpoints=[folder])
+
+    for folder in copies_killed_at_each_step(first, tmp_path, erase):
         assert verify(folder) == []
         sok.restore(folder, {table.table_name: other})
         assert contents(other) in (old, new)
         seen.append(contents(other) == new)
-        assert sok.erase(names, [USER], checkpoints=[folder]).is_complete
+        assert erase(folder).is_complete
         assert_gone(folder, rows=[ROW, 2 * ROW])
         sok.restore(folder, {table.table_name: other})
         assert contents(other) == new
-    assert seen[0] is False and seen[-1] is True and seen == sorted(seen)
+    assert len(seen) > 6 and seen[0] is False and seen[-1] is True and seen == sorted(seen)
 
 
 def test_what_interrupted_saves_have_left_goes_too(tmp_path):

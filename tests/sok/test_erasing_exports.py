@@ -2,10 +2,8 @@
 
 import json
 import os
-import shutil
 
 import numpy as np
-import pytest
 import tensorflow as tf
 import tf_keras
 
@@ -21,10 +19,9 @@ from tests.sok.erasing_cases import (
     SECOND,
     SMALL,
     USER,
-    Killed,
-    Steps,
     bytes_of,
     bytes_under,
+    copies_killed_at_each_step,
     export,
     served,
     user_table,
@@ -62,18 +59,15 @@ def test_killed_at_any_step_a_native_export_is_whole_and_a_second_call_completes
     path = export(tmp_path / "1", users, items, native=True, row_dtype="int8")
     before = served(path, [OTHER, 9])
     keys = {users.table_name: [USER], items.table_name: [OTHER]}
-    with pytest.MonkeyPatch.context() as patch:
-        steps = Steps(patch)
-        sok.erase(list(keys), keys, exports=[shutil.copytree(path, tmp_path / "counted")])
-    assert steps.count == 5  # two files are written, two get their names, and what is said of them
-    for at in range(1, steps.count + 1):
-        folder = shutil.copytree(path, tmp_path / f"killed{at}")
-        with pytest.MonkeyPatch.context() as patch:
-            Steps(patch, at)
-            with pytest.raises(Killed):
-                sok.erase(list(keys), keys, exports=[folder])
+
+    def erase(folder):
+        return sok.erase(list(keys), keys, exports=[folder])
+
+    kills = 0
+    for folder in copies_killed_at_each_step(path, tmp_path, erase):
+        kills += 1
         assert verify_export(folder)[1] == []
-        assert sok.erase(list(keys), keys, exports=[folder]).is_complete
+        assert erase(folder).is_complete
         found = bytes_under(folder)
         scale = np.abs(ROW).max() / np.float32(127)
         secret = [*serving_file.mixed_keys(np.array([USER], np.uint64)), scale, 2 * scale]
@@ -81,6 +75,7 @@ def test_killed_at_any_step_a_native_export_is_whole_and_a_second_call_completes
         assert not any(one.tobytes() in found for one in secret)
         assert [table.num_rows for table in verify_export(folder)[0]] == [1, 200]
         assert [t["num_rows"] for t in json.loads((folder / "assets.extra/sok.json").read_text())["tables"]] == [1, 200]
+    assert kills == 5  # two files are written, two get their names, and what is said of them
     after = served(folder, [OTHER, 9])
     np.testing.assert_array_equal(after[1], before[1])
     np.testing.assert_array_equal(after[:, :DIM], before[:, :DIM])
@@ -96,23 +91,21 @@ def test_killed_at_any_step_a_stock_export_is_whole_and_a_second_call_completes_
     keys = {users.table_name: [USER, 2**64 - 5], items.table_name: [SECOND]}
     secret = [*np.array([USER, -5, SECOND], np.int64), np.abs(ROW).max() / np.float32(127)]
     assert all(one.tobytes() in bytes_under(tmp_path / "1") for one in secret)
-    with pytest.MonkeyPatch.context() as patch:
-        steps = Steps(patch)
-        sok.erase(list(keys), keys, exports=[shutil.copytree(path, tmp_path / "counted")])
-    assert steps.count >= 5  # new files and their index get their names, old ones go, and what is said of them
-    for at in range(1, steps.count + 1):
-        folder = shutil.copytree(path, tmp_path / f"killed{at}")
-        with pytest.MonkeyPatch.context() as patch:
-            Steps(patch, at)
-            with pytest.raises(Killed):
-                sok.erase(list(keys), keys, exports=[folder])
+
+    def erase(folder):
+        return sok.erase(list(keys), keys, exports=[folder])
+
+    kills = 0
+    for folder in copies_killed_at_each_step(path, tmp_path, erase):
+        kills += 1
         reader = tf.train.load_checkpoint(str(folder / "variables/variables"))
         rows = [len(reader.get_tensor(f"tables/{number}/rows/.ATTRIBUTES/VARIABLE_VALUE")) for number in (0, 1)]
         assert rows in ([3, 3], [1, 2])
-        assert sok.erase(list(keys), keys, exports=[folder]).is_complete
+        assert erase(folder).is_complete
         assert not any(one.tobytes() in bytes_under(folder) for one in secret)
         told = json.loads((folder / "assets.extra/sok.json").read_text())["tables"]
         assert [table["num_rows"] for table in told] == [1, 2]
+    assert kills >= 5  # new files and their index get their names, old ones go, and what is said of them
     np.testing.assert_array_equal(served(folder, [OTHER, 5]), before)
     # Once more: the number of files, which their names have, is another one again.
     names = [sorted(os.listdir(folder / "variables"))]
