@@ -49,6 +49,7 @@ void TableConfig::Check() const {
   check(hashed || !partition().is_by_hash(), "keys that are row numbers cannot be spread by hash.");
   check(num_keys >= 0 && num_keys <= capacity * partition().num_shards(),
         "num_keys must lie in [0, capacity per worker * workers]. Received: " + std::to_string(num_keys) + ".");
+  policies.Check(*this);
   if (initializer.kind == InitKind::kBank) {
     check(initializer.bank_rows >= 1 && static_cast<int64_t>(initializer.bank.size()) == initializer.bank_rows * dim,
           "the initializer's bank must have shape [P, dim] with P >= 1");
@@ -120,6 +121,7 @@ EmbeddingTable::EmbeddingTable(TableConfig config)
     const int64_t beyond = static_cast<int64_t>(unused_.size() << kCountShift) - config_.capacity;
     unused_.back() -= static_cast<uint32_t>(beyond);
   }
+  if (config_.policies.any()) MakeHistory();
 }
 
 EmbeddingTable::~EmbeddingTable() = default;
@@ -324,32 +326,41 @@ int64_t EmbeddingTable::Erase(const uint64_t* keys, int64_t n) {
     found_keys.push_back(keys[i]);
   }
   found.resize(found_keys.size());
-  if (saved_.is_on()) saved_.ReserveErased(found.size());
-  CopyAside(found.data(), static_cast<int64_t>(found.size()));
-  if (snapshot_) ReserveMore(&snapshot_->orphans, found.size());
-  if (config_.hashed) ReserveMore(&free_rows_, found.size());
+  ReserveRemoval(found.data(), static_cast<int64_t>(found.size()));
+  if (candidates_) candidates_->Erase(keys, n);
 
   int64_t erased = 0;
   for (size_t i = 0; i < found.size(); ++i) {
     const uint32_t row = found[i];
     if (*erased_.At(row) == epoch_ + 1) continue;  // a key given twice
     *erased_.At(row) = epoch_ + 1;
-    if (saved_.is_on()) saved_.MarkErased(found_keys[i]);
-    SnapshotLosesRow(row, found_keys[i]);
-    if (config_.hashed) {
-      index_->Erase(found_keys[i]);
-      free_rows_.push_back(row);
-    } else {
-      MarkInUse(row, false);
-    }
+    RemoveRow(row, found_keys[i]);
     ++erased;
   }
-  num_rows_ -= erased;
   if (erased > 0) {
     ++losses_;
     ++epoch_;
   }
   return erased;
+}
+
+void EmbeddingTable::ReserveRemoval(const uint32_t* rows, int64_t n) {
+  if (saved_.is_on()) saved_.ReserveErased(static_cast<size_t>(n));
+  CopyAside(rows, n);
+  if (snapshot_) ReserveMore(&snapshot_->orphans, static_cast<size_t>(n));
+  if (config_.hashed) ReserveMore(&free_rows_, static_cast<size_t>(n));
+}
+
+void EmbeddingTable::RemoveRow(uint32_t row, uint64_t key) {
+  if (saved_.is_on()) saved_.MarkErased(key);
+  SnapshotLosesRow(row, key);
+  if (config_.hashed) {
+    index_->Erase(key);
+    free_rows_.push_back(row);
+  } else {
+    MarkInUse(row, false);
+  }
+  --num_rows_;
 }
 
 int64_t EmbeddingTable::memory_bytes() const {
@@ -359,6 +370,7 @@ int64_t EmbeddingTable::memory_bytes() const {
   if (index_) bytes += index_->memory_bytes();
   if (snapshot_) bytes += snapshot_->rows * static_cast<int64_t>(sizeof(uint32_t)) + snapshot_->copies.bytes();
   for (const auto& set : sets_) bytes += set->stamps.memory_bytes();
+  if (candidates_) bytes += candidates_->memory_bytes();
   return bytes;
 }
 

@@ -106,19 +106,23 @@ EmbeddingTable::MadeRows EmbeddingTable::InsertIdentity(Scratch* scratch, const 
 void EmbeddingTable::InsertMissing(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, const int64_t* missing,
                                    int64_t m, uint32_t* rows, bool fresh) {
   if (m == 0) return;
+  if (candidates_) ReserveTakeOver(keys, missing, m);
   const MadeRows made = config_.hashed ? InsertHashed(cpu, scratch, keys, missing, m, rows)
                                        : InsertIdentity(scratch, keys, missing, m, rows);
   // Nothing from here on takes memory: a row that its key can find but nobody has written must never be.
   num_rows_ += made.n;
+  made_ += made.n;
   for (int64_t k = 0; saved_.is_on() && k < made.n; ++k) saved_.Mark(made.rows[k].row);
   for (int64_t k = 0; snapshot_ && k < made.n; ++k) {
     // A number that nobody had when the save began is not of the snapshot, though it may be below the limit.
     if (made.rows[k].row < snapshot_->rows) snapshot_->states[made.rows[k].row] = Snapshot::kDone;
   }
   for (int64_t k = 0; keeps_keys_ && k < made.n; ++k) *row_keys_.At(made.rows[k].row) = made.rows[k].key;
-  if (!fresh) return;
-  cpu.executor.For(made.n, 50 + 10 * config_.dim,
-                   [&](int64_t begin, int64_t end) { InitRows(made.rows + begin, end - begin); });
+  if (fresh) {
+    cpu.executor.For(made.n, 50 + 10 * config_.dim,
+                     [&](int64_t begin, int64_t end) { InitRows(made.rows + begin, end - begin); });
+  }
+  if (candidates_) TakeOver(made.rows, made.n, fresh);
 }
 
 }  // namespace sok

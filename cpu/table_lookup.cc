@@ -116,6 +116,7 @@ void EmbeddingTable::SettleRows(const uint32_t* rows, int64_t n) const {
 bool EmbeddingTable::KeysAreRowIds(const Feature& feature) const {
   return feature.keys_are_row_ids != nullptr && feature.row_splits != nullptr && feature.weights == nullptr &&
          !config_.hashed && config_.world_size == 1 && num_rows_ == config_.capacity && epoch_ == 0 && !HasDecay() &&
+         history_ == nullptr &&
          ChosenRowKernels().pool_keys({}, nullptr, kNoSplits, 0, 0, Combiner::kSum, config_.dim, nullptr);
 }
 
@@ -144,8 +145,7 @@ void EmbeddingTable::Find(const Feature& feature, Task* task, uint32_t* rows) co
   task->missing = WriteRowIds(feature, *task, rows);
 }
 
-void EmbeddingTable::Read(const Feature& feature, const Task& task, const uint32_t* rows, bool insert,
-                          float* buffer) const {
+void EmbeddingTable::Read(const Feature& feature, const Task& task, const uint32_t* rows, Made made, float* buffer) {
   const RowKernels& kernels = ChosenRowKernels();
   const int64_t dim = config_.dim, n = task.end - task.begin;
   const bool pooled = feature.row_splits != nullptr;
@@ -159,16 +159,18 @@ void EmbeddingTable::Read(const Feature& feature, const Task& task, const uint32
   }
   rows += task.begin;
   bool decays = HasDecay();
-  if (decays && insert) {  // the table is ours alone, see LookupGroup: what is read for training is settled once
+  if (made != Made::kNone && ChangesWhenRead()) {  // the table is ours alone, see LookupFeatures
     CopyAside(rows, n);
-    SettleRows(rows, n);
+    SettleRows(rows, n);  // what is read for training is settled once
+    if (history_ != nullptr) CountRows(rows, n);
     decays = false;
   }
-  if (pooled && insert && task.missing > 0) return;  // all of it once every key has its row
+  const bool waits = made == Made::kSome;
+  if (pooled && waits && task.missing > 0) return;  // all of it once every key has its row
 
   const bool stream = !pooled && feature.place == nullptr && feature.n * dim * 4 >= kStreamBytes;
   // Rows that are still to be made are filled in later: until then they are gathered as zeros.
-  const bool readable = task.missing == 0 || insert;
+  const bool readable = task.missing == 0 || waits;
   if (readable && !decays && feature.weights == nullptr && feature.place == nullptr) {
     const bool done = pooled ? kernels.pool(view, rows, feature.row_splits, task.first_segment, task.last_segment,
                                             feature.combiner, dim, feature.output)
@@ -193,13 +195,13 @@ void EmbeddingTable::Read(const Feature& feature, const Task& task, const uint32
     for (int64_t i = 0; i < count; ++i) {
       if (from[i] != nullptr && !decays) continue;
       float* own = buffer + i * dim;  // the last kMaxSlots * dim floats behind the block are scratch of ReadRow
-      from[i] = rows[at + i] == kNoRow && insert
+      from[i] = rows[at + i] == kNoRow && waits
                     ? own
                     : ReadRow(rows[at + i], feature.keys[first + i], own, buffer + kBlock * dim);
     }
     if (!pooled) {
       for (int64_t i = 0; i < count; ++i) {
-        if (rows[at + i] == kNoRow && insert) continue;  // filled in once it has its row
+        if (rows[at + i] == kNoRow && waits) continue;  // filled in once it has its row
         const int64_t place = feature.place == nullptr ? first + i : feature.place[first + i];
         std::memcpy(feature.output + place * dim, from[i], static_cast<size_t>(dim) * sizeof(float));
       }
@@ -268,32 +270,39 @@ void EmbeddingTable::FinishFeature(const Cpu& cpu, Scratch* scratch, const Featu
   EmbeddingTable* table = feature.table;
   const int64_t dim = table->dim(), buffer_floats = (kBlock + kMaxSlots) * dim;
   Lock lock(table->mutex_);
-  const bool stale = losses != table->losses_, decays = table->HasDecay();
+  const bool stale = losses != table->losses_;
   if (stale) {  // row numbers found before may have been given to other keys since
     ForTasks(cpu, num_tasks, feature.n * kKeyCycles,
              [&](int64_t, int64_t t) { table->Find(feature, &tasks[t], rows); });
   }
   int64_t *missing, count;
   CollectMissing(cpu, scratch, tasks, num_tasks, rows, &missing, &count);
-  table->InsertMissing(cpu, scratch, feature.keys, missing, count, rows);
+  const int64_t admitted = table->Admit(cpu, scratch, feature.keys, missing, count);
+  table->refused_ += count - admitted;
+  table->InsertMissing(cpu, scratch, feature.keys, missing, admitted, rows);
   if (stale || feature.row_splits != nullptr) {
     ForTasks(cpu, num_tasks, feature.n * (kKeyCycles + dim), [&](int64_t worker, int64_t t) {
       if (!stale && tasks[t].missing == 0) return;
       tasks[t].missing = table->WriteRowIds(feature, tasks[t], rows);
-      table->Read(feature, tasks[t], rows, true, buffers + worker * buffer_floats);
+      table->Read(feature, tasks[t], rows, Made::kAll, buffers + worker * buffer_floats);
     });
     return;
   }
   cpu.executor.For(count, kKeyCycles + dim, [&](int64_t begin, int64_t end) {
     for (int64_t k = begin; k < end; ++k) {
-      if (decays) {  // of a row that another call has made since the search
+      const int64_t at = feature.place == nullptr ? missing[k] : feature.place[missing[k]];
+      float* to = feature.output + at * dim;
+      feature.row_ids[at] = table->RowId(rows[missing[k]]);
+      if (k >= admitted) {
+        table->ReadRow(kNoRow, feature.keys[missing[k]], to, nullptr);
+        continue;
+      }
+      if (table->ChangesWhenRead()) {  // of a row that another call has made since the search
         table->CopyAside(rows + missing[k], 1);
         table->SettleRows(rows + missing[k], 1);
+        if (table->history_ != nullptr) table->CountRows(rows + missing[k], 1);
       }
-      const int64_t at = feature.place == nullptr ? missing[k] : feature.place[missing[k]];
-      std::memcpy(feature.output + at * dim, table->rows_.Record(rows[missing[k]]),
-                  static_cast<size_t>(dim) * sizeof(float));
-      feature.row_ids[at] = table->RowId(rows[missing[k]]);
+      std::memcpy(to, table->rows_.Record(rows[missing[k]]), static_cast<size_t>(dim) * sizeof(float));
     }
   });
 }
@@ -342,7 +351,7 @@ void EmbeddingTable::LookupFeatures(const Cpu& cpu, Scratch* scratch, const Feat
     std::vector<Lock> exclusive;
     for (EmbeddingTable* table : tables) {
       SharedLock lock(table->mutex_);
-      if (insert && table->HasDecay()) {  // reading for training settles rows; a set once attached stays
+      if (insert && table->ChangesWhenRead()) {  // a set once attached stays
         lock.unlock();
         exclusive.emplace_back(table->mutex_);
       } else {
@@ -357,7 +366,7 @@ void EmbeddingTable::LookupFeatures(const Cpu& cpu, Scratch* scratch, const Feat
     ForTasks(cpu, num_tasks, cost, [&](int64_t worker, int64_t t) {
       const int64_t f = tasks[t].feature;
       features[f].table->Find(features[f], &tasks[t], rows[f]);
-      features[f].table->Read(features[f], tasks[t], rows[f], insert,
+      features[f].table->Read(features[f], tasks[t], rows[f], insert ? Made::kSome : Made::kNone,
                               buffers + worker * (kBlock + kMaxSlots) * max_dim);
     });
   }
@@ -426,7 +435,8 @@ void EmbeddingTable::AddMissing(const Cpu& cpu, Scratch* scratch, const std::vec
   std::iota(all, all + n, int64_t{0});
   EmbeddingTable* table = features[0].table;
   const Lock lock(table->mutex_);
-  table->InsertMissing(cpu, scratch, keys.data(), all, n, scratch->Get<uint32_t>(n));
+  const int64_t admitted = table->Admit(cpu, scratch, keys.data(), all, n);
+  table->InsertMissing(cpu, scratch, keys.data(), all, admitted, scratch->Get<uint32_t>(n));
 }
 
 void EmbeddingTable::Lookup(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, int64_t n, bool insert,

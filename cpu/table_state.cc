@@ -194,7 +194,8 @@ void EmbeddingTable::Swap(TableStore* with) {
   }
   const TableConfig &a = config_, &b = other->config_;
   if (a.dim != b.dim || a.capacity != b.capacity || a.hashed != b.hashed || a.is_unsigned != b.is_unsigned ||
-      a.world_size != b.world_size || a.rank != b.rank || a.owner != b.owner || a.num_keys != b.num_keys) {
+      a.world_size != b.world_size || a.rank != b.rank || a.owner != b.owner || a.num_keys != b.num_keys ||
+      !(a.policies == b.policies)) {
     throw InvalidArgument(Label() + " and " + other->Label() + " are configured differently: they cannot swap rows.");
   }
   std::lock(mutex_, other->mutex_);
@@ -216,6 +217,7 @@ void EmbeddingTable::Swap(TableStore* with) {
   std::swap(next_row_, other->next_row_);
   free_rows_.swap(other->free_rows_);
   sets_.swap(other->sets_);
+  std::swap(history_, other->history_);
   std::swap(keeps_keys_, other->keeps_keys_);
   std::swap(row_keys_, other->row_keys_);
   for (auto [table, keeps] : {std::pair{this, untouched}, std::pair{other, other_untouched}}) {

@@ -30,6 +30,21 @@ inline Initializer InitializerAttrs(OpKernelConstruction* ctx) {
   return init;
 }
 
+// Reads the attributes that say when a key gets a row, and when it leaves.
+inline Policies PoliciesAttrs(OpKernelConstruction* ctx) {
+  Policies policies;
+  int64_t admit_below, seed;
+  Check(ctx->GetAttr("admit_after", &policies.after));
+  Check(ctx->GetAttr("admit_below", &admit_below));
+  Check(ctx->GetAttr("seed", &seed));
+  Check(ctx->GetAttr("evict_older_than", &policies.older_than));
+  Check(ctx->GetAttr("evict_norm_below", &policies.norm_below));
+  Check(ctx->GetAttr("evict_every", &policies.every));
+  policies.admit_below = static_cast<uint64_t>(admit_below);
+  if (admit_below != 0) policies.chance_seed = static_cast<uint64_t>(seed);
+  return policies;
+}
+
 class TableHandleOp : public HandleOp<TableResource> {
  public:
   explicit TableHandleOp(OpKernelConstruction* ctx) : HandleOp(ctx) {
@@ -43,6 +58,7 @@ class TableHandleOp : public HandleOp<TableResource> {
     Check(ctx->GetAttr("owner", &config_.owner));
     Check(ctx->GetAttr("num_keys", &config_.num_keys));
     Check(ctx->GetAttr("memory_bytes", &memory_bytes_));
+    config_.policies = PoliciesAttrs(ctx);
     config_.is_unsigned = IsUnsigned(key_dtype_);
     config_.initializer = InitializerAttrs(ctx);
     Check(ctx->GetAttr("bank", &config_.initializer.bank));

@@ -41,6 +41,11 @@ REGISTER_OP("Sok>TableHandle")
     .Attr("bank: list(float) = []")
     .Attr("first_column: int >= 0 = 0")
     .Attr("memory_bytes: int >= 0 = 0")
+    .Attr("admit_after: int >= 0 = 0")
+    .Attr("admit_below: int = 0")
+    .Attr("evict_older_than: int >= 0 = 0")
+    .Attr("evict_norm_below: float = 0.0")
+    .Attr("evict_every: int >= 1 = 1")
     .SetIsStateful()
     .SetShapeFn(ScalarShape);
 

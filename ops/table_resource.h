@@ -27,6 +27,9 @@ class TableResource : public tensorflow::ResourceBase {
     host_ = table.get();
     store_ = std::move(table);
   }
+  // What another table has inside.
+  TableResource(std::shared_ptr<EmbeddingTable> table, tensorflow::DataType key_dtype)
+      : store_(table), host_(table.get()), key_dtype_(key_dtype) {}
   // A table on a device: `store` has `device` inside.
   TableResource(std::shared_ptr<TableStore> store, DeviceTable* device, tensorflow::DataType key_dtype)
       : store_(std::move(store)), device_(device), key_dtype_(key_dtype) {}
@@ -40,8 +43,6 @@ class TableResource : public tensorflow::ResourceBase {
   // Wherever the table is.
   TableStore& store() { return *store_; }
 
-  // Update calls so far, with gradients or without: the same on all ranks.
-  std::atomic<int64_t> step{0};
   // Ids, with their repeats, that lookups of this process have asked for where they make rows.
   std::atomic<int64_t> ids{0};
 

@@ -114,7 +114,7 @@ SOK_HOST_KERNEL("Sok>TableSwap", FunctionOp<TableSwap>, "handle", "other");
 
 REGISTER_OP("Sok>TableStep").Input("handle: resource").Output("step: int64").SetIsStateful().SetShapeFn(ScalarShape);
 
-void TableStep(OpKernelContext* ctx) { ScalarOutput<int64_t>(ctx, 0) = TableArg(ctx, 0)->step; }
+void TableStep(OpKernelContext* ctx) { ScalarOutput<int64_t>(ctx, 0) = TableArg(ctx, 0)->store().step; }
 SOK_HOST_KERNEL("Sok>TableStep", FunctionOp<TableStep>, "handle", "step");
 
 REGISTER_OP("Sok>TableIds").Input("handle: resource").Output("ids: int64").SetIsStateful().SetShapeFn(ScalarShape);
@@ -145,7 +145,7 @@ REGISTER_OP("Sok>TableSetStep").Input("handle: resource").Input("step: int64").S
 void TableSetStep(OpKernelContext* ctx) {
   const auto step = ScalarArg<int64_t>(ctx->input(1), "step");
   if (step < 0) throw InvalidArgument("`step` must not be negative. Received: " + std::to_string(step) + ".");
-  TableArg(ctx, 0)->step = step;
+  TableArg(ctx, 0)->store().step = step;
 }
 SOK_HOST_KERNEL("Sok>TableSetStep", FunctionOp<TableSetStep>, "handle", "step");
 
@@ -156,7 +156,8 @@ REGISTER_OP("Sok>TablesCountStep")
     .SetShapeFn(NoOutputs);
 
 void TablesCountStep(OpKernelContext* ctx) {
-  for (int t = 0; t < ctx->num_inputs(); ++t) ++TableArg(ctx, t)->step;
+  const TfExecutor executor(ctx);
+  for (int t = 0; t < ctx->num_inputs(); ++t) TableArg(ctx, t)->store().EndStep({executor});
 }
 SOK_HOST_KERNEL("Sok>TablesCountStep", FunctionOp<TablesCountStep>, "handles");
 

@@ -44,6 +44,8 @@ _PUBLIC = {
     "feature_column": "sok.compat.feature_column",
     "EmbeddingVariable": "sok.table.table:EmbeddingVariable",
     "TableOptions": "sok.table.options:TableOptions",
+    "Admission": "sok.table.policies:Admission",
+    "Eviction": "sok.table.policies:Eviction",
     "row_wise": "sok.table.placement:row_wise",
     "table_wise": "sok.table.placement:table_wise",
     "table_row_wise": "sok.table.placement:table_row_wise",
@@ -51,7 +53,7 @@ _PUBLIC = {
     "data_parallel": "sok.table.placement:data_parallel",
     "balance_tables": "sok.table.balancing:balance_tables",
     "plan": "sok.planning.planner:plan",
-    "split_embedding_variable_from_others": "sok.table.table:split_embedding_variable_from_others",
+    "split_embedding_variable_from_others": "sok.table.splitting:split_embedding_variable_from_others",
     # Training.
     "optimizers": "sok.optimizers",
     "initializer": "sok.table.own_initializer:initializer",

@@ -6,6 +6,7 @@
 // Keys are 64-bit words: signed 32-bit keys sign-extended, unsigned ones zero-extended.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -128,6 +129,14 @@ class EmbeddingTable final : public TableStore {
   void Reserve(const Cpu& cpu, int64_t n, bool rows = true) override;
   int64_t Erase(const uint64_t* keys, int64_t n) override;
   int64_t memory_bytes() const override;
+  void EndStep(const Cpu& cpu) override;
+
+  // Of tables with policies. Histories [n] of keys, of rows and of candidates; zeros of others.
+  void Histories(const uint64_t* keys, int64_t n, RowHistory* histories) const;
+  PolicyCounts policy_counts() const;
+  // The keys that are counted and have no row yet, as a table: rows [2] are their histories, bit for bit. Null: none are counted.
+  // Whoever writes it counts for this table.
+  const std::shared_ptr<EmbeddingTable>& candidates() const { return candidates_; }
 
  private:
   friend struct TableForTests;
@@ -149,10 +158,11 @@ class EmbeddingTable final : public TableStore {
   // rows of keys, or kNoRow; *bad becomes true for a key that this shard cannot hold.
   void FindRows(const uint64_t* keys, int64_t n, uint32_t* rows, bool* bad) const;
   // The halves of a lookup, of the keys that `task` covers. Find writes their rows, their row ids, and how many have none;
-  // it changes nothing in the table, so that it may run ahead. Read writes what the rows hold, after every update so far;
-  // pooled keys of a lookup with insert must all have their rows. Between the two, InsertMissing. buffer: [kBlock, dim].
+  // it changes nothing in the table, so that it may run ahead. Read writes what the rows hold, after every update so far.
+  // With kSome, what InsertMissing is to give rows after it is left out; with kAll, that has been. buffer: [kBlock, dim].
+  enum class Made { kNone, kSome, kAll };
   void Find(const Feature& feature, Task* task, uint32_t* rows) const;
-  void Read(const Feature& feature, const Task& task, const uint32_t* rows, bool insert, float* buffer) const;
+  void Read(const Feature& feature, const Task& task, const uint32_t* rows, Made made, float* buffer);
   // The ids of the rows of `task`; how many have none.
   int64_t WriteRowIds(const Feature& feature, const Task& task, const uint32_t* rows) const;
   // Brings rows up to the last call of every decaying set, for good. Threads may settle the same rows at the same time,
@@ -183,6 +193,26 @@ class EmbeddingTable final : public TableStore {
   MadeRows InsertHashed(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, const int64_t* missing, int64_t m,
                         uint32_t* rows);
   MadeRows InsertIdentity(Scratch* scratch, const uint64_t* keys, const int64_t* missing, int64_t m, uint32_t* rows);
+  // Of the m positions in `missing`, those whose keys may have rows come first, both parts in order; gives how many they are.
+  // Counts the others. Expects the table to be locked by this thread alone, as do those below.
+  int64_t Admit(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, int64_t* missing, int64_t m);
+  // The present step holds these rows. Threads may count the same ones at the same time.
+  void CountRows(const uint32_t* rows, int64_t n);
+  // A history, as it lies among the floats of a record: count, last.
+  using Word = uint32_t __attribute__((__may_alias__));
+  Word* HistoryOf(int64_t row) const;
+  // The step whose update will be number `now` holds the key; false: that was counted before.
+  static bool Count(Word* history, uint32_t now);
+  // Rows that have to leave after update `now`; what no batch has held yet begins to age.
+  std::vector<std::pair<uint32_t, uint64_t>> Leaving(const Cpu& cpu, const Policies& policies, int64_t now);
+  // Rows of distinct keys go. In two steps, of which the second takes no memory.
+  void MakeHistory();
+  void ReserveRemoval(const uint32_t* rows, int64_t n);
+  void RemoveRow(uint32_t row, uint64_t key);
+  // What was counted of keys that have just been given rows goes to these, if they are fresh, or is forgotten. In two steps, of
+  // which the second takes no memory.
+  void ReserveTakeOver(const uint64_t* keys, const int64_t* missing, int64_t m);
+  void TakeOver(const MadeRow* made, int64_t n, bool fresh);
   void MakeRoom(int64_t row);
   void InitRows(const MadeRow* fresh, int64_t n);
   bool KeysAreRowIds(const Feature& feature) const;
@@ -218,6 +248,8 @@ class EmbeddingTable final : public TableStore {
   void MarkInUse(int64_t row, bool used);
   uint64_t KeyOfRow(int64_t row) const;
   bool HasDecay() const;
+  // A lookup for training settles rows, or counts them.
+  bool ChangesWhenRead() const { return history_ != nullptr || HasDecay(); }
   // The weights of a row after every update so far: in its record, or worked out in out [dim]. scratch: [2 * dim].
   const float* ReadRow(uint32_t row, uint64_t key, float* out, float* scratch) const;
   // Throws InvalidArgument if the set belongs to another rule.
@@ -265,6 +297,9 @@ class EmbeddingTable final : public TableStore {
   std::vector<std::unique_ptr<SlotSet>> sets_;
   bool keeps_keys_ = false;  // in row_keys_, of a hashed table
   RowColumn<uint64_t> row_keys_;
+  SlotSet* history_ = nullptr;  // of sets_, if there are policies
+  std::shared_ptr<EmbeddingTable> candidates_;
+  std::atomic<int64_t> made_{0}, refused_{0}, evicted_{0};
   RowChanges saved_;
   std::shared_ptr<Snapshot> snapshot_;  // of a save that goes on beside training; whoever reads it holds it too
 };

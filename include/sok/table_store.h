@@ -3,6 +3,7 @@
 // returns.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -12,6 +13,7 @@
 #include "sok/device.h"
 #include "sok/initializer.h"
 #include "sok/partition.h"
+#include "sok/policies.h"
 #include "sok/scratch.h"
 #include "sok/sparse_update.h"
 
@@ -31,6 +33,7 @@ struct TableConfig {
   int owner = kByKey;    // the rank that holds all rows; kByKey, kByHash: see Partition
   int64_t num_keys = 0;  // of an identity table: legal are keys below it; 0: as many as the ranks have rows
   Initializer initializer;
+  Policies policies;
 
   // Throws InvalidArgument if the configuration makes no sense.
   void Check() const;
@@ -61,6 +64,11 @@ class TableStore {
   virtual const TableConfig& config() const = 0;
   int64_t dim() const { return config().dim; }
   std::string Label() const { return config().Label(); }
+
+  // Update calls so far, with gradients or without: the same on all ranks.
+  std::atomic<int64_t> step{0};
+  // One more update call has been made. Rows that have to leave after it do.
+  virtual void EndStep(const Cpu& /*cpu*/) { ++step; }
 
   virtual int64_t size() const = 0;
 

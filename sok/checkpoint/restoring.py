@@ -22,6 +22,8 @@ from sok.job.agreement import check_equal, together
 from sok.job.transport.base import Transport
 from sok.optimizers import Optimizer
 from sok.table import rules
+from sok.table.counted import Candidates, with_candidates
+from sok.table.policies import HISTORY_RULE
 from sok.table.table import EmbeddingVariable
 
 # A job that saves without pause may remove what is being read: so often the checkpoint that took its place is read.
@@ -118,14 +120,15 @@ def _restore_once(
 
     def plan() -> list[Any]:
         nonlocal tables, calls, manifest, states
-        tables = tables_by_saved_name(variables_or_model)
+        tables = with_candidates(tables_by_saved_name(variables_or_model))
         chosen = optimizers_of(optimizers, variables_or_model)
         calls = calls_for(list(tables.values()), session)
         manifest = read_manifest(path)
-        for name, variable in tables.items():
-            _check_table(path, manifest, name, variable)
+        saved = [name for name, variable in tables.items() if not _waits_for_nothing(manifest, name, variable)]
+        for name in saved:
+            _check_table(path, manifest, name, tables[name])
         if slots:
-            _check_rules(path, manifest, list(tables))
+            _check_rules(path, manifest, saved)
             states = _matched(path, manifest, chosen, explicit=optimizers is not None)
         return [path, manifest.generation, list(tables), [o.slot_set for o, _ in states]]
 
@@ -158,7 +161,7 @@ def _restore_once(
         return None
     for name, second in seconds.items():
         calls.swap(tables[name], second)
-        calls.set_step(tables[name], manifest.step_of(name))
+        calls.set_step(tables[name], manifest.step_of(name) if name in manifest.names else 0)
     for table in whole:  # the next incremental save goes on from here
         calls.begin(table)
         calls.end(table, manifest.generation)
@@ -168,6 +171,16 @@ def _restore_once(
         if rate and state.learning_rate is not None:
             calls.assign(rate[0], state.learning_rate)
     return manifest.generation
+
+
+def _waits_for_nothing(manifest: Manifest, name: str, variable: EmbeddingVariable) -> bool:
+    """Whether these are keys that wait for rows, and none did, or nobody counted them, when it was saved."""
+    return isinstance(variable, Candidates) and name not in manifest.names
+
+
+def _is_wanted(rule: str, variable: EmbeddingVariable, slots: bool) -> bool:
+    """Whether a table takes over slots of this rule. What rows have seen is no optimizer's."""
+    return variable.options.keeps_history if rule == HISTORY_RULE else slots
 
 
 def _check_table(path: str, manifest: Manifest, name: str, variable: EmbeddingVariable) -> None:
@@ -263,12 +276,15 @@ def _load(
 ) -> None:
     """Reads what this rank needs into second tables; notes which tables will then hold just what was saved."""
     renamed = {state.slot_set: optimizer.slot_set for optimizer, state in states}
-    plans = []
+    plans: list[tuple[EmbeddingVariable, list[tuple[str, str]], list[tuple[Link, SavedTable, ShardFile]]]] = []
     for name, variable in tables.items():
+        if _waits_for_nothing(manifest, name, variable):
+            plans.append((variable, [], []))
+            continue
         saved = manifest.table(name)
         if names is not None:
             renamed = names(variable, saved)
-        sets = [(s.name, renamed.get(s.name, s.name)) for s in saved.slot_sets] if slots else []
+        sets = [(s.name, renamed.get(s.name, s.name)) for s in saved.slot_sets if _is_wanted(s.rule, variable, slots)]
         _check_sets(path, saved, sets, variable, calls)
         if name == variable.table_name and sets == [(s.name, s.name) for s in saved.slot_sets]:
             whole.append(variable)

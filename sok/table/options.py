@@ -10,10 +10,12 @@ from typing import Any, SupportsIndex
 
 import tensorflow as tf
 
+from sok.table import policies
 from sok.table.initializers import Initializer, InitializerSpec, resolve
 from sok.table.keys import check_key_dtype
 from sok.table.own_initializer import OwnInitializer
 from sok.table.placement import Placement, row_wise, table_wise
+from sok.table.policies import Admission, Eviction
 
 _WIRE = ("float32", "float16", "bfloat16")
 
@@ -52,6 +54,8 @@ class TableOptions:
             pattern; hashed tables only. `sok.table_wise(owner)`: all rows are on one rank (small tables, spread over
             workers as whole tables). `sok.column_wise(pieces)`: each of several ranks has some columns of all rows.
             `sok.data_parallel()`: each rank has a copy of all rows. Equal on all workers; results do not depend on it.
+        admission: a `sok.Admission`: which keys get rows of their own. None: every key does. Hashed tables on the CPU.
+        eviction: a `sok.Eviction`: when rows leave. None: never. Tables on the CPU. Both equal on all workers.
 
     Raises:
         ValueError: a property is out of range, or does not go with another.
@@ -75,6 +79,8 @@ class TableOptions:
     way_home: str = "auto"
     exchange_dtype: str = "float32"
     gpu_memory_bytes: int | None = None
+    admission: Admission | None = None
+    eviction: Eviction | None = None
 
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {
@@ -85,6 +91,8 @@ class TableOptions:
             "placement": row_wise() if self.placement is None else self.placement,
             "way_home": _one_of("way_home", self.way_home, "auto", "rows", "sums"),
             "exchange_dtype": _one_of("exchange_dtype", self.exchange_dtype, *_WIRE, of=lambda d: tf.as_dtype(d).name),
+            "admission": policies.as_admission(self.admission),
+            "eviction": policies.as_eviction(self.eviction),
         }
         for name, low, top in ("seed", -(2**63), 2**64 - 1), ("num_keys", 1, 2**62), ("gpu_memory_bytes", 1, 2**62):
             value = getattr(self, name)
@@ -101,6 +109,12 @@ class TableOptions:
                 f"sok.column_wise(pieces) or sok.data_parallel(). Received: {self.placement!r}."
             )
         self.placement.check(None, self.hashed)
+        policies.check(self.admission, self.eviction, self.hashed, self.placement)
+
+    @property
+    def keeps_history(self) -> bool:
+        """Whether rows keep what they have seen."""
+        return self.admission is not None or self.eviction is not None
 
     def to_attributes(self) -> dict[str, Any]:
         """The attributes by which native ops know it; what the initializer and the placement become have their own."""
@@ -109,6 +123,8 @@ class TableOptions:
             "hashed": self.hashed,
             "num_keys": self.num_keys or 0,
             "memory_bytes": self.gpu_memory_bytes or 0,
+            **(self.admission.to_attributes() if self.admission else {}),
+            **(self.eviction.to_attributes() if self.eviction else {}),
         }
 
     def _values(self) -> tuple[Any, ...]:
@@ -137,7 +153,9 @@ class TableOptions:
                 initializer["config"].pop("dtype", None)
             with contextlib.suppress(ValueError, TypeError):  # that of another Keras is written as it will come back
                 initializer = keras_initializers.serialize(keras_initializers.deserialize(initializer))
-        return {**vars(self), "initializer": initializer, "placement": self.placement.get_config()}
+        values = {"placement": self.placement, "admission": self.admission, "eviction": self.eviction}
+        configs = {name: value and value.get_config() for name, value in values.items()}
+        return {**vars(self), "initializer": initializer, **configs}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], initializers: types.ModuleType | None = None) -> TableOptions:

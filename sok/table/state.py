@@ -13,6 +13,8 @@ from tensorflow.python.ops import resource_variable_ops
 
 from sok.base import _ops
 from sok.base.types import TensorLike
+from sok.job import context
+from sok.job.job import job_of
 from sok.table.rules import RULES, find
 
 if TYPE_CHECKING:
@@ -160,3 +162,20 @@ def set_handle_data(handle: tf.Tensor, dim: int, graph_mode: bool) -> None:
         )
     )
     resource_variable_ops._set_handle_shapes_and_types(handle, data, graph_mode)
+
+
+_STATS = ("rows", "candidates", "made", "refused", "evicted")
+
+
+def stats(variable: EmbeddingVariable) -> dict[str, int]:
+    """See `EmbeddingVariable.stats`."""
+    mine = _ops.lib().sok_table_stats(variable.handle)
+    name = context.unique_collective_name(f"sok/{variable.table_name}/stats")
+    given = [mine if variable.counts_for_all else tf.zeros_like(mine)]
+    summed = job_of([variable]).transport.grouped_all_reduce(given, name, average=False)[0]
+    return dict(zip(_STATS, summed.numpy().tolist(), strict=True))
+
+
+def history(variable: EmbeddingVariable, keys: TensorLike) -> tuple[tf.Tensor, tf.Tensor]:
+    """See `EmbeddingVariable.history`."""
+    return _ops.lib().sok_table_history(variable.handle, variable._as_keys(keys))

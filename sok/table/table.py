@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -119,7 +119,7 @@ class EmbeddingVariable(AsVariable):
                     **part.attributes,
                     **spec.to_attributes(part.columns, self._dim),
                 }
-                made = _ops.lib().sok_table_handle(
+                made = self._make_handle(
                     shared_name=f"sok/{self._table_name}{more}" if graph_mode else "",
                     anonymous=not graph_mode,
                     name=f"{self._table_name}{more}" if graph_mode else None,
@@ -154,6 +154,9 @@ class EmbeddingVariable(AsVariable):
         self.regularizer = None  # what Keras reads of any variable, to add a penalty of the matrix
         self.overwrite_with_gradient = False
         self.path = self._table_name
+
+    def _make_handle(self, **attributes: Any) -> tf.Tensor:
+        return _ops.lib().sok_table_handle(**attributes)
 
     # What it is.
 
@@ -299,12 +302,36 @@ class EmbeddingVariable(AsVariable):
         """The same as `num_rows`; of a `sok.DynamicVariable` what SOK v2 calls its size."""
         return self.num_rows()
 
+    @property
+    def counts_for_all(self) -> bool:
+        """Whether sums over workers take what this one has: rows that several have, or parts of, count once."""
+        return self.rank in self.placement.writers(self.world_size)[: 1 if self.placement.cuts_rows else None]
+
     def total_size(self) -> tf.Tensor:
         """Rows in use in all shards: int64 scalar. Collective."""
         name = context.unique_collective_name(f"sok/{self._table_name}/size")
-        is_counted = self.rank in self.placement.writers(self.world_size)[: 1 if self.placement.cuts_rows else None]
-        mine = self.num_rows() if is_counted else tf.zeros([], tf.int64)
+        mine = self.num_rows() if self.counts_for_all else tf.zeros([], tf.int64)
         return job_of([self]).transport.grouped_all_reduce([mine], name, average=False)[0]
+
+    def stats(self) -> dict[str, int]:
+        """What all workers have done with this table since it was made; in no checkpoint. Collective; eager only.
+
+        Returns:
+            `rows` in use now; `candidates`: keys that `admission` counts, without a row now; `made`: rows made;
+            `refused`: keys of lookups for training that got no row, as they reached the owner, repeats included;
+            `evicted`: rows that `eviction` took. Of tables on a GPU InvalidArgumentError.
+        """
+        return table_state.stats(self)
+
+    def history(self, keys: TensorLike) -> tuple[tf.Tensor, tf.Tensor]:
+        """What a table with `admission` or `eviction` knows of keys [n], with a row or waiting for one. Not collective.
+
+        Returns:
+            (counts, last), both [n] int64: in how many steps a batch held the key; `step` after the last of these.
+            Zeros of keys that no batch held, or that this worker's shard does not have. FailedPreconditionError without
+            policies.
+        """
+        return table_state.history(self, keys)
 
     def sparse_read(self, keys: TensorLike, name: str | None = None) -> tf.Tensor:
         """The rows of `keys` as they stand, without inserting any. Collective; differentiable.
@@ -456,31 +483,3 @@ def checked_table(variable: object, argument: str, kinds: str = "an embedding va
     if not isinstance(variable, EmbeddingVariable):
         raise TypeError(f"`{argument}` must be {kinds}. Received: {variable!r}.")
     return variable
-
-
-def split_embedding_variable_from_others(
-    variables: Sequence[Any],
-) -> tuple[tuple[EmbeddingVariable, ...], tuple[Any, ...]]:
-    """Splits variables into tables and the rest, which are trained in different ways.
-
-    Args:
-        variables: list or tuple of variables.
-
-    Returns:
-        (embedding variables, other variables), two tuples, each in the order given.
-
-    Raises:
-        ValueError: `variables` is not a list or tuple.
-
-    Example:
-        >>> table, weight = EmbeddingVariable(2, 10, name="split"), tf.Variable(1.0)
-        >>> embeddings, others = split_embedding_variable_from_others([weight, table])
-        >>> embeddings[0] is table, others[0] is weight
-        (True, True)
-
-    Source: `split_embedding_variable_from_others` of SOK v1.
-    """
-    if not isinstance(variables, (list, tuple)):
-        raise ValueError(f"`variables` must be a list or tuple. Received: {type(variables).__name__}.")
-    embeddings = tuple(v for v in variables if is_embedding_variable(v))
-    return embeddings, tuple(v for v in variables if not is_embedding_variable(v))

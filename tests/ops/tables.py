@@ -32,6 +32,7 @@ class NativeTable:
         name: str = "item",
         shared_name: str | None = None,
         owner: int = -1,
+        **policies: Any,
     ):
         init = init or Initializer()
         self.key_dtype, self.dim, self.world_size = key_dtype, dim, world_size
@@ -52,6 +53,7 @@ class NativeTable:
             init_a=init.a,
             init_b=init.b,
             bank=init.bank.reshape(-1).tolist(),
+            **policies,
         )
 
     def keys(self, keys: Any) -> tf.Tensor:

@@ -9,7 +9,8 @@ import tensorflow as tf
 import sok
 from sok.job import context
 from sok.job.job import Job
-from sok.table.table import EmbeddingVariable, is_embedding_variable, split_embedding_variable_from_others
+from sok.table.splitting import split_embedding_variable_from_others
+from sok.table.table import EmbeddingVariable, is_embedding_variable
 from tests.reference.initial_values import Initializer, initial_rows
 from tests.reference.judge import assert_same, assert_same_table
 from tests.reference.keys import KEY_DTYPES, extreme_keys

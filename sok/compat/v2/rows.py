@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from sok.base.types import TensorLike
 from sok.compat.v2.variable import KINDS, StaticVariable
-from sok.table.table import EmbeddingVariable, checked_table, split_embedding_variable_from_others
+from sok.table.splitting import split_embedding_variable_from_others
+from sok.table.table import EmbeddingVariable, checked_table
 
 
 def filter_variables(variables: Iterable[Any]) -> tuple[list[EmbeddingVariable], list[Any]]:

@@ -1,0 +1,224 @@
+// Keys that wait for a row, rows that are counted, and rows that leave an EmbeddingTable.
+#include <algorithm>
+#include <cmath>
+#include <mutex>
+
+#include "slot_set.h"
+#include "sok/embedding_table.h"
+#include "sok/error.h"
+#include "sort_by_row.h"
+#include "tasks.h"
+
+namespace sok {
+namespace {
+
+constexpr uint32_t kNoRow = HashTable::kNoRow;
+constexpr int64_t kRowsPerTask = 4096;
+constexpr int64_t kCyclesPerRow = 60;  // a cache miss, partly hidden
+constexpr int64_t kMaxCandidates = INT64_C(0xFFFFFFFE);
+
+double Norm(const float* weights, int64_t dim) {
+  double sum = 0.0;
+  for (int64_t j = 0; j < dim; ++j) sum += static_cast<double>(weights[j]) * static_cast<double>(weights[j]);
+  return std::sqrt(sum);
+}
+
+}  // namespace
+
+void Policies::Check(const TableConfig& table) const {
+  auto check = [&](bool ok, const std::string& text) {
+    if (!ok) throw InvalidArgument("table '" + table.name + "': " + text);
+  };
+  check(after >= 0 && after <= INT64_C(0xFFFFFFFF),
+        "admission after n steps takes n in [1, 2^32 - 1]. Received: " + std::to_string(after) + ".");
+  check(!admits() || table.hashed, "a table whose keys are row numbers admits every key.");
+  check(older_than >= 0, "`older_than` must not be negative. Received: " + std::to_string(older_than) + ".");
+  check(norm_below >= 0.0f && std::isfinite(norm_below),
+        "`norm_below` must be finite and not negative. Received: " + std::to_string(norm_below) + ".");
+  check(every >= 1, "`every` must be at least 1. Received: " + std::to_string(every) + ".");
+}
+
+void EmbeddingTable::MakeHistory() {
+  UpdateRule rule;
+  rule.rule = ParseRule(kHistoryRule);
+  history_ = FindOrAttach(rule, kHistorySet);
+  if (config_.policies.after == 0) return;
+  TableConfig config = config_;
+  config.name += "/candidates";
+  config.dim = static_cast<int64_t>(sizeof(RowHistory) / sizeof(float));
+  config.capacity = kMaxCandidates;
+  config.policies = Policies();
+  config.initializer = Initializer();
+  config.initializer.kind = InitKind::kConstant;
+  config.initializer.a = 0.0f;
+  candidates_ = std::make_shared<EmbeddingTable>(std::move(config));
+}
+
+EmbeddingTable::Word* EmbeddingTable::HistoryOf(int64_t row) const {
+  const int64_t offset = history_ == nullptr ? 0 : history_->offset;  // of candidates it is the whole record
+  return reinterpret_cast<Word*>(const_cast<float*>(rows_.Record(row)) + offset);
+}
+
+bool EmbeddingTable::Count(Word* history, uint32_t now) {
+  // Threads that meet in one row: only one of them finds another step there.
+  if (__atomic_load_n(&history[1], __ATOMIC_RELAXED) == now) return false;
+  if (__atomic_exchange_n(&history[1], now, __ATOMIC_RELAXED) == now) return false;
+  if (history[0] != UINT32_MAX) ++history[0];
+  return true;
+}
+
+void EmbeddingTable::CountRows(const uint32_t* rows, int64_t n) {
+  const uint32_t now = static_cast<uint32_t>(step + 1);
+  for (int64_t i = 0; i < n; ++i) {
+    if (rows[i] == kNoRow) continue;
+    if (Count(HistoryOf(rows[i]), now) && saved_.is_on()) saved_.Mark(rows[i]);
+  }
+}
+
+int64_t EmbeddingTable::Admit(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, int64_t* missing, int64_t m) {
+  const Policies& policies = config_.policies;
+  if (!policies.admits() || m == 0) return m;
+  bool* passes = scratch->Get<bool>(m);
+  for (int64_t k = 0; k < m; ++k) passes[k] = policies.HasLuck(keys[missing[k]]);
+  if (candidates_) {
+    uint64_t* wanted = scratch->Get<uint64_t>(m);
+    uint32_t* rows = scratch->Get<uint32_t>(m);
+    int64_t* absent = scratch->Get<int64_t>(m);
+    int64_t num_absent = 0;
+    bool bad = false;
+    for (int64_t k = 0; k < m; ++k) wanted[k] = keys[missing[k]];
+    const Lock lock(candidates_->mutex_);
+    candidates_->FindRows(wanted, m, rows, &bad);
+    for (int64_t k = 0; k < m; ++k)
+      if (rows[k] == kNoRow) absent[num_absent++] = k;
+    candidates_->InsertMissing(cpu, scratch, wanted, absent, num_absent, rows);
+    candidates_->CopyAside(rows, m);
+    const uint32_t now = static_cast<uint32_t>(step + 1);
+    for (int64_t k = 0; k < m; ++k) {
+      Word* history = candidates_->HistoryOf(rows[k]);
+      if (Count(history, now) && candidates_->saved_.is_on()) candidates_->saved_.Mark(rows[k]);
+      passes[k] = history[0] >= policies.after;
+    }
+  }
+  int64_t* refused = scratch->Get<int64_t>(m);
+  int64_t num_passed = 0, num_refused = 0;
+  for (int64_t k = 0; k < m; ++k) (passes[k] ? missing[num_passed++] : refused[num_refused++]) = missing[k];
+  std::copy(refused, refused + num_refused, missing + num_passed);
+  return num_passed;
+}
+
+void EmbeddingTable::ReserveTakeOver(const uint64_t* keys, const int64_t* missing, int64_t m) {
+  const Lock lock(candidates_->mutex_);
+  std::vector<uint32_t> rows;
+  for (int64_t k = 0; k < m && candidates_->num_rows_ > 0; ++k) {
+    const uint32_t row = candidates_->FindRow(keys[missing[k]]);
+    if (row != kNoRow) rows.push_back(row);
+  }
+  candidates_->ReserveRemoval(rows.data(), static_cast<int64_t>(rows.size()));
+}
+
+void EmbeddingTable::TakeOver(const MadeRow* made, int64_t n, bool fresh) {
+  const Lock lock(candidates_->mutex_);
+  if (candidates_->num_rows_ == 0) return;
+  for (int64_t k = 0; k < n; ++k) {
+    const uint32_t row = candidates_->FindRow(made[k].key);
+    if (row == kNoRow) continue;
+    if (fresh) std::copy_n(candidates_->HistoryOf(row), 2, HistoryOf(made[k].row));
+    candidates_->RemoveRow(row, made[k].key);
+  }
+  ++candidates_->losses_;
+}
+
+std::vector<std::pair<uint32_t, uint64_t>> EmbeddingTable::Leaving(const Cpu& cpu, const Policies& policies,
+                                                                   int64_t now) {
+  std::vector<std::pair<uint32_t, uint64_t>> leaving, part;
+  std::vector<uint8_t> leaves;
+  const int64_t dim = config_.dim, floats = (1 + kMaxSlots) * dim;  // the weights, and scratch of ReadRow
+  std::vector<float> buffers;
+  for (int64_t p = 0; p < NumParts(); ++p) {
+    RowsOfPart(p, /*changes=*/false, &part);
+    SortByRow(&part);  // the order in which numbers are given out again
+    const int64_t n = static_cast<int64_t>(part.size()), tasks = (n + kRowsPerTask - 1) / kRowsPerTask;
+    leaves.assign(part.size(), 0);
+    buffers.resize(policies.norm_below > 0.0f ? static_cast<size_t>(MaxWorkers(cpu, tasks) * floats) : 0);
+    ForTasks(cpu, tasks, n * (kCyclesPerRow + (buffers.empty() ? 0 : dim)), [&](int64_t worker, int64_t task) {
+      for (int64_t i = task * kRowsPerTask; i < std::min(n, (task + 1) * kRowsPerTask); ++i) {
+        const auto [row, key] = part[static_cast<size_t>(i)];
+        Word* history = HistoryOf(row);
+        bool goes = false;
+        if (history[1] == 0) {
+          CopyAside(&row, 1);
+          history[1] = static_cast<uint32_t>(now);
+          if (saved_.is_on()) saved_.Mark(row);
+        } else {
+          goes = policies.older_than > 0 && now - int64_t{history[1]} >= policies.older_than;
+        }
+        if (!goes && policies.norm_below > 0.0f) {
+          float* buffer = buffers.data() + worker * floats;
+          goes = Norm(ReadRow(row, key, buffer, buffer + dim), dim) < static_cast<double>(policies.norm_below);
+        }
+        leaves[static_cast<size_t>(i)] = goes ? 1 : 0;
+      }
+    });
+    for (size_t i = 0; i < part.size(); ++i)
+      if (leaves[i] != 0) leaving.push_back(part[i]);
+  }
+  return leaving;
+}
+
+void EmbeddingTable::EndStep(const Cpu& cpu) {
+  const Policies& policies = config_.policies;
+  const int64_t now = ++step;
+  if (!policies.IsPassAt(now)) return;
+  const Lock lock(mutex_);
+  auto remove = [&](EmbeddingTable* table, const Policies& policies, bool has_ids) {
+    const auto leaving = table->Leaving(cpu, policies, now);
+    std::vector<uint32_t> rows;
+    for (const auto& [row, key] : leaving) {
+      rows.push_back(row);
+      if (has_ids) table->erased_.Touch(row);
+    }
+    const int64_t n = static_cast<int64_t>(rows.size());
+    table->ReserveRemoval(rows.data(), n);
+    for (const auto& [row, key] : leaving) {
+      if (has_ids) *table->erased_.At(row) = table->epoch_ + 1;
+      table->RemoveRow(row, key);
+    }
+    if (n > 0) ++table->losses_;
+    if (n > 0 && has_ids) ++table->epoch_;
+    return n;
+  };
+  evicted_ += remove(this, policies, true);
+  if (candidates_ == nullptr || policies.older_than == 0) return;
+  Policies by_age;
+  by_age.older_than = policies.older_than;
+  const Lock theirs(candidates_->mutex_);
+  remove(candidates_.get(), by_age, false);
+}
+
+void EmbeddingTable::Histories(const uint64_t* keys, int64_t n, RowHistory* histories) const {
+  CheckKeys(keys, n);
+  const SharedLock lock(mutex_);
+  if (history_ == nullptr)
+    throw FailedPrecondition(Label() + " has neither admission nor eviction: it keeps no histories.");
+  SharedLock theirs;
+  if (candidates_) theirs = SharedLock(candidates_->mutex_);
+  for (int64_t i = 0; i < n; ++i) {
+    uint32_t row = FindRow(keys[i]);
+    const EmbeddingTable* table = this;
+    if (row == kNoRow && candidates_) {
+      table = candidates_.get();
+      row = table->FindRow(keys[i]);
+    }
+    histories[i] = RowHistory();
+    if (row == kNoRow) continue;
+    const Word* history = table->HistoryOf(row);
+    histories[i] = {history[0], history[1]};
+  }
+}
+
+PolicyCounts EmbeddingTable::policy_counts() const {
+  return {candidates_ ? candidates_->size() : 0, made_, refused_, evicted_};
+}
+
+}  // namespace sok

@@ -1,0 +1,60 @@
+// When a key gets a row of its own, and when a row leaves: docs/policies.md.
+#pragma once
+
+#include <cstdint>
+
+#include "sok/hash_key.h"
+
+namespace sok {
+
+struct TableConfig;
+
+// What a row with a policy has seen; in its record, and in files, the two scalars of the slot set kHistorySet. A count stops at
+// its largest value.
+struct RowHistory {
+  uint32_t count = 0;  // steps whose batches held the key
+  uint32_t last = 0;   // updates of the table after the last of them; 0: no batch held it
+};
+inline constexpr char kHistorySet[] = "history", kHistoryRule[] = "history(;count,last)";
+
+struct Policies {
+  // A key gets its row in the step that is its `after`-th; 0: in the first, and nothing is counted for that.
+  int64_t after = 0;
+  // A key gets a row only if a hash of it is below; 0: every key.
+  uint64_t admit_below = 0;
+  uint64_t chance_seed = 0;
+  // A pass follows each update whose number is a multiple of `every`. In it rows leave that no batch has held for `older_than`
+  // steps, and those whose L2 norm is below `norm_below`; 0: none.
+  int64_t older_than = 0;
+  float norm_below = 0.0f;
+  int64_t every = 1;
+
+  bool admits() const { return after > 0 || admit_below > 0; }
+  bool evicts() const { return older_than > 0 || norm_below > 0.0f; }
+  bool any() const { return admits() || evicts(); }
+  bool IsPassAt(int64_t step) const { return evicts() && step % every == 0; }
+
+  // Throws InvalidArgument if they make no sense, or do not go with the table.
+  void Check(const TableConfig& table) const;
+
+  // Files and other workers rely on it: it never changes.
+  bool HasLuck(uint64_t key) const {
+    constexpr uint64_t kOfAdmission = 0x61646D6974;
+    return admit_below == 0 || HashKey(key ^ HashKey(chance_seed ^ kOfAdmission)) < admit_below;
+  }
+
+  bool operator==(const Policies& other) const {
+    return after == other.after && admit_below == other.admit_below && chance_seed == other.chance_seed &&
+           older_than == other.older_than && norm_below == other.norm_below && every == other.every;
+  }
+};
+
+// What policies have done to a shard since it was made.
+struct PolicyCounts {
+  int64_t candidates = 0;  // keys that are counted and have no row, now
+  int64_t made = 0;        // rows
+  int64_t refused = 0;     // keys of lookups that make rows, repeats included, that got none
+  int64_t evicted = 0;     // rows
+};
+
+}  // namespace sok

@@ -1,0 +1,77 @@
+// What admission and eviction know of a table's keys.
+#include "op.h"
+#include "shapes.h"
+#include "table_resource.h"
+
+namespace sok {
+namespace {
+
+REGISTER_OP("Sok>TableHistory")
+    .Input("handle: resource")
+    .Input("keys: Tkey")
+    .Output("counts: int64")
+    .Output("last: int64")
+    .Attr("Tkey: " SOK_KEY_TYPES)
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle keys;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &keys));
+      c->set_output(0, keys);
+      c->set_output(1, keys);
+      return absl::OkStatus();
+    });
+
+void TableHistory(OpKernelContext* ctx) {
+  const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
+  resource->CheckKeyType(ctx->input(1));
+  CheckRank(ctx->input(1), 1, "keys");
+  const int64_t n = ctx->input(1).NumElements();
+  Tensor *counts = Output(ctx, 0, CheckedShape({n})), *last = Output(ctx, 1, CheckedShape({n}));
+  const ScratchLease scratch;
+  RowHistory* histories = scratch.get()->Get<RowHistory>(n);
+  resource->table().Histories(KeyWords(ctx->input(1), scratch.get()), n, histories);
+  for (int64_t i = 0; i < n; ++i) {
+    counts->flat<int64_t>()(i) = histories[i].count;
+    last->flat<int64_t>()(i) = histories[i].last;
+  }
+}
+SOK_HOST_KERNEL("Sok>TableHistory", FunctionOp<TableHistory>, "handle", "keys", "counts", "last");
+
+// Rows, candidates, made, refused, evicted.
+REGISTER_OP("Sok>TableStats")
+    .Input("handle: resource")
+    .Output("stats: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(5));
+      return absl::OkStatus();
+    });
+
+void TableStats(OpKernelContext* ctx) {
+  EmbeddingTable& table = TableArg(ctx, 0)->table();
+  const PolicyCounts counts = table.policy_counts();
+  const int64_t all[] = {table.size(), counts.candidates, counts.made, counts.refused, counts.evicted};
+  Tensor* stats = Output(ctx, 0, CheckedShape({5}));
+  std::copy(std::begin(all), std::end(all), stats->flat<int64_t>().data());
+}
+SOK_HOST_KERNEL("Sok>TableStats", FunctionOp<TableStats>, "handle", "stats");
+
+// The keys of a table that are counted and have no row yet, as a table of its own.
+REGISTER_OP("Sok>TableCandidates")
+    .Input("handle: resource")
+    .Output("candidates: resource")
+    .SetIsStateful()
+    .SetShapeFn(ScalarShape);
+
+void TableCandidates(OpKernelContext* ctx) {
+  const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
+  if (resource->table().candidates() == nullptr) {
+    throw FailedPrecondition(resource->config().Label() + " counts no keys before they have rows.");
+  }
+  ScalarOutput<tensorflow::ResourceHandle>(ctx, 0) = tensorflow::ResourceHandle::MakeRefCountingHandle(
+      new TableResource(resource->table().candidates(), resource->key_dtype()), ctx->device()->name());
+}
+SOK_HOST_KERNEL("Sok>TableCandidates", FunctionOp<TableCandidates>, "handle", "candidates");
+
+}  // namespace
+}  // namespace sok

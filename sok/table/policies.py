@@ -1,0 +1,168 @@
+"""When a key gets a row of its own, and when a row leaves: properties of a table. Knows no TensorFlow."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, SupportsIndex
+
+from sok.table.placement import Placement
+
+HISTORY = "history"
+"""The slot set in which rows with a policy keep what they have seen. Native code has the same names."""
+HISTORY_RULE = "history(;count,last)"
+CANDIDATES = "/candidates"
+"""What the name of a table is followed by in files that hold its keys that wait for a row."""
+
+_MAX_COUNT = 2**32 - 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Admission:
+    """Says which keys get a row of their own. Give one of the two.
+
+    A key without a row reads its initial row, and gradients for it are dropped. What a table decides depends on the
+    data and its seed alone: not on the number of workers, the placement or the schedule (docs/policies.md).
+
+    Args:
+        after: the step that is the `after`-th whose batch holds a key gives it its row, before that is read. 1 admits
+            every key at once. A key that waits takes 24 to 32 bytes.
+        probability: the share of keys that get rows, in (0, 1]. A hash of the key and of the table's seed decides, once
+            for all.
+
+    Raises:
+        ValueError: neither or both are given, or one is out of range.
+
+    Example:
+        >>> import sok
+        >>> import tensorflow as tf
+        >>> table = sok.EmbeddingVariable(dim=2, capacity=10, name="admits", admission=sok.Admission(after=2))
+        >>> optimizer = sok.optimizers.SGD(1.0)
+        >>> for _ in range(2):
+        ...     with tf.GradientTape() as tape:
+        ...         loss = tf.reduce_sum(tf.nn.embedding_lookup(table, tf.constant([7], tf.int64)))
+        ...     optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+        ...     print(table.stats()["rows"], table.stats()["candidates"])
+        0 1
+        1 0
+
+    Source: the counter filter of DeepRec's EmbeddingVariable, and `filter_ratio` of SOK v2's hybrid tables.
+    """
+
+    after: int | None = None
+    probability: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.after is None) == (self.probability is None):
+            raise ValueError(f"Give `after` or `probability`. Received: {self!r}.")
+        if self.after is not None:
+            _check_whole("after", self.after, 1, _MAX_COUNT)
+        if self.probability is not None and not 0.0 < float(self.probability) <= 1.0:
+            raise ValueError(f"`probability` must lie in (0, 1]. Received: {self.probability!r}.")
+
+    def to_attributes(self) -> dict[str, Any]:
+        """The attributes by which native ops know it."""
+        if self.after is not None:
+            return {"admit_after": int(self.after)}
+        below = math.ceil(math.ldexp(float(self.probability or 0.0), 64))
+        # 2^64 is every key; others as an attribute is stored, of 64 bits with a sign.
+        return {"admit_below": 0 if below == 2**64 else below - (below >= 2**63) * 2**64}
+
+    def get_config(self) -> dict[str, Any]:
+        """What `Admission(**config)` makes it of again, for JSON."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Eviction:
+    """Says when rows leave a table. Give one of the first two, or both.
+
+    They leave in passes over the whole table: after each update whose number (`table.step`) is a multiple of `every`. A
+    key that has left starts anew when it comes again: from its initial row, and with `admission` from its first step.
+    For incremental checkpoints, and those that follow them, it is erased.
+
+    Args:
+        older_than: in steps: rows leave, and keys that wait for a row are forgotten, that no batch has held in the last
+            `older_than` steps.
+        norm_below: rows leave whose weights have a smaller L2 norm. Rows must be whole on their workers: not with
+            `sok.column_wise`.
+        every: steps from one pass to the next, at least 1. A pass reads 8 bytes of each row, or its weights. None: an
+            eighth of `older_than`, at least 1; with `norm_below` alone it must be given.
+
+    Raises:
+        ValueError: nothing is given, or something is out of range.
+
+    Example:
+        >>> Eviction(older_than=1000)
+        Eviction(older_than=1000, norm_below=None, every=125)
+
+    Source: DeepRec's GlobalStepEvict and L2WeightEvict, which look at rows when a checkpoint is saved.
+    """
+
+    older_than: int | None = None
+    norm_below: float | None = None
+    every: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.older_than is None and self.norm_below is None:
+            raise ValueError("Give `older_than`, `norm_below`, or both.")
+        if self.older_than is not None:
+            _check_whole("older_than", self.older_than, 1, _MAX_COUNT)
+        if self.norm_below is not None and not 0.0 < float(self.norm_below) < math.inf:
+            raise ValueError(f"`norm_below` must be a finite number above 0. Received: {self.norm_below!r}.")
+        if self.every is None:
+            if self.older_than is None:
+                raise ValueError(
+                    "`every` must be given with `norm_below` alone: a pass reads all weights of the table."
+                )
+            object.__setattr__(self, "every", max(1, int(self.older_than) // 8))
+        else:
+            _check_whole("every", self.every, 1, _MAX_COUNT)
+
+    def to_attributes(self) -> dict[str, Any]:
+        """The attributes by which native ops know it."""
+        return {
+            "evict_older_than": int(self.older_than or 0),
+            "evict_norm_below": float(self.norm_below or 0.0),
+            "evict_every": int(self.every or 1),
+        }
+
+    def get_config(self) -> dict[str, Any]:
+        """What `Eviction(**config)` makes it of again, for JSON."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+def as_admission(value: object) -> Admission | None:
+    """A table's `admission`, given as such or as its config."""
+    return _as(Admission, "admission", value)
+
+
+def as_eviction(value: object) -> Eviction | None:
+    """A table's `eviction`, given as such or as its config."""
+    return _as(Eviction, "eviction", value)
+
+
+def _as(kind: type[Any], argument: str, value: object) -> Any:
+    if value is None or isinstance(value, kind):
+        return value
+    if isinstance(value, Mapping):
+        return kind(**value)
+    raise ValueError(f"`{argument}` must be None or a sok.{kind.__name__}. Received: {value!r}.")
+
+
+def check(admission: Admission | None, eviction: Eviction | None, hashed: bool, placement: Placement) -> None:
+    """Raises `ValueError` where policies do not go with the table."""
+    if admission is not None and not hashed:
+        raise ValueError("`admission` is for hashed tables: of others every key has its place. Leave it out.")
+    if placement.cuts_rows and admission is not None and admission.after is not None:
+        raise ValueError(
+            f"`admission`: sok.Admission(after=...) counts whole rows, and {placement!r} cuts them. Use sok.row_wise()."
+        )
+    if placement.cuts_rows and eviction is not None and eviction.norm_below is not None:
+        raise ValueError(f"`eviction`: `norm_below` needs whole rows, and {placement!r} cuts them. Use sok.row_wise().")
+
+
+def _check_whole(argument: str, value: object, low: int, top: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex) or not low <= int(value) <= top:
+        raise ValueError(f"`{argument}` must be a whole number in [{low}, {top}]. Received: {value!r}.")
