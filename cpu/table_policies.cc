@@ -15,6 +15,7 @@ namespace {
 constexpr uint32_t kNoRow = HashTable::kNoRow;
 constexpr int64_t kRowsPerTask = 4096;
 constexpr int64_t kCyclesPerRow = 60;  // a cache miss, partly hidden
+constexpr int64_t kLeastMaxRows = 16 << kBucketBits;
 constexpr int64_t kMaxCandidates = INT64_C(0xFFFFFFFE);
 
 double Norm(const float* weights, int64_t dim) {
@@ -35,6 +36,10 @@ void Policies::Check(const TableConfig& table) const {
   check(older_than >= 0, "`older_than` must not be negative. Received: " + std::to_string(older_than) + ".");
   check(norm_below >= 0.0f && std::isfinite(norm_below),
         "`norm_below` must be finite and not negative. Received: " + std::to_string(norm_below) + ".");
+  check(max_rows == 0 || max_rows >= kLeastMaxRows,
+        "`max_rows` must be at least " + std::to_string(kLeastMaxRows) +
+            ", 16 for each of 4096 buckets. Received: " + std::to_string(max_rows) + ".");
+  check(half_life >= 0, "`half_life` must not be negative. Received: " + std::to_string(half_life) + ".");
   check(every >= 1, "`every` must be at least 1. Received: " + std::to_string(every) + ".");
 }
 
@@ -166,13 +171,66 @@ std::vector<std::pair<uint32_t, uint64_t>> EmbeddingTable::Leaving(const Cpu& cp
   return leaving;
 }
 
+void EmbeddingTable::AddCrowded(int64_t now, std::vector<std::pair<uint32_t, uint64_t>>* leaving) {
+  struct Rated {
+    double score;
+    uint64_t key;
+    uint32_t row;
+    bool operator<(const Rated& other) const {
+      return score != other.score ? score < other.score : HashKey(key) < HashKey(other.key);
+    }
+  };
+  const Policies& policies = config_.policies;
+  constexpr size_t kBuckets = size_t{1} << kBucketBits;
+  std::vector<int64_t> sizes(kBuckets, 0);
+  std::vector<std::pair<uint32_t, uint64_t>> part;
+  std::vector<uint32_t> gone;
+  for (const auto& [row, key] : *leaving) gone.push_back(row);
+  std::sort(gone.begin(), gone.end());
+  const auto for_each = [&](const auto& body) {
+    for (int64_t p = 0; p < NumParts(); ++p) {
+      RowsOfPart(p, /*changes=*/false, &part);
+      for (const auto& [row, key] : part)
+        if (gone.empty() || !std::binary_search(gone.begin(), gone.end(), row)) body(row, key);
+    }
+  };
+  for_each([&](uint32_t, uint64_t key) { ++sizes[static_cast<size_t>(BucketOf(key))]; });
+  std::vector<std::vector<Rated>> crowded(kBuckets);
+  bool any = false;
+  for (size_t b = 0; b < kBuckets; ++b) {
+    if (sizes[b] <= policies.MaxRowsOf(static_cast<int64_t>(b))) continue;
+    crowded[b].reserve(static_cast<size_t>(sizes[b]));
+    any = true;
+  }
+  if (!any) return;
+  for_each([&](uint32_t row, uint64_t key) {
+    std::vector<Rated>& bucket = crowded[static_cast<size_t>(BucketOf(key))];
+    if (bucket.capacity() == 0) return;
+    const Word* history = HistoryOf(row);
+    bucket.push_back({policies.Score(history[0], history[1], now), key, row});
+  });
+  gone.clear();
+  std::vector<std::pair<uint32_t, uint64_t>> more;
+  for (size_t b = 0; b < kBuckets; ++b) {
+    std::vector<Rated>& bucket = crowded[b];
+    const int64_t over = static_cast<int64_t>(bucket.size()) - policies.MaxRowsOf(static_cast<int64_t>(b));
+    if (bucket.empty() || over <= 0) continue;
+    std::nth_element(bucket.begin(), bucket.begin() + over - 1, bucket.end());
+    for (auto rated = bucket.begin(); rated != bucket.begin() + over; ++rated)
+      more.emplace_back(rated->row, rated->key);
+  }
+  SortByRow(&more);
+  leaving->insert(leaving->end(), more.begin(), more.end());
+}
+
 void EmbeddingTable::EndStep(const Cpu& cpu) {
   const Policies& policies = config_.policies;
   const int64_t now = ++step;
   if (!policies.IsPassAt(now)) return;
   const Lock lock(mutex_);
   auto remove = [&](EmbeddingTable* table, const Policies& policies, bool has_ids) {
-    const auto leaving = table->Leaving(cpu, policies, now);
+    auto leaving = table->Leaving(cpu, policies, now);
+    if (policies.max_rows > 0) table->AddCrowded(now, &leaving);
     std::vector<uint32_t> rows;
     for (const auto& [row, key] : leaving) {
       rows.push_back(row);

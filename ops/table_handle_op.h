@@ -39,6 +39,9 @@ inline Policies PoliciesAttrs(OpKernelConstruction* ctx) {
   Check(ctx->GetAttr("seed", &seed));
   Check(ctx->GetAttr("evict_older_than", &policies.older_than));
   Check(ctx->GetAttr("evict_norm_below", &policies.norm_below));
+  Check(ctx->GetAttr("evict_max_rows", &policies.max_rows));
+  Check(ctx->GetAttr("evict_keeps_frequent", &policies.keeps_frequent));
+  Check(ctx->GetAttr("evict_half_life", &policies.half_life));
   Check(ctx->GetAttr("evict_every", &policies.every));
   policies.admit_below = static_cast<uint64_t>(admit_below);
   if (admit_below != 0) policies.chance_seed = static_cast<uint64_t>(seed);

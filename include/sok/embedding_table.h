@@ -205,6 +205,8 @@ class EmbeddingTable final : public TableStore {
   static bool Count(Word* history, uint32_t now);
   // Rows that have to leave after update `now`; what no batch has held yet begins to age.
   std::vector<std::pair<uint32_t, uint64_t>> Leaving(const Cpu& cpu, const Policies& policies, int64_t now);
+  // Those of the others that have to leave since their buckets have too many.
+  void AddCrowded(int64_t now, std::vector<std::pair<uint32_t, uint64_t>>* leaving);
   // Rows of distinct keys go. In two steps, of which the second takes no memory.
   void MakeHistory();
   void ReserveRemoval(const uint32_t* rows, int64_t n);

@@ -1,9 +1,11 @@
 // When a key gets a row of its own, and when a row leaves: docs/policies.md.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "sok/hash_key.h"
+#include "sok/partition.h"
 
 namespace sok {
 
@@ -27,15 +29,33 @@ struct Policies {
   // steps, and those whose L2 norm is below `norm_below`; 0: none.
   int64_t older_than = 0;
   float norm_below = 0.0f;
+  // Rows that are left of all workers after a pass, at most; 0: any number. Each bucket of keys (partition.h) has its part of them,
+  // and keeps those that were held last, or most often: a count is worth half of itself for each `half_life` steps since the
+  // last, or all of it where that is 0.
+  int64_t max_rows = 0;
+  bool keeps_frequent = false;
+  int64_t half_life = 0;
   int64_t every = 1;
 
   bool admits() const { return after > 0 || admit_below > 0; }
-  bool evicts() const { return older_than > 0 || norm_below > 0.0f; }
+  bool evicts() const { return older_than > 0 || norm_below > 0.0f || max_rows > 0; }
   bool any() const { return admits() || evicts(); }
   bool IsPassAt(int64_t step) const { return evicts() && step % every == 0; }
 
   // Throws InvalidArgument if they make no sense, or do not go with the table.
   void Check(const TableConfig& table) const;
+
+  // Rows that are left of a bucket.
+  int64_t MaxRowsOf(int64_t bucket) const {
+    const int64_t whole = max_rows >> kBucketBits, rest = max_rows & ((1 << kBucketBits) - 1);
+    return whole + ((rest * (bucket + 1)) >> kBucketBits) - ((rest * bucket) >> kBucketBits);
+  }
+  // What stays rather than what has less, in a pass after update `now`.
+  double Score(uint32_t count, uint32_t last, int64_t now) const {
+    if (!keeps_frequent) return last;
+    const double age = half_life > 0 ? static_cast<double>(now - last) / static_cast<double>(half_life) : 0.0;
+    return std::log2(static_cast<double>(count)) - age;
+  }
 
   // Files and other workers rely on it: it never changes.
   bool HasLuck(uint64_t key) const {
@@ -45,7 +65,8 @@ struct Policies {
 
   bool operator==(const Policies& other) const {
     return after == other.after && admit_below == other.admit_below && chance_seed == other.chance_seed &&
-           older_than == other.older_than && norm_below == other.norm_below && every == other.every;
+           older_than == other.older_than && norm_below == other.norm_below && max_rows == other.max_rows &&
+           keeps_frequent == other.keeps_frequent && half_life == other.half_life && every == other.every;
   }
 };
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, SupportsIndex
 
-from sok.table.placement import Placement
+from sok.table.placement import NUM_BUCKETS, Placement
 
 HISTORY = "history"
 """The slot set in which rows with a policy keep what they have seen. Native code has the same names."""
@@ -16,9 +16,10 @@ CANDIDATES = "/candidates"
 """What the name of a table is followed by in files that hold its keys that wait for a row."""
 
 _MAX_COUNT = 2**32 - 1
+_LEAST_MAX_ROWS = 16 * NUM_BUCKETS
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Admission:
     """Says which keys get a row of their own. Give one of the two.
 
@@ -71,12 +72,15 @@ class Admission:
 
     def get_config(self) -> dict[str, Any]:
         """What `Admission(**config)` makes it of again, for JSON."""
-        return {name: value for name, value in vars(self).items() if value is not None}
+        return _said(self)
+
+    def __repr__(self) -> str:
+        return _shown(self)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Eviction:
-    """Says when rows leave a table. Give one of the first two, or both.
+    """Says when rows leave a table: any of the first three reasons is enough.
 
     They leave in passes over the whole table: after each update whose number (`table.step`) is a multiple of `every`. A
     key that has left starts anew when it comes again: from its initial row, and with `admission` from its first step.
@@ -87,35 +91,57 @@ class Eviction:
             `older_than` steps.
         norm_below: rows leave whose weights have a smaller L2 norm. Rows must be whole on their workers: not with
             `sok.column_wise`.
-        every: steps from one pass to the next, at least 1. A pass reads 8 bytes of each row, or its weights. None: an
-            eighth of `older_than`, at least 1; with `norm_below` alone it must be given.
+        max_rows: of all workers together, at least 65,536: so many rows at most are left after a pass. Each of 4,096
+            buckets of keys has its part of them and gives up what is over, though another may have room. Buckets must
+            be whole on their workers: a placement by hash, on one worker, in columns or copies. Capacity must have room
+            for what comes between two passes as well.
+        keep: what stays of a crowded bucket: 'recent', the rows that batches have held last; 'frequent', those that were
+            in most steps. A hash of the key decides between equal ones.
+        half_life: of 'frequent': a row counts half for each so many steps since a batch held it last. None: in full.
+        every: steps from one pass to the next, at least 1. A pass reads 8 bytes of each row, or its weights, and with
+            `max_rows` takes 24 bytes a row meanwhile. None: an eighth of `older_than`, at least 1; without `older_than`
+            it must be given.
 
     Raises:
         ValueError: nothing is given, or something is out of range.
 
     Example:
         >>> Eviction(older_than=1000)
-        Eviction(older_than=1000, norm_below=None, every=125)
+        Eviction(older_than=1000, every=125)
+        >>> Eviction(max_rows=1_000_000, keep="frequent", half_life=10_000, every=100)
+        Eviction(max_rows=1000000, keep='frequent', half_life=10000, every=100)
 
-    Source: DeepRec's GlobalStepEvict and L2WeightEvict, which look at rows when a checkpoint is saved.
+    Source: DeepRec's GlobalStepEvict and L2WeightEvict, which look at rows when a checkpoint is saved; the eviction
+    strategies of HierarchicalKV.
     """
 
     older_than: int | None = None
     norm_below: float | None = None
+    max_rows: int | None = None
+    keep: str = "recent"
+    half_life: int | None = None
     every: int | None = None
 
     def __post_init__(self) -> None:
-        if self.older_than is None and self.norm_below is None:
-            raise ValueError("Give `older_than`, `norm_below`, or both.")
+        if self.older_than is None and self.norm_below is None and self.max_rows is None:
+            raise ValueError("Give `older_than`, `norm_below` or `max_rows`.")
+        if self.max_rows is not None:
+            _check_whole("max_rows", self.max_rows, _LEAST_MAX_ROWS, 2**62)
+        if self.keep not in ("recent", "frequent"):
+            raise ValueError(f"`keep` must be 'recent' or 'frequent'. Received: {self.keep!r}.")
+        if self.keep != "recent" and self.max_rows is None:
+            raise ValueError(f"`keep` says what stays of more than `max_rows`. Received: {self.keep!r} alone.")
+        if self.half_life is not None:
+            _check_whole("half_life", self.half_life, 1, _MAX_COUNT)
+            if self.keep != "frequent":
+                raise ValueError(f"`half_life` is for keep='frequent'. Received: keep={self.keep!r}.")
         if self.older_than is not None:
             _check_whole("older_than", self.older_than, 1, _MAX_COUNT)
         if self.norm_below is not None and not 0.0 < float(self.norm_below) < math.inf:
             raise ValueError(f"`norm_below` must be a finite number above 0. Received: {self.norm_below!r}.")
         if self.every is None:
             if self.older_than is None:
-                raise ValueError(
-                    "`every` must be given with `norm_below` alone: a pass reads all weights of the table."
-                )
+                raise ValueError("`every` must be given without `older_than`: a pass looks at all rows.")
             object.__setattr__(self, "every", max(1, int(self.older_than) // 8))
         else:
             _check_whole("every", self.every, 1, _MAX_COUNT)
@@ -125,12 +151,26 @@ class Eviction:
         return {
             "evict_older_than": int(self.older_than or 0),
             "evict_norm_below": float(self.norm_below or 0.0),
+            "evict_max_rows": int(self.max_rows or 0),
+            "evict_keeps_frequent": self.keep == "frequent",
+            "evict_half_life": int(self.half_life or 0),
             "evict_every": int(self.every or 1),
         }
 
     def get_config(self) -> dict[str, Any]:
         """What `Eviction(**config)` makes it of again, for JSON."""
-        return {name: value for name, value in vars(self).items() if value is not None}
+        return _said(self)
+
+    def __repr__(self) -> str:
+        return _shown(self)
+
+
+def _said(value: Admission | Eviction) -> dict[str, Any]:
+    return {f.name: said for f in dataclasses.fields(value) if (said := getattr(value, f.name)) != f.default}
+
+
+def _shown(value: Admission | Eviction) -> str:
+    return f"{type(value).__name__}({', '.join(f'{name}={said!r}' for name, said in _said(value).items())})"
 
 
 def as_admission(value: object) -> Admission | None:
@@ -161,6 +201,13 @@ def check(admission: Admission | None, eviction: Eviction | None, hashed: bool, 
         )
     if placement.cuts_rows and eviction is not None and eviction.norm_below is not None:
         raise ValueError(f"`eviction`: `norm_below` needs whole rows, and {placement!r} cuts them. Use sok.row_wise().")
+
+    is_whole = placement.hash or placement.owner is not None or placement.is_copied or placement.cuts_rows
+    if eviction is not None and eviction.max_rows is not None and not is_whole:
+        raise ValueError(
+            f"`eviction`: with `max_rows` rows leave by buckets of keys, and {placement!r} spreads these over workers. "
+            "Use sok.row_wise(hash=True)."
+        )
 
 
 def _check_whole(argument: str, value: object, low: int, top: int) -> None:

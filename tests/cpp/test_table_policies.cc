@@ -1,5 +1,6 @@
 // Admission and eviction (cpu/table_policies.cc) beside a map that says the same slowly.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <random>
@@ -95,6 +96,53 @@ TEST(RowsOfSmallNormLeave) {
   table.Assign({2}, 0.6f);
   EndStep(&table);
   CHECK(table.native().Keys() == std::vector<uint64_t>({2}));
+}
+
+TEST(CrowdedBucketsKeepWhatWasHeldLastOrMostOften) {
+  constexpr int64_t kMaxRows = (16 << sok::kBucketBits) + 2048;
+  for (const int64_t half_life : {-1, 0, 2}) {  // -1: the most recent stay
+    sok::TableConfig config = WithPolicies(0, half_life < 0 ? 6 : 0, 2, 400000);
+    config.policies.max_rows = kMaxRows;
+    config.policies.keeps_frequent = half_life >= 0;
+    config.policies.half_life = std::max<int64_t>(half_life, 0);
+    Table table(config);
+    std::map<uint64_t, Seen> seen;
+    std::mt19937 random(11);
+    for (int64_t step = 1; step <= 8; ++step) {
+      std::vector<uint64_t> keys(20000);
+      for (uint64_t& key : keys) key = random() % (step % 3 == 0 ? 4000 : 120000);
+      table.Lookup(keys);
+      for (const uint64_t key : keys) {
+        Seen& of = seen[key];
+        if (of.last != step) of = {of.count + 1, step, true};
+      }
+      EndStep(&table);
+      if (step % 2 != 0) continue;
+      std::map<int, std::vector<std::pair<std::pair<double, uint64_t>, uint64_t>>> buckets;
+      for (auto it = seen.begin(); it != seen.end();) {
+        const Seen& of = it->second;
+        if (half_life < 0 && step - of.last >= 6) {
+          it = seen.erase(it);
+          continue;
+        }
+        const double age = half_life > 0 ? static_cast<double>(step - of.last) / static_cast<double>(half_life) : 0.0;
+        const double score =
+            half_life < 0 ? static_cast<double>(of.last) : std::log2(static_cast<double>(of.count)) - age;
+        buckets[sok::BucketOf(it->first)].push_back({{score, sok::HashKey(it->first)}, it->first});
+        ++it;
+      }
+      for (auto& [bucket, rows] : buckets) {
+        const size_t most = static_cast<size_t>(kMaxRows * (bucket + 1) / 4096 - kMaxRows * bucket / 4096);
+        std::sort(rows.begin(), rows.end());
+        for (size_t i = 0; i + most < rows.size(); ++i) seen.erase(rows[i].second);
+      }
+      std::set<uint64_t> left;
+      for (const uint64_t key : table.native().Keys()) left.insert(key);
+      CHECK_EQ(left.size(), seen.size());
+      for (const auto& [key, of] : seen) CHECK_EQ(left.count(key), size_t{1});
+    }
+    CHECK(table.native().policy_counts().evicted > 10000);
+  }
 }
 
 TEST(ChanceDependsOnKeyAndSeedAlone) {
@@ -208,6 +256,9 @@ TEST(ASnapshotHoldsWhatRowsHadSeenThen) {
 TEST(WhatMakesNoSenseIsRefused) {
   CHECK_THROWS(Table table(WithPolicies(-1, 0, 1)), sok::InvalidArgument, "admission after n steps");
   CHECK_THROWS(Table table(WithPolicies(0, 5, 0)), sok::InvalidArgument, "`every` must be at least 1");
+  sok::TableConfig few = WithPolicies(0, 0, 1);
+  few.policies.max_rows = 1000;
+  CHECK_THROWS(Table table(few), sok::InvalidArgument, "`max_rows` must be at least 65536");
   sok::TableConfig identity = WithPolicies(2, 0, 1);
   identity.hashed = false;
   CHECK_THROWS(Table table(identity), sok::InvalidArgument, "admits every key");

@@ -80,7 +80,8 @@ def make_calls(lib: Any, folder: Path) -> None:
     lib.sok_table_try_assign(table.handle, table.keys([1, 6]), grads)
     lib.sok_table_try_reserve(table.handle, tf.constant(5, tf.int64))
     lib.sok_table_reserve(identity.handle, tf.constant(5, tf.int64), keys_only=False)
-    counted = NativeTable(dim=3, admit_after=2, evict_older_than=3, evict_norm_below=0.1, evict_every=1)
+    evicts = {"evict_older_than": 3, "evict_norm_below": 0.1, "evict_max_rows": 70_000, "evict_every": 1}
+    counted = NativeTable(dim=3, admit_after=2, **evicts)
     counted.lookup([1, 2])
     lib.sok_table_history(counted.handle, i64(1, 9))
     lib.sok_table_stats(counted.handle)
