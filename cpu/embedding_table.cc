@@ -226,7 +226,7 @@ int64_t EmbeddingTable::SlotFloats(const std::string& slot_set) const {
 void EmbeddingTable::ReadSlots(const SlotSet& set, uint32_t row, float* weights, float* slots, int64_t* stamp) const {
   const int64_t dim = config_.dim;
   const float* record = rows_.Record(row);
-  std::copy_n(record + set.offset, set.rule.slot_floats(dim), slots);  // none and nowhere, of a rule without slots
+  std::copy_n(set.SlotsOf(row, record), set.rule.slot_floats(dim), slots);  // none and nowhere, of a rule without slots
   *stamp = -1;
   if (!set.rule.decays()) return;
   std::copy_n(record, dim, weights);  // settling moves them too; the row itself stays as it is
@@ -292,8 +292,9 @@ void EmbeddingTable::Reserve(const Cpu& cpu, int64_t n, bool rows) {
   // The system gives addresses for any amount, and ends processes once too much of it is used: ask before.
   const int64_t num_decaying =
       std::count_if(sets_.begin(), sets_.end(), [](const auto& s) { return s->rule.decays(); });
-  const int64_t slab_bytes =
-      rows_.slab_bytes() + num_decaying * rows_.rows_per_slab() * static_cast<int64_t>(sizeof(uint32_t));
+  const int64_t beside = num_decaying * static_cast<int64_t>(sizeof(uint32_t)) +
+                         (history_ != nullptr ? static_cast<int64_t>(sizeof(RowHistory)) : 0);
+  const int64_t slab_bytes = rows_.slab_bytes() + rows_.rows_per_slab() * beside;
   const double bytes = (rows ? static_cast<double>(rows_.MissingSlabs(n)) * static_cast<double>(slab_bytes) : 0.0) +
                        (index_ ? static_cast<double>(index_->MissingBytes(n)) : 0.0);
   if (const int64_t available = AvailableHostBytes(); bytes > static_cast<double>(available)) {
@@ -369,7 +370,7 @@ int64_t EmbeddingTable::memory_bytes() const {
                   static_cast<int64_t>(in_use_.size() * sizeof(uint64_t) + free_rows_.capacity() * sizeof(uint32_t));
   if (index_) bytes += index_->memory_bytes();
   if (snapshot_) bytes += snapshot_->rows * static_cast<int64_t>(sizeof(uint32_t)) + snapshot_->copies.bytes();
-  for (const auto& set : sets_) bytes += set->stamps.memory_bytes();
+  for (const auto& set : sets_) bytes += set->stamps.memory_bytes() + set->beside.memory_bytes();
   if (candidates_) bytes += candidates_->memory_bytes();
   return bytes;
 }

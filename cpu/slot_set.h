@@ -18,6 +18,15 @@ struct EmbeddingTable::SlotSet {
   std::string name;
   UpdateRule rule;  // of the last call
   int64_t offset = 0;
+  // Histories of rows lie beside the records: a lookup counts where it would not write, and eight of them fill a line of the cache.
+  bool is_beside = false;
+  RowColumn<RowHistory> beside;
+
+  // The slots of a row with this record.
+  float* SlotsOf(int64_t row, float* record) const {
+    return is_beside ? reinterpret_cast<float*>(beside.At(row)) : record + offset;
+  }
+  const float* SlotsOf(int64_t row, const float* record) const { return SlotsOf(row, const_cast<float*>(record)); }
 
   // The rest is for decaying rules only.
   AlphaHistory history;

@@ -19,6 +19,7 @@ void EmbeddingTable::MakeRoom(int64_t row) {
   rows_.Touch(row);
   for (const auto& set : sets_) {
     if (set->rule.decays()) set->stamps.Touch(row);
+    if (set->is_beside) set->beside.Touch(row);
   }
   if (keeps_keys_) row_keys_.Touch(row);
 }
@@ -33,7 +34,7 @@ void EmbeddingTable::InitRows(const MadeRow* fresh, int64_t n) {
       keys[i] = key;
       records[i] = rows_.Record(row);
       for (const auto& set : sets_) {
-        set->rule.FillSlots(config_.dim, records[i] + set->offset);
+        set->rule.FillSlots(config_.dim, set->SlotsOf(row, records[i]));
         if (set->rule.decays()) *set->Stamp(row) = static_cast<uint32_t>(set->history.calls());
       }
     }

@@ -13,6 +13,22 @@ namespace sok {
 namespace {
 
 constexpr uint32_t kNoRow = HashTable::kNoRow;
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ && sizeof(RowHistory) == 8,
+              "a history is one word, its count below");
+
+// The step whose update will be number `now` holds the key; false: that was counted before. Threads that meet in one row and find
+// the same history there write the same: a locked operation would take longer.
+inline bool Count(RowHistory* history, uint32_t now) {
+  using Word = uint64_t __attribute__((__may_alias__));
+  Word* word = reinterpret_cast<Word*>(history);
+  const uint64_t seen = __atomic_load_n(word, __ATOMIC_RELAXED);
+  const uint32_t count = static_cast<uint32_t>(seen);
+  const bool is_new = static_cast<uint32_t>(seen >> 32) != now;
+  const uint64_t next = static_cast<uint64_t>(now) << 32 | (count + (count != UINT32_MAX));
+  __atomic_store_n(word, is_new ? next : seen, __ATOMIC_RELAXED);  // nobody can guess which: no branch
+  return is_new;
+}
+
 constexpr int64_t kRowsPerTask = 4096;
 constexpr int64_t kCyclesPerRow = 60;  // a cache miss, partly hidden
 constexpr int64_t kLeastMaxRows = 16 << kBucketBits;
@@ -59,24 +75,33 @@ void EmbeddingTable::MakeHistory() {
   candidates_ = std::make_shared<EmbeddingTable>(std::move(config));
 }
 
-EmbeddingTable::Word* EmbeddingTable::HistoryOf(int64_t row) const {
-  const int64_t offset = history_ == nullptr ? 0 : history_->offset;  // of candidates it is the whole record
-  return reinterpret_cast<Word*>(const_cast<float*>(rows_.Record(row)) + offset);
-}
-
-bool EmbeddingTable::Count(Word* history, uint32_t now) {
-  // Threads that meet in one row: only one of them finds another step there.
-  if (__atomic_load_n(&history[1], __ATOMIC_RELAXED) == now) return false;
-  if (__atomic_exchange_n(&history[1], now, __ATOMIC_RELAXED) == now) return false;
-  if (history[0] != UINT32_MAX) ++history[0];
-  return true;
+RowHistory* EmbeddingTable::HistoryOf(int64_t row) const {
+  if (history_ != nullptr) return history_->beside.At(row);
+  return reinterpret_cast<RowHistory*>(const_cast<float*>(rows_.Record(row)));  // of candidates it is the whole record
 }
 
 void EmbeddingTable::CountRows(const uint32_t* rows, int64_t n) {
+  constexpr int64_t kBlock = 32;
   const uint32_t now = static_cast<uint32_t>(step + 1);
-  for (int64_t i = 0; i < n; ++i) {
-    if (rows[i] == kNoRow) continue;
-    if (Count(HistoryOf(rows[i]), now) && saved_.is_on()) saved_.Mark(rows[i]);
+  const bool marks = saved_.is_on();
+  const RowColumn<RowHistory>::View histories = history_->beside.view();
+  RowHistory* blocks[2][kBlock];  // one on its way to the cache while the other is counted
+  auto locate = [&](int64_t begin) {
+    RowHistory** block = blocks[begin / kBlock & 1];
+    for (int64_t i = begin; i < std::min(n, begin + kBlock); ++i) {
+      block[i - begin] = rows[i] == kNoRow ? nullptr : histories.At(rows[i]);
+      __builtin_prefetch(block[i - begin], 1);
+    }
+  };
+  locate(0);
+  for (int64_t begin = 0; begin < n; begin += kBlock) {
+    locate(begin + kBlock);
+    RowHistory* const* block = blocks[begin / kBlock & 1];
+    for (int64_t i = begin; i < std::min(n, begin + kBlock); ++i) {
+      if (block[i - begin] == nullptr) continue;
+      const bool is_new = Count(block[i - begin], now);
+      if (marks && is_new) saved_.Mark(rows[i]);
+    }
   }
 }
 
@@ -100,9 +125,9 @@ int64_t EmbeddingTable::Admit(const Cpu& cpu, Scratch* scratch, const uint64_t* 
     candidates_->CopyAside(rows, m);
     const uint32_t now = static_cast<uint32_t>(step + 1);
     for (int64_t k = 0; k < m; ++k) {
-      Word* history = candidates_->HistoryOf(rows[k]);
+      RowHistory* history = candidates_->HistoryOf(rows[k]);
       if (Count(history, now) && candidates_->saved_.is_on()) candidates_->saved_.Mark(rows[k]);
-      passes[k] = history[0] >= policies.after;
+      passes[k] = history->count >= policies.after;
     }
   }
   int64_t* refused = scratch->Get<int64_t>(m);
@@ -128,7 +153,7 @@ void EmbeddingTable::TakeOver(const MadeRow* made, int64_t n, bool fresh) {
   for (int64_t k = 0; k < n; ++k) {
     const uint32_t row = candidates_->FindRow(made[k].key);
     if (row == kNoRow) continue;
-    if (fresh) std::copy_n(candidates_->HistoryOf(row), 2, HistoryOf(made[k].row));
+    if (fresh) *HistoryOf(made[k].row) = *candidates_->HistoryOf(row);
     candidates_->RemoveRow(row, made[k].key);
   }
   ++candidates_->losses_;
@@ -149,14 +174,14 @@ std::vector<std::pair<uint32_t, uint64_t>> EmbeddingTable::Leaving(const Cpu& cp
     ForTasks(cpu, tasks, n * (kCyclesPerRow + (buffers.empty() ? 0 : dim)), [&](int64_t worker, int64_t task) {
       for (int64_t i = task * kRowsPerTask; i < std::min(n, (task + 1) * kRowsPerTask); ++i) {
         const auto [row, key] = part[static_cast<size_t>(i)];
-        Word* history = HistoryOf(row);
+        RowHistory* history = HistoryOf(row);
         bool goes = false;
-        if (history[1] == 0) {
+        if (history->last == 0) {
           CopyAside(&row, 1);
-          history[1] = static_cast<uint32_t>(now);
+          history->last = static_cast<uint32_t>(now);
           if (saved_.is_on()) saved_.Mark(row);
         } else {
-          goes = policies.older_than > 0 && now - int64_t{history[1]} >= policies.older_than;
+          goes = policies.older_than > 0 && now - int64_t{history->last} >= policies.older_than;
         }
         if (!goes && policies.norm_below > 0.0f) {
           float* buffer = buffers.data() + worker * floats;
@@ -206,8 +231,8 @@ void EmbeddingTable::AddCrowded(int64_t now, std::vector<std::pair<uint32_t, uin
   for_each([&](uint32_t row, uint64_t key) {
     std::vector<Rated>& bucket = crowded[static_cast<size_t>(BucketOf(key))];
     if (bucket.capacity() == 0) return;
-    const Word* history = HistoryOf(row);
-    bucket.push_back({policies.Score(history[0], history[1], now), key, row});
+    const RowHistory* history = HistoryOf(row);
+    bucket.push_back({policies.Score(history->count, history->last, now), key, row});
   });
   gone.clear();
   std::vector<std::pair<uint32_t, uint64_t>> more;
@@ -270,8 +295,7 @@ void EmbeddingTable::Histories(const uint64_t* keys, int64_t n, RowHistory* hist
     }
     histories[i] = RowHistory();
     if (row == kNoRow) continue;
-    const Word* history = table->HistoryOf(row);
-    histories[i] = {history[0], history[1]};
+    histories[i] = *table->HistoryOf(row);
   }
 }
 

@@ -42,9 +42,10 @@ void CopiedRecords::GiveBack(const uint32_t* numbers, int64_t n) {
 std::shared_ptr<EmbeddingTable::Snapshot> EmbeddingTable::MakeSnapshot(SnapshotOf of) {
   std::shared_ptr<Snapshot> made;
   try {
-    const size_t num_stamps = static_cast<size_t>(
-        std::count_if(sets_.begin(), sets_.end(), [](const auto& set) { return set->rule.decays(); }));
-    made = std::make_shared<Snapshot>(config_.hashed ? next_row_ : config_.capacity, rows_.floats(), num_stamps);
+    size_t words_beside = 0;
+    for (const auto& set : sets_)
+      words_beside += set->rule.decays() ? 1 : set->is_beside ? sizeof(RowHistory) / sizeof(uint32_t) : 0;
+    made = std::make_shared<Snapshot>(config_.hashed ? next_row_ : config_.capacity, rows_.floats(), words_beside);
     made->changes = of == SnapshotOf::kChanges;
     made->num_rows = num_rows_;
     for (const auto& set : sets_) {
@@ -54,6 +55,7 @@ std::shared_ptr<EmbeddingTable::Snapshot> EmbeddingTable::MakeSnapshot(SnapshotO
       frozen->name = set->name;
       frozen->rule = set->rule;
       frozen->offset = set->offset;
+      frozen->is_beside = set->is_beside;
       frozen->history = set->history;
       if (set->sums) frozen->sums = std::make_unique<DecaySums>(*set->sums);
       made->sets.push_back(std::move(frozen));
@@ -98,9 +100,13 @@ void EmbeddingTable::CopyAside(const uint32_t* rows, int64_t n) const {
           std::memcpy(copy, rows_.Record(row), static_cast<size_t>(s->stamps_at) * sizeof(float));
           char* stamp = reinterpret_cast<char*>(copy + s->stamps_at);
           for (size_t j = 0; j < s->sets.size(); ++j) {
-            if (!s->sets[j]->rule.decays()) continue;
-            std::memcpy(stamp, sets_[j]->Stamp(row), sizeof(uint32_t));
-            stamp += sizeof(uint32_t);
+            if (s->sets[j]->rule.decays()) {
+              std::memcpy(stamp, sets_[j]->Stamp(row), sizeof(uint32_t));
+              stamp += sizeof(uint32_t);
+            } else if (s->sets[j]->is_beside) {
+              std::memcpy(stamp, sets_[j]->beside.At(row), sizeof(RowHistory));
+              stamp += sizeof(RowHistory);
+            }
           }
         }
         __atomic_store_n(&s->states[row], has_memory ? numbers[i] + Snapshot::kFirstCopy : Snapshot::kDone,
@@ -146,6 +152,12 @@ void EmbeddingTable::CopySnapshotRows(const Cpu& cpu, const std::vector<uint32_t
         const int64_t slot_floats = set.rule.slot_floats(dim);
         if (slot_floats == 0) continue;
         float* slots = target.slots[j] + i * slot_floats;
+        if (set.is_beside) {
+          const void* history = copy == kFromTable ? static_cast<const void*>(sets_[j]->beside.At(row)) : stamps;
+          std::memcpy(slots, history, sizeof(RowHistory));
+          stamps += sizeof(RowHistory);
+          continue;
+        }
         std::memcpy(slots, record + set.offset, static_cast<size_t>(slot_floats) * sizeof(float));
         if (!set.rule.decays()) continue;
         uint32_t stamp;

@@ -50,11 +50,11 @@ struct EmbeddingTable::Snapshot {
   static constexpr uint32_t kDone = 0xFFFFFFFEu;  // read, or was no row when the save began
   static constexpr uint32_t kFirstCopy = 1;
 
-  Snapshot(int64_t num_rows, int64_t floats, size_t num_stamps)
+  Snapshot(int64_t num_rows, int64_t floats, size_t words_beside)
       : rows(num_rows),
         stamps_at(floats),
         states(static_cast<uint32_t*>(std::calloc(static_cast<size_t>(num_rows) + 1, sizeof(uint32_t)))),
-        copies(floats + static_cast<int64_t>(num_stamps), num_rows) {
+        copies(floats + static_cast<int64_t>(words_beside), num_rows) {
     if (!states) throw std::bad_alloc();
   }
 
@@ -63,7 +63,7 @@ struct EmbeddingTable::Snapshot {
   };
 
   const int64_t rows;       // numbers below it may be of the snapshot
-  const int64_t stamps_at;  // a copy is a record and, as many uint32 behind it, the stamps of the decaying sets
+  const int64_t stamps_at;  // a copy is a record and, behind it, what lies beside: set by set its stamp, or its slots
   bool changes = false;     // of the changed rows alone
   int64_t num_rows = 0;     // that the table held
   std::vector<SlotSetInfo> infos;

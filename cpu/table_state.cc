@@ -62,7 +62,7 @@ void EmbeddingTable::CopyOut(const std::pair<uint32_t, uint64_t>* rows, int64_t 
       const int64_t floats = set.rule.slot_floats(dim);
       if (floats == 0) continue;
       float* slots = target.slots[s] + (begin + i) * floats;
-      std::memcpy(slots, record + set.offset, static_cast<size_t>(floats) * sizeof(float));
+      std::memcpy(slots, set.SlotsOf(row, record), static_cast<size_t>(floats) * sizeof(float));
       if (set.rule.decays()) set.Settle(row, dim, weights, slots);  // in the copy; the row itself stays as it is
     }
   }
@@ -154,7 +154,7 @@ int64_t EmbeddingTable::Restore(const Cpu& cpu, Scratch* scratch, const std::vec
     for (int64_t i = begin; i < end; ++i) {
       float* record = rows_.Record(rows[i]);
       if (all_new) {  // nobody has written the record
-        for (const SlotSet* set : others) set->rule.FillSlots(dim, record + set->offset);
+        for (const SlotSet* set : others) set->rule.FillSlots(dim, set->SlotsOf(rows[i], record));
       }
       // Missed decay of the other sets belongs to the old weights: settle it, or it would move the new ones.
       for (const auto& set : sets_) {
@@ -169,7 +169,7 @@ int64_t EmbeddingTable::Restore(const Cpu& cpu, Scratch* scratch, const std::vec
       for (size_t s = 0; s < sets.size(); ++s) {
         const UpdateRule& rule = sets[s]->rule;
         const float* from = values.slots[s] + source[i] * rule.slot_floats(columns.dim);
-        float* to = record + sets[s]->offset;
+        float* to = sets[s]->SlotsOf(rows[i], record);
         const int64_t vectors = rule.slots().vectors;
         for (int64_t k = 0; k < vectors; ++k) copy(from + k * columns.dim, to + k * dim);
         std::copy(from + vectors * columns.dim, from + rule.slot_floats(columns.dim), to + vectors * dim);

@@ -67,7 +67,11 @@ EmbeddingTable::SlotSet* EmbeddingTable::FindOrAttach(const UpdateRule& rule, co
     set->stamps.TouchAll(rows_);
   }
   sets_.reserve(sets_.size() + 1);
-  if (rule.num_slots() > 0) {
+  set->is_beside = RuleName(rule.rule) == std::string(kHistoryRule);
+  if (set->is_beside) {
+    set->beside = RowColumn<RowHistory>(rows_);
+    set->beside.TouchAll(rows_);
+  } else if (rule.num_slots() > 0) {
     std::vector<float> fresh(static_cast<size_t>(rule.slot_floats(config_.dim)));
     rule.FillSlots(config_.dim, fresh.data());
     set->offset = rows_.AddFloats(fresh);

@@ -198,11 +198,7 @@ class EmbeddingTable final : public TableStore {
   int64_t Admit(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, int64_t* missing, int64_t m);
   // The present step holds these rows. Threads may count the same ones at the same time.
   void CountRows(const uint32_t* rows, int64_t n);
-  // A history, as it lies among the floats of a record: count, last.
-  using Word = uint32_t __attribute__((__may_alias__));
-  Word* HistoryOf(int64_t row) const;
-  // The step whose update will be number `now` holds the key; false: that was counted before.
-  static bool Count(Word* history, uint32_t now);
+  RowHistory* HistoryOf(int64_t row) const;
   // Rows that have to leave after update `now`; what no batch has held yet begins to age.
   std::vector<std::pair<uint32_t, uint64_t>> Leaving(const Cpu& cpu, const Policies& policies, int64_t now);
   // Those of the others that have to leave since their buckets have too many.

@@ -11,9 +11,9 @@ namespace sok {
 
 struct TableConfig;
 
-// What a row with a policy has seen; in its record, and in files, the two scalars of the slot set kHistorySet. A count stops at
+// What a row with a policy has seen: beside its record, and in files the two scalars of the slot set kHistorySet. A count stops at
 // its largest value.
-struct RowHistory {
+struct [[gnu::may_alias]] alignas(8) RowHistory {
   uint32_t count = 0;  // steps whose batches held the key
   uint32_t last = 0;   // updates of the table after the last of them; 0: no batch held it
 };

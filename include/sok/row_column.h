@@ -37,6 +37,14 @@ class RowColumn {
   // The row must have been touched.
   T* At(int64_t row) const { return slabs_[SlabOf(row)].get() + (row & ((int64_t{1} << shift_) - 1)); }
 
+  // At, for loops that look at many rows.
+  struct View {
+    const std::unique_ptr<T[]>* slabs;
+    int shift;
+    T* At(uint32_t row) const { return slabs[row >> shift].get() + (row & ((uint32_t{1} << shift) - 1)); }
+  };
+  View view() const { return {slabs_.data(), shift_}; }
+
   // Zero for a row that was not.
   T Get(int64_t row) const { return slabs_.empty() || !slabs_[SlabOf(row)] ? T() : *At(row); }
 

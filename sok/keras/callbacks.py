@@ -31,6 +31,7 @@ from sok.job import context
 from sok.job.agreement import together
 from sok.keras.metrics import of_model, sum_over_workers
 from sok.table.options import whole_number
+from sok.table.state import local_stats
 from sok.table.table import EmbeddingVariable
 
 
@@ -343,7 +344,9 @@ class TableScalars(Callback):
     Each worker writes what it knows itself, into a run of its own: 'LOG_DIR/rank0' and so on. Of each table:
     `tables/NAME/rows` in this worker's shard; `tables/NAME/full`, their share of the capacity; `tables/NAME/new_ids`,
     the rows that have come to this shard since the scalars before per id that this worker has looked up in training,
-    with repeats: the share of unseen ids. On several workers also `exchange/seconds_per_step` and
+    with repeats: the share of unseen ids. Of tables with `admission` or `eviction` also `tables/NAME/candidates`, the
+    keys that wait for a row now, and `refused` and `evicted` since the scalars before, as `table.stats()` counts them
+    in this shard. On several workers also `exchange/seconds_per_step` and
     `exchange/bytes_per_step` of the lookups and their gradients, as `sok.trace` counts them.
 
     Args:
@@ -378,6 +381,7 @@ class TableScalars(Callback):
         self._writer: Any = None
         self._steps = self._before_epoch = self._written = 0
         self._counts: dict[str, tuple[int, int]] = {}  # of each table at the last writing: rows, ids
+        self._stats: dict[str, dict[str, int]] = {}  # of tables with policies
         self._trace = tracing.trace()
         self._begin()
 
@@ -407,14 +411,21 @@ class TableScalars(Callback):
         if self._writer is None:
             self._writer = tf.summary.create_file_writer(os.path.join(self.log_dir, f"rank{context.rank()}"))
         scalars: dict[str, float] = {}
-        before, steps = self._counts, max(step - self._written, 1)
+        before, stats_before, steps = self._counts, dict(self._stats), max(step - self._written, 1)
         lookups = self._trace.by_lookup.values()
         for table in tables_of(self.tables).values():
             (rows, ids), (old_rows, old_ids) = self._now(table), before.get(table.table_name, (0, 0))
             scalars[f"tables/{table.table_name}/rows"] = float(rows)
             scalars[f"tables/{table.table_name}/full"] = rows / table.capacity
+            old_stats = stats_before.get(table.table_name, {})
+            stats = self._stats[table.table_name] = self._stats_of(table)
+            came = stats["made"] - old_stats.get("made", 0) if stats else max(rows - old_rows, 0)
             if ids > old_ids:
-                scalars[f"tables/{table.table_name}/new_ids"] = max(rows - old_rows, 0) / (ids - old_ids)
+                scalars[f"tables/{table.table_name}/new_ids"] = came / (ids - old_ids)
+            if stats:
+                scalars[f"tables/{table.table_name}/candidates"] = float(stats["candidates"])
+            for what in ("refused", "evicted") if stats else ():
+                scalars[f"tables/{table.table_name}/{what}"] = float(stats[what] - old_stats.get(what, 0))
         if lookups:
             for what in ("seconds", "bytes"):
                 scalars[f"exchange/{what}_per_step"] = float(sum(one[what] for one in lookups) / steps)
@@ -431,6 +442,12 @@ class TableScalars(Callback):
         with contextlib.suppress(ValueError):  # a model that is not built has no tables yet
             tables = {} if self.tables is None else tables_of(self.tables)
             self._counts = {name: self._now(table) for name, table in tables.items()}
+            self._stats = {name: self._stats_of(table) for name, table in tables.items()}
+
+    @staticmethod
+    def _stats_of(table: Any) -> dict[str, int]:
+        """What this shard has counted; nothing of tables without policies."""
+        return local_stats(table) if table.options.keeps_history else {}
 
     @staticmethod
     def _now(table: Any) -> tuple[int, int]:

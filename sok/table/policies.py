@@ -95,8 +95,8 @@ class Eviction:
             buckets of keys has its part of them and gives up what is over, though another may have room. Buckets must
             be whole on their workers: a placement by hash, on one worker, in columns or copies. Capacity must have room
             for what comes between two passes as well.
-        keep: what stays of a crowded bucket: 'recent', the rows that batches have held last; 'frequent', those that were
-            in most steps. A hash of the key decides between equal ones.
+        keep: what stays of a crowded bucket: 'recent', the rows that batches have held last; 'frequent', those that
+            most steps have held. A hash of the key decides between equal ones.
         half_life: of 'frequent': a row counts half for each so many steps since a batch held it last. None: in full.
         every: steps from one pass to the next, at least 1. A pass reads 8 bytes of each row, or its weights, and with
             `max_rows` takes 24 bytes a row meanwhile. None: an eighth of `older_than`, at least 1; without `older_than`

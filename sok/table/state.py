@@ -167,6 +167,11 @@ def set_handle_data(handle: tf.Tensor, dim: int, graph_mode: bool) -> None:
 _STATS = ("rows", "candidates", "made", "refused", "evicted")
 
 
+def local_stats(variable: EmbeddingVariable) -> dict[str, int]:
+    """What `stats` sums, of this worker's shard. Eager."""
+    return dict(zip(_STATS, _ops.lib().sok_table_stats(variable.handle).numpy().tolist(), strict=True))
+
+
 def stats(variable: EmbeddingVariable) -> dict[str, int]:
     """See `EmbeddingVariable.stats`."""
     mine = _ops.lib().sok_table_stats(variable.handle)

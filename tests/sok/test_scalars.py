@@ -76,6 +76,29 @@ def test_a_loop_writes_them_when_it_likes(tmp_path):
     assert (int(first.ids_seen), int(second.ids_seen)) == (5, 1)
 
 
+def test_what_policies_do_is_written(tmp_path):
+    policies = {"admission": sok.Admission(after=2), "eviction": sok.Eviction(older_than=1, every=1)}
+    table = sok.EmbeddingVariable(2, 50, name="guests", **policies)
+    scalars = sok.callbacks.TableScalars(tmp_path, tables=table)
+    optimizer = sok.optimizers.SGD(1.0)
+
+    def step(ids):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.nn.embedding_lookup(table, tf.constant(ids, tf.int64)))
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+
+    step([1, 2, 2])
+    told = scalars.write(1)
+    assert {tag.split("/")[2]: value for tag, value in told.items()} == {
+        **{"rows": 0.0, "full": 0.0, "new_ids": 0.0, "candidates": 2.0, "refused": 3.0, "evicted": 0.0}
+    }
+    step([1, 1])
+    step([5])
+    told = scalars.write(3)
+    assert told["tables/guests/new_ids"] == 1 / 3 and told["tables/guests/candidates"] == 1.0
+    assert (told["tables/guests/rows"], told["tables/guests/refused"], told["tables/guests/evicted"]) == (0.0, 1.0, 1.0)
+
+
 def test_what_is_no_number_of_steps_is_refused(tmp_path):
     with pytest.raises(ValueError, match="`every`"):
         sok.callbacks.TableScalars(tmp_path, every=0)
