@@ -76,16 +76,15 @@ __global__ void FillNewKernel(TableView table, const uint64_t* keys, int64_t n, 
                               float* out,          // [n, dim] or null
                               int64_t* row_ids) {  // [n] or null
   const BucketTile tile;
-  for (int64_t i = GlobalThread() / kBucketLanes; i < n; i += GlobalThreads() / kBucketLanes) {
-    if (leaders[i] == kNobody) continue;
-    if (tile.lane == 0 && row_ids != nullptr) row_ids[i] = RowId(table, rows[i]);
-    if (out != nullptr) WriteFresh(tile, table, keys[i], out + i * table.dim);
-    if (leaders[i] != static_cast<uint32_t>(i)) continue;
-    float* record = table.rows.At(rows[i]);
-    WriteFresh(tile, table, keys[i], record);
-    CopyRow(tile, defaults, num_defaults, record + table.dim);
-    if (tile.lane == 0) table.notes.Note(rows[i]);
-  }
+  ForKeysAtOnce(n, [&](int64_t first, int count) {
+    NewKey mine;
+    if (tile.lane < count) {
+      const int64_t i = first + tile.lane;
+      mine = {keys[i], rows[i], leaders[i] != kNobody, leaders[i] == static_cast<uint32_t>(i)};
+      if (mine.is_new && row_ids != nullptr) row_ids[i] = RowId(table, mine.row);
+    }
+    WriteNew(tile, table, mine, count, defaults, num_defaults, out == nullptr ? nullptr : out + first * table.dim);
+  });
 }
 
 __global__ void StampNewKernel(const uint32_t* rows, const uint32_t* leaders, int64_t n, uint32_t calls,
@@ -213,8 +212,8 @@ void DeviceTable::State::InsertRows(const Cuda& cuda, DeviceScratch* scratch, co
     Launch(ClaimRowsKernel, GridOf(n), kThreads, 0, cuda, static_cast<uint64_t>(config.partition().num_shards()), keys,
            n, in_use.data(), num_in_use.data(), found, leaders);
   }
-  Launch(FillNewKernel, GridOfTiles(n), kThreads, 0, cuda, ViewOf(*this), keys, n, found, leaders, defaults.data(),
-         defaults.size(), out, row_ids);
+  Launch(FillNewKernel, GridOfTiles((n + kKeysAtOnce - 1) / kKeysAtOnce), kThreads, 0, cuda, ViewOf(*this), keys, n,
+         found, leaders, defaults.data(), defaults.size(), out, row_ids);
   for (const auto& set : sets) {
     if (set->decay == nullptr) continue;
     Launch(StampNewKernel, GridOf(n), kThreads, 0, cuda, found, leaders, n, static_cast<uint32_t>(set->decay->calls()),

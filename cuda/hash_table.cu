@@ -38,12 +38,10 @@ __global__ void FindKernel(HashTableView table, const uint64_t* keys, int64_t n,
 }
 
 __global__ void RebuildKernel(HashTableView from, HashTableView to) {
-  const BucketTile tile;
-  const int64_t places = static_cast<int64_t>(from.num_buckets) * kPlaces;
-  for (int64_t i = GlobalThread() / kBucketLanes; i < places; i += GlobalThreads() / kBucketLanes) {
+  for (int64_t i = GlobalThread(); i < static_cast<int64_t>(from.num_buckets) * kPlaces; i += GlobalThreads()) {
     const DeviceBucket& bucket = from.buckets[i / kPlaces];
     const uint32_t row = bucket.rows[i % kPlaces];
-    if (row != kNone) Place(tile, to, bucket.keys[i % kPlaces], row);
+    if (row != kNone) Place(to, bucket.keys[i % kPlaces], row);
   }
 }
 
@@ -61,13 +59,12 @@ __global__ void KeyWithoutRoomKernel(const uint64_t* keys, const uint32_t* leade
 __global__ void PlaceNewKernel(HashTableView table, const uint64_t* keys, const uint32_t* leaders,
                                const uint32_t* before, int64_t n, const uint32_t* free_rows,
                                const DeviceHashCounters* counters, uint32_t* rows) {
-  const BucketTile tile;
   if (counters->num_new == 0) return;
-  for (int64_t i = GlobalThread() / kBucketLanes; i < n; i += GlobalThreads() / kBucketLanes) {
+  for (int64_t i = GlobalThread(); i < n; i += GlobalThreads()) {
     if (leaders[i] != static_cast<uint32_t>(i)) continue;
     const uint32_t row = RowOfNew(*counters, free_rows, before[i]);
-    Place(tile, table, keys[i], row);
-    if (tile.lane == 0) rows[i] = row;
+    Place(table, keys[i], row);
+    rows[i] = row;
   }
 }
 
@@ -223,8 +220,7 @@ void DeviceHashTable::Rebuild(const Cuda& cuda, int64_t keys) {
       view_.buckets == nullptr ? "the key index"
                                : "a larger key index (while keys move, both are there; Reserve avoids that)"));
   Launch(ClearKernel, GridOf(static_cast<int64_t>(bigger.num_buckets) * kBucketLanes), kThreads, 0, cuda, bigger);
-  Launch(RebuildKernel, GridOfTiles(static_cast<int64_t>(view_.num_buckets) * kPlaces), kThreads, 0, cuda, view_,
-         bigger);
+  Launch(RebuildKernel, GridOf(static_cast<int64_t>(view_.num_buckets) * kPlaces), kThreads, 0, cuda, view_, bigger);
   memory_->Free(cuda, view_.buckets, static_cast<int64_t>(view_.num_buckets * sizeof(DeviceBucket)));
   view_ = bigger;
 }
@@ -272,8 +268,7 @@ void DeviceHashTable::InsertMissing(const Cuda& cuda, DeviceScratch* scratch, co
     } catch (const OutOfMemory&) {  // these keys have their rows
     }
   }
-  Launch(PlaceNewKernel, GridOfTiles(n), kThreads, 0, cuda, view_, keys, leaders, before, n, free_rows_, counters_,
-         rows);
+  Launch(PlaceNewKernel, GridOf(n), kThreads, 0, cuda, view_, keys, leaders, before, n, free_rows_, counters_, rows);
   Launch(FollowLeadersKernel, GridOf(n), kThreads, 0, cuda, leaders, n, counters_, rows);
   Launch(CountInsertedKernel, 1, 1, 0, cuda, counters_);
   AddToBounds(num_new);

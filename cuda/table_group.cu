@@ -68,16 +68,15 @@ struct Group {
   uint64_t seed;  // of `places`
 };
 
-// f(piece, table, i, position) for the keys of this block, a tile each.
+// f(piece, table, position) for the keys of this block, a thread each.
 template <class F>
 __device__ __forceinline__ void ForKeys(const Group& group, const F& f) {
-  const int64_t tile = threadIdx.x / kBucketLanes;
   for (int64_t block = blockIdx.x; block < group.num_blocks; block += gridDim.x) {
     const Piece& piece = WorkOfBlock(group.pieces, group.num_pieces, block);
     const GroupTable& table = group.tables[piece.table];
     const int64_t begin = (block - piece.first_block) * kPerBlock;
     const int64_t end = begin + kPerBlock < piece.n ? begin + kPerBlock : piece.n;
-    for (int64_t i = begin + tile; i < end; i += kTilesPerBlock) f(piece, table, i, piece.first + i);
+    for (int64_t i = begin + threadIdx.x; i < end; i += kThreads) f(piece, table, piece.first + i);
   }
 }
 
@@ -131,9 +130,7 @@ __global__ void ClearPlacesKernel(Group group) {
 // Of equal keys of one table without a row, the lowest position stays in `places`. Identity tables need nobody to speak.
 __global__ void ElectGroupKernel(Group group) {
   if (*group.is_missing == 0) return;
-  const BucketTile tile;
-  ForKeys(group, [&](const Piece& piece, const GroupTable& table, int64_t, int64_t position) {
-    if (tile.lane != 0) return;
+  ForKeys(group, [&](const Piece& piece, const GroupTable& table, int64_t position) {
     group.leaders[position] = kNobody;
     if (group.rows[position] != kNoRow || !table.view.hashed) return;
     const uint64_t key = group.keys[position];
@@ -184,15 +181,14 @@ __global__ void KeyWithoutRoomInGroupKernel(Group group, int64_t first, int64_t 
 // New keys get their rows. In an identity table the row is the key's, and the thread that puts it in use leads.
 __global__ void PlaceGroupKernel(Group group) {
   if (*group.is_missing == 0) return;
-  const BucketTile tile;
-  ForKeys(group, [&](const Piece&, const GroupTable& table, int64_t, int64_t position) {
+  ForKeys(group, [&](const Piece&, const GroupTable& table, int64_t position) {
     if (table.view.hashed) {
       if (group.leaders[position] != static_cast<uint32_t>(position)) return;
       const int64_t number = group.before[position] - group.before[table.first];
       const uint32_t row = RowOfNew(*table.counters, table.free_rows, number);
-      Place(tile, table.view.index, group.keys[position], row);
-      if (tile.lane == 0) group.rows[position] = row;
-    } else if (tile.lane == 0 && group.rows[position] == kNoRow) {
+      Place(table.view.index, group.keys[position], row);
+      group.rows[position] = row;
+    } else if (group.rows[position] == kNoRow) {
       const uint32_t row = static_cast<uint32_t>(group.keys[position] / table.view.shards), bit = 1u << (row & 31);
       const bool is_mine = (atomicOr(&table.in_use[row >> 5], bit) & bit) == 0;
       if (is_mine) atomicAdd(reinterpret_cast<unsigned long long*>(table.num_in_use), 1ull);
@@ -211,19 +207,19 @@ __global__ void FillGroupKernel(Group group) {
     if (table.counters != nullptr) CountInserted(group.before[table.last] - group.before[table.first], table.counters);
   }
   const BucketTile tile;
-  ForKeys(group, [&](const Piece& piece, const GroupTable& table, int64_t i, int64_t position) {
-    const uint32_t leader = group.leaders[position];
-    if (leader == kNobody) return;
-    const bool leads = leader == static_cast<uint32_t>(position);
-    const uint32_t row = group.rows[table.view.hashed ? leader : static_cast<uint32_t>(position)];
-    if (tile.lane == 0) piece.row_ids[i] = RowId(table.view, row);
-    const uint64_t key = group.keys[position];
-    if (piece.out != nullptr) WriteFresh(tile, table.view, key, piece.out + i * table.view.dim);
-    if (!leads) return;
-    float* record = table.view.rows.At(row);
-    WriteFresh(tile, table.view, key, record);
-    CopyRow(tile, table.defaults, table.num_defaults, record + table.view.dim);
-    if (tile.lane == 0) table.view.notes.Note(row);
+  ForSomeKeys(group, [&](const Piece& piece, const GroupTable& table, int64_t first, int count) {
+    NewKey mine;
+    if (tile.lane < count) {
+      const int64_t i = first + tile.lane, position = piece.first + i;
+      const uint32_t leader = group.leaders[position];
+      if (leader != kNobody) {
+        const uint32_t row = group.rows[table.view.hashed ? leader : static_cast<uint32_t>(position)];
+        mine = {group.keys[position], row, true, leader == static_cast<uint32_t>(position)};
+        piece.row_ids[i] = RowId(table.view, row);
+      }
+    }
+    float* out = piece.out == nullptr ? nullptr : piece.out + first * table.view.dim;
+    WriteNew(tile, table.view, mine, count, table.defaults, table.num_defaults, out);
   });
 }
 

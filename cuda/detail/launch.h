@@ -103,6 +103,7 @@ void StoreRelaxed(T* p, T value) {
   sok_emulator::MaybeYield();
   __atomic_store_n(p, value, __ATOMIC_RELAXED);
 }
+inline ulonglong2 LoadTwoRelaxed(const uint64_t* p) { return make_ulonglong2(LoadRelaxed(p), LoadRelaxed(p + 1)); }
 #else
 template <class T>
 __device__ __forceinline__ T LoadRelaxed(const T* p) {
@@ -112,6 +113,19 @@ template <class T>
 __device__ __forceinline__ void StoreRelaxed(T* p, T value) {
   *static_cast<volatile T*>(p) = value;
 }
+// Each of the two by itself; p is 16-byte aligned.
+__device__ __forceinline__ ulonglong2 LoadTwoRelaxed(const uint64_t* p) {
+  ulonglong2 two;
+  asm volatile("ld.relaxed.gpu.v2.u64 {%0, %1}, [%2];" : "=l"(two.x), "=l"(two.y) : "l"(p));
+  return two;
+}
+#endif
+
+// Lets the line at p come near, for a read that follows. Waits for nothing.
+#if defined(SOK_CUDA_EMULATED)
+inline void Fetch(const void*) {}
+#else
+__device__ __forceinline__ void Fetch(const void* p) { asm volatile("prefetch.L2 [%0];" ::"l"(p)); }
 #endif
 
 // 16 bytes at once; p is 16-byte aligned.

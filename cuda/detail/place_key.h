@@ -1,4 +1,4 @@
-// How a tile of eight lanes puts a key into the hash table, and which row the key gets.
+// How a thread puts a key into the hash table, and which row the key gets.
 #pragma once
 
 #include "find_row.h"
@@ -7,26 +7,35 @@
 
 namespace sok {
 
-// Puts a key that the table does not have, with its row, into the first bucket that has a free place. Other tiles may do the
-// same with other keys: what is claimed is the row of a place; nobody reads keys meanwhile.
-__device__ __forceinline__ void Place(const BucketTile& tile, const HashTableView& table, uint64_t key, uint32_t row) {
-  constexpr int kOdd = DeviceBucket::kPlaces - kBucketLanes;  // places behind those that a lane each looks at
+// Bit i: place i of the bucket has no row. Others may claim places meanwhile.
+__device__ __forceinline__ unsigned FreePlaces(const DeviceBucket* bucket) {
+  constexpr int kFirst = DeviceBucket::kPlaces;  // of the bucket's words: so many keys come before the rows
+  const uint64_t* words = reinterpret_cast<const uint64_t*>(bucket);
+  ulonglong2 part[3];  // 5, 6 and 7 of LoadPart
+  SOK_UNROLL
+  for (int i = 0; i < 3; ++i) part[i] = LoadTwoRelaxed(words + kFirst + 2 * i);
+  const uint64_t pairs[] = {part[0].x, part[0].y, part[1].x, part[1].y, part[2].x};
+  unsigned places = 0;
+  SOK_UNROLL
+  for (int i = 0; i < DeviceBucket::kPlaces / 2; ++i) {
+    places |= (static_cast<uint32_t>(pairs[i]) == kNoRow ? 1u : 0u) << (2 * i);
+    places |= (static_cast<uint32_t>(pairs[i] >> 32) == kNoRow ? 1u : 0u) << (2 * i + 1);
+  }
+  return places;
+}
+
+// Puts a key that the table does not have, with its row, into the first bucket that has a free place. Other threads may do
+// the same with other keys: what is claimed is the row of a place; nobody reads keys meanwhile.
+__device__ __forceinline__ void Place(const HashTableView& table, uint64_t key, uint32_t row) {
   for (uint64_t b = HomeBucket(table, key);;) {
     DeviceBucket* bucket = table.buckets + b;
-    const bool is_free = LoadRelaxed(&bucket->rows[tile.lane]) == kNoRow;
-    const bool is_free_too = tile.lane < kOdd && LoadRelaxed(&bucket->rows[kBucketLanes + tile.lane % kOdd]) == kNoRow;
-    unsigned places = tile.Ballot(is_free);
-    places |= tile.Ballot(is_free_too) << kBucketLanes;
-    for (; places != 0; places &= places - 1) {
+    for (unsigned places = FreePlaces(bucket); places != 0; places &= places - 1) {
       const int place = __ffs(static_cast<int>(places)) - 1;
-      int mine = 0;
-      if (tile.lane == 0) {
-        mine = atomicCAS(&bucket->rows[place], kNoRow, row) == kNoRow;
-        if (mine != 0) bucket->keys[place] = key;
-      }
-      if (tile.Shuffle(mine, 0) != 0) return;
+      if (atomicCAS(&bucket->rows[place], kNoRow, row) != kNoRow) continue;
+      bucket->keys[place] = key;
+      return;
     }
-    if (tile.lane == 0) atomicAdd(&bucket->passed, 1u);
+    atomicAdd(&bucket->passed, 1u);
     if (++b == table.num_buckets) b = 0;
   }
 }

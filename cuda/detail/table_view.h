@@ -76,6 +76,32 @@ __device__ __forceinline__ void WriteFresh(const BucketTile& tile, const TableVi
   }
 }
 
+// A key that has come new, as a lane knows it.
+struct NewKey {
+  uint64_t key = 0;
+  uint32_t row = kNoRow;
+  bool is_new = false;  // else there is nothing to write
+  bool leads = false;   // of the positions with this key, the one that writes the record
+};
+
+// Row after row what came new: its record, by the position that leads, and unless `out` is null what the lookup gives.
+__device__ __forceinline__ void WriteNew(const BucketTile& tile, const TableView& table, const NewKey& mine, int count,
+                                         const float* defaults, int64_t num_defaults,
+                                         float* out) {  // [count, dim] or null
+  const unsigned new_ones = tile.Ballot(mine.is_new), leaders = tile.Ballot(mine.leads);
+  if (mine.leads) table.notes.Note(mine.row);
+  for (int j = 0; j < count; ++j) {
+    if ((new_ones >> j & 1) == 0) continue;
+    const uint64_t key = tile.Shuffle(static_cast<unsigned long long>(mine.key), j);
+    const uint32_t row = tile.Shuffle(mine.row, j);
+    if (out != nullptr) WriteFresh(tile, table, key, out + j * table.dim);
+    if ((leaders >> j & 1) == 0) continue;
+    float* record = table.rows.At(row);
+    WriteFresh(tile, table, key, record);
+    CopyRow(tile, defaults, num_defaults, record + table.dim);
+  }
+}
+
 // Row after row what the lanes have found, each for its key: [count, dim]. kFreshToo: a key without a row reads as its fresh
 // one, else nothing is written for it.
 template <bool kFreshToo>
