@@ -141,7 +141,7 @@ struct DeviceHashCounters {
 };
 
 // The table on the current device, and the numbers of its rows: 0, 1, .. in the order in which keys first appear, numbers of
-// erased keys again, the one erased last first. Every key is legal. Filled to nine tenths of its places; grows by half, out
+// erased keys again, the one erased last first. Every key is legal. Filled to eight tenths of its places; grows by half, out
 // of place, when that is not enough.
 //
 // Calls are put on a stream, in order; calls on several streams are the caller's to order (DeviceTable does). Not

@@ -176,19 +176,19 @@ TEST(ItGrowsAndKeepsItsRows) {
   t.CheckAll();
 }
 
-TEST(NineTenthsOfThePlacesAreUsed) {
+TEST(EightTenthsOfThePlacesAreUsed) {
   constexpr uint64_t kBuckets = 700 / kFewer;
-  Judged t(9 * kBuckets);
-  t.table.Reserve(t.cuda, 9 * kBuckets);
+  Judged t(8 * kBuckets);
+  t.table.Reserve(t.cuda, 8 * kBuckets);
   CHECK_EQ(t.table.view().num_buckets, kBuckets);
   std::mt19937_64 random(3);
-  Keys keys(9 * kBuckets);
+  Keys keys(8 * kBuckets);
   for (uint64_t& key : keys) key = random();
   t.CheckRows(keys, t.FindOrInsert(keys));
   CHECK_EQ(t.table.view().num_buckets, kBuckets);
   t.CheckAll();
   // And as full with other keys, after each of the first was erased once.
-  for (uint64_t part = 0; part < 9; ++part) {
+  for (uint64_t part = 0; part < 8; ++part) {
     const Keys gone(keys.begin() + static_cast<long>(kBuckets * part),
                     keys.begin() + static_cast<long>(kBuckets * (part + 1)));
     t.Erase(gone);
@@ -202,25 +202,25 @@ TEST(NineTenthsOfThePlacesAreUsed) {
 
 // Where all buckets were passed by keys that are still there, none says that a key is not.
 TEST(AKeyThatIsNotThereIsNotSoughtForEver) {
-  Judged t(18);
-  t.table.Reserve(t.cuda, 18);
+  Judged t(16);
+  t.table.Reserve(t.cuda, 16);
   CHECK(t.table.view().num_buckets == 2);
   std::mt19937_64 random(5);
-  Keys keys = Range(0, 18);
+  Keys keys = Range(0, 16);
   t.FindOrInsert(keys);
-  int all_passed = 0;
-  for (int round = 0; round < 200 && all_passed < 3; ++round) {
+  bool all_passed = false;
+  for (int round = 0; round < 1000 && !all_passed; ++round) {  // 60 on average
     std::shuffle(keys.begin(), keys.end(), random);
-    t.Erase(Keys(keys.begin(), keys.begin() + 9));
-    const Keys come = Range(100 + 9 * static_cast<uint64_t>(round), 109 + 9 * static_cast<uint64_t>(round));
+    t.Erase(Keys(keys.begin(), keys.begin() + 8));
+    const Keys come = Range(100 + 8 * static_cast<uint64_t>(round), 108 + 8 * static_cast<uint64_t>(round));
     std::copy(come.begin(), come.end(), keys.begin());
     t.CheckRows(come, t.FindOrInsert(come));
     sok::DeviceBucket buckets[2];
     SOK_CUDA(cudaMemcpy(buckets, t.table.view().buckets, sizeof(buckets), cudaMemcpyDeviceToHost));
-    all_passed += buckets[0].passed > 0 && buckets[1].passed > 0;
+    all_passed = buckets[0].passed > 0 && buckets[1].passed > 0;
     CHECK(t.Find({1, 2, 3, ~0ull}).back() == kNoRow);
   }
-  CHECK_EQ(all_passed, 3);
+  CHECK(all_passed);
   t.CheckAll();
 }
 
