@@ -17,6 +17,7 @@ namespace sok {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int64_t kRowsPerTile = 4;
 
 // A stretch of gradients, and which blocks it has.
 struct Work {
@@ -94,8 +95,10 @@ __device__ __forceinline__ void ForGradients(const Group& group, const F& f) {
     const DeviceGradients& grads = work.grads;
     const RowLanes tile(work.lane_bits);
     const int64_t begin = (block - work.first_block) * work.rows_per_block, count = CountOf(grads);
-    const int64_t end = begin + work.rows_per_block < count ? begin + work.rows_per_block : count;
-    for (int64_t i = begin + (threadIdx.x >> work.lane_bits); i < end; i += blockDim.x >> work.lane_bits) {
+    // Neighbours to a tile: one read brings the row ids of all near.
+    const int64_t first = begin + (threadIdx.x >> work.lane_bits) * kRowsPerTile;
+    const int64_t end = first + kRowsPerTile < count ? first + kRowsPerTile : count;
+    for (int64_t i = first; i < end; ++i) {
       const int64_t number = grads.tables == nullptr ? grads.table : grads.tables[i];
       const bool has_table = number >= 0 && number < group.num_tables;
       const DeviceUpdate* table = has_table ? group.updates + number : nullptr;
@@ -250,10 +253,30 @@ __device__ __forceinline__ float FactorOf(const R& step, const DeviceGradients& 
   return factor;
 }
 
+// Of a row that will be updated, what this lane reads first.
+template <class R, class T>
+__device__ __forceinline__ void FetchRow(const DeviceGradients& grads, const RowLanes& tile, int64_t i,
+                                         const DeviceUpdate& update, int64_t row) {
+  const int64_t column = 4 * tile.lane;
+  const float* record = update.rows.At(row);
+  Fetch(update.decay.stamps + row);
+  if (column >= grads.dim) return;
+  Fetch(static_cast<const T*>(grads.values) + i * grads.dim + column);
+  Fetch(record + column);
+  for (int k = 0; k < kNumVectors<R>; ++k) Fetch(record + update.slot_offset + k * grads.dim + column);
+}
+
 template <class R, class T>
 __global__ void UpdateRowsKernel(UpdateRule rule, Group group, Nonfinite nonfinite, const uint64_t* refused) {
   const R step(rule);
   if (nonfinite == Nonfinite::kRaise && *refused != kNothingBad) return;
+  if constexpr (
+      R::kDecays) {  // one read waits for another, of id, stamp and record, and few tiles fit beside each other
+    ForGradients(group, [&](const DeviceGradients& grads, const RowLanes& tile, int64_t i, const DeviceUpdate* table,
+                            int64_t row) {
+      if (table != nullptr) FetchRow<R, T>(grads, tile, i, *table, row);
+    });
+  }
   ForGradients(group, [&](const DeviceGradients& grads, const RowLanes& tile, int64_t i, const DeviceUpdate* table,
                           int64_t row) {
     if (table == nullptr) {
@@ -337,7 +360,6 @@ void Check(const UpdateRule& rule, const DeviceUpdate* updates, int64_t num_tabl
 void UpdateRows(const Cuda& cuda, DeviceScratch* scratch, const UpdateRule& rule, const DeviceUpdate* updates,
                 int64_t num_tables, const DeviceGradients* gradients, int64_t num_gradients, FloatType type,
                 float grad_scale, Nonfinite nonfinite, uint64_t* refused) {
-  constexpr int64_t kRowsPerTile = 4;
   Check(rule, updates, num_tables, gradients, num_gradients, nonfinite, refused);
   std::vector<Work> work;
   int64_t blocks = 0;
