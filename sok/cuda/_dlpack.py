@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -77,9 +78,9 @@ class _Owner:
     def __init__(self, pointer: int, deleter: int | None) -> None:
         self._pointer, self._deleter = pointer, deleter
 
-    def __del__(self) -> None:
-        # At the end of the process whoever gave it may have gone before.
-        if self._deleter and not sys.is_finalizing():
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # At the end of the process whoever gave it may have gone before, and what this module imports.
+        if self._deleter and not is_finalizing():
             _Deleter(self._deleter)(self._pointer)
 
 

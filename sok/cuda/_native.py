@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,8 +87,8 @@ class _Mark:
         check(self._lib.sok_cuda_mark_has_passed(self._pointer, ctypes.byref(passed)))
         return bool(passed.value)
 
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing():
             self._lib.sok_cuda_mark_destroy(self._pointer)
 
 
@@ -123,9 +124,9 @@ class Context:
         while self._held and self._held[0][0].has_passed():
             self._held.popleft()
 
-    def __del__(self) -> None:
-        # At the end of the process CUDA may have gone before.
-        if not sys.is_finalizing():
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # At the end of the process CUDA may have gone before, and what this module imports.
+        if not is_finalizing():
             if self._held or self._borrowed:
                 self._lib.sok_cuda_synchronize(self.pointer)
             self._lib.sok_cuda_context_destroy(self.pointer)

@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import subprocess
 import sys
 import threading
 import time
@@ -444,3 +445,10 @@ def test_an_array_on_another_device_is_refused():
         keys = cupy.arange(3)
     with pytest.raises(ValueError, match=saying("`keys`", "which is 0", "on device 1")):
         sok.cuda.unique(keys)
+
+
+def test_memory_that_is_kept_to_the_end_of_the_process_is_left_without_a_word():
+    # A module lets go of what it has when the globals of those that it keeps are None.
+    program = "import os; from sok.cuda import _dlpack; os.kept = _dlpack, _dlpack._Owner(1, 1)"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")
