@@ -40,8 +40,8 @@ build_by_hand() {
   for source in cuda/*.cc cpu/*.cc storage/*.cc; do
     local extra=""
     [[ $source == cuda/*.cc ]] && extra="-isystem $(dirname "$(dirname "$(readlink -f "$(command -v nvcc)")")")/include"
-    [[ $source == *_avx2.cc ]] && extra="-mavx2"
-    [[ $source == *_avx512.cc ]] && extra="-mavx512f -mavx512vl -mavx512dq -mprefer-vector-width=512"
+    [[ $source == *_avx2.cc ]] && extra="-mavx2 -mf16c"
+    [[ $source == *_avx512.cc ]] && extra="-mavx512f -mf16c -mavx512vl -mavx512dq -mprefer-vector-width=512"
     echo "g++ $host $extra -c $source -o $objects/$(basename "$source").o"
   done >>"$build/commands"
   tr '\n' '\0' <"$build/commands" | xargs -0 -P "$(nproc)" -I{} bash -c '{}' &&
