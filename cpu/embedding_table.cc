@@ -371,7 +371,7 @@ int64_t EmbeddingTable::memory_bytes() const {
   if (index_) bytes += index_->memory_bytes();
   if (snapshot_) bytes += snapshot_->rows * static_cast<int64_t>(sizeof(uint32_t)) + snapshot_->copies.bytes();
   for (const auto& set : sets_) bytes += set->stamps.memory_bytes() + set->beside.memory_bytes();
-  if (candidates_) bytes += candidates_->memory_bytes();
+  if (const auto& of_others = counted()) bytes += of_others->memory_bytes();
   return bytes;
 }
 

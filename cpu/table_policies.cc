@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <mutex>
+#include <set>
 
 #include "slot_set.h"
 #include "sok/embedding_table.h"
@@ -32,6 +33,7 @@ inline bool Count(RowHistory* history, uint32_t now) {
 constexpr int64_t kRowsPerTask = 4096;
 constexpr int64_t kCyclesPerRow = 60;  // a cache miss, partly hidden
 constexpr int64_t kLeastMaxRows = 16 << kBucketBits;
+constexpr int64_t kMaxHashes = 32;
 constexpr int64_t kMaxCandidates = INT64_C(0xFFFFFFFE);
 
 double Norm(const float* weights, int64_t dim) {
@@ -48,6 +50,11 @@ void Policies::Check(const TableConfig& table) const {
   };
   check(after >= 0 && after <= INT64_C(0xFFFFFFFF),
         "admission after n steps takes n in [1, 2^32 - 1]. Received: " + std::to_string(after) + ".");
+  check(bloom_cells >= 0 && bloom_cells % 4 == 0 && bloom_cells <= 4 * kMaxDim,
+        "cells of a bucket must be a multiple of 4 up to 4 * 2^20. Received: " + std::to_string(bloom_cells) + ".");
+  check(bloom_cells == 0 || (bloom_hashes >= 1 && bloom_hashes <= kMaxHashes && after >= 1 && after <= UINT8_MAX),
+        "a Bloom filter takes 1 to " + std::to_string(kMaxHashes) + " hashes and counts up to 255. Received: " +
+            std::to_string(bloom_hashes) + " hashes, after " + std::to_string(after) + ".");
   check(!admits() || table.hashed, "a table whose keys are row numbers admits every key.");
   check(older_than >= 0, "`older_than` must not be negative. Received: " + std::to_string(older_than) + ".");
   check(norm_below >= 0.0f && std::isfinite(norm_below),
@@ -64,15 +71,17 @@ void EmbeddingTable::MakeHistory() {
   rule.rule = ParseRule(kHistoryRule);
   history_ = FindOrAttach(rule, kHistorySet);
   if (config_.policies.after == 0) return;
+  const bool is_filter = config_.policies.bloom_cells > 0;
   TableConfig config = config_;
-  config.name += "/candidates";
-  config.dim = static_cast<int64_t>(sizeof(RowHistory) / sizeof(float));
-  config.capacity = kMaxCandidates;
+  config.name += is_filter ? "/filter" : "/candidates";
+  config.dim = is_filter ? config_.policies.bloom_cells / 4 : static_cast<int64_t>(sizeof(RowHistory) / sizeof(float));
+  config.capacity = is_filter ? int64_t{1} << kBucketBits : kMaxCandidates;
+  config.is_unsigned = config.is_unsigned || is_filter;
   config.policies = Policies();
   config.initializer = Initializer();
   config.initializer.kind = InitKind::kConstant;
   config.initializer.a = 0.0f;
-  candidates_ = std::make_shared<EmbeddingTable>(std::move(config));
+  (is_filter ? filter_ : candidates_) = std::make_shared<EmbeddingTable>(std::move(config));
 }
 
 RowHistory* EmbeddingTable::HistoryOf(int64_t row) const {
@@ -109,7 +118,10 @@ int64_t EmbeddingTable::Admit(const Cpu& cpu, Scratch* scratch, const uint64_t* 
   const Policies& policies = config_.policies;
   if (!policies.admits() || m == 0) return m;
   bool* passes = scratch->Get<bool>(m);
-  for (int64_t k = 0; k < m; ++k) passes[k] = policies.HasLuck(keys[missing[k]]);
+  for (int64_t k = 0; k < m; ++k) {
+    passes[k] = filter_ ? FilterPasses(keys[missing[k]]) : policies.HasLuck(keys[missing[k]]);
+    if (filter_ && !passes[k]) refused_keys_.push_back(keys[missing[k]]);
+  }
   if (candidates_) {
     uint64_t* wanted = scratch->Get<uint64_t>(m);
     uint32_t* rows = scratch->Get<uint32_t>(m);
@@ -135,6 +147,49 @@ int64_t EmbeddingTable::Admit(const Cpu& cpu, Scratch* scratch, const uint64_t* 
   for (int64_t k = 0; k < m; ++k) (passes[k] ? missing[num_passed++] : refused[num_refused++]) = missing[k];
   std::copy(refused, refused + num_refused, missing + num_passed);
   return num_passed;
+}
+
+bool EmbeddingTable::FilterPasses(uint64_t key) const {
+  const Policies& policies = config_.policies;
+  const SharedLock lock(filter_->mutex_);
+  const uint32_t row = filter_->FindRow(KeyOfBucket(BucketOf(key)));
+  int64_t count = row == kNoRow ? 0 : UINT8_MAX;
+  if (row != kNoRow) {
+    const auto* cells = reinterpret_cast<const unsigned char*>(filter_->rows_.Record(row));
+    for (int64_t i = 0; i < policies.bloom_hashes; ++i)
+      count = std::min<int64_t>(count, cells[policies.CellOf(key, i)]);
+  }
+  return count + 1 >= policies.after;
+}
+
+void EmbeddingTable::CountRefused(const Cpu& cpu) {
+  const Policies& policies = config_.policies;
+  std::sort(refused_keys_.begin(), refused_keys_.end());
+  refused_keys_.erase(std::unique(refused_keys_.begin(), refused_keys_.end()), refused_keys_.end());
+  const int64_t n = static_cast<int64_t>(refused_keys_.size());
+  Scratch scratch;
+  uint64_t* buckets = scratch.Get<uint64_t>(n);
+  uint32_t* rows = scratch.Get<uint32_t>(n);
+  int64_t* missing = scratch.Get<int64_t>(n);
+  int64_t num_missing = 0;
+  bool bad = false;
+  for (int64_t i = 0; i < n; ++i) buckets[i] = KeyOfBucket(BucketOf(refused_keys_[static_cast<size_t>(i)]));
+  const Lock lock(filter_->mutex_);
+  filter_->FindRows(buckets, n, rows, &bad);
+  for (int64_t i = 0; i < n; ++i)
+    if (rows[i] == kNoRow) missing[num_missing++] = i;
+  filter_->InsertMissing(cpu, &scratch, buckets, missing, num_missing, rows);
+  filter_->MarkChanged(rows, n);
+  filter_->CopyAside(rows, n);
+  for (int64_t i = 0; i < n; ++i) {
+    auto* cells = reinterpret_cast<unsigned char*>(filter_->rows_.Record(rows[i]));
+    std::set<int64_t> once;  // two hashes of a key may meet
+    for (int64_t h = 0; h < policies.bloom_hashes; ++h)
+      once.insert(policies.CellOf(refused_keys_[static_cast<size_t>(i)], h));
+    for (const int64_t cell : once)
+      if (cells[cell] != UINT8_MAX) ++cells[cell];
+  }
+  refused_keys_.clear();
 }
 
 void EmbeddingTable::ReserveTakeOver(const uint64_t* keys, const int64_t* missing, int64_t m) {
@@ -251,6 +306,10 @@ void EmbeddingTable::AddCrowded(int64_t now, std::vector<std::pair<uint32_t, uin
 void EmbeddingTable::EndStep(const Cpu& cpu) {
   const Policies& policies = config_.policies;
   const int64_t now = ++step;
+  if (filter_) {
+    const Lock lock(mutex_);
+    CountRefused(cpu);
+  }
   if (!policies.IsPassAt(now)) return;
   const Lock lock(mutex_);
   auto remove = [&](EmbeddingTable* table, const Policies& policies, bool has_ids) {

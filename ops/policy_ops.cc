@@ -56,22 +56,25 @@ void TableStats(OpKernelContext* ctx) {
 }
 SOK_HOST_KERNEL("Sok>TableStats", FunctionOp<TableStats>, "handle", "stats");
 
-// The keys of a table that are counted and have no row yet, as a table of its own.
-REGISTER_OP("Sok>TableCandidates")
+// What is counted of keys that have no row yet, as a table of its own: histories by key, or the cells of a Bloom filter by
+// bucket, whose keys are uint64.
+REGISTER_OP("Sok>TableCounted")
     .Input("handle: resource")
-    .Output("candidates: resource")
+    .Output("counted: resource")
     .SetIsStateful()
     .SetShapeFn(ScalarShape);
 
-void TableCandidates(OpKernelContext* ctx) {
+void TableCounted(OpKernelContext* ctx) {
   const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
-  if (resource->table().candidates() == nullptr) {
+  const std::shared_ptr<EmbeddingTable>& counted = resource->table().counted();
+  if (counted == nullptr) {
     throw FailedPrecondition(resource->config().Label() + " counts no keys before they have rows.");
   }
+  const bool is_filter = resource->config().policies.bloom_cells > 0;
   ScalarOutput<tensorflow::ResourceHandle>(ctx, 0) = tensorflow::ResourceHandle::MakeRefCountingHandle(
-      new TableResource(resource->table().candidates(), resource->key_dtype()), ctx->device()->name());
+      new TableResource(counted, is_filter ? tensorflow::DT_UINT64 : resource->key_dtype()), ctx->device()->name());
 }
-SOK_HOST_KERNEL("Sok>TableCandidates", FunctionOp<TableCandidates>, "handle", "candidates");
+SOK_HOST_KERNEL("Sok>TableCounted", FunctionOp<TableCounted>, "handle", "counted");
 
 }  // namespace
 }  // namespace sok

@@ -35,6 +35,8 @@ inline Policies PoliciesAttrs(OpKernelConstruction* ctx) {
   Policies policies;
   int64_t admit_below, seed;
   Check(ctx->GetAttr("admit_after", &policies.after));
+  Check(ctx->GetAttr("admit_cells", &policies.bloom_cells));
+  Check(ctx->GetAttr("admit_hashes", &policies.bloom_hashes));
   Check(ctx->GetAttr("admit_below", &admit_below));
   Check(ctx->GetAttr("seed", &seed));
   Check(ctx->GetAttr("evict_older_than", &policies.older_than));

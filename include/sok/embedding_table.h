@@ -134,9 +134,9 @@ class EmbeddingTable final : public TableStore {
   // Of tables with policies. Histories [n] of keys, of rows and of candidates; zeros of others.
   void Histories(const uint64_t* keys, int64_t n, RowHistory* histories) const;
   PolicyCounts policy_counts() const;
-  // The keys that are counted and have no row yet, as a table: rows [2] are their histories, bit for bit. Null: none are counted.
-  // Whoever writes it counts for this table.
-  const std::shared_ptr<EmbeddingTable>& candidates() const { return candidates_; }
+  // What is counted of keys without rows, as a table; null: nothing is. Rows [2] of these keys are their histories, bit for bit; or,
+  // of a Bloom filter, those of KeyOfBucket are the cells of a bucket. Whoever writes it counts for this table.
+  const std::shared_ptr<EmbeddingTable>& counted() const { return candidates_ ? candidates_ : filter_; }
 
  private:
   friend struct TableForTests;
@@ -196,6 +196,9 @@ class EmbeddingTable final : public TableStore {
   // Of the m positions in `missing`, those whose keys may have rows come first, both parts in order; gives how many they are.
   // Counts the others. Expects the table to be locked by this thread alone, as do those below.
   int64_t Admit(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, int64_t* missing, int64_t m);
+  // Whether a Bloom filter has counted a key often enough, the present step included; and what it counts at the end of that.
+  bool FilterPasses(uint64_t key) const;
+  void CountRefused(const Cpu& cpu);
   // The present step holds these rows. Threads may count the same ones at the same time.
   void CountRows(const uint32_t* rows, int64_t n);
   RowHistory* HistoryOf(int64_t row) const;
@@ -296,7 +299,8 @@ class EmbeddingTable final : public TableStore {
   bool keeps_keys_ = false;  // in row_keys_, of a hashed table
   RowColumn<uint64_t> row_keys_;
   SlotSet* history_ = nullptr;  // of sets_, if there are policies
-  std::shared_ptr<EmbeddingTable> candidates_;
+  std::shared_ptr<EmbeddingTable> candidates_, filter_;
+  std::vector<uint64_t> refused_keys_;  // of the present step, with repeats: a Bloom filter counts them at its end
   std::atomic<int64_t> made_{0}, refused_{0}, evicted_{0};
   RowChanges saved_;
   std::shared_ptr<Snapshot> snapshot_;  // of a save that goes on beside training; whoever reads it holds it too

@@ -27,6 +27,14 @@ SOK_HOST_DEVICE int BucketOf(uint64_t key) {
   return static_cast<int>((key ^ (key >> 33)) >> (64 - kBucketBits));
 }
 
+// A key of the bucket: what is kept of whole buckets goes by it.
+SOK_HOST_DEVICE uint64_t KeyOfBucket(int bucket) {
+  uint64_t key = static_cast<uint64_t>(bucket) << (64 - kBucketBits);
+  key = (key ^ (key >> 33)) * 0x9CB4B2F8129337DBull;  // the inverses of BucketOf's factors
+  key = (key ^ (key >> 33)) * 0x4F74430C22A54005ull;
+  return key ^ (key >> 33);
+}
+
 // Row-wise: owner = key mod world_size, never negative. Signed keys are 64-bit two's complement words.
 SOK_HOST_DEVICE int Owner(uint64_t key, int world_size, bool is_unsigned) {
   const uint64_t world = static_cast<uint64_t>(world_size);

@@ -22,6 +22,9 @@ inline constexpr char kHistorySet[] = "history", kHistoryRule[] = "history(;coun
 struct Policies {
   // A key gets its row in the step that is its `after`-th; 0: in the first, and nothing is counted for that.
   int64_t after = 0;
+  // Counted are keys by a Bloom filter of so many cells of 8 bits for each bucket of keys, a multiple of 4; 0: each key by itself.
+  int64_t bloom_cells = 0;
+  int64_t bloom_hashes = 0;
   // A key gets a row only if a hash of it is below; 0: every key.
   uint64_t admit_below = 0;
   uint64_t chance_seed = 0;
@@ -45,6 +48,13 @@ struct Policies {
   // Throws InvalidArgument if they make no sense, or do not go with the table.
   void Check(const TableConfig& table) const;
 
+  // Where a key is counted in the cells of its bucket, `i` in [0, bloom_hashes). Files rely on it: it never changes.
+  int64_t CellOf(uint64_t key, int64_t i) const {
+    constexpr uint64_t kFirst = 0x626C6F6F6D31, kSecond = 0x626C6F6F6D32;
+    const uint64_t step = HashKey(key ^ kSecond) | 1;
+    return static_cast<int64_t>((HashKey(key ^ kFirst) + static_cast<uint64_t>(i) * step) %
+                                static_cast<uint64_t>(bloom_cells));
+  }
   // Rows that are left of a bucket.
   int64_t MaxRowsOf(int64_t bucket) const {
     const int64_t whole = max_rows >> kBucketBits, rest = max_rows & ((1 << kBucketBits) - 1);
@@ -64,9 +74,10 @@ struct Policies {
   }
 
   bool operator==(const Policies& other) const {
-    return after == other.after && admit_below == other.admit_below && chance_seed == other.chance_seed &&
-           older_than == other.older_than && norm_below == other.norm_below && max_rows == other.max_rows &&
-           keeps_frequent == other.keeps_frequent && half_life == other.half_life && every == other.every;
+    return after == other.after && bloom_cells == other.bloom_cells && bloom_hashes == other.bloom_hashes &&
+           admit_below == other.admit_below && chance_seed == other.chance_seed && older_than == other.older_than &&
+           norm_below == other.norm_below && max_rows == other.max_rows && keeps_frequent == other.keeps_frequent &&
+           half_life == other.half_life && every == other.every;
   }
 };
 

@@ -18,7 +18,7 @@ from sok.job import context
 from sok.job.agreement import together
 from sok.optimizers import claims
 from sok.table import reading
-from sok.table.counted import with_candidates
+from sok.table.counted import with_counted
 from sok.table.table import is_embedding_variable
 
 
@@ -115,7 +115,7 @@ class CheckpointSaverHook(tf.compat.v1.train.SessionRunHook):
         tables, optimizers, saver = self._given
         if tables is None:
             tables = _tables_of_graph()
-        self._tables = list(with_candidates(tables_of(tables)).values())
+        self._tables = list(with_counted(tables_of(tables)).values())
         self._optimizers = claims.optimizers_of(self._tables) if optimizers is None else optimizers
         self._step = tf.compat.v1.train.get_global_step()
         if self._step is None:

@@ -22,7 +22,7 @@ from sok.job.agreement import check_equal, together
 from sok.job.transport.base import Transport
 from sok.optimizers import Optimizer
 from sok.table import rules
-from sok.table.counted import Candidates, with_candidates
+from sok.table.counted import Counted, with_counted
 from sok.table.policies import HISTORY_RULE
 from sok.table.table import EmbeddingVariable
 
@@ -120,7 +120,7 @@ def _restore_once(
 
     def plan() -> list[Any]:
         nonlocal tables, calls, manifest, states
-        tables = with_candidates(tables_by_saved_name(variables_or_model))
+        tables = with_counted(tables_by_saved_name(variables_or_model))
         chosen = optimizers_of(optimizers, variables_or_model)
         calls = calls_for(list(tables.values()), session)
         manifest = read_manifest(path)
@@ -175,7 +175,7 @@ def _restore_once(
 
 def _waits_for_nothing(manifest: Manifest, name: str, variable: EmbeddingVariable) -> bool:
     """Whether these are keys that wait for rows, and none did, or nobody counted them, when it was saved."""
-    return isinstance(variable, Candidates) and name not in manifest.names
+    return isinstance(variable, Counted) and name not in manifest.names
 
 
 def _is_wanted(rule: str, variable: EmbeddingVariable, slots: bool) -> bool:

@@ -19,7 +19,7 @@ from sok.job import context
 from sok.job.agreement import check_equal, together
 from sok.optimizers import Optimizer
 from sok.table import reading, rules
-from sok.table.counted import with_candidates
+from sok.table.counted import with_counted
 from sok.table.table import EmbeddingVariable
 
 
@@ -97,7 +97,7 @@ def save(
     background.finish(job)
 
     def plan() -> dict[str, Any]:
-        work.tables = list(with_candidates(tables_of(variables_or_model)).values())
+        work.tables = list(with_counted(tables_of(variables_or_model)).values())
         reading.tell_untrained(work.tables)
         work.optimizers = optimizers_of(optimizers, variables_or_model) or []
         work.calls = calls_for(work.tables, session)

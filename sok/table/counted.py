@@ -1,4 +1,4 @@
-"""The keys of a table that are counted and wait for rows, as a table of their own."""
+"""What a table counts of keys that have no row yet, as a table of its own."""
 
 from __future__ import annotations
 
@@ -9,44 +9,41 @@ import tensorflow as tf
 
 from sok.base import _ops
 from sok.table.options import TableOptions
-from sok.table.policies import CANDIDATES
+from sok.table.placement import NUM_BUCKETS
 from sok.table.table import EmbeddingVariable
 
 
-class Candidates(EmbeddingVariable):
-    """Keys of a table that are counted and have no row yet: rows [2] are their histories, as they lie in memory.
+class Counted(EmbeddingVariable):
+    """What a table counts of keys without rows. Rows [2] of candidates are their histories, as they lie in memory;
+    those of a Bloom filter are the cells of a bucket, under a key of it.
 
     A table for whatever moves whole tables to files and back. What is written here is counted in the table `of`.
     """
 
-    def __init__(self, of: EmbeddingVariable) -> None:
+    def __init__(self, of: EmbeddingVariable, name: str) -> None:
         self._of = of
-        options = of.options
-        super().__init__(
-            2,
-            2**32 - 2,
-            name=of.table_name + CANDIDATES,
-            options=TableOptions(
-                key_dtype=options.key_dtype, initializer="zeros", trainable=False, seed=0, placement=options.placement
-            ),
+        cells = of.options.to_attributes().get("admit_cells", 0)
+        options = TableOptions(
+            key_dtype="uint64" if cells else of.options.key_dtype,
+            initializer="zeros",
+            trainable=False,
+            seed=0,
+            placement=of.options.placement,
         )
+        super().__init__(cells // 4 or 2, NUM_BUCKETS if cells else 2**32 - 2, name=name, options=options)
 
     def _make_handle(self, **_: Any) -> tf.Tensor:
-        return _ops.lib().sok_table_candidates(self._of.handle)
+        return _ops.lib().sok_table_counted(self._of.handle)
 
 
-def candidates_of(table: EmbeddingVariable) -> Candidates | None:
-    """Its keys that wait for a row; None if its admission counts none."""
-    admission = table.options.admission
-    if admission is None or admission.after is None:
-        return None
-    found = vars(table).get("_candidates")
-    if found is None:
-        found = table._candidates = Candidates(table)
+def with_counted(tables: Mapping[str, EmbeddingVariable]) -> dict[str, EmbeddingVariable]:
+    """Tables by the names that files have for them, and what is counted of keys without rows, where that is."""
+    found: dict[str, EmbeddingVariable] = dict(tables)
+    for name, table in tables.items():
+        apart = table.options.admission.counts_apart if table.options.admission else ""
+        if not apart:
+            continue
+        if "_counted" not in vars(table):
+            table._counted = Counted(table, table.table_name + apart)
+        found[name + apart] = table._counted
     return found
-
-
-def with_candidates(tables: Mapping[str, EmbeddingVariable]) -> dict[str, EmbeddingVariable]:
-    """Tables by the names that files have for them, and their keys that wait for rows, where there are any."""
-    waiting = {name + CANDIDATES: candidates_of(table) for name, table in tables.items()}
-    return {**tables, **{name: found for name, found in waiting.items() if found is not None}}

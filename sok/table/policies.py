@@ -15,7 +15,11 @@ HISTORY_RULE = "history(;count,last)"
 CANDIDATES = "/candidates"
 """What the name of a table is followed by in files that hold its keys that wait for a row."""
 
+FILTER = "/filter"
+"""The same, for the Bloom filter that counts them."""
+
 _MAX_COUNT = 2**32 - 1
+_MAX_CELLS = 2**22
 _LEAST_MAX_ROWS = 16 * NUM_BUCKETS
 
 
@@ -29,6 +33,10 @@ class Admission:
     Args:
         after: the step that is the `after`-th whose batch holds a key gives it its row, before that is read. 1 admits
             every key at once. A key that waits takes 24 to 32 bytes.
+        bloom: (keys, rate), with `after` up to 255: counts in a Bloom filter for so many different keys, at least
+            65,536, in place of each key by itself. It takes `-log(rate) / log(2)**2` bytes for each of `keys`: 10 at a
+            rate of 1 %, the share of keys that get rows too early once so many are counted. It forgets nothing. Buckets
+            of keys must be whole on their workers, as for `Eviction(max_rows=...)`.
         probability: the share of keys that get rows, in (0, 1]. A hash of the key and of the table's seed decides, once
             for all.
 
@@ -52,9 +60,12 @@ class Admission:
     """
 
     after: int | None = None
+    bloom: tuple[int, float] | None = None
     probability: float | None = None
 
     def __post_init__(self) -> None:
+        if self.bloom is not None:
+            self._check_bloom(self.bloom)
         if (self.after is None) == (self.probability is None):
             raise ValueError(f"Give `after` or `probability`. Received: {self!r}.")
         if self.after is not None:
@@ -62,8 +73,34 @@ class Admission:
         if self.probability is not None and not 0.0 < float(self.probability) <= 1.0:
             raise ValueError(f"`probability` must lie in (0, 1]. Received: {self.probability!r}.")
 
+    def _check_bloom(self, bloom: Any) -> None:
+        if not isinstance(bloom, (tuple, list)) or len(bloom) != 2:
+            raise ValueError(f"`bloom` must be (keys, rate). Received: {bloom!r}.")
+        keys, rate = bloom
+        _check_whole("bloom[0]", keys, _LEAST_MAX_ROWS, 2**40)
+        if not 1e-9 <= float(rate) <= 0.5:
+            raise ValueError(f"`bloom[1]` must lie in [1e-9, 0.5]. Received: {rate!r}.")
+        if self.after is None or not 1 <= int(self.after) <= 255:
+            raise ValueError(f"`bloom` goes with `after` in [1, 255]. Received: after={self.after!r}.")
+        object.__setattr__(self, "bloom", (int(keys), float(rate)))
+        if self._cells() > _MAX_CELLS:
+            raise ValueError(f"`bloom` would take more than {_MAX_CELLS * NUM_BUCKETS:,} bytes. Received: {bloom!r}.")
+
+    def _cells(self) -> int:
+        """Of each bucket's filter."""
+        keys, rate = self.bloom or (0, 0.5)
+        return 4 * math.ceil(-keys * math.log(rate) / math.log(2) ** 2 / NUM_BUCKETS / 4)
+
+    @property
+    def counts_apart(self) -> str:
+        """What the table's name is followed by for what is counted of keys without rows; empty: nothing is."""
+        return "" if self.after is None else CANDIDATES if self.bloom is None else FILTER
+
     def to_attributes(self) -> dict[str, Any]:
         """The attributes by which native ops know it."""
+        if self.bloom is not None:
+            hashes = max(1, round(-math.log2(self.bloom[1])))
+            return {"admit_after": int(self.after or 1), "admit_cells": self._cells(), "admit_hashes": hashes}
         if self.after is not None:
             return {"admit_after": int(self.after)}
         below = math.ceil(math.ldexp(float(self.probability or 0.0), 64))
@@ -195,6 +232,12 @@ def check(admission: Admission | None, eviction: Eviction | None, hashed: bool, 
     """Raises `ValueError` where policies do not go with the table."""
     if admission is not None and not hashed:
         raise ValueError("`admission` is for hashed tables: of others every key has its place. Leave it out.")
+    is_whole = placement.hash or placement.owner is not None or placement.is_copied
+    if admission is not None and admission.bloom is not None and not is_whole:
+        raise ValueError(
+            f"`admission`: `bloom` counts by buckets of keys, and {placement!r} spreads these over workers. Use "
+            "sok.row_wise(hash=True)."
+        )
     if placement.cuts_rows and admission is not None and admission.after is not None:
         raise ValueError(
             f"`admission`: sok.Admission(after=...) counts whole rows, and {placement!r} cuts them. Use sok.row_wise()."
@@ -202,8 +245,7 @@ def check(admission: Admission | None, eviction: Eviction | None, hashed: bool, 
     if placement.cuts_rows and eviction is not None and eviction.norm_below is not None:
         raise ValueError(f"`eviction`: `norm_below` needs whole rows, and {placement!r} cuts them. Use sok.row_wise().")
 
-    is_whole = placement.hash or placement.owner is not None or placement.is_copied or placement.cuts_rows
-    if eviction is not None and eviction.max_rows is not None and not is_whole:
+    if eviction is not None and eviction.max_rows is not None and not (is_whole or placement.cuts_rows):
         raise ValueError(
             f"`eviction`: with `max_rows` rows leave by buckets of keys, and {placement!r} spreads these over workers. "
             "Use sok.row_wise(hash=True)."

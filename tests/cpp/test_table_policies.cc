@@ -216,6 +216,53 @@ TEST(RandomProgramsGiveWhatAMapGives) {
   }
 }
 
+TEST(ABucketHasAKeyOfItsOwn) {
+  for (int bucket = 0; bucket < 1 << sok::kBucketBits; ++bucket)
+    CHECK_EQ(sok::BucketOf(sok::KeyOfBucket(bucket)), bucket);
+}
+
+TEST(ABloomFilterCountsAtTheEndOfAStep) {
+  for (const int64_t cells : {8, 1024}) {
+    sok::TableConfig config = WithPolicies(3, 0, 1);
+    config.policies.bloom_cells = cells;
+    config.policies.bloom_hashes = 4;
+    Table table(config);
+    const sok::Policies& policies = config.policies;
+    std::map<std::pair<int, int64_t>, int64_t> counted;  // by bucket and cell
+    std::set<uint64_t> rows;
+    std::mt19937 random(5);
+    int64_t early = 0;
+    std::map<uint64_t, int64_t> times;
+    for (int64_t step = 1; step <= 30; ++step) {
+      std::set<uint64_t> refused, held;
+      for (int call = 0; call < 2; ++call) {
+        std::vector<uint64_t> keys(2000);
+        for (uint64_t& key : keys) key = random() % 40000;
+        const Rows looked = table.Lookup(keys);
+        for (size_t i = 0; i < keys.size(); ++i) {
+          int64_t count = UINT8_MAX;
+          for (int64_t h = 0; h < 4; ++h)
+            count = std::min(count, counted[{sok::BucketOf(keys[i]), policies.CellOf(keys[i], h)}]);
+          const bool passes = rows.count(keys[i]) > 0 || count + 1 >= 3;
+          CHECK_EQ(looked.ids[i] >= 0, passes);
+          if (held.insert(keys[i]).second) ++times[keys[i]];
+          early += passes && times[keys[i]] < 3;
+          CHECK(passes || times[keys[i]] < 3);  // never late
+          passes ? rows.insert(keys[i]) : refused.insert(keys[i]);
+        }
+      }
+      EndStep(&table);
+      for (const uint64_t key : refused) {
+        std::set<int64_t> once;
+        for (int64_t h = 0; h < 4; ++h) once.insert(policies.CellOf(key, h));
+        for (const int64_t cell : once) ++counted[{sok::BucketOf(key), cell}];
+      }
+      CHECK_EQ(table.native().size(), static_cast<int64_t>(rows.size()));
+    }
+    CHECK((early > 100) == (cells == 8));  // some ten keys in each bucket
+  }
+}
+
 TEST(ThreadsThatMeetInARowCountItOnce) {
   Table table(WithPolicies(2, 100, 1));
   std::vector<uint64_t> keys(20000 / kFewer, 0);
@@ -259,6 +306,12 @@ TEST(WhatMakesNoSenseIsRefused) {
   sok::TableConfig few = WithPolicies(0, 0, 1);
   few.policies.max_rows = 1000;
   CHECK_THROWS(Table table(few), sok::InvalidArgument, "`max_rows` must be at least 65536");
+  sok::TableConfig many = WithPolicies(256, 0, 1);
+  many.policies.bloom_cells = 8;
+  many.policies.bloom_hashes = 2;
+  CHECK_THROWS(Table table(many), sok::InvalidArgument, "counts up to 255");
+  many.policies.bloom_cells = 7;
+  CHECK_THROWS(Table table(many), sok::InvalidArgument, "multiple of 4");
   sok::TableConfig identity = WithPolicies(2, 0, 1);
   identity.hashed = false;
   CHECK_THROWS(Table table(identity), sok::InvalidArgument, "admits every key");
