@@ -106,6 +106,20 @@ def build_parser() -> argparse.ArgumentParser:
         )
     )
 
+    from sok.tools.serving import command as serving  # argparse alone: main loads the rest
+
+    serving.add_arguments(
+        command(
+            "serve",
+            serving.main,
+            help="serve exported models over HTTP, as TensorFlow Serving does",
+            description="Answers TensorFlow Serving's REST (/v1/models/NAME:predict, status, metadata) with models "
+            "that sok.export_saved_model has written, and takes newer versions up as they appear. For trying out and "
+            "for small installations; docs/serving.md says when to take TensorFlow Serving. Needs sok[serve].",
+            epilog="example: sok serve models/ctr --port 8501",
+        )
+    )
+
     profile = commands.add_parser("profile", help="draw what sok.profile has written")
     plot = profile.add_subparsers(title="commands", metavar="COMMAND", required=True).add_parser(
         "plot",
