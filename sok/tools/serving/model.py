@@ -201,10 +201,12 @@ class Model:
         try:
             servable = Servable(found, self._was_freed)
         except Exception as error:  # whatever a damaged file leads to: the server goes on
+            words = words_of(error)
+            words = words if found.path in words else f"{found.path}: {words}"
             self._failed[number] = found.stamp
-            self._tell(number, State("AVAILABLE" if old else "END", words_of(error)))
+            self._tell(number, State("AVAILABLE" if old else "END", words))
             self._metrics.load_failed(self.name)
-            logger.error("model '%s': version %d was not loaded: %s", self.name, number, words_of(error))
+            logger.error("model '%s': version %d was not loaded: %s", self.name, number, words)
             return old
         self._failed.pop(number, None)
         self._metrics.loaded(self.name, number, time.perf_counter() - start)

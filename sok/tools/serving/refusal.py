@@ -40,7 +40,7 @@ def refusal_of(error: tf.errors.OpError, version: int | None = None) -> Refused:
     >>> refused.status, str(refused)
     (400, 'indices[0] = 9 is not in [0, 5)')
     """
-    return Refused(_STATUS.get(error.code, 500), words_of(error), version)
+    return Refused(_STATUS.get(error.error_code, 500), words_of(error), version)
 
 
 def words_of(error: Exception) -> str:

@@ -38,7 +38,7 @@ class Signature:
             tf.errors.OpError: the model cannot answer them.
         """
         tensors = {name: tf.constant(value, self.inputs[name].dtype) for name, value in inputs.items()}
-        return {name: output.numpy() for name, output in self.call(**tensors).items()}
+        return {name: output.numpy() for name, output in sorted(self.call(**tensors).items())}
 
 
 class Servable:

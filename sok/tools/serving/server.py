@@ -30,7 +30,11 @@ def serve(paths: dict[str, str], options: argparse.Namespace) -> int:
         Refused, ValueError: a model cannot be loaded.
         OSError: the address cannot be listened at.
     """
-    listening = _bound(options.host, options.port)  # first: a port that is taken need not wait for a model
+    with _bound(options.host, options.port) as listening:  # first: a port that is taken need not wait for a model
+        return _serve(paths, options, listening)
+
+
+def _serve(paths: dict[str, str], options: argparse.Namespace, listening: socket.socket) -> int:
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     logger.setLevel(logging.INFO)
     # Half a million objects of TensorFlow's, which no collection need look at again: one follows each swap.
@@ -57,12 +61,15 @@ def serve(paths: dict[str, str], options: argparse.Namespace) -> int:
 
 def _bound(host: str, port: int) -> socket.socket:
     """A socket with its address, which does not listen yet."""
+    bound = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, protocol)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
     except OSError as error:
+        if bound is not None:
+            bound.close()
         raise OSError(f"cannot listen at {host}, port {port}: {error.strerror}. --host and --port say where.") from None
     return bound
 
