@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 import math
 import shutil
@@ -245,7 +246,11 @@ def test_a_damaged_version_that_is_asked_for_is_refused_and_the_others_serve(cli
 def test_too_large_requests_are_refused(client, port):
     status, told = ask(port, "POST", f"{CTR}:predict", b" " * 100_001)
     assert (status, told["error"]) == (413, "The request is larger than 100,000 bytes (--max-request-bytes).")
-    assert client.ask("POST", f"{CTR}:predict", {"inputs": [[7]]})[0] == 200
+    packed = {"Content-Encoding": "gzip"}
+    bomb = gzip.compress(b" " * 10_000_000)
+    assert len(bomb) < 100_000 and ask(port, "POST", f"{CTR}:predict", bomb, packed)[0] == 413
+    small = gzip.compress(b'{"inputs": [[7]]}')
+    assert client.ask("POST", f"{CTR}:predict", small, packed) == (200, {"outputs": [[2.0]]})
 
 
 def test_requests_that_take_too_long_or_are_too_many_are_refused(serve, loaded):

@@ -22,7 +22,7 @@ URL = "/v1/models/ctr"
 ASK = {"instances": [[7, 1], [1, 1]]}
 
 
-def wait_for(what, seconds=60.0):
+def wait_for(what, seconds=120.0):
     deadline = time.monotonic() + seconds
     while not (found := what()):
         assert time.monotonic() < deadline, f"waited {seconds} s in vain"
@@ -107,7 +107,7 @@ def test_ten_thousand_requests_across_twenty_swaps_all_get_an_answer(exports, se
             publish(exports / str(version % EXPORTS), folder / str(version))
             # Its status is 404 until it is seen.
             wait_for(lambda of=version: states(operator, of) == "AVAILABLE")
-        wait_for(lambda: sum(asker.count for asker in askers) >= REQUESTS)
+        wait_for(lambda: sum(asker.count for asker in askers) >= REQUESTS, seconds=240)
     finally:
         stop.set()
         for asker in askers:
@@ -195,3 +195,38 @@ def is_refused(port):
     except ConnectionError:
         return True
     return False
+
+
+STUCK = """
+import json, os, signal, socket, sys, threading, time, urllib.error, urllib.request
+from sok.tools import cli
+
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+
+
+def ask():
+    body = json.dumps({"signature_name": "slow", "inputs": 600_000}).encode()
+    while True:
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models/kinds:predict", body)
+        except urllib.error.HTTPError as refused:
+            print(refused.code, flush=True)
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        except OSError:
+            time.sleep(0.05)
+
+
+threading.Thread(target=ask, daemon=True).start()
+sys.exit(cli.main(["serve", sys.argv[1], "--name", "kinds", "--port", str(port), "--timeout-seconds", "0.5"]))
+"""
+
+
+def test_a_model_that_never_returns_does_not_keep_the_server_from_ending(forked, tmp_path):
+    save_kinds(tmp_path / "kinds")
+    ended = forked.run(STUCK, tmp_path / "run", str(tmp_path / "kinds"), deadline=120)
+    assert ended.status == 0, ended.stderr
+    assert ended.stdout.splitlines()[1:] == ["504"]
+    assert "ended while TensorFlow was still at work" in ended.stderr and "Traceback" not in ended.stderr
