@@ -208,6 +208,16 @@ def test_clients_load_and_unload_versions_and_models(client, folder):
     assert (status, told["error"]) == (404, "Servable not found for request: Latest(ctr). Loaded versions: none.")
     assert client.ask("POST", f"{CTR}:load")[0] == 200
     assert client.ask("POST", f"{CTR}:predict", {"inputs": [[7]]})[1] == {"outputs": [[2.0]]}
+    # An older one stays beside the newest; here two are kept, and 1 is the third.
+    publish(folder / "ctr" / "2", folder / "ctr" / "5")
+    publish(folder / "ctr" / "2", folder / "ctr" / "6")
+    assert client.ask("POST", f"{CTR}/versions/1:load")[0] == 200
+    answers = [client.ask("POST", f"{CTR}/versions/{n}:predict", {"inputs": [[7]]})[0] for n in (1, 2, 5, 6)]
+    assert answers == [200, 404, 200, 200]
+    for number in (5, 6):
+        shutil.rmtree(folder / "ctr" / str(number))
+        assert client.ask("POST", f"{CTR}/versions/{number}:unload")[0] == 200
+    assert client.ask("POST", f"{CTR}/versions/2:predict", {"inputs": [[7]]})[1] == {"outputs": [[2.0]]}
     assert client.ask("POST", "/v1/models/other:load", {"path": str(folder / "ctr" / "1")})[0] == 200
     assert client.ask("POST", "/v1/models/other/versions/1:predict", {"inputs": [[7]]})[1] == {"outputs": [[1.0]]}
 

@@ -101,21 +101,19 @@ class App:
 
     async def _predict(self, request: web.Request) -> web.Response:
         start = time.perf_counter()
-        name, version, status = "", _version(request), 200
+        name, version, status = "", None, 499  # what nginx says where the client has gone
         try:
+            wanted = _version(request)
             model = self._models[request.match_info["name"]]
             name = model.name  # of models that are known alone: names that clients invent would fill Prometheus
-            answered = await self._answered(lambda body: predict(model, version, body), request)
-            version = answered.version
+            answered = await self._answered(lambda body: predict(model, wanted, body), request)
+            version, status = answered.version, 200
             return web.Response(body=answered.body, content_type="application/json")
         except Refused as refused:
             version, status = refused.version, refused.status
             raise
-        except web.HTTPException as error:
-            version, status = None, error.status
-            raise
-        except Exception:
-            version, status = None, 500
+        except Exception as error:
+            status = getattr(error, "status", 500)  # aiohttp's own errors have one
             raise
         finally:
             self._metrics.answered(name, version, "predict", status, time.perf_counter() - start)

@@ -47,7 +47,7 @@ class Model:
         self._served: dict[int, Servable] = {}
         self._states: dict[int, State] = {}
         self._failed: dict[int, str] = {}  # stamps of damaged versions, which are not tried again as they are
-        self._pinned: set[int] = set()  # loaded by request: they stay when newer ones come
+        self._pinned: set[int] = set()  # older ones, loaded by request: they stay until they are unloaded
         self._held_out: set[int] = set()  # unloaded by request: they do not come back by themselves
         self._stopped = False
         self._said = ""
@@ -141,7 +141,7 @@ class Model:
             raise Refused(500, f"{self.path}: no version can be loaded: {errors}")
 
     def load(self, version: int | None = None) -> None:
-        """Loads a version, also one that was damaged or unloaded, and keeps it; None: serves the newest again.
+        """Loads a version, also one that was damaged or unloaded, or is older; None: serves the newest again.
 
         Raises:
             Refused: 404, there is no such version; 500, it cannot be loaded.
@@ -157,9 +157,11 @@ class Model:
             else:
                 self._failed.pop(version, None)
                 self._held_out.discard(version)
-                self._pinned.add(version)
             self._stopped = False
             self.refresh()
+            if version is not None and version not in self.loaded():  # newer ones serve: it must be kept beside them
+                self._pinned.add(version)
+                self.refresh()
             wanted = max(found, default=None) if version is None else version
             state = State("END", f"no version at {self.path}") if wanted is None else self._states.get(wanted)
             if state is not None and state.error:

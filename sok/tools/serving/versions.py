@@ -40,8 +40,8 @@ def versions_in(path: str) -> dict[int, Found]:
         [12]
     """
     if os.path.isfile(os.path.join(path, MODEL)):
-        name = os.path.basename(os.path.abspath(path))
-        folders = {_number(name) or 1: path}
+        number = _number(os.path.basename(os.path.abspath(path)))
+        folders = {1 if number is None else number: path}
     else:
         with os.scandir(path) as entries:
             folders = {n: entry.path for entry in entries if (n := _number(entry.name)) is not None}
