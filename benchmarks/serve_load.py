@@ -16,11 +16,11 @@ from pathlib import Path
 
 
 def ask(address: str, path: str, bodies: list[bytes], until: float, times: list[float], bad: list[str]) -> None:
-    """Asks one after the other by one connection; appends the seconds of each request."""
+    """Asks one after the other by one connection, at least once; appends the seconds of each request."""
     connection = http.client.HTTPConnection(address, timeout=60)
     number = 0
     try:
-        while time.perf_counter() < until:
+        while not number or time.perf_counter() < until:
             start = time.perf_counter()
             connection.request("POST", path, bodies[number % len(bodies)], {"Content-Type": "application/json"})
             answer = connection.getresponse()
