@@ -157,6 +157,11 @@ def test_a_damaged_version_does_not_replace_a_good_one_and_is_taken_up_when_it_i
     (folder / "92").rename(folder / "old")
     (folder / "new").rename(folder / "92")
     wait_for(lambda: client.ask("POST", f"{URL}:predict", ASK)[1] == {"predictions": [[2.0], [0.0]]})
+    # So is one from which a user's row is erased.
+    publish(exports / "3", folder / "93")
+    wait_for(lambda: client.ask("POST", f"{URL}:predict", ASK)[1] == {"predictions": [[3.0], [0.0]]})
+    assert sok.erase("served_3_True", [7], exports=[folder / "93"]).is_complete
+    wait_for(lambda: client.ask("POST", f"{URL}:predict", ASK)[1] == {"predictions": [[0.0], [0.0]]})
 
 
 def cut(file):
