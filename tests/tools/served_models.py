@@ -81,7 +81,7 @@ def publish(export: Path, version: Path, damage: Callable[[Path], None] | None =
 class Client:
     """One connection, kept open."""
 
-    def __init__(self, port: int, deadline: float = 30.0) -> None:
+    def __init__(self, port: int, deadline: float = 120.0) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=deadline)
 
     def ask(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:

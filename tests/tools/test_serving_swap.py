@@ -35,6 +35,7 @@ class Server:
 
     def __init__(self, *arguments: str) -> None:
         command = [sys.executable, "-m", "sok", "serve", *arguments, "--port", "0", "--poll-seconds", "0.05"]
+        command += ["--timeout-seconds", "120"]  # on a machine that has other things to do
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.said = self.process.stdout.readline()
         self._errors: list[str] = []
