@@ -1,5 +1,6 @@
 // An all-to-all among processes of one host: what is large lies in shared memory, and small envelopes that say where travel by
 // mail (sok/mail.h), which also says when.
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -255,13 +256,16 @@ class SharedOfferOp : public GuardedOp {
   void Run(OpKernelContext* ctx) override {
     auto out = Output(ctx, 0, TensorShape({kOfferWords}))->flat<int64_t>();
     out.setZero();
-    // Equal process numbers on two hosts must not meet: the kernel's boot id tells hosts apart.
+    // The kernel's boot id tells hosts apart, and the network containers of one: mail does not reach another network.
     std::string boot;
     std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+    struct stat network = {};
+    if (stat("/proc/self/ns/net", &network) == 0) boot += "/" + std::to_string(network.st_ino);
     const int64_t host = static_cast<int64_t>(std::hash<std::string>()(boot));
-    const int64_t number = host ^ (static_cast<int64_t>(getpid()) << 32);
     try {
       auto mail = std::make_unique<Mail>(static_cast<int>(rank_), static_cast<int>(size_));
+      // Random: two containers may have equal process numbers, and a worker then finds a region of its own.
+      const int64_t number = mail->address()[0];
       const SharedPool::Lease lease = ThePool().Take("offer", sizeof(number), static_cast<int>(size_ - 1));
       std::memcpy(lease.data, &number, sizeof(number));
       const int64_t offer[kOfferWords] = {lease.region.pid, lease.region.fd,    lease.region.id,   host,

@@ -1,7 +1,9 @@
 """The transport of one worker, and counting. Several workers: tests/multiprocess/checks_transport.py."""
 
+import ctypes
 import functools
 import gc
+import os
 import time
 import types
 import weakref
@@ -98,6 +100,34 @@ def test_collectives_of_one_name_run_in_program_order():
         order.clear()
         step(tf.constant(0))
         assert order == list(range(8))
+
+
+def test_a_worker_does_not_take_its_own_region_for_that_of_a_peer_with_its_process_number():
+    # Containers of one machine: their first processes have one number, and one boot id.
+    lib = _ops.lib()
+    offers = [lib.sok_shared_offer(rank=0, size=2).numpy() for _ in range(2)]
+    assert offers[0][3] == offers[1][3] and offers[0][4] != offers[1][4]
+    stranger = offers[1].copy()
+    stranger[4] = offers[0][4]  # what a peer in another container says: this number is not in our region
+    assert lib.sok_shared_can_read(tf.constant(np.stack([offers[0], offers[1]])), rank=0)
+    assert not lib.sok_shared_can_read(tf.constant(np.stack([offers[1], stranger])), rank=0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another network namespace needs root")
+def test_workers_in_two_networks_of_one_machine_are_not_on_one_host():
+    lib, libc = _ops.lib(), ctypes.CDLL(None, use_errno=True)
+    here = os.open("/proc/self/ns/net", os.O_RDONLY)
+    before = lib.sok_shared_offer(rank=0, size=2).numpy()
+    if libc.unshare(0x40000000) != 0:  # CLONE_NEWNET
+        os.close(here)
+        pytest.skip(f"no network namespace can be made: {os.strerror(ctypes.get_errno())}")
+    try:
+        after = lib.sok_shared_offer(rank=0, size=2).numpy()
+    finally:
+        assert libc.setns(here, 0) == 0
+        os.close(here)
+    assert before[3] != after[3]
+    assert not lib.sok_shared_can_read(tf.constant(np.stack([before, after])), rank=0)
 
 
 NAMES = (b"test/a", b"test/b")

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from sok.base import _ops, tracing
 from sok.base.graph_ops import run_now
+from sok.job.transport import links
 from sok.job.transport.base import Transport, check_addable, check_has_rows, check_movable
 from sok.job.transport.ordering import in_turn
 from sok.job.transport.watch import Watch
@@ -58,12 +59,16 @@ class HorovodTransport(Transport):
                 f"({error}). Install Horovod (docs/install.md), or start one process without horovodrun or mpirun."
             ) from error
         self._hvd = hvd
+        before = {} if hvd.is_initialized() else links.connected()
         if not hvd.is_initialized():
             hvd.init()
         self.rank, self.size, self.local_rank = hvd.rank(), hvd.size(), hvd.local_rank()
         self._watch: Watch | None = None
         self._was_aborted = False
         self.shares_memory = False
+        self._lost_after = min(links.SECONDS, deadline / 2) if deadline else links.SECONDS
+        self._links = links.keep_watch(before, self._lost_after)
+        self._hosts = self._tell_hosts()
         if deadline and self.size > 1:
             self._watch = Watch(self.rank, self.size, deadline, self._store(), self.abort)
         self.shares_memory = self._can_share_memory()
@@ -81,6 +86,14 @@ class HorovodTransport(Transport):
             own = f"{socket.gethostname()}:{KVStoreServer(verbose=False).start_server()}".encode()
         told = run_now(lambda: self.all_gather(tf.constant(list(own), tf.uint8), "sok/watch/store"))
         return bytes(told).decode()
+
+    def _tell_hosts(self) -> list[tuple[str, str]]:
+        """Of each rank its host's name and address."""
+        if self.size == 1:
+            return []
+        mine = list(links.card(self._links))
+        cards = run_now(lambda: self.all_gather(tf.constant([mine], tf.uint8), "sok/hosts"))
+        return links.read_cards(cards.tobytes())
 
     def _can_share_memory(self) -> bool:
         """Whether all ranks can read one another's shared memory, as on one host. The same on all ranks."""
@@ -239,7 +252,8 @@ class HorovodTransport(Transport):
         return in_turn(name, build)
 
     def describe_ended(self) -> str:
-        return "" if self._watch is None else self._watch.describe_ended()
+        told = links.describe_lost(links.lost(self._links), self._hosts, self._lost_after)
+        return told or ("" if self._watch is None else self._watch.describe_ended())
 
     def abort(self) -> None:
         self._was_aborted = True
