@@ -154,6 +154,28 @@ std::string TableOf(const Recorded& of) {
   return std::strcmp(of.event.label_key, "collective") == 0 ? TableOfCollective(of.label) : "";
 }
 
+// The first table that an event is of: of collectives "<table>[+<number of further ones>][/ahead<number>]", a '+' in its
+// name doubled; of others "<table>[,<table>]...".
+std::string FirstTableOf(const Recorded& of) {
+  std::string table = TableOf(of);
+  if (std::strcmp(of.event.label_key, "table") == 0) return table.substr(0, table.find(','));
+  const auto cut_number_after = [&](const std::string& mark) {
+    const size_t digits = table.find_last_not_of("0123456789") + 1;
+    const bool is_marked =
+        digits < table.size() && digits >= mark.size() && table.compare(digits - mark.size(), mark.size(), mark) == 0;
+    if (is_marked) table.resize(digits - mark.size());
+    return is_marked;
+  };
+  cut_number_after("/ahead");
+  const std::string whole = table;
+  if (cut_number_after("+")) {
+    const size_t pluses = table.size() - (table.find_last_not_of('+') + 1);
+    if (pluses % 2 != 0) table = whole;  // with that one they are pairs: all are of the name
+  }
+  for (size_t at = 0; (at = table.find("++", at)) != std::string::npos; ++at) table.erase(at, 1);
+  return table;
+}
+
 // Which step each event belongs to: how many updates its table had before. What has no table belongs to the step of the
 // forward or backward work before it, whose results it needs.
 class Steps {
@@ -161,7 +183,7 @@ class Steps {
   int64_t Of(const Recorded& recorded) {
     const std::string tables = TableOf(recorded);
     if (tables.empty()) return latest_;
-    const int64_t step = updates_[tables.substr(0, tables.find(','))];
+    const int64_t step = updates_[FirstTableOf(recorded)];
     if (std::strcmp(recorded.event.what, "update") != 0) return latest_ = step;
     std::istringstream names(tables);
     for (std::string name; std::getline(names, name, ',');) ++updates_[name];

@@ -1,7 +1,8 @@
 // A wire with a latency: packets that a host writes to its TUN device reach the other host's so much later, in order.
 //
 // forward NANOSECONDS DEVICE PID PID...   makes DEVICE in the network namespace of each process and forwards among them, by the
-// last byte of IPv4 addresses: the n-th process has n. Says "ready" and ends with its standard input.
+// last byte of IPv4 addresses: the n-th process has n. Says "ready"; each line of its standard input is another latency from
+// then on, and it ends with that.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <linux/if.h>
@@ -70,7 +71,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: forward NANOSECONDS DEVICE PID PID...\n");
     return 2;
   }
-  const int64_t latency = std::atoll(argv[1]);
+  int64_t latency = std::atoll(argv[1]);
   std::vector<Port> ports(static_cast<size_t>(argc - 3));
   for (size_t i = 0; i < ports.size(); ++i) ports[i].fd = MakeDevice(argv[i + 3], argv[2]);
   prctl(PR_SET_TIMERSLACK, 1);  // else a wait of 100 us takes 150
@@ -92,8 +93,13 @@ int main(int argc, char** argv) {
       wait = {static_cast<time_t>(left / 1000000000), static_cast<long>(left % 1000000000)};
     }
     if (ppoll(files.data(), files.size(), next < 0 ? nullptr : &wait, nullptr) < 0 && errno != EINTR) Fail("poll");
-    char unused[64];
-    if ((files[0].revents & (POLLIN | POLLHUP)) != 0 && read(STDIN_FILENO, unused, sizeof(unused)) <= 0) return 0;
+    if ((files[0].revents & (POLLIN | POLLHUP)) != 0) {
+      char line[64] = {};  // one at a time: whoever writes waits for "ready"
+      if (read(STDIN_FILENO, line, sizeof(line) - 1) <= 0) return 0;
+      latency = std::atoll(line);
+      std::puts("ready");
+      std::fflush(stdout);
+    }
     for (size_t i = 0; i < ports.size(); ++i) {
       // A device that is down gives errors until it is up.
       for (int some = 0; some < 64 && (files[i + 1].revents & POLLIN) != 0; ++some) {

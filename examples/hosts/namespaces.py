@@ -69,6 +69,7 @@ class Hosts:
 
     def __init__(self, count: int, rate: str | None = None, latency: float | None = None) -> None:
         self._held: list[subprocess.Popen[str]] = []
+        self._wire: subprocess.Popen[str] | None = None  # the forwarder
         self._folder = tempfile.TemporaryDirectory(prefix="sok-hosts-")
         self.hosts: list[Host] = []
         addresses = {f"host-{chr(ord('a') + i)}": f"10.77.0.{i + 1}" for i in range(count)}
@@ -125,6 +126,22 @@ class Hosts:
         """Takes a host's link down: nobody reaches it any more, and its peers are told nothing."""
         self._ip(self.hosts[place].pid, f"link set {INTERFACE} down")
 
+    def change(self, rate: str, latency: float) -> None:
+        """Gives the network another rate and latency. It was made with both."""
+        wire = self._wire
+        if wire is None or wire.stdin is None or wire.stdout is None:
+            raise RuntimeError("Only hosts that were made with a `latency` have a network that changes.")
+        wire.stdin.write(f"{round(latency * 1e9)}\n")
+        wire.stdin.flush()
+        if wire.stdout.readline() != "ready\n":
+            raise RuntimeError("The forwarder between the hosts has ended.")
+        for host in self.hosts:
+            self._limit(host.pid, "replace", rate)
+
+    def _limit(self, pid: int, how: str, rate: str) -> None:
+        limits = f"rate {rate} burst 256k limit 64m"
+        self._in_net(pid, *f"tc qdisc {how} dev {INTERFACE} root tbf {limits}".split())
+
     def _write_files(self, addresses: dict[str, str]) -> None:
         folder = Path(self._folder.name)
         lines = "".join(f"{address} {name}\n" for name, address in addresses.items())
@@ -178,12 +195,12 @@ class Hosts:
         for which in ("tcp_rmem", "tcp_wmem"):  # windows as wide as 10 Gbit/s over 10 ms need, as clusters have them
             self._in_net(host.pid, "sh", "-c", f"echo 4096 131072 {_MOST_WINDOW} > /proc/sys/net/ipv4/{which}")
         if rate is not None:
-            limits = f"rate {rate} burst 256k limit 64m"
-            self._in_net(host.pid, *f"tc qdisc add dev {INTERFACE} root tbf {limits}".split())
+            self._limit(host.pid, "add", rate)
 
     def _forward(self, latency: float) -> None:
         command = [str(forwarder()), str(round(latency * 1e9)), INTERFACE, *(str(host.pid) for host in self.hosts)]
         self._hold([], f"exec {' '.join(command)}")
+        self._wire = self._held[-1]
 
     def _ip(self, pid: int, *commands: str) -> None:
         for command in commands:

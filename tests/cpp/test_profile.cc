@@ -122,6 +122,21 @@ TEST(CountsOfAGroupAddUp) {
   CHECK_EQ(sum.bytes, 5);
 }
 
+TEST(ExchangesOfSeveralTablesBelongToTheStepsOfTheirFirst) {
+  sok::StartProfile(kPath, 0, 100);
+  const std::vector<std::string> updated = {"a,b", "a,b", "a+7,b", "a+7"};
+  for (const std::string& tables : updated) const sok::ProfileSpan span("update", tables);
+  for (const char* of : {"sok/a+1/keys/0", "sok/a+1/ahead0/keys/7", "sok/a++7+1/rows/0", "sok/a++7/grads/0"}) {
+    sok::ProfileBegin("exchange", std::string(of), {});
+    sok::ProfileEnd("", std::string(of), {});
+  }
+  sok::StopProfile();
+  const std::string text = Written();
+  for (const char* what : {"\"a+1\", \"collective\"", "\"a+1/ahead0\"", "\"a++7+1\"", "\"a++7\""}) {
+    CHECK_EQ(Count(text, "\"step\": 2, \"table\": " + std::string(what)), 2);
+  }
+}
+
 TEST(BeginAndEndMayBeOnTwoThreadsAndFindEachOther) {
   const std::string keys = "sok/item/keys/0", rows = "sok/a/b/rows", dense = "sok/dense_gradients/0";
   sok::StartProfile(kPath, 0, 100);
