@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Workers in the tasks of a Spark job, by Horovod's own integration (pip install pyspark):
+"""Workers in the tasks of a Spark job, by Horovod's own integration (pip install pyspark pyarrow):
 
 spark-submit --master spark://HOST:7077 --py-files train.py run_spark.py FOLDER --workers 4
 """
