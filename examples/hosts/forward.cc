@@ -26,7 +26,7 @@
 
 namespace {
 
-constexpr size_t kMost = 65535;  // bytes of a packet
+constexpr size_t kMost = 65535;   // bytes of a packet
 constexpr size_t kQueued = 4096;  // packets on the way to one host; more are lost, as in a switch
 
 struct Packet {

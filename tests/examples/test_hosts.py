@@ -102,8 +102,12 @@ def test_connections_to_a_host_that_is_gone_end_in_time(hosts):
 def test_a_wire_has_the_latency_and_not_more_than_the_rate():
     with Hosts(2, rate="200mbit", latency=0.005) as hosts:
         round_trip, rate = measure(hosts, seconds=0.5)
-    assert 0.010 <= round_trip < 0.030
-    assert 50e6 < rate < 240e6
+        assert 0.010 <= round_trip < 0.030
+        assert 50e6 < rate < 240e6
+        hosts.change("100mbit", 0.001)
+        round_trip, rate = measure(hosts, seconds=0.5)
+        assert 0.002 <= round_trip < 0.010
+        assert 25e6 < rate < 120e6
 
 
 @needs_hosts
