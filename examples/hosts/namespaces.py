@@ -24,6 +24,7 @@ INTERFACE = "net0"
 # Every host has a bridge of this address, as hosts with Docker have: not the way to another host.
 _DECOY = "172.17.0.1/16"
 _SECONDS = 20.0
+_PREFIX = "sok-hosts-of-"  # and the maker's process number
 _MOST_WINDOW = 64 << 20  # bytes
 
 
@@ -70,7 +71,8 @@ class Hosts:
     def __init__(self, count: int, rate: str | None = None, latency: float | None = None) -> None:
         self._held: list[subprocess.Popen[str]] = []
         self._wire: subprocess.Popen[str] | None = None  # the forwarder
-        self._folder = tempfile.TemporaryDirectory(prefix="sok-hosts-")
+        _remove_stale_folders()
+        self._folder = tempfile.TemporaryDirectory(prefix=f"{_PREFIX}{os.getpid()}-")
         self.hosts: list[Host] = []
         addresses = {f"host-{chr(ord('a') + i)}": f"10.77.0.{i + 1}" for i in range(count)}
         try:
@@ -212,6 +214,14 @@ class Hosts:
         )
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+def _remove_stale_folders() -> None:
+    """Of makers that were killed: their hosts ended with them, these few files did not."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
+        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def forwarder() -> Path:

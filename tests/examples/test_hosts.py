@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def test_hosts_have_names_addresses_processes_and_shared_memory_of_their_own(hos
         assert hosts.run(place, ["ssh", "-p", "22", f"host-{'ba'[place]}", "hostname"]) == f"host-{'ba'[place]}\n"
     hosts.run(0, ["touch", "/dev/shm/mine"])
     assert hosts.run(1, ["ls", "/dev/shm"]) == ""
-    assert hosts.run(0, ["sh", "-c", "ls /proc | grep -c '^[0-9]'"]).strip() in ("4", "5")  # the first, and this
+    assert int(hosts.run(0, ["sh", "-c", "ls /proc | grep -c '^[0-9]'"])) < 10  # the first, and these
     with pytest.raises(subprocess.CalledProcessError) as failure:
         hosts.run(0, ["ssh", "host-b", "echo so; echo words >&2; exit 3"])
     assert (failure.value.returncode, failure.value.output, failure.value.stderr) == (3, "so\n", "words\n")
@@ -59,6 +60,8 @@ def test_nothing_is_left_of_hosts_whose_maker_is_killed():
         time.sleep(0.05)
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     assert socket.if_nameindex() == before
+    with Hosts(1):  # its folder goes when hosts are next made
+        assert not list(Path(tempfile.gettempdir()).glob(f"sok-hosts-of-{maker.pid}-*"))
 
 
 PROGRAM = """
