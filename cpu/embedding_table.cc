@@ -6,6 +6,7 @@
 #include <mutex>
 #include <utility>
 
+#include "remove_row.h"
 #include "reserve_more.h"
 #include "row_kernels.h"
 #include "slot_set.h"
@@ -350,18 +351,6 @@ void EmbeddingTable::ReserveRemoval(const uint32_t* rows, int64_t n) {
   CopyAside(rows, n);
   if (snapshot_) ReserveMore(&snapshot_->orphans, static_cast<size_t>(n));
   if (config_.hashed) ReserveMore(&free_rows_, static_cast<size_t>(n));
-}
-
-void EmbeddingTable::RemoveRow(uint32_t row, uint64_t key) {
-  if (saved_.is_on()) saved_.MarkErased(key);
-  SnapshotLosesRow(row, key);
-  if (config_.hashed) {
-    index_->Erase(key);
-    free_rows_.push_back(row);
-  } else {
-    MarkInUse(row, false);
-  }
-  --num_rows_;
 }
 
 int64_t EmbeddingTable::memory_bytes() const {

@@ -288,6 +288,7 @@ void EmbeddingTable::FinishFeature(const Cpu& cpu, Scratch* scratch, const Featu
     });
     return;
   }
+  const bool changes = table->ChangesWhenRead();
   cpu.executor.For(count, kKeyCycles + dim, [&](int64_t begin, int64_t end) {
     for (int64_t k = begin; k < end; ++k) {
       const int64_t at = feature.place == nullptr ? missing[k] : feature.place[missing[k]];
@@ -297,7 +298,7 @@ void EmbeddingTable::FinishFeature(const Cpu& cpu, Scratch* scratch, const Featu
         table->ReadRow(kNoRow, feature.keys[missing[k]], to, nullptr);
         continue;
       }
-      if (table->ChangesWhenRead()) {  // of a row that another call has made since the search
+      if (changes) {  // of a row that another call has made since the search
         table->CopyAside(rows + missing[k], 1);
         table->SettleRows(rows + missing[k], 1);
         if (table->history_ != nullptr) table->CountRows(rows + missing[k], 1);

@@ -4,6 +4,7 @@
 #include <mutex>
 #include <set>
 
+#include "remove_row.h"
 #include "slot_set.h"
 #include "sok/embedding_table.h"
 #include "sok/error.h"

@@ -1,0 +1,21 @@
+// How a row leaves a table: a few instructions of two loops, which a call would double.
+#pragma once
+
+#include "sok/embedding_table.h"
+#include "table_snapshot.h"
+
+namespace sok {
+
+inline void EmbeddingTable::RemoveRow(uint32_t row, uint64_t key) {
+  if (saved_.is_on()) saved_.MarkErased(key);
+  SnapshotLosesRow(row, key);
+  if (config_.hashed) {
+    index_->Erase(key);
+    free_rows_.push_back(row);
+  } else {
+    MarkInUse(row, false);
+  }
+  --num_rows_;
+}
+
+}  // namespace sok
