@@ -119,28 +119,31 @@ int64_t EmbeddingTable::Admit(const Cpu& cpu, Scratch* scratch, const uint64_t* 
   const Policies& policies = config_.policies;
   if (!policies.admits() || m == 0) return m;
   bool* passes = scratch->Get<bool>(m);
+  uint64_t* wanted = scratch->Get<uint64_t>(m);
+  uint32_t* rows = scratch->Get<uint32_t>(m);
+  bool bad = false;
+  for (int64_t k = 0; k < m; ++k) wanted[k] = keys[missing[k]];
+  FindRows(wanted, m, rows, &bad);  // another feature, or another call, may have made rows since the search
   for (int64_t k = 0; k < m; ++k) {
-    passes[k] = filter_ ? FilterPasses(keys[missing[k]]) : policies.HasLuck(keys[missing[k]]);
-    if (filter_ && !passes[k]) refused_keys_.push_back(keys[missing[k]]);
+    passes[k] = rows[k] != kNoRow || (filter_ ? FilterPasses(wanted[k]) : policies.HasLuck(wanted[k]));
+    if (filter_ && !passes[k]) refused_keys_.push_back(wanted[k]);
   }
   if (candidates_) {
-    uint64_t* wanted = scratch->Get<uint64_t>(m);
-    uint32_t* rows = scratch->Get<uint32_t>(m);
-    int64_t* absent = scratch->Get<int64_t>(m);
-    int64_t num_absent = 0;
-    bool bad = false;
-    for (int64_t k = 0; k < m; ++k) wanted[k] = keys[missing[k]];
-    const Lock lock(candidates_->mutex_);
-    candidates_->FindRows(wanted, m, rows, &bad);
+    int64_t *counted = scratch->Get<int64_t>(m), *absent = scratch->Get<int64_t>(m), num_counted = 0, num_absent = 0;
     for (int64_t k = 0; k < m; ++k)
-      if (rows[k] == kNoRow) absent[num_absent++] = k;
+      if (rows[k] == kNoRow) counted[num_counted++] = k;
+    for (int64_t i = 0; i < num_counted; ++i) wanted[i] = keys[missing[counted[i]]];
+    const Lock lock(candidates_->mutex_);
+    candidates_->FindRows(wanted, num_counted, rows, &bad);
+    for (int64_t i = 0; i < num_counted; ++i)
+      if (rows[i] == kNoRow) absent[num_absent++] = i;
     candidates_->InsertMissing(cpu, scratch, wanted, absent, num_absent, rows);
-    candidates_->CopyAside(rows, m);
+    candidates_->CopyAside(rows, num_counted);
     const uint32_t now = static_cast<uint32_t>(step + 1);
-    for (int64_t k = 0; k < m; ++k) {
-      RowHistory* history = candidates_->HistoryOf(rows[k]);
-      if (Count(history, now) && candidates_->saved_.is_on()) candidates_->saved_.Mark(rows[k]);
-      passes[k] = history->count >= policies.after;
+    for (int64_t i = 0; i < num_counted; ++i) {
+      RowHistory* history = candidates_->HistoryOf(rows[i]);
+      if (Count(history, now) && candidates_->saved_.is_on()) candidates_->saved_.Mark(rows[i]);
+      passes[counted[i]] = history->count >= policies.after;
     }
   }
   int64_t* refused = scratch->Get<int64_t>(m);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Mapping
 from typing import Any, SupportsIndex
 
@@ -70,7 +71,7 @@ class Admission:
             raise ValueError(f"Give `after` or `probability`. Received: {self!r}.")
         if self.after is not None:
             _check_whole("after", self.after, 1, _MAX_COUNT)
-        if self.probability is not None and not 0.0 < float(self.probability) <= 1.0:
+        if self.probability is not None and not (_is_number(self.probability) and 0.0 < self.probability <= 1.0):
             raise ValueError(f"`probability` must lie in (0, 1]. Received: {self.probability!r}.")
 
     def _check_bloom(self, bloom: Any) -> None:
@@ -174,7 +175,7 @@ class Eviction:
                 raise ValueError(f"`half_life` is for keep='frequent'. Received: keep={self.keep!r}.")
         if self.older_than is not None:
             _check_whole("older_than", self.older_than, 1, _MAX_COUNT)
-        if self.norm_below is not None and not 0.0 < float(self.norm_below) < math.inf:
+        if self.norm_below is not None and not (_is_number(self.norm_below) and 0.0 < self.norm_below < math.inf):
             raise ValueError(f"`norm_below` must be a finite number above 0. Received: {self.norm_below!r}.")
         if self.every is None:
             if self.older_than is None:
@@ -250,6 +251,10 @@ def check(admission: Admission | None, eviction: Eviction | None, hashed: bool, 
             f"`eviction`: with `max_rows` rows leave by buckets of keys, and {placement!r} spreads these over workers. "
             "Use sok.row_wise(hash=True)."
         )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def _check_whole(argument: str, value: object, low: int, top: int) -> None:
