@@ -15,11 +15,13 @@ from sok.checkpoint import manifest as manifests
 from sok.checkpoint.arguments import Tables, calls_for, tables_by_saved_name
 from sok.checkpoint.manifest import Link, Manifest, SavedTable, ShardFile, check_summary, read_manifest
 from sok.checkpoint.native import EagerCalls, SessionCalls, verify_shard
-from sok.checkpoint.restoring import TRIES, can_hold, columns_for, is_superseded, restore
+from sok.checkpoint.restoring import TRIES, can_hold, columns_for, is_superseded, is_wanted, restore, waits_for_nothing
 from sok.job.agreement import check_equal, together
 from sok.job.job import job_of
 from sok.job.transport.base import Transport
 from sok.table import rules
+from sok.table.counted import with_candidates
+from sok.table.policies import CANDIDATES
 from sok.table.state import set_step
 
 _HEADER = struct.Struct("<IIQII")
@@ -57,7 +59,8 @@ class Delta:
 def deltas(path: PathLike, after: str | None = None) -> Iterator[Delta]:
     """Gives what the saves after `after` have changed, oldest first, piece by piece.
 
-    Erased keys of a save come before its rows. Each save gives at least one piece per table, which may be empty. Pass
+    Erased keys of a save come before its rows, and so do those that an eviction took. Keys that wait for a row are not
+    here. Each save gives at least one piece per table, which may be empty. Pass
     the `generation` of the last piece as `after` the next time.
 
     Args:
@@ -101,6 +104,8 @@ def deltas(path: PathLike, after: str | None = None) -> Iterator[Delta]:
         )
     for link in newer:
         for table in link.tables:
+            if table.name.endswith(CANDIDATES):
+                continue
             num_pieces = 0
             for file in table.files:
                 for piece in _pieces(path, link, table, file):
@@ -214,8 +219,11 @@ class Follower:
     def _apply(self, links: list[Link], manifest: Manifest) -> None:
         calls = EagerCalls()
         work = []
+        tables = with_candidates(self._tables)
         for link in links:
-            for name, variable in self._tables.items():
+            for name, variable in tables.items():
+                if waits_for_nothing(link, name, variable):
+                    continue
                 if name not in link.names:
                     raise ValueError(f"{self._path} holds no table '{name}'.")
                 table = link.table(name)
@@ -224,7 +232,7 @@ class Follower:
             name = os.path.join(self._path, file.name)
             check_summary(name, link, table, file, verify_shard(name))
         for _, table, file, variable in work:
-            sets = [(s.name, s.name) for s in table.slot_sets] if self._slots else []
+            sets = [(s.name, s.name) for s in table.slot_sets if is_wanted(s.rule, variable, self._slots)]
             name = os.path.join(self._path, file.name)
             calls.load(variable, variable.handle, name, sets, columns_for(file, table, variable))
         for name, variable in self._tables.items():

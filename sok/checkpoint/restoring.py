@@ -124,7 +124,7 @@ def _restore_once(
         chosen = optimizers_of(optimizers, variables_or_model)
         calls = calls_for(list(tables.values()), session)
         manifest = read_manifest(path)
-        saved = [name for name, variable in tables.items() if not _waits_for_nothing(manifest, name, variable)]
+        saved = [name for name, variable in tables.items() if not waits_for_nothing(manifest, name, variable)]
         for name in saved:
             _check_table(path, manifest, name, tables[name])
         if slots:
@@ -173,12 +173,12 @@ def _restore_once(
     return manifest.generation
 
 
-def _waits_for_nothing(manifest: Manifest, name: str, variable: EmbeddingVariable) -> bool:
+def waits_for_nothing(manifest: Manifest | Link, name: str, variable: EmbeddingVariable) -> bool:
     """Whether these are keys that wait for rows, and none did, or nobody counted them, when it was saved."""
     return isinstance(variable, Counted) and name not in manifest.names
 
 
-def _is_wanted(rule: str, variable: EmbeddingVariable, slots: bool) -> bool:
+def is_wanted(rule: str, variable: EmbeddingVariable, slots: bool) -> bool:
     """Whether a table takes over slots of this rule. What rows have seen is no optimizer's."""
     return variable.options.keeps_history if rule == HISTORY_RULE else slots
 
@@ -278,13 +278,13 @@ def _load(
     renamed = {state.slot_set: optimizer.slot_set for optimizer, state in states}
     plans: list[tuple[EmbeddingVariable, list[tuple[str, str]], list[tuple[Link, SavedTable, ShardFile]]]] = []
     for name, variable in tables.items():
-        if _waits_for_nothing(manifest, name, variable):
+        if waits_for_nothing(manifest, name, variable):
             plans.append((variable, [], []))
             continue
         saved = manifest.table(name)
         if names is not None:
             renamed = names(variable, saved)
-        sets = [(s.name, renamed.get(s.name, s.name)) for s in saved.slot_sets if _is_wanted(s.rule, variable, slots)]
+        sets = [(s.name, renamed.get(s.name, s.name)) for s in saved.slot_sets if is_wanted(s.rule, variable, slots)]
         _check_sets(path, saved, sets, variable, calls)
         if name == variable.table_name and sets == [(s.name, s.name) for s in saved.slot_sets]:
             whole.append(variable)
