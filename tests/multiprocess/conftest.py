@@ -31,6 +31,7 @@ _ALL = (
         "joining",
         "openembedding",
         "callbacks",
+        "policies",
     ),
     *("metrics", "optimizers", "export", "checkpoint", "savers", "v2"),
 )
@@ -50,8 +51,9 @@ _OF_RANKS = {
         "metrics",
         "checkpoint",
         "v2",
+        "policies",
     ),
-    4: ("job", "lookup", "loops", "collection"),
+    4: ("job", "lookup", "loops", "collection", "policies"),
 }
 MODULES = {ranks: [f"tests.multiprocess.checks_{name}" for name in names] for ranks, names in _OF_RANKS.items()}
 
