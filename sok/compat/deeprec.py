@@ -21,6 +21,7 @@ import tensorflow as tf
 from sok.base.patching import Patch
 from sok.base.types import DTypeLike, TensorLike
 from sok.compat import feature_column, strategy
+from sok.compat.deeprec_options import CBFFilter, CounterFilter, EmbeddingVariableOption, GlobalStepEvict, L2WeightEvict
 from sok.compat.feature_column import group_embedding_column_scope
 from sok.compat.feature_column.id_column import AnyIdColumn, capacity_of
 from sok.compat.scoped_tables import scoped_table
@@ -86,7 +87,7 @@ def get_embedding_variable(
     init_data_source: None = None,
     ev_option: EmbeddingVariableOption | None = None,
     *,
-    steps_to_live: None = None,
+    steps_to_live: int | None = None,
     capacity: int | None = None,
     exchange_dtype: DTypeLike | None = None,
     placement: Placement | None = None,
@@ -109,8 +110,9 @@ def get_embedding_variable(
         caching_device, validate_shape: accepted, without meaning here.
         partitioner: ignored: rows are spread over the workers of the job.
         regularizer, custom_getter, constraint: must be None.
-        init_data_source, steps_to_live: must be None: assign rows, and erase them, by `assign` and `erase`.
-        ev_option: None, or an `EmbeddingVariableOption` without any setting.
+        init_data_source: must be None: give rows by `assign`.
+        ev_option: None, or an `EmbeddingVariableOption`: when an id gets a row, and when a row leaves.
+        steps_to_live: DeepRec's older word for `GlobalStepEvict(steps_to_live)`.
         capacity: rows that each worker's part may hold; memory is taken as they appear. None: 2^30.
         exchange_dtype, placement: as `sok.TableOptions` takes them.
         table: all properties of the table, instead of key_dtype, initializer, trainable and these two.
@@ -120,8 +122,9 @@ def get_embedding_variable(
 
     Raises:
         ValueError: as `sok.EmbeddingVariable`; the scope reuses and has no such table, or does not reuse and has one;
-            the table has another dim; another `value_dtype`; an argument that must be None.
-        NotImplementedError: `init_data_source` or `steps_to_live` asks for what tables do not do.
+            the table has another dim; another `value_dtype`; an argument that must be None; `steps_to_live` and
+            an `evict_option`.
+        NotImplementedError: `init_data_source` asks for what tables do not do.
         TypeError: `ev_option` is no EmbeddingVariableOption, which refuses by itself what tables do not do.
 
     Example:
@@ -132,19 +135,23 @@ def get_embedding_variable(
         ...     table.table_name
         'model/user'
 
-    Source: `tf.get_embedding_variable` of DeepRec; its options `ev_option` and `steps_to_live` must be None.
+    Source: `tf.get_embedding_variable` of DeepRec; docs/migrating.md has the differences.
     """
     refused = {"regularizer": regularizer, "custom_getter": custom_getter, "constraint": constraint}
     for argument, value in refused.items():
         if value is not None:
             raise ValueError(f"`{argument}` must be None: a table knows nothing of it. Received: {value!r}.")
-    for argument, (value, remedy) in {
-        "init_data_source": (init_data_source, "give its rows by `assign`"),
-        "steps_to_live": (steps_to_live, "rows stay until `erase(keys)` removes them"),
-    }.items():
-        if value is not None:
-            raise NotImplementedError(f"`{argument}` must be None; {remedy}. Received: {value!r}.")
-    _check_option(ev_option)
+    if init_data_source is not None:
+        raise NotImplementedError(
+            f"`init_data_source` must be None; give its rows by `assign`. Received: {init_data_source!r}."
+        )
+    policies = _policies_of(ev_option)
+    if steps_to_live is not None:
+        if policies["eviction"] is not None:
+            raise ValueError(
+                f"Give `steps_to_live` or an `evict_option`, not both. Received: {steps_to_live!r} and {ev_option!r}."
+            )
+        policies["eviction"] = GlobalStepEvict(steps_to_live).eviction
     if tf.as_dtype(value_dtype or tf.float32) != tf.float32:
         raise ValueError(f"`value_dtype` must be float32. Received: {value_dtype!r}.")
     options = said_once(
@@ -154,6 +161,7 @@ def get_embedding_variable(
         trainable=None if trainable else False,
         exchange_dtype=exchange_dtype,
         placement=placement,
+        **policies,
     )
     initializer = options.initializer or tf.compat.v1.get_variable_scope().initializer
     if initializer is None:
@@ -178,24 +186,11 @@ class _EmbeddingVariable(EmbeddingVariable):
         return tf.stack([self.num_rows(), self.dim])
 
 
-class EmbeddingVariableOption:
-    """DeepRec's options of a table. Each must be None: rows live in memory, all are admitted, and none is evicted."""
-
-    def __init__(self, ht_type: str = "", ht_partition_num: int = 1000, **options: None) -> None:
-        unknown = options.keys() - {"evict_option", "ckpt", "filter_option", "storage_option", "init_option"}
-        if unknown:
-            raise TypeError(f"EmbeddingVariableOption: unknown keyword(s) {', '.join(sorted(unknown))}.")
-        for name, value in options.items():
-            if value is not None:
-                raise NotImplementedError(
-                    f"`{name}` must be None: rows live in memory, all are admitted, and stay until `erase(keys)`. "
-                    f"Received: {value!r}."
-                )
-
-
-def _check_option(ev_option: EmbeddingVariableOption | None) -> None:
+def _policies_of(ev_option: EmbeddingVariableOption | None) -> dict[str, Any]:
+    """`admission` and `eviction` of a table; None: nothing was said."""
     if ev_option is not None and not isinstance(ev_option, EmbeddingVariableOption):
         raise TypeError(f"`ev_option` must be None or an EmbeddingVariableOption. Received: {ev_option!r}.")
+    return ev_option.policies if ev_option is not None else {"admission": None, "eviction": None}
 
 
 def categorical_column_with_embedding(
@@ -215,7 +210,7 @@ def categorical_column_with_embedding(
         key: of the feature.
         dtype: of the ids: any integers. (DeepRec's default is string.)
         partition_num: ignored: rows are spread over the workers of the job.
-        ev_option: None, or one without any setting.
+        ev_option: as of `get_embedding_variable`.
         capacity: rows that each worker's part of the table may hold; memory is taken as they appear.
 
     Raises:
@@ -233,12 +228,12 @@ def categorical_column_with_embedding(
 
     Source: `categorical_column_with_embedding` of DeepRec.
     """
-    _check_option(ev_option)
+    policies = _policies_of(ev_option)
     if not tf.as_dtype(dtype).is_integer:
         raise ValueError(
             f"`dtype` must be of integers: hash others first, by tf.strings.to_hash_bucket_fast. Received: {dtype!r}."
         )
-    return AnyIdColumn(key, whole_number("capacity", capacity), None)
+    return AnyIdColumn(key, whole_number("capacity", capacity), **policies)
 
 
 def _embedding_column(categorical_column: Any, *args: Any, **kwargs: Any) -> Any:
@@ -271,6 +266,10 @@ _NAMES: dict[str, Callable[..., Any]] = {
     "feature_column.categorical_column_with_embedding": categorical_column_with_embedding,
     "get_embedding_variable": get_embedding_variable,
     "EmbeddingVariableOption": EmbeddingVariableOption,
+    "CounterFilter": CounterFilter,
+    "CBFFilter": CBFFilter,
+    "GlobalStepEvict": GlobalStepEvict,
+    "L2WeightEvict": L2WeightEvict,
 }
 
 
@@ -279,9 +278,10 @@ def install() -> None:
 
     `tf.nn.group_embedding_lookup_sparse`, `tf.nn.group_embedding_lookup`, `tf.get_embedding_variable`,
     `tf.feature_column.group_embedding_column_scope`, `tf.config.experimental.enable_distributed_strategy`,
-    `tf.feature_column.categorical_column_with_embedding` and `tf.EmbeddingVariableOption`. It changes nothing that is
-    there already, except that `tf.feature_column.embedding_column` then makes tables for columns of any ids. A second
-    call does nothing.
+    `tf.feature_column.categorical_column_with_embedding`, `tf.EmbeddingVariableOption` and its options
+    `tf.CounterFilter`, `tf.CBFFilter`, `tf.GlobalStepEvict` and `tf.L2WeightEvict`. It changes nothing that is there
+    already, except that `tf.feature_column.embedding_column` then makes tables for columns of any ids. A second call
+    does nothing.
 
     Raises:
         RuntimeError: a name is taken: this TensorFlow has one of its own. Nothing was installed.

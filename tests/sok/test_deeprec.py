@@ -19,6 +19,10 @@ NAMES = (
     "get_embedding_variable",
     "feature_column.categorical_column_with_embedding",
     "EmbeddingVariableOption",
+    "CounterFilter",
+    "CBFFilter",
+    "GlobalStepEvict",
+    "L2WeightEvict",
 )
 
 
@@ -168,7 +172,6 @@ def test_embedding_variables_say_where_their_rows_lie_and_how_they_travel():
         ({"collections": "mine"}, ValueError, "`collections` .*'mine'"),
         ({"init_data_source": "path"}, NotImplementedError, "`init_data_source` must be None.*`assign`"),
         ({"ev_option": object()}, TypeError, "`ev_option` .*EmbeddingVariableOption"),
-        ({"steps_to_live": 100}, NotImplementedError, "`steps_to_live` must be None.*`erase.keys.`.*Received: 100"),
     ],
 )
 def test_what_embedding_variables_do_not_take(arguments, error, message):
@@ -277,7 +280,3 @@ def test_columns_of_any_ids_need_a_table():
     ):
         with pytest.raises(TypeError, match="`ev_option` .*EmbeddingVariableOption"):
             make("item", ev_option=1)
-    with pytest.raises(NotImplementedError, match="`filter_option` must be None.*`erase.keys.`.*Received: 1"):
-        sok.deeprec.EmbeddingVariableOption(filter_option=1)
-    with pytest.raises(TypeError, match="unknown keyword.* filter"):
-        sok.deeprec.EmbeddingVariableOption(filter=1)

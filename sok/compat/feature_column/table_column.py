@@ -13,7 +13,7 @@ from tensorflow.python.feature_column import serialization
 
 from sok.base.types import DTypeLike, Training
 from sok.compat.feature_column import grouping, scope
-from sok.compat.feature_column.id_column import capacity_of
+from sok.compat.feature_column.id_column import capacity_of, policies_of
 from sok.compat.scoped_tables import scoped_table
 from sok.job import context
 from sok.lookup.feature import check_combiner
@@ -113,6 +113,7 @@ def embedding_column(
         trainable=None if trainable else False,
         exchange_dtype=exchange_dtype,
         placement=placement,
+        **policies_of(categorical_column),
     )
     group = scope.current_group()
     column_class = TableEmbeddingColumn if group is None else scope.in_group(TableEmbeddingColumn, group)

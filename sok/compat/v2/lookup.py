@@ -33,14 +33,15 @@ def lookup_sparse(
         sp_weights: None, or for each None or weights in the form of its ids.
         combiners: 'sum', 'mean' (also called 'average') or 'sqrtn', in any capitalisation: one for all, or one each.
             None: 'mean'.
-        use_low_frequency_filter: must be False; tables here admit every key.
+        use_low_frequency_filter: True only says that every table has an `admission` of its own, which decides in every
+            lookup: `sok.DynamicVariable(..., table=sok.TableOptions(admission=sok.Admission(after=n)))`.
 
     Returns:
         [B, D] float32, or a list of them if `params` is a list or tuple. Differentiable in the tables and weights.
 
     Raises:
         TypeError, ValueError: as `sok.group_embedding_lookup_sparse`.
-        NotImplementedError: `use_low_frequency_filter` is set.
+        NotImplementedError: `use_low_frequency_filter` is set, and a table admits every key.
         tf.errors.InvalidArgumentError: malformed ids, or a row number outside a `sok.Variable`; on every worker.
         tf.errors.ResourceExhaustedError: a table is full; on every worker.
 
@@ -57,9 +58,7 @@ def lookup_sparse(
     Source: `lookup_sparse` of SOK v2. Weighted means are divided by the sum of the weights, there as here.
     """
     if use_low_frequency_filter:
-        raise NotImplementedError(
-            "`use_low_frequency_filter` must be False: tables here give a row to every key that is looked up."
-        )
+        _check_admission(params)
     if isinstance(params, (list, tuple)):
         ids, weights = cast("Sequence[Ids]", sp_ids), cast("Sequence[Ids | None] | None", sp_weights)
         return group_embedding_lookup_sparse(params, ids, _our_words(combiners), sp_weights=weights)
@@ -95,6 +94,15 @@ def all2all_dense_embedding(param: EmbeddingVariable, indices: TensorLike) -> tf
     Source: `all2all_dense_embedding` of SOK v2.
     """
     return lookup.lookup_rows(checked_table(param, "param", KINDS), indices, training=True)
+
+
+def _check_admission(params: Any) -> None:
+    for table in params if isinstance(params, (list, tuple)) else [params]:
+        if isinstance(table, EmbeddingVariable) and table.options.admission is None:
+            raise NotImplementedError(
+                f"`use_low_frequency_filter` must be False: table '{table.table_name}' gives a row to every key that "
+                "is looked up. Make it with table=sok.TableOptions(admission=sok.Admission(after=n)) to filter."
+            )
 
 
 def _our_words(combiners: Any) -> Any:

@@ -1,0 +1,236 @@
+"""DeepRec's options of a table: when an id gets a row, and when a row leaves."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+from typing import Any
+
+import tensorflow as tf
+
+from sok.base.types import DTypeLike
+from sok.table.options import whole_number
+from sok.table.policies import Admission, Eviction
+
+L2_EVERY = 1000
+"""Steps between the passes of `L2WeightEvict`, where nobody says: DeepRec has them when it saves."""
+
+_FOR_NONE = "Leave the option out for none."
+
+
+@dataclasses.dataclass(frozen=True)
+class CounterFilter:
+    """Gives an id a row with the `filter_freq`-th batch that holds it: `sok.Admission(after=filter_freq)`.
+
+    Until then the id reads its initial row (DeepRec: zeros), and its gradients are dropped. An id counts once in a step
+    (DeepRec counts the repeats of a batch where its optimizer is told of them).
+
+    Args:
+        filter_freq: 0 is no filter.
+
+    Raises:
+        ValueError: `filter_freq` is no whole number, or below 0.
+
+    Example:
+        >>> CounterFilter(filter_freq=3).admission
+        Admission(after=3)
+
+    Source: `CounterFilter` of DeepRec.
+    """
+
+    filter_freq: int = 0
+
+    def __post_init__(self) -> None:
+        whole_number("filter_freq", self.filter_freq, 2**32 - 1, 0)
+
+    @property
+    def admission(self) -> Admission | None:
+        """What a table takes; None: all are admitted."""
+        return Admission(after=int(self.filter_freq)) if self.filter_freq else None
+
+
+@dataclasses.dataclass(frozen=True)
+class CBFFilter:
+    """Does what `CounterFilter` does: ids that wait are counted exactly, not by a counting Bloom filter.
+
+    So no id gets its row early, as a Bloom filter lets some; and the memory of ids that wait grows with them (a key and
+    two numbers each) beyond what `max_element_size` would bound. `sok.Eviction(older_than=...)` forgets those that did
+    not come again.
+
+    Args:
+        filter_freq: 0 is no filter.
+        max_element_size, false_positive_probability: of the Bloom filter, checked as DeepRec does: both, or none.
+        counter_type: without effect; counts stop at 2^32 - 1.
+
+    Raises:
+        ValueError: an argument is out of range, or one of the two is given alone.
+
+    Example:
+        >>> CBFFilter(filter_freq=3, max_element_size=2**20, false_positive_probability=0.01).admission
+        Admission(after=3)
+
+    Source: `CBFFilter` of DeepRec.
+    """
+
+    filter_freq: int = 0
+    max_element_size: int = 0
+    false_positive_probability: float = -1.0
+    counter_type: DTypeLike = tf.uint64
+
+    def __post_init__(self) -> None:
+        whole_number("filter_freq", self.filter_freq, 2**32 - 1, 0)
+        whole_number("max_element_size", self.max_element_size, low=0)
+        probability = self.false_positive_probability
+        is_given = isinstance(probability, numbers.Real) and 0.0 < float(probability) < 1.0
+        if not is_given and probability != -1.0:
+            raise ValueError(
+                f"`false_positive_probability` must be in (0, 1), or -1 for none. Received: {probability!r}."
+            )
+        if is_given != (self.max_element_size > 0):
+            raise ValueError(
+                "`max_element_size` and `false_positive_probability` must be given together, or none of them. "
+                f"Received: {self.max_element_size!r} and {probability!r}."
+            )
+
+    @property
+    def admission(self) -> Admission | None:
+        """What a table takes; None: all are admitted."""
+        return CounterFilter(self.filter_freq).admission
+
+
+@dataclasses.dataclass(frozen=True)
+class GlobalStepEvict:
+    """Has rows leave that no batch of so many steps has held: `sok.Eviction(older_than=steps_to_live)`.
+
+    What a pass removes is what DeepRec removes in a save after the same step. Here it comes every few steps, whether
+    anything is saved or not.
+
+    Args:
+        steps_to_live: None or 0: no row leaves.
+        every: steps between two passes. None: `steps_to_live // 8`, at least 1.
+
+    Raises:
+        ValueError: an argument is no whole number, or out of range.
+
+    Example:
+        >>> GlobalStepEvict(steps_to_live=4000).eviction
+        Eviction(older_than=4000, every=500)
+
+    Source: `GlobalStepEvict` of DeepRec.
+    """
+
+    steps_to_live: int | None = None
+    _: dataclasses.KW_ONLY
+    every: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps_to_live is not None:
+            whole_number("steps_to_live", self.steps_to_live, 2**32 - 1, 0)
+        if self.every is not None:
+            whole_number("every", self.every)
+
+    @property
+    def eviction(self) -> Eviction | None:
+        """What a table takes; None: no row leaves."""
+        return Eviction(older_than=int(self.steps_to_live), every=self.every) if self.steps_to_live else None
+
+
+@dataclasses.dataclass(frozen=True)
+class L2WeightEvict:
+    """Has rows leave of which half the squared length is below a threshold.
+
+    It is `sok.Eviction(norm_below=(2 * l2_weight_threshold) ** 0.5)`: DeepRec compares half the sum of squares. Rows
+    within rounding of the threshold may differ.
+
+    Args:
+        l2_weight_threshold: -1: no row leaves.
+        every: steps between two passes. DeepRec has one in each save, whose steps nobody knows here.
+
+    Raises:
+        ValueError: an argument is out of range. (DeepRec takes a threshold that is not positive for none.)
+
+    Example:
+        >>> L2WeightEvict(l2_weight_threshold=0.5).eviction
+        Eviction(norm_below=1.0, every=1000)
+
+    Source: `L2WeightEvict` of DeepRec.
+    """
+
+    l2_weight_threshold: float = -1.0
+    _: dataclasses.KW_ONLY
+    every: int = L2_EVERY
+
+    def __post_init__(self) -> None:
+        threshold = self.l2_weight_threshold
+        is_number = isinstance(threshold, numbers.Real) and not isinstance(threshold, bool)
+        if not is_number or threshold != -1.0 and not 0.0 < float(threshold) < math.inf:
+            raise ValueError(
+                f"`l2_weight_threshold` must be above 0, or -1 for none. {_FOR_NONE} Received: {threshold!r}."
+            )
+        whole_number("every", self.every)
+
+    @property
+    def eviction(self) -> Eviction | None:
+        """What a table takes; None: no row leaves."""
+        if self.l2_weight_threshold == -1.0:
+            return None
+        return Eviction(norm_below=math.sqrt(2.0 * self.l2_weight_threshold), every=self.every)
+
+
+class EmbeddingVariableOption:
+    """DeepRec's options of a table, in DeepRec's order.
+
+    Args:
+        ht_type, ht_partition_num: without effect.
+        evict_option: None, a `GlobalStepEvict` or an `L2WeightEvict`.
+        ckpt, storage_option, init_option: must be None: restore rows, or `assign` them; rows live in memory; the
+            initializer is an argument of the table.
+        filter_option: None, a `CounterFilter` or a `CBFFilter`.
+
+    Raises:
+        TypeError: `evict_option` or `filter_option` is none of these; an unknown keyword.
+        NotImplementedError: an option that must be None.
+
+    Example:
+        >>> option = EmbeddingVariableOption(filter_option=CounterFilter(3), evict_option=GlobalStepEvict(80))
+        >>> option.policies
+        {'admission': Admission(after=3), 'eviction': Eviction(older_than=80, every=10)}
+
+    Source: `EmbeddingVariableOption` of DeepRec.
+    """
+
+    def __init__(
+        self,
+        ht_type: str = "",
+        ht_partition_num: int = 1000,
+        evict_option: GlobalStepEvict | L2WeightEvict | None = None,
+        ckpt: None = None,
+        filter_option: CounterFilter | CBFFilter | None = None,
+        storage_option: None = None,
+        init_option: None = None,
+    ) -> None:
+        kinds: tuple[tuple[str, Any, tuple[type, ...]], ...] = (
+            ("evict_option", evict_option, (GlobalStepEvict, L2WeightEvict)),
+            ("filter_option", filter_option, (CounterFilter, CBFFilter)),
+        )
+        for name, value, accepted in kinds:
+            if value is not None and not isinstance(value, accepted):
+                words = " or ".join(kind.__name__ for kind in accepted)
+                raise TypeError(f"`{name}` must be None or a {words} of sok.deeprec. Received: {value!r}.")
+        for name, value, remedy in (
+            ("ckpt", ckpt, "begin from another checkpoint's rows by sok.restore, or `assign`"),
+            ("storage_option", storage_option, "rows live in memory"),
+            ("init_option", init_option, "give the table an `initializer`"),
+        ):
+            if value is not None:
+                raise NotImplementedError(f"`{name}` must be None; {remedy}. Received: {value!r}.")
+        self.evict_option, self.filter_option = evict_option, filter_option
+
+    @property
+    def policies(self) -> dict[str, Any]:
+        """`admission` and `eviction` as `sok.TableOptions` takes them."""
+        return {
+            "admission": self.filter_option and self.filter_option.admission,
+            "eviction": self.evict_option and self.evict_option.eviction,
+        }
