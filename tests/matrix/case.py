@@ -50,9 +50,14 @@ class Case:
         """A table that no step has touched. Its initial rows are taken at their word."""
         made, keys = self.make(name), self.kind.pool()
         initial = lookup_rows(made.table, tf.cast(keys, made.table.key_dtype), training=False).numpy()
-        judge = Judge(self.rule, keys, initial, made.erased)
+        judge = self.judge(made, initial)
         judge.seen |= {int(key) for key in self.contents(made)[0]} & {int(key) for key in keys}
         return Trained(made, self.rule.make(), judge)
+
+    def judge(self, made: Made, initial: np.ndarray) -> Judge:
+        """NumPy's word on a table that no step has touched."""
+        options = made.table.options
+        return Judge(self.rule, self.kind.pool(), initial, made.erased, options.admission, options.eviction)
 
     def trained(self, steps: int = 3, name: str = "") -> Trained:
         it = self.fresh(name)

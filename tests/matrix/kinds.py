@@ -96,6 +96,19 @@ def _variable(kind: Kind, name: str) -> Made:
     return Made(table, lambda keys, training: lookup_rows(table, keys, training))
 
 
+def _with_policies(kind: Kind, name: str) -> Made:
+    table = sok.EmbeddingVariable(
+        DIM,
+        kind.capacity,
+        name=name,
+        placement=kind.placed,
+        initializer=INITIALIZER,
+        admission=sok.Admission(after=2),
+        eviction=sok.Eviction(older_than=3, every=2),
+    )
+    return Made(table, lambda keys, training: lookup_rows(table, keys, training))
+
+
 def _of_v2(table: sok.EmbeddingVariable, **more: Any) -> Made:
     return Made(table, lambda keys, training: sok.all2all_dense_embedding(table, keys), **more)
 
@@ -198,6 +211,7 @@ ANYWHERE = ("by key", "by hash", "one worker")
 ON_EACH = ("columns", "copies")  # several workers hold something of each row
 ON_SEVERAL = "EmbeddingVariable with each row on several workers"
 ON_SOME = "EmbeddingVariable on some workers"
+WITH_POLICIES = "EmbeddingVariable that admits and evicts"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,6 +227,7 @@ MAKERS = {
     "EmbeddingVariable": Maker(_variable, HASHED + IDENTITY),
     ON_SOME: Maker(_variable, ("int64", "identity int64"), ("upper workers",)),
     ON_SEVERAL: Maker(_variable, ("int64", "identity uint32"), ON_EACH),
+    WITH_POLICIES: Maker(_with_policies, ("int64",), ("by key",)),
     "Variable": Maker(_static, ("identity int64",), ("by key", "one worker")),
     "Variable of an array": Maker(_of_array, ("identity int64",), ("by key", "one worker")),
     "DynamicVariable": Maker(_dynamic, HASHED),

@@ -16,8 +16,7 @@ import sok
 from sok.job import context
 from sok.lookup.lookup import lookup_rows
 from tests.matrix.case import Case, Trained
-from tests.matrix.kinds import DIM, NUM_ROWS, Kind
-from tests.matrix.rules import Judge
+from tests.matrix.kinds import DIM, NUM_ROWS, WITH_POLICIES, Kind
 from tests.reference import combine as reference
 
 v1 = tf.compat.v1
@@ -31,7 +30,7 @@ def look_up(case: Case) -> None:
     it.judge.store(keys, rows)
     asked = np.concatenate([keys[::-1], keys[:2], case.kind.pool()[6:8]])  # two have no row yet
     np.testing.assert_array_equal(it.made.rows(asked, training=True), it.judge.of(asked).astype(np.float32))
-    it.judge.store(asked[-2:], it.judge.of(asked[-2:]))
+    it.judge.look_up(asked)
     case.check(it.made, it.judge)
     assert it.made.rows(asked[:0]).shape == (0, DIM)
     assert it.made.table.table_name in repr(it.made.table)
@@ -130,7 +129,7 @@ def restore_at_other_numbers_of_workers(case: Case) -> None:
 
 
 def erase_one(it: Trained) -> None:
-    gone = np.array([min(it.judge.seen)]).astype(it.judge.keys.dtype)
+    gone = np.array([min(it.judge.seen or it.judge.counts)]).astype(it.judge.keys.dtype)
     it.made.table.erase(gone)
     it.judge.forget(gone)
 
@@ -340,7 +339,7 @@ def use_in_a_v1_graph(case: Case) -> None:
         gradient = tf.gradients(tf.reduce_sum(tf.square(rows - 1.0)) / 2, [made.table])
         update = optimizer.apply_gradients([(gradient[0], made.table)])
         session.run(v1.global_variables_initializer())
-        judge = Judge(case.rule, case.kind.pool(), session.run(asked))
+        judge = case.judge(made, session.run(asked))
 
         def step() -> None:
             batches = case.batches(judge.steps)
@@ -384,7 +383,7 @@ OPERATIONS = [
     Operation(look_up_in_a_group, trains=False),
     Operation(train),
     Operation(train_in_a_function),
-    Operation(refuse_what_does_not_fit),
+    Operation(refuse_what_does_not_fit, applies=lambda kind: kind.maker != WITH_POLICIES),  # candidates fit
     Operation(save_and_restore),
     Operation(restore_rows_alone),
     Operation(restore_at_other_numbers_of_workers),
@@ -395,7 +394,7 @@ OPERATIONS = [
     Operation(follow),
     Operation(export_for_serving),
     Operation(export_for_serving_natively),
-    Operation(dump_and_load),
+    Operation(dump_and_load, applies=lambda kind: kind.maker != WITH_POLICIES),  # SOK's files have no histories
     Operation(write_and_read_npy),
     Operation(write_and_read_files_of_sok_v1),
     Operation(assign_and_export),

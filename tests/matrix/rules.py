@@ -93,10 +93,26 @@ RULES = {
 
 
 class Judge:
-    """All rows of a kind's pool of keys, trained by NumPy in float64."""
+    """All rows of a kind's pool of keys, trained by NumPy in float64.
 
-    def __init__(self, rule: Rule, keys: np.ndarray, rows: np.ndarray, erased: float | None = None) -> None:
+    With an admission by counts, and an eviction by age: `tests/sok/test_policies.py` has the others.
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        keys: np.ndarray,
+        rows: np.ndarray,
+        erased: float | None = None,
+        admission: sok.Admission | None = None,
+        eviction: sok.Eviction | None = None,
+    ) -> None:
         self._rule, self.keys = rule, keys
+        self._after = 1 if admission is None or admission.after is None else admission.after
+        self._eviction = eviction
+        self.counts: dict[int, int] = {}  # steps that held a key, and the last of them, while it waits or has a row
+        self.lasts: dict[int, int] = {}
+        self.updates = 0  # of the table, as `steps` of the optimizer
         self._places = {int(key): place for place, key in enumerate(keys)}
         self.rows, self.steps = rows.astype(np.float64), 0
         self._erased = self.rows.copy() if erased is None else np.full(rows.shape, erased)
@@ -106,19 +122,36 @@ class Judge:
     def train(self, batches: list[np.ndarray]) -> None:
         """A step whose loss is half the squared distance from 1 of each row that a worker looks up, added up."""
         counts = np.zeros(len(self.keys))
+        self.look_up(np.concatenate(batches))
         for keys in batches:
-            self.seen |= {int(key) for key in keys}
-            np.add.at(
-                counts, [self._places[int(key)] for key in keys], 1 / (len(batches) if self._rule.averages else 1)
-            )
+            keys = [int(key) for key in keys if int(key) in self.seen]
+            np.add.at(counts, [self._places[key] for key in keys], 1 / (len(batches) if self._rule.averages else 1))
         self.steps += 1
         self.rows, self._slots = self._rule.step(
             self.rows, self._slots, counts[:, None] * (self.rows - 1), counts > 0, self.steps
         )
+        self.updates += 1
+        if self._eviction is not None and self.updates % self._eviction.every == 0:
+            self._evict(self._eviction.older_than)
+
+    def look_up(self, keys: np.ndarray) -> None:
+        """What a lookup for training admits: once in a step."""
+        for key in {int(key) for key in keys}:
+            self.counts[key] = self.counts.get(key, 0) + (self.lasts.get(key) != self.updates + 1)
+            self.lasts[key] = self.updates + 1
+            if self.counts[key] >= self._after:
+                self.seen.add(key)
+
+    def _evict(self, older_than: int) -> None:
+        for key in self.seen:  # rows that were stored age from now on
+            self.lasts.setdefault(key, self.updates)
+        self.forget(np.array([key for key, last in self.lasts.items() if self.updates - last >= older_than], object))
 
     def forget(self, keys: np.ndarray) -> None:
         """Erased rows are fresh again."""
         self.seen -= {int(key) for key in keys}
+        for key in map(int, keys):
+            self.counts.pop(key, None), self.lasts.pop(key, None)
         for place in (self._places[int(key)] for key in keys):
             self.rows[place] = self._erased[place]
             for slot, value in zip(self._slots, self._rule.slots, strict=True):
