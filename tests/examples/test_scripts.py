@@ -78,6 +78,14 @@ def test_keys_ahead_change_nothing(finish, workers):
     assert said["hidden_ms"] >= 0 and (workers > 1 or said["hidden_ms"] == 0)
 
 
+@pytest.mark.multiprocess
+def test_rows_come_and_go_on_two_workers_as_on_one(finish):
+    arguments = ("--check", "--steps", "30", "--batch-size", "64", "--vocabulary", "2000", "--older-than", "8")
+    said = json.loads(re.search(r"\{.*\}", finish("policies.py", *arguments, workers=2))[0])
+    assert said["equal"] is True and said["made"] > said["evicted"] > 0 and said["candidates"] > 0
+    assert said["rows"] == said["made"] - said["evicted"]
+
+
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.multiprocess)])
 def test_export_predicts_the_same_without_sok(finish, workers):
     out = finish("export.py", workers=workers)
