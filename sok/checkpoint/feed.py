@@ -20,8 +20,8 @@ from sok.job.agreement import check_equal, together
 from sok.job.job import job_of
 from sok.job.transport.base import Transport
 from sok.table import rules
-from sok.table.counted import with_candidates
-from sok.table.policies import CANDIDATES
+from sok.table.counted import with_counted
+from sok.table.policies import counted_by
 from sok.table.state import set_step
 
 _HEADER = struct.Struct("<IIQII")
@@ -104,7 +104,7 @@ def deltas(path: PathLike, after: str | None = None) -> Iterator[Delta]:
         )
     for link in newer:
         for table in link.tables:
-            if table.name.endswith(CANDIDATES):
+            if counted_by(table.name) is not None:
                 continue
             num_pieces = 0
             for file in table.files:
@@ -219,7 +219,7 @@ class Follower:
     def _apply(self, links: list[Link], manifest: Manifest) -> None:
         calls = EagerCalls()
         work = []
-        tables = with_candidates(self._tables)
+        tables = with_counted(self._tables)
         for link in links:
             for name, variable in tables.items():
                 if waits_for_nothing(link, name, variable):

@@ -12,7 +12,7 @@ from sok.checkpoint.arguments import tables_of
 from sok.checkpoint.manifest import read_manifest
 from sok.job import context
 from sok.job.agreement import check_equal, together
-from sok.table.policies import CANDIDATES, FILTER
+from sok.table.policies import counted_by
 
 _ENDING = ".weights.h5"
 _ATTRIBUTE = "sok_generation"
@@ -152,5 +152,5 @@ def _as_saved(path: str, tables: dict[str, Any]) -> dict[str, Any]:
     """The tables as the folder beside `path` knows them: by name if it has the same names, else by their place."""
     by_name = {table.table_name: table for table in tables.values()}
     names = [table.name for table in read_manifest(tf_checkpoints.folder_of(path)).tables]
-    saved = {name for name in names if not name.endswith((CANDIDATES, FILTER))}
+    saved = {name for name in names if counted_by(name) is None}
     return by_name if saved == set(by_name) else tables

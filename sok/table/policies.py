@@ -79,10 +79,11 @@ class Admission:
             raise ValueError(f"`bloom` must be (keys, rate). Received: {bloom!r}.")
         keys, rate = bloom
         _check_whole("bloom[0]", keys, _LEAST_MAX_ROWS, 2**40)
-        if not 1e-9 <= float(rate) <= 0.5:
+        if not (_is_number(rate) and 1e-9 <= rate <= 0.5):
             raise ValueError(f"`bloom[1]` must lie in [1e-9, 0.5]. Received: {rate!r}.")
-        if self.after is None or not 1 <= int(self.after) <= 255:
-            raise ValueError(f"`bloom` goes with `after` in [1, 255]. Received: after={self.after!r}.")
+        if self.after is None:
+            raise ValueError("`bloom` goes with `after`. Received: after=None.")
+        _check_whole("after", self.after, 1, 255)
         object.__setattr__(self, "bloom", (int(keys), float(rate)))
         if self._cells() > _MAX_CELLS:
             raise ValueError(f"`bloom` would take more than {_MAX_CELLS * NUM_BUCKETS:,} bytes. Received: {bloom!r}.")
@@ -201,6 +202,14 @@ class Eviction:
 
     def __repr__(self) -> str:
         return _shown(self)
+
+
+def counted_by(name: str) -> str | None:
+    """The table that counts keys without rows in what files call `name`; None: that is a table as any other."""
+    for ending in (CANDIDATES, FILTER):
+        if name.endswith(ending):
+            return name.removesuffix(ending)
+    return None
 
 
 def _said(value: Admission | Eviction) -> dict[str, Any]:

@@ -188,3 +188,28 @@ def left_of(
         most = max_rows * (number + 1) // 4096 - max_rows * number // 4096
         left |= {key for _, _, key in sorted(rows)[-most:]}
     return left
+
+
+class BloomFilter:
+    """Counts keys as `Admission(after=..., bloom=...)` does: cells by bucket, a step at a time."""
+
+    def __init__(self, keys: int, rate: float) -> None:
+        self.cells = 4 * math.ceil(-keys * math.log(rate) / math.log(2) ** 2 / 4096 / 4)
+        self.hashes = max(1, round(-math.log2(rate)))
+        self.counts: dict[tuple[int, int], int] = {}  # of what is not zero
+
+    def places(self, key: int) -> set[tuple[int, int]]:
+        """Bucket and cell, where the key is counted."""
+        first, step = (hash_key(word(key) ^ mark) for mark in (0x626C6F6F6D31, 0x626C6F6F6D32))
+        number = bucket(key)
+        return {(number, ((first + i * (step | 1)) & _WORD) % self.cells) for i in range(self.hashes)}
+
+    def count(self, key: int) -> int:
+        """In how many steps before this one the key was counted, at least."""
+        return min(self.counts.get(place, 0) for place in self.places(key))
+
+    def end_step(self, refused: set[int]) -> None:
+        """The keys that the step refused count once."""
+        for key in refused:
+            for place in self.places(key):
+                self.counts[place] = min(255, self.counts.get(place, 0) + 1)

@@ -21,6 +21,12 @@ VALUES = [
     (sok.Eviction(older_than=3), "Eviction(older_than=3, every=1)"),
     (sok.Eviction(norm_below=0.01, every=50), "Eviction(norm_below=0.01, every=50)"),
     (sok.Eviction(older_than=80, norm_below=0.01), "Eviction(older_than=80, norm_below=0.01, every=10)"),
+    (sok.Admission(after=2, bloom=(10**6, 0.01)), "Admission(after=2, bloom=(1000000, 0.01))"),
+    (sok.Eviction(max_rows=10**5, every=4), "Eviction(max_rows=100000, every=4)"),
+    (
+        sok.Eviction(max_rows=10**5, keep="frequent", half_life=9, every=4),
+        "Eviction(max_rows=100000, keep='frequent', half_life=9, every=4)",
+    ),
 ]
 
 
@@ -56,6 +62,25 @@ def test_policies_are_values(value, shown):
         (lambda: sok.Eviction(norm_below=0.0, every=1), ("`norm_below`", "Received: 0.0")),
         (lambda: sok.Eviction(norm_below=float("inf"), every=1), ("`norm_below`", "Received: inf")),
         (lambda: sok.Eviction(norm_below="small", every=1), ("`norm_below`", "Received: 'small'")),
+        (lambda: sok.Admission(bloom=(10**6, 0.01), probability=0.5), ("`bloom`", "`after`")),
+        (lambda: sok.Admission(after=256, bloom=(10**6, 0.01)), ("`after`", "[1, 255]", "256")),
+        (lambda: sok.Admission(after=2, bloom=10**6), ("`bloom`", "(keys, rate)", "1000000")),
+        (lambda: sok.Admission(after=2, bloom=(100, 0.01)), ("`bloom[0]`", "65536", "100")),
+        (lambda: sok.Admission(after=2, bloom=(10**6, 0.9)), ("`bloom[1]`", "0.5", "0.9")),
+        (lambda: sok.Admission(after=2, bloom=(2**40, 1e-9)), ("`bloom`", "bytes")),
+        (lambda: sok.Eviction(max_rows=100, every=1), ("`max_rows`", "65536", "100")),
+        (lambda: sok.Eviction(max_rows=10**5), ("`every`", "`older_than`")),
+        (lambda: sok.Eviction(max_rows=10**5, keep="all", every=1), ("`keep`", "'recent'", "'all'")),
+        (lambda: sok.Eviction(older_than=9, keep="frequent"), ("`keep`", "`max_rows`")),
+        (lambda: sok.Eviction(max_rows=10**5, half_life=3, every=1), ("`half_life`", "'frequent'")),
+        (
+            lambda: sok.TableOptions(admission=sok.Admission(after=2, bloom=(10**6, 0.01))),
+            ("`admission`", "row_wise()", "row_wise(hash=True)"),
+        ),
+        (
+            lambda: sok.TableOptions(eviction=sok.Eviction(max_rows=10**5, every=1)),
+            ("`eviction`", "row_wise()", "row_wise(hash=True)"),
+        ),
         (lambda: sok.TableOptions(admission=3), ("`admission`", "sok.Admission", "Received: 3")),
         (lambda: sok.TableOptions(eviction=3), ("`eviction`", "sok.Eviction", "Received: 3")),
         (lambda: sok.TableOptions(admission=sok.Eviction(older_than=3)), ("`admission`", "Eviction(older_than=3")),
