@@ -43,8 +43,9 @@ class GpuTableHandleOp final : public TableHandleOp {
   TableResource* Make(OpKernelContext* ctx) const override {
     constexpr int64_t kRowsAtATime = int64_t{1} << 20;
     if (config().policies.any()) {
-      throw InvalidArgument(config().Label() +
-                            ": tables on a GPU have no admission and no eviction yet. Make it under tf.device('/CPU:0').");
+      throw InvalidArgument(
+          config().Label() +
+          ": tables on a GPU have no admission and no eviction yet. Make it under tf.device('/CPU:0').");
     }
     auto store = std::make_shared<DeviceStore>(config(), memory_bytes(), kRowsAtATime, nullptr,
                                                std::make_unique<TfTableMemory>(ctx));
