@@ -339,6 +339,7 @@ int64_t EmbeddingTable::Erase(const uint64_t* keys, int64_t n) {
     RemoveRow(row, found_keys[i]);
     ++erased;
   }
+  num_rows_ -= erased;
   if (erased > 0) {
     ++losses_;
     ++epoch_;

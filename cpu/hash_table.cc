@@ -201,6 +201,8 @@ void HashTable::Find(const uint64_t* keys, int64_t n, uint32_t* rows) const {
   auto go_on = [&](int64_t at, const Bucket* bucket) {
     const Segment& s = SegmentOf(keys[at]);
     const Bucket* next = bucket + 1 == s.buckets + s.num_buckets ? s.buckets : bucket + 1;
+    // Each bucket of a small segment may have been passed by a key that is still there: once around is enough.
+    if (next == s.buckets + Home(Hash(keys[at]), s.num_buckets)) return;
     __builtin_prefetch(next);
     left[num_left] = at;
     left_keys[num_left] = keys[at];

@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "sok/json.h"
+#include "sok/policies.h"
 #include "sok/sparse_update.h"
 
 namespace sok {
@@ -158,7 +159,9 @@ Rule ParseRule(const std::string& name) {
 
 void RegisterRule(const std::string& name, const SokRuleLayout& layout, SokRuleFunction function) {
   const Rule number = ParseRule(name);
-  if (number < kFirstNamed) throw InvalidArgument("rule '" + name + "' is one of the library's own.");
+  if (number < kFirstNamed || name == kHistoryRule) {
+    throw InvalidArgument("rule '" + name + "' is one of the library's own.");
+  }
   if (function == nullptr) throw InvalidArgument("rule '" + name + "' must have a function.");
   RuleInfo& rule = InfoOf(number);
   const Words hyper = Split(layout.hyper);

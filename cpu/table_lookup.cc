@@ -289,21 +289,24 @@ void EmbeddingTable::FinishFeature(const Cpu& cpu, Scratch* scratch, const Featu
     return;
   }
   const bool changes = table->ChangesWhenRead();
-  cpu.executor.For(count, kKeyCycles + dim, [&](int64_t begin, int64_t end) {
-    for (int64_t k = begin; k < end; ++k) {
+  cpu.executor.For(count - admitted, kKeyCycles + dim, [&](int64_t begin, int64_t end) {
+    for (int64_t k = admitted + begin; k < admitted + end; ++k) {
       const int64_t at = feature.place == nullptr ? missing[k] : feature.place[missing[k]];
-      float* to = feature.output + at * dim;
-      feature.row_ids[at] = table->RowId(rows[missing[k]]);
-      if (k >= admitted) {
-        table->ReadRow(kNoRow, feature.keys[missing[k]], to, nullptr);
-        continue;
-      }
+      table->ReadRow(kNoRow, feature.keys[missing[k]], feature.output + at * dim, nullptr);
+      feature.row_ids[at] = -1;
+    }
+  });
+  cpu.executor.For(admitted, kKeyCycles + dim, [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; ++k) {
       if (changes) {  // of a row that another call has made since the search
         table->CopyAside(rows + missing[k], 1);
         table->SettleRows(rows + missing[k], 1);
         if (table->history_ != nullptr) table->CountRows(rows + missing[k], 1);
       }
-      std::memcpy(to, table->rows_.Record(rows[missing[k]]), static_cast<size_t>(dim) * sizeof(float));
+      const int64_t at = feature.place == nullptr ? missing[k] : feature.place[missing[k]];
+      std::memcpy(feature.output + at * dim, table->rows_.Record(rows[missing[k]]),
+                  static_cast<size_t>(dim) * sizeof(float));
+      feature.row_ids[at] = table->RowId(rows[missing[k]]);
     }
   });
 }

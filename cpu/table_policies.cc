@@ -34,8 +34,14 @@ inline bool Count(RowHistory* history, uint32_t now) {
 constexpr int64_t kRowsPerTask = 4096;
 constexpr int64_t kCyclesPerRow = 60;  // a cache miss, partly hidden
 constexpr int64_t kLeastMaxRows = 16 << kBucketBits;
+constexpr size_t kLeastRepeats = 1 << 16;  // of keys that a step refused, before they are looked through
 constexpr int64_t kMaxHashes = 32;
 constexpr int64_t kMaxCandidates = INT64_C(0xFFFFFFFE);
+
+void DropRepeats(std::vector<uint64_t>* keys) {
+  std::sort(keys->begin(), keys->end());
+  keys->erase(std::unique(keys->begin(), keys->end()), keys->end());
+}
 
 double Norm(const float* weights, int64_t dim) {
   double sum = 0.0;
@@ -74,7 +80,7 @@ void EmbeddingTable::MakeHistory() {
   if (config_.policies.after == 0) return;
   const bool is_filter = config_.policies.bloom_cells > 0;
   TableConfig config = config_;
-  config.name += is_filter ? "/filter" : "/candidates";
+  config.name += is_filter ? "/sok.filter" : "/sok.candidates";
   config.dim = is_filter ? config_.policies.bloom_cells / 4 : static_cast<int64_t>(sizeof(RowHistory) / sizeof(float));
   config.capacity = is_filter ? int64_t{1} << kBucketBits : kMaxCandidates;
   config.is_unsigned = config.is_unsigned || is_filter;
@@ -126,7 +132,13 @@ int64_t EmbeddingTable::Admit(const Cpu& cpu, Scratch* scratch, const uint64_t* 
   FindRows(wanted, m, rows, &bad);  // another feature, or another call, may have made rows since the search
   for (int64_t k = 0; k < m; ++k) {
     passes[k] = rows[k] != kNoRow || (filter_ ? FilterPasses(wanted[k]) : policies.HasLuck(wanted[k]));
-    if (filter_ && !passes[k]) refused_keys_.push_back(wanted[k]);
+    if (!filter_ || passes[k]) continue;
+    // Many lookups may come before the step ends: where the list would grow, its repeats go first.
+    if (refused_keys_.size() == refused_keys_.capacity() && refused_keys_.size() >= kLeastRepeats) {
+      DropRepeats(&refused_keys_);
+      if (2 * refused_keys_.size() > refused_keys_.capacity()) refused_keys_.reserve(2 * refused_keys_.capacity());
+    }
+    refused_keys_.push_back(wanted[k]);
   }
   if (candidates_) {
     int64_t *counted = scratch->Get<int64_t>(m), *absent = scratch->Get<int64_t>(m), num_counted = 0, num_absent = 0;
@@ -168,8 +180,7 @@ bool EmbeddingTable::FilterPasses(uint64_t key) const {
 
 void EmbeddingTable::CountRefused(const Cpu& cpu) {
   const Policies& policies = config_.policies;
-  std::sort(refused_keys_.begin(), refused_keys_.end());
-  refused_keys_.erase(std::unique(refused_keys_.begin(), refused_keys_.end()), refused_keys_.end());
+  DropRepeats(&refused_keys_);
   const int64_t n = static_cast<int64_t>(refused_keys_.size());
   Scratch scratch;
   uint64_t* buckets = scratch.Get<uint64_t>(n);
@@ -214,6 +225,7 @@ void EmbeddingTable::TakeOver(const MadeRow* made, int64_t n, bool fresh) {
     if (row == kNoRow) continue;
     if (fresh) *HistoryOf(made[k].row) = *candidates_->HistoryOf(row);
     candidates_->RemoveRow(row, made[k].key);
+    --candidates_->num_rows_;
   }
   ++candidates_->losses_;
 }
@@ -330,6 +342,7 @@ void EmbeddingTable::EndStep(const Cpu& cpu) {
       if (has_ids) *table->erased_.At(row) = table->epoch_ + 1;
       table->RemoveRow(row, key);
     }
+    table->num_rows_ -= n;
     if (n > 0) ++table->losses_;
     if (n > 0 && has_ids) ++table->epoch_;
     return n;

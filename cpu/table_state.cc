@@ -218,6 +218,10 @@ void EmbeddingTable::Swap(TableStore* with) {
   free_rows_.swap(other->free_rows_);
   sets_.swap(other->sets_);
   std::swap(history_, other->history_);
+  for (auto inner : {&EmbeddingTable::candidates_, &EmbeddingTable::filter_})  // their handles stay where they are
+    if (this->*inner) (this->*inner)->Swap((other->*inner).get());
+  refused_keys_.clear();
+  other->refused_keys_.clear();
   std::swap(keeps_keys_, other->keeps_keys_);
   std::swap(row_keys_, other->row_keys_);
   for (auto [table, keeps] : {std::pair{this, untouched}, std::pair{other, other_untouched}}) {

@@ -1,5 +1,6 @@
 // A table's rows together with what optimizers keep of them: restoring, listing, swapping. And its step.
 #include <algorithm>
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -157,7 +158,15 @@ REGISTER_OP("Sok>TablesCountStep")
 
 void TablesCountStep(OpKernelContext* ctx) {
   const TfExecutor executor(ctx);
-  for (int t = 0; t < ctx->num_inputs(); ++t) TableArg(ctx, t)->store().EndStep({executor});
+  std::exception_ptr first;  // all tables end the step, whatever one of them lacks memory for
+  for (int t = 0; t < ctx->num_inputs(); ++t) {
+    try {
+      TableArg(ctx, t)->store().EndStep({executor});
+    } catch (...) {
+      if (!first) first = std::current_exception();
+    }
+  }
+  if (first) std::rethrow_exception(first);
 }
 SOK_HOST_KERNEL("Sok>TablesCountStep", FunctionOp<TablesCountStep>, "handles");
 

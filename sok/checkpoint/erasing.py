@@ -13,7 +13,7 @@ from sok.checkpoint import chains
 from sok.checkpoint.lease import Lease, in_folder
 from sok.checkpoint.manifest import SHARD_NAME, Manifest, generation_after, read_manifest, sync_folder
 from sok.checkpoint.shard_blocks import found_in, keys_of, words_of
-from sok.table.policies import CANDIDATES
+from sok.table.policies import CANDIDATES, FILTER
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +25,8 @@ class Wanted:
 
     def words(self, table: str, key_dtype: str) -> np.ndarray:
         """Those of a table as a file of its key dtype has them: [n] uint64, rising. Keys that do not fit are none."""
+        if table.endswith(FILTER):  # its keys are those of buckets
+            return words_of((), key_dtype)
         return words_of(self.of_tables.get(table.removesuffix(CANDIDATES), self.everywhere), key_dtype)
 
     @property

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from sok.base.patching import Here
 from sok.checkpoint import tf_checkpoints
+from sok.checkpoint.restoring import is_wanted
 from sok.job.job import job_of
 from sok.table.table import EmbeddingVariable
 
@@ -65,7 +66,8 @@ def load(table: EmbeddingVariable, store: MutableMapping[str, np.ndarray]) -> No
         path = Path(folder, "shard")
         np.asarray(store[_NAME]).astype(np.uint8).tofile(path)
         shard = verify_shard(str(path))
-        sets = [claims.SavedSlots(s["name"], s["rule"]) for s in shard["slot_sets"]]
+        wanted = [s for s in shard["slot_sets"] if is_wanted(s["rule"], table, slots=True)]
+        sets = [claims.SavedSlots(s["name"], s["rule"]) for s in wanted]
         names = claims.names_here(table, sets)
         calls = EagerCalls()
         second = calls.second(table, min(shard["rows"], table.capacity))

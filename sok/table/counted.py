@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,7 +22,7 @@ class Counted(EmbeddingVariable):
     """
 
     def __init__(self, of: EmbeddingVariable, name: str) -> None:
-        self._of = of
+        self._handle_of = of.handle
         cells = of.options.to_attributes().get("admit_cells", 0)
         options = TableOptions(
             key_dtype="uint64" if cells else of.options.key_dtype,
@@ -33,7 +34,7 @@ class Counted(EmbeddingVariable):
         super().__init__(cells // 4 or 2, NUM_BUCKETS if cells else 2**32 - 2, name=name, options=options)
 
     def _make_handle(self, **_: Any) -> tf.Tensor:
-        return _ops.lib().sok_table_counted(self._of.handle)
+        return _ops.lib().sok_table_counted(self._handle_of)
 
 
 def with_counted(tables: Mapping[str, EmbeddingVariable]) -> dict[str, EmbeddingVariable]:
@@ -44,6 +45,8 @@ def with_counted(tables: Mapping[str, EmbeddingVariable]) -> dict[str, Embedding
         if not apart:
             continue
         if "_counted" not in vars(table):
-            table._counted = Counted(table, table.table_name + apart)
+            graph = table.handle.graph if table._in_graph_mode else None
+            with graph.as_default() if graph else contextlib.nullcontext(), tf.control_dependencies(None):
+                table._counted = Counted(table, table.table_name + apart)
         found[name + apart] = table._counted
     return found

@@ -13,10 +13,10 @@ from sok.table.placement import NUM_BUCKETS, Placement
 HISTORY = "history"
 """The slot set in which rows with a policy keep what they have seen. Native code has the same names."""
 HISTORY_RULE = "history(;count,last)"
-CANDIDATES = "/candidates"
+CANDIDATES = "/sok.candidates"
 """What the name of a table is followed by in files that hold its keys that wait for a row."""
 
-FILTER = "/filter"
+FILTER = "/sok.filter"
 """The same, for the Bloom filter that counts them."""
 
 _MAX_COUNT = 2**32 - 1
@@ -105,9 +105,8 @@ class Admission:
             return {"admit_after": int(self.after or 1), "admit_cells": self._cells(), "admit_hashes": hashes}
         if self.after is not None:
             return {"admit_after": int(self.after)}
-        below = math.ceil(math.ldexp(float(self.probability or 0.0), 64))
-        # 2^64 is every key; others as an attribute is stored, of 64 bits with a sign.
-        return {"admit_below": 0 if below == 2**64 else below - (below >= 2**63) * 2**64}
+        below = min(2**64 - 1, math.ceil(math.ldexp(float(self.probability or 0.0), 64)))
+        return {"admit_below": below - (below >= 2**63) * 2**64}  # as an attribute is stored, of 64 bits with a sign
 
     def get_config(self) -> dict[str, Any]:
         """What `Admission(**config)` makes it of again, for JSON."""
@@ -176,8 +175,8 @@ class Eviction:
                 raise ValueError(f"`half_life` is for keep='frequent'. Received: keep={self.keep!r}.")
         if self.older_than is not None:
             _check_whole("older_than", self.older_than, 1, _MAX_COUNT)
-        if self.norm_below is not None and not (_is_number(self.norm_below) and 0.0 < self.norm_below < math.inf):
-            raise ValueError(f"`norm_below` must be a finite number above 0. Received: {self.norm_below!r}.")
+        if self.norm_below is not None and not (_is_number(self.norm_below) and 1e-37 <= self.norm_below <= 1e37):
+            raise ValueError(f"`norm_below` must be a number in [1e-37, 1e37]. Received: {self.norm_below!r}.")
         if self.every is None:
             if self.older_than is None:
                 raise ValueError("`every` must be given without `older_than`: a pass looks at all rows.")

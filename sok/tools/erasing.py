@@ -194,8 +194,11 @@ def _erase_rows(name: str, table: EmbeddingVariable, wanted: Wanted) -> list[int
     if table.num_keys is not None:
         keys = keys[(keys >= 0) & (keys.astype(np.uint64) < table.num_keys)]
     _, places = _ops.lib().sok_table_lookup(table.handle, keys, False, dim=table.local_dim)
-    table.erase(keys)  # what is counted of keys without rows, too
-    return keys[places.numpy() >= 0].tolist()
+    is_there = places.numpy() >= 0
+    if table.options.keeps_history:  # or waits for a row
+        is_there |= table.history(keys)[0].numpy() > 0
+    table.erase(keys)
+    return keys[is_there].tolist()
 
 
 def _erase_from(place: Place, wanted: Wanted) -> list[Any]:

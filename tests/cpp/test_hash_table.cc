@@ -239,6 +239,8 @@ TEST(AKeyThatIsNotThereIsNotSoughtForEver) {
       CHECK(table.Erase(key) != HashTable::kNoRow);
       CHECK(FindOrInsert(&table, key = ++next, rows++).second);
       CHECK_EQ(table.Find(~next), HashTable::kNoRow);
+      CHECK(FindAll(table, {~next, key, ~next - 1}) ==
+            std::vector<uint32_t>({HashTable::kNoRow, rows - 1, HashTable::kNoRow}));
       CHECK(table.Probes(~next) > 0);
     }
     CHECK_EQ(table.size(), static_cast<int64_t>(size));

@@ -71,7 +71,7 @@ def test_the_filter_goes_on_from_files(tmp_path):
         both.train(keys)
     sok.save(tmp_path, both.table, incremental=True)
     link = read_manifest(tmp_path).links[-1]
-    assert link.names == ["saved", "saved/filter"] and link.table("saved/filter").dim == both.filter.cells // 4
+    assert link.names == ["saved", "saved/sok.filter"] and link.table("saved/sok.filter").dim == both.filter.cells // 4
     rows = set(both.rows)
     counts = dict(both.filter.counts)
     for keys in late:
