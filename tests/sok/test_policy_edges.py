@@ -28,12 +28,13 @@ def test_a_table_of_a_graph_is_saved_and_restored_from_outside_of_it(tmp_path):
         update = sok.optimizers.SGD(0.1).apply_gradients([(tf.gradients(loss, [table])[0], table)])
         seen = table.history(tf.constant([1, 2, 3], tf.int64))
         session = v1.Session(graph=graph)
+        session.run(v1.global_variables_initializer())
     session.run(update, {ids: [1, 2]})
     session.run(update, {ids: [2]})
-    sok.save(tmp_path, table, session=session)
+    sok.save(tmp_path, table, (), session=session)
     before = [part.tolist() for part in session.run(seen)]
     session.run(update, {ids: [1, 3]})
-    sok.restore(tmp_path, table, session=session)
+    sok.restore(tmp_path, table, (), session=session)
     assert [part.tolist() for part in session.run(seen)] == before == [[1, 2, 0], [1, 2, 0]]
     session.close()
 

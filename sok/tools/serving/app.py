@@ -41,12 +41,13 @@ class App:
         self._models, self._limits, self._metrics = models, limits, metrics
         self._with_control = with_control
         self._gate = Gate(limits.requests, metrics.running)
+        self._answering = 0
         self._pool = ThreadPoolExecutor(limits.threads, "predict")
         self._loading = ThreadPoolExecutor(1, "load")
 
     def application(self) -> web.Application:
         """What aiohttp runs."""
-        app = web.Application(client_max_size=self._limits.request_bytes, middlewares=[_told_as_json])
+        app = web.Application(client_max_size=self._limits.request_bytes, middlewares=[self._counted, _told_as_json])
         for way in (_MODEL, _VERSION):
             app.router.add_get(way, self._status)
             app.router.add_get(f"{way}/metadata", self._metadata)
@@ -56,6 +57,20 @@ class App:
         for path in ("/metrics", "/monitoring/prometheus/metrics"):
             app.router.add_get(path, self._tell_metrics)
         return app
+
+    @web.middleware
+    async def _counted(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        self._answering += 1
+        try:
+            return await handler(request)
+        finally:
+            self._answering -= 1
+
+    async def answered(self, seconds: float) -> None:
+        """Waits until no request is being answered, for so many seconds at the most."""
+        ends = time.monotonic() + seconds
+        while self._answering and time.monotonic() < ends:
+            await asyncio.sleep(0.02)
 
     def close(self, seconds: float) -> bool:
         """Ends the threads; False if one is still at work after so long."""

@@ -19,7 +19,7 @@ from sok.tools.serving.metrics import Metrics
 from sok.tools.serving.models import Models
 
 logger = logging.getLogger("sok.serve")
-# How long threads may take to end after the last answer, before the process ends without them.
+# How long connections and threads may take to end after the last answer, before the process ends without them.
 PATIENCE = 2.0
 
 
@@ -75,18 +75,21 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 async def _listen(app: App, models: Models, listening: socket.socket, seconds: float) -> None:
-    # Running requests end by themselves, or are refused, within their time.
-    runner = web.AppRunner(app.application(), access_log=None, shutdown_timeout=seconds + 1)
+    # aiohttp waits as long for a connection that came in the last moment, whose request it does not read any more.
+    runner = web.AppRunner(app.application(), access_log=None, shutdown_timeout=PATIENCE)
     await runner.setup()
+    site = web.SockSite(runner, listening)
     try:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        await web.SockSite(runner, listening).start()
+        await site.start()
         host, port = listening.getsockname()[:2]
         told = ", ".join(f"{model.name} (version {model.loaded()[-1]})" for model in models.all())
         print(f"http://{f'[{host}]' if ':' in host else host}:{port}/v1/models serves {told}", flush=True)
         await stop.wait()
         logger.info("ends: no new connections; running requests have up to %g seconds", seconds)
+        await site.stop()
+        await app.answered(seconds + 1)  # they end by themselves, or are refused, within their time
     finally:
         await runner.cleanup()
