@@ -197,15 +197,17 @@ void HashTable::Find(const uint64_t* keys, int64_t n, uint32_t* rows) const {
   int64_t left[kRound];  // positions of keys whose search goes on, and where
   uint64_t left_keys[kRound];
   const Bucket* behind[kRound];
+  const Bucket* began[kRound];
   int64_t num_left = 0;
-  auto go_on = [&](int64_t at, const Bucket* bucket) {
+  auto go_on = [&](int64_t at, const Bucket* bucket, const Bucket* home) {
     const Segment& s = SegmentOf(keys[at]);
     const Bucket* next = bucket + 1 == s.buckets + s.num_buckets ? s.buckets : bucket + 1;
     // Each bucket of a small segment may have been passed by a key that is still there: once around is enough.
-    if (next == s.buckets + Home(Hash(keys[at]), s.num_buckets)) return;
+    if (next == home) return;
     __builtin_prefetch(next);
     left[num_left] = at;
     left_keys[num_left] = keys[at];
+    began[num_left] = home;
     behind[num_left++] = next;
   };
   auto prepare = [&](int64_t at) {
@@ -223,7 +225,10 @@ void HashTable::Find(const uint64_t* keys, int64_t n, uint32_t* rows) const {
       int left_of_block[kBlock + 1];
       const int count = searcher.find_in_buckets(keys + at, of_block, static_cast<int>(std::min(kBlock, n - at)),
                                                  rows + at, left_of_block);
-      for (int i = 0; i < count; ++i) go_on(at + left_of_block[i], of_block[left_of_block[i]]);
+      for (int i = 0; i < count; ++i) {
+        const Bucket* home = of_block[left_of_block[i]];
+        go_on(at + left_of_block[i], home, home);
+      }
     }
     while (num_left > 0) {
       uint32_t found[kRound];
@@ -231,7 +236,10 @@ void HashTable::Find(const uint64_t* keys, int64_t n, uint32_t* rows) const {
       const int64_t searched = std::exchange(num_left, 0);
       const int count = searcher.find_in_buckets(left_keys, behind, static_cast<int>(searched), found, still_left);
       for (int64_t i = 0; i < searched; ++i) rows[left[i]] = found[i];
-      for (int i = 0; i < count; ++i) go_on(left[still_left[i]], behind[still_left[i]]);
+      for (int i = 0; i < count; ++i) {
+        const int k = still_left[i];
+        go_on(left[k], behind[k], began[k]);
+      }
     }
   }
 }
