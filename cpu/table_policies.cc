@@ -261,6 +261,7 @@ std::vector<std::pair<uint32_t, uint64_t>> EmbeddingTable::Leaving(const Cpu& cp
         leaves[static_cast<size_t>(i)] = goes ? 1 : 0;
       }
     });
+    CheckPeeks();
     for (size_t i = 0; i < part.size(); ++i)
       if (leaves[i] != 0) leaving.push_back(part[i]);
   }

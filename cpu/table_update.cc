@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "gradient_rows.h"
+#include "or_break.h"
 #include "row_kernels.h"
 #include "slot_set.h"
 #include "sok/embedding_table.h"
@@ -49,9 +50,11 @@ void EmbeddingTable::SettleBefore(const Cpu& cpu, const SlotSet& set, const Upda
     RowsOfPart(p, /*changes=*/false, &part);
     rows.clear();
     for (const auto& [row, key] : part) rows.push_back(row);
-    cpu.executor.For(static_cast<int64_t>(rows.size()), kRowCycles, [&](int64_t begin, int64_t end) {
-      CopyAside(rows.data() + begin, end - begin);
-      SettleRows(rows.data() + begin, end - begin);
+    ForBrought(cpu, rows.data(), static_cast<int64_t>(rows.size()), /*writes=*/true, [&](int64_t first, int64_t last) {
+      cpu.executor.For(last - first, kRowCycles, [&](int64_t begin, int64_t end) {
+        CopyAside(rows.data() + first + begin, end - begin);
+        SettleRows(rows.data() + first + begin, end - begin);
+      });
     });
   }
 }
@@ -147,7 +150,7 @@ void EmbeddingTable::Update(const Gradients& gradients, int64_t begin, int64_t e
       if (*stamp + 1 != next_call) set->SettleFrom(*stamp, dim, record, record + set->offset);
       *stamp = next_call;
     }
-    const RowView view = {rows_.slabs(), rows_.shift(), rows_.rows_per_slab() - 1, rows_.stride()};
+    const RowView view = {rows_.slabs(), rows_.shift(), rows_.mask(), rows_.stride()};
     return kernels.update_rows(view, set->rule, ids + begin, set->offset, gradients.grads + begin * dim, end - begin,
                                dim);
   }
@@ -219,6 +222,36 @@ void EmbeddingTable::SumDuplicates(const Cpu& cpu, Scratch* scratch, Gradients* 
   });
 }
 
+// Runs the body for all stretches, on several threads; those of tables with files when their rows are in memory.
+template <class Body>
+void EmbeddingTable::RunStretches(const Cpu& cpu, Scratch* scratch, const Gradients* gradients,
+                                  const Stretch* stretches, int64_t count, int64_t cost, const Body& body) {
+  auto has_file = [&](const Stretch& s) { return gradients[s.table].table->rows_.tier() != nullptr; };
+  if (std::none_of(stretches, stretches + count, has_file)) return ForTasks(cpu, count, cost, body);
+  for (int64_t first = 0, end; first < count; first = end) {  // table by table
+    const Gradients& of = gradients[stretches[first].table];
+    for (end = first; end < count && stretches[end].table == stretches[first].table;) ++end;
+    auto run = [&](int64_t begin, int64_t n) {
+      ForTasks(cpu, n, cost / count * n, [&](int64_t worker, int64_t s) { body(worker, begin + s); });
+    };
+    if (!has_file(stretches[first])) {
+      run(first, end - first);
+      continue;
+    }
+    static_assert(kRowsPerTask <= RowTier::kLeastFrames, "the rows of a stretch are in memory together");
+    uint32_t* rows = scratch->Get<uint32_t>(of.n);
+    for (int64_t i = 0; i < of.n; ++i) rows[i] = of.row_ids[i] < 0 ? HashTable::kNoRow : RowOf(of.row_ids[i]);
+    of.table->OrBreak([&] {
+      for (int64_t s = first, next; s < end; s = next) {
+        const int64_t begin = stretches[s].begin, most = of.table->rows_.tier()->most_rows_here();
+        for (next = s + 1; next < end && stretches[next].end - begin <= most;) ++next;
+        of.table->Bring(cpu, rows + begin, stretches[next - 1].end - begin, /*writes=*/true);
+        run(s, next - s);
+      }
+    });
+  }
+}
+
 void EmbeddingTable::ApplyGroup(const Cpu& cpu, Scratch* scratch, const UpdateRule& rule, const std::string& slot_set,
                                 Nonfinite nonfinite, const Gradients* gradients, int64_t num_tables) {
   Gradients* ready = scratch->Get<Gradients>(num_tables);
@@ -286,7 +319,7 @@ void EmbeddingTable::ApplyGroup(const Cpu& cpu, Scratch* scratch, const UpdateRu
   float* aside = checks ? scratch->Get<float>(MaxWorkers(cpu, count) * floats_aside) : nullptr;
   // Nothing from here on takes memory.
   for (int64_t t = 0; t < num_tables; ++t) sets[t]->SetRule(rule, std::move(sums[static_cast<size_t>(t)]));
-  ForTasks(cpu, count, cost, [&](int64_t worker, int64_t s) {
+  auto update = [&](int64_t worker, int64_t s) {
     const Stretch& stretch = stretches[s];
     const Gradients& g = ready[stretch.table];
     if (g.table->saved_.is_on()) {
@@ -301,7 +334,8 @@ void EmbeddingTable::ApplyGroup(const Cpu& cpu, Scratch* scratch, const UpdateRu
     }
     g.table->Update(g, stretch.begin, stretch.end, sets[stretch.table], nonfinite,
                     aside == nullptr ? nullptr : aside + worker * floats_aside);
-  });
+  };
+  RunStretches(cpu, scratch, ready, stretches, count, cost, update);
   if (rule.decays())
     for (int64_t t = 0; t < num_tables; ++t) sets[t]->Append();
 }
