@@ -12,7 +12,6 @@
 #include "row_kernels.h"
 #include "slot_set.h"
 #include "sok/error.h"
-#include "sok/file_error.h"
 #include "sok/host_memory.h"
 #include "sok/partition.h"
 #include "sort_by_row.h"
@@ -368,46 +367,6 @@ void EmbeddingTable::ReserveRemoval(const uint32_t* rows, int64_t n) {
   CopyAside(rows, n);
   if (snapshot_) ReserveMore(&snapshot_->orphans, static_cast<size_t>(n));
   if (config_.hashed) ReserveMore(&free_rows_, static_cast<size_t>(n));
-}
-
-int64_t EmbeddingTable::Bring(const Cpu& cpu, const uint32_t* rows, int64_t n, bool writes) const {
-  RowTier* tier = rows_.tier();
-  if (tier == nullptr) return n;
-  if (!broken_.empty()) throw FailedPrecondition(broken_);
-  tier->SetBeside(BytesBeside());
-  try {
-    return tier->Bring(cpu, rows, n, writes);
-  } catch (const RowTier::Unreadable& row) {
-    ThrowUnreadable(row);
-  }
-}
-
-void EmbeddingTable::ThrowUnreadable(const RowTier::Unreadable& row) const {
-  const std::string key = "the row of key " + KeyText(KeyOfRow(row.row)) + " of " + Label();
-  if (row.error != 0) throw FileError(row.error, "read " + key, row.file);
-  throw DamagedFile(
-      row.file + ": " + key +
-      " is damaged: it is not what was written there. Other rows can be used. Erase the key, or restore the "
-      "table from a checkpoint.");
-}
-
-void EmbeddingTable::CheckPeeks() const {
-  if (rows_.tier() == nullptr || !rows_.tier()->has_failed()) return;
-  try {
-    rows_.tier()->ThrowIfFailed();
-  } catch (const RowTier::Unreadable& row) {
-    ThrowUnreadable(row);
-  }
-}
-
-StorageCounts EmbeddingTable::storage_counts() const {
-  StorageCounts counts;
-  {
-    SharedLock lock(mutex_);
-    if (rows_.tier() != nullptr) counts = rows_.tier()->counts();
-  }
-  counts.memory_bytes = memory_bytes();
-  return counts;
 }
 
 int64_t EmbeddingTable::memory_bytes() const {

@@ -81,38 +81,6 @@ void EmbeddingTable::Locate(const uint32_t* rows, int64_t n, bool decays, const 
   }
 }
 
-void EmbeddingTable::SettleRows(const uint32_t* rows, int64_t n) const {
-  constexpr int64_t kStampAhead = 24, kRecordAhead = 8;
-  constexpr uint32_t kBusy = 0xFFFFFFFFu;  // a thread is at work on the row
-  const int64_t floats = rows_.floats();
-  for (const auto& set : sets_) {
-    if (!set->rule.decays()) continue;
-    const uint32_t calls = static_cast<uint32_t>(set->history.calls());
-    for (int64_t i = 0; i < n; ++i) {
-      if (i + kStampAhead < n && rows[i + kStampAhead] != kNoRow) __builtin_prefetch(set->Stamp(rows[i + kStampAhead]));
-      if (i + kRecordAhead < n && rows[i + kRecordAhead] != kNoRow &&
-          __atomic_load_n(set->Stamp(rows[i + kRecordAhead]), __ATOMIC_RELAXED) != calls) {
-        const float* record = rows_.Record(rows[i + kRecordAhead]);
-        for (int64_t at = 0; at < floats; at += 16) __builtin_prefetch(record + at, 1);
-      }
-      if (rows[i] == kNoRow) continue;
-      uint32_t* stamp = set->Stamp(rows[i]);
-      uint32_t seen = __atomic_load_n(stamp, __ATOMIC_ACQUIRE);
-      while (seen != calls) {
-        if (seen == kBusy ||
-            !__atomic_compare_exchange_n(stamp, &seen, kBusy, false, __ATOMIC_ACQUIRE, __ATOMIC_ACQUIRE)) {
-          seen = __atomic_load_n(stamp, __ATOMIC_ACQUIRE);
-          continue;
-        }
-        float* record = const_cast<float*>(rows_.Record(rows[i]));
-        set->SettleFrom(seen, config_.dim, record, record + set->offset);
-        __atomic_store_n(stamp, calls, __ATOMIC_RELEASE);
-        break;
-      }
-    }
-  }
-}
-
 bool EmbeddingTable::KeysAreRowIds(const Feature& feature) const {
   return feature.keys_are_row_ids != nullptr && feature.row_splits != nullptr && feature.weights == nullptr &&
          !config_.hashed && rows_.tier() == nullptr && config_.world_size == 1 && num_rows_ == config_.capacity &&

@@ -85,6 +85,7 @@ void EmbeddingTable::MakeHistory() {
   config.capacity = is_filter ? int64_t{1} << kBucketBits : kMaxCandidates;
   config.is_unsigned = config.is_unsigned || is_filter;
   config.policies = Policies();
+  config.storage = StorageConfig();
   config.initializer = Initializer();
   config.initializer.kind = InitKind::kConstant;
   config.initializer.a = 0.0f;

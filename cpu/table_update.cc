@@ -20,6 +20,7 @@ namespace {
 
 constexpr int64_t kRowsPerTask = 2048;
 constexpr int64_t kRowCycles = 60;
+constexpr uint32_t kNoRow = HashTable::kNoRow;
 
 }  // namespace
 
@@ -40,6 +41,38 @@ void EmbeddingTable::CheckSet(const UpdateRule& rule, const std::string& slot_se
   if (set == nullptr || set->rule.rule == rule.rule) return;
   throw InvalidArgument(Label() + ": slot set '" + slot_set +
                         "' belongs to another rule. Give each optimizer its own name.");
+}
+
+void EmbeddingTable::SettleRows(const uint32_t* rows, int64_t n) const {
+  constexpr int64_t kStampAhead = 24, kRecordAhead = 8;
+  constexpr uint32_t kBusy = 0xFFFFFFFFu;  // a thread is at work on the row
+  const int64_t floats = rows_.floats();
+  for (const auto& set : sets_) {
+    if (!set->rule.decays()) continue;
+    const uint32_t calls = static_cast<uint32_t>(set->history.calls());
+    for (int64_t i = 0; i < n; ++i) {
+      if (i + kStampAhead < n && rows[i + kStampAhead] != kNoRow) __builtin_prefetch(set->Stamp(rows[i + kStampAhead]));
+      if (i + kRecordAhead < n && rows[i + kRecordAhead] != kNoRow &&
+          __atomic_load_n(set->Stamp(rows[i + kRecordAhead]), __ATOMIC_RELAXED) != calls) {
+        const float* record = rows_.Record(rows[i + kRecordAhead]);
+        for (int64_t at = 0; at < floats; at += 16) __builtin_prefetch(record + at, 1);
+      }
+      if (rows[i] == kNoRow) continue;
+      uint32_t* stamp = set->Stamp(rows[i]);
+      uint32_t seen = __atomic_load_n(stamp, __ATOMIC_ACQUIRE);
+      while (seen != calls) {
+        if (seen == kBusy ||
+            !__atomic_compare_exchange_n(stamp, &seen, kBusy, false, __ATOMIC_ACQUIRE, __ATOMIC_ACQUIRE)) {
+          seen = __atomic_load_n(stamp, __ATOMIC_ACQUIRE);
+          continue;
+        }
+        float* record = const_cast<float*>(rows_.Record(rows[i]));
+        set->SettleFrom(seen, config_.dim, record, record + set->offset);
+        __atomic_store_n(stamp, calls, __ATOMIC_RELEASE);
+        break;
+      }
+    }
+  }
 }
 
 void EmbeddingTable::SettleBefore(const Cpu& cpu, const SlotSet& set, const UpdateRule& next) const {
@@ -240,7 +273,7 @@ void EmbeddingTable::RunStretches(const Cpu& cpu, Scratch* scratch, const Gradie
     }
     static_assert(kRowsPerTask <= RowTier::kLeastFrames, "the rows of a stretch are in memory together");
     uint32_t* rows = scratch->Get<uint32_t>(of.n);
-    for (int64_t i = 0; i < of.n; ++i) rows[i] = of.row_ids[i] < 0 ? HashTable::kNoRow : RowOf(of.row_ids[i]);
+    for (int64_t i = 0; i < of.n; ++i) rows[i] = of.row_ids[i] < 0 ? kNoRow : RowOf(of.row_ids[i]);
     of.table->OrBreak([&] {
       for (int64_t s = first, next; s < end; s = next) {
         const int64_t begin = stretches[s].begin, most = of.table->rows_.tier()->most_rows_here();
@@ -329,7 +362,7 @@ void EmbeddingTable::ApplyGroup(const Cpu& cpu, Scratch* scratch, const UpdateRu
     if (g.table->snapshot_) {
       uint32_t rows[kRowsPerTask];
       for (int64_t i = stretch.begin; i < stretch.end; ++i)
-        rows[i - stretch.begin] = g.row_ids[i] < 0 ? HashTable::kNoRow : RowOf(g.row_ids[i]);
+        rows[i - stretch.begin] = g.row_ids[i] < 0 ? kNoRow : RowOf(g.row_ids[i]);
       g.table->CopyAside(rows, stretch.end - stretch.begin);
     }
     g.table->Update(g, stretch.begin, stretch.end, sets[stretch.table], nonfinite,
