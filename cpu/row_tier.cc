@@ -172,7 +172,7 @@ int64_t RowTier::Bring(const Cpu& cpu, const uint32_t* rows, int64_t n, bool wri
   for (int64_t i = 0; i < n; ++i) {
     if (i + kPlacesAhead < n && rows[i + kPlacesAhead] != kNoRow) __builtin_prefetch(places_ + rows[i + kPlacesAhead]);
     if (i + kFramesAhead < n && rows[i + kFramesAhead] != kNoRow)
-      __builtin_prefetch(FrameOf(places_[rows[i + kFramesAhead]]), 1);
+      __builtin_prefetch(reinterpret_cast<const void*>(Word(rows[i + kFramesAhead]) - sizeof(Frame)), 1);
     const uint32_t row = rows[i];
     if (row == kNoRow) continue;
     const uintptr_t word = Word(row);
