@@ -1,6 +1,7 @@
 #include "sok/row_tier.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -9,6 +10,14 @@
 
 namespace sok {
 namespace {
+
+constexpr int64_t kLeastFrames = 2048;  // fewer would make calls wait for reads again and again
+
+// Tests of small tables want few.
+int64_t LeastFramesWished() {
+  const char* wish = std::getenv("SOK_STORAGE_LEAST_FRAMES");
+  return wish == nullptr ? kLeastFrames : std::max<int64_t>(1, std::atoll(wish));
+}
 
 int64_t FrameBytes(int64_t floats) { return 16 + (floats * static_cast<int64_t>(sizeof(float)) + 15) / 16 * 16; }
 
@@ -21,6 +30,7 @@ RowTier::RowTier(const StorageConfig& config, std::string label, const std::stri
       name_(file_name),
       floats_(floats),
       max_rows_(max_rows),
+      least_frames_(LeastFramesWished()),
       frame_bytes_(FrameBytes(floats)) {
   static_assert(sizeof(Frame) == 16, "records begin at multiples of 16 bytes");
   if (Needs(floats) > config.memory_bytes) {
