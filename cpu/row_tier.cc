@@ -263,11 +263,34 @@ const float* RowTier::Peek(int64_t row) const {
   RowLog::Wanted wanted = {static_cast<uint32_t>(row), static_cast<uint32_t>(word >> kSlotShift), record.data(), false,
                            0};
   log_->ReadOne(&wanted);
-  if (wanted.error == 0 && !wanted.is_damaged) return record.data();
-  const std::lock_guard<std::mutex> lock(failure_mutex_);
-  if (!has_failed_) failure_ = wanted;
-  __atomic_store_n(&has_failed_, true, __ATOMIC_RELEASE);
+  if (wanted.error != 0 || wanted.is_damaged) NoteFailure(wanted);
   return record.data();
+}
+
+void RowTier::NoteFailure(const RowLog::Wanted& failed) const {
+  const std::lock_guard<std::mutex> lock(failure_mutex_);
+  if (!has_failed_) failure_ = failed;
+  __atomic_store_n(&has_failed_, true, __ATOMIC_RELEASE);
+}
+
+void RowTier::PeekAll(const Cpu& cpu, const uint32_t* rows, int64_t n, std::vector<float>* aside,
+                      const float** records) const {
+  std::vector<RowLog::Wanted> wanted;
+  int64_t count = 0;
+  for (int64_t i = 0; i < n; ++i) count += (Word(rows[i]) & kTags) != 0;
+  aside->assign(static_cast<size_t>(count * floats_), 0.0f);
+  wanted.reserve(static_cast<size_t>(count));
+  float* to = aside->data();
+  for (int64_t i = 0; i < n; ++i) {
+    const uintptr_t word = Word(rows[i]);
+    records[i] = (word & kTags) == 0 ? places_[rows[i]] : to;
+    if ((word & kTags) == 0) continue;
+    if ((word & kInFile) != 0) wanted.push_back({rows[i], static_cast<uint32_t>(word >> kSlotShift), to, false, 0});
+    to += floats_;
+  }
+  log_->Read(cpu, &wanted);
+  for (const RowLog::Wanted& read : wanted)
+    if (read.error != 0 || read.is_damaged) NoteFailure(read);
 }
 
 void RowTier::ThrowIfFailed() const {

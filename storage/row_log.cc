@@ -15,6 +15,7 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <random>
 
 #include "sok/crc32c.h"
@@ -356,6 +357,7 @@ void RowLog::Read(const Cpu& cpu, std::vector<Wanted>* all) const {
   struct Part {
     size_t begin, end;  // of `order`
   };
+  const std::lock_guard<std::mutex> lock(ring_mutex_);
   std::vector<Part> parts(ring_->depth());
   if (!ring_buffer_) ring_buffer_ = std::make_unique<Buffer>(static_cast<int64_t>(ring_->depth()) * block_bytes_);
   char* const buffers = ring_buffer_->get();
@@ -375,7 +377,7 @@ void RowLog::Read(const Cpu& cpu, std::vector<Wanted>* all) const {
         return true;
       },
       [&](unsigned tag, int result) {
-        read_bytes_ += block_bytes_;
+        __atomic_fetch_add(&read_bytes_, block_bytes_, __ATOMIC_RELAXED);
         for (size_t i = parts[tag].begin; i < parts[tag].end; ++i) {
           Wanted& one = wanted[order[i]];
           if (result != static_cast<int>(block_bytes_)) {  // an error, or only a part: once more, alone

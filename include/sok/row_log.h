@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -52,7 +53,7 @@ class RowLog {
     bool is_damaged;  // what was read is not what was written
     int error;        // of the system, or 0
   };
-  // Reads records, many at a time; what went wrong is said with each.
+  // Reads records, many at a time; what went wrong is said with each. Of several threads one has its reads in flight.
   void Read(const Cpu& cpu, std::vector<Wanted>* wanted) const;
   void ReadOne(Wanted* wanted) const;
 
@@ -103,6 +104,7 @@ class RowLog {
   std::unique_ptr<Buffer> open_buffer_, clean_buffer_;
   mutable std::unique_ptr<Buffer> ring_buffer_;
   std::unique_ptr<ReadRing> ring_;
+  mutable std::mutex ring_mutex_;  // also of its buffer
   mutable int64_t read_bytes_ = 0;
   int64_t written_bytes_ = 0;
 };
