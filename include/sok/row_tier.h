@@ -100,6 +100,8 @@ class RowTier final : private RowLog::Owner {
   int64_t LeastFrames() const { return least_frames_ < max_rows_ ? least_frames_ : max_rows_; }
   int64_t Needs(int64_t floats) const;  // of the budget, with records of so many
   void Fit();                           // gives up frames above MostFrames
+  int64_t OwnBytes() const;             // of buffers
+  void BringWishes(const Cpu& cpu, size_t begin, size_t end, bool writes);
   void NoteFailure(const RowLog::Wanted& failed) const;
   // Makes frames free until there are `n`. All rows of the present wave and these together find room.
   void MakeRoom(int64_t n);
