@@ -123,6 +123,8 @@ def disturbed(folder: Path, seed: int, kills: int, pause: float, deadline: float
             stdout=output,
             stderr=output,
             start_new_session=True,
+            # Gloo waits so long for a worker that starts, and then ends those who wait. Its own 30 s may be few.
+            env={"HOROVOD_GLOO_TIMEOUT_SECONDS": "600", **os.environ},
         )
         try:
             left = ["kill"] * kills + ["add"] * kills

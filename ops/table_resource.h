@@ -54,7 +54,8 @@ class TableResource : public tensorflow::ResourceBase {
   // Throws FailedPrecondition after Leave.
   void CheckIsHere() const {
     if (!is_moved_) return;
-    throw FailedPrecondition(moved_ + " has another placement now. A function that was traced before must be made anew: call " +
+    throw FailedPrecondition(moved_ +
+                             " has another placement now. A function that was traced before must be made anew: call " +
                              "tf.function again, or compile the model again.");
   }
 
