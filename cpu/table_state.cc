@@ -154,7 +154,13 @@ int64_t EmbeddingTable::Restore(const Cpu& cpu, Scratch* scratch, const std::vec
   const bool are_whole = columns.n == config_.dim && columns.dim == config_.dim;
   const bool all_new = num_missing == count && are_whole;
   InsertMissing(cpu, scratch, mine, missing, num_missing, rows, /*fresh=*/!all_new);
-  MarkChanged(rows, count);
+  if (values.changed == nullptr) {
+    MarkChanged(rows, count);
+  } else {
+    for (int64_t k = 0; saved_.is_on() && k < num_missing; ++k) saved_.Unmark(rows[missing[k]]);  // as they were made
+    for (int64_t i = 0; i < count; ++i)
+      if (values.changed[source[i]]) MarkChanged(rows + i, 1);
+  }
   CopyAside(rows, count);
   const int64_t num_new = num_rows_ - rows_before, dim = config_.dim;
   auto store = [&](int64_t begin, int64_t end) {
