@@ -10,7 +10,6 @@
 namespace sok {
 namespace {
 
-constexpr int64_t kCopyCycles = 150;  // per row: cache misses
 constexpr uint32_t kNoRow = HashTable::kNoRow;
 
 }  // namespace
@@ -25,8 +24,8 @@ void EmbeddingTable::ReadKeys(const Cpu& cpu, const uint64_t* keys, int64_t n, c
     rows[static_cast<size_t>(i)] = {row, keys[i]};
     changed[i] = saved_.IsSaved(row);
   }
-  cpu.executor.For(n, kCopyCycles + rows_.floats(),
-                   [&](int64_t begin, int64_t end) { CopyOut(rows.data() + begin, end - begin, target, begin); });
+  Records records;
+  CopyAllOut(cpu, rows.data(), n, target, &records);
 }
 
 std::vector<uint64_t> EmbeddingTable::SavedErased() const {

@@ -69,6 +69,17 @@ void EmbeddingTable::CopyOut(const std::pair<uint32_t, uint64_t>* rows, const fl
   }
 }
 
+void EmbeddingTable::CopyAllOut(const Cpu& cpu, const std::pair<uint32_t, uint64_t>* rows, int64_t n,
+                                const RowTarget& target, Records* records) const {
+  records->rows.clear();
+  for (int64_t i = 0; rows_.tier() != nullptr && i < n; ++i) records->rows.push_back(rows[i].first);
+  const float* const* all = PeekAll(cpu, records);
+  cpu.executor.For(n, kCopyCycles + rows_.floats(), [&](int64_t begin, int64_t end) {
+    CopyOut(rows + begin, all == nullptr ? nullptr : all + begin, end - begin, target, begin);
+  });
+  CheckPeeks();
+}
+
 void EmbeddingTable::ReadAll(const Cpu& cpu, RowSink* sink) const {
   SharedLock lock(mutex_);
   ReadRows(cpu, sink, /*changes=*/false);
@@ -90,13 +101,7 @@ void EmbeddingTable::ReadRows(const Cpu& cpu, RowSink* sink, bool changes) const
     if (batch.empty()) return;
     const int64_t n = static_cast<int64_t>(batch.size());
     const RowTarget target = sink->Allocate(n);
-    records.rows.clear();
-    for (const auto& [row, key] : batch) records.rows.push_back(row);
-    const float* const* all = PeekAll(cpu, &records);
-    cpu.executor.For(n, kCopyCycles + rows_.floats(), [&](int64_t begin, int64_t end) {
-      CopyOut(batch.data() + begin, all == nullptr ? nullptr : all + begin, end - begin, target, begin);
-    });
-    CheckPeeks();
+    CopyAllOut(cpu, batch.data(), n, target, &records);
     sink->Commit();
     batch.clear();
   };

@@ -331,6 +331,8 @@ class EmbeddingTable final : public TableStore {
   void CopySnapshotRows(const Cpu& cpu, const std::vector<uint32_t>& rows, const std::vector<uint32_t>& copies,
                         const RowTarget& target) const;
   // records: see PeekAll.
+  void CopyAllOut(const Cpu& cpu, const std::pair<uint32_t, uint64_t>* rows, int64_t n, const RowTarget& target,
+                  Records* records) const;
   void CopyOut(const std::pair<uint32_t, uint64_t>* rows, const float* const* records, int64_t n,
                const RowTarget& target, int64_t begin) const;
 
