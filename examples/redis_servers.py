@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -145,3 +146,39 @@ def free_port() -> int:
             port = one.getsockname()[1]
         if port < 55000:
             return port
+
+
+class Link:
+    """A port that leads to a server's, and can be closed: connections break, and new ones are refused."""
+
+    def __init__(self, server: Server) -> None:
+        self.port, self._server = free_port(), server
+        self.address = f"127.0.0.1:{self.port}"
+        self.open()
+
+    def open(self) -> None:
+        self._listening = socket.create_server(("127.0.0.1", self.port))
+        self._open: list[socket.socket] = [self._listening]
+        threading.Thread(target=self._accept, args=(self._listening, self._open), daemon=True).start()
+
+    def close(self) -> None:
+        for one in list(self._open):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+    def _accept(self, listening: socket.socket, opened: list[socket.socket]) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                here = listening.accept()[0]
+                there = socket.create_connection(("127.0.0.1", self._server.port))
+                opened += [here, there]
+                for one, other in ((here, there), (there, here)):
+                    threading.Thread(target=_pass_on, args=(one, other), daemon=True).start()
+
+
+def _pass_on(one: socket.socket, other: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := one.recv(1 << 16):
+            other.sendall(data)
+        other.shutdown(socket.SHUT_RDWR)

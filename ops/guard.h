@@ -52,8 +52,6 @@ void Guard(Context* ctx, Body&& body) {
     status = absl::ResourceExhaustedError(e.what());
   } catch (const FailedPrecondition& e) {
     status = absl::FailedPreconditionError(e.what());
-  } catch (const Unavailable& e) {
-    status = absl::UnavailableError(e.what());
   } catch (const DeadlineExceeded& e) {
     status = absl::DeadlineExceededError(e.what());
   } catch (const DamagedFile& e) {

@@ -8,8 +8,9 @@ std::shared_ptr<const ServingTable> OpenServingTable(const std::string& path) {
   auto opened = std::make_shared<const ServingTable>(path);
   if (!opened->is_remote()) return opened;
   throw FailedPrecondition(
-      path + ": the rows of this table lie in Redis, which this libsok_serving.so cannot read: it was built without "
-             "hiredis. Install it (Debian, Ubuntu: apt-get install libhiredis-dev) and build again.");
+      path +
+      ": the rows of this table lie in Redis, which this libsok_serving.so cannot read: it was built without "
+      "hiredis. Install it (Debian, Ubuntu: apt-get install libhiredis-dev) and build again.");
 }
 
 void LookupRemote(const Cpu&, Scratch*, const std::vector<ServingAsk>&) {}

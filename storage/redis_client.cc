@@ -18,10 +18,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr size_t kIdleConnections = 16;        // of each node; more are made when needed, and closed again
-constexpr milliseconds kPause{10};             // before what was refused is tried again
-constexpr milliseconds kTopologyAge{100};      // it is read no more often
-constexpr milliseconds kAvoided{1000};         // a node that did not answer, while there are others; then twice as long
+constexpr size_t kIdleConnections = 16;    // of each node; more are made when needed, and closed again
+constexpr milliseconds kPause{10};         // before what was refused is tried again
+constexpr milliseconds kTopologyAge{100};  // it is read no more often
+constexpr milliseconds kAvoided{1000};     // a node that did not answer, while there are others; then twice as long
 constexpr int kMaxDoublings = 4;
 
 bool StartsWith(std::string_view text, std::string_view with) { return text.substr(0, with.size()) == with; }
@@ -111,12 +111,13 @@ void RedisClient::Run(std::vector<RedisRead>* reads, int timeout_ms) {
   std::vector<Pending> pending(reads->size());
   std::string why;
   for (int round = 0;; ++round) {
-    const std::shared_ptr<const Topology> topology = CurrentTopology(deadline);
+    const std::shared_ptr<const Topology> topology = CurrentTopology(deadline, &why);
     std::map<std::string, std::vector<size_t>> of_node;
     bool is_left = false, is_advancing = false;
     for (size_t i = 0; i < reads->size(); ++i) {
       if (pending[i].done) continue;
       is_left = true;
+      if (topology == nullptr) break;
       const std::string address = Target(*topology, (*reads)[i], pending[i], round);
       if (address.empty()) why = "slot " + std::to_string((*reads)[i].slot) + " of the cluster is served by no node";
       if (!address.empty()) of_node[address].push_back(i);
@@ -128,44 +129,16 @@ void RedisClient::Run(std::vector<RedisRead>* reads, int timeout_ms) {
                              (why.empty() ? "" : "; last: " + why) + ".");
     }
     std::vector<std::unique_ptr<Job>> jobs;
-    for (const auto& [address, asked] : of_node) {
-      auto job = std::make_unique<Job>();
-      job->address = address;
-      jobs.push_back(std::move(job));
-      Job& last = *jobs.back();
-      try {
-        last.connection = Lease(address, topology->is_cluster);
-        if (!last.connection->was_used()) {
-          if (!options_.password.empty()) {
-            std::vector<std::string_view> command = {"AUTH"};
-            if (!options_.username.empty()) command.push_back(options_.username);
-            command.push_back(options_.password);
-            last.Queue(command, Job::kMustBeFine);
-          }
-          const std::string database = std::to_string(options_.database);
-          if (options_.database != 0) last.Queue({"SELECT", database}, Job::kMustBeFine);
-          if (topology->is_cluster) last.Queue({"READONLY"}, Job::kAny);
-        }
-        for (const size_t i : asked) {
-          if (pending[i].is_asking) last.Queue({"ASKING"}, Job::kAny);
-          std::vector<std::string_view> command = {"HMGET", (*reads)[i].key};
-          command.insert(command.end(), (*reads)[i].fields.begin(), (*reads)[i].fields.end());
-          last.Queue(command, static_cast<int64_t>(i));
-        }
-      } catch (const ConnectionError& e) {
-        last.failed = e.what();
-      }
-    }
+    for (const auto& [address, asked] : of_node) jobs.push_back(Ask(*topology, address, asked, *reads, pending));
     // Where somebody else could answer, half of the time is for them.
-    const Time half = topology->has_replicas && round < 3 ? now + (deadline - now) / 2 : deadline;
-    Drive(&jobs, half);
-    for (auto& job : jobs) {
-      for (auto& [who, reply] : job->answers) {
-        const bool is_error = reply->type == REDIS_REPLY_ERROR;
-        if (who == Job::kMustBeFine && is_error) Refuse(job->address, TextOf(*reply));
+    const bool has_others = topology != nullptr && topology->has_replicas && round < 3;
+    Drive(&jobs, has_others ? now + (deadline - now) / 2 : deadline);
+    for (const auto& job : jobs) {
+      for (const auto& [who, reply] : job->answers) {
+        if (who == Job::kMustBeFine && reply->type == REDIS_REPLY_ERROR) Refuse(job->address, TextOf(*reply));
         if (who < 0) continue;
         const auto i = static_cast<size_t>(who);
-        is_advancing |= TakeAnswer(*topology, job.get(), i, reply, &(*reads)[i], &pending[i], &why);
+        is_advancing |= TakeAnswer(*topology, job->address, reply, &(*reads)[i], &pending[i], &why);
       }
     }
     Settle(&jobs, &why);
@@ -173,60 +146,91 @@ void RedisClient::Run(std::vector<RedisRead>* reads, int timeout_ms) {
   }
 }
 
+void RedisClient::QueueCredentials(Job* job) const {
+  if (options_.password.empty()) return;
+  std::vector<std::string_view> command = {"AUTH"};
+  if (!options_.username.empty()) command.push_back(options_.username);
+  command.push_back(options_.password);
+  job->Queue(command, Job::kMustBeFine);
+}
+
+// A job with all that one node is asked.
+std::unique_ptr<RedisClient::Job> RedisClient::Ask(const Topology& topology, const std::string& address,
+                                                   const std::vector<size_t>& asked,
+                                                   const std::vector<RedisRead>& reads,
+                                                   const std::vector<Pending>& pending) {
+  auto job = std::make_unique<Job>();
+  job->address = address;
+  try {
+    job->connection = Lease(address);
+    if (!job->connection->was_used()) {
+      QueueCredentials(job.get());
+      const std::string database = std::to_string(options_.database);
+      if (options_.database != 0) job->Queue({"SELECT", database}, Job::kMustBeFine);
+      if (topology.is_cluster) job->Queue({"READONLY"}, Job::kAny);
+    }
+    for (const size_t i : asked) {
+      if (pending[i].is_asking) job->Queue({"ASKING"}, Job::kAny);
+      std::vector<std::string_view> command = {"HMGET", reads[i].key};
+      command.insert(command.end(), reads[i].fields.begin(), reads[i].fields.end());
+      job->Queue(command, static_cast<int64_t>(i));
+    }
+  } catch (const ConnectionError& e) {
+    job->failed = e.what();
+  }
+  return job;
+}
+
 // Whether the read is answered, or is to be sent elsewhere at once.
-bool RedisClient::TakeAnswer(const Topology& topology, Job* job, size_t, std::shared_ptr<void> reply, RedisRead* read,
-                             Pending* pending, std::string* why) {
-  const auto& answer = *static_cast<redisReply*>(reply.get());
+bool RedisClient::TakeAnswer(const Topology& topology, const std::string& address, const std::shared_ptr<void>& reply,
+                             RedisRead* read, Pending* pending, std::string* why) {
+  const auto& answer = *static_cast<const redisReply*>(reply.get());
   const bool was_asking = std::exchange(pending->is_asking, false);
   pending->moved_to.clear();
-  if (answer.type == REDIS_REPLY_ERROR) {
-    const std::string_view error = TextOf(answer);
-    if (!IsPassing(error)) {
-      if (StartsWith(error, "WRONGTYPE")) throw DamagedFile("Redis at " + job->address + ": key " + read->key + " is no hash");
-      Refuse(job->address, error);
-    }
-    *why = job->address + " says " + std::string(error);
-    if (StartsWith(error, "MOVED ") || StartsWith(error, "ASK ")) {
-      pending->moved_to = AddressIn(error, job->address);
-      pending->is_asking = error[0] == 'A';
-      if (!pending->is_asking) {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        is_stale_ = true;
-      }
-      // ASK leads on at once; so does the first MOVED, but two nodes that name one another must not spin.
-      return pending->is_asking && !was_asking;
-    }
-    const std::lock_guard<std::mutex> lock(mutex_);
-    is_stale_ = true;
-    Health& health = health_[job->address];
-    health.until = Clock::now() + kAvoided;
-    return false;
-  }
-  if (answer.type != REDIS_REPLY_ARRAY || answer.elements != read->fields.size()) {
-    throw DamagedFile("Redis at " + job->address + ": HMGET of " + read->key + " answered something else");
-  }
+  if (answer.type == REDIS_REPLY_ERROR) return TakeError(address, TextOf(answer), was_asking, *read, pending, why);
+  const bool is_right = answer.type == REDIS_REPLY_ARRAY && answer.elements == read->fields.size() &&
+                        std::all_of(answer.element, answer.element + answer.elements, [](const redisReply* value) {
+                          return value->type == REDIS_REPLY_STRING || value->type == REDIS_REPLY_NIL;
+                        });
+  if (!is_right) throw DamagedFile("Redis at " + address + ": HMGET of " + read->key + " answered something else");
   const auto& nodes = topology.Nodes(read->slot);
-  const bool is_absent = answer.elements > 0 && answer.element[0]->type == REDIS_REPLY_NIL;
-  const bool is_primary = topology.is_cluster && !nodes.empty() && nodes[0] == job->address;
-  if (is_absent && !is_primary && nodes.size() > 1) {
-    if (std::find(pending->absent.begin(), pending->absent.end(), job->address) == pending->absent.end())
-      pending->absent.push_back(job->address);
-    const bool has_others = std::any_of(nodes.begin(), nodes.end(), [&](const std::string& node) {
-      return std::find(pending->absent.begin(), pending->absent.end(), node) == pending->absent.end();
-    });
-    *why = job->address + " does not have " + read->key;
-    if (has_others) return true;
+  const bool is_primary = topology.is_cluster && !nodes.empty() && nodes[0] == address;
+  if (answer.element[0]->type == REDIS_REPLY_NIL && !is_primary && nodes.size() > 1) {
+    auto& absent = pending->absent;
+    const auto is_absent = [&](const std::string& node) {
+      return std::find(absent.begin(), absent.end(), node) != absent.end();
+    };
+    if (!is_absent(address)) absent.push_back(address);
+    *why = address + " does not have " + read->key;
+    if (!std::all_of(nodes.begin(), nodes.end(), is_absent)) return true;
   }
   read->values.assign(answer.elements, std::string_view());
-  for (size_t f = 0; f < answer.elements; ++f) {
-    const redisReply& value = *answer.element[f];
-    if (value.type == REDIS_REPLY_STRING) read->values[f] = TextOf(value);
-    if (value.type != REDIS_REPLY_STRING && value.type != REDIS_REPLY_NIL)
-      throw DamagedFile("Redis at " + job->address + ": HMGET of " + read->key + " answered something else");
-  }
-  read->owner = std::move(reply);
+  for (size_t f = 0; f < answer.elements; ++f)
+    if (answer.element[f]->type == REDIS_REPLY_STRING) read->values[f] = TextOf(*answer.element[f]);
+  read->owner = reply;
   pending->done = true;
   return true;
+}
+
+// The same of an error. ASK leads on at once; MOVED after a pause, since two nodes that name one another must not spin.
+bool RedisClient::TakeError(const std::string& address, std::string_view error, bool was_asking, const RedisRead& read,
+                            Pending* pending, std::string* why) {
+  if (StartsWith(error, "WRONGTYPE")) throw DamagedFile("Redis at " + address + ": key " + read.key + " is no hash");
+  if (!IsPassing(error)) Refuse(address, error);
+  *why = address + " says " + std::string(error);
+  if (StartsWith(error, "ASK ")) {
+    pending->moved_to = AddressIn(error, address);
+    pending->is_asking = true;
+    return !was_asking;
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  is_stale_ = true;
+  if (StartsWith(error, "MOVED ")) {
+    pending->moved_to = AddressIn(error, address);
+  } else {
+    health_[address].until = Clock::now() + kAvoided;
+  }
+  return false;
 }
 
 // Keeps connections that have answered all, and remembers nodes that have not.
@@ -302,7 +306,7 @@ std::string RedisClient::Target(const Topology& topology, const RedisRead& read,
   return *nodes[static_cast<size_t>(round) % nodes.size()];
 }
 
-std::unique_ptr<RedisConnection> RedisClient::Lease(const std::string& address, bool) {
+std::unique_ptr<RedisConnection> RedisClient::Lease(const std::string& address) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     auto& idle = idle_[address];
@@ -324,21 +328,22 @@ void RedisClient::GiveBack(const std::string& address, std::unique_ptr<RedisConn
   if (idle.size() < kIdleConnections) idle.push_back(std::move(connection));
 }
 
-std::shared_ptr<const RedisClient::Topology> RedisClient::CurrentTopology(Time deadline) {
+std::shared_ptr<const RedisClient::Topology> RedisClient::CurrentTopology(Time deadline, std::string* why) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const bool is_due = topology_ == nullptr || (topology_->is_cluster && is_stale_ && Clock::now() - read_at_ > kTopologyAge);
+    const bool is_due =
+        topology_ == nullptr || (topology_->is_cluster && is_stale_ && Clock::now() - read_at_ > kTopologyAge);
     if (!is_due) return topology_;
     read_at_ = Clock::now();  // so that others go on with the old one meanwhile
   }
-  std::string why;
-  std::shared_ptr<const Topology> read = ReadTopology(deadline, &why);
+  std::string said;
+  std::shared_ptr<const Topology> read = ReadTopology(deadline, &said);
   const std::lock_guard<std::mutex> lock(mutex_);
   if (read != nullptr) {
     topology_ = read;
     is_stale_ = false;
   }
-  if (topology_ == nullptr) throw Unavailable("no Redis server can be reached: " + why + ".");
+  if (read == nullptr) *why = said;
   return topology_;
 }
 
@@ -379,12 +384,7 @@ std::shared_ptr<const RedisClient::Topology> RedisClient::TopologyOf(const std::
   Job& job = *jobs[0];
   job.address = address;
   job.connection = std::make_unique<RedisConnection>(address);
-  if (!options_.password.empty()) {
-    std::vector<std::string_view> command = {"AUTH"};
-    if (!options_.username.empty()) command.push_back(options_.username);
-    command.push_back(options_.password);
-    job.Queue(command, Job::kMustBeFine);
-  }
+  QueueCredentials(&job);
   job.Queue({"CLUSTER", "SLOTS"}, 0);
   Drive(&jobs, until);
   if (!job.failed.empty()) throw ConnectionError(job.failed);
@@ -395,7 +395,8 @@ std::shared_ptr<const RedisClient::Topology> RedisClient::TopologyOf(const std::
   if (answer.type == REDIS_REPLY_ERROR) {
     const std::string_view error = TextOf(answer);
     if (IsPassing(error)) throw ConnectionError(std::string(error));
-    if (StartsWith(error, "NOAUTH") || StartsWith(error, "WRONGPASS") || StartsWith(error, "NOPERM")) Refuse(address, error);
+    if (StartsWith(error, "NOAUTH") || StartsWith(error, "WRONGPASS") || StartsWith(error, "NOPERM"))
+      Refuse(address, error);
     topology->of_slot = {options_.addresses};  // "This instance has cluster support disabled"
     topology->has_replicas = options_.addresses.size() > 1;
     return topology;
@@ -404,7 +405,8 @@ std::shared_ptr<const RedisClient::Topology> RedisClient::TopologyOf(const std::
   topology->of_slot.resize(kRedisSlots);
   for (size_t r = 0; answer.type == REDIS_REPLY_ARRAY && r < answer.elements; ++r) {
     const redisReply& range = *answer.element[r];  // [first, last, [host, port, ...] of the primary and each replica]
-    if (range.type != REDIS_REPLY_ARRAY || range.elements < 3) throw ConnectionError("CLUSTER SLOTS answered something else");
+    if (range.type != REDIS_REPLY_ARRAY || range.elements < 3)
+      throw ConnectionError("CLUSTER SLOTS answered something else");
     std::vector<std::string> nodes;
     for (size_t n = 2; n < range.elements; ++n) {
       const redisReply& node = *range.element[n];
@@ -415,7 +417,8 @@ std::shared_ptr<const RedisClient::Topology> RedisClient::TopologyOf(const std::
       nodes.push_back(host + ":" + port);
     }
     topology->has_replicas |= nodes.size() > 1;
-    for (int64_t s = std::max<int64_t>(0, range.element[0]->integer); s <= std::min<int64_t>(kRedisSlots - 1, range.element[1]->integer); ++s)
+    for (int64_t s = std::max<int64_t>(0, range.element[0]->integer);
+         s <= std::min<int64_t>(kRedisSlots - 1, range.element[1]->integer); ++s)
       topology->of_slot[static_cast<size_t>(s)] = nodes;
   }
   return topology;

@@ -70,13 +70,15 @@ class RedisTable final : public ServingTable {
     const auto words = WordsOf(source());
     const auto text = [&](const char* word) {
       const auto found = words.find(word);
-      if (found == words.end()) throw DamagedFile(path + ": says that rows lie elsewhere, and not where ('" + word + "')");
+      if (found == words.end())
+        throw DamagedFile(path + ": says that rows lie elsewhere, and not where ('" + word + "')");
       return found->second;
     };
     const auto number = [&](const char* word) {
       const std::string value = text(word);
       const int64_t n = value.size() < 18 ? std::strtoll(value.c_str(), nullptr, 10) : -1;
-      if (n < 0 || std::to_string(n) != value) throw DamagedFile(path + ": '" + word + " " + value + "' makes no sense");
+      if (n < 0 || std::to_string(n) != value)
+        throw DamagedFile(path + ": '" + word + " " + value + "' makes no sense");
       return n;
     };
     RedisOptions options;
@@ -143,7 +145,8 @@ class RedisTable final : public ServingTable {
     }
     uint32_t crc;
     std::memcpy(&crc, value.data() + size, 4);
-    if (crc != Crc32c(value.data(), size, Crc32c(&key, 8, identity_crc_))) Damaged(b, key, "does not have its checksum");
+    if (crc != Crc32c(value.data(), size, Crc32c(&key, 8, identity_crc_)))
+      Damaged(b, key, "does not have its checksum");
     stored->resize(size / 4);  // aligned, as the answer is not
     std::memcpy(stored->data(), value.data(), size);
     ReadStored(reinterpret_cast<const char*>(stored->data()), row);
@@ -236,8 +239,6 @@ void Fetch(const std::vector<Miss>& misses) {
   }
   try {
     table.client()->Run(&reads, table.client()->options().timeout_ms);
-  } catch (const Unavailable& e) {
-    throw Unavailable(table.Label() + e.what());
   } catch (const DeadlineExceeded& e) {
     throw DeadlineExceeded(table.Label() + e.what());
   }
@@ -269,7 +270,8 @@ void LookupRemote(const Cpu& cpu, Scratch* scratch, const std::vector<ServingAsk
     table->ReadCached(cpu, ask, is_known);
     for (int64_t i = 0; i < ask.n; ++i) {
       if (is_known[i]) continue;
-      of_client[table->client()].push_back({table, ask.keys[i], table->BucketOf(ask.keys[i]), ask.rows + i * table->dim()});
+      of_client[table->client()].push_back(
+          {table, ask.keys[i], table->BucketOf(ask.keys[i]), ask.rows + i * table->dim()});
     }
   }
   for (auto& [client, misses] : of_client) {

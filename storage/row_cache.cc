@@ -19,7 +19,8 @@ RowCache::RowCache(int64_t bytes, int64_t row_bytes) : row_bytes_(row_bytes), lo
   sets_ = bytes / of_set;
   if (sets_ <= 0) return;
   mapped_bytes_ = static_cast<size_t>(sets_ * of_set);
-  void* memory = mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* memory =
+      mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) throw OutOfMemory("no memory for a cache of " + std::to_string(bytes) + " bytes of rows");
   memory_ = static_cast<char*>(memory);
   const int64_t entries = sets_ * kWays;

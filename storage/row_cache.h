@@ -36,8 +36,8 @@ class RowCache {
   int64_t row_bytes_, sets_ = 0;
   size_t mapped_bytes_ = 0;
   char* memory_ = nullptr;
-  char* rows_ = nullptr;     // [sets, kWays, row_bytes]
-  uint64_t* keys_ = nullptr;  // [sets, kWays] mixed
+  char* rows_ = nullptr;       // [sets, kWays, row_bytes]
+  uint64_t* keys_ = nullptr;   // [sets, kWays] mixed
   uint8_t* states_ = nullptr;  // [sets, kWays]: 0 empty, else 1 row or 2 unseen, and 4 used
   uint8_t* hands_ = nullptr;   // [sets]
   mutable std::vector<std::mutex> locks_;

@@ -113,7 +113,8 @@ void ServingTable::ReadHead() {
     const char* at = page + sizeof(head_) + head_.name_bytes;
     uint32_t length;
     std::memcpy(&length, at, sizeof(length));
-    if (length > kServingHeadBytes - 8 - sizeof(head_) - head_.name_bytes) Refuse(0, "the source does not fit in the head");
+    if (length > kServingHeadBytes - 8 - sizeof(head_) - head_.name_bytes)
+      Refuse(0, "the source does not fit in the head");
     source_.assign(at + sizeof(length), length);
   }
   CheckStillWhole();

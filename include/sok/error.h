@@ -26,11 +26,6 @@ struct FailedPrecondition : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// What is asked for lies with somebody who cannot be reached, or who refuses now. Another try may succeed.
-struct Unavailable : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-
 // The time that a call may take is over.
 struct DeadlineExceeded : std::runtime_error {
   using std::runtime_error::runtime_error;

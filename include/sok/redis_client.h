@@ -1,7 +1,8 @@
 // Reads of hashes in Redis: one server, one with replicas, or a Redis Cluster. Read-only, batched, with a deadline.
 //
-// Errors: Unavailable and DeadlineExceeded, with the address and what it said last; FailedPrecondition where Redis refuses
-// the credentials or the command; DamagedFile where it answers what is no answer.
+// Errors: DeadlineExceeded, with the address and what it said last, also where nobody listens (TensorFlow takes "unavailable"
+// for trouble of its own network); FailedPrecondition where Redis refuses the credentials or the command; DamagedFile
+// where it answers what is no answer.
 #pragma once
 
 #include <chrono>
@@ -75,16 +76,21 @@ class RedisClient {
     int failures = 0;
   };
 
-  std::shared_ptr<const Topology> CurrentTopology(Time deadline);
+  std::shared_ptr<const Topology> CurrentTopology(Time deadline, std::string* why);
   std::shared_ptr<const Topology> ReadTopology(Time deadline, std::string* why);
   std::shared_ptr<const Topology> TopologyOf(const std::string& address, Time until);
   std::string Target(const Topology& topology, const RedisRead& read, const Pending& pending, int round);
-  std::unique_ptr<RedisConnection> Lease(const std::string& address, bool is_cluster);
+  void QueueCredentials(Job* job) const;
+  std::unique_ptr<Job> Ask(const Topology& topology, const std::string& address, const std::vector<size_t>& asked,
+                           const std::vector<RedisRead>& reads, const std::vector<Pending>& pending);
+  std::unique_ptr<RedisConnection> Lease(const std::string& address);
   void GiveBack(const std::string& address, std::unique_ptr<RedisConnection> connection);
   void Drive(std::vector<std::unique_ptr<Job>>* jobs, Time until);
   void Settle(std::vector<std::unique_ptr<Job>>* jobs, std::string* why);
-  bool TakeAnswer(const Topology& topology, Job* job, size_t at, std::shared_ptr<void> reply, RedisRead* read,
-                  Pending* pending, std::string* why);
+  bool TakeAnswer(const Topology& topology, const std::string& address, const std::shared_ptr<void>& reply,
+                  RedisRead* read, Pending* pending, std::string* why);
+  bool TakeError(const std::string& address, std::string_view error, bool was_asking, const RedisRead& read,
+                 Pending* pending, std::string* why);
 
   const RedisOptions options_;
   std::mutex mutex_;  // of all that follows

@@ -15,7 +15,7 @@ namespace sok {
 
 // Opens the file of a table of an export, wherever its rows lie. Of one in Redis, asks whether all of them are there.
 // Throws what ServingTable's constructor does; FailedPrecondition where this version is gone from Redis, where Redis
-// refuses, or where this library was built without hiredis; Unavailable or DeadlineExceeded where nobody answers.
+// refuses, or where this library was built without hiredis; DeadlineExceeded where nobody answers.
 std::shared_ptr<const ServingTable> OpenServingTable(const std::string& path);
 
 // What a lookup asks of one table.
@@ -27,7 +27,7 @@ struct ServingAsk {
 };
 
 // Answers what is asked of tables that are remote: all of it at once, each key once. Throws what ServingTable::Lookup
-// does; FailedPrecondition, Unavailable and DeadlineExceeded as above; DamagedFile for a record that is not what was
+// does; FailedPrecondition and DeadlineExceeded as above; DamagedFile for a record that is not what was
 // written; InvalidArgument where the answer would be larger than the model allows.
 void LookupRemote(const Cpu& cpu, Scratch* scratch, const std::vector<ServingAsk>& asks);
 

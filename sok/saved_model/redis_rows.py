@@ -80,7 +80,13 @@ class RedisFiles(NativeFiles):
 
 class _Writer:
     def __init__(
-        self, store: VersionStore, number: int, bits: int, file: ServingFile, table: Description, keys: np.ndarray | None
+        self,
+        store: VersionStore,
+        number: int,
+        bits: int,
+        file: ServingFile,
+        table: Description,
+        keys: np.ndarray | None,
     ) -> None:
         self._store, self._number, self._bits, self._file = store, number, bits, file
         self._table, self._keys = table, keys

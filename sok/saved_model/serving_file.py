@@ -183,7 +183,9 @@ class ServingFile:
             source = self._table.source.encode()
             front += struct.pack("<I", len(source)) + source
         if len(front) > HEAD_BYTES - 4:
-            raise ValueError(f"{self._path}: the table's name and where its rows are need {len(front)} bytes: too many.")
+            raise ValueError(
+                f"{self._path}: the table's name and where its rows are need {len(front)} bytes: too many."
+            )
         page[: len(front)] = np.frombuffer(front, np.uint8)
         page[-4:] = np.array([_ops.crc32c(page[:-4])], "<u4").view(np.uint8)
         self._write(checksums)
