@@ -6,6 +6,7 @@ Needs `redis-server` and `redis-cli` (Debian, Ubuntu: apt-get install redis-serv
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import shutil
 import signal
 import socket
@@ -39,7 +40,7 @@ class Server:
         command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
         command += ["--save", "", "--appendonly", "no", "--repl-diskless-sync-delay", "0", *self._options]
         with open(self._folder / "log", "ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, preexec_fn=_dies_with_us)
         until(self._answers, 20, f"redis-server at {self.address} answers")
 
     def client(self, **more: object) -> redis.Redis:
@@ -65,6 +66,11 @@ class Server:
             except redis.AuthenticationError:
                 return True
         return False
+
+
+def _dies_with_us() -> None:
+    """Asks Linux to kill this process when its parent ends, however it ends."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 @contextlib.contextmanager
@@ -171,7 +177,11 @@ class Link:
         with contextlib.suppress(OSError):
             while True:
                 here = listening.accept()[0]
-                there = socket.create_connection(("127.0.0.1", self._server.port))
+                try:
+                    there = socket.create_connection(("127.0.0.1", self._server.port))
+                except OSError:
+                    here.close()
+                    continue
                 opened += [here, there]
                 for one, other in ((here, there), (there, here)):
                     threading.Thread(target=_pass_on, args=(one, other), daemon=True).start()

@@ -58,8 +58,9 @@ int RedisSlot(std::string_view tag) {
 
 // What is known of a read that has no answer yet.
 struct RedisClient::Pending {
-  std::string moved_to;             // by MOVED or ASK; empty: where the slot lies
+  std::string moved_to;             // by MOVED or ASK, for the next try alone; empty: where the slot lies
   bool is_asking = false;           // by ASK
+  bool was_asking = false;          // in the last try
   std::vector<std::string> absent;  // replicas that do not have the key
   bool done = false;
 };
@@ -130,6 +131,10 @@ void RedisClient::Run(std::vector<RedisRead>* reads, int timeout_ms) {
     }
     std::vector<std::unique_ptr<Job>> jobs;
     for (const auto& [address, asked] : of_node) jobs.push_back(Ask(*topology, address, asked, *reads, pending));
+    for (Pending& one : pending) {  // whoever was named may be the one that hangs: the try after goes by the slot again
+      one.was_asking = std::exchange(one.is_asking, false);
+      one.moved_to.clear();
+    }
     // Where somebody else could answer, half of the time is for them.
     const bool has_others = topology != nullptr && topology->has_replicas && round < 3;
     Drive(&jobs, has_others ? now + (deadline - now) / 2 : deadline);
@@ -185,9 +190,7 @@ std::unique_ptr<RedisClient::Job> RedisClient::Ask(const Topology& topology, con
 bool RedisClient::TakeAnswer(const Topology& topology, const std::string& address, const std::shared_ptr<void>& reply,
                              RedisRead* read, Pending* pending, std::string* why) {
   const auto& answer = *static_cast<const redisReply*>(reply.get());
-  const bool was_asking = std::exchange(pending->is_asking, false);
-  pending->moved_to.clear();
-  if (answer.type == REDIS_REPLY_ERROR) return TakeError(address, TextOf(answer), was_asking, *read, pending, why);
+  if (answer.type == REDIS_REPLY_ERROR) return TakeError(address, TextOf(answer), *read, pending, why);
   const bool is_right = answer.type == REDIS_REPLY_ARRAY && answer.elements == read->fields.size() &&
                         std::all_of(answer.element, answer.element + answer.elements, [](const redisReply* value) {
                           return value->type == REDIS_REPLY_STRING || value->type == REDIS_REPLY_NIL;
@@ -213,15 +216,15 @@ bool RedisClient::TakeAnswer(const Topology& topology, const std::string& addres
 }
 
 // The same of an error. ASK leads on at once; MOVED after a pause, since two nodes that name one another must not spin.
-bool RedisClient::TakeError(const std::string& address, std::string_view error, bool was_asking, const RedisRead& read,
-                            Pending* pending, std::string* why) {
+bool RedisClient::TakeError(const std::string& address, std::string_view error, const RedisRead& read, Pending* pending,
+                            std::string* why) {
   if (StartsWith(error, "WRONGTYPE")) throw DamagedFile("Redis at " + address + ": key " + read.key + " is no hash");
   if (!IsPassing(error)) Refuse(address, error);
   *why = address + " says " + std::string(error);
   if (StartsWith(error, "ASK ")) {
     pending->moved_to = AddressIn(error, address);
     pending->is_asking = true;
-    return !was_asking;
+    return !pending->was_asking;
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   is_stale_ = true;
@@ -343,7 +346,7 @@ std::shared_ptr<const RedisClient::Topology> RedisClient::CurrentTopology(Time d
     topology_ = read;
     is_stale_ = false;
   }
-  if (read == nullptr) *why = said;
+  if (read == nullptr && !said.empty()) *why = said;
   return topology_;
 }
 

@@ -89,8 +89,8 @@ class RedisClient {
   void Settle(std::vector<std::unique_ptr<Job>>* jobs, std::string* why);
   bool TakeAnswer(const Topology& topology, const std::string& address, const std::shared_ptr<void>& reply,
                   RedisRead* read, Pending* pending, std::string* why);
-  bool TakeError(const std::string& address, std::string_view error, bool was_asking, const RedisRead& read,
-                 Pending* pending, std::string* why);
+  bool TakeError(const std::string& address, std::string_view error, const RedisRead& read, Pending* pending,
+                 std::string* why);
 
   const RedisOptions options_;
   std::mutex mutex_;  // of all that follows

@@ -84,8 +84,8 @@ def export_saved_model(
     starts at once and all its processes share one copy. Then lookups are ops of `libsok_serving.so`, which the server
     must load; the export has it, in `assets.extra`.
 
-    With `rows` the rows of tables go to a Redis server or cluster, as a version of their own, for tables that are larger
-    than a host. Lookups are the ops of a native export. The model reads its own version alone; it is readable when this
+    With `rows` the rows of tables go to a Redis server or cluster, as a version of their own, for tables that are
+    larger than a host. Lookups are the ops of a native export. The model reads its own version alone; it is readable when this
     returns, and older ones are removed after a grace (docs/redis.md).
 
     Args:

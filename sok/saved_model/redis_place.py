@@ -115,8 +115,8 @@ def place_of(url: object) -> RedisPlace:
     )
     if not re.fullmatch(r"[A-Za-z0-9_.:-]{1,100}", place.prefix):
         raise ValueError(
-            "`rows` must say `prefix`, with which the keys of this model begin in Redis: letters, digits and _.:- , such "
-            f"as '{EXAMPLE}'. Exports of one prefix are versions of one model. Received: {place.prefix!r}."
+            "`rows` must say `prefix`, with which the keys of this model begin in Redis: letters, digits and _.:- , "
+            f"such as '{EXAMPLE}'. Exports of one prefix are versions of one model. Received: {place.prefix!r}."
         )
     if re.search(r"[\s\0]", place.username):
         raise ValueError("`rows`: the user's name must have no spaces.")
@@ -161,7 +161,7 @@ def bits_of(num_rows: int) -> int:
 
 
 def tags_of(bits: int) -> list[str]:
-    """The hash tags of 2^bits buckets: each the smallest number, in decimals, whose slot is in the middle of its share."""
+    """The hash tags of 2^bits buckets: each the smallest number whose slot is in the middle of its share."""
     width = SLOTS >> bits
     tags: dict[int, str] = {}
     number = 0

@@ -53,7 +53,7 @@ def connected(place: RedisPlace) -> Any:
         raise ImportError("rows in Redis are written by redis-py: pip install 'sok[redis]'") from error
 
     said = []
-    common = {"username": place.username or None, "password": place.password or None}
+    common: dict[str, Any] = {"username": place.username or None, "password": place.password or None}
     common |= {"socket_timeout": 10.0, "socket_connect_timeout": 5.0}
     for address in place.addresses:
         host, _, port = address.rpartition(":")
@@ -153,7 +153,7 @@ class VersionStore:
             pipe.execute()
 
     def publish(self) -> None:
-        """Writes the headers of the buckets, looks whether all is there, on replicas too, and says so in the registry."""
+        """Writes the buckets' headers, looks whether all is there, on replicas too, and says so in the registry."""
         entry = self._current()
         with plain_errors(self._place):
             for table, bits in enumerate(entry.bits):
@@ -168,8 +168,8 @@ class VersionStore:
                 for name, size, found in zip(names, sizes, pipe.execute(), strict=True):
                     if found != size + 1:
                         raise OSError(
-                            f"rows in {self._place}: {name} has {found - 1:,} rows where {size:,} were written: another "
-                            "program has changed it, Redis has evicted it, or this export was taken for dead."
+                            f"rows in {self._place}: {name} has {found - 1:,} rows where {size:,} were written: "
+                            "another program has changed it, Redis has evicted it, or this export was taken for dead."
                         )
             self._wait_for_replicas()
             self._exchange(entry, dataclasses.replace(entry, state="published", at=self._now()))
