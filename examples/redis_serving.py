@@ -170,7 +170,9 @@ def check_cluster(model: Model, batches: list[np.ndarray], folder: Path, told: d
     """Three primaries and a replica of each."""
     asking = Asking(batches)
     with redis_servers.cluster(3, 1) as nodes:
-        url = f"redis://{nodes[0].address},{nodes[1].address}?prefix=many&timeout_ms={CLUSTER_DEADLINE_MS}&cache_bytes=0"
+        url = (
+            f"redis://{nodes[0].address},{nodes[1].address}?prefix=many&timeout_ms={CLUSTER_DEADLINE_MS}&cache_bytes=0"
+        )
         export(model, folder / "4", url)
         asking.serve(folder / "4", folder / "4.native")
         asking.start()

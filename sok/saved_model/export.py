@@ -85,8 +85,8 @@ def export_saved_model(
     must load; the export has it, in `assets.extra`.
 
     With `rows` the rows of tables go to a Redis server or cluster, as a version of their own, for tables that are
-    larger than a host. Lookups are the ops of a native export. The model reads its own version alone; it is readable when this
-    returns, and older ones are removed after a grace (docs/redis.md).
+    larger than a host. Lookups are the ops of a native export. The model reads its own version alone; it is
+    readable when this returns, and older ones are removed after a grace (docs/redis.md).
 
     Args:
         model: a Keras 3 or tf_keras model, a tf.Module that can be called, or a function; with layers of ours,
