@@ -2,7 +2,8 @@
 
 One hashed table with a head, exported in stock ops, natively, and to one Redis process and to clusters of 3 and 6,
 which run on the same machine. Prints a table in Markdown: latency of calls that take turns, and of some threads
-together the requests a second. Without a cache of rows, so that each request goes to Redis; the last line has one that holds all.
+together the requests a second. Without a cache of rows, so that each request goes to Redis; the last line has one that
+holds all.
 """
 
 from __future__ import annotations
