@@ -473,3 +473,14 @@ def _text(value):
 
 def test_a_place_without_settings_has_the_defaults_of_the_page():
     assert place_of("redis://a?prefix=p") == RedisPlace(("a:6379",), prefix="p")
+
+
+def test_a_file_that_does_not_say_where_its_rows_are_is_damaged(tmp_path):
+    from sok.saved_model.serving_file import ServingFile
+    from tests.sok.test_serving_file import described, opened
+
+    table = dataclasses.replace(described(), source="rows nowhere\n")
+    path = str(tmp_path / "t.sok")
+    ServingFile(path, table, None, 7).finish()
+    with pytest.raises(ERRORS.DataLossError, match=saying("says that rows lie elsewhere, and not where")):
+        opened(path)
