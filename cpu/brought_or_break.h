@@ -2,6 +2,7 @@
 #pragma once
 
 #include <exception>
+#include <new>
 #include <string>
 
 #include "sok/embedding_table.h"
@@ -19,7 +20,11 @@ void EmbeddingTable::ForBroughtOrBreak(const Cpu& cpu, const uint32_t* rows, int
     });
   } catch (const std::exception& error) {
     if (!is_begun) throw;
-    broken_ = Label() + ": an error has left it half changed: " + error.what() + ". Restore it from a checkpoint.";
+    is_broken_ = true;
+    try {
+      broken_ = error.what();
+    } catch (const std::bad_alloc&) {  // then nobody hears why
+    }
     throw;
   }
 }

@@ -195,6 +195,7 @@ std::vector<uint64_t> EmbeddingTable::Keys() const {
 void EmbeddingTable::Export(const Cpu& cpu, const std::string& slot_set,
                             const std::function<ExportTarget(int64_t, int64_t)>& allocate) const {
   SharedLock lock(mutex_);
+  CheckWhole();
   const SlotSet* set = slot_set.empty() ? nullptr : &RequireSet(slot_set);
   const int64_t dim = config_.dim, slot_floats = set == nullptr ? 0 : set->rule.slot_floats(dim);
   const std::vector<std::pair<uint32_t, uint64_t>> rows = RowsInOrder();
@@ -202,7 +203,7 @@ void EmbeddingTable::Export(const Cpu& cpu, const std::string& slot_set,
   const ExportTarget to = allocate(n, slot_floats);
   constexpr int64_t kRows = 1 + kMaxSlots;  // what comes out, and scratch of ReadRow
   std::vector<float> buffers(static_cast<size_t>(MaxWorkers(cpu, num_tasks) * kRows * dim));
-  constexpr int64_t kTasksAtOnce = 16;  // of a table with a file
+  constexpr int64_t kBytesAtOnce = int64_t{8} << 20;  // of a table with a file
   Records records;
   const float* const* all = nullptr;
   int64_t first = 0;
@@ -221,16 +222,17 @@ void EmbeddingTable::Export(const Cpu& cpu, const std::string& slot_set,
       if (to.stamps != nullptr) ReadSlots(*set, row, record, buffer, to.slots + i * slot_floats, to.stamps + i);
     }
   };
-  const int64_t at_once = rows_.tier() == nullptr ? num_tasks : kTasksAtOnce;
+  const bool peeks = rows_.tier() != nullptr && (to.rows != nullptr || to.stamps != nullptr);
+  const int64_t task_bytes = kRowsPerTask * rows_.floats() * static_cast<int64_t>(sizeof(float));
+  const int64_t at_once = peeks ? std::max<int64_t>(1, kBytesAtOnce / task_bytes) : num_tasks;
   for (; first < num_tasks; first += at_once) {
     const int64_t tasks = std::min(at_once, num_tasks - first), begin = first * kRowsPerTask;
     records.rows.clear();
-    for (int64_t i = begin; rows_.tier() != nullptr && i < std::min(n, begin + tasks * kRowsPerTask); ++i)
+    for (int64_t i = begin; peeks && i < std::min(n, begin + tasks * kRowsPerTask); ++i)
       records.rows.push_back(rows[static_cast<size_t>(i)].first);
-    all = PeekAll(cpu, &records);
+    if (peeks) all = PeekAll(cpu, &records);
     ForTasks(cpu, tasks, tasks * kRowsPerTask * (kLookupCycles + dim), read);
   }
-  CheckPeeks();
 }
 
 const EmbeddingTable::SlotSet& EmbeddingTable::RequireSet(const std::string& slot_set) const {
@@ -262,15 +264,20 @@ void EmbeddingTable::Slots(const std::string& slot_set, const uint64_t* keys, in
                            int64_t* stamps) const {
   CheckKeys(keys, n);
   SharedLock lock(mutex_);
+  CheckWhole();
   const SlotSet& set = RequireSet(slot_set);
   const int64_t floats = set.rule.slot_floats(config_.dim);
+  const SerialExecutor executor;
+  const Cpu cpu{executor};
   std::vector<float> weights(static_cast<size_t>(config_.dim));
   for (int64_t i = 0; i < n; ++i) {
     const uint32_t row = FindRow(keys[i]);
     if (row == kNoRow) throw InvalidArgument(Label() + ": key " + KeyText(keys[i]) + " has no row.");
-    ReadSlots(set, row, rows_.Peek(row), weights.data(), slots + i * floats, stamps + i);
+    Records record;
+    record.rows = {row};
+    const float* const* here = PeekAll(cpu, &record);
+    ReadSlots(set, row, here == nullptr ? rows_.Record(row) : *here, weights.data(), slots + i * floats, stamps + i);
   }
-  CheckPeeks();
 }
 
 void EmbeddingTable::Assign(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, const float* values, int64_t n) {
@@ -330,6 +337,10 @@ void EmbeddingTable::Reserve(const Cpu& cpu, int64_t n, bool rows) {
                       " more, and this process can have " + Gibibytes(static_cast<double>(available)) +
                       ". Reserve fewer rows, or spread the table over more workers.");
   }
+  if (RowTier* tier = rows_.tier(); tier != nullptr) {
+    tier->SetBeside(BytesBeside() + (index_ ? index_->MissingBytes(n) : 0));
+    tier->CheckRoom();
+  }
   if (rows) {
     for (int64_t row = 0; row < n; row += rows_.rows_per_slab()) MakeRoom(row);
   }
@@ -344,6 +355,7 @@ void EmbeddingTable::Reserve(const Cpu& cpu, int64_t n, bool rows) {
 int64_t EmbeddingTable::Erase(const uint64_t* keys, int64_t n) {
   CheckKeys(keys, n);
   Lock lock(mutex_);
+  CheckWhole();
   // All that takes memory comes first, so that all keys go or none does.
   std::vector<uint32_t> found(static_cast<size_t>(n));
   std::vector<uint64_t> found_keys;

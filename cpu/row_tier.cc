@@ -50,10 +50,11 @@ RowTier::RowTier(const StorageConfig& config, std::string label, const std::stri
   wishes_.reserve(static_cast<size_t>(all_frames_));
   reads_.reserve(static_cast<size_t>(kReadsAtOnce));
   log_.reset(new RowLog(config.path, file_name, floats, this));  // whose owner this is, is nobody else's business
-  places_ = static_cast<float**>(
-      AllocatePages(max_rows * static_cast<int64_t>(sizeof(float*)), /*huge=*/false, "places of embedding rows"));
+  places_ = static_cast<float**>(AllocatePages(max_rows * static_cast<int64_t>(sizeof(float*)), /*huge=*/false,
+                                               "places of embedding rows", /*lazily=*/true));
   try {
-    frames_ = static_cast<char*>(AllocatePages(all_frames_ * frame_bytes_, /*huge=*/false, "embedding rows"));
+    frames_ = static_cast<char*>(
+        AllocatePages(all_frames_ * frame_bytes_, /*huge=*/false, "embedding rows", /*lazily=*/true));
   } catch (...) {
     FreePages(places_, max_rows * static_cast<int64_t>(sizeof(float*)));
     throw;
@@ -86,23 +87,26 @@ StorageCounts RowTier::counts() const {
   counts.most_rows_in_memory = most_rows_here();
   counts.hits = hits_;
   counts.misses = __atomic_load_n(&misses_, __ATOMIC_RELAXED);
-  counts.read_bytes = log_->read_bytes();
-  counts.written_bytes = log_->written_bytes();
+  counts.read_bytes = read_before_ + log_->read_bytes();
+  counts.written_bytes = written_before_ + log_->written_bytes();
   counts.file_bytes = log_->file_bytes();
   return counts;
+}
+
+void RowTier::CheckRoom() const {
+  if (Needs(floats_) <= config_.memory_bytes) return;
+  throw OutOfMemory(label_ + ": memory_bytes=" + std::to_string(config_.memory_bytes) +
+                    " of its storage has no room for more rows: keys, places and columns of " +
+                    std::to_string(std::min(max_rows_, slabs_ << kSlabShift)) + " rows take " +
+                    std::to_string(beside_ + PlacesBytes()) + " bytes of it. Give it at least " +
+                    std::to_string(Needs(floats_)) + ", or spread the table over more workers.");
 }
 
 void RowTier::Touch(int64_t row) {
   if (Word(row) != 0) return;
   ++slabs_;
   try {
-    if (Needs(floats_) > config_.memory_bytes) {
-      throw OutOfMemory(label_ + ": memory_bytes=" + std::to_string(config_.memory_bytes) +
-                        " of its storage has no room for " + std::to_string(std::min(max_rows_, slabs_ << kSlabShift)) +
-                        " rows: their keys and places take " + std::to_string(beside_ + PlacesBytes()) +
-                        " bytes of it. Give it at least " + std::to_string(Needs(floats_)) +
-                        ", or spread the table over more workers.");
-    }
+    CheckRoom();
     log_->Reserve(std::min(max_rows_, slabs_ << kSlabShift));
   } catch (...) {
     --slabs_;
@@ -183,6 +187,11 @@ void RowTier::MakeRoom(int64_t n) {
 }
 
 int64_t RowTier::Bring(const Cpu& cpu, const uint32_t* rows, int64_t n, bool writes) {
+  if (!log_->IsMine()) {
+    throw FailedPrecondition(label_ +
+                             ": its rows lie in a file of the process that made it, and this one was forked from it. "
+                             "Make the table after the fork.");
+  }
   constexpr int64_t kPlacesAhead = 32, kFramesAhead = 12;
   if (++wave_ == 0) {  // after four thousand million calls
     for (int64_t number = 0; number < made_; ++number) FrameAt(number)->wave = 0;
@@ -273,10 +282,10 @@ void RowTier::BringWishes(const Cpu& cpu, size_t begin, size_t end, bool writes)
     if (failed == nullptr) failed = &read;
     undo(read);
   }
-  if (failed != nullptr) throw Unreadable{failed->row, failed->error, log_->file()};
+  if (failed != nullptr) throw Unreadable(failed->row, failed->error, log_->file());
 }
 
-const float* RowTier::Peek(int64_t row) const {
+const float* RowTier::Peek(int64_t row, Failure* failure) const {
   const uintptr_t word = Word(row);
   if ((word & kTags) == 0) return places_[row];
   static thread_local std::vector<float> record;
@@ -286,14 +295,8 @@ const float* RowTier::Peek(int64_t row) const {
                            0};
   log_->ReadOne(&wanted);
   CountMisses(1);
-  if (wanted.error != 0 || wanted.is_damaged) NoteFailure(wanted);
+  if (wanted.error != 0 || wanted.is_damaged) failure->Note(wanted.row, wanted.error);
   return record.data();
-}
-
-void RowTier::NoteFailure(const RowLog::Wanted& failed) const {
-  const std::lock_guard<std::mutex> lock(failure_mutex_);
-  if (!has_failed_) failure_ = failed;
-  __atomic_store_n(&has_failed_, true, __ATOMIC_RELEASE);
 }
 
 void RowTier::PeekAll(const Cpu& cpu, const uint32_t* rows, int64_t n, std::vector<float>* aside,
@@ -314,15 +317,7 @@ void RowTier::PeekAll(const Cpu& cpu, const uint32_t* rows, int64_t n, std::vect
   log_->Read(cpu, &wanted);
   CountMisses(static_cast<int64_t>(wanted.size()));
   for (const RowLog::Wanted& read : wanted)
-    if (read.error != 0 || read.is_damaged) NoteFailure(read);
-}
-
-void RowTier::ThrowIfFailed() const {
-  if (!has_failed()) return;
-  const std::lock_guard<std::mutex> lock(failure_mutex_);
-  if (!has_failed_) return;  // another thread has said so
-  has_failed_ = false;
-  throw Unreadable{failure_.row, failure_.error, log_->file()};
+    if (read.error != 0 || read.is_damaged) throw Unreadable(read.row, read.error, log_->file());
 }
 
 std::unique_ptr<RowTier> RowTier::Widened(const std::vector<float>& fresh) {
@@ -346,8 +341,9 @@ std::unique_ptr<RowTier> RowTier::Widened(const std::vector<float>& fresh) {
     wider->Touch(first);
     for (int64_t row = first; row < std::min(max_rows_, first + (int64_t{1} << kSlabShift)); ++row) {
       if ((Word(row) & kUnwritten) != 0) continue;
-      const float* record = Peek(row);
-      ThrowIfFailed();
+      Failure failure;
+      const float* record = Peek(row, &failure);
+      failure.Throw(*this);
       const uint32_t number = static_cast<uint32_t>(row);
       wider->Bring(Cpu{executor}, &number, 1, /*writes=*/true);
       std::copy_n(record, floats_, wider->places_[row]);
@@ -356,6 +352,8 @@ std::unique_ptr<RowTier> RowTier::Widened(const std::vector<float>& fresh) {
   }
   wider->hits_ = hits_;
   wider->misses_ = misses_;
+  wider->read_before_ = read_before_ + log_->read_bytes();
+  wider->written_before_ = written_before_ + log_->written_bytes();
   return wider;
 }
 

@@ -16,6 +16,7 @@ void EmbeddingTable::MarkChanged(const uint32_t* rows, int64_t n) {
 
 void EmbeddingTable::BeginSave(SnapshotOf snapshot) {
   Lock lock(mutex_);
+  CheckWhole();
   if (snapshot_) {
     throw FailedPrecondition(Label() + ": an asynchronous save is under way. Wait for its result first.");
   }

@@ -112,7 +112,11 @@ EmbeddingTable::MadeRows EmbeddingTable::InsertIdentity(Scratch* scratch, const 
 void EmbeddingTable::InsertMissing(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, const int64_t* missing,
                                    int64_t m, uint32_t* rows, bool fresh) {
   if (m == 0) return;
-  if (!broken_.empty()) throw FailedPrecondition(broken_);
+  CheckWhole();
+  if (rows_.tier() != nullptr) {
+    rows_.tier()->SetBeside(BytesBeside());
+    rows_.tier()->CheckRoom();
+  }
   uint32_t* made_rows = rows_.tier() == nullptr ? nullptr : scratch->Get<uint32_t>(m);
   if (candidates_) ReserveTakeOver(keys, missing, m);
   const MadeRows made = config_.hashed ? InsertHashed(cpu, scratch, keys, missing, m, rows)

@@ -208,7 +208,7 @@ const float* EmbeddingTable::ReadRow(uint32_t row, uint64_t key, float* out, flo
   }
   const float* weights = record;
   if (record == nullptr) {
-    weights = record = rows_.Peek(row);
+    weights = record = rows_.Peek(row, &peeks_);
     if (!rows_.IsHere(row)) {  // it lasts as long as no other one is read
       std::memcpy(out, record, static_cast<size_t>(config_.dim) * sizeof(float));
       weights = out;

@@ -103,7 +103,7 @@ int64_t EmbeddingTable::TryOwnRule(const Gradients& gradients, int64_t begin, in
     bool stale = false;
     // What the update itself refuses or leaves out.
     if (IsGone(id) || !CheckGradients(gradients, i, i + 1, Nonfinite::kRaise, &stale)) continue;
-    const float* record = rows_.Peek(RowOf(id));
+    const float* record = rows_.Peek(RowOf(id), &peeks_);
     std::copy_n(record, dim, aside);
     if (set == nullptr) {
       rule.FillSlots(dim, aside + dim);

@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "sok/error.h"
+#include "sok/file_error.h"
 #include "sort_by_row.h"
 
 namespace sok {
@@ -97,7 +98,7 @@ void EmbeddingTable::CopyAside(const uint32_t* rows, int64_t n) const {
         const uint32_t row = claimed[i];
         if (has_memory) {
           float* copy = s->copies.Record(numbers[i]);
-          std::memcpy(copy, rows_.Peek(row), static_cast<size_t>(s->stamps_at) * sizeof(float));
+          std::memcpy(copy, rows_.Peek(row, &s->unreadable), static_cast<size_t>(s->stamps_at) * sizeof(float));
           char* stamp = reinterpret_cast<char*>(copy + s->stamps_at);
           for (size_t j = 0; j < s->sets.size(); ++j) {
             if (s->sets[j]->rule.decays()) {
@@ -204,7 +205,6 @@ void EmbeddingTable::ReadSnapshot(const Cpu& cpu, RowSink* sink) {
     const RowTarget target = sink->Allocate(n);
     std::copy(keys.begin(), keys.end(), target.keys);
     CopySnapshotRows(cpu, rows, copies, target);
-    CheckPeeks();
     std::vector<uint32_t> taken;
     for (const uint32_t copy : copies)
       if (copy != kFromTable) taken.push_back(copy - Snapshot::kFirstCopy);
@@ -216,7 +216,13 @@ void EmbeddingTable::ReadSnapshot(const Cpu& cpu, RowSink* sink) {
     copies.clear();
     keys.clear();
   };
-  auto check_memory = [&] {
+  auto check_copies = [&] {
+    try {
+      if (rows_.tier() != nullptr) s->unreadable.Throw(*rows_.tier());
+    } catch (const RowTier::Unreadable& row) {
+      throw DamagedFile(row.file + ": a row of " + Label() +
+                        " that changed during an asynchronous save cannot be read. The save is given up.");
+    }
     if (s->no_memory.load()) throw OutOfMemory(Label() + ": no memory to copy rows aside during an asynchronous save.");
   };
   auto flush = [&] {
@@ -235,7 +241,7 @@ void EmbeddingTable::ReadSnapshot(const Cpu& cpu, RowSink* sink) {
       for (const uint32_t row : rows) s->states[row] = Snapshot::kDone;
     }
     batch.clear();
-    check_memory();
+    check_copies();
     if (any) sink->Commit();
   };
   for (int64_t p = 0; p < NumParts(); ++p) {
@@ -264,7 +270,7 @@ void EmbeddingTable::ReadSnapshot(const Cpu& cpu, RowSink* sink) {
       }
       any = give();
     }
-    check_memory();
+    check_copies();
     if (!any) return;
     sink->Commit();
   }

@@ -73,6 +73,7 @@ struct EmbeddingTable::Snapshot {
   mutable CopiedRecords copies;
   std::vector<std::pair<uint64_t, uint32_t>> orphans;  // keys that were erased before they were read, and their copies
   std::atomic<bool> no_memory{false};
+  RowTier::Failure unreadable;  // of rows to be copied
   std::atomic<bool> is_read{false};
 };
 

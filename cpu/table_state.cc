@@ -71,13 +71,13 @@ void EmbeddingTable::CopyOut(const std::pair<uint32_t, uint64_t>* rows, const fl
 
 void EmbeddingTable::CopyAllOut(const Cpu& cpu, const std::pair<uint32_t, uint64_t>* rows, int64_t n,
                                 const RowTarget& target, Records* records) const {
+  CheckWhole();
   records->rows.clear();
   for (int64_t i = 0; rows_.tier() != nullptr && i < n; ++i) records->rows.push_back(rows[i].first);
   const float* const* all = PeekAll(cpu, records);
   cpu.executor.For(n, kCopyCycles + rows_.floats(), [&](int64_t begin, int64_t end) {
     CopyOut(rows + begin, all == nullptr ? nullptr : all + begin, end - begin, target, begin);
   });
-  CheckPeeks();
 }
 
 void EmbeddingTable::ReadAll(const Cpu& cpu, RowSink* sink) const {
@@ -214,7 +214,7 @@ void EmbeddingTable::Swap(TableStore* with) {
   const TableConfig &a = config_, &b = other->config_;
   if (a.dim != b.dim || a.capacity != b.capacity || a.hashed != b.hashed || a.is_unsigned != b.is_unsigned ||
       a.world_size != b.world_size || a.rank != b.rank || a.owner != b.owner || a.num_keys != b.num_keys ||
-      !(a.policies == b.policies)) {
+      !(a.policies == b.policies) || !(a.storage == b.storage)) {
     throw InvalidArgument(Label() + " and " + other->Label() + " are configured differently: they cannot swap rows.");
   }
   std::lock(mutex_, other->mutex_);
@@ -242,6 +242,7 @@ void EmbeddingTable::Swap(TableStore* with) {
   refused_keys_.clear();
   other->refused_keys_.clear();
   std::swap(keeps_keys_, other->keeps_keys_);
+  std::swap(is_broken_, other->is_broken_);
   broken_.swap(other->broken_);
   std::swap(row_keys_, other->row_keys_);
   for (auto [table, keeps] : {std::pair{this, untouched}, std::pair{other, other_untouched}}) {

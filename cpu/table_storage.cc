@@ -10,7 +10,7 @@ namespace sok {
 int64_t EmbeddingTable::Bring(const Cpu& cpu, const uint32_t* rows, int64_t n, bool writes) const {
   RowTier* tier = rows_.tier();
   if (tier == nullptr) return n;
-  if (!broken_.empty()) throw FailedPrecondition(broken_);
+  CheckWhole();
   tier->SetBeside(BytesBeside());
   try {
     return tier->Bring(cpu, rows, n, writes);
@@ -31,18 +31,28 @@ void EmbeddingTable::ThrowUnreadable(const RowTier::Unreadable& row) const {
 const float* const* EmbeddingTable::PeekAll(const Cpu& cpu, Records* records) const {
   if (rows_.tier() == nullptr) return nullptr;
   records->all.resize(records->rows.size());
-  rows_.tier()->PeekAll(cpu, records->rows.data(), static_cast<int64_t>(records->rows.size()), &records->aside,
-                        records->all.data());
+  try {
+    rows_.tier()->PeekAll(cpu, records->rows.data(), static_cast<int64_t>(records->rows.size()), &records->aside,
+                          records->all.data());
+  } catch (const RowTier::Unreadable& row) {
+    ThrowUnreadable(row);
+  }
   return records->all.data();
 }
 
 void EmbeddingTable::CheckPeeks() const {
-  if (rows_.tier() == nullptr || !rows_.tier()->has_failed()) return;
+  if (rows_.tier() == nullptr) return;
   try {
-    rows_.tier()->ThrowIfFailed();
+    peeks_.Throw(*rows_.tier());
   } catch (const RowTier::Unreadable& row) {
     ThrowUnreadable(row);
   }
+}
+
+void EmbeddingTable::CheckWhole() const {
+  if (!is_broken_) return;
+  throw FailedPrecondition(Label() + ": an error has left it half changed: " + broken_ +
+                           " Restore it from a checkpoint.");
 }
 
 StorageCounts EmbeddingTable::storage_counts() const {

@@ -111,7 +111,12 @@ EmbeddingTable::SlotSet* EmbeddingTable::FindOrAttach(const UpdateRule& rule, co
   } else if (rule.num_slots() > 0) {
     std::vector<float> fresh(static_cast<size_t>(rule.slot_floats(config_.dim)));
     rule.FillSlots(config_.dim, fresh.data());
-    set->offset = rows_.AddFloats(fresh);
+    if (rows_.tier() != nullptr) rows_.tier()->SetBeside(BytesBeside());
+    try {
+      set->offset = rows_.AddFloats(fresh);
+    } catch (const RowTier::Unreadable& row) {
+      ThrowUnreadable(row);
+    }
   }
   sets_.push_back(std::move(set));
   return sets_.back().get();

@@ -10,8 +10,6 @@
 #include <cstring>
 #include <vector>
 
-#include "sok/file_error.h"
-
 namespace sok {
 
 std::unique_ptr<ReadRing> ReadRing::Make(unsigned depth) {
@@ -60,7 +58,7 @@ ReadRing::~ReadRing() {
   if (ring_ >= 0) close(ring_);
 }
 
-void ReadRing::Run(int file, Reader* reader) {
+bool ReadRing::Run(int file, Reader* reader) {
 #ifdef __NR_io_uring_setup
   io_uring_sqe* const entries = static_cast<io_uring_sqe*>(entries_);
   const io_uring_cqe* const completions = static_cast<const io_uring_cqe*>(done_entries_);
@@ -93,12 +91,13 @@ void ReadRing::Run(int file, Reader* reader) {
       ++in_flight;
     }
     __atomic_store_n(submit_tail_, tail, __ATOMIC_RELEASE);
-    if (in_flight == 0) return;
+    if (in_flight == 0) return true;
     const long taken = syscall(__NR_io_uring_enter, ring_, waiting, 1u, IORING_ENTER_GETEVENTS, nullptr, 0);
     if (taken > 0) waiting -= std::min(waiting, static_cast<unsigned>(taken));
-    // What the kernel has not taken it will never write to.
-    const bool may_repeat = taken >= 0 || errno == EINTR || errno == EAGAIN || errno == EBUSY;
-    if (!may_repeat && in_flight == waiting) throw FileError(errno, "read", "io_uring");
+    if (taken < 0 && errno != EINTR && in_flight == waiting) {  // nothing is under way: take back what was asked for
+      __atomic_store_n(submit_tail_, tail - waiting, __ATOMIC_RELEASE);
+      return false;
+    }
     unsigned head = *done_head_;
     while (head != __atomic_load_n(done_tail_, __ATOMIC_ACQUIRE)) {
       const io_uring_cqe& completion = completions[head & *done_mask_];
@@ -112,7 +111,7 @@ void ReadRing::Run(int file, Reader* reader) {
     }
   }
 #else
-  (void)file, (void)reader;
+  return (void)file, (void)reader, false;
 #endif
 }
 

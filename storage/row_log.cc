@@ -128,7 +128,7 @@ class RowLog::Buffer {
 int64_t RowLog::BufferBytes(int64_t floats) { return 2 * SegmentBytes(floats) + RingBytes(floats); }
 
 RowLog::RowLog(const std::string& path, const std::string& name, int64_t floats, Owner* owner)
-    : floats_(floats), bytes_(SlotBytes(floats)), owner_(owner) {
+    : process_(getpid()), floats_(floats), bytes_(SlotBytes(floats)), owner_(owner) {
   block_bytes_ = BlockBytes(floats);
   per_block_ = block_bytes_ / bytes_;
   segment_bytes_ = SegmentBytes(floats) / block_bytes_ * block_bytes_;
@@ -153,6 +153,16 @@ RowLog::RowLog(const std::string& path, const std::string& name, int64_t floats,
     file_ = open(file_name_.c_str(), flags, 0600);
   }
   if (file_ < 0) throw FileError(errno, "create", file_name_);
+  try {
+    Open(floats);
+  } catch (...) {
+    unlink(file_name_.c_str());
+    close(file_);
+    throw;
+  }
+}
+
+void RowLog::Open(int64_t floats) {
   flock(file_, LOCK_EX | LOCK_NB);  // where there are no locks, nobody else gets one either
   is_mapped_ = IsInMemory(file_);
   if (is_mapped_ && is_direct_) {
@@ -169,9 +179,11 @@ RowLog::RowLog(const std::string& path, const std::string& name, int64_t floats,
 
 RowLog::~RowLog() {
   if (map_ != nullptr) munmap(map_, static_cast<size_t>(file_bytes()));
-  unlink(file_name_.c_str());
+  if (IsMine()) unlink(file_name_.c_str());  // a child that was forked has the file, too
   close(file_);
 }
+
+bool RowLog::IsMine() const { return getpid() == process_; }
 
 int64_t RowLog::memory_bytes() const {
   return BufferBytes(floats_) + static_cast<int64_t>(live_.capacity() * (3 * sizeof(uint32_t) + 1));
@@ -189,7 +201,10 @@ void RowLog::Reserve(int64_t rows) {
   stuck_.reserve(static_cast<size_t>(wants));
   is_out_.reserve(static_cast<size_t>(wants));
   const off_t begin = has * segment_bytes_, bytes = (wants - has) * segment_bytes_;
-  int failed = fallocate(file_, 0, begin, bytes) < 0 ? errno : 0;
+  int failed;
+  do {
+    failed = fallocate(file_, 0, begin, bytes) < 0 ? errno : 0;
+  } while (failed == EINTR);
   if (failed == EOPNOTSUPP) failed = ftruncate(file_, begin + bytes) < 0 ? errno : 0;
   if (failed != 0) {
     if (ftruncate(file_, begin) < 0) failed = errno;
@@ -218,6 +233,11 @@ void RowLog::WriteOpen() {
   for (int64_t at = 0; at < segment_bytes_;) {
     const ssize_t n = pwrite(file_, open_buffer_->get() + at, static_cast<size_t>(segment_bytes_ - at), begin + at);
     if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno == EINVAL && is_direct_) {  // said so at open, and cannot after all
+      is_direct_ = false;
+      ring_.reset();
+      if (fcntl(file_, F_SETFL, fcntl(file_, F_GETFL) & ~O_DIRECT) == 0) continue;
+    }
     if (n <= 0) throw FileError(n == 0 ? ENOSPC : errno, "write", file_name_);
     at += n;
   }
@@ -225,22 +245,23 @@ void RowLog::WriteOpen() {
 }
 
 void RowLog::PrepareToAppend() {
-  if (open_ != UINT32_MAX && used_ < slots_) return;
-  if (open_ != UINT32_MAX) WriteOpen();
-  if (free_.empty()) throw FileError(ENOSPC, "find a free segment", file_name_);  // Reserve leaves enough
-  open_ = free_.back();
-  free_.pop_back();
-  used_ = 0;
-  if (is_cleaning_) return;
-  is_cleaning_ = true;
-  try {
-    while (free_.size() < 2 && Clean()) {
+  while (open_ == UINT32_MAX || used_ == slots_) {  // what cleaning moves may fill the next one, too
+    if (open_ != UINT32_MAX) WriteOpen();
+    if (free_.empty()) throw FileError(ENOSPC, "find a free segment", file_name_);  // Reserve leaves enough
+    open_ = free_.back();
+    free_.pop_back();
+    used_ = 0;
+    if (is_cleaning_) continue;
+    is_cleaning_ = true;
+    try {
+      while (free_.size() < 2 && Clean()) {
+      }
+    } catch (...) {
+      is_cleaning_ = false;
+      throw;
     }
-  } catch (...) {
     is_cleaning_ = false;
-    throw;
   }
-  is_cleaning_ = false;
 }
 
 bool RowLog::Clean() {
@@ -261,8 +282,10 @@ bool RowLog::Clean() {
     }
   }
   if (best == UINT32_MAX || fewest >= slots_) return false;
-  const int failed = Pread(clean_buffer_->get(), segment_bytes_, static_cast<int64_t>(best) * segment_bytes_);
-  if (failed != 0) throw FileError(failed, "read", file_name_);
+  if (Pread(clean_buffer_->get(), segment_bytes_, static_cast<int64_t>(best) * segment_bytes_) != 0) {
+    stuck_.push_back(best);  // a bad place of the disk: whoever reads its rows finds out, and others go on
+    return true;
+  }
   read_bytes_ += segment_bytes_;
   for (int64_t i = 0; i < slots_; ++i) {
     const uint32_t slot = static_cast<uint32_t>(best * slots_ + i);
@@ -411,8 +434,12 @@ void RowLog::Read(const Cpu& cpu, std::vector<Wanted>* all) const {
     }
   }
   std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return wanted[a].slot < wanted[b].slot; });
+  constexpr int kPending = -1;
+  for (const uint32_t i : order) wanted[i].error = kPending;
   BlockReader reader(*this, wanted.data());
-  ring_->Run(file_, &reader);
+  if (ring_->Run(file_, &reader)) return;
+  for (const uint32_t i : order)  // the system has refused: one by one
+    if (wanted[i].error == kPending) ReadOne(&wanted[i]);
 }
 
 }  // namespace sok

@@ -225,8 +225,9 @@ class EmbeddingTable final : public TableStore {
     std::vector<const float*> all;
   };
   const float* const* PeekAll(const Cpu& cpu, Records* records) const;
-  // Throws what has gone wrong where rows were read without being brought in.
+  // Throws what has gone wrong where rows were read without being brought in, by a call that has the table to itself.
   void CheckPeeks() const;
+  void CheckWhole() const;  // throws FailedPrecondition for a table that an error has left half changed
   // Gives a row to each of the m positions listed in `missing` (ascending); all or none, then throws TableFull. With
   // `fresh` false the caller writes the whole record of new rows, and their stamps.
   void InsertMissing(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, const int64_t* missing, int64_t m,
@@ -341,7 +342,9 @@ class EmbeddingTable final : public TableStore {
   mutable TableMutex mutex_;
   std::unique_ptr<HashTable> index_;  // null for an identity table
   RowStore rows_;
-  std::string broken_;            // why no call may use the table any more; empty: nothing has happened
+  bool is_broken_ = false;  // no call may use the table any more
+  std::string broken_;      // why
+  mutable RowTier::Failure peeks_;
   std::vector<uint64_t> in_use_;  // identity: one bit per row
   std::vector<uint32_t> unused_;  // identity: rows not in use in each stretch of 4,096; where 0, no bit is read
   int64_t num_rows_ = 0;          // rows in use

@@ -8,8 +8,9 @@ namespace sok {
 
 // `bytes` of zeroed memory, 2 MiB aligned if that large (else 64 bytes at least). Untouched pages cost nothing. With huge, asks for
 // transparent huge pages: random access to large arrays is bound by address translation without them.
+// lazily: most of it may never be used, so the system is not asked whether it has as much.
 // Throws OutOfMemory naming `what`; it says so if the process has about as many mappings as the system lets it have.
-void* AllocatePages(int64_t bytes, bool huge, const char* what);
+void* AllocatePages(int64_t bytes, bool huge, const char* what, bool lazily = false);
 
 // Gives back the whole pages in a part of what AllocatePages gave; they read as zeros from then on.
 void DropPages(void* p, int64_t bytes);

@@ -26,8 +26,9 @@ class ReadRing {
     virtual bool Next(unsigned tag, Request* request) = 0;  // for a tag that is free; false: that was all
     virtual void Done(unsigned tag, int result) = 0;        // bytes read, or an error as a negative number
   };
-  // Reads until there is nothing left, as many at a time as there are tags. Takes no memory. Not thread-safe. Throws FileError.
-  void Run(int file, Reader* reader);
+  // Reads until there is nothing left, as many at a time as there are tags. Takes no memory. Not thread-safe. False: the system has
+  // refused, and some of what Next gave was not read.
+  bool Run(int file, Reader* reader);
   unsigned depth() const { return depth_; }
 
  private:

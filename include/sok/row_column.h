@@ -1,7 +1,6 @@
 // One value beside the record of every row, such as when it was last erased.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -26,7 +25,9 @@ class RowColumn {
   void Touch(int64_t row) {
     if (slabs_.empty()) slabs_.resize(num_slabs_);
     auto& slab = slabs_[SlabOf(row)];
-    if (!slab) slab = std::make_unique<T[]>(size_t{1} << shift_);
+    if (slab) return;
+    slab = std::make_unique<T[]>(size_t{1} << shift_);
+    ++made_;
   }
 
   // The same for every row that the store has.
@@ -49,11 +50,13 @@ class RowColumn {
   // Zero for a row that was not.
   T Get(int64_t row) const { return slabs_.empty() || !slabs_[SlabOf(row)] ? T() : *At(row); }
 
-  void Clear() { std::vector<std::unique_ptr<T[]>>().swap(slabs_); }
+  void Clear() {
+    std::vector<std::unique_ptr<T[]>>().swap(slabs_);
+    made_ = 0;
+  }
 
   int64_t memory_bytes() const {
-    const int64_t made = std::count_if(slabs_.begin(), slabs_.end(), [](const auto& slab) { return slab != nullptr; });
-    return made * static_cast<int64_t>(sizeof(T) << shift_) + static_cast<int64_t>(slabs_.size() * sizeof(slabs_[0]));
+    return made_ * static_cast<int64_t>(sizeof(T) << shift_) + static_cast<int64_t>(slabs_.size() * sizeof(slabs_[0]));
   }
 
  private:
@@ -61,6 +64,7 @@ class RowColumn {
 
   int shift_ = 0;
   size_t num_slabs_ = 0;
+  int64_t made_ = 0;
   std::vector<std::unique_ptr<T[]>> slabs_;
 };
 

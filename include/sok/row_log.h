@@ -9,6 +9,8 @@
 // Thread safety: Read may be called from many threads as long as nobody appends, drops or reserves.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -57,6 +59,8 @@ class RowLog {
   void Read(const Cpu& cpu, std::vector<Wanted>* wanted) const;
   void ReadOne(Wanted* wanted) const;
 
+  // Not in a process that was forked since: both would write into one file.
+  bool IsMine() const;
   const std::string& file() const { return file_name_; }
   int64_t file_bytes() const { return static_cast<int64_t>(live_.size()) * segment_bytes_; }
   int64_t memory_bytes() const;
@@ -67,7 +71,7 @@ class RowLog {
   static int64_t BufferBytes(int64_t floats);
 
  private:
-  friend struct RowLogForTests;
+  void Open(int64_t floats);
   class Buffer;
   class BlockReader;
 
@@ -87,6 +91,7 @@ class RowLog {
   uint32_t AppendRaw(const char* slot);
   int Pread(char* to, int64_t bytes, int64_t offset) const;  // 0, or the error
 
+  const pid_t process_;
   const int64_t floats_;
   const int64_t bytes_;  // of a slot
   int64_t per_block_, block_bytes_, slots_, segment_bytes_;

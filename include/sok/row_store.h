@@ -54,7 +54,9 @@ class RowStore {
   RowTier* tier() const { return tier_.get(); }
   bool IsHere(int64_t row) const { return tier_ == nullptr || tier_->IsHere(row); }
   // To read a record wherever it is: see RowTier.
-  const float* Peek(int64_t row) const { return tier_ == nullptr ? Record(row) : tier_->Peek(row); }
+  const float* Peek(int64_t row, RowTier::Failure* failure) const {
+    return tier_ == nullptr ? Record(row) : tier_->Peek(row, failure);
+  }
 
   // Widens every record by the floats `fresh`; gives the offset of the first. While rows move, their new places are
   // taken one by one as the old ones are given back. Throws OutOfMemory, then nothing changed.

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,9 @@ class RowTier final : private RowLog::Owner {
   // Places of rows: null: Touch has not been there. Only that of a row that was brought in is one of a record.
   float** places() const { return places_; }
 
+  // Throws OutOfMemory if the budget has no room for what there is.
+  void CheckRoom() const;
+
   // Makes the row and its neighbours, as rows that have never been written. Throws FileError if the file has no room for them,
   // OutOfMemory if the budget has none; then nothing changed.
   void Touch(int64_t row);
@@ -47,10 +51,32 @@ class RowTier final : private RowLog::Owner {
   int64_t Bring(const Cpu& cpu, const uint32_t* rows, int64_t n, bool writes);
 
   // A row that cannot be had: `error` of the system, or 0 for one that is not what was written.
-  struct Unreadable {
+  struct Unreadable : std::runtime_error {
+    Unreadable(int64_t of, int system_error, const std::string& path)
+        : std::runtime_error(path + ": a row cannot be read"), row(of), error(system_error), file(path) {}
     int64_t row;
     int error;
     std::string file;
+  };
+  // What went wrong first where rows were peeked at, perhaps on several threads.
+  class Failure {
+   public:
+    void Note(int64_t row, int error) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (row_ < 0) row_ = row, error_ = error;
+    }
+    void Throw(const RowTier& tier) {  // Unreadable, once
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (row_ < 0) return;
+      const int64_t row = row_;
+      row_ = -1;
+      throw Unreadable(row, error_, tier.log_->file());
+    }
+
+   private:
+    std::mutex mutex_;
+    int64_t row_ = -1;
+    int error_ = 0;
   };
 
   // How many distinct rows Bring has room for.
@@ -58,12 +84,11 @@ class RowTier final : private RowLog::Owner {
 
   bool IsHere(int64_t row) const { return (Word(row) & kTags) == 0; }
   // A record, from wherever it is; not to be written to. Valid until this thread's next call for a row that is not here. Of a row
-  // that cannot be had zeros: the next ThrowIfFailed throws Unreadable.
-  const float* Peek(int64_t row) const;
-  // Peek for many rows at once, whose reads are under way together: records [n], those that are not in memory in `aside`.
+  // that cannot be had zeros, and a note in `failure`.
+  const float* Peek(int64_t row, Failure* failure) const;
+  // Peek for many rows at once, whose reads are under way together: records [n], those that are not in memory in `aside`. Throws
+  // Unreadable.
   void PeekAll(const Cpu& cpu, const uint32_t* rows, int64_t n, std::vector<float>* aside, const float** records) const;
-  bool has_failed() const { return __atomic_load_n(&has_failed_, __ATOMIC_ACQUIRE); }
-  void ThrowIfFailed() const;
 
   // The row has no record any more.
   void Forget(int64_t row);
@@ -76,7 +101,6 @@ class RowTier final : private RowLog::Owner {
   StorageCounts counts() const;
 
  private:
-  friend struct RowTierForTests;
   struct Frame {  // in front of each record
     uint32_t row;
     uint32_t slot;  // in the file, with the same contents; or kNoSlot
@@ -103,7 +127,6 @@ class RowTier final : private RowLog::Owner {
   int64_t OwnBytes() const;             // of buffers
   void BringWishes(const Cpu& cpu, size_t begin, size_t end, bool writes);
   void CountMisses(int64_t n) const { __atomic_fetch_add(&misses_, n, __ATOMIC_RELAXED); }
-  void NoteFailure(const RowLog::Wanted& failed) const;
   // Makes frames free until there are `n`. All rows of the present wave and these together find room.
   void MakeRoom(int64_t n);
   void Leave(Frame* frame);  // its row goes to the file
@@ -131,9 +154,7 @@ class RowTier final : private RowLog::Owner {
   std::vector<RowLog::Wanted> reads_;
   int64_t hits_ = 0;
   mutable int64_t misses_ = 0;
-  mutable std::mutex failure_mutex_;
-  mutable bool has_failed_ = false;
-  mutable RowLog::Wanted failure_ = {};  // of Peek
+  int64_t read_before_ = 0, written_before_ = 0;  // by narrower tiers
 };
 
 }  // namespace sok

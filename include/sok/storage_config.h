@@ -11,6 +11,7 @@ struct StorageConfig {
   std::string path;          // the folder of the file with the other rows
 
   bool has_file() const { return memory_bytes != 0; }
+  bool operator==(const StorageConfig& other) const { return memory_bytes == other.memory_bytes && path == other.path; }
 };
 
 // What a table with a file has done since it was made.

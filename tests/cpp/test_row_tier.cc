@@ -331,6 +331,28 @@ TEST(ADamagedRowIsAnErrorThatNamesItsKey) {
   table.Lookup(damaged.keys);
 }
 
+TEST(ASaveOfADamagedRowFailsThoughItsKeyIsErased) {
+  Damaged damaged;
+  damaged.table.native().BeginSave(sok::TableStore::SnapshotOf::kAllRows);
+  CHECK_EQ(damaged.table.Erase({100007}), 1);
+  damaged.table.Lookup({100006});  // hears nothing of it
+  Collector collector(64, 1000);
+  CHECK_THROWS(damaged.table.native().ReadSnapshot({kThreads}, &collector), sok::DamagedFile, "The save is given up");
+  damaged.table.native().EndSave("");
+  CHECK_EQ(Contents(&damaged.table.native()).size(), 8999u);
+}
+
+TEST(WideningMeetsDamage) {
+  Damaged damaged;
+  const auto widen = [&] {
+    damaged.table.Apply("adagrad", HyperOf("adagrad", 0.1), {damaged.ids[6]}, std::vector<float>(64, 1.0f));
+  };
+  CHECK_THROWS(widen(), sok::DamagedFile, "the row of key 100007 of table 'item'");
+  damaged.table.Lookup({100006});
+  damaged.table.Erase({100007});
+  widen();
+}
+
 TEST(AnUpdateThatFailsInItsMiddleBreaksTheTable) {
   Damaged damaged;
   damaged.Apply({damaged.ids[6]});
@@ -338,6 +360,11 @@ TEST(AnUpdateThatFailsInItsMiddleBreaksTheTable) {
   CHECK_THROWS(damaged.Apply(damaged.ids), sok::DamagedFile, "key 100007");
   CHECK_THROWS(damaged.table.Lookup({100006}), sok::FailedPrecondition, "an error has left it half changed");
   CHECK_THROWS(damaged.table.Lookup({5}), sok::FailedPrecondition, "Restore it from a checkpoint");
+  Collector collector(64);
+  const auto half = "has left it half changed";
+  CHECK_THROWS(damaged.table.native().ReadAll({kThreads}, &collector), sok::FailedPrecondition, half);
+  CHECK_THROWS(damaged.table.native().BeginSave(), sok::FailedPrecondition, half);  // which would replace a good one
+  CHECK_THROWS(damaged.table.Erase({5}), sok::FailedPrecondition, half);
   sok::EmbeddingTable whole(damaged.table.native().config());
   damaged.table.native().Swap(&whole);
   damaged.table.Lookup({5, 100007});
