@@ -1,0 +1,148 @@
+"""A table in memory and its twin over a file, which are told the same and must be the same, bit for bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import sok
+from tests.sok import own_rules
+from tests.sok.checkpoint_cases import contents
+
+FILL = 6_000
+"""Rows that there are from the beginning: of these about 2,000 to 4,000 have room in the least memory."""
+
+RULES: dict[str, Callable[[], Any]] = {
+    "SGD": lambda: sok.optimizers.SGD(0.1),
+    "Adagrad": lambda: sok.optimizers.Adagrad(0.1),
+    "Adam": lambda: sok.optimizers.Adam(0.01),  # exact: rows that no step touches move, too
+    "LazyAdam": lambda: sok.optimizers.LazyAdam(0.01),
+    "own rule": lambda: own_rules.adagrad(0.1),
+}
+SLOTS = {"SGD": 0, "Adagrad": 1, "Adam": 2, "LazyAdam": 2, "own rule": 1}
+_numbers = itertools.count()
+
+
+def little_memory(dim: int, rows: int = FILL, slots: int = 3) -> int:
+    """Bytes for the index of so many rows, and a cache of 2,048 rows of this dim with so many slots; little more."""
+    return 2**20 + 2**16 + 29 * (rows + 4096) + 2048 * (16 + 4 * dim * (1 + slots))
+
+
+def new_table(folder: Path | None, dim: int = 3, rows: int = FILL, slots: int = 3, **options: Any) -> Any:
+    """A table with the same seed as all others; over a file in `folder` if that is given."""
+    number = next(_numbers)
+    if folder is not None:
+        options["storage"] = sok.Storage(memory_bytes=little_memory(dim, rows, slots), path=folder)
+    capacity = options.pop("capacity", rows + 4_096)
+    return sok.EmbeddingVariable(dim, capacity, name=f"stored_{number}", seed=5, **options)
+
+
+def key_of(number: Any) -> Any:
+    """Keys of hashed tables, negative ones too, that lie apart."""
+    return np.asarray(number, np.int64) * 7919 - 10_000_000
+
+
+@dataclasses.dataclass
+class Twins:
+    """`tables` are one in memory and one over a file; each has optimizers of its own, by rule."""
+
+    folder: Path
+    dim: int = 3
+    hashed: bool = True
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    slots: int = 3  # of a row that has them all: the cache has room for 2,048 of these
+
+    def __post_init__(self) -> None:
+        self.tables = self._new()
+        self.optimizers: list[dict[str, Any]] = [{}, {}]
+        self.saves = [self.folder / "save_memory", self.folder / "save_file"]
+        self.num_saves = 0
+        values = np.random.default_rng(1).normal(size=[FILL, self.dim]).astype(np.float32)
+        self.each(lambda table, _: table.assign(self.keys(np.arange(FILL)), values))
+
+    def _new(self) -> list[Any]:
+        return [
+            new_table(folder, self.dim, slots=self.slots, hashed=self.hashed, **self.options)
+            for folder in (None, self.folder / "rows")
+        ]
+
+    def keys(self, numbers: Any) -> np.ndarray:
+        return key_of(numbers) if self.hashed else np.asarray(numbers, np.int64)
+
+    def each(self, function: Callable[[Any, dict[str, Any]], Any]) -> None:
+        """Calls it with each table and its optimizers; what it gives must be the same, bit for bit."""
+        first, second = (
+            tf.nest.map_structure(np.asarray, function(table, mine))
+            for table, mine in zip(self.tables, self.optimizers, strict=True)
+        )
+        tf.nest.map_structure(np.testing.assert_array_equal, first, second)
+
+    def look_up(self, numbers: np.ndarray, training: bool = False) -> None:
+        """Two features of the table, one pooled and one not, and the first row of all."""
+        keys = self.keys(numbers)
+        ragged = tf.RaggedTensor.from_row_lengths(keys, [0, len(keys) // 3, len(keys) - len(keys) // 3])
+        single = tf.constant(keys[: len(keys) // 2, None])
+
+        def both(table: Any, _: Any) -> Any:
+            how = {"combiners": ["mean", "sum"], "training": training}
+            return sok.group_embedding_lookup_sparse([table, table], [ragged, single], **how)
+
+        self.each(both)
+
+    def train(self, rule: str, numbers: np.ndarray) -> None:
+        """A step of two features."""
+        keys = self.keys(numbers)
+        half = len(keys) // 2
+        ragged = tf.RaggedTensor.from_row_lengths(keys[:half], [half // 2, half - half // 2])
+        single = tf.constant(keys[half:, None])
+
+        def step(table: Any, optimizers: dict[str, Any]) -> Any:
+            with tf.GradientTape() as tape:
+                found = sok.group_embedding_lookup_sparse([table, table], [ragged, single], combiners=["sum", "mean"])
+                loss = tf.add_n([tf.reduce_sum(tf.square(one - 1.0)) for one in found])
+            optimizer = optimizers.setdefault(rule, RULES[rule]())
+            optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+            return found
+
+        self.each(step)
+
+    def assign(self, numbers: np.ndarray) -> None:
+        values = np.random.default_rng(len(numbers)).normal(size=[len(numbers), self.dim]).astype(np.float32)
+        self.each(lambda table, _: table.assign(self.keys(numbers), values))
+
+    def erase(self, numbers: np.ndarray) -> None:
+        self.each(lambda table, _: table.erase(self.keys(numbers)))
+
+    def save(self, **how: Any) -> None:
+        """Each into its own folder; a save in the background is waited for later."""
+        for table, mine, folder in zip(self.tables, self.optimizers, self.saves, strict=True):
+            sok.save(folder, [table], list(mine.values()), **how)
+        self.num_saves += 1
+
+    def exchange(self) -> None:
+        """Each goes on as a new table of the other kind: it is restored from what the other has saved."""
+        if not self.num_saves:
+            self.save()
+        names, fresh = [table.table_name for table in self.tables], self._new()
+        optimizers = [{rule: RULES[rule]() for rule in mine} for mine in self.optimizers]
+        for i in (0, 1):
+            sok.restore(self.saves[1 - i], {names[1 - i]: fresh[i]}, list(optimizers[i].values()))
+        self.tables, self.optimizers = fresh, optimizers
+        self.saves = [self.folder / f"save_{self.num_saves}_{i}" for i in (0, 1)]
+
+    def check(self) -> None:
+        """All rows, slots and histories are the same, and rows of the second have really been in the file."""
+        expected, found = map(contents, self.tables)
+        assert list(found) == list(expected)
+        assert found == expected
+        self.each(lambda table, _: [table.step, table.num_rows()])
+        if self.tables[0].options.keeps_history:
+            self.each(lambda table, _: table.history(self.keys(np.arange(FILL + 100))))
+        told, other = (table.stats() for table in self.tables)
+        assert {name: other[name] for name in told} == told
