@@ -6,6 +6,7 @@
 #include <mutex>
 #include <utility>
 
+#include "or_break.h"
 #include "remove_row.h"
 #include "reserve_more.h"
 #include "row_kernels.h"
@@ -51,6 +52,12 @@ void TableConfig::Check() const {
   check(num_keys >= 0 && num_keys <= capacity * partition().num_shards(),
         "num_keys must lie in [0, capacity per worker * workers]. Received: " + std::to_string(num_keys) + ".");
   policies.Check(*this);
+  check(storage.memory_bytes >= 0,
+        "memory_bytes of its storage must not be negative. Received: " + std::to_string(storage.memory_bytes) + ".");
+  check(storage.has_file() == !storage.path.empty(), "storage takes memory_bytes and a path, or neither.");
+  check(!storage.has_file() || capacity <= RowTier::kMaxRows,
+        "with rows in a file it can have " + std::to_string(RowTier::kMaxRows) +
+            " rows on each worker. Received: capacity " + std::to_string(capacity) + ".");
   if (initializer.kind == InitKind::kBank) {
     check(initializer.bank_rows >= 1 && static_cast<int64_t>(initializer.bank.size()) == initializer.bank_rows * dim,
           "the initializer's bank must have shape [P, dim] with P >= 1");
@@ -112,7 +119,8 @@ EmbeddingTable::EmbeddingTable(TableConfig config)
         config.Check();
         return std::move(config);
       }()),
-      rows_(config_.dim, config_.capacity),
+      rows_(config_.dim, config_.capacity, config_.storage, config_.Label(),
+            config_.name + ".r" + std::to_string(config_.rank)),
       erased_(rows_) {
   if (config_.hashed) {
     index_ = std::make_unique<HashTable>(config_.capacity);
@@ -208,6 +216,7 @@ void EmbeddingTable::Export(const Cpu& cpu, const std::string& slot_set,
       if (to.stamps != nullptr) ReadSlots(*set, row, buffer, to.slots + i * slot_floats, to.stamps + i);
     }
   });
+  CheckPeeks();
 }
 
 const EmbeddingTable::SlotSet& EmbeddingTable::RequireSet(const std::string& slot_set) const {
@@ -226,7 +235,7 @@ int64_t EmbeddingTable::SlotFloats(const std::string& slot_set) const {
 
 void EmbeddingTable::ReadSlots(const SlotSet& set, uint32_t row, float* weights, float* slots, int64_t* stamp) const {
   const int64_t dim = config_.dim;
-  const float* record = rows_.Record(row);
+  const float* record = rows_.Peek(row);
   std::copy_n(set.SlotsOf(row, record), set.rule.slot_floats(dim), slots);  // none and nowhere, of a rule without slots
   *stamp = -1;
   if (!set.rule.decays()) return;
@@ -247,6 +256,7 @@ void EmbeddingTable::Slots(const std::string& slot_set, const uint64_t* keys, in
     if (row == kNoRow) throw InvalidArgument(Label() + ": key " + KeyText(keys[i]) + " has no row.");
     ReadSlots(set, row, weights.data(), slots + i * floats, stamps + i);
   }
+  CheckPeeks();
 }
 
 void EmbeddingTable::Assign(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, const float* values, int64_t n) {
@@ -272,16 +282,19 @@ void EmbeddingTable::Assign(const Cpu& cpu, Scratch* scratch, const uint64_t* ke
   MarkChanged(rows, count);
   CopyAside(rows, count);
   const int64_t dim = config_.dim;
-  for (int64_t i = 0; i < count; ++i) {  // serial: the last of duplicate keys wins
-    float* record = rows_.Record(rows[i]);
-    // Missed decay belongs to the old weights: settle it before they are replaced, or it would move the new ones.
-    for (const auto& set : sets_) {
-      if (!set->rule.decays()) continue;
-      set->Settle(rows[i], dim, record, record + set->offset);
-      *set->Stamp(rows[i]) = static_cast<uint32_t>(set->history.calls());
+  auto store = [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {  // serial: the last of duplicate keys wins
+      float* record = rows_.Record(rows[i]);
+      // Missed decay belongs to the old weights: settle it before they are replaced, or it would move the new ones.
+      for (const auto& set : sets_) {
+        if (!set->rule.decays()) continue;
+        set->Settle(rows[i], dim, record, record + set->offset);
+        *set->Stamp(rows[i]) = static_cast<uint32_t>(set->history.calls());
+      }
+      std::memcpy(record, values + source[i] * dim, static_cast<size_t>(dim) * sizeof(float));
     }
-    std::memcpy(record, values + source[i] * dim, static_cast<size_t>(dim) * sizeof(float));
-  }
+  };
+  OrBreak([&] { ForBrought(cpu, rows, count, /*writes=*/true, store); });
 }
 
 void EmbeddingTable::Reserve(const Cpu& cpu, int64_t n, bool rows) {
@@ -305,6 +318,8 @@ void EmbeddingTable::Reserve(const Cpu& cpu, int64_t n, bool rows) {
   }
   if (rows) {
     for (int64_t row = 0; row < n; row += rows_.rows_per_slab()) MakeRoom(row);
+  }
+  if (rows && rows_.tier() == nullptr) {
     cpu.executor.For((n + rows_.rows_per_slab() - 1) / rows_.rows_per_slab(), 1 << 20, [&](int64_t begin, int64_t end) {
       for (int64_t slab = begin; slab < end; ++slab) rows_.TakePages(slab);
     });
@@ -356,7 +371,12 @@ void EmbeddingTable::ReserveRemoval(const uint32_t* rows, int64_t n) {
 
 int64_t EmbeddingTable::memory_bytes() const {
   SharedLock lock(mutex_);
-  int64_t bytes = rows_.memory_bytes() + erased_.memory_bytes() + saved_.memory_bytes() + row_keys_.memory_bytes() +
+  return rows_.memory_bytes() + BytesBeside();
+}
+
+// Expects the lock to be held, at least shared.
+int64_t EmbeddingTable::BytesBeside() const {
+  int64_t bytes = erased_.memory_bytes() + saved_.memory_bytes() + row_keys_.memory_bytes() +
                   static_cast<int64_t>(in_use_.size() * sizeof(uint64_t) + free_rows_.capacity() * sizeof(uint32_t));
   if (index_) bytes += index_->memory_bytes();
   if (snapshot_) bytes += snapshot_->rows * static_cast<int64_t>(sizeof(uint32_t)) + snapshot_->copies.bytes();

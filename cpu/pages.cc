@@ -19,8 +19,8 @@ constexpr int64_t kHugePage = int64_t{2} << 20;
 void* AllocatePages(int64_t bytes, bool huge, const char* what) {
   // mmap aligns to 4 KiB; large arrays are cut out of a larger mapping so that they start on a huge page.
   const int64_t slack = bytes >= kHugePage ? kHugePage : 0;
-  void* raw =
-      mmap(nullptr, static_cast<size_t>(bytes + slack), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* raw = mmap(nullptr, static_cast<size_t>(bytes + slack), PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (raw == MAP_FAILED) {
     throw OutOfMemory("the system has no memory for " + std::to_string(bytes) + " bytes of " + what +
                       MappingsText("/proc"));

@@ -9,6 +9,7 @@ namespace sok {
 inline void EmbeddingTable::RemoveRow(uint32_t row, uint64_t key) {
   if (saved_.is_on()) saved_.MarkErased(key);
   SnapshotLosesRow(row, key);
+  if (RowTier* tier = rows_.tier(); tier != nullptr) tier->Forget(row);
   if (config_.hashed) {
     index_->Erase(key);
     free_rows_.push_back(row);

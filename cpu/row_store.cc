@@ -23,7 +23,20 @@ RowStore::RowStore(int64_t dim, int64_t max_rows) : floats_(dim), stride_(Record
     ++shift_;
   }
   mask_ = rows - 1;
-  slabs_.assign(static_cast<size_t>((max_rows + rows - 1) >> shift_), nullptr);
+  own_slabs_.assign(static_cast<size_t>((max_rows + rows - 1) >> shift_), nullptr);
+  slabs_ = own_slabs_.data();
+  num_slabs_ = static_cast<int64_t>(own_slabs_.size());
+}
+
+RowStore::RowStore(int64_t dim, int64_t max_rows, const StorageConfig& storage, const std::string& label,
+                   const std::string& file_name)
+    : RowStore(dim, storage.has_file() ? 0 : max_rows) {
+  if (!storage.has_file()) return;
+  tier_ = std::make_unique<RowTier>(storage, label, file_name, dim, max_rows);
+  slabs_ = tier_->places();
+  shift_ = 0;
+  mask_ = 0;
+  num_slabs_ = (max_rows + rows_per_slab() - 1) >> slab_shift();
 }
 
 RowStore::RowStore(const RowStore& shape, int64_t floats)
@@ -31,7 +44,10 @@ RowStore::RowStore(const RowStore& shape, int64_t floats)
       stride_(RecordStride(floats)),
       shift_(shape.shift_),
       mask_(shape.mask_),
-      slabs_(shape.slabs_.size(), nullptr) {}
+      num_slabs_(shape.num_slabs_),
+      own_slabs_(shape.own_slabs_.size(), nullptr) {
+  slabs_ = own_slabs_.data();
+}
 
 RowStore::~RowStore() {
   for (const Arena& arena : arenas_) FreePages(arena.data, arena.bytes);
@@ -42,20 +58,24 @@ void RowStore::Swap(RowStore* other) {
   std::swap(stride_, other->stride_);
   std::swap(shift_, other->shift_);
   std::swap(mask_, other->mask_);
-  slabs_.swap(other->slabs_);
+  std::swap(num_slabs_, other->num_slabs_);
+  std::swap(slabs_, other->slabs_);
+  own_slabs_.swap(other->own_slabs_);
   arenas_.swap(other->arenas_);
+  tier_.swap(other->tier_);
 }
 
 void RowStore::Touch(int64_t row) {
+  if (tier_ != nullptr) return tier_->Touch(row);
   const int64_t slab = row >> shift_;
-  if (slabs_[static_cast<size_t>(slab)] != nullptr) return;
+  if (slabs_[slab] != nullptr) return;
   // The arena begins at slab 0, or at the largest power of two below, or at a multiple of the most that an arena holds.
   int64_t size = 1;
   while (size * 2 <= slab && size * 2 * slab_bytes() <= kArenaBytes) size *= 2;
   const int64_t first = slab / size * size, end = std::min(first + size, num_slabs());
   float* data = nullptr;
   for (int64_t i = first; i < end && data == nullptr; ++i)
-    if (Has(i << shift_)) data = slabs_[static_cast<size_t>(i)] - (i - first) * SlabFloats();
+    if (Has(i << shift_)) data = slabs_[i] - (i - first) * SlabFloats();
   if (data == nullptr) {
     if (arenas_.size() == arenas_.capacity()) arenas_.reserve(2 * arenas_.size() + 4);  // or it might fail later
     // A job may have a thousand tables of a few rows: the first slab stays in small pages until there is a second one.
@@ -64,21 +84,28 @@ void RowStore::Touch(int64_t row) {
     arenas_.push_back({data, bytes});
     if (slab == 1 && slabs_[0] != nullptr) MakeHuge(slabs_[0], slab_bytes());
   }
-  slabs_[static_cast<size_t>(slab)] = data + (slab - first) * SlabFloats();
+  slabs_[slab] = data + (slab - first) * SlabFloats();
 }
 
 void RowStore::TakePages(int64_t slab) {
-  volatile char* memory = reinterpret_cast<volatile char*>(slabs_[static_cast<size_t>(slab)]);
+  volatile char* memory = reinterpret_cast<volatile char*>(slabs_[slab]);
   for (int64_t at = 0; at < slab_bytes(); at += 4096) memory[at] = memory[at];
 }
 
 int64_t RowStore::AddFloats(const std::vector<float>& fresh) {
   const int64_t offset = floats_, count = static_cast<int64_t>(fresh.size());
+  if (tier_ != nullptr) {
+    tier_ = tier_->Widened(fresh);
+    slabs_ = tier_->places();
+    floats_ = tier_->floats();
+    stride_ = RecordStride(floats_);
+    return offset;
+  }
   const bool zeros = std::count(fresh.begin(), fresh.end(), 0.0f) == count;
   RowStore wider(*this, floats_ + count);
   for (int64_t slab = 0; slab < num_slabs(); ++slab)
-    if (slabs_[static_cast<size_t>(slab)] != nullptr) wider.Touch(slab << shift_);
-  for (size_t slab = 0; slab < slabs_.size(); ++slab) {
+    if (slabs_[slab] != nullptr) wider.Touch(slab << shift_);
+  for (int64_t slab = 0; slab < num_slabs(); ++slab) {
     if (slabs_[slab] == nullptr) continue;
     for (int64_t r = 0; r <= mask_; ++r) {
       float* to = wider.slabs_[slab] + r * wider.stride_;
@@ -92,12 +119,13 @@ int64_t RowStore::AddFloats(const std::vector<float>& fresh) {
 }
 
 int64_t RowStore::memory_bytes() const {
-  const int64_t used = std::count_if(slabs_.begin(), slabs_.end(), [](const float* s) { return s != nullptr; });
-  return used * slab_bytes() + static_cast<int64_t>(slabs_.size() * sizeof(float*));
+  if (tier_ != nullptr) return tier_->memory_bytes();
+  const int64_t used = std::count_if(own_slabs_.begin(), own_slabs_.end(), [](const float* s) { return s != nullptr; });
+  return used * slab_bytes() + num_slabs() * static_cast<int64_t>(sizeof(float*));
 }
 
 int64_t RowStore::MissingSlabs(int64_t n) const {
-  return std::count(slabs_.begin(), slabs_.begin() + ((n + mask_) >> shift_), nullptr);
+  return tier_ != nullptr ? 0 : std::count(slabs_, slabs_ + ((n + mask_) >> shift_), nullptr);
 }
 
 }  // namespace sok

@@ -1,8 +1,10 @@
 // Rows for keys that are new to an EmbeddingTable.
 #include <algorithm>
 
+#include "or_break.h"
 #include "slot_set.h"
 #include "sok/embedding_table.h"
+#include "sok/error.h"
 #include "table_snapshot.h"
 #include "tasks.h"
 
@@ -16,6 +18,7 @@ constexpr int64_t kKeysPerTask = 8192;
 
 // What must be there before a row can be written.
 void EmbeddingTable::MakeRoom(int64_t row) {
+  if (rows_.tier() != nullptr && !rows_.Has(row)) rows_.tier()->SetBeside(BytesBeside());
   rows_.Touch(row);
   for (const auto& set : sets_) {
     if (set->rule.decays()) set->stamps.Touch(row);
@@ -107,6 +110,8 @@ EmbeddingTable::MadeRows EmbeddingTable::InsertIdentity(Scratch* scratch, const 
 void EmbeddingTable::InsertMissing(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, const int64_t* missing,
                                    int64_t m, uint32_t* rows, bool fresh) {
   if (m == 0) return;
+  if (!broken_.empty()) throw FailedPrecondition(broken_);
+  uint32_t* made_rows = rows_.tier() == nullptr ? nullptr : scratch->Get<uint32_t>(m);
   if (candidates_) ReserveTakeOver(keys, missing, m);
   const MadeRows made = config_.hashed ? InsertHashed(cpu, scratch, keys, missing, m, rows)
                                        : InsertIdentity(scratch, keys, missing, m, rows);
@@ -119,10 +124,12 @@ void EmbeddingTable::InsertMissing(const Cpu& cpu, Scratch* scratch, const uint6
     if (made.rows[k].row < snapshot_->rows) snapshot_->states[made.rows[k].row] = Snapshot::kDone;
   }
   for (int64_t k = 0; keeps_keys_ && k < made.n; ++k) *row_keys_.At(made.rows[k].row) = made.rows[k].key;
-  if (fresh) {
-    cpu.executor.For(made.n, 50 + 10 * config_.dim,
-                     [&](int64_t begin, int64_t end) { InitRows(made.rows + begin, end - begin); });
-  }
+  for (int64_t k = 0; made_rows != nullptr && k < made.n; ++k) made_rows[k] = made.rows[k].row;
+  auto fill = [&](int64_t first, int64_t last) {
+    cpu.executor.For(last - first, 50 + 10 * config_.dim,
+                     [&](int64_t begin, int64_t end) { InitRows(made.rows + first + begin, end - begin); });
+  };
+  if (fresh) OrBreak([&] { ForBrought(cpu, made_rows, made.n, /*writes=*/true, fill); });
   if (candidates_) TakeOver(made.rows, made.n, fresh);
 }
 

@@ -71,7 +71,7 @@ void EmbeddingTable::FindRows(const uint64_t* keys, int64_t n, uint32_t* rows, b
 void EmbeddingTable::Locate(const uint32_t* rows, int64_t n, bool decays, const float** records) const {
   const int64_t floats = decays ? rows_.floats() : config_.dim;
   for (int64_t i = 0; i < n; ++i) {
-    records[i] = rows[i] == kNoRow ? nullptr : rows_.Record(rows[i]);
+    records[i] = rows[i] == kNoRow || !rows_.IsHere(rows[i]) ? nullptr : rows_.Record(rows[i]);
     if (records[i] == nullptr) continue;
     for (int64_t at = 0; at < floats; at += 16) __builtin_prefetch(records[i] + at);
     __builtin_prefetch(records[i] + floats - 1);  // records need not begin on a cache line
@@ -81,42 +81,10 @@ void EmbeddingTable::Locate(const uint32_t* rows, int64_t n, bool decays, const 
   }
 }
 
-void EmbeddingTable::SettleRows(const uint32_t* rows, int64_t n) const {
-  constexpr int64_t kStampAhead = 24, kRecordAhead = 8;
-  constexpr uint32_t kBusy = 0xFFFFFFFFu;  // a thread is at work on the row
-  const int64_t floats = rows_.floats();
-  for (const auto& set : sets_) {
-    if (!set->rule.decays()) continue;
-    const uint32_t calls = static_cast<uint32_t>(set->history.calls());
-    for (int64_t i = 0; i < n; ++i) {
-      if (i + kStampAhead < n && rows[i + kStampAhead] != kNoRow) __builtin_prefetch(set->Stamp(rows[i + kStampAhead]));
-      if (i + kRecordAhead < n && rows[i + kRecordAhead] != kNoRow &&
-          __atomic_load_n(set->Stamp(rows[i + kRecordAhead]), __ATOMIC_RELAXED) != calls) {
-        const float* record = rows_.Record(rows[i + kRecordAhead]);
-        for (int64_t at = 0; at < floats; at += 16) __builtin_prefetch(record + at, 1);
-      }
-      if (rows[i] == kNoRow) continue;
-      uint32_t* stamp = set->Stamp(rows[i]);
-      uint32_t seen = __atomic_load_n(stamp, __ATOMIC_ACQUIRE);
-      while (seen != calls) {
-        if (seen == kBusy ||
-            !__atomic_compare_exchange_n(stamp, &seen, kBusy, false, __ATOMIC_ACQUIRE, __ATOMIC_ACQUIRE)) {
-          seen = __atomic_load_n(stamp, __ATOMIC_ACQUIRE);
-          continue;
-        }
-        float* record = const_cast<float*>(rows_.Record(rows[i]));
-        set->SettleFrom(seen, config_.dim, record, record + set->offset);
-        __atomic_store_n(stamp, calls, __ATOMIC_RELEASE);
-        break;
-      }
-    }
-  }
-}
-
 bool EmbeddingTable::KeysAreRowIds(const Feature& feature) const {
   return feature.keys_are_row_ids != nullptr && feature.row_splits != nullptr && feature.weights == nullptr &&
-         !config_.hashed && config_.world_size == 1 && num_rows_ == config_.capacity && epoch_ == 0 && !HasDecay() &&
-         history_ == nullptr &&
+         !config_.hashed && rows_.tier() == nullptr && config_.world_size == 1 && num_rows_ == config_.capacity &&
+         epoch_ == 0 && !HasDecay() && history_ == nullptr &&
          ChosenRowKernels().pool_keys({}, nullptr, kNoSplits, 0, 0, Combiner::kSum, config_.dim, nullptr);
 }
 
@@ -145,11 +113,12 @@ void EmbeddingTable::Find(const Feature& feature, Task* task, uint32_t* rows) co
   task->missing = WriteRowIds(feature, *task, rows);
 }
 
-void EmbeddingTable::Read(const Feature& feature, const Task& task, const uint32_t* rows, Made made, float* buffer) {
+void EmbeddingTable::Read(const Feature& feature, const Task& task, const uint32_t* rows, Made made, bool are_here,
+                          float* buffer) {
   const RowKernels& kernels = ChosenRowKernels();
   const int64_t dim = config_.dim, n = task.end - task.begin;
   const bool pooled = feature.row_splits != nullptr;
-  const RowView view = {rows_.slabs(), rows_.shift(), rows_.rows_per_slab() - 1, rows_.stride()};
+  const RowView view = {rows_.slabs(), rows_.shift(), rows_.mask(), rows_.stride()};
   if (rows == nullptr) {  // KeysAreRowIds
     if (!task.bad) {
       kernels.pool_keys(view, feature.keys + task.begin, feature.row_splits, task.first_segment, task.last_segment,
@@ -161,7 +130,7 @@ void EmbeddingTable::Read(const Feature& feature, const Task& task, const uint32
   bool decays = HasDecay();
   if (made != Made::kNone && ChangesWhenRead()) {  // the table is ours alone, see LookupFeatures
     CopyAside(rows, n);
-    SettleRows(rows, n);  // what is read for training is settled once
+    if (are_here) SettleRows(rows, n);  // what is read for training is settled once
     if (history_ != nullptr) CountRows(rows, n);
     decays = false;
   }
@@ -170,7 +139,7 @@ void EmbeddingTable::Read(const Feature& feature, const Task& task, const uint32
 
   const bool stream = !pooled && feature.place == nullptr && feature.n * dim * 4 >= kStreamBytes;
   // Rows that are still to be made are filled in later: until then they are gathered as zeros.
-  const bool readable = task.missing == 0 || waits;
+  const bool readable = are_here && (task.missing == 0 || waits);
   if (readable && !decays && feature.weights == nullptr && feature.place == nullptr) {
     const bool done = pooled ? kernels.pool(view, rows, feature.row_splits, task.first_segment, task.last_segment,
                                             feature.combiner, dim, feature.output)
@@ -236,8 +205,12 @@ const float* EmbeddingTable::ReadRow(uint32_t row, uint64_t key, float* out, flo
     FillRow(config_.initializer, key, config_.dim, out);
     return out;
   }
-  const float* record = rows_.Record(row);
+  const float* record = rows_.Peek(row);
   const float* weights = record;
+  if (!rows_.IsHere(row)) {  // it lasts as long as no other one is read
+    std::memcpy(out, record, static_cast<size_t>(config_.dim) * sizeof(float));
+    weights = out;
+  }
   for (const auto& set : sets_) {
     if (!set->rule.decays() || set->IsCurrent(row)) continue;
     set->Read(row, weights, record + set->offset, config_.dim, out, scratch);
@@ -268,7 +241,7 @@ void EmbeddingTable::CollectMissing(const Cpu& cpu, Scratch* scratch, const Task
 void EmbeddingTable::FinishFeature(const Cpu& cpu, Scratch* scratch, const Feature& feature, Task* tasks,
                                    int64_t num_tasks, int64_t losses, uint32_t* rows, float* buffers) {
   EmbeddingTable* table = feature.table;
-  const int64_t dim = table->dim(), buffer_floats = (kBlock + kMaxSlots) * dim;
+  const int64_t dim = table->dim();
   Lock lock(table->mutex_);
   const bool stale = losses != table->losses_;
   if (stale) {  // row numbers found before may have been given to other keys since
@@ -281,12 +254,12 @@ void EmbeddingTable::FinishFeature(const Cpu& cpu, Scratch* scratch, const Featu
   table->refused_ += count - admitted;
   table->InsertMissing(cpu, scratch, feature.keys, missing, admitted, rows);
   if (stale || feature.row_splits != nullptr) {
-    ForTasks(cpu, num_tasks, feature.n * (kKeyCycles + dim), [&](int64_t worker, int64_t t) {
-      if (!stale && tasks[t].missing == 0) return;
-      tasks[t].missing = table->WriteRowIds(feature, tasks[t], rows);
-      table->Read(feature, tasks[t], rows, Made::kAll, buffers + worker * buffer_floats);
-    });
-    return;
+    Task* again = scratch->Get<Task>(num_tasks);
+    Task* end = stale ? std::copy_n(tasks, num_tasks, again)
+                      : std::copy_if(tasks, tasks + num_tasks, again, [](const Task& t) { return t.missing > 0; });
+    ForTasks(cpu, end - again, feature.n * kKeyCycles,
+             [&](int64_t, int64_t t) { again[t].missing = table->WriteRowIds(feature, again[t], rows); });
+    return table->ReadTasks(cpu, feature, again, end - again, rows, Made::kAll, buffers);
   }
   const bool changes = table->ChangesWhenRead();
   cpu.executor.For(count - admitted, kKeyCycles + dim, [&](int64_t begin, int64_t end) {
@@ -296,19 +269,50 @@ void EmbeddingTable::FinishFeature(const Cpu& cpu, Scratch* scratch, const Featu
       feature.row_ids[at] = -1;
     }
   });
-  cpu.executor.For(admitted, kKeyCycles + dim, [&](int64_t begin, int64_t end) {
-    for (int64_t k = begin; k < end; ++k) {
-      if (changes) {  // of a row that another call has made since the search
-        table->CopyAside(rows + missing[k], 1);
-        table->SettleRows(rows + missing[k], 1);
-        if (table->history_ != nullptr) table->CountRows(rows + missing[k], 1);
+  uint32_t* made = table->rows_.tier() == nullptr ? nullptr : scratch->Get<uint32_t>(admitted);
+  for (int64_t k = 0; made != nullptr && k < admitted; ++k) made[k] = rows[missing[k]];
+  table->ForBrought(cpu, made, admitted, table->HasDecay(), [&](int64_t first, int64_t last) {
+    cpu.executor.For(last - first, kKeyCycles + dim, [&](int64_t begin, int64_t end) {
+      for (int64_t k = first + begin; k < first + end; ++k) {
+        if (changes) {  // of a row that another call has made since the search
+          table->CopyAside(rows + missing[k], 1);
+          table->SettleRows(rows + missing[k], 1);
+          if (table->history_ != nullptr) table->CountRows(rows + missing[k], 1);
+        }
+        const int64_t at = feature.place == nullptr ? missing[k] : feature.place[missing[k]];
+        std::memcpy(feature.output + at * dim, table->rows_.Record(rows[missing[k]]),
+                    static_cast<size_t>(dim) * sizeof(float));
+        feature.row_ids[at] = table->RowId(rows[missing[k]]);
       }
-      const int64_t at = feature.place == nullptr ? missing[k] : feature.place[missing[k]];
-      std::memcpy(feature.output + at * dim, table->rows_.Record(rows[missing[k]]),
-                  static_cast<size_t>(dim) * sizeof(float));
-      feature.row_ids[at] = table->RowId(rows[missing[k]]);
-    }
+    });
   });
+}
+
+void EmbeddingTable::ReadTasks(const Cpu& cpu, const Feature& feature, const Task* tasks, int64_t num_tasks,
+                               const uint32_t* rows, Made made, float* buffers) {
+  auto read = [&](int64_t begin, int64_t end, bool are_here) {
+    ForTasks(cpu, end - begin, (tasks[end - 1].end - tasks[begin].begin) * (kKeyCycles + config_.dim),
+             [&](int64_t worker, int64_t t) {
+               Read(feature, tasks[begin + t], rows, made, are_here,
+                    buffers + worker * (kBlock + kMaxSlots) * config_.dim);
+             });
+  };
+  if (rows_.tier() == nullptr) return read(0, num_tasks, true);
+  const bool settles = made != Made::kNone && HasDecay();
+  for (int64_t t = 0, next; t < num_tasks; t = next) {
+    const int64_t begin = tasks[t].begin, most = rows_.tier()->most_rows_here();
+    for (next = t + 1; next < num_tasks && tasks[next].end - begin <= most;) ++next;
+    const int64_t n = tasks[next - 1].end - begin;
+    const bool are_here = Bring(cpu, rows + begin, n, settles) == n;
+    if (!are_here && settles) {  // one task with more rows than there is room for: a large segment
+      ForBrought(cpu, rows + begin, n, settles, [&](int64_t first, int64_t last) {
+        CopyAside(rows + begin + first, last - first);
+        SettleRows(rows + begin + first, last - first);
+      });
+    }
+    read(t, next, are_here);
+  }
+  CheckPeeks();
 }
 
 void EmbeddingTable::LookupFeatures(const Cpu& cpu, Scratch* scratch, const Feature* features, int64_t num_features,
@@ -355,7 +359,7 @@ void EmbeddingTable::LookupFeatures(const Cpu& cpu, Scratch* scratch, const Feat
     std::vector<Lock> exclusive;
     for (EmbeddingTable* table : tables) {
       SharedLock lock(table->mutex_);
-      if (insert && table->ChangesWhenRead()) {  // a set once attached stays
+      if ((insert && table->ChangesWhenRead()) || table->rows_.tier() != nullptr) {  // a set once attached stays
         lock.unlock();
         exclusive.emplace_back(table->mutex_);
       } else {
@@ -367,12 +371,19 @@ void EmbeddingTable::LookupFeatures(const Cpu& cpu, Scratch* scratch, const Feat
       if (features[f].table->KeysAreRowIds(features[f])) rows[f] = nullptr;
       if (features[f].keys_are_row_ids != nullptr) *features[f].keys_are_row_ids = rows[f] == nullptr;
     }
+    const Made made = insert ? Made::kSome : Made::kNone;
     ForTasks(cpu, num_tasks, cost, [&](int64_t worker, int64_t t) {
       const int64_t f = tasks[t].feature;
-      features[f].table->Find(features[f], &tasks[t], rows[f]);
-      features[f].table->Read(features[f], tasks[t], rows[f], insert ? Made::kSome : Made::kNone,
-                              buffers + worker * (kBlock + kMaxSlots) * max_dim);
+      EmbeddingTable* table = features[f].table;
+      table->Find(features[f], &tasks[t], rows[f]);
+      if (table->rows_.tier() != nullptr) return;  // rows have to be brought in first
+      table->Read(features[f], tasks[t], rows[f], made, true, buffers + worker * (kBlock + kMaxSlots) * max_dim);
     });
+    for (int64_t f = 0; f < num_features; ++f) {
+      if (features[f].table->rows_.tier() == nullptr) continue;
+      features[f].table->ReadTasks(cpu, features[f], tasks + first_task[f], first_task[f + 1] - first_task[f], rows[f],
+                                   made, buffers);
+    }
   }
   for (int64_t t = 0; t < num_tasks; ++t) {
     const Feature& feature = features[tasks[t].feature];

@@ -103,7 +103,7 @@ int64_t EmbeddingTable::TryOwnRule(const Gradients& gradients, int64_t begin, in
     bool stale = false;
     // What the update itself refuses or leaves out.
     if (IsGone(id) || !CheckGradients(gradients, i, i + 1, Nonfinite::kRaise, &stale)) continue;
-    const float* record = rows_.Record(RowOf(id));
+    const float* record = rows_.Peek(RowOf(id));
     std::copy_n(record, dim, aside);
     if (set == nullptr) {
       rule.FillSlots(dim, aside + dim);
@@ -138,6 +138,7 @@ std::string EmbeddingTable::TryGroup(const Cpu& cpu, Scratch* scratch, const Upd
       const int64_t found = table->TryOwnRule(ready[t], begin, end, rule, set, aside + worker * floats);
       if (found < end) bad.store(found);
     });
+    table->CheckPeeks();
     if (bad.load() == n) continue;
     return table->Label() + ": rule '" + RuleName(rule.rule) + "' makes NaN or infinity of the row or slots of key " +
            table->KeyText(table->KeyOfRow(RowOf(ready[t].row_ids[bad.load()]))) +

@@ -85,6 +85,7 @@ void EmbeddingTable::MakeHistory() {
   config.capacity = is_filter ? int64_t{1} << kBucketBits : kMaxCandidates;
   config.is_unsigned = config.is_unsigned || is_filter;
   config.policies = Policies();
+  config.storage = StorageConfig();
   config.initializer = Initializer();
   config.initializer.kind = InitKind::kConstant;
   config.initializer.a = 0.0f;
@@ -261,6 +262,7 @@ std::vector<std::pair<uint32_t, uint64_t>> EmbeddingTable::Leaving(const Cpu& cp
         leaves[static_cast<size_t>(i)] = goes ? 1 : 0;
       }
     });
+    CheckPeeks();
     for (size_t i = 0; i < part.size(); ++i)
       if (leaves[i] != 0) leaving.push_back(part[i]);
   }

@@ -2,6 +2,7 @@
 #include <cstring>
 #include <mutex>
 
+#include "or_break.h"
 #include "slot_set.h"
 #include "sok/embedding_table.h"
 
@@ -28,38 +29,43 @@ std::vector<uint32_t> EmbeddingTable::RowsOfIds(const int64_t* row_ids, int64_t 
 void EmbeddingTable::Gather(const Cpu& cpu, const int64_t* row_ids, int64_t n, float* rows) {
   Lock lock(mutex_);
   const std::vector<uint32_t> numbers = RowsOfIds(row_ids, n);
-  SettleRows(numbers.data(), n);
   const int64_t dim = config_.dim;
   const size_t bytes = static_cast<size_t>(dim) * sizeof(float);
-  cpu.executor.For(n, kCopyCycles + dim, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const uint32_t row = numbers[static_cast<size_t>(i)];
-      if (row == kNoRow) {
-        std::memset(rows + i * dim, 0, bytes);
-      } else {
-        std::memcpy(rows + i * dim, rows_.Record(row), bytes);
+  ForBrought(cpu, numbers.data(), n, HasDecay(), [&](int64_t first, int64_t last) {
+    SettleRows(numbers.data() + first, last - first);
+    cpu.executor.For(last - first, kCopyCycles + dim, [&](int64_t begin, int64_t end) {
+      for (int64_t i = first + begin; i < first + end; ++i) {
+        const uint32_t row = numbers[static_cast<size_t>(i)];
+        if (row == kNoRow) {
+          std::memset(rows + i * dim, 0, bytes);
+        } else {
+          std::memcpy(rows + i * dim, rows_.Record(row), bytes);
+        }
       }
-    }
+    });
   });
 }
 
 void EmbeddingTable::Scatter(const Cpu& cpu, const int64_t* row_ids, int64_t n, const float* rows) {
   Lock lock(mutex_);
   const std::vector<uint32_t> numbers = RowsOfIds(row_ids, n);
-  SettleRows(numbers.data(), n);
   if (saved_.is_on()) {
     for (const uint32_t row : numbers)
       if (row != kNoRow) saved_.Mark(row);
   }
   CopyAside(numbers.data(), n);
   const int64_t dim = config_.dim;
-  cpu.executor.For(n, kCopyCycles + dim, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const uint32_t row = numbers[static_cast<size_t>(i)];
-      if (row == kNoRow) continue;
-      std::memcpy(rows_.Record(row), rows + i * dim, static_cast<size_t>(dim) * sizeof(float));
-    }
-  });
+  auto store = [&](int64_t first, int64_t last) {
+    SettleRows(numbers.data() + first, last - first);
+    cpu.executor.For(last - first, kCopyCycles + dim, [&](int64_t begin, int64_t end) {
+      for (int64_t i = first + begin; i < first + end; ++i) {
+        const uint32_t row = numbers[static_cast<size_t>(i)];
+        if (row == kNoRow) continue;
+        std::memcpy(rows_.Record(row), rows + i * dim, static_cast<size_t>(dim) * sizeof(float));
+      }
+    });
+  };
+  OrBreak([&] { ForBrought(cpu, numbers.data(), n, /*writes=*/true, store); });
 }
 
 }  // namespace sok

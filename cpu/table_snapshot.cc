@@ -97,7 +97,7 @@ void EmbeddingTable::CopyAside(const uint32_t* rows, int64_t n) const {
         const uint32_t row = claimed[i];
         if (has_memory) {
           float* copy = s->copies.Record(numbers[i]);
-          std::memcpy(copy, rows_.Record(row), static_cast<size_t>(s->stamps_at) * sizeof(float));
+          std::memcpy(copy, rows_.Peek(row), static_cast<size_t>(s->stamps_at) * sizeof(float));
           char* stamp = reinterpret_cast<char*>(copy + s->stamps_at);
           for (size_t j = 0; j < s->sets.size(); ++j) {
             if (s->sets[j]->rule.decays()) {
@@ -143,7 +143,7 @@ void EmbeddingTable::CopySnapshotRows(const Cpu& cpu, const std::vector<uint32_t
         for (int64_t at = 0; at < floats; at += 16) __builtin_prefetch(next + at);
       }
       const uint32_t row = rows[static_cast<size_t>(i)], copy = copies[static_cast<size_t>(i)];
-      const float* record = copy == kFromTable ? rows_.Record(row) : s.copies.Record(copy - Snapshot::kFirstCopy);
+      const float* record = copy == kFromTable ? rows_.Peek(row) : s.copies.Record(copy - Snapshot::kFirstCopy);
       const char* stamps = reinterpret_cast<const char*>(record + floats);  // of a copy
       float* weights = target.rows + i * dim;
       std::memcpy(weights, record, static_cast<size_t>(dim) * sizeof(float));
@@ -195,6 +195,7 @@ void EmbeddingTable::ReadSnapshot(const Cpu& cpu, RowSink* sink) {
     const RowTarget target = sink->Allocate(n);
     std::copy(keys.begin(), keys.end(), target.keys);
     CopySnapshotRows(cpu, rows, copies, target);
+    CheckPeeks();
     std::vector<uint32_t> taken;
     for (const uint32_t copy : copies)
       if (copy != kFromTable) taken.push_back(copy - Snapshot::kFirstCopy);

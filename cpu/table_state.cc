@@ -4,6 +4,7 @@
 #include <mutex>
 #include <utility>
 
+#include "or_break.h"
 #include "slot_set.h"
 #include "sok/embedding_table.h"
 #include "sok/error.h"
@@ -53,7 +54,7 @@ void EmbeddingTable::CopyOut(const std::pair<uint32_t, uint64_t>* rows, int64_t 
       for (int64_t at = 0; at < rows_.floats(); at += 16) __builtin_prefetch(next + at);
     }
     const auto [row, key] = rows[i];
-    const float* record = rows_.Record(row);
+    const float* record = rows_.Peek(row);
     float* weights = target.rows + (begin + i) * dim;
     target.keys[begin + i] = key;
     std::memcpy(weights, record, static_cast<size_t>(dim) * sizeof(float));
@@ -90,6 +91,7 @@ void EmbeddingTable::ReadRows(const Cpu& cpu, RowSink* sink, bool changes) const
     const RowTarget target = sink->Allocate(n);
     cpu.executor.For(n, kCopyCycles + rows_.floats(),
                      [&](int64_t begin, int64_t end) { CopyOut(batch.data() + begin, end - begin, target, begin); });
+    CheckPeeks();
     sink->Commit();
     batch.clear();
   };
@@ -177,11 +179,12 @@ int64_t EmbeddingTable::Restore(const Cpu& cpu, Scratch* scratch, const std::vec
     }
   };
   // No row comes twice if all were new and each made one; else the last of equal keys has to come last.
-  if (num_new == count) {
-    cpu.executor.For(count, kCopyCycles + rows_.floats(), store);
-  } else {
-    store(0, count);
-  }
+  auto store_part = [&](int64_t first, int64_t last) {
+    if (num_new != count) return store(first, last);
+    cpu.executor.For(last - first, kCopyCycles + rows_.floats(),
+                     [&](int64_t begin, int64_t end) { store(first + begin, first + end); });
+  };
+  OrBreak([&] { ForBrought(cpu, rows, count, /*writes=*/true, store_part); });
   return num_new;
 }
 
@@ -223,6 +226,7 @@ void EmbeddingTable::Swap(TableStore* with) {
   refused_keys_.clear();
   other->refused_keys_.clear();
   std::swap(keeps_keys_, other->keeps_keys_);
+  broken_.swap(other->broken_);
   std::swap(row_keys_, other->row_keys_);
   for (auto [table, keeps] : {std::pair{this, untouched}, std::pair{other, other_untouched}}) {
     table->saved_.TurnOff();

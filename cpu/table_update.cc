@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "gradient_rows.h"
+#include "or_break.h"
 #include "row_kernels.h"
 #include "slot_set.h"
 #include "sok/embedding_table.h"
@@ -19,6 +20,7 @@ namespace {
 
 constexpr int64_t kRowsPerTask = 2048;
 constexpr int64_t kRowCycles = 60;
+constexpr uint32_t kNoRow = HashTable::kNoRow;
 
 }  // namespace
 
@@ -41,6 +43,38 @@ void EmbeddingTable::CheckSet(const UpdateRule& rule, const std::string& slot_se
                         "' belongs to another rule. Give each optimizer its own name.");
 }
 
+void EmbeddingTable::SettleRows(const uint32_t* rows, int64_t n) const {
+  constexpr int64_t kStampAhead = 24, kRecordAhead = 8;
+  constexpr uint32_t kBusy = 0xFFFFFFFFu;  // a thread is at work on the row
+  const int64_t floats = rows_.floats();
+  for (const auto& set : sets_) {
+    if (!set->rule.decays()) continue;
+    const uint32_t calls = static_cast<uint32_t>(set->history.calls());
+    for (int64_t i = 0; i < n; ++i) {
+      if (i + kStampAhead < n && rows[i + kStampAhead] != kNoRow) __builtin_prefetch(set->Stamp(rows[i + kStampAhead]));
+      if (i + kRecordAhead < n && rows[i + kRecordAhead] != kNoRow &&
+          __atomic_load_n(set->Stamp(rows[i + kRecordAhead]), __ATOMIC_RELAXED) != calls) {
+        const float* record = rows_.Record(rows[i + kRecordAhead]);
+        for (int64_t at = 0; at < floats; at += 16) __builtin_prefetch(record + at, 1);
+      }
+      if (rows[i] == kNoRow) continue;
+      uint32_t* stamp = set->Stamp(rows[i]);
+      uint32_t seen = __atomic_load_n(stamp, __ATOMIC_ACQUIRE);
+      while (seen != calls) {
+        if (seen == kBusy ||
+            !__atomic_compare_exchange_n(stamp, &seen, kBusy, false, __ATOMIC_ACQUIRE, __ATOMIC_ACQUIRE)) {
+          seen = __atomic_load_n(stamp, __ATOMIC_ACQUIRE);
+          continue;
+        }
+        float* record = const_cast<float*>(rows_.Record(rows[i]));
+        set->SettleFrom(seen, config_.dim, record, record + set->offset);
+        __atomic_store_n(stamp, calls, __ATOMIC_RELEASE);
+        break;
+      }
+    }
+  }
+}
+
 void EmbeddingTable::SettleBefore(const Cpu& cpu, const SlotSet& set, const UpdateRule& next) const {
   if (!set.SettlesBefore(next)) return;
   std::vector<std::pair<uint32_t, uint64_t>> part;
@@ -49,9 +83,11 @@ void EmbeddingTable::SettleBefore(const Cpu& cpu, const SlotSet& set, const Upda
     RowsOfPart(p, /*changes=*/false, &part);
     rows.clear();
     for (const auto& [row, key] : part) rows.push_back(row);
-    cpu.executor.For(static_cast<int64_t>(rows.size()), kRowCycles, [&](int64_t begin, int64_t end) {
-      CopyAside(rows.data() + begin, end - begin);
-      SettleRows(rows.data() + begin, end - begin);
+    ForBrought(cpu, rows.data(), static_cast<int64_t>(rows.size()), /*writes=*/true, [&](int64_t first, int64_t last) {
+      cpu.executor.For(last - first, kRowCycles, [&](int64_t begin, int64_t end) {
+        CopyAside(rows.data() + first + begin, end - begin);
+        SettleRows(rows.data() + first + begin, end - begin);
+      });
     });
   }
 }
@@ -147,7 +183,7 @@ void EmbeddingTable::Update(const Gradients& gradients, int64_t begin, int64_t e
       if (*stamp + 1 != next_call) set->SettleFrom(*stamp, dim, record, record + set->offset);
       *stamp = next_call;
     }
-    const RowView view = {rows_.slabs(), rows_.shift(), rows_.rows_per_slab() - 1, rows_.stride()};
+    const RowView view = {rows_.slabs(), rows_.shift(), rows_.mask(), rows_.stride()};
     return kernels.update_rows(view, set->rule, ids + begin, set->offset, gradients.grads + begin * dim, end - begin,
                                dim);
   }
@@ -219,6 +255,36 @@ void EmbeddingTable::SumDuplicates(const Cpu& cpu, Scratch* scratch, Gradients* 
   });
 }
 
+// Runs the body for all stretches, on several threads; those of tables with files when their rows are in memory.
+template <class Body>
+void EmbeddingTable::RunStretches(const Cpu& cpu, Scratch* scratch, const Gradients* gradients,
+                                  const Stretch* stretches, int64_t count, int64_t cost, const Body& body) {
+  auto has_file = [&](const Stretch& s) { return gradients[s.table].table->rows_.tier() != nullptr; };
+  if (std::none_of(stretches, stretches + count, has_file)) return ForTasks(cpu, count, cost, body);
+  for (int64_t first = 0, end; first < count; first = end) {  // table by table
+    const Gradients& of = gradients[stretches[first].table];
+    for (end = first; end < count && stretches[end].table == stretches[first].table;) ++end;
+    auto run = [&](int64_t begin, int64_t n) {
+      ForTasks(cpu, n, cost / count * n, [&](int64_t worker, int64_t s) { body(worker, begin + s); });
+    };
+    if (!has_file(stretches[first])) {
+      run(first, end - first);
+      continue;
+    }
+    static_assert(kRowsPerTask <= RowTier::kLeastFrames, "the rows of a stretch are in memory together");
+    uint32_t* rows = scratch->Get<uint32_t>(of.n);
+    for (int64_t i = 0; i < of.n; ++i) rows[i] = of.row_ids[i] < 0 ? kNoRow : RowOf(of.row_ids[i]);
+    of.table->OrBreak([&] {
+      for (int64_t s = first, next; s < end; s = next) {
+        const int64_t begin = stretches[s].begin, most = of.table->rows_.tier()->most_rows_here();
+        for (next = s + 1; next < end && stretches[next].end - begin <= most;) ++next;
+        of.table->Bring(cpu, rows + begin, stretches[next - 1].end - begin, /*writes=*/true);
+        run(s, next - s);
+      }
+    });
+  }
+}
+
 void EmbeddingTable::ApplyGroup(const Cpu& cpu, Scratch* scratch, const UpdateRule& rule, const std::string& slot_set,
                                 Nonfinite nonfinite, const Gradients* gradients, int64_t num_tables) {
   Gradients* ready = scratch->Get<Gradients>(num_tables);
@@ -286,7 +352,7 @@ void EmbeddingTable::ApplyGroup(const Cpu& cpu, Scratch* scratch, const UpdateRu
   float* aside = checks ? scratch->Get<float>(MaxWorkers(cpu, count) * floats_aside) : nullptr;
   // Nothing from here on takes memory.
   for (int64_t t = 0; t < num_tables; ++t) sets[t]->SetRule(rule, std::move(sums[static_cast<size_t>(t)]));
-  ForTasks(cpu, count, cost, [&](int64_t worker, int64_t s) {
+  auto update = [&](int64_t worker, int64_t s) {
     const Stretch& stretch = stretches[s];
     const Gradients& g = ready[stretch.table];
     if (g.table->saved_.is_on()) {
@@ -296,12 +362,13 @@ void EmbeddingTable::ApplyGroup(const Cpu& cpu, Scratch* scratch, const UpdateRu
     if (g.table->snapshot_) {
       uint32_t rows[kRowsPerTask];
       for (int64_t i = stretch.begin; i < stretch.end; ++i)
-        rows[i - stretch.begin] = g.row_ids[i] < 0 ? HashTable::kNoRow : RowOf(g.row_ids[i]);
+        rows[i - stretch.begin] = g.row_ids[i] < 0 ? kNoRow : RowOf(g.row_ids[i]);
       g.table->CopyAside(rows, stretch.end - stretch.begin);
     }
     g.table->Update(g, stretch.begin, stretch.end, sets[stretch.table], nonfinite,
                     aside == nullptr ? nullptr : aside + worker * floats_aside);
-  });
+  };
+  RunStretches(cpu, scratch, ready, stretches, count, cost, update);
   if (rule.decays())
     for (int64_t t = 0; t < num_tables; ++t) sets[t]->Append();
 }

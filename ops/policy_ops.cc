@@ -1,4 +1,4 @@
-// What admission and eviction know of a table's keys.
+// What a table knows of its keys and rows: of admission, eviction and storage.
 #include "op.h"
 #include "shapes.h"
 #include "table_resource.h"
@@ -55,6 +55,26 @@ void TableStats(OpKernelContext* ctx) {
   std::copy(std::begin(all), std::end(all), stats->flat<int64_t>().data());
 }
 SOK_HOST_KERNEL("Sok>TableStats", FunctionOp<TableStats>, "handle", "stats");
+
+// Rows in memory, and how many there can be; rows of calls that were there, and that were not; bytes read and written; bytes of the
+// file and of the memory.
+REGISTER_OP("Sok>TableStorage")
+    .Input("handle: resource")
+    .Output("counts: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(8));
+      return absl::OkStatus();
+    });
+
+void TableStorage(OpKernelContext* ctx) {
+  const StorageCounts counts = TableArg(ctx, 0)->table().storage_counts();
+  const int64_t all[] = {counts.rows_in_memory, counts.most_rows_in_memory, counts.hits,       counts.misses,
+                         counts.read_bytes,     counts.written_bytes,       counts.file_bytes, counts.memory_bytes};
+  Tensor* out = Output(ctx, 0, CheckedShape({8}));
+  std::copy(std::begin(all), std::end(all), out->flat<int64_t>().data());
+}
+SOK_HOST_KERNEL("Sok>TableStorage", FunctionOp<TableStorage>, "handle", "counts");
 
 // What is counted of keys that have no row yet, as a table of its own: histories by key, or the cells of a Bloom filter by
 // bucket, whose keys are uint64.

@@ -64,6 +64,8 @@ class TableHandleOp : public HandleOp<TableResource> {
     Check(ctx->GetAttr("num_keys", &config_.num_keys));
     Check(ctx->GetAttr("memory_bytes", &memory_bytes_));
     config_.policies = PoliciesAttrs(ctx);
+    Check(ctx->GetAttr("storage_memory_bytes", &config_.storage.memory_bytes));
+    Check(ctx->GetAttr("storage_path", &config_.storage.path));
     config_.is_unsigned = IsUnsigned(key_dtype_);
     config_.initializer = InitializerAttrs(ctx);
     Check(ctx->GetAttr("bank", &config_.initializer.bank));

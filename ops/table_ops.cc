@@ -51,6 +51,8 @@ REGISTER_OP("Sok>TableHandle")
     .Attr("evict_keeps_frequent: bool = false")
     .Attr("evict_half_life: int >= 0 = 0")
     .Attr("evict_every: int >= 1 = 1")
+    .Attr("storage_memory_bytes: int >= 0 = 0")
+    .Attr("storage_path: string = ''")
     .SetIsStateful()
     .SetShapeFn(ScalarShape);
 

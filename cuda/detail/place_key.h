@@ -9,19 +9,17 @@ namespace sok {
 
 // Bit i: place i of the bucket has no row. Others may claim places meanwhile.
 __device__ __forceinline__ unsigned FreePlaces(const DeviceBucket* bucket) {
+  static_assert(DeviceBucket::kPlaces == 10, "five words of rows");
   constexpr int kFirst = DeviceBucket::kPlaces;  // of the bucket's words: so many keys come before the rows
   const uint64_t* words = reinterpret_cast<const uint64_t*>(bucket);
   ulonglong2 part[3];  // 5, 6 and 7 of LoadPart
   SOK_UNROLL
   for (int i = 0; i < 3; ++i) part[i] = LoadTwoRelaxed(words + kFirst + 2 * i);
-  const uint64_t pairs[] = {part[0].x, part[0].y, part[1].x, part[1].y, part[2].x};
-  unsigned places = 0;
-  SOK_UNROLL
-  for (int i = 0; i < DeviceBucket::kPlaces / 2; ++i) {
-    places |= (static_cast<uint32_t>(pairs[i]) == kNoRow ? 1u : 0u) << (2 * i);
-    places |= (static_cast<uint32_t>(pairs[i] >> 32) == kNoRow ? 1u : 0u) << (2 * i + 1);
-  }
-  return places;
+  const auto free_of = [](uint64_t rows) {  // two rows in a word
+    return (static_cast<uint32_t>(rows) == kNoRow ? 1u : 0u) | (static_cast<uint32_t>(rows >> 32) == kNoRow ? 2u : 0u);
+  };
+  return free_of(part[0].x) | free_of(part[0].y) << 2 | free_of(part[1].x) << 4 | free_of(part[1].y) << 6 |
+         free_of(part[2].x) << 8;
 }
 
 // Puts a key that the table does not have, with its row, into the first bucket that has a free place. Other threads may do

@@ -134,6 +134,8 @@ class EmbeddingTable final : public TableStore {
   // Of tables with policies. Histories [n] of keys, of rows and of candidates; zeros of others.
   void Histories(const uint64_t* keys, int64_t n, RowHistory* histories) const;
   PolicyCounts policy_counts() const;
+  // Of a table with a file; of another one only its memory is not zero.
+  StorageCounts storage_counts() const;
   // What is counted of keys without rows, as a table; null: nothing is. Rows [2] of these keys are their histories, bit for bit; or,
   // of a Bloom filter, those of KeyOfBucket are the cells of a bucket. Whoever writes it counts for this table.
   const std::shared_ptr<EmbeddingTable>& counted() const { return candidates_ ? candidates_ : filter_; }
@@ -162,7 +164,11 @@ class EmbeddingTable final : public TableStore {
   // With kSome, what InsertMissing is to give rows after it is left out; with kAll, that has been. buffer: [kBlock, dim].
   enum class Made { kNone, kSome, kAll };
   void Find(const Feature& feature, Task* task, uint32_t* rows) const;
-  void Read(const Feature& feature, const Task& task, const uint32_t* rows, Made made, float* buffer);
+  // are_here: all its rows are in memory.
+  void Read(const Feature& feature, const Task& task, const uint32_t* rows, Made made, bool are_here, float* buffer);
+  // Read for tasks of one feature, on several threads; brings their rows into memory.
+  void ReadTasks(const Cpu& cpu, const Feature& feature, const Task* tasks, int64_t num_tasks, const uint32_t* rows,
+                 Made made, float* buffers);
   // The ids of the rows of `task`; how many have none.
   int64_t WriteRowIds(const Feature& feature, const Task& task, const uint32_t* rows) const;
   // Brings rows up to the last call of every decaying set, for good. Threads may settle the same rows at the same time,
@@ -178,6 +184,27 @@ class EmbeddingTable final : public TableStore {
   static void AddMissing(const Cpu& cpu, Scratch* scratch, const std::vector<Feature>& features);
   static void FinishFeature(const Cpu& cpu, Scratch* scratch, const Feature& feature, Task* tasks, int64_t num_tasks,
                             int64_t losses, uint32_t* rows, float* buffers);
+  // Of a table with a file, brings the first of these rows into memory, as many as it has room for at a time (RowTier::Bring), and gives
+  // how many; of another one all are there. Logically const. Throws DamagedFile, FileError, and FailedPrecondition for a table that an
+  // error has left half changed.
+  int64_t Bring(const Cpu& cpu, const uint32_t* rows, int64_t n, bool writes) const;
+  // Calls body(begin, end) for parts of these rows that are in memory, in order, until all have been.
+  template <class Body>
+  void ForBrought(const Cpu& cpu, const uint32_t* rows, int64_t n, bool writes, const Body& body) const {
+    if (rows_.tier() == nullptr) return body(int64_t{0}, n);
+    for (int64_t begin = 0; begin < n;) {
+      const int64_t count = Bring(cpu, rows + begin, n - begin, writes);
+      body(begin, begin + count);
+      begin += count;
+    }
+  }
+  // What goes wrong in `body` leaves the table half changed: no call uses it from then on.
+  template <class Body>
+  void OrBreak(const Body& body);
+  int64_t BytesBeside() const;  // of the memory: all but rows
+  [[noreturn]] void ThrowUnreadable(const RowTier::Unreadable& row) const;
+  // Throws what has gone wrong where rows were read without being brought in.
+  void CheckPeeks() const;
   // Gives a row to each of the m positions listed in `missing` (ascending); all or none, then throws TableFull. With
   // `fresh` false the caller writes the whole record of new rows, and their stamps.
   void InsertMissing(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, const int64_t* missing, int64_t m,
@@ -229,6 +256,9 @@ class EmbeddingTable final : public TableStore {
   void DropStale(Scratch* scratch, Gradients* gradients) const;
   // The rows of ids, kNoRow of those that are gone. Throws InvalidArgument.
   std::vector<uint32_t> RowsOfIds(const int64_t* row_ids, int64_t n) const;
+  template <class Body>
+  static void RunStretches(const Cpu& cpu, Scratch* scratch, const Gradients* gradients, const Stretch* stretches,
+                           int64_t count, int64_t cost, const Body& body);
   void Update(const Gradients& gradients, int64_t begin, int64_t end, SlotSet* set, Nonfinite nonfinite, float* aside);
   // The same by a rule of one's own. aside: see FloatsAside; or null, then whatever the rule gives is stored.
   void CallOwnRule(const Gradients& gradients, int64_t begin, int64_t end, const SlotSet& set, Nonfinite nonfinite,
@@ -283,6 +313,7 @@ class EmbeddingTable final : public TableStore {
   mutable TableMutex mutex_;
   std::unique_ptr<HashTable> index_;  // null for an identity table
   RowStore rows_;
+  std::string broken_;            // why no call may use the table any more; empty: nothing has happened
   std::vector<uint64_t> in_use_;  // identity: one bit per row
   std::vector<uint32_t> unused_;  // identity: rows not in use in each stretch of 4,096; where 0, no bit is read
   int64_t num_rows_ = 0;          // rows in use

@@ -19,7 +19,8 @@ template <class T>
 class RowColumn {
  public:
   RowColumn() = default;
-  explicit RowColumn(const RowStore& rows) : shift_(rows.shift()), num_slabs_(static_cast<size_t>(rows.num_slabs())) {}
+  explicit RowColumn(const RowStore& rows)
+      : shift_(rows.slab_shift()), num_slabs_(static_cast<size_t>(rows.num_slabs())) {}
 
   // Makes the value of `row`, and of its neighbours, if it is not there: zero. Throws std::bad_alloc, then nothing changed.
   void Touch(int64_t row) {

@@ -5,16 +5,22 @@
 // A record is [weights | slots of the first optimizer | slots of the second | ...]. Widening the record (AddFloats)
 // moves records in memory but keeps row numbers.
 //
-// Thread safety: Record may be called at the same time from many threads; anything else needs the store to itself.
+// With a RowTier only some rows are in memory: Record is for those that were brought in.
+//
+// Thread safety: Record and Peek may be called at the same time from many threads; anything else needs the store to itself.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "sok/device.h"
 #include "sok/device_memory.h"
 #include "sok/device_rows.h"
+#include "sok/row_tier.h"
+#include "sok/storage_config.h"
 
 namespace sok {
 
@@ -25,6 +31,9 @@ class RowStore {
  public:
   // dim: floats per row before any slots. max_rows bounds row numbers.
   RowStore(int64_t dim, int64_t max_rows);
+  // The same with rows in a file, if the configuration says so. label: of the table, for messages; file_name: see RowLog.
+  RowStore(int64_t dim, int64_t max_rows, const StorageConfig& storage, const std::string& label,
+           const std::string& file_name);
   ~RowStore();
   RowStore(const RowStore&) = delete;
   RowStore& operator=(const RowStore&) = delete;
@@ -35,13 +44,17 @@ class RowStore {
   // Has the system back every page of a slab now, not when it is first written. The slab must have been allocated.
   void TakePages(int64_t slab);
 
-  bool Has(int64_t row) const { return slabs_[static_cast<size_t>(row >> shift_)] != nullptr; }
+  bool Has(int64_t row) const { return slabs_[row >> shift_] != nullptr; }
 
-  // [floats()], valid until the next AddFloats.
-  float* Record(int64_t row) { return slabs_[static_cast<size_t>(row >> shift_)] + (row & mask_) * stride_; }
-  const float* Record(int64_t row) const {
-    return slabs_[static_cast<size_t>(row >> shift_)] + (row & mask_) * stride_;
-  }
+  // [floats()], valid until the next AddFloats; with a tier, until the next Bring.
+  float* Record(int64_t row) { return slabs_[row >> shift_] + (row & mask_) * stride_; }
+  const float* Record(int64_t row) const { return slabs_[row >> shift_] + (row & mask_) * stride_; }
+
+  // Null: all rows are in memory.
+  RowTier* tier() const { return tier_.get(); }
+  bool IsHere(int64_t row) const { return tier_ == nullptr || tier_->IsHere(row); }
+  // To read a record wherever it is: see RowTier.
+  const float* Peek(int64_t row) const { return tier_ == nullptr ? Record(row) : tier_->Peek(row); }
 
   // Widens every record by the floats `fresh`; gives the offset of the first. While rows move, their new places are
   // taken one by one as the old ones are given back. Throws OutOfMemory, then nothing changed.
@@ -51,14 +64,17 @@ class RowStore {
 
   int64_t floats() const { return floats_; }
   // The parts of Record, for loops that cannot call it.
-  float* const* slabs() const { return slabs_.data(); }
+  float* const* slabs() const { return slabs_; }
   int shift() const { return shift_; }
+  int64_t mask() const { return mask_; }
   int64_t stride() const { return stride_; }
 
-  int64_t rows_per_slab() const { return mask_ + 1; }
-  int64_t num_slabs() const { return static_cast<int64_t>(slabs_.size()); }
+  // Touch makes so many rows at a time; with a tier, whose slabs are places of single rows, as many as elsewhere.
+  int slab_shift() const { return tier_ == nullptr ? shift_ : RowTier::kSlabShift; }
+  int64_t rows_per_slab() const { return int64_t{1} << slab_shift(); }
+  int64_t num_slabs() const { return num_slabs_; }
   int64_t memory_bytes() const;
-  // How many slabs Touch would add for rows 0 .. n - 1, and what one takes.
+  // How many slabs Touch would add for rows 0 .. n - 1, and what one takes; none with a tier.
   int64_t MissingSlabs(int64_t n) const;
   int64_t slab_bytes() const { return SlabFloats() * static_cast<int64_t>(sizeof(float)); }
 
@@ -75,8 +91,11 @@ class RowStore {
   int64_t stride_;  // floats_ rounded up to 16 bytes, so that vector loads of a record are aligned
   int shift_;
   int64_t mask_;
-  std::vector<float*> slabs_;
+  int64_t num_slabs_;
+  float** slabs_;  // of own_slabs_, or the places of the tier
+  std::vector<float*> own_slabs_;
   std::vector<Arena> arenas_;
+  std::unique_ptr<RowTier> tier_;
 };
 
 // ---- On a device

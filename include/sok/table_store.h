@@ -16,6 +16,7 @@
 #include "sok/policies.h"
 #include "sok/scratch.h"
 #include "sok/sparse_update.h"
+#include "sok/storage_config.h"
 
 namespace sok {
 
@@ -34,6 +35,7 @@ struct TableConfig {
   int64_t num_keys = 0;  // of an identity table: legal are keys below it; 0: as many as the ranks have rows
   Initializer initializer;
   Policies policies;
+  StorageConfig storage;
 
   // Throws InvalidArgument if the configuration makes no sense.
   void Check() const;

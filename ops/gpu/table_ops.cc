@@ -47,6 +47,10 @@ class GpuTableHandleOp final : public TableHandleOp {
           config().Label() +
           ": tables on a GPU have no admission and no eviction yet. Make it under tf.device('/CPU:0').");
     }
+    if (config().storage.has_file()) {
+      throw InvalidArgument(config().Label() +
+                            ": tables on a GPU keep no rows in a file yet. Make it under tf.device('/CPU:0').");
+    }
     auto store = std::make_shared<DeviceStore>(config(), memory_bytes(), kRowsAtATime, nullptr,
                                                std::make_unique<TfTableMemory>(ctx));
     DeviceTable* table = &store->table();

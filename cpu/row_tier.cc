@@ -1,0 +1,317 @@
+#include "sok/row_tier.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "sok/error.h"
+#include "sok/pages.h"
+
+namespace sok {
+namespace {
+
+int64_t FrameBytes(int64_t floats) { return 16 + (floats * static_cast<int64_t>(sizeof(float)) + 15) / 16 * 16; }
+
+}  // namespace
+
+RowTier::RowTier(const StorageConfig& config, std::string label, const std::string& file_name, int64_t floats,
+                 int64_t max_rows)
+    : config_(config),
+      label_(std::move(label)),
+      name_(file_name),
+      floats_(floats),
+      max_rows_(max_rows),
+      frame_bytes_(FrameBytes(floats)) {
+  static_assert(sizeof(Frame) == 16, "records begin at multiples of 16 bytes");
+  if (Needs(floats) > config.memory_bytes) {
+    throw InvalidArgument(label_ + ": storage needs memory_bytes of at least " + std::to_string(Needs(floats)) +
+                          ". Received: " + std::to_string(config.memory_bytes) + ".");
+  }
+  all_frames_ = std::min((config.memory_bytes - RowLog::BufferBytes(floats)) / frame_bytes_, max_rows);
+  free_.reserve(static_cast<size_t>(all_frames_));               // so that rows are given up without memory
+  log_.reset(new RowLog(config.path, file_name, floats, this));  // whose owner this is, is nobody else's business
+  places_ = static_cast<float**>(
+      AllocatePages(max_rows * static_cast<int64_t>(sizeof(float*)), /*huge=*/false, "places of embedding rows"));
+  try {
+    frames_ = static_cast<char*>(AllocatePages(all_frames_ * frame_bytes_, /*huge=*/false, "embedding rows"));
+  } catch (...) {
+    FreePages(places_, max_rows * static_cast<int64_t>(sizeof(float*)));
+    throw;
+  }
+}
+
+RowTier::~RowTier() {
+  FreePages(frames_, all_frames_ * frame_bytes_);
+  FreePages(places_, max_rows_ * static_cast<int64_t>(sizeof(float*)));
+}
+
+int64_t RowTier::Needs(int64_t floats) const {
+  return beside_ + PlacesBytes() + RowLog::BufferBytes(floats) + LeastFrames() * FrameBytes(floats);
+}
+
+int64_t RowTier::MostFrames() const {
+  const int64_t bytes = config_.memory_bytes - beside_ - PlacesBytes() - log_->memory_bytes();
+  return std::min(all_frames_, bytes / frame_bytes_);  // may be negative
+}
+
+int64_t RowTier::memory_bytes() const { return PlacesBytes() + made_ * frame_bytes_ + log_->memory_bytes(); }
+
+StorageCounts RowTier::counts() const {
+  StorageCounts counts;
+  counts.rows_in_memory = made_ - static_cast<int64_t>(free_.size());
+  counts.most_rows_in_memory = MostFrames();
+  counts.hits = hits_;
+  counts.misses = misses_;
+  counts.read_bytes = log_->read_bytes();
+  counts.written_bytes = log_->written_bytes();
+  counts.file_bytes = log_->file_bytes();
+  return counts;
+}
+
+void RowTier::Touch(int64_t row) {
+  if (Word(row) != 0) return;
+  ++slabs_;
+  try {
+    if (Needs(floats_) > config_.memory_bytes) {
+      throw OutOfMemory(label_ + ": memory_bytes=" + std::to_string(config_.memory_bytes) +
+                        " of its storage has no room for " + std::to_string(std::min(max_rows_, slabs_ << kSlabShift)) +
+                        " rows: their keys and places take " + std::to_string(beside_ + PlacesBytes()) +
+                        " bytes of it. Give it at least " + std::to_string(Needs(floats_)) +
+                        ", or spread the table over more workers.");
+    }
+    log_->Reserve(std::min(max_rows_, slabs_ << kSlabShift));
+  } catch (...) {
+    --slabs_;
+    throw;
+  }
+  const int64_t first = row >> kSlabShift << kSlabShift;
+  for (int64_t r = first; r < std::min(max_rows_, first + (int64_t{1} << kSlabShift)); ++r) SetWord(r, kUnwritten);
+}
+
+RowLog::Fate RowTier::FateOf(uint32_t row, uint32_t slot) {
+  if (row >= max_rows_) return RowLog::Fate::kDead;
+  const uintptr_t word = Word(row);
+  if (word == 0 || (word & kUnwritten) != 0) return RowLog::Fate::kDead;
+  if ((word & kInFile) != 0) return word >> kSlotShift == slot ? RowLog::Fate::kMoves : RowLog::Fate::kDead;
+  Frame* frame = FrameOf(places_[row]);
+  if (frame->slot != slot) return RowLog::Fate::kDead;
+  frame->slot = RowLog::kNoSlot;
+  return RowLog::Fate::kForgotten;
+}
+
+void RowTier::Moved(uint32_t row, uint32_t to) {
+  SetWord(row, uintptr_t{to} << kSlotShift | (Word(row) & kWanted) | kInFile);
+}
+
+void RowTier::BecomesDirty(Frame* frame) {
+  if (frame->slot == RowLog::kNoSlot) return;
+  log_->Drop(frame->slot);
+  frame->slot = RowLog::kNoSlot;
+}
+
+void RowTier::Leave(Frame* frame) {
+  if (frame->slot == RowLog::kNoSlot) frame->slot = log_->Append(frame->row, RecordOf(frame));
+  SetWord(frame->row, uintptr_t{frame->slot} << kSlotShift | kInFile);
+  FreeFrame(frame);
+}
+
+void RowTier::FreeFrame(Frame* frame) {
+  frame->row = kNoRow;
+  frame->heat = 0;
+  free_.push_back(static_cast<uint32_t>(NumberOf(frame)));
+}
+
+RowTier::Frame* RowTier::TakeFrame(uint32_t row, uint32_t slot) {
+  Frame* frame;
+  if (free_.empty()) {
+    frame = FrameAt(made_++);
+  } else {
+    frame = FrameAt(free_.back());
+    free_.pop_back();
+  }
+  *frame = {row, slot, wave_, 1};
+  return frame;
+}
+
+void RowTier::Fit() {
+  const int64_t most = most_rows_here();
+  if (most >= made_) return;
+  for (int64_t number = most; number < made_; ++number)
+    if (Frame* frame = FrameAt(number); frame->row != kNoRow) Leave(frame);
+  free_.erase(std::remove_if(free_.begin(), free_.end(), [&](uint32_t number) { return number >= most; }), free_.end());
+  DropPages(frames_ + most * frame_bytes_, (made_ - most) * frame_bytes_);
+  made_ = most;
+  if (hand_ >= made_) hand_ = 0;
+}
+
+void RowTier::MakeRoom(int64_t n) {
+  const int64_t most = most_rows_here();
+  while (static_cast<int64_t>(free_.size()) + most - made_ < n) {
+    Frame* frame = FrameAt(hand_);
+    hand_ = hand_ + 1 == made_ ? 0 : hand_ + 1;
+    if (frame->row == kNoRow || frame->wave == wave_) continue;
+    if (frame->heat > 0) {
+      --frame->heat;
+    } else {
+      Leave(frame);
+    }
+  }
+}
+
+int64_t RowTier::Bring(const Cpu& cpu, const uint32_t* rows, int64_t n, bool writes) {
+  constexpr int64_t kPlacesAhead = 32, kFramesAhead = 12;
+  if (++wave_ == 0) {  // after four thousand million calls
+    for (int64_t number = 0; number < made_; ++number) FrameAt(number)->wave = 0;
+    wave_ = 1;
+  }
+  Fit();
+  const int64_t most = most_rows_here();
+  wishes_.clear();
+  wishes_.reserve(static_cast<size_t>(std::min(n, most)));
+  int64_t distinct = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    if (i + kPlacesAhead < n && rows[i + kPlacesAhead] != kNoRow) __builtin_prefetch(places_ + rows[i + kPlacesAhead]);
+    if (i + kFramesAhead < n && rows[i + kFramesAhead] != kNoRow)
+      __builtin_prefetch(FrameOf(places_[rows[i + kFramesAhead]]), 1);
+    const uint32_t row = rows[i];
+    if (row == kNoRow) continue;
+    const uintptr_t word = Word(row);
+    if ((word & kTags) != 0) {
+      if ((word & kWanted) != 0) continue;
+      if (distinct == most) {
+        n = i;
+        break;
+      }
+      ++distinct;
+      SetWord(row, word | kWanted);
+      wishes_.push_back(row);
+      continue;
+    }
+    Frame* frame = FrameOf(places_[row]);
+    if (frame->wave == wave_) continue;
+    if (distinct == most) {
+      n = i;
+      break;
+    }
+    ++distinct;
+    frame->wave = wave_;
+    if (writes) BecomesDirty(frame);
+    frame->heat += frame->heat < kMaxHeat ? 1 : 0;
+    ++hits_;
+  }
+  try {
+    MakeRoom(static_cast<int64_t>(wishes_.size()));
+    reads_.clear();
+    reads_.reserve(wishes_.size());
+  } catch (...) {
+    for (const uint32_t row : wishes_) SetWord(row, Word(row) & ~kWanted);
+    throw;
+  }
+  misses_ += static_cast<int64_t>(wishes_.size());
+  for (const uint32_t row : wishes_) {
+    const uintptr_t word = Word(row);
+    const bool in_file = (word & kInFile) != 0;
+    const uint32_t slot = in_file ? static_cast<uint32_t>(word >> kSlotShift) : RowLog::kNoSlot;
+    Frame* frame = TakeFrame(row, slot);
+    places_[row] = RecordOf(frame);
+    if (in_file) {
+      reads_.push_back({row, slot, RecordOf(frame), false, 0});
+    } else {
+      std::memset(RecordOf(frame), 0, static_cast<size_t>(floats_) * sizeof(float));
+    }
+  }
+  if (reads_.empty()) return n;
+  auto undo = [&](const RowLog::Wanted& read) {
+    SetWord(read.row, uintptr_t{read.slot} << kSlotShift | kInFile);
+    FreeFrame(FrameOf(read.to));
+  };
+  try {
+    log_->Read(cpu, &reads_);
+  } catch (...) {
+    for (const RowLog::Wanted& read : reads_) undo(read);
+    throw;
+  }
+  const RowLog::Wanted* failed = nullptr;
+  for (const RowLog::Wanted& read : reads_) {
+    if (read.error == 0 && !read.is_damaged) {
+      if (writes) BecomesDirty(FrameOf(read.to));
+      continue;
+    }
+    if (failed == nullptr) failed = &read;
+    undo(read);
+  }
+  if (failed != nullptr) throw Unreadable{failed->row, failed->error, log_->file()};
+  return n;
+}
+
+const float* RowTier::Peek(int64_t row) const {
+  const uintptr_t word = Word(row);
+  if ((word & kTags) == 0) return places_[row];
+  static thread_local std::vector<float> record;
+  record.assign(static_cast<size_t>(floats_), 0.0f);
+  if ((word & kInFile) == 0) return record.data();
+  RowLog::Wanted wanted = {static_cast<uint32_t>(row), static_cast<uint32_t>(word >> kSlotShift), record.data(), false,
+                           0};
+  log_->ReadOne(&wanted);
+  if (wanted.error == 0 && !wanted.is_damaged) return record.data();
+  const std::lock_guard<std::mutex> lock(failure_mutex_);
+  if (!has_failed_) failure_ = wanted;
+  __atomic_store_n(&has_failed_, true, __ATOMIC_RELEASE);
+  return record.data();
+}
+
+void RowTier::ThrowIfFailed() const {
+  if (!has_failed()) return;
+  const std::lock_guard<std::mutex> lock(failure_mutex_);
+  if (!has_failed_) return;  // another thread has said so
+  has_failed_ = false;
+  throw Unreadable{failure_.row, failure_.error, log_->file()};
+}
+
+std::unique_ptr<RowTier> RowTier::Widened(const std::vector<float>& fresh) {
+  const int64_t floats = floats_ + static_cast<int64_t>(fresh.size());
+  if (Needs(floats) > config_.memory_bytes) {
+    throw OutOfMemory(label_ + ": memory_bytes=" + std::to_string(config_.memory_bytes) +
+                      " of its storage has no room for rows with the slots of another optimizer. Give it at least " +
+                      std::to_string(Needs(floats)) + ".");
+  }
+  // All rows go to the file, so that the budget has room for both.
+  for (int64_t number = 0; number < made_; ++number)
+    if (Frame* frame = FrameAt(number); frame->row != kNoRow) Leave(frame);
+  free_.clear();
+  DropPages(frames_, made_ * frame_bytes_);
+  made_ = hand_ = 0;
+  auto wider = std::make_unique<RowTier>(config_, label_, name_, floats, max_rows_);
+  wider->SetBeside(beside_);
+  const SerialExecutor executor;
+  for (int64_t first = 0; first < max_rows_; first += int64_t{1} << kSlabShift) {
+    if (Word(first) == 0) continue;
+    wider->Touch(first);
+    for (int64_t row = first; row < std::min(max_rows_, first + (int64_t{1} << kSlabShift)); ++row) {
+      if ((Word(row) & kUnwritten) != 0) continue;
+      const float* record = Peek(row);
+      ThrowIfFailed();
+      const uint32_t number = static_cast<uint32_t>(row);
+      wider->Bring(Cpu{executor}, &number, 1, /*writes=*/true);
+      std::copy_n(record, floats_, wider->places_[row]);
+      std::copy(fresh.begin(), fresh.end(), wider->places_[row] + floats_);
+    }
+  }
+  wider->hits_ = hits_;
+  wider->misses_ = misses_;
+  return wider;
+}
+
+void RowTier::Forget(int64_t row) {
+  const uintptr_t word = Word(row);
+  if ((word & kTags) == 0) {
+    Frame* frame = FrameOf(places_[row]);
+    BecomesDirty(frame);
+    FreeFrame(frame);
+  } else if ((word & kInFile) != 0) {
+    log_->Drop(static_cast<uint32_t>(word >> kSlotShift));
+  }
+  SetWord(row, kUnwritten);
+}
+
+}  // namespace sok

@@ -1,0 +1,50 @@
+// Rows of an EmbeddingTable that come into memory, and what can go wrong with them.
+#include <mutex>
+
+#include "sok/embedding_table.h"
+#include "sok/error.h"
+#include "sok/file_error.h"
+
+namespace sok {
+
+int64_t EmbeddingTable::Bring(const Cpu& cpu, const uint32_t* rows, int64_t n, bool writes) const {
+  RowTier* tier = rows_.tier();
+  if (tier == nullptr) return n;
+  if (!broken_.empty()) throw FailedPrecondition(broken_);
+  tier->SetBeside(BytesBeside());
+  try {
+    return tier->Bring(cpu, rows, n, writes);
+  } catch (const RowTier::Unreadable& row) {
+    ThrowUnreadable(row);
+  }
+}
+
+void EmbeddingTable::ThrowUnreadable(const RowTier::Unreadable& row) const {
+  const std::string key = "the row of key " + KeyText(KeyOfRow(row.row)) + " of " + Label();
+  if (row.error != 0) throw FileError(row.error, "read " + key, row.file);
+  throw DamagedFile(
+      row.file + ": " + key +
+      " is damaged: it is not what was written there. Other rows can be used. Erase the key, or restore the "
+      "table from a checkpoint.");
+}
+
+void EmbeddingTable::CheckPeeks() const {
+  if (rows_.tier() == nullptr || !rows_.tier()->has_failed()) return;
+  try {
+    rows_.tier()->ThrowIfFailed();
+  } catch (const RowTier::Unreadable& row) {
+    ThrowUnreadable(row);
+  }
+}
+
+StorageCounts EmbeddingTable::storage_counts() const {
+  StorageCounts counts;
+  {
+    SharedLock lock(mutex_);
+    if (rows_.tier() != nullptr) counts = rows_.tier()->counts();
+  }
+  counts.memory_bytes = memory_bytes();
+  return counts;
+}
+
+}  // namespace sok

@@ -1,0 +1,133 @@
+// Rows of which only some are in memory: the others lie in a RowLog. Whoever needs rows brings them in; they then lie in frames,
+// and where a row's record is said by its place, as if it were a slab of one row (RowStore).
+//
+// Which row makes room for another depends on what was brought in, in which order, and on nothing else: a hand goes around the frames,
+// and takes the first one whose row has not been used as often as the hand has come by since (at most kMaxHeat).
+//
+// Thread safety: Read may be called from many threads at the same time; anything else needs the tier to itself.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "sok/device.h"
+#include "sok/row_log.h"
+#include "sok/storage_config.h"
+
+namespace sok {
+
+class RowTier final : private RowLog::Owner {
+ public:
+  static constexpr int kSlabShift = 12;                  // Touch makes 4,096 rows at a time
+  static constexpr int64_t kLeastFrames = 2048;          // calls bring in that many rows at least
+  static constexpr int64_t kMaxRows = int64_t{1} << 31;  // of 2^32 slots, of which the file has half as many again
+
+  // label: of the table, for messages. Throws InvalidArgument for a budget that is too small, FileError, OutOfMemory.
+  RowTier(const StorageConfig& config, std::string label, const std::string& file_name, int64_t floats,
+          int64_t max_rows);
+  ~RowTier() override;
+  RowTier(const RowTier&) = delete;
+  RowTier& operator=(const RowTier&) = delete;
+
+  // What keys, and other things of the table, take of the budget.
+  void SetBeside(int64_t bytes) { beside_ = bytes; }
+
+  // Places of rows: null: Touch has not been there. Only that of a row that was brought in is one of a record.
+  float** places() const { return places_; }
+
+  // Makes the row and its neighbours, as rows that have never been written. Throws FileError if the file has no room for them,
+  // OutOfMemory if the budget has none; then nothing changed.
+  void Touch(int64_t row);
+
+  // Brings the first rows of `rows` into memory, as many as there is room for; gives how many that is: all, or most_rows_here()
+  // distinct ones. They stay until the next call. Rows that have never been written read as zeros. kNoRow is passed over.
+  // writes: the records will be written to. Throws Unreadable or FileError, then no row has changed.
+  int64_t Bring(const Cpu& cpu, const uint32_t* rows, int64_t n, bool writes);
+
+  // A row that cannot be had: `error` of the system, or 0 for one that is not what was written.
+  struct Unreadable {
+    int64_t row;
+    int error;
+    std::string file;
+  };
+
+  // How many distinct rows Bring has room for.
+  int64_t most_rows_here() const { return MostFrames() < LeastFrames() ? LeastFrames() : MostFrames(); }
+
+  bool IsHere(int64_t row) const { return (Word(row) & kTags) == 0; }
+  // A record, from wherever it is; not to be written to. Valid until this thread's next call for a row that is not here. Of a row
+  // that cannot be had zeros: the next ThrowIfFailed throws Unreadable.
+  const float* Peek(int64_t row) const;
+  bool has_failed() const { return __atomic_load_n(&has_failed_, __ATOMIC_ACQUIRE); }
+  void ThrowIfFailed() const;
+
+  // The row has no record any more.
+  void Forget(int64_t row);
+
+  // The same rows with wider records. Throws Unreadable, FileError or OutOfMemory, then no row has changed.
+  std::unique_ptr<RowTier> Widened(const std::vector<float>& fresh);
+
+  int64_t floats() const { return floats_; }
+  int64_t memory_bytes() const;
+  StorageCounts counts() const;
+
+ private:
+  friend struct RowTierForTests;
+  struct Frame {  // in front of each record
+    uint32_t row;
+    uint32_t slot;  // in the file, with the same contents; or kNoSlot
+    uint32_t wave;  // the last call of Bring that wanted it
+    uint32_t heat;
+  };
+  static constexpr uintptr_t kInFile = 1, kUnwritten = 2, kWanted = 4, kTags = 7;
+  static constexpr int kSlotShift = 3;
+  static constexpr uint32_t kMaxHeat = 5;
+  static constexpr uint32_t kNoRow = 0xFFFFFFFFu;
+
+  uintptr_t Word(int64_t row) const { return reinterpret_cast<uintptr_t>(places_[row]); }
+  void SetWord(int64_t row, uintptr_t word) { places_[row] = reinterpret_cast<float*>(word); }
+  static Frame* FrameOf(float* record) { return reinterpret_cast<Frame*>(record) - 1; }
+  Frame* FrameAt(int64_t number) const { return reinterpret_cast<Frame*>(frames_ + number * frame_bytes_); }
+  static float* RecordOf(Frame* frame) { return reinterpret_cast<float*>(frame + 1); }
+  int64_t NumberOf(const Frame* frame) const { return (reinterpret_cast<const char*>(frame) - frames_) / frame_bytes_; }
+
+  int64_t PlacesBytes() const { return (slabs_ << kSlabShift) * static_cast<int64_t>(sizeof(float*)); }
+  int64_t MostFrames() const;  // that the budget has room for now
+  int64_t LeastFrames() const { return kLeastFrames < max_rows_ ? kLeastFrames : max_rows_; }
+  int64_t Needs(int64_t floats) const;  // of the budget, with records of so many
+  void Fit();                           // gives up frames above MostFrames
+  // Makes frames free until there are `n`. All rows of the present wave and these together find room.
+  void MakeRoom(int64_t n);
+  void Leave(Frame* frame);  // its row goes to the file
+  Frame* TakeFrame(uint32_t row, uint32_t slot);
+  void FreeFrame(Frame* frame);
+  void BecomesDirty(Frame* frame);
+
+  RowLog::Fate FateOf(uint32_t row, uint32_t slot) override;
+  void Moved(uint32_t row, uint32_t to) override;
+
+  const StorageConfig config_;
+  const std::string label_, name_;
+  const int64_t floats_, max_rows_;
+  int64_t frame_bytes_;
+  int64_t all_frames_;  // address space
+  int64_t beside_ = 0;
+  float** places_ = nullptr;  // [max_rows]
+  int64_t slabs_ = 0;         // that were touched
+  char* frames_ = nullptr;
+  int64_t made_ = 0, hand_ = 0;  // frames that have memory
+  std::vector<uint32_t> free_;   // of these, without a row
+  uint32_t wave_ = 0;
+  std::unique_ptr<RowLog> log_;
+  std::vector<uint32_t> wishes_;
+  std::vector<RowLog::Wanted> reads_;
+  int64_t hits_ = 0, misses_ = 0;
+  mutable std::mutex failure_mutex_;
+  mutable bool has_failed_ = false;
+  mutable RowLog::Wanted failure_ = {};  // of Peek
+};
+
+}  // namespace sok

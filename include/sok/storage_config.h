@@ -1,0 +1,26 @@
+// Where the bytes of a table's rows lie.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace sok {
+
+struct StorageConfig {
+  int64_t memory_bytes = 0;  // what keys, places of rows, and rows may take of the memory; 0: all rows are in memory
+  std::string path;          // the folder of the file with the other rows
+
+  bool has_file() const { return memory_bytes != 0; }
+};
+
+// What a table with a file has done since it was made.
+struct StorageCounts {
+  int64_t rows_in_memory = 0;
+  int64_t most_rows_in_memory = 0;  // that there could be, with what keys and places take now
+  int64_t hits = 0, misses = 0;     // distinct rows of calls that were in memory, that had to be read
+  int64_t read_bytes = 0, written_bytes = 0;
+  int64_t file_bytes = 0;
+  int64_t memory_bytes = 0;
+};
+
+}  // namespace sok

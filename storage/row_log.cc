@@ -1,0 +1,350 @@
+#include "sok/row_log.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <random>
+
+#include "sok/crc32c.h"
+#include "sok/file_error.h"
+#include "sok/pages.h"
+#include "sok/read_ring.h"
+
+namespace sok {
+namespace {
+
+constexpr int64_t kBlock = 4096;  // enough for every disk
+constexpr int64_t kSegmentBytes = int64_t{256} << 10;
+constexpr int64_t kLeastSlots = 4;     // of a segment
+constexpr int64_t kSpareSegments = 4;  // beside those for one and a half times the rows
+constexpr unsigned kDepth = 128;       // reads in flight
+constexpr int64_t kReadCycles = 2000;  // of one that the page cache answers
+constexpr int64_t kMaxRingBytes = 4 << 20;
+constexpr const char* kSuffix = ".rows";
+
+struct Header {
+  uint32_t crc;  // of what follows
+  uint32_t row;
+};
+
+uint32_t CrcOf(const char* slot, int64_t floats) {
+  return Crc32c(slot + sizeof(uint32_t), sizeof(uint32_t) + static_cast<size_t>(floats) * sizeof(float));
+}
+
+int64_t Rounded(int64_t bytes, int64_t to) { return (bytes + to - 1) / to * to; }
+
+int64_t SlotBytes(int64_t floats) {
+  const int64_t bytes = Rounded(static_cast<int64_t>(sizeof(Header)) + floats * static_cast<int64_t>(sizeof(float)), 8);
+  return bytes <= kBlock ? bytes : Rounded(bytes, kBlock);
+}
+
+int64_t BlockBytes(int64_t floats) { return std::max(kBlock, SlotBytes(floats)); }
+
+int64_t SegmentBytes(int64_t floats) { return std::max(kSegmentBytes, kLeastSlots * BlockBytes(floats)); }
+
+int64_t RingBytes(int64_t floats) { return std::min<int64_t>(kDepth * BlockBytes(floats), kMaxRingBytes); }
+
+// Names of logs: NAME.RANDOM.rows, RANDOM 16 hex digits.
+bool IsName(const std::string& name) {
+  const size_t end = std::strlen(kSuffix), digits = 16;
+  if (name.size() < end + digits + 2 || name.compare(name.size() - end, end, kSuffix) != 0) return false;
+  const size_t begin = name.size() - end - digits;
+  return name[begin - 1] == '.' && name.find_first_not_of("0123456789abcdef", begin) == name.size() - end;
+}
+
+// Removes files of processes that are gone: nobody has them locked.
+void RemoveLeftOver(const std::string& folder) {
+  DIR* directory = opendir(folder.c_str());
+  if (directory == nullptr) return;
+  while (const dirent* entry = readdir(directory)) {
+    if (!IsName(entry->d_name)) continue;
+    const std::string path = folder + "/" + entry->d_name;
+    const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
+    if (file < 0) continue;
+    if (flock(file, LOCK_EX | LOCK_NB) == 0) unlink(path.c_str());
+    close(file);
+  }
+  closedir(directory);
+}
+
+void MakeFolders(const std::string& path) {
+  for (size_t at = 1; at <= path.size(); ++at) {
+    if (at < path.size() && path[at] != '/') continue;
+    const std::string folder = path.substr(0, at);
+    if (mkdir(folder.c_str(), 0777) < 0 && errno != EEXIST && at == path.size())
+      throw FileError(errno, "make the folder", folder);
+  }
+  struct stat status;
+  if (stat(path.c_str(), &status) < 0) throw FileError(errno, "use as a folder", path);
+  if (!S_ISDIR(status.st_mode)) throw FileError(ENOTDIR, "use as a folder", path);
+}
+
+}  // namespace
+
+// Of whole pages, as direct access asks for.
+class RowLog::Buffer {
+ public:
+  explicit Buffer(int64_t bytes)
+      : bytes_(bytes), data_(static_cast<char*>(AllocatePages(bytes, /*huge=*/false, "buffers of a file of rows"))) {}
+  ~Buffer() { FreePages(data_, bytes_); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  char* get() const { return data_; }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  const int64_t bytes_;
+  char* const data_;
+};
+
+int64_t RowLog::BufferBytes(int64_t floats) { return 2 * SegmentBytes(floats) + RingBytes(floats); }
+
+RowLog::RowLog(const std::string& path, const std::string& name, int64_t floats, Owner* owner)
+    : floats_(floats), bytes_(SlotBytes(floats)), owner_(owner) {
+  block_bytes_ = BlockBytes(floats);
+  per_block_ = block_bytes_ / bytes_;
+  segment_bytes_ = SegmentBytes(floats) / block_bytes_ * block_bytes_;
+  slots_ = segment_bytes_ / block_bytes_ * per_block_;
+  open_buffer_ = std::make_unique<Buffer>(segment_bytes_);
+  clean_buffer_ = std::make_unique<Buffer>(segment_bytes_);
+  MakeFolders(path);
+  RemoveLeftOver(path);
+  std::random_device random;
+  char digits[17];
+  std::snprintf(digits, sizeof(digits), "%08x%08x", random(), random());
+  std::string plain = name;
+  for (char& c : plain)
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '-' && c != '_') c = '_';
+  file_name_ = path + "/" + plain.substr(0, 100) + "." + digits + kSuffix;
+  const int flags = O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC;
+  is_direct_ = true;
+  file_ = open(file_name_.c_str(), flags | O_DIRECT, 0600);
+  if (file_ < 0 && errno == EINVAL) {  // a file system in memory, for one; it may have made the name
+    is_direct_ = false;
+    unlink(file_name_.c_str());
+    file_ = open(file_name_.c_str(), flags, 0600);
+  }
+  if (file_ < 0) throw FileError(errno, "create", file_name_);
+  flock(file_, LOCK_EX | LOCK_NB);  // where there are no locks, nobody else gets one either
+  if (is_direct_) ring_ = ReadRing::Make(static_cast<unsigned>(RingBytes(floats) / block_bytes_));
+}
+
+RowLog::~RowLog() {
+  unlink(file_name_.c_str());
+  close(file_);
+}
+
+int64_t RowLog::memory_bytes() const {
+  return BufferBytes(floats_) + static_cast<int64_t>((live_.capacity() + free_.capacity()) * sizeof(uint32_t));
+}
+
+void RowLog::Reserve(int64_t rows) {
+  const int64_t has = static_cast<int64_t>(live_.size());
+  int64_t wants = (rows + rows / 2 + slots_ - 1) / slots_ + kSpareSegments;
+  if (wants <= has) return;
+  wants = std::max(wants, has + has / 16);
+  if (wants * slots_ > kNoSlot) wants = kNoSlot / slots_;
+  if (wants <= has) throw FileError(EFBIG, "make room for " + std::to_string(rows) + " rows", file_name_);
+  live_.reserve(static_cast<size_t>(wants));
+  free_.reserve(static_cast<size_t>(wants));
+  stuck_.reserve(static_cast<size_t>(wants));
+  const off_t begin = has * segment_bytes_, bytes = (wants - has) * segment_bytes_;
+  int failed = fallocate(file_, 0, begin, bytes) < 0 ? errno : 0;
+  if (failed == EOPNOTSUPP) failed = ftruncate(file_, begin + bytes) < 0 ? errno : 0;
+  if (failed != 0) {
+    if (ftruncate(file_, begin) < 0) failed = errno;
+    throw FileError(
+        failed, "make room for " + std::to_string(rows) + " rows (" + std::to_string(begin + bytes) + " bytes in all)",
+        file_name_);
+  }
+  live_.resize(static_cast<size_t>(wants), 0);
+  for (int64_t segment = wants; segment-- > has;) free_.push_back(static_cast<uint32_t>(segment));
+}
+
+void RowLog::WriteOpen() {
+  const int64_t begin = static_cast<int64_t>(open_) * segment_bytes_;
+  for (int64_t at = 0; at < segment_bytes_;) {
+    const ssize_t n = pwrite(file_, open_buffer_->get() + at, static_cast<size_t>(segment_bytes_ - at), begin + at);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) throw FileError(n == 0 ? ENOSPC : errno, "write", file_name_);
+    at += n;
+  }
+  written_bytes_ += segment_bytes_;
+}
+
+void RowLog::PrepareToAppend() {
+  if (open_ != UINT32_MAX && used_ < slots_) return;
+  if (open_ != UINT32_MAX) WriteOpen();
+  if (free_.empty()) throw FileError(ENOSPC, "find a free segment", file_name_);  // Reserve leaves enough
+  open_ = free_.back();
+  free_.pop_back();
+  used_ = 0;
+  if (is_cleaning_) return;
+  is_cleaning_ = true;
+  try {
+    while (free_.size() < 2 && Clean()) {
+    }
+  } catch (...) {
+    is_cleaning_ = false;
+    throw;
+  }
+  is_cleaning_ = false;
+}
+
+bool RowLog::Clean() {
+  uint32_t best = UINT32_MAX, fewest = UINT32_MAX;
+  std::vector<uint8_t> is_out(live_.size(), 0);
+  for (const uint32_t segment : free_) is_out[segment] = 1;
+  for (const uint32_t segment : stuck_) is_out[segment] = live_[segment] > 0;
+  for (uint32_t segment = 0; segment < live_.size(); ++segment) {
+    if (is_out[segment] != 0 || segment == open_) continue;
+    if (live_[segment] == 0) {  // nothing to move
+      stuck_.erase(std::remove(stuck_.begin(), stuck_.end(), segment), stuck_.end());
+      free_.push_back(segment);
+      return true;
+    }
+    if (live_[segment] < fewest) {
+      fewest = live_[segment];
+      best = segment;
+    }
+  }
+  if (best == UINT32_MAX || fewest >= slots_) return false;
+  const int failed = Pread(clean_buffer_->get(), segment_bytes_, static_cast<int64_t>(best) * segment_bytes_);
+  if (failed != 0) throw FileError(failed, "read", file_name_);
+  read_bytes_ += segment_bytes_;
+  for (int64_t i = 0; i < slots_; ++i) {
+    const uint32_t slot = static_cast<uint32_t>(best * slots_ + i);
+    const char* from = clean_buffer_->get() + OffsetInSegment(i);
+    Header header;
+    std::memcpy(&header, from, sizeof(header));
+    const Fate fate = owner_->FateOf(header.row, slot);
+    if (fate == Fate::kDead) continue;
+    // A damaged record moves as it is: whoever reads it finds out.
+    if (fate == Fate::kMoves) owner_->Moved(header.row, AppendRaw(from));
+    --live_[best];
+  }
+  // What is left has lost its row number to damage: its row says so when it is read, and the slot stays as it is.
+  (live_[best] == 0 ? free_ : stuck_).push_back(best);
+  return true;
+}
+
+uint32_t RowLog::AppendRaw(const char* slot) {
+  PrepareToAppend();
+  std::memcpy(open_buffer_->get() + OffsetInSegment(used_), slot, static_cast<size_t>(bytes_));
+  ++live_[open_];
+  return static_cast<uint32_t>(open_ * slots_ + used_++);
+}
+
+uint32_t RowLog::Append(uint32_t row, const float* record) {
+  PrepareToAppend();
+  char* to = open_buffer_->get() + OffsetInSegment(used_);
+  Header header = {0, row};
+  std::memcpy(to, &header, sizeof(header));
+  std::memcpy(to + sizeof(header), record, static_cast<size_t>(floats_) * sizeof(float));
+  header.crc = CrcOf(to, floats_);
+  std::memcpy(to, &header, sizeof(header));
+  ++live_[open_];
+  return static_cast<uint32_t>(open_ * slots_ + used_++);
+}
+
+int RowLog::Pread(char* to, int64_t bytes, int64_t offset) const {
+  for (int64_t at = 0; at < bytes;) {
+    const ssize_t n = pread(file_, to + at, static_cast<size_t>(bytes - at), offset + at);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return errno;
+    if (n == 0) return ENODATA;  // somebody has cut the file
+    at += n;
+  }
+  return 0;
+}
+
+void RowLog::Take(const char* from, Wanted* wanted) const {
+  Header header;
+  std::memcpy(&header, from, sizeof(header));
+  wanted->is_damaged = header.row != wanted->row || header.crc != CrcOf(from, floats_);
+  if (!wanted->is_damaged) std::memcpy(wanted->to, from + sizeof(header), static_cast<size_t>(floats_) * sizeof(float));
+}
+
+void RowLog::ReadOne(Wanted* wanted) const {
+  wanted->error = 0;
+  if (IsOpen(wanted->slot)) return Take(open_buffer_->get() + OffsetInSegment(wanted->slot % slots_), wanted);
+  // Buffers of threads, as large as one block; large records take memory for themselves.
+  static thread_local std::unique_ptr<Buffer> own;
+  if (!own || own->bytes() < block_bytes_) own = std::make_unique<Buffer>(block_bytes_);
+  int64_t begin = OffsetOf(wanted->slot), bytes = bytes_;
+  const int64_t in_block = is_direct_ ? begin % kBlock : 0;
+  if (is_direct_) {
+    begin -= in_block;
+    bytes = block_bytes_;
+  }
+  wanted->error = Pread(own->get(), bytes, begin);
+  __atomic_fetch_add(&read_bytes_, bytes, __ATOMIC_RELAXED);
+  if (wanted->error == 0) Take(own->get() + in_block, wanted);
+}
+
+void RowLog::Read(const Cpu& cpu, std::vector<Wanted>* all) const {
+  std::vector<Wanted>& wanted = *all;
+  const int64_t n = static_cast<int64_t>(wanted.size());
+  if (ring_ == nullptr || n < 4) {
+    cpu.executor.For(n, kReadCycles, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) ReadOne(&wanted[static_cast<size_t>(i)]);
+    });
+    return;
+  }
+  // By slot, so that one read serves all records of a block.
+  std::vector<uint32_t> order;
+  order.reserve(wanted.size());
+  for (int64_t i = 0; i < n; ++i) {
+    if (IsOpen(wanted[static_cast<size_t>(i)].slot)) {
+      ReadOne(&wanted[static_cast<size_t>(i)]);
+    } else {
+      order.push_back(static_cast<uint32_t>(i));
+    }
+  }
+  std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return wanted[a].slot < wanted[b].slot; });
+  struct Part {
+    size_t begin, end;  // of `order`
+  };
+  std::vector<Part> parts(ring_->depth());
+  if (!ring_buffer_) ring_buffer_ = std::make_unique<Buffer>(static_cast<int64_t>(ring_->depth()) * block_bytes_);
+  char* const buffers = ring_buffer_->get();
+  auto block_of = [&](size_t i) { return OffsetOf(wanted[order[i]].slot) / block_bytes_; };
+  size_t at = 0;
+  ring_->Run(
+      file_,
+      [&](unsigned tag, ReadRing::Request* request) {
+        if (at == order.size()) return false;
+        const int64_t block = block_of(at);
+        size_t end = at + 1;
+        while (end < order.size() && block_of(end) == block) ++end;
+        parts[tag] = {at, end};
+        at = end;
+        *request = {buffers + static_cast<int64_t>(tag) * block_bytes_, static_cast<uint32_t>(block_bytes_),
+                    block * block_bytes_};
+        return true;
+      },
+      [&](unsigned tag, int result) {
+        read_bytes_ += block_bytes_;
+        for (size_t i = parts[tag].begin; i < parts[tag].end; ++i) {
+          Wanted& one = wanted[order[i]];
+          if (result != static_cast<int>(block_bytes_)) {  // an error, or only a part: once more, alone
+            ReadOne(&one);
+            continue;
+          }
+          one.error = 0;
+          Take(buffers + static_cast<int64_t>(tag) * block_bytes_ + OffsetOf(one.slot) % block_bytes_, &one);
+        }
+      });
+}
+
+}  // namespace sok

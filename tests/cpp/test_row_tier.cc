@@ -1,0 +1,343 @@
+// Tables of which only some rows are in memory (cpu/row_tier.cc, storage/row_log.cc), beside the same tables in memory.
+#include "sok/row_tier.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+#include "collector.h"
+#include "files.h"
+#include "rules.h"
+#include "sok/error.h"
+#include "sok/file_error.h"
+#include "tables.h"
+
+namespace {
+
+constexpr int64_t kMany = int64_t{64} << 20;  // bytes: all rows of a test
+const ThreadExecutor kThreads(3);
+
+// The smallest budget, or a little more.
+int64_t LeastBytes(int64_t dim, int64_t capacity) {
+  sok::TableConfig config = Config(dim, capacity);
+  config.storage = {1, "/tmp"};
+  try {
+    sok::EmbeddingTable table(config);
+  } catch (const sok::InvalidArgument& error) {
+    const std::string text = error.what(), before = "memory_bytes of at least ";
+    return std::stoll(text.substr(text.find(before) + before.size()));
+  }
+  return -1;
+}
+
+sok::TableConfig WithFile(sok::TableConfig config, const Folder& folder, int64_t bytes) {
+  config.storage = {bytes, folder.path()};
+  return config;
+}
+
+std::vector<std::string> FilesIn(const std::string& folder) {
+  std::vector<std::string> names;
+  DIR* directory = opendir(folder.c_str());
+  while (const dirent* entry = readdir(directory))
+    if (entry->d_name[0] != '.') names.push_back(folder + "/" + entry->d_name);
+  closedir(directory);
+  return names;
+}
+
+AllRows Contents(sok::EmbeddingTable* table) {
+  Collector collector(table->dim(), 1000);
+  table->ReadAll({kThreads}, &collector);
+  return collector.found;
+}
+
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
+}
+
+// The same calls on a table in memory and on one with a file.
+class Pair {
+ public:
+  Pair(const sok::TableConfig& config, const Folder& folder, int64_t bytes)
+      : memory_(config), file_(WithFile(config, folder, bytes)), dim_(config.dim) {}
+
+  std::vector<int64_t> Lookup(const std::vector<uint64_t>& keys, bool insert = true) {
+    const Rows a = memory_.Lookup(keys, insert), b = file_.Lookup(keys, insert);
+    CHECK(SameBits(a.values, b.values));
+    CHECK(a.ids == b.ids);
+    return a.ids;
+  }
+  std::vector<int64_t> Pool(const std::vector<uint64_t>& keys, const std::vector<int64_t>& splits, bool insert) {
+    const Rows a = memory_.LookupCombine(keys, splits, insert), b = file_.LookupCombine(keys, splits, insert);
+    CHECK(SameBits(a.values, b.values));
+    CHECK(a.ids == b.ids);
+    return a.ids;
+  }
+  void Apply(const std::string& rule, int64_t step, const std::vector<int64_t>& ids, std::mt19937* random) {
+    std::vector<float> grads(ids.size() * static_cast<size_t>(dim_));
+    for (float& g : grads) g = static_cast<float>(static_cast<int>((*random)() % 2001) - 1000) / 1000.0f;
+    memory_.Apply(rule, HyperOf(rule, 0.01), ids, grads, step);
+    file_.Apply(rule, HyperOf(rule, 0.01), ids, grads, step);
+  }
+  void Erase(const std::vector<uint64_t>& keys) { CHECK_EQ(memory_.Erase(keys), file_.Erase(keys)); }
+  void Assign(const std::vector<uint64_t>& keys, float value) {
+    memory_.Assign(keys, value);
+    file_.Assign(keys, value);
+  }
+  void Compare() { CHECK(Contents(&memory_.native()) == Contents(&file_.native())); }
+
+  Table& memory() { return memory_; }
+  Table& file() { return file_; }
+
+ private:
+  Table memory_, file_;
+  const int64_t dim_;
+};
+
+std::vector<uint64_t> SomeKeys(std::mt19937* random, size_t n, uint64_t below) {
+  std::vector<uint64_t> keys(n);
+  for (uint64_t& key : keys) {
+    const double u = static_cast<double>((*random)()) / 4294967296.0;
+    key = static_cast<uint64_t>(u * u * u * static_cast<double>(below));  // low ones are frequent
+  }
+  return keys;
+}
+
+void RunProgram(unsigned seed, int64_t dim, bool hashed, int64_t more_bytes) {
+  const Folder folder;
+  std::mt19937 random(seed);
+  const int64_t capacity = 20000;
+  const uint64_t below = hashed ? 15000 : 20000;
+  Pair pair(Config(dim, capacity, hashed), folder, LeastBytes(6 * dim, capacity) + more_bytes + (768 << 10));
+  const std::vector<std::string> rules = {"sgd", "adagrad", "adam", "ftrl"};
+  int64_t step = 0;
+  for (int turn = 0; turn < 60 / (kFewer > 1 ? 4 : 1); ++turn) {
+    const auto keys = SomeKeys(&random, 1 + random() % 6000, below);
+    switch (random() % 8) {
+      case 0:
+        pair.Lookup(keys, false);
+        break;
+      case 1: {  // segments of all sizes, one of which may be more than there is room for
+        std::vector<int64_t> splits = {0};
+        while (splits.back() < static_cast<int64_t>(keys.size()))
+          splits.push_back(std::min<int64_t>(static_cast<int64_t>(keys.size()),
+                                             splits.back() + (random() % 3 == 0 ? 5000 : random() % 40)));
+        const auto ids = pair.Pool(keys, splits, random() % 2 == 0);
+        if (random() % 2 == 0) pair.Apply(rules[random() % 2], ++step, ids, &random);
+        break;
+      }
+      case 2:
+        pair.Erase(std::vector<uint64_t>(keys.begin(), keys.begin() + static_cast<long>(keys.size() / 50)));
+        break;
+      case 3:
+        pair.Assign(keys, static_cast<float>(turn));
+        break;
+      case 4:
+        if (turn % 3 == 0) pair.Compare();
+        break;
+      default:
+        pair.Apply(rules[random() % rules.size()], ++step, pair.Lookup(keys), &random);
+    }
+  }
+  pair.Compare();
+  const sok::StorageCounts counts = pair.file().native().storage_counts();
+  CHECK(counts.misses > 0 && counts.hits > 0 && counts.written_bytes > 0 && counts.read_bytes > 0);
+}
+
+}  // namespace
+
+TEST(ATableWithAFileGivesWhatOneInMemoryGives) {
+  unsigned seed = 0;
+  for (const int64_t dim : {1, 3, 16, 64})
+    for (const bool hashed : {true, false}) RunProgram(++seed, dim, hashed, dim * 4096);
+  RunProgram(++seed, 1300, true, 0);  // records larger than a block
+}
+
+TEST(OnDisksTooThatGoPastTheCache) {
+  const char* parent = std::getenv("SOK_TEST_DISK");  // a folder on a disk, where /tmp is none
+  const Folder folder(parent == nullptr ? "/var/tmp" : parent);
+  std::mt19937 random(5);
+  Pair pair(Config(16, 20000), folder, LeastBytes(16, 20000) + (2 << 20));
+  for (int64_t step = 1; step <= 8; ++step) {
+    pair.Apply("adagrad", step, pair.Lookup(SomeKeys(&random, 9000, 15000)), &random);
+    pair.Lookup(SomeKeys(&random, 3, 15000), false);
+  }
+  pair.Compare();
+}
+
+TEST(SavesBesideTrainingHoldWhatWasThere) {
+  const Folder folder;
+  std::mt19937 random(9);
+  Pair pair(Config(8, 20000), folder, LeastBytes(8, 20000) + (2 << 20));
+  for (int64_t step = 1; step <= 5; ++step)
+    pair.Apply("adam", step, pair.Lookup(SomeKeys(&random, 8000, 15000)), &random);
+  const AllRows before = Contents(&pair.memory().native());
+  AllRows saved[2];
+  const auto train = [&](Table* table, int64_t* step) {
+    std::mt19937 again(static_cast<unsigned>(*step));
+    const auto ids = table->Lookup(SomeKeys(&again, 3000, 15000)).ids;
+    table->Apply("adam", HyperOf("adam", 0.01), ids, std::vector<float>(ids.size() * 8, 0.5f), ++*step);
+    table->Erase({again() % 15000, again() % 15000});
+  };
+  for (Table* table : {&pair.memory(), &pair.file()}) {
+    int64_t step = 5;
+    table->native().BeginSave(sok::TableStore::SnapshotOf::kAllRows);
+    Collector collector(8, 2000, [&] { train(table, &step); });
+    table->native().ReadSnapshot({kThreads}, &collector);
+    table->native().EndSave("one");
+    saved[table == &pair.file()] = collector.found;
+  }
+  CHECK(saved[0] == before);
+  CHECK(saved[1] == before);
+}
+
+TEST(ContentsMoveToAnotherTable) {
+  const Folder folder;
+  std::mt19937 random(3);
+  const sok::TableConfig config = WithFile(Config(4, 20000), folder, LeastBytes(4, 20000) + (2 << 20));
+  Table table(config), other(config);
+  const auto keys = SomeKeys(&random, 9000, 15000);
+  table.Apply("adagrad", HyperOf("adagrad", 0.1), table.Lookup(keys).ids, std::vector<float>(keys.size() * 4, 1.0f));
+  const AllRows before = Contents(&table.native());
+  table.native().Swap(&other.native());
+  CHECK(Contents(&other.native()) == before);
+  CHECK_EQ(table.native().size(), 0);
+  other.Lookup(SomeKeys(&random, 5000, 15000));
+  CHECK_EQ(FilesIn(folder.path()).size(), 2u);
+}
+
+TEST(ABudgetThatIsTooSmallIsRefusedWithTheLeast) {
+  const Folder folder;
+  const int64_t least = LeastBytes(16, 100000);
+  CHECK(least > 0);
+  CHECK_THROWS(sok::EmbeddingTable(WithFile(Config(16, 100000), folder, least - 1)), sok::InvalidArgument,
+               "storage needs memory_bytes of at least " + std::to_string(least));
+  Table table(WithFile(Config(16, 100000), folder, least + (1 << 20)));
+  std::vector<uint64_t> keys(50000);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = i;
+  // Keys take more than a megabyte then. Nothing of the call is stored.
+  table.Lookup({1, 2, 3});
+  CHECK_THROWS(table.Lookup(keys), sok::OutOfMemory, "has no room for");
+  CHECK_EQ(table.native().size(), 3);
+  CHECK_EQ(table.Lookup({2}, false).ids[0] & 0xFFFFFFFF, 1);
+  sok::TableConfig both = Config(2, 100);
+  both.storage = {1 << 20, ""};
+  CHECK_THROWS(sok::EmbeddingTable{both}, sok::InvalidArgument, "takes memory_bytes and a path, or neither");
+}
+
+TEST(MemoryStaysWithinTheBudget) {
+  const Folder folder;
+  const int64_t budget = LeastBytes(16, 200000) + (int64_t{6} << 20);
+  Table table(WithFile(Config(16, 200000), folder, budget));
+  std::vector<uint64_t> keys(2000);
+  for (uint64_t first = 0; first < 100000; first += keys.size()) {
+    for (size_t i = 0; i < keys.size(); ++i) keys[i] = first + i;
+    table.Apply("adagrad", HyperOf("adagrad", 0.1), table.Lookup(keys).ids, std::vector<float>(keys.size() * 16, 1.0f));
+    CHECK(table.native().memory_bytes() <= budget);
+  }
+  CHECK(table.native().storage_counts().rows_in_memory < 50000);
+}
+
+TEST(TheFileIsBoundedHoweverOftenRowsChange) {
+  const Folder folder;
+  std::mt19937 random(1);
+  const char* steps = std::getenv("SOK_TEST_STEPS");
+  Pair pair(Config(16, 20000), folder, LeastBytes(16, 20000) + (1 << 20));
+  const int64_t num_steps = steps == nullptr ? 300 / kFewer : std::atoll(steps);
+  int64_t most = 0;
+  for (int64_t step = 1; step <= num_steps; ++step) {
+    pair.Apply("sgd", step, pair.Lookup(SomeKeys(&random, 4000, 15000)), &random);
+    if (step % 10 == 0) pair.Erase(SomeKeys(&random, 20, 15000));
+    most = std::max(most, pair.file().native().storage_counts().file_bytes);
+  }
+  pair.Compare();
+  const sok::StorageCounts counts = pair.file().native().storage_counts();
+  CHECK(most <= 16384 * 72 * 3 / 2 + (6 << 18));
+  CHECK(kFewer > 1 || counts.written_bytes > 5 * most);
+}
+
+TEST(ADamagedRowIsAnErrorThatNamesItsKey) {
+  const Folder folder;
+  Table table(WithFile(Config(64, 20000), folder, LeastBytes(64, 20000) + (1 << 20)));
+  std::vector<uint64_t> keys(9000), some;
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = 100000 + i;
+  table.Lookup(keys);
+  const std::vector<float> values = table.Lookup({100007}, false).values;
+  table.Lookup(keys);
+  const std::string file = FilesIn(folder.path()).at(0);
+  std::string bytes = ReadFile(file);
+  const size_t at = bytes.find(std::string(reinterpret_cast<const char*>(values.data()), 64 * sizeof(float)));
+  CHECK(at != std::string::npos);
+  {
+    const int opened = open(file.c_str(), O_WRONLY);
+    const char other = static_cast<char>(bytes[at] ^ 1);
+    CHECK_EQ(pwrite(opened, &other, 1, static_cast<off_t>(at)), 1);
+    close(opened);
+  }
+  for (uint64_t key = 103000; key < 109000; ++key) some.push_back(key);
+  table.Lookup(some);  // so that it is not in memory
+  for (const bool insert : {false, true}) {
+    CHECK_THROWS(table.Lookup({100006, 100007, 100008}, insert), sok::DamagedFile,
+                 "the row of key 100007 of table 'item'");
+    CHECK_EQ(table.Lookup({100006, 100008}, insert).ids[0] & 0xFFFFFFFF, 6);
+  }
+  Collector collector(64);
+  CHECK_THROWS(table.native().ReadAll({kThreads}, &collector), sok::DamagedFile, "key 100007");
+  CHECK_EQ(table.Erase({100007}), 1);
+  CHECK(SameBits(table.Lookup({100007}).values, values));  // a fresh row
+  table.Lookup(keys);
+}
+
+TEST(AFullDiskIsAnErrorBeforeAnyRowIsMade) {
+  const Folder folder;
+  Table table(WithFile(Config(64, 200000), folder, kMany));
+  table.Lookup({1, 2, 3});
+  rlimit before;
+  CHECK_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  signal(SIGXFSZ, SIG_IGN);
+  const rlimit few = {4 << 20, before.rlim_max};
+  CHECK_EQ(setrlimit(RLIMIT_FSIZE, &few), 0);
+  std::vector<uint64_t> keys(40000);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = i;
+  CHECK_THROWS(table.Lookup(keys), sok::FileError, "make room for");
+  CHECK_EQ(table.native().size(), 3);
+  CHECK_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  table.Lookup(keys);
+  CHECK_EQ(table.native().size(), 40000);
+}
+
+TEST(FilesGoWithTheirTablesAndThoseOfOthersThatAreGone) {
+  const Folder folder;
+  const std::string left = folder / "item.r0.0123456789abcdef.rows", other = folder / "notes.txt",
+                    held = folder / "item.r1.0123456789abcdef.rows";
+  for (const std::string& path : {left, other, held}) WriteFile(path, "x");
+  const int file = open(held.c_str(), O_RDWR);
+  CHECK_EQ(flock(file, LOCK_EX), 0);
+  {
+    const Table table(WithFile(Config(4, 1000), folder, kMany));
+    CHECK(!Exists(left) && Exists(other) && Exists(held));
+    CHECK_EQ(FilesIn(folder.path()).size(), 3u);
+  }
+  CHECK_EQ(FilesIn(folder.path()).size(), 2u);
+  close(file);
+  const Table deep(WithFile(Config(4, 1000), folder, kMany));
+  sok::TableConfig config = Config(4, 1000);
+  config.storage = {kMany, folder / "a/b"};
+  const sok::EmbeddingTable made(config);
+  CHECK(Exists(folder / "a/b"));
+  config.storage.path = other;
+  CHECK_THROWS(sok::EmbeddingTable{config}, sok::FileError, "use as a folder");
+}
