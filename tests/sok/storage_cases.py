@@ -31,7 +31,7 @@ _numbers = itertools.count()
 
 def little_memory(dim: int, rows: int = FILL, slots: int = 3) -> int:
     """Bytes for the index of so many rows, and a cache of 2,048 rows of this dim with so many slots; little more."""
-    return 2**20 + 2**16 + 29 * (rows + 4096) + 2048 * (16 + 4 * dim * (1 + slots))
+    return 2**20 + 2**12 + 32 * (rows + 64) + 2048 * (16 + 4 * dim * (1 + slots))
 
 
 def new_table(folder: Path | None, dim: int = 3, rows: int = FILL, slots: int = 3, **options: Any) -> Any:
