@@ -1,6 +1,7 @@
 #include "sok/row_tier.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -9,6 +10,14 @@
 
 namespace sok {
 namespace {
+
+constexpr int64_t kLeastFrames = 2048;  // fewer would make calls wait for reads again and again
+
+// Tests of small tables want few.
+int64_t LeastFramesWished() {
+  const char* wish = std::getenv("SOK_STORAGE_LEAST_FRAMES");
+  return wish == nullptr ? kLeastFrames : std::max<int64_t>(1, std::atoll(wish));
+}
 
 int64_t FrameBytes(int64_t floats) { return 16 + (floats * static_cast<int64_t>(sizeof(float)) + 15) / 16 * 16; }
 
@@ -21,6 +30,7 @@ RowTier::RowTier(const StorageConfig& config, std::string label, const std::stri
       name_(file_name),
       floats_(floats),
       max_rows_(max_rows),
+      least_frames_(LeastFramesWished()),
       frame_bytes_(FrameBytes(floats)) {
   static_assert(sizeof(Frame) == 16, "records begin at multiples of 16 bytes");
   if (Needs(floats) > config.memory_bytes) {
@@ -172,7 +182,7 @@ int64_t RowTier::Bring(const Cpu& cpu, const uint32_t* rows, int64_t n, bool wri
   for (int64_t i = 0; i < n; ++i) {
     if (i + kPlacesAhead < n && rows[i + kPlacesAhead] != kNoRow) __builtin_prefetch(places_ + rows[i + kPlacesAhead]);
     if (i + kFramesAhead < n && rows[i + kFramesAhead] != kNoRow)
-      __builtin_prefetch(FrameOf(places_[rows[i + kFramesAhead]]), 1);
+      __builtin_prefetch(reinterpret_cast<const void*>(Word(rows[i + kFramesAhead]) - sizeof(Frame)), 1);
     const uint32_t row = rows[i];
     if (row == kNoRow) continue;
     const uintptr_t word = Word(row);

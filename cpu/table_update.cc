@@ -255,32 +255,31 @@ void EmbeddingTable::SumDuplicates(const Cpu& cpu, Scratch* scratch, Gradients* 
   });
 }
 
-// Runs the body for all stretches, on several threads; those of tables with files when their rows are in memory.
+// Calls body(worker, stretch) for all stretches, on several threads; of tables with files when their rows are in memory.
 template <class Body>
-void EmbeddingTable::RunStretches(const Cpu& cpu, Scratch* scratch, const Gradients* gradients,
+void EmbeddingTable::ForStretches(const Cpu& cpu, Scratch* scratch, const Gradients* gradients,
                                   const Stretch* stretches, int64_t count, int64_t cost, const Body& body) {
   auto has_file = [&](const Stretch& s) { return gradients[s.table].table->rows_.tier() != nullptr; };
-  if (std::none_of(stretches, stretches + count, has_file)) return ForTasks(cpu, count, cost, body);
-  for (int64_t first = 0, end; first < count; first = end) {  // table by table
-    const Gradients& of = gradients[stretches[first].table];
-    for (end = first; end < count && stretches[end].table == stretches[first].table;) ++end;
-    auto run = [&](int64_t begin, int64_t n) {
-      ForTasks(cpu, n, cost / count * n, [&](int64_t worker, int64_t s) { body(worker, begin + s); });
-    };
-    if (!has_file(stretches[first])) {
-      run(first, end - first);
-      continue;
-    }
-    static_assert(kRowsPerTask <= RowTier::kLeastFrames, "the rows of a stretch are in memory together");
-    uint32_t* rows = scratch->Get<uint32_t>(of.n);
-    for (int64_t i = 0; i < of.n; ++i) rows[i] = of.row_ids[i] < 0 ? kNoRow : RowOf(of.row_ids[i]);
-    of.table->OrBreak([&] {
-      for (int64_t s = first, next; s < end; s = next) {
-        const int64_t begin = stretches[s].begin, most = of.table->rows_.tier()->most_rows_here();
-        for (next = s + 1; next < end && stretches[next].end - begin <= most;) ++next;
-        of.table->Bring(cpu, rows + begin, stretches[next - 1].end - begin, /*writes=*/true);
-        run(s, next - s);
-      }
+  auto run = [&](const Stretch* some, int64_t n) {
+    if (n > 0) ForTasks(cpu, n, cost / count * n, [&](int64_t worker, int64_t s) { body(worker, some[s]); });
+  };
+  const Stretch* const last = stretches + count;
+  for (const Stretch* first = stretches; first != last;) {
+    const Stretch* of_file = std::find_if(first, last, has_file);
+    run(first, of_file - first);
+    if (of_file == last) return;
+    const int64_t table = of_file->table;
+    first = std::find_if(of_file, last, [&](const Stretch& s) { return s.table != table; });
+    const Gradients& all = gradients[table];
+    uint32_t* rows = scratch->Get<uint32_t>(all.n);
+    Stretch* parts = scratch->Get<Stretch>(first - of_file);
+    for (int64_t i = 0; i < all.n; ++i) rows[i] = all.row_ids[i] < 0 ? kNoRow : RowOf(all.row_ids[i]);
+    all.table->OrBreak([&] {
+      all.table->ForBrought(cpu, rows, all.n, /*writes=*/true, [&](int64_t begin, int64_t end) {
+        int64_t n = 0;
+        for (; begin < end; begin += kRowsPerTask) parts[n++] = {table, begin, std::min(begin + kRowsPerTask, end)};
+        run(parts, n);
+      });
     });
   }
 }
@@ -352,8 +351,7 @@ void EmbeddingTable::ApplyGroup(const Cpu& cpu, Scratch* scratch, const UpdateRu
   float* aside = checks ? scratch->Get<float>(MaxWorkers(cpu, count) * floats_aside) : nullptr;
   // Nothing from here on takes memory.
   for (int64_t t = 0; t < num_tables; ++t) sets[t]->SetRule(rule, std::move(sums[static_cast<size_t>(t)]));
-  auto update = [&](int64_t worker, int64_t s) {
-    const Stretch& stretch = stretches[s];
+  auto update = [&](int64_t worker, const Stretch& stretch) {
     const Gradients& g = ready[stretch.table];
     if (g.table->saved_.is_on()) {
       for (int64_t i = stretch.begin; i < stretch.end; ++i)
@@ -368,7 +366,7 @@ void EmbeddingTable::ApplyGroup(const Cpu& cpu, Scratch* scratch, const UpdateRu
     g.table->Update(g, stretch.begin, stretch.end, sets[stretch.table], nonfinite,
                     aside == nullptr ? nullptr : aside + worker * floats_aside);
   };
-  RunStretches(cpu, scratch, ready, stretches, count, cost, update);
+  ForStretches(cpu, scratch, ready, stretches, count, cost, update);
   if (rule.decays())
     for (int64_t t = 0; t < num_tables; ++t) sets[t]->Append();
 }

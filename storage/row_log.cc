@@ -2,8 +2,11 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -27,6 +30,7 @@ constexpr int64_t kSegmentBytes = int64_t{256} << 10;
 constexpr int64_t kLeastSlots = 4;     // of a segment
 constexpr int64_t kSpareSegments = 4;  // beside those for one and a half times the rows
 constexpr unsigned kDepth = 128;       // reads in flight
+constexpr int64_t kMissCycles = 300;   // of a record that misses the cache
 constexpr int64_t kReadCycles = 2000;  // of one that the page cache answers
 constexpr int64_t kMaxRingBytes = 4 << 20;
 constexpr const char* kSuffix = ".rows";
@@ -74,6 +78,14 @@ void RemoveLeftOver(const std::string& folder) {
     close(file);
   }
   closedir(directory);
+}
+
+// Files whose bytes the processor reaches by itself: in memory, or in persistent memory.
+bool IsInMemory(int file) {
+  struct statfs system;
+  if (fstatfs(file, &system) == 0 && (system.f_type == TMPFS_MAGIC || system.f_type == RAMFS_MAGIC)) return true;
+  struct statx status;
+  return statx(file, "", AT_EMPTY_PATH, 0, &status) == 0 && (status.stx_attributes & STATX_ATTR_DAX) != 0;
 }
 
 void MakeFolders(const std::string& path) {
@@ -129,17 +141,23 @@ RowLog::RowLog(const std::string& path, const std::string& name, int64_t floats,
   const int flags = O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC;
   is_direct_ = true;
   file_ = open(file_name_.c_str(), flags | O_DIRECT, 0600);
-  if (file_ < 0 && errno == EINVAL) {  // a file system in memory, for one; it may have made the name
+  if (file_ < 0 && errno == EINVAL) {  // this file system cannot; it may have made the name
     is_direct_ = false;
     unlink(file_name_.c_str());
     file_ = open(file_name_.c_str(), flags, 0600);
   }
   if (file_ < 0) throw FileError(errno, "create", file_name_);
   flock(file_, LOCK_EX | LOCK_NB);  // where there are no locks, nobody else gets one either
+  is_mapped_ = IsInMemory(file_);
+  if (is_mapped_ && is_direct_) {
+    is_direct_ = false;
+    if (fcntl(file_, F_SETFL, fcntl(file_, F_GETFL) & ~O_DIRECT) < 0) is_mapped_ = !(is_direct_ = true);
+  }
   if (is_direct_) ring_ = ReadRing::Make(static_cast<unsigned>(RingBytes(floats) / block_bytes_));
 }
 
 RowLog::~RowLog() {
+  if (map_ != nullptr) munmap(map_, static_cast<size_t>(file_bytes()));
   unlink(file_name_.c_str());
   close(file_);
 }
@@ -166,6 +184,17 @@ void RowLog::Reserve(int64_t rows) {
     throw FileError(
         failed, "make room for " + std::to_string(rows) + " rows (" + std::to_string(begin + bytes) + " bytes in all)",
         file_name_);
+  }
+  if (is_mapped_) {
+    void* map = map_ == nullptr
+                    ? mmap(nullptr, static_cast<size_t>(begin + bytes), PROT_READ, MAP_SHARED, file_, 0)
+                    : mremap(map_, static_cast<size_t>(begin), static_cast<size_t>(begin + bytes), MREMAP_MAYMOVE);
+    if (map == MAP_FAILED) {
+      failed = errno;
+      if (ftruncate(file_, begin) < 0) failed = errno;
+      throw FileError(failed, "map", file_name_);
+    }
+    map_ = static_cast<char*>(map);
   }
   live_.resize(static_cast<size_t>(wants), 0);
   for (int64_t segment = wants; segment-- > has;) free_.push_back(static_cast<uint32_t>(segment));
@@ -258,6 +287,7 @@ uint32_t RowLog::Append(uint32_t row, const float* record) {
 }
 
 int RowLog::Pread(char* to, int64_t bytes, int64_t offset) const {
+  if (map_ != nullptr) return std::memcpy(to, map_ + offset, static_cast<size_t>(bytes)), 0;
   for (int64_t at = 0; at < bytes;) {
     const ssize_t n = pread(file_, to + at, static_cast<size_t>(bytes - at), offset + at);
     if (n < 0 && errno == EINTR) continue;
@@ -278,6 +308,10 @@ void RowLog::Take(const char* from, Wanted* wanted) const {
 void RowLog::ReadOne(Wanted* wanted) const {
   wanted->error = 0;
   if (IsOpen(wanted->slot)) return Take(open_buffer_->get() + OffsetInSegment(wanted->slot % slots_), wanted);
+  if (map_ != nullptr) {
+    __atomic_fetch_add(&read_bytes_, bytes_, __ATOMIC_RELAXED);
+    return Take(map_ + OffsetOf(wanted->slot), wanted);
+  }
   // Buffers of threads, as large as one block; large records take memory for themselves.
   static thread_local std::unique_ptr<Buffer> own;
   if (!own || own->bytes() < block_bytes_) own = std::make_unique<Buffer>(block_bytes_);
@@ -296,8 +330,15 @@ void RowLog::Read(const Cpu& cpu, std::vector<Wanted>* all) const {
   std::vector<Wanted>& wanted = *all;
   const int64_t n = static_cast<int64_t>(wanted.size());
   if (ring_ == nullptr || n < 4) {
-    cpu.executor.For(n, kReadCycles, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) ReadOne(&wanted[static_cast<size_t>(i)]);
+    constexpr int64_t kAhead = 8;
+    cpu.executor.For(n, map_ != nullptr ? kMissCycles : kReadCycles, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        if (map_ != nullptr && i + kAhead < end) {
+          const char* next = map_ + OffsetOf(wanted[static_cast<size_t>(i + kAhead)].slot);
+          for (int64_t at = 0; at < std::min<int64_t>(bytes_, 512); at += 64) __builtin_prefetch(next + at);
+        }
+        ReadOne(&wanted[static_cast<size_t>(i)]);
+      }
     });
     return;
   }

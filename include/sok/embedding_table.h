@@ -257,7 +257,7 @@ class EmbeddingTable final : public TableStore {
   // The rows of ids, kNoRow of those that are gone. Throws InvalidArgument.
   std::vector<uint32_t> RowsOfIds(const int64_t* row_ids, int64_t n) const;
   template <class Body>
-  static void RunStretches(const Cpu& cpu, Scratch* scratch, const Gradients* gradients, const Stretch* stretches,
+  static void ForStretches(const Cpu& cpu, Scratch* scratch, const Gradients* gradients, const Stretch* stretches,
                            int64_t count, int64_t cost, const Body& body);
   void Update(const Gradients& gradients, int64_t begin, int64_t end, SlotSet* set, Nonfinite nonfinite, float* aside);
   // The same by a rule of one's own. aside: see FloatsAside; or null, then whatever the rule gives is stored.

@@ -91,7 +91,9 @@ class RowLog {
   Owner* const owner_;
   std::string file_name_;
   int file_ = -1;
-  bool is_direct_ = false;
+  bool is_direct_ = false;  // past the page cache
+  bool is_mapped_ = false;  // files in memory, or in persistent memory, are read where they lie
+  char* map_ = nullptr;
   std::vector<uint32_t> live_;   // of each segment, how many slots
   std::vector<uint32_t> free_;   // segments; the open one is not among them
   std::vector<uint32_t> stuck_;  // segments with damage that keeps them from being emptied

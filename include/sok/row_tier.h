@@ -22,7 +22,6 @@ namespace sok {
 class RowTier final : private RowLog::Owner {
  public:
   static constexpr int kSlabShift = 12;                  // Touch makes 4,096 rows at a time
-  static constexpr int64_t kLeastFrames = 2048;          // calls bring in that many rows at least
   static constexpr int64_t kMaxRows = int64_t{1} << 31;  // of 2^32 slots, of which the file has half as many again
 
   // label: of the table, for messages. Throws InvalidArgument for a budget that is too small, FileError, OutOfMemory.
@@ -96,7 +95,7 @@ class RowTier final : private RowLog::Owner {
 
   int64_t PlacesBytes() const { return (slabs_ << kSlabShift) * static_cast<int64_t>(sizeof(float*)); }
   int64_t MostFrames() const;  // that the budget has room for now
-  int64_t LeastFrames() const { return kLeastFrames < max_rows_ ? kLeastFrames : max_rows_; }
+  int64_t LeastFrames() const { return least_frames_ < max_rows_ ? least_frames_ : max_rows_; }
   int64_t Needs(int64_t floats) const;  // of the budget, with records of so many
   void Fit();                           // gives up frames above MostFrames
   // Makes frames free until there are `n`. All rows of the present wave and these together find room.
@@ -111,7 +110,7 @@ class RowTier final : private RowLog::Owner {
 
   const StorageConfig config_;
   const std::string label_, name_;
-  const int64_t floats_, max_rows_;
+  const int64_t floats_, max_rows_, least_frames_;
   int64_t frame_bytes_;
   int64_t all_frames_;  // address space
   int64_t beside_ = 0;

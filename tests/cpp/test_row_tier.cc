@@ -28,6 +28,11 @@
 
 namespace {
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr int kLess = 4;  // of what takes long
+#else
+constexpr int kLess = 1;
+#endif
 constexpr int64_t kMany = int64_t{64} << 20;  // bytes: all rows of a test
 const ThreadExecutor kThreads(3);
 
@@ -124,7 +129,7 @@ void RunProgram(unsigned seed, int64_t dim, bool hashed, int64_t more_bytes) {
   Pair pair(Config(dim, capacity, hashed), folder, LeastBytes(6 * dim, capacity) + more_bytes + (768 << 10));
   const std::vector<std::string> rules = {"sgd", "adagrad", "adam", "ftrl"};
   int64_t step = 0;
-  for (int turn = 0; turn < 60 / (kFewer > 1 ? 4 : 1); ++turn) {
+  for (int turn = 0; turn < 40 / kLess; ++turn) {
     const auto keys = SomeKeys(&random, 1 + random() % 6000, below);
     switch (random() % 8) {
       case 0:
@@ -154,7 +159,8 @@ void RunProgram(unsigned seed, int64_t dim, bool hashed, int64_t more_bytes) {
   }
   pair.Compare();
   const sok::StorageCounts counts = pair.file().native().storage_counts();
-  CHECK(counts.misses > 0 && counts.hits > 0 && counts.written_bytes > 0 && counts.read_bytes > 0);
+  CHECK(counts.misses > 0 && counts.hits > 0);
+  CHECK(kLess > 1 || (counts.written_bytes > 0 && counts.read_bytes > 0));
 }
 
 }  // namespace
@@ -164,6 +170,12 @@ TEST(ATableWithAFileGivesWhatOneInMemoryGives) {
   for (const int64_t dim : {1, 3, 16, 64})
     for (const bool hashed : {true, false}) RunProgram(++seed, dim, hashed, dim * 4096);
   RunProgram(++seed, 1300, true, 0);  // records larger than a block
+}
+
+TEST(AHandfulOfRowsInMemoryIsEnough) {
+  setenv("SOK_STORAGE_LEAST_FRAMES", "5", 1);
+  RunProgram(40, 16, /*hashed=*/false, (480 << 10) - (768 << 10));
+  unsetenv("SOK_STORAGE_LEAST_FRAMES");
 }
 
 TEST(OnDisksTooThatGoPastTheCache) {
@@ -256,7 +268,7 @@ TEST(TheFileIsBoundedHoweverOftenRowsChange) {
   std::mt19937 random(1);
   const char* steps = std::getenv("SOK_TEST_STEPS");
   Pair pair(Config(16, 20000), folder, LeastBytes(16, 20000) + (1 << 20));
-  const int64_t num_steps = steps == nullptr ? 300 / kFewer : std::atoll(steps);
+  const int64_t num_steps = steps == nullptr ? 200 / kLess : std::atoll(steps);
   int64_t most = 0;
   for (int64_t step = 1; step <= num_steps; ++step) {
     pair.Apply("sgd", step, pair.Lookup(SomeKeys(&random, 4000, 15000)), &random);
@@ -266,7 +278,7 @@ TEST(TheFileIsBoundedHoweverOftenRowsChange) {
   pair.Compare();
   const sok::StorageCounts counts = pair.file().native().storage_counts();
   CHECK(most <= 16384 * 72 * 3 / 2 + (6 << 18));
-  CHECK(kFewer > 1 || counts.written_bytes > 5 * most);
+  CHECK(kLess > 1 || counts.written_bytes > 4 * most);
 }
 
 TEST(ADamagedRowIsAnErrorThatNamesItsKey) {
