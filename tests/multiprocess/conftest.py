@@ -37,7 +37,19 @@ _ALL = (
 )
 _OF_RANKS = {
     1: _ALL,
-    2: (*_ALL, "calls", "refusals", "profile", "formats", "old_files", "matrix", "measuring", "words", "ahead"),
+    2: (
+        *_ALL,
+        "calls",
+        "refusals",
+        "profile",
+        "formats",
+        "old_files",
+        "matrix",
+        "measuring",
+        "words",
+        "ahead",
+        "storage",
+    ),
     3: (
         "job",
         "calls",

@@ -16,7 +16,7 @@ from tests.sok import own_rules
 from tests.sok.checkpoint_cases import contents
 
 FILL = 6_000
-"""Rows that there are from the beginning: of these about 2,000 to 4,000 have room in the least memory."""
+"""Rows that there are from the beginning: of these about 2,000 to 4,000 have room in `little_memory`."""
 
 RULES: dict[str, Callable[[], Any]] = {
     "SGD": lambda: sok.optimizers.SGD(0.1),
@@ -31,14 +31,29 @@ _numbers = itertools.count()
 
 def little_memory(dim: int, rows: int = FILL, slots: int = 3) -> int:
     """Bytes for the index of so many rows, and a cache of 2,048 rows of this dim with so many slots; little more."""
-    return 2**20 + 2**12 + 32 * (rows + 64) + 2048 * (16 + 4 * dim * (1 + slots))
+    return 2**20 + 2**15 + 32 * rows + 2048 * (16 + 4 * dim * (1 + slots))
+
+
+def least_bytes(make: Callable[[int], Any], fill: Callable[[Any], Any]) -> int:
+    """The least memory with which a table can be made and filled, as its refusals name it."""
+    memory_bytes = 1
+    while True:
+        try:
+            fill(make(memory_bytes))
+        except (tf.errors.InvalidArgumentError, tf.errors.ResourceExhaustedError) as refused:
+            wanted = int(str(refused).split("at least ")[1].split()[0].rstrip(".,"))
+            assert wanted > memory_bytes
+            memory_bytes = wanted
+        else:
+            return memory_bytes
 
 
 def new_table(folder: Path | None, dim: int = 3, rows: int = FILL, slots: int = 3, **options: Any) -> Any:
     """A table with the same seed as all others; over a file in `folder` if that is given."""
     number = next(_numbers)
     if folder is not None:
-        options["storage"] = sok.Storage(memory_bytes=little_memory(dim, rows, slots), path=folder)
+        memory_bytes = little_memory(dim, rows, slots) + (2**19 if "admission" in options else 0)
+        options["storage"] = sok.Storage(memory_bytes=memory_bytes, path=folder)
     capacity = options.pop("capacity", rows + 4_096)
     return sok.EmbeddingVariable(dim, capacity, name=f"stored_{number}", seed=5, **options)
 
@@ -57,18 +72,19 @@ class Twins:
     hashed: bool = True
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     slots: int = 3  # of a row that has them all: the cache has room for 2,048 of these
+    rows: int = FILL
 
     def __post_init__(self) -> None:
         self.tables = self._new()
         self.optimizers: list[dict[str, Any]] = [{}, {}]
         self.saves = [self.folder / "save_memory", self.folder / "save_file"]
         self.num_saves = 0
-        values = np.random.default_rng(1).normal(size=[FILL, self.dim]).astype(np.float32)
-        self.each(lambda table, _: table.assign(self.keys(np.arange(FILL)), values))
+        values = np.random.default_rng(1).normal(size=[self.rows, self.dim]).astype(np.float32)
+        self.each(lambda table, _: table.assign(self.keys(np.arange(self.rows)), values))
 
     def _new(self) -> list[Any]:
         return [
-            new_table(folder, self.dim, slots=self.slots, hashed=self.hashed, **self.options)
+            new_table(folder, self.dim, self.rows, self.slots, hashed=self.hashed, **self.options)
             for folder in (None, self.folder / "rows")
         ]
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import sok
 from tests.sok.checkpoint_cases import contents
-from tests.sok.storage_cases import FILL, RULES, SLOTS, Twins, key_of, little_memory, new_table
+from tests.sok.storage_cases import FILL, RULES, SLOTS, Twins, key_of, least_bytes, little_memory, new_table
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -56,7 +56,7 @@ POLICIES = {"admission": sok.Admission(after=2), "eviction": sok.Eviction(older_
 def test_any_program_leaves_the_same_rows(tmp_path_factory, program, rules, kind, seed):
     options = POLICIES if kind == "with policies" else {}
     slots = sum(SLOTS[rule] for rule in rules)
-    twins = Twins(tmp_path_factory.mktemp("program"), hashed=kind != "identity", options=options, slots=slots)
+    twins = Twins(tmp_path_factory.mktemp("program"), 64, kind != "identity", options, slots)
     rng = np.random.default_rng(seed)
     for action in program:
         ACTIONS[action](twins, rng, rules)
@@ -65,23 +65,26 @@ def test_any_program_leaves_the_same_rows(tmp_path_factory, program, rules, kind
     assert twins.tables[1].stats()["bytes_written"] > 0
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("dim", [1, 3, 16, 64])
+@pytest.mark.parametrize(
+    ("dim", "rule"), [(1, "Adagrad"), (3, "own rule"), (16, "SGD"), (16, "LazyAdam"), (64, "Adam"), (64, "Adagrad")]
+)
 def test_rows_of_any_length_are_trained_in_waves(tmp_path, dim, rule):
-    twins = Twins(tmp_path, dim, slots=SLOTS[rule])
-    for step in range(3):
-        twins.train(rule, np.random.default_rng(step).permutation(FILL)[:5_500])
+    row_bytes = 4 * dim * (1 + SLOTS[rule])
+    rows = max(FILL, 3 * 2**20 // (row_bytes + 8))  # so that some have to leave the buffers of the file, too
+    twins = Twins(tmp_path, dim, slots=SLOTS[rule], rows=rows)
+    for step in range(2):
+        twins.train(rule, np.random.default_rng(step).permutation(rows)[: rows - 50])
         twins.train(rule, np.arange(step, step + 20))
-    twins.look_up(np.arange(FILL))
+    twins.look_up(np.arange(rows))
     twins.check()
     stats = twins.tables[1].stats()
-    assert stats["misses"] > FILL and stats["bytes_read"] >= 4 * dim * stats["rows"]
-    assert stats["cache_rows"] < FILL * 0.9
-    assert stats["bytes_in_file"] < 1.5 * stats["bytes_written"] + 2**23
+    assert stats["misses"] > rows and stats["bytes_read"] > 0 and stats["bytes_written"] > rows * row_bytes / 3
+    assert stats["cache_rows"] < rows * 0.9
+    assert stats["bytes_in_file"] < 1.5 * rows * (row_bytes + 8) + 2**23
 
 
 def test_a_second_optimizer_widens_rows_that_are_in_the_file(tmp_path):
-    twins = Twins(tmp_path, slots=5)
+    twins = Twins(tmp_path, dim=64, slots=5)
     for rule in ("SGD", "Adagrad", "Adam", "LazyAdam"):
         twins.train(rule, np.arange(0, FILL, 3))
         twins.check()
@@ -106,14 +109,20 @@ def test_evaluation_between_steps_makes_and_changes_nothing(tmp_path):
 
 
 def test_the_least_memory_is_enough_and_less_is_refused(tmp_path):
-    with pytest.raises(tf.errors.InvalidArgumentError, match="storage needs memory_bytes of at least") as refused:
-        sok.EmbeddingVariable(3, 10**6, storage=sok.Storage(memory_bytes=1, path=tmp_path))
-    least = int(str(refused.value).split("at least ")[1].split(".")[0])
-    with pytest.raises(tf.errors.InvalidArgumentError, match=f"at least {least}. Received: {least - 1}"):
-        sok.EmbeddingVariable(3, 10**6, storage=sok.Storage(memory_bytes=least - 1, path=tmp_path))
-    table = sok.EmbeddingVariable(3, 10**6, storage=sok.Storage(memory_bytes=least, path=tmp_path))
-    assert table.stats()["cache_rows"] == 2048
-    del table
+    def make(memory_bytes):
+        return sok.EmbeddingVariable(3, 10**6, storage=sok.Storage(memory_bytes=memory_bytes, path=tmp_path))
+
+    least = least_bytes(make, lambda table: None)
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=f"memory_bytes of at least {least}.*Received: {least - 1}"
+    ):
+        make(least - 1)
+    assert make(least).stats()["cache_rows"] == 2048
+    with_rows = least_bytes(make, lambda table: table.assign(np.arange(5000), np.ones([5000, 3])))
+    assert least < with_rows < least + 40 * 9000
+    table = make(with_rows)
+    table.assign(np.arange(5000), np.ones([5000, 3]))
+    assert table.sparse_read(np.arange(5000)).numpy().min() == 1.0
 
 
 def test_rows_whose_keys_leave_no_memory_are_refused_before_anything_is_stored(tmp_path):
@@ -129,8 +138,8 @@ def test_rows_whose_keys_leave_no_memory_are_refused_before_anything_is_stored(t
 
 
 def test_what_was_in_memory_and_what_was_not_is_counted(tmp_path):
-    table = new_table(tmp_path, dim=4, slots=0)
-    table.assign(key_of(np.arange(FILL)), np.ones([FILL, 4]))
+    table = new_table(tmp_path, dim=64, slots=0)
+    table.assign(key_of(np.arange(FILL)), np.ones([FILL, 64]))
     room = table.stats()["cache_rows"]
     assert 2048 <= room < 4500
     read = lambda numbers: table.sparse_read(key_of(numbers))  # noqa: E731
@@ -140,22 +149,21 @@ def test_what_was_in_memory_and_what_was_not_is_counted(tmp_path):
     after = table.stats()
     assert after["hits"] - before["hits"] == 2000 and after["misses"] == before["misses"]
     assert after["bytes_read"] == before["bytes_read"]
-    read(np.arange(2000, FILL))
+    read(np.arange(4000, FILL))
     then = table.stats()
-    assert then["hits"] + then["misses"] - after["hits"] - after["misses"] == FILL - 2000
-    assert then["misses"] - after["misses"] >= FILL - 2000 - room
-    assert then["bytes_read"] - after["bytes_read"] >= 16 * (then["misses"] - after["misses"])
+    assert then["hits"] + then["misses"] - after["hits"] - after["misses"] == FILL - 4000
+    assert then["misses"] - after["misses"] > 0
     assert then["bytes_written"] == after["bytes_written"]  # nothing had changed
     assert then["rows_in_memory"] <= then["cache_rows"] == room
-    assert then["bytes_in_memory"] <= little_memory(4, slots=0)
-    assert FILL * 16 <= then["bytes_in_file"] <= 1.5 * FILL * 32 + 4 * 2**20
+    assert then["bytes_in_memory"] <= little_memory(64, slots=0)
+    assert FILL * 256 <= then["bytes_in_file"] <= 1.5 * FILL * 264 + 4 * 2**20
     assert set(sok.EmbeddingVariable(2, 10).stats()) == {"rows", "candidates", "made", "refused", "evicted"}
 
 
 def test_the_same_calls_leave_the_same_rows_in_memory(tmp_path):
     def counts():
-        table, rng = new_table(tmp_path), np.random.default_rng(3)
-        table.assign(key_of(np.arange(FILL)), np.ones([FILL, 3]))
+        table, rng = new_table(tmp_path, 64, slots=0), np.random.default_rng(3)
+        table.assign(key_of(np.arange(FILL)), np.ones([FILL, 64]))
         for _ in range(10):
             table.sparse_read(key_of(rng.geometric(0.001, 3000) % FILL))
         return table.stats()
@@ -169,7 +177,7 @@ def test_a_layer_trains_over_a_file(tmp_path):
     def trained(**table):
         keras.utils.set_random_seed(1)
         options = sok.TableOptions(seed=5, **table)
-        layer = sok.DistributedEmbedding("mean", FILL, 4, slot_num=1, max_nnz=8, table=options)
+        layer = sok.DistributedEmbedding("mean", FILL, 64, slot_num=1, max_nnz=8, table=options)
         model = keras.Sequential(
             [keras.Input([1, 8], dtype="int64"), layer, keras.layers.Flatten(), keras.layers.Dense(1)]
         )
@@ -179,7 +187,7 @@ def test_a_layer_trains_over_a_file(tmp_path):
         model.evaluate(ids[:50], np.ones([50, 1]), verbose=0)
         return layer
 
-    storage = sok.Storage(memory_bytes=little_memory(4, FILL, 2), path=tmp_path)
+    storage = sok.Storage(memory_bytes=little_memory(64, FILL, 2), path=tmp_path)
     layer = trained(storage=storage)
     assert contents(layer.embedding_variable) == contents(trained().embedding_variable)
     assert layer.embedding_variable.stats()["bytes_written"] > 0
@@ -187,10 +195,10 @@ def test_a_layer_trains_over_a_file(tmp_path):
 
 
 def test_scalars_tell_of_the_file(tmp_path):
-    table = new_table(tmp_path / "rows")
-    table.assign(key_of(np.arange(FILL)), np.ones([FILL, 3]))
+    table = new_table(tmp_path / "rows", 64, slots=0)
+    table.assign(key_of(np.arange(FILL)), np.ones([FILL, 64]))
     scalars = sok.callbacks.TableScalars(tmp_path / "logs", tables=table)
-    table.sparse_read(key_of(np.arange(FILL)))
+    table.sparse_read(key_of(np.arange(2000)))
     told = {tag.split("/")[2]: value for tag, value in scalars.write(1).items()}
     stats = table.stats()
     assert told["bytes_in_memory"] == stats["bytes_in_memory"] and told["bytes_in_file"] == stats["bytes_in_file"]
