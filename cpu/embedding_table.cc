@@ -202,20 +202,34 @@ void EmbeddingTable::Export(const Cpu& cpu, const std::string& slot_set,
   const ExportTarget to = allocate(n, slot_floats);
   constexpr int64_t kRows = 1 + kMaxSlots;  // what comes out, and scratch of ReadRow
   std::vector<float> buffers(static_cast<size_t>(MaxWorkers(cpu, num_tasks) * kRows * dim));
-  ForTasks(cpu, num_tasks, n * (kLookupCycles + dim), [&](int64_t worker, int64_t task) {
-    const int64_t begin = task * kRowsPerTask;
+  constexpr int64_t kTasksAtOnce = 16;  // of a table with a file
+  Records records;
+  const float* const* all = nullptr;
+  int64_t first = 0;
+  auto read = [&](int64_t worker, int64_t some) {
+    const int64_t task = first + some, begin = task * kRowsPerTask;
     float* buffer = buffers.data() + worker * kRows * dim;
     const int64_t end = std::min(n, begin + kRowsPerTask);
     for (int64_t i = begin; i < end; ++i) {
       const auto [row, key] = rows[static_cast<size_t>(i)];
+      const float* record = all == nullptr ? rows_.Record(row) : all[i - first * kRowsPerTask];
       if (to.keys != nullptr) to.keys[i] = key;
       if (to.rows != nullptr) {
-        const float* weights = ReadRow(row, key, buffer, buffer + dim);
+        const float* weights = ReadRow(row, key, buffer, buffer + dim, record);
         std::memcpy(to.rows + i * dim, weights, static_cast<size_t>(dim) * sizeof(float));
       }
-      if (to.stamps != nullptr) ReadSlots(*set, row, buffer, to.slots + i * slot_floats, to.stamps + i);
+      if (to.stamps != nullptr) ReadSlots(*set, row, record, buffer, to.slots + i * slot_floats, to.stamps + i);
     }
-  });
+  };
+  const int64_t at_once = rows_.tier() == nullptr ? num_tasks : kTasksAtOnce;
+  for (; first < num_tasks; first += at_once) {
+    const int64_t tasks = std::min(at_once, num_tasks - first), begin = first * kRowsPerTask;
+    records.rows.clear();
+    for (int64_t i = begin; rows_.tier() != nullptr && i < std::min(n, begin + tasks * kRowsPerTask); ++i)
+      records.rows.push_back(rows[static_cast<size_t>(i)].first);
+    all = PeekAll(cpu, &records);
+    ForTasks(cpu, tasks, tasks * kRowsPerTask * (kLookupCycles + dim), read);
+  }
   CheckPeeks();
 }
 
@@ -233,9 +247,9 @@ int64_t EmbeddingTable::SlotFloats(const std::string& slot_set) const {
   return RequireSet(slot_set).rule.slot_floats(config_.dim);
 }
 
-void EmbeddingTable::ReadSlots(const SlotSet& set, uint32_t row, float* weights, float* slots, int64_t* stamp) const {
+void EmbeddingTable::ReadSlots(const SlotSet& set, uint32_t row, const float* record, float* weights, float* slots,
+                               int64_t* stamp) const {
   const int64_t dim = config_.dim;
-  const float* record = rows_.Peek(row);
   std::copy_n(set.SlotsOf(row, record), set.rule.slot_floats(dim), slots);  // none and nowhere, of a rule without slots
   *stamp = -1;
   if (!set.rule.decays()) return;
@@ -254,7 +268,7 @@ void EmbeddingTable::Slots(const std::string& slot_set, const uint64_t* keys, in
   for (int64_t i = 0; i < n; ++i) {
     const uint32_t row = FindRow(keys[i]);
     if (row == kNoRow) throw InvalidArgument(Label() + ": key " + KeyText(keys[i]) + " has no row.");
-    ReadSlots(set, row, weights.data(), slots + i * floats, stamps + i);
+    ReadSlots(set, row, rows_.Peek(row), weights.data(), slots + i * floats, stamps + i);
   }
   CheckPeeks();
 }

@@ -19,6 +19,13 @@ int64_t LeastFramesWished() {
   return wish == nullptr ? kLeastFrames : std::max<int64_t>(1, std::atoll(wish));
 }
 
+constexpr int64_t kReadsAtOnce = 8192;
+constexpr int64_t kBesideFrame = 2 * sizeof(uint32_t);  // its numbers among those that are free, or wished for
+
+int64_t BufferBytes(int64_t floats) {
+  return RowLog::BufferBytes(floats) + kReadsAtOnce * static_cast<int64_t>(sizeof(RowLog::Wanted));
+}
+
 int64_t FrameBytes(int64_t floats) { return 16 + (floats * static_cast<int64_t>(sizeof(float)) + 15) / 16 * 16; }
 
 }  // namespace
@@ -37,8 +44,11 @@ RowTier::RowTier(const StorageConfig& config, std::string label, const std::stri
     throw InvalidArgument(label_ + ": storage needs memory_bytes of at least " + std::to_string(Needs(floats)) +
                           ". Received: " + std::to_string(config.memory_bytes) + ".");
   }
-  all_frames_ = std::min((config.memory_bytes - RowLog::BufferBytes(floats)) / frame_bytes_, max_rows);
-  free_.reserve(static_cast<size_t>(all_frames_));               // so that rows are given up without memory
+  all_frames_ = std::min((config.memory_bytes - BufferBytes(floats)) / (frame_bytes_ + kBesideFrame), max_rows);
+  // Nothing that brings rows takes memory: an update in its middle, or a key without its row, cannot be given up.
+  free_.reserve(static_cast<size_t>(all_frames_));
+  wishes_.reserve(static_cast<size_t>(all_frames_));
+  reads_.reserve(static_cast<size_t>(kReadsAtOnce));
   log_.reset(new RowLog(config.path, file_name, floats, this));  // whose owner this is, is nobody else's business
   places_ = static_cast<float**>(
       AllocatePages(max_rows * static_cast<int64_t>(sizeof(float*)), /*huge=*/false, "places of embedding rows"));
@@ -56,12 +66,16 @@ RowTier::~RowTier() {
 }
 
 int64_t RowTier::Needs(int64_t floats) const {
-  return beside_ + PlacesBytes() + RowLog::BufferBytes(floats) + LeastFrames() * FrameBytes(floats);
+  return beside_ + PlacesBytes() + BufferBytes(floats) + LeastFrames() * (FrameBytes(floats) + kBesideFrame);
+}
+
+int64_t RowTier::OwnBytes() const {
+  return log_->memory_bytes() + kReadsAtOnce * static_cast<int64_t>(sizeof(RowLog::Wanted));
 }
 
 int64_t RowTier::MostFrames() const {
-  const int64_t bytes = config_.memory_bytes - beside_ - PlacesBytes() - log_->memory_bytes();
-  return std::min(all_frames_, bytes / frame_bytes_);  // may be negative
+  const int64_t bytes = config_.memory_bytes - beside_ - PlacesBytes() - OwnBytes();
+  return std::min(all_frames_, bytes / (frame_bytes_ + kBesideFrame));  // may be negative
 }
 
 int64_t RowTier::memory_bytes() const { return PlacesBytes() + made_ * frame_bytes_ + log_->memory_bytes(); }
@@ -177,7 +191,6 @@ int64_t RowTier::Bring(const Cpu& cpu, const uint32_t* rows, int64_t n, bool wri
   Fit();
   const int64_t most = most_rows_here();
   wishes_.clear();
-  wishes_.reserve(static_cast<size_t>(std::min(n, most)));
   int64_t distinct = 0;
   for (int64_t i = 0; i < n; ++i) {
     if (i + kPlacesAhead < n && rows[i + kPlacesAhead] != kNoRow) __builtin_prefetch(places_ + rows[i + kPlacesAhead]);
@@ -209,16 +222,26 @@ int64_t RowTier::Bring(const Cpu& cpu, const uint32_t* rows, int64_t n, bool wri
     frame->heat += frame->heat < kMaxHeat ? 1 : 0;
     ++hits_;
   }
+  size_t done = 0;
   try {
     MakeRoom(static_cast<int64_t>(wishes_.size()));
-    reads_.clear();
-    reads_.reserve(wishes_.size());
+    misses_ += static_cast<int64_t>(wishes_.size());
+    while (done < wishes_.size()) {
+      const size_t first = done;
+      done = std::min(wishes_.size(), first + static_cast<size_t>(kReadsAtOnce));
+      BringWishes(cpu, first, done, writes);
+    }
   } catch (...) {
-    for (const uint32_t row : wishes_) SetWord(row, Word(row) & ~kWanted);
+    for (; done < wishes_.size(); ++done) SetWord(wishes_[done], Word(wishes_[done]) & ~kWanted);
     throw;
   }
-  misses_ += static_cast<int64_t>(wishes_.size());
-  for (const uint32_t row : wishes_) {
+  return n;
+}
+
+void RowTier::BringWishes(const Cpu& cpu, size_t begin, size_t end, bool writes) {
+  reads_.clear();
+  for (size_t i = begin; i < end; ++i) {
+    const uint32_t row = wishes_[i];
     const uintptr_t word = Word(row);
     const bool in_file = (word & kInFile) != 0;
     const uint32_t slot = in_file ? static_cast<uint32_t>(word >> kSlotShift) : RowLog::kNoSlot;
@@ -230,7 +253,7 @@ int64_t RowTier::Bring(const Cpu& cpu, const uint32_t* rows, int64_t n, bool wri
       std::memset(RecordOf(frame), 0, static_cast<size_t>(floats_) * sizeof(float));
     }
   }
-  if (reads_.empty()) return n;
+  if (reads_.empty()) return;
   auto undo = [&](const RowLog::Wanted& read) {
     SetWord(read.row, uintptr_t{read.slot} << kSlotShift | kInFile);
     FreeFrame(FrameOf(read.to));
@@ -251,7 +274,6 @@ int64_t RowTier::Bring(const Cpu& cpu, const uint32_t* rows, int64_t n, bool wri
     undo(read);
   }
   if (failed != nullptr) throw Unreadable{failed->row, failed->error, log_->file()};
-  return n;
 }
 
 const float* RowTier::Peek(int64_t row) const {
@@ -263,11 +285,34 @@ const float* RowTier::Peek(int64_t row) const {
   RowLog::Wanted wanted = {static_cast<uint32_t>(row), static_cast<uint32_t>(word >> kSlotShift), record.data(), false,
                            0};
   log_->ReadOne(&wanted);
-  if (wanted.error == 0 && !wanted.is_damaged) return record.data();
-  const std::lock_guard<std::mutex> lock(failure_mutex_);
-  if (!has_failed_) failure_ = wanted;
-  __atomic_store_n(&has_failed_, true, __ATOMIC_RELEASE);
+  if (wanted.error != 0 || wanted.is_damaged) NoteFailure(wanted);
   return record.data();
+}
+
+void RowTier::NoteFailure(const RowLog::Wanted& failed) const {
+  const std::lock_guard<std::mutex> lock(failure_mutex_);
+  if (!has_failed_) failure_ = failed;
+  __atomic_store_n(&has_failed_, true, __ATOMIC_RELEASE);
+}
+
+void RowTier::PeekAll(const Cpu& cpu, const uint32_t* rows, int64_t n, std::vector<float>* aside,
+                      const float** records) const {
+  std::vector<RowLog::Wanted> wanted;
+  int64_t count = 0;
+  for (int64_t i = 0; i < n; ++i) count += (Word(rows[i]) & kTags) != 0;
+  aside->assign(static_cast<size_t>(count * floats_), 0.0f);
+  wanted.reserve(static_cast<size_t>(count));
+  float* to = aside->data();
+  for (int64_t i = 0; i < n; ++i) {
+    const uintptr_t word = Word(rows[i]);
+    records[i] = (word & kTags) == 0 ? places_[rows[i]] : to;
+    if ((word & kTags) == 0) continue;
+    if ((word & kInFile) != 0) wanted.push_back({rows[i], static_cast<uint32_t>(word >> kSlotShift), to, false, 0});
+    to += floats_;
+  }
+  log_->Read(cpu, &wanted);
+  for (const RowLog::Wanted& read : wanted)
+    if (read.error != 0 || read.is_damaged) NoteFailure(read);
 }
 
 void RowTier::ThrowIfFailed() const {

@@ -200,16 +200,19 @@ bool EmbeddingTable::HasDecay() const {
 }
 
 // The row itself is left alone, because readers share it; lookups for training and updates settle it for good.
-const float* EmbeddingTable::ReadRow(uint32_t row, uint64_t key, float* out, float* scratch) const {
+const float* EmbeddingTable::ReadRow(uint32_t row, uint64_t key, float* out, float* scratch,
+                                     const float* record) const {
   if (row == kNoRow) {
     FillRow(config_.initializer, key, config_.dim, out);
     return out;
   }
-  const float* record = rows_.Peek(row);
   const float* weights = record;
-  if (!rows_.IsHere(row)) {  // it lasts as long as no other one is read
-    std::memcpy(out, record, static_cast<size_t>(config_.dim) * sizeof(float));
-    weights = out;
+  if (record == nullptr) {
+    weights = record = rows_.Peek(row);
+    if (!rows_.IsHere(row)) {  // it lasts as long as no other one is read
+      std::memcpy(out, record, static_cast<size_t>(config_.dim) * sizeof(float));
+      weights = out;
+    }
   }
   for (const auto& set : sets_) {
     if (!set->rule.decays() || set->IsCurrent(row)) continue;

@@ -136,14 +136,23 @@ void EmbeddingTable::CopySnapshotRows(const Cpu& cpu, const std::vector<uint32_t
   constexpr int64_t kAhead = 8;
   const Snapshot& s = *snapshot_;
   const int64_t dim = config_.dim, floats = s.stamps_at;
+  Records records;
+  for (size_t i = 0; rows_.tier() != nullptr && i < rows.size(); ++i)
+    if (copies[i] == kFromTable) records.rows.push_back(rows[i]);
+  const float* const* all = PeekAll(cpu, &records);
+  std::vector<const float*> from(all == nullptr ? 0 : rows.size());
+  for (size_t i = 0, taken = 0; i < from.size(); ++i)
+    if (copies[i] == kFromTable) from[i] = all[taken++];
   cpu.executor.For(static_cast<int64_t>(rows.size()), kCopyCycles + floats, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      if (i + kAhead < end && copies[static_cast<size_t>(i + kAhead)] == kFromTable) {
+      if (all == nullptr && i + kAhead < end && copies[static_cast<size_t>(i + kAhead)] == kFromTable) {
         const float* next = rows_.Record(rows[static_cast<size_t>(i + kAhead)]);
         for (int64_t at = 0; at < floats; at += 16) __builtin_prefetch(next + at);
       }
       const uint32_t row = rows[static_cast<size_t>(i)], copy = copies[static_cast<size_t>(i)];
-      const float* record = copy == kFromTable ? rows_.Peek(row) : s.copies.Record(copy - Snapshot::kFirstCopy);
+      const float* record = copy != kFromTable ? s.copies.Record(copy - Snapshot::kFirstCopy)
+                            : all == nullptr   ? rows_.Record(row)
+                                               : from[static_cast<size_t>(i)];
       const char* stamps = reinterpret_cast<const char*>(record + floats);  // of a copy
       float* weights = target.rows + i * dim;
       std::memcpy(weights, record, static_cast<size_t>(dim) * sizeof(float));

@@ -44,17 +44,17 @@ void EmbeddingTable::RowsOfPart(int64_t part, bool changes, std::vector<std::pai
     if (InUse(row) && (!changes || saved_.IsSaved(row))) rows->emplace_back(static_cast<uint32_t>(row), KeyOfRow(row));
 }
 
-void EmbeddingTable::CopyOut(const std::pair<uint32_t, uint64_t>* rows, int64_t n, const RowTarget& target,
-                             int64_t begin) const {
+void EmbeddingTable::CopyOut(const std::pair<uint32_t, uint64_t>* rows, const float* const* records, int64_t n,
+                             const RowTarget& target, int64_t begin) const {
   constexpr int64_t kAhead = 8;
   const int64_t dim = config_.dim;
   for (int64_t i = 0; i < n; ++i) {
-    if (i + kAhead < n) {
+    if (records == nullptr && i + kAhead < n) {
       const float* next = rows_.Record(rows[i + kAhead].first);
       for (int64_t at = 0; at < rows_.floats(); at += 16) __builtin_prefetch(next + at);
     }
     const auto [row, key] = rows[i];
-    const float* record = rows_.Peek(row);
+    const float* record = records == nullptr ? rows_.Record(row) : records[i];
     float* weights = target.rows + (begin + i) * dim;
     target.keys[begin + i] = key;
     std::memcpy(weights, record, static_cast<size_t>(dim) * sizeof(float));
@@ -85,12 +85,17 @@ void EmbeddingTable::ReadRows(const Cpu& cpu, RowSink* sink, bool changes) const
   const int64_t rows_per_batch = sink->Begin(num_rows_, sets);
   if (changes) sink->Erased(saved_.saved_erased());
   std::vector<std::pair<uint32_t, uint64_t>> part, batch;
+  Records records;
   auto flush = [&] {
     if (batch.empty()) return;
     const int64_t n = static_cast<int64_t>(batch.size());
     const RowTarget target = sink->Allocate(n);
-    cpu.executor.For(n, kCopyCycles + rows_.floats(),
-                     [&](int64_t begin, int64_t end) { CopyOut(batch.data() + begin, end - begin, target, begin); });
+    records.rows.clear();
+    for (const auto& [row, key] : batch) records.rows.push_back(row);
+    const float* const* all = PeekAll(cpu, &records);
+    cpu.executor.For(n, kCopyCycles + rows_.floats(), [&](int64_t begin, int64_t end) {
+      CopyOut(batch.data() + begin, all == nullptr ? nullptr : all + begin, end - begin, target, begin);
+    });
     CheckPeeks();
     sink->Commit();
     batch.clear();

@@ -28,6 +28,14 @@ void EmbeddingTable::ThrowUnreadable(const RowTier::Unreadable& row) const {
       "table from a checkpoint.");
 }
 
+const float* const* EmbeddingTable::PeekAll(const Cpu& cpu, Records* records) const {
+  if (rows_.tier() == nullptr) return nullptr;
+  records->all.resize(records->rows.size());
+  rows_.tier()->PeekAll(cpu, records->rows.data(), static_cast<int64_t>(records->rows.size()), &records->aside,
+                        records->all.data());
+  return records->all.data();
+}
+
 void EmbeddingTable::CheckPeeks() const {
   if (rows_.tier() == nullptr || !rows_.tier()->has_failed()) return;
   try {

@@ -24,6 +24,7 @@ std::unique_ptr<ReadRing> ReadRing::Make(unsigned depth) {
   ring->ring_ = static_cast<int>(made);
   if ((params.features & IORING_FEAT_SINGLE_MMAP) == 0) return nullptr;  // before Linux 5.4
   ring->depth_ = depth;
+  ring->free_tags_.reserve(depth);
   auto map = [&](int64_t bytes, off_t what) -> void* {
     void* p =
         mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, ring->ring_, what);
@@ -59,12 +60,12 @@ ReadRing::~ReadRing() {
   if (ring_ >= 0) close(ring_);
 }
 
-void ReadRing::Run(int file, const std::function<bool(unsigned, Request*)>& next,
-                   const std::function<void(unsigned, int)>& done) {
+void ReadRing::Run(int file, Reader* reader) {
 #ifdef __NR_io_uring_setup
   io_uring_sqe* const entries = static_cast<io_uring_sqe*>(entries_);
   const io_uring_cqe* const completions = static_cast<const io_uring_cqe*>(done_entries_);
-  std::vector<unsigned> free_tags;
+  std::vector<unsigned>& free_tags = free_tags_;
+  free_tags.clear();
   for (unsigned tag = depth_; tag-- > 0;) free_tags.push_back(tag);
   unsigned in_flight = 0, waiting = 0;  // waiting: put into the queue, and the kernel has not taken them
   for (bool more = true;;) {
@@ -72,7 +73,7 @@ void ReadRing::Run(int file, const std::function<bool(unsigned, Request*)>& next
     while (more && !free_tags.empty()) {
       const unsigned tag = free_tags.back();
       Request request;
-      if (!next(tag, &request)) {
+      if (!reader->Next(tag, &request)) {
         more = false;
         break;
       }
@@ -107,11 +108,11 @@ void ReadRing::Run(int file, const std::function<bool(unsigned, Request*)>& next
       __atomic_store_n(done_head_, head, __ATOMIC_RELEASE);
       --in_flight;
       free_tags.push_back(tag);
-      done(tag, result);
+      reader->Done(tag, result);
     }
   }
 #else
-  (void)file, (void)next, (void)done;
+  (void)file, (void)reader;
 #endif
 }
 

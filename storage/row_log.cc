@@ -15,6 +15,7 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <random>
 
 #include "sok/crc32c.h"
@@ -154,6 +155,11 @@ RowLog::RowLog(const std::string& path, const std::string& name, int64_t floats,
     if (fcntl(file_, F_SETFL, fcntl(file_, F_GETFL) & ~O_DIRECT) < 0) is_mapped_ = !(is_direct_ = true);
   }
   if (is_direct_) ring_ = ReadRing::Make(static_cast<unsigned>(RingBytes(floats) / block_bytes_));
+  if (ring_ != nullptr) {
+    ring_buffer_ = std::make_unique<Buffer>(static_cast<int64_t>(ring_->depth()) * block_bytes_);
+    parts_.resize(ring_->depth());
+    order_.reserve(size_t{1} << 13);
+  }
 }
 
 RowLog::~RowLog() {
@@ -163,7 +169,7 @@ RowLog::~RowLog() {
 }
 
 int64_t RowLog::memory_bytes() const {
-  return BufferBytes(floats_) + static_cast<int64_t>((live_.capacity() + free_.capacity()) * sizeof(uint32_t));
+  return BufferBytes(floats_) + static_cast<int64_t>(live_.capacity() * (3 * sizeof(uint32_t) + 1));
 }
 
 void RowLog::Reserve(int64_t rows) {
@@ -176,6 +182,7 @@ void RowLog::Reserve(int64_t rows) {
   live_.reserve(static_cast<size_t>(wants));
   free_.reserve(static_cast<size_t>(wants));
   stuck_.reserve(static_cast<size_t>(wants));
+  is_out_.reserve(static_cast<size_t>(wants));
   const off_t begin = has * segment_bytes_, bytes = (wants - has) * segment_bytes_;
   int failed = fallocate(file_, 0, begin, bytes) < 0 ? errno : 0;
   if (failed == EOPNOTSUPP) failed = ftruncate(file_, begin + bytes) < 0 ? errno : 0;
@@ -197,6 +204,7 @@ void RowLog::Reserve(int64_t rows) {
     map_ = static_cast<char*>(map);
   }
   live_.resize(static_cast<size_t>(wants), 0);
+  is_out_.resize(static_cast<size_t>(wants), 0);
   for (int64_t segment = wants; segment-- > has;) free_.push_back(static_cast<uint32_t>(segment));
 }
 
@@ -232,11 +240,11 @@ void RowLog::PrepareToAppend() {
 
 bool RowLog::Clean() {
   uint32_t best = UINT32_MAX, fewest = UINT32_MAX;
-  std::vector<uint8_t> is_out(live_.size(), 0);
-  for (const uint32_t segment : free_) is_out[segment] = 1;
-  for (const uint32_t segment : stuck_) is_out[segment] = live_[segment] > 0;
+  std::fill(is_out_.begin(), is_out_.end(), uint8_t{0});
+  for (const uint32_t segment : free_) is_out_[segment] = 1;
+  for (const uint32_t segment : stuck_) is_out_[segment] = live_[segment] > 0;
   for (uint32_t segment = 0; segment < live_.size(); ++segment) {
-    if (is_out[segment] != 0 || segment == open_) continue;
+    if (is_out_[segment] != 0 || segment == open_) continue;
     if (live_[segment] == 0) {  // nothing to move
       stuck_.erase(std::remove(stuck_.begin(), stuck_.end(), segment), stuck_.end());
       free_.push_back(segment);
@@ -314,7 +322,12 @@ void RowLog::ReadOne(Wanted* wanted) const {
   }
   // Buffers of threads, as large as one block; large records take memory for themselves.
   static thread_local std::unique_ptr<Buffer> own;
-  if (!own || own->bytes() < block_bytes_) own = std::make_unique<Buffer>(block_bytes_);
+  try {
+    if (!own || own->bytes() < block_bytes_) own = std::make_unique<Buffer>(block_bytes_);
+  } catch (...) {
+    wanted->error = ENOMEM;
+    return;
+  }
   int64_t begin = OffsetOf(wanted->slot), bytes = bytes_;
   const int64_t in_block = is_direct_ ? begin % kBlock : 0;
   if (is_direct_) {
@@ -326,10 +339,49 @@ void RowLog::ReadOne(Wanted* wanted) const {
   if (wanted->error == 0) Take(own->get() + in_block, wanted);
 }
 
+// Blocks with the records of order_, one after the other.
+class RowLog::BlockReader final : public ReadRing::Reader {
+ public:
+  BlockReader(const RowLog& log, Wanted* wanted) : log_(log), wanted_(wanted), bytes_(log.block_bytes_) {}
+
+  bool Next(unsigned tag, ReadRing::Request* request) override {
+    if (at_ == log_.order_.size()) return false;
+    const int64_t block = BlockOf(at_);
+    size_t end = at_ + 1;
+    while (end < log_.order_.size() && BlockOf(end) == block) ++end;
+    log_.parts_[tag] = {at_, end};
+    at_ = end;
+    *request = {BufferOf(tag), static_cast<uint32_t>(bytes_), block * bytes_};
+    return true;
+  }
+
+  void Done(unsigned tag, int result) override {
+    __atomic_fetch_add(&log_.read_bytes_, bytes_, __ATOMIC_RELAXED);
+    for (size_t i = log_.parts_[tag].begin; i < log_.parts_[tag].end; ++i) {
+      Wanted& one = wanted_[log_.order_[i]];
+      if (result != static_cast<int>(bytes_)) {  // an error, or only a part: once more, alone
+        log_.ReadOne(&one);
+        continue;
+      }
+      one.error = 0;
+      log_.Take(BufferOf(tag) + log_.OffsetOf(one.slot) % bytes_, &one);
+    }
+  }
+
+ private:
+  int64_t BlockOf(size_t i) const { return log_.OffsetOf(wanted_[log_.order_[i]].slot) / bytes_; }
+  char* BufferOf(unsigned tag) const { return log_.ring_buffer_->get() + static_cast<int64_t>(tag) * bytes_; }
+
+  const RowLog& log_;
+  Wanted* const wanted_;
+  const int64_t bytes_;
+  size_t at_ = 0;
+};
+
 void RowLog::Read(const Cpu& cpu, std::vector<Wanted>* all) const {
   std::vector<Wanted>& wanted = *all;
   const int64_t n = static_cast<int64_t>(wanted.size());
-  if (ring_ == nullptr || n < 4) {
+  if (ring_ == nullptr) {
     constexpr int64_t kAhead = 8;
     cpu.executor.For(n, map_ != nullptr ? kMissCycles : kReadCycles, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
@@ -342,9 +394,10 @@ void RowLog::Read(const Cpu& cpu, std::vector<Wanted>* all) const {
     });
     return;
   }
+  const std::lock_guard<std::mutex> lock(ring_mutex_);
   // By slot, so that one read serves all records of a block.
-  std::vector<uint32_t> order;
-  order.reserve(wanted.size());
+  std::vector<uint32_t>& order = order_;
+  order.clear();
   for (int64_t i = 0; i < n; ++i) {
     if (IsOpen(wanted[static_cast<size_t>(i)].slot)) {
       ReadOne(&wanted[static_cast<size_t>(i)]);
@@ -353,39 +406,8 @@ void RowLog::Read(const Cpu& cpu, std::vector<Wanted>* all) const {
     }
   }
   std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return wanted[a].slot < wanted[b].slot; });
-  struct Part {
-    size_t begin, end;  // of `order`
-  };
-  std::vector<Part> parts(ring_->depth());
-  if (!ring_buffer_) ring_buffer_ = std::make_unique<Buffer>(static_cast<int64_t>(ring_->depth()) * block_bytes_);
-  char* const buffers = ring_buffer_->get();
-  auto block_of = [&](size_t i) { return OffsetOf(wanted[order[i]].slot) / block_bytes_; };
-  size_t at = 0;
-  ring_->Run(
-      file_,
-      [&](unsigned tag, ReadRing::Request* request) {
-        if (at == order.size()) return false;
-        const int64_t block = block_of(at);
-        size_t end = at + 1;
-        while (end < order.size() && block_of(end) == block) ++end;
-        parts[tag] = {at, end};
-        at = end;
-        *request = {buffers + static_cast<int64_t>(tag) * block_bytes_, static_cast<uint32_t>(block_bytes_),
-                    block * block_bytes_};
-        return true;
-      },
-      [&](unsigned tag, int result) {
-        read_bytes_ += block_bytes_;
-        for (size_t i = parts[tag].begin; i < parts[tag].end; ++i) {
-          Wanted& one = wanted[order[i]];
-          if (result != static_cast<int>(block_bytes_)) {  // an error, or only a part: once more, alone
-            ReadOne(&one);
-            continue;
-          }
-          one.error = 0;
-          Take(buffers + static_cast<int64_t>(tag) * block_bytes_ + OffsetOf(one.slot) % block_bytes_, &one);
-        }
-      });
+  BlockReader reader(*this, wanted.data());
+  ring_->Run(file_, &reader);
 }
 
 }  // namespace sok

@@ -203,6 +203,13 @@ class EmbeddingTable final : public TableStore {
   void OrBreak(const Body& body);
   int64_t BytesBeside() const;  // of the memory: all but rows
   [[noreturn]] void ThrowUnreadable(const RowTier::Unreadable& row) const;
+  // Where the records of rows are, in memory or in `aside`; null for a table in memory.
+  struct Records {
+    std::vector<uint32_t> rows;
+    std::vector<float> aside;
+    std::vector<const float*> all;
+  };
+  const float* const* PeekAll(const Cpu& cpu, Records* records) const;
   // Throws what has gone wrong where rows were read without being brought in.
   void CheckPeeks() const;
   // Gives a row to each of the m positions listed in `missing` (ascending); all or none, then throws TableFull. With
@@ -281,8 +288,9 @@ class EmbeddingTable final : public TableStore {
   bool HasDecay() const;
   // A lookup for training settles rows, or counts them.
   bool ChangesWhenRead() const { return history_ != nullptr || HasDecay(); }
-  // The weights of a row after every update so far: in its record, or worked out in out [dim]. scratch: [2 * dim].
-  const float* ReadRow(uint32_t row, uint64_t key, float* out, float* scratch) const;
+  // The weights of a row after every update so far: in its record, or worked out in out [dim]. scratch: [2 * dim]. record: where it is,
+  // if the caller knows.
+  const float* ReadRow(uint32_t row, uint64_t key, float* out, float* scratch, const float* record = nullptr) const;
   // Throws InvalidArgument if the set belongs to another rule.
   void CheckSet(const UpdateRule& rule, const std::string& slot_set) const;
   // Steps that rows have missed were those of the set's rule so far: all rows are settled if the next one has other
@@ -293,7 +301,8 @@ class EmbeddingTable final : public TableStore {
   const SlotSet* FindSet(const std::string& slot_set) const;
   const SlotSet& RequireSet(const std::string& slot_set) const;
   // weights: [dim], of no meaning afterwards.
-  void ReadSlots(const SlotSet& set, uint32_t row, float* weights, float* slots, int64_t* stamp) const;
+  void ReadSlots(const SlotSet& set, uint32_t row, const float* record, float* weights, float* slots,
+                 int64_t* stamp) const;
   std::vector<std::pair<uint32_t, uint64_t>> RowsInOrder() const;
   // The same in parts of about half a million rows at most, [0, NumParts()), in any order.
   int64_t NumParts() const;
@@ -307,7 +316,9 @@ class EmbeddingTable final : public TableStore {
   void SnapshotLosesRow(uint32_t row, uint64_t key);  // as its key is erased
   void CopySnapshotRows(const Cpu& cpu, const std::vector<uint32_t>& rows, const std::vector<uint32_t>& copies,
                         const RowTarget& target) const;
-  void CopyOut(const std::pair<uint32_t, uint64_t>* rows, int64_t n, const RowTarget& target, int64_t begin) const;
+  // records: see PeekAll.
+  void CopyOut(const std::pair<uint32_t, uint64_t>* rows, const float* const* records, int64_t n,
+               const RowTarget& target, int64_t begin) const;
 
   const TableConfig config_;
   mutable TableMutex mutex_;

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
+#include <vector>
 
 namespace sok {
 
@@ -20,10 +20,14 @@ class ReadRing {
     uint32_t bytes;
     int64_t offset;
   };
-  // Calls next(tag, &request) for tags below depth() that are free until it gives false, reads, and calls done(tag, result) for
-  // each: bytes read, or an error as a negative number. Returns when all are done. Not thread-safe.
-  void Run(int file, const std::function<bool(unsigned tag, Request*)>& next,
-           const std::function<void(unsigned tag, int result)>& done);
+  // Who has something to read. Tags are below depth().
+  struct Reader {
+    virtual ~Reader() = default;
+    virtual bool Next(unsigned tag, Request* request) = 0;  // for a tag that is free; false: that was all
+    virtual void Done(unsigned tag, int result) = 0;        // bytes read, or an error as a negative number
+  };
+  // Reads until there is nothing left, as many at a time as there are tags. Takes no memory. Not thread-safe. Throws FileError.
+  void Run(int file, Reader* reader);
   unsigned depth() const { return depth_; }
 
  private:
@@ -38,6 +42,7 @@ class ReadRing {
   unsigned *submit_tail_ = nullptr, *submit_mask_ = nullptr, *submit_array_ = nullptr;
   unsigned *done_head_ = nullptr, *done_tail_ = nullptr, *done_mask_ = nullptr;
   void* done_entries_ = nullptr;
+  std::vector<unsigned> free_tags_;
 };
 
 }  // namespace sok

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -52,7 +53,7 @@ class RowLog {
     bool is_damaged;  // what was read is not what was written
     int error;        // of the system, or 0
   };
-  // Reads records, many at a time; what went wrong is said with each.
+  // Reads records, many at a time; what went wrong is said with each. Of several threads one has its reads in flight.
   void Read(const Cpu& cpu, std::vector<Wanted>* wanted) const;
   void ReadOne(Wanted* wanted) const;
 
@@ -68,6 +69,7 @@ class RowLog {
  private:
   friend struct RowLogForTests;
   class Buffer;
+  class BlockReader;
 
   int64_t OffsetInSegment(int64_t index) const {
     return index / per_block_ * block_bytes_ + index % per_block_ * bytes_;
@@ -96,13 +98,20 @@ class RowLog {
   char* map_ = nullptr;
   std::vector<uint32_t> live_;   // of each segment, how many slots
   std::vector<uint32_t> free_;   // segments; the open one is not among them
+  std::vector<uint8_t> is_out_;  // which Clean does not look at
   std::vector<uint32_t> stuck_;  // segments with damage that keeps them from being emptied
   uint32_t open_ = UINT32_MAX;
   int64_t used_ = 0;  // slots of the open segment
   bool is_cleaning_ = false;
   std::unique_ptr<Buffer> open_buffer_, clean_buffer_;
-  mutable std::unique_ptr<Buffer> ring_buffer_;
+  std::unique_ptr<Buffer> ring_buffer_;
   std::unique_ptr<ReadRing> ring_;
+  mutable std::mutex ring_mutex_;  // of it, its buffer, and the two below
+  struct Part {
+    size_t begin, end;  // of order_
+  };
+  mutable std::vector<uint32_t> order_;
+  mutable std::vector<Part> parts_;
   mutable int64_t read_bytes_ = 0;
   int64_t written_bytes_ = 0;
 };

@@ -60,6 +60,8 @@ class RowTier final : private RowLog::Owner {
   // A record, from wherever it is; not to be written to. Valid until this thread's next call for a row that is not here. Of a row
   // that cannot be had zeros: the next ThrowIfFailed throws Unreadable.
   const float* Peek(int64_t row) const;
+  // Peek for many rows at once, whose reads are under way together: records [n], those that are not in memory in `aside`.
+  void PeekAll(const Cpu& cpu, const uint32_t* rows, int64_t n, std::vector<float>* aside, const float** records) const;
   bool has_failed() const { return __atomic_load_n(&has_failed_, __ATOMIC_ACQUIRE); }
   void ThrowIfFailed() const;
 
@@ -98,6 +100,9 @@ class RowTier final : private RowLog::Owner {
   int64_t LeastFrames() const { return least_frames_ < max_rows_ ? least_frames_ : max_rows_; }
   int64_t Needs(int64_t floats) const;  // of the budget, with records of so many
   void Fit();                           // gives up frames above MostFrames
+  int64_t OwnBytes() const;             // of buffers
+  void BringWishes(const Cpu& cpu, size_t begin, size_t end, bool writes);
+  void NoteFailure(const RowLog::Wanted& failed) const;
   // Makes frames free until there are `n`. All rows of the present wave and these together find room.
   void MakeRoom(int64_t n);
   void Leave(Frame* frame);  // its row goes to the file

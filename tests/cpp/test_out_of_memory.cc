@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "check.h"
+#include "files.h"
 #include "sok/error.h"
 #include "tables.h"
 
@@ -45,6 +46,8 @@ extern "C" void* mmap(void* at, size_t bytes, int protection, int flags, int fil
 namespace {
 
 using sok::EmbeddingTable;
+
+sok::StorageConfig storage;  // of the tables of a World
 
 const sok::SerialExecutor kSerial;
 const sok::Cpu kCpu{kSerial};
@@ -109,7 +112,9 @@ struct World {
 
   explicit World(bool is_hashed) : rows(1600, 0.5f), grads(1600, 0.25f), row_ids(800), hashed(is_hashed) {
     for (int t = 0; t < 2; ++t) {
-      tables.push_back(std::make_unique<EmbeddingTable>(Config(4, 2000, hashed)));
+      sok::TableConfig config = Config(4, 2000, hashed);
+      config.storage = storage;
+      tables.push_back(std::make_unique<EmbeddingTable>(config));
       EmbeddingTable& table = *tables.back();
       const auto keys = Range(0, 100), gone = Range(20, 30);
       ids[t].resize(100);
@@ -232,6 +237,60 @@ void Train(World* world, const std::string& rule, const std::vector<double>& hyp
 
 }  // namespace
 
+// Tables that keep a handful of rows in memory, and the others in files.
+class WithFiles {
+ public:
+  WithFiles() {
+    setenv("SOK_STORAGE_LEAST_FRAMES", "32", 1);
+    for (int64_t bytes = 1 << 20;; bytes += 4096) {  // hardly more than keys, places and buffers take
+      storage = {bytes, folder_.path()};
+      try {
+        for (const bool hashed : {true, false}) {
+          World world(hashed);
+          Take(&world, 1, false);
+          Train(&world, "adagrad", {0.1, 0.1, 1e-7}, "new");
+          CHECK(world.tables[0]->storage_counts().rows_in_memory < 200);
+        }
+        return;
+      } catch (const std::runtime_error&) {  // too few
+      }
+    }
+  }
+  ~WithFiles() {
+    storage = {};
+    unsetenv("SOK_STORAGE_LEAST_FRAMES");
+  }
+
+ private:
+  const Folder folder_;
+};
+
+void LookupsAreAllOrNone() {
+  EndsAtEach("LookupGroup", [](World* world) { Take(world, 0, false); });
+  EndsAtEach("LookupGroup, pooled", [](World* world) { Take(world, 0, true); });
+}
+
+void UpdatesAreAllOrNone() {
+  EndsAtEach("ApplyGroup", [](World* world) { Train(world, "adam", {0.01, 0.9, 0.999, 1e-7}, "adam"); });
+  EndsAtEach("ApplyGroup with other betas",
+             [](World* world) { Train(world, "adam", {0.01, 0.8, 0.99, 1e-7}, "adam"); });
+}
+
+void AssigningIsAllOrNone() {
+  EndsAtEach("Assign", [](World* world) {
+    sok::Scratch scratch;  // all that it takes; the world's has room
+    world->tables[0]->Assign(kCpu, &scratch, world->wanted.data(), world->rows.data(), 400);
+  });
+}
+
+TEST(WithRowsInFilesItIsTheSame) {
+  const WithFiles with_files;
+  LookupsAreAllOrNone();
+  UpdatesAreAllOrNone();
+  AssigningIsAllOrNone();
+  EndsAtEach("Erase", [](World* world) { world->tables[0]->Erase(Range(0, 80).data(), 80); });
+}
+
 TEST(AWorldIsTheSameEachTime) {
   CHECK(World(true).State() == World(true).State());
   World changed(true);
@@ -239,10 +298,7 @@ TEST(AWorldIsTheSameEachTime) {
   CHECK(World(true).State() != changed.State());
 }
 
-TEST(LookupsOfNewKeysAreAllOrNone) {
-  EndsAtEach("LookupGroup", [](World* world) { Take(world, 0, false); });
-  EndsAtEach("LookupGroup, pooled", [](World* world) { Take(world, 0, true); });
-}
+TEST(LookupsOfNewKeysAreAllOrNone) { LookupsAreAllOrNone(); }
 
 // All or none in each feature.
 TEST(AGroupOfLookupsThatEndsMayBeRepeated) {
@@ -271,12 +327,7 @@ TEST(ErasingIsAllOrNone) {
              [](World* world) { world->tables[0]->BeginSave(EmbeddingTable::SnapshotOf::kAllRows); });
 }
 
-TEST(AssigningIsAllOrNone) {
-  EndsAtEach("Assign", [](World* world) {
-    sok::Scratch scratch;  // all that it takes; the world's has room
-    world->tables[0]->Assign(kCpu, &scratch, world->wanted.data(), world->rows.data(), 400);
-  });
-}
+TEST(AssignmentsAreAllOrNone) { AssigningIsAllOrNone(); }
 
 TEST(RestoringStoresAllOrNone) {
   static const std::vector<float> slots(3200, 0.125f);
@@ -298,11 +349,7 @@ TEST(RestoringStoresAllOrNone) {
   EndsAtEach("Restore of new rows", restore("adam", sok::Rule::kAdam, 1000));
 }
 
-TEST(UpdatesAreAllOrNone) {
-  EndsAtEach("ApplyGroup", [](World* world) { Train(world, "adam", {0.01, 0.9, 0.999, 1e-7}, "adam"); });
-  EndsAtEach("ApplyGroup with other betas",
-             [](World* world) { Train(world, "adam", {0.01, 0.8, 0.99, 1e-7}, "adam"); });
-}
+TEST(GroupsOfUpdatesAreAllOrNone) { UpdatesAreAllOrNone(); }
 
 // A set that some tables have already, unused, is all that may be left.
 TEST(AnUpdateWithANewSetMayBeRepeated) {

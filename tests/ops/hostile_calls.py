@@ -85,6 +85,7 @@ def make_calls(lib: Any, folder: Path) -> None:
     counted.lookup([1, 2])
     lib.sok_table_history(counted.handle, i64(1, 9))
     lib.sok_table_stats(counted.handle)
+    lib.sok_table_storage(counted.handle)
     lib.sok_table_counted(counted.handle)
     NativeTable(dim=3, admit_after=2, admit_cells=8, admit_hashes=2).lookup([1, 2])
     for one in (table, counted):
