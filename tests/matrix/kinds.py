@@ -258,7 +258,7 @@ MAKERS = {
     ON_SOME: Maker(_variable, ("int64", "identity int64"), ("upper workers",)),
     ON_SEVERAL: Maker(_variable, ("int64", "identity uint32"), ON_EACH),
     WITH_POLICIES: Maker(_with_policies, ("int64",), ("by key",)),
-    OVER_A_FILE: Maker(_over_a_file, ("int64", "identity int64"), ("by key", "by hash")),
+    OVER_A_FILE: Maker(_over_a_file, ("int64", "identity int64"), ("by key",)),
     "Variable": Maker(_static, ("identity int64",), ("by key", "one worker")),
     "Variable of an array": Maker(_of_array, ("identity int64",), ("by key", "one worker")),
     "DynamicVariable": Maker(_dynamic, HASHED),

@@ -13,7 +13,10 @@ from tests.sok.storage_cases import FILL, RULES, SLOTS, Twins, key_of, least_byt
 
 @pytest.fixture(autouse=True, scope="module")
 def job():
-    sok.Init(seed=1)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.delenv("SOK_STORAGE_LEAST_FRAMES", raising=False)  # which tests of small tables set
+        sok.Init(seed=1)
+        yield
 
 
 def some(rng, many):
@@ -70,7 +73,7 @@ def test_any_program_leaves_the_same_rows(tmp_path_factory, program, rules, kind
 )
 def test_rows_of_any_length_are_trained_in_waves(tmp_path, dim, rule):
     row_bytes = 4 * dim * (1 + SLOTS[rule])
-    rows = max(FILL, 3 * 2**20 // (row_bytes + 8))  # so that some have to leave the buffers of the file, too
+    rows = max(FILL, 2**21 // (row_bytes + 8))  # so that some have to leave the buffers of the file, too
     twins = Twins(tmp_path, dim, slots=SLOTS[rule], rows=rows)
     for step in range(2):
         twins.train(rule, np.random.default_rng(step).permutation(rows)[: rows - 50])

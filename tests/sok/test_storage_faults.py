@@ -20,7 +20,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(autouse=True, scope="module")
 def job():
-    sok.Init(seed=1)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.delenv("SOK_STORAGE_LEAST_FRAMES", raising=False)  # which tests of small tables set
+        sok.Init(seed=1)
+        yield
 
 
 @pytest.mark.parametrize("below", ["a file", "the system's"])
@@ -30,7 +33,7 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, below):
         folder = tmp_path / "file" / "rows"
     else:
         folder = Path("/proc/self/rows")
-    with pytest.raises(OSError, match=saying("`storage`", "'unwritten'", str(folder))):
+    with pytest.raises(OSError, match=saying("`storage`", "unwritten", str(folder))):
         sok.EmbeddingVariable(3, 100, name="unwritten", storage=sok.Storage(memory_bytes=2**24, path=folder))
 
 
@@ -96,7 +99,7 @@ def test_a_full_disk_is_an_error_before_anything_is_stored(tmp_path, limit):
 
 
 def damage(folder, row):
-    """Changes a bit of the record of a row, which is in the file: [3] float32."""
+    """Changes a bit of the record of a row [D], which is in the file."""
     (file,) = folder.glob("*.rows")
     data = file.read_bytes()
     places = [found.start() for found in re.finditer(re.escape(row.tobytes()), data)]
@@ -108,8 +111,8 @@ def damage(folder, row):
 
 
 def test_a_damaged_record_is_named_and_others_go_on(tmp_path):
-    table = new_table(tmp_path)
-    rows = np.random.default_rng(2).normal(size=[FILL, 3]).astype(np.float32)
+    table = new_table(tmp_path, 64, slots=0)
+    rows = np.random.default_rng(2).normal(size=[FILL, 64]).astype(np.float32)
     table.assign(key_of(np.arange(FILL)), rows)
     table.sparse_read(key_of(np.arange(FILL - 5000, FILL)))  # puts the first ones out
     damage(tmp_path, rows[17])
