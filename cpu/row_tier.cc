@@ -83,9 +83,9 @@ int64_t RowTier::memory_bytes() const { return PlacesBytes() + made_ * frame_byt
 StorageCounts RowTier::counts() const {
   StorageCounts counts;
   counts.rows_in_memory = made_ - static_cast<int64_t>(free_.size());
-  counts.most_rows_in_memory = MostFrames();
+  counts.most_rows_in_memory = most_rows_here();
   counts.hits = hits_;
-  counts.misses = misses_;
+  counts.misses = __atomic_load_n(&misses_, __ATOMIC_RELAXED);
   counts.read_bytes = log_->read_bytes();
   counts.written_bytes = log_->written_bytes();
   counts.file_bytes = log_->file_bytes();
@@ -225,7 +225,6 @@ int64_t RowTier::Bring(const Cpu& cpu, const uint32_t* rows, int64_t n, bool wri
   size_t done = 0;
   try {
     MakeRoom(static_cast<int64_t>(wishes_.size()));
-    misses_ += static_cast<int64_t>(wishes_.size());
     while (done < wishes_.size()) {
       const size_t first = done;
       done = std::min(wishes_.size(), first + static_cast<size_t>(kReadsAtOnce));
@@ -254,6 +253,7 @@ void RowTier::BringWishes(const Cpu& cpu, size_t begin, size_t end, bool writes)
     }
   }
   if (reads_.empty()) return;
+  CountMisses(static_cast<int64_t>(reads_.size()));
   auto undo = [&](const RowLog::Wanted& read) {
     SetWord(read.row, uintptr_t{read.slot} << kSlotShift | kInFile);
     FreeFrame(FrameOf(read.to));
@@ -285,6 +285,7 @@ const float* RowTier::Peek(int64_t row) const {
   RowLog::Wanted wanted = {static_cast<uint32_t>(row), static_cast<uint32_t>(word >> kSlotShift), record.data(), false,
                            0};
   log_->ReadOne(&wanted);
+  CountMisses(1);
   if (wanted.error != 0 || wanted.is_damaged) NoteFailure(wanted);
   return record.data();
 }
@@ -311,6 +312,7 @@ void RowTier::PeekAll(const Cpu& cpu, const uint32_t* rows, int64_t n, std::vect
     to += floats_;
   }
   log_->Read(cpu, &wanted);
+  CountMisses(static_cast<int64_t>(wanted.size()));
   for (const RowLog::Wanted& read : wanted)
     if (read.error != 0 || read.is_damaged) NoteFailure(read);
 }

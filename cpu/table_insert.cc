@@ -18,13 +18,15 @@ constexpr int64_t kKeysPerTask = 8192;
 
 // What must be there before a row can be written.
 void EmbeddingTable::MakeRoom(int64_t row) {
-  if (rows_.tier() != nullptr && !rows_.Has(row)) rows_.tier()->SetBeside(BytesBeside());
-  rows_.Touch(row);
-  for (const auto& set : sets_) {
-    if (set->rule.decays()) set->stamps.Touch(row);
-    if (set->is_beside) set->beside.Touch(row);
+  if (!rows_.Has(row)) {
+    for (const auto& set : sets_) {
+      if (set->rule.decays()) set->stamps.Touch(row);
+      if (set->is_beside) set->beside.Touch(row);
+    }
+    if (keeps_keys_) row_keys_.Touch(row);
+    if (rows_.tier() != nullptr) rows_.tier()->SetBeside(BytesBeside());
   }
-  if (keeps_keys_) row_keys_.Touch(row);
+  rows_.Touch(row);
 }
 
 void EmbeddingTable::InitRows(const MadeRow* fresh, int64_t n) {

@@ -56,7 +56,7 @@ void TableStats(OpKernelContext* ctx) {
 }
 SOK_HOST_KERNEL("Sok>TableStats", FunctionOp<TableStats>, "handle", "stats");
 
-// Rows in memory, and how many there can be; rows of calls that were there, and that were not; bytes read and written; bytes of the
+// Rows in memory, and how many there can be; rows of calls that were there, rows that were read; bytes read and written; bytes of the
 // file and of the memory.
 REGISTER_OP("Sok>TableStorage")
     .Input("handle: resource")

@@ -13,6 +13,7 @@
 #include <cctype>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -54,7 +55,11 @@ int64_t SlotBytes(int64_t floats) {
 
 int64_t BlockBytes(int64_t floats) { return std::max(kBlock, SlotBytes(floats)); }
 
-int64_t SegmentBytes(int64_t floats) { return std::max(kSegmentBytes, kLeastSlots * BlockBytes(floats)); }
+int64_t SegmentBytes(int64_t floats) {
+  const char* wish = std::getenv("SOK_STORAGE_SEGMENT_BYTES");  // tests of few rows want small ones
+  if (wish != nullptr) return Rounded(std::max(std::atoll(wish), 1LL), BlockBytes(floats));
+  return std::max(kSegmentBytes, kLeastSlots * BlockBytes(floats));
+}
 
 int64_t RingBytes(int64_t floats) { return std::min<int64_t>(kDepth * BlockBytes(floats), kMaxRingBytes); }
 

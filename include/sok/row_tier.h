@@ -102,6 +102,7 @@ class RowTier final : private RowLog::Owner {
   void Fit();                           // gives up frames above MostFrames
   int64_t OwnBytes() const;             // of buffers
   void BringWishes(const Cpu& cpu, size_t begin, size_t end, bool writes);
+  void CountMisses(int64_t n) const { __atomic_fetch_add(&misses_, n, __ATOMIC_RELAXED); }
   void NoteFailure(const RowLog::Wanted& failed) const;
   // Makes frames free until there are `n`. All rows of the present wave and these together find room.
   void MakeRoom(int64_t n);
@@ -128,7 +129,8 @@ class RowTier final : private RowLog::Owner {
   std::unique_ptr<RowLog> log_;
   std::vector<uint32_t> wishes_;
   std::vector<RowLog::Wanted> reads_;
-  int64_t hits_ = 0, misses_ = 0;
+  int64_t hits_ = 0;
+  mutable int64_t misses_ = 0;
   mutable std::mutex failure_mutex_;
   mutable bool has_failed_ = false;
   mutable RowLog::Wanted failure_ = {};  // of Peek

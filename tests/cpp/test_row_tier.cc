@@ -167,8 +167,10 @@ void RunProgram(unsigned seed, int64_t dim, bool hashed, int64_t more_bytes) {
 
 TEST(ATableWithAFileGivesWhatOneInMemoryGives) {
   unsigned seed = 0;
-  for (const int64_t dim : {1, 3, 16, 64})
+  for (const int64_t dim : {1, 3, 16, 64}) {
+    if (kLess > 1 && (dim == 1 || dim == 64)) continue;
     for (const bool hashed : {true, false}) RunProgram(++seed, dim, hashed, dim * 4096);
+  }
   RunProgram(++seed, 1300, true, 0);  // records larger than a block
 }
 
