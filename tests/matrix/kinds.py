@@ -134,6 +134,7 @@ def _over_a_file(kind: Kind, name: str) -> Made:
 
 LEAST_FRAMES = 4  # rows that such a table can have in memory at least, of the 12 of a pool
 os.environ.setdefault("SOK_STORAGE_LEAST_FRAMES", str(LEAST_FRAMES))
+os.environ.setdefault("SOK_STORAGE_SEGMENT_BYTES", "4096")
 _FOLDER = tempfile.TemporaryDirectory(prefix="sok_matrix_")
 _memory: dict[str, int] = {}  # of which keys
 

@@ -8,13 +8,15 @@ import tensorflow as tf
 import sok
 from tests.placements import ALL_PLACEMENTS
 from tests.sok.checkpoint_cases import contents
-from tests.sok.storage_cases import FILL, little_memory
+from tests.sok.storage_cases import FILL, LITTLE, little_memory
 
 
 def made(world, folder, dim, words, over_a_file):
     """A table of any world size with the same rows, and its optimizer."""
-    storage = sok.Storage(memory_bytes=little_memory(dim, FILL, 1), path=folder / f"rows{world.rank}")
     placement = ALL_PLACEMENTS[words](world.size)
+    of_keys = placement if words.startswith("by") else sok.data_parallel()  # all keys are on each worker
+    memory_bytes = little_memory(folder / f"rows{world.rank}", dim, FILL, 1, placement=of_keys)
+    storage = sok.Storage(memory_bytes=memory_bytes, path=folder / f"rows{world.rank}")
     name = f"{'over' if over_a_file else 'in'}_{words.replace(' ', '_')}"
     table = sok.EmbeddingVariable(
         dim, 2 * FILL, name=name, seed=3, placement=placement, storage=storage if over_a_file else None
@@ -30,8 +32,10 @@ def step(table, optimizer, keys):
     return pooled.numpy()
 
 
-def check_tables_over_files_are_those_in_memory(world, tmp_path_of_rank):
-    for words, dim in (("by key", 64), ("by hash", 64), ("columns", 3), ("copies", 64)):
+def check_tables_over_files_are_those_in_memory(world, monkeypatch, tmp_path_of_rank):
+    for name, value in LITTLE.items():
+        monkeypatch.setenv(name, value)
+    for words, dim in (("by key", 16), ("by hash", 16), ("columns", 3), ("copies", 16)):
         folder = tmp_path_of_rank.parent / f"storage_{words.replace(' ', '_')}_of_{world.size}"
         both = [made(world, folder, dim, words, over_a_file) for over_a_file in (False, True)]
         rng = np.random.default_rng(world.rank)
@@ -42,7 +46,7 @@ def check_tables_over_files_are_those_in_memory(world, tmp_path_of_rank):
             np.testing.assert_array_equal(first, second)
         assert contents(both[0][0]) == contents(both[1][0])
         told, other = (table.stats() for table, _ in both)
-        assert {name: other[name] for name in told} == told and other["misses"] > FILL
+        assert {name: other[name] for name in told} == told and other["misses"] > FILL / 4
         saved = folder / "saved"
         sok.save(saved, *both[1])
         fresh, optimizer = made(world, folder, dim, words, True)

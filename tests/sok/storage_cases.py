@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +16,11 @@ import sok
 from sok.table import state as table_state
 from tests.sok import own_rules
 
-FILL = 6_000
-"""Rows that there are from the beginning: of these about 2,000 to 4,000 have room in `little_memory`."""
+FILL = 600
+"""Rows that there are from the beginning, of which `LITTLE` have few in memory."""
+
+LITTLE = {"SOK_STORAGE_LEAST_FRAMES": "16", "SOK_STORAGE_SEGMENT_BYTES": "8192"}
+"""What tests set so that a few hundred rows are more than there is room for, in memory and in the file's buffers."""
 
 RULES: dict[str, Callable[[], Any]] = {
     "SGD": lambda: sok.optimizers.SGD(0.1),
@@ -27,11 +31,6 @@ RULES: dict[str, Callable[[], Any]] = {
 }
 SLOTS = {"SGD": 0, "Adagrad": 1, "Adam": 2, "LazyAdam": 2, "own rule": 1}
 _numbers = itertools.count()
-
-
-def little_memory(dim: int, rows: int = FILL, slots: int = 3) -> int:
-    """Bytes for the index of so many rows, and a cache of 2,048 rows of this dim with so many slots; little more."""
-    return 2**20 + 2**15 + 32 * rows + 2048 * (16 + 4 * dim * (1 + slots))
 
 
 def least_bytes(make: Callable[[int], Any], fill: Callable[[Any], Any]) -> int:
@@ -48,14 +47,29 @@ def least_bytes(make: Callable[[int], Any], fill: Callable[[Any], Any]) -> int:
             return memory_bytes
 
 
+@functools.cache
+def little_memory(folder: Path, dim: int, rows: int = FILL, slots: int = 0, hashed: bool = True, **options: Any) -> int:
+    """The least memory for so many rows of this dim with so many slots, and for few more rows."""
+
+    def make(memory_bytes: int) -> sok.EmbeddingVariable:
+        storage = sok.Storage(memory_bytes=memory_bytes, path=folder)
+        return sok.EmbeddingVariable(dim * (1 + slots), 2 * rows, hashed=hashed, storage=storage, **options)
+
+    def fill(table: sok.EmbeddingVariable) -> None:
+        keys = np.arange(rows + 60)
+        table.assign(keys, np.ones([len(keys), table.dim]))
+        if table.options.keeps_history:  # of keys that wait, too
+            sok.lookup_sparse(table, tf.RaggedTensor.from_row_lengths(keys + rows, [len(keys)]), combiners="sum")
+
+    return least_bytes(make, fill)
+
+
 def new_table(folder: Path | None, dim: int = 3, rows: int = FILL, slots: int = 3, **options: Any) -> Any:
     """A table with the same seed as all others; over a file in `folder` if that is given."""
     number = next(_numbers)
     if folder is not None:
-        memory_bytes = little_memory(dim, rows, slots) + (2**20 if "admission" in options else 0)
-        options["storage"] = sok.Storage(memory_bytes=memory_bytes, path=folder)
-    capacity = options.pop("capacity", rows + 4_096)
-    return sok.EmbeddingVariable(dim, capacity, name=f"stored_{number}", seed=5, **options)
+        options["storage"] = sok.Storage(memory_bytes=little_memory(folder, dim, rows, slots, **options), path=folder)
+    return sok.EmbeddingVariable(dim, 2 * rows, name=f"stored_{number}", seed=5, **options)
 
 
 def key_of(number: Any) -> Any:
@@ -76,7 +90,7 @@ class Twins:
     dim: int = 3
     hashed: bool = True
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
-    slots: int = 3  # of a row that has them all: the cache has room for 2,048 of these
+    slots: int = 3  # of a row that has them all
     rows: int = FILL
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import sok
 from tests.messages import saying
-from tests.sok.storage_cases import FILL, Twins, key_of, little_memory, new_table
+from tests.sok.storage_cases import FILL, LITTLE, Twins, key_of, little_memory, new_table
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,7 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(autouse=True, scope="module")
 def job():
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.delenv("SOK_STORAGE_LEAST_FRAMES", raising=False)  # which tests of small tables set
+        for name, value in LITTLE.items():
+            monkeypatch.setenv(name, value)
         sok.Init(seed=1)
         yield
 
@@ -39,7 +40,7 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, below):
 
 def test_a_folder_is_made_and_is_empty_when_its_tables_are_gone(tmp_path):
     folder = tmp_path / "a" / "b"
-    tables = [new_table(folder, capacity=100), new_table(folder, capacity=100)]
+    tables = [new_table(folder), new_table(folder)]
     names = {path.name for path in folder.iterdir()}
     assert len(names) == 2 and all(name.endswith(".rows") for name in names)
     assert {name.partition("_r0.")[0] for name in names} == {table.table_name for table in tables}
@@ -82,7 +83,7 @@ def test_a_full_disk_is_an_error_before_anything_is_stored(tmp_path, limit):
     with contextlib.ExitStack() as stack:
         if limit == "of the disk":
             stack.enter_context(disk_of(size, folder))
-        storage = sok.Storage(memory_bytes=little_memory(3, 400_000), path=folder)
+        storage = sok.Storage(memory_bytes=20_000_000, path=folder)
         table = sok.EmbeddingVariable(3, 400_000, name="filled", storage=storage)
         if limit == "of a file":
             stack.enter_context(files_of_at_most(size))
@@ -111,10 +112,10 @@ def damage(folder, row):
 
 
 def test_a_damaged_record_is_named_and_others_go_on(tmp_path):
-    table = new_table(tmp_path, 64, slots=0)
-    rows = np.random.default_rng(2).normal(size=[FILL, 64]).astype(np.float32)
+    table = new_table(tmp_path, 16, slots=0)
+    rows = np.random.default_rng(2).normal(size=[FILL, 16]).astype(np.float32)
     table.assign(key_of(np.arange(FILL)), rows)
-    table.sparse_read(key_of(np.arange(FILL - 5000, FILL)))  # puts the first ones out
+    table.assign(key_of(np.arange(300, FILL)), rows[300:])  # puts the first ones out
     damage(tmp_path, rows[17])
     words = saying(table.table_name, str(int(key_of(17))), ".rows", "damaged")
     for read in (
@@ -146,12 +147,12 @@ def test_what_a_killed_process_left_goes_when_the_next_table_comes(forked, tmp_p
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     folder = tmp_path / "rows"
-    living = new_table(folder, capacity=100)
+    living = new_table(folder)
     (folder / "notes.txt").write_text("not ours")
     ended = forked.run(program, tmp_path, str(folder))
     assert ended.status == -9, ended.stderr
     (left,) = folder.glob("left_r0.*.rows")
-    table = new_table(folder, capacity=100)
+    table = new_table(folder)
     assert not left.exists()
     assert {path.name.partition("_r0.")[0] for path in folder.iterdir()} == {
         *(one.table_name for one in (living, table)),
@@ -197,7 +198,7 @@ def test_memory_stays_within_the_budget(tmp_path):
 def test_tables_of_a_graph_are_over_files_too(tmp_path):
     v1 = tf.compat.v1
     with tf.Graph().as_default() as graph:
-        storage = sok.Storage(memory_bytes=little_memory(3), path=tmp_path)
+        storage = sok.Storage(memory_bytes=little_memory(tmp_path, 3), path=tmp_path)
         table = sok.EmbeddingVariable(3, FILL, name="graph", initializer="ones", storage=storage)
         ids = v1.placeholder(tf.int64, [None])
         loss = tf.reduce_sum(tf.nn.embedding_lookup(table, ids))
@@ -215,7 +216,7 @@ def test_rows_are_saved_again_once_a_restore_was_refused(tmp_path):
     twins = Twins(tmp_path)
     twins.train("Adagrad", np.arange(100))
     twins.save()
-    small = new_table(tmp_path / "small", capacity=3_000)
+    small = new_table(tmp_path / "small", rows=100)
     small.assign(key_of([1, 2]), [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     with pytest.raises(tf.errors.ResourceExhaustedError, match=saying(small.table_name)):
         sok.restore(twins.saves[1], {twins.tables[1].table_name: small}, sok.optimizers.Adagrad(0.1))
