@@ -16,11 +16,11 @@ import sok
 from sok.table import state as table_state
 from tests.sok import own_rules
 
-FILL = 600
+FILL = 2_000
 """Rows that there are from the beginning, of which `LITTLE` have few in memory."""
 
 LITTLE = {"SOK_STORAGE_LEAST_FRAMES": "16", "SOK_STORAGE_SEGMENT_BYTES": "8192"}
-"""What tests set so that a few hundred rows are more than there is room for, in memory and in the file's buffers."""
+"""What tests set so that some hundred rows are more than there is room for, in memory and in the file's buffers."""
 
 RULES: dict[str, Callable[[], Any]] = {
     "SGD": lambda: sok.optimizers.SGD(0.1),
@@ -64,11 +64,14 @@ def little_memory(folder: Path, dim: int, rows: int = FILL, slots: int = 0, hash
     return least_bytes(make, fill)
 
 
-def new_table(folder: Path | None, dim: int = 3, rows: int = FILL, slots: int = 3, **options: Any) -> Any:
+def new_table(
+    folder: Path | None, dim: int = 3, rows: int = FILL, slots: int = 3, columns: int = 0, **options: Any
+) -> Any:
     """A table with the same seed as all others; over a file in `folder` if that is given."""
     number = next(_numbers)
     if folder is not None:
-        options["storage"] = sok.Storage(memory_bytes=little_memory(folder, dim, rows, slots, **options), path=folder)
+        memory_bytes = little_memory(folder, dim, rows, slots, **options) + columns * 2**15
+        options["storage"] = sok.Storage(memory_bytes=memory_bytes, path=folder)
     return sok.EmbeddingVariable(dim, 2 * rows, name=f"stored_{number}", seed=5, **options)
 
 
@@ -91,6 +94,7 @@ class Twins:
     hashed: bool = True
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     slots: int = 3  # of a row that has them all
+    columns: int = 0  # of 4,096 words: what optimizers and saves note beside rows takes memory, too
     rows: int = FILL
 
     def __post_init__(self) -> None:
@@ -103,7 +107,7 @@ class Twins:
 
     def _new(self) -> list[Any]:
         return [
-            new_table(folder, self.dim, self.rows, self.slots, hashed=self.hashed, **self.options)
+            new_table(folder, self.dim, self.rows, self.slots, self.columns, hashed=self.hashed, **self.options)
             for folder in (None, self.folder / "rows")
         ]
 
@@ -162,8 +166,7 @@ class Twins:
 
     def exchange(self) -> None:
         """Each goes on as a new table of the other kind: it is restored from what the other has saved."""
-        if not self.num_saves:
-            self.save()
+        self.save(incremental=True)
         names, fresh = [table.table_name for table in self.tables], self._new()
         optimizers = [{rule: RULES[rule]() for rule in mine} for mine in self.optimizers]
         for i in (0, 1):
@@ -174,8 +177,7 @@ class Twins:
     def check(self) -> None:
         """All rows, slots and histories are the same."""
         self.each(lambda table, _: [*table.export(), table.step, table.num_rows()])
-        sets = [slot_set.name for slot_set in table_state.slot_sets(self.tables[0])]
-        self.each(lambda table, _: [table.slots(name) for name in sets])
+        self.each(lambda table, _: [table.slots(slot_set.name) for slot_set in table_state.slot_sets(table)])
         if self.tables[0].options.keeps_history:
             self.each(lambda table, _: table.history(self.keys(np.arange(FILL + 100))))
         told, other = (table.stats() for table in self.tables)

@@ -197,8 +197,8 @@ def test_memory_stays_within_the_budget(tmp_path):
 
 def test_tables_of_a_graph_are_over_files_too(tmp_path):
     v1 = tf.compat.v1
+    storage = sok.Storage(memory_bytes=little_memory(tmp_path, 3), path=tmp_path)
     with tf.Graph().as_default() as graph:
-        storage = sok.Storage(memory_bytes=little_memory(tmp_path, 3), path=tmp_path)
         table = sok.EmbeddingVariable(3, FILL, name="graph", initializer="ones", storage=storage)
         ids = v1.placeholder(tf.int64, [None])
         loss = tf.reduce_sum(tf.nn.embedding_lookup(table, ids))
