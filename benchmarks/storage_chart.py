@@ -34,9 +34,9 @@ def draw(about: dict[str, Any], points: Sequence[Point]) -> Any:
             axes.set_title(f"training step, dim {dim}: ms", loc="left", color=INK, fontsize=10)
             axes.set_xlabel("rows that have room in the cache, %", color=FAINT)
     for axes in grid.flat:
-        shares = sorted({100 * point.share for point in trained})
+        shares = sorted({round(100 * point.share) or 100 * point.share for point in trained})
         axes.set_xscale("log")
-        axes.set_xticks(shares, [f"{share:.3g}" for share in shares], color=FAINT)
+        axes.set_xticks(shares, [f"{share:g}" for share in shares], color=FAINT)
         axes.minorticks_off()
         axes.grid(color=GRID, linewidth=0.8)
         axes.set_axisbelow(True)
@@ -45,7 +45,9 @@ def draw(about: dict[str, Any], points: Sequence[Point]) -> Any:
             side.set_visible(False)
     words = f"{about['rows']:,} rows, {about['keys']:,} keys a step, {about['cpu']}, {about['usable_cores']} cores"
     figure.suptitle(f"{words}, {about['file_system']}", x=0.01, ha="left", color=FAINT, fontsize=9)
-    figure.tight_layout(rect=(0, 0, 1, 0.98))
+    handles, titles = grid[1, 0].get_legend_handles_labels()
+    figure.legend(handles, titles, loc="upper left", bbox_to_anchor=(0.005, 0.982), ncols=4, frameon=False, fontsize=9)
+    figure.tight_layout(rect=(0, 0, 1, 0.955))
     return figure
 
 
@@ -67,7 +69,7 @@ def _times(axes: Any, points: Sequence[Point]) -> None:
             [100 * p.share for p in has], middle, spread, fmt="o-", color=color, capsize=2, label=TITLES[store]
         )
     axes.set_yscale("log")
-    axes.legend(frameon=False, fontsize=8)
+    axes.tick_params(axis="y", which="minor", length=0)
 
 
 def write(about: dict[str, Any], points: Sequence[Point], file: Path) -> None:

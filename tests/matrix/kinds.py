@@ -128,6 +128,7 @@ def _over_a_file(kind: Kind, name: str) -> Made:
         full = np.arange(kind.capacity) * sok.size() + sok.rank()
         _memory[kind.keys] = least_bytes(make, lambda table: table.assign(full, np.ones([len(full), DIM])))
         _memory[kind.keys] += LEAST_FRAMES * 4 * DIM * 3  # the slots of a row
+        _memory[kind.keys] += 0 if kind.hashed else 2**14  # the stamps of 4,096 rows, for which an index had room
     table = make(_memory[kind.keys])
     return Made(table, lambda keys, training: lookup_rows(table, keys, training))
 

@@ -158,11 +158,12 @@ class Twins:
     def erase(self, numbers: np.ndarray) -> None:
         self.each(lambda table, _: table.erase(self.keys(numbers)))
 
-    def save(self, **how: Any) -> None:
-        """Each into its own folder; a save in the background is waited for later."""
-        for table, mine, folder in zip(self.tables, self.optimizers, self.saves, strict=True):
-            sok.save(folder, [table], list(mine.values()), **how)
+    def save(self, **how: Any) -> list[Any]:
+        """Each into its own folder. Those in the background are what this gives, and may go on."""
+        told = zip(self.tables, self.optimizers, self.saves, strict=True)
+        saves = [sok.save(folder, [table], list(mine.values()), **how) for table, mine, folder in told]
         self.num_saves += 1
+        return [save for save in saves if save is not None]
 
     def exchange(self) -> None:
         """Each goes on as a new table of the other kind: it is restored from what the other has saved."""
