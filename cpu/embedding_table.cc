@@ -6,7 +6,7 @@
 #include <mutex>
 #include <utility>
 
-#include "or_break.h"
+#include "brought_or_break.h"
 #include "remove_row.h"
 #include "reserve_more.h"
 #include "row_kernels.h"
@@ -308,7 +308,7 @@ void EmbeddingTable::Assign(const Cpu& cpu, Scratch* scratch, const uint64_t* ke
       std::memcpy(record, values + source[i] * dim, static_cast<size_t>(dim) * sizeof(float));
     }
   };
-  OrBreak([&] { ForBrought(cpu, rows, count, /*writes=*/true, store); });
+  ForBroughtOrBreak(cpu, rows, count, /*is_begun=*/num_missing > 0, store);
 }
 
 void EmbeddingTable::Reserve(const Cpu& cpu, int64_t n, bool rows) {

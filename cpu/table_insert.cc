@@ -1,7 +1,7 @@
 // Rows for keys that are new to an EmbeddingTable.
 #include <algorithm>
 
-#include "or_break.h"
+#include "brought_or_break.h"
 #include "slot_set.h"
 #include "sok/embedding_table.h"
 #include "sok/error.h"
@@ -131,7 +131,7 @@ void EmbeddingTable::InsertMissing(const Cpu& cpu, Scratch* scratch, const uint6
     cpu.executor.For(last - first, 50 + 10 * config_.dim,
                      [&](int64_t begin, int64_t end) { InitRows(made.rows + first + begin, end - begin); });
   };
-  if (fresh) OrBreak([&] { ForBrought(cpu, made_rows, made.n, /*writes=*/true, fill); });
+  if (fresh) ForBroughtOrBreak(cpu, made_rows, made.n, /*is_begun=*/true, fill);
   if (candidates_) TakeOver(made.rows, made.n, fresh);
 }
 

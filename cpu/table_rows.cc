@@ -2,7 +2,7 @@
 #include <cstring>
 #include <mutex>
 
-#include "or_break.h"
+#include "brought_or_break.h"
 #include "slot_set.h"
 #include "sok/embedding_table.h"
 
@@ -65,7 +65,7 @@ void EmbeddingTable::Scatter(const Cpu& cpu, const int64_t* row_ids, int64_t n, 
       }
     });
   };
-  OrBreak([&] { ForBrought(cpu, numbers.data(), n, /*writes=*/true, store); });
+  ForBroughtOrBreak(cpu, numbers.data(), n, /*is_begun=*/false, store);
 }
 
 }  // namespace sok

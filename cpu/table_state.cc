@@ -4,7 +4,7 @@
 #include <mutex>
 #include <utility>
 
-#include "or_break.h"
+#include "brought_or_break.h"
 #include "slot_set.h"
 #include "sok/embedding_table.h"
 #include "sok/error.h"
@@ -189,7 +189,7 @@ int64_t EmbeddingTable::Restore(const Cpu& cpu, Scratch* scratch, const std::vec
     cpu.executor.For(last - first, kCopyCycles + rows_.floats(),
                      [&](int64_t begin, int64_t end) { store(first + begin, first + end); });
   };
-  OrBreak([&] { ForBrought(cpu, rows, count, /*writes=*/true, store_part); });
+  ForBroughtOrBreak(cpu, rows, count, /*is_begun=*/num_missing > 0, store_part);
   return num_new;
 }
 

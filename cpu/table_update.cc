@@ -3,10 +3,11 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <exception>
 #include <mutex>
 
+#include "brought_or_break.h"
 #include "gradient_rows.h"
-#include "or_break.h"
 #include "row_kernels.h"
 #include "slot_set.h"
 #include "sok/embedding_table.h"
@@ -274,12 +275,10 @@ void EmbeddingTable::ForStretches(const Cpu& cpu, Scratch* scratch, const Gradie
     uint32_t* rows = scratch->Get<uint32_t>(all.n);
     Stretch* parts = scratch->Get<Stretch>(first - of_file);
     for (int64_t i = 0; i < all.n; ++i) rows[i] = all.row_ids[i] < 0 ? kNoRow : RowOf(all.row_ids[i]);
-    all.table->OrBreak([&] {
-      all.table->ForBrought(cpu, rows, all.n, /*writes=*/true, [&](int64_t begin, int64_t end) {
-        int64_t n = 0;
-        for (; begin < end; begin += kRowsPerTask) parts[n++] = {table, begin, std::min(begin + kRowsPerTask, end)};
-        run(parts, n);
-      });
+    all.table->ForBroughtOrBreak(cpu, rows, all.n, /*is_begun=*/false, [&](int64_t begin, int64_t end) {
+      int64_t n = 0;
+      for (; begin < end; begin += kRowsPerTask) parts[n++] = {table, begin, std::min(begin + kRowsPerTask, end)};
+      run(parts, n);
     });
   }
 }
@@ -366,9 +365,15 @@ void EmbeddingTable::ApplyGroup(const Cpu& cpu, Scratch* scratch, const UpdateRu
     g.table->Update(g, stretch.begin, stretch.end, sets[stretch.table], nonfinite,
                     aside == nullptr ? nullptr : aside + worker * floats_aside);
   };
-  ForStretches(cpu, scratch, ready, stretches, count, cost, update);
+  std::exception_ptr failed;
+  try {
+    ForStretches(cpu, scratch, ready, stretches, count, cost, update);
+  } catch (...) {  // a file: rows that were not reached have had no gradient in this call, which counts
+    failed = std::current_exception();
+  }
   if (rule.decays())
     for (int64_t t = 0; t < num_tables; ++t) sets[t]->Append();
+  if (failed) std::rethrow_exception(failed);
 }
 
 }  // namespace sok

@@ -198,9 +198,10 @@ class EmbeddingTable final : public TableStore {
       begin += count;
     }
   }
-  // What goes wrong in `body` leaves the table half changed: no call uses it from then on.
+  // ForBrought for rows that are written to. What goes wrong once a part was written, or with `is_begun`, leaves the table half
+  // changed: no call uses it from then on.
   template <class Body>
-  void OrBreak(const Body& body);
+  void ForBroughtOrBreak(const Cpu& cpu, const uint32_t* rows, int64_t n, bool is_begun, const Body& body);
   int64_t BytesBeside() const;  // of the memory: all but rows
   [[noreturn]] void ThrowUnreadable(const RowTier::Unreadable& row) const;
   // Where the records of rows are, in memory or in `aside`; null for a table in memory.

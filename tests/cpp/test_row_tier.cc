@@ -283,26 +283,36 @@ TEST(TheFileIsBoundedHoweverOftenRowsChange) {
   CHECK(kLess > 1 || counts.written_bytes > 4 * most);
 }
 
-TEST(ADamagedRowIsAnErrorThatNamesItsKey) {
-  const Folder folder;
-  Table table(WithFile(Config(64, 20000), folder, LeastBytes(64, 20000) + (1 << 20)));
-  std::vector<uint64_t> keys(9000), some;
-  for (size_t i = 0; i < keys.size(); ++i) keys[i] = 100000 + i;
-  table.Lookup(keys);
-  const std::vector<float> values = table.Lookup({100007}, false).values;
-  table.Lookup(keys);
-  const std::string file = FilesIn(folder.path()).at(0);
-  std::string bytes = ReadFile(file);
-  const size_t at = bytes.find(std::string(reinterpret_cast<const char*>(values.data()), 64 * sizeof(float)));
-  CHECK(at != std::string::npos);
-  {
+// A table whose row of key 100007 was changed in the file, and is not in memory; the row ids of its keys from 100000 on.
+struct Damaged {
+  Damaged() : table(WithFile(Config(64, 20000), folder, LeastBytes(64, 20000) + (1 << 20))) {
+    for (size_t i = 0; i < 9000; ++i) keys.push_back(100000 + i);
+    ids = table.Lookup(keys).ids;
+    values = table.Lookup({100007}, false).values;
+    table.Lookup(keys);
+    const std::string file = FilesIn(folder.path()).at(0), bytes = ReadFile(file);
+    const size_t at = bytes.find(std::string(reinterpret_cast<const char*>(values.data()), 64 * sizeof(float)));
+    CHECK(at != std::string::npos);
     const int opened = open(file.c_str(), O_WRONLY);
     const char other = static_cast<char>(bytes[at] ^ 1);
     CHECK_EQ(pwrite(opened, &other, 1, static_cast<off_t>(at)), 1);
     close(opened);
+    table.Lookup(std::vector<uint64_t>(keys.begin() + 3000, keys.end()));
   }
-  for (uint64_t key = 103000; key < 109000; ++key) some.push_back(key);
-  table.Lookup(some);  // so that it is not in memory
+  void Apply(const std::vector<int64_t>& some) {
+    table.Apply("sgd", HyperOf("sgd", 0.1), some, std::vector<float>(some.size() * 64, 1.0f));
+  }
+
+  const Folder folder;
+  Table table;
+  std::vector<uint64_t> keys;
+  std::vector<int64_t> ids;
+  std::vector<float> values;
+};
+
+TEST(ADamagedRowIsAnErrorThatNamesItsKey) {
+  Damaged damaged;
+  Table& table = damaged.table;
   for (const bool insert : {false, true}) {
     CHECK_THROWS(table.Lookup({100006, 100007, 100008}, insert), sok::DamagedFile,
                  "the row of key 100007 of table 'item'");
@@ -310,9 +320,27 @@ TEST(ADamagedRowIsAnErrorThatNamesItsKey) {
   }
   Collector collector(64);
   CHECK_THROWS(table.native().ReadAll({kThreads}, &collector), sok::DamagedFile, "key 100007");
-  CHECK_EQ(table.Erase({100007}), 1);
-  CHECK(SameBits(table.Lookup({100007}).values, values));  // a fresh row
-  table.Lookup(keys);
+  CHECK_THROWS(damaged.Apply({damaged.ids[6], damaged.ids[7]}), sok::DamagedFile,
+               "key 100007");  // before any was written
+  const AllRows others = [&] {
+    CHECK_EQ(table.Erase({100007}), 1);
+    return Contents(&table.native());
+  }();
+  CHECK_EQ(others.size(), 8999u);
+  CHECK(SameBits(table.Lookup({100007}).values, damaged.values));  // a fresh row
+  table.Lookup(damaged.keys);
+}
+
+TEST(AnUpdateThatFailsInItsMiddleBreaksTheTable) {
+  Damaged damaged;
+  damaged.Apply({damaged.ids[6]});
+  std::reverse(damaged.ids.begin(), damaged.ids.end());
+  CHECK_THROWS(damaged.Apply(damaged.ids), sok::DamagedFile, "key 100007");
+  CHECK_THROWS(damaged.table.Lookup({100006}), sok::FailedPrecondition, "an error has left it half changed");
+  CHECK_THROWS(damaged.table.Lookup({5}), sok::FailedPrecondition, "Restore it from a checkpoint");
+  sok::EmbeddingTable whole(damaged.table.native().config());
+  damaged.table.native().Swap(&whole);
+  damaged.table.Lookup({5, 100007});
 }
 
 TEST(AFullDiskIsAnErrorBeforeAnyRowIsMade) {

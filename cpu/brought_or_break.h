@@ -1,0 +1,27 @@
+// What must not be done by halves to a table.
+#pragma once
+
+#include <exception>
+#include <string>
+
+#include "sok/embedding_table.h"
+
+namespace sok {
+
+template <class Body>
+void EmbeddingTable::ForBroughtOrBreak(const Cpu& cpu, const uint32_t* rows, int64_t n, bool is_begun,
+                                       const Body& body) {
+  if (rows_.tier() == nullptr) return body(int64_t{0}, n);  // nothing can fail
+  try {
+    ForBrought(cpu, rows, n, /*writes=*/true, [&](int64_t begin, int64_t end) {
+      is_begun = true;
+      body(begin, end);
+    });
+  } catch (const std::exception& error) {
+    if (!is_begun) throw;
+    broken_ = Label() + ": an error has left it half changed: " + error.what() + ". Restore it from a checkpoint.";
+    throw;
+  }
+}
+
+}  // namespace sok
