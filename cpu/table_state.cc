@@ -69,6 +69,17 @@ void EmbeddingTable::CopyOut(const std::pair<uint32_t, uint64_t>* rows, const fl
   }
 }
 
+void EmbeddingTable::CopyAllOut(const Cpu& cpu, const std::pair<uint32_t, uint64_t>* rows, int64_t n,
+                                const RowTarget& target, Records* records) const {
+  records->rows.clear();
+  for (int64_t i = 0; rows_.tier() != nullptr && i < n; ++i) records->rows.push_back(rows[i].first);
+  const float* const* all = PeekAll(cpu, records);
+  cpu.executor.For(n, kCopyCycles + rows_.floats(), [&](int64_t begin, int64_t end) {
+    CopyOut(rows + begin, all == nullptr ? nullptr : all + begin, end - begin, target, begin);
+  });
+  CheckPeeks();
+}
+
 void EmbeddingTable::ReadAll(const Cpu& cpu, RowSink* sink) const {
   SharedLock lock(mutex_);
   ReadRows(cpu, sink, /*changes=*/false);
@@ -90,13 +101,7 @@ void EmbeddingTable::ReadRows(const Cpu& cpu, RowSink* sink, bool changes) const
     if (batch.empty()) return;
     const int64_t n = static_cast<int64_t>(batch.size());
     const RowTarget target = sink->Allocate(n);
-    records.rows.clear();
-    for (const auto& [row, key] : batch) records.rows.push_back(row);
-    const float* const* all = PeekAll(cpu, &records);
-    cpu.executor.For(n, kCopyCycles + rows_.floats(), [&](int64_t begin, int64_t end) {
-      CopyOut(batch.data() + begin, all == nullptr ? nullptr : all + begin, end - begin, target, begin);
-    });
-    CheckPeeks();
+    CopyAllOut(cpu, batch.data(), n, target, &records);
     sink->Commit();
     batch.clear();
   };
@@ -154,7 +159,13 @@ int64_t EmbeddingTable::Restore(const Cpu& cpu, Scratch* scratch, const std::vec
   const bool are_whole = columns.n == config_.dim && columns.dim == config_.dim;
   const bool all_new = num_missing == count && are_whole;
   InsertMissing(cpu, scratch, mine, missing, num_missing, rows, /*fresh=*/!all_new);
-  MarkChanged(rows, count);
+  if (values.changed == nullptr) {
+    MarkChanged(rows, count);
+  } else {
+    for (int64_t k = 0; saved_.is_on() && k < num_missing; ++k) saved_.Unmark(rows[missing[k]]);  // as they were made
+    for (int64_t i = 0; i < count; ++i)
+      if (values.changed[source[i]]) MarkChanged(rows + i, 1);
+  }
   CopyAside(rows, count);
   const int64_t num_new = num_rows_ - rows_before, dim = config_.dim;
   auto store = [&](int64_t begin, int64_t end) {

@@ -14,6 +14,7 @@ namespace sok {
 RefCountPtr<TableResource> TableArg(OpKernelContext* ctx, int index) {
   RefCountPtr<TableResource> resource;
   Check(tensorflow::LookupResource(ctx, tensorflow::HandleFromInput(ctx, index), &resource));
+  resource->CheckIsHere();
   return resource;
 }
 

@@ -34,14 +34,30 @@ class TableResource : public tensorflow::ResourceBase {
   TableResource(std::shared_ptr<TableStore> store, DeviceTable* device, tensorflow::DataType key_dtype)
       : store_(std::move(store)), device_(device), key_dtype_(key_dtype) {}
 
-  std::string DebugString() const override { return store_->Label(); }
-  int64_t MemoryUsed() const override { return store_->memory_bytes(); }
+  std::string DebugString() const override { return is_moved_ ? moved_ : store_->Label(); }
+  int64_t MemoryUsed() const override { return is_moved_ ? 0 : store_->memory_bytes(); }
 
   const TableConfig& config() const { return store_->config(); }
   tensorflow::DataType key_dtype() const { return key_dtype_; }
 
   // Wherever the table is.
   TableStore& store() { return *store_; }
+
+  // Its rows are in another table now, under another handle: this one gives its memory back, and refuses all that is asked of
+  // it, as functions do that were traced before.
+  void Leave() {
+    moved_ = config().Label();
+    is_moved_ = true;
+    host_ = nullptr;
+    store_.reset();
+  }
+  // Throws FailedPrecondition after Leave.
+  void CheckIsHere() const {
+    if (!is_moved_) return;
+    throw FailedPrecondition(moved_ +
+                             " has another placement now. A function that was traced before must be made anew: call " +
+                             "tf.function again, or compile the model again.");
+  }
 
   // Ids, with their repeats, that lookups of this process have asked for where they make rows.
   std::atomic<int64_t> ids{0};
@@ -76,6 +92,8 @@ class TableResource : public tensorflow::ResourceBase {
   EmbeddingTable* host_ = nullptr;
   DeviceTable* device_ = nullptr;
   const tensorflow::DataType key_dtype_;
+  std::atomic<bool> is_moved_{false};
+  std::string moved_;  // what its label was
 };
 
 // Attributes that say how wide rows are, where no table tells. Throws InvalidArgument.

@@ -11,19 +11,29 @@ unset MAKEFLAGS MAKELEVEL MFLAGS
 seconds=${1:-60}
 mkdir -p build/fuzz/found build/fuzz/new
 
-failed=0
+failed=0 running=()
+# As many at once as there are processors: what they say comes in the order in which they began.
+jobs=${SOK_BUILD_JOBS:-$(nproc)}
 fuzz() { # TARGET COMMAND...
+  ((${#running[@]} < jobs)) || finish
   local target=$1
   shift
   mkdir -p "build/fuzz/new/$target"
-  echo "-- $target"
   "$@" -seed=1 -max_total_time="$seconds" -max_len=4096 -timeout=25 -rss_limit_mb=2048 -malloc_limit_mb=256 \
     -print_final_stats=1 -artifact_prefix="build/fuzz/found/$target-" "build/fuzz/new/$target" "tests/fuzz/corpus/$target" \
-    >"build/fuzz/$target.log" 2>&1 || {
+    >"build/fuzz/$target.log" 2>&1 &
+  running+=("$target $!")
+}
+finish() { # waits for the one that began first
+  local target pid
+  read -r target pid <<<"${running[0]}"
+  running=("${running[@]:1}")
+  echo "-- $target"
+  wait "$pid" || {
     failed=1
     tail -60 "build/fuzz/$target.log"
   }
-  grep -E "^Done|INITED|cov:" "build/fuzz/$target.log" | tail -2
+  grep -E "^Done|INITED|cov:" "build/fuzz/$target.log" | tail -2 || true
 }
 
 clang=$(command -v clang++ || true)
@@ -51,4 +61,5 @@ if "$PYTHON" -c 'import atheris' 2>/dev/null; then
 else
   echo "-- manifest, v1, v2, npy, openembedding: skipped, there is no atheris (pip install -r requirements/dev.txt)"
 fi
+while ((${#running[@]})); do finish; done
 exit $failed

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.forked import Forked
+from tests import forked as forking
 
 # Before TensorFlow is imported. Four threads even on a small machine, so that what is split over threads gets split.
 os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "4")
@@ -39,6 +39,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Libraries and tests, once loaded, are no garbage: half a million objects that no collection looks at again."""
     gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    if forking.shared.cache_info().currsize:
+        forking.shared().close()
 
 
 def _shares_jobs(item: pytest.Item) -> bool:
@@ -96,11 +101,9 @@ def _settings() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def forked() -> Iterator[Forked]:
+def forked() -> forking.Forked:
     """Runs programs in processes that need not load TensorFlow: forked.run(text or file, folder, *arguments)."""
-    process = Forked()
-    yield process
-    process.close()
+    return forking.shared()
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.workloads import ROOT
@@ -25,7 +26,8 @@ from benchmarks.workloads import ROOT
 KERNELS = ("find", "insert", "erase", "pool", "update", "route", "combine")
 SLACK = 0.10
 BASELINE = Path(__file__).resolve().parent / "baseline.json"
-BUILD = ROOT / "build" / "guard"
+# The native library's build has compiled the kernels already, for the same flags.
+_NATIVE, _OWN = ROOT / "build" / "native", ROOT / "build" / "guard"
 
 Counts = dict[str, dict[str, int]]  # ISA -> kernel -> instructions
 
@@ -78,21 +80,23 @@ def isas() -> list[str]:
 
 
 def build() -> Path:
-    """Builds the kernels; gives the program. Raises RuntimeError with the end of the log."""
+    """Builds the kernels; gives the folder of the build. Raises RuntimeError with the end of the log."""
     cmake = str(beside) if (beside := Path(sys.executable).parent / "cmake").exists() else shutil.which("cmake")
     if cmake is None:
         raise RuntimeError("cmake was not found; make setup brings it")
     jobs = os.environ.get("SOK_BUILD_JOBS") or str(os.cpu_count() or 1)
+    is_there = (_NATIVE / "CMakeCache.txt").exists() and (_NATIVE / "Makefile").exists()
+    folder, options = (_NATIVE, []) if is_there else (_OWN, ["-G", "Unix Makefiles", "-DSOK_OPS=OFF"])
     commands = [
-        [cmake, "-S", str(ROOT), "-B", str(BUILD), "-G", "Unix Makefiles", "-DSOK_OPS=OFF", "-DSOK_BENCHMARKS=ON"],
-        [cmake, "--build", str(BUILD), "--target", "sok_guard", "-j", jobs],
+        [cmake, "-S", str(ROOT), "-B", str(folder), *options, "-DSOK_BENCHMARKS=ON"],
+        [cmake, "--build", str(folder), "--target", "sok_guard", "-j", jobs],
     ]
     environment = {key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
     for command in commands:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError((done.stdout + done.stderr)[-3000:])
-    return BUILD / "benchmarks" / "guard" / "sok_guard"
+    return folder
 
 
 def check_vectors(objects: Path) -> None:
@@ -118,17 +122,19 @@ def collected(report: str) -> int:
 
 
 def count(program: Path, valgrind: str) -> Counts:
-    """Runs every kernel under callgrind."""
+    """Runs every kernel under callgrind, as many at once as there are processors."""
     command = [valgrind, "--tool=callgrind", "--callgrind-out-file=/dev/null", "--toggle-collect=Counted", str(program)]
-    counts: Counts = {}
-    for isa in isas():
-        for kernel in KERNELS:
-            environment = {**os.environ, "SOK_ISA": isa}
-            done = subprocess.run([*command, kernel], env=environment, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise RuntimeError(f"{kernel} under valgrind: {(done.stdout + done.stderr)[-2000:]}")
-            counts.setdefault(isa, {})[kernel] = collected(done.stderr)
-    return counts
+
+    def of(isa: str, kernel: str) -> int:
+        environment = {**os.environ, "SOK_ISA": isa}
+        done = subprocess.run([*command, kernel], env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{kernel} under valgrind: {(done.stdout + done.stderr)[-2000:]}")
+        return collected(done.stderr)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        running = {isa: {kernel: pool.submit(of, isa, kernel) for kernel in KERNELS} for isa in isas()}
+        return {isa: {kernel: one.result() for kernel, one in kernels.items()} for isa, kernels in running.items()}
 
 
 def read_baseline(path: Path) -> dict[str, Counts]:
@@ -171,9 +177,9 @@ def main(arguments: list[str]) -> int:
         print("What to do:  sudo apt-get install valgrind")
         return 0
     try:
-        program = build()
-        check_vectors(BUILD)
-        counts = count(program, valgrind)
+        folder = build()
+        check_vectors(folder)
+        counts = count(folder / "benchmarks" / "guard" / "sok_guard", valgrind)
     except RuntimeError as error:
         print(f"FAILED: {error}")
         return 1

@@ -131,6 +131,19 @@ class EmbeddingTable final : public TableStore {
   int64_t memory_bytes() const override;
   void EndStep(const Cpu& cpu) override;
 
+  // Moving rows to a table that is placed otherwise, maybe on other ranks: what the shards of a save would carry.
+  //
+  // As ReadAll, of these keys in their order; changed [n]: whether the save that was begun has them among its changes. Throws
+  // InvalidArgument for a key without a row.
+  void ReadKeys(const Cpu& cpu, const uint64_t* keys, int64_t n, const RowTarget& target, bool* changed) const;
+  // Keys that were erased, of the changes of the save that was begun.
+  std::vector<uint64_t> SavedErased() const;
+  // These keys count as erased since the save before, if they are this rank's and have no row.
+  void NoteErased(const uint64_t* keys, int64_t n);
+  // Takes the place of another table, whose rows it has: gradients of lookups in that one are ignored. Its counts from then on
+  // are those given, of candidates nothing.
+  void Succeed(const EmbeddingTable& before, const PolicyCounts& counts);
+
   // Of tables with policies. Histories [n] of keys, of rows and of candidates; zeros of others.
   void Histories(const uint64_t* keys, int64_t n, RowHistory* histories) const;
   PolicyCounts policy_counts() const;
@@ -318,6 +331,8 @@ class EmbeddingTable final : public TableStore {
   void CopySnapshotRows(const Cpu& cpu, const std::vector<uint32_t>& rows, const std::vector<uint32_t>& copies,
                         const RowTarget& target) const;
   // records: see PeekAll.
+  void CopyAllOut(const Cpu& cpu, const std::pair<uint32_t, uint64_t>* rows, int64_t n, const RowTarget& target,
+                  Records* records) const;
   void CopyOut(const std::pair<uint32_t, uint64_t>* rows, const float* const* records, int64_t n,
                const RowTarget& target, int64_t begin) const;
 

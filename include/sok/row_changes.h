@@ -31,6 +31,8 @@ class RowChanges {
     // Most rows of a step were marked by an earlier one: reading is cheaper than a locked write.
     if ((__atomic_load_n(word, __ATOMIC_RELAXED) & bit) == 0) __atomic_fetch_or(word, bit, __ATOMIC_RELAXED);
   }
+  // As if it had not changed. For one thread alone.
+  void Unmark(int64_t row) { since_[static_cast<size_t>(row >> 6)] &= ~(uint64_t{1} << (row & 63)); }
   void MarkErased(uint64_t key);
   // Room for as many of these: marking then takes no memory.
   void ReserveErased(size_t more);

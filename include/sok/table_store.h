@@ -192,6 +192,7 @@ class TableStore {
     std::vector<const float*> slots;  // for each of `sets` [n, slot_floats]
     int64_t n = 0;
     Columns columns = {};
+    const bool* changed = nullptr;  // [n]: of new rows only these count as changed; null: all
   };
   virtual int64_t Restore(const Cpu& cpu, Scratch* scratch, const std::vector<SlotSetInfo>& sets,
                           const RowValues& values) = 0;

@@ -23,13 +23,14 @@ BUILD_INFO_NAME = "build_info.json"
 
 # SOK_NATIVE_DIR names another build of the libraries, for tests of those.
 _NATIVE_DIR = Path(os.environ.get("SOK_NATIVE_DIR") or Path(__file__).resolve().parents[1] / "_native")
-# What gives TensorFlow the gradients of our ops, tables their lookup, TensorFlow's checkpoints the rows of tables, and
-# exports the sessions of v1; and what AutoGraph is told of us. They are built on this module and on tables, so they are
-# loaded by name with the library, which every table needs.
+# What gives TensorFlow the gradients of our ops, tables their lookup and another placement, TensorFlow's checkpoints
+# the rows of tables, and exports the sessions of v1; and what AutoGraph is told of us. They are built on this module
+# and on tables, so they are loaded by name with the library, which every table needs.
 _REGISTERED = (
     "sok.base.autograph",
     "sok.lookup.gradients",
     "sok.lookup.lookup",
+    "sok.table.resharding",
     "sok.checkpoint.tf_checkpoints",
     "sok.compat.session_export",
 )

@@ -179,6 +179,24 @@ def shutdown() -> None:
         names.start_anew()
 
 
+def rejoin() -> None:
+    """Ends the job, and begins one with the arguments of its `Init` among the workers that there are by then.
+
+    Of elastic jobs; peers of the job that ends may be gone. Collective among those that are there.
+    """
+    job = _get_job()
+    job.transport.abort()  # before anything is waited for: a peer that is gone answers nobody
+    job.leave(SECONDS_TO_LEAVE)
+    shutdown()
+    horovod.rejoin()
+    Init(job.global_batch_size, job.seed, job.deadline)
+
+
+def host_notices() -> horovod.HostNotices:
+    """What the launcher of an elastic job says of workers that are to come or to go."""
+    return horovod.HostNotices()
+
+
 def unique_collective_name(base: str) -> str:
     """Returns `base` with a number that no other collective of this base has in the function under construction.
 

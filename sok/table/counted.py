@@ -33,7 +33,7 @@ class Counted(EmbeddingVariable):
         )
         super().__init__(cells // 4 or 2, NUM_BUCKETS if cells else 2**32 - 2, name=name, options=options)
 
-    def _make_handle(self, **_: Any) -> tf.Tensor:
+    def make_handle(self, **_: Any) -> tf.Tensor:
         return _ops.lib().sok_table_counted(self._handle_of)
 
 

@@ -23,6 +23,7 @@ from sok.table.keys import as_keys
 from sok.table.options import TableOptions, said_once, whole_number
 from sok.table.placement import Part, Placement
 from sok.table.row_terms import RowTerms
+from sok.table.shards import Shards
 from sok.table.weights import rows_behind
 
 _MAX_DIM = 2**20
@@ -40,6 +41,16 @@ def look_up_with(function: Callable[..., tf.Tensor]) -> None:
     """Tells how tables are looked up: `sok.lookup`, which is built on tables, does so when it is loaded."""
     global _lookup_rows
     _lookup_rows = function
+
+
+def _reshard(*_: Any) -> None:
+    raise NotImplementedError("sok.table.resharding moves tables; it is loaded with the native library.")
+
+
+def reshard_with(function: Callable[..., None]) -> None:
+    """Tells how tables get another placement: `sok.table.resharding`, which is built on tables, does so."""
+    global _reshard
+    _reshard = function
 
 
 class EmbeddingVariable(AsVariable):
@@ -92,9 +103,6 @@ class EmbeddingVariable(AsVariable):
         self._key_dtype = tf.as_dtype(options.key_dtype)
         self._job = job = context.get_job()
         options.placement.check(job.size, options.hashed, self._dim)
-        self._parts = options.placement.parts(self._dim, job.size)
-        own = options.placement.part_of(job.rank, self._dim, job.size)
-        self._local_dim = own.dim
         strategies.refuse(f"The embedding table {name!r}" if name else "An embedding table")
         self._table_name = names.unique("table", name or "embedding_variable")
         # A shard's capacity changes with the number of workers where it is a share of the legal keys.
@@ -110,28 +118,7 @@ class EmbeddingVariable(AsVariable):
             options.storage.prepare(self._table_name)
         with ops.init_scope():
             graph_mode = not tf.executing_eagerly()
-            # What another table needs to hold the same rows (sok/table/state.py makes one).
-            sizes = {"table": self._table_name, "capacity": self._capacity, "seed": self._seed}
-            common = {**sizes, **options.to_attributes(), **job.to_attributes()}
-            self.part_handles: list[tf.Tensor] = []
-            for number, part in enumerate(self._parts):
-                more = f"/{number}" if len(self._parts) > 1 else ""
-                attributes = {
-                    **common,
-                    "dim": part.dim,
-                    **part.attributes,
-                    **spec.to_attributes(part.columns, self._dim),
-                }
-                made = self._make_handle(
-                    shared_name=f"sok/{self._table_name}{more}" if graph_mode else "",
-                    anonymous=not graph_mode,
-                    name=f"{self._table_name}{more}" if graph_mode else None,
-                    **attributes,
-                )
-                table_state.set_handle_data(made, part.dim, graph_mode)
-                self.part_handles.append(made)
-                if part == own:
-                    self._attributes, handle = attributes, made
+            handle = self._take_shards(Shards.make(self, options, job, self._capacity))
             super().__init__(
                 trainable=options.trainable,
                 shape=tf.TensorShape([0, self._local_dim]),
@@ -150,7 +137,7 @@ class EmbeddingVariable(AsVariable):
             if graph_mode and options.trainable:
                 # Not a global variable: initialisers, Savers and broadcasts of v1 would try to read it as a matrix.
                 tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES, self)
-        _by_handle[id(self.handle)] = self
+        _by_handle[id(handle)] = self
         self.creation_number = next(_numbers)  # the tables of a program in the order in which they were made
         self.is_known_crowded = False  # one worker has far more rows than the others, and somebody said so
         self.row_terms: RowTerms | None = None  # what steps add to its rows, and let them be
@@ -158,8 +145,23 @@ class EmbeddingVariable(AsVariable):
         self.overwrite_with_gradient = False
         self.path = self._table_name
 
-    def _make_handle(self, **attributes: Any) -> tf.Tensor:
+    def make_handle(self, **attributes: Any) -> tf.Tensor:
+        """The handle of a native table with these attributes."""
         return _ops.lib().sok_table_handle(**attributes)
+
+    def _take_shards(self, shards: Shards) -> tf.Tensor:
+        """Is from now on what these hold. Gives the handle of this worker's."""
+        self._options, self._job, self._capacity = shards.options, shards.job, shards.capacity
+        self._parts, self._local_dim = shards.parts, shards.own.dim
+        self.part_handles, self._attributes = shards.handles, shards.attributes
+        return shards.handle
+
+    def move_to(self, shards: Shards) -> None:
+        """Lies there from now on: see `sok.table.resharding`, which has brought the rows."""
+        _by_handle.pop(id(self.handle), None)
+        self._handle = self._take_shards(shards)
+        self._shape = tf.TensorShape([0, self._local_dim])
+        _by_handle[id(self._handle)] = self
 
     # What it is.
 
@@ -464,6 +466,10 @@ class EmbeddingVariable(AsVariable):
             >>> v.reserve(500)
         """
         return _ops.lib().sok_table_reserve(self.handle, tf.cast(num_rows, tf.int64))
+
+    def reshard(self, placement: Placement, capacity: int | None = None) -> None:
+        """Gives the table another placement, in memory: see `sok.reshard`. Collective."""
+        _reshard(self, placement, capacity)
 
     def erase(self, keys: TensorLike) -> tf.Tensor:
         """Removes rows of this shard; keys of other workers are ignored. Returns how many it removed, int64 scalar."""

@@ -1,3 +1,4 @@
+import importlib.util
 import os
 import signal
 import subprocess
@@ -5,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.multiprocess.harness import launching
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 sys.path.insert(0, str(EXAMPLES))
@@ -32,14 +35,12 @@ def movielens_dir() -> str:
     return _real_data("SOK_MOVIELENS_DIR")
 
 
-def run_workers(workers: int, script: str, arguments: list[str], deadline: float, environment: dict[str, str]):
+def run_workers(workers, script, arguments, deadline, environment, **starts):
     """Runs an example on several workers; returns (exit status, stdout, stderr). Nothing is left running."""
-    horovodrun = Path(sys.executable).with_name("horovodrun")
-    if not horovodrun.exists():
+    if importlib.util.find_spec("horovod") is None:
         pytest.skip("Horovod is not installed")
-    command = [str(horovodrun), "-np", str(workers), sys.executable, str(EXAMPLES / script), *arguments]
     process = subprocess.Popen(
-        command,
+        launching([sys.executable, str(EXAMPLES / script), *arguments], workers, **starts),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -57,12 +58,15 @@ def run_workers(workers: int, script: str, arguments: list[str], deadline: float
 
 @pytest.fixture
 def example(forked, tmp_path_factory):
-    """Runs an example in processes of its own; returns (exit status, stdout, stderr)."""
+    """Runs an example in processes of its own; returns (exit status, stdout, stderr).
 
-    def run(script: str, *arguments: str, workers: int = 1, deadline: float = 300, **environment: str):
+    `starts` are those of tests/multiprocess/harness.py's `launching`, where there are several workers.
+    """
+
+    def run(script, *arguments, workers: int = 1, deadline: float = 300, starts: tuple[str, ...] = (), **environment):
         arguments = [str(argument) for argument in arguments]
         if workers > 1:
-            return run_workers(workers, script, arguments, deadline, environment)
+            return run_workers(workers, script, arguments, deadline, environment, **dict.fromkeys(starts, True))
         folder = tmp_path_factory.mktemp("example")
         ended = forked.run(EXAMPLES / script, folder, *arguments, environment=environment, deadline=deadline)
         return ended.status, ended.stdout, ended.stderr

@@ -30,7 +30,8 @@ def start(example, deepctr, log):
     def run(*options, workers=1) -> tuple[int, str]:
         arguments = ["--data", log, "--rows", ROWS, "--batch-size", 64, *options]
         if workers > 1:
-            status, out, err = example("deepctr/train.py", *arguments, workers=workers, PYTHONPATH=path)
+            starts = ["fresh_workers"]
+            status, out, err = example("deepctr/train.py", *arguments, workers=workers, starts=starts, PYTHONPATH=path)
             return status, out + err
         done = in_a_process(FOLDER / "train.py", *arguments, env={**os.environ, "PYTHONPATH": path})
         return done.returncode, done.stdout + done.stderr

@@ -96,7 +96,7 @@ def test_a_table_larger_than_its_memory_is_the_one_in_memory(finish, workers):
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.multiprocess)])
 def test_export_predicts_the_same_without_sok(finish, workers):
-    out = finish("export.py", workers=workers)
+    out = finish("export.py", workers=workers, starts=["fresh"])
     assert float(re.search(r"difference (\S+)", out).group(1)) < 1e-6
 
 
@@ -107,11 +107,12 @@ def test_hello_learns(finish):
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.multiprocess)])
 def test_a_converted_model_is_the_stock_model(finish, workers):
-    # Processes of their own may be told which Keras is tf.keras.
+    # Processes of their own may be told which Keras is tf.keras. As users start them: by horovodrun.
     out = finish(
         "convert_keras.py",
         *("--layers", 3, "--steps", 4, "--check"),
         workers=workers,
+        starts=["fresh"],
         TF_USE_LEGACY_KERAS=str(workers - 1),
     )
     result = json.loads(re.search(r"{.*}", out).group(0))

@@ -17,6 +17,8 @@ from sok.job import context
 from sok.lookup.lookup import lookup_rows
 from tests.matrix.case import Case, Trained
 from tests.matrix.kinds import DIM, NUM_ROWS, WITH_POLICIES, Kind
+from tests.matrix.refusals import refusal_of
+from tests.placements import ALL_PLACEMENTS
 from tests.reference import combine as reference
 
 v1 = tf.compat.v1
@@ -150,6 +152,39 @@ def save_increments(case: Case) -> None:
             sok.compact(case.folder)
         context.get_transport().barrier(f"{case.name}/compacted")
     case.go_on(other, optimizer, it.judge)
+
+
+def reshard(case: Case) -> None:
+    """To some other placements and back; what has changed since a save comes along."""
+    it, home = case.trained(), case
+    sok.save(case.folder, it.made.table, it.optimizer)
+    others = [name for name in ALL_PLACEMENTS if name != case.kind.placement]
+    for name in [*np.random.default_rng(len(case.name) + ord(case.rule_name[-1])).permutation(others)[:2], None]:
+        erase_one(it)
+        case.train(it, 1)
+        kind = home.kind if name is None else dataclasses.replace(case.kind, placement=str(name))
+        placement = kind.placed
+        if refused_by(kind, case.rule.by_row):
+            with pytest.raises(ValueError, match="placement|cuts"):
+                it.made.table.reshard(placement)
+            case.check(it.made, it.judge)
+            continue
+        it.made.table.reshard(placement)
+        assert it.made.table.placement == placement
+        case = dataclasses.replace(case, kind=kind)
+        case.go_on(it.made, it.optimizer, it.judge, steps=1)
+    sok.save(case.folder, it.made.table, it.optimizer, incremental=True)
+    assert len(sok.checkpoint.read_manifest(case.folder).links) == 2  # it is by changes still
+    other, optimizer = case.make("_other"), case.rule.make()
+    sok.restore(case.folder, {it.made.table.table_name: other.table}, optimizer)
+    case.go_on(other, optimizer, it.judge)
+
+
+def refused_by(kind: Kind, by_row: bool) -> bool:
+    """Whether a table of that kind cannot be, or cannot be trained so."""
+    if refusal_of(kind) is not None:
+        return True
+    return kind.placed.cuts_rows and (by_row or kind.maker == WITH_POLICIES)
 
 
 def save_while_training(case: Case) -> None:
@@ -388,6 +423,7 @@ OPERATIONS = [
     Operation(restore_rows_alone),
     Operation(restore_at_other_numbers_of_workers),
     Operation(save_increments),
+    Operation(reshard),
     Operation(save_while_training),
     Operation(manage_checkpoints),
     Operation(save_with_tensorflow),

@@ -49,6 +49,7 @@ _OF_RANKS = {
         "words",
         "ahead",
         "storage",
+        "reshard",
     ),
     3: (
         "job",

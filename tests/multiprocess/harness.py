@@ -1,8 +1,9 @@
 """Runs a program on R real workers under `horovodrun`, with a deadline, and leaves none of them behind.
 
-Starting TensorFlow R times is what a job costs, so one job runs many checks: functions `check_*(world)` of the modules
-given, in order, on every rank (with pytest's `monkeypatch` and a folder `tmp_path_of_rank`, if they name them). What
-each rank says of each check comes back.
+Starting TensorFlow R + 1 times (the launcher loads it, too) is what a job costs. So launcher and workers are forked
+from a process that has loaded it (tests/forked.py), unless they are to be fresh. And one job runs many checks:
+functions `check_*(world)` of the modules given, in order, on every rank (with pytest's `monkeypatch` and a folder
+`tmp_path_of_rank`, if they name them). What each rank says of each check comes back.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests import forked
+from tests.forked import MARK
+
 ROOT = Path(__file__).resolve().parents[2]
-_MARK = "SOK_TEST_JOB"
+_LAUNCHER = "from horovod.runner.launch import run_commandline; run_commandline()"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,9 +77,9 @@ class Job:
         return [outcome.value for outcome in said if outcome is not None]
 
 
-def run_checks(modules: Sequence[str], ranks: int, folder: Path, deadline: float) -> Job:
-    """Runs all checks of `modules` on `ranks` workers."""
-    job = run([sys.executable, "-m", "tests.multiprocess.worker", str(folder), *modules], ranks, deadline)
+def run_checks(modules: Sequence[str], ranks: int, folder: Path, deadline: float, **starts: bool) -> Job:
+    """Runs all checks of `modules` on `ranks` workers. `starts` are those of `launching`."""
+    job = run([sys.executable, "-m", "tests.multiprocess.worker", str(folder), *modules], ranks, deadline, **starts)
     outcomes = []
     for rank in range(ranks):
         with contextlib.suppress(FileNotFoundError):
@@ -83,12 +87,30 @@ def run_checks(modules: Sequence[str], ranks: int, folder: Path, deadline: float
     return dataclasses.replace(job, outcomes=tuple(outcomes))
 
 
-def run(command: Sequence[str], ranks: int, deadline: float) -> Job:
-    """Runs a command on `ranks` workers and waits until all of them have ended, for `deadline` seconds at the most."""
+def launching(command: Sequence[str], ranks: int, fresh: bool = False, fresh_workers: bool = False) -> list[str]:
+    """What launches a command on `ranks` workers: a forked process that does what `horovodrun` does, as are workers.
+
+    Args:
+        fresh: a real `horovodrun`, and workers that are started.
+        fresh_workers: started workers, such as those that settle how TensorFlow is imported.
+    """
+    options = ["--gloo", "-np", str(ranks)]
+    if fresh:
+        return [_horovodrun(), *options, *command]
+    if command[0] == sys.executable and not fresh_workers:
+        command = forked.shared().command(*command[1:])
+    return forked.shared().command("-c", _LAUNCHER, *options, *command)
+
+
+def run(command: Sequence[str], ranks: int, deadline: float, **starts: bool) -> Job:
+    """Runs a command on `ranks` workers and waits until all of them have ended, for `deadline` seconds at the most.
+
+    `starts` are those of `launching`.
+    """
     mark = uuid.uuid4().hex
     environment = {
         **os.environ,
-        _MARK: mark,
+        MARK: mark,
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         # Several TensorFlows share few cores.
         "TF_NUM_INTRAOP_THREADS": "1",
@@ -102,7 +124,7 @@ def run(command: Sequence[str], ranks: int, deadline: float) -> Job:
     }
     start = time.monotonic()
     process = subprocess.Popen(
-        [_horovodrun(), "--gloo", "-np", str(ranks), *command],
+        launching(command, ranks, **starts),
         cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,
@@ -135,7 +157,7 @@ def processes_of(mark: str) -> list[int]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with contextlib.suppress(OSError):
-                if f"{_MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
                     found.append(int(folder.name))
     return found
 

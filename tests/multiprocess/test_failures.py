@@ -105,8 +105,9 @@ def test_the_deadline_ends_a_job_and_all_its_processes():
     assert processes_of(mark.group(1)) == []
 
 
-def test_a_job_reports_what_each_rank_said(tmp_path):
-    job = run_checks(["tests.multiprocess.checks_of_the_harness"], 2, tmp_path, deadline=120)
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_job_reports_what_each_rank_said(tmp_path, fresh):
+    job = run_checks(["tests.multiprocess.checks_of_the_harness"], 2, tmp_path, deadline=120, fresh=fresh)
     assert job.values("check_returns_its_rank") == [0, 1]
     with pytest.raises(AssertionError, match=saying("on 2 ranks", "rank 1", "Traceback", "only on rank 1")) as failure:
         job.values("check_fails_on_rank_1")

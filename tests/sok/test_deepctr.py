@@ -23,7 +23,8 @@ SCRIPT = Path(__file__).with_name("deepctr_script.py")
 )
 def test_models_of_deepctr_are_trained_as_stock_saved_loaded_and_exported(ranks, steps, models, deepctr, monkeypatch):
     monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
-    job = run([sys.executable, str(SCRIPT), str(deepctr), str(steps), *models], ranks=ranks, deadline=600)
+    command = [sys.executable, str(SCRIPT), str(deepctr), str(steps), *models]
+    job = run(command, ranks=ranks, deadline=600, fresh_workers=True)
     found = re.search(r"differences: (\{.*\})", job.output)
     assert job.returncode == 0 and found, job.output[-4000:]
     differences = json.loads(found.group(1))

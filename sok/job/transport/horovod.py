@@ -32,6 +32,43 @@ def running_size() -> int:
     return hvd.size() if is_initialized is not None and is_initialized() else 0
 
 
+def rejoin() -> None:
+    """Ends Horovod, and starts it among the workers that an elastic job has by then. Waits for them.
+
+    Horovod ends a worker that the launcher wants no more: it exits here, with status 0.
+    """
+    import horovod.tensorflow as hvd
+
+    hvd.shutdown()
+    hvd.init()
+    for what in ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"):
+        os.environ[f"HOROVOD_{what.upper()}"] = str(getattr(hvd, what)())  # Horovod's own is told to C alone
+
+
+class HostNotices:
+    """What the launcher of an elastic job says of workers that are to come or to go, until `close`."""
+
+    def __init__(self) -> None:
+        from horovod.common.elastic import notification_manager
+
+        self._manager = notification_manager
+        self._told = False
+        self._manager.init()
+        self._manager.register_listener(self)
+
+    def on_hosts_updated(self, timestamp: int, result: int) -> None:
+        """Called by Horovod, in a thread of its own."""
+        self._told = True
+
+    def take(self) -> bool:
+        """Whether there was one since this was asked last."""
+        told, self._told = self._told, False
+        return told
+
+    def close(self) -> None:
+        self._manager.remove_listener(self)
+
+
 class HorovodTransport(Transport):
     """The processes and collectives of Horovod, as it was built (Gloo or MPI). Starts Horovod if nobody has.
 
