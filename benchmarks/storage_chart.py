@@ -46,8 +46,8 @@ def draw(about: dict[str, Any], points: Sequence[Point]) -> Any:
     words = f"{about['rows']:,} rows, {about['keys']:,} keys a step, {about['cpu']}, {about['usable_cores']} cores"
     figure.suptitle(f"{words}, {about['file_system']}", x=0.01, ha="left", color=FAINT, fontsize=9)
     handles, titles = grid[1, 0].get_legend_handles_labels()
-    figure.legend(handles, titles, loc="upper left", bbox_to_anchor=(0.005, 0.982), ncols=4, frameon=False, fontsize=9)
-    figure.tight_layout(rect=(0, 0, 1, 0.955))
+    figure.legend(handles, titles, loc="upper left", bbox_to_anchor=(0.005, 0.975), ncols=4, frameon=False, fontsize=9)
+    figure.tight_layout(rect=(0, 0, 1, 0.95))
     return figure
 
 
