@@ -385,7 +385,9 @@ void EmbeddingTable::ReserveRemoval(const uint32_t* rows, int64_t n) {
 
 int64_t EmbeddingTable::memory_bytes() const {
   SharedLock lock(mutex_);
-  return rows_.memory_bytes() + BytesBeside();
+  int64_t bytes = rows_.memory_bytes() + BytesBeside();
+  if (snapshot_) bytes += snapshot_->rows * static_cast<int64_t>(sizeof(uint32_t)) + snapshot_->copies.bytes();
+  return bytes;
 }
 
 // Expects the lock to be held, at least shared.
@@ -393,7 +395,6 @@ int64_t EmbeddingTable::BytesBeside() const {
   int64_t bytes = erased_.memory_bytes() + saved_.memory_bytes() + row_keys_.memory_bytes() +
                   static_cast<int64_t>(in_use_.size() * sizeof(uint64_t) + free_rows_.capacity() * sizeof(uint32_t));
   if (index_) bytes += index_->memory_bytes();
-  if (snapshot_) bytes += snapshot_->rows * static_cast<int64_t>(sizeof(uint32_t)) + snapshot_->copies.bytes();
   for (const auto& set : sets_) bytes += set->stamps.memory_bytes() + set->beside.memory_bytes();
   if (const auto& of_others = counted()) bytes += of_others->memory_bytes();
   return bytes;

@@ -52,6 +52,8 @@ void Guard(Context* ctx, Body&& body) {
     status = absl::ResourceExhaustedError(e.what());
   } catch (const FailedPrecondition& e) {
     status = absl::FailedPreconditionError(e.what());
+  } catch (const DeadlineExceeded& e) {
+    status = absl::DeadlineExceededError(e.what());
   } catch (const DamagedFile& e) {
     status = absl::DataLossError(e.what());
   } catch (const FileError& e) {

@@ -7,6 +7,7 @@
 
 #include "handle_op.h"
 #include "shapes.h"
+#include "sok/redis_table.h"
 #include "sok/serving_table.h"
 
 namespace sok {
@@ -22,7 +23,7 @@ class ServingResource : public tensorflow::ResourceBase {
   int64_t MemoryUsed() const override { return sizeof(*this); }
 
   void Open(const std::string& path) {
-    auto opened = std::make_shared<const ServingTable>(path);
+    auto opened = OpenServingTable(path);
     const std::lock_guard<std::mutex> lock(mutex_);
     table_ = std::move(opened);
   }
@@ -177,16 +178,29 @@ class ServingGroupLookupOp : public GuardedOp {
     for (int t = 0; t < m; ++t) tables.push_back(ServingArg(ctx, t)->table());
     const ScratchLease scratch;
     const TfExecutor executor(ctx);
+    std::vector<Feature> features;
+    std::vector<ServingAsk> remote;
     for (int f = 0; f < n; ++f) {
       const ServingTable& table = *tables[static_cast<size_t>(table_of_[static_cast<size_t>(f)])];
       CheckRank(ctx->input(m + f), 1, "keys");
       CheckKeysAndDim(table, ctx->input(m + f), dims_[static_cast<size_t>(table_of_[static_cast<size_t>(f)])]);
-      Pool(ctx, {executor}, scratch.get(), table, f, m, n);
+      features.push_back(Prepare(ctx, scratch.get(), table, f, m, n));
+      if (table.is_remote()) remote.push_back(features.back().ask);
     }
+    if (!remote.empty()) LookupRemote({executor}, scratch.get(), remote);  // of all features in one go
+    for (int f = 0; f < n; ++f) Pool({executor}, scratch.get(), features[static_cast<size_t>(f)], f);
   }
 
  private:
-  void Pool(OpKernelContext* ctx, const Cpu& cpu, Scratch* scratch, const ServingTable& table, int f, int m, int n) {
+  struct Feature {
+    ServingAsk ask;
+    const int64_t* begin;  // [segments + 1]
+    int64_t segments;
+    const float* weights;
+    float* pooled;
+  };
+
+  Feature Prepare(OpKernelContext* ctx, Scratch* scratch, const ServingTable& table, int f, int m, int n) {
     const Tensor &keys = ctx->input(m + f), &splits = ctx->input(m + n + f);
     const int64_t num_keys = keys.NumElements();
     const int64_t segments =
@@ -199,12 +213,18 @@ class ServingGroupLookupOp : public GuardedOp {
     bool is_one_each = weights == nullptr && num_keys == segments;
     for (int64_t s = 0; is_one_each && s < segments; ++s) is_one_each = begin[s] == s;
     // The sum, the mean and the sqrtn of one row are the row.
-    if (is_one_each) return table.Lookup(cpu, scratch, words, num_keys, pooled);
-    float* rows = scratch->Get<float>(num_keys * table.dim());
-    table.Lookup(cpu, scratch, words, num_keys, rows);
+    float* rows = is_one_each ? pooled : scratch->Get<float>(num_keys * table.dim());
+    return {{&table, words, num_keys, rows}, begin, segments, weights, pooled};
+  }
+
+  void Pool(const Cpu& cpu, Scratch* scratch, const Feature& feature, int f) {
+    const auto& [table, keys, num_keys, rows] = feature.ask;
+    if (!table->is_remote()) table->Lookup(cpu, scratch, keys, num_keys, rows);
+    if (rows == feature.pooled) return;
     int64_t* index = scratch->Get<int64_t>(num_keys);
     for (int64_t i = 0; i < num_keys; ++i) index[i] = i;
-    Combine(cpu, rows, index, begin, weights, segments, table.dim(), combiners_[static_cast<size_t>(f)], pooled);
+    Combine(cpu, rows, index, feature.begin, feature.weights, feature.segments, table->dim(),
+            combiners_[static_cast<size_t>(f)], feature.pooled);
   }
 
   std::vector<int64_t> table_of_, dims_;

@@ -26,7 +26,9 @@ cuda=${SOK_CUDA:-AUTO}
 # What was built with kernels keeps them: `make demo` after `make test` builds nothing anew.
 [[ $cuda == AUTO && -f $build/identity && -f sok/_native/libsok_cuda.so ]] && cuda=NVCC
 # Another Python or TensorFlow means other headers: configure again. (Metadata only, so this takes no time.)
-identity="$PYTHON $("$PYTHON" -c 'from importlib.metadata import version; print(version("tensorflow"))' 2>/dev/null || echo none) cuda $cuda ${CUDAARCHS:-}"
+# So does hiredis, where it comes or goes: it is looked for then.
+hiredis=$(echo '#include <hiredis/hiredis.h>' | g++ -E -x c++ - >/dev/null 2>&1 && echo hiredis || true)
+identity="$PYTHON $("$PYTHON" -c 'from importlib.metadata import version; print(version("tensorflow"))' 2>/dev/null || echo none) cuda $cuda ${CUDAARCHS:-} $hiredis"
 if [[ ! -f $build/Makefile || "$(cat $build/identity 2>/dev/null)" != "$identity" ]]; then
   mkdir -p $build
   rm -f $build/CMakeCache.txt

@@ -23,7 +23,7 @@ VENV_PYTHON = VENV / "bin" / "python"
 # Inside the environment, so that whoever deletes it also makes the steps run again.
 STAMPS = VENV / ".setup"
 LOGS = ROOT / "build" / "setup"
-REQUIREMENTS = ["runtime", "rules", "serve", "build", "horovod", "examples", "dev"]
+REQUIREMENTS = ["runtime", "rules", "serve", "redis", "build", "horovod", "examples", "dev"]
 FREE_DISK_BYTES = 5e9  # the environment takes 2.6 GB, pip's downloads and the builds the rest
 
 # What a log says -> what to do about it.

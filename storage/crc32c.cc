@@ -105,3 +105,8 @@ uint32_t Crc32c(const void* data, size_t n, uint32_t before) {
 
 // The same for Python's ctypes.
 extern "C" uint32_t SokCrc32c(const void* data, size_t n, uint32_t before) { return sok::Crc32c(data, n, before); }
+
+// out[i] = CRC of the `bytes` of row i that follow bytes of CRC `before`.
+extern "C" void SokCrc32cEach(const char* rows, size_t bytes, size_t n, uint32_t before, uint32_t* out) {
+  for (size_t i = 0; i < n; ++i) out[i] = sok::Crc32c(rows + i * bytes, bytes, before);
+}

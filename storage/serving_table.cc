@@ -109,12 +109,20 @@ void ServingTable::ReadHead() {
   if (crc != Crc32c(page, kServingHeadBytes - 4)) Refuse(0, "the head does not have the CRC that it says");
   CheckHead();
   name_.assign(page + sizeof(head_), head_.name_bytes);
+  if (is_remote()) {
+    const char* at = page + sizeof(head_) + head_.name_bytes;
+    uint32_t length;
+    std::memcpy(&length, at, sizeof(length));
+    if (length > kServingHeadBytes - 8 - sizeof(head_) - head_.name_bytes)
+      Refuse(0, "the source does not fit in the head");
+    source_.assign(at + sizeof(length), length);
+  }
   CheckStillWhole();
 }
 
 void ServingTable::CheckHead() const {
   const ServingHead& h = head_;
-  const bool is_known = h.flags < 4 && (h.key_bytes == 4 || h.key_bytes == 8) && h.row_type <= 2 && h.unseen_kind <= 4;
+  const bool is_known = h.flags < 8 && (h.key_bytes == 4 || h.key_bytes == 8) && h.row_type <= 2 && h.unseen_kind <= 4;
   if (!is_known) Refuse(12, "flags, key size, row type or initializer is none that there is");
   if (h.dim < 1 || h.dim > uint64_t{kMaxDim} || h.name_bytes > kMaxName)
     Refuse(24, "dim or the length of the name is too large");
@@ -126,6 +134,8 @@ void ServingTable::CheckHead() const {
   if (!is_bank_right || h.unseen_bytes != 4 * unseen || !Fits(h.unseen_offset, unseen, 4, 4, h.file_bytes)) {
     Refuse(56, "the section of the initializer does not fit into the file");
   }
+  if (!Fits(h.checksums_offset, h.num_checksums, 4, 4, h.file_bytes)) Refuse(104, "checksums do not fit into the file");
+  if (is_remote()) return;
   if (hashed()) {
     if (h.directory_bits > 40 || !Fits(h.directory_offset, (uint64_t{1} << h.directory_bits) + 1, 8, 8, h.file_bytes)) {
       Refuse(72, "the directory does not fit into the file");
@@ -133,7 +143,6 @@ void ServingTable::CheckHead() const {
     if (!Fits(h.keys_offset, h.num_rows, 8, 8, h.file_bytes)) Refuse(88, "the keys do not fit into the file");
   }
   if (!Fits(h.rows_offset, h.num_rows, h.row_bytes, 4, h.file_bytes)) Refuse(96, "the rows do not fit into the file");
-  if (!Fits(h.checksums_offset, h.num_checksums, 4, 4, h.file_bytes)) Refuse(104, "checksums do not fit into the file");
 }
 
 void ServingTable::CheckStillWhole() const {
@@ -163,8 +172,12 @@ void ServingTable::Lookup(const Cpu& cpu, Scratch* scratch, const uint64_t* keys
     const uint64_t bucket = head_.directory_bits == 0 ? 0 : mixed >> (64 - head_.directory_bits);
     Refuse(static_cast<int64_t>(head_.directory_offset + 8 * bucket), "the directory makes no sense");
   }
-  const std::string key = is_unsigned() ? std::to_string(keys[i]) : std::to_string(static_cast<int64_t>(keys[i]));
-  throw InvalidArgument("table '" + name_ + "': key " + key + " is not in [0, " + std::to_string(num_rows()) + ").");
+  RefuseKey(keys[i]);
+}
+
+void ServingTable::RefuseKey(uint64_t key) const {
+  const std::string text = is_unsigned() ? std::to_string(key) : std::to_string(static_cast<int64_t>(key));
+  throw InvalidArgument("table '" + name_ + "': key " + text + " is not in [0, " + std::to_string(num_rows()) + ").");
 }
 
 void ServingTable::FindHashed(const uint64_t* keys, int64_t begin, int64_t end, int64_t* at) const {
@@ -223,15 +236,19 @@ void ServingTable::FindIdentity(const uint64_t* keys, int64_t begin, int64_t end
 }
 
 void ServingTable::ReadRow(int64_t at, uint64_t key, float* row) const {
-  if (at == kUnseen) {
-    if (unseen_.kind == InitKind::kConstant) {
-      std::memcpy(row, data_ + head_.unseen_offset, 4 * head_.dim);
-    } else {
-      FillRow(unseen_, key, dim(), row);
-    }
-    return;
+  if (at == kUnseen) return ReadUnseen(key, row);
+  ReadStored(data_ + head_.rows_offset + static_cast<uint64_t>(at) * head_.row_bytes, row);
+}
+
+void ServingTable::ReadUnseen(uint64_t key, float* row) const {
+  if (unseen_.kind == InitKind::kConstant) {
+    std::memcpy(row, data_ + head_.unseen_offset, 4 * head_.dim);
+  } else {
+    FillRow(unseen_, key, dim(), row);
   }
-  const char* stored = data_ + head_.rows_offset + static_cast<uint64_t>(at) * head_.row_bytes;
+}
+
+void ServingTable::ReadStored(const char* stored, float* row) const {
   switch (static_cast<ServingRowType>(head_.row_type)) {
     case ServingRowType::kFloat32:
       std::memcpy(row, stored, 4 * head_.dim);

@@ -215,7 +215,8 @@ class EmbeddingTable final : public TableStore {
   // changed: no call uses it from then on.
   template <class Body>
   void ForBroughtOrBreak(const Cpu& cpu, const uint32_t* rows, int64_t n, bool is_begun, const Body& body);
-  int64_t BytesBeside() const;  // of the memory: all but rows
+  int64_t BytesBeside()
+      const;  // of the memory: all but rows, and what a save in the background takes for as long as it goes on
   [[noreturn]] void ThrowUnreadable(const RowTier::Unreadable& row) const;
   // Where the records of rows are, in memory or in `aside`; null for a table in memory.
   struct Records {

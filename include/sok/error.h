@@ -26,6 +26,11 @@ struct FailedPrecondition : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// The time that a call may take is over.
+struct DeadlineExceeded : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 // A call to CUDA failed: no device, or an earlier kernel went wrong.
 struct CudaError : std::runtime_error {
   using std::runtime_error::runtime_error;

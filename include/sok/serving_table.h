@@ -23,7 +23,7 @@ enum class ServingRowType : uint32_t { kFloat32 = 0, kFloat16 = 1, kInt8 = 2 };
 struct ServingHead {
   char magic[8];  // "SOKSERVE"
   uint32_t version;
-  uint32_t flags;  // bit 0: hashed; bit 1: unsigned keys
+  uint32_t flags;  // bit 0: hashed; bit 1: unsigned keys; bit 2: the rows lie elsewhere
   uint32_t key_bytes;
   uint32_t row_type;
   uint64_t dim;
@@ -63,17 +63,17 @@ class ServingTable {
  public:
   // Maps the file. Reads and checks the head, and what of it must fit the file's size; the rest is not read.
   explicit ServingTable(const std::string& path);
-  ~ServingTable();
+  virtual ~ServingTable();
   ServingTable(const ServingTable&) = delete;
   ServingTable& operator=(const ServingTable&) = delete;
 
   // rows[i] = the row of keys[i] (64-bit words, as in embedding_table.h), or what a key without a row reads as. Throws
   // InvalidArgument for a key outside an identity table, DamagedFile where the directory makes no sense, or where the
   // file is shorter than it was: to read on would end the process.
-  void Lookup(const Cpu& cpu, Scratch* scratch,
-              const uint64_t* keys,  // [n]
-              int64_t n,
-              float* rows) const;  // [n, dim]
+  virtual void Lookup(const Cpu& cpu, Scratch* scratch,
+                      const uint64_t* keys,  // [n]
+                      int64_t n,
+                      float* rows) const;  // [n, dim]
 
   const std::string& path() const { return path_; }
   const std::string& name() const { return name_; }
@@ -83,6 +83,18 @@ class ServingTable {
   bool hashed() const { return (head_.flags & 1) != 0; }
   bool is_unsigned() const { return (head_.flags & 2) != 0; }
   int key_bytes() const { return static_cast<int>(head_.key_bytes); }
+  // Whether the rows lie elsewhere: `source` says where (redis_table.h), and this class has no rows of its own.
+  bool is_remote() const { return (head_.flags & 4) != 0; }
+  const std::string& source() const { return source_; }
+
+ protected:
+  int64_t row_bytes() const { return static_cast<int64_t>(head_.row_bytes); }
+  // A row [dim] of the row_bytes that are stored of it, at a multiple of 4.
+  void ReadStored(const char* stored, float* row) const;
+  // What a key without a row reads as.
+  void ReadUnseen(uint64_t key, float* row) const;
+  // Of a key outside an identity table.
+  [[noreturn]] void RefuseKey(uint64_t key) const;
 
  private:
   void ReadHead();
@@ -97,7 +109,7 @@ class ServingTable {
   }
   [[noreturn]] void Refuse(int64_t offset, const std::string& what) const;
 
-  std::string path_, name_;
+  std::string path_, name_, source_;
   int file_ = -1;
   ServingHead head_ = {};
   const char* data_ = nullptr;   // [file_bytes]

@@ -108,6 +108,25 @@ def crc32c(data: np.ndarray, before: int = 0) -> int:
     return function(data.ctypes.data, data.nbytes, before)
 
 
+def crc32c_each(rows: np.ndarray, before: int) -> np.ndarray:
+    """Returns the CRC32C of each of `rows` [n, m] uint8, of bytes that follow bytes of CRC `before`: [n] uint32."""
+    import numpy as np
+
+    serving_lib()
+    crcs = np.empty(len(rows), np.uint32)
+    function = ctypes.CDLL(str(serving_library_path())).SokCrc32cEach
+    sizes = (ctypes.c_size_t, ctypes.c_size_t, ctypes.c_uint32)
+    function.argtypes, function.restype = (ctypes.c_void_p, *sizes, ctypes.c_void_p), None
+    function(rows.ctypes.data, rows.shape[1], len(rows), before, crcs.ctypes.data)
+    return crcs
+
+
+def has_redis() -> bool:
+    """Whether libsok_serving.so was built with hiredis, and reads rows from Redis."""
+    serving_lib()
+    return bool(ctypes.CDLL(str(serving_library_path())).SokHasRedis())
+
+
 def collectives() -> str:
     """Returns as JSON what `SokCollectives` (ops/trace_ops.cc) says: what this worker has begun and waits for."""
     lib()  # before anything else loads the file, or its ops would have no functions

@@ -74,6 +74,8 @@ def description(path: str) -> dict[str, Any] | None:
 def can_be_searched(path: str) -> bool:
     """Whether `records` sees all tables of an export."""
     told = description(path)
+    if told is not None and "rows" in told:
+        return False
     return told is not None and (told["native"] or not told["tables"] or _is_readable(path))
 
 
@@ -89,6 +91,11 @@ def erase_from(path: str, wanted: Wanted) -> tuple[list[Record], str]:
         as `records`; OSError: a file cannot be written.
     """
     told = description(path)
+    if told is not None and "rows" in told:
+        return [], (
+            f"has its rows in {told['rows']}: export it anew from the erased tables; this version goes from there when "
+            "its grace is over (`grace_seconds`)"
+        )
     if told is None or not can_be_searched(path):
         return [], "does not say which variables are tables': if some are, export it anew from the erased tables"
     if not told["native"]:

@@ -19,7 +19,7 @@ from sok.base.types import Exportable, PathLike
 from sok.job import context
 from sok.job.agreement import check_equal, done_by_all, together
 from sok.job.job import job_of
-from sok.saved_model import rows
+from sok.saved_model import rows as writing
 from sok.saved_model.frozen_table import ROW_DTYPES, FrozenTable, SharedInitialRows, unseen_row
 from sok.saved_model.initial_rows import initial_rows
 from sok.saved_model.model import kind_of
@@ -71,6 +71,7 @@ def export_saved_model(
     row_dtype: str | None = None,
     default: str | float | Mapping[str, str | float] = "initial",
     native: bool = False,
+    rows: str | None = None,
     overwrite: bool = False,
     drop_zero_rows: bool = False,
 ) -> ExportReport:
@@ -82,6 +83,10 @@ def export_saved_model(
     With `native` each table becomes a file among the model's assets that a server maps instead of loading, so that it
     starts at once and all its processes share one copy. Then lookups are ops of `libsok_serving.so`, which the server
     must load; the export has it, in `assets.extra`.
+
+    With `rows` the rows of tables go to a Redis server or cluster, as a version of their own, for tables that are
+    larger than a host. Lookups are the ops of a native export. The model reads its own version alone; it is
+    readable when this returns, and older ones are removed after a grace (docs/redis.md).
 
     Args:
         model: a Keras 3 or tf_keras model, a tf.Module that can be called, or a function; with layers of ours,
@@ -100,6 +105,8 @@ def export_saved_model(
             'mean': the mean of the initializer. 'zeros'. A number: all elements. Or a dict from table names to these,
             where tables that are not named have 'initial'. Identity tables have a row for each legal key.
         native: whether lookups may be ops of ours, for tables that are too large for each process to load.
+        rows: where rows go, if not to `path`: 'redis://user@host:6379,host2:6379/0?prefix=ctr&timeout_ms=1000'. The
+            settings, and where the password is read from, are in docs/redis.md.
         overwrite: whether to replace what is at `path`, when the new model is whole.
         drop_zero_rows: whether rows of hashed tables that are zero, as `sok.optimizers.GroupFtrl` makes them, are left
             out. They read as before, since `default` must be 'zeros' (or 0) for these tables. Reads all rows twice.
@@ -110,10 +117,12 @@ def export_saved_model(
     Raises:
         TypeError, ValueError: `model`, `signatures`, `row_dtype` or `default` is not one of these; `drop_zero_rows`
             where keys without a row do not read as zeros; ops that only `sok` has are left in the model (they are
-            named); `native` with a `path` that is not of the local file system.
+            named); `native` or `rows` with a `path` that is not of the local file system; `rows` is no such URL.
+        ImportError: `rows` without redis-py.
         FileExistsError: there is something at `path`.
-        RuntimeError: inside a function, or while a v1 graph is built, without its session.
-        OSError, tf.errors.OpError: writing failed. What was at `path` is as it was.
+        RuntimeError: inside a function, or while a v1 graph is built, without its session; `rows` where the library was
+            built without hiredis.
+        OSError, tf.errors.OpError: writing failed, or Redis did. What was at `path` is as it was.
 
     Collective: all workers call it, and all raise if one does. Rows travel and are written piece by piece; rank 0 needs
     memory for the keys of one table and some 150 MB.
@@ -140,7 +149,7 @@ def export_saved_model(
         raise RuntimeError(
             "sok.export_saved_model must be called eagerly and outside of functions, or with the session of a v1 graph."
         )
-    files = NativeFiles() if native else None
+    files = _files_of(native, rows)
     with contextlib.nullcontext() if files is None else contextlib.closing(files):
         export_path, names, tables = _exported(
             model, path, signatures, row_dtype, default, files, overwrite, drop_zero_rows
@@ -150,6 +159,15 @@ def export_saved_model(
         log.logger.warning("%s", "\n".join(map(str, tables)))
     log.logger.info("Exported %d tables to %s.", len(tables), export_path)
     return ExportReport(export_path, names, tables)
+
+
+def _files_of(native: bool, rows: str | None) -> NativeFiles | None:
+    if rows is not None:
+        from sok.saved_model.redis_place import place_of
+        from sok.saved_model.redis_rows import RedisFiles
+
+        return RedisFiles(place_of(rows))
+    return NativeFiles() if native else None
 
 
 def _names_of(tables: list[EmbeddingVariable]) -> list[str]:
@@ -177,17 +195,21 @@ def _exported(
         if is_writer:
             _check_path(folder, overwrite)
         if files is not None and "://" in folder:
-            raise ValueError(f"`native` needs a path of the local file system. Received: {folder!r}.")
+            raise ValueError(f"`native` and `rows` need a path of the local file system. Received: {folder!r}.")
         export = _prepared(model, signatures, _row_dtype(row_dtype), default, files, drop_zero_rows)
         reading.tell_untrained([frozen.table for frozen in export.tables])
+        if files is not None and is_writer:
+            files.begin()
         return folder, export
 
     def put_in_place() -> None:
         if target is not None:
             target.finish()
-            _write_description(partial, tables, native=files is not None)
+            _write_description(partial, tables, files)
             fingerprinting_utils.write_fingerprint(partial)
             _put_in_place(partial, folder, overwrite)
+            if files is not None:
+                files.placed()
 
     folder, export = done_by_all(transport, "sok/export/trace", prepare)
     names = together(transport, "sok/export/tables", lambda: _names_of([frozen.table for frozen in export.tables]))
@@ -249,10 +271,10 @@ def _prepared(
     return export
 
 
-def _write_rows(export: Export, target: rows.Target | None, drop_zero_rows: bool) -> tuple[TableReport, ...]:
+def _write_rows(export: Export, target: writing.Target | None, drop_zero_rows: bool) -> tuple[TableReport, ...]:
     reports, failure = [], None
     for frozen in export.tables:
-        written, failed = rows.write(export, frozen, target if failure is None else None, drop_zero_rows)
+        written, failed = writing.write(export, frozen, target if failure is None else None, drop_zero_rows)
         failure = failure or failed
         table, loss = frozen.table, written.loss
         losses = (loss.largest_error, loss.relative)
@@ -263,9 +285,12 @@ def _write_rows(export: Export, target: rows.Target | None, drop_zero_rows: bool
     return tuple(reports)
 
 
-def _write_description(folder: str, tables: tuple[TableReport, ...], native: bool) -> None:
+def _write_description(folder: str, tables: tuple[TableReport, ...], files: NativeFiles | None) -> None:
     """What `sok inspect` says of the tables: the model itself does not name them."""
-    told = {"sok_version": sok.__version__, "native": native, "tables": [dataclasses.asdict(table) for table in tables]}
+    told = {"sok_version": sok.__version__, "native": files is not None}
+    if files is not None and files.rows is not None:
+        told["rows"] = files.rows
+    told["tables"] = [dataclasses.asdict(table) for table in tables]
     tf.io.gfile.makedirs(os.path.join(folder, "assets.extra"))
     with tf.io.gfile.GFile(os.path.join(folder, "assets.extra", "sok.json"), "w") as file:
         file.write(json.dumps(told, indent=2))

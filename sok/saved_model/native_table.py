@@ -59,10 +59,11 @@ class NativeTable(StandsForTable, tf.saved_model.experimental.TrackableResource)
         return _ops.serving_lib().sok_serving_open(self.resource_handle, self.asset.asset_path)
 
     def sorted_keys(self, words: np.ndarray) -> np.ndarray:
-        in_order = unmixed_keys(np.sort(mixed_keys(self._wide(words))))
+        in_order = unmixed_keys(np.sort(mixed_keys(self.wide(words))))
         return in_order.view(np.int64).astype(words.dtype)
 
-    def description(self) -> Description:
+    def description(self, source: str = "") -> Description:
+        """What the file says of the table; `source`: where its rows are, if not there."""
         table, unseen = self.table, self.unseen_row
         return Description(
             name=table.table_name,
@@ -72,13 +73,14 @@ class NativeTable(StandsForTable, tf.saved_model.experimental.TrackableResource)
             hashed=table.hashed,
             seed=table.seed,
             unseen=table._initializer_spec if unseen is None else unseen,
+            source=source,
         )
 
     def mixed(self, words: np.ndarray) -> np.ndarray:
         """The bits of keys [n] as the file has them."""
-        return mixed_keys(self._wide(words))
+        return mixed_keys(self.wide(words))
 
-    def _wide(self, words: np.ndarray) -> np.ndarray:
+    def wide(self, words: np.ndarray) -> np.ndarray:
         """64-bit words: signed keys sign-extended, unsigned ones zero-extended."""
         keys = words.view(self.table.key_dtype.as_numpy_dtype)
         return keys.astype(np.uint64 if self.table.key_dtype.is_unsigned else np.int64).view(np.uint64)
@@ -112,6 +114,17 @@ class NativeFiles:
         self._count = 0
         self._folder = ""
 
+    @property
+    def rows(self) -> str | None:
+        """Where rows are, if not in the files."""
+        return None
+
+    def begin(self) -> None:
+        """Before anything is written, where it is written."""
+
+    def placed(self) -> None:
+        """When servers can see the model."""
+
     def placeholder(self, table: EmbeddingVariable) -> str:
         """An empty file for a table, of a name of its own."""
         if self._placeholders is None:
@@ -130,7 +143,7 @@ class NativeFiles:
         shutil.copy(_ops.serving_library_path(), extra)
         return self
 
-    def writer(self, frozen: NativeTable, num_rows: int, words: np.ndarray | None) -> _Writer:
+    def writer(self, frozen: NativeTable, num_rows: int, words: np.ndarray | None) -> Any:
         """What takes the rows of a table, whose keys are `words` (None: all of an identity table)."""
         mixed = None if words is None else frozen.mixed(words)
         path = os.path.join(self._folder, frozen.file_name)

@@ -17,6 +17,7 @@ from sok.table.initializers import InitializerSpec
 
 MAGIC, VERSION = b"SOKSERVE", 1
 HEAD_BYTES = 4096
+REMOTE = 4  # the flag of a file without rows: its source, behind the name, says where they are
 CHECKSUM_BYTES = 1 << 20
 KEYS_PER_BUCKET = 16
 MAX_NAME_BYTES = 1024
@@ -68,6 +69,7 @@ class Description:
     hashed: bool
     seed: int
     unseen: np.ndarray | InitializerSpec
+    source: str = ""  # where the rows are, if not in the file
 
     @property
     def row_bytes(self) -> int:
@@ -102,16 +104,17 @@ def head_of(table: Description, num_rows: int) -> Head:
     kind = KINDS.index(spec.kind)
     num_bank = len(spec.bank) // table.dim if spec.kind == "bank" else 0
     unseen_bytes = 4 * table.dim * (1 if kind == 0 else num_bank)
+    hashed, stored = (False, 0) if table.source else (table.hashed, num_rows)  # as far as the file goes
     directory = _aligned(HEAD_BYTES + unseen_bytes, 64)
-    bits = (max(1, -(-num_rows // KEYS_PER_BUCKET)) - 1).bit_length() if table.hashed else 0
-    keys = _aligned(directory + (8 * ((1 << bits) + 1) if table.hashed else 0), 64)
-    rows = _aligned(keys + (8 * num_rows if table.hashed else 0), 4096)
-    checksums = rows + table.row_bytes * num_rows
+    bits = (max(1, -(-num_rows // KEYS_PER_BUCKET)) - 1).bit_length() if hashed else 0
+    keys = _aligned(directory + (8 * ((1 << bits) + 1) if hashed else 0), 64)
+    rows = _aligned(keys + (8 * num_rows if hashed else 0), 4096)
+    checksums = rows + table.row_bytes * stored
     num_checksums = -(-(checksums - HEAD_BYTES) // CHECKSUM_BYTES)
     return Head(
         magic=MAGIC,
         version=VERSION,
-        flags=int(table.hashed) + 2 * int(table.key_dtype.is_unsigned),
+        flags=int(table.hashed) + 2 * int(table.key_dtype.is_unsigned) + REMOTE * bool(table.source),
         key_bytes=table.key_dtype.size,
         row_type=ROW_TYPES[table.row_dtype],
         dim=table.dim,
@@ -164,14 +167,7 @@ class ServingFile:
 
     def add(self, rows: np.ndarray, scales: np.ndarray | None = None) -> None:
         """Writes the next rows [m, D], as float32, float16, or int8 with `scales` [m]."""
-        records = np.zeros([len(rows), self._table.row_bytes], np.uint8)
-        begin = 0
-        if scales is not None:
-            records[:, :4] = scales.astype("<f4")[:, None].view(np.uint8)
-            begin = 4
-        of_rows = np.ascontiguousarray(rows).view(np.uint8)
-        records[:, begin : begin + of_rows.shape[1]] = of_rows
-        self._append(records)
+        self._append(records_of(self._table, rows, scales))
 
     def finish(self) -> int:
         """Writes the rest, head last, and waits for the disk; gives the size of the file."""
@@ -183,6 +179,13 @@ class ServingFile:
         head = self._head._replace(checksums_crc=_ops.crc32c(checksums))
         page = np.zeros(HEAD_BYTES, np.uint8)
         front = _LAYOUT.pack(*head) + _name(self._table)
+        if self._table.source:
+            source = self._table.source.encode()
+            front += struct.pack("<I", len(source)) + source
+        if len(front) > HEAD_BYTES - 4:
+            raise ValueError(
+                f"{self._path}: the table's name and where its rows are need {len(front)} bytes: too many."
+            )
         page[: len(front)] = np.frombuffer(front, np.uint8)
         page[-4:] = np.array([_ops.crc32c(page[:-4])], "<u4").view(np.uint8)
         self._write(checksums)
@@ -233,6 +236,28 @@ class ServingFile:
             raise OSError(
                 error.errno, f"cannot write a table of a native export: {error.strerror}", self._path
             ) from None
+
+
+def records_of(table: Description, rows: np.ndarray, scales: np.ndarray | None = None) -> np.ndarray:
+    """Rows [m, D], with `scales` [m] of int8 ones, as the bytes that are stored of them [m, row_bytes]."""
+    records = np.zeros([len(rows), table.row_bytes], np.uint8)
+    begin = 0
+    if scales is not None:
+        records[:, :4] = scales.astype("<f4")[:, None].view(np.uint8)
+        begin = 4
+    of_rows = np.ascontiguousarray(rows).view(np.uint8)
+    records[:, begin : begin + of_rows.shape[1]] = of_rows
+    return records
+
+
+def read_source(path: str, head: Head) -> str:
+    """Where the rows are, of a file that has none of its own; else "". The head was checked."""
+    if not head.flags & REMOTE:
+        return ""
+    with open(path, "rb") as file:
+        file.seek(_LAYOUT.size + head.name_bytes)
+        (length,) = struct.unpack("<I", file.read(4))
+        return file.read(min(length, HEAD_BYTES)).decode(errors="backslashreplace")
 
 
 def read_head(path: str) -> tuple[Head, str]:

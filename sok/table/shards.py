@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -12,6 +12,9 @@ from sok.job.job import Job
 from sok.table import state as table_state
 from sok.table.options import TableOptions
 from sok.table.placement import Part
+
+if TYPE_CHECKING:
+    from sok.table.table import EmbeddingVariable
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,7 +44,7 @@ class Shards:
     @classmethod
     def make(
         cls,
-        table: Any,
+        table: EmbeddingVariable,
         options: TableOptions,
         job: Job,
         capacity: int,

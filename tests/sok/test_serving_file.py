@@ -210,7 +210,7 @@ def test_a_file_that_is_cut_off_while_it_is_served_is_an_error_and_no_crash(whol
     [
         (0, b"X", 0),
         (8, struct.pack("<I", 2), 8),
-        (12, struct.pack("<I", 4), 12),
+        (12, struct.pack("<I", 8), 12),
         (16, struct.pack("<I", 2), 12),
         (20, struct.pack("<I", 3), 12),
         (24, struct.pack("<Q", 0), 24),

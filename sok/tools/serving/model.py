@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import tensorflow as tf
+
 from sok.tools.serving.metrics import Metrics
 from sok.tools.serving.refusal import Refused, words_of
 from sok.tools.serving.servable import Servable
@@ -205,7 +207,8 @@ class Model:
         except Exception as error:  # whatever a damaged file leads to: the server goes on
             words = words_of(error)
             words = words if found.path in words else f"{found.path}: {words}"
-            self._failed[number] = found.stamp
+            if not isinstance(error, tf.errors.DeadlineExceededError):  # rows in Redis, which may come back
+                self._failed[number] = found.stamp
             self._tell(number, State("AVAILABLE" if old else "END", words))
             self._metrics.load_failed(self.name)
             logger.error("model '%s': version %d was not loaded: %s", self.name, number, words)
