@@ -46,6 +46,7 @@ _PUBLIC = {
     "TableOptions": "sok.table.options:TableOptions",
     "Admission": "sok.table.policies:Admission",
     "Eviction": "sok.table.policies:Eviction",
+    "Storage": "sok.table.storage:Storage",
     "reshard": "sok.table.resharding:reshard",
     "row_wise": "sok.table.placement:row_wise",
     "table_wise": "sok.table.placement:table_wise",

@@ -21,7 +21,16 @@ import tensorflow as tf
 from sok.base.patching import Patch
 from sok.base.types import DTypeLike, TensorLike
 from sok.compat import feature_column, strategy
-from sok.compat.deeprec_options import CBFFilter, CounterFilter, EmbeddingVariableOption, GlobalStepEvict, L2WeightEvict
+from sok.compat.deeprec_options import CacheStrategy as CacheStrategy  # users find it here
+from sok.compat.deeprec_options import (
+    CBFFilter,
+    CounterFilter,
+    EmbeddingVariableOption,
+    GlobalStepEvict,
+    L2WeightEvict,
+    StorageOption,
+)
+from sok.compat.deeprec_options import StorageType as StorageType
 from sok.compat.feature_column import group_embedding_column_scope
 from sok.compat.feature_column.id_column import AnyIdColumn, capacity_of
 from sok.compat.scoped_tables import scoped_table
@@ -111,7 +120,7 @@ def get_embedding_variable(
         partitioner: ignored: rows are spread over the workers of the job.
         regularizer, custom_getter, constraint: must be None.
         init_data_source: must be None: give rows by `assign`.
-        ev_option: None, or an `EmbeddingVariableOption`: when an id gets a row, and when a row leaves.
+        ev_option: None, or an `EmbeddingVariableOption`: when an id gets a row, when a row leaves, and where rows lie.
         steps_to_live: DeepRec's older word for `GlobalStepEvict(steps_to_live)`.
         capacity: rows that each worker's part may hold; memory is taken as they appear. None: 2^30.
         exchange_dtype, placement: as `sok.TableOptions` takes them.
@@ -187,10 +196,10 @@ class _EmbeddingVariable(EmbeddingVariable):
 
 
 def _policies_of(ev_option: EmbeddingVariableOption | None) -> dict[str, Any]:
-    """`admission` and `eviction` of a table; None: nothing was said."""
+    """`admission`, `eviction` and `storage` of a table; None: nothing was said."""
     if ev_option is not None and not isinstance(ev_option, EmbeddingVariableOption):
         raise TypeError(f"`ev_option` must be None or an EmbeddingVariableOption. Received: {ev_option!r}.")
-    return ev_option.policies if ev_option is not None else {"admission": None, "eviction": None}
+    return (ev_option or EmbeddingVariableOption()).policies
 
 
 def categorical_column_with_embedding(
@@ -270,6 +279,7 @@ _NAMES: dict[str, Callable[..., Any]] = {
     "CBFFilter": CBFFilter,
     "GlobalStepEvict": GlobalStepEvict,
     "L2WeightEvict": L2WeightEvict,
+    "StorageOption": StorageOption,
 }
 
 
@@ -279,9 +289,9 @@ def install() -> None:
     `tf.nn.group_embedding_lookup_sparse`, `tf.nn.group_embedding_lookup`, `tf.get_embedding_variable`,
     `tf.feature_column.group_embedding_column_scope`, `tf.config.experimental.enable_distributed_strategy`,
     `tf.feature_column.categorical_column_with_embedding`, `tf.EmbeddingVariableOption` and its options
-    `tf.CounterFilter`, `tf.CBFFilter`, `tf.GlobalStepEvict` and `tf.L2WeightEvict`. It changes nothing that is there
-    already, except that `tf.feature_column.embedding_column` then makes tables for columns of any ids. A second call
-    does nothing.
+    `tf.CounterFilter`, `tf.CBFFilter`, `tf.GlobalStepEvict`, `tf.L2WeightEvict` and `tf.StorageOption` (whose
+    `StorageType` and `CacheStrategy` are in `sok.deeprec`). It changes nothing that is there already, except that
+    `tf.feature_column.embedding_column` then makes tables for columns of any ids. A second call does nothing.
 
     Raises:
         RuntimeError: a name is taken: this TensorFlow has one of its own. Nothing was installed.

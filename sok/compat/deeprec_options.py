@@ -1,10 +1,12 @@
-"""DeepRec's options of a table: when an id gets a row, and when a row leaves."""
+"""DeepRec's options of a table: when an id gets a row, when a row leaves, and where rows lie."""
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import math
 import numbers
+import os
 from typing import Any
 
 import tensorflow as tf
@@ -12,6 +14,7 @@ import tensorflow as tf
 from sok.base.types import DTypeLike
 from sok.table.options import whole_number
 from sok.table.policies import Admission, Eviction
+from sok.table.storage import Storage
 
 L2_EVERY = 1000
 """Steps between the passes of `L2WeightEvict`, where nobody says: DeepRec has them when it saves."""
@@ -178,24 +181,116 @@ class L2WeightEvict:
         return Eviction(norm_below=math.sqrt(2.0 * self.l2_weight_threshold), every=self.every)
 
 
+class StorageType(enum.IntEnum):
+    """Where a table's rows lie, with the numbers of DeepRec's `config_pb2.StorageType`."""
+
+    INVALID = 0
+    DRAM = 1
+    PMEM_MEMKIND = 2
+    PMEM_LIBPMEM = 3
+    SSDHASH = 4
+    LEVELDB = 5
+    DRAM_PMEM = 11
+    DRAM_SSDHASH = 12
+    HBM_DRAM = 13
+    DRAM_LEVELDB = 14
+    DRAM_PMEM_SSDHASH = 101
+    HBM_DRAM_SSDHASH = 102
+
+
+class CacheStrategy(enum.IntEnum):
+    """Which rows stay in memory, with the numbers of DeepRec's `config_pb2.CacheStrategy`."""
+
+    LRU = 0
+    LFU = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class StorageOption:
+    """Says where rows lie: all kinds that have a level below memory are `sok.Storage(memory_bytes=storage_size[0])`.
+
+    Args:
+        storage_type: a `StorageType`, its number or its name. None, INVALID and DRAM: all rows are in memory.
+        storage_path: the folder of the file, made if it is missing; for all kinds but these.
+        storage_size: bytes of each level, 1 GiB where they are not said. The first bounds memory, the index included;
+            the others are without effect: a file takes what its rows take.
+        cache_strategy: without effect: a row leaves memory by one rule, which weighs recency and uses
+            (docs/storage.md).
+        layout: without effect.
+
+    Raises:
+        ValueError: `storage_type` is none of DeepRec's; `storage_path` is missing, or given without a type that has a
+            file; `storage_size` is no list of sizes.
+        NotImplementedError: a kind with GPU memory (HBM).
+
+    Example:
+        >>> StorageOption(StorageType.DRAM_SSDHASH, "/ssd/rows", [2**28]).storage
+        Storage(memory_bytes=268435456, path='/ssd/rows')
+
+    Source: `StorageOption` of DeepRec.
+    """
+
+    storage_type: StorageType | int | str | None = None
+    storage_path: str | os.PathLike[str] | None = None
+    storage_size: list[int] | tuple[int, ...] = (2**30,)
+    cache_strategy: CacheStrategy | int = CacheStrategy.LFU
+    layout: object = None
+
+    def __post_init__(self) -> None:
+        kind = self._kind
+        if not isinstance(self.storage_size, (list, tuple)) or not self.storage_size:
+            raise ValueError(f"`storage_size` must be a list of bytes. Received: {self.storage_size!r}.")
+        for size in self.storage_size:
+            whole_number("storage_size", size)
+        object.__setattr__(self, "storage_size", tuple(map(int, self.storage_size)))
+        if kind.name.startswith("HBM"):
+            raise NotImplementedError(
+                f"`storage_type`, {kind.name}: rows in a GPU's memory are not kept in a file. Take DRAM_SSDHASH and "
+                "put the table on the CPU, or leave the option out and put the table on the GPU."
+            )
+        in_memory = kind in (StorageType.INVALID, StorageType.DRAM)
+        if not in_memory and self.storage_path is None:
+            raise ValueError(f"`storage_path` must be the folder of the rows of {kind.name}. Received: None.")
+        if self.storage_type is None and self.storage_path is not None:
+            raise ValueError(f"`storage_type` must be given with `storage_path`. Received: {self.storage_path!r}.")
+
+    @property
+    def _kind(self) -> StorageType:
+        said = self.storage_type
+        try:
+            if isinstance(said, str):
+                return StorageType[said]
+            return StorageType(0 if said is None else said)
+        except (KeyError, ValueError):
+            names = ", ".join(StorageType.__members__)
+            raise ValueError(f"`storage_type` must be None or one of {names}. Received: {said!r}.") from None
+
+    @property
+    def storage(self) -> Storage | None:
+        """What a table takes; None: all rows are in memory."""
+        if self._kind in (StorageType.INVALID, StorageType.DRAM) or self.storage_path is None:
+            return None
+        return Storage(memory_bytes=self.storage_size[0], path=self.storage_path)
+
+
 class EmbeddingVariableOption:
     """DeepRec's options of a table, in DeepRec's order.
 
     Args:
         ht_type, ht_partition_num: without effect.
         evict_option: None, a `GlobalStepEvict` or an `L2WeightEvict`.
-        ckpt, storage_option, init_option: must be None: restore rows, or `assign` them; rows live in memory; the
-            initializer is an argument of the table.
+        ckpt, init_option: must be None: restore rows, or `assign` them; the initializer is an argument of the table.
         filter_option: None, a `CounterFilter` or a `CBFFilter`.
+        storage_option: None, or a `StorageOption`.
 
     Raises:
-        TypeError: `evict_option` or `filter_option` is none of these; an unknown keyword.
+        TypeError: `evict_option`, `filter_option` or `storage_option` is none of these; an unknown keyword.
         NotImplementedError: an option that must be None.
 
     Example:
         >>> option = EmbeddingVariableOption(filter_option=CounterFilter(3), evict_option=GlobalStepEvict(80))
         >>> option.policies
-        {'admission': Admission(after=3), 'eviction': Eviction(older_than=80, every=10)}
+        {'admission': Admission(after=3), 'eviction': Eviction(older_than=80, every=10), 'storage': None}
 
     Source: `EmbeddingVariableOption` of DeepRec.
     """
@@ -207,12 +302,13 @@ class EmbeddingVariableOption:
         evict_option: GlobalStepEvict | L2WeightEvict | None = None,
         ckpt: None = None,
         filter_option: CounterFilter | CBFFilter | None = None,
-        storage_option: None = None,
+        storage_option: StorageOption | None = None,
         init_option: None = None,
     ) -> None:
         kinds: tuple[tuple[str, Any, tuple[type, ...]], ...] = (
             ("evict_option", evict_option, (GlobalStepEvict, L2WeightEvict)),
             ("filter_option", filter_option, (CounterFilter, CBFFilter)),
+            ("storage_option", storage_option, (StorageOption,)),
         )
         for name, value, accepted in kinds:
             if value is not None and not isinstance(value, accepted):
@@ -220,17 +316,17 @@ class EmbeddingVariableOption:
                 raise TypeError(f"`{name}` must be None or a {words} of sok.deeprec. Received: {value!r}.")
         for name, value, remedy in (
             ("ckpt", ckpt, "begin from another checkpoint's rows by sok.restore, or `assign`"),
-            ("storage_option", storage_option, "rows live in memory"),
             ("init_option", init_option, "give the table an `initializer`"),
         ):
             if value is not None:
                 raise NotImplementedError(f"`{name}` must be None; {remedy}. Received: {value!r}.")
-        self.evict_option, self.filter_option = evict_option, filter_option
+        self.evict_option, self.filter_option, self.storage_option = evict_option, filter_option, storage_option
 
     @property
     def policies(self) -> dict[str, Any]:
-        """`admission` and `eviction` as `sok.TableOptions` takes them."""
+        """`admission`, `eviction` and `storage` as `sok.TableOptions` takes them."""
         return {
             "admission": self.filter_option and self.filter_option.admission,
             "eviction": self.evict_option and self.evict_option.eviction,
+            "storage": self.storage_option and self.storage_option.storage,
         }

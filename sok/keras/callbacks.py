@@ -346,8 +346,10 @@ class TableScalars(Callback):
     the rows that have come to this shard since the scalars before per id that this worker has looked up in training,
     with repeats: the share of unseen ids. Of tables with `admission` or `eviction` also `tables/NAME/candidates`, the
     keys that wait for a row now, and `refused` and `evicted` since the scalars before, as `table.stats()` counts them
-    in this shard. On several workers also `exchange/seconds_per_step` and
-    `exchange/bytes_per_step` of the lookups and their gradients, as `sok.trace` counts them.
+    in this shard. Of tables with `storage` also `bytes_in_memory` and `bytes_in_file` now, and since the scalars before
+    `hit_rate`, the share of rows that were in memory, and `bytes_read` and `bytes_written` of the file. On several
+    workers also `exchange/seconds_per_step` and `exchange/bytes_per_step` of the lookups and their gradients, as
+    `sok.trace` counts them.
 
     Args:
         log_dir: a folder.
@@ -381,7 +383,7 @@ class TableScalars(Callback):
         self._writer: Any = None
         self._steps = self._before_epoch = self._written = 0
         self._counts: dict[str, tuple[int, int]] = {}  # of each table at the last writing: rows, ids
-        self._stats: dict[str, dict[str, int]] = {}  # of tables with policies
+        self._stats: dict[str, dict[str, int]] = {}  # of tables with policies, or a file
         self._trace = tracing.trace()
         self._begin()
 
@@ -422,10 +424,8 @@ class TableScalars(Callback):
             came = stats["made"] - old_stats.get("made", 0) if stats else max(rows - old_rows, 0)
             if ids > old_ids:
                 scalars[f"tables/{table.table_name}/new_ids"] = came / (ids - old_ids)
-            if stats:
-                scalars[f"tables/{table.table_name}/candidates"] = float(stats["candidates"])
-            for what in ("refused", "evicted") if stats else ():
-                scalars[f"tables/{table.table_name}/{what}"] = float(stats[what] - old_stats.get(what, 0))
+            for what, value in _counted(table, stats, old_stats).items():
+                scalars[f"tables/{table.table_name}/{what}"] = value
         if lookups:
             for what in ("seconds", "bytes"):
                 scalars[f"exchange/{what}_per_step"] = float(sum(one[what] for one in lookups) / steps)
@@ -446,12 +446,28 @@ class TableScalars(Callback):
 
     @staticmethod
     def _stats_of(table: Any) -> dict[str, int]:
-        """What this shard has counted; nothing of tables without policies."""
-        return local_stats(table) if table.options.keeps_history else {}
+        """What this shard has counted; nothing of tables without policies and storage."""
+        options = table.options
+        return local_stats(table) if options.keeps_history or options.storage is not None else {}
 
     @staticmethod
     def _now(table: Any) -> tuple[int, int]:
         return int(table.num_rows()), int(table.ids_seen)
+
+
+def _counted(table: Any, stats: dict[str, int], before: dict[str, int]) -> dict[str, float]:
+    """What policies and storage did to a shard: how things stand, and what came since `before`."""
+    now: list[str] = []
+    since: list[str] = []
+    if table.options.keeps_history:
+        now, since = ["candidates"], ["refused", "evicted"]
+    if table.options.storage is not None:
+        now, since = [*now, "bytes_in_memory", "bytes_in_file"], [*since, "bytes_read", "bytes_written"]
+    come = {what: count - before.get(what, 0) for what, count in stats.items()}
+    told = {what: float(stats[what]) for what in now} | {what: float(come[what]) for what in since}
+    if come.get("hits", 0) + come.get("misses", 0) > 0:
+        told["hit_rate"] = come["hits"] / (come["hits"] + come["misses"])
+    return told
 
 
 def _checked_weight(argument: str, value: float | None) -> float:

@@ -16,6 +16,7 @@ from sok.table.keys import check_key_dtype
 from sok.table.own_initializer import OwnInitializer
 from sok.table.placement import Placement, row_wise, table_wise
 from sok.table.policies import Admission, Eviction
+from sok.table.storage import Storage, as_storage
 
 _WIRE = ("float32", "float16", "bfloat16")
 
@@ -56,6 +57,7 @@ class TableOptions:
             `sok.data_parallel()`: each rank has a copy of all rows. Equal on all workers; results do not depend on it.
         admission: a `sok.Admission`: which keys get rows of their own. None: every key does. Hashed tables on the CPU.
         eviction: a `sok.Eviction`: when rows leave. None: never. Tables on the CPU. Both equal on all workers.
+        storage: a `sok.Storage`: rows lie in a file, and those in use in memory. None: all in memory. On the CPU.
 
     Raises:
         ValueError: a property is out of range, or does not go with another.
@@ -81,6 +83,7 @@ class TableOptions:
     gpu_memory_bytes: int | None = None
     admission: Admission | None = None
     eviction: Eviction | None = None
+    storage: Storage | None = None
 
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {
@@ -93,6 +96,7 @@ class TableOptions:
             "exchange_dtype": _one_of("exchange_dtype", self.exchange_dtype, *_WIRE, of=lambda d: tf.as_dtype(d).name),
             "admission": policies.as_admission(self.admission),
             "eviction": policies.as_eviction(self.eviction),
+            "storage": as_storage(self.storage),
         }
         for name, low, top in ("seed", -(2**63), 2**64 - 1), ("num_keys", 1, 2**62), ("gpu_memory_bytes", 1, 2**62):
             value = getattr(self, name)
@@ -125,6 +129,7 @@ class TableOptions:
             "memory_bytes": self.gpu_memory_bytes or 0,
             **(self.admission.to_attributes() if self.admission else {}),
             **(self.eviction.to_attributes() if self.eviction else {}),
+            **(self.storage.to_attributes() if self.storage else {}),
         }
 
     def _values(self) -> tuple[Any, ...]:
@@ -153,7 +158,7 @@ class TableOptions:
                 initializer["config"].pop("dtype", None)
             with contextlib.suppress(ValueError, TypeError):  # that of another Keras is written as it will come back
                 initializer = keras_initializers.serialize(keras_initializers.deserialize(initializer))
-        values = {"placement": self.placement, "admission": self.admission, "eviction": self.eviction}
+        values = {name: getattr(self, name) for name in ("placement", "admission", "eviction", "storage")}
         configs = {name: value and value.get_config() for name, value in values.items()}
         return {**vars(self), "initializer": initializer, **configs}
 

@@ -70,7 +70,7 @@ class Admission:
         if (self.after is None) == (self.probability is None):
             raise ValueError(f"Give `after` or `probability`. Received: {self!r}.")
         if self.after is not None:
-            _check_whole("after", self.after, 1, _MAX_COUNT)
+            check_whole("after", self.after, 1, _MAX_COUNT)
         if self.probability is not None and not (_is_number(self.probability) and 0.0 < self.probability <= 1.0):
             raise ValueError(f"`probability` must lie in (0, 1]. Received: {self.probability!r}.")
 
@@ -78,12 +78,12 @@ class Admission:
         if not isinstance(bloom, (tuple, list)) or len(bloom) != 2:
             raise ValueError(f"`bloom` must be (keys, rate). Received: {bloom!r}.")
         keys, rate = bloom
-        _check_whole("bloom[0]", keys, _LEAST_MAX_ROWS, 2**40)
+        check_whole("bloom[0]", keys, _LEAST_MAX_ROWS, 2**40)
         if not (_is_number(rate) and 1e-9 <= rate <= 0.5):
             raise ValueError(f"`bloom[1]` must lie in [1e-9, 0.5]. Received: {rate!r}.")
         if self.after is None:
             raise ValueError("`bloom` goes with `after`. Received: after=None.")
-        _check_whole("after", self.after, 1, 255)
+        check_whole("after", self.after, 1, 255)
         object.__setattr__(self, "bloom", (int(keys), float(rate)))
         if self._cells() > _MAX_CELLS:
             raise ValueError(f"`bloom` would take more than {_MAX_CELLS * NUM_BUCKETS:,} bytes. Received: {bloom!r}.")
@@ -164,17 +164,17 @@ class Eviction:
         if self.older_than is None and self.norm_below is None and self.max_rows is None:
             raise ValueError("Give `older_than`, `norm_below` or `max_rows`.")
         if self.max_rows is not None:
-            _check_whole("max_rows", self.max_rows, _LEAST_MAX_ROWS, 2**62)
+            check_whole("max_rows", self.max_rows, _LEAST_MAX_ROWS, 2**62)
         if self.keep not in ("recent", "frequent"):
             raise ValueError(f"`keep` must be 'recent' or 'frequent'. Received: {self.keep!r}.")
         if self.keep != "recent" and self.max_rows is None:
             raise ValueError(f"`keep` says what stays of more than `max_rows`. Received: {self.keep!r} alone.")
         if self.half_life is not None:
-            _check_whole("half_life", self.half_life, 1, _MAX_COUNT)
+            check_whole("half_life", self.half_life, 1, _MAX_COUNT)
             if self.keep != "frequent":
                 raise ValueError(f"`half_life` is for keep='frequent'. Received: keep={self.keep!r}.")
         if self.older_than is not None:
-            _check_whole("older_than", self.older_than, 1, _MAX_COUNT)
+            check_whole("older_than", self.older_than, 1, _MAX_COUNT)
         if self.norm_below is not None and not (_is_number(self.norm_below) and 1e-37 <= self.norm_below <= 1e37):
             raise ValueError(f"`norm_below` must be a number in [1e-37, 1e37]. Received: {self.norm_below!r}.")
         if self.every is None:
@@ -182,7 +182,7 @@ class Eviction:
                 raise ValueError("`every` must be given without `older_than`: a pass looks at all rows.")
             object.__setattr__(self, "every", max(1, int(self.older_than) // 8))
         else:
-            _check_whole("every", self.every, 1, _MAX_COUNT)
+            check_whole("every", self.every, 1, _MAX_COUNT)
 
     def to_attributes(self) -> dict[str, Any]:
         """The attributes by which native ops know it."""
@@ -265,6 +265,6 @@ def _is_number(value: object) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
-def _check_whole(argument: str, value: object, low: int, top: int) -> None:
+def check_whole(argument: str, value: object, low: int, top: int) -> None:
     if isinstance(value, bool) or not isinstance(value, SupportsIndex) or not low <= int(value) <= top:
         raise ValueError(f"`{argument}` must be a whole number in [{low}, {top}]. Received: {value!r}.")

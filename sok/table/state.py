@@ -165,20 +165,36 @@ def set_handle_data(handle: tf.Tensor, dim: int, graph_mode: bool) -> None:
 
 
 _STATS = ("rows", "candidates", "made", "refused", "evicted")
+_STORAGE = (
+    *("rows_in_memory", "cache_rows", "hits", "misses", "bytes_read", "bytes_written"),
+    *("bytes_in_file", "bytes_in_memory"),
+)
 
 
 def local_stats(variable: EmbeddingVariable) -> dict[str, int]:
     """What `stats` sums, of this worker's shard. Eager."""
-    return dict(zip(_STATS, _ops.lib().sok_table_stats(variable.handle).numpy().tolist(), strict=True))
+    return _named(variable, _counts(variable))
 
 
 def stats(variable: EmbeddingVariable) -> dict[str, int]:
     """See `EmbeddingVariable.stats`."""
-    mine = _ops.lib().sok_table_stats(variable.handle)
+    mine = _counts(variable)
     name = context.unique_collective_name(f"sok/{variable.table_name}/stats")
     given = [mine if variable.counts_for_all else tf.zeros_like(mine)]
     summed = job_of([variable]).transport.grouped_all_reduce(given, name, average=False)[0]
-    return dict(zip(_STATS, summed.numpy().tolist(), strict=True))
+    return _named(variable, summed)
+
+
+def _counts(variable: EmbeddingVariable) -> tf.Tensor:
+    counts = _ops.lib().sok_table_stats(variable.handle)
+    if variable.options.storage is None:
+        return counts
+    return tf.concat([counts, _ops.lib().sok_table_storage(variable.handle)], 0)
+
+
+def _named(variable: EmbeddingVariable, counts: tf.Tensor) -> dict[str, int]:
+    names = _STATS if variable.options.storage is None else _STATS + _STORAGE
+    return dict(zip(names, counts.numpy().tolist(), strict=True))
 
 
 def history(variable: EmbeddingVariable, keys: TensorLike) -> tuple[tf.Tensor, tf.Tensor]:

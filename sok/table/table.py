@@ -74,6 +74,7 @@ class EmbeddingVariable(AsVariable):
     Raises:
         ValueError: an argument is out of range, or given twice.
         RuntimeError: a `tf.distribute` strategy with replicas is in force.
+        OSError: nothing can be written to the folder of `storage`.
 
     Collective if `initializer` is none of Keras' random or constant ones.
 
@@ -113,6 +114,8 @@ class EmbeddingVariable(AsVariable):
         else:
             self._seed = derived_seed("table", context.get_seed(), self._table_name)
         self._initializer_spec = spec
+        if options.storage is not None:
+            options.storage.prepare(self._table_name)
         with ops.init_scope():
             graph_mode = not tf.executing_eagerly()
             handle = self._take_shards(Shards.make(self, options, job, self._capacity))
@@ -321,7 +324,10 @@ class EmbeddingVariable(AsVariable):
         Returns:
             `rows` in use now; `candidates`: keys that `admission` counts, without a row now; `made`: rows made;
             `refused`: keys of lookups for training that got no row, as they reached the owner, repeats included;
-            `evicted`: rows that `eviction` took. Of tables on a GPU InvalidArgumentError.
+            `evicted`: rows that `eviction` took. Of tables on a GPU InvalidArgumentError. With `storage` also
+            `rows_in_memory` now, and how many there can be, `cache_rows`; `hits` and `misses`: distinct rows of calls
+            that were in memory, or came from the file; `bytes_read` and `bytes_written` of the file; the bytes that it
+            has now, `bytes_in_file`, and that `memory_bytes` bounds, `bytes_in_memory`.
         """
         return table_state.stats(self)
 

@@ -87,6 +87,14 @@ def test_rows_come_and_go_on_two_workers_as_on_one(finish):
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.multiprocess)])
+def test_a_table_larger_than_its_memory_is_the_one_in_memory(finish, workers):
+    arguments = ("--check", "--rows", "20000", "--dim", "64", "--memory-bytes", "3500000", "--steps", "6")
+    said = json.loads(re.search(r"\{.*\}", finish("larger_than_memory.py", *arguments, workers=workers))[0])
+    assert said["equal"] is True and 0 < said["hit_rate"] < 1 and all(ms > 0 for ms in said["step_ms"])
+    assert said["memory_bytes"] <= workers * 3_500_000 < 20_000 * 64 * 8 < said["file_bytes"]
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.multiprocess)])
 def test_export_predicts_the_same_without_sok(finish, workers):
     out = finish("export.py", workers=workers, starts=["fresh"])
     assert float(re.search(r"difference (\S+)", out).group(1)) < 1e-6

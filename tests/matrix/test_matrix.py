@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from tests.matrix.cells import chosen, chosen_for_workers, covering, product
-from tests.matrix.kinds import ANYWHERE, KINDS, MAKERS, ON_EACH, ON_SEVERAL, ON_SOME, WITH_POLICIES, Kind
+from tests.matrix.kinds import ANYWHERE, KINDS, MAKERS, ON_EACH, ON_SEVERAL, ON_SOME, OVER_A_FILE, WITH_POLICIES, Kind
 from tests.matrix.operations import OPERATIONS, Operation
 from tests.matrix.refusals import REFUSALS, refusal_of
 from tests.matrix.rules import RULES
@@ -47,8 +47,8 @@ def test_whoever_makes_tables_places_them_anywhere():
     kinds = {(kind.maker, kind.placement) for kind in KINDS if refusal_of(kind) is None}
     by_mode = {("Variable", "by hash"), ("Variable of an array", "by hash")}  # which `mode` cannot say
     elsewhere = {(ON_SOME, "upper workers"), *((ON_SEVERAL, placement) for placement in ON_EACH)}
-    elsewhere |= {(WITH_POLICIES, "by key")}  # tests/multiprocess/checks_policies.py has the others
-    makers = set(MAKERS) - {ON_SOME, ON_SEVERAL, WITH_POLICIES}
+    elsewhere |= {(WITH_POLICIES, "by key"), (OVER_A_FILE, "by key")}  # tests/multiprocess/checks_*.py have the others
+    makers = set(MAKERS) - {ON_SOME, ON_SEVERAL, WITH_POLICIES, OVER_A_FILE}
     assert kinds == set(itertools.product(makers, ANYWHERE)) - by_mode | elsewhere
 
 

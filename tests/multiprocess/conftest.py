@@ -48,6 +48,7 @@ _OF_RANKS = {
         "measuring",
         "words",
         "ahead",
+        "storage",
         "reshard",
     ),
     3: (

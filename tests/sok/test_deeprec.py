@@ -23,6 +23,7 @@ NAMES = (
     "CBFFilter",
     "GlobalStepEvict",
     "L2WeightEvict",
+    "StorageOption",
 )
 
 

@@ -152,8 +152,8 @@ def test_columns_hand_options_on_to_their_tables():
         (lambda: deeprec.EmbeddingVariableOption(ckpt="a"), NotImplementedError, ("`ckpt`", "sok.restore", "'a'")),
         (
             lambda: deeprec.EmbeddingVariableOption(storage_option=1),
-            NotImplementedError,
-            ("`storage_option`", "memory", "Received: 1"),
+            TypeError,
+            ("`storage_option`", "StorageOption", "Received: 1"),
         ),
         (
             lambda: deeprec.EmbeddingVariableOption(init_option=1),

@@ -11,6 +11,7 @@ from tensorflow.python.feature_column import serialization
 
 from sok.base.errors import refuse_strings
 from sok.table.policies import Admission, Eviction, as_admission, as_eviction
+from sok.table.storage import Storage, as_storage
 
 if TYPE_CHECKING:
     from tensorflow.python.feature_column import feature_column_v2
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
 class AnyIdColumn(fc_v2.IdentityCategoricalColumn):
     """Integer ids as they come. `number_buckets`, of the class that it is made of, is the capacity of a worker."""
 
-    _fields = (*fc_v2.IdentityCategoricalColumn._fields, "admission", "eviction")
+    _fields = (*fc_v2.IdentityCategoricalColumn._fields, "admission", "eviction", "storage")
     admission = property(operator.itemgetter(3), doc="When an id gets a row; None: at once.")
     eviction = property(operator.itemgetter(4), doc="When a row leaves; None: never.")
+    storage = property(operator.itemgetter(5), doc="Where rows lie; None: in memory.")
 
     def __new__(
         cls,
@@ -31,9 +33,10 @@ class AnyIdColumn(fc_v2.IdentityCategoricalColumn):
         default_value: None = None,
         admission: Admission | None = None,
         eviction: Eviction | None = None,
+        storage: Storage | None = None,
     ) -> AnyIdColumn:
         # A tuple of more than its class knows: that one compares, hashes and pickles what the tuple has.
-        return tuple.__new__(cls, (key, number_buckets, default_value, admission, eviction))
+        return tuple.__new__(cls, (key, number_buckets, default_value, admission, eviction, storage))
 
     def get_config(self) -> dict[str, Any]:
         config = dict(zip(self._fields, self, strict=True))
@@ -43,8 +46,8 @@ class AnyIdColumn(fc_v2.IdentityCategoricalColumn):
     def from_config(
         cls, config: dict[str, Any], custom_objects: object = None, columns_by_name: object = None
     ) -> AnyIdColumn:
-        policies = {"admission": as_admission(config.get("admission")), "eviction": as_eviction(config.get("eviction"))}
-        return cls(**{**config, **policies})
+        makers = {"admission": as_admission, "eviction": as_eviction, "storage": as_storage}
+        return cls(**{**config, **{name: make(config.get(name)) for name, make in makers.items()}})
 
     def _transform_input_tensor(self, input_tensor: tf.SparseTensor) -> tf.SparseTensor:
         refuse_strings(input_tensor.dtype, f"column '{self.key}'")
@@ -67,7 +70,8 @@ def capacity_of(column: feature_column_v2.FeatureColumn) -> int | None:
 
 
 def policies_of(column: feature_column_v2.FeatureColumn) -> dict[str, Any]:
-    """`admission` and `eviction` of a table of this column, or of the one that it weighs; None: nothing was said."""
+    """`admission`, `eviction` and `storage` of a table of this column, or of the one that it weighs; None: nothing was
+    said."""
     column = getattr(column, "categorical_column", column)
     is_ours = isinstance(column, AnyIdColumn)
-    return {name: getattr(column, name) if is_ours else None for name in ("admission", "eviction")}
+    return {name: getattr(column, name) if is_ours else None for name in ("admission", "eviction", "storage")}

@@ -1,0 +1,54 @@
+"""Tables over a file on several workers: what tables in memory are there, bit for bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+import sok
+from tests.placements import ALL_PLACEMENTS
+from tests.sok.checkpoint_cases import contents
+from tests.sok.storage_cases import FILL, LITTLE, little_memory
+
+
+def made(world, folder, dim, words, over_a_file):
+    """A table of any world size with the same rows, and its optimizer."""
+    placement = ALL_PLACEMENTS[words](world.size)
+    of_keys = placement if words.startswith("by") else sok.data_parallel()  # all keys are on each worker
+    memory_bytes = little_memory(folder / f"rows{world.rank}", dim, FILL, 1, placement=of_keys)
+    storage = sok.Storage(memory_bytes=memory_bytes, path=folder / f"rows{world.rank}")
+    name = f"{'over' if over_a_file else 'in'}_{words.replace(' ', '_')}"
+    table = sok.EmbeddingVariable(
+        dim, 2 * FILL, name=name, seed=3, placement=placement, storage=storage if over_a_file else None
+    )
+    return table, sok.optimizers.Adagrad(0.1)
+
+
+def step(table, optimizer, keys):
+    with tf.GradientTape() as tape:
+        (pooled,) = sok.group_embedding_lookup_sparse([table], [keys], combiners="sum")
+        loss = tf.reduce_sum(tf.square(pooled - 1.0))
+    optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+    return pooled.numpy()
+
+
+def check_tables_over_files_are_those_in_memory(world, monkeypatch, tmp_path_of_rank):
+    for name, value in LITTLE.items():
+        monkeypatch.setenv(name, value)
+    for words, dim in (("by key", 16), ("by hash", 16), ("columns", 3), ("copies", 16)):
+        folder = tmp_path_of_rank.parent / f"storage_{words.replace(' ', '_')}_of_{world.size}"
+        both = [made(world, folder, dim, words, over_a_file) for over_a_file in (False, True)]
+        rng = np.random.default_rng(world.rank)
+        for number in range(4):
+            keys = rng.integers(0, FILL, [3 * FILL if number == 0 else 500, 4])
+            keys = tf.constant(keys[:0] if number == 2 and world.rank else keys)
+            first, second = (step(*one, keys) for one in both)
+            np.testing.assert_array_equal(first, second)
+        assert contents(both[0][0]) == contents(both[1][0])
+        told, other = (table.stats() for table, _ in both)
+        assert {name: other[name] for name in told} == told and other["misses"] > FILL / 4
+        saved = folder / "saved"
+        sok.save(saved, *both[1])
+        fresh, optimizer = made(world, folder, dim, words, True)
+        sok.restore(saved, {both[1][0].table_name: fresh}, optimizer)
+        assert contents(fresh) == contents(both[0][0])
