@@ -57,10 +57,10 @@ def batch_of(number: int, options: argparse.Namespace, spread: np.ndarray) -> np
     return spread[ranks.astype(np.int64) - 1]
 
 
-def is_equal(first: sok.EmbeddingVariable, second: sok.EmbeddingVariable) -> bool:
+def is_equal(first: Model, second: Model) -> bool:
     """Whether this worker has the same rows and slots of both, bit for bit."""
-    pairs = [(first.export(), second.export()), (first.slots("Adagrad"), second.slots("Adagrad"))]
-    return all(np.array_equal(a.numpy(), b.numpy()) for of_both in pairs for a, b in zip(*of_both, strict=True))
+    one, other = ((*model.table.export(), *model.table.slots(model.optimizer.slot_set)) for model in (first, second))
+    return all(np.array_equal(a.numpy(), b.numpy()) for a, b in zip(one, other, strict=True))
 
 
 def main() -> None:
@@ -101,7 +101,7 @@ def main() -> None:
             "step_ms": [round(1e3 * float(np.median(model.seconds)), 2) for model in models],
         }
         if options.check:
-            mine = tf.constant([is_equal(*(model.table for model in models))])
+            mine = tf.constant([is_equal(*models)])
             equal = context.get_transport().all_gather(mine, "larger_than_memory/equal")
             said = {"equal": bool(equal.numpy().all()), **said}
         del models, model

@@ -72,15 +72,17 @@ def _over(dim: int, rows: int, memory_bytes: int, folder: Path, name: str) -> Ta
 
 def with_cache(make: Callable[[int, int], Any], rows: int, dim: int, share: float) -> tuple[Any, int]:
     """What `make(memory_bytes, attempt)` gives, with memory such that about `share` of the rows have room in it."""
-    wanted, row_bytes = share * rows, 8 * dim + 16
-    memory_bytes = int(22 * rows + wanted * row_bytes + 2**22)
-    for attempt in range(3):
-        made = make(memory_bytes, attempt)
+    wanted, row_bytes = share * rows, 8 * dim + 24
+    memory_bytes, made = int(22 * rows + wanted * row_bytes + 2**20), None
+    for attempt in range(8):
+        made = None  # its file goes
+        try:
+            made = make(memory_bytes, attempt)
+        except (tf.errors.ResourceExhaustedError, tf.errors.InvalidArgumentError):
+            memory_bytes += 2**19
+            continue
         has = made.table.stats()["cache_rows"]
-        if abs(has - wanted) <= 0.05 * wanted:
-            break
-        missing = int((wanted - has) * row_bytes)
-        if attempt < 2:
-            del made
-            memory_bytes += missing
-    return made, memory_bytes
+        if abs(has - wanted) <= 0.05 * wanted or attempt == 7:
+            return made, memory_bytes
+        memory_bytes += int((wanted - has) * row_bytes)
+    raise RuntimeError(f"no memory was enough for {wanted:,.0f} of {rows:,} rows")
