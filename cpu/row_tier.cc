@@ -13,10 +13,10 @@ namespace {
 
 constexpr int64_t kLeastFrames = 2048;  // fewer would make calls wait for reads again and again
 
-// Tests of small tables want few.
-int64_t LeastFramesWished() {
-  const char* wish = std::getenv("SOK_STORAGE_LEAST_FRAMES");
-  return wish == nullptr ? kLeastFrames : std::max<int64_t>(1, std::atoll(wish));
+// Tests of small tables want few, whatever the budget; 0: no wish.
+int64_t FramesWished() {
+  const char* wish = std::getenv("SOK_STORAGE_FRAMES");
+  return wish == nullptr ? 0 : std::max<int64_t>(1, std::atoll(wish));
 }
 
 constexpr int64_t kReadsAtOnce = 8192;
@@ -37,7 +37,7 @@ RowTier::RowTier(const StorageConfig& config, std::string label, const std::stri
       name_(file_name),
       floats_(floats),
       max_rows_(max_rows),
-      least_frames_(LeastFramesWished()),
+      least_frames_(FramesWished() > 0 ? FramesWished() : kLeastFrames),
       frame_bytes_(FrameBytes(floats)) {
   static_assert(sizeof(Frame) == 16, "records begin at multiples of 16 bytes");
   if (Needs(floats) > config.memory_bytes) {
@@ -45,6 +45,7 @@ RowTier::RowTier(const StorageConfig& config, std::string label, const std::stri
                           ". Received: " + std::to_string(config.memory_bytes) + ".");
   }
   all_frames_ = std::min((config.memory_bytes - BufferBytes(floats)) / (frame_bytes_ + kBesideFrame), max_rows);
+  if (FramesWished() > 0) all_frames_ = std::min(all_frames_, LeastFrames());
   // Nothing that brings rows takes memory: an update in its middle, or a key without its row, cannot be given up.
   free_.reserve(static_cast<size_t>(all_frames_));
   wishes_.reserve(static_cast<size_t>(all_frames_));

@@ -241,7 +241,7 @@ void Train(World* world, const std::string& rule, const std::vector<double>& hyp
 class WithFiles {
  public:
   WithFiles() {
-    setenv("SOK_STORAGE_LEAST_FRAMES", "32", 1);
+    setenv("SOK_STORAGE_FRAMES", "32", 1);
     for (int64_t bytes = 1 << 20;; bytes += 4096) {  // hardly more than keys, places and buffers take
       storage = {bytes, folder_.path()};
       try {
@@ -258,7 +258,7 @@ class WithFiles {
   }
   ~WithFiles() {
     storage = {};
-    unsetenv("SOK_STORAGE_LEAST_FRAMES");
+    unsetenv("SOK_STORAGE_FRAMES");
   }
 
  private:

@@ -175,9 +175,9 @@ TEST(ATableWithAFileGivesWhatOneInMemoryGives) {
 }
 
 TEST(AHandfulOfRowsInMemoryIsEnough) {
-  setenv("SOK_STORAGE_LEAST_FRAMES", "5", 1);
+  setenv("SOK_STORAGE_FRAMES", "5", 1);
   RunProgram(40, 16, /*hashed=*/false, (480 << 10) - (768 << 10));
-  unsetenv("SOK_STORAGE_LEAST_FRAMES");
+  unsetenv("SOK_STORAGE_FRAMES");
 }
 
 TEST(OnDisksTooThatGoPastTheCache) {

@@ -9,8 +9,10 @@ import random
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import pytest
+
 from tests.matrix.case import Case
-from tests.matrix.kinds import KINDS, ON_EACH, Kind
+from tests.matrix.kinds import ENVIRONMENT, KINDS, ON_EACH, Kind
 from tests.matrix.operations import OPERATIONS, Operation
 from tests.matrix.refusals import refusal_of
 from tests.matrix.rules import RULES
@@ -43,7 +45,10 @@ class Cell:
         return {(operation, other) for other in (placement, *others)}
 
     def run(self, folder: Path) -> None:
-        self.operation.run(Case(self.kind, self.rule, folder, f"{self.operation.name}_{_number(self)}"))
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            for name, value in ENVIRONMENT.items():
+                monkeypatch.setenv(name, value)
+            self.operation.run(Case(self.kind, self.rule, folder, f"{self.operation.name}_{_number(self)}"))
 
 
 def product(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +19,6 @@ from sok.layers import for_keras
 from sok.lookup.lookup import lookup_rows
 from sok.table.placement import Placement
 from tests.placements import ALL_PLACEMENTS
-from tests.sok.storage_cases import least_bytes
 
 DIM = 3
 NUM_ROWS = 40  # of an identity table, and what a worker of a hashed one has room for
@@ -113,31 +111,22 @@ def _with_policies(kind: Kind, name: str) -> Made:
 
 
 def _over_a_file(kind: Kind, name: str) -> Made:
-    def make(memory_bytes: int) -> sok.EmbeddingVariable:
-        return sok.EmbeddingVariable(
-            DIM,
-            kind.capacity,
-            name=name,
-            hashed=kind.hashed,
-            placement=kind.placed,
-            initializer=INITIALIZER,
-            storage=sok.Storage(memory_bytes=memory_bytes, path=_FOLDER.name),
-        )
-
-    if kind.keys not in _memory:
-        full = np.arange(kind.capacity) * sok.size() + sok.rank()
-        _memory[kind.keys] = least_bytes(make, lambda table: table.assign(full, np.ones([len(full), DIM])))
-        _memory[kind.keys] += LEAST_FRAMES * 4 * DIM * 3  # the slots of a row
-        _memory[kind.keys] += 0 if kind.hashed else 2**14  # the stamps of 4,096 rows, for which an index had room
-    table = make(_memory[kind.keys])
+    table = sok.EmbeddingVariable(
+        DIM,
+        kind.capacity,
+        name=name,
+        hashed=kind.hashed,
+        placement=kind.placed,
+        initializer=INITIALIZER,
+        storage=sok.Storage(memory_bytes=2**23, path=_FOLDER.name),
+    )
     return Made(table, lambda keys, training: lookup_rows(table, keys, training))
 
 
-LEAST_FRAMES = 4  # rows that such a table can have in memory at least, of the 12 of a pool
-os.environ.setdefault("SOK_STORAGE_LEAST_FRAMES", str(LEAST_FRAMES))
-os.environ.setdefault("SOK_STORAGE_SEGMENT_BYTES", "4096")
+ENVIRONMENT = {"SOK_STORAGE_FRAMES": "4", "SOK_STORAGE_SEGMENT_BYTES": "4096"}
+"""Of all cells: tables over a file have 4 rows in memory, of the 12 of a pool."""
+
 _FOLDER = tempfile.TemporaryDirectory(prefix="sok_matrix_")
-_memory: dict[str, int] = {}  # of which keys
 
 
 def _of_v2(table: sok.EmbeddingVariable, **more: Any) -> Made:

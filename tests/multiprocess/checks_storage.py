@@ -8,17 +8,13 @@ import tensorflow as tf
 import sok
 from tests.placements import ALL_PLACEMENTS
 from tests.sok.checkpoint_cases import contents
-from tests.sok.storage_cases import FILL, LITTLE, little_memory
-
-_SLACK = 2**15  # where keys come in another order, a segment of the index may be larger
+from tests.sok.storage_cases import FILL, LITTLE, MEMORY
 
 
 def made(world, folder, dim, words, over_a_file):
     """A table of any world size with the same rows, and its optimizer."""
     placement = ALL_PLACEMENTS[words](world.size)
-    of_keys = placement if words.startswith("by") else sok.data_parallel()  # all keys are on each worker
-    memory_bytes = little_memory(folder / f"rows{world.rank}", dim, FILL, 1, placement=of_keys) + _SLACK
-    storage = sok.Storage(memory_bytes=memory_bytes, path=folder / f"rows{world.rank}")
+    storage = sok.Storage(memory_bytes=MEMORY, path=folder / f"rows{world.rank}")
     name = f"{'over' if over_a_file else 'in'}_{words.replace(' ', '_')}"
     table = sok.EmbeddingVariable(
         dim, 2 * FILL, name=name, seed=3, placement=placement, storage=storage if over_a_file else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -19,8 +18,11 @@ from tests.sok import own_rules
 FILL = 2_000
 """Rows that there are from the beginning, of which `LITTLE` have few in memory."""
 
-LITTLE = {"SOK_STORAGE_LEAST_FRAMES": "16", "SOK_STORAGE_SEGMENT_BYTES": "8192"}
-"""What tests set so that some hundred rows are more than there is room for, in memory and in the file's buffers."""
+LITTLE = {"SOK_STORAGE_FRAMES": "16", "SOK_STORAGE_SEGMENT_BYTES": "8192"}
+"""What tests set so that some hundred rows are more than there is room for, in memory and in the file's buffers, however
+much memory a table has."""
+
+MEMORY = 2**24
 
 RULES: dict[str, Callable[[], Any]] = {
     "SGD": lambda: sok.optimizers.SGD(0.1),
@@ -47,31 +49,11 @@ def least_bytes(make: Callable[[int], Any], fill: Callable[[Any], Any]) -> int:
             return memory_bytes
 
 
-@functools.cache
-def little_memory(folder: Path, dim: int, rows: int = FILL, slots: int = 0, hashed: bool = True, **options: Any) -> int:
-    """The least memory for so many rows of this dim with so many slots, and for few more rows."""
-
-    def make(memory_bytes: int) -> sok.EmbeddingVariable:
-        storage = sok.Storage(memory_bytes=memory_bytes, path=folder)
-        return sok.EmbeddingVariable(dim * (1 + slots), 2 * rows, hashed=hashed, storage=storage, **options)
-
-    def fill(table: sok.EmbeddingVariable) -> None:
-        keys = np.arange(rows + 60)
-        table.assign(keys, np.ones([len(keys), table.dim]))
-        if table.options.keeps_history:  # of keys that wait, too
-            sok.lookup_sparse(table, tf.RaggedTensor.from_row_lengths(keys + rows, [len(keys)]), combiners="sum")
-
-    return least_bytes(make, fill)
-
-
-def new_table(
-    folder: Path | None, dim: int = 3, rows: int = FILL, slots: int = 3, columns: int = 0, **options: Any
-) -> Any:
+def new_table(folder: Path | None, dim: int = 3, rows: int = FILL, **options: Any) -> Any:
     """A table with the same seed as all others; over a file in `folder` if that is given."""
     number = next(_numbers)
     if folder is not None:
-        memory_bytes = little_memory(folder, dim, rows, slots, **options) + columns * 2**15
-        options["storage"] = sok.Storage(memory_bytes=memory_bytes, path=folder)
+        options["storage"] = sok.Storage(memory_bytes=MEMORY, path=folder)
     return sok.EmbeddingVariable(dim, 2 * rows, name=f"stored_{number}", seed=5, **options)
 
 
@@ -93,8 +75,6 @@ class Twins:
     dim: int = 3
     hashed: bool = True
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
-    slots: int = 3  # of a row that has them all
-    columns: int = 0  # of 4,096 words: what optimizers and saves note beside rows takes memory, too
     rows: int = FILL
 
     def __post_init__(self) -> None:
@@ -107,7 +87,7 @@ class Twins:
 
     def _new(self) -> list[Any]:
         return [
-            new_table(folder, self.dim, self.rows, self.slots, self.columns, hashed=self.hashed, **self.options)
+            new_table(folder, self.dim, self.rows, hashed=self.hashed, **self.options)
             for folder in (None, self.folder / "rows")
         ]
 

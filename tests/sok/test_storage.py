@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import sok
 from tests.sok.checkpoint_cases import contents
-from tests.sok.storage_cases import FILL, LITTLE, RULES, SLOTS, Twins, key_of, least_bytes, little_memory, new_table
+from tests.sok.storage_cases import FILL, LITTLE, MEMORY, RULES, SLOTS, Twins, key_of, least_bytes, new_table
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -61,15 +61,13 @@ POLICIES = {"admission": sok.Admission(after=2), "eviction": sok.Eviction(older_
 )
 def test_any_program_leaves_the_same_rows(tmp_path_factory, program, rules, kind, seed):
     options = POLICIES if kind == "with policies" else {}
-    slots = sum(SLOTS[rule] for rule in rules)
-    columns = 96 if options else 6  # keys that wait for rows take memory, too
-    twins = Twins(tmp_path_factory.mktemp("program"), 64, kind != "identity", options, slots, columns)
+    twins = Twins(tmp_path_factory.mktemp("program"), 64, kind != "identity", options)
     rng = np.random.default_rng(seed)
     for action in program:
         ACTIONS[action](twins, rng, rules)
     twins.train(rules[0], some(rng, True))
     twins.check()
-    assert options or twins.tables[1].stats()["bytes_written"] > 0
+    assert twins.tables[1].stats()["bytes_written"] > 0
 
 
 @pytest.mark.parametrize(
@@ -77,7 +75,7 @@ def test_any_program_leaves_the_same_rows(tmp_path_factory, program, rules, kind
 )
 def test_rows_of_any_length_are_trained_in_waves(tmp_path, dim, rule):
     row_bytes, rows = 4 * dim * (1 + SLOTS[rule]), 5_000
-    twins = Twins(tmp_path, dim, slots=SLOTS[rule], rows=rows, columns=SLOTS[rule])
+    twins = Twins(tmp_path, dim, rows=rows)
     for step in range(3):
         twins.train(rule, np.random.default_rng(step).permutation(rows)[: rows - 50])
         twins.train(rule, np.arange(step, step + 20))
@@ -90,7 +88,7 @@ def test_rows_of_any_length_are_trained_in_waves(tmp_path, dim, rule):
 
 
 def test_a_second_optimizer_widens_rows_that_are_in_the_file(tmp_path):
-    twins = Twins(tmp_path, dim=64, slots=5, columns=4)
+    twins = Twins(tmp_path, dim=64)
     for rule in ("SGD", "Adagrad", "Adam", "LazyAdam"):
         twins.train(rule, np.arange(0, FILL, 3))
         twins.check()
@@ -98,7 +96,7 @@ def test_a_second_optimizer_widens_rows_that_are_in_the_file(tmp_path):
 
 def test_training_goes_on_while_rows_in_the_file_are_saved(tmp_path):
     rows = 6_000
-    twins = Twins(tmp_path, dim=64, slots=1, rows=rows, columns=32)  # of which the save takes some for copies
+    twins = Twins(tmp_path, dim=64, rows=rows)
     twins.train("Adagrad", np.arange(0, rows, 2))
     before = contents(twins.tables[0])
     saves = twins.save(asynchronous=True)
@@ -109,13 +107,13 @@ def test_training_goes_on_while_rows_in_the_file_are_saved(tmp_path):
         save.result()
     twins.check()
     assert twins.tables[1].stats()["cache_rows"] < rows
-    restored = new_table(tmp_path / "restored", 64, rows, slots=1, columns=4)
+    restored = new_table(tmp_path / "restored", 64, rows)
     sok.restore(twins.saves[1], {twins.tables[1].table_name: restored}, sok.optimizers.Adagrad(0.1))
     assert contents(restored) == before
 
 
 def test_a_segment_may_hold_more_rows_than_the_cache(tmp_path):
-    twins = Twins(tmp_path, dim=16, slots=0)
+    twins = Twins(tmp_path, dim=16)
     ids = tf.RaggedTensor.from_row_lengths(twins.keys(np.arange(FILL)), [FILL - 1, 0, 1])
     twins.each(lambda table, _: sok.lookup_sparse(table, ids, combiners="sum"))
     twins.each(lambda table, _: sok.lookup_sparse(table, ids, combiners="mean"))
@@ -123,7 +121,7 @@ def test_a_segment_may_hold_more_rows_than_the_cache(tmp_path):
 
 
 def test_evaluation_between_steps_makes_and_changes_nothing(tmp_path):
-    twins = Twins(tmp_path, columns=2)
+    twins = Twins(tmp_path)
     for step in range(3):
         twins.train("Adam", np.arange(step * 5, 40))
         twins.look_up(np.arange(FILL + 500))
@@ -172,7 +170,7 @@ def test_rows_whose_keys_leave_no_memory_are_refused_before_anything_is_stored(t
 
 
 def test_what_was_in_memory_and_what_was_not_is_counted(tmp_path):
-    table = new_table(tmp_path, dim=16, slots=0)
+    table = new_table(tmp_path, dim=16)
     table.assign(key_of(np.arange(FILL)), np.ones([FILL, 16]))
     room = table.stats()["cache_rows"]
     assert 16 <= room < FILL / 2
@@ -197,7 +195,7 @@ def test_what_was_in_memory_and_what_was_not_is_counted(tmp_path):
 
 def test_the_same_calls_leave_the_same_rows_in_memory(tmp_path):
     def counts():
-        table, rng = new_table(tmp_path, 16, slots=0), np.random.default_rng(3)
+        table, rng = new_table(tmp_path, 16), np.random.default_rng(3)
         table.assign(key_of(np.arange(FILL)), np.ones([FILL, 16]))
         for _ in range(10):
             table.sparse_read(key_of(rng.geometric(0.01, 300) % FILL))
@@ -222,7 +220,7 @@ def test_a_layer_trains_over_a_file(tmp_path):
         model.evaluate(ids[:50], np.ones([50, 1]), verbose=0)
         return layer
 
-    storage = sok.Storage(memory_bytes=little_memory(tmp_path, 64, 2 * FILL, 2) + 2**17, path=tmp_path)
+    storage = sok.Storage(memory_bytes=MEMORY, path=tmp_path)
     layer = trained(storage=storage)
     assert contents(layer.embedding_variable) == contents(trained().embedding_variable)
     assert layer.embedding_variable.stats()["bytes_written"] > 0
@@ -230,7 +228,7 @@ def test_a_layer_trains_over_a_file(tmp_path):
 
 
 def test_scalars_tell_of_the_file(tmp_path):
-    table = new_table(tmp_path / "rows", 16, slots=0)
+    table = new_table(tmp_path / "rows", 16)
     table.assign(key_of(np.arange(FILL)), np.ones([FILL, 16]))
     scalars = sok.callbacks.TableScalars(tmp_path / "logs", tables=table)
     table.sparse_read(key_of(np.arange(FILL)))

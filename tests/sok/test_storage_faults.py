@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import sok
 from tests.messages import saying
-from tests.sok.storage_cases import FILL, LITTLE, Twins, key_of, little_memory, new_table
+from tests.sok.storage_cases import FILL, LITTLE, MEMORY, Twins, key_of, new_table
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -112,7 +112,7 @@ def damage(folder, row):
 
 
 def test_a_damaged_record_is_named_and_others_go_on(tmp_path):
-    table = new_table(tmp_path, 16, slots=0)
+    table = new_table(tmp_path, 16)
     rows = np.random.default_rng(2).normal(size=[FILL, 16]).astype(np.float32)
     table.assign(key_of(np.arange(FILL)), rows)
     table.assign(key_of(np.arange(300, FILL)), rows[300:])  # puts the first ones out
@@ -197,7 +197,7 @@ def test_memory_stays_within_the_budget(tmp_path):
 
 def test_tables_of_a_graph_are_over_files_too(tmp_path):
     v1 = tf.compat.v1
-    storage = sok.Storage(memory_bytes=little_memory(tmp_path, 3), path=tmp_path)
+    storage = sok.Storage(memory_bytes=MEMORY, path=tmp_path)
     with tf.Graph().as_default() as graph:
         table = sok.EmbeddingVariable(3, FILL, name="graph", initializer="ones", storage=storage)
         ids = v1.placeholder(tf.int64, [None])
