@@ -19,8 +19,8 @@ FILL = 2_000
 """Rows that there are from the beginning, of which `LITTLE` have few in memory."""
 
 LITTLE = {"SOK_STORAGE_FRAMES": "16", "SOK_STORAGE_SEGMENT_BYTES": "8192"}
-"""What tests set so that some hundred rows are more than there is room for, in memory and in the file's buffers, however
-much memory a table has."""
+"""What tests set so that some hundred rows are more than there is room for, in memory and in the file's buffers, whatever
+the budget."""
 
 MEMORY = 2**24
 
