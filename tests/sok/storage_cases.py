@@ -19,7 +19,7 @@ FILL = 2_000
 """Rows that there are from the beginning, of which `LITTLE` have few in memory."""
 
 LITTLE = {"SOK_STORAGE_FRAMES": "16", "SOK_STORAGE_SEGMENT_BYTES": "8192"}
-"""What tests set so that some hundred rows are more than memory and the file's buffers have room for, whatever the budget."""
+"""What tests set so that some hundred rows are too many for memory and the buffers of the file, whatever the budget."""
 
 MEMORY = 2**24
 
