@@ -12,6 +12,8 @@ from tests.multiprocess.harness import ROOT
 pytestmark = pytest.mark.multiprocess
 
 
+# Three of five runs waited without an end, the cause of which is not found: docs/elastic.md.
+@pytest.mark.skipif("SOK_TEST_ELASTIC" not in os.environ, reason="may not end; asked for by SOK_TEST_ELASTIC=1")
 def test_a_job_goes_on_after_a_kill_and_with_one_worker_more():
     environment = {
         **os.environ,
