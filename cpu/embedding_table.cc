@@ -270,13 +270,15 @@ void EmbeddingTable::Slots(const std::string& slot_set, const uint64_t* keys, in
   const SerialExecutor executor;
   const Cpu cpu{executor};
   std::vector<float> weights(static_cast<size_t>(config_.dim));
+  Records records;
   for (int64_t i = 0; i < n; ++i) {
-    const uint32_t row = FindRow(keys[i]);
-    if (row == kNoRow) throw InvalidArgument(Label() + ": key " + KeyText(keys[i]) + " has no row.");
-    Records record;
-    record.rows = {row};
-    const float* const* here = PeekAll(cpu, &record);
-    ReadSlots(set, row, here == nullptr ? rows_.Record(row) : *here, weights.data(), slots + i * floats, stamps + i);
+    records.rows.push_back(FindRow(keys[i]));
+    if (records.rows.back() == kNoRow) throw InvalidArgument(Label() + ": key " + KeyText(keys[i]) + " has no row.");
+  }
+  const float* const* all = PeekAll(cpu, &records);
+  for (int64_t i = 0; i < n; ++i) {
+    const uint32_t row = records.rows[static_cast<size_t>(i)];
+    ReadSlots(set, row, all == nullptr ? rows_.Record(row) : all[i], weights.data(), slots + i * floats, stamps + i);
   }
 }
 

@@ -68,7 +68,9 @@ RowTier::~RowTier() {
 }
 
 int64_t RowTier::Needs(int64_t floats) const {
-  return beside_ + PlacesBytes() + BufferBytes(floats) + LeastFrames() * (FrameBytes(floats) + kBesideFrame);
+  const int64_t of_segments = log_ == nullptr ? 0 : log_->memory_bytes() - RowLog::BufferBytes(floats_);
+  return beside_ + PlacesBytes() + of_segments + BufferBytes(floats) +
+         LeastFrames() * (FrameBytes(floats) + kBesideFrame);
 }
 
 int64_t RowTier::OwnBytes() const {
@@ -80,7 +82,7 @@ int64_t RowTier::MostFrames() const {
   return std::min(all_frames_, bytes / (frame_bytes_ + kBesideFrame));  // may be negative
 }
 
-int64_t RowTier::memory_bytes() const { return PlacesBytes() + made_ * frame_bytes_ + log_->memory_bytes(); }
+int64_t RowTier::memory_bytes() const { return PlacesBytes() + made_ * (frame_bytes_ + kBesideFrame) + OwnBytes(); }
 
 StorageCounts RowTier::counts() const {
   StorageCounts counts;
@@ -107,8 +109,8 @@ void RowTier::Touch(int64_t row) {
   if (Word(row) != 0) return;
   ++slabs_;
   try {
+    log_->Reserve(std::min(max_rows_, slabs_ << kSlabShift));  // first, as it takes memory, too
     CheckRoom();
-    log_->Reserve(std::min(max_rows_, slabs_ << kSlabShift));
   } catch (...) {
     --slabs_;
     throw;

@@ -164,17 +164,19 @@ RowLog::RowLog(const std::string& path, const std::string& name, int64_t floats,
 
 void RowLog::Open(int64_t floats) {
   flock(file_, LOCK_EX | LOCK_NB);  // where there are no locks, nobody else gets one either
-  is_mapped_ = IsInMemory(file_);
-  if (is_mapped_ && is_direct_) {
-    is_direct_ = false;
-    if (fcntl(file_, F_SETFL, fcntl(file_, F_GETFL) & ~O_DIRECT) < 0) is_mapped_ = !(is_direct_ = true);
-  }
+  is_mapped_ = IsInMemory(file_) && (!is_direct_ || GoThroughCache());
   if (is_direct_) ring_ = ReadRing::Make(static_cast<unsigned>(RingBytes(floats) / block_bytes_));
   if (ring_ != nullptr) {
     ring_buffer_ = std::make_unique<Buffer>(static_cast<int64_t>(ring_->depth()) * block_bytes_);
     parts_.resize(ring_->depth());
     order_.reserve(size_t{1} << 13);
   }
+}
+
+bool RowLog::GoThroughCache() {
+  if (fcntl(file_, F_SETFL, fcntl(file_, F_GETFL) & ~O_DIRECT) < 0) return false;
+  is_direct_ = false;
+  return true;
 }
 
 RowLog::~RowLog() {
@@ -234,9 +236,8 @@ void RowLog::WriteOpen() {
     const ssize_t n = pwrite(file_, open_buffer_->get() + at, static_cast<size_t>(segment_bytes_ - at), begin + at);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && errno == EINVAL && is_direct_) {  // said so at open, and cannot after all
-      is_direct_ = false;
       ring_.reset();
-      if (fcntl(file_, F_SETFL, fcntl(file_, F_GETFL) & ~O_DIRECT) == 0) continue;
+      if (GoThroughCache()) continue;
     }
     if (n <= 0) throw FileError(n == 0 ? ENOSPC : errno, "write", file_name_);
     at += n;

@@ -72,6 +72,7 @@ class RowLog {
 
  private:
   void Open(int64_t floats);
+  bool GoThroughCache();  // whether it could be done
   class Buffer;
   class BlockReader;
 

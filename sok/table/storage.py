@@ -16,7 +16,7 @@ class Storage:
     """Keeps the rows of a table in a file, and those in use in memory. Results are those of a table in memory, bit for
     bit.
 
-    In memory are the index (14 to 18 bytes a key), 4 bytes a row, and a cache of rows; lookups and updates bring the
+    In memory are the index (16 to 24 bytes a key), 8 bytes a row, and a cache of rows; lookups and updates bring the
     rows of their keys into the cache first. The file has the rows that the cache has no room for. It is working memory,
     not a checkpoint: it goes with the table (docs/storage.md).
 
