@@ -233,7 +233,7 @@ def main(arguments: list[str] | None = None) -> None:
         most = max(points, key=lambda point: point.reads_per_second)
         bench.tell(f"the disk by itself: {reads:,.0f} random reads a second ({who})")
         bench.tell(
-            f"the table read up to {most.reads_per_second:,.0f} rows a second, those of a block by one read, in whole steps "
+            f"the table read up to {most.reads_per_second:,.0f} rows a second, of a block by one read, in whole steps "
             f"({most.what}, dim {most.dim}, {most.law}, cache {100 * most.share:.1f} %)"
         )
         about["random_reads"] = reads
