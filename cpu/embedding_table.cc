@@ -393,6 +393,7 @@ int64_t EmbeddingTable::Erase(const uint64_t* keys, int64_t n) {
 void EmbeddingTable::ReserveRemoval(const uint32_t* rows, int64_t n) {
   if (saved_.is_on()) saved_.ReserveErased(static_cast<size_t>(n));
   CopyAside(rows, n);
+  if (rows_.tier() != nullptr && rows_.tier()->has_versions()) rows_.tier()->Secure(rows, n);
   if (snapshot_) ReserveMore(&snapshot_->orphans, static_cast<size_t>(n));
   if (config_.hashed) ReserveMore(&free_rows_, static_cast<size_t>(n));
 }

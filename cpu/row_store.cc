@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "sok/error.h"
 #include "sok/pages.h"
@@ -95,7 +96,7 @@ void RowStore::TakePages(int64_t slab) {
 int64_t RowStore::AddFloats(const std::vector<float>& fresh) {
   const int64_t offset = floats_, count = static_cast<int64_t>(fresh.size());
   if (tier_ != nullptr) {
-    tier_ = tier_->Widened(fresh);
+    tier_ = tier_->Widened(fresh, tier_->key_of());
     slabs_ = tier_->places();
     floats_ = tier_->floats();
     stride_ = RecordStride(floats_);
@@ -116,6 +117,11 @@ int64_t RowStore::AddFloats(const std::vector<float>& fresh) {
   }
   Swap(&wider);
   return offset;
+}
+
+void RowStore::KeepVersions(RowTier::KeyOf key_of) {
+  tier_ = tier_->Widened({}, std::move(key_of));
+  slabs_ = tier_->places();
 }
 
 int64_t RowStore::memory_bytes() const {

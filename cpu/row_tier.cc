@@ -22,35 +22,34 @@ int64_t FramesWished() {
 constexpr int64_t kReadsAtOnce = 8192;
 constexpr int64_t kBesideFrame = 2 * sizeof(uint32_t);  // its numbers among those that are free, or wished for
 
-int64_t BufferBytes(int64_t floats) {
-  return RowLog::BufferBytes(floats) + kReadsAtOnce * static_cast<int64_t>(sizeof(RowLog::Wanted));
+int64_t BufferBytes(int64_t floats, bool has_versions) {
+  return RowLog::BufferBytes(floats, has_versions) + kReadsAtOnce * static_cast<int64_t>(sizeof(RowLog::Wanted));
 }
-
-int64_t FrameBytes(int64_t floats) { return 16 + (floats * static_cast<int64_t>(sizeof(float)) + 15) / 16 * 16; }
 
 }  // namespace
 
 RowTier::RowTier(const StorageConfig& config, std::string label, const std::string& file_name, int64_t floats,
-                 int64_t max_rows)
+                 int64_t max_rows, KeyOf key_of)
     : config_(config),
       label_(std::move(label)),
       name_(file_name),
       floats_(floats),
       max_rows_(max_rows),
       least_frames_(FramesWished() > 0 ? FramesWished() : kLeastFrames),
-      frame_bytes_(FrameBytes(floats)) {
+      key_of_(std::move(key_of)) {
+  frame_bytes_ = FrameBytes(floats);
   static_assert(sizeof(Frame) == 16, "records begin at multiples of 16 bytes");
   if (Needs(floats) > config.memory_bytes) {
     throw InvalidArgument(label_ + ": storage needs memory_bytes of at least " + std::to_string(Needs(floats)) +
                           ". Received: " + std::to_string(config.memory_bytes) + ".");
   }
-  all_frames_ = std::min((config.memory_bytes - BufferBytes(floats)) / (frame_bytes_ + kBesideFrame), max_rows);
+  all_frames_ = std::min((config.memory_bytes - BufferBytes(floats, has_versions())) / (frame_bytes_ + kBesideFrame), max_rows);
   if (FramesWished() > 0) all_frames_ = std::min(all_frames_, LeastFrames());
   // Nothing that brings rows takes memory: an update in its middle, or a key without its row, cannot be given up.
   free_.reserve(static_cast<size_t>(all_frames_));
   wishes_.reserve(static_cast<size_t>(all_frames_));
   reads_.reserve(static_cast<size_t>(kReadsAtOnce));
-  log_.reset(new RowLog(config.path, file_name, floats, this));  // whose owner this is, is nobody else's business
+  log_.reset(new RowLog(config.path, file_name, floats, has_versions(), this));  // whose owner this is, is nobody else's business
   places_ = static_cast<float**>(AllocatePages(max_rows * static_cast<int64_t>(sizeof(float*)), /*huge=*/false,
                                                "places of embedding rows", /*lazily=*/true));
   try {
@@ -60,16 +59,18 @@ RowTier::RowTier(const StorageConfig& config, std::string label, const std::stri
     FreePages(places_, max_rows * static_cast<int64_t>(sizeof(float*)));
     throw;
   }
+  first_frame_ = frames_ + (has_versions() ? kOrderBytes : 0);
 }
 
 RowTier::~RowTier() {
+  if (!kept_.empty()) log_->Leave();
   FreePages(frames_, all_frames_ * frame_bytes_);
   FreePages(places_, max_rows_ * static_cast<int64_t>(sizeof(float*)));
 }
 
 int64_t RowTier::Needs(int64_t floats) const {
-  const int64_t of_segments = log_ == nullptr ? 0 : log_->memory_bytes() - RowLog::BufferBytes(floats_);
-  return beside_ + PlacesBytes() + of_segments + BufferBytes(floats) +
+  const int64_t of_segments = log_ == nullptr ? 0 : log_->memory_bytes() - RowLog::BufferBytes(floats_, has_versions());
+  return beside_ + PlacesBytes() + of_segments + BufferBytes(floats, has_versions()) +
          LeastFrames() * (FrameBytes(floats) + kBesideFrame);
 }
 
@@ -109,7 +110,7 @@ void RowTier::Touch(int64_t row) {
   if (Word(row) != 0) return;
   ++slabs_;
   try {
-    log_->Reserve(std::min(max_rows_, slabs_ << kSlabShift));  // first, as it takes memory, too
+    log_->Reserve(std::min(max_rows_, slabs_ << kSlabShift) + log_->retained());  // first, as it takes memory, too
     CheckRoom();
   } catch (...) {
     --slabs_;
@@ -126,22 +127,41 @@ RowLog::Fate RowTier::FateOf(uint32_t row, uint32_t slot) {
   if ((word & kInFile) != 0) return word >> kSlotShift == slot ? RowLog::Fate::kMoves : RowLog::Fate::kDead;
   Frame* frame = FrameOf(places_[row]);
   if (frame->slot != slot) return RowLog::Fate::kDead;
+  if (has_versions()) return RowLog::Fate::kMoves;  // a version may need it
   frame->slot = RowLog::kNoSlot;
   return RowLog::Fate::kForgotten;
 }
 
 void RowTier::Moved(uint32_t row, uint32_t to) {
+  if (IsHere(row)) {
+    FrameOf(places_[row])->slot = to;
+    return;
+  }
   SetWord(row, uintptr_t{to} << kSlotShift | (Word(row) & kWanted) | kInFile);
 }
 
 void RowTier::BecomesDirty(Frame* frame) {
+  if (has_versions()) return Supersede(frame);
   if (frame->slot == RowLog::kNoSlot) return;
   log_->Drop(frame->slot);
   frame->slot = RowLog::kNoSlot;
 }
 
+void RowTier::Write(Frame* frame) {
+  if (!has_versions()) {
+    frame->slot = log_->Append(frame->row, RecordOf(frame));
+    return;
+  }
+  const uint32_t version = VersionOfOrder(Order(frame));
+  const uint64_t order = OrderOf(version, ++appends_);
+  frame->slot = log_->Append(frame->row, RecordOf(frame), key_of_(frame->row), order);
+  Order(frame) = order;
+  current_digest_ += DigestOf(frame->row, order);
+  if (version <= pending_) digest_ += DigestOf(frame->row, order);
+}
+
 void RowTier::Leave(Frame* frame) {
-  if (frame->slot == RowLog::kNoSlot) frame->slot = log_->Append(frame->row, RecordOf(frame));
+  if (frame->slot == RowLog::kNoSlot) Write(frame);
   SetWord(frame->row, uintptr_t{frame->slot} << kSlotShift | kInFile);
   FreeFrame(frame);
 }
@@ -161,6 +181,7 @@ RowTier::Frame* RowTier::TakeFrame(uint32_t row, uint32_t slot) {
     free_.pop_back();
   }
   *frame = {row, slot, wave_, 1};
+  if (has_versions()) Order(frame) = OrderOf(now_, 0);
   return frame;
 }
 
@@ -203,7 +224,12 @@ int64_t RowTier::Bring(const Cpu& cpu, const uint32_t* rows, int64_t n, bool wri
   Fit();
   const int64_t most = most_rows_here();
   wishes_.clear();
+  if (writes && has_versions()) ReserveVersions(std::min(n, most));
   int64_t distinct = 0;
+  size_t done = 0;
+  auto forget_wishes = [&] {
+    for (; done < wishes_.size(); ++done) SetWord(wishes_[done], Word(wishes_[done]) & ~kWanted);
+  };
   for (int64_t i = 0; i < n; ++i) {
     if (i + kPlacesAhead < n && rows[i + kPlacesAhead] != kNoRow) __builtin_prefetch(places_ + rows[i + kPlacesAhead]);
     if (i + kFramesAhead < n && rows[i + kFramesAhead] != kNoRow)
@@ -230,11 +256,17 @@ int64_t RowTier::Bring(const Cpu& cpu, const uint32_t* rows, int64_t n, bool wri
     }
     ++distinct;
     frame->wave = wave_;
-    if (writes) BecomesDirty(frame);
+    if (writes) {
+      try {
+        BecomesDirty(frame);
+      } catch (...) {
+        forget_wishes();
+        throw;
+      }
+    }
     frame->heat += frame->heat < kMaxHeat ? 1 : 0;
     ++hits_;
   }
-  size_t done = 0;
   try {
     MakeRoom(static_cast<int64_t>(wishes_.size()));
     while (done < wishes_.size()) {
@@ -243,7 +275,7 @@ int64_t RowTier::Bring(const Cpu& cpu, const uint32_t* rows, int64_t n, bool wri
       BringWishes(cpu, first, done, writes);
     }
   } catch (...) {
-    for (; done < wishes_.size(); ++done) SetWord(wishes_[done], Word(wishes_[done]) & ~kWanted);
+    forget_wishes();
     throw;
   }
   return n;
@@ -279,6 +311,7 @@ void RowTier::BringWishes(const Cpu& cpu, size_t begin, size_t end, bool writes)
   const RowLog::Wanted* failed = nullptr;
   for (const RowLog::Wanted& read : reads_) {
     if (read.error == 0 && !read.is_damaged) {
+      if (has_versions()) Order(FrameOf(read.to)) = read.order;
       if (writes) BecomesDirty(FrameOf(read.to));
       continue;
     }
@@ -323,7 +356,7 @@ void RowTier::PeekAll(const Cpu& cpu, const uint32_t* rows, int64_t n, std::vect
     if (read.error != 0 || read.is_damaged) throw Unreadable(read.row, read.error, log_->file());
 }
 
-std::unique_ptr<RowTier> RowTier::Widened(const std::vector<float>& fresh) {
+std::unique_ptr<RowTier> RowTier::Widened(const std::vector<float>& fresh, KeyOf key_of) {
   const int64_t floats = floats_ + static_cast<int64_t>(fresh.size());
   if (Needs(floats) > config_.memory_bytes) {
     throw OutOfMemory(label_ + ": memory_bytes=" + std::to_string(config_.memory_bytes) +
@@ -336,7 +369,7 @@ std::unique_ptr<RowTier> RowTier::Widened(const std::vector<float>& fresh) {
   free_.clear();
   DropPages(frames_, made_ * frame_bytes_);
   made_ = hand_ = 0;
-  auto wider = std::make_unique<RowTier>(config_, label_, name_, floats, max_rows_);
+  auto wider = std::make_unique<RowTier>(config_, label_, name_, floats, max_rows_, std::move(key_of));
   wider->SetBeside(beside_);
   const SerialExecutor executor;
   for (int64_t first = 0; first < max_rows_; first += int64_t{1} << kSlabShift) {
@@ -364,10 +397,10 @@ void RowTier::Forget(int64_t row) {
   const uintptr_t word = Word(row);
   if ((word & kTags) == 0) {
     Frame* frame = FrameOf(places_[row]);
-    BecomesDirty(frame);
+    BecomesDirty(frame);  // secured: nothing is written
     FreeFrame(frame);
   } else if ((word & kInFile) != 0) {
-    log_->Drop(static_cast<uint32_t>(word >> kSlotShift));
+    ForgetInFile(static_cast<uint32_t>(row), static_cast<uint32_t>(word >> kSlotShift));
   }
   SetWord(row, kUnwritten);
 }

@@ -17,9 +17,10 @@ void EmbeddingTable::MarkChanged(const uint32_t* rows, int64_t n) {
 void EmbeddingTable::BeginSave(SnapshotOf snapshot) {
   Lock lock(mutex_);
   CheckWhole();
-  if (snapshot_) {
+  if (snapshot_ || version_) {
     throw FailedPrecondition(Label() + ": an asynchronous save is under way. Wait for its result first.");
   }
+  if (snapshot == SnapshotOf::kVersion) CheckVersions();
   if (snapshot == SnapshotOf::kChanges && saved_.base().empty()) {
     throw FailedPrecondition(Label() + ": there is no save that its changes could be counted from.");
   }
@@ -28,7 +29,11 @@ void EmbeddingTable::BeginSave(SnapshotOf snapshot) {
   for (const auto& set : sets_) set->calls_read.store(set->history.calls());
   if (snapshot == SnapshotOf::kNothing) return;
   try {
-    snapshot_ = MakeSnapshot(snapshot);
+    if (snapshot == SnapshotOf::kVersion) {
+      BeginVersion();
+    } else {
+      snapshot_ = MakeSnapshot(snapshot);
+    }
   } catch (...) {
     saved_.End("");
     throw;
@@ -42,6 +47,8 @@ void EmbeddingTable::EndSave(const std::string& base) {
   for (const auto& set : sets_)
     if (is_complete) set->calls_at_base = set->calls_read.load();
   snapshot_.reset();
+  if (version_ && rows_.tier() != nullptr) rows_.tier()->EndVersion(version_->number, is_complete ? version_->shard : "");
+  version_.reset();
 }
 
 void EmbeddingTable::ReadChanges(const Cpu& cpu, RowSink* sink) const {

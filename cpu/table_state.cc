@@ -220,9 +220,14 @@ void EmbeddingTable::Swap(TableStore* with) {
   std::lock(mutex_, other->mutex_);
   Lock mine(mutex_, std::adopt_lock), theirs(other->mutex_, std::adopt_lock);
   for (const EmbeddingTable* table : {this, other}) {
-    if (!table->snapshot_) continue;
+    if (!table->snapshot_ && !table->version_) continue;
     throw FailedPrecondition(table->Label() + ": an asynchronous save is under way. Wait for its result first.");
   }
+  auto keeps_versions = [](const EmbeddingTable& table) {
+    return table.rows_.tier() != nullptr && table.rows_.tier()->has_versions();
+  };
+  const bool versions = keeps_versions(*this);  // which is this table's way to be saved, not its contents'
+  if (versions && !keeps_versions(*other)) other->StartVersions();
   // A table that never had a row has given nobody an id of one: it stays as it was made, and keys may go on being row ids.
   auto is_untouched = [](const EmbeddingTable& table) {
     return table.num_rows_ == 0 && table.losses_ == 0 && table.epoch_ == 0;
@@ -245,6 +250,8 @@ void EmbeddingTable::Swap(TableStore* with) {
   std::swap(is_broken_, other->is_broken_);
   broken_.swap(other->broken_);
   std::swap(row_keys_, other->row_keys_);
+  for (EmbeddingTable* table : {this, other})
+    if (keeps_versions(*table)) table->rows_.tier()->SetKeys(table->KeysForTier());
   for (auto [table, keeps] : {std::pair{this, untouched}, std::pair{other, other_untouched}}) {
     table->saved_.TurnOff();
     ++table->losses_;

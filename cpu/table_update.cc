@@ -96,6 +96,11 @@ void EmbeddingTable::SettleBefore(const Cpu& cpu, const SlotSet& set, const Upda
 EmbeddingTable::SlotSet* EmbeddingTable::FindOrAttach(const UpdateRule& rule, const std::string& slot_set) {
   CheckSet(rule, slot_set);
   if (const SlotSet* known = FindSet(slot_set)) return const_cast<SlotSet*>(known);
+  if (rule.decays() && rows_.tier() != nullptr && rows_.tier()->has_versions()) {
+    throw FailedPrecondition(Label() + " keeps versions, and '" + RuleName(rule.rule) +
+                             "' moves rows without gradients, which versions do not know. Take another optimizer (Adam: "
+                             "lazy), or save otherwise.");
+  }
   auto set = std::make_unique<SlotSet>();
   set->name = slot_set;
   set->SetRule(rule);

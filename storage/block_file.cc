@@ -137,6 +137,7 @@ BlockReader::Block BlockReader::Next(int64_t limit) {
     case BlockType::kHead:
     case BlockType::kRows:
     case BlockType::kErased:
+    case BlockType::kRowBits:
       digest_ = Crc32c(&header.crc, sizeof(header.crc), digest_);
       ++blocks_;
       break;

@@ -1,6 +1,5 @@
 #include "sok/row_log.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <linux/magic.h>
 #include <sys/file.h>
@@ -10,16 +9,14 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cerrno>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <mutex>
-#include <random>
 
-#include "sok/crc32c.h"
+#include "log_files.h"
+#include "row_slots.h"
 #include "sok/file_error.h"
 #include "sok/pages.h"
 #include "sok/read_ring.h"
@@ -27,64 +24,23 @@
 namespace sok {
 namespace {
 
-constexpr int64_t kBlock = 4096;  // enough for every disk
 constexpr int64_t kSegmentBytes = int64_t{256} << 10;
 constexpr int64_t kLeastSlots = 4;     // of a segment
 constexpr int64_t kSpareSegments = 4;  // beside those for one and a half times the rows
+constexpr int64_t kSpareOfVersions = 40;  // so that one sync serves many segments
+constexpr int64_t kReleasedAtOnce = 64;
 constexpr unsigned kDepth = 128;       // reads in flight
 constexpr int64_t kMissCycles = 300;   // of a record that misses the cache
 constexpr int64_t kReadCycles = 2000;  // of one that the page cache answers
 constexpr int64_t kMaxRingBytes = 4 << 20;
-constexpr const char* kSuffix = ".rows";
 
-struct Header {
-  uint32_t crc;  // of what follows
-  uint32_t row;
-};
-
-uint32_t CrcOf(const char* slot, int64_t floats) {
-  return Crc32c(slot + sizeof(uint32_t), sizeof(uint32_t) + static_cast<size_t>(floats) * sizeof(float));
-}
-
-int64_t Rounded(int64_t bytes, int64_t to) { return (bytes + to - 1) / to * to; }
-
-int64_t SlotBytes(int64_t floats) {
-  const int64_t bytes = Rounded(static_cast<int64_t>(sizeof(Header)) + floats * static_cast<int64_t>(sizeof(float)), 8);
-  return bytes <= kBlock ? bytes : Rounded(bytes, kBlock);
-}
-
-int64_t BlockBytes(int64_t floats) { return std::max(kBlock, SlotBytes(floats)); }
-
-int64_t SegmentBytes(int64_t floats) {
+int64_t SegmentBytes(int64_t block_bytes) {
   const char* wish = std::getenv("SOK_STORAGE_SEGMENT_BYTES");  // tests of few rows want small ones
-  if (wish != nullptr) return Rounded(std::max(std::atoll(wish), 1LL), BlockBytes(floats));
-  return std::max(kSegmentBytes, kLeastSlots * BlockBytes(floats));
+  if (wish != nullptr) return RoundedUp(std::max(std::atoll(wish), 1LL), block_bytes);
+  return std::max(kSegmentBytes, kLeastSlots * block_bytes) / block_bytes * block_bytes;
 }
 
-int64_t RingBytes(int64_t floats) { return std::min<int64_t>(kDepth * BlockBytes(floats), kMaxRingBytes); }
-
-// Names of logs: NAME.RANDOM.rows, RANDOM 16 hex digits.
-bool IsName(const std::string& name) {
-  const size_t end = std::strlen(kSuffix), digits = 16;
-  if (name.size() < end + digits + 2 || name.compare(name.size() - end, end, kSuffix) != 0) return false;
-  const size_t begin = name.size() - end - digits;
-  return name[begin - 1] == '.' && name.find_first_not_of("0123456789abcdef", begin) == name.size() - end;
-}
-
-// Removes files of processes that are gone: nobody has them locked.
-void RemoveLeftOver(const std::string& folder) {
-  DIR* directory = opendir(folder.c_str());
-  if (directory == nullptr) return;
-  while (const dirent* entry = readdir(directory)) {
-    if (!IsName(entry->d_name)) continue;
-    const std::string path = folder + "/" + entry->d_name;
-    const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
-    if (file < 0) continue;
-    if (flock(file, LOCK_EX | LOCK_NB) == 0) unlink(path.c_str());
-    close(file);
-  }
-  closedir(directory);
-}
+int64_t RingBytes(int64_t block_bytes) { return std::min<int64_t>(kDepth * block_bytes, kMaxRingBytes); }
 
 // Files whose bytes the processor reaches by itself: in memory, or in persistent memory.
 bool IsInMemory(int file) {
@@ -125,25 +81,40 @@ class RowLog::Buffer {
   char* const data_;
 };
 
-int64_t RowLog::BufferBytes(int64_t floats) { return 2 * SegmentBytes(floats) + RingBytes(floats); }
+int64_t RowLog::BufferBytes(int64_t floats, bool has_versions) {
+  const int64_t block_bytes = BlockBytesOf(SlotBytesOf(floats, has_versions));
+  return 2 * SegmentBytes(block_bytes) + RingBytes(block_bytes);
+}
 
-RowLog::RowLog(const std::string& path, const std::string& name, int64_t floats, Owner* owner)
-    : process_(getpid()), floats_(floats), bytes_(SlotBytes(floats)), owner_(owner) {
-  block_bytes_ = BlockBytes(floats);
+RowLog::RowLog(const std::string& path, const std::string& name, int64_t floats, bool has_versions, Owner* owner)
+    : process_(getpid()),
+      floats_(floats),
+      has_versions_(has_versions),
+      head_bytes_(SlotHeadBytes(has_versions)),
+      bytes_(SlotBytesOf(floats, has_versions)),
+      owner_(owner) {
+  block_bytes_ = BlockBytesOf(bytes_);
   per_block_ = block_bytes_ / bytes_;
-  segment_bytes_ = SegmentBytes(floats) / block_bytes_ * block_bytes_;
+  segment_bytes_ = SegmentBytes(block_bytes_);
   slots_ = segment_bytes_ / block_bytes_ * per_block_;
   open_buffer_ = std::make_unique<Buffer>(segment_bytes_);
   clean_buffer_ = std::make_unique<Buffer>(segment_bytes_);
   MakeFolders(path);
-  RemoveLeftOver(path);
-  std::random_device random;
-  char digits[17];
-  std::snprintf(digits, sizeof(digits), "%08x%08x", random(), random());
-  std::string plain = name;
-  for (char& c : plain)
-    if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '-' && c != '_') c = '_';
-  file_name_ = path + "/" + plain.substr(0, 100) + "." + digits + kSuffix;
+  RemoveLogsLeftOver(path);
+  do {
+    file_name_ = NewLogName(path, name);
+    Create();
+  } while (!IsOurs());
+  try {
+    Open();
+  } catch (...) {
+    unlink(file_name_.c_str());
+    close(file_);
+    throw;
+  }
+}
+
+void RowLog::Create() {
   const int flags = O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC;
   is_direct_ = true;
   file_ = open(file_name_.c_str(), flags | O_DIRECT, 0600);
@@ -153,19 +124,21 @@ RowLog::RowLog(const std::string& path, const std::string& name, int64_t floats,
     file_ = open(file_name_.c_str(), flags, 0600);
   }
   if (file_ < 0) throw FileError(errno, "create", file_name_);
-  try {
-    Open(floats);
-  } catch (...) {
-    unlink(file_name_.c_str());
-    close(file_);
-    throw;
-  }
 }
 
-void RowLog::Open(int64_t floats) {
-  flock(file_, LOCK_EX | LOCK_NB);  // where there are no locks, nobody else gets one either
+// Locks the file. False, and it is closed: somebody who removes what is left over has taken it for that just before.
+bool RowLog::IsOurs() {
+  const int failed = flock(file_, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
+  struct stat status;
+  // Where there are no locks, nobody else gets one either.
+  if (failed != EWOULDBLOCK && fstat(file_, &status) == 0 && status.st_nlink > 0) return true;
+  close(file_);
+  return false;
+}
+
+void RowLog::Open() {
   is_mapped_ = IsInMemory(file_) && (!is_direct_ || GoThroughCache());
-  if (is_direct_) ring_ = ReadRing::Make(static_cast<unsigned>(RingBytes(floats) / block_bytes_));
+  if (is_direct_) ring_ = ReadRing::Make(static_cast<unsigned>(RingBytes(block_bytes_) / block_bytes_));
   if (ring_ != nullptr) {
     ring_buffer_ = std::make_unique<Buffer>(static_cast<int64_t>(ring_->depth()) * block_bytes_);
     parts_.resize(ring_->depth());
@@ -181,26 +154,29 @@ bool RowLog::GoThroughCache() {
 
 RowLog::~RowLog() {
   if (map_ != nullptr) munmap(map_, static_cast<size_t>(file_bytes()));
-  if (IsMine()) unlink(file_name_.c_str());  // a child that was forked has the file, too
+  if (IsMine() && !stays_) RemoveLog(file_name_);  // a child that was forked has the file, too
   close(file_);
 }
 
 bool RowLog::IsMine() const { return getpid() == process_; }
 
 int64_t RowLog::memory_bytes() const {
-  return BufferBytes(floats_) + static_cast<int64_t>(live_.capacity() * (3 * sizeof(uint32_t) + 1));
+  return BufferBytes(floats_, has_versions_) + static_cast<int64_t>(live_.capacity() * (4 * sizeof(uint32_t) + 1)) +
+         static_cast<int64_t>(tags_.capacity() * sizeof(uint32_t));
 }
 
 void RowLog::Reserve(int64_t rows) {
   const int64_t has = static_cast<int64_t>(live_.size());
-  int64_t wants = (rows + rows / 2 + slots_ - 1) / slots_ + kSpareSegments;
+  int64_t wants = (rows + rows / 2 + slots_ - 1) / slots_ + (has_versions_ ? kSpareOfVersions : kSpareSegments);
   if (wants <= has) return;
   wants = std::max(wants, has + has / 16);
   if (wants * slots_ > kNoSlot) wants = kNoSlot / slots_;
   if (wants <= has) throw FileError(EFBIG, "make room for " + std::to_string(rows) + " rows", file_name_);
   live_.reserve(static_cast<size_t>(wants));
   free_.reserve(static_cast<size_t>(wants));
+  emptied_.reserve(static_cast<size_t>(wants));
   stuck_.reserve(static_cast<size_t>(wants));
+  if (has_versions_) tags_.reserve(static_cast<size_t>(wants * slots_));
   is_out_.reserve(static_cast<size_t>(wants));
   const off_t begin = has * segment_bytes_, bytes = (wants - has) * segment_bytes_;
   int failed;
@@ -227,13 +203,14 @@ void RowLog::Reserve(int64_t rows) {
   }
   live_.resize(static_cast<size_t>(wants), 0);
   is_out_.resize(static_cast<size_t>(wants), 0);
+  if (has_versions_) tags_.resize(static_cast<size_t>(wants * slots_), 0);
   for (int64_t segment = wants; segment-- > has;) free_.push_back(static_cast<uint32_t>(segment));
 }
 
-void RowLog::WriteOpen() {
+void RowLog::WriteOpen(int64_t end) {
   const int64_t begin = static_cast<int64_t>(open_) * segment_bytes_;
-  for (int64_t at = 0; at < segment_bytes_;) {
-    const ssize_t n = pwrite(file_, open_buffer_->get() + at, static_cast<size_t>(segment_bytes_ - at), begin + at);
+  for (int64_t at = written_to_; at < end;) {
+    const ssize_t n = pwrite(file_, open_buffer_->get() + at, static_cast<size_t>(end - at), begin + at);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && errno == EINVAL && is_direct_) {  // said so at open, and cannot after all
       ring_.reset();
@@ -242,20 +219,25 @@ void RowLog::WriteOpen() {
     if (n <= 0) throw FileError(n == 0 ? ENOSPC : errno, "write", file_name_);
     at += n;
   }
-  written_bytes_ += segment_bytes_;
+  written_bytes_ += end - written_to_;
+  written_to_ = end;
 }
 
 void RowLog::PrepareToAppend() {
   while (open_ == UINT32_MAX || used_ == slots_) {  // what cleaning moves may fill the next one, too
-    if (open_ != UINT32_MAX) WriteOpen();
+    if (open_ != UINT32_MAX) WriteOpen(segment_bytes_);
+    if (has_versions_) ReleaseSome(kReleasedAtOnce);
+    if (free_.empty() && !emptied_.empty()) SyncWritten();
     if (free_.empty()) throw FileError(ENOSPC, "find a free segment", file_name_);  // Reserve leaves enough
     open_ = free_.back();
     free_.pop_back();
-    used_ = 0;
+    used_ = written_to_ = 0;
+    // What lay in the buffer would else lie in the file twice.
+    if (has_versions_) std::memset(open_buffer_->get(), 0, static_cast<size_t>(segment_bytes_));
     if (is_cleaning_) continue;
     is_cleaning_ = true;
     try {
-      while (free_.size() < 2 && Clean()) {
+      while (free_.size() + emptied_.size() < (has_versions_ ? kSpareOfVersions / 2 : 2) && Clean()) {
       }
     } catch (...) {
       is_cleaning_ = false;
@@ -269,6 +251,7 @@ bool RowLog::Clean() {
   uint32_t best = UINT32_MAX, fewest = UINT32_MAX;
   std::fill(is_out_.begin(), is_out_.end(), uint8_t{0});
   for (const uint32_t segment : free_) is_out_[segment] = 1;
+  for (const uint32_t segment : emptied_) is_out_[segment] = 1;
   for (const uint32_t segment : stuck_) is_out_[segment] = live_[segment] > 0;
   for (uint32_t segment = 0; segment < live_.size(); ++segment) {
     if (is_out_[segment] != 0 || segment == open_) continue;
@@ -291,16 +274,22 @@ bool RowLog::Clean() {
   for (int64_t i = 0; i < slots_; ++i) {
     const uint32_t slot = static_cast<uint32_t>(best * slots_ + i);
     const char* from = clean_buffer_->get() + OffsetInSegment(i);
-    Header header;
-    std::memcpy(&header, from, sizeof(header));
-    const Fate fate = owner_->FateOf(header.row, slot);
+    const uint32_t row = RowOfSlot(from);
+    if (has_versions_ && tags_[slot] != 0) {
+      if (IsNeeded(slot)) tags_[AppendRaw(from)] = tags_[slot];
+      if (!IsNeeded(slot)) --retained_;
+      tags_[slot] = 0;
+      --live_[best];
+      continue;
+    }
+    const Fate fate = owner_->FateOf(row, slot);
     if (fate == Fate::kDead) continue;
     // A damaged record moves as it is: whoever reads it finds out.
-    if (fate == Fate::kMoves) owner_->Moved(header.row, AppendRaw(from));
+    if (fate == Fate::kMoves) owner_->Moved(row, AppendRaw(from));
     --live_[best];
   }
   // What is left has lost its row number to damage: its row says so when it is read, and the slot stays as it is.
-  (live_[best] == 0 ? free_ : stuck_).push_back(best);
+  (live_[best] > 0 ? stuck_ : has_versions_ ? emptied_ : free_).push_back(best);
   return true;
 }
 
@@ -311,14 +300,9 @@ uint32_t RowLog::AppendRaw(const char* slot) {
   return static_cast<uint32_t>(open_ * slots_ + used_++);
 }
 
-uint32_t RowLog::Append(uint32_t row, const float* record) {
+uint32_t RowLog::Append(uint32_t row, const float* record, uint64_t key, uint64_t order) {
   PrepareToAppend();
-  char* to = open_buffer_->get() + OffsetInSegment(used_);
-  Header header = {0, row};
-  std::memcpy(to, &header, sizeof(header));
-  std::memcpy(to + sizeof(header), record, static_cast<size_t>(floats_) * sizeof(float));
-  header.crc = CrcOf(to, floats_);
-  std::memcpy(to, &header, sizeof(header));
+  WriteSlot(open_buffer_->get() + OffsetInSegment(used_), has_versions_, {row, key, order}, record, floats_);
   ++live_[open_];
   return static_cast<uint32_t>(open_ * slots_ + used_++);
 }
@@ -336,10 +320,10 @@ int RowLog::Pread(char* to, int64_t bytes, int64_t offset) const {
 }
 
 void RowLog::Take(const char* from, Wanted* wanted) const {
-  Header header;
-  std::memcpy(&header, from, sizeof(header));
-  wanted->is_damaged = header.row != wanted->row || header.crc != CrcOf(from, floats_);
-  if (!wanted->is_damaged) std::memcpy(wanted->to, from + sizeof(header), static_cast<size_t>(floats_) * sizeof(float));
+  SlotHead head;
+  wanted->is_damaged = !ReadSlotHead(from, has_versions_, floats_, &head) || head.row != wanted->row;
+  wanted->order = head.order;
+  if (!wanted->is_damaged) std::memcpy(wanted->to, from + head_bytes_, static_cast<size_t>(floats_) * sizeof(float));
 }
 
 void RowLog::ReadOne(Wanted* wanted) const {
@@ -358,7 +342,7 @@ void RowLog::ReadOne(Wanted* wanted) const {
     return;
   }
   int64_t begin = OffsetOf(wanted->slot), bytes = bytes_;
-  const int64_t in_block = is_direct_ ? begin % kBlock : 0;
+  const int64_t in_block = is_direct_ ? begin % kLogBlock : 0;
   if (is_direct_) {
     begin -= in_block;
     bytes = block_bytes_;

@@ -6,6 +6,7 @@
 #include <functional>
 #include <utility>
 
+#include "log_files.h"
 #include "shard_format.h"
 #include "sok/block_file.h"
 #include "sok/crc32c.h"
@@ -57,11 +58,9 @@ class ShardSink : public TableStore::RowSink {
   int64_t rows_ = 0, erased_ = 0, held_ = 0;
 };
 
-ShardSummary WriteShard(const TableStore& table, int key_bytes, const std::string& generation, const std::string& path,
-                        bool is_delta, const std::function<void(TableStore::RowSink*)>& read) {
+ShardHead HeadOf(const TableStore& table, int key_bytes, const std::string& generation) {
   const TableConfig& config = table.config();
   ShardHead head;
-  head.is_delta = is_delta;
   head.hashed = config.hashed;
   head.is_unsigned = config.is_unsigned;
   head.key_bytes = key_bytes;
@@ -71,6 +70,13 @@ ShardSummary WriteShard(const TableStore& table, int key_bytes, const std::strin
   head.owner = config.owner;
   head.generation = generation;
   head.table = config.name;
+  return head;
+}
+
+ShardSummary WriteShard(const TableStore& table, int key_bytes, const std::string& generation, const std::string& path,
+                        bool is_delta, const std::function<void(TableStore::RowSink*)>& read) {
+  ShardHead head = HeadOf(table, key_bytes, generation);
+  head.is_delta = is_delta;
   BlockWriter file(path);
   ShardSink sink(&file, head);
   read(&sink);
@@ -127,6 +133,35 @@ ShardSummary SaveShardSnapshot(const Cpu& cpu, TableStore* table, int key_bytes,
                                const std::string& path, bool changes) {
   return WriteShard(*table, key_bytes, generation, path, changes,
                     [&](TableStore::RowSink* sink) { table->ReadSnapshot(cpu, sink); });
+}
+
+ShardSummary SaveShardVersion(EmbeddingTable* table, int key_bytes, const std::string& generation,
+                              const std::string& path) {
+  ShardSummary summary;
+  summary.head = HeadOf(*table, key_bytes, generation);
+  const EmbeddingTable::Version& version = table->WriteVersion(path);
+  summary.head.sets = version.sets;
+  summary.head.log.path = version.log;
+  summary.head.log.floats = version.shape.floats;
+  summary.head.log.block_bytes = version.shape.block_bytes;
+  summary.head.log.segment_bytes = version.shape.segment_bytes;
+  summary.head.log.version = version.number;
+  summary.head.log.rows = version.row_numbers;
+  summary.head.log.digest = version.digest;
+  summary.head.log.offsets = version.offsets;
+  NoteShardOfLog(version.log, path);
+  BlockWriter file(path);
+  WriteHead(summary.head, &file);
+  for (size_t first = 0; first < version.bits.size(); first += static_cast<size_t>(kBitWordsPerBlock)) {
+    const size_t n = std::min(version.bits.size() - first, static_cast<size_t>(kBitWordsPerBlock));
+    std::memcpy(file.Payload(static_cast<int64_t>(8 * n)), version.bits.data() + first, 8 * n);
+    file.Write(BlockType::kRowBits);
+  }
+  summary.digest = file.digest();
+  file.Finish(version.num_rows, 0);
+  summary.rows = summary.held = version.num_rows;
+  summary.bytes = file.bytes();
+  return summary;
 }
 
 ShardSummary LoadShard(const Cpu& cpu, const std::string& path, int key_bytes,

@@ -12,9 +12,11 @@ namespace {
 
 using SlotSetInfo = TableStore::SlotSetInfo;
 
-// 1: a full save; 2: a delta; 3: of rows spread by hash; 4: of rows spread over some ranks. Older ones do not know later.
-constexpr uint32_t kVersion = 4;
-constexpr uint32_t kHashed = 1, kUnsigned = 2, kDelta = 4;
+// 1: a full save; 2: a delta; 3: of rows spread by hash; 4: of rows spread over some ranks; 5: of rows in a log. Older ones do not
+// know later.
+constexpr uint32_t kVersion = 5;
+constexpr uint32_t kHashed = 1, kUnsigned = 2, kDelta = 4, kInLog = 8;
+constexpr int64_t kMaxLogRows = int64_t{1} << 31;
 constexpr int64_t kMaxSets = 1024;
 constexpr int kMaxDecayingSets = 16;                 // what restoring one costs does not depend on the file's size
 constexpr int64_t kMaxRowBytes = int64_t{64} << 20;  // a block holds one row at least, so this is memory for a reader
@@ -126,6 +128,18 @@ std::string HeadError(const ShardHead& head) {
     num_decaying += set.rule.decays();
   }
   if (num_decaying > kMaxDecayingSets) return std::to_string(num_decaying) + " slot sets of rules that decay";
+  if (!head.log.path.empty()) {
+    const ShardLog& log = head.log;
+    if (log.version < 1 || log.rows < 0 || log.rows > kMaxLogRows || log.floats < head.dim ||
+        log.floats * 4 > kMaxRowBytes || log.block_bytes < 1 || log.block_bytes > log.segment_bytes ||
+        log.segment_bytes % log.block_bytes != 0 || log.segment_bytes > kMaxRowBytes || head.is_delta) {
+      return "its rows cannot be in a log of such a shape";
+    }
+    for (size_t s = 0; s < head.sets.size(); ++s) {
+      const int64_t floats = head.sets[s].rule.slot_floats(head.dim);
+      if (log.offsets[s] < 0 || log.offsets[s] > log.floats - floats) return "slots lie outside of their records";
+    }
+  }
   if (RowBytes(head) > kMaxRowBytes) {
     return "rows of " + std::to_string(RowBytes(head)) + " bytes with their slots; at most " +
            std::to_string(kMaxRowBytes) + " can be";
@@ -185,7 +199,8 @@ ShardHead ReadHead(BlockReader* file) {
   }
   ShardHead head;
   const uint32_t flags = in.Get<uint32_t>();
-  if (flags > (version == 1 ? kHashed | kUnsigned : kHashed | kUnsigned | kDelta)) {
+  const uint32_t known = version == 1 ? 0 : version < 5 ? kDelta : kDelta | kInLog;
+  if ((flags & ~(kHashed | kUnsigned | known)) != 0 || (version == 5 && (flags & kInLog) == 0)) {
     file->Refuse("the head has unknown flags");
   }
   head.is_delta = (flags & kDelta) != 0;
@@ -199,7 +214,7 @@ ShardHead ReadHead(BlockReader* file) {
   if (world_size > INT32_MAX || rank > INT32_MAX || in.Get<uint32_t>() != 0) {
     file->Refuse("rank " + std::to_string(rank) + " of " + std::to_string(world_size) + " makes no sense");
   }
-  if (VersionOf(owner) != (version > 2 ? version : 1)) {
+  if (version < 5 && VersionOf(owner) != (version > 2 ? version : 1)) {
     file->Refuse("owner " + std::to_string(owner) + " makes no sense in version " + std::to_string(version));
   }
   if (num_sets > kMaxSets) file->Refuse(std::to_string(num_sets) + " slot sets");
@@ -211,6 +226,15 @@ ShardHead ReadHead(BlockReader* file) {
   head.generation = in.Text("generation");
   head.table = in.Text("table name");
   for (uint32_t s = 0; s < num_sets; ++s) head.sets.push_back(ReadSlotSet(*file, &in, head.is_delta));
+  if ((flags & kInLog) != 0) {
+    head.log.path = in.Text("path of a log");
+    if (head.log.path.empty()) file->Refuse("a log without a path");
+    for (int64_t* x : {&head.log.floats, &head.log.block_bytes, &head.log.segment_bytes, &head.log.rows})
+      *x = static_cast<int64_t>(in.Get<uint64_t>());
+    head.log.version = in.Get<uint32_t>();
+    head.log.digest = in.Get<uint64_t>();
+    for (uint32_t s = 0; s < num_sets; ++s) head.log.offsets.push_back(static_cast<int64_t>(in.Get<uint64_t>()));
+  }
   if (!in.AtEnd()) file->Refuse("the head is longer than what it says");
   const std::string error = HeadError(head);
   if (!error.empty()) file->Refuse(error);
@@ -300,8 +324,10 @@ void WriteHead(const ShardHead& head, BlockWriter* file) {
 
 std::vector<char> HeadBytes(const ShardHead& head) {
   HeadWriter out;
-  out.Put(std::max(VersionOf(head.owner), head.is_delta ? uint32_t{2} : uint32_t{1}));
-  out.Put((head.hashed ? kHashed : 0u) | (head.is_unsigned ? kUnsigned : 0u) | (head.is_delta ? kDelta : 0u));
+  const bool in_log = !head.log.path.empty();
+  out.Put(in_log ? uint32_t{5} : std::max(VersionOf(head.owner), head.is_delta ? uint32_t{2} : uint32_t{1}));
+  out.Put((head.hashed ? kHashed : 0u) | (head.is_unsigned ? kUnsigned : 0u) | (head.is_delta ? kDelta : 0u) |
+          (in_log ? kInLog : 0u));
   out.Put(static_cast<uint32_t>(head.key_bytes));
   out.Put(static_cast<uint32_t>(head.sets.size()));
   out.Put(static_cast<uint64_t>(head.dim));
@@ -326,6 +352,13 @@ std::vector<char> HeadBytes(const ShardHead& head) {
       if (set.rule.has_extra()) out.Put(run.extra);
     }
   }
+  if (!in_log) return out.bytes();
+  out.Text(head.log.path);
+  for (const int64_t x : {head.log.floats, head.log.block_bytes, head.log.segment_bytes, head.log.rows})
+    out.Put(static_cast<uint64_t>(x));
+  out.Put(head.log.version);
+  out.Put(head.log.digest);
+  for (const int64_t offset : head.log.offsets) out.Put(static_cast<uint64_t>(offset));
   return out.bytes();
 }
 
@@ -356,10 +389,21 @@ ShardSummary ReadShard(const std::string& path, const ShardVisitor& visitor) {
   summary.head = ReadHead(&file);
   visitor.head(file, summary.head);
   const int64_t limit = std::max(kBlockBytes, 8 + RowBytes(summary.head));
+  const bool in_log = !summary.head.log.path.empty();
+  std::vector<uint64_t> bits;
   for (;;) {
     const BlockReader::Block block = file.Next(limit);
     if (block.type == BlockType::kEnd) break;
     if (block.type == BlockType::kHead) file.Refuse("a second head");
+    if (in_log != (block.type == BlockType::kRowBits)) file.Refuse("a block that such a shard does not have");
+    if (in_log) {
+      const size_t words = static_cast<size_t>(block.n / 8), has = bits.size();
+      if (block.n % 8 != 0 || static_cast<int64_t>(has + words) > (summary.head.log.rows + 63) / 64)
+        file.Refuse("more bits than rows");
+      bits.resize(has + words);
+      std::memcpy(bits.data() + has, block.data, static_cast<size_t>(block.n));
+      continue;
+    }
     if (block.type == BlockType::kErased) {
       if (!summary.head.is_delta) file.Refuse("erased keys in a full save");
       if (summary.rows > 0) file.Refuse("erased keys behind rows");
@@ -372,6 +416,14 @@ ShardSummary ReadShard(const std::string& path, const ShardVisitor& visitor) {
     const TableStore::RowValues values = ReadRows(file, summary.head, block);
     summary.rows += values.n;
     visitor.rows(file, values);
+  }
+  if (in_log) {
+    if (static_cast<int64_t>(bits.size()) != (summary.head.log.rows + 63) / 64) file.Refuse("bits of rows are missing");
+    summary.rows = ScanVersion(summary.head, bits, kBlockBytes / RowBytes(summary.head) + 1,
+                               [&](const TableStore::RowValues& values) {
+                                 CheckKeys(file, summary.head, values.keys, values.n);
+                                 visitor.rows(file, values);
+                               });
   }
   if (file.rows() != summary.rows || file.erased() != summary.erased) {
     file.Refuse("the end block counts " + std::to_string(file.rows()) + " rows and " + std::to_string(file.erased()) +

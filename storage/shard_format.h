@@ -30,6 +30,13 @@ TableStore::RowTarget RowsBlock(const ShardHead& head, int64_t n, BlockWriter* f
 // Keys that a block of erased keys has at most.
 constexpr int64_t kErasedPerBlock = (kBlockBytes - 8) / 8;
 
+// Which rows a shard has in a log: a bit for each number, in words.
+constexpr int64_t kBitWordsPerBlock = kBlockBytes / 8;
+
+// Gives the rows of a shard that are in a log to `rows`, in parts of about `per_part`; gives how many they are. Throws DamagedFile.
+int64_t ScanVersion(const ShardHead& head, const std::vector<uint64_t>& bits, int64_t per_part,
+                    const std::function<void(const TableStore::RowValues&)>& rows);
+
 // What a reader of a shard does with it.
 struct ShardVisitor {
   std::function<void(const BlockReader&, const ShardHead&)> head = [](const BlockReader&, const ShardHead&) {};

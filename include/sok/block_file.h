@@ -12,7 +12,7 @@
 
 namespace sok {
 
-enum class BlockType : uint32_t { kHead = 1, kRows = 2, kErased = 3, kEnd = 4 };
+enum class BlockType : uint32_t { kHead = 1, kRows = 2, kErased = 3, kEnd = 4, kRowBits = 5 };
 
 // No block is longer, except one that holds a single row.
 constexpr int64_t kBlockBytes = int64_t{4} << 20;

@@ -131,6 +131,23 @@ class EmbeddingTable final : public TableStore {
   int64_t memory_bytes() const override;
   void EndStep(const Cpu& cpu) override;
 
+  // From now on a table over a file keeps versions (docs/design/versions.md). Rows that it has are written anew. Throws
+  // FailedPrecondition for a table that cannot: without a file, with policies, with an optimizer that moves rows without gradients.
+  void KeepVersions();
+  // The version that BeginSave has begun, whose records are on the disk when this returns. Holds the lock for some rows at a
+  // time. shard: the file that will name it. Valid until EndSave.
+  struct Version {
+    uint32_t number = 0;
+    std::string log, shard;
+    RowLogShape shape;
+    std::vector<SlotSetInfo> sets;
+    std::vector<int64_t> offsets;
+    std::vector<uint64_t> bits;  // of rows in use
+    int64_t row_numbers = 0, num_rows = 0;
+    uint64_t digest = 0;
+  };
+  const Version& WriteVersion(const std::string& shard);
+
   // Moving rows to a table that is placed otherwise, maybe on other ranks: what the shards of a save would carry.
   //
   // As ReadAll, of these keys in their order; changed [n]: whether the save that was begun has them among its changes. Throws
@@ -227,6 +244,10 @@ class EmbeddingTable final : public TableStore {
   const float* const* PeekAll(const Cpu& cpu, Records* records) const;
   // Throws what has gone wrong where rows were read without being brought in, by a call that has the table to itself.
   void CheckPeeks() const;
+  RowTier::KeyOf KeysForTier() const;
+  void CheckVersions() const;  // throws FailedPrecondition where KeepVersions does
+  void StartVersions();
+  void BeginVersion();
   void CheckWhole() const;  // throws FailedPrecondition for a table that an error has left half changed
   // Gives a row to each of the m positions listed in `missing` (ascending); all or none, then throws TableFull. With
   // `fresh` false the caller writes the whole record of new rows, and their stamps.
@@ -365,6 +386,7 @@ class EmbeddingTable final : public TableStore {
   std::vector<uint64_t> refused_keys_;  // of the present step, with repeats: a Bloom filter counts them at its end
   std::atomic<int64_t> made_{0}, refused_{0}, evicted_{0};
   RowChanges saved_;
+  std::unique_ptr<Version> version_;    // that is being written
   std::shared_ptr<Snapshot> snapshot_;  // of a save that goes on beside training; whoever reads it holds it too
 };
 

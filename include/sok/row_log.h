@@ -6,6 +6,10 @@
 // file goes past the system's page cache where its file system can do that. It is scratch: it has no meaning for another process,
 // its name goes with the log, and those of processes that are gone are removed by the next log in their folder.
 //
+// With versions it is more than that (docs/design/versions.md): a slot also has the record's key and its order, so that whoever knows
+// which rows there were at a mark can find them again (VersionScan). A slot that a version needs is not overwritten before its
+// record is on the disk elsewhere.
+//
 // Thread safety: Read may be called from many threads as long as nobody appends, drops or reserves.
 #pragma once
 
@@ -23,6 +27,11 @@ namespace sok {
 
 class ReadRing;
 
+// How records lie in a log's file.
+struct RowLogShape {
+  int64_t floats = 0, block_bytes = 0, segment_bytes = 0;
+};
+
 class RowLog {
  public:
   static constexpr uint32_t kNoSlot = 0xFFFFFFFFu;  // slots are below
@@ -37,7 +46,7 @@ class RowLog {
   };
 
   // A file in the folder `path`, made if it is missing. name: of the file, with what makes it unique behind it. Throws FileError.
-  RowLog(const std::string& path, const std::string& name, int64_t floats, Owner* owner);
+  RowLog(const std::string& path, const std::string& name, int64_t floats, bool has_versions, Owner* owner);
   ~RowLog();
   RowLog(const RowLog&) = delete;
   RowLog& operator=(const RowLog&) = delete;
@@ -45,15 +54,37 @@ class RowLog {
   // Room in the file for so many rows, however often they change. Throws FileError, then nothing changed.
   void Reserve(int64_t rows);
 
-  // Appends a record [floats]; gives its slot. Throws FileError, then it was not appended.
-  uint32_t Append(uint32_t row, const float* record);
+  // Appends a record [floats]; gives its slot. key, order: with versions. Throws FileError, then it was not appended.
+  uint32_t Append(uint32_t row, const float* record, uint64_t key = 0, uint64_t order = 0);
   void Drop(uint32_t slot) { --live_[slot / slots_]; }
+
+  // With versions. The slot's row has it no more, but the versions up to `version` may need it: it stays until Release(version + 1)
+  // or later. Reserve has to have made room for it.
+  void Retain(uint32_t slot, uint32_t version) {
+    tags_[slot] = version;
+    ++retained_;
+  }
+  int64_t retained() const { return retained_; }
+  // Versions below `oldest` need nothing any more.
+  void Release(uint32_t oldest) {
+    oldest_ = oldest;
+    released_to_ = 0;
+  }
+  // Writes what has been appended so far. A descriptor of the file, for the caller to sync and to close; or throws FileError.
+  int Flush();
+  // Removes logs of processes that are gone, but for those that a shard still names.
+  static void RemoveLeftOver(const std::string& path);
+  // The file stays when the log goes.
+  void Leave() { stays_ = true; }
+  // Where its records are, for VersionScan.
+  RowLogShape shape() const;
 
   struct Wanted {
     uint32_t row, slot;
     float* to;        // [floats]
     bool is_damaged;  // what was read is not what was written
     int error;        // of the system, or 0
+    uint64_t order = 0;  // with versions
   };
   // Reads records, many at a time; what went wrong is said with each. Of several threads one has its reads in flight.
   void Read(const Cpu& cpu, std::vector<Wanted>* wanted) const;
@@ -68,10 +99,12 @@ class RowLog {
   int64_t written_bytes() const { return written_bytes_; }
 
   // What a log takes of the memory, whatever it holds.
-  static int64_t BufferBytes(int64_t floats);
+  static int64_t BufferBytes(int64_t floats, bool has_versions);
 
  private:
-  void Open(int64_t floats);
+  void Create();
+  bool IsOurs();
+  void Open();
   bool GoThroughCache();  // whether it could be done
   class Buffer;
   class BlockReader;
@@ -82,11 +115,14 @@ class RowLog {
   int64_t OffsetOf(uint32_t slot) const {
     return static_cast<int64_t>(slot / slots_) * segment_bytes_ + OffsetInSegment(slot % slots_);
   }
+  bool IsNeeded(uint32_t slot) const { return has_versions_ && tags_[slot] != 0 && tags_[slot] >= oldest_; }
+  void ReleaseSome(int64_t segments);
+  void SyncWritten();
   bool IsOpen(uint32_t slot) const { return slot / slots_ == open_; }
   // Copies a record out of what was read.
   void Take(const char* from, Wanted* wanted) const;
   void PrepareToAppend();
-  void WriteOpen();
+  void WriteOpen(int64_t end);  // of the open segment, up to there
   // Empties the segment with the fewest live slots; false: there is none that is worth it.
   bool Clean();
   uint32_t AppendRaw(const char* slot);
@@ -94,7 +130,8 @@ class RowLog {
 
   const pid_t process_;
   const int64_t floats_;
-  const int64_t bytes_;  // of a slot
+  const bool has_versions_;
+  const int64_t head_bytes_, bytes_;  // of a slot: in front of the record, and in all
   int64_t per_block_, block_bytes_, slots_, segment_bytes_;
   Owner* const owner_;
   std::string file_name_;
@@ -104,10 +141,17 @@ class RowLog {
   char* map_ = nullptr;
   std::vector<uint32_t> live_;   // of each segment, how many slots
   std::vector<uint32_t> free_;   // segments; the open one is not among them
+  std::vector<uint32_t> emptied_;  // with versions: free once what was moved out of them is on the disk
+  std::vector<uint32_t> tags_;     // with versions, of each slot: the last one that needs it; 0: none
+  int64_t retained_ = 0;           // slots with tags
+  uint32_t oldest_ = 1;            // version that may need something
+  int64_t released_to_ = 0;        // segments whose older tags are gone
   std::vector<uint8_t> is_out_;  // which Clean does not look at
   std::vector<uint32_t> stuck_;  // segments with damage that keeps them from being emptied
   uint32_t open_ = UINT32_MAX;
-  int64_t used_ = 0;  // slots of the open segment
+  int64_t used_ = 0;        // slots of the open segment
+  int64_t written_to_ = 0;  // bytes of it
+  bool stays_ = false;
   bool is_cleaning_ = false;
   std::unique_ptr<Buffer> open_buffer_, clean_buffer_;
   std::unique_ptr<Buffer> ring_buffer_;

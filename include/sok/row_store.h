@@ -62,6 +62,9 @@ class RowStore {
   // taken one by one as the old ones are given back. Throws OutOfMemory, then nothing changed.
   int64_t AddFloats(const std::vector<float>& fresh);
 
+  // The tier has versions from now on. Throws what RowTier::Widened does.
+  void KeepVersions(RowTier::KeyOf key_of);
+
   void Swap(RowStore* other);
 
   int64_t floats() const { return floats_; }

@@ -8,15 +8,18 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "sok/device.h"
 #include "sok/row_log.h"
 #include "sok/storage_config.h"
+#include "sok/version_order.h"
 
 namespace sok {
 
@@ -25,9 +28,12 @@ class RowTier final : private RowLog::Owner {
   static constexpr int kSlabShift = 12;                  // Touch makes 4,096 rows at a time
   static constexpr int64_t kMaxRows = int64_t{1} << 31;  // of 2^32 slots, of which the file has half as many again
 
+  // The keys of rows. A tier that knows them has versions.
+  using KeyOf = std::function<uint64_t(uint32_t row)>;
+
   // label: of the table, for messages. Throws InvalidArgument for a budget that is too small, FileError, OutOfMemory.
   RowTier(const StorageConfig& config, std::string label, const std::string& file_name, int64_t floats,
-          int64_t max_rows);
+          int64_t max_rows, KeyOf key_of = {});
   ~RowTier() override;
   RowTier(const RowTier&) = delete;
   RowTier& operator=(const RowTier&) = delete;
@@ -90,11 +96,29 @@ class RowTier final : private RowLog::Owner {
   // Unreadable.
   void PeekAll(const Cpu& cpu, const uint32_t* rows, int64_t n, std::vector<float>* aside, const float** records) const;
 
-  // The row has no record any more.
+  // The row has no record any more. With versions it has been secured.
   void Forget(int64_t row);
 
-  // The same rows with wider records. Throws Unreadable, FileError or OutOfMemory, then no row has changed.
-  std::unique_ptr<RowTier> Widened(const std::vector<float>& fresh);
+  // The same rows with wider records, and with versions if there is `key_of`. Throws Unreadable, FileError or OutOfMemory, then no
+  // row has changed.
+  std::unique_ptr<RowTier> Widened(const std::vector<float>& fresh, KeyOf key_of);
+
+  // Versions: docs/design/versions.md. One at a time is being written.
+  bool has_versions() const { return static_cast<bool>(key_of_); }
+  const KeyOf& key_of() const { return key_of_; }
+  void SetKeys(KeyOf key_of) { key_of_ = std::move(key_of); }
+  // What all rows hold at this moment is a version; gives its number. Throws FailedPrecondition.
+  uint32_t BeginVersion();
+  // Writes what it needs of the next frames; false: nothing is left. Throws FileError, also if the version has been given up since.
+  bool WriteSome(uint32_t version, int64_t frames);
+  // All of it has been written: a descriptor of the file, for the caller to sync and to close. Throws FileError.
+  int Flush() { return log_->Flush(); }
+  // The shard that names it is in place; empty: there will be none. As long as the shard exists, so does the version.
+  void EndVersion(uint32_t version, const std::string& shard);
+  uint64_t version_digest() const { return digest_; }  // of the one that is written
+  // Before rows are forgotten. Throws FileError, then nothing changed.
+  void Secure(const uint32_t* rows, int64_t n);
+  const RowLog& log() const { return *log_; }
 
   int64_t floats() const { return floats_; }
   int64_t memory_bytes() const;
@@ -107,6 +131,8 @@ class RowTier final : private RowLog::Owner {
     uint32_t wave;  // the last call of Bring that wanted it
     uint32_t heat;
   };
+  // With versions there is in front of it when its contents were written (OrderOf); if they have not been, their version alone.
+  static constexpr int64_t kOrderBytes = 16;  // so that records begin at multiples of 16
   static constexpr uintptr_t kInFile = 1, kUnwritten = 2, kWanted = 4, kTags = 7;
   static constexpr int kSlotShift = 3;
   static constexpr uint32_t kMaxHeat = 5;
@@ -115,9 +141,16 @@ class RowTier final : private RowLog::Owner {
   uintptr_t Word(int64_t row) const { return reinterpret_cast<uintptr_t>(places_[row]); }
   void SetWord(int64_t row, uintptr_t word) { places_[row] = reinterpret_cast<float*>(word); }
   static Frame* FrameOf(float* record) { return reinterpret_cast<Frame*>(record) - 1; }
-  Frame* FrameAt(int64_t number) const { return reinterpret_cast<Frame*>(frames_ + number * frame_bytes_); }
+  static uint64_t& Order(Frame* frame) { return *reinterpret_cast<uint64_t*>(reinterpret_cast<char*>(frame) - kOrderBytes); }
+  int64_t FrameBytes(int64_t floats) const {
+    return (has_versions() ? kOrderBytes : 0) + static_cast<int64_t>(sizeof(Frame)) +
+           (floats * static_cast<int64_t>(sizeof(float)) + 15) / 16 * 16;
+  }
+  Frame* FrameAt(int64_t number) const { return reinterpret_cast<Frame*>(first_frame_ + number * frame_bytes_); }
   static float* RecordOf(Frame* frame) { return reinterpret_cast<float*>(frame + 1); }
-  int64_t NumberOf(const Frame* frame) const { return (reinterpret_cast<const char*>(frame) - frames_) / frame_bytes_; }
+  int64_t NumberOf(const Frame* frame) const {
+    return (reinterpret_cast<const char*>(frame) - first_frame_) / frame_bytes_;
+  }
 
   int64_t PlacesBytes() const { return (slabs_ << kSlabShift) * static_cast<int64_t>(sizeof(float*)); }
   int64_t MostFrames() const;  // that the budget has room for now
@@ -133,6 +166,15 @@ class RowTier final : private RowLog::Owner {
   Frame* TakeFrame(uint32_t row, uint32_t slot);
   void FreeFrame(Frame* frame);
   void BecomesDirty(Frame* frame);
+  void Write(Frame* frame);       // into the log, where it is not
+  // With versions.
+  void Supersede(Frame* frame);   // BecomesDirty
+  void LosesSlot(uint32_t row, uint32_t slot, uint64_t order);
+  void ForgetInFile(uint32_t row, uint32_t slot);
+  void ReserveVersions(int64_t n);  // room for what n rows leave behind
+  void GiveUp();
+  void ReleaseOld();
+  uint32_t NewestNeeding() const { return pending_ != 0 ? pending_ : kept_.empty() ? 0 : kept_.back().number; }
 
   RowLog::Fate FateOf(uint32_t row, uint32_t slot) override;
   void Moved(uint32_t row, uint32_t to) override;
@@ -146,6 +188,7 @@ class RowTier final : private RowLog::Owner {
   float** places_ = nullptr;  // [max_rows]
   int64_t slabs_ = 0;         // that were touched
   char* frames_ = nullptr;
+  char* first_frame_ = nullptr;  // behind its order
   int64_t made_ = 0, hand_ = 0;  // frames that have memory
   std::vector<uint32_t> free_;   // of these, without a row
   uint32_t wave_ = 0;
@@ -155,6 +198,20 @@ class RowTier final : private RowLog::Owner {
   int64_t hits_ = 0;
   mutable int64_t misses_ = 0;
   int64_t read_before_ = 0, written_before_ = 0;  // by narrower tiers
+  KeyOf key_of_;
+  struct Kept {
+    uint32_t number;
+    std::string shard;
+  };
+  std::vector<Kept> kept_;  // versions whose shards were there when they were last looked for
+  uint32_t now_ = 1;        // version of what changes
+  uint32_t pending_ = 0;    // that is being written; 0: none
+  int64_t written_to_ = 0;  // frames, for it
+  int64_t appends_ = 0;
+  std::vector<std::pair<uint32_t, uint64_t>> secured_;  // rows in the file, and their orders; 0: damaged
+  bool is_digest_lost_ = false;
+  uint64_t current_digest_ = 0;  // of the records of rows that are in the log
+  uint64_t digest_ = 0;          // of the pending version, as far as it is written
 };
 
 }  // namespace sok

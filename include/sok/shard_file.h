@@ -8,10 +8,21 @@
 #include <vector>
 
 #include "sok/device.h"
+#include "sok/embedding_table.h"
 #include "sok/scratch.h"
 #include "sok/table_store.h"
 
 namespace sok {
+
+// Rows that are not in the shard, but in a log of a table over a file (RowLog): docs/design/versions.md.
+struct ShardLog {
+  std::string path;  // empty: they are in the shard
+  int64_t floats = 0, block_bytes = 0, segment_bytes = 0;  // RowLogShape
+  uint32_t version = 0;
+  int64_t rows = 0;              // numbers of rows are below it
+  uint64_t digest = 0;           // of their records (DigestOf)
+  std::vector<int64_t> offsets;  // of the slots of each set, in a record
+};
 
 // What a shard says of itself before its rows.
 struct ShardHead {
@@ -26,6 +37,7 @@ struct ShardHead {
   std::string generation;  // names the save that the file belongs to
   std::string table;
   std::vector<TableStore::SlotSetInfo> sets;
+  ShardLog log;
 };
 
 struct ShardSummary {
@@ -53,6 +65,11 @@ ShardSummary SaveShardChanges(const Cpu& cpu, const TableStore& table, int key_b
 // The same of the snapshot that BeginSave made (TableStore::ReadSnapshot): training may go on meanwhile.
 ShardSummary SaveShardSnapshot(const Cpu& cpu, TableStore* table, int key_bytes, const std::string& generation,
                                const std::string& path, bool changes);
+
+// The same of the version that BeginSave began: the rows stay in the table's file, and the shard says where. Training may go on
+// meanwhile.
+ShardSummary SaveShardVersion(EmbeddingTable* table, int key_bytes, const std::string& generation,
+                              const std::string& path);
 
 // Puts the rows of the file that this rank owns into the table, which has none of them yet, but for other columns of theirs
 // (`columns`, where the file has rows that are cut otherwise); of a delta, into a table that

@@ -143,7 +143,10 @@ class TableStore {
   // whatever is done to it until EndSave: rows are copied aside just before they change, if they were not read before.
   // Takes 4 bytes a row, and the records of the rows that change before they are read. Throws FailedPrecondition while
   // another snapshot is there, OutOfMemory.
-  enum class SnapshotOf { kNothing, kAllRows, kChanges };
+  //
+  // kVersion, of a table over a file that keeps versions: what it holds at this moment is a version, which EmbeddingTable::WriteVersion
+  // writes beside training.
+  enum class SnapshotOf { kNothing, kAllRows, kChanges, kVersion };
   virtual void BeginSave(SnapshotOf snapshot = SnapshotOf::kNothing) = 0;
   virtual void EndSave(const std::string& base) = 0;
 

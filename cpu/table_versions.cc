@@ -1,0 +1,99 @@
+// Saves of a table over a file that are marks: its rows stay in the file.
+#include <unistd.h>
+
+#include <cerrno>
+#include <mutex>
+
+#include "slot_set.h"
+#include "sok/embedding_table.h"
+#include "sok/error.h"
+#include "sok/file_error.h"
+
+namespace sok {
+namespace {
+
+constexpr int64_t kFramesAtOnce = 1024;  // that are written while the table is locked
+
+}  // namespace
+
+RowTier::KeyOf EmbeddingTable::KeysForTier() const {
+  return [this](uint32_t row) { return KeptKey(row); };
+}
+
+void EmbeddingTable::CheckVersions() const {
+  const std::string who = Label() + " cannot keep versions";
+  if (rows_.tier() == nullptr) {
+    throw FailedPrecondition(who + ": its rows are in memory. Give it storage=sok.Storage(...), or save it otherwise.");
+  }
+  if (history_ != nullptr) {
+    throw FailedPrecondition(who + ": it has admission or eviction, whose counts change where rows do not. Save it otherwise.");
+  }
+  if (HasDecay()) {
+    throw FailedPrecondition(who + ": its optimizer moves rows without gradients. Take a lazy one, or save it otherwise.");
+  }
+}
+
+void EmbeddingTable::StartVersions() {
+  CheckVersions();
+  KeepKeys();
+  rows_.tier()->SetBeside(BytesBeside());
+  try {
+    rows_.KeepVersions(KeysForTier());
+  } catch (const RowTier::Unreadable& row) {
+    ThrowUnreadable(row);
+  }
+}
+
+void EmbeddingTable::KeepVersions() {
+  Lock lock(mutex_);
+  CheckWhole();
+  CheckVersions();
+  if (rows_.tier()->has_versions()) return;
+  if (snapshot_) {
+    throw FailedPrecondition(Label() + ": an asynchronous save is under way. Wait for its result first.");
+  }
+  StartVersions();
+}
+
+// Expects the lock to be held by this thread alone.
+void EmbeddingTable::BeginVersion() {
+  if (!rows_.tier()->has_versions()) throw FailedPrecondition(Label() + " keeps no versions.");
+  auto version = std::make_unique<Version>();
+  for (const auto& set : sets_) {
+    version->sets.push_back({set->name, set->rule, set->history.calls(), {}});
+    version->offsets.push_back(set->offset);
+  }
+  version->num_rows = num_rows_;
+  version->row_numbers = config_.hashed ? next_row_ : config_.capacity;
+  if (config_.hashed) {
+    version->bits.assign(static_cast<size_t>((next_row_ + 63) / 64), ~uint64_t{0});
+    if (next_row_ % 64 != 0) version->bits.back() = (uint64_t{1} << (next_row_ % 64)) - 1;
+    for (const uint32_t row : free_rows_) version->bits[row / 64] &= ~(uint64_t{1} << (row % 64));
+  } else {
+    version->bits = in_use_;
+    version->bits.resize(static_cast<size_t>((config_.capacity + 63) / 64));
+  }
+  version->log = rows_.tier()->log().file();
+  version->shape = rows_.tier()->log().shape();
+  version->number = rows_.tier()->BeginVersion();
+  version_ = std::move(version);
+}
+
+const EmbeddingTable::Version& EmbeddingTable::WriteVersion(const std::string& shard) {
+  int file = -1;
+  for (bool is_done = false; !is_done;) {
+    Lock lock(mutex_);
+    if (!version_) throw FailedPrecondition(Label() + ": there is no version to write.");
+    is_done = !rows_.tier()->WriteSome(version_->number, kFramesAtOnce);
+    if (!is_done) continue;
+    file = rows_.tier()->Flush();
+    version_->digest = rows_.tier()->version_digest();
+    version_->shard = shard;
+  }
+  const int error = fdatasync(file) == 0 ? 0 : errno;
+  close(file);
+  if (error != 0) throw FileError(error, "sync", version_->log);
+  return *version_;
+}
+
+}  // namespace sok
