@@ -93,10 +93,10 @@ void RowStore::TakePages(int64_t slab) {
   for (int64_t at = 0; at < slab_bytes(); at += 4096) memory[at] = memory[at];
 }
 
-int64_t RowStore::AddFloats(const std::vector<float>& fresh) {
+int64_t RowStore::AddFloats(const std::vector<float>& fresh, const RowTier::Facts& facts) {
   const int64_t offset = floats_, count = static_cast<int64_t>(fresh.size());
   if (tier_ != nullptr) {
-    tier_ = tier_->Widened(fresh, tier_->key_of());
+    tier_ = tier_->Widened(fresh, facts);
     slabs_ = tier_->places();
     floats_ = tier_->floats();
     stride_ = RecordStride(floats_);
@@ -119,8 +119,8 @@ int64_t RowStore::AddFloats(const std::vector<float>& fresh) {
   return offset;
 }
 
-void RowStore::KeepVersions(RowTier::KeyOf key_of) {
-  tier_ = tier_->Widened({}, std::move(key_of));
+void RowStore::KeepVersions(RowTier::Facts facts) {
+  tier_ = tier_->Widened({}, std::move(facts));
   slabs_ = tier_->places();
 }
 

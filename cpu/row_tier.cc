@@ -22,34 +22,35 @@ int64_t FramesWished() {
 constexpr int64_t kReadsAtOnce = 8192;
 constexpr int64_t kBesideFrame = 2 * sizeof(uint32_t);  // its numbers among those that are free, or wished for
 
-int64_t BufferBytes(int64_t floats, bool has_versions) {
-  return RowLog::BufferBytes(floats, has_versions) + kReadsAtOnce * static_cast<int64_t>(sizeof(RowLog::Wanted));
+int64_t BufferBytes(int64_t floats, int64_t words) {
+  return RowLog::BufferBytes(floats, words) + kReadsAtOnce * static_cast<int64_t>(sizeof(RowLog::Wanted));
 }
 
 }  // namespace
 
 RowTier::RowTier(const StorageConfig& config, std::string label, const std::string& file_name, int64_t floats,
-                 int64_t max_rows, KeyOf key_of)
+                 int64_t max_rows, Facts facts)
     : config_(config),
       label_(std::move(label)),
       name_(file_name),
       floats_(floats),
       max_rows_(max_rows),
       least_frames_(FramesWished() > 0 ? FramesWished() : kLeastFrames),
-      key_of_(std::move(key_of)) {
+      facts_(std::move(facts)),
+      words_(static_cast<size_t>(facts_.num_words)) {
   frame_bytes_ = FrameBytes(floats);
   static_assert(sizeof(Frame) == 16, "records begin at multiples of 16 bytes");
   if (Needs(floats) > config.memory_bytes) {
     throw InvalidArgument(label_ + ": storage needs memory_bytes of at least " + std::to_string(Needs(floats)) +
                           ". Received: " + std::to_string(config.memory_bytes) + ".");
   }
-  all_frames_ = std::min((config.memory_bytes - BufferBytes(floats, has_versions())) / (frame_bytes_ + kBesideFrame), max_rows);
+  all_frames_ = std::min((config.memory_bytes - BufferBytes(floats, Words())) / (frame_bytes_ + kBesideFrame), max_rows);
   if (FramesWished() > 0) all_frames_ = std::min(all_frames_, LeastFrames());
   // Nothing that brings rows takes memory: an update in its middle, or a key without its row, cannot be given up.
   free_.reserve(static_cast<size_t>(all_frames_));
   wishes_.reserve(static_cast<size_t>(all_frames_));
   reads_.reserve(static_cast<size_t>(kReadsAtOnce));
-  log_.reset(new RowLog(config.path, file_name, floats, has_versions(), this));  // whose owner this is, is nobody else's business
+  log_.reset(new RowLog(config.path, file_name, floats, Words(), this));  // whose owner this is, is nobody else's business
   places_ = static_cast<float**>(AllocatePages(max_rows * static_cast<int64_t>(sizeof(float*)), /*huge=*/false,
                                                "places of embedding rows", /*lazily=*/true));
   try {
@@ -63,14 +64,14 @@ RowTier::RowTier(const StorageConfig& config, std::string label, const std::stri
 }
 
 RowTier::~RowTier() {
-  if (!kept_.empty()) log_->Leave();
+  if (!kept_.empty() || pending_ != 0) log_->Leave();  // a shard may name it; if none does, the next log removes it
   FreePages(frames_, all_frames_ * frame_bytes_);
   FreePages(places_, max_rows_ * static_cast<int64_t>(sizeof(float*)));
 }
 
 int64_t RowTier::Needs(int64_t floats) const {
-  const int64_t of_segments = log_ == nullptr ? 0 : log_->memory_bytes() - RowLog::BufferBytes(floats_, has_versions());
-  return beside_ + PlacesBytes() + of_segments + BufferBytes(floats, has_versions()) +
+  const int64_t of_segments = log_ == nullptr ? 0 : log_->memory_bytes() - RowLog::BufferBytes(floats_, Words());
+  return beside_ + PlacesBytes() + of_segments + BufferBytes(floats, Words()) +
          LeastFrames() * (FrameBytes(floats) + kBesideFrame);
 }
 
@@ -154,7 +155,8 @@ void RowTier::Write(Frame* frame) {
   }
   const uint32_t version = VersionOfOrder(Order(frame));
   const uint64_t order = OrderOf(version, ++appends_);
-  frame->slot = log_->Append(frame->row, RecordOf(frame), key_of_(frame->row), order);
+  if (facts_.num_words > 0) facts_.words(frame->row, words_.data());
+  frame->slot = log_->Append(frame->row, RecordOf(frame), facts_.key(frame->row), order, words_.data());
   Order(frame) = order;
   current_digest_ += DigestOf(frame->row, order);
   if (version <= pending_) digest_ += DigestOf(frame->row, order);
@@ -356,7 +358,7 @@ void RowTier::PeekAll(const Cpu& cpu, const uint32_t* rows, int64_t n, std::vect
     if (read.error != 0 || read.is_damaged) throw Unreadable(read.row, read.error, log_->file());
 }
 
-std::unique_ptr<RowTier> RowTier::Widened(const std::vector<float>& fresh, KeyOf key_of) {
+std::unique_ptr<RowTier> RowTier::Widened(const std::vector<float>& fresh, Facts facts) {
   const int64_t floats = floats_ + static_cast<int64_t>(fresh.size());
   if (Needs(floats) > config_.memory_bytes) {
     throw OutOfMemory(label_ + ": memory_bytes=" + std::to_string(config_.memory_bytes) +
@@ -369,7 +371,7 @@ std::unique_ptr<RowTier> RowTier::Widened(const std::vector<float>& fresh, KeyOf
   free_.clear();
   DropPages(frames_, made_ * frame_bytes_);
   made_ = hand_ = 0;
-  auto wider = std::make_unique<RowTier>(config_, label_, name_, floats, max_rows_, std::move(key_of));
+  auto wider = std::make_unique<RowTier>(config_, label_, name_, floats, max_rows_, std::move(facts));
   wider->SetBeside(beside_);
   const SerialExecutor executor;
   for (int64_t first = 0; first < max_rows_; first += int64_t{1} << kSlabShift) {

@@ -251,7 +251,7 @@ void EmbeddingTable::Swap(TableStore* with) {
   broken_.swap(other->broken_);
   std::swap(row_keys_, other->row_keys_);
   for (EmbeddingTable* table : {this, other})
-    if (keeps_versions(*table)) table->rows_.tier()->SetKeys(table->KeysForTier());
+    if (keeps_versions(*table)) table->rows_.tier()->SetFacts(table->FactsForTier());
   for (auto [table, keeps] : {std::pair{this, untouched}, std::pair{other, other_untouched}}) {
     table->saved_.TurnOff();
     ++table->losses_;

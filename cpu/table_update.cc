@@ -96,11 +96,6 @@ void EmbeddingTable::SettleBefore(const Cpu& cpu, const SlotSet& set, const Upda
 EmbeddingTable::SlotSet* EmbeddingTable::FindOrAttach(const UpdateRule& rule, const std::string& slot_set) {
   CheckSet(rule, slot_set);
   if (const SlotSet* known = FindSet(slot_set)) return const_cast<SlotSet*>(known);
-  if (rule.decays() && rows_.tier() != nullptr && rows_.tier()->has_versions()) {
-    throw FailedPrecondition(Label() + " keeps versions, and '" + RuleName(rule.rule) +
-                             "' moves rows without gradients, which versions do not know. Take another optimizer (Adam: "
-                             "lazy), or save otherwise.");
-  }
   auto set = std::make_unique<SlotSet>();
   set->name = slot_set;
   set->SetRule(rule);
@@ -117,8 +112,9 @@ EmbeddingTable::SlotSet* EmbeddingTable::FindOrAttach(const UpdateRule& rule, co
     std::vector<float> fresh(static_cast<size_t>(rule.slot_floats(config_.dim)));
     rule.FillSlots(config_.dim, fresh.data());
     if (rows_.tier() != nullptr) rows_.tier()->SetBeside(BytesBeside());
+    const bool keeps_versions = rows_.tier() != nullptr && rows_.tier()->has_versions();
     try {
-      set->offset = rows_.AddFloats(fresh);
+      set->offset = rows_.AddFloats(fresh, keeps_versions ? FactsForTier(set.get()) : RowTier::Facts());
     } catch (const RowTier::Unreadable& row) {
       ThrowUnreadable(row);
     }

@@ -8,16 +8,45 @@
 #include "sok/embedding_table.h"
 #include "sok/error.h"
 #include "sok/file_error.h"
+#include "sok/shard_file.h"
 
 namespace sok {
 namespace {
 
+constexpr int64_t kMaxRuns = kMaxShardRuns;
 constexpr int64_t kFramesAtOnce = 1024;  // that are written while the table is locked
 
 }  // namespace
 
-RowTier::KeyOf EmbeddingTable::KeysForTier() const {
-  return [this](uint32_t row) { return KeptKey(row); };
+RowTier::Facts EmbeddingTable::FactsForTier(const SlotSet* more) const {
+  RowTier::Facts facts;
+  facts.key = [this](uint32_t row) { return KeptKey(row); };
+  std::vector<const SlotSet*> decaying;
+  for (const auto& set : sets_)
+    if (set->rule.decays()) decaying.push_back(set.get());
+  if (more != nullptr && more->rule.decays()) decaying.push_back(more);
+  facts.num_words = static_cast<int64_t>(decaying.size());
+  facts.words = [decaying](uint32_t row, uint32_t* words) {
+    for (size_t i = 0; i < decaying.size(); ++i) words[i] = *decaying[i]->Stamp(row);
+  };
+  return facts;
+}
+
+std::unique_ptr<EmbeddingTable::Settler> EmbeddingTable::SettlerOf(const SlotSetInfo& info) {
+  class OfSet final : public Settler {
+   public:
+    explicit OfSet(const SlotSetInfo& info) {
+      set_.SetRule(info.rule);
+      set_.Append(info.missed, info.calls);
+    }
+    void Settle(uint32_t stamp, int64_t dim, float* weights, float* slots) const override {
+      set_.SettleFrom(stamp, dim, weights, slots);
+    }
+
+   private:
+    SlotSet set_;
+  };
+  return std::make_unique<OfSet>(info);
 }
 
 void EmbeddingTable::CheckVersions() const {
@@ -28,9 +57,6 @@ void EmbeddingTable::CheckVersions() const {
   if (history_ != nullptr) {
     throw FailedPrecondition(who + ": it has admission or eviction, whose counts change where rows do not. Save it otherwise.");
   }
-  if (HasDecay()) {
-    throw FailedPrecondition(who + ": its optimizer moves rows without gradients. Take a lazy one, or save it otherwise.");
-  }
 }
 
 void EmbeddingTable::StartVersions() {
@@ -38,7 +64,7 @@ void EmbeddingTable::StartVersions() {
   KeepKeys();
   rows_.tier()->SetBeside(BytesBeside());
   try {
-    rows_.KeepVersions(KeysForTier());
+    rows_.KeepVersions(FactsForTier());
   } catch (const RowTier::Unreadable& row) {
     ThrowUnreadable(row);
   }
@@ -59,9 +85,17 @@ void EmbeddingTable::KeepVersions() {
 void EmbeddingTable::BeginVersion() {
   if (!rows_.tier()->has_versions()) throw FailedPrecondition(Label() + " keeps no versions.");
   auto version = std::make_unique<Version>();
+  int64_t stamp = rows_.floats(), runs = 0;
   for (const auto& set : sets_) {
-    version->sets.push_back({set->name, set->rule, set->history.calls(), {}});
+    version->sets.push_back({set->name, set->rule, set->history.calls(), set->history.RunsAfter(0)});
     version->offsets.push_back(set->offset);
+    version->stamps.push_back(set->rule.decays() ? stamp++ : -1);
+    runs += static_cast<int64_t>(version->sets.back().missed.size());
+  }
+  if (runs > kMaxRuns) {
+    throw FailedPrecondition(Label() + ": the learning rate of an optimizer that moves rows without gradients has changed " +
+                             std::to_string(runs) + " times, and a version can tell of " + std::to_string(kMaxRuns) +
+                             " changes. Save it otherwise, and restore it.");
   }
   version->num_rows = num_rows_;
   version->row_numbers = config_.hashed ? next_row_ : config_.capacity;

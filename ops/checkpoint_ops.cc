@@ -29,6 +29,7 @@ REGISTER_OP("Sok>TableSave")
     .Output("summary: string")
     .Attr("changes: bool = false")
     .Attr("snapshot: bool = false")
+    .Attr("version: bool = false")
     .SetIsStateful()
     .SetShapeFn(ScalarShape);
 
@@ -37,11 +38,13 @@ class TableSaveOp : public GuardedOp {
   explicit TableSaveOp(OpKernelConstruction* ctx) : GuardedOp(ctx) {
     Check(ctx->GetAttr("changes", &changes_));
     Check(ctx->GetAttr("snapshot", &snapshot_));
+    Check(ctx->GetAttr("version", &version_));
   }
   void Run(OpKernelContext* ctx) override {
     const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
     const std::string path = TextArg(ctx, 1, "path"), generation = TextArg(ctx, 2, "generation");
     const int key_bytes = KeyBytes(*resource);
+    if (version_) return StoreSummary(ctx, SaveShardVersion(&resource->table(), key_bytes, generation, path));
     if (snapshot_) {  // beside training: it gets the other processors
       const SerialExecutor executor;
       return StoreSummary(ctx,
@@ -55,12 +58,13 @@ class TableSaveOp : public GuardedOp {
  private:
   bool changes_ = false;
   bool snapshot_ = false;
+  bool version_ = false;
 };
 SOK_HOST_KERNEL("Sok>TableSave", TableSaveOp, "handle", "path", "generation", "summary");
 
 REGISTER_OP("Sok>TableSaveBegin")
     .Input("handle: resource")
-    .Attr("snapshot: {'', 'all', 'changes'} = ''")
+    .Attr("snapshot: {'', 'all', 'changes', 'version'} = ''")
     .SetIsStateful()
     .SetShapeFn(NoOutputs);
 
@@ -70,14 +74,23 @@ class TableSaveBeginOp : public GuardedOp {
     std::string of;
     Check(ctx->GetAttr("snapshot", &of));
     using Of = TableStore::SnapshotOf;
-    of_ = of == "all" ? Of::kAllRows : of == "changes" ? Of::kChanges : Of::kNothing;
+    of_ = of == "all" ? Of::kAllRows : of == "changes" ? Of::kChanges : of == "version" ? Of::kVersion : Of::kNothing;
   }
-  void Run(OpKernelContext* ctx) override { TableArg(ctx, 0)->store().BeginSave(of_); }
+  void Run(OpKernelContext* ctx) override {
+    const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
+    if (of_ == TableStore::SnapshotOf::kVersion) return resource->table().BeginSave(of_);
+    resource->store().BeginSave(of_);
+  }
 
  private:
   TableStore::SnapshotOf of_ = TableStore::SnapshotOf::kNothing;
 };
 SOK_HOST_KERNEL("Sok>TableSaveBegin", TableSaveBeginOp, "handle");
+
+REGISTER_OP("Sok>TableKeepVersions").Input("handle: resource").SetIsStateful().SetShapeFn(NoOutputs);
+
+void TableKeepVersions(OpKernelContext* ctx) { TableArg(ctx, 0)->table().KeepVersions(); }
+SOK_HOST_KERNEL("Sok>TableKeepVersions", FunctionOp<TableKeepVersions>, "handle");
 
 REGISTER_OP("Sok>TableSaveEnd").Input("handle: resource").Input("base: string").SetIsStateful().SetShapeFn(NoOutputs);
 

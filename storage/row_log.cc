@@ -81,17 +81,18 @@ class RowLog::Buffer {
   char* const data_;
 };
 
-int64_t RowLog::BufferBytes(int64_t floats, bool has_versions) {
-  const int64_t block_bytes = BlockBytesOf(SlotBytesOf(floats, has_versions));
+int64_t RowLog::BufferBytes(int64_t floats, int64_t words) {
+  const int64_t block_bytes = BlockBytesOf(SlotBytesOf(floats + std::max<int64_t>(0, words), words >= 0));
   return 2 * SegmentBytes(block_bytes) + RingBytes(block_bytes);
 }
 
-RowLog::RowLog(const std::string& path, const std::string& name, int64_t floats, bool has_versions, Owner* owner)
+RowLog::RowLog(const std::string& path, const std::string& name, int64_t floats, int64_t words, Owner* owner)
     : process_(getpid()),
       floats_(floats),
-      has_versions_(has_versions),
-      head_bytes_(SlotHeadBytes(has_versions)),
-      bytes_(SlotBytesOf(floats, has_versions)),
+      words_(std::max<int64_t>(0, words)),
+      has_versions_(words >= 0),
+      head_bytes_(SlotHeadBytes(has_versions_)),
+      bytes_(SlotBytesOf(floats_ + words_, has_versions_)),
       owner_(owner) {
   block_bytes_ = BlockBytesOf(bytes_);
   per_block_ = block_bytes_ / bytes_;
@@ -161,7 +162,7 @@ RowLog::~RowLog() {
 bool RowLog::IsMine() const { return getpid() == process_; }
 
 int64_t RowLog::memory_bytes() const {
-  return BufferBytes(floats_, has_versions_) + static_cast<int64_t>(live_.capacity() * (4 * sizeof(uint32_t) + 1)) +
+  return BufferBytes(floats_, has_versions_ ? words_ : -1) + static_cast<int64_t>(live_.capacity() * (4 * sizeof(uint32_t) + 1)) +
          static_cast<int64_t>(tags_.capacity() * sizeof(uint32_t));
 }
 
@@ -300,9 +301,10 @@ uint32_t RowLog::AppendRaw(const char* slot) {
   return static_cast<uint32_t>(open_ * slots_ + used_++);
 }
 
-uint32_t RowLog::Append(uint32_t row, const float* record, uint64_t key, uint64_t order) {
+uint32_t RowLog::Append(uint32_t row, const float* record, uint64_t key, uint64_t order, const uint32_t* words) {
   PrepareToAppend();
-  WriteSlot(open_buffer_->get() + OffsetInSegment(used_), has_versions_, {row, key, order}, record, floats_);
+  WriteSlot(open_buffer_->get() + OffsetInSegment(used_), has_versions_, {row, key, order}, record, floats_, words,
+            words_);
   ++live_[open_];
   return static_cast<uint32_t>(open_ * slots_ + used_++);
 }
@@ -321,7 +323,7 @@ int RowLog::Pread(char* to, int64_t bytes, int64_t offset) const {
 
 void RowLog::Take(const char* from, Wanted* wanted) const {
   SlotHead head;
-  wanted->is_damaged = !ReadSlotHead(from, has_versions_, floats_, &head) || head.row != wanted->row;
+  wanted->is_damaged = !ReadSlotHead(from, has_versions_, floats_ + words_, &head) || head.row != wanted->row;
   wanted->order = head.order;
   if (!wanted->is_damaged) std::memcpy(wanted->to, from + head_bytes_, static_cast<size_t>(floats_) * sizeof(float));
 }

@@ -12,7 +12,7 @@
 
 namespace sok {
 
-RowLogShape RowLog::shape() const { return {floats_, block_bytes_, segment_bytes_}; }
+RowLogShape RowLog::shape() const { return {floats_ + words_, block_bytes_, segment_bytes_}; }
 
 void RowLog::ReleaseSome(int64_t segments) {
   const int64_t end = std::min(released_to_ + segments, static_cast<int64_t>(live_.size()));

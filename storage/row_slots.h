@@ -1,4 +1,5 @@
-// The bytes of a slot of a RowLog: [CRC32C of what follows | row | record], and with versions [CRC32C | row | key | order | record].
+// The bytes of a slot of a RowLog: [CRC32C of what follows | row | record], and with versions [CRC32C | row | key | order | record |
+// words of the table]. `floats` below are those of the record and the words.
 #pragma once
 
 #include <algorithm>
@@ -40,14 +41,20 @@ inline uint32_t RowOfSlot(const char* slot) {
   return row;
 }
 
-inline void WriteSlot(char* slot, bool has_versions, const SlotHead& head, const float* record, int64_t floats) {
+inline void WriteSlot(char* slot, bool has_versions, const SlotHead& head, const float* record, int64_t floats,
+                      const uint32_t* words, int64_t num_words) {
   std::memcpy(slot + 4, &head.row, 4);
   if (has_versions) {
     std::memcpy(slot + 8, &head.key, 8);
     std::memcpy(slot + 16, &head.order, 8);
   }
-  std::memcpy(slot + SlotHeadBytes(has_versions), record, static_cast<size_t>(floats) * sizeof(float));
-  const uint32_t crc = CrcOfSlot(slot, has_versions, floats);
+  const size_t record_bytes = static_cast<size_t>(floats) * sizeof(float);
+  std::memcpy(slot + SlotHeadBytes(has_versions), record, record_bytes);
+  if (num_words > 0) {
+    std::memcpy(slot + SlotHeadBytes(has_versions) + record_bytes, words,
+                static_cast<size_t>(num_words) * sizeof(uint32_t));
+  }
+  const uint32_t crc = CrcOfSlot(slot, has_versions, floats + num_words);
   std::memcpy(slot, &crc, sizeof(crc));
 }
 

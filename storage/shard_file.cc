@@ -149,6 +149,7 @@ ShardSummary SaveShardVersion(EmbeddingTable* table, int key_bytes, const std::s
   summary.head.log.rows = version.row_numbers;
   summary.head.log.digest = version.digest;
   summary.head.log.offsets = version.offsets;
+  summary.head.log.stamps = version.stamps;
   NoteShardOfLog(version.log, path);
   BlockWriter file(path);
   WriteHead(summary.head, &file);

@@ -137,7 +137,10 @@ std::string HeadError(const ShardHead& head) {
     }
     for (size_t s = 0; s < head.sets.size(); ++s) {
       const int64_t floats = head.sets[s].rule.slot_floats(head.dim);
-      if (log.offsets[s] < 0 || log.offsets[s] > log.floats - floats) return "slots lie outside of their records";
+      if (log.offsets[s] < 0 || log.offsets[s] > log.floats - floats || log.stamps[s] >= log.floats ||
+          (log.stamps[s] >= 0) != head.sets[s].rule.decays()) {
+        return "slots lie outside of their records";
+      }
     }
   }
   if (RowBytes(head) > kMaxRowBytes) {
@@ -148,10 +151,10 @@ std::string HeadError(const ShardHead& head) {
 }
 
 // The runs of a slot set whose other members are there.
-void ReadRuns(const BlockReader& file, HeadReader* in, bool is_delta, SlotSetInfo* set) {
+void ReadRuns(const BlockReader& file, HeadReader* in, bool has_runs, SlotSetInfo* set) {
   const uint32_t runs = in->Get<uint32_t>();
   const std::string where = "slot set '" + set->name + "' has ";
-  if (runs > 0 && !is_delta) file.Refuse(where + std::to_string(runs) + " runs in a full save");
+  if (runs > 0 && !has_runs) file.Refuse(where + std::to_string(runs) + " runs in a full save");
   if (runs > 0 && !set->rule.decays()) file.Refuse(where + "runs, which its rule does not know");
   if (runs > kMaxShardRuns) file.Refuse(where + std::to_string(runs) + " runs");
   for (uint32_t i = 0; i < runs; ++i) {
@@ -167,7 +170,7 @@ void ReadRuns(const BlockReader& file, HeadReader* in, bool is_delta, SlotSetInf
   }
 }
 
-SlotSetInfo ReadSlotSet(const BlockReader& file, HeadReader* in, bool is_delta) {
+SlotSetInfo ReadSlotSet(const BlockReader& file, HeadReader* in, bool has_runs) {
   SlotSetInfo set;
   set.name = in->Text("slot set");
   const std::string rule = in->Text("rule");
@@ -184,7 +187,7 @@ SlotSetInfo ReadSlotSet(const BlockReader& file, HeadReader* in, bool is_delta) 
   for (float* x : SettingsOf(&set.rule)) *x = in->Get<float>();
   if (set.rule.files_hold_betas()) std::fill_n(set.rule.slot_inits + 1, kMaxSlots - 1, set.rule.slot_inits[0]);
   set.calls = static_cast<int64_t>(in->Get<uint64_t>());
-  ReadRuns(file, in, is_delta, &set);
+  ReadRuns(file, in, has_runs, &set);
   return set;
 }
 
@@ -225,7 +228,7 @@ ShardHead ReadHead(BlockReader* file) {
   head.owner = owner;
   head.generation = in.Text("generation");
   head.table = in.Text("table name");
-  for (uint32_t s = 0; s < num_sets; ++s) head.sets.push_back(ReadSlotSet(*file, &in, head.is_delta));
+  for (uint32_t s = 0; s < num_sets; ++s) head.sets.push_back(ReadSlotSet(*file, &in, head.is_delta || (flags & kInLog) != 0));
   if ((flags & kInLog) != 0) {
     head.log.path = in.Text("path of a log");
     if (head.log.path.empty()) file->Refuse("a log without a path");
@@ -233,7 +236,10 @@ ShardHead ReadHead(BlockReader* file) {
       *x = static_cast<int64_t>(in.Get<uint64_t>());
     head.log.version = in.Get<uint32_t>();
     head.log.digest = in.Get<uint64_t>();
-    for (uint32_t s = 0; s < num_sets; ++s) head.log.offsets.push_back(static_cast<int64_t>(in.Get<uint64_t>()));
+    for (uint32_t s = 0; s < num_sets; ++s) {
+      head.log.offsets.push_back(static_cast<int64_t>(in.Get<uint64_t>()));
+      head.log.stamps.push_back(static_cast<int64_t>(in.Get<uint64_t>()));
+    }
   }
   if (!in.AtEnd()) file->Refuse("the head is longer than what it says");
   const std::string error = HeadError(head);
@@ -324,7 +330,7 @@ void WriteHead(const ShardHead& head, BlockWriter* file) {
 
 std::vector<char> HeadBytes(const ShardHead& head) {
   HeadWriter out;
-  const bool in_log = !head.log.path.empty();
+  const bool in_log = !head.log.path.empty(), has_runs = head.is_delta || in_log;
   out.Put(in_log ? uint32_t{5} : std::max(VersionOf(head.owner), head.is_delta ? uint32_t{2} : uint32_t{1}));
   out.Put((head.hashed ? kHashed : 0u) | (head.is_unsigned ? kUnsigned : 0u) | (head.is_delta ? kDelta : 0u) |
           (in_log ? kInLog : 0u));
@@ -344,8 +350,8 @@ std::vector<char> HeadBytes(const ShardHead& head) {
     UpdateRule rule = set.rule;
     for (const float* x : SettingsOf(&rule)) out.Put(*x);
     out.Put(static_cast<uint64_t>(set.calls));
-    out.Put(static_cast<uint32_t>(head.is_delta ? set.missed.size() : 0));
-    if (!head.is_delta) continue;
+    out.Put(static_cast<uint32_t>(has_runs ? set.missed.size() : 0));
+    if (!has_runs) continue;
     for (const AlphaHistory::Run& run : set.missed) {
       out.Put(static_cast<uint64_t>(run.first_call));
       out.Put(run.alpha);
@@ -358,7 +364,10 @@ std::vector<char> HeadBytes(const ShardHead& head) {
     out.Put(static_cast<uint64_t>(x));
   out.Put(head.log.version);
   out.Put(head.log.digest);
-  for (const int64_t offset : head.log.offsets) out.Put(static_cast<uint64_t>(offset));
+  for (size_t s = 0; s < head.sets.size(); ++s) {
+    out.Put(static_cast<uint64_t>(head.log.offsets[s]));
+    out.Put(static_cast<uint64_t>(head.log.stamps[s]));
+  }
   return out.bytes();
 }
 

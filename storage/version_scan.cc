@@ -85,6 +85,9 @@ int64_t ScanVersion(const ShardHead& head, const std::vector<uint64_t>& bits, in
                       (missing > 0 ? std::to_string(missing) + " are not there." : "some are not what was written.") +
                       " Restore another version.");
   }
+  std::vector<std::unique_ptr<EmbeddingTable::Settler>> settlers;
+  for (const auto& set : head.sets)
+    settlers.push_back(set.rule.decays() ? EmbeddingTable::SettlerOf(set) : nullptr);
   std::vector<uint64_t> keys;
   std::vector<float> weights;
   std::vector<std::vector<float>> of_sets(head.sets.size());
@@ -114,8 +117,16 @@ int64_t ScanVersion(const ShardHead& head, const std::vector<uint64_t>& bits, in
     };
     keys.push_back(of.key);
     copy(0, head.dim, &weights);
-    for (size_t s = 0; s < head.sets.size(); ++s)
-      copy(log.offsets[s], head.sets[s].rule.slot_floats(head.dim), &of_sets[s]);
+    for (size_t s = 0; s < head.sets.size(); ++s) {
+      const int64_t floats = head.sets[s].rule.slot_floats(head.dim);
+      copy(log.offsets[s], floats, &of_sets[s]);
+      if (settlers[s] == nullptr) continue;
+      uint32_t stamp;
+      std::memcpy(&stamp, slot + SlotHeadBytes(true) + log.stamps[s] * 4, sizeof(stamp));
+      if (stamp > head.sets[s].calls) throw DamagedFile(log.path + ": a row is newer than its version");
+      settlers[s]->Settle(stamp, head.dim, weights.data() + weights.size() - head.dim,
+                          of_sets[s].data() + of_sets[s].size() - floats);
+    }
     if (static_cast<int64_t>(keys.size()) >= per_part) give();
   });
   give();

@@ -141,12 +141,21 @@ class EmbeddingTable final : public TableStore {
     std::string log, shard;
     RowLogShape shape;
     std::vector<SlotSetInfo> sets;
-    std::vector<int64_t> offsets;
+    std::vector<int64_t> offsets, stamps;  // of each set in a record: its slots, and up to which call they are current; -1: always
     std::vector<uint64_t> bits;  // of rows in use
     int64_t row_numbers = 0, num_rows = 0;
     uint64_t digest = 0;
   };
   const Version& WriteVersion(const std::string& shard);
+
+  // Brings records that were current at call `stamp` up to the last call of their set.
+  class Settler {
+   public:
+    virtual ~Settler() = default;
+    virtual void Settle(uint32_t stamp, int64_t dim, float* weights, float* slots) const = 0;
+  };
+  // set: with all its calls in `missed`.
+  static std::unique_ptr<Settler> SettlerOf(const SlotSetInfo& set);
 
   // Moving rows to a table that is placed otherwise, maybe on other ranks: what the shards of a save would carry.
   //
@@ -244,7 +253,8 @@ class EmbeddingTable final : public TableStore {
   const float* const* PeekAll(const Cpu& cpu, Records* records) const;
   // Throws what has gone wrong where rows were read without being brought in, by a call that has the table to itself.
   void CheckPeeks() const;
-  RowTier::KeyOf KeysForTier() const;
+  // For a tier with versions; more: a set that is about to come.
+  RowTier::Facts FactsForTier(const SlotSet* more = nullptr) const;
   void CheckVersions() const;  // throws FailedPrecondition where KeepVersions does
   void StartVersions();
   void BeginVersion();

@@ -46,7 +46,8 @@ class RowLog {
   };
 
   // A file in the folder `path`, made if it is missing. name: of the file, with what makes it unique behind it. Throws FileError.
-  RowLog(const std::string& path, const std::string& name, int64_t floats, bool has_versions, Owner* owner);
+  // words: beside each record, of the table that has versions; negative: it has none.
+  RowLog(const std::string& path, const std::string& name, int64_t floats, int64_t words, Owner* owner);
   ~RowLog();
   RowLog(const RowLog&) = delete;
   RowLog& operator=(const RowLog&) = delete;
@@ -54,8 +55,9 @@ class RowLog {
   // Room in the file for so many rows, however often they change. Throws FileError, then nothing changed.
   void Reserve(int64_t rows);
 
-  // Appends a record [floats]; gives its slot. key, order: with versions. Throws FileError, then it was not appended.
-  uint32_t Append(uint32_t row, const float* record, uint64_t key = 0, uint64_t order = 0);
+  // Appends a record [floats]; gives its slot. key, order, words: with versions. Throws FileError, then it was not appended.
+  uint32_t Append(uint32_t row, const float* record, uint64_t key = 0, uint64_t order = 0,
+                  const uint32_t* words = nullptr);
   void Drop(uint32_t slot) { --live_[slot / slots_]; }
 
   // With versions. The slot's row has it no more, but the versions up to `version` may need it: it stays until Release(version + 1)
@@ -99,7 +101,7 @@ class RowLog {
   int64_t written_bytes() const { return written_bytes_; }
 
   // What a log takes of the memory, whatever it holds.
-  static int64_t BufferBytes(int64_t floats, bool has_versions);
+  static int64_t BufferBytes(int64_t floats, int64_t words);
 
  private:
   void Create();
@@ -129,7 +131,7 @@ class RowLog {
   int Pread(char* to, int64_t bytes, int64_t offset) const;  // 0, or the error
 
   const pid_t process_;
-  const int64_t floats_;
+  const int64_t floats_, words_;
   const bool has_versions_;
   const int64_t head_bytes_, bytes_;  // of a slot: in front of the record, and in all
   int64_t per_block_, block_bytes_, slots_, segment_bytes_;

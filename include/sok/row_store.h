@@ -59,11 +59,11 @@ class RowStore {
   }
 
   // Widens every record by the floats `fresh`; gives the offset of the first. While rows move, their new places are
-  // taken one by one as the old ones are given back. Throws OutOfMemory, then nothing changed.
-  int64_t AddFloats(const std::vector<float>& fresh);
+  // taken one by one as the old ones are given back. facts: of a tier with versions. Throws OutOfMemory, then nothing changed.
+  int64_t AddFloats(const std::vector<float>& fresh, const RowTier::Facts& facts = {});
 
   // The tier has versions from now on. Throws what RowTier::Widened does.
-  void KeepVersions(RowTier::KeyOf key_of);
+  void KeepVersions(RowTier::Facts facts);
 
   void Swap(RowStore* other);
 

@@ -23,17 +23,23 @@
 
 namespace sok {
 
+// What a table knows of its rows beside the records. A tier that can ask has versions.
+struct RowFacts {
+  std::function<uint64_t(uint32_t row)> key;
+  int64_t num_words = 0;
+  std::function<void(uint32_t row, uint32_t* words)> words;
+};
+
 class RowTier final : private RowLog::Owner {
  public:
   static constexpr int kSlabShift = 12;                  // Touch makes 4,096 rows at a time
   static constexpr int64_t kMaxRows = int64_t{1} << 31;  // of 2^32 slots, of which the file has half as many again
 
-  // The keys of rows. A tier that knows them has versions.
-  using KeyOf = std::function<uint64_t(uint32_t row)>;
+  using Facts = RowFacts;
 
   // label: of the table, for messages. Throws InvalidArgument for a budget that is too small, FileError, OutOfMemory.
   RowTier(const StorageConfig& config, std::string label, const std::string& file_name, int64_t floats,
-          int64_t max_rows, KeyOf key_of = {});
+          int64_t max_rows, Facts facts = {});
   ~RowTier() override;
   RowTier(const RowTier&) = delete;
   RowTier& operator=(const RowTier&) = delete;
@@ -99,14 +105,14 @@ class RowTier final : private RowLog::Owner {
   // The row has no record any more. With versions it has been secured.
   void Forget(int64_t row);
 
-  // The same rows with wider records, and with versions if there is `key_of`. Throws Unreadable, FileError or OutOfMemory, then no
+  // The same rows with wider records, and with versions if there are `facts`. Throws Unreadable, FileError or OutOfMemory, then no
   // row has changed.
-  std::unique_ptr<RowTier> Widened(const std::vector<float>& fresh, KeyOf key_of);
+  std::unique_ptr<RowTier> Widened(const std::vector<float>& fresh, Facts facts);
 
   // Versions: docs/design/versions.md. One at a time is being written.
-  bool has_versions() const { return static_cast<bool>(key_of_); }
-  const KeyOf& key_of() const { return key_of_; }
-  void SetKeys(KeyOf key_of) { key_of_ = std::move(key_of); }
+  bool has_versions() const { return static_cast<bool>(facts_.key); }
+  const Facts& facts() const { return facts_; }
+  void SetFacts(Facts facts) { facts_ = std::move(facts); }  // with as many words
   // What all rows hold at this moment is a version; gives its number. Throws FailedPrecondition.
   uint32_t BeginVersion();
   // Writes what it needs of the next frames; false: nothing is left. Throws FileError, also if the version has been given up since.
@@ -142,6 +148,7 @@ class RowTier final : private RowLog::Owner {
   void SetWord(int64_t row, uintptr_t word) { places_[row] = reinterpret_cast<float*>(word); }
   static Frame* FrameOf(float* record) { return reinterpret_cast<Frame*>(record) - 1; }
   static uint64_t& Order(Frame* frame) { return *reinterpret_cast<uint64_t*>(reinterpret_cast<char*>(frame) - kOrderBytes); }
+  int64_t Words() const { return has_versions() ? facts_.num_words : -1; }
   int64_t FrameBytes(int64_t floats) const {
     return (has_versions() ? kOrderBytes : 0) + static_cast<int64_t>(sizeof(Frame)) +
            (floats * static_cast<int64_t>(sizeof(float)) + 15) / 16 * 16;
@@ -198,7 +205,8 @@ class RowTier final : private RowLog::Owner {
   int64_t hits_ = 0;
   mutable int64_t misses_ = 0;
   int64_t read_before_ = 0, written_before_ = 0;  // by narrower tiers
-  KeyOf key_of_;
+  Facts facts_;
+  std::vector<uint32_t> words_;  // of one row
   struct Kept {
     uint32_t number;
     std::string shard;

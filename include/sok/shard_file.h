@@ -22,6 +22,7 @@ struct ShardLog {
   int64_t rows = 0;              // numbers of rows are below it
   uint64_t digest = 0;           // of their records (DigestOf)
   std::vector<int64_t> offsets;  // of the slots of each set, in a record
+  std::vector<int64_t> stamps;   // of each set, the call up to which it is current, there; -1: it always is
 };
 
 // What a shard says of itself before its rows.

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok.base.types import PathLike
-from sok.checkpoint import tf_checkpoints
+from sok.checkpoint import background, tf_checkpoints, versions
 from sok.checkpoint.lease import Lease, of_series
 from sok.checkpoint.manifest import make_folder
 from sok.job import context
@@ -30,6 +30,9 @@ class CheckpointManager:
         directory: on storage that all workers see; the same on all of them.
         max_to_keep: how many checkpoints stay; None: all. Of the others the tables are removed, too.
         keep_checkpoint_every_n_hours, checkpoint_name, init_fn: as of `tf.train.CheckpointManager`.
+        mode: "files": a save writes all rows. "versions": of tables over files (`storage=sok.Storage(...)`) the rows stay
+            in these, and a save is a mark: training goes on at once, and what memory alone holds is written beside it.
+            The checkpoint is listed when it is complete; `wait` waits for that. docs/storage.md, "Versions".
 
     Collective: make it, save and restore on all workers between steps. An error of one worker is raised on all.
 
@@ -56,20 +59,27 @@ class CheckpointManager:
         keep_checkpoint_every_n_hours: float | None = None,
         checkpoint_name: str = "ckpt",
         init_fn: Callable[[], Any] | None = None,
+        mode: str = "files",
     ) -> None:
         self._checkpoint = checkpoint
         self._directory = os.path.abspath(os.fspath(directory))
         self._init_fn = init_fn
         self._prefix = os.path.join(self._directory, checkpoint_name)
+        self._under_way: background.AsyncSave | None = None
+        self._mode = mode
 
         def make() -> Any:
+            versions.check(mode, max_to_keep, keep_checkpoint_every_n_hours)
+            if mode == "versions":
+                versions.prepare(_tables_in(checkpoint))
+            self._max_to_keep = max_to_keep
             self._manager = tf.train.CheckpointManager(
                 checkpoint, self._directory, max_to_keep, keep_checkpoint_every_n_hours, checkpoint_name
             )
-            return [self._directory, checkpoint_name]
+            return [self._directory, checkpoint_name, mode]
 
         said = together(context.get_transport(), "sok/manager/make", make)
-        check_equal(said, "sok.CheckpointManager: [directory, checkpoint_name]")
+        check_equal(said, "sok.CheckpointManager: [directory, checkpoint_name, mode]")
 
     @property
     def directory(self) -> str:
@@ -99,7 +109,7 @@ class CheckpointManager:
             checkpoint_number: in its name, and the same on all workers; None: one more than the last.
 
         Returns:
-            Its path, which `restore` takes.
+            Its path, which `restore` takes; with versions, once it is complete.
 
         Raises:
             as `sok.save`, and what TensorFlow says of the dense variables.
@@ -120,6 +130,8 @@ class CheckpointManager:
         said = together(transport, "sok/manager/plan", plan)
         check_equal([answer["arguments"] for answer in said], "sok.CheckpointManager.save: [checkpoint_number, tables]")
         number = said[0]["number"]  # worker 0's: the others' counters may not have been restored
+        if self._mode == "versions" and tables:
+            return self._begin_version(f"{self._prefix}-{number}", number, tables, lease)
         if tables:
             tf_checkpoints.save_tables(f"{self._prefix}-{number}", tables)
 
@@ -137,6 +149,38 @@ class CheckpointManager:
         path, count = together(transport, "sok/manager/dense", dense)[0]
         counter.assign(count)
         return path
+
+    def _begin_version(self, path: str, number: int, tables: list[Any], lease: Lease) -> str:
+        transport, counter = context.get_transport(), self._checkpoint.save_counter
+
+        def publish() -> None:
+            tf_checkpoints.sweep(path, lease)
+            versions.publish(self._directory, path, self._max_to_keep)
+
+        # First, as they have to be there when rank 0 lists them; rows of the same step follow.
+        def dense() -> Any:
+            counter.assign(number)
+            if transport.rank == 0:
+                make_folder(tf_checkpoints.folder_of(path))
+                with tf_checkpoints.meeting():
+                    self._checkpoint.write(path)
+
+        background.finish(context.get_job())
+        together(transport, "sok/manager/dense", dense)
+        self._under_way = tf_checkpoints.save_tables(path, tables, asynchronous=True, versions=True, _on_commit=publish)
+        return path
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits until the last save is complete, which with `mode="versions"` goes on beside training. Not collective.
+
+        Args:
+            timeout: seconds; None: as long as it takes.
+
+        Raises:
+            as `sok.checkpoint.AsyncSave.result`: what went wrong, on all workers. The checkpoints before it are whole.
+        """
+        if self._under_way is not None:
+            self._under_way.result(timeout)
 
     def restore(self, path: str) -> Any:
         """Gives dense variables and tables what the checkpoint `path` holds. Collective.

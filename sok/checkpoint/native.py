@@ -84,8 +84,17 @@ class EagerCalls:
         what = "save changes of snapshot" if changes else "save snapshot"
         return _parsed(self._run(table, what, path=path, generation=generation))
 
+    def save_version(self, table: EmbeddingVariable, path: str, generation: str) -> dict[str, Any]:
+        """What the table held at `begin`, whose rows stay in the table's file."""
+        return _parsed(self._run(table, "save version", path=path, generation=generation))
+
+    def keep_versions(self, table: EmbeddingVariable) -> None:
+        """From now on it can be saved so. Rows that it has are written anew."""
+        self._run(table, "keep versions")
+        table.keeps_versions = True
+
     def begin(self, table: EmbeddingVariable, snapshot: str = "") -> None:
-        """What has changed so far belongs to a save that begins; with a snapshot of 'all' rows or of 'changes'."""
+        """What has changed so far belongs to a save that begins; with a snapshot of 'all' rows, of 'changes' or a 'version'."""
         self._run(table, f"begin {snapshot}")
 
     def end(self, table: EmbeddingVariable, base: str) -> None:
@@ -110,6 +119,8 @@ class EagerCalls:
     def second(self, table: EmbeddingVariable, num_rows: int) -> Any:
         """An empty table like this one, to load about so many rows into."""
         second = table_state.second_table(table)
+        if table.keeps_versions:  # before it has rows, which would be written twice
+            _ops.lib().sok_table_keep_versions(second)
         self._run(table, "reserve", second, number=tf.constant(num_rows, tf.int64))
         return second
 
@@ -213,7 +224,10 @@ def _makers(
         "save changes of snapshot": lambda: save(changes=True, snapshot=True),
         "begin ": lambda: begin(snapshot=""),
         "begin all": lambda: begin(snapshot="all"),
+        "save version": lambda: save(version=True),
         "begin changes": lambda: begin(snapshot="changes"),
+        "begin version": lambda: begin(snapshot="version"),
+        "keep versions": lambda: lib.sok_table_keep_versions(handle),
         "end": lambda: lib.sok_table_save_end(handle, generation),
         "changes": lambda: lib.sok_table_changes(handle),
         "size": table.num_rows,

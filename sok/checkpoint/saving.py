@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sok.base import log
@@ -30,9 +30,11 @@ def save(
     *,
     incremental: bool = False,
     asynchronous: bool = False,
+    versions: bool = False,
     max_chain: int = 100,
     session: Session | None = None,
     progress: bool | None = None,
+    _on_commit: Callable[[], None] | None = None,
 ) -> background.AsyncSave | None:
     """Writes tables, with all optimizer slots, into the folder `path`: every worker its own rows.
 
@@ -53,6 +55,9 @@ def save(
             checkpoint of them. If what lies there is not what these tables were last saved or restored as (another
             program has saved there, or these tables elsewhere), all rows are written, with a warning.
         asynchronous: returns at once, and writes in the background what the tables hold now, while training goes on.
+        versions: of tables over files (`storage=sok.Storage(...)`) the rows stay in these files, and the checkpoint says
+            where: a save writes no more of them than memory alone holds. Files and checkpoint belong together:
+            docs/storage.md, "Versions". Other tables are written as ever.
         max_chain: for incremental saves: the most saves that a chain may have, at least 1. A save that would make it
             longer writes all rows and begins a new chain: a restore reads every link, and the manifest lists them.
         session: for tables of a v1 graph: the session; None: the default one.
@@ -105,7 +110,11 @@ def save(
         names = [[table.table_name for table in work.tables], [o.slot_set for o in work.optimizers]]
         if isinstance(max_chain, bool) or not isinstance(max_chain, int) or max_chain < 1:
             raise ValueError(f"`max_chain` must be a whole number of at least 1. Received: {max_chain!r}.")
-        said: dict[str, Any] = {"arguments": [path, *names, bool(incremental), bool(asynchronous), max_chain]}
+        if versions and incremental:
+            raise ValueError("`versions` and `incremental` exclude each other: a version writes changes alone anyway.")
+        if versions and any(table._in_graph_mode for table in work.tables):
+            raise ValueError("`versions` are of eager programs. Save tables of a v1 graph without.")
+        said: dict[str, Any] = {"arguments": [path, *names, bool(incremental), bool(asynchronous), bool(versions), max_chain]}
         said["steps"] = [work.calls.step(table) for table in work.tables]
         if transport.rank == 0:
             said["generation"], work.before = _begin(path, work.lease)
@@ -115,11 +124,11 @@ def save(
             said["changes"] = [work.calls.changes(table) for table in work.tables]
         return said
 
-    work = Work(path, transport.rank, transport.size, progress)
+    work = Work(path, transport.rank, transport.size, progress, versions=bool(versions), on_commit=_on_commit)
     said = together(transport, "sok/save/plan", plan)
     check_equal(
         [answer["arguments"] for answer in said],
-        "sok.save: [path, tables, optimizers, incremental, asynchronous, max_chain]",
+        "sok.save: [path, tables, optimizers, incremental, asynchronous, versions, max_chain]",
     )
     work.steps = _agreed_steps(work, [answer["steps"] for answer in said])
     work.generation = said[0]["generation"]
@@ -139,7 +148,7 @@ def save(
         background.reserve(work)
 
     def write() -> Any:
-        begin(snapshot=False)
+        begin(snapshot=work.versions)
         return work.write()
 
     try:

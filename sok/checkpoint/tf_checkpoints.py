@@ -104,12 +104,12 @@ def _save_alone(prefix: str, trackables: Mapping[str, Any]) -> None:
     note_objects(prefix, trackables)
 
 
-def save_tables(prefix: str, tables: list[Any]) -> None:
-    """Writes the rows beside the checkpoint `prefix`. Collective."""
+def save_tables(prefix: str, tables: list[Any], **how: Any) -> Any:
+    """Writes the rows beside the checkpoint `prefix`, as `sok.save` does; gives what that gives. Collective."""
     from sok.checkpoint.saving import save
     from sok.optimizers import claims
 
-    save(folder_of(prefix), tables, claims.optimizers_of(tables))
+    return save(folder_of(prefix), tables, claims.optimizers_of(tables), **how)
 
 
 def note_objects(prefix: str, trackables: Mapping[str, Any]) -> None:

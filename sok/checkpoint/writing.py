@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import sok
@@ -40,6 +40,8 @@ class Work:
     steps: list[int] = dataclasses.field(default_factory=list)  # of the tables
     changes: bool = False  # only what has changed
     snapshot: bool = False  # training goes on meanwhile
+    versions: bool = False  # of tables over files the rows stay in these
+    on_commit: Callable[[], None] | None = None  # what rank 0 does when the checkpoint is in place
     expected_bytes: int = 0
     _states: tuple[OptimizerState, ...] = ()
     _begun: list[EmbeddingVariable] = dataclasses.field(default_factory=list)
@@ -57,8 +59,13 @@ class Work:
         """What the tables hold, and what has changed, is from now on of this save."""
         self.snapshot = snapshot
         for table in self.tables:
-            self.expected_bytes += self._bytes_of(table)
-            self.calls.begin(table, ("changes" if self.changes else "all") if snapshot else "")
+            if self._is_version(table) and not table.keeps_versions:
+                self.calls.keep_versions(table)
+        for table in self.tables:
+            is_version = self._is_version(table)
+            self.expected_bytes += self.calls.size(table) // 8 if is_version else self._bytes_of(table)
+            of = "version" if is_version else "changes" if self.changes else "all"
+            self.calls.begin(table, of if snapshot else "")
             self._begun.append(table)
         self._states = tuple(_state(optimizer, self.calls) for optimizer in self.optimizers)
 
@@ -95,6 +102,8 @@ class Work:
             # If the manifest is there, but perhaps not on the disk yet, what the old one lists has to stay, too.
             chains.remove_generation(self.path, self.generation)
             raise
+        if self.on_commit is not None:
+            self.on_commit()
         with contextlib.suppress(LeaseLost):  # the next save will tell
             chains.sweep(self.path, self.lease)
         self._warn_of_crowded_shards(made)
@@ -152,7 +161,12 @@ class Work:
         sizes = (chains.size_of(self.path, name + end) for name in list(self._mine) for end in (".tmp", ""))
         return sum(size or 0 for size in sizes)
 
+    def _is_version(self, table: EmbeddingVariable) -> bool:
+        return self.versions and table.options.storage is not None
+
     def _save(self, table: EmbeddingVariable, path: str) -> dict[str, Any]:
+        if self._is_version(table):
+            return self.calls.save_version(table, path, self.generation)
         if self.snapshot:
             return self.calls.save_snapshot(table, path, self.generation, self.changes)
         return (self.calls.save_changes if self.changes else self.calls.save)(table, path, self.generation)

@@ -139,6 +139,7 @@ class EmbeddingVariable(AsVariable):
                 tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES, self)
         _by_handle[id(handle)] = self
         self.creation_number = next(_numbers)  # the tables of a program in the order in which they were made
+        self.keeps_versions = False  # its file does, for saves that leave rows there
         self.is_known_crowded = False  # one worker has far more rows than the others, and somebody said so
         self.row_terms: RowTerms | None = None  # what steps add to its rows, and let them be
         self.regularizer = None  # what Keras reads of any variable, to add a penalty of the matrix

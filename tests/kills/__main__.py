@@ -41,7 +41,7 @@ class Killing:
     def __init__(self, folder: str, workers: int, how: dict[str, Any]) -> None:
         self._folder, self._size, self._how = folder, workers, how
         self.number = 0  # of the newest complete save
-        self.kills = self.interrupted = self.newer = 0
+        self.kills = self.interrupted = self.newer = self.restored = 0
 
     def points(self) -> list[tuple[int, int, bool]]:
         """Where a save that replaces another can be killed: worker, step, and whether half of a write is done."""
@@ -95,6 +95,7 @@ class Killing:
         assert len(restored) <= 1, text
         if restored:
             (found,) = restored
+            self.restored += 1
             # Newer than the last that said it was done: killed between the rename and saying so.
             assert self.number <= found <= self._begun, (
                 f"restored save {found}, not {self.number}..{self._begun}: {text}"
@@ -136,6 +137,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--incremental", action="store_true", help="incremental saves")
     parser.add_argument("--asynchronous", action="store_true", help="asynchronous saves")
+    parser.add_argument("--versions", action="store_true", help="saves by version, of tables over files")
     options = parser.parse_args()
     with_steps_preloaded()
 
@@ -143,9 +145,10 @@ def main() -> None:
 
     _ops.lib()
     warnings.simplefilter("ignore")
-    how = {name: True for name in ("incremental", "asynchronous") if getattr(options, name)}
+    how = {name: True for name in ("incremental", "asynchronous", "versions") if getattr(options, name)}
     rng = random.Random(options.seed)
-    with tempfile.TemporaryDirectory(prefix="sok_kills_") as folder:
+    with tempfile.TemporaryDirectory(prefix="sok_kills_") as parent:
+        folder = os.path.join(parent, "saves")
         killing = Killing(folder, options.workers, how)
         points = killing.points()
         tried = points if options.steps is None else sorted(rng.sample(points, min(options.steps, len(points))))
@@ -162,6 +165,7 @@ def main() -> None:
             f"{killing.kills - by_step} kills at random times: {killing.interrupted - interrupted} before the save had "
             f"ended\n{killing.newer} times it was complete all the same; {killing.number} saves"
         )
+        print(f"{killing.restored} listed checkpoints restored, of {killing.restored} that were looked for, each row compared")
 
 
 if __name__ == "__main__":

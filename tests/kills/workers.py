@@ -103,7 +103,7 @@ def _work(rank, lines, folder, first, kill, how, saves, writer) -> None:
     def say(what: bytes, number: int) -> None:
         os.write(writer, _RECORD.pack(what, number))
 
-    tables = _tables()
+    tables = _tables(folder, how)
     number = first - 1
     if first > 1 or os.path.exists(os.path.join(folder, "manifest.json")):
         restoring.restore(folder, tables)
@@ -130,8 +130,12 @@ def _work(rank, lines, folder, first, kill, how, saves, writer) -> None:
         done += 1
 
 
-def _tables() -> list[Any]:
-    return [sok.EmbeddingVariable(dim, rows + 2, name=name, seed=1) for name, (dim, rows) in TABLES.items()]
+def _tables(folder: str, how: dict[str, Any]) -> list[Any]:
+    # Beside the checkpoint, where the steps that a save takes in their files are counted, too.
+    storage = sok.Storage(memory_bytes=2**23, path=f"{folder}.rows") if "versions" in how else None
+    return [
+        sok.EmbeddingVariable(dim, rows + 2, name=name, seed=1, storage=storage) for name, (dim, rows) in TABLES.items()
+    ]
 
 
 def _keys(number: int, table: Any) -> np.ndarray:
