@@ -44,13 +44,15 @@ RowTier::RowTier(const StorageConfig& config, std::string label, const std::stri
     throw InvalidArgument(label_ + ": storage needs memory_bytes of at least " + std::to_string(Needs(floats)) +
                           ". Received: " + std::to_string(config.memory_bytes) + ".");
   }
-  all_frames_ = std::min((config.memory_bytes - BufferBytes(floats, Words())) / (frame_bytes_ + kBesideFrame), max_rows);
+  all_frames_ =
+      std::min((config.memory_bytes - BufferBytes(floats, Words())) / (frame_bytes_ + kBesideFrame), max_rows);
   if (FramesWished() > 0) all_frames_ = std::min(all_frames_, LeastFrames());
   // Nothing that brings rows takes memory: an update in its middle, or a key without its row, cannot be given up.
   free_.reserve(static_cast<size_t>(all_frames_));
   wishes_.reserve(static_cast<size_t>(all_frames_));
   reads_.reserve(static_cast<size_t>(kReadsAtOnce));
-  log_.reset(new RowLog(config.path, file_name, floats, Words(), this));  // whose owner this is, is nobody else's business
+  log_.reset(
+      new RowLog(config.path, file_name, floats, Words(), this));  // whose owner this is, is nobody else's business
   places_ = static_cast<float**>(AllocatePages(max_rows * static_cast<int64_t>(sizeof(float*)), /*huge=*/false,
                                                "places of embedding rows", /*lazily=*/true));
   try {
@@ -362,7 +364,8 @@ std::unique_ptr<RowTier> RowTier::Widened(const std::vector<float>& fresh, Facts
   const int64_t floats = floats_ + static_cast<int64_t>(fresh.size());
   if (Needs(floats) > config_.memory_bytes) {
     throw OutOfMemory(label_ + ": memory_bytes=" + std::to_string(config_.memory_bytes) +
-                      " of its storage has no room for rows with the slots of another optimizer. Give it at least " +
+                      " of its storage has no room for rows with " +
+                      (fresh.empty() ? "versions" : "the slots of another optimizer") + ". Give it at least " +
                       std::to_string(Needs(floats)) + ".");
   }
   // All rows go to the file, so that the budget has room for both.

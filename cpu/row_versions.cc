@@ -18,8 +18,9 @@ namespace sok {
 uint32_t RowTier::BeginVersion() {
   if (pending_ != 0) throw FailedPrecondition(label_ + ": another version of it is being written.");
   if (is_digest_lost_) {
-    throw FailedPrecondition(label_ + " has lost a row to damage of " + log_->file() +
-                             ", and its versions could not be told from damaged ones. Save it otherwise, and restore it.");
+    throw FailedPrecondition(
+        label_ + " has lost a row to damage of " + log_->file() +
+        ", and its versions could not be told from damaged ones. Save it otherwise, and restore it.");
   }
   if (now_ == kMaxVersion) {
     throw FailedPrecondition(label_ + " has had " + std::to_string(now_) +
@@ -35,7 +36,9 @@ uint32_t RowTier::BeginVersion() {
 
 bool RowTier::WriteSome(uint32_t version, int64_t frames) {
   if (pending_ != version)
-    throw FileError(ENOSPC, "keep what a version needs, which was given up: the disk was full, or the table got other slots", log_->file());
+    throw FileError(ENOSPC,
+                    "keep what a version needs, which was given up: the disk was full, or the table got other slots",
+                    log_->file());
   const int64_t end = std::min(written_to_ + frames, made_);
   for (; written_to_ < end; ++written_to_) {
     Frame* frame = FrameAt(written_to_);

@@ -47,7 +47,8 @@ void EmbeddingTable::EndSave(const std::string& base) {
   for (const auto& set : sets_)
     if (is_complete) set->calls_at_base = set->calls_read.load();
   snapshot_.reset();
-  if (version_ && rows_.tier() != nullptr) rows_.tier()->EndVersion(version_->number, is_complete ? version_->shard : "");
+  if (version_ && rows_.tier() != nullptr)
+    rows_.tier()->EndVersion(version_->number, is_complete ? version_->shard : "");
   version_.reset();
 }
 

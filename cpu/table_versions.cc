@@ -55,7 +55,8 @@ void EmbeddingTable::CheckVersions() const {
     throw FailedPrecondition(who + ": its rows are in memory. Give it storage=sok.Storage(...), or save it otherwise.");
   }
   if (history_ != nullptr) {
-    throw FailedPrecondition(who + ": it has admission or eviction, whose counts change where rows do not. Save it otherwise.");
+    throw FailedPrecondition(
+        who + ": it has admission or eviction, whose counts change where rows do not. Save it otherwise.");
   }
 }
 
@@ -93,7 +94,8 @@ void EmbeddingTable::BeginVersion() {
     runs += static_cast<int64_t>(version->sets.back().missed.size());
   }
   if (runs > kMaxRuns) {
-    throw FailedPrecondition(Label() + ": the learning rate of an optimizer that moves rows without gradients has changed " +
+    throw FailedPrecondition(Label() +
+                             ": the learning rate of an optimizer that moves rows without gradients has changed " +
                              std::to_string(runs) + " times, and a version can tell of " + std::to_string(kMaxRuns) +
                              " changes. Save it otherwise, and restore it.");
   }

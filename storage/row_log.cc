@@ -25,8 +25,8 @@ namespace sok {
 namespace {
 
 constexpr int64_t kSegmentBytes = int64_t{256} << 10;
-constexpr int64_t kLeastSlots = 4;     // of a segment
-constexpr int64_t kSpareSegments = 4;  // beside those for one and a half times the rows
+constexpr int64_t kLeastSlots = 4;        // of a segment
+constexpr int64_t kSpareSegments = 4;     // beside those for one and a half times the rows
 constexpr int64_t kSpareOfVersions = 40;  // so that one sync serves many segments
 constexpr int64_t kReleasedAtOnce = 64;
 constexpr unsigned kDepth = 128;       // reads in flight
@@ -162,7 +162,8 @@ RowLog::~RowLog() {
 bool RowLog::IsMine() const { return getpid() == process_; }
 
 int64_t RowLog::memory_bytes() const {
-  return BufferBytes(floats_, has_versions_ ? words_ : -1) + static_cast<int64_t>(live_.capacity() * (4 * sizeof(uint32_t) + 1)) +
+  return BufferBytes(floats_, has_versions_ ? words_ : -1) +
+         static_cast<int64_t>(live_.capacity() * (4 * sizeof(uint32_t) + 1)) +
          static_cast<int64_t>(tags_.capacity() * sizeof(uint32_t));
 }
 

@@ -228,7 +228,8 @@ ShardHead ReadHead(BlockReader* file) {
   head.owner = owner;
   head.generation = in.Text("generation");
   head.table = in.Text("table name");
-  for (uint32_t s = 0; s < num_sets; ++s) head.sets.push_back(ReadSlotSet(*file, &in, head.is_delta || (flags & kInLog) != 0));
+  for (uint32_t s = 0; s < num_sets; ++s)
+    head.sets.push_back(ReadSlotSet(*file, &in, head.is_delta || (flags & kInLog) != 0));
   if ((flags & kInLog) != 0) {
     head.log.path = in.Text("path of a log");
     if (head.log.path.empty()) file->Refuse("a log without a path");

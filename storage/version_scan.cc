@@ -29,7 +29,8 @@ class LogReader {
     if (log.block_bytes != BlockBytesOf(slot_bytes_)) throw DamagedFile(log.path + ": not a log of such rows");
   }
 
-  void ForSlots(const std::vector<uint64_t>& bits, const std::function<void(int64_t, const char*)>& body) const {
+  template <class Body>
+  void ForSlots(const std::vector<uint64_t>& bits, const Body& body) const {
     DirectFile file(log_.path, O_RDONLY, "open");
     int64_t number = 0;
     for (;;) {
@@ -86,48 +87,50 @@ int64_t ScanVersion(const ShardHead& head, const std::vector<uint64_t>& bits, in
                       " Restore another version.");
   }
   std::vector<std::unique_ptr<EmbeddingTable::Settler>> settlers;
-  for (const auto& set : head.sets)
-    settlers.push_back(set.rule.decays() ? EmbeddingTable::SettlerOf(set) : nullptr);
-  std::vector<uint64_t> keys;
-  std::vector<float> weights;
-  std::vector<std::vector<float>> of_sets(head.sets.size());
+  for (const auto& set : head.sets) settlers.push_back(set.rule.decays() ? EmbeddingTable::SettlerOf(set) : nullptr);
+  // Rows of one part.
+  int64_t n = 0;
+  std::vector<uint64_t> keys(static_cast<size_t>(per_part));
+  std::vector<float> weights(static_cast<size_t>(per_part * head.dim));
+  std::vector<std::vector<float>> of_sets;
+  TableStore::RowValues values;
+  values.keys = keys.data();
+  values.rows = weights.data();
+  for (const auto& set : head.sets) {
+    of_sets.emplace_back(static_cast<size_t>(per_part * set.rule.slot_floats(head.dim)));
+    values.slots.push_back(of_sets.back().data());
+  }
   auto give = [&] {
-    if (keys.empty()) return;
-    TableStore::RowValues values;
-    values.n = static_cast<int64_t>(keys.size());
-    values.keys = keys.data();
-    values.rows = weights.data();
-    for (const auto& set : of_sets) values.slots.push_back(set.data());
-    rows(values);
-    keys.clear();
-    weights.clear();
-    for (auto& set : of_sets) set.clear();
+    values.n = n;
+    if (n > 0) rows(values);
+    n = 0;
   };
   reader.ForSlots(bits, [&](int64_t number, const char* slot) {
     const uint32_t row = RowOfSlot(slot);
     if (slots[row] != static_cast<uint32_t>(number) || orders[row] == 0) return;
     SlotHead of;
-    if (!ReadSlotHead(slot, /*has_versions=*/true, log.floats, &of) || of.order != orders[row])
-      throw DamagedFile(log.path + ": it has changed while it was read. A job that goes on with it must not be running.");
+    std::memcpy(&of.key, slot + 8, sizeof(of.key));
+    std::memcpy(&of.order, slot + 16, sizeof(of.order));
+    if (of.order != orders[row])
+      throw DamagedFile(log.path +
+                        ": it has changed while it was read. A job that goes on with it must not be running.");
     orders[row] = 0;
-    auto copy = [&](int64_t first, int64_t n, std::vector<float>* to) {
-      const size_t at = to->size();
-      to->resize(at + static_cast<size_t>(n));
-      std::memcpy(to->data() + at, slot + SlotHeadBytes(true) + first * 4, static_cast<size_t>(n) * sizeof(float));
+    auto copy = [&](int64_t first, int64_t count, float* to) {
+      std::memcpy(to, slot + SlotHeadBytes(true) + first * 4, static_cast<size_t>(count) * sizeof(float));
+      return to;
     };
-    keys.push_back(of.key);
-    copy(0, head.dim, &weights);
+    keys[static_cast<size_t>(n)] = of.key;
+    float* w = copy(0, head.dim, weights.data() + n * head.dim);
     for (size_t s = 0; s < head.sets.size(); ++s) {
       const int64_t floats = head.sets[s].rule.slot_floats(head.dim);
-      copy(log.offsets[s], floats, &of_sets[s]);
+      float* of_set = copy(log.offsets[s], floats, of_sets[s].data() + n * floats);
       if (settlers[s] == nullptr) continue;
       uint32_t stamp;
       std::memcpy(&stamp, slot + SlotHeadBytes(true) + log.stamps[s] * 4, sizeof(stamp));
       if (stamp > head.sets[s].calls) throw DamagedFile(log.path + ": a row is newer than its version");
-      settlers[s]->Settle(stamp, head.dim, weights.data() + weights.size() - head.dim,
-                          of_sets[s].data() + of_sets[s].size() - floats);
+      settlers[s]->Settle(stamp, head.dim, w, of_set);
     }
-    if (static_cast<int64_t>(keys.size()) >= per_part) give();
+    if (++n == per_part) give();
   });
   give();
   return count;

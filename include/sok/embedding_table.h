@@ -141,7 +141,8 @@ class EmbeddingTable final : public TableStore {
     std::string log, shard;
     RowLogShape shape;
     std::vector<SlotSetInfo> sets;
-    std::vector<int64_t> offsets, stamps;  // of each set in a record: its slots, and up to which call they are current; -1: always
+    std::vector<int64_t> offsets,
+        stamps;  // of each set in a record: its slots, and up to which call they are current; -1: always
     std::vector<uint64_t> bits;  // of rows in use
     int64_t row_numbers = 0, num_rows = 0;
     uint64_t digest = 0;

@@ -83,9 +83,9 @@ class RowLog {
 
   struct Wanted {
     uint32_t row, slot;
-    float* to;        // [floats]
-    bool is_damaged;  // what was read is not what was written
-    int error;        // of the system, or 0
+    float* to;           // [floats]
+    bool is_damaged;     // what was read is not what was written
+    int error;           // of the system, or 0
     uint64_t order = 0;  // with versions
   };
   // Reads records, many at a time; what went wrong is said with each. Of several threads one has its reads in flight.
@@ -141,15 +141,15 @@ class RowLog {
   bool is_direct_ = false;  // past the page cache
   bool is_mapped_ = false;  // files in memory, or in persistent memory, are read where they lie
   char* map_ = nullptr;
-  std::vector<uint32_t> live_;   // of each segment, how many slots
-  std::vector<uint32_t> free_;   // segments; the open one is not among them
+  std::vector<uint32_t> live_;     // of each segment, how many slots
+  std::vector<uint32_t> free_;     // segments; the open one is not among them
   std::vector<uint32_t> emptied_;  // with versions: free once what was moved out of them is on the disk
   std::vector<uint32_t> tags_;     // with versions, of each slot: the last one that needs it; 0: none
   int64_t retained_ = 0;           // slots with tags
   uint32_t oldest_ = 1;            // version that may need something
   int64_t released_to_ = 0;        // segments whose older tags are gone
-  std::vector<uint8_t> is_out_;  // which Clean does not look at
-  std::vector<uint32_t> stuck_;  // segments with damage that keeps them from being emptied
+  std::vector<uint8_t> is_out_;    // which Clean does not look at
+  std::vector<uint32_t> stuck_;    // segments with damage that keeps them from being emptied
   uint32_t open_ = UINT32_MAX;
   int64_t used_ = 0;        // slots of the open segment
   int64_t written_to_ = 0;  // bytes of it

@@ -147,7 +147,9 @@ class RowTier final : private RowLog::Owner {
   uintptr_t Word(int64_t row) const { return reinterpret_cast<uintptr_t>(places_[row]); }
   void SetWord(int64_t row, uintptr_t word) { places_[row] = reinterpret_cast<float*>(word); }
   static Frame* FrameOf(float* record) { return reinterpret_cast<Frame*>(record) - 1; }
-  static uint64_t& Order(Frame* frame) { return *reinterpret_cast<uint64_t*>(reinterpret_cast<char*>(frame) - kOrderBytes); }
+  static uint64_t& Order(Frame* frame) {
+    return *reinterpret_cast<uint64_t*>(reinterpret_cast<char*>(frame) - kOrderBytes);
+  }
   int64_t Words() const { return has_versions() ? facts_.num_words : -1; }
   int64_t FrameBytes(int64_t floats) const {
     return (has_versions() ? kOrderBytes : 0) + static_cast<int64_t>(sizeof(Frame)) +
@@ -173,9 +175,9 @@ class RowTier final : private RowLog::Owner {
   Frame* TakeFrame(uint32_t row, uint32_t slot);
   void FreeFrame(Frame* frame);
   void BecomesDirty(Frame* frame);
-  void Write(Frame* frame);       // into the log, where it is not
+  void Write(Frame* frame);  // into the log, where it is not
   // With versions.
-  void Supersede(Frame* frame);   // BecomesDirty
+  void Supersede(Frame* frame);  // BecomesDirty
   void LosesSlot(uint32_t row, uint32_t slot, uint64_t order);
   void ForgetInFile(uint32_t row, uint32_t slot);
   void ReserveVersions(int64_t n);  // room for what n rows leave behind

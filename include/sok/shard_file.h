@@ -16,7 +16,7 @@ namespace sok {
 
 // Rows that are not in the shard, but in a log of a table over a file (RowLog): docs/design/versions.md.
 struct ShardLog {
-  std::string path;  // empty: they are in the shard
+  std::string path;                                        // empty: they are in the shard
   int64_t floats = 0, block_bytes = 0, segment_bytes = 0;  // RowLogShape
   uint32_t version = 0;
   int64_t rows = 0;              // numbers of rows are below it

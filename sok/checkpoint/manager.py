@@ -30,9 +30,9 @@ class CheckpointManager:
         directory: on storage that all workers see; the same on all of them.
         max_to_keep: how many checkpoints stay; None: all. Of the others the tables are removed, too.
         keep_checkpoint_every_n_hours, checkpoint_name, init_fn: as of `tf.train.CheckpointManager`.
-        mode: "files": a save writes all rows. "versions": of tables over files (`storage=sok.Storage(...)`) the rows stay
-            in these, and a save is a mark: training goes on at once, and what memory alone holds is written beside it.
-            The checkpoint is listed when it is complete; `wait` waits for that. docs/storage.md, "Versions".
+        mode: "files": a save writes all rows. "versions": of tables over files (`storage=sok.Storage(...)`) the rows
+            stay in these, and a save is a mark: training goes on at once, and what memory alone holds is written beside
+            it. The checkpoint is listed when it is complete; `wait` waits for that. docs/storage.md, "Versions".
 
     Collective: make it, save and restore on all workers between steps. An error of one worker is raised on all.
 
@@ -118,6 +118,7 @@ class CheckpointManager:
         counter = self._checkpoint.save_counter
         tables = _tables_in(self._checkpoint)
         lease = Lease(of_series(self._prefix))
+        background.finish(context.get_job())  # which lists what it has saved
 
         def plan() -> Any:
             if transport.rank == 0 and tables:
@@ -165,7 +166,6 @@ class CheckpointManager:
                 with tf_checkpoints.meeting():
                     self._checkpoint.write(path)
 
-        background.finish(context.get_job())
         together(transport, "sok/manager/dense", dense)
         self._under_way = tf_checkpoints.save_tables(path, tables, asynchronous=True, versions=True, _on_commit=publish)
         return path

@@ -94,7 +94,8 @@ class EagerCalls:
         table.keeps_versions = True
 
     def begin(self, table: EmbeddingVariable, snapshot: str = "") -> None:
-        """What has changed so far belongs to a save that begins; with a snapshot of 'all' rows, of 'changes' or a 'version'."""
+        """What has changed so far belongs to a save that begins; with a snapshot of 'all' rows or 'changes', or a
+        'version'."""
         self._run(table, f"begin {snapshot}")
 
     def end(self, table: EmbeddingVariable, base: str) -> None:

@@ -55,8 +55,8 @@ def save(
             checkpoint of them. If what lies there is not what these tables were last saved or restored as (another
             program has saved there, or these tables elsewhere), all rows are written, with a warning.
         asynchronous: returns at once, and writes in the background what the tables hold now, while training goes on.
-        versions: of tables over files (`storage=sok.Storage(...)`) the rows stay in these files, and the checkpoint says
-            where: a save writes no more of them than memory alone holds. Files and checkpoint belong together:
+        versions: of tables over files (`storage=sok.Storage(...)`) the rows stay in these files, and the checkpoint
+            says where: a save writes no more of them than memory alone holds. Files and checkpoint belong together:
             docs/storage.md, "Versions". Other tables are written as ever.
         max_chain: for incremental saves: the most saves that a chain may have, at least 1. A save that would make it
             longer writes all rows and begins a new chain: a restore reads every link, and the manifest lists them.
@@ -114,7 +114,9 @@ def save(
             raise ValueError("`versions` and `incremental` exclude each other: a version writes changes alone anyway.")
         if versions and any(table._in_graph_mode for table in work.tables):
             raise ValueError("`versions` are of eager programs. Save tables of a v1 graph without.")
-        said: dict[str, Any] = {"arguments": [path, *names, bool(incremental), bool(asynchronous), bool(versions), max_chain]}
+        said: dict[str, Any] = {
+            "arguments": [path, *names, bool(incremental), bool(asynchronous), bool(versions), max_chain]
+        }
         said["steps"] = [work.calls.step(table) for table in work.tables]
         if transport.rank == 0:
             said["generation"], work.before = _begin(path, work.lease)

@@ -1,9 +1,12 @@
-"""Checkpoints whose rows stay in the files of their tables: what `CheckpointManager(mode="versions")` lists, and when."""
+"""Checkpoints whose rows stay in the files of their tables: what `CheckpointManager(mode="versions")` lists, when."""
 
 from __future__ import annotations
 
+import glob
+import json
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -44,12 +47,26 @@ def prepare(tables: Sequence[Any]) -> None:
 
 
 def publish(directory: str, path: str, max_to_keep: int | None) -> None:
-    """Lists the checkpoint `path`, and removes the oldest ones above `max_to_keep`. In this order: a crash loses none."""
+    """Lists the checkpoint `path`, then removes the oldest ones above `max_to_keep`, so that a crash loses none."""
     state = tf.train.get_checkpoint_state(directory)
     before = [old for old in (state.all_model_checkpoint_paths if state else []) if old != path]
     kept = [*before, path] if max_to_keep is None else [*before, path][-max_to_keep:]
-    tf.compat.v1.train.update_checkpoint_state(directory, path, all_model_checkpoint_paths=kept)
-    for old in before:
-        if old not in kept:
-            tf.compat.v1.train.remove_checkpoint(os.path.join(directory, old))
-    tf_checkpoints.remove_without_checkpoint(old for old in before if old not in kept)
+    _list(Path(directory, "checkpoint"), kept)
+    gone = [old for old in before if old not in kept]
+    for old in gone:
+        for file in Path(old).parent.glob(f"{glob.escape(os.path.basename(old))}.*"):
+            if file.name.endswith(".index") or ".data-" in file.name:
+                file.unlink(missing_ok=True)
+    tf_checkpoints.remove_without_checkpoint(gone)
+
+
+def _list(file: Path, paths: Sequence[str]) -> None:
+    """Writes what `tf.train.get_checkpoint_state` reads: a CheckpointState as text, newest last."""
+    names = [json.dumps(os.path.basename(path), ensure_ascii=False) for path in paths]
+    lines = [f"model_checkpoint_path: {names[-1]}", *(f"all_model_checkpoint_paths: {name}" for name in names)]
+    temporary = file.with_name(file.name + ".tmp")
+    with temporary.open("w", encoding="utf-8") as out:
+        out.write("\n".join(lines) + "\n")
+        out.flush()
+        os.fsync(out.fileno())
+    temporary.replace(file)

@@ -137,7 +137,9 @@ void Step(Table* table, unsigned seed, int64_t number) {
       std::vector<float> grads(ids.size() * kDim);
       for (float& g : grads) g = static_cast<float>(static_cast<int>(random() % 201) - 100) / 100.0f;
       // Slots that widen the records, and rules that move rows without gradients.
-      const std::string rule = number > 60 && random() % 2 == 0 ? "nadam" : number > 25 && random() % 2 == 0 ? "adam" : "adagrad";
+      const std::string rule = number > 60 && random() % 2 == 0   ? "nadam"
+                               : number > 25 && random() % 2 == 0 ? "adam"
+                                                                  : "adagrad";
       table->Apply(rule, HyperOf(rule, 0.05), ids, grads, number);
     }
   }

@@ -41,7 +41,7 @@ class Killing:
     def __init__(self, folder: str, workers: int, how: dict[str, Any]) -> None:
         self._folder, self._size, self._how = folder, workers, how
         self.number = 0  # of the newest complete save
-        self.kills = self.interrupted = self.newer = self.restored = 0
+        self.kills = self.interrupted = self.newer = self.restored = self.listed = 0
 
     def points(self) -> list[tuple[int, int, bool]]:
         """Where a save that replaces another can be killed: worker, step, and whether half of a write is done."""
@@ -93,6 +93,7 @@ class Killing:
             assert ended_by_itself or (rank == killed and was_killed), f"worker {rank} ended with {end}: {text}"
         restored = {n for of_rank in said for what, n in of_rank if what == b"R"}
         assert len(restored) <= 1, text
+        self.listed += bool(restored) or self.number > 0
         if restored:
             (found,) = restored
             self.restored += 1
@@ -165,7 +166,7 @@ def main() -> None:
             f"{killing.kills - by_step} kills at random times: {killing.interrupted - interrupted} before the save had "
             f"ended\n{killing.newer} times it was complete all the same; {killing.number} saves"
         )
-        print(f"{killing.restored} listed checkpoints restored, of {killing.restored} that were looked for, each row compared")
+        print(f"recovered {killing.restored} of {killing.listed} listed checkpoints, each row compared")
 
 
 if __name__ == "__main__":

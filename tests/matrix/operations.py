@@ -16,7 +16,7 @@ import sok
 from sok.job import context
 from sok.lookup.lookup import lookup_rows
 from tests.matrix.case import Case, Trained
-from tests.matrix.kinds import DIM, NUM_ROWS, WITH_POLICIES, Kind
+from tests.matrix.kinds import DIM, NUM_ROWS, OVER_A_FILE, WITH_POLICIES, Kind
 from tests.matrix.refusals import refusal_of
 from tests.placements import ALL_PLACEMENTS
 from tests.reference import combine as reference
@@ -192,6 +192,19 @@ def save_while_training(case: Case) -> None:
     saving = sok.save(case.folder, it.made.table, it.optimizer, asynchronous=True)
     beside = copy.deepcopy(it.judge)
     case.train(it, 3)
+    case.check(it.made, it.judge)
+    saving.result()
+    other, optimizer = case.make("_other"), case.rule.make()
+    sok.restore(case.folder, {it.made.table.table_name: other.table}, optimizer)
+    case.go_on(other, optimizer, beside)
+
+
+def save_by_version(case: Case) -> None:
+    it = case.trained()
+    saving = sok.save(case.folder, it.made.table, it.optimizer, asynchronous=True, versions=True)
+    beside = copy.deepcopy(it.judge)
+    case.train(it, 3)
+    erase_one(it)
     case.check(it.made, it.judge)
     saving.result()
     other, optimizer = case.make("_other"), case.rule.make()
@@ -425,6 +438,7 @@ OPERATIONS = [
     Operation(save_increments),
     Operation(reshard),
     Operation(save_while_training),
+    Operation(save_by_version, applies=lambda kind: kind.maker == OVER_A_FILE),  # of others it is that
     Operation(manage_checkpoints),
     Operation(save_with_tensorflow),
     Operation(follow),
