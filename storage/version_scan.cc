@@ -1,10 +1,13 @@
 // The rows of a version, out of the log that has them: see RowTier.
 #include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "row_slots.h"
@@ -16,9 +19,20 @@
 namespace sok {
 namespace {
 
+constexpr int kTries = 20;
+
+// Whether a process has it locked.
+bool IsInUse(const std::string& path) {
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) return false;
+  const bool is_free = flock(file, LOCK_SH | LOCK_NB) == 0;
+  close(file);
+  return !is_free;
+}
+
 bool HasRow(const std::vector<uint64_t>& bits, uint32_t row) { return ((bits[row / 64] >> (row % 64)) & 1) != 0; }
 
-// Calls body(slot, head) for every slot of a log that could be of one of these rows, in the order of the file.
+// Calls body(slot) for every slot of a log that could be of one of these rows, in the order of the file.
 class LogReader {
  public:
   explicit LogReader(const ShardLog& log)
@@ -32,15 +46,14 @@ class LogReader {
   template <class Body>
   void ForSlots(const std::vector<uint64_t>& bits, const Body& body) const {
     DirectFile file(log_.path, O_RDONLY, "open");
-    int64_t number = 0;
     for (;;) {
       const size_t got = file.Read(buffer_.get(), static_cast<size_t>(log_.segment_bytes));
       const int64_t blocks = static_cast<int64_t>(got) / log_.block_bytes;
       for (int64_t b = 0; b < blocks; ++b) {
-        for (int64_t i = 0; i < per_block_; ++i, ++number) {
+        for (int64_t i = 0; i < per_block_; ++i) {
           const char* slot = buffer_.get() + b * log_.block_bytes + i * slot_bytes_;
           const uint32_t row = RowOfSlot(slot);
-          if (row < log_.rows && HasRow(bits, row)) body(number, slot);
+          if (row < log_.rows && HasRow(bits, row)) body(slot);
         }
       }
       if (got < static_cast<size_t>(log_.segment_bytes)) return;
@@ -59,26 +72,29 @@ int64_t ScanVersion(const ShardHead& head, const std::vector<uint64_t>& bits, in
                     const std::function<void(const TableStore::RowValues&)>& rows) {
   const ShardLog& log = head.log;
   const LogReader reader(log);
-  // Of each row the newest record that is not newer than the version.
+  // Of each row the newest record that is not newer than the version. A job that goes on moves records while they are looked for, so
+  // that one may be missed: what is found in several readings counts together.
   std::vector<uint64_t> orders(static_cast<size_t>(log.rows));
-  std::vector<uint32_t> slots(static_cast<size_t>(log.rows));
-  reader.ForSlots(bits, [&](int64_t number, const char* slot) {
-    SlotHead of;
-    std::memcpy(&of.order, slot + 16, sizeof(of.order));
-    uint64_t& newest = orders[RowOfSlot(slot)];
-    if (of.order <= newest || VersionOfOrder(of.order) > log.version || VersionOfOrder(of.order) == 0) return;
-    if (!ReadSlotHead(slot, /*has_versions=*/true, log.floats, &of)) return;
-    newest = of.order;
-    slots[of.row] = static_cast<uint32_t>(number);
-  });
-  uint64_t digest = 0;
   int64_t count = 0, missing = 0;
-  for (int64_t row = 0; row < log.rows; ++row) {
-    if (!HasRow(bits, static_cast<uint32_t>(row))) continue;
-    ++count;
-    const uint64_t order = orders[static_cast<size_t>(row)];
-    missing += order == 0;
-    digest += DigestOf(static_cast<uint32_t>(row), order);
+  uint64_t digest = ~log.digest;
+  for (int tries = 0; (missing > 0 || digest != log.digest) && (tries == 0 || (tries < kTries && IsInUse(log.path)));
+       ++tries) {
+    reader.ForSlots(bits, [&](const char* slot) {
+      SlotHead of;
+      std::memcpy(&of.order, slot + 16, sizeof(of.order));
+      uint64_t& newest = orders[RowOfSlot(slot)];
+      if (of.order <= newest || VersionOfOrder(of.order) > log.version || VersionOfOrder(of.order) == 0) return;
+      if (ReadSlotHead(slot, /*has_versions=*/true, log.floats, &of)) newest = of.order;
+    });
+    digest = 0;
+    count = missing = 0;
+    for (int64_t row = 0; row < log.rows; ++row) {
+      if (!HasRow(bits, static_cast<uint32_t>(row))) continue;
+      ++count;
+      const uint64_t order = orders[static_cast<size_t>(row)];
+      missing += order == 0;
+      digest += DigestOf(static_cast<uint32_t>(row), order);
+    }
   }
   if (missing > 0 || digest != log.digest) {
     throw DamagedFile(log.path + ": damaged: of " + std::to_string(count) + " rows of version " +
@@ -89,7 +105,7 @@ int64_t ScanVersion(const ShardHead& head, const std::vector<uint64_t>& bits, in
   std::vector<std::unique_ptr<EmbeddingTable::Settler>> settlers;
   for (const auto& set : head.sets) settlers.push_back(set.rule.decays() ? EmbeddingTable::SettlerOf(set) : nullptr);
   // Rows of one part.
-  int64_t n = 0;
+  int64_t n = 0, left = count;
   std::vector<uint64_t> keys(static_cast<size_t>(per_part));
   std::vector<float> weights(static_cast<size_t>(per_part * head.dim));
   std::vector<std::vector<float>> of_sets;
@@ -105,16 +121,13 @@ int64_t ScanVersion(const ShardHead& head, const std::vector<uint64_t>& bits, in
     if (n > 0) rows(values);
     n = 0;
   };
-  reader.ForSlots(bits, [&](int64_t number, const char* slot) {
+  const auto take = [&](const char* slot) {
     const uint32_t row = RowOfSlot(slot);
-    if (slots[row] != static_cast<uint32_t>(number) || orders[row] == 0) return;
     SlotHead of;
-    std::memcpy(&of.key, slot + 8, sizeof(of.key));
     std::memcpy(&of.order, slot + 16, sizeof(of.order));
-    if (of.order != orders[row])
-      throw DamagedFile(log.path +
-                        ": it has changed while it was read. A job that goes on with it must not be running.");
+    if (of.order == 0 || of.order != orders[row] || !ReadSlotHead(slot, /*has_versions=*/true, log.floats, &of)) return;
     orders[row] = 0;
+    --left;
     auto copy = [&](int64_t first, int64_t count, float* to) {
       std::memcpy(to, slot + SlotHeadBytes(true) + first * 4, static_cast<size_t>(count) * sizeof(float));
       return to;
@@ -131,8 +144,10 @@ int64_t ScanVersion(const ShardHead& head, const std::vector<uint64_t>& bits, in
       settlers[s]->Settle(stamp, head.dim, w, of_set);
     }
     if (++n == per_part) give();
-  });
+  };
+  for (int tries = 0; left > 0 && tries < kTries; ++tries) reader.ForSlots(bits, take);
   give();
+  if (left > 0) throw DamagedFile(log.path + ": " + std::to_string(left) + " rows have gone while it was read.");
   return count;
 }
 
