@@ -12,6 +12,8 @@ which=${1:-all}
 
 need_modules pytest xdist hypothesis
 
+# Some images set it, and then each of some hundred processes compiles what it imports of ours.
+unset PYTHONDONTWRITEBYTECODE
 export TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-2}
 mkdir -p build/test
 rm -f build/test/device_repeats.log build/test/*.ended
