@@ -66,15 +66,20 @@ def product(
 
 def covering(cells: list[Cell], combinations: Callable[[Cell], set] = lambda cell: cell.combinations) -> list[Cell]:
     """Some of the cells, in which all combinations of all of them are. The same ones in every run."""
+    bits: dict[tuple, int] = {}  # of each combination
     shuffled = random.Random(0).sample(cells, len(cells))
-    missing = set().union(*map(combinations, cells))
-    chosen = set()
+    left = [(cell, sum(1 << bits.setdefault(one, len(bits)) for one in combinations(cell))) for cell in shuffled]
+    missing, chosen = (1 << len(bits)) - 1, set()
     # First those that bring much that is new: each round is content with less.
     for enough in range(len(combinations(cells[0])), 0, -1):
-        for cell in shuffled:
-            if len(combinations(cell) & missing) >= enough:
-                missing -= combinations(cell)
+        before, left = left, []
+        for cell, its in before:
+            new = (its & missing).bit_count()
+            if new >= enough:
+                missing &= ~its
                 chosen.add(cell)
+            elif new:  # what brings nothing will never
+                left.append((cell, its))
     return [cell for cell in cells if cell in chosen]
 
 
