@@ -2,13 +2,14 @@
 
     python examples/elastic.py --kills 3 --check
 
-All workers run on this host, under names that are other spellings of localhost, as Horovod takes a name no more once a
-worker of it was killed. Ends with one line of JSON.
+All workers run on this host. They are killed whatever they do: while they start, meet the others, train or commit. Ends
+with one line of JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -22,11 +23,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-SAMPLES, USERS, BATCH, EVERY, EPOCHS = 2400, 300, 24, 10, 3  # 24: what 1, 2, 3 and 4 workers divide
+SAMPLES, USERS, BATCH, EVERY = 2400, 300, 24, 10  # 24: what 1, 2, 3 and 4 workers divide
 
 
-def worker(folder: Path, seed: int, pause: float) -> None:
+def worker(folder: Path, seed: int, pause: float, epochs: int) -> None:
     """Trains, wherever the job stands."""
+    with open(folder / "log", "a") as log:
+        log.write(json.dumps({"what": "starts", "pid": os.getpid(), "time": time.time()}) + "\n")
+
     import numpy as np
     import tensorflow as tf
 
@@ -45,7 +49,7 @@ def worker(folder: Path, seed: int, pause: float) -> None:
     state = sok.elastic.State(folder / "saves", [table, uses, optimizer, counter, weights], step=0)
 
     def note(what: str) -> None:
-        line = {"what": what, "host": os.environ.get("HOROVOD_HOSTNAME"), "pid": os.getpid(), "rank": sok.rank()}
+        line = {"what": what, "pid": os.getpid(), "rank": sok.rank()}
         line |= {"size": sok.size(), "step": state.step, "time": time.time(), "rss": _resident()}
         with open(folder / "log", "a") as log:
             log.write(json.dumps(line) + "\n")
@@ -65,7 +69,7 @@ def worker(folder: Path, seed: int, pause: float) -> None:
 
         note("train")
         per_epoch = SAMPLES // BATCH
-        while state.step < EPOCHS * per_epoch:
+        while state.step < epochs * per_epoch:
             epoch, place = divmod(state.step, per_epoch)
             order = np.random.default_rng([seed, epoch]).permutation(SAMPLES)[place * BATCH : (place + 1) * BATCH]
             mine = np.array_split(order, sok.size())[sok.rank()]
@@ -73,7 +77,8 @@ def worker(folder: Path, seed: int, pause: float) -> None:
             state.step += 1
             if sok.rank() == 0:
                 note("step")
-            time.sleep(pause)
+            if (folder / "disturbed").exists():  # else it may hurry
+                time.sleep(pause)
             if state.step % EVERY == 0:
                 state.commit()
 
@@ -92,90 +97,113 @@ def _resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def _name(number: int) -> str:
-    """'localhost' in so many spellings."""
-    return "".join(c.upper() if number >> place & 1 else c for place, c in enumerate("localhost"))
-
-
 def _log(folder: Path) -> list[dict[str, Any]]:
     path = folder / "log"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def disturbed(folder: Path, seed: int, kills: int, pause: float, deadline: float) -> dict[str, Any]:
-    """A job of 2 to 4 workers of which some are killed. Gives its result, and what each disturbance has cost."""
-    rng, names, told = random.Random(seed), [0, 1], []
-    hosts, script = folder / "hosts", folder / "discover"
+def disturbed(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
+    """A job of 2 to 4 workers, of which some are killed while others come and go. Its result, and what it has cost."""
+    rng, size, told = random.Random(given.seed), 2, []
+    script = folder / "discover"
 
     def tell() -> None:
-        (folder / "hosts.tmp").write_text("".join(f"{_name(n)}:1\n" for n in names))
-        (folder / "hosts.tmp").rename(hosts)
+        (folder / "new").write_text(f"localhost:{size}\n")
+        (folder / "new").rename(folder / "hosts")
 
     tell()
-    script.write_text(f"#!/bin/sh\ncat {hosts}\n")
+    (folder / "disturbed").touch()
+    script.write_text(f"#!/bin/sh\ncat {folder / 'hosts'}\n")
     script.chmod(0o755)
-    command = ["horovodrun", "--gloo", "-np", "2", "--min-np", "1", "--max-np", "4", "--network-interface", "lo"]
-    command += ["--host-discovery-script", str(script), sys.executable, __file__, "--worker", str(folder)]
-    end = time.monotonic() + deadline
+    command = [sys.executable, "-m", "sok", "elastic", "-np", "2", "--max-np", "4", "--network-interface", "lo"]
+    command += ["--host-discovery-script", str(script), "--deadline", "120", *_worker(folder, given, given.pause)]
+    end = time.monotonic() + given.deadline
     with open(folder / "output", "w") as output:
-        job = subprocess.Popen(
-            [*command, "--seed", str(seed), "--pause", str(pause)],
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            # Gloo waits so long for a worker that starts, and then ends those who wait. Its own 30 s may be few.
-            env={"HOROVOD_GLOO_TIMEOUT_SECONDS": "600", **os.environ},
-        )
+        job = subprocess.Popen(command, stdout=output, stderr=output)
         try:
-            left = ["kill"] * kills + ["add"] * kills
+            left = ["kill"] * given.kills + ["add"] * given.kills
             rng.shuffle(left)
-            since = 0
-            while job.poll() is None and time.monotonic() < end:
-                time.sleep(0.2)
-                log = _log(folder)
-                workers = {x["host"]: x for x in log[since:] if x["what"] == "train" and x["size"] == len(names)}
-                steps = [x["step"] for x in log[since:] if x["what"] == "step" and x["size"] == len(names)]
-                if len(workers) < len(names) or len(steps) < 2 or not left:
+            while left and job.poll() is None and time.monotonic() < end:
+                settled = not told or rng.random() < 0.75  # else while workers start, or meet
+                limit = time.monotonic() + (60.0 if not told else 20.0)
+                while settled and not _is_settled(_log(folder), size) and time.monotonic() < limit:
+                    time.sleep(0.1)
+                time.sleep(rng.uniform(0.0, 2 * EVERY * given.pause) if settled else rng.uniform(0.5, 5.0))
+                living = [x["pid"] for x in _log(folder) if x["what"] == "starts" and _lives(x["pid"])]
+                if not living:
                     continue
-                time.sleep(rng.uniform(0.0, 3 * EVERY * pause))
                 what = left.pop()
-                if what == "add" and len(names) == 4 or what == "kill" and len(names) == 1:
-                    continue
-                since, before = len(_log(folder)), max(x["step"] for x in _log(folder))
                 if what == "kill":
-                    gone = rng.choice(names)
-                    os.kill(workers[_name(gone)]["pid"], signal.SIGKILL)
-                    names.remove(gone)
-                if what == "add" or len(names) < 2:
-                    names.append(max([1, *names, *(t["most"] for t in told)]) + 1)
-                tell()
-                told.append({"what": what, "from": before, "most": max(names), "at": time.time(), "since": since})
-            code = job.wait(max(1.0, end - time.monotonic()))
+                    if size > 2 and rng.random() < 0.5:
+                        size -= 1  # else another starts in its place
+                        tell()
+                    with contextlib.suppress(ProcessLookupError):  # it has just left
+                        os.kill(rng.choice(living), signal.SIGKILL)
+                elif size == 4:
+                    what, size = "take away", rng.randint(2, 3)
+                    tell()
+                else:
+                    size += 1
+                    tell()
+                told.append({"what": what, "time": time.time()})
+            (folder / "disturbed").unlink()
+            code: int | None = job.wait(max(1.0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            code = None  # it has not ended
         finally:
             if job.poll() is None:
-                os.killpg(job.pid, signal.SIGTERM)
-                job.wait(30)
-    log = _log(folder)
-    for one in told:
-        again = next((x for x in log[one["since"] :] if x["what"] == "train"), None)
-        before = max((x["step"] for x in log if x["time"] <= (again or one).get("time", one["at"])), default=0)
-        one["steps_again"] = 0 if again is None else before - again["step"]
-        one["seconds"] = 0.0 if again is None else round(again["time"] - one["at"], 1)
+                job.terminate()
+                job.wait(120)
     found = json.loads((folder / "result").read_text()) if (folder / "result").exists() else {}
-    oldest = [x["rss"] for x in log if x["what"] == "train" and x["pid"] == log[-1]["pid"]] if log else [0]
-    return {**found, "status": code, "told": told, "rss": [oldest[0], oldest[-1]], "sizes": _sizes(log)}
+    return {**found, "status": code, "told": told, **_cost(_log(folder), told)}
 
 
-def _sizes(log: list[dict[str, Any]]) -> list[int]:
-    sizes = [x["size"] for x in log if x["what"] == "train" and x["rank"] == 0]
-    return [size for place, size in enumerate(sizes) if place == 0 or sizes[place - 1] != size]
+def _is_settled(log: list[dict[str, Any]], size: int) -> bool:
+    """Whether so many train."""
+    last = next((x for x in reversed(log) if x["what"] in ("train", "step")), None)
+    return last is not None and last["what"] == "step" and last["size"] == size
 
 
-def undisturbed(seed: int) -> dict[str, Any]:
+def _cost(log: list[dict[str, Any]], told: list[dict[str, Any]]) -> dict[str, Any]:
+    """What was done again, how long nobody trained after a kill, and the memory of the worker that lived longest."""
+    reached, again, sizes = 0, [], []
+    for x in log:
+        if x["what"] == "train" and x["rank"] == 0:
+            again.append(reached - x["step"])
+            sizes.append(x["size"])
+            reached = x["step"]
+        elif x["what"] == "step":
+            reached = x["step"]
+    steps = [x["time"] for x in log if x["what"] == "step"]
+    pauses = [min((t for t in steps if t > one["time"]), default=one["time"]) - one["time"] for one in told]
+    by_pid: dict[int, list[int]] = {}
+    for x in log:
+        if x["what"] == "train":
+            by_pid.setdefault(x["pid"], []).append(x["rss"])
+    return {
+        "again": again,
+        "sizes": sizes,
+        "seconds": [round(p, 1) for p, one in zip(pauses, told, strict=True) if one["what"] == "kill"],
+        "rss": max(by_pid.values(), key=len, default=[0]),
+    }
+
+
+def _lives(pid: int) -> bool:
+    path = Path(f"/proc/{pid}/stat")
+    with contextlib.suppress(OSError):
+        return path.read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    return False
+
+
+def _worker(folder: Path, given: argparse.Namespace, pause: float) -> list[str]:
+    command = [sys.executable, __file__, "--worker", str(folder), "--seed", str(given.seed), "--pause", str(pause)]
+    return [*command, "--epochs", str(given.epochs)]
+
+
+def undisturbed(given: argparse.Namespace) -> dict[str, Any]:
     folder = Path(tempfile.mkdtemp())
     try:
-        command = [sys.executable, __file__, "--worker", str(folder), "--seed", str(seed), "--pause", "0"]
-        subprocess.run(command, check=True, capture_output=True)
+        subprocess.run(_worker(folder, given, 0.0), check=True, capture_output=True)
         return json.loads((folder / "result").read_text())
     finally:
         shutil.rmtree(folder)
@@ -183,36 +211,43 @@ def undisturbed(seed: int) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=3, help="workers to kill; as many are added")
+    parser.add_argument("--kills", type=int, default=3, help="workers to kill; as often their number is changed")
     parser.add_argument("--check", action="store_true", help="compare with runs that nobody disturbs")
     parser.add_argument("--runs", type=int, default=5, help="how many of these")
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--pause", type=float, default=0.1, help="seconds after each step")
+    parser.add_argument("--epochs", type=int, help="(default: twice as many as kills, and 2)")
+    parser.add_argument(
+        "--pause", type=float, default=0.1, help="seconds after each step, as long as workers are killed"
+    )
     parser.add_argument("--deadline", type=float, default=1800.0, help="seconds")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    given.epochs = given.epochs or 2 * given.kills + 2
     if given.worker:
-        worker(given.worker, given.seed, given.pause)
+        worker(given.worker, given.seed, given.pause, given.epochs)
         return 0
     folder = Path(tempfile.mkdtemp())
-    found = disturbed(folder, given.seed, given.kills, given.pause, given.deadline)
-    kills, adds = ([t for t in found["told"] if t["what"] == what] for what in ("kill", "add"))
+    found = disturbed(folder, given)
+    kinds = [one["what"] for one in found["told"]]
     line = {
-        "kills": len(kills),
-        "adds": len(adds),
+        "kills": kinds.count("kill"),
+        "adds": kinds.count("add"),
+        "taken_away": kinds.count("take away"),
+        "status": found["status"],
         "sizes": found["sizes"],
         "auc": found.get("auc"),
         "uses_of_each_sample": found.get("uses"),
         "steps": found.get("steps"),
-        "steps_done_again": {"kills": [t["steps_again"] for t in kills], "adds": [t["steps_again"] for t in adds]},
-        "seconds_to_go_on": [t["seconds"] for t in found["told"]],
+        "steps_done_again": found["again"],
+        "seconds_from_kill_to_step": found["seconds"],
         "resident_mb": [round(rss / 2**20) for rss in found["rss"]],
     }
-    ok = found["status"] == 0 and found.get("uses") == [EPOCHS, EPOCHS]
-    ok = ok and set(found["steps"]) == {EPOCHS * SAMPLES // BATCH}
-    ok = ok and all(t["steps_again"] <= EVERY for t in kills) and not any(t["steps_again"] for t in adds)
+    ok = found["status"] == 0 and found.get("uses") == [given.epochs, given.epochs]
+    ok = ok and len(kinds) == 2 * given.kills and max(found["again"]) <= EVERY
+    ok = ok and set(found["steps"]) == {given.epochs * SAMPLES // BATCH}
     if given.check:
-        aucs = [undisturbed(given.seed + run)["auc"] for run in range(given.runs)]
+        seeds = [argparse.Namespace(**{**vars(given), "seed": given.seed + run}) for run in range(given.runs)]
+        aucs = [undisturbed(one)["auc"] for one in seeds]
         line["auc_undisturbed"] = aucs
         ok = ok and min(aucs) - 1e-3 <= found["auc"] <= max(aucs) + 1e-3 and abs(found["auc"] - aucs[0]) < 1e-3
     print(json.dumps({"ok": bool(ok), **line}))

@@ -11,7 +11,7 @@ import json
 import os
 import secrets
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -93,7 +93,6 @@ class State:
         self.__dict__.update(values)
         self._token = ""  # of the job whose workers hold what they do together
         self._is_committed = False  # nothing has changed since the last commit
-        self._notices: Any = None
 
     def commit(self) -> None:
         """Saves what has changed since the last commit, and lets workers in that wait, and those out that are to go.
@@ -106,10 +105,8 @@ class State:
         """
         self._save()
         self._is_committed = True
-        notices = self._notices
-        told = together(
-            context.get_transport(), "sok/elastic/notices", lambda: bool(notices is not None and notices.take())
-        )
+        transport = context.get_transport()
+        told = together(transport, "sok/elastic/changes", lambda: transport.rank == 0 and context.are_changes())
         if any(told):
             raise _WorkersChanged
         self._is_committed = False
@@ -183,15 +180,27 @@ class State:
                 f"A worker is lost, and {self._path} holds no commit of this job any more, from which to go on."
             )
         else:
-            self._broadcast(0)
+            self._start(placements, said)
             self.__dict__.update(said[0].values)
             self._save()
             how = "as it was made"
         self._token, self._is_committed = said[root].proposal, True
         log.logger.info("%d workers go on %s: %r.", job.size, how, self._values())
 
+    def _start(self, placements: Sequence[Placement], said: Sequence[_Hello]) -> None:
+        """Nothing was trained or saved yet. But a worker may have been lost, so that tables are of a job before."""
+        if any(one.rows_before for one in said):
+            raise RuntimeError(
+                "A worker is lost before the first commit, and tables held rows that only it may have had. Start the "
+                "job anew."
+            )
+        if any(one.is_of_before for one in said):
+            self._empty(placements)
+        self._broadcast(0)
+
     def _hello(self) -> list[Any]:
         first = self._tables[0]
+        is_of_before = first.job.has_ended
         return [
             self._token,
             self._is_committed,
@@ -202,6 +211,8 @@ class State:
             self._values(),
             context.rank() == 0 and self._has_save(),
             secrets.token_hex(8),
+            is_of_before,
+            sum(int(_ops.lib().sok_table_size(t.handle)) for t in self._tables) if is_of_before else 0,
         ]
 
     def _has_save(self) -> bool:
@@ -255,6 +266,8 @@ class _Hello:
     values: dict[str, Any]
     has_save: bool
     proposal: str
+    is_of_before: bool  # its tables are of a job that has ended
+    rows_before: int  # that these hold
 
 
 def run(function: Callable[..., T]) -> Callable[..., T]:
@@ -270,7 +283,7 @@ def run(function: Callable[..., T]) -> Callable[..., T]:
     Raises:
         Exception: what `function` raises, unless that came from a worker that is gone.
 
-    Started by `horovodrun --host-discovery-script`. After a worker is lost all others, and those that join, go on from
+    Started by `sok elastic`. After a worker is lost all others, and those that join, go on from
     the last commit. Workers that join, or are taken away, do so at a commit, and nothing is done twice.
 
     Collective.
@@ -284,35 +297,27 @@ def run(function: Callable[..., T]) -> Callable[..., T]:
     def wrapped(state: State, *args: Any, **kwargs: Any) -> T:
         if not isinstance(state, State):
             raise TypeError(f"A function of sok.elastic.run takes a sok.elastic.State first. Received: {state!r}.")
-        with _noticing(state):
-            while True:
-                try:
-                    state._sync()
-                    state._is_committed = False
-                    return function(state, *args, **kwargs)
-                except _WorkersChanged:
-                    log.logger.info("Workers come or go.")
-                except Exception as error:
-                    if not dead_peers.is_from_dead_peer(error):
-                        raise
-                    log.logger.warning("A worker is gone; the others go on from the last commit.")
-                context.rejoin()
-                if state._notices is not None:
-                    state._notices.take()  # those who were told of are here
+        if os.environ.get("HOROVOD_ELASTIC") == "1":
+            raise RuntimeError(
+                "This is an elastic job of horovodrun, whose launcher may wait for ever for workers that are gone. "
+                "Start it by `sok elastic -np N --host-discovery-script FILE python ...` (docs/elastic.md)."
+            )
+        while True:
+            try:
+                state._sync()
+                state._is_committed = False
+                return function(state, *args, **kwargs)
+            except _WorkersChanged:
+                is_agreed = True
+                log.logger.info("Workers come or go.")
+            except Exception as error:
+                if not dead_peers.is_from_dead_peer(error) or not context.is_elastic():
+                    raise
+                is_agreed = False
+                log.logger.warning("A worker is gone; the others go on from the last commit.")
+            context.rejoin(is_agreed)
 
     return wrapped
-
-
-@contextlib.contextmanager
-def _noticing(state: State) -> Iterator[None]:
-    is_elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
-    state._notices = context.host_notices() if is_elastic else None
-    try:
-        yield
-    finally:
-        if state._notices is not None:
-            state._notices.close()
-        state._notices = None
 
 
 def _done(transport: Any, part: Callable[[], list[Move]]) -> list[Move]:

@@ -16,7 +16,7 @@ from tensorflow.python.framework import ops
 from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
 from sok.base import log, names, profiling, tracing
-from sok.job import dead_peers, gpus
+from sok.job import dead_peers, elastic_launcher, gpus
 from sok.job.job import SECONDS_TO_LEAVE, Job
 from sok.job.transport import horovod, watch
 from sok.job.transport.base import Transport
@@ -36,6 +36,8 @@ class _Job(Job):
     ranks_agree: bool = False
     gpu_error: RuntimeError | None = None
 
+
+_SECONDS_TO_AGREE = 10.0  # to end a job in which all are as far
 
 _job: _Job | None = None
 # What sok.compat.strategy was told; until the job ends.
@@ -95,15 +97,7 @@ def Init(global_batch_size: int | None = None, seed: int | None = None, deadline
         if _job is not None and _job.is_explicit:
             _check_repeated(_job, global_batch_size, seed, deadline)
             return _check_agreement(_job)
-        job = _join(0 if seed is None else seed, global_batch_size, deadline)
-        log.set_rank(job.rank)
-        # The GPU cannot be chosen any more once something has run; so this comes first, and tells what it has to say.
-        try:
-            gpus.bind(job.local_rank, job.size)
-        except RuntimeError as error:
-            job.gpu_error = error
-        # What the ranks say to each other, so that all of them fail if one does; then what each says.
-        ok = _check_agreement(job)
+        job, ok = _met(0 if seed is None else seed, global_batch_size, deadline)
         if job.gpu_error is not None:
             raise job.gpu_error
         job.seed = _whole_number("seed", job.seed)
@@ -179,22 +173,40 @@ def shutdown() -> None:
         names.start_anew()
 
 
-def rejoin() -> None:
+def rejoin(is_agreed: bool) -> None:
     """Ends the job, and begins one with the arguments of its `Init` among the workers that there are by then.
 
-    Of elastic jobs; peers of the job that ends may be gone. Collective among those that are there.
+    Of elastic jobs. Collective among those that are there.
+
+    Args:
+        is_agreed: all workers leave the job here. Else one is lost, and whoever waits for this one is not to wait on.
+
+    Raises:
+        SystemExit: with status 0: the launcher does not want this worker any more.
     """
     job = _get_job()
-    job.transport.abort()  # before anything is waited for: a peer that is gone answers nobody
+    cutting = threading.Timer(_SECONDS_TO_AGREE, horovod.cut)  # if a worker is lost right then
+    cutting.daemon = True
+    if is_agreed:
+        cutting.start()
+    else:
+        horovod.cut()  # before anything is waited for
+    job.transport.abort()
+    horovod.end()  # of one worker, whose transport is another
+    cutting.cancel()
     job.leave(SECONDS_TO_LEAVE)
     shutdown()
-    horovod.rejoin()
     Init(job.global_batch_size, job.seed, job.deadline)
 
 
-def host_notices() -> horovod.HostNotices:
-    """What the launcher of an elastic job says of workers that are to come or to go."""
-    return horovod.HostNotices()
+def is_elastic() -> bool:
+    """Whether `sok elastic` has started this worker, and brings it together with others when one is lost."""
+    return elastic_launcher.is_there()
+
+
+def are_changes() -> bool:
+    """Whether the launcher of an elastic job has workers that wait, or that are to leave. False without one."""
+    return elastic_launcher.is_there() and elastic_launcher.has_changes()
 
 
 def unique_collective_name(base: str) -> str:
@@ -227,7 +239,7 @@ def _get_job() -> _Job:
     if _job is None:
         with _lock:
             if _job is None:
-                launcher = _launcher_of_many()
+                launcher = elastic_launcher.ADDRESS if elastic_launcher.is_there() else _launcher_of_many()
                 if launcher or horovod.running_size() > 1:
                     raise RuntimeError(
                         f"This process is one of several workers ({launcher or 'hvd.init() was called'}), and sok.Init "
@@ -239,11 +251,39 @@ def _get_job() -> _Job:
     return _job
 
 
+def _met(seed: Any, global_batch_size: Any, deadline: Any) -> tuple[_Job, tf.Tensor]:
+    """A job whose workers have said to each other what `Init` was given. One that is lost meanwhile ends no others."""
+    while True:
+        job = None
+        try:
+            job = _join(seed, global_batch_size, deadline)
+            log.set_rank(job.rank)
+            # The GPU cannot be chosen any more once something has run; so this comes first, and tells what it has to
+            # say.
+            try:
+                gpus.bind(job.local_rank, job.size)
+            except RuntimeError as error:
+                job.gpu_error = error
+            # What the ranks say to each other, so that all of them fail if one does; then what each says.
+            return job, _check_agreement(job)
+        except Exception as error:
+            if not (elastic_launcher.is_there() and dead_peers.is_from_dead_peer(error)):
+                raise
+            log.logger.warning("A worker is gone, while this one met it; the others meet again.")
+            horovod.cut()
+            if job is not None:
+                job.transport.shutdown()
+                job.transport.abort()
+            horovod.end()
+
+
 def _join(seed: Any, global_batch_size: Any, deadline: Any) -> _Job:
     seconds = watch.checked_deadline(deadline)
-    launcher = _launcher_of_many()
+    # That of an elastic job says it only when asked, and says another thing each time.
+    launcher = "" if elastic_launcher.is_there() else _launcher_of_many()
     transport: Transport = LocalTransport()
-    if launcher or horovod.running_size() > 0 or "HOROVOD_SIZE" in os.environ:
+    if launcher or elastic_launcher.is_there() or horovod.running_size() > 0 or "HOROVOD_SIZE" in os.environ:
+        atexit.unregister(_abandon)
         atexit.register(_abandon)  # first, to be done last: when peers know of this worker's end
         found = horovod.HorovodTransport(seconds)
         if launcher and launcher != f"{launcher.partition('=')[0]}={found.size}":

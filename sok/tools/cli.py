@@ -120,6 +120,19 @@ def build_parser() -> argparse.ArgumentParser:
         )
     )
 
+    from sok.tools.elastic import command as elastic  # argparse alone
+
+    elastic.add_arguments(
+        command(
+            "elastic",
+            elastic.main,
+            help="start a job whose workers may come and go",
+            description="Starts the workers of a program that trains under sok.elastic.run, others where some are "
+            "lost or the hosts have room for more, and brings those that there are together.",
+            epilog="example: sok elastic -np 2 --max-np 8 --host-discovery-script ./discover.sh python train.py",
+        )
+    )
+
     profile = commands.add_parser("profile", help="draw what sok.profile has written")
     plot = profile.add_subparsers(title="commands", metavar="COMMAND", required=True).add_parser(
         "plot",

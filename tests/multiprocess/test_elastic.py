@@ -12,8 +12,8 @@ from tests.multiprocess.harness import ROOT
 pytestmark = pytest.mark.multiprocess
 
 
-# Three of five runs waited without an end, the cause of which is not found: docs/elastic.md.
-@pytest.mark.skipif("SOK_TEST_ELASTIC" not in os.environ, reason="may not end; asked for by SOK_TEST_ELASTIC=1")
+# Not in every run until it has passed ten times in a row: docs/elastic.md.
+@pytest.mark.skipif("SOK_TEST_ELASTIC" not in os.environ, reason="asked for by SOK_TEST_ELASTIC=1")
 def test_a_job_goes_on_after_a_kill_and_with_one_worker_more():
     environment = {
         **os.environ,
@@ -23,10 +23,10 @@ def test_a_job_goes_on_after_a_kill_and_with_one_worker_more():
         "TF_NUM_INTEROP_THREADS": "2",
         "HOROVOD_CYCLE_TIME": "5",
     }
-    command = [sys.executable, "examples/elastic.py", "--kills", "1", "--pause", "0.03", "--deadline", "400"]
-    said = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
+    command = [sys.executable, "examples/elastic.py", "--kills", "1", "--pause", "0.05", "--deadline", "200"]
+    said = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert said.returncode == 0, said.stdout + said.stderr
     found = json.loads(said.stdout.splitlines()[-1])
-    assert found["ok"] and found["kills"] == found["adds"] == 1
-    assert found["uses_of_each_sample"] == [3, 3] and set(found["steps"]) == {300}
-    assert found["steps_done_again"]["adds"] == [0] and found["steps_done_again"]["kills"][0] <= 10
+    assert found["ok"] and found["kills"] == found["adds"] == 1 and max(found["sizes"]) == 3
+    assert found["uses_of_each_sample"] == [4, 4] and set(found["steps"]) == {400}
+    assert max(found["steps_done_again"]) <= 10

@@ -22,9 +22,10 @@ def _job():
 
 @pytest.fixture
 def rejoined(monkeypatch):
-    """How often another job was to begin; this one goes on."""
+    """Whether all agreed, each time that another job was to begin; this one goes on."""
     calls = []
-    monkeypatch.setattr(context, "rejoin", lambda: calls.append(1))
+    monkeypatch.setattr(context, "rejoin", calls.append)
+    monkeypatch.setattr(context, "is_elastic", lambda: True)
     return calls
 
 
@@ -70,7 +71,7 @@ def test_a_lost_worker_takes_all_back_to_the_last_commit(tmp_path, rejoined):
         return more
 
     assert train(state, "given") == "given"
-    assert reached == [0, 4] and len(rejoined) == 1 and state.step == 6
+    assert reached == [0, 4] and rejoined == [False] and state.step == 6
     assert int(made[0].step) == 6 and int(made[1].iterations) == 6
     assert len(list(tmp_path.glob("elastic-*"))) == 1
     # A job that is started anew goes on from there.
@@ -90,28 +91,38 @@ def test_other_errors_are_passed_on(tmp_path, rejoined):
     assert rejoined == []
 
 
-def test_workers_that_come_let_nothing_be_done_again(tmp_path, rejoined):
+def test_without_a_launcher_a_lost_worker_ends_the_others(tmp_path):
+    state, *_ = make(tmp_path)
+
+    def lose(state):
+        raise tf.errors.UnknownError(None, None, GONE)
+
+    with pytest.raises(tf.errors.UnknownError, match="shut down"):
+        sok.elastic.run(lose)(state)
+
+
+def test_an_elastic_job_of_horovodrun_is_refused(tmp_path, monkeypatch):
+    state, *_ = make(tmp_path)
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    with pytest.raises(RuntimeError, match="Start it by `sok elastic"):
+        sok.elastic.run(lambda state: None)(state)
+
+
+def test_workers_that_come_let_nothing_be_done_again(tmp_path, rejoined, monkeypatch):
     state, *made = make(tmp_path)
     reached, told = [], [False, True, False]
-
-    class Notices:
-        def take(self):
-            return told.pop() if told else False
-
-        def close(self):
-            pass
+    monkeypatch.setattr(context, "are_changes", lambda: told.pop() if told else False)
 
     @sok.elastic.run
     def train(state):
         reached.append(state.step)
-        state._notices = Notices()
         while state.step < 3:
             take_step(*made, state.step)
             state.step += 1
             state.commit()
 
     train(state)
-    assert reached == [0, 2] and int(made[0].step) == 3 and len(rejoined) == 1
+    assert reached == [0, 2] and int(made[0].step) == 3 and rejoined == [True]
 
 
 def test_what_cannot_be_is_refused(tmp_path):
@@ -132,6 +143,31 @@ def test_what_cannot_be_is_refused(tmp_path):
     dense.write_bytes(b"PK")
     with pytest.raises(CheckpointError, match="elastic-.*cannot be read"):
         sok.elastic.run(lambda state: None)(other)
+
+
+@pytest.mark.parametrize("rows", [0, 2])
+def test_a_loss_before_the_first_commit_starts_anew_what_has_no_rows(tmp_path, rejoined, monkeypatch, rows):
+    state, table, *_ = make(tmp_path)
+    if rows:
+        table.assign(tf.constant([3, 8], tf.int64), tf.ones([2, 2]))
+    save, lost = state._save, [True]
+
+    def lose():
+        if lost.pop():
+            sok.shutdown()  # as rejoining does
+            sok.Init()
+            lost.append(False)
+            raise tf.errors.UnknownError(None, None, GONE)
+        lost.append(False)
+        save()
+
+    monkeypatch.setattr(state, "_save", lose)
+    if rows:
+        with pytest.raises(RuntimeError, match="lost before the first commit, and tables held rows"):
+            sok.elastic.run(lambda state: state.step)(state)
+    else:
+        assert sok.elastic.run(lambda state: state.step)(state) == 0
+        assert table.job is context.get_job() and rejoined == [False]
 
 
 def test_a_loss_without_any_commit_left_says_so(tmp_path, rejoined):

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from sok.base import _ops, tracing
 from sok.base.graph_ops import run_now
+from sok.job import elastic_launcher
 from sok.job.transport import links
 from sok.job.transport.base import Transport, check_addable, check_has_rows, check_movable
 from sok.job.transport.ordering import in_turn
@@ -32,41 +33,44 @@ def running_size() -> int:
     return hvd.size() if is_initialized is not None and is_initialized() else 0
 
 
-def rejoin() -> None:
-    """Ends Horovod, and starts it among the workers that an elastic job has by then. Waits for them.
+_made: dict[int, str] = {}  # sockets that Horovod's start has made: of each its number and what the kernel calls it
 
-    Horovod ends a worker that the launcher wants no more: it exits here, with status 0.
+
+def end() -> None:
+    """Ends Horovod on this worker, where it runs."""
+    hvd: Any = sys.modules.get("horovod.tensorflow")
+    if hvd is not None:
+        hvd.shutdown()
+
+
+def cut() -> None:
+    """Ends the connections of Horovod, so that no worker waits for another in it: not this one, and not for this one.
+
+    `hvd.shutdown` waits for a thread that may itself wait for a peer, and (0.28.1) leaves the connections open: a peer
+    that waits for this worker waits on. Both end at once where the connections do.
     """
-    import horovod.tensorflow as hvd
+    for fd, link in links.connected().items():
+        if _made.get(fd) == link:
+            links.end(fd)
 
-    hvd.shutdown()
+
+def _start(hvd: Any) -> dict[int, str]:
+    """Starts Horovod; the sockets that there were before. Empty if the program has started Horovod itself."""
+    global _made
+    if hvd.is_initialized():
+        if elastic_launcher.is_there():
+            raise RuntimeError(
+                "hvd.init() was called before sok.Init. In a job of `sok elastic` sok.Init does that: call it first."
+            )
+        return {}
+    if elastic_launcher.is_there():
+        elastic_launcher.take_place()
+    before = links.connected()
     hvd.init()
-    for what in ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"):
-        os.environ[f"HOROVOD_{what.upper()}"] = str(getattr(hvd, what)())  # Horovod's own is told to C alone
-
-
-class HostNotices:
-    """What the launcher of an elastic job says of workers that are to come or to go, until `close`."""
-
-    def __init__(self) -> None:
-        from horovod.common.elastic import notification_manager
-
-        self._manager = notification_manager
-        self._told = False
-        self._manager.init()
-        self._manager.register_listener(self)
-
-    def on_hosts_updated(self, timestamp: int, result: int) -> None:
-        """Called by Horovod, in a thread of its own."""
-        self._told = True
-
-    def take(self) -> bool:
-        """Whether there was one since this was asked last."""
-        told, self._told = self._told, False
-        return told
-
-    def close(self) -> None:
-        self._manager.remove_listener(self)
+    _made = {fd: link for fd, link in links.connected().items() if before.get(fd) != link}
+    if elastic_launcher.is_there():
+        elastic_launcher.tell_begun()
+    return before
 
 
 class HorovodTransport(Transport):
@@ -96,19 +100,21 @@ class HorovodTransport(Transport):
                 f"({error}). Install Horovod (docs/install.md), or start one process without horovodrun or mpirun."
             ) from error
         self._hvd = hvd
-        before = {} if hvd.is_initialized() else links.connected()
-        if not hvd.is_initialized():
-            hvd.init()
+        before = _start(hvd)
         self.rank, self.size, self.local_rank = hvd.rank(), hvd.size(), hvd.local_rank()
         self._watch: Watch | None = None
         self._was_aborted = False
         self.shares_memory = False
         self._lost_after = min(links.SECONDS, deadline / 2) if deadline else links.SECONDS
         self._links = links.keep_watch(before, self._lost_after)
-        self._hosts = self._tell_hosts()
-        if deadline and self.size > 1:
-            self._watch = Watch(self.rank, self.size, deadline, self._store(), self.abort)
-        self.shares_memory = self._can_share_memory()
+        try:
+            self._hosts = self._tell_hosts()
+            if deadline and self.size > 1:
+                self._watch = Watch(self.rank, self.size, deadline, self._store(), self.abort)
+            self.shares_memory = self._can_share_memory()
+        except BaseException:
+            self.shutdown()
+            raise
         self.moves_on_gpu = _has_gpu_kernel("HorovodAlltoall")
 
     def _store(self) -> str:

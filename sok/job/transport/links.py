@@ -82,6 +82,15 @@ def _borrowed(fd: int) -> Iterator[socket.socket | None]:
             one.close()
 
 
+def end(fd: int) -> None:
+    """Ends a TCP connection of another library, which keeps the socket. Does nothing with what is none."""
+    with _borrowed(fd) as one:
+        if one is not None and one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM:
+            with contextlib.suppress(OSError):  # it listens, or has ended
+                one.getpeername()
+                one.shutdown(socket.SHUT_RDWR)
+
+
 def lost(links: Links) -> list[str]:
     """The addresses of other hosts, which all were reached before, that now are not. Takes some seconds."""
     if not links.ports:

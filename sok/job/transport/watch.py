@@ -189,6 +189,7 @@ class Watch:
     def stop(self) -> None:
         """Ends the thread, soon."""
         self._stopped.set()
+        atexit.unregister(self._tell_end)
 
     def _run(self) -> None:
         while not self._stopped.wait(self._interval):
@@ -206,7 +207,7 @@ class Watch:
         if found is not None:
             self.verdict = f"{describe(reports, *found)}\n  The job ends here: sok.Init(deadline={self._deadline:g})."
             log.logger.error("%s", self.verdict)
-            self.stop()
+            self._stopped.set()
             ending = threading.Thread(target=self._end, daemon=True)
             # The program, which fails now, may leave at once; Horovod must not be ended from two threads.
             atexit.register(ending.join, _SECONDS_TO_END)
@@ -234,7 +235,7 @@ class Watch:
             return ""  # the store has ended, too
 
     def _tell_end(self) -> None:
-        self.stop()
+        self._stopped.set()
         how, was_stopped = dead_peers.own_end()
         with contextlib.suppress(OSError, http.client.HTTPException):
             self._tell(Report(own_collectives(), "its end", ended=how, was_stopped=was_stopped))
