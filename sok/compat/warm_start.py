@@ -27,7 +27,9 @@ def begin_from(table: EmbeddingVariable, option: CheckpointOption | None) -> Non
 
 def _waiting(graph: tf.Graph) -> list[tuple[EmbeddingVariable, CheckpointOption, tf.Tensor]]:
     # In the graph and not beside it: tables hold on to their graph, so that it would never be freed.
-    waiting: list[tuple[EmbeddingVariable, CheckpointOption, tf.Tensor]] | None = getattr(graph, "_sok_warm_starts", None)
+    waiting: list[tuple[EmbeddingVariable, CheckpointOption, tf.Tensor]] | None = getattr(
+        graph, "_sok_warm_starts", None
+    )
     if waiting is None:
         waiting = graph._sok_warm_starts = []
     return waiting

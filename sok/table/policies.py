@@ -120,7 +120,10 @@ class Admission:
 
     def to_attributes(self) -> dict[str, Any]:
         """The attributes by which native ops know it."""
-        constant = {"admit_reads_constant": self.unadmitted is not None, "admit_constant": float(self.unadmitted or 0.0)}
+        constant = {
+            "admit_reads_constant": self.unadmitted is not None,
+            "admit_constant": float(self.unadmitted or 0.0),
+        }
         return {"admit_shared_rows": int(self.shared_rows or 0), **constant, **self._when()}
 
     def _when(self) -> dict[str, Any]:

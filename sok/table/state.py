@@ -146,7 +146,9 @@ def count_step(tables: Iterable[EmbeddingVariable]) -> tf.Operation | None:
     if not tables:
         return None
     told = [table for table in tables if table.evicted_to is not None]
-    with tf.control_dependencies([_take_evicted(table)[0] for table in told if table._in_graph_mode]):  # keeps from here
+    with tf.control_dependencies(
+        [_take_evicted(table)[0] for table in told if table._in_graph_mode]
+    ):  # keeps from here
         counted = _ops.lib().sok_tables_count_step([table.handle for table in tables])
     if not told:
         return counted
