@@ -317,8 +317,9 @@ def install() -> None:
     `tf.feature_column.group_embedding_column_scope`, `tf.config.experimental.enable_distributed_strategy`,
     `tf.feature_column.categorical_column_with_embedding`, `tf.EmbeddingVariableOption` and its options
     `tf.CounterFilter`, `tf.CBFFilter`, `tf.GlobalStepEvict`, `tf.L2WeightEvict`, `tf.CheckpointOption`,
-    `tf.InitializerOption` and `tf.StorageOption` (whose `StorageType` and `CacheStrategy` are in `sok.deeprec`). It changes nothing that is there already, except that
-    `tf.feature_column.embedding_column` then makes tables for columns of any ids. A second call does nothing.
+    `tf.InitializerOption` and `tf.StorageOption` (whose `StorageType` and `CacheStrategy` are in `sok.deeprec`). It
+    changes nothing that is there already, except that `tf.feature_column.embedding_column` then makes tables for
+    columns of any ids. A second call does nothing.
 
     Raises:
         RuntimeError: a name is taken: this TensorFlow has one of its own. Nothing was installed.

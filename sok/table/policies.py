@@ -385,8 +385,8 @@ def check(
     if admission is not None and admission.shared_rows is not None:
         if not is_whole:
             raise ValueError(
-                f"`admission`: `shared_rows` are those of buckets of keys, and {placement!r} spreads these over workers. "
-                "Use sok.row_wise(hash=True)."
+                f"`admission`: `shared_rows` are those of buckets of keys, and {placement!r} spreads these over "
+                "workers. Use sok.row_wise(hash=True)."
             )
         if not key_dtype.endswith("64"):
             raise ValueError(
@@ -404,8 +404,8 @@ def check(
     by_bucket = eviction is not None and (eviction.max_rows is not None or eviction.when_full)
     if by_bucket and not (is_whole or placement.cuts_rows):
         raise ValueError(
-            f"`eviction`: with `max_rows`, or when the table is full, rows leave by buckets of keys, and {placement!r} spreads these over workers. "
-            "Use sok.row_wise(hash=True)."
+            "`eviction`: with `max_rows`, or when the table is full, rows leave by buckets of keys, and "
+            f"{placement!r} spreads these over workers. Use sok.row_wise(hash=True)."
         )
 
 

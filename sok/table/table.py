@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import weakref
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from sok.job.job import Job, job_of
 from sok.table import custom_gradients, reading
 from sok.table import state as table_state
 from sok.table.as_variable import AsVariable
+from sok.table.evicted import TellsEvicted, with_rows_counted
 from sok.table.initializers import derived_seed, to_spec
 from sok.table.keys import as_keys
 from sok.table.options import TableOptions, said_once, whole_number
@@ -54,7 +54,7 @@ def reshard_with(function: Callable[..., None]) -> None:
     _reshard = function
 
 
-class EmbeddingVariable(AsVariable):
+class EmbeddingVariable(TellsEvicted, AsVariable):
     """This worker's shard of a table that maps keys to rows of `dim` floats.
 
     It is a trainable variable: `tape.gradient` gives `tf.IndexedSlices` whose indices are row ids of this shard, which
@@ -104,11 +104,7 @@ class EmbeddingVariable(AsVariable):
         self._key_dtype = tf.as_dtype(options.key_dtype)
         self._job = job = context.get_job()
         options.placement.check(job.size, options.hashed, self._dim)
-        if options.eviction is not None and options.eviction.when_full:  # bytes become rows once
-            shards = 1 if options.placement.is_copied else options.placement.num_shards(job.size)
-            rows = options.eviction.max_rows_of(self._dim, self._capacity, shards)
-            eviction = dataclasses.replace(options.eviction, max_rows=rows, memory_bytes=None, slots=0)
-            self._options = options = dataclasses.replace(options, eviction=eviction)
+        self._options = options = with_rows_counted(options, self._dim, self._capacity, job.size)
         strategies.refuse(f"The embedding table {name!r}" if name else "An embedding table")
         self._table_name = names.unique("table", name or "embedding_variable")
         # A shard's capacity changes with the number of workers where it is a share of the legal keys.
@@ -145,7 +141,6 @@ class EmbeddingVariable(AsVariable):
                 tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES, self)
         _by_handle[id(handle)] = self
         self.creation_number = next(_numbers)  # the tables of a program in the order in which they were made
-        self.evicted_to: Callable[[np.ndarray, np.ndarray], object] | None = None  # see on_evicted
         self.is_known_crowded = False  # one worker has far more rows than the others, and somebody said so
         self.row_terms: RowTerms | None = None  # what steps add to its rows, and let them be
         self.regularizer = None  # what Keras reads of any variable, to add a penalty of the matrix
@@ -169,8 +164,6 @@ class EmbeddingVariable(AsVariable):
         self._handle = self._take_shards(shards)
         self._shape = tf.TensorShape([0, self._local_dim])
         _by_handle[id(self._handle)] = self
-
-    # What it is.
 
     @property
     def options(self) -> TableOptions:
@@ -288,8 +281,6 @@ class EmbeddingVariable(AsVariable):
 
     __str__ = __repr__
 
-    # What it holds.
-
     def num_rows(self) -> tf.Tensor:
         """Rows in use in this worker's shard: int64 scalar. Not collective."""
         return _ops.lib().sok_table_size(self.handle)
@@ -329,8 +320,7 @@ class EmbeddingVariable(AsVariable):
         """What all workers have done with this table since it was made; in no checkpoint. Collective; eager only.
 
         Args:
-            details: adds `collisions`, how often keys of the index had to pass by a full place of it (which differs
-                from run to run); and `bytes_in_memory`, of tables without `storage` too. It looks at the whole index.
+            details: adds `collisions` of keys in the index, which differ from run to run, and `bytes_in_memory`.
 
         Returns:
             `rows` in use now; `candidates`: keys that `admission` counts, without a row now; `made`: rows made;
@@ -341,32 +331,6 @@ class EmbeddingVariable(AsVariable):
             has now, `bytes_in_file`, and that `memory_bytes` bounds, `bytes_in_memory`.
         """
         return table_state.stats(self, details)
-
-    def on_evicted(self, function: Callable[[np.ndarray, np.ndarray], object] | None) -> None:
-        """Hands over what `eviction` removes from this worker's shard. Not collective.
-
-        Call it before functions that train the table are traced.
-
-        Args:
-            function: `f(keys, rows)`, called at the end of each step in which rows have left: keys [n] of the key dtype,
-                ascending as 64-bit words, and their rows [n, local_dim] float32 as they were; NaN of one that its file
-                has lost. None: nobody is told any more.
-
-        Example:
-            >>> import sok
-            >>> table = sok.EmbeddingVariable(2, 9, initializer="ones", eviction=sok.Eviction(norm_below=2.0, every=1))
-            >>> table.on_evicted(lambda keys, rows: print(keys, rows))
-            >>> _ = sok.lookup_sparse(table, tf.ragged.constant([[7]], dtype=tf.int64), combiners="sum")
-            >>> sok.optimizers.SGD(0.1).apply_gradients([(None, table)])
-            [7] [[1. 1.]]
-
-        Raises:
-            ValueError: the table has no `eviction`.
-        """
-        if self.options.eviction is None:
-            raise ValueError(f"Table '{self._table_name}' has no `eviction`: nothing leaves it.")
-        self.evicted_to = function
-        table_state.watch_evicted(self, function is not None)
 
     def history(self, keys: TensorLike) -> tuple[tf.Tensor, tf.Tensor]:
         """What a table with `admission` or `eviction` knows of keys [n], with a row or waiting for one. Not collective.

@@ -224,8 +224,8 @@ def _policies_of(options: dict[str, Any], is_placed: bool) -> dict[str, Any]:
         return said
     if "max_capacity" not in options:
         raise ValueError(
-            f"sok.DynamicVariable: `evict_strategy`, {name}, says what leaves a table that is full: give `max_capacity`, "
-            "too."
+            f"sok.DynamicVariable: `evict_strategy`, {name}, says what leaves a table that is full: give "
+            "`max_capacity`, too."
         )
     said["eviction"] = Eviction.least_recent() if name.endswith("Lru") else Eviction.least_frequent()
     if not is_placed:
