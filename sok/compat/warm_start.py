@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import tensorflow as tf
 
 from sok.base.types import Session
@@ -90,4 +92,6 @@ class WarmStartHook(tf.compat.v1.train.SessionRunHook):
 def _load(table: EmbeddingVariable, option: CheckpointOption, session: Session | None) -> None:
     assert option.ckpt_to_load_from is not None
     name = option.tensor_name_in_ckpt or table.table_name
-    restore(option.ckpt_to_load_from, {name: table}, slots=option.slots, session=session, progress=False)
+    with warnings.catch_warnings():  # rows that are new here begin as this table says
+        warnings.filterwarnings("ignore", ".*has another seed or initializer than.*", UserWarning)
+        restore(option.ckpt_to_load_from, {name: table}, [], slots=option.slots, session=session, progress=False)
