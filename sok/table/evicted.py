@@ -42,7 +42,7 @@ class TellsEvicted:
                 its file has lost. None: nobody is told any more.
 
         Example:
-            >>> import sok
+            >>> import sok, tensorflow as tf
             >>> table = sok.EmbeddingVariable(2, 9, initializer="ones", eviction=sok.Eviction(norm_below=2.0, every=1))
             >>> table.on_evicted(lambda keys, rows: print(keys, rows))
             >>> _ = sok.lookup_sparse(table, tf.ragged.constant([[7]], dtype=tf.int64), combiners="sum")

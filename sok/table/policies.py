@@ -247,7 +247,7 @@ class Eviction:
             >>> Eviction.least_frequent(100_000, half_life=1000)
             Eviction(max_rows=100000, keep='frequent', half_life=1000, when_full=True)
         """
-        budget = {"max_rows": max_rows, "memory_bytes": memory_bytes, "slots": slots}
+        budget: dict[str, Any] = {"max_rows": max_rows, "memory_bytes": memory_bytes, "slots": slots}
         return cls(keep="frequent", half_life=half_life, when_full=True, **budget, **more)
 
     def __post_init__(self) -> None:

@@ -178,7 +178,8 @@ def _hand_over(variable: EmbeddingVariable) -> tf.Operation | None:
 
     keys, rows = _take_evicted(variable)
     if tf.executing_eagerly():
-        return tell(keys, rows)
+        tell(keys, rows)
+        return None
     return tf.py_function(tell, [keys, rows], [])
 
 

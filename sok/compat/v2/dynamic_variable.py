@@ -210,9 +210,9 @@ def _policies_of(options: dict[str, Any], is_placed: bool) -> dict[str, Any]:
     """What SOK's words about rows that come and go say of a table; where it lies, too, if nobody has said that."""
     said: dict[str, Any] = {}
     ratio = options.get("filter_ratio", 1.0)
-    if isinstance(ratio, bool) or not isinstance(ratio, numbers.Real) or not 0.0 < ratio <= 1.0:
+    if isinstance(ratio, bool) or not isinstance(ratio, numbers.Real) or not 0.0 < float(ratio) <= 1.0:
         raise ValueError(f"sok.DynamicVariable: `filter_ratio` must be in (0, 1]. Received: {ratio!r}.")
-    if ratio < 1.0:
+    if float(ratio) < 1.0:
         said["admission"] = Admission(probability=float(ratio))
     strategy = options.get("evict_strategy", "kCustomized")
     name = _STRATEGIES[strategy] if strategy in range(len(_STRATEGIES)) else str(strategy).rpartition(".")[2]
