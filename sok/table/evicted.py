@@ -45,9 +45,10 @@ class TellsEvicted:
             >>> import sok, tensorflow as tf
             >>> table = sok.EmbeddingVariable(2, 9, initializer="ones", eviction=sok.Eviction(norm_below=2.0, every=1))
             >>> table.on_evicted(lambda keys, rows: print(keys, rows))
-            >>> _ = sok.lookup_sparse(table, tf.ragged.constant([[7]], dtype=tf.int64), combiners="sum")
-            >>> sok.optimizers.SGD(0.1).apply_gradients([(None, table)])
-            [7] [[1. 1.]]
+            >>> with tf.GradientTape() as tape:
+            ...     loss = tf.reduce_sum(tf.nn.embedding_lookup(table, tf.constant([7], tf.int64)))
+            >>> sok.optimizers.SGD(0.5).apply_gradients([(tape.gradient(loss, table), table)])
+            [7] [[0.5 0.5]]
 
         Raises:
             ValueError: the table has no `eviction`.
