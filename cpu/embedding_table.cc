@@ -131,6 +131,10 @@ EmbeddingTable::EmbeddingTable(TableConfig config)
     unused_.back() -= static_cast<uint32_t>(beyond);
   }
   if (config_.policies.any()) MakeHistory();
+  if (config_.policies.when_full) {
+    by_bucket_ = std::make_unique<RowsByBucket>(rows_);
+    KeepKeys();
+  }
 }
 
 EmbeddingTable::~EmbeddingTable() = default;
@@ -410,6 +414,7 @@ int64_t EmbeddingTable::BytesBeside() const {
   int64_t bytes = erased_.memory_bytes() + saved_.memory_bytes() + row_keys_.memory_bytes() +
                   static_cast<int64_t>(in_use_.size() * sizeof(uint64_t) + free_rows_.capacity() * sizeof(uint32_t));
   if (index_) bytes += index_->memory_bytes();
+  if (by_bucket_) bytes += by_bucket_->memory_bytes();
   for (const auto& set : sets_) bytes += set->stamps.memory_bytes() + set->beside.memory_bytes();
   if (const auto& of_others = counted()) bytes += of_others->memory_bytes();
   return bytes;

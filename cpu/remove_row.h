@@ -9,6 +9,11 @@ namespace sok {
 inline void EmbeddingTable::RemoveRow(uint32_t row, uint64_t key) {
   if (saved_.is_on()) saved_.MarkErased(key);
   SnapshotLosesRow(row, key);
+  ForgetRow(row, key);
+}
+
+inline void EmbeddingTable::ForgetRow(uint32_t row, uint64_t key) {
+  if (by_bucket_) by_bucket_->Remove(BucketOf(key), row);
   if (RowTier* tier = rows_.tier(); tier != nullptr) tier->Forget(row);
   if (config_.hashed) {
     index_->Erase(key);

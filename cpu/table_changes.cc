@@ -15,6 +15,8 @@ void EmbeddingTable::MarkChanged(const uint32_t* rows, int64_t n) {
 }
 
 void EmbeddingTable::BeginSave(SnapshotOf snapshot) {
+  const SerialExecutor executor;
+  FinishLate({executor});
   Lock lock(mutex_);
   CheckWhole();
   if (snapshot_ || version_) {

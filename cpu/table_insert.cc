@@ -1,7 +1,8 @@
 // Rows for keys that are new to an EmbeddingTable.
 #include <algorithm>
 
-#include "brought_or_break.h"
+#include "remove_row.h"
+#include "reserve_more.h"
 #include "slot_set.h"
 #include "sok/embedding_table.h"
 #include "sok/error.h"
@@ -24,6 +25,7 @@ void EmbeddingTable::MakeRoom(int64_t row) {
       if (set->is_beside) set->beside.Touch(row);
     }
     if (keeps_keys_) row_keys_.Touch(row);
+    if (by_bucket_) by_bucket_->Touch(row);
     if (rows_.tier() != nullptr) rows_.tier()->SetBeside(BytesBeside());
   }
   rows_.Touch(row);
@@ -110,7 +112,7 @@ EmbeddingTable::MadeRows EmbeddingTable::InsertIdentity(Scratch* scratch, const 
 }
 
 void EmbeddingTable::InsertMissing(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, const int64_t* missing,
-                                   int64_t m, uint32_t* rows, bool fresh) {
+                                   int64_t m, uint32_t* rows, Fresh fresh) {
   if (m == 0) return;
   CheckWhole();
   if (rows_.tier() != nullptr) {
@@ -119,6 +121,7 @@ void EmbeddingTable::InsertMissing(const Cpu& cpu, Scratch* scratch, const uint6
   }
   uint32_t* made_rows = rows_.tier() == nullptr ? nullptr : scratch->Get<uint32_t>(m);
   if (candidates_) ReserveTakeOver(keys, missing, m);
+  if (rows_.tier() != nullptr && config_.hashed) ReserveMore(&free_rows_, static_cast<size_t>(m));  // see TakeBack
   const MadeRows made = config_.hashed ? InsertHashed(cpu, scratch, keys, missing, m, rows)
                                        : InsertIdentity(scratch, keys, missing, m, rows);
   // Nothing from here on takes memory: a row that its key can find but nobody has written must never be.
@@ -130,13 +133,31 @@ void EmbeddingTable::InsertMissing(const Cpu& cpu, Scratch* scratch, const uint6
     if (made.rows[k].row < snapshot_->rows) snapshot_->states[made.rows[k].row] = Snapshot::kDone;
   }
   for (int64_t k = 0; keeps_keys_ && k < made.n; ++k) *row_keys_.At(made.rows[k].row) = made.rows[k].key;
+  for (int64_t k = 0; by_bucket_ && k < made.n; ++k) by_bucket_->Add(BucketOf(made.rows[k].key), made.rows[k].row);
   for (int64_t k = 0; made_rows != nullptr && k < made.n; ++k) made_rows[k] = made.rows[k].row;
   auto fill = [&](int64_t first, int64_t last) {
     cpu.executor.For(last - first, 50 + 10 * config_.dim,
                      [&](int64_t begin, int64_t end) { InitRows(made.rows + first + begin, end - begin); });
   };
-  if (fresh) ForBroughtOrBreak(cpu, made_rows, made.n, /*is_begun=*/true, fill);
-  if (candidates_) TakeOver(made.rows, made.n, fresh);
+  try {
+    if (fresh != Fresh::kNo) ForBrought(cpu, made_rows, made.n, /*writes=*/true, fill);
+    if (fresh == Fresh::kInherits) Inherit(cpu, made.rows, made.n);
+  } catch (...) {  // the file has no room for rows that these push out of memory, or does not give what they inherit
+    TakeBack(made);
+    throw;
+  }
+  if (candidates_) TakeOver(made.rows, made.n, fresh != Fresh::kNo);
+}
+
+void EmbeddingTable::TakeBack(const MadeRows& made) {
+  for (int64_t k = made.n - 1; k >= 0; --k) {
+    const auto [row, key] = made.rows[k];
+    if (saved_.is_on()) saved_.Unmark(row);
+    ForgetRow(row, key);
+  }
+  num_rows_ -= made.n;
+  made_ -= made.n;
+  ++losses_;
 }
 
 }  // namespace sok

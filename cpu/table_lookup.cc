@@ -203,7 +203,11 @@ bool EmbeddingTable::HasDecay() const {
 const float* EmbeddingTable::ReadRow(uint32_t row, uint64_t key, float* out, float* scratch,
                                      const float* record) const {
   if (row == kNoRow) {
-    FillRow(config_.initializer, key, config_.dim, out);
+    if (config_.policies.reads_constant) {
+      std::fill_n(out, config_.dim, config_.policies.constant);
+    } else {
+      FillRow(config_.initializer, key, config_.dim, out);
+    }
     return out;
   }
   const float* weights = record;
@@ -253,9 +257,15 @@ void EmbeddingTable::FinishFeature(const Cpu& cpu, Scratch* scratch, const Featu
   }
   int64_t *missing, count;
   CollectMissing(cpu, scratch, tasks, num_tasks, rows, &missing, &count);
-  const int64_t admitted = table->Admit(cpu, scratch, feature.keys, missing, count);
+  int64_t admitted = table->Admit(cpu, scratch, feature.keys, missing, count);
   table->refused_ += count - admitted;
-  table->InsertMissing(cpu, scratch, feature.keys, missing, admitted, rows);
+  const bool shares = table->config_.policies.shared_rows > 0;
+  table->InsertMissing(cpu, scratch, feature.keys, missing, admitted, rows,
+                       shares ? Fresh::kInherits : Fresh::kInitial);
+  if (shares) {
+    table->ShareRows(cpu, scratch, feature.keys, missing + admitted, count - admitted, rows);
+    admitted = count;  // all of them have rows
+  }
   if (stale || feature.row_splits != nullptr) {
     Task* again = scratch->Get<Task>(num_tasks);
     Task* end = stale ? std::copy_n(tasks, num_tasks, again)
@@ -358,6 +368,8 @@ void EmbeddingTable::LookupFeatures(const Cpu& cpu, Scratch* scratch, const Feat
     for (int64_t f = 0; f < num_features; ++f) tables.push_back(features[f].table);
     std::sort(tables.begin(), tables.end());
     tables.erase(std::unique(tables.begin(), tables.end()), tables.end());
+    for (EmbeddingTable* table : tables)
+      if (insert) table->FinishLate(cpu);
     std::vector<SharedLock> shared;
     std::vector<Lock> exclusive;
     for (EmbeddingTable* table : tables) {
@@ -379,6 +391,10 @@ void EmbeddingTable::LookupFeatures(const Cpu& cpu, Scratch* scratch, const Feat
       const int64_t f = tasks[t].feature;
       EmbeddingTable* table = features[f].table;
       table->Find(features[f], &tasks[t], rows[f]);
+      if (!insert && tasks[t].missing > 0 && table->config_.policies.shared_rows > 0) {
+        tasks[t].missing -= table->FindShared(features[f].keys + tasks[t].begin, tasks[t].end - tasks[t].begin,
+                                              rows[f] + tasks[t].begin);
+      }
       if (table->rows_.tier() != nullptr) return;  // rows have to be brought in first
       table->Read(features[f], tasks[t], rows[f], made, true, buffers + worker * (kBlock + kMaxSlots) * max_dim);
     });
@@ -454,7 +470,9 @@ void EmbeddingTable::AddMissing(const Cpu& cpu, Scratch* scratch, const std::vec
   EmbeddingTable* table = features[0].table;
   const Lock lock(table->mutex_);
   const int64_t admitted = table->Admit(cpu, scratch, keys.data(), all, n);
-  table->InsertMissing(cpu, scratch, keys.data(), all, admitted, scratch->Get<uint32_t>(n));
+  uint32_t* rows = scratch->Get<uint32_t>(n);
+  const bool shares = table->config_.policies.shared_rows > 0;
+  table->InsertMissing(cpu, scratch, keys.data(), all, admitted, rows, shares ? Fresh::kInherits : Fresh::kInitial);
 }
 
 void EmbeddingTable::Lookup(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, int64_t n, bool insert,

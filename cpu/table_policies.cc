@@ -2,9 +2,10 @@
 #include <algorithm>
 #include <cmath>
 #include <mutex>
-#include <set>
 
+#include "rated_row.h"
 #include "remove_row.h"
+#include "reserve_more.h"
 #include "slot_set.h"
 #include "sok/embedding_table.h"
 #include "sok/error.h"
@@ -66,7 +67,15 @@ void Policies::Check(const TableConfig& table) const {
   check(older_than >= 0, "`older_than` must not be negative. Received: " + std::to_string(older_than) + ".");
   check(norm_below >= 0.0f && std::isfinite(norm_below),
         "`norm_below` must be finite and not negative. Received: " + std::to_string(norm_below) + ".");
-  check(max_rows == 0 || max_rows >= kLeastMaxRows,
+  check(!when_full || (max_rows >= int64_t{1} << kBucketBits && table.hashed),
+        "rows that leave when it is full need keys that are hashed, and room for at least 4096, one for each bucket. "
+        "Received: max_rows " +
+            std::to_string(max_rows) + ".");
+  check(shared_rows >= 0 && shared_rows % (1 << kBucketBits) == 0 && shared_rows <= int64_t{1} << (2 * kBucketBits),
+        "shared rows must be a multiple of 4096 up to 4096 * 4096. Received: " + std::to_string(shared_rows) + ".");
+  check(std::isfinite(constant), "what keys without rows read must be finite.");
+  check(shared_rows == 0 || admits(), "rows are shared by keys that wait for their own: it needs an admission.");
+  check(max_rows == 0 || when_full || max_rows >= kLeastMaxRows,
         "`max_rows` must be at least " + std::to_string(kLeastMaxRows) +
             ", 16 for each of 4096 buckets. Received: " + std::to_string(max_rows) + ".");
   check(half_life >= 0, "`half_life` must not be negative. Received: " + std::to_string(half_life) + ".");
@@ -131,8 +140,9 @@ int64_t EmbeddingTable::Admit(const Cpu& cpu, Scratch* scratch, const uint64_t* 
   bool bad = false;
   for (int64_t k = 0; k < m; ++k) wanted[k] = keys[missing[k]];
   FindRows(wanted, m, rows, &bad);  // another feature, or another call, may have made rows since the search
+  if (filter_) FilterPasses(scratch, wanted, m, passes);
   for (int64_t k = 0; k < m; ++k) {
-    passes[k] = rows[k] != kNoRow || (filter_ ? FilterPasses(wanted[k]) : policies.HasLuck(wanted[k]));
+    passes[k] = rows[k] != kNoRow || (filter_ ? passes[k] : policies.HasLuck(wanted[k]));
     if (!filter_ || passes[k]) continue;
     // Many lookups may come before the step ends: where the list would grow, its repeats go first.
     if (refused_keys_.size() == refused_keys_.capacity() && refused_keys_.size() >= kLeastRepeats) {
@@ -166,17 +176,23 @@ int64_t EmbeddingTable::Admit(const Cpu& cpu, Scratch* scratch, const uint64_t* 
   return num_passed;
 }
 
-bool EmbeddingTable::FilterPasses(uint64_t key) const {
+void EmbeddingTable::FilterPasses(Scratch* scratch, const uint64_t* keys, int64_t n, bool* passes) const {
   const Policies& policies = config_.policies;
+  uint64_t* buckets = scratch->Get<uint64_t>(n);
+  uint32_t* rows = scratch->Get<uint32_t>(n);
+  bool bad = false;
+  for (int64_t i = 0; i < n; ++i) buckets[i] = KeyOfBucket(BucketOf(keys[i]));
   const SharedLock lock(filter_->mutex_);
-  const uint32_t row = filter_->FindRow(KeyOfBucket(BucketOf(key)));
-  int64_t count = row == kNoRow ? 0 : UINT8_MAX;
-  if (row != kNoRow) {
-    const auto* cells = reinterpret_cast<const unsigned char*>(filter_->rows_.Record(row));
-    for (int64_t i = 0; i < policies.bloom_hashes; ++i)
-      count = std::min<int64_t>(count, cells[policies.CellOf(key, i)]);
+  filter_->FindRows(buckets, n, rows, &bad);
+  for (int64_t i = 0; i < n; ++i) {
+    int64_t count = rows[i] == kNoRow ? 0 : UINT8_MAX;
+    if (rows[i] != kNoRow) {
+      const auto* cells = reinterpret_cast<const unsigned char*>(filter_->rows_.Record(rows[i]));
+      for (int64_t h = 0; h < policies.bloom_hashes; ++h)
+        count = std::min<int64_t>(count, cells[policies.CellOf(keys[i], h)]);
+    }
+    passes[i] = count + 1 >= policies.after;
   }
-  return count + 1 >= policies.after;
 }
 
 void EmbeddingTable::CountRefused(const Cpu& cpu) {
@@ -199,11 +215,13 @@ void EmbeddingTable::CountRefused(const Cpu& cpu) {
   filter_->CopyAside(rows, n);
   for (int64_t i = 0; i < n; ++i) {
     auto* cells = reinterpret_cast<unsigned char*>(filter_->rows_.Record(rows[i]));
-    std::set<int64_t> once;  // two hashes of a key may meet
+    int64_t found[kMaxHashes], *end = found;
     for (int64_t h = 0; h < policies.bloom_hashes; ++h)
-      once.insert(policies.CellOf(refused_keys_[static_cast<size_t>(i)], h));
-    for (const int64_t cell : once)
-      if (cells[cell] != UINT8_MAX) ++cells[cell];
+      *end++ = policies.CellOf(refused_keys_[static_cast<size_t>(i)], h);
+    std::sort(found, end);
+    end = std::unique(found, end);  // two hashes of a key may meet
+    for (const int64_t* cell = found; cell != end; ++cell)
+      if (cells[*cell] != UINT8_MAX) ++cells[*cell];
   }
   refused_keys_.clear();
 }
@@ -255,11 +273,17 @@ std::vector<std::pair<uint32_t, uint64_t>> EmbeddingTable::Leaving(const Cpu& cp
         } else {
           goes = policies.older_than > 0 && now - int64_t{history->last} >= policies.older_than;
         }
-        if (!goes && policies.norm_below > 0.0f) {
+        const bool may_go = !config_.policies.NeverLeaves(key);
+        if (!goes && may_go && policies.norm_below > 0.0f) {
           float* buffer = buffers.data() + worker * floats;
-          goes = Norm(ReadRow(row, key, buffer, buffer + dim), dim) < static_cast<double>(policies.norm_below);
+          RowTier::Failure failure;
+          const float* record = rows_.Peek(row, &failure);
+          // A row that is damaged stays: whoever wants it hears of that.
+          goes = !failure.is_noted() &&
+                 Norm(ReadRow(row, key, buffer, buffer + dim, record), dim) < static_cast<double>(policies.norm_below);
+          if (failure.is_noted() && !failure.is_damage()) rows_.Peek(row, &peeks_);
         }
-        leaves[static_cast<size_t>(i)] = goes ? 1 : 0;
+        leaves[static_cast<size_t>(i)] = goes && may_go ? 1 : 0;
       }
     });
     CheckPeeks();
@@ -270,14 +294,6 @@ std::vector<std::pair<uint32_t, uint64_t>> EmbeddingTable::Leaving(const Cpu& cp
 }
 
 void EmbeddingTable::AddCrowded(int64_t now, std::vector<std::pair<uint32_t, uint64_t>>* leaving) {
-  struct Rated {
-    double score;
-    uint64_t key;
-    uint32_t row;
-    bool operator<(const Rated& other) const {
-      return score != other.score ? score < other.score : HashKey(key) < HashKey(other.key);
-    }
-  };
   const Policies& policies = config_.policies;
   constexpr size_t kBuckets = size_t{1} << kBucketBits;
   std::vector<int64_t> sizes(kBuckets, 0);
@@ -303,7 +319,7 @@ void EmbeddingTable::AddCrowded(int64_t now, std::vector<std::pair<uint32_t, uin
   if (!any) return;
   for_each([&](uint32_t row, uint64_t key) {
     std::vector<Rated>& bucket = crowded[static_cast<size_t>(BucketOf(key))];
-    if (bucket.capacity() == 0) return;
+    if (bucket.capacity() == 0 || policies.NeverLeaves(key)) return;
     const RowHistory* history = HistoryOf(row);
     bucket.push_back({policies.Score(history->count, history->last, now), key, row});
   });
@@ -311,8 +327,9 @@ void EmbeddingTable::AddCrowded(int64_t now, std::vector<std::pair<uint32_t, uin
   std::vector<std::pair<uint32_t, uint64_t>> more;
   for (size_t b = 0; b < kBuckets; ++b) {
     std::vector<Rated>& bucket = crowded[b];
-    const int64_t over = static_cast<int64_t>(bucket.size()) - policies.MaxRowsOf(static_cast<int64_t>(b));
-    if (bucket.empty() || over <= 0) continue;
+    const int64_t over = std::min(sizes[b] - policies.MaxRowsOf(static_cast<int64_t>(b)),
+                                  static_cast<int64_t>(bucket.size()));  // what never leaves is not among them
+    if (over <= 0) continue;
     std::nth_element(bucket.begin(), bucket.begin() + over - 1, bucket.end());
     for (auto rated = bucket.begin(); rated != bucket.begin() + over; ++rated)
       more.emplace_back(rated->row, rated->key);
@@ -321,40 +338,74 @@ void EmbeddingTable::AddCrowded(int64_t now, std::vector<std::pair<uint32_t, uin
   leaving->insert(leaving->end(), more.begin(), more.end());
 }
 
-void EmbeddingTable::EndStep(const Cpu& cpu) {
-  const Policies& policies = config_.policies;
-  const int64_t now = ++step;
-  if (filter_) {
-    const Lock lock(mutex_);
-    CountRefused(cpu);
+int64_t EmbeddingTable::RemoveLeaving(std::vector<std::pair<uint32_t, uint64_t>> leaving, bool has_ids) {
+  std::vector<uint32_t> rows;
+  for (const auto& [row, key] : leaving) {
+    rows.push_back(row);
+    if (has_ids) erased_.Touch(row);
   }
-  if (!policies.IsPassAt(now)) return;
+  const int64_t n = static_cast<int64_t>(rows.size());
+  const bool hands_over = wants_evicted_ && has_ids;
+  const size_t dim = static_cast<size_t>(config_.dim);
+  std::vector<float> scratch(hands_over ? (1 + kMaxSlots) * dim : 0);
+  if (hands_over) ReserveMore(&taken_away_.keys, leaving.size());
+  if (hands_over) ReserveMore(&taken_away_.rows, leaving.size() * dim);
+  ReserveRemoval(rows.data(), n);
+  // Nothing from here on takes memory.
+  for (size_t i = 0; hands_over && i < leaving.size(); ++i) {
+    RowTier::Failure failure;
+    const float* weights =
+        ReadRow(rows[i], leaving[i].second, scratch.data(), scratch.data() + dim, rows_.Peek(rows[i], &failure));
+    if (failure.is_noted()) {  // it leaves all the same
+      std::fill_n(scratch.data(), dim, std::nanf(""));
+      weights = scratch.data();
+    }
+    taken_away_.keys.push_back(leaving[i].second);
+    taken_away_.rows.insert(taken_away_.rows.end(), weights, weights + dim);
+  }
+  for (const auto& [row, key] : leaving) {
+    if (has_ids) *erased_.At(row) = epoch_ + 1;
+    RemoveRow(row, key);
+  }
+  num_rows_ -= n;
+  if (n > 0) ++losses_;
+  if (n > 0 && has_ids) ++epoch_;
+  return n;
+}
+
+void EmbeddingTable::FinishStep(const Cpu& cpu, int64_t now) {
+  const Policies& policies = config_.policies;
+  const bool is_pass = policies.IsPassAt(now);
+  if (!filter_ && !is_pass && !by_bucket_) return;
   const Lock lock(mutex_);
-  auto remove = [&](EmbeddingTable* table, const Policies& policies, bool has_ids) {
-    auto leaving = table->Leaving(cpu, policies, now);
-    if (policies.max_rows > 0) table->AddCrowded(now, &leaving);
-    std::vector<uint32_t> rows;
-    for (const auto& [row, key] : leaving) {
-      rows.push_back(row);
-      if (has_ids) table->erased_.Touch(row);
+  unfinished_ = now;
+  if (filter_) CountRefused(cpu);
+  if (is_pass) {
+    auto leaving = Leaving(cpu, policies, now);
+    if (policies.max_rows > 0 && !by_bucket_) AddCrowded(now, &leaving);
+    evicted_ += RemoveLeaving(std::move(leaving), true);
+    if (candidates_ != nullptr && policies.older_than > 0) {
+      Policies by_age;
+      by_age.older_than = policies.older_than;
+      const Lock theirs(candidates_->mutex_);
+      candidates_->RemoveLeaving(candidates_->Leaving(cpu, by_age, now), false);
     }
-    const int64_t n = static_cast<int64_t>(rows.size());
-    table->ReserveRemoval(rows.data(), n);
-    for (const auto& [row, key] : leaving) {
-      if (has_ids) *table->erased_.At(row) = table->epoch_ + 1;
-      table->RemoveRow(row, key);
-    }
-    table->num_rows_ -= n;
-    if (n > 0) ++table->losses_;
-    if (n > 0 && has_ids) ++table->epoch_;
-    return n;
-  };
-  evicted_ += remove(this, policies, true);
-  if (candidates_ == nullptr || policies.older_than == 0) return;
-  Policies by_age;
-  by_age.older_than = policies.older_than;
-  const Lock theirs(candidates_->mutex_);
-  remove(candidates_.get(), by_age, false);
+  }
+  if (by_bucket_) evicted_ += RemoveLeaving(LeavingFull(now), true);
+  unfinished_ = 0;
+}
+
+void EmbeddingTable::EndStep(const Cpu& cpu) {
+  const int64_t now = step + 1;
+  try {
+    FinishLate(cpu);
+    step = now;
+    FinishStep(cpu, now);
+  } catch (
+      const std::
+          exception&) {  // see FinishLate: one worker alone must not leave the others in a step that it has not ended
+    step = now;
+  }
 }
 
 void EmbeddingTable::Histories(const uint64_t* keys, int64_t n, RowHistory* histories) const {
@@ -375,6 +426,11 @@ void EmbeddingTable::Histories(const uint64_t* keys, int64_t n, RowHistory* hist
     if (row == kNoRow) continue;
     histories[i] = *table->HistoryOf(row);
   }
+}
+
+int64_t EmbeddingTable::collisions() const {
+  const SharedLock lock(mutex_);
+  return index_ ? index_->collisions() : 0;
 }
 
 PolicyCounts EmbeddingTable::policy_counts() const {

@@ -158,7 +158,7 @@ int64_t EmbeddingTable::Restore(const Cpu& cpu, Scratch* scratch, const std::vec
   const Columns columns = values.columns.dim > 0 ? values.columns : Columns{config_.dim, 0, 0, config_.dim};
   const bool are_whole = columns.n == config_.dim && columns.dim == config_.dim;
   const bool all_new = num_missing == count && are_whole;
-  InsertMissing(cpu, scratch, mine, missing, num_missing, rows, /*fresh=*/!all_new);
+  InsertMissing(cpu, scratch, mine, missing, num_missing, rows, all_new ? Fresh::kNo : Fresh::kInitial);
   if (values.changed == nullptr) {
     MarkChanged(rows, count);
   } else {
@@ -246,6 +246,7 @@ void EmbeddingTable::Swap(TableStore* with) {
     if (this->*inner) (this->*inner)->Swap((other->*inner).get());
   refused_keys_.clear();
   other->refused_keys_.clear();
+  by_bucket_.swap(other->by_bucket_);
   std::swap(keeps_keys_, other->keeps_keys_);
   std::swap(is_broken_, other->is_broken_);
   broken_.swap(other->broken_);

@@ -293,6 +293,8 @@ void EmbeddingTable::ApplyGroup(const Cpu& cpu, Scratch* scratch, const UpdateRu
                                 Nonfinite nonfinite, const Gradients* gradients, int64_t num_tables) {
   Gradients* ready = scratch->Get<Gradients>(num_tables);
   std::copy(gradients, gradients + num_tables, ready);
+  for (int64_t t = 0; t < num_tables; ++t)
+    if (ready[t].table->config_.policies.shared_rows > 0) ready[t].distinct = false;  // keys share rows
   SumDuplicates(cpu, scratch, ready, num_tables);
 
   std::vector<EmbeddingTable*> tables;

@@ -37,21 +37,22 @@ void TableHistory(OpKernelContext* ctx) {
 }
 SOK_HOST_KERNEL("Sok>TableHistory", FunctionOp<TableHistory>, "handle", "keys", "counts", "last");
 
-// Rows, candidates, made, refused, evicted.
+// Rows, candidates, made, refused, evicted; collisions in the index; bytes of memory.
 REGISTER_OP("Sok>TableStats")
     .Input("handle: resource")
     .Output("stats: int64")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Vector(5));
+      c->set_output(0, c->Vector(7));
       return absl::OkStatus();
     });
 
 void TableStats(OpKernelContext* ctx) {
   EmbeddingTable& table = TableArg(ctx, 0)->table();
   const PolicyCounts counts = table.policy_counts();
-  const int64_t all[] = {table.size(), counts.candidates, counts.made, counts.refused, counts.evicted};
-  Tensor* stats = Output(ctx, 0, CheckedShape({5}));
+  const int64_t all[] = {table.size(),   counts.candidates,  counts.made,         counts.refused,
+                         counts.evicted, table.collisions(), table.memory_bytes()};
+  Tensor* stats = Output(ctx, 0, CheckedShape({7}));
   std::copy(std::begin(all), std::end(all), stats->flat<int64_t>().data());
 }
 SOK_HOST_KERNEL("Sok>TableStats", FunctionOp<TableStats>, "handle", "stats");
@@ -75,6 +76,46 @@ void TableStorage(OpKernelContext* ctx) {
   std::copy(std::begin(all), std::end(all), out->flat<int64_t>().data());
 }
 SOK_HOST_KERNEL("Sok>TableStorage", FunctionOp<TableStorage>, "handle", "counts");
+
+// Keys and rows that have left the shard since the last call, by key. keeps: those that leave from now on are kept for the next.
+REGISTER_OP("Sok>TableTakeEvicted")
+    .Input("handle: resource")
+    .Output("keys: key_dtype")
+    .Output("rows: float")
+    .Attr("key_dtype: " SOK_KEY_TYPES)
+    .Attr("dim: int >= 1")
+    .Attr("keeps: bool = true")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      int64_t dim;
+      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
+      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
+      c->set_output(1, c->Matrix(InferenceContext::kUnknownDim, dim));
+      return absl::OkStatus();
+    });
+
+class TableTakeEvictedOp : public GuardedOp {
+ public:
+  explicit TableTakeEvictedOp(OpKernelConstruction* ctx) : GuardedOp(ctx) {
+    Check(ctx->GetAttr("dim", &dim_));
+    Check(ctx->GetAttr("keeps", &keeps_));
+  }
+  void Run(OpKernelContext* ctx) override {
+    const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
+    resource->CheckKeyType(Tensor(ctx->expected_output_dtype(0), TensorShape({0})));
+    resource->CheckDim(dim_);
+    const EmbeddingTable::Evicted evicted = resource->table().TakeEvicted(keeps_);
+    const int64_t n = static_cast<int64_t>(evicted.keys.size());
+    Tensor *keys = Output(ctx, 0, CheckedShape({n})), *rows = Output(ctx, 1, CheckedShape({n, dim_}));
+    StoreKeys(evicted.keys.data(), n, keys);
+    std::copy(evicted.rows.begin(), evicted.rows.end(), rows->flat<float>().data());
+  }
+
+ private:
+  int64_t dim_;
+  bool keeps_;
+};
+SOK_HOST_KERNEL("Sok>TableTakeEvicted", TableTakeEvictedOp, "handle", "keys", "rows");
 
 // What is counted of keys that have no row yet, as a table of its own: histories by key, or the cells of a Bloom filter by
 // bucket, whose keys are uint64.

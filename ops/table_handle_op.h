@@ -1,8 +1,10 @@
 // Making tables: what the attributes say, and where handles come from. Where the rows lie is up to the device's kernel.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "handle_op.h"
 #include "sok/initializer.h"
@@ -45,6 +47,14 @@ inline Policies PoliciesAttrs(OpKernelConstruction* ctx) {
   Check(ctx->GetAttr("evict_keeps_frequent", &policies.keeps_frequent));
   Check(ctx->GetAttr("evict_half_life", &policies.half_life));
   Check(ctx->GetAttr("evict_every", &policies.every));
+  Check(ctx->GetAttr("admit_shared_rows", &policies.shared_rows));
+  Check(ctx->GetAttr("admit_reads_constant", &policies.reads_constant));
+  Check(ctx->GetAttr("admit_constant", &policies.constant));
+  Check(ctx->GetAttr("evict_when_full", &policies.when_full));
+  std::vector<int64_t> kept;
+  Check(ctx->GetAttr("evict_protect", &kept));
+  policies.kept.assign(kept.begin(), kept.end());
+  std::sort(policies.kept.begin(), policies.kept.end());
   policies.admit_below = static_cast<uint64_t>(admit_below);
   if (admit_below != 0) policies.chance_seed = static_cast<uint64_t>(seed);
   return policies;

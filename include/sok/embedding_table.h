@@ -24,6 +24,7 @@
 #include "sok/row_changes.h"
 #include "sok/row_column.h"
 #include "sok/row_store.h"
+#include "sok/rows_by_bucket.h"
 #include "sok/scratch.h"
 #include "sok/sparse_update.h"
 #include "sok/table_mutex.h"
@@ -174,6 +175,14 @@ class EmbeddingTable final : public TableStore {
   // Of tables with policies. Histories [n] of keys, of rows and of candidates; zeros of others.
   void Histories(const uint64_t* keys, int64_t n, RowHistory* histories) const;
   PolicyCounts policy_counts() const;
+  // How often a key of the index had to pass by a place that others had filled.
+  int64_t collisions() const;
+  // Keys and rows [dim] that have left since the last call, ascending by key as words. keeps: those that leave from now on are kept for the next one.
+  struct Evicted {
+    std::vector<uint64_t> keys;
+    std::vector<float> rows;
+  };
+  Evicted TakeEvicted(bool keeps);
   // Of a table with a file; of another one only its memory is not zero.
   StorageCounts storage_counts() const;
   // What is counted of keys without rows, as a table; null: nothing is. Rows [2] of these keys are their histories, bit for bit; or,
@@ -262,8 +271,10 @@ class EmbeddingTable final : public TableStore {
   void CheckWhole() const;  // throws FailedPrecondition for a table that an error has left half changed
   // Gives a row to each of the m positions listed in `missing` (ascending); all or none, then throws TableFull. With
   // `fresh` false the caller writes the whole record of new rows, and their stamps.
+  // kInherits: new rows begin as those that their keys have shared.
+  enum class Fresh { kNo, kInitial, kInherits };
   void InsertMissing(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, const int64_t* missing, int64_t m,
-                     uint32_t* rows, bool fresh = true);
+                     uint32_t* rows, Fresh fresh = Fresh::kInitial);
   struct MadeRow {
     uint32_t row;
     uint64_t key;
@@ -278,9 +289,23 @@ class EmbeddingTable final : public TableStore {
   // Of the m positions in `missing`, those whose keys may have rows come first, both parts in order; gives how many they are.
   // Counts the others. Expects the table to be locked by this thread alone, as do those below.
   int64_t Admit(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, int64_t* missing, int64_t m);
-  // Whether a Bloom filter has counted a key often enough, the present step included; and what it counts at the end of that.
-  bool FilterPasses(uint64_t key) const;
+  // Whether a Bloom filter has counted keys often enough, the present step included; and what it counts at the end of that.
+  void FilterPasses(Scratch* scratch, const uint64_t* keys, int64_t n, bool* passes) const;
   void CountRefused(const Cpu& cpu);
+  // Rows for the m positions in `missing`, whose keys have none of their own: those that they share, which are made if they are
+  // missing. FindShared makes none, and gives how many of the keys of a task it has found one for.
+  void ShareRows(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, const int64_t* missing, int64_t m,
+                 uint32_t* rows);
+  int64_t FindShared(const uint64_t* keys, int64_t n, uint32_t* rows) const;
+  void Inherit(const Cpu& cpu, const MadeRow* made, int64_t n);
+  // What a step leaves to do at its end. What could not be done, for want of memory or for a file, is done before anybody counts
+  // in the next step, or else raised there: by a lookup, all workers hear of it.
+  void FinishStep(const Cpu& cpu, int64_t now);
+  void FinishLate(const Cpu& cpu) {
+    if (const int64_t late = unfinished_; late != 0) FinishStep(cpu, late);
+  }
+  // Removes rows that leave, of which somebody may want the weights; gives how many.
+  int64_t RemoveLeaving(std::vector<std::pair<uint32_t, uint64_t>> leaving, bool has_ids);
   // The present step holds these rows. Threads may count the same ones at the same time.
   void CountRows(const uint32_t* rows, int64_t n);
   RowHistory* HistoryOf(int64_t row) const;
@@ -288,10 +313,14 @@ class EmbeddingTable final : public TableStore {
   std::vector<std::pair<uint32_t, uint64_t>> Leaving(const Cpu& cpu, const Policies& policies, int64_t now);
   // Those of the others that have to leave since their buckets have too many.
   void AddCrowded(int64_t now, std::vector<std::pair<uint32_t, uint64_t>>* leaving);
+  // Those that full buckets give up.
+  std::vector<std::pair<uint32_t, uint64_t>> LeavingFull(int64_t now) const;
   // Rows of distinct keys go. In two steps, of which the second takes no memory.
   void MakeHistory();
   void ReserveRemoval(const uint32_t* rows, int64_t n);
   void RemoveRow(uint32_t row, uint64_t key);
+  void ForgetRow(uint32_t row, uint64_t key);  // the same for a row that nobody has seen
+  void TakeBack(const MadeRows& made);         // rows that InsertMissing has made and could not fill
   // What was counted of keys that have just been given rows goes to these, if they are fresh, or is forgotten. In two steps, of
   // which the second takes no memory.
   void ReserveTakeOver(const uint64_t* keys, const int64_t* missing, int64_t m);
@@ -394,6 +423,10 @@ class EmbeddingTable final : public TableStore {
   RowColumn<uint64_t> row_keys_;
   SlotSet* history_ = nullptr;  // of sets_, if there are policies
   std::shared_ptr<EmbeddingTable> candidates_, filter_;
+  std::unique_ptr<RowsByBucket> by_bucket_;  // if rows leave when buckets are full
+  std::atomic<bool> wants_evicted_{false};
+  Evicted taken_away_;                  // since the last TakeEvicted
+  std::atomic<int64_t> unfinished_{0};  // the step whose end is not done; 0: none
   std::vector<uint64_t> refused_keys_;  // of the present step, with repeats: a Bloom filter counts them at its end
   std::atomic<int64_t> made_{0}, refused_{0}, evicted_{0};
   RowChanges saved_;

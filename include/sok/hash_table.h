@@ -72,6 +72,14 @@ class HashTable {
   // Buckets that a search for the key looks at.
   int64_t Probes(uint64_t key) const;
 
+  // How often keys had to pass by a full bucket, all together.
+  int64_t collisions() const {
+    int64_t n = 0;
+    for (const Segment& s : segments_)
+      for (uint32_t b = 0; b < s.num_buckets; ++b) n += s.buckets[b].passed;
+    return n;
+  }
+
   int64_t size() const { return size_; }
   int64_t memory_bytes() const;
 

@@ -21,18 +21,24 @@ inline constexpr int kBucketBits = 12;
 
 // Files rely on this hash: it never changes. It is another one than that of hash tables, where the keys of one rank would
 // crowd otherwise. (The finaliser of MurmurHash3; Appleby, 2011.)
-SOK_HOST_DEVICE int BucketOf(uint64_t key) {
+SOK_HOST_DEVICE uint64_t BucketHash(uint64_t key) {
   key = (key ^ (key >> 33)) * 0xFF51AFD7ED558CCDull;
   key = (key ^ (key >> 33)) * 0xC4CEB9FE1A85EC53ull;
-  return static_cast<int>((key ^ (key >> 33)) >> (64 - kBucketBits));
+  return key ^ (key >> 33);
+}
+SOK_HOST_DEVICE int BucketOf(uint64_t key) { return static_cast<int>(BucketHash(key) >> (64 - kBucketBits)); }
+
+// The inverse of BucketOf's hash, whose upper bits are the bucket.
+SOK_HOST_DEVICE uint64_t KeyOfBucketHash(uint64_t hash) {
+  uint64_t key = hash;
+  key = (key ^ (key >> 33)) * 0x9CB4B2F8129337DBull;  // the inverses of BucketOf's factors
+  key = (key ^ (key >> 33)) * 0x4F74430C22A54005ull;
+  return key ^ (key >> 33);
 }
 
 // A key of the bucket: what is kept of whole buckets goes by it.
 SOK_HOST_DEVICE uint64_t KeyOfBucket(int bucket) {
-  uint64_t key = static_cast<uint64_t>(bucket) << (64 - kBucketBits);
-  key = (key ^ (key >> 33)) * 0x9CB4B2F8129337DBull;  // the inverses of BucketOf's factors
-  key = (key ^ (key >> 33)) * 0x4F74430C22A54005ull;
-  return key ^ (key >> 33);
+  return KeyOfBucketHash(static_cast<uint64_t>(bucket) << (64 - kBucketBits));
 }
 
 // Row-wise: owner = key mod world_size, never negative. Signed keys are 64-bit two's complement words.

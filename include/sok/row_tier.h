@@ -77,7 +77,9 @@ class RowTier final : private RowLog::Owner {
       const std::lock_guard<std::mutex> lock(mutex_);
       if (row_ < 0) row_ = row, error_ = error;
     }
-    void Throw(const RowTier& tier) {  // Unreadable, once
+    bool is_noted() const { return row_ >= 0; }
+    bool is_damage() const { return row_ >= 0 && error_ == 0; }  // of a row that was read: it is not what was written
+    void Throw(const RowTier& tier) {                            // Unreadable, once
       const std::lock_guard<std::mutex> lock(mutex_);
       if (row_ < 0) return;
       const int64_t row = row_;

@@ -24,9 +24,11 @@ from sok.compat import feature_column, strategy
 from sok.compat.deeprec_options import CacheStrategy as CacheStrategy  # users find it here
 from sok.compat.deeprec_options import (
     CBFFilter,
+    CheckpointOption,
     CounterFilter,
     EmbeddingVariableOption,
     GlobalStepEvict,
+    InitializerOption,
     L2WeightEvict,
     StorageOption,
 )
@@ -34,6 +36,9 @@ from sok.compat.deeprec_options import StorageType as StorageType
 from sok.compat.feature_column import group_embedding_column_scope
 from sok.compat.feature_column.id_column import AnyIdColumn, capacity_of
 from sok.compat.scoped_tables import scoped_table
+from sok.compat.warm_start import WarmStartHook as WarmStartHook  # users find these here
+from sok.compat.warm_start import begin_from
+from sok.compat.warm_start import warm_start as warm_start
 from sok.lookup import group
 from sok.lookup.lookup import lookup_rows
 from sok.table.initializers import BANK_ROWS, Initializer, with_rows
@@ -120,7 +125,8 @@ def get_embedding_variable(
         partitioner: ignored: rows are spread over the workers of the job.
         regularizer, custom_getter, constraint: must be None.
         init_data_source: must be None: give rows by `assign`.
-        ev_option: None, or an `EmbeddingVariableOption`: when an id gets a row, when a row leaves, and where rows lie.
+        ev_option: None, or an `EmbeddingVariableOption`: when an id gets a row, when a row leaves, where rows lie, and
+            what the table begins with. Collective with a `CheckpointOption`.
         steps_to_live: DeepRec's older word for `GlobalStepEvict(steps_to_live)`.
         capacity: rows that each worker's part may hold; memory is taken as they appear. None: 2^30.
         exchange_dtype, placement: as `sok.TableOptions` takes them.
@@ -155,6 +161,13 @@ def get_embedding_variable(
             f"`init_data_source` must be None; give its rows by `assign`. Received: {init_data_source!r}."
         )
     policies = _policies_of(ev_option)
+    init = ev_option.init_option if ev_option is not None else None
+    if init is not None and init.initializer is not None:
+        if initializer is not None:
+            raise ValueError(
+                f"Give `initializer` or that of an `init_option`, not both. Received: {initializer!r} and {init!r}."
+            )
+        initializer = init.initializer
     if steps_to_live is not None:
         if policies["eviction"] is not None:
             raise ValueError(
@@ -176,9 +189,11 @@ def get_embedding_variable(
     if initializer is None:
         initializer = tf.compat.v1.truncated_normal_initializer()
     if capacity is None:
-        capacity, initializer = DEFAULT_CAPACITY, with_rows(initializer, BANK_ROWS, embedding_dim)
+        rows = BANK_ROWS if init is None else init.default_value_dim
+        capacity, initializer = DEFAULT_CAPACITY, with_rows(initializer, rows, embedding_dim)
     options = dataclasses.replace(options, initializer=initializer)
     found = scoped_table(name, embedding_dim, capacity, kind=_EmbeddingVariable, options=options)
+    begin_from(found, ev_option.ckpt if ev_option is not None else None)
     _add_to_collections(found, collections or ())
     return found
 
@@ -238,6 +253,16 @@ def categorical_column_with_embedding(
     Source: `categorical_column_with_embedding` of DeepRec.
     """
     policies = _policies_of(ev_option)
+    if ev_option is not None and ev_option.ckpt is not None:
+        raise NotImplementedError(
+            "`ckpt` is for sok.deeprec.get_embedding_variable: give the table of a column its rows by sok.restore. "
+            f"Received: {ev_option.ckpt!r}."
+        )
+    if ev_option is not None and ev_option.init_option is not None and ev_option.init_option.initializer is not None:
+        raise ValueError(
+            "The `initializer` of an `init_option` is for sok.deeprec.get_embedding_variable: give it to "
+            f"sok.feature_column.embedding_column. Received: {ev_option.init_option!r}."
+        )
     if not tf.as_dtype(dtype).is_integer:
         raise ValueError(
             f"`dtype` must be of integers: hash others first, by tf.strings.to_hash_bucket_fast. Received: {dtype!r}."
@@ -280,6 +305,8 @@ _NAMES: dict[str, Callable[..., Any]] = {
     "GlobalStepEvict": GlobalStepEvict,
     "L2WeightEvict": L2WeightEvict,
     "StorageOption": StorageOption,
+    "CheckpointOption": CheckpointOption,
+    "InitializerOption": InitializerOption,
 }
 
 
@@ -289,9 +316,10 @@ def install() -> None:
     `tf.nn.group_embedding_lookup_sparse`, `tf.nn.group_embedding_lookup`, `tf.get_embedding_variable`,
     `tf.feature_column.group_embedding_column_scope`, `tf.config.experimental.enable_distributed_strategy`,
     `tf.feature_column.categorical_column_with_embedding`, `tf.EmbeddingVariableOption` and its options
-    `tf.CounterFilter`, `tf.CBFFilter`, `tf.GlobalStepEvict`, `tf.L2WeightEvict` and `tf.StorageOption` (whose
-    `StorageType` and `CacheStrategy` are in `sok.deeprec`). It changes nothing that is there already, except that
-    `tf.feature_column.embedding_column` then makes tables for columns of any ids. A second call does nothing.
+    `tf.CounterFilter`, `tf.CBFFilter`, `tf.GlobalStepEvict`, `tf.L2WeightEvict`, `tf.CheckpointOption`,
+    `tf.InitializerOption` and `tf.StorageOption` (whose `StorageType` and `CacheStrategy` are in `sok.deeprec`). It
+    changes nothing that is there already, except that `tf.feature_column.embedding_column` then makes tables for
+    columns of any ids. A second call does nothing.
 
     Raises:
         RuntimeError: a name is taken: this TensorFlow has one of its own. Nothing was installed.

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok.base.types import DTypeLike
+from sok.table.initializers import Initializer
 from sok.table.options import whole_number
 from sok.table.policies import Admission, Eviction
 from sok.table.storage import Storage
@@ -273,19 +274,97 @@ class StorageOption:
         return Storage(memory_bytes=self.storage_size[0], path=self.storage_path)
 
 
+@dataclasses.dataclass(frozen=True)
+class InitializerOption:
+    """Says what fresh rows hold, and what ids read that wait for a row.
+
+    Args:
+        initializer: of the table, in place of its `initializer`. None: that, or a truncated normal distribution.
+        default_value_dim: how many rows the matrix has that variance-scaling initializers (Glorot, He, Lecun) take the
+            table for. (DeepRec draws such a matrix once, and gives an id its row id % default_value_dim, so that ids
+            share initial rows. Here each id has one of its own.)
+        default_value_no_permission: what each element is that an id reads which waits for a row by a `filter_option`:
+            `sok.Admission(unadmitted=...)`.
+
+    Raises:
+        ValueError: `default_value_dim` is no whole number, or below 1; `default_value_no_permission` is no number.
+
+    Example:
+        >>> option = EmbeddingVariableOption(filter_option=CounterFilter(3), init_option=InitializerOption())
+        >>> option.policies["admission"]
+        Admission(after=3, unadmitted=0.0)
+
+    Source: `InitializerOption` of DeepRec.
+    """
+
+    initializer: Initializer | None = None
+    default_value_dim: int = 4096
+    default_value_no_permission: float = 0.0
+
+    def __post_init__(self) -> None:
+        whole_number("default_value_dim", self.default_value_dim)
+        value = self.default_value_no_permission
+        if not isinstance(value, numbers.Real) or isinstance(value, bool) or not math.isfinite(value):
+            raise ValueError(f"`default_value_no_permission` must be a number. Received: {value!r}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointOption:
+    """Has a table begin with the rows of another checkpoint: a warm start.
+
+    The table reads them when it is made, on all workers at once; what is restored later takes their place. A table of a
+    v1 graph reads them once its session is there: by `sok.deeprec.WarmStartHook()` in a MonitoredTrainingSession, or
+    `sok.deeprec.warm_start(session)`. Rows come with their histories, and the table goes on with the step that they
+    were saved at.
+
+    Args:
+        ckpt_to_load_from: the folder of a checkpoint by `sok.save`. None: no warm start.
+        tensor_name_in_ckpt: what the table is called there. None: as here.
+        always_load_from_specific_ckpt: for tables of a v1 graph: True reads the rows although the session has restored
+            a checkpoint of its own, as far as that was before. False: only a table that no step has trained reads them.
+        init_data_source: must be None.
+        slots: False leaves the state of optimizers out: rows begin with fresh slots.
+
+    Raises:
+        ValueError: an argument without `ckpt_to_load_from`.
+        NotImplementedError: `init_data_source` is given.
+
+    Example:
+        >>> CheckpointOption("/models/old", "item").tensor_name_in_ckpt
+        'item'
+
+    Source: `CheckpointOption` of DeepRec.
+    """
+
+    ckpt_to_load_from: str | os.PathLike[str] | None = None
+    tensor_name_in_ckpt: str | None = None
+    always_load_from_specific_ckpt: bool = False
+    init_data_source: None = None
+    _: dataclasses.KW_ONLY
+    slots: bool = True
+
+    def __post_init__(self) -> None:
+        if self.init_data_source is not None:
+            raise NotImplementedError(
+                f"`init_data_source` must be None; give its rows by `assign`. Received: {self.init_data_source!r}."
+            )
+        if self.ckpt_to_load_from is None and (self.tensor_name_in_ckpt or self.always_load_from_specific_ckpt):
+            raise ValueError(f"`ckpt_to_load_from` must say from which checkpoint. Received: None in {self!r}.")
+
+
 class EmbeddingVariableOption:
     """DeepRec's options of a table, in DeepRec's order.
 
     Args:
         ht_type, ht_partition_num: without effect.
         evict_option: None, a `GlobalStepEvict` or an `L2WeightEvict`.
-        ckpt, init_option: must be None: restore rows, or `assign` them; the initializer is an argument of the table.
+        ckpt: None, or a `CheckpointOption`: the table begins with the rows of another checkpoint.
         filter_option: None, a `CounterFilter` or a `CBFFilter`.
         storage_option: None, or a `StorageOption`.
+        init_option: None, or an `InitializerOption`.
 
     Raises:
-        TypeError: `evict_option`, `filter_option` or `storage_option` is none of these; an unknown keyword.
-        NotImplementedError: an option that must be None.
+        TypeError: an option is none of these; an unknown keyword.
 
     Example:
         >>> option = EmbeddingVariableOption(filter_option=CounterFilter(3), evict_option=GlobalStepEvict(80))
@@ -300,33 +379,34 @@ class EmbeddingVariableOption:
         ht_type: str = "",
         ht_partition_num: int = 1000,
         evict_option: GlobalStepEvict | L2WeightEvict | None = None,
-        ckpt: None = None,
+        ckpt: CheckpointOption | None = None,
         filter_option: CounterFilter | CBFFilter | None = None,
         storage_option: StorageOption | None = None,
-        init_option: None = None,
+        init_option: InitializerOption | None = None,
     ) -> None:
         kinds: tuple[tuple[str, Any, tuple[type, ...]], ...] = (
             ("evict_option", evict_option, (GlobalStepEvict, L2WeightEvict)),
             ("filter_option", filter_option, (CounterFilter, CBFFilter)),
             ("storage_option", storage_option, (StorageOption,)),
+            ("ckpt", ckpt, (CheckpointOption,)),
+            ("init_option", init_option, (InitializerOption,)),
         )
         for name, value, accepted in kinds:
             if value is not None and not isinstance(value, accepted):
                 words = " or ".join(kind.__name__ for kind in accepted)
                 raise TypeError(f"`{name}` must be None or a {words} of sok.deeprec. Received: {value!r}.")
-        for name, value, remedy in (
-            ("ckpt", ckpt, "begin from another checkpoint's rows by sok.restore, or `assign`"),
-            ("init_option", init_option, "give the table an `initializer`"),
-        ):
-            if value is not None:
-                raise NotImplementedError(f"`{name}` must be None; {remedy}. Received: {value!r}.")
         self.evict_option, self.filter_option, self.storage_option = evict_option, filter_option, storage_option
+        self.ckpt, self.init_option = ckpt, init_option
 
     @property
     def policies(self) -> dict[str, Any]:
         """`admission`, `eviction` and `storage` as `sok.TableOptions` takes them."""
+        admission = self.filter_option and self.filter_option.admission
+        if admission is not None and self.init_option is not None:
+            unadmitted = float(self.init_option.default_value_no_permission)
+            admission = dataclasses.replace(admission, unadmitted=unadmitted)
         return {
-            "admission": self.filter_option and self.filter_option.admission,
+            "admission": admission,
             "eviction": self.evict_option and self.evict_option.eviction,
             "storage": self.storage_option and self.storage_option.storage,
         }

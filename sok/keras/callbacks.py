@@ -31,7 +31,7 @@ from sok.job import context
 from sok.job.agreement import together
 from sok.keras.metrics import of_model, sum_over_workers
 from sok.table.options import whole_number
-from sok.table.state import local_stats
+from sok.table.state import local_details, local_stats
 from sok.table.table import EmbeddingVariable
 
 
@@ -355,6 +355,8 @@ class TableScalars(Callback):
         log_dir: a folder.
         every: steps from one writing to the next, at least 1.
         tables: an `EmbeddingVariable`, a layer, a model, or a list of these. None: those of the model in `fit`.
+        details: writes `collisions` and `bytes_in_memory` of all tables, too, as `table.stats(details=True)` has them
+            of this shard. Tables on the CPU.
 
     In a loop of one's own: `scalars = TableScalars("logs", tables=model)`, and `scalars.write(step)` now and then.
 
@@ -376,9 +378,14 @@ class TableScalars(Callback):
     """
 
     def __init__(
-        self, log_dir: PathLike, every: int = 100, tables: Sequence[EmbeddingVariable] | EmbeddingVariable | None = None
+        self,
+        log_dir: PathLike,
+        every: int = 100,
+        tables: Sequence[EmbeddingVariable] | EmbeddingVariable | None = None,
+        details: bool = False,
     ) -> None:
         super().__init__()
+        self.details = bool(details)
         self.log_dir, self.every, self.tables = os.fspath(log_dir), whole_number("every", every), tables
         self._writer: Any = None
         self._steps = self._before_epoch = self._written = 0
@@ -419,6 +426,9 @@ class TableScalars(Callback):
             (rows, ids), (old_rows, old_ids) = self._now(table), before.get(table.table_name, (0, 0))
             scalars[f"tables/{table.table_name}/rows"] = float(rows)
             scalars[f"tables/{table.table_name}/full"] = rows / table.capacity
+            if self.details:
+                for what, count in local_details(table).items():
+                    scalars[f"tables/{table.table_name}/{what}"] = float(count)
             old_stats = stats_before.get(table.table_name, {})
             stats = self._stats[table.table_name] = self._stats_of(table)
             came = stats["made"] - old_stats.get("made", 0) if stats else max(rows - old_rows, 0)

@@ -113,7 +113,7 @@ class TableOptions:
                 f"sok.column_wise(pieces) or sok.data_parallel(). Received: {self.placement!r}."
             )
         self.placement.check(None, self.hashed)
-        policies.check(self.admission, self.eviction, self.hashed, self.placement)
+        policies.check(self.admission, self.eviction, self.hashed, self.placement, self.key_dtype)
 
     @property
     def keeps_history(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, SupportsIndex
 
 from sok.table.placement import NUM_BUCKETS, Placement
@@ -22,13 +22,17 @@ FILTER = "/sok.filter"
 _MAX_COUNT = 2**32 - 1
 _MAX_CELLS = 2**22
 _LEAST_MAX_ROWS = 16 * NUM_BUCKETS
+_MAX_SHARED = 4096 * NUM_BUCKETS
+_MAX_PROTECTED = 2**16
+_MAX_CAPACITY = 2**31  # of a table with a file
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Admission:
     """Says which keys get a row of their own. Give one of the two.
 
-    A key without a row reads its initial row, and gradients for it are dropped. What a table decides depends on the
+    A key without a row reads its initial row, if `shared_rows` or `unadmitted` do not say another thing, and gradients
+    for it are dropped. What a table decides depends on the
     data and its seed alone: not on the number of workers, the placement or the schedule (docs/policies.md).
 
     Args:
@@ -40,6 +44,11 @@ class Admission:
             of keys must be whole on their workers, as for `Eviction(max_rows=...)`.
         probability: the share of keys that get rows, in (0, 1]. A hash of the key and of the table's seed decides, once
             for all.
+        shared_rows: how many rows keys share that have none of their own, a multiple of 4,096: by hashes, those of a
+            bucket with each other. These learn; a key that is admitted begins with the row that it has shared, and its
+            slots. None: its gradients are dropped. Keys of 64 bits; placement as `bloom`.
+        unadmitted: without `shared_rows`: the number that all elements are which a key without a row reads, in training
+            and outside. None: it reads its initial row.
 
     Raises:
         ValueError: neither or both are given, or one is out of range.
@@ -63,8 +72,19 @@ class Admission:
     after: int | None = None
     bloom: tuple[int, float] | None = None
     probability: float | None = None
+    shared_rows: int | None = None
+    unadmitted: float | None = None
 
     def __post_init__(self) -> None:
+        if self.unadmitted is not None:
+            if not (_is_number(self.unadmitted) and abs(self.unadmitted) <= 1e37):
+                raise ValueError(f"`unadmitted` must be a number up to 1e37. Received: {self.unadmitted!r}.")
+            if self.shared_rows is not None:
+                raise ValueError("Give `unadmitted` or `shared_rows`: both say what keys without rows read.")
+        if self.shared_rows is not None:
+            check_whole("shared_rows", self.shared_rows, NUM_BUCKETS, _MAX_SHARED)
+            if int(self.shared_rows) % NUM_BUCKETS:
+                raise ValueError(f"`shared_rows` must be a multiple of {NUM_BUCKETS:,}. Received: {self.shared_rows}.")
         if self.bloom is not None:
             self._check_bloom(self.bloom)
         if (self.after is None) == (self.probability is None):
@@ -100,6 +120,13 @@ class Admission:
 
     def to_attributes(self) -> dict[str, Any]:
         """The attributes by which native ops know it."""
+        constant = {
+            "admit_reads_constant": self.unadmitted is not None,
+            "admit_constant": float(self.unadmitted or 0.0),
+        }
+        return {"admit_shared_rows": int(self.shared_rows or 0), **constant, **self._when()}
+
+    def _when(self) -> dict[str, Any]:
         if self.bloom is not None:
             hashes = max(1, round(-math.log2(self.bloom[1])))
             return {"admit_after": int(self.after or 1), "admit_cells": self._cells(), "admit_hashes": hashes}
@@ -120,7 +147,8 @@ class Admission:
 class Eviction:
     """Says when rows leave a table: any of the first three reasons is enough.
 
-    They leave in passes over the whole table: after each update whose number (`table.step`) is a multiple of `every`. A
+    `least_recent` and `least_frequent` make one that acts when the table is full. All others leave in passes over the
+    table: after each update whose number (`table.step`) is a multiple of `every`. A
     key that has left starts anew when it comes again: from its initial row, and with `admission` from its first step.
     For incremental checkpoints, and those that follow them, it is erased.
 
@@ -139,6 +167,8 @@ class Eviction:
         every: steps from one pass to the next, at least 1. A pass reads 8 bytes of each row, or its weights, and with
             `max_rows` takes 24 bytes a row meanwhile. None: an eighth of `older_than`, at least 1; without `older_than`
             it must be given.
+        protect: keys whose rows never leave, at most 65,536. They count among the rows of their buckets.
+        when_full, memory_bytes, slots: see `least_recent`, which says them.
 
     Raises:
         ValueError: nothing is given, or something is out of range.
@@ -159,15 +189,75 @@ class Eviction:
     keep: str = "recent"
     half_life: int | None = None
     every: int | None = None
+    protect: tuple[int, ...] = ()
+    when_full: bool = False
+    memory_bytes: int | None = None
+    slots: int = 0
+
+    @classmethod
+    def least_recent(
+        cls, max_rows: int | None = None, *, memory_bytes: int | None = None, slots: int = 0, **more: Any
+    ) -> Eviction:
+        """Rows that batches have held longest ago leave when the table is full, at the end of the step that fills it.
+
+        Each of 4,096 buckets of keys, by a hash, has its part of the rows. One with more than its part gives up rows
+        until 15/16 of it are left. Within a step there is room for as many rows again as the table's capacity.
+
+        Args:
+            max_rows: of all workers together, at least 4,096. From 65,536 on buckets fill about evenly. None: the
+                table's capacity on all workers.
+            memory_bytes: instead: so many bytes of all workers together. They become rows once, when the table is made:
+                a row of dim D takes `4 * D * (1 + slots) + 56`, D rounded up to 4.
+            slots: how many vectors optimizers keep of a row: Adagrad 1, Adam 2. For `memory_bytes`.
+            **more: `protect`, and `older_than`, `norm_below` and `every`, as `sok.Eviction` takes them.
+
+        Raises:
+            ValueError: an argument is out of range, or both are given.
+
+        Example:
+            >>> Eviction.least_recent(protect=[0])
+            Eviction(protect=(0,), when_full=True)
+            >>> Eviction.least_recent(memory_bytes=2**30, slots=1).max_rows_of(16, 10_000_000, 1)
+            5835553
+
+        Source: the eviction strategies kLru and kLfu of HierarchicalKV.
+        """
+        return cls(max_rows=max_rows, memory_bytes=memory_bytes, slots=slots, when_full=True, **more)
+
+    @classmethod
+    def least_frequent(
+        cls,
+        max_rows: int | None = None,
+        *,
+        half_life: int | None = None,
+        memory_bytes: int | None = None,
+        slots: int = 0,
+        **more: Any,
+    ) -> Eviction:
+        """The same for the rows that the fewest steps have held; a hash of the key decides between equals.
+
+        Args:
+            max_rows, memory_bytes, slots, **more: see `least_recent`.
+            half_life: a row counts half for each so many steps since a batch held it last. None: in full.
+
+        Raises:
+            ValueError: an argument is out of range, or both are given.
+
+        Example:
+            >>> Eviction.least_frequent(100_000, half_life=1000)
+            Eviction(max_rows=100000, keep='frequent', half_life=1000, when_full=True)
+        """
+        budget: dict[str, Any] = {"max_rows": max_rows, "memory_bytes": memory_bytes, "slots": slots}
+        return cls(keep="frequent", half_life=half_life, when_full=True, **budget, **more)
 
     def __post_init__(self) -> None:
-        if self.older_than is None and self.norm_below is None and self.max_rows is None:
+        if self.older_than is None and self.norm_below is None and self.max_rows is None and not self.when_full:
             raise ValueError("Give `older_than`, `norm_below` or `max_rows`.")
-        if self.max_rows is not None:
-            check_whole("max_rows", self.max_rows, _LEAST_MAX_ROWS, 2**62)
+        self._check_budget()
+        object.__setattr__(self, "protect", _as_keys(self.protect))
         if self.keep not in ("recent", "frequent"):
             raise ValueError(f"`keep` must be 'recent' or 'frequent'. Received: {self.keep!r}.")
-        if self.keep != "recent" and self.max_rows is None:
+        if self.keep != "recent" and self.max_rows is None and not self.when_full:
             raise ValueError(f"`keep` says what stays of more than `max_rows`. Received: {self.keep!r} alone.")
         if self.half_life is not None:
             check_whole("half_life", self.half_life, 1, _MAX_COUNT)
@@ -178,15 +268,58 @@ class Eviction:
         if self.norm_below is not None and not (_is_number(self.norm_below) and 1e-37 <= self.norm_below <= 1e37):
             raise ValueError(f"`norm_below` must be a number in [1e-37, 1e37]. Received: {self.norm_below!r}.")
         if self.every is None:
+            if self.older_than is None and self.when_full and self.norm_below is None:
+                return  # no pass
             if self.older_than is None:
                 raise ValueError("`every` must be given without `older_than`: a pass looks at all rows.")
             object.__setattr__(self, "every", max(1, int(self.older_than) // 8))
         else:
             check_whole("every", self.every, 1, _MAX_COUNT)
 
+    def _check_budget(self) -> None:
+        if self.max_rows is not None:
+            check_whole("max_rows", self.max_rows, NUM_BUCKETS if self.when_full else _LEAST_MAX_ROWS, 2**62)
+        check_whole("slots", self.slots, 0, 64)
+        if self.memory_bytes is None:
+            return
+        check_whole("memory_bytes", self.memory_bytes, 1, 2**62)
+        if not self.when_full or self.max_rows is not None:
+            raise ValueError(
+                "`memory_bytes` is for sok.Eviction.least_recent and least_frequent, in place of `max_rows`. "
+                f"Received: {self!r}."
+            )
+
+    def max_rows_of(self, dim: int, capacity: int, shards: int) -> int | None:
+        """Rows of all workers of a table of this dim and capacity on so many shards. None: no bound.
+
+        Raises:
+            ValueError: they are too few.
+        """
+        if not self.when_full:
+            return self.max_rows
+        most = capacity * shards
+        if self.max_rows is not None:
+            most = min(most, int(self.max_rows))
+        if self.memory_bytes is not None:
+            stride = dim if dim < 4 else (dim + 3) // 4 * 4
+            most = min(most, int(self.memory_bytes) // (4 * stride * (1 + int(self.slots)) + 56))
+        if most < NUM_BUCKETS:
+            raise ValueError(
+                f"`eviction`: a table that gives up rows when it is full has room for {NUM_BUCKETS:,} rows on all "
+                f"workers, one for each bucket of keys, or more. Here it has room for {most:,}: capacity {capacity:,} "
+                f"on {shards} workers, {self!r}."
+            )
+        return most
+
+    def room(self, capacity: int) -> int:
+        """Rows that a shard of this capacity may have within a step."""
+        return min(_MAX_CAPACITY, capacity + max(capacity, _LEAST_MAX_ROWS)) if self.when_full else capacity
+
     def to_attributes(self) -> dict[str, Any]:
         """The attributes by which native ops know it."""
         return {
+            "evict_when_full": self.when_full,
+            "evict_protect": [key - 2**64 if key >= 2**63 else key for key in self.protect],  # of 64 bits with a sign
             "evict_older_than": int(self.older_than or 0),
             "evict_norm_below": float(self.norm_below or 0.0),
             "evict_max_rows": int(self.max_rows or 0),
@@ -237,7 +370,9 @@ def _as(kind: type[Any], argument: str, value: object) -> Any:
     raise ValueError(f"`{argument}` must be None or a sok.{kind.__name__}. Received: {value!r}.")
 
 
-def check(admission: Admission | None, eviction: Eviction | None, hashed: bool, placement: Placement) -> None:
+def check(
+    admission: Admission | None, eviction: Eviction | None, hashed: bool, placement: Placement, key_dtype: str = "int64"
+) -> None:
     """Raises `ValueError` where policies do not go with the table."""
     if admission is not None and not hashed:
         raise ValueError("`admission` is for hashed tables: of others every key has its place. Leave it out.")
@@ -247,6 +382,18 @@ def check(admission: Admission | None, eviction: Eviction | None, hashed: bool, 
             f"`admission`: `bloom` counts by buckets of keys, and {placement!r} spreads these over workers. Use "
             "sok.row_wise(hash=True)."
         )
+    if admission is not None and admission.shared_rows is not None:
+        if not is_whole:
+            raise ValueError(
+                f"`admission`: `shared_rows` are those of buckets of keys, and {placement!r} spreads these over "
+                "workers. Use sok.row_wise(hash=True)."
+            )
+        if not key_dtype.endswith("64"):
+            raise ValueError(
+                f"`admission`: `shared_rows` have keys of 64 bits. Received: key_dtype={key_dtype!r}. Use int64."
+            )
+    if eviction is not None and eviction.when_full and not hashed:
+        raise ValueError("`eviction`: rows that leave when the table is full are for hashed tables. Leave it out.")
     if placement.cuts_rows and admission is not None and admission.after is not None:
         raise ValueError(
             f"`admission`: sok.Admission(after=...) counts whole rows, and {placement!r} cuts them. Use sok.row_wise()."
@@ -254,11 +401,23 @@ def check(admission: Admission | None, eviction: Eviction | None, hashed: bool, 
     if placement.cuts_rows and eviction is not None and eviction.norm_below is not None:
         raise ValueError(f"`eviction`: `norm_below` needs whole rows, and {placement!r} cuts them. Use sok.row_wise().")
 
-    if eviction is not None and eviction.max_rows is not None and not (is_whole or placement.cuts_rows):
+    by_bucket = eviction is not None and (eviction.max_rows is not None or eviction.when_full)
+    if by_bucket and not (is_whole or placement.cuts_rows):
         raise ValueError(
-            f"`eviction`: with `max_rows` rows leave by buckets of keys, and {placement!r} spreads these over workers. "
-            "Use sok.row_wise(hash=True)."
+            "`eviction`: with `max_rows`, or when the table is full, rows leave by buckets of keys, and "
+            f"{placement!r} spreads these over workers. Use sok.row_wise(hash=True)."
         )
+
+
+def _as_keys(protect: Any) -> tuple[int, ...]:
+    if isinstance(protect, (str, bytes)) or not isinstance(protect, Iterable):
+        raise ValueError(f"`protect` must be a list of keys. Received: {protect!r}.")
+    keys = list(protect)
+    for key in keys:
+        check_whole("protect", key, -(2**63), 2**64 - 1)
+    if len(keys) > _MAX_PROTECTED:
+        raise ValueError(f"`protect` takes {_MAX_PROTECTED:,} keys at most. Received: {len(keys):,}.")
+    return tuple(sorted({int(key) for key in keys}))
 
 
 def _is_number(value: object) -> bool:

@@ -55,7 +55,8 @@ class Shards:
         placement, dim, name = options.placement, table.dim, table.table_name
         parts, own = placement.parts(dim, job.size), placement.part_of(job.rank, dim, job.size)
         graph_mode = not tf.executing_eagerly()
-        sizes = {"table": name, "capacity": capacity, "seed": table.seed}
+        eviction = options.eviction
+        sizes = {"table": name, "capacity": eviction.room(capacity) if eviction else capacity, "seed": table.seed}
         common = {**sizes, **options.to_attributes(), **job.to_attributes()}
         handles: list[tf.Tensor] = []
         for number, part in enumerate(parts):

@@ -140,9 +140,47 @@ def swap(variable: EmbeddingVariable, other: tf.Tensor) -> tf.Operation | None:
 
 
 def count_step(tables: Iterable[EmbeddingVariable]) -> tf.Operation | None:
-    """Adds 1 to the `step` of each table: an update call has been made. Returns the op in a graph."""
-    handles = [table.handle for table in tables]
-    return _ops.lib().sok_tables_count_step(handles) if handles else None
+    """Adds 1 to the `step` of each table: an update call has been made, and rows leave that have to. Returns the op in
+    a graph."""
+    tables = list(tables)
+    if not tables:
+        return None
+    told = [table for table in tables if table.evicted_to is not None]
+    with tf.control_dependencies(
+        [_take_evicted(table)[0] for table in told if table._in_graph_mode]
+    ):  # keeps from here
+        counted = _ops.lib().sok_tables_count_step([table.handle for table in tables])
+    if not told:
+        return counted
+    with tf.control_dependencies([] if counted is None else [counted]):
+        handed = [_hand_over(table) for table in told]
+    return None if tf.executing_eagerly() else tf.group(counted, *handed)
+
+
+def _take_evicted(variable: EmbeddingVariable, keeps: bool = True) -> tuple[tf.Tensor, tf.Tensor]:
+    return _ops.lib().sok_table_take_evicted(
+        variable.handle, key_dtype=variable.key_dtype, dim=variable.local_dim, keeps=keeps
+    )
+
+
+def watch_evicted(variable: EmbeddingVariable, keeps: bool) -> None:
+    """From now on what leaves is kept for `_hand_over`, or not any more. In a v1 graph the first step says so."""
+    if not variable._in_graph_mode:
+        _take_evicted(variable, keeps)
+
+
+def _hand_over(variable: EmbeddingVariable) -> tf.Operation | None:
+    """Tells what has left since the last call."""
+
+    def tell(keys: tf.Tensor, rows: tf.Tensor) -> None:
+        if len(keys) and variable.evicted_to is not None:
+            variable.evicted_to(keys.numpy(), rows.numpy())
+
+    keys, rows = _take_evicted(variable)
+    if tf.executing_eagerly():
+        tell(keys, rows)
+        return None
+    return tf.py_function(tell, [keys, rows], [])
 
 
 def set_step(variable: EmbeddingVariable, step: TensorLike) -> tf.Operation | None:
@@ -165,6 +203,7 @@ def set_handle_data(handle: tf.Tensor, dim: int, graph_mode: bool) -> None:
 
 
 _STATS = ("rows", "candidates", "made", "refused", "evicted")
+_DETAILS = ("collisions", "bytes_in_memory")
 _STORAGE = (
     *("rows_in_memory", "cache_rows", "hits", "misses", "bytes_read", "bytes_written"),
     *("bytes_in_file", "bytes_in_memory"),
@@ -176,25 +215,36 @@ def local_stats(variable: EmbeddingVariable) -> dict[str, int]:
     return _named(variable, _counts(variable))
 
 
-def stats(variable: EmbeddingVariable) -> dict[str, int]:
+def local_details(variable: EmbeddingVariable) -> dict[str, int]:
+    """What `stats(details=True)` sums beside, of this worker's shard. Eager."""
+    return dict(zip(_DETAILS, _lib_stats(variable).numpy().tolist()[len(_STATS) :], strict=True))
+
+
+def stats(variable: EmbeddingVariable, details: bool = False) -> dict[str, int]:
     """See `EmbeddingVariable.stats`."""
     mine = _counts(variable)
+    if details:
+        mine = tf.concat([mine, _lib_stats(variable)[len(_STATS) :]], 0)
     name = context.unique_collective_name(f"sok/{variable.table_name}/stats")
     given = [mine if variable.counts_for_all else tf.zeros_like(mine)]
     summed = job_of([variable]).transport.grouped_all_reduce(given, name, average=False)[0]
-    return _named(variable, summed)
+    return _named(variable, summed, _DETAILS if details else ())
+
+
+def _lib_stats(variable: EmbeddingVariable) -> tf.Tensor:
+    return _ops.lib().sok_table_stats(variable.handle)
 
 
 def _counts(variable: EmbeddingVariable) -> tf.Tensor:
-    counts = _ops.lib().sok_table_stats(variable.handle)
+    counts = _lib_stats(variable)[: len(_STATS)]
     if variable.options.storage is None:
         return counts
     return tf.concat([counts, _ops.lib().sok_table_storage(variable.handle)], 0)
 
 
-def _named(variable: EmbeddingVariable, counts: tf.Tensor) -> dict[str, int]:
+def _named(variable: EmbeddingVariable, counts: tf.Tensor, more: tuple[str, ...] = ()) -> dict[str, int]:
     names = _STATS if variable.options.storage is None else _STATS + _STORAGE
-    return dict(zip(names, counts.numpy().tolist(), strict=True))
+    return dict(zip(names + more, counts.numpy().tolist(), strict=True))
 
 
 def history(variable: EmbeddingVariable, keys: TensorLike) -> tuple[tf.Tensor, tf.Tensor]:

@@ -18,6 +18,7 @@ from sok.job.job import Job, job_of
 from sok.table import custom_gradients, reading
 from sok.table import state as table_state
 from sok.table.as_variable import AsVariable
+from sok.table.evicted import TellsEvicted, with_rows_counted
 from sok.table.initializers import derived_seed, to_spec
 from sok.table.keys import as_keys
 from sok.table.options import TableOptions, said_once, whole_number
@@ -53,7 +54,7 @@ def reshard_with(function: Callable[..., None]) -> None:
     _reshard = function
 
 
-class EmbeddingVariable(AsVariable):
+class EmbeddingVariable(TellsEvicted, AsVariable):
     """This worker's shard of a table that maps keys to rows of `dim` floats.
 
     It is a trainable variable: `tape.gradient` gives `tf.IndexedSlices` whose indices are row ids of this shard, which
@@ -103,6 +104,7 @@ class EmbeddingVariable(AsVariable):
         self._key_dtype = tf.as_dtype(options.key_dtype)
         self._job = job = context.get_job()
         options.placement.check(job.size, options.hashed, self._dim)
+        self._options = options = with_rows_counted(options, self._dim, self._capacity, job.size)
         strategies.refuse(f"The embedding table {name!r}" if name else "An embedding table")
         self._table_name = names.unique("table", name or "embedding_variable")
         # A shard's capacity changes with the number of workers where it is a share of the legal keys.
@@ -163,8 +165,6 @@ class EmbeddingVariable(AsVariable):
         self._handle = self._take_shards(shards)
         self._shape = tf.TensorShape([0, self._local_dim])
         _by_handle[id(self._handle)] = self
-
-    # What it is.
 
     @property
     def options(self) -> TableOptions:
@@ -282,8 +282,6 @@ class EmbeddingVariable(AsVariable):
 
     __str__ = __repr__
 
-    # What it holds.
-
     def num_rows(self) -> tf.Tensor:
         """Rows in use in this worker's shard: int64 scalar. Not collective."""
         return _ops.lib().sok_table_size(self.handle)
@@ -319,8 +317,11 @@ class EmbeddingVariable(AsVariable):
         mine = self.num_rows() if self.counts_for_all else tf.zeros([], tf.int64)
         return job_of([self]).transport.grouped_all_reduce([mine], name, average=False)[0]
 
-    def stats(self) -> dict[str, int]:
+    def stats(self, details: bool = False) -> dict[str, int]:
         """What all workers have done with this table since it was made; in no checkpoint. Collective; eager only.
+
+        Args:
+            details: adds `collisions` of keys in the index, which differ from run to run, and `bytes_in_memory`.
 
         Returns:
             `rows` in use now; `candidates`: keys that `admission` counts, without a row now; `made`: rows made;
@@ -330,7 +331,7 @@ class EmbeddingVariable(AsVariable):
             that were in memory, or came from the file; `bytes_read` and `bytes_written` of the file; the bytes that it
             has now, `bytes_in_file`, and that `memory_bytes` bounds, `bytes_in_memory`.
         """
-        return table_state.stats(self)
+        return table_state.stats(self, details)
 
     def history(self, keys: TensorLike) -> tuple[tf.Tensor, tf.Tensor]:
         """What a table with `admission` or `eviction` knows of keys [n], with a row or waiting for one. Not collective.

@@ -81,7 +81,7 @@ def make_calls(lib: Any, folder: Path) -> None:
     lib.sok_table_try_assign(table.handle, table.keys([1, 6]), grads)
     lib.sok_table_try_reserve(table.handle, tf.constant(5, tf.int64))
     lib.sok_table_reserve(identity.handle, tf.constant(5, tf.int64), keys_only=False)
-    evicts = {"evict_older_than": 3, "evict_norm_below": 0.1, "evict_max_rows": 70_000, "evict_every": 1}
+    evicts = {"evict_older_than": 3, "evict_norm_below": 0.1, "evict_max_rows": 70_000, "evict_protect": [3]}
     counted = NativeTable(dim=3, admit_after=2, **evicts)
     counted.lookup([1, 2])
     lib.sok_table_history(counted.handle, i64(1, 9))
@@ -89,6 +89,10 @@ def make_calls(lib: Any, folder: Path) -> None:
     lib.sok_table_storage(counted.handle)
     lib.sok_table_counted(counted.handle)
     NativeTable(dim=3, admit_after=2, admit_cells=8, admit_hashes=2).lookup([1, 2])
+    full = NativeTable(dim=3, admit_after=2, admit_shared_rows=4096, evict_max_rows=4096, evict_when_full=True)
+    full.lookup([1, 2])
+    NativeTable(dim=3, admit_after=2, admit_reads_constant=True, admit_constant=1.0).lookup([1, 2])
+    lib.sok_table_take_evicted(full.handle, key_dtype=tf.int64, dim=3)
     for one in (table, counted):
         lib.sok_table_set_step(one.handle, tf.constant(7, tf.int64))
     lib.sok_tables_count_step([table.handle, identity.handle, counted.handle])

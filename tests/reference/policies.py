@@ -213,3 +213,76 @@ class BloomFilter:
         for key in refused:
             for place in self.places(key):
                 self.counts[place] = min(255, self.counts.get(place, 0) + 1)
+
+
+@dataclass
+class FullTable:
+    """Whose rows leave when the table is full: `Eviction.least_recent`, `least_frequent`."""
+
+    max_rows: int
+    frequent: bool = False
+    half_life: int | None = None
+    protect: frozenset[int] = frozenset()
+    seen: dict[int, list[int]] = field(default_factory=dict)  # count, last
+    evicted: list[int] = field(default_factory=list)
+
+    def train(self, keys: np.ndarray, now: int) -> set[int]:
+        """A step, the `now`-th, whose batches hold these. The keys that leave at its end."""
+        for key in set(keys.tolist()):
+            self.seen[key] = [self.seen.get(key, [0])[0] + 1, now]
+        buckets: dict[int, list[int]] = {}
+        for key in self.seen:
+            buckets.setdefault(bucket(key), []).append(key)
+        gone: set[int] = set()
+        for number, held in buckets.items():
+            part = self.max_rows * (number + 1) // 4096 - self.max_rows * number // 4096
+            if len(held) > part:
+                order = sorted((self._score(key, now), hash_key(word(key)), key) for key in held)
+                may_go = [key for _, _, key in order if key not in self.protect]
+                gone |= set(may_go[: len(held) - (part - part // 16)])
+        for key in gone:
+            del self.seen[key]
+        self.evicted += sorted(gone)
+        return gone
+
+    def _score(self, key: int, now: int) -> float:
+        count, last = self.seen[key]
+        if not self.frequent:
+            return last
+        return math.log2(count) - ((now - last) / self.half_life if self.half_life else 0.0)
+
+
+def shared_row(key: int, shared_rows: int) -> tuple[int, int]:
+    """Which of the shared rows is a key's: its bucket, and a number in it."""
+    return bucket(key), hash_key(word(key) ^ 0x736861726564) % (shared_rows // 4096)
+
+
+@dataclass
+class SharingTable:
+    """`Admission(after=..., shared_rows=...)` by plain gradient descent: rows of one number each."""
+
+    after: int
+    shared_rows: int
+    initial: float
+    own: dict[int, float] = field(default_factory=dict)
+    shared: dict[tuple[int, int], float] = field(default_factory=dict)
+    counts: dict[int, int] = field(default_factory=dict)
+
+    def read(self, key: int) -> float:
+        return self.own.get(key, self.shared.get(shared_row(key, self.shared_rows), self.initial))
+
+    def train(self, keys: np.ndarray, gradient: float) -> list[float]:
+        """One step with the same gradient for each place; what it has read."""
+        for key in dict.fromkeys(keys.tolist()):
+            self.counts[key] = self.counts.get(key, 0) + 1
+            if self.counts[key] == self.after:
+                self.own[key] = self.read(key)
+            if key not in self.own:
+                self.shared.setdefault(shared_row(key, self.shared_rows), self.initial)
+        found = [self.read(key) for key in keys.tolist()]
+        for key in keys.tolist():
+            if key in self.own:
+                self.own[key] -= gradient
+            else:
+                self.shared[shared_row(key, self.shared_rows)] -= gradient
+        return found

@@ -123,6 +123,10 @@ def test_columns_hand_options_on_to_their_tables():
         np.testing.assert_array_equal(session.run(table.export()[1]), np.zeros([2, 2]))
 
 
+def init_option(initializer):
+    return deeprec.EmbeddingVariableOption(init_option=deeprec.InitializerOption(initializer))
+
+
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
@@ -149,7 +153,36 @@ def test_columns_hand_options_on_to_their_tables():
             ("`evict_option`", "GlobalStepEvict or L2WeightEvict", "CounterFilter"),
         ),
         (lambda: deeprec.EmbeddingVariableOption(filter=1), TypeError, ("unexpected keyword", "filter")),
-        (lambda: deeprec.EmbeddingVariableOption(ckpt="a"), NotImplementedError, ("`ckpt`", "sok.restore", "'a'")),
+        (lambda: deeprec.EmbeddingVariableOption(ckpt="a"), TypeError, ("`ckpt`", "CheckpointOption", "'a'")),
+        (lambda: deeprec.CheckpointOption(None, "a"), ValueError, ("`ckpt_to_load_from`", "'a'")),
+        (
+            lambda: deeprec.CheckpointOption("a", init_data_source="b"),
+            NotImplementedError,
+            ("`init_data_source`", "'b'"),
+        ),
+        (lambda: deeprec.InitializerOption(default_value_dim=0), ValueError, ("`default_value_dim`", "0")),
+        (
+            lambda: deeprec.InitializerOption(default_value_no_permission="a"),
+            ValueError,
+            ("`default_value_no_permission`", "'a'"),
+        ),
+        (
+            lambda: deeprec.get_embedding_variable("a", 2, initializer="ones", ev_option=init_option("zeros")),
+            ValueError,
+            ("Give `initializer` or that of an `init_option`", "'ones'"),
+        ),
+        (
+            lambda: deeprec.categorical_column_with_embedding("a", tf.int64, ev_option=init_option("zeros")),
+            ValueError,
+            ("`initializer`", "sok.feature_column.embedding_column"),
+        ),
+        (
+            lambda: deeprec.categorical_column_with_embedding(
+                "a", tf.int64, ev_option=deeprec.EmbeddingVariableOption(ckpt=deeprec.CheckpointOption("a"))
+            ),
+            NotImplementedError,
+            ("`ckpt`", "get_embedding_variable", "sok.restore"),
+        ),
         (
             lambda: deeprec.EmbeddingVariableOption(storage_option=1),
             TypeError,
@@ -157,8 +190,8 @@ def test_columns_hand_options_on_to_their_tables():
         ),
         (
             lambda: deeprec.EmbeddingVariableOption(init_option=1),
-            NotImplementedError,
-            ("`init_option`", "initializer", "Received: 1"),
+            TypeError,
+            ("`init_option`", "InitializerOption", "Received: 1"),
         ),
         (lambda: deeprec.get_embedding_variable("a", 2, steps_to_live=-3), ValueError, ("`steps_to_live`", "-3")),
         (

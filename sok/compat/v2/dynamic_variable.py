@@ -14,7 +14,8 @@ from sok.lookup import lookup
 from sok.table.initializers import Initializer, with_rows
 from sok.table.keys import check_key_dtype
 from sok.table.options import TableOptions, said_once
-from sok.table.placement import Placement
+from sok.table.placement import Placement, row_wise
+from sok.table.policies import Admission, Eviction
 from sok.table.table import EmbeddingVariable
 
 # All that row numbers can tell apart. Rows take memory once they appear, so this costs nothing.
@@ -22,11 +23,14 @@ MAX_CAPACITY = 2**32 - 2
 
 _VAR_TYPES = ("hbm", "hybrid", "dynamic")
 
-# What SOK's two hash tables are told about GPU memory and eviction. Nothing here has a meaning for ours.
+# What SOK's two hash tables are told about GPU memory. Nothing here has a meaning for ours.
 IGNORED_OPTIONS = (
     *("init_capacity", "max_hbm_for_vectors", "max_bucket_size", "max_load_factor", "block_size", "device_id"),
-    *("io_by_cpu", "evict_strategy", "filter_ratio", "reserved_key_start_bit", "num_of_buckets_per_alloc"),
+    *("io_by_cpu", "reserved_key_start_bit", "num_of_buckets_per_alloc"),
 )
+# What they are told about rows that come and go, and tables here do, too.
+POLICY_OPTIONS = ("evict_strategy", "filter_ratio")
+_STRATEGIES = ("kLru", "kLfu", "kEpochLru", "kEpochLfu", "kCustomized")  # by HierarchicalKV's numbers
 
 
 class DynamicVariable(HasMode, EmbeddingVariable):
@@ -53,10 +57,14 @@ class DynamicVariable(HasMode, EmbeddingVariable):
         placement: instead of `mode`, as `sok.TableOptions` takes it.
         table: all properties of the table, instead of initializer, trainable, mode and placement. Its keys are as
             `key_type` says, and it is hashed.
-        **kwargs: `max_capacity`, the rows that a worker may hold (default 2^32 - 2, so that memory is the limit; a
-            table that is full raises and evicts nothing). What else SOK takes (`IGNORED_OPTIONS` in this module:
-            init_capacity, max_hbm_for_vectors, evict_strategy, ...) is about GPU memory and eviction, and is accepted
-            without effect.
+        **kwargs: `max_capacity`, the rows that a worker may hold (default 2^32 - 2, so that memory is the limit).
+            `evict_strategy`, which takes `max_capacity`: 'kLru' or 'kEpochLru': a table that is full gives up the rows
+            used longest ago, `sok.Eviction.least_recent()`; 'kLfu' or 'kEpochLfu': those used least,
+            `sok.Eviction.least_frequent()`; rows are then spread by `sok.row_wise(hash=True)` unless `placement` says
+            another. Without it, or with 'kCustomized', a table that is full raises and evicts nothing.
+            `filter_ratio`: below 1, the share of keys that get rows: `sok.Admission(probability=filter_ratio)`. What
+            else SOK takes (`IGNORED_OPTIONS` in this module: init_capacity, max_hbm_for_vectors, ...) is about GPU
+            memory, and is accepted without effect.
 
     Raises:
         TypeError: a dtype that is not float32; an unknown keyword.
@@ -105,7 +113,7 @@ class DynamicVariable(HasMode, EmbeddingVariable):
             initializer=_keras_initializer(initializer),
             trainable=None if trainable else False,
             owner=owner_of(mode),
-            placement=placement,
+            **{"placement": placement, **_policies_of(kwargs, is_placed=not (table is mode is placement is None))},
         )
         if "max_capacity" not in kwargs:
             options = dataclasses.replace(options, initializer=with_rows(options.initializer, None, dimension))
@@ -189,12 +197,40 @@ class DynamicVariable(HasMode, EmbeddingVariable):
 
 
 def _check_options(options: dict[str, Any]) -> None:
-    unknown = sorted(set(options) - {"max_capacity", *IGNORED_OPTIONS})
+    unknown = sorted(set(options) - {"max_capacity", *POLICY_OPTIONS, *IGNORED_OPTIONS})
     if unknown:
         raise TypeError(
-            f"sok.DynamicVariable: unknown keyword(s) {', '.join(unknown)}. Known are max_capacity and, without "
+            f"sok.DynamicVariable: unknown keyword(s) {', '.join(unknown)}. Known are max_capacity, "
+            f"{', '.join(POLICY_OPTIONS)} and, without "
             f"effect, {', '.join(IGNORED_OPTIONS)}."
         )
+
+
+def _policies_of(options: dict[str, Any], is_placed: bool) -> dict[str, Any]:
+    """What SOK's words about rows that come and go say of a table; where it lies, too, if nobody has said that."""
+    said: dict[str, Any] = {}
+    ratio = options.get("filter_ratio", 1.0)
+    if isinstance(ratio, bool) or not isinstance(ratio, numbers.Real) or not 0.0 < float(ratio) <= 1.0:
+        raise ValueError(f"sok.DynamicVariable: `filter_ratio` must be in (0, 1]. Received: {ratio!r}.")
+    if float(ratio) < 1.0:
+        said["admission"] = Admission(probability=float(ratio))
+    strategy = options.get("evict_strategy", "kCustomized")
+    name = _STRATEGIES[strategy] if strategy in range(len(_STRATEGIES)) else str(strategy).rpartition(".")[2]
+    if name not in _STRATEGIES:
+        raise ValueError(
+            f"sok.DynamicVariable: `evict_strategy` must be one of {', '.join(_STRATEGIES)}. Received: {strategy!r}."
+        )
+    if name == "kCustomized":
+        return said
+    if "max_capacity" not in options:
+        raise ValueError(
+            f"sok.DynamicVariable: `evict_strategy`, {name}, says what leaves a table that is full: give "
+            "`max_capacity`, too."
+        )
+    said["eviction"] = Eviction.least_recent() if name.endswith("Lru") else Eviction.least_frequent()
+    if not is_placed:
+        said["placement"] = row_wise(hash=True)
+    return said
 
 
 def _keras_initializer(initializer: Any) -> Any:
