@@ -147,6 +147,8 @@ class EmbeddingTable final : public TableStore {
   // Of tables with policies. Histories [n] of keys, of rows and of candidates; zeros of others.
   void Histories(const uint64_t* keys, int64_t n, RowHistory* histories) const;
   PolicyCounts policy_counts() const;
+  // Whether an update so far was by a rule that moves rows without a gradient, as the decay of exact Adam does.
+  bool MovesUntouchedRows() const;
   // Of a table with a file; of another one only its memory is not zero.
   StorageCounts storage_counts() const;
   // What is counted of keys without rows, as a table; null: nothing is. Rows [2] of these keys are their histories, bit for bit; or,

@@ -48,6 +48,7 @@ _OF_RANKS = {
         "measuring",
         "words",
         "ahead",
+        "rows_ahead",
         "storage",
         "reshard",
     ),
@@ -65,6 +66,7 @@ _OF_RANKS = {
         "checkpoint",
         "v2",
         "policies",
+        "rows_ahead",
     ),
     4: ("job", "lookup", "loops", "collection", "policies"),
 }
