@@ -32,7 +32,7 @@ def check_rows_ahead_are_the_synchronous_loop(world, tmp_path_of_rank):
     @given(
         in_function=st.booleans(),
         depth=st.integers(1, 4),
-        between=st.lists(st.sampled_from(BETWEEN), min_size=2, max_size=5),
+        between=st.lists(st.sampled_from(BETWEEN), min_size=2, max_size=3),
         fewer=st.integers(0, 1),
         seed=st.integers(0, 99),
     )

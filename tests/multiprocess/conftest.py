@@ -66,7 +66,6 @@ _OF_RANKS = {
         "checkpoint",
         "v2",
         "policies",
-        "rows_ahead",
     ),
     4: ("job", "lookup", "loops", "collection", "policies"),
 }
