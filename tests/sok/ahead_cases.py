@@ -35,7 +35,7 @@ KINDS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "sums": lambda _: {"way_home": "sums"},
     "16 bit": lambda _: {"exchange_dtype": "float16"},
     "policies": lambda _: {"admission": sok.Admission(after=2), "eviction": sok.Eviction(older_than=2, every=1)},
-    "in a file": lambda folder: {"storage": sok.Storage(2**24, folder / "rows")},
+    "in a file": lambda folder: {"storage": sok.Storage(memory_bytes=2**24, path=folder / "rows")},
 }
 _names = itertools.count()
 
