@@ -2,10 +2,11 @@
 
 The hosts are namespaces of this machine (examples/hosts); the network between them has a rate, by `tbf`, and a latency,
 by a forwarder between TUN devices. The model is that of examples/ahead.py: in turns synchronous steps, and steps whose
-keys went ahead by 1 and by 2. Prints what the network does beside what was asked for, then a line of a table for each
-setting, of rank 0: the median of all steps in ms, with their quartiles; what each exchange takes of a synchronous step;
-and what is hidden of a step: the time that exchanges of keys took beside the program, less what the loop has waited for
-batches. docs/pipelines.md has the figures. Needs root. With --profile FILE it draws two steps
+keys went ahead by 1 and by 2, or keys and rows by 1. Prints what the network does beside what was asked for, then a
+line of a table for each setting, of rank 0: the median of all steps in ms, with their quartiles; what each exchange
+takes of a synchronous step; what is hidden of a step: the time that exchanges took beside the program, less what the
+loop has waited for batches; and of rows ahead what the repair takes of a step, and how many in 100 rows are repaired.
+docs/pipelines.md has the figures. Needs root. With --profile FILE it draws two steps
 whose keys went ahead by 1, at the last setting.
 """
 
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from examples.hosts.namespaces import Hosts
 
 KINDS = ("step", "keys", "rows", "grads", "dense_gradients")
-VARIANTS = (0, 1, 2)  # depths; 0: synchronous
+# 0: synchronous; a depth of keys ahead; or keys and rows ahead, by 1.
+VARIANTS = (0, 1, 2, "rows")
 WARM = 4
 _SECONDS = 1800.0
 
@@ -89,7 +91,9 @@ def run(options: argparse.Namespace, hosts: Hosts, folder: Path) -> int:
     timer.start()
     print(
         "| Gbit/s | ms one way | synchronous ms | of it keys | rows | gradients | dense | ahead by 1, ms | hidden | "
-        "ahead by 2, ms | hidden | others' cores |\n|---|---|---|---|---|---|---|---|---|---|---|---|"
+        "ahead by 2, ms | hidden | rows ahead by 1, ms | hidden | repair | repaired % | others' cores |\n"
+        + "|---" * 16
+        + "|"
     )
     try:
         for number, (rate, latency) in enumerate(settings_of(options)):
@@ -128,6 +132,7 @@ def line_of(rate: str, latency: float, told: dict[str, Any]) -> str:
     cells += [f"{told['0'][kind]:.1f}" for kind in KINDS[1:]]
     for depth in VARIANTS[1:]:
         cells += [spread(str(depth)), f"{told[str(depth)]['hidden']:.1f}"]
+    cells += [f"{told['rows']['rows']:.1f}", f"{told['rows']['repaired']:.0f}"]
     return f"| {' | '.join([*cells, format(told['others'], '.1f')])} |"
 
 
@@ -145,8 +150,7 @@ def work(options: argparse.Namespace) -> int:
     sok.Init(global_batch_size=options.batch_size, seed=0)
     batches = data(options.steps, options.batch_size // sok.size(), options.vocabulary).cache()
     models = {depth: Model(f"by_{depth}", options.vocabulary) for depth in VARIANTS}
-    loops: dict[int, Any] = {0: _Synchronous(batches)}
-    loops |= {depth: sok.ahead(batches, models[depth].look_up, depth=depth) for depth in VARIANTS[1:]}
+    loops = {depth: loop_of(depth, batches, models[depth]) for depth in VARIANTS}
     for depth in VARIANTS:
         turn(models[depth], loops[depth])  # traces, makes rows, fills the cache
     for number in range(len(settings_of(options))):
@@ -164,6 +168,16 @@ def work(options: argparse.Namespace) -> int:
     return 0
 
 
+def loop_of(variant: int | str, batches: Any, model: Any) -> Any:
+    """An iterable of batches with their tickets, or None."""
+    import sok
+
+    if variant == 0:
+        return _Synchronous(batches)
+    schedule = {"depth": 1, "rows": True} if variant == "rows" else {"depth": variant}
+    return sok.ahead(batches, model.look_up, **schedule)
+
+
 class _Synchronous:
     """Batches without tickets."""
 
@@ -174,19 +188,29 @@ class _Synchronous:
         return ((batch, None) for batch in self._batches)
 
 
-def at_a_setting(turns: int, models: dict[int, Any], loops: dict[int, Any]) -> dict[str, Any]:
+def repaired_of(model: Any) -> tuple[int, int]:
+    """How many rows this worker has sent ahead, and again."""
+    import sok
+
+    counts = [sok.rows_ahead(table) for table in model.tables]
+    return sum(count["sent"] for count in counts), sum(count["repaired"] for count in counts)
+
+
+def at_a_setting(turns: int, models: dict[Any, Any], loops: dict[Any, Any]) -> dict[str, Any]:
     """All kinds of steps in turns: seconds of each step, and milliseconds of a step of each exchange and hidden."""
     told: dict[str, Any] = {str(depth): {"seconds": []} for depth in VARIANTS}
     sums: dict[str, dict[str, float]] = {str(depth): {} for depth in VARIANTS}
-    before, own = CpuClock.read(), time.process_time()
+    before, own, rows = CpuClock.read(), time.process_time(), repaired_of(models["rows"])
     for number in range(turns):
-        for depth in (*VARIANTS[number % 3 :], *VARIANTS[: number % 3]):
+        for depth in (*VARIANTS[number % len(VARIANTS) :], *VARIANTS[: number % len(VARIANTS)]):
             seconds, took = turn(models[depth], loops[depth])
             told[str(depth)]["seconds"] += seconds[WARM:]
             for kind, value in took.items():
                 sums[str(depth)][kind] = sums[str(depth)].get(kind, 0.0) + value / turns
     for depth, took in sums.items():
         told[depth] |= took
+    sent, repaired = (now - then for now, then in zip(repaired_of(models["rows"]), rows, strict=True))
+    told["rows"]["repaired"] = 100 * repaired / max(sent, 1)
     # The other worker takes about as much; the rest is the forwarder's, and other people's.
     told["others"] = load_of_others(before, CpuClock.read(), 2 * (time.process_time() - own))
     return told

@@ -199,6 +199,11 @@ bool EmbeddingTable::HasDecay() const {
   return std::any_of(sets_.begin(), sets_.end(), [](const auto& set) { return set->rule.decays(); });
 }
 
+bool EmbeddingTable::MovesUntouchedRows() const {
+  const SharedLock lock(mutex_);
+  return HasDecay();
+}
+
 // The row itself is left alone, because readers share it; lookups for training and updates settle it for good.
 const float* EmbeddingTable::ReadRow(uint32_t row, uint64_t key, float* out, float* scratch,
                                      const float* record) const {

@@ -44,7 +44,7 @@ REGISTER_OP("Sok>ExchangeServe")
       return absl::OkStatus();
     });
 
-class CpuExchangeServeOp final : public ExchangeServeOp {
+class CpuExchangeServeOp : public ExchangeServeOp {
  public:
   using ExchangeServeOp::ExchangeServeOp;
 
@@ -90,6 +90,7 @@ class CpuExchangeServeOp final : public ExchangeServeOp {
                                 insert);
     ctx->set_output(0, answers);
     ctx->set_output(1, requests.answer_splits);
+    if (is_ahead()) return;
     ctx->set_output(2, requests.counts);
     ctx->set_output(3, piece_splits);
     for (int t = 0; t < num_tables; ++t) ctx->set_output(4 + t, row_ids[t]);
@@ -109,6 +110,41 @@ class CpuExchangeServeOp final : public ExchangeServeOp {
   }
 };
 SOK_CPU_KERNEL("Sok>ExchangeServe", CpuExchangeServeOp);
+
+// What ExchangeServe would answer now, with no row made; where that is bad news, or rows change that no gradient touches, so
+// that all would be sent again, an answer that says that it is none.
+REGISTER_OP("Sok>ExchangePeek")
+    .Input("handles: T * resource")
+    .Input("words: Tword")
+    .Input("splits: int32")
+    .Input("call: int64")
+    .Input("insert: bool")
+    .Output("answers: float")
+    .Output("answer_splits: int32")
+    .SOK_EXCHANGE_ATTRS.Attr("dims: list(int)")
+    .Attr("is_stale: bool = false")  // nothing is sent again, so rows that move are sent as well
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(c->UnknownDim()));
+      c->set_output(1, c->Vector(c->UnknownDim()));
+      return absl::OkStatus();
+    });
+
+class ExchangePeekOp final : public CpuExchangeServeOp {
+ public:
+  explicit ExchangePeekOp(OpKernelConstruction* ctx) : CpuExchangeServeOp(ctx, true) {
+    Check(ctx->GetAttr("is_stale", &is_stale_));
+  }
+
+ private:
+  bool MaySend(const Tables& tables) const override {
+    return is_stale_ || std::none_of(tables.begin(), tables.end(),
+                                     [](const auto& table) { return table->table().MovesUntouchedRows(); });
+  }
+
+  bool is_stale_ = false;
+};
+SOK_CPU_KERNEL("Sok>ExchangePeek", ExchangePeekOp);
 
 // The gradient of ExchangeServe: for each table the rows that were read for all ranks, each once, with what came back
 // for it, summed where it lies in the gradients.

@@ -28,7 +28,8 @@ struct Requests {
 // from is up to the device's kernel.
 class ExchangeServeOp : public GroupOp {
  public:
-  explicit ExchangeServeOp(OpKernelConstruction* ctx) : GroupOp(ctx) {
+  // is_ahead: before the turn of the step, for ExchangePeek: no row is made, and what is wrong is left for that turn to say.
+  explicit ExchangeServeOp(OpKernelConstruction* ctx, bool is_ahead = false) : GroupOp(ctx), is_ahead_(is_ahead) {
     int num_tables;
     tensorflow::DataType word;
     Check(ctx->GetAttr("T", &num_tables));
@@ -55,7 +56,10 @@ class ExchangeServeOp : public GroupOp {
   }
 
  protected:
-  // Outputs all there is to say, or throws.
+  // For Peek: whether rows of these tables are worth sending ahead.
+  virtual bool MaySend(const Tables&) const { return true; }
+
+  // Outputs all there is to say, or throws. Of ExchangePeek the outputs from the third on are not there.
   virtual void Serve(OpKernelContext* ctx, const Tables& tables, const Requests& requests, bool insert) const = 0;
 
   // Outputs answers that hold bad news.
@@ -79,6 +83,7 @@ class ExchangeServeOp : public GroupOp {
   }
 
   const std::vector<int64_t>& dims() const { return dims_; }
+  bool is_ahead() const { return is_ahead_; }
 
   template <class Word>
   static uint64_t KeyOf(Word word, bool is_unsigned) {
@@ -98,6 +103,7 @@ class ExchangeServeOp : public GroupOp {
   void Run(OpKernelContext* ctx, const Tables& tables, const Word* words, int64_t call, bool insert) const {
     const std::string names = NamesOf(tables);
     const ProfileSpan span("find", names, {ctx->input(static_cast<int>(tables.size())).NumElements()});
+    if (is_ahead_) return Peek(ctx, tables, words, call, insert);
     const auto messages = ReadHeaders(ctx, tables, words, call, insert);
     // From here on peers wait for an answer, so whatever goes wrong is one.
     AnswerStatus status = kInternal;
@@ -125,6 +131,17 @@ class ExchangeServeOp : public GroupOp {
       text = "unknown exception";
     }
     AnswerBadNews(ctx, static_cast<int>(messages.size()), status, Cut(text));
+  }
+
+  // Answers with the rows as they are, or with nothing where there is a reason.
+  template <class Word>
+  void Peek(OpKernelContext* ctx, const Tables& tables, const Word* words, int64_t call, bool insert) const {
+    try {
+      if (MaySend(tables))
+        return Serve(ctx, tables, Read(ctx, tables, ReadHeaders(ctx, tables, words, call, insert)), false);
+    } catch (const std::exception&) {  // raised, or answered, at the turn of the step
+    }
+    AnswerBadNews(ctx, tables[0]->config().world_size, kBadState, "");
   }
 
   // Raises what any rank has said of itself: all ranks see the same headers and raise the same.
@@ -299,13 +316,15 @@ class ExchangeServeOp : public GroupOp {
     OutputBadNews(ctx, answers);
     const int64_t width = CountsPerRank(static_cast<int64_t>(dims_.size()), static_cast<int64_t>(table_of_.size()));
     Tensor* answer_splits = Output(ctx, 1, CheckedShape({world}));
+    std::fill_n(answer_splits->flat<int32_t>().data(), world, static_cast<int32_t>(answer.size()));
+    if (is_ahead_) return;
     Tensor* counts = Output(ctx, 2, CheckedShape({world, width}));
     for (size_t t = 0; t <= dims_.size(); ++t) Output(ctx, 3 + static_cast<int>(t), TensorShape({0}));
-    std::fill_n(answer_splits->flat<int32_t>().data(), world, static_cast<int32_t>(answer.size()));
     counts->flat<int64_t>().setZero();
   }
 
   std::vector<int64_t> dims_;
+  const bool is_ahead_;
 };
 
 }  // namespace sok

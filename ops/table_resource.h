@@ -62,6 +62,9 @@ class TableResource : public tensorflow::ResourceBase {
   // Ids, with their repeats, that lookups of this process have asked for where they make rows.
   std::atomic<int64_t> ids{0};
 
+  // Rows and sums that went ahead of their step to workers that asked for them, and those sent again in it.
+  std::atomic<int64_t> rows_ahead{0}, rows_repaired{0};
+
   // For kernels of the CPU, and for those of a device. Both throw InvalidArgument where the table is elsewhere.
   EmbeddingTable& table() {
     if (host_ == nullptr) throw InvalidArgument(config().Label() + " is on a GPU, and this op runs on the CPU.");

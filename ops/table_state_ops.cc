@@ -123,6 +123,23 @@ REGISTER_OP("Sok>TableIds").Input("handle: resource").Output("ids: int64").SetIs
 void TableIds(OpKernelContext* ctx) { ScalarOutput<int64_t>(ctx, 0) = TableArg(ctx, 0)->ids; }
 SOK_HOST_KERNEL("Sok>TableIds", FunctionOp<TableIds>, "handle", "ids");
 
+REGISTER_OP("Sok>TableRowsAhead")
+    .Input("handle: resource")
+    .Output("counts: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(2));
+      return absl::OkStatus();
+    });
+
+void TableRowsAhead(OpKernelContext* ctx) {
+  const auto table = TableArg(ctx, 0);
+  Tensor* counts = Output(ctx, 0, TensorShape({2}));
+  counts->flat<int64_t>()(0) = table->rows_ahead;
+  counts->flat<int64_t>()(1) = table->rows_repaired;
+}
+SOK_HOST_KERNEL("Sok>TableRowsAhead", FunctionOp<TableRowsAhead>, "handle", "counts");
+
 // The keys of each feature count as ids that its table has seen. For lookups whose ExchangeRoute has not counted them.
 REGISTER_OP("Sok>CountIds")
     .Input("handles: N * resource")

@@ -39,6 +39,7 @@ _PUBLIC = {
     "group_embedding_lookup": "sok.lookup.group:group_embedding_lookup",
     "group_embedding_lookup_sparse": "sok.lookup.group:group_embedding_lookup_sparse",
     "ahead": "sok.lookup.ahead:ahead",
+    "rows_ahead": "sok.lookup.ahead:rows_ahead",
     "prefetch": "sok.keras.prefetch:prefetch",
     "group_embedding_column_scope": "sok.feature_column:group_embedding_column_scope",
     "feature_column": "sok.compat.feature_column",

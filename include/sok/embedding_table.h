@@ -183,6 +183,8 @@ class EmbeddingTable final : public TableStore {
     std::vector<float> rows;
   };
   Evicted TakeEvicted(bool keeps);
+  // Whether an update so far was by a rule that moves rows without a gradient, as the decay of exact Adam does.
+  bool MovesUntouchedRows() const;
   // Of a table with a file; of another one only its memory is not zero.
   StorageCounts storage_counts() const;
   // What is counted of keys without rows, as a table; null: nothing is. Rows [2] of these keys are their histories, bit for bit; or,

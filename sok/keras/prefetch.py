@@ -21,11 +21,14 @@ from sok.distributed import joining
 from sok.job import context
 from sok.keras.conversion import keras_of, named_as, set_class
 from sok.lookup import lookup
-from sok.lookup.ahead import Pipeline, check_depth, next_number
+from sok.lookup.ahead import Pipeline, next_number
 from sok.lookup.begun import Plan, Ticket, TicketSpec, finishing
+from sok.lookup.schedule import Schedule
 
 
-def prefetch(dataset: tf.data.Dataset, model: KerasModel, depth: int = 1) -> tf.data.Dataset:
+def prefetch(
+    dataset: tf.data.Dataset, model: KerasModel, depth: int = 1, *, rows: bool = False, stale: int | None = None
+) -> tf.data.Dataset:
     """Returns `dataset` for `fit`, `evaluate` or `predict` of `model`: its lookups begin `depth` batches ahead.
 
     While a batch is trained, a thread calculates the ids of the next ones and, on several workers, sends their keys to
@@ -39,6 +42,7 @@ def prefetch(dataset: tf.data.Dataset, model: KerasModel, depth: int = 1) -> tf.
             `sok.Embedding` and other layers of sok. Functional, Sequential or a subclass, which has been built, or
             called. Its class becomes a subclass of what it was, of the same name, whose steps take tickets off batches.
         depth: how many batches at the most have begun before their turn, at least 1.
+        rows, stale: as in `sok.ahead`. In `evaluate` and `predict` no row changes, so `stale` has no effect there.
 
     Returns:
         A dataset of as many batches. It goes to Keras as it is: what transforms batches comes before. It may be used
@@ -46,8 +50,8 @@ def prefetch(dataset: tf.data.Dataset, model: KerasModel, depth: int = 1) -> tf.
 
     Raises:
         TypeError: `dataset` is no `tf.data.Dataset`; `model` is none of Keras.
-        ValueError: `depth`; the model is not built, or looks up no table; in `fit`, on all workers: they have other
-            `steps_per_epoch`.
+        ValueError: `depth` or `stale`; the model is not built, or looks up no table; in `fit`, on all workers: they
+            have other `steps_per_epoch`.
         RuntimeError: it is transformed, or read by something else than Keras' three functions; in a step, the model
             looks up something else than a call of it does.
         tf.errors.InvalidArgumentError: what reading the data raises, on all workers; on all, too, that one has no more
@@ -70,7 +74,7 @@ def prefetch(dataset: tf.data.Dataset, model: KerasModel, depth: int = 1) -> tf.
 
     Source: the role of OpenEmbedding's `pulling`.
     """
-    check_depth(depth)
+    schedule = Schedule(depth, rows, stale)
     keras = keras_of(model)
     if not isinstance(dataset, tf.data.Dataset):
         raise TypeError(
@@ -82,7 +86,7 @@ def prefetch(dataset: tf.data.Dataset, model: KerasModel, depth: int = 1) -> tf.
             f"Model '{model.name}' is not built, so its tables are not there yet. Call it with a batch first: "
             "model(next(iter(dataset))[0])."
         )
-    prefetched = _Prefetched(dataset, model, keras, depth)
+    prefetched = _Prefetched(dataset, model, keras, schedule)
     _take_tickets(model)
     return prefetched
 
@@ -90,8 +94,8 @@ def prefetch(dataset: tf.data.Dataset, model: KerasModel, depth: int = 1) -> tf.
 class _Prefetched(tf.data.Dataset):
     """What `prefetch` returns."""
 
-    def __init__(self, dataset: tf.data.Dataset, model: KerasModel, keras: ModuleType, depth: int) -> None:
-        self._dataset, self._model, self._keras, self._depth = dataset, model, keras, depth
+    def __init__(self, dataset: tf.data.Dataset, model: KerasModel, keras: ModuleType, schedule: Schedule) -> None:
+        self._dataset, self._model, self._keras, self._schedule = dataset, model, keras, schedule
         self._numbers = {True: next_number(), False: next_number()}
         self._pipelines: dict[bool, Pipeline] = {}  # of steps that train, and of others
         ticket = TicketSpec(self._pipeline(True).plan.number)
@@ -148,8 +152,8 @@ class _Prefetched(tf.data.Dataset):
                     return base.predict_step(model, (inputs,))
                 return model(inputs, training=True) if getattr(model, "_call_has_training_arg", True) else model(inputs)
 
-            plan = Plan(self._dataset.element_spec, call, self._numbers[training])
-            self._pipelines[training] = Pipeline(plan, self._depth)
+            plan = Plan(self._dataset.element_spec, call, self._numbers[training], self._schedule)
+            self._pipelines[training] = Pipeline(plan, self._schedule.depth)
             self._pipelines[training].why_not_joined = _why_not_joined(plan, training)
         return self._pipelines[training]
 

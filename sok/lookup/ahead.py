@@ -23,8 +23,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sok.base import _ops
 from sok.job.beside import Beside
 from sok.lookup.begun import Plan, Ticket
+from sok.lookup.schedule import Schedule
+from sok.table.table import EmbeddingVariable, checked_table
 
 _MOST = 2**31 - 1  # a message's numbers are below it
 _BATCHES = 2**20  # of one iteration have numbers of their own
@@ -32,12 +35,20 @@ _BATCHES = 2**20  # of one iteration have numbers of their own
 _numbers = itertools.count()
 
 
-def ahead(dataset: Iterable[Any], lookup_fn: Callable[[Any], Any], depth: int = 1) -> Ahead:
+def ahead(
+    dataset: Iterable[Any],
+    lookup_fn: Callable[[Any], Any],
+    depth: int = 1,
+    *,
+    rows: bool = False,
+    stale: int | None = None,
+) -> Ahead:
     """Gives the batches of `dataset`, each with a ticket: its lookups have begun up to `depth` batches before its turn.
 
     While the program is in the step of a batch, a thread calculates the ids of the next ones and, on several workers,
-    sends their keys to the workers that own the rows. Rows are found, made, and sent home in the step itself. So every
-    result is that of the loop without `ahead`: outputs, tables, and what optimizers keep.
+    sends their keys to the workers that own the rows. Rows are found, made, and sent home in the step itself; with
+    `rows=True` they come home ahead, too, and the step sends again those that have changed since. So every result is
+    that of the loop without `ahead`: outputs, tables, and what optimizers keep.
 
         for batch, ticket in sok.ahead(dataset, lookup_fn, depth=2):
             step(batch, ticket)  # inside: `with ticket: vectors = lookup_fn(batch)`
@@ -58,6 +69,11 @@ def ahead(dataset: Iterable[Any], lookup_fn: Callable[[Any], Any], depth: int = 
             `training` is a tensor, and one in a loop, a branch or a function of its own is made in the step, as without
             `ahead`; the logger `sok` names it once.
         depth: how many batches at the most have begun before their turn, at least 1. Besides, one is in its step.
+        rows: whether rows come home ahead as well as keys go there. On one worker, and of tables on a GPU, it has no
+            effect; of tables that exact Adam or another rule trains which moves rows without a gradient, rows stay in
+            the step.
+        stale: None, or a number of steps, at least `depth`: rows come home ahead and are not sent again, so lookups
+            have rows as they were at most so many steps before. Then results are not those of the loop without `ahead`.
 
     Returns:
         An iterable of pairs (batch, ticket). Make it once, not once an epoch, and iterate over it as often as you like.
@@ -72,7 +88,8 @@ def ahead(dataset: Iterable[Any], lookup_fn: Callable[[Any], Any], depth: int = 
             batch, as without `ahead`.
 
     Collective where lookups are: all workers take batches in step with each other, and leave a loop after the same; at
-    the end of the data that is the last of the worker that has most. Memory: ids and keys of `depth` + 1 batches.
+    the end of the data that is the last of the worker that has most. Memory: ids and keys of `depth` + 1 batches; with
+    rows those, too, twice: as this worker has sent them, and as it has got them.
 
     Example:
         >>> import sok
@@ -86,19 +103,37 @@ def ahead(dataset: Iterable[Any], lookup_fn: Callable[[Any], Any], depth: int = 
         4.0 2
         4.0 3
     """
-    check_depth(depth)
+    schedule = Schedule(depth, rows, stale)
     if not isinstance(dataset, Iterable):
         raise TypeError(f"`dataset` must be a tf.data.Dataset or another iterable of batches. Received: {dataset!r}.")
     if not callable(lookup_fn):
         raise TypeError(f"`lookup_fn` must be a function of a batch. Received: {lookup_fn!r}.")
     _refuse_graphs()
-    return Ahead(dataset, lookup_fn, depth)
+    return Ahead(dataset, lookup_fn, schedule)
 
 
-def check_depth(depth: int) -> None:
-    """ValueError unless it is a number of batches."""
-    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
-        raise ValueError(f"`depth` must be a whole number, at least 1. Received: {depth!r}.")
+def rows_ahead(table: EmbeddingVariable) -> dict[str, int]:
+    """How many rows of a table this worker has sent ahead of their step, with `sok.ahead(..., rows=True)` or `stale`.
+
+    Args:
+        table: of which this worker's own rows, or parts of rows, are counted, since it was made; in no checkpoint.
+
+    Returns:
+        `sent`, to all workers, this one included: rows, or partial sums where those travel (`way_home`); `repaired`:
+        those of them that had changed by the turn of their step, and so were sent again in it. How many these are
+        depends on when the rows were read, and so on time.
+
+    Not collective; eager only.
+
+    Example:
+        >>> import sok
+        >>> rows_ahead(sok.EmbeddingVariable(2, 100, name="rows_ahead"))
+        {'sent': 0, 'repaired': 0}
+    """
+    checked_table(table, "table")
+    counts = [_ops.lib().sok_table_rows_ahead(handle).numpy() for handle in table.part_handles]
+    sent, repaired = (int(sum(one[i] for one in counts)) for i in range(2))
+    return {"sent": sent, "repaired": repaired}
 
 
 def _refuse_graphs() -> None:
@@ -112,8 +147,8 @@ def _refuse_graphs() -> None:
 class Ahead:
     """What `ahead` returns: iterate over it."""
 
-    def __init__(self, dataset: Iterable[Any], lookup_fn: Callable[[Any], Any], depth: int) -> None:
-        self._dataset, self._lookup_fn, self._depth = dataset, lookup_fn, depth
+    def __init__(self, dataset: Iterable[Any], lookup_fn: Callable[[Any], Any], schedule: Schedule) -> None:
+        self._dataset, self._lookup_fn, self._schedule = dataset, lookup_fn, schedule
         self._number = next_number()
         self._pipeline: Pipeline | None = None
 
@@ -127,7 +162,8 @@ class Ahead:
                 if first is None:
                     return
                 spec, batches = tf.nest.map_structure(_spec_of, first), itertools.chain([first], batches)
-            self._pipeline = Pipeline(Plan(spec, self._lookup_fn, self._number), self._depth)
+            plan = Plan(spec, self._lookup_fn, self._number, self._schedule)
+            self._pipeline = Pipeline(plan, self._schedule.depth)
         take, _ = self._pipeline.read(batches)
         while (found := take().result()) is not None:
             batch, ticket = found

@@ -20,6 +20,7 @@ from sok.lookup import exchange, lookup
 from sok.lookup.asked import Asked, Scratch, ask, kind_of
 from sok.lookup.feature import Csr, Feature, Group
 from sok.lookup.inputs import to_csr
+from sok.lookup.schedule import Schedule
 
 LEFT = (
     "it has begun no such batch, and has come to the end of its program, to sok.shutdown(), or to where nobody holds "
@@ -35,8 +36,11 @@ class Plan:
 
     has_batch = True
 
-    def __init__(self, spec: object, lookup_fn: Callable[[Any], Any], number: int) -> None:
+    def __init__(
+        self, spec: object, lookup_fn: Callable[[Any], Any], number: int, schedule: Schedule | None = None
+    ) -> None:
         self.number, self.name, self._spec = number, f"ahead{number}", spec
+        self._schedule = schedule or Schedule()
         _plans[number] = self
         self._leaves = tf.nest.flatten(spec, expand_composites=True)
         scratch = ask(spec, self._leaves, lookup_fn)
@@ -177,16 +181,20 @@ class Plan:
         self._begun = []
         for one in self.ahead:
             parts = [[dataclasses.replace(f, ids=_filled(f.ids, given)) for f in part] for part in one.parts]
-            as_ahead = exchange.Ahead(self.name, number, has_ended=not self.has_batch)
+            as_ahead = self._as_ahead(number)
             tickets = [lookup.begin_part(part, one.insert, as_ahead) for part in lookup.with_report(parts)]
             self._begun.append(tickets)
         return [t for tickets in self._begun for ticket in tickets if ticket is not None for t in _sent_of(ticket)]
 
+    def _as_ahead(self, number: tf.Tensor) -> exchange.Ahead:
+        rows, is_stale = self._schedule.sends_rows, self._schedule.stale is not None
+        return exchange.Ahead(self.name, number, not self.has_batch, rows, is_stale)
+
     def _refusal(self, text: str) -> Any:
         def refuse(number: tf.Tensor) -> list[tf.Tensor]:
-            as_ahead = exchange.Ahead(self.name, number)
-            groups = [ticket.group for tickets in self._begun for ticket in tickets if ticket is not None]
-            return [said for group in groups for said in exchange.refuse_ahead(group, as_ahead, text)]
+            as_ahead = self._as_ahead(number)
+            sent = [t.sent for tickets in self._begun for t in tickets if t is not None and t.sent is not None]
+            return [said for one in sent for said in exchange.refuse_ahead(one, as_ahead, text)]
 
         return tf.function(refuse, autograph=False).get_concrete_function(tf.TensorSpec([], tf.int64))
 
@@ -242,12 +250,14 @@ def _without_samples(spec: Any) -> Any:
 
 _OF_ONE = ("words", "splits", "asked")
 _OF_FEATURES = ("index", "row_splits", "scales")
+_OF_ROWS = ("answers", "answer_splits", "home", "home_splits")
 
 
 def _sent_of(ticket: lookup.Ticket) -> list[tf.Tensor]:
     if ticket.sent is None:
         return []
     lists = [tensor for name in _OF_FEATURES for tensor in getattr(ticket.sent, name)]
+    lists += [getattr(ticket.sent.rows, name) for name in _OF_ROWS if ticket.sent.rows is not None]
     return [ticket.sent.number, *(getattr(ticket.sent, name) for name in _OF_ONE), *lists]
 
 
@@ -261,6 +271,8 @@ def _with_tensors(
     if sent is not None:
         new: dict[str, Any] = {name: next(tensors) for name in ("number", *_OF_ONE)}
         new |= {name: [next(tensors) for _ in getattr(sent, name)] for name in _OF_FEATURES}
+        if sent.rows is not None:
+            new["rows"] = dataclasses.replace(sent.rows, **{name: next(tensors) for name in _OF_ROWS})
         sent = dataclasses.replace(sent, insert=is_insert, **new)
     return lookup.Ticket(tuple(f for f in part if f.is_of_table), ticket.group, is_insert, sent)
 

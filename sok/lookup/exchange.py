@@ -3,6 +3,8 @@
     send_keys     keys of all tables go to their owners                      collective 1
     fetch_rows    owners find (or make) rows; those of all tables come home  collective 2; its gradient is collective 3
 
+Between the two, `send_rows` may send them home as they are. `fetch_rows` then sends again only what has changed.
+
 then the answers are pooled, or gathered as they are. Owners answer in one of two ways, table by table
 (`EmbeddingVariable.way_home`): with each distinct key's row once, or with partial sums that they have pooled.
 docs/design/exchange.md has the layout of the messages.
@@ -20,7 +22,7 @@ import dataclasses
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -33,13 +35,10 @@ from sok.lookup import advice
 from sok.lookup.feature import Feature, Group
 from sok.table.table import EmbeddingVariable
 
-if TYPE_CHECKING:
-    from sok.job.transport.base import Transport
-
-
 # Of a message of keys (ops/exchange_op.h): where its status is, and which says that text follows the header. Where that
 # is fine nobody else looks at the detail: there a worker says that it has no such batch.
 _HEADER_WORDS, _STATUS, _DETAIL, _FINE, _REFUSED, _ENDED = 7, 4, 6, 0, 10, 1
+_ANSWER_HEADER, _NOT_SERVED = 16, 4.0  # of an answer: its floats before the rows, and a status that says there are none
 
 
 @dataclasses.dataclass
@@ -61,9 +60,22 @@ class Ahead:
     name: str
     number: tf.Tensor  # int64 []: of the batch; workers whose numbers differ raise as those in different calls do
     has_ended: bool = False  # this worker has no such batch, and so no ids, and says so
+    rows: bool = False  # rows travel ahead as well
+    is_stale: bool = False  # and are not sent again in the step
 
     def collective(self, group: Group) -> str:
         return group.collective(f"{self.name}/keys")
+
+
+@dataclasses.dataclass(frozen=True)
+class RowsAhead:
+    """Rows that have travelled before the turn of their step."""
+
+    answers: tf.Tensor  # what this rank has sent each peer, as they have it
+    answer_splits: tf.Tensor  # [R] int32
+    home: tf.Tensor  # what each owner has sent this rank
+    home_splits: tf.Tensor  # [R] int32
+    is_stale: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,11 +93,17 @@ class Sent:
     scales: list[tf.Tensor]  # of each feature by sums what its combiner multiplies each of them with; else empty
     asked: tf.Tensor  # [R] int32, floats this rank will get from each peer
     is_ahead: bool  # its ids count where it is finished
+    rows: RowsAhead | None = None
 
     @property
     def dtype(self) -> str:
         """What rows and gradients travel in."""
         return self.attributes["exchange_dtype"]
+
+    @property
+    def dims(self) -> list[int]:
+        """Of the tables' parts."""
+        return [part.dim for table in self.group.tables for part in table.parts]
 
 
 def send_keys(group: Group, features: Sequence[Feature], insert: tf.Tensor, ahead: Ahead | None = None) -> Sent:
@@ -133,7 +151,43 @@ def send_keys(group: Group, features: Sequence[Feature], insert: tf.Tensor, ahea
             words = routed.words if ahead is None or not ahead.has_ended else _saying_end(group, routed.words)
             words, splits = group.transport.all_to_all(words, routed.splits, name)
     places = (routed.index, routed.splits_home, routed.scales, routed.asked)
-    return Sent(group, number, insert, attributes, words, splits, *places, is_ahead=ahead is not None)
+    sent = Sent(group, number, insert, attributes, words, splits, *places, is_ahead=ahead is not None)
+    return sent if ahead is None or not may_send_rows(group, ahead) else _send_rows(sent, ahead)
+
+
+def may_send_rows(group: Group, ahead: Ahead) -> bool:
+    """Whether rows travel ahead: not those of tables on a GPU."""
+    return ahead.rows and tf.DeviceSpec.from_string(group.device).device_type in (None, "CPU")
+
+
+def _send_rows(sent: Sent, ahead: Ahead) -> Sent:
+    """Has owners send the rows that there are, which changes no table. Collective: one.
+
+    An owner sends none where that would be bad news, which is for `fetch_rows` to raise; and none of tables whose rows
+    change without a gradient, unless stale ones are asked for.
+    """
+    with _on(sent.group.device):
+        answers, splits = _ops.lib().sok_exchange_peek(
+            sent.group.part_handles,
+            sent.words,
+            sent.splits,
+            sent.number,
+            sent.insert,
+            dims=sent.dims,
+            is_stale=ahead.is_stale,
+            **sent.attributes,
+        )
+    home, home_splits = _send(sent, f"{ahead.name}/rows", answers, splits, sent.asked)
+    rows = RowsAhead(_as_they_come(sent, answers, splits), splits, home, home_splits, ahead.is_stale)
+    return dataclasses.replace(sent, rows=rows)
+
+
+def _as_they_come(sent: Sent, answers: tf.Tensor, splits: tf.Tensor) -> tf.Tensor:
+    """Answers as peers have them, of the call's dtype."""
+    if sent.dtype == "float32":
+        return answers
+    words, word_splits = _ops.lib().sok_exchange_narrow(answers, splits, type=sent.dtype)
+    return _ops.lib().sok_exchange_widen(words, word_splits, splits, type=sent.dtype)[0]
 
 
 def fetch_rows(sent: Sent, features: Sequence[Feature]) -> list[tf.Tensor]:
@@ -158,11 +212,11 @@ def fetch_rows(sent: Sent, features: Sequence[Feature]) -> list[tf.Tensor]:
             sent.splits,
             sent.number,
             sent.insert,
-            dims=[part.dim for table in sent.group.tables for part in table.parts],
+            dims=sent.dims,
             capacities=[table.capacity for table in sent.group.tables for _ in table.parts],
             **sent.attributes,
         )
-    home, home_splits = _bring_home(sent, served.answers, served.answer_splits)
+    home, home_splits = _bring_home(sent, served.answers, served.answer_splits, served.counts)
     outputs, checked_splits = _ops.lib().sok_exchange_combine(
         home,
         home_splits,
@@ -247,12 +301,18 @@ def _refusal(group: Group, number: int | tf.Tensor, text: str) -> tuple[tf.Tenso
     return words, splits
 
 
-def refuse_ahead(group: Group, ahead: Ahead, text: str) -> list[tf.Tensor]:
-    """Takes part in `send_keys` of that name with nothing but bad news; gives what each rank has said [R] of words.
+def refuse_ahead(sent: Sent, ahead: Ahead, text: str) -> list[tf.Tensor]:
+    """Takes part in a `send_keys` as that of `sent` with nothing but bad news; gives what each rank has said [R].
 
-    Peers raise it where they finish the lookup. Collective: one.
+    Peers raise it where they finish the lookup. Collective: as `send_keys`.
     """
+    group, size = sent.group, sent.group.transport.size
     words, splits = group.transport.all_to_all(*_refusal(group, ahead.number, text), ahead.collective(group))
+    if may_send_rows(group, ahead):
+        none = tf.tile(tf.constant([_NOT_SERVED, *[0.0] * _ANSWER_HEADER]), [size])
+        sizes = tf.fill([size], _ANSWER_HEADER + 1)
+        with tf.control_dependencies([words]):
+            _send(sent, f"{ahead.name}/rows", none, sizes, sizes)
     return [words, splits]
 
 
@@ -328,8 +388,11 @@ def _common_dtype(group: Group, features: Sequence[Feature]) -> str:
     return said.pop() if len(said) == 1 else "float32"
 
 
-def _bring_home(sent: Sent, answers: tf.Tensor, splits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Sends answers to the peers that asked, `splits` floats to each; gives those of all owners, and their sizes."""
+def _bring_home(sent: Sent, answers: tf.Tensor, splits: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Sends answers to the peers that asked, `splits` floats to each; gives those of all owners, and their sizes.
+
+    counts: of what is in them.
+    """
     transport, served, step = sent.group.transport, answers, advice.counted(sent.group)
 
     @custom_gradient
@@ -337,7 +400,10 @@ def _bring_home(sent: Sent, answers: tf.Tensor, splits: tf.Tensor) -> tuple[tf.T
         if not sent.group.device:  # what a custom gradient is given is a copy, of no known place
             with _beside(served, ""):
                 answers = tf.identity(answers)
-        home, home_splits = _send(transport, sent, "rows", answers, splits, sent.asked)
+        if sent.rows is None:
+            home, home_splits = _send(sent, "rows", answers, splits, sent.asked)
+        else:
+            home, home_splits = _mended(sent, sent.rows, answers, splits, counts)
 
         def grad(upstream: tf.Tensor, _: Any) -> tf.Tensor:
             step.end(transport.size)
@@ -345,18 +411,41 @@ def _bring_home(sent: Sent, answers: tf.Tensor, splits: tf.Tensor) -> tuple[tf.T
                 note_gradient(sent)
             with _beside(served, sent.group.device):  # they end where the answers began
                 upstream = tf.identity(tf.convert_to_tensor(upstream))
-            return _send(transport, sent, "grads", upstream, home_splits, splits)[0]
+            return _send(sent, "grads", upstream, home_splits, splits)[0]
 
         return (home, home_splits), grad
 
     return exchange(answers)
 
 
+def _mended(
+    sent: Sent, rows: RowsAhead, answers: tf.Tensor, splits: tf.Tensor, counts: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """What `_send` gives of answers that differ little from those which went ahead: only what differs travels."""
+    group, lib = sent.group, _ops.lib()
+    with _on(group.device):
+        repairs, repair_splits = lib.sok_exchange_repair(
+            group.part_handles,
+            _as_they_come(sent, answers, splits),
+            splits,
+            counts,
+            rows.answers,
+            rows.answer_splits,
+            table_of=sent.attributes["table_of"],
+            dims=sent.dims,
+            is_stale=rows.is_stale,
+        )
+    with _counting_anew(group):
+        repairs, repair_splits = group.transport.all_to_all(repairs, repair_splits, group.collective("rows"))
+    with _on(group.device):
+        return lib.sok_exchange_mend(rows.home, rows.home_splits, repairs, repair_splits)
+
+
 def _send(
-    transport: Transport, sent: Sent, what: str, floats: tf.Tensor, splits: tf.Tensor, expected: tf.Tensor
+    sent: Sent, what: str, floats: tf.Tensor, splits: tf.Tensor, expected: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Sends `splits` floats to each peer, in the call's dtype; gives the `expected` ones of each, and their sizes."""
-    name = sent.group.collective(what)
+    name, transport = sent.group.collective(what), sent.group.transport
     if sent.dtype == "float32":
         with _counting_anew(sent.group):
             return transport.all_to_all(floats, splits, name)

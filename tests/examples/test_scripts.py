@@ -71,11 +71,12 @@ def test_a_rule_of_ones_own_gives_what_the_built_in_one_gives(finish):
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.multiprocess)])
-def test_keys_ahead_change_nothing(finish, workers):
-    arguments = ("--depth", "2", "--steps", "8", "--batch-size", "64", "--vocabulary", "500", "--check")
+def test_rows_ahead_change_nothing(finish, workers):
+    arguments = ("--depth", "2", "--steps", "8", "--batch-size", "64", "--vocabulary", "500", "--check", "--rows")
     said = json.loads(re.search(r"\{.*\}", finish("ahead.py", *arguments, workers=workers))[0])
     assert said["equal"] is True and all(ms > 0 for ms in said["step_ms"])
     assert said["hidden_ms"] >= 0 and (workers > 1 or said["hidden_ms"] == 0)
+    assert 0 <= said["repaired_rows"] <= said["sent_rows"] and (said["sent_rows"] > 0) == (workers > 1)
 
 
 @pytest.mark.multiprocess

@@ -48,6 +48,7 @@ _OF_RANKS = {
         "measuring",
         "words",
         "ahead",
+        "rows_ahead",
         "storage",
         "reshard",
     ),

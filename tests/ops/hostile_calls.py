@@ -22,6 +22,7 @@ import tensorflow as tf
 from sok.base import _ops
 from tests.ops.tables import NativeTable
 from tests.ops.worlds import World
+from tests.reference.exchange import all_to_all
 from tests.sok import own_rules
 
 NUMBERS = [-(2**63), -1, 0, 3, 2**31 - 1, 2**31, 2**60, 2**61, 2**63 - 1]
@@ -168,6 +169,18 @@ def make_calls(lib: Any, folder: Path) -> None:
     world.lookup(features)
     routed = world.route(0, features[0])
     served = world.serve_all([routed, world.route(1, features[1])], tables=(0, 0))[0]
+    words = all_to_all([routed.words.numpy()] * 2, [routed.splits.numpy()] * 2)
+    ahead = lib.sok_exchange_peek(
+        world.handles(0), words[0][0], words[1][0], 0, True, dims=[3], **world.attributes((0, 0))
+    )
+    now = (served.answers, served.answer_splits, served.counts)
+    repair = lib.sok_exchange_repair(world.handles(0), *now, *ahead, table_of=[0, 0], dims=[3])
+    lib.sok_exchange_repair(world.handles(0), *now, *now[:2], table_of=[0, 0], dims=[3])
+    lib.sok_exchange_mend(*ahead, *repair)
+    changed = np.zeros(16 + 2 + 3, np.float32)
+    changed[2], changed[16:18] = 1, np.array([16, 3], np.int32).view(np.float32)
+    lib.sok_exchange_mend(tf.zeros([22]), tf.constant([22]), changed, tf.constant([21]))
+    lib.sok_table_rows_ahead(table.handle)
     packed = tf.zeros_like(served.answers)
     lib.sok_exchange_sum_grad(packed, served.counts, served.piece_splits, served.row_ids, table_of=[0, 0], dims=[3])
     home = ([tf.ones([3, 3]), grads], routed.asked, routed.index, routed.splits_home, [none, none], routed.scales)

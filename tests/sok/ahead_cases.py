@@ -25,6 +25,18 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "ftrl": lambda: sok.optimizers.Ftrl(0.1),
 }
 BETWEEN = ("nothing", "evaluate", "erase", "save", "restore")
+# What tables are like; of a folder.
+KINDS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "by key": lambda _: {},
+    "by hash": lambda _: {"placement": sok.row_wise(hash=True)},
+    "whole": lambda _: {"placement": sok.table_wise(0)},
+    "in columns": lambda _: {"placement": sok.column_wise(2)},
+    "in copies": lambda _: {"placement": sok.data_parallel()},
+    "sums": lambda _: {"way_home": "sums"},
+    "16 bit": lambda _: {"exchange_dtype": "float16"},
+    "policies": lambda _: {"admission": sok.Admission(after=2), "eviction": sok.Eviction(older_than=2, every=1)},
+    "in a file": lambda folder: {"storage": sok.Storage(memory_bytes=2**24, path=folder / "rows")},
+}
 _names = itertools.count()
 
 
@@ -40,10 +52,11 @@ class Program:
     traces: int = 0
 
     @classmethod
-    def make(cls, optimizer: str, in_function: bool) -> Program:
+    def make(cls, optimizer: str, in_function: bool, **options: Any) -> Program:
         name = f"ahead_{next(_names)}"
         # Names decide of no value; seeds do, with the names by default.
-        tables = [sok.EmbeddingVariable(d, 200, name=f"{name}_{d}", seed=d, initializer="uniform") for d in (2, 4)]
+        options = {"initializer": "uniform"} | options
+        tables = [sok.EmbeddingVariable(d, 200, name=f"{name}_{d}", seed=d, **options) for d in (2, 4)]
         layer = sok.DistributedEmbedding("mean", 200, 3, 2, 8, name=f"{name}_layer", embedding_initializer="ones")
         plain = tf.Variable(np.arange(NUM_KEYS * 2, dtype=np.float32).reshape(NUM_KEYS, 2) / 50)
         program = cls(OPTIMIZERS[optimizer](), tables, layer, plain, in_function)
@@ -109,6 +122,10 @@ class Program:
             for slot_set in state.slot_sets(table):
                 found[f"{i}/{slot_set.rule}"] = [tensor.numpy() for tensor in table.slots(slot_set.name)]
             found[f"{i}/ids_seen"] = int(table.ids_seen)
+            if table.options.admission is not None:
+                counts = state.local_stats(table)
+                found[f"{i}/counts"] = [counts[name] for name in ("rows", "candidates", "made", "refused", "evicted")]
+                found[f"{i}/history"] = [t.numpy() for t in table.history(np.arange(2 * NUM_KEYS))]
             found[f"{i}/rows"] = [tensor.numpy() for tensor in table.export()]
         return found
 
@@ -167,6 +184,8 @@ def compare(
     size: int = 1,
     seed: int = 0,
     fewer: int = 0,
+    kind: str = "by key",
+    **schedule: Any,
 ) -> Program:
     """Trains synchronously and ahead, `between[i]` after step i, twice over the batches; all must be equal.
 
@@ -174,8 +193,8 @@ def compare(
     """
     mine = len(between) - fewer * (rank == size - 1)
     batches = [batch_of(i, rank, size, seed, SAMPLES if i < mine else 0) for i in range(len(between))]
-    plain, early = (Program.make(optimizer, in_function) for _ in range(2))
-    pipeline = sok.ahead(Batches(batches[:mine]), early.look_up, depth=depth)
+    plain, early = (Program.make(optimizer, in_function, **KINDS[kind](folder / str(rank))) for _ in range(2))
+    pipeline = sok.ahead(Batches(batches[:mine]), early.look_up, depth=depth, **schedule)
     for epoch in range(2):
         steps = 0
         for i, (batch, ticket) in enumerate(pipeline):

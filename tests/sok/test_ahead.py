@@ -278,6 +278,13 @@ def test_arguments_are_checked(one):
     for depth in (0, -1, True, 1.5):
         with pytest.raises(ValueError, match="`depth` must be a whole number, at least 1"):
             sok.ahead([], look_up, depth=depth)
+    for stale in (0, True, 1.5):
+        with pytest.raises(ValueError, match="`stale` must be a whole number, at least 1"):
+            sok.ahead([], look_up, stale=stale)
+    with pytest.raises(ValueError, match="`stale` must be at least `depth`, 3.* Received: 2"):
+        sok.ahead([], look_up, depth=3, stale=2)
+    with pytest.raises(TypeError, match="`rows` must be True or False. Received: 1"):
+        sok.ahead([], look_up, rows=1)
     with pytest.raises(TypeError, match="`dataset` must be"):
         sok.ahead(5, look_up)
     with pytest.raises(TypeError, match="`lookup_fn` must be a function"):
