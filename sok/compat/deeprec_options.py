@@ -401,7 +401,7 @@ class EmbeddingVariableOption:
     @property
     def policies(self) -> dict[str, Any]:
         """`admission`, `eviction` and `storage` as `sok.TableOptions` takes them."""
-        admission = self.filter_option and self.filter_option.admission
+        admission = self.filter_option.admission if self.filter_option is not None else None
         if admission is not None and self.init_option is not None:
             unadmitted = float(self.init_option.default_value_no_permission)
             admission = dataclasses.replace(admission, unadmitted=unadmitted)

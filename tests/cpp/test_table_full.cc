@@ -200,7 +200,7 @@ TEST(KeysThatWaitShareRowsThatLearn) {
   CHECK(one.ids[0] >= 0 && one.ids[0] == one.ids[1] && one.ids[2] >= 0 && one.ids[2] != one.ids[0]);
   CHECK_EQ(table.native().size(), 2);
   CHECK_EQ(table.native().policy_counts().candidates, 3);
-  const float start = slot(shared) - 4.0f;  // two gradients of 1 are one of 2
+  const float start = slot(shared) - 4.0f;                                    // two gradients of 1 are one of 2
   const float learnt = 2.0f - 0.5f * 2.0f / std::sqrt(start + 4.0f + 1e-3f);  // epsilon is in the root
   CHECK(std::fabs(table.Lookup({shared}, false).values[0] - learnt) < 1e-5f);
   for (const uint64_t key : {first, second}) {  // whoever waits reads it, in training or not
