@@ -131,7 +131,7 @@ std::string HeadError(const ShardHead& head) {
   if (!head.log.path.empty()) {
     const ShardLog& log = head.log;
     if (log.version < 1 || log.rows < 0 || log.rows > kMaxLogRows || log.floats < head.dim ||
-        log.floats * 4 > kMaxRowBytes || log.block_bytes < 1 || log.block_bytes > log.segment_bytes ||
+        log.floats > kMaxRowBytes / 4 || log.block_bytes < 1 || log.block_bytes > log.segment_bytes ||
         log.segment_bytes % log.block_bytes != 0 || log.segment_bytes > kMaxRowBytes || head.is_delta) {
       return "its rows cannot be in a log of such a shape";
     }

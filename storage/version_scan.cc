@@ -1,9 +1,11 @@
 // The rows of a version, out of the log that has them: see RowTier.
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -40,6 +42,9 @@ class LogReader {
         slot_bytes_(SlotBytesOf(log.floats, /*has_versions=*/true)),
         per_block_(log.block_bytes / slot_bytes_),
         buffer_(new char[static_cast<size_t>(log.segment_bytes)]) {
+    struct stat status;
+    if (stat(log.path.c_str(), &status) != 0) throw FileError(errno, "open", log.path);
+    if (!S_ISREG(status.st_mode)) throw DamagedFile(log.path + ": not a file");
     if (log.block_bytes != BlockBytesOf(slot_bytes_)) throw DamagedFile(log.path + ": not a log of such rows");
   }
 
