@@ -13,8 +13,9 @@ from typing import Any
 import tensorflow as tf
 
 import sok
-from openembedding import dense_weights, flags, refused
+from openembedding import dense_weights, flags, persisting, refused
 from sok.base import keras_calls
+from sok.base.patching import Here
 from sok.base.types import KerasInitializer, KerasModel, PathLike, StockOptimizer
 from sok.checkpoint import store_files
 from sok.compat.formats import openembedding as its_files
@@ -42,6 +43,7 @@ def _begin() -> None:
     flags.num_workers = context.size()
 
 
+_inside = Here()  # what all workers do at the same time
 _models: list[Any] = []  # on several workers, those that one worker may ask all to save
 
 
@@ -53,14 +55,16 @@ def _register(model: Any) -> None:
 
 
 def _serve(do: Any, number: int, *arguments: Any) -> None:
-    do(_models[number], *arguments)
+    with _inside.inside(True):
+        do(_models[number], *arguments)
 
 
 def _by_all(name: str, model: Any, *arguments: Any) -> None:
     """Has all workers do this to their own model, whether they call it or not."""
     number = next((number for number, one in enumerate(_models) if one is model), None)
-    if number is None:
-        _BY_ALL[name](model, *arguments)
+    if number is None or _inside.value:
+        with _inside.inside(True):
+            _BY_ALL[name](model, *arguments)
     else:
         meeting.ask(f"openembedding.{name}", number, *arguments)
 
@@ -115,6 +119,7 @@ class Embedding(sok.Embedding):
             raise TypeError(f"Embedding takes at most {most} arguments without a name. Received: {given}.")
         kwargs.update(zip(_LAST, args, strict=False))
         kwargs.setdefault("sparse_as_dense_size", dense_size)
+        kwargs.setdefault("table", persisting.table_options())
         super().__init__(None if any_id else input_dim, output_dim, embeddings_initializer, **kwargs)
 
 
@@ -172,7 +177,9 @@ def distributed_model(
         (True, True)
     """
     _begin()
-    model = sok.distributed_model(model, sparse_as_dense_size=sparse_as_dense_size)
+    planned = conversion.plan_of(model, None, sparse_as_dense_size).to_convert
+    options = persisting.table_options(len(planned))
+    model = sok.distributed_model(model, table=options, sparse_as_dense_size=sparse_as_dense_size)
     if override_method:
         conversion.set_class(model, conversion.named_as(type(model), _Saves, {}))
     _register(model)
@@ -235,15 +242,60 @@ def _load_rows(model: Any, path: str) -> None:
     sok.restore(path, model, slots=has_slots)
 
 
+def should_persist_server_model(model: KerasModel) -> bool:
+    """Whether this worker's memory is full of rows of one of the model's tables, and none is being persisted.
+
+    Of a model whose tables are over files: `flags.config` names their folder. Not collective. False as long as no step
+    has been trained since `persist_server_model`.
+    """
+    return persisting.should_persist(model)
+
+
+def persist_server_model(model: KerasModel, path: PathLike, persist_pending_window: int) -> None:
+    """`save_server_model` that leaves rows in their files: `sok.save(path, model, versions=True)`.
+
+    As collective as `save_server_model`.
+
+    Args:
+        path: a folder, which all workers see. As long as it is there, its rows can be restored, whatever has been
+            persisted since.
+        persist_pending_window: 0: returns when all is on the disk. 1 or 2: returns at once, and all is on the disk some
+            steps later; the next call, and `restore_server_model`, wait for that.
+
+    Raises:
+        ValueError: another window.
+    """
+    _by_all("persist_server_model", model, os.fspath(path), persist_pending_window)
+
+
+def restore_server_model(model: KerasModel, path: PathLike) -> None:
+    """`load_server_model` of what `persist_server_model` or `save_server_model` has written."""
+    _by_all("restore_server_model", model, os.fspath(path))
+
+
+def _persist_rows(model: Any, path: str, window: int) -> None:
+    persisting.persist(model, path, window, _optimizer_of(model))
+
+
+def _restore_rows(model: Any, path: str) -> None:
+    persisting.wait(model)
+    _load_rows(model, path)
+
+
 def _export(model: Any, path: str, overwrite: bool) -> None:
     sok.export_saved_model(model, path, overwrite=overwrite)
 
 
 def _save(model: Any, path: str, overwrite: bool, include_optimizer: bool) -> None:
+    weights, rows = _weights_file(os.path.join(path, _INSIDE, "model")), os.path.join(path, _INSIDE, "rows")
+    if exb.save_server_model is not save_server_model:  # a script's own, for rows that stay where they are
+        persisting.save_dense(model, weights)
+        exb.save_server_model(model, rows)
+        return
     _export(model, path, overwrite)
-    _save_weights(model, _weights_file(os.path.join(path, _INSIDE, "model")))
+    _save_weights(model, weights)
     if include_optimizer:
-        _save_rows(model, os.path.join(path, _INSIDE, "rows"), True)
+        _save_rows(model, rows, True)
 
 
 def _load_its_weights(model: Any, path: str, rows: str) -> None:
@@ -261,13 +313,21 @@ def _save_weights(model: Any, path: str) -> None:
     sok.save_weights(model, path)
 
 
+def _load_persisted(model: Any, weights: str) -> None:
+    persisting.load_dense(model, weights)
+    exb.load_server_model(model, os.path.join(os.path.dirname(weights), "rows"))
+
+
 _BY_ALL = {
+    "load_persisted": _load_persisted,
     "save": _save,
     "save_weights": _save_weights,
     "load_weights": sok.load_weights,
     "load_its_weights": _load_its_weights,
     "save_server_model": _save_rows,
     "load_server_model": _load_rows,
+    "persist_server_model": _persist_rows,
+    "restore_server_model": _restore_rows,
     "save_as_original_model": _export,
 }
 
@@ -296,6 +356,12 @@ class _Saves:
             super().load_weights(filepath, *args, **kwargs)  # type: ignore[misc]
             return
         path = _weights_file(filepath)
+        if exb.load_server_model is not load_server_model:  # a script's own: see _save
+            places = (os.fspath(filepath), os.path.join(os.path.dirname(os.fspath(filepath)), os.pardir))
+            saved = [os.path.normpath(os.path.join(place, _INSIDE, "model.weights.h5")) for place in places]
+            if (weights := next(filter(os.path.exists, saved), None)) is not None:
+                _by_all("load_persisted", self, weights)
+                return
         inside = os.path.join(os.path.dirname(os.fspath(filepath)), os.pardir, _INSIDE, "model.weights.h5")
         found = next((one for one in (path, inside) if os.path.exists(one)), None)
         if found is None:
@@ -366,10 +432,6 @@ def _not_here(name: str, instead: str) -> Any:
     return refused(f"openembedding.tensorflow.{name}", instead)
 
 
-_PERSIST = "rows are in memory. Save them: sok.save(path, model, incremental=True) writes what has changed."
-should_persist_server_model = _not_here("should_persist_server_model", _PERSIST)
-persist_server_model = _not_here("persist_server_model", _PERSIST)
-restore_server_model = _not_here("restore_server_model", "rows are in memory. Read what sok.save wrote: sok.restore.")
 Variable = _not_here("Variable", "a table is a sok.EmbeddingVariable, looked up by sok.lookup_sparse.")
 
 exb = types.SimpleNamespace(**{name: globals()[name] for name in __all__ if name not in ("exb", "flags")})
