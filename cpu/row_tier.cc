@@ -37,7 +37,8 @@ RowTier::RowTier(const StorageConfig& config, std::string label, const std::stri
       max_rows_(max_rows),
       least_frames_(FramesWished() > 0 ? FramesWished() : kLeastFrames),
       facts_(std::move(facts)),
-      words_(static_cast<size_t>(facts_.num_words)) {
+      words_(static_cast<size_t>(facts_.num_words)),
+      forgotten_(facts_.key ? static_cast<size_t>(floats) : 0) {
   frame_bytes_ = FrameBytes(floats);
   static_assert(sizeof(Frame) == 16, "records begin at multiples of 16 bytes");
   if (Needs(floats) > config.memory_bytes) {

@@ -99,27 +99,18 @@ void RowTier::Supersede(Frame* frame) {
 
 void RowTier::Secure(const uint32_t* rows, int64_t n) {
   ReserveVersions(n);
-  secured_.clear();
-  std::vector<float> record(static_cast<size_t>(floats_));
   for (int64_t i = 0; i < n; ++i) {
-    const uintptr_t word = Word(rows[i]);
-    if ((word & kTags) == 0) {
-      Frame* frame = FrameOf(places_[rows[i]]);
-      if (frame->slot == RowLog::kNoSlot && VersionOfOrder(Order(frame)) <= pending_) Write(frame);
-    } else if ((word & kInFile) != 0) {
-      RowLog::Wanted wanted = {rows[i], static_cast<uint32_t>(word >> kSlotShift), record.data(), false, 0};
-      log_->ReadOne(&wanted);
-      const bool is_known = wanted.error == 0 && !wanted.is_damaged;
-      secured_.emplace_back(rows[i], is_known ? wanted.order : 0);
-    }
+    if (!IsHere(rows[i])) continue;
+    Frame* frame = FrameOf(places_[rows[i]]);
+    if (frame->slot == RowLog::kNoSlot && VersionOfOrder(Order(frame)) <= pending_) Write(frame);
   }
-  std::sort(secured_.begin(), secured_.end());
 }
 
 void RowTier::ForgetInFile(uint32_t row, uint32_t slot) {
   if (!has_versions()) return log_->Drop(slot);
-  const auto found = std::lower_bound(secured_.begin(), secured_.end(), std::pair<uint32_t, uint64_t>(row, 0));
-  if (found != secured_.end() && found->first == row && found->second != 0) return LosesSlot(row, slot, found->second);
+  RowLog::Wanted wanted = {row, slot, forgotten_.data(), false, 0};
+  log_->ReadOne(&wanted);
+  if (wanted.error == 0 && !wanted.is_damaged) return LosesSlot(row, slot, wanted.order);
   // Of a damaged record nobody knows what it was: versions that need it are damaged, and those to come cannot be checked.
   is_digest_lost_ = true;
   if (NewestNeeding() != 0) {

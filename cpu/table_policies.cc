@@ -401,10 +401,8 @@ void EmbeddingTable::EndStep(const Cpu& cpu) {
     FinishLate(cpu);
     step = now;
     FinishStep(cpu, now);
-  } catch (
-      const std::
-          exception&) {  // see FinishLate: one worker alone must not leave the others in a step that it has not ended
-    step = now;
+  } catch (const std::exception&) {
+    step = now;  // see FinishLate: one worker alone must not leave the others in a step that it has not ended
   }
 }
 

@@ -220,7 +220,7 @@ class RowTier final : private RowLog::Owner {
   uint32_t pending_ = 0;    // that is being written; 0: none
   int64_t written_to_ = 0;  // frames, for it
   int64_t appends_ = 0;
-  std::vector<std::pair<uint32_t, uint64_t>> secured_;  // rows in the file, and their orders; 0: damaged
+  std::vector<float> forgotten_;  // a record that is read for its order alone
   bool is_digest_lost_ = false;
   uint64_t current_digest_ = 0;  // of the records of rows that are in the log
   uint64_t digest_ = 0;          // of the pending version, as far as it is written
