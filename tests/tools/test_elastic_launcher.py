@@ -32,6 +32,9 @@ def run(tmp_path, capfd, program, *options, np=1, slots=2):
     path.write_text(BEGIN + textwrap.dedent(program))
     if "--host-discovery-script" not in options:
         options = (*options, "--hosts", f"localhost:{slots}")
+    for name in ("--deadline", "--meeting-deadline"):  # a test that waits shall fail, and soon
+        if name not in options:
+            options = (*options, name, "60")
     status = cli.main(["elastic", "-np", str(np), *options, "--", sys.executable, str(path), str(tmp_path)])
     said = capfd.readouterr()
     return status, said.out + said.err
@@ -82,9 +85,10 @@ def test_workers_join_and_leave_as_the_hosts_say(tmp_path, capfd):
     script.chmod(0o755)
     slots.write_text("localhost:1\n")
     program = """
-    def say(slots):
-        with open(sys.argv[1] + "/slots", "w") as file:
+    def say(slots):  # at once: who reads half of it would see no host
+        with open(sys.argv[1] + "/slots.tmp", "w") as file:
             file.write(f"localhost:{slots}")
+        os.replace(sys.argv[1] + "/slots.tmp", sys.argv[1] + "/slots")
     rank, size = place()
     job.tell_begun()
     if number == 0:
