@@ -57,7 +57,7 @@ end_begun() {
 python_tests() {
   # Doctests of the library and the tests, in one run with one closing line. What stays in one process,
   # tests/conftest.py says; files begin in the order they are listed, and those that take long are early.
-  local jobs=${SOK_TEST_JOBS:-$(($(nproc) < 4 ? $(nproc) + 1 : 4))}
+  local jobs=${SOK_TEST_JOBS:-$(($(nproc) < 4 ? $(nproc) : 4))}
   "$PYTHON" -m pytest -n "$jobs" --dist loadgroup --no-loadscope-reorder --doctest-modules \
     --durations=40 --durations-min=5 sok sparse_operation_kit openembedding distributed_embeddings tests "$@" 2>&1 | tee build/test/pytest.log
 }

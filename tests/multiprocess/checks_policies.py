@@ -15,7 +15,7 @@ from sok.table.state import count_step
 from tests.messages import saying
 from tests.placements import ALL_PLACEMENTS
 from tests.reference.policies import left_of
-from tests.sok.full_cases import FULL, check_full, check_shared
+from tests.sok.full_cases import FULL, full_case, shared_case
 from tests.sok.policy_cases import KEYS, Both, as_tensors, gathered, random_batches
 
 STEPS = 8
@@ -128,8 +128,8 @@ def check_histories_are_asked_for_where_they_lie(world):
 
 def check_full_tables_give_up_what_they_give_up_on_one_worker(world):
     for kind in FULL:
-        check_full(kind)
-    check_full("recent", ahead=True)
-    check_shared()
+        full_case(kind)
+    full_case("recent", ahead=True)
+    shared_case()
     with pytest.raises(ValueError, match=saying("`eviction`", "sok.row_wise(hash=True)")):
         sok.TableOptions(placement=sok.row_wise(), eviction=sok.Eviction.least_recent())

@@ -32,7 +32,7 @@ def storage_of(folder: Path | None) -> sok.Storage | None:
     return None if folder is None else sok.Storage(memory_bytes=2**23, path=folder)
 
 
-def check_full(kind: str, folder: Path | None = None, ahead: bool = False) -> None:
+def full_case(kind: str, folder: Path | None = None, ahead: bool = False) -> None:
     """Five steps of all workers, of which the last ones overflow."""
     given, of_twin = FULL[kind]
     make = sok.Eviction.least_recent if kind == "recent" else sok.Eviction.least_frequent
@@ -77,7 +77,7 @@ def check_full(kind: str, folder: Path | None = None, ahead: bool = False) -> No
     assert stats["bytes_in_memory"] > 0 and stats["collisions"] >= 0
 
 
-def check_shared(folder: Path | None = None) -> None:
+def shared_case(folder: Path | None = None) -> None:
     """Keys of few, so that they come to their own rows, beside some that never do."""
     table = sok.EmbeddingVariable(
         1,

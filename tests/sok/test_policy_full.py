@@ -8,22 +8,22 @@ import sok
 from sok.lookup.lookup import lookup_rows
 from sok.table.state import count_step
 from tests.messages import saying
-from tests.sok.full_cases import FULL, MOST, check_full, check_shared
+from tests.sok.full_cases import FULL, MOST, full_case, shared_case
 
 
 @pytest.mark.parametrize("kind", FULL)
 def test_a_full_table_gives_up_what_its_twin_does(kind):
-    check_full(kind)
+    full_case(kind)
 
 
 def test_the_same_rows_leave_over_a_file_and_ahead(tmp_path):
-    check_full("fading", tmp_path)
-    check_full("recent", ahead=True)
+    full_case("fading", tmp_path)
+    full_case("recent", ahead=True)
 
 
 def test_keys_that_wait_share_rows_that_learn(tmp_path):
-    check_shared()
-    check_shared(tmp_path)
+    shared_case()
+    shared_case(tmp_path)
 
 
 def test_what_a_full_table_gave_up_is_a_deletion_in_increments(tmp_path):
