@@ -80,13 +80,10 @@ def check_rows_that_no_update_touched_are_not_sent_again(world):
         assert found["repaired"] <= (5 if same else 0) * own * world.size
         kinds = [name.split("/")[2:-1] for name, count in trace.by_name.items() for _ in range(count["collectives"])]
         kinds = ["/".join(kind[-1:] if len(kind) == 1 else ["ahead", kind[-1]]) for kind in kinds]
-        # The repair travels as rows do without. One more exchange says that the data have ended, perhaps behind the trace.
-        ahead = [kind for kind in kinds if kind.startswith("ahead")]
-        assert sorted(set(kinds) - set(ahead)) == ["grads", "rows"], kinds
+        # The repair travels as rows do without. What else goes ahead is of pipelines of before, or of the end of data.
         assert kinds.count("grads") == kinds.count("rows") == 6, kinds
-        assert {kind: ahead.count(kind) in (6, 7) for kind in set(ahead)} == {"ahead/keys": True, "ahead/rows": True}, (
-            kinds
-        )
+        assert set(kinds) == {"ahead/keys", "ahead/rows", "grads", "rows"}, kinds
+        assert kinds.count("ahead/keys") == kinds.count("ahead/rows") >= 6, kinds
     with pytest.raises(TypeError, match="`table` must be"):
         sok.rows_ahead("rows_ahead_repaired")
 
