@@ -72,7 +72,8 @@ TEST(CraftedHeadsAreRefused) {
     Craft(folder / "b", {{sok::BlockType::kHead, changed}}, 0);
     CHECK_THROWS(sok::VerifyShard(folder / "b"), sok::DamagedFile, why);
   };
-  refuses(Changed(head, 0, uint32_t{5}), "version 5 of the format; this sok reads up to version 4");
+  refuses(Changed(head, 0, uint32_t{6}), "version 6 of the format; this sok reads up to version 5");
+  refuses(Changed(head, 0, uint32_t{5}), "unknown flags");  // rows in a log are of version 5, and only they
   // Rows by hash are of version 3, rows on some ranks of version 4, and only they.
   refuses(Changed(head, 0, uint32_t{3}), "owner -1 makes no sense");
   refuses(Changed(head, 32, int32_t{sok::kByHash}), "owner -2 makes no sense");
