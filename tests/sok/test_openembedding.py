@@ -142,12 +142,7 @@ def test_pulling_gives_fit_the_first_steps_of_the_dataset():
 
 
 def test_what_is_not_there_says_what_to_do_instead():
-    for name, words in (
-        ("Variable", "sok.EmbeddingVariable"),
-        ("persist_server_model", "incremental=True"),
-        ("should_persist_server_model", "sok.save"),
-        ("restore_server_model", "sok.restore"),
-    ):
+    for name, words in (("Variable", "sok.EmbeddingVariable"),):
         assert getattr(embed.exb, name) is getattr(embed, name)
         with pytest.raises(NotImplementedError, match=saying(f"openembedding.tensorflow.{name} is not there", words)):
             getattr(embed, name)("model", "path")
