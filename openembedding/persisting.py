@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import yaml
-
 import sok
 from openembedding import flags
 from sok.base import _ops
+from sok.base.types import KerasModel
 from sok.checkpoint import store_files
 from sok.checkpoint.arguments import tables_of
 from sok.job import context
 from sok.job.agreement import together
+from sok.optimizers import Optimizer
 from sok.table.options import TableOptions
 
 _CACHE_MEGABYTES = 1024  # OpenEmbedding's own default
@@ -27,9 +27,13 @@ def table_options(tables: int = 1) -> TableOptions | None:
     Raises:
         ValueError: `flags.config` is no YAML or JSON of the form `{"server": {"pmem_pool_root_path": ..., ...}}`.
     """
+    if not flags.config:
+        return None
+    import yaml  # type: ignore[import-untyped] # Horovod's, and not needed without such a config
+
     words = "openembedding.flags.config must be YAML or JSON of one mapping of mappings, as '{\"server\": {...}}'."
     try:
-        config = yaml.safe_load(flags.config) if flags.config else {}
+        config = yaml.safe_load(flags.config)
     except yaml.YAMLError as error:
         raise ValueError(f"{words} Received: {flags.config!r}: {error}") from error
     server = config.get("server") or {} if isinstance(config, dict) else None
@@ -43,7 +47,7 @@ def table_options(tables: int = 1) -> TableOptions | None:
     return TableOptions(storage=sok.Storage(memory_bytes=size << 20, path=path, tables=max(1, tables)))
 
 
-def should_persist(model: Any) -> bool:
+def should_persist(model: KerasModel) -> bool:
     """Whether memory is full of rows of one of the model's tables, and it was trained since it was persisted last."""
     last = _under_way.get(id(model))
     if last is not None and not last.done():
@@ -54,7 +58,7 @@ def should_persist(model: Any) -> bool:
     return any(_is_full(table) for table in tables if table.options.storage is not None)
 
 
-def persist(model: Any, path: str, window: int, optimizer: Any) -> None:
+def persist(model: KerasModel, path: str, window: int, optimizer: Optimizer | None) -> None:
     """A save by version, which with a window goes on beside training."""
     if window not in (0, 1, 2):
         raise ValueError(f"`persist_pending_window` must be 0, 1 or 2. Received: {window!r}.")
@@ -67,13 +71,13 @@ def persist(model: Any, path: str, window: int, optimizer: Any) -> None:
     _steps[id(model)] = [int(table.step) for table in _tables_of(model)]
 
 
-def wait(model: Any) -> None:
+def wait(model: KerasModel) -> None:
     """Until what `persist` began is complete; raises what went wrong."""
     if (last := _under_way.pop(id(model), None)) is not None:
         last.result()
 
 
-def save_dense(model: Any, path: str) -> None:
+def save_dense(model: KerasModel, path: str) -> None:
     """Worker 0 writes the weights that are in no table. Collective."""
 
     def write() -> None:
@@ -85,7 +89,7 @@ def save_dense(model: Any, path: str) -> None:
     together(context.get_transport(), "openembedding/save_dense", write)
 
 
-def load_dense(model: Any, path: str) -> None:
+def load_dense(model: KerasModel, path: str) -> None:
     """All workers read what `save_dense` has written. Collective."""
 
     def read() -> None:
@@ -95,7 +99,7 @@ def load_dense(model: Any, path: str) -> None:
     together(context.get_transport(), "openembedding/load_dense", read)
 
 
-def _tables_of(model: Any) -> list[Any]:
+def _tables_of(model: KerasModel) -> list[Any]:
     return list(tables_of(model).values())
 
 
