@@ -3,8 +3,6 @@
 // A record belongs to the version `now_` in which it was last changed, and is of every version from that one on until its row changes
 // again. BeginVersion is no more than the next number. Records of earlier versions are written before they change, or when they
 // leave memory, or by WriteSome; those that a row has no more stay in the log for as long as there is a version that needs them.
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <utility>
@@ -54,23 +52,27 @@ void RowTier::EndVersion(uint32_t version, const std::string& shard) {
   log_->Release(kept_.empty() ? now_ : kept_.front().number);
 }
 
-// Versions whose shards are gone. If the newest one cannot be seen, the folder of all of them may be away for a while.
 void RowTier::ReleaseOld() {
-  if (kept_.empty() || access(kept_.back().shard.c_str(), F_OK) != 0) return;
-  kept_.erase(std::remove_if(kept_.begin(), kept_.end(),
-                             [](const Kept& kept) { return access(kept.shard.c_str(), F_OK) != 0 && errno == ENOENT; }),
-              kept_.end());
-  log_->Release(kept_.front().number);
+  const auto is_gone = [](const Kept& kept) { return RowLog::IsShardGone(kept.shard); };
+  kept_.erase(std::remove_if(kept_.begin(), kept_.end(), is_gone), kept_.end());
+  log_->Release(kept_.empty() ? now_ : kept_.front().number);
 }
 
 void RowTier::GiveUp() {
   pending_ = 0;
   log_->Release(kept_.empty() ? now_ : kept_.front().number);
+  log_->ReleaseNow();
 }
 
 void RowTier::ReserveVersions(int64_t n) {
   if (NewestNeeding() == 0) return;
   const int64_t rows = std::min(max_rows_, slabs_ << kSlabShift);
+  try {
+    log_->Reserve(rows + log_->retained() + n);
+    return;
+  } catch (const FileError&) {
+    log_->ReleaseNow();  // perhaps that is room enough
+  }
   try {
     log_->Reserve(rows + log_->retained() + n);
   } catch (const FileError&) {

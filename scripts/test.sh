@@ -2,7 +2,7 @@
 # Runs the tests: test.sh all|fast. Goes on after a failure, sums up at the end; exit status 0 only if all passed.
 #   SOK_CRITEO_SAMPLE, SOK_AVAZU_SAMPLE, SOK_MOVIELENS_DIR   real data for the tests that can use them
 #   PYTHON   an environment that is ready; without it, .venv is used and set up first
-#   SOK_TEST_JOBS   test files run side by side; default: one more than there are processors, as some wait; at most 4
+#   SOK_TEST_JOBS   test files run side by side; default: as many as there are processors, at most 4
 set -euo pipefail
 # Kernels are compiled wherever that can be done, to see that they compile.
 export SOK_CUDA=${SOK_CUDA:-NVCC}

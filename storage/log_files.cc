@@ -35,19 +35,42 @@ bool IsName(const std::string& name) {
 bool IsNamed(const std::string& log) {
   std::ifstream note(log + kNote);
   for (std::string shard; std::getline(note, shard);) {
-    if (access(shard.c_str(), F_OK) != 0) continue;
+    if (IsShardGone(shard)) continue;
     try {
       if (ReadShardHead(shard).log.path == log) return true;
-    } catch (const DamagedFile&) {  // another file by now, or one that somebody may still repair
-      return true;
-    } catch (const std::exception&) {
+    } catch (const std::exception&) {  // it cannot be read now: that is for people to look into
       return true;
     }
   }
   return false;
 }
 
+std::string FolderOf(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  return slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
+}
+
+enum class Folder { kMissing, kEmpty, kInUse };
+
+Folder LookInto(const std::string& path) {
+  DIR* directory = opendir(path.c_str());
+  if (directory == nullptr) return Folder::kMissing;
+  Folder found = Folder::kEmpty;
+  while (const dirent* entry = readdir(directory))
+    if (std::strcmp(entry->d_name, ".") != 0 && std::strcmp(entry->d_name, "..") != 0) found = Folder::kInUse;
+  closedir(directory);
+  return found;
+}
+
 }  // namespace
+
+bool IsShardGone(const std::string& shard) {
+  if (access(shard.c_str(), F_OK) == 0 || errno != ENOENT) return false;
+  // A place where nothing is mounted is an empty folder, and what was below it is not there.
+  const std::string checkpoint = FolderOf(shard);
+  const Folder here = LookInto(checkpoint);
+  return here == Folder::kInUse || (here == Folder::kMissing && LookInto(FolderOf(checkpoint)) == Folder::kInUse);
+}
 
 std::string NewLogName(const std::string& folder, const std::string& name) {
   std::random_device random;
@@ -87,8 +110,7 @@ void NoteShardOfLog(const std::string& log, const std::string& shard) {
   if (error == 0 && fsync(file) != 0) error = errno;
   close(file);
   if (error != 0) throw FileError(error, "write", note);
-  const size_t slash = note.rfind('/');
-  SyncFolder(slash == std::string::npos ? "." : note.substr(0, slash));
+  SyncFolder(FolderOf(note));
 }
 
 }  // namespace sok

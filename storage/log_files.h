@@ -14,6 +14,9 @@ void RemoveLogsLeftOver(const std::string& folder);
 // Removes a log, and its note of shards.
 void RemoveLog(const std::string& log);
 
+// Whether somebody has removed the shard, and not put its storage away for a while: where it was there is something else.
+bool IsShardGone(const std::string& shard);
+
 // The file of a shard will name the log: as long as it does, the log stays. Throws FileError.
 void NoteShardOfLog(const std::string& log, const std::string& shard);
 

@@ -27,6 +27,8 @@ void RowLog::ReleaseSome(int64_t segments) {
   }
 }
 
+bool RowLog::IsShardGone(const std::string& shard) { return sok::IsShardGone(shard); }
+
 void RowLog::RemoveLeftOver(const std::string& path) { RemoveLogsLeftOver(path); }
 
 void RowLog::SyncWritten() {

@@ -70,12 +70,15 @@ class RowLog {
   // Versions below `oldest` need nothing any more.
   void Release(uint32_t oldest) {
     oldest_ = oldest;
-    released_to_ = 0;
+    released_to_ = 0;  // segment by segment, as others are written
   }
+  void ReleaseNow() { ReleaseSome(static_cast<int64_t>(live_.size())); }
   // Writes what has been appended so far. A descriptor of the file, for the caller to sync and to close; or throws FileError.
   int Flush();
   // Removes logs of processes that are gone, but for those that a shard still names.
   static void RemoveLeftOver(const std::string& path);
+  // Whether a shard that names a log has been removed: not if its storage may be away for a while.
+  static bool IsShardGone(const std::string& shard);
   // The file stays when the log goes.
   void Leave() { stays_ = true; }
   // Where its records are, for VersionScan.

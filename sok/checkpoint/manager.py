@@ -196,6 +196,7 @@ class CheckpointManager:
             as `sok.restore`, and what TensorFlow says of the dense variables, which may have changed by then.
         """
         transport = context.get_transport()
+        background.finish(context.get_job(), raising=False)
         status: Any = None
         met: dict[str, Any] = {}
 
@@ -217,6 +218,7 @@ class CheckpointManager:
         Returns:
             The path of the checkpoint, or None.
         """
+        background.finish(context.get_job(), raising=False)  # what is being saved may be the newest
         path = together(context.get_transport(), "sok/manager/latest", lambda: self.latest_checkpoint)[0]
         if path is not None:
             self.restore(path)

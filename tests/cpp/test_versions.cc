@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -164,8 +165,8 @@ void Save(Table* table, const std::string& path, int64_t version) {
   table->native().EndSave("v" + std::to_string(version));
 }
 
-AllRows Loaded(const std::string& shard, bool hashed) {
-  Table fresh(ConfigIn("", hashed));
+AllRows Loaded(const std::string& shard, bool hashed, int64_t capacity = kCapacity) {
+  Table fresh(Config(kDim, capacity, hashed));
   const sok::ShardHead head = sok::VerifyShard(shard).head;
   std::vector<std::pair<std::string, std::string>> names;
   for (const auto& set : head.sets) names.emplace_back(set.name, set.name);
@@ -269,7 +270,12 @@ TEST(LogsStayAsLongAsAShardNamesThem) {
     CHECK(num_logs());
     other.native().EndSave("");
     CHECK_EQ(Loaded(shards / "v1", true).size(), 3u);
-    unlink((shards / "v1").c_str());
+    // As if nothing were mounted there: who knows whether it comes back.
+    CHECK_EQ(rename((shards / "v1").c_str(), (logs / "v1 away").c_str()), 0);
+    other.native().BeginSave(sok::TableStore::SnapshotOf::kVersion);
+    CHECK(num_logs());
+    other.native().EndSave("");
+    WriteFile(shards / "v2", "something else");
     other.native().BeginSave(sok::TableStore::SnapshotOf::kVersion);
     CHECK(!num_logs());
     other.native().EndSave("");
@@ -318,6 +324,54 @@ TEST(TablesThatCannotKeepVersionsSaySo) {
   table.Lookup({4, 5});
   Save(&table, shards / "v1", 1);  // what was swapped in keeps versions, too
   CHECK_EQ(Loaded(shards / "v1", true).size(), 2u);
+}
+
+namespace {
+
+// As if the disk had no more room than the files have now.
+class NoMoreRoom {
+ public:
+  explicit NoMoreRoom(int64_t bytes) {
+    signal(SIGXFSZ, SIG_IGN);
+    CHECK_EQ(getrlimit(RLIMIT_FSIZE, &before_), 0);
+    const rlimit few = {static_cast<rlim_t>(bytes), before_.rlim_max};
+    CHECK_EQ(setrlimit(RLIMIT_FSIZE, &few), 0);
+  }
+  ~NoMoreRoom() { setrlimit(RLIMIT_FSIZE, &before_); }
+
+ private:
+  rlimit before_;
+};
+
+}  // namespace
+
+TEST(AFullDiskGivesUpTheVersionThatIsWrittenAndKeepsThoseThatAre) {
+  const Small small;
+  const Folder logs, shards;
+  sok::TableConfig config = Config(kDim, 20000);
+  config.storage = {int64_t{8} << 20, logs.path()};
+  Table table(config);
+  table.native().KeepVersions();
+  std::vector<uint64_t> keys(16000);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = i;
+  table.Assign(keys, 1.0f);
+  const int64_t bytes = table.native().storage_counts().file_bytes;
+  {
+    const NoMoreRoom full(bytes);
+    table.native().BeginSave(sok::TableStore::SnapshotOf::kVersion);
+    table.Assign(keys, 2.0f);  // training goes on
+    CHECK_THROWS(table.native().WriteVersion(shards / "v1"), sok::FileError, "the disk was full");
+    table.native().EndSave("");
+    CHECK_EQ(table.native().storage_counts().file_bytes, bytes);
+  }
+  Save(&table, shards / "v1", 1);
+  const AllRows saved = Contents(&table.native());
+  {
+    const NoMoreRoom full(table.native().storage_counts().file_bytes);
+    const auto change = [&] { table.Assign(keys, 3.0f); };
+    CHECK_THROWS(change(), sok::FileError, "make room for");
+  }
+  CHECK(Loaded(shards / "v1", true, 20000) == saved);
 }
 
 // ---- The process dies, the power fails

@@ -50,3 +50,26 @@ def check_tables_over_files_are_those_in_memory(world, monkeypatch, tmp_path_of_
         fresh, optimizer = made(world, folder, dim, words, True)
         sok.restore(saved, {both[1][0].table_name: fresh}, optimizer)
         assert contents(fresh) == contents(both[0][0])
+
+
+def check_a_manager_lists_versions_that_all_ranks_have(world, monkeypatch, tmp_path_of_rank):
+    for name, value in LITTLE.items():
+        monkeypatch.setenv(name, value)
+    folder = tmp_path_of_rank.parent / f"versions_of_{world.size}"
+    table, optimizer = made(world, folder, 4, "by hash", True)
+    dense = tf.Variable([0.0])
+    manager = sok.CheckpointManager(
+        tf.train.Checkpoint(table=table, dense=dense), folder / "saves", max_to_keep=2, mode="versions"
+    )
+    rng, held = np.random.default_rng(world.rank), {}
+    for number in range(4):
+        step(table, optimizer, tf.constant(rng.integers(0, FILL, [300, 4])))
+        dense.assign([float(number)])
+        now = contents(table)
+        held[manager.save()] = (number, now)
+        step(table, optimizer, tf.constant(rng.integers(0, FILL, [300, 4])))  # beside it
+    assert manager.restore_or_initialize() == list(held)[-1]  # which waits for it
+    assert manager.checkpoints == list(held)[-2:]
+    for path in manager.checkpoints:
+        manager.restore(path)
+        assert (int(dense.numpy()[0]), contents(table)) == held[path]
