@@ -2,7 +2,9 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <mutex>
+#include <thread>
 
 #include "slot_set.h"
 #include "sok/embedding_table.h"
@@ -14,7 +16,8 @@ namespace sok {
 namespace {
 
 constexpr int64_t kMaxRuns = kMaxShardRuns;
-constexpr int64_t kFramesAtOnce = 1024;  // that are written while the table is locked
+constexpr int64_t kFramesAtOnce = 256;  // that are written while the table is locked
+constexpr int kRestsPerWork = 5;        // beside training, as much longer: a step meets a sixth of a processor
 
 }  // namespace
 
@@ -115,12 +118,17 @@ void EmbeddingTable::BeginVersion() {
   version_ = std::move(version);
 }
 
-const EmbeddingTable::Version& EmbeddingTable::WriteVersion(const std::string& shard) {
+const EmbeddingTable::Version& EmbeddingTable::WriteVersion(const std::string& shard, bool is_beside) {
+  using Clock = std::chrono::steady_clock;
   int file = -1;
+  Clock::duration worked{};
   for (bool is_done = false; !is_done;) {
+    if (is_beside) std::this_thread::sleep_for(kRestsPerWork * worked);
     Lock lock(mutex_);
+    const Clock::time_point begin = Clock::now();
     if (!version_) throw FailedPrecondition(Label() + ": there is no version to write.");
     is_done = !rows_.tier()->WriteSome(version_->number, kFramesAtOnce);
+    worked = Clock::now() - begin;
     if (!is_done) continue;
     file = rows_.tier()->Flush();
     version_->digest = rows_.tier()->version_digest();

@@ -44,7 +44,8 @@ class TableSaveOp : public GuardedOp {
     const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
     const std::string path = TextArg(ctx, 1, "path"), generation = TextArg(ctx, 2, "generation");
     const int key_bytes = KeyBytes(*resource);
-    if (version_) return StoreSummary(ctx, SaveShardVersion(&resource->table(), key_bytes, generation, path));
+    if (version_)
+      return StoreSummary(ctx, SaveShardVersion(&resource->table(), key_bytes, generation, path, snapshot_));
     if (snapshot_) {  // beside training: it gets the other processors
       const SerialExecutor executor;
       return StoreSummary(ctx,

@@ -136,10 +136,10 @@ ShardSummary SaveShardSnapshot(const Cpu& cpu, TableStore* table, int key_bytes,
 }
 
 ShardSummary SaveShardVersion(EmbeddingTable* table, int key_bytes, const std::string& generation,
-                              const std::string& path) {
+                              const std::string& path, bool is_beside) {
   ShardSummary summary;
   summary.head = HeadOf(*table, key_bytes, generation);
-  const EmbeddingTable::Version& version = table->WriteVersion(path);
+  const EmbeddingTable::Version& version = table->WriteVersion(path, is_beside);
   summary.head.sets = version.sets;
   summary.head.log.path = version.log;
   summary.head.log.floats = version.shape.floats;

@@ -136,7 +136,7 @@ class EmbeddingTable final : public TableStore {
   // FailedPrecondition for a table that cannot: without a file, with policies, with an optimizer that moves rows without gradients.
   void KeepVersions();
   // The version that BeginSave has begun, whose records are on the disk when this returns. Holds the lock for some rows at a
-  // time. shard: the file that will name it. Valid until EndSave.
+  // time; beside training it rests in between. shard: the file that will name it. Valid until EndSave.
   struct Version {
     uint32_t number = 0;
     std::string log, shard;
@@ -148,7 +148,7 @@ class EmbeddingTable final : public TableStore {
     int64_t row_numbers = 0, num_rows = 0;
     uint64_t digest = 0;
   };
-  const Version& WriteVersion(const std::string& shard);
+  const Version& WriteVersion(const std::string& shard, bool is_beside = false);
 
   // Brings records that were current at call `stamp` up to the last call of their set.
   class Settler {

@@ -68,9 +68,9 @@ ShardSummary SaveShardSnapshot(const Cpu& cpu, TableStore* table, int key_bytes,
                                const std::string& path, bool changes);
 
 // The same of the version that BeginSave began: the rows stay in the table's file, and the shard says where. Training may go on
-// meanwhile.
+// meanwhile: then is_beside.
 ShardSummary SaveShardVersion(EmbeddingTable* table, int key_bytes, const std::string& generation,
-                              const std::string& path);
+                              const std::string& path, bool is_beside = false);
 
 // Puts the rows of the file that this rank owns into the table, which has none of them yet, but for other columns of theirs
 // (`columns`, where the file has rows that are cut otherwise); of a delta, into a table that

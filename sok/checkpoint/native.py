@@ -84,9 +84,10 @@ class EagerCalls:
         what = "save changes of snapshot" if changes else "save snapshot"
         return _parsed(self._run(table, what, path=path, generation=generation))
 
-    def save_version(self, table: EmbeddingVariable, path: str, generation: str) -> dict[str, Any]:
-        """What the table held at `begin`, whose rows stay in the table's file."""
-        return _parsed(self._run(table, "save version", path=path, generation=generation))
+    def save_version(self, table: EmbeddingVariable, path: str, generation: str, beside: bool) -> dict[str, Any]:
+        """What the table held at `begin`, whose rows stay in the table's file. `beside`: training goes on."""
+        what = "save version beside" if beside else "save version"
+        return _parsed(self._run(table, what, path=path, generation=generation))
 
     def keep_versions(self, table: EmbeddingVariable) -> None:
         """From now on it can be saved so. Rows that it has are written anew."""
@@ -226,6 +227,7 @@ def _makers(
         "begin ": lambda: begin(snapshot=""),
         "begin all": lambda: begin(snapshot="all"),
         "save version": lambda: save(version=True),
+        "save version beside": lambda: save(version=True, snapshot=True),
         "begin changes": lambda: begin(snapshot="changes"),
         "begin version": lambda: begin(snapshot="version"),
         "keep versions": lambda: lib.sok_table_keep_versions(handle),

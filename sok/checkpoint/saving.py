@@ -127,6 +127,7 @@ def save(
         return said
 
     work = Work(path, transport.rank, transport.size, progress, versions=bool(versions), on_commit=_on_commit)
+    work.beside = bool(asynchronous)
     said = together(transport, "sok/save/plan", plan)
     check_equal(
         [answer["arguments"] for answer in said],

@@ -41,6 +41,7 @@ class Work:
     changes: bool = False  # only what has changed
     snapshot: bool = False  # training goes on meanwhile
     versions: bool = False  # of tables over files the rows stay in these
+    beside: bool = False  # a thread writes while training goes on
     on_commit: Callable[[], None] | None = None  # what rank 0 does when the checkpoint is in place
     expected_bytes: int = 0
     _states: tuple[OptimizerState, ...] = ()
@@ -166,7 +167,7 @@ class Work:
 
     def _save(self, table: EmbeddingVariable, path: str) -> dict[str, Any]:
         if self._is_version(table):
-            return self.calls.save_version(table, path, self.generation)
+            return self.calls.save_version(table, path, self.generation, self.beside)
         if self.snapshot:
             return self.calls.save_snapshot(table, path, self.generation, self.changes)
         return (self.calls.save_changes if self.changes else self.calls.save)(table, path, self.generation)

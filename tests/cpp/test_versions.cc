@@ -1,8 +1,6 @@
 // Versions of tables over files (cpu/row_versions.cc, storage/version_scan.cc): what every one of them holds, whatever happened since.
 #include <fcntl.h>
 #include <signal.h>
-#include <sys/file.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -14,7 +12,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <random>
 #include <string>
