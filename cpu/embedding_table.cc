@@ -378,12 +378,13 @@ int64_t EmbeddingTable::Erase(const uint64_t* keys, int64_t n) {
   ReserveRemoval(found.data(), static_cast<int64_t>(found.size()));
   if (candidates_) candidates_->Erase(keys, n);
 
+  const bool is_watched = RowsAreWatched();
   int64_t erased = 0;
   for (size_t i = 0; i < found.size(); ++i) {
     const uint32_t row = found[i];
     if (*erased_.At(row) == epoch_ + 1) continue;  // a key given twice
     *erased_.At(row) = epoch_ + 1;
-    RemoveRow(row, found_keys[i]);
+    RemoveRow(row, found_keys[i], is_watched);
     ++erased;
   }
   num_rows_ -= erased;

@@ -150,10 +150,11 @@ void EmbeddingTable::InsertMissing(const Cpu& cpu, Scratch* scratch, const uint6
 }
 
 void EmbeddingTable::TakeBack(const MadeRows& made) {
+  const bool is_watched = RowsAreWatched();
   for (int64_t k = made.n - 1; k >= 0; --k) {
     const auto [row, key] = made.rows[k];
     if (saved_.is_on()) saved_.Unmark(row);
-    ForgetRow(row, key);
+    ForgetRow(row, key, is_watched);
   }
   num_rows_ -= made.n;
   made_ -= made.n;

@@ -243,7 +243,7 @@ void EmbeddingTable::TakeOver(const MadeRow* made, int64_t n, bool fresh) {
     const uint32_t row = candidates_->FindRow(made[k].key);
     if (row == kNoRow) continue;
     if (fresh) *HistoryOf(made[k].row) = *candidates_->HistoryOf(row);
-    candidates_->RemoveRow(row, made[k].key);
+    candidates_->RemoveRow(row, made[k].key, candidates_->RowsAreWatched());
     --candidates_->num_rows_;
   }
   ++candidates_->losses_;
@@ -363,9 +363,10 @@ int64_t EmbeddingTable::RemoveLeaving(std::vector<std::pair<uint32_t, uint64_t>>
     taken_away_.keys.push_back(leaving[i].second);
     taken_away_.rows.insert(taken_away_.rows.end(), weights, weights + dim);
   }
+  const bool is_watched = RowsAreWatched();
   for (const auto& [row, key] : leaving) {
     if (has_ids) *erased_.At(row) = epoch_ + 1;
-    RemoveRow(row, key);
+    RemoveRow(row, key, is_watched);
   }
   num_rows_ -= n;
   if (n > 0) ++losses_;

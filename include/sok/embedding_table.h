@@ -320,9 +320,10 @@ class EmbeddingTable final : public TableStore {
   // Rows of distinct keys go. In two steps, of which the second takes no memory.
   void MakeHistory();
   void ReserveRemoval(const uint32_t* rows, int64_t n);
-  void RemoveRow(uint32_t row, uint64_t key);
-  void ForgetRow(uint32_t row, uint64_t key);  // the same for a row that nobody has seen
-  void TakeBack(const MadeRows& made);         // rows that InsertMissing has made and could not fill
+  bool RowsAreWatched() const;
+  void RemoveRow(uint32_t row, uint64_t key, bool is_watched);
+  void ForgetRow(uint32_t row, uint64_t key, bool is_watched);  // the same for a row that nobody has seen
+  void TakeBack(const MadeRows& made);                          // rows that InsertMissing has made and could not fill
   // What was counted of keys that have just been given rows goes to these, if they are fresh, or is forgotten. In two steps, of
   // which the second takes no memory.
   void ReserveTakeOver(const uint64_t* keys, const int64_t* missing, int64_t m);
