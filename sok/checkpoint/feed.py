@@ -22,7 +22,7 @@ from sok.job.transport.base import Transport
 from sok.table import rules
 from sok.table.counted import with_counted
 from sok.table.policies import counted_by
-from sok.table.state import set_step
+from sok.table.state import assign_columns, set_step
 
 _HEADER = struct.Struct("<IIQII")
 _ROWS, _ERASED, _END = 2, 3, 4
@@ -51,7 +51,7 @@ class Delta:
         if len(self.erased):
             table.erase(self.erased)
         if len(self.keys):
-            table.assign_columns(self.keys, self.rows, self.first_column)
+            assign_columns(table, self.keys, self.rows, self.first_column)
         if self.step is not None:
             set_step(table, self.step)
 

@@ -130,8 +130,14 @@ class Group:
 
     @property
     def is_alone(self) -> bool:
-        """Whether a lookup asks no other worker: there is none, or a model is being traced for its export."""
-        return job_of(self.tables).size == 1 or _ops.is_substituted()
+        """Whether a lookup asks nobody: there is no other worker and no server, or a model is being traced for its
+        export."""
+        return job_of(self.tables).holders == 1 and not self.is_on_servers or _ops.is_substituted()
+
+    @property
+    def is_on_servers(self) -> bool:
+        """Whether the rows are on parameter servers."""
+        return self.tables[0].on_servers is not None
 
     @property
     def transport(self) -> Transport:
@@ -161,11 +167,16 @@ class Group:
 
     @property
     def device(self) -> str:
-        """Where the tables are; empty in a v1 graph that leaves it to TensorFlow."""
+        """Where the tables are; empty in a v1 graph that leaves it to TensorFlow. Of tables on servers where a worker
+        does its part."""
+        if self.is_on_servers:
+            return "/device:CPU:0"
         return self.tables[0].handle.device or ""
 
     def check_device(self) -> None:
         """`ValueError` unless all tables are in one place."""
+        if self.is_on_servers:
+            return
         for table in self.tables:
             device = table.handle.device or ""
             if device != self.device:

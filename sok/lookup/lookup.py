@@ -79,7 +79,7 @@ def finish(ticket: Ticket) -> list[tf.Tensor]:
     """
     for table in ticket.group.tables:
         reading.note(table, ticket.insert)
-    if _note is not None and ticket.sent is not None:
+    if _note is not None and ticket.sent is not None and not ticket.group.is_on_servers:
         _note(ticket.features, ticket.insert, ticket.sent)
     found = _look_up_here(ticket) if ticket.sent is None else exchange.fetch_rows(ticket.sent, ticket.features)
     return [_shaped(f, output) for f, output in zip(ticket.features, found, strict=True)]
