@@ -158,6 +158,13 @@ def shards(tables: Sequence[EmbeddingVariable]) -> Iterator[tuple[str, list[Embe
         yield device, views
 
 
+def held(tables: Sequence[EmbeddingVariable]) -> list[list[EmbeddingVariable]]:
+    """What moves to files and back: the tables as this worker has them; of tables on servers those of each."""
+    if tables[0].on_servers is None:
+        return [list(tables)]
+    return [views for _, views in shards(tables)]
+
+
 def over_shards(combine: Callable[[list[Any]], Any]) -> Callable[[Any], Any]:
     """A method of a table that, of one on servers, is what `combine` makes of what the shards say."""
 
