@@ -13,6 +13,7 @@ from sok.base import _ops
 from sok.job import context
 from sok.job.job import job_of
 from sok.job.transport.base import Transport
+from sok.table import on_servers
 from sok.table.table import EmbeddingVariable, is_embedding_variable
 
 # Combiners of a feature that is not pooled: each key's row, [..., D] for keys [...]; and the rows of each segment one
@@ -132,7 +133,10 @@ class Group:
     def is_alone(self) -> bool:
         """Whether a lookup asks nobody: there is no other worker and no server, or a model is being traced for its
         export."""
-        return job_of(self.tables).holders == 1 and not self.is_on_servers or _ops.is_substituted()
+        if _ops.is_substituted():
+            on_servers.refuse(self.tables[0], "sok.export_saved_model", on_servers.BY_CHECKPOINT)
+            return True
+        return job_of(self.tables).size == 1 and not self.is_on_servers
 
     @property
     def is_on_servers(self) -> bool:
@@ -155,7 +159,7 @@ class Group:
 
     @property
     def handles(self) -> list[tf.Tensor]:
-        return [table.handle for table in self.tables]
+        return self.part_handles if self.is_on_servers else [table.handle for table in self.tables]
 
     @property
     def part_handles(self) -> list[tf.Tensor]:

@@ -53,7 +53,7 @@ def _served(sent: Sent) -> list[Any]:
     messages = tf.split(sent.words, sent.splits, num=tables[0].world_size)
     found = []
     for message, (device, shards) in zip(messages, on_servers.shards(tables), strict=True):
-        with tf.device(device):
+        with on_servers.on(device):
             known = tf.get_static_value(sent.insert)
             found.append(
                 _ops.lib().sok_exchange_serve(
@@ -142,7 +142,7 @@ def update(
     done = []
     served_by = zip(on_servers.shards(tables), _served(sent), gradients, strict=True)
     for (device, shards), served, gradient in served_by:
-        with tf.device(device):
+        with on_servers.on(device):
             row_ids, sums = lib.sok_exchange_sum_grad(
                 gradient,
                 served.counts,

@@ -69,6 +69,16 @@ class OnServers:
         return images[self.name]
 
 
+@contextlib.contextmanager
+def on(device: str) -> Iterator[None]:
+    """Places ops on a server, whatever they would be placed beside (v1's `tf.nn.embedding_lookup` says so)."""
+    with contextlib.ExitStack() as stack:
+        if not tf.executing_eagerly():
+            stack.enter_context(tf.compat.v1.get_default_graph().colocate_with(None, ignore_existing=True))
+        stack.enter_context(tf.device(device))
+        yield
+
+
 def check(options: TableOptions, own_initializer: bool) -> None:
     """`ValueError` for what a table on servers cannot have."""
     placement, admission = options.placement, options.admission
@@ -98,7 +108,7 @@ def make(
     handles, of_each = [], []
     for rank, device in enumerate(servers.devices):
         own = {**attributes, "world_size": servers.size, "rank": rank}
-        with tf.device(None), tf.device(device):
+        with on(device):
             handle = table.make_handle(
                 shared_name=f"{name}/{rank}", name=f"{table.table_name}/{rank}" if graph_mode else None, **own
             )
@@ -222,6 +232,11 @@ def either(said: list[tuple[tf.Tensor, tf.Tensor]]) -> tuple[tf.Tensor, ...]:
     """Of keys of which one server knows something, and the others zeros."""
     with tf.device("/device:CPU:0"):
         return tuple(tf.add_n(_beside(column)) for column in zip(*said, strict=True))
+
+
+BY_CHECKPOINT = "Save it (sok.save), restore it into a table of a job without servers, and do it there."
+
+FROM_CHECKPOINT = "Read it into a table of a job without servers, save that (sok.save), and restore it here."
 
 
 def refuse(table: EmbeddingVariable, what: str, instead: str) -> None:

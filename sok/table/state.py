@@ -164,7 +164,7 @@ def count_step(tables: Iterable[EmbeddingVariable]) -> tf.Operation | None:
 
 
 def _count_on(device: str, tables: list[EmbeddingVariable]) -> tf.Operation | None:
-    with tf.device(device):
+    with on_servers.on(device):
         return _ops.lib().sok_tables_count_step([table.handle for table in tables])
 
 
