@@ -34,7 +34,7 @@ def alone():
 
 
 def tables(key_dtype):
-    spread = sok.row_wise(hash=True)
+    spread = sok.table_row_wise(0, hosts=1, hash=True)
     return [
         sok.EmbeddingVariable(4, 1000, name="spread", key_dtype=key_dtype, placement=spread),
         sok.EmbeddingVariable(2, 1000, name="whole", placement=sok.table_wise(0), initializer="normal"),
@@ -111,6 +111,21 @@ def tables_have_policies_and_files():
         for storage in (None, sok.Storage(memory_bytes=2**24, path=os.path.join(folder, "rows"))):
             for one, other in zip(expected, run(storage), strict=True):
                 np.testing.assert_array_equal(one, other)
+        sok.shutdown()  # whose tables have their files there
+
+
+def checkpoints_by_version_leave_rows_in_the_files_of_servers():
+    served()
+    with tempfile.TemporaryDirectory() as folder:
+        storage, saved = sok.Storage(memory_bytes=2**24, path=os.path.join(folder, "rows")), os.path.join(folder, "saved")
+        table = sok.EmbeddingVariable(2, 1000, name="versions", storage=storage)
+        keys = np.arange(100)
+        for number in range(3):
+            table.assign(keys, np.full([100, 2], number, np.float32))
+            sok.save(saved, [table], versions=True)
+        table.assign(keys, np.full([100, 2], 7, np.float32))
+        sok.restore(saved, [table])
+        assert np.all(table.sparse_read(keys).numpy() == 2) and table.stats()["bytes_in_file"] > 0
         sok.shutdown()  # whose tables have their files there
 
 
@@ -398,6 +413,7 @@ def main():
     for do in (
         one_worker_trains_as_without_servers,
         tables_have_policies_and_files,
+        checkpoints_by_version_leave_rows_in_the_files_of_servers,
         rows_are_written_read_and_erased,
         lookups_run_ahead,
         combinations_that_are_impossible_are_refused,

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-import tensorflow as tf
 
 import sok
 from sok.tools.cli import main
@@ -13,6 +12,7 @@ from tests.messages import saying
 CHECKS = (
     "one_worker_trains_as_without_servers",
     "tables_have_policies_and_files",
+    "checkpoints_by_version_leave_rows_in_the_files_of_servers",
     "rows_are_written_read_and_erased",
     "lookups_run_ahead",
     "combinations_that_are_impossible_are_refused",
@@ -92,7 +92,3 @@ def test_a_name_that_is_no_host_ends_the_command_with_words(forked, tmp_path):
         deadline=60,
     )
     assert done.status == 1 and "sok parameter-server: 127.0.0.1:none" in done.stderr
-
-
-def test_an_export_asks_for_a_checkpoint_first():
-    assert tf.executing_eagerly()
