@@ -161,7 +161,9 @@ def send_keys(group: Group, features: Sequence[Feature], insert: tf.Tensor, ahea
 
 def may_send_rows(group: Group, ahead: Ahead) -> bool:
     """Whether rows travel ahead: not those of tables on a GPU, or on servers."""
-    return ahead.rows and not group.is_on_servers and tf.DeviceSpec.from_string(group.device).device_type in (None, "CPU")
+    return (
+        ahead.rows and not group.is_on_servers and tf.DeviceSpec.from_string(group.device).device_type in (None, "CPU")
+    )
 
 
 def _send_rows(sent: Sent, ahead: Ahead) -> Sent:
