@@ -1,4 +1,4 @@
-"""OpenEmbedding's master and servers: tasks of TensorFlow's own runtime that hold tables, and who knows their addresses.
+"""OpenEmbedding's master and servers: tasks of TensorFlow's runtime that hold tables, and who knows their addresses.
 
 A server tells the master where it is; a worker asks the master until there are as many as it waits for, and has its
 tables on them: see docs/parameter_servers.md.

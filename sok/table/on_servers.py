@@ -1,7 +1,7 @@
 """Tables whose rows lie on parameter servers: where their handles are, and what is asked of all shards.
 
 To native code each server is a rank of a job that has as many, so the shard of server i is what rank i has. A table
-has a handle for each, which is named: whoever makes the table with the same name finds the same rows. Beside them it has
+has a handle for each, which is named: whoever makes a table of the same name finds the same rows. Beside them it has
 
 - an *image* on the worker that looks up: a table without rows, which tells the routing of keys what is legal and whose;
 - a *stand-in*, a tensor [0, dim] that is the table to a tape: a resource would pin what touches it to its server.
@@ -102,8 +102,7 @@ def make(
     graph_mode = not tf.executing_eagerly()
     name = f"sok/{table.table_name}"
     if not graph_mode:
-        # Eager programs have one coordinator, which made the servers' sessions. What an earlier job of it has left under
-        # a name is not found again.
+        # Eager programs have one coordinator. What an earlier job of it has left under a name is not found again.
         name = f"{name}/{_program}/{next(_numbers)}"
     handles, of_each = [], []
     for rank, device in enumerate(servers.devices):
@@ -146,7 +145,7 @@ def views_of(table: EmbeddingVariable) -> list[EmbeddingVariable]:
     made = vars(table).get("_views")
     if made is None:
         made = [_view(table, on_servers, rank) for rank in range(on_servers.servers.size)]
-        vars(table)["_views"] = made
+        table.__dict__["_views"] = made
     return made
 
 
