@@ -23,7 +23,7 @@ def refuse(what: str) -> None:
     """Raises if `what` is made or used under a strategy that would copy variables or steps behind our back.
 
     The default strategy is fine, and so are `OneDeviceStrategy` and a `MirroredStrategy` of one replica, which run a
-    step once on variables that are there once. So is TensorFlow's `ParameterServerStrategy` where its servers hold tables.
+    step once on variables that are there once. So is TensorFlow's `ParameterServerStrategy` if its servers hold tables.
 
     Raises:
         RuntimeError: it is another one.
