@@ -1,7 +1,7 @@
 """`sok` under the names that scripts for 4paradigm's OpenEmbedding import: `import openembedding.tensorflow as embed`.
 
-The workers hold the rows: there are no servers to start. The package of OpenEmbedding itself has this name too: an
-environment holds one of them. docs/migrating.md says what differs.
+The workers hold the rows, or servers do, where `flags` name a master. The package of OpenEmbedding itself has this name
+too: an environment holds one of them. docs/migrating.md says what differs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ __all__ = ["Flags", "Master", "Server", "flags"]
 
 @dataclasses.dataclass
 class Flags:
-    """What OpenEmbedding reads when its context begins. Taken; `sok.Init` needs none of it."""
+    """What OpenEmbedding reads when its context begins. `sok.Init` needs none of it.
+
+    `master_endpoint` is where servers tell of themselves; `wait_num_servers` how many to wait for (-1: one, if there is
+    a master). Without both the workers hold the rows.
+    """
 
     config: str = ""
     master_endpoint: str = ""
@@ -22,14 +26,10 @@ class Flags:
     num_workers: int = 1
     wait_num_servers: int = -1
 
-    def check(self) -> None:
-        """`NotImplementedError` if servers apart from the workers are asked for."""
-        if self.master_endpoint or self.wait_num_servers >= 0:
-            raise NotImplementedError(
-                "openembedding.flags ask for servers apart from the workers (master_endpoint="
-                f"{self.master_endpoint!r}, wait_num_servers={self.wait_num_servers}). Here the workers hold the rows: "
-                "leave both as they are, and start the program with horovodrun -np N."
-            )
+    @property
+    def name_servers(self) -> bool:
+        """Whether servers apart from the worker are to hold the tables."""
+        return bool(self.master_endpoint) or self.wait_num_servers >= 0
 
 
 flags = Flags()
@@ -46,8 +46,4 @@ def refused(name: str, instead: str) -> Any:
     return refuse
 
 
-_NO_SERVERS = (
-    "the workers hold the rows, and the program needs no servers. Leave it out, and start the program with horovodrun "
-    "-np N."
-)
-Master, Server = refused("openembedding.Master", _NO_SERVERS), refused("openembedding.Server", _NO_SERVERS)
+from openembedding.servers import Master, Server  # noqa: E402  which read flags

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 import sok
-from openembedding import dense_weights, flags, persisting, refused
+from openembedding import dense_weights, flags, persisting, refused, servers
 from sok.base import keras_calls
 from sok.base.patching import Here
 from sok.base.types import KerasInitializer, KerasModel, PathLike, StockOptimizer
@@ -35,11 +35,12 @@ _META = "openembedding.json"  # beside rows: whether optimizers are to take up t
 
 
 def _begin() -> None:
-    flags.check()
     try:
         context.get_transport()
     except RuntimeError:  # one of several workers, whose script knows no sok.Init
         sok.Init()
+    if flags.name_servers:
+        servers.connect(flags.master_endpoint, flags.wait_num_servers)
     flags.num_workers = context.size()
 
 

@@ -24,6 +24,7 @@ REGISTER_OP("Sok>ExchangeServe")
     .Output("row_ids: T * int64")
     .SOK_EXCHANGE_ATTRS.Attr("dims: list(int)")
     .Attr("capacities: list(int) = []")  // for the gradient
+    .Attr("num_askers: int >= 0 = 0")    // whose messages come; 0: all workers
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       int64_t tables;

@@ -35,6 +35,7 @@ class ExchangeServeOp : public GroupOp {
     Check(ctx->GetAttr("T", &num_tables));
     Check(ctx->GetAttr("Tword", &word));
     Check(ctx->GetAttr("dims", &dims_));
+    if (ctx->HasAttr("num_askers")) Check(ctx->GetAttr("num_askers", &num_askers_));
     is_wide_ = word == tensorflow::DT_INT64;
     if (static_cast<int>(dims_.size()) != num_tables) throw InvalidArgument("`dims` must have one value per table.");
   }
@@ -45,7 +46,7 @@ class ExchangeServeOp : public GroupOp {
     const int at = static_cast<int>(tables.size());
     const Tensor &words = ctx->input(at), &splits = ctx->input(at + 1);
     CheckRank(words, 1, "words");
-    CheckShape(splits, {tables[0]->config().world_size}, "splits");
+    CheckShape(splits, {Askers(tables)}, "splits");
     const int64_t call = ScalarArg<int64_t>(ctx->input(at + 2), "call");
     const bool insert = ScalarArg<bool>(ctx->input(at + 3), "insert");
     if (is_wide_) {
@@ -92,6 +93,11 @@ class ExchangeServeOp : public GroupOp {
   }
 
  private:
+  // How many ask: all workers of the job, or as many as an attribute says, of a table that lies on a parameter server.
+  int Askers(const Tables& tables) const {
+    return num_askers_ > 0 ? static_cast<int>(num_askers_) : tables[0]->config().world_size;
+  }
+
   template <class Word>
   struct Message {
     const Word* words;
@@ -141,7 +147,7 @@ class ExchangeServeOp : public GroupOp {
         return Serve(ctx, tables, Read(ctx, tables, ReadHeaders(ctx, tables, words, call, insert)), false);
     } catch (const std::exception&) {  // raised, or answered, at the turn of the step
     }
-    AnswerBadNews(ctx, tables[0]->config().world_size, kBadState, "");
+    AnswerBadNews(ctx, Askers(tables), kBadState, "");
   }
 
   // Raises what any rank has said of itself: all ranks see the same headers and raise the same.
@@ -150,7 +156,7 @@ class ExchangeServeOp : public GroupOp {
                                          bool insert) const {
     const Tensor& splits = ctx->input(static_cast<int>(tables.size()) + 1);
     const TableConfig& first = tables[0]->config();
-    const int world = first.world_size;
+    const int world = Askers(tables);
     std::vector<Message<Word>> messages;
     int64_t at = 0;
     const int64_t num_words = ctx->input(static_cast<int>(tables.size())).NumElements();
@@ -324,6 +330,7 @@ class ExchangeServeOp : public GroupOp {
   }
 
   std::vector<int64_t> dims_;
+  int64_t num_askers_ = 0;
   const bool is_ahead_;
 };
 

@@ -19,10 +19,10 @@ from sok.checkpoint.restoring import TRIES, can_hold, columns_for, is_superseded
 from sok.job.agreement import check_equal, together
 from sok.job.job import job_of
 from sok.job.transport.base import Transport
-from sok.table import rules
+from sok.table import on_servers, rules
 from sok.table.counted import with_counted
 from sok.table.policies import counted_by
-from sok.table.state import set_step
+from sok.table.state import assign_columns, set_step
 
 _HEADER = struct.Struct("<IIQII")
 _ROWS, _ERASED, _END = 2, 3, 4
@@ -51,7 +51,7 @@ class Delta:
         if len(self.erased):
             table.erase(self.erased)
         if len(self.keys):
-            table.assign_columns(self.keys, self.rows, self.first_column)
+            assign_columns(table, self.keys, self.rows, self.first_column)
         if self.step is not None:
             set_step(table, self.step)
 
@@ -146,6 +146,8 @@ class Follower:
     def __init__(self, path: PathLike, variables_or_model: Tables, slots: bool) -> None:
         self._path = os.path.abspath(os.fspath(path))
         self._tables = tables_by_saved_name(variables_or_model)
+        for table in self._tables.values():
+            on_servers.refuse(table, "sok.follow", "Call sok.restore.")
         self._slots = bool(slots)
         self._generation: str | None = None
         self._seen: tuple[int, ...] | None = None  # the manifest, if all that it lists is applied; rank 0 looks

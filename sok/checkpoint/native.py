@@ -15,6 +15,7 @@ from sok.base import _ops
 from sok.base.types import Session, TensorLike
 from sok.checkpoint.manifest import SavedTable
 from sok.job.agreement import plain_text
+from sok.table import on_servers
 from sok.table import state as table_state
 from sok.table.table import EmbeddingVariable
 
@@ -249,4 +250,5 @@ def prepare(tables: Sequence[Any]) -> None:
     """Puts the ops that `save` and `restore` run into the tables' v1 graph, before it is finalized."""
     for table in tables:
         if table._in_graph_mode:
-            _graph_ops(table)
+            for shards in on_servers.held([table]):
+                _graph_ops(shards[0])

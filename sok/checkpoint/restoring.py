@@ -21,7 +21,7 @@ from sok.job import context
 from sok.job.agreement import check_equal, together
 from sok.job.transport.base import Transport
 from sok.optimizers import Optimizer
-from sok.table import rules
+from sok.table import on_servers, rules
 from sok.table.counted import Counted, with_counted
 from sok.table.policies import HISTORY_RULE
 from sok.table.table import EmbeddingVariable
@@ -138,12 +138,14 @@ def _restore_once(
         return None  # a save came between two ranks' reading
     check_equal(said, "sok.restore: [path, checkpoint, tables, optimizers]")
 
-    seconds: dict[str, Any] = {}
+    held = [dict(zip(tables, shards, strict=True)) for shards in on_servers.held(list(tables.values()))]
+    seconds: list[dict[str, Any]] = [{} for _ in held]
     whole: list[EmbeddingVariable] = []
 
     def load() -> bool:
         try:
-            _load(path, manifest, tables, states, slots, calls, seconds, progress, names, whole)
+            for shards, second in zip(held, seconds, strict=True):
+                _load(path, manifest, shards, states, slots, calls, second, progress, names, whole)
         except Exception:
             if is_last or not is_superseded(path, manifest.generation):
                 raise
@@ -155,13 +157,15 @@ def _restore_once(
         loaded = together(transport, "sok/restore/load", load)
     finally:
         if not all(loaded):
-            for name, second in seconds.items():
-                calls.drop(tables[name], second)
+            for shards, made in zip(held, seconds, strict=True):
+                for name, second in made.items():
+                    calls.drop(shards[name], second)
     if not all(loaded):
         return None
-    for name, second in seconds.items():
-        calls.swap(tables[name], second)
-        calls.set_step(tables[name], manifest.step_of(name) if name in manifest.names else 0)
+    for shards, made in zip(held, seconds, strict=True):
+        for name, second in made.items():
+            calls.swap(shards[name], second)
+            calls.set_step(shards[name], manifest.step_of(name) if name in manifest.names else 0)
     for table in whole:  # the next incremental save goes on from here
         calls.begin(table)
         calls.end(table, manifest.generation)

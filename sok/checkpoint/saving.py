@@ -18,7 +18,7 @@ from sok.checkpoint.writing import Work
 from sok.job import context
 from sok.job.agreement import check_equal, together
 from sok.optimizers import Optimizer
-from sok.table import reading, rules
+from sok.table import on_servers, reading, rules
 from sok.table.counted import with_counted
 from sok.table.table import EmbeddingVariable
 
@@ -102,10 +102,17 @@ def save(
     background.finish(job)
 
     def plan() -> dict[str, Any]:
-        work.tables = list(with_counted(tables_of(variables_or_model)).values())
-        reading.tell_untrained(work.tables)
+        tables = list(with_counted(tables_of(variables_or_model)).values())
+        reading.tell_untrained(tables)
         work.optimizers = optimizers_of(optimizers, variables_or_model) or []
-        work.calls = calls_for(work.tables, session)
+        work.calls = calls_for(tables, session)
+        shards.extend(on_servers.held(tables))
+        work.tables = shards[0]
+        if job.servers is not None and asynchronous:
+            raise ValueError(
+                "`asynchronous` is not there for tables on parameter servers: workers go on there anyway. Save "
+                "between two steps, with all workers at rest, for one instant of all rows."
+            )
         _warn_of_lost_counts(work.tables, work.optimizers, work.calls)
         names = [[table.table_name for table in work.tables], [o.slot_set for o in work.optimizers]]
         if isinstance(max_chain, bool) or not isinstance(max_chain, int) or max_chain < 1:
@@ -117,16 +124,18 @@ def save(
         said: dict[str, Any] = {
             "arguments": [path, *names, bool(incremental), bool(asynchronous), bool(versions), max_chain]
         }
-        said["steps"] = [work.calls.step(table) for table in work.tables]
+        said["steps"] = [max(work.calls.step(one) for one in of_table) for of_table in zip(*shards, strict=True)]
         if transport.rank == 0:
             said["generation"], work.before = _begin(path, work.lease)
             said["lease"] = work.lease.token
         if incremental:
             said["found"] = chains.described(path, work.before)
-            said["changes"] = [work.calls.changes(table) for table in work.tables]
+            said["changes"] = [[work.calls.changes(table) for table in held] for held in shards]
         return said
 
-    work = Work(path, transport.rank, transport.size, progress, versions=bool(versions), on_commit=_on_commit)
+    # What is held: by this worker, or by each server, whose part of the work this worker has done.
+    shards: list[list[EmbeddingVariable]] = []
+    work = Work(path, transport.rank, job.holders, progress, versions=bool(versions), on_commit=_on_commit)
     work.beside = bool(asynchronous)
     said = together(transport, "sok/save/plan", plan)
     check_equal(
@@ -138,13 +147,16 @@ def save(
     work.lease = Lease(in_folder(path), said[0]["lease"])
     why: str | None = ""
     if incremental:
-        why = chains.why_all_rows(said[0]["found"], work.tables, [answer["changes"] for answer in said], max_chain)
+        changes = [of_holder for answer in said for of_holder in answer["changes"]]
+        why = chains.why_all_rows(said[0]["found"], work.tables, changes, max_chain)
     work.changes = why is None
+    works = [work, *(work.of_another(rank, held) for rank, held in enumerate(shards) if rank)]
 
     def begin(snapshot: bool) -> None:
         if why and transport.rank == 0:
             warnings.warn(f"sok.save: all rows are written into {path}, not changes alone: {why}.", stacklevel=6)
-        work.begin(snapshot)
+        for of_holder in works:
+            of_holder.begin(snapshot)
 
     def begin_beside() -> None:
         begin(snapshot=True)
@@ -152,19 +164,27 @@ def save(
 
     def write() -> Any:
         begin(snapshot=work.versions)
-        return work.write()
+        return [of_holder.write() for of_holder in works]
+
+    def remove_files() -> None:
+        for of_holder in works:
+            of_holder.remove_files()
+
+    def end(complete: bool) -> None:
+        for of_holder in works:
+            of_holder.end(complete)
 
     try:
         if asynchronous:
             together(transport, "sok/save/begin", begin_beside, undo=lambda: background.discard(work))
             return background.start(job, work)
         # If a peer is lost on the way, the files stay: rank 0 may have had all answers, and be listing them right now.
-        written = together(transport, "sok/save/write", write, undo=work.remove_files)
-        together(transport, "sok/save/commit", lambda: work.commit(written))
+        written = together(transport, "sok/save/write", write, undo=remove_files)
+        together(transport, "sok/save/commit", lambda: work.commit([one for of_rank in written for one in of_rank]))
     except BaseException:
-        work.end(complete=False)
+        end(complete=False)
         raise
-    work.end(complete=True)
+    end(complete=True)
     log.logger.info("Saved %d tables to %s as %s.", len(work.tables), path, work.generation)
     return None
 

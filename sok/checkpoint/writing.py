@@ -51,6 +51,13 @@ class Work:
     def __post_init__(self) -> None:
         self.lease = Lease(in_folder(self.path))
 
+    def of_another(self, rank: int, tables: list[EmbeddingVariable]) -> Work:
+        """The same for the shards of another holder: a server, whose part this process does."""
+        given = ("optimizers", "calls", "generation", "steps", "changes", "versions")
+        made = Work(self.path, rank, self.size, False, tables, **{name: getattr(self, name) for name in given})
+        made.lease = self.lease
+        return made
+
     @property
     def _base(self) -> Manifest | None:
         """What this save goes on from; rank 0 knows it."""

@@ -7,27 +7,31 @@ import threading
 import tensorflow as tf
 
 from sok.job import context
+from sok.job.servers import Servers
 
 _STRATEGIES = ("collective", "localized", "parameter_server")
 
 _lock = threading.Lock()
 
 
-def enable_distributed_strategy(strategy: str = "localized") -> tf.Tensor | None:
+def enable_distributed_strategy(strategy: str = "localized", *, servers: int | None = None) -> tf.Tensor | None:
     """Says how the embeddings of this program are distributed. Call it once on every worker, before the first table.
 
     Args:
         strategy: 'collective': tables are spread over the workers that `horovodrun` started; Horovod and sok are
-            initialised (`sok.Init`). 'localized': one worker holds all, and nothing is exchanged. 'parameter_server' is
-            not there yet.
+            initialised (`sok.Init`). 'localized': one worker holds all, and nothing is exchanged. 'parameter_server':
+            tables lie on the tasks of the job 'ps' of TensorFlow's own runtime, and workers are not in step
+            (docs/parameter_servers.md).
+        servers: of 'parameter_server': how many tasks that job has. None: those of TF_CONFIG.
 
     Returns:
         For 'collective' what `sok.Init` gives, 'OK'; in a v1 graph nobody needs to run it. None otherwise.
 
     Raises:
-        ValueError: another strategy is enabled; the strategy is unknown.
-        RuntimeError: 'localized', and there are several workers.
-        NotImplementedError: 'parameter_server'.
+        ValueError: another strategy is enabled; the strategy is unknown; no servers are known, or they are given for
+            another strategy.
+        RuntimeError: 'localized' or 'parameter_server', and there are several workers of a job; 'parameter_server', and
+            there are tables already.
 
     Collective if `strategy` is. A second call with the same strategy does nothing. `sok.shutdown` ends it.
 
@@ -50,13 +54,13 @@ def enable_distributed_strategy(strategy: str = "localized") -> tf.Tensor | None
         enabled = context.enabled_strategy
         if enabled is not None and enabled != strategy:
             raise ValueError(f"The strategy '{enabled}' is enabled, and a program has one. Received: '{strategy}'.")
-        if strategy == "parameter_server":
-            raise NotImplementedError(
-                "There are no parameter servers here. Enable 'collective': it spreads tables over the workers."
-            )
+        if servers is not None and strategy != "parameter_server":
+            raise ValueError(f"`servers` is for the strategy 'parameter_server'. Received: {servers!r}, '{strategy}'.")
         ok = context.Init() if strategy == "collective" else None
         if strategy == "localized":
             _check_alone()
+        if strategy == "parameter_server":
+            context.use_servers(Servers.from_environment() if servers is None else Servers(servers))
         context.enabled_strategy = strategy
         return ok
 

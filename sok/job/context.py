@@ -15,9 +15,10 @@ import tensorflow as tf
 from tensorflow.python.framework import ops
 from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
-from sok.base import log, names, profiling, tracing
+from sok.base import log, names, profiling, strategies, tracing
 from sok.job import dead_peers, elastic_launcher, gpus
 from sok.job.job import SECONDS_TO_LEAVE, Job
+from sok.job.servers import Servers
 from sok.job.transport import horovod, watch
 from sok.job.transport.base import Transport
 from sok.job.transport.local import LocalTransport
@@ -121,6 +122,35 @@ def get_job() -> Job:
     return _get_job()
 
 
+def use_servers(servers: Servers) -> None:
+    """Has these hold the rows of all tables of the job. To be called before its first table.
+
+    Raises:
+        RuntimeError: this process is one of several workers of a job of `sok.Init`; there are tables already.
+    """
+    job = _get_job()
+    if job.size > 1:
+        raise RuntimeError(
+            f"sok.Init has joined {job.size} workers, whose tables lie on them and which are in step. Workers of "
+            "parameter servers are started one by one, without horovodrun and without sok.Init."
+        )
+    if job.servers != servers and job.has_tables:
+        raise RuntimeError("There are tables on this worker. Enable parameter servers before the first table.")
+    job.servers = servers
+    strategies.note_servers(True)
+
+
+def servers() -> Servers | None:
+    """Returns those of the job of now, if there is one; it makes none."""
+    return None if _job is None else _job.servers
+
+
+def variables_device() -> str:
+    """Returns where variables lie that all workers share: the first server; without servers each worker has its own."""
+    found = servers()
+    return "CPU:0" if found is None else found.devices[0]
+
+
 def get_transport() -> Transport:
     """Returns how this worker reaches the others in the job of now: see `get_job`."""
     return get_job().transport
@@ -170,6 +200,7 @@ def shutdown() -> None:
             _job.end()
             log.logger.info("The job has ended: %r.", _job)
         _job = enabled_strategy = None
+        strategies.note_servers(False)
         names.start_anew()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from sok.job import dead_peers
 from sok.job.beside import Beside
+from sok.job.servers import Servers
 from sok.job.transport import ordering
 from sok.job.transport.base import Transport
 
@@ -32,6 +33,8 @@ class Job:
         seed: of the initial values of tables.
         global_batch_size: samples of all workers in one step; None: not known.
         deadline: seconds that a collective may wait for workers; 0: for ever.
+        servers: what holds the rows of tables; None: the workers themselves. Workers of servers know nothing of one
+            another: each is the one worker of its job.
 
     Example:
         >>> from sok.job.transport.local import LocalTransport
@@ -44,8 +47,10 @@ class Job:
     seed: Any = 0
     global_batch_size: Any = None
     deadline: float = 0.0
+    servers: Servers | None = None
     epoch: int = dataclasses.field(default_factory=_epochs.__next__, init=False)
     has_ended: bool = dataclasses.field(default=False, init=False)
+    has_tables: bool = dataclasses.field(default=False, init=False)
     _endings: list[Callable[[], None]] = dataclasses.field(default_factory=list, init=False, repr=False)
     _is_left_at_exit: bool = dataclasses.field(default=False, init=False, repr=False)
     _beside: weakref.WeakSet[Beside] = dataclasses.field(default_factory=weakref.WeakSet, init=False, repr=False)
@@ -59,6 +64,11 @@ class Job:
     def size(self) -> int:
         """The number of workers."""
         return self.transport.size
+
+    @property
+    def holders(self) -> int:
+        """How many hold rows of tables: the workers, or the servers."""
+        return self.size if self.servers is None else self.servers.size
 
     @property
     def local_rank(self) -> int:
@@ -95,7 +105,11 @@ class Job:
 
     def __repr__(self) -> str:
         ended = ", ended" if self.has_ended else ""
-        return f"<Job {self.epoch}: rank {self.rank} of {self.size}, {self.transport.name}, seed {self.seed}{ended}>"
+        servers = f", {self.servers.size} servers" if self.servers else ""
+        return (
+            f"<Job {self.epoch}: rank {self.rank} of {self.size}, {self.transport.name}, seed {self.seed}{servers}"
+            f"{ended}>"
+        )
 
 
 def _leave_at_exit(held: weakref.ref[Job]) -> None:

@@ -31,7 +31,7 @@ from sok.base import _ops
 from sok.base.custom_gradient import custom_gradient
 from sok.job.transport import ordering
 from sok.job.transport.refusal import all_refuse
-from sok.lookup import advice
+from sok.lookup import advice, servers
 from sok.lookup.feature import Feature, Group
 from sok.table.table import EmbeddingVariable
 
@@ -142,22 +142,28 @@ def send_keys(group: Group, features: Sequence[Feature], insert: tf.Tensor, ahea
             weights,
             Tword=group.word_dtype,
             combiners=[f.pooling for f in asked],
-            ways=[table.way_home for table in group.tables for _ in table.parts],
+            ways=["rows" if group.is_on_servers else table.way_home for table in group.tables for _ in table.parts],
             counts_ids=ahead is None,
             **attributes,
         )
+        places = (routed.index, routed.splits_home, routed.scales, routed.asked)
+        if group.is_on_servers:  # where they wait for the second half
+            return Sent(
+                group, number, insert, attributes, routed.words, routed.splits, *places, is_ahead=ahead is not None
+            )
         with _counting_anew(group):
             name = group.collective("keys") if ahead is None else ahead.collective(group)
             words = routed.words if ahead is None or not ahead.has_ended else _saying_end(group, routed.words)
             words, splits = group.transport.all_to_all(words, routed.splits, name)
-    places = (routed.index, routed.splits_home, routed.scales, routed.asked)
     sent = Sent(group, number, insert, attributes, words, splits, *places, is_ahead=ahead is not None)
     return sent if ahead is None or not may_send_rows(group, ahead) else _send_rows(sent, ahead)
 
 
 def may_send_rows(group: Group, ahead: Ahead) -> bool:
-    """Whether rows travel ahead: not those of tables on a GPU."""
-    return ahead.rows and tf.DeviceSpec.from_string(group.device).device_type in (None, "CPU")
+    """Whether rows travel ahead: not those of tables on a GPU, or on servers."""
+    return (
+        ahead.rows and not group.is_on_servers and tf.DeviceSpec.from_string(group.device).device_type in (None, "CPU")
+    )
 
 
 def _send_rows(sent: Sent, ahead: Ahead) -> Sent:
@@ -205,18 +211,7 @@ def fetch_rows(sent: Sent, features: Sequence[Feature]) -> list[tf.Tensor]:
     if sent.is_ahead and tf.get_static_value(sent.insert):
         handles = [handle for f in features for handle in f.table.part_handles]
         _ops.lib().sok_count_ids(handles, [f.ids.keys for f in asked])
-    with _on(sent.group.device), _counting_anew(sent.group):
-        served = _ops.lib().sok_exchange_serve(
-            sent.group.part_handles,
-            sent.words,
-            sent.splits,
-            sent.number,
-            sent.insert,
-            dims=sent.dims,
-            capacities=[table.capacity for table in sent.group.tables for _ in table.parts],
-            **sent.attributes,
-        )
-    home, home_splits = _bring_home(sent, served.answers, served.answer_splits, served.counts)
+    home, home_splits = servers.rows_home(sent) if sent.group.is_on_servers else _rows_home(sent)
     outputs, checked_splits = _ops.lib().sok_exchange_combine(
         home,
         home_splits,
@@ -228,9 +223,25 @@ def fetch_rows(sent: Sent, features: Sequence[Feature]) -> list[tf.Tensor]:
         combiners=[f.pooling for f in asked],
         dims=[part.dim for f in features for part in f.table.parts],
     )
-    ordering.answered(checked_splits)
+    if not sent.group.is_on_servers:
+        ordering.answered(checked_splits)
     of_parts = iter(outputs)
     return [_joined(f.table, [next(of_parts) for _ in f.table.parts]) for f in features]
+
+
+def _rows_home(sent: Sent) -> tuple[tf.Tensor, tf.Tensor]:
+    with _on(sent.group.device), _counting_anew(sent.group):
+        served = _ops.lib().sok_exchange_serve(
+            sent.group.part_handles,
+            sent.words,
+            sent.splits,
+            sent.number,
+            sent.insert,
+            dims=sent.dims,
+            capacities=[table.capacity for table in sent.group.tables for _ in table.parts],
+            **sent.attributes,
+        )
+    return _bring_home(sent, served.answers, served.answer_splits, served.counts)
 
 
 def _by_part(features: Sequence[Feature]) -> list[Feature]:
@@ -267,7 +278,7 @@ def told_to_peers(*tables: EmbeddingVariable) -> Iterator[None]:
     Who enters it is `sok.lookup.lookup.lookup_parts`, for everybody; and the layers' `__call__`, since Keras looks at
     inputs before they do. What is inside raises as if it were alone.
     """
-    if not tables or tables[0].job.has_ended or tables[0].world_size == 1:
+    if not tables or tables[0].job.has_ended or tables[0].job.size == 1:
         yield
         return
     group = Group(tuple(dict.fromkeys(tables)))
@@ -382,7 +393,7 @@ def _counting_anew(group: Group) -> Iterator[None]:
 
 def _common_dtype(group: Group, features: Sequence[Feature]) -> str:
     """What rows and gradients travel in: what all tables say, if that saves time."""
-    if not group.transport.narrowing_pays():
+    if group.is_on_servers or not group.transport.narrowing_pays():
         return "float32"
     said = {"float32" if feature.exact else feature.table.exchange_dtype for feature in features}
     return said.pop() if len(said) == 1 else "float32"

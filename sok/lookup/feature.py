@@ -13,6 +13,7 @@ from sok.base import _ops
 from sok.job import context
 from sok.job.job import job_of
 from sok.job.transport.base import Transport
+from sok.table import on_servers
 from sok.table.table import EmbeddingVariable, is_embedding_variable
 
 # Combiners of a feature that is not pooled: each key's row, [..., D] for keys [...]; and the rows of each segment one
@@ -130,8 +131,17 @@ class Group:
 
     @property
     def is_alone(self) -> bool:
-        """Whether a lookup asks no other worker: there is none, or a model is being traced for its export."""
-        return job_of(self.tables).size == 1 or _ops.is_substituted()
+        """Whether a lookup asks nobody: there is no other worker and no server, or a model is being traced for its
+        export."""
+        if _ops.is_substituted():
+            on_servers.refuse(self.tables[0], "sok.export_saved_model", on_servers.BY_CHECKPOINT)
+            return True
+        return job_of(self.tables).size == 1 and not self.is_on_servers
+
+    @property
+    def is_on_servers(self) -> bool:
+        """Whether the rows are on parameter servers."""
+        return self.tables[0].on_servers is not None
 
     @property
     def transport(self) -> Transport:
@@ -149,7 +159,7 @@ class Group:
 
     @property
     def handles(self) -> list[tf.Tensor]:
-        return [table.handle for table in self.tables]
+        return self.part_handles if self.is_on_servers else [table.handle for table in self.tables]
 
     @property
     def part_handles(self) -> list[tf.Tensor]:
@@ -161,11 +171,16 @@ class Group:
 
     @property
     def device(self) -> str:
-        """Where the tables are; empty in a v1 graph that leaves it to TensorFlow."""
+        """Where the tables are; empty in a v1 graph that leaves it to TensorFlow. Of tables on servers where a worker
+        does its part."""
+        if self.is_on_servers:
+            return "/device:CPU:0"
         return self.tables[0].handle.device or ""
 
     def check_device(self) -> None:
         """`ValueError` unless all tables are in one place."""
+        if self.is_on_servers:
+            return
         for table in self.tables:
             device = table.handle.device or ""
             if device != self.device:

@@ -35,8 +35,8 @@ def _slices(values: tf.Tensor, row_ids: tf.Tensor) -> tf.IndexedSlices:
     return _RowSlices(values, row_ids)
 
 
-def _summed_slices(values: tf.Tensor, row_ids: tf.Tensor) -> tf.IndexedSlices:
-    """Slices in which no row comes twice."""
+def summed_slices(values: tf.Tensor, row_ids: tf.Tensor) -> tf.IndexedSlices:
+    """The gradient of a table, slices in which no row comes twice."""
     row_ids._sok_distinct = True
     return _slices(values, row_ids)
 
@@ -71,7 +71,7 @@ def _exchange_serve_grad(op: tf.Operation, grad: tf.Tensor, *_: tf.Tensor) -> li
             dims=op.get_attr("dims"),
             capacities=op.get_attr("capacities"),
         )
-    slices = [_summed_slices(s, ids) for s, ids in zip(sums, row_ids, strict=True)]
+    slices = [summed_slices(s, ids) for s, ids in zip(sums, row_ids, strict=True)]
     return [*slices, *[None] * (len(op.inputs) - num_tables)]
 
 
@@ -96,7 +96,7 @@ def _group_lookup_grad(op: tf.Operation, *of_outputs: tf.Tensor) -> list[_Grad |
             combiners=combiners,
             capacities=op.get_attr("capacities"),
         )
-    slices = [_summed_slices(s, ids) for s, ids in zip(sums, row_ids, strict=True)]
+    slices = [summed_slices(s, ids) for s, ids in zip(sums, row_ids, strict=True)]
     return [*slices, *[None] * (2 * num_features), *of_weights, None]
 
 

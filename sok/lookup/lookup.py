@@ -79,7 +79,7 @@ def finish(ticket: Ticket) -> list[tf.Tensor]:
     """
     for table in ticket.group.tables:
         reading.note(table, ticket.insert)
-    if _note is not None and ticket.sent is not None:
+    if _note is not None and ticket.sent is not None and not ticket.group.is_on_servers:
         _note(ticket.features, ticket.insert, ticket.sent)
     found = _look_up_here(ticket) if ticket.sent is None else exchange.fetch_rows(ticket.sent, ticket.features)
     return [_shaped(f, output) for f, output in zip(ticket.features, found, strict=True)]
@@ -142,6 +142,8 @@ def lookup_parts(
 
 
 def _with_csr(f: Feature) -> Feature:
+    if f.is_of_table and f.table.on_servers is not None:
+        f = dataclasses.replace(f, seen=None)  # it would be told on the chief, of what a worker looks up
     with host_ids.beside(f):
         return dataclasses.replace(f, ids=to_csr(f))
 
@@ -272,7 +274,7 @@ def _look_up_here(ticket: Ticket) -> list[tf.Tensor]:
     first = features[0]
     if len(features) == 1 and first.combiner == ROWS:
         dim = first.table.local_dim
-        return [_ops.lib().sok_table_lookup(first.table.handle, first.ids.keys, ticket.insert, dim=dim)[0]]
+        return [_ops.lib().sok_table_lookup(ticket.group.handles[0], first.ids.keys, ticket.insert, dim=dim)[0]]
     keys, row_splits, weights = map(list, zip(*(f.ids.for_ops() for f in features), strict=True))
     combiners = [f.pooling for f in features]
     for i, combiner in enumerate(combiners):
@@ -297,7 +299,7 @@ def _checked(f: Feature) -> Feature:
     if f.ids.row_splits is None or not (f.ids.needs_check or f.max_nnz or f.max_feature_num):
         return f
     keys, row_splits, _ = f.ids.for_ops()
-    checked = _ops.lib().sok_validate_csr(f.table.handle, keys, row_splits, **f.limits)
+    checked = _ops.lib().sok_validate_csr(Group((f.table,)).handles[0], keys, row_splits, **f.limits)
     return _with_keys(f, checked if f.ids.keys.shape.rank == 1 else tf.reshape(checked, tf.shape(f.ids.keys)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import warnings
 import weakref
@@ -12,6 +13,7 @@ import tensorflow as tf
 
 from sok.base import names, strategies
 from sok.base.types import Rate
+from sok.job import context
 from sok.job.job import job_of
 from sok.job.transport.ordering import after_answers
 from sok.optimizers import claims, gradients
@@ -89,7 +91,7 @@ class Optimizer(tf.__internal__.tracking.Trackable):
         self._clipping = gradients.Clipping(clipnorm, clipvalue, global_clipnorm)
         self._rate = as_learning_rate(learning_rate)
         # Outside functions: those hold a step of an optimizer, not the optimizer.
-        with tf.init_scope(), tf.device("CPU:0"):
+        with tf.init_scope(), tf.device(context.variables_device()):
             graph = _v1_graph()
             self._graph = None if graph is None else weakref.ref(graph)
             self._slot_set = names.unique("optimizer", self.name)
@@ -293,7 +295,8 @@ class Optimizer(tf.__internal__.tracking.Trackable):
         pairs = [pair for pair in pairs if pair[0] is not None]
         for _, variable in pairs:
             claims.claim(self, variable)
-        with tf.name_scope(name or self.name), after_answers():
+        in_order = contextlib.nullcontext() if tables and tables[0].on_servers else after_answers()
+        with tf.name_scope(name or self.name), in_order:
             ready, guards = gradients.prepare(
                 [
                     gradients.with_penalty(gradients.from_slices(grad, variable, gradient_scale))

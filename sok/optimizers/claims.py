@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from sok.table import reading, rules
+from sok.table import on_servers, reading, rules
 from sok.table.table import EmbeddingVariable
 
 if TYPE_CHECKING:
@@ -57,6 +57,9 @@ def claim(optimizer: Optimizer, table: EmbeddingVariable) -> None:
     if any(other is optimizer for other in known):
         return
     _refuse_cut_rows(optimizer, table)
+    if optimizer.source is not None:
+        rule = f"Optimizer '{optimizer.slot_set}', whose rule is compiled in this process and not on the servers,"
+        on_servers.refuse(table, rule, "Take one of sok.optimizers.")
     waiting = _waiting(table)
     names = {other.slot_set for other in known}
     fitting = [slots for slots in waiting.values() if slots.rule == optimizer.rule and slots.name not in names]

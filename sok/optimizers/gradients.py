@@ -15,7 +15,9 @@ from sok.base import _ops
 from sok.base.types import Gradient, Scalar
 from sok.job import context
 from sok.job.job import job_of
+from sok.lookup import exchange, servers
 from sok.lookup.gradients import are_distinct
+from sok.table import on_servers
 from sok.table.table import EmbeddingVariable
 
 NONFINITE_POLICIES = ("allow", "skip", "raise")
@@ -84,6 +86,8 @@ def from_slices(grad: Gradient, variable: EmbeddingVariable, scale: Scalar | Non
 def with_penalty(g: TableGradient) -> TableGradient:
     """The gradient with that of the table's penalty, which each row of the step gets once, from its owner."""
     terms = g.variable.row_terms
+    if terms is not None:
+        on_servers.refuse(g.variable, "A regularizer or constraint", "Make the table without.")
     if terms is None or terms.regularizer is None or terms.is_exact:
         return g
     g = _only_rows(_sum_duplicates(g))
@@ -108,7 +112,20 @@ def apply(
 ) -> tf.Operation | None:
     """Updates all tables in one op. Returns it in a graph."""
     settings = {"rule": rule, "slot_set": slot_set, "nonfinite": nonfinite}
+    if ready[0].variable.on_servers is not None:
+        return _apply_on_servers(ready, step, hyper, settings)
     return _ops.lib().sok_group_apply(*_columns(ready), step, hyper, distinct=[g.distinct for g in ready], **settings)
+
+
+def _apply_on_servers(
+    ready: list[TableGradient], step: tf.Tensor, hyper: tf.Tensor, settings: dict[str, str]
+) -> tf.Operation | None:
+    def on_one(handles: list[tf.Tensor], row_ids: list[tf.Tensor], sums: list[tf.Tensor]) -> Any:
+        distinct = [True] * len(handles)
+        return _ops.lib().sok_group_apply(handles, row_ids, sums, step, hyper, distinct=distinct, **settings)
+
+    tables, (_, indices, values) = [g.variable for g in ready], _columns(ready)
+    return servers.update(tables, indices, values, on_one, exchange.send_keys)
 
 
 def tried(ready: list[TableGradient], step: tf.Tensor, hyper: tf.Tensor, rule: str, slot_set: str) -> tf.Tensor:
@@ -168,6 +185,10 @@ def _transport_of_several(gradients: list[TableGradient], clipping: Clipping, no
 def _sum_duplicates(g: TableGradient) -> TableGradient:
     if g.distinct:
         return g
+    if g.variable.on_servers is not None:  # keys, of which any number is one
+        keys, place = tf.unique(g.row_ids)
+        sums = tf.math.unsorted_segment_sum(g.values, place, tf.size(keys))
+        return dataclasses.replace(g, row_ids=keys, values=sums, distinct=True)
     row_ids, sums = _ops.lib().sok_sum_duplicates(g.row_ids, g.values)
     return dataclasses.replace(g, row_ids=row_ids, values=sums, distinct=True)
 

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok.base.types import Rate, Variable
+from sok.job import context
 
 
 class LearningRate:
@@ -184,7 +185,7 @@ def as_learning_rate(value: Rate) -> LearningRate:
     number = checked_number(value)
     if not tf.compat.v1.executing_eagerly_outside_functions():
         return GraphConstantRate(number)
-    with tf.init_scope(), tf.device("CPU:0"):
+    with tf.init_scope(), tf.device(context.variables_device()):
         return VariableRate(tf.Variable(number, dtype=tf.float32, trainable=False, name="learning_rate"))
 
 

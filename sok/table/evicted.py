@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from sok.table import on_servers
 from sok.table.options import TableOptions
 from sok.table.state import watch_evicted
 
@@ -56,5 +57,6 @@ class TellsEvicted:
         table = cast("EmbeddingVariable", self)
         if table.options.eviction is None:
             raise ValueError(f"Table '{table.table_name}' has no `eviction`: nothing leaves it.")
+        on_servers.refuse(table, "on_evicted", "Rows leave on the servers, where no Python function is called.")
         self.evicted_to = function
         watch_evicted(table, function is not None)

@@ -17,7 +17,7 @@ from sok.base import _ops, log
 from sok.job.agreement import check_equal, together
 from sok.job.job import Job, job_of
 from sok.job.transport.base import Transport
-from sok.table import rules
+from sok.table import on_servers, rules
 from sok.table import state as table_state
 from sok.table.counted import with_counted
 from sok.table.options import whole_number
@@ -190,6 +190,7 @@ def _check(tables: Sequence[EmbeddingVariable], placement: Any, capacity: Any) -
     if capacity is not None:
         whole_number("capacity", capacity, 2**32 - 2)
     for table in tables:
+        on_servers.refuse(table, "sok.reshard", "Use sok.save, make it with the other placement, and sok.restore.")
         if "GPU" in (table.handle.device or ""):
             raise ValueError(
                 f"Table '{table.table_name}' is on a GPU, where tables keep their placement. Use sok.save, make it "

@@ -15,6 +15,8 @@ from sok.base import _ops
 from sok.base.types import TensorLike
 from sok.job import context
 from sok.job.job import job_of
+from sok.table import on_servers, reading
+from sok.table.on_servers import over_shards
 from sok.table.rules import RULES, find
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ class SlotSet:
     calls: int  # updates so far; of the rule 'adam' only
 
 
+@over_shards(on_servers.total)
 def restore_rows(
     variable: EmbeddingVariable,
     keys: TensorLike,
@@ -107,6 +110,7 @@ def restore_rows(
     )
 
 
+@over_shards(on_servers.any_of)
 def slot_sets(variable: EmbeddingVariable) -> list[SlotSet]:
     """The slot sets that optimizers have made in this worker's shard, in the order they came. Eager only.
 
@@ -145,6 +149,8 @@ def count_step(tables: Iterable[EmbeddingVariable]) -> tf.Operation | None:
     tables = list(tables)
     if not tables:
         return None
+    if tables[0].on_servers is not None:
+        return on_servers.done([_count_on(device, views) for device, views in on_servers.shards(tables)])
     told = [table for table in tables if table.evicted_to is not None]
     with tf.control_dependencies(
         [_take_evicted(table)[0] for table in told if table._in_graph_mode]
@@ -155,6 +161,34 @@ def count_step(tables: Iterable[EmbeddingVariable]) -> tf.Operation | None:
     with tf.control_dependencies([] if counted is None else [counted]):
         handed = [_hand_over(table) for table in told]
     return None if tf.executing_eagerly() else tf.group(counted, *handed)
+
+
+def _count_on(device: str, tables: list[EmbeddingVariable]) -> tf.Operation | None:
+    with on_servers.on(device):
+        return _ops.lib().sok_tables_count_step([table.handle for table in tables])
+
+
+def assign_columns(table: EmbeddingVariable, keys: TensorLike, values: TensorLike, first_column: int) -> None:
+    """`assign` of some columns of rows, from `first_column` on. The others of a new row start as ever. Eager.
+
+    Args:
+        keys: [n], of which none comes twice.
+        values: [n, k] float32.
+    """
+    keys, values = table._as_keys(keys), tf.convert_to_tensor(values, tf.float32)
+    own = range(table._attributes["first_column"], table._attributes["first_column"] + table.local_dim)
+    first, stop = max(first_column, own.start), min(first_column + values.shape[1], own.stop)
+    if first >= stop:
+        return
+    values = values[:, first - first_column : stop - first_column]
+    if stop - first < len(own):
+        # What other workers own comes from a lookup as an error.
+        is_mine = table.placement.holds_keys(keys.numpy(), table.rank, table.world_size)
+        keys, values = keys[is_mine], values[is_mine]
+        rows, _ = _ops.lib().sok_table_lookup(table.handle, keys, False, dim=table.local_dim)
+        values = tf.concat([rows[:, : first - own.start], values, rows[:, stop - own.start :]], 1)
+    reading.note_written(table)
+    _ops.lib().sok_table_assign(table.handle, keys, values)
 
 
 def _take_evicted(variable: EmbeddingVariable, keeps: bool = True) -> tuple[tf.Tensor, tf.Tensor]:
@@ -183,6 +217,7 @@ def _hand_over(variable: EmbeddingVariable) -> tf.Operation | None:
     return tf.py_function(tell, [keys, rows], [])
 
 
+@over_shards(on_servers.done)
 def set_step(variable: EmbeddingVariable, step: TensorLike) -> tf.Operation | None:
     """Says how many update calls the rows have seen that a table holds now. Returns the op in a graph."""
     return _ops.lib().sok_table_set_step(variable.handle, tf.cast(step, tf.int64))
@@ -210,16 +245,19 @@ _STORAGE = (
 )
 
 
+@over_shards(on_servers.added)
 def local_stats(variable: EmbeddingVariable) -> dict[str, int]:
     """What `stats` sums, of this worker's shard. Eager."""
     return _named(variable, _counts(variable))
 
 
+@over_shards(on_servers.added)
 def local_details(variable: EmbeddingVariable) -> dict[str, int]:
     """What `stats(details=True)` sums beside, of this worker's shard. Eager."""
     return dict(zip(_DETAILS, _lib_stats(variable).numpy().tolist()[len(_STATS) :], strict=True))
 
 
+@over_shards(on_servers.added)
 def stats(variable: EmbeddingVariable, details: bool = False) -> dict[str, int]:
     """See `EmbeddingVariable.stats`."""
     mine = _counts(variable)

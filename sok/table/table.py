@@ -15,12 +15,13 @@ from sok.base import _ops, keras_calls, names, strategies
 from sok.base.types import TensorLike
 from sok.job import context
 from sok.job.job import Job, job_of
-from sok.table import custom_gradients, reading
+from sok.table import custom_gradients, on_servers, reading
 from sok.table import state as table_state
 from sok.table.as_variable import AsVariable
 from sok.table.evicted import TellsEvicted, with_rows_counted
 from sok.table.initializers import derived_seed, to_spec
 from sok.table.keys import as_keys
+from sok.table.on_servers import over_shards
 from sok.table.options import TableOptions, said_once, whole_number
 from sok.table.placement import Part, Placement
 from sok.table.row_terms import RowTerms
@@ -103,8 +104,8 @@ class EmbeddingVariable(TellsEvicted, AsVariable):
         self._options = options = said_once(options, "options", **properties)
         self._key_dtype = tf.as_dtype(options.key_dtype)
         self._job = job = context.get_job()
-        options.placement.check(job.size, options.hashed, self._dim)
-        self._options = options = with_rows_counted(options, self._dim, self._capacity, job.size)
+        options.placement.check(job.holders, options.hashed, self._dim)
+        self._options = options = with_rows_counted(options, self._dim, self._capacity, job.holders)
         strategies.refuse(f"The embedding table {name!r}" if name else "An embedding table")
         self._table_name = names.unique("table", name or "embedding_variable")
         # A shard's capacity changes with the number of workers where it is a share of the legal keys.
@@ -116,7 +117,7 @@ class EmbeddingVariable(TellsEvicted, AsVariable):
         else:
             self._seed = derived_seed("table", context.get_seed(), self._table_name)
         self._initializer_spec = spec
-        if options.storage is not None:
+        if options.storage is not None and job.servers is None:
             options.storage.prepare(self._table_name)
         with ops.init_scope():
             graph_mode = not tf.executing_eagerly()
@@ -140,6 +141,7 @@ class EmbeddingVariable(TellsEvicted, AsVariable):
                 # Not a global variable: initialisers, Savers and broadcasts of v1 would try to read it as a matrix.
                 tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES, self)
         _by_handle[id(handle)] = self
+        on_servers.drop_at_end(self)
         self.creation_number = next(_numbers)  # the tables of a program in the order in which they were made
         self.keeps_versions = False  # its file does, for saves that leave rows there
         self.is_known_crowded = False  # one worker has far more rows than the others, and somebody said so
@@ -156,7 +158,8 @@ class EmbeddingVariable(TellsEvicted, AsVariable):
         """Is from now on what these hold. Gives the handle of this worker's."""
         self._options, self._job, self._capacity = shards.options, shards.job, shards.capacity
         self._parts, self._local_dim = shards.parts, shards.own.dim
-        self.part_handles, self._attributes = shards.handles, shards.attributes
+        self._part_handles, self._attributes = shards.handles, shards.attributes
+        self.on_servers = shards.on_servers
         return shards.handle
 
     def move_to(self, shards: Shards) -> None:
@@ -192,8 +195,13 @@ class EmbeddingVariable(TellsEvicted, AsVariable):
         return self._parts
 
     @property
+    def part_handles(self) -> list[tf.Tensor]:
+        """Of each part; of a table on parameter servers, whose rows lie there, what routes keys."""
+        return self._part_handles if self.on_servers is None else [self.on_servers.image_here()]
+
+    @property
     def capacity(self) -> int:
-        """Rows this worker's shard may hold."""
+        """Rows this worker's shard may hold; of a table on parameter servers, that of each."""
         return self._capacity
 
     @property
@@ -230,8 +238,8 @@ class EmbeddingVariable(TellsEvicted, AsVariable):
 
     @property
     def world_size(self) -> int:
-        """How many they are."""
-        return self._job.size
+        """How many they are; of a table on parameter servers, how many servers hold rows."""
+        return self._job.holders
 
     @property
     def rank(self) -> int:
@@ -268,7 +276,7 @@ class EmbeddingVariable(TellsEvicted, AsVariable):
         used = ""
         if tf.executing_eagerly() and not self._in_graph_mode:
             used = f", rows {int(self.num_rows()):,} of {self._capacity:,}"
-        place = f"shard {self.rank} of {self.world_size}"
+        place = f"on {self.world_size} servers" if self.on_servers else f"shard {self.rank} of {self.world_size}"
         if self.placement.words:
             place += f", {self.placement.words}"
         if self.way_home != "auto":
@@ -282,11 +290,13 @@ class EmbeddingVariable(TellsEvicted, AsVariable):
 
     __str__ = __repr__
 
+    @over_shards(on_servers.total)
     def num_rows(self) -> tf.Tensor:
         """Rows in use in this worker's shard: int64 scalar. Not collective."""
         return _ops.lib().sok_table_size(self.handle)
 
     @property
+    @over_shards(on_servers.largest)
     def step(self) -> tf.Tensor:
         """Update calls so far (`apply_gradients` with this table), with a gradient or None: int64 scalar.
 
@@ -300,7 +310,7 @@ class EmbeddingVariable(TellsEvicted, AsVariable):
 
         Counted since the table was made, in no checkpoint. Not collective.
         """
-        return _ops.lib().sok_table_ids(self.handle)
+        return _ops.lib().sok_table_ids(self.part_handles[0] if self.on_servers else self.handle)
 
     def size(self) -> tf.Tensor:
         """The same as `num_rows`; of a `sok.DynamicVariable` what SOK v2 calls its size."""
@@ -313,6 +323,8 @@ class EmbeddingVariable(TellsEvicted, AsVariable):
 
     def total_size(self) -> tf.Tensor:
         """Rows in use in all shards: int64 scalar. Collective."""
+        if self.on_servers:
+            return self.num_rows()
         name = context.unique_collective_name(f"sok/{self._table_name}/size")
         mine = self.num_rows() if self.counts_for_all else tf.zeros([], tf.int64)
         return job_of([self]).transport.grouped_all_reduce([mine], name, average=False)[0]
@@ -333,6 +345,7 @@ class EmbeddingVariable(TellsEvicted, AsVariable):
         """
         return table_state.stats(self, details)
 
+    @over_shards(on_servers.either)
     def history(self, keys: TensorLike) -> tuple[tf.Tensor, tf.Tensor]:
         """What a table with `admission` or `eviction` knows of keys [n], with a row or waiting for one. Not collective.
 
@@ -385,30 +398,11 @@ class EmbeddingVariable(TellsEvicted, AsVariable):
         if values is None:
             return self._assign_copy(keys)
         reading.note_written(self)
-        values = tf.convert_to_tensor(values, tf.float32)
-        return _ops.lib().sok_table_assign(self.handle, self._as_keys(keys), self.own_columns(values))
+        return self._assign_rows(self._as_keys(keys), tf.convert_to_tensor(values, tf.float32))
 
-    def assign_columns(self, keys: TensorLike, values: TensorLike, first_column: int) -> None:
-        """`assign` of some columns of rows, from `first_column` on. The others of a new row start as ever. Eager.
-
-        Args:
-            keys: [n], of which none comes twice.
-            values: [n, k] float32.
-        """
-        keys, values = self._as_keys(keys), tf.convert_to_tensor(values, tf.float32)
-        own = range(self._attributes["first_column"], self._attributes["first_column"] + self._local_dim)
-        first, stop = max(first_column, own.start), min(first_column + values.shape[1], own.stop)
-        if first >= stop:
-            return
-        values = values[:, first - first_column : stop - first_column]
-        if stop - first < len(own):
-            # What other workers own comes from a lookup as an error.
-            is_mine = self.placement.holds_keys(keys.numpy(), self.rank, self.world_size)
-            keys, values = keys[is_mine], values[is_mine]
-            rows, _ = _ops.lib().sok_table_lookup(self.handle, keys, False, dim=self._local_dim)
-            values = tf.concat([rows[:, : first - own.start], values, rows[:, stop - own.start :]], 1)
-        reading.note_written(self)
-        _ops.lib().sok_table_assign(self.handle, keys, values)
+    @over_shards(on_servers.done)
+    def _assign_rows(self, keys: tf.Tensor, values: tf.Tensor) -> tf.Operation | None:
+        return _ops.lib().sok_table_assign(self.handle, keys, self.own_columns(values))
 
     def own_columns(self, values: tf.Tensor) -> tf.Tensor:
         """Of rows [n, D] the columns of this worker's shard."""
@@ -429,6 +423,7 @@ class EmbeddingVariable(TellsEvicted, AsVariable):
         self.erase(stale.astype(self._key_dtype.as_numpy_dtype))
         return self.assign(rows.keys, rows.values)
 
+    @over_shards(on_servers.one_after_the_other)
     def export(self) -> tuple[tf.Tensor, tf.Tensor]:
         """All rows in use in this worker's shard. Not collective.
 
@@ -437,6 +432,7 @@ class EmbeddingVariable(TellsEvicted, AsVariable):
         """
         return _ops.lib().sok_table_export(self.handle, key_dtype=self._key_dtype, dim=self._local_dim)
 
+    @over_shards(on_servers.one_after_the_other)
     def slots(self, slot_set: str) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Optimizer state of all rows in use: keys [n], slots [n, K * D + S] of K vectors and S scalars,
         stamps [n] (-1: none). Not collective."""
@@ -448,6 +444,7 @@ class EmbeddingVariable(TellsEvicted, AsVariable):
         """Stores rows with the slots of an optimizer: see `sok.table.state.restore_rows`. Not collective."""
         return table_state.restore_rows(self, keys, values, slots, **slot_set)
 
+    @over_shards(on_servers.done)
     def reserve(self, num_rows: int) -> tf.Operation | None:
         """Takes the memory for `num_rows` rows of this worker's shard now, so that no later step waits for it.
 
@@ -473,6 +470,7 @@ class EmbeddingVariable(TellsEvicted, AsVariable):
         """Gives the table another placement, in memory: see `sok.reshard`. Collective."""
         _reshard(self, placement, capacity)
 
+    @over_shards(on_servers.total)
     def erase(self, keys: TensorLike) -> tf.Tensor:
         """Removes rows of this shard; keys of other workers are ignored. Returns how many it removed, int64 scalar."""
         return _ops.lib().sok_table_erase(self.handle, self._as_keys(keys))

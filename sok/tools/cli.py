@@ -133,6 +133,20 @@ def build_parser() -> argparse.ArgumentParser:
         )
     )
 
+    from sok.tools import parameter_server  # argparse alone
+
+    parameter_server.add_arguments(
+        command(
+            "parameter-server",
+            parameter_server.main,
+            help="hold tables for workers, as a task of a TensorFlow cluster",
+            description="A tf.distribute.Server that has loaded sok: it holds tables (job ps) or, under a "
+            "ClusterCoordinator, runs what workers do (job worker). It ends when it is ended. "
+            "docs/parameter_servers.md.",
+            epilog='example: sok parameter-server --cluster \'{"ps": ["10.0.0.1:2222"], "worker": ["10.0.0.2:2222"]}\'',
+        )
+    )
+
     profile = commands.add_parser("profile", help="draw what sok.profile has written")
     plot = profile.add_subparsers(title="commands", metavar="COMMAND", required=True).add_parser(
         "plot",

@@ -19,6 +19,7 @@ from sok.compat.formats import erasing as dumps
 from sok.job import context
 from sok.job.agreement import check_equal, together
 from sok.saved_model import erasing as exports_without
+from sok.table import on_servers
 from sok.table.table import EmbeddingVariable
 from sok.tools.places import Place, places_under
 
@@ -188,7 +189,11 @@ def _wanted(names: Iterable[str], live: Mapping[str, EmbeddingVariable], keys: A
 
 
 def _erase_rows(name: str, table: EmbeddingVariable, wanted: Wanted) -> list[int]:
-    """Removes this worker's rows; the keys of those."""
+    """Removes this worker's rows, or those of all servers; the keys of those."""
+    return [key for shards in on_servers.held([table]) for key in _erase_shard(name, shards[0], wanted)]
+
+
+def _erase_shard(name: str, table: EmbeddingVariable, wanted: Wanted) -> list[int]:
     keys = np.array(wanted.of_tables.get(name, ()), table.key_dtype.as_numpy_dtype)
     keys = keys[table.placement.holds_keys(keys, table.rank, table.world_size)]
     if table.num_keys is not None:

@@ -53,6 +53,11 @@ def movielens_auc(finish, tmp_path, movielens_dir, known):
     return run
 
 
+def test_parameter_servers_train_while_a_worker_is_killed(finish):
+    said = json.loads(finish("parameter_servers.py", "--steps", "90", "--check", deadline=120).splitlines()[-1])
+    assert said["updates"] >= said["steps"] == 90 and said["restored"]
+
+
 @pytest.mark.parametrize(("strategy", "collectives"), [("auto", None), ("memory_balanced", 4)])
 def test_tables_placed_by_a_plan_train_as_stock_keras_on_one_worker(finish, log_path, strategy, collectives):
     arguments = ("--data", log_path, "--strategy", strategy, "--steps", "4", "--batch-size", "256", "--check")

@@ -116,3 +116,8 @@ def _changed(w, g, accumulator, learning_rate=0.1, epsilon=1e-7):
 
 _changed.__name__, _changed.__qualname__ = "by_element", "changed"
 changed = sok.optimizers.rule(slots={"accumulator": 0.1}, hyper=["learning_rate", "epsilon"], per="element")(_changed)
+
+
+def half(key, column, random):
+    """An initializer."""
+    return 0.5

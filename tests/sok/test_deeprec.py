@@ -212,8 +212,6 @@ def test_localized_is_for_one_worker(monkeypatch):
 
 
 def test_strategies_that_there_are_not():
-    with pytest.raises(NotImplementedError, match="no parameter servers.*'collective'"):
-        sok.enable_distributed_strategy("parameter_server")
     with pytest.raises(ValueError, match="`strategy` must be 'collective'.*Received: 'mirrored'"):
         sok.enable_distributed_strategy("mirrored")
     assert sok.enable_distributed_strategy("localized") is None  # neither was enabled

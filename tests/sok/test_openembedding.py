@@ -1,5 +1,7 @@
 """OpenEmbedding's names: what its scripts call, over sok."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -7,6 +9,7 @@ import tensorflow as tf
 import openembedding
 import openembedding.tensorflow as embed
 import sok
+from openembedding import server
 from tests.messages import saying
 
 keras = tf.keras
@@ -118,13 +121,37 @@ def test_horovod_around_it_is_one_optimizer():
     assert hvd.DistributedOptimizer(made).op == sok.Average
 
 
-def test_servers_are_refused_with_words(monkeypatch):
-    for name in ("Server", "Master"):
-        with pytest.raises(NotImplementedError, match=saying(name, "the workers hold the rows")):
-            getattr(openembedding, name)()
-    monkeypatch.setattr(embed.flags, "master_endpoint", "127.0.0.1:1")
-    with pytest.raises(NotImplementedError, match="master_endpoint"):
+def test_rows_are_on_servers_that_a_master_knows(forked, tmp_path):
+    script = Path(__file__).with_name("openembedding_servers_script.py")
+    done = forked.run(script, tmp_path, str(tmp_path), environment={"TF_USE_LEGACY_KERAS": "1"}, deadline=120)
+    assert done.status == 0 and "the script ran to its end" in done.stdout, done.stderr[-3000:]
+
+
+def test_servers_that_there_are_not(monkeypatch):
+    monkeypatch.setattr(embed.flags, "wait_num_servers", 2)
+    with pytest.raises(ValueError, match="master_endpoint must be 'ip:port'. Received: ''"):
         embed.Embedding(10, 2)
+    with pytest.raises(ValueError, match="master_endpoint must be 'ip:port'. Received: 'nowhere'"):
+        openembedding.Server(master_endpoint="nowhere")
+    with pytest.raises(ValueError, match="bind_ip must be 'ip' or 'ip:port'. Received: 'a:b'"):
+        openembedding.Master("a:b")
+    master = openembedding.Master("127.0.0.1")
+    monkeypatch.setattr(embed.flags, "master_endpoint", master.endpoint)
+    monkeypatch.setattr(openembedding.servers, "SECONDS_TO_WAIT", 0.5)
+    with pytest.raises(TimeoutError, match=r"knows 0 servers that are ready, of 2 \(flags.wait_num_servers\)"):
+        embed.Embedding(10, 2)
+    monkeypatch.setattr(embed.flags, "wait_num_servers", 0)
+    with pytest.raises(ValueError, match="wait_num_servers is 0"):
+        embed.Embedding(10, 2)
+    master.exit()
+    monkeypatch.setattr(embed.flags, "wait_num_servers", 1)
+    with pytest.raises(TimeoutError, match="no master has answered"):
+        embed.Embedding(10, 2)
+
+
+def test_the_server_command_says_what_is_wrong(capsys):
+    assert server.main(["--bind_ip", "a:b"]) == 2
+    assert "bind_ip must be" in capsys.readouterr().err
 
 
 def test_pulling_gives_fit_the_first_steps_of_the_dataset():

@@ -12,6 +12,7 @@ from sok.compat.formats.destination import Destination
 from sok.compat.v2.variable import StaticVariable
 from sok.job.agreement import done_by_all
 from sok.job.job import job_of
+from sok.table import on_servers
 from sok.table.table import EmbeddingVariable
 
 
@@ -41,6 +42,7 @@ def whole_shard(variable: EmbeddingVariable, by_key: bool) -> Shard:
     Args:
         by_key: sorted by key. Otherwise in the order in which rows were made, which is the same in every run.
     """
+    on_servers.refuse(variable, "A file of another system", on_servers.BY_CHECKPOINT)
     if variable.num_keys is None:
         keys = _ops.lib().sok_table_keys(variable.handle, key_dtype=variable.key_dtype)
         by_key = by_key or variable.placement.cuts_rows  # the order of all who have columns of them
@@ -58,6 +60,7 @@ def checked_shard(variable: EmbeddingVariable, name: str) -> Shard:
 
 def destination(variable: EmbeddingVariable, complete: bool = False) -> Destination:
     """What must be known of a table before rows are put in. `complete`: a `sok.Variable` takes all its rows or none."""
+    on_servers.refuse(variable, "A file of another system", on_servers.FROM_CHECKPOINT)
     return Destination(
         name=variable.table_name,
         dim=variable.dim,

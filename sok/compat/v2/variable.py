@@ -126,6 +126,11 @@ class StaticVariable(HasMode, EmbeddingVariable):
     ) -> None:
         self._global_shape = shape
         options = dataclasses.replace(options, hashed=False, num_keys=shape[0])
+        if context.get_job().servers is not None:
+            raise ValueError(
+                f"A sok.Variable with a shape, '{name}', is not there on parameter servers: it is a matrix of which "
+                "workers hold rows. Take a sok.DynamicVariable or a sok.EmbeddingVariable."
+            )
         capacity = options.placement.share(shape[0], context.size())
         super().__init__(shape[1], capacity, name=name, options=options)
         with tf.init_scope():

@@ -19,6 +19,7 @@ from sok.lookup import plain_variables
 from sok.lookup.feature import ROWS, Feature, check_combiner
 from sok.lookup.inputs import describe, sizes
 from sok.lookup.lookup import lookup_group, lookup_rows
+from sok.table import on_servers
 from sok.table.initializers import with_rows
 from sok.table.options import TableOptions, said_once, whole_number
 from sok.table.row_terms import RowTerms
@@ -393,6 +394,7 @@ def matrix_of(table: EmbeddingVariable, num_rows: int, at_once: int = _IN_A_STEP
     return np.concatenate(parts)
 
 
+@on_servers.over_shards(on_servers.done)
 def assign_matrix(table: EmbeddingVariable, matrix: np.ndarray, at_once: int = _IN_A_STEP) -> None:
     """Stores the rows of a matrix [n, D] that this worker owns, and reads no others. Not collective."""
     start, stop, step = table.placement.local_keys(len(matrix), table.rank, table.world_size)
