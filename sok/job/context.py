@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorflow.python.framework import ops
 from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
-from sok.base import log, names, profiling, tracing
+from sok.base import log, names, profiling, strategies, tracing
 from sok.job import dead_peers, elastic_launcher, gpus
 from sok.job.job import SECONDS_TO_LEAVE, Job
 from sok.job.transport import cluster, horovod, watch
@@ -294,10 +294,10 @@ def _join(seed: Any, global_batch_size: Any, deadline: Any) -> _Job:
                 f"{launcher or 'Horovod'} and {told} both name the workers of this job, and sok cannot tell which "
                 "counts. Start the workers by horovodrun and unset TF_CONFIG, or each by itself with TF_CONFIG alone."
             )
+        _abandon_at_exit()
         transport = CollectivesTransport(seconds)
     elif is_horovod or horovod.running_size() > 0 or "HOROVOD_SIZE" in os.environ:
-        atexit.unregister(_abandon)
-        atexit.register(_abandon)  # first, to be done last: when peers know of this worker's end
+        _abandon_at_exit()
         found = horovod.HorovodTransport(seconds)
         if launcher and launcher != f"{launcher.partition('=')[0]}={found.size}":
             raise RuntimeError(
@@ -306,7 +306,20 @@ def _join(seed: Any, global_batch_size: Any, deadline: Any) -> _Job:
             )
         # horovodrun -np 1: Horovod is there for the user's own calls; we need no collectives.
         transport = found if found.size > 1 else transport
-    return _Job(transport, seed, global_batch_size, seconds, is_explicit=True)
+    job = _Job(transport, seed, global_batch_size, seconds, is_explicit=True)
+    if isinstance(transport, CollectivesTransport):
+        strategies.workers = lambda: transport.size
+        job.at_end(_forget_workers_of_strategies)
+    return job
+
+
+def _forget_workers_of_strategies() -> None:
+    strategies.workers = None
+
+
+def _abandon_at_exit() -> None:
+    atexit.unregister(_abandon)
+    atexit.register(_abandon)  # first, to be done last: when peers know of this worker's end
 
 
 def _abandon() -> None:
