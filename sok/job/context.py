@@ -244,9 +244,7 @@ def _get_job() -> _Job:
     if _job is None:
         with _lock:
             if _job is None:
-                launcher = elastic_launcher.ADDRESS if elastic_launcher.is_there() else _launcher_of_many()
-                why = launcher or ("hvd.init() was called" if horovod.running_size() > 1 else _cluster_of_many())
-                if why:
+                if why := workers_named()[0]:
                     raise RuntimeError(
                         f"This process is one of several workers ({why}), and sok.Init has not been called. Call "
                         "sok.Init(global_batch_size=...) once on every worker, before the first layer."
@@ -287,16 +285,11 @@ def _join(seed: Any, global_batch_size: Any, deadline: Any) -> _Job:
     # That of an elastic job says it only when asked, and says another thing each time.
     launcher = "" if elastic_launcher.is_there() else _launcher_of_many()
     transport: Transport = LocalTransport()
-    is_horovod = bool(launcher) or elastic_launcher.is_there() or horovod.running_size() > 1
-    if told := _cluster_of_many():
-        if is_horovod:
-            raise RuntimeError(
-                f"{launcher or 'Horovod'} and {told} both name the workers of this job, and sok cannot tell which "
-                "counts. Start the workers by horovodrun and unset TF_CONFIG, or each by itself with TF_CONFIG alone."
-            )
+    engine = workers_named()[1]
+    if engine == CollectivesTransport.name:
         _abandon_at_exit()
         transport = CollectivesTransport(seconds)
-    elif is_horovod or horovod.running_size() > 0 or "HOROVOD_SIZE" in os.environ:
+    elif engine or horovod.running_size() > 0 or "HOROVOD_SIZE" in os.environ:
         _abandon_at_exit()
         found = horovod.HorovodTransport(seconds)
         if launcher and launcher != f"{launcher.partition('=')[0]}={found.size}":
@@ -353,6 +346,25 @@ def _launcher_of_many() -> str:
         if text.isdigit() and int(text) > 1:
             return f"{variable}={int(text)}"
     return ""
+
+
+def workers_named() -> tuple[str, str]:
+    """What says that this process is one of several workers, and the engine by which they meet; empty if nothing does.
+
+    Raises:
+        RuntimeError: a launcher of Horovod's and TensorFlow's own cluster both do.
+        ValueError: TF_CONFIG cannot be read.
+    """
+    launcher = elastic_launcher.ADDRESS if elastic_launcher.is_there() else _launcher_of_many()
+    by_horovod = launcher or ("hvd.init() was called" if horovod.running_size() > 1 else "")
+    cluster_of_many = _cluster_of_many()
+    if by_horovod and cluster_of_many:
+        raise RuntimeError(
+            f"{by_horovod} and {cluster_of_many} both name the workers of this job, and sok cannot tell which counts. "
+            "Start the workers by horovodrun and unset TF_CONFIG, or each by itself with TF_CONFIG alone."
+        )
+    engine = CollectivesTransport.name if cluster_of_many else horovod.HorovodTransport.name if by_horovod else ""
+    return by_horovod or cluster_of_many, engine
 
 
 def _cluster_of_many() -> str:

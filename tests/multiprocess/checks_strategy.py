@@ -61,7 +61,7 @@ def fit(world, name, stock, given=None, **options):
     losses = []
     record = tf_keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: losses.append(logs["loss"]))
     model.fit(dataset.with_options(only_mine), verbose=0, callbacks=[record])
-    assert int(optimizer.iterations) == STEPS
+    assert optimizer.iterations.numpy() == STEPS
     return report(model, tables, optimizer.embedding_optimizer, losses)
 
 

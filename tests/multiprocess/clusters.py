@@ -39,7 +39,7 @@ def run(command: Sequence[str], ranks: int, deadline: float, **environment: str)
     """
     mark, start = uuid.uuid4().hex, time.monotonic()
     addresses = [f"localhost:{port}" for port in free_ports(ranks)]
-    processes, files = [], [tempfile.TemporaryFile("w+", errors="replace") for _ in range(ranks)]
+    processes, files = [], [tempfile.TemporaryFile("w+", errors="replace") for _ in range(ranks)]  # noqa: SIM115 (closed below)
     for rank, file in enumerate(files):
         config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
         processes.append(

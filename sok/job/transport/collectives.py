@@ -134,8 +134,7 @@ class CollectivesTransport(ManyTransport):
             tensors = [first, *group[1:]]
             flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
             count = tf.size(flat, tf.int64)
-            self._meet(turns, name, (_REDUCE, flat.dtype), count)
-            size, place = _padded(count)
+            size, place = _padded(count + self._meet(turns, name, (_REDUCE, flat.dtype), count)[0, 0])
             sums = tf.raw_ops.CollectiveReduceV2(
                 input=_pad(flat, size),
                 merge_op="Add",
@@ -155,8 +154,7 @@ class CollectivesTransport(ManyTransport):
 
             def collective(wire: tf.Tensor, turns: list[tf.Tensor]) -> list[tf.Tensor]:
                 count = tf.size(wire, tf.int64)
-                self._meet(turns, name, (_BROADCAST, tensor.dtype), count)
-                size, place = _padded(count)
+                size, place = _padded(count + self._meet(turns, name, (_BROADCAST, tensor.dtype), count)[0, 0])
                 # TensorFlow remembers who has sent in an instance: so each root has names of its own.
                 keys = self._keys(f"{name}/of rank {root_rank}", _BROADCAST, wire.dtype, place)
                 if self.rank == root_rank:
@@ -174,15 +172,17 @@ class CollectivesTransport(ManyTransport):
 
             def collective(one: tf.Tensor, turns: list[tf.Tensor]) -> list[tf.Tensor]:
                 counts = self._meet(turns, name, (_HEADER, tf.int32), one)
-                with tf.control_dependencies([counts]):
-                    return [tf.identity(one)]
+                return [one + tf.cast(counts[0, 0], tf.int32)]
 
             return self._run("barrier", name, tf.constant(1), collective)[0]
 
     def _meet(
         self, turns: list[tf.Tensor], name: str, kind: tuple[int, tf.DType], width: Any, counts: Any = None
     ) -> tf.Tensor:
-        """Meets all ranks in one collective: what each has for each, [R, R] int64, once all are known to be in it."""
+        """Meets all ranks in one collective: what each has for each [R, R] int64; zeros if `counts` are None.
+
+        It raises, on all ranks, unless all are in the same; what is to run after it must depend on its result.
+        """
         counts = tf.zeros([self.size], tf.int64) if counts is None else counts
         words = tf.concat([tf.reshape(tf.cast(width, tf.int64), [1]), counts], 0)
         headers = self._headers(turns, name, kind, words)
@@ -191,15 +191,13 @@ class CollectivesTransport(ManyTransport):
                 tracing.done(headers, name)  # it waits for nobody any more
                 raise wrong
             return headers[:, _WORDS:]
-        is_same = tf.reduce_all(tf.equal(headers[:, 1:_WORDS], headers[self.rank, 1:_WORDS]))
-        words_of_all = [_in_another_call(name, "another rank"), "The headers of all ranks:", headers[:, 1:_WORDS]]
-        fits = [f"all_to_all '{name}': the splits of a rank do not fit its tensor. Splits of all ranks, or -1:"]
-        checks = [
-            tf.debugging.Assert(is_same, words_of_all, summarize=100),
-            tf.debugging.Assert(tf.reduce_all(headers[:, _WORDS:] >= 0), [*fits, headers[:, _WORDS:]], summarize=100),
-        ]
-        with tf.control_dependencies(checks):
-            return tf.identity(headers[:, _WORDS:])
+        counts, is_same = headers[:, _WORDS:], tf.reduce_all(headers[:, 1:_WORDS] == headers[self.rank, 1:_WORDS])
+        fits = tf.reduce_all(counts >= 0)
+        bad = f"all_to_all '{name}': the splits of a rank are negative, or do not sum to the rows of its tensor."
+        said = tf.where(is_same, tf.where(fits, "0", bad), _in_another_call(name, "another rank"))
+        # What is no number raises, with its words. No Assert: a function runs these in the order of its program, and
+        # each of them would wait for a collective.
+        return counts + tf.strings.to_number(said, tf.int64)
 
     def _wrong(self, headers: np.ndarray, name: str) -> Exception | None:
         for rank, header in enumerate(headers):
