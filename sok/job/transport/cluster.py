@@ -81,7 +81,7 @@ def running() -> Cluster | None:
 
 
 def _cluster(jobs: Mapping[str, Sequence[str]], task_type: str | None, index: int) -> Cluster | None:
-    if "ps" in jobs or task_type not in _JOBS:
+    if not jobs or "ps" in jobs or task_type not in _JOBS:
         if jobs and task_type not in (*jobs, "evaluator"):
             raise ValueError(f"task {task_type!r} is not in the cluster")
         return None
