@@ -21,14 +21,24 @@ pytestmark = pytest.mark.multiprocess
 CHECKS = {
     "cluster": (),
     "transport": (),
-    "lookup": (),
-    "checkpoint": (),
+    "lookup": (
+        *("check_rows_are_those_of_one_rank", "check_gradients_reach_the_owners_summed_over_ranks"),
+        *("check_pooling_is_that_of_tf_nn", "check_all_keys_on_one_owner", "check_nobody_has_keys"),
+        *("check_all_key_dtypes", "check_a_bad_key_on_one_rank_raises_on_all"),
+        *("check_a_full_shard_raises_on_all_and_changes_nothing", "check_lookups_in_loops_and_inner_functions"),
+    ),
+    "group": (
+        "check_what_python_refuses_on_one_rank_raises_on_all",
+        "check_an_owner_that_cannot_answer_is_heard_by_all",
+    ),
+    "distributed": (
+        "check_tape_averages_and_sums_dense_gradients",
+        "check_a_gradient_that_only_some_ranks_have_is_an_error_on_all",
+    ),
+    "checkpoint": ("check_what_many_saved_one_restores",),
     "strategy": (),
 }
-NOT_HERE = {
-    "check_collectives_work_in_v1_graphs",
-    "check_what_is_large_goes_through_shared_memory",
-}
+NOT_HERE = {"check_collectives_work_in_v1_graphs", "check_what_is_large_goes_through_shared_memory"}
 PROGRAM = Path(__file__).with_name("program_that_loses_a_worker.py")
 
 
