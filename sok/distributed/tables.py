@@ -132,7 +132,7 @@ class TableTrainer:
         Returns:
             In a v1 graph the op that updates the tables, else None; and what `dense_step` or `count` gave, or None.
         """
-        strategies.refuse("sok.DistributedOptimizer", self._stock)
+        strategies.refuse("sok.DistributedOptimizer", self._stock, may_be_shared=True)
         if strategies.add_up():
             # By `dense_step`; and owners hold the sum over all workers, as it makes of others.
             joining.forget_step()
@@ -206,7 +206,10 @@ class TableTrainer:
         if has_table_step:
             update = self._update(of_tables, not has_dense_step, reduces, scale)
         else:
-            update = count_step(table for _, table in of_tables)
+            tables = [table for _, table in of_tables]
+            update = None
+            if not strategies.once_for_all(lambda _: count_step(tables), []):
+                update = count_step(tables)
         with after_answers(), tf.control_dependencies([] if update is None else [update]):
             if has_dense_step or not has_table_step:
                 return update, dense_step(
