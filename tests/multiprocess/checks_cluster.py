@@ -1,5 +1,7 @@
 """Starting a job by TF_CONFIG, without Horovod. Runs first, on the workers of `clusters.py`."""
 
+import functools
+
 import horovod.tensorflow as hvd
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ import tensorflow as tf
 
 import sok
 from sok.job import context
+from sok.job.transport import cluster
 
 
 def check_a_worker_of_tf_config_that_has_not_called_init_is_told_to(world):
@@ -20,7 +23,17 @@ def check_a_launch_by_horovodrun_beside_tf_config_is_refused(world, monkeypatch)
         sok.Init()
 
 
-def check_init_meets_the_workers_of_tf_config(world):
+@functools.cache
+def strategy():
+    """The one of this program, as a user makes it."""
+    cluster.wait_longer()  # than 10 s, on a machine that does other things
+    return tf.distribute.MultiWorkerMirroredStrategy()
+
+
+def check_init_meets_the_workers_of_a_strategy(world):
+    assert strategy().num_replicas_in_sync == world.size
+    with pytest.raises(RuntimeError, match=r"MultiWorkerMirroredStrategy\), and sok.Init has not been called"):
+        sok.size()
     assert sok.Init(global_batch_size=24, seed=3, deadline=120).numpy() == b"OK"
     assert (sok.rank(), sok.size(), sok.local_rank()) == (world.rank, world.size, world.rank)
     assert context.get_transport().name == "tensorflow" and not hvd.is_initialized()

@@ -11,14 +11,15 @@ import tf_keras
 
 import sok
 from sok.layers import for_keras
+from tests.multiprocess import checks_cluster
 from tests.multiprocess.training import BATCH, DIM, IDS_PER_SLOT, SLOTS, even_shares, samples, shards
 
 STEPS = 10
 
 
 def strategy_of(world):
-    """A second of the cluster that sok.Init has met, as a user would make; on one worker none."""
-    return tf.distribute.MultiWorkerMirroredStrategy() if world.size > 1 else tf.distribute.get_strategy()
+    """That of the program; on one worker none."""
+    return checks_cluster.strategy() if world.size > 1 else tf.distribute.get_strategy()
 
 
 def model_of(name):
@@ -75,10 +76,6 @@ def check_strategy_fit(world):
 
 def check_strategy_fit_of_a_legacy_optimizer_in_several_steps_at_once(world):
     return fit(world, "strategy_legacy", lambda: tf_keras.optimizers.legacy.Adagrad(0.1), steps_per_execution=5)
-
-
-def check_strategy_fit_with_an_optimizer_for_tables(world):
-    return fit(world, "strategy_given", lambda: tf_keras.optimizers.SGD(0.5), sok.optimizers.LazyAdam(0.02))
 
 
 def check_strategy_custom_loop(world):

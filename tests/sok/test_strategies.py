@@ -16,7 +16,7 @@ from tests.messages import saying
 # What the replicas of one process use together.
 SHARED = {
     *("tf_keras layer", "EmbeddingVariable", "Variable", "DynamicVariable", "deeprec", "optimizer"),
-    *("lookup", "embedding_lookup", "feature column", "optimizer step", "distributed step"),
+    *("lookup", "embedding_lookup", "feature column", "optimizer step"),
 }
 
 
@@ -40,6 +40,8 @@ def test_strategies_with_replicas_are_refused_wherever_something_is_made_or_used
             assert text is None, f"{case}: {text}"
             continue
         assert text is not None, f"{case} was let through"
+        if what == "distributed step" and "must only be passed a variable created in this" in text:
+            continue  # tf_keras' own words, about the weight
         if what == "fit of tf_keras" and "not created in the distribution strategy scope" in text:
             continue  # tf_keras' own words, about the table that was made outside
         assert re.search(saying(strategy, "RuntimeError", "sok.Init()", "horovodrun"), text), f"{case}: {text}"

@@ -8,7 +8,10 @@ import os
 from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
+from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.eager import context as eager
+
+from sok.job.transport import links
 
 _JOBS = ("chief", "worker")  # in the order of ranks
 
@@ -98,6 +101,7 @@ def meet() -> Cluster:
     if (met := running()) is not None:
         return met
     try:
+        wait_longer()
         _strategy = tf.distribute.MultiWorkerMirroredStrategy()
     except RuntimeError as error:
         raise RuntimeError(
@@ -108,6 +112,26 @@ def meet() -> Cluster:
     met = running()
     assert met is not None
     return met
+
+
+def wait_longer(seconds: float = links.SECONDS) -> None:
+    """Has TensorFlow take a worker for lost that is silent for so long, in place of its own 10 s.
+
+    A process that is not scheduled, or holds Python's lock, is silent. To be called before the strategy is made.
+    """
+    found = of_environment()
+    if found is None or eager.context().coordination_service is not None:
+        return
+    jobs = tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec().as_dict()
+    leader = next(job for job in _JOBS if jobs.get(job))
+    eager.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader=f"/job:{leader}/replica:0/task:0",
+        heartbeat_timeout_in_ms=int(1000 * seconds),
+        coordinated_jobs=[
+            coordination_config_pb2.CoordinatedJob(name=job, num_tasks=len(jobs[job])) for job in _JOBS if jobs.get(job)
+        ],
+    )
 
 
 def abort(text: str) -> None:
