@@ -25,7 +25,7 @@ workers: Callable[[], int] | None = None
 job_size: Callable[[], int] | None = None
 
 
-def refuse(what: str, of: Any = None, may_be_shared: bool = False) -> None:
+def refuse(what: str, of: object = None, may_be_shared: bool = False) -> None:
     """Raises if `what` is made or used under a strategy that would copy variables or steps behind our back.
 
     The default strategy is fine, and so is one of one replica, which runs a step once on variables that are there once.

@@ -11,7 +11,7 @@ import sok
 from sok.job.transport import cluster
 from tests.multiprocess import checks_strategy, clusters
 from tests.multiprocess.harness import World
-from tests.multiprocess.test_training import assert_same_training
+from tests.multiprocess.test_training import assert_same_values
 from tests.multiprocess.worker import checks_of
 
 pytestmark = pytest.mark.multiprocess
@@ -70,7 +70,7 @@ def test_two_workers_of_a_strategy_train_like_one_without(job, check):
     sok.shutdown()
     sok.Init(seed=3)
     found = job.values(check)
-    assert_same_training(found, getattr(checks_strategy, check)(World(0, 1)))
+    assert_same_values(found, getattr(checks_strategy, check)(World(0, 1)))
 
 
 def test_a_worker_that_is_killed_ends_a_cluster_at_once():
@@ -81,7 +81,7 @@ def test_a_worker_that_is_killed_ends_a_cluster_at_once():
 
 
 def test_a_worker_that_does_not_come_ends_a_cluster_with_words():
-    job = clusters.run([str(PROGRAM), "leave"], ranks=2, deadline=120, SOK_TEST_DEADLINE="6")
+    job = clusters.run([str(PROGRAM), "leave"], ranks=2, deadline=120, SOK_TEST_DEADLINE="6", SOK_TEST_ALONE="12")
     assert not job.timed_out and job.returncode != 0, job.output
     assert re.search(r"'sok/lost/\w+/0' .* \d+ s: rank 0 came, rank 1 did not", job.output), job.output
     assert re.search(r"rank 1 is in no collective; its last .*loses_a_worker.*evaluate_alone", job.output), job.output

@@ -84,10 +84,10 @@ def running() -> Cluster | None:
 
 
 def _cluster(jobs: Mapping[str, Sequence[str]], task_type: str | None, index: int) -> Cluster | None:
-    if not jobs or "ps" in jobs or task_type not in _JOBS:
-        if jobs and task_type not in (*jobs, "evaluator"):
-            raise ValueError(f"task {task_type!r} is not in the cluster")
+    if not jobs or "ps" in jobs or task_type == "evaluator":
         return None
+    if task_type not in jobs or task_type not in _JOBS:
+        raise ValueError(f"task {task_type!r} is not in the cluster")
     addresses = [address for job in _JOBS for address in jobs.get(job, ())]
     before = 0 if task_type == "chief" else len(jobs.get("chief", ()))
     if not 0 <= index < len(jobs[task_type]):
