@@ -99,6 +99,12 @@ def num_samples(batch: Any) -> tf.Tensor | None:
     return tf.cast(count, tf.float32)
 
 
+def forget_step() -> None:
+    """Forgets the lookups of a step that nobody joins: its strategy gives all workers as many batches."""
+    _noted.clear()
+    _gradients.clear()
+
+
 def note_step(trainer: TableTrainer, of_tables: Sequence[Any], others: Sequence[Any]) -> None:
     """Remembers the step that is made, or built, and looks whether workers of this `fit` have as many batches.
 

@@ -42,12 +42,16 @@ def DistributedOptimizer(
         `tf_keras.optimizers.legacy.Optimizer`, else a `tf.compat.v1.train.Optimizer`: for `compile`, `apply_gradients`
         and `minimize`. Its `inner` is `optimizer`, its `embedding_optimizer` that of the tables.
 
+    Under a `tf.distribute` strategy of several replicas, with tf_keras (docs/strategies.md), it does as optimizers do
+    there: gradients are summed, those of ordinary variables by the strategy, and losses are scaled for that. `op` is
+    not asked.
+
     Raises:
         TypeError: `optimizer` is none of these.
         ValueError: it is distributed already, or scales losses; a name that Keras does not know; or, at the first step
             with a table, no optimizer matches.
         RuntimeError: this process is one of several workers, and `sok.Init` has not been called; or a `tf.distribute`
-            strategy with replicas is in force, here or at a step.
+            strategy is in force, here or at a step, that tables do not know, or not with this Keras.
 
     Things to know:
         - Collective: every worker makes the same number of steps. In Keras' `fit` a worker that has no more batches in
@@ -87,7 +91,7 @@ def DistributedOptimizer(
 
     Source: the role of Horovod's `DistributedOptimizer`, which under Keras 3 reduces nothing.
     """
-    strategies.refuse("sok.DistributedOptimizer")
+    strategies.refuse("sok.DistributedOptimizer", may_be_shared=True)
     check_op(op)
     context.get_transport()  # says so if it is too early
     if isinstance(optimizer, (str, dict)):
@@ -97,8 +101,12 @@ def DistributedOptimizer(
             "`optimizer` must not scale losses: put the LossScaleOptimizer around sok.DistributedOptimizer(inner "
             f"optimizer), as compile() does under the policy 'mixed_float16'. Received: {optimizer!r}."
         )
+    strategies.refuse("sok.DistributedOptimizer", optimizer, may_be_shared=True)
     kinds = [kind for kind, base in stock_bases().items() if isinstance(optimizer, base)]
     if "v1" in kinds:
+        strategies.refuse_where_they_add_up(
+            "sok.DistributedOptimizer of a tf.compat.v1.train optimizer", "Give it one of tf_keras"
+        )
         from sok.distributed.v1_optimizer import V1DistributedOptimizer as family
     elif "keras" in kinds:
         from sok.distributed.keras_optimizer import KerasDistributedOptimizer as family

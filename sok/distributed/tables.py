@@ -67,7 +67,12 @@ class TableTrainer:
         Collective if `is_scaled` and it is not None: 4 bytes.
         """
         self._samples, self.shares_samples = None, False
-        if self._op != Average or context.size() == 1 or not tf.compat.v1.executing_eagerly_outside_functions():
+        if (
+            strategies.add_up()
+            or self._op != Average
+            or context.size() == 1
+            or not tf.compat.v1.executing_eagerly_outside_functions()
+        ):
             return None
         self._samples = joining.num_samples(keras_calls.batch_of_step())
         if is_scaled and self._samples is not None:
@@ -127,8 +132,13 @@ class TableTrainer:
         Returns:
             In a v1 graph the op that updates the tables, else None; and what `dense_step` or `count` gave, or None.
         """
-        strategies.refuse("sok.DistributedOptimizer")
-        replicas.start_in_fit(self)
+        strategies.refuse("sok.DistributedOptimizer", self._stock, may_be_shared=True)
+        if strategies.add_up():
+            # By `dense_step`; and owners hold the sum over all workers, as it makes of others.
+            joining.forget_step()
+            reduces = False
+        else:
+            replicas.start_in_fit(self)
         of_tables, others = split_pairs(grads_and_vars)
         reduced: list[Any] = [grad for grad, _ in others]
         if reduces:
@@ -152,6 +162,9 @@ class TableTrainer:
 
         Collective if there are several workers: the dense gradients, and 4 bytes if there are tables.
         """
+        strategies.refuse_where_they_add_up(
+            "A LossScaleOptimizer around sok.DistributedOptimizer", "Use the policies float32 or mixed_bfloat16"
+        )
         pairs = list(grads_and_vars)
         if context.size() == 1 or not pairs:
             return pairs
@@ -193,7 +206,10 @@ class TableTrainer:
         if has_table_step:
             update = self._update(of_tables, not has_dense_step, reduces, scale)
         else:
-            update = count_step(table for _, table in of_tables)
+            tables = [table for _, table in of_tables]
+            update = None
+            if not strategies.once_for_all(lambda _: count_step(tables), []):
+                update = count_step(tables)
         with after_answers(), tf.control_dependencies([] if update is None else [update]):
             if has_dense_step or not has_table_step:
                 return update, dense_step(

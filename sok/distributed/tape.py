@@ -39,7 +39,8 @@ class DistributedGradientTape:
 
     Raises:
         TypeError: `tape` is no `tf.GradientTape`.
-        RuntimeError: this process is one of several workers, and `sok.Init` has not been called.
+        RuntimeError: this process is one of several workers, and `sok.Init` has not been called; or a `tf.distribute`
+            strategy is in force that has several replicas.
 
     Example:
         >>> import sok, tensorflow as tf
@@ -54,6 +55,9 @@ class DistributedGradientTape:
 
     def __init__(self, tape: tf.GradientTape, op: str = Average) -> None:
         strategies.refuse("sok.DistributedGradientTape")
+        strategies.refuse_where_they_add_up(
+            "sok.DistributedGradientTape", "Use a tf.GradientTape, and divide losses by the global batch size"
+        )
         if not isinstance(tape, tf.GradientTape):
             raise TypeError(f"`tape` must be a tf.GradientTape. Received: {tape!r}.")
         context.get_transport()  # says so if it is too early

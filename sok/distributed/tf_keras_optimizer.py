@@ -66,7 +66,9 @@ class TfKerasDistributedOptimizer(HandsOn, tf_keras.optimizers.Optimizer):
         reduces = not skip_gradients_aggregation and kwargs.pop("experimental_aggregate_gradients", True)
         self._tables.step(
             grads_and_vars,
-            lambda pairs: self.inner.apply_gradients(pairs, name=name, **kwargs),
+            lambda pairs: self.inner.apply_gradients(
+                pairs, name=name, skip_gradients_aggregation=skip_gradients_aggregation, **kwargs
+            ),
             lambda: self.inner.iterations.assign_add(1),
             reduces,
         )

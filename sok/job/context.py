@@ -19,8 +19,9 @@ from sok.base import log, names, profiling, strategies, tracing
 from sok.job import dead_peers, elastic_launcher, gpus
 from sok.job.job import SECONDS_TO_LEAVE, Job
 from sok.job.servers import Servers
-from sok.job.transport import horovod, watch
+from sok.job.transport import cluster, horovod, watch
 from sok.job.transport.base import Transport
+from sok.job.transport.collectives import CollectivesTransport
 from sok.job.transport.local import LocalTransport
 
 # How launchers tell a process how many of it they started: horovodrun, Open MPI, other MPIs.
@@ -51,7 +52,9 @@ def Init(global_batch_size: int | None = None, seed: int | None = None, deadline
     """Starts the job: call it once on every worker, before the first layer.
 
     Joins the other workers when this process is one of several: it was launched by `horovodrun` or `mpirun`, or
-    `hvd.init()` was called before. Otherwise this is a world of one worker, with or without Horovod installed.
+    `hvd.init()` was called before. Or TF_CONFIG names several workers, or a `tf.distribute.MultiWorkerMirroredStrategy`
+    was made: then they talk by TensorFlow's collectives, without Horovod (docs/strategies.md). Otherwise this is a
+    world of one worker, with or without Horovod installed.
 
     Args:
         global_batch_size: samples of all workers in one step: at least `size()` and divisible by it. `Init` checks it
@@ -68,12 +71,14 @@ def Init(global_batch_size: int | None = None, seed: int | None = None, deadline
         the same arguments (a second run checks nothing); everything else happened when it was built.
 
     Raises:
-        ValueError: `global_batch_size` cannot be split over the workers; an argument is not a whole number; arguments
-            other than those of the first call (a second call without arguments, or with the same, does nothing).
+        ValueError: `global_batch_size` cannot be split over the workers; an argument is not a whole number; TF_CONFIG
+            cannot be read; arguments other than those of the first call (a second call without arguments, or with the
+            same, does nothing).
         tf.errors.InvalidArgumentError: workers passed different arguments. Raised on all of them.
         ImportError: several workers were launched and Horovod is not installed.
-        RuntimeError: a launcher started several processes that Horovod does not see as one job; this host has fewer
-            GPUs than workers, or TensorFlow has started its GPUs already.
+        RuntimeError: a launcher started several processes that Horovod does not see as one job; TF_CONFIG names workers
+            as well; something was computed before this call met the workers of TF_CONFIG; this host has fewer GPUs than
+            workers, or TensorFlow has started its GPUs already.
 
     On a host with GPUs each worker gets the one with its `local_rank`, whose memory grows as needed; where one GPU is
     visible already, it stays (docs/gpu.md).
@@ -137,7 +142,7 @@ def use_servers(servers: Servers) -> None:
     if job.servers != servers and job.has_tables:
         raise RuntimeError("There are tables on this worker. Enable parameter servers before the first table.")
     job.servers = servers
-    strategies.note_servers(True)
+    strategies.is_served = True
 
 
 def servers() -> Servers | None:
@@ -200,7 +205,7 @@ def shutdown() -> None:
             _job.end()
             log.logger.info("The job has ended: %r.", _job)
         _job = enabled_strategy = None
-        strategies.note_servers(False)
+        strategies.is_served = False
         names.start_anew()
 
 
@@ -265,17 +270,22 @@ def counting_graph() -> Any:
     return graph
 
 
+def _size_if_any() -> int:
+    return 1 if _job is None else _job.size
+
+
+strategies.job_size = _size_if_any
+
+
 def _get_job() -> _Job:
     global _job
     if _job is None:
         with _lock:
             if _job is None:
-                launcher = elastic_launcher.ADDRESS if elastic_launcher.is_there() else _launcher_of_many()
-                if launcher or horovod.running_size() > 1:
+                if why := workers_named()[0]:
                     raise RuntimeError(
-                        f"This process is one of several workers ({launcher or 'hvd.init() was called'}), and sok.Init "
-                        "has not been called. Call sok.Init(global_batch_size=...) once on every worker, before the "
-                        "first layer."
+                        f"This process is one of several workers ({why}), and sok.Init has not been called. Call "
+                        "sok.Init(global_batch_size=...) once on every worker, before the first layer."
                     )
                 profiling.follow_environment(rank=0, size=1)
                 _job = _Job(LocalTransport())
@@ -313,9 +323,12 @@ def _join(seed: Any, global_batch_size: Any, deadline: Any) -> _Job:
     # That of an elastic job says it only when asked, and says another thing each time.
     launcher = "" if elastic_launcher.is_there() else _launcher_of_many()
     transport: Transport = LocalTransport()
-    if launcher or elastic_launcher.is_there() or horovod.running_size() > 0 or "HOROVOD_SIZE" in os.environ:
-        atexit.unregister(_abandon)
-        atexit.register(_abandon)  # first, to be done last: when peers know of this worker's end
+    engine = workers_named()[1]
+    if engine == CollectivesTransport.name:
+        _abandon_at_exit()
+        transport = CollectivesTransport(seconds)
+    elif engine or horovod.running_size() > 0 or "HOROVOD_SIZE" in os.environ:
+        _abandon_at_exit()
         found = horovod.HorovodTransport(seconds)
         if launcher and launcher != f"{launcher.partition('=')[0]}={found.size}":
             raise RuntimeError(
@@ -324,7 +337,20 @@ def _join(seed: Any, global_batch_size: Any, deadline: Any) -> _Job:
             )
         # horovodrun -np 1: Horovod is there for the user's own calls; we need no collectives.
         transport = found if found.size > 1 else transport
-    return _Job(transport, seed, global_batch_size, seconds, is_explicit=True)
+    job = _Job(transport, seed, global_batch_size, seconds, is_explicit=True)
+    if isinstance(transport, CollectivesTransport):
+        strategies.workers = lambda: transport.size
+        job.at_end(_forget_workers_of_strategies)
+    return job
+
+
+def _forget_workers_of_strategies() -> None:
+    strategies.workers = None
+
+
+def _abandon_at_exit() -> None:
+    atexit.unregister(_abandon)
+    atexit.register(_abandon)  # first, to be done last: when peers know of this worker's end
 
 
 def _abandon() -> None:
@@ -358,6 +384,33 @@ def _launcher_of_many() -> str:
         if text.isdigit() and int(text) > 1:
             return f"{variable}={int(text)}"
     return ""
+
+
+def workers_named() -> tuple[str, str]:
+    """What says that this process is one of several workers, and the engine by which they meet; empty if nothing does.
+
+    Raises:
+        RuntimeError: a launcher of Horovod's and TensorFlow's own cluster both do.
+        ValueError: TF_CONFIG cannot be read.
+    """
+    launcher = elastic_launcher.ADDRESS if elastic_launcher.is_there() else _launcher_of_many()
+    by_horovod = launcher or ("hvd.init() was called" if horovod.running_size() > 1 else "")
+    cluster_of_many = _cluster_of_many()
+    if by_horovod and cluster_of_many:
+        raise RuntimeError(
+            f"{by_horovod} and {cluster_of_many} both name the workers of this job, and sok cannot tell which counts. "
+            "Start the workers by horovodrun and unset TF_CONFIG, or each by itself with TF_CONFIG alone."
+        )
+    engine = CollectivesTransport.name if cluster_of_many else horovod.HorovodTransport.name if by_horovod else ""
+    return by_horovod or cluster_of_many, engine
+
+
+def _cluster_of_many() -> str:
+    """What says that TensorFlow's own collectives join this process to others, in words; empty if nothing does."""
+    if cluster.running() is not None:
+        return "tf.distribute.MultiWorkerMirroredStrategy"
+    found = cluster.of_environment()
+    return "" if found is None else f"TF_CONFIG of {found.size} workers"
 
 
 def _is_whole_number(value: Any) -> bool:

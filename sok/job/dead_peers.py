@@ -10,10 +10,12 @@ from typing import Any
 
 from sok.base.types import KerasModel
 
-# What Horovod and Gloo write when a peer leaves: closed connections, or a shutdown that another rank asked for.
+# What Horovod, Gloo and TensorFlow's collectives write when a peer leaves: closed connections, or a shutdown that
+# another rank asked for.
 _SIGNS = (
     *("horovod has been shut down", "horovod has not been initialized", "gloo"),
     *("connection closed by peer", "connection reset by peer", "broken pipe"),
+    *("collective ops is aborted", "socket closed", "failed to connect to all addresses"),
 )
 
 # How a program has ended: without an exception, or by one that another worker's end caused. Else: the exception's

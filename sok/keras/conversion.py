@@ -130,7 +130,7 @@ def distributed_model(
 
     Source: the role of OpenEmbedding's `distributed_model`, which leaves subclassed models alone, and weights behind.
     """
-    strategies.refuse("sok.distributed_model")
+    strategies.refuse("sok.distributed_model", model)
     keras = keras_of(model)
     plan = plan_of(model, table, sparse_as_dense_size, keep, regularize)
     if dry_run:

@@ -136,7 +136,7 @@ def lookup_parts(
     waiting = next(filter(None, ([f.table for f in part if f.is_of_table] for part in parts)), ())
     with exchange.told_to_peers(*waiting):
         if waiting:
-            strategies.refuse(f"A lookup in table '{waiting[0].table_name}'")
+            strategies.refuse(f"A lookup in table '{waiting[0].table_name}'", may_be_shared=True)
         asked = _each(lambda part: [_with_csr(f) for f in part], parts, scopes)
         return _found(with_report(asked), lambda part: begin_part(part, training), scopes)
 

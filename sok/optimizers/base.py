@@ -79,7 +79,7 @@ class Optimizer(tf.__internal__.tracking.Trackable):
         *,
         hyper: Mapping[str, float] | None = None,
     ) -> None:
-        strategies.refuse(f"sok.optimizers.{type(self).__name__}")
+        strategies.refuse(f"sok.optimizers.{type(self).__name__}", may_be_shared=True)
         self._take(hyper)
         if nonfinite_gradients not in gradients.NONFINITE_POLICIES:
             raise ValueError(
@@ -287,12 +287,21 @@ class Optimizer(tf.__internal__.tracking.Trackable):
         gradient_scale: float | tf.Tensor | None = None,
         counts_step: bool = True,
     ) -> tf.Operation | None:
-        strategies.refuse(f"sok.optimizers.{type(self).__name__}")
+        strategies.refuse(f"sok.optimizers.{type(self).__name__}", may_be_shared=True)
         self._check_graph()
         tables = [variable for _, variable in pairs]
         if tables:
             job_of(tables)
-        pairs = [pair for pair in pairs if pair[0] is not None]
+        given = [pair for pair in pairs if pair[0] is not None]
+
+        def with_all(slices: list[Any]) -> None:
+            found = iter(slices)
+            of_all = [(grad if grad is None else next(found), variable) for grad, variable in pairs]
+            self._apply(of_all, name, gradient_scale, counts_step)
+
+        if strategies.once_for_all(with_all, [grad for grad, _ in given]):
+            return None
+        pairs = given
         for _, variable in pairs:
             claims.claim(self, variable)
         in_order = contextlib.nullcontext() if tables and tables[0].on_servers else after_answers()

@@ -106,7 +106,7 @@ class EmbeddingVariable(TellsEvicted, AsVariable):
         self._job = job = context.get_job()
         options.placement.check(job.holders, options.hashed, self._dim)
         self._options = options = with_rows_counted(options, self._dim, self._capacity, job.holders)
-        strategies.refuse(f"The embedding table {name!r}" if name else "An embedding table")
+        strategies.refuse(f"The embedding table {name!r}" if name else "An embedding table", may_be_shared=True)
         self._table_name = names.unique("table", name or "embedding_variable")
         # A shard's capacity changes with the number of workers where it is a share of the legal keys.
         spec = to_spec(options.initializer, options.num_keys or self._capacity, self._dim)

@@ -131,6 +131,18 @@ def check_horovod(distribution: str = "horovod", question: str = HOROVOD_QUESTIO
     return [Finding("horovod", OK, text, details={**details, "rows_of_gpus": way})]
 
 
+def check_job() -> list[Finding]:
+    """How a program that is started here, as this one was, would meet other workers."""
+    from sok.job import context
+
+    try:
+        who, engine = context.workers_named()
+    except (RuntimeError, ValueError) as error:
+        return [Finding("job", FAIL, str(error), "Say the workers once: by horovodrun, or by TF_CONFIG.")]
+    text = f"{who}: sok.Init would meet them by {engine}" if who else "one worker: nothing here names others"
+    return [Finding("job", OK, text, details={"workers": who, "engine": engine})]
+
+
 def check_native_library() -> list[Finding]:
     info = _ops.build_info() or {}
     details = {"path": str(_ops.library_path()), **info}

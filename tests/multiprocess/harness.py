@@ -108,7 +108,38 @@ def run(command: Sequence[str], ranks: int, deadline: float, **starts: bool) -> 
     `starts` are those of `launching`.
     """
     mark = uuid.uuid4().hex
-    environment = {
+    start = time.monotonic()
+    process = subprocess.Popen(
+        launching(command, ranks, **starts),
+        cwd=ROOT,
+        env=environment_of(mark),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    timed_out = False
+    try:
+        output, _ = process.communicate(timeout=deadline)
+    except subprocess.TimeoutExpired:
+        timed_out = True
+        kill(mark)
+        output, _ = process.communicate()
+    finally:
+        kill(mark)
+    # TensorFlow's greetings and advice would fill what is shown of a failure.
+    told = [
+        line
+        for line in output.splitlines()
+        if not re.search(r"port\.cc|cuda|absl::InitializeLog|oneDNN|WARNING:tensorflow", line)
+    ]
+    return Job(ranks, process.returncode, "\n".join(told), time.monotonic() - start, timed_out)
+
+
+def environment_of(mark: str) -> dict[str, str]:
+    """That of the processes of a job."""
+    return {
         **os.environ,
         MARK: mark,
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
@@ -122,33 +153,6 @@ def run(command: Sequence[str], ranks: int, deadline: float, **starts: bool) -> 
         # How often (ms) Horovod's thread looks whether there is something to do. At 1 it takes a fifth of a processor.
         "HOROVOD_CYCLE_TIME": "5",
     }
-    start = time.monotonic()
-    process = subprocess.Popen(
-        launching(command, ranks, **starts),
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    timed_out = False
-    try:
-        output, _ = process.communicate(timeout=deadline)
-    except subprocess.TimeoutExpired:
-        timed_out = True
-        _kill(mark)
-        output, _ = process.communicate()
-    finally:
-        _kill(mark)
-    # TensorFlow's greetings and advice would fill what is shown of a failure.
-    told = [
-        line
-        for line in output.splitlines()
-        if not re.search(r"port\.cc|cuda|absl::InitializeLog|oneDNN|WARNING:tensorflow", line)
-    ]
-    return Job(ranks, process.returncode, "\n".join(told), time.monotonic() - start, timed_out)
 
 
 def processes_of(mark: str) -> list[int]:
@@ -162,7 +166,7 @@ def processes_of(mark: str) -> list[int]:
     return found
 
 
-def _kill(mark: str) -> None:
+def kill(mark: str) -> None:
     """Ends all processes of a job. What one of them has started meanwhile is found when looked for again."""
     until = time.monotonic() + 30
     while (left := processes_of(mark)) and time.monotonic() < until:

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import importlib
 import inspect
+import json
 import os
 import pickle
 import sys
@@ -26,8 +27,10 @@ CHECK_SECONDS = float(os.environ.get("SOK_TEST_CHECK_SECONDS", "240"))
 
 
 def checks_of(module: types.ModuleType) -> dict[str, Callable[..., Any]]:
-    """The checks of a module, in the order they are written."""
-    return {name: value for name, value in vars(module).items() if name.startswith("check_") and callable(value)}
+    """The checks of a module, in the order they are written: those that SOK_TEST_CHECKS names, if it names any."""
+    named = os.environ.get("SOK_TEST_CHECKS", "").split()
+    found = {name: value for name, value in vars(module).items() if name.startswith("check_") and callable(value)}
+    return {name: value for name, value in found.items() if not named or name in named}
 
 
 def run_check(name: str, check: Callable[..., Any], world: World, folder: Path) -> Outcome:
@@ -86,8 +89,15 @@ def _begin_another_job() -> None:
     sok.Init(global_batch_size=24, seed=3)
 
 
+def _world() -> World:
+    if "TF_CONFIG" in os.environ:  # tests/multiprocess/clusters.py
+        config = json.loads(os.environ["TF_CONFIG"])
+        return World(config["task"]["index"], len(config["cluster"]["worker"]))
+    return World(int(os.environ.get("HOROVOD_RANK", "0")), int(os.environ.get("HOROVOD_SIZE", "1")))
+
+
 def main(folder: str, modules: list[str]) -> int:
-    world = World(int(os.environ.get("HOROVOD_RANK", "0")), int(os.environ.get("HOROVOD_SIZE", "1")))
+    world = _world()
     report = Report(Path(folder) / f"{world.rank}.pickle")
     own_folder = Path(folder) / f"files_of_rank_{world.rank}"
     own_folder.mkdir()

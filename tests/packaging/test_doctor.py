@@ -26,7 +26,18 @@ def test_doctor_says_usable_in_json_with_exit_status_0():
     assert report["usable"] is True
     checks = {check["name"]: check for check in report["checks"]}
     assert set(checks) == {
-        *("python", "cpu", "memory", "huge pages", "tensorflow", "keras", "horovod", "native library", "devices"),
+        *(
+            "python",
+            "cpu",
+            "memory",
+            "huge pages",
+            "tensorflow",
+            "keras",
+            "horovod",
+            "job",
+            "native library",
+            "devices",
+        ),
         *(["cuda"] if (_ops.build_info() or {}).get("cuda", "none") != "none" else []),
         "self test",
     }

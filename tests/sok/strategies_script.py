@@ -15,7 +15,6 @@ IDS = np.array([[1, 2], [3, 4], [1, 4], [5, 6]])
 STRATEGIES = {
     "MirroredStrategy": lambda: tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]),
     "CentralStorageStrategy": lambda: tf.distribute.experimental.CentralStorageStrategy(["CPU:0", "CPU:1"]),
-    "MultiWorkerMirroredStrategy": tf.distribute.MultiWorkerMirroredStrategy,
 }
 
 
@@ -89,5 +88,7 @@ for name, make in STRATEGIES.items():
         told[f"{name}, {case}"] = error_of(lambda f=f, run=strategy.run: run(f))
     if name == "MirroredStrategy":
         told[f"{name}, fit of Keras 3"] = error_of(lambda s=strategy: fit(keras, s))
+        with strategy.scope():
+            told[f"{name}, distributed_model"] = error_of(lambda: sok.distributed_model(tf_keras.Sequential()))
         told[f"{name}, fit of tf_keras"] = error_of(lambda s=strategy: fit(tf_keras, s))
 print(json.dumps(told))

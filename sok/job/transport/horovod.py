@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from sok.base import _ops, tracing
+from sok.base import _ops
 from sok.base.graph_ops import run_now
 from sok.job import elastic_launcher
 from sok.job.transport import links
-from sok.job.transport.base import Transport, check_addable, check_has_rows, check_movable
-from sok.job.transport.ordering import in_turn
+from sok.job.transport.base import check_has_rows, check_movable
+from sok.job.transport.many import ManyTransport
+from sok.job.transport.store import Store
 from sok.job.transport.watch import Watch
 
 _CPU = "/CPU:0"
@@ -73,7 +73,7 @@ def _start(hvd: Any) -> dict[int, str]:
     return before
 
 
-class HorovodTransport(Transport):
+class HorovodTransport(ManyTransport):
     """The processes and collectives of Horovod, as it was built (Gloo or MPI). Starts Horovod if nobody has.
 
     Tensors are staged through the CPU; TensorFlow copies those of a GPU there and back. Where all workers are on one
@@ -90,6 +90,7 @@ class HorovodTransport(Transport):
     """
 
     name = "horovod"
+    _added_as = _ADDED_AS
 
     def __init__(self, deadline: float = 0.0) -> None:
         try:
@@ -102,8 +103,6 @@ class HorovodTransport(Transport):
         self._hvd = hvd
         before = _start(hvd)
         self.rank, self.size, self.local_rank = hvd.rank(), hvd.size(), hvd.local_rank()
-        self._watch: Watch | None = None
-        self._was_aborted = False
         self.shares_memory = False
         self._lost_after = min(links.SECONDS, deadline / 2) if deadline else links.SECONDS
         self._links = links.keep_watch(before, self._lost_after)
@@ -124,9 +123,7 @@ class HorovodTransport(Transport):
             return f"{host}:{port}"
         own = b""
         if self.rank == 0:
-            from horovod.runner.http.http_server import KVStoreServer
-
-            own = f"{socket.gethostname()}:{KVStoreServer(verbose=False).start_server()}".encode()
+            own = f"{socket.gethostname()}:{Store().server_port}".encode()
         told = run_now(lambda: self.all_gather(tf.constant(list(own), tf.uint8), "sok/watch/store"))
         return bytes(told).decode()
 
@@ -199,22 +196,6 @@ class HorovodTransport(Transport):
         way = "MPI" if self._hvd.mpi_enabled() else "Gloo"
         return f"staged through the host ({way}{', in shared memory' if self.shares_memory else ''})"
 
-    def grouped_all_reduce(self, tensors: Sequence[tf.Tensor], name: str, average: bool) -> list[tf.Tensor]:
-        with tf.device("/CPU:0"):
-            tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
-            groups: dict[tf.DType, list[int]] = {}
-            for place, tensor in enumerate(tensors):
-                check_addable(tensor.dtype, "grouped_all_reduce", average)
-                groups.setdefault(_ADDED_AS.get(tensor.dtype, tensor.dtype), []).append(place)
-            results: list[Any] = [None] * len(tensors)
-            for dtype, places in groups.items():
-                group = [tf.cast(tensors[place], dtype) for place in places]
-                group_name = name if len(groups) == 1 else f"{name}/{dtype.name}"
-                for place, result in zip(places, self._reduce_group(group, group_name, average), strict=True):
-                    result.set_shape(tensors[place].shape)
-                    results[place] = tf.cast(result, tensors[place].dtype)
-            return results
-
     def _reduce_group(self, group: list[tf.Tensor], name: str, average: bool) -> list[tf.Tensor]:
         op = self._hvd.Average if average else self._hvd.Sum
 
@@ -251,10 +232,7 @@ class HorovodTransport(Transport):
             return _from_wire(gathered, tensor.dtype)
 
     def broadcast(self, tensor: tf.Tensor, root_rank: int, name: str) -> tf.Tensor:
-        if not 0 <= root_rank < self.size:
-            raise ValueError(
-                f"`root_rank` must be in [0, {self.size}), the ranks of this job. Received: {root_rank!r}."
-            )
+        self._check_root(root_rank)
         with tf.device("/CPU:0"):
             tensor = tf.convert_to_tensor(tensor)
             wire = _to_wire(tensor, "broadcast")
@@ -273,26 +251,6 @@ class HorovodTransport(Transport):
                 return [self._hvd.allreduce(x, op=self._hvd.Sum, **_named(name))]
 
             return self._run("barrier", name, tf.constant(1), collective)[0]
-
-    def _run(self, kind: str, name: str, tensors: Any, collective: Callable[..., Sequence[tf.Tensor]]) -> Any:
-        """What `collective(first of tensors, turns)` gives: counted, and in turn with others of the name."""
-
-        if self._was_aborted:
-            raise tf.errors.AbortedError(
-                None, None, f"{kind} '{name}': the job has ended, as sok has said on stderr. Start the workers anew."
-            )
-
-        def build(turns: list[tf.Tensor]) -> list[tf.Tensor]:
-            first, *_ = tracing.count_group(tf.nest.flatten(tensors), name, kind, turns)
-            try:
-                result, *others = collective(first, turns)
-            except tf.errors.OpError as error:
-                if self._watch is None or not self._watch.verdict:
-                    raise
-                raise tf.errors.DeadlineExceededError(None, None, self._watch.verdict) from error
-            return [tracing.done(result, name, turns), *others]
-
-        return in_turn(name, build)
 
     def describe_ended(self) -> str:
         told = links.describe_lost(links.lost(self._links), self._hosts, self._lost_after)

@@ -180,6 +180,8 @@ class Watch:
         self._told = 0
         self._heard: dict[int, tuple[int, float]] = {}  # of each peer: which report, and when it was new here
         self._warned: tuple[str, int] | None = None
+        # Of a job before this one, in steps that failed: nobody waits any more.
+        self._stale = {one.name: one.begun for one in own_collectives().values() if one.waits}
         self._telling = threading.Lock()
         self.verdict = ""  # why the job was ended, once it was
         # Horovod's own end comes after it, and with that the peers' errors.
@@ -193,7 +195,7 @@ class Watch:
 
     def _run(self) -> None:
         while not self._stopped.wait(self._interval):
-            mine = Report(own_collectives(), own_place())
+            mine = self._mine()
             try:
                 self._tell(mine)
                 wait = mine.oldest_wait
@@ -201,6 +203,13 @@ class Watch:
                     self._judge(self._read_all(mine))
             except (OSError, http.client.HTTPException, ValueError):
                 continue  # the launcher is busy, or gone: then it ends the job itself
+
+    def _mine(self) -> Report:
+        mine = own_collectives()
+        for name, begun in self._stale.items():
+            if name in mine and mine[name].begun == begun:
+                mine[name] = dataclasses.replace(mine[name], waits=False)
+        return Report(mine, own_place())
 
     def _judge(self, reports: dict[int, Report | None]) -> None:
         found = lonely(reports, self._rank, self._deadline)
@@ -228,7 +237,7 @@ class Watch:
 
     def describe_ended(self) -> str:
         """What peers have told of their end: see the function."""
-        mine = Report(own_collectives(), own_place())
+        mine = self._mine()
         try:
             return describe_ended(self._read_all(mine), self._rank)
         except (OSError, http.client.HTTPException, ValueError):

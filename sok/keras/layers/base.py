@@ -165,7 +165,7 @@ class EmbeddingLayerMixin(TableLayerMixin):
         distinct_slots: bool | None = None,
         **kwargs: Any,
     ) -> None:
-        strategies.refuse(f"A sok.{type(self).__name__}")
+        strategies.refuse(f"A sok.{type(self).__name__}", self, may_be_shared=True)
         resolve(embedding_initializer, "embedding_initializer")
         options = said_once(
             table,

@@ -166,7 +166,7 @@ class EmbeddingMixin(_Base):
         """The second half of the constructor: an ordinary variable, or a table with these options."""
         self._is_plain = is_plain
         if not is_plain:
-            strategies.refuse(f"A sok.{type(self).__name__}")
+            strategies.refuse(f"A sok.{type(self).__name__}", self, may_be_shared=True)
             reason = why_no_table(self, self.regularize)
             if reason is not None:
                 raise ValueError(f"Layer '{self.name}' cannot be over a table: {reason}.")
