@@ -16,16 +16,13 @@ from tensorflow.python.framework import ops
 from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
 from sok.base import log, names, profiling, strategies, tracing
-from sok.job import dead_peers, elastic_launcher, gpus
+from sok.job import dead_peers, elastic_launcher, gpus, launchers
 from sok.job.job import SECONDS_TO_LEAVE, Job
 from sok.job.servers import Servers
-from sok.job.transport import cluster, horovod, watch
+from sok.job.transport import horovod, watch
 from sok.job.transport.base import Transport
 from sok.job.transport.collectives import CollectivesTransport
 from sok.job.transport.local import LocalTransport
-
-# How launchers tell a process how many of it they started: horovodrun, Open MPI, other MPIs.
-_LAUNCHER_VARIABLES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 # How workers tell one another of arguments that are None, or no whole numbers: as numbers that nobody passes.
 _NONE, _NO_NUMBER = 1 - 2**63, -(2**63)
@@ -282,7 +279,7 @@ def _get_job() -> _Job:
     if _job is None:
         with _lock:
             if _job is None:
-                if why := workers_named()[0]:
+                if why := launchers.workers_named()[0]:
                     raise RuntimeError(
                         f"This process is one of several workers ({why}), and sok.Init has not been called. Call "
                         "sok.Init(global_batch_size=...) once on every worker, before the first layer."
@@ -321,9 +318,9 @@ def _met(seed: Any, global_batch_size: Any, deadline: Any) -> tuple[_Job, tf.Ten
 def _join(seed: Any, global_batch_size: Any, deadline: Any) -> _Job:
     seconds = watch.checked_deadline(deadline)
     # That of an elastic job says it only when asked, and says another thing each time.
-    launcher = "" if elastic_launcher.is_there() else _launcher_of_many()
+    launcher = "" if elastic_launcher.is_there() else launchers.of_many()
     transport: Transport = LocalTransport()
-    engine = workers_named()[1]
+    engine = launchers.workers_named()[1]
     if engine == CollectivesTransport.name:
         _abandon_at_exit()
         transport = CollectivesTransport(seconds)
@@ -375,42 +372,6 @@ def _begun(before: _Job | None, job: _Job) -> _Job:
     before.seed, before.global_batch_size, before.deadline = job.seed, job.global_batch_size, job.deadline
     before.is_explicit, before.ranks_agree = True, job.ranks_agree
     return before
-
-
-def _launcher_of_many() -> str:
-    """Which environment variable says that there are several workers, as 'NAME=N'; empty if none does."""
-    for variable in _LAUNCHER_VARIABLES:
-        text = os.environ.get(variable, "")
-        if text.isdigit() and int(text) > 1:
-            return f"{variable}={int(text)}"
-    return ""
-
-
-def workers_named() -> tuple[str, str]:
-    """What says that this process is one of several workers, and the engine by which they meet; empty if nothing does.
-
-    Raises:
-        RuntimeError: a launcher of Horovod's and TensorFlow's own cluster both do.
-        ValueError: TF_CONFIG cannot be read.
-    """
-    launcher = elastic_launcher.ADDRESS if elastic_launcher.is_there() else _launcher_of_many()
-    by_horovod = launcher or ("hvd.init() was called" if horovod.running_size() > 1 else "")
-    cluster_of_many = _cluster_of_many()
-    if by_horovod and cluster_of_many:
-        raise RuntimeError(
-            f"{by_horovod} and {cluster_of_many} both name the workers of this job, and sok cannot tell which counts. "
-            "Start the workers by horovodrun and unset TF_CONFIG, or each by itself with TF_CONFIG alone."
-        )
-    engine = CollectivesTransport.name if cluster_of_many else horovod.HorovodTransport.name if by_horovod else ""
-    return by_horovod or cluster_of_many, engine
-
-
-def _cluster_of_many() -> str:
-    """What says that TensorFlow's own collectives join this process to others, in words; empty if nothing does."""
-    if cluster.running() is not None:
-        return "tf.distribute.MultiWorkerMirroredStrategy"
-    found = cluster.of_environment()
-    return "" if found is None else f"TF_CONFIG of {found.size} workers"
 
 
 def _is_whole_number(value: Any) -> bool:

@@ -133,10 +133,10 @@ def check_horovod(distribution: str = "horovod", question: str = HOROVOD_QUESTIO
 
 def check_job() -> list[Finding]:
     """How a program that is started here, as this one was, would meet other workers."""
-    from sok.job import context
+    from sok.job import launchers
 
     try:
-        who, engine = context.workers_named()
+        who, engine = launchers.workers_named()
     except (RuntimeError, ValueError) as error:
         return [Finding("job", FAIL, str(error), "Say the workers once: by horovodrun, or by TF_CONFIG.")]
     text = f"{who}: sok.Init would meet them by {engine}" if who else "one worker: nothing here names others"
