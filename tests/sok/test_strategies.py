@@ -44,6 +44,8 @@ def test_strategies_with_replicas_are_refused_wherever_something_is_made_or_used
             continue  # tf_keras' own words, about the weight
         if what == "fit of tf_keras" and "not created in the distribution strategy scope" in text:
             continue  # tf_keras' own words, about the table that was made outside
+        if what == "fit of Keras 3" and "A stock optimizer was given the embedding table" in text:
+            continue  # which is wrong without a strategy, too
         assert re.search(saying(strategy, "RuntimeError", "sok.Init()", "horovodrun"), text), f"{case}: {text}"
 
 
