@@ -14,6 +14,7 @@ from sok.checkpoint.arguments import tables_of
 from sok.job import context
 from sok.job.agreement import together
 from sok.optimizers import Optimizer
+from sok.table import on_servers
 from sok.table.options import TableOptions
 
 _CACHE_MEGABYTES = 1024  # OpenEmbedding's own default
@@ -59,13 +60,13 @@ def should_persist(model: KerasModel) -> bool:
 
 
 def persist(model: KerasModel, path: str, window: int, optimizer: Optimizer | None) -> None:
-    """A save by version, which with a window goes on beside training."""
+    """A save by version, which with a window goes on beside training; not of tables on servers."""
     if window not in (0, 1, 2):
         raise ValueError(f"`persist_pending_window` must be 0, 1 or 2. Received: {window!r}.")
     last = _under_way.pop(id(model), None)
     if last is not None:
         last.result()
-    saving = sok.save(path, model, optimizer, versions=True, asynchronous=window > 0)
+    saving = sok.save(path, model, optimizer, versions=True, asynchronous=window > 0 and context.servers() is None)
     if saving is not None:
         _under_way[id(model)] = saving
     _steps[id(model)] = [int(table.step) for table in _tables_of(model)]
@@ -104,5 +105,5 @@ def _tables_of(model: KerasModel) -> list[Any]:
 
 
 def _is_full(table: Any) -> bool:
-    rows_in_memory, most, *_ = _ops.lib().sok_table_storage(table.handle).numpy().tolist()
-    return rows_in_memory >= most
+    sizes = [_ops.lib().sok_table_storage(shard.handle).numpy().tolist() for (shard,) in on_servers.held([table])]
+    return any(rows_in_memory >= most for rows_in_memory, most, *_ in sizes)

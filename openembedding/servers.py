@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import socket
+import socketserver
 import threading
 import time
 import xmlrpc.client
@@ -66,6 +67,12 @@ class Directory:
         return True
 
 
+class _Listener(socketserver.ThreadingMixIn, xmlrpc.server.SimpleXMLRPCServer):
+    """Asks in a thread each: who connects and says nothing keeps nobody else waiting."""
+
+    daemon_threads = True
+
+
 class Master:
     """Begins to listen at `flags.bind_ip` ('ip' or 'ip:port'; without a port at one that is free), in a thread.
 
@@ -86,7 +93,7 @@ class Master:
         from openembedding import flags
 
         host, port = address_of(flags.bind_ip if bind_ip is None else bind_ip, "bind_ip")
-        self._server = xmlrpc.server.SimpleXMLRPCServer((host, port), logRequests=False, allow_none=True)
+        self._server = _Listener((host, port), logRequests=False, allow_none=True)
         self._server.register_instance(Directory())
         threading.Thread(target=self._server.serve_forever, daemon=True, name="openembedding master").start()
         self.endpoint = f"{host}:{self._server.server_address[1]}"

@@ -89,7 +89,8 @@ def refuse(what: str, of: object = None, may_be_shared: bool = False) -> None:
 def _replicas_share() -> bool:
     """Whether the strategy in force has several replicas, all in this process."""
     strategy = tf.distribute.get_strategy()
-    return strategy.num_replicas_in_sync > 1 and isinstance(strategy, _ONE_BY_ONE)
+    is_v1 = not tf.compat.v1.executing_eagerly_outside_functions()  # whose steps are ops: a merge call gives none
+    return strategy.num_replicas_in_sync > 1 and isinstance(strategy, _ONE_BY_ONE) and not is_v1
 
 
 def once_for_all(do: Callable[[list[Any]], None], slices: Sequence[tf.IndexedSlices]) -> bool:

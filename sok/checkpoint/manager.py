@@ -167,7 +167,8 @@ class CheckpointManager:
                     self._checkpoint.write(path)
 
         together(transport, "sok/manager/dense", dense)
-        self._under_way = tf_checkpoints.save_tables(path, tables, asynchronous=True, versions=True, _on_commit=publish)
+        how = {"asynchronous": context.servers() is None, "versions": True, "_on_commit": publish}
+        self._under_way = tf_checkpoints.save_tables(path, tables, **how)
         return path
 
     def wait(self, timeout: float | None = None) -> None:

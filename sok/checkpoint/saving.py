@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -171,8 +172,9 @@ def save(
             of_holder.remove_files()
 
     def end(complete: bool) -> None:
-        for of_holder in works:
-            of_holder.end(complete)
+        with contextlib.ExitStack() as all_of_them:  # those, too, behind a server that is lost
+            for of_holder in reversed(works):
+                all_of_them.callback(of_holder.end, complete)
 
     try:
         if asynchronous:

@@ -39,7 +39,7 @@ def save(table: EmbeddingVariable, store: MutableMapping[str, np.ndarray]) -> No
 
     if leaves_rows_out():
         return
-    if job_of([table]).size > 1 or table._in_graph_mode:
+    if job_of([table]).size > 1 or table.on_servers is not None or table._in_graph_mode:
         table.warn_not_saved()
         return
     with tempfile.TemporaryDirectory() as folder, tf.init_scope():
@@ -59,7 +59,7 @@ def load(table: EmbeddingVariable, store: MutableMapping[str, np.ndarray]) -> No
     if _NAME not in store.keys():  # noqa: SIM118 (Keras' stores have no `in`)
         tf_checkpoints.warn_not_restored({"": table}, "this file holds none.")
         return
-    if job_of([table]).size > 1 or table._in_graph_mode:
+    if job_of([table]).size > 1 or table.on_servers is not None or table._in_graph_mode:
         tf_checkpoints.warn_not_restored({"": table}, "a worker alone cannot restore tables; use sok.load_weights.")
         return
     with tempfile.TemporaryDirectory() as folder, tf.init_scope():

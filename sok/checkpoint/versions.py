@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from sok.checkpoint import tf_checkpoints
 from sok.checkpoint.native import EagerCalls
+from sok.table import on_servers
 from sok.table.options import whole_number
 
 MODES = ("files", "versions")
@@ -42,8 +43,11 @@ def prepare(tables: Sequence[Any]) -> None:
         tf.errors.FailedPreconditionError: a table cannot: it has policies, say.
     """
     for table in tables:
-        if table.options.storage is not None and not table.keeps_versions:
-            EagerCalls().keep_versions(table)
+        if table.options.storage is None:
+            continue
+        for (shard,) in on_servers.held([table]):
+            if not shard.keeps_versions:
+                EagerCalls().keep_versions(shard)
 
 
 def publish(directory: str, path: str, max_to_keep: int | None) -> None:

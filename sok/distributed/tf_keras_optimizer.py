@@ -67,7 +67,7 @@ class TfKerasDistributedOptimizer(HandsOn, tf_keras.optimizers.Optimizer):
         self._tables.step(
             grads_and_vars,
             lambda pairs: self.inner.apply_gradients(
-                pairs, name=name, skip_gradients_aggregation=skip_gradients_aggregation, **kwargs
+                pairs, name=name, skip_gradients_aggregation=not reduces, **kwargs
             ),
             lambda: self.inner.iterations.assign_add(1),
             reduces,

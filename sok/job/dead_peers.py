@@ -10,13 +10,13 @@ from typing import Any
 
 from sok.base.types import KerasModel
 
-# What Horovod, Gloo and TensorFlow's collectives write when a peer leaves: closed connections, or a shutdown that
-# another rank asked for.
+# What Horovod and Gloo write when a peer leaves: closed connections, or a shutdown that another rank asked for. Below,
+# what TensorFlow's collectives do, and say that it is of them: gRPC writes the same of any other service.
 _SIGNS = (
     *("horovod has been shut down", "horovod has not been initialized", "gloo"),
     *("connection closed by peer", "connection reset by peer", "broken pipe"),
-    *("collective ops is aborted", "socket closed", "failed to connect to all addresses"),
 )
+_SIGNS_OF_COLLECTIVES = ("collective ops is aborted", "socket closed", "failed to connect to all addresses")
 
 # How a program has ended: without an exception, or by one that another worker's end caused. Else: the exception's
 # words.
@@ -73,7 +73,8 @@ def is_from_dead_peer(error: BaseException) -> bool:
     while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
         text = str(cause).lower()
-        if type(cause).__name__ == "HorovodInternalError" or any(sign in text for sign in _SIGNS):
+        signs = (*_SIGNS, *(_SIGNS_OF_COLLECTIVES if "collective" in text else ()))
+        if type(cause).__name__ == "HorovodInternalError" or any(sign in text for sign in signs):
             return True
         cause = cause.__cause__ or cause.__context__
     return False

@@ -148,8 +148,9 @@ def prepare(
         row of any table on any rank is not finite.
     """
     transport = _transport_of_several(gradients, clipping, nonfinite)
-    # One table on one rank: the op that applies checks it all before it changes anything.
-    needs_check = nonfinite == "raise" and (len(gradients) > 1 or transport is not None)
+    # One table on one rank, or one server: the op that applies checks it all before it changes anything.
+    is_apart = transport is not None or any(g.variable.on_servers and g.variable.world_size > 1 for g in gradients)
+    needs_check = nonfinite == "raise" and (len(gradients) > 1 or is_apart)
     if not gradients or not (clipping.is_active or needs_check):
         return gradients, []
     summed = [_sum_duplicates(g) for g in gradients]

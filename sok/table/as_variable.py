@@ -27,6 +27,8 @@ class AsVariable(resource_variable_ops.BaseResourceVariable):
     _key_dtype: tf.DType
     _job: Job
     export: Any
+    num_rows: Any
+    on_servers: Any
     _warned_not_saved = False
 
     # The metaclass of tf.Variable would bind positional arguments to its own signature first.
@@ -46,7 +48,7 @@ class AsVariable(resource_variable_ops.BaseResourceVariable):
     def shape(self) -> tf.TensorShape:
         """(0, D): no dense matrix. Keras' `summary` and `count_params` get [rows that are in use here, D]."""
         if keras_calls.is_counting_parameters() and tf.executing_eagerly():
-            return tf.TensorShape([int(_ops.lib().sok_table_size(self.handle)), self._local_dim])
+            return tf.TensorShape([int(self.num_rows()), self._local_dim])
         return self._shape
 
     # A table is equal to itself only: tf.Variable's comparison would read two dense matrices.
@@ -135,6 +137,9 @@ class AsVariable(resource_variable_ops.BaseResourceVariable):
         """For Keras' callback TensorBoard rows of this shard, 10,000 at the most and evenly spread; else None."""
         if "_log_weights" not in keras_calls.running() or not tf.executing_eagerly():
             return None
+        if self.on_servers is not None:
+            rows = self.export()[1]
+            return rows[:: max(1, -(-len(rows) // _MAX_DRAWN))]
         keys = _ops.lib().sok_table_keys(self.handle, key_dtype=self._key_dtype)
         keys = keys[:: max(1, -(-len(keys) // _MAX_DRAWN))]
         return _ops.lib().sok_table_lookup(self.handle, keys, False, dim=self._local_dim)[0]

@@ -24,6 +24,8 @@ def stand_in(table: EmbeddingVariable) -> tf.Tensor | None:
     if not _is_recorded({kind.__module__ for kind in type(table).__mro__}):
         return None
     resource_variable_ops.variable_accessed(table)
+    if table.on_servers is not None:  # whose handle is such rows
+        return tf.identity(table.handle)
     rows, _ = _ops.lib().sok_table_lookup(table.handle, tf.zeros([0], table.key_dtype), False, dim=table.local_dim)
     return rows
 

@@ -14,7 +14,6 @@ import dataclasses
 import functools
 import itertools
 import os
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -56,8 +55,8 @@ class OnServers:
         """The handle of the image, in the graph that is being built or, eagerly, in this process."""
         if tf.executing_eagerly():
             if not self._kept:
-                with tf.device("/CPU:0"):
-                    self._kept.append(_ops.lib().sok_table_handle(anonymous=True, **self.image))
+                with tf.device("/CPU:0"):  # the one that functions have here: both count ids in it
+                    self._kept.append(_ops.lib().sok_table_handle(shared_name=f"{self.name}/image", **self.image))
             return self._kept[0]
         graph = tf.compat.v1.get_default_graph()
         images = getattr(graph, "_sok_images", None)
@@ -127,11 +126,11 @@ def drop_at_end(table: EmbeddingVariable) -> None:
     on_servers = table.on_servers
     if on_servers is None or table._in_graph_mode:
         return
-    held = weakref.ref(on_servers)
+    # Names, which keep no table from being collected: the rows outlive it.
+    handles, images = on_servers.handles, on_servers._kept
 
     def drop() -> None:
-        found = held()
-        for handle in found.handles if found is not None else ():
+        for handle in (*handles, *images):
             with contextlib.suppress(tf.errors.OpError):  # a server that is gone has no rows
                 tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
 
@@ -151,6 +150,8 @@ def views_of(table: EmbeddingVariable) -> list[EmbeddingVariable]:
 
 def _view(table: Any, on_servers: OnServers, rank: int) -> Any:
     view = object.__new__(type(table))
+    for noted, nothing in (("_optimizers", list), ("_unclaimed_slots", dict)):  # sok/optimizers/claims.py
+        vars(table).setdefault(noted, nothing())  # so that the view has the same one
     vars(view).update(vars(table))
     job = Job(ShardTransport(rank, on_servers.servers.size), seed=table.job.seed)
     table.job.at_end(lambda: setattr(job, "has_ended", True))

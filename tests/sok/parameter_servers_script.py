@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 
 import keras
 import numpy as np
@@ -152,6 +153,47 @@ def rows_are_written_read_and_erased():
     table.erase([1])
     optimizer.apply_gradients([(gradient, table)])
     assert table.sparse_read([1, 3]).numpy().tolist() == [[0.0, 0.0], [2.0, 2.0]]
+
+
+def others_ask_for_what_is_on_servers(folder):
+    """Keras, TensorFlow's checkpoints, and what raises before any server has changed."""
+    served()
+    layer = sok.Embedding(100, 4, name="asked")
+    model = keras.Sequential([keras.Input([1], dtype="int64"), layer, keras.layers.Flatten(), keras.layers.Dense(1)])
+    model.compile(sok.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    board = keras.callbacks.TensorBoard(os.path.join(folder, "board"), histogram_freq=1)
+    model.fit(np.arange(32)[:, None], np.ones([32, 1]), batch_size=16, epochs=2, verbose=0, callbacks=[board])
+    assert model.count_params() == 32 * 4 + 5 and int(layer.embedding_variable.ids_seen) == 64
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        model.save_weights(os.path.join(folder, "asked.weights.h5"))
+    assert any("'asked' are not saved here" in str(one.message) for one in told), told
+
+    table = sok.EmbeddingVariable(2, 100, name="finite", initializer="zeros")
+    optimizer = sok.optimizers.SGD(1.0, nonfinite_gradients="raise")
+    bad = tf.IndexedSlices(tf.constant([[1.0, 1.0], [np.nan, 1.0]]), tf.constant([0, 1], tf.int64))
+    table.assign([0, 1], np.zeros([2, 2]))
+    expect(tf.errors.InvalidArgumentError, ["finite", "1"], lambda: optimizer.apply_gradients([(bad, table)]))
+    assert not table.sparse_read([0, 1]).numpy().any() and int(table.step) == 0
+
+    def step(table, optimizer):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.nn.embedding_lookup(table, tf.range(4, dtype=tf.int64)) ** 2)
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+
+    saved = None
+    for steps in (2, 3):  # the second program goes on from the first
+        served()
+        table, optimizer = sok.EmbeddingVariable(2, 100, name="tracked"), sok.optimizers.Adam(0.1)
+        assert int(table.num_rows()) == 0
+        if saved:
+            tf.train.Checkpoint(table=table).restore(saved)
+            step(table, optimizer)
+        else:
+            step(table, optimizer)
+            step(table, optimizer)
+            saved = tf.train.Checkpoint(table=table).save(os.path.join(folder, "tracked", "x"))
+        assert int(optimizer.iterations) == int(table.step) == steps
 
 
 def lookups_run_ahead():
@@ -421,6 +463,7 @@ def main():
     )
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     killed = workers_train_while_one_is_killed
+    asked = others_ask_for_what_is_on_servers
     for do in (
         one_worker_trains_as_without_servers,
         tables_have_policies_and_files,
@@ -430,6 +473,7 @@ def main():
         combinations_that_are_impossible_are_refused,
     ):
         check(do.__name__, do)
+    check(asked.__name__, lambda: asked(folder))
     check(killed.__name__, lambda: killed(cluster, strategy, saved))
     back = checkpoints_go_to_tables_of_workers_and_back
     check(back.__name__, lambda: back(saved, state[killed.__name__]))

@@ -1,6 +1,7 @@
 """The job of one worker, and names of collectives. Several workers: tests/multiprocess/checks_job.py."""
 
 import importlib.util
+import json
 import subprocess
 import sys
 import threading
@@ -200,6 +201,9 @@ def test_functions_of_a_v1_graph_count_in_that_graph():
             True,
         ),
         (type("HorovodInternalError", (RuntimeError,), {})("..."), True),
+        (tf.errors.UnavailableError(None, None, "Collective ops is aborted by: Socket closed"), True),
+        (tf.errors.UnavailableError(None, None, "Socket closed [Op:CollectiveGatherV2]"), True),
+        (tf.errors.UnavailableError(None, None, "failed to connect to all addresses: of a service of the user"), False),
         (ValueError("the worker's own mistake"), False),
         (tf.errors.InvalidArgumentError(None, None, "key 7 is out of range"), False),
     ],
@@ -263,3 +267,15 @@ def test_a_refusal_after_the_end_of_the_job_leaves_no_traceback_of_its_thread(mo
     ended = types.SimpleNamespace(rank=0, barrier=lambda name: (_ for _ in ()).throw(ValueError("hvd.init()")))
     refusal.all_refuse(ended, "sok/refused", "ids are no integers")
     assert not left
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [{"master": ["a:1"]}, {"worker": ["a:1"]}, {"chief": ["a:1"], "evaluator": ["b:1"]}, {"ps": ["a:1"], "x": ["b:1"]}],
+)
+def test_a_program_that_tf_config_leaves_alone_is_one_worker(monkeypatch, cluster):
+    kind = next(iter(cluster))
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": kind, "index": 0}}))
+    sok.shutdown()
+    assert sok.size() == 1
+    sok.shutdown()

@@ -1,5 +1,6 @@
 """OpenEmbedding's names: what its scripts call, over sok."""
 
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -136,6 +137,7 @@ def test_servers_that_there_are_not(monkeypatch):
     with pytest.raises(ValueError, match="bind_ip must be 'ip' or 'ip:port'. Received: 'a:b'"):
         openembedding.Master("a:b")
     master = openembedding.Master("127.0.0.1")
+    silent = socket.create_connection(openembedding.servers.address_of(master.endpoint, ""))  # keeps nobody waiting
     monkeypatch.setattr(embed.flags, "master_endpoint", master.endpoint)
     monkeypatch.setattr(openembedding.servers, "SECONDS_TO_WAIT", 0.5)
     with pytest.raises(TimeoutError, match=r"knows 0 servers that are ready, of 2 \(flags.wait_num_servers\)"):
@@ -143,6 +145,7 @@ def test_servers_that_there_are_not(monkeypatch):
     monkeypatch.setattr(embed.flags, "wait_num_servers", 0)
     with pytest.raises(ValueError, match="wait_num_servers is 0"):
         embed.Embedding(10, 2)
+    silent.close()
     master.exit()
     monkeypatch.setattr(embed.flags, "wait_num_servers", 1)
     with pytest.raises(TimeoutError, match="no master has answered"):

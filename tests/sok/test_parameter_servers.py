@@ -14,6 +14,7 @@ CHECKS = (
     "tables_have_policies_and_files",
     "checkpoints_by_version_leave_rows_in_the_files_of_servers",
     "rows_are_written_read_and_erased",
+    "others_ask_for_what_is_on_servers",
     "lookups_run_ahead",
     "combinations_that_are_impossible_are_refused",
     "workers_train_while_one_is_killed",

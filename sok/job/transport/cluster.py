@@ -84,8 +84,8 @@ def running() -> Cluster | None:
 
 
 def _cluster(jobs: Mapping[str, Sequence[str]], task_type: str | None, index: int) -> Cluster | None:
-    if not jobs or "ps" in jobs or task_type == "evaluator":
-        return None
+    if sum(map(len, jobs.values())) < 2 or "ps" in jobs or task_type == "evaluator":
+        return None  # whatever else one task alone is called
     if task_type not in jobs or task_type not in _JOBS:
         raise ValueError(f"task {task_type!r} is not in the cluster")
     addresses = [address for job in _JOBS for address in jobs.get(job, ())]
