@@ -1,6 +1,7 @@
 """Workers that meet by TF_CONFIG pass the checks of those that Horovod joins, and train as one under a strategy."""
 
 import importlib
+import queue
 import re
 import time
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import sok
-from sok.job.transport import cluster
+from sok.job.transport import cluster, collectives
 from tests.multiprocess import checks_strategy, clusters
 from tests.multiprocess.harness import World
 from tests.multiprocess.test_training import assert_same_values
@@ -86,6 +87,18 @@ def test_a_worker_that_does_not_come_ends_a_cluster_with_words():
     assert re.search(r"'sok/lost/\w+/0' .* \d+ s: rank 0 came, rank 1 did not", job.output), job.output
     assert re.search(r"rank 1 is in no collective; its last .*loses_a_worker.*evaluate_alone", job.output), job.output
     assert "The job ends here: sok.Init(deadline=6)" in job.output
+
+
+def test_a_worker_that_never_calls_init_ends_the_wait_of_the_others_with_words(monkeypatch):
+    told = queue.SimpleQueue()
+    monkeypatch.setattr(cluster, "abort", told.put)
+    with collectives.told_if_some_do_not_come(0.01):
+        assert "not all workers have called it" in told.get(timeout=30)
+    for seconds in (0, 1):
+        with collectives.told_if_some_do_not_come(seconds):
+            pass
+    time.sleep(1.5)
+    assert told.empty()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,10 @@ what TensorFlow keeps memory for, and none is met with another shape.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -46,6 +49,26 @@ _NO_V1 = (
 _WORDS = 4  # of a header before its counts: rank, checksum of the name, kind and dtype, elements of a row
 
 
+@contextlib.contextmanager
+def told_if_some_do_not_come(seconds: float) -> Iterator[None]:
+    """Ends collectives that wait in the body for longer, with words about `sok.Init`. 0: never."""
+    timer = threading.Timer(
+        seconds,
+        cluster.abort,
+        [
+            f"sok.Init has waited for {seconds:g} s, and not all workers have called it. Call it once on every worker "
+            "that TF_CONFIG names, after the strategy is made. sok.Init(deadline=) says how long it waits."
+        ],
+    )
+    timer.daemon = True
+    if seconds:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 class CollectivesTransport(ManyTransport):
     """The workers of TF_CONFIG, or of the `MultiWorkerMirroredStrategy` that there is. Makes one if there is none.
 
@@ -69,15 +92,17 @@ class CollectivesTransport(ManyTransport):
         met = cluster.meet()
         self.rank, self.size, self.local_rank = met.rank, met.size, met.local_rank
         self._store: Store | None = None
-        headers = run_now(
-            lambda: self._headers([], "sok/ranks", (_HEADER, tf.int32), tf.constant([0] * (1 + self.size)))
-        )
+        with told_if_some_do_not_come(deadline):  # nothing else watches yet
+            headers = run_now(
+                lambda: self._headers([], "sok/ranks", (_HEADER, tf.int32), tf.constant([0] * (1 + self.size)))
+            )
+            store = self._address_of_store(met) if deadline else ""
         if headers[:, 0].tolist() != list(range(self.size)):
             raise RuntimeError(
                 f"TensorFlow numbers the workers {headers[:, 0].tolist()}, sok in the order of TF_CONFIG."
             )
         if deadline:
-            self._watch = Watch(self.rank, self.size, deadline, self._address_of_store(met), self.abort)
+            self._watch = Watch(self.rank, self.size, deadline, store, self.abort)
 
     def _address_of_store(self, met: cluster.Cluster) -> str:
         """'host:port' of the key-value store that rank 0 starts now."""
