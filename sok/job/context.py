@@ -305,6 +305,7 @@ def _met(seed: Any, global_batch_size: Any, deadline: Any) -> tuple[_Job, tf.Ten
             # What the ranks say to each other, so that all of them fail if one does; then what each says.
             return job, _check_agreement(job)
         except Exception as error:
+            _forget_workers_of_strategies()
             if not (elastic_launcher.is_there() and dead_peers.is_from_dead_peer(error)):
                 raise
             log.logger.warning("A worker is gone, while this one met it; the others meet again.")
