@@ -63,7 +63,7 @@ def example(forked, tmp_path_factory):
     `starts` are those of tests/multiprocess/harness.py's `launching`, where there are several workers.
     """
 
-    def run(script, *arguments, workers: int = 1, deadline: float = 300, starts: tuple[str, ...] = (), **environment):
+    def run(script, *arguments, workers: int = 1, deadline: float = 600, starts: tuple[str, ...] = (), **environment):
         arguments = [str(argument) for argument in arguments]
         if workers > 1:
             return run_workers(workers, script, arguments, deadline, environment, **dict.fromkeys(starts, True))

@@ -41,7 +41,7 @@ def start(example, deepctr, log):
 
 def in_a_process(*command, **kwargs):
     command = [sys.executable, *map(str, command)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, **kwargs)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, **kwargs)
 
 
 @pytest.fixture
