@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, NoReturn
 
+from openembedding.servers import Master, Server
+
 __all__ = ["Flags", "Master", "Server", "flags"]
 
 
@@ -44,6 +46,3 @@ def refused(name: str, instead: str) -> Any:
     refuse.__name__ = refuse.__qualname__ = name.rpartition(".")[2]
     refuse.__doc__ = f"Refused: {instead}"
     return refuse
-
-
-from openembedding.servers import Master, Server  # noqa: E402  which read flags

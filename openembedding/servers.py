@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import http.client
 import socket
 import socketserver
 import threading
@@ -21,6 +22,7 @@ from sok.job.servers import JOB, Servers
 
 SECONDS_TO_WAIT = 300.0  # for servers, and for the master: OpenEmbedding's own `master.recv_timeout`
 _SECONDS_BETWEEN = 0.2
+_SECONDS_OF_A_CALL = 30.0  # after which whoever listens there says nothing, and is asked anew
 _HERE = "localhost"  # TensorFlow's job of a process alone
 
 
@@ -132,10 +134,18 @@ class Server:
         _answered(self._master.is_ready, self.address)
 
     def join(self) -> None:
-        """Waits until the worker has ended, the master is gone, or `exit` is called."""
+        """Waits until the worker has ended, the master is gone, or `exit` is called.
+
+        A master that says nothing is gone after 300 s: its host may have left without a word.
+        """
+        heard = time.monotonic()
         while not self._is_left.wait(1.0):
             try:
                 if self._master.is_over():
+                    return
+                heard = time.monotonic()
+            except TimeoutError:
+                if time.monotonic() - heard > SECONDS_TO_WAIT:
                     return
             except OSError:
                 return
@@ -190,10 +200,19 @@ def _end(master: Any) -> None:
         master.end()
 
 
+class _Impatient(xmlrpc.client.Transport):
+    """Calls that raise TimeoutError where nothing is said for so long."""
+
+    def make_connection(self, host: Any) -> http.client.HTTPConnection:
+        connection = super().make_connection(host)
+        connection.timeout = _SECONDS_OF_A_CALL
+        return connection
+
+
 def _asked(endpoint: str) -> Any:
     if not endpoint or not address_of(endpoint, "master_endpoint")[1]:
         raise ValueError(f"openembedding.flags.master_endpoint must be 'ip:port'. Received: {endpoint!r}.")
-    return xmlrpc.client.ServerProxy(f"http://{endpoint}")
+    return xmlrpc.client.ServerProxy(f"http://{endpoint}", transport=_Impatient())
 
 
 def _answered(ask: Any, *arguments: Any) -> Any:

@@ -254,7 +254,7 @@ def categorical_column_with_embedding(
     """
     policies = _policies_of(ev_option)
     if ev_option is not None and ev_option.ckpt is not None:
-        raise NotImplementedError(
+        raise ValueError(
             "`ckpt` is for sok.deeprec.get_embedding_variable: give the table of a column its rows by sok.restore. "
             f"Received: {ev_option.ckpt!r}."
         )

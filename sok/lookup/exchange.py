@@ -101,6 +101,11 @@ class Sent:
         return self.attributes["exchange_dtype"]
 
     @property
+    def question(self) -> tuple[Any, ...]:
+        """What the ops take that answer: the words of all who ask, how many of each, and what the call is."""
+        return self.words, self.splits, self.number, self.insert
+
+    @property
     def dims(self) -> list[int]:
         """Of the tables' parts."""
         return [part.dim for table in self.group.tables for part in table.parts]
@@ -175,10 +180,7 @@ def _send_rows(sent: Sent, ahead: Ahead) -> Sent:
     with _on(sent.group.device):
         answers, splits = _ops.lib().sok_exchange_peek(
             sent.group.part_handles,
-            sent.words,
-            sent.splits,
-            sent.number,
-            sent.insert,
+            *sent.question,
             dims=sent.dims,
             is_stale=ahead.is_stale,
             **sent.attributes,
@@ -233,10 +235,7 @@ def _rows_home(sent: Sent) -> tuple[tf.Tensor, tf.Tensor]:
     with _on(sent.group.device), _counting_anew(sent.group):
         served = _ops.lib().sok_exchange_serve(
             sent.group.part_handles,
-            sent.words,
-            sent.splits,
-            sent.number,
-            sent.insert,
+            *sent.question,
             dims=sent.dims,
             capacities=[table.capacity for table in sent.group.tables for _ in table.parts],
             **sent.attributes,

@@ -77,6 +77,33 @@ CASES = {
     ),
     "loop": loop,
 }
+
+
+def added_up_before(strategy):
+    """A weight whose gradient all replicas have, added up by the loop itself."""
+    with strategy.scope():
+        weight = tf.Variable(0.0)
+        optimizer = sok.DistributedOptimizer(tf_keras.optimizers.SGD(1.0))
+
+    def step(of_all):
+        optimizer.apply_gradients([(of_all, weight)], experimental_aggregate_gradients=False)
+
+    strategy.run(tf.function(step), [tf.constant(3.0)])
+    return {"weight": float(weight.numpy()), "steps": int(optimizer.iterations.numpy())}
+
+
+def in_a_v1_graph(strategy):
+    with tf.Graph().as_default(), strategy.scope():
+        try:
+            sok.optimizers.SGD(0.1)
+        except RuntimeError as error:
+            assert strategy.num_replicas_in_sync > 1 and "(replicas: 2)" in str(error), error
+        else:
+            assert strategy.num_replicas_in_sync == 1
+    return {"steps": 0}
+
+
+CASES |= {"gradients that were added up before": added_up_before, "a v1 graph": in_a_v1_graph}
 found = {}
 for case, train in CASES.items():
     found[case] = []

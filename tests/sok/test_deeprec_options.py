@@ -180,7 +180,7 @@ def init_option(initializer):
             lambda: deeprec.categorical_column_with_embedding(
                 "a", tf.int64, ev_option=deeprec.EmbeddingVariableOption(ckpt=deeprec.CheckpointOption("a"))
             ),
-            NotImplementedError,
+            ValueError,
             ("`ckpt`", "get_embedding_variable", "sok.restore"),
         ),
         (
@@ -227,6 +227,6 @@ def test_sok_v2_filters_by_the_admission_of_its_tables():
     ids = tf.ragged.constant([[5]], dtype=tf.int64)
     sok.lookup_sparse(other, ids, use_low_frequency_filter=True)
     assert other.stats()["candidates"] == 1
-    with pytest.raises(NotImplementedError, match=saying("`use_low_frequency_filter`", table.table_name, "admission")):
+    with pytest.raises(ValueError, match=saying("`use_low_frequency_filter`", table.table_name, "admission")):
         sok.lookup_sparse([other, table], [ids, ids], use_low_frequency_filter=True)
     assert int(table.num_rows()) == 0

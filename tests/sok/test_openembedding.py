@@ -1,6 +1,7 @@
 """OpenEmbedding's names: what its scripts call, over sok."""
 
 import socket
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import tensorflow as tf
 import openembedding
 import openembedding.tensorflow as embed
 import sok
-from openembedding import server
+from openembedding import server, servers
 from tests.messages import saying
 
 keras = tf.keras
@@ -137,9 +138,9 @@ def test_servers_that_there_are_not(monkeypatch):
     with pytest.raises(ValueError, match="bind_ip must be 'ip' or 'ip:port'. Received: 'a:b'"):
         openembedding.Master("a:b")
     master = openembedding.Master("127.0.0.1")
-    silent = socket.create_connection(openembedding.servers.address_of(master.endpoint, ""))  # keeps nobody waiting
+    silent = socket.create_connection(servers.address_of(master.endpoint, ""))  # keeps nobody waiting
     monkeypatch.setattr(embed.flags, "master_endpoint", master.endpoint)
-    monkeypatch.setattr(openembedding.servers, "SECONDS_TO_WAIT", 0.5)
+    monkeypatch.setattr(servers, "SECONDS_TO_WAIT", 0.5)
     with pytest.raises(TimeoutError, match=r"knows 0 servers that are ready, of 2 \(flags.wait_num_servers\)"):
         embed.Embedding(10, 2)
     monkeypatch.setattr(embed.flags, "wait_num_servers", 0)
@@ -150,6 +151,21 @@ def test_servers_that_there_are_not(monkeypatch):
     monkeypatch.setattr(embed.flags, "wait_num_servers", 1)
     with pytest.raises(TimeoutError, match="no master has answered"):
         embed.Embedding(10, 2)
+
+
+def test_a_master_that_says_nothing_is_gone_after_a_while(monkeypatch):
+    monkeypatch.setattr(servers, "_SECONDS_OF_A_CALL", 0.2)
+    monkeypatch.setattr(servers, "SECONDS_TO_WAIT", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as listens:  # and never answers
+        endpoint = f"127.0.0.1:{listens.getsockname()[1]}"
+        with pytest.raises(TimeoutError, match="no master has answered in 0.5 s"):
+            openembedding.Server("127.0.0.1", endpoint)
+        begun = object.__new__(openembedding.Server)
+        begun._master, begun._is_left = servers._asked(endpoint), threading.Event()
+        ends = threading.Thread(target=begun.join, daemon=True)
+        ends.start()
+        ends.join(30)
+        assert not ends.is_alive()
 
 
 def test_the_server_command_says_what_is_wrong(capsys):

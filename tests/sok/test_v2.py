@@ -110,7 +110,7 @@ def test_a_row_number_outside_a_variable_is_refused():
 
 def test_misuse_of_lookups_is_explained():
     table = sok.Variable(MATRIX)
-    with pytest.raises(NotImplementedError, match="`use_low_frequency_filter` must be False"):
+    with pytest.raises(ValueError, match="`use_low_frequency_filter` must be False"):
         sok.lookup_sparse(table, ragged(IDS), use_low_frequency_filter=True)
     with pytest.raises(ValueError, match=r"`combiners\[0\]` .*'sum', 'mean' or 'sqrtn'.*'max'"):
         sok.lookup_sparse([table], [ragged(IDS)], combiners=["max"])

@@ -40,8 +40,8 @@ def lookup_sparse(
         [B, D] float32, or a list of them if `params` is a list or tuple. Differentiable in the tables and weights.
 
     Raises:
-        TypeError, ValueError: as `sok.group_embedding_lookup_sparse`.
-        NotImplementedError: `use_low_frequency_filter` is set, and a table admits every key.
+        TypeError, ValueError: as `sok.group_embedding_lookup_sparse`; `use_low_frequency_filter` is set, and a table
+            admits every key.
         tf.errors.InvalidArgumentError: malformed ids, or a row number outside a `sok.Variable`; on every worker.
         tf.errors.ResourceExhaustedError: a table is full; on every worker.
 
@@ -99,7 +99,7 @@ def all2all_dense_embedding(param: EmbeddingVariable, indices: TensorLike) -> tf
 def _check_admission(params: Any) -> None:
     for table in params if isinstance(params, (list, tuple)) else [params]:
         if isinstance(table, EmbeddingVariable) and table.options.admission is None:
-            raise NotImplementedError(
+            raise ValueError(
                 f"`use_low_frequency_filter` must be False: table '{table.table_name}' gives a row to every key that "
                 "is looked up. Make it with table=sok.TableOptions(admission=sok.Admission(after=n)) to filter."
             )
