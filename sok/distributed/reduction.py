@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok.base import _ops
 from sok.distributed import replicas, slices
 from sok.job import context
 from sok.job.transport import ordering
@@ -15,6 +16,11 @@ from sok.table.table import is_embedding_variable
 
 Average = "average"
 Sum = "sum"
+
+_ON_SOME = (
+    "The gradient of a variable is None on some workers and not on others, or tf.IndexedSlices on some only. All must "
+    "run the same program. Variables:"
+)
 
 Pair = tuple[Any, Any]  # (gradient, variable)
 
@@ -157,16 +163,7 @@ def _check_present(present: tf.Tensor, mine: tf.Tensor, workers: int, variables:
 
 
 def _check_same(is_same: tf.Tensor, variables: Sequence[Any]) -> Any:
-    names = [_name(variable) for variable in variables]
-    return tf.debugging.Assert(
-        tf.reduce_all(is_same),
-        [
-            "The gradient of a variable is None on some workers and not on others, or tf.IndexedSlices on some only. "
-            "All must run the same program. Variables:",
-            tf.boolean_mask(tf.constant(names), tf.logical_not(is_same)),
-        ],
-        summarize=8,
-    )
+    return _ops.lib().sok_check_same(is_same, problem=_ON_SOME, names=[_name(variable) for variable in variables])
 
 
 def _name(variable: Any) -> str:

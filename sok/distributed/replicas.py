@@ -8,18 +8,21 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok.base import keras_calls
+from sok.base import _ops, keras_calls
 from sok.base.types import KerasModel, StockOptimizer
 from sok.distributed.broadcast import as_tf_variable, broadcast_variables
 from sok.job import context, dead_peers
 from sok.job.transport import ordering
 from sok.table.table import is_embedding_variable
 
-_PRIME = 4093  # sums of residues are exact in float32 for 4,000 workers
 _SECOND = 2
 _EAGER_STEPS = "_sok_eager_steps"  # an attribute of variables, which ends with them
 _COUNTER = "sok/steps/"
 _numbers = itertools.count()
+_DIFFER = (
+    "Variables differ between workers, which train replicas of one model. Give all of them the same values before the "
+    "first step: sok.broadcast_variables(variables), or sok.callbacks.BroadcastVariablesCallback() in fit. Variables:"
+)
 
 
 def variables_of(model: KerasModel) -> Iterator[Any]:
@@ -85,15 +88,13 @@ def told(variables: Sequence[Any]) -> tf.Tensor:
     programs broadcast after it, when all variables have been made. Eagerly each variable counts its own steps.
     """
     nothing = tf.zeros([1 + len(variables)])
-    if _in_v1_graph():
+    if not variables or _in_v1_graph():
         return nothing
 
     def checksums(told: Sequence[bool] | None = None) -> tf.Tensor:
         told = told or [True] * len(variables)
-        sums = [
-            _checksum(tf.convert_to_tensor(v)) if is_told else 0.0 for v, is_told in zip(variables, told, strict=True)
-        ]
-        return tf.stack([1.0, *sums])
+        values = [v if is_told else tf.zeros([0]) for v, is_told in zip(variables, told, strict=True)]
+        return tf.concat([[1.0], _ops.lib().sok_checksums([tf.convert_to_tensor(one) for one in values])], 0)
 
     if tf.executing_eagerly():
         for variable in variables:
@@ -116,28 +117,14 @@ def check(reduced: tf.Tensor, mine: tf.Tensor, workers: int, names: Sequence[str
         workers: how many were added up: 1 for an average.
         names: of the variables.
     """
+    if not names:
+        return None
     all_told = reduced[0] > workers - 0.5 / context.size()
     is_same = tf.abs(reduced - mine * workers) < 0.5 / context.size()
-    return tf.debugging.Assert(
-        tf.logical_or(tf.logical_not(all_told), tf.reduce_all(is_same)),
-        [
-            "Variables differ between workers, which train replicas of one model. Give all of them the same values "
-            "before the first step: sok.broadcast_variables(variables), or "
-            "sok.callbacks.BroadcastVariablesCallback() in fit. Variables:",
-            tf.boolean_mask(tf.constant(list(names)), tf.logical_not(is_same[1:])),
-        ],
-        summarize=8,
+    return _ops.lib().sok_check_same(
+        tf.logical_or(tf.logical_not(all_told), is_same[1:]), problem=_DIFFER, names=list(names)
     )
 
 
 def _in_v1_graph() -> bool:
     return not tf.compat.v1.executing_eagerly_outside_functions()
-
-
-def _checksum(tensor: tf.Tensor) -> tf.Tensor:
-    # Of the bits, and of their places: a sum would not see two values that have changed places.
-    if tensor.dtype == tf.bool:
-        tensor = tf.cast(tensor, tf.uint8)
-    letters = tf.cast(tf.reshape(tf.bitcast(tensor, tf.uint8), [-1]), tf.int64)
-    places = tf.range(1, tf.size(letters, tf.int64) + 1, dtype=tf.int64) % _PRIME
-    return tf.cast(tf.reduce_sum(letters * places) % _PRIME, tf.float32)

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok.base import _ops
+from sok.base import _ops, masks
 from sok.base.types import Ids, Shaped
 from sok.lookup.feature import ROWS, Csr, Feature
 from sok.table.keys import as_keys
@@ -207,7 +207,7 @@ def _from_ragged(feature: Feature, ragged: tf.RaggedTensor, weights: tf.Tensor |
         splits = _check_whole(splits, tf.cast(ragged.nrows(), tf.int64), slot_num)
     elif tf.get_static_value(ragged.uniform_row_length) != slot_num:
         lengths = tf.cast(ragged.row_lengths(), tf.int64)
-        wrong = tf.boolean_mask(lengths, tf.not_equal(lengths, slot_num))
+        (wrong,) = masks.kept(tf.not_equal(lengths, slot_num), lengths)
         came = tf.concat([wrong, [slot_num]], 0)[0]  # the first that is wrong, if any
         splits = _check_slot_num(splits, came, slot_num)
     return Csr(_keys_of(keys, feature), splits, weights, needs_check=rank != 2 or slot_num != 1)
@@ -232,8 +232,8 @@ def _from_dense(feature: Feature, dense: tf.Tensor, weights: tf.Tensor | None) -
         lengths = tf.reshape(tf.reduce_sum(tf.cast(kept, tf.int64), axis=2), [-1])
         splits = tf.concat([tf.zeros([1], tf.int64), tf.cumsum(lengths)], 0)
         kept = tf.reshape(kept, [-1])
-        given = None if weights is None else tf.boolean_mask(weights, kept)
-        csr = Csr(tf.boolean_mask(flat, kept), splits, given, needs_check=False)
+        flat, *given = masks.kept(kept, flat, *([] if weights is None else [weights]))
+        csr = Csr(flat, splits, given[0] if given else None, needs_check=False)
     if tf.compat.dimension_value(dense.shape[1]) == slot_num:
         return csr
     return Csr(csr.keys, _check_slot_num(csr.row_splits, shape[1], slot_num), csr.weights)

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok.base import _ops
+from sok.base import _ops, masks
 from sok.base.types import Gradient, Scalar
 from sok.job import context
 from sok.job.job import job_of
@@ -196,8 +196,11 @@ def _sum_duplicates(g: TableGradient) -> TableGradient:
 
 def _only_rows(g: TableGradient) -> TableGradient:
     """Without what is of no row: behind the sums of a GPU's lookup there are zeros of row id -1."""
-    is_row = g.row_ids >= 0
-    row_ids, values = (tf.boolean_mask(of, is_row) for of in (g.row_ids, g.values))
+    return _where(g, g.row_ids >= 0)
+
+
+def _where(g: TableGradient, is_kept: tf.Tensor) -> TableGradient:
+    row_ids, values = masks.kept(is_kept, g.row_ids, g.values)
     return dataclasses.replace(g, row_ids=row_ids, values=values)
 
 
@@ -223,8 +226,7 @@ def _exchange(
 
 def _check_rows(g: TableGradient, finite: tf.Tensor) -> Any:
     """Fails, naming table and key, if a row is not finite. Changes nothing: the op is given those rows only."""
-    bad = dataclasses.replace(g, row_ids=tf.boolean_mask(g.row_ids, ~finite), values=tf.boolean_mask(g.values, ~finite))
-    return apply([bad], 1, [0.0], "sgd", "", "raise")
+    return apply([_where(g, ~finite)], 1, [0.0], "sgd", "", "raise")
 
 
 def _check_peers(gradients: list[TableGradient], finite: list[tf.Tensor], bad_ranks: tf.Tensor) -> Any:

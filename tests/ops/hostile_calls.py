@@ -132,6 +132,8 @@ def make_calls(lib: Any, folder: Path) -> None:
     lib.sok_table_swap(table.handle, other.handle)
     lib.sok_unique(i64(4, 4, 5), out_idx=tf.int64, with_counts=True)
     lib.sok_sum_duplicates(i64(1, 1), grads)
+    lib.sok_checksums([grads, ids[0]])
+    lib.sok_check_same(tf.constant([True, True]), problem="no", names=["a", "b"])
     lib.sok_unsorted_segment_sum(grads, i64(0, 1), tf.constant(2, tf.int64))
     lib.sok_unsorted_segment_sum(tf.cast(grads, tf.half), i64(0, 1), tf.constant(2, tf.int64))
     combined = (i64(0, 1), splits, f32(1, 2))

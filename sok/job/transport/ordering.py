@@ -28,6 +28,15 @@ _lock = threading.Lock()
 _ANSWERS, _EPOCH = "sok/answers", "sok/epoch"
 
 
+class _Ends:
+    """How many jobs have ended, as Python knows it: to read the counter for each collective takes longer."""
+
+    count = 0
+
+
+_ends = _Ends()
+
+
 def in_turn(name: str, collective: Callable[[list[tf.Tensor]], T]) -> T:
     """Returns what `collective(turns)` builds: inside a `tf.function` ordered among all others of this name.
 
@@ -83,18 +92,17 @@ def after_answers() -> contextlib.AbstractContextManager[None]:
 def _check_epoch() -> tf.Operation:
     """Fails in a function that was traced before the job ended whose collective it is about to run."""
     epoch, words = counter(_EPOCH), "This function was traced in a job that has ended. Make it anew, with new tables."
-    with tf.init_scope():
-        now = tf.raw_ops.ReadVariableOp(resource=epoch, dtype=tf.int64).numpy()
-    is_now = tf.equal(tf.raw_ops.ReadVariableOp(resource=epoch, dtype=tf.int64), now)
+    is_now = tf.equal(tf.raw_ops.ReadVariableOp(resource=epoch, dtype=tf.int64), _ends.count)
     return tf.raw_ops.Assert(condition=is_now, data=[words])
 
 
 def end_epoch() -> None:
     """Refuses the collectives of functions that are traced by now, as their job has ended."""
+    _ends.count += 1
     epoch = _turns.get(_EPOCH)  # none: there is no such function
     if epoch is not None:
         with tf.init_scope():
-            tf.raw_ops.AssignAddVariableOp(resource=epoch, value=tf.constant(1, tf.int64))
+            tf.raw_ops.AssignVariableOp(resource=epoch, value=tf.constant(_ends.count, tf.int64))
 
 
 def counters(prefix: str) -> list[tf.Tensor]:
@@ -113,6 +121,7 @@ def counter(name: str) -> tf.Tensor:
         if handle is None:
             with tf.init_scope(), tf.device("/CPU:0"):
                 handle = tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[], shared_name=_ANONYMOUS, container="")
-                tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(0, tf.int64))
+                first = _ends.count if name == _EPOCH else 0
+                tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(first, tf.int64))
             _turns[name] = handle
         return handle

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from sok.base import strategies
+from sok.base import masks, strategies
 from sok.base.types import Condition, Ids, KerasInitializer, KerasLayer, Shape, TensorLike
 from sok.checkpoint import store_files
 from sok.job import context
@@ -411,7 +411,7 @@ def _distinct(ids: Any, padding_key: int | None) -> tf.Tensor:
     elif isinstance(ids, tf.SparseTensor):
         ids = ids.values
     distinct = tf.unique(tf.reshape(ids, [-1])).y
-    return distinct if padding_key is None else tf.boolean_mask(distinct, tf.not_equal(distinct, padding_key))
+    return distinct if padding_key is None else masks.kept(tf.not_equal(distinct, padding_key), distinct)[0]
 
 
 def _flat(ids: Any) -> tuple[Any, Callable[[tf.Tensor], Any]]:
