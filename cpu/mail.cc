@@ -71,7 +71,10 @@ struct Mail::Peer {
   bool is_lost = false;
   std::string why_lost;  // with the mutex of the mail; empty while it may send more
   Peer(int number, int descriptor) : rank(number), fd(descriptor) {}
-  ~Peer() { close(fd); }
+  ~Peer() { CloseSocket(); }
+  void CloseSocket() {
+    if (fd >= 0) close(std::exchange(fd, -1));
+  }
 };
 
 struct Mail::Finished {
@@ -101,8 +104,7 @@ Mail::Mail(int rank, int size) : rank_(rank), size_(size) {
 Mail::~Mail() {
   Close("the job has ended.");
   if (reader_.joinable()) reader_.join();
-  if (listener_ >= 0) close(listener_);
-  close(wake_);
+  CloseSockets();
 }
 
 void Mail::Connect(const std::vector<Address>& addresses, double seconds) {
@@ -219,14 +221,30 @@ void Mail::Leave(double seconds) {
     }
   }
   Close("the job has ended.");
+  if (!reader_.joinable()) CloseSockets();  // else the reader does, once it has seen that
 }
 
 void Mail::Close(const std::string& why) {
   if (is_closed_.exchange(true)) return;
   for (const auto& peer : peers_)
     if (peer != nullptr) Lose(peer.get(), why);
+  const std::lock_guard<std::mutex> lock(mutex_);
   const uint64_t one = 1;
-  if (write(wake_, &one, sizeof(one)) < 0) return;  // full: it wakes anyway
+  if (wake_ >= 0 && write(wake_, &one, sizeof(one)) < 0) return;  // full: it wakes anyway
+}
+
+// After this nobody sends, and nothing comes. A process that is in many jobs, one after the other, would have no file left.
+void Mail::CloseSockets() {
+  for (const auto& peer : peers_) {
+    if (peer == nullptr) continue;
+    const std::lock_guard<std::mutex> sending(peer->sending);
+    peer->is_lost = true;
+    peer->CloseSocket();
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (int* fd : {&listener_, &wake_}) {
+    if (*fd >= 0) close(std::exchange(*fd, -1));
+  }
 }
 
 // The peer sends no more. What waits for it, or will, gets `why`.
@@ -299,6 +317,7 @@ void Mail::Read() {
       }
     }
   }
+  CloseSockets();
 }
 
 // Whether the peer may send more.

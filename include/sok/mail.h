@@ -61,6 +61,7 @@ class Mail {
   static void Flush(Peer* peer);
   void Lose(Peer* peer, const std::string& why);
   void Match(const std::string& name, std::vector<Finished>* finished);
+  void CloseSockets();
 
   const int rank_, size_;
   Address address_;

@@ -1,8 +1,12 @@
 #include "sok/mail.h"
 
+#include <fcntl.h>
+
+#include <chrono>
 #include <future>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -160,6 +164,24 @@ TEST(ClosingTellsAll) {
     CHECK_THROWS(own.get(), sok::FailedPrecondition, "too late");
     CHECK_THROWS(other.get(), sok::FailedPrecondition, "rank 0 has left the job");
   }
+}
+
+int OpenFiles() {
+  int count = 0;
+  for (int fd = 0; fd < 1024; ++fd) count += fcntl(fd, F_GETFD) != -1;
+  return count;
+}
+
+TEST(WhoHasLeftHoldsNoFile) {
+  const int before = OpenFiles();
+  auto job = Job(3);
+  job.push_back(std::make_unique<Mail>(0, 2));  // one that nobody has called
+  CHECK(OpenFiles() > before);
+  for (const auto& rank : job) rank->Leave(30.0);
+  for (int i = 0; i < 3000 && OpenFiles() != before; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  CHECK_EQ(OpenFiles(), before);
+  CHECK_THROWS(Exchange(job[0].get(), "keys", {{}, {}, {}}).get(), sok::FailedPrecondition, "the job has ended");
+  job[1]->Close("again.");
 }
 
 TEST(NobodyWaitsForMailThatCannotCome) {

@@ -12,8 +12,6 @@ from tests.multiprocess.harness import ROOT
 pytestmark = pytest.mark.multiprocess
 
 
-# Not in every run until it has passed ten times in a row: docs/elastic.md.
-@pytest.mark.skipif("SOK_TEST_ELASTIC" not in os.environ, reason="asked for by SOK_TEST_ELASTIC=1")
 def test_a_job_goes_on_after_a_kill_and_with_one_worker_more():
     environment = {
         **os.environ,
