@@ -1,5 +1,5 @@
-// An all-to-all among processes of one host: what is large lies in shared memory, and small envelopes that say where travel by
-// mail (sok/mail.h), which also says when.
+// An all-to-all among processes by mail (sok/mail.h). On one host what is large lies in shared memory, and small envelopes
+// travel that say where and when; to other hosts data go in their envelopes.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -119,7 +119,7 @@ class SharedAllToAllOp final : public tensorflow::AsyncOpKernel {
     std::vector<Mail::Words> envelopes;
     Guard(ctx, [&] {
       if (mail == nullptr) throw FailedPrecondition("the job of collective '" + collective_ + "' has ended.");
-      envelopes = Post(ctx);
+      envelopes = Post(ctx, *mail);
     });
     if (!ctx->status().ok()) return done();
     mail->AllToAll(name_, std::move(envelopes),
@@ -137,11 +137,13 @@ class SharedAllToAllOp final : public tensorflow::AsyncOpKernel {
 
  private:
   // What goes to each rank: into shared memory, unless it lies there, or into its envelope.
-  std::vector<Mail::Words> Post(OpKernelContext* ctx) const {
+  std::vector<Mail::Words> Post(OpKernelContext* ctx, const Mail& mail) const {
     const Tensor& x = ctx->input(0);
     CheckRank(x, 1, "x");
     const Splits splits(ctx->input(1), x.NumElements(), "splits");
-    if (rank_ >= splits.world) throw InvalidArgument("`splits` must have one value per rank.");
+    if (rank_ >= splits.world || splits.world != mail.size()) {
+      throw InvalidArgument("`splits` must have one value per rank.");
+    }
     const int64_t width = tensorflow::DataTypeSize(x.dtype());
     const char* data = static_cast<const char*>(x.data());
     auto bytes_for = [&](int64_t r) { return r == rank_ ? 0 : splits.counts[r] * width; };
@@ -149,7 +151,7 @@ class SharedAllToAllOp final : public tensorflow::AsyncOpKernel {
     int64_t shared_bytes = 0;
     int readers = 0;
     for (int64_t r = 0; r < splits.world; ++r) {
-      if (bytes_for(r) <= kInlineBytes) continue;
+      if (bytes_for(r) <= kInlineBytes || !mail.IsHere(r)) continue;
       shared_bytes += (bytes_for(r) + 63) & ~int64_t{63};
       ++readers;
     }
@@ -165,7 +167,7 @@ class SharedAllToAllOp final : public tensorflow::AsyncOpKernel {
     int64_t offset = 0;
     for (int64_t r = 0; r < splits.world; ++r) {
       const int64_t bytes = bytes_for(r);
-      const bool is_inline = bytes <= kInlineBytes || !has_memory;
+      const bool is_inline = bytes <= kInlineBytes || !has_memory || !mail.IsHere(r);
       Mail::Words& word = envelopes[static_cast<size_t>(r)];
       word.resize(static_cast<size_t>(kEnvelopeWords + (is_inline ? WordsOf(bytes) : 0)));
       word[kCount] = splits.counts[r];
@@ -234,12 +236,13 @@ SOK_CPU_KERNEL("Sok>SharedAllToAll", SharedAllToAllOp);
 
 // How ranks find out that they can: each offers a region that holds its own number, and an address for mail; and tries to
 // read those of the others (SharedCanRead), then to connect (MailConnect).
-constexpr int64_t kOfferWords = 7;
+constexpr int64_t kOfferWords = 10, kAddressAt = 5;
 
 REGISTER_OP("Sok>SharedOffer")
     .Output("offer: int64")
     .Attr("rank: int >= 0")
     .Attr("size: int >= 1")
+    .Attr("host: string = ''")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->MakeShape({kOfferWords}));
@@ -251,6 +254,7 @@ class SharedOfferOp : public GuardedOp {
   explicit SharedOfferOp(OpKernelConstruction* ctx) : GuardedOp(ctx) {
     Check(ctx->GetAttr("rank", &rank_));
     Check(ctx->GetAttr("size", &size_));
+    Check(ctx->GetAttr("host", &host_));
     if (rank_ >= size_ || size_ > INT32_MAX) throw InvalidArgument("`rank` must be below `size`.");
   }
   void Run(OpKernelContext* ctx) override {
@@ -263,14 +267,14 @@ class SharedOfferOp : public GuardedOp {
     if (stat("/proc/self/ns/net", &network) == 0) boot += "/" + std::to_string(network.st_ino);
     const int64_t host = static_cast<int64_t>(std::hash<std::string>()(boot));
     try {
-      auto mail = std::make_unique<Mail>(static_cast<int>(rank_), static_cast<int>(size_));
+      auto mail = std::make_unique<Mail>(static_cast<int>(rank_), static_cast<int>(size_), host_);
       // Random: two containers may have equal process numbers, and a worker then finds a region of its own.
       const int64_t number = mail->address()[0];
       const SharedPool::Lease lease = ThePool().Take("offer", sizeof(number), static_cast<int>(size_ - 1));
       std::memcpy(lease.data, &number, sizeof(number));
-      const int64_t offer[kOfferWords] = {lease.region.pid, lease.region.fd,    lease.region.id,   host,
-                                          number,           mail->address()[0], mail->address()[1]};
-      std::copy(offer, offer + kOfferWords, out.data());
+      const int64_t offer[kAddressAt] = {lease.region.pid, lease.region.fd, lease.region.id, host, number};
+      std::copy(offer, offer + kAddressAt, out.data());
+      std::copy(mail->address().begin(), mail->address().end(), out.data() + kAddressAt);
       TheMail::Set(std::move(mail));
     } catch (const OutOfMemory&) {  // no region has the number 0, so nobody can read this
     } catch (const FailedPrecondition&) {
@@ -279,15 +283,22 @@ class SharedOfferOp : public GuardedOp {
 
  private:
   int64_t rank_ = 0, size_ = 1;
+  std::string host_;
 };
 SOK_CPU_KERNEL("Sok>SharedOffer", SharedOfferOp);
 
+// Of each rank whether its memory can be read, and so whether it is on this host.
 REGISTER_OP("Sok>SharedCanRead")
     .Input("offers: int64")
     .Output("ok: bool")
     .Attr("rank: int >= 0")
     .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle offers;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &offers));
+      c->set_output(0, c->Vector(c->Dim(offers, 0)));
+      return absl::OkStatus();
+    });
 
 class SharedCanReadOp : public GuardedOp {
  public:
@@ -295,21 +306,20 @@ class SharedCanReadOp : public GuardedOp {
   void Run(OpKernelContext* ctx) override {
     const Tensor& offers = ctx->input(0);
     CheckRank(offers, 2, "offers");
-    if (offers.dim_size(1) != kOfferWords) throw InvalidArgument("`offers` must have 7 columns.");
-    Tensor* ok = Output(ctx, 0, TensorShape({}));
+    if (offers.dim_size(1) != kOfferWords) throw InvalidArgument("`offers` must have 10 columns.");
+    if (rank_ >= offers.dim_size(0)) throw InvalidArgument("`offers` must have one row per rank.");
+    auto ok = Output(ctx, 0, TensorShape({offers.dim_size(0)}))->flat<bool>();
     auto offer = offers.matrix<int64_t>();
-    bool all = rank_ < offers.dim_size(0);
-    for (int64_t r = 0; all && r < offers.dim_size(0); ++r) {
-      all = offer(r, 3) == offer(rank_, 3);
-      if (r == rank_ || !all) continue;
+    for (int64_t r = 0; r < offers.dim_size(0); ++r) {
+      ok(r) = offer(r, 3) == offer(rank_, 3);
+      if (r == rank_ || !ok(r)) continue;
       int64_t number = 0;
       try {
         TheReader().Read({offer(r, 0), offer(r, 1), offer(r, 2)}, 0, sizeof(number), reinterpret_cast<char*>(&number));
       } catch (const FailedPrecondition&) {
       }
-      all = number != 0 && number == offer(r, 4);
+      ok(r) = number != 0 && number == offer(r, 4);
     }
-    ok->scalar<bool>()() = all;
   }
 
  private:
@@ -320,36 +330,54 @@ SOK_CPU_KERNEL("Sok>SharedCanRead", SharedCanReadOp);
 // Whether this rank has connected with all others, which try at the same time.
 REGISTER_OP("Sok>MailConnect")
     .Input("offers: int64")
+    .Input("is_here: bool")
     .Output("ok: bool")
+    .Attr("lost_after: float = 60")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
-void MailConnect(OpKernelContext* ctx) {
-  const Tensor& offers = ctx->input(0);
-  CheckRank(offers, 2, "offers");
-  if (offers.dim_size(1) != kOfferWords) throw InvalidArgument("`offers` must have 7 columns.");
-  bool& ok = ScalarOutput<bool>(ctx, 0);
-  ok = false;
-  Mail* const mail = TheMail::Get();
-  if (mail == nullptr) return;
-  std::vector<Mail::Address> addresses;
-  for (int64_t r = 0; r < offers.dim_size(0); ++r) {
-    addresses.push_back({offers.matrix<int64_t>()(r, 5), offers.matrix<int64_t>()(r, 6)});
+class MailConnectOp : public GuardedOp {
+ public:
+  explicit MailConnectOp(OpKernelConstruction* ctx) : GuardedOp(ctx) {
+    Check(ctx->GetAttr("lost_after", &lost_after_));
+    if (!(lost_after_ >= 1 && lost_after_ <= 86400)) throw InvalidArgument("`lost_after` must be 1 to 86400 seconds.");
   }
-  try {
-    mail->Connect(addresses, kSecondsToConnect);
-    ok = true;
-  } catch (const FailedPrecondition&) {
+  void Run(OpKernelContext* ctx) override {
+    const Tensor& offers = ctx->input(0);
+    CheckRank(offers, 2, "offers");
+    if (offers.dim_size(1) != kOfferWords) throw InvalidArgument("`offers` must have 10 columns.");
+    CheckShape(ctx->input(1), {offers.dim_size(0)}, "is_here");
+    bool& ok = ScalarOutput<bool>(ctx, 0);
+    ok = false;
+    Mail* const mail = TheMail::Get();
+    if (mail == nullptr) return;
+    std::vector<Mail::Address> addresses;
+    std::vector<bool> is_here;
+    for (int64_t r = 0; r < offers.dim_size(0); ++r) {
+      addresses.emplace_back();
+      for (int64_t& word : addresses.back())
+        word = offers.matrix<int64_t>()(r, kAddressAt + (&word - addresses.back().data()));
+      is_here.push_back(ctx->input(1).flat<bool>()(r));
+    }
+    try {
+      mail->Connect(addresses, is_here, kSecondsToConnect, lost_after_);
+      ok = true;
+    } catch (const FailedPrecondition&) {
+    }
   }
-}
-SOK_CPU_KERNEL("Sok>MailConnect", FunctionOp<MailConnect>);
+
+ private:
+  float lost_after_ = 60.0f;
+};
+SOK_CPU_KERNEL("Sok>MailConnect", MailConnectOp);
 
 }  // namespace
 
 Tensor AllocateToSend(OpKernelContext* ctx, tensorflow::DataType dtype, const TensorShape& shape) {
   const int64_t bytes = shape.num_elements() * tensorflow::DataTypeSize(dtype);
   try {
-    if (bytes > kInlineBytes && TheMail::Get() != nullptr)
+    const Mail* const mail = TheMail::Get();
+    if (bytes > kInlineBytes && mail != nullptr && mail->IsAnyHere())
       return TensorOthersRead(ThePool().Allocate(bytes), dtype, shape);
   } catch (const OutOfMemory&) {  // it will be copied there, or travel in envelopes
   }

@@ -1,6 +1,9 @@
 #include "sok/mail.h"
 
 #include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <future>
@@ -19,17 +22,29 @@ namespace {
 using sok::Mail;
 using Received = std::vector<Mail::Words>;
 
-// All ranks of a job in this process, connected.
-std::vector<std::unique_ptr<Mail>> Job(int size) {
+constexpr double kSeconds = 30.0, kLostAfter = 60.0;
+
+// All ranks of a job in this process, connected: as on one host, or as on hosts of two ranks each.
+std::vector<std::unique_ptr<Mail>> Job(int size, bool is_far) {
   std::vector<std::unique_ptr<Mail>> ranks;
   std::vector<Mail::Address> addresses;
   for (int r = 0; r < size; ++r) {
-    ranks.push_back(std::make_unique<Mail>(r, size));
+    ranks.push_back(std::make_unique<Mail>(r, size, is_far ? "127.0.0.1" : ""));
     addresses.push_back(ranks.back()->address());
   }
-  RunTogether(size, [&](int r) { ranks[static_cast<size_t>(r)]->Connect(addresses, 30.0); });
+  RunTogether(size, [&](int r) {
+    std::vector<bool> is_here(static_cast<size_t>(size), true);
+    for (int other = 0; is_far && other < size; ++other) is_here[static_cast<size_t>(other)] = other % 2 == r % 2;
+    ranks[static_cast<size_t>(r)]->Connect(addresses, is_here, kSeconds, kLostAfter);
+  });
   return ranks;
 }
+
+#define ON_ONE_HOST_AND_BETWEEN(name)      \
+  void name(bool is_far);                  \
+  TEST(name##OnOneHost) { name(false); }   \
+  TEST(name##BetweenHosts) { name(true); } \
+  void name([[maybe_unused]] bool is_far)
 
 // What will come, or why nothing does.
 class Answer {
@@ -55,9 +70,9 @@ Answer Exchange(Mail* rank, const std::string& name, std::vector<Mail::Words> se
   return Answer(rank, name, std::move(sent));
 }
 
-TEST(EveryRankGetsWhatTheOthersSend) {
+ON_ONE_HOST_AND_BETWEEN(EveryRankGetsWhatTheOthersSend) {
   for (const int size : {1, 2, 4}) {
-    auto job = Job(size);
+    auto job = Job(size, is_far);
     std::vector<Answer> futures;
     for (int from = 0; from < size; ++from) {
       std::vector<Mail::Words> sent;
@@ -73,8 +88,8 @@ TEST(EveryRankGetsWhatTheOthersSend) {
   }
 }
 
-TEST(NamesMeetInAnyOrderAndCallsOfANameInTheirOwn) {
-  auto job = Job(2);
+ON_ONE_HOST_AND_BETWEEN(NamesMeetInAnyOrderAndCallsOfANameInTheirOwn) {
+  auto job = Job(2, is_far);
   std::vector<Answer> here, there;
   for (int64_t i = 0; i < 300; ++i) {
     here.push_back(Exchange(job[0].get(), "name" + std::to_string(i % 7), {{}, {i}}));
@@ -90,8 +105,8 @@ TEST(NamesMeetInAnyOrderAndCallsOfANameInTheirOwn) {
     for (int64_t i = name; i < 300; i += 7) CHECK_EQ(there[at++].get()[0][0], i);
 }
 
-TEST(MoreThanASocketTakesAtOnceArrivesWhole) {
-  auto job = Job(2);
+ON_ONE_HOST_AND_BETWEEN(MoreThanASocketTakesAtOnceArrivesWhole) {
+  auto job = Job(2, is_far);
   Mail::Words large(std::size_t{3} << 20);
   for (size_t i = 0; i < large.size(); ++i) large[i] = static_cast<int64_t>(i * i);
   auto first = Exchange(job[0].get(), "large", {{}, large});
@@ -100,8 +115,8 @@ TEST(MoreThanASocketTakesAtOnceArrivesWhole) {
   CHECK(second.get()[0] == large);
 }
 
-TEST(ManyThreadsMaySend) {
-  auto job = Job(3);
+ON_ONE_HOST_AND_BETWEEN(ManyThreadsMaySend) {
+  auto job = Job(3, is_far);
   RunTogether(12, [&](int t) {
     for (int64_t i = 0; i < 50; ++i) {
       Mail* const rank = job[static_cast<size_t>(t % 3)].get();
@@ -111,8 +126,8 @@ TEST(ManyThreadsMaySend) {
   });
 }
 
-TEST(WhoWaitsForARankThatHasEndedIsTold) {
-  auto job = Job(3);
+ON_ONE_HOST_AND_BETWEEN(WhoWaitsForARankThatHasEndedIsTold) {
+  auto job = Job(3, is_far);
   auto waits = Exchange(job[0].get(), "keys", {{}, {}, {}});
   auto complete = Exchange(job[0].get(), "before", {{}, {}, {}});
   for (size_t r = 1; r < 3; ++r) (void)Exchange(job[r].get(), "before", {{}, {}, {}});
@@ -123,16 +138,16 @@ TEST(WhoWaitsForARankThatHasEndedIsTold) {
   CHECK_THROWS(later.get(), sok::FailedPrecondition, "rank 2 has left the job");
 }
 
-TEST(WhatARankSentBeforeItEndedArrives) {
-  auto job = Job(2);
+ON_ONE_HOST_AND_BETWEEN(WhatARankSentBeforeItEndedArrives) {
+  auto job = Job(2, is_far);
   (void)Exchange(job[1].get(), "keys", {{7}, {}});
   job[1].reset();
   CHECK_EQ(Exchange(job[0].get(), "keys", {{}, {}}).get()[1][0], 7);
   CHECK_THROWS(Exchange(job[0].get(), "keys", {{}, {}}).get(), sok::FailedPrecondition, "has left the job");
 }
 
-TEST(ARankMayLeaveBeforeAnotherHasSent) {
-  auto job = Job(3);
+ON_ONE_HOST_AND_BETWEEN(ARankMayLeaveBeforeAnotherHasSent) {
+  auto job = Job(3, is_far);
   auto waits = Exchange(job[0].get(), "keys", {{}, {}, {}});
   (void)Exchange(job[1].get(), "keys", {{7}, {}, {}});
   auto lost = Exchange(job[0].get(), "rows", {{}, {}, {}});
@@ -144,8 +159,8 @@ TEST(ARankMayLeaveBeforeAnotherHasSent) {
   CHECK_EQ(received[2][0], 8);
 }
 
-TEST(WhoLeavesSendsWhatASocketDidNotTake) {
-  auto job = Job(2);
+ON_ONE_HOST_AND_BETWEEN(WhoLeavesSendsWhatASocketDidNotTake) {
+  auto job = Job(2, is_far);
   const Mail::Words large(std::size_t{3} << 20, 5);
   (void)Exchange(job[1].get(), "keys", {large, {}});
   job[1]->Leave(30.0);
@@ -154,10 +169,10 @@ TEST(WhoLeavesSendsWhatASocketDidNotTake) {
   CHECK_THROWS(after.get(), sok::FailedPrecondition, "the job has ended");
 }
 
-TEST(ClosingTellsAll) {
+ON_ONE_HOST_AND_BETWEEN(ClosingTellsAll) {
   // Often: its reader must not find the closed socket before it knows the reason.
   for (int i = 0; i < 100; ++i) {
-    auto job = Job(2);
+    auto job = Job(2, is_far);
     auto own = Exchange(job[0].get(), "keys", {{}, {}});
     auto other = Exchange(job[1].get(), "rows", {{}, {}});
     job[0]->Close("too late.");
@@ -172,9 +187,9 @@ int OpenFiles() {
   return count;
 }
 
-TEST(WhoHasLeftHoldsNoFile) {
+ON_ONE_HOST_AND_BETWEEN(WhoHasLeftHoldsNoFile) {
   const int before = OpenFiles();
-  auto job = Job(3);
+  auto job = Job(3, is_far);
   job.push_back(std::make_unique<Mail>(0, 2));  // one that nobody has called
   CHECK(OpenFiles() > before);
   for (const auto& rank : job) rank->Leave(30.0);
@@ -185,16 +200,63 @@ TEST(WhoHasLeftHoldsNoFile) {
 }
 
 TEST(NobodyWaitsForMailThatCannotCome) {
+  const std::vector<bool> here(2, true), far = {true, false};
   Mail alone(0, 2);
   CHECK_THROWS(Exchange(&alone, "keys", {{}, {}}).get(), sok::FailedPrecondition, "not connected");
-  CHECK_THROWS(alone.Connect({alone.address(), {1, 2}}, 0.01), sok::FailedPrecondition, "have not called");
+  const Mail::Address nobody = {1, 2};
+  CHECK_THROWS(alone.Connect({alone.address(), nobody}, here, 0.01, 1), sok::FailedPrecondition, "have not called");
   Mail caller(1, 2);
-  CHECK_THROWS(caller.Connect({{1, 2}, caller.address()}, 0.01), sok::FailedPrecondition, "rank 0 cannot be reached");
-  auto job = Job(2);
+  CHECK_THROWS(caller.Connect({nobody, caller.address()}, here, 0.01, 1), sok::FailedPrecondition,
+               "rank 0 cannot be reached");
+  CHECK_THROWS(caller.Connect({nobody, caller.address()}, {false, true}, 0.01, 1), sok::FailedPrecondition,
+               "rank 0 is on another host, and cannot be called");
+  auto job = Job(2, false);
   CHECK_THROWS(Exchange(job[0].get(), "keys", {{}}).get(), sok::FailedPrecondition, "one message per rank");
-  CHECK_THROWS(job[0]->Connect({{1, 2}, {3, 4}}, 1.0), sok::FailedPrecondition, "connected already");
-  CHECK_THROWS(alone.Connect({alone.address()}, 1.0), sok::FailedPrecondition, "2 addresses");
+  CHECK_THROWS(job[0]->Connect({nobody, nobody}, here, 1.0, 1), sok::FailedPrecondition, "connected already");
+  CHECK_THROWS(alone.Connect({alone.address()}, here, 1.0, 1), sok::FailedPrecondition, "2 addresses");
   CHECK_THROWS(Mail(2, 2), sok::FailedPrecondition, "rank 2 of 2");
+  CHECK_THROWS(Mail(0, 2, "localhost"), sok::FailedPrecondition, "'localhost' is no IP address");
+  CHECK_THROWS(Mail(0, 2, "192.0.2.1"), sok::FailedPrecondition, "no socket to listen at 192.0.2.1");
+}
+
+TEST(StrangersWhoCallAreLeftAlone) {
+  Mail mail(0, 2, "127.0.0.1"), other(1, 2, "127.0.0.1");
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(mail.address()[4]));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  std::vector<int> strangers;
+  for (const size_t words : {0, 1, 3}) {  // one that ends, one that says too little, one that does not know the number
+    const int stranger = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK_EQ(connect(stranger, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+    const int64_t hello[3] = {1, mail.address()[0], mail.address()[1] + 1};
+    CHECK_EQ(send(stranger, hello, words * sizeof(int64_t), 0), static_cast<ssize_t>(words * sizeof(int64_t)));
+    shutdown(stranger, SHUT_WR);
+    strangers.push_back(stranger);
+  }
+  RunTogether(2, [&](int r) {
+    (r == 0 ? mail : other).Connect({mail.address(), other.address()}, {r == 0, r == 1}, kSeconds, kLostAfter);
+  });
+  auto sent = Exchange(&mail, "keys", {{}, {5}});
+  CHECK_EQ(Exchange(&other, "keys", {{6}, {}}).get()[0][0], 5);
+  CHECK_EQ(sent.get()[1][0], 6);
+  for (const int stranger : strangers) close(stranger);
+}
+
+TEST(HostsAreCalledByTheNewerKindOfAddressToo) {
+  std::vector<std::unique_ptr<Mail>> job;
+  try {
+    for (int r : {0, 1}) job.push_back(std::make_unique<Mail>(r, 2, "::1"));
+  } catch (const sok::FailedPrecondition&) {
+    return;  // this machine has none
+  }
+  RunTogether(2, [&](int r) {
+    job[static_cast<size_t>(r)]->Connect({job[0]->address(), job[1]->address()}, {r == 0, r == 1}, kSeconds,
+                                         kLostAfter);
+  });
+  auto sent = Exchange(job[0].get(), "keys", {{}, {5}});
+  CHECK_EQ(Exchange(job[1].get(), "keys", {{6}, {}}).get()[0][0], 5);
+  CHECK_EQ(sent.get()[1][0], 6);
 }
 
 }  // namespace

@@ -34,9 +34,9 @@ def check_keys_ahead_are_the_synchronous_loop(world, tmp_path_of_rank):
         compare(optimizer, in_function, depth, between, folder / str(i), world.rank, world.size, i, fewer)
 
 
-def check_keys_ahead_through_sockets(world, monkeypatch, tmp_path_of_rank):
-    if world.size > 1:
-        monkeypatch.setattr(context.get_transport(), "shares_memory", False)
+def check_keys_ahead_through_horovod(world, monkeypatch, tmp_path_of_rank):
+    for what in ("is_direct", "shares_memory") if world.size > 1 else ():
+        monkeypatch.setattr(context.get_transport(), what, False)
     compare("adagrad", True, 2, ["nothing", "evaluate", "nothing"], tmp_path_of_rank, world.rank, world.size, seed=7)
 
 

@@ -22,7 +22,7 @@ def keys_of(world, count, start=0):
 
 def check_tables_whose_names_are_alike_are_looked_up_at_once(world, monkeypatch):
     if world.size > 1:  # through sockets, where nothing else keeps them apart
-        monkeypatch.setattr(context.get_transport(), "shares_memory", False)
+        monkeypatch.setattr(context.get_transport(), "is_direct", False)
     tables = [table(name) for name in ("like", "item", "like_1", "like+1", "Like", "用户", "商品")]
     keys = keys_of(world, 6)
 

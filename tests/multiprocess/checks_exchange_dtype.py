@@ -9,18 +9,26 @@ import tensorflow as tf
 import tf_keras
 
 import sok
+from sok.job import context
 from sok.layers import for_keras
 from sok.lookup.feature import Csr, Feature
 from sok.lookup.lookup import lookup_group, lookup_rows
 from tests.multiprocess.checks_distributed import SCALERS
+from tests.multiprocess.checks_transport import compare_with_horovod
 from tests.reference.exchange import ANSWER_HEADER, owner
 from tests.reference.exchange_wire import rounded
 
-ENVIRONMENT = {"SOK_SHARED_MEMORY": "0"}  # as between hosts: in shared memory nothing is narrowed
+ENVIRONMENT = {"SOK_SHARED_MEMORY": "0"}  # as between hosts: over TCP; in shared memory nothing is narrowed
 DTYPES = ("float16", "bfloat16")
 DIMS, NUM_KEYS, SEGMENTS = (1, 3, 5), 12, 7  # odd widths, so that some messages are filled up
 # (table, combiner) of each feature; nothing that weights, so that all may come by sums.
 FEATURES = [(0, "sum"), (1, "mean"), (1, "sum"), (2, "sqrtn")]
+
+
+def check_what_goes_over_tcp_is_what_horovod_sends(world, monkeypatch):
+    if world.size > 1:
+        assert not context.get_transport().shares_memory
+        compare_with_horovod(world, monkeypatch)
 
 
 def rows_of(table):

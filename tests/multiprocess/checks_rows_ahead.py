@@ -43,10 +43,10 @@ def check_rows_ahead_are_the_synchronous_loop(world, tmp_path_of_rank):
     programs()
 
 
-def check_rows_ahead_through_sockets(world, monkeypatch, tmp_path_of_rank):
+def check_rows_ahead_through_horovod(world, monkeypatch, tmp_path_of_rank):
     """In 16 bit they travel as that only there."""
-    if world.size > 1:
-        monkeypatch.setattr(context.get_transport(), "shares_memory", False)
+    for what in ("is_direct", "shares_memory") if world.size > 1 else ():
+        monkeypatch.setattr(context.get_transport(), what, False)
     which = {"kind": "16 bit", "rows": True, "seed": 7}
     compare("adagrad", True, 2, ["nothing", "evaluate", "nothing"], tmp_path_of_rank, world.rank, world.size, **which)
 

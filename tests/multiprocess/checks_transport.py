@@ -249,12 +249,36 @@ def check_a_job_can_end_and_begin_again(world):
     context.get_transport().barrier("again")
 
 
+def check_one_worker_says_for_all_how_they_send(world, monkeypatch):
+    ways = {("0", "0"): (False, False), ("0", "1"): (True, False), ("1", "0"): (True, True)}
+    for (shares_memory, uses_tcp), expected in ways.items():
+        sok.shutdown()
+        if world.rank == world.size - 1:
+            monkeypatch.setenv("SOK_SHARED_MEMORY", shares_memory)
+            monkeypatch.setenv("SOK_TCP", uses_tcp)
+        sok.Init(global_batch_size=24, seed=3)
+        transport = context.get_transport()
+        if world.size > 1:
+            assert (transport.is_direct, transport.shares_memory) == expected
+            sent = tf.range(world.size) + 10 * world.rank
+            received, _ = transport.all_to_all(sent, tf.ones([world.size], tf.int32), "test/ways")
+            np.testing.assert_array_equal(received, 10 * np.arange(world.size) + world.rank)
+    sok.shutdown()
+    monkeypatch.undo()
+    sok.Init(global_batch_size=24, seed=3)
+
+
 def check_what_is_large_goes_through_shared_memory(world, monkeypatch):
-    """Ranks of one host; envelopes and inline data, large and small and nothing, against Horovod's own way."""
-    if world.size == 1:
-        return
+    """Ranks of one host; envelopes and inline data."""
+    if world.size > 1:
+        assert context.get_transport().shares_memory
+        compare_with_horovod(world, monkeypatch)
+
+
+def compare_with_horovod(world, monkeypatch):
+    """What is sent without Horovod, large and small and nothing."""
     transport = context.get_transport()
-    assert transport.shares_memory
+    assert transport.is_direct
     rng = np.random.default_rng(world.rank)
 
     @tf.function
@@ -268,11 +292,19 @@ def check_what_is_large_goes_through_shared_memory(world, monkeypatch):
             x = rng.integers(-(2**31), 2**31, splits.sum()).astype(dtype)
             received, sizes = send(tf.constant(x), tf.constant(splits))
             with monkeypatch.context() as m:
-                m.setattr(transport, "shares_memory", False)
+                m.setattr(transport, "is_direct", False)
                 expected, expected_sizes = transport.all_to_all(tf.constant(x), tf.constant(splits), "test/not_shared")
             np.testing.assert_array_equal(received, expected)
             np.testing.assert_array_equal(sizes, expected_sizes)
             assert received.dtype == dtype
+    groups = [tf.constant(rng.normal(size=n), tf.float32) for n in (1, 0, 7, 300_001)]
+    for average in (False, True):
+        sums = transport.grouped_all_reduce(groups, "test/direct_sums", average=average)
+        with monkeypatch.context() as m:
+            m.setattr(transport, "is_direct", False)
+            expected = transport.grouped_all_reduce(groups, "test/sums", average=average)
+        for one, other in zip(sums, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
     with sok.trace() as trace:
         send(tf.zeros([world.size * 50_000], tf.float32), tf.fill([world.size], 50_000))
     # One collective, of the bytes that were handed over and not of the envelopes.

@@ -192,7 +192,7 @@ def make_calls(lib: Any, folder: Path) -> None:
     lib.sok_exchange_combine_grad_weights(grads, answers, *one, combiners=["sum"], dims=[3])
     offers = tf.expand_dims(lib.sok_shared_offer(rank=0, size=1), 0)
     lib.sok_shared_can_read(offers, rank=0)
-    lib.sok_mail_connect(offers)
+    lib.sok_mail_connect(offers, tf.constant([True]))
     lib.sok_shared_all_to_all(f32(1, 2), tf.constant([2]), [], rank=0, collective="c", in_graph=False)
 
 

@@ -19,7 +19,7 @@ from sok.job.transport.store import Store
 from sok.job.transport.watch import Watch
 
 _CPU = "/CPU:0"
-_SHARED = (tf.int32, tf.int64, tf.float32, tf.float64)  # vectors of these, through shared memory on one host
+_SENT = (tf.int32, tf.int64, tf.float32, tf.float64)  # vectors of these, without Horovod
 # What Horovod does not move as it is: we move the bits.
 _MOVED_AS = {tf.bfloat16: tf.uint16, tf.uint32: tf.int32, tf.uint64: tf.int64}
 # What Horovod does not add: we add wider numbers.
@@ -76,11 +76,13 @@ def _start(hvd: Any) -> dict[int, str]:
 class HorovodTransport(ManyTransport):
     """The processes and collectives of Horovod, as it was built (Gloo or MPI). Starts Horovod if nobody has.
 
-    Tensors are staged through the CPU; TensorFlow copies those of a GPU there and back. Where all workers are on one
-    host, `all_to_all` goes through memory that they share and sockets between them, without Horovod
-    (SOK_SHARED_MEMORY=0 in the environment of any worker turns that off). Only a Horovod that was built to do its
-    alltoall on GPUs (HOROVOD_GPU_OPERATIONS=NCCL) gets floats that lie on one as they are; all workers must then have
-    them there.
+    Tensors are staged through the CPU; TensorFlow copies those of a GPU there and back. `all_to_all`, and sums of
+    numbers that lie there, go without Horovod, whose workers agree on each collective by several messages before they
+    send: between workers of one host through memory that they share, between others over TCP, by connections of our
+    own. In the environment of any worker SOK_SHARED_MEMORY=0 and SOK_TCP=0 turn these off for all. Under MPI, which may
+    know a faster network, hosts talk by Horovod unless all workers have SOK_TCP=1. Only a Horovod that was built to do
+    its alltoall on GPUs (HOROVOD_GPU_OPERATIONS=NCCL) gets floats that lie on one as they are; all workers must then
+    have them there.
 
     Args:
         deadline: seconds that a collective may wait for workers which do not come (`transport/watch.py`); 0: for ever.
@@ -103,14 +105,14 @@ class HorovodTransport(ManyTransport):
         self._hvd = hvd
         before = _start(hvd)
         self.rank, self.size, self.local_rank = hvd.rank(), hvd.size(), hvd.local_rank()
-        self.shares_memory = False
+        self.is_direct = self.shares_memory = False
         self._lost_after = min(links.SECONDS, deadline / 2) if deadline else links.SECONDS
         self._links = links.keep_watch(before, self._lost_after)
         try:
             self._hosts = self._tell_hosts()
             if deadline and self.size > 1:
                 self._watch = Watch(self.rank, self.size, deadline, self._store(), self.abort)
-            self.shares_memory = self._can_share_memory()
+            self.is_direct, self.shares_memory = self._connect()
         except BaseException:
             self.shutdown()
             raise
@@ -135,32 +137,47 @@ class HorovodTransport(ManyTransport):
         cards = run_now(lambda: self.all_gather(tf.constant([mine], tf.uint8), "sok/hosts"))
         return links.read_cards(cards.tobytes())
 
-    def _can_share_memory(self) -> bool:
-        """Whether all ranks can read one another's shared memory, as on one host. The same on all ranks."""
+    def _connect(self) -> tuple[bool, bool]:
+        """Whether workers send to one another without Horovod, and whether all share memory. The same on all."""
         if self.size == 1:
-            return False
-        lib, wanted = _ops.lib(), os.environ.get("SOK_SHARED_MEMORY", "1") != "0"
+            return False, False
+        lib = _ops.lib()
+        may_share = os.environ.get("SOK_SHARED_MEMORY", "1") != "0"
+        may_use_tcp = os.environ.get("SOK_TCP", "0" if self._hvd.mpi_enabled() else "1") != "0"
+        # Workers of one host have no address that another host has reached.
+        host = self._hosts[self.rank][1] or "127.0.0.1"
 
         def ask() -> tf.Tensor:
-            offer = lib.sok_shared_offer(rank=self.rank, size=self.size)
+            offer = lib.sok_shared_offer(rank=self.rank, size=self.size, host=host)
             offers = self.all_gather(offer[tf.newaxis], "sok/shared_memory/offers")
-            can = tf.logical_and(lib.sok_shared_can_read(offers, rank=self.rank), wanted)
-            all_can = tf.reduce_all(self.all_gather(can[tf.newaxis], "sok/shared_memory/answers"))
-            connected = tf.cond(all_can, lambda: lib.sok_mail_connect(offers), lambda: tf.constant(False))
-            return tf.reduce_all(self.all_gather(connected[tf.newaxis], "sok/shared_memory/connected"))
+            can_read = tf.logical_and(lib.sok_shared_can_read(offers, rank=self.rank), may_share)
+            answer = tf.concat([[may_use_tcp], can_read], 0)
+            answers = self.all_gather(answer[tf.newaxis], "sok/shared_memory/answers")
+            can_read = tf.logical_and(answers[:, 1:], tf.transpose(answers[:, 1:]))
+            are_on_one_host = tf.reduce_all(can_read)
+            can_connect = tf.logical_or(are_on_one_host, tf.reduce_all(answers[:, 0]))
 
-        return bool(run_now(ask))
+            def connect() -> tf.Tensor:
+                return lib.sok_mail_connect(offers, can_read[self.rank], lost_after=max(1.0, self._lost_after))
+
+            is_connected = tf.cond(can_connect, connect, lambda: tf.constant(False))
+            are_connected = self.all_gather(is_connected[tf.newaxis], "sok/shared_memory/connected")
+            is_direct = tf.reduce_all(are_connected)
+            return tf.stack([is_direct, tf.logical_and(is_direct, are_on_one_host)])
+
+        is_direct, shares_memory = run_now(ask)
+        return bool(is_direct), bool(shares_memory)
 
     def all_to_all(self, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
         place = self._place_of(tensor)
         with tf.device(place) if place else tensor.graph.colocate_with(tensor.op, ignore_existing=True):
             tensor = tf.convert_to_tensor(tensor)
             wire, splits = _to_wire(tensor, "all_to_all"), tf.convert_to_tensor(splits, tf.int32)
-            is_shared = self.shares_memory and place == _CPU and wire.shape.rank == 1 and wire.dtype in _SHARED
+            is_direct = self.is_direct and place == _CPU and wire.shape.rank == 1 and wire.dtype in _SENT
 
             def collective(wire: tf.Tensor, turns: list[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-                if is_shared:
-                    return self._shared_all_to_all(wire, splits, name, turns)
+                if is_direct:
+                    return self._direct_all_to_all(wire, splits, name, turns)
                 return self._hvd.alltoall(wire, splits, **_named(name))
 
             received, received_splits = self._run("all_to_all", name, wire, collective)
@@ -168,7 +185,7 @@ class HorovodTransport(ManyTransport):
             received_splits.set_shape([self.size])
             return _from_wire(received, tensor.dtype), received_splits
 
-    def _shared_all_to_all(
+    def _direct_all_to_all(
         self, wire: tf.Tensor, splits: tf.Tensor, name: str, turns: list[tf.Tensor]
     ) -> tuple[tf.Tensor, tf.Tensor]:
         in_graph = not tf.executing_eagerly()
@@ -194,29 +211,30 @@ class HorovodTransport(ManyTransport):
         if self.moves_on_gpu:
             return f"on the device ({'NCCL' if self._hvd.nccl_built() else 'MPI'})"
         way = "MPI" if self._hvd.mpi_enabled() else "Gloo"
-        return f"staged through the host ({way}{', in shared memory' if self.shares_memory else ''})"
+        direct = ", in shared memory" if self.shares_memory else ", by sockets of sok's own" if self.is_direct else ""
+        return f"staged through the host ({way}{direct})"
 
     def _reduce_group(self, group: list[tf.Tensor], name: str, average: bool) -> list[tf.Tensor]:
         op = self._hvd.Average if average else self._hvd.Sum
 
         def collective(first: tf.Tensor, turns: list[tf.Tensor]) -> list[tf.Tensor]:
-            if self.shares_memory and first.dtype in _SHARED:
-                return self._reduce_shared([first, *group[1:]], name, average, turns)
+            if self.is_direct and first.dtype in _SENT:
+                return self._reduce_direct([first, *group[1:]], name, average, turns)
             return self._hvd.grouped_allreduce([first, *group[1:]], op=op, **_named(name))
 
         return self._run("all_reduce", name, group, collective)
 
-    def _reduce_shared(
+    def _reduce_direct(
         self, group: list[tf.Tensor], name: str, average: bool, turns: list[tf.Tensor]
     ) -> list[tf.Tensor]:
         """Each rank adds up its part of all numbers, in the order of ranks, and all get all parts."""
         flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in group], 0)
         splits = tf.size(flat) // self.size + tf.cast(tf.range(self.size) < tf.size(flat) % self.size, tf.int32)
         part = splits[self.rank]
-        mine = tf.reshape(self._shared_all_to_all(flat, splits, f"{name}/parts", turns)[0], [self.size, part])
+        mine = tf.reshape(self._direct_all_to_all(flat, splits, f"{name}/parts", turns)[0], [self.size, part])
         added = tf.add_n(tf.unstack(mine)) / self.size if average else tf.add_n(tf.unstack(mine))
         copies, copy_splits = tf.tile(added, [self.size]), tf.fill([self.size], part)
-        sums = self._shared_all_to_all(copies, copy_splits, f"{name}/sums", turns)[0]
+        sums = self._direct_all_to_all(copies, copy_splits, f"{name}/sums", turns)[0]
         pieces = tf.split(sums, [tf.size(tensor) for tensor in group])
         return [tf.reshape(piece, tf.shape(tensor)) for piece, tensor in zip(pieces, group, strict=True)]
 
@@ -258,7 +276,7 @@ class HorovodTransport(ManyTransport):
 
     def abort(self) -> None:
         self._was_aborted = True
-        if self.shares_memory:
+        if self.is_direct:
             _ops.close_mail()
         self._hvd.shutdown()
 
