@@ -163,6 +163,8 @@ def _check_present(present: tf.Tensor, mine: tf.Tensor, workers: int, variables:
 
 
 def _check_same(is_same: tf.Tensor, variables: Sequence[Any]) -> Any:
+    if not variables:
+        return None
     return _ops.lib().sok_check_same(is_same, problem=_ON_SOME, names=[_name(variable) for variable in variables])
 
 
