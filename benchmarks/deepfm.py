@@ -3,7 +3,8 @@
 A training step of DeepFM with 26 columns (each a table of rows of 8 floats and one of a weight, an MLP of 128 and 64,
 Adagrad): the tables are looked up by 52 `sok.DistributedEmbedding`, or by one `sok.group_embedding_lookup`. Both take
 turns; rank 0 prints for each repeat collectives and median milliseconds of a step, and of the quotients turn by turn
-the median and the quartiles. docs/performance.md has the figures. SOK_SHARED_MEMORY=0 lets all of it go by Horovod.
+the median and the quartiles. docs/performance.md has the figures. SOK_SHARED_MEMORY=0 SOK_TCP=0 lets all of it go by
+Horovod.
 """
 
 from __future__ import annotations
