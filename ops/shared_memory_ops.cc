@@ -267,7 +267,7 @@ class SharedOfferOp : public GuardedOp {
     if (stat("/proc/self/ns/net", &network) == 0) boot += "/" + std::to_string(network.st_ino);
     const int64_t host = static_cast<int64_t>(std::hash<std::string>()(boot));
     try {
-      auto mail = std::make_unique<Mail>(static_cast<int>(rank_), static_cast<int>(size_), host_);
+      std::unique_ptr<Mail> mail = Listen();
       // Random: two containers may have equal process numbers, and a worker then finds a region of its own.
       const int64_t number = mail->address()[0];
       const SharedPool::Lease lease = ThePool().Take("offer", sizeof(number), static_cast<int>(size_ - 1));
@@ -282,6 +282,16 @@ class SharedOfferOp : public GuardedOp {
   }
 
  private:
+  // Where nobody can listen at that address, workers of one host still reach each other.
+  std::unique_ptr<Mail> Listen() const {
+    const int rank = static_cast<int>(rank_), size = static_cast<int>(size_);
+    try {
+      return std::make_unique<Mail>(rank, size, host_);
+    } catch (const FailedPrecondition&) {
+      return std::make_unique<Mail>(rank, size);
+    }
+  }
+
   int64_t rank_ = 0, size_ = 1;
   std::string host_;
 };

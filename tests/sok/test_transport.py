@@ -116,6 +116,15 @@ def test_a_worker_does_not_take_its_own_region_for_that_of_a_peer_with_its_proce
     ]
 
 
+def test_an_address_at_which_nobody_can_listen_is_left_out():
+    lib = _ops.lib()
+    hosts = ("127.0.0.1", "192.0.2.1", "a")
+    here, nowhere, wrong = (lib.sok_shared_offer(rank=1, size=2, host=host) for host in hosts)
+    assert here[-1] > 0 and nowhere[-1] == wrong[-1] == 0
+    assert lib.sok_shared_can_read(tf.stack([nowhere, wrong]), rank=1).numpy().all()
+    assert not lib.sok_mail_connect(tf.stack([wrong, here]), [False, True])  # rank 1 calls rank 0, and has no number
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="another network namespace needs root")
 def test_workers_in_two_networks_of_one_machine_are_not_on_one_host():
     lib, libc = _ops.lib(), ctypes.CDLL(None, use_errno=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok.base import _ops
+from sok.base import _ops, log
 from sok.base.graph_ops import run_now
 from sok.job import elastic_launcher
 from sok.job.transport import links
@@ -163,9 +163,14 @@ class HorovodTransport(ManyTransport):
             is_connected = tf.cond(can_connect, connect, lambda: tf.constant(False))
             are_connected = self.all_gather(is_connected[tf.newaxis], "sok/shared_memory/connected")
             is_direct = tf.reduce_all(are_connected)
-            return tf.stack([is_direct, tf.logical_and(is_direct, are_on_one_host)])
+            return tf.stack([is_direct, tf.logical_and(is_direct, are_on_one_host), can_connect])
 
-        is_direct, shares_memory = run_now(ask)
+        is_direct, shares_memory, has_tried = run_now(ask)
+        if has_tried and not is_direct and self.rank == 0:
+            log.logger.warning(
+                "Some workers cannot reach others over TCP, at ports that the system chooses (a firewall?). So all "
+                "send by Horovod, which takes longer. SOK_TCP=0 leaves out the attempt."
+            )
         return bool(is_direct), bool(shares_memory)
 
     def all_to_all(self, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
