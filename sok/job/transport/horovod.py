@@ -79,10 +79,10 @@ class HorovodTransport(ManyTransport):
     Tensors are staged through the CPU; TensorFlow copies those of a GPU there and back. `all_to_all`, and sums of
     numbers that lie there, go without Horovod, whose workers agree on each collective by several messages before they
     send: between workers of one host through memory that they share, between others over TCP, by connections of our
-    own. In the environment of any worker SOK_SHARED_MEMORY=0 and SOK_TCP=0 turn these off for all. Under MPI, which may
-    know a faster network, hosts talk by Horovod unless all workers have SOK_TCP=1. Only a Horovod that was built to do
-    its alltoall on GPUs (HOROVOD_GPU_OPERATIONS=NCCL) gets floats that lie on one as they are; all workers must then
-    have them there.
+    own. In the environment of any worker SOK_SHARED_MEMORY=0 and SOK_TCP=0 turn these off for all. With MPI or NCCL,
+    which may know a faster network, hosts talk by Horovod unless all workers have SOK_TCP=1. Only a Horovod that was
+    built to do its alltoall on GPUs (HOROVOD_GPU_OPERATIONS=NCCL) gets floats that lie on one as they are; all workers
+    must then have them there.
 
     Args:
         deadline: seconds that a collective may wait for workers which do not come (`transport/watch.py`); 0: for ever.
@@ -143,7 +143,8 @@ class HorovodTransport(ManyTransport):
             return False, False
         lib = _ops.lib()
         may_share = os.environ.get("SOK_SHARED_MEMORY", "1") != "0"
-        may_use_tcp = os.environ.get("SOK_TCP", "0" if self._hvd.mpi_enabled() else "1") != "0"
+        may_know_faster = self._hvd.mpi_enabled() or self._hvd.nccl_built()
+        may_use_tcp = os.environ.get("SOK_TCP", "0" if may_know_faster else "1") != "0"
         # Workers of one host have no address that another host has reached.
         host = self._hosts[self.rank][1] or "127.0.0.1"
 
