@@ -147,7 +147,7 @@ struct Mail::Finished {
 };
 
 Mail::Mail(int rank, int size, const std::string& host)
-    : rank_(rank), size_(size), is_here_(static_cast<size_t>(std::max(size, 0)), true) {
+    : rank_(rank), size_(size), is_here_(static_cast<size_t>(std::max(size, 0)), false) {
   if (rank < 0 || rank >= size || size > kMaxRanks) {
     throw FailedPrecondition("there is no mail for rank " + std::to_string(rank) + " of " + std::to_string(size) + ".");
   }
@@ -185,6 +185,7 @@ Mail::~Mail() {
 }
 
 bool Mail::IsAnyHere() const {
+  if (is_closed_) return false;
   for (int r = 0; r < size_; ++r)
     if (r != rank_ && IsHere(r)) return true;
   return false;
@@ -250,6 +251,7 @@ void Mail::Connect(const std::vector<Address>& addresses, const std::vector<bool
 // Takes a call.
 void Mail::Accept(int listener, double seconds, double lost_after) {
   Socket from(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
+  if (from.fd < 0 && (errno == ECONNABORTED || errno == EINTR)) return;
   if (from.fd < 0) throw Failure("no caller");
   const bool is_far = listener == far_listener_;
   SetSeconds(from.fd, SO_RCVTIMEO, std::min(seconds, kSecondsToSayHello));
@@ -328,6 +330,11 @@ void Mail::Match(const std::string& name, std::vector<Finished>* finished) {
 }
 
 void Mail::Leave(double seconds) {
+  Drain(seconds);
+  Close("the job has ended.");
+}
+
+void Mail::Drain(double seconds) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   // The reader goes on meanwhile: the other side may be leaving, too.
   auto has_more = [](Peer* peer) {
@@ -343,14 +350,13 @@ void Mail::Leave(double seconds) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
-  Close("the job has ended.");
-  if (!reader_.joinable()) CloseSockets();  // else the reader does, once it has seen that
 }
 
 void Mail::Close(const std::string& why) {
   if (is_closed_.exchange(true)) return;
   for (const auto& peer : peers_)
     if (peer != nullptr) Lose(peer.get(), why);
+  if (!reader_.joinable()) return CloseSockets();  // else the reader does, once it has seen that
   const std::lock_guard<std::mutex> lock(mutex_);
   const uint64_t one = 1;
   if (wake_ >= 0 && write(wake_, &one, sizeof(one)) < 0) return;  // full: it wakes anyway

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <functional>
@@ -373,7 +374,13 @@ class MailConnectOp : public GuardedOp {
       mail->Connect(addresses, is_here, kSecondsToConnect, lost_after_);
       ok = true;
     } catch (const FailedPrecondition&) {
+      return;
     }
+    // After all that Python does at its end: what this process sent last may be on its way, and its peers wait for it.
+    static const int is_registered = std::atexit([] {
+      if (Mail* const last = TheMail::Get()) last->Drain(kSecondsToLeave);
+    });
+    static_cast<void>(is_registered);
   }
 
  private:

@@ -53,7 +53,10 @@ class Mail {
   // Sends `sent[r]` to rank r, and calls `done` when all ranks have sent theirs under this name.
   void AllToAll(const std::string& name, std::vector<Words> sent, Done done);
 
-  // Ends it in good order: what this process has sent still arrives, if the others take it within `seconds`.
+  // Returns once what this process has sent is on the other side, or after `seconds`. A process that ends before loses it.
+  void Drain(double seconds);
+
+  // Ends it in good order: drains it first.
   void Leave(double seconds);
 
   // Ends it at once: those who wait, here and elsewhere, are called with `why`.

@@ -96,6 +96,11 @@ def test_a_worker_that_does_not_come_to_what_worker_0_saves_ends_the_job_with_wo
     assert "The job ends here: sok.Init(deadline=12)" in job.output and "saved" not in job.output
 
 
+def test_what_a_worker_has_sent_when_it_ends_arrives():
+    job = run([sys.executable, "-m", "tests.multiprocess.program_that_sends_last"], 2, deadline=120, fresh_workers=True)
+    assert job.returncode == 0 and "[1]<stdout>:got 33554432" in job.output, job.output
+
+
 def test_the_deadline_ends_a_job_and_all_its_processes():
     # A launcher that waits for ever, with a child of its own session. (It takes seconds to start one.)
     job = run(["/bin/bash", "-c", "echo mark=$SOK_TEST_JOB; setsid sleep 1000 & sleep 1000"], ranks=2, deadline=20)

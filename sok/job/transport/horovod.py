@@ -146,7 +146,7 @@ class HorovodTransport(ManyTransport):
         may_know_faster = self._hvd.mpi_enabled() or self._hvd.nccl_built()
         may_use_tcp = os.environ.get("SOK_TCP", "0" if may_know_faster else "1") != "0"
         # Workers of one host have no address that another host has reached.
-        host = self._hosts[self.rank][1] or "127.0.0.1"
+        host = self._hosts[self.rank][1] or "127.0.0.1" if may_use_tcp else ""
 
         def ask() -> tf.Tensor:
             offer = lib.sok_shared_offer(rank=self.rank, size=self.size, host=host)
@@ -167,6 +167,8 @@ class HorovodTransport(ManyTransport):
             return tf.stack([is_direct, tf.logical_and(is_direct, are_on_one_host), can_connect])
 
         is_direct, shares_memory, has_tried = run_now(ask)
+        if not is_direct:
+            _ops.close_mail()  # what listens, and connections of those who could
         if has_tried and not is_direct and self.rank == 0:
             log.logger.warning(
                 "Some workers cannot reach others over TCP, at ports that the system chooses (a firewall?). So all "

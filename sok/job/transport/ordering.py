@@ -26,15 +26,7 @@ _turns: weakref.WeakValueDictionary[str, tf.Tensor] = weakref.WeakValueDictionar
 _lock = threading.Lock()
 
 _ANSWERS, _EPOCH = "sok/answers", "sok/epoch"
-
-
-class _Ends:
-    """How many jobs have ended, as Python knows it: to read the counter for each collective takes longer."""
-
-    count = 0
-
-
-_ends = _Ends()
+_ended = 0  # jobs, as the counter of epochs has it: to read that one for each collective takes longer
 
 
 def in_turn(name: str, collective: Callable[[list[tf.Tensor]], T]) -> T:
@@ -92,17 +84,18 @@ def after_answers() -> contextlib.AbstractContextManager[None]:
 def _check_epoch() -> tf.Operation:
     """Fails in a function that was traced before the job ended whose collective it is about to run."""
     epoch, words = counter(_EPOCH), "This function was traced in a job that has ended. Make it anew, with new tables."
-    is_now = tf.equal(tf.raw_ops.ReadVariableOp(resource=epoch, dtype=tf.int64), _ends.count)
+    is_now = tf.equal(tf.raw_ops.ReadVariableOp(resource=epoch, dtype=tf.int64), _ended)
     return tf.raw_ops.Assert(condition=is_now, data=[words])
 
 
 def end_epoch() -> None:
     """Refuses the collectives of functions that are traced by now, as their job has ended."""
-    _ends.count += 1
+    global _ended
+    _ended += 1
     epoch = _turns.get(_EPOCH)  # none: there is no such function
     if epoch is not None:
         with tf.init_scope():
-            tf.raw_ops.AssignVariableOp(resource=epoch, value=tf.constant(_ends.count, tf.int64))
+            tf.raw_ops.AssignVariableOp(resource=epoch, value=tf.constant(_ended, tf.int64))
 
 
 def counters(prefix: str) -> list[tf.Tensor]:
@@ -121,7 +114,7 @@ def counter(name: str) -> tf.Tensor:
         if handle is None:
             with tf.init_scope(), tf.device("/CPU:0"):
                 handle = tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[], shared_name=_ANONYMOUS, container="")
-                first = _ends.count if name == _EPOCH else 0
+                first = _ended if name == _EPOCH else 0
                 tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(first, tf.int64))
             _turns[name] = handle
         return handle
