@@ -8,11 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 
-def run_now(make: Callable[[], tf.Tensor]) -> Any:
-    """The value of the tensor that `make()` makes, also while a graph is being built."""
+def run_now(make: Callable[[], Any]) -> Any:
+    """The values of the tensors that `make()` makes, also while a graph is being built."""
     with tf.init_scope():
         if tf.executing_eagerly():
-            return make().numpy()
+            return tf.nest.map_structure(lambda tensor: tensor.numpy(), make())
     # A session of its own, with threads of its own: the first session of a process would decide those of all others.
     config = tf.compat.v1.ConfigProto(use_per_session_threads=True, device_count={"GPU": 0})
     with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import tensorflow as tf
+from tensorflow.python.client import session as tf_session
 
 from sok.base.patching import Patch
 from sok.base.types import DTypeLike, TensorLike
@@ -33,6 +34,9 @@ from sok.compat.deeprec_options import (
     StorageOption,
 )
 from sok.compat.deeprec_options import StorageType as StorageType
+from sok.compat.deeprec_sessions import ConfigProto as ConfigProto
+from sok.compat.deeprec_sessions import batch_weight as batch_weight
+from sok.compat.deeprec_sessions import make_prefetch_hook, mark_target_node, staged, with_own_config
 from sok.compat.feature_column import group_embedding_column_scope
 from sok.compat.feature_column.id_column import AnyIdColumn, capacity_of
 from sok.compat.scoped_tables import scoped_table
@@ -307,6 +311,9 @@ _NAMES: dict[str, Callable[..., Any]] = {
     "StorageOption": StorageOption,
     "CheckpointOption": CheckpointOption,
     "InitializerOption": InitializerOption,
+    "staged": staged,
+    "make_prefetch_hook": make_prefetch_hook,
+    "train.mark_target_node": mark_target_node,
 }
 
 
@@ -350,6 +357,8 @@ def _wanted() -> list[tuple[Any, str, Callable[[Any], Any]]]:
                 raise RuntimeError(f"`{parent.__name__}` has a {name!r} of its own. sok.deeprec puts nothing over it.")
             wanted.append((parent, name, functools.partial(_instead, value)))
         wanted.append((module.feature_column, "embedding_column", functools.partial(_instead, _embedding_column)))
+    wanted.append((tf.compat.v1, "ConfigProto", functools.partial(_instead, ConfigProto)))
+    wanted.append((tf_session.BaseSession, "__init__", with_own_config))
     return wanted
 
 

@@ -21,9 +21,9 @@ from sok.distributed import joining
 from sok.job import context
 from sok.keras.conversion import keras_of, named_as, set_class
 from sok.lookup import lookup
-from sok.lookup.ahead import Pipeline, next_number
+from sok.lookup.ahead import Pipeline
 from sok.lookup.begun import Plan, Ticket, TicketSpec, finishing
-from sok.lookup.schedule import Schedule
+from sok.lookup.schedule import Schedule, next_number
 
 
 def prefetch(

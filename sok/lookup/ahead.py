@@ -26,13 +26,11 @@ import tensorflow as tf
 from sok.base import _ops
 from sok.job.beside import Beside
 from sok.lookup.begun import Plan, Ticket
-from sok.lookup.schedule import Schedule
+from sok.lookup.schedule import Schedule, next_number
 from sok.table.table import EmbeddingVariable, checked_table
 
 _MOST = 2**31 - 1  # a message's numbers are below it
 _BATCHES = 2**20  # of one iteration have numbers of their own
-
-_numbers = itertools.count()
 
 
 def ahead(
@@ -185,6 +183,10 @@ class Pipeline:
             plan.job.at_leave(self._thread)
         weakref.finalize(self, self._thread.leave).atexit = False
 
+    def leave(self) -> Future[None]:
+        """Begins no more, once what was begun is done, and tells the others so."""
+        return self._thread.leave()
+
     def read(
         self, batches: Iterator[Any]
     ) -> tuple[Callable[[], Future[tuple[Any, Ticket] | None]], Callable[[], None]]:
@@ -205,11 +207,6 @@ class Pipeline:
             return begun.popleft()
 
         return take, source.stop
-
-
-def next_number() -> int:
-    """Of a plan: the same on all workers, if they make theirs in the same order."""
-    return next(_numbers)
 
 
 def _spec_of(value: Any) -> tf.TypeSpec:

@@ -20,12 +20,8 @@ from sok.lookup import exchange, lookup
 from sok.lookup.asked import Asked, Scratch, ask, kind_of
 from sok.lookup.feature import Csr, Feature, Group
 from sok.lookup.inputs import to_csr
+from sok.lookup.said import LEFT, Said
 from sok.lookup.schedule import Schedule
-
-LEFT = (
-    "it has begun no such batch, and has come to the end of its program, to sok.shutdown(), or to where nobody holds "
-    "this sok.ahead. All workers take as many batches."
-)
 
 _plans: weakref.WeakValueDictionary[int, Plan] = weakref.WeakValueDictionary()  # tickets and their specs keep them
 _named: set[str] = set()  # tables of lookups that are not made ahead, as far as that was said
@@ -58,7 +54,7 @@ class Plan:
         self._begun: list[list[lookup.Ticket | None]] = []  # by call and part, as `_send` is traced
         self._send, self.specs = self._sending(self._ids.outputs)
         self.is_told_unused = False
-        self._over = ""  # no more is sent, for a worker has left: which
+        self._said = Said()
         if not self.is_alone:
             # Built now, so that they travel as the keys do, and at the end of the program nothing is built.
             self._left = self._refusal(LEFT)
@@ -94,7 +90,7 @@ class Plan:
         sent, is_batch = self._sent(self._without_batch._send, number, self._no_ids)
         if not is_batch:
             return None
-        batch = tf.nest.map_structure(_without_samples, self._spec)
+        batch = tf.nest.map_structure(without_samples, self._spec)
         return batch, Ticket(self._without_batch, [*self._no_ids, *sent])
 
     def refuse(self, number: int, text: str) -> None:
@@ -106,30 +102,18 @@ class Plan:
         self._tell(lambda _: self._left, 0, LEFT)
 
     def _tell(self, refusal: Callable[[str], Any], number: int, text: str) -> None:
-        if not self.is_alone and not self._over:
-            self._said(*refusal(text)(tf.constant(number, tf.int64))[:2])
+        if not self.is_alone and not self._said.over:
+            words, splits, *_ = refusal(text)(tf.constant(number, tf.int64))
+            self._said.hear(words.numpy(), splits.numpy())
 
     def _sent(self, send: Any, number: int, ids: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], bool]:
         """What was sent, and whether any worker has the batch."""
-        if self._over:
-            raise tf.errors.InvalidArgumentError(None, None, self._over)
+        self._said.check_open()
         sent = send(tf.constant(number, tf.int64), *ids)
         if self.is_alone:
             return sent, True
-        said = self._said(*sent[1:3])  # of the first lookup: who refuses, refuses all
-        for rank, words in enumerate(said):
-            text = exchange.refused_text(words)
-            if text is not None:
-                raise tf.errors.InvalidArgumentError(None, None, f"rank {rank}: {text}")
-        return sent, not all(exchange.says_end(words) for words in said)
-
-    def _said(self, words: tf.Tensor, splits: tf.Tensor) -> list[np.ndarray]:
-        """What each worker has sent."""
-        by_rank = np.split(words.numpy(), np.cumsum(splits.numpy())[:-1])
-        for rank, one in enumerate(by_rank):
-            if exchange.refused_text(one) == LEFT:
-                self._over = f"rank {rank}: {LEFT}"
-        return by_rank
+        _, words, splits, *_ = sent  # of the first lookup: who refuses, refuses all
+        return sent, self._said.is_batch(words.numpy(), splits.numpy())
 
     def begun(self, tensors: Sequence[tf.Tensor]) -> list[tuple[Asked, list[lookup.Ticket | None]]]:
         """The lookups that have begun, of the tensors of a ticket: their features, and a ticket of each part."""
@@ -184,7 +168,8 @@ class Plan:
             as_ahead = self._as_ahead(number)
             tickets = [lookup.begin_part(part, one.insert, as_ahead) for part in lookup.with_report(parts)]
             self._begun.append(tickets)
-        return [t for tickets in self._begun for ticket in tickets if ticket is not None for t in _sent_of(ticket)]
+        begun = [ticket.sent for tickets in self._begun for ticket in tickets if ticket is not None]
+        return [tensor for sent in begun if sent is not None for tensor in sent_tensors(sent)]
 
     def _as_ahead(self, number: tf.Tensor) -> exchange.Ahead:
         rows, is_stale = self._schedule.sends_rows, self._schedule.stale is not None
@@ -236,7 +221,7 @@ def _emptied(ids: Csr) -> Csr:
     )
 
 
-def _without_samples(spec: Any) -> Any:
+def without_samples(spec: Any) -> Any:
     """What a batch has there that has no samples."""
     shape = spec.shape
     sizes = [0] if shape.rank is None else [0, *(size or 0 for size in shape[1:])] if shape.rank else []
@@ -253,12 +238,11 @@ _OF_FEATURES = ("index", "row_splits", "scales")
 _OF_ROWS = ("answers", "answer_splits", "home", "home_splits")
 
 
-def _sent_of(ticket: lookup.Ticket) -> list[tf.Tensor]:
-    if ticket.sent is None:
-        return []
-    lists = [tensor for name in _OF_FEATURES for tensor in getattr(ticket.sent, name)]
-    lists += [getattr(ticket.sent.rows, name) for name in _OF_ROWS if ticket.sent.rows is not None]
-    return [ticket.sent.number, *(getattr(ticket.sent, name) for name in _OF_ONE), *lists]
+def sent_tensors(sent: exchange.Sent) -> list[tf.Tensor]:
+    """What comes of the first half of a lookup: the number of its batch, the messages of keys, and so on."""
+    lists = [tensor for name in _OF_FEATURES for tensor in getattr(sent, name)]
+    lists += [getattr(sent.rows, name) for name in _OF_ROWS if sent.rows is not None]
+    return [sent.number, *(getattr(sent, name) for name in _OF_ONE), *lists]
 
 
 def _with_tensors(

@@ -29,6 +29,7 @@ import tensorflow as tf
 
 from sok.base import _ops
 from sok.base.custom_gradient import custom_gradient
+from sok.base.graph_ops import run_now
 from sok.job.transport import ordering
 from sok.job.transport.refusal import all_refuse
 from sok.lookup import advice, servers
@@ -59,7 +60,7 @@ class Ahead:
 
     name: str
     number: tf.Tensor  # int64 []: of the batch; workers whose numbers differ raise as those in different calls do
-    has_ended: bool = False  # this worker has no such batch, and so no ids, and says so
+    has_ended: bool | tf.Tensor = False  # this worker has no such batch, and so no ids, and says so
     rows: bool = False  # rows travel ahead as well
     is_stale: bool = False  # and are not sent again in the step
 
@@ -94,6 +95,7 @@ class Sent:
     asked: tf.Tensor  # [R] int32, floats this rank will get from each peer
     is_ahead: bool  # its ids count where it is finished
     rows: RowsAhead | None = None
+    said: tuple[tf.Tensor, tf.Tensor] | None = None  # the words that this rank has sent, and how many to each peer
 
     @property
     def dtype(self) -> str:
@@ -158,9 +160,11 @@ def send_keys(group: Group, features: Sequence[Feature], insert: tf.Tensor, ahea
             )
         with _counting_anew(group):
             name = group.collective("keys") if ahead is None else ahead.collective(group)
-            words = routed.words if ahead is None or not ahead.has_ended else _saying_end(group, routed.words)
-            words, splits = group.transport.all_to_all(words, routed.splits, name)
-    sent = Sent(group, number, insert, attributes, words, splits, *places, is_ahead=ahead is not None)
+            has_ended = False if ahead is None else ahead.has_ended
+            said = routed.words if has_ended is False else _saying_end(routed.words, routed.splits, has_ended)
+            words, splits = group.transport.all_to_all(said, routed.splits, name)
+    said = (said, routed.splits)
+    sent = Sent(group, number, insert, attributes, words, splits, *places, is_ahead=ahead is not None, said=said)
     return sent if ahead is None or not may_send_rows(group, ahead) else _send_rows(sent, ahead)
 
 
@@ -326,6 +330,15 @@ def refuse_ahead(sent: Sent, ahead: Ahead, text: str) -> list[tf.Tensor]:
     return [words, splits]
 
 
+def refusal(sent: Sent, number: int, text: str) -> dict[Any, np.ndarray]:
+    """As `refuse_ahead`, of a v1 graph: what to feed so that the messages of `sent` have nothing but bad news."""
+    words = run_now(lambda: _refusal(sent.group, number, text)[0])
+    said, splits = sent.said or ()
+    size = sent.group.transport.size
+    sizes = np.full(size, words.size // size, np.int32)
+    return {said.ref(): words, splits.ref(): sizes, sent.asked.ref(): np.full(size, _ANSWER_HEADER + 1, np.int32)}
+
+
 def note_finished(group: Group) -> None:
     """To be called where a lookup that was begun ahead is finished: should it raise, no peer waits to be told."""
     calls = _calls_of(group)
@@ -333,11 +346,11 @@ def note_finished(group: Group) -> None:
         calls.begun += 1
 
 
-def _saying_end(group: Group, words: tf.Tensor) -> tf.Tensor:
-    """Messages of keys without a key."""
-    by_rank = tf.reshape(words, [group.transport.size, -1])
-    end = tf.fill([group.transport.size, 1], tf.constant(_ENDED, words.dtype))
-    return tf.reshape(tf.concat([by_rank[:, :_DETAIL], end, by_rank[:, _DETAIL + 1 :]], 1), [-1])
+def _saying_end(words: tf.Tensor, splits: tf.Tensor, has_ended: bool | tf.Tensor) -> tf.Tensor:
+    """Messages of keys; without a key if `has_ended`."""
+    places = (tf.cumsum(splits, exclusive=True) + _DETAIL)[:, tf.newaxis]
+    details = tf.where(has_ended, tf.constant(_ENDED, words.dtype), tf.gather_nd(words, places))
+    return tf.tensor_scatter_nd_update(words, places, details)
 
 
 def having_keys(words: tf.Tensor, splits: tf.Tensor) -> tf.Tensor:

@@ -17,7 +17,7 @@ import tensorflow as tf
 from sok.base import _ops, strategies
 from sok.base.patching import Here
 from sok.base.types import TensorLike, Training
-from sok.lookup import exchange, host_ids, plain_variables
+from sok.lookup import exchange, host_ids, plain_variables, stages
 from sok.lookup.feature import PADDED, ROWS, Csr, Feature, Group
 from sok.lookup.inputs import to_csr
 from sok.table import reading
@@ -151,7 +151,13 @@ def _with_csr(f: Feature) -> Feature:
 def begin_part(part: Sequence[Feature], training: Training, ahead: exchange.Ahead | None = None) -> Ticket | None:
     """`begin`, of those features of a part that are of tables; None: there are none."""
     of_tables = [f for f in part if f.is_of_table]
-    return begin(of_tables, training, ahead) if of_tables else None
+    if not of_tables:
+        return None
+    stage = stages.stage_of(of_tables, training) if ahead is None else None
+    ticket = begin(of_tables, training, ahead if stage is None else stage.as_ahead)
+    if stage is not None and ticket.sent is not None:
+        stage.note(of_tables, ticket.sent)
+    return ticket
 
 
 def finish_parts(parts: Sequence[Sequence[Feature]], tickets: Sequence[Ticket | None]) -> list[list[tf.Tensor]]:

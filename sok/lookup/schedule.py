@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+
+_numbers = itertools.count()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +50,11 @@ class Schedule:
     def sends_rows(self) -> bool:
         """Whether rows travel ahead."""
         return self.rows or self.stale is not None
+
+
+def next_number() -> int:
+    """Of what begins lookups ahead: the same on all workers, if they make theirs in the same order."""
+    return next(_numbers)
 
 
 def _check_number(name: str, value: object) -> None:
