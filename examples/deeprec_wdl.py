@@ -4,6 +4,7 @@
 python examples/deeprec_wdl.py                       one worker, generated data
 horovodrun -np 2 python examples/deeprec_wdl.py      two workers, the same model
 python examples/deeprec_wdl.py --data train.txt      Criteo's own log (or SOK_CRITEO_DATA=train.txt)
+horovodrun -np 2 python examples/deeprec_wdl.py --capacity 2     lookups begin two steps before: the same losses
 
 The deep part keeps its rows in tables that are spread over the workers; the wide part has ordinary variables, one
 weight a category, that every worker holds whole. `group_embedding_column_scope` looks all of them up together:
@@ -14,9 +15,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import time
+from collections.abc import Iterator
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -74,8 +77,25 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--embedding-dim", type=int, default=8, help="length of a row of the deep part")
     parser.add_argument("--buckets", type=int, default=10_000, help="rows of each column")
     parser.add_argument("--no-group-scope", dest="group_scope", action="store_false", help="one column at a time")
+    parser.add_argument("--capacity", type=int, default=0, help="how many steps before theirs lookups begin")
     parser.add_argument("--losses", metavar="FILE", help="write each worker's summed loss of each step to FILE.RANK")
     return parser.parse_args()
+
+
+def batches_of(log: ClickLog, options: argparse.Namespace) -> Iterator[list]:
+    batches = log.batches("train", options.batch_size, sok.rank(), sok.size())
+    for batch in itertools.islice(batches, options.steps):
+        yield [batch.dense, batch.keys, batch.labels, batch.global_rows]
+
+
+def make_config(capacity: int) -> tf.ConfigProto:
+    """Of a session whose lookups begin so many steps before theirs."""
+    config = tf.ConfigProto()
+    if capacity:
+        config.graph_options.optimizer_options.do_async_embedding = True
+        config.graph_options.optimizer_options.async_embedding_options.threads_num = 1
+        config.graph_options.optimizer_options.async_embedding_options.capacity = capacity
+    return config
 
 
 def main() -> None:
@@ -85,10 +105,16 @@ def main() -> None:
     tf.config.experimental.enable_distributed_strategy(strategy="collective")
     log = ClickLog(options.data or str(cached_log(options.cache, options.rows, seed=0)), holdout=0.1)
 
-    counts = tf.placeholder(tf.float32, [None, CRITEO.num_dense])
-    keys = tf.placeholder(tf.int64, [None, CRITEO.num_sparse])
-    labels = tf.placeholder(tf.float32, [None])
-    global_rows = tf.placeholder(tf.float32, [])
+    places = [
+        tf.placeholder(tf.float32, [None, CRITEO.num_dense]),
+        tf.placeholder(tf.int64, [None, CRITEO.num_sparse]),
+        tf.placeholder(tf.float32, [None]),
+        tf.placeholder(tf.float32, []),
+    ]
+    # Read in a thread beside the session, which takes a batch for each step.
+    counts, keys, labels, global_rows = tf.staged(
+        places, capacity=2, items=places, feed_generator=batches_of(log, options)
+    )
     features = {"counts": counts, **{name: keys[:, i : i + 1] for i, name in enumerate(CATEGORIES)}}
     total = tf.reduce_sum(tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=model(features, options)))
     step = tf.train.get_or_create_global_step()
@@ -97,15 +123,13 @@ def main() -> None:
     train = optimizer.minimize(total / global_rows, global_step=step)
 
     losses, rows, start = [], [], 0.0
-    with tf.train.MonitoredTrainingSession(hooks=[sok.hooks.BroadcastVariablesHook(root_rank=0)]) as session:
-        for number, batch in enumerate(log.batches("train", options.batch_size, sok.rank(), sok.size())):
-            if number == options.steps:
-                break
-            if number == 1:
-                start = time.perf_counter()  # the first step also makes what the others find
-            feed = {counts: batch.dense, keys: batch.keys, labels: batch.labels, global_rows: batch.global_rows}
-            losses.append(float(session.run([total, train], feed)[0]))
-            rows.append(len(batch.labels))
+    hooks = [tf.make_prefetch_hook(), sok.hooks.BroadcastVariablesHook(root_rank=0)]
+    with tf.train.MonitoredTrainingSession(config=make_config(options.capacity), hooks=hooks) as session:
+        while not session.should_stop():
+            loss, labels_of_step, _ = session.run([total, labels, train])
+            losses.append(float(loss))
+            rows.append(len(labels_of_step))
+            start = start or time.perf_counter()  # the first step also makes what the others find
     steps_per_second = (len(losses) - 1) / (time.perf_counter() - start) if len(losses) > 1 else 0.0
     if options.losses:
         with open(f"{options.losses}.{sok.rank()}", "w", encoding="utf-8") as file:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -51,9 +50,9 @@ def staged(
 ) -> Any:
     """Reads batches in threads beside the session, and gives what stands for one batch in the graph.
 
-    A session whose hooks have that of `make_prefetch_hook` reads them, up to `capacity` before their turn. Lookups whose
-    ids come from a batch, by ops without a state, may begin ahead of their step: with `do_async_embedding` in the options
-    of the session.
+    A session whose hooks have that of `make_prefetch_hook` reads them, up to `capacity` before their turn. With
+    `do_async_embedding` in the options of the session, lookups whose ids come from a batch, by ops without a state,
+    begin ahead of their step.
 
     Args:
         features: tensors, SparseTensors or RaggedTensors in any structure, of a v1 graph; None stays None.
@@ -115,15 +114,14 @@ def staged(
         num_threads,
         tuple((feed_dict or {}).items()) or None,
         None if feed_generator is None or items is None else _fed(list(items), feed_generator),
-        _classes(closed_exception_types),
+        (*_classes(closed_exception_types), StopIteration),
         _classes(ignored_exception_types),
         _in_pool(use_stage_subgraph_thread_pool, stage_subgraph_thread_pool_id),
     )
-    depth = 1 if stale is None else stale  # the session's depth is compared with it when that is known
     stage = Stage(
         [tf.type_spec_from_value(one) for one in present],
         source,
-        Schedule(depth, rows, stale),
+        Schedule(1, rows, stale),  # the session says the depth
         name or graph.unique_name("prefetch", mark_as_used=False),
     )
     batch = iter(stage.batch)
@@ -183,8 +181,9 @@ class _PrefetchHook(tf.compat.v1.train.SessionRunHook):
         self._runs: SessionRuns | None = None
 
     def after_create_session(self, session: Session, coord: tf.train.Coordinator) -> None:
-        unused = {} if self._runs is None else self._runs.unused()  # of a session that was lost
-        self._runs = _attach(session, unused)
+        lost, self._runs = self._runs, _attach(session)
+        if lost is not None:
+            self._runs.begin_with(lost.unused())
 
     def end(self, session: Session) -> None:
         if self._runs is not None:
@@ -199,17 +198,11 @@ class _Asynchronous:
     options: Any
 
 
-_asked: weakref.WeakKeyDictionary[Any, _Asynchronous] = weakref.WeakKeyDictionary()  # by session
-_attached: weakref.WeakKeyDictionary[Any, SessionRuns] = weakref.WeakKeyDictionary()
-
-
-def _attach(session: Any, begins_with: dict[Stage, list[Any]] | None = None) -> SessionRuns:
-    found = _attached.get(session)
-    if found is None:
-        asked = _asked.get(session)
-        depth, options = (0, None) if asked is None else (asked.capacity, asked.options)
-        found = _attached[session] = SessionRuns(session, depth, options, begins_with)
-    return found
+def _attach(session: Any, asked: _Asynchronous | None = None) -> SessionRuns:
+    there = getattr(session.run, "__self__", None)
+    if isinstance(there, SessionRuns):
+        return there
+    return SessionRuns(session) if asked is None else SessionRuns(session, asked.capacity, asked.options)
 
 
 def _tensor(leaf: Any) -> Any:
@@ -226,7 +219,7 @@ def _fed(items: list[Any], generator: Iterator[Sequence[Any]]) -> Iterator[dict[
 
 
 def _classes(errors: Sequence[_Errors]) -> tuple[type[BaseException], ...]:
-    return tuple(tf.errors.exception_type_from_error_code(e) if isinstance(e, int) else e for e in errors)
+    return tuple(tf.compat.v1.errors.exception_type_from_error_code(e) if isinstance(e, int) else e for e in errors)
 
 
 def _in_pool(is_asked: bool, number: int) -> Any:
@@ -322,7 +315,9 @@ class ConfigProto(_Fields):
         """
         options = self.graph_options.optimizer_options
         if options.do_smart_stage or options.do_smart_stage_gpu or options.stage_multi_stream:
-            log.logger.warning("`do_smart_stage` and `stage_multi_stream` are accepted, and off: stages stay as they are.")
+            log.logger.warning(
+                "`do_smart_stage` and `stage_multi_stream` are accepted, and off: stages stay as they are."
+            )
         if not options.do_async_embedding:
             return None
         of_embedding = options.async_embedding_options
@@ -347,10 +342,14 @@ def with_own_config(original: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(original)
     def init(self: Any, target: str = "", graph: Any = None, config: Any = None) -> None:
-        asked = config.to_asynchronous() if isinstance(config, ConfigProto) else None
-        original(self, target, graph, config.to_message() if isinstance(config, ConfigProto) else config)
+        is_ours = isinstance(config, ConfigProto)
+        original(self, target, graph, config.to_message() if is_ours else config)
+        try:
+            asked = config.to_asynchronous() if is_ours else None
+        except ValueError:
+            self.close()
+            raise
         if asked is not None:
-            _asked[self] = asked
-            _attach(self)
+            _attach(self, asked)
 
     return init

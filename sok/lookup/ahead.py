@@ -27,6 +27,7 @@ from sok.base import _ops
 from sok.job.beside import Beside
 from sok.lookup.begun import Plan, Ticket
 from sok.lookup.schedule import Schedule, next_number
+from sok.lookup.session_plan import SessionPlan
 from sok.table.table import EmbeddingVariable, checked_table
 
 _MOST = 2**31 - 1  # a message's numbers are below it
@@ -171,12 +172,15 @@ class Ahead:
 
 
 class Pipeline:
-    """A plan, and the thread in which its lookups begin: one, so that they have an order, the same on all workers."""
+    """A plan, and the thread in which its lookups begin: one, so that they have an order, the same on all workers.
 
-    def __init__(self, plan: Plan, depth: int) -> None:
-        self.plan = plan
+    readings: numbers its readings, if an earlier pipeline has sent messages of the same names.
+    """
+
+    def __init__(self, plan: Plan | SessionPlan, depth: int, readings: Iterator[int] | None = None) -> None:
+        self.plan: Any = plan
         self.why_not_joined = ""  # by workers that have no batch where others have; empty: they take part
-        self._depth, self._readings = depth, itertools.count(1)
+        self._depth, self._readings = depth, readings or itertools.count(1)
         self._thread = Beside(f"sok-ahead-{plan.number}")
         self._thread.last = plan.leave
         if plan.job is not None:
@@ -236,7 +240,7 @@ class _Source:
         """What has not begun is left out."""
         self._has_ended = True
 
-    def begin(self, plan: Plan, number: int) -> tuple[Any, Ticket] | None:
+    def begin(self, plan: Any, number: int) -> tuple[Any, Any] | None:
         """The next batch and its ticket, without samples if others have one; None: no worker has one."""
         if self._is_over:
             return None
@@ -249,6 +253,6 @@ class _Source:
         if ids is not None:
             return batch, plan.send(number, ids)
         self._has_ended = True
-        found = plan.send_none(number)
+        found: tuple[Any, Any] | None = plan.send_none(number)
         self._is_over = found is None
         return found

@@ -332,8 +332,8 @@ def refuse_ahead(sent: Sent, ahead: Ahead, text: str) -> list[tf.Tensor]:
 
 def refusal(sent: Sent, number: int, text: str) -> dict[Any, np.ndarray]:
     """As `refuse_ahead`, of a v1 graph: what to feed so that the messages of `sent` have nothing but bad news."""
-    words = run_now(lambda: _refusal(sent.group, number, text)[0])
-    said, splits = sent.said or ()
+    assert sent.said is not None
+    words, (said, splits) = run_now(lambda: _refusal(sent.group, number, text)[0]), sent.said
     size = sent.group.transport.size
     sizes = np.full(size, words.size // size, np.int32)
     return {said.ref(): words, splits.ref(): sizes, sent.asked.ref(): np.full(size, _ANSWER_HEADER + 1, np.int32)}

@@ -42,6 +42,7 @@ class SessionPlan:
         self._lookups = list(stage.lookups)
         self.job = job_of(stage.tables) if self._lookups else None
         self.is_alone = self.job is None
+        self._rank, self._size = (0, 1) if self.job is None else (self.job.rank, self.job.size)
         # Of each lookup all but the number of the batch, which is fed as such.
         self._sent = [tensor for sent in self._lookups for tensor in sent_tensors(sent)[1:]]
         self._said = Said()
@@ -66,7 +67,8 @@ class SessionPlan:
         if self.is_alone:
             return None
         if any(isinstance(leaf, tf.TensorSpec) and leaf.shape.rank and leaf.shape[0] for leaf in self._leaves):
-            return self._end(number)
+            self._end(number)
+            return None
         feeds, is_batch = self._begin(self._fed(number, self._no_samples, has_ended=True))
         if not is_batch:
             return None
@@ -101,7 +103,7 @@ class SessionPlan:
         words, splits, *_ = sent  # of the first lookup: who refuses, refuses all
         is_batch = self._said.is_batch(words, splits)
         having = sum(not exchange.says_end(one) for one in self._said.hear(words, splits))
-        weight = 0.0 if feeds[self._stage.has_ended.ref()] else self.job.size / max(having, 1)
+        weight = 0.0 if feeds[self._stage.has_ended.ref()] else self._size / max(having, 1)
         sent_by_tensor = zip((tensor.ref() for tensor in self._sent), sent, strict=True)
         return feeds | dict(sent_by_tensor) | {self._stage.weight.ref(): weight}, is_batch
 
@@ -120,4 +122,4 @@ class SessionPlan:
         self._said.check_open()
         words, splits = self._tell(number, _FIXED)
         if any(exchange.refused_text(one) != _FIXED for one in self._said.hear(words, splits)):
-            raise tf.errors.InvalidArgumentError(None, None, f"rank {self.job.rank}: {_FIXED}.")
+            raise tf.errors.InvalidArgumentError(None, None, f"rank {self._rank}: {_FIXED}.")

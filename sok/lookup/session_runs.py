@@ -1,4 +1,4 @@
-"""The runs of a session whose graph has stages: each takes batches that were read, and whose lookups have begun, before.
+"""The runs of a session whose graph has stages: each takes batches that were read, and may have begun, before.
 
 Of each stage that a run needs it feeds one batch. Threads read batches into a buffer; where lookups go ahead, a thread
 begins those of the batches next in turn, as `sok.ahead` does.
@@ -38,19 +38,12 @@ class SessionRuns:
         session: a `tf.compat.v1.Session`. What it is given as `fetches` decides which stages a run takes batches of.
         depth: how many batches have begun before their turn; 0: lookups are made in their step.
         options: of the runs in which lookups begin; None: the usual ones.
-        begins_with: batches that an earlier session has read and not used.
     """
 
-    def __init__(
-        self,
-        session: Any,
-        depth: int = 0,
-        options: Any = None,
-        begins_with: dict[Stage, list[_Batch]] | None = None,
-    ) -> None:
+    def __init__(self, session: Any, depth: int = 0, options: Any = None) -> None:
         self._session, self._depth, self._options = session, depth, options
         self._run, self._close = session.run, session.close
-        self._begins_with = begins_with or {}
+        self._begins_with: dict[Stage, list[_Batch]] = {}
         self._lock = threading.Lock()
         self._taps: dict[Stage, _Tap] = {}
         self._needs: dict[tuple[str, ...], list[Stage]] = {}
@@ -94,6 +87,10 @@ class SessionRuns:
         concurrent.futures.wait(left, _SECONDS_TO_LEAVE)
         self._session.run, self._session.close = self._run, self._close
 
+    def begin_with(self, batches: dict[Stage, list[_Batch]]) -> None:
+        """Takes what another session has read and not used before it reads."""
+        self._begins_with = batches
+
     def unused(self) -> dict[Stage, list[_Batch]]:
         """Of each stage the batches that were read and have had no step, in their order."""
         return {stage: tap.unused() for stage, tap in self._taps.items()}
@@ -113,20 +110,22 @@ class SessionRuns:
 
     def _new_tap(self, stage: Stage) -> _Tap:
         def read(source: Source) -> _Batch:
-            given = list(source.given) if source.given is not None else []
-            values = self.run([value for _, value in given]) if given else []
-            fed = {key: value for (key, _), value in zip(given, values, strict=True)}
-            fed |= next(source.generator) if source.generator is not None else {}
+            with turn:  # generators go on in one thread at a time
+                fed = next(source.generator) if source.generator is not None else {}
+            if source.given:
+                keys, tensors = zip(*source.given, strict=True)
+                fed |= dict(zip(keys, self.run(tensors), strict=True))
             found: _Batch = self.run(source.tensors, fed or None, source.options)
             return found
 
+        turn = threading.Lock()
         buffer = _Buffer(stage.source, read, self._begins_with.pop(stage, []))
-        if not self._depth or not stage.lookups:
-            self._tell_what_stays(stage)
-            return _Tap(stage, buffer)
         self._tell_what_stays(stage)
+        if not self._depth or not stage.lookups:
+            return _Tap(stage, buffer)
+        stage.check_depth(self._depth)
         plan = SessionPlan(stage, lambda tensors, feeds: self._run_fed(tensors, feeds, None, self._options))
-        return _Tap(stage, buffer, plan, Pipeline(plan, self._depth))
+        return _Tap(stage, buffer, plan, Pipeline(plan, self._depth, stage.readings))
 
     def _tell_what_stays(self, stage: Stage) -> None:
         if not self._depth or context.rank() != 0:
@@ -250,16 +249,16 @@ class _Buffer(Iterator[_Batch]):
                 item: _Batch | BaseException = self._read(self._source)
             except self._source.ignored:
                 continue
-            except (StopIteration, *self._source.closing):
+            except self._source.closing:
                 break
             except BaseException as error:  # whatever it is, it is for who takes the batch
                 item, is_going_on = error, False
             with self._changed:
                 self._changed.wait_for(lambda: len(self._items) < self._source.capacity or self._has_stopped)
-                if self._has_stopped:
-                    break
                 self._items.append(item)
                 self._changed.notify_all()
+                if self._has_stopped:
+                    break
         with self._changed:
             self._working -= 1
             self._changed.notify_all()

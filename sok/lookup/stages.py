@@ -2,13 +2,14 @@
 
 The outputs of a stage are placeholders: who runs the graph gives them a batch that was read before
 (`sok.lookup.session_plan`). A lookup whose ids come from such a batch, by ops without a state, is built in two halves
-as every lookup is; its first half can be run by itself, ahead of the step, and what came of it be fed in the step in its
-place. A run that feeds nothing of it is the synchronous lookup.
+as every lookup is; its first half can be run by itself, ahead of the step, and what came of it be fed in the step. A
+run that feeds nothing of it is the synchronous lookup.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ class Source:
     threads: int = 1  # that read them
     given: tuple[tuple[Any, tf.Tensor], ...] | None = None  # what to feed there, and the tensors whose values that are
     generator: Iterator[dict[Any, Any]] | None = None  # of what to feed there besides
-    closing: tuple[type[BaseException], ...] = (tf.errors.OutOfRangeError,)  # by which the data end
+    closing: tuple[type[BaseException], ...] = (tf.errors.OutOfRangeError, StopIteration)  # by which the data end
     ignored: tuple[type[BaseException], ...] = ()  # after which the next batch is read
     options: Any = None  # of the runs that read
 
@@ -56,6 +57,7 @@ class Stage:
             self.batch_number = v1.placeholder_with_default(tf.constant(0, tf.int64), [])
             self.has_ended = v1.placeholder_with_default(False, [])
             self.weight = v1.placeholder_with_default(1.0, [])
+        self.readings = itertools.count(1)  # of its batches, by all sessions of the graph
         self.lookups: list[exchange.Sent] = []  # the first halves that can be run by themselves
         self.tables: list[Any] = []  # of these
         self.stay: dict[str, str] = {}  # why lookups of a table are made in their step
@@ -75,10 +77,9 @@ class Stage:
         rows, is_stale = self._schedule.sends_rows, self._schedule.stale is not None
         return exchange.Ahead(f"ahead{self.number}", self.batch_number, self.has_ended, rows, is_stale)
 
-    @property
-    def stale(self) -> int | None:
-        """By how many steps rows may be older than their step; None: they are exact."""
-        return self._schedule.stale
+    def check_depth(self, depth: int) -> None:
+        """`ValueError` if rows could be older than `stale`, where lookups begin `depth` batches before their turn."""
+        dataclasses.replace(self._schedule, depth=depth)
 
     def is_source_of(self, features: Sequence[Feature]) -> bool:
         """Whether all ids and weights are calculated from the batch alone."""
@@ -121,18 +122,16 @@ def stage_of(features: Sequence[Feature], training: Training) -> Stage | None:
     found = of_graph(inside)
     if not found or Group.of(features).is_alone:
         return None
+    stage, why = None, ""
     if inside is not graph or graph._get_control_flow_context() is not None:
-        return _stays(found, features, "it lies in a loop, a branch or a function of its own")
-    if features[0].table.on_servers is not None:
-        return _stays(found, features, "its rows are on parameter servers")
-    if tf.get_static_value(tf.convert_to_tensor(training, tf.bool)) is None:
-        return _stays(found, features, "its `training` is a tensor")
-    for stage in found:
-        if stage.is_source_of(features):
-            return stage
-    why = "its ids do not come from the batch of one stage alone, by ops without a state"
-    return _stays(found, features, why)
-
-
-def _stays(found: Sequence[Stage], features: Sequence[Feature], why: str) -> None:
-    found[0].stay.setdefault(features[0].table.table_name, why)
+        why = "it lies in a loop, a branch or a function of its own"
+    elif features[0].table.on_servers is not None:
+        why = "its rows are on parameter servers"
+    elif tf.get_static_value(tf.convert_to_tensor(training, tf.bool)) is None:
+        why = "its `training` is a tensor"
+    else:
+        stage = next((one for one in found if one.is_source_of(features)), None)
+        why = "its ids do not come from the batch of one stage alone, by ops without a state"
+    if stage is None:
+        found[0].stay.setdefault(features[0].table.table_name, why)
+    return stage

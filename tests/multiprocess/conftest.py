@@ -49,6 +49,7 @@ _OF_RANKS = {
         "words",
         "ahead",
         "rows_ahead",
+        "staged",
         "storage",
         "reshard",
     ),
@@ -66,6 +67,8 @@ _OF_RANKS = {
         "checkpoint",
         "v2",
         "policies",
+        "staged",
+        "ahead_of_three",
     ),
     4: ("job", "lookup", "loops", "collection", "policies"),
 }
