@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -342,7 +343,7 @@ def uninstall() -> None:
 
 def _wanted() -> list[tuple[Any, str, Callable[[Any], Any]]]:
     wanted: list[tuple[Any, str, Callable[[Any], Any]]] = []
-    for module in (tf, tf.compat.v1, tf.compat.v2):
+    for module in _modules():
         for path, value in _NAMES.items():
             *parents, name = path.split(".")
             parent = functools.reduce(getattr, parents, module)
@@ -351,6 +352,12 @@ def _wanted() -> list[tuple[Any, str, Callable[[Any], Any]]]:
             wanted.append((parent, name, functools.partial(_instead, value)))
         wanted.append((module.feature_column, "embedding_column", functools.partial(_instead, _embedding_column)))
     return wanted
+
+
+def _modules() -> list[Any]:
+    """`tf`, v1 and v2: these two as `tf.compat` has them and, another module, as `import tensorflow.compat.v1` does."""
+    names = [f"tensorflow{api}.compat.{version}" for api in ("._api.v2", "") for version in ("v1", "v2")]
+    return [tf, *map(importlib.import_module, names)]
 
 
 def _instead(value: Any, _: Any) -> Any:
