@@ -13,15 +13,23 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import tensorflow as tf
 from tensorflow.python.client import session as tf_session
+from tensorflow.python.feature_column import feature_column_v2 as fc_v2
 
 from sok.base.patching import Patch
 from sok.base.types import DTypeLike, TensorLike
-from sok.compat import feature_column, strategy
+from sok.compat import deeprec_lookups, feature_column, strategy
+from sok.compat.deeprec_inputs import input_from_feature_columns as input_from_feature_columns  # users find these here
+from sok.compat.deeprec_inputs import sequence_input_from_feature_columns as sequence_input_from_feature_columns
+from sok.compat.deeprec_inputs import sequence_input_layer as sequence_input_layer
+from sok.compat.deeprec_lookups import fused_embedding_lookup_sparse as fused_embedding_lookup_sparse
+from sok.compat.deeprec_lookups import fused_safe_embedding_lookup_sparse as fused_safe_embedding_lookup_sparse
+from sok.compat.deeprec_lookups import safe_embedding_lookup_sparse as safe_embedding_lookup_sparse
 from sok.compat.deeprec_options import CacheStrategy as CacheStrategy  # users find it here
 from sok.compat.deeprec_options import (
     CBFFilter,
@@ -274,6 +282,35 @@ def categorical_column_with_embedding(
     return AnyIdColumn(key, whole_number("capacity", capacity), **policies)
 
 
+def sequence_categorical_column_with_embedding(
+    key: str,
+    dtype: DTypeLike = tf.int64,
+    partition_num: int | None = None,
+    ev_option: EmbeddingVariableOption | None = None,
+    *,
+    capacity: int = DEFAULT_CAPACITY,
+) -> fc_v2.SequenceCategoricalColumn:
+    """Makes a categorical column of sequences of any integer ids, whose embeddings are in a table of ours.
+
+    For `sequence_input_layer`, in an embedding column as `categorical_column_with_embedding` says, whose arguments and
+    errors these are.
+
+    Example:
+        >>> import sok
+        >>> item = sequence_categorical_column_with_embedding("item")
+        >>> column = sok.feature_column.embedding_column(item, 2, initializer="ones")
+        >>> with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        ...     net, lengths = sequence_input_layer({"item": [[2**40, 7], [7, -1]]}, [column])
+        ...     session.run([net[:, :, 0], lengths])
+        [array([[1., 1.],
+               [1., 0.]], dtype=float32), array([2, 1])]
+
+    Source: `sequence_categorical_column_with_embedding` of DeepRec.
+    """
+    ids = categorical_column_with_embedding(key, dtype, partition_num, ev_option, capacity=capacity)
+    return fc_v2.SequenceCategoricalColumn(ids)
+
+
 def _embedding_column(categorical_column: Any, *args: Any, **kwargs: Any) -> Any:
     """`tf.feature_column.embedding_column`, in whose place `install()` puts it."""
     ours = capacity_of(categorical_column) is not None
@@ -296,12 +333,14 @@ def _add_to_collections(table: EmbeddingVariable, collections: Sequence[str]) ->
                 tf.compat.v1.add_to_collection(name, table)
 
 
-_NAMES: dict[str, Callable[..., Any]] = {
+_NAMES: dict[str, Any] = {
     "nn.group_embedding_lookup_sparse": group_embedding_lookup_sparse,
     "nn.group_embedding_lookup": group.group_embedding_lookup,
     "feature_column.group_embedding_column_scope": group_embedding_column_scope,
     "config.experimental.enable_distributed_strategy": strategy.enable_distributed_strategy,
     "feature_column.categorical_column_with_embedding": categorical_column_with_embedding,
+    "feature_column.sequence_categorical_column_with_embedding": sequence_categorical_column_with_embedding,
+    **deeprec_lookups.NAMES,
     "get_embedding_variable": get_embedding_variable,
     "EmbeddingVariableOption": EmbeddingVariableOption,
     "CounterFilter": CounterFilter,
@@ -324,9 +363,15 @@ def install() -> None:
     `tf.feature_column.group_embedding_column_scope`, `tf.config.experimental.enable_distributed_strategy`,
     `tf.feature_column.categorical_column_with_embedding`, `tf.EmbeddingVariableOption` and its options
     `tf.CounterFilter`, `tf.CBFFilter`, `tf.GlobalStepEvict`, `tf.L2WeightEvict`, `tf.CheckpointOption`,
-    `tf.InitializerOption` and `tf.StorageOption` (whose `StorageType` and `CacheStrategy` are in `sok.deeprec`). It
-    changes nothing that is there already, except that `tf.feature_column.embedding_column` then makes tables for
-    columns of any ids. A second call does nothing.
+    `tf.InitializerOption` and `tf.StorageOption` (whose `StorageType` and `CacheStrategy` are in `sok.deeprec`);
+    `tf.nn.fused_embedding_lookup_sparse`, `tf.nn.fused_safe_embedding_lookup_sparse` (in
+    `tensorflow.python.ops.embedding_ops`, too), `tf.feature_column.sequence_categorical_column_with_embedding`, v1's
+    `tf.feature_column.input_layer`, and of `tf.contrib` what `sok.deeprec` has: `feature_column.sequence_input_layer`,
+    `layers.safe_embedding_lookup_sparse`, `layers.input_from_feature_columns` and
+    `layers.sequence_input_from_feature_columns`; `tf.staged`, `tf.make_prefetch_hook` and `tf.train.mark_target_node`.
+    It changes nothing that is there already, except that `tf.feature_column.embedding_column` then makes tables for
+    columns of any ids, that `tf.nn.embedding_lookup_sparse` and `tf.nn.safe_embedding_lookup_sparse` take tables, too,
+    and that v1's `tf.ConfigProto`, and sessions, know `do_async_embedding`. A second call does nothing.
 
     Raises:
         RuntimeError: a name is taken: this TensorFlow has one of its own. Nothing was installed.
@@ -349,17 +394,27 @@ def uninstall() -> None:
 
 def _wanted() -> list[tuple[Any, str, Callable[[Any], Any]]]:
     wanted: list[tuple[Any, str, Callable[[Any], Any]]] = []
-    for module in (tf, tf.compat.v1, tf.compat.v2):
+    named = list(deeprec_lookups.OTHERS)
+    for module in _modules():
         for path, value in _NAMES.items():
             *parents, name = path.split(".")
-            parent = functools.reduce(getattr, parents, module)
-            if hasattr(parent, name):
-                raise RuntimeError(f"`{parent.__name__}` has a {name!r} of its own. sok.deeprec puts nothing over it.")
-            wanted.append((parent, name, functools.partial(_instead, value)))
+            named.append((functools.reduce(getattr, parents, module), name, value))
         wanted.append((module.feature_column, "embedding_column", functools.partial(_instead, _embedding_column)))
-    wanted.append((tf.compat.v1, "ConfigProto", functools.partial(_instead, ConfigProto)))
+        wanted += [(module.nn, name, replace) for name, replace in deeprec_lookups.REPLACED]
+        if hasattr(module, "ConfigProto"):
+            wanted.append((module, "ConfigProto", functools.partial(_instead, ConfigProto)))
     wanted.append((tf_session.BaseSession, "__init__", with_own_config))
+    for parent, name, value in named:
+        if hasattr(parent, name):
+            raise RuntimeError(f"`{parent.__name__}` has a {name!r} of its own. sok.deeprec puts nothing over it.")
+        wanted.append((parent, name, functools.partial(_instead, value)))
     return wanted
+
+
+def _modules() -> list[Any]:
+    """`tf`, v1 and v2: these two as `tf.compat` has them and, another module, as `import tensorflow.compat.v1` does."""
+    names = [f"tensorflow{api}.compat.{version}" for api in ("._api.v2", "") for version in ("v1", "v2")]
+    return [tf, *map(importlib.import_module, names)]
 
 
 def _instead(value: Any, _: Any) -> Any:

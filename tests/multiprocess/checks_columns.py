@@ -1,5 +1,7 @@
 """Feature columns and ordinary variables in groups on real workers: as one worker on the whole batch."""
 
+import contextlib
+
 import numpy as np
 import tensorflow as tf
 
@@ -131,6 +133,30 @@ def check_gradients_of_ordinary_variables_are_averaged(world):
     expected[5] += 2
     expected[np.arange(BUCKETS) % world.size != world.rank] = 0
     np.testing.assert_allclose(of_table, expected, rtol=1e-6)
+
+
+def check_sequences_and_safe_lookups_train_as_one_worker_on_the_whole_batch(world):
+    v1, ids = tf.compat.v1, batch_of(0)[0]["fsum"]
+    mine = part_of(world, ids)
+    for grouped in (True, False):
+        with tf.Graph().as_default(), v1.Session() as session, v1.variable_scope(f"sequences_{grouped}"):
+            item = sok.deeprec.sequence_categorical_column_with_embedding("item", capacity=BUCKETS)
+            with sok.group_embedding_column_scope() if grouped else contextlib.nullcontext():
+                column = sok.feature_column.embedding_column(item, 4, initializer="ones")
+            sparse = tf.SparseTensor(np.argwhere(mine > -9), mine.reshape([-1]), mine.shape)
+            net, _ = sok.deeprec.sequence_input_layer({"item": sparse}, [column])
+            (table,) = v1.trainable_variables()
+            pooled = sok.deeprec.safe_embedding_lookup_sparse(table, sparse, combiner="sum")
+            optimizer = sok.DistributedOptimizer(v1.train.GradientDescentOptimizer(0.1), op=sok.Sum)
+            step = optimizer.minimize(tf.reduce_sum(net) + tf.reduce_sum(pooled))
+            session.run(v1.global_variables_initializer())
+            found, of_pooled = session.run([net, pooled])
+            np.testing.assert_array_equal(found[:, :, 0], mine >= 0)
+            np.testing.assert_array_equal(of_pooled[:, 0], (mine >= 0).sum(1))
+            session.run(step)
+            rows = session.run(table.sparse_read(tf.range(BUCKETS, dtype=tf.int64)))
+            times = np.bincount(ids[ids >= 0], minlength=BUCKETS)
+            np.testing.assert_allclose(rows, np.tile(1 - 0.1 * 2 * times[:, None], [1, 4]), rtol=1e-5, atol=1e-6)
 
 
 def check_localized_is_refused_among_several(world):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
+from tensorflow.python.ops import embedding_ops
 
 import sok
 from tests.sok.staged_cases import DIM, IDS, RATE, asynchronous, batches_of, deeprec, same, samples, train
@@ -190,18 +191,28 @@ def check_staged_lookups_are_cut_wherever_they_are_made(world):
     def look_up(tables, ids):
         sparse = tf.sparse.from_dense(ids)
         ragged = tf2.RaggedTensor.from_tensor(ids)
-        column = sok.deeprec.categorical_column_with_embedding("ids", capacity=100)
+        column = tf.feature_column.categorical_column_with_embedding("ids", capacity=100)
+        of_column = tf.feature_column.embedding_column(column, 3, initializer="ones")
+        column = tf.feature_column.sequence_categorical_column_with_embedding("ids", capacity=100)
+        sequence = tf.feature_column.embedding_column(column, 2, initializer="ones")
         layer = sok.DistributedEmbedding("mean", 100, 5, 1, IDS, name="staged_layer", embedding_initializer="ones")
         sparse_ids = tf.SparseTensor(sparse.indices, tf.cast(sparse.values, tf.int64), sparse.dense_shape)
         weights = tf.SparseTensor(sparse.indices, tf.cast(sparse.values, tf.float32) / 40, sparse.dense_shape)
         return tf.concat(
             [
                 tf.nn.embedding_lookup_sparse(tables[0], sparse_ids, weights, combiner="sum"),
+                tf.nn.safe_embedding_lookup_sparse(tables[1], sparse_ids, combiner="mean"),
+                tf.nn.fused_embedding_lookup_sparse(tables[0], sparse_ids, combiner="mean"),
+                embedding_ops.fused_safe_embedding_lookup_sparse(tables[1], sparse_ids, combiner="sqrtn"),
+                tf.contrib.layers.safe_embedding_lookup_sparse(tables[0], sparse_ids),
+                tf.reshape(tf.contrib.feature_column.sequence_input_layer({"ids": sparse_ids}, [sequence])[0], [-1, 6]),
+                tf.reshape(
+                    tf.contrib.layers.sequence_input_from_feature_columns({"ids": sparse_ids}, [sequence]), [-1, 6]
+                ),
+                tf.contrib.layers.input_from_feature_columns({"ids": sparse_ids}, [of_column]),
                 *sok.group_embedding_lookup_sparse(tables, [ragged, ragged], combiners=["sum", "mean"]),
                 tf.reshape(layer(ids, training=True), [-1, 5]),
-                tf.feature_column.input_layer(
-                    {"ids": sparse_ids}, [tf.feature_column.embedding_column(column, 3, initializer="ones")]
-                ),
+                tf.feature_column.input_layer({"ids": sparse_ids}, [of_column]),
             ],
             1,
         )
@@ -212,4 +223,4 @@ def check_staged_lookups_are_cut_wherever_they_are_made(world):
             ahead = train("staged_entries", world.rank, 2, "adam", 40, look_up=look_up)
     same(ahead, inside)
     keys = [name for name in trace.by_name if "/keys/" in name]
-    assert all("/ahead" in name for name in keys) and (len(keys) == 4 or world.size == 1), keys
+    assert all("/ahead" in name for name in keys) and (len(keys) == 11 or world.size == 1), keys

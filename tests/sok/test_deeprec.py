@@ -68,6 +68,12 @@ def test_install_and_uninstall():
                 reach(module, name)
 
 
+def test_names_are_there_however_tensorflow_is_imported(forked, tmp_path):
+    """`tf.compat.v1` is one module before somebody imports `tensorflow.compat.v1`, and another one since."""
+    done = forked.run(Path(__file__).with_name("deeprec_imports_script.py"), tmp_path)
+    assert done.status == 0, done.stderr[-3000:]
+
+
 def test_nothing_of_tensorflow_is_replaced(monkeypatch):
     monkeypatch.setattr(tf.nn, "group_embedding_lookup", len, raising=False)
     with pytest.raises(RuntimeError, match="has a 'group_embedding_lookup' of its own"):

@@ -77,20 +77,32 @@ def request(
     if variable is None or rank not in (2, None) or combiner not in ("sum", "mean", "sqrtn"):
         return None
     if weights is not None:
-        # As TensorFlow does, which asks the weights for no indices of their own.
-        weights = tf.SparseTensor(ids.indices, weights.values, ids.dense_shape)
+        weights = at_places_of(ids, weights)
     if prunes and (weights is not None or _may_be_negative(categorical_column)):
-        kept = ids.values >= 0
-        if weights is not None and combiner != "sum":
-            kept = tf.logical_and(kept, weights.values > 0)
-        ids = tf.sparse.retain(ids, kept)
-        weights = None if weights is None else tf.sparse.retain(weights, kept)
+        ids, weights = pruned(ids, weights, combiner)
     return Feature(variable, ids, combiner, weights, ids_called=categorical_column.name, weights_called="sp_weights")
+
+
+def at_places_of(ids: tf.SparseTensor, weights: tf.SparseTensor) -> tf.SparseTensor:
+    """The weights where the ids are: as TensorFlow does, which asks the weights for no indices of their own."""
+    return tf.SparseTensor(ids.indices, weights.values, ids.dense_shape)
+
+
+def pruned(
+    ids: tf.SparseTensor, weights: tf.SparseTensor | None, combiner: str
+) -> tuple[tf.SparseTensor, tf.SparseTensor | None]:
+    """Both without the ids below 0 and, unless the combiner is 'sum', without those whose weight is not positive."""
+    kept = ids.values >= 0
+    if weights is not None and combiner != "sum":
+        kept = tf.logical_and(kept, weights.values > 0)
+    return tf.sparse.retain(ids, kept), None if weights is None else tf.sparse.retain(weights, kept)
 
 
 def _may_be_negative(column: Any) -> bool:
     """Whether a categorical column may give ids below 0, which are those of no category."""
-    if isinstance(column, (fc_v2.WeightedCategoricalColumn, fc_v1._WeightedCategoricalColumn)):
+    weighted = (fc_v2.WeightedCategoricalColumn, fc_v1._WeightedCategoricalColumn)
+    of_sequences = (fc_v2.SequenceCategoricalColumn, fc_v1._SequenceCategoricalColumn)
+    if isinstance(column, weighted + of_sequences):
         return _may_be_negative(column.categorical_column)
     if isinstance(column, (fc_v2.HashedCategoricalColumn, fc_v2.CrossedColumn, fc_v2.BucketizedColumn)):
         return False
@@ -150,11 +162,12 @@ def tensor_in_layer(
         members = [c for c in columns if group_of(c) is not None and group_of(c) is group_of(column)] or [column]
         with collecting():
             made = [(c, c.get_dense_tensor(cache, state_manager)) for c in members]
-        for member, tensor in look_up(made, _makes_rows(training)).items():
+        for member, tensor in look_up(made, makes_rows(training)).items():
             waiting[id(state_manager), member] = tensor
     return waiting[key]
 
 
-def _makes_rows(training: Any) -> Any:
+def makes_rows(training: Training) -> Training:
+    """What a layer's `training` means for the lookups in it: see `tensor_in_layer`."""
     is_unsaid = training is None or (isinstance(training, int) and not isinstance(training, bool))
     return True if is_unsaid else training

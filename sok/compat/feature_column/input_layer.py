@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -51,9 +52,7 @@ def _input_layer(
     if not is_ours:
         options = {"from_template": from_template, "scope": scope, "cols_to_output_tensors": cols_to_output_tensors}
         return original(features, columns, weight_collections, trainable, cols_to_vars, **options)
-    keys = tf.compat.v1.GraphKeys
-    collections = list(weight_collections or [])
-    collections += [key for key in (keys.GLOBAL_VARIABLES, keys.MODEL_VARIABLES) if key not in collections]
+    collections = with_usual_collections(weight_collections)
     outer = (
         contextlib.nullcontext()
         if from_template
@@ -72,6 +71,13 @@ def _input_layer(
             outputs.append(output)
         fc_v1._verify_static_batch_size_equality(outputs, columns)
         return tf.concat(outputs, 1)
+
+
+def with_usual_collections(weight_collections: Sequence[str] | None) -> list[str]:
+    """The collections, with the two in which TensorFlow's layers of columns have their variables besides."""
+    keys = tf.compat.v1.GraphKeys
+    collections = list(weight_collections or [])
+    return collections + [key for key in (keys.GLOBAL_VARIABLES, keys.MODEL_VARIABLES) if key not in collections]
 
 
 def _collect(

@@ -39,7 +39,8 @@ def group_embedding_column_scope(
     In the scope `tf.feature_column.embedding_column`, `tf.feature_column.shared_embeddings`,
     `tf.compat.v1.feature_column.shared_embedding_columns` and `sok.feature_column.embedding_column` make grouped
     columns. Other columns, and those made outside, do not change. So are grouped ones with `max_norm` or
-    `ckpt_to_load_from`, in variables that are split into partitions, and in `linear_model` and sequence layers.
+    `ckpt_to_load_from`, in variables that are split into partitions, in `linear_model` and, with variables, in layers
+    of sequences. (`sok.deeprec.sequence_input_layer` looks the tables of a group up together.)
 
     Args:
         name: of the scope of the ops.

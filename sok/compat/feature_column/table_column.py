@@ -10,9 +10,10 @@ import tensorflow as tf
 from tensorflow.python.feature_column import feature_column as fc_v1
 from tensorflow.python.feature_column import feature_column_v2 as fc_v2
 from tensorflow.python.feature_column import serialization
+from tensorflow.python.feature_column.utils import sequence_length_from_sparse_tensor
 
 from sok.base.types import DTypeLike, Training
-from sok.compat.feature_column import grouping, scope
+from sok.compat.feature_column import grouping, scope, sequences
 from sok.compat.feature_column.id_column import capacity_of, policies_of
 from sok.compat.scoped_tables import scoped_table
 from sok.job import context
@@ -57,7 +58,9 @@ def embedding_column(
 
     It does what `tf.feature_column.embedding_column` does, except that its rows are in a table, and start from the same
     values on any number of workers. For `tf.compat.v1.feature_column.input_layer` and tf_keras' `DenseFeatures`; in a
-    `sok.group_embedding_column_scope` it is looked up with its group.
+    `sok.group_embedding_column_scope` it is looked up with its group. Over a
+    `tf.feature_column.sequence_categorical_column_with_*` it is for `sok.deeprec.sequence_input_layer` and tf_keras'
+    `SequenceFeatures`.
 
     A layer makes its own table; `input_layer` one for each variable scope, shared where the scope reuses variables.
     `input_layer` makes rows for ids that it has not seen, and so does `DenseFeatures` unless called with
@@ -128,7 +131,9 @@ def embedding_column(
 
 
 @serialization.register_feature_column
-class TableEmbeddingColumn(fc_v2.DenseColumn, fc_v1._DenseColumn, _Fields):
+class TableEmbeddingColumn(
+    fc_v2.DenseColumn, fc_v2.SequenceDenseColumn, fc_v1._DenseColumn, fc_v1._SequenceDenseColumn, _Fields
+):
     """See `embedding_column`. A tuple of what it is made of, as TensorFlow's columns are."""
 
     @property
@@ -173,10 +178,24 @@ class TableEmbeddingColumn(fc_v2.DenseColumn, fc_v1._DenseColumn, _Fields):
         state_manager: feature_column_v2.StateManager,
         training: Training = None,
     ) -> Any:
+        self._check_is_of_sequences(False)
         if not grouping.is_collecting():
             return grouping.tensor_in_layer(self, transformation_cache, state_manager, training)
         sparse_tensors = self.categorical_column.get_sparse_tensors(transformation_cache, state_manager)
         return self._request(sparse_tensors, state_manager.get_resource(self, _TABLE))
+
+    # In tf_keras' SequenceFeatures.
+
+    def get_sequence_dense_tensor(
+        self,
+        transformation_cache: feature_column_v2.FeatureTransformationCache,
+        state_manager: feature_column_v2.StateManager,
+        training: Training = None,
+    ) -> Any:
+        self._check_is_of_sequences(True)
+        sparse_tensors = self.categorical_column.get_sparse_tensors(transformation_cache, state_manager)
+        table = state_manager.get_resource(self, _TABLE)
+        return self._sequences(sparse_tensors, table, grouping.makes_rows(training))
 
     # In tf.compat.v1.feature_column.input_layer.
 
@@ -192,9 +211,39 @@ class TableEmbeddingColumn(fc_v2.DenseColumn, fc_v1._DenseColumn, _Fields):
         return inputs.get(self.categorical_column)
 
     def _get_dense_tensor(self, inputs: Any, weight_collections: Any = None, trainable: Any = None) -> Any:
+        self._check_is_of_sequences(False)
         sparse_tensors = self.categorical_column._get_sparse_tensors(inputs, weight_collections, trainable)
         request = self._request(sparse_tensors, scoped_table(_TABLE, **self._options(trainable is not False)))
         return request if grouping.is_collecting() else grouping.look_up([(self, request)], True)[self]
+
+    # In sok.deeprec.sequence_input_layer.
+
+    def _get_sequence_dense_tensor(self, inputs: Any, weight_collections: Any = None, trainable: Any = None) -> Any:
+        self._check_is_of_sequences(True)
+        sparse_tensors = self.categorical_column._get_sparse_tensors(inputs, weight_collections, trainable)
+        return self._sequences(sparse_tensors, scoped_table(_TABLE, **self._options(trainable is not False)), True)
+
+    def _sequences(self, sparse_tensors: Any, table: EmbeddingVariable, training: Training) -> Any:
+        asked = sequences.ask(table, sparse_tensors, self.combiner, self.prunes, self.categorical_column)
+        lengths = sequence_length_from_sparse_tensor(sparse_tensors.id_tensor)
+        said: Any = asked
+        if not grouping.is_collecting():
+            said = asked.shaped(grouping.look_up([(self, asked.feature)], training)[self])
+        return fc_v2.SequenceDenseColumn.TensorSequenceLengthPair(said, lengths)
+
+    def _check_is_of_sequences(self, wanted: bool) -> None:
+        if isinstance(self.categorical_column, sequences.CATEGORICAL) == wanted:
+            return
+        raise ValueError(
+            f"Column '{self.name}': `categorical_column` must be one of "
+            + (
+                "tf.feature_column.sequence_categorical_column_with_*, as this layer is of sequences."
+                if wanted
+                else "tf.feature_column.categorical_column_with_*; sok.deeprec.sequence_input_layer and "
+                "tf_keras.experimental.SequenceFeatures are for sequences."
+            )
+            + f" Received: {self.categorical_column!r}."
+        )
 
     def _options(self, layer_trains: bool) -> dict[str, Any]:
         options = self.table
