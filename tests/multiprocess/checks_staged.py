@@ -7,6 +7,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import embedding_ops
 
 import sok
+from sok.base import log
 from tests.sok.staged_cases import DIM, IDS, RATE, asynchronous, batches_of, deeprec, same, samples, train
 
 
@@ -167,6 +168,36 @@ def check_staged_stale_rows_are_as_old_as_asked(world):
     assert len(seen) == 12 and all(0 <= age <= (2 if world.size > 1 else 0) for age in ages), ages
     if world.size > 1:
         assert max(ages) > 0
+
+
+def check_staged_sessions_save_and_go_on(world, tmp_path_of_rank):
+    """Saves take no notice of what has begun; the session that comes after has its rows, slots and steps."""
+    found = []
+    with deeprec():
+        for capacity in (0, 2):
+            folder = str(tmp_path_of_rank.parent / "shared" / f"staged_{capacity}")
+            for count in (40, 64):  # 5 steps, then 8
+                hooks = [sok.hooks.CheckpointSaverHook(folder, save_steps=2)]
+                found.append(train("staged_saved", world.rank, capacity, "adam", count, hooks))
+    same(found[2:], found[:2])
+    assert len(found[1]["losses"]) == 8 and found[1]["losses"][0] != found[0]["losses"][0]
+
+
+def check_staged_lookups_that_cannot_be_cut_are_made_in_their_step(world, monkeypatch):
+    def look_up(tables, ids):
+        first = tf.nn.embedding_lookup(tables[0], ids)
+        chosen = tf.cast(tf.abs(first[:, 0, 0]) * 1e3, tf.int64) % 40
+        return tf.concat([first[:, 0], tf.nn.embedding_lookup(tables[1], chosen)], 1)
+
+    found, said = [], []
+    monkeypatch.setattr(log.logger, "warning", lambda text, *values: said.append(text % values))
+    with deeprec():
+        for capacity in (0, 2):
+            found.append(train("staged_stays", world.rank, capacity, "adagrad", 40, look_up=look_up))
+    same(*found)
+    why = "its ids do not come from the batch of one stage alone, by ops without a state"
+    text = f"The lookup of table 'staged_stays_1' is made in its step, not ahead of it: {why}."
+    assert said == ([text] if world.size > 1 and world.rank == 0 else [])
 
 
 def check_staged_lookups_are_exported(world, tmp_path_of_rank):
