@@ -25,6 +25,7 @@ import tensorflow as tf
 
 from sok.base import _ops
 from sok.job.beside import Beside
+from sok.lookup.ahead_in_functions import stage_loops_over
 from sok.lookup.begun import Plan, Ticket
 from sok.lookup.schedule import Schedule, next_number
 from sok.lookup.session_plan import SessionPlan
@@ -54,11 +55,12 @@ def ahead(
 
     Inside `with ticket:` the lookups of `lookup_fn` are finished, in the order in which it makes them; what comes of
     them is differentiable as ever. A ticket may be an argument of a `tf.function`, which is not traced anew for each.
+    The `for` itself may be in a `tf.function`, too, over an `ahead` made outside: AutoGraph makes one loop of it.
 
     A worker whose data have ended before those of others gets batches without samples, until all have ended: it runs
     the step as they do. There `ticket.has_batch` is False, and `ticket.weight`, by which to multiply the mean loss of a
     batch where an average over all workers is taken, 0.0; of others the number of workers over that of those that have
-    a batch.
+    a batch. Where the loop is in a `tf.function`, `has_batch` is a tensor, as `weight` is everywhere.
 
     Args:
         dataset: a `tf.data.Dataset`, or another iterable of batches: tensors or arrays, or tuples and dicts of them.
@@ -80,11 +82,11 @@ def ahead(
     Raises:
         TypeError, ValueError: of an argument; when the first batch is taken, of what `lookup_fn` refuses, or if it
             looks up no table.
-        RuntimeError: inside a `tf.function` or a v1 graph; inside `with ticket:`, for another lookup than those of
-            `lookup_fn`.
+        RuntimeError: it is made in a `tf.function` or a v1 graph, or iterated over there by something else than a
+            `for` of a `tf.function`; inside `with ticket:`, for another lookup than those of `lookup_fn`.
         What reading the data raises, at the turn of the batch; there the other workers raise
-            `tf.errors.InvalidArgumentError`, with its text. What is wrong with ids is raised in the step of their
-            batch, as without `ahead`.
+            `tf.errors.InvalidArgumentError`, with its text, as all do where the loop is in a `tf.function`. What is
+            wrong with ids is raised in the step of their batch, as without `ahead`.
 
     Collective where lookups are: all workers take batches in step with each other, and leave a loop after the same; at
     the end of the data that is the last of the worker that has most. Memory: ids and keys of `depth` + 1 batches; with
@@ -101,13 +103,27 @@ def ahead(
         ...         print(tf.reduce_sum(embed(ids)).numpy(), table.size().numpy())
         4.0 2
         4.0 3
+        >>> pipeline = sok.ahead(data, embed)
+        >>> @tf.function
+        ... def epoch():
+        ...     total = 0.0
+        ...     for ids, ticket in pipeline:
+        ...         with ticket:
+        ...             total += tf.reduce_sum(embed(ids))
+        ...     return total
+        >>> print(epoch().numpy())
+        8.0
     """
     schedule = Schedule(depth, rows, stale)
     if not isinstance(dataset, Iterable):
         raise TypeError(f"`dataset` must be a tf.data.Dataset or another iterable of batches. Received: {dataset!r}.")
     if not callable(lookup_fn):
         raise TypeError(f"`lookup_fn` must be a function of a batch. Received: {lookup_fn!r}.")
-    _refuse_graphs()
+    if not tf.executing_eagerly():
+        raise RuntimeError(
+            "sok.ahead is made where TensorFlow executes eagerly, and once: not in a tf.function, which would make one "
+            "each time it is traced, nor in a v1 graph. A `for` over it may be in a tf.function."
+        )
     return Ahead(dataset, lookup_fn, schedule)
 
 
@@ -135,14 +151,6 @@ def rows_ahead(table: EmbeddingVariable) -> dict[str, int]:
     return {"sent": sent, "repaired": repaired}
 
 
-def _refuse_graphs() -> None:
-    if not tf.executing_eagerly():
-        raise RuntimeError(
-            "sok.ahead works where TensorFlow executes eagerly: its loop cannot be part of a tf.function or a v1 "
-            "graph. Make the step a tf.function, and give it batch and ticket."
-        )
-
-
 class Ahead:
     """What `ahead` returns: iterate over it."""
 
@@ -150,25 +158,52 @@ class Ahead:
         self._dataset, self._lookup_fn, self._schedule = dataset, lookup_fn, schedule
         self._number = next_number()
         self._pipeline: Pipeline | None = None
+        self._peeked: Iterator[Any] | None = None  # the batches, if the first was needed before they are read
 
     def __iter__(self) -> Iterator[tuple[Any, Ticket]]:
-        _refuse_graphs()
-        batches = iter(self._dataset)
-        if self._pipeline is None:
-            spec = getattr(self._dataset, "element_spec", None)
-            if spec is None:
-                first = next(batches, None)
-                if first is None:
-                    return
-                spec, batches = tf.nest.map_structure(_spec_of, first), itertools.chain([first], batches)
-            plan = Plan(spec, self._lookup_fn, self._number, self._schedule)
-            self._pipeline = Pipeline(plan, self._schedule.depth)
-        take, _ = self._pipeline.read(batches)
+        if not tf.executing_eagerly():
+            raise RuntimeError(
+                "Inside a tf.function sok.ahead is iterated over by `for batch, ticket in ...:`, which AutoGraph makes "
+                "a loop of the graph; by nothing else, such as next() or enumerate(). In v1 graphs it is not."
+            )
+        if self._made() is None:
+            return
+        take = self.read()
         while (found := take().result()) is not None:
             batch, ticket = found
             del found
             yield batch, ticket
             del batch, ticket
+
+    def plan(self) -> Plan:
+        """What is looked up for each batch."""
+        pipeline = self._made()
+        if pipeline is None:
+            raise ValueError("`dataset` of sok.ahead has no batch, so nobody knows for what to trace a loop.")
+        return pipeline.plan
+
+    def read(self) -> Callable[[], Future[tuple[Any, Ticket] | None]]:
+        """Begins the data anew: see `Pipeline.read`."""
+        pipeline, (batches, self._peeked) = self._made(), (self._peeked, None)
+        assert pipeline is not None
+        return pipeline.read(iter(self._dataset) if batches is None else batches)[0]
+
+    def _made(self) -> Pipeline | None:
+        """The pipeline; None: that takes a batch, and there is none."""
+        if self._pipeline is None:
+            spec = getattr(self._dataset, "element_spec", None)
+            if spec is None:
+                batches = iter(self._dataset)
+                first = next(batches, None)
+                if first is None:
+                    return None
+                spec, self._peeked = tf.nest.map_structure(_spec_of, first), itertools.chain([first], batches)
+            plan = Plan(spec, self._lookup_fn, self._number, self._schedule)
+            self._pipeline = Pipeline(plan, self._schedule.depth)
+        return self._pipeline
+
+
+stage_loops_over(Ahead)
 
 
 class Pipeline:

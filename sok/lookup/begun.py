@@ -115,6 +115,14 @@ class Plan:
         _, words, splits, *_ = sent  # of the first lookup: who refuses, refuses all
         return sent, self._said.is_batch(words.numpy(), splits.numpy())
 
+    def specs_of_all(self) -> tuple[Any, list[tf.TensorSpec]]:
+        """Of batches, and of what tickets have, be they with samples or without."""
+        if self.is_alone:
+            return self._spec, self.specs
+        joined = tf.nest.map_structure(lambda spec: tf.type_spec_from_value(_without_samples(spec)), self._spec)
+        both = ((self._spec, joined), (self.specs, self._without_batch.specs))
+        return tuple(tf.nest.map_structure(lambda a, b: a.most_specific_common_supertype([b]), *of) for of in both)
+
     def begun(self, tensors: Sequence[tf.Tensor]) -> list[tuple[Asked, list[lookup.Ticket | None]]]:
         """The lookups that have begun, of the tensors of a ticket: their features, and a ticket of each part."""
         ids, sent = iter(tensors), iter(tensors[self.num_ids :])
@@ -303,8 +311,9 @@ class Ticket(tf.__internal__.CompositeTensor):
 
         float32 []: the number of workers over that of those which have a batch here; 0.0 of one that has none.
         """
-        if not self.has_batch:
-            return tf.constant(0.0)
+        return self._weight_of_batch() if self.has_batch else tf.constant(0.0)
+
+    def _weight_of_batch(self) -> tf.Tensor:
         workers = 1 if self._plan.job is None or self._plan.is_alone else self._plan.job.size
         return float(workers) / tf.cast(self.num_batches, tf.float32)
 

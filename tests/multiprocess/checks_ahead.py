@@ -11,7 +11,7 @@ import tf_keras
 import sok
 from sok.job import context
 from sok.lookup.lookup import lookup_rows
-from tests.sok.ahead_cases import BETWEEN, Batches, compare
+from tests.sok.ahead_cases import BETWEEN, Batches, compare, compare_in_a_function
 
 
 def counted(world, ids):
@@ -344,3 +344,95 @@ def check_an_average_is_over_the_ranks_that_have_a_batch(world):
     assert i == 3
     keys = sorted(rows)
     np.testing.assert_allclose(lookup_rows(table, keys), [rows[key] for key in keys], rtol=1e-6)
+
+
+def check_a_loop_in_a_function_is_the_synchronous_loop(world, tmp_path_of_rank):
+    for i, (optimizer, depth, fewer, schedule) in enumerate(
+        [("adam", 1, 2, {}), ("lazy", 3, 1, {"rows": True})]  # of one rank, fewer: it joins
+    ):
+        place = world.rank, world.size, i, fewer
+        compare_in_a_function(optimizer, depth, 4, tmp_path_of_rank / str(i), *place, **schedule)
+
+
+def check_a_loop_in_a_function_joins_with_batches_of_a_dataset(world):
+    """Of one size, sparse and ragged: those without samples are of the same form."""
+    table, look_up = one("looped_joins")
+    ids = tf.reshape(tf.range(24, dtype=tf.int64), [12, 2])
+    data = tf.data.Dataset.from_tensor_slices((ids, tf.sparse.from_dense(ids), tf.RaggedTensor.from_tensor(ids)))
+    data = data.batch(2, drop_remainder=True).take(6 - 4 * (world.rank == world.size - 1))
+    sizes, weights = (tf.Variable(tf.zeros([6])) for _ in range(2))
+    assert data.element_spec[0].shape == [2, 2]
+
+    @tf.function
+    def step(ids, ticket):
+        with ticket:
+            rows = look_up(ids)
+        assert rows.shape[1:] == [2, 2]
+        return tf.shape(rows)[0], ticket.weight
+
+    @tf.function
+    def epoch():
+        i = 0
+        for (ids, sparse, ragged), ticket in pipeline:
+            size, weight = step(ids, ticket)
+            for other in (sparse.dense_shape[0], ragged.nrows()):
+                tf.debugging.assert_equal(tf.cast(other, tf.int32), size)
+            tf.debugging.assert_equal(ticket.has_batch, size > 0)
+            sizes.scatter_nd_update([[i]], [tf.cast(size, tf.float32)])
+            weights.scatter_nd_update([[i]], [weight])
+            i += 1
+        return i
+
+    pipeline, last = sok.ahead(data, lambda batch: look_up(batch[0]), depth=2), world.rank == world.size - 1
+    for _ in range(2):
+        assert int(epoch()) == (2 if world.size == 1 else 6)
+    share = world.size / (world.size - 1) if world.size > 1 else 0
+    np.testing.assert_array_equal(sizes, [2] * 2 + ([0] * 4 if last else [2] * 4))
+    np.testing.assert_allclose(weights, [1] * 2 + ([0] * 4 if last else [share] * 4))
+
+
+def check_a_loop_in_a_function_that_is_left_or_raises_on_all(world):
+    """By an id of one rank, what its data raise, or `break`; then all begin anew, and meet."""
+    table, look_up = one("looped_wrong", hashed=False)
+    good, last = counted(world, 7), world.rank == world.size - 1
+    bad, batches = [*good[:3], tf.constant([-1, 2], tf.int64), *good[4:]], Batches(good)
+    pipeline = sok.ahead(batches, look_up, depth=3)
+
+    @tf.function
+    def epoch(most):
+        steps = 0
+        for ids, ticket in pipeline:
+            if steps == most:
+                break
+            with ticket:
+                rows = look_up(ids)
+            seen.assign_add(tf.cast(rows[0, 0], tf.int32))
+            steps += 1
+        return steps
+
+    def fail():
+        yield from good[:3]
+        raise KeyError("no fourth")
+
+    class Failing:
+        __iter__ = staticmethod(fail)
+
+    seen = tf.Variable(0)
+    assert int(epoch(tf.constant(2))) == 2
+    batches.batches = bad if last else good
+    for _ in range(2):
+        seen.assign(0)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="looped_wrong.*-1|-1.*looped_wrong"):
+            epoch(tf.constant(99))
+        assert int(seen) == 3
+    batches.batches = Failing() if last else good
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="no fourth" if last else f"rank {world.size - 1}.*no fourth"
+    ):
+        epoch(tf.constant(99))
+    batches.batches = good
+    assert int(epoch(tf.constant(99))) == 7 and lookup_rows(table, good[0]).shape == [2, 2]
+    if world.size > 1:
+        assert context.get_job().leave(30) == []
+        with pytest.raises(tf.errors.InvalidArgumentError, match="sok-ahead-.* has ended"):
+            epoch(tf.constant(1))

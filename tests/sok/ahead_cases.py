@@ -207,3 +207,40 @@ def compare(
         assert steps == len(batches)
         same(plain.left(), early.left())
     return early
+
+
+def compare_in_a_function(
+    optimizer: str,
+    depth: int,
+    steps: int,
+    folder: Path,
+    rank: int = 0,
+    size: int = 1,
+    seed: int = 0,
+    fewer: int = 0,
+    kind: str = "by key",
+    **schedule: Any,
+) -> None:
+    """As `compare`, with the loop inside a `tf.function`, which is traced once."""
+    mine = steps - fewer * (rank == size - 1)
+    batches = [batch_of(i, rank, size, seed, SAMPLES if i < mine else 0) for i in range(steps)]
+    plain, early = (Program.make(optimizer, True, **KINDS[kind](folder / str(rank))) for _ in range(2))
+    pipeline = sok.ahead(Batches(batches[:mine]), early.look_up, depth=depth, **schedule)
+    seen: list[Any] = []
+
+    def note(has_batch: np.bool_, *found: np.ndarray) -> np.int64:
+        seen.append([bool(has_batch), *found])
+        return np.int64(0)
+
+    @tf.function
+    def epoch() -> None:
+        for batch, ticket in pipeline:
+            found = early._step(batch, ticket)
+            tf.numpy_function(note, [ticket.has_batch, *found], tf.int64)
+
+    for _ in range(2):
+        seen.clear()
+        epoch()
+        same(seen, [[i < mine, *plain.step(batch)] for i, batch in enumerate(batches)])
+        same(plain.left(), early.left())
+    assert early.traces == 1
