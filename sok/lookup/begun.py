@@ -119,7 +119,7 @@ class Plan:
         """Of batches, and of what tickets have, be they with samples or without."""
         if self.is_alone:
             return self._spec, self.specs
-        joined = tf.nest.map_structure(lambda spec: tf.type_spec_from_value(_without_samples(spec)), self._spec)
+        joined = tf.nest.map_structure(lambda spec: tf.type_spec_from_value(without_samples(spec)), self._spec)
         both = ((self._spec, joined), (self.specs, self._without_batch.specs))
         return tuple(tf.nest.map_structure(lambda a, b: a.most_specific_common_supertype([b]), *of) for of in both)
 

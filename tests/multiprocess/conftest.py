@@ -67,7 +67,6 @@ _OF_RANKS = {
         "checkpoint",
         "v2",
         "policies",
-        "staged",
         "ahead_of_three",
     ),
     4: ("job", "lookup", "loops", "collection", "policies"),
