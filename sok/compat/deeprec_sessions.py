@@ -30,7 +30,7 @@ _Errors = type[BaseException] | int  # a class, or a code, as DeepRec's versions
 
 
 def staged(
-    features: Any,
+    features: object,
     feed_dict: Mapping[Any, Any] | None = None,
     capacity: int = 1,
     num_threads: int = 1,
@@ -341,7 +341,7 @@ def with_own_config(original: Callable[..., None]) -> Callable[..., None]:
     """What stands for `BaseSession.__init__`: it takes a `ConfigProto` of ours as well."""
 
     @functools.wraps(original)
-    def init(self: Any, target: str = "", graph: Any = None, config: Any = None) -> None:
+    def init(self: Any, target: str = "", graph: tf.Graph | None = None, config: Any = None) -> None:
         is_ours = isinstance(config, ConfigProto)
         original(self, target, graph, config.to_message() if is_ours else config)
         try:

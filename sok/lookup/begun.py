@@ -229,7 +229,7 @@ def _emptied(ids: Csr) -> Csr:
     )
 
 
-def without_samples(spec: Any) -> Any:
+def without_samples(spec: tf.TypeSpec) -> Any:
     """What a batch has there that has no samples."""
     shape = spec.shape
     sizes = [0] if shape.rank is None else [0, *(size or 0 for size in shape[1:])] if shape.rank else []

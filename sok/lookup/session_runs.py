@@ -9,11 +9,12 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.client import session as tf_session
 
 from sok.base import log
@@ -40,7 +41,9 @@ class SessionRuns:
         options: of the runs in which lookups begin; None: the usual ones.
     """
 
-    def __init__(self, session: Any, depth: int = 0, options: Any = None) -> None:
+    def __init__(
+        self, session: tf.compat.v1.Session, depth: int = 0, options: config_pb2.RunOptions | None = None
+    ) -> None:
         self._session, self._depth, self._options = session, depth, options
         self._run, self._close = session.run, session.close
         self._begins_with: dict[Stage, list[_Batch]] = {}
@@ -50,7 +53,13 @@ class SessionRuns:
         self._has_left = self._is_told = False
         session.run, session.close = self.run, self.close
 
-    def run(self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
+    def run(
+        self,
+        fetches: object,
+        feed_dict: Mapping[Any, Any] | None = None,
+        options: config_pb2.RunOptions | None = None,
+        run_metadata: config_pb2.RunMetadata | None = None,
+    ) -> Any:
         """As the session's, with a batch of each stage that `fetches` need, and that `feed_dict` does not give.
 
         Raises:

@@ -48,7 +48,7 @@ class Stage:
         name: of its placeholders.
     """
 
-    def __init__(self, spec: Any, source: Source, schedule: Schedule, name: str) -> None:
+    def __init__(self, spec: object, source: Source, schedule: Schedule, name: str) -> None:
         v1 = tf.compat.v1
         self.spec, self.source, self.name, self._schedule, self.number = spec, source, name, schedule, next_number()
         leaves = tf.nest.flatten(spec, expand_composites=True)
@@ -104,7 +104,7 @@ class Stage:
         self.tables += [f.table for f in features]
 
 
-def of_graph(graph: Any) -> list[Stage]:
+def of_graph(graph: tf.Graph) -> list[Stage]:
     """The stages of a v1 graph, in the order in which they were made."""
     return getattr(graph, _STAGES, [])
 
