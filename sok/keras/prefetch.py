@@ -181,7 +181,7 @@ class _Reading:
         dtypes = [leaf.dtype for leaf in [*self._leaves, *self._plan.specs]]
         # Beside them, whether there is a batch, and what was raised instead.
         self._queue = tf.queue.FIFOQueue(2, [tf.bool, tf.string, *dtypes])
-        self._none = [tf.zeros([0], dtype) if dtype != tf.string else tf.constant([], tf.string) for dtype in dtypes]
+        self._none = [_nothing(dtype) for dtype in dtypes]
 
     def as_dataset(self, cardinality: tf.Tensor) -> tf.data.Dataset:
         def get(_: tf.Tensor) -> tuple[tf.Tensor, tuple[Any, ...]]:
@@ -254,6 +254,12 @@ class _Reading:
         else:
             self.taken += 1
             self._queue.enqueue([True, "", *tf.nest.flatten(found, expand_composites=True)])
+
+
+def _nothing(dtype: tf.DType) -> tf.Tensor:
+    if dtype == tf.variant:
+        return tf.raw_ops.OptionalNone()
+    return tf.constant([], tf.string) if dtype == tf.string else tf.zeros([0], dtype)
 
 
 def _finish_all(tickets: list[lookup.Ticket]) -> tf.Tensor:

@@ -281,12 +281,12 @@ class _Source:
             return None
         try:
             batch = self if self._has_ended else next(self._batches, self)
-            ids = None if batch is self else plan.ids(batch)
+            sent = None if batch is self else plan.send(number, batch)
         except Exception as error:  # whatever it is, peers have begun this batch
             plan.refuse(number, f"{type(error).__name__}: {error}")
             raise
-        if ids is not None:
-            return batch, plan.send(number, ids)
+        if sent is not None:
+            return batch, plan.ticket(sent)
         self._has_ended = True
         found: tuple[Any, Any] | None = plan.send_none(number)
         self._is_over = found is None

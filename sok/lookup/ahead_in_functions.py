@@ -78,6 +78,10 @@ class LoopTicket(Ticket):
         return tf.where(self.has_batch, self._weight_of_batch(), 0.0)
 
     @property
+    def _inside(self) -> list[tf.TensorSpec]:
+        return self._plan.specs_of_all()[2]
+
+    @property
     def _type_spec(self) -> LoopTicketSpec:
         return LoopTicketSpec(self._plan.number)
 
@@ -140,7 +144,7 @@ class _Loop:
         with tf.init_scope():
             self._plan = iterated.plan()
         self._read, self._numbers = iterated.read, itertools.count()
-        self._spec, _ = self._plan.specs_of_all()
+        self._spec, *_ = self._plan.specs_of_all()
         self._leaves = [
             *tf.nest.flatten(self._spec, expand_composites=True),
             *LoopTicketSpec(self._plan.number)._component_specs,

@@ -20,10 +20,12 @@ from sok.lookup import exchange, lookup
 from sok.lookup.asked import Asked, Scratch, ask, kind_of
 from sok.lookup.feature import Csr, Feature, Group
 from sok.lookup.inputs import to_csr
+from sok.lookup.no_samples import emptied, without_samples
 from sok.lookup.said import LEFT, Said
 from sok.lookup.schedule import Schedule
 
 _plans: weakref.WeakValueDictionary[int, Plan] = weakref.WeakValueDictionary()  # tickets and their specs keep them
+_HEADS = 2  # of a ticket's tensors, on several workers: what they have said, words and splits
 _named: set[str] = set()  # tables of lookups that are not made ahead, as far as that was said
 
 
@@ -50,48 +52,57 @@ class Plan:
             job_of([f.table for one in self.ahead for f in one.features if f.is_of_table]) if self.ahead else None
         )
         self.is_alone = self.job is None or self.job.size == 1
-        self.num_ids = len(self._ids.outputs)
+        # A tf.function takes as long for each tensor of a ticket. Inside a parcel they are one; not of a GPU, from which
+        # a parcel would be fetched whole.
+        devices = [f.table.handle.device or "" for one in self.ahead for f in one.features if f.is_of_table]
+        self._is_parcel = bool(devices) and not any("GPU" in device for device in devices)
         self._begun: list[list[lookup.Ticket | None]] = []  # by call and part, as `_send` is traced
-        self._send, self.specs = self._sending(self._ids.outputs)
+        leaves = [tf.TensorSpec(leaf.shape, leaf.dtype) for leaf in self._leaves]
+        self._send, self.specs, self.inside = self._sending(self._ids, leaves)
         self.is_told_unused = False
         self._said = Said()
         if not self.is_alone:
             # Built now, so that they travel as the keys do, and at the end of the program nothing is built.
             self._left = self._refusal(LEFT)
-            self._no_ids = [t for one in self.ahead for f in one.features for t in _tensors_of(_emptied(f.ids))]
+            self._no_ids = [t for one in self.ahead for f in one.features for t in _tensors_of(emptied(f.ids))]
             self._without_batch = copy.copy(self)
             self._without_batch._become_without_batch()
-
-    def ids(self, batch: object) -> list[tf.Tensor]:
-        """What the lookups of a batch need of it."""
-        return self._ids(*map(tf.convert_to_tensor, tf.nest.flatten(batch, expand_composites=True)))
 
     def _become_without_batch(self) -> None:
         """A copy whose tickets have no ids, and so a type of their own."""
         self.has_batch, self.number = False, -1 - self.number
         _plans[self.number] = self
-        self._send, self.specs = self._sending(self._no_ids)
+        self._send, self.specs, self.inside = self._sending(lambda: self._no_ids, [])
 
-    def send(self, number: int, ids: Sequence[tf.Tensor]) -> Ticket:
-        """Begins the lookups of a batch.
+    def send(self, number: int, batch: object) -> list[tf.Tensor]:
+        """Calculates the ids of a batch, and begins its lookups."""
+        self._said.check_open()
+        leaves = tf.nest.flatten(batch, expand_composites=True)
+        found: list[tf.Tensor] = self._send(tf.constant(number, tf.int64), *map(tf.convert_to_tensor, leaves))
+        return found
+
+    def ticket(self, sent: list[tf.Tensor]) -> Ticket:
+        """Of what `send` gave.
 
         Raises:
-            tf.errors.InvalidArgumentError: a worker has begun it with words in place of its keys.
+            tf.errors.InvalidArgumentError: a worker has begun the batch with words in place of its keys.
         """
-        return Ticket(self, [*ids, *self._sent(self._send, number, ids)[0]])
+        if not self.is_alone:
+            self._said.is_batch(*(tensor.numpy() for tensor in sent[:_HEADS]))
+        return Ticket(self, sent)
 
     def send_none(self, number: int) -> tuple[Any, Ticket] | None:
         """Begins a batch that this worker has not: one without samples, and its ticket; None: no worker has it.
 
-        Raises as `send`.
+        Raises as `ticket`.
         """
         if self.is_alone:
             return None
-        sent, is_batch = self._sent(self._without_batch._send, number, self._no_ids)
-        if not is_batch:
+        self._said.check_open()
+        sent = self._without_batch._send(tf.constant(number, tf.int64))
+        if not self._said.is_batch(*(tensor.numpy() for tensor in sent[:_HEADS])):
             return None
-        batch = tf.nest.map_structure(without_samples, self._spec)
-        return batch, Ticket(self._without_batch, [*self._no_ids, *sent])
+        return tf.nest.map_structure(without_samples, self._spec), Ticket(self._without_batch, sent)
 
     def refuse(self, number: int, text: str) -> None:
         """Begins a batch with nothing but bad news."""
@@ -106,26 +117,27 @@ class Plan:
             words, splits, *_ = refusal(text)(tf.constant(number, tf.int64))
             self._said.hear(words.numpy(), splits.numpy())
 
-    def _sent(self, send: Any, number: int, ids: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], bool]:
-        """What was sent, and whether any worker has the batch."""
-        self._said.check_open()
-        sent = send(tf.constant(number, tf.int64), *ids)
+    def specs_of_all(self) -> tuple[Any, list[tf.TensorSpec], list[tf.TensorSpec]]:
+        """Of batches, of tickets, and of what is inside these, be they with samples or without."""
         if self.is_alone:
-            return sent, True
-        _, words, splits, *_ = sent  # of the first lookup: who refuses, refuses all
-        return sent, self._said.is_batch(words.numpy(), splits.numpy())
-
-    def specs_of_all(self) -> tuple[Any, list[tf.TensorSpec]]:
-        """Of batches, and of what tickets have, be they with samples or without."""
-        if self.is_alone:
-            return self._spec, self.specs
+            return self._spec, self.specs, self.inside
         joined = tf.nest.map_structure(lambda spec: tf.type_spec_from_value(without_samples(spec)), self._spec)
-        both = ((self._spec, joined), (self.specs, self._without_batch.specs))
+        other = self._without_batch
+        both = ((self._spec, joined), (self.specs, other.specs), (self.inside, other.inside))
         return tuple(tf.nest.map_structure(lambda a, b: a.most_specific_common_supertype([b]), *of) for of in both)
 
-    def begun(self, tensors: Sequence[tf.Tensor]) -> list[tuple[Asked, list[lookup.Ticket | None]]]:
-        """The lookups that have begun, of the tensors of a ticket: their features, and a ticket of each part."""
-        ids, sent = iter(tensors), iter(tensors[self.num_ids :])
+    def begun(
+        self, tensors: Sequence[tf.Tensor], inside: Sequence[tf.TensorSpec]
+    ) -> list[tuple[Asked, list[lookup.Ticket | None]]]:
+        """The lookups that have begun, of the tensors of a ticket: their features, and a ticket of each part.
+
+        inside: what the ticket has inside.
+        """
+        tensors = tensors[0 if self.is_alone else _HEADS :]
+        if self._is_parcel:
+            kinds = {"output_types": [s.dtype for s in inside], "output_shapes": [s.shape for s in inside]}
+            tensors = tf.raw_ops.OptionalGetValue(optional=tensors[0], **kinds)
+        ids, sent = iter(tensors), iter(tensors[len(self._ids.outputs) :])
         found = []
         for one, tickets in zip(self.ahead, self._begun, strict=True):
             parts = [[dataclasses.replace(f, ids=_filled(f.ids, ids)) for f in part] for part in one.parts]
@@ -158,15 +170,24 @@ class Plan:
             *(tf.TensorSpec(leaf.shape, leaf.dtype) for leaf in self._leaves)
         )
 
-    def lookups(self, tensors: Sequence[tf.Tensor]) -> list[lookup.Ticket]:
-        """Those of the tensors of a ticket that are to be finished, in order."""
-        return [ticket for _, tickets in self.begun(tensors) for ticket in tickets if ticket is not None]
+    def _sending(
+        self, ids_of: Callable[..., Sequence[tf.Tensor]], leaves: Sequence[tf.TensorSpec]
+    ) -> tuple[Any, list[tf.TensorSpec], list[tf.TensorSpec]]:
+        """A function that begins the lookups of a batch, the specs of its tickets, and of what these have inside."""
+        inside: list[tf.TensorSpec] = []
 
-    def _sending(self, ids: Sequence[tf.Tensor]) -> tuple[Any, list[tf.TensorSpec]]:
-        """A function that begins lookups with ids like these, and what a ticket of it has."""
-        specs = [tf.TensorSpec(t.shape, t.dtype) for t in ids]
-        send = tf.function(self._begin, autograph=False).get_concrete_function(tf.TensorSpec([], tf.int64), *specs)
-        return send, [*specs, *(tf.TensorSpec(t.shape, t.dtype) for t in send.outputs)]
+        def send(number: tf.Tensor, *leaves: tf.Tensor) -> list[tf.Tensor]:
+            ids = ids_of(*leaves)
+            sent = self._begin(number, *ids)
+            inside[:] = [tf.TensorSpec(t.shape, t.dtype) for t in [*ids, *sent]]
+            # Of the first lookup: who refuses, refuses all.
+            heads = [] if self.is_alone else sent[1 : 1 + _HEADS]
+            if self._is_parcel:
+                return [*heads, tf.raw_ops.OptionalFromValue(components=[*ids, *sent])]
+            return [*heads, *ids, *sent]
+
+        made = tf.function(send, autograph=False).get_concrete_function(tf.TensorSpec([], tf.int64), *leaves)
+        return made, [tf.TensorSpec(t.shape, t.dtype) for t in made.outputs], inside
 
     def _begin(self, number: tf.Tensor, *ids: tf.Tensor) -> list[tf.Tensor]:
         given = iter(ids)
@@ -215,30 +236,6 @@ def _filled(ids: Csr, tensors: Iterator[tf.Tensor]) -> Csr:
     """The same with the next of the tensors, as `_tensors_of` gives them."""
     names = ("keys", "row_splits", "weights")
     return dataclasses.replace(ids, **{n: next(tensors) for n in names if getattr(ids, n) is not None})
-
-
-def _emptied(ids: Csr) -> Csr:
-    """The same of no samples."""
-    sizes = ids.keys.shape.as_list()
-    sizes = [size or 0 for size in sizes] if None in sizes else [0, *sizes[1:]]
-    return dataclasses.replace(
-        ids,
-        keys=tf.zeros(sizes, ids.keys.dtype),
-        row_splits=None if ids.row_splits is None else tf.zeros([1], ids.row_splits.dtype),
-        weights=None if ids.weights is None else tf.zeros(sizes, ids.weights.dtype),
-    )
-
-
-def without_samples(spec: tf.TypeSpec) -> Any:
-    """What a batch has there that has no samples."""
-    shape = spec.shape
-    sizes = [0] if shape.rank is None else [0, *(size or 0 for size in shape[1:])] if shape.rank else []
-    if isinstance(spec, tf.SparseTensorSpec):
-        return tf.SparseTensor(tf.zeros([0, len(sizes)], tf.int64), tf.zeros([0], spec.dtype), sizes)
-    if isinstance(spec, tf.RaggedTensorSpec):
-        values = tf.zeros([0, *sizes[spec.ragged_rank + 1 :]], spec.dtype)
-        return tf.RaggedTensor.from_nested_row_splits(values, [tf.zeros([1], spec.row_splits_dtype)] * spec.ragged_rank)
-    return tf.zeros(sizes, spec.dtype)
 
 
 _OF_ONE = ("words", "splits", "asked")
@@ -322,9 +319,11 @@ class Ticket(tf.__internal__.CompositeTensor):
         """How many workers have a batch here, int32 []."""
         if self._plan.is_alone:
             return tf.constant(1)
-        # Of the first lookup.
-        _, words, splits, *_ = self._tensors[self._plan.num_ids :]
-        return exchange.having_keys(words, splits)
+        return exchange.having_keys(*self._tensors[:_HEADS])
+
+    @property
+    def _inside(self) -> list[tf.TensorSpec]:
+        return self._plan.inside
 
     @property
     def _type_spec(self) -> TicketSpec:
@@ -336,7 +335,7 @@ class Ticket(tf.__internal__.CompositeTensor):
                 "A ticket of sok.ahead must be an argument of the tf.function in which it is used: what a function "
                 "closes over stays as it was when the function was traced."
             )
-        finishing = _Finishing(self._plan, self._plan.begun(self._tensors))
+        finishing = _Finishing(self._plan, self._plan.begun(self._tensors, self._inside))
         meeting = lookup.met_by(finishing.is_here, finishing.meet)
         meeting.__enter__()
         self._entered.append((meeting, finishing))
@@ -353,11 +352,14 @@ def finishing(ticket: Ticket, finish: Callable[[list[lookup.Ticket]], Any], eage
     """A function of tickets of the same `sok.ahead`: `finish` of what has begun; a `tf.function` if not eagerly."""
     plan = ticket._plan
 
-    def call(*tensors: tf.Tensor) -> Any:
-        return finish(plan.lookups(tensors))
+    def of_any_size(specs: Sequence[tf.TensorSpec]) -> list[tf.TensorSpec]:
+        return [tf.TensorSpec([None] * spec.shape.rank, spec.dtype) for spec in specs]
 
-    of_any_size = [tf.TensorSpec([None] * spec.shape.rank, spec.dtype) for spec in plan.specs]
-    do = call if eagerly else tf.function(call, autograph=False, input_signature=of_any_size)
+    def call(*tensors: tf.Tensor) -> Any:
+        begun = plan.begun(tensors, of_any_size(plan.inside))
+        return finish([one for _, tickets in begun for one in tickets if one is not None])
+
+    do = call if eagerly else tf.function(call, autograph=False, input_signature=of_any_size(plan.specs))
     return lambda ticket: do(*ticket._tensors)
 
 

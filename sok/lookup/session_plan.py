@@ -17,7 +17,8 @@ import tensorflow as tf
 from sok.base.graph_ops import run_now
 from sok.job.job import job_of
 from sok.lookup import exchange
-from sok.lookup.begun import sent_tensors, without_samples
+from sok.lookup.begun import sent_tensors
+from sok.lookup.no_samples import without_samples
 from sok.lookup.said import LEFT, Said
 from sok.lookup.stages import Stage
 
@@ -49,18 +50,18 @@ class SessionPlan:
         self._leaves = tf.nest.flatten(stage.spec)
         self.begun: collections.deque[list[np.ndarray]] = collections.deque()  # batches whose turn has not come
 
-    def ids(self, batch: list[np.ndarray]) -> list[np.ndarray]:
-        """A batch is what its lookups need."""
-        return batch
+    def send(self, number: int, batch: list[np.ndarray]) -> tuple[Feeds, list[np.ndarray]]:
+        """Begins the lookups of a batch."""
+        self.begun.append(batch)
+        return self._begin(self._fed(number, batch, has_ended=False))
 
-    def send(self, number: int, batch: list[np.ndarray]) -> Feeds:
-        """Begins the lookups of a batch, and gives what to feed in its step.
+    def ticket(self, sent: tuple[Feeds, list[np.ndarray]]) -> Feeds:
+        """Of what `send` gave: what to feed in the step.
 
         Raises:
-            tf.errors.InvalidArgumentError: a worker has begun it with words in place of its keys.
+            tf.errors.InvalidArgumentError: a worker has begun the batch with words in place of its keys.
         """
-        self.begun.append(batch)
-        return self._begin(self._fed(number, batch, has_ended=False))[0]
+        return self._feeds(*sent)[0]
 
     def send_none(self, number: int) -> tuple[list[np.ndarray], Feeds] | None:
         """Begins a batch that this worker has not; None: no worker has it."""
@@ -69,7 +70,7 @@ class SessionPlan:
         if any(isinstance(leaf, tf.TensorSpec) and leaf.shape.rank and leaf.shape[0] for leaf in self._leaves):
             self._end(number)
             return None
-        feeds, is_batch = self._begin(self._fed(number, self._no_samples, has_ended=True))
+        feeds, is_batch = self._feeds(*self._begin(self._fed(number, self._no_samples, has_ended=True)))
         if not is_batch:
             return None
         self.begun.append(self._no_samples)
@@ -94,12 +95,14 @@ class SessionPlan:
         fed = dict(zip((t.ref() for t in stage.outputs), batch, strict=True))
         return fed | {stage.batch_number.ref(): number, stage.has_ended.ref(): has_ended}
 
-    def _begin(self, feeds: Feeds) -> tuple[Feeds, bool]:
+    def _begin(self, feeds: Feeds) -> tuple[Feeds, list[np.ndarray]]:
+        self._said.check_open()
+        return feeds, [] if self.is_alone else self._run(self._sent, feeds)
+
+    def _feeds(self, feeds: Feeds, sent: list[np.ndarray]) -> tuple[Feeds, bool]:
         """What to feed in the step, and whether any worker has the batch."""
         if self.is_alone:
             return feeds, True
-        self._said.check_open()
-        sent = self._run(self._sent, feeds)
         words, splits, *_ = sent  # of the first lookup: who refuses, refuses all
         is_batch = self._said.is_batch(words, splits)
         having = sum(not exchange.says_end(one) for one in self._said.hear(words, splits))
