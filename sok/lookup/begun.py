@@ -52,8 +52,8 @@ class Plan:
             job_of([f.table for one in self.ahead for f in one.features if f.is_of_table]) if self.ahead else None
         )
         self.is_alone = self.job is None or self.job.size == 1
-        # A tf.function takes as long for each tensor of a ticket. Inside a parcel they are one; not of a GPU, from which
-        # a parcel would be fetched whole.
+        # Each tensor of a ticket costs the call of a tf.function as much; in a parcel they are one. Not of tables on a
+        # GPU: what is inside would have to be on one device.
         devices = [f.table.handle.device or "" for one in self.ahead for f in one.features if f.is_of_table]
         self._is_parcel = bool(devices) and not any("GPU" in device for device in devices)
         self._begun: list[list[lookup.Ticket | None]] = []  # by call and part, as `_send` is traced
