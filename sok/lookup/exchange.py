@@ -31,7 +31,7 @@ from sok.base import _ops
 from sok.base.custom_gradient import custom_gradient
 from sok.job.transport import ordering
 from sok.job.transport.refusal import all_refuse
-from sok.lookup import advice, servers
+from sok.lookup import advice, read_ahead, servers
 from sok.lookup.feature import Feature, Group
 from sok.table.table import EmbeddingVariable
 
@@ -62,6 +62,7 @@ class Ahead:
     has_ended: bool = False  # this worker has no such batch, and so no ids, and says so
     rows: bool = False  # rows travel ahead as well
     is_stale: bool = False  # and are not sent again in the step
+    batches: int = 1  # how many begin before the first of them has its step
 
     def collective(self, group: Group) -> str:
         return group.collective(f"{self.name}/keys")
@@ -161,6 +162,8 @@ def send_keys(group: Group, features: Sequence[Feature], insert: tf.Tensor, ahea
             words = routed.words if ahead is None or not ahead.has_ended else _saying_end(group, routed.words)
             words, splits = group.transport.all_to_all(words, routed.splits, name)
     sent = Sent(group, number, insert, attributes, words, splits, *places, is_ahead=ahead is not None)
+    if ahead is not None:
+        read_ahead.of_words(sent, ahead.batches)
     return sent if ahead is None or not may_send_rows(group, ahead) else _send_rows(sent, ahead)
 
 
