@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kKeysAtOnce = 4096;   // found with the lock held
 constexpr int64_t kRoundsOfABatch = 4;  // the hand takes three for a batch whose rows are used twice
-constexpr int64_t kReadsAtOnce = 256;   // whoever reads by the same ring waits for as many
+constexpr int64_t kReadsAtOnce = 1024;  // whoever reads by the same ring waits for as many
 
 template <class Body>
 void ForParts(const std::vector<uint32_t>& rows, int64_t size, const Body& body) {

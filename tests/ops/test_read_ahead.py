@@ -1,4 +1,4 @@
-"""The ops that read rows of tables over files ahead of their step: which rows, how many, and of what they say nothing."""
+"""The ops that read rows of tables over files ahead of their step: which rows, and how many."""
 
 import numpy as np
 import pytest
@@ -65,7 +65,9 @@ def test_rows_that_peers_ask_for_are_read_into_memory(call, tmp_path):
     features = [[rows([1, 2, 3]), (0, [4, 6, 8], [0, 1, 3], None, "sum")], [rows([2, 11]), rows([2, ROWS + 8])]]
     features[1][1] = (0, [2, ROWS + 8], [0, 1, 2], None, "sum")
     routed = [world.route(rank, asked) for rank, asked in enumerate(features)]
-    received = list(zip(*all_to_all([t.words.numpy() for t in routed], [t.splits.numpy() for t in routed]), strict=True))
+    received = list(
+        zip(*all_to_all([t.words.numpy() for t in routed], [t.splits.numpy() for t in routed]), strict=True)
+    )
     before = [counts(world.shards[rank][0]) for rank in range(2)]
 
     def ahead(rank, words, splits, insert=True):

@@ -1,4 +1,4 @@
-"""Rows of tables over files are read ahead of their step: the same results, to the bit, and steps that wait for no read."""
+"""Rows of tables over files are read ahead of their step: results are the same to the bit, and steps read nothing."""
 
 import itertools
 
