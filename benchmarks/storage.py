@@ -8,8 +8,9 @@ share of rows that were in the cache, reads of the file for each distinct key of
 byte of rows that changed. Last, the random reads that the disk gives by itself (fio, or threads), and how many of them
 the table used. RocksDB needs librocksdb-dev; without it its columns are empty, and the reason is printed.
 
---path is the folder of all files: on a disk, or on tmpfs (/dev/shm). --out FOLDER writes the figures as JSON, and a
-picture of them. docs/storage.md has figures.
+--ahead measures instead what `sok.ahead` hides of the reads (benchmarks/storage_ahead.py). --path is the folder of all
+files: on a disk, or on tmpfs (/dev/shm). --out FOLDER writes the figures as JSON, and a picture of them.
+docs/storage.md has figures.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import shutil
@@ -30,6 +32,7 @@ import numpy as np
 import tensorflow as tf
 
 import sok
+from benchmarks import storage_ahead
 from benchmarks.machine import describe
 from benchmarks.stores.base import Store, Unavailable
 from benchmarks.stores.disk import file_system, random_reads
@@ -195,6 +198,17 @@ def line_of(point: Point) -> str:
     return f"| {' | '.join(map(str, cells))} | {both(point.write_amplification)} |"
 
 
+def _measure_ahead(bench: Bench, args: argparse.Namespace) -> None:
+    bench.tell(f"ahead by {args.ahead}, keys by {args.laws[0]}, cache of {args.shares[0]:g} % of the rows")
+    batches, lines = functools.partial(batches_of, args.rows, args.keys, LAWS[args.laws[0]]), []
+    sizes = (args.windows, args.steps, args.warm, args.ahead)
+    dense = [*((ms, 0.0) for ms in args.dense), *((0.0, ms) for ms in args.wait)]
+    for point in storage_ahead.points(args.dims, dense, args.rows, args.shares[0] / 100, bench.folder, batches, *sizes):
+        lines.append(point.line())
+        bench.tell(lines[-1])
+    bench.tell("\n".join(["", storage_ahead.HEADER, "|---" * (storage_ahead.HEADER.count("|") - 1) + "|", *lines, ""]))
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rows", type=int, default=1_000_000)
@@ -208,6 +222,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=4, help="of a window")
     parser.add_argument("--warm", type=int, default=24, help="steps before the first window")
     parser.add_argument("--path", type=Path, default=Path(tempfile.gettempdir()), help="folder of the files")
+    parser.add_argument(
+        "--ahead", type=int, default=0, metavar="DEPTH", help="measure reading ahead by so many batches"
+    )
+    parser.add_argument(
+        "--dense", type=float, nargs="+", default=[0, 20], help="ms of computing in a step, with --ahead"
+    )
+    parser.add_argument("--wait", type=float, nargs="+", default=[20], help="ms of waiting in a step, with --ahead")
     parser.add_argument("--out", type=Path, help="folder for storage.json and storage.png")
     args = parser.parse_args(arguments)
     sok.Init(seed=1)
@@ -220,6 +241,8 @@ def main(arguments: list[str] | None = None) -> None:
             f"{about['cpu']}, {about['usable_cores']} cores, {about['file_system']}, load {os.getloadavg()[0]:.1f}, "
             f"{args.rows:,} rows, {args.keys:,} keys, {args.windows} windows of {args.steps} steps"
         )
+        if args.ahead:
+            return _measure_ahead(bench, args)
         points, lines = [], []
         for dim in args.dims:
             for point in bench.points(dim, [share / 100 for share in args.shares], args.laws):

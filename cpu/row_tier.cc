@@ -95,6 +95,7 @@ StorageCounts RowTier::counts() const {
   counts.most_rows_in_memory = most_rows_here();
   counts.hits = hits_;
   counts.misses = __atomic_load_n(&misses_, __ATOMIC_RELAXED);
+  counts.read_ahead = read_ahead_;
   counts.read_bytes = read_before_ + log_->read_bytes();
   counts.written_bytes = written_before_ + log_->written_bytes();
   counts.file_bytes = log_->file_bytes();
@@ -173,7 +174,7 @@ void RowTier::Leave(Frame* frame) {
 
 void RowTier::FreeFrame(Frame* frame) {
   frame->row = kNoRow;
-  frame->heat = 0;
+  frame->heat = frame->soon = 0;
   free_.push_back(static_cast<uint32_t>(NumberOf(frame)));
 }
 
@@ -185,7 +186,7 @@ RowTier::Frame* RowTier::TakeFrame(uint32_t row, uint32_t slot) {
     frame = FrameAt(free_.back());
     free_.pop_back();
   }
-  *frame = {row, slot, wave_, 1};
+  *frame = {row, slot, wave_, 1, 0};
   if (has_versions()) Order(frame) = OrderOf(now_, 0);
   return frame;
 }
@@ -207,12 +208,22 @@ void RowTier::MakeRoom(int64_t n) {
     Frame* frame = FrameAt(hand_);
     hand_ = hand_ + 1 == made_ ? 0 : hand_ + 1;
     if (frame->row == kNoRow || frame->wave == wave_) continue;
-    if (frame->heat > 0) {
+    if (frame->soon > 0) {
+      --frame->soon;
+    } else if (frame->heat > 0) {
       --frame->heat;
     } else {
       Leave(frame);
     }
   }
+}
+
+void RowTier::BeginWave() {
+  if (++wave_ == 0) {  // after four thousand million calls
+    for (int64_t number = 0; number < made_; ++number) FrameAt(number)->wave = 0;
+    wave_ = 1;
+  }
+  Fit();
 }
 
 int64_t RowTier::Bring(const Cpu& cpu, const uint32_t* rows, int64_t n, bool writes) {
@@ -222,11 +233,7 @@ int64_t RowTier::Bring(const Cpu& cpu, const uint32_t* rows, int64_t n, bool wri
                              "Make the table after the fork.");
   }
   constexpr int64_t kPlacesAhead = 32, kFramesAhead = 12;
-  if (++wave_ == 0) {  // after four thousand million calls
-    for (int64_t number = 0; number < made_; ++number) FrameAt(number)->wave = 0;
-    wave_ = 1;
-  }
-  Fit();
+  BeginWave();
   const int64_t most = most_rows_here();
   wishes_.clear();
   if (writes && has_versions()) ReserveVersions(std::min(n, most));
@@ -269,7 +276,8 @@ int64_t RowTier::Bring(const Cpu& cpu, const uint32_t* rows, int64_t n, bool wri
         throw;
       }
     }
-    frame->heat += frame->heat < kMaxHeat ? 1 : 0;
+    if (writes) frame->soon = 0;
+    frame->heat = std::min<uint16_t>(kMaxHeat, frame->heat + 1);
     ++hits_;
   }
   try {
@@ -394,6 +402,7 @@ std::unique_ptr<RowTier> RowTier::Widened(const std::vector<float>& fresh, Facts
   }
   wider->hits_ = hits_;
   wider->misses_ = misses_;
+  wider->read_ahead_ = read_ahead_;
   wider->read_before_ = read_before_ + log_->read_bytes();
   wider->written_before_ = written_before_ + log_->written_bytes();
   return wider;

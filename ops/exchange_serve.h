@@ -28,7 +28,8 @@ struct Requests {
 // from is up to the device's kernel.
 class ExchangeServeOp : public GroupOp {
  public:
-  // is_ahead: before the turn of the step, for ExchangePeek: no row is made, and what is wrong is left for that turn to say.
+  // is_ahead: before the turn of the step, for ExchangePeek and ExchangeReadAhead: no row is made, and what is wrong is left for that
+  // turn to say.
   explicit ExchangeServeOp(OpKernelConstruction* ctx, bool is_ahead = false) : GroupOp(ctx), is_ahead_(is_ahead) {
     int num_tables;
     tensorflow::DataType word;
@@ -90,6 +91,24 @@ class ExchangeServeOp : public GroupOp {
   static uint64_t KeyOf(Word word, bool is_unsigned) {
     return is_unsigned ? static_cast<uint64_t>(static_cast<std::make_unsigned_t<Word>>(word))
                        : static_cast<uint64_t>(static_cast<int64_t>(word));
+  }
+
+  // Answers all who ask with bad news.
+  virtual void AnswerBadNews(OpKernelContext* ctx, int world, AnswerStatus status, const std::string& text) const {
+    std::vector<float> answer(kAnswerHeader, 0.0f), answers;
+    answer[0] = static_cast<float>(status);
+    answer[1] = static_cast<float>(text.size());
+    for (const char c : text) answer.push_back(static_cast<float>(static_cast<unsigned char>(c)));
+    answer.push_back(0.0f);  // to spare: an answer in 16 bit may look one value shorter than it is (exchange_wire.h)
+    for (int r = 0; r < world; ++r) answers.insert(answers.end(), answer.begin(), answer.end());
+    OutputBadNews(ctx, answers);
+    const int64_t width = CountsPerRank(static_cast<int64_t>(dims_.size()), static_cast<int64_t>(table_of_.size()));
+    Tensor* answer_splits = Output(ctx, 1, CheckedShape({world}));
+    std::fill_n(answer_splits->flat<int32_t>().data(), world, static_cast<int32_t>(answer.size()));
+    if (is_ahead_) return;
+    Tensor* counts = Output(ctx, 2, CheckedShape({world, width}));
+    for (size_t t = 0; t <= dims_.size(); ++t) Output(ctx, 3 + static_cast<int>(t), TensorShape({0}));
+    counts->flat<int64_t>().setZero();
   }
 
  private:
@@ -310,23 +329,6 @@ class ExchangeServeOp : public GroupOp {
     if (splits[asked.rows] != asked.keys) {
       throw InvalidArgument("message of rank " + std::to_string(asked.rank) + " has keys that are in no piece.");
     }
-  }
-
-  void AnswerBadNews(OpKernelContext* ctx, int world, AnswerStatus status, const std::string& text) const {
-    std::vector<float> answer(kAnswerHeader, 0.0f), answers;
-    answer[0] = static_cast<float>(status);
-    answer[1] = static_cast<float>(text.size());
-    for (const char c : text) answer.push_back(static_cast<float>(static_cast<unsigned char>(c)));
-    answer.push_back(0.0f);  // to spare: an answer in 16 bit may look one value shorter than it is (exchange_wire.h)
-    for (int r = 0; r < world; ++r) answers.insert(answers.end(), answer.begin(), answer.end());
-    OutputBadNews(ctx, answers);
-    const int64_t width = CountsPerRank(static_cast<int64_t>(dims_.size()), static_cast<int64_t>(table_of_.size()));
-    Tensor* answer_splits = Output(ctx, 1, CheckedShape({world}));
-    std::fill_n(answer_splits->flat<int32_t>().data(), world, static_cast<int32_t>(answer.size()));
-    if (is_ahead_) return;
-    Tensor* counts = Output(ctx, 2, CheckedShape({world, width}));
-    for (size_t t = 0; t <= dims_.size(); ++t) Output(ctx, 3 + static_cast<int>(t), TensorShape({0}));
-    counts->flat<int64_t>().setZero();
   }
 
   std::vector<int64_t> dims_;

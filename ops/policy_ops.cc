@@ -57,22 +57,23 @@ void TableStats(OpKernelContext* ctx) {
 }
 SOK_HOST_KERNEL("Sok>TableStats", FunctionOp<TableStats>, "handle", "stats");
 
-// Rows in memory, and how many there can be; rows of calls that were there, rows that were read; bytes read and written; bytes of the
-// file and of the memory.
+// Rows in memory, and how many there can be; rows of calls that were there, rows that were read, and those read ahead of a call; bytes
+// read and written; bytes of the file and of the memory.
 REGISTER_OP("Sok>TableStorage")
     .Input("handle: resource")
     .Output("counts: int64")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Vector(8));
+      c->set_output(0, c->Vector(9));
       return absl::OkStatus();
     });
 
 void TableStorage(OpKernelContext* ctx) {
   const StorageCounts counts = TableArg(ctx, 0)->table().storage_counts();
-  const int64_t all[] = {counts.rows_in_memory, counts.most_rows_in_memory, counts.hits,       counts.misses,
-                         counts.read_bytes,     counts.written_bytes,       counts.file_bytes, counts.memory_bytes};
-  Tensor* out = Output(ctx, 0, CheckedShape({8}));
+  const int64_t all[] = {counts.rows_in_memory, counts.most_rows_in_memory, counts.hits,
+                         counts.misses,         counts.read_ahead,          counts.read_bytes,
+                         counts.written_bytes,  counts.file_bytes,          counts.memory_bytes};
+  Tensor* out = Output(ctx, 0, CheckedShape({9}));
   std::copy(std::begin(all), std::end(all), out->flat<int64_t>().data());
 }
 SOK_HOST_KERNEL("Sok>TableStorage", FunctionOp<TableStorage>, "handle", "counts");

@@ -163,7 +163,7 @@ bool RowLog::IsMine() const { return getpid() == process_; }
 
 int64_t RowLog::memory_bytes() const {
   return BufferBytes(floats_, has_versions_ ? words_ : -1) +
-         static_cast<int64_t>(live_.capacity() * (4 * sizeof(uint32_t) + 1)) +
+         static_cast<int64_t>(live_.capacity() * (5 * sizeof(uint32_t) + 1)) +
          static_cast<int64_t>(tags_.capacity() * sizeof(uint32_t));
 }
 
@@ -175,6 +175,7 @@ void RowLog::Reserve(int64_t rows) {
   if (wants * slots_ > kNoSlot) wants = kNoSlot / slots_;
   if (wants <= has) throw FileError(EFBIG, "make room for " + std::to_string(rows) + " rows", file_name_);
   live_.reserve(static_cast<size_t>(wants));
+  begun_.reserve(static_cast<size_t>(wants));
   free_.reserve(static_cast<size_t>(wants));
   emptied_.reserve(static_cast<size_t>(wants));
   stuck_.reserve(static_cast<size_t>(wants));
@@ -204,6 +205,7 @@ void RowLog::Reserve(int64_t rows) {
     map_ = static_cast<char*>(map);
   }
   live_.resize(static_cast<size_t>(wants), 0);
+  begun_.resize(static_cast<size_t>(wants), 0);
   is_out_.resize(static_cast<size_t>(wants), 0);
   if (has_versions_) tags_.resize(static_cast<size_t>(wants * slots_), 0);
   for (int64_t segment = wants; segment-- > has;) free_.push_back(static_cast<uint32_t>(segment));
@@ -215,6 +217,7 @@ void RowLog::WriteOpen(int64_t end) {
     const ssize_t n = pwrite(file_, open_buffer_->get() + at, static_cast<size_t>(end - at), begin + at);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && errno == EINVAL && is_direct_) {  // said so at open, and cannot after all
+      const std::lock_guard<std::mutex> lock(ring_mutex_);
       ring_.reset();
       if (GoThroughCache()) continue;
     }
@@ -233,6 +236,7 @@ void RowLog::PrepareToAppend() {
     if (free_.empty()) throw FileError(ENOSPC, "find a free segment", file_name_);  // Reserve leaves enough
     open_ = free_.back();
     free_.pop_back();
+    ++begun_[open_];
     used_ = written_to_ = 0;
     // What lay in the buffer would else lie in the file twice.
     if (has_versions_) std::memset(open_buffer_->get(), 0, static_cast<size_t>(segment_bytes_));
@@ -272,7 +276,7 @@ bool RowLog::Clean() {
     stuck_.push_back(best);  // a bad place of the disk: whoever reads its rows finds out, and others go on
     return true;
   }
-  read_bytes_ += segment_bytes_;
+  __atomic_fetch_add(&read_bytes_, segment_bytes_, __ATOMIC_RELAXED);
   for (int64_t i = 0; i < slots_; ++i) {
     const uint32_t slot = static_cast<uint32_t>(best * slots_ + i);
     const char* from = clean_buffer_->get() + OffsetInSegment(i);
@@ -336,6 +340,11 @@ void RowLog::ReadOne(Wanted* wanted) const {
     __atomic_fetch_add(&read_bytes_, bytes_, __ATOMIC_RELAXED);
     return Take(map_ + OffsetOf(wanted->slot), wanted);
   }
+  ReadFile(wanted);
+}
+
+void RowLog::ReadFile(Wanted* wanted) const {
+  wanted->error = 0;
   // Buffers of threads, as large as one block; large records take memory for themselves.
   static thread_local std::unique_ptr<Buffer> own;
   try {
@@ -345,8 +354,9 @@ void RowLog::ReadOne(Wanted* wanted) const {
     return;
   }
   int64_t begin = OffsetOf(wanted->slot), bytes = bytes_;
-  const int64_t in_block = is_direct_ ? begin % kLogBlock : 0;
-  if (is_direct_) {
+  const bool is_direct = is_direct_;
+  const int64_t in_block = is_direct ? begin % kLogBlock : 0;
+  if (is_direct) {
     begin -= in_block;
     bytes = block_bytes_;
   }
@@ -358,7 +368,8 @@ void RowLog::ReadOne(Wanted* wanted) const {
 // Blocks with the records of order_, one after the other.
 class RowLog::BlockReader final : public ReadRing::Reader {
  public:
-  BlockReader(const RowLog& log, Wanted* wanted) : log_(log), wanted_(wanted), bytes_(log.block_bytes_) {}
+  BlockReader(const RowLog& log, Wanted* wanted, bool is_aside)
+      : log_(log), wanted_(wanted), is_aside_(is_aside), bytes_(log.block_bytes_) {}
 
   bool Next(unsigned tag, ReadRing::Request* request) override {
     if (at_ == log_.order_.size()) return false;
@@ -376,7 +387,7 @@ class RowLog::BlockReader final : public ReadRing::Reader {
     for (size_t i = log_.parts_[tag].begin; i < log_.parts_[tag].end; ++i) {
       Wanted& one = wanted_[log_.order_[i]];
       if (result != static_cast<int>(bytes_)) {  // an error, or only a part: once more, alone
-        log_.ReadOne(&one);
+        log_.ReadAlone(&one, is_aside_);
         continue;
       }
       one.error = 0;
@@ -390,32 +401,50 @@ class RowLog::BlockReader final : public ReadRing::Reader {
 
   const RowLog& log_;
   Wanted* const wanted_;
+  const bool is_aside_;
   const int64_t bytes_;
   size_t at_ = 0;
 };
 
-void RowLog::Read(const Cpu& cpu, std::vector<Wanted>* all) const {
+void RowLog::Read(const Cpu& cpu, std::vector<Wanted>* wanted) const {
+  if (ring_ == nullptr) return ReadByThreads(cpu, wanted, /*is_aside=*/false);
+  const std::lock_guard<std::mutex> lock(ring_mutex_);
+  ReadByRing(wanted, /*is_aside=*/false);
+}
+
+void RowLog::ReadAside(const Cpu& cpu, std::vector<Wanted>* wanted) const {
+  {
+    const std::lock_guard<std::mutex> lock(ring_mutex_);  // who appends may give the ring up
+    if (ring_ != nullptr) return ReadByRing(wanted, /*is_aside=*/true);
+  }
+  ReadByThreads(cpu, wanted, /*is_aside=*/true);
+}
+
+void RowLog::ReadByThreads(const Cpu& cpu, std::vector<Wanted>* all, bool is_aside) const {
+  std::vector<Wanted>& wanted = *all;
+  const char* const map = is_aside ? nullptr : map_;  // which moves as the file grows
+  constexpr int64_t kAhead = 8;
+  cpu.executor.For(static_cast<int64_t>(wanted.size()), map != nullptr ? kMissCycles : kReadCycles,
+                   [&](int64_t begin, int64_t end) {
+                     for (int64_t i = begin; i < end; ++i) {
+                       if (map != nullptr && i + kAhead < end) {
+                         const char* next = map + OffsetOf(wanted[static_cast<size_t>(i + kAhead)].slot);
+                         for (int64_t at = 0; at < std::min<int64_t>(bytes_, 512); at += 64)
+                           __builtin_prefetch(next + at);
+                       }
+                       ReadAlone(&wanted[static_cast<size_t>(i)], is_aside);
+                     }
+                   });
+}
+
+void RowLog::ReadByRing(std::vector<Wanted>* all, bool is_aside) const {
   std::vector<Wanted>& wanted = *all;
   const int64_t n = static_cast<int64_t>(wanted.size());
-  if (ring_ == nullptr) {
-    constexpr int64_t kAhead = 8;
-    cpu.executor.For(n, map_ != nullptr ? kMissCycles : kReadCycles, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        if (map_ != nullptr && i + kAhead < end) {
-          const char* next = map_ + OffsetOf(wanted[static_cast<size_t>(i + kAhead)].slot);
-          for (int64_t at = 0; at < std::min<int64_t>(bytes_, 512); at += 64) __builtin_prefetch(next + at);
-        }
-        ReadOne(&wanted[static_cast<size_t>(i)]);
-      }
-    });
-    return;
-  }
-  const std::lock_guard<std::mutex> lock(ring_mutex_);
   // By slot, so that one read serves all records of a block.
   std::vector<uint32_t>& order = order_;
   order.clear();
   for (int64_t i = 0; i < n; ++i) {
-    if (IsOpen(wanted[static_cast<size_t>(i)].slot)) {
+    if (!is_aside && IsOpen(wanted[static_cast<size_t>(i)].slot)) {
       ReadOne(&wanted[static_cast<size_t>(i)]);
     } else {
       order.push_back(static_cast<uint32_t>(i));
@@ -424,10 +453,10 @@ void RowLog::Read(const Cpu& cpu, std::vector<Wanted>* all) const {
   std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return wanted[a].slot < wanted[b].slot; });
   constexpr int kPending = -1;
   for (const uint32_t i : order) wanted[i].error = kPending;
-  BlockReader reader(*this, wanted.data());
+  BlockReader reader(*this, wanted.data(), is_aside);
   if (ring_->Run(file_, &reader)) return;
   for (const uint32_t i : order)  // the system has refused: one by one
-    if (wanted[i].error == kPending) ReadOne(&wanted[i]);
+    if (wanted[i].error == kPending) ReadAlone(&wanted[i], is_aside);
 }
 
 }  // namespace sok

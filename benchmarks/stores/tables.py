@@ -21,7 +21,7 @@ class Table(Store):
 
     def __init__(self, dim: int, rows: int, name: str, storage: sok.Storage | None = None) -> None:
         self.table = sok.EmbeddingVariable(dim, rows, name=name, seed=1, storage=storage)
-        self._optimizer = sok.optimizers.Adagrad(RATE, START, EPSILON)
+        self.optimizer = sok.optimizers.Adagrad(RATE, START, EPSILON)
         self._train = tf.function(self._step, input_signature=[tf.TensorSpec([None], tf.int64)])
         for first in range(0, rows, _AT_ONCE):
             _ops.lib().sok_table_lookup(self.table.handle, np.arange(first, min(rows, first + _AT_ONCE)), True, dim=dim)
@@ -30,7 +30,7 @@ class Table(Store):
     def _step(self, keys: tf.Tensor) -> None:
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(tf.nn.embedding_lookup(self.table, keys))
-        self._optimizer.apply_gradients([(tape.gradient(loss, self.table), self.table)])
+        self.optimizer.apply_gradients([(tape.gradient(loss, self.table), self.table)])
 
     def lookup(self, keys: tf.Tensor) -> tf.Tensor:
         return _ops.lib().sok_table_lookup(self.table.handle, keys, False, dim=self.table.dim)[0]

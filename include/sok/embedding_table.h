@@ -185,6 +185,12 @@ class EmbeddingTable final : public TableStore {
   Evicted TakeEvicted(bool keeps);
   // Whether an update so far was by a rule that moves rows without a gradient, as the decay of exact Adam does.
   bool MovesUntouchedRows() const;
+  // Reads those rows of keys [n] into memory that lie in the file alone, for calls to come; keys without a row are passed over. Gives how
+  // many it has read: with those that are in memory, and stay, at most MostAhead. It changes no answer, and says of nothing that goes wrong: that is for whoever needs the row.
+  // Other calls run meanwhile: no read is waited for with the lock held. batches: for how many at a time this is done.
+  int64_t ReadAhead(const Cpu& cpu, const uint64_t* keys, int64_t n, int64_t batches);
+  // Of the rows that there is room for an equal part for each of these batches, and for the one that is in its step.
+  static int64_t MostAhead(int64_t room, int64_t batches) { return room / (batches + 1); }
   // Of a table with a file; of another one only its memory is not zero.
   StorageCounts storage_counts() const;
   // What is counted of keys without rows, as a table; null: nothing is. Rows [2] of these keys are their histories, bit for bit; or,
@@ -262,6 +268,7 @@ class EmbeddingTable final : public TableStore {
     std::vector<float> aside;
     std::vector<const float*> all;
   };
+  std::vector<uint32_t> RowsOfKeys(const uint64_t* keys, int64_t n) const;  // takes the lock itself
   const float* const* PeekAll(const Cpu& cpu, Records* records) const;
   // Throws what has gone wrong where rows were read without being brought in, by a call that has the table to itself.
   void CheckPeeks() const;

@@ -10,11 +10,12 @@
 // which rows there were at a mark can find them again (VersionScan). A slot that a version needs is not overwritten before its
 // record is on the disk elsewhere.
 //
-// Thread safety: Read may be called from many threads as long as nobody appends, drops or reserves.
+// Thread safety: Read may be called from many threads as long as nobody appends, drops or reserves; ReadAside whatever others do.
 #pragma once
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -90,10 +91,17 @@ class RowLog {
     bool is_damaged;     // what was read is not what was written
     int error;           // of the system, or 0
     uint64_t order = 0;  // with versions
+    uint32_t begun = 0;  // for ReadAside: TimesBegun, when the slot was looked for
   };
   // Reads records, many at a time; what went wrong is said with each. Of several threads one has its reads in flight.
   void Read(const Cpu& cpu, std::vector<Wanted>* wanted) const;
   void ReadOne(Wanted* wanted) const;
+
+  // Reads while others use the log. The slots are in the file, which IsInFile tells as long as nobody appends. What was read is what a
+  // slot holds if its segment has not begun anew since: if then, with nobody appending, TimesBegun is what it was.
+  void ReadAside(const Cpu& cpu, std::vector<Wanted>* wanted) const;
+  bool IsInFile(uint32_t slot) const { return !IsOpen(slot); }
+  uint32_t TimesBegun(uint32_t slot) const { return begun_[slot / slots_]; }
 
   // Not in a process that was forked since: both would write into one file.
   bool IsMine() const;
@@ -124,6 +132,10 @@ class RowLog {
   void ReleaseSome(int64_t segments);
   void SyncWritten();
   bool IsOpen(uint32_t slot) const { return slot / slots_ == open_; }
+  void ReadByRing(std::vector<Wanted>* wanted, bool is_aside) const;
+  void ReadByThreads(const Cpu& cpu, std::vector<Wanted>* wanted, bool is_aside) const;
+  void ReadFile(Wanted* wanted) const;  // by a call of the system
+  void ReadAlone(Wanted* wanted, bool is_aside) const { is_aside ? ReadFile(wanted) : ReadOne(wanted); }
   // Copies a record out of what was read.
   void Take(const char* from, Wanted* wanted) const;
   void PrepareToAppend();
@@ -141,10 +153,11 @@ class RowLog {
   Owner* const owner_;
   std::string file_name_;
   int file_ = -1;
-  bool is_direct_ = false;  // past the page cache
-  bool is_mapped_ = false;  // files in memory, or in persistent memory, are read where they lie
+  std::atomic<bool> is_direct_{false};  // past the page cache
+  bool is_mapped_ = false;              // files in memory, or in persistent memory, are read where they lie
   char* map_ = nullptr;
   std::vector<uint32_t> live_;     // of each segment, how many slots
+  std::vector<uint32_t> begun_;    // and how often it was the open one
   std::vector<uint32_t> free_;     // segments; the open one is not among them
   std::vector<uint32_t> emptied_;  // with versions: free once what was moved out of them is on the disk
   std::vector<uint32_t> tags_;     // with versions, of each slot: the last one that needs it; 0: none

@@ -4,7 +4,7 @@
 // Which row makes room for another depends on what was brought in, in which order, and on nothing else: a hand goes around the frames,
 // and takes the first one whose row has not been used as often as the hand has come by since (at most kMaxHeat).
 //
-// Thread safety: Read may be called from many threads at the same time; anything else needs the tier to itself.
+// Thread safety: Peek and PeekAll may be called from many threads at the same time; anything else needs the tier to itself.
 #pragma once
 
 #include <cstdint>
@@ -93,6 +93,24 @@ class RowTier final : private RowLog::Owner {
     int error_ = 0;
   };
 
+  // Reading ahead of a call, in three steps, so that nobody waits for the disk with the tier locked. The first one may be beside Peek
+  // and Read, the second beside anything, and the third needs the tier to itself.
+  struct Ahead {
+    std::shared_ptr<const RowLog> log;  // lives on where the tier goes meanwhile
+    std::vector<RowLog::Wanted> wanted, copied;
+    std::vector<float> records;
+  };
+  // Which of these distinct rows lie in the file alone, and where.
+  void WhatToRead(const uint32_t* rows, int64_t n, Ahead* ahead) const;
+  static void ReadAside(const Cpu& cpu, Ahead* ahead);
+  // Brings those in whose place is what it was; gives how many. What could not be read is left to whoever needs it. They stay until they
+  // are written to, or `rounds` of the hand. Throws FileError, then no row has changed.
+  int64_t TakeIn(Ahead* ahead, int rounds);
+  // Has a row that is in memory stay like them.
+  void Keep(int64_t row, int rounds);
+  bool IsInFile(int64_t row) const { return (Word(row) & kInFile) != 0; }
+  uint32_t SlotOf(int64_t row) const { return static_cast<uint32_t>(Word(row) >> kSlotShift); }  // of one that is
+
   // How many distinct rows Bring has room for.
   int64_t most_rows_here() const { return MostFrames() < LeastFrames() ? LeastFrames() : MostFrames(); }
 
@@ -137,13 +155,14 @@ class RowTier final : private RowLog::Owner {
     uint32_t row;
     uint32_t slot;  // in the file, with the same contents; or kNoSlot
     uint32_t wave;  // the last call of Bring that wanted it
-    uint32_t heat;
+    uint16_t heat;
+    uint16_t soon;  // rounds of the hand that it stays for, as a step is about to need it
   };
   // With versions there is in front of it when its contents were written (OrderOf); if they have not been, their version alone.
   static constexpr int64_t kOrderBytes = 16;  // so that records begin at multiples of 16
   static constexpr uintptr_t kInFile = 1, kUnwritten = 2, kWanted = 4, kTags = 7;
   static constexpr int kSlotShift = 3;
-  static constexpr uint32_t kMaxHeat = 5;
+  static constexpr uint16_t kMaxHeat = 5;
   static constexpr uint32_t kNoRow = 0xFFFFFFFFu;
 
   uintptr_t Word(int64_t row) const { return reinterpret_cast<uintptr_t>(places_[row]); }
@@ -168,7 +187,8 @@ class RowTier final : private RowLog::Owner {
   int64_t LeastFrames() const { return least_frames_ < max_rows_ ? least_frames_ : max_rows_; }
   int64_t Needs(int64_t floats) const;  // of the budget, with records of so many
   void Fit();                           // gives up frames above MostFrames
-  int64_t OwnBytes() const;             // of buffers
+  void BeginWave();
+  int64_t OwnBytes() const;  // of buffers
   void BringWishes(const Cpu& cpu, size_t begin, size_t end, bool writes);
   void CountMisses(int64_t n) const { __atomic_fetch_add(&misses_, n, __ATOMIC_RELAXED); }
   // Makes frames free until there are `n`. All rows of the present wave and these together find room.
@@ -203,10 +223,10 @@ class RowTier final : private RowLog::Owner {
   int64_t made_ = 0, hand_ = 0;  // frames that have memory
   std::vector<uint32_t> free_;   // of these, without a row
   uint32_t wave_ = 0;
-  std::unique_ptr<RowLog> log_;
+  std::shared_ptr<RowLog> log_;
   std::vector<uint32_t> wishes_;
   std::vector<RowLog::Wanted> reads_;
-  int64_t hits_ = 0;
+  int64_t hits_ = 0, read_ahead_ = 0;
   mutable int64_t misses_ = 0;
   int64_t read_before_ = 0, written_before_ = 0;  // by narrower tiers
   Facts facts_;

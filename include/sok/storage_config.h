@@ -20,6 +20,7 @@ struct StorageCounts {
   int64_t most_rows_in_memory = 0;  // that there could be, with what keys and places take now
   int64_t hits = 0;                 // distinct rows of calls that were in memory
   int64_t misses = 0;               // rows that had to be read from the file, also for saves and exports
+  int64_t read_ahead = 0;           // rows that were read before a call needed them
   int64_t read_bytes = 0, written_bytes = 0;
   int64_t file_bytes = 0;
   int64_t memory_bytes = 0;

@@ -46,7 +46,8 @@ def ahead(
     """Gives the batches of `dataset`, each with a ticket: its lookups have begun up to `depth` batches before its turn.
 
     While the program is in the step of a batch, a thread calculates the ids of the next ones and, on several workers,
-    sends their keys to the workers that own the rows. Rows are found, made, and sent home in the step itself; with
+    sends their keys to the workers that own the rows. Owners read those into memory that lie in the file of a
+    `sok.Storage`. Rows are found, made, and sent home in the step itself; with
     `rows=True` they come home ahead, too, and the step sends again those that have changed since. So every result is
     that of the loop without `ahead`: outputs, tables, and what optimizers keep.
 

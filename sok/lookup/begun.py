@@ -202,7 +202,7 @@ class Plan:
 
     def _as_ahead(self, number: tf.Tensor) -> exchange.Ahead:
         rows, is_stale = self._schedule.sends_rows, self._schedule.stale is not None
-        return exchange.Ahead(self.name, number, not self.has_batch, rows, is_stale)
+        return exchange.Ahead(self.name, number, not self.has_batch, rows, is_stale, self._schedule.depth)
 
     def _refusal(self, text: str) -> Any:
         def refuse(number: tf.Tensor) -> list[tf.Tensor]:

@@ -32,7 +32,7 @@ from sok.base.custom_gradient import custom_gradient
 from sok.base.graph_ops import run_now
 from sok.job.transport import ordering
 from sok.job.transport.refusal import all_refuse
-from sok.lookup import advice, servers
+from sok.lookup import advice, read_ahead, servers
 from sok.lookup.feature import Feature, Group
 from sok.table.table import EmbeddingVariable
 
@@ -63,6 +63,8 @@ class Ahead:
     has_ended: bool | tf.Tensor = False  # this worker has no such batch, and so no ids, and says so
     rows: bool = False  # rows travel ahead as well
     is_stale: bool = False  # and are not sent again in the step
+    batches: int = 1  # how many begin before the first of them has its step
+    reads: list[tf.Operation] | None = None  # of a v1 graph: gets what is to run besides, so that files are read
 
     def collective(self, group: Group) -> str:
         return group.collective(f"{self.name}/keys")
@@ -165,6 +167,8 @@ def send_keys(group: Group, features: Sequence[Feature], insert: tf.Tensor, ahea
             words, splits = group.transport.all_to_all(said, routed.splits, name)
     said = (said, routed.splits)
     sent = Sent(group, number, insert, attributes, words, splits, *places, is_ahead=ahead is not None, said=said)
+    if ahead is not None:
+        read_ahead.of_words(sent, ahead)
     return sent if ahead is None or not may_send_rows(group, ahead) else _send_rows(sent, ahead)
 
 

@@ -257,7 +257,7 @@ for _name in _ONLY_ONCE.split():
     tf.RegisterGradient(f"Sok>{_name}")(_not_a_second_time)
 
 _WITHOUT_GRADIENT = (
-    "ExchangeRoute ExchangePeek ExchangeRepair ExchangeMend TableRowsAhead "
+    "ReadAhead ExchangeReadAhead ExchangeRoute ExchangePeek ExchangeRepair ExchangeMend TableRowsAhead "
     "ValidateCsr CheckIds SlotKeys SumDuplicates Unique TableExport TableSize TableStep TableIds "
     "TableRestore TableSlotSets TableGather TableScatter TableSave TableLoad TableKeys ShardVerify"
 )

@@ -17,7 +17,7 @@ import tensorflow as tf
 from sok.base import _ops, strategies
 from sok.base.patching import Here
 from sok.base.types import TensorLike, Training
-from sok.lookup import exchange, host_ids, plain_variables, stages
+from sok.lookup import exchange, host_ids, plain_variables, read_ahead, stages
 from sok.lookup.feature import PADDED, ROWS, Csr, Feature, Group
 from sok.lookup.inputs import to_csr
 from sok.table import reading
@@ -52,6 +52,8 @@ def begin(features: Sequence[Feature], training: Training, ahead: exchange.Ahead
     """
     group, insert = Group.of(features), _as_bool(training)
     sent = None if group.is_alone else exchange.send_keys(group, features, insert, ahead)
+    if sent is None and ahead is not None:
+        read_ahead.of_features(group, features, ahead)
     return Ticket(tuple(features), group, insert, sent)
 
 
@@ -155,7 +157,7 @@ def begin_part(part: Sequence[Feature], training: Training, ahead: exchange.Ahea
         return None
     stage = stages.stage_of(of_tables, training) if ahead is None else None
     ticket = begin(of_tables, training, ahead if stage is None else stage.as_ahead)
-    if stage is not None and ticket.sent is not None:
+    if stage is not None:
         stage.note(of_tables, ticket.sent)
     return ticket
 

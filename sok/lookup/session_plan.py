@@ -97,7 +97,8 @@ class SessionPlan:
 
     def _begin(self, feeds: Feeds) -> tuple[Feeds, list[np.ndarray]]:
         self._said.check_open()
-        return feeds, [] if self.is_alone else self._run(self._sent, feeds)
+        sent: list[np.ndarray] = self._run([*self._sent, *self._stage.reads], feeds)
+        return feeds, sent[: len(self._sent)]
 
     def _feeds(self, feeds: Feeds, sent: list[np.ndarray]) -> tuple[Feeds, bool]:
         """What to feed in the step, and whether any worker has the batch."""

@@ -130,7 +130,7 @@ class SessionRuns:
         turn = threading.Lock()
         buffer = _Buffer(stage.source, read, self._begins_with.pop(stage, []))
         self._tell_what_stays(stage)
-        if not self._depth or not stage.lookups:
+        if not self._depth or not (stage.lookups or stage.reads):
             return _Tap(stage, buffer)
         stage.check_depth(self._depth)
         plan = SessionPlan(stage, lambda tensors, feeds: self._run_fed(tensors, feeds, None, self._options))

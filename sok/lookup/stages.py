@@ -21,6 +21,7 @@ from sok.lookup import exchange
 from sok.lookup.feature import Feature, Group
 from sok.lookup.schedule import Schedule, next_number
 
+_BATCHES = 4  # that are ahead, as far as a graph knows: the session says how many
 _STAGES = "_sok_stages"  # what a graph calls them: they end with it
 
 
@@ -59,6 +60,7 @@ class Stage:
             self.weight = v1.placeholder_with_default(1.0, [])
         self.readings = itertools.count(1)  # of its batches, by all sessions of the graph
         self.lookups: list[exchange.Sent] = []  # the first halves that can be run by themselves
+        self.reads: list[tf.Operation] = []  # what is to run with them
         self.tables: list[Any] = []  # of these
         self.stay: dict[str, str] = {}  # why lookups of a table are made in their step
         graph = v1.get_default_graph()
@@ -75,7 +77,8 @@ class Stage:
     def as_ahead(self) -> exchange.Ahead:
         """As what the keys of its lookups travel."""
         rows, is_stale = self._schedule.sends_rows, self._schedule.stale is not None
-        return exchange.Ahead(f"ahead{self.number}", self.batch_number, self.has_ended, rows, is_stale)
+        name = f"ahead{self.number}"
+        return exchange.Ahead(name, self.batch_number, self.has_ended, rows, is_stale, _BATCHES, self.reads)
 
     def check_depth(self, depth: int) -> None:
         """`ValueError` if rows could be older than `stale`, where lookups begin `depth` batches before their turn."""
@@ -98,10 +101,11 @@ class Stage:
                 waiting += [t.op for t in op.inputs]
         return False
 
-    def note(self, features: Sequence[Feature], sent: exchange.Sent) -> None:
+    def note(self, features: Sequence[Feature], sent: exchange.Sent | None) -> None:
         """A lookup that was begun by `as_ahead`."""
-        self.lookups.append(sent)
-        self.tables += [f.table for f in features]
+        if sent is not None:
+            self.lookups.append(sent)
+            self.tables += [f.table for f in features]
 
 
 def of_graph(graph: tf.Graph) -> list[Stage]:
@@ -120,7 +124,7 @@ def stage_of(features: Sequence[Feature], training: Training) -> Stage | None:
     while not of_graph(inside) and getattr(inside, "outer_graph", None) is not None:
         inside = inside.outer_graph
     found = of_graph(inside)
-    if not found or Group.of(features).is_alone:
+    if not found or (Group.of(features).is_alone and all(f.table.options.storage is None for f in features)):
         return None
     stage, why = None, ""
     if inside is not graph or graph._get_control_flow_context() is not None:

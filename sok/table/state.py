@@ -240,7 +240,7 @@ def set_handle_data(handle: tf.Tensor, dim: int, graph_mode: bool) -> None:
 _STATS = ("rows", "candidates", "made", "refused", "evicted")
 _DETAILS = ("collisions", "bytes_in_memory")
 _STORAGE = (
-    *("rows_in_memory", "cache_rows", "hits", "misses", "bytes_read", "bytes_written"),
+    *("rows_in_memory", "cache_rows", "hits", "misses", "read_ahead", "bytes_read", "bytes_written"),
     *("bytes_in_file", "bytes_in_memory"),
 )
 

@@ -340,8 +340,9 @@ class EmbeddingVariable(TellsEvicted, AsVariable):
             `refused`: keys of lookups for training that got no row, as they reached the owner, repeats included;
             `evicted`: rows that `eviction` took. Of tables on a GPU InvalidArgumentError. With `storage` also
             `rows_in_memory` now, and how many there can be, `cache_rows`; `hits` and `misses`: distinct rows of calls
-            that were in memory, or came from the file; `bytes_read` and `bytes_written` of the file; the bytes that it
-            has now, `bytes_in_file`, and that `memory_bytes` bounds, `bytes_in_memory`.
+            that were in memory, or came from the file; `read_ahead`: rows that `sok.ahead` had read before their step,
+            which are no misses; `bytes_read` and `bytes_written` of the file; the bytes that it has now,
+            `bytes_in_file`, and that `memory_bytes` bounds, `bytes_in_memory`.
         """
         return table_state.stats(self, details)
 

@@ -124,3 +124,16 @@ def test_it_prints_a_line_of_each_case_and_draws(tmp_path, capsys):
     )
     assert (tmp_path / "out" / "storage.png").stat().st_size > 10_000
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_reading_ahead_is_measured_beside_the_synchronous_step(tmp_path, capsys):
+    sizes = ["--rows", "30000", "--dims", "2", "--shares", "20", "--keys", "500", "--windows", "2", "--steps", "3"]
+    storage.main([*sizes, "--ahead", "1", "--warm", "3", "--dense", "0.5", "--wait", "1", "--path", str(tmp_path)])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| 2 | 500 |")]
+    assert len(lines) == 4 and lines[:2] == lines[2:]
+    for line in lines:
+        cells = [cell.strip() for cell in line.split("|")]
+        assert len(cells) == len(storage.storage_ahead.HEADER.split("|"))
+        synchronous, ahead = map(float, cells[11].split(", "))
+        assert synchronous > 20 > ahead and float(cells[12]) > 20
+    assert not list(tmp_path.iterdir())

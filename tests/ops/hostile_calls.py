@@ -175,6 +175,12 @@ def make_calls(lib: Any, folder: Path) -> None:
     ahead = lib.sok_exchange_peek(
         world.handles(0), words[0][0], words[1][0], 0, True, dims=[3], **world.attributes((0, 0))
     )
+    stored = NativeTable(dim=3, capacity=50, storage_memory_bytes=1 << 24, storage_path=str(folder / "rows"))
+    stored.lookup(np.arange(40))
+    lib.sok_read_ahead([table.handle, stored.handle], [table.keys([1]), stored.keys([2, 3])], batches=2)
+    lib.sok_exchange_read_ahead(
+        world.handles(0), words[0][0], words[1][0], 0, True, dims=[3], batches=2, **world.attributes((0, 0))
+    )
     now = (served.answers, served.answer_splits, served.counts)
     repair = lib.sok_exchange_repair(world.handles(0), *now, *ahead, table_of=[0, 0], dims=[3])
     lib.sok_exchange_repair(world.handles(0), *now, *now[:2], table_of=[0, 0], dims=[3])
