@@ -30,6 +30,23 @@ def check_staged_lookups_ahead_are_those_in_their_step(world):
             assert len(ahead["losses"]) == 10
 
 
+def check_staged_lookups_count_their_ids(world):
+    found = []
+    with deeprec():
+        for capacity in (0, 2):
+            with tf.Graph().as_default():
+                ids = tf.staged(batches_of(*samples(world.rank, 32))[0])
+                table = tf.get_embedding_variable("staged_seen", DIM)
+                rows, seen, counts = tf.reduce_sum(tf.nn.embedding_lookup(table, ids)), table.ids_seen, []
+                hooks = [tf.make_prefetch_hook()]
+                with tf.train.MonitoredTrainingSession(config=asynchronous(capacity), hooks=hooks) as session:
+                    for _ in range(4):
+                        session.run(rows)
+                        counts.append(int(session.run(seen)))
+            found.append(counts)
+    assert found == [[8 * IDS * (i + 1) for i in range(4)]] * 2, found
+
+
 def check_staged_workers_without_batches_take_part(world):
     """Rows and losses of each step, as NumPy has them of all batches of all ranks."""
     counts = [80 - 24 * rank for rank in range(world.size)]
