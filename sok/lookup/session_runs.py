@@ -150,7 +150,8 @@ class SessionRuns:
         if not found:
             return []
         handler = tf_session._FetchHandler(graph, fetches, {})
-        given = [key if isinstance(key, str) else getattr(key, "name", "") for key in feed_dict or {}]
+        keys = [one for key in feed_dict or {} for one in tf.nest.flatten(key, expand_composites=True)]
+        given = [key if isinstance(key, str) else getattr(key, "name", "") for key in keys]
         wanted = [*handler.fetches(), *handler.targets()]
         key = (*(one.name for one in wanted), "fed:", *given)
         if key not in self._needs:

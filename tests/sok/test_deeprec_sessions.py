@@ -64,6 +64,19 @@ def test_runs_that_do_not_need_the_stage_take_no_batch():
     assert last == 4
 
 
+def test_a_batch_that_is_given_is_not_taken():
+    with tf.Graph().as_default():
+        data = tf.data.Dataset.range(2).map(lambda i: (tf.sparse.from_dense([[i + 1, 0]]), i + 1))
+        sparse, dense = tf.staged(tf.data.make_one_shot_iterator(data).get_next())
+        total = tf.sparse.reduce_sum(sparse) + dense
+        of_sparse, found = tf.SparseTensorValue([[0, 0]], [50], [1, 2]), []
+        with tf.train.MonitoredTrainingSession(hooks=[tf.make_prefetch_hook()]) as session:
+            pair = {(sparse.values, dense): (np.array([50]), 3), sparse.indices: [[0, 0]], sparse.dense_shape: [1, 2]}
+            for one in (None, {sparse: of_sparse, dense: 3}, pair, None):
+                found.append(session.run(total, one))
+        assert found == [2, 53, 53, 4]
+
+
 def test_what_another_hook_asks_for_is_of_the_same_batch():
     seen = []
 
