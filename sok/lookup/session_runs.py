@@ -254,7 +254,7 @@ class _Buffer(Iterator[_Batch]):
 
     def _work(self) -> None:
         is_going_on = True
-        while is_going_on:
+        while is_going_on and not self._has_stopped:
             try:
                 item: _Batch | BaseException = self._read(self._source)
             except self._source.ignored:

@@ -158,6 +158,25 @@ def test_errors_of_reading():
         assert found == [0, 1]
 
 
+def test_no_thread_reads_on_after_the_session_where_what_it_ignores_goes_on():
+    calls = iter(range(10**9))
+
+    def fail():
+        if next(calls):
+            raise ValueError("nothing to see")
+        return np.int64(1)
+
+    with tf.Graph().as_default():
+        batch = tf.numpy_function(fail, [], tf.int64)
+        staged = tf.staged(batch, ignored_exception_types=[tf.errors.OpError, RuntimeError])
+        with tf.train.MonitoredTrainingSession(hooks=[tf.make_prefetch_hook()]) as session:
+            assert session.run(staged) == 1
+    threads = [t for t in threading.enumerate() if t.name.startswith("sok-stage")]
+    for thread in threads:
+        thread.join(10)
+    assert not [t for t in threads if t.is_alive()]
+
+
 def test_without_the_hook_the_error_says_so():
     with tf.Graph().as_default():
         ids = tf.staged(batches_of(*samples(0, 8))[0])
