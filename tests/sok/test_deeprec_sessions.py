@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -232,6 +233,31 @@ def test_a_session_that_is_made_anew_goes_on_with_the_batches_that_were_read(mon
         np.testing.assert_array_equal(np.concatenate(found[:4]), samples(0, 80)[0][: 4 * 8])
         lost = iter([3, 4, 11])
         due = next(lost)
+
+
+def test_what_a_generator_gave_while_the_session_was_lost_is_not_left_out(monkeypatch):
+    run, steps, is_reading = tf.Session.run, [], threading.Event()
+
+    def lose_one(self, fetches, *args, **kwargs):
+        if isinstance(fetches, dict) and "caller" in fetches:
+            steps.append(1)
+            if len(steps) == 3:
+                is_reading.clear()
+                assert is_reading.wait(10)
+                raise tf.errors.AbortedError(None, None, "lost")
+        return run(self, fetches, *args, **kwargs)
+
+    def slowly(i):
+        is_reading.set()
+        time.sleep(0.1)
+        return i
+
+    monkeypatch.setattr(tf.Session, "run", lose_one)
+    with tf.Graph().as_default():
+        place = tf.placeholder(tf.int64, [])
+        batch = tf.numpy_function(slowly, [place], tf.int64)
+        found = read(tf.staged(batch, capacity=20, items=[place], feed_generator=iter([[i] for i in range(12)])))
+    assert found == list(range(12))
 
 
 def test_thread_pools(caplog):
