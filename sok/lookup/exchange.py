@@ -218,10 +218,13 @@ def fetch_rows(sent: Sent, features: Sequence[Feature]) -> list[tf.Tensor]:
     Collective: one, and one for the gradient. Differentiable in the tables and weights.
     """
     asked = _by_part(features)
+    counted = None
     if sent.is_ahead and tf.get_static_value(sent.insert):
         handles = [handle for f in features for handle in f.table.part_handles]
-        _ops.lib().sok_count_ids(handles, [f.ids.keys for f in asked])
-    home, home_splits = servers.rows_home(sent) if sent.group.is_on_servers else _rows_home(sent)
+        counted = _ops.lib().sok_count_ids(handles, [f.ids.keys for f in asked])
+    # A v1 graph runs what something waits for.
+    with tf.control_dependencies([counted] if isinstance(counted, tf.Operation) else []):
+        home, home_splits = servers.rows_home(sent) if sent.group.is_on_servers else _rows_home(sent)
     outputs, checked_splits = _ops.lib().sok_exchange_combine(
         home,
         home_splits,

@@ -67,7 +67,9 @@ class SessionPlan:
         """Begins a batch that this worker has not; None: no worker has it."""
         if self.is_alone:
             return None
-        if any(isinstance(leaf, tf.TensorSpec) and leaf.shape.rank and leaf.shape[0] for leaf in self._leaves):
+        if any(
+            not isinstance(leaf, tf.SparseTensorSpec) and leaf.shape.rank and leaf.shape[0] for leaf in self._leaves
+        ):
             self._end(number)
             return None
         feeds, is_batch = self._feeds(*self._begin(self._fed(number, self._no_samples, has_ended=True)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -26,7 +27,7 @@ from sok.lookup.stages import Source, Stage
 
 _Batch = list[np.ndarray]
 
-_SECONDS_TO_LEAVE = 5.0  # for peers to answer that no more begins
+_SECONDS_TO_LEAVE = 5.0  # for peers to answer that no more begins, and for threads to end what they read
 _LOST = (tf.errors.AbortedError, tf.errors.UnavailableError)  # after which TensorFlow makes a session anew
 
 _named: set[str] = set()  # tables of lookups that are not made ahead, as far as that was said
@@ -92,8 +93,11 @@ class SessionRuns:
         if self._has_left:
             return
         self._has_left = True
-        left = [future for tap in list(self._taps.values()) if (future := tap.leave()) is not None]
+        taps, until = list(self._taps.values()), time.monotonic() + _SECONDS_TO_LEAVE
+        left = [future for tap in taps if (future := tap.leave()) is not None]
         concurrent.futures.wait(left, _SECONDS_TO_LEAVE)
+        for tap in taps:  # what is being read is kept: the session is still there
+            tap.wait(max(until - time.monotonic(), 0.0))
         self._session.run, self._session.close = self._run, self._close
 
     def begin_with(self, batches: dict[Stage, list[_Batch]]) -> None:
@@ -150,7 +154,8 @@ class SessionRuns:
         if not found:
             return []
         handler = tf_session._FetchHandler(graph, fetches, {})
-        given = [key if isinstance(key, str) else getattr(key, "name", "") for key in feed_dict or {}]
+        keys = [one for key in feed_dict or {} for one in tf.nest.flatten(key, expand_composites=True)]
+        given = [key if isinstance(key, str) else getattr(key, "name", "") for key in keys]
         wanted = [*handler.fetches(), *handler.targets()]
         key = (*(one.name for one in wanted), "fed:", *given)
         if key not in self._needs:
@@ -212,6 +217,10 @@ class _Tap:
         self._buffer.stop()
         return None if self._pipeline is None else self._pipeline.leave()
 
+    def wait(self, seconds: float) -> None:
+        """Until no thread reads any more."""
+        self._buffer.wait(seconds)
+
     def unused(self) -> list[_Batch]:
         begun = [] if self._plan is None else list(self._plan.begun)
         return [*self._current, *begun, *self._buffer.unused()]
@@ -247,13 +256,18 @@ class _Buffer(Iterator[_Batch]):
             self._has_stopped = True
             self._changed.notify_all()
 
+    def wait(self, seconds: float) -> None:
+        """Once it was stopped: until its threads have ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: not (self._has_begun and self._working), seconds)
+
     def unused(self) -> list[_Batch]:
         with self._changed:
             return [item for item in self._items if not isinstance(item, BaseException)]
 
     def _work(self) -> None:
         is_going_on = True
-        while is_going_on:
+        while is_going_on and not self._has_stopped:
             try:
                 item: _Batch | BaseException = self._read(self._source)
             except self._source.ignored:

@@ -30,6 +30,23 @@ def check_staged_lookups_ahead_are_those_in_their_step(world):
             assert len(ahead["losses"]) == 10
 
 
+def check_staged_lookups_count_their_ids(world):
+    found = []
+    with deeprec():
+        for capacity in (0, 2):
+            with tf.Graph().as_default():
+                ids = tf.staged(batches_of(*samples(world.rank, 32))[0])
+                table = tf.get_embedding_variable("staged_seen", DIM)
+                rows, seen, counts = tf.reduce_sum(tf.nn.embedding_lookup(table, ids)), table.ids_seen, []
+                hooks = [tf.make_prefetch_hook()]
+                with tf.train.MonitoredTrainingSession(config=asynchronous(capacity), hooks=hooks) as session:
+                    for _ in range(4):
+                        session.run(rows)
+                        counts.append(int(session.run(seen)))
+            found.append(counts)
+    assert found == [[8 * IDS * (i + 1) for i in range(4)]] * 2, found
+
+
 def check_staged_workers_without_batches_take_part(world):
     """Rows and losses of each step, as NumPy has them of all batches of all ranks."""
     counts = [80 - 24 * rank for rank in range(world.size)]
@@ -80,12 +97,23 @@ def _trained_by_numpy(counts):
 def check_staged_batches_of_a_fixed_size_must_be_as_many(world):
     if world.size == 1:
         return
+    for is_ragged in False, True:
+        _fixed_and_uneven(world, is_ragged)
+
+
+def _fixed_and_uneven(world, is_ragged):
     with deeprec(), tf.Graph().as_default():
         ids, _ = samples(world.rank, 24 - 8 * (world.rank == 1))
-        data = tf.data.make_one_shot_iterator(tf.data.Dataset.from_tensor_slices(ids).batch(8, drop_remainder=True))
+        data = tf.data.Dataset.from_tensor_slices(ids).batch(8, drop_remainder=True)
+        if is_ragged:
+            data = data.map(lambda ids: tf2.RaggedTensor.from_tensor(ids))
+        staged = tf.staged(tf.data.make_one_shot_iterator(data).get_next())
         table = tf.get_embedding_variable("staged_fixed", DIM)
-        found = tf.reduce_sum(tf.nn.embedding_lookup(table, tf.staged(data.get_next())))
-        steps = 0
+        if is_ragged:
+            (rows,) = sok.group_embedding_lookup_sparse([table], [staged], combiners="sum")
+        else:
+            rows = tf.nn.embedding_lookup(table, staged)
+        found, steps = tf.reduce_sum(rows), 0
         with tf.train.MonitoredTrainingSession(config=asynchronous(1), hooks=[tf.make_prefetch_hook()]) as session:
             session.run(found)
             with pytest.raises(tf.errors.InvalidArgumentError, match=r"rank 1: the data of this worker .* fixed"):

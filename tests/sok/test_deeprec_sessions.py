@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -64,6 +65,19 @@ def test_runs_that_do_not_need_the_stage_take_no_batch():
                 last = session.run(step)
                 session.run({"a": [step], "b": (tf.train.get_global_step(),)})
     assert last == 4
+
+
+def test_a_batch_that_is_given_is_not_taken():
+    with tf.Graph().as_default():
+        data = tf.data.Dataset.range(2).map(lambda i: (tf.sparse.from_dense([[i + 1, 0]]), i + 1))
+        sparse, dense = tf.staged(tf.data.make_one_shot_iterator(data).get_next())
+        total = tf.sparse.reduce_sum(sparse) + dense
+        of_sparse, found = tf.SparseTensorValue([[0, 0]], [50], [1, 2]), []
+        with tf.train.MonitoredTrainingSession(hooks=[tf.make_prefetch_hook()]) as session:
+            pair = {(sparse.values, dense): (np.array([50]), 3), sparse.indices: [[0, 0]], sparse.dense_shape: [1, 2]}
+            for one in (None, {sparse: of_sparse, dense: 3}, pair, None):
+                found.append(session.run(total, one))
+        assert found == [2, 53, 53, 4]
 
 
 def test_what_another_hook_asks_for_is_of_the_same_batch():
@@ -147,6 +161,25 @@ def test_errors_of_reading():
         assert found == [0, 1]
 
 
+def test_no_thread_reads_on_after_the_session_where_what_it_ignores_goes_on():
+    calls = iter(range(10**9))
+
+    def fail():
+        if next(calls):
+            raise ValueError("nothing to see")
+        return np.int64(1)
+
+    with tf.Graph().as_default():
+        batch = tf.numpy_function(fail, [], tf.int64)
+        staged = tf.staged(batch, ignored_exception_types=[tf.errors.OpError, RuntimeError])
+        with tf.train.MonitoredTrainingSession(hooks=[tf.make_prefetch_hook()]) as session:
+            assert session.run(staged) == 1
+    threads = [t for t in threading.enumerate() if t.name.startswith("sok-stage")]
+    for thread in threads:
+        thread.join(10)
+    assert not [t for t in threads if t.is_alive()]
+
+
 def test_without_the_hook_the_error_says_so():
     with tf.Graph().as_default():
         ids = tf.staged(batches_of(*samples(0, 8))[0])
@@ -205,6 +238,31 @@ def test_a_session_that_is_made_anew_goes_on_with_the_batches_that_were_read(mon
         assert numbers.count(0) <= 4
         lost = iter([3, 4, 11])
         due = next(lost)
+
+
+def test_what_a_generator_gave_while_the_session_was_lost_is_not_left_out(monkeypatch):
+    run, steps, is_reading = tf.Session.run, [], threading.Event()
+
+    def lose_one(self, fetches, *args, **kwargs):
+        if isinstance(fetches, dict) and "caller" in fetches:
+            steps.append(1)
+            if len(steps) == 3:
+                is_reading.clear()
+                assert is_reading.wait(10)
+                raise tf.errors.AbortedError(None, None, "lost")
+        return run(self, fetches, *args, **kwargs)
+
+    def slowly(i):
+        is_reading.set()
+        time.sleep(0.1)
+        return i
+
+    monkeypatch.setattr(tf.Session, "run", lose_one)
+    with tf.Graph().as_default():
+        place = tf.placeholder(tf.int64, [])
+        batch = tf.numpy_function(slowly, [place], tf.int64)
+        found = read(tf.staged(batch, capacity=20, items=[place], feed_generator=iter([[i] for i in range(12)])))
+    assert found == list(range(12))
 
 
 def test_thread_pools(caplog):
