@@ -294,6 +294,15 @@ class ConfigProto(_Fields):
         graph = _Fields(message.graph_options, optimizer_options=optimizer)
         super().__init__(message, graph_options=graph, session_stage_subgraph_thread_pool=_Pools())
 
+    def __deepcopy__(self, _: dict[int, Any]) -> ConfigProto:
+        made, mine = ConfigProto(**{f.name: value for f, value in self._message.ListFields()}), self._own
+        optimizer, other = (one.graph_options.optimizer_options._own for one in (self, made))
+        other["async_embedding_options"]._own.update(optimizer["async_embedding_options"]._own)
+        other.update({name: value for name, value in optimizer.items() if isinstance(value, bool)})
+        for pool in mine["session_stage_subgraph_thread_pool"]:
+            made.session_stage_subgraph_thread_pool.add()._own.update(pool._own)
+        return made
+
     def to_message(self) -> config_pb2.ConfigProto:
         """What TensorFlow takes: with the thread pools, the first of which is for all that is not a stage."""
         message = config_pb2.ConfigProto()

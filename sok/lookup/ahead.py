@@ -223,6 +223,10 @@ class Pipeline:
             plan.job.at_leave(self._thread)
         weakref.finalize(self, self._thread.leave).atexit = False
 
+    def between(self, do: Callable[..., Any], *arguments: Any) -> Any:
+        """What `do` gives, done in the thread after all that was asked for before: on all workers at the same place."""
+        return self._thread.submit(do, *arguments).result()
+
     def leave(self) -> Future[None]:
         """Begins no more, once what was begun is done, and tells the others so."""
         return self._thread.leave()

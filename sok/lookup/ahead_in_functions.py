@@ -101,14 +101,15 @@ class LoopTicketSpec(TicketSpec):
         return LoopTicket(self._plan, components)
 
 
+_Queues = tuple[tf.queue.FIFOQueue, tf.queue.FIFOQueue]
+
+
 class _Run:
     """One reading of the data, by one run of the loop."""
 
-    def __init__(self, number: int, take: Take, dtypes: Sequence[tf.DType]) -> None:
-        self.number, self._take = number, take
-        # Of each batch that was asked for: whether it is there, or what was raised; and then what it is.
-        self._queues = tf.queue.FIFOQueue(1, [tf.bool, tf.string]), tf.queue.FIFOQueue(1, dtypes)
-        self.handles = [tf.constant(number, tf.int64), *(queue.queue_ref for queue in self._queues)]
+    def __init__(self, number: int, take: Take, queues: _Queues) -> None:
+        self.number, self._take, self.queues = number, take, queues
+        self.handles = [tf.constant(number, tf.int64), *(queue.queue_ref for queue in queues)]
         self._there, self._over = ([tf.constant(is_there), tf.constant("")] for is_there in (True, False))
 
     def ask(self) -> None:
@@ -150,6 +151,7 @@ class _Loop:
             *LoopTicketSpec(self._plan.number)._component_specs,
         ]
         self._run: _Run | None = None
+        self._queues: _Queues | None = None  # of a run that has ended well: TensorFlow keeps some 30 KB of each new one
         # What TensorFlow calls it does not hold.
         self._calls = (self._start, self._ask, self._end)
 
@@ -186,13 +188,19 @@ class _Loop:
     def end(self, run: Sequence[tf.Tensor]) -> None:
         """Drops what has begun and was not taken."""
         number, signals, _ = run
-        # The loop holds this queue, so its closing comes after the loop.
-        with tf.device(_CPU), tf.control_dependencies([tf.raw_ops.QueueCloseV2(handle=signals)]):
+        # The loop holds this queue, so what looks at it comes after the loop.
+        with tf.device(_CPU), tf.control_dependencies([tf.raw_ops.QueueSizeV2(handle=signals)]):
             tf.numpy_function(self._calls[2], [number], tf.int64)
 
     def _start(self) -> list[tf.Tensor]:
-        self._run = _Run(next(self._numbers), self._read(), [leaf.dtype for leaf in self._leaves])
+        queues, self._queues = self._queues or self._new_queues(), None
+        self._run = _Run(next(self._numbers), self._read(), queues)
         return self._run.handles
+
+    def _new_queues(self) -> _Queues:
+        """Of each batch that was asked for: whether it is there, or what was raised; and then what it is."""
+        dtypes = [leaf.dtype for leaf in self._leaves]
+        return tf.queue.FIFOQueue(1, [tf.bool, tf.string]), tf.queue.FIFOQueue(1, dtypes)
 
     def _ask(self, number: np.int64) -> np.int64:
         run = self._run
@@ -203,5 +211,5 @@ class _Loop:
 
     def _end(self, number: np.int64) -> np.int64:
         if self._run is not None and self._run.number == number:
-            self._run = None
+            self._queues, self._run = self._run.queues, None
         return np.int64(0)

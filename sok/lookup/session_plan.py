@@ -24,6 +24,7 @@ from sok.lookup.stages import Stage
 
 Feeds = dict[Any, Any]
 
+_GIVEN = 2**31 - 2  # the number of a batch that a run is given
 _FIXED = (
     "the data of this worker have ended, and it cannot take part in the steps of others, as its batches have a fixed "
     "number of samples: batch them without drop_remainder, or give all workers as many batches"
@@ -46,6 +47,7 @@ class SessionPlan:
         self._rank, self._size = (0, 1) if self.job is None else (self.job.rank, self.job.size)
         # Of each lookup all but the number of the batch, which is fed as such.
         self._sent = [tensor for sent in self._lookups for tensor in sent_tensors(sent)[1:]]
+        self.begun_tensors = {tensor.ref() for tensor in self._sent}
         self._said = Said()
         self._leaves = tf.nest.flatten(stage.spec)
         self.begun: collections.deque[list[np.ndarray]] = collections.deque()  # batches whose turn has not come
@@ -62,6 +64,17 @@ class SessionPlan:
             tf.errors.InvalidArgumentError: a worker has begun the batch with words in place of its keys.
         """
         return self._feeds(*sent)[0]
+
+    def send_given(self, batch: Feeds, run: Callable[[Sequence[Any], Feeds], list[np.ndarray]]) -> Feeds:
+        """Begins lookups of what a run is given, and not of a batch alone: what to feed besides.
+
+        Between two batches, on all workers between the same. run: as of the plan, with what is given.
+        """
+        self._said.check_open()
+        number = {self._stage.batch_number.ref(): _GIVEN}
+        sent = run(self._sent, batch | number)
+        self._said.is_batch(*sent[:2])
+        return number | dict(zip((tensor.ref() for tensor in self._sent), sent, strict=True))
 
     def send_none(self, number: int) -> tuple[list[np.ndarray], Feeds] | None:
         """Begins a batch that this worker has not; None: no worker has it."""

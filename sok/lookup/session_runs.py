@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,7 +52,7 @@ class SessionRuns:
         self._begins_with: dict[Stage, list[_Batch]] = {}
         self._lock = threading.Lock()
         self._taps: dict[Stage, _Tap] = {}
-        self._needs: dict[tuple[str, ...], list[Stage]] = {}
+        self._needs: dict[tuple[str, ...], list[_Need]] = {}
         self._has_left = self._is_told = False
         session.run, session.close = self.run, self.close
 
@@ -67,10 +69,18 @@ class SessionRuns:
             tf.errors.OutOfRangeError: a stage has no more batches on any worker.
         """
         needed = self._needed(fetches, feed_dict)
-        taps = [self._tap(stage) for stage in needed]
+        taps = [self._tap(need.stage) for need in needed if need.takes]
         feeds: Feeds = {}
         for tap in taps:
             feeds |= tap.take()
+        for need in needed:
+            if need.is_given and self._depth:
+
+                def run_given(tensors: Sequence[Any], feeds: Feeds) -> list[np.ndarray]:
+                    found: list[np.ndarray] = self._run_fed(tensors, feeds, feed_dict, self._options)
+                    return found
+
+                feeds = self._tap(need.stage).with_given(feeds, run_given)
         try:
             found = self._run_fed(fetches, feeds, feed_dict, options, run_metadata)
         except _LOST:
@@ -123,7 +133,7 @@ class SessionRuns:
 
     def _new_tap(self, stage: Stage) -> _Tap:
         def read(source: Source) -> _Batch:
-            with turn:  # generators go on in one thread at a time
+            with stage.turn:
                 fed = next(source.generator) if source.generator is not None else {}
             if source.given:
                 keys, tensors = zip(*source.given, strict=True)
@@ -131,12 +141,18 @@ class SessionRuns:
             found: _Batch = self.run(source.tensors, fed or None, source.options)
             return found
 
-        turn = threading.Lock()
         buffer = _Buffer(stage.source, read, self._begins_with.pop(stage, []))
         self._tell_what_stays(stage)
         if not self._depth or not (stage.lookups or stage.reads):
             return _Tap(stage, buffer)
         stage.check_depth(self._depth)
+        user = stage.user and stage.user()
+        if user is not None and not user._has_left and stage.lookups:
+            raise RuntimeError(
+                f"Another session of this graph begins the lookups of stage '{stage.name}' ahead, and workers tell the "
+                "two apart by the graph. Close that session first, or make a graph for each."
+            )
+        stage.user = weakref.ref(self)
         plan = SessionPlan(stage, lambda tensors, feeds: self._run_fed(tensors, feeds, None, self._options))
         return _Tap(stage, buffer, plan, Pipeline(plan, self._depth, stage.readings))
 
@@ -148,7 +164,7 @@ class SessionRuns:
                 _named.add(table)
                 log.logger.warning("The lookup of table '%s' is made in its step, not ahead of it: %s.", table, why)
 
-    def _needed(self, fetches: Any, feed_dict: Any) -> list[Stage]:
+    def _needed(self, fetches: Any, feed_dict: Any) -> list[_Need]:
         graph = self._session.graph
         found = stages.of_graph(graph)
         if not found:
@@ -159,27 +175,44 @@ class SessionRuns:
         wanted = [*handler.fetches(), *handler.targets()]
         key = (*(one.name for one in wanted), "fed:", *given)
         if key not in self._needs:
-            self._needs[key] = _stages_behind(wanted, found, set(given))
+            self._needs[key] = _needs_of(wanted, found, set(given))
         return self._needs[key]
 
 
-def _stages_behind(wanted: list[Any], found: list[Stage], given: set[str]) -> list[Stage]:
-    """The stages whose batches the wanted tensors and operations need."""
+@dataclasses.dataclass(frozen=True)
+class _Need:
+    """What a run needs of a stage."""
+
+    stage: Stage
+    takes: bool  # a batch
+    is_given: bool  # lookups of it have ids, or what they come from, of `feed_dict`
+
+
+def _needs_of(wanted: list[Any], found: list[Stage], given: set[str]) -> list[_Need]:
+    """Of the stages what the wanted tensors and operations need."""
     by_name = {output.name: stage for stage in found for output in stage.outputs}
-    needed: dict[Stage, None] = {}
+    by_answer = {sent.words.name: stage for stage in found for sent in stage.lookups}
+    takes: set[Stage] = set()
+    looks_up: set[Stage] = set()
     seen, waiting = set(), list(wanted)
     while waiting:
         one = waiting.pop()
         if one.name in seen or one.name in given:
             continue
         seen.add(one.name)
+        if one.name in by_answer:
+            looks_up.add(by_answer[one.name])
         if one.name in by_name:
-            needed.setdefault(by_name[one.name])
+            takes.add(by_name[one.name])
         elif isinstance(one, tf.Operation):
             waiting += [*one.inputs, *one.control_inputs]
         else:
             waiting.append(one.op)
-    return [stage for stage in found if stage in needed]
+    return [
+        _Need(stage, stage in takes, stage in looks_up and not given.isdisjoint(stage.leads_to_lookups()))
+        for stage in found
+        if stage in takes or stage in looks_up
+    ]
 
 
 class _Tap:
@@ -208,6 +241,14 @@ class _Tap:
             raise tf.errors.OutOfRangeError(None, None, f"Stage '{self._stage.name}' has no more batches.")
         self._current.append(batch)
         return feeds
+
+    def with_given(self, feeds: Feeds, run: Callable[[Sequence[Any], Feeds], list[np.ndarray]]) -> Feeds:
+        """What to feed where `feed_dict`, which `run` knows, gives something of which lookups are made."""
+        if self._plan is None or self._plan.is_alone or self._pipeline is None:
+            return feeds
+        batch = {t.ref() for t in self._stage.outputs}
+        left = {ref: value for ref, value in feeds.items() if ref in batch or ref not in self._plan.begun_tensors}
+        return left | self._pipeline.between(self._plan.send_given, left, run)
 
     def used(self) -> None:
         """The run is over."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -52,18 +53,22 @@ class Stage:
     def __init__(self, spec: object, source: Source, schedule: Schedule, name: str) -> None:
         v1 = tf.compat.v1
         self.spec, self.source, self.name, self._schedule, self.number = spec, source, name, schedule, next_number()
-        leaves = tf.nest.flatten(spec, expand_composites=True)
+        leaves, graph = tf.nest.flatten(spec, expand_composites=True), v1.get_default_graph()
         with v1.name_scope(f"{name}_needs_make_prefetch_hook"):  # found in the error where nobody feeds them
             self.outputs = [v1.placeholder(leaf.dtype, leaf.shape) for leaf in leaves]
             self.batch_number = v1.placeholder_with_default(tf.constant(0, tf.int64), [])
             self.has_ended = v1.placeholder_with_default(False, [])
-            self.weight = v1.placeholder_with_default(1.0, [])
+            # One of the graph: who builds the loss does not know which stage's lookups go ahead.
+            self.weight: tf.Tensor = (
+                of_graph(graph)[0].weight if of_graph(graph) else v1.placeholder_with_default(1.0, [])
+            )
+        self.turn = threading.Lock()  # of the source's generator, which goes on in one thread at a time
+        self.user: Any = None  # a weak reference to what begins its lookups
         self.readings = itertools.count(1)  # of its batches, by all sessions of the graph
         self.lookups: list[exchange.Sent] = []  # the first halves that can be run by themselves
         self.reads: list[tf.Operation] = []  # what is to run with them
         self.tables: list[Any] = []  # of these
         self.stay: dict[str, str] = {}  # why lookups of a table are made in their step
-        graph = v1.get_default_graph()
         given = {output.ref(): output for output in self.outputs}
         self._copy = graph_ops.Copy(given, graph)
         setattr(graph, _STAGES, [*of_graph(graph), self])
@@ -83,6 +88,17 @@ class Stage:
     def check_depth(self, depth: int) -> None:
         """`ValueError` if rows could be older than `stale`, where lookups begin `depth` batches before their turn."""
         dataclasses.replace(self._schedule, depth=depth)
+
+    def leads_to_lookups(self) -> set[str]:
+        """The names of all tensors of which its lookups are made, that can be run by themselves."""
+        found: set[str] = set()
+        waiting = [tensor for sent in self.lookups for tensor in [*(sent.said or ()), *sent.index, sent.asked]]
+        while waiting:
+            tensor = waiting.pop()
+            if tensor.name not in found:
+                found.add(tensor.name)
+                waiting += tensor.op.inputs
+        return found
 
     def is_source_of(self, features: Sequence[Feature]) -> bool:
         """Whether all ids and weights are calculated from the batch alone."""

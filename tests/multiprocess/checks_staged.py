@@ -282,3 +282,63 @@ def check_staged_lookups_are_cut_wherever_they_are_made(world):
     same(ahead, inside)
     keys = [name for name in trace.by_name if "/keys/" in name]
     assert all("/ahead" in name for name in keys) and (len(keys) == 11 or world.size == 1), keys
+
+
+def check_staged_runs_may_be_given_ids(world):
+    """All of a batch, a part of it, or what is made of it: rows are those of what is given, between other steps."""
+    found = []
+    with deeprec():
+        for capacity in (0, 2):
+            with tf.Graph().as_default():
+                ids, labels = tf.staged(batches_of(*samples(world.rank, 80)))
+                halves = ids // 2
+                table = tf.get_embedding_variable("staged_given", DIM, initializer=tf.ones_initializer())
+                rows = tf.nn.embedding_lookup(table, halves)
+                loss = tf.reduce_mean(tf.square(tf.reduce_sum(rows, [1, 2])[:, None] - labels))
+                own = sok.DistributedOptimizer(tf.train.AdagradOptimizer(0.1))
+                update = own.minimize(loss, tf.train.get_or_create_global_step())
+                given, of_given = samples(world.rank, 8, seed=7)
+                feeds = ({ids: given, labels: of_given}, {}, {ids: given}, {halves: given}, {labels: of_given}, {})
+                hooks = [tf.make_prefetch_hook()]
+                with tf.train.MonitoredTrainingSession(config=asynchronous(capacity), hooks=hooks) as session:
+                    for feed in feeds:
+                        found.append(session.run([rows, loss], feed))
+                        session.run(update)
+    same(found[: len(feeds)], found[len(feeds) :])
+
+
+def check_staged_averages_of_chained_stages(world):
+    counts, found = [80 - 24 * rank for rank in range(world.size)], []
+    with deeprec():
+        for is_chained in (False, True):
+            with tf.Graph().as_default():
+                ids, labels = tf.staged(batches_of(*samples(world.rank, counts[world.rank])))
+                if is_chained:
+                    ids, labels = tf.staged((ids, labels))
+                table = tf.get_embedding_variable("staged_chained", DIM, initializer=tf.ones_initializer())
+                rows = tf.nn.embedding_lookup(table, ids)
+                loss = tf.reduce_mean(tf.square(tf.reduce_sum(rows, [1, 2])[:, None] - labels))
+                weight = sok.deeprec.batch_weight()
+                own = sok.DistributedOptimizer(tf.train.AdagradOptimizer(0.1))
+                update = own.minimize(loss * weight, tf.train.get_or_create_global_step())
+                hooks = [tf.make_prefetch_hook()]
+                with tf.train.MonitoredTrainingSession(config=asynchronous(1), hooks=hooks) as session:
+                    while not session.should_stop():
+                        found.append(session.run([loss, weight, update])[:2])
+    assert len(found) == 20
+    same(found[:10], found[10:])
+    if world.rank:
+        assert found[9][1] == 0.0
+
+
+def check_staged_sessions_side_by_side_are_refused(world):
+    with deeprec(), tf.Graph().as_default():
+        table = tf.get_embedding_variable("staged_side", DIM)
+        rows = tf.nn.embedding_lookup(table, tf.staged(batches_of(*samples(world.rank, 80))[0]))
+        with tf.Session(config=asynchronous(1)) as first, tf.Session(config=asynchronous(1)) as second:
+            first.run(rows)
+            if world.size > 1:
+                with pytest.raises(RuntimeError, match="Another session of this graph begins the lookups of stage"):
+                    second.run(rows)
+        with tf.Session(config=asynchronous(1)) as third:
+            third.run(rows)

@@ -1,5 +1,6 @@
 """`tf.staged`, `tf.make_prefetch_hook` and the options of a session, on one worker; several: checks_staged.py."""
 
+import copy
 import logging
 import threading
 import time
@@ -309,6 +310,13 @@ def test_a_config_is_tensorflows_own_besides():
     config.graph_options.optimizer_options.opt_level = -1
     config.inter_op_parallelism_threads = 3
     message = config.to_message()
+    config.session_stage_subgraph_thread_pool.add().inter_op_threads_num = 3
+    config.graph_options.optimizer_options.async_embedding_options.capacity = 7
+    copied = copy.deepcopy(config)
+    assert copied.graph_options.optimizer_options.async_embedding_options.capacity == 7
+    copied.graph_options.optimizer_options.do_async_embedding = True
+    assert not config.graph_options.optimizer_options.do_async_embedding
+    assert copied.to_message() == config.to_message() and len(copied.session_stage_subgraph_thread_pool) == 1
     assert message.allow_soft_placement and message.gpu_options.allow_growth and message.device_count["CPU"] == 1
     assert (message.graph_options.optimizer_options.opt_level, message.inter_op_parallelism_threads) == (-1, 3)
     with tf.Graph().as_default(), tf.Session(config=config) as session:
