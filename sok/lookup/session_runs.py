@@ -53,7 +53,7 @@ class SessionRuns:
         self._lock = threading.Lock()
         self._taps: dict[Stage, _Tap] = {}
         self._needs: dict[tuple[str, ...], list[_Need]] = {}
-        self._has_left = self._is_told = False
+        self._has_left = False
         session.run, session.close = self.run, self.close
 
     def run(
@@ -75,12 +75,9 @@ class SessionRuns:
             feeds |= tap.take()
         for need in needed:
             if need.is_given and self._depth:
-
-                def run_given(tensors: Sequence[Any], feeds: Feeds) -> list[np.ndarray]:
-                    found: list[np.ndarray] = self._run_fed(tensors, feeds, feed_dict, self._options)
-                    return found
-
-                feeds = self._tap(need.stage).with_given(feeds, run_given)
+                feeds = self._tap(need.stage).with_given(
+                    feeds, lambda tensors, feeds: self._run_fed(tensors, feeds, feed_dict, self._options)
+                )
         try:
             found = self._run_fed(fetches, feeds, feed_dict, options, run_metadata)
         except _LOST:

@@ -138,7 +138,7 @@ def check_staged_batches_of_a_fixed_size_end_together(world):
 
 def check_staged_errors_are_raised_in_their_step_on_all(world):
     with deeprec():
-        for what, words in ("id", "-5"), ("data", "cannot read this"):
+        for what, words in ("id", "-5"), ("data", "cannot read this"), ("text", "could not correctly convert"):
             with tf.Graph().as_default():
                 ids, labels = samples(world.rank, 64)
                 if what == "id" and world.rank == world.size - 1:
@@ -147,7 +147,13 @@ def check_staged_errors_are_raised_in_their_step_on_all(world):
                 if what == "data":
                     batch = tf.reshape(tf.numpy_function(_failing(world.rank == 0), [batch], tf.int64), [-1, IDS])
                 table = sok.EmbeddingVariable(DIM, 50, name="staged_errors", hashed=False)
-                staged = tf.RaggedTensor.from_tensor(tf.staged(batch))
+                if what == "text":  # ids are calculated of the batch
+                    texts = ids.astype(str).astype(object)
+                    texts[35] = "no number" if world.rank == world.size - 1 else "1"
+                    batch = batches_of(texts, labels)[0]
+                staged = tf.staged(batch)
+                staged = tf.strings.to_number(staged, tf.int64) if what == "text" else staged
+                staged = tf.RaggedTensor.from_tensor(staged)
                 found = sok.group_embedding_lookup_sparse([table], [staged], combiners="sum")
                 steps = 0
                 options = {"config": asynchronous(2), "hooks": [tf.make_prefetch_hook()]}
