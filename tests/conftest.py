@@ -39,6 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Libraries and tests, once loaded, are no garbage: half a million objects that no collection looks at again."""
     gc.freeze()
+    gc.set_threshold(10_000)  # as in multiprocess/worker.py
 
 
 def pytest_sessionfinish() -> None:

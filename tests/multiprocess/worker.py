@@ -105,6 +105,7 @@ def main(folder: str, modules: list[str]) -> int:
         module = importlib.import_module(module_name)
         if not number:
             gc.freeze()  # the libraries: half a million objects, of which no collection finds any to free
+            gc.set_threshold(10_000)  # tracing makes many, and nearly all that are left are looked at again and again
         with pytest.MonkeyPatch.context() as monkeypatch:
             for name, value in getattr(module, "ENVIRONMENT", {}).items():  # of the module's job
                 monkeypatch.setenv(name, value)
