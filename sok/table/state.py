@@ -261,10 +261,12 @@ def local_details(variable: EmbeddingVariable) -> dict[str, int]:
 def stats(variable: EmbeddingVariable, details: bool = False) -> dict[str, int]:
     """See `EmbeddingVariable.stats`."""
     mine = _counts(variable)
-    if details:
+    if not variable.counts_for_all:
+        mine = tf.zeros_like(mine)
+    if details:  # memory is taken by each copy, and by each piece of rows
         mine = tf.concat([mine, _lib_stats(variable)[len(_STATS) :]], 0)
     name = context.unique_collective_name(f"sok/{variable.table_name}/stats")
-    given = [mine if variable.counts_for_all else tf.zeros_like(mine)]
+    given = [mine]
     summed = job_of([variable]).transport.grouped_all_reduce(given, name, average=False)[0]
     return _named(variable, summed, _DETAILS if details else ())
 
