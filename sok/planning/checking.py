@@ -10,10 +10,12 @@ import numpy as np
 
 from sok.planning.distinct import draw
 from sok.planning.planner import Plan
-from sok.planning.tables import Model
+from sok.planning.tables import Model, Table
+from sok.planning.where import Where
 
 OPTIMIZERS = {"adagrad": "Adagrad", "adam": "Adam", "sgd": "SGD"}
 _EXCHANGES = ("keys", "rows", "grads")
+_FILLED = 1 << 19  # keys that a worker gives rows at once
 _BATCHES = 4  # different ones, in turn: their rows are made before the clock starts
 
 
@@ -25,14 +27,21 @@ class Checked:
         parts: of a step, its exchanges and the rest -> milliseconds (predicted, measured on the slowest worker).
         bytes: 'keys', 'rows', 'grads' -> what this worker hands over in a step (predicted, measured), its own share
             included.
+        memory: bytes of all rows with their slots and keys, of all workers together (predicted, measured). Copies of
+            row numbers, which are variables of TensorFlow, are in neither.
     """
 
     parts: dict[str, tuple[float, float]]
     bytes: dict[str, tuple[float, float]]
+    memory: tuple[float, float]
 
     def __str__(self) -> str:
         lines = [f"{'':<12}{'predicted':>12}{'measured':>12}{'ratio':>8}"]
-        for names, unit, scale in ((self.parts, "ms", 1.0), (self.bytes, "MB", 1e-6)):
+        for names, unit, scale in (
+            (self.parts, "ms", 1.0),
+            (self.bytes, "MB", 1e-6),
+            ({"memory": self.memory}, "MB", 1e-6),
+        ):
             for name, (predicted, measured) in names.items():
                 ratio = f"{predicted / measured:.2f}" if measured else "-"
                 words = f"{name} {unit}"
@@ -54,13 +63,7 @@ def check(plan: Plan, model: Model, steps: int = 20) -> Checked:
         ValueError: the plan is for another number of workers, an optimizer that is not in `OPTIMIZERS`, or rows that
             are not pooled.
     """
-    import tensorflow as tf
-
-    from sok import optimizers
-    from sok.base.tracing import collective_counts
     from sok.job import context
-    from sok.lookup.group import group_embedding_lookup_sparse
-    from sok.table.table import EmbeddingVariable
 
     transport = context.get_transport()
     if transport.size != plan.job.workers:
@@ -70,6 +73,32 @@ def check(plan: Plan, model: Model, steps: int = 20) -> Checked:
     if not all(table.pooled for table in model.tables):
         raise ValueError("tables whose rows are not pooled cannot be checked.")
     tables = _tables(plan, model)
+    seconds, moved = train(plan, model, tables, steps)
+    parts, handed = _beside(plan, transport.rank, [1e3 * part for part in seconds], moved)
+    return Checked(parts, handed, _memory(plan, model, tables))
+
+
+def trained(plan: Plan, model: Model, steps: int) -> float:
+    """Seconds of a step of a plan's tables, which are made for it: the median of the slowest worker. Collective."""
+    return train(plan, model, _tables(plan, model), steps)[0][0]
+
+
+def train(plan: Plan, model: Model, tables: list[Any], steps: int) -> tuple[list[float], dict[str, float]]:
+    """Trains the tables of a plan. Collective.
+
+    Returns:
+        Seconds of a step, of its exchanges 'keys', 'rows' and 'grads', and of the rest: medians, of the slowest
+        worker. And the bytes that this worker hands over in each exchange of a step.
+    """
+    import tensorflow as tf
+
+    from sok import optimizers
+    from sok.base.tracing import collective_counts
+    from sok.job import context
+    from sok.lookup.group import group_embedding_lookup_sparse
+    from sok.table.table import EmbeddingVariable
+
+    transport = context.get_transport()
     optimizer = getattr(optimizers, OPTIMIZERS[plan.job.rule])(0.01)
     stock = getattr(tf.keras.optimizers, OPTIMIZERS[plan.job.rule])(0.01)
     params = [table for table, shape in zip(tables, model.tables, strict=True) for _ in shape.hotness]
@@ -101,7 +130,7 @@ def check(plan: Plan, model: Model, steps: int = 20) -> Checked:
         times.append([seconds, *exchanges, seconds - sum(exchanges)])
     everyone = transport.all_gather(tf.constant([np.median(times, axis=0)], tf.float32), "sok/check/times").numpy()
     moved = {kind: _between(counts[0], counts[-1], kind, "bytes") / steps for kind in _EXCHANGES}
-    return _beside(plan, transport.rank, [1e3 * float(seconds) for seconds in everyone.max(axis=0)], moved)
+    return [float(seconds) for seconds in everyone.max(axis=0)], moved
 
 
 def _tables(plan: Plan, model: Model) -> list[Any]:
@@ -151,7 +180,41 @@ def _between(before: dict[str, Any], after: dict[str, Any], kind: str, what: str
     return float(sum(after["by_name"][name][what] - before["by_name"][name][what] for name in names))
 
 
-def _beside(plan: Plan, rank: int, measured: list[float], moved: dict[str, float]) -> Checked:
+def _memory(plan: Plan, model: Model, tables: list[Any]) -> tuple[float, float]:
+    """Bytes of all rows, predicted and measured. Gives every key its row first. Collective."""
+    import tensorflow as tf
+
+    from sok.job import context
+    from sok.lookup.lookup import lookup_rows
+    from sok.table.table import EmbeddingVariable
+
+    transport = context.get_transport()
+    predicted = measured = 0.0
+    for table, shape, found in zip(tables, model.tables, plan.tables, strict=True):
+        if not isinstance(table, EmbeddingVariable):
+            continue
+        for start in range(0, shape.rows, _FILLED * transport.size):
+            first = min(shape.rows, start + transport.rank * _FILLED)
+            keys = tf.range(first, min(shape.rows, first + _FILLED), dtype=tf.int64)
+            lookup_rows(table, keys, training=True)
+        predicted += _bytes_of_rows(plan, shape, found.where)
+        measured += table.stats(details=True)["bytes_in_memory"]
+    return predicted, measured
+
+
+def _bytes_of_rows(plan: Plan, table: Table, where: Where) -> int:
+    """On all workers together."""
+    workers = plan.job.workers
+    owners = {"row_wise": workers, "table_row_wise": len(where.owners), "data_parallel": workers}.get(where.kind, 1)
+    rows = -(-table.rows // owners) if where.kind.endswith("row_wise") else table.rows
+    widths = where.widths or (table.dim,) * owners
+    return sum(dataclasses.replace(table, dim=dim).bytes_of(rows, plan.job.slot_floats(dim)) for dim in widths)
+
+
+def _beside(
+    plan: Plan, rank: int, measured: list[float], moved: dict[str, float]
+) -> tuple[dict[str, tuple[float, float]], dict[str, tuple[float, float]]]:
+    """`Checked.parts` and `Checked.bytes`."""
     step, *exchanges, rest = measured
     predicted = plan.step_ms - plan.phases["dense"]
     travel = {kind: plan.exchanges_ms[kind] for kind in moved}
@@ -159,4 +222,4 @@ def _beside(plan: Plan, rank: int, measured: list[float], moved: dict[str, float
     parts |= {kind: (travel[kind], taken) for kind, taken in zip(moved, exchanges, strict=True)}
     parts["rest"] = (predicted - sum(travel.values()), rest)
     handed = plan.ranks[rank].handed
-    return Checked(parts, {kind: (handed[kind], count) for kind, count in moved.items()})
+    return parts, {kind: (handed[kind], count) for kind, count in moved.items()}

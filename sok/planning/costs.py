@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 
 import numpy as np
 
@@ -171,20 +172,17 @@ def _by_owner(table: Table, widths: tuple[int, ...], way: str, job: Job) -> Load
 
 
 def _copied(table: Table, job: Job) -> Loads:
-    """A copy on each rank: dense gradients of all rows, or distinct ones with their keys, whichever is sooner there."""
+    """A copy on each rank, a variable of TensorFlow: Keras makes its gradient dense, and changes all its rows."""
     ranks, part = job.workers, _Part(table, table.dim, job)
     owner = part.owner(table.rows, 0.0, 0.0, job.samples * table.ids, part.distinct_here)
-    changed = part.asker(owner, True, "local", answers=part.distinct_here)
+    owner[UPDATE] = table.rows * table.row_bytes / job.machine.copied
+    made = part.asker(owner, True, "local", answers=part.distinct_here)
     if ranks == 1:
-        return changed
+        return made
+    # What travels is all rows, or distinct ones with their keys.
     dense = 2 * (ranks - 1) / ranks * table.rows * table.row_bytes
     sparse = (ranks - 1) * part.distinct_here * (table.row_bytes + _KEY)
-    update_dense, update_sparse = part.update(0, table.rows), part.update(ranks * part.distinct_here, part.distinct)
-    ways = [(dense, update_dense), (sparse, update_sparse)]
-    reduce, update = min(ways, key=lambda way: way[0] * job.per_reduced_byte + way[1])
-    owner = owner.copy()
-    owner[UPDATE] = update
-    return dataclasses.replace(changed, owners=owner, reduce=reduce)
+    return dataclasses.replace(made, reduce=min(dense, sparse))
 
 
 class _Part:
@@ -193,7 +191,8 @@ class _Part:
     def __init__(self, table: Table, width: int, job: Job) -> None:
         self.table, self.job, self.bytes = table, job, 4.0 * width
         self.record = 4.0 * (width + job.slot_floats(width))
-        self.kept = dataclasses.replace(table, dim=width).bytes_per_row(job.slot_floats(width))
+        self._kept = dataclasses.replace(table, dim=width)
+        self._slot_floats = job.slot_floats(width)
         self.distinct = table.distinct_keys(job.batch, job.batch)
         self.distinct_here = table.distinct_keys(job.samples, job.batch)
 
@@ -214,14 +213,20 @@ class _Part:
         buffers = job.workers * (keys + 2 * answers * self.bytes)
         update = self.update(gathered, distinct)
         sent = keys if job.dp_input else 0.0
-        loads = (sent, answers * self.bytes, serve + machine.per_table / 2, update, rows * self.kept + buffers)
+        loads = (
+            sent,
+            answers * self.bytes,
+            serve,
+            update,
+            self._kept.bytes_of(math.ceil(rows), self._slot_floats) + buffers,
+        )
         return np.array(loads)[:, None]
 
     def update(self, gradients: float, distinct: float) -> float:
         """Seconds to add up gradients of rows, and to change each row once."""
         machine = self.job.machine
         added = gradients * self.bytes / machine.stream + gradients / machine.probe
-        return added + 2 * distinct * self.record / machine.update_rate(self.record) + machine.per_table / 2
+        return added + 2 * distinct * self.record / machine.update_rate(self.record)
 
     def asker(self, owners: np.ndarray, everywhere: bool, way: str, answers: float) -> Loads:
         """With what every rank does for its own samples, which gets `answers` rows of the whole width."""
@@ -233,7 +238,9 @@ class _Part:
             route = 2 * ids * _KEY / machine.stream
         else:
             route = ids / machine.unique
+        # Ops of TensorFlow, which every rank has for every table, whoever owns it.
+        fixed = machine.per_table * (2 if way == "local" else owners.shape[1])
         read = ids if way != "sums" else answers
-        combine = (read + job.samples * table.outputs) * table.row_bytes / machine.stream
+        combine = fixed / 4 + (read + job.samples * table.outputs) * table.row_bytes / machine.stream
         buffers = 2 * (answers + job.samples * table.outputs) * table.row_bytes
-        return Loads(owners, everywhere, route, combine, 0.0, buffers, way)
+        return Loads(owners, everywhere, route + fixed / 2, combine, 0.0, buffers, way)

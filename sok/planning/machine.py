@@ -39,7 +39,8 @@ class Machine:
         unique: ids a second whose distinct keys are found.
         probe: keys a second that are found in a table.
         flops: dense floating-point operations a second.
-        per_table: seconds that each table costs a step, whatever its size.
+        copied: bytes a second of tables of which each rank has a copy, all of whose rows a step changes.
+        per_table: seconds that each table costs a step on every rank, whatever its size.
         per_step: seconds that each step costs.
         within, between: all-to-all of ranks on one host, and on several.
         all_reduce_within, all_reduce_between: the same for the sum of dense gradients.
@@ -60,6 +61,7 @@ class Machine:
     unique: float
     probe: float
     flops: float
+    copied: float
     per_table: float
     per_step: float
     within: Link
@@ -108,7 +110,7 @@ def from_dict(content: Mapping[str, Any], path: object = "machine") -> Machine:
         values[name] = {int(size): float(rate) for size, rate in values[name].items()}
         if not values[name] or min(values[name].values()) <= 0:
             raise ValueError(f"{path}: {name!r} must have rates above 0. It has: {values[name]}.")
-    for name in ("stream", "unique", "probe", "flops", "memory"):
+    for name in ("stream", "unique", "probe", "flops", "copied", "memory"):
         if values[name] <= 0:
             raise ValueError(f"{path}: {name!r} must be above 0. It is: {values[name]}.")
     return Machine(**values)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from sok.planning import machine as machines
+from sok.planning.fitting import SHAPES, Shape, fitted
 from sok.planning.machine import Link, Machine
 
 DIMS = (4, 16, 64, 256)
@@ -32,12 +33,15 @@ _TABLES = 32
 _OF_LAUNCHERS = ("HOROVOD_", "OMPI_", "PMI_", "PMIX_", "SLURM_")
 
 
-def measure(memory: int, table_bytes: int = _TABLE_BYTES) -> Machine:
-    """Measures this machine, and with several workers their links. Collective. Takes about half a minute.
+def measure(memory: int, table_bytes: int = _TABLE_BYTES, shapes: Sequence[Shape] = SHAPES) -> Machine:
+    """Measures this machine, and with several workers their links. Collective. Takes about a minute.
+
+    Each operation alone, first; then constants are fitted to training steps (fitting.py).
 
     Args:
         memory: bytes that the workers of a host have together.
         table_bytes: of the tables that are measured.
+        shapes: models whose steps the constants are fitted to.
 
     Returns:
         The machine, equal on all ranks but for noise. Links that no worker crosses are those of `machine.DEFAULT`.
@@ -64,7 +68,7 @@ def measure(memory: int, table_bytes: int = _TABLE_BYTES) -> Machine:
         (to_all, to_all_points), (reduced, reduced_points) = _links(transport)
         changes |= {place: to_all, f"all_reduce_{place}": reduced}
         changes["measured"] |= {"all_to_all": to_all_points, "all_reduce": reduced_points}
-    return dataclasses.replace(base, **changes)
+    return fitted(dataclasses.replace(base, **changes), shapes=shapes)
 
 
 def _unmeasured(workers: int, hosts: int, base: Machine) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -80,13 +81,19 @@ class Search:
         if not found:
             raise failures[-1]
         better = [self._improved(choices) for choices in found]
-        choices = min(better, key=lambda choices: self.state_of(choices).seconds())
+        choices = min(better, key=self._seconds_of)
+        for plain in self._plain():
+            if self._seconds_of(plain) < self._seconds_of(choices):
+                choices = self._improved(plain)
         if len(choices) <= 8 and self.job.workers <= 8:
             exact, is_exact = self._exact(choices)
             if is_exact:
                 return Found(exact, self.state_of(exact).seconds(), True)
             choices = exact
         return Found(choices, min(self._bound(), self.state_of(choices).seconds()), False)
+
+    def _seconds_of(self, choices: Sequence[Choice]) -> float:
+        return self.state_of(choices).seconds()
 
     def state_of(self, choices: Sequence[Choice]) -> State:
         state = State(self.job)
@@ -182,6 +189,16 @@ class Search:
     def _greedily(self) -> list[Choice]:
         costs = [min(self.mean(table, option) for option in options) for table, options in enumerate(self.options)]
         return self._fill(np.argsort(-np.array(costs), kind="stable"), lambda table: self.options[table])
+
+    def _plain(self) -> Iterator[list[Choice]]:
+        """All tables in one kind, as far as they may and fit: no plan should be slower than what anyone would try."""
+        costs = [min(self.mean(table, option) for option in options) for table, options in enumerate(self.options)]
+        order = np.argsort(-np.array(costs), kind="stable")
+        for kind in ("row_wise", "table_wise"):
+            of_kind = [[option for option in options if option.kind == kind] for options in self.options]
+            if any(of_kind):
+                with contextlib.suppress(NoRoom):
+                    yield self._fill(order, lambda table: of_kind[table] or self.options[table])  # noqa: B023
 
     def _smallest(self) -> list[Choice]:
         """The largest table first, in the kind that takes the least memory: for ranks that are nearly full."""

@@ -12,7 +12,8 @@ from sok.base.types import KerasLayer, KerasModel
 from sok.planning.distinct import expected_distinct
 
 _KEY_BYTES = 8
-_INDEX_BYTES = 20  # of a hashed table per key: 16 to 24, docs/design/table.md
+_SLAB_BYTES = 2 << 20  # cpu/row_store.cc
+_INDEX_BYTES = 10  # of a hashed table, beside the key: 7 to 13, docs/performance.md
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,9 +89,18 @@ class Table:
 
     def bytes_per_row(self, slot_floats: int) -> int:
         """Memory of a row and its slots, and of its key: a record is padded to 16 bytes."""
-        floats = self.dim + slot_floats
-        record = 4 * (floats if floats < 4 else -(-floats // 4) * 4)
-        return record + (_KEY_BYTES + _INDEX_BYTES if self.hashed else 0)
+        return _padded(self.dim + slot_floats) + (_KEY_BYTES + _INDEX_BYTES if self.hashed else 0)
+
+    def bytes_of(self, rows: int, slot_floats: int) -> int:
+        """Memory of so many rows: tables take it in slabs, each a power of two of rows whose weights fit 2 MiB."""
+        slab = 1 << max(0, (_SLAB_BYTES // _padded(self.dim)).bit_length() - 1)
+        index = rows * (_KEY_BYTES + _INDEX_BYTES) if self.hashed else 0
+        return -(-rows // slab) * slab * _padded(self.dim + slot_floats) + index
+
+
+def _padded(floats: int) -> int:
+    """Bytes of a record."""
+    return 4 * (floats if floats < 4 else -(-floats // 4) * 4)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -87,7 +87,9 @@ def main(options: argparse.Namespace) -> int:
             return 0
         if options.html:
             Path(options.html).write_text(showing.as_html(found), encoding="utf-8")
-        content = found.as_dict() | ({"check": {"ms": checked.parts, "bytes": checked.bytes}} if checked else {})
+        content = found.as_dict() | (
+            {"check": {"ms": checked.parts, "bytes": checked.bytes, "memory": checked.memory}} if checked else {}
+        )
         text = json.dumps(content, indent=2)
         if options.json == "-":
             print(text)
