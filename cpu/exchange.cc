@@ -22,7 +22,10 @@ constexpr int64_t kCyclesPerKey = 20;
 constexpr double kSumsFactor = 1.0;
 
 // What a key and its row, or a piece and its sum, move: number or length there, the row home and as much of gradients.
-int64_t RowBytes(const RouteTable& table, int word_bytes) { return word_bytes + 2 * table.value_bytes * table.dim; }
+// Of a copy no row travels.
+int64_t RowBytes(const RouteTable& table, int word_bytes) {
+  return word_bytes + (table.is_copy ? 1 : 2) * table.value_bytes * table.dim;
+}
 
 double SumsCost(const RouteTable& table, int64_t keys, int64_t pieces, int word_bytes) {
   return kSumsFactor * (static_cast<double>(keys) * word_bytes +
@@ -189,19 +192,22 @@ void AddUp(Scratch* scratch, Plan* plan, Route* route) {
       pieces[chunk.feature] += chunk.pieces[r];
     }
   }
-  int64_t all_floats = 0;
+  int64_t all_floats = 0;  // of the gradients, which go to copies, too
   for (int r = 0; r < world; ++r) {
     words[r] = 0;
     floats[r] = kAnswerHeader;
     const int64_t* count = counts + r * width;
+    const auto add = [&](const RouteTable& table, int64_t rows) {
+      (table.comes_home ? floats[r] : all_floats) += rows * table.dim;
+    };
     for (int t = 0; t < num_tables; ++t) {
       words[r] += count[t];
-      floats[r] += count[t] * plan->tables[t].dim;
+      add(plan->tables[t], count[t]);
     }
     for (int f = 0; f < num_features; ++f) {
       const int64_t* of_feature = count + num_tables + 2 * f;
       words[r] += of_feature[0] + of_feature[1];
-      floats[r] += of_feature[0] * plan->tables[plan->features[f].table].dim;
+      add(plan->tables[plan->features[f].table], of_feature[0]);
     }
     if (words[r] > kPlaceMask) {
       throw InvalidArgument("one worker may ask another for less than 2^31 keys in one lookup. Received: " +
@@ -278,21 +284,30 @@ void WriteRoute(const Cpu& cpu, Scratch* scratch, const Route& route, const int6
   for (int r = 0; r < world; ++r) {
     const int64_t* count = plan.counts + r * width;
     int64_t word = word_begin[r];
-    place += kAnswerHeader;
     for (int t = 0; t < num_tables; ++t) {
       keys_at[r * num_tables + t] = word;
-      place_at[r * num_tables + t] = place;
       word += count[t];
-      place += count[t] * plan.tables[t].dim;
     }
     for (int f = 0; f < plan.num_features; ++f) {
       if (plan.pieces[f] == kByRows) continue;
       const int64_t* of_feature = count + num_tables + 2 * f;
       targets[f].length[r] = word;
       targets[f].key[r] = word + of_feature[0];
-      targets[f].place[r] = place;
       word += of_feature[0] + of_feature[1];
-      place += of_feature[0] * plan.tables[plan.features[f].table].dim;
+    }
+    place += kAnswerHeader;
+    for (const bool copies : {false, true}) {
+      for (int t = 0; t < num_tables; ++t) {
+        if (plan.tables[t].is_copy != copies) continue;
+        place_at[r * num_tables + t] = place;
+        if (plan.tables[t].comes_home) place += count[t] * plan.tables[t].dim;
+      }
+      for (int f = 0; f < plan.num_features; ++f) {
+        const RouteTable& table = plan.tables[plan.features[f].table];
+        if (plan.pieces[f] == kByRows || table.is_copy != copies) continue;
+        targets[f].place[r] = place;
+        if (table.comes_home) place += count[num_tables + 2 * f] * table.dim;
+      }
     }
   }
   const Runs runs(cpu, plan);

@@ -134,6 +134,7 @@ void EmbeddingTable::Read(const Feature& feature, const Task& task, const uint32
     if (history_ != nullptr) CountRows(rows, n);
     decays = false;
   }
+  if (feature.output == nullptr) return;
   const bool waits = made == Made::kSome;
   if (pooled && waits && task.missing > 0) return;  // all of it once every key has its row
 
@@ -283,7 +284,9 @@ void EmbeddingTable::FinishFeature(const Cpu& cpu, Scratch* scratch, const Featu
   cpu.executor.For(count - admitted, kKeyCycles + dim, [&](int64_t begin, int64_t end) {
     for (int64_t k = admitted + begin; k < admitted + end; ++k) {
       const int64_t at = feature.place == nullptr ? missing[k] : feature.place[missing[k]];
-      table->ReadRow(kNoRow, feature.keys[missing[k]], feature.output + at * dim, nullptr);
+      if (feature.output != nullptr) {
+        table->ReadRow(kNoRow, feature.keys[missing[k]], feature.output + at * dim, nullptr);
+      }
       feature.row_ids[at] = -1;
     }
   });
@@ -298,8 +301,10 @@ void EmbeddingTable::FinishFeature(const Cpu& cpu, Scratch* scratch, const Featu
           if (table->history_ != nullptr) table->CountRows(rows + missing[k], 1);
         }
         const int64_t at = feature.place == nullptr ? missing[k] : feature.place[missing[k]];
-        std::memcpy(feature.output + at * dim, table->rows_.Record(rows[missing[k]]),
-                    static_cast<size_t>(dim) * sizeof(float));
+        if (feature.output != nullptr) {
+          std::memcpy(feature.output + at * dim, table->rows_.Record(rows[missing[k]]),
+                      static_cast<size_t>(dim) * sizeof(float));
+        }
         feature.row_ids[at] = table->RowId(rows[missing[k]]);
       }
     });

@@ -181,8 +181,13 @@ class ExchangeRouteOp : public GroupOp {
     std::vector<RouteTable> route_tables;
     for (int t = 0; t < num_tables; ++t) {
       const TableConfig& config = tables[t]->config();
+      if (copies_.is_copy(t) && copies_.rank_of(t) != config.owner) {
+        throw InvalidArgument(config.Label() + ": `copy_of` must be the rank of the copy, " +
+                              std::to_string(config.owner) + ".");
+      }
       route_tables.push_back({config.dim, config.is_unsigned, config.hashed ? 0 : config.num_legal(), config.owner,
-                              ways_[t], exchange_type_ == FloatType::kFloat32 ? 4 : 2});
+                              ways_[t], exchange_type_ == FloatType::kFloat32 ? 4 : 2, copies_.is_copy(t),
+                              copies_.AnswersTo(config.rank, t)});
     }
     std::vector<Tensor> index;
     std::vector<RouteFeature> features;
@@ -295,6 +300,7 @@ class ExchangeRouteOp : public GroupOp {
     try {
       want(std::accumulate(route.floats, route.floats + world, int64_t{0}), 1, &answers);
       for (int f = 0; f < in.keys.size(); ++f) {
+        if (!copies_.AnswersTo(tables[0]->config().rank, table_of_[f])) continue;
         const int64_t segments = in.row_splits[f].NumElements() - 1;
         const int64_t rows = combiners_[f] == "rows" ? in.keys[f].NumElements() : std::max<int64_t>(segments, 0);
         want(rows, tables[table_of_[f]]->config().dim, &outputs);

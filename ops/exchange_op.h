@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "input_limits.h"
@@ -56,34 +57,72 @@ inline Tensor AllocateTemp(OpKernelContext* ctx, tensorflow::DataType dtype, con
 // it is large; else one of AllocateTemp. Throws OutOfMemory.
 Tensor AllocateToSend(OpKernelContext* ctx, tensorflow::DataType dtype, const TensorShape& shape);
 
-// Where the answer to each of the counts begins in all answers; counts: [world, CountsPerRank], not negative.
+// Which of a group's tables are copies of rows that all ranks have: the attribute `copy_of`.
+class Copies {
+ public:
+  // ranks: for each table the rank whose copy it is, or -1; empty: there are none.
+  Copies(std::vector<int64_t> ranks, int64_t num_tables) : ranks_(std::move(ranks)) {
+    if (!ranks_.empty() && static_cast<int64_t>(ranks_.size()) != num_tables) {
+      throw InvalidArgument("`copy_of` must have one value per table, or none.");
+    }
+  }
+  Copies(OpKernelConstruction* ctx, int64_t num_tables) : Copies(Attribute(ctx), num_tables) {}
+  Copies() = default;
+
+  int64_t rank_of(int64_t table) const { return ranks_.empty() ? -1 : ranks_[table]; }
+  bool is_copy(int64_t table) const { return rank_of(table) >= 0; }
+  // Whether rows of the table come home to a rank.
+  bool AnswersTo(int64_t rank, int64_t table) const { return !is_copy(table) || rank_of(table) == rank; }
+
+ private:
+  static std::vector<int64_t> Attribute(OpKernelConstruction* ctx) {
+    std::vector<int64_t> ranks;
+    Check(ctx->GetAttr("copy_of", &ranks));
+    return ranks;
+  }
+
+  std::vector<int64_t> ranks_;
+};
+
+// Where the answer to each of the counts begins in all answers, or its gradient in all gradients, which go to all copies;
+// counts: [world, CountsPerRank], not negative.
 class AnswerLayout {
  public:
+  enum Kind { kAnswers, kGradients };
+
   AnswerLayout(const int64_t* counts, int64_t world, const std::vector<int64_t>& dims,
-               const std::vector<int64_t>& table_of)
-      : width_(CountsPerRank(static_cast<int64_t>(dims.size()), static_cast<int64_t>(table_of.size()))) {
+               const std::vector<int64_t>& table_of, const Copies& copies, Kind kind)
+      : width_(CountsPerRank(static_cast<int64_t>(dims.size()), static_cast<int64_t>(table_of.size()))),
+        begin_(static_cast<size_t>(world * width_)) {
     const int64_t num_tables = static_cast<int64_t>(dims.size());
     int64_t at = 0;
     for (int64_t r = 0; r < world; ++r) {
       at += kAnswerHeader;
-      for (int64_t c = 0; c < width_; ++c) {
-        begin_.push_back(at);
-        const bool is_table = c < num_tables, is_pieces = !is_table && (c - num_tables) % 2 == 0;
-        // Counts and dims have bounds, their sum over many features and ranks has not.
-        if (at > int64_t{1} << 60) throw InvalidArgument("`counts` say more floats than there can be.");
-        if (is_table) at += counts[r * width_ + c] * dims[c];
-        if (is_pieces) at += counts[r * width_ + c] * dims[table_of[(c - num_tables) / 2]];
+      for (const bool of_copies : {false, true}) {
+        if (of_copies) copies_.push_back(at);
+        for (int64_t c = 0; c < width_; ++c) {
+          const int64_t table = c < num_tables ? c : table_of[(c - num_tables) / 2];
+          if (copies.is_copy(table) != of_copies) continue;
+          begin_[r * width_ + c] = at;
+          // Counts and dims have bounds, their sum over many features and ranks has not.
+          if (at > int64_t{1} << 60) throw InvalidArgument("`counts` say more floats than there can be.");
+          const bool has_rows = c < num_tables || (c - num_tables) % 2 == 0;
+          if (has_rows && (kind == kGradients || copies.AnswersTo(r, table)))
+            at += counts[r * width_ + c] * dims[table];
+        }
       }
       end_.push_back(at);
     }
   }
   int64_t begin(int64_t rank, int64_t count) const { return begin_[rank * width_ + count]; }
   int64_t begin(int64_t rank) const { return rank == 0 ? 0 : end_[rank - 1]; }
+  // Where what is of copies begins.
+  int64_t copies(int64_t rank) const { return copies_[rank]; }
   int64_t end(int64_t rank) const { return end_[rank]; }
 
  private:
   const int64_t width_;
-  std::vector<int64_t> begin_, end_;
+  std::vector<int64_t> begin_, copies_, end_;
 };
 
 // One thing that a rank asks of a table: keys by rows, or the pieces of a feature.
@@ -133,6 +172,9 @@ class GroupOp : public GuardedOp {
     Check(ctx->GetAttr("exchange_dtype", &exchange_dtype));
     exchange_type_ = ParseFloatType(exchange_dtype);
     std::vector<int64_t> slot_num, max_nnz, max_feature_num;
+    int64_t num_tables;
+    Check(ctx->GetAttr("T", &num_tables));
+    copies_ = Copies(ctx, num_tables);
     Check(ctx->GetAttr("table_of", &table_of_));
     Check(ctx->GetAttr("slot_num", &slot_num));
     Check(ctx->GetAttr("max_nnz", &max_nnz));
@@ -181,6 +223,7 @@ class GroupOp : public GuardedOp {
   FloatType exchange_type_ = FloatType::kFloat32;
   bool is_wide_ = true;
   std::vector<int64_t> table_of_;  // [F]
+  Copies copies_;
   std::vector<InputLimits> limits_;
 };
 
@@ -192,6 +235,7 @@ class GroupOp : public GuardedOp {
       .Attr("program: int = 0")                                               \
       .Attr("exchange_dtype: {'float32', 'float16', 'bfloat16'} = 'float32'") \
       .Attr("table_of: list(int)")                                            \
+      .Attr("copy_of: list(int) = []")                                        \
       .Attr("slot_num: list(int)")                                            \
       .Attr("max_nnz: list(int)")                                             \
       .Attr("max_feature_num: list(int)")

@@ -43,6 +43,7 @@ REGISTER_OP("Sok>ExchangeRepair")
     .Output("repair_splits: int32")
     .Attr("T: int >= 1")
     .Attr("table_of: list(int)")
+    .Attr("copy_of: list(int) = []")
     .Attr("dims: list(int)")
     .Attr("is_stale: bool = false")
     .SetIsStateful()
@@ -60,6 +61,7 @@ class ExchangeRepairOp : public GuardedOp {
     Check(ctx->GetAttr("dims", &dims_));
     Check(ctx->GetAttr("is_stale", &is_stale_));
     CheckDims(dims_);
+    copies_ = Copies(ctx, num_tables);
     if (static_cast<int64_t>(dims_.size()) != num_tables) {
       throw InvalidArgument("`dims` must have one value per table.");
     }
@@ -108,17 +110,20 @@ class ExchangeRepairOp : public GuardedOp {
     for (int64_t c = 0; c < world * width; ++c) {
       if (count[c] < 0 || count[c] > kPlaceMask) throw InvalidArgument("`counts` must lie in [0, 2^31).");
     }
-    const AnswerLayout layout(count, world, dims_, table_of_);
+    const AnswerLayout layout(count, world, dims_, table_of_, copies_, AnswerLayout::kAnswers);
     std::vector<AnswerRows> rows;
     for (int64_t r = 0; r < world; ++r) {
       if (is_whole[r]) continue;
       if (layout.end(r) - layout.begin(r) != begin[r + 1] - begin[r]) {
         throw InvalidArgument("`answers` does not have the rows that `counts` say.");
       }
-      for (int64_t c = 0; c < width; ++c) {
-        const bool is_table = c < num_tables;
+      for (int64_t k = 0; k < 2 * width; ++k) {
+        const int64_t c = k % width;
+        const bool is_table = c < num_tables, are_copies = k >= width;  // the last of an answer
         if (count[r * width + c] == 0 || (!is_table && (c - num_tables) % 2 != 0)) continue;
-        tables->push_back(is_table ? c : table_of_[(c - num_tables) / 2]);
+        const int64_t table = is_table ? c : table_of_[(c - num_tables) / 2];
+        if (copies_.is_copy(table) != are_copies || !copies_.AnswersTo(r, table)) continue;
+        tables->push_back(table);
         rows.push_back({r, layout.begin(r, c) - layout.begin(r), count[r * width + c],
                         dims_[static_cast<size_t>(tables->back())]});
       }
@@ -150,6 +155,7 @@ class ExchangeRepairOp : public GuardedOp {
   }
 
   std::vector<int64_t> table_of_, dims_;
+  Copies copies_;
   bool is_stale_ = false;
 };
 SOK_CPU_KERNEL("Sok>ExchangeRepair", ExchangeRepairOp);

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "exchange_copies.h"
 #include "exchange_serve.h"
 #include "exchange_sum_grad.h"
 #include "shapes.h"
@@ -80,8 +81,10 @@ class CpuExchangeServeOp : public ExchangeServeOp {
         feature.row_splits = splits;
         splits += asked.rows + 1;
       }
+      const bool is_answered = copies_.AnswersTo(asked.rank, asked.table);
+      if (!is_answered) feature.row_splits = nullptr;  // the rank has a copy: its keys are to have rows here as there
       feature.keys = KeysOf(requests, i, feature.table->config().is_unsigned, scratch.get());
-      feature.output = out + layout.begin(asked.rank, asked.column);
+      feature.output = is_answered ? out + layout.begin(asked.rank, asked.column) : nullptr;
       feature.row_ids = ids[asked.table];
       ids[asked.table] += feature.n;
       features.push_back(feature);
@@ -158,6 +161,7 @@ REGISTER_OP("Sok>ExchangeSumGrad")
     .Output("sums: T * float")
     .Attr("T: int >= 1")
     .Attr("table_of: list(int)")
+    .Attr("copy_of: list(int) = []")
     .Attr("dims: list(int)")
     .Attr("capacities: list(int) = []")
     .SetShapeFn([](InferenceContext* c) {
@@ -213,6 +217,50 @@ class CpuExchangeSumGradOp final : public ExchangeSumGradOp {
   }
 };
 SOK_CPU_KERNEL("Sok>ExchangeSumGrad", CpuExchangeSumGradOp);
+
+// Of gradients in the layout of the answers, those that are sent: rows of copies, which came from this rank's own, get theirs
+// on all ranks.
+REGISTER_OP("Sok>ExchangeToCopies")
+    .Input("packed: float")
+    .Input("splits: int32")
+    .Input("counts: int64")  // of ExchangeServe
+    .Output("sent: float")
+    .Output("sent_splits: int32")
+    .Output("expected: int32")  // what each rank sends here
+    .Attr("rank: int >= 0")
+    .Attr("table_of: list(int)")
+    .Attr("copy_of: list(int) = []")
+    .Attr("dims: list(int)")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(2, c->input(1));
+      return MessagesShape(c);
+    });
+
+class CpuExchangeToCopiesOp final : public ExchangeToCopiesOp {
+ public:
+  using ExchangeToCopiesOp::ExchangeToCopiesOp;
+
+  void Run(OpKernelContext* ctx) override {
+    constexpr int64_t kFloats = int64_t{1} << 16;
+    const ProfileSpan span("backward", name(), {-1, -1, static_cast<int64_t>(ctx->input(0).TotalBytes())}, "op");
+    const std::vector<Piece> whole = Pieces(ctx);
+    std::vector<Piece> pieces;
+    for (const Piece& piece : whole) {
+      for (int64_t first = 0; first < piece.size; first += kFloats) {
+        pieces.push_back({piece.from + first, piece.to + first, std::min(kFloats, piece.size - first)});
+      }
+    }
+    Tensor sent = AllocateToSend(ctx, tensorflow::DT_FLOAT, CheckedShape({SizeOf(whole)}));
+    const float* from = ctx->input(0).flat<float>().data();
+    float* to = sent.flat<float>().data();
+    const TfExecutor executor(ctx);
+    Cpu{executor}.executor.For(static_cast<int64_t>(pieces.size()), kFloats, [&](int64_t first, int64_t last) {
+      for (int64_t p = first; p < last; ++p) std::copy_n(from + pieces[p].from, pieces[p].size, to + pieces[p].to);
+    });
+    ctx->set_output(0, sent);
+  }
+};
+SOK_CPU_KERNEL("Sok>ExchangeToCopies", CpuExchangeToCopiesOp);
 
 }  // namespace
 }  // namespace sok

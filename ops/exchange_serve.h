@@ -273,7 +273,7 @@ class ExchangeServeOp : public GroupOp {
                       {},
                       {},
                       0,
-                      AnswerLayout(count, world, dims_, table_of_)};
+                      AnswerLayout(count, world, dims_, table_of_, copies_, AnswerLayout::kAnswers)};
     const AnswerLayout& layout = requests.layout;
     for (int64_t r = 0; r < world; ++r) {
       if (layout.end(r) - layout.begin(r) > kPlaceMask) {

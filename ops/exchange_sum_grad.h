@@ -31,6 +31,7 @@ class ExchangeSumGradOp : public GuardedOp {
     if (!capacities_.empty() && capacities_.size() != dims_.size())
       throw InvalidArgument("`capacities` must have one value per table, or none.");
     CheckDims(dims_);
+    copies_ = Copies(ctx, num_tables);
     for (const int64_t table : table_of_) {
       if (table < 0 || table >= static_cast<int64_t>(dims_.size())) {
         throw InvalidArgument("`table_of` must name one of the tables.");
@@ -58,7 +59,7 @@ class ExchangeSumGradOp : public GuardedOp {
     for (int64_t c = 0; c < world * width; ++c) {
       if (count[c] < 0 || count[c] > kPlaceMask) throw InvalidArgument("`counts` must lie in [0, 2^31).");
     }
-    const AnswerLayout layout(count, world, dims_, table_of_);
+    const AnswerLayout layout(count, world, dims_, table_of_, copies_, AnswerLayout::kGradients);
     if (layout.end(world - 1) != packed.NumElements()) {
       throw InvalidArgument("`packed` does not have the gradients that `counts` say.");
     }
@@ -97,6 +98,7 @@ class ExchangeSumGradOp : public GuardedOp {
 
  private:
   std::vector<int64_t> table_of_, dims_, capacities_;
+  Copies copies_;
 };
 
 }  // namespace sok

@@ -56,8 +56,10 @@ class EmbeddingTable final : public TableStore {
     const float* weights = nullptr;  // [n] or null; only with row_splits
     Combiner combiner = Combiner::kSum;
     const int64_t* place =
-        nullptr;                 // [n], only without row_splits: where in the outputs each answer goes; null: in order
-    float* output = nullptr;     // [segments, dim], or [n, dim]: a segment's rows combined, or each key's row
+        nullptr;  // [n], only without row_splits: where in the outputs each answer goes; null: in order
+    // [segments, dim], or [n, dim]: a segment's rows combined, or each key's row. Null, without row_splits: keys are to
+    // have rows, which nobody wants to read.
+    float* output = nullptr;
     int64_t* row_ids = nullptr;  // [n]; -1: the key has no row
     // If given and set to true by the lookup, the keys are the row ids, and row_ids was not written: so it is in an
     // identity table that is full, with one worker, never erased from.

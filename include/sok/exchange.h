@@ -3,6 +3,9 @@
 //
 // Answers are floats: one message per rank, each kAnswerHeader floats and then the rows asked of it, in the order in which
 // they were asked for. A *place* is where a row begins in them. Gradients have the same layout.
+//
+// Of a table that each rank has a copy of, keys and gradients go to all ranks, and rows come from the asker's own copy
+// alone. They are the last in a message, so that gradients for another rank are its answer's and then those of the copies.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +37,9 @@ struct RouteTable {
   uint64_t num_legal = 0;  // keys in [0, num_legal) are legal; 0: every key is
   int owner = kByKey;      // the rank of all keys; kByKey, kByHash: each has its own
   WayHome way = WayHome::kAuto;
-  int value_bytes = 4;  // what an element of a row takes while it travels
+  int value_bytes = 4;     // what an element of a row takes while it travels
+  bool is_copy = false;    // `owner` has a copy of rows that all ranks have
+  bool comes_home = true;  // false: of such a copy of another rank, from which no row comes
 };
 
 // The keys of one feature, in any of the four key dtypes.
@@ -58,7 +63,7 @@ struct Route {
   uint64_t bad_key = 0;
   const int64_t* counts = nullptr;  // [world, CountsPerRank(num_tables, num_features)]
   const int64_t* words = nullptr;   // [world], of the message behind its counts
-  const int64_t* floats = nullptr;  // [world], of the answer
+  const int64_t* floats = nullptr;  // [world], of the answer; rows that do not come home are not in it
   const int64_t* pieces = nullptr;  // [num_features], on all ranks; kByRows for a feature that comes by rows
   const void* plan = nullptr;       // lives in scratch, for WriteRoute
 };
@@ -81,7 +86,8 @@ struct RoutedPieces {
 
 // Writes the keys, and where the rows will lie in the answers. For a feature by rows, for each of its keys
 //   index[i] = place, with the top bit set where no key before it has that place. Of the features of a table those
-//              without row_splits come first, then those with; each in order.
+//              without row_splits come first, then those with; each in order. Of a table whose rows do not come home
+//              places say nothing.
 // For a feature by sums, for each of its pieces, segment after segment
 //   index[p] = place, with the top bit set.
 // words: for each rank its message, of which this writes what is behind the counts: at word_begin[r]. First the keys by rows,

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "../exchange_copies.h"
 #include "../exchange_pool.h"
 #include "../exchange_serve.h"
 #include "../exchange_sum_grad.h"
@@ -90,7 +91,7 @@ class GpuExchangeServeOp final : public ExchangeServeOp {
       }
       feature.output = out + layout.begin(asked.rank, asked.column);
       next[asked.table] += asked.keys;
-      features.push_back(feature);
+      if (copies_.AnswersTo(asked.rank, asked.table)) features.push_back(feature);
     }
     CombineGroup(cuda, &scratch, features.data(), static_cast<int64_t>(features.size()), FloatType::kFloat32, nullptr);
     ctx->set_output(0, answers);
@@ -184,6 +185,27 @@ class GpuExchangeSumGradOp final : public ExchangeSumGradOp {
   }
 };
 SOK_GPU_KERNEL(Name("Sok>ExchangeSumGrad").HostMemory("counts"), GpuExchangeSumGradOp);
+
+class GpuExchangeToCopiesOp final : public ExchangeToCopiesOp {
+ public:
+  using ExchangeToCopiesOp::ExchangeToCopiesOp;
+
+  void Run(OpKernelContext* ctx) override {
+    const Cuda cuda = CudaOf(ctx);
+    const std::vector<Piece> pieces = Pieces(ctx);
+    const float* from = ctx->input(0).flat<float>().data();
+    float* to = Output(ctx, 0, CheckedShape({SizeOf(pieces)}))->flat<float>().data();
+    for (const Piece& piece : pieces) {
+      CopyOnDevice(cuda, to + piece.to, from + piece.from, piece.size * int64_t{sizeof(float)});
+    }
+  }
+};
+SOK_GPU_KERNEL(Name("Sok>ExchangeToCopies")
+                   .HostMemory("splits")
+                   .HostMemory("counts")
+                   .HostMemory("sent_splits")
+                   .HostMemory("expected"),
+               GpuExchangeToCopiesOp);
 
 // Waits for the stream, to learn whether the answers are rows. They have just come from other ranks, so that the stream
 // has little else to do.

@@ -152,10 +152,12 @@ class GraphCopy:
     def _looked_up(self, combine: tf.Operation) -> list[tf.Tensor]:
         route = _route_of(combine)
         handles, _, insert, keys, row_splits, weights = self._arguments(route, route.inputs)
-        attributes = {name: _plain(route.get_attr(name)) for name in ("table_of", "combiners")}
+        table_of, combiners = (_plain(route.get_attr(name)) for name in ("table_of", "combiners"))
         limits = [_plain(route.get_attr(name)) for name in ("slot_num", "max_nnz", "max_feature_num")]
         outputs = []
-        for f, (table, combiner) in enumerate(zip(attributes["table_of"], attributes["combiners"], strict=True)):
+        # `index` of both ops. From copies of other workers no rows come home, so this one may have fewer features.
+        for f in (places.value_index - 3 for places in combine.inputs[3 : len(combine.outputs) + 2]):
+            table, combiner = table_of[f], combiners[f]
             checked = self._stock.sok_validate_csr(handles[table], keys[f], row_splits[f], *[x[f] for x in limits])
             if combiner == "rows":
                 outputs.append(self._stock.sok_table_lookup(handles[table], checked, insert, 0).rows)

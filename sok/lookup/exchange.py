@@ -22,6 +22,7 @@ import dataclasses
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -91,9 +92,10 @@ class Sent:
     attributes: dict[str, Any]  # what the native ops are told of group and features
     words: tf.Tensor  # header and keys of each peer
     splits: tf.Tensor  # [R] int32
-    index: list[tf.Tensor]  # of each feature int32: place in the answers of each key's row, or of each partial sum
-    row_splits: list[tf.Tensor]  # of each feature [S + 1] int64, of what index lists
-    scales: list[tf.Tensor]  # of each feature by sums what its combiner multiplies each of them with; else empty
+    # Of each feature, and of each part of its table from which rows come to this rank:
+    index: list[tf.Tensor]  # int32: place in the answers of each key's row, or of each partial sum
+    row_splits: list[tf.Tensor]  # [S + 1] int64, of what index lists
+    scales: list[tf.Tensor]  # by sums what the combiner multiplies each of them with; else empty
     asked: tf.Tensor  # [R] int32, floats this rank will get from each peer
     is_ahead: bool  # its ids count where it is finished
     rows: RowsAhead | None = None
@@ -132,11 +134,12 @@ def send_keys(group: Group, features: Sequence[Feature], insert: tf.Tensor, ahea
     """
     group.check_device()
     number = _count_call(group) if ahead is None else ahead.number
-    asked = _by_part(features)
+    asked = [f for f in features for _ in f.table.parts]
     attributes = {
         "program": group.program,
         "exchange_dtype": _common_dtype(group, features),
         "table_of": group.parts_of(features),
+        "copy_of": group.copy_of,
         **{limit: [feature.limits[limit] for feature in asked] for limit in features[0].limits},
     }
     keys, row_splits, weights = map(list, zip(*(f.ids.for_ops() for f in asked), strict=True))
@@ -155,7 +158,10 @@ def send_keys(group: Group, features: Sequence[Feature], insert: tf.Tensor, ahea
             counts_ids=ahead is None,
             **attributes,
         )
-        places = (routed.index, routed.splits_home, routed.scales, routed.asked)
+        is_home = [part in f.home_parts for f in features for part in f.table.parts]
+        of_all = (routed.index, routed.splits_home, routed.scales)
+        index, splits_home, scales = ([*compress(of_each, is_home)] for of_each in of_all)
+        places = (index, splits_home, scales, routed.asked)
         if group.is_on_servers:  # where they wait for the second half
             return Sent(
                 group, number, insert, attributes, routed.words, routed.splits, *places, is_ahead=ahead is not None
@@ -217,11 +223,11 @@ def fetch_rows(sent: Sent, features: Sequence[Feature]) -> list[tf.Tensor]:
 
     Collective: one, and one for the gradient. Differentiable in the tables and weights.
     """
-    asked = _by_part(features)
+    parts = [(f, part) for f in features for part in f.home_parts]
     counted = None
     if sent.is_ahead and tf.get_static_value(sent.insert):
         handles = [handle for f in features for handle in f.table.part_handles]
-        counted = _ops.lib().sok_count_ids(handles, [f.ids.keys for f in asked])
+        counted = _ops.lib().sok_count_ids(handles, [f.ids.keys for f in features for _ in f.table.parts])
     # A v1 graph runs what something waits for.
     with tf.control_dependencies([counted] if isinstance(counted, tf.Operation) else []):
         home, home_splits = servers.rows_home(sent) if sent.group.is_on_servers else _rows_home(sent)
@@ -231,15 +237,15 @@ def fetch_rows(sent: Sent, features: Sequence[Feature]) -> list[tf.Tensor]:
         sent.asked,
         sent.index,
         sent.row_splits,
-        [f.ids.weights_for_ops() for f in asked],
+        [f.ids.weights_for_ops() for f, _ in parts],
         sent.scales,
-        combiners=[f.pooling for f in asked],
-        dims=[part.dim for f in features for part in f.table.parts],
+        combiners=[f.pooling for f, _ in parts],
+        dims=[part.dim for _, part in parts],
     )
     if not sent.group.is_on_servers:
         ordering.answered(checked_splits)
     of_parts = iter(outputs)
-    return [_joined(f.table, [next(of_parts) for _ in f.table.parts]) for f in features]
+    return [_joined([next(of_parts) for _ in f.home_parts]) for f in features]
 
 
 def _rows_home(sent: Sent) -> tuple[tf.Tensor, tf.Tensor]:
@@ -254,26 +260,9 @@ def _rows_home(sent: Sent) -> tuple[tf.Tensor, tf.Tensor]:
     return _bring_home(sent, served.answers, served.answer_splits, served.counts)
 
 
-def _by_part(features: Sequence[Feature]) -> list[Feature]:
-    """Each feature once for each part of its table."""
-    return [feature for feature in features for _ in feature.table.parts]
-
-
-def _joined(table: EmbeddingVariable, outputs: list[tf.Tensor]) -> tf.Tensor:
+def _joined(outputs: list[tf.Tensor]) -> tf.Tensor:
     """What comes of a feature, from what its table's parts gave."""
-    if len(outputs) == 1:
-        return outputs[0]
-    return tf.concat(outputs, -1) if table.placement.cuts_rows else _copy_of(table.rank, outputs)
-
-
-def _copy_of(rank: int, outputs: list[tf.Tensor]) -> tf.Tensor:
-    """The answer of this rank's own copy of the rows. The gradient goes to all copies."""
-
-    @custom_gradient
-    def own(*outputs: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        return tf.identity(outputs[rank]), lambda upstream: [upstream] * len(outputs)
-
-    return own(*outputs)
+    return outputs[0] if len(outputs) == 1 else tf.concat(outputs, -1)
 
 
 @contextlib.contextmanager
@@ -441,11 +430,20 @@ def _bring_home(sent: Sent, answers: tf.Tensor, splits: tf.Tensor, counts: tf.Te
                 note_gradient(sent)
             with _beside(served, sent.group.device):  # they end where the answers began
                 upstream = tf.identity(tf.convert_to_tensor(upstream))
-            return _send(sent, "grads", upstream, home_splits, splits)[0]
+                back = (upstream, home_splits, splits)
+                if sent.attributes["copy_of"]:
+                    back = _to_copies(sent, upstream, home_splits, counts)
+            return _send(sent, "grads", *back)[0]
 
         return (home, home_splits), grad
 
     return exchange(answers)
+
+
+def _to_copies(sent: Sent, floats: tf.Tensor, splits: tf.Tensor, counts: tf.Tensor) -> Any:
+    """Of gradients of rows that came home what `_send` takes: those of this rank's copies go to all ranks."""
+    told = {name: sent.attributes[name] for name in ("table_of", "copy_of")} | {"dims": sent.dims}
+    return _ops.lib().sok_exchange_to_copies(floats, splits, counts, rank=sent.group.transport.rank, **told)
 
 
 def _mended(
@@ -462,6 +460,7 @@ def _mended(
             rows.answers,
             rows.answer_splits,
             table_of=sent.attributes["table_of"],
+            copy_of=sent.attributes["copy_of"],
             dims=sent.dims,
             is_stale=rows.is_stale,
         )

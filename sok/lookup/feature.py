@@ -14,6 +14,7 @@ from sok.job import context
 from sok.job.job import job_of
 from sok.job.transport.base import Transport
 from sok.table import on_servers
+from sok.table.placement import Part
 from sok.table.table import EmbeddingVariable, is_embedding_variable
 
 # Combiners of a feature that is not pooled: each key's row, [..., D] for keys [...]; and the rows of each segment one
@@ -103,6 +104,11 @@ class Feature:
         return ROWS if self.combiner == PADDED else self.combiner
 
     @property
+    def home_parts(self) -> list[Part]:
+        """The parts of its table from which rows come to this worker: of copies its own."""
+        return [part for part in self.table.parts if part.copy_of in (-1, self.table.rank)]
+
+    @property
     def limits(self) -> dict[str, int]:
         return {"slot_num": self.slot_num, "max_nnz": self.max_nnz, "max_feature_num": self.max_feature_num}
 
@@ -164,6 +170,12 @@ class Group:
     @property
     def part_handles(self) -> list[tf.Tensor]:
         return [handle for table in self.tables for handle in table.part_handles]
+
+    @property
+    def copy_of(self) -> list[int]:
+        """Of each of `part_handles` the rank whose copy it is, or -1; empty: there are no copies."""
+        found = [part.copy_of for table in self.tables for part in table.parts]
+        return found if any(rank >= 0 for rank in found) else []
 
     @property
     def dims(self) -> list[int]:

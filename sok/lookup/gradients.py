@@ -68,6 +68,7 @@ def _exchange_serve_grad(op: tf.Operation, grad: tf.Tensor, *_: tf.Tensor) -> li
             op.outputs[3],
             [tf.identity(ids) for ids in op.outputs[4:]],
             table_of=op.get_attr("table_of"),
+            copy_of=op.get_attr("copy_of"),
             dims=op.get_attr("dims"),
             capacities=op.get_attr("capacities"),
         )
@@ -250,7 +251,7 @@ def _not_a_second_time(op: tf.Operation, *_: tf.Tensor) -> NoReturn:
 
 _ONLY_ONCE = (
     "GroupLookupGrad GroupLookupGradWeights ExchangeSumGrad ExchangeCombineGrad ExchangeCombineGradWeights "
-    "ExchangeNarrow ExchangeWiden "
+    "ExchangeNarrow ExchangeWiden ExchangeToCopies "
     "CombineGradRows CombineGradWeights"
 )
 for _name in _ONLY_ONCE.split():

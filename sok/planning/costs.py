@@ -12,9 +12,9 @@ from sok.planning.machine import Machine
 from sok.planning.tables import Table
 from sok.table import rules
 
-KEYS, ANSWERS, SERVE, UPDATE, MEMORY = range(5)
-"""Rows of what a rank bears: key bytes that one asker sends it, bytes that it answers one asker, seconds as owner to
-find and gather, seconds to update, bytes of memory."""
+KEYS, ANSWERS, GRADIENTS, SERVE, UPDATE, MEMORY = range(6)
+"""Rows of what a rank bears: key bytes that one asker sends it, bytes that it answers one asker, gradient bytes that
+one asker sends it, seconds as owner to find and gather, seconds to update, bytes of memory."""
 
 _KEY = 8  # bytes
 
@@ -84,12 +84,13 @@ class Loads:
     """What a table brings in one kind of placement, before anybody says which ranks own it.
 
     Attributes:
-        owners: [5, pieces] what the owner of each piece bears; of a kind that all ranks share, [5, 1] each rank.
+        owners: [6, pieces] what the owner of each piece bears; of a kind that all ranks share, [6, 1] each rank.
         everywhere: whether it is the latter.
         route, combine: seconds on every rank: to find distinct keys and their owners; to pool, each way.
         reduce: bytes that every rank sends with the dense gradients.
         buffers: bytes of memory on every rank for what is on the way.
         way: 'rows', 'sums', or 'local'.
+        kept: bytes of rows that every rank hands over to itself alone.
     """
 
     owners: np.ndarray
@@ -99,6 +100,7 @@ class Loads:
     reduce: float
     buffers: float
     way: str
+    kept: float = 0.0
 
 
 def loads(table: Table, kind: str, widths: tuple[int, ...], job: Job) -> Loads:
@@ -121,7 +123,7 @@ def loads(table: Table, kind: str, widths: tuple[int, ...], job: Job) -> Loads:
 
 
 def _moved(loads: Loads) -> float:
-    return float((loads.owners[KEYS] + 2 * loads.owners[ANSWERS]).sum())
+    return float(loads.owners[[KEYS, ANSWERS, GRADIENTS]].sum())
 
 
 def _by_rows(table: Table, _: tuple[int, ...], way: str, job: Job) -> Loads:
@@ -135,9 +137,13 @@ def _on_one_host(table: Table, _: tuple[int, ...], way: str, job: Job) -> Loads:
 
 
 def _copied_by_key(table: Table, widths: tuple[int, ...], way: str, job: Job) -> Loads:
-    """A copy on each rank of a hashed table: all of them own all of it, and travel with the other tables."""
-    loads = _by_owner(table, widths, way, job)
-    return dataclasses.replace(loads, everywhere=True, buffers=job.workers * loads.buffers)
+    """A copy on each rank of a hashed table: keys and gradients go to all of them, and each rank reads its own."""
+    loads, part = _by_owner(table, widths, way, job), _Part(table, table.dim, job)
+    owners, own = loads.owners.copy(), float(loads.owners[ANSWERS, 0])
+    owners[ANSWERS] = 0.0
+    read = part.distinct_here if way == "rows" else job.samples * table.ids
+    owners[SERVE] = part.serve(read, part.distinct_here, found=job.workers * read)
+    return dataclasses.replace(loads, owners=owners, everywhere=True, buffers=job.workers * loads.buffers, kept=own)
 
 
 def _over(ranks: int, table: Table, way: str, job: Job) -> Loads:
@@ -191,13 +197,13 @@ class _Part:
     def __init__(self, table: Table, width: int, job: Job) -> None:
         self.table, self.job, self.bytes = table, job, 4.0 * width
         self.record = 4.0 * (width + job.slot_floats(width))
-        self._kept = dataclasses.replace(table, dim=width)
+        self._columns = dataclasses.replace(table, dim=width)
         self._slot_floats = job.slot_floats(width)
         self.distinct = table.distinct_keys(job.batch, job.batch)
         self.distinct_here = table.distinct_keys(job.samples, job.batch)
 
     def owner(self, rows: float, keys: float, answers: float, gathered: float, distinct: float) -> np.ndarray:
-        """[5, 1]: what an owner bears.
+        """[6, 1]: what an owner bears.
 
         Args:
             rows: that it keeps.
@@ -206,21 +212,19 @@ class _Part:
             gathered: rows that it reads in a step, for all.
             distinct: different ones among them.
         """
-        job, machine = self.job, self.job.machine
+        job, travel = self.job, answers * self.bytes
+        buffers = job.workers * (keys + 2 * travel)
+        sent = keys if job.dp_input else 0.0
+        serve, update = self.serve(gathered, distinct, gathered), self.update(gathered, distinct)
+        memory = self._columns.bytes_of(math.ceil(rows), self._slot_floats) + buffers
+        return np.array((sent, travel, travel, serve, update, memory))[:, None]
+
+    def serve(self, gathered: float, distinct: float, found: float) -> float:
+        """Seconds to look for `found` keys, and to read rows, `distinct` different ones."""
+        machine = self.job.machine
         again = max(gathered - distinct, 0.0)
         serve = distinct * self.bytes / machine.gather_rate(self.bytes) + again * self.bytes / machine.stream
-        serve += gathered / machine.probe if self.table.hashed else 0.0
-        buffers = job.workers * (keys + 2 * answers * self.bytes)
-        update = self.update(gathered, distinct)
-        sent = keys if job.dp_input else 0.0
-        loads = (
-            sent,
-            answers * self.bytes,
-            serve,
-            update,
-            self._kept.bytes_of(math.ceil(rows), self._slot_floats) + buffers,
-        )
-        return np.array(loads)[:, None]
+        return serve + (found / machine.probe if self.table.hashed else 0.0)
 
     def update(self, gradients: float, distinct: float) -> float:
         """Seconds to add up gradients of rows, and to change each row once."""

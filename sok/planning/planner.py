@@ -10,7 +10,7 @@ import numpy as np
 
 from sok.base.types import PathLike
 from sok.planning import machine as machines
-from sok.planning.costs import ANSWERS, KEYS, MEMORY, Job
+from sok.planning.costs import ANSWERS, GRADIENTS, KEYS, MEMORY, Job
 from sok.planning.merlin import STRATEGIES, DistEmbeddingStrategy
 from sok.planning.search import Found, NoRoom, Option, Search
 from sok.planning.slicing import even_parts
@@ -349,22 +349,22 @@ def _ranks(state: State) -> list[RankPlan]:
     found = []
     for rank in range(job.workers):
         mine = {name: float(seconds[rank]) * 1e3 for name, seconds in phases.items()}
-        keys, answers = (float(state.ranks[row, rank]) for row in (KEYS, ANSWERS))
-        all_keys, all_answers = (float(state.ranks[row].sum()) for row in (KEYS, ANSWERS))
-        # Keys come to owners and answers leave them; gradients come back as answers went.
-        exchanged = others * answers + all_answers - answers
+        travel = state.ranks[[KEYS, ANSWERS, GRADIENTS]]
+        keys, answers, gradients = map(float, travel[:, rank])
+        all_keys, all_answers, all_gradients = map(float, travel.sum(axis=1))
         found.append(
             RankPlan(
                 rank,
                 int(state.ranks[MEMORY, rank]),
                 mine,
-                int(others * keys + exchanged),
-                int(all_keys - keys + exchanged),
+                # Keys come to owners and answers leave them; gradients come back.
+                int(others * (keys + gradients) + all_answers - answers),
+                int(others * answers + all_keys - keys + all_gradients - gradients),
                 max(mine, key=lambda name: mine[name]),
                 {
                     "keys": all_keys * (others > 0),
-                    "rows": job.workers * answers * (others > 0),
-                    "grads": all_answers * (others > 0),
+                    "rows": (job.workers * answers + state.kept) * (others > 0),
+                    "grads": all_gradients * (others > 0),
                 },
             )
         )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from sok.planning.costs import KEYS, MEMORY, SERVE, UPDATE, Job, Loads, loads
+from sok.planning.costs import ANSWERS, GRADIENTS, KEYS, MEMORY, SERVE, UPDATE, Job, Loads, loads
 from sok.planning.state import Choice, State
 from sok.planning.tables import Table
 
@@ -161,7 +161,7 @@ class Search:
         """Seconds that a table costs if all ranks together are balanced: no plan is below the sum of these."""
         cost, job = self.loads_of(table, option), self.job
         share = cost.owners.sum(axis=1) / (1 if cost.everywhere else job.workers)
-        moved = job.per_byte * (job.workers - 1) * (share[KEYS] + 2 * share[KEYS + 1])
+        moved = job.per_byte * (job.workers - 1) * share[[KEYS, ANSWERS, GRADIENTS]].sum()
         seconds = moved + share[SERVE] + share[UPDATE]
         return float(seconds + cost.route + 2 * cost.combine + cost.reduce * job.per_reduced_byte)
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from sok.planning.costs import ANSWERS, KEYS, MEMORY, SERVE, UPDATE, Job, Loads
+from sok.planning.costs import ANSWERS, GRADIENTS, KEYS, MEMORY, SERVE, UPDATE, Job, Loads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,8 +28,8 @@ class State:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.ranks = np.zeros((5, job.workers))
-        self.route = self.combine = self.reduce = 0.0
+        self.ranks = np.zeros((6, job.workers))
+        self.route = self.combine = self.reduce = self.kept = 0.0
         self.exchanged = 0  # tables that travel
         # Seconds for the bytes of one asker: a rank answers all others.
         self._out = job.per_byte * (job.workers - 1)
@@ -47,9 +47,10 @@ class State:
         self.route += sign * loads.route
         self.combine += sign * loads.combine
         self.reduce += sign * loads.reduce
+        self.kept += sign * loads.kept
 
     def exchange(self, row: int) -> np.ndarray:
-        """[ranks] seconds for what each sends and gets of keys or answers, both at once."""
+        """[ranks] seconds for what each sends and gets of keys, answers or gradients, both at once."""
         mine = self.ranks[row]
         return np.maximum(self._out * mine, self.job.per_byte * (mine.sum() - mine))
 
@@ -63,12 +64,12 @@ class State:
         job, machine, one = self.job, self.job.machine, np.ones(self.job.workers)
         latency = job.latency if self.exchanged else 0.0
         keys = latency if job.dp_input else 0.0
-        answers = self.exchange(ANSWERS) + latency
+        answers, gradients = self.exchange(ANSWERS) + latency, self.exchange(GRADIENTS) + latency
         dense = 6 * job.dense_parameters * job.samples / machine.flops
         return {
             "key exchange": self.route + self.exchange(KEYS) + keys,
             "forward": self.ranks[SERVE] + answers + self.combine,
-            "backward": answers + self.combine,
+            "backward": gradients + self.combine,
             "update": self.ranks[UPDATE].copy(),
             "dense": (dense + self._reduced()) * one,
             "fixed": machine.per_step * one,
@@ -85,8 +86,8 @@ class State:
         """Seconds of each exchange, its latency included."""
         latency = self.job.latency if self.exchanged else 0.0
         keys = float(self.exchange(KEYS).max()) + (latency if self.job.dp_input else 0.0)
-        answers = float(self.exchange(ANSWERS).max()) + latency
-        return {"keys": keys, "rows": answers, "grads": answers}
+        answers, gradients = (float(self.exchange(row).max()) + latency for row in (ANSWERS, GRADIENTS))
+        return {"keys": keys, "rows": answers, "grads": gradients}
 
     def parts(self) -> dict[str, float]:
         """Seconds of what lies between barriers: what a step is the sum of, by names for reasons."""
@@ -95,7 +96,7 @@ class State:
             "looking for distinct keys": self.route,
             "key exchange": float(self.exchange(KEYS).max()),
             "owners' work": float(self.ranks[SERVE].max()),
-            "exchange of rows and gradients": 2 * float(self.exchange(ANSWERS).max()),
+            "exchange of rows and gradients": sum(float(self.exchange(row).max()) for row in (ANSWERS, GRADIENTS)),
             "pooling": 2 * self.combine,
             "update": float(self.ranks[UPDATE].max()),
             "all-reduce": self.reduce * job.per_reduced_byte,
@@ -103,7 +104,7 @@ class State:
 
     def seconds(self) -> float:
         """Of a step."""
-        slowest = self._slowest_exchange(KEYS) + 2 * self._slowest_exchange(ANSWERS)
+        slowest = sum(self._slowest_exchange(row) for row in (KEYS, ANSWERS, GRADIENTS))
         slowest += self.ranks[SERVE].max() + self.ranks[UPDATE].max()
         return float(slowest) + self.constant()
 
@@ -121,12 +122,12 @@ class State:
         """[ranks] seconds of a step if a whole table were added and that rank owned it, as `seconds` would say."""
         job, total = self.job, np.zeros(self.job.workers)
         added = loads.owners[:, 0]
-        for row, weight in ((KEYS, 1.0), (ANSWERS, 2.0)):
+        for row in (KEYS, ANSWERS, GRADIENTS):
             mine = self.ranks[row]
             low, lowest = _lowest_of_others(mine)
             fewest = np.minimum(np.where(np.arange(len(mine)) == lowest[0], low[1], low[0]), mine + added[row])
             sent = self._out * np.maximum(_highest_of_others(mine), mine + added[row])
-            total += weight * np.maximum(sent, job.per_byte * (mine.sum() + added[row] - fewest))
+            total += np.maximum(sent, job.per_byte * (mine.sum() + added[row] - fewest))
         for row in (SERVE, UPDATE):
             total += np.maximum(_highest_of_others(self.ranks[row]), self.ranks[row] + added[row])
         first = 0.0 if self.exchanged else self._latencies()
@@ -134,7 +135,7 @@ class State:
 
     def burden(self) -> np.ndarray:
         """[ranks] seconds that each rank bears as owner: who has the least takes pieces."""
-        return self.ranks[SERVE] + self.ranks[UPDATE] + self._out * (self.ranks[KEYS] + 2 * self.ranks[ANSWERS])
+        return self.ranks[SERVE] + self.ranks[UPDATE] + self._out * self.ranks[[KEYS, ANSWERS, GRADIENTS]].sum(axis=0)
 
     def room(self, memory: np.ndarray) -> np.ndarray:
         """[ranks] bytes left."""

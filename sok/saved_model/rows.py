@@ -157,6 +157,9 @@ def _hashed_keys(export: Export, frozen: StandsForTable) -> _Keys:
     table, failure = frozen.table, None
     try:
         words = export.words(table)
+        placement, size = table.placement, table.world_size
+        if placement.num_shards(size) == 1 and table.rank != placement.writers(size)[0]:
+            words = words[:0]  # copies of the keys of another worker, or those of other columns
     except Exception as error:  # no memory for them, say: the peers wait for this worker's share
         words, failure = np.zeros(0, word_dtype(table).as_numpy_dtype), error
     transport, name = job_of([table]).transport, f"sok/{table.table_name}/export"

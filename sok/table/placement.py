@@ -34,6 +34,8 @@ class Part:
     ranks: range
     """Those that hold rows of it."""
     attributes: dict[str, int]
+    copy_of: int = -1
+    """The rank whose copy of all rows it is; -1: it is no copy."""
 
     @property
     def dim(self) -> int:
@@ -367,7 +369,7 @@ class DataParallel(_OfAllKeys, kind="data_parallel"):
         return [0]
 
     def parts(self, dim: int, world_size: int) -> tuple[Part, ...]:
-        return tuple(Part(range(dim), range(rank, rank + 1), {"owner": rank}) for rank in range(world_size))
+        return tuple(Part(range(dim), range(rank, rank + 1), {"owner": rank}, rank) for rank in range(world_size))
 
 
 def row_wise(hash: bool = False) -> Placement:

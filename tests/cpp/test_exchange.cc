@@ -394,6 +394,33 @@ TEST(ManyKeysOfOneTableAreCutIntoParts) {
   for (const int way : {0, 1, 2}) CheckWholeWay(4, 2, n, way);
 }
 
+TEST(RowsOfOtherRanksCopiesDoNotComeHome) {
+  // Rank 0 of two asks its own copy, that of rank 1, and a table whose rows are spread.
+  const int64_t keys[] = {4, 7, 4};
+  int32_t index[3][3];
+  sok::RouteTable tables[] = {{2, false, 0, 0}, {2, false, 0, 1}, {3, false, 0}};
+  tables[0].is_copy = tables[1].is_copy = true;
+  tables[1].comes_home = false;
+  std::vector<sok::RouteFeature> features;
+  for (int t = 0; t < 3; ++t) features.push_back({t, keys, true, 3, index[t]});
+  const sok::SerialExecutor executor;
+  sok::Scratch scratch;
+  const sok::Route route = sok::RouteKeys({executor}, &scratch, tables, 3, features.data(), 3, 2, 8);
+  CHECK_EQ(route.floats[0], sok::kAnswerHeader + 3 + 2 * 2);
+  CHECK_EQ(route.floats[1], sok::kAnswerHeader + 3);
+  const int64_t word_begin[] = {0, route.words[0]};
+  std::vector<int64_t> words(static_cast<size_t>(route.words[0] + route.words[1]));
+  sok::WriteRoute({executor}, &scratch, route, word_begin, words.data(), nullptr);
+  CHECK(words == (std::vector<int64_t>{4, 7, 4, 4, 7, 7}));
+  // What is of copies is the last in a message.
+  const int64_t own = sok::kAnswerHeader + 3, spread[] = {sok::kAnswerHeader, route.floats[0] + sok::kAnswerHeader};
+  for (int i = 0; i < 3; ++i) {
+    CHECK_EQ(index[0][i] & sok::kPlaceMask, own + 2 * (keys[i] == 7));
+    CHECK_EQ(index[2][i] & sok::kPlaceMask, spread[keys[i] == 7]);
+    CHECK_EQ(index[0][i] < 0, i < 2);
+  }
+}
+
 TEST(RoutesDoNotDependOnThreads) {
   std::mt19937_64 random(3);
   std::vector<uint64_t> keys(400000);

@@ -24,6 +24,7 @@ struct Asked {
   Splits splits;  // empty: nothing is pooled
   std::vector<float> output;
   std::vector<int64_t> ids;
+  bool is_read = true;
 
   Asked(Table& of, Keys asked, Splits pooled = {})
       : table(&of.native()), keys(std::move(asked)), splits(std::move(pooled)), ids(keys.size(), -99) {
@@ -37,7 +38,7 @@ struct Asked {
     f.n = static_cast<int64_t>(keys.size());
     f.row_splits = splits.empty() ? nullptr : splits.data();
     f.segments = splits.empty() ? 0 : static_cast<int64_t>(splits.size()) - 1;
-    f.output = output.data();
+    f.output = is_read ? output.data() : nullptr;
     f.row_ids = ids.data();
     return f;
   }
@@ -96,6 +97,8 @@ TEST(AGroupGivesWhatSingleLookupsGive) {
     asked.emplace_back(a, Range(s + 500, s + 1500), Splits{0, 0, 3, 400, 400, 1000});  // half of them new to the first
     asked.emplace_back(c, Range(0, 300), Splits{0, 100, 300});
     asked.emplace_back(a, Range(s + 200, s + 1800, 3));
+    asked.emplace_back(a, Range(s + 1000, s + 2400, 2));
+    asked.back().is_read = false;  // its new keys get their rows all the same
     LookUp(&asked);
     std::vector<Rows> single;
     single.push_back(twin_a.Lookup(asked[0].keys));
@@ -103,6 +106,8 @@ TEST(AGroupGivesWhatSingleLookupsGive) {
     single.push_back(twin_a.LookupCombine(asked[2].keys, asked[2].splits));
     single.push_back(twin_c.LookupCombine(asked[3].keys, asked[3].splits));
     single.push_back(twin_a.Lookup(asked[4].keys));
+    single.push_back(twin_a.Lookup(asked[5].keys));
+    single[5].values = asked[5].output;
     for (size_t f = 0; f < asked.size(); ++f) {
       CHECK(asked[f].output == single[f].values);
       CHECK(asked[f].ids == single[f].ids);

@@ -266,6 +266,32 @@ def check_rows_that_travel_in_16_bit_are_those_of_the_cpu(world, monkeypatch):
             assert np.mean(np.isclose(there, here, rtol=1e-5, atol=1e-5)) > 0.8
 
 
+def check_copies_are_those_of_the_cpu(world):
+    """Gradients of a copy go to all workers, and rows to none, also where they are on a device."""
+    for way in ("rows", "sums"):
+        found = {}
+        for device in ("/CPU:0", GPU):
+            with tf.device(device):
+                tables = make_tables("wide", f"device_copies_{way}", way, placement=sok.data_parallel())
+                batch = batch_of(CASES[0], 3, [world.rank])
+                with sok.trace() as trace, tf.GradientTape() as tape:
+                    outputs = lookup("wide", tables, batch)
+                    loss = tf.add_n([tf.reduce_sum(o * b[3]) for o, b in zip(outputs, batch, strict=True)])
+                    gradients = tape.gradient(loss, tables)
+                sok.optimizers.SGD(1.0).apply_gradients(zip(gradients, tables, strict=True))
+                moved = {name.split("/")[2]: entry["bytes"] for name, entry in trace.by_name.items()}
+                found[device] = [np.array(x) for x in outputs], [np.array(x) for x in all_rows(tables)], moved
+        (outputs, rows, moved), (on_device, rows_there, moved_there) = found["/CPU:0"], found[GPU]
+        assert moved == moved_there
+        headers = 4 * 16 * world.size
+        assert (moved["rows"] - headers) * world.size == moved["grads"] - headers
+        for here, there in zip([*outputs, *rows], [*on_device, *rows_there], strict=True):
+            np.testing.assert_allclose(there, here, rtol=1e-5, atol=1e-5)
+        for table in rows_there:
+            of_all = context.get_transport().all_gather(tf.constant(table), f"device_copies_{way}").numpy()
+            np.testing.assert_array_equal(of_all.reshape([world.size, *table.shape]), [table] * world.size)
+
+
 def check_a_gradient_that_overflows_in_16_bit_is_infinite_for_its_owner(world, monkeypatch):
     monkeypatch.setattr(context.get_transport(), "narrowing_pays", lambda: True)
     with tf.device(GPU):

@@ -37,10 +37,12 @@ def rows_of(table):
     return rng.normal(size=(NUM_KEYS, DIMS[table])).astype(np.float32)
 
 
-def make_tables(name, dtypes, way_home):
+def make_tables(name, dtypes, way_home, placement=None):
     dtypes = [dtypes] * len(DIMS) if isinstance(dtypes, str) else dtypes
     tables = [
-        sok.EmbeddingVariable(dim, 100, name=f"{name}_{t}", way_home=way_home, exchange_dtype=dtype)
+        sok.EmbeddingVariable(
+            dim, 100, name=f"{name}_{t}", way_home=way_home, exchange_dtype=dtype, placement=placement
+        )
         for t, (dim, dtype) in enumerate(zip(DIMS, dtypes, strict=True))
     ]
     for t, table in enumerate(tables):
@@ -157,6 +159,24 @@ def check_what_is_rounded_is_what_numpy_rounds(world):
             keys, after = (x.numpy() for x in table.export())
             assert len(keys) == len([k for k in range(NUM_KEYS) if k % world.size == world.rank])
             assert_close_up_to_order(rows_of(t)[keys] - after, gradients[t][keys], dtype)
+
+
+def check_copies_are_read_as_rows_that_travel_are(world):
+    """A worker's own copy is rounded, too; and the gradients are, which all workers get alike."""
+    if world.size == 1:
+        return
+    for dtype in DTYPES:
+        expected, gradients = expected_by_rows(world.size, dtype)
+        tables = make_tables(f"wire_copies_{dtype}", dtype, "rows", sok.data_parallel())
+        outputs = trainer(tables)(inputs_of(world.rank, world.size))
+        for output, of_feature in zip(outputs, expected[world.rank], strict=True):
+            np.testing.assert_allclose(output, of_feature, rtol=2e-6, atol=2e-6)
+        for t, table in enumerate(tables):
+            keys, after = (x.numpy() for x in table.export())
+            assert len(keys) == NUM_KEYS
+            assert_close_up_to_order(rows_of(t)[keys] - after, gradients[t][keys], dtype)
+            of_all = context.get_transport().all_gather(tf.constant(after), f"copies/{table.table_name}").numpy()
+            np.testing.assert_array_equal(of_all.reshape([world.size, *after.shape]), [after] * world.size)
 
 
 def check_rows_come_as_they_were_rounded(world):

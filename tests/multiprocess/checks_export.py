@@ -130,13 +130,16 @@ def check_a_session_exports_rows_of_all_workers(world: World, tmp_path_of_rank):
         ids = v1.placeholder(tf.int64, [None, 6])
         keys = tf.cast(ids % 40, tf.uint32)
         pooled = layer(keys, training=True)[:, 0]
-        (rows,) = sok.group_embedding_lookup([other], [ids % 40])
-        summed = tf.concat([pooled, tf.reduce_sum(rows, 1)], 1)
+        copied = sok.EmbeddingVariable(
+            3, 50, name="session_copied", initializer="normal", placement=sok.data_parallel()
+        )
+        rows, own_rows = sok.group_embedding_lookup([other, copied], [ids % 40, ids % 7])
+        summed = tf.concat([pooled, tf.reduce_sum(rows, 1), tf.reduce_sum(own_rows, 1)], 1)
         session.run(v1.global_variables_initializer())
         session.run(summed, {ids: IDS[world.rank :: world.size]})
         signatures = {"serving_default": ({"ids": ids}, {"y": summed})}
         report = sok.export_saved_model(session, path, signatures=signatures)
         expected = session.run(summed, {ids: IDS})
-    assert sorted(table.num_rows for table in report.tables) == [40, 40 * world.size]
+    assert sorted(table.num_rows for table in report.tables) == [7, 40, 40 * world.size]
     actual = tf.saved_model.load(path).signatures["serving_default"](ids=tf.constant(IDS))["y"].numpy()
     np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-6)

@@ -35,6 +35,7 @@ def check_steps_of_a_plan_move_the_bytes_that_it_predicts(world):
         {"table_0": "row_wise", "table_2": "table_wise(0)"},
         {"table_0": "column_wise(2)", "table_1": "column_wise(2)"},
         {"table_0": "row_wise", "table_1": "row_wise", "table_2": "data_parallel"},
+        {"table_0": "row_wise", "table_1": "data_parallel", "table_2": "row_wise"},
     ):
         forbid = () if "data_parallel" in pins.values() else ["data_parallel"]
         made = plan(model, world.size, batch=4096, machine="cpu_2_cores", pin=pins, forbid=forbid)

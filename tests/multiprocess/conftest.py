@@ -25,6 +25,7 @@ _ALL = (
         "exchange_dtype",
         "columns",
         "collection",
+        "copies",
         "loops",
         "fit",
         "convert",
@@ -60,6 +61,7 @@ _OF_RANKS = {
         "lookup",
         "group",
         "exchange_dtype",
+        "copies",
         "loops",
         "fit",
         "joining",
@@ -69,7 +71,7 @@ _OF_RANKS = {
         "policies",
         "ahead_of_three",
     ),
-    4: ("job", "lookup", "loops", "collection", "policies"),
+    4: ("job", "lookup", "loops", "collection", "copies", "policies"),
 }
 MODULES = {ranks: [f"tests.multiprocess.checks_{name}" for name in names] for ranks, names in _OF_RANKS.items()}
 

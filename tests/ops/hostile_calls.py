@@ -191,6 +191,8 @@ def make_calls(lib: Any, folder: Path) -> None:
     lib.sok_table_rows_ahead(table.handle)
     packed = tf.zeros_like(served.answers)
     lib.sok_exchange_sum_grad(packed, served.counts, served.piece_splits, served.row_ids, table_of=[0, 0], dims=[3])
+    sent = (packed, served.answer_splits, served.counts)
+    lib.sok_exchange_to_copies(*sent, rank=0, table_of=[0, 0], copy_of=[0], dims=[3])
     home = ([tf.ones([3, 3]), grads], routed.asked, routed.index, routed.splits_home, [none, none], routed.scales)
     lib.sok_exchange_combine_grad(*home, combiners=["rows", "sum"], dims=[3, 3])
     one = ([routed.index[1]], [routed.splits_home[1]], [f32(1, 1)], [none])

@@ -67,9 +67,9 @@ def test_the_cost_of_one_table_is_what_its_bytes_and_operations_take():
     u, v = expected_distinct(1000, 10**12, 0.0), expected_distinct(2000, 10**12, 0.0)
     assert (u, v) == (pytest.approx(1000), pytest.approx(2000))
     assert found.way == "rows"
-    keys, answers, serve, update, memory = found.owners[:, 0]
+    keys, answers, gradients, serve, update, memory = found.owners[:, 0]
     assert keys == pytest.approx(8 * 1000)
-    assert answers == pytest.approx(64 * 1000)
+    assert answers == gradients == pytest.approx(64 * 1000)
     assert serve == pytest.approx(2000 * 64 / 1e9)
     # Gradients are added at 1e10 bytes and 1e8 keys a second; a record is read and written.
     assert update == pytest.approx(2000 * 64 / 1e10 + 2000 / 1e8 + 2 * 2000 * 128 / 1e8)
@@ -81,7 +81,7 @@ def test_the_cost_of_one_table_is_what_its_bytes_and_operations_take():
 def test_the_step_is_the_sum_of_what_the_slowest_ranks_take():
     job = Job(dataclasses.replace(ROUND, update={128: 1e8}), workers=2, hosts=1, batch=2000)
     found = loads(uniform(10**9), "table_wise", (16,), job)
-    keys, answers, serve, update, _ = found.owners[:, 0]
+    keys, answers, _, serve, update, _ = found.owners[:, 0]
     made = plan([uniform(10**9)], 2, batch=2000, machine=job.machine, strategy="table_wise", memory=10**15)
     exchanged = keys / 1e9 + 2 * answers / 1e9 + 3 * 1e-3
     assert made.step_ms == pytest.approx(1e3 * (found.route + exchanged + serve + update + 2 * found.combine))
@@ -139,7 +139,7 @@ def test_rows_over_a_host_are_fewer_answers_than_over_all():
     # Of 20 ids of a sample all owners have some: by sums each owner answers each sample.
     table, job = uniform(10**6, 16, hotness=[20]), Job(ROUND, workers=8, hosts=4, batch=8000, way_home="sums")
     of_all, of_host = (loads(table, kind, (16,), job).owners for kind in ("row_wise", "table_row_wise"))
-    assert of_all.shape == (5, 1) and of_host.shape == (5, 2)
+    assert of_all.shape == (6, 1) and of_host.shape == (6, 2)
     touched = [1 - (1 - 1 / ranks) ** 20 for ranks in (8, 2)]
     np.testing.assert_allclose(of_all[ANSWERS], 64 * 1000 * touched[0])
     np.testing.assert_allclose(of_host[ANSWERS], 64 * 1000 * touched[1])
@@ -170,13 +170,15 @@ def test_hosts_that_are_none_have_no_rows_to_share(arguments, why):
 
 
 def test_copies_of_hashed_tables_travel_with_the_others():
-    # Each rank sends its 63.2 different keys to both, and gets a row of each from both.
+    # Each rank sends its 63.2 different keys to both, gets a row of each from itself, and sends a gradient to both.
     table = uniform(100, 16, hotness=[1], hashed=True, pooled=False)
     made = plan([table], 2, batch=200, machine=ROUND, strategy="data_parallel")
     assert made.tables[0].where.kind == "data_parallel" and made.tables[0].way == "rows"
     distinct = 100 * (1 - 0.99**100)
     for rank in made.ranks:
-        assert rank.handed == pytest.approx({"keys": 16 * distinct, "rows": 128 * distinct, "grads": 128 * distinct})
+        assert rank.handed == pytest.approx({"keys": 16 * distinct, "rows": 64 * distinct, "grads": 128 * distinct})
+        # From the other rank: keys and gradients.
+        assert rank.bytes_in == rank.bytes_out == int((8 + 64) * distinct)
 
 
 @pytest.mark.parametrize("model", ["tiny", "criteo"])
@@ -413,7 +415,7 @@ def test_a_plan_is_shown_with_its_ranks_tables_and_reasons():
 
 def test_costs_of_owners_are_numbers_of_each_piece():
     found = loads(uniform(1000), "column_wise", (8, 4, 4), Job(ROUND, 3, 1, 300))
-    assert found.owners.shape == (5, 3) and not found.everywhere
+    assert found.owners.shape == (6, 3) and not found.everywhere
     assert found.owners[KEYS].tolist() == [found.owners[KEYS, 0]] * 3
     assert found.owners[MEMORY, 0] > found.owners[MEMORY, 1]
 
