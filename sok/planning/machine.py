@@ -102,7 +102,8 @@ def from_dict(content: Mapping[str, Any], path: object = "machine") -> Machine:
     known = {field.name for field in dataclasses.fields(Machine)}
     wrong = sorted(known - {"measured"} - set(content)) or sorted(set(content) - known)
     if wrong:
-        raise ValueError(f"{path}: {'lacks' if wrong[0] in known else 'has unknown'} {wrong[0]!r}.")
+        what = f"lacks {wrong[0]!r}" if wrong[0] in known else f"has unknown {wrong[0]!r}"
+        raise ValueError(f"{path}: {what}. `sok doctor --measure` writes such a file anew.")
     values = dict(content)
     for name in ("within", "between", "all_reduce_within", "all_reduce_between"):
         values[name] = Link(**values[name])
