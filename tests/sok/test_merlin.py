@@ -389,6 +389,28 @@ def test_ids_of_the_whole_batch_need_no_exchange_of_keys(workers, strategy, monk
     same(results[0][1], wanted)
 
 
+@pytest.mark.parametrize("is_frozen", [False, True], ids=["none", "a frozen one"])
+def test_a_worker_without_a_table_that_is_trained_takes_part_in_the_gradient(is_frozen, monkeypatch):
+    (matrix,) = matrices([(10, 2)])
+
+    def rank(transport):
+        layers = [sok.Embedding(10, 2, combiner="sum"), sok.Embedding(10, 3, combiner="sum", trainable=False)]
+        layers, owners = layers[: 1 + is_frozen], [sok.table_wise(0), sok.table_wise(1)][: 1 + is_frozen]
+        layer = sok.parallel.EmbeddingCollection(layers, placements=owners, dp_input=False)
+        layer.set_weights([matrix, np.ones([10, 3], np.float32)][: 1 + is_frozen])
+        before = len(transport.collectives)
+        with tf.GradientTape() as tape:
+            outputs = layer([tf.constant([[1], [2]])] * len(layer.inputs_of_ranks[transport.rank]))
+            loss = tf.reduce_sum(outputs[0])
+        variables = layer.trainable_variables
+        sok.optimizers.SGD(1.0).apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        assert len(transport.collectives) - before == 2
+        return layer.get_weights()[0]
+
+    for found in checked(run_world(2, rank, monkeypatch)):
+        np.testing.assert_allclose(found[:4], matrix[:4] - [[0], [1], [1], [0]], rtol=1e-6)
+
+
 @pytest.mark.parametrize(("ids", "message"), [([[9, 60]] * 4, "no row number: 60"), ([[1]] * 3, "a multiple of 2: 3")])
 def test_what_is_wrong_with_the_whole_batch_is_raised_on_all_workers(ids, message, monkeypatch):
     def rank(transport):

@@ -194,21 +194,19 @@ class EmbeddingCollectionMixin(TableLayerMixin):
                     f"dp_input=False. Received: {describe(ids)}."
                 )
             asked.append(feature)
-        columns: dict[int, list[tuple[int, int]]] = {}  # of each input where its pieces lie, from the left
-        starts, widths = 0, list[int]()
-        pieces = [dict(_pieces(layer)) for layer in self.embeddings]
-        for of_rank, held in enumerate(self.inputs_of_ranks):
-            for i in held:
-                width = pieces[self.input_table_map[i]][of_rank]
-                columns.setdefault(i, []).append((of_rank, starts))
-                starts += width
-            widths.append(starts - sum(widths))
-        found = look_up_whole_batch(asked, inserts, widths, context.get_transport(), collective_name(self.name))
+        pieces = [dict(_pieces(layer)) for layer in self.embeddings]  # of each the width that a rank has
+        of_ranks = [[pieces[self.input_table_map[i]][of] for i in held] for of, held in enumerate(self.inputs_of_ranks)]
+        widths = [sum(held) for held in of_ranks]
+        tables = [self.embeddings[table].embedding_variable for table in dict.fromkeys(self.input_table_map)]
+        shared = (context.get_transport(), collective_name(self.name), tables)
+        found = look_up_whole_batch(asked, inserts, widths, *shared)
+        # One op: the gradient of each slice by itself would be as wide as all of them.
+        columns = iter(tf.split(found, [width for held in of_ranks for width in held], 1))
+        of_input = {(of, i): next(columns) for of, held in enumerate(self.inputs_of_ranks) for i in held}
         outputs = []
         for i, table in enumerate(self.input_table_map):
-            begins = dict(columns[i])
-            parts = [found[:, begins[of] : begins[of] + width] for of, width in pieces[table].items()]
-            outputs.append(self._to_compute_dtype(tf.concat(parts, 1)))
+            parts = [of_input[of, i] for of in pieces[table]]
+            outputs.append(self._to_compute_dtype(parts[0] if len(parts) == 1 else tf.concat(parts, 1)))
         return outputs
 
     def compute_output_shape(self, input_shape: Shape) -> list[Any]:
