@@ -17,7 +17,7 @@ import tensorflow as tf
 from sok.base.custom_gradient import custom_gradient
 from sok.base.types import Training
 from sok.job import context
-from sok.lookup.feature import ROWS, Csr, Feature, Group
+from sok.lookup.feature import ROWS, Csr, Feature, Group, by_device
 from sok.lookup.inputs import to_csr
 from sok.lookup.lookup import Ticket, finish
 
@@ -58,14 +58,18 @@ def look_up_whole_batch(
     features = [dataclasses.replace(f, ids=to_csr(f)) for f in features]
     header, num_samples = _judged(features, transport.size)
     is_good = tf.equal(header[0], 0)
-    outputs = []
+    outputs: list[Any] = []
     if features:
         keys = [tf.where(is_good, f.ids.keys, tf.zeros_like(f.ids.keys)) for f in features]
         asked = [
             dataclasses.replace(f, ids=dataclasses.replace(f.ids, keys=k)) for f, k in zip(features, keys, strict=True)
         ]
         insert = tf.logical_and(tf.convert_to_tensor(training, tf.bool), is_good)
-        outputs = finish(Ticket(tuple(asked), Group.of(asked), insert, None))
+        outputs = [None] * len(asked)
+        for places in by_device(asked):
+            there = [asked[place] for place in places]
+            for place, out in zip(places, finish(Ticket(tuple(there), Group.of(there), insert, None)), strict=True):
+                outputs[place] = out
     rows = num_samples // transport.size * transport.size
     mine = tf.concat([out[:rows] for out in outputs], 1) if outputs else tf.zeros([0, 0])
     watched = _watched([f.table for f in features], tables)

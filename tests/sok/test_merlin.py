@@ -338,6 +338,41 @@ def test_16_layers_of_both_keras_work_without_a_gpu(of):
     assert type(concat).from_config(concat.get_config()).feature_sizes == [3, 4]
 
 
+def test_tables_that_are_offloaded_are_the_hosts_on_all_workers(monkeypatch):
+    """Of table 1 each rank has two columns; rank 0 has table 0, too, and leaves table 1 to its host."""
+    sizes = [(10, 4), (30, 4), (8, 4)]
+
+    def rank(transport):
+        arguments = {"column_slice_threshold": 60, "gpu_embedding_size": 95}
+        layer = de.DistributedEmbedding(layers_of(sizes), **arguments)
+        hosted = [config["cpu_offload"] for of_rank in layer.strategy.local_configs for config in of_rank]
+        before = len(transport.collectives)
+        layer([tf.constant([[1, 2]])] * 3)
+        # Without a GPU all of them are in one place, and one exchange.
+        assert len(transport.collectives) - before == 2
+        again = type(layer).from_config(layer.get_config())
+        assert [one.get_config()["table"]["on_host"] for one in again.embeddings] == [
+            layer.strategy.is_offloaded(table) for table in range(3)
+        ]
+        return hosted, [one.embedding_variable.options.on_host for one in layer.embeddings]
+
+    (hosted, options), others = checked(run_world(2, rank, monkeypatch))
+    assert (hosted, options) == others and options == [False, True, False]
+    assert sorted(hosted) == [False, False, False, True]
+
+
+def test_what_has_no_table_cannot_be_on_the_host():
+    collection = sok.parallel.EmbeddingCollection
+    with pytest.raises(ValueError, match="`on_host` must have one for each of the 1 layers. Received: 2."):
+        collection([sok.Embedding(100, 4)], on_host=[True, False])
+    for layer, placements in (Doubled(3, 2), None), (sok.Embedding(100, 4), [sok.data_parallel()]):
+        with pytest.raises(ValueError, match="must have a table, and no copies, to be on_host. It has: "):
+            collection([layer], placements=placements, on_host=[True])
+    small = collection([sok.Embedding(3, 4, "ones")], on_host=[True])
+    np.testing.assert_array_equal(small([tf.constant([1])])[0], np.ones([1, 4]))
+    assert small.embeddings[0].embedding_variable.options.on_host
+
+
 def test_auto_places_by_what_a_step_costs(monkeypatch):
     def rank(_):
         layers = layers_of([(100, 4), (10**5, 16)])
