@@ -71,6 +71,7 @@ class Setup:
     hashed: bool = False
     device: str = "/CPU:0"
     num_batches: int = synthetic.NUM_BATCHES
+    dp_input: bool = True  # False: each worker brings the ids of the whole batch for its own tables
 
 
 def placements(
@@ -81,11 +82,12 @@ def placements(
     optimizer: str,
     threshold: int | None = None,
     budget: float = 2.0**62,
+    dp_input: bool = True,
 ) -> tuple[Any, ...]:
     """A placement of each table.
 
     threshold: elements above which Merlin's strategies cut a table into columns. budget: bytes of a worker; 'auto'
-    raises `planner.DoesNotFit` where no plan has room.
+    raises `planner.DoesNotFit` where no plan has room. dp_input: what 'auto' plans for.
     """
     if strategy == "row_wise":
         return (sok.row_wise(),) * len(model.tables)
@@ -97,7 +99,8 @@ def placements(
             ),
             sum((a + 1) * b for a, b in zip([model.width, *model.mlp], [*model.mlp, 1], strict=True)),
         )
-        found = planner.plan(asked, workers, batch=batch, optimizer=optimizer, memory=int(budget))
+        about = {"batch": batch, "optimizer": optimizer, "memory": int(budget), "dp_input": dp_input}
+        found = planner.plan(asked, workers, **about)
         return tuple(table.where.placement() for table in found.tables)
     layers = [distributed_embeddings.Embedding(t.rows, t.width, combiner="sum") for t in model.tables]
     map_of = [f.table for f in model.features()]
@@ -178,7 +181,8 @@ class Training:
             )
             for i, t in enumerate(model.tables)
         ]
-        embed = sok.parallel.EmbeddingCollection(layers, [f.table for f in model.features()], self.setup.placements)
+        asked = ([f.table for f in model.features()], self.setup.placements, self.setup.dp_input)
+        embed = sok.parallel.EmbeddingCollection(layers, *asked)
         embed.build(None)
         for number, (layer, table) in enumerate(zip(embed.embeddings, model.tables, strict=True)):
             variable = layer.trainable_variables[0]
@@ -196,10 +200,13 @@ class Training:
         return workloads.hashed_ids(ids, table) if self.setup.hashed else ids
 
     def _batch(self, number: int) -> list[tf.Tensor]:
-        """This worker's part of a batch of all."""
+        """This worker's part of a batch of all: its samples, and their ids, or those of all samples for its tables."""
         model, mine = self.setup.model, slice(sok.rank() * self.share, (sok.rank() + 1) * self.share)
         numbers, labels, ids = synthetic.make_batch(model, self.setup.batch, number)
-        keys = [self._keys(one[mine], f.table) for one, f in zip(ids, model.features(), strict=True)]
+        if self.setup.dp_input:
+            keys = [self._keys(one[mine], f.table) for one, f in zip(ids, model.features(), strict=True)]
+        else:
+            keys = [ids[i] for i in self.embed.inputs_of_ranks[sok.rank()]]
         return [tf.constant(one) for one in (numbers[mine], labels[mine], *keys)]
 
     def _batches(self) -> Any:
@@ -312,6 +319,14 @@ def name_of(device: str) -> str:
     return str(tf.config.experimental.get_device_details(tf.config.list_physical_devices("GPU")[0])["device_name"])
 
 
+def _yes_or_no(text: str) -> bool:
+    """A word that Merlin's program takes for a flag."""
+    words = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
+    if text.lower() not in words:
+        raise argparse.ArgumentTypeError(f"must be true or false. Received: {text}.")
+    return words[text.lower()]
+
+
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m benchmarks.merlin", description=__doc__.partition("\n")[0])
     made.add_argument("--model", choices=list(json.loads(synthetic.PATH.read_text())["models"]), default="tiny")
@@ -319,8 +334,13 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--batch_size", type=int, default=65536, help="samples of all workers (default 65536)")
     made.add_argument("--strategy", choices=synthetic.STRATEGIES, default="memory_balanced")
     made.add_argument("--column_slice_threshold", type=int, metavar="N", help="elements, of whole tables")
+    whose = made.add_mutually_exclusive_group()
+    about = "each worker brings its own samples (default true; in Merlin's program false)"
+    whose.add_argument("--dp_input", type=_yes_or_no, nargs="?", const=True, default=True, metavar="BOOL", help=about)
+    about = "each worker brings the ids of the whole batch for its own tables: --dp_input=false"
+    whose.add_argument("--mp_input", "--mp-input", "--nodp_input", action="store_false", dest="dp_input", help=about)
     made.add_argument("--scale", default="auto", metavar="F", help="rows are divided by F; auto: until they fit")
-    made.add_argument("--steps", type=int, default=100, help="that are timed, twice (default 100)")
+    made.add_argument("--steps", "--num_steps", type=int, default=100, help="that are timed, twice (default 100)")
     made.add_argument("--num_data_batches", type=int, default=synthetic.NUM_BATCHES, help="made before, used in turn")
     made.add_argument("--hashed", action="store_true", help="hashed tables of scattered keys, not row numbers")
     made.add_argument("--device", choices=["GPU", "CPU"], help="default: a GPU if TensorFlow sees one")
@@ -333,13 +353,19 @@ def parser() -> argparse.ArgumentParser:
 
 def setup_of(options: argparse.Namespace) -> Setup:
     """Decides scale and placements, the same on all ranks."""
+    if not options.dp_input and (options.strategy == "row_wise" or options.hashed):
+        what = "--hashed tables" if options.hashed else "--strategy row_wise"
+        raise SystemExit(
+            f"With --mp_input each worker brings the ids of its own tables, which are whole on one worker or in "
+            f"columns, and have row numbers. That does not go with {what}: choose another, or --dp_input."
+        )
     device = f"/{options.device or ('GPU' if tf.config.list_physical_devices('GPU') else 'CPU')}:0"
     workers, on_gpu = sok.size(), "GPU" in device
     total = options.memory * GIB if options.memory else memory_of(device)
     budget = SHARE * total / (1 if on_gpu else workers)
 
     def place(model: synthetic.Model, threshold: int | None) -> tuple[Any, ...]:
-        asked = (options.strategy, workers, options.batch_size, options.optimizer, threshold, budget)
+        asked = (options.strategy, workers, options.batch_size, options.optimizer, threshold, budget, options.dp_input)
         return placements(model, *asked)
 
     def fits(model: synthetic.Model, where: Sequence[Any]) -> bool:
@@ -349,7 +375,8 @@ def setup_of(options: argparse.Namespace) -> Setup:
 
     factor = None if options.scale == "auto" else int(options.scale)
     found = scaled(synthetic.load(options.model), factor, options.column_slice_threshold, place, fits)
-    return Setup(*found, options.batch_size, options.optimizer, options.hashed, device, options.num_data_batches)
+    about = (options.batch_size, options.optimizer, options.hashed, device, options.num_data_batches, options.dp_input)
+    return Setup(*found, *about)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -370,12 +397,16 @@ def main(arguments: list[str] | None = None) -> None:
     tell(
         f"{model.name}: {len(model.tables)} {'hashed' if setup.hashed else 'identity'} tables, {rows:,} rows, "
         f"{model.bytes / GIB:.2f} GiB ({max(held) / GIB:.2f} with slots on the fullest worker), "
-        f"{len(model.features())} inputs, batch {setup.batch:,}, {setup.optimizer}, {options.strategy}"
+        f"{len(model.features())} inputs, batch {setup.batch:,}, {setup.optimizer}, {options.strategy}, "
+        + ("each worker brings its samples" if setup.dp_input else "each worker brings the ids of its tables")
     )
     tell(f"scale: rows of every table divided by {setup.factor}" if setup.factor > 1 else "scale: 1, all rows")
     begin = time.perf_counter()
     training = Training(setup)
-    tell(f"made in {time.perf_counter() - begin:.1f} s")
+    made = time.perf_counter() - begin
+    training.step().numpy()
+    begun = time.perf_counter() - begin
+    tell(f"made in {made:.1f} s, the first step had ended after {begun:.1f} s")
     found = measure(training, options.steps)
     low, high = found["quartiles_ms"]
     tell(
@@ -390,9 +421,10 @@ def main(arguments: list[str] | None = None) -> None:
             **{"versions": machine.versions(), "model": model.name, "rows": rows, "scale": setup.factor},
             **{"table_bytes": model.bytes, "bytes_of_ranks": held, "hashed": setup.hashed},
             **{"batch_size": setup.batch, "optimizer": setup.optimizer, "strategy": options.strategy},
-            "column_slice_threshold": options.column_slice_threshold,
+            **{"column_slice_threshold": options.column_slice_threshold, "dp_input": setup.dp_input},
             "placements": [repr(one) for one in setup.placements],
         }
+        about |= {"made_s": made, "first_step_s": begun}
         options.json.write_text(json.dumps({**about, **found, "published": published(setup)}, indent=1) + "\n")
 
 

@@ -23,7 +23,7 @@ from sok.base.autograph import converting
 from sok.base.patching import Here
 from sok.job.job import job_of
 from sok.lookup import lookup
-from sok.lookup.feature import Csr, Feature
+from sok.lookup.feature import Csr, Feature, by_device
 
 _T = TypeVar("_T")
 
@@ -99,7 +99,9 @@ def _ask(call: Callable[[], Any]) -> list[_Asked]:
 
     def meet(parts: Sequence[Sequence[Feature]], training: Any, _: Any) -> list[list[tf.Tensor]]:
         one, found = lookup.look_up_apart(parts, training)
-        is_simple = all(f.is_of_table and f.ids.weights is None and not f.exact for part in one for f in part)
+        flat = [f for part in one for f in part]
+        is_simple = all(f.is_of_table and f.ids.weights is None and not f.exact for f in flat)
+        is_simple = is_simple and len(by_device(flat)) == 1
         insert = tf.get_static_value(tf.convert_to_tensor(training, tf.bool)) if is_simple else None
         asked.append(_Asked(one, None if insert is None else bool(insert)))
         return found

@@ -13,7 +13,7 @@ from sok.base import _ops
 from sok.job import context
 from sok.job.job import job_of
 from sok.job.transport.base import Transport
-from sok.table import on_servers
+from sok.table import on_servers, state
 from sok.table.placement import Part
 from sok.table.table import EmbeddingVariable, is_embedding_variable
 
@@ -111,6 +111,21 @@ class Feature:
     @property
     def limits(self) -> dict[str, int]:
         return {"slot_num": self.slot_num, "max_nnz": self.max_nnz, "max_feature_num": self.max_feature_num}
+
+
+def by_device(features: Sequence[Feature]) -> list[list[int]]:
+    """The places of the features whose tables lie on one device, device by device; ordinary variables with the first.
+
+    Example:
+        >>> import sok
+        >>> a, b = (sok.EmbeddingVariable(2, 10, name=f"at_{n}", on_host=n == "a") for n in "ab")
+        >>> by_device([Feature(tf.Variable([[1.0]]), None), Feature(a, None), Feature(b, None)])
+        [[0, 1, 2]]
+    """
+    of_tables = [place for place, f in enumerate(features) if f.is_of_table]
+    others = [place for place, f in enumerate(features) if not f.is_of_table]
+    found = [[of_tables[i] for i in one] for one in state.by_device([features[p].table for p in of_tables]).values()]
+    return [sorted(found[0] + others), *found[1:]] if found else [others]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -85,7 +85,10 @@ def _group_lookup_grad(op: tf.Operation, *of_outputs: tf.Tensor) -> list[_Grad |
     grads = list(of_outputs[:num_features])
     # In a v1 graph nothing else keeps the update of the rows behind this, which reads them.
     of_weights = _group_lookup_grad_weights(op, handles, grads, keys, row_splits, weights)
-    with tf.control_dependencies([g for g in of_weights if g is not None]):
+    # Sums of a GPU are other than those that the update of a table on the host takes.
+    device = op.outputs[0].device if "CPU" in op.outputs[0].device else ""
+    in_place = tf.device(device) if device else contextlib.nullcontext()
+    with tf.control_dependencies([g for g in of_weights if g is not None]), in_place:
         row_ids, sums = _ops.lib().sok_group_lookup_grad(
             grads,
             [tf.identity(ids) for ids in op.outputs[num_features:]],

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok.base import _ops
-from sok.lookup.feature import Csr, Feature
+from sok.lookup.feature import Csr, Feature, Group
 
 # Ops whose outputs are what somebody has handed to a graph, of which it says no device: the host's, as a rule.
 _HANDED_IN = ("Placeholder", "IteratorGetNext", "IteratorGetNextSync", "OptionalGetValue")
@@ -17,10 +17,17 @@ _HANDED_IN = ("Placeholder", "IteratorGetNext", "IteratorGetNextSync", "Optional
 
 def beside(feature: Feature) -> contextlib.AbstractContextManager[Any]:
     """Where to make Csr of a feature's ids: on the host, if they lie there and the table on a GPU; else anywhere."""
-    is_apart = feature.is_of_table and _is_gpu(feature.table.handle.device)
+    is_apart = feature.is_of_table and (_is_gpu(feature.table.handle.device) or feature.table.options.on_host)
     if is_apart and all(_is_on_host(part) for part in _parts(feature.ids)):
         return tf.device("/CPU:0")
     return contextlib.nullcontext()
+
+
+def at(group: Group) -> contextlib.AbstractContextManager[Any]:
+    """Where to make a lookup in tables of this worker: beside those that are to be on the host, so that the gradient
+    knows where rows are; else where TensorFlow says."""
+    is_told = group.tables[0].options.on_host and not _ops.is_substituted()
+    return tf.device(group.device) if is_told and group.device else contextlib.nullcontext()
 
 
 def together(device: str, *columns: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:

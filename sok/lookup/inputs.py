@@ -7,6 +7,7 @@ leaves its peers waiting. They become a report in place of the row splits, which
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -217,6 +218,13 @@ def _from_dense(feature: Feature, dense: tf.Tensor, weights: tf.Tensor | None) -
     slot_num = feature.slot_num
     static = sizes(dense) or []
     rank = len(static)
+    known = [size for size in static if size is not None]
+    fits = (rank == 2 and slot_num == 1) or (rank == 3 and static[1] == slot_num)
+    if len(known) == rank and fits and feature.padding_key is None:
+        # What follows would do, too: with eight times as many ops, of which a step with thousands of features is made.
+        num_keys, length, none = math.prod(known), known[-1], [math.prod(known[:-1]) + 1]
+        splits = tf.range(0, num_keys + 1, length, tf.int64) if length else tf.zeros(none, tf.int64)
+        return Csr(tf.reshape(dense, [-1]), splits, weights, needs_check=False)
     if rank == 2 and slot_num == 1:
         dense = dense[:, None, :]
     elif rank == 2 and static[1] in (slot_num, None):

@@ -18,7 +18,7 @@ from sok.base import _ops, strategies
 from sok.base.patching import Here
 from sok.base.types import TensorLike, Training
 from sok.lookup import exchange, host_ids, plain_variables, read_ahead, stages
-from sok.lookup.feature import PADDED, ROWS, Csr, Feature, Group
+from sok.lookup.feature import PADDED, ROWS, Csr, Feature, Group, by_device
 from sok.lookup.inputs import to_csr
 from sok.table import reading
 from sok.table.table import EmbeddingVariable, look_up_with
@@ -220,6 +220,15 @@ def lookup_group(features: Sequence[Feature], training: Training = True) -> list
     return lookup_parts([features], training)[0]
 
 
+def lookup_by_device(features: Sequence[Feature], training: Training = True) -> list[tf.Tensor]:
+    """`lookup_group` of tables that may lie on several devices: a part, and so an exchange, for each of these."""
+    places = by_device(features)
+    parts = lookup_parts([[features[place] for place in of_part] for of_part in places], training)
+    in_turn = [place for of_part in places for place in of_part]
+    found = dict(zip(in_turn, [output for of_part in parts for output in of_part], strict=True))
+    return [found[place] for place in range(len(features))]
+
+
 def lookup_rows(
     variable: EmbeddingVariable,
     keys: TensorLike,
@@ -289,17 +298,18 @@ def _look_up_here(ticket: Ticket) -> list[tf.Tensor]:
         if combiner == ROWS:  # from the same op: each key is a segment of its own
             combiners[i], row_splits[i] = "sum", tf.range(tf.size(keys[i], out_type=tf.int64) + 1)
     keys, row_splits, weights = host_ids.together(ticket.group.device, keys, row_splits, weights)
-    return _ops.lib().sok_group_lookup(
-        ticket.group.handles,
-        keys,
-        row_splits,
-        weights,
-        ticket.insert,
-        table_of=ticket.group.table_of(features),
-        dims=[table.local_dim for table in ticket.group.tables],
-        combiners=combiners,
-        capacities=[table.capacity for table in ticket.group.tables],
-    )[0]
+    with host_ids.at(ticket.group):
+        return _ops.lib().sok_group_lookup(
+            ticket.group.handles,
+            keys,
+            row_splits,
+            weights,
+            ticket.insert,
+            table_of=ticket.group.table_of(features),
+            dims=[table.local_dim for table in ticket.group.tables],
+            combiners=combiners,
+            capacities=[table.capacity for table in ticket.group.tables],
+        )[0]
 
 
 def _checked(f: Feature) -> Feature:

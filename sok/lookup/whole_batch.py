@@ -17,19 +17,25 @@ import tensorflow as tf
 from sok.base.custom_gradient import custom_gradient
 from sok.base.types import Training
 from sok.job import context
-from sok.lookup.feature import ROWS, Feature, Group
+from sok.lookup.feature import ROWS, Csr, Feature, Group, by_device
 from sok.lookup.inputs import to_csr
 from sok.lookup.lookup import Ticket, finish
 
 if TYPE_CHECKING:
     from sok.job.transport.base import Transport
+    from sok.table.table import EmbeddingVariable
 
 _HEADER = 4  # int32: what is wrong, of which feature, and the two halves of an id
 _BAD_ID, _UNEVEN = 1, 2
 
 
 def look_up_whole_batch(
-    features: Sequence[Feature], training: Training, widths: Sequence[int], transport: Transport, name: str
+    features: Sequence[Feature],
+    training: Training,
+    widths: Sequence[int],
+    transport: Transport,
+    name: str,
+    tables: Sequence[EmbeddingVariable] = (),
 ) -> tf.Tensor:
     """For each sample of this rank the vectors of all ranks' features, one after the other.
 
@@ -40,6 +46,7 @@ def look_up_whole_batch(
         widths: of each rank how many columns all its features have.
         transport: of the ranks that share the batch.
         name: of the collectives, the same on all ranks.
+        tables: those of all ranks' features: a rank that holds none that is trained takes part in the gradient, too.
 
     Returns:
         [B / R, sum(widths)] float32: samples r B / R to (r + 1) B / R on rank r. Collective: one, and one for the
@@ -51,36 +58,53 @@ def look_up_whole_batch(
     features = [dataclasses.replace(f, ids=to_csr(f)) for f in features]
     header, num_samples = _judged(features, transport.size)
     is_good = tf.equal(header[0], 0)
-    outputs = []
+    outputs: list[Any] = []
     if features:
         keys = [tf.where(is_good, f.ids.keys, tf.zeros_like(f.ids.keys)) for f in features]
         asked = [
             dataclasses.replace(f, ids=dataclasses.replace(f.ids, keys=k)) for f, k in zip(features, keys, strict=True)
         ]
         insert = tf.logical_and(tf.convert_to_tensor(training, tf.bool), is_good)
-        outputs = finish(Ticket(tuple(asked), Group.of(asked), insert, None))
-    part = num_samples // transport.size
-    mine = tf.concat([out[: part * transport.size] for out in outputs], 1) if outputs else tf.zeros([0, 0])
+        outputs = [None] * len(asked)
+        for places in by_device(asked):
+            there = [asked[place] for place in places]
+            for place, out in zip(places, finish(Ticket(tuple(there), Group.of(there), insert, None)), strict=True):
+                outputs[place] = out
+    rows = num_samples // transport.size * transport.size
+    mine = tf.concat([out[:rows] for out in outputs], 1) if outputs else tf.zeros([0, 0])
+    watched = _watched([f.table for f in features], tables)
+    mine = mine if watched is None else mine + watched
     return _sent_home(mine, tf.bitcast(header, tf.float32), widths, transport, name)
+
+
+def _watched(mine: Sequence[EmbeddingVariable], tables: Sequence[EmbeddingVariable]) -> tf.Tensor | None:
+    """Zero; made of a table that is trained, if none of `mine` is: what depends on none has no gradient to wait for."""
+    trained = [table for table in tables if table.trainable]
+    if not trained or any(table.trainable for table in mine):
+        return None
+    nothing = Feature(trained[0], Csr(tf.zeros([0], trained[0].key_dtype)))
+    (rows,) = finish(Ticket((nothing,), Group.of([nothing]), tf.constant(False), None))
+    return tf.reduce_sum(rows)
 
 
 def _judged(features: Sequence[Feature], size: int) -> tuple[tf.Tensor, tf.Tensor]:
     """What is wrong here, [4] int32; and the number of samples."""
     if not features:
         return tf.zeros([_HEADER], tf.int32), tf.zeros([], tf.int64)
-    are_wrong, wrong, samples = [], [], []
+    # Few ops of each feature: there may be thousands, and each op is built, and run, in every program.
+    lowest, highest, samples, axis = [], [], [], tf.constant([0])
     for f in features:
         keys = tf.cast(f.ids.keys, tf.int64)
-        found = tf.boolean_mask(keys, (keys < 0) | (keys >= f.table.num_keys))
-        are_wrong.append(tf.size(found) > 0)
-        wrong.append(tf.concat([found, [0]], 0)[0])
-        of_keys = f.combiner == ROWS
-        samples.append(tf.size(keys, tf.int64) if of_keys else tf.size(f.ids.row_splits, tf.int64) - 1)
-    first = tf.argmax(tf.stack(are_wrong), output_type=tf.int32)
-    counts = tf.stack(samples)
+        lowest.append(tf.raw_ops.Min(input=keys, axis=axis))  # of none the largest number there is
+        highest.append(tf.raw_ops.Max(input=keys, axis=axis))
+        samples.append(tf.size(keys if f.combiner == ROWS else f.ids.row_splits, tf.int64))
+    low, high = tf.stack(lowest), tf.stack(highest)
+    are_wrong = (low < 0) | (high >= tf.constant([f.table.num_keys for f in features], tf.int64))
+    first = tf.argmax(are_wrong, output_type=tf.int32)
+    counts = tf.stack(samples) - tf.constant([int(f.combiner != ROWS) for f in features], tf.int64)
     is_uneven = tf.reduce_any(counts != counts[0]) | (counts[0] % size != 0)
     code = tf.where(tf.reduce_any(are_wrong), _BAD_ID, tf.where(is_uneven, _UNEVEN, 0))
-    detail = tf.where(tf.reduce_any(are_wrong), tf.stack(wrong)[first], tf.reduce_max(counts))
+    detail = tf.where(tf.reduce_any(are_wrong), tf.where(low < 0, low, high)[first], tf.reduce_max(counts))
     fewest = tf.reduce_min(counts)
     return tf.concat([[code, first], tf.bitcast(detail, tf.int32)], 0), fewest
 

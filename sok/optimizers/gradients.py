@@ -7,6 +7,7 @@ norm of a table is the norm over all its shards.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import tensorflow as tf
@@ -18,6 +19,7 @@ from sok.job.job import job_of
 from sok.lookup import exchange, servers
 from sok.lookup.gradients import are_distinct
 from sok.table import on_servers
+from sok.table import state as table_state
 from sok.table.table import EmbeddingVariable
 
 NONFINITE_POLICIES = ("allow", "skip", "raise")
@@ -76,10 +78,13 @@ def from_slices(grad: Gradient, variable: EmbeddingVariable, scale: Scalar | Non
             f"a lookup gave, as tape.gradient returns. Received: {grad!r}."
         )
     # float16 and bfloat16 come from layers that compute in them; the table and its optimizer are float32.
-    values = tf.reshape(tf.cast(grad.values, tf.float32), [-1, variable.local_dim])
+    values = tf.cast(grad.values, tf.float32)
+    if values.shape.rank != 2 or values.shape[-1] != variable.local_dim:
+        values = tf.reshape(values, [-1, variable.local_dim])
     if scale is not None:
         values = values * tf.cast(scale, tf.float32)
-    row_ids = tf.reshape(tf.cast(grad.indices, tf.int64), [-1])
+    row_ids = tf.cast(grad.indices, tf.int64)
+    row_ids = row_ids if row_ids.shape.rank == 1 else tf.reshape(row_ids, [-1])
     return TableGradient(variable, row_ids, values, are_distinct(grad))
 
 
@@ -110,11 +115,19 @@ def _columns(ready: list[TableGradient]) -> tuple[list[tf.Tensor], ...]:
 def apply(
     ready: list[TableGradient], step: tf.Tensor, hyper: tf.Tensor, rule: str, slot_set: str, nonfinite: str
 ) -> tf.Operation | None:
-    """Updates all tables in one op. Returns it in a graph."""
+    """Updates all tables in one op, or one for each device that has some. Returns it in a graph."""
     settings = {"rule": rule, "slot_set": slot_set, "nonfinite": nonfinite}
     if ready[0].variable.on_servers is not None:
         return _apply_on_servers(ready, step, hyper, settings)
-    return _ops.lib().sok_group_apply(*_columns(ready), step, hyper, distinct=[g.distinct for g in ready], **settings)
+    done = [
+        _ops.lib().sok_group_apply(*_columns(some), step, hyper, distinct=[g.distinct for g in some], **settings)
+        for some in _by_device(ready)
+    ]
+    return done[0] if len(done) == 1 or tf.executing_eagerly() else tf.group(*done)
+
+
+def _by_device(ready: list[TableGradient]) -> list[list[TableGradient]]:
+    return [[ready[i] for i in places] for places in table_state.by_device([g.variable for g in ready]).values()]
 
 
 def _apply_on_servers(
@@ -130,8 +143,13 @@ def _apply_on_servers(
 
 def tried(ready: list[TableGradient], step: tf.Tensor, hyper: tf.Tensor, rule: str, slot_set: str) -> tf.Tensor:
     """Why a rule of one's own must not be applied: it makes NaN or infinity of what is finite. As `agree` takes it."""
-    settings = {"rule": rule, "slot_set": slot_set, "distinct": [g.distinct for g in ready]}
-    why = _ops.lib().sok_group_try(*_columns(ready), step, hyper, **settings)
+    said = [
+        _ops.lib().sok_group_try(
+            *_columns(some), step, hyper, rule=rule, slot_set=slot_set, distinct=[g.distinct for g in some]
+        )
+        for some in _by_device(ready)
+    ]
+    why = functools.reduce(lambda first, second: tf.where(tf.equal(first, ""), second, first), said)
     return tf.where(tf.equal(why, ""), why, tf.strings.join(["InvalidArgumentError: ", why]))
 
 

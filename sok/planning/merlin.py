@@ -106,6 +106,7 @@ class DistEmbeddingStrategy:
         copied, columns, rows = ([self.global_configs[table] for table in group] for group in self.table_groups)
         self.dp_configs = copied
         self.row_sliced_configs: list[list[Any]] = [[] for _ in range(world_size)]
+        self._hosted: set[int] = set()
         if rows:
             self._cut_rows(rows, world_size)
         if columns:
@@ -180,7 +181,13 @@ class DistEmbeddingStrategy:
             for table in tables:
                 merged[table] = merged.get(table, 0) + left[table].pop(0)
             own = [configs[table] | {"output_dim": width} for table, width in merged.items()]
-            fused = fuse(self._offloaded(own), _is_plain)
+            marked = self._offloaded(own)
+            self._hosted |= {
+                self.table_groups[1][table]
+                for table, config in zip(merged, marked, strict=True)
+                if config["cpu_offload"]
+            }
+            fused = fuse(marked, _is_plain)
             inputs = [(i, local) for local, table in enumerate(merged) for i in inputs_of[table]]
             places = [fused.place_of(local) for _, local in inputs]
             self.table_ids.append(list(merged))
@@ -210,6 +217,14 @@ class DistEmbeddingStrategy:
             limit = self.gpu_embedding_size
             marked[i] = configs[i] | {"cpu_offload": limit is not None and total > limit}
         return marked
+
+    def is_offloaded(self, table: int) -> bool:
+        """Whether some rank that has columns of a table leaves them to its host.
+
+        Args:
+            table: its id among all tables.
+        """
+        return table in self._hosted
 
     def columns_of(self, table: int) -> list[tuple[int, int, int]]:
         """Who holds which columns of a table-parallel table: (rank, first column, after the last), from the left.

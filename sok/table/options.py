@@ -48,6 +48,8 @@ class TableOptions:
             both ends. One lookup travels in 16 bit if all its tables say the same, else in float32. Workers that
             share memory, those of one host, send float32 all the same: narrowing takes longer than copying. Equal on
             all workers.
+        on_host: True: rows lie in the memory of the host, where TensorFlow would place them on a GPU, or a `tf.device`
+            around the table says so. For tables that a GPU has no room for. Equal on all workers.
         gpu_memory_bytes: the most memory that this shard may take of a GPU, if it lies there. What needs more raises
             ResourceExhaustedError and changes nothing. None: what the GPU has.
         placement: which worker holds which rows. `sok.row_wise()` (default): the row of a key is on rank
@@ -80,6 +82,7 @@ class TableOptions:
     num_keys: int | None = None
     way_home: str = "auto"
     exchange_dtype: str = "float32"
+    on_host: bool = False
     gpu_memory_bytes: int | None = None
     admission: Admission | None = None
     eviction: Eviction | None = None
@@ -91,6 +94,7 @@ class TableOptions:
             "initializer": self.initializer() if isinstance(self.initializer, type) else self.initializer,
             "hashed": bool(self.hashed),
             "trainable": bool(self.trainable),
+            "on_host": bool(self.on_host),
             "placement": row_wise() if self.placement is None else self.placement,
             "way_home": _one_of("way_home", self.way_home, "auto", "rows", "sums"),
             "exchange_dtype": _one_of("exchange_dtype", self.exchange_dtype, *_WIRE, of=lambda d: tf.as_dtype(d).name),
@@ -105,6 +109,8 @@ class TableOptions:
             object.__setattr__(self, name, value)
         if not isinstance(self.initializer, InitializerSpec):
             resolve(self.initializer)
+        if self.on_host and self.gpu_memory_bytes is not None:
+            raise ValueError(f"`gpu_memory_bytes` is for tables on a GPU, not on_host. Received: {self!r}.")
         if self.hashed and self.num_keys is not None:
             raise ValueError("`num_keys` is for tables whose keys are row numbers: give hashed=False, too.")
         if not isinstance(self.placement, Placement):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -82,12 +83,13 @@ class Shards:
                 **part.attributes,
                 **table._initializer_spec.to_attributes(part.columns, dim),
             }
-            made = make_handle(
-                shared_name=f"sok/{name}{more}" if graph_mode else "",
-                anonymous=not graph_mode,
-                name=f"{name}{more}" if graph_mode else None,
-                **attributes,
-            )
+            with tf.device("/CPU:0") if options.on_host else contextlib.nullcontext():
+                made = make_handle(
+                    shared_name=f"sok/{name}{more}" if graph_mode else "",
+                    anonymous=not graph_mode,
+                    name=f"{name}{more}" if graph_mode else None,
+                    **attributes,
+                )
             table_state.set_handle_data(made, part.dim, graph_mode)
             handles.append(made)
             if part == own:

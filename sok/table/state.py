@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -143,6 +143,22 @@ def swap(variable: EmbeddingVariable, other: tf.Tensor) -> tf.Operation | None:
     return _ops.lib().sok_table_swap(variable.handle, other)
 
 
+def by_device(tables: Sequence[EmbeddingVariable]) -> dict[str, list[int]]:
+    """The places of the tables that lie on each device: one op takes tables of one device.
+
+    Example:
+        >>> import sok
+        >>> a, b = (sok.EmbeddingVariable(dim=2, capacity=10, name=f"by_device_{n}") for n in "ab")
+        >>> list(by_device([a, b, a]).values())
+        [[0, 1, 2]]
+    """
+    found: dict[str, list[int]] = {}
+    for place, table in enumerate(tables):
+        device = "" if table.on_servers is not None else table.handle.device
+        found.setdefault(device or "", []).append(place)
+    return found
+
+
 def count_step(tables: Iterable[EmbeddingVariable]) -> tf.Operation | None:
     """Adds 1 to the `step` of each table: an update call has been made, and rows leave that have to. Returns the op in
     a graph."""
@@ -155,7 +171,11 @@ def count_step(tables: Iterable[EmbeddingVariable]) -> tf.Operation | None:
     with tf.control_dependencies(
         [_take_evicted(table)[0] for table in told if table._in_graph_mode]
     ):  # keeps from here
-        counted = _ops.lib().sok_tables_count_step([table.handle for table in tables])
+        of_devices = [
+            _ops.lib().sok_tables_count_step([tables[place].handle for place in places])
+            for places in by_device(tables).values()
+        ]
+        counted = of_devices[0] if len(of_devices) == 1 or tf.executing_eagerly() else tf.group(*of_devices)
     if not told:
         return counted
     with tf.control_dependencies([] if counted is None else [counted]):

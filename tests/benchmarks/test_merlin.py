@@ -10,7 +10,11 @@ import pytest
 import sok
 from benchmarks import merlin, synthetic, towers
 from benchmarks.jobs import all_jobs, select
-from tests.benchmarks.merlin_model import MODEL, train_beside_stock_tensorflow
+from tests.benchmarks.merlin_model import (
+    MODEL,
+    train_beside_stock_tensorflow,
+    train_with_ids_of_the_whole_batch,
+)
 
 
 def test_the_averaged_row_is_that_of_numpy():
@@ -28,6 +32,45 @@ def test_the_averaged_row_is_that_of_numpy():
 def test_a_step_is_that_of_stock_tensorflow():
     sok.Init(seed=1)
     train_beside_stock_tensorflow("memory_balanced")
+
+
+@pytest.mark.parametrize("strategy", synthetic.STRATEGIES[1:])
+def test_ids_of_the_whole_batch_give_the_losses_of_those_of_a_worker(strategy):
+    sok.Init(seed=1)
+    train_with_ids_of_the_whole_batch(strategy, 100)
+
+
+@pytest.mark.parametrize(
+    ("options", "dp_input"),
+    [
+        ([], True),
+        (["--dp_input"], True),
+        (["--dp_input=false"], False),
+        (["--nodp_input"], False),
+        (["--mp_input"], False),
+        (["--mp-input"], False),
+    ],
+)
+def test_flags_say_whose_ids_a_worker_brings(options, dp_input):
+    assert merlin.parser().parse_args(options).dp_input is dp_input
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--strategy", "row_wise"], "does not go with --strategy row_wise: choose another, or --dp_input"),
+        (["--hashed"], "does not go with --hashed tables"),
+    ],
+)
+def test_what_has_no_owner_is_refused_with_ids_of_the_whole_batch(options, words):
+    with pytest.raises(SystemExit, match=words):
+        merlin.main(["--mp_input", "--device", "CPU", *options])
+
+
+def test_other_words_than_true_and_false_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        merlin.parser().parse_args(["--dp_input=maybe"])
+    assert "must be true or false. Received: maybe." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("strategy", synthetic.STRATEGIES)
@@ -74,6 +117,16 @@ def test_the_command_says_scale_and_figures(tmp_path, capsys, monkeypatch):
     assert held <= merlin.SHARE * 2e-6 * 2**30 < 2.2 * held and found["rows"] == 40 // factor + 30 // factor + 1
     assert 0 < found["quartiles_ms"][0] <= found["ms"] <= found["quartiles_ms"][1]
     assert found["published"] == [] and found["loss"] > 0
+
+
+def test_the_command_trains_with_ids_of_the_whole_batch(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(synthetic, "load", lambda name: MODEL)
+    options = ["--batch_size", "8", "--num_steps", "2", "--device", "CPU", "--mp_input", "--json"]
+    merlin.main([*options, str(tmp_path / "found.json")])
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert "each worker brings the ids of its tables" in capsys.readouterr().out
+    assert (found["dp_input"], found["steps"], found["scale"]) == (False, 2, 1) and found["loss"] > 0
+    assert 0 < found["made_s"] < found["first_step_s"]
 
 
 def test_strategies_take_turns_and_are_compared_window_by_window():

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import distributed_embeddings as de
 import sok
-from tests.benchmarks.merlin_model import train_beside_stock_tensorflow
+from tests.benchmarks.merlin_model import train_beside_stock_tensorflow, train_with_ids_of_the_whole_batch
 from tests.sok import collections_of_tables as cases
 
 
@@ -120,3 +120,11 @@ def check_the_benchmark_of_merlin_trains_as_stock_tensorflow(world):
     """Tables in columns: 40 x 3 and 30 x 4 are above the threshold, 1 x 2 is not."""
     kinds = [placement.kind for placement in train_beside_stock_tensorflow("basic", 100)]
     assert kinds == (["column_wise", "column_wise", "table_wise"] if world.size > 1 else ["table_wise"] * 3)
+
+
+def check_the_benchmark_of_merlin_trains_with_ids_of_the_whole_batch(world):
+    for strategy in ("basic", "memory_balanced", "memory_optimized", "auto"):
+        kinds = [placement.kind for placement in train_with_ids_of_the_whole_batch(strategy, 100)]
+        assert set(kinds) <= {"table_wise", "column_wise"}
+        if strategy == "basic" and world.size > 1:
+            assert kinds[:2] == ["column_wise", "column_wise"]

@@ -90,7 +90,7 @@ def test_the_largest_tables_leave_the_gpu_and_are_never_fused(limit, on_host):
         for config, members in zip(plan.local_configs[0], plan.local_group_list[0], strict=True)
         for member in members
     }
-    assert [offloaded[i] for i in range(3)] == on_host
+    assert [offloaded[i] for i in range(3)] == on_host == [plan.is_offloaded(i) for i in range(3)]
     for config, members in zip(plan.local_configs[0], plan.local_group_list[0], strict=True):
         assert len(members) == 1 or not config["cpu_offload"]
 
@@ -99,6 +99,26 @@ def test_the_running_sum_counts_tables_that_left():
     # 10 stays; 20 makes 30 > 25 and leaves; 21 makes 51 and leaves, though 10 + ... of those that stay would be less.
     plan = DistEmbeddingStrategy(layers((10, 1), (10, 2), (7, 3)), 1, gpu_embedding_size=25)
     assert [config["cpu_offload"] for config in plan.local_configs[0]] == [False, True, True]
+
+
+def test_a_table_is_offloaded_if_one_of_its_ranks_has_no_room():
+    """Tables 1 and 2 are halves on both ranks; rank 0 has table 0, too, which is copied nowhere."""
+    plan = DistEmbeddingStrategy(
+        layers((10, 4), (20, 4), (30, 4), (2, 4)),
+        2,
+        column_slice_threshold=60,
+        data_parallel_threshold=8,
+        gpu_embedding_size=100,
+    )
+    offloaded = [
+        {plan.table_ids[rank][member] for member in members}
+        for rank in range(2)
+        for config, members in zip(plan.local_configs[rank], plan.local_group_list[rank], strict=True)
+        if config["cpu_offload"]
+    ]
+    assert plan.table_groups[0] == [3] and not plan.is_offloaded(3)
+    assert [plan.is_offloaded(t) for t in range(3)] == [any(t in of for of in offloaded) for t in range(3)]
+    assert any(map(plan.is_offloaded, range(3))) and not all(map(plan.is_offloaded, range(3)))
 
 
 def test_slices_that_meet_are_one_table_of_their_widths():

@@ -338,6 +338,41 @@ def test_16_layers_of_both_keras_work_without_a_gpu(of):
     assert type(concat).from_config(concat.get_config()).feature_sizes == [3, 4]
 
 
+def test_tables_that_are_offloaded_are_the_hosts_on_all_workers(monkeypatch):
+    """Of table 1 each rank has two columns; rank 0 has table 0, too, and leaves table 1 to its host."""
+    sizes = [(10, 4), (30, 4), (8, 4)]
+
+    def rank(transport):
+        arguments = {"column_slice_threshold": 60, "gpu_embedding_size": 95}
+        layer = de.DistributedEmbedding(layers_of(sizes), **arguments)
+        hosted = [config["cpu_offload"] for of_rank in layer.strategy.local_configs for config in of_rank]
+        before = len(transport.collectives)
+        layer([tf.constant([[1, 2]])] * 3)
+        # Without a GPU all of them are in one place, and one exchange.
+        assert len(transport.collectives) - before == 2
+        again = type(layer).from_config(layer.get_config())
+        assert [one.get_config()["table"]["on_host"] for one in again.embeddings] == [
+            layer.strategy.is_offloaded(table) for table in range(3)
+        ]
+        return hosted, [one.embedding_variable.options.on_host for one in layer.embeddings]
+
+    (hosted, options), others = checked(run_world(2, rank, monkeypatch))
+    assert (hosted, options) == others and options == [False, True, False]
+    assert sorted(hosted) == [False, False, False, True]
+
+
+def test_what_has_no_table_cannot_be_on_the_host():
+    collection = sok.parallel.EmbeddingCollection
+    with pytest.raises(ValueError, match="`on_host` must have one for each of the 1 layers. Received: 2."):
+        collection([sok.Embedding(100, 4)], on_host=[True, False])
+    for layer, placements in (Doubled(3, 2), None), (sok.Embedding(100, 4), [sok.data_parallel()]):
+        with pytest.raises(ValueError, match="must have a table, and no copies, to be on_host. It has: "):
+            collection([layer], placements=placements, on_host=[True])
+    small = collection([sok.Embedding(3, 4, "ones")], on_host=[True])
+    np.testing.assert_array_equal(small([tf.constant([1])])[0], np.ones([1, 4]))
+    assert small.embeddings[0].embedding_variable.options.on_host
+
+
 def test_auto_places_by_what_a_step_costs(monkeypatch):
     def rank(_):
         layers = layers_of([(100, 4), (10**5, 16)])
@@ -387,6 +422,28 @@ def test_ids_of_the_whole_batch_need_no_exchange_of_keys(workers, strategy, monk
     for one, table, up in zip(ids, map_of, ups, strict=True):
         np.subtract.at(wanted[table], one, 0.1 * up[:, None])
     same(results[0][1], wanted)
+
+
+@pytest.mark.parametrize("is_frozen", [False, True], ids=["none", "a frozen one"])
+def test_a_worker_without_a_table_that_is_trained_takes_part_in_the_gradient(is_frozen, monkeypatch):
+    (matrix,) = matrices([(10, 2)])
+
+    def rank(transport):
+        layers = [sok.Embedding(10, 2, combiner="sum"), sok.Embedding(10, 3, combiner="sum", trainable=False)]
+        layers, owners = layers[: 1 + is_frozen], [sok.table_wise(0), sok.table_wise(1)][: 1 + is_frozen]
+        layer = sok.parallel.EmbeddingCollection(layers, placements=owners, dp_input=False)
+        layer.set_weights([matrix, np.ones([10, 3], np.float32)][: 1 + is_frozen])
+        before = len(transport.collectives)
+        with tf.GradientTape() as tape:
+            outputs = layer([tf.constant([[1], [2]])] * len(layer.inputs_of_ranks[transport.rank]))
+            loss = tf.reduce_sum(outputs[0])
+        variables = layer.trainable_variables
+        sok.optimizers.SGD(1.0).apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        assert len(transport.collectives) - before == 2
+        return layer.get_weights()[0]
+
+    for found in checked(run_world(2, rank, monkeypatch)):
+        np.testing.assert_allclose(found[:4], matrix[:4] - [[0], [1], [1], [0]], rtol=1e-6)
 
 
 @pytest.mark.parametrize(("ids", "message"), [([[9, 60]] * 4, "no row number: 60"), ([[1]] * 3, "a multiple of 2: 3")])

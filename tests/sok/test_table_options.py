@@ -35,7 +35,7 @@ def whole(top):
 
 @st.composite
 def any_options(draw):
-    hashed = draw(st.booleans())
+    hashed, on_host = draw(st.booleans()), draw(st.booleans())
     names = ("ones", "HeNormal", keras.initializers.HeUniform(seed=2))
     return dict(
         key_dtype=draw(st.sampled_from(["int64", tf.int32, np.uint32, "uint64"])),
@@ -47,7 +47,8 @@ def any_options(draw):
         num_keys=None if hashed else draw(whole(2**62)),
         way_home=draw(st.sampled_from(["auto", "rows", "sums"])),
         exchange_dtype=draw(st.sampled_from(["float32", tf.float16, "bfloat16"])),
-        gpu_memory_bytes=draw(whole(2**62)),
+        on_host=on_host,
+        gpu_memory_bytes=None if on_host else draw(whole(2**62)),
     )
 
 
@@ -74,6 +75,7 @@ def test_options_come_back_from_their_configuration(properties):
         ({"way_home": "Sums"}, "`way_home` .*'auto', 'rows', 'sums'"),
         ({"exchange_dtype": "int8"}, "`exchange_dtype` .*'float32'"),
         ({"gpu_memory_bytes": -1}, "`gpu_memory_bytes` .*whole number"),
+        ({"gpu_memory_bytes": 9, "on_host": True}, "`gpu_memory_bytes` is for tables on a GPU, not on_host"),
     ],
 )
 def test_each_property_is_checked_wherever_it_is_given(properties, message):

@@ -157,7 +157,8 @@ class DistributedEmbeddingMixin:
         embeddings: layers of which the configuration is taken; see `sok.parallel.EmbeddingCollection`.
         strategy: 'basic', 'memory_balanced' or 'memory_optimized': Merlin's. 'auto': `sok.plan`, by what a step costs.
         column_slice_threshold, row_slice_threshold, data_parallel_threshold, gpu_embedding_size: numbers of elements;
-            see `DistEmbeddingStrategy`. On one worker no table is cut into rows or copied.
+            see `DistEmbeddingStrategy`. On one worker no table is cut into rows or copied. A table that some rank's GPU
+            has no room for is in the memory of the host on all.
         dp_input: True: each worker brings its own samples, of all inputs. False: the samples of all workers, of the
             inputs `strategy.input_ids_list[rank]` ('auto': `inputs_of_ranks[rank]`), whose tables it holds.
         input_table_map: the layer of each input.
@@ -215,7 +216,7 @@ class DistributedEmbeddingMixin:
             "plan": None if plan is None else dict(plan),
         }
         self._given = list(embeddings)
-        made, found, placements = None, None, None
+        made, found, placements, on_host = None, None, None, None
         if strategy == "auto":
             found, placements = _planned(self._given, input_table_map, {"dp_input": bool(dp_input), **(plan or {})})
         else:
@@ -231,7 +232,8 @@ class DistributedEmbeddingMixin:
                 gpu_embedding_size,
             )
             placements = placements_of(made)
-        super().__init__(self._given, input_table_map, placements, dp_input, **kwargs)  # type: ignore[call-arg]
+            on_host = [made.is_offloaded(table) for table in range(len(self._given))]
+        super().__init__(self._given, input_table_map, placements, dp_input, on_host, **kwargs)  # type: ignore[call-arg]
         if made is not None and not dp_input:
             self.inputs_of_ranks = made.input_ids_list
         self.strategy, self.plan = made, found

@@ -16,10 +16,11 @@ from sok.keras.layers.embedding import Answer, EmbeddingMixin, assign_matrix, ma
 from sok.lookup import exchange
 from sok.lookup.feature import ROWS, Feature
 from sok.lookup.inputs import describe
-from sok.lookup.lookup import lookup_group
+from sok.lookup.lookup import lookup_by_device
 from sok.lookup.whole_batch import collective_name, look_up_whole_batch
 from sok.table.options import TableOptions, whole_number
 from sok.table.placement import Placement
+from sok.table.state import by_device
 
 _KEPT = (
     *("name", "trainable", "dtype", "input_dim", "output_dim", "embeddings_initializer", "embeddings_regularizer"),
@@ -44,6 +45,8 @@ class EmbeddingCollectionMixin(TableLayerMixin):
             input i is looked up in layer i.
         placements: a `sok.Placement` of each layer, or None for those that stay as they are. With
             `sok.data_parallel()` a layer of row numbers is an ordinary variable.
+        on_host: of each layer whether its table lies in the memory of the host, beside tables on a GPU
+            (`TableOptions`). Tables of two devices make one exchange for each of these. None: as the layers say.
         dp_input: True: each worker brings its own samples. False: it brings the ids of the samples of all workers, B,
             but only for the inputs `inputs_of_ranks[rank]`, whose tables it holds, and gets the vectors of B / R of
             them, from r B / R on. Then no keys travel: one collective forward, one backward. For layers of row numbers
@@ -82,6 +85,7 @@ class EmbeddingCollectionMixin(TableLayerMixin):
         input_table_map: Sequence[int] | None = None,
         placements: Sequence[Placement | None] | None = None,
         dp_input: bool = True,
+        on_host: Sequence[bool] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -91,19 +95,26 @@ class EmbeddingCollectionMixin(TableLayerMixin):
         table_of = range(len(embeddings)) if input_table_map is None else input_table_map
         self.input_table_map = [whole_number("input_table_map", table, len(embeddings) - 1, 0) for table in table_of]
         chosen = [None] * len(embeddings) if placements is None else list(placements)
-        if len(chosen) != len(embeddings):
-            raise ValueError(
-                f"`placements` must have one for each of the {len(embeddings)} layers. Received: {len(chosen)}."
-            )
-        self.embeddings = [self._of(layer, placement) for layer, placement in zip(embeddings, chosen, strict=True)]
+        hosted = [False] * len(embeddings) if on_host is None else [bool(one) for one in on_host]
+        for argument, given in (("placements", chosen), ("on_host", hosted)):
+            if len(given) != len(embeddings):
+                raise ValueError(
+                    f"`{argument}` must have one for each of the {len(embeddings)} layers. Received: {len(given)}."
+                )
+        self.embeddings = [self._of(*one) for one in zip(embeddings, chosen, hosted, strict=True)]
         self.dp_input = bool(dp_input)
         self.inputs_of_ranks: list[list[int]] = [] if self.dp_input else self._inputs_of_ranks()
 
-    def _of(self, layer: Any, placement: Placement | None) -> Any:
+    def _of(self, layer: Any, placement: Placement | None, is_hosted: bool) -> Any:
         """The layer that stands for one of those given."""
         keras_embedding = self._keras.layers.Embedding
         is_plain = isinstance(layer, keras_embedding) and type(layer).call is keras_embedding.call
-        if not is_plain and not isinstance(layer, EmbeddingMixin):
+        is_other = not is_plain and not isinstance(layer, EmbeddingMixin)
+        if is_hosted and (is_other or (placement is not None and placement.is_copied)):
+            raise ValueError(
+                f"Layer '{layer.name}' must have a table, and no copies, to be on_host. It has: {placement}."
+            )
+        if is_other:
             return type(layer).from_config(layer.get_config())
         config = {name: value for name, value in layer.get_config().items() if name in _KEPT}
         options = config.get("table") or {}
@@ -112,6 +123,8 @@ class EmbeddingCollectionMixin(TableLayerMixin):
             options = dataclasses.replace(options, placement=placement)
             is_copy = placement.is_copied and config["input_dim"] is not None
             config["sparse_as_dense_size"] = config["input_dim"] if is_copy else 0
+        if is_hosted:
+            options, config["sparse_as_dense_size"] = dataclasses.replace(options, on_host=True), 0
         return self._classes.Embedding.from_config({**config, "table": options})
 
     def _inputs_of_ranks(self) -> list[list[int]]:
@@ -131,8 +144,10 @@ class EmbeddingCollectionMixin(TableLayerMixin):
     var = embedding_variable
 
     def _tables_asked(self) -> list[Any]:
+        """Those that are asked first, where peers wait: of one device."""
         asked = [self.embeddings[table] for table in dict.fromkeys(self.input_table_map)]
-        return [table for layer in asked if isinstance(layer, EmbeddingMixin) for table in layer._tables_asked()]
+        found = [table for layer in asked if isinstance(layer, EmbeddingMixin) for table in layer._tables_asked()]
+        return [found[place] for place in next(iter(by_device(found).values()), [])]
 
     def build(self, input_shape: Shape | None = None) -> None:
         for layer in self.embeddings:
@@ -180,7 +195,7 @@ class EmbeddingCollectionMixin(TableLayerMixin):
             of_layer, answer = _asks(layer, ids)
             answers.append((answer, len(asked), len(asked) + len(of_layer)))
             asked += of_layer
-        found = lookup_group(asked, inserts) if asked else []
+        found = lookup_by_device(asked, inserts) if asked else []
         return [self._to_compute_dtype(answer(found[first:stop])) for answer, first, stop in answers]
 
     def _of_the_whole_batch(self, inputs: Sequence[Ids], inserts: Any) -> list[Any]:
@@ -194,21 +209,19 @@ class EmbeddingCollectionMixin(TableLayerMixin):
                     f"dp_input=False. Received: {describe(ids)}."
                 )
             asked.append(feature)
-        columns: dict[int, list[tuple[int, int]]] = {}  # of each input where its pieces lie, from the left
-        starts, widths = 0, list[int]()
-        pieces = [dict(_pieces(layer)) for layer in self.embeddings]
-        for of_rank, held in enumerate(self.inputs_of_ranks):
-            for i in held:
-                width = pieces[self.input_table_map[i]][of_rank]
-                columns.setdefault(i, []).append((of_rank, starts))
-                starts += width
-            widths.append(starts - sum(widths))
-        found = look_up_whole_batch(asked, inserts, widths, context.get_transport(), collective_name(self.name))
+        pieces = [dict(_pieces(layer)) for layer in self.embeddings]  # of each the width that a rank has
+        of_ranks = [[pieces[self.input_table_map[i]][of] for i in held] for of, held in enumerate(self.inputs_of_ranks)]
+        widths = [sum(held) for held in of_ranks]
+        tables = [self.embeddings[table].embedding_variable for table in dict.fromkeys(self.input_table_map)]
+        shared = (context.get_transport(), collective_name(self.name), tables)
+        found = look_up_whole_batch(asked, inserts, widths, *shared)
+        # One op: the gradient of each slice by itself would be as wide as all of them.
+        columns = iter(tf.split(found, [width for held in of_ranks for width in held], 1))
+        of_input = {(of, i): next(columns) for of, held in enumerate(self.inputs_of_ranks) for i in held}
         outputs = []
         for i, table in enumerate(self.input_table_map):
-            begins = dict(columns[i])
-            parts = [found[:, begins[of] : begins[of] + width] for of, width in pieces[table].items()]
-            outputs.append(self._to_compute_dtype(tf.concat(parts, 1)))
+            parts = [of_input[of, i] for of in pieces[table]]
+            outputs.append(self._to_compute_dtype(parts[0] if len(parts) == 1 else tf.concat(parts, 1)))
         return outputs
 
     def compute_output_shape(self, input_shape: Shape) -> list[Any]:
