@@ -72,7 +72,7 @@ def fitted(machine: Machine, steps: int = 12, shapes: Sequence[Shape] = SHAPES) 
     from sok.job import context
 
     workers = context.get_transport().size
-    roomy = dataclasses.replace(machine, memory=10**15)
+    roomy = _with(machine, memory=10**15)
     shapes = [shape for shape in shapes if workers > 1 or shape.kind != "table_wise"]
     taken = []
     for shape in shapes:
@@ -90,7 +90,11 @@ def fitted(machine: Machine, steps: int = 12, shapes: Sequence[Shape] = SHAPES) 
         found = knobs[name](float(factor), found)
     before = shares.sum(axis=1)
     points = [[float(part) for part in point] for point in zip(before, taken, shares @ times, strict=True)]
-    return dataclasses.replace(found, measured={**machine.measured, "steps": points})
+    return _with(found, measured={**machine.measured, "steps": points})
+
+
+def _with(machine: Machine, **changes: Any) -> Machine:
+    return dataclasses.replace(machine, **changes)
 
 
 def free(machine: Machine) -> Machine:
@@ -98,7 +102,7 @@ def free(machine: Machine) -> Machine:
     link = Link(0.0, _FREE)
     rates = {name: _FREE for name in (*_RATES, "flops")}
     links = dict.fromkeys(("within", "between", "all_reduce_within", "all_reduce_between"), link)
-    return dataclasses.replace(
+    return _with(
         machine, gather={1: _FREE}, update={1: _FREE}, **rates, **links, per_table=0.0, per_step=0.0, memory=10**15
     )
 
@@ -108,21 +112,21 @@ def _knobs(machine: Machine, workers: int) -> dict[str, Callable[[float, Machine
 
     def of_rows(name: str) -> Callable[[float, Machine], Machine]:
         rates = getattr(machine, name)
-        return lambda times, into: dataclasses.replace(into, **{name: {k: v / times for k, v in rates.items()}})
+        return lambda times, into: _with(into, **{name: {k: v / times for k, v in rates.items()}})
 
     def of_rate(name: str) -> Callable[[float, Machine], Machine]:
-        return lambda times, into: dataclasses.replace(into, **{name: getattr(machine, name) / times})
+        return lambda times, into: _with(into, **{name: getattr(machine, name) / times})
 
     def of_cost(name: str) -> Callable[[float, Machine], Machine]:
-        return lambda times, into: dataclasses.replace(into, **{name: max(getattr(machine, name), 1e-7) * times})
+        return lambda times, into: _with(into, **{name: max(getattr(machine, name), 1e-7) * times})
 
     def bandwidth(times: float, into: Machine) -> Machine:
         link = Link(getattr(into, place).latency, getattr(machine, place).bandwidth / times)
-        return dataclasses.replace(into, **{place: link})
+        return _with(into, **{place: link})
 
     def latency(times: float, into: Machine) -> Machine:
         link = Link(getattr(machine, place).latency * times, getattr(into, place).bandwidth)
-        return dataclasses.replace(into, **{place: link})
+        return _with(into, **{place: link})
 
     knobs: dict[str, Any] = {name: of_rows(name) for name in ("gather", "update")}
     knobs |= {name: of_rate(name) for name in _RATES} | {name: of_cost(name) for name in _COSTS}

@@ -45,12 +45,11 @@ def main(checks: list[Check], as_json: bool = False) -> int:
     return 0 if usable else 1
 
 
-def measure(path: str | None, **sizes: int) -> int:
+def measure(path: str | None) -> int:
     """Measures the machine for `sok plan`, writes it and says what was found. Collective, where workers were started.
 
     Args:
         path: the file; None: where `sok plan` looks.
-        sizes: `table_bytes`, of the tables that are measured.
 
     Returns:
         The exit status: 0, or 1 if the file cannot be written.
@@ -62,7 +61,7 @@ def measure(path: str | None, **sizes: int) -> int:
     sok.Init()
     (memory,) = _machine_checks.check_memory()
     there = min(memory.details["available_bytes"], memory.details.get("container_limit_bytes", 2**63))
-    found = measuring.measure(there, **sizes)
+    found = measuring.measure(there)
     if sok.rank():
         return 0
     target = machine.measured_path() if path is None else path
