@@ -18,6 +18,7 @@ from sok.job.transport import horovod
 from sok.lookup.feature import Csr, Feature
 from sok.lookup.lookup import lookup_group
 from sok.optimizers.loss_scaling import all_finite
+from tests import tables_on_host as on_host
 
 from .conftest import GPU
 
@@ -151,6 +152,32 @@ def check_init(world):
 
 def check_training(world):
     return {case: train(GPU, case, [world.rank]) for case in CASES}
+
+
+def check_tables_that_the_host_keeps_train_beside_those_of_the_gpu(world):
+    """An exchange for each device; with ids of the whole batch no keys travel, and both come home together."""
+    placements = [sok.table_wise(world.size - 1), sok.column_wise(2), sok.row_wise(), sok.row_wise()]
+    owners = [*placements[:2], sok.table_wise(0), sok.table_wise(0)]
+    # Three ranks share few cores: the eager steps are those of two.
+    for dp_input, as_function in itertools.product((True, False), (True, False)[: 2 if world.size == 2 else 1]):
+        where = placements if dp_input else owners
+        found, expected = (
+            on_host.train(device, where, world.rank, world.size, as_function, dp_input) for device in (GPU, "/CPU:0")
+        )
+        on_host.assert_same(found, expected)
+        assert (found[2], expected[2]) == ((6, 3) if dp_input else (2, 2))
+
+
+def check_bad_input_is_raised_on_all_where_tables_are_on_two_devices(world):
+    collection = on_host.collection_on(GPU, [sok.row_wise()] * 4)
+    good = [tf.constant([[1, 2]])] * 5
+    is_bad = world.rank == 0
+    with tf.device(GPU):
+        with pytest.raises(ValueError if is_bad else tf.errors.InvalidArgumentError, match="must be a list of 5"):
+            collection(good[:4] if is_bad else good)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="outside"):  # of a table that the host keeps
+            collection([*good[:4], tf.constant([[1, 77 if is_bad else 2]])])
+        assert len(collection(good)) == 5
 
 
 def good_batch(world):
