@@ -31,11 +31,9 @@ class Part:
     """Some columns of the rows of a table, as native ops know them: a table of its own, on every rank."""
 
     columns: range
-    ranks: range
-    """Those that hold rows of it."""
+    ranks: range  # that hold rows of it
     attributes: dict[str, int]
-    copy_of: int = -1
-    """The rank whose copy of all rows it is; -1: it is no copy."""
+    copy_of: int = -1  # the rank whose copy of all rows it is; -1: it is no copy
 
     @property
     def dim(self) -> int:
