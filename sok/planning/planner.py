@@ -19,6 +19,7 @@ from sok.planning.tables import Model, Plannable, Table, model_of
 from sok.planning.where import KINDS, Where, pinned
 from sok.table import rules
 
+_HEADER, _ANSWER_HEADER = 56, 64  # bytes before a message of keys, and of rows or gradients (docs/design/exchange.md)
 _NARROWEST = 4  # columns of a piece, if nobody says otherwise: 16 bytes
 
 
@@ -219,7 +220,7 @@ def plan(
         _phases(state),
         {kind: seconds * 1e3 for kind, seconds in state.exchanges().items()},
         tuple(_explained(asked, search, found, state, pins)),
-        tuple(_ranks(state)),
+        tuple(_ranks(state, _counts(asked, found, job.workers))),
     )
 
 
@@ -343,8 +344,19 @@ def _phases(state: State) -> dict[str, float]:
     return {name: float(seconds.max()) * 1e3 for name, seconds in state.phases().items()}
 
 
-def _ranks(state: State) -> list[RankPlan]:
+def _counts(asked: Model, found: Found, workers: int) -> int:
+    """Of how many things a message of keys says how many follow: of each part of a table, and two of each feature."""
+    total = 0
+    for table, choice in zip(asked.tables, found.choices, strict=True):
+        if choice.loads.way != "local":
+            parts = workers if choice.kind == "data_parallel" else max(1, len(choice.widths))
+            total += parts * (1 + 2 * table.features)
+    return total
+
+
+def _ranks(state: State, counts: int) -> list[RankPlan]:
     job, phases = state.job, state.phases()
+    head, answer_head = (job.workers * size * (counts > 0) for size in (_HEADER + 8 * counts, _ANSWER_HEADER))
     others = job.workers - 1
     found = []
     for rank in range(job.workers):
@@ -362,9 +374,9 @@ def _ranks(state: State) -> list[RankPlan]:
                 int(others * answers + all_keys - keys + all_gradients - gradients),
                 max(mine, key=lambda name: mine[name]),
                 {
-                    "keys": all_keys * (others > 0),
-                    "rows": (job.workers * answers + state.kept) * (others > 0),
-                    "grads": all_gradients * (others > 0),
+                    "keys": (all_keys + head * job.dp_input) * (others > 0),
+                    "rows": (job.workers * answers + state.kept + answer_head) * (others > 0),
+                    "grads": (all_gradients + answer_head) * (others > 0),
                 },
             )
         )

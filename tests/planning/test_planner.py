@@ -175,8 +175,11 @@ def test_copies_of_hashed_tables_travel_with_the_others():
     made = plan([table], 2, batch=200, machine=ROUND, strategy="data_parallel")
     assert made.tables[0].where.kind == "data_parallel" and made.tables[0].way == "rows"
     distinct = 100 * (1 - 0.99**100)
+    # Headers: 7 words, and 3 counts of each of two copies; 16 floats. One goes to each rank.
+    keys, answers = 2 * 8 * (7 + 2 * 3), 2 * 4 * 16
+    sent = {"keys": 16 * distinct + keys, "rows": 64 * distinct + answers, "grads": 128 * distinct + answers}
     for rank in made.ranks:
-        assert rank.handed == pytest.approx({"keys": 16 * distinct, "rows": 64 * distinct, "grads": 128 * distinct})
+        assert rank.handed == pytest.approx(sent)
         # From the other rank: keys and gradients.
         assert rank.bytes_in == rank.bytes_out == int((8 + 64) * distinct)
 
