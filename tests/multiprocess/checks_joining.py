@@ -122,6 +122,8 @@ def check_workers_join_several_steps_at_once_in_keras_3(world):
 
 
 def check_workers_join_several_steps_at_once_in_tf_keras(world):
+    if world.size > 2:
+        return  # what depends on their number, Keras 3 shows
     joined(world, tf_keras, lambda: tf_keras.optimizers.Adagrad(0.05), steps_per_execution=2)
 
 
@@ -130,6 +132,8 @@ def check_workers_join_scaled_steps_in_keras_3(world):
 
 
 def check_workers_join_scaled_steps_in_tf_keras(world):
+    if world.size > 2:
+        return  # what depends on their number, Keras 3 shows
     scale = tf_keras.mixed_precision.LossScaleOptimizer
     for optimizers in (tf_keras.optimizers, tf_keras.optimizers.legacy):
         joined(world, tf_keras, lambda optimizers=optimizers: optimizers.Adagrad(0.05), scale=scale)
