@@ -39,6 +39,20 @@ class Where:
         """Of 'table_row_wise'."""
         return self.owners[0] // len(self.owners)
 
+    def share_of(self, rank: int, workers: int) -> float:
+        """How much of the table a rank holds, 0.0 to 1.0; of copies 1.0.
+
+        Example:
+            >>> Where("column_wise", owners=(0, 2), widths=(4, 12)).share_of(2, workers=4)
+            0.75
+        """
+        if self.kind == "column_wise":
+            own = [width for width, owner in zip(self.widths, self.owners, strict=True) if owner == rank]
+            return sum(own) / sum(self.widths)
+        if self.kind in ("table_wise", "table_row_wise"):
+            return self.owners.count(rank) / len(self.owners)
+        return 1.0 if self.kind == "data_parallel" else 1 / workers
+
     def __str__(self) -> str:
         if self.kind == "table_wise":
             return f"table_wise({self.owners[0]})"

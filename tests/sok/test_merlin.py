@@ -386,6 +386,20 @@ def test_auto_places_by_what_a_step_costs(monkeypatch):
         assert kinds[0] == "table_wise" and widths == [4, 16, 4]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"strategy": "auto", "column_slice_threshold": 80}, "`column_slice_threshold` has no effect here: 'auto' decides"),
+        ({"strategy": "auto", "row_slice_threshold": 80}, "`row_slice_threshold` has no effect here"),
+        ({"strategy": "auto", "data_parallel_threshold": 80}, "`data_parallel_threshold` has no effect here"),
+        ({"plan": {"batch": 8}}, "`plan` has no effect here: Merlin's strategies ask for no plan. .* strategy='auto'"),
+    ],
+)
+def test_what_a_strategy_does_not_ask_for_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        de.DistributedEmbedding(layers_of([(10, 4)]), **arguments)
+
+
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 @pytest.mark.parametrize("strategy", [*STRATEGIES, "auto"])
 def test_ids_of_the_whole_batch_need_no_exchange_of_keys(workers, strategy, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from sok.lookup.lookup import lookup_group
 from sok.lookup.plain_variables import as_plain_variable
 from sok.planning import planner
 from sok.planning.merlin import DistEmbeddingStrategy
+from sok.planning.where import Where
 from sok.table.options import whole_number
 from sok.table.placement import Placement, column_wise, data_parallel, row_wise, table_wise
 
@@ -158,7 +160,7 @@ class DistributedEmbeddingMixin:
         strategy: 'basic', 'memory_balanced' or 'memory_optimized': Merlin's. 'auto': `sok.plan`, by what a step costs.
         column_slice_threshold, row_slice_threshold, data_parallel_threshold, gpu_embedding_size: numbers of elements;
             see `DistEmbeddingStrategy`. On one worker no table is cut into rows or copied. A table that some rank's GPU
-            has no room for is in the memory of the host on all.
+            has no room for is in the memory of the host on all. 'auto' takes the last alone: costs decide the others.
         dp_input: True: each worker brings its own samples, of all inputs. False: the samples of all workers, of the
             inputs `strategy.input_ids_list[rank]` ('auto': `inputs_of_ranks[rank]`), whose tables it holds.
         input_table_map: the layer of each input.
@@ -177,7 +179,8 @@ class DistributedEmbeddingMixin:
         plan: the `sok.planning.planner.Plan` of 'auto', else None.
 
     Raises:
-        ValueError: an unknown strategy; as `sok.parallel.EmbeddingCollection`.
+        ValueError: an unknown strategy; a threshold with 'auto', or `plan` without; as
+            `sok.parallel.EmbeddingCollection`.
 
     Collective. `get_weights(all_ranks=False)` is, too: rank 0 gets all matrices, the others an empty list.
 
@@ -216,9 +219,11 @@ class DistributedEmbeddingMixin:
             "plan": None if plan is None else dict(plan),
         }
         self._given = list(embeddings)
-        made, found, placements, on_host = None, None, None, None
+        self._refuse_what_is_not_asked()
+        made, found = None, None
         if strategy == "auto":
             found, placements = _planned(self._given, input_table_map, {"dp_input": bool(dp_input), **(plan or {})})
+            on_host = _left_to_hosts(self._given, [table.where for table in found.tables], gpu_embedding_size)
         else:
             size = context.size()
             made = DistEmbeddingStrategy(
@@ -237,6 +242,15 @@ class DistributedEmbeddingMixin:
         if made is not None and not dp_input:
             self.inputs_of_ranks = made.input_ids_list
         self.strategy, self.plan = made, found
+
+    def _refuse_what_is_not_asked(self) -> None:
+        is_auto = self._merlin["strategy"] == "auto"
+        thresholds = ("column_slice_threshold", "row_slice_threshold", "data_parallel_threshold")
+        for name in thresholds if is_auto else ("plan",):
+            if self._merlin[name] is not None:
+                what = "'auto' decides by what a step costs" if is_auto else "Merlin's strategies ask for no plan"
+                remedy = "forbid or pin kinds with plan={'forbid': [...]}" if is_auto else "set strategy='auto'"
+                raise ValueError(f"`{name}` has no effect here: {what}. Leave it out, or {remedy}. {name}={self._merlin[name]}")
 
     def get_weights(self, all_ranks: bool = False, chunk: int = CHUNK) -> list[Any]:
         """As that of `sok.parallel.EmbeddingCollection`, but rank 0 alone gets matrices by default. Collective."""
@@ -284,6 +298,23 @@ def _planned(embeddings: Sequence[Any], map_of: Sequence[int] | None, arguments:
         )
     found = planner.plan(model, workers=context.size(), **arguments)
     return found, [table.where.placement() for table in found.tables]
+
+
+def _left_to_hosts(embeddings: Sequence[Any], places: Sequence[Where], limit: int | None) -> list[bool]:
+    """Whether some rank leaves each table to its host: Merlin's rule, of all that is no copy.
+
+    Of the tables that a rank holds, or their parts, the smallest come first; those from the first on with which they
+    have more than `limit` elements are left.
+    """
+    configs = [layer.get_config() for layer in embeddings]
+    elements = [config["input_dim"] * config["output_dim"] for config in configs]
+    left: set[int] = set()
+    for rank in range(context.size()):
+        held = [0.0 if where.kind == "data_parallel" else where.share_of(rank, context.size()) for where in places]
+        parts = sorted((share * all_of, i) for i, (share, all_of) in enumerate(zip(held, elements, strict=True)) if share)
+        sums = itertools.accumulate(part for part, _ in parts)
+        left |= {i for (_, i), total in zip(parts, sums, strict=True) if limit is not None and total > limit}
+    return [i in left for i in range(len(places))]
 
 
 _made: dict[type, types.SimpleNamespace] = {}
