@@ -1,6 +1,7 @@
 """`sok.reshard` on real workers: as a save that is restored into tables of the other placement, byte for byte."""
 
 import hashlib
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import sok
+from sok.checkpoint import native
 from sok.job import context
 from sok.table import resharding
 from tests.multiprocess.harness import World
@@ -108,7 +110,9 @@ def check_reshard_of_row_numbers(world: World) -> None:
     np.testing.assert_array_equal(table.sparse_read(keys), rows)
 
 
-def check_reshard_refuses_and_changes_nothing(world: World, tmp_path_of_rank: Path) -> None:
+def check_reshard_refuses_and_changes_nothing(
+    world: World, tmp_path_of_rank: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table, optimizer = make_table("refuses", sok.row_wise()), sok.optimizers.RowWiseAdagrad(0.1)
     train(world, table, optimizer, 0)
     before = contents(table, optimizer.slot_set)
@@ -133,10 +137,18 @@ def check_reshard_refuses_and_changes_nothing(world: World, tmp_path_of_rank: Pa
     if world.size > 1:
         refused(ValueError, "must be the same on all workers", lambda: table.reshard(sok.row_wise(hash=rank == 0)))
         refused(ValueError, "rank 1 of", lambda: table.reshard(sok.row_wise() if rank != 1 else None))
+    goes_on, save_snapshot = threading.Event(), native.EagerCalls.save_snapshot
+
+    def waiting(self, *arguments):
+        assert goes_on.wait(60)
+        return save_snapshot(self, *arguments)
+
+    monkeypatch.setattr(native.EagerCalls, "save_snapshot", waiting)
     saving = sok.save(tmp_path_of_rank.parent / f"under_way_{world.size}", table, optimizer, asynchronous=True)
     refused(
         tf.errors.FailedPreconditionError, "asynchronous save is under way", lambda: table.reshard(sok.table_wise(0))
     )
+    goes_on.set()
     saving.result()
     with tf.Graph().as_default(), pytest.raises(RuntimeError, match="outside of tf.function"):
         table.reshard(sok.row_wise())
