@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from tests import forked as forking
+from tests.short_stacks import with_short_stacks
 
 # Before TensorFlow is imported. Four threads even on a small machine, so that what is split over threads gets split.
 os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "4")
@@ -40,6 +41,8 @@ def pytest_collection_finish() -> None:
     """Libraries and tests, once loaded, are no garbage: half a million objects that no collection looks at again."""
     gc.freeze()
     gc.set_threshold(10_000)  # as in multiprocess/worker.py
+    if "tensorflow" in sys.modules:
+        with_short_stacks()
 
 
 def pytest_sessionfinish() -> None:

@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import forked_client
+from tests.short_stacks import with_short_stacks
 
 _ROOT = Path(__file__).resolve().parents[1]
 MARK = "SOK_TEST_JOB"  # in the environment of all processes of a job: 32 characters, by which they are found
@@ -260,6 +261,8 @@ def main() -> None:
     for module in ("tensorflow", "horovod.tensorflow", "sok"):
         if importlib.util.find_spec(module.partition(".")[0]) is not None:
             importlib.import_module(module)
+    if "tensorflow" in sys.modules:
+        with_short_stacks()
     loaded = {name: value for name, value in os.environ.items() if before.get(name) != value}
     server = _Server(sys.argv[1])
     gc.collect()

@@ -1,8 +1,9 @@
-"""Ops of one graph once more, in another; and ops that run at once, whatever graph is being built."""
+"""Ops of one graph once more, in another; and what is made or runs at once, whatever graph is being built."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -17,6 +18,24 @@ def run_now(make: Callable[[], Any]) -> Any:
     config = tf.compat.v1.ConfigProto(use_per_session_threads=True, device_count={"GPU": 0})
     with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
         return session.run(make())
+
+
+@contextlib.contextmanager
+def variables_at_once() -> Iterator[None]:
+    """Inside, variables are made at once and for good, also while a `tf.function` is traced.
+
+    Else TensorFlow makes them in the function, and traces it a second time, now that they are there. To trace a step is
+    most of the time until the first has ended, and optimizers and metrics make their variables in it.
+    """
+
+    def make(creator: Callable[..., Any], **arguments: Any) -> Any:
+        if tf.is_symbolic_tensor(arguments.get("initial_value")):  # which is in the function alone
+            return creator(**arguments)
+        with tf.init_scope():
+            return creator(**{**arguments, "experimental_enable_variable_lifting": False})
+
+    with tf.variable_creator_scope(make):
+        yield
 
 
 def copied(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> tf.Operation:

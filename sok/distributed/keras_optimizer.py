@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from sok.base import keras_calls
+from sok.base.graph_ops import variables_at_once
 from sok.base.types import StockOptimizer, TensorLike
 from sok.distributed.reduction import Pair, split_pairs
 from sok.distributed.tables import HandsOn
@@ -64,7 +65,8 @@ class KerasDistributedOptimizer(HandsOn, keras.optimizers.Optimizer):
             raise ValueError("Call build(variables) first, or pass `trainable_variables`.")
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
         if not self.built:
-            self.build(variables)
+            with variables_at_once():
+                self.build(variables)
 
         def dense_step(pairs: list[Pair]) -> None:
             self.inner.apply([grad for grad, _ in pairs], [variable for _, variable in pairs])

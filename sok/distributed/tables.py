@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok.base import keras_calls, strategies
+from sok.base.graph_ops import variables_at_once
 from sok.base.types import Rate, Scalar, StockOptimizer, Variable
 from sok.distributed import joining, replicas
 from sok.distributed.loss_scale import share_of_mean, with_nan_of_rows
@@ -94,7 +95,8 @@ class TableTrainer:
             ValueError: there is none that matches.
         """
         if self._optimizer is None:
-            self._optimizer = matching_optimizer(self._stock, self.shares_iterations, lazy=self._is_lazy)
+            with variables_at_once():
+                self._optimizer = matching_optimizer(self._stock, self.shares_iterations, lazy=self._is_lazy)
             self._track()
         return self._optimizer
 
@@ -144,14 +146,15 @@ class TableTrainer:
         if reduces:
             reduced, by_samples = self._reduced(of_tables, others, keeps_slices)
             scale = scale * by_samples
-        if self.joins is None:
-            return self._change(of_tables, others, reduced, dense_step, count, reduces, scale)
+        with variables_at_once():
+            if self.joins is None:
+                return self._change(of_tables, others, reduced, dense_step, count, reduces, scale)
 
-        def change() -> tf.Tensor:
-            self._change(of_tables, others, reduced, dense_step, count, reduces, scale)
-            return tf.constant(True)
+            def change() -> tf.Tensor:
+                self._change(of_tables, others, reduced, dense_step, count, reduces, scale)
+                return tf.constant(True)
 
-        tf.cond(self.joins, change, lambda: tf.constant(False))
+            tf.cond(self.joins, change, lambda: tf.constant(False))
         return None, None
 
     def aggregated(self, grads_and_vars: Iterable[Pair]) -> list[Pair]:

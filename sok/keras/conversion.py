@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok.base import strategies
+from sok.base.graph_ops import variables_at_once
 from sok.base.types import KerasModel
 from sok.distributed import joining
 from sok.job import agreement, context
@@ -332,9 +333,18 @@ class _LooksUpTogether:
         return cutting.grouped(call)
 
     def make_train_function(self, *args: Any, **kwargs: Any) -> Any:
+        _make_metrics_at_once(self)
         super().make_train_function(*args, **kwargs)  # type: ignore[misc]
         joining.begin_fit(self)
         return self.train_function  # type: ignore[attr-defined] # tf_keras takes it from here
+
+
+def _make_metrics_at_once(model: Any) -> None:
+    """Metrics named by a string are made by the first step."""
+    for name in ("_compile_metrics", "compiled_metrics"):  # Keras 3's, tf_keras'
+        metrics: Any = getattr(model, name, None)
+        if not getattr(metrics, "built", True) and "build" not in vars(metrics):
+            metrics.build = variables_at_once()(metrics.build)
 
 
 def _look_up_together(model: Any) -> None:

@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "own_threads.h"
 #include "sok/device.h"
 
 class ThreadExecutor final : public sok::Executor {
@@ -18,10 +19,7 @@ class ThreadExecutor final : public sok::Executor {
   // Cuts even small loops, or the tests would not see what threads do to them.
   void Run(int64_t n, int64_t /*cost*/, const std::function<void(int64_t, int64_t)>& body) const override {
     const int64_t parts = std::min<int64_t>(num_threads_, n);
-    std::vector<std::thread> threads;
-    for (int64_t p = 1; p < parts; ++p) threads.emplace_back(body, n * p / parts, n * (p + 1) / parts);
-    if (parts > 0) body(0, n / parts);
-    for (std::thread& thread : threads) thread.join();
+    OwnThreads::Run(static_cast<int>(parts), [&](int p) { body(n * p / parts, n * (p + 1) / parts); });
   }
   const int num_threads_;
 };

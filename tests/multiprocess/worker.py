@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from tests.multiprocess.harness import Outcome, World
+from tests.short_stacks import with_short_stacks
 
 # A check takes a few seconds on two idle cores.
 CHECK_SECONDS = float(os.environ.get("SOK_TEST_CHECK_SECONDS", "240"))
@@ -103,20 +104,9 @@ def _without_graph_optimizer() -> None:
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 
-def _with_short_stacks() -> None:
-    """TensorFlow notes with each op of a graph all the frames that made it, here dozens: 6 % of what checks take.
-
-    Nothing but its messages shows them. Each op says this place instead.
-    """
-    from tensorflow.python.util import tf_stack
-
-    here = tf_stack.extract_stack()
-    tf_stack.extract_stack = lambda stacklevel=1: here
-
-
 def main(folder: str, modules: list[str]) -> int:
     world = _world()
-    _with_short_stacks()
+    with_short_stacks()
     if world.size in (1, 3):
         _without_graph_optimizer()
     report = Report(Path(folder) / f"{world.rank}.pickle")

@@ -147,6 +147,24 @@ def check_a_compiled_model_goes_on_where_it_was(optimizer):
     np.testing.assert_allclose(predicted(model), predicted(stock), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["adam", "adagrad"])
+def check_a_step_is_traced_once(name):
+    """Optimizers and metrics make their variables in it, after which TensorFlow would trace it once more."""
+    model, traced = sok.distributed_model(functional()), []
+    model.compile(sok.DistributedOptimizer(name), "mse", metrics=["AUC", keras.metrics.MeanSquaredError()])
+    step = model.train_step
+
+    def train_step(data):
+        traced.append(data)
+        return step(data)
+
+    model.train_step = train_step
+    ids = [np.zeros([4, 1], np.int64)] * 3
+    history = model.fit(ids, np.ones([4, 1], np.float32), batch_size=2, epochs=2, verbose=0).history
+    assert len(traced) == 1 and len(history) == 3 and history["loss"][1] < history["loss"][0]
+    assert len(model.optimizer.variables) > 1
+
+
 def check_a_model_of_another_optimizer_is_to_be_compiled_anew():
     model = functional()
     model.compile(keras.optimizers.Adafactor(), "mse")

@@ -389,7 +389,10 @@ def test_auto_places_by_what_a_step_costs(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"strategy": "auto", "column_slice_threshold": 80}, "`column_slice_threshold` has no effect here: 'auto' decides"),
+        (
+            {"strategy": "auto", "column_slice_threshold": 80},
+            "`column_slice_threshold` has no effect here: 'auto' decides",
+        ),
         ({"strategy": "auto", "row_slice_threshold": 80}, "`row_slice_threshold` has no effect here"),
         ({"strategy": "auto", "data_parallel_threshold": 80}, "`data_parallel_threshold` has no effect here"),
         ({"plan": {"batch": 8}}, "`plan` has no effect here: Merlin's strategies ask for no plan. .* strategy='auto'"),

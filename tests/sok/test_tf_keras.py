@@ -9,7 +9,9 @@ ROOT = Path(__file__).resolve().parents[2]
 RUNNER = """
 from tests.sok import keras_checks, keras_conversion_checks, keras_embedding_checks
 from tests.sok import keras_file_checks, keras_input_checks, keras_prefetch_checks
+from tests.short_stacks import with_short_stacks
 
+with_short_stacks()
 assert not keras_checks.IS_KERAS_3
 modules = keras_checks, keras_conversion_checks, keras_embedding_checks, keras_file_checks, keras_input_checks
 modules += (keras_prefetch_checks,)

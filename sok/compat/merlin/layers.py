@@ -250,7 +250,9 @@ class DistributedEmbeddingMixin:
             if self._merlin[name] is not None:
                 what = "'auto' decides by what a step costs" if is_auto else "Merlin's strategies ask for no plan"
                 remedy = "forbid or pin kinds with plan={'forbid': [...]}" if is_auto else "set strategy='auto'"
-                raise ValueError(f"`{name}` has no effect here: {what}. Leave it out, or {remedy}. {name}={self._merlin[name]}")
+                raise ValueError(
+                    f"`{name}` has no effect here: {what}. Leave it out, or {remedy}. {name}={self._merlin[name]}"
+                )
 
     def get_weights(self, all_ranks: bool = False, chunk: int = CHUNK) -> list[Any]:
         """As that of `sok.parallel.EmbeddingCollection`, but rank 0 alone gets matrices by default. Collective."""
@@ -311,7 +313,9 @@ def _left_to_hosts(embeddings: Sequence[Any], places: Sequence[Where], limit: in
     left: set[int] = set()
     for rank in range(context.size()):
         held = [0.0 if where.kind == "data_parallel" else where.share_of(rank, context.size()) for where in places]
-        parts = sorted((share * all_of, i) for i, (share, all_of) in enumerate(zip(held, elements, strict=True)) if share)
+        parts = sorted(
+            (share * all_of, i) for i, (share, all_of) in enumerate(zip(held, elements, strict=True)) if share
+        )
         sums = itertools.accumulate(part for part, _ in parts)
         left |= {i for (_, i), total in zip(parts, sums, strict=True) if limit is not None and total > limit}
     return [i in left for i in range(len(places))]

@@ -3,10 +3,10 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
-#include <thread>
 #include <utility>
 #include <vector>
 
+#include "../../cpp/own_threads.h"
 #include "cuda_runtime.h"
 #include "fiber.h"
 
@@ -316,17 +316,14 @@ void Launch(cudaStream_t stream, unsigned grid, unsigned block, size_t shared_by
   if (shared_bytes > (size_t{227} << 10)) Fail("a launch with more shared memory than a block can have");
   Enqueue(stream, [=] {
     std::atomic<unsigned> next{0};
-    auto work = [&] {
+    auto work = [&](int) {
       auto runner = TakeRunner();
       for (unsigned b = next.fetch_add(1); b < grid; b = next.fetch_add(1)) {
         runner->Run(thread, dim3(grid), b, block, shared_bytes);
       }
       GiveRunner(std::move(runner));
     };
-    std::vector<std::thread> others;
-    for (unsigned i = 1; i < std::min(grid, kBlocksAtOnce); ++i) others.emplace_back(work);
-    work();
-    for (std::thread& other : others) other.join();
+    OwnThreads::Run(static_cast<int>(std::min(grid, kBlocksAtOnce)), work);
   });
 }
 
