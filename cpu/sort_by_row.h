@@ -9,8 +9,13 @@
 
 namespace sok {
 
-// Sorts by row number, 11 bits at a time, lowest first: a tenth of the time of std::sort for half a million.
+// Sorts by row number, 11 bits at a time, lowest first: a tenth of the time of std::sort for half a million. Fewer than there
+// are places to count in std::sort sorts sooner. No two have one number.
 inline void SortByRow(std::vector<std::pair<uint32_t, uint64_t>>* rows) {
+  if (rows->size() < 512) {
+    std::sort(rows->begin(), rows->end());
+    return;
+  }
   constexpr int kBits = 11;
   constexpr uint32_t kMask = (1u << kBits) - 1;
   uint32_t all = 0;
