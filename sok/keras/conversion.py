@@ -343,8 +343,15 @@ def _make_metrics_at_once(model: Any) -> None:
     """Metrics named by a string are made by the first step."""
     for name in ("_compile_metrics", "compiled_metrics"):  # Keras 3's, tf_keras'
         metrics: Any = getattr(model, name, None)
-        if not getattr(metrics, "built", True) and "build" not in vars(metrics):
-            metrics.build = variables_at_once()(metrics.build)
+        if getattr(metrics, "built", True) or "build" in vars(metrics):
+            continue
+
+        def build(*args: Any, metrics: Any = metrics) -> None:
+            del metrics.build
+            with variables_at_once():
+                metrics.build(*args)
+
+        metrics.build = build
 
 
 def _look_up_together(model: Any) -> None:
