@@ -19,7 +19,8 @@
 #define __global__
 #define __device__
 #define __host__
-#define __forceinline__ inline __attribute__((always_inline))
+// No more than that: what is made of each template is large, and takes twice as long to compile where all is put in its place.
+#define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __align__(n) __attribute__((aligned(n)))
