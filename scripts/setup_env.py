@@ -156,7 +156,8 @@ def all_steps(environment: Mapping[str, str] = os.environ) -> list[Step]:
         Step(
             "packages",
             "TensorFlow and the other pinned packages (about 700 MB to download)",
-            [*pip, "install", *(part for path in requirement_files for part in ("-r", str(path)))],
+            # Without bytecode: what is imported is compiled then.
+            [*pip, "install", "--no-compile", *(part for path in requirement_files for part in ("-r", str(path)))],
             inputs=[pinned],
         ),
     ]
