@@ -21,7 +21,7 @@ struct Count {
   std::string kind;
   int64_t calls = 0;
   int64_t bytes = 0;
-  int64_t begun = 0;  // as `calls`, but never reset: workers compare theirs
+  int64_t begun = 0;  // since the job began: workers compare theirs
   bool waits = false;
   Clock::time_point changed;  // when it began to wait, or was done
   double seconds = 0;         // from begin to done, of all
@@ -187,6 +187,13 @@ SOK_HOST_KERNEL("Sok>Profile", ProfileOp, "path", "max_spans", "json");
 }  // namespace
 }  // namespace sok
 
+// Begins to count anew: what a job before this one has begun, maybe in a step that failed, nobody waits for any more.
+extern "C" void SokForgetCollectives() {
+  sok::Counts& counts = sok::TheCounts();
+  std::lock_guard<std::mutex> lock(counts.mutex);
+  for (auto& [name, count] : counts.by_name) count.begun = 0;
+}
+
 // Writes what collectives this worker has begun, as JSON: for each name its kind, how often it was begun, whether the last
 // of them is still waited for, and the seconds since that began or ended. Returns the bytes that it takes; writes nothing
 // into less. No op, since the thread that asks must not wait for TensorFlow: it asks when that may hang.
@@ -197,6 +204,7 @@ extern "C" int64_t SokCollectives(char* out, int64_t size) {
     std::lock_guard<std::mutex> lock(counts.mutex);
     const auto now = sok::Clock::now();
     for (const auto& [name, count] : counts.by_name) {
+      if (count.begun == 0) continue;
       json << (json.tellp() == 0 ? "{" : ", ") << sok::JsonText(name) << ": [" << sok::JsonText(count.kind) << ", "
            << count.begun << ", " << (count.waits ? "true" : "false") << ", "
            << std::chrono::duration<double>(now - count.changed).count() << "]";

@@ -127,6 +127,12 @@ def has_redis() -> bool:
     return bool(ctypes.CDLL(str(serving_library_path())).SokHasRedis())
 
 
+def forget_collectives() -> None:
+    """From now on `collectives` says what this worker begins after this."""
+    lib()
+    ctypes.CDLL(str(library_path())).SokForgetCollectives()
+
+
 def collectives() -> str:
     """Returns as JSON what `SokCollectives` (ops/trace_ops.cc) says: what this worker has begun and waits for."""
     lib()  # before anything else loads the file, or its ops would have no functions

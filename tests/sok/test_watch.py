@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import sok
-from sok.base import tracing
+from sok.base import _ops, tracing
 from sok.job import dead_peers
 from sok.job.transport.watch import (
     Collective,
@@ -131,6 +131,15 @@ def test_a_worker_knows_what_it_has_begun_and_waits_for():
     assert sok.trace is not None and tracing.collective_counts(reset=True)["by_name"]["watch/x"]["collectives"] == 2
     assert "watch/x" not in tracing.collective_counts()["by_name"]
     assert own_collectives()["watch/x"].begun == 2
+
+
+def test_a_job_does_not_know_what_one_before_it_has_begun():
+    tracing.count(tf.constant([1.0]), "watch/of_a_step_that_failed", "all_to_all")
+    assert own_collectives()["watch/of_a_step_that_failed"].waits
+    _ops.forget_collectives()
+    assert own_collectives() == {}
+    tracing.done(tracing.count(tf.constant([1.0]), "watch/y", "all_to_all"), "watch/y")
+    assert {name: one.begun for name, one in own_collectives().items()} == {"watch/y": 1}
 
 
 def test_the_place_is_the_line_of_the_program():

@@ -180,8 +180,7 @@ class Watch:
         self._told = 0
         self._heard: dict[int, tuple[int, float]] = {}  # of each peer: which report, and when it was new here
         self._warned: tuple[str, int] | None = None
-        # Of a job before this one, in steps that failed: nobody waits any more.
-        self._stale = {one.name: one.begun for one in own_collectives().values() if one.waits}
+        _ops.forget_collectives()
         self._telling = threading.Lock()
         self.verdict = ""  # why the job was ended, once it was
         # Horovod's own end comes after it, and with that the peers' errors.
@@ -195,7 +194,7 @@ class Watch:
 
     def _run(self) -> None:
         while not self._stopped.wait(self._interval):
-            mine = self._mine()
+            mine = _own_report()
             try:
                 self._tell(mine)
                 wait = mine.oldest_wait
@@ -203,13 +202,6 @@ class Watch:
                     self._judge(self._read_all(mine))
             except (OSError, http.client.HTTPException, ValueError):
                 continue  # the launcher is busy, or gone: then it ends the job itself
-
-    def _mine(self) -> Report:
-        mine = own_collectives()
-        for name, begun in self._stale.items():
-            if name in mine and mine[name].begun == begun:
-                mine[name] = dataclasses.replace(mine[name], waits=False)
-        return Report(mine, own_place())
 
     def _judge(self, reports: dict[int, Report | None]) -> None:
         found = lonely(reports, self._rank, self._deadline)
@@ -237,7 +229,7 @@ class Watch:
 
     def describe_ended(self) -> str:
         """What peers have told of their end: see the function."""
-        mine = self._mine()
+        mine = _own_report()
         try:
             return describe_ended(self._read_all(mine), self._rank)
         except (OSError, http.client.HTTPException, ValueError):
@@ -254,7 +246,7 @@ class Watch:
             if self._stopped.is_set() and not report.ended:
                 return  # it would come after the last word
             self._told += 1
-            told = [dataclasses.astuple(one) for one in report.collectives.values()]
+            told = [list(vars(one).values()) for one in report.collectives.values()]
             body = {"number": self._told, "collectives": told, "place": report.place}
             body |= {"ended": report.ended, "was_stopped": report.was_stopped}
             self._request("PUT", self._rank, json.dumps(body).encode())
@@ -285,8 +277,12 @@ class Watch:
             connection.close()
 
 
+def _own_report() -> Report:
+    return Report(own_collectives(), own_place())
+
+
 def own_collectives() -> dict[str, Collective]:
-    """What this worker has begun. Does not ask TensorFlow, which may hang."""
+    """What this worker has begun in its job. Does not ask TensorFlow, which may hang."""
     return {name: Collective(name, *one) for name, one in json.loads(_ops.collectives()).items()}
 
 
