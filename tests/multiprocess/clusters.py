@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import pickle
 import socket
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests import forked
-from tests.multiprocess.harness import ROOT, Job, environment_of, kill
+from tests.multiprocess.harness import ROOT, Job, environment_of, kill, outcomes_in
 
 
 def free_ports(number: int) -> list[int]:
@@ -74,11 +73,7 @@ def run_checks(modules: Sequence[str], ranks: int, folder: Path, deadline: float
     """Runs the checks of `modules` that are named, or all."""
     wanted = {"SOK_TEST_CHECKS": " ".join(names)} if names else {}
     job = run(["-m", "tests.multiprocess.worker", str(folder), *modules], ranks, deadline, **wanted)
-    outcomes = []
-    for rank in range(ranks):
-        with contextlib.suppress(FileNotFoundError):
-            outcomes.append({said.check: said for said in pickle.loads((folder / f"{rank}.pickle").read_bytes())})
-    return dataclasses.replace(job, outcomes=tuple(outcomes))
+    return dataclasses.replace(job, outcomes=outcomes_in(folder, ranks))
 
 
 if __name__ == "__main__":  # by hand: MODULE... [--only CHECK...]

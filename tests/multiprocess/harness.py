@@ -80,11 +80,20 @@ class Job:
 def run_checks(modules: Sequence[str], ranks: int, folder: Path, deadline: float, **starts: bool) -> Job:
     """Runs all checks of `modules` on `ranks` workers. `starts` are those of `launching`."""
     job = run([sys.executable, "-m", "tests.multiprocess.worker", str(folder), *modules], ranks, deadline, **starts)
+    return dataclasses.replace(job, outcomes=outcomes_in(folder, ranks))
+
+
+def outcomes_in(folder: Path, ranks: int) -> tuple[dict[str, Outcome], ...]:
+    """What the ranks have said (worker.py), as far as they came."""
     outcomes = []
     for rank in range(ranks):
-        with contextlib.suppress(FileNotFoundError):
-            outcomes.append({said.check: said for said in pickle.loads((folder / f"{rank}.pickle").read_bytes())})
-    return dataclasses.replace(job, outcomes=tuple(outcomes))
+        with contextlib.suppress(FileNotFoundError), (folder / f"{rank}.pickle").open("rb") as file:
+            outcomes.append({})
+            with contextlib.suppress(EOFError, pickle.UnpicklingError):  # killed while it said the last
+                while True:
+                    said = pickle.load(file)
+                    outcomes[-1][said.check] = said
+    return tuple(outcomes)
 
 
 def launching(command: Sequence[str], ranks: int, fresh: bool = False, fresh_workers: bool = False) -> list[str]:

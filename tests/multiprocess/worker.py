@@ -50,13 +50,10 @@ class Report:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._outcomes: list[Outcome] = []
 
     def add(self, outcome: Outcome) -> None:
-        self._outcomes.append(outcome)
-        partial = self._path.with_suffix(".partial")
-        partial.write_bytes(pickle.dumps(self._outcomes))
-        partial.rename(self._path)
+        with self._path.open("ab") as file:
+            file.write(pickle.dumps(outcome))
 
 
 @contextlib.contextmanager
