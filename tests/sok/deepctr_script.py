@@ -1,6 +1,6 @@
 """Trains models of DeepCTR, unmodified, and converted copies; prints how far apart their predictions are.
 
-Run by test_deepctr.py under tf_keras: `deepctr_script.py FOLDER_OF_DEEPCTR STEPS MODEL...`. On one worker the converted
+Run by test_deepctr.py under tf_keras: `-m tests.sok.deepctr_script FOLDER_OF_DEEPCTR STEPS MODEL...`. On one worker the converted
 copies are saved, loaded and exported, too, and the predictions of what comes of that count.
 """
 
@@ -23,7 +23,10 @@ from deepctr import models  # noqa: E402
 from deepctr.feature_column import DenseFeat, SparseFeat, VarLenSparseFeat  # noqa: E402
 
 import sok  # noqa: E402
+from tests.short_stacks import with_short_stacks  # noqa: E402
 
+with_short_stacks()
+tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})  # as in jobs of one worker (worker.py)
 keras = tf.keras
 ROWS, BATCH, STEPS = 100, 24, int(sys.argv[2])
 WITHOUT_NUMBERS = "AFM", "CCPM", "EDCN"  # which refuse them among what they look up

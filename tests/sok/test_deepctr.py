@@ -3,13 +3,10 @@
 import json
 import re
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.multiprocess.harness import run
-
-SCRIPT = Path(__file__).with_name("deepctr_script.py")
 
 
 @pytest.mark.parametrize(
@@ -23,7 +20,7 @@ SCRIPT = Path(__file__).with_name("deepctr_script.py")
 )
 def test_models_of_deepctr_are_trained_as_stock_saved_loaded_and_exported(ranks, steps, models, deepctr, monkeypatch):
     monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
-    command = [sys.executable, str(SCRIPT), str(deepctr), str(steps), *models]
+    command = [sys.executable, "-m", "tests.sok.deepctr_script", str(deepctr), str(steps), *models]
     job = run(command, ranks=ranks, deadline=600, fresh_workers=True)
     found = re.search(r"differences: (\{.*\})", job.output)
     assert job.returncode == 0 and found, job.output[-4000:]
