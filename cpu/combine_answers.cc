@@ -26,23 +26,24 @@ void ForSegments(const Cpu& cpu, const PooledFeature* features, int num_features
   });
 }
 
-struct Segment {
+struct RowSegment {
   int64_t first, last;
 };
 
-inline Segment SegmentOf(const PooledFeature& feature, int64_t s) {
-  return feature.row_splits == nullptr ? Segment{s, s + 1} : Segment{feature.row_splits[s], feature.row_splits[s + 1]};
+inline RowSegment SegmentOf(const PooledFeature& feature, int64_t s) {
+  return feature.row_splits == nullptr ? RowSegment{s, s + 1}
+                                       : RowSegment{feature.row_splits[s], feature.row_splits[s + 1]};
 }
 
-inline float ScaleOf(const PooledFeature& feature, const Segment& segment) {
+inline float ScaleOf(const PooledFeature& feature, const RowSegment& segment) {
   return SegmentScale(feature.combiner, feature.weights == nullptr ? nullptr : feature.weights + segment.first,
                       segment.last - segment.first);
 }
 
 // Answers as records one float apart, so that a place is a row number; its top bit chooses between two equal slabs.
-class AnswerRows {
+class RowsOfAnswers {
  public:
-  explicit AnswerRows(const float* answers) : slabs_{const_cast<float*>(answers), const_cast<float*>(answers)} {}
+  explicit RowsOfAnswers(const float* answers) : slabs_{const_cast<float*>(answers), const_cast<float*>(answers)} {}
   RowView view() const { return {slabs_, 31, kPlaceMask, 1}; }
 
  private:
@@ -55,7 +56,7 @@ void CombineSegments(const RowKernels& kernels, const float* answers, const Pool
   constexpr int64_t kAhead = 16, kBlock = 64;
   const float* rows[kBlock];
   for (int64_t s = begin; s < end; ++s) {
-    const Segment segment = SegmentOf(feature, s);
+    const RowSegment segment = SegmentOf(feature, s);
     float* out = output + s * feature.dim;
     int64_t at = segment.first;
     do {
@@ -78,7 +79,7 @@ void ScatterSegments(const PooledFeature& feature, const float* grad, int64_t be
   const int64_t dim = feature.dim;
   constexpr int64_t kAhead = 16;
   for (int64_t s = 0; s < feature.segments; ++s) {
-    const Segment segment = SegmentOf(feature, s);
+    const RowSegment segment = SegmentOf(feature, s);
     const float scale = ScaleOf(feature, segment);
     const float* g = grad + s * dim;
     for (int64_t i = segment.first; i < segment.last; ++i) {
@@ -107,7 +108,7 @@ bool PlacesFit(const PooledFeature& feature, int64_t size) {
 void CombineAnswers(const Cpu& cpu, const float* answers, const PooledFeature* features, int num_features,
                     float* const* outputs) {
   const RowKernels& kernels = ChosenRowKernels();
-  const AnswerRows rows(answers);
+  const RowsOfAnswers rows(answers);
   ForSegments(cpu, features, num_features, [&](int f, int64_t begin, int64_t end) {
     const PooledFeature& feature = features[f];
     if (feature.weights == nullptr) {
@@ -152,7 +153,7 @@ void CombineAnswersGradWeights(const Cpu& cpu, const float* answers, const Poole
   const int64_t dim = feature.dim;
   ForSegments(cpu, &feature, 1, [&](int, int64_t begin, int64_t end) {
     for (int64_t s = begin; s < end; ++s) {
-      const Segment segment = SegmentOf(feature, s);
+      const RowSegment segment = SegmentOf(feature, s);
       const float scale = ScaleOf(feature, segment);
       const float* g = grad + s * dim;
       float out_dot = 0.0f;  // output . g

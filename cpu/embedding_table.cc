@@ -22,8 +22,7 @@ namespace sok {
 namespace {
 
 constexpr int64_t kLookupCycles = 100;  // per key: two cache misses, mostly hidden by prefetching
-constexpr uint32_t kNoRow = HashTable::kNoRow;
-constexpr int64_t kRowsPerTask = 4096;
+constexpr int64_t kRowsPerReadTask = 4096;
 
 std::string Gibibytes(double bytes) {
   char text[32];
@@ -203,7 +202,7 @@ void EmbeddingTable::Export(const Cpu& cpu, const std::string& slot_set,
   const SlotSet* set = slot_set.empty() ? nullptr : &RequireSet(slot_set);
   const int64_t dim = config_.dim, slot_floats = set == nullptr ? 0 : set->rule.slot_floats(dim);
   const std::vector<std::pair<uint32_t, uint64_t>> rows = RowsInOrder();
-  const int64_t n = static_cast<int64_t>(rows.size()), num_tasks = (n + kRowsPerTask - 1) / kRowsPerTask;
+  const int64_t n = static_cast<int64_t>(rows.size()), num_tasks = (n + kRowsPerReadTask - 1) / kRowsPerReadTask;
   const ExportTarget to = allocate(n, slot_floats);
   constexpr int64_t kRows = 1 + kMaxSlots;  // what comes out, and scratch of ReadRow
   std::vector<float> buffers(static_cast<size_t>(MaxWorkers(cpu, num_tasks) * kRows * dim));
@@ -212,12 +211,12 @@ void EmbeddingTable::Export(const Cpu& cpu, const std::string& slot_set,
   const float* const* all = nullptr;
   int64_t first = 0;
   auto read = [&](int64_t worker, int64_t some) {
-    const int64_t task = first + some, begin = task * kRowsPerTask;
+    const int64_t task = first + some, begin = task * kRowsPerReadTask;
     float* buffer = buffers.data() + worker * kRows * dim;
-    const int64_t end = std::min(n, begin + kRowsPerTask);
+    const int64_t end = std::min(n, begin + kRowsPerReadTask);
     for (int64_t i = begin; i < end; ++i) {
       const auto [row, key] = rows[static_cast<size_t>(i)];
-      const float* record = all == nullptr ? rows_.Record(row) : all[i - first * kRowsPerTask];
+      const float* record = all == nullptr ? rows_.Record(row) : all[i - first * kRowsPerReadTask];
       if (to.keys != nullptr) to.keys[i] = key;
       if (to.rows != nullptr) {
         const float* weights = ReadRow(row, key, buffer, buffer + dim, record);
@@ -227,15 +226,15 @@ void EmbeddingTable::Export(const Cpu& cpu, const std::string& slot_set,
     }
   };
   const bool peeks = rows_.tier() != nullptr && (to.rows != nullptr || to.stamps != nullptr);
-  const int64_t task_bytes = kRowsPerTask * rows_.floats() * static_cast<int64_t>(sizeof(float));
+  const int64_t task_bytes = kRowsPerReadTask * rows_.floats() * static_cast<int64_t>(sizeof(float));
   const int64_t at_once = peeks ? std::max<int64_t>(1, kBytesAtOnce / task_bytes) : num_tasks;
   for (; first < num_tasks; first += at_once) {
-    const int64_t tasks = std::min(at_once, num_tasks - first), begin = first * kRowsPerTask;
+    const int64_t tasks = std::min(at_once, num_tasks - first), begin = first * kRowsPerReadTask;
     records.rows.clear();
-    for (int64_t i = begin; peeks && i < std::min(n, begin + tasks * kRowsPerTask); ++i)
+    for (int64_t i = begin; peeks && i < std::min(n, begin + tasks * kRowsPerReadTask); ++i)
       records.rows.push_back(rows[static_cast<size_t>(i)].first);
     if (peeks) all = PeekAll(cpu, &records);
-    ForTasks(cpu, tasks, tasks * kRowsPerTask * (kLookupCycles + dim), read);
+    ForTasks(cpu, tasks, tasks * kRowsPerReadTask * (kLookupCycles + dim), read);
   }
 }
 

@@ -19,11 +19,10 @@ namespace {
 
 using Bucket = HashTable::Bucket;
 using Segment = HashTable::Segment;
-constexpr uint32_t kNoRow = HashTable::kNoRow;
 constexpr int kPlaces = HashTable::kPlaces;
 constexpr int64_t kKeysPerSegment = int64_t{1} << 19;  // a rebuild of this many takes 10 to 20 ms
 constexpr int kMaxSegmentBits = 12;
-constexpr int64_t kKeysPerChunk = 8192, kMaxChunks = 16;  // of new keys, which are dealt to segments chunk by chunk
+constexpr int64_t kNewKeysPerChunk = 8192, kMaxChunks = 16;  // of new keys, which are dealt to segments chunk by chunk
 constexpr int64_t kHugeBytes = int64_t{2} << 20;
 
 // Every segment without buckets points here: an empty bucket that nobody passed ends any probe at once.
@@ -344,7 +343,8 @@ void HashTable::Rebuild(Segment* s, uint64_t num_buckets) const {
 void HashTable::InsertMissing(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, int64_t m, uint32_t* rows,
                               const std::function<void(const bool*, int64_t)>& number_rows) {
   // Stable order by segment: segments are then filled side by side, each in order of position.
-  const int64_t num_segments = this->num_segments(), chunks = std::min(MaxWorkers(cpu, m / kKeysPerChunk), kMaxChunks);
+  const int64_t num_segments = this->num_segments(),
+                chunks = std::min(MaxWorkers(cpu, m / kNewKeysPerChunk), kMaxChunks);
   auto chunk_begin = [&](int64_t c) { return m * c / chunks; };
   uint64_t* hashes = scratch->Get<uint64_t>(m);
   uint32_t* order = scratch->Get<uint32_t>(m);

@@ -8,12 +8,12 @@
 namespace sok {
 namespace {
 
-constexpr int64_t kKeysPerChunk = 16384;
-constexpr int64_t kCyclesPerKey = 6;
+constexpr int64_t kKeysPerPiece = 16384;
+constexpr int64_t kPieceCyclesPerKey = 6;
 constexpr int32_t kFirst = INT32_MIN;
 
 int64_t ChunksOf(const RouteFeature& f) {
-  return std::max<int64_t>(1, std::min(f.segments, (f.n + f.segments / 4) / kKeysPerChunk));
+  return std::max<int64_t>(1, std::min(f.segments, (f.n + f.segments / 4) / kKeysPerPiece));
 }
 
 Partition PartitionOf(const RouteTable& table, int world) { return {world, table.owner, table.is_unsigned}; }
@@ -123,7 +123,7 @@ PieceCount CountPieces(const Cpu& cpu, Scratch* scratch, const RouteTable* table
     }
   }
   if (at == 0) return count;
-  cpu.executor.For(at, keys * kCyclesPerKey / at + 1, [&](int64_t begin, int64_t end) {
+  cpu.executor.For(at, keys * kPieceCyclesPerKey / at + 1, [&](int64_t begin, int64_t end) {
     for (int64_t c = begin; c < end; ++c) CountChunk(count, &count.chunks[c]);
   });
   return count;
@@ -162,7 +162,7 @@ void WritePieces(const Cpu& cpu, Scratch* scratch, const PieceCount& count, cons
     for (int r = 0; r < world; ++r) keys += chunk.keys[r];
   }
   if (count.num_chunks == 0) return;
-  cpu.executor.For(count.num_chunks, keys * kCyclesPerKey / count.num_chunks + 1, [&](int64_t begin, int64_t end) {
+  cpu.executor.For(count.num_chunks, keys * kPieceCyclesPerKey / count.num_chunks + 1, [&](int64_t begin, int64_t end) {
     for (int64_t c = begin; c < end; ++c) {
       const PieceChunk& chunk = count.chunks[c];
       if (targets[chunk.feature].row_splits == nullptr) continue;

@@ -14,8 +14,8 @@
 namespace sok {
 namespace {
 
-constexpr size_t kMaxName = 256, kMaxNames = 4096;  // files name rules, too
-constexpr int kFirst = static_cast<int>(kFirstNamed);
+constexpr size_t kMaxRuleName = 256, kMaxNames = 4096;  // files name rules, too
+constexpr int kFirstOwnRule = static_cast<int>(kFirstNamed);
 
 using Words = std::vector<std::string>;
 
@@ -70,7 +70,7 @@ bool SlotsOf(const std::string& name, Words* slots, int* num_scalars) {
                                         [](unsigned char c) { return std::isalnum(c) != 0 || c == '_' || c == '.'; });
   };
   const size_t open = name.find('(');
-  if (name.size() > kMaxName || open == std::string::npos || name.back() != ')') return false;
+  if (name.size() > kMaxRuleName || open == std::string::npos || name.back() != ')') return false;
   const std::string inside = name.substr(open + 1, name.size() - open - 2);
   const size_t semicolon = inside.find(';');
   *slots = Split(inside.substr(0, semicolon));
@@ -114,7 +114,7 @@ RuleInfo& InfoOf(Rule rule) {
   if (rule < kFirstNamed) return CompiledIn()[static_cast<size_t>(rule)];
   Named& named = Named::Instance();
   const std::lock_guard<std::mutex> lock(named.mutex);
-  return named.rules[static_cast<size_t>(static_cast<int>(rule) - kFirst) / 64];
+  return named.rules[static_cast<size_t>(static_cast<int>(rule) - kFirstOwnRule) / 64];
 }
 
 // What a slot starts as: a number, or one of the hyperparameters; NaN: neither.
@@ -154,7 +154,7 @@ Rule ParseRule(const std::string& name) {
     rule.slots = std::move(slots);
     rule.num_scalars = num_scalars;
   }
-  return static_cast<Rule>(kFirst + static_cast<int>(i) * 64 + 8 * num_scalars + num_vectors);
+  return static_cast<Rule>(kFirstOwnRule + static_cast<int>(i) * 64 + 8 * num_scalars + num_vectors);
 }
 
 void RegisterRule(const std::string& name, const SokRuleLayout& layout, SokRuleFunction function) {
@@ -246,15 +246,15 @@ void CallRule(const UpdateRule& rule, float* const* records, int64_t slot_offset
 
 }  // namespace sok
 
-static thread_local std::string answer;  // of the functions below
+static thread_local std::string answer_on_rules;  // of the functions below
 
 extern "C" const char* SokRegisterRule(const char* name, const SokRuleLayout* layout, SokRuleFunction function) {
   try {
     sok::RegisterRule(name, *layout, function);
     return nullptr;
   } catch (const std::exception& error) {
-    answer = error.what();
-    return answer.c_str();
+    answer_on_rules = error.what();
+    return answer_on_rules.c_str();
   }
 }
 
@@ -276,6 +276,6 @@ extern "C" const char* SokRules() {
   const std::lock_guard<std::mutex> lock(named.mutex);
   for (const sok::RuleInfo& rule : named.rules)
     if (rule.function != nullptr) add(rule);
-  answer = "[" + sok::Joined(rules) + "]";
-  return answer.c_str();
+  answer_on_rules = "[" + sok::Joined(rules) + "]";
+  return answer_on_rules.c_str();
 }

@@ -9,11 +9,7 @@
 #include "sort_by_row.h"
 
 namespace sok {
-namespace {
-
-constexpr uint32_t kNoRow = HashTable::kNoRow;
-
-}  // namespace
+namespace {}  // namespace
 
 int64_t EmbeddingTable::FindShared(const uint64_t* keys, int64_t n, uint32_t* rows) const {
   int64_t found = 0;

@@ -12,8 +12,8 @@
 namespace sok {
 namespace {
 
-constexpr int64_t kBlock = 32;  // rows that are filled at a time
-constexpr int64_t kKeysPerTask = 8192;
+constexpr int64_t kFillBlock = 32;  // rows that are filled at a time
+constexpr int64_t kKeysPerInsertTask = 8192;
 
 }  // namespace
 
@@ -32,10 +32,10 @@ void EmbeddingTable::MakeRoom(int64_t row) {
 }
 
 void EmbeddingTable::InitRows(const MadeRow* fresh, int64_t n) {
-  uint64_t keys[kBlock];
-  float* records[kBlock];
-  for (int64_t begin = 0; begin < n; begin += kBlock) {
-    const int64_t count = std::min(kBlock, n - begin);
+  uint64_t keys[kFillBlock];
+  float* records[kFillBlock];
+  for (int64_t begin = 0; begin < n; begin += kFillBlock) {
+    const int64_t count = std::min(kFillBlock, n - begin);
     for (int64_t i = 0; i < count; ++i) {
       const auto [row, key] = fresh[begin + i];
       keys[i] = key;
@@ -69,17 +69,17 @@ EmbeddingTable::MadeRows EmbeddingTable::InsertHashed(const Cpu& cpu, Scratch* s
     for (int64_t row = next_row_; row < next; row = (row | (rows_.rows_per_slab() - 1)) + 1) MakeRoom(row);
     saved_.MakeRoom(next);
     made = {scratch->Get<MadeRow>(num_new), num_new};
-    const int64_t tasks = (m + kKeysPerTask - 1) / kKeysPerTask;
+    const int64_t tasks = (m + kKeysPerInsertTask - 1) / kKeysPerInsertTask;
     int64_t* before = scratch->Get<int64_t>(tasks + 1);  // new keys before each task
-    auto task_end = [&](int64_t t) { return std::min(m, (t + 1) * kKeysPerTask); };
+    auto task_end = [&](int64_t t) { return std::min(m, (t + 1) * kKeysPerInsertTask); };
     before[0] = 0;
     ForTasks(cpu, tasks, m, [&](int64_t, int64_t t) {
-      before[t + 1] = std::count(first + t * kKeysPerTask, first + task_end(t), true);
+      before[t + 1] = std::count(first + t * kKeysPerInsertTask, first + task_end(t), true);
     });
     for (int64_t t = 0; t < tasks; ++t) before[t + 1] += before[t];
     ForTasks(cpu, tasks, m * 10, [&](int64_t, int64_t t) {
       int64_t at = before[t];
-      for (int64_t k = t * kKeysPerTask; k < task_end(t); ++k) {
+      for (int64_t k = t * kKeysPerInsertTask; k < task_end(t); ++k) {
         if (!first[k]) continue;
         found[k] = at < num_free ? free_rows_[static_cast<size_t>(num_free - 1 - at)]
                                  : static_cast<uint32_t>(next_row_ + at - num_free);

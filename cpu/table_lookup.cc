@@ -16,8 +16,7 @@
 namespace sok {
 namespace {
 
-constexpr uint32_t kNoRow = HashTable::kNoRow;
-constexpr int64_t kBlock = 32;  // records that are read at a time
+constexpr int64_t kReadBlock = 32;  // records that are read at a time
 constexpr int64_t kNoSplits[1] = {0};
 constexpr int64_t kKeysPerTask = 4096;
 constexpr int64_t kKeyCycles = 40;  // per key: cache misses, mostly hidden by prefetching
@@ -149,7 +148,7 @@ void EmbeddingTable::Read(const Feature& feature, const Task& task, const uint32
     if (done) return;
   }
   // Whatever else there is: a few rows ahead are on their way to the cache while those before them are used.
-  constexpr int64_t kStep = kBlock / 2;
+  constexpr int64_t kStep = kReadBlock / 2;
   const float* records[2][kStep];
   auto size_of = [&](int64_t at) { return std::max<int64_t>(0, std::min(kStep, n - at)); };
   int64_t segment = task.first_segment;
@@ -167,7 +166,7 @@ void EmbeddingTable::Read(const Feature& feature, const Task& task, const uint32
       float* own = buffer + i * dim;  // the last kMaxSlots * dim floats behind the block are scratch of ReadRow
       from[i] = rows[at + i] == kNoRow && waits
                     ? own
-                    : ReadRow(rows[at + i], feature.keys[first + i], own, buffer + kBlock * dim);
+                    : ReadRow(rows[at + i], feature.keys[first + i], own, buffer + kReadBlock * dim);
     }
     if (!pooled) {
       for (int64_t i = 0; i < count; ++i) {
@@ -317,7 +316,7 @@ void EmbeddingTable::ReadTasks(const Cpu& cpu, const Feature& feature, const Tas
     ForTasks(cpu, end - begin, (tasks[end - 1].end - tasks[begin].begin) * (kKeyCycles + config_.dim),
              [&](int64_t worker, int64_t t) {
                Read(feature, tasks[begin + t], rows, made, are_here,
-                    buffers + worker * (kBlock + kMaxSlots) * config_.dim);
+                    buffers + worker * (kReadBlock + kMaxSlots) * config_.dim);
              });
   };
   if (rows_.tier() == nullptr) return read(0, num_tasks, true);
@@ -370,7 +369,7 @@ void EmbeddingTable::LookupFeatures(const Cpu& cpu, Scratch* scratch, const Feat
       task.last_segment = end;
     }
   }
-  float* buffers = scratch->Get<float>(MaxWorkers(cpu, num_tasks) * (kBlock + kMaxSlots) * max_dim);
+  float* buffers = scratch->Get<float>(MaxWorkers(cpu, num_tasks) * (kReadBlock + kMaxSlots) * max_dim);
   int64_t* losses = scratch->Get<int64_t>(num_features);
   {
     // In the order of addresses, and each once: two calls that share tables cannot wait for one another.
@@ -406,7 +405,7 @@ void EmbeddingTable::LookupFeatures(const Cpu& cpu, Scratch* scratch, const Feat
                                               rows[f] + tasks[t].begin);
       }
       if (table->rows_.tier() != nullptr) return;  // rows have to be brought in first
-      table->Read(features[f], tasks[t], rows[f], made, true, buffers + worker * (kBlock + kMaxSlots) * max_dim);
+      table->Read(features[f], tasks[t], rows[f], made, true, buffers + worker * (kReadBlock + kMaxSlots) * max_dim);
     });
     for (int64_t f = 0; f < num_features; ++f) {
       if (features[f].table->rows_.tier() == nullptr) continue;

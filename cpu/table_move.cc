@@ -8,11 +8,7 @@
 #include "sok/error.h"
 
 namespace sok {
-namespace {
-
-constexpr uint32_t kNoRow = HashTable::kNoRow;
-
-}  // namespace
+namespace {}  // namespace
 
 void EmbeddingTable::ReadKeys(const Cpu& cpu, const uint64_t* keys, int64_t n, const RowTarget& target,
                               bool* changed) const {

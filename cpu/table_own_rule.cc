@@ -17,8 +17,8 @@ namespace {
 constexpr int64_t kMaxRows = 256;   // in one call
 constexpr int64_t kRowsAside = 16;  // where they are copies
 constexpr int64_t kFirstRows = 12;  // that the table prefetches where the function does it for the others
-constexpr int64_t kRowsPerTask = 2048;
-constexpr int64_t kRowCycles = 120;
+constexpr int64_t kRowsPerOwnTask = 2048;
+constexpr int64_t kOwnRowCycles = 120;
 
 // Where a row is many lines, those of many rows on their way would wait for each other.
 int64_t RowsPrefetched(int64_t floats) { return floats <= 64 ? 16 : floats <= 192 ? 8 : 4; }
@@ -129,12 +129,12 @@ std::string EmbeddingTable::TryGroup(const Cpu& cpu, Scratch* scratch, const Upd
     table->CheckSet(rule, slot_set);
     if (rule.reads_keys) table->KeepKeys();
     const SlotSet* set = table->FindSet(slot_set);
-    const int64_t n = ready[t].n, tasks = (n + kRowsPerTask - 1) / kRowsPerTask;
+    const int64_t n = ready[t].n, tasks = (n + kRowsPerOwnTask - 1) / kRowsPerOwnTask;
     const int64_t floats = FloatsAside(rule, table->dim());
     float* aside = scratch->Get<float>(MaxWorkers(cpu, tasks) * floats);
     std::atomic<int64_t> bad{n};
-    ForTasks(cpu, tasks, n * (kRowCycles + 2 * table->dim()), [&](int64_t worker, int64_t task) {
-      const int64_t begin = task * kRowsPerTask, end = std::min(n, begin + kRowsPerTask);
+    ForTasks(cpu, tasks, n * (kOwnRowCycles + 2 * table->dim()), [&](int64_t worker, int64_t task) {
+      const int64_t begin = task * kRowsPerOwnTask, end = std::min(n, begin + kRowsPerOwnTask);
       const int64_t found = table->TryOwnRule(ready[t], begin, end, rule, set, aside + worker * floats);
       if (found < end) bad.store(found);
     });

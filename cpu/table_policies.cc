@@ -15,7 +15,6 @@
 namespace sok {
 namespace {
 
-constexpr uint32_t kNoRow = HashTable::kNoRow;
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ && sizeof(RowHistory) == 8,
               "a history is one word, its count below");
 
@@ -32,7 +31,7 @@ inline bool Count(RowHistory* history, uint32_t now) {
   return is_new;
 }
 
-constexpr int64_t kRowsPerTask = 4096;
+constexpr int64_t kRowsPerSweepTask = 4096;
 constexpr int64_t kCyclesPerRow = 60;  // a cache miss, partly hidden
 constexpr int64_t kLeastMaxRows = 16 << kBucketBits;
 constexpr size_t kLeastRepeats = 1 << 16;  // of keys that a step refused, before they are looked through
@@ -258,11 +257,11 @@ std::vector<std::pair<uint32_t, uint64_t>> EmbeddingTable::Leaving(const Cpu& cp
   for (int64_t p = 0; p < NumParts(); ++p) {
     RowsOfPart(p, /*changes=*/false, &part);
     SortByRow(&part);  // the order in which numbers are given out again
-    const int64_t n = static_cast<int64_t>(part.size()), tasks = (n + kRowsPerTask - 1) / kRowsPerTask;
+    const int64_t n = static_cast<int64_t>(part.size()), tasks = (n + kRowsPerSweepTask - 1) / kRowsPerSweepTask;
     leaves.assign(part.size(), 0);
     buffers.resize(policies.norm_below > 0.0f ? static_cast<size_t>(MaxWorkers(cpu, tasks) * floats) : 0);
     ForTasks(cpu, tasks, n * (kCyclesPerRow + (buffers.empty() ? 0 : dim)), [&](int64_t worker, int64_t task) {
-      for (int64_t i = task * kRowsPerTask; i < std::min(n, (task + 1) * kRowsPerTask); ++i) {
+      for (int64_t i = task * kRowsPerSweepTask; i < std::min(n, (task + 1) * kRowsPerSweepTask); ++i) {
         const auto [row, key] = part[static_cast<size_t>(i)];
         RowHistory* history = HistoryOf(row);
         bool goes = false;

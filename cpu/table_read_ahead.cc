@@ -10,9 +10,9 @@
 namespace sok {
 namespace {
 
-constexpr int64_t kKeysAtOnce = 4096;   // found with the lock held
-constexpr int64_t kRoundsOfABatch = 4;  // the hand takes three for a batch whose rows are used twice
-constexpr int64_t kReadsAtOnce = 1024;  // whoever reads by the same ring waits for as many
+constexpr int64_t kKeysAtOnce = 4096;        // found with the lock held
+constexpr int64_t kRoundsOfABatch = 4;       // the hand takes three for a batch whose rows are used twice
+constexpr int64_t kReadsAheadAtOnce = 1024;  // whoever reads by the same ring waits for as many
 
 template <class Body>
 void ForParts(const std::vector<uint32_t>& rows, int64_t size, const Body& body) {
@@ -48,7 +48,7 @@ int64_t EmbeddingTable::ReadAhead(const Cpu& cpu, const uint64_t* keys, int64_t 
     rows.clear();
     for (const auto& [slot, row] : wanted) rows.push_back(row);
     RowTier::Ahead ahead;
-    ForParts(rows, kReadsAtOnce, [&](const uint32_t* some, int64_t count) {
+    ForParts(rows, kReadsAheadAtOnce, [&](const uint32_t* some, int64_t count) {
       {
         const SharedLock lock(mutex_);
         if (rows_.tier() == nullptr || is_broken_) return;

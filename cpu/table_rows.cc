@@ -9,8 +9,7 @@
 namespace sok {
 namespace {
 
-constexpr int64_t kCopyCycles = 100;  // per row: cache misses
-constexpr uint32_t kNoRow = HashTable::kNoRow;
+constexpr int64_t kReadCycles = 100;  // per row: cache misses
 
 }  // namespace
 
@@ -33,7 +32,7 @@ void EmbeddingTable::Gather(const Cpu& cpu, const int64_t* row_ids, int64_t n, f
   const size_t bytes = static_cast<size_t>(dim) * sizeof(float);
   ForBrought(cpu, numbers.data(), n, HasDecay(), [&](int64_t first, int64_t last) {
     SettleRows(numbers.data() + first, last - first);
-    cpu.executor.For(last - first, kCopyCycles + dim, [&](int64_t begin, int64_t end) {
+    cpu.executor.For(last - first, kReadCycles + dim, [&](int64_t begin, int64_t end) {
       for (int64_t i = first + begin; i < first + end; ++i) {
         const uint32_t row = numbers[static_cast<size_t>(i)];
         if (row == kNoRow) {
@@ -57,7 +56,7 @@ void EmbeddingTable::Scatter(const Cpu& cpu, const int64_t* row_ids, int64_t n, 
   const int64_t dim = config_.dim;
   auto store = [&](int64_t first, int64_t last) {
     SettleRows(numbers.data() + first, last - first);
-    cpu.executor.For(last - first, kCopyCycles + dim, [&](int64_t begin, int64_t end) {
+    cpu.executor.For(last - first, kReadCycles + dim, [&](int64_t begin, int64_t end) {
       for (int64_t i = first + begin; i < first + end; ++i) {
         const uint32_t row = numbers[static_cast<size_t>(i)];
         if (row == kNoRow) continue;

@@ -11,8 +11,8 @@
 namespace sok {
 namespace {
 
-constexpr int64_t kCopyCycles = 150;  // per row: cache misses, partly hidden by prefetching
-constexpr uint32_t kFromTable = 0;    // in place of a copy's number
+constexpr int64_t kSnapshotCycles = 150;  // per row: cache misses, partly hidden by prefetching
+constexpr uint32_t kFromTable = 0;        // in place of a copy's number
 
 }  // namespace
 
@@ -144,7 +144,7 @@ void EmbeddingTable::CopySnapshotRows(const Cpu& cpu, const std::vector<uint32_t
   std::vector<const float*> from(all == nullptr ? 0 : rows.size());
   for (size_t i = 0, taken = 0; i < from.size(); ++i)
     if (copies[i] == kFromTable) from[i] = all[taken++];
-  cpu.executor.For(static_cast<int64_t>(rows.size()), kCopyCycles + floats, [&](int64_t begin, int64_t end) {
+  cpu.executor.For(static_cast<int64_t>(rows.size()), kSnapshotCycles + floats, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       if (all == nullptr && i + kAhead < end && copies[static_cast<size_t>(i + kAhead)] == kFromTable) {
         const float* next = rows_.Record(rows[static_cast<size_t>(i + kAhead)]);

@@ -16,7 +16,6 @@ namespace {
 
 constexpr int64_t kCopyCycles = 150;       // per row: cache misses, partly hidden by prefetching
 constexpr int64_t kRowsPerPart = 1 << 19;  // of an identity table
-constexpr uint32_t kNoRow = HashTable::kNoRow;
 
 }  // namespace
 

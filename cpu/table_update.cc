@@ -21,7 +21,6 @@ namespace {
 
 constexpr int64_t kRowsPerTask = 2048;
 constexpr int64_t kRowCycles = 60;
-constexpr uint32_t kNoRow = HashTable::kNoRow;
 
 }  // namespace
 

@@ -13,9 +13,9 @@ namespace {
 
 // Keys are dealt to parts by hash, one part per thread, and each part tells its own apart in one pass over all keys: no
 // key is moved. Its table misses the cache, which asking for places ahead hides.
-constexpr int64_t kKeysPerChunk = 4096;
+constexpr int64_t kKeysPerUniqueChunk = 4096;
 constexpr int64_t kMinKeysPerPart = 8192;
-constexpr int kMaxPartBits = 4;
+constexpr int kMaxKeyPartBits = 4;
 
 }  // namespace
 
@@ -25,7 +25,7 @@ int64_t Unique(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, int64_t n
     throw InvalidArgument("at most 2^31 - 1 keys in one call. Received: " + std::to_string(n) + ".");
   }
   int bits = 0;
-  while (bits < kMaxPartBits && (1 << bits) < cpu.executor.num_threads() && (kMinKeysPerPart << bits) < n) ++bits;
+  while (bits < kMaxKeyPartBits && (1 << bits) < cpu.executor.num_threads() && (kMinKeysPerPart << bits) < n) ++bits;
   if (bits == 0) {
     Numbering numbering(n, scratch->Get<uint32_t>(Numbering::SlotsFor(n)), unique_keys);
     numbering.Number(keys, n, inverse);
@@ -35,17 +35,17 @@ int64_t Unique(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, int64_t n
     }
     return numbering.count();
   }
-  const int64_t parts = int64_t{1} << bits, chunks = (n + kKeysPerChunk - 1) / kKeysPerChunk;
+  const int64_t parts = int64_t{1} << bits, chunks = (n + kKeysPerUniqueChunk - 1) / kKeysPerUniqueChunk;
   auto part_of = [bits](uint64_t key) { return static_cast<int64_t>((key * 0x9E3779B97F4A7C15ull) >> (64 - bits)); };
-  auto chunk_end = [&](int64_t c) { return std::min(n, (c + 1) * kKeysPerChunk); };
+  auto chunk_end = [&](int64_t c) { return std::min(n, (c + 1) * kKeysPerUniqueChunk); };
 
   // cursor[c, p]: keys of part p in earlier chunks.
   uint32_t* cursor = scratch->Get<uint32_t>((chunks + 1) * parts);
   std::memset(cursor, 0, static_cast<size_t>((chunks + 1) * parts) * sizeof(uint32_t));
   ForTasks(cpu, chunks, n * 2, [&](int64_t, int64_t c) {
     uint32_t* mine = cursor + (c + 1) * parts;
-    uint32_t count[4][1 << kMaxPartBits] = {};  // four, since neighbours often fall into the same part
-    for (int64_t i = c * kKeysPerChunk; i < chunk_end(c); ++i) ++count[i & 3][part_of(keys[i])];
+    uint32_t count[4][1 << kMaxKeyPartBits] = {};  // four, since neighbours often fall into the same part
+    for (int64_t i = c * kKeysPerUniqueChunk; i < chunk_end(c); ++i) ++count[i & 3][part_of(keys[i])];
     for (int64_t p = 0; p < parts; ++p) mine[p] = count[0][p] + count[1][p] + count[2][p] + count[3][p];
   });
   for (int64_t at = parts; at < (chunks + 1) * parts; ++at) cursor[at] += cursor[at - parts];
@@ -75,15 +75,15 @@ int64_t Unique(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, int64_t n
                scratch->Get<uint64_t>(words),
                0};
   }
-  uint64_t* buffers = scratch->Get<uint64_t>(parts * (kKeysPerChunk + 1));
+  uint64_t* buffers = scratch->Get<uint64_t>(parts * (kKeysPerUniqueChunk + 1));
   ForTasks(cpu, parts, n * 20, [&](int64_t, int64_t p) {
     Part& mine = part[p];
-    uint64_t* own = buffers + p * (kKeysPerChunk + 1);
+    uint64_t* own = buffers + p * (kKeysPerUniqueChunk + 1);
     Numbering numbering(cursor[chunks * parts + p], mine.slots, mine.distinct);
     std::memset(mine.is_first, 0, static_cast<size_t>(words) * sizeof(uint64_t));
     if (counts != nullptr) std::fill_n(mine.counts, cursor[chunks * parts + p], 0u);
     for (int64_t c = 0; c < chunks; ++c) {
-      const int64_t begin = c * kKeysPerChunk, at = cursor[c * parts + p];
+      const int64_t begin = c * kKeysPerUniqueChunk, at = cursor[c * parts + p];
       uint16_t* places = mine.places + at;
       int64_t m = 0;
       for (int64_t i = begin; i < chunk_end(c); ++i) {
@@ -126,7 +126,7 @@ int64_t Unique(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, int64_t n
     }
   });
   ForTasks(cpu, chunks, n * 3, [&](int64_t, int64_t c) {
-    uint32_t* out = inverse + c * kKeysPerChunk;
+    uint32_t* out = inverse + c * kKeysPerUniqueChunk;
     for (int64_t p = 0; p < parts; ++p) {
       const Part& from = part[p];
       for (uint32_t k = cursor[c * parts + p]; k < cursor[(c + 1) * parts + p]; ++k) {

@@ -19,7 +19,7 @@ struct Idle {
   int64_t bytes;
 };
 
-struct Pool {
+struct OutputPool {
   std::mutex mutex;
   std::vector<Idle> idle;  // oldest first
   struct {
@@ -30,8 +30,8 @@ struct Pool {
 };
 
 // Leaked on purpose: tensors may outlive everything else in the process.
-Pool& ThePool() {
-  static Pool* pool = new Pool;
+OutputPool& TheOutputPool() {
+  static OutputPool* pool = new OutputPool;
   return *pool;
 }
 
@@ -67,7 +67,7 @@ tensorflow::Tensor TensorOf(std::shared_ptr<char> memory, tensorflow::DataType d
 
 std::shared_ptr<PooledBlock> PooledBlock::Take(int64_t bytes) {
   bytes = SharedSize(bytes, kMinBytes);
-  Pool& pool = ThePool();
+  OutputPool& pool = TheOutputPool();
   char* data = nullptr;
   std::vector<Idle> drop;
   {
@@ -106,7 +106,7 @@ std::shared_ptr<PooledBlock> PooledBlock::Take(int64_t bytes) {
 }
 
 PooledBlock::~PooledBlock() {
-  Pool& pool = ThePool();
+  OutputPool& pool = TheOutputPool();
   std::lock_guard<std::mutex> lock(pool.mutex);
   pool.bytes.in_use -= bytes_;
   pool.bytes.idle += bytes_;

@@ -46,10 +46,10 @@ int64_t NumberOf(const std::string& collective, tensorflow::DataType dtype) {
 
 int64_t WordsOf(int64_t bytes) { return (bytes + 7) / 8; }
 
-struct Splits {
+struct WorldSplits {
   const int32_t* counts;
   int64_t world;
-  Splits(const Tensor& splits, int64_t total, const char* name) : world(splits.NumElements()) {
+  WorldSplits(const Tensor& splits, int64_t total, const char* name) : world(splits.NumElements()) {
     CheckRank(splits, 1, name);
     counts = splits.flat<int32_t>().data();
     int64_t sum = 0;
@@ -141,7 +141,7 @@ class SharedAllToAllOp final : public tensorflow::AsyncOpKernel {
   std::vector<Mail::Words> Post(OpKernelContext* ctx, const Mail& mail) const {
     const Tensor& x = ctx->input(0);
     CheckRank(x, 1, "x");
-    const Splits splits(ctx->input(1), x.NumElements(), "splits");
+    const WorldSplits splits(ctx->input(1), x.NumElements(), "splits");
     if (rank_ >= splits.world || splits.world != mail.size()) {
       throw InvalidArgument("`splits` must have one value per rank.");
     }
@@ -191,7 +191,7 @@ class SharedAllToAllOp final : public tensorflow::AsyncOpKernel {
 
   void Collect(OpKernelContext* ctx, const std::vector<Mail::Words>& envelopes) const {
     const Tensor& x = ctx->input(0);
-    const Splits splits(ctx->input(1), x.NumElements(), "splits");
+    const WorldSplits splits(ctx->input(1), x.NumElements(), "splits");
     const int64_t width = tensorflow::DataTypeSize(x.dtype());
     if (static_cast<int64_t>(envelopes.size()) != splits.world) {
       throw InvalidArgument("`splits` must have one value per rank.");

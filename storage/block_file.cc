@@ -21,26 +21,26 @@ namespace {
 constexpr uint32_t kMagic = 0x4B4C4253;  // "SBLK"
 constexpr int64_t kEndBytes = 32;
 
-struct Header {
+struct BlockHeader {
   uint32_t magic;
   uint32_t type;
   uint64_t length;
   uint32_t crc;
   uint32_t zero;
 };
-static_assert(sizeof(Header) == kBlockHeaderBytes, "as documented");
+static_assert(sizeof(BlockHeader) == kBlockHeaderBytes, "as documented");
 
-uint32_t BlockCrc(const Header& header, const char* payload) {
+uint32_t BlockCrc(const BlockHeader& header, const char* payload) {
   const char* bytes = reinterpret_cast<const char*>(&header);
   return Crc32c(payload, header.length, Crc32c(bytes + 4, 12));
 }
+
+}  // namespace
 
 std::string FolderOf(const std::string& path) {
   const size_t slash = path.rfind('/');
   return slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
 }
-
-}  // namespace
 
 void SyncFolder(const std::string& folder) {
   const int file = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -66,7 +66,7 @@ char* BlockWriter::Payload(int64_t n) {
 }
 
 void BlockWriter::Write(BlockType type) {
-  Header header = {kMagic, static_cast<uint32_t>(type), static_cast<uint64_t>(payload_), 0, 0};
+  BlockHeader header = {kMagic, static_cast<uint32_t>(type), static_cast<uint64_t>(payload_), 0, 0};
   header.crc = BlockCrc(header, buffer_.data() + kBlockHeaderBytes);
   std::memcpy(buffer_.data(), &header, sizeof(header));
   file_.Append(buffer_.data(), static_cast<size_t>(kBlockHeaderBytes + payload_));
@@ -114,7 +114,7 @@ BlockReader::Block BlockReader::Next(int64_t limit) {
     Refuse(at_ == 0 ? "not a shard of a sok checkpoint: it has " + std::to_string(size_) + " bytes"
                     : "the file ends before its end block: it was cut off");
   }
-  Header header;
+  BlockHeader header;
   ReadIn(reinterpret_cast<char*>(&header), sizeof(header));
   if (header.magic != kMagic) {
     Refuse(block_offset_ == 0 ? "not a shard of a sok checkpoint" : "no block begins here: the file was changed");

@@ -45,11 +45,6 @@ bool IsNamed(const std::string& log) {
   return false;
 }
 
-std::string FolderOf(const std::string& path) {
-  const size_t slash = path.rfind('/');
-  return slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
-}
-
 enum class Folder { kMissing, kEmpty, kInUse };
 
 Folder LookInto(const std::string& path) {

@@ -29,9 +29,9 @@ constexpr int64_t kLeastSlots = 4;        // of a segment
 constexpr int64_t kSpareSegments = 4;     // beside those for one and a half times the rows
 constexpr int64_t kSpareOfVersions = 40;  // so that one sync serves many segments
 constexpr int64_t kReleasedAtOnce = 64;
-constexpr unsigned kDepth = 128;       // reads in flight
-constexpr int64_t kMissCycles = 300;   // of a record that misses the cache
-constexpr int64_t kReadCycles = 2000;  // of one that the page cache answers
+constexpr unsigned kDepth = 128;          // reads in flight
+constexpr int64_t kMissCycles = 300;      // of a record that misses the cache
+constexpr int64_t kLogReadCycles = 2000;  // of one that the page cache answers
 constexpr int64_t kMaxRingBytes = 4 << 20;
 
 int64_t SegmentBytes(int64_t block_bytes) {
@@ -424,7 +424,7 @@ void RowLog::ReadByThreads(const Cpu& cpu, std::vector<Wanted>* all, bool is_asi
   std::vector<Wanted>& wanted = *all;
   const char* const map = is_aside ? nullptr : map_;  // which moves as the file grows
   constexpr int64_t kAhead = 8;
-  cpu.executor.For(static_cast<int64_t>(wanted.size()), map != nullptr ? kMissCycles : kReadCycles,
+  cpu.executor.For(static_cast<int64_t>(wanted.size()), map != nullptr ? kMissCycles : kLogReadCycles,
                    [&](int64_t begin, int64_t end) {
                      for (int64_t i = begin; i < end; ++i) {
                        if (map != nullptr && i + kAhead < end) {

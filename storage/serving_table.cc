@@ -20,7 +20,7 @@ namespace {
 
 constexpr int64_t kUnseen = -1;
 constexpr int64_t kDamaged = -2;
-constexpr uint64_t kMaxName = 1024;
+constexpr uint64_t kMaxTableName = 1024;
 // Buckets above this are searched by halves: MixKey keeps them at 16 keys or so unless keys were chosen to defeat it.
 constexpr uint64_t kScannedKeys = 64;
 constexpr int64_t kTogether = 16;  // searches at a time, so that their cache misses overlap
@@ -124,7 +124,7 @@ void ServingTable::CheckHead() const {
   const ServingHead& h = head_;
   const bool is_known = h.flags < 8 && (h.key_bytes == 4 || h.key_bytes == 8) && h.row_type <= 2 && h.unseen_kind <= 4;
   if (!is_known) Refuse(12, "flags, key size, row type or initializer is none that there is");
-  if (h.dim < 1 || h.dim > uint64_t{kMaxDim} || h.name_bytes > kMaxName)
+  if (h.dim < 1 || h.dim > uint64_t{kMaxDim} || h.name_bytes > kMaxTableName)
     Refuse(24, "dim or the length of the name is too large");
   const uint64_t needed = h.row_type == 0 ? 4 * h.dim : (h.row_type == 1 ? 2 * h.dim : 4 + h.dim);
   if (h.row_bytes < needed || h.row_bytes % 4 != 0 || h.row_bytes > 8 * uint64_t{kMaxDim})

@@ -9,7 +9,6 @@ namespace sok {
 
 constexpr int kBucketLanes = 8;
 using BucketTile = Tile<kBucketLanes>;
-constexpr uint32_t kNoRow = HashTable::kNoRow;
 
 // The high hash bits choose the bucket, by multiplication, so any bucket count works.
 __device__ __forceinline__ uint64_t HomeBucket(const HashTableView& table, uint64_t key) {

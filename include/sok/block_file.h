@@ -90,6 +90,9 @@ class BlockReader {
   uint32_t digest_ = 0;
 };
 
+// The folder of a file.
+std::string FolderOf(const std::string& path);
+
 // Waits until the disk has the names in a folder.
 void SyncFolder(const std::string& folder);
 

@@ -119,6 +119,8 @@ class HashTable {
   int64_t size_ = 0;
 };
 
+inline constexpr uint32_t kNoRow = HashTable::kNoRow;
+
 // ---- On a device
 
 // Ten keys and their rows in 128 bytes, one line of the cache. As on the CPU, what is free is marked in the rows, and `passed`
