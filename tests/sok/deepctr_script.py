@@ -1,7 +1,7 @@
 """Trains models of DeepCTR, unmodified, and converted copies; prints how far apart their predictions are.
 
-Run by test_deepctr.py under tf_keras: `-m tests.sok.deepctr_script FOLDER_OF_DEEPCTR STEPS MODEL...`. On one worker the converted
-copies are saved, loaded and exported, too, and the predictions of what comes of that count.
+Run by test_deepctr.py under tf_keras: `-m tests.sok.deepctr_script FOLDER_OF_DEEPCTR STEPS MODEL...`. On one worker the
+converted copies are saved, loaded and exported, too, and the predictions of what comes of that count.
 """
 
 import json
