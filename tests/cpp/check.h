@@ -1,4 +1,5 @@
-// A few lines of testing: TEST(Name) { ... } with CHECK, CHECK_EQ, CHECK_THROWS. One program per file; 0 means all passed.
+// A few lines of testing: TEST(Name) { ... } with CHECK, CHECK_EQ, CHECK_THROWS. A program runs all its tests, or those of the file that
+// its argument names; 0 means all passed.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +19,7 @@ constexpr int kFewer = 1;
 namespace check {
 
 struct Test {
+  std::string file;  // without folder and ending
   const char* name;
   void (*body)();
 };
@@ -25,7 +27,11 @@ struct Test {
 inline std::vector<Test> tests;
 inline int failures = 0;
 
-inline bool Register(const char* name, void (*body)()) { return tests.push_back({name, body}), true; }
+inline bool Register(const std::string& path, const char* name, void (*body)()) {
+  const std::string file = path.substr(path.rfind('/') + 1);
+  tests.push_back({file.substr(0, file.find('.')), name, body});
+  return true;
+}
 
 inline void Fail(const char* file, int line, const std::string& text) {
   ++failures;
@@ -42,9 +48,9 @@ void Equal(const A& a, const B& b, const char* text, const char* file, int line)
 
 }  // namespace check
 
-#define TEST(name)                                                                        \
-  static void name();                                                                     \
-  [[maybe_unused]] static const bool name##_is_registered = check::Register(#name, name); \
+#define TEST(name)                                                                                  \
+  static void name();                                                                               \
+  [[maybe_unused]] static const bool name##_is_registered = check::Register(__FILE__, #name, name); \
   static void name()
 #define CHECK(condition) ((condition) ? void() : check::Fail(__FILE__, __LINE__, "not true: " #condition))
 #define CHECK_EQ(a, b) check::Equal(a, b, #a " == " #b, __FILE__, __LINE__)
@@ -59,11 +65,14 @@ void Equal(const A& a, const B& b, const char* text, const char* file, int line)
     }                                                                                                       \
   } while (false)
 
-int main() {
+int main(int argc, char** argv) {
+  int done = 0;
   for (const check::Test& test : check::tests) {
+    if (argc > 1 && test.file != argv[1]) continue;
     const int before = check::failures;
     test.body();
     std::printf("%s %s\n", check::failures == before ? "ok    " : "FAILED", test.name);
+    ++done;
   }
-  return check::failures == 0 && !check::tests.empty() ? 0 : 1;
+  return check::failures == 0 && done > 0 ? 0 : 1;
 }
