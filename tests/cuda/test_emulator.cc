@@ -135,8 +135,8 @@ void MakeHostsMistake(int mistake, int* device) {  // [32]
 
 // This program again, making the mistake: what it says.
 std::string SaidOf(int mistake) {
-  const std::string command =
-      "SOK_EMULATOR_MISTAKE=" + std::to_string(mistake) + " /proc/" + std::to_string(getpid()) + "/exe 2>&1";
+  const std::string command = "SOK_EMULATOR_MISTAKE=" + std::to_string(mistake) + " /proc/" + std::to_string(getpid()) +
+                              "/exe test_emulator 2>&1";
   std::string said;
   FILE* pipe = popen(command.c_str(), "r");
   for (char text[256]; std::fgets(text, sizeof(text), pipe) != nullptr;) said += text;
