@@ -8,8 +8,6 @@
 #include "sok/error.h"
 
 namespace sok {
-namespace {}  // namespace
-
 void EmbeddingTable::ReadKeys(const Cpu& cpu, const uint64_t* keys, int64_t n, const RowTarget& target,
                               bool* changed) const {
   SharedLock lock(mutex_);

@@ -119,6 +119,7 @@ class HashTable {
   int64_t size_ = 0;
 };
 
+// In place of the row of a key that has none.
 inline constexpr uint32_t kNoRow = HashTable::kNoRow;
 
 // ---- On a device

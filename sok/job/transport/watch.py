@@ -59,7 +59,7 @@ class Report:
 
     @property
     def steps(self) -> int:
-        """Training steps that it has begun, as far as gradients tell."""
+        """Training steps that it has begun in this job, as far as gradients tell."""
         gradients = [one for one in self.collectives.values() if {"grads", "dense_gradients"} & {*one.name.split("/")}]
         return max((one.begun for one in gradients), default=0)
 
