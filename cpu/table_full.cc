@@ -9,6 +9,7 @@
 #include "sort_by_row.h"
 
 namespace sok {
+
 int64_t EmbeddingTable::FindShared(const uint64_t* keys, int64_t n, uint32_t* rows) const {
   int64_t found = 0;
   for (int64_t i = 0; i < n; ++i) {

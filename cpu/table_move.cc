@@ -8,6 +8,7 @@
 #include "sok/error.h"
 
 namespace sok {
+
 void EmbeddingTable::ReadKeys(const Cpu& cpu, const uint64_t* keys, int64_t n, const RowTarget& target,
                               bool* changed) const {
   SharedLock lock(mutex_);
