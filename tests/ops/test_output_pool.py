@@ -1,5 +1,6 @@
 """Large outputs come from memory that is used again: they must be as independent as any tensors, and not pile up."""
 
+import pathlib
 import resource
 
 import numpy as np
@@ -68,7 +69,8 @@ def test_many_small_outputs_share_a_block_and_stay_independent():
 
 def test_sums_take_the_memory_of_their_rows_not_of_their_ids(lib):
     def peak():  # kilobytes of address space
-        return int(next(line for line in open("/proc/self/status") if line.startswith("VmPeak")).split()[1])
+        status = pathlib.Path("/proc/self/status").read_text()
+        return int(next(line for line in status.splitlines() if line.startswith("VmPeak")).split()[1])
 
     ids, dim = 1_000_000, 2048  # 8 GB, if no id came twice
     before = peak()

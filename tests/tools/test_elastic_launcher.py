@@ -113,6 +113,35 @@ def test_workers_join_and_leave_as_the_hosts_say(tmp_path, capfd):
     assert "last 1" not in said
 
 
+def test_all_hear_of_a_change_of_which_one_has_heard(tmp_path, capfd):
+    """Also when the one that is to leave has left, and those that are there are as many as there shall be."""
+    script, slots = tmp_path / "discover", tmp_path / "slots"
+    script.write_text(f"#!/bin/sh\ncat {slots}\n")
+    script.chmod(0o755)
+    slots.write_text("localhost:2\n")
+    program = """
+    rank, size = place()
+    job.tell_begun()
+    if number == 1:
+        with open(sys.argv[1] + "/file", "w") as file:
+            file.write("localhost:1")
+        os.replace(sys.argv[1] + "/file", sys.argv[1] + "/slots")
+        while not job.has_changes():
+            time.sleep(0.05)
+        open(sys.argv[1] + "/heard", "w").close()
+    else:
+        while not os.path.exists(sys.argv[1] + "/heard"):
+            time.sleep(0.05)
+        time.sleep(1)  # it has asked for its place
+        while not job.has_changes():
+            time.sleep(0.05)
+    print("last", place())
+    """
+    options = ("--host-discovery-script", str(script), "--network-interface", "lo")
+    status, said = run(tmp_path, capfd, program, *options, "--deadline", "20", np=2)
+    assert status == 0 and "[0] last (0, 1)" in said and "is ended" not in said, said
+
+
 @pytest.mark.parametrize(
     "program, options, np, words",
     [

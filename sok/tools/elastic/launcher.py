@@ -148,9 +148,10 @@ class Launcher:
         return {}
 
     def _are_changes(self) -> bool:
-        members = self._in(MEMBER)
-        joins = any(w.is_wanted for w in self._in(WAITING)) and len(members) < self._most
-        return not self._is_ending and (joins or not all(w.is_wanted for w in members))
+        members, waiting = self._in(MEMBER), self._in(WAITING)
+        joins = any(w.is_wanted for w in waiting) and len(members) < self._most
+        left = any(w.generation == self._generation for w in waiting)  # who has heard of changes; all others shall
+        return not self._is_ending and (joins or left or not all(w.is_wanted for w in members))
 
     def _in(self, *states: str) -> list[Worker]:
         return [w for w in self._workers if w.state in states]
