@@ -1,15 +1,14 @@
-// An all-to-all among processes by mail (sok/mail.h). On one host what is large lies in shared memory, and small envelopes
-// travel that say where and when; to other hosts data go in their envelopes.
+// An all-to-all among processes (shared_parcels.h), and how they find each other.
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,45 +16,23 @@
 #include "exchange_op.h"
 #include "op.h"
 #include "output_pool.h"
-#include "sok/mail.h"
-#include "sok/shared_memory.h"
+#include "shared_parcels.h"
 #include "trace.h"
 
 namespace sok {
 namespace {
 
-// An envelope is seven words, and behind them the data themselves if they are few (filled up to whole words).
-enum EnvelopeWord { kCount, kPid, kFd, kId, kOffset, kIsInline, kName, kEnvelopeWords };
-constexpr int64_t kInlineBytes = 16 << 10;  // below, opening a region costs more than a socket
-constexpr double kSecondsToConnect = 60.0, kSecondsToLeave = 10.0;
-
-SharedPool& ThePool() {
-  static SharedPool* pool = new SharedPool;  // leaked: kernels may run while the process ends
-  return *pool;
-}
-
-SharedReader& TheReader() {
-  static SharedReader* reader = new SharedReader;
-  return *reader;
-}
-
-// Eager calls meet whatever their names: ranks that are out of step are in different ones.
-int64_t NumberOf(const std::string& collective, tensorflow::DataType dtype) {
-  return static_cast<int64_t>(std::hash<std::string>()(collective)) ^ dtype;
-}
-
-int64_t WordsOf(int64_t bytes) { return (bytes + 7) / 8; }
+constexpr double kSecondsToConnect = 60.0, kSecondsToDrain = 10.0;
 
 struct WorldSplits {
-  const int32_t* counts;
-  int64_t world;
-  WorldSplits(const Tensor& splits, int64_t total, const char* name) : world(splits.NumElements()) {
+  std::vector<int64_t> counts;
+  WorldSplits(const Tensor& splits, int64_t total, const char* name) {
     CheckRank(splits, 1, name);
-    counts = splits.flat<int32_t>().data();
     int64_t sum = 0;
-    for (int64_t r = 0; r < world; ++r) {
-      if (counts[r] < 0) throw InvalidArgument(std::string("`") + name + "` must not be negative.");
-      sum += counts[r];
+    for (int64_t r = 0; r < splits.NumElements(); ++r) {
+      counts.push_back(splits.flat<int32_t>()(r));
+      if (counts.back() < 0) throw InvalidArgument(std::string("`") + name + "` must not be negative.");
+      sum += counts.back();
     }
     if (sum != total) {
       throw InvalidArgument(std::string("`") + name + "` must sum to the number of entries, " + std::to_string(total) +
@@ -65,23 +42,6 @@ struct WorldSplits {
 };
 
 #define SOK_SHARED_TYPES "{int32, int64, float, double}"
-
-// The mail of the job that is now; null if ranks do not share a host. That of jobs before is closed and stays: kernels may
-// still be in it, and at the end of the process, too.
-class TheMail {
- public:
-  static Mail* Get() { return Now().load(); }
-  static void Set(std::unique_ptr<Mail> mail) {
-    Mail* const before = Now().exchange(mail.release());
-    if (before != nullptr) before->Leave(kSecondsToLeave);
-  }
-
- private:
-  static std::atomic<Mail*>& Now() {
-    static std::atomic<Mail*> now{nullptr};
-    return now;
-  }
-};
 
 // Stateful, so that equal ones are not merged. `turns`: of those that wait for each other (trace_ops.cc says why).
 REGISTER_OP("Sok>SharedAllToAll")
@@ -120,7 +80,10 @@ class SharedAllToAllOp final : public tensorflow::AsyncOpKernel {
     std::vector<Mail::Words> envelopes;
     Guard(ctx, [&] {
       if (mail == nullptr) throw FailedPrecondition("the job of collective '" + collective_ + "' has ended.");
-      envelopes = Post(ctx, *mail);
+      const Tensor& x = ctx->input(0);
+      CheckRank(x, 1, "x");
+      const WorldSplits splits(ctx->input(1), x.NumElements(), "splits");
+      envelopes = ParcelsOf(x).Pack(*mail, static_cast<const char*>(x.data()), splits.counts);
     });
     if (!ctx->status().ok()) return done();
     mail->AllToAll(name_, std::move(envelopes),
@@ -137,97 +100,19 @@ class SharedAllToAllOp final : public tensorflow::AsyncOpKernel {
   }
 
  private:
-  // What goes to each rank: into shared memory, unless it lies there, or into its envelope.
-  std::vector<Mail::Words> Post(OpKernelContext* ctx, const Mail& mail) const {
-    const Tensor& x = ctx->input(0);
-    CheckRank(x, 1, "x");
-    const WorldSplits splits(ctx->input(1), x.NumElements(), "splits");
-    if (rank_ >= splits.world || splits.world != mail.size()) {
-      throw InvalidArgument("`splits` must have one value per rank.");
-    }
-    const int64_t width = tensorflow::DataTypeSize(x.dtype());
-    const char* data = static_cast<const char*>(x.data());
-    auto bytes_for = [&](int64_t r) { return r == rank_ ? 0 : splits.counts[r] * width; };
-
-    int64_t shared_bytes = 0;
-    int readers = 0;
-    for (int64_t r = 0; r < splits.world; ++r) {
-      if (bytes_for(r) <= kInlineBytes || !mail.IsHere(r)) continue;
-      shared_bytes += (bytes_for(r) + 63) & ~int64_t{63};
-      ++readers;
-    }
-    SharedPool::Lease lease;
-    bool has_memory = readers > 0;
-    const bool is_there = has_memory && ThePool().Lend(collective_, data, readers, &lease);
-    try {
-      if (has_memory && !is_there) lease = ThePool().Take(collective_, shared_bytes, readers);
-    } catch (const OutOfMemory&) {
-      has_memory = false;  // the long way then: peers wait
-    }
-    std::vector<Mail::Words> envelopes(static_cast<size_t>(splits.world));
-    int64_t offset = 0;
-    for (int64_t r = 0; r < splits.world; ++r) {
-      const int64_t bytes = bytes_for(r);
-      const bool is_inline = bytes <= kInlineBytes || !has_memory || !mail.IsHere(r);
-      Mail::Words& word = envelopes[static_cast<size_t>(r)];
-      word.resize(static_cast<size_t>(kEnvelopeWords + (is_inline ? WordsOf(bytes) : 0)));
-      word[kCount] = splits.counts[r];
-      word[kPid] = lease.region.pid;
-      word[kFd] = lease.region.fd;
-      word[kId] = lease.region.id;
-      word[kOffset] = is_there ? data - lease.data : offset;
-      word[kIsInline] = is_inline ? 1 : 0;
-      word[kName] = NumberOf(collective_, x.dtype());
-      if (!is_inline && !is_there) {
-        std::memcpy(lease.data + offset, data, static_cast<size_t>(bytes));
-        offset += (bytes + 63) & ~int64_t{63};
-      } else if (is_inline && bytes > 0) {
-        std::memcpy(&word[kEnvelopeWords], data, static_cast<size_t>(bytes));
-      }
-      data += splits.counts[r] * width;
-    }
-    return envelopes;
-  }
+  Parcels ParcelsOf(const Tensor& x) const { return {collective_, rank_, x.dtype()}; }
 
   void Collect(OpKernelContext* ctx, const std::vector<Mail::Words>& envelopes) const {
     const Tensor& x = ctx->input(0);
-    const WorldSplits splits(ctx->input(1), x.NumElements(), "splits");
-    const int64_t width = tensorflow::DataTypeSize(x.dtype());
-    if (static_cast<int64_t>(envelopes.size()) != splits.world) {
-      throw InvalidArgument("`splits` must have one value per rank.");
-    }
-    Tensor* received_splits = Output(ctx, 1, TensorShape({splits.world}));
-    int64_t total = 0;
-    for (int64_t r = 0; r < splits.world; ++r) {
-      const Mail::Words& word = envelopes[static_cast<size_t>(r)];
-      const bool is_whole = word.size() >= kEnvelopeWords;
-      if (is_whole && word[kName] != NumberOf(collective_, x.dtype())) {
-        throw FailedPrecondition("what rank " + std::to_string(r) + " sent is not of collective '" + collective_ +
-                                 "', or has another dtype: it was in another call. All workers must make the same "
-                                 "lookups, in the same order.");
-      }
-      const int64_t count = !is_whole || word[kCount] > INT32_MAX ? -1 : word[kCount];
-      const int64_t words = count < 0 || r == rank_ || word[kIsInline] == 0 ? 0 : WordsOf(count * width);
-      if (count < 0 || static_cast<int64_t>(word.size()) != kEnvelopeWords + words) {
-        throw InvalidArgument("what rank " + std::to_string(r) + " sent for collective '" + collective_ +
-                              "' is no envelope.");
-      }
-      received_splits->flat<int32_t>()(r) = static_cast<int32_t>(count);
-      total += count;
-    }
+    const Parcels parcels = ParcelsOf(x);
+    const std::vector<int64_t> counts = parcels.Counts(envelopes);
+    Tensor* received_splits = Output(ctx, 1, TensorShape({static_cast<int64_t>(counts.size())}));
+    std::copy(counts.begin(), counts.end(), received_splits->flat<int32_t>().data());
+    const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+    const int32_t* splits = ctx->input(1).flat<int32_t>().data();
+    const int64_t before = std::accumulate(splits, splits + rank_, int64_t{0}) * tensorflow::DataTypeSize(x.dtype());
     char* to = static_cast<char*>(AllocateOutput(ctx, 0, CheckedShape({total}))->data());
-    for (int64_t r = 0, before = 0; r < splits.world; before += splits.counts[r], ++r) {
-      const Mail::Words& word = envelopes[static_cast<size_t>(r)];
-      const int64_t bytes = word[kCount] * width;
-      if (r == rank_) {  // what this rank sends to itself stays where it is
-        std::memcpy(to, static_cast<const char*>(x.data()) + before * width, static_cast<size_t>(bytes));
-      } else if (word[kIsInline] != 0) {
-        if (bytes > 0) std::memcpy(to, &word[kEnvelopeWords], static_cast<size_t>(bytes));
-      } else {
-        TheReader().Read({word[kPid], word[kFd], word[kId]}, word[kOffset], bytes, to);
-      }
-      to += bytes;
-    }
+    parcels.Unpack(envelopes, static_cast<const char*>(x.data()) + before, to);
   }
 
   int64_t rank_ = 0;
@@ -271,7 +156,7 @@ class SharedOfferOp : public GuardedOp {
       std::unique_ptr<Mail> mail = Listen();
       // Random: two containers may have equal process numbers, and a worker then finds a region of its own.
       const int64_t number = mail->address()[0];
-      const SharedPool::Lease lease = ThePool().Take("offer", sizeof(number), static_cast<int>(size_ - 1));
+      const SharedPool::Lease lease = PoolToSend().Take("offer", sizeof(number), static_cast<int>(size_ - 1));
       std::memcpy(lease.data, &number, sizeof(number));
       const int64_t offer[kAddressAt] = {lease.region.pid, lease.region.fd, lease.region.id, host, number};
       std::copy(offer, offer + kAddressAt, out.data());
@@ -326,7 +211,8 @@ class SharedCanReadOp : public GuardedOp {
       if (r == rank_ || !ok(r)) continue;
       int64_t number = 0;
       try {
-        TheReader().Read({offer(r, 0), offer(r, 1), offer(r, 2)}, 0, sizeof(number), reinterpret_cast<char*>(&number));
+        ReaderOfSent().Read({offer(r, 0), offer(r, 1), offer(r, 2)}, 0, sizeof(number),
+                            reinterpret_cast<char*>(&number));
       } catch (const FailedPrecondition&) {
       }
       ok(r) = number != 0 && number == offer(r, 4);
@@ -378,7 +264,7 @@ class MailConnectOp : public GuardedOp {
     }
     // After all that Python does at its end: what this process sent last may be on its way, and its peers wait for it.
     static const int is_registered = std::atexit([] {
-      if (Mail* const last = TheMail::Get()) last->Drain(kSecondsToLeave);
+      if (Mail* const last = TheMail::Get()) last->Drain(kSecondsToDrain);
     });
     static_cast<void>(is_registered);
   }
@@ -395,7 +281,7 @@ Tensor AllocateToSend(OpKernelContext* ctx, tensorflow::DataType dtype, const Te
   try {
     const Mail* const mail = TheMail::Get();
     if (bytes > kInlineBytes && mail != nullptr && mail->IsAnyHere())
-      return TensorOthersRead(ThePool().Allocate(bytes), dtype, shape);
+      return TensorOthersRead(PoolToSend().Allocate(bytes), dtype, shape);
   } catch (const OutOfMemory&) {  // it will be copied there, or travel in envelopes
   }
   return AllocateTemp(ctx, dtype, shape);

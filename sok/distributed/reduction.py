@@ -113,14 +113,13 @@ def reduce_weighted(
     told = replicas.told([v for v in variables if _is_variable(v)])
     name = context.unique_collective_name("sok/dense_gradients")
     with _answered(of_tables), tf.control_dependencies([] if agreed is None else [agreed]):
-        dense = [tf.identity(grad) for grad in [*weight, told, is_present, *dense]]
-    of_all = transport.grouped_all_reduce(dense, name, average=op == Average)
+        of_all = transport.grouped_all_reduce([*weight, told, is_present, *dense], name, average=op == Average)
     mean = of_all.pop(0)[0] if weight else None
     all_told, present, *reduced = of_all
     workers = 1 if op == Average else transport.size
     checks = [
         _check_present(present, is_present, workers, variables),
-        replicas.check(all_told, told, workers, [_name(v) for v in variables if _is_variable(v)]),
+        replicas.check(all_told, told, workers, _names([v for v in variables if _is_variable(v)])),
     ]
 
     def weighed(values: tf.Tensor) -> tf.Tensor:
@@ -130,7 +129,9 @@ def reduce_weighted(
         results: list[Any] = [None] * len(pairs)
         for place, grad in zip(others, reduced, strict=True):
             if pairs[place][0] is not None:
-                results[place] = tf.ensure_shape(weighed(grad), variables[place].shape)
+                results[place] = weighed(grad)
+                if results[place] is grad or grad.shape != variables[place].shape:  # an op in here waits for the checks
+                    results[place] = tf.ensure_shape(results[place], variables[place].shape)
         for place, whole in kept.items():
             values = whole.values / (transport.size if op == Average else 1)
             results[place] = tf.IndexedSlices(weighed(values), whole.indices, whole.dense_shape)
@@ -158,14 +159,21 @@ def _dense(grad: Any, variable: Any) -> tf.Tensor:
 
 def _check_present(present: tf.Tensor, mine: tf.Tensor, workers: int, variables: Sequence[Any]) -> Any:
     """Fails unless the workers agree. `present` is 0 or `workers`, up to rounding in short floats, if they do."""
-    expected = tf.cast(mine, tf.float32) * workers
-    return _check_same(tf.abs(tf.cast(present, tf.float32) - expected) < 0.5 / context.size(), variables)
+    if not variables:
+        return None
+    told, how = dict(problem=_ON_SOME, names=_names(variables)), dict(workers=workers, size=context.size())
+    present, mine = tf.cast(present, tf.float32), tf.cast(mine, tf.float32)
+    return _ops.lib().sok_check_reduced(present, mine, may_be_silent=False, **told, **how)
 
 
 def _check_same(is_same: tf.Tensor, variables: Sequence[Any]) -> Any:
     if not variables:
         return None
-    return _ops.lib().sok_check_same(is_same, problem=_ON_SOME, names=[_name(variable) for variable in variables])
+    return _ops.lib().sok_check_same(is_same, problem=_ON_SOME, names=_names(variables))
+
+
+def _names(variables: Sequence[Any]) -> list[str]:
+    return [_name(variable) for variable in variables]
 
 
 def _name(variable: Any) -> str:

@@ -181,6 +181,7 @@ def _copied(table: Table, job: Job) -> Loads:
     """A copy on each rank, a variable of TensorFlow: Keras makes its gradient dense, and changes all its rows."""
     ranks, part = job.workers, _Part(table, table.dim, job)
     owner = part.owner(table.rows, 0.0, 0.0, job.samples * table.ids, part.distinct_here)
+    owner[SERVE] = part.read(job.samples * table.ids, part.distinct_here)
     owner[UPDATE] = table.rows * table.row_bytes / job.machine.copied
     made = part.asker(owner, True, "local", answers=part.distinct_here)
     if ranks == 1:
@@ -222,15 +223,19 @@ class _Part:
     def serve(self, gathered: float, distinct: float, found: float) -> float:
         """Seconds to look for `found` keys, and to read rows, `distinct` different ones."""
         machine = self.job.machine
-        again = max(gathered - distinct, 0.0)
-        serve = distinct * self.bytes / machine.gather_rate(self.bytes) + again * self.bytes / machine.stream
-        return serve + (found / machine.probe if self.table.hashed else 0.0)
+        probing = found / machine.probe if self.table.hashed else 0.0
+        return self.read(gathered, distinct) + probing + machine.per_piece / 2
+
+    def read(self, gathered: float, distinct: float) -> float:
+        """Seconds to read rows, `distinct` different ones."""
+        machine, again = self.job.machine, max(gathered - distinct, 0.0)
+        return distinct * self.bytes / machine.gather_rate(self.bytes) + again * self.bytes / machine.stream
 
     def update(self, gradients: float, distinct: float) -> float:
         """Seconds to add up gradients of rows, and to change each row once."""
         machine = self.job.machine
         added = gradients * self.bytes / machine.stream + gradients / machine.probe
-        return added + 2 * distinct * self.record / machine.update_rate(self.record)
+        return added + 2 * distinct * self.record / machine.update_rate(self.record) + machine.per_piece / 2
 
     def asker(self, owners: np.ndarray, everywhere: bool, way: str, answers: float) -> Loads:
         """With what every rank does for its own samples, which gets `answers` rows of the whole width."""

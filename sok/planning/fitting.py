@@ -49,11 +49,12 @@ SHAPES = (
     Shape(2, 300_000, 32, 30, 4096, hashed=True),
     Shape(8, 50_000, 32, 1, 2048, kind="data_parallel"),
     Shape(26, 20_000, 16, 1, 4096, kind="table_wise"),  # of several workers alone: of one it is row_wise
+    Shape(128, 1000, 8, 1, 512, kind="table_wise"),
 )
 
 _FREE = 1e30  # a rate that takes no time
 _RATES = ("stream", "unique", "probe", "copied")
-_COSTS = ("per_table", "per_step")
+_COSTS = ("per_table", "per_piece", "per_step")
 # Times that were measured alone: the fit is held to them a little, where the steps say nothing of them.
 _HOLD = 0.005
 _ROUNDS = 5000  # of least squares, a coordinate at a time: some hundred would do
@@ -72,6 +73,8 @@ def fitted(machine: Machine, steps: int = 12, shapes: Sequence[Shape] = SHAPES) 
     from sok.job import context
 
     workers = context.get_transport().size
+    if workers == 1:  # which owns each piece of each table: what a piece takes is in what a table takes
+        machine = _with(machine, per_piece=0.0)
     roomy = _with(machine, memory=10**15)
     shapes = [shape for shape in shapes if workers > 1 or shape.kind != "table_wise"]
     taken = []
@@ -103,7 +106,7 @@ def free(machine: Machine) -> Machine:
     rates = {name: _FREE for name in (*_RATES, "flops")}
     links = dict.fromkeys(("within", "between", "all_reduce_within", "all_reduce_between"), link)
     return _with(
-        machine, gather={1: _FREE}, update={1: _FREE}, **rates, **links, per_table=0.0, per_step=0.0, memory=10**15
+        machine, gather={1: _FREE}, update={1: _FREE}, **rates, **links, **dict.fromkeys(_COSTS, 0.0), memory=10**15
     )
 
 
@@ -130,7 +133,9 @@ def _knobs(machine: Machine, workers: int) -> dict[str, Callable[[float, Machine
 
     knobs: dict[str, Any] = {name: of_rows(name) for name in ("gather", "update")}
     knobs |= {name: of_rate(name) for name in _RATES} | {name: of_cost(name) for name in _COSTS}
-    if workers > 1:
+    if workers == 1:
+        del knobs["per_piece"]
+    else:
         place = "between" if machine.measured.get("hosts", 1) > 1 else "within"
         knobs |= {"bandwidth": bandwidth, "latency": latency}
     return knobs

@@ -41,6 +41,7 @@ class Machine:
         flops: dense floating-point operations a second.
         copied: bytes a second of tables of which each rank has a copy, all of whose rows a step changes.
         per_table: seconds that each table costs a step on every rank, whatever its size.
+        per_piece: seconds that each piece of a table costs a step on the rank that owns it, whatever its size.
         per_step: seconds that each step costs.
         within, between: all-to-all of ranks on one host, and on several.
         all_reduce_within, all_reduce_between: the same for the sum of dense gradients.
@@ -63,6 +64,7 @@ class Machine:
     flops: float
     copied: float
     per_table: float
+    per_piece: float
     per_step: float
     within: Link
     between: Link

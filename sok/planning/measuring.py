@@ -154,6 +154,7 @@ def alone(table_bytes: int = _TABLE_BYTES) -> dict[str, Any]:
         "probe": _probes(gather[4 * DIMS[0]]),
         "flops": 2 * 1024**3 / _seconds(lambda: square @ square),
         "per_table": max(many - one, 0.0) / (_TABLES - 1),
+        "per_piece": 0.0,  # told apart by the fit alone, of several workers
         "per_step": one,
     }
     return {"rates": {"gather": gather, "update": update}, "constants": constants}

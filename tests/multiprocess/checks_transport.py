@@ -311,6 +311,41 @@ def compare_with_horovod(world, monkeypatch):
     assert (trace.collectives, trace.bytes) == (1, 4 * 50_000 * world.size)
 
 
+def check_sums_are_added_up_in_the_order_of_ranks(world):
+    transport = context.get_transport()
+    if not getattr(transport, "is_direct", False):
+        return
+    rng = np.random.default_rng(world.rank)
+
+    @tf.function
+    def add(tensors, average):
+        return transport.grouped_all_reduce(tensors, f"test/ordered_sums/{average}", average=average)
+
+    # Parts below and above what travels inline, of which each rank has as many or one fewer; none at all.
+    for sizes in ((1, 0, 7), (5_000, 3), (40_000, 70_001), (0,)):
+        for dtype in (np.float32, np.float64, np.int32, np.int64):
+            values = [(rng.normal(size=[n, 1]) * 1e6).astype(dtype) for n in sizes]
+            all_of_them = [transport.all_gather(tf.constant(one[np.newaxis]), "test/values").numpy() for one in values]
+            for average in (False, True)[: 2 if np.issubdtype(dtype, np.floating) else 1]:
+                expected = [one[0].copy() for one in all_of_them]
+                for rank in range(1, world.size):
+                    expected = [so_far + one[rank] for so_far, one in zip(expected, all_of_them, strict=True)]
+                if average:
+                    expected = [one / dtype(world.size) for one in expected]
+                for sums in (add(values, average), transport.grouped_all_reduce(values, "test/eager_sums", average)):
+                    for one, other in zip(sums, expected, strict=True):
+                        np.testing.assert_array_equal(one, other, strict=True)
+
+
+def check_sums_of_unlike_numbers_are_refused_by_all(world):
+    transport = context.get_transport()
+    if not getattr(transport, "is_direct", False):
+        return
+    with pytest.raises(tf.errors.FailedPreconditionError, match="test/unlike.*another number of values"):
+        # Of two workers one has as many numbers to add up with as without the one that is too many.
+        transport.grouped_all_reduce([tf.zeros([2 * world.size + (world.rank == 0)])], "test/unlike", average=False)
+
+
 def check_a_message_of_another_dtype_is_refused(world):
     if world.size == 1:
         return

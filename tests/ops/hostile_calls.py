@@ -134,6 +134,9 @@ def make_calls(lib: Any, folder: Path) -> None:
     lib.sok_sum_duplicates(i64(1, 1), grads)
     lib.sok_checksums([grads, ids[0]])
     lib.sok_check_same(tf.constant([True, True]), problem="no", names=["a", "b"])
+    told = dict(workers=2, size=2, problem="no", names=["a"])
+    lib.sok_check_reduced(f32(2, 6), f32(1, 3), may_be_silent=True, **told)
+    lib.sok_check_reduced(f32(6), f32(3), may_be_silent=False, **told)
     lib.sok_unsorted_segment_sum(grads, i64(0, 1), tf.constant(2, tf.int64))
     lib.sok_unsorted_segment_sum(tf.cast(grads, tf.half), i64(0, 1), tf.constant(2, tf.int64))
     combined = (i64(0, 1), splits, f32(1, 2))
@@ -202,6 +205,9 @@ def make_calls(lib: Any, folder: Path) -> None:
     lib.sok_shared_can_read(offers, rank=0)
     lib.sok_mail_connect(offers, tf.constant([True]))
     lib.sok_shared_all_to_all(f32(1, 2), tf.constant([2]), [], rank=0, collective="c", in_graph=False)
+    how = dict(rank=0, collective="d", in_graph=False)
+    lib.sok_shared_all_reduce([f32(1, 2), f32(), tf.ones([2, 3])], [], average=True, **how)
+    lib.sok_shared_all_reduce([i64(1, 2)], [], average=False, **how)
 
 
 def numbers_of(value: Any) -> Iterator[Any]:

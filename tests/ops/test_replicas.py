@@ -43,3 +43,26 @@ def test_those_that_differ_are_named(lib, call):
         call(check, tf.constant(np.zeros(12, bool)))
     with pytest.raises(tf.errors.InvalidArgumentError, match=saying("`is_same` must have shape [12]")):
         call(check, tf.constant([True]))
+
+
+@pytest.mark.parametrize("workers", [1, 3], ids=["average", "sum"])
+def test_numbers_that_ranks_said_alike_pass(lib, call, workers):
+    def check(reduced, mine):
+        how = dict(workers=workers, size=3, may_be_silent=True, problem="Look:", names=["v0", "v1"])
+        op = lib.sok_check_reduced(reduced, mine, **how)
+        with tf.control_dependencies(filter(None, [op])):
+            return tf.identity(reduced)
+
+    mine = np.array([1.0, 5.0, 4092.0], np.float32)
+    call(check, mine * workers, mine)
+    call(check, mine * workers + 0.1, mine)  # short floats round
+    with pytest.raises(tf.errors.InvalidArgumentError, match=saying("Look: 'v1'.")):
+        call(check, mine * workers + np.array([0, 0, workers / 3], np.float32), mine)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=saying("Look: 'v0', 'v1'.")):
+        call(check, np.array([workers, np.nan, np.inf], np.float32), mine)
+    # One of three has nothing to say, and nobody is blamed.
+    call(check, np.array([workers * 2 / 3, 0, 0], np.float32), mine)
+    call(check, np.array([np.nan, 0, 0], np.float32), mine)
+    for reduced, other in ((mine[:2], mine), (mine, mine[:2])):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=saying("must have shape [3]")):
+            call(check, reduced, other)

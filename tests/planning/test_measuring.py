@@ -46,7 +46,13 @@ def test_constants_are_fitted_to_steps(monkeypatch):
     # A machine whose steps are those of other constants than it seems to have: predictions become right.
     seems = machines.load("cpu_2_cores")
     true = dataclasses.replace(
-        seems, stream=seems.stream / 3, unique=seems.unique * 2, per_table=3e-4, per_step=1e-4, memory=10**15
+        seems,
+        stream=seems.stream / 3,
+        unique=seems.unique * 2,
+        per_table=2e-4,
+        per_piece=1e-4,
+        per_step=1e-4,
+        memory=10**15,
     )
 
     def trained(made, model, steps):
@@ -56,7 +62,7 @@ def test_constants_are_fitted_to_steps(monkeypatch):
     found = fitting.fitted(seems)
     before, taken, now = np.array(found.measured["steps"]).T
     assert np.abs(before / taken - 1).max() > 0.3 and np.abs(now / taken - 1).max() < 0.03
-    assert found.per_table == pytest.approx(3e-4, rel=0.1) and found.stream < seems.stream
+    assert found.per_table == pytest.approx(3e-4, rel=0.1) and found.per_piece == 0 and found.stream < seems.stream
     # And so do those of a model that was not trained.
     model = [dict(rows=90_000, dim=24, hotness=[1, 7])] * 12
     predicted = [plan(model, 1, batch=3000, machine=m, memory=10**15).step_ms for m in (found, true)]

@@ -25,7 +25,16 @@ from sok.planning.where import KINDS, Where, pinned
 # Every constant a power of ten, so that a reader can follow.
 ROUND = Machine(
     **{"name": "round", "source": "made up", "gather": {64: 1e9}, "update": {64: 1e8}, "stream": 1e10},
-    **{"unique": 1e7, "probe": 1e8, "flops": 1e12, "copied": 1e7, "per_table": 0.0, "per_step": 0.0, "memory": 10**9},
+    **{
+        "unique": 1e7,
+        "probe": 1e8,
+        "flops": 1e12,
+        "copied": 1e7,
+        "per_table": 0.0,
+        "per_piece": 0.0,
+        "per_step": 0.0,
+        "memory": 10**9,
+    },
     **{"within": Link(1e-3, 1e9), "between": Link(1e-2, 1e8)},
     **{"all_reduce_within": Link(1e-3, 1e9), "all_reduce_between": Link(1e-2, 1e8)},
 )

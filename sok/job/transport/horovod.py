@@ -226,25 +226,14 @@ class HorovodTransport(ManyTransport):
         op = self._hvd.Average if average else self._hvd.Sum
 
         def collective(first: tf.Tensor, turns: list[tf.Tensor]) -> list[tf.Tensor]:
+            tensors = [first, *group[1:]]
             if self.is_direct and first.dtype in _SENT:
-                return self._reduce_direct([first, *group[1:]], name, average, turns)
-            return self._hvd.grouped_allreduce([first, *group[1:]], op=op, **_named(name))
+                # Each rank adds up its part of all numbers, in the order of ranks, and all get all parts.
+                how = dict(rank=self.rank, average=average, in_graph=not tf.executing_eagerly())
+                return _ops.lib().sok_shared_all_reduce(tensors, turns, collective=name, **how)
+            return self._hvd.grouped_allreduce(tensors, op=op, **_named(name))
 
         return self._run("all_reduce", name, group, collective)
-
-    def _reduce_direct(
-        self, group: list[tf.Tensor], name: str, average: bool, turns: list[tf.Tensor]
-    ) -> list[tf.Tensor]:
-        """Each rank adds up its part of all numbers, in the order of ranks, and all get all parts."""
-        flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in group], 0)
-        splits = tf.size(flat) // self.size + tf.cast(tf.range(self.size) < tf.size(flat) % self.size, tf.int32)
-        part = splits[self.rank]
-        mine = tf.reshape(self._direct_all_to_all(flat, splits, f"{name}/parts", turns)[0], [self.size, part])
-        added = tf.add_n(tf.unstack(mine)) / self.size if average else tf.add_n(tf.unstack(mine))
-        copies, copy_splits = tf.tile(added, [self.size]), tf.fill([self.size], part)
-        sums = self._direct_all_to_all(copies, copy_splits, f"{name}/sums", turns)[0]
-        pieces = tf.split(sums, [tf.size(tensor) for tensor in group])
-        return [tf.reshape(piece, tf.shape(tensor)) for piece, tensor in zip(pieces, group, strict=True)]
 
     def all_gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         with tf.device("/CPU:0"):

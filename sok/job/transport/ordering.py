@@ -38,13 +38,12 @@ def in_turn(name: str, collective: Callable[[list[tf.Tensor]], T]) -> T:
     turns = _turns_of(name)
     if not turns:
         return collective(turns)
-    # Made out here: a constant inside would take over the dependency, which the graph optimizer may drop with it.
-    one = tf.constant(1, tf.int64)
+    one, is_of_this_job = _of_graph()
 
     def touch() -> list[tf.Operation]:
         return [tf.raw_ops.AssignAddVariableOp(resource=turn, value=one) for turn in turns]
 
-    with tf.control_dependencies([_check_epoch()]), tf.control_dependencies(touch()):
+    with tf.control_dependencies([is_of_this_job]), tf.control_dependencies(touch()):
         result = collective(turns)
     with tf.control_dependencies(tf.nest.flatten(result)):
         touch()
@@ -77,15 +76,25 @@ def after_answers() -> contextlib.AbstractContextManager[None]:
     turn = _turns.get(_ANSWERS)  # none: no function has looked anything up
     if turn is None or not _turns_of(_ANSWERS):
         return contextlib.nullcontext()
-    one = tf.constant(1, tf.int64)
+    one, _ = _of_graph()
     return tf.control_dependencies([tf.raw_ops.AssignAddVariableOp(resource=turn, value=one)])
 
 
-def _check_epoch() -> tf.Operation:
-    """Fails in a function that was traced before the job ended whose collective it is about to run."""
-    epoch, words = counter(_EPOCH), "This function was traced in a job that has ended. Make it anew, with new tables."
-    is_now = tf.equal(tf.raw_ops.ReadVariableOp(resource=epoch, dtype=tf.int64), _ended)
-    return tf.raw_ops.Assert(condition=is_now, data=[words])
+def _of_graph() -> tuple[tf.Tensor, tf.Operation]:
+    """What all collectives of a graph share: the number one, and what fails if the graph is of a job that has ended.
+
+    Made without dependencies: a constant inside would take over those of what uses it, which the graph optimizer may
+    drop with it.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    found = getattr(graph, "_sok_of_graph", None)
+    if found is None:
+        with tf.control_dependencies(None), tf.device("/CPU:0"):
+            epoch = tf.raw_ops.ReadVariableOp(resource=counter(_EPOCH), dtype=tf.int64)
+            words = "This function was traced in a job that has ended. Make it anew, with new tables."
+            check = tf.raw_ops.Assert(condition=tf.equal(epoch, _ended), data=[words])
+            found = graph._sok_of_graph = tf.constant(1, tf.int64), check
+    return found
 
 
 def end_epoch() -> None:
