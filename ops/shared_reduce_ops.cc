@@ -1,5 +1,5 @@
 // A sum of tensors over all processes by mail (shared_parcels.h), in one op: each rank adds up its part of all numbers, in
-// the order of ranks, and all get all parts.
+// the order of ranks, and all get all parts. Of few numbers each rank gets those of all and adds up all: one message less.
 #include <algorithm>
 #include <cstring>
 #include <functional>
@@ -34,6 +34,8 @@ REGISTER_OP("Sok>SharedAllReduce")
       for (int i = 0; i < c->num_outputs(); ++i) c->set_output(i, c->input(i));
       return absl::OkStatus();
     });
+
+constexpr int64_t kWholeBytes = 64 << 10;  // that a rank gets where each adds up all
 
 template <class T>
 void AddParts(const Tensor& parts, int64_t world, bool average, Tensor* sums) {
@@ -78,8 +80,13 @@ class SharedAllReduceOp final : public tensorflow::AsyncOpKernel {
     if (!ctx->status().ok()) return call->done();
     Send(call, parts_name_, std::move(envelopes), [this, call](const std::vector<Mail::Words>& parts) {
       std::vector<Mail::Words> sums;
-      Guard(call->ctx, [&] { sums = AddAndPack(call.get(), parts); });
-      if (!call->ctx->status().ok()) return Finish(call);
+      Guard(call->ctx, [&] {
+        Add(call.get(), parts);
+        if (call->is_whole) return Hand(*call, call->sums);
+        const std::vector<int64_t> to_each(static_cast<size_t>(call->mail->size()), call->sums.NumElements());
+        sums = OfSums(*call).Pack(*call->mail, static_cast<const char*>(call->sums.data()), to_each, true);
+      });
+      if (call->is_whole || !call->ctx->status().ok()) return Finish(call);
       Send(call, sums_name_, std::move(sums), [this, call](const std::vector<Mail::Words>& all) {
         Guard(call->ctx, [&] { Collect(*call, all); });
         Finish(call);
@@ -95,17 +102,20 @@ class SharedAllReduceOp final : public tensorflow::AsyncOpKernel {
     const DoneCallback done;
     Mail* const mail = TheMail::Get();
     int64_t total = 0;
+    bool is_whole = false;        // each rank adds up all numbers
     std::vector<int64_t> splits;  // of all numbers: which rank adds up how many
     Tensor flat, sums;            // all of this rank's numbers; the sums of its part
   };
   using Then = std::function<void(const std::vector<Mail::Words>&)>;
 
-  // Calls `then` with what has come, on a thread of TensorFlow: that of the mail has others to serve.
+  // Calls `then` with what has come; where there is much to add up on a thread of TensorFlow, as that of the mail has others
+  // to serve.
   void Send(const std::shared_ptr<Call>& call, const std::string& name, std::vector<Mail::Words> envelopes,
             Then then) const {
     call->mail->AllToAll(
         name, std::move(envelopes),
         [this, call, then = std::move(then)](const std::string& error, const std::vector<Mail::Words>& all) {
+          if (error.empty() && call->is_whole) return then(all);
           if (error.empty()) return (*call->ctx->runner())([then, all] { then(all); });
           call->ctx->CtxFailure(__FILE__, __LINE__, absl::UnavailableError(collective_ + ": " + error));
           Finish(call);
@@ -124,7 +134,10 @@ class SharedAllReduceOp final : public tensorflow::AsyncOpKernel {
   std::vector<Mail::Words> PackParts(Call* call) const {
     const int64_t world = call->mail->size();
     for (int i = 0; i < num_values_; ++i) call->total += call->ctx->input(i).NumElements();
-    for (int64_t r = 0; r < world; ++r) call->splits.push_back(call->total / world + (r < call->total % world ? 1 : 0));
+    call->is_whole = call->total * Width() <= std::min(kInlineBytes, kWholeBytes / world);
+    for (int64_t r = 0; r < world; ++r) {
+      call->splits.push_back(call->is_whole ? call->total : call->total / world + (r < call->total % world ? 1 : 0));
+    }
     call->flat = AllocateToSend(call->ctx, dtype_, CheckedShape({call->total}));
     char* to = static_cast<char*>(call->flat.data());
     for (int i = 0; i < num_values_; ++i) {
@@ -133,10 +146,12 @@ class SharedAllReduceOp final : public tensorflow::AsyncOpKernel {
       if (bytes > 0) std::memcpy(to, values.data(), bytes);
       to += bytes;
     }
-    return OfParts(*call).Pack(*call->mail, static_cast<const char*>(call->flat.data()), call->splits);
+    const char* const data = static_cast<const char*>(call->flat.data());
+    return OfParts(*call).Pack(*call->mail, data, call->splits, call->is_whole);
   }
 
-  std::vector<Mail::Words> AddAndPack(Call* call, const std::vector<Mail::Words>& envelopes) const {
+  // Adds up this rank's part of what all have sent.
+  void Add(Call* call, const std::vector<Mail::Words>& envelopes) const {
     const int64_t world = call->mail->size(), part = call->splits[static_cast<size_t>(rank_)];
     const Parcels parcels = OfParts(*call);
     for (const int64_t count : parcels.Counts(envelopes)) {
@@ -144,7 +159,7 @@ class SharedAllReduceOp final : public tensorflow::AsyncOpKernel {
     }
     const Tensor parts = AllocateTemp(call->ctx, dtype_, CheckedShape({world, part}));
     int64_t before = 0;
-    for (int64_t r = 0; r < rank_; ++r) before += call->splits[static_cast<size_t>(r)];
+    for (int64_t r = 0; r < rank_ && !call->is_whole; ++r) before += call->splits[static_cast<size_t>(r)];
     parcels.Unpack(envelopes, static_cast<const char*>(call->flat.data()) + before * Width(),
                    static_cast<char*>(parts.data()));
     call->sums = AllocateToSend(call->ctx, dtype_, CheckedShape({part}));
@@ -161,8 +176,6 @@ class SharedAllReduceOp final : public tensorflow::AsyncOpKernel {
       default:
         AddParts<double>(parts, world, average_, &call->sums);
     }
-    const std::vector<int64_t> to_each(static_cast<size_t>(world), part);
-    return OfSums(*call).Pack(*call->mail, static_cast<const char*>(call->sums.data()), to_each, true);
   }
 
   void Collect(const Call& call, const std::vector<Mail::Words>& envelopes) const {
@@ -170,6 +183,11 @@ class SharedAllReduceOp final : public tensorflow::AsyncOpKernel {
     if (parcels.Counts(envelopes) != call.splits) throw FailedPrecondition(Unlike());
     const Tensor all = AllocateTemp(call.ctx, dtype_, CheckedShape({call.total}));
     parcels.Unpack(envelopes, static_cast<const char*>(call.sums.data()), static_cast<char*>(all.data()));
+    Hand(call, all);
+  }
+
+  // Gives each output its sums.
+  void Hand(const Call& call, const Tensor& all) const {
     const char* from = static_cast<const char*>(all.data());
     for (int i = 0; i < num_values_; ++i) {
       Tensor* sums = Output(call.ctx, i, call.ctx->input(i).shape());
