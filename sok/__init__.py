@@ -56,6 +56,7 @@ _PUBLIC = {
     "data_parallel": "sok.table.placement:data_parallel",
     "balance_tables": "sok.table.balancing:balance_tables",
     "plan": "sok.planning.planner:plan",
+    "count_lookups": "sok.planning.counting:count_lookups",
     "split_embedding_variable_from_others": "sok.table.splitting:split_embedding_variable_from_others",
     # Training.
     "optimizers": "sok.optimizers",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -44,12 +44,27 @@ class Ticket:
     sent: exchange.Sent | None  # None: this worker asks no other
 
 
+_watching: list[Callable[[Sequence[Feature]], None]] = []
+
+
+@contextlib.contextmanager
+def shown_to(see: Callable[[Sequence[Feature]], None]) -> Iterator[None]:
+    """Inside, `see` is called with the features of each lookup that begins, or is built."""
+    _watching.append(see)
+    try:
+        yield
+    finally:
+        _watching.remove(see)
+
+
 def begin(features: Sequence[Feature], training: Training, ahead: exchange.Ahead | None = None) -> Ticket:
     """Begins the lookup of features of tables whose ids are Csr, and changes no table.
 
     Collective: one, on several workers. What is wrong with ids is raised by `finish`. `ahead`: as what it travels, if
     other lookups are finished between the two.
     """
+    for see in _watching:
+        see(features)
     group, insert = Group.of(features), _as_bool(training)
     sent = None if group.is_alone else exchange.send_keys(group, features, insert, ahead)
     if sent is None and ahead is not None:

@@ -8,6 +8,7 @@ import math
 import numpy as np
 
 _EXACT = 1024  # first ranks taken one by one: most ids are among these
+_STEEPEST = 8.0  # exponent: nearly all ids are one
 _BIN = 1.01  # and of the others, bins that grow by so much, each of one probability: within 0.1 % of single ranks
 
 
@@ -35,6 +36,24 @@ def expected_distinct(num_ids: float, rows: int, skew: float) -> float:
     with np.errstate(divide="ignore"):
         seen = -np.expm1(num_ids * np.log1p(-chances))
     return float(min(counts @ seen, num_ids))
+
+
+def skew_of(num_ids: float, distinct: float, rows: int) -> float:
+    """The exponent by which `num_ids` ids over `rows` rows are expected to have `distinct` different keys.
+
+    0 where they have more than ids that are all alike; 8 where they have fewer than any.
+
+    Example:
+        >>> round(skew_of(65536, expected_distinct(65536, 1_000_000, skew=1.05), 1_000_000), 3)
+        1.05
+    """
+    low, high = 0.0, _STEEPEST
+    if num_ids <= 0 or distinct >= expected_distinct(num_ids, rows, low):
+        return low
+    while high - low > 1e-4:
+        middle = (low + high) / 2
+        low, high = (middle, high) if expected_distinct(num_ids, rows, middle) > distinct else (low, middle)
+    return (low + high) / 2
 
 
 def draw(random: np.random.Generator, rows: int, skew: float, number: int) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from sok.base.types import PathLike
 from sok.planning import machine as machines
 from sok.planning.costs import ANSWERS, GRADIENTS, KEYS, MEMORY, Job
+from sok.planning.counting import sampled
 from sok.planning.merlin import STRATEGIES, DistEmbeddingStrategy
 from sok.planning.search import Found, NoRoom, Option, Search
 from sok.planning.slicing import even_parts
@@ -143,6 +144,7 @@ def plan(
     dp_input: bool = True,
     way_home: str = "auto",
     column_slice_threshold: int | None = None,
+    batches: Iterable[Mapping[str, Any]] | None = None,
 ) -> Plan:
     """Says where each table belongs, and predicts a training step.
 
@@ -151,7 +153,7 @@ def plan(
 
     Args:
         tables: a list of `sok.planning.tables.Table`, of dicts with its arguments or of Keras layers; a Keras model;
-            or a JSON file of these.
+            a JSON file of these; or what `sok.count_lookups` has counted in a job that runs.
         workers: ranks W; None: those of this job.
         hosts: hosts that they are on, the same number on each.
         batch: samples of all workers in a step.
@@ -167,9 +169,11 @@ def plan(
         dp_input: False: each rank brings the ids of the whole batch for the tables it owns.
         way_home: 'auto', or 'sums' or 'rows' for all tables (`TableOptions`).
         column_slice_threshold: of Merlin's strategies.
+        batches: some batches of real ids, as of `sok.planning.counting.sampled`, in place of `hotness`, `skew` and
+            `distinct` of the tables that they name.
 
     Returns:
-        A `Plan`, the same whenever the arguments are. Not collective.
+        A `Plan`, the same whenever the arguments are. Not collective, unless lookups of this job were counted.
 
     Raises:
         ValueError: an argument makes no sense.
@@ -181,7 +185,7 @@ def plan(
         >>> found.is_exact, [table.where.kind for table in found.tables]
         (True, ['row_wise', 'row_wise'])
     """
-    asked = model_of(tables, model)
+    asked = model_of(tables, model) if batches is None else sampled(tables, batches, model)
     job = _job(asked, workers, hosts, batch, optimizer, machines.load(machine), dp_input, way_home)
     if strategy != "auto" and strategy not in (*KINDS, *STRATEGIES):
         raise ValueError(f"`strategy` must be 'auto' or one of {', '.join((*KINDS, *STRATEGIES))}: {strategy!r}.")

@@ -6,10 +6,13 @@ import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sok.base.types import KerasLayer, KerasModel
 from sok.planning.distinct import expected_distinct
+
+if TYPE_CHECKING:
+    from sok.planning.counting import Counts
 
 _KEY_BYTES = 8
 _SLAB_BYTES = 2 << 20  # cpu/row_store.cc
@@ -119,7 +122,7 @@ class Model:
 
 
 Plannable: TypeAlias = (
-    "Model | Iterable[Table | Mapping[str, Any] | KerasLayer] | KerasModel | Mapping[str, Any] | str | Path"
+    "Model | Counts | Iterable[Table | Mapping[str, Any] | KerasLayer] | KerasModel | Mapping[str, Any] | str | Path"
 )
 
 
@@ -127,9 +130,9 @@ def model_of(tables: Plannable, model: str | None = None) -> Model:
     """Takes whatever says what is to be placed.
 
     Args:
-        tables: a `Model`; a list of `Table`, of dicts with its arguments, or of Keras `Embedding` layers; a Keras
-            model, whose embedding layers are taken; a dict, or the path of a JSON file, with `tables`, or with
-            `models`, each of which has `tables`, as in benchmarks/synthetic_models.json.
+        tables: a `Model`; the `Counts` of `sok.count_lookups`; a list of `Table`, of dicts with its arguments, or of
+            Keras `Embedding` layers; a Keras model, whose embedding layers are taken; a dict, or the path of a JSON
+            file, with `tables`, or with `models`, each of which has `tables`, as in benchmarks/synthetic_models.json.
         model: which of `models`.
 
     Raises:
@@ -137,6 +140,8 @@ def model_of(tables: Plannable, model: str | None = None) -> Model:
     """
     if isinstance(tables, Model):
         return tables
+    if hasattr(tables, "as_model"):
+        return tables.as_model()
     if isinstance(tables, (str, Path)):
         try:
             tables = json.loads(Path(tables).read_text(encoding="utf-8"))

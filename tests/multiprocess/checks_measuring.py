@@ -2,9 +2,15 @@
 
 import unittest.mock
 
+import numpy as np
+import tensorflow as tf
+
+import sok
+from sok.job import context
 from sok.planning import machine as machines
 from sok.planning import measuring
 from sok.planning.checking import check
+from sok.planning.distinct import draw
 from sok.planning.fitting import Shape
 from sok.planning.planner import plan
 from sok.planning.tables import Table, model_of
@@ -57,3 +63,27 @@ def check_tables_of_all_kinds_of_a_plan_are_trained(world):
     made = plan(model, world.size, batch=128, machine="cpu_2_cores", pin=pins)
     assert [table.where.kind for table in made.tables] == ["column_wise", "row_wise", "data_parallel", "data_parallel"]
     assert check(made, model, steps=2).parts["step"][1] > 0
+
+
+def check_lookups_of_all_workers_are_counted_and_planned_alike(world):
+    table = sok.EmbeddingVariable(4, 500, name="counted_by_all", options=sok.TableOptions(hashed=False))
+    optimizer = sok.optimizers.SGD(0.1)
+
+    @tf.function
+    def step(ids):
+        with tf.GradientTape() as tape:
+            (rows,) = sok.group_embedding_lookup_sparse([table], [ids], "sum")
+            loss = tf.reduce_sum(rows)
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+
+    # 32 samples of 2 ids on rank 0, of 3 on rank 1, and so on.
+    per_sample = world.rank + 2
+    keys = draw(np.random.default_rng(world.rank), 400, 1.1, 32 * per_sample)
+    with sok.count_lookups() as counts:
+        for _ in range(3):
+            step(tf.RaggedTensor.from_uniform_row_length(tf.constant(keys), per_sample))
+    (found,) = counts.as_model().tables
+    assert found.rows == table.num_keys and found.hotness == (np.mean(np.arange(world.size) + 2),)
+    made = sok.plan(counts, batch=32 * world.size, machine="cpu_2_cores")
+    told = context.get_transport().all_gather(tf.constant([[found.skew, made.step_ms]], tf.float64), "counted")
+    assert len(np.unique(told.numpy(), axis=0)) == 1
