@@ -62,40 +62,54 @@ class Counts:
         self._last_steps: dict[str, int] = {}
 
     def as_model(self) -> Model:
-        """The tables, sorted by name, with the rows that they have now and what was counted of all workers.
-
-        Collective: all workers have looked up the same tables.
+        """The tables, sorted by name, with the rows that they have now and what was counted of all workers. Collective.
 
         Raises:
-            ValueError: nothing was looked up.
+            ValueError: nothing was looked up, or workers have looked up different tables; on all workers.
         """
-        import tensorflow as tf
-
         from sok.job import context
+        from sok.job.agreement import together
 
-        if not self._tables:
+        said = together(context.get_transport(), "sok/count_lookups", self._sums)
+        if not all(said):
             raise ValueError("no table was looked up while lookups were counted: nothing to place.")
-        transport, made, sums = context.get_transport(), [], []
-        for name in sorted(self._tables):
-            table, first, uses = self._tables[name]
-            rows = table.num_keys or max(1, int(table.total_size()))
-            made.append(Table(rows, table.dim, hashed=table.hashed, name=name))
-            sums.append([self._last_steps.get(name, int(table.step)) - first, *dataclasses.astuple(uses)])
-        (total,) = transport.grouped_all_reduce([tf.constant(sums, tf.float64)], "sok/count_lookups", average=False)
+        if any(list(one) != list(said[0]) for one in said):
+            raise ValueError(f"workers have looked up different tables while lookups were counted: {said}.")
         found = []
-        for one, (steps, *values) in zip(made, total.numpy(), strict=True):
-            uses = _Uses(*map(float, values))
-            found.append(uses.of(one, float(steps) or uses.calls))
+        for name in said[0]:
+            table, _, _ = self._tables[name]
+            steps, *sums = np.sum([one[name] for one in said], axis=0)
+            uses = _Uses(*map(float, sums))
+            rows = table.num_keys or max(1, int(table.total_size()))
+            shape = Table(rows, table.dim, hashed=table.hashed, name=name)
+            found.append(uses.of(shape, float(steps) or uses.calls))
         return Model(tuple(found))
 
-    def save(self, path: PathLike) -> None:
-        """Writes `as_model()` as a file that `sok plan` takes. Collective; worker 0 writes."""
-        from sok.job import context
+    def _sums(self) -> dict[str, list[float]]:
+        """Of each table its steps, and the fields of its `_Uses`."""
+        found = {}
+        for name, (table, first, uses) in sorted(self._tables.items()):
+            found[name] = [self._last_steps.get(name, int(table.step)) - first, *dataclasses.astuple(uses)]
+        return found
 
-        model = self.as_model()
-        if context.get_transport().rank == 0:
-            tables = [dataclasses.asdict(table) for table in model.tables]
-            Path(path).write_text(json.dumps({"tables": tables}, indent=1) + "\n", encoding="utf-8")
+    def save(self, path: PathLike) -> None:
+        """Writes `as_model()` as a file that `sok plan` takes. Collective; worker 0 writes.
+
+        Raises:
+            OSError: it cannot be written; on all workers.
+        """
+        from sok.job import context
+        from sok.job.agreement import together
+
+        tables = [dataclasses.asdict(table) for table in self.as_model().tables]
+        text = json.dumps({"tables": tables}, indent=1) + "\n"
+        transport = context.get_transport()
+
+        def write() -> None:
+            if transport.rank == 0:
+                Path(path).write_text(text, encoding="utf-8")
+
+        together(transport, "sok/count_lookups/save", write)
 
     def _see(self, features: Sequence[Feature]) -> None:
         """Counts the lookup that is made, or built, now."""

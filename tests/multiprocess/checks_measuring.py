@@ -3,6 +3,7 @@
 import unittest.mock
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import sok
@@ -10,6 +11,7 @@ from sok.job import context
 from sok.planning import machine as machines
 from sok.planning import measuring
 from sok.planning.checking import check
+from sok.planning.counting import _Uses
 from sok.planning.distinct import draw
 from sok.planning.fitting import Shape
 from sok.planning.planner import plan
@@ -87,3 +89,19 @@ def check_lookups_of_all_workers_are_counted_and_planned_alike(world):
     made = sok.plan(counts, batch=32 * world.size, machine="cpu_2_cores")
     told = context.get_transport().all_gather(tf.constant([[found.skew, made.step_ms]], tf.float64), "counted")
     assert len(np.unique(told.numpy(), axis=0)) == 1
+    with pytest.raises(OSError, match="no_folder"):
+        counts.save("/no_folder/counts.json")  # on worker 0
+
+
+def check_workers_that_have_counted_different_tables_are_told(world):
+    with sok.count_lookups() as counts:
+        pass
+    if world.rank:
+        counts._tables["one"] = sok.EmbeddingVariable(4, 50, name="counted_alone"), 0, _Uses()
+    with pytest.raises(ValueError, match="no table was looked up"):
+        counts.as_model()
+    if world.size > 1:
+        if not world.rank:
+            counts._tables["other"] = sok.EmbeddingVariable(4, 50, name="counted_alone"), 0, _Uses()
+        with pytest.raises(ValueError, match="different tables.*other.*one"):
+            counts.as_model()
