@@ -10,6 +10,7 @@ if(sok_cuda_wanted STREQUAL "AUTO" AND NOT EXISTS /dev/nvidiactl AND NOT EXISTS 
 endif()
 
 set(SOK_CUDA_SOURCES
+  cuda/sparse_update.cu # first: it takes longest
   cuda/check_ids.cu
   cuda/combine.cu
   cuda/combine_grad.cu
@@ -24,7 +25,6 @@ set(SOK_CUDA_SOURCES
   cuda/row_changes.cu
   cuda/row_store.cu
   cuda/segment_sum.cu
-  cuda/sparse_update.cu
   cuda/sum_rows.cu
   cuda/table_bad.cu
   cuda/table_group.cu
@@ -72,7 +72,8 @@ if(SOK_HAS_CUDA)
   set(SOK_CUDA_VERSION ${CMAKE_CUDA_COMPILER_VERSION})
   set(CMAKE_CUDA_FLAGS_RELEASE "-O3 -DNDEBUG")
   # An object library: libsok_cuda.so and TensorFlow's ops are both made of it.
-  add_library(sok_cuda_kernels OBJECT ${SOK_CUDA_SOURCES} ${SOK_CUDA_HOST_SOURCES})
+  sok_join(sok_joined cu cuda ${SOK_CUDA_SOURCES})
+  add_library(sok_cuda_kernels OBJECT ${sok_joined} ${SOK_CUDA_HOST_SOURCES})
   target_include_directories(sok_cuda_kernels PUBLIC include cuda)
   target_compile_features(sok_cuda_kernels PUBLIC cxx_std_17 cuda_std_17)
   # No fused multiply-add, exact division and roots: results are those of the CPU, bit for bit where it says so.
@@ -107,13 +108,7 @@ endif()
 
 if(SOK_CUDA_EMULATED OR SOK_OPS)
   # The host's compiler takes a .cu file for what it is when another file includes it.
-  set(sok_emulated_sources)
-  foreach(source IN LISTS SOK_CUDA_SOURCES)
-    get_filename_component(stem ${source} NAME_WE)
-    set(SOK_EMULATED_SOURCE "${CMAKE_CURRENT_SOURCE_DIR}/${source}")
-    configure_file(tests/cuda/emulator/kernel.cc.in "${CMAKE_CURRENT_BINARY_DIR}/emulated/${stem}.cc" @ONLY)
-    list(APPEND sok_emulated_sources "${CMAKE_CURRENT_BINARY_DIR}/emulated/${stem}.cc")
-  endforeach()
+  sok_join(sok_emulated_sources cc emulated ${SOK_CUDA_SOURCES})
   # Shared for Python. Not where a sanitizer would see the CPU's code twice, in the library and in the program.
   if(SOK_SANITIZE)
     set(sok_emulated_type STATIC)

@@ -1,7 +1,6 @@
 # Several sources of a library at a time. Each makes its own copy of what it uses of templates and inline functions, those of the
 # standard library above all, and most of what a compiler does is to make them. So names in a library's anonymous namespaces
-# differ from source to source. (Those of the CUDA kernels do not: each has its kThreads.) Not with a
-# launcher: ccache does better with sources that change one by one.
+# differ from source to source. Not with a launcher: ccache does better with sources that change one by one.
 function(sok_compile_together name)
   if(NOT SOK_TOGETHER OR CMAKE_CXX_COMPILER_LAUNCHER)
     return()
@@ -9,6 +8,31 @@ function(sok_compile_together name)
   set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
   # A type of one source alone, which g++ takes for one that several could see.
   target_compile_options(${name} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)
+endfunction()
+
+# The same of sources that CMake does not join: sets `name` to files, each of which includes up to five of `sources`. The first
+# source, which takes longest, stays alone.
+function(sok_join name extension folder)
+  set(at_a_time 5)
+  if(NOT SOK_TOGETHER OR CMAKE_CXX_COMPILER_LAUNCHER)
+    set(at_a_time 1)
+  endif()
+  set(files)
+  set(count 1)
+  set(left ${ARGN})
+  while(left)
+    list(SUBLIST left 0 ${count} some)
+    list(REMOVE_ITEM left ${some})
+    list(GET some 0 first)
+    get_filename_component(stem ${first} NAME_WE)
+    list(TRANSFORM some REPLACE "(.+)" "#include \"${CMAKE_CURRENT_SOURCE_DIR}/\\1\"")
+    list(JOIN some "\n" includes)
+    set(file "${CMAKE_CURRENT_BINARY_DIR}/${folder}/${stem}.${extension}")
+    file(CONFIGURE OUTPUT "${file}" CONTENT "${includes}\n" @ONLY)
+    list(APPEND files "${file}")
+    set(count ${at_a_time})
+  endwhile()
+  set(${name} ${files} PARENT_SCOPE)
 endfunction()
 
 # Tests: a source for each of `names`, which ctest runs by that name. Further arguments are options of the compiler. Several sources are

@@ -6,8 +6,6 @@
 namespace sok {
 namespace {
 
-constexpr int kThreads = 256;
-
 __global__ void CheckIdsKernel(const int64_t* ids, int64_t n, int64_t num_rows, uint64_t* first_bad) {
   for (int64_t i = GlobalThread(); i < n; i += GlobalThreads())
     if (ids[i] < 0 || ids[i] >= num_rows) ReportBad(first_bad, i);

@@ -16,11 +16,10 @@
 namespace sok {
 namespace {
 
-constexpr int kThreads = 256;
 constexpr int64_t kAhead = 4;
 
 // A feature, and which blocks it has.
-struct Work {
+struct CombineWork {
   DeviceFeature feature;
   uint64_t* first_bad;
   int64_t first_block;
@@ -29,7 +28,7 @@ struct Work {
 };
 
 // The row at a position, or null for a row of zeros.
-__device__ __forceinline__ const float* RowAt(const Work& work, int64_t position, bool reports) {
+__device__ __forceinline__ const float* RowAt(const CombineWork& work, int64_t position, bool reports) {
   int64_t index = work.feature.index == nullptr ? position : work.feature.index[position];
   if (index < 0) return nullptr;
   if (work.feature.rows.slabs != nullptr) index &= 0xFFFFFFFFll;  // a row id (DeviceTable)
@@ -42,7 +41,8 @@ __device__ __forceinline__ const float* RowAt(const Work& work, int64_t position
 
 // Segments begin, begin + step, ... below end: one row each, no weights.
 template <class T>
-__device__ __forceinline__ void Gather(const Work& work, int64_t begin, int64_t step, int64_t end, int64_t lane) {
+__device__ __forceinline__ void Gather(const CombineWork& work, int64_t begin, int64_t step, int64_t end,
+                                       int64_t lane) {
   const DeviceFeature& f = work.feature;
   const int64_t lanes = int64_t{1} << work.lane_bits;
   T* output = static_cast<T*>(f.output);
@@ -65,7 +65,7 @@ __device__ __forceinline__ void Gather(const Work& work, int64_t begin, int64_t 
 }
 
 template <class T>
-__device__ __forceinline__ void Pool(const Work& work, int64_t s, int64_t lane) {
+__device__ __forceinline__ void Pool(const CombineWork& work, int64_t s, int64_t lane) {
   const DeviceFeature& f = work.feature;
   const int64_t lanes = int64_t{1} << work.lane_bits;
   int64_t first, last;
@@ -99,9 +99,9 @@ __device__ __forceinline__ void Pool(const Work& work, int64_t s, int64_t lane) 
 }
 
 template <class T>
-__global__ void CombineKernel(const Work* all, int64_t num_features, int64_t num_blocks) {
+__global__ void CombineKernel(const CombineWork* all, int64_t num_features, int64_t num_blocks) {
   for (int64_t block = blockIdx.x; block < num_blocks; block += gridDim.x) {
-    const Work& work = WorkOfBlock(all, num_features, block);
+    const CombineWork& work = WorkOfBlock(all, num_features, block);
     const DeviceFeature& f = work.feature;
     const int64_t tile = threadIdx.x >> work.lane_bits, tiles = blockDim.x >> work.lane_bits;
     const int64_t lane = threadIdx.x & ((1 << work.lane_bits) - 1);
@@ -159,19 +159,20 @@ __global__ void ExpandKernel(DeviceSegments segments, const float* weights, cons
 
 void CombineGroup(const Cuda& cuda, DeviceScratch* scratch, const DeviceFeature* features, int64_t num_features,
                   FloatType output_type, uint64_t* first_bad) {
-  std::vector<Work> work;
+  std::vector<CombineWork> work;
   int64_t blocks = 0;
   for (int64_t k = 0; k < num_features; ++k) {
     Check(features[k], k);
     if (features[k].segments.segments == 0) continue;
-    Work one = {features[k], first_bad == nullptr ? nullptr : first_bad + k, blocks, 0, LaneBits(features[k].dim)};
+    CombineWork one = {features[k], first_bad == nullptr ? nullptr : first_bad + k, blocks, 0,
+                       LaneBits(features[k].dim)};
     one.segments_per_block = (kThreads >> one.lane_bits) * kAhead;
     blocks += (features[k].segments.segments + one.segments_per_block - 1) / one.segments_per_block;
     work.push_back(one);
   }
   if (work.empty()) return;
   const int64_t count = static_cast<int64_t>(work.size());
-  const Work* on_device = Upload(cuda, scratch, work.data(), count);
+  const CombineWork* on_device = Upload(cuda, scratch, work.data(), count);
   WithFloatType(output_type, [&](auto* null) {
     using T = std::remove_pointer_t<decltype(null)>;
     Launch(CombineKernel<T>, GridFor(blocks, 1), kThreads, 0, cuda, on_device, count, blocks);

@@ -14,26 +14,23 @@
 namespace sok {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kLanes = 8;
-
 // dots[i] = row of position i . gradient of its segment.
 __global__ void DotsKernel(DeviceFeature feature, const float* grad, float* dots, uint64_t* first_bad) {
-  const Tile<kLanes> tile;
-  for (int64_t i = GlobalThread() / kLanes; i < feature.segments.n; i += GlobalThreads() / kLanes) {
+  const Tile<kRowLanes> tile;
+  for (int64_t i = GlobalThread() / kRowLanes; i < feature.segments.n; i += GlobalThreads() / kRowLanes) {
     const int64_t s = SegmentOf(feature.segments, i), index = feature.index[i];
     if (tile.lane == 0 && index >= feature.num_rows) ReportBad(first_bad, i);
     float dot = 0.0f;
     if (s >= 0 && index >= 0 && index < feature.num_rows) {
       const float* row = feature.rows.At(index);
       const float* g = grad + s * feature.dim;
-      for (int64_t column = 4 * tile.lane; column < feature.dim; column += 4 * kLanes) {
+      for (int64_t column = 4 * tile.lane; column < feature.dim; column += 4 * kRowLanes) {
         const int count = ColumnsLeft(feature.dim, column);
         const Vector4 a = Load4(row + column, count), b = Load4(g + column, count);
         for (int j = 0; j < 4; ++j) dot += a.x[j] * b.x[j];
       }
     }
-    for (int step = kLanes / 2; step > 0; step /= 2) dot += tile.Shuffle(dot, tile.lane ^ step);
+    for (int step = kRowLanes / 2; step > 0; step /= 2) dot += tile.Shuffle(dot, tile.lane ^ step);
     if (tile.lane == 0) dots[i] = dot;
   }
 }
@@ -84,7 +81,7 @@ __global__ void AddendsOfRowsKernel(const float* grad, const int64_t* index, Dev
 void CombineGradWeights(const Cuda& cuda, const DeviceFeature& feature, const float* grad, float* grad_weights,
                         uint64_t* first_bad) {
   if (feature.weights == nullptr) throw InvalidArgument("a feature without weights has no gradient in them.");
-  Launch(DotsKernel, GridFor(feature.segments.n * kLanes, kThreads), kThreads, 0, cuda, feature, grad, grad_weights,
+  Launch(DotsKernel, GridFor(feature.segments.n * kRowLanes, kThreads), kThreads, 0, cuda, feature, grad, grad_weights,
          first_bad);
   Launch(GradWeightsKernel, GridFor(feature.segments.segments, kThreads), kThreads, 0, cuda, feature, grad_weights,
          first_bad);

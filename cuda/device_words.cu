@@ -8,15 +8,13 @@
 namespace sok {
 namespace {
 
-constexpr int kThreads = 256;
-
 // to[i] = convert(from[i])
 template <class From, class To, class Convert>
 __global__ void ConvertKernel(const From* from, int64_t n, Convert convert, To* to) {
   for (int64_t i = GlobalThread(); i < n; i += GlobalThreads()) to[i] = convert(from[i]);
 }
 
-__global__ void CountKernel(int64_t n, int64_t* to) {
+__global__ void CountUpKernel(int64_t n, int64_t* to) {
   for (int64_t i = GlobalThread(); i < n; i += GlobalThreads()) to[i] = i;
 }
 
@@ -83,7 +81,7 @@ void RowNumbers(const Cuda& cuda, const int64_t* row_ids, int64_t n, int64_t* nu
   ConvertAll(cuda, row_ids, n, RowNumber(), numbers);
 }
 void Count(const Cuda& cuda, int64_t n, int64_t* numbers) {
-  Launch(CountKernel, GridFor(n, kThreads), kThreads, 0, cuda, n, numbers);
+  Launch(CountUpKernel, GridFor(n, kThreads), kThreads, 0, cuda, n, numbers);
 }
 void WidenNumbers(const Cuda& cuda, const uint32_t* numbers, int64_t n, int64_t* wide) {
   ConvertAll(cuda, numbers, n, Widen(), wide);

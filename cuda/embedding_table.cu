@@ -15,11 +15,6 @@
 namespace sok {
 namespace {
 
-constexpr int kThreads = 256;
-
-int64_t GridOfTiles(int64_t n) { return GridFor(n, kThreads / kBucketLanes); }
-int64_t GridOf(int64_t n) { return GridFor(n, kThreads); }
-
 // A thread takes a key from its bucket to its row: 128 bytes of index. Its tile then reads the record, once.
 // kFreshToo: keys without a row read as their fresh one.
 template <bool kFreshToo>

@@ -15,15 +15,13 @@
 namespace sok {
 namespace {
 
-constexpr int kThreads = 256, kLanes = 8;
-
 // The index of one feature, and where its places begin among those of all.
-struct Work {
+struct PlacesWork {
   const int32_t* index;
   int64_t first;
 };
 
-__global__ void PlacesKernel(const Work* all, int64_t num_work, int64_t n, int64_t* places) {
+__global__ void PlacesKernel(const PlacesWork* all, int64_t num_work, int64_t n, int64_t* places) {
   for (int64_t i = GlobalThread(); i < n; i += GlobalThreads()) {
     int64_t low = 0, high = num_work;
     while (high - low > 1) {  // the last that begins at i or before
@@ -41,7 +39,7 @@ __global__ void PlacesKernel(const Work* all, int64_t num_work, int64_t n, int64
 // Of each feature where its places begin, without the bit that only the CPU's gradient needs.
 std::vector<const int64_t*> PlacesOf(const Cuda& cuda, DeviceScratch* scratch, const PooledFeature* features,
                                      int num_features) {
-  std::vector<Work> work;
+  std::vector<PlacesWork> work;
   int64_t n = 0;
   for (int f = 0; f < num_features; ++f) {
     if (features[f].n > 0) work.push_back({features[f].index, n});
@@ -84,8 +82,8 @@ DeviceFeature FeatureAt(const float* answers, int64_t size, const PooledFeature&
 
 __global__ void ScatterKernel(const int64_t* places, const float* rows, const int64_t* num_rows, int64_t dim,
                               int64_t size, float* packed) {
-  const Tile<kLanes> tile;
-  for (int64_t k = GlobalThread() / kLanes; k < *num_rows; k += GlobalThreads() / kLanes) {
+  const Tile<kRowLanes> tile;
+  for (int64_t k = GlobalThread() / kRowLanes; k < *num_rows; k += GlobalThreads() / kRowLanes) {
     if (places[k] + dim <= size) CopyRow(tile, rows + k * dim, dim, packed + places[k]);
   }
 }
@@ -144,7 +142,8 @@ void CombineAnswersGrad(const Cuda& cuda, DeviceScratch* scratch, const PooledFe
     auto* num_sums = scratch->Get<int64_t>(1);
     SumRows(cuda, scratch, addends.data(), static_cast<int64_t>(addends.size()), &size, 1, dim, FloatType::kFloat32,
             row_ids, nullptr, sums, num_sums, nullptr);
-    Launch(ScatterKernel, GridFor(n, kThreads / kLanes), kThreads, 0, cuda, row_ids, sums, num_sums, dim, size, packed);
+    Launch(ScatterKernel, GridFor(n, kThreads / kRowLanes), kThreads, 0, cuda, row_ids, sums, num_sums, dim, size,
+           packed);
   }
 }
 

@@ -10,8 +10,6 @@
 namespace sok {
 namespace {
 
-constexpr int kThreads = 256;
-
 // The layout on the device.
 struct Begins {
   const int64_t* floats;  // [world + 1]
@@ -55,7 +53,7 @@ __global__ void NarrowKernel(Begins begins, int64_t num_words, const float* floa
 }
 
 template <class T>
-__global__ void WidenKernel(Begins begins, int64_t num_words, const float* words, float* floats) {
+__global__ void WidenWordsKernel(Begins begins, int64_t num_words, const float* words, float* floats) {
   for (int64_t i = GlobalThread(); i < num_words; i += GlobalThreads()) {
     const int64_t r = begins.MessageOf(i), word = i - begins.words[r] - kAnswerHeader;
     if (word < 0) {
@@ -97,7 +95,7 @@ void WidenMessages(const Cuda& cuda, DeviceScratch* scratch, const WireLayout& l
   const int64_t num_words = layout.words[layout.world];
   WithHalfType(type, [&](auto* null) {
     using T = std::remove_pointer_t<decltype(null)>;
-    Launch(WidenKernel<T>, GridFor(num_words, kThreads), kThreads, 0, cuda, begins, num_words, words, floats);
+    Launch(WidenWordsKernel<T>, GridFor(num_words, kThreads), kThreads, 0, cuda, begins, num_words, words, floats);
   });
 }
 

@@ -14,7 +14,6 @@ namespace sok {
 
 namespace {
 
-constexpr int kThreads = 256;
 constexpr uint32_t kNone = HashTable::kNoRow;
 
 // Eight of ten: a find of a key that is there then reads 1.1 buckets on average, of one that is not 1.7. Of nine it would be
@@ -144,9 +143,6 @@ void CheckSize(const std::string& label, int64_t n) {
     throw InvalidArgument(label + ": takes fewer than 2^31 - 1 keys at a time. Received: " + std::to_string(n) + ".");
   }
 }
-
-int64_t GridOfTiles(int64_t n) { return GridFor(n, kThreads / kBucketLanes); }
-int64_t GridOf(int64_t n) { return GridFor(n, kThreads); }
 
 }  // namespace
 

@@ -5,8 +5,6 @@
 namespace sok {
 namespace {
 
-constexpr int kThreads = 256;
-
 // A thread makes four neighbouring elements: what one call of Philox gives.
 __global__ void FillRowsKernel(InitializerView init, const uint64_t* keys,  // [count]
                                int64_t count, int64_t dim,

@@ -9,8 +9,6 @@
 namespace sok {
 namespace {
 
-constexpr int kThreads = 256;
-
 __global__ void OwnersKernel(Partition partition, const uint64_t* keys, int64_t n,
                              uint32_t* owners) {  // [n]
   for (int64_t i = GlobalThread(); i < n; i += GlobalThreads()) {

@@ -10,10 +10,9 @@
 namespace sok {
 namespace {
 
-constexpr int kThreads = 256;
 constexpr uint8_t kLastMark = 255;
 
-__global__ void CountKernel(RowFilter filter, int64_t first, int64_t count, uint64_t* total) {
+__global__ void CountChangedKernel(RowFilter filter, int64_t first, int64_t count, uint64_t* total) {
   unsigned long long mine = 0;
   for (int64_t i = GlobalThread(); i < count; i += GlobalThreads()) mine += filter.Has(first + i) ? 1 : 0;
   if (mine > 0) atomicAdd(reinterpret_cast<unsigned long long*>(total), mine);
@@ -91,7 +90,7 @@ int64_t DeviceRowChanges::CountToHost(const Cuda& cuda, DeviceScratch* scratch, 
   uint64_t on_host = 0;
   SOK_CUDA(cudaMemsetAsync(total, 0, sizeof(on_host), cuda.stream));
   // One addition a thread: no more of them than keep a device busy.
-  Launch(CountKernel, std::min<int64_t>(GridFor(count, kThreads), 1024), kThreads, 0, cuda, filter, first, count,
+  Launch(CountChangedKernel, std::min<int64_t>(GridFor(count, kThreads), 1024), kThreads, 0, cuda, filter, first, count,
          total);
   SOK_CUDA(cudaMemcpyAsync(&on_host, total, sizeof(on_host), cudaMemcpyDeviceToHost, cuda.stream));
   SOK_CUDA(cudaStreamSynchronize(cuda.stream));

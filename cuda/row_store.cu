@@ -11,15 +11,13 @@
 namespace sok {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kLanes = 8;
 constexpr int64_t kMostSlabs = 1024;  // their addresses then stay in a multiprocessor's first cache
 
 // Addresses travel as arguments: no host memory has to outlive the call.
 __global__ void SetSlabKernel(float** slabs, int64_t number, float* slab) { slabs[number] = slab; }
 
-__global__ void WidenKernel(const float* from, int64_t from_stride, int64_t floats, int64_t num_rows, int64_t count,
-                            const float* fresh, int64_t to_stride, float* to) {
+__global__ void WidenRecordsKernel(const float* from, int64_t from_stride, int64_t floats, int64_t num_rows,
+                                   int64_t count, const float* fresh, int64_t to_stride, float* to) {
   for (int64_t i = GlobalThread(); i < num_rows * (floats + count); i += GlobalThreads()) {
     const int64_t row = i / (floats + count), j = i - row * (floats + count);
     to[row * to_stride + j] = j < floats ? from[row * from_stride + j] : fresh[j - floats];
@@ -29,8 +27,8 @@ __global__ void WidenKernel(const float* from, int64_t from_stride, int64_t floa
 template <bool kGather>
 __global__ void CopyRecordsKernel(DeviceRows records, const uint32_t* rows, int64_t n, int64_t first, int64_t count,
                                   float* values) {  // [n, count]
-  const Tile<kLanes> tile;
-  for (int64_t i = GlobalThread() / kLanes; i < n; i += GlobalThreads() / kLanes) {
+  const Tile<kRowLanes> tile;
+  for (int64_t i = GlobalThread() / kRowLanes; i < n; i += GlobalThreads() / kRowLanes) {
     float* value = values + i * count;
     if (rows[i] == HashTable::kNoRow) {
       if (kGather) ZeroRow(tile, count, value);
@@ -90,8 +88,8 @@ void DeviceRowStore::SetSlab(const Cuda& cuda, size_t number, Slab slab) {
 
 void DeviceRowStore::Widen(const Cuda& cuda, const Slab& from, int64_t from_stride, int64_t count, const float* fresh,
                            int64_t to_stride, const Slab& to) const {
-  Launch(WidenKernel, GridFor((mask_ + 1) * (floats_ + count), kThreads), kThreads, 0, cuda, from.data, from_stride,
-         floats_, mask_ + 1, count, fresh, to_stride, to.data);
+  Launch(WidenRecordsKernel, GridFor((mask_ + 1) * (floats_ + count), kThreads), kThreads, 0, cuda, from.data,
+         from_stride, floats_, mask_ + 1, count, fresh, to_stride, to.data);
 }
 
 int64_t DeviceRowStore::AddFloats(const Cuda& cuda, int64_t count, const float* fresh) {
@@ -137,13 +135,13 @@ void DeviceRowStore::Swap(DeviceRowStore* other) {
 
 void GatherRecords(const Cuda& cuda, const DeviceRows& records, const uint32_t* rows, int64_t n, int64_t first,
                    int64_t count, float* out) {
-  Launch(CopyRecordsKernel<true>, GridFor(n, kThreads / kLanes), kThreads, 0, cuda, records, rows, n, first, count,
+  Launch(CopyRecordsKernel<true>, GridFor(n, kThreads / kRowLanes), kThreads, 0, cuda, records, rows, n, first, count,
          out);
 }
 
 void ScatterRecords(const Cuda& cuda, const DeviceRows& records, const uint32_t* rows, int64_t n, int64_t first,
                     int64_t count, const float* values) {
-  Launch(CopyRecordsKernel<false>, GridFor(n, kThreads / kLanes), kThreads, 0, cuda, records, rows, n, first, count,
+  Launch(CopyRecordsKernel<false>, GridFor(n, kThreads / kRowLanes), kThreads, 0, cuda, records, rows, n, first, count,
          const_cast<float*>(values));
 }
 

@@ -11,8 +11,6 @@
 namespace sok {
 namespace {
 
-constexpr int kThreads = 256;
-
 template <class Id>
 __global__ void NarrowIdsKernel(const Id* ids, int64_t n, int64_t num_segments,
                                 uint32_t* segments,  // [n]; num_segments: dropped

@@ -16,21 +16,20 @@
 namespace sok {
 namespace {
 
-constexpr int kThreads = 256;
 constexpr int64_t kRowsPerTile = 4;
 
 // A stretch of gradients, and which blocks it has.
-struct Work {
+struct UpdateWork {
   DeviceGradients grads;
   int64_t first_block, rows_per_block;
   int lane_bits;
 };
 
 // All of a call.
-struct Group {
+struct UpdateGroup {
   const DeviceUpdate* updates;
   int64_t num_tables;
-  const Work* work;
+  const UpdateWork* work;
   int64_t num_work, num_blocks;
   float scale;
 };
@@ -89,9 +88,9 @@ __device__ __forceinline__ int64_t RowOf(const DeviceUpdate& update, int64_t id)
 // f(grads, tile, i, table, row) for the gradients of this block's tiles that have a row; `table` is null, and row what its
 // id says, where there is no such row. All lanes of a tile come to f.
 template <class F>
-__device__ __forceinline__ void ForGradients(const Group& group, const F& f) {
+__device__ __forceinline__ void ForGradients(const UpdateGroup& group, const F& f) {
   for (int64_t block = blockIdx.x; block < group.num_blocks; block += gridDim.x) {
-    const Work& work = WorkOfBlock(group.work, group.num_work, block);
+    const UpdateWork& work = WorkOfBlock(group.work, group.num_work, block);
     const DeviceGradients& grads = work.grads;
     const RowLanes tile(work.lane_bits);
     const int64_t begin = (block - work.first_block) * work.rows_per_block, count = CountOf(grads);
@@ -122,7 +121,7 @@ __device__ __forceinline__ bool MyColumnsAreFinite(const DeviceGradients& grads,
 
 // Whether any row is to be refused, before one is changed.
 template <class T>
-__global__ void CheckRowsKernel(Group group, uint64_t* refused) {
+__global__ void CheckRowsKernel(UpdateGroup group, uint64_t* refused) {
   ForGradients(group,
                [&](const DeviceGradients& grads, const RowLanes& tile, int64_t i, const DeviceUpdate* table, int64_t) {
                  if (table != nullptr && MyColumnsAreFinite<T>(grads, group.scale, tile, i)) return;
@@ -132,7 +131,7 @@ __global__ void CheckRowsKernel(Group group, uint64_t* refused) {
 }
 
 // Keeps what was found bad, if nothing was kept before: the arrays will be gone when somebody asks.
-__global__ void KeepBadKernel(Group group) {
+__global__ void KeepBadKernel(UpdateGroup group) {
   for (int64_t w = GlobalThread(); w < group.num_work; w += GlobalThreads()) {
     const DeviceGradients& grads = group.work[w].grads;
     if (grads.first_bad == nullptr || *grads.first_bad == kNothingBad) continue;
@@ -267,7 +266,7 @@ __device__ __forceinline__ void FetchRow(const DeviceGradients& grads, const Row
 }
 
 template <class R, class T>
-__global__ void UpdateRowsKernel(UpdateRule rule, Group group, Nonfinite nonfinite, const uint64_t* refused) {
+__global__ void UpdateRowsKernel(UpdateRule rule, UpdateGroup group, Nonfinite nonfinite, const uint64_t* refused) {
   const R step(rule);
   if (nonfinite == Nonfinite::kRaise && *refused != kNothingBad) return;
   if constexpr (
@@ -325,7 +324,7 @@ __global__ void SettleRowsKernel(UpdateRule rule, DeviceUpdate update, const int
 }
 
 template <class T>
-void LaunchUpdate(const Cuda& cuda, const UpdateRule& rule, const Group& group, Nonfinite nonfinite,
+void LaunchUpdate(const Cuda& cuda, const UpdateRule& rule, const UpdateGroup& group, Nonfinite nonfinite,
                   uint64_t* refused) {
   const int64_t grid = GridFor(group.num_blocks, 1);
   if (nonfinite == Nonfinite::kRaise) Launch(CheckRowsKernel<T>, grid, kThreads, 0, cuda, group, refused);
@@ -361,11 +360,11 @@ void UpdateRows(const Cuda& cuda, DeviceScratch* scratch, const UpdateRule& rule
                 int64_t num_tables, const DeviceGradients* gradients, int64_t num_gradients, FloatType type,
                 float grad_scale, Nonfinite nonfinite, uint64_t* refused) {
   Check(rule, updates, num_tables, gradients, num_gradients, nonfinite, refused);
-  std::vector<Work> work;
+  std::vector<UpdateWork> work;
   int64_t blocks = 0;
   for (int64_t k = 0; k < num_gradients; ++k) {
     if (gradients[k].n == 0) continue;
-    Work one = {gradients[k], blocks, 0, LaneBits(gradients[k].dim)};
+    UpdateWork one = {gradients[k], blocks, 0, LaneBits(gradients[k].dim)};
     one.rows_per_block = (kThreads >> one.lane_bits) * kRowsPerTile;
     blocks += (gradients[k].n + one.rows_per_block - 1) / one.rows_per_block;
     work.push_back(one);
@@ -375,7 +374,7 @@ void UpdateRows(const Cuda& cuda, DeviceScratch* scratch, const UpdateRule& rule
   const auto updates_at = parcel.Add(updates, num_tables);
   const auto work_at = parcel.Add(work.data(), static_cast<int64_t>(work.size()));
   parcel.Send(cuda, scratch);
-  const Group group = {
+  const UpdateGroup group = {
       parcel.On(updates_at), num_tables, parcel.On(work_at), static_cast<int64_t>(work.size()), blocks, grad_scale};
   WithFloatType(type, [&](auto* null) {
     LaunchUpdate<std::remove_pointer_t<decltype(null)>>(cuda, rule, group, nonfinite, refused);

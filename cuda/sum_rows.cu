@@ -23,13 +23,12 @@
 namespace sok {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int64_t kPerBlock = 4 * kThreads;
+constexpr int64_t kAddendsPerBlock = 4 * kThreads;
 constexpr int64_t kTailRows = 128;                  // to a block
 constexpr int64_t kMostNumbers = INT64_C(1) << 32;  // to sort by
 
 // One lookup's addends.
-struct Work {
+struct SumWork {
   DeviceAddends addends;
   float* scales;  // [segments], where there are weights
   uint64_t* first_bad;
@@ -79,8 +78,8 @@ __device__ __forceinline__ void ForItems(const Of* all, int64_t count, int64_t n
                                          const F& f) {
   for (int64_t block = blockIdx.x; block < num_blocks; block += gridDim.x) {
     const Of& work = WorkOfBlock(all, count, block);
-    const int64_t begin = (block - work.first_block) * kPerBlock, n = size(work);
-    const int64_t end = begin + kPerBlock < n ? begin + kPerBlock : n;
+    const int64_t begin = (block - work.first_block) * kAddendsPerBlock, n = size(work);
+    const int64_t end = begin + kAddendsPerBlock < n ? begin + kAddendsPerBlock : n;
     for (int64_t i = begin + threadIdx.x; i < end; i += blockDim.x) f(work, i);
   }
 }
@@ -97,13 +96,13 @@ __global__ void SegmentsKernel(const SegmentWork* all, int64_t count, int64_t nu
 }
 
 template <class T>
-__global__ void ListAddendsKernel(const Work* all, int64_t num_work, int64_t num_blocks,
+__global__ void ListAddendsKernel(const SumWork* all, int64_t num_work, int64_t num_blocks,
                                   uint32_t* numbers,    // [n]
                                   uint32_t* positions,  // [n]
                                   const T** source,     // [n]
                                   float* factor) {      // [n] or null
-  auto size = [](const Work& work) { return work.room; };
-  ForItems(all, num_work, num_blocks, size, [&](const Work& work, int64_t i) {
+  auto size = [](const SumWork& work) { return work.room; };
+  ForItems(all, num_work, num_blocks, size, [&](const SumWork& work, int64_t i) {
     const DeviceAddends& a = work.addends;
     const int64_t k = work.first + i, row = i < a.segments.n ? RowNumber(a.row_ids[i]) : -1;
     const bool is_unknown = row >= work.num_rows;
@@ -136,7 +135,7 @@ __global__ void HeadsKernel(const Stretch* all, int64_t num_stretches, int64_t n
   });
 }
 
-__global__ void NumberRowsKernel(const Stretch* all, int64_t num_stretches, int64_t num_blocks, const Work* work,
+__global__ void NumberRowsKernel(const Stretch* all, int64_t num_stretches, int64_t num_blocks, const SumWork* work,
                                  const uint32_t* sorted, const uint32_t* positions, const uint32_t* is_head,
                                  const uint32_t* before,
                                  uint32_t* segments) {  // [n]; kNoSegment: dropped
@@ -168,12 +167,12 @@ __global__ void FillTailsKernel(const Tail* all, int64_t num_tails, int64_t num_
   }
 }
 
-int64_t BlocksFor(int64_t n) { return (n + kPerBlock - 1) / kPerBlock; }
+int64_t BlocksFor(int64_t n) { return (n + kAddendsPerBlock - 1) / kAddendsPerBlock; }
 
 // Tables that share a sort, by dim.
-class Group {
+class SumGroup {
  public:
-  Group(const DeviceAddends* addends, const std::vector<std::vector<int64_t>>& of_table, uint64_t* first_bad)
+  SumGroup(const DeviceAddends* addends, const std::vector<std::vector<int64_t>>& of_table, uint64_t* first_bad)
       : addends_(addends), of_table_(&of_table), first_bad_(first_bad) {}
 
   int64_t num_numbers() const { return num_numbers_; }
@@ -225,7 +224,7 @@ class Group {
 
   void Sum(const Cuda& cuda, DeviceScratch* scratch, FloatType type) {
     int64_t work_blocks = 0;
-    for (Work& work : work_) {
+    for (SumWork& work : work_) {
       work.first_block = work_blocks;
       work_blocks += BlocksFor(work.room);
     }
@@ -241,7 +240,7 @@ class Group {
     const auto segments_at = parcel.Add(segments_.data(), static_cast<int64_t>(segments_.size()));
     const auto tails_at = parcel.Add(tails_.data(), static_cast<int64_t>(tails_.size()));
     parcel.Send(cuda, scratch);
-    const Work* work = parcel.On(work_at);
+    const SumWork* work = parcel.On(work_at);
     const Stretch* stretches = parcel.On(stretches_at);
     const int64_t num_work = static_cast<int64_t>(work_.size()),
                   num_stretches = static_cast<int64_t>(stretches_.size());
@@ -283,7 +282,7 @@ class Group {
   const DeviceAddends* addends_;
   const std::vector<std::vector<int64_t>>* of_table_;
   uint64_t* first_bad_;
-  std::vector<Work> work_;
+  std::vector<SumWork> work_;
   std::vector<Stretch> stretches_;
   std::vector<SegmentWork> segments_;
   std::vector<int64_t> scaled_work_;  // of each of them, the work that reads its scales; -1: none
@@ -324,9 +323,9 @@ void SumRows(const Cuda& cuda, DeviceScratch* scratch, const DeviceAddends* adde
              int32_t* tables, float* sums, int64_t* num_sums, uint64_t* first_bad) {
   CheckDim(dim);
   const auto of_table = ByTable(addends, num_addends, num_tables);
-  Group group(addends, of_table, first_bad);
+  SumGroup group(addends, of_table, first_bad);
   for (int64_t t = 0; t < num_tables; ++t) {
-    if (table_rows[t] < 0 || Group::NumbersFor(table_rows[t], false) >= kMostNumbers - group.num_numbers()) {
+    if (table_rows[t] < 0 || SumGroup::NumbersFor(table_rows[t], false) >= kMostNumbers - group.num_numbers()) {
       throw InvalidArgument("the tables of one group must have fewer than 2^32 - " + std::to_string(num_tables) +
                             " rows together; table " + std::to_string(t) + " with " + std::to_string(table_rows[t]) +
                             " does not fit. Give them in two calls.");
@@ -348,17 +347,17 @@ void SumRowsOfTables(const Cuda& cuda, DeviceScratch* scratch, const DeviceAdden
   std::vector<int64_t> order(static_cast<size_t>(num_tables));
   std::iota(order.begin(), order.end(), int64_t{0});
   std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return tables[a].dim < tables[b].dim; });
-  Group group(addends, of_table, first_bad);
+  SumGroup group(addends, of_table, first_bad);
   for (size_t i = 0; i < order.size(); ++i) {
     const DeviceRowSums& table = tables[order[i]];
     CheckDim(table.dim);
-    if (table.num_rows < 0 || Group::NumbersFor(table.num_rows, true) > kMostNumbers) {
+    if (table.num_rows < 0 || SumGroup::NumbersFor(table.num_rows, true) > kMostNumbers) {
       throw InvalidArgument("a table must have fewer than 2^32 - 1 rows. Received: " + std::to_string(table.num_rows) +
                             ".");
     }
-    if (Group::NumbersFor(table.num_rows, true) > kMostNumbers - group.num_numbers()) {
+    if (SumGroup::NumbersFor(table.num_rows, true) > kMostNumbers - group.num_numbers()) {
       group.Sum(cuda, scratch, type);
-      group = Group(addends, of_table, first_bad);
+      group = SumGroup(addends, of_table, first_bad);
     }
     // Counted from where the first sums of this dim lie.
     float* base = table.sums;

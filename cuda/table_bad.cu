@@ -12,8 +12,6 @@
 namespace sok {
 namespace {
 
-constexpr int kThreads = 256;
-
 // What the first table kept that had something, and its number; n: none had.
 struct Taken {
   TableBad bad;

@@ -24,9 +24,9 @@
 namespace sok {
 namespace {
 
-constexpr int kThreads = 256;
 constexpr int64_t kTilesPerBlock = kThreads / kBucketLanes;
-constexpr int64_t kPerBlock = 2 * kKeysAtOnce * kTilesPerBlock;  // enough that finding out whose they are costs little
+constexpr int64_t kKeysPerBlock =
+    2 * kKeysAtOnce * kTilesPerBlock;  // enough that finding out whose they are costs little
 constexpr uint32_t kNobody = 0xFFFFFFFFu;
 
 // A table of the group.
@@ -51,7 +51,7 @@ struct Piece {
   int64_t table;
 };
 
-struct Group {
+struct KeyGroup {
   const GroupTable* tables;
   int64_t num_tables;
   const Piece* pieces;
@@ -70,25 +70,25 @@ struct Group {
 
 // f(piece, table, position) for the keys of this block, a thread each.
 template <class F>
-__device__ __forceinline__ void ForKeys(const Group& group, const F& f) {
+__device__ __forceinline__ void ForKeys(const KeyGroup& group, const F& f) {
   for (int64_t block = blockIdx.x; block < group.num_blocks; block += gridDim.x) {
     const Piece& piece = WorkOfBlock(group.pieces, group.num_pieces, block);
     const GroupTable& table = group.tables[piece.table];
-    const int64_t begin = (block - piece.first_block) * kPerBlock;
-    const int64_t end = begin + kPerBlock < piece.n ? begin + kPerBlock : piece.n;
+    const int64_t begin = (block - piece.first_block) * kKeysPerBlock;
+    const int64_t end = begin + kKeysPerBlock < piece.n ? begin + kKeysPerBlock : piece.n;
     for (int64_t i = begin + threadIdx.x; i < end; i += kThreads) f(piece, table, piece.first + i);
   }
 }
 
 // f(piece, table, first, count) for the keys of this block, `count` of them to a tile at once, from `first` of the piece on.
 template <class F>
-__device__ __forceinline__ void ForSomeKeys(const Group& group, const F& f) {
+__device__ __forceinline__ void ForSomeKeys(const KeyGroup& group, const F& f) {
   const int64_t tile = threadIdx.x / kBucketLanes;
   for (int64_t block = blockIdx.x; block < group.num_blocks; block += gridDim.x) {
     const Piece& piece = WorkOfBlock(group.pieces, group.num_pieces, block);
     const GroupTable& table = group.tables[piece.table];
-    const int64_t begin = (block - piece.first_block) * kPerBlock;
-    const int64_t end = begin + kPerBlock < piece.n ? begin + kPerBlock : piece.n;
+    const int64_t begin = (block - piece.first_block) * kKeysPerBlock;
+    const int64_t end = begin + kKeysPerBlock < piece.n ? begin + kKeysPerBlock : piece.n;
     for (int64_t i = begin + tile * kKeysAtOnce; i < end; i += kTilesPerBlock * kKeysAtOnce) {
       f(piece, table, i, end - i < kKeysAtOnce ? static_cast<int>(end - i) : kKeysAtOnce);
     }
@@ -96,7 +96,7 @@ __device__ __forceinline__ void ForSomeKeys(const Group& group, const F& f) {
 }
 
 template <bool kFreshToo>
-__global__ void FindGroupKernel(Group group) {
+__global__ void FindGroupKernel(KeyGroup group) {
   const BucketTile tile;
   ForSomeKeys(group, [&](const Piece& piece, const GroupTable& table, int64_t first, int count) {
     uint64_t key = 0;
@@ -122,13 +122,13 @@ __global__ void FindGroupKernel(Group group) {
   });
 }
 
-__global__ void ClearPlacesKernel(Group group) {
+__global__ void ClearPlacesKernel(KeyGroup group) {
   if (*group.is_missing == 0) return;
   for (int64_t i = GlobalThread(); i <= group.mask; i += GlobalThreads()) group.places[i] = kNobody;
 }
 
 // Of equal keys of one table without a row, the lowest position stays in `places`. Identity tables need nobody to speak.
-__global__ void ElectGroupKernel(Group group) {
+__global__ void ElectGroupKernel(KeyGroup group) {
   if (*group.is_missing == 0) return;
   ForKeys(group, [&](const Piece& piece, const GroupTable& table, int64_t position) {
     group.leaders[position] = kNobody;
@@ -150,7 +150,7 @@ __global__ void ElectGroupKernel(Group group) {
 }
 
 // From places to who speaks: leaders[i] = the position that does for i, before[i] = whether that is i. before[n] = 0.
-__global__ void LeadersOfGroupKernel(Group group) {
+__global__ void LeadersOfGroupKernel(KeyGroup group) {
   const bool is_missing = *group.is_missing != 0;
   for (int64_t i = GlobalThread(); i <= group.n; i += GlobalThreads()) {
     uint32_t leader = kNobody;
@@ -161,7 +161,7 @@ __global__ void LeadersOfGroupKernel(Group group) {
 }
 
 // What the host asks about a table that may have no room.
-__global__ void CountsOfGroupKernel(Group group, DeviceHashCounters* counts) {
+__global__ void CountsOfGroupKernel(KeyGroup group, DeviceHashCounters* counts) {
   for (int64_t t = GlobalThread(); t < group.num_tables; t += GlobalThreads()) {
     const GroupTable& table = group.tables[t];
     counts[t] = DeviceHashCounters{};
@@ -171,7 +171,7 @@ __global__ void CountsOfGroupKernel(Group group, DeviceHashCounters* counts) {
 }
 
 // The key of the position that is the first of its table to have no room.
-__global__ void KeyWithoutRoomInGroupKernel(Group group, int64_t first, int64_t last, int64_t room, uint64_t* key) {
+__global__ void KeyWithoutRoomInGroupKernel(KeyGroup group, int64_t first, int64_t last, int64_t room, uint64_t* key) {
   for (int64_t i = first + GlobalThread(); i < last; i += GlobalThreads()) {
     const bool leads = group.before[i + 1] != group.before[i];
     if (leads && group.before[i] - group.before[first] == room) *key = group.keys[i];
@@ -179,7 +179,7 @@ __global__ void KeyWithoutRoomInGroupKernel(Group group, int64_t first, int64_t 
 }
 
 // New keys get their rows. In an identity table the row is the key's, and the thread that puts it in use leads.
-__global__ void PlaceGroupKernel(Group group) {
+__global__ void PlaceGroupKernel(KeyGroup group) {
   if (*group.is_missing == 0) return;
   ForKeys(group, [&](const Piece&, const GroupTable& table, int64_t position) {
     if (table.view.hashed) {
@@ -200,7 +200,7 @@ __global__ void PlaceGroupKernel(Group group) {
 
 // Where a key came new: its record, once, and what the lookup gives. Its values are a function of the key alone, so no
 // position waits for another's record. The first block counts what is new, which nobody asks for meanwhile.
-__global__ void FillGroupKernel(Group group) {
+__global__ void FillGroupKernel(KeyGroup group) {
   if (*group.is_missing == 0) return;
   for (int64_t t = blockIdx.x == 0 ? threadIdx.x : group.num_tables; t < group.num_tables; t += blockDim.x) {
     const GroupTable& table = group.tables[t];
@@ -223,7 +223,7 @@ __global__ void FillGroupKernel(Group group) {
   });
 }
 
-__global__ void StampNewOfGroupKernel(Group group, int64_t first, int64_t last, uint32_t calls, uint32_t* stamps) {
+__global__ void StampNewOfGroupKernel(KeyGroup group, int64_t first, int64_t last, uint32_t calls, uint32_t* stamps) {
   if (*group.is_missing == 0) return;
   for (int64_t i = first + GlobalThread(); i < last; i += GlobalThreads())
     if (group.leaders[i] == static_cast<uint32_t>(i)) stamps[group.rows[i]] = calls;
@@ -246,7 +246,7 @@ class GroupLookup {
         const DeviceTable::Asked& a = asked[k];
         if (table_of_[static_cast<size_t>(k)] != static_cast<int64_t>(t) || a.n == 0) continue;
         pieces_.push_back({a.keys, a.rows, a.row_ids, a.n, n_, num_blocks_, static_cast<int64_t>(t)});
-        num_blocks_ += (a.n + kPerBlock - 1) / kPerBlock;
+        num_blocks_ += (a.n + kKeysPerBlock - 1) / kKeysPerBlock;
         n_ += a.n;
         states_[0]->CheckCount(n_);
       }
@@ -391,7 +391,7 @@ class GroupLookup {
   std::vector<GroupTable> tables_;
   std::vector<Piece> pieces_;
   int64_t n_ = 0, num_blocks_ = 0;
-  Group group_ = {};
+  KeyGroup group_ = {};
 };
 
 }  // namespace

@@ -13,8 +13,6 @@
 namespace sok {
 namespace {
 
-constexpr int kThreads = 256;
-
 __global__ void UsedKernel(const uint32_t* in_use, int64_t first, int64_t count, RowFilter filter, uint32_t* is_used) {
   for (int64_t i = GlobalThread(); i <= count; i += GlobalThreads()) {
     const bool is_listed = i < count && filter.Has(first + i);

@@ -11,8 +11,6 @@
 namespace sok {
 namespace {
 
-constexpr int kThreads = 256;
-
 __global__ void RowNumbersKernel(const uint32_t* rows, int64_t n, int64_t* row_numbers) {
   for (int64_t i = GlobalThread(); i < n; i += GlobalThreads())
     row_numbers[i] = rows[i] >= kBadRow ? -1 : static_cast<int64_t>(rows[i]);

@@ -15,7 +15,6 @@
 namespace sok {
 namespace {
 
-constexpr int kThreads = 256;
 constexpr uint32_t kEmpty = 0xFFFFFFFFu;
 constexpr int64_t kCountersPerBlock = 1024;
 constexpr int64_t kKeysPerCountBlock = 4096;

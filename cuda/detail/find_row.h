@@ -10,6 +10,10 @@ namespace sok {
 constexpr int kBucketLanes = 8;
 using BucketTile = Tile<kBucketLanes>;
 
+// Blocks for n items: of a thread for each, and of a tile.
+inline int64_t GridOf(int64_t n) { return GridFor(n, kThreads); }
+inline int64_t GridOfTiles(int64_t n) { return GridFor(n, kThreads / kBucketLanes); }
+
 // The high hash bits choose the bucket, by multiplication, so any bucket count works.
 __device__ __forceinline__ uint64_t HomeBucket(const HashTableView& table, uint64_t key) {
   return ((HashKey(key ^ table.seed) >> 32) * table.num_buckets) >> 32;

@@ -17,6 +17,8 @@ namespace sok {
 
 constexpr int kWarpSize = 32;
 constexpr unsigned kFullMask = 0xFFFFFFFFu;
+constexpr int kThreads = 256;  // of a block
+constexpr int kRowLanes = 8;   // that copy a row together
 
 // A stream, and the line that puts something on it.
 struct StreamAt {
