@@ -2,6 +2,7 @@
 // its argument names; 0 means all passed.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <sstream>
@@ -70,8 +71,12 @@ int main(int argc, char** argv) {
   for (const check::Test& test : check::tests) {
     if (argc > 1 && test.file != argv[1]) continue;
     const int before = check::failures;
+    const auto began = std::chrono::steady_clock::now();
     test.body();
-    std::printf("%s %s\n", check::failures == before ? "ok    " : "FAILED", test.name);
+    const auto ms =
+        std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - began).count();
+    std::printf("%s %s (%lld ms)\n", check::failures == before ? "ok    " : "FAILED", test.name,
+                static_cast<long long>(ms));
     ++done;
   }
   return check::failures == 0 && done > 0 ? 0 : 1;

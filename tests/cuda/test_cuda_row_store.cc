@@ -1,4 +1,3 @@
-#include <cstring>
 #include <map>
 #include <string>
 #include <vector>
@@ -175,10 +174,9 @@ TEST(WhatAnOwnerGivesIsUsedAfterItsOwnWork) {
       memory.Free(other, p, kFloats * int64_t{sizeof(float)});
       SOK_CUDA(cudaMemsetAsync(block + kFloats - 1, 3, sizeof(float), owner.owners.stream));
       SOK_CUDA(cudaDeviceSynchronize());
-      const std::vector<float> found = block.Get();
       uint32_t first, last;
-      std::memcpy(&first, &found[0], 4);
-      std::memcpy(&last, &found[kFloats - 1], 4);
+      SOK_CUDA(cudaMemcpy(&first, block, 4, cudaMemcpyDeviceToHost));
+      SOK_CUDA(cudaMemcpy(&last, block + kFloats - 1, 4, cudaMemcpyDeviceToHost));
       CHECK_EQ(first, 0x02020202u);
       CHECK_EQ(last, 0x03030303u);
     }

@@ -25,6 +25,10 @@ __global__ void ReverseKernel(int* values) {  // [blocks, threads]
   values[blockIdx.x * blockDim.x + threadIdx.x] = shared[blockDim.x - 1 - threadIdx.x];
 }
 
+__global__ void StoreKernel(int* values, unsigned places) {
+  values[threadIdx.x % places] = static_cast<int>(threadIdx.x);
+}
+
 template <int kLanes>
 __global__ void TileKernel(int* out) {  // [threads, 3]
   const sok::Tile<kLanes> tile;
@@ -130,6 +134,9 @@ void MakeHostsMistake(int mistake, int* device) {  // [32]
     SOK_CUDA(cudaMemcpy(all.data(), &named, sizeof(named), cudaMemcpyHostToDevice));
     sok::Launch(AddOneToAllKernel, 1, 1, 0, nullptr, all.data(), int64_t{1});
     SOK_CUDA(cudaDeviceSynchronize());
+  } else if (mistake == 22) {  // not in the first launch
+    for (const unsigned places : {32u, 32u, 16u}) sok::Launch(StoreKernel, 1, 32, 0, nullptr, device, places);
+    SOK_CUDA(cudaDeviceSynchronize());
   }
 }
 
@@ -201,6 +208,10 @@ TEST(MemoryOfTheWrongSideEndsTheProgramWithASentence) {
   CHECK_SAID(21, "by an address that was no argument of its launch");
 #endif
 }
+
+#if defined(__SANITIZE_THREAD__)
+TEST(ARaceOfTwoThreadsOfABlockIsSeen) { CHECK_SAID(22, "ThreadSanitizer: data race"); }
+#endif
 
 TEST(KernelsReachDeviceMemoryAndPinnedMemory) {
   DeviceArray<int> device(std::vector<int>{1, 2, 3});
