@@ -106,10 +106,28 @@ void RowTier::Secure(const uint32_t* rows, int64_t n) {
     Frame* frame = FrameOf(places_[rows[i]]);
     if (frame->slot == RowLog::kNoSlot && VersionOfOrder(Order(frame)) <= pending_) Write(frame);
   }
+  // What lies in the file alone is read for its order: together, as each by itself would wait for the disk.
+  secured_ = {};
+  for (int64_t i = 0; i < n;) {
+    reads_.clear();
+    for (; i < n && reads_.size() < reads_.capacity(); ++i)
+      if (IsInFile(rows[i])) reads_.push_back({rows[i], SlotOf(rows[i]), forgotten_.data(), false, 0});
+    const SerialExecutor executor;
+    if (!reads_.empty()) log_->Read(Cpu{executor}, &reads_);
+    for (const RowLog::Wanted& read : reads_)
+      if (read.error == 0 && !read.is_damaged) secured_.emplace_back(read.row, read.order);
+  }
+  std::sort(secured_.begin(), secured_.end());
+  secured_.erase(std::unique(secured_.begin(), secured_.end()), secured_.end());
 }
 
 void RowTier::ForgetInFile(uint32_t row, uint32_t slot) {
   if (!has_versions()) return log_->Drop(slot);
+  const auto known = std::lower_bound(secured_.begin(), secured_.end(), std::pair{row, uint64_t{1}});
+  if (known != secured_.end() && known->first == row) {
+    const uint64_t order = std::exchange(known->second, 0);  // of no row that has this number later
+    return LosesSlot(row, slot, order);
+  }
   RowLog::Wanted wanted = {row, slot, forgotten_.data(), false, 0};
   log_->ReadOne(&wanted);
   if (wanted.error == 0 && !wanted.is_damaged) return LosesSlot(row, slot, wanted.order);

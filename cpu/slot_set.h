@@ -28,6 +28,12 @@ struct EmbeddingTable::SlotSet {
   }
   const float* SlotsOf(int64_t row, const float* record) const { return SlotsOf(row, const_cast<float*>(record)); }
 
+  // What it keeps of each row beside the records: its stamp, or its slots.
+  int64_t words_beside() const { return rule.decays() ? 1 : is_beside ? sizeof(RowHistory) / sizeof(uint32_t) : 0; }
+  const void* Beside(int64_t row) const {
+    return rule.decays() ? static_cast<const void*>(Stamp(row)) : is_beside ? beside.At(row) : nullptr;
+  }
+
   // The rest is for decaying rules only.
   AlphaHistory history;
   std::unique_ptr<DecaySums> sums;             // null: these betas need step by step replay

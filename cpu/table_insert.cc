@@ -120,7 +120,7 @@ void EmbeddingTable::InsertMissing(const Cpu& cpu, Scratch* scratch, const uint6
     rows_.tier()->CheckRoom();
   }
   uint32_t* made_rows = rows_.tier() == nullptr ? nullptr : scratch->Get<uint32_t>(m);
-  if (candidates_) ReserveTakeOver(keys, missing, m);
+  if (candidates_) ReserveForgetting(keys, missing, m);
   if (rows_.tier() != nullptr && config_.hashed) ReserveMore(&free_rows_, static_cast<size_t>(m));  // see TakeBack
   const MadeRows made = config_.hashed ? InsertHashed(cpu, scratch, keys, missing, m, rows)
                                        : InsertIdentity(scratch, keys, missing, m, rows);
@@ -138,6 +138,7 @@ void EmbeddingTable::InsertMissing(const Cpu& cpu, Scratch* scratch, const uint6
   auto fill = [&](int64_t first, int64_t last) {
     cpu.executor.For(last - first, 50 + 10 * config_.dim,
                      [&](int64_t begin, int64_t end) { InitRows(made.rows + first + begin, end - begin); });
+    if (candidates_) TakeHistories(made.rows + first, last - first);
   };
   try {
     if (fresh != Fresh::kNo) ForBrought(cpu, made_rows, made.n, /*writes=*/true, fill);
@@ -146,7 +147,7 @@ void EmbeddingTable::InsertMissing(const Cpu& cpu, Scratch* scratch, const uint6
     TakeBack(made);
     throw;
   }
-  if (candidates_) TakeOver(made.rows, made.n, fresh != Fresh::kNo);
+  if (candidates_) ForgetCandidates(made.rows, made.n);
 }
 
 void EmbeddingTable::TakeBack(const MadeRows& made) {

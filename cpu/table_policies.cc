@@ -225,7 +225,7 @@ void EmbeddingTable::CountRefused(const Cpu& cpu) {
   refused_keys_.clear();
 }
 
-void EmbeddingTable::ReserveTakeOver(const uint64_t* keys, const int64_t* missing, int64_t m) {
+void EmbeddingTable::ReserveForgetting(const uint64_t* keys, const int64_t* missing, int64_t m) {
   const Lock lock(candidates_->mutex_);
   std::vector<uint32_t> rows;
   for (int64_t k = 0; k < m && candidates_->num_rows_ > 0; ++k) {
@@ -235,13 +235,20 @@ void EmbeddingTable::ReserveTakeOver(const uint64_t* keys, const int64_t* missin
   candidates_->ReserveRemoval(rows.data(), static_cast<int64_t>(rows.size()));
 }
 
-void EmbeddingTable::TakeOver(const MadeRow* made, int64_t n, bool fresh) {
+void EmbeddingTable::TakeHistories(const MadeRow* made, int64_t n) {
+  const SharedLock lock(candidates_->mutex_);
+  for (int64_t k = 0; k < n && candidates_->num_rows_ > 0; ++k) {
+    const uint32_t row = candidates_->FindRow(made[k].key);
+    if (row != kNoRow) *HistoryOf(made[k].row) = *candidates_->HistoryOf(row);
+  }
+}
+
+void EmbeddingTable::ForgetCandidates(const MadeRow* made, int64_t n) {
   const Lock lock(candidates_->mutex_);
   if (candidates_->num_rows_ == 0) return;
   for (int64_t k = 0; k < n; ++k) {
     const uint32_t row = candidates_->FindRow(made[k].key);
     if (row == kNoRow) continue;
-    if (fresh) *HistoryOf(made[k].row) = *candidates_->HistoryOf(row);
     candidates_->RemoveRow(row, made[k].key, candidates_->RowsAreWatched());
     --candidates_->num_rows_;
   }
@@ -257,6 +264,7 @@ std::vector<std::pair<uint32_t, uint64_t>> EmbeddingTable::Leaving(const Cpu& cp
   for (int64_t p = 0; p < NumParts(); ++p) {
     RowsOfPart(p, /*changes=*/false, &part);
     SortByRow(&part);  // the order in which numbers are given out again
+    if (CountsInRecords()) BeginToAge(cpu, part, now);
     const int64_t n = static_cast<int64_t>(part.size()), tasks = (n + kRowsPerSweepTask - 1) / kRowsPerSweepTask;
     leaves.assign(part.size(), 0);
     buffers.resize(policies.norm_below > 0.0f ? static_cast<size_t>(MaxWorkers(cpu, tasks) * floats) : 0);

@@ -43,9 +43,8 @@ void CopiedRecords::GiveBack(const uint32_t* numbers, int64_t n) {
 std::shared_ptr<EmbeddingTable::Snapshot> EmbeddingTable::MakeSnapshot(SnapshotOf of) {
   std::shared_ptr<Snapshot> made;
   try {
-    size_t words_beside = 0;
-    for (const auto& set : sets_)
-      words_beside += set->rule.decays() ? 1 : set->is_beside ? sizeof(RowHistory) / sizeof(uint32_t) : 0;
+    int64_t words_beside = 0;
+    for (const auto& set : sets_) words_beside += set->words_beside();
     made = std::make_shared<Snapshot>(config_.hashed ? next_row_ : config_.capacity, rows_.floats(), words_beside);
     made->changes = of == SnapshotOf::kChanges;
     made->num_rows = num_rows_;
@@ -101,13 +100,9 @@ void EmbeddingTable::CopyAside(const uint32_t* rows, int64_t n) const {
           std::memcpy(copy, rows_.Peek(row, &s->unreadable), static_cast<size_t>(s->stamps_at) * sizeof(float));
           char* stamp = reinterpret_cast<char*>(copy + s->stamps_at);
           for (size_t j = 0; j < s->sets.size(); ++j) {
-            if (s->sets[j]->rule.decays()) {
-              std::memcpy(stamp, sets_[j]->Stamp(row), sizeof(uint32_t));
-              stamp += sizeof(uint32_t);
-            } else if (s->sets[j]->is_beside) {
-              std::memcpy(stamp, sets_[j]->beside.At(row), sizeof(RowHistory));
-              stamp += sizeof(RowHistory);
-            }
+            const size_t bytes = static_cast<size_t>(s->sets[j]->words_beside()) * sizeof(uint32_t);
+            if (bytes > 0) std::memcpy(stamp, sets_[j]->Beside(row), bytes);
+            stamp += bytes;
           }
         }
         __atomic_store_n(&s->states[row], has_memory ? numbers[i] + Snapshot::kFirstCopy : Snapshot::kDone,

@@ -50,11 +50,11 @@ struct EmbeddingTable::Snapshot {
   static constexpr uint32_t kDone = 0xFFFFFFFEu;  // read, or was no row when the save began
   static constexpr uint32_t kFirstCopy = 1;
 
-  Snapshot(int64_t num_rows, int64_t floats, size_t words_beside)
+  Snapshot(int64_t num_rows, int64_t floats, int64_t words_beside)
       : rows(num_rows),
         stamps_at(floats),
         states(static_cast<uint32_t*>(std::calloc(static_cast<size_t>(num_rows) + 1, sizeof(uint32_t)))),
-        copies(floats + static_cast<int64_t>(words_beside), num_rows) {
+        copies(floats + words_beside, num_rows) {
     if (!states) throw std::bad_alloc();
   }
 

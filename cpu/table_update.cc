@@ -107,11 +107,12 @@ EmbeddingTable::SlotSet* EmbeddingTable::FindOrAttach(const UpdateRule& rule, co
   if (set->is_beside) {
     set->beside = RowColumn<RowHistory>(rows_);
     set->beside.TouchAll(rows_);
-  } else if (rule.num_slots() > 0) {
-    std::vector<float> fresh(static_cast<size_t>(rule.slot_floats(config_.dim)));
-    rule.FillSlots(config_.dim, fresh.data());
+  }
+  const bool keeps_versions = rows_.tier() != nullptr && rows_.tier()->has_versions();
+  if (set->is_beside ? keeps_versions : rule.num_slots() > 0) {
+    std::vector<float> fresh(set->is_beside ? 0 : static_cast<size_t>(rule.slot_floats(config_.dim)));
+    if (!fresh.empty()) rule.FillSlots(config_.dim, fresh.data());
     if (rows_.tier() != nullptr) rows_.tier()->SetBeside(BytesBeside());
-    const bool keeps_versions = rows_.tier() != nullptr && rows_.tier()->has_versions();
     try {
       set->offset = rows_.AddFloats(fresh, keeps_versions ? FactsForTier(set.get()) : RowTier::Facts());
     } catch (const RowTier::Unreadable& row) {

@@ -1,8 +1,10 @@
 // Saves of a table over a file that are marks: its rows stay in the file.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <mutex>
 #include <thread>
 
@@ -21,16 +23,53 @@ constexpr int kRestsPerWork = 5;        // beside training, as much longer: a st
 
 }  // namespace
 
+bool EmbeddingTable::CountsInRecords() const {
+  return history_ != nullptr && rows_.tier() != nullptr && rows_.tier()->has_versions();
+}
+
+void EmbeddingTable::BeginToAge(const Cpu& cpu, const std::vector<std::pair<uint32_t, uint64_t>>& some, int64_t now) {
+  std::vector<uint32_t> rows;
+  for (const auto& [row, key] : some)
+    if (HistoryOf(row)->last == 0) rows.push_back(row);
+  if (rows.empty()) return;
+  CheckWhole();
+  RowTier* tier = rows_.tier();
+  tier->SetBeside(BytesBeside());
+  const auto age = [&](uint32_t row) {
+    CopyAside(&row, 1);
+    HistoryOf(row)->last = static_cast<uint32_t>(now);
+    if (saved_.is_on()) saved_.Mark(row);
+  };
+  for (auto row = rows.begin(); row != rows.end();) {
+    try {
+      const int64_t count = tier->Bring(cpu, &*row, rows.end() - row, /*writes=*/true);
+      std::for_each(row, row + count, age);
+      row += count;
+    } catch (const RowTier::Unreadable& unreadable) {
+      // One that is damaged ages like the others: whoever wants its record, in this version or a later one, hears of that.
+      if (unreadable.error != 0) ThrowUnreadable(unreadable);
+      std::iter_swap(row, std::find(row, rows.end(), static_cast<uint32_t>(unreadable.row)));
+      age(*row++);
+    }
+  }
+}
+
 RowTier::Facts EmbeddingTable::FactsForTier(const SlotSet* more) const {
   RowTier::Facts facts;
   facts.key = [this](uint32_t row) { return KeptKey(row); };
-  std::vector<const SlotSet*> decaying;
-  for (const auto& set : sets_)
-    if (set->rule.decays()) decaying.push_back(set.get());
-  if (more != nullptr && more->rule.decays()) decaying.push_back(more);
-  facts.num_words = static_cast<int64_t>(decaying.size());
-  facts.words = [decaying](uint32_t row, uint32_t* words) {
-    for (size_t i = 0; i < decaying.size(); ++i) words[i] = *decaying[i]->Stamp(row);
+  std::vector<const SlotSet*> sets;
+  const auto add = [&](const SlotSet* set) {
+    if (set == nullptr || set->words_beside() == 0) return;
+    sets.push_back(set);
+    facts.num_words += set->words_beside();
+  };
+  for (const auto& set : sets_) add(set.get());
+  add(more);
+  facts.words = [sets](uint32_t row, uint32_t* words) {
+    for (const SlotSet* set : sets) {
+      std::memcpy(words, set->Beside(row), static_cast<size_t>(set->words_beside()) * sizeof(uint32_t));
+      words += set->words_beside();
+    }
   };
   return facts;
 }
@@ -56,10 +95,6 @@ void EmbeddingTable::CheckVersions() const {
   const std::string who = Label() + " cannot keep versions";
   if (rows_.tier() == nullptr) {
     throw FailedPrecondition(who + ": its rows are in memory. Give it storage=sok.Storage(...), or save it otherwise.");
-  }
-  if (history_ != nullptr) {
-    throw FailedPrecondition(
-        who + ": it has admission or eviction, whose counts change where rows do not. Save it otherwise.");
   }
 }
 
@@ -89,11 +124,12 @@ void EmbeddingTable::KeepVersions() {
 void EmbeddingTable::BeginVersion() {
   if (!rows_.tier()->has_versions()) throw FailedPrecondition(Label() + " keeps no versions.");
   auto version = std::make_unique<Version>();
-  int64_t stamp = rows_.floats(), runs = 0;
+  int64_t word = rows_.floats(), runs = 0;  // behind the record, in the order of FactsForTier
   for (const auto& set : sets_) {
     version->sets.push_back({set->name, set->rule, set->history.calls(), set->history.RunsAfter(0)});
-    version->offsets.push_back(set->offset);
-    version->stamps.push_back(set->rule.decays() ? stamp++ : -1);
+    version->offsets.push_back(set->is_beside ? word : set->offset);
+    version->stamps.push_back(set->rule.decays() ? word : -1);
+    word += set->words_beside();
     runs += static_cast<int64_t>(version->sets.back().missed.size());
   }
   if (runs > kMaxRuns) {

@@ -135,7 +135,7 @@ class EmbeddingTable final : public TableStore {
   void EndStep(const Cpu& cpu) override;
 
   // From now on a table over a file keeps versions (docs/design/versions.md). Rows that it has are written anew. Throws
-  // FailedPrecondition for a table that cannot: without a file, with policies, with an optimizer that moves rows without gradients.
+  // FailedPrecondition for a table that cannot, being without a file.
   void KeepVersions();
   // The version that BeginSave has begun, whose records are on the disk when this returns. Holds the lock for some rows at a
   // time; beside training it rests in between. shard: the file that will name it. Valid until EndSave.
@@ -278,6 +278,10 @@ class EmbeddingTable final : public TableStore {
   RowTier::Facts FactsForTier(const SlotSet* more = nullptr) const;
   void CheckVersions() const;  // throws FailedPrecondition where KeepVersions does
   void StartVersions();
+  // Whether histories are parts of records, so that a row whose count changes has to be brought in to be written to.
+  bool CountsInRecords() const;
+  // Of such a table, those of these rows that no batch has held begin to age with update `now`.
+  void BeginToAge(const Cpu& cpu, const std::vector<std::pair<uint32_t, uint64_t>>& some, int64_t now);
   void BeginVersion();
   void CheckWhole() const;  // throws FailedPrecondition for a table that an error has left half changed
   // Gives a row to each of the m positions listed in `missing` (ascending); all or none, then throws TableFull. With
@@ -333,10 +337,11 @@ class EmbeddingTable final : public TableStore {
   void RemoveRow(uint32_t row, uint64_t key, bool is_watched);
   void ForgetRow(uint32_t row, uint64_t key, bool is_watched);  // the same for a row that nobody has seen
   void TakeBack(const MadeRows& made);                          // rows that InsertMissing has made and could not fill
-  // What was counted of keys that have just been given rows goes to these, if they are fresh, or is forgotten. In two steps, of
-  // which the second takes no memory.
-  void ReserveTakeOver(const uint64_t* keys, const int64_t* missing, int64_t m);
-  void TakeOver(const MadeRow* made, int64_t n, bool fresh);
+  // What was counted of keys that have just been given rows goes to these, if they are fresh; then it is forgotten, in two steps,
+  // of which the second takes no memory.
+  void TakeHistories(const MadeRow* made, int64_t n);
+  void ReserveForgetting(const uint64_t* keys, const int64_t* missing, int64_t m);
+  void ForgetCandidates(const MadeRow* made, int64_t n);
   void MakeRoom(int64_t row);
   void InitRows(const MadeRow* fresh, int64_t n);
   bool KeysAreRowIds(const Feature& feature) const;
@@ -377,6 +382,7 @@ class EmbeddingTable final : public TableStore {
   bool HasDecay() const;
   // A lookup for training settles rows, or counts them.
   bool ChangesWhenRead() const { return history_ != nullptr || HasDecay(); }
+  bool WritesWhenRead() const { return HasDecay() || CountsInRecords(); }  // to records
   // The weights of a row after every update so far: in its record, or worked out in out [dim]. scratch: [2 * dim]. record: where it is,
   // if the caller knows.
   const float* ReadRow(uint32_t row, uint64_t key, float* out, float* scratch, const float* record = nullptr) const;

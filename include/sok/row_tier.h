@@ -241,6 +241,8 @@ class RowTier final : private RowLog::Owner {
   int64_t written_to_ = 0;  // frames, for it
   int64_t appends_ = 0;
   std::vector<float> forgotten_;  // a record that is read for its order alone
+  std::vector<std::pair<uint32_t, uint64_t>>
+      secured_;  // rows in the file that are about to be forgotten, and their orders
   bool is_digest_lost_ = false;
   uint64_t current_digest_ = 0;  // of the records of rows that are in the log
   uint64_t digest_ = 0;          // of the pending version, as far as it is written

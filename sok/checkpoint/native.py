@@ -91,7 +91,7 @@ class EagerCalls:
         return _parsed(self._run(table, what, path=path, generation=generation))
 
     def keep_versions(self, table: EmbeddingVariable) -> None:
-        """From now on it can be saved so. Rows that it has are written anew."""
+        """From now on it can be saved so, if it could not before: rows that it has are written anew then."""
         self._run(table, "keep versions")
         table.keeps_versions = True
 
@@ -161,6 +161,8 @@ class SessionCalls(EagerCalls):
 
     def second(self, table: EmbeddingVariable, num_rows: int) -> Any:
         self.drop(table, None)  # one that an interrupted restore has left
+        if table.keeps_versions:  # in some session; it does no harm in others
+            self._run(table, "second keeps versions")
         self._run(table, "reserve", number=num_rows)
         return None
 
@@ -232,6 +234,7 @@ def _makers(
         "begin changes": lambda: begin(snapshot="changes"),
         "begin version": lambda: begin(snapshot="version"),
         "keep versions": lambda: lib.sok_table_keep_versions(handle),
+        "second keeps versions": lambda: lib.sok_table_keep_versions(second),
         "end": lambda: lib.sok_table_save_end(handle, generation),
         "changes": lambda: lib.sok_table_changes(handle),
         "size": table.num_rows,

@@ -120,8 +120,6 @@ def save(
             raise ValueError(f"`max_chain` must be a whole number of at least 1. Received: {max_chain!r}.")
         if versions and incremental:
             raise ValueError("`versions` and `incremental` exclude each other: a version writes changes alone anyway.")
-        if versions and any(table._in_graph_mode for table in work.tables):
-            raise ValueError("`versions` are of eager programs. Save tables of a v1 graph without.")
         said: dict[str, Any] = {
             "arguments": [path, *names, bool(incremental), bool(asynchronous), bool(versions), max_chain]
         }

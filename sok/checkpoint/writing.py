@@ -67,7 +67,7 @@ class Work:
         """What the tables hold, and what has changed, is from now on of this save."""
         self.snapshot = snapshot
         for table in self.tables:
-            if self._is_version(table) and not table.keeps_versions:
+            if self._is_version(table):
                 self.calls.keep_versions(table)
         for table in self.tables:
             is_version = self._is_version(table)

@@ -143,7 +143,7 @@ class EmbeddingVariable(TellsEvicted, AsVariable):
         _by_handle[id(handle)] = self
         on_servers.drop_at_end(self)
         self.creation_number = next(_numbers)  # the tables of a program in the order in which they were made
-        self.keeps_versions = False  # its file does, for saves that leave rows there
+        self.keeps_versions = False  # its file does, for saves that leave rows there; of a v1 graph, in some session
         self.is_known_crowded = False  # one worker has far more rows than the others, and somebody said so
         self.row_terms: RowTerms | None = None  # what steps add to its rows, and let them be
         self.regularizer = None  # what Keras reads of any variable, to add a penalty of the matrix

@@ -20,23 +20,10 @@
 #include <vector>
 
 #include "check.h"
-#include "collector.h"
-#include "files.h"
-#include "rules.h"
-#include "sok/error.h"
-#include "sok/file_error.h"
-#include "sok/shard_file.h"
-#include "tables.h"
+#include "version_tables.h"
 
 namespace {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int kLess = 8;  // of what takes long
-#else
-constexpr int kLess = 1;
-#endif
-
-const ThreadExecutor kThreads(2);
 constexpr int64_t kDim = 6, kCapacity = 3000;
 constexpr uint64_t kKeys = 2000;
 
@@ -98,17 +85,6 @@ extern "C" int rename(const char* from, const char* to) {
 
 namespace {
 
-struct Small {  // segments and memory, so that much is moved
-  Small() {
-    setenv("SOK_STORAGE_SEGMENT_BYTES", "8192", 1);
-    setenv("SOK_STORAGE_FRAMES", "150", 1);
-  }
-  ~Small() {
-    unsetenv("SOK_STORAGE_SEGMENT_BYTES");
-    unsetenv("SOK_STORAGE_FRAMES");
-  }
-};
-
 sok::TableConfig ConfigIn(const std::string& folder, bool hashed) {
   sok::TableConfig config = Config(kDim, kCapacity, hashed);
   if (!folder.empty()) config.storage = {int64_t{8} << 20, folder};
@@ -143,31 +119,9 @@ void Step(Table* table, unsigned seed, int64_t number) {
   }
 }
 
-AllRows Contents(sok::EmbeddingTable* table) {
-  Collector collector(kDim, 1000);
-  table->ReadAll({kThreads}, &collector);
-  return collector.found;
-}
-
-std::string ShardOf(const std::string& folder, int64_t version) { return folder + "/v" + std::to_string(version); }
-
-void Save(Table* table, const std::string& path, int64_t version) {
-  table->native().BeginSave(sok::TableStore::SnapshotOf::kVersion);
-  try {
-    sok::SaveShardVersion(&table->native(), 8, "v" + std::to_string(version), path);
-  } catch (...) {
-    table->native().EndSave("");
-    throw;
-  }
-  table->native().EndSave("v" + std::to_string(version));
-}
-
 AllRows Loaded(const std::string& shard, bool hashed, int64_t capacity = kCapacity) {
   Table fresh(Config(kDim, capacity, hashed));
-  const sok::ShardHead head = sok::VerifyShard(shard).head;
-  std::vector<std::pair<std::string, std::string>> names;
-  for (const auto& set : head.sets) names.emplace_back(set.name, set.name);
-  sok::LoadShard({kThreads}, shard, 8, names, &fresh.native());
+  LoadAll(shard, &fresh);
   return Contents(&fresh.native());
 }
 

@@ -38,8 +38,8 @@ def with_steps_preloaded() -> None:
 class Killing:
     """The kills of one folder, one after the other, and what has been seen."""
 
-    def __init__(self, folder: str, workers: int, how: dict[str, Any]) -> None:
-        self._folder, self._size, self._how = folder, workers, how
+    def __init__(self, folder: str, workers: int, how: dict[str, Any], policies: bool) -> None:
+        self._folder, self._size, self._how, self._policies = folder, workers, how, policies
         self.number = 0  # of the newest complete save
         self.kills = self.interrupted = self.newer = self.restored = self.listed = 0
 
@@ -82,7 +82,7 @@ class Killing:
     def _workers(self, kill: Any, saves: int | None) -> Any:
         from tests.kills.workers import Workers
 
-        return Workers(self._size, self._folder, self.number + 1, kill, self._how, saves)
+        return Workers(self._size, self._folder, self.number + 1, kill, self._how, saves, self._policies)
 
     def _checked(self, said: list, ends: list[int], killed: int | None) -> list:
         """Compares what the workers have restored with what was complete before, and notes what is complete now."""
@@ -139,6 +139,7 @@ def main() -> None:
     parser.add_argument("--incremental", action="store_true", help="incremental saves")
     parser.add_argument("--asynchronous", action="store_true", help="asynchronous saves")
     parser.add_argument("--versions", action="store_true", help="saves by version, of tables over files")
+    parser.add_argument("--policies", action="store_true", help="of a table whose rows are counted, come and go")
     options = parser.parse_args()
     with_steps_preloaded()
 
@@ -150,7 +151,7 @@ def main() -> None:
     rng = random.Random(options.seed)
     with tempfile.TemporaryDirectory(prefix="sok_kills_") as parent:
         folder = os.path.join(parent, "saves")
-        killing = Killing(folder, options.workers, how)
+        killing = Killing(folder, options.workers, how, options.policies)
         points = killing.points()
         tried = points if options.steps is None else sorted(rng.sample(points, min(options.steps, len(points))))
         for point in tried:

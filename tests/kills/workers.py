@@ -15,6 +15,7 @@ import sok
 from sok.checkpoint import heartbeat, restoring, saving
 from sok.job import context
 from sok.job.job import Job
+from tests.kills import coming
 from tests.kills.pipes import PipeTransport, pairs
 
 _RECORD = struct.Struct("<cq")
@@ -44,18 +45,27 @@ class Workers:
         kill: which of them dies, and when.
         how: arguments of `sok.save`.
         saves: how many; None: until killed.
+        policies: whether keys of the table "item" wait for rows, and leave (tests/kills/coming.py).
     """
 
     def __init__(
-        self, size: int, folder: str, first: int, kill: Kill, how: dict[str, Any], saves: int | None = None
+        self,
+        size: int,
+        folder: str,
+        first: int,
+        kill: Kill,
+        how: dict[str, Any],
+        saves: int | None = None,
+        policies: bool = False,
     ) -> None:
         lines = pairs(size)
         self.pids, self._readers = [], []
+        told = (lines, folder, first, kill, how, saves, policies)
         for rank in range(size):
             reader, writer = os.pipe()
             pid = os.fork()
             if pid == 0:
-                _run(lambda rank=rank, writer=writer: _work(rank, lines, folder, first, kill, how, saves, writer))
+                _run(lambda rank=rank, writer=writer: _work(rank, writer, *told))
             os.close(writer)
             self.pids.append(pid)
             self._readers.append(reader)
@@ -95,7 +105,7 @@ def _run(body: Any) -> None:
         os._exit(status)
 
 
-def _work(rank, lines, folder, first, kill, how, saves, writer) -> None:
+def _work(rank, writer, lines, folder, first, kill, how, saves, policies) -> None:
     job = Job(PipeTransport(rank, lines))
     heartbeat.BEAT_SECONDS, heartbeat.PATIENCE_SECONDS = 0.1, 2.0  # for workers that are killed, not slow
     context.get_job = lambda: job
@@ -103,7 +113,7 @@ def _work(rank, lines, folder, first, kill, how, saves, writer) -> None:
     def say(what: bytes, number: int) -> None:
         os.write(writer, _RECORD.pack(what, number))
 
-    tables = _tables(folder, how)
+    tables = _tables(folder, how, policies)
     number = first - 1
     if first > 1 or os.path.exists(os.path.join(folder, "manifest.json")):
         restoring.restore(folder, tables)
@@ -130,11 +140,21 @@ def _work(rank, lines, folder, first, kill, how, saves, writer) -> None:
         done += 1
 
 
-def _tables(folder: str, how: dict[str, Any]) -> list[Any]:
+def _tables(folder: str, how: dict[str, Any], policies: bool) -> list[Any]:
     # Beside the checkpoint, where the steps that a save takes in their files are counted, too.
     storage = sok.Storage(memory_bytes=2**23, path=f"{folder}.rows") if "versions" in how else None
+    of_item = coming.POLICIES if policies else {}
     return [
-        sok.EmbeddingVariable(dim, rows + 2, name=name, seed=1, storage=storage) for name, (dim, rows) in TABLES.items()
+        sok.EmbeddingVariable(
+            dim,
+            rows + 9,
+            name=name,
+            seed=1,
+            storage=storage,
+            initializer="zeros",
+            **(of_item if name == "item" else {}),
+        )
+        for name, (dim, rows) in TABLES.items()
     ]
 
 
@@ -154,6 +174,9 @@ def _values(number: int, table: Any) -> np.ndarray:
 
 def _change(tables: list[Any], number: int) -> None:
     for table in tables:
+        if table.options.admission:
+            coming.step(table, number, TABLES["item"][1])
+            continue
         keys, values = _keys(number, table), _values(number, table)
         table.erase(np.array([number - 1]))
         written = slice(None) if number == 1 else values == number
@@ -165,6 +188,9 @@ def _look(tables: list[Any], rank: int, size: int) -> int:
     """The number of the save that the tables hold, every row of it."""
     (number,) = np.unique(tables[1].export()[1].numpy()).astype(int).tolist()
     for table in tables:
+        if table.options.admission:
+            coming.look(table, number, TABLES["item"][1], rank, size)
+            continue
         keys, rows = (tensor.numpy() for tensor in table.export())
         order = np.argsort(keys)
         expected = _keys(number, table)

@@ -15,8 +15,10 @@ from sok.table.state import count_step
 from tests.messages import saying
 from tests.placements import ALL_PLACEMENTS
 from tests.reference.policies import left_of
+from tests.sok import version_policy_cases
 from tests.sok.full_cases import FULL, full_case, shared_case
 from tests.sok.policy_cases import KEYS, Both, as_tensors, gathered, random_batches
+from tests.sok.storage_cases import LITTLE
 
 STEPS = 8
 POLICIES = {
@@ -85,6 +87,36 @@ def check_policies_of_many_go_on_with_one(world, tmp_path_of_rank, monkeypatch):
         for batches in batches_of(world, 13)[:3]:
             other.train(batches[:1])
         other.check(with_counts=False)
+
+
+def check_versions_of_many_go_on_as_ordinary_saves_do(world, tmp_path_of_rank, monkeypatch):
+    """On as many workers, and on each alone."""
+    for name, value in LITTLE.items():
+        monkeypatch.setenv(name, value)
+    for kind in ("counted", "filter", "full"):
+        folder = tmp_path_of_rank.parent / f"versions_{kind}_of_{world.size}"
+        table, optimizer = version_policy_cases.make(kind, f"of_many_{kind}", folder / f"rows{world.rank}")
+        version_policy_cases.train(table, optimizer, range(9))
+        sok.save(folder / "ordinary", table, optimizer)
+        saving = sok.save(folder / "version", table, optimizer, versions=True, asynchronous=True)
+        version_policy_cases.train(table, optimizer, range(9, 13))  # beside it
+        saving.result()
+
+        def go_on(where, kind=kind, folder=folder, saved_as=table.table_name):
+            found = []
+            for way in ("version", "ordinary"):
+                other, fresh = version_policy_cases.make(kind, f"{way}_{kind}_{where}", folder / f"{way}{world.rank}")
+                sok.restore(folder / way, {saved_as: other}, fresh)
+                found.append([version_policy_cases.holds(other)])
+                version_policy_cases.train(other, fresh, range(9, 12))
+                found[-1].append(version_policy_cases.holds(other))
+            assert found[0] == found[1] and found[0][0] != found[0][1]
+
+        go_on("many")
+        with monkeypatch.context() as patch:
+            alone = Job(LocalTransport())
+            patch.setattr(context, "get_job", lambda job=alone: job)
+            go_on("one")
 
 
 def check_crowded_buckets_keep_what_they_keep_on_one_worker(world):

@@ -18,8 +18,12 @@ ROOT = Path(__file__).resolve().parents[2]
         "--workers 2 --steps 8 --kills 2",
         "--versions --steps 8 --kills 2",
         "--versions --workers 2 --steps 8 --kills 2",
+        "--versions --policies --steps 8 --kills 2",
     ],
-    ids=["all steps of one worker", "some of two workers", "versions of one worker", "versions of two workers"],
+    ids=[
+        *("all steps of one worker", "some of two workers", "versions of one worker", "versions of two workers"),
+        "versions with policies",
+    ],
 )
 def test_a_save_that_is_killed_at_a_step_leaves_the_newest_complete_checkpoint(how):
     """All steps of two workers, and hundreds at random times: make kill-test."""

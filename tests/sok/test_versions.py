@@ -145,8 +145,3 @@ def test_what_makes_no_sense_is_refused(tmp_path):
             sok.CheckpointManager(it.checkpoint, tmp_path / "no", **{"max_to_keep": 2, "mode": "versions", **options})
     with pytest.raises(ValueError, match="`versions` and `incremental` exclude each other"):
         sok.save(tmp_path / "x", it.table, versions=True, incremental=True)
-    counted = sok.EmbeddingVariable(
-        2, 10, name="counted", admission=sok.Admission(after=2), storage=sok.Storage(memory_bytes=MEMORY, path=tmp_path)
-    )
-    with pytest.raises(tf.errors.FailedPreconditionError, match="has admission or eviction"):
-        sok.save(tmp_path / "x", counted, versions=True)
