@@ -30,17 +30,20 @@ from benchmarks.stores.disk import file_system
 from benchmarks.stores.tables import Table
 
 HOW = ("no save", "version", "all rows")
+# Rows are counted, and none leaves: a pass takes the time that benchmarks.policies measures.
+_POLICIES = {"admission": sok.Admission(after=1), "eviction": sok.Eviction(older_than=10**8, every=10**8)}
 _KINDS: dict[str, dict[str, bool]] = {"version": {"versions": True}, "all rows": {}}
 
 
 class Bench:
     """One table, and the windows of steps that it trains."""
 
-    def __init__(self, folder: Path, rows: int, dim: int, share: float, keys: int) -> None:
+    def __init__(self, folder: Path, rows: int, dim: int, share: float, keys: int, policies: bool = False) -> None:
         self._folder, self._rows, self._keys, self._seed = folder, rows, keys, 0
         # Keys, places, what versions need of each row, and of the share that has room in memory the records.
         memory_bytes = int(44 * rows + share / 100 * rows * (8 * dim + 40)) + 2**22
-        self.table = Table(dim, rows, "saved", sok.Storage(memory_bytes=memory_bytes, path=folder / "rows"))
+        storage = sok.Storage(memory_bytes=memory_bytes + (16 * rows if policies else 0), path=folder / "rows")
+        self.table = Table(dim, rows, "saved", storage, **(_POLICIES if policies else {}))
         sok.checkpoint.versions.prepare([self.table.table])
         self.saving: dict[str, list[tuple[float, float, int]]] = {how: [] for how in HOW[1:]}
 
@@ -92,14 +95,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--keys", type=int, default=8_192, help="of a step")
     parser.add_argument("--steps", type=int, default=100, help="of a window")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--policies", action="store_true", help="rows have histories, which each step counts")
     options = parser.parse_args(arguments)
     machine = describe()
     print(f"{machine['cpu']}, {machine['cores']} cores; {file_system(Path(options.path))}; TensorFlow {tf.__version__}")
-    print(f"{options.rows:,} rows of dim {options.dim} and their accumulators, {options.cache:g} % in memory")
+    counted = ", with histories" if options.policies else ""
+    print(f"{options.rows:,} rows of dim {options.dim} and their accumulators{counted}, {options.cache:g} % in memory")
     sok.Init()
     folder = Path(tempfile.mkdtemp(prefix="sok_versions_", dir=options.path))
     try:
-        bench = Bench(folder, options.rows, options.dim, options.cache, options.keys)
+        bench = Bench(folder, options.rows, options.dim, options.cache, options.keys, options.policies)
         print(bench.table.describe())
         for how in HOW:
             bench.window(how, 10)

@@ -19,8 +19,15 @@ _AT_ONCE = 1 << 18
 class Table(Store):
     """A table that has the rows of keys 0 to `rows` - 1, made in this order, with Adagrad's accumulators."""
 
-    def __init__(self, dim: int, rows: int, name: str, storage: sok.Storage | None = None) -> None:
-        self.table = sok.EmbeddingVariable(dim, rows, name=name, seed=1, storage=storage)
+    def __init__(
+        self,
+        dim: int,
+        rows: int,
+        name: str,
+        storage: sok.Storage | None = None,
+        **policies: sok.Admission | sok.Eviction,
+    ) -> None:
+        self.table = sok.EmbeddingVariable(dim, rows, name=name, seed=1, storage=storage, **policies)
         self.optimizer = sok.optimizers.Adagrad(RATE, START, EPSILON)
         self._train = tf.function(self._step, input_signature=[tf.TensorSpec([None], tf.int64)])
         for first in range(0, rows, _AT_ONCE):

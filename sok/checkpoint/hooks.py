@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok.base.types import PathLike, Session
-from sok.checkpoint import prepare, save, tf_checkpoints
+from sok.checkpoint import background, prepare, save, tf_checkpoints, versions
 from sok.checkpoint.arguments import Optimizers, Tables, tables_of
 from sok.checkpoint.lease import Lease, of_series
 from sok.checkpoint.manifest import make_folder
@@ -72,9 +72,12 @@ class CheckpointSaverHook(tf.compat.v1.train.SessionRunHook):
         optimizers: of the tables, as `sok.save` takes them; None: all that train them.
         saver: a `tf.compat.v1.train.Saver` for the rest; None: one for all global variables.
         checkpoint_basename: what the files are called before '-100.index'.
+        mode: as of `sok.CheckpointManager`. With "versions" a checkpoint is listed when it is complete, and training
+            goes on meanwhile; `saver` says by its `max_to_keep` how many stay.
 
     Raises:
-        ValueError: `save_steps` is not a whole number of at least 1; the graph has no table, or no global step.
+        ValueError: `save_steps` is not a whole number of at least 1; the graph has no table, or no global step; `mode`
+            is none.
 
     Collective: all workers, with the same graph, as many steps each. An error of one worker is raised on all.
 
@@ -101,13 +104,16 @@ class CheckpointSaverHook(tf.compat.v1.train.SessionRunHook):
         optimizers: Optimizers | None = None,
         saver: tf.compat.v1.train.Saver | None = None,
         checkpoint_basename: str = "model.ckpt",
+        mode: str = "files",
     ) -> None:
+        versions.check(mode, None, None)
         if isinstance(save_steps, bool) or not isinstance(save_steps, int) or save_steps < 1:
             raise ValueError(f"`save_steps` must be a whole number of at least 1. Received: {save_steps!r}.")
         self._folder = os.path.abspath(os.fspath(checkpoint_dir))
         self._prefix = os.path.join(self._folder, checkpoint_basename)
         self._save_steps = save_steps
         self._given = (tables, optimizers, saver)
+        self._mode = mode
         self._last_step = 0  # that was saved or restored
         self._seen, self._largest_stride = 0, 1  # the global step as it was read last, and by how much it has grown
 
@@ -162,11 +168,14 @@ class CheckpointSaverHook(tf.compat.v1.train.SessionRunHook):
         step = int(session.run(self._step))
         if step != self._last_step:
             self._save(session, step)
+        if self._mode == "versions":
+            background.finish(context.get_job())  # what is being saved needs the session
 
     def _save(self, session: Any, step: int) -> None:
         prefix = f"{self._prefix}-{step}"
         transport = context.get_transport()
         lease = Lease(of_series(self._prefix))
+        background.finish(context.get_job())  # which lists what it has saved
 
         def begin() -> None:
             make_folder(self._folder)
@@ -174,6 +183,10 @@ class CheckpointSaverHook(tf.compat.v1.train.SessionRunHook):
                 lease.take()
 
         together(transport, "sok/hook/folder", begin)
+        if self._mode == "versions":
+            self._begin_version(session, prefix, lease)
+            self._last_step = step
+            return
         save(tf_checkpoints.folder_of(prefix), self._tables, self._optimizers, session=session)
 
         def dense() -> None:
@@ -189,6 +202,26 @@ class CheckpointSaverHook(tf.compat.v1.train.SessionRunHook):
 
         together(transport, "sok/hook/dense", dense)
         self._last_step = step
+
+    def _begin_version(self, session: Any, prefix: str, lease: Lease) -> None:
+        """As `sok.CheckpointManager` does: dense variables first, then the mark, and the list when all is written."""
+        transport = context.get_transport()
+
+        def dense() -> None:
+            if transport.rank == 0:
+                make_folder(tf_checkpoints.folder_of(prefix))
+                tf_checkpoints.note_objects(prefix, {table.table_name: table for table in self._tables})
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", "The rows of embedding table")  # they are: below
+                    self._saver.save(session, prefix, write_state=False)
+
+        def publish() -> None:
+            tf_checkpoints.sweep(prefix, lease)
+            versions.publish(self._folder, prefix, self._saver.saver_def.max_to_keep or None)
+
+        together(transport, "sok/hook/dense", dense)
+        how: dict[str, Any] = {"asynchronous": context.servers() is None, "versions": True, "_on_commit": publish}
+        save(tf_checkpoints.folder_of(prefix), self._tables, self._optimizers, session=session, **how)
 
 
 def _tables_of_graph() -> list[Any]:

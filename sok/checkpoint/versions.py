@@ -59,7 +59,7 @@ def publish(directory: str, path: str, max_to_keep: int | None) -> None:
     gone = [old for old in before if old not in kept]
     for old in gone:
         for file in Path(old).parent.glob(f"{glob.escape(os.path.basename(old))}.*"):
-            if file.name.endswith(".index") or ".data-" in file.name:
+            if file.name.endswith((".index", ".meta")) or ".data-" in file.name:
                 file.unlink(missing_ok=True)
     tf_checkpoints.remove_without_checkpoint(gone)
 

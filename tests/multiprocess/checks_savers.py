@@ -185,13 +185,18 @@ def check_weights_of_keras_models_are_saved_by_all_workers(world, tmp_path_of_ra
 
 
 def check_hooks_save_and_restore_with_all_workers(world, tmp_path_of_rank):
+    for mode in ("files", "versions"):
+        _save_and_restore_by_hook(world, _shared_folder(tmp_path_of_rank, f"hook_{mode}"), mode, tmp_path_of_rank)
+
+
+def _save_and_restore_by_hook(world, folder, mode, own_folder):
     sok.Init()
-    folder = _shared_folder(tmp_path_of_rank, "hook")
+    storage = None if mode == "files" else sok.Storage(memory_bytes=2**23, path=own_folder / "rows")
 
     def run(steps):
         with tf.Graph().as_default():
             step = tf.compat.v1.train.get_or_create_global_step()
-            table = sok.EmbeddingVariable(DIM, 200, name="hooked", seed=5)
+            table = sok.EmbeddingVariable(DIM, 200, name="hooked", seed=5, storage=storage)
             optimizer = sok.optimizers.Adam(0.01)
             keys = (tf.range(16, dtype=tf.int64) * (step + 3)) % 40
             loss = tf.reduce_mean(tf.square(lookup_rows(table, keys) - 1.0))
@@ -199,7 +204,7 @@ def check_hooks_save_and_restore_with_all_workers(world, tmp_path_of_rank):
             with tf.control_dependencies([update]):
                 train = tf.compat.v1.assign_add(step, 1)
             saver = tf.compat.v1.train.Saver(max_to_keep=2)
-            hook = sok.hooks.CheckpointSaverHook(folder, save_steps=4, saver=saver)
+            hook = sok.hooks.CheckpointSaverHook(folder, save_steps=4, saver=saver, mode=mode)
             with tf.compat.v1.train.MonitoredTrainingSession(hooks=[hook]) as session:
                 return [session.run([loss, train])[0] for _ in range(steps)]
 
