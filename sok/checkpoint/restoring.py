@@ -40,6 +40,7 @@ def restore(
     progress: bool | None = None,
     _names: Callable[[EmbeddingVariable, SavedTable], dict[str, str]] | None = None,
     _give_generation: bool = False,
+    _as_new: bool = False,
 ) -> str | None:
     """Gives tables the rows and slots of the checkpoint in `path`, at any number of workers.
 
@@ -83,7 +84,7 @@ def restore(
     background.finish(job, raising=False)
     for left in reversed(range(TRIES)):
         generation = _restore_once(
-            job.transport, path, variables_or_model, optimizers, slots, session, progress, _names, is_last=left == 0
+            job.transport, path, variables_or_model, optimizers, slots, session, progress, _names, left == 0, _as_new
         )
         if generation is not None:
             break
@@ -111,20 +112,31 @@ def _restore_once(
     progress: bool | None,
     names: Callable[[EmbeddingVariable, SavedTable], dict[str, str]] | None,
     is_last: bool,
+    as_new: bool,
 ) -> str | None:
-    """As `restore`; None if another checkpoint took the place of the one that was being read."""
+    """As `restore`; None if another checkpoint took the place of the one that was being read.
+
+    Args:
+        as_new: tables take rows, and slots where `slots` says so, and begin at step 0, without histories and counts.
+    """
     tables: dict[str, EmbeddingVariable] = {}
     calls: Any = None
     manifest: Any = None
     states: list[tuple[Optimizer, OptimizerState]] = []
+    empty: set[str] = set()  # of the tables, which begin without a row
 
     def plan() -> list[Any]:
-        nonlocal tables, calls, manifest, states
+        nonlocal tables, calls, manifest, states, empty
         tables = with_counted(tables_by_saved_name(variables_or_model))
         chosen = optimizers_of(optimizers, variables_or_model)
         calls = calls_for(list(tables.values()), session)
         manifest = read_manifest(path)
-        saved = [name for name, variable in tables.items() if not waits_for_nothing(manifest, name, variable)]
+        empty = {
+            name
+            for name, variable in tables.items()
+            if waits_for_nothing(manifest, name, variable) or as_new and isinstance(variable, Counted)
+        }
+        saved = [name for name in tables if name not in empty]
         for name in saved:
             _check_table(path, manifest, name, tables[name])
         if slots:
@@ -145,7 +157,7 @@ def _restore_once(
     def load() -> bool:
         try:
             for shards, second in zip(held, seconds, strict=True):
-                _load(path, manifest, shards, states, slots, calls, second, progress, names, whole)
+                _load(path, manifest, shards, states, slots, calls, second, progress, names, whole, empty, as_new)
         except Exception:
             if is_last or not is_superseded(path, manifest.generation):
                 raise
@@ -165,7 +177,7 @@ def _restore_once(
     for shards, made in zip(held, seconds, strict=True):
         for name, second in made.items():
             calls.swap(shards[name], second)
-            calls.set_step(shards[name], manifest.step_of(name) if name in manifest.names else 0)
+            calls.set_step(shards[name], 0 if as_new or name in empty else manifest.step_of(name))
     for table in whole:  # the next incremental save goes on from here
         calls.begin(table)
         calls.end(table, manifest.generation)
@@ -277,20 +289,26 @@ def _load(
     progress: bool | None,
     names: Callable[[EmbeddingVariable, SavedTable], dict[str, str]] | None,
     whole: list[EmbeddingVariable],
+    empty: set[str],
+    as_new: bool,
 ) -> None:
     """Reads what this rank needs into second tables; notes which tables will then hold just what was saved."""
     renamed = {state.slot_set: optimizer.slot_set for optimizer, state in states}
     plans: list[tuple[EmbeddingVariable, list[tuple[str, str]], list[tuple[Link, SavedTable, ShardFile]]]] = []
     for name, variable in tables.items():
-        if waits_for_nothing(manifest, name, variable):
+        if name in empty:
             plans.append((variable, [], []))
             continue
         saved = manifest.table(name)
         if names is not None:
             renamed = names(variable, saved)
-        sets = [(s.name, renamed.get(s.name, s.name)) for s in saved.slot_sets if is_wanted(s.rule, variable, slots)]
+        sets = [
+            (s.name, renamed.get(s.name, s.name))
+            for s in saved.slot_sets
+            if is_wanted(s.rule, variable, slots) and not (as_new and s.rule == HISTORY_RULE)
+        ]
         _check_sets(path, saved, sets, variable, calls)
-        if name == variable.table_name and sets == [(s.name, s.name) for s in saved.slot_sets]:
+        if not as_new and name == variable.table_name and sets == [(s.name, s.name) for s in saved.slot_sets]:
             whole.append(variable)
         files = [
             (link, link.table(name), file)

@@ -35,6 +35,7 @@ from sok.compat.deeprec_options import (
     CBFFilter,
     CheckpointOption,
     CounterFilter,
+    DataSource,
     EmbeddingVariableOption,
     GlobalStepEvict,
     InitializerOption,
@@ -110,7 +111,7 @@ def get_embedding_variable(
     validate_shape: bool = True,
     custom_getter: None = None,
     constraint: None = None,
-    init_data_source: None = None,
+    init_data_source: DataSource | None = None,
     ev_option: EmbeddingVariableOption | None = None,
     *,
     steps_to_live: int | None = None,
@@ -136,7 +137,7 @@ def get_embedding_variable(
         caching_device, validate_shape: accepted, without meaning here.
         partitioner: ignored: rows are spread over the workers of the job.
         regularizer, custom_getter, constraint: must be None.
-        init_data_source: must be None: give rows by `assign`.
+        init_data_source: None, or the rows that the table begins with: as of a `CheckpointOption`. Collective.
         ev_option: None, or an `EmbeddingVariableOption`: when an id gets a row, when a row leaves, where rows lie, and
             what the table begins with. Collective with a `CheckpointOption`.
         steps_to_live: DeepRec's older word for `GlobalStepEvict(steps_to_live)`.
@@ -150,9 +151,10 @@ def get_embedding_variable(
     Raises:
         ValueError: as `sok.EmbeddingVariable`; the scope reuses and has no such table, or does not reuse and has one;
             the table has another dim; another `value_dtype`; an argument that must be None; `steps_to_live` and
-            an `evict_option`.
-        NotImplementedError: `init_data_source` asks for what tables do not do.
-        TypeError: `ev_option` is no EmbeddingVariableOption, which refuses by itself what tables do not do.
+            an `evict_option`; `init_data_source` and a `CheckpointOption`.
+        TypeError: `ev_option` is no EmbeddingVariableOption, which refuses by itself what tables do not do;
+            `init_data_source` is none.
+        As `sok.restore`, on all workers, where rows are read.
 
     Example:
         >>> with tf.Graph().as_default():
@@ -168,10 +170,13 @@ def get_embedding_variable(
     for argument, value in refused.items():
         if value is not None:
             raise ValueError(f"`{argument}` must be None: a table knows nothing of it. Received: {value!r}.")
+    warm = ev_option.ckpt if isinstance(ev_option, EmbeddingVariableOption) else None
     if init_data_source is not None:
-        raise NotImplementedError(
-            f"`init_data_source` must be None; give its rows by `assign`. Received: {init_data_source!r}."
-        )
+        if warm is not None:
+            raise ValueError(
+                f"Give `init_data_source` or a `ckpt`, not both. Received: {init_data_source!r} and {warm!r}."
+            )
+        warm = CheckpointOption(init_data_source=init_data_source)
     policies = _policies_of(ev_option)
     init = ev_option.init_option if ev_option is not None else None
     if init is not None and init.initializer is not None:
@@ -205,7 +210,7 @@ def get_embedding_variable(
         capacity, initializer = DEFAULT_CAPACITY, with_rows(initializer, rows, embedding_dim)
     options = dataclasses.replace(options, initializer=initializer)
     found = scoped_table(name, embedding_dim, capacity, kind=_EmbeddingVariable, options=options)
-    begin_from(found, ev_option.ckpt if ev_option is not None else None)
+    begin_from(found, warm)
     _add_to_collections(found, collections or ())
     return found
 

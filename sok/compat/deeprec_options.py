@@ -7,7 +7,7 @@ import enum
 import math
 import numbers
 import os
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -19,6 +19,8 @@ from sok.table.storage import Storage
 
 L2_EVERY = 1000
 """Steps between the passes of `L2WeightEvict`, where nobody says: DeepRec has them when it saves."""
+
+DataSource: TypeAlias = "str | os.PathLike[str] | tuple[str | os.PathLike[str], str | None]"
 
 _FOR_NONE = "Leave the option out for none."
 
@@ -314,24 +316,29 @@ class CheckpointOption:
 
     The table reads them when it is made, on all workers at once; what is restored later takes their place. A table of a
     v1 graph reads them once its session is there: by `sok.deeprec.WarmStartHook()` in a MonitoredTrainingSession, or
-    `sok.deeprec.warm_start(session)`. Rows come with their histories, and the table goes on with the step that they
-    were saved at.
+    `sok.deeprec.warm_start(session)`.
 
     Args:
-        ckpt_to_load_from: the folder of a checkpoint by `sok.save`. None: no warm start.
+        ckpt_to_load_from: the folder of a checkpoint by `sok.save`, which the table goes on from: rows come with what
+            policies have counted, and the table's step is the one that they were saved at. None: see
+            `init_data_source`.
         tensor_name_in_ckpt: what the table is called there. None: as here.
         always_load_from_specific_ckpt: for tables of a v1 graph: True reads the rows although the session has restored
             a checkpoint of its own, as far as that was before. False: only a table that no step has trained reads them.
-        init_data_source: must be None.
+        init_data_source: in place of `ckpt_to_load_from`: a folder as that, or a pair of it and the table's name there.
+            The table begins anew, with rows as if `assign` had given them: at step 0, and policies have counted
+            nothing. (DeepRec reads them from a feature store of its platform.)
         slots: False leaves the state of optimizers out: rows begin with fresh slots.
 
     Raises:
-        ValueError: an argument without `ckpt_to_load_from`.
-        NotImplementedError: `init_data_source` is given.
+        ValueError: both folders; the table's name twice; an argument without a folder.
+        TypeError: `init_data_source` is neither a folder nor such a pair.
 
     Example:
-        >>> CheckpointOption("/models/old", "item").tensor_name_in_ckpt
-        'item'
+        >>> CheckpointOption("/models/old", "item").source
+        ('/models/old', 'item')
+        >>> CheckpointOption(init_data_source=("/models/old", "item"), slots=False).source
+        ('/models/old', 'item')
 
     Source: `CheckpointOption` of DeepRec.
     """
@@ -339,17 +346,40 @@ class CheckpointOption:
     ckpt_to_load_from: str | os.PathLike[str] | None = None
     tensor_name_in_ckpt: str | None = None
     always_load_from_specific_ckpt: bool = False
-    init_data_source: None = None
+    init_data_source: DataSource | None = None
     _: dataclasses.KW_ONLY
     slots: bool = True
 
     def __post_init__(self) -> None:
         if self.init_data_source is not None:
-            raise NotImplementedError(
-                f"`init_data_source` must be None; give its rows by `assign`. Received: {self.init_data_source!r}."
-            )
-        if self.ckpt_to_load_from is None and (self.tensor_name_in_ckpt or self.always_load_from_specific_ckpt):
+            _, name = _folder_and_name(self.init_data_source)
+            if self.ckpt_to_load_from is not None:
+                raise ValueError(f"Give `ckpt_to_load_from` or `init_data_source`, not both. Received: {self!r}.")
+            if name is not None and self.tensor_name_in_ckpt is not None:
+                raise ValueError(
+                    f"Give the table's name by `tensor_name_in_ckpt` or in `init_data_source`, not twice. "
+                    f"Received: {self!r}."
+                )
+        elif self.ckpt_to_load_from is None and (self.tensor_name_in_ckpt or self.always_load_from_specific_ckpt):
             raise ValueError(f"`ckpt_to_load_from` must say from which checkpoint. Received: None in {self!r}.")
+
+    @property
+    def source(self) -> tuple[str, str | None] | None:
+        """The folder, and the table's name there, None: its own. None: there is no warm start."""
+        if self.init_data_source is not None:
+            folder, name = _folder_and_name(self.init_data_source)
+            return folder, self.tensor_name_in_ckpt or name
+        return None if self.ckpt_to_load_from is None else (os.fspath(self.ckpt_to_load_from), self.tensor_name_in_ckpt)
+
+
+def _folder_and_name(source: object) -> tuple[str, str | None]:
+    folder, name = source if isinstance(source, (tuple, list)) and len(source) == 2 else (source, None)
+    if not isinstance(folder, (str, os.PathLike)) or not (name is None or isinstance(name, str)):
+        raise TypeError(
+            "`init_data_source` must be the folder of a checkpoint by sok.save, or a pair of it and the table's name "
+            f"there. Received: {source!r}."
+        )
+    return os.fspath(folder), name
 
 
 class EmbeddingVariableOption:

@@ -16,7 +16,7 @@ from sok.table.table import EmbeddingVariable
 
 def begin_from(table: EmbeddingVariable, option: CheckpointOption | None) -> None:
     """Reads the rows now, or in a v1 graph once there is a session. Collective."""
-    if option is None or option.ckpt_to_load_from is None:
+    if option is None or option.source is None:
         return
     if not table._in_graph_mode:
         return _load(table, option, None)
@@ -90,8 +90,9 @@ class WarmStartHook(tf.compat.v1.train.SessionRunHook):
 
 
 def _load(table: EmbeddingVariable, option: CheckpointOption, session: Session | None) -> None:
-    assert option.ckpt_to_load_from is not None
-    name = option.tensor_name_in_ckpt or table.table_name
+    assert option.source is not None
+    folder, name = option.source
+    tables, as_new = {name or table.table_name: table}, option.init_data_source is not None
     with warnings.catch_warnings():  # rows that are new here begin as this table says
         warnings.filterwarnings("ignore", ".*has another seed or initializer than.*", UserWarning)
-        restore(option.ckpt_to_load_from, {name: table}, [], slots=option.slots, session=session, progress=False)
+        restore(folder, tables, [], slots=option.slots, session=session, progress=False, _as_new=as_new)

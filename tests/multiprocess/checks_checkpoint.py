@@ -17,6 +17,7 @@ from sok.job import context
 from sok.job.job import Job
 from sok.job.transport.local import LocalTransport
 from sok.lookup.lookup import lookup_rows
+from sok.table.state import slot_sets
 
 DIM = 3
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -177,6 +178,38 @@ def check_a_checkpoint_of_three_workers_is_restored_by_any_number(world):
         assert int(table.total_size()) == size
         np.testing.assert_array_equal(table.sparse_read(keys), np.stack([keys, -keys, keys * 0.5], 1))
     assert len(tables[0].slots("Adagrad")[1]) == len(range(world.rank, 60, world.size))
+
+
+def check_tables_begin_with_rows_that_three_workers_saved(world):
+    folder = DATA / "checkpoint_of_3_workers"
+    for name, size in (("hashed", 60), ("plain", 50), ("small", 40)):
+        for slots in (True, False):
+            option = sok.deeprec.CheckpointOption(init_data_source=(folder, name), slots=slots)
+            table = sok.deeprec.get_embedding_variable(
+                f"{name}_begun_{slots}", DIM, ev_option=sok.deeprec.EmbeddingVariableOption(ckpt=option)
+            )
+            keys = np.arange(size)
+            assert int(table.total_size()) == size and int(table.step) == 0
+            np.testing.assert_array_equal(table.sparse_read(keys), np.stack([keys, -keys, keys * 0.5], 1))
+            assert len(slot_sets(table)) == slots
+            if slots:
+                np.testing.assert_array_equal(table.slots("Adagrad")[1], np.abs(table.export()[1]))
+
+
+def check_a_source_that_one_worker_cannot_read_is_an_error_on_all(world):
+    folder, last = DATA / "checkpoint_of_3_workers", world.rank == world.size - 1
+    said = []
+    for name, arguments, message in (
+        ("absent" if last else "hashed", {}, "holds no table 'absent'"),
+        ("hashed", {"embedding_dim": 2 if last else DIM}, "dim 2; 'hashed' in .* has 3"),
+        ("hashed", {"key_dtype": "int32" if last else "int64"}, "key dtype int32; 'hashed' in .* has int64"),
+    ):
+        with pytest.raises(ValueError, match=message) as error:
+            sok.deeprec.get_embedding_variable(
+                "unread", **{"embedding_dim": DIM, **arguments}, init_data_source=(folder, name)
+            )
+        said.append(str(error.value))
+    return said
 
 
 def check_a_damaged_file_is_an_error_on_all_workers(world, tmp_path_of_rank):

@@ -177,7 +177,7 @@ def test_embedding_variables_say_where_their_rows_lie_and_how_they_travel():
         ({"custom_getter": len}, ValueError, "`custom_getter` must be None"),
         ({"constraint": len}, ValueError, "`constraint` must be None"),
         ({"collections": "mine"}, ValueError, "`collections` .*'mine'"),
-        ({"init_data_source": "path"}, NotImplementedError, "`init_data_source` must be None.*`assign`"),
+        ({"init_data_source": 3}, TypeError, "`init_data_source` must be the folder.* 3"),
         ({"ev_option": object()}, TypeError, "`ev_option` .*EmbeddingVariableOption"),
     ],
 )

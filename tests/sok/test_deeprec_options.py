@@ -157,9 +157,16 @@ def init_option(initializer):
         (lambda: deeprec.CheckpointOption(None, "a"), ValueError, ("`ckpt_to_load_from`", "'a'")),
         (
             lambda: deeprec.CheckpointOption("a", init_data_source="b"),
-            NotImplementedError,
-            ("`init_data_source`", "'b'"),
+            ValueError,
+            ("`ckpt_to_load_from` or `init_data_source`, not both", "'b'"),
         ),
+        (
+            lambda: deeprec.CheckpointOption(None, "a", init_data_source=("b", "c")),
+            ValueError,
+            ("`tensor_name_in_ckpt`", "not twice", "'c'"),
+        ),
+        (lambda: deeprec.CheckpointOption(init_data_source=("b", 3)), TypeError, ("`init_data_source`", "('b', 3)")),
+        (lambda: deeprec.CheckpointOption(init_data_source=7), TypeError, ("`init_data_source`", "sok.save", "7")),
         (lambda: deeprec.InitializerOption(default_value_dim=0), ValueError, ("`default_value_dim`", "0")),
         (
             lambda: deeprec.InitializerOption(default_value_no_permission="a"),

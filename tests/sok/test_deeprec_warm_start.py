@@ -51,6 +51,86 @@ def test_a_table_begins_with_the_rows_of_another_checkpoint(old):
         )
 
 
+def test_a_table_begins_anew_with_rows_of_a_data_source(old, tmp_path):
+    folder, rows, slots = old
+    given = sok.EmbeddingVariable(2, 100, name="given", seed=3)
+    given.assign(KEYS, rows)
+    for table in (
+        deeprec.get_embedding_variable("source", 2, init_data_source=(folder, "old")),
+        deeprec.get_embedding_variable("named", 2, ev_option=source_option(folder, "old")),
+    ):
+        assert sorted(table.export()[0].numpy().tolist()) == sorted(KEYS.tolist())
+        np.testing.assert_array_equal(table.sparse_read(KEYS).numpy(), given.sparse_read(KEYS).numpy())
+        (kept,) = slot_sets(table)
+        np.testing.assert_array_equal(table.slots(kept.name)[1].numpy(), slots)
+        assert int(table.step) == int(given.step) == 0
+    sok.shutdown()  # with its tables their names
+    sok.Init()
+    bare = deeprec.get_embedding_variable("old", 2, ev_option=source_option(folder, slots=False))
+    np.testing.assert_array_equal(bare.sparse_read(KEYS).numpy(), rows)
+    assert not slot_sets(bare)
+    # What comes next is a save of all rows, though the folder holds this table's.
+    with pytest.warns(UserWarning, match="all rows are written"):
+        sok.save(folder, bare, incremental=True)
+    bare.assign(KEYS[:1], [[8.0, 9.0]])
+    sok.save(folder, bare, incremental=True)
+    again = deeprec.get_embedding_variable("again", 2, ev_option=option(folder))
+    np.testing.assert_array_equal(again.sparse_read(KEYS).numpy(), [[8.0, 9.0], *rows[1:]])
+
+
+def source_option(folder, *name, **more):
+    return deeprec.EmbeddingVariableOption(ckpt=deeprec.CheckpointOption(None, *name, init_data_source=folder, **more))
+
+
+def policies(**more):
+    return deeprec.EmbeddingVariableOption(
+        filter_option=deeprec.CounterFilter(2), evict_option=deeprec.GlobalStepEvict(9), **more
+    )
+
+
+def test_what_policies_have_counted_stays_in_the_old_table(tmp_path):
+    table, optimizer = deeprec.get_embedding_variable("counted", 2, ev_option=policies()), sok.optimizers.SGD(0.5)
+    for ids in ([5, 6], [5, 7], [5, 8]):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(lookup_rows(table, tf.constant(ids, tf.int64)))
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+    sok.save(tmp_path, table)
+    told = {"rows": 1, "candidates": 3}
+    option = deeprec.CheckpointOption(tmp_path, "counted")
+    on = deeprec.get_embedding_variable("on", 2, ev_option=policies(ckpt=option))
+    anew = deeprec.get_embedding_variable("anew", 2, init_data_source=(tmp_path, "counted"), ev_option=policies())
+    for new, step, occurred, waiting in ((on, 3, 3, told["candidates"]), (anew, 0, 0, 0)):
+        assert int(new.step) == step and new.history([5])[0].numpy().tolist() == [occurred]
+        assert new.stats()["rows"] == told["rows"] and new.stats()["candidates"] == waiting
+        np.testing.assert_array_equal(new.sparse_read([5]).numpy(), table.sparse_read([5]).numpy())
+
+
+def test_what_cannot_be_a_data_source_is_said(old, tmp_path):
+    folder, _, _ = old
+    for arguments, words in (
+        ({"embedding_dim": 3, "init_data_source": (folder, "old")}, ("dim 3", "'old'", "has 2")),
+        ({"key_dtype": tf.int32, "init_data_source": (folder, "old")}, ("key dtype int32", "'old'", "has int64")),
+        ({"init_data_source": folder}, ("holds no table 'refused", "'old'")),
+        ({"init_data_source": folder, "ev_option": option(folder)}, ("`init_data_source` or a `ckpt`, not both",)),
+    ):
+        with pytest.raises(ValueError, match=saying(*words)):
+            deeprec.get_embedding_variable("refused", **{"embedding_dim": 2, **arguments})
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        deeprec.get_embedding_variable("refused", 2, init_data_source=tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("source", ["ckpt", "data"])
+def test_tables_of_a_graph_have_both_sources(old, source):
+    folder, rows, _ = old
+    given = {"ev_option": option(folder)} if source == "ckpt" else {"init_data_source": (folder, "old")}
+    with tf.Graph().as_default():
+        table = deeprec.get_embedding_variable(f"graph_of_{source}", 2, **given)
+        read, step = table.sparse_read(tf.constant(KEYS)), table.step
+        with tf.compat.v1.train.MonitoredTrainingSession(hooks=[deeprec.WarmStartHook()]) as session:
+            np.testing.assert_array_equal(session.run(read), rows)
+            assert session.run(step) == int(source == "ckpt")
+
+
 def test_a_session_reads_them_once_unless_it_has_trained(old):
     folder, rows, _ = old
     for always in (False, True):
