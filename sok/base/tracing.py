@@ -12,6 +12,8 @@ import json
 import os
 import re
 import sys
+import threading
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +21,10 @@ import tensorflow as tf
 
 from sok.base import _ops
 from sok.base.graph_ops import run_now
+
+_lock = threading.Lock()
+_forgotten: Counter[str] = Counter()  # of each name the bytes that a reset took from what is counted
+_of_jobs_before: dict[str, int] = {}  # of each name the bytes when the last job ended
 
 
 def collective_counts(reset: bool = False) -> dict[str, Any]:
@@ -39,7 +45,31 @@ def collective_counts(reset: bool = False) -> dict[str, Any]:
         >>> collective_counts()
         {'collectives': 0, 'bytes': 0, 'by_name': {}}
     """
-    return json.loads(run_now(lambda: _ops.lib().sok_trace_read(reset)))
+    with _lock:
+        counts = json.loads(run_now(lambda: _ops.lib().sok_trace_read(reset)))
+        if reset:
+            _forgotten.update({name: one["bytes"] for name, one in counts["by_name"].items()})
+    return counts
+
+
+def bytes_of_lookups() -> Counter[str]:
+    """What this worker has handed over for lookups since the job began, whatever was reset: bytes by `Group.name`."""
+    found: Counter[str] = Counter()
+    for name, total in _bytes_by_name().items():
+        if parts := _LOOKUP.fullmatch(name):
+            found[f"sok/{parts['tables']}"] += total - _of_jobs_before.get(name, 0)
+    return found
+
+
+def end_job() -> None:
+    """Names of tables are free again: what was counted under them is of jobs before."""
+    _of_jobs_before.update(_bytes_by_name())
+
+
+def _bytes_by_name() -> Counter[str]:
+    counts = collective_counts()["by_name"]
+    with _lock:
+        return _forgotten + Counter({name: one["bytes"] for name, one in counts.items()})
 
 
 # The collectives of one lookup: sok/lookup/exchange.py.

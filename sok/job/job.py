@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from concurrent import futures
 from typing import Any
 
+from sok.base import tracing
 from sok.job import dead_peers
 from sok.job.beside import Beside
 from sok.job.servers import Servers
@@ -95,6 +96,8 @@ class Job:
         """Ends it: its tables, and functions that were traced for it, are refused from now on."""
         self.transport.shutdown()
         self.has_ended = True
+        if self.size > 1:
+            tracing.end_job()
         ordering.end_epoch()
         while self._endings:
             self._endings.pop()()

@@ -30,6 +30,7 @@ from sok.distributed.replicas import variables_of
 from sok.job import context
 from sok.job.agreement import together
 from sok.keras.metrics import of_model, sum_over_workers
+from sok.table.exchanged import local_bytes
 from sok.table.options import whole_number
 from sok.table.state import local_details, local_stats
 from sok.table.table import EmbeddingVariable
@@ -355,8 +356,9 @@ class TableScalars(Callback):
         log_dir: a folder.
         every: steps from one writing to the next, at least 1.
         tables: an `EmbeddingVariable`, a layer, a model, or a list of these. None: those of the model in `fit`.
-        details: writes `collisions` and `bytes_in_memory` of all tables, too, as `table.stats(details=True)` has them
-            of this shard. Tables on the CPU.
+        details: writes `collisions` and `bytes_in_memory` of all tables, too, and on several workers
+            `bytes_exchanged` since the scalars before, as `table.stats(details=True)` has them of this worker. Tables
+            on the CPU.
 
     In a loop of one's own: `scalars = TableScalars("logs", tables=model)`, and `scalars.write(step)` now and then.
 
@@ -391,6 +393,7 @@ class TableScalars(Callback):
         self._steps = self._before_epoch = self._written = 0
         self._counts: dict[str, tuple[int, int]] = {}  # of each table at the last writing: rows, ids
         self._stats: dict[str, dict[str, int]] = {}  # of tables with policies, or a file
+        self._exchanged: dict[str, int] = {}  # of each table at the last writing: bytes
         self._trace = tracing.trace()
         self._begin()
 
@@ -427,8 +430,11 @@ class TableScalars(Callback):
             scalars[f"tables/{table.table_name}/rows"] = float(rows)
             scalars[f"tables/{table.table_name}/full"] = rows / table.capacity
             if self.details:
-                for what, count in local_details(table).items():
-                    scalars[f"tables/{table.table_name}/{what}"] = float(count)
+                details = local_details(table)
+                details["bytes_exchanged"] -= self._exchanged.get(table.table_name, 0)
+                for what, count in details.items():
+                    if what != "bytes_exchanged" or context.size() > 1:
+                        scalars[f"tables/{table.table_name}/{what}"] = float(count)
             old_stats = stats_before.get(table.table_name, {})
             stats = self._stats[table.table_name] = self._stats_of(table)
             came = stats["made"] - old_stats.get("made", 0) if stats else max(rows - old_rows, 0)
@@ -453,6 +459,8 @@ class TableScalars(Callback):
             tables = {} if self.tables is None else tables_of(self.tables)
             self._counts = {name: self._now(table) for name, table in tables.items()}
             self._stats = {name: self._stats_of(table) for name, table in tables.items()}
+            if self.details:
+                self._exchanged = {name: local_bytes(table) for name, table in tables.items()}
 
     @staticmethod
     def _stats_of(table: Any) -> dict[str, int]:

@@ -35,6 +35,7 @@ from sok.job.transport import ordering
 from sok.job.transport.refusal import all_refuse
 from sok.lookup import advice, read_ahead, servers
 from sok.lookup.feature import Feature, Group
+from sok.table import exchanged
 from sok.table.table import EmbeddingVariable
 
 # Of a message of keys (ops/exchange_op.h): where its status is, and which says that text follows the header. Where that
@@ -133,6 +134,7 @@ def send_keys(group: Group, features: Sequence[Feature], insert: tf.Tensor, ahea
     Collective: one. What is wrong with ids travels, and is raised by `fetch_rows`.
     """
     group.check_device()
+    exchanged.note(group.name, group.tables)
     number = _count_call(group) if ahead is None else ahead.number
     asked = [f for f in features for _ in f.table.parts]
     attributes = {

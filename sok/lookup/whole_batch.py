@@ -20,6 +20,7 @@ from sok.job import context
 from sok.lookup.feature import ROWS, Csr, Feature, Group, by_device
 from sok.lookup.inputs import to_csr
 from sok.lookup.lookup import Ticket, finish
+from sok.table import exchanged
 
 if TYPE_CHECKING:
     from sok.job.transport.base import Transport
@@ -55,6 +56,7 @@ def look_up_whole_batch(
     Raises:
         tf.errors.InvalidArgumentError: an id is no row number; B is not a multiple of R, or differs: on all ranks.
     """
+    exchanged.note(name, [*tables, *(f.table for f in features)])
     features = [dataclasses.replace(f, ids=to_csr(f)) for f in features]
     header, num_samples = _judged(features, transport.size)
     is_good = tf.equal(header[0], 0)

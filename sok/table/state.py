@@ -15,7 +15,7 @@ from sok.base import _ops
 from sok.base.types import TensorLike
 from sok.job import context
 from sok.job.job import job_of
-from sok.table import on_servers, reading
+from sok.table import exchanged, on_servers, reading
 from sok.table.on_servers import over_shards
 from sok.table.rules import RULES, find
 
@@ -258,7 +258,8 @@ def set_handle_data(handle: tf.Tensor, dim: int, graph_mode: bool) -> None:
 
 
 _STATS = ("rows", "candidates", "made", "refused", "evicted")
-_DETAILS = ("collisions", "bytes_in_memory")
+_DETAILS = ("collisions", "bytes_in_memory")  # of which native code knows
+_EXCHANGED = "bytes_exchanged"
 _STORAGE = (
     *("rows_in_memory", "cache_rows", "hits", "misses", "read_ahead", "bytes_read", "bytes_written"),
     *("bytes_in_file", "bytes_in_memory"),
@@ -274,7 +275,7 @@ def local_stats(variable: EmbeddingVariable) -> dict[str, int]:
 @over_shards(on_servers.added)
 def local_details(variable: EmbeddingVariable) -> dict[str, int]:
     """What `stats(details=True)` sums beside, of this worker's shard. Eager."""
-    return dict(zip(_DETAILS, _lib_stats(variable).numpy().tolist()[len(_STATS) :], strict=True))
+    return dict(zip((*_DETAILS, _EXCHANGED), _details(variable).numpy().tolist(), strict=True))
 
 
 @over_shards(on_servers.added)
@@ -284,15 +285,19 @@ def stats(variable: EmbeddingVariable, details: bool = False) -> dict[str, int]:
     if not variable.counts_for_all:
         mine = tf.zeros_like(mine)
     if details:  # memory is taken by each copy, and by each piece of rows
-        mine = tf.concat([mine, _lib_stats(variable)[len(_STATS) :]], 0)
+        mine = tf.concat([mine, _details(variable)], 0)
     name = context.unique_collective_name(f"sok/{variable.table_name}/stats")
     given = [mine]
     summed = job_of([variable]).transport.grouped_all_reduce(given, name, average=False)[0]
-    return _named(variable, summed, _DETAILS if details else ())
+    return _named(variable, summed, (*_DETAILS, _EXCHANGED) if details else ())
 
 
 def _lib_stats(variable: EmbeddingVariable) -> tf.Tensor:
     return _ops.lib().sok_table_stats(variable.handle)
+
+
+def _details(variable: EmbeddingVariable) -> tf.Tensor:
+    return tf.concat([_lib_stats(variable)[len(_STATS) :], [exchanged.local_bytes(variable)]], 0)
 
 
 def _counts(variable: EmbeddingVariable) -> tf.Tensor:

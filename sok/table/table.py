@@ -333,7 +333,8 @@ class EmbeddingVariable(TellsEvicted, AsVariable):
         """What all workers have done with this table since it was made; in no checkpoint. Collective; eager only.
 
         Args:
-            details: adds `collisions` of keys in the index, which differ from run to run, and `bytes_in_memory`.
+            details: adds `collisions` of keys in the index, which differ from run to run, `bytes_in_memory`, and
+                `bytes_exchanged` of lookups and gradients, as `sok.trace` counts them: docs/profiling.md.
 
         Returns:
             `rows` in use now; `candidates`: keys that `admission` counts, without a row now; `made`: rows made;

@@ -34,7 +34,7 @@ _ALL = (
         "callbacks",
         "policies",
     ),
-    *("metrics", "optimizers", "export", "checkpoint", "savers", "v2"),
+    *("metrics", "optimizers", "export", "checkpoint", "savers", "v2", "exchanged"),
 )
 _OF_SEVERAL = ("convert", "joining", "openembedding")
 _OF_RANKS = {
@@ -70,6 +70,7 @@ _OF_RANKS = {
         "checkpoint",
         "v2",
         "policies",
+        "exchanged",
         "ahead_of_three",
     ),
     4: ("job", "lookup", "loops", "collection", "copies", "policies"),

@@ -246,6 +246,18 @@ def test_counts_can_be_read_and_reset_anywhere():
     assert sok.collective_counts() == {"collectives": 0, "bytes": 0, "by_name": {}}
 
 
+def test_bytes_of_lookups_outlive_a_reset_and_end_with_the_job():
+    for what in ("keys", "rows/1", "ahead2/rows", "stats"):
+        tracing.count(tf.zeros([3]), f"sok/of_a_job+1/{what}", "all_to_all")
+    assert tracing.bytes_of_lookups()["sok/of_a_job+1"] == 36
+    sok.collective_counts(reset=True)
+    tracing.count(tf.zeros([3]), "sok/of_a_job+1/keys", "all_to_all")
+    assert tracing.bytes_of_lookups()["sok/of_a_job+1"] == 48
+    tracing.end_job()  # names are free for other tables
+    tracing.count(tf.zeros([2]), "sok/of_a_job+1/grads", "all_to_all")
+    assert tracing.bytes_of_lookups()["sok/of_a_job+1"] == 8
+
+
 def test_a_trace_that_was_not_entered_says_so():
     with pytest.raises(RuntimeError, match="inside a `with`"):
         _ = sok.trace().collectives
