@@ -1,9 +1,10 @@
 """Kills workers of a job, and adds others, at random: training goes on, and gives what it would have given.
 
     python examples/elastic.py --kills 3 --check
+    python examples/elastic.py --kills 3 --replicas 1
 
-All workers run on this host. They are killed whatever they do: while they start, meet the others, train or commit. Ends
-with one line of JSON.
+All workers run on this host. They are killed whatever they do: while they start, meet the others, train or commit. With
+replicas a commit is in the memory of neighbours, and every third in files. Ends with one line of JSON.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ from pathlib import Path
 from typing import Any
 
 SAMPLES, USERS, BATCH, EVERY = 2400, 300, 24, 10  # 24: what 1, 2, 3 and 4 workers divide
+SAVE_EVERY = 3  # commits, with replicas
 
 
-def worker(folder: Path, seed: int, pause: float, epochs: int) -> None:
+def worker(folder: Path, given: argparse.Namespace) -> None:
     """Trains, wherever the job stands."""
+    seed, pause, epochs = given.seed, given.pause, given.epochs
     with open(folder / "log", "a") as log:
         log.write(json.dumps({"what": "starts", "pid": os.getpid(), "time": time.time()}) + "\n")
 
@@ -46,11 +49,15 @@ def worker(folder: Path, seed: int, pause: float, epochs: int) -> None:
     uses = sok.EmbeddingVariable(dim=1, capacity=SAMPLES, name="uses", initializer="zeros")  # of each sample, counted
     weights = tf.Variable(np.random.default_rng(seed).normal(size=8).astype(np.float32))
     optimizer, counter = sok.optimizers.Adam(0.02), sok.optimizers.SGD(1.0)
-    state = sok.elastic.State(folder / "saves", [table, uses, optimizer, counter, weights], step=0)
+    tracked, more = [table, uses, optimizer, counter, weights], {}
+    if given.replicas:
+        more = {"replicas": given.replicas, "save_every": SAVE_EVERY}
+    state = sok.elastic.State(folder / "saves", tracked, **more, step=0)
 
     def note(what: str) -> None:
         line = {"what": what, "pid": os.getpid(), "rank": sok.rank()}
         line |= {"size": sok.size(), "step": state.step, "time": time.time(), "rss": _resident()}
+        line |= {"from": state.origin}
         with open(folder / "log", "a") as log:
             log.write(json.dumps(line) + "\n")
 
@@ -104,7 +111,7 @@ def _log(folder: Path) -> list[dict[str, Any]]:
 
 def disturbed(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     """A job of 2 to 4 workers, of which some are killed while others come and go. Its result, and what it has cost."""
-    rng, size, told = random.Random(given.seed), 2, []
+    rng, size, told = random.Random(given.seed), 1 + (given.neighbours or 1), []
     script = folder / "discover"
 
     def tell() -> None:
@@ -115,7 +122,7 @@ def disturbed(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     (folder / "disturbed").touch()
     script.write_text(f"#!/bin/sh\ncat {folder / 'hosts'}\n")
     script.chmod(0o755)
-    command = [sys.executable, "-m", "sok", "elastic", "-np", "2", "--max-np", "4", "--network-interface", "lo"]
+    command = [sys.executable, "-m", "sok", "elastic", "-np", str(size), "--max-np", "4", "--network-interface", "lo"]
     command += ["--host-discovery-script", str(script), "--deadline", "120", *_worker(folder, given, given.pause)]
     end = time.monotonic() + given.deadline
     with open(folder / "output", "w") as output:
@@ -124,23 +131,27 @@ def disturbed(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
             left = ["kill"] * given.kills + ["add"] * given.kills
             rng.shuffle(left)
             while left and job.poll() is None and time.monotonic() < end:
-                settled = not told or rng.random() < 0.75  # else while workers start, or meet
+                # Else while workers start, or meet.
+                settled = not told or given.neighbours or rng.random() < 0.75
                 limit = time.monotonic() + (60.0 if not told else 20.0)
                 while settled and not _is_settled(_log(folder), size) and time.monotonic() < limit:
                     time.sleep(0.1)
                 time.sleep(rng.uniform(0.0, 2 * EVERY * given.pause) if settled else rng.uniform(0.5, 5.0))
-                living = [x["pid"] for x in _log(folder) if x["what"] == "starts" and _lives(x["pid"])]
-                if not living:
+                living = _neighbours(_log(folder), size) if given.neighbours else _started(_log(folder))
+                at_once = given.neighbours or 1
+                if len(living) < at_once:
                     continue
                 what = left.pop()
                 if what == "kill":
-                    if size > 2 and rng.random() < 0.5:
+                    if size > at_once + 1 and rng.random() < 0.5:
                         size -= 1  # else another starts in its place
                         tell()
-                    with contextlib.suppress(ProcessLookupError):  # it has just left
-                        os.kill(rng.choice(living), signal.SIGKILL)
+                    first = rng.randrange(len(living))
+                    for number in range(at_once):
+                        with contextlib.suppress(ProcessLookupError):  # it has just left
+                            os.kill(living[(first + number) % len(living)], signal.SIGKILL)
                 elif size == 4:
-                    what, size = "take away", rng.randint(2, 3)
+                    what, size = "take away", rng.randint(at_once + 1, 3)
                     tell()
                 else:
                     size += 1
@@ -158,6 +169,18 @@ def disturbed(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     return {**found, "status": code, "told": told, **_cost(_log(folder), told)}
 
 
+def _started(log: list[dict[str, Any]]) -> list[int]:
+    """Processes of workers that live, whatever they do."""
+    return [x["pid"] for x in log if x["what"] == "starts" and _lives(x["pid"])]
+
+
+def _neighbours(log: list[dict[str, Any]], size: int) -> list[int]:
+    """Processes of workers that train, in the order of their ranks; none if they are not so many."""
+    trains = {x["pid"]: x for x in log if x["what"] == "train" and _lives(x["pid"])}
+    found = sorted((x["rank"], pid) for pid, x in trains.items() if x["size"] == size)
+    return [pid for _, pid in found] if [rank for rank, _ in found] == list(range(size)) else []
+
+
 def _is_settled(log: list[dict[str, Any]], size: int) -> bool:
     """Whether so many train."""
     last = next((x for x in reversed(log) if x["what"] in ("train", "step")), None)
@@ -166,11 +189,12 @@ def _is_settled(log: list[dict[str, Any]], size: int) -> bool:
 
 def _cost(log: list[dict[str, Any]], told: list[dict[str, Any]]) -> dict[str, Any]:
     """What was done again, how long nobody trained after a kill, and the memory of the worker that lived longest."""
-    reached, again, sizes = 0, [], []
+    reached, again, sizes, origins = 0, [], [], []
     for x in log:
         if x["what"] == "train" and x["rank"] == 0:
             again.append(reached - x["step"])
             sizes.append(x["size"])
+            origins.append(x["from"])
             reached = x["step"]
         elif x["what"] == "step":
             reached = x["step"]
@@ -183,6 +207,7 @@ def _cost(log: list[dict[str, Any]], told: list[dict[str, Any]]) -> dict[str, An
     return {
         "again": again,
         "sizes": sizes,
+        "origins": origins,
         "seconds": [round(p, 1) for p, one in zip(pauses, told, strict=True) if one["what"] == "kill"],
         "rss": max(by_pid.values(), key=len, default=[0]),
     }
@@ -197,7 +222,7 @@ def _lives(pid: int) -> bool:
 
 def _worker(folder: Path, given: argparse.Namespace, pause: float) -> list[str]:
     command = [sys.executable, __file__, "--worker", str(folder), "--seed", str(given.seed), "--pause", str(pause)]
-    return [*command, "--epochs", str(given.epochs)]
+    return [*command, "--epochs", str(given.epochs), "--replicas", str(given.replicas)]
 
 
 def undisturbed(given: argparse.Namespace) -> dict[str, Any]:
@@ -214,6 +239,13 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=3, help="workers to kill; as often their number is changed")
     parser.add_argument("--check", action="store_true", help="compare with runs that nobody disturbs")
     parser.add_argument("--runs", type=int, default=5, help="how many of these")
+    parser.add_argument("--replicas", type=int, choices=[0, 1], default=0, help="commits to the memory of neighbours")
+    parser.add_argument(
+        "--neighbours",
+        type=int,
+        choices=[1, 2],
+        help="kill so many workers at once that train, and are neighbours (default: one, whatever it does)",
+    )
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--epochs", type=int, help="(default: twice as many as kills, and 2)")
     parser.add_argument(
@@ -224,7 +256,7 @@ def main() -> int:
     given = parser.parse_args()
     given.epochs = given.epochs or 2 * given.kills + 2
     if given.worker:
-        worker(given.worker, given.seed, given.pause, given.epochs)
+        worker(given.worker, given)
         return 0
     folder = Path(tempfile.mkdtemp())
     found = disturbed(folder, given)
@@ -239,11 +271,15 @@ def main() -> int:
         "uses_of_each_sample": found.get("uses"),
         "steps": found.get("steps"),
         "steps_done_again": found["again"],
+        "from": found["origins"],
         "seconds_from_kill_to_step": found["seconds"],
         "resident_mb": [round(rss / 2**20) for rss in found["rss"]],
     }
     ok = found["status"] == 0 and found.get("uses") == [given.epochs, given.epochs]
-    ok = ok and len(kinds) == 2 * given.kills and max(found["again"]) <= EVERY
+    # With replicas those go back to the last save who have lost two neighbours before rows were kept anew.
+    of_files = EVERY * (SAVE_EVERY if given.replicas else 1)
+    most = [of_files if origin == "files" else EVERY for origin in found["origins"]]
+    ok = ok and len(kinds) == 2 * given.kills and all(n <= at for n, at in zip(found["again"], most, strict=True))
     ok = ok and set(found["steps"]) == {given.epochs * SAMPLES // BATCH}
     if given.check:
         seeds = [argparse.Namespace(**{**vars(given), "seed": given.seed + run}) for run in range(given.runs)]

@@ -1,4 +1,5 @@
 // Tables that change their placement: rows, slots and notes of changes, out of one table and into another.
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -158,6 +159,90 @@ void TableReadKeys(OpKernelContext* ctx) {
 }
 SOK_HOST_KERNEL("Sok>TableReadKeys", FunctionOp<TableReadKeys>, "handle", "keys", "values", "changed");
 
+// Rows that have changed since the save before, as of the save that was begun: keys, and of each what TableReadKeys gives.
+REGISTER_OP("Sok>TableReadChanges")
+    .Input("handle: resource")
+    .Output("keys: key_dtype")
+    .Output("values: float")
+    .Attr("key_dtype: " SOK_KEY_TYPES)
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(c->UnknownDim()));
+      c->set_output(1, c->Matrix(c->UnknownDim(), c->UnknownDim()));
+      return absl::OkStatus();
+    });
+
+// Keeps what it is given, in pieces: how many rows will come is not known before.
+class ChangesSink : public TableStore::RowSink {
+ public:
+  explicit ChangesSink(int64_t dim) : dim_(dim) {}
+
+  int64_t Begin(int64_t, const std::vector<SlotSetInfo>& sets) override {
+    widths_ = {dim_};
+    for (const SlotSetInfo& set : sets) widths_.push_back(set.rule.slot_floats(dim_));
+    floats_ = FloatsOf(sets, dim_);
+    return std::max<int64_t>(1, kPieceFloats / floats_);
+  }
+  TableStore::RowTarget Allocate(int64_t n) override {
+    pieces_.push_back(
+        {std::vector<uint64_t>(static_cast<size_t>(n)), std::vector<float>(static_cast<size_t>(n * floats_))});
+    rows_ += n;
+    TableStore::RowTarget target;
+    target.keys = pieces_.back().keys.data();
+    target.rows = pieces_.back().values.data();
+    float* next = target.rows + n * widths_[0];
+    for (size_t set = 1; set < widths_.size(); ++set) {
+      target.slots.push_back(next);
+      next += n * widths_[set];
+    }
+    return target;
+  }
+  void Commit() override {}
+
+  int64_t rows() const { return rows_; }
+  int64_t floats() const { return floats_; }
+  // keys [rows], values [rows, floats]: of each row its columns, then the slots of each set. Gives back memory on the way.
+  void MoveTo(uint64_t* keys, float* values) {
+    for (Piece& piece : pieces_) {
+      const auto n = static_cast<int64_t>(piece.keys.size());
+      keys = std::copy(piece.keys.begin(), piece.keys.end(), keys);
+      int64_t at = 0;
+      for (const int64_t width : widths_) {
+        const float* from = piece.values.data() + n * at;
+        for (int64_t i = 0; i < n; ++i) std::copy_n(from + i * width, width, values + i * floats_ + at);
+        at += width;
+      }
+      values += n * floats_;
+      piece = {};
+    }
+  }
+
+ private:
+  static constexpr int64_t kPieceFloats = 1 << 20;
+  struct Piece {
+    std::vector<uint64_t> keys;
+    std::vector<float> values;  // the rows of all, then the slots of all of each set
+  };
+  const int64_t dim_;
+  int64_t floats_ = 0, rows_ = 0;
+  std::vector<int64_t> widths_;
+  std::vector<Piece> pieces_;
+};
+
+void TableReadChanges(OpKernelContext* ctx) {
+  const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
+  resource->CheckKeyType(Tensor(ctx->expected_output_dtype(0), TensorShape({0})));
+  ChangesSink sink(resource->config().dim);
+  const TfExecutor executor(ctx);
+  resource->table().ReadChanges({executor}, &sink);
+  Tensor* keys = Output(ctx, 0, CheckedShape({sink.rows()}));
+  Tensor* values = Output(ctx, 1, CheckedShape({sink.rows(), sink.floats()}));
+  std::vector<uint64_t> words(static_cast<size_t>(sink.rows()));
+  sink.MoveTo(words.data(), values->flat<float>().data());
+  StoreKeys(words.data(), sink.rows(), keys);
+}
+SOK_HOST_KERNEL("Sok>TableReadChanges", FunctionOp<TableReadChanges>, "handle", "keys", "values");
+
 // Keys that were erased since the save before, as of the save that was begun.
 REGISTER_OP("Sok>TableErasedKeys")
     .Input("handle: resource")
@@ -176,11 +261,12 @@ void TableErasedKeys(OpKernelContext* ctx) {
 SOK_HOST_KERNEL("Sok>TableErasedKeys", FunctionOp<TableErasedKeys>, "handle", "keys");
 
 // Makes an empty table one that will hold what others held: with their slot sets, and if `base` names a save, with what has been
-// called since that.
+// called since that. `save` names what is taken: what comes twice under one name counts once.
 REGISTER_OP("Sok>TableTakeSets")
     .Input("handle: resource")
     .Input("sets: string")
     .Input("base: string")
+    .Input("save: string")
     .SetIsStateful()
     .SetShapeFn(NoOutputs);
 
@@ -195,9 +281,9 @@ void TableTakeSets(OpKernelContext* ctx) {
     table.BeginSave();
     table.EndSave(base);
   }
-  table.SkipCalls("sok/reshard", sets);
+  table.SkipCalls(ScalarArg<tstring>(ctx->input(3), "save"), sets);
 }
-SOK_HOST_KERNEL("Sok>TableTakeSets", FunctionOp<TableTakeSets>, "handle", "sets", "base");
+SOK_HOST_KERNEL("Sok>TableTakeSets", FunctionOp<TableTakeSets>, "handle", "sets", "base", "save");
 
 // Stores what TableReadKeys has read, of a table with these sets; `columns` as in TableLoad.
 REGISTER_OP("Sok>TableStoreKeys")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import glob
-import io
 import json
 import os
 import secrets
-import zipfile
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -18,24 +15,24 @@ import numpy as np
 import tensorflow as tf
 
 from sok.base import _ops, log
-from sok.base.errors import CheckpointError
 from sok.base.types import PathLike
-from sok.checkpoint import chains
+from sok.checkpoint import chains, elastic_files
 from sok.checkpoint.arguments import optimizers_of
+from sok.checkpoint.elastic_hello import Hello, InMemory, fitting, newest
 from sok.checkpoint.manifest import generation_after, make_folder
+from sok.checkpoint.replicas import Replica, Replicas
 from sok.checkpoint.restoring import restore
 from sok.checkpoint.saving import save
 from sok.distributed.broadcast import broadcast_variables
 from sok.job import context, dead_peers
 from sok.job.agreement import check_equal, together
 from sok.optimizers import Optimizer
+from sok.table.options import whole_number
 from sok.table.placement import Placement
 from sok.table.resharding import Move, move, moves_of
 from sok.table.table import EmbeddingVariable, is_embedding_variable
 
 T = TypeVar("T")
-
-_PREFIX = "elastic-"
 
 
 class _WorkersChanged(BaseException):
@@ -52,10 +49,14 @@ class State:
             order.
         place: (table, number of workers) -> its placement among so many. None: the one it has; if that names ranks that
             are not there, these are taken modulo the number of workers.
+        replicas: 1: a commit hands what has changed to a neighbour, which keeps it in memory, and writes no file. Rows
+            take three times the memory then, and are on the CPU. 0: a commit is in files.
+        save_every: with replicas, how many commits lie between two saves into files, at least 1. None: 10.
         **values: where the program is (`step=0, epoch=0`): attributes of the state, of what JSON can hold.
 
     Raises:
-        ValueError: `tracked` holds no table, or one twice; a value has a name that the state needs.
+        ValueError: `tracked` holds no table, or one twice; a value has a name that the state needs; `replicas` is
+            neither 0 nor 1, or a table is where there are none; `save_every` is out of range, or without replicas.
 
     Making one is not collective. Workers that join make theirs, with tables and optimizers, while others train: between
     `sok.Init` and the function that `sok.elastic.run` has wrapped a program makes no collective calls.
@@ -63,9 +64,13 @@ class State:
     Example:
         >>> import sok
         >>> state = State("/tmp/saves", [sok.EmbeddingVariable(dim=2, capacity=10, name="of_state")], step=0)
-        >>> state.step
-        0
+        >>> state.step, state.origin
+        (0, '')
     """
+
+    origin = ""
+    """From where the function went on last: 'as made', 'in memory' (all rows were there), 'replicas' (a worker was
+    gone), 'files'. Empty: it has not begun."""
 
     def __init__(
         self,
@@ -73,6 +78,8 @@ class State:
         tracked: Sequence[Any],
         *,
         place: Callable[[EmbeddingVariable, int], Placement] | None = None,
+        replicas: int = 0,
+        save_every: int | None = None,
         **values: Any,
     ) -> None:
         taken = sorted(name for name in values if hasattr(type(self), name) or name.startswith("_"))
@@ -90,67 +97,102 @@ class State:
         own = {id(v) for optimizer in self._optimizers for v in optimizer.variables}
         self._dense = [v for v in variables if not is_embedding_variable(v) and id(v) not in own]
         self._counters = [v for optimizer in self._optimizers for v in optimizer.variables]
+        self._save_every = _checked_save_every(replicas, save_every, self._tables)
         self.__dict__.update(values)
+        self._replicas: Replicas | None = None  # of a job of several workers
+        self._number = 0  # of the last commit
+        self._unsaved = 0  # commits since the last save into files
         self._token = ""  # of the job whose workers hold what they do together
         self._is_committed = False  # nothing has changed since the last commit
 
     def commit(self) -> None:
-        """Saves what has changed since the last commit, and lets workers in that wait, and those out that are to go.
+        """Keeps what has changed since the last commit, and lets workers in that wait, and those out that are to go.
 
-        After a worker is lost, all others go on from here: what they have done since is done again. Collective.
+        After a worker is lost, all others go on from here: what they have done since is done again. With `replicas` a
+        neighbour keeps it, and every `save_every` commits, and where workers come or go, files do, too. Collective.
         Does not return where workers come or go: `sok.elastic.run` calls its function again.
 
         Raises:
             Exception: what `sok.save` raises.
         """
-        self._save()
+        self._keep()
+        if self._replicas is not None and self._unsaved >= self._save_every:
+            self._save()
         self._is_committed = True
         transport = context.get_transport()
         told = together(transport, "sok/elastic/changes", lambda: transport.rank == 0 and context.are_changes())
         if any(told):
+            if self._replicas is not None:
+                if self._unsaved:  # rows of workers that go, two neighbours maybe, are there then
+                    self._save()
+                self._replicas.note_save(tables_too=True)
             raise _WorkersChanged
         self._is_committed = False
+
+    def _keep(self) -> None:
+        """A commit: with a neighbour or, of one worker alone, in files."""
+        self._number += 1
+        self._unsaved += 1
+        if self._replicas is None:
+            self._save()
+        else:
+            self._hand_on(self._replicas)
+
+    def _hand_on(self, replicas: Replicas) -> None:
+        common = {
+            "told": json.dumps(
+                {
+                    "values": self._values(),
+                    "placements": [table.placement.get_config() for table in self._tables],
+                    "unsaved": self._unsaved,
+                }
+            ),
+            "variables": [np.array(v) for v in (*self._dense, *self._counters)],
+        }
+        replicas.commit(self._number, common)
+
+    def _finish(self) -> None:
+        """The function has come to its end: what was not saved by then is."""
+        if self._save_every:
+            self._keep()
+            if self._unsaved:
+                self._save()
 
     def _values(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self._names}
 
-    def _file(self, generation: str) -> str:
-        # The number alone: it is known before the save, whose name is not.
-        return os.path.join(self._path, f"{_PREFIX}{generation.partition('-')[0]}.npz")
-
     def _save(self) -> None:
-        """Rows, dense weights and values of one step: the manifest of the rows says which of the others are valid."""
+        """Rows, dense weights and values of one step: the manifest of the rows says which of the others are valid.
+
+        To be called at a commit.
+        """
         transport = context.get_transport()
 
         def write() -> str | None:
             if transport.rank:
                 return None
             make_folder(self._path)
-            path = self._file(generation_after(chains.current(self._path)))
-            content = io.BytesIO()
-            arrays: dict[str, Any] = {f"v{i}": np.asarray(v) for i, v in enumerate(self._dense)}
-            np.savez(content, values=np.array(json.dumps(self._values())), **arrays)
-            with open(f"{path}.tmp", "wb") as file:
-                file.write(content.getvalue())
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(f"{path}.tmp", path)
+            path = elastic_files.path_of(self._path, generation_after(chains.current(self._path)))
+            elastic_files.write(path, self._dense, self._values(), self._number)
             return path
 
         kept = together(transport, "sok/elastic/dense", write)[0]
-        save(self._path, self._tables, self._optimizers or None, incremental=True)
+        tables = self._tables if self._replicas is None else self._replicas.as_tables()
+        save(self._path, tables, self._optimizers or None, incremental=True)
+        if self._replicas is not None:
+            self._replicas.note_save(tables_too=False)
+        self._unsaved = 0
         if transport.rank == 0:
-            for old in set(glob.glob(os.path.join(glob.escape(self._path), f"{_PREFIX}*"))) - {kept}:
-                with contextlib.suppress(OSError):
-                    os.unlink(old)
+            elastic_files.remove_others(self._path, kept)
 
     def _restore(self) -> None:
         generation = restore(self._path, self._tables, self._optimizers or None, _give_generation=True)
         assert generation is not None
 
         def read() -> None:
-            arrays, values = _read(self._file(generation), len(self._dense))
-            _assign(self._dense, arrays, self._path)
+            path = elastic_files.path_of(self._path, generation)
+            arrays, values, _ = elastic_files.read(path, len(self._dense))
+            elastic_files.assign(self._dense, arrays, self._path)
             self.__dict__.update(values)
 
         together(context.get_transport(), "sok/elastic/restored", read)
@@ -158,36 +200,49 @@ class State:
     # What `run` does between two calls of its function.
 
     def _sync(self) -> None:
-        """Brings all workers to one step: in memory if all that the job held is there, else from the last commit."""
+        """Brings all workers to one step: in memory if all that the job held is there, else to the last commit."""
         job = context.get_job()
-        said = [_Hello(*one) for one in together(job.transport, "sok/elastic/hello", self._hello)]
-        check_equal([one.names for one in said], "sok.elastic: [[table, dim], number of dense variables]")
+        said = [Hello(*one) for one in together(job.transport, "sok/elastic/hello", self._hello)]
+        check_equal([one.names for one in said], "sok.elastic: [[table, dim], dense variables, save_every]")
         held = [rank for rank, one in enumerate(said) if one.token]
         root = held[0] if held else 0
         there = {said[rank].rank for rank in held if said[rank].token == said[root].token}
         lacking = set(range(said[root].size)) - there
+        found = newest([one.holds for one in said])
         self._is_committed = False  # until all is done
-        placements = self._placements(said[root])
+        self._number = max(max(one.number, one.saved) for one in said)
+        placements = self._placements(said[root].placements)
         if held and not lacking and all(said[rank].is_committed for rank in held):
             self._move(placements, root, said)
-            how = "in memory"
-        elif said[0].has_save:
+            self.origin, self._unsaved = "in memory", 0
+        elif found is not None and found.number >= said[0].saved:
+            self._move_replicas(found)
+            self.origin = "replicas"
+        elif said[0].saved >= 0:
             self._empty(placements)
             self._restore()
-            how = f"from {self._path}"
+            self.origin, self._unsaved = "files", 0
         elif held:
             raise RuntimeError(
                 f"A worker is lost, and {self._path} holds no commit of this job any more, from which to go on."
             )
         else:
+            self._replicas = None
             self._start(placements, said)
             self.__dict__.update(said[0].values)
             self._save()
-            how = "as it was made"
+            self.origin = "as made"
+        self._replicas = None
+        if self._save_every and job.size > 1:
+            self._number += 1
+            self._replicas = Replicas(self._tables, job.transport, [one.host for one in said])
+            self._hand_on(self._replicas)
+        elif self._unsaved:
+            self._save()
         self._token, self._is_committed = said[root].proposal, True
-        log.logger.info("%d workers go on %s: %r.", job.size, how, self._values())
+        log.logger.info("%d workers go on (%s): %r.", job.size, self.origin, self._values())
 
-    def _start(self, placements: Sequence[Placement], said: Sequence[_Hello]) -> None:
+    def _start(self, placements: Sequence[Placement], said: Sequence[Hello]) -> None:
         """Nothing was trained or saved yet. But a worker may have been lost, so that tables are of a job before."""
         if any(one.rows_before for one in said):
             raise RuntimeError(
@@ -206,24 +261,31 @@ class State:
             self._is_committed,
             first.world_size,
             first.rank,
-            [[[t.table_name, t.dim] for t in self._tables], len(self._dense)],
+            [[[t.table_name, t.dim] for t in self._tables], len(self._dense), self._save_every],
             [t.placement.get_config() for t in self._tables],
             self._values(),
-            context.rank() == 0 and self._has_save(),
+            self._saved_number() if context.rank() == 0 else -1,
             secrets.token_hex(8),
             is_of_before,
             sum(int(_ops.lib().sok_table_size(t.handle)) for t in self._tables) if is_of_before else 0,
+            self._number,
+            [] if self._replicas is None else self._replicas.holds(),
+            os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname(),
         ]
 
-    def _has_save(self) -> bool:
+    def _saved_number(self) -> int:
+        """Of the commit in the files; -1: there is none."""
         manifest = chains.current(self._path)
-        return manifest is not None and os.path.exists(self._file(manifest.generation))
+        if manifest is None or not os.path.exists(file := elastic_files.path_of(self._path, manifest.generation)):
+            return -1
+        return elastic_files.read(file, 0)[2]
 
-    def _placements(self, of_root: _Hello) -> list[Placement]:
+    def _placements(self, configs: Sequence[dict[str, Any]]) -> list[Placement]:
+        """Those among the workers of now, from those that tables have had."""
         size = context.size()
-        before = [Placement.from_config(config) for config in of_root.placements]
+        before = [Placement.from_config(config) for config in configs]
         found = [
-            self._place(table, size) if self._place is not None else _fitting(placement, size)
+            self._place(table, size) if self._place is not None else fitting(placement, size)
             for table, placement in zip(self._tables, before, strict=True)
         ]
         for table, placement in zip(self._tables, found, strict=True):
@@ -234,14 +296,52 @@ class State:
         job, pairs = context.get_job(), zip(self._tables, placements, strict=True)
         return [one for table, placement in pairs for one in moves_of(table, placement, job)]
 
-    def _move(self, placements: Sequence[Placement], root: int, said: Sequence[_Hello]) -> None:
+    def _move(self, placements: Sequence[Placement], root: int, said: Sequence[Hello]) -> None:
         transport, moves = context.get_transport(), []
         moves = _done(transport, lambda: self._moves(placements))
         if not self._token:  # it is new, and has nothing
-            moves = [dataclasses.replace(one, before=None, is_sent=False, counts=False) for one in moves]
+            moves = [dataclasses.replace(one, before=None, sources=()) for one in moves]
         move(moves, transport)
         self._broadcast(root)
         self.__dict__.update(said[root].values)
+
+    def _move_replicas(self, found: InMemory) -> None:
+        """Goes to a commit that workers hold, of which each brings what `found` says."""
+        transport = context.get_transport()
+        held: dict[int, Replica] = {}
+        common: dict[str, Any] = {}
+
+        def choose() -> str | None:
+            if self._replicas is not None and any(token == found.token for _, token, *_ in self._replicas.holds()):
+                commit, here = self._replicas.go_to(found.token)
+                held.update(here)
+                common.update(commit.common)
+            return common.get("told")
+
+        said = together(transport, "sok/elastic/replicas", choose)
+        root = next(rank for rank, one in enumerate(said) if one is not None)
+        told = json.loads(said[root])
+        mine = [held[rank] for rank, worker in enumerate(found.workers) if worker == transport.rank]
+
+        def plan() -> list[Move]:
+            moves = self._moves(self._placements(told["placements"]))
+            return [
+                dataclasses.replace(
+                    one,
+                    before=one.before if self._token else None,
+                    sources=tuple(replica.sources()[place] for replica in mine),
+                )
+                for place, one in enumerate(moves)
+            ]
+
+        move(_done(transport, plan), transport)
+        self._replicas = None  # their rows are in tables again
+        if common:
+            for variable, array in zip((*self._dense, *self._counters), common["variables"], strict=True):
+                variable.assign(array)
+        self._broadcast(root)
+        self.__dict__.update(told["values"])
+        self._unsaved = told["unsaved"]
 
     def _empty(self, placements: Sequence[Placement]) -> None:
         """Tables of this job, without rows."""
@@ -251,23 +351,6 @@ class State:
 
     def _broadcast(self, root: int) -> None:
         broadcast_variables([*self._dense, *self._counters], root)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Hello:
-    """What a worker says of itself when a job begins."""
-
-    token: str
-    is_committed: bool
-    size: int
-    rank: int
-    names: list[Any]
-    placements: list[dict[str, Any]]
-    values: dict[str, Any]
-    has_save: bool
-    proposal: str
-    is_of_before: bool  # its tables are of a job that has ended
-    rows_before: int  # that these hold
 
 
 def run(function: Callable[..., T]) -> Callable[..., T]:
@@ -284,7 +367,9 @@ def run(function: Callable[..., T]) -> Callable[..., T]:
         Exception: what `function` raises, unless that came from a worker that is gone.
 
     Started by `sok elastic`. After a worker is lost all others, and those that join, go on from
-    the last commit. Workers that join, or are taken away, do so at a commit, and nothing is done twice.
+    the last commit; with `replicas`, if it was one of two neighbours and another is gone as well, from the last save in
+    files. Workers that join, or are taken away, do so at a commit, and nothing is done twice. With `replicas` what the
+    state holds when `function` returns is saved, too.
 
     Collective.
 
@@ -306,7 +391,9 @@ def run(function: Callable[..., T]) -> Callable[..., T]:
             try:
                 state._sync()
                 state._is_committed = False
-                return function(state, *args, **kwargs)
+                result = function(state, *args, **kwargs)
+                state._finish()
+                return result
             except _WorkersChanged:
                 is_agreed = True
                 log.logger.info("Workers come or go.")
@@ -326,16 +413,6 @@ def _done(transport: Any, part: Callable[[], list[Move]]) -> list[Move]:
     return made
 
 
-def _fitting(placement: Placement, size: int) -> Placement:
-    """A placement, with ranks that are not there taken modulo the number of workers."""
-    config = placement.get_config()
-    if config.get("owner") is not None:
-        config["owner"] %= size
-    if config.get("owners") is not None:
-        config["owners"] = [owner % size for owner in config["owners"]]
-    return Placement.from_config(config)
-
-
 def _flat(tracked: Any) -> list[Any]:
     return [part for one in tracked for part in _flat(one)] if isinstance(tracked, list | tuple) else [tracked]
 
@@ -353,16 +430,19 @@ def _table_optimizer(one: Any) -> Any:
     return one if isinstance(inner, Optimizer) else None
 
 
-def _assign(variables: Sequence[Any], arrays: Sequence[np.ndarray], path: str) -> None:
-    for variable, array in zip(variables, arrays, strict=True):
-        if tuple(variable.shape) != array.shape:
-            raise ValueError(f"A dense variable has shape {tuple(variable.shape)}; in {path} it has {array.shape}.")
-        variable.assign(array)
-
-
-def _read(path: str, num_dense: int) -> tuple[list[np.ndarray], dict[str, Any]]:
-    try:
-        with np.load(path, allow_pickle=False) as content:
-            return [content[f"v{i}"] for i in range(num_dense)], json.loads(str(content["values"]))
-    except (OSError, KeyError, EOFError, ValueError, zipfile.BadZipFile) as error:
-        raise CheckpointError(f"{path}: the dense weights of this commit cannot be read: {error}") from error
+def _checked_save_every(replicas: Any, save_every: Any, tables: Sequence[EmbeddingVariable]) -> int:
+    """How many commits lie between two saves into files; 0: every commit is one."""
+    if isinstance(replicas, bool) or replicas not in (0, 1):
+        raise ValueError(f"`replicas` must be 0 or 1: rows are kept by one neighbour. Received: {replicas!r}.")
+    if not replicas:
+        if save_every is not None:
+            raise ValueError(f"`save_every` is for replicas=1: else each commit is saved. Received: {save_every!r}.")
+        return 0
+    for table in tables:
+        if table.on_servers is not None or "GPU" in (table.handle.device or ""):
+            where = "on parameter servers" if table.on_servers is not None else "on a GPU"
+            raise ValueError(
+                f"Table '{table.table_name}' is {where}, and `replicas` are of tables on the CPU. Leave them out: "
+                "commits are in files then."
+            )
+    return 10 if save_every is None else whole_number("save_every", save_every, 2**31 - 1)

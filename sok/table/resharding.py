@@ -28,8 +28,6 @@ from sok.table.table import EmbeddingVariable, checked_table, reshard_with
 PIECE_BYTES = 1 << 22
 """Of rows that a worker reads and sends at a time, slots included."""
 
-_STATS = ("made", "refused", "evicted")
-
 
 def reshard(
     tables: EmbeddingVariable | Sequence[EmbeddingVariable], placement: Placement, capacity: int | None = None
@@ -88,6 +86,24 @@ def reshard(
 reshard_with(reshard)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Source:
+    """Rows of a table that a worker brings to where they are to be.
+
+    Args:
+        handle: of the native table that has them.
+        columns: which of a row's those have.
+        is_sent: whether this worker sends them: of copies one does.
+        stats: what policies have made, refused and evicted, as far as it counts for all (`counts_for_all`). None: what
+            the native table has counted.
+    """
+
+    handle: tf.Tensor
+    columns: range
+    is_sent: bool
+    stats: tuple[int, int, int] | None = None
+
+
 @dataclasses.dataclass(eq=False)
 class Move:
     """Of one table: where its rows are, and where they go.
@@ -96,19 +112,15 @@ class Move:
         name: as files call it.
         table: which then lies there.
         shards: where rows go: empty ones.
-        before: the handle of this worker's rows; None: it has none, as it is new.
-        columns: which of a row's those have.
-        is_sent: whether this worker sends them: of copies one does.
-        counts: whether what policies have done here counts for all (`counts_for_all`).
+        before: the handle of what the table is now; None: that has nothing, as the worker is new.
+        sources: what this worker brings: the rows that it holds, or copies of its own and of others.
     """
 
     name: str
     table: EmbeddingVariable
     shards: Shards
     before: tf.Tensor | None
-    columns: range = range(0)
-    is_sent: bool = False
-    counts: bool = False
+    sources: tuple[Source, ...] = ()
 
 
 def moves_of(table: EmbeddingVariable, placement: Placement, job: Job, capacity: int | None = None) -> list[Move]:
@@ -120,16 +132,28 @@ def moves_of(table: EmbeddingVariable, placement: Placement, job: Job, capacity:
     shards = Shards.make(table, options, job, capacity or table.capacity)
     found = []
     for name, one in with_counted({table.table_name: table}).items():
-        own = one.placement.part_of(one.rank, one.dim, one.world_size)
-        is_sent = one.rank in one.placement.writers(one.world_size)
         if one is not table:  # it belongs to the table where that will be
             its = dataclasses.replace(one.options, placement=placement)
             counted = functools.partial(_ops.lib().sok_table_counted, shards.handle)
             to = Shards.make(one, its, job, one.capacity, lambda counted=counted, **_: counted())
         else:
             to = shards
-        found.append(Move(name, one, to, one.handle, own.columns, is_sent, one.counts_for_all))
+        found.append(Move(name, one, to, one.handle, (source_of(one, one.rank, one.handle),)))
     return found
+
+
+def source_of(table: EmbeddingVariable, rank: int, handle: tf.Tensor) -> Source:
+    """The rows of a worker's shard of a table, as it is placed now, which lie in a native table."""
+    writers = table.placement.writers(table.world_size)
+    counts = rank in writers[: 1 if table.placement.cuts_rows else None]
+    columns = table.placement.part_of(rank, table.dim, table.world_size).columns
+    return Source(handle, columns, rank in writers, None if counts else (0, 0, 0))
+
+
+def stats_of(handle: tf.Tensor) -> tuple[int, int, int]:
+    """What policies have made, refused and evicted in a native table."""
+    made, refused, evicted = _ops.lib().sok_table_stats(handle).numpy().tolist()[2:5]
+    return made, refused, evicted
 
 
 def move(moves: Sequence[Move], transport: Transport) -> None:
@@ -137,27 +161,32 @@ def move(moves: Sequence[Move], transport: Transport) -> None:
 
     Collective: all ranks have moves of the same tables, in the same order.
     """
-    begun: list[Move] = []
+    begun: list[Source] = []
 
     def describe() -> list[Any]:
         found = []
         for one in moves:
-            if one.before is not None:
-                _ops.lib().sok_table_save_begin(one.before, snapshot="")
-                begun.append(one)
-            found.append(_described(one))
+            for source in one.sources:
+                _ops.lib().sok_table_save_begin(source.handle, snapshot="")
+                begun.append(source)
+            found.append([_described(source) for source in one.sources])
         return found
 
     def put_back() -> None:
-        for one in begun:
+        for source in begun:
             with contextlib.suppress(tf.errors.OpError):
-                _ops.lib().sok_table_save_end(one.before, "")
+                _ops.lib().sok_table_save_end(source.handle, "")
 
     try:
         said = together(transport, "sok/reshard/describe", describe)
         errors: list[Exception] = []
         for place, one in enumerate(moves):
-            _Carrier(one, transport, [of_rank[place] for of_rank in said], errors).run()
+            of_ranks = [[_Described(*source) for source in of_rank[place]] for of_rank in said]
+            base = _base([source for of_rank in of_ranks for source in of_rank])
+            for number in range(max(map(len, of_ranks))):
+                source = one.sources[number] if number < len(one.sources) else None
+                now = [of_rank[number] if number < len(of_rank) else _Described() for of_rank in of_ranks]
+                _Carrier(one, source, transport, now, base, errors).run()
 
         def check() -> None:
             if errors:
@@ -168,7 +197,7 @@ def move(moves: Sequence[Move], transport: Transport) -> None:
         put_back()
         raise
     for place, one in enumerate(moves):
-        _take_place(one, [of_rank[place] for of_rank in said], transport)
+        _take_place(one, [_Described(*source) for of_rank in said for source in of_rank[place]], transport)
 
 
 def _listed(tables: Any) -> list[Any]:
@@ -216,7 +245,7 @@ def _check(tables: Sequence[EmbeddingVariable], placement: Any, capacity: Any) -
 
 @dataclasses.dataclass(frozen=True)
 class _Described:
-    """What a worker says of its rows of a table; as lists, of what JSON can hold."""
+    """What a worker says of a source; as a list, of what JSON can hold."""
 
     sets: str = ""  # slot sets, in base 64
     floats: int = 0  # of a row with its slots
@@ -230,24 +259,20 @@ class _Described:
     is_there: bool = False
 
 
-def _described(one: Move) -> list[Any]:
-    if one.before is None:
-        return list(vars(_Described()).values())
-    lib, table = _ops.lib(), one.before
+def _described(source: Source) -> list[Any]:
+    lib, table = _ops.lib(), source.handle
     changes = json.loads(lib.sok_table_changes(table).numpy())
     sets, floats = lib.sok_table_sets(table)
-    rows = int(lib.sok_table_size(table)) if one.is_sent else 0
-    stats = lib.sok_table_stats(table).numpy().tolist()[2:] if one.counts else [0, 0, 0]
     said = _Described(
         base64.b64encode(sets.numpy()).decode(),
         int(floats),
-        rows,
-        one.columns.start,
-        one.columns.stop,
+        int(lib.sok_table_size(table)) if source.is_sent else 0,
+        source.columns.start,
+        source.columns.stop,
         int(lib.sok_table_step(table)),
         changes["base"] if changes["on"] and changes["fits"] else "",
         changes["steps"],
-        tuple(stats),
+        stats_of(table) if source.stats is None else source.stats,
         True,
     )
     return list(vars(said).values())
@@ -255,22 +280,29 @@ def _described(one: Move) -> list[Any]:
 
 def _base(said: Sequence[_Described]) -> str:
     """The save from which changes are counted afterwards, too; empty: the next save writes all rows."""
-    there = [one for one in said if one.is_there]
     steps: dict[str, Any] = {}
-    for one in there:
+    for one in said:
         for slot_set, made in one.steps.items():
             if steps.setdefault(slot_set, made) != made:
                 return ""
-    bases = {one.base for one in there}
+    bases = {one.base for one in said}
     return bases.pop() if len(bases) == 1 else ""
 
 
 class _Carrier:
-    """Brings the rows of one table, piece by piece. An error of this rank is kept in `errors`, as peers go on."""
+    """Brings the rows of one source, piece by piece. An error of this rank is kept in `errors`, as peers go on."""
 
-    def __init__(self, one: Move, transport: Transport, said: list[list[Any]], errors: list[Exception]) -> None:
-        self._one, self._transport, self._errors = one, transport, errors
-        self._said = [_Described(*of_rank) for of_rank in said]
+    def __init__(
+        self,
+        one: Move,
+        source: Source | None,
+        transport: Transport,
+        said: list[_Described],
+        base: str,
+        errors: list[Exception],
+    ) -> None:
+        self._one, self._source, self._transport, self._errors = one, source, transport, errors
+        self._said, self._base = said, base
         self._mine = self._said[transport.rank]
         self._sets = [base64.b64decode(of_rank.sets) for of_rank in self._said]
         self._dtype = one.table.key_dtype
@@ -291,12 +323,12 @@ class _Carrier:
     def _take_sets(self) -> None:
         for sets, of_rank in zip(self._sets, self._said, strict=True):
             if of_rank.is_there:
-                _ops.lib().sok_table_take_sets(self._one.shards.handle, sets, _base(self._said))
+                _ops.lib().sok_table_take_sets(self._one.shards.handle, sets, self._base, "sok/reshard")
 
     def _own_keys(self) -> np.ndarray:
-        if not self._mine.rows:
+        if self._source is None or not self._mine.rows:
             return self._no_keys()
-        return _ops.lib().sok_table_keys(self._one.before, key_dtype=self._dtype).numpy()
+        return _ops.lib().sok_table_keys(self._source.handle, key_dtype=self._dtype).numpy()
 
     def _rows_of(self, of_rank: _Described) -> int:
         copies = self._transport.size if self._goes_to_all() else 1
@@ -354,7 +386,8 @@ class _Carrier:
             row, at = row + n, at + wide
 
     def _read(self, keys: np.ndarray) -> tuple[np.ndarray, ...]:
-        values, changed = _ops.lib().sok_table_read_keys(self._one.before, tf.constant(keys, self._dtype))
+        assert self._source is not None
+        values, changed = _ops.lib().sok_table_read_keys(self._source.handle, tf.constant(keys, self._dtype))
         order, counts = self._places(keys)
         return keys[order], changed.numpy().astype(np.int32)[order], values.numpy()[order], counts
 
@@ -379,8 +412,8 @@ class _Carrier:
 
     def _erased(self) -> tuple[np.ndarray, np.ndarray]:
         keys = self._no_keys()
-        if self._one.before is not None and self._one.is_sent:
-            keys = _ops.lib().sok_table_erased_keys(self._one.before, key_dtype=self._dtype).numpy()
+        if self._source is not None and self._source.is_sent:
+            keys = _ops.lib().sok_table_erased_keys(self._source.handle, key_dtype=self._dtype).numpy()
         order, counts = self._places(keys)
         return keys[order], counts
 
@@ -391,15 +424,14 @@ class _Carrier:
         return came.numpy(), splits.numpy()
 
 
-def _take_place(one: Move, said: list[list[Any]], transport: Transport) -> None:
+def _take_place(one: Move, said: Sequence[_Described], transport: Transport) -> None:
     """The table lies there from now on."""
-    described = [_Described(*of_rank) for of_rank in said]
     placement, size = one.shards.options.placement, one.shards.job.size
-    sums = [sum(of_rank.stats[i] for of_rank in described) for i in range(len(_STATS))]
+    sums = [sum(source.stats[i] for source in said) for i in range(3)]
     writers = placement.writers(size)
     counts = placement.is_copied or (transport.rank in writers if placement.cuts_rows else transport.rank == writers[0])
     handle = one.shards.handle
     if one.before is not None:
         _ops.lib().sok_table_succeed(handle, one.before, tf.constant(sums if counts else [0, 0, 0], tf.int64))
-    _ops.lib().sok_table_set_step(handle, tf.constant(max(of_rank.step for of_rank in described), tf.int64))
+    _ops.lib().sok_table_set_step(handle, tf.constant(max((source.step for source in said), default=0), tf.int64))
     one.table.move_to(one.shards)

@@ -54,6 +54,7 @@ _OF_RANKS = {
         "staged",
         "storage",
         "reshard",
+        "elastic",
     ),
     3: (
         "job",
@@ -71,6 +72,7 @@ _OF_RANKS = {
         "v2",
         "policies",
         "exchanged",
+        "elastic",
         "ahead_of_three",
     ),
     4: ("job", "lookup", "loops", "collection", "copies", "policies"),
