@@ -38,7 +38,7 @@ void RunProgram(unsigned seed, int64_t dim, bool hashed, int64_t more_bytes) {
   Pair pair(Config(dim, capacity, hashed), folder, LeastBytes(6 * dim, capacity) + more_bytes + (768 << 10));
   const std::vector<std::string> rules = {"sgd", "adagrad", "adam", "ftrl"};
   int64_t step = 0;
-  const size_t most_keys = dim > 1000 ? 6000 / kLess : 6000;
+  const size_t most_keys = 6000 / (dim > 1000 ? kLess * kFewer : 1);
   for (int turn = 0; turn < 40 / kLess; ++turn) {
     const auto keys = SomeKeys(&random, 1 + random() % most_keys, below);
     switch (random() % 8) {
