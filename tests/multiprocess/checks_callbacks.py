@@ -6,8 +6,8 @@ import pytest
 import tf_keras
 
 import sok
-from tests.multiprocess.checks_convert import BATCH, STEPS, deep_fm, samples
-from tests.multiprocess.training import shared_folder
+from tests.multiprocess.checks_convert import BATCH, STEPS, deep_fm, samples, trained_stock
+from tests.multiprocess.training import by_rank_0, shared_folder
 
 
 def check_callbacks_do_what_they_do_on_one_worker_with_weights_of_samples(world, tmp_path_of_rank):
@@ -22,18 +22,15 @@ def check_callbacks_do_what_they_do_on_one_worker_with_weights_of_classes(world,
 def weighted(world, tmp_path_of_rank, weights):
     ids, labels = samples(2)
     labels = (labels > 0).astype("float32")
-    stock, model = deep_fm(keras, 2), deep_fm(keras, 2)
+    model = deep_fm(keras, 2)
     sok.broadcast_variables(model.variables)
-    stock.set_weights(model.get_weights())
+    weights_before = model.get_weights()
     sok.distributed_model(model)
-    found = []
-    for made, part, optimizer in (
-        (stock, slice(None), keras.optimizers.SGD(0.1)),
-        (model, slice(world.rank, None, world.size), sok.DistributedOptimizer(keras.optimizers.SGD(0.1))),
-    ):
-        folder = tmp_path_of_rank / f"logs{len(found)}_{next(iter(weights(part)))}"
+
+    def train(made, part, optimizer, callbacks):
+        folder = tmp_path_of_rank / f"logs{len(callbacks)}_{next(iter(weights(part)))}"
         callbacks = [
-            *([] if made is stock else [sok.callbacks.MetricSumCallback()]),
+            *callbacks,
             keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
             keras.callbacks.ReduceLROnPlateau(monitor="val_loss", factor=0.5, patience=1, min_delta=1e3),
             keras.callbacks.EarlyStopping(monitor="val_loss", patience=3, min_delta=1e3),
@@ -45,7 +42,7 @@ def weighted(world, tmp_path_of_rank, weights):
             *([c[part] for c in ids], labels[part]),
             **weights(part),
             validation_data=([c[part] for c in ids], labels[part]),
-            batch_size=BATCH // (1 if made is stock else world.size),
+            batch_size=len(labels[part]) // STEPS,
             steps_per_epoch=STEPS,
             epochs=8,
             shuffle=False,
@@ -55,8 +52,18 @@ def weighted(world, tmp_path_of_rank, weights):
         if world.rank == 0:
             assert len(folder.with_suffix(".csv").read_text().splitlines()) == 1 + len(history["loss"])
             assert list(folder.rglob("*tfevents*"))
-        found.append((history, made.predict(ids, batch_size=BATCH, verbose=0)))
-    (expected, at_last), (came, at_last_of_ours) = found
+        history = {name: [float(value) for value in values] for name, values in history.items()}
+        return history, made.predict(ids, batch_size=BATCH, verbose=0).tolist()
+
+    def stock():
+        made = deep_fm(keras, 2)
+        made.set_weights(weights_before)
+        return train(made, slice(None), keras.optimizers.SGD(0.1), [])
+
+    expected, at_last = by_rank_0(stock)
+    sgd = sok.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    mine = slice(world.rank, None, world.size)
+    came, at_last_of_ours = train(model, mine, sgd, [sok.callbacks.MetricSumCallback()])
     assert len(expected["loss"]) == len(came["loss"]) == 4
     for name in ("learning_rate", "loss", "val_loss", "mae", "auc", "val_auc"):
         np.testing.assert_allclose(came[name], expected[name], rtol=1e-4, err_msg=name)
@@ -71,9 +78,9 @@ def backed_up(world, library, folder):
     """After an interrupt at the beginning of the third epoch another model goes on there, on as many workers."""
     ids, labels = samples(2)
     mine = np.arange(STEPS * BATCH).reshape(STEPS, world.size, -1)[:, world.rank].ravel()
-    stock = deep_fm(library, 2)
-    sok.broadcast_variables(stock.variables)
-    begun, weights = [], stock.get_weights()
+    begun, first = [], deep_fm(library, 2)
+    sok.broadcast_variables(first.variables)
+    weights = first.get_weights()
 
     def interrupt(epoch, logs):
         begun.append(epoch)
@@ -106,9 +113,9 @@ def backed_up(world, library, folder):
     assert folder.is_dir()
     found = fit().predict(ids, batch_size=BATCH, verbose=0)
     assert begun == [0, 1, 2, 2, 3] and not folder.exists()
-    stock.compile(library.optimizers.Adam(0.02), "mse")
-    stock.fit(ids, labels, batch_size=BATCH, epochs=4, shuffle=False, verbose=0)
-    np.testing.assert_allclose(found, stock.predict(ids, batch_size=BATCH, verbose=0), rtol=1e-4, atol=1e-5)
+    adam = library.optimizers.Adam(0.02)
+    expected = by_rank_0(lambda: trained_stock(deep_fm(library, 2), weights, adam, ids, labels, 4))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def check_a_fit_of_keras_3_goes_on_where_it_was_interrupted(world, tmp_path_of_rank):

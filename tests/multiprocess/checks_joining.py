@@ -8,6 +8,7 @@ import tf_keras
 
 import sok
 from tests.multiprocess.checks_convert import BATCH, DIM, ROWS, samples
+from tests.multiprocess.training import by_rank_0
 
 FIELDS = 2
 
@@ -53,8 +54,8 @@ def joined(world, library, optimizer, known=True, fewer=2, scale=None, stop=None
     """
     counts = [max(0, 5 - fewer * rank) for rank in range(world.size)]
     library.utils.set_random_seed(6)
-    stock, model = model_of(library), model_of(library)
-    stock.set_weights(model.get_weights())
+    model = model_of(library)
+    weights = model.get_weights()
     steps, (test_ids, test_labels) = uneven(world, counts), samples(FIELDS)
     sok.distributed_model(model)
     distributed = sok.DistributedOptimizer(optimizer())
@@ -83,15 +84,21 @@ def joined(world, library, optimizer, known=True, fewer=2, scale=None, stop=None
         for step in steps[stop:]:
             step.pop()
         steps = [step for step in steps if step]
-    stock.compile(optimizer(), "mse", run_eagerly=True)  # few steps, each shape of which would be traced
-    for _ in range(epochs):
-        for step in steps:
-            ids = [np.concatenate(c) for c in zip(*(ids for ids, _ in step), strict=True)]
-            stock.train_on_batch(ids, np.concatenate([labels for _, labels in step]))
+
+    def stock_says():
+        stock = model_of(library)
+        stock.set_weights(weights)
+        stock.compile(optimizer(), "mse", run_eagerly=True)  # few steps, each shape of which would be traced
+        for _ in range(epochs):
+            for step in steps:
+                ids = [np.concatenate(c) for c in zip(*(ids for ids, _ in step), strict=True)]
+                stock.train_on_batch(ids, np.concatenate([labels for _, labels in step]))
+        return np.asarray(stock([tf.constant(c) for c in test_ids])).tolist()
+
     assert len(history.history["val_loss"]) == epochs
     if library is keras or known:  # tf_keras alone counts the batch that there was not
         assert int(np.asarray(model.optimizer.iterations)) == epochs * len(steps)
-    expected = np.asarray(stock([tf.constant(c) for c in test_ids]))
+    expected = np.asarray(by_rank_0(stock_says), np.float32)
     found = model.predict(test_ids, batch_size=BATCH, verbose=0)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(history.history["val_loss"][-1], np.mean((expected - test_labels) ** 2), rtol=1e-4)
