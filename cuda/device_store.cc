@@ -100,6 +100,12 @@ int64_t DeviceStore::size() const {
 
 int64_t DeviceStore::memory_bytes() const { return table_->memory_bytes(); }
 
+PolicyCounts DeviceStore::policy_counts() const {
+  PolicyCounts counts;
+  counts.made = size() + gone_;
+  return counts;
+}
+
 void DeviceStore::Reserve(const Cpu&, int64_t n, bool rows) {
   Call call(*this);
   table_->Reserve(call.cuda, n, rows);
@@ -332,7 +338,9 @@ int64_t DeviceStore::Erase(const uint64_t* keys, int64_t n) {
   CopyToDevice(call.cuda, words, keys, n * int64_t{sizeof(uint64_t)});
   const int64_t rows_before = call.state.CountToHost(call.cuda);
   call.state.Erase(call.cuda, &call.scratch, words, n);
-  return rows_before - call.state.CountToHost(call.cuda);
+  const int64_t erased = rows_before - call.state.CountToHost(call.cuda);
+  gone_ += erased;
+  return erased;
 }
 
 void DeviceStore::Swap(TableStore* with) {
@@ -342,7 +350,10 @@ void DeviceStore::Swap(TableStore* with) {
                           " in the memory of this process: they cannot swap rows.");
   }
   Call call(*this);
+  const int64_t more = table_->SizeToHost(call.cuda) - other->table_->SizeToHost(call.cuda);
   table_->Swap(call.cuda, other->table_.get());
+  gone_ += more;
+  other->gone_ -= more;
 }
 
 // ---- saving by changes

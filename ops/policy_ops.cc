@@ -48,7 +48,7 @@ REGISTER_OP("Sok>TableStats")
     });
 
 void TableStats(OpKernelContext* ctx) {
-  EmbeddingTable& table = TableArg(ctx, 0)->table();
+  const TableStore& table = TableArg(ctx, 0)->store();
   const PolicyCounts counts = table.policy_counts();
   const int64_t all[] = {table.size(),   counts.candidates,  counts.made,         counts.refused,
                          counts.evicted, table.collisions(), table.memory_bytes()};

@@ -9,6 +9,7 @@
 // makes: it returns when all are there, and throws OutOfMemory before it copies any if the system has no room for them.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -59,6 +60,7 @@ class DeviceStore final : public TableStore {
   void Reserve(const Cpu& cpu, int64_t n, bool rows) override;
   int64_t Erase(const uint64_t* keys, int64_t n) override;
   int64_t memory_bytes() const override;
+  PolicyCounts policy_counts() const override;  // no policy works here: rows made
 
  private:
   class Call;  // the stream and its scratch, for one caller at a time
@@ -88,6 +90,8 @@ class DeviceStore final : public TableStore {
   const std::unique_ptr<Stream> stream_;
   const int64_t rows_at_a_time_;
   const HostBytes host_bytes_;
+  std::atomic<int64_t> gone_{
+      0};  // rows that were made here and are elsewhere or nowhere, less those that were made elsewhere
   std::shared_ptr<HeldRows> snapshot_;  // of a save that goes on beside training; for who has the stream
 };
 

@@ -176,9 +176,8 @@ class EmbeddingTable final : public TableStore {
 
   // Of tables with policies. Histories [n] of keys, of rows and of candidates; zeros of others.
   void Histories(const uint64_t* keys, int64_t n, RowHistory* histories) const;
-  PolicyCounts policy_counts() const;
-  // How often a key of the index had to pass by a place that others had filled.
-  int64_t collisions() const;
+  PolicyCounts policy_counts() const override;
+  int64_t collisions() const override;
   // Keys and rows [dim] that have left since the last call, ascending by key as words. keeps: those that leave from now on are kept for the next one.
   struct Evicted {
     std::vector<uint64_t> keys;

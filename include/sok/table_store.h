@@ -214,6 +214,11 @@ class TableStore {
 
   // Bytes of keys, rows and bookkeeping.
   virtual int64_t memory_bytes() const = 0;
+
+  // Since the table was made. What comes by Swap was made by the other one.
+  virtual PolicyCounts policy_counts() const = 0;
+  // How often a key of the index had to pass by a place that others had filled; 0 where nobody counts it.
+  virtual int64_t collisions() const { return 0; }
 };
 
 }  // namespace sok

@@ -357,8 +357,7 @@ class TableScalars(Callback):
         every: steps from one writing to the next, at least 1.
         tables: an `EmbeddingVariable`, a layer, a model, or a list of these. None: those of the model in `fit`.
         details: writes `collisions` and `bytes_in_memory` of all tables, too, and on several workers
-            `bytes_exchanged` since the scalars before, as `table.stats(details=True)` has them of this worker. Tables
-            on the CPU.
+            `bytes_exchanged` since the scalars before, as `table.stats(details=True)` has them of this worker.
 
     In a loop of one's own: `scalars = TableScalars("logs", tables=model)`, and `scalars.write(step)` now and then.
 

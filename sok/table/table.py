@@ -339,7 +339,7 @@ class EmbeddingVariable(TellsEvicted, AsVariable):
         Returns:
             `rows` in use now; `candidates`: keys that `admission` counts, without a row now; `made`: rows made;
             `refused`: keys of lookups for training that got no row, as they reached the owner, repeats included;
-            `evicted`: rows that `eviction` took. Of tables on a GPU InvalidArgumentError. With `storage` also
+            `evicted`: rows that `eviction` took. (Tables on a GPU count no collisions: 0.) With `storage` also
             `rows_in_memory` now, and how many there can be, `cache_rows`; `hits` and `misses`: distinct rows of calls
             that were in memory, or came from the file; `read_ahead`: rows that `sok.ahead` had read before their step,
             which are no misses; `bytes_read` and `bytes_written` of the file; the bytes that it has now,

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "device_stores.h"
@@ -224,6 +225,36 @@ TEST(ErasedRowsAreCountedAndGone) {
   OnDevice identity(Config(2, 100, false));
   const Keys outside{100};
   CHECK_THROWS(identity.store.Erase(outside.data(), 1), sok::InvalidArgument, "key 100 is outside");
+}
+
+TEST(RowsMadeAreThoseOfTheCpu) {
+  for (const bool hashed : {true, false}) {
+    OnDevice device(Config(3, 500, hashed)), other_device(Config(3, 500, hashed));
+    OnCpu host(Config(3, 500, hashed)), other_host(Config(3, 500, hashed));
+    const auto check = [&] {
+      for (const auto& [mine, theirs] : {std::pair<TableStore*, TableStore*>{&device.store, &host.store},
+                                         {&other_device.store, &other_host.store}}) {
+        CHECK_EQ(mine->size(), theirs->size());
+        CHECK_EQ(mine->policy_counts().made, theirs->policy_counts().made);
+      }
+    };
+    check();
+    Train(&device, 60, 1, 4);
+    Train(&host, 60, 1, 4);
+    check();
+    const Keys some = {1, 2, 3, 400};  // one has no row
+    CHECK_EQ(device.store.Erase(some.data(), 4), host.store.Erase(some.data(), 4));
+    check();
+    device.store.Swap(&other_device.store);
+    host.store.Swap(&other_host.store);
+    check();
+    Train(&device, 20, 1, 1);
+    Train(&host, 20, 1, 1);
+    check();
+    CHECK_EQ(device.store.policy_counts().made, 80);
+    CHECK_EQ(other_device.store.policy_counts().made, 0);
+    CHECK(other_device.store.size() < 60);
+  }
 }
 
 TEST(SwappedTablesHoldWhatTheOtherHeld) {

@@ -232,6 +232,34 @@ def test_a_session_leaves_the_choice_of_device_to_tensorflow(tmp_path):
             assert session.run(table.size()) == 2
 
 
+@pytest.mark.parametrize("hashed", [True, False])
+def test_counts_of_a_table_are_those_of_the_cpu(tmp_path, hashed):
+    told = []
+    for device in (CPU, GPU):
+        table = table_on(device, f"counted_{hashed}_{device[1]}", hashed=hashed)
+        seen = [table.stats()]
+        losses_of(table, sok.optimizers.Adagrad(0.1), seed=1)
+        seen.append(table.stats())
+        table.erase([1, 2, 3, 499])
+        seen.append(table.stats())
+        sok.save(tmp_path / device[1], table)
+        table.assign(np.arange(100), np.zeros([100, DIM]))
+        seen.append(table.stats())
+        sok.restore(tmp_path / device[1], table)
+        seen.append(table.stats())
+        details = table.stats(details=True)
+        assert 4 * DIM * seen[-1]["rows"] < details["bytes_in_memory"] < 2**30 and details["bytes_exchanged"] == 0
+        scalars = sok.callbacks.TableScalars(tmp_path / f"scalars_{device[1]}", tables=table, details=True).write(1)
+        assert scalars[f"tables/{table.table_name}/bytes_in_memory"] == details["bytes_in_memory"]
+        assert (device == CPU) or details["collisions"] == 0
+        told.append(seen)
+    assert told[0] == told[1]
+    assert [set(one) for one in told[1]] == [{"rows", "candidates", "made", "refused", "evicted"}] * 5
+    rows, made = ([one[what] for one in told[1]] for what in ("rows", "made"))
+    assert rows[0] == made[0] == 0 < rows[2] < rows[1] == made[1] == made[2]
+    assert rows[3] >= 100 and made[3] > made[2] and (rows[4], made[4]) == (rows[2], made[3])
+
+
 def test_tables_of_two_devices_do_not_swap():
     a, b = table_on(CPU, "here"), table_on(GPU, "there")
     with pytest.raises(tf.errors.OpError):
