@@ -288,7 +288,8 @@ std::vector<std::pair<uint32_t, uint64_t>> EmbeddingTable::Leaving(const Cpu& cp
           // A row that is damaged stays: whoever wants it hears of that.
           goes = !failure.is_noted() &&
                  Norm(ReadRow(row, key, buffer, buffer + dim, record), dim) < static_cast<double>(policies.norm_below);
-          if (failure.is_noted() && !failure.is_damage()) rows_.Peek(row, &peeks_);
+          // What the system could not read now it may read the next time, and workers must not differ by that: the pass is made again.
+          if (failure.is_noted() && !failure.is_damage()) peeks_.Note(row, failure.error());
         }
         leaves[static_cast<size_t>(i)] = goes && may_go ? 1 : 0;
       }
@@ -353,7 +354,7 @@ int64_t EmbeddingTable::RemoveLeaving(std::vector<std::pair<uint32_t, uint64_t>>
   }
   const int64_t n = static_cast<int64_t>(rows.size());
   const bool hands_over = wants_evicted_ && has_ids;
-  const size_t dim = static_cast<size_t>(config_.dim);
+  const size_t dim = static_cast<size_t>(config_.dim), known = taken_away_.keys.size();
   std::vector<float> scratch(hands_over ? (1 + kMaxSlots) * dim : 0);
   if (hands_over) ReserveMore(&taken_away_.keys, leaving.size());
   if (hands_over) ReserveMore(&taken_away_.rows, leaving.size() * dim);
@@ -363,7 +364,13 @@ int64_t EmbeddingTable::RemoveLeaving(std::vector<std::pair<uint32_t, uint64_t>>
     RowTier::Failure failure;
     const float* weights =
         ReadRow(rows[i], leaving[i].second, scratch.data(), scratch.data() + dim, rows_.Peek(rows[i], &failure));
-    if (failure.is_noted()) {  // it leaves all the same
+    if (failure.is_noted() && !failure.is_damage()) {  // nothing has left yet: the step is ended later
+      taken_away_.keys.resize(known);
+      taken_away_.rows.resize(known * dim);
+      peeks_.Note(rows[i], failure.error());
+      CheckPeeks();
+    }
+    if (failure.is_noted()) {  // it is lost, and leaves all the same
       std::fill_n(scratch.data(), dim, std::nanf(""));
       weights = scratch.data();
     }

@@ -79,6 +79,7 @@ class RowTier final : private RowLog::Owner {
     }
     bool is_noted() const { return row_ >= 0; }
     bool is_damage() const { return row_ >= 0 && error_ == 0; }  // of a row that was read: it is not what was written
+    int error() const { return error_; }                         // of the system, or 0
     void Throw(const RowTier& tier) {                            // Unreadable, once
       const std::lock_guard<std::mutex> lock(mutex_);
       if (row_ < 0) return;

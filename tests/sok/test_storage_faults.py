@@ -138,6 +138,35 @@ def test_a_damaged_record_is_named_and_others_go_on(tmp_path):
     table.export()
 
 
+def test_a_damaged_record_keeps_no_step_from_its_end(tmp_path):
+    table = new_table(tmp_path, 16, eviction=sok.Eviction(norm_below=1.0, every=2))
+    rows = np.random.default_rng(2).normal(size=[FILL, 16]).astype(np.float32)
+    rows[::4] *= 0.1
+    table.assign(key_of(np.arange(FILL)), rows)
+    table.assign(key_of(np.arange(300, FILL)), rows[300:])  # puts the first ones out
+    damage(tmp_path, rows[16])  # one of the small ones
+
+    def step(numbers):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.nn.embedding_lookup(table, key_of(numbers)))
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+
+    optimizer = sok.optimizers.SGD(0.0)
+    for _ in range(4):
+        step([1, 2, 3])
+    assert int(table.step) == 4
+    stats = table.stats()
+    assert (stats["rows"], stats["evicted"]) == (FILL * 3 // 4 + 1, FILL // 4 - 1)
+    with pytest.raises(tf.errors.DataLossError, match=saying(table.table_name, str(int(key_of(16))), "damaged")):
+        step([15, 16, 17])
+    assert int(table.step) == 4
+    left = np.delete(np.arange(FILL), np.arange(0, FILL, 4))
+    np.testing.assert_array_equal(table.sparse_read(key_of(left)).numpy(), rows[left])
+    assert int(table.erase(key_of([16]))) == 1
+    step([15, 16, 17])
+    assert int(table.step) == 5
+
+
 def test_what_a_killed_process_left_goes_when_the_next_table_comes(forked, tmp_path):
     program = (
         "import os, signal, sys\nimport numpy as np\nimport sok\nsok.Init()\n"
