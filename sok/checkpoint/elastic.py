@@ -115,12 +115,10 @@ class State:
         Raises:
             Exception: what `sok.save` raises.
         """
-        self._keep()
+        told = self._keep(lambda: context.rank() == 0 and context.are_changes())
         if self._replicas is not None and self._unsaved >= self._save_every:
             self._save()
         self._is_committed = True
-        transport = context.get_transport()
-        told = together(transport, "sok/elastic/changes", lambda: transport.rank == 0 and context.are_changes())
         if any(told):
             if self._replicas is not None:
                 if self._unsaved:  # rows of workers that go, two neighbours maybe, are there then
@@ -129,16 +127,16 @@ class State:
             raise _WorkersChanged
         self._is_committed = False
 
-    def _keep(self) -> None:
-        """A commit: with a neighbour or, of one worker alone, in files."""
+    def _keep(self, then: Callable[[], bool] = lambda: False) -> list[bool]:
+        """A commit: with a neighbour or in files. Gives what `then` has given afterwards on each worker."""
         self._number += 1
         self._unsaved += 1
-        if self._replicas is None:
-            self._save()
-        else:
-            self._hand_on(self._replicas)
+        if self._replicas is not None:
+            return self._hand_on(self._replicas, then)
+        self._save()
+        return together(context.get_transport(), "sok/elastic/changes", then)
 
-    def _hand_on(self, replicas: Replicas) -> None:
+    def _hand_on(self, replicas: Replicas, then: Callable[[], bool] = lambda: False) -> list[bool]:
         common = {
             "told": json.dumps(
                 {
@@ -149,7 +147,7 @@ class State:
             ),
             "variables": [np.array(v) for v in (*self._dense, *self._counters)],
         }
-        replicas.commit(self._number, common)
+        return replicas.commit(self._number, common, then)
 
     def _finish(self) -> None:
         """The function has come to its end: what was not saved by then is."""

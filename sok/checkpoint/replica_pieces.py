@@ -32,6 +32,7 @@ class Piece:
             piece of this table before.
         base: the save that changes are counted from.
         step: of the table.
+        rows: that the shard has.
         stats: what policies have made, refused and evicted.
         keys: [n] of the key dtype.
         values: [n, floats] float32: rows, each with its slots.
@@ -44,6 +45,7 @@ class Piece:
     sets: bytes | None
     base: str
     step: int
+    rows: int
     stats: tuple[int, int, int]
     keys: np.ndarray
     values: np.ndarray
@@ -60,7 +62,7 @@ class Piece:
 
         Example:
             >>> none = np.zeros([0], np.int64)
-            >>> piece = Piece(1, False, b"", "a save", 7, (0, 0, 0), none, none, none, np.array([3, 5]))
+            >>> piece = Piece(1, False, b"", "a save", 7, 9, (0, 0, 0), none, none, none, np.array([3, 5]))
             >>> again = Piece.from_bytes(piece.to_bytes())
             >>> again.table, again.base, again.erased.tolist()
             (1, 'a save', [3, 5])
@@ -113,16 +115,16 @@ class Reading:
         sets, floats = (tensor.numpy() for tensor in lib.sok_table_sets(handle))
         no_keys = np.zeros([0], table.key_dtype.as_numpy_dtype)
         erased, keys, values, num_rows = no_keys, no_keys, np.zeros([0, int(floats)], np.float32), 0
+        rows = 0
         if table.rank in table.placement.writers(table.world_size):  # of copies one
             erased = lib.sok_table_erased_keys(handle, key_dtype=table.key_dtype).numpy()
-            if is_whole:
-                num_rows = int(lib.sok_table_size(handle))
-            else:
+            rows = num_rows = int(lib.sok_table_size(handle))
+            if not is_whole:
                 keys, values = (t.numpy() for t in lib.sok_table_read_changes(handle, key_dtype=table.key_dtype))
                 num_rows = len(keys)
         no_flags, base = np.zeros([0], bool), changes["base"] if changes["on"] and changes["fits"] else ""
         step, stats = int(lib.sok_table_step(handle)), stats_of(handle)
-        head = Piece(place, is_whole, sets, base, step, stats, no_keys, values[:0], no_flags, erased)
+        head = Piece(place, is_whole, sets, base, step, rows, stats, no_keys, values[:0], no_flags, erased)
         return cls(table, head, int(floats), num_rows, keys, values)
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import operator
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -96,6 +97,8 @@ class Replica:
             self._sets[place] = piece.sets
             lib.sok_table_take_sets(handle, piece.sets, piece.base, save)
             lib.sok_table_set_step(handle, tf.constant(piece.step, tf.int64))
+            if piece.rows > int(lib.sok_table_size(handle)):  # at once, so that the index is not built over and over
+                lib.sok_table_reserve(handle, tf.constant(piece.rows, tf.int64), keys_only=True)
             if self._counts[place]:
                 self._sources[place] = dataclasses.replace(self._sources[place], stats=piece.stats)
         if len(piece.erased):
@@ -160,28 +163,37 @@ class Replicas:
     def __init__(self, tables: Sequence[EmbeddingVariable], transport: Transport, hosts: Sequence[str]) -> None:
         self._given, self._transport = list(tables), transport
         self._tables = [one for table in tables for one in with_counted({table.table_name: table}).values()]
-        self._handles: list[int] = []
+        self._handles: list[tf.Tensor] = []
         found = keepers(hosts)
         self.keeper, self.kept_rank = found[transport.rank], found.index(transport.rank)
         self._now: _Held | None = None
         self._next: _Held | _Staged | None = None
         self.bytes_sent = 0  # by the last commit
 
-    def commit(self, number: int, common: dict[str, Any]) -> None:
+    def commit(self, number: int, common: dict[str, Any], then: Callable[[], Any] = lambda: None) -> list[Any]:
         """Hands what has changed to the neighbour. Counts once all hold it; the former is kept until then. Collective.
+
+        Args:
+            number: of the commit.
+            common: what all hold alike beside rows.
+            then: called once it counts, on each rank.
+
+        Returns:
+            What `then` has given on each rank.
 
         Raises:
             Exception: what is wrong on a worker, on all; then the former commit is the last one.
         """
         transport = self._transport
         try:
-            said = together(transport, "sok/elastic/begin", self._begin)
-            is_whole = any(said)
             readings: list[Reading] = []
-            said = together(transport, "sok/elastic/read", lambda: self._read(is_whole, readings))
+            said = together(transport, "sok/elastic/changed", lambda: self._read_changes(readings))
+            is_whole = any(needs_all for _, _, needs_all in said)
+            if is_whole:
+                said = together(transport, "sok/elastic/read", lambda: self._read(True, readings))
             made = Commit(number, said[0][1], common)
             taken = self._fresh(made) if is_whole else _Staged(made, [], [])
-            error = self._pass_on(readings, max(count for count, _ in said), taken)
+            error = self._pass_on(readings, max(count for count, *_ in said), taken)
             self._next = taken if error is None else None
 
             def check() -> None:
@@ -189,7 +201,12 @@ class Replicas:
                     raise error
 
             together(transport, "sok/elastic/held", check)
-            together(transport, "sok/elastic/kept", self._promote)
+
+            def keep() -> Any:
+                self._promote()
+                return then()
+
+            return together(transport, "sok/elastic/kept", keep)
         except BaseException as caught:
             # If a peer is lost, others may hold it, and all go on from it.
             if not isinstance(caught, Exception) or not dead_peers.is_from_dead_peer(caught):
@@ -224,18 +241,20 @@ class Replicas:
             for table, base in zip(self._tables, bases, strict=True):
                 _count_from(table.handle, base)
 
-    def _begin(self) -> bool:
-        """What has changed belongs to this commit. True: all rows are needed, as others have saved or moved them."""
+    def _read_changes(self, readings: list[Reading]) -> list[Any]:
+        """As `_read`, and whether all rows are needed: there is no commit, or others have saved or moved rows since."""
         bases = {_base(table.handle) for table in self._tables}
-        handles = [id(table.handle) for table in self._tables]
-        for table in self._tables:
+        handles = [table.handle for table in self._tables]
+        are_there = len(handles) == len(self._handles) and all(map(operator.is_, handles, self._handles))
+        is_known = self._now is not None and bases == {self._now.commit.name} and are_there
+        self._handles = handles  # held, so that no other can be taken for one of them
+        for table in self._tables:  # what has changed belongs to this commit
             _ops.lib().sok_table_save_begin(table.handle, snapshot="")
-        is_known = self._now is not None and bases == {self._now.commit.name} and handles == self._handles
-        self._handles = handles
-        return not is_known
+        return [*(self._read(False, readings) if is_known else [0, ""]), not is_known]
 
     def _read(self, is_whole: bool, readings: list[Reading]) -> list[Any]:
-        readings.extend(Reading.of(place, table, is_whole) for place, table in enumerate(self._tables))
+        """What this worker has for a commit: how many pieces, and a token."""
+        readings[:] = [Reading.of(place, table, is_whole) for place, table in enumerate(self._tables)]
         return [sum(one.num_pieces for one in readings), secrets.token_hex(8)]
 
     def _fresh(self, made: Commit) -> _Held:
