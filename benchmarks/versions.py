@@ -31,7 +31,7 @@ from benchmarks.stores.tables import Table
 
 HOW = ("no save", "version", "all rows")
 # Rows are counted, and none leaves: a pass takes the time that benchmarks.policies measures.
-_POLICIES = {"admission": sok.Admission(after=1), "eviction": sok.Eviction(older_than=10**8, every=10**8)}
+_POLICIES = {"eviction": sok.Eviction(older_than=10**8, every=10**8)}
 _KINDS: dict[str, dict[str, bool]] = {"version": {"versions": True}, "all rows": {}}
 
 

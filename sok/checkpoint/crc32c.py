@@ -13,27 +13,34 @@ _BEGINNING = (0x641F6454).to_bytes(4, "little")
 def crc32c(data: bytes) -> int:
     """Returns the CRC of `data`.
 
-    Sums of neighbours are put together, then those of neighbouring pairs, and so on: sum(a + b) is sum(a), passed on
-    over the length of b, and sum(b), in which passing on is linear.
-
     Example:
         >>> hex(crc32c(b"123456789"))
         '0xe3069283'
     """
-    data = _BEGINNING + data
+    return int(crc32c_each(np.frombuffer(data, np.uint8)[np.newaxis])[0])
+
+
+def crc32c_each(rows: np.ndarray) -> np.ndarray:
+    """Returns the CRC of each of `rows` [n, m] uint8: [n] uint32.
+
+    Sums of neighbours are put together, then those of neighbouring pairs, and so on: sum(a + b) is sum(a), passed on
+    over the length of b, and sum(b), in which passing on is linear.
+    """
     # Zeros in front change nothing in a register of zeros.
-    sums = np.frombuffer(data.rjust(-(-len(data) // 4) * 4, b"\0"), "<u4")
+    front = np.zeros([len(rows), -rows.shape[1] % 4 + len(_BEGINNING)], np.uint8)
+    front[:, -len(_BEGINNING) :] = np.frombuffer(_BEGINNING, np.uint8)
+    sums = np.concatenate([front, rows], 1).view("<u4")
     level = 0
-    while len(sums) > 1:
-        if len(sums) % 2:
-            sums = np.concatenate([np.zeros(1, sums.dtype), sums])
-        sums = _passed(sums[0::2], level) ^ sums[1::2]
+    while sums.shape[1] > 1:
+        if sums.shape[1] % 2:
+            sums = np.concatenate([np.zeros_like(sums[:, :1]), sums], 1)
+        sums = _passed(sums[:, 0::2], level) ^ sums[:, 1::2]
         level += 1
-    return int(_passed(sums, 0)[0]) ^ 0xFFFFFFFF
+    return _passed(sums, 0)[:, 0] ^ np.uint32(0xFFFFFFFF)
 
 
 def _passed(registers: np.ndarray, level: int) -> np.ndarray:
-    """Registers [n] after 4 * 2**level bytes of zeros."""
+    """Registers of any shape after 4 * 2**level bytes of zeros."""
     passed = np.zeros_like(registers)
     for place, table in enumerate(_tables(level)):
         passed ^= table.take((registers >> (8 * place)) & 0xFF)

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from sok.base.errors import CheckpointError
+from sok.checkpoint import version_keys
 
-ROWS, ERASED, END = 2, 3, 4
+HEAD, ROWS, ERASED, END, ROW_BITS = 1, 2, 3, 4, 5
 _BLOCK = struct.Struct("<IIQII")  # magic, type, length of the payload, CRC, 0
 _MAGIC = 0x4B4C4253
 
@@ -39,20 +40,28 @@ def blocks_in(name: str) -> Iterator[tuple[int, int, int]]:
 def words_in(name: str) -> Iterator[tuple[bool, np.ndarray]]:
     """The keys of each block as 64-bit words [n] uint64, and whether they have rows there; else they were erased.
 
-    Reads 8 bytes a row, whatever a row has.
+    Reads 8 bytes a row, whatever a row has; of rows in a log all of that, twice.
 
     Raises:
-        as `blocks_in`.
+        as `blocks_in`, and `version_keys.keys_in`.
     """
+    head, bits = b"", b""
     with open(name, "rb") as file:
         for kind, offset, length in blocks_in(name):
+            file.seek(offset)
+            if kind == HEAD:
+                head = file.read(length)
+            elif kind == ROW_BITS:
+                bits += file.read(length)
             if kind not in (ROWS, ERASED):
                 continue
-            file.seek(offset)
             n = int.from_bytes(file.read(min(8, length)), "little")
             if 8 + 8 * n > length:
                 raise CheckpointError(f"{name}: at offset {offset}: more keys than the block has room for.")
             yield kind == ROWS, np.frombuffer(file.read(8 * n), "<u8")
+    if bits:
+        for words in version_keys.keys_in(version_keys.log_of(name, head), np.frombuffer(bits, "<u8")):
+            yield True, words
 
 
 def words_of(keys: Iterable[int], key_dtype: str) -> np.ndarray:

@@ -104,3 +104,17 @@ def test_tables_keep_versions_before_and_after_they_have_rows(tmp_path):
     assert holds(table) == held
     with pytest.raises(tf.errors.FailedPreconditionError, match="its rows are in memory"):
         EagerCalls().keep_versions(make("counted", "in_memory")[0])
+
+
+def test_erased_keys_leave_a_version_with_their_histories(tmp_path):
+    table, optimizer = make("counted", "forgotten", tmp_path / "rows")
+    train(table, optimizer, range(9))
+    sok.save(tmp_path / "version", table, optimizer, versions=True)
+    (waiting, *_), (present, *_) = holds(table)["table/sok.candidates"], holds(table)["table"]
+    report = sok.erase([table], [waiting, present], checkpoints=[tmp_path / "version"])
+    assert report.is_complete and not report.nowhere, str(report)
+    held = holds(table)
+    assert present not in held["table"] and waiting not in held["table/sok.candidates"]
+    train(table, optimizer, range(9, 12))
+    sok.restore(tmp_path / "version", table, optimizer)
+    assert holds(table) == held
