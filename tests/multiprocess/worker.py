@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import importlib
 import inspect
@@ -103,6 +104,7 @@ def _without_graph_optimizer() -> None:
 
 def main(folder: str, modules: list[str]) -> int:
     world = _world()
+    faulthandler.enable()  # a crash says where, in the job's output
     with_short_stacks()
     if world.size in (1, 3):
         _without_graph_optimizer()
