@@ -41,9 +41,9 @@ def run_example(*arguments: str) -> dict[str, Any]:
 
 
 def test_a_job_goes_on_after_a_kill_and_with_one_worker_more():
-    found = run_example()
+    found = run_example("--epochs", "8")  # so that it is not over before the third worker has started, however slowly
     assert max(found["sizes"]) == 3
-    assert found["uses_of_each_sample"] == [4, 4] and set(found["steps"]) == {400}
+    assert found["uses_of_each_sample"] == [8, 8] and set(found["steps"]) == {800}
     assert max(found["steps_done_again"]) <= 10 and "replicas" not in found["from"]
 
 
