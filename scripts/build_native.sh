@@ -12,14 +12,7 @@ if [[ -z "${PYTHON:-}" ]]; then
 fi
 PYTHON=$(command -v "$PYTHON")
 
-CMAKE="$(dirname "$PYTHON")/cmake"
-[[ -x "$CMAKE" ]] || CMAKE=$(command -v cmake) || {
-  echo "cmake was not found. Install it: $PYTHON -m pip install 'cmake<4'" >&2
-  exit 1
-}
-
-# Under make these would change how the inner make prints and counts its jobs.
-unset MAKEFLAGS MAKELEVEL MFLAGS
+source scripts/cmake.sh
 
 build=build/native
 cuda=${SOK_CUDA:-AUTO}
@@ -29,10 +22,10 @@ cuda=${SOK_CUDA:-AUTO}
 # So does hiredis, where it comes or goes: it is looked for then.
 hiredis=$(echo '#include <hiredis/hiredis.h>' | g++ -E -x c++ - >/dev/null 2>&1 && echo hiredis || true)
 identity="$PYTHON $("$PYTHON" -c 'from importlib.metadata import version; print(version("tensorflow"))' 2>/dev/null || echo none) cuda $cuda ${CUDAARCHS:-} $hiredis"
-if [[ ! -f $build/Makefile || "$(cat $build/identity 2>/dev/null)" != "$identity" ]]; then
+if [[ ! -f $build/CMakeCache.txt || "$(cat $build/identity 2>/dev/null)" != "$identity" ]]; then
   mkdir -p $build
   rm -f $build/CMakeCache.txt
-  "$CMAKE" -S . -B $build -G "Unix Makefiles" -DPython3_EXECUTABLE="$PYTHON" -DSOK_CUDA="$cuda"
+  "$CMAKE" -S . -B $build -DPython3_EXECUTABLE="$PYTHON" -DSOK_CUDA="$cuda"
   echo "$identity" > $build/identity
 fi
 

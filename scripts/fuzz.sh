@@ -7,7 +7,7 @@
 # fuzzed with Atheris. What is not installed is skipped, and said.
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
-unset MAKEFLAGS MAKELEVEL MFLAGS
+source scripts/cmake.sh
 seconds=${1:-60}
 mkdir -p build/fuzz/found build/fuzz/new
 
@@ -40,11 +40,9 @@ clang=$(command -v clang++ || true)
 # Some distributions have the runtime of the fuzzer in a package of its own.
 probe='extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }'
 if [[ -n $clang ]] && "$clang" -x c++ -fsanitize=fuzzer,address,undefined - -o build/fuzz/probe <<<"$probe" 2>/dev/null; then
-  cmake=cmake
-  [[ -x $(dirname "$(command -v "$PYTHON")")/cmake ]] && cmake=$(dirname "$(command -v "$PYTHON")")/cmake
-  "$cmake" -S . -B build/fuzz -G "Unix Makefiles" -DCMAKE_CXX_COMPILER="$clang" -DSOK_OPS=OFF -DSOK_FUZZ=ON \
+  "$CMAKE" -S . -B build/fuzz -DCMAKE_CXX_COMPILER="$clang" -DSOK_OPS=OFF -DSOK_FUZZ=ON \
     -DSOK_WERROR=OFF >build/fuzz/configure.log
-  "$cmake" --build build/fuzz -j "${SOK_BUILD_JOBS:-$(nproc)}" --target fuzz_shard fuzz_serving >build/fuzz/build.log 2>&1 || {
+  "$CMAKE" --build build/fuzz -j "${SOK_BUILD_JOBS:-$(nproc)}" --target fuzz_shard fuzz_serving >build/fuzz/build.log 2>&1 || {
     tail -40 build/fuzz/build.log
     exit 1
   }

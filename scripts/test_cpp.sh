@@ -1,32 +1,29 @@
 #!/usr/bin/env bash
-# Builds and runs the C++ tests: test_cpp.sh plain|address|undefined|address,undefined|thread
+# Builds and runs the C++ tests: test_cpp.sh plain|address|undefined|address,undefined|thread [build: runs none]
 #   SOK_TEST_SLOW=1   also those that take minutes under the thread sanitizer
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
-unset MAKEFLAGS MAKELEVEL MFLAGS
+source scripts/cmake.sh
 
 kind=${1:?plain, address, undefined, both of these with a comma, or thread}
-bin=$(dirname "$(command -v "$PYTHON")")
-cmake=cmake ctest=ctest
-[[ -x $bin/cmake ]] && cmake=$bin/cmake ctest=$bin/ctest
-
 build=build/cpp-${kind/,/-}
 sanitize=$kind
 [[ $kind == plain ]] && sanitize=""
 mkdir -p "$build"
-"$cmake" -S . -B "$build" -G "Unix Makefiles" -DSOK_OPS=OFF -DSOK_CUDA=OFF -DSOK_TESTS=ON -DSOK_SANITIZE="$sanitize" >"$build/configure.log" || {
+"$CMAKE" -S . -B "$build" -DSOK_OPS=OFF -DSOK_CUDA=OFF -DSOK_TESTS=ON -DSOK_SANITIZE="$sanitize" >"$build/configure.log" || {
   cat "$build/configure.log"
   exit 1
 }
 targets=(all) choice=(-LE slow)
 [[ -n ${SOK_TEST_SLOW:-} ]] && targets=(all slow_tests) choice=()
-"$cmake" --build "$build" --target "${targets[@]}" -j "${SOK_BUILD_JOBS:-$(nproc)}" >"$build/build.log" 2>&1 || {
+"$CMAKE" --build "$build" --target "${targets[@]}" -j "${SOK_BUILD_JOBS:-$(nproc)}" >"$build/build.log" 2>&1 || {
   tail -40 "$build/build.log"
   exit 1
 }
+[[ ${2:-} != build ]] || exit 0
 export UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1
 # ThreadSanitizer's shadow memory does not fit the address layout of kernels that randomise many bits. (Some containers
 # forbid to ask for another; there it has to go as it is.)
 run=()
 [[ $kind == thread ]] && setarch "$(uname -m)" -R true 2>/dev/null && run=(setarch "$(uname -m)" -R)
-"${run[@]}" "$ctest" --test-dir "$build" "${choice[@]}" --parallel "${SOK_BUILD_JOBS:-$(nproc)}" --output-on-failure --no-tests=error
+"${run[@]}" "$CTEST" --test-dir "$build" "${choice[@]}" --parallel "${SOK_BUILD_JOBS:-$(nproc)}" --output-on-failure --no-tests=error

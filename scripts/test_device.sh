@@ -3,18 +3,16 @@
 # C++ tests that scripts/gpu_test.sh runs on a device are compiled as well.
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
-unset MAKEFLAGS MAKELEVEL MFLAGS
+source scripts/cmake.sh
 need_modules pytest xdist
 
-cmake=$(dirname "$(command -v "$PYTHON")")/cmake
-[[ -x $cmake ]] || cmake=cmake
 scripts/build_native.sh >/dev/null
-"$cmake" --build build/native --target sok_ops_emulated -j "${SOK_BUILD_JOBS:-$(nproc)}" >build/native/emulated.log 2>&1 || {
+"$CMAKE" --build build/native --target sok_ops_emulated -j "${SOK_BUILD_JOBS:-$(nproc)}" >build/native/emulated.log 2>&1 || {
   tail -40 build/native/emulated.log
   exit 1
 }
 if [[ -f build/native/libsok_cuda.so ]]; then
-  "$cmake" --build build/native --target device_tests -j "${SOK_BUILD_JOBS:-$(nproc)}" >build/native/device_tests.log 2>&1 || {
+  "$CMAKE" --build build/native --target device_tests -j "${SOK_BUILD_JOBS:-$(nproc)}" >build/native/device_tests.log 2>&1 || {
     tail -40 build/native/device_tests.log
     exit 1
   }

@@ -85,8 +85,7 @@ def build() -> Path:
     if cmake is None:
         raise RuntimeError("cmake was not found; make setup brings it")
     jobs = os.environ.get("SOK_BUILD_JOBS") or str(os.cpu_count() or 1)
-    is_there = (_NATIVE / "CMakeCache.txt").exists() and (_NATIVE / "Makefile").exists()
-    folder, options = (_NATIVE, []) if is_there else (_OWN, ["-G", "Unix Makefiles", "-DSOK_OPS=OFF"])
+    folder, options = (_NATIVE, []) if (_NATIVE / "CMakeCache.txt").exists() else (_OWN, ["-DSOK_OPS=OFF"])
     commands = [
         [cmake, "-S", str(ROOT), "-B", str(folder), *options, "-DSOK_BENCHMARKS=ON"],
         [cmake, "--build", str(folder), "--target", "sok_guard", "-j", jobs],

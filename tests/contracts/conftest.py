@@ -26,7 +26,7 @@ def emulated_library() -> str:
     if given:
         return given
     cmake = Path(sys.executable).with_name("cmake")
-    if not (BUILD / "Makefile").exists():
+    if not (BUILD / "CMakeCache.txt").exists():
         pytest.skip("needs build/native, which make native makes, or SOK_CUDA_EMULATED_LIBRARY")
     program = str(cmake) if cmake.exists() else "cmake"
     library = BUILD / "libsok_cuda_emulated.so"
