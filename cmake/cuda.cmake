@@ -117,7 +117,8 @@ if(SOK_CUDA_EMULATED OR SOK_OPS)
   endif()
   add_library(sok_cuda_emulated ${sok_emulated_type}
     ${sok_emulated_sources} ${SOK_CUDA_HOST_SOURCES}
-    tests/cuda/emulator/blocks.cc tests/cuda/emulator/memory.cc tests/cuda/emulator/runtime.cc)
+    tests/cuda/emulator/blocks.cc tests/cuda/emulator/faults.cc tests/cuda/emulator/memory.cc
+    tests/cuda/emulator/runtime.cc)
   target_include_directories(sok_cuda_emulated PUBLIC tests/cuda/emulator include cuda)
   target_link_libraries(sok_cuda_emulated PUBLIC sok_cpu PRIVATE sok_flags Threads::Threads)
   if(SOK_SANITIZE)

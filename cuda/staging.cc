@@ -103,11 +103,10 @@ void UploadBytes(const Cuda& cuda, const void* from, int64_t bytes, void* to) {
 }
 
 void UploadParts(const Cuda& cuda, const HostPart* parts, int64_t num_parts, void* to) {
-  constexpr int64_t kMostAtOnce = int64_t{32} << 20;
   const int64_t bytes = num_parts == 0 ? 0 : parts[num_parts - 1].at + parts[num_parts - 1].bytes;
   const HostPart* part = parts;
-  for (int64_t begin = 0; begin < bytes; begin += kMostAtOnce) {
-    const int64_t end = std::min(begin + kMostAtOnce, bytes);
+  for (int64_t begin = 0; begin < bytes; begin += kMostUploaded) {
+    const int64_t end = std::min(begin + kMostUploaded, bytes);
     PinnedLease lease(end - begin);
     char* const pinned = static_cast<char*>(lease.data());
     for (; part != parts + num_parts && part->at < end; ++part) {

@@ -39,8 +39,9 @@ void Launch(void (*kernel)(Params...), int64_t grid, int block, size_t shared_by
   std::tuple<Params...> params(std::forward<Args>(args)...);
 #if defined(SOK_CUDA_EMULATED)
   std::apply([&](Params&... param) { sok_emulator::MoveArguments({at.file, at.line}, &param...); }, params);
-  sok_emulator::Launch(at.stream, static_cast<unsigned>(grid), static_cast<unsigned>(block), shared_bytes,
-                       [kernel, params] { std::apply(kernel, params); });
+  CheckCuda(sok_emulator::Launch(at.stream, static_cast<unsigned>(grid), static_cast<unsigned>(block), shared_bytes,
+                                 [kernel, params] { std::apply(kernel, params); }),
+            "starting a kernel", at.file, at.line);
 #else
   std::apply(
       [&](Params&... param) {

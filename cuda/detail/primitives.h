@@ -27,7 +27,7 @@ inline void ExclusiveSum(const Cuda& cuda, [[maybe_unused]] DeviceScratch* scrat
   if (n <= 0) return;
 #if defined(SOK_CUDA_EMULATED)
   sok_emulator::MoveArguments({__FILE__, __LINE__}, &in, &out);
-  sok_emulator::Enqueue(cuda.stream, [=] { std::exclusive_scan(in, in + n, out, 0u); });
+  SOK_CUDA(sok_emulator::Enqueue(cuda.stream, [=] { std::exclusive_scan(in, in + n, out, 0u); }));
 #else
   size_t bytes = 0;
   SOK_CUDA(cub::DeviceScan::ExclusiveSum(nullptr, bytes, in, out, static_cast<int>(n), cuda.stream));
@@ -46,7 +46,7 @@ inline void SortPairs(const Cuda& cuda, [[maybe_unused]] DeviceScratch* scratch,
   if (n <= 0) return;
 #if defined(SOK_CUDA_EMULATED)
   sok_emulator::MoveArguments({__FILE__, __LINE__}, &keys, &values, &sorted_keys, &sorted_values);
-  sok_emulator::Enqueue(cuda.stream, [=] {
+  const auto sort = [=] {
     const uint32_t mask = bits >= 32 ? ~0u : (1u << bits) - 1u;
     std::vector<uint32_t> order(static_cast<size_t>(n));
     std::iota(order.begin(), order.end(), 0u);
@@ -56,7 +56,8 @@ inline void SortPairs(const Cuda& cuda, [[maybe_unused]] DeviceScratch* scratch,
       sorted_keys[i] = keys[order[static_cast<size_t>(i)]];
       sorted_values[i] = values[order[static_cast<size_t>(i)]];
     }
-  });
+  };
+  SOK_CUDA(sok_emulator::Enqueue(cuda.stream, sort));
 #else
   size_t bytes = 0;
   SOK_CUDA(cub::DeviceRadixSort::SortPairs(nullptr, bytes, keys, sorted_keys, values, sorted_values,

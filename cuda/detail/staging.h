@@ -30,6 +30,8 @@ class PinnedLease {
   CUevent_st* copied_ = nullptr;
 };
 
+inline constexpr int64_t kMostUploaded = int64_t{32} << 20;  // bytes of one copy; more go by several
+
 // to[0 .. bytes) = from[0 .. bytes), put on the stream; `from` is read before the call returns. The host waits only where many
 // such copies are still under way. Throws CudaError.
 void UploadBytes(const Cuda& cuda, const void* from, int64_t bytes, void* to);

@@ -311,10 +311,11 @@ void GiveRunner(std::unique_ptr<BlockRunner> runner) {
 
 }  // namespace
 
-void Launch(cudaStream_t stream, unsigned grid, unsigned block, size_t shared_bytes, std::function<void()> thread) {
+cudaError_t Launch(cudaStream_t stream, unsigned grid, unsigned block, size_t shared_bytes,
+                   std::function<void()> thread) {
   if (block == 0 || block > kMaxThreads || grid == 0) Fail("a launch of 0 or of more than 1,024 threads a block");
   if (shared_bytes > (size_t{227} << 10)) Fail("a launch with more shared memory than a block can have");
-  Enqueue(stream, [=] {
+  return Enqueue(stream, [=] {
     std::atomic<unsigned> next{0};
     auto work = [&](int) {
       auto runner = TakeRunner();

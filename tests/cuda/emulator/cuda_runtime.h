@@ -63,7 +63,8 @@ enum cudaError_t {
   cudaErrorMemoryAllocation = 2,
   cudaErrorNoDevice = 100,
   cudaErrorInvalidDevice = 101,
-  cudaErrorNotReady = 600
+  cudaErrorNotReady = 600,
+  cudaErrorIllegalAddress = 700
 };
 enum cudaMemcpyKind {
   cudaMemcpyHostToHost,
@@ -143,10 +144,16 @@ cudaError_t cudaHostAlloc(T** p, size_t bytes, unsigned flags) {
 namespace sok_emulator {
 
 // Puts grid * block calls of `thread` on the stream.
-void Launch(cudaStream_t stream, unsigned grid, unsigned block, size_t shared_bytes, std::function<void()> thread);
+cudaError_t Launch(cudaStream_t stream, unsigned grid, unsigned block, size_t shared_bytes,
+                   std::function<void()> thread);
 
 // Puts work on the stream that runs once, on the host. Counts as a launch.
-void Enqueue(cudaStream_t stream, std::function<void()> work);
+cudaError_t Enqueue(cudaStream_t stream, std::function<void()> work);
+
+// Of the calls from here on (of_allocations: of those that ask for memory) the one after `others` more fails with the error; for good:
+// so do all after it, as those of a device on which a kernel has gone astray.
+void FailCall(int64_t others, cudaError_t error, bool for_good, bool of_allocations = false);
+bool EndFaults();  // no call fails any more; whether one has
 
 // Where the device has what the host knows as p. Memory of the host stays where it is.
 void* MovedToDevice(const void* p);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cuda_runtime.h"
+#include "faults.h"
 #include "memory.h"
 
 namespace {
@@ -230,13 +231,15 @@ void CheckSide(const char* name, const void* p, Kind found, cudaMemcpyKind kind,
 
 namespace sok_emulator {
 
-void Enqueue(cudaStream_t stream, std::function<void()> work) {
+cudaError_t Enqueue(cudaStream_t stream, std::function<void()> work) {
+  SOK_MAY_FAIL();
   ++counters().launches;
   CUstream_st* to = Of(stream);
   if (to->device != Touch()) {
     EndWith("a kernel is started on a stream of device %d while device %d is current", to->device, thread().device());
   }
   to->Add(std::move(work));
+  return cudaSuccess;
 }
 
 int64_t CallsOn(int device) { return calls_on[device]; }
@@ -260,6 +263,8 @@ const char* cudaGetErrorName(cudaError_t status) {
       return "cudaErrorInvalidDevice";
     case cudaErrorNoDevice:
       return "cudaErrorNoDevice";
+    case cudaErrorIllegalAddress:
+      return "cudaErrorIllegalAddress";
     case cudaErrorInvalidValue:
       break;
   }
@@ -268,8 +273,8 @@ const char* cudaGetErrorName(cudaError_t status) {
 const char* cudaGetErrorString(cudaError_t status) {
   return status == cudaErrorMemoryAllocation ? "out of memory" : cudaGetErrorName(status);
 }
-cudaError_t cudaGetLastError() { return cudaSuccess; }
-cudaError_t cudaPeekAtLastError() { return cudaSuccess; }
+cudaError_t cudaGetLastError() { return sok_emulator::LastError(true); }
+cudaError_t cudaPeekAtLastError() { return sok_emulator::LastError(false); }
 cudaError_t cudaGetDevice(int* device) { return *device = thread().device(), cudaSuccess; }
 cudaError_t cudaSetDevice(int device) {
   if (device < 0 || device >= kDevices) return cudaErrorInvalidDevice;
@@ -292,12 +297,14 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, 
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) { return *value = 2, cudaSuccess; }
 
+// What waits, or frees, does so where it fails, too: as with a device that has nothing left to do, and no memory.
 cudaError_t cudaDeviceSynchronize() {
   WaitFor(Touch());
-  return cudaSuccess;
+  return sok_emulator::NextStatus();
 }
 
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
+  SOK_MAY_FAIL();
   size_t in_use;
   sok_emulator::MemoryInfo(&in_use, total_bytes);
   *free_bytes = *total_bytes > in_use ? *total_bytes - in_use : 0;
@@ -307,7 +314,8 @@ cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
 cudaError_t cudaMalloc(void** p, size_t bytes) {
   const int device = Touch();
   *p = nullptr;
-  return bytes == 0 ? cudaSuccess : sok_emulator::AllocateDevice(p, bytes, device);
+  if (const cudaError_t fault = sok_emulator::NextStatus(true); fault != cudaSuccess) return fault;
+  return bytes == 0 ? cudaSuccess : sok_emulator::Noted(sok_emulator::AllocateDevice(p, bytes, device));
 }
 
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* p) {
@@ -320,7 +328,7 @@ cudaError_t cudaFree(void* p) {
   if (p == nullptr) return cudaSuccess;
   // As on a device: of memory of a pool it is the caller who knows that nobody uses it any more.
   if (!pool_memory().Forget(p)) WaitFor(-1);
-  return sok_emulator::FreeDevice(p) ? cudaSuccess : cudaErrorInvalidValue;
+  return sok_emulator::FreeDevice(p) ? sok_emulator::NextStatus() : sok_emulator::Noted(cudaErrorInvalidValue);
 }
 
 cudaError_t cudaMallocAsync(void** p, size_t bytes, cudaStream_t) {
@@ -336,11 +344,12 @@ cudaError_t cudaFreeAsync(void* p, cudaStream_t stream) {
   Of(stream)->Add([p] {
     if (!sok_emulator::FreeDevice(p)) sok_emulator::EndWith("cudaFreeAsync: no device memory begins at %p", p);
   });
-  return cudaSuccess;
+  return sok_emulator::NextStatus();
 }
 
 cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) {
   Touch();
+  if (const cudaError_t fault = sok_emulator::NextStatus(true); fault != cudaSuccess) return fault;
   *p = std::aligned_alloc(256, (bytes + 256) / 256 * 256);
   if (*p == nullptr) return cudaErrorMemoryAllocation;
   std::memset(*p, 0xA5, bytes);
@@ -369,6 +378,7 @@ cudaError_t cudaHostUnregister(void* p) {
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
   Touch();
+  SOK_MAY_FAIL();
   if (bytes == 0) return cudaSuccess;
   ++counters().copies;
   const Kind to_kind = sok_emulator::KindOf(to, bytes, "cudaMemcpyAsync to the device or from it");
@@ -398,12 +408,13 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
 }
 
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
-  cudaMemcpyAsync(to, from, bytes, kind, nullptr);
-  return cudaStreamSynchronize(nullptr);
+  const cudaError_t status = cudaMemcpyAsync(to, from, bytes, kind, nullptr);
+  return status != cudaSuccess ? status : cudaStreamSynchronize(nullptr);
 }
 
 cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t stream) {
   Touch();
+  SOK_MAY_FAIL();
   ++counters().sets;
   if (bytes == 0) return cudaSuccess;
   if (sok_emulator::KindOf(p, bytes, "cudaMemsetAsync") == Kind::kHost && !sok_emulator::IsHostMemoryDevice()) {
@@ -415,6 +426,7 @@ cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t strea
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  SOK_MAY_FAIL();
   *stream = new CUstream_st();
   std::lock_guard<std::mutex> lock(streams().mutex);
   streams().all.insert(*stream);
@@ -427,13 +439,13 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     streams().all.erase(stream);
   }
   delete stream;
-  return cudaSuccess;
+  return sok_emulator::NextStatus();
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   ++counters().host_waits;
   Of(stream)->Synchronize();
-  return cudaSuccess;
+  return sok_emulator::NextStatus();
 }
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, void (*function)(void*), void* argument) {
@@ -443,20 +455,25 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, void (*function)(void*), voi
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  SOK_MAY_FAIL();
   ++counters().waits;
   const auto point = event->Last();
   if (point != nullptr) Of(stream)->Add([point] { point->Wait(); });
   return cudaSuccess;
 }
 
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return *event = new CUevent_st(), cudaSuccess; }
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  SOK_MAY_FAIL();
+  return *event = new CUevent_st(), cudaSuccess;
+}
 
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
   delete event;
-  return cudaSuccess;
+  return sok_emulator::NextStatus();
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  SOK_MAY_FAIL();
   ++counters().marks;
   if (event->device != Of(stream)->device) {
     sok_emulator::EndWith("an event of device %d is recorded on a stream of device %d", event->device,
@@ -475,12 +492,13 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   ++counters().host_waits;
   const auto point = event->Last();
   if (point != nullptr) point->Wait();
-  return cudaSuccess;
+  return sok_emulator::NextStatus();
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
+  SOK_MAY_FAIL();
   const auto point = event->Last();
-  return point == nullptr || point->IsReached() ? cudaSuccess : cudaErrorNotReady;
+  return point == nullptr || point->IsReached() ? cudaSuccess : sok_emulator::Noted(cudaErrorNotReady);
 }
 
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
