@@ -3,17 +3,21 @@
 #include "sok/exchange.h"
 
 #include <algorithm>
+#include <map>
 #include <vector>
 
 #include "detail/copy_row.h"
 #include "detail/launch.h"
 #include "detail/upload.h"
+#include "detail/work_of_block.h"
 #include "sok/combine_grad.h"
 #include "sok/device_words.h"
 #include "sok/sum_rows.h"
 
 namespace sok {
 namespace {
+
+constexpr int64_t kRowsPerBlock = kThreads / kRowLanes;
 
 // The index of one feature, and where its places begin among those of all.
 struct PlacesWork {
@@ -80,11 +84,23 @@ DeviceFeature FeatureAt(const float* answers, int64_t size, const PooledFeature&
   return device;
 }
 
-__global__ void ScatterKernel(const int64_t* places, const float* rows, const int64_t* num_rows, int64_t dim,
-                              int64_t size, float* packed) {
+// The sums of one dim, which go back into the messages.
+struct ScatterWork {
+  int64_t* places;
+  float* rows;
+  int64_t* num_rows;
+  int64_t most, dim, first_block;
+};
+
+__global__ void ScatterKernel(const ScatterWork* all, int64_t num_work, int64_t num_blocks, int64_t size,
+                              float* packed) {
   const Tile<kRowLanes> tile;
-  for (int64_t k = GlobalThread() / kRowLanes; k < *num_rows; k += GlobalThreads() / kRowLanes) {
-    if (places[k] + dim <= size) CopyRow(tile, rows + k * dim, dim, packed + places[k]);
+  for (int64_t block = blockIdx.x; block < num_blocks; block += gridDim.x) {
+    const ScatterWork& work = WorkOfBlock(all, num_work, block);
+    const int64_t k = (block - work.first_block) * kRowsPerBlock + threadIdx.x / kRowLanes;
+    if (k >= *work.num_rows) continue;
+    const int64_t place = work.places[k];  // one outside of the answers is what the sum has of all such
+    if (place + work.dim <= size) CopyRow(tile, work.rows + k * work.dim, work.dim, packed + place);
   }
 }
 
@@ -117,34 +133,43 @@ void CombineAnswersGrad(const Cuda& cuda, DeviceScratch* scratch, const PooledFe
                         const float* const* grads, int64_t size, float* packed) {
   ZeroOnDevice(cuda, packed, size * static_cast<int64_t>(sizeof(float)));
   const std::vector<const int64_t*> places = PlacesOf(cuda, scratch, features, num_features);
-  std::vector<int64_t> dims;
-  for (int f = 0; f < num_features; ++f) dims.push_back(features[f].dim);
-  std::sort(dims.begin(), dims.end());
-  dims.erase(std::unique(dims.begin(), dims.end()), dims.end());
-  // A place is that of a row of one table, so all who name it have the same dim.
-  for (const int64_t dim : dims) {
-    std::vector<DeviceAddends> addends;
-    int64_t n = 0;
-    for (int f = 0; f < num_features; ++f) {
-      if (features[f].dim != dim) continue;
-      DeviceAddends a;
-      a.row_ids = places[f];
-      a.values = grads[f];
-      a.values_stride = dim;
-      a.segments = SegmentsOf(features[f]);
-      a.weights = features[f].weights;
-      a.combiner = features[f].combiner;
-      addends.push_back(a);
-      n += features[f].n;
-    }
-    auto* row_ids = scratch->Get<int64_t>(n);
-    auto* sums = scratch->Get<float>(n * dim);
-    auto* num_sums = scratch->Get<int64_t>(1);
-    SumRows(cuda, scratch, addends.data(), static_cast<int64_t>(addends.size()), &size, 1, dim, FloatType::kFloat32,
-            row_ids, nullptr, sums, num_sums, nullptr);
-    Launch(ScatterKernel, GridFor(n, kThreads / kRowLanes), kThreads, 0, cuda, row_ids, sums, num_sums, dim, size,
-           packed);
+  // A place is that of a row of one table, so all who name it have the same dim: places of each dim are rows of a table.
+  std::map<int64_t, ScatterWork> of_dim;
+  for (int f = 0; f < num_features; ++f) of_dim[features[f].dim].most += features[f].n;
+  std::vector<ScatterWork> work;
+  std::vector<DeviceRowSums> sums;
+  std::map<int64_t, int64_t> table_of;
+  int64_t num_blocks = 0;
+  for (auto& [dim, one] : of_dim) {
+    one = {scratch->Get<int64_t>(one.most),
+           scratch->Get<float>(one.most * dim),
+           scratch->Get<int64_t>(1),
+           one.most,
+           dim,
+           num_blocks};
+    num_blocks += (one.most + kRowsPerBlock - 1) / kRowsPerBlock;
+    table_of[dim] = static_cast<int64_t>(sums.size());
+    sums.push_back({size, dim, one.places, one.rows, one.num_rows, 0});
+    work.push_back(one);
   }
+  std::vector<DeviceAddends> addends;
+  for (int f = 0; f < num_features; ++f) {
+    DeviceAddends a;
+    a.table = table_of[features[f].dim];
+    a.row_ids = places[f];
+    a.values = grads[f];
+    a.values_stride = features[f].dim;
+    a.segments = SegmentsOf(features[f]);
+    a.weights = features[f].weights;
+    a.combiner = features[f].combiner;
+    addends.push_back(a);
+  }
+  SumRowsOfTables(cuda, scratch, addends.data(), num_features, sums.data(), static_cast<int64_t>(sums.size()),
+                  FloatType::kFloat32, nullptr);
+  const int64_t num_work = static_cast<int64_t>(work.size());
+  if (num_blocks == 0) return;
+  Launch(ScatterKernel, GridFor(num_blocks, 1), kThreads, 0, cuda, Upload(cuda, scratch, work.data(), num_work),
+         num_work, num_blocks, size, packed);
 }
 
 void CombineAnswersGradWeights(const Cuda& cuda, DeviceScratch* scratch, const float* answers, int64_t size,

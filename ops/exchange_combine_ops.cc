@@ -30,16 +30,40 @@ class CpuPoolOp : public PoolOp {
 
 #define SOK_POOL_ATTRS Attr("F: int >= 1").Attr("combiners: list(" SOK_POOLERS ")").Attr("dims: list(int)")
 
-REGISTER_OP("Sok>ExchangeCombine")
+// What came home, and how much of each rank, once it is known to be rows. Where the tensors are: on the host that costs a GPU nothing.
+REGISTER_OP("Sok>ExchangeCheck")
     .Input("answers: float")
     .Input("splits: int32")
     .Input("asked: int32")
+    .Output("checked_answers: float")
+    .Output("checked_splits: int32")
+    .SetShapeFn([](InferenceContext* c) {
+      for (int i = 0; i < 2; ++i) c->set_output(i, c->input(i));
+      return absl::OkStatus();
+    });
+
+void CheckAnswersOnHost(OpKernelContext* ctx) {
+  const Tensor& answers = ctx->input(0);
+  CheckRank(answers, 1, "answers");
+  const float* floats = answers.flat<float>().data();
+  const std::vector<int64_t> begin = AnswerBegins(ctx->input(1), ctx->input(2), answers.NumElements());
+  std::vector<float> headers;
+  for (size_t r = 0; r + 1 < begin.size(); ++r) headers.insert(headers.end(), floats + begin[r], floats + begin[r] + 2);
+  CheckAnswers(begin, ctx->input(2), headers.data(),
+               [&](int64_t at, int64_t n) { return std::vector<float>(floats + at, floats + at + n); });
+  ctx->set_output(0, answers);
+  ctx->set_output(1, ctx->input(1));
+}
+SOK_CPU_KERNEL("Sok>ExchangeCheck", FunctionOp<CheckAnswersOnHost>);
+
+REGISTER_OP("Sok>ExchangeCombine")
+    .Input("answers: float")
+    .Input("splits: int32")  // for the gradient: of each rank how many floats
     .Input("index: F * int32")
     .Input("row_splits: F * int64")
     .Input("weights: F * float")
     .Input("scales: F * float")
     .Output("outputs: F * float")
-    .Output("checked_splits: int32")  // `splits`, once it is known that the answers are rows: what gradients wait for
     .SOK_POOL_ATTRS.SetShapeFn([](InferenceContext* c) {
       int64_t features;
       std::vector<int64_t> dims;
@@ -52,13 +76,12 @@ REGISTER_OP("Sok>ExchangeCombine")
       }
       for (int f = 0; f < features; ++f) {
         ShapeHandle index, splits;
-        TF_RETURN_IF_ERROR(c->WithRank(c->input(3 + f), 1, &index));
-        TF_RETURN_IF_ERROR(c->WithRank(c->input(3 + static_cast<int>(features) + f), 1, &splits));
+        TF_RETURN_IF_ERROR(c->WithRank(c->input(2 + f), 1, &index));
+        TF_RETURN_IF_ERROR(c->WithRank(c->input(2 + static_cast<int>(features) + f), 1, &splits));
         DimensionHandle segments = c->Dim(index, 0);
         if (combiners[f] != "rows") TF_RETURN_IF_ERROR(c->Subtract(c->Dim(splits, 0), 1, &segments));
         c->set_output(f, c->Matrix(segments, dims[f]));
       }
-      c->set_output(static_cast<int>(features), c->input(1));
       return absl::OkStatus();
     });
 
@@ -70,12 +93,6 @@ class ExchangeCombineOp : public CpuPoolOp {
     CheckRank(answers, 1, "answers");
     const int64_t size = answers.NumElements();
     const float* floats = answers.flat<float>().data();
-    const std::vector<int64_t> begin = AnswerBegins(ctx->input(1), ctx->input(2), size);
-    std::vector<float> headers;
-    for (size_t r = 0; r + 1 < begin.size(); ++r)
-      headers.insert(headers.end(), floats + begin[r], floats + begin[r] + 2);
-    CheckAnswers(begin, ctx->input(2), headers.data(),
-                 [&](int64_t at, int64_t n) { return std::vector<float>(floats + at, floats + at + n); });
     const ProfileSpan span("combine", name(), {-1, -1, size * int64_t{sizeof(float)}}, "op");
     const std::vector<PooledFeature> features = CheckedFeatures(ctx, size);
     std::vector<Wanted> wanted;
@@ -86,7 +103,6 @@ class ExchangeCombineOp : public CpuPoolOp {
       outputs.push_back(tensors[f].flat<float>().data());
       ctx->set_output(static_cast<int>(f), tensors[f]);
     }
-    ctx->set_output(static_cast<int>(features.size()), ctx->input(1));
     const TfExecutor executor(ctx);
     CombineAnswers({executor}, floats, features.data(), static_cast<int>(features.size()), outputs.data());
   }

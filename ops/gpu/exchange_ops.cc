@@ -24,10 +24,10 @@ class GpuExchangeServeOp final : public ExchangeServeOp {
   using ExchangeServeOp::ExchangeServeOp;
 
  private:
-  // What goes to the device in one copy: the keys of table after table, and the row splits of all pieces.
+  // What goes to the device in one copy: the row splits of all pieces, and the keys of table after table.
   struct OnHost {
-    std::vector<int64_t> first_key;  // [T + 1], of each table
-    uint64_t* words;                 // [first_key[T] + num_splits]
+    std::vector<int64_t> first_key;  // [T + 1], of each table, counted from the first word
+    uint64_t* words;                 // [first_key[T]]
   };
 
   void Serve(OpKernelContext* ctx, const Tables& tables, const Requests& requests, bool insert) const override {
@@ -36,20 +36,19 @@ class GpuExchangeServeOp final : public ExchangeServeOp {
     watch_.ThrowIfBadIsKnown(cuda, &scratch, DeviceTablesOf(tables));  // and tell those who wait
     const ScratchLease host_scratch;
     const OnHost on_host = Collect(ctx, tables, requests, host_scratch.get());
-    const int64_t num_keys = on_host.first_key.back(), num_words = num_keys + requests.num_splits;
+    const int64_t num_words = on_host.first_key.back();
     const AnswerLayout& layout = requests.layout;
     const int64_t size = layout.end(requests.answer_splits.NumElements() - 1);
-    Tensor answers, piece_splits;
+    Tensor answers, on_device;
     Check(ctx->allocate_temp(tensorflow::DT_FLOAT, CheckedShape({size}), &answers));
-    Check(ctx->allocate_temp(tensorflow::DT_INT64, CheckedShape({requests.num_splits}), &piece_splits));
+    Check(ctx->allocate_temp(tensorflow::DT_INT64, CheckedShape({num_words}), &on_device));
     float* out = answers.flat<float>().data();
     ZeroOnDevice(cuda, out, size * int64_t{sizeof(float)});  // the headers; a lookup writes the rest
     static_assert(kServed == 0);
 
-    auto* words = scratch.Get<uint64_t>(num_words);
-    CopyToDevice(cuda, words, on_host.words, num_words * int64_t{sizeof(uint64_t)});
-    auto* splits = static_cast<int64_t*>(piece_splits.data());
-    CopyOnDevice(cuda, splits, words + num_keys, requests.num_splits * int64_t{sizeof(int64_t)});
+    auto* splits = static_cast<int64_t*>(on_device.data());
+    const auto* words = static_cast<const uint64_t*>(on_device.data());
+    CopyToDevice(cuda, splits, on_host.words, num_words * int64_t{sizeof(uint64_t)});
 
     std::vector<Tensor> row_ids(tables.size());
     std::vector<DeviceTable::Asked> asked_of;
@@ -97,7 +96,7 @@ class GpuExchangeServeOp final : public ExchangeServeOp {
     ctx->set_output(0, answers);
     ctx->set_output(1, requests.answer_splits);
     ctx->set_output(2, requests.counts);
-    ctx->set_output(3, piece_splits);
+    ctx->set_output(3, on_device.Slice(0, requests.num_splits));  // the keys stay with it, until the gradient
     for (size_t t = 0; t < tables.size(); ++t) ctx->set_output(4 + static_cast<int>(t), row_ids[t]);
   }
 
@@ -105,11 +104,11 @@ class GpuExchangeServeOp final : public ExchangeServeOp {
   // pageable memory, since those of the messages may be pinned, and gone when the copy happens.
   OnHost Collect(OpKernelContext* ctx, const Tables& tables, const Requests& requests, Scratch* scratch) const {
     OnHost on_host;
-    on_host.first_key.push_back(0);
+    on_host.first_key.push_back(requests.num_splits);
     for (const int64_t n : requests.num_keys) on_host.first_key.push_back(on_host.first_key.back() + n);
-    on_host.words = scratch->Get<uint64_t>(on_host.first_key.back() + requests.num_splits);
+    on_host.words = scratch->Get<uint64_t>(on_host.first_key.back());
     std::vector<int64_t> next = on_host.first_key;
-    auto* splits = reinterpret_cast<int64_t*>(on_host.words + on_host.first_key.back());
+    auto* splits = reinterpret_cast<int64_t*>(on_host.words);
     for (size_t i = 0; i < requests.all.size(); ++i) {
       const Asked& asked = requests.all[i];
       ReadKeys(requests, i, tables[asked.table]->config().is_unsigned, on_host.words + next[asked.table]);
@@ -207,40 +206,47 @@ SOK_GPU_KERNEL(Name("Sok>ExchangeToCopies")
                    .HostMemory("expected"),
                GpuExchangeToCopiesOp);
 
-// Waits for the stream, to learn whether the answers are rows. They have just come from other ranks, so that the stream
-// has little else to do.
+// Of answers that came on the device, from a transport that moves what lies there. Waits for the stream.
+void GpuExchangeCheck(OpKernelContext* ctx) {
+  const Cuda cuda = CudaOf(ctx);
+  TfDeviceScratch scratch(ctx);
+  const Tensor& answers = ctx->input(0);
+  CheckRank(answers, 1, "answers");
+  const float* floats = answers.flat<float>().data();
+  const std::vector<int64_t> begin = AnswerBegins(ctx->input(1), ctx->input(2), answers.NumElements());
+  const int64_t world = static_cast<int64_t>(begin.size()) - 1;
+  std::vector<float> headers(static_cast<size_t>(2 * world));
+  AnswerHeadersToHost(cuda, &scratch, floats, begin.data(), world, headers.data());
+  CheckAnswers(begin, ctx->input(2), headers.data(), [&](int64_t at, int64_t n) {
+    std::vector<float> text(static_cast<size_t>(n));
+    CopyToHost(cuda, text.data(), floats + at, n * int64_t{sizeof(float)});
+    return text;
+  });
+  ctx->set_output(0, answers);
+  ctx->set_output(1, ctx->input(1));
+}
+SOK_GPU_KERNEL(Name("Sok>ExchangeCheck").HostMemory("splits").HostMemory("asked").HostMemory("checked_splits"),
+               FunctionOp<GpuExchangeCheck>);
+
 class GpuExchangeCombineOp final : public PoolOp {
  public:
   using PoolOp::PoolOp;
 
   void Run(OpKernelContext* ctx) override {
-    const Cuda cuda = CudaOf(ctx);
     TfDeviceScratch scratch(ctx);
     const Tensor& answers = ctx->input(0);
     CheckRank(answers, 1, "answers");
-    const int64_t size = answers.NumElements();
-    const float* floats = answers.flat<float>().data();
-    const std::vector<int64_t> begin = AnswerBegins(ctx->input(1), ctx->input(2), size);
-    const int64_t world = static_cast<int64_t>(begin.size()) - 1;
-    std::vector<float> headers(static_cast<size_t>(2 * world));
-    AnswerHeadersToHost(cuda, &scratch, floats, begin.data(), world, headers.data());
-    CheckAnswers(begin, ctx->input(2), headers.data(), [&](int64_t at, int64_t n) {
-      std::vector<float> text(static_cast<size_t>(n));
-      CopyToHost(cuda, text.data(), floats + at, n * int64_t{sizeof(float)});
-      return text;
-    });
     const std::vector<PooledFeature> features = Features(ctx);
     std::vector<float*> outputs;
     for (size_t f = 0; f < features.size(); ++f) {
       const TensorShape shape = CheckedShape({features[f].segments, features[f].dim});
       outputs.push_back(Output(ctx, static_cast<int>(f), shape)->flat<float>().data());
     }
-    ctx->set_output(static_cast<int>(features.size()), ctx->input(1));
-    CombineAnswers(cuda, &scratch, floats, size, features.data(), static_cast<int>(features.size()), outputs.data());
+    CombineAnswers(CudaOf(ctx), &scratch, answers.flat<float>().data(), answers.NumElements(), features.data(),
+                   static_cast<int>(features.size()), outputs.data());
   }
 };
-SOK_GPU_KERNEL(Name("Sok>ExchangeCombine").HostMemory("splits").HostMemory("asked").HostMemory("checked_splits"),
-               GpuExchangeCombineOp);
+SOK_GPU_KERNEL(Name("Sok>ExchangeCombine").HostMemory("splits"), GpuExchangeCombineOp);
 
 class GpuExchangeCombineGradOp final : public PoolOp {
  public:

@@ -156,7 +156,7 @@ class GraphCopy:
         limits = [_plain(route.get_attr(name)) for name in ("slot_num", "max_nnz", "max_feature_num")]
         outputs = []
         # `index` of both ops. From copies of other workers no rows come home, so this one may have fewer features.
-        for f in (places.value_index - 3 for places in combine.inputs[3 : len(combine.outputs) + 2]):
+        for f in (places.value_index - 3 for places in combine.inputs[2 : len(combine.outputs) + 2]):
             table, combiner = table_of[f], combiners[f]
             checked = self._stock.sok_validate_csr(handles[table], keys[f], row_splits[f], *[x[f] for x in limits])
             if combiner == "rows":
@@ -170,7 +170,7 @@ class GraphCopy:
 
 
 def _route_of(combine: tf.Operation) -> tf.Operation:
-    """The ExchangeRoute of an ExchangeCombine, which gives it `asked`, `index` and more."""
+    """The ExchangeRoute of an ExchangeCombine, which gives it `index` and more."""
     return next(tensor.op for tensor in combine.inputs if tensor.op.type == "Sok>ExchangeRoute")
 
 

@@ -16,7 +16,7 @@ from sok.base import graph_ops, log
 from sok.base.types import Training
 from sok.job import context
 from sok.job.job import job_of
-from sok.lookup import exchange, lookup
+from sok.lookup import exchange, lookup, messages
 from sok.lookup.asked import Asked, Scratch, ask, kind_of
 from sok.lookup.feature import Csr, Feature, Group
 from sok.lookup.inputs import to_csr
@@ -319,7 +319,7 @@ class Ticket(tf.__internal__.CompositeTensor):
         """How many workers have a batch here, int32 []."""
         if self._plan.is_alone:
             return tf.constant(1)
-        return exchange.having_keys(*self._tensors[:_HEADS])
+        return messages.having_keys(*self._tensors[:_HEADS])
 
     @property
     def _inside(self) -> list[tf.TensorSpec]:

@@ -33,15 +33,10 @@ from sok.base.custom_gradient import custom_gradient
 from sok.base.graph_ops import run_now
 from sok.job.transport import ordering
 from sok.job.transport.refusal import all_refuse
-from sok.lookup import advice, read_ahead, servers
+from sok.lookup import advice, host_ids, messages, read_ahead, servers
 from sok.lookup.feature import Feature, Group
 from sok.table import exchanged
 from sok.table.table import EmbeddingVariable
-
-# Of a message of keys (ops/exchange_op.h): where its status is, and which says that text follows the header. Where that
-# is fine nobody else looks at the detail: there a worker says that it has no such batch.
-_HEADER_WORDS, _STATUS, _DETAIL, _FINE, _REFUSED, _ENDED = 7, 4, 6, 0, 10, 1
-_ANSWER_HEADER, _NOT_SERVED = 16, 4.0  # of an answer: its floats before the rows, and a status that says there are none
 
 
 @dataclasses.dataclass
@@ -88,7 +83,7 @@ class Sent:
     """Keys that are with their owners: what this rank is asked, and where its own answers will lie."""
 
     group: Group
-    number: int | tf.Tensor  # among the eager calls; 0 inside a graph; that of `Ahead`
+    number: tf.Tensor  # int64 []: among the eager calls; 0 inside a graph; that of `Ahead`
     insert: tf.Tensor
     attributes: dict[str, Any]  # what the native ops are told of group and features
     words: tf.Tensor  # header and keys of each peer
@@ -135,7 +130,8 @@ def send_keys(group: Group, features: Sequence[Feature], insert: tf.Tensor, ahea
     """
     group.check_device()
     exchanged.note(group.name, group.tables)
-    number = _count_call(group) if ahead is None else ahead.number
+    with tf.device("/CPU:0"):  # where kernels take it
+        number = tf.convert_to_tensor(_count_call(group) if ahead is None else ahead.number, tf.int64)
     asked = [f for f in features for _ in f.table.parts]
     attributes = {
         "program": group.program,
@@ -161,8 +157,8 @@ def send_keys(group: Group, features: Sequence[Feature], insert: tf.Tensor, ahea
             **attributes,
         )
         is_home = [part in f.home_parts for f in features for part in f.table.parts]
-        of_all = (routed.index, routed.splits_home, routed.scales)
-        index, splits_home, scales = ([*compress(of_each, is_home)] for of_each in of_all)
+        home = ([*compress(of_all, is_home)] for of_all in (routed.index, routed.splits_home, routed.scales))
+        index, splits_home, scales = host_ids.from_host(group.device, *home)
         places = (index, splits_home, scales, routed.asked)
         if group.is_on_servers:  # where they wait for the second half
             return Sent(
@@ -171,7 +167,7 @@ def send_keys(group: Group, features: Sequence[Feature], insert: tf.Tensor, ahea
         with _counting_anew(group):
             name = group.collective("keys") if ahead is None else ahead.collective(group)
             has_ended = False if ahead is None else ahead.has_ended
-            said = routed.words if has_ended is False else _saying_end(routed.words, routed.splits, has_ended)
+            said = routed.words if has_ended is False else messages.saying_end(routed.words, routed.splits, has_ended)
             words, splits = group.transport.all_to_all(said, routed.splits, name)
     said = (said, routed.splits)
     sent = Sent(group, number, insert, attributes, words, splits, *places, is_ahead=ahead is not None, said=said)
@@ -232,11 +228,10 @@ def fetch_rows(sent: Sent, features: Sequence[Feature]) -> list[tf.Tensor]:
         counted = _ops.lib().sok_count_ids(handles, [f.ids.keys for f in features for _ in f.table.parts])
     # A v1 graph runs what something waits for.
     with tf.control_dependencies([counted] if isinstance(counted, tf.Operation) else []):
-        home, home_splits = servers.rows_home(sent) if sent.group.is_on_servers else _rows_home(sent)
-    outputs, checked_splits = _ops.lib().sok_exchange_combine(
+        home, checked_splits = servers.rows_home(sent) if sent.group.is_on_servers else _rows_home(sent)
+    outputs = _ops.lib().sok_exchange_combine(
         home,
-        home_splits,
-        sent.asked,
+        checked_splits,
         sent.index,
         sent.row_splits,
         [f.ids.weights_for_ops() for f, _ in parts],
@@ -321,8 +316,8 @@ def refuse_ahead(sent: Sent, ahead: Ahead, text: str) -> list[tf.Tensor]:
     group, size = sent.group, sent.group.transport.size
     words, splits = group.transport.all_to_all(*_refusal(group, ahead.number, text), ahead.collective(group))
     if may_send_rows(group, ahead):
-        none = tf.tile(tf.constant([_NOT_SERVED, *[0.0] * _ANSWER_HEADER]), [size])
-        sizes = tf.fill([size], _ANSWER_HEADER + 1)
+        none = tf.tile(tf.constant([messages.NOT_SERVED, *[0.0] * messages.ANSWER_HEADER]), [size])
+        sizes = tf.fill([size], messages.ANSWER_HEADER + 1)
         with tf.control_dependencies([words]):
             _send(sent, f"{ahead.name}/rows", none, sizes, sizes)
     return [words, splits]
@@ -334,7 +329,11 @@ def refusal(sent: Sent, number: int, text: str) -> dict[Any, np.ndarray]:
     words, (said, splits) = run_now(lambda: _refusal(sent.group, number, text)[0]), sent.said
     size = sent.group.transport.size
     sizes = np.full(size, words.size // size, np.int32)
-    return {said.ref(): words, splits.ref(): sizes, sent.asked.ref(): np.full(size, _ANSWER_HEADER + 1, np.int32)}
+    return {
+        said.ref(): words,
+        splits.ref(): sizes,
+        sent.asked.ref(): np.full(size, messages.ANSWER_HEADER + 1, np.int32),
+    }
 
 
 def note_finished(group: Group) -> None:
@@ -342,31 +341,6 @@ def note_finished(group: Group) -> None:
     calls = _calls_of(group)
     with _lock:
         calls.begun += 1
-
-
-def _saying_end(words: tf.Tensor, splits: tf.Tensor, has_ended: bool | tf.Tensor) -> tf.Tensor:
-    """Messages of keys; without a key if `has_ended`."""
-    places = (tf.cumsum(splits, exclusive=True) + _DETAIL)[:, tf.newaxis]
-    details = tf.where(has_ended, tf.constant(_ENDED, words.dtype), tf.gather_nd(words, places))
-    return tf.tensor_scatter_nd_update(words, places, details)
-
-
-def having_keys(words: tf.Tensor, splits: tf.Tensor) -> tf.Tensor:
-    """How many ranks have the batch whose messages of keys these are, int32 []."""
-    begins = tf.cumsum(splits, exclusive=True)
-    status, detail = (tf.gather(words, begins + word) for word in (_STATUS, _DETAIL))
-    return tf.reduce_sum(tf.cast((status != _FINE) | (detail != _ENDED), tf.int32))
-
-
-def says_end(words: np.ndarray) -> bool:
-    """Whether who sent a message of keys has no such batch."""
-    return bool(words.size >= _HEADER_WORDS and words[_STATUS] == _FINE and words[_DETAIL] == _ENDED)
-
-
-def refused_text(words: np.ndarray) -> str | None:
-    """The text of a message of keys that is a refusal; None of any other."""
-    is_refusal = words.size >= _HEADER_WORDS and words[_STATUS] == _REFUSED
-    return bytes(words[_HEADER_WORDS:].astype(np.uint8)).decode(errors="replace") if is_refusal else None
 
 
 def _count_call(group: Group) -> int:
@@ -410,14 +384,14 @@ def _common_dtype(group: Group, features: Sequence[Feature]) -> str:
 
 
 def _bring_home(sent: Sent, answers: tf.Tensor, splits: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Sends answers to the peers that asked, `splits` floats to each; gives those of all owners, and their sizes.
-
-    counts: of what is in them.
+    """Sends answers to the peers that asked, `splits` floats to each; gives those of all owners, and their sizes, once
+    it is known that they are rows. counts: of what is in them.
     """
     transport, served, step = sent.group.transport, answers, advice.counted(sent.group)
+    sizes: list[tf.Tensor] = []  # not what the function gives: TensorFlow would put that on a GPU
 
     @custom_gradient
-    def exchange(answers: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Any]:
+    def exchange(answers: tf.Tensor) -> tuple[tf.Tensor, Any]:
         if not sent.group.device:  # what a custom gradient is given is a copy, of no known place
             with _beside(served, ""):
                 answers = tf.identity(answers)
@@ -425,21 +399,29 @@ def _bring_home(sent: Sent, answers: tf.Tensor, splits: tf.Tensor, counts: tf.Te
             home, home_splits = _send(sent, "rows", answers, splits, sent.asked)
         else:
             home, home_splits = _mended(sent, sent.rows, answers, splits, counts)
+        home, checked_splits = _checked(home, home_splits, sent.asked)
+        sizes.append(checked_splits)
 
-        def grad(upstream: tf.Tensor, _: Any) -> tf.Tensor:
+        def grad(upstream: tf.Tensor) -> tf.Tensor:
             step.end(transport.size)
             if note_gradient is not None:
                 note_gradient(sent)
             with _beside(served, sent.group.device):  # they end where the answers began
                 upstream = tf.identity(tf.convert_to_tensor(upstream))
-                back = (upstream, home_splits, splits)
+                back = (upstream, checked_splits, splits)
                 if sent.attributes["copy_of"]:
-                    back = _to_copies(sent, upstream, home_splits, counts)
+                    back = _to_copies(sent, upstream, checked_splits, counts)
             return _send(sent, "grads", *back)[0]
 
-        return (home, home_splits), grad
+        return home, grad
 
-    return exchange(answers)
+    return exchange(answers), sizes[0]
+
+
+def _checked(home: tf.Tensor, splits: tf.Tensor, asked: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Answers, and the floats of each, that come when they are known to be rows; raises what an owner says instead."""
+    with _beside(home, home.device):
+        return _ops.lib().sok_exchange_check(home, splits, asked)
 
 
 def _to_copies(sent: Sent, floats: tf.Tensor, splits: tf.Tensor, counts: tf.Tensor) -> Any:

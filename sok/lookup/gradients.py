@@ -175,17 +175,22 @@ def _variable_pool_grad_grad(op: tf.Operation, *grads: _Grad) -> list[tf.Tensor 
     return [*found, *[None] * (2 * num_features)]
 
 
+@tf.RegisterGradient("Sok>ExchangeCheck")
+def _exchange_check_grad(op: tf.Operation, grad: tf.Tensor, _: Any) -> tuple[tf.Tensor | None, ...]:
+    return grad, None, None
+
+
 @tf.RegisterGradient("Sok>ExchangeCombine")
 def _exchange_combine_grad(op: tf.Operation, *of_outputs: tf.Tensor) -> list[tf.Tensor | None]:
-    # Takes the splits that come out once the answers are known to be rows: collective 3 cannot run before collective 2
-    # is done, and where an owner's bad news are raised, nothing is updated on any rank.
-    lib, grads = _ops.lib(), of_outputs[:-1]
+    # The splits come once the answers are known to be rows: collective 3 cannot run before collective 2 is done, and
+    # where an owner's bad news are raised, nothing is updated on any rank.
+    lib, grads = _ops.lib(), of_outputs
     num_features = len(grads)
-    of_features = op.inputs[3:]
+    of_features = op.inputs[2:]
     index, row_splits, weights, scales = (of_features[i * num_features : (i + 1) * num_features] for i in range(4))
     combiners, dims = [tf.compat.as_str(c) for c in op.get_attr("combiners")], op.get_attr("dims")
     packed = lib.sok_exchange_combine_grad(
-        grads, op.outputs[-1], index, row_splits, weights, scales, combiners=combiners, dims=dims
+        list(grads), op.inputs[1], index, row_splits, weights, scales, combiners=combiners, dims=dims
     )
     with tf.control_dependencies([packed]):  # of weights, too, there is none where bad news are raised
         of_weights = [
@@ -200,7 +205,7 @@ def _exchange_combine_grad(op: tf.Operation, *of_outputs: tf.Tensor) -> list[tf.
             )
             for f in range(num_features)
         ]
-    return [packed, None, None, *[None] * 2 * num_features, *of_weights, *[None] * num_features]
+    return [packed, None, *[None] * 2 * num_features, *of_weights, *[None] * num_features]
 
 
 @tf.RegisterGradient("Sok>Combine")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -38,11 +38,22 @@ def together(device: str, *columns: Sequence[tf.Tensor]) -> list[list[tf.Tensor]
         >>> ids.numpy().tolist()
         [1, 2]
     """
+    return _moved(device, columns, _is_to_move)
+
+
+def from_host(device: str, *columns: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
+    """As `together`, of tensors that an op placed on `device` has in the memory of the host."""
+    return _moved(device, columns, lambda tensor: True)
+
+
+def _moved(
+    device: str, columns: Sequence[Sequence[tf.Tensor]], is_to_move: Callable[[tf.Tensor], bool]
+) -> list[list[tf.Tensor]]:
     found = [list(column) for column in columns]
     # An op of ours would be in the way of who copies v1 graphs, or exports models.
     if not _is_gpu(device) or _ops.is_substituted() or not tf.compat.v1.executing_eagerly_outside_functions():
         return found
-    places = [(c, i) for c, column in enumerate(found) for i, t in enumerate(column) if _is_to_move(t)]
+    places = [(c, i) for c, column in enumerate(found) for i, t in enumerate(column) if is_to_move(t)]
     if not places:
         return found
     with tf.device(device):

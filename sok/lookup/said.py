@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from sok.lookup import exchange
+from sok.lookup import messages
 
 LEFT = (
     "it has begun no such batch, and has come to the end of its program, to sok.shutdown(), or to where nobody holds "
@@ -28,7 +28,7 @@ class Said:
         """The message of each worker, of what one lookup has received."""
         by_rank = np.split(words, np.cumsum(splits)[:-1])
         for rank, one in enumerate(by_rank):
-            if exchange.refused_text(one) == LEFT:
+            if messages.refused_text(one) == LEFT:
                 self.over = f"rank {rank}: {LEFT}"
         return by_rank
 
@@ -40,7 +40,7 @@ class Said:
         """
         by_rank = self.hear(words, splits)
         for rank, one in enumerate(by_rank):
-            text = exchange.refused_text(one)
+            text = messages.refused_text(one)
             if text is not None:
                 raise tf.errors.InvalidArgumentError(None, None, f"rank {rank}: {text}")
-        return not all(exchange.says_end(one) for one in by_rank)
+        return not all(messages.says_end(one) for one in by_rank)

@@ -23,17 +23,16 @@ from sok.base import _ops
 from sok.base.custom_gradient import custom_gradient
 from sok.lookup.feature import Csr, Feature, Group
 from sok.lookup.gradients import summed_slices
+from sok.lookup.messages import ANSWER_HEADER, HEADER_WORDS
 from sok.table import on_servers
 from sok.table.table import EmbeddingVariable
 
 if TYPE_CHECKING:
     from sok.lookup.exchange import Sent
 
-_COUNTS, _ANSWER_HEADER = 7, 16  # of a message of keys the first count; of an answer the floats before its rows
-
 
 def rows_home(sent: Sent) -> tuple[tf.Tensor, tf.Tensor]:
-    """Has each server find or make the rows that `sent` asks it for; gives their answers, and the floats of each [S].
+    """Has each server find or make the rows that `sent` asks it for; gives their answers, checked, and their floats [S].
 
     Differentiable in the tables: see `keys_of`.
     """
@@ -42,8 +41,8 @@ def rows_home(sent: Sent) -> tuple[tf.Tensor, tf.Tensor]:
     def bring(*_: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Any]:
         answers, sizes = zip(*(served[:2] for served in _served(sent)), strict=True)
         with tf.device(sent.group.device):
-            home = tf.concat(answers, 0), tf.concat(sizes, 0)
-        return home, lambda packed, *_: _slices(sent, packed)
+            home = _ops.lib().sok_exchange_check(tf.concat(answers, 0), tf.concat(sizes, 0), sent.asked)
+        return tuple(home), lambda packed, *_: _slices(sent, packed)
 
     return bring(*(table.handle for table in sent.group.tables))
 
@@ -76,11 +75,11 @@ def _slices(sent: Sent, packed: tf.Tensor) -> list[tf.IndexedSlices]:
     tables, width = sent.group.tables, len(sent.group.tables)
     servers = tables[0].world_size
     with tf.device(sent.group.device):
-        begins = tf.cumsum(sent.splits, exclusive=True)[:, None] + tf.range(_COUNTS, _COUNTS + width)
+        begins = tf.cumsum(sent.splits, exclusive=True)[:, None] + tf.range(HEADER_WORDS, HEADER_WORDS + width)
         counts = tf.cast(tf.gather(sent.words, begins), tf.int32)  # [S, T]: rows of each server and table
-        header = _COUNTS + width + 2 * len(sent.attributes["table_of"])
+        header = HEADER_WORDS + width + 2 * len(sent.attributes["table_of"])
         of_words = tf.split(sent.words, _with_header(counts, header), num=servers * (width + 1))
-        of_rows = tf.split(packed, _with_header(counts * sent.dims, _ANSWER_HEADER), num=servers * (width + 1))
+        of_rows = tf.split(packed, _with_header(counts * sent.dims, ANSWER_HEADER), num=servers * (width + 1))
         found = []
         for number, table in enumerate(tables):
             keys = tf.concat(of_words[number + 1 :: width + 1], 0)

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from sok.base.graph_ops import run_now
 from sok.job.job import job_of
-from sok.lookup import exchange
+from sok.lookup import exchange, messages
 from sok.lookup.begun import sent_tensors
 from sok.lookup.no_samples import without_samples
 from sok.lookup.said import LEFT, Said
@@ -121,7 +121,7 @@ class SessionPlan:
             return feeds, True
         words, splits, *_ = sent  # of the first lookup: who refuses, refuses all
         is_batch = self._said.is_batch(words, splits)
-        having = sum(not exchange.says_end(one) for one in self._said.hear(words, splits))
+        having = sum(not messages.says_end(one) for one in self._said.hear(words, splits))
         weight = 0.0 if feeds[self._stage.has_ended.ref()] else self._size / max(having, 1)
         sent_by_tensor = zip((tensor.ref() for tensor in self._sent), sent, strict=True)
         return feeds | dict(sent_by_tensor) | {self._stage.weight.ref(): weight}, is_batch
@@ -140,5 +140,5 @@ class SessionPlan:
         """No batch, of workers that cannot have one without samples: all have ended, or nobody goes on."""
         self._said.check_open()
         words, splits = self._tell(number, _FIXED)
-        if any(exchange.refused_text(one) != _FIXED for one in self._said.hear(words, splits)):
+        if any(messages.refused_text(one) != _FIXED for one in self._said.hear(words, splits)):
             raise tf.errors.InvalidArgumentError(None, None, f"rank {self._rank}: {_FIXED}.")

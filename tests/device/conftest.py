@@ -11,12 +11,12 @@ import os
 
 import pytest
 
-_IS_EMULATED = os.path.exists(os.path.join(os.environ.get("SOK_NATIVE_DIR", ""), "emulated"))
+IS_EMULATED = os.path.exists(os.path.join(os.environ.get("SOK_NATIVE_DIR", ""), "emulated"))
 _IS_REAL = os.environ.get("SOK_DEVICE_TESTS") == "GPU"
 
-GPU = "/EMULATED_GPU:0" if _IS_EMULATED else "/GPU:0"
+GPU = "/EMULATED_GPU:0" if IS_EMULATED else "/GPU:0"
 
-collect_ignore_glob = [] if _IS_EMULATED else ["test_counts.py"] if _IS_REAL else ["test_*.py"]
+collect_ignore_glob = [] if IS_EMULATED else ["test_counts.py"] if _IS_REAL else ["test_*.py"]
 
 
 def load_emulated_gpu() -> str:
@@ -38,7 +38,7 @@ def require_gpu() -> None:
         raise pytest.UsageError("SOK_DEVICE_TESTS=GPU asks for tests on /GPU:0, and TensorFlow sees no GPU.")
 
 
-if _IS_EMULATED:
+if IS_EMULATED:
     load_emulated_gpu()
 elif _IS_REAL:
     require_gpu()

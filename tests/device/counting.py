@@ -108,9 +108,10 @@ def wait() -> None:
 
 
 if __name__ == "__main__":
+    sok.Init()
     if GPU.startswith("/EMULATED"):
         for features in SHAPES:
-            print(features, of_a_step(features))
+            print(f"worker {sok.rank()} of {sok.size()}, {features} features: {of_a_step(features, sok.rank())}")
     else:  # for a profiler
         run = make_step(58)
         for _ in range(20):

@@ -10,6 +10,7 @@ from tests.multiprocess.harness import run_checks
 from tests.multiprocess.worker import checks_of
 
 from . import checks_exchange as checks
+from .conftest import IS_EMULATED
 
 pytestmark = pytest.mark.multiprocess
 DEADLINE = 240.0  # half a minute is usual on two idle cores
@@ -22,7 +23,8 @@ def job(tmp_path_factory):
     def get(ranks):
         if ranks not in done:
             folder = tmp_path_factory.mktemp(f"device{ranks}")
-            done[ranks] = run_checks(["tests.device.checks_exchange"], ranks, folder, DEADLINE)
+            modules = ["tests.device.checks_exchange", *["tests.device.checks_counts"] * (ranks == 2 and IS_EMULATED)]
+            done[ranks] = run_checks(modules, ranks, folder, DEADLINE)
         return done[ranks]
 
     return get
@@ -52,3 +54,13 @@ def test_training_is_that_of_one_worker_on_the_cpu(job, ranks, case):
         for w, expected in enumerate(of_weights):
             together = np.concatenate([of_rank[0][step][1][w] for of_rank in found])
             np.testing.assert_allclose(together, tf.convert_to_tensor(expected), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.skipif(not IS_EMULATED, reason="the emulator counts")
+def test_a_step_of_two_workers_asks_for_no_more(job):
+    """One feature and 58 (docs/design/cuda.md). What goes to the host, answers and gradients, is waited for."""
+    most = {"launches": 37, "copies": 10, "to_device": 8, "to_host": 2, "sets": 4, "marks": 20, "host_waits": 0}
+    for counted in job(2).values("check_what_a_step_asks_for"):
+        for counts in counted.values():
+            assert {name: counts[name] for name in most if counts[name] > most[name]} == {}
+            assert counts["launches"] > 20  # something was counted

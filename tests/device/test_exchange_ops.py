@@ -106,16 +106,14 @@ def test_what_an_owner_says_is_raised_in_its_words(lib):
 
     def combine(answers, splits, asked, index=(16,), row_splits=(0, 1), dim=2):
         return lib.sok_exchange_combine(
-            np.array(answers, np.float32),
-            i32(*splits),
-            i32(*asked),
+            *lib.sok_exchange_check(np.array(answers, np.float32), i32(*splits), i32(*asked)),
             [i32(*index)],
             [np.array(row_splits)],
             [NO_WEIGHTS],
             [NO_WEIGHTS],
             combiners=["sum"],
             dims=[dim],
-        ).outputs[0]
+        )[0]
 
     good = [0.0] * 16 + [3.0, 4.0]
     with tf.device(GPU):

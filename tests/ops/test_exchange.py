@@ -309,11 +309,12 @@ def test_shapes_are_inferred(lib):
         served = lib.sok_exchange_serve(handles, p(tf.int64, [None]), p(tf.int32, [3]), 0, True, dims=[7, 2], **group)
         assert served.answers.shape.as_list() == [None] and served.answer_splits.shape == [3]
         assert served.counts.shape == [3, 6] and [i.shape.as_list() for i in served.row_ids] == [[None]] * 2
+        checked = lib.sok_exchange_check(p(tf.float32, [None]), p(tf.int32, [3]), p(tf.int32, [3]))
+        assert checked.checked_answers.shape.as_list() == [None] and checked.checked_splits.shape == [3]
         outputs = lib.sok_exchange_combine(
-            p(tf.float32, [None]), p(tf.int32, [3]), p(tf.int32, [3]), routed.index, routed.splits_home, weights,
-            routed.scales, combiners=["rows", "sum"], dims=[7, 2],
-        )  # fmt: skip
-        assert [o.shape.as_list() for o in outputs.outputs] == [[5, 7], [3, 2]] and outputs.checked_splits.shape == [3]
+            *checked, routed.index, routed.splits_home, weights, routed.scales, combiners=["rows", "sum"], dims=[7, 2]
+        )
+        assert [o.shape.as_list() for o in outputs] == [[5, 7], [3, 2]]
         assert lib.sok_validate_csr(handles[0], keys[0], splits[0]).shape == [5]
         with pytest.raises(ValueError, match="rank 1"):
             keys = [p(tf.int32, [5, 1]), keys[1]]
@@ -352,13 +353,13 @@ def test_wrong_arguments_are_named(lib):
         (lambda: world.combine(home, other, routed, [rows([1, 2])]), "not those .*asked for"),
         (
             lambda: lib.sok_exchange_combine(
-                home, asked, asked, [i32(36)], [NOT_GROUPED], [NO_WEIGHTS], [NO_WEIGHTS], combiners=["rows"], dims=[3]
+                home, asked, [i32(36)], [NOT_GROUPED], [NO_WEIGHTS], [NO_WEIGHTS], combiners=["rows"], dims=[3]
             ),
             "`index` .*inside the answers",
         ),
         (
             lambda: lib.sok_exchange_combine(
-                home, asked, asked, [i32(16)], [np.array([0, 1])], [ONE], [ONE], combiners=["sum"], dims=[3]
+                home, asked, [i32(16)], [np.array([0, 1])], [ONE], [ONE], combiners=["sum"], dims=[3]
             ),
             "`scales` .*per piece",
         ),

@@ -161,10 +161,8 @@ def test_gradients_reach_handles_and_weights(lib, call, rng):
     def back(home, weights):
         with tf.GradientTape() as tape:
             tape.watch([home, weights])
-            (pooled, nothing), _ = lib.sok_exchange_combine(
-                home,
-                routed.asked,
-                routed.asked,
+            pooled, nothing = lib.sok_exchange_combine(
+                *lib.sok_exchange_check(home, routed.asked, routed.asked),
                 routed.index,
                 [np.array(splits, np.int64), np.zeros(1, np.int64)],
                 [weights, NO_WEIGHTS],

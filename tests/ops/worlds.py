@@ -72,20 +72,14 @@ class World:
         )
 
     def combine(self, home, splits, routed, features):
-        return (
-            _ops.lib()
-            .sok_exchange_combine(
-                home,
-                splits,
-                routed.asked,
-                routed.index,
-                routed.splits_home,
-                [NO_WEIGHTS if f[3] is None else np.asarray(f[3], np.float32) for f in features],
-                routed.scales,
-                combiners=[f[4] for f in features],
-                dims=[self.dims[f[0]] for f in features],
-            )
-            .outputs
+        return _ops.lib().sok_exchange_combine(
+            *_ops.lib().sok_exchange_check(home, splits, routed.asked),
+            routed.index,
+            routed.splits_home,
+            [NO_WEIGHTS if f[3] is None else np.asarray(f[3], np.float32) for f in features],
+            routed.scales,
+            combiners=[f[4] for f in features],
+            dims=[self.dims[f[0]] for f in features],
         )
 
     def serve_all(self, routed, tables=(0,), insert=True, **limits):

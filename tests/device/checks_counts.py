@@ -1,0 +1,9 @@
+"""What a training step of several workers asks of their devices, counted by the emulator."""
+
+import dataclasses
+
+from . import counting
+
+
+def check_what_a_step_asks_for(world):
+    return {features: dataclasses.asdict(counting.of_a_step(features, world.rank)) for features in (1, 58)}
