@@ -1,4 +1,4 @@
-"""Words of the messages between workers that Python reads or writes itself (docs/design/exchange.md has all of them)."""
+"""Words of the messages between workers that Python reads or writes itself (all: docs/design/exchange.md)."""
 
 from __future__ import annotations
 
