@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def rows_home(sent: Sent) -> tuple[tf.Tensor, tf.Tensor]:
-    """Has each server find or make the rows that `sent` asks it for; gives the answers, checked, and the floats of each.
+    """Has each server find or make the rows that `sent` asks it for; gives the answers, checked, and their floats.
 
     Differentiable in the tables: see `keys_of`.
     """
