@@ -174,7 +174,9 @@ void MoveElements(T* values, size_t n, Line line, const char* what) {
   constexpr bool kIsPointer = std::is_pointer<T>::value;
   if constexpr (kIsPointer || (std::is_class<T>::value && alignof(T) >= alignof(void*))) {
     // Between members anything may lie, half an old pointer too.
+#if !defined(__clang__)  // which has no such thing
     for (size_t i = 0; i < n; ++i) __builtin_clear_padding(values + i);
+#endif
     MovePointers(values, n * sizeof(T), kIsPointer, line, what);
   }
 }

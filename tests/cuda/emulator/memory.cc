@@ -239,6 +239,9 @@ void MovePointers(void* words, size_t bytes, bool are_pointers, Line line, const
       std::memcpy(static_cast<char*>(words) + at, &word, sizeof(word));
       continue;
     }
+#if defined(__clang__)  // leaves in structures what lay between their members before
+    if (!are_pointers) continue;
+#endif
     // A number of a structure is taken for a pointer only if it is large and something is there.
     constexpr uintptr_t kLeast = uintptr_t{1} << 40, kMost = uintptr_t{1} << 47;
     if (host_is_device || word < (are_pointers ? 1 : kLeast) || word >= kMost) continue;
