@@ -117,8 +117,8 @@ if(SOK_CUDA_EMULATED OR SOK_OPS)
   endif()
   add_library(sok_cuda_emulated ${sok_emulated_type}
     ${sok_emulated_sources} ${SOK_CUDA_HOST_SOURCES}
-    tests/cuda/emulator/blocks.cc tests/cuda/emulator/faults.cc tests/cuda/emulator/memory.cc
-    tests/cuda/emulator/runtime.cc)
+    tests/cuda/emulator/blocks.cc tests/cuda/emulator/devices.cc tests/cuda/emulator/faults.cc
+    tests/cuda/emulator/memory.cc tests/cuda/emulator/runtime.cc)
   if(SOK_EMULATOR_YIELDS)
     if(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
       message(FATAL_ERROR "SOK_EMULATOR_YIELDS needs clang++, which tells of loads and stores.")

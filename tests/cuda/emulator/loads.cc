@@ -12,7 +12,7 @@ struct alignas(16) Sixteen {
 
 }  // namespace
 
-#define SOK_GIVES_WAY(what, bytes, Type)                                              \
+#define SOK_GIVES_WAY(what, bytes, Type) \
   extern "C" void __sanitizer_cov_##what##bytes(Type*) { sok_emulator::MaybeYield(); }
 SOK_GIVES_WAY(load, 1, uint8_t)
 SOK_GIVES_WAY(load, 2, uint16_t)

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cuda_runtime.h"
+#include "devices.h"
 #include "faults.h"
 #include "memory.h"
 
@@ -62,50 +63,8 @@ PoolMemory& pool_memory() {
 
 }  // namespace
 
-namespace {
-
-constexpr int kDevices = 2;
-std::atomic<int64_t> calls_on[kDevices];
-char contexts[kDevices];  // their addresses are contexts
-
-// The device of a thread: that of the context it has pushed last, else the one it has set. Until something is done there, the
-// thread has no context.
-struct Thread {
-  int set = 0;
-  bool has_context = false;
-  std::vector<int> pushed;
-
-  int device() const { return pushed.empty() ? set : pushed.back(); }
-};
-Thread& thread() {
-  thread_local Thread current;
-  return current;
-}
-
-// What every call does that makes a context where there is none. Gives the device.
-int Touch() {
-  if (thread().pushed.empty()) thread().has_context = true;
-  ++calls_on[thread().device()];
-  return thread().device();
-}
-
-int PushContext(void* context) {
-  thread().pushed.push_back(static_cast<int>(static_cast<char*>(context) - contexts));
-  return 0;
-}
-int PopContext(void** context) {
-  if (thread().pushed.empty()) return 1;
-  *context = &contexts[thread().pushed.back()];
-  thread().pushed.pop_back();
-  return 0;
-}
-int CurrentContext(void** context) {
-  const bool has_one = thread().has_context || !thread().pushed.empty();
-  *context = has_one ? &contexts[thread().device()] : nullptr;
-  return 0;
-}
-
-}  // namespace
+using sok_emulator::kDevices;
+using sok_emulator::Touch;
 
 struct CUevent_st {
   const int device = Touch();
@@ -236,13 +195,11 @@ cudaError_t Enqueue(cudaStream_t stream, std::function<void()> work) {
   ++counters().launches;
   CUstream_st* to = Of(stream);
   if (to->device != Touch()) {
-    EndWith("a kernel is started on a stream of device %d while device %d is current", to->device, thread().device());
+    EndWith("a kernel is started on a stream of device %d while device %d is current", to->device, Touch());
   }
   to->Add(std::move(work));
   return cudaSuccess;
 }
-
-int64_t CallsOn(int device) { return calls_on[device]; }
 
 Counts CountsSoFar() {
   const Counters& c = counters();
@@ -275,28 +232,6 @@ const char* cudaGetErrorString(cudaError_t status) {
 }
 cudaError_t cudaGetLastError() { return sok_emulator::LastError(true); }
 cudaError_t cudaPeekAtLastError() { return sok_emulator::LastError(false); }
-cudaError_t cudaGetDevice(int* device) { return *device = thread().device(), cudaSuccess; }
-cudaError_t cudaSetDevice(int device) {
-  if (device < 0 || device >= kDevices) return cudaErrorInvalidDevice;
-  (thread().pushed.empty() ? thread().set : thread().pushed.back()) = device;
-  Touch();
-  return cudaSuccess;
-}
-cudaError_t cudaGetDeviceCount(int* count) { return *count = kDevices, cudaSuccess; }
-
-cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned, unsigned long long,
-                                             cudaDriverEntryPointQueryResult* found) {
-  const std::string asked = name;
-  *function = asked == "cuCtxPushCurrent"  ? reinterpret_cast<void*>(PushContext)
-              : asked == "cuCtxPopCurrent" ? reinterpret_cast<void*>(PopContext)
-              : asked == "cuCtxGetCurrent" ? reinterpret_cast<void*>(CurrentContext)
-                                           : nullptr;
-  *found = *function == nullptr ? cudaDriverEntryPointSymbolNotFound : cudaDriverEntryPointSuccess;
-  return cudaSuccess;
-}
-
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) { return *value = 2, cudaSuccess; }
-
 // What waits, or frees, does so where it fails, too: as with a device that has nothing left to do, and no memory.
 cudaError_t cudaDeviceSynchronize() {
   WaitFor(Touch());
