@@ -45,6 +45,26 @@ def words_in(name: str) -> Iterator[tuple[bool, np.ndarray]]:
     Raises:
         as `blocks_in`, and `version_keys.keys_in`.
     """
+    with open(name, "rb") as file:
+        for kind, offset, length in blocks_in(name):
+            if kind not in (ROWS, ERASED):
+                continue
+            file.seek(offset)
+            n = int.from_bytes(file.read(min(8, length)), "little")
+            if 8 + 8 * n > length:
+                raise CheckpointError(f"{name}: at offset {offset}: more keys than the block has room for.")
+            yield kind == ROWS, np.frombuffer(file.read(8 * n), "<u8")
+    if (in_log := rows_in_log(name)) is not None:
+        for words in version_keys.keys_in(*in_log):
+            yield True, words
+
+
+def rows_in_log(name: str) -> tuple[version_keys.Log, np.ndarray] | None:
+    """The log that has the rows of a shard, and which are its [words] uint64; None of a shard that has them itself.
+
+    Raises:
+        as `blocks_in`, and `version_keys.log_of`.
+    """
     head, bits = b"", b""
     with open(name, "rb") as file:
         for kind, offset, length in blocks_in(name):
@@ -53,15 +73,7 @@ def words_in(name: str) -> Iterator[tuple[bool, np.ndarray]]:
                 head = file.read(length)
             elif kind == ROW_BITS:
                 bits += file.read(length)
-            if kind not in (ROWS, ERASED):
-                continue
-            n = int.from_bytes(file.read(min(8, length)), "little")
-            if 8 + 8 * n > length:
-                raise CheckpointError(f"{name}: at offset {offset}: more keys than the block has room for.")
-            yield kind == ROWS, np.frombuffer(file.read(8 * n), "<u8")
-    if bits:
-        for words in version_keys.keys_in(version_keys.log_of(name, head), np.frombuffer(bits, "<u8")):
-            yield True, words
+    return (version_keys.log_of(name, head), np.frombuffer(bits, "<u8")) if bits else None
 
 
 def words_of(keys: Iterable[int], key_dtype: str) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The keys of a version, out of the log that has its rows, read without TensorFlow: docs/design/versions.md."""
+"""The rows of a version, out of the log that has them, read without TensorFlow: docs/design/versions.md."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ class Log:
     rows: int  # row numbers
     version: int
     digest: int
+    offsets: tuple[int, ...]  # of each slot set the first float
 
 
 def log_of(name: str, head: bytes) -> Log:
@@ -36,21 +37,29 @@ def log_of(name: str, head: bytes) -> Log:
         CheckpointError: it says nothing that could be.
     """
     num_sets = int.from_bytes(head[12:16], "little")
-    numbers = struct.Struct(f"<4QIQ{16 * num_sets}x")
+    numbers = struct.Struct("<4QIQ" + "Qq" * num_sets)
     end = len(head) - numbers.size
     # The path is behind its length, and has no byte 0, as any number in it would that is a length.
     for size in range(1, max(1, min(end - 4, 65536))):
         if int.from_bytes(head[end - size - 4 : end - size], "little") == size:
-            floats, block_bytes, _, rows, version, digest = numbers.unpack_from(head, end)
+            floats, block_bytes, _, rows, version, digest, *of_sets = numbers.unpack_from(head, end)
             if not 0 < floats < 2**24 or block_bytes < _slot_bytes(floats) or block_bytes > 2**27 or rows > 2**32:
                 break
             path = head[end - size : end].decode(errors="surrogateescape")
-            return Log(path, floats, block_bytes, rows, version, digest)
+            return Log(path, floats, block_bytes, rows, version, digest, tuple(of_sets[::2]))
     raise CheckpointError(f"{name}: at offset 0: its head does not say which log has its rows.")
 
 
 def keys_in(log: Log, bits: np.ndarray) -> Iterator[np.ndarray]:
-    """The keys of the rows that `bits` [words] uint64 names, as words [n] uint64, in any order.
+    """The keys of `records_in`."""
+    for keys, _ in records_in(log, bits):
+        yield keys
+
+
+def records_in(log: Log, bits: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Of the rows that `bits` [words] uint64 names the keys, as words [n] uint64, and records [n, floats] float32.
+
+    They come in any order, and in parts.
 
     Takes 8 bytes a row number, and the log is read twice.
 
@@ -63,7 +72,7 @@ def keys_in(log: Log, bits: np.ndarray) -> Iterator[np.ndarray]:
     orders = np.zeros(log.rows, np.uint64)
     wanted = np.flatnonzero(has_row)
     for _ in range(_TRIES):  # a job that goes on moves records while they are looked for
-        for rows, _, found in _slots(log, has_row, orders):
+        for rows, _, found, _ in _slots(log, has_row, orders):
             np.maximum.at(orders, rows, found)
         if orders[wanted].all() and _digest(wanted, orders[wanted]) == log.digest:
             break
@@ -71,12 +80,12 @@ def keys_in(log: Log, bits: np.ndarray) -> Iterator[np.ndarray]:
         raise CheckpointError(f"{log.path}: rows of version {log.version} are not what was written.")
     left = len(wanted)
     for _ in range(_TRIES):
-        for rows, keys, found in _slots(log, has_row, orders, newest=True):
+        for rows, keys, found, records in _slots(log, has_row, orders, newest=True):
             first = np.unique(rows[found == orders[rows]], return_index=True)[1]
             chosen = np.flatnonzero(found == orders[rows])[first]
             has_row[rows[chosen]] = False
             left -= len(chosen)
-            yield keys[chosen]
+            yield keys[chosen], records[chosen]
         if left == 0:
             return
     raise CheckpointError(f"{log.path}: {left} rows have gone while it was read.")
@@ -84,8 +93,8 @@ def keys_in(log: Log, bits: np.ndarray) -> Iterator[np.ndarray]:
 
 def _slots(
     log: Log, has_row: np.ndarray, orders: np.ndarray, newest: bool = False
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Rows, keys and orders of records of the version that are whole, and newer than `orders`, or as new."""
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+    """Rows, keys, orders and floats of records of the version that are whole, and newer than `orders`, or as new."""
     slot_bytes = _slot_bytes(log.floats)
     per_block = log.block_bytes // slot_bytes
     with open(log.path, "rb") as file:
@@ -103,9 +112,15 @@ def _slots(
             if not len(at):
                 continue
             chosen = np.ascontiguousarray(slots[at, : _HEAD + 4 * log.floats])
-            at = at[crc32c_each(chosen[:, 4:]) == chosen[:, :4].copy().view("<u4")[:, 0]]
+            is_whole = crc32c_each(chosen[:, 4:]) == chosen[:, :4].copy().view("<u4")[:, 0]
+            at, chosen = at[is_whole], chosen[is_whole]
             if len(at):
-                yield rows[at], slots[at, 8:16].copy().view("<u8")[:, 0], order[at]
+                yield (
+                    rows[at],
+                    slots[at, 8:16].copy().view("<u8")[:, 0],
+                    order[at],
+                    chosen[:, _HEAD:].copy().view("<f4"),
+                )
 
 
 def _slot_bytes(floats: int) -> int:

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from sok.base.errors import CheckpointError
+from sok.checkpoint import version_keys
 from sok.checkpoint.manifest import SavedSlotSet, SavedTable
-from sok.checkpoint.shard_blocks import ROWS, blocks_in
+from sok.checkpoint.shard_blocks import ROWS, blocks_in, rows_in_log
 from sok.table import rules
 
 MAX_VALUES = 1_000_000  # kept of each vector
@@ -62,6 +63,10 @@ def sample(path: str, table: SavedTable, max_values: int = MAX_VALUES, max_block
             # A copy: a view would keep the whole block. An odd step meets all elements of a row in turn.
             step = -(-flat.size // room)
             kept.append(flat[:: step + (step > 1 and step % 2 == 0)].copy())
+    for file in table.files:
+        if (in_log := rows_in_log(os.path.join(path, file.name))) is not None:
+            for kept, vector in zip(found, _vectors_in_log(*in_log, table, max_values), strict=True):
+                kept.append(vector)
     widths = [table.dim, *(slot.floats(table.dim) for one in table.slot_sets for slot in slots_of_set(one))]
     return [
         Sample(name, np.concatenate(kept) if kept else np.zeros(0, np.float32), table.rows * width)
@@ -74,6 +79,22 @@ def _rows_blocks(name: str) -> Iterator[tuple[str, int, int]]:
     for kind, offset, length in blocks_in(name):
         if kind == ROWS:
             yield name, offset, length
+
+
+def _vectors_in_log(log: version_keys.Log, bits: np.ndarray, table: SavedTable, max_values: int) -> list[np.ndarray]:
+    """The weights and slots of some rows of a version [n], evenly over the log, as they lie there."""
+    widths, begins = [table.dim], [0]
+    for slot_set, offset in zip(table.slot_sets, log.offsets, strict=True):
+        of_slots = [slot.floats(table.dim) for slot in slots_of_set(slot_set)]
+        begins += [offset + sum(of_slots[:k]) for k in range(len(of_slots))]
+        widths += of_slots
+    step, seen = max(1, -(-table.rows * max(widths) // max_values)), 0
+    kept = []
+    for _, records in version_keys.records_in(log, bits):
+        kept.append(records[-seen % step :: step].copy())
+        seen += len(records)
+    records = np.concatenate(kept) if kept else np.zeros((0, log.floats), np.float32)
+    return [records[:, begin : begin + width].ravel() for begin, width in zip(begins, widths, strict=True)]
 
 
 def _vectors(name: str, offset: int, length: int, dim: int, table: SavedTable) -> Iterator[np.ndarray]:

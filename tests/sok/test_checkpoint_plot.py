@@ -12,6 +12,7 @@ import sok
 from sok.base.errors import CheckpointError
 from sok.checkpoint.manifest import read_manifest
 from sok.tools import cli, picture, sampling
+from tests.sok.storage_cases import LITTLE, MEMORY
 
 
 @pytest.fixture
@@ -139,3 +140,29 @@ def test_the_picture_has_a_name_of_its_own_and_needs_matplotlib(saved, tmp_path,
     assert cli.main(["inspect", path, "--plot"]) == 1
     assert "pip install 'sok[plot]'" in capsys.readouterr().err
     assert cli.main(["inspect", str(tmp_path / "absent"), "--plot"]) == 1
+
+
+@pytest.mark.parametrize("policies", [{}, {"eviction": sok.Eviction(older_than=50)}])
+def test_of_a_version_the_numbers_are_those_in_the_log(tmp_path, monkeypatch, policies):
+    for name, value in LITTLE.items():
+        monkeypatch.setenv(name, value)
+    sok.Init()
+    storage = sok.Storage(memory_bytes=MEMORY, path=tmp_path / "rows")
+    table = sok.EmbeddingVariable(4, 6000, name="in_log", seed=3, storage=storage, **policies)
+    optimizer = sok.optimizers.LazyAdam(0.1)
+    for step in range(4):
+        ids = tf.range(100 * step, 100 * step + 1000)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.nn.embedding_lookup(table, ids) ** 2)
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+    folders = [str(tmp_path / name) for name in ("version", "rows_in_shards")]
+    for folder, versions in zip(folders, (True, False), strict=True):
+        sok.save(folder, table, optimizer, versions=versions)
+    found, expected = (sampling.sample(folder, table_of(folder, "in_log")) for folder in folders)
+    assert [one.title for one in found] == [one.title for one in expected] and len(found) == (5 if policies else 3)
+    for one, other in zip(found, expected, strict=True):
+        assert one.of == other.of and one.of in (1300, 1300 * 4)
+        np.testing.assert_array_equal(np.sort(one.values), np.sort(other.values))
+    (some, *_) = sampling.sample(folders[0], table_of(folders[0], "in_log"), max_values=500)
+    assert 400 <= len(some.values) <= 500 and set(some.values) <= set(expected[0].values)
+    assert cli.main(["inspect", folders[0], "--plot", str(tmp_path / "picture.png")]) == 0
