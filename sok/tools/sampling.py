@@ -13,6 +13,7 @@ from sok.checkpoint import version_keys
 from sok.checkpoint.manifest import SavedSlotSet, SavedTable
 from sok.checkpoint.shard_blocks import ROWS, blocks_in, rows_in_log
 from sok.table import rules
+from sok.table.policies import HISTORY_RULE
 
 MAX_VALUES = 1_000_000  # kept of each vector
 MAX_BLOCKS = 64  # read of each table, of 4 MiB or less
@@ -68,10 +69,14 @@ def sample(path: str, table: SavedTable, max_values: int = MAX_VALUES, max_block
             for kept, vector in zip(found, _vectors_in_log(*in_log, table, max_values), strict=True):
                 kept.append(vector)
     widths = [table.dim, *(slot.floats(table.dim) for one in table.slot_sets for slot in slots_of_set(one))]
-    return [
-        Sample(name, np.concatenate(kept) if kept else np.zeros(0, np.float32), table.rows * width)
-        for name, kept, width in zip(names, found, widths, strict=True)
-    ]
+    are_words = [False, *(one.rule == HISTORY_RULE for one in table.slot_sets for _ in slots_of_set(one))]
+    samples = []
+    for name, kept, width, is_word in zip(names, found, widths, are_words, strict=True):
+        values = np.concatenate(kept) if kept else np.zeros(0, np.float32)
+        samples.append(
+            Sample(name, values.view(np.uint32).astype(np.float32) if is_word else values, table.rows * width)
+        )
+    return samples
 
 
 def _rows_blocks(name: str) -> Iterator[tuple[str, int, int]]:

@@ -163,6 +163,10 @@ def test_of_a_version_the_numbers_are_those_in_the_log(tmp_path, monkeypatch, po
     for one, other in zip(found, expected, strict=True):
         assert one.of == other.of and one.of in (1300, 1300 * 4)
         np.testing.assert_array_equal(np.sort(one.values), np.sort(other.values))
+    if policies:
+        count, last = found[1:3]
+        assert (count.title, last.title) == ("history: count", "history: last")
+        assert set(count.values) == {1, 2, 3, 4} and set(last.values) == {1, 2, 3, 4}
     (some, *_) = sampling.sample(folders[0], table_of(folders[0], "in_log"), max_values=500)
     assert 400 <= len(some.values) <= 500 and set(some.values) <= set(expected[0].values)
     assert cli.main(["inspect", folders[0], "--plot", str(tmp_path / "picture.png")]) == 0
