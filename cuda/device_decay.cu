@@ -44,7 +44,7 @@ DeviceDecay::DeviceDecay(DeviceMemory* memory) : memory_(std::make_unique<Memory
 DeviceDecay::~DeviceDecay() {
   if (memory_ == nullptr) return;
   const HomeDevice::Visit visit(memory_->home);
-  static_cast<void>(cudaDeviceSynchronize());
+  Ignore(cudaDeviceSynchronize());
   memory_.reset();
 }
 

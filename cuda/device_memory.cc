@@ -81,8 +81,8 @@ void DeviceMemory::Free(void* p, int64_t bytes) {
   if (owner_ != nullptr) return owner_->Free(p);
   // Called by destructors; a device that is gone has freed everything. Of memory of a pool cudaFree takes it for granted that
   // nobody uses it any more (seen on an H200: an illegal address in a kernel that was still running).
-  static_cast<void>(cudaDeviceSynchronize());
-  static_cast<void>(cudaFree(p));
+  Ignore(cudaDeviceSynchronize());
+  Ignore(cudaFree(p));
 }
 
 }  // namespace sok

@@ -49,7 +49,7 @@ struct DeviceStore::Stream {
   Stream() { SOK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)); }
   ~Stream() {
     const HomeDevice::Visit visit(home);
-    static_cast<void>(cudaStreamDestroy(stream));
+    Ignore(cudaStreamDestroy(stream));
   }
 
   std::mutex mutex;

@@ -178,7 +178,7 @@ DeviceTable::State::State(TableConfig c, int64_t budget_bytes, DeviceAllocator* 
   SOK_CUDA(cudaStreamSynchronize(cuda.stream));
 }
 
-DeviceTable::State::~State() { static_cast<void>(cudaDeviceSynchronize()); }
+DeviceTable::State::~State() { Ignore(cudaDeviceSynchronize()); }
 
 int64_t DeviceTable::State::num_rows() const { return index ? index->rows_bound() : config.capacity; }
 

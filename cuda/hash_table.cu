@@ -153,7 +153,7 @@ DeviceHashTable::~DeviceHashTable() {
   memory_->Free(view_.buckets, static_cast<int64_t>(view_.num_buckets * sizeof(DeviceBucket)));
   memory_->Free(free_rows_, free_capacity_ * static_cast<int64_t>(sizeof(uint32_t)));
   memory_->Free(counters_, sizeof(DeviceHashCounters));
-  if (on_host_ != nullptr) static_cast<void>(cudaFreeHost(on_host_));
+  if (on_host_ != nullptr) Ignore(cudaFreeHost(on_host_));
 }
 
 int64_t DeviceHashTable::Room() const { return KeysIn(view_.num_buckets); }

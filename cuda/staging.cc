@@ -56,7 +56,7 @@ class Blocks {
     SOK_CUDA(cudaEventCreateWithFlags(&made.copied, cudaEventDisableTiming));
     const cudaError_t status =
         cudaHostAlloc(reinterpret_cast<void**>(&made.data), static_cast<size_t>(made.bytes), cudaHostAllocPortable);
-    if (status != cudaSuccess) static_cast<void>(cudaEventDestroy(made.copied));
+    if (status != cudaSuccess) Ignore(cudaEventDestroy(made.copied));
     SOK_CUDA(status);
     return made;
   }

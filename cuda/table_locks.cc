@@ -83,7 +83,7 @@ TableReading::~TableReading() {
   try {
     done_->Record(cuda_);
   } catch (const std::exception&) {  // nobody could wait for us: then we wait ourselves
-    static_cast<void>(cudaStreamSynchronize(cuda_.stream));
+    Ignore(cudaStreamSynchronize(cuda_.stream));
     return;
   }
   for (DeviceTable::State* state : states_) FindRead(state, cuda_.stream)->done = done_;
@@ -107,7 +107,7 @@ TableWriting::~TableWriting() {
   try {
     done_->Record(cuda_);
   } catch (const std::exception&) {
-    static_cast<void>(cudaStreamSynchronize(cuda_.stream));
+    Ignore(cudaStreamSynchronize(cuda_.stream));
     return;  // and what was written before is waited for as it was
   }
   for (DeviceTable::State* state : states_) state->written = done_;

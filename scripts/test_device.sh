@@ -17,6 +17,7 @@ if [[ -f build/native/libsok_cuda.so ]]; then
     exit 1
   }
   echo "C++ tests of the CUDA kernels compile for a device (none is needed for that)."
+  build/native/tests/cuda/test_traced
 fi
 export SOK_NATIVE_DIR=$PWD/build/native/emulated_ops
 touch "$SOK_NATIVE_DIR/emulated"

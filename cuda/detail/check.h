@@ -18,6 +18,11 @@ namespace sok {
   throw CudaError(text);
 }
 
+// For what nobody can be told, in destructors above all. An error that stayed set would be the next call's: CUB takes it for its own.
+inline void Ignore(cudaError_t status) {
+  if (status != cudaSuccess) static_cast<void>(cudaGetLastError());
+}
+
 inline void CheckCuda(cudaError_t status, const char* what, const char* file, int line) {
   if (status != cudaSuccess) ThrowCuda(status, what, file, line);
 }

@@ -16,11 +16,11 @@ class Event {
   Event() { SOK_CUDA(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming)); }
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
-  ~Event() { static_cast<void>(cudaEventDestroy(event_)); }
+  ~Event() { Ignore(cudaEventDestroy(event_)); }
 
   void Record(const Cuda& cuda) { SOK_CUDA(cudaEventRecord(event_, cuda.stream)); }
   void Before(const Cuda& cuda) const { SOK_CUDA(cudaStreamWaitEvent(cuda.stream, event_, 0)); }
-  void Wait() const { static_cast<void>(cudaEventSynchronize(event_)); }
+  void Wait() const { Ignore(cudaEventSynchronize(event_)); }
   bool HasPassed() const {
     const cudaError_t status = cudaEventQuery(event_);
     if (status == cudaSuccess) return true;

@@ -18,7 +18,7 @@ class StreamScratch final : public DeviceScratch {
   StreamScratch(const StreamScratch&) = delete;
   StreamScratch& operator=(const StreamScratch&) = delete;
   ~StreamScratch() override {
-    for (const Block& block : blocks_) static_cast<void>(cudaFreeAsync(block.data, stream_));
+    for (const Block& block : blocks_) Ignore(cudaFreeAsync(block.data, stream_));
   }
 
   // Makes all memory available again, for work that comes later on the stream.

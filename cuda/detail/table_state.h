@@ -61,7 +61,7 @@ class PinnedValue {
   PinnedValue() { SOK_CUDA(cudaHostAlloc(&value_, sizeof(T), cudaHostAllocDefault)); }
   PinnedValue(const PinnedValue&) = delete;
   PinnedValue& operator=(const PinnedValue&) = delete;
-  ~PinnedValue() { static_cast<void>(cudaFreeHost(value_)); }
+  ~PinnedValue() { Ignore(cudaFreeHost(value_)); }
 
   T* get() const { return value_; }
 

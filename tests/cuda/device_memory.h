@@ -18,7 +18,7 @@ class DeviceArray {
   DeviceArray(const std::vector<T>& values) : DeviceArray(static_cast<int64_t>(values.size())) { Set(values); }
   DeviceArray(const DeviceArray&) = delete;
   DeviceArray& operator=(const DeviceArray&) = delete;
-  ~DeviceArray() { static_cast<void>(cudaFree(data_)); }
+  ~DeviceArray() { sok::Ignore(cudaFree(data_)); }
 
   T* data() { return data_; }
   operator T*() { return data_; }

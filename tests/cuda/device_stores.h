@@ -37,7 +37,7 @@ inline Keys Range(uint64_t n, uint64_t step = 3) {
 // A store on the device, five rows listed at a time, and what trains it.
 struct OnDevice {
   explicit OnDevice(const sok::TableConfig& config, int64_t budget = 0) : store(config, budget, 5), scratch(cuda) {}
-  ~OnDevice() { static_cast<void>(cudaDeviceSynchronize()); }  // also of a device that is gone
+  ~OnDevice() { sok::Ignore(cudaDeviceSynchronize()); }  // also of a device that is gone
 
   std::vector<int64_t> Lookup(const Keys& keys) {
     DeviceArray<uint64_t> words(keys);

@@ -1,146 +1,16 @@
 // A call of CUDA's that fails, for every call of every operation of a table: what the caller is told, and what the table has then.
 // Memory that is not to be had leaves it as it was, and usable. Any other error is told; and on a device that is gone for good,
 // where all calls fail, nothing hangs, and what holds a table can let go of it.
-#include <functional>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "check.h"
-#include "collector.h"
-#include "device_stores.h"
-#include "sok/error.h"
-#include "sok/sum_rows.h"
+#include "fault_cases.h"
 
 namespace {
 
-constexpr int64_t kDim = 3;
-constexpr uint64_t kRows = 20;
-
-struct Fixture {
-  Fixture() : of(Config(kDim, 4000)), other(Config(kDim, 4000)) {
-    Update("adagrad", Range(kRows));
-    const Keys keys = Range(kRows / 2);
-    for (OnDevice* each : {&of, &other}) each->Lookup(keys);
-    of.store.BeginSave(TableStore::SnapshotOf::kNothing);  // so that changes are noted
-    of.store.EndSave("first");
-    Update("adagrad", {0, 3});
-    SOK_CUDA(cudaDeviceSynchronize());
-  }
-
-  void Update(const std::string& rule, const Keys& keys) {
-    const std::vector<int64_t> ids = of.Lookup(keys);
-    Floats grads;
-    for (const uint64_t key : keys) grads.insert(grads.end(), kDim, static_cast<float>(key % 5) - 1.5f);
-    of.Apply(Rule(rule, ++step), rule, ids, grads);
-  }
-
-  // Lookup, gradients and update of both tables at once.
-  void GroupStep(const Keys& keys) {
-    DeviceArray<uint64_t> words(keys);
-    DeviceArray<int64_t> ids(2 * Size(keys)), sum_ids(2 * Size(keys));
-    DeviceArray<float> upstream(Floats(keys.size() * kDim, 0.5f)), sums(2 * Size(keys) * kDim);
-    DeviceArray<int64_t> counts(2);
-    of.scratch.Reset();
-    std::vector<sok::DeviceTable::Asked> asked;
-    std::vector<sok::DeviceAddends> addends;
-    std::vector<sok::DeviceRowSums> to;
-    std::vector<sok::DeviceTable::Gradients> gradients;
-    int64_t t = 0;
-    for (OnDevice* each : {&of, &other}) {
-      int64_t* const mine = ids + t * Size(keys);
-      asked.push_back({&each->store.table(), words, Size(keys), nullptr, mine});
-      sok::DeviceAddends a;
-      a.table = t;
-      a.row_ids = mine;
-      a.values = upstream.data();
-      a.values_stride = kDim;
-      a.segments.segments = a.segments.n = Size(keys);
-      addends.push_back(a);
-      to.push_back({4000, kDim, sum_ids + t * Size(keys), sums + t * Size(keys) * kDim, counts + t, Size(keys)});
-      gradients.push_back({&each->store.table(), to.back().row_ids, to.back().sums, Size(keys), nullptr});
-      ++t;
-    }
-    const sok::Cuda& cuda = of.cuda;
-    sok::DeviceTable::LookupGroup(cuda, &of.scratch, asked.data(), t, true);
-    sok::SumRowsOfTables(cuda, &of.scratch, addends.data(), t, to.data(), t, sok::FloatType::kFloat32, nullptr);
-    sok::DeviceTable::ApplyGroup(cuda, &of.scratch, Rule("adagrad", ++step), "adagrad", sok::Nonfinite::kAllow, 1.0f,
-                                 gradients.data(), t);
-    SOK_CUDA(cudaDeviceSynchronize());
-  }
-
-  AllRows Contents() { return ReadAll(of.store).found; }
-
-  OnDevice of, other;
-  int64_t step = 0;
-};
-
-struct Operation {
-  const char* name;
-  std::function<void(Fixture*)> run;
-  bool has_parts = false;  // of which the first may be done when a later one fails
-};
-
-std::vector<Operation> Operations() {
-  return {
-      {"a new table", [](Fixture*) { OnDevice(Config(kDim, 400, false)).Lookup({1, 2}); }},
-      {"lookup", [](Fixture* f) { f->of.Lookup({0, 3, 6}); }},
-      {"lookup of new keys", [](Fixture* f) { f->of.Lookup(Range(300, 7)); }},
-      {"update", [](Fixture* f) { f->Update("adagrad", {0, 3, 9}); }},
-      {"first update of another optimizer", [](Fixture* f) { f->Update("adam", {0, 3}); }, true},
-      {"step of a group", [](Fixture* f) { f->GroupStep({0, 3, 30, 33, 36}); }, true},
-      {"assign", [](Fixture* f) { Assign(&f->of.store, Range(40, 2), 3.0f); }},
-      {"erase",
-       [](Fixture* f) {
-         const Keys keys{0, 6, 7};
-         f->of.store.Erase(keys.data(), Size(keys));
-       }},
-      {"reserve", [](Fixture* f) { f->of.store.Reserve(cpu, 900, true); }},
-      {"size", [](Fixture* f) { f->of.store.size(); }},
-      {"read all", [](Fixture* f) { f->Contents(); }},
-      {"save of changes",
-       [](Fixture* f) {
-         f->of.store.BeginSave(TableStore::SnapshotOf::kChanges);
-         Collector collector(kDim, 4);
-         try {
-           f->of.store.ReadSnapshot(cpu, &collector);
-         } catch (const std::exception&) {
-           f->of.store.EndSave("");
-           throw;
-         }
-         f->of.store.EndSave("second");
-         CHECK_EQ(collector.found.size(), size_t{2});
-       }},
-      {"restore", [](Fixture* f) { Restore(&f->of.store, ReadAll(f->other.store)); }, true},
-      {"swap", [](Fixture* f) { f->of.store.Swap(&f->other.store); }},
-  };
-}
-
-enum class Told { kNothing, kMemory, kOther };
-
-// What the operation says where a call fails.
-Told Run(const Operation& operation, Fixture* fixture) {
-  try {
-    operation.run(fixture);
-  } catch (const sok::OutOfMemory&) {
-    return Told::kMemory;
-  } catch (const sok::CudaError& e) {
-    CHECK(std::string(e.what()).find("cudaErrorIllegalAddress") != std::string::npos);
-    return Told::kOther;
-  }
-  return Told::kNothing;
-}
-
 void Check(bool is_so, const Operation& operation, int64_t k, const char* what) {
   if (!is_so) check::Fail(__FILE__, __LINE__, operation.name + (", call " + std::to_string(k) + ": ") + what);
-}
-
-// Calls that fail after 0, 1, 2, ... others, or after every second number of them, until the operation has no more: fails(k) says
-// whether it had one. Gives their number.
-int64_t ForAllCalls(const std::function<bool(int64_t)>& fails, int64_t first = 0, int64_t step = 1) {
-  int64_t k = first;
-  while (fails(k)) k += step;
-  return (k - first) / step;
 }
 
 // A sanitizer makes all slower: half of the calls are those of one test, half those of the other there.
@@ -165,6 +35,7 @@ TEST(MemoryThatIsNotToBeHadLeavesTheTableAsItWas) {
       const Told told = Run(operation, &fixture);
       const bool has_failed = sok_emulator::EndFaults();
       Check(has_failed == (told == Told::kMemory), operation, k, "the error was not told");
+      Check(!has_failed || cudaGetLastError() == cudaSuccess, operation, k, "the error stays for the next call");
       if (!operation.has_parts) Check(fixture.Contents() == (has_failed ? before : after), operation, k, "other rows");
       if (has_failed) {
         Check(Run(operation, &fixture) == Told::kNothing, operation, k, "fails when it is done again");
@@ -205,7 +76,7 @@ TEST(ACallThatFailsIsToldAndNothingHangs) {
           const Told said = Run(operation, &fixture);
           const bool has_failed = sok_emulator::EndFaults();
           told += said != Told::kNothing;
-          Check(cudaPeekAtLastError() == cudaSuccess, operation, k, "the error stays for the next call");
+          Check(cudaGetLastError() == cudaSuccess, operation, k, "the error stays for the next call");
           // Nothing that was asked for has failed: memory that goes back, or a wait before that.
           if (said == Told::kNothing) Check(fixture.Contents() == after, operation, k, "other rows");
           return has_failed;

@@ -84,6 +84,9 @@ typedef struct CUevent_st* cudaEvent_t;
 #define cudaStreamLegacy (reinterpret_cast<cudaStream_t>(1))
 #define cudaStreamPerThread (reinterpret_cast<cudaStream_t>(2))
 
+#if defined(SOK_TRACED)  // linked to what nvcc has made (tests/cuda/traced)
+extern "C" {
+#endif
 const char* cudaGetErrorName(cudaError_t status);
 const char* cudaGetErrorString(cudaError_t status);
 cudaError_t cudaGetLastError();
@@ -131,6 +134,9 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end);
+#if defined(SOK_TRACED)
+}
+#endif
 
 template <class T>
 cudaError_t cudaMalloc(T** p, size_t bytes) {
@@ -152,7 +158,7 @@ cudaError_t Enqueue(cudaStream_t stream, std::function<void()> work);
 
 // Of the calls from here on (of_allocations: of those that ask for memory) the one after `others` more fails with the error; for good:
 // so do all after it, as those of a device on which a kernel has gone astray.
-void FailCall(int64_t others, cudaError_t error, bool for_good, bool of_allocations = false);
+void FailCall(int64_t others, int error, bool for_good, bool of_allocations = false);
 bool EndFaults();  // no call fails any more; whether one has
 
 // Where the device has what the host knows as p. Memory of the host stays where it is.

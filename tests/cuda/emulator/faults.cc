@@ -16,8 +16,8 @@ bool IsGone() { return stays && has_failed && left == 0 && !allocations_alone; }
 
 namespace sok_emulator {
 
-void FailCall(int64_t others, cudaError_t with, bool for_good, bool of_allocations) {
-  error = with;
+void FailCall(int64_t others, int with, bool for_good, bool of_allocations) {
+  error = static_cast<cudaError_t>(with);
   stays = for_good;
   allocations_alone = of_allocations;
   has_failed = false;
@@ -26,7 +26,7 @@ void FailCall(int64_t others, cudaError_t with, bool for_good, bool of_allocatio
 
 bool EndFaults() {
   left = -1;
-  last = cudaSuccess;
+  if (stays) last = cudaSuccess;  // that of a device that was gone
   return has_failed;
 }
 

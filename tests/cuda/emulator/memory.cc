@@ -11,6 +11,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 
 namespace sok_emulator {
 namespace {
@@ -20,6 +21,11 @@ constexpr bool kApart = false;
 #else
 constexpr bool kApart = true;
 #endif
+#if defined(SOK_TRACED)  // no kernel runs that would write something: what the host reads is to be plausible
+constexpr int kFresh = 0;
+#else
+constexpr int kFresh = 0xA5;
+#endif
 constexpr size_t kSpan = size_t{1} << 44, kPage = 4096, kAlignment = 256;
 
 std::atomic<bool> host_is_device{false};
@@ -28,6 +34,7 @@ struct Memory {
   std::mutex mutex;
   std::map<uintptr_t, size_t> device, pinned;
   std::map<uintptr_t, int> number;  // of the device that has what begins there
+  std::set<uintptr_t> going;        // what is given back as soon as a stream has come so far
   size_t in_use = 0, limit = size_t{16} << 30;
   uintptr_t first = 0;  // of the addresses that the host gets: kSpan of them, and as many where things lie
   size_t next = 0;      // how many of them have been given
@@ -163,7 +170,7 @@ cudaError_t AllocateDevice(void** p, size_t bytes, int device) {
   m.device[Word(*p)] = bytes;
   m.number[Word(*p)] = device;
   m.in_use += bytes;
-  std::memset(kApart ? static_cast<char*>(*p) + kSpan : *p, 0xA5, bytes);  // fresh memory holds anything
+  std::memset(kApart ? static_cast<char*>(*p) + kSpan : *p, kFresh, bytes);  // fresh memory holds anything
   return cudaSuccess;
 }
 
@@ -182,8 +189,24 @@ bool FreeDevice(void* p) {
   }
   m.in_use -= found->second;
   m.number.erase(found->first);
+  m.going.erase(found->first);
   m.device.erase(found);
   return true;
+}
+
+void NoteGoing(void* p) {
+  std::lock_guard<std::mutex> lock(memory().mutex);
+  memory().going.insert(Word(p));
+}
+
+void CheckArgument(uint64_t word, const char* kernel, int number) {
+  Memory& m = memory();
+  std::lock_guard<std::mutex> lock(m.mutex);
+  if (!IsHostsAddress(word)) return;
+  const auto found = Find(m.device, word);
+  if (found == m.device.end() || m.going.count(found->first) != 0)
+    EndWith("%s: argument %d is the address of device memory that %s (%p)", kernel, number,
+            found == m.device.end() ? "nobody has" : "was given back", reinterpret_cast<void*>(word));
 }
 
 void Pin(void* p, size_t bytes) {

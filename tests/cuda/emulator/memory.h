@@ -18,6 +18,10 @@ namespace sok_emulator {
 
 cudaError_t AllocateDevice(void** p, size_t bytes, int device);
 bool FreeDevice(void* p);  // false: not what AllocateDevice gave
+void NoteGoing(void* p);   // what cudaFreeAsync was asked to free
+// Ends the process where the word is an address among those of device memory, and that memory is not there, or goes before the kernel
+// would run.
+void CheckArgument(uint64_t word, const char* kernel, int number);
 void Pin(void* p, size_t bytes);
 void Unpin(void* p);
 void MemoryInfo(size_t* in_use, size_t* limit);

@@ -232,7 +232,7 @@ const char* cudaGetErrorString(cudaError_t status) {
 }
 cudaError_t cudaGetLastError() { return sok_emulator::LastError(true); }
 cudaError_t cudaPeekAtLastError() { return sok_emulator::LastError(false); }
-// What waits, or frees, does so where it fails, too: as with a device that has nothing left to do, and no memory.
+// What waits does so where it fails, too: what it waits for writes into memory of the caller.
 cudaError_t cudaDeviceSynchronize() {
   WaitFor(Touch());
   return sok_emulator::NextStatus();
@@ -260,10 +260,11 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
 
 cudaError_t cudaFree(void* p) {
   Touch();
+  SOK_MAY_FAIL();
   if (p == nullptr) return cudaSuccess;
   // As on a device: of memory of a pool it is the caller who knows that nobody uses it any more.
   if (!pool_memory().Forget(p)) WaitFor(-1);
-  return sok_emulator::FreeDevice(p) ? sok_emulator::NextStatus() : sok_emulator::Noted(cudaErrorInvalidValue);
+  return sok_emulator::FreeDevice(p) ? cudaSuccess : sok_emulator::Noted(cudaErrorInvalidValue);
 }
 
 cudaError_t cudaMallocAsync(void** p, size_t bytes, cudaStream_t) {
@@ -274,12 +275,14 @@ cudaError_t cudaMallocAsync(void** p, size_t bytes, cudaStream_t) {
 
 cudaError_t cudaFreeAsync(void* p, cudaStream_t stream) {
   Touch();
+  SOK_MAY_FAIL();
   if (p == nullptr) return cudaSuccess;
   pool_memory().Forget(p);
+  sok_emulator::NoteGoing(p);
   Of(stream)->Add([p] {
     if (!sok_emulator::FreeDevice(p)) sok_emulator::EndWith("cudaFreeAsync: no device memory begins at %p", p);
   });
-  return sok_emulator::NextStatus();
+  return cudaSuccess;
 }
 
 cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) {
