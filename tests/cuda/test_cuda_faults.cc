@@ -13,11 +13,11 @@ void Check(bool is_so, const Operation& operation, int64_t k, const char* what) 
   if (!is_so) check::Fail(__FILE__, __LINE__, operation.name + (", call " + std::to_string(k) + ": ") + what);
 }
 
-// A sanitizer makes all slower: half of the calls are those of one test, half those of the other there.
+// A sanitizer makes all slower: there some of the calls fail, in each test others. (All do in test_traced, and without a sanitizer.)
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int64_t kStep = 2;
+constexpr int64_t kStep = 8, kMemoryStep = 4;
 #else
-constexpr int64_t kStep = 1;
+constexpr int64_t kStep = 1, kMemoryStep = 1;
 #endif
 
 }  // namespace
@@ -29,22 +29,26 @@ TEST(MemoryThatIsNotToBeHadLeavesTheTableAsItWas) {
     const AllRows before = twin.Contents();
     operation.run(&twin);
     const AllRows after = twin.Contents();
-    calls += ForAllCalls([&](int64_t k) {
-      Fixture fixture;
-      sok_emulator::FailCall(k, cudaErrorMemoryAllocation, /*for_good=*/true, /*of_allocations=*/true);
-      const Told told = Run(operation, &fixture);
-      const bool has_failed = sok_emulator::EndFaults();
-      Check(has_failed == (told == Told::kMemory), operation, k, "the error was not told");
-      Check(!has_failed || cudaGetLastError() == cudaSuccess, operation, k, "the error stays for the next call");
-      if (!operation.has_parts) Check(fixture.Contents() == (has_failed ? before : after), operation, k, "other rows");
-      if (has_failed) {
-        Check(Run(operation, &fixture) == Told::kNothing, operation, k, "fails when it is done again");
-        if (!operation.has_parts) Check(fixture.Contents() == after, operation, k, "other rows when it is done again");
-      }
-      return has_failed;
-    });
+    calls += ForAllCalls(
+        [&](int64_t k) {
+          Fixture fixture;
+          sok_emulator::FailCall(k, cudaErrorMemoryAllocation, /*for_good=*/true, /*of_allocations=*/true);
+          const Told told = Run(operation, &fixture);
+          const bool has_failed = sok_emulator::EndFaults();
+          Check(has_failed == (told == Told::kMemory), operation, k, "the error was not told");
+          Check(!has_failed || cudaGetLastError() == cudaSuccess, operation, k, "the error stays for the next call");
+          if (!operation.has_parts)
+            Check(fixture.Contents() == (has_failed ? before : after), operation, k, "other rows");
+          if (has_failed) {
+            Check(Run(operation, &fixture) == Told::kNothing, operation, k, "fails when it is done again");
+            if (!operation.has_parts)
+              Check(fixture.Contents() == after, operation, k, "other rows when it is done again");
+          }
+          return has_failed;
+        },
+        0, kMemoryStep);
   }
-  CHECK(calls > 20);
+  CHECK(calls > 20 / kMemoryStep);
 }
 
 TEST(MemoryThatIsThereTheSecondTimeIsNoError) {
@@ -52,14 +56,16 @@ TEST(MemoryThatIsThereTheSecondTimeIsNoError) {
     Fixture twin;
     operation.run(&twin);
     const AllRows after = twin.Contents();
-    ForAllCalls([&](int64_t k) {
-      Fixture fixture;
-      sok_emulator::FailCall(k, cudaErrorMemoryAllocation, /*for_good=*/false, /*of_allocations=*/true);
-      const Told told = Run(operation, &fixture);
-      const bool has_failed = sok_emulator::EndFaults();
-      if (told == Told::kNothing) Check(fixture.Contents() == after, operation, k, "other rows");
-      return has_failed;
-    });
+    ForAllCalls(
+        [&](int64_t k) {
+          Fixture fixture;
+          sok_emulator::FailCall(k, cudaErrorMemoryAllocation, /*for_good=*/false, /*of_allocations=*/true);
+          const Told told = Run(operation, &fixture);
+          const bool has_failed = sok_emulator::EndFaults();
+          if (told == Told::kNothing) Check(fixture.Contents() == after, operation, k, "other rows");
+          return has_failed;
+        },
+        kMemoryStep / 2, kMemoryStep);
   }
 }
 
@@ -83,7 +89,7 @@ TEST(ACallThatFailsIsToldAndNothingHangs) {
         },
         0, kStep);
   }
-  CHECK(told > 200 && told > calls * 3 / 4);
+  CHECK(told > 400 / kStep && told > calls * 3 / 4);
 }
 
 TEST(OfADeviceThatIsGoneEverythingIsToldAndLetGo) {
@@ -92,16 +98,13 @@ TEST(OfADeviceThatIsGoneEverythingIsToldAndLetGo) {
         [&](int64_t k) {
           auto fixture = std::make_unique<Fixture>();
           sok_emulator::FailCall(k, cudaErrorIllegalAddress, /*for_good=*/true);
-          const Told told = Run(operation, fixture.get());
-          bool has_failed = told != Told::kNothing;
-          if (has_failed) {
-            Check(cudaGetLastError() == cudaErrorIllegalAddress, operation, k, "the device has come back");
-            Check(Run(operation, fixture.get()) == Told::kOther, operation, k, "the second time nothing is told");
-          }
+          Run(operation, fixture.get());
+          const bool is_gone = cudaGetLastError() == cudaErrorIllegalAddress;
+          if (is_gone) Check(Run(operation, fixture.get()) == Told::kOther, operation, k, "then nothing is told");
           fixture.reset();
-          has_failed = sok_emulator::EndFaults() && has_failed;
-          return has_failed;
+          sok_emulator::EndFaults();
+          return is_gone;
         },
-        kStep - 1, kStep);
+        kStep / 2, kStep);
   }
 }
