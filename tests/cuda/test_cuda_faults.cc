@@ -13,13 +13,6 @@ void Check(bool is_so, const Operation& operation, int64_t k, const char* what) 
   if (!is_so) check::Fail(__FILE__, __LINE__, operation.name + (", call " + std::to_string(k) + ": ") + what);
 }
 
-// A sanitizer makes all slower: there some of the calls fail, in each test others. (All do in test_traced, and without a sanitizer.)
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int64_t kStep = 8, kMemoryStep = 4;
-#else
-constexpr int64_t kStep = 1, kMemoryStep = 1;
-#endif
-
 }  // namespace
 
 TEST(MemoryThatIsNotToBeHadLeavesTheTableAsItWas) {
@@ -29,26 +22,22 @@ TEST(MemoryThatIsNotToBeHadLeavesTheTableAsItWas) {
     const AllRows before = twin.Contents();
     operation.run(&twin);
     const AllRows after = twin.Contents();
-    calls += ForAllCalls(
-        [&](int64_t k) {
-          Fixture fixture;
-          sok_emulator::FailCall(k, cudaErrorMemoryAllocation, /*for_good=*/true, /*of_allocations=*/true);
-          const Told told = Run(operation, &fixture);
-          const bool has_failed = sok_emulator::EndFaults();
-          Check(has_failed == (told == Told::kMemory), operation, k, "the error was not told");
-          Check(!has_failed || cudaGetLastError() == cudaSuccess, operation, k, "the error stays for the next call");
-          if (!operation.has_parts)
-            Check(fixture.Contents() == (has_failed ? before : after), operation, k, "other rows");
-          if (has_failed) {
-            Check(Run(operation, &fixture) == Told::kNothing, operation, k, "fails when it is done again");
-            if (!operation.has_parts)
-              Check(fixture.Contents() == after, operation, k, "other rows when it is done again");
-          }
-          return has_failed;
-        },
-        0, kMemoryStep);
+    calls += ForAllCalls([&](int64_t k) {
+      Fixture fixture;
+      sok_emulator::FailCall(k, cudaErrorMemoryAllocation, /*for_good=*/true, /*of_allocations=*/true);
+      const Told told = Run(operation, &fixture);
+      const bool has_failed = sok_emulator::EndFaults();
+      Check(has_failed == (told == Told::kMemory), operation, k, "the error was not told");
+      Check(!has_failed || cudaGetLastError() == cudaSuccess, operation, k, "the error stays for the next call");
+      if (!operation.has_parts) Check(fixture.Contents() == (has_failed ? before : after), operation, k, "other rows");
+      if (has_failed) {
+        Check(Run(operation, &fixture) == Told::kNothing, operation, k, "fails when it is done again");
+        if (!operation.has_parts) Check(fixture.Contents() == after, operation, k, "other rows when it is done again");
+      }
+      return has_failed;
+    });
   }
-  CHECK(calls > 20 / kMemoryStep);
+  CHECK(calls > 20);
 }
 
 TEST(MemoryThatIsThereTheSecondTimeIsNoError) {
@@ -56,16 +45,14 @@ TEST(MemoryThatIsThereTheSecondTimeIsNoError) {
     Fixture twin;
     operation.run(&twin);
     const AllRows after = twin.Contents();
-    ForAllCalls(
-        [&](int64_t k) {
-          Fixture fixture;
-          sok_emulator::FailCall(k, cudaErrorMemoryAllocation, /*for_good=*/false, /*of_allocations=*/true);
-          const Told told = Run(operation, &fixture);
-          const bool has_failed = sok_emulator::EndFaults();
-          if (told == Told::kNothing) Check(fixture.Contents() == after, operation, k, "other rows");
-          return has_failed;
-        },
-        kMemoryStep / 2, kMemoryStep);
+    ForAllCalls([&](int64_t k) {
+      Fixture fixture;
+      sok_emulator::FailCall(k, cudaErrorMemoryAllocation, /*for_good=*/false, /*of_allocations=*/true);
+      const Told told = Run(operation, &fixture);
+      const bool has_failed = sok_emulator::EndFaults();
+      if (told == Told::kNothing) Check(fixture.Contents() == after, operation, k, "other rows");
+      return has_failed;
+    });
   }
 }
 
@@ -75,36 +62,32 @@ TEST(ACallThatFailsIsToldAndNothingHangs) {
     Fixture twin;
     operation.run(&twin);
     const AllRows after = twin.Contents();
-    calls += ForAllCalls(
-        [&](int64_t k) {
-          Fixture fixture;
-          sok_emulator::FailCall(k, cudaErrorIllegalAddress, /*for_good=*/false);
-          const Told said = Run(operation, &fixture);
-          const bool has_failed = sok_emulator::EndFaults();
-          told += said != Told::kNothing;
-          Check(cudaGetLastError() == cudaSuccess, operation, k, "the error stays for the next call");
-          // Nothing that was asked for has failed: memory that goes back, or a wait before that.
-          if (said == Told::kNothing) Check(fixture.Contents() == after, operation, k, "other rows");
-          return has_failed;
-        },
-        0, kStep);
+    calls += ForAllCalls([&](int64_t k) {
+      Fixture fixture;
+      sok_emulator::FailCall(k, cudaErrorIllegalAddress, /*for_good=*/false);
+      const Told said = Run(operation, &fixture);
+      const bool has_failed = sok_emulator::EndFaults();
+      told += said != Told::kNothing;
+      Check(cudaGetLastError() == cudaSuccess, operation, k, "the error stays for the next call");
+      // Nothing that was asked for has failed: memory that goes back, or a wait before that.
+      if (said == Told::kNothing) Check(fixture.Contents() == after, operation, k, "other rows");
+      return has_failed;
+    });
   }
-  CHECK(told > 400 / kStep && told > calls * 3 / 4);
+  CHECK(told > 400 && told > calls * 3 / 4);
 }
 
 TEST(OfADeviceThatIsGoneEverythingIsToldAndLetGo) {
   for (const Operation& operation : Operations()) {
-    ForAllCalls(
-        [&](int64_t k) {
-          auto fixture = std::make_unique<Fixture>();
-          sok_emulator::FailCall(k, cudaErrorIllegalAddress, /*for_good=*/true);
-          Run(operation, fixture.get());
-          const bool is_gone = cudaGetLastError() == cudaErrorIllegalAddress;
-          if (is_gone) Check(Run(operation, fixture.get()) == Told::kOther, operation, k, "then nothing is told");
-          fixture.reset();
-          sok_emulator::EndFaults();
-          return is_gone;
-        },
-        kStep / 2, kStep);
+    ForAllCalls([&](int64_t k) {
+      auto fixture = std::make_unique<Fixture>();
+      sok_emulator::FailCall(k, cudaErrorIllegalAddress, /*for_good=*/true);
+      Run(operation, fixture.get());
+      const bool is_gone = cudaGetLastError() == cudaErrorIllegalAddress;
+      if (is_gone) Check(Run(operation, fixture.get()) == Told::kOther, operation, k, "then nothing is told");
+      fixture.reset();
+      sok_emulator::EndFaults();
+      return is_gone;
+    });
   }
 }
