@@ -14,7 +14,6 @@
 #include "detail/records_to_host.h"
 #include "detail/scratch.h"
 #include "detail/slot_set.h"
-#include "detail/staging.h"
 #include "detail/table_state.h"
 #include "sok/device_words.h"
 #include "sok/error.h"
@@ -264,14 +263,6 @@ DeviceStore::Placed DeviceStore::Place(Call* call, const uint64_t* keys, int64_t
   return placed;
 }
 
-void DeviceStore::TakeRoom(Call* call, int64_t n, int64_t floats) {
-  if (n == 0 || floats == 0) return;
-  const int64_t staged = std::min(n * floats, StageRows(1));
-  call->stage.Reset();
-  call->stage.Get<float>(staged);
-  const PinnedLease lease(std::min(staged * int64_t{sizeof(float)}, kMostUploaded));  // to be found again by the copy
-}
-
 void DeviceStore::Store(Call* call, const Placed& placed, int64_t first, int64_t floats, const float* values,
                         int64_t stride) {
   const auto n = static_cast<int64_t>(placed.keys.size());
@@ -300,7 +291,7 @@ void DeviceStore::Assign(const Cpu&, Scratch*, const uint64_t* keys, const float
   CheckKeys(keys, n);
   Call call(*this);
   const TableWriting writing(&call.state, call.cuda);
-  TakeRoom(&call, n, dim());
+  TakeStage(&call.stage, n, dim());
   Store(&call, Place(&call, keys, n), 0, dim(), rows, dim());
   // The caller's memory may be pinned, and is read until now.
   SOK_CUDA(cudaStreamSynchronize(call.cuda.stream));
@@ -321,7 +312,7 @@ int64_t DeviceStore::Restore(const Cpu&, Scratch*, const std::vector<SlotSetInfo
   const Columns columns = values.columns.dim > 0 ? values.columns : Columns{dim(), 0, 0, dim()};
   int64_t floats = columns.n;
   for (const SlotSetInfo& info : infos) floats = std::max(floats, info.rule.slot_floats(columns.dim));
-  TakeRoom(&call, values.n, floats);
+  TakeStage(&call.stage, values.n, floats);
   const Placed placed = Place(&call, values.keys, values.n);
   Store(&call, placed, columns.to, columns.n, values.rows + columns.from, columns.dim);
   for (size_t s = 0; s < sets.size(); ++s) {

@@ -10,6 +10,14 @@
 
 namespace sok {
 
+void TakeStage(StreamScratch* scratch, int64_t n, int64_t floats) {
+  if (n == 0 || floats == 0) return;
+  const int64_t staged = std::min(n * floats, StageRows(1));
+  scratch->Reset();
+  scratch->Get<float>(staged);
+  const PinnedLease lease(std::min(staged * int64_t{sizeof(float)}, kMostUploaded));  // to be found again by the copy
+}
+
 void RecordsToHost(const Cuda& cuda, StreamScratch* scratch, const DeviceRows& records, const uint32_t* rows, int64_t n,
                    int64_t first, int64_t floats, float* to) {
   if (n == 0 || floats == 0) return;

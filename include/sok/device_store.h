@@ -80,8 +80,6 @@ class DeviceStore final : public TableStore {
   std::vector<uint64_t> GoneKeys(Call* call) const;
   // Finds or makes rows for the keys that are this rank's, all or none, and writes floats of their records.
   Placed Place(Call* call, const uint64_t* keys, int64_t n);
-  // Takes the memory that Store needs. Before rows are made: should there be none, there are no rows without their values.
-  void TakeRoom(Call* call, int64_t n, int64_t floats);
   void Store(Call* call, const Placed& placed, int64_t first, int64_t floats, const float* values, int64_t stride);
   [[noreturn]] void RefuseChanges() const;
   void ForgetSave(Call* call);  // it failed before it had a snapshot
