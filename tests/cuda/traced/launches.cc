@@ -44,6 +44,23 @@ const char* NameOf(const void* kernel) {
   return found->second.c_str();
 }
 
+// Of each parameter of a kernel, by the types in its name, whether it is a pointer.
+std::vector<bool> ArePointers(const std::string& name) {
+  size_t begin = name.size() - 1;
+  for (int depth = 0; begin > 0; --begin) {
+    depth += name[begin] == ')' ? 1 : name[begin] == '(' ? -1 : 0;
+    if (depth == 0) break;
+  }
+  std::vector<bool> found;
+  int depth = 0;
+  for (size_t at = begin + 1; at < name.size(); ++at) {
+    const char c = name[at];
+    if (depth == 0 && (c == ',' || c == ')')) found.push_back(name[at - 1] == '*');
+    depth += c == '(' || c == '<' || c == '{' ? 1 : c == ')' || c == '>' || c == '}' ? -1 : 0;
+  }
+  return found;
+}
+
 cudaError_t Start(const char* kernel, dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream) {
   const uint64_t threads = uint64_t{block.x} * block.y * block.z;
   if (grid.x == 0 || grid.x > 0x7FFFFFFFu || grid.y == 0 || grid.y > 65535 || grid.z == 0 || grid.z > 65535) {
@@ -78,9 +95,12 @@ cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** a
                              cudaStream_t stream) {
   ++ours;
   const char* name = NameOf(kernel);
-  for (int i = 0; arguments[i] != nullptr; ++i) {
-    if (reinterpret_cast<uintptr_t>(arguments[i]) % alignof(uint64_t) != 0) continue;  // a smaller number
-    sok_emulator::CheckArgument(*static_cast<const uint64_t*>(arguments[i]), name, i + 1);
+  const std::vector<bool> are_pointers = ArePointers(name);
+  for (size_t i = 0; i < are_pointers.size(); ++i) {
+    if (arguments[i] == nullptr) sok_emulator::EndWith("%s: %zu arguments", name, i);
+    if (are_pointers[i]) {
+      sok_emulator::CheckArgument(*static_cast<const uint64_t*>(arguments[i]), name, static_cast<int>(i) + 1);
+    }
   }
   return Start(name, grid, block, shared_bytes, stream);
 }
