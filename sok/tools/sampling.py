@@ -44,7 +44,8 @@ def sample(path: str, table: SavedTable, max_values: int = MAX_VALUES, max_block
         path: of the checkpoint.
         table: as its manifest describes it.
         max_values: how many to keep of each vector.
-        max_blocks: how many blocks to read, each of 4 MiB at most, or of one row if that is longer.
+        max_blocks: how many blocks to read, each of 4 MiB at most, or of one row if that is longer. The files of a
+            version are read whole, twice.
 
     Raises:
         CheckpointError, OSError: a shard is missing or damaged. (CRCs are not looked at: `sok verify` does.)
