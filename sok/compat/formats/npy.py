@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import tokenize
 
 import numpy as np
 
@@ -23,8 +22,11 @@ def open_array(path: str) -> FileColumn:
             version = np.lib.format.read_magic(file)
             read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
             shape, is_fortran, dtype = read(file)
-        except (ValueError, KeyError, EOFError, SyntaxError, tokenize.TokenError, RecursionError, MemoryError) as error:
-            # NumPy takes a header that is no literal apart with Python's tokenizer, whose errors it passes on.
+        except OSError:
+            raise
+        except Exception as error:
+            # NumPy evaluates a header as a literal of Python's, and passes on what that, the tokenizer and sorting raise:
+            # TypeError, IndexError, RecursionError and others, which no list of ours has been long enough for.
             raise FormatError(f"{path}: is no .npy file that can be read here: {error}.") from None
         offset = file.tell()
     # Text of no letters, say, has rows of no bytes.
