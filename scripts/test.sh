@@ -20,11 +20,11 @@ rm -f build/test/device_repeats.log build/test/*.ended
 names=() results=() begun=()
 
 stage() {
-  local name=$1 start=$SECONDS result=passed
+  local name=$1 log="build/test/${1// /_}.log" start=$SECONDS result=passed
   shift
   echo
   echo "== $name"
-  "$@" || result=FAILED
+  "$@" 2>&1 | tee "$log" || result=FAILED
   names+=("$name")
   results+=("$result ($((SECONDS - start)) s)")
 }
@@ -59,7 +59,7 @@ python_tests() {
   # tests/conftest.py says; files begin in the order they are listed, and those that take long are early.
   local jobs=${SOK_TEST_JOBS:-$(($(nproc) < 4 ? $(nproc) : 4))}
   "$PYTHON" -m pytest -n "$jobs" --dist loadgroup --no-loadscope-reorder --doctest-modules \
-    --durations=40 --durations-min=5 sok sparse_operation_kit openembedding distributed_embeddings tests "$@" 2>&1 | tee build/test/pytest.log
+    --durations=40 --durations-min=5 sok sparse_operation_kit openembedding distributed_embeddings tests "$@"
 }
 
 case $which in
@@ -91,4 +91,13 @@ fi
 for i in "${!names[@]}"; do
   printf '%-34s %s\n' "${names[$i]}" "${results[$i]}"
 done
-[[ "${results[*]}" != *FAILED* ]]
+# Who sees the end of the output alone sees what failed.
+failed=0
+for i in "${!names[@]}"; do
+  [[ ${results[$i]} == FAILED* ]] || continue
+  failed=1
+  echo
+  echo "== ${names[$i]} failed; the last lines of build/test/${names[$i]// /_}.log"
+  tail -n 40 "build/test/${names[$i]// /_}.log"
+done
+exit $failed
