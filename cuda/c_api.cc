@@ -38,7 +38,7 @@ DeviceSegments SegmentsOf(const SokCudaSegments& c) { return {c.row_splits, c.ho
 DeviceFeature FeatureOf(const SokCudaFeature& c) {
   const DeviceSegments segments = SegmentsOf(c.segments);
   const Combiner combiner = ParseCombiner(c.combiner);
-  return {RowsOf(c.rows), c.num_rows, c.dim, c.index, segments, c.weights, combiner, c.output, c.output_stride};
+  return {RowsOf(c.rows), c.num_rows, c.dim, c.index, segments, c.weights, combiner, c.output, c.output_stride, {}};
 }
 
 std::vector<DeviceAddends> AddendsOf(const SokCudaAddends* addends, int64_t num_addends) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "detail/feature_rows.h"
 #include "detail/launch.h"
 #include "detail/segments.h"
 #include "detail/upload.h"
@@ -27,36 +28,27 @@ struct CombineWork {
   int lane_bits;
 };
 
-// The row at a position, or null for a row of zeros.
-__device__ __forceinline__ const float* RowAt(const CombineWork& work, int64_t position, bool reports) {
-  int64_t index = work.feature.index == nullptr ? position : work.feature.index[position];
-  if (index < 0) return nullptr;
-  if (work.feature.rows.slabs != nullptr) index &= 0xFFFFFFFFll;  // a row id (DeviceTable)
-  if (index >= work.feature.num_rows) {
-    if (reports) ReportBad(work.first_bad, position);
-    return nullptr;
-  }
-  return work.feature.rows.At(index);
-}
-
 // Segments begin, begin + step, ... below end: one row each, no weights.
-template <class T>
+template <class T, bool kFresh>
 __device__ __forceinline__ void Gather(const CombineWork& work, int64_t begin, int64_t step, int64_t end,
                                        int64_t lane) {
   const DeviceFeature& f = work.feature;
   const int64_t lanes = int64_t{1} << work.lane_bits;
   T* output = static_cast<T*>(f.output);
   for (int64_t s = begin; s < end; s += kAhead * step) {
-    const float* row[kAhead] = {};
+    FeatureRow row[kAhead] = {};
     SOK_UNROLL
     for (int64_t a = 0; a < kAhead; ++a)
-      if (s + a * step < end) row[a] = RowAt(work, s + a * step, lane == 0);
+      if (s + a * step < end) row[a] = RowAt<kFresh>(f, s + a * step, lane == 0 ? work.first_bad : nullptr);
     for (int64_t column = 4 * lane; column < f.dim; column += 4 * lanes) {
       const int count = ColumnsLeft(f.dim, column);
       Vector4 value[kAhead] = {};
       SOK_UNROLL
       for (int64_t a = 0; a < kAhead; ++a)
-        if (row[a] != nullptr) value[a] = Load4(row[a] + column, count);
+        if (row[a].at != nullptr) value[a] = Load4(row[a].at + column, count);
+      SOK_UNROLL
+      for (int64_t a = 0; kFresh && a < kAhead; ++a)
+        if (row[a].is_fresh) value[a] = FreshColumns(f, f.fresh.keys[s + a * step], column);
       SOK_UNROLL
       for (int64_t a = 0; a < kAhead; ++a)
         if (s + a * step < end) Store4(output + (s + a * step) * f.output_stride + column, value[a], count);
@@ -64,7 +56,7 @@ __device__ __forceinline__ void Gather(const CombineWork& work, int64_t begin, i
   }
 }
 
-template <class T>
+template <class T, bool kFresh>
 __device__ __forceinline__ void Pool(const CombineWork& work, int64_t s, int64_t lane) {
   const DeviceFeature& f = work.feature;
   const int64_t lanes = int64_t{1} << work.lane_bits;
@@ -83,8 +75,9 @@ __device__ __forceinline__ void Pool(const CombineWork& work, int64_t s, int64_t
       for (int64_t a = 0; a < kAhead; ++a) {
         weight[a] = 1.0f;
         if (i + a >= last) continue;
-        const float* row = RowAt(work, i + a, column == 0);
-        if (row != nullptr) value[a] = Load4(row + column, count);
+        const FeatureRow row = RowAt<kFresh>(f, i + a, column == 0 ? work.first_bad : nullptr);
+        if (row.at != nullptr) value[a] = Load4(row.at + column, count);
+        if (kFresh && row.is_fresh) value[a] = FreshColumns(f, f.fresh.keys[i + a], column);
         if (f.weights != nullptr) weight[a] = f.weights[i + a];
       }
       SOK_UNROLL
@@ -98,7 +91,8 @@ __device__ __forceinline__ void Pool(const CombineWork& work, int64_t s, int64_t
   }
 }
 
-template <class T>
+// kFresh: positions without a row may read fresh ones. To make those takes registers, which who has rows for all can do without.
+template <class T, bool kFresh>
 __global__ void CombineKernel(const CombineWork* all, int64_t num_features, int64_t num_blocks) {
   for (int64_t block = blockIdx.x; block < num_blocks; block += gridDim.x) {
     const CombineWork& work = WorkOfBlock(all, num_features, block);
@@ -109,9 +103,9 @@ __global__ void CombineKernel(const CombineWork* all, int64_t num_features, int6
     const int64_t end =
         begin + work.segments_per_block < f.segments.segments ? begin + work.segments_per_block : f.segments.segments;
     if (f.segments.row_splits == nullptr && f.segments.hotness == 1 && f.weights == nullptr) {
-      Gather<T>(work, begin + tile, tiles, end, lane);
+      Gather<T, kFresh>(work, begin + tile, tiles, end, lane);
     } else {
-      for (int64_t s = begin + tile; s < end; s += tiles) Pool<T>(work, s, lane);
+      for (int64_t s = begin + tile; s < end; s += tiles) Pool<T, kFresh>(work, s, lane);
     }
   }
 }
@@ -161,6 +155,7 @@ void CombineGroup(const Cuda& cuda, DeviceScratch* scratch, const DeviceFeature*
                   FloatType output_type, uint64_t* first_bad) {
   std::vector<CombineWork> work;
   int64_t blocks = 0;
+  bool has_fresh = false;
   for (int64_t k = 0; k < num_features; ++k) {
     Check(features[k], k);
     if (features[k].segments.segments == 0) continue;
@@ -169,13 +164,15 @@ void CombineGroup(const Cuda& cuda, DeviceScratch* scratch, const DeviceFeature*
     one.segments_per_block = (kThreads >> one.lane_bits) * kAhead;
     blocks += (features[k].segments.segments + one.segments_per_block - 1) / one.segments_per_block;
     work.push_back(one);
+    has_fresh = has_fresh || features[k].fresh.keys != nullptr;
   }
   if (work.empty()) return;
   const int64_t count = static_cast<int64_t>(work.size());
   const CombineWork* on_device = Upload(cuda, scratch, work.data(), count);
   WithFloatType(output_type, [&](auto* null) {
     using T = std::remove_pointer_t<decltype(null)>;
-    Launch(CombineKernel<T>, GridFor(blocks, 1), kThreads, 0, cuda, on_device, count, blocks);
+    Launch(has_fresh ? CombineKernel<T, true> : CombineKernel<T, false>, GridFor(blocks, 1), kThreads, 0, cuda,
+           on_device, count, blocks);
   });
 }
 

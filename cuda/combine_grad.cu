@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "detail/feature_rows.h"
 #include "detail/launch.h"
 #include "detail/segments.h"
 #include "detail/sort_positions.h"
@@ -15,18 +16,24 @@ namespace sok {
 namespace {
 
 // dots[i] = row of position i . gradient of its segment.
+template <bool kFresh>
 __global__ void DotsKernel(DeviceFeature feature, const float* grad, float* dots, uint64_t* first_bad) {
   const Tile<kRowLanes> tile;
   for (int64_t i = GlobalThread() / kRowLanes; i < feature.segments.n; i += GlobalThreads() / kRowLanes) {
-    const int64_t s = SegmentOf(feature.segments, i), index = feature.index[i];
-    if (tile.lane == 0 && index >= feature.num_rows) ReportBad(first_bad, i);
+    const int64_t s = SegmentOf(feature.segments, i);
+    const FeatureRow row = RowAt<kFresh>(feature, i, tile.lane == 0 ? first_bad : nullptr);
     float dot = 0.0f;
-    if (s >= 0 && index >= 0 && index < feature.num_rows) {
-      const float* row = feature.rows.At(index);
+    if (s >= 0 && (row.at != nullptr || row.is_fresh)) {
       const float* g = grad + s * feature.dim;
       for (int64_t column = 4 * tile.lane; column < feature.dim; column += 4 * kRowLanes) {
         const int count = ColumnsLeft(feature.dim, column);
-        const Vector4 a = Load4(row + column, count), b = Load4(g + column, count);
+        const Vector4 b = Load4(g + column, count);
+        Vector4 a;
+        if (!kFresh || row.at != nullptr) {
+          a = Load4(row.at + column, count);
+        } else {
+          a = FreshColumns(feature, feature.fresh.keys[i], column);
+        }
         for (int j = 0; j < 4; ++j) dot += a.x[j] * b.x[j];
       }
     }
@@ -81,8 +88,8 @@ __global__ void AddendsOfRowsKernel(const float* grad, const int64_t* index, Dev
 void CombineGradWeights(const Cuda& cuda, const DeviceFeature& feature, const float* grad, float* grad_weights,
                         uint64_t* first_bad) {
   if (feature.weights == nullptr) throw InvalidArgument("a feature without weights has no gradient in them.");
-  Launch(DotsKernel, GridFor(feature.segments.n * kRowLanes, kThreads), kThreads, 0, cuda, feature, grad, grad_weights,
-         first_bad);
+  Launch(feature.fresh.keys == nullptr ? DotsKernel<false> : DotsKernel<true>,
+         GridFor(feature.segments.n * kRowLanes, kThreads), kThreads, 0, cuda, feature, grad, grad_weights, first_bad);
   Launch(GradWeightsKernel, GridFor(feature.segments.segments, kThreads), kThreads, 0, cuda, feature, grad_weights,
          first_bad);
 }

@@ -14,10 +14,6 @@ __global__ void ConvertKernel(const From* from, int64_t n, Convert convert, To* 
   for (int64_t i = GlobalThread(); i < n; i += GlobalThreads()) to[i] = convert(from[i]);
 }
 
-__global__ void CountUpKernel(int64_t n, int64_t* to) {
-  for (int64_t i = GlobalThread(); i < n; i += GlobalThreads()) to[i] = i;
-}
-
 struct SignExtend {
   __device__ uint64_t operator()(uint32_t key) const { return static_cast<uint64_t>(static_cast<int32_t>(key)); }
 };
@@ -26,9 +22,6 @@ struct ZeroExtend {
 };
 struct LowHalf {
   __device__ uint32_t operator()(uint64_t word) const { return static_cast<uint32_t>(word); }
-};
-struct RowNumber {
-  __device__ int64_t operator()(int64_t id) const { return id < 0 ? -1 : id & 0xFFFFFFFFll; }
 };
 struct Widen {
   __device__ int64_t operator()(uint32_t number) const { return number; }
@@ -76,12 +69,6 @@ void WidenKeys(const Cuda& cuda, const uint32_t* keys, bool is_unsigned, int64_t
 }
 void NarrowKeys(const Cuda& cuda, const uint64_t* words, int64_t n, uint32_t* keys) {
   ConvertAll(cuda, words, n, LowHalf(), keys);
-}
-void RowNumbers(const Cuda& cuda, const int64_t* row_ids, int64_t n, int64_t* numbers) {
-  ConvertAll(cuda, row_ids, n, RowNumber(), numbers);
-}
-void Count(const Cuda& cuda, int64_t n, int64_t* numbers) {
-  Launch(CountUpKernel, GridFor(n, kThreads), kThreads, 0, cuda, n, numbers);
 }
 void WidenNumbers(const Cuda& cuda, const uint32_t* numbers, int64_t n, int64_t* wide) {
   ConvertAll(cuda, numbers, n, Widen(), wide);

@@ -280,7 +280,7 @@ void DeviceTable::Lookup(const Cuda& cuda, DeviceScratch* scratch, const uint64_
 
 DeviceTable::Reading DeviceTable::Read(const Cuda& cuda) {
   auto lock = std::make_shared<TableReading>(state_.get(), cuda);
-  return {state_->rows.view(), state_->num_rows(), lock};
+  return state_->ReadUnder(lock);
 }
 
 std::vector<DeviceTable::Reading> DeviceTable::ReadGroup(const Cuda& cuda, const std::vector<DeviceTable*>& tables) {
@@ -288,8 +288,14 @@ std::vector<DeviceTable::Reading> DeviceTable::ReadGroup(const Cuda& cuda, const
   for (DeviceTable* table : tables) states.push_back(table->state());
   auto lock = std::make_shared<TableReading>(states, cuda);
   std::vector<Reading> readings;
-  for (const State* state : states) readings.push_back({state->rows.view(), state->num_rows(), lock});
+  for (const State* state : states) readings.push_back(state->ReadUnder(lock));
   return readings;
+}
+
+DeviceTable::Reading DeviceTable::State::ReadUnder(std::shared_ptr<void> lock) const {
+  const uint64_t num_legal = config.hashed ? 0 : config.num_legal();
+  const FreshRows fresh = {nullptr, initializer, config.partition(), config.rank, num_legal};
+  return {rows.view(), num_rows(), fresh, std::move(lock)};
 }
 
 void DeviceTable::Assign(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, const float* rows, int64_t n) {

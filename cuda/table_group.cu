@@ -256,6 +256,9 @@ class GroupLookup {
 
   const std::vector<DeviceTable::State*>& states() const { return states_; }
   bool empty() const { return n_ == 0; }
+  bool HasDecay() const {
+    return std::any_of(states_.begin(), states_.end(), [](const auto* state) { return state->HasDecay(); });
+  }
 
   void Find(const Cuda& cuda, DeviceScratch* scratch, bool insert) {
     for (DeviceTable::State* state : states_)
@@ -394,6 +397,17 @@ class GroupLookup {
   KeyGroup group_ = {};
 };
 
+// What is read is settled first, once.
+void Settle(const Cuda& cuda, DeviceScratch* scratch, const DeviceTable::Asked* asked, int64_t num_asked) {
+  for (int64_t k = 0; k < num_asked; ++k) {
+    DeviceTable::State& state = *asked[k].table->state();
+    if (!state.HasDecay()) continue;
+    uint32_t* found = scratch->Get<uint32_t>(asked[k].n);
+    state.FindRows(cuda, asked[k].keys, asked[k].n, false, false, found, nullptr, nullptr);
+    state.Settle(cuda, scratch, found, asked[k].n);
+  }
+}
+
 }  // namespace
 
 void DeviceTable::LookupGroup(const Cuda& cuda, DeviceScratch* scratch, const Asked* asked, int64_t num_asked,
@@ -406,19 +420,33 @@ void DeviceTable::LookupGroup(const Cuda& cuda, DeviceScratch* scratch, const As
   const std::vector<State*>& states = lookup.states();
   if (!insert) {
     const TableReading reading(states, cuda);
-    const bool settles = std::any_of(states.begin(), states.end(), [](const State* s) { return s->HasDecay(); });
-    if (!settles) return lookup.Find(cuda, scratch, false);
+    if (!lookup.HasDecay()) return lookup.Find(cuda, scratch, false);
   }
   const TableWriting writing(states, cuda);
-  for (int64_t k = 0; k < num_asked; ++k) {  // what is read is settled first, once
-    State& state = *asked[k].table->state();
-    if (!state.HasDecay()) continue;
-    uint32_t* found = scratch->Get<uint32_t>(asked[k].n);
-    state.FindRows(cuda, asked[k].keys, asked[k].n, false, false, found, nullptr, nullptr);
-    state.Settle(cuda, scratch, found, asked[k].n);
-  }
+  Settle(cuda, scratch, asked, num_asked);
   lookup.Find(cuda, scratch, insert);
   if (insert) lookup.Insert(cuda, scratch);
+}
+
+std::vector<DeviceTable::Reading> DeviceTable::FindGroup(const Cuda& cuda, DeviceScratch* scratch, const Asked* asked,
+                                                         int64_t num_asked) {
+  std::vector<Asked> ids_alone(asked, asked + num_asked);
+  for (Asked& one : ids_alone) one.rows = nullptr;
+  GroupLookup lookup(ids_alone.data(), num_asked);
+  std::shared_ptr<void> lock;
+  if (lookup.HasDecay()) {
+    lock = std::make_shared<TableWriting>(lookup.states(), cuda);
+    Settle(cuda, scratch, asked, num_asked);
+  } else {
+    lock = std::make_shared<TableReading>(lookup.states(), cuda);
+  }
+  if (!lookup.empty()) lookup.Find(cuda, scratch, false);
+  std::vector<Reading> readings;
+  for (int64_t k = 0; k < num_asked; ++k) {
+    readings.push_back(asked[k].table->state()->ReadUnder(lock));
+    readings.back().fresh.keys = asked[k].keys;
+  }
+  return readings;
 }
 
 }  // namespace sok

@@ -79,7 +79,8 @@ struct DeviceTable::State {
 
   bool HasDecay() const;
   int64_t num_rows() const;  // row numbers are below
-  int64_t room() const;      // rows that have memory for all that belongs to a row
+  Reading ReadUnder(std::shared_ptr<void> lock) const;
+  int64_t room() const;  // rows that have memory for all that belongs to a row
   void MakeRoom(const Cuda& cuda, int64_t num_rows);
   // rows[i] = row of keys[i], kNoRow where it has none, kBadRow where the shard cannot hold it (and keeps the key for
   // ThrowIfBadToHost, if keep_bad). Unless null, also what a lookup gives: out for every key that has a row, or with

@@ -19,6 +19,13 @@
 #define SOK_UNROLL _Pragma("unroll")
 #endif
 
+// In front of a function that nvcc is to call, not to copy.
+#if defined(SOK_CUDA_EMULATED)
+#define SOK_OUT_OF_LINE
+#else
+#define SOK_OUT_OF_LINE __noinline__
+#endif
+
 namespace sok {
 
 // As they lie in memory.

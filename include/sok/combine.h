@@ -16,6 +16,8 @@
 #include "sok/device_rows.h"
 #include "sok/first_bad.h"
 #include "sok/float_type.h"
+#include "sok/initializer.h"
+#include "sok/partition.h"
 #include "sok/philox.h"
 #include "sok/scratch.h"
 
@@ -112,12 +114,25 @@ struct DeviceSegments {
   }
 };
 
+// What a position without a row reads, of a table's shard: the fresh row of its key, or zeros where the shard cannot hold that.
+struct FreshRows {
+  const uint64_t* keys = nullptr;  // [n], of the positions; null: all such positions read zeros
+  InitializerView initializer = {};
+  Partition partition;
+  int rank = 0;
+  uint64_t num_legal = 0;  // keys in [0, num_legal) are legal; 0: every key is
+
+  SOK_HOST_DEVICE bool Has(uint64_t key) const {
+    return (num_legal == 0 || key < num_legal) && partition.OwnerOf(key) == rank;
+  }
+};
+
 // One feature of a group. Without row_splits and with hotness 1 a plain gather.
 struct DeviceFeature {
   DeviceRows rows;
   int64_t num_rows = 0;
   int64_t dim = 0;
-  // [n]; negative: a row of zeros, counted all the same. Of a table (rows in slabs) row ids or row numbers: the upper half is
+  // [n]; negative: a row of zeros, or what `fresh` says, counted all the same. Of a table (rows in slabs) row ids or row numbers: the upper half is
   // passed over. Null, for CombineGroup: position i reads row i.
   const int64_t* index = nullptr;
   DeviceSegments segments;
@@ -125,6 +140,7 @@ struct DeviceFeature {
   Combiner combiner = Combiner::kSum;
   void* output = nullptr;     // segment s at output + s * output_stride, in elements
   int64_t output_stride = 0;  // at least dim: outputs may be columns of one matrix
+  FreshRows fresh;
 };
 
 // Combine of any number of features, of any dims and tables, in one launch. `features` is host memory and read before the

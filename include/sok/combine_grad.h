@@ -10,7 +10,7 @@
 namespace sok {
 
 // Of one feature as CombineGroup pools it (its `output` is not looked at). A position that no segment has gets zero; a negative
-// index is a row of zeros here too. Repeats bit for bit. Nothing waits.
+// index reads what it reads there. Repeats bit for bit. Nothing waits.
 // first_bad: as CombineGroup's, of this feature alone.
 // Throws InvalidArgument for a feature without weights.
 void CombineGradWeights(const Cuda& cuda, const DeviceFeature& feature,

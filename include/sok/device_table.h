@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "sok/combine.h"
 #include "sok/device.h"
 #include "sok/embedding_table.h"
 #include "sok/initializer.h"
@@ -68,11 +69,17 @@ class DeviceTable {
   struct Reading {
     DeviceRows rows;
     int64_t num_rows = 0;
+    FreshRows fresh;  // of FindGroup; else without keys
     std::shared_ptr<void> lock;
   };
   Reading Read(const Cuda& cuda);
   // Of many tables, all held at once.
   static std::vector<Reading> ReadGroup(const Cuda& cuda, const std::vector<DeviceTable*>& tables);
+
+  // LookupGroup without `insert` for CombineGroup: row ids alone (`rows` are not looked at), and of each of what is asked the
+  // Reading in which they stay what they are.
+  static std::vector<Reading> FindGroup(const Cuda& cuda, DeviceScratch* scratch, const Asked* asked,
+                                        int64_t num_asked);
 
   // Applies the rule to distinct rows. Attaches the slot set on first use. Gradients of row id -1 and of rows erased since
   // their lookup are ignored; row ids that the table never gave, and with Nonfinite::kRaise gradients that are not finite

@@ -35,14 +35,6 @@ void WidenKeys(const Cuda& cuda, const uint32_t* keys, bool is_unsigned, int64_t
 void NarrowKeys(const Cuda& cuda, const uint64_t* words, int64_t n,
                 uint32_t* keys);  // [n]
 
-// Row ids (DeviceTable) as row numbers, which CombineGroup reads rows by; -1 where there is no row.
-void RowNumbers(const Cuda& cuda, const int64_t* row_ids, int64_t n,
-                int64_t* numbers);  // [n]
-
-// 0, 1, 2, ...
-void Count(const Cuda& cuda, int64_t n,
-           int64_t* numbers);  // [n]
-
 // 32-bit numbers as 64-bit ones.
 void WidenNumbers(const Cuda& cuda, const uint32_t* numbers, int64_t n,
                   int64_t* wide);  // [n]

@@ -52,36 +52,20 @@ class GpuExchangeServeOp final : public ExchangeServeOp {
 
     std::vector<Tensor> row_ids(tables.size());
     std::vector<DeviceTable::Asked> asked_of;
-    std::vector<DeviceTable::Reading> found(tables.size());  // where the rows lie
     for (size_t t = 0; t < tables.size(); ++t) {
       const int64_t n = requests.num_keys[t];
       Check(ctx->allocate_temp(tensorflow::DT_INT64, CheckedShape({n}), &row_ids[t]));
-      DeviceTable::Asked one = {&tables[t]->device_table(), words + on_host.first_key[t], n, nullptr,
-                                static_cast<int64_t*>(row_ids[t].data())};
-      if (!insert) {
-        // Keys without a row read as their fresh one, which lies in no table.
-        one.rows = scratch.Get<float>(n * dims()[t]);
-        found[t].rows = MatrixRows(one.rows, dims()[t]);
-        found[t].num_rows = n;
-      }
-      asked_of.push_back(one);
+      asked_of.push_back({&tables[t]->device_table(), words + on_host.first_key[t], n, nullptr,
+                          static_cast<int64_t*>(row_ids[t].data())});
     }
-    DeviceTable::LookupGroup(cuda, &scratch, asked_of.data(), static_cast<int64_t>(asked_of.size()), insert);
-    if (insert) found = ReadAll(cuda, tables);
+    const std::vector<DeviceTable::Reading> found = RowsOf(cuda, &scratch, asked_of, insert);
     std::vector<int64_t> next(tables.size());  // of the keys of each table
     std::vector<DeviceFeature> features;
     for (const Asked& asked : requests.all) {
       const int64_t first = next[asked.table];
       DeviceFeature feature;
       feature.dim = feature.output_stride = dims()[asked.table];
-      feature.rows = found[asked.table].rows;
-      feature.num_rows = found[asked.table].num_rows;
-      if (insert) {
-        feature.index = asked_of[asked.table].row_ids + first;
-      } else {
-        feature.rows.matrix += first * feature.dim;
-        feature.num_rows -= first;
-      }
+      SetRows(asked_of[asked.table], found[asked.table], first, &feature);
       feature.segments.n = asked.keys;
       feature.segments.segments = asked.rows;
       if (asked.feature >= 0) {

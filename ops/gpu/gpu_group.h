@@ -21,10 +21,25 @@ inline std::vector<DeviceTable*> DeviceTablesOf(const std::vector<RefCountPtr<Ta
   return all;
 }
 
-// Every table is held as it is while the gather is put on the stream.
-inline std::vector<DeviceTable::Reading> ReadAll(const Cuda& cuda,
-                                                 const std::vector<RefCountPtr<TableResource>>& tables) {
-  return DeviceTable::ReadGroup(cuda, DeviceTablesOf(tables));
+// Rows of keys, and of each of what is asked where they lie; with `insert` keys without a row get one.
+inline std::vector<DeviceTable::Reading> RowsOf(const Cuda& cuda, DeviceScratch* scratch,
+                                                const std::vector<DeviceTable::Asked>& asked, bool insert) {
+  const auto n = static_cast<int64_t>(asked.size());
+  if (!insert) return DeviceTable::FindGroup(cuda, scratch, asked.data(), n);
+  DeviceTable::LookupGroup(cuda, scratch, asked.data(), n, true);
+  std::vector<DeviceTable*> tables;
+  for (const DeviceTable::Asked& one : asked) tables.push_back(one.table);
+  return DeviceTable::ReadGroup(cuda, tables);
+}
+
+// Has a feature read the keys from number `first` on of what was asked.
+inline void SetRows(const DeviceTable::Asked& asked, const DeviceTable::Reading& reading, int64_t first,
+                    DeviceFeature* feature) {
+  feature->rows = reading.rows;
+  feature->num_rows = reading.num_rows;
+  feature->index = asked.row_ids + first;
+  feature->fresh = reading.fresh;
+  if (feature->fresh.keys != nullptr) feature->fresh.keys += first;
 }
 
 // Rows of gradients that are summed by row id, on the device, with room for as many rows as there are addends. Tables of one

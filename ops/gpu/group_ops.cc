@@ -44,28 +44,12 @@ class GpuGroupLookupOp final : public TablesOp {
       auto* row_ids = static_cast<int64_t*>(Output(ctx, n + f, keys.shape())->data());
       DeviceTable::Asked one = {&resource.device_table(), DeviceKeyWords(cuda, keys, &scratch), feature.segments.n,
                                 nullptr, row_ids};
-      if (insert) {
-        resource.ids += one.n;
-        feature.index = row_ids;
-      } else {
-        // Keys without a row read as their fresh one, which lies in no table.
-        one.rows = scratch.Get<float>(one.n * feature.dim);
-        feature.rows = MatrixRows(one.rows, feature.dim);
-        feature.num_rows = one.n;
-      }
+      if (insert) resource.ids += one.n;
       asked.push_back(one);
       features.push_back(feature);
     }
-    DeviceTable::LookupGroup(cuda, &scratch, asked.data(), n, insert);
-    std::vector<DeviceTable::Reading> readings;
-    if (insert) {
-      readings = ReadAll(cuda, tables);
-      for (int f = 0; f < n; ++f) {
-        const DeviceTable::Reading& reading = readings[group_->TableOf(f)];
-        features[static_cast<size_t>(f)].rows = reading.rows;
-        features[static_cast<size_t>(f)].num_rows = reading.num_rows;
-      }
-    }
+    const std::vector<DeviceTable::Reading> readings = RowsOf(cuda, &scratch, asked, insert);
+    for (size_t f = 0; f < features.size(); ++f) SetRows(asked[f], readings[f], 0, &features[f]);
     CombineGroup(cuda, &scratch, features.data(), n, FloatType::kFloat32, nullptr);
   }
 

@@ -1,5 +1,6 @@
 // The gradient of a group lookup in its weights, on a GPU.
 #include "../tables_op.h"
+#include "gpu_group.h"
 #include "gpu_op.h"
 #include "segments_arg.h"
 #include "sok/combine_grad.h"
@@ -25,22 +26,18 @@ class GpuGroupLookupGradWeightsOp final : public TablesOp {
       CheckRank(keys, 1, "keys");
       DeviceFeature feature;
       feature.dim = resource.config().dim;
-      feature.num_rows = keys.NumElements();
-      feature.segments = SegmentsArg(row_splits, feature.num_rows);
-      feature.weights = WeightsOrNull(weights, feature.num_rows);
+      const int64_t num_keys = keys.NumElements();
+      feature.segments = SegmentsArg(row_splits, num_keys);
+      feature.weights = WeightsOrNull(weights, num_keys);
       feature.combiner = group_->combiners[static_cast<size_t>(f)];
       CheckShape(grad, {feature.segments.segments, feature.dim}, "grad");
       auto* out = static_cast<float*>(Output(ctx, f, weights.shape())->data());
       if (feature.weights == nullptr) continue;
       TfDeviceScratch scratch(ctx);
-      auto* rows = scratch.Get<float>(feature.num_rows * feature.dim);
-      auto* row_ids = scratch.Get<int64_t>(feature.num_rows);
-      resource.device_table().Lookup(cuda, &scratch, DeviceKeyWords(cuda, keys, &scratch), feature.num_rows,
-                                     /*insert=*/false, rows, row_ids);
-      auto* index = scratch.Get<int64_t>(feature.num_rows);
-      Count(cuda, feature.num_rows, index);
-      feature.rows = MatrixRows(rows, feature.dim);
-      feature.index = index;
+      const DeviceTable::Asked asked = {&resource.device_table(), DeviceKeyWords(cuda, keys, &scratch), num_keys,
+                                        nullptr, scratch.Get<int64_t>(num_keys)};
+      const std::vector<DeviceTable::Reading> found = RowsOf(cuda, &scratch, {asked}, /*insert=*/false);
+      SetRows(asked, found[0], 0, &feature);
       CombineGradWeights(cuda, feature, grad.flat<float>().data(), out, nullptr);
     }
   }
