@@ -106,11 +106,13 @@ def reduce_weighted(
         agreed = _check_same(is_same, variables)
     others = [place for place in range(len(pairs)) if place not in kept]
     # What is None here still takes part, as zeros: a worker that left it out would leave its peers waiting for it.
-    dense = [_dense(*pairs[place]) for place in others]
+    dense = [_where_it_is_added(_dense(*pairs[place]), variables[place]) for place in others]
     dtype = dense[0].dtype if dense else tf.float32
-    is_present = tf.constant([float(grad is not None) for grad, _ in pairs], dtype)
-    weight = [] if samples is None else [tf.reshape(tf.cast(samples, tf.float32), [1])]
     told = replicas.told([v for v in variables if _is_variable(v)])
+    with tf.device("/CPU:0"):  # where what all have said is looked at
+        is_present = tf.constant([float(grad is not None) for grad, _ in pairs], dtype)
+        weight = [] if samples is None else [tf.reshape(tf.cast(samples, tf.float32), [1])]
+        told = tf.identity(told)
     name = context.unique_collective_name("sok/dense_gradients")
     with _answered(of_tables), tf.control_dependencies([] if agreed is None else [agreed]):
         of_all = transport.grouped_all_reduce([*weight, told, is_present, *dense], name, average=op == Average)
@@ -143,6 +145,15 @@ def _answered(of_tables: Sequence[Pair]) -> contextlib.AbstractContextManager[No
     if tf.compat.v1.executing_eagerly_outside_functions():
         return ordering.after_answers()
     return tf.control_dependencies([grad.values for grad, _ in of_tables if grad is not None])
+
+
+def _where_it_is_added(grad: tf.Tensor, variable: Any) -> tf.Tensor:
+    """A gradient that is said to lie where its variable does: inside a function nobody says it of a tensor."""
+    device = getattr(variable, "device", "")
+    if not (context.get_transport().adds_on_gpu and device):
+        return grad
+    with tf.device(device):
+        return tf.identity(grad)
 
 
 def _dense(grad: Any, variable: Any) -> tf.Tensor:

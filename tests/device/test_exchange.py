@@ -10,6 +10,7 @@ from tests.multiprocess.harness import run_checks
 from tests.multiprocess.worker import checks_of
 
 from . import checks_exchange as checks
+from . import checks_sums
 from .conftest import IS_EMULATED
 
 pytestmark = pytest.mark.multiprocess
@@ -23,14 +24,15 @@ def job(tmp_path_factory):
     def get(ranks):
         if ranks not in done:
             folder = tmp_path_factory.mktemp(f"device{ranks}")
-            modules = ["tests.device.checks_exchange", *["tests.device.checks_counts"] * (ranks == 2 and IS_EMULATED)]
+            modules = ["tests.device.checks_exchange", "tests.device.checks_sums"]
+            modules += ["tests.device.checks_counts"] * (ranks == 2 and IS_EMULATED)
             done[ranks] = run_checks(modules, ranks, folder, DEADLINE)
         return done[ranks]
 
     return get
 
 
-@pytest.mark.parametrize("check", checks_of(checks))
+@pytest.mark.parametrize("check", [*checks_of(checks), *checks_of(checks_sums)])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_check_passes_on_all_ranks(job, ranks, check):
     job(ranks).values(check)

@@ -33,6 +33,11 @@ def check_addable(dtype: tf.DType, what: str, average: bool) -> None:
         raise TypeError(f"{what}: a dtype {how} must be one of {names}. Received: {dtype.name}.")
 
 
+def is_on_gpu(tensor: tf.Tensor) -> bool:
+    """Whether it is said that a tensor lies on a GPU. In a graph that is said of some alone."""
+    return "GPU" in tensor.device.rpartition("device:")[2]
+
+
 def check_has_rows(tensor: tf.Tensor, what: str) -> None:
     """`ValueError` for a scalar."""
     if tensor.shape.rank == 0:
@@ -56,6 +61,9 @@ class Transport(abc.ABC):
     rank: int
     size: int
     local_rank: int
+    adds_on_gpu = (
+        False  # whether `grouped_all_reduce` adds floats where they are said to lie on a GPU; equal on all ranks
+    )
 
     @abc.abstractmethod
     def all_to_all(self, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:

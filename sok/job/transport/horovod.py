@@ -13,7 +13,7 @@ from sok.base import _ops, log
 from sok.base.graph_ops import run_now
 from sok.job import elastic_launcher
 from sok.job.transport import links
-from sok.job.transport.base import check_has_rows, check_movable
+from sok.job.transport.base import check_has_rows, check_movable, is_on_gpu
 from sok.job.transport.many import ManyTransport
 from sok.job.transport.store import Store
 from sok.job.transport.watch import Watch
@@ -117,6 +117,7 @@ class HorovodTransport(ManyTransport):
             self.shutdown()
             raise
         self.moves_on_gpu = _has_gpu_kernel("HorovodAlltoall")
+        self.adds_on_gpu = _has_gpu_kernel("HorovodGroupedAllreduce")
 
     def _store(self) -> str:
         """'host:port' of a key-value store that all workers reach: horovodrun's, or else one that rank 0 starts now."""
@@ -208,8 +209,7 @@ class HorovodTransport(ManyTransport):
             return _CPU
         if not tensor.device and not tf.compat.v1.executing_eagerly_outside_functions():
             return ""
-        device = tensor.device or _CPU
-        return device if "GPU" in device.rpartition("device:")[2] else _CPU
+        return tensor.device if is_on_gpu(tensor) else _CPU
 
     def narrowing_pays(self) -> bool:
         # In shared memory to copy floats takes less time than to narrow and widen them.
@@ -227,7 +227,7 @@ class HorovodTransport(ManyTransport):
 
         def collective(first: tf.Tensor, turns: list[tf.Tensor]) -> list[tf.Tensor]:
             tensors = [first, *group[1:]]
-            if self.is_direct and first.dtype in _SENT:
+            if self.is_direct and first.dtype in _SENT and not is_on_gpu(first):
                 # Each rank adds up its part of all numbers, in the order of ranks, and all get all parts.
                 how = dict(rank=self.rank, average=average, in_graph=not tf.executing_eagerly())
                 return _ops.lib().sok_shared_all_reduce(tensors, turns, collective=name, **how)

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok.base import tracing
-from sok.job.transport.base import Transport, check_addable
+from sok.job.transport.base import Transport, check_addable, is_on_gpu
 from sok.job.transport.ordering import in_turn
 from sok.job.transport.watch import Watch
 
@@ -25,18 +25,26 @@ class ManyTransport(Transport):
     def grouped_all_reduce(self, tensors: Sequence[tf.Tensor], name: str, average: bool) -> list[tf.Tensor]:
         with tf.device("/CPU:0"):
             tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
-            groups: dict[tf.DType, list[int]] = {}
-            for place, tensor in enumerate(tensors):
-                check_addable(tensor.dtype, "grouped_all_reduce", average)
-                groups.setdefault(self._added_as.get(tensor.dtype, tensor.dtype), []).append(place)
-            results: list[Any] = [None] * len(tensors)
-            for dtype, places in groups.items():
+        groups: dict[tuple[tf.DType, str], list[int]] = {}
+        for place, tensor in enumerate(tensors):
+            check_addable(tensor.dtype, "grouped_all_reduce", average)
+            dtype = self._added_as.get(tensor.dtype, tensor.dtype)
+            groups.setdefault((dtype, self._added_on(tensor)), []).append(place)
+        results: list[Any] = [None] * len(tensors)
+        for (dtype, device), places in groups.items():
+            group_name = name if len({dtype for dtype, _ in groups}) == 1 else f"{name}/{dtype.name}"
+            group_name += "" if device == "/CPU:0" else "/gpu"
+            with tf.device(device):
                 group = [tf.cast(tensors[place], dtype) for place in places]
-                group_name = name if len(groups) == 1 else f"{name}/{dtype.name}"
                 for place, result in zip(places, self._reduce_group(group, group_name, average), strict=True):
                     result.set_shape(tensors[place].shape)
                     results[place] = tf.cast(result, tensors[place].dtype)
-            return results
+        return results
+
+    def _added_on(self, tensor: tf.Tensor) -> str:
+        """The device on which a tensor is added to others."""
+        is_there = self.adds_on_gpu and tensor.dtype.is_floating and is_on_gpu(tensor)
+        return tensor.device if is_there else "/CPU:0"
 
     @abc.abstractmethod
     def _reduce_group(self, group: list[tf.Tensor], name: str, average: bool) -> list[tf.Tensor]:
