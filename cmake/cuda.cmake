@@ -22,6 +22,7 @@ set(SOK_CUDA_SOURCES
   cuda/hash_table.cu
   cuda/initializer.cu
   cuda/partition.cu
+  cuda/route.cu
   cuda/row_changes.cu
   cuda/row_store.cu
   cuda/segment_sum.cu

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "sok/combine.h"
 #include "sok/device.h"
@@ -131,7 +132,33 @@ void CombineAnswersGradWeights(const Cpu& cpu, const float* answers, const Poole
 
 // ---- On a device
 
-// The same three. Whatever a PooledFeature, `grads` and `outputs` point to is device memory; the structs themselves and the
+// A route of keys that lie on a device: all by rows, whatever the tables' ways. What of it the host knows, and what is there.
+struct DeviceRoute {
+  bool is_legal = true;  // otherwise the key below is not, and there is nothing to send
+  int bad_feature = 0;
+  uint64_t bad_key = 0;
+  std::vector<int64_t> begin;  // [world * num_tables + 1]: where, among all distinct keys, those of (rank, table) begin
+  // On the device, in scratch, for WriteRouteToHost.
+  const uint64_t* keys = nullptr;   // [n] of all features, those without row_splits first, each in order
+  const uint32_t* cells = nullptr;  // [n] ascending: rank * num_tables + table of the distinct keys; then of no cell
+  const uint32_t* positions = nullptr;  // [n] where those keys lie
+  const uint32_t* leaders = nullptr;    // [n] the first position that holds the same key
+};
+
+// Finds owners and each table's distinct keys. `tables` and `features` are host memory; of features the keys and the index are
+// device memory, and of row_splits it is only looked at whether there are some. Waits for the stream. Throws InvalidArgument for
+// 2^31 - 1 keys or more.
+DeviceRoute RouteKeysToHost(const Cuda& cuda, DeviceScratch* scratch, const RouteTable* tables, int num_tables,
+                            const RouteFeature* features, int num_features, int world);
+
+// Writes the index of each feature as WriteRoute does, and gives the host the distinct keys, rank after rank and table after
+// table, each in order of first appearance. Waits for the stream.
+void WriteRouteToHost(const Cuda& cuda, DeviceScratch* scratch, const DeviceRoute& route, const RouteTable* tables,
+                      int num_tables, const RouteFeature* features, int num_features,
+                      const int64_t* places,  // [world * num_tables] host memory: where rows of (rank, table) will lie
+                      uint64_t* keys);        // [route.begin.back()] host memory
+
+// Combining, the same three. Whatever a PooledFeature, `grads` and `outputs` point to is device memory; the structs themselves and the
 // arrays of pointers are host memory, read before the call returns. Nothing waits. Rows outside of the `size` floats read
 // as zeros, and their gradients are left out. CombineAnswers has the CPU's bits. CombineAnswersGrad adds in another order
 // (SumRows on a device), the same in every run; it zeros `packed`, and the features may be any.

@@ -143,23 +143,21 @@ def send_keys(group: Group, features: Sequence[Feature], insert: tf.Tensor, ahea
     keys, row_splits, weights = map(list, zip(*(f.ids.for_ops() for f in asked), strict=True))
     # Where the tables are, so that what they answer is known to lie there when its way home is chosen.
     with _on(group.device):
-        routed = _ops.lib().sok_exchange_route(
-            group.part_handles,
-            number,
-            insert,
-            keys,
-            row_splits,
-            weights,
-            Tword=group.word_dtype,
-            combiners=[f.pooling for f in asked],
-            ways=["rows" if group.is_on_servers else table.way_home for table in group.tables for _ in table.parts],
-            counts_ids=ahead is None,
-            **attributes,
-        )
+        question = (group.part_handles, number, insert, keys, row_splits, weights)
+        how = dict(combiners=[f.pooling for f in asked], counts_ids=ahead is None, **attributes)
+        how["Tword"] = group.word_dtype
+        ways = ["rows" if group.is_on_servers else table.way_home for table in group.tables for _ in table.parts]
         is_home = [part in f.home_parts for f in features for part in f.table.parts]
-        home = ([*compress(of_all, is_home)] for of_all in (routed.index, routed.splits_home, routed.scales))
-        index, splits_home, scales = host_ids.from_host(group.device, *home)
-        places = (index, splits_home, scales, routed.asked)
+        # By sums the host says which pieces there are, so it gets such ids, wherever they lie.
+        if "sums" not in ways and host_ids.lie_on(group.device, keys):
+            routed = _ops.lib().sok_exchange_route_rows(*question, **how)
+            index, splits_home = ([*compress(of_all, is_home)] for of_all in (routed.index, row_splits))
+            (splits_home,) = host_ids.together(group.device, splits_home)
+            places = (index, splits_home, [tf.zeros([0])] * len(index), routed.asked)
+        else:
+            routed = _ops.lib().sok_exchange_route(*question, ways=ways, **how)
+            home = ([*compress(of_all, is_home)] for of_all in (routed.index, routed.splits_home, routed.scales))
+            places = (*host_ids.from_host(group.device, *home), routed.asked)
         if group.is_on_servers:  # where they wait for the second half
             return Sent(
                 group, number, insert, attributes, routed.words, routed.splits, *places, is_ahead=ahead is not None

@@ -1,4 +1,4 @@
-"""Ids in the memory of the host, on their way to tables on a GPU: together, by one copy."""
+"""Where ids lie; and those in the memory of the host on their way to tables on a GPU: together, by one copy."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from sok.lookup.feature import Csr, Feature, Group
 
 # Ops whose outputs are what somebody has handed to a graph, of which it says no device: the host's, as a rule.
 _HANDED_IN = ("Placeholder", "IteratorGetNext", "IteratorGetNextSync", "OptionalGetValue")
+# Whose output lies where their input does, if a graph says nothing.
+_PASSED_ON = ("Identity", "Reshape", "Cast", "ExpandDims", "Squeeze")
 
 
 def beside(feature: Feature) -> contextlib.AbstractContextManager[Any]:
@@ -44,6 +46,16 @@ def together(device: str, *columns: Sequence[tf.Tensor]) -> list[list[tf.Tensor]
 def from_host(device: str, *columns: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
     """As `together`, of tensors that an op placed on `device` has in the memory of the host."""
     return _moved(device, columns, lambda tensor: True)
+
+
+def lie_on(device: str, tensors: Sequence[tf.Tensor]) -> bool:
+    """Whether all tensors are known to lie on `device`, a GPU.
+
+    Example:
+        >>> lie_on("/CPU:0", [tf.constant([1, 2])])
+        False
+    """
+    return _is_gpu(device) and not _ops.is_substituted() and all(map(_is_on_gpu, tensors))
 
 
 def _moved(
@@ -87,6 +99,24 @@ def _is_on_host(value: Any) -> bool:
         iterator = _handed_to(op.graph, op.inputs[0])
         return iterator is None or not _is_gpu(iterator.device)
     return op.type in _HANDED_IN or "CPU" in (value.device or "")
+
+
+def _is_on_gpu(tensor: tf.Tensor) -> bool:
+    """Whether a tensor is known to lie on a GPU."""
+    if isinstance(tensor, tf.__internal__.EagerTensor):
+        return _is_gpu(tensor.backing_device)
+    op = getattr(tensor, "op", None)
+    if op is None:
+        return False
+    outer = _handed_to(op.graph, tensor)
+    if outer is not None:
+        return _is_on_gpu(outer)
+    if tensor.device:
+        return _is_gpu(tensor.device)
+    if op.type in _HANDED_IN:
+        iterator = _handed_to(op.graph, op.inputs[0]) if op.inputs else None
+        return iterator is not None and _is_gpu(iterator.device)
+    return op.type in _PASSED_ON and _is_on_gpu(op.inputs[0])
 
 
 def _handed_to(graph: tf.Graph, inner: tf.Tensor) -> Any | None:

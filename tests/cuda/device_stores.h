@@ -26,7 +26,10 @@ inline sok::UpdateRule Rule(const std::string& name, int64_t step, double lr = 0
 inline const sok::SerialExecutor executor;
 inline const sok::Cpu cpu{executor};
 
-inline int64_t Size(const Keys& keys) { return static_cast<int64_t>(keys.size()); }
+template <class T>
+int64_t Size(const std::vector<T>& all) {
+  return static_cast<int64_t>(all.size());
+}
 
 inline Keys Range(uint64_t n, uint64_t step = 3) {
   Keys keys;

@@ -9,7 +9,9 @@
 #include "check.h"
 #include "collector.h"
 #include "device_stores.h"
+#include "sok/combine.h"
 #include "sok/error.h"
+#include "sok/exchange.h"
 #include "sok/sum_rows.h"
 
 #if defined(SOK_CUDA_EMULATED)
@@ -77,6 +79,54 @@ struct Fixture {
     SOK_CUDA(cudaDeviceSynchronize());
   }
 
+  // A lookup of both tables that makes no rows, and pools.
+  void Pool(const Keys& keys) {
+    DeviceArray<uint64_t> words(keys);
+    DeviceArray<int64_t> ids(2 * Size(keys));
+    DeviceArray<float> outputs(2 * Size(keys) * kDim);
+    of.scratch.Reset();
+    std::vector<sok::DeviceTable::Asked> asked;
+    for (OnDevice* each : {&of, &other}) {
+      const int64_t t = Size(asked);
+      asked.push_back({&each->store.table(), words, Size(keys), nullptr, ids + t * Size(keys)});
+    }
+    {
+      const auto found = sok::DeviceTable::FindGroup(of.cuda, &of.scratch, asked.data(), Size(asked));
+      std::vector<sok::DeviceFeature> features(asked.size());
+      for (size_t t = 0; t < asked.size(); ++t) {
+        features[t].rows = found[t].rows;
+        features[t].num_rows = found[t].num_rows;
+        features[t].fresh = found[t].fresh;
+        features[t].index = asked[t].row_ids;
+        features[t].dim = features[t].output_stride = kDim;
+        features[t].segments.segments = features[t].segments.n = Size(keys);
+        features[t].output = outputs + static_cast<int64_t>(t) * Size(keys) * kDim;
+      }
+      sok::CombineGroup(of.cuda, &of.scratch, features.data(), Size(features), sok::FloatType::kFloat32, nullptr);
+    }
+    SOK_CUDA(cudaDeviceSynchronize());
+  }
+
+  // Keys of two tables to the ranks that own them.
+  void Route(const Keys& keys) {
+    DeviceArray<uint64_t> words(keys);
+    DeviceArray<int32_t> index(2 * Size(keys));
+    of.scratch.Reset();
+    std::vector<sok::RouteTable> tables(2);
+    std::vector<sok::RouteFeature> features(2);
+    for (int t = 0; t < 2; ++t) {
+      tables[static_cast<size_t>(t)].dim = kDim;
+      features[static_cast<size_t>(t)] = {t, words, true, Size(keys), index + t * Size(keys)};
+    }
+    sok::DeviceRoute route = sok::RouteKeysToHost(of.cuda, &of.scratch, tables.data(), 2, features.data(), 2, 3);
+    if (!kKernelsRun) route.begin = {0, 1, 1, 2, 3, 3, 4};
+    const std::vector<int64_t> places(6, 16);
+    Keys distinct(static_cast<size_t>(route.begin.back()));
+    sok::WriteRouteToHost(of.cuda, &of.scratch, route, tables.data(), 2, features.data(), 2, places.data(),
+                          distinct.data());
+    SOK_CUDA(cudaDeviceSynchronize());
+  }
+
   AllRows Contents() { return ReadAll(of.store).found; }
 
   OnDevice of, other;
@@ -97,6 +147,8 @@ inline std::vector<Operation> Operations() {
       {"update", [](Fixture* f) { f->Update("adagrad", {0, 3, 9}); }},
       {"first update of another optimizer", [](Fixture* f) { f->Update("adam", {0, 3}); }, true},
       {"step of a group", [](Fixture* f) { f->GroupStep({0, 3, 30, 33, 36}); }, true},
+      {"lookup that pools", [](Fixture* f) { f->Pool({0, 3, 30, 33, 36}); }},
+      {"route", [](Fixture* f) { f->Route({0, 3, 30, 33, 36, 3}); }},
       {"assign", [](Fixture* f) { Assign(&f->of.store, Range(40, 2), 3.0f); }},
       {"erase",
        [](Fixture* f) {

@@ -44,11 +44,11 @@ def so_far() -> Counts:
     return Counts(*found)
 
 
-def make_step(features: int, rank: int = 0) -> Callable[[], None]:
+def make_step(features: int, rank: int = 0, ids_on_gpu: bool = False) -> Callable[[], None]:
     """A step of hashed tables with Adagrad and known keys: lookup, gradients, update.
 
-    Ids lie on the host, as they do in a job; what the dense layers would give back lies on the device, so that no op of
-    TensorFlow's is counted.
+    Ids lie on the host, as they do in most jobs, unless it is said that a step has them on the device; what the dense
+    layers would give back lies on the device, so that no op of TensorFlow's is counted.
     """
     rng = np.random.default_rng(rank)
     with tf.device(GPU):
@@ -71,17 +71,22 @@ def make_step(features: int, rank: int = 0) -> Callable[[], None]:
     @tf.function
     def step(ids, upstream):
         with tf.device(GPU):
+            if ids_on_gpu:
+                ids = [one.with_values(tf.identity(one.values)) for one in ids]
             with tf.GradientTape() as tape:
                 outputs = sok.group_embedding_lookup_sparse(of_feature, ids, ["sum"] * features)
             grads = tape.gradient(outputs, tables, output_gradients=upstream)
             optimizer.apply_gradients(zip(grads, tables, strict=True))
 
+    if ids_on_gpu:
+        with tf.device(GPU):
+            ids = [one.with_values(tf.identity(one.values)) for one in ids]
     return lambda: step(ids, upstream)
 
 
-def of_a_step(features: int, rank: int = 0) -> Counts:
-    """What `make_step(features, rank)` asks for when all has its size."""
-    step = make_step(features, rank)
+def of_a_step(features: int, rank: int = 0, ids_on_gpu: bool = False) -> Counts:
+    """What the step of `make_step` asks for when all has its size."""
+    step = make_step(features, rank, ids_on_gpu)
     for _ in range(3):
         step()
     wait()
@@ -111,7 +116,9 @@ if __name__ == "__main__":
     sok.Init()
     if GPU.startswith("/EMULATED"):
         for features in SHAPES:
-            print(f"worker {sok.rank()} of {sok.size()}, {features} features: {of_a_step(features, sok.rank())}")
+            for where, ids_on_gpu in (("host", False), ("device", True)):
+                counted = of_a_step(features, sok.rank(), ids_on_gpu)
+                print(f"worker {sok.rank()} of {sok.size()}, {features} features, ids of the {where}: {counted}")
     else:  # for a profiler
         run = make_step(58)
         for _ in range(20):

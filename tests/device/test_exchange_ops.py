@@ -101,6 +101,60 @@ def test_a_lookup_there_and_back_is_that_of_the_cpu(data):
         tf.nest.map_structure(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5), close, other_close)
 
 
+def all_routes(size, dtypes, dims, features, hashed=True, **limits):
+    """What each rank says: by `ExchangeRoute`, by `ExchangeRouteRows`, and by that of keys on the GPU."""
+    found = []
+    for device, rows_alone in ((CPU, False), (CPU, True), (GPU, True)):
+        with tf.device(device):
+            world = world_on(device, size, dtypes, dims, hashed=hashed, ways=["rows"] * len(dims))
+            found.append([])
+            for rank, of_rank in enumerate(features):
+                routed = world.route(rank, of_rank, call=7, program=3, rows_alone=rows_alone, **limits)
+                found[-1].append([routed.words, routed.splits, routed.asked, *routed.index])
+                assert all(device.strip("/") in index.device for index in routed.index)
+    return found
+
+
+def assert_same(found):
+    for other in found[1:]:
+        tf.nest.map_structure(np.testing.assert_array_equal, found[0], other)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_keys_on_a_gpu_are_routed_as_on_the_cpu(data):
+    dtypes = data.draw(st.lists(st.sampled_from(KEY_TYPES), min_size=1, max_size=3))
+    dims = [data.draw(st.sampled_from([1, 3, 8])) for _ in dtypes]
+    plan = data.draw(
+        st.lists(
+            st.tuples(st.integers(0, len(dims) - 1), st.sampled_from(["sum", "mean", "rows"]), st.booleans()),
+            min_size=1,
+            max_size=6,
+        )
+    )
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    size = data.draw(st.integers(1, 4))
+    features = [[random_feature(rng, t, dtypes[t], c, w and c != "rows") for t, c, w in plan] for _ in range(size)]
+    # In an identity table some of these keys are illegal.
+    assert_same(all_routes(size, dtypes, dims, features, hashed=data.draw(st.booleans())))
+
+
+@pytest.mark.parametrize(
+    "feature, limits",
+    [
+        ((0, [1, 2], [0, 5], None, "sum"), {}),  # splits that make no sense
+        ((0, [1, 2, 3], [0, 3], None, "sum"), {"max_nnz": 2}),
+        ((0, [1, 2, 3], [0, 3], None, "sum"), {"max_feature_num": 2}),
+        ((0, [1, 2, 3], [0, 3], [1.0], "sum"), {}),  # weights that are too few
+        ((0, [1, 10**6], None, None, "rows"), {}),  # a key that an identity table does not have
+        ((0, [], [0, 0, 0], None, "mean"), {}),
+    ],
+)
+def test_what_is_wrong_with_keys_on_a_gpu_is_told_as_on_the_cpu(feature, limits):
+    good = (0, [0, 1], [0, 2], None, "sum")
+    assert_same(all_routes(2, [tf.int64], [4], [[good, feature]] * 2, hashed=False, **limits))
+
+
 def test_what_an_owner_says_is_raised_in_its_words(lib):
     text = "table 'x' has 10 of 10 rows."
 

@@ -177,6 +177,7 @@ def make_calls(lib: Any, folder: Path) -> None:
     world = World(2)
     features = [[(0, [1, 2, 3], None, None, "rows"), (0, [4, 5], [0, 1, 2], None, "sum")]] * 2
     world.lookup(features)
+    world.route(0, features[0], rows_alone=True)
     routed = world.route(0, features[0])
     served = world.serve_all([routed, world.route(1, features[1])], tables=(0, 0))[0]
     words = all_to_all([routed.words.numpy()] * 2, [routed.splits.numpy()] * 2)

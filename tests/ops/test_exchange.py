@@ -306,6 +306,9 @@ def test_shapes_are_inferred(lib):
         assert routed.words.shape.as_list() == [None] and routed.words.dtype == tf.int64
         assert [i.shape.as_list() for i in routed.index] == [[5], [None]]
         assert [i.shape.as_list() for i in routed.splits_home] == [[None], [4]]
+        by_rows = {name: value for name, value in how.items() if name != "ways"}
+        alone = lib.sok_exchange_route_rows(handles, 0, True, keys, splits, weights, **by_rows, **group)
+        assert alone.words.shape.as_list() == [None] and [i.shape.as_list() for i in alone.index] == [[5], [None]]
         served = lib.sok_exchange_serve(handles, p(tf.int64, [None]), p(tf.int32, [3]), 0, True, dims=[7, 2], **group)
         assert served.answers.shape.as_list() == [None] and served.answer_splits.shape == [3]
         assert served.counts.shape == [3, 6] and [i.shape.as_list() for i in served.row_ids] == [[None]] * 2
@@ -319,6 +322,8 @@ def test_shapes_are_inferred(lib):
         with pytest.raises(ValueError, match="rank 1"):
             keys = [p(tf.int32, [5, 1]), keys[1]]
             lib.sok_exchange_route(handles, 0, True, keys, splits, weights, **how, **group)
+        with pytest.raises(ValueError, match="rank 1"):
+            lib.sok_exchange_route_rows(handles, 0, True, keys, splits, weights, **by_rows, **group)
 
 
 def test_wrong_arguments_are_named(lib):

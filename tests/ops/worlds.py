@@ -44,17 +44,19 @@ class World:
         limits = {"slot_num": 1, "max_nnz": 0, "max_feature_num": 0} | (limits or {})
         return {"table_of": list(tables)} | {name: [value] * len(tables) for name, value in limits.items()}
 
-    def route(self, rank, features, insert=True, call=0, program=0, **limits):
-        return _ops.lib().sok_exchange_route(
+    def route(self, rank, features, insert=True, call=0, program=0, rows_alone=False, **limits):
+        """By `ExchangeRouteRows`, of keys where ops are placed, if `rows_alone`."""
+        op = _ops.lib().sok_exchange_route_rows if rows_alone else _ops.lib().sok_exchange_route
+        return op(
             self.handles(rank),
             call,
             insert,
-            [self.shards[rank][f[0]].keys(f[1]) for f in features],
+            [tf.identity(self.shards[rank][f[0]].keys(f[1])) for f in features],
             [NOT_GROUPED if f[2] is None else np.asarray(f[2], np.int64) for f in features],
             [NO_WEIGHTS if f[3] is None else np.asarray(f[3], np.float32) for f in features],
             Tword=word_type(*self.key_dtypes),
             combiners=[f[4] for f in features],
-            ways=self.ways,
+            **({} if rows_alone else {"ways": self.ways}),
             program=program,
             **self.attributes([f[0] for f in features], limits),
         )

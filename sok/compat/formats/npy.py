@@ -25,8 +25,8 @@ def open_array(path: str) -> FileColumn:
         except OSError:
             raise
         except Exception as error:
-            # NumPy evaluates a header as a literal of Python's, and passes on what that, the tokenizer and sorting raise:
-            # TypeError, IndexError, RecursionError and others, which no list of ours has been long enough for.
+            # NumPy evaluates a header as a literal of Python's, and passes on what that, the tokenizer and sorting
+            # raise: TypeError, IndexError, RecursionError and others, which no list of ours has been long enough for.
             raise FormatError(f"{path}: is no .npy file that can be read here: {error}.") from None
         offset = file.tell()
     # Text of no letters, say, has rows of no bytes.
